@@ -1,0 +1,37 @@
+"""CuTe DSL kernels for block-scaled 4-bit floating point, proved without the GPU they target.
+
+The public names are imported on first use, so that ``import cute_nvfp4`` costs milliseconds and
+``cute_nvfp4.formats`` needs neither the CuTe DSL nor a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+__version__ = "0.1.0"
+
+_PUBLIC = {
+    "BlockScaledTensor": "operand",
+    "Format": "formats",
+    "NVFP4": "formats",
+    "MXFP4": "formats",
+    "MXFP8": "formats",
+    "to_blocked": "scale_layout",
+    "from_blocked": "scale_layout",
+    "gemv": "ops",
+}
+
+__all__ = sorted([*_PUBLIC, "__version__"])
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'cute_nvfp4' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"cute_nvfp4.{_PUBLIC[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

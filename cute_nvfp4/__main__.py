@@ -1,0 +1,6 @@
+"""``python -m cute_nvfp4``: the same as the ``cute-nvfp4`` command."""
+
+from .cli.main import app
+
+if __name__ == "__main__":
+    app(prog_name="cute-nvfp4")

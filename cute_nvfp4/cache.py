@@ -1,0 +1,143 @@
+"""Compiled kernels on disk: one self-checking file an entry, safe against concurrent writers and killed processes.
+
+An entry is a zip archive (stored, with CRCs) written under a temporary name and moved into place, so a reader
+sees a whole entry or none. A damaged entry is reported, removed and compiled again. The folder is the user's
+cache folder, or ``CUTE_NVFP4_CACHE_DIR``; ``CUTE_NVFP4_CACHE=0`` turns the disk cache off.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import tempfile
+import time
+import warnings
+import zipfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock, Timeout
+from platformdirs import user_cache_path
+
+CACHE_DIR_VARIABLE = "CUTE_NVFP4_CACHE_DIR"
+CACHE_SWITCH_VARIABLE = "CUTE_NVFP4_CACHE"
+
+# Another process that compiles the same kernel needs a second or two; after this long we stop waiting for it
+# and compile ourselves, which is only wasted work, never a wrong result.
+LOCK_TIMEOUT_S = 60.0
+STALE_TEMPORARY_S = 3600.0
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """What compiling one kernel for one architecture gives; everything needed to inspect, simulate or launch it.
+
+    ``ptx`` and ``cubin`` are the device code. ``host_ir`` is the compiled host function (MLIR, LLVM dialect: it
+    builds descriptors, computes the grid and launches); ``entry`` is the host function's symbol in it.
+    """
+
+    name: str
+    arch: str
+    entry: str
+    ptx: str
+    cubin: bytes
+    host_ir: str
+
+
+def cache_dir() -> Path:
+    """The folder of the disk cache (it need not exist yet)."""
+    override = os.environ.get(CACHE_DIR_VARIABLE)
+    return Path(override) if override else user_cache_path("cute_nvfp4", appauthor=False)
+
+
+def enabled() -> bool:
+    """Whether the disk cache is in use."""
+    return os.environ.get(CACHE_SWITCH_VARIABLE, "1") != "0"
+
+
+def _pack(kernel: CompiledKernel) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        archive.writestr("meta.json", json.dumps({"name": kernel.name, "arch": kernel.arch, "entry": kernel.entry}))
+        archive.writestr("kernel.ptx", kernel.ptx)
+        archive.writestr("kernel.cubin", kernel.cubin)
+        archive.writestr("host.mlir", kernel.host_ir)
+    return buffer.getvalue()
+
+
+def _unpack(data: bytes) -> CompiledKernel:
+    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+        meta = json.loads(archive.read("meta.json"))
+        return CompiledKernel(
+            **meta,
+            ptx=archive.read("kernel.ptx").decode(),
+            cubin=archive.read("kernel.cubin"),
+            host_ir=archive.read("host.mlir").decode(),
+        )
+
+
+def entry_path(digest: str) -> Path:
+    return cache_dir() / f"{digest}.kernel"
+
+
+def read(digest: str) -> CompiledKernel | None:
+    """The entry ``digest``, or None where there is none (or it was damaged, which is said and mended)."""
+    path = entry_path(digest)
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        return _unpack(data)
+    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError) as error:
+        warnings.warn(f"removed a damaged cache entry, the kernel is compiled again: {path} ({error})", stacklevel=2)
+        path.unlink(missing_ok=True)
+        return None
+
+
+def write(digest: str, kernel: CompiledKernel) -> None:
+    """Stores ``kernel``; whoever comes last wins, with the same content."""
+    folder = cache_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    _remove_stale(folder)
+    handle, temporary = tempfile.mkstemp(prefix=".writing-", dir=folder)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(_pack(kernel))
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, entry_path(digest))
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _remove_stale(folder: Path) -> None:
+    """Clears what killed writers left behind."""
+    horizon = time.time() - STALE_TEMPORARY_S
+    for path in folder.glob(".writing-*"):
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_mtime < horizon:
+                path.unlink()
+
+
+@contextlib.contextmanager
+def compiling(digest: str) -> Iterator[None]:
+    """Lets one process at a time compile ``digest``; the lock falls with its process."""
+    folder = cache_dir()
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / f"{digest}.lock")
+    try:
+        lock.acquire(timeout=LOCK_TIMEOUT_S)
+    except Timeout:
+        warnings.warn(f"another process holds {lock.lock_file} for over {LOCK_TIMEOUT_S:.0f} s; compiling anyway",
+                      stacklevel=2)
+        yield
+        return
+    try:
+        yield
+    finally:
+        lock.release()

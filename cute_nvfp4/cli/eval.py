@@ -1,0 +1,89 @@
+"""``cute-nvfp4 eval``: runs a submission on a problem."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .output import STDOUT, JsonOption, shown_errors, stderr, stdout, write_json
+
+if TYPE_CHECKING:
+    from ..harness.evaluate import Evaluation
+    from ..harness.results import RunResult
+
+
+def evaluate(
+    problem: Annotated[str, typer.Argument(help="Name of the problem, such as nvfp4_gemv.", show_default=False)],
+    submission: Annotated[
+        Path | None, typer.Option(help="Python file with custom_kernel(data); the library's own kernel by default.")
+    ] = None,
+    mode: Annotated[
+        str, typer.Option(help="test (is it right), benchmark (time it), leaderboard (check every repeat), profile.")
+    ] = "test",
+    backend: Annotated[
+        str, typer.Option(help="auto (cuda where there is a GPU, else sim), cuda, sim or reference.")
+    ] = "auto",
+    arch: Annotated[
+        str | None, typer.Option(help="Architecture the simulator runs: sm_100a, sm_90a, ...", show_default="sm_100a")
+    ] = None,
+    data: Annotated[
+        str, typer.Option(help="public (the problem's kind draws) or full (every E2M1 and finite E4M3 code).")
+    ] = "public",
+    json: JsonOption = "",
+    seed: Annotated[int | None, typer.Option(help="Replaces the seed of every case.", show_default=False)] = None,
+    case: Annotated[int | None, typer.Option(help="Runs one case only, numbered from 0.", show_default=False)] = None,
+    timeout: Annotated[
+        float | None, typer.Option(help="Seconds that one call may take.", show_default="the task file's")
+    ] = None,
+    task: Annotated[
+        Path | None, typer.Option(help="Task file with other shapes, seeds or tolerances.", show_default="the problem's")
+    ] = None,
+) -> None:
+    """Runs a submission on a problem: is it right, how fast is it.
+
+    Exit codes: 0 pass, 112 a check failed, 113 bad task file, 2 anything unknown. With POPCORN_FD set, results are
+    also written there as 'key: value' lines; POPCORN_SEED is mixed into every case's seed.
+    """
+    with shown_errors():
+        from ..harness.errors import EXIT_CHECK_FAILED
+        from ..harness.evaluate import Evaluation, Options
+        from ..harness.protocol import report
+
+        evaluation = Evaluation(
+            Options(problem, mode, submission, backend, arch, data, task, seed=seed, case=case, timeout=timeout)
+        )
+        run = _run(evaluation)
+        report(run)
+    if json:
+        write_json(run.to_dict(), json)
+    if json != STDOUT:
+        from ..harness.report import print_run
+
+        print_run(run, evaluation.task, stdout())
+    if not run.passed:
+        raise typer.Exit(EXIT_CHECK_FAILED)
+
+
+def _run(evaluation: Evaluation) -> RunResult:
+    """Runs with a progress line on standard error."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    from ..harness.schema import spec
+
+    console = stderr()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as progress:
+        line = progress.add_task("starting the submission", total=len(evaluation.numbered))
+
+        def show(result, state: str) -> None:
+            if state == "start":
+                progress.update(line, description=f"case {result.index}: {spec(result.case)}")
+                return
+            progress.advance(line)
+            if not result.passed:
+                progress.console.print(f"[red]case {result.index} failed[/red]: ", end="")
+                progress.console.print(result.error, markup=False)
+
+        return evaluation.run(show)

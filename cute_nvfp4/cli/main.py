@@ -1,0 +1,26 @@
+"""The ``cute-nvfp4`` command."""
+
+from __future__ import annotations
+
+import typer
+
+from .doctor import doctor
+from .eval import evaluate
+from .inspect import inspect
+from .output import JsonCommand
+
+app = typer.Typer(
+    name="cute-nvfp4",
+    help="CuTe DSL kernels for NVFP4: run the hackathon's problems, look into the kernels, check this machine.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+app.command("eval", cls=JsonCommand)(evaluate)
+app.command("inspect", cls=JsonCommand)(inspect)
+app.command("doctor", cls=JsonCommand)(doctor)
+
+
+@app.callback()
+def _main() -> None:
+    """CuTe DSL kernels for NVFP4: run the hackathon's problems, look into the kernels, check this machine."""

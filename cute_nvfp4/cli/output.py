@@ -1,0 +1,77 @@
+"""What every command shares: ``--json [FILE]``, consoles, and how an error is shown."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from typer.core import TyperCommand
+
+from ..errors import CuteNvfp4Error
+
+STDOUT = "-"
+JsonOption = Annotated[
+    str,
+    typer.Option(
+        "--json",
+        metavar="[FILE]",
+        help="Print the result as JSON instead of tables; with FILE (a path that ends in .json), write it there as well.",
+        show_default=False,
+    ),
+]
+
+
+class JsonCommand(TyperCommand):
+    """A command whose ``--json`` may stand alone: without a ``*.json`` path after it, it means standard output."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        out: list[str] = []
+        for position, argument in enumerate(args):
+            out.append(argument)
+            if argument == "--json" and not (position + 1 < len(args) and args[position + 1].endswith(".json")):
+                out.append(STDOUT)
+        return super().parse_args(ctx, out)
+
+
+def stdout() -> Console:
+    """Where results go."""
+    return Console(highlight=False)
+
+
+def stderr() -> Console:
+    """Where progress and errors go."""
+    return Console(stderr=True, highlight=False)
+
+
+def write_json(content: dict, where: str) -> None:
+    """Writes ``content`` to standard output (``-``) or to the file ``where``."""
+    text = json.dumps(content, indent=2, default=str, allow_nan=False)
+    if where == STDOUT:
+        print(text)
+        return
+    try:
+        Path(where).write_text(text + "\n")
+    except OSError as error:
+        fail(f"cannot write {where}: {error}", 2)
+
+
+def fail(message: str, code: int) -> None:
+    """Shows an error and ends the process with ``code``."""
+    console = stderr()
+    console.print("error: ", style="bold red", end="")
+    console.print(message, markup=False, soft_wrap=True)
+    raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def shown_errors() -> Iterator[None]:
+    """Turns the library's errors into a message and an exit code (the error's own, or 2)."""
+    try:
+        yield
+    except CuteNvfp4Error as error:
+        fail(str(error), getattr(error, "exit_code", 2))

@@ -1,0 +1,37 @@
+"""Every error the library raises on purpose, and the one way it words them.
+
+A message says what was got, what was expected and, where it helps, what to do. Errors about
+arguments are also ``ValueError`` or ``TypeError``, so that callers need not know this module.
+"""
+
+from __future__ import annotations
+
+
+class CuteNvfp4Error(Exception):
+    """Base class of the errors raised by ``cute_nvfp4``."""
+
+
+class OperandError(CuteNvfp4Error, ValueError):
+    """An argument has the right type but a value, shape, stride or layout that cannot be used."""
+
+
+class OperandTypeError(CuteNvfp4Error, TypeError):
+    """An argument has the wrong Python type or the wrong dtype."""
+
+
+class TargetError(CuteNvfp4Error, RuntimeError):
+    """The architecture or backend asked for is unknown, or cannot run on this machine."""
+
+
+class CompileError(CuteNvfp4Error, RuntimeError):
+    """A kernel could not be compiled, or a compiled artefact could not be read."""
+
+
+class SimError(CuteNvfp4Error, RuntimeError):
+    """The simulator refused or stopped a kernel; subclasses name the hazard."""
+
+
+def explain(what: str, *, got: object, expected: object, hint: str = "") -> str:
+    """Words an error: ``what``, then what was got and expected, then what to do about it."""
+    tail = f" {hint}" if hint else ""
+    return f"{what}: got {got}, expected {expected}.{tail}"

@@ -1,0 +1,264 @@
+"""The modes of a run: what is called, checked and timed, and how often."""
+
+from __future__ import annotations
+
+import os
+import platform
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from .errors import HarnessError, TaskFileError
+from .problem import DATA_KINDS, MODES, DataKind, Problem, get_problem, mix_seed
+from .results import CaseResult, RunResult
+from .runner import CallFailed, Outcome, Runner, check_bandwidth, check_samples, directives, read_submission
+from .schema import Case, Task, load_task
+from .timing import ColdL2, StopRule, Timing, copy_bandwidth, geometric_mean, time_cuda
+
+SEED_VARIABLE = "POPCORN_SEED"
+_BACKENDS = ("auto", "cuda", "sim", "reference")
+_GPU_MODES = ("benchmark", "leaderboard")
+
+Progress = Callable[[CaseResult, str], None]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What to run. ``case`` picks one case; ``seed`` replaces every case's own; ``timeout`` is seconds a request."""
+
+    problem: str
+    mode: str = "test"
+    submission: Path | None = None
+    backend: str = "auto"
+    arch: str | None = None
+    data: DataKind = "public"
+    task_file: Path | None = None
+    seed: int | None = None
+    case: int | None = None
+    timeout: float | None = None
+
+
+class Evaluation:
+    """A validated run: everything a user can get wrong has been refused by the time it exists.
+
+    Raises:
+        HarnessError: unknown problem, mode, backend, data kind or case number, a bad task file or submission, or
+            ``backend='cuda'`` without a GPU; its ``exit_code`` is the process's.
+    """
+
+    def __init__(self, options: Options, cases: list[Case] | None = None) -> None:
+        _one_of("mode", options.mode, MODES)
+        _one_of("backend", options.backend, _BACKENDS)
+        _one_of("data", options.data, DATA_KINDS)
+        self.options = options
+        self.problem: Problem = get_problem(options.problem)
+        self.task: Task = load_task(options.task_file or self.problem.folder / "task.yml")
+        if self.task.name != options.problem:
+            raise TaskFileError(f"{options.task_file} is for problem {self.task.name!r}, not {options.problem!r}")
+        self.submission = options.submission or self.problem.folder / "submission.py"
+        named = directives(read_submission(self.submission)).get("leaderboard", options.problem)
+        if named != options.problem:
+            raise HarnessError(f"{self.submission} is a submission to {named!r} (its #!POPCORN line), not {options.problem!r}")
+        self.backend = _choose_backend(options.backend)
+        self.device = "cuda" if self.backend == "cuda" else "cpu"
+        self.arch = _choose_arch(self.backend, options.arch)
+        self.numbered = self._select(cases)
+        self.timeout = options.timeout or self.task.limits.timeout_seconds
+        full = options.data == "full"
+        self.tolerances = self.task.full_range_tolerances if full else self.task.tolerances
+        self._mixed = _environment_seed()
+        if self._mixed is None and options.mode == "leaderboard" and options.seed is None:
+            self._mixed = secrets.randbits(32)  # a submission must not know the data of a ranked run
+        self._clear: ColdL2 | None = None
+
+    def _select(self, cases: list[Case] | None) -> list[tuple[int, Case]]:
+        if cases is None:
+            cases = self.task.benchmarks if self.options.mode in _GPU_MODES else self.task.tests
+        for index, case in enumerate(cases):
+            try:
+                self.problem.validate(case)
+            except ValueError as error:
+                raise TaskFileError(f"case {index}: {error}") from error
+        numbered = list(enumerate(cases))
+        if self.options.case is None:
+            return numbered
+        if not 0 <= self.options.case < len(cases):
+            raise HarnessError(f"case {self.options.case} does not exist: {len(cases)} cases, numbered from 0")
+        return [numbered[self.options.case]]
+
+    def _seed(self, case: Case) -> int:
+        seed = case["seed"] if self.options.seed is None else self.options.seed
+        return seed if self._mixed is None else mix_seed(seed, self._mixed)
+
+    def run(self, progress: Progress = lambda result, state: None) -> RunResult:
+        """Runs every case; ``progress`` is told before and after each."""
+        run = RunResult(
+            problem=self.problem.name,
+            mode=self.options.mode,
+            backend=self.backend,
+            arch=self.arch,
+            device=_device_name(self.device),
+            data=self.options.data,
+            submission=str(self.submission),
+            seed=self._mixed,
+            versions=_versions(),
+        )
+        if self.device == "cuda" and self.options.mode in _GPU_MODES:
+            run.copy_bytes_s = copy_bandwidth()
+            self._clear = ColdL2()
+        with Runner(
+            self.problem,
+            self.submission,
+            [case for _, case in self.numbered],
+            backend=self.backend,
+            arch=self.arch,
+            device=self.device,
+            tolerances=self.tolerances,
+            data=self.options.data,
+            timeout=self.timeout,
+        ) as runner:
+            for index, case in self.numbered:
+                result = CaseResult(index, case, self._seed(case), useful_bytes=self.problem.useful_bytes(case))
+                run.cases.append(result)
+                progress(result, "start")
+                try:
+                    self._run_case(runner, result, run.copy_bytes_s)
+                    result.passed = not result.error
+                except CallFailed as failure:
+                    result.error, result.details = str(failure), failure.details
+                progress(result, "done")
+        means = [case.gpu.mean / 1e3 for case in run.cases if case.gpu]
+        if run.passed and len(means) == len(run.cases):
+            run.score_us = geometric_mean(means)
+        return run
+
+    def _run_case(self, runner: Runner, result: CaseResult, copy_bytes_s: float | None) -> None:
+        modes = {
+            "test": self._test,
+            "benchmark": self._benchmark,
+            "leaderboard": self._leaderboard,
+            "profile": self._profile,
+        }
+        modes[self.options.mode](runner, result)
+        if result.gpu is not None and copy_bytes_s is not None:
+            check_bandwidth(result.useful_bytes, result.gpu.mean, copy_bytes_s)
+
+    def _checked(self, runner: Runner, result: CaseResult, seed: int, *, timed: bool = False) -> Outcome:
+        outcome = runner.call(result.case, seed, timed=timed)
+        check = outcome.check
+        result.calls_checked += 1
+        result.max_abs = max(result.max_abs or 0.0, check.max_abs)
+        result.max_rel = max(result.max_rel or 0.0, check.max_rel)
+        if not check.passed:
+            where = f" (call {result.calls_checked}, fresh data)" if result.calls_checked > 1 else ""
+            raise CallFailed(check.message + where)
+        if self.device == "cpu" and result.wall_s is None:
+            result.wall_s, result.counters = outcome.wall_s, outcome.counters
+        return outcome
+
+    def _test(self, runner: Runner, result: CaseResult) -> None:
+        self._checked(runner, result, result.seed)
+        if result.case == self._smallest():
+            # new contents at the same addresses: shows results that are kept from call to call
+            self._checked(runner, result, mix_seed(result.seed, 1))
+
+    def _smallest(self) -> Case:
+        return min((case for _, case in self.numbered), key=self.problem.flops)
+
+    def _benchmark(self, runner: Runner, result: CaseResult) -> None:
+        self._checked(runner, result, result.seed)
+        runner.prepare(result.case, mix_seed(result.seed, 1))
+        samples = runner.measure(result.case, self._rule())
+        if self.device == "cuda":
+            result.gpu = Timing.of(samples)
+            self._time_peer(result)
+        else:
+            result.wall_s = min(samples) * 1e-9  # the checked call before it may have compiled
+        self._checked(runner, result, mix_seed(result.seed, 2))
+
+    def _leaderboard(self, runner: Runner, result: CaseResult) -> None:
+        rule, samples, spent = self._rule(), [], 0.0
+        self._checked(runner, result, result.seed)  # also warms up
+        while not rule.done(samples, spent):
+            outcome = self._checked(runner, result, mix_seed(result.seed, 1 + len(samples)), timed=True)
+            spent += outcome.wall_s
+            samples.append(outcome.wall_s * 1e9 if outcome.gpu_ns is None else outcome.gpu_ns)
+        if self.device == "cuda":
+            check_samples(samples, spent)
+            result.gpu = Timing.of(samples)
+            self._time_peer(result)
+
+    def _profile(self, runner: Runner, result: CaseResult) -> None:
+        answer = runner.profile(result.case, result.seed)
+        result.profile, result.counters = answer["table"], answer["counters"]
+        self._checked(runner, result, mix_seed(result.seed, 1))
+
+    def _rule(self) -> StopRule:
+        limits = self.task.limits
+        if self.device == "cpu":
+            return StopRule(limits.cpu_repeats, limits.relative_error, limits.seconds)
+        return StopRule(limits.repeats, limits.relative_error, limits.seconds)
+
+    def _time_peer(self, result: CaseResult) -> None:
+        result.peer_name, call = self.problem.peer(result.case, torch.device(self.device))
+        result.peer = Timing.of(time_cuda(call, rule=StopRule(50, 0.001, 10.0), clear=self._clear))
+
+
+def percent_of_copy(result: CaseResult, copy_bytes_s: float) -> float:
+    """Useful bytes over mean time, as a percentage of the copy's bandwidth."""
+    return 100.0 * result.useful_bytes / (result.gpu.mean * 1e-9) / copy_bytes_s
+
+
+def _one_of(what: str, got: str, known: tuple[str, ...]) -> None:
+    if got not in known:
+        raise HarnessError(f"unknown {what} {got!r}; expected one of: {', '.join(known)}")
+
+
+def _choose_backend(backend: str) -> str:
+    available = torch.cuda.is_available()
+    if backend == "cuda" and not available:
+        raise HarnessError(
+            "backend 'cuda' needs a CUDA device, and torch sees none here. Use --backend sim to run the kernel's PTX on "
+            "the CPU, or run 'cute-nvfp4 doctor' to see what is missing."
+        )
+    return ("cuda" if available else "sim") if backend == "auto" else backend
+
+
+def _choose_arch(backend: str, arch: str | None) -> str | None:
+    from ..target import ARCHITECTURES, DEFAULT_ARCH, resolve
+
+    if arch is not None:
+        _one_of("architecture", arch, tuple(ARCHITECTURES))
+    if backend == "cuda":
+        return resolve("cuda", "cuda", arch).arch.name
+    return None if backend == "reference" else arch or os.environ.get("CUTE_NVFP4_ARCH") or DEFAULT_ARCH
+
+
+def _environment_seed() -> int | None:
+    text = os.environ.get(SEED_VARIABLE)
+    if not text:
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise HarnessError(f"{SEED_VARIABLE} is {text!r}, expected an integer") from error
+
+
+def _device_name(device: str) -> str:
+    return torch.cuda.get_device_name() if device == "cuda" else f"cpu ({platform.machine()})"
+
+
+def _versions() -> dict[str, str]:
+    from .. import __version__
+
+    found = {"cute_nvfp4": __version__, "python": platform.python_version()}
+    for package in ("torch", "nvidia-cutlass-dsl"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found

@@ -1,0 +1,52 @@
+"""Notices a submission that replaces what it is judged with.
+
+Verdicts are reached in the harness's own process, which a submission cannot touch. What does run beside the
+submission (the clock, CUDA events, copies of tensors) is called through references taken before the submission is
+imported, and this snapshot tells whether anything of it was replaced meanwhile.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import ModuleType
+
+import torch
+
+_CLASSES = {
+    torch.Tensor: (
+        "clone", "contiguous", "copy_", "cpu", "cuda", "data_ptr", "equal", "fill_", "is_contiguous", "permute",
+        "stride", "sum", "to", "untyped_storage", "view", "zero_",
+    ),
+    torch.cuda.Event: ("__new__", "record", "elapsed_time", "synchronize", "query", "wait"),
+    torch.cuda.Stream: ("__new__", "synchronize", "wait_stream", "wait_event", "record_event"),
+}  # fmt: skip
+_MODULES = (time, torch, torch.cuda, torch.testing)
+
+
+def _watched_modules() -> list[ModuleType]:
+    own = [module for name, module in sorted(sys.modules.items()) if name.startswith("cute_nvfp4.harness")]
+    main = sys.modules.get("__main__")  # the worker itself runs under this name
+    return [*_MODULES, *own, *([main] if main is not None else [])]
+
+
+class Snapshot:
+    """Remembers the callables that the worker relies on; :meth:`changed` names those replaced since."""
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[object, str, object]] = []
+        for module in _watched_modules():
+            for name, value in list(vars(module).items()):
+                if callable(value):
+                    self._entries.append((module, name, value))
+        for owner, names in _CLASSES.items():
+            self._entries += [(owner, name, getattr(owner, name)) for name in names]
+        self._missing = object()
+
+    def changed(self) -> list[str]:
+        """Dotted names of what is no longer what it was."""
+        return [
+            f"{owner.__name__}.{name}"
+            for owner, name, value in self._entries
+            if getattr(owner, name, self._missing) is not value
+        ]

@@ -1,0 +1,100 @@
+"""What a problem is to the harness, and the list of known ones."""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from .errors import HarnessError
+from .schema import Case
+
+if TYPE_CHECKING:
+    import numpy as np
+    import torch
+
+DataKind = Literal["public", "full"]
+DATA_KINDS = ("public", "full")
+MODES = ("test", "benchmark", "leaderboard", "profile")
+
+_FOLDER = Path(__file__).parent / "problems"
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """One contiguous tensor of a case: its storage shape and dtype, before the problem's views are taken.
+
+    ``dtype`` is the name of a torch dtype that every device can copy; 4- and 8-bit floats are stored as ``uint8``.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    output: bool = False
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The exact result of one output and the sum of the absolute values of its products, both float64."""
+
+    value: np.ndarray
+    magnitude: np.ndarray
+
+
+class Problem(Protocol):
+    """A problem: how its data is laid out and drawn, what the exact answer is, what counts as useful work."""
+
+    name: str
+    folder: Path
+
+    def validate(self, case: Case) -> None:
+        """Raises ValueError for a case that the problem does not define."""
+
+    def buffers(self, case: Case) -> Sequence[Buffer]:
+        """The storage of a case, inputs and outputs."""
+
+    def generate(self, case: Case, seed: int, kind: DataKind) -> dict[str, torch.Tensor]:
+        """The contents of the input buffers, drawn on the CPU: the same bits whatever device runs the case."""
+
+    def views(self, tensors: Mapping[str, torch.Tensor]) -> tuple:
+        """The ``data`` tuple of the protocol: views of the buffers, no copies."""
+
+    def reference(self, case: Case, tensors: Mapping[str, torch.Tensor]) -> list[Expected]:
+        """The exact outputs (in float64), from the input buffers on any device."""
+
+    def output_shapes(self, case: Case) -> list[tuple[tuple[int, ...], str]]:
+        """Shape and dtype name of each tensor that ``custom_kernel`` must return."""
+
+    def useful_bytes(self, case: Case) -> int:
+        """Bytes that any implementation must move: every operand, scale and result once."""
+
+    def flops(self, case: Case) -> int:
+        """Floating-point operations, a multiply-add counted as two."""
+
+    def peer(self, case: Case, device: torch.device) -> tuple[str, Callable[[], object]]:
+        """A library call that does the same work in bf16, for comparison, and its name."""
+
+
+def known_problems() -> list[str]:
+    """Names of the problems that can be run."""
+    return sorted(path.parent.name for path in _FOLDER.glob("*/task.yml"))
+
+
+def get_problem(name: str) -> Problem:
+    """The problem called ``name``.
+
+    Raises:
+        HarnessError: no such problem; the known ones are listed.
+    """
+    known = known_problems()
+    if name not in known:
+        raise HarnessError(f"unknown problem {name!r}; known problems: {', '.join(known)}")
+    return importlib.import_module(f"cute_nvfp4.harness.problems.{name}").PROBLEM
+
+
+def mix_seed(seed: int, *others: int) -> int:
+    """A new seed from several, stable across runs and machines; order matters."""
+    return random.Random(",".join(str(value) for value in (seed, *others))).getrandbits(48)

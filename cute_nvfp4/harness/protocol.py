@@ -1,0 +1,54 @@
+"""The evaluator's protocol: ``key: value`` lines on the file descriptor in ``POPCORN_FD``."""
+
+from __future__ import annotations
+
+import os
+from typing import TextIO
+
+from .errors import HarnessError
+from .results import RunResult
+from .schema import spec
+
+FD_VARIABLE = "POPCORN_FD"
+
+
+def lines(run: RunResult) -> list[str]:
+    """The lines of a run. Times are in nanoseconds, and only GPU times are ever reported as benchmarks."""
+    kind = "test" if run.mode in ("test", "profile") else "benchmark"
+    out = [f"{kind}-count: {len(run.cases)}"]
+    for index, case in enumerate(run.cases):
+        key = f"{kind}.{index}"
+        out.append(f"{key}.spec: {spec(case.case)}")
+        if kind == "benchmark" and case.gpu is not None and case.passed:
+            timing = case.gpu
+            values = {"runs": timing.runs, "mean": timing.mean, "std": timing.std, "err": timing.err}
+            out += [f"{key}.{name}: {value}" for name, value in {**values, "best": timing.best, "worst": timing.worst}.items()]
+        else:
+            out.append(f"{key}.status: {'pass' if case.passed else 'fail'}")
+        if case.error:
+            out.append(f"{key}.error: {' '.join(case.error.split())}")
+    out.append(f"check: {'pass' if run.passed else 'fail'}")
+    return out
+
+
+def open_channel() -> TextIO | None:
+    """The protocol's channel, or None where ``POPCORN_FD`` is not set.
+
+    Raises:
+        HarnessError: it is set to something that is not an open, writable descriptor.
+    """
+    text = os.environ.get(FD_VARIABLE)
+    if not text:
+        return None
+    try:
+        return os.fdopen(os.dup(int(text)), "w")
+    except (ValueError, OSError) as error:
+        raise HarnessError(f"{FD_VARIABLE} is {text!r}, which is not an open file descriptor: {error}") from error
+
+
+def report(run: RunResult) -> None:
+    """Writes ``run`` to the channel, if there is one."""
+    channel = open_channel()
+    if channel is not None:
+        with channel:
+            channel.writelines(f"{line}\n" for line in lines(run))

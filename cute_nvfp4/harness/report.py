@@ -1,0 +1,142 @@
+"""Tables of a run. Measured GPU times, wall times on a CPU and published figures never share a column or a table."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from .evaluate import percent_of_copy
+from .results import CaseResult, RunResult
+from .schema import Task, spec
+
+
+def _shape(result: CaseResult, task: Task) -> str:
+    return " ".join(f"{name}={result.case[name]}" for name in task.parameters)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _verdict(result: CaseResult) -> Text:
+    return Text("pass", "green") if result.passed else Text("FAIL", "bold red")
+
+
+def _check_table(run: RunResult, task: Task) -> Table:
+    where = f"{run.backend}, {run.arch}" if run.arch else run.backend
+    table = Table(title=f"{run.problem} · {run.mode} · {where} · {run.data} data · {run.device}", title_justify="left")
+    table.add_column("#", justify="right")
+    table.add_column("shape")
+    for name in ("seed", "calls checked"):
+        table.add_column(name, justify="right")
+    table.add_column("result")
+    for name in ("max abs error", "max rel error"):
+        table.add_column(name, justify="right")
+    cpu = any(case.wall_s is not None for case in run.cases)
+    if cpu:
+        what = "call on the CPU simulator" if run.backend == "sim" else "call on the CPU"
+        table.add_column(f"{what}\n(wall time, s; not a GPU time)", justify="right")
+    for case in run.cases:
+        row = [str(case.index), _shape(case, task), str(case.seed), str(case.calls_checked), _verdict(case)]
+        row += [_number(case.max_abs), _number(case.max_rel)]
+        table.add_row(*row, *([_number(case.wall_s)] if cpu else []))
+    return table
+
+
+def _time_table(run: RunResult, task: Task) -> Table:
+    peer = next((case.peer_name for case in run.cases if case.peer_name), "peer")
+    table = Table(title=f"measured on {run.device}: GPU times, L2 cold and clean", title_justify="left")
+    table.add_column("#", justify="right")
+    table.add_column("shape")
+    for name in ("runs", "mean µs", "± err", "std", "best", "median", "worst", "useful MB", "TB/s", "% of copy"):
+        table.add_column(name, justify="right")
+    table.add_column(f"{peer} µs", justify="right")
+    table.add_column("faster by", justify="right")
+    for case in run.cases:
+        timing = case.gpu
+        if timing is None:
+            continue
+        microseconds = [timing.mean, timing.err, timing.std, timing.best, timing.median, timing.worst]
+        percent = "-" if run.copy_bytes_s is None else f"{percent_of_copy(case, run.copy_bytes_s):.1f}"
+        table.add_row(
+            str(case.index),
+            _shape(case, task),
+            str(timing.runs),
+            *(f"{value / 1e3:.2f}" for value in microseconds),
+            f"{case.useful_bytes / 1e6:.1f}",
+            f"{case.useful_bytes / timing.mean / 1e3:.2f}",
+            percent,
+            "-" if case.peer is None else f"{case.peer.mean / 1e3:.2f}",
+            "-" if case.peer is None else f"{case.peer.mean / timing.mean:.2f}x",
+        )
+    return table
+
+
+def _counter_table(run: RunResult, task: Task) -> Table | None:
+    names = sorted({name for case in run.cases for name in case.counters})
+    if not names:
+        return None
+    table = Table(title="counted by the simulator, one call", title_justify="left")
+    table.add_column("#", justify="right")
+    table.add_column("shape")
+    for name in names:
+        table.add_column(name.replace("_", " "), justify="right")
+    for case in run.cases:
+        values = (f"{case.counters[name]:,.0f}" if name in case.counters else "-" for name in names)
+        table.add_row(str(case.index), _shape(case, task), *values)
+    return table
+
+
+def _published_table(run: RunResult, task: Task) -> Table | None:
+    bound, public = task.speed_of_light, task.public_results
+    if bound is None and public is None:
+        return None
+    table = Table(title="published figures: nothing here was measured in this run", title_justify="left")
+    table.add_column("shape")
+    if bound:
+        table.add_column(f"{bound.gpu} speed of light, µs\n(computed)", justify="right")
+    if public:
+        table.add_column(f"{public.gpu} best public result, µs\n(measured by others)", justify="right")
+    for index, case in enumerate(task.benchmarks):
+        values = [figures.microseconds[index] for figures in (bound, public) if figures]
+        table.add_row(" ".join(f"{name}={case[name]}" for name in task.parameters), *(f"{value:g}" for value in values))
+    if public:
+        table.add_row("geometric mean", *([""] if bound else []), f"{public.geometric_mean:g}", style="dim")
+    return table
+
+
+def _failure(case: CaseResult) -> Panel:
+    parts = [Text(case.error, "bold")]
+    if case.details:
+        parts.append(Text("\n" + case.details))
+    return Panel(Group(*parts), title=f"case {case.index} · {spec(case.case)}", title_align="left", border_style="red")
+
+
+def print_run(run: RunResult, task: Task, console: Console) -> None:
+    """Prints the tables of ``run``, then what failed and why, then one line of summary."""
+    timed = run.mode in ("benchmark", "leaderboard")
+    console.print(_check_table(run, task))
+    if any(case.gpu for case in run.cases):
+        console.print(_time_table(run, task))
+        if run.copy_bytes_s:
+            console.print(f"device-to-device copy in this run: {run.copy_bytes_s / 1e12:.2f} TB/s (read + written)")
+    elif timed:
+        console.print(f"No GPU ran: backend {run.backend} gives no GPU times, and there is no score.", style="yellow")
+    counters = _counter_table(run, task) if run.mode != "leaderboard" else None
+    if counters:
+        console.print(counters)
+    published = _published_table(run, task) if timed else None
+    if published:
+        console.print(published)
+    for case in run.cases:
+        if case.profile:
+            console.print(Text(f"case {case.index} · {spec(case.case)}\n{case.profile}"), soft_wrap=True)
+        if case.error:
+            console.print(_failure(case))
+    passed = sum(case.passed for case in run.cases)
+    style = "bold green" if run.passed else "bold red"
+    console.print(f"{passed} of {len(run.cases)} cases passed: {run.submission}", style=style, soft_wrap=True)
+    if run.score_us is not None:
+        console.print(f"score (geometric mean of the means): {run.score_us:.2f} µs on {run.device}", style="bold")

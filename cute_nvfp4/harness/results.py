@@ -1,0 +1,64 @@
+"""What a run of the harness gives: plain data, ready for tables, JSON and the evaluator's protocol."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+
+from .schema import Case, spec
+from .timing import Timing
+
+
+@dataclass
+class CaseResult:
+    """One case. ``gpu`` holds GPU times; ``wall_s`` is the wall time of the checked call on a CPU backend.
+
+    The two never stand in for one another: on a CPU backend ``gpu`` is None, on CUDA ``wall_s`` is None.
+    """
+
+    index: int
+    case: Case
+    seed: int
+    passed: bool = False
+    error: str = ""
+    details: str = ""
+    max_abs: float | None = None
+    max_rel: float | None = None
+    calls_checked: int = 0
+    wall_s: float | None = None
+    gpu: Timing | None = None
+    peer: Timing | None = None
+    peer_name: str = ""
+    useful_bytes: int = 0
+    counters: dict[str, float] = field(default_factory=dict)
+    profile: str = ""
+
+    def to_dict(self) -> dict:
+        return asdict(self) | {"spec": spec(self.case)}
+
+
+@dataclass
+class RunResult:
+    """A run of one submission in one mode."""
+
+    problem: str
+    mode: str
+    backend: str
+    arch: str | None
+    device: str
+    data: str
+    submission: str
+    seed: int | None
+    versions: dict[str, str]
+    cases: list[CaseResult] = field(default_factory=list)
+    copy_bytes_s: float | None = None
+    score_us: float | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether every case passed (and there was one)."""
+        return bool(self.cases) and all(case.passed for case in self.cases)
+
+    def to_dict(self) -> dict:
+        """JSON-ready; times carry their unit in their name, counters come from the simulator."""
+        own = {name: value for name, value in vars(self).items() if name != "cases"}
+        return own | {"passed": self.passed, "cases": [case.to_dict() for case in self.cases]}

@@ -1,0 +1,337 @@
+"""Runs a submission in a process of its own and judges what comes back.
+
+The runner draws the data, keeps a private copy, and computes the exact answer; the submission's process sees only
+the shared arena. A crash, a hang or an exception costs one case: the next one gets a fresh process.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from .arena import Arena, Layout
+from .checker import Check, check_output
+from .errors import SubmissionError
+from .problem import DataKind, Problem
+from .schema import Case, Tolerances
+from .timing import StopRule
+
+BACKEND_VARIABLE = "CUTE_NVFP4_BACKEND"
+ARCH_VARIABLE = "CUTE_NVFP4_ARCH"
+_CAPTURE_TAIL = 4000
+_START_TIMEOUT_S = 120.0
+# A GEMV cannot read DRAM faster than a copy does; this leaves room for the noise of both measurements.
+IMPLAUSIBLE_BANDWIDTH = 1.5
+
+
+class CallFailed(Exception):
+    """A call gave no output to check; ``details`` is the submission's traceback and what it printed."""
+
+    def __init__(self, message: str, details: str = "") -> None:
+        super().__init__(message)
+        self.details = details
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One checked call: the verdict, its times and what the simulator counted."""
+
+    check: Check
+    wall_s: float
+    gpu_ns: float | None
+    counters: dict[str, float] = field(default_factory=dict)
+
+
+def read_submission(path: Path) -> str:
+    """The source of a submission, after what can be checked without running it.
+
+    Raises:
+        SubmissionError: no such file, not readable as Python source (the line is shown).
+    """
+    if not path.is_file():
+        raise SubmissionError(f"submission {path} does not exist; give the path of a Python file with custom_kernel(data)")
+    try:
+        source = path.read_text()
+        ast.parse(source, filename=str(path))
+    except SyntaxError as error:
+        line = (error.text or "").rstrip()
+        caret = " " * max((error.offset or 1) - 1, 0) + "^"
+        raise SubmissionError(f"syntax error in {path}, line {error.lineno}: {error.msg}\n  {line}\n  {caret}") from error
+    except (OSError, UnicodeDecodeError, ValueError) as error:
+        raise SubmissionError(f"submission {path} cannot be read as Python source: {error}") from error
+    return source
+
+
+def directives(source: str) -> dict[str, str]:
+    """The ``#!POPCORN name value`` lines of the first comment block."""
+    found: dict[str, str] = {}
+    for line in source.splitlines():
+        stripped = line.strip()
+        if stripped and not stripped.startswith("#"):
+            break
+        if stripped.startswith("#!POPCORN"):
+            name, _, value = stripped.removeprefix("#!POPCORN").strip().partition(" ")
+            found[name] = value.strip()
+    return found
+
+
+class Runner:
+    """A context manager around the process of one submission.
+
+    ``device`` is where its tensors live (``cpu`` or ``cuda``), ``backend`` and ``arch`` are what the process finds in
+    ``CUTE_NVFP4_BACKEND`` and ``CUTE_NVFP4_ARCH``; ``timeout`` (seconds) bounds every request.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        submission: Path,
+        cases: Sequence[Case],
+        *,
+        backend: str,
+        arch: str | None,
+        device: str,
+        tolerances: Tolerances,
+        data: DataKind = "public",
+        timeout: float = 180.0,
+    ) -> None:
+        self._problem, self._submission = problem, submission
+        self._backend, self._arch, self._device = backend, arch, device
+        self._tolerances, self._data, self._timeout = tolerances, data, timeout
+        self._arena = Arena(max(Layout.of(problem, case).nbytes for case in cases))
+        self._process: subprocess.Popen | None = None
+        self._connection = None
+        self._log = tempfile.TemporaryFile()
+
+    def __enter__(self) -> Runner:
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop()
+        self._log.close()
+        self._arena.close()
+
+    # process
+
+    def start(self) -> None:
+        """Starts the process and loads the submission.
+
+        Raises:
+            SubmissionError: it cannot be imported, or has no ``custom_kernel``.
+        """
+        ours, theirs = Pipe()
+        self._log.seek(0)
+        self._log.truncate()
+        environment = dict(os.environ)
+        environment.pop("POPCORN_FD", None)  # results are ours to write
+        environment[BACKEND_VARIABLE] = self._backend
+        environment["PYTHONUNBUFFERED"] = "1"
+        if self._arch is not None:
+            environment[ARCH_VARIABLE] = self._arch
+        root = str(Path(__file__).resolve().parents[2])
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
+        command = [sys.executable, "-m", "cute_nvfp4.harness.worker"]
+        command += [str(theirs.fileno()), str(self._arena.fd), str(self._arena.nbytes)]
+        self._process = subprocess.Popen(
+            command,
+            pass_fds=(theirs.fileno(), self._arena.fd),
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env=environment,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._connection = ours
+        try:
+            self._receive(_START_TIMEOUT_S, "starting its process")
+            self._ask(
+                {"op": "load", "problem": self._problem.name, "path": str(self._submission), "device": self._device},
+                "loading the submission",
+            )
+        except CallFailed as error:
+            details = f"\n{error.details}" if error.details else ""
+            raise SubmissionError(f"{self._submission.name}: {error}{details}") from error
+
+    def _stop(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        process, self._process = self._process, None
+        if process is None:
+            return
+        try:
+            process.wait(timeout=2.0)
+        except subprocess.TimeoutExpired:
+            _kill_group(process)
+
+    def _receive(self, timeout: float, doing: str) -> dict:
+        assert self._connection is not None and self._process is not None
+        process = self._process
+        try:
+            ready = self._connection.poll(timeout)
+            answer = json.loads(self._connection.recv_bytes()) if ready else None
+        except (EOFError, ConnectionResetError):
+            code = process.wait()
+            self._stop()
+            raise CallFailed(f"the process died while {doing} ({_exit_reason(code)})", self._captured()) from None
+        except ValueError as error:
+            self._kill()
+            raise CallFailed(f"the process sent an unreadable answer while {doing}: {error}") from error
+        if answer is None:
+            self._kill()
+            raise CallFailed(f"timed out after {timeout:g} s while {doing}", self._captured())
+        if "error" in answer:
+            raise CallFailed(answer["error"], "\n".join(filter(None, (answer.get("traceback"), self._captured()))))
+        return answer
+
+    def _ask(self, request: dict, doing: str, timeout: float | None = None) -> dict:
+        if self._process is None:
+            self.start()
+        try:
+            self._connection.send_bytes(json.dumps(request).encode())
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it died since its last answer: receiving says how
+        return self._receive(timeout or self._timeout, doing)
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            _kill_group(self._process)
+        self._stop()
+
+    def _captured(self) -> str:
+        """The end of what the process printed."""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - _CAPTURE_TAIL))
+        text = self._log.read().decode(errors="replace").strip()
+        return f"its output:\n{text}" if text else ""
+
+    # requests
+
+    def prepare(self, case: Case, seed: int) -> dict[str, torch.Tensor]:
+        """Draws inputs, writes them to the arena and fills outputs with NaN; returns the private copy."""
+        inputs = self._problem.generate(case, seed, self._data)
+        self._write(case, inputs)
+        return inputs
+
+    def _write(self, case: Case, inputs: dict[str, torch.Tensor]) -> None:
+        layout = Layout.of(self._problem, case)
+        for slot in (*layout.buffers, *layout.results):
+            tensor = self._arena.tensor(slot)
+            if slot.buffer.output:
+                tensor.fill_(float("nan"))
+            else:
+                tensor.copy_(inputs[slot.buffer.name])
+
+    def call(self, case: Case, seed: int, *, timed: bool = False) -> Outcome:
+        """One call on fresh data, checked.
+
+        Raises:
+            CallFailed: it raised, died, hung, or returned something that is not an output.
+        """
+        inputs = self.prepare(case, seed)
+        answer = self._ask({"op": "call", "case": case, "timed": timed}, "running custom_kernel")
+        layout = Layout.of(self._problem, case)
+        changed = [
+            slot.buffer.name
+            for slot in layout.buffers
+            if not slot.buffer.output and not torch.equal(self._arena.tensor(slot), inputs[slot.buffer.name])
+        ]
+        if changed:
+            raise CallFailed(f"custom_kernel changed its inputs: {', '.join(changed)}")
+        self._check_description(case, answer["outputs"])
+        on_device = {name: tensor.to(self._device) for name, tensor in inputs.items()}
+        expected = self._problem.reference(case, on_device)
+        checks = [
+            check_output(self._arena.tensor(slot).numpy(), exact, self._tolerances)
+            for slot, exact in zip(layout.results, expected)
+        ]
+        return Outcome(_worst(checks), answer["wall_ns"] * 1e-9, answer["gpu_ns"], answer["counters"])
+
+    def _check_description(self, case: Case, outputs: list[dict]) -> None:
+        expected = self._problem.output_shapes(case)
+        if len(outputs) != len(expected):
+            raise CallFailed(f"custom_kernel returned {len(outputs)} outputs, expected {len(expected)}")
+        for out, (shape, dtype) in zip(outputs, expected):
+            if out["type"] != "Tensor":
+                raise CallFailed(f"custom_kernel returned a {out['type']}, expected a torch.Tensor")
+            got = (tuple(out["shape"]), out["dtype"], out["device"])
+            if got != (shape, dtype, self._device) or not out["strided"]:
+                raise CallFailed(
+                    f"output is {got[1]} {list(got[0])} on {got[2]}, expected {dtype} {list(shape)} on {self._device}"
+                )
+            if out["aliases"]:
+                raise CallFailed(f"the output shares memory with the input {', '.join(out['aliases'])}")
+            if out["broadcast"]:
+                raise CallFailed("the output is a broadcast view; elements share memory")
+
+    def measure(self, case: Case, rule: StopRule) -> list[float]:
+        """Times (ns) of repeated unchecked calls on what the arena holds: GPU times on CUDA, else wall times."""
+        request = {"op": "measure", "case": case, "repeats": rule.repeats}
+        request |= {"relative_error": rule.relative_error, "seconds": rule.seconds}
+        begin = time.perf_counter()
+        samples = [float(sample) for sample in self._ask(request, "timing", self._timeout + rule.seconds)["samples"]]
+        elapsed = time.perf_counter() - begin
+        check_samples(samples, elapsed)
+        return samples
+
+    def profile(self, case: Case, seed: int) -> dict:
+        """One call under torch's profiler: its table, and the simulator's counters where it ran there."""
+        self.prepare(case, seed)
+        return self._ask({"op": "profile", "case": case}, "profiling custom_kernel")
+
+
+def check_samples(samples: Sequence[float], elapsed: float) -> None:
+    """Raises CallFailed for times (ns) that cannot be true of a request that took ``elapsed`` seconds."""
+    if not samples or not all(np.isfinite(sample) and sample > 0 for sample in samples):
+        raise CallFailed("the timer was tampered with: times that are not positive numbers")
+    if sum(samples) * 1e-9 > elapsed:
+        raise CallFailed(f"the timer was tampered with: {sum(samples) * 1e-9:.3g} s reported in {elapsed:.3g} s")
+
+
+def check_bandwidth(useful_bytes: int, mean_ns: float, copy_bytes_s: float) -> None:
+    """Raises CallFailed for a mean time that would need more than DRAM can give with a cold L2."""
+    reached = useful_bytes / (mean_ns * 1e-9)
+    if reached > IMPLAUSIBLE_BANDWIDTH * copy_bytes_s:
+        raise CallFailed(
+            f"implausible time: {reached / 1e12:.2f} TB/s of useful bytes, a device copy reaches {copy_bytes_s / 1e12:.2f}"
+        )
+
+
+def _worst(checks: Sequence[Check]) -> Check:
+    return Check(
+        all(check.passed for check in checks),
+        "; ".join(check.message for check in checks if check.message),
+        max(check.max_abs for check in checks),
+        max(check.max_rel for check in checks),
+    )
+
+
+def _kill_group(process: subprocess.Popen) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)  # its own session: it and what it started
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def _exit_reason(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,257 @@
+"""NVFP4 GEMV: c = alpha · (A · b), one source for Hopper and Blackwell.
+
+Bytes decide: each element of A is half a byte, read once. The arithmetic only has to stay out of the way.
+
+Who does what. A warp takes a *tile* of 16 rows and walks K in *slices* of 256. In a slice a quad of four lanes has
+two of the rows; lane q of the quad has their elements 64q … 64q+63: 32 contiguous bytes a row (one 256-bit load on
+sm_100a, two 128-bit loads on sm_90a), so that a warp's load touches whole 128-byte lines. The four blocks of 64
+elements have exactly the four scales that a row has in one scale atom. The 16 rows of a tile are r, r+32, r+64 and
+r+96 for four consecutive r: in the blocked layout their scales are 64 contiguous bytes of each atom, whole sectors,
+and a lane reads those of its two rows (r, r+32) in one 64-bit load.
+
+Why so:
+
+* A streams past L1 (``L1::no_allocate``) and leaves L2 first (``L2::evict_first``): nobody reads it again.
+* b is decoded once a block of threads, into shared memory, in the order in which lanes read it; every row of the
+  block shares it. Decoding b again for every row, from L1, would cost half as much as decoding A.
+* A lane keeps ``stages`` slices of A in flight in registers, across tiles; the first are asked for before b is
+  decoded. No barrier and no copy engine in the stream: a warp waits for nobody.
+* The products of a block are summed unscaled, where the sum is exact (:mod:`.gemv_dot`), and then scaled in fp32 by the
+  product of both scales, exact too: E4M3 · E4M3 · 2⁻⁶ has eight significant bits and lies in f16's range with its
+  subnormals. Only the fp32 sum over blocks rounds.
+* ``warps_k`` warps share the rows of a tile along K, so that short problems fill the machine; their sums meet
+  in shared memory at the end, always in the same order: results repeat bit for bit.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Float32, Int32, Int64
+from cutlass.memory import SmemAllocator
+
+from ..ptx.memory import load_global, load_global_byte_if, load_global_if, load_shared, store_shared
+from ..ptx.warp import sum_lanes
+from ..scale_layout import ATOM_ROWS, cute_layout
+from .gemv_config import SLICE_SCALE_BYTES, TILE_ROWS, TILES_PER_ATOM, GemvConfig
+from .gemv_dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS, SLICE_K, dot_engine
+from .gemv_load import SCALE_SHIFT, RowLoader, scale_products, shifted_scale, tile_row
+
+_OUT = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16, "float32": cutlass.Float32}
+
+
+class Gemv:
+    """The kernel of one :class:`GemvConfig`."""
+
+    def __init__(self, config: GemvConfig) -> None:
+        self.config = config
+        self.engine = dot_engine(config.arch, config.dot)
+
+    @cute.jit
+    def __call__(
+        self,
+        a: cute.Pointer,
+        sfa: cute.Pointer,
+        b: cute.Pointer,
+        sfb: cute.Pointer,
+        c: cute.Pointer,
+        a_global: cute.Pointer,
+        b_global: cute.Pointer,
+        alpha: Float32,
+        m: Int32,
+        k: Int32,
+        batch: Int32,
+        a_strides: tuple[Int64, Int64],
+        sfa_strides: tuple[Int64, Int64],
+        b_batch: Int64,
+        sfb_batch: Int64,
+        c_strides: tuple[Int64, Int64],
+        stream: CUstream,
+    ):
+        """Launches. Strides are (row, batch): in bytes for A, b and scales, in elements for c."""
+        cfg = self.config
+        # tiles that have rows: eight in a full atom, in the last one those that start inside the matrix
+        tiles = m // ATOM_ROWS * TILES_PER_ATOM + cutlass.min((m % ATOM_ROWS + 3) // 4, TILES_PER_ATOM)
+        blocks = cute.ceil_div(tiles, cfg.tiles_per_block)
+        pointers = (a, sfa, b, sfb, c, a_global, b_global)
+        strides = (a_strides, sfa_strides, b_batch, sfb_batch, c_strides)
+        self.kernel(pointers, alpha, m, k, tiles, strides).launch(
+            grid=(blocks, batch, 1), block=(cfg.threads, 1, 1), stream=stream, min_blocks_per_mp=cfg.min_blocks
+        )
+
+    @cute.kernel
+    def kernel(self, pointers: tuple, alpha: Float32, m: Int32, k: Int32, tiles: Int32, strides: tuple):
+        cfg = self.config
+        a, sfa, b, sfb, c, a_global, b_global = pointers
+        a_strides, sfa_strides, b_batch, sfb_batch, c_strides = strides
+        if cutlass.const_expr(cfg.k > 0):
+            k = Int32(cfg.k)
+        thread, _, _ = cute.arch.thread_idx()
+        block, batch, _ = cute.arch.block_idx()
+        warp = cute.arch.make_warp_uniform(thread // 32)
+        lane = thread % 32
+        warp_k, warp_m = warp % cfg.warps_k, warp // cfg.warps_k
+
+        smem = SmemAllocator()
+        b_bytes = cfg.capacity_slices * self.engine.slice_bytes
+        # [values of b of a chunk | zeros | f16 scales of b]
+        shared_b = smem.allocate_array(cutlass.Uint8, b_bytes, byte_alignment=128).toint()
+        shared_zero = smem.allocate_array(cutlass.Uint8, max(self.engine.zero_bytes, 16), byte_alignment=128).toint()
+        scale_bytes = cfg.capacity_slices * SLICE_SCALE_BYTES
+        shared_scale = smem.allocate_array(cutlass.Uint8, scale_bytes, byte_alignment=16).toint()
+        # (TILE_ROWS, WARPS_K, TILES)
+        sums_layout = cute.make_layout((TILE_ROWS, cfg.warps_k, cfg.tiles_per_block))
+        sums = smem.allocate_tensor(Float32, sums_layout, byte_alignment=16)
+
+        first_tile = block * cfg.tiles_per_block + warp_m * cfg.tiles
+        warp_tiles = cutlass.max(cutlass.min(tiles - first_tile, cfg.tiles), 0)
+        if lane < TILE_ROWS:
+            for t in cutlass.range_constexpr(cfg.tiles):
+                sums[lane, warp_k, warp_m * cfg.tiles + t] = Float32(0.0)
+        if thread * 16 < self.engine.zero_bytes:
+            store_shared(shared_zero + thread * 16, [cutlass.Uint32(0)] * 4)
+
+        loader = RowLoader(
+            cfg,
+            a.toint() + Int64(batch) * a_strides[1],
+            sfa.toint() + Int64(batch) * sfa_strides[1],
+            a_strides[0],
+            sfa_strides[0],
+            m,
+            k,
+        )
+        b_address = b.toint() + Int64(batch) * b_batch
+        sfb_address = sfb.toint() + Int64(batch) * sfb_batch
+        slices = cute.ceil_div(k, SLICE_K)
+        for first_slice in cutlass.range(0, slices, cfg.capacity_slices, unroll=1):
+            self.chunk(
+                loader,
+                (b_address, sfb_address, shared_b, shared_zero, shared_scale),
+                sums,
+                (thread, lane, warp_k, warp_m),
+                (first_tile, warp_tiles),
+                (first_slice, cutlass.min(slices - first_slice, cfg.capacity_slices)),
+                k,
+            )
+        cute.arch.sync_threads()
+
+        factor = alpha * Float32(SCALE_SHIFT * self.engine.factor)
+        if cutlass.const_expr(cfg.a_global):
+            factor = factor * cute.make_tensor(a_global, cute.make_layout(1))[0]
+        if cutlass.const_expr(cfg.b_global):
+            factor = factor * cute.make_tensor(b_global, cute.make_layout(1))[0]
+        # (M) of this batch
+        out = cute.make_tensor(c + Int64(batch) * c_strides[1], cute.make_layout(m, stride=c_strides[0]))
+        for i in cutlass.range_constexpr(cute.ceil_div(cfg.tiles_per_block * TILE_ROWS, cfg.threads)):
+            index = thread + i * cfg.threads
+            tile, row_of_tile = index // TILE_ROWS, index % TILE_ROWS
+            row = tile_row(block * cfg.tiles_per_block + tile, row_of_tile % 8, row_of_tile // 8)
+            if row < m and tile < cfg.tiles_per_block:
+                total = sums[row_of_tile, 0, tile]
+                for w in cutlass.range_constexpr(1, cfg.warps_k):
+                    total = total + sums[row_of_tile, w, tile]
+                out[row] = (total * factor).to(_OUT[cfg.out])
+
+    @cute.jit
+    def chunk(self, loader, b_places, sums, who, tile_range, slice_range, k: Int32):
+        """Adds the products over one chunk of K, as much of b as shared memory holds, to ``sums``."""
+        cfg = self.config
+        b_address, sfb_address, shared_b, shared_zero, shared_scale = b_places
+        thread, lane, warp_k, warp_m = who
+        first_tile, warp_tiles = tile_range
+        first_slice, chunk_slices = slice_range
+        quad_lane, lane_row = lane % QUAD, lane // QUAD
+
+        # slices of the chunk that are this warp's: warp_k, warp_k + warps_k, …; all of them for each of its tiles
+        units = (chunk_slices - warp_k + cfg.warps_k - 1) // cfg.warps_k
+        total = warp_tiles * units
+        # (WORDS, ROWS, STAGES) and (ROWS, STAGES)
+        data = cute.make_rmem_tensor((8, 2, cfg.stages), cutlass.Uint32)
+        scales = cute.make_rmem_tensor((2, cfg.stages), cutlass.Uint32)
+
+        load_tile, load_unit = first_tile, Int32(0)
+        address = loader.addresses(load_tile, lane_row, quad_lane, first_slice + warp_k)
+        for stage in cutlass.range_constexpr(cfg.stages):
+            if stage < total:
+                self.fetch(loader, address, data, scales, stage, first_slice + warp_k + load_unit * cfg.warps_k, k, lane)
+                load_unit += 1
+                if load_unit == units:
+                    load_unit = Int32(0)
+                    load_tile += 1
+                    address = loader.addresses(load_tile, lane_row, quad_lane, first_slice + warp_k)
+                else:
+                    address = loader.advance(address, cfg.warps_k)
+
+        cute.arch.sync_threads()  # the chunk before this one has been used, and zeros are written
+        self.stage_b(b_address, sfb_address, shared_b, shared_scale, thread, slice_range, k)
+        cute.arch.sync_threads()
+
+        lane_addresses = self.engine.lane_addresses(shared_b, shared_zero, lane)
+        tile, unit = Int32(0), Int32(0)
+        sum0, sum1 = Float32(0.0), Float32(0.0)
+        for first in cutlass.range(0, total, cfg.stages, unroll=1):
+            for stage in cutlass.range_constexpr(cfg.stages):
+                if first + stage < total:
+                    local_slice = warp_k + unit * cfg.warps_k
+                    scale_address = shared_scale + local_slice * SLICE_SCALE_BYTES + quad_lane * 8
+                    products = scale_products([scales[0, stage], scales[1, stage]], load_shared(scale_address, 8))
+                    rows = [[data[w, r, stage] for w in range(8)] for r in range(2)]
+                    blocks = self.engine.block_sums(rows, lane_addresses, local_slice)
+                    for i in cutlass.range_constexpr(LANE_BLOCKS):
+                        sum0 = sum0 + blocks[0][i] * products[0][i]
+                        sum1 = sum1 + blocks[1][i] * products[1][i]
+                    if first + stage + cfg.stages < total:
+                        next_slice = first_slice + warp_k + load_unit * cfg.warps_k
+                        self.fetch(loader, address, data, scales, stage, next_slice, k, lane)
+                        load_unit += 1
+                        if load_unit == units:
+                            load_unit = Int32(0)
+                            load_tile += 1
+                            address = loader.addresses(load_tile, lane_row, quad_lane, first_slice + warp_k)
+                        else:
+                            address = loader.advance(address, cfg.warps_k)
+                    unit += 1
+                    if unit == units:
+                        sum0, sum1 = sum_lanes(sum0, QUAD), sum_lanes(sum1, QUAD)
+                        if quad_lane == 0:
+                            slot = warp_m * cfg.tiles + tile
+                            sums[lane_row, warp_k, slot] = sums[lane_row, warp_k, slot] + sum0
+                            sums[lane_row + 8, warp_k, slot] = sums[lane_row + 8, warp_k, slot] + sum1
+                        sum0, sum1 = Float32(0.0), Float32(0.0)
+                        unit = Int32(0)
+                        tile += 1
+
+    @cute.jit
+    def fetch(self, loader, address, data, scales, stage: cutlass.Constexpr, slice_index: Int32, k: Int32, lane: Int32):
+        """Loads the lane's part of one slice into ``stage`` of ``data`` and ``scales``."""
+        if cutlass.const_expr(self.config.tail):
+            valid_blocks = (k - slice_index * SLICE_K) // BLOCK_K - (lane % QUAD) * LANE_BLOCKS
+            if (slice_index + 1) * SLICE_K <= k:
+                loader.load_into(address, None, data, scales, stage)
+            else:
+                loader.load_into(address, valid_blocks, data, scales, stage)
+        else:
+            loader.load_into(address, None, data, scales, stage)
+
+    @cute.jit
+    def stage_b(self, b_address, sfb_address, shared_b, shared_scale, thread, slice_range, k: Int32):
+        """Decodes a chunk of b and of its scales into shared memory, a block of 16 a thread at a time."""
+        first_slice, chunk_slices = slice_range
+        cfg = self.config
+        for block in cutlass.range(thread, chunk_slices * SLICE_BLOCKS, cfg.threads, unroll=4):
+            column = first_slice * SLICE_BLOCKS + block
+            if cutlass.const_expr(cfg.b_scale == "blocked"):
+                scale_offset = cute.crd2idx((0, column, 0), cute_layout(ATOM_ROWS, k // BLOCK_K))
+            else:
+                scale_offset = column
+            if cutlass.const_expr(cfg.tail):
+                exists = Int32(column * BLOCK_K < k)
+                words = load_global_if(exists, b_address + Int64(column) * 8, 8, l1="evict_last")
+                scale = load_global_byte_if(exists, sfb_address + Int64(scale_offset))
+            else:
+                words = load_global(b_address + Int64(column) * 8, 8, l1="evict_last")
+                scale = load_global_byte_if(Int32(1), sfb_address + Int64(scale_offset))
+            self.engine.stage_block(shared_b, block, words)
+            pointer = cute.make_ptr(cutlass.Uint16, shared_scale, cute.AddressSpace.smem, assumed_align=2)
+            cute.make_tensor(pointer, cute.make_layout(cfg.capacity // BLOCK_K))[block] = shifted_scale(scale)

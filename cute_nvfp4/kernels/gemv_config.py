@@ -1,0 +1,65 @@
+"""The variants of the GEMV kernel, and the shape of its tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..scale_layout import ATOM_ROWS
+from ..target import Architecture
+from .gemv_dot import QUAD, SLICE_BLOCKS, SLICE_K
+
+TILE_ROWS = 16
+TILES_PER_ATOM = ATOM_ROWS // TILE_ROWS
+LANE_K = SLICE_K // QUAD
+LANE_BYTES = LANE_K // 2
+# f16 scales of b of one slice
+SLICE_SCALE_BYTES = 2 * SLICE_BLOCKS
+
+# (rows of the warp's quads (4, 2), row of the lane (2), tile of the atom (8), atom) → row of the matrix:
+# the two rows of a lane are r and r + 32, whose scales are neighbours in the atom
+ROWS_SHAPE = ((4, 2), 2, TILES_PER_ATOM)
+ROWS_STRIDE = ((1, 64), 32, 4)
+
+
+@dataclass(frozen=True)
+class GemvConfig:
+    """One variant of the kernel: everything the compiled code depends on.
+
+    warps_m: warps side by side along M; warps_k: warps that share a tile along K; tiles: tiles a warp takes in turn;
+    stages: slices of A in flight in a lane's registers; k: K if compiled in, else 0; capacity: elements of b held in
+    shared memory at a time, a multiple of 256; vector_bytes: widest load of A that its alignment allows (8, 16, 32);
+    tail: whether K may not be a multiple of 256; a_scale, b_scale: "blocked" or "rowmajor"; scale_word: whether
+    row-major scales of A can be read four at a time; a_global, b_global: whether there is a global scale; out: dtype;
+    min_blocks: blocks of threads to fit on a multiprocessor (0: the compiler's choice); dot: the engine, "" for the
+    architecture's own.
+    """
+
+    arch: Architecture
+    warps_m: int = 2
+    warps_k: int = 4
+    tiles: int = 1
+    stages: int = 2
+    k: int = 0
+    capacity: int = 16384
+    vector_bytes: int = 16
+    tail: bool = False
+    a_scale: str = "blocked"
+    b_scale: str = "blocked"
+    scale_word: bool = True
+    a_global: bool = False
+    b_global: bool = False
+    out: str = "float16"
+    min_blocks: int = 0
+    dot: str = ""
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_k
+
+    @property
+    def tiles_per_block(self) -> int:
+        return self.warps_m * self.tiles
+
+    @property
+    def capacity_slices(self) -> int:
+        return self.capacity // SLICE_K

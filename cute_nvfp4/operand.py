@@ -1,0 +1,314 @@
+"""The operand of every kernel: block-scaled data with its scales, checked once, when it is built.
+
+Checks read only what torch keeps on the host (dtype, device, shape, strides, address), so that building an operand
+neither copies nor waits for the device, and costs a few microseconds. Values are therefore not checked: a NaN scale
+is legal, and makes its whole block NaN, zeros included; so does a scale of the wrong magnitude, quietly.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+
+from cute_nvfp4.errors import OperandError, OperandTypeError, explain
+from cute_nvfp4.formats import NVFP4, Format
+from cute_nvfp4.scale_layout import blocked_bytes, blocked_shape, blocked_stride, blocked_view, from_blocked, is_blocked
+
+__all__ = ["BlockScaledTensor", "check_pair"]
+
+# Kernels read four scales of a row at once, and sixteen bytes of an atom through TMA.
+_BLOCKED_ALIGNMENT = 16
+# The widest load there is on any architecture is 32 bytes; TMA wants its tensors at 16.
+_MAX_DATA_ALIGNMENT = 16
+_DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class BlockScaledTensor:
+    """A matrix, or a batch of matrices, of block-scaled elements: value = element · scale · global scale.
+
+    data: ``uint8`` or the format's dtype (``float4_e2m1fn_x2``: two elements a byte, the low nibble has the even k),
+        (MN, K/2) or (L, MN, K/2); for the 8-bit formats K instead of K/2. K is contiguous; the strides of MN and L
+        are free (0 repeats a matrix). The address and the strides are multiples of ``data_alignment`` bytes:
+        a block of data, but at most 16.
+    scale: ``uint8`` or the format's dtype (``float8_e4m3fn``; ``float8_e8m0fnu`` for MX), one for each block of K,
+        * row-major: (MN, K/block) or (L, MN, K/block), as many dimensions as data, columns contiguous; or
+        * blocked: the (32, 4, rest_m, 4, rest_k, L) view of memory ordered (L, rest_m, rest_k, 32, 4, 4) that
+          ``scale_layout.to_blocked`` returns, or the same bytes in one dimension; 16-byte aligned.
+        E4M3 scales are decoded with their sign, and NaN scales (0x7F, 0xFF; 0xFF of UE8M0) propagate.
+    global_scale: None, or one float32 number on the same device that multiplies every value (NVFP4 only).
+
+    Errors are ``OperandTypeError`` (a ``TypeError``: wrong Python type or dtype) and ``OperandError`` (a
+    ``ValueError``: all the rest), and say what was got and what was expected.
+    """
+
+    data: torch.Tensor
+    scale: torch.Tensor
+    global_scale: torch.Tensor | None = None
+    format: Format = NVFP4
+    rows: int = field(init=False)
+    k: int = field(init=False)
+    batch: int = field(init=False)
+    scale_layout: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        rows, k, batch = _check_data(self.data, self.format)
+        layout = _check_scale(self.scale, self.data, self.format, rows, k, batch)
+        if self.global_scale is not None:
+            _check_global_scale(self.global_scale, self.data, self.format)
+        for name, value in (("rows", rows), ("k", k), ("batch", batch), ("scale_layout", layout)):
+            object.__setattr__(self, name, value)
+
+    @classmethod
+    def from_problem(
+        cls,
+        data: torch.Tensor,
+        scale: torch.Tensor,
+        global_scale: torch.Tensor | None = None,
+        format: Format = NVFP4,
+    ) -> BlockScaledTensor:
+        """An operand from tensors with the batch last, without a copy.
+
+        data: (MN, K/2, L); scale: row-major (MN, K/block, L), or blocked as in the constructor.
+        """
+        for name, tensor, ndims in (("data", data, (3,)), ("scale", scale, (3, 6, 1))):
+            if not isinstance(tensor, torch.Tensor):
+                raise OperandTypeError(explain(name, got=type(tensor).__name__, expected="torch.Tensor"))
+            if tensor.ndim not in ndims:
+                expected = "(MN, K, L)" if ndims == (3,) else "(MN, K/block, L), or blocked (six dimensions or one)"
+                raise OperandError(explain(f"{name} with the batch last", got=_shape(tensor), expected=expected))
+        if scale.ndim == 3:
+            scale = scale.permute(2, 0, 1)
+        return cls(data.permute(2, 0, 1), scale, global_scale, format)
+
+    @property
+    def device(self) -> torch.device:
+        """Where data and scales are."""
+        return self.data.device
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether data has a batch dimension (``batch`` is 1 without one)."""
+        return self.data.ndim == 3
+
+    @property
+    def data_alignment(self) -> int:
+        """Largest power of two, up to 128 bytes, that divides the address of every row."""
+        bits = self.data.data_ptr() | 128
+        for size, stride in zip(self.data.shape[:-1], self.data.stride()):
+            bits |= stride if size > 1 else 0
+        return bits & -bits
+
+    def rowmajor_scale(self) -> torch.Tensor:
+        """Scales as (L, MN, K/block), whatever their layout: a view if they are row-major, else a copy."""
+        if self.scale_layout == "blocked":
+            scale = self.scale if self.scale.ndim == 6 else self.blocked_scale()
+            return from_blocked(scale, self.rows, self.format.scale_columns(self.k))
+        return self.scale if self.is_batched else self.scale.unsqueeze(0)
+
+    def blocked_scale(self) -> torch.Tensor:
+        """The (32, 4, rest_m, 4, rest_k, L) view of blocked scales; never a copy, so an error if they are row-major."""
+        if self.scale_layout != "blocked":
+            raise OperandError(
+                explain(
+                    "scale layout", got=self.scale_layout, expected="blocked", hint="scale_layout.to_blocked converts."
+                )
+            )
+        if self.scale.ndim == 6:
+            return self.scale
+        return blocked_view(self.scale, self.rows, self.format.scale_columns(self.k), self.batch)
+
+    def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Values, (MN, K) or (L, MN, K) as data has it; a copy.
+
+        Element · scale is computed in float32, where it is exact, except that MX values beyond 3.4e38 are inf; and
+        then multiplied by the global scale, which rounds once. In float64 nothing rounds and nothing overflows.
+        float16 and bfloat16 round the float32 result once more (NVFP4 without a global scale is exact in both).
+        """
+        if dtype not in _DTYPES:
+            raise OperandTypeError(
+                explain("dtype to dequantize to", got=dtype, expected=" or ".join(map(str, _DTYPES)))
+            )
+        data = self.data if self.is_batched else self.data.unsqueeze(0)
+        values = self._decode(data, self.rowmajor_scale(), torch.float64 if dtype is torch.float64 else torch.float32)
+        values = values.to(dtype)
+        return values if self.is_batched else values[0]
+
+    def _decode(self, data: torch.Tensor, rowmajor_scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Values in float32 or float64 of any rows of data, (…, K/2), with their scales, (…, K/block)."""
+        values = self.format.decode_data(data, dtype)
+        blocks = values.unflatten(-1, (-1, self.format.block))
+        blocks *= self.format.decode_scale(rowmajor_scale, dtype).unsqueeze(-1)
+        if self.global_scale is not None:
+            values *= self.global_scale.reshape(()).to(dtype)
+        return values
+
+    def __repr__(self) -> str:
+        """Shapes and dtypes, never values: printing must not wait for the device."""
+        return (
+            f"BlockScaledTensor({self.format.name}, rows={self.rows}, k={self.k}, batch={self.batch}, "
+            f"{self.data.dtype}, {self.scale_layout} {self.scale.dtype}, global_scale={self.global_scale is not None}, "
+            f"{self.device})"
+        )
+
+
+def check_pair(a: BlockScaledTensor, b: BlockScaledTensor) -> None:
+    """Raises unless ``a`` (L, M, K) and ``b`` (L, N, K) can be multiplied: same K, batch and device."""
+    for name, operand in (("a", a), ("b", b)):
+        if not isinstance(operand, BlockScaledTensor):
+            raise OperandTypeError(explain(name, got=type(operand).__name__, expected="BlockScaledTensor"))
+    if a.k != b.k:
+        raise OperandError(explain("K of a and b", got=f"{a.k} and {b.k}", expected="the same"))
+    if a.batch != b.batch:
+        raise OperandError(explain("batch of a and b", got=f"{a.batch} and {b.batch}", expected="the same"))
+    if a.device != b.device:
+        raise OperandError(explain("device of a and b", got=f"{a.device} and {b.device}", expected="the same"))
+
+
+def _shape(tensor: torch.Tensor) -> str:
+    return f"shape {tuple(tensor.shape)}"
+
+
+def _check_data(data: torch.Tensor, fmt: Format) -> tuple[int, int, int]:
+    """Rows, K and batch of valid data."""
+    if not isinstance(fmt, Format):
+        raise OperandTypeError(explain("format", got=type(fmt).__name__, expected="cute_nvfp4.formats.Format"))
+    if not isinstance(data, torch.Tensor):
+        raise OperandTypeError(explain("data", got=type(data).__name__, expected="torch.Tensor"))
+    if data.dtype is not torch.uint8 and data.dtype is not fmt.data_dtype:
+        raise OperandTypeError(
+            explain(f"data of {fmt.name}", got=data.dtype, expected=f"{fmt.data_dtype} or torch.uint8 of the same bits")
+        )
+    shape, stride = data.shape, data.stride()
+    if len(shape) == 3:
+        batch, rows, columns = shape
+    elif len(shape) == 2:
+        (rows, columns), batch = shape, 1
+    else:
+        raise OperandError(explain("data", got=_shape(data), expected="(MN, bytes of K) or (L, MN, bytes of K)"))
+    if rows == 0 or columns == 0 or batch == 0:
+        raise OperandError(explain("data", got=f"{_shape(data)}", expected="no empty dimension"))
+    k = columns * fmt.elements_per_byte
+    if k % fmt.block:
+        raise OperandError(
+            explain(
+                f"K of {fmt.name}",
+                got=f"{k} ({_shape(data)}, {fmt.elements_per_byte} elements a byte)",
+                expected=f"a multiple of {fmt.block}, the elements that share a scale",
+                hint="Pad K with zeros.",
+            )
+        )
+    if stride[-1] != 1:
+        raise OperandError(
+            explain(
+                "stride of data along K",
+                got=f"{stride[-1]} ({_shape(data)}, strides {stride})",
+                expected="1",
+                hint="from_problem takes tensors with the batch last; .contiguous() copies.",
+            )
+        )
+    alignment = min(fmt.block_bytes, _MAX_DATA_ALIGNMENT)
+    bits = data.data_ptr()
+    for size, step in zip(shape[:-1], stride):
+        if size > 1:
+            bits |= step
+    if bits % alignment:
+        raise OperandError(
+            explain(
+                "alignment of data",
+                got=f"address {data.data_ptr():#x}, strides {stride}",
+                expected=f"multiples of {alignment} bytes",
+                hint=".clone() aligns.",
+            )
+        )
+    return rows, k, batch
+
+
+def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, rows: int, k: int, batch: int) -> str:
+    """The layout of valid scales: "blocked" or "rowmajor"."""
+    if not isinstance(scale, torch.Tensor):
+        raise OperandTypeError(explain("scale", got=type(scale).__name__, expected="torch.Tensor"))
+    if scale.dtype is not torch.uint8 and scale.dtype is not fmt.scale_dtype:
+        raise OperandTypeError(
+            explain(
+                f"scale of {fmt.name}", got=scale.dtype, expected=f"{fmt.scale_dtype} or torch.uint8 of the same bits"
+            )
+        )
+    if scale.device != data.device:
+        raise OperandError(explain("device of scale", got=scale.device, expected=f"{data.device}, where the data is"))
+    columns = k // fmt.block
+    ndim = scale.ndim
+    if ndim == 6:
+        if not is_blocked(scale, rows, columns, batch):
+            raise OperandError(_explain_blocked(scale, rows, columns, batch))
+    elif ndim == 1:
+        size = blocked_bytes(rows, columns, batch)
+        if scale.shape[0] != size or scale.stride(0) != 1:
+            raise OperandError(
+                explain(
+                    f"blocked scales in one dimension for {rows} rows, K {k}, batch {batch}",
+                    got=f"{_shape(scale)}, stride {scale.stride(0)}",
+                    expected=f"shape ({size},), stride 1",
+                    hint="Rows are padded to 128 and columns to 4.",
+                )
+            )
+    else:
+        _check_rowmajor(scale, data, rows, columns)
+        return "rowmajor"
+    if scale.data_ptr() % _BLOCKED_ALIGNMENT:
+        raise OperandError(
+            explain(
+                "alignment of blocked scales",
+                got=f"address {scale.data_ptr():#x}",
+                expected=f"a multiple of {_BLOCKED_ALIGNMENT} bytes",
+            )
+        )
+    return "blocked"
+
+
+def _explain_blocked(scale: torch.Tensor, rows: int, columns: int, batch: int) -> str:
+    shape, stride = blocked_shape(rows, columns, batch), blocked_stride(rows, columns, batch)
+    return explain(
+        f"blocked scales of {rows} rows, {columns} columns, batch {batch}",
+        got=f"{_shape(scale)}, strides {scale.stride()}",
+        expected=f"shape {shape}, strides {stride}",
+        hint="That is a (32, 4, rest_m, 4, rest_k, L) view of memory ordered (L, rest_m, rest_k, 32, 4, 4).",
+    )
+
+
+def _check_rowmajor(scale: torch.Tensor, data: torch.Tensor, rows: int, columns: int) -> None:
+    expected = (*data.shape[:-2], rows, columns)
+    if scale.shape != expected:
+        blocked = blocked_shape(rows, columns, data.shape[0] if data.ndim == 3 else 1)
+        raise OperandError(
+            explain(
+                f"scale for data of {_shape(data)}",
+                got=_shape(scale),
+                expected=f"{expected} (row-major), or {blocked} (blocked; its bytes in one dimension will do)",
+            )
+        )
+    if columns > 1 and scale.stride(-1) != 1:
+        raise OperandError(
+            explain(
+                "stride of row-major scales along K",
+                got=f"{scale.stride(-1)} ({_shape(scale)}, strides {scale.stride()})",
+                expected="1",
+                hint=".contiguous() copies.",
+            )
+        )
+
+
+def _check_global_scale(value: torch.Tensor, data: torch.Tensor, fmt: Format) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise OperandTypeError(
+            explain("global scale", got=type(value).__name__, expected="None or a float32 tensor of one element")
+        )
+    if not fmt.has_global_scale:
+        raise OperandError(explain(f"global scale of {fmt.name}", got="a tensor", expected="None"))
+    if value.dtype is not torch.float32:
+        raise OperandTypeError(explain("global scale", got=value.dtype, expected="torch.float32"))
+    if value.numel() != 1:
+        raise OperandError(explain("global scale", got=_shape(value), expected="one element"))
+    if value.device != data.device:
+        raise OperandError(explain("device of global scale", got=value.device, expected=f"{data.device}"))

@@ -1,0 +1,106 @@
+"""Packed decodes of E2M1 and E4M3. All are exact.
+
+f16x2 values travel as ``Uint32``: the low half is the element with the lower index.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass import Float32, Uint16, Uint32
+from cutlass.cutlass_dsl import dsl_user_op
+
+from ..target import Architecture
+from ._asm import asm
+
+# Magnitudes of E2M1, doubled so that they are integers: 0, 1, 2, 3 | 4, 6, 8, 12, one a byte, code 0 lowest.
+_DOUBLED_LOW, _DOUBLED_HIGH = 0x03020100, 0x0C080604
+
+
+def _decode_fp4_instruction() -> str:
+    """PTX 8.6, sm_100a: ``cvt.rn.f16x2.e2m1x2`` for each byte (the low nibble goes to the low half)."""
+    unpack = "{ .reg .b8 x0, x1, x2, x3; mov.b32 {x0, x1, x2, x3}, $4; "
+    return unpack + "".join(f"cvt.rn.f16x2.e2m1x2 ${i}, x{i}; " for i in range(4)) + "}"
+
+
+def _decode_integer(shift_left: int) -> str:
+    """Two nibbles, 16 bits apart, moved to the tops of two halves: sign to bit 15, exponent and mantissa to 11..9.
+
+    As binary16 that is the value times 2⁻¹⁴, subnormal 0.5 included; the product with 2¹⁴ is exact.
+    """
+    text = f"shl.b32 s, $4, {shift_left}; shr.u32 m, s, 3; and.b32 m, m, 0x0E000E00; "
+    # lop3 0xEA: (s & 0x80008000) | m
+    return text + "lop3.b32 m, s, 0x80008000, m, 0xEA; mul.rn.f16x2 {out}, m, k; "
+
+
+def _decode_fp4_integer() -> str:
+    """sm_90a has no FP4 conversion: nibbles (i, i+4) are decoded in pairs, then put in order with ``prmt``."""
+    text = "{ .reg .b32 s, m, k, p0, p1, p2, p3; mov.b32 k, 0x74007400; "
+    text += "".join(_decode_integer(12 - 4 * i).replace("{out}", f"p{i}") for i in range(4))
+    # p0 = (e0, e4), p1 = (e1, e5), …: low halves make pairs 0 and 1, high halves pairs 2 and 3
+    text += "prmt.b32 $0, p0, p1, 0x5410; prmt.b32 $1, p2, p3, 0x5410; "
+    return text + "prmt.b32 $2, p0, p1, 0x7632; prmt.b32 $3, p2, p3, 0x7632; }"
+
+
+@dsl_user_op
+def e2m1x8_to_f16x2(word: Uint32, arch: Architecture, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+    """Decodes eight E2M1 elements (a 32-bit word, element 0 in the low nibble) to four f16x2 in element order.
+
+    sm_100a (PTX 8.6): ``cvt.rn.f16x2.e2m1x2``, one instruction for two elements. sm_90a (PTX 4.3): shifts,
+    ``lop3``, an exact ``mul.rn.f16x2`` and ``prmt``, since NVVM and ptxas refuse FP4 conversions there.
+    """
+    text = _decode_fp4_instruction() if arch.has_fp4_convert else _decode_fp4_integer()
+    return asm(text, [Uint32] * 4, [Uint32(word)], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def e2m1x8_to_s8x4_signs_apart(word: Uint32, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+    """Decodes eight E2M1 elements to doubled magnitudes in bytes, positive and negative elements apart.
+
+    Returns (p0, p1, n0, n1): byte i of p0 (elements 0–3) and p1 (4–7) is 2·max(x, 0), of n0 and n1 2·max(−x, 0),
+    so x = (p − n) / 2. Any sm (PTX 2.0): ``prmt`` looks four magnitudes up with the nibbles as selectors; a
+    selector whose top bit is set yields the sign of the byte looked up instead, which is 0 for every magnitude,
+    so the sign bit of the element itself blanks the elements of the other sign. Seven instructions, no mask.
+    """
+    text = "{ .reg .b32 h, n, m; shr.u32 h, $4, 16; xor.b32 n, $4, 0x88888888; shr.u32 m, n, 16; "
+    for i, selector in enumerate(("$4", "h", "n", "m")):
+        text += f"prmt.b32 ${i}, $5, $6, {selector}; "
+    operands = [Uint32(word), Uint32(_DOUBLED_LOW), Uint32(_DOUBLED_HIGH)]
+    return asm(text + "}", [Uint32] * 4, operands, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def e2m1x8_to_s8x4(word: Uint32, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+    """Decodes eight E2M1 elements to doubled signed bytes: two words of four, in element order. Any sm (PTX 2.0).
+
+    As :func:`e2m1x8_to_s8x4_signs_apart`, then merged: a table of negated magnitudes is looked up for the negative
+    elements, and where the element is positive the byte (0xFF or 0) is masked by the element's sign, which ``prmt``
+    replicates over a byte (selectors 9, 8 | 13, 12 of the word shifted by four and the word itself).
+    """
+    text = "{ .reg .b32 h, n, m, l, s, t; "
+    text += "shr.u32 h, $2, 16; xor.b32 n, $2, 0x88888888; shr.u32 m, n, 16; shl.b32 l, $2, 4; "
+    for i, (positive, negative, signs) in enumerate((("$2", "n", "0xD9C8"), ("h", "m", "0xFBEA"))):
+        text += f"prmt.b32 s, l, $2, {signs}; prmt.b32 t, $5, $6, {negative}; and.b32 t, t, s; "
+        text += f"prmt.b32 s, $3, $4, {positive}; or.b32 ${i}, s, t; "
+    tables = [_DOUBLED_LOW, _DOUBLED_HIGH, 0xFDFEFF00, 0xF4F8FAFC]
+    return asm(text + "}", [Uint32] * 2, [Uint32(word), *map(Uint32, tables)], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def e4m3x2_to_f16x2(pair: Uint16, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """Decodes two E4M3 elements. PTX 7.8, sm_89 or later: ``cvt.rn.f16x2.e4m3x2``; NaN (0x7F, 0xFF) gives NaN."""
+    return asm("cvt.rn.f16x2.e4m3x2 $0, $1;", [Uint32], [Uint16(pair)], loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def e4m3x4_to_f16x2(word: Uint32, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+    """Decodes four E4M3 elements (a 32-bit word) to two f16x2 in order. PTX 7.8, sm_89 or later."""
+    text = "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.rn.f16x2.e4m3x2 $0, l; cvt.rn.f16x2.e4m3x2 $1, h; }"
+    return asm(text, [Uint32] * 2, [Uint32(word)], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def f16x2_to_f32(pair: Uint32, *, loc: Any = None, ip: Any = None) -> list[Float32]:
+    """Both halves of an f16x2 in fp32 (exact). PTX 1.0, sm_53 or later for f16 registers."""
+    text = "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }"
+    return asm(text, [Float32] * 2, [Uint32(pair)], loc=loc, ip=ip)

@@ -1,0 +1,92 @@
+"""Wide global loads with L1 and L2 policies. Addresses are 64-bit generic/global addresses in bytes.
+
+The policies are performance hints (PTX ISA, "Cache Eviction Priority Hints"); the values loaded do not change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cutlass import Int32, Int64, Uint32
+from cutlass.cutlass_dsl import dsl_user_op
+
+from ._asm import asm, refs
+
+# L2 policies are a suffix of the instruction only for 256-bit loads (PTX 8.8, sm_100 or later). Narrower loads
+# take them as an operand; this is what ``createpolicy.fractional.L2::evict_first.b64 p, 1.0`` returns.
+_EVICT_FIRST_POLICY = 0x12F0000000000000
+
+_L1 = {"": "", "no_allocate": ".L1::no_allocate", "evict_last": ".L1::evict_last", "evict_first": ".L1::evict_first"}
+_SUFFIX = {4: ".b32", 8: ".v2.b32", 16: ".v4.b32", 32: ".v8.b32"}
+
+
+def _instruction(num_bytes: int, l1: str, l2: str, first_operand: int) -> str:
+    """The ``ld`` of ``num_bytes`` from the address in operand ``first_operand``, with its policies."""
+    if num_bytes not in _SUFFIX:
+        raise ValueError(f"bytes of a load: got {num_bytes}, expected one of {list(_SUFFIX)}")
+    if l2 not in ("", "evict_first"):
+        raise ValueError(f"L2 policy: got {l2!r}, expected '' or 'evict_first'")
+    words = num_bytes // 4
+    target = refs(0, words) if words > 1 else "$0"
+    if num_bytes == 32:
+        level2 = f".L2::{l2}" if l2 else ""
+        return f"ld.global{_L1[l1]}{level2}{_SUFFIX[num_bytes]} {target}, [${first_operand}];"
+    if l2:
+        policy = f"0x{_EVICT_FIRST_POLICY:X}"
+        head = f"{{ .reg .b64 policy; mov.b64 policy, {policy}; ld.global{_L1[l1]}.L2::cache_hint"
+        return f"{head}{_SUFFIX[num_bytes]} {target}, [${first_operand}], policy; }}"
+    return f"ld.global{_L1[l1]}{_SUFFIX[num_bytes]} {target}, [${first_operand}];"
+
+
+@dsl_user_op
+def load_global(address: Int64, num_bytes: int, *, l1: str = "", l2: str = "", loc: Any = None,
+                ip: Any = None) -> list[Uint32]:
+    """Loads 4, 8, 16 or 32 bytes, aligned to their number, as 32-bit words.
+
+    PTX 7.4, sm_80 for ``l1`` (``no_allocate``, ``evict_last``, ``evict_first``) and for ``l2="evict_first"`` as a
+    cache hint; 32 bytes are ``ld.global.v8.b32``: PTX 8.8, sm_100 or later. ``volatile`` so that it stays where
+    the kernel put it: ahead of the arithmetic that hides its latency.
+    """
+    text = _instruction(num_bytes, l1, l2, num_bytes // 4)
+    return asm(text, [Uint32] * (num_bytes // 4), [Int64(address)], volatile=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def load_global_if(predicate: Any, address: Int64, num_bytes: int, *, l1: str = "", l2: str = "", loc: Any = None,
+                   ip: Any = None) -> list[Uint32]:
+    """As :func:`load_global` where ``predicate`` (an Int32, not a Boolean) is not zero; zeros elsewhere.
+
+    Nothing is read where the predicate is false, so the address may be anything there.
+    """
+    words = num_bytes // 4
+    zeros = " ".join(f"mov.b32 ${i}, 0;" for i in range(words))
+    body = _instruction(num_bytes, l1, l2, words).lstrip("{ ").removesuffix("}")
+    declaration, separator, load = body.rpartition("ld.global")
+    text = f"{{ .reg .pred p; {declaration} setp.ne.b32 p, ${words + 1}, 0; {zeros} @p {separator}{load} }}"
+    operands = [Int64(address), Int32(predicate)]
+    return asm(text, [Uint32] * words, operands, volatile=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def load_shared(address: Int32, num_bytes: int, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+    """Loads 4, 8 or 16 bytes of shared memory, aligned to their number, as 32-bit words (PTX 1.0)."""
+    words = num_bytes // 4
+    target = refs(0, words) if words > 1 else "$0"
+    text = f"ld.shared{_SUFFIX[num_bytes]} {target}, [${words}];"
+    return asm(text, [Uint32] * words, [Int32(address)], volatile=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def store_shared(address: Int32, words: Sequence[Any], *, loc: Any = None, ip: Any = None) -> None:
+    """Stores one, two or four 32-bit words to shared memory, aligned to their bytes (PTX 1.0)."""
+    source = refs(1, len(words)) if len(words) > 1 else "$1"
+    text = f"st.shared{_SUFFIX[4 * len(words)]} [$0], {source};"
+    asm(text, [], [Int32(address), *map(Uint32, words)], volatile=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def load_global_byte_if(predicate: Any, address: Int64, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """Loads one byte, zero-extended, where ``predicate`` (an Int32) is not zero; zero elsewhere (PTX 1.0)."""
+    text = "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global.u8 $0, [$1]; }"
+    return asm(text, [Uint32], [Int64(address), Int32(predicate)], volatile=True, loc=loc, ip=ip)[0]

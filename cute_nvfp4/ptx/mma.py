@@ -1,0 +1,24 @@
+"""Integer tensor-core products of one warp."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cutlass import Int32
+from cutlass.cutlass_dsl import dsl_user_op
+
+from ._asm import asm, refs
+
+
+@dsl_user_op
+def mma_m16n8k32_s8(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], *, loc: Any = None,
+                    ip: Any = None) -> list[Int32]:
+    """D = A·B + C, A 16×32 and B 32×8 of s8, C and D 16×8 of s32; exact. PTX 7.0, sm_80 or later.
+
+    ``mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32``. Lane t holds, with g = t // 4 and q = t % 4:
+    a = A[g, 4q…4q+3], A[g+8, 4q…], A[g, 16+4q…], A[g+8, 16+4q…]; b = B[4q…4q+3, g], B[16+4q…, g];
+    c, d = [g, 2q], [g, 2q+1], [g+8, 2q], [g+8, 2q+1].
+    """
+    text = f"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {refs(0, 4)}, {refs(4, 4)}, {refs(8, 2)}, {refs(10, 4)};"
+    return asm(text, [Int32] * 4, [*a, *b, *c], loc=loc, ip=ip)

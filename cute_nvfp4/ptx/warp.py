@@ -1,0 +1,24 @@
+"""Reductions over the lanes of a warp."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Float32
+from cutlass.cutlass_dsl import dsl_user_op
+
+
+@dsl_user_op
+def sum_lanes(value: Float32, width: int, *, loc: Any = None, ip: Any = None) -> Float32:
+    """The sum over each aligned group of ``width`` (a power of two, at most 32) lanes, in every lane of the group.
+
+    ``shfl.sync.bfly.b32`` (PTX 6.0) with distances 1, 2, …, width / 2: a fixed order, the same in every lane.
+    """
+    if width not in (1, 2, 4, 8, 16, 32):
+        raise ValueError(f"lanes of a reduction: got {width}, expected a power of two up to 32")
+    distance = 1
+    while distance < width:
+        value = value + cute.arch.shuffle_sync_bfly(value, offset=distance, loc=loc, ip=ip)
+        distance *= 2
+    return value

@@ -1,0 +1,98 @@
+"""Exact oracles in plain torch, on any device: decode, multiply, sum in float64, round once.
+
+Every product of two NVFP4 values is exact in float64. A sum of K of them is exact too while the products span less
+than 53 bits, and otherwise has a relative error near 1e-16 of the sum of magnitudes: far below the last bit of any
+output dtype. Operands are decoded a slab at a time, so that a reference costs little memory beside its result.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cute_nvfp4.errors import OperandTypeError, explain
+from cute_nvfp4.operand import BlockScaledTensor, check_pair
+
+__all__ = ["gemm_reference", "gemv_reference"]
+
+# Elements of an operand decoded at once: 32 MiB of float64.
+_SLAB_ELEMENTS = 1 << 22
+_OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def gemv_reference(
+    a: BlockScaledTensor,
+    b: BlockScaledTensor,
+    *,
+    alpha: float | torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.float16,
+    accumulate: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """``alpha`` · A · b of a (L, M, K) and row 0 of b (L, N ≥ 1, K): (L, M), or (M,) if a has no batch.
+
+    ``accumulate`` is float64, or float32 (products and sums in float32, in torch's order). The result is rounded
+    once to ``out_dtype``. NaN and infinity propagate.
+    """
+    return _product(a, b, 1, alpha, out_dtype, accumulate)[..., 0]
+
+
+def gemm_reference(
+    a: BlockScaledTensor,
+    b: BlockScaledTensor,
+    *,
+    alpha: float | torch.Tensor | None = None,
+    out_dtype: torch.dtype = torch.float16,
+    accumulate: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """``alpha`` · A · Bᵀ of a (L, M, K) and b (L, N, K): (L, M, N), or (M, N) if a has no batch.
+
+    As ``gemv_reference`` otherwise.
+    """
+    return _product(a, b, None, alpha, out_dtype, accumulate)
+
+
+def _product(
+    a: BlockScaledTensor,
+    b: BlockScaledTensor,
+    columns: int | None,
+    alpha: float | torch.Tensor | None,
+    out_dtype: torch.dtype,
+    accumulate: torch.dtype,
+) -> torch.Tensor:
+    """The first ``columns`` columns of alpha · A · Bᵀ; None for all of them."""
+    check_pair(a, b)
+    columns = b.rows if columns is None else columns
+    if accumulate not in (torch.float32, torch.float64):
+        raise OperandTypeError(explain("accumulate", got=accumulate, expected="torch.float64 or torch.float32"))
+    if out_dtype not in _OUT_DTYPES:
+        raise OperandTypeError(explain("out_dtype", got=out_dtype, expected=" or ".join(map(str, _OUT_DTYPES))))
+    a_scale, b_scale = a.rowmajor_scale(), b.rowmajor_scale()
+    a_data, b_data = (x.data if x.is_batched else x.data.unsqueeze(0) for x in (a, b))
+    out = torch.empty((a.batch, a.rows, columns), dtype=out_dtype, device=a.device)
+    slab = max(1, _SLAB_ELEMENTS // a.k)
+    for index in range(a.batch):
+        for n in range(0, columns, slab):
+            n_rows = slice(n, min(n + slab, columns))
+            right = b._decode(b_data[index, n_rows], b_scale[index, n_rows], accumulate).t()
+            for m in range(0, a.rows, slab):
+                m_rows = slice(m, m + slab)
+                left = a._decode(a_data[index, m_rows], a_scale[index, m_rows], accumulate)
+                total = left @ right
+                if alpha is not None:
+                    total = total * alpha
+                out[index, m_rows, n_rows] = _round_once(total, out_dtype)
+    return out if a.is_batched else out[0]
+
+
+def _round_once(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``x`` in ``dtype``, rounded to nearest even once.
+
+    torch narrows float64 to 16 bits by way of float32, which rounds twice. Rounding to odd on the way makes that
+    harmless (Boldo and Melquiond, "When double rounding is odd", 2005).
+    """
+    if x.dtype is not torch.float64 or dtype not in (torch.float16, torch.bfloat16):
+        return x.to(dtype)
+    nearest = x.to(torch.float32)
+    inexact = (nearest.to(torch.float64) != x) & ~torch.isnan(x)
+    bits = nearest.view(torch.int32)
+    toward_zero = bits - (nearest.to(torch.float64).abs() > x.abs()).to(torch.int32)
+    return torch.where(inexact, toward_zero | 1, bits).view(torch.float32).to(dtype)

@@ -1,0 +1,237 @@
+"""Loads and stores: from addresses of a group of warps to gathers and scatters on host memory.
+
+Every access is checked for bounds and alignment. Lanes are served in the order (warp, lane), so that of several stores to one address
+the last lane's stays: the ISA leaves this open, a simulator must not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_nvfp4.sim.errors import Misaligned, OutOfBounds, ReadOnlyWrite
+from cute_nvfp4.sim.layout import SHARED_BASE, WINDOW_SHIFT, WINDOWS
+from cute_nvfp4.sim.model import Instruction
+from cute_nvfp4.sim.regions import Region
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.wave import Group
+
+_WINDOW_NAMES = {v: k for k, v in WINDOWS.items()}
+_LOW = (1 << WINDOW_SHIFT) - 1
+
+
+@dataclass(frozen=True)
+class Access:
+    """What is fixed about a memory instruction: ``count`` elements of ``unit`` bytes in ``space``; ``kind`` is "load", "store" or
+    "atomic"; ``policy`` has the cache qualifiers as written."""
+
+    instruction: Instruction
+    space: str
+    unit: int
+    count: int
+    kind: str
+    policy: tuple[str, ...] = ()
+
+    @property
+    def total(self) -> int:
+        return self.unit * self.count
+
+
+def split_generic(g: Group, a: Access, mask, addr: np.ndarray, off: int):
+    """Yields (space, mask, address, offset) for each window that a generic access touches."""
+    window = addr >> np.uint64(WINDOW_SHIFT)
+    found = np.unique(window if mask is None else np.broadcast_to(window, (g.n, 32))[mask])
+    for w in found.tolist():
+        space = "global" if w == 0 else _WINDOW_NAMES.get(w)
+        if space is None:
+            raise OutOfBounds(f"{a.instruction.where()}: generic address {int(addr.flat[0]):#x} is in no window")
+        if len(found) == 1:
+            part = mask
+        else:
+            part = np.broadcast_to(window == np.uint64(w), (g.n, 32)) & g.lanes()
+            part = part if mask is None else part & mask
+        yield space, part, addr & np.uint64(_LOW), off
+
+
+def locate(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
+    """(host addresses, mask of the same shape or None, the one region they lie in or None when there are several)."""
+    if space == "shared":
+        host = g.shared_rows() + (addr.astype(np.int64) + off)
+    elif space == "local":
+        host = g.local_rows() + (addr.astype(np.int64) + off)
+    else:
+        host = addr.view(np.int64) if addr.dtype.itemsize == 8 else addr.astype(np.int64)
+        host = host + off if off else host
+    mask = reduce_mask(mask, host.shape)
+    flat = host if mask is None else host[mask]
+    total = a.total
+    if total > 1 and int(np.bitwise_or.reduce(flat, axis=None)) & (total - 1):
+        _misaligned(g, a, space, host, mask)
+    if space == "shared":
+        _window_bounds(g, a, addr, off, mask, g.wave.shared_bytes, SHARED_BASE, "shared memory")
+        return host, mask, g.wave.shared
+    if space == "local":
+        _window_bounds(g, a, addr, off, mask, g.wave.local_bytes, 0, "local memory")
+        return host, mask, g.wave.local
+    low, high = int(flat.min()), int(flat.max())
+    region = g.wave.run.memory.find(low)
+    if region is not None and high + total <= region.end:
+        if a.kind != "load" and not region.writable:
+            _read_only(g, a, region, host, mask)
+        return host, mask, region
+    return host, mask, None
+
+
+def reduce_mask(mask, shape: tuple[int, ...]):
+    """The (n, 32) mask seen by values of a smaller shape: a value is needed when any of its lanes is."""
+    if mask is None or mask.shape == shape:
+        return mask
+    if mask.size == 1 or len(shape) == 2 and shape == (1, 1):
+        return None
+    out = mask
+    for axis in (0, 1):
+        if shape[axis] == 1 and out.shape[axis] > 1:
+            out = out.any(axis=axis, keepdims=True)
+    out = np.broadcast_to(out, shape)
+    return None if out.all() else out
+
+
+def load(g: Group, a: Access, mask, addr: np.ndarray, off: int) -> Any:
+    """Gathers; returns one array of unsigned integers, or a tuple of ``count`` of them."""
+    if a.space != "generic":
+        return _load(g, a, a.space, mask, addr, off)
+    parts = list(split_generic(g, a, mask, addr, off))
+    if len(parts) == 1:
+        space, mask, addr, off = parts[0]
+        return _load(g, a, space, mask, addr, off)
+    total = None
+    for space, part, at, o in parts:
+        values = _load(g, a, space, part, at, o)
+        values = values if isinstance(values, tuple) else (values,)
+        fresh = tuple(np.where(part, v, 0).astype(v.dtype) for v in values)
+        total = fresh if total is None else tuple(t | f for t, f in zip(total, fresh))
+    return total if a.count > 1 else total[0]
+
+
+def _load(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int) -> Any:
+    if space == "param":
+        return g.wave.run.read_param(a, int(addr.flat[0]) + off)
+    host, m, region = locate(g, a, space, mask, addr, off)
+    run = g.wave.run
+    if run.counting:
+        run.counters.memory(g, a, space, host, mask)
+    flat = host if m is None else host[m]
+    if region is not None:
+        rows = _gather(region, a, flat)
+    else:
+        rows = _gather_many(g, a, host, m, flat)
+    if m is not None:
+        full = np.zeros(host.shape + rows.shape[1:], rows.dtype)
+        full[m] = rows
+        rows = full
+    if a.count == 1:
+        return rows
+    return tuple(np.ascontiguousarray(rows[..., j]) for j in range(a.count))
+
+
+def _gather(region: Region, a: Access, flat: np.ndarray) -> np.ndarray:
+    first, rows = region.rows(a.unit, a.total)
+    return rows.take((flat - first) >> (a.total.bit_length() - 1), axis=0)
+
+
+def _gather_many(g: Group, a: Access, host, m, flat: np.ndarray) -> np.ndarray:
+    shape = flat.shape if a.count == 1 else (*flat.shape, a.count)
+    out = np.empty(shape, f"u{a.unit}")
+    for region, at in _by_region(g, a, host, m, flat):
+        out[at] = _gather(region, a, flat[at])
+    return out
+
+
+def _by_region(g: Group, a: Access, host, m, flat: np.ndarray):
+    """Yields (region, lanes that fall into it); raises for the first lane that falls into none."""
+    memory = g.wave.run.memory
+    starts = np.array([r.base for r in memory.regions], np.int64)
+    ends = np.array([r.end for r in memory.regions], np.int64)
+    index = np.searchsorted(starts, flat, side="right") - 1
+    bad = (index < 0) | (flat + a.total > (ends[index] if len(ends) else np.int64(0)))
+    if bad.any():
+        _out_of_bounds(g, a, host, m, bad, memory)
+    for k in np.unique(index).tolist():
+        region = memory.regions[k]
+        if a.kind != "load" and not region.writable:
+            _read_only(g, a, region, host, m)
+        yield region, index == k
+
+
+def store(g: Group, a: Access, mask, addr: np.ndarray, off: int, values: tuple[np.ndarray, ...]) -> None:
+    """Scatters ``count`` arrays; of two lanes at one address the later in (warp, lane) order wins."""
+    parts = [(a.space, mask, addr, off)] if a.space != "generic" else split_generic(g, a, mask, addr, off)
+    for space, part, at, o in parts:
+        host, m, region = locate(g, a, space, part, at, o)
+        run = g.wave.run
+        if run.counting:
+            run.counters.memory(g, a, space, host, part)
+        shape = np.broadcast_shapes(host.shape, *(v.shape for v in values))
+        m = reduce_mask(part, shape)
+        flat = np.broadcast_to(host, shape)
+        flat = flat.ravel() if m is None else flat[m]
+        columns = [np.broadcast_to(v, shape) for v in values]
+        columns = [c.ravel() if m is None else c[m] for c in columns]
+        data = columns[0] if a.count == 1 else np.stack(columns, axis=-1)
+        if region is not None:
+            first, rows = region.rows(a.unit, a.total)
+            rows[(flat - first) >> (a.total.bit_length() - 1)] = data
+            continue
+        for where, chosen in _by_region(g, a, np.broadcast_to(host, shape), m, flat):
+            first, rows = where.rows(a.unit, a.total)
+            rows[(flat[chosen] - first) >> (a.total.bit_length() - 1)] = data[chosen]
+
+
+def _first(g: Group, host: np.ndarray, mask, bad_flat: np.ndarray) -> tuple[int, int, int]:
+    """(warp in the wave, lane, address) of the first offending lane; ``bad_flat`` is over the lanes in ``mask``."""
+    full = np.zeros(host.shape, bool)
+    if mask is None:
+        full[...] = bad_flat.reshape(host.shape)
+    else:
+        full[mask] = bad_flat
+    full = np.broadcast_to(full, (g.n, 32)) & g.lanes()
+    row, lane = np.argwhere(full)[0]
+    return int(g.warps[row]), int(lane), int(np.broadcast_to(host, (g.n, 32))[row, lane])
+
+
+def _say(g: Group, a: Access, warp: int, lane: int, what: str) -> str:
+    return f"{a.instruction.where()}: {what}; {a.kind} of {a.total} bytes by {g.wave.thread(warp, lane)} in {g.wave.run.launch.kernel}"
+
+
+def _misaligned(g: Group, a: Access, space: str, host, mask) -> None:
+    flat = host if mask is None else host[mask]
+    warp, lane, address = _first(g, host, mask, (flat & (a.total - 1)) != 0)
+    place = g.wave.run.memory.describe(address) if space == "global" else f"a {space} address"
+    raise Misaligned(_say(g, a, warp, lane, f"address is not a multiple of {a.total}: {place}"))
+
+
+def _read_only(g: Group, a: Access, region: Region, host, mask) -> None:
+    flat = host if mask is None else host[mask]
+    warp, lane, address = _first(g, host, mask, (flat >= region.base) & (flat < region.end))
+    raise ReadOnlyWrite(_say(g, a, warp, lane, f"tensor {region.name!r} is read-only: {g.wave.run.memory.describe(address)}"))
+
+
+def _out_of_bounds(g: Group, a: Access, host, mask, bad, memory) -> None:
+    warp, lane, address = _first(g, host, mask, bad)
+    raise OutOfBounds(_say(g, a, warp, lane, memory.describe(address)))
+
+
+def _window_bounds(g: Group, a: Access, addr, off: int, mask, size: int, base: int, what: str) -> None:
+    seen = addr if mask is None or mask.shape != addr.shape else addr[mask]
+    low, high = int(seen.min()) + off, int(seen.max()) + off
+    if low >= base and high + a.total <= base + size:
+        return
+    at = np.broadcast_to(addr.astype(np.int64) + off - base, (g.n, 32))
+    full = g.lanes() if mask is None else g.lanes() & np.broadcast_to(mask, (g.n, 32))
+    bad = ((at < 0) | (at + a.total > size)) & full
+    row, lane = np.argwhere(bad)[0]
+    text = f"byte {int(at[row, lane])} of {what}, which has {size} bytes"
+    raise OutOfBounds(_say(g, a, int(g.warps[row]), int(lane), text))

@@ -1,0 +1,132 @@
+"""The opcode table: what each instruction reads and writes, and the pure function that says what it means.
+
+A builder is registered for each base opcode. It consumes the modifiers one by one, so that a modifier nobody asked for is an
+error, and returns an ``Op`` whose operand types must match the operands of the instruction exactly in number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from cute_nvfp4.sim.errors import UnsupportedInstruction
+from cute_nvfp4.sim.model import TYPE_BITS, Instruction, Kernel
+
+#: numpy type in which a function of the table sees a value of a PTX type; packed and 8-bit float types are raw bits
+VIEW = {
+    **{f"{k}{n}": np.dtype(f"u{n // 8}") for k in "bu" for n in (8, 16, 32, 64)},
+    **{f"s{n}": np.dtype(f"i{n // 8}") for n in (8, 16, 32, 64)},
+    **{"f16": np.dtype("f2"), "f32": np.dtype("f4"), "f64": np.dtype("f8"), "pred": np.dtype(bool)},
+    **{"bf16": np.dtype("u2"), "f16x2": np.dtype("u4"), "bf16x2": np.dtype("u4"), "tf32": np.dtype("u4")},
+    **{"f32x2": np.dtype("u8"), "e2m1x2": np.dtype("u1"), "e4m3x2": np.dtype("u2"), "e5m2x2": np.dtype("u2")},
+    "ue8m0x2": np.dtype("u2"),
+}
+#: numpy type in which a register of a given width is stored
+STORE = {1: np.dtype(bool), 8: np.dtype("u1"), 16: np.dtype("u2"), 32: np.dtype("u4"), 64: np.dtype("u8")}
+
+
+@dataclass(frozen=True)
+class Op:
+    """The meaning of one instruction.
+
+    ``dst`` and ``src`` give a type for each operand: a PTX type, a tuple of types for ``{...}``, ``("pair", d, p)`` for ``d|p``,
+    ``"addr"`` for ``[...]`` (passed as base array and byte offset), or ``"static"`` (not passed: the builder has read it).
+    ``fn`` gets arrays of the view types and returns one array, or a tuple when it has several results.
+    With ``context`` it gets the group and the mask of active lanes first, and may touch memory or look across lanes.
+    ``relaxed``: registers may be wider than the type (ld, st, cvt; PTX ISA, "Operand Size Exceeding Instruction-Type Size").
+    ``converge``: index of the source operand with the member mask, or -1 for every live lane of the warp.
+    ``control``: how the instruction ends its block: "", "branch", "exit", "barrier", "table" or "trap".
+    """
+
+    fn: Callable[..., Any] | None
+    dst: tuple = ()
+    src: tuple = ()
+    klass: str = "integer"
+    context: bool = False
+    relaxed: bool = False
+    converge: int | None = None
+    control: str = ""
+
+
+class Mods:
+    """The modifiers of one instruction, consumed from left to right; what is left at the end is an error."""
+
+    def __init__(self, instruction: Instruction) -> None:
+        self.instruction = instruction
+        self.left = list(instruction.mods)
+
+    def take(self, *allowed: str, default: str | None = "", required: bool = False) -> str:
+        """Consumes and returns the next modifier if it is one of ``allowed``, else returns ``default``."""
+        if self.left and self.left[0] in allowed:
+            return self.left.pop(0)
+        if required:
+            raise self.refuse(f"expected one of .{' .'.join(allowed)}")
+        return default
+
+    def flag(self, name: str) -> bool:
+        """Consumes the next modifier if it is ``name``."""
+        return bool(self.take(name))
+
+    def type(self, *allowed: str) -> str:
+        """Consumes the next modifier, which must be one of the types ``allowed``."""
+        return self.take(*allowed, required=True)
+
+    def refuse(self, why: str) -> UnsupportedInstruction:
+        """The error for a form that is not modelled."""
+        return UnsupportedInstruction(f"{why}: {self.instruction.where()}")
+
+    def done(self) -> None:
+        if self.left:
+            raise self.refuse(f"modifier .{self.left[0]} of `{self.instruction.base}` is not modelled here")
+
+
+Builder = Callable[[Instruction, Mods, Kernel], Op]
+OPCODES: dict[str, Builder] = {}
+
+
+def opcode(*names: str) -> Callable[[Builder], Builder]:
+    """Registers a builder for base opcodes."""
+
+    def register(builder: Builder) -> Builder:
+        for name in names:
+            if name in OPCODES:
+                raise ValueError(f"opcode {name} is registered twice")
+            OPCODES[name] = builder
+        return builder
+
+    return register
+
+
+def lookup(instruction: Instruction, kernel: Kernel) -> Op:
+    """The meaning of ``instruction``; raises ``UnsupportedInstruction`` for anything that is not exactly modelled."""
+    builder = OPCODES.get(instruction.base)
+    if builder is None:
+        raise UnsupportedInstruction(f"the simulator does not know `{instruction.opcode}`: {instruction.where()}")
+    mods = Mods(instruction)
+    op = builder(instruction, mods, kernel)
+    mods.done()
+    want = len(op.dst) + len(op.src)
+    if len(instruction.operands) != want:
+        raise UnsupportedInstruction(
+            f"`{instruction.opcode}` takes {want} operands here, not {len(instruction.operands)}: {instruction.where()}"
+        )
+    return op
+
+
+def leaves(types: tuple) -> list[str]:
+    """Flattens operand types to the types of single values."""
+    out: list[str] = []
+    for t in types:
+        if isinstance(t, tuple):
+            out.extend(leaves(t[1:] if t[0] == "pair" else t))
+        else:
+            out.append(t)
+    return out
+
+
+def bits(type_name: str) -> int:
+    """Width of a type in bits."""
+    return TYPE_BITS[type_name]

@@ -1,0 +1,115 @@
+"""Host memory seen as device memory: the tensors a kernel may touch, at their real addresses."""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from cute_nvfp4.errors import OperandTypeError, explain
+
+#: access sizes in bytes; an access of ``size`` bytes uses rows of size / unit elements
+SIZES = (1, 2, 4, 8, 16, 32)
+SECTOR = 32
+
+
+@dataclass
+class Region:
+    """Bytes ``[base, base + size)`` of live host memory.
+
+    ``rows(unit, total)`` shows them as rows of ``total`` bytes made of elements of ``unit`` bytes, from the first aligned address.
+    """
+
+    base: int
+    size: int
+    name: str
+    writable: bool
+    owner: Any = field(repr=False, default=None)
+    _views: dict[tuple[int, int], tuple[int, np.ndarray]] = field(default_factory=dict, repr=False)
+
+    @property
+    def end(self) -> int:
+        return self.base + self.size
+
+    def rows(self, unit: int, total: int) -> tuple[int, np.ndarray]:
+        """(address of row 0, array of shape (rows, total // unit), or (rows,) when they are equal)."""
+        key = (unit, total)
+        if key not in self._views:
+            first = -(-self.base // total) * total
+            count = max(0, (self.end - first) // total)
+            shape = (count,) if unit == total else (count, total // unit)
+            raw = (ctypes.c_uint8 * (count * total)).from_address(first) if count else bytearray()
+            self._views[key] = (first, np.frombuffer(raw, dtype=f"u{unit}").reshape(shape))
+        return self._views[key]
+
+
+class GlobalMemory:
+    """The tensors that exist while a kernel runs.
+
+    Every global access must fall inside one of them; what lies between two is out of bounds even when the host has mapped it.
+    """
+
+    def __init__(self) -> None:
+        self.regions: list[Region] = []
+        self._starts: list[int] = []
+
+    def add(self, tensor: Any, name: str = "", writable: bool = True) -> Region:
+        """Registers live host memory under its real address.
+
+        ``tensor`` is a torch CPU tensor (the span of bytes its elements occupy is registered, strided views included) or a numpy
+        array. The caller keeps it alive; a region also holds a reference. Raises ``OperandTypeError`` for anything else.
+        """
+        base, size = _span(tensor)
+        return self.add_span(base, size, name or f"tensor{len(self.regions)}", writable, tensor)
+
+    def add_span(self, base: int, size: int, name: str, writable: bool = True, owner: Any = None) -> Region:
+        """Registers ``size`` bytes at host address ``base``. Overlapping tensors are joined into one region."""
+        region = Region(base, size, name, writable, owner)
+        overlapping = [r for r in self.regions if r.base < region.end and region.base < r.end]
+        if overlapping:
+            both = [*overlapping, region]
+            low, high = min(r.base for r in both), max(r.end for r in both)
+            names = "+".join(dict.fromkeys(r.name for r in both))
+            region = Region(low, high - low, names, any(r.writable for r in both), [r.owner for r in both])
+            for r in overlapping:
+                self.regions.remove(r)
+        self.regions.append(region)
+        self.regions.sort(key=lambda r: r.base)
+        self._starts = [r.base for r in self.regions]
+        return region
+
+    def find(self, address: int) -> Region | None:
+        """The region that starts at or below ``address``, or None; it may end below it too."""
+        i = bisect.bisect_right(self._starts, address) - 1
+        return self.regions[i] if i >= 0 else None
+
+    def describe(self, address: int) -> str:
+        """Where ``address`` lies, relative to the nearest tensor."""
+        if not self.regions:
+            return f"address {address:#x}, and no tensor is registered"
+        near = min(self.regions, key=lambda r: max(r.base - address, address - r.end + 1, 0))
+        offset = address - near.base
+        if offset < 0:
+            place = f"{-offset} bytes before tensor {near.name!r}"
+        elif offset >= near.size:
+            place = f"{offset - near.size} bytes past the end of tensor {near.name!r}"
+        else:
+            place = f"byte {offset} of tensor {near.name!r}"
+        return f"address {address:#x} is {place} ({near.size} bytes)"
+
+
+def _span(tensor: Any) -> tuple[int, int]:
+    if isinstance(tensor, np.ndarray):
+        low, high = np.lib.array_utils.byte_bounds(tensor) if hasattr(np.lib, "array_utils") else np.byte_bounds(tensor)
+        return low, high - low
+    if hasattr(tensor, "data_ptr") and hasattr(tensor, "element_size"):
+        if tensor.device.type != "cpu":
+            raise OperandTypeError(explain("simulated memory", got=f"a tensor on {tensor.device}", expected="a CPU tensor"))
+        if tensor.numel() == 0:
+            return tensor.data_ptr(), 0
+        last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
+        return tensor.data_ptr(), (last + 1) * tensor.element_size()
+    raise OperandTypeError(explain("simulated memory", got=type(tensor).__name__, expected="a torch tensor or a numpy array"))

@@ -1,0 +1,149 @@
+"""A wave: the CTAs that are resident together, the shared and local memory they own, and groups of their warps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_nvfp4.sim.codegen import NOTHING
+from cute_nvfp4.sim.layout import SHARED_BASE, WINDOW_SHIFT, WINDOWS
+from cute_nvfp4.sim.regions import Region
+from cute_nvfp4.sim.special import SPECIAL_REGISTERS, TIMED
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.executor import Run
+
+_ALIGN = 128
+
+
+class Wave:
+    """CTAs ``first`` to ``first + count`` of a launch, in linear order (x fastest)."""
+
+    def __init__(self, run: Run, first: int, count: int) -> None:
+        launch, self.run = run.launch, run
+        self.grid, self.block = launch.grid, launch.block
+        self.threads_per_cta = self.block[0] * self.block[1] * self.block[2]
+        self.warps_per_cta = -(-self.threads_per_cta // 32)
+        self.count, self.sm_count = count, run.sm_count
+        self.dynamic_smem = launch.dynamic_smem
+        self.cta_index = np.arange(first, first + count)
+        gx, gy, _ = self.grid
+        self.cta_coordinates = (self.cta_index % gx, self.cta_index // gx % gy, self.cta_index // (gx * gy))
+        self.cta_of_warp = np.repeat(np.arange(count), self.warps_per_cta)
+        self.warp_in_cta = np.tile(np.arange(self.warps_per_cta), count)
+        lanes = self.threads_per_cta - self.warp_in_cta[:, None] * 32
+        self.live = np.arange(32)[None, :] < lanes
+        self.steps = 0
+        self.shared_bytes = run.static_shared + launch.dynamic_smem
+        self.shared_stride = -(-self.shared_bytes // _ALIGN) * _ALIGN
+        self._shared, self.shared = _owned(self.shared_stride * count, "shared memory")
+        self.local_bytes = run.local_bytes
+        self._local, self.local = _owned(self.local_bytes * 32 * len(self.cta_of_warp), "local memory")
+        self._special: dict[str, np.ndarray] = {}
+
+    @property
+    def warps(self) -> int:
+        return len(self.cta_of_warp)
+
+    def special(self, name: str) -> np.ndarray:
+        """A special register over every warp of the wave."""
+        if name in TIMED:
+            return SPECIAL_REGISTERS[name](self)
+        if name not in self._special:
+            self._special[name] = SPECIAL_REGISTERS[name](self)
+        return self._special[name]
+
+    def thread(self, warp: int, lane: int) -> str:
+        """Names one thread as an error should."""
+        cta = int(self.cta_of_warp[warp])
+        linear = int(self.warp_in_cta[warp]) * 32 + lane
+        x, y, _ = self.block
+        coords = tuple(int(c[cta]) for c in self.cta_coordinates)
+        return f"CTA {coords}, thread {(linear % x, linear // x % y, linear // (x * y))} (warp {linear // 32}, lane {lane})"
+
+
+def _owned(size: int, name: str) -> tuple[np.ndarray, Region]:
+    """Zeroed bytes with an aligned start, as a region."""
+    raw = np.zeros(size + _ALIGN, np.uint8)
+    base = -(-raw.ctypes.data // _ALIGN) * _ALIGN
+    return raw, Region(base, size, name, True, raw)
+
+
+class Group:
+    """Warps that are about to run the same block.
+
+    ``warps`` (n,) are indices into the wave; ``mask`` (n, 32) marks the lanes the group owns, None meaning all of them. ``regs`` holds
+    one array a register, each of a shape that broadcasts to (n, 32).
+    """
+
+    __slots__ = ("_row", "age", "block", "mask", "regs", "special_cache", "warps", "wave")
+
+    def __init__(self, wave: Wave, block: int, warps: np.ndarray, mask: np.ndarray | None, regs: list[np.ndarray]) -> None:
+        self.wave, self.block, self.warps, self.mask, self.regs = wave, block, warps, mask, regs
+        self.age = 0
+        self.special_cache: dict[str, np.ndarray] = {}
+        self._row: dict[str, np.ndarray] = {}
+
+    @property
+    def n(self) -> int:
+        return len(self.warps)
+
+    def lanes(self) -> np.ndarray:
+        """The mask as an array (n, 32)."""
+        return np.ones((self.n, 32), bool) if self.mask is None else self.mask
+
+    def narrow(self, p: np.ndarray) -> Any:
+        """The mask of an instruction guarded by ``p``: None for every lane, ``NOTHING`` for no lane, else booleans (n, 32)."""
+        if p.size == 1:
+            return self.mask if p.item() else NOTHING
+        mask = np.broadcast_to(p, (self.n, 32)) if self.mask is None else p & self.mask
+        if not mask.any():
+            return NOTHING
+        return None if mask.all() else mask
+
+    def special(self, name: str) -> np.ndarray:
+        if name in TIMED:
+            return self.wave.special(name)
+        value = self.special_cache.get(name)
+        if value is None:
+            value = self.wave.special(name)
+            if value.shape[0] > 1 and self.n != self.wave.warps:
+                value = value[self.warps]
+            self.special_cache[name] = value
+        return value
+
+    def variable(self, name: str, offset: int) -> np.ndarray:
+        """The address of a module-scope variable."""
+        return np.full((1, 1), self.wave.run.variables[name] + offset, np.uint64)
+
+    def shared_rows(self) -> np.ndarray:
+        """(n, 1) host address of each warp's shared memory, less ``SHARED_BASE``."""
+        if "shared" not in self._row:
+            w = self.wave
+            self._row["shared"] = (w.cta_of_warp[self.warps] * w.shared_stride)[:, None] + (w.shared.base - SHARED_BASE)
+        return self._row["shared"]
+
+    def local_rows(self) -> np.ndarray:
+        """(n, 32) host address of each thread's local memory."""
+        if "local" not in self._row:
+            w = self.wave
+            thread = self.warps[:, None] * 32 + np.arange(32)[None, :]
+            self._row["local"] = w.local.base + thread * w.local_bytes
+        return self._row["local"]
+
+    def rows(self, select: np.ndarray, mask: np.ndarray | None, block: int, live: list[int]) -> Group:
+        """The group of the warps ``select`` (indices into this one), keeping only the registers ``live``."""
+        whole = len(select) == self.n
+        regs = list(self.wave.run.zeros)
+        for slot in live:
+            value = self.regs[slot]
+            regs[slot] = value if whole or value.shape[0] == 1 else value[select]
+        if mask is not None and mask.all():
+            mask = None
+        return Group(self.wave, block, self.warps if whole else self.warps[select], mask, regs)
+
+
+def generic_window(name: str) -> int:
+    """First generic address of a window."""
+    return WINDOWS[name] << WINDOW_SHIFT
