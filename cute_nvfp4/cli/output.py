@@ -38,9 +38,13 @@ class JsonCommand(TyperCommand):
         return super().parse_args(ctx, out)
 
 
+_PIPE_WIDTH = 140
+
+
 def stdout() -> Console:
-    """Where results go."""
-    return Console(highlight=False)
+    """Where results go; into a pipe or a file, tables are not folded to 80 columns."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
 
 
 def stderr() -> Console:

@@ -18,14 +18,21 @@ def reset() -> None:
             launcher.last_results = []
 
 
-def collect() -> dict[str, float]:
-    """Totals of every numeric counter of the simulator's results since :func:`reset`; empty if nothing ran there."""
-    totals: dict[str, float] = {}
+def collect() -> dict[str, int]:
+    """Totals over the simulated launches since :func:`reset`; empty if nothing ran in the simulator.
+
+    ``instructions`` are issued by warps; requests and sectors (32 bytes) are those of global memory, where the
+    simulator was asked to count them.
+    """
+    totals: dict[str, int] = {}
     for launcher in _launchers():
         for result in getattr(launcher, "last_results", []):
-            counted = getattr(result, "counters", result)
-            values = counted if isinstance(counted, dict) else getattr(counted, "__dict__", {})
-            for name, value in values.items():
-                if isinstance(value, (int, float)) and not isinstance(value, bool):
-                    totals[name] = totals.get(name, 0) + value
+            counted = {"launches": 1, "warps": result.warps, "instructions": result.instructions}
+            for access in result.memory:
+                if access.space == "global":
+                    for name in ("requests", "sectors"):
+                        key = f"{access.kind}_{name}"
+                        counted[key] = counted.get(key, 0) + getattr(access, name)
+            for name, value in counted.items():
+                totals[name] = totals.get(name, 0) + int(value)
     return totals

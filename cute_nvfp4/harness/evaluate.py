@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 
+from .checker import Check
 from .errors import HarnessError, TaskFileError
 from .problem import DATA_KINDS, MODES, DataKind, Problem, get_problem, mix_seed
 from .results import CaseResult, RunResult
@@ -149,13 +150,7 @@ class Evaluation:
 
     def _checked(self, runner: Runner, result: CaseResult, seed: int, *, timed: bool = False) -> Outcome:
         outcome = runner.call(result.case, seed, timed=timed)
-        check = outcome.check
-        result.calls_checked += 1
-        result.max_abs = max(result.max_abs or 0.0, check.max_abs)
-        result.max_rel = max(result.max_rel or 0.0, check.max_rel)
-        if not check.passed:
-            where = f" (call {result.calls_checked}, fresh data)" if result.calls_checked > 1 else ""
-            raise CallFailed(check.message + where)
+        _record(result, outcome.check)
         if self.device == "cpu" and result.wall_s is None:
             result.wall_s, result.counters = outcome.wall_s, outcome.counters
         return outcome
@@ -171,8 +166,8 @@ class Evaluation:
 
     def _benchmark(self, runner: Runner, result: CaseResult) -> None:
         self._checked(runner, result, result.seed)
-        runner.prepare(result.case, mix_seed(result.seed, 1))
-        samples = runner.measure(result.case, self._rule())
+        samples, check = runner.measure(result.case, mix_seed(result.seed, 1), self._rule())
+        _record(result, check)
         if self.device == "cuda":
             result.gpu = Timing.of(samples)
             self._time_peer(result)
@@ -206,6 +201,16 @@ class Evaluation:
     def _time_peer(self, result: CaseResult) -> None:
         result.peer_name, call = self.problem.peer(result.case, torch.device(self.device))
         result.peer = Timing.of(time_cuda(call, rule=StopRule(50, 0.001, 10.0), clear=self._clear))
+
+
+def _record(result: CaseResult, check: Check) -> None:
+    """Adds a verdict to ``result``; raises CallFailed if it is not a pass."""
+    result.calls_checked += 1
+    result.max_abs = max(result.max_abs or 0.0, check.max_abs)
+    result.max_rel = max(result.max_rel or 0.0, check.max_rel)
+    if not check.passed:
+        where = f" (call {result.calls_checked}, fresh data)" if result.calls_checked > 1 else ""
+        raise CallFailed(check.message + where)
 
 
 def percent_of_copy(result: CaseResult, copy_bytes_s: float) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rich import box
 from rich.console import Console, Group
 from rich.panel import Panel
 from rich.table import Table
@@ -10,6 +11,10 @@ from rich.text import Text
 from .evaluate import percent_of_copy
 from .results import CaseResult, RunResult
 from .schema import Task, spec
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
 def _shape(result: CaseResult, task: Task) -> str:
@@ -26,18 +31,18 @@ def _verdict(result: CaseResult) -> Text:
 
 def _check_table(run: RunResult, task: Task) -> Table:
     where = f"{run.backend}, {run.arch}" if run.arch else run.backend
-    table = Table(title=f"{run.problem} · {run.mode} · {where} · {run.data} data · {run.device}", title_justify="left")
+    table = _table(f"{run.problem} · {run.mode} · {where} · {run.data} data · {run.device}")
     table.add_column("#", justify="right")
-    table.add_column("shape")
-    for name in ("seed", "calls checked"):
+    table.add_column("shape", no_wrap=True)
+    for name in ("seed", "checks"):
         table.add_column(name, justify="right")
     table.add_column("result")
-    for name in ("max abs error", "max rel error"):
+    for name in ("max abs\nerror", "max rel\nerror"):
         table.add_column(name, justify="right")
     cpu = any(case.wall_s is not None for case in run.cases)
     if cpu:
-        what = "call on the CPU simulator" if run.backend == "sim" else "call on the CPU"
-        table.add_column(f"{what}\n(wall time, s; not a GPU time)", justify="right")
+        what = "simulation" if run.backend == "sim" else "CPU call"
+        table.add_column(f"{what},\nwall s", justify="right")
     for case in run.cases:
         row = [str(case.index), _shape(case, task), str(case.seed), str(case.calls_checked), _verdict(case)]
         row += [_number(case.max_abs), _number(case.max_rel)]
@@ -47,9 +52,9 @@ def _check_table(run: RunResult, task: Task) -> Table:
 
 def _time_table(run: RunResult, task: Task) -> Table:
     peer = next((case.peer_name for case in run.cases if case.peer_name), "peer")
-    table = Table(title=f"measured on {run.device}: GPU times, L2 cold and clean", title_justify="left")
+    table = _table(f"measured on {run.device}: GPU times, L2 cold and clean")
     table.add_column("#", justify="right")
-    table.add_column("shape")
+    table.add_column("shape", no_wrap=True)
     for name in ("runs", "mean µs", "± err", "std", "best", "median", "worst", "useful MB", "TB/s", "% of copy"):
         table.add_column(name, justify="right")
     table.add_column(f"{peer} µs", justify="right")
@@ -78,9 +83,9 @@ def _counter_table(run: RunResult, task: Task) -> Table | None:
     names = sorted({name for case in run.cases for name in case.counters})
     if not names:
         return None
-    table = Table(title="counted by the simulator, one call", title_justify="left")
+    table = _table("counted by the simulator, one call")
     table.add_column("#", justify="right")
-    table.add_column("shape")
+    table.add_column("shape", no_wrap=True)
     for name in names:
         table.add_column(name.replace("_", " "), justify="right")
     for case in run.cases:
@@ -93,8 +98,8 @@ def _published_table(run: RunResult, task: Task) -> Table | None:
     bound, public = task.speed_of_light, task.public_results
     if bound is None and public is None:
         return None
-    table = Table(title="published figures: nothing here was measured in this run", title_justify="left")
-    table.add_column("shape")
+    table = _table("published figures: nothing here was measured in this run")
+    table.add_column("shape", no_wrap=True)
     if bound:
         table.add_column(f"{bound.gpu} speed of light, µs\n(computed)", justify="right")
     if public:
@@ -118,6 +123,8 @@ def print_run(run: RunResult, task: Task, console: Console) -> None:
     """Prints the tables of ``run``, then what failed and why, then one line of summary."""
     timed = run.mode in ("benchmark", "leaderboard")
     console.print(_check_table(run, task))
+    if run.backend == "sim" and run.mode == "test":
+        console.print("Wall times include compiling where the kernel was not in the cache; they say nothing of a GPU.")
     if any(case.gpu for case in run.cases):
         console.print(_time_table(run, task))
         if run.copy_bytes_s:

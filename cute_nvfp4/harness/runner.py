@@ -249,6 +249,11 @@ class Runner:
         """
         inputs = self.prepare(case, seed)
         answer = self._ask({"op": "call", "case": case, "timed": timed}, "running custom_kernel")
+        check = self._judge(case, inputs, answer["outputs"])
+        return Outcome(check, answer["wall_ns"] * 1e-9, answer["gpu_ns"], answer["counters"])
+
+    def _judge(self, case: Case, inputs: dict[str, torch.Tensor], outputs: list[dict]) -> Check:
+        """Inputs unchanged, outputs of the right kind, values right; from what the arena holds after a request."""
         layout = Layout.of(self._problem, case)
         changed = [
             slot.buffer.name
@@ -257,14 +262,14 @@ class Runner:
         ]
         if changed:
             raise CallFailed(f"custom_kernel changed its inputs: {', '.join(changed)}")
-        self._check_description(case, answer["outputs"])
+        self._check_description(case, outputs)
         on_device = {name: tensor.to(self._device) for name, tensor in inputs.items()}
         expected = self._problem.reference(case, on_device)
         checks = [
             check_output(self._arena.tensor(slot).numpy(), exact, self._tolerances)
             for slot, exact in zip(layout.results, expected)
         ]
-        return Outcome(_worst(checks), answer["wall_ns"] * 1e-9, answer["gpu_ns"], answer["counters"])
+        return _worst(checks)
 
     def _check_description(self, case: Case, outputs: list[dict]) -> None:
         expected = self._problem.output_shapes(case)
@@ -283,15 +288,19 @@ class Runner:
             if out["broadcast"]:
                 raise CallFailed("the output is a broadcast view; elements share memory")
 
-    def measure(self, case: Case, rule: StopRule) -> list[float]:
-        """Times (ns) of repeated unchecked calls on what the arena holds: GPU times on CUDA, else wall times."""
+    def measure(self, case: Case, seed: int, rule: StopRule) -> tuple[list[float], Check]:
+        """Times (ns) of repeated calls on fresh data, and the verdict on the last of them.
+
+        GPU times on CUDA, wall times otherwise. The output is filled with NaN before every call.
+        """
+        inputs = self.prepare(case, seed)
         request = {"op": "measure", "case": case, "repeats": rule.repeats}
         request |= {"relative_error": rule.relative_error, "seconds": rule.seconds}
         begin = time.perf_counter()
-        samples = [float(sample) for sample in self._ask(request, "timing", self._timeout + rule.seconds)["samples"]]
-        elapsed = time.perf_counter() - begin
-        check_samples(samples, elapsed)
-        return samples
+        answer = self._ask(request, "timing", self._timeout + rule.seconds)
+        samples = [float(sample) for sample in answer["samples"]]
+        check_samples(samples, time.perf_counter() - begin)
+        return samples, self._judge(case, inputs, answer["outputs"])
 
     def profile(self, case: Case, seed: int) -> dict:
         """One call under torch's profiler: its table, and the simulator's counters where it ran there."""

@@ -117,6 +117,21 @@ def time_cuda(
     return samples
 
 
+def time_wall(
+    call: Callable[[], object], *, rule: StopRule | None = None, clear: Callable[[], None] = lambda: None
+) -> list[float]:
+    """Wall times of ``call`` on the CPU until ``rule`` is met, in nanoseconds; never to be shown as GPU times."""
+    rule = rule or StopRule()
+    samples: list[float] = []
+    begin = _perf_counter()
+    while not rule.done(samples, _perf_counter() - begin):
+        clear()
+        start = _perf_counter()
+        call()
+        samples.append((_perf_counter() - start) * 1e9)
+    return samples
+
+
 def copy_bandwidth(device: torch.device | str = "cuda") -> float:
     """Bytes per second (read plus written) of a device-to-device copy of 1 GiB, median of 30."""
     source = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device)

@@ -30,6 +30,7 @@ _event = torch.cuda.Event
 _synchronize = torch.cuda.synchronize
 _fill = torch.Tensor.fill_
 _copy = torch.Tensor.copy_
+_clone = torch.Tensor.clone
 _Tensor = torch.Tensor
 
 
@@ -88,29 +89,38 @@ class Worker:
         begin = _clock()
         gpu_ns = None
         if timed and self._device.type == "cuda":
-            out, gpu_ns = self._timed_call(data)
+            out, written, gpu_ns = self._timed_call(data)
         else:
-            out = self._kernel(data)
-        described = self._store(out)  # on the timed stream, before any other synchronisation
+            out = written = self._kernel(data)
+        described = self._store(out, written)
         self._synchronize()
         wall_ns = _clock() - begin
         self._write_back()
         return {"outputs": described, "wall_ns": wall_ns, "gpu_ns": gpu_ns, "counters": counters.collect()}
 
     def measure(self, *, case: dict, repeats: int, relative_error: float, seconds: float) -> dict:
-        """Repeated calls without checks; GPU times on CUDA, wall times otherwise."""
+        """Repeated calls, of which the harness checks the last; GPU times on CUDA, wall times otherwise."""
         data = self._prepare(case)
         rule = timing.StopRule(repeats, relative_error, seconds)
-        kernel, samples = self._kernel, []
+        kernel, last = self._kernel, None
+
+        def call() -> None:
+            nonlocal last
+            last = kernel(data)
+
+        def clear() -> None:
+            self._poison()
+            if self._clear is not None:
+                self._clear()
+
         if self._device.type == "cuda":
-            samples = timing.time_cuda(lambda: kernel(data), rule=rule, clear=self._clear)
+            samples = timing.time_cuda(call, rule=rule, clear=clear)
         else:
-            begin = _clock()
-            while not rule.done(samples, (_clock() - begin) * 1e-9):
-                start = _clock()
-                kernel(data)
-                samples.append(_clock() - start)
-        return {"samples": samples}
+            samples = timing.time_wall(call, rule=rule, clear=clear)
+        described = self._store(last, last)
+        self._synchronize()
+        self._write_back()
+        return {"samples": samples, "outputs": described}
 
     def profile(self, *, case: dict) -> dict:
         """One warm call, then one under torch's profiler."""
@@ -143,26 +153,34 @@ class Worker:
         if self._device.type == "cuda":
             for slot in self._layout.buffers:
                 _copy(self._tensors[slot.buffer.name], self._arena.tensor(slot))
-        for tensor in self._returned:
-            _fill(tensor, float("nan"))  # a result that is returned again must have been written again
+        self._poison()
         self._returned = []
         self._synchronize()
         return self._problem.views(self._tensors)
 
-    def _timed_call(self, data: tuple) -> tuple[Any, float]:
+    def _poison(self) -> None:
+        """Fills with NaN what the problem or the submission last returned: it must be written again."""
+        for slot in self._layout.buffers:
+            if slot.buffer.output:
+                _fill(self._tensors[slot.buffer.name], float("nan"))
+        for tensor in self._returned:
+            _fill(tensor, float("nan"))
+
+    def _timed_call(self, data: tuple) -> tuple[Any, Any, float]:
         start, end = _event(enable_timing=True), _event(enable_timing=True)
         self._clear()
         start.record()
         out = self._kernel(data)
         end.record()
+        # copied in stream order, before the host waits: work hidden on another stream comes too late
+        written = [_clone(item) if type(item) is _Tensor else item for item in _as_list(out)]
         end.synchronize()
-        return out, start.elapsed_time(end) * 1e6
+        return out, written, start.elapsed_time(end) * 1e6
 
-    def _store(self, out: Any) -> list[dict]:
-        """Describes the outputs and copies those of the right shape and dtype to the result slots."""
+    def _store(self, out: Any, written: Any) -> list[dict]:
+        """Describes the outputs and copies ``written``, their contents, to the result slots where shapes match."""
         described = []
-        outputs = list(out) if isinstance(out, (list, tuple)) else [out]
-        for index, tensor in enumerate(outputs):
+        for index, (tensor, content) in enumerate(zip(_as_list(out), _as_list(written))):
             if type(tensor) is not _Tensor:
                 described.append({"type": type(tensor).__name__})
                 continue
@@ -180,7 +198,7 @@ class Worker:
             entry["aliases"] = self._aliases(tensor)
             slot = self._layout.results[index]
             if tuple(tensor.shape) == slot.buffer.shape and entry["dtype"] == slot.buffer.dtype:
-                _copy(self._arena.tensor(slot), tensor.detach())
+                _copy(self._arena.tensor(slot), content.detach())
                 # memory of the arena is the runner's to fill: another case's buffers may lie there by then
                 if not entry["broadcast"] and not self._arena.holds(tensor):
                     self._returned.append(tensor.detach())
@@ -225,6 +243,10 @@ class Worker:
         if replaced:
             return {"error": f"the submission replaced {', '.join(replaced)}", "traceback": ""}
         return result
+
+
+def _as_list(out: Any) -> list:
+    return list(out) if isinstance(out, (list, tuple)) else [out]
 
 
 def _own_traceback(error: BaseException) -> str:

@@ -31,12 +31,21 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
-from ..ptx.memory import load_global, load_global_byte_if, load_global_if, load_shared, store_shared
+from ..ptx.memory import load_shared
 from ..ptx.warp import sum_lanes
-from ..scale_layout import ATOM_ROWS, cute_layout
+from ..scale_layout import ATOM_ROWS
 from .gemv_config import SLICE_SCALE_BYTES, TILE_ROWS, TILES_PER_ATOM, GemvConfig
 from .gemv_dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS, SLICE_K, dot_engine
-from .gemv_load import SCALE_SHIFT, RowLoader, scale_products, shifted_scale, tile_row
+from .gemv_load import (
+    SCALE_SHIFT,
+    advance,
+    lane_addresses,
+    load_b_block,
+    load_slice,
+    scale_products,
+    shifted_scale,
+    tile_row,
+)
 
 _OUT = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16, "float32": cutlass.Float32}
 
@@ -77,7 +86,12 @@ class Gemv:
         pointers = (a, sfa, b, sfb, c, a_global, b_global)
         strides = (a_strides, sfa_strides, b_batch, sfb_batch, c_strides)
         self.kernel(pointers, alpha, m, k, tiles, strides).launch(
-            grid=(blocks, batch, 1), block=(cfg.threads, 1, 1), stream=stream, min_blocks_per_mp=cfg.min_blocks
+            grid=(blocks, batch, 1),
+            block=(cfg.threads, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=cfg.min_blocks,
+            # nothing lives in L1: all of it can be shared memory (and the DSL need not ask a device what it has)
+            preferred_smem_carveout=100,
         )
 
     @cute.kernel
@@ -95,9 +109,10 @@ class Gemv:
 
         smem = SmemAllocator()
         b_bytes = cfg.capacity_slices * self.engine.slice_bytes
-        # [values of b of a chunk | zeros | f16 scales of b]
+        # [values of b of a chunk | constants of the engine | f16 scales of b]
         shared_b = smem.allocate_array(cutlass.Uint8, b_bytes, byte_alignment=128).toint()
-        shared_zero = smem.allocate_array(cutlass.Uint8, max(self.engine.zero_bytes, 16), byte_alignment=128).toint()
+        constant_words = max(len(self.engine.constants), 1)
+        constants = smem.allocate_tensor(cutlass.Uint32, cute.make_layout(constant_words), byte_alignment=128)
         scale_bytes = cfg.capacity_slices * SLICE_SCALE_BYTES
         shared_scale = smem.allocate_array(cutlass.Uint8, scale_bytes, byte_alignment=16).toint()
         # (TILE_ROWS, WARPS_K, TILES)
@@ -109,30 +124,25 @@ class Gemv:
         if lane < TILE_ROWS:
             for t in cutlass.range_constexpr(cfg.tiles):
                 sums[lane, warp_k, warp_m * cfg.tiles + t] = Float32(0.0)
-        if thread * 16 < self.engine.zero_bytes:
-            store_shared(shared_zero + thread * 16, [cutlass.Uint32(0)] * 4)
+        if thread == 0:
+            for i, word in enumerate(self.engine.constants):
+                constants[i] = cutlass.Uint32(word)
 
-        loader = RowLoader(
-            cfg,
-            a.toint() + Int64(batch) * a_strides[1],
-            sfa.toint() + Int64(batch) * sfa_strides[1],
-            a_strides[0],
-            sfa_strides[0],
-            m,
-            k,
-        )
+        a_address = a.toint() + Int64(batch) * a_strides[1]
+        sfa_address = sfa.toint() + Int64(batch) * sfa_strides[1]
+        operand_a = (a_address, a_strides[0], sfa_address, sfa_strides[0])
         b_address = b.toint() + Int64(batch) * b_batch
         sfb_address = sfb.toint() + Int64(batch) * sfb_batch
         slices = cute.ceil_div(k, SLICE_K)
         for first_slice in cutlass.range(0, slices, cfg.capacity_slices, unroll=1):
             self.chunk(
-                loader,
-                (b_address, sfb_address, shared_b, shared_zero, shared_scale),
+                operand_a,
+                (b_address, sfb_address, shared_b, constants.iterator.toint(), shared_scale),
                 sums,
                 (thread, lane, warp_k, warp_m),
                 (first_tile, warp_tiles),
                 (first_slice, cutlass.min(slices - first_slice, cfg.capacity_slices)),
-                k,
+                (m, k),
             )
         cute.arch.sync_threads()
 
@@ -154,13 +164,14 @@ class Gemv:
                 out[row] = (total * factor).to(_OUT[cfg.out])
 
     @cute.jit
-    def chunk(self, loader, b_places, sums, who, tile_range, slice_range, k: Int32):
+    def chunk(self, operand_a, b_places, sums, who, tile_range, slice_range, shape):
         """Adds the products over one chunk of K, as much of b as shared memory holds, to ``sums``."""
         cfg = self.config
-        b_address, sfb_address, shared_b, shared_zero, shared_scale = b_places
+        b_address, sfb_address, shared_b, shared_constants, shared_scale = b_places
         thread, lane, warp_k, warp_m = who
         first_tile, warp_tiles = tile_range
         first_slice, chunk_slices = slice_range
+        m, k = shape
         quad_lane, lane_row = lane % QUAD, lane // QUAD
 
         # slices of the chunk that are this warp's: warp_k, warp_k + warps_k, …; all of them for each of its tiles
@@ -171,23 +182,23 @@ class Gemv:
         scales = cute.make_rmem_tensor((2, cfg.stages), cutlass.Uint32)
 
         load_tile, load_unit = first_tile, Int32(0)
-        address = loader.addresses(load_tile, lane_row, quad_lane, first_slice + warp_k)
+        address = lane_addresses(cfg, operand_a, m, k, load_tile, lane, first_slice + warp_k)
         for stage in cutlass.range_constexpr(cfg.stages):
             if stage < total:
-                self.fetch(loader, address, data, scales, stage, first_slice + warp_k + load_unit * cfg.warps_k, k, lane)
+                self.fetch(address, data, scales, stage, first_slice + warp_k + load_unit * cfg.warps_k, k, lane)
+                address = advance(cfg, address, cfg.warps_k)
                 load_unit += 1
-                if load_unit == units:
-                    load_unit = Int32(0)
-                    load_tile += 1
-                    address = loader.addresses(load_tile, lane_row, quad_lane, first_slice + warp_k)
-                else:
-                    address = loader.advance(address, cfg.warps_k)
+                if cutlass.const_expr(cfg.tiles > 1):
+                    if load_unit == units:
+                        load_unit = Int32(0)
+                        load_tile += 1
+                        address = lane_addresses(cfg, operand_a, m, k, load_tile, lane, first_slice + warp_k)
 
-        cute.arch.sync_threads()  # the chunk before this one has been used, and zeros are written
+        cute.arch.sync_threads()  # the chunk before this one has been used; sums are zero
         self.stage_b(b_address, sfb_address, shared_b, shared_scale, thread, slice_range, k)
         cute.arch.sync_threads()
 
-        lane_addresses = self.engine.lane_addresses(shared_b, shared_zero, lane)
+        lane_b = self.engine.lane_state(shared_b, shared_constants, lane)
         tile, unit = Int32(0), Int32(0)
         sum0, sum1 = Float32(0.0), Float32(0.0)
         for first in cutlass.range(0, total, cfg.stages, unroll=1):
@@ -197,20 +208,20 @@ class Gemv:
                     scale_address = shared_scale + local_slice * SLICE_SCALE_BYTES + quad_lane * 8
                     products = scale_products([scales[0, stage], scales[1, stage]], load_shared(scale_address, 8))
                     rows = [[data[w, r, stage] for w in range(8)] for r in range(2)]
-                    blocks = self.engine.block_sums(rows, lane_addresses, local_slice)
+                    blocks = self.engine.block_sums(rows, lane_b, local_slice)
                     for i in cutlass.range_constexpr(LANE_BLOCKS):
                         sum0 = sum0 + blocks[0][i] * products[0][i]
                         sum1 = sum1 + blocks[1][i] * products[1][i]
                     if first + stage + cfg.stages < total:
                         next_slice = first_slice + warp_k + load_unit * cfg.warps_k
-                        self.fetch(loader, address, data, scales, stage, next_slice, k, lane)
+                        self.fetch(address, data, scales, stage, next_slice, k, lane)
+                        address = advance(cfg, address, cfg.warps_k)
                         load_unit += 1
-                        if load_unit == units:
-                            load_unit = Int32(0)
-                            load_tile += 1
-                            address = loader.addresses(load_tile, lane_row, quad_lane, first_slice + warp_k)
-                        else:
-                            address = loader.advance(address, cfg.warps_k)
+                        if cutlass.const_expr(cfg.tiles > 1):
+                            if load_unit == units:
+                                load_unit = Int32(0)
+                                load_tile += 1
+                                address = lane_addresses(cfg, operand_a, m, k, load_tile, lane, first_slice + warp_k)
                     unit += 1
                     if unit == units:
                         sum0, sum1 = sum_lanes(sum0, QUAD), sum_lanes(sum1, QUAD)
@@ -223,35 +234,27 @@ class Gemv:
                         tile += 1
 
     @cute.jit
-    def fetch(self, loader, address, data, scales, stage: cutlass.Constexpr, slice_index: Int32, k: Int32, lane: Int32):
+    def fetch(self, address, data, scales, stage: cutlass.Constexpr, slice_index: Int32, k: Int32, lane: Int32):
         """Loads the lane's part of one slice into ``stage`` of ``data`` and ``scales``."""
         if cutlass.const_expr(self.config.tail):
             valid_blocks = (k - slice_index * SLICE_K) // BLOCK_K - (lane % QUAD) * LANE_BLOCKS
             if (slice_index + 1) * SLICE_K <= k:
-                loader.load_into(address, None, data, scales, stage)
+                load_slice(self.config, address, None, data, scales, stage)
             else:
-                loader.load_into(address, valid_blocks, data, scales, stage)
+                load_slice(self.config, address, valid_blocks, data, scales, stage)
         else:
-            loader.load_into(address, None, data, scales, stage)
+            load_slice(self.config, address, None, data, scales, stage)
 
     @cute.jit
     def stage_b(self, b_address, sfb_address, shared_b, shared_scale, thread, slice_range, k: Int32):
         """Decodes a chunk of b and of its scales into shared memory, a block of 16 a thread at a time."""
         first_slice, chunk_slices = slice_range
-        cfg = self.config
-        for block in cutlass.range(thread, chunk_slices * SLICE_BLOCKS, cfg.threads, unroll=4):
+        config, stage_block = self.config, self.engine.stage_block
+        # (CAPACITY / 16)
+        scale_pointer = cute.make_ptr(cutlass.Uint16, shared_scale, cute.AddressSpace.smem, assumed_align=2)
+        scales = cute.make_tensor(scale_pointer, cute.make_layout(self.config.capacity // BLOCK_K))
+        for block in cutlass.range(thread, chunk_slices * SLICE_BLOCKS, self.config.threads, unroll=2):
             column = first_slice * SLICE_BLOCKS + block
-            if cutlass.const_expr(cfg.b_scale == "blocked"):
-                scale_offset = cute.crd2idx((0, column, 0), cute_layout(ATOM_ROWS, k // BLOCK_K))
-            else:
-                scale_offset = column
-            if cutlass.const_expr(cfg.tail):
-                exists = Int32(column * BLOCK_K < k)
-                words = load_global_if(exists, b_address + Int64(column) * 8, 8, l1="evict_last")
-                scale = load_global_byte_if(exists, sfb_address + Int64(scale_offset))
-            else:
-                words = load_global(b_address + Int64(column) * 8, 8, l1="evict_last")
-                scale = load_global_byte_if(Int32(1), sfb_address + Int64(scale_offset))
-            self.engine.stage_block(shared_b, block, words)
-            pointer = cute.make_ptr(cutlass.Uint16, shared_scale, cute.AddressSpace.smem, assumed_align=2)
-            cute.make_tensor(pointer, cute.make_layout(cfg.capacity // BLOCK_K))[block] = shifted_scale(scale)
+            words, scale = load_b_block(config, b_address, sfb_address, column, k)
+            stage_block(shared_b, block, words)
+            scales[block] = shifted_scale(scale)

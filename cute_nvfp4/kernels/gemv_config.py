@@ -30,8 +30,8 @@ class GemvConfig:
     shared memory at a time, a multiple of 256; vector_bytes: widest load of A that its alignment allows (8, 16, 32);
     tail: whether K may not be a multiple of 256; a_scale, b_scale: "blocked" or "rowmajor"; scale_word: whether
     row-major scales of A can be read four at a time; a_global, b_global: whether there is a global scale; out: dtype;
-    min_blocks: blocks of threads to fit on a multiprocessor (0: the compiler's choice); dot: the engine, "" for the
-    architecture's own.
+    min_blocks: blocks of threads that must fit on a multiprocessor, which bounds the registers (0: no bound); dot: the
+    engine, "" for the architecture's own.
     """
 
     arch: Architecture

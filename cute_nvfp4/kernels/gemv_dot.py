@@ -22,7 +22,13 @@ from typing import Any
 import cutlass
 from cutlass import Float32, Int32, Uint32
 
-from ..ptx.convert import e2m1x8_to_f16x2, e2m1x8_to_s8x4, e2m1x8_to_s8x4_signs_apart, f16x2_to_f32
+from ..ptx.convert import (
+    E2M1_DOUBLED_MAGNITUDES,
+    e2m1x8_to_f16x2,
+    e2m1x8_to_s8x4,
+    e2m1x8_to_s8x4_signs_apart,
+    f16x2_to_f32,
+)
 from ..ptx.fma import fma_e2m1x16
 from ..ptx.memory import load_shared, store_shared
 from ..ptx.mma import mma_m16n8k32_s8
@@ -39,7 +45,7 @@ class FmaDot:
     """f16x2 FMAs. b lies in shared memory as f16, [slice][word of a lane (8)][lane of the quad (4)][8 elements]."""
 
     slice_bytes = 2 * SLICE_K
-    zero_bytes = 0
+    constants: list[int] = []
     # the sums are what they are
     factor = 1.0
 
@@ -54,13 +60,13 @@ class FmaDot:
         for i in range(2):
             store_shared(cell + i * QUAD * 16, e2m1x8_to_f16x2(words[i], self.arch))
 
-    def lane_addresses(self, base: Int32, zero: Int32, lane: Int32) -> list[Any]:
+    def lane_state(self, base: Int32, constants: Int32, lane: Int32) -> list[Any]:
         """What :meth:`block_sums` needs of the lane: [address of its b in slice 0]."""
         return [base + (lane % QUAD) * 16]
 
-    def block_sums(self, rows: list[list[Uint32]], lane_addresses: list[Any], slice_index: Int32) -> list[list]:
+    def block_sums(self, rows: list[list[Uint32]], state: list[Any], slice_index: Int32) -> list[list]:
         """Sums of the four blocks of each of the two rows, fp32."""
-        b_address = lane_addresses[0] + slice_index * self.slice_bytes
+        b_address = state[0] + slice_index * self.slice_bytes
         sums: list[list] = [[], []]
         for block in range(LANE_BLOCKS):
             b = []
@@ -74,14 +80,16 @@ class FmaDot:
 
 
 class MmaDot:
-    """Integer MMA. b lies in shared memory as doubled s8, [slice][pair of blocks g (2)][block h (2)][quad lane (4)][16].
+    """Integer MMA. b lies in shared memory as doubled s8: [slice][blocks' pair g (2)][block h (2)][quad lane (4)][16].
 
     A lane whose column of B is zero reads zeros from a place of their own instead of masking what it reads.
+    The table of magnitudes is read from shared memory too, once: as a constant, ptxas would copy it into a register
+    anew before each of the 64 look-ups of a slice.
     """
 
     slice_bytes = SLICE_K
-    # zeros for h = 0 and 1 (64 bytes each) at the offsets of g = 0 and 1 (128 bytes apart)
-    zero_bytes = 256
+    # zeros for h = 0 and 1 (64 bytes each) at the offsets of g = 0 and 1 (128 bytes apart); then the table
+    constants = [0] * 64 + E2M1_DOUBLED_MAGNITUDES
     # both operands are doubled
     factor = 0.25
 
@@ -95,32 +103,32 @@ class MmaDot:
         cell = base + (block // SLICE_BLOCKS) * self.slice_bytes + pair * 128 + half * 64 + quad * 16
         store_shared(cell, [*e2m1x8_to_s8x4(words[0]), *e2m1x8_to_s8x4(words[1])])
 
-    def lane_addresses(self, base: Int32, zero: Int32, lane: Int32) -> list[Any]:
-        """For h = 0 and 1: address in slice 0 and bytes from slice to slice (0 for a lane that reads zeros)."""
+    def lane_state(self, base: Int32, constants: Int32, lane: Int32) -> list[Any]:
+        """For h = 0 and 1: address in slice 0 and bytes from slice to slice (0 for a lane that reads zeros); table."""
         column, quad = lane // QUAD, lane % QUAD
-        addresses: list[Any] = []
+        state: list[Any] = []
         for h in range(2):
             active = column == 2 * quad + h
             # zeros of h = 0 lie in the banks that the values of h = 0 do not use, and the other way round
-            inactive_address = zero + 64 * (1 - h)
-            addresses.append(cutlass.select_(active, base + h * 64 + quad * 16, inactive_address))
-            addresses.append(cutlass.select_(active, Int32(self.slice_bytes), Int32(0)))
-        return addresses
+            zeros = constants + 64 * (1 - h)
+            state.append(cutlass.select_(active, base + h * 64 + quad * 16, zeros))
+            state.append(cutlass.select_(active, Int32(self.slice_bytes), Int32(0)))
+        return state + load_shared(constants + 256, 8)
 
-    def block_sums(self, rows: list[list[Uint32]], lane_addresses: list[Any], slice_index: Int32) -> list[list]:
+    def block_sums(self, rows: list[list[Uint32]], state: list[Any], slice_index: Int32) -> list[list]:
         """Four times the sums of the four blocks of each of the two rows, fp32 (they are small integers)."""
         sums: list[list] = [[], []]
         for g in range(2):
             positive = [Int32(0)] * 4
             negative = [Int32(0)] * 4
             for h in range(2):
-                start, step = lane_addresses[2 * h], lane_addresses[2 * h + 1]
+                start, step = state[2 * h : 2 * h + 2]
                 b = load_shared(start + slice_index * step + g * 128, 16)
                 for i in range(2):
                     word = 4 * g + 2 * h + i
                     # (k 0–15 | 16–31 of the instruction) × (row | row + 8): positive and negative elements apart
-                    p0, p2, n0, n2 = e2m1x8_to_s8x4_signs_apart(rows[0][word])
-                    p1, p3, n1, n3 = e2m1x8_to_s8x4_signs_apart(rows[1][word])
+                    p0, p2, n0, n2 = e2m1x8_to_s8x4_signs_apart(rows[0][word], state[4:])
+                    p1, p3, n1, n3 = e2m1x8_to_s8x4_signs_apart(rows[1][word], state[4:])
                     positive = mma_m16n8k32_s8([p0, p1, p2, p3], b[2 * i : 2 * i + 2], positive)
                     negative = mma_m16n8k32_s8([n0, n1, n2, n3], b[2 * i : 2 * i + 2], negative)
             for r in range(2):

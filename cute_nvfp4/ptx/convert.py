@@ -5,6 +5,7 @@ f16x2 values travel as ``Uint32``: the low half is the element with the lower in
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from cutlass import Float32, Uint16, Uint32
@@ -14,7 +15,8 @@ from ..target import Architecture
 from ._asm import asm
 
 # Magnitudes of E2M1, doubled so that they are integers: 0, 1, 2, 3 | 4, 6, 8, 12, one a byte, code 0 lowest.
-_DOUBLED_LOW, _DOUBLED_HIGH = 0x03020100, 0x0C080604
+E2M1_DOUBLED_MAGNITUDES = [0x03020100, 0x0C080604]
+_DOUBLED_NEGATED = [0xFDFEFF00, 0xF4F8FAFC]
 
 
 def _decode_fp4_instruction() -> str:
@@ -54,18 +56,21 @@ def e2m1x8_to_f16x2(word: Uint32, arch: Architecture, *, loc: Any = None, ip: An
 
 
 @dsl_user_op
-def e2m1x8_to_s8x4_signs_apart(word: Uint32, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+def e2m1x8_to_s8x4_signs_apart(
+    word: Uint32, table: Sequence[Any] = E2M1_DOUBLED_MAGNITUDES, *, loc: Any = None, ip: Any = None
+) -> list[Uint32]:
     """Decodes eight E2M1 elements to doubled magnitudes in bytes, positive and negative elements apart.
 
     Returns (p0, p1, n0, n1): byte i of p0 (elements 0–3) and p1 (4–7) is 2·max(x, 0), of n0 and n1 2·max(−x, 0),
     so x = (p − n) / 2. Any sm (PTX 2.0): ``prmt`` looks four magnitudes up with the nibbles as selectors; a
     selector whose top bit is set yields the sign of the byte looked up instead, which is 0 for every magnitude,
     so the sign bit of the element itself blanks the elements of the other sign. Seven instructions, no mask.
+    ``table``: ``E2M1_DOUBLED_MAGNITUDES``, or registers that hold it.
     """
     text = "{ .reg .b32 h, n, m; shr.u32 h, $4, 16; xor.b32 n, $4, 0x88888888; shr.u32 m, n, 16; "
     for i, selector in enumerate(("$4", "h", "n", "m")):
         text += f"prmt.b32 ${i}, $5, $6, {selector}; "
-    operands = [Uint32(word), Uint32(_DOUBLED_LOW), Uint32(_DOUBLED_HIGH)]
+    operands = [Uint32(word), *map(Uint32, table)]
     return asm(text + "}", [Uint32] * 4, operands, loc=loc, ip=ip)
 
 
@@ -82,7 +87,7 @@ def e2m1x8_to_s8x4(word: Uint32, *, loc: Any = None, ip: Any = None) -> list[Uin
     for i, (positive, negative, signs) in enumerate((("$2", "n", "0xD9C8"), ("h", "m", "0xFBEA"))):
         text += f"prmt.b32 s, l, $2, {signs}; prmt.b32 t, $5, $6, {negative}; and.b32 t, t, s; "
         text += f"prmt.b32 s, $3, $4, {positive}; or.b32 ${i}, s, t; "
-    tables = [_DOUBLED_LOW, _DOUBLED_HIGH, 0xFDFEFF00, 0xF4F8FAFC]
+    tables = E2M1_DOUBLED_MAGNITUDES + _DOUBLED_NEGATED
     return asm(text + "}", [Uint32] * 2, [Uint32(word), *map(Uint32, tables)], loc=loc, ip=ip)
 
 

@@ -198,8 +198,8 @@ def _kernel_header(header: str, line: int) -> Kernel:
     return kernel
 
 
-def _resolve(kernel: Kernel, body: list, outer: dict[str, str], counter: list[int]) -> None:
-    """Flattens a scope into ``kernel``; ``outer`` maps visible names to unique ones."""
+def _resolve(kernel: Kernel, body: list, outer: dict[str, Operand], counter: list[int]) -> None:
+    """Flattens a scope into ``kernel``; ``outer`` maps visible names of registers and labels to operands."""
     suffix = f"@{counter[0]}" if counter[0] else ""
     counter[0] += 1
     names = dict(outer)
@@ -211,7 +211,7 @@ def _resolve(kernel: Kernel, body: list, outer: dict[str, str], counter: list[in
         text, line, loc = item
         while (found := _LABEL.match(text)) is not None:
             label = found.group(1)
-            names[label] = label + suffix
+            names[label] = Symbol(label + suffix)
             text = text[found.end() :]
             if text.startswith((".branchtargets", ".calltargets")):
                 targets = tuple(t.strip() for t in text.split(None, 1)[1].split(","))
@@ -236,10 +236,10 @@ def _resolve(kernel: Kernel, body: list, outer: dict[str, str], counter: list[in
         else:
             kernel.code.append(_instruction(*item, names))
     for table, targets in list(kernel.branch_tables.items()):
-        kernel.branch_tables[table] = tuple(names.get(t, t) for t in targets)
+        kernel.branch_tables[table] = tuple(names[t].name if t in names else t for t in targets)
 
 
-def _registers(kernel: Kernel, text: str, line: int, names: dict[str, str], suffix: str) -> None:
+def _registers(kernel: Kernel, text: str, line: int, names: dict[str, Operand], suffix: str) -> None:
     found = re.match(r"\.reg\s+(?:\.v[24]\s+)?\.(\w+)\s+(.*)$", text, re.S)
     if not found or found.group(1) not in TYPE_BITS:
         raise PtxSyntaxError(f"line {line}: cannot read the register declaration `{text}`")
@@ -248,17 +248,22 @@ def _registers(kernel: Kernel, text: str, line: int, names: dict[str, str], suff
         name = name.strip()
         many = re.match(rf"({_NAME})<(\d+)>$", name)
         for each in [f"{many.group(1)}{i}" for i in range(int(many.group(2)))] if many else [name]:
-            names[each] = each + suffix
+            names[each] = Reg(each + suffix)
             kernel.regs[each + suffix] = kind
 
 
-def _instruction(text: str, line: int, loc: str, names: dict[str, str]) -> Instruction:
+def _instruction(text: str, line: int, loc: str, names: dict[str, Operand]) -> Instruction:
     found = _INSTRUCTION.match(text)
     if not found:
         raise PtxSyntaxError(f"line {line}: cannot read the instruction `{text}`")
     negated, guard, opcode, rest = found.groups()
     operands = tuple(_operand(o, names, line) for o in _split(rest or ""))
-    return Instruction(opcode, operands, Reg(names.get(guard, guard), bool(negated)) if guard else None, text, line, loc)
+    predicate = None
+    if guard:
+        if not isinstance(names.get(guard), Reg):
+            raise PtxSyntaxError(f"line {line}: predicate {guard} is not declared")
+        predicate = Reg(names[guard].name, bool(negated))
+    return Instruction(opcode, operands, predicate, text, line, loc)
 
 
 def _split(text: str) -> list[str]:
@@ -278,9 +283,9 @@ def _split(text: str) -> list[str]:
     return parts
 
 
-def _operand(text: str, names: dict[str, str], line: int) -> Operand:
+def _operand(text: str, names: dict[str, Operand], line: int) -> Operand:
     if text in names:
-        return Reg(names[text]) if names[text] else Symbol(text)
+        return names[text]
     head = text[:1]
     if head == "{":
         return Vector(tuple(_operand(p, names, line) for p in _split(text[1:-1])))
@@ -304,10 +309,10 @@ def _operand(text: str, names: dict[str, str], line: int) -> Operand:
     found = re.match(rf"({_NAME})\s*(?:\+\s*(-?\d+))?$", text)
     if not found:
         raise PtxSyntaxError(f"line {line}: cannot read the operand `{text}`")
-    return Symbol(names.get(found.group(1), found.group(1)), int(found.group(2) or 0))
+    return Symbol(found.group(1), int(found.group(2) or 0))
 
 
-def _address(text: str, names: dict[str, str], line: int) -> Address:
+def _address(text: str, names: dict[str, Operand], line: int) -> Address:
     first, *extra = _split(text)
     found = re.match(r"([^+\s]+)\s*(?:\+\s*(-?\w+))?$", first)
     if not found:

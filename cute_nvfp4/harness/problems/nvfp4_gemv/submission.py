@@ -19,8 +19,8 @@ def custom_kernel(data: input_t) -> output_t:
     """c = A b from (a, b, sfa, sfb, sfa_permuted, sfb_permuted, c); a is (M, K/2, L), c is (M, 1, L)."""
     a, b, _, _, sfa_permuted, sfb_permuted, c = data
     gemv(
-        BlockScaledTensor(a.permute(2, 0, 1), sfa_permuted),
-        BlockScaledTensor(b.permute(2, 0, 1), sfb_permuted),
+        BlockScaledTensor.from_problem(a, sfa_permuted),
+        BlockScaledTensor.from_problem(b, sfb_permuted),
         out=c[:, 0, :].t(),
         backend=_BACKEND,
     )

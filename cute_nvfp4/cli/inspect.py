@@ -1,0 +1,110 @@
+"""``cute-nvfp4 inspect``: what a kernel compiles to, with no GPU."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .output import STDOUT, JsonOption, fail, shown_errors, stderr, stdout, write_json
+
+if TYPE_CHECKING:
+    from ..compile import CompiledKernel
+    from ..inspection import Access, KernelReport
+
+_KERNELS = ("gemv",)
+
+
+def inspect(
+    kernel: Annotated[str, typer.Argument(help=f"Kernel: {', '.join(_KERNELS)}.", show_default=False)],
+    arch: Annotated[str, typer.Option(help="Architecture to compile for: sm_90a, sm_100a, sm_103a.")] = "sm_100a",
+    m: Annotated[int, typer.Option(help="Rows of A.")] = 7168,
+    k: Annotated[int, typer.Option(help="Length of a row.")] = 16384,
+    batch: Annotated[int, typer.Option("--l", help="Batch.")] = 1,
+    scales: Annotated[str, typer.Option(help="Layout of the scales: blocked or rowmajor.")] = "blocked",
+    ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX.")] = False,
+    sass: Annotated[bool, typer.Option("--sass", help="Print the SASS.")] = False,
+    json: JsonOption = "",
+) -> None:
+    """Shows what a kernel compiles to: registers, memory, instruction mix, widths and cache policies of its loads.
+
+    Counts are static: one for each instruction in the code, however often it runs. Nothing here is measured.
+    """
+    if kernel not in _KERNELS:
+        fail(f"unknown kernel {kernel!r}; known kernels: {', '.join(_KERNELS)}", 2)
+    if scales not in ("blocked", "rowmajor"):
+        fail(f"unknown layout of scales {scales!r}; expected blocked or rowmajor", 2)
+    with shown_errors():
+        from ..inspection import inspect_cubin
+
+        with stderr().status(f"compiling {kernel} for {arch}"):
+            compiled, config = _compile(arch, m, k, batch, scales)
+            report = inspect_cubin(compiled.cubin, compiled.ptx)
+    content = {"kernel": kernel, "arch": arch, "m": m, "k": k, "l": batch, "config": config} | report.to_dict()
+    content |= {"ptx": compiled.ptx} if ptx else {}
+    content |= {"sass": report.sass} if sass else {}
+    if json:
+        write_json(content, json)
+    if json == STDOUT:
+        return
+    if ptx:
+        print(compiled.ptx)
+    if sass:
+        print(report.sass)
+    for found in report.kernels:
+        _show(found, f"{kernel} · {arch} · m={m} k={k} l={batch} · compiled, not measured", config)
+
+
+def _compile(arch: str, m: int, k: int, batch: int, scales: str) -> tuple[CompiledKernel, str]:
+    raise NotImplementedError
+
+
+def _show(report: KernelReport, title: str, config: str) -> None:
+    from rich.columns import Columns
+    from rich.table import Table
+
+    console = stdout()
+    console.print(title, style="bold")
+    console.print(config, style="dim", soft_wrap=True)
+    resources = Table(title="resources", title_justify="left", show_header=False)
+    resources.add_column()
+    resources.add_column(justify="right")
+    spilled = report.spill_loads + report.spill_stores
+    for name, value in (
+        ("registers a thread", f"{report.registers}"),
+        ("spills (loads + stores)", f"{report.spill_loads} + {report.spill_stores}" if spilled else "none"),
+        ("stack", f"{report.stack_bytes} bytes"),
+        ("local memory", f"{report.local_bytes} bytes"),
+        ("static shared memory", f"{report.shared_bytes} bytes"),
+        ("instructions", f"{report.instructions}"),
+    ):
+        resources.add_row(name, value)
+    mix = Table(title="instructions by class (SASS)", title_justify="left")
+    mix.add_column("class")
+    mix.add_column("count", justify="right")
+    mix.add_column("%", justify="right")
+    for name, count in report.mix.items():
+        mix.add_row(name, str(count), f"{100 * count / report.instructions:.1f}")
+    opcodes = Table(title="most frequent opcodes", title_justify="left")
+    opcodes.add_column("opcode")
+    opcodes.add_column("count", justify="right")
+    for name, count in list(report.opcodes.items())[: len(report.mix)]:
+        opcodes.add_row(name, str(count))
+    console.print(Columns([resources, mix, opcodes], padding=(0, 3)))
+    accesses = [_accesses("loads and stores (SASS)", report.sass_accesses)]
+    accesses.append(_accesses("loads and stores (PTX, as asked for)", report.ptx_accesses))
+    console.print(Columns(accesses, padding=(0, 3)))
+
+
+def _accesses(title: str, accesses: tuple[Access, ...]):
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left")
+    for name in ("kind", "space"):
+        table.add_column(name)
+    table.add_column("bits", justify="right")
+    table.add_column("policy")
+    table.add_column("count", justify="right")
+    for access in accesses:
+        table.add_row(access.kind, access.space, str(access.bits), access.policy or "-", str(access.count))
+    return table

@@ -1,0 +1,92 @@
+"""Control flow, barriers of a CTA, and fences (PTX ISA, "Control Flow" and "Parallel Synchronization and Communication Instructions")."""
+
+from __future__ import annotations
+
+from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.model import Imm, Instruction, Kernel
+
+_ALL = Imm(0)
+"""The thread count that stands for every live thread of the CTA."""
+
+_FENCE_WORDS = {
+    *("sc", "acq_rel", "acquire", "release", "relaxed", "volatile", "cta", "cluster", "gpu", "sys", "gl", "proxy", "async", "alias"),
+    *("global", "shared::cta", "shared::cluster", "mbarrier_init", "sync_restrict::shared::cta", "sync_restrict::shared::cluster"),
+    *("async::generic", "generic", "async::global", "async::shared::cta", "async::shared::cluster"),
+}
+
+
+@opcode("bra")
+def _bra(i: Instruction, m: Mods, k: Kernel) -> Op:
+    m.flag("uni")
+    return Op(None, (), ("static",), "control", control="branch")
+
+
+@opcode("brx")
+def _brx(i: Instruction, m: Mods, k: Kernel) -> Op:
+    m.take("idx", required=True)
+    m.flag("uni")
+    return Op(None, (), ("u32", "static"), "control", control="table")
+
+
+@opcode("ret", "exit")
+def _ret(i: Instruction, m: Mods, k: Kernel) -> Op:
+    m.flag("uni")
+    return Op(None, (), (), "control", control="exit")
+
+
+@opcode("trap")
+def _trap(i: Instruction, m: Mods, k: Kernel) -> Op:
+    return Op(None, (), (), "control", control="trap")
+
+
+@opcode("call")
+def _call(i: Instruction, m: Mods, k: Kernel) -> Op:
+    raise m.refuse("calls of device functions (printf among them) are not modelled")
+
+
+@opcode("bar", "barrier")
+def _bar(i: Instruction, m: Mods, k: Kernel) -> Op:
+    if m.take("warp"):
+        m.take("sync", required=True)
+        return Op(lambda g, mask, members: None, (), ("b32",), "barrier", context=True, converge=0)
+    m.flag("cta")
+    kind = m.take("sync", "arrive", "red", required=True)
+    i_mods = [x for x in i.mods if x != "cta"]
+    if "cluster" in i_mods:
+        raise m.refuse("cluster barriers are not modelled yet")
+    reduction = m.take("popc", "and", "or", required=True) if kind == "red" else ""
+    aligned = m.flag("aligned") or i.base == "bar"
+    converge = -1 if aligned else None
+    given = len(i.operands)
+    if kind == "red":
+        m.type("u32" if reduction == "popc" else "pred")
+        d = "u32" if reduction == "popc" else "pred"
+        if given == 3:
+            i.operands = (*i.operands[:2], _ALL, i.operands[2])
+        return Op(None, (d,), ("u32", "u32", "pred"), "barrier", control="barrier", converge=converge)
+    if given == 1:
+        i.operands = (*i.operands, _ALL)
+    if kind == "arrive" and i.operands[-1] is _ALL:
+        raise m.refuse("bar.arrive needs a thread count")
+    return Op(None, (), ("u32", "u32"), "barrier", control="barrier", converge=converge)
+
+
+@opcode("membar", "fence")
+def _fence(i: Instruction, m: Mods, k: Kernel) -> Op:
+    """Execution is sequentially consistent here, so a fence orders nothing that is not ordered already."""
+    while m.left and m.left[0] in _FENCE_WORDS:
+        m.left.pop(0)
+    return Op(lambda g, mask: None, (), (), "fence", context=True)
+
+
+@opcode("nanosleep", "pmevent")
+def _sleep(i: Instruction, m: Mods, k: Kernel) -> Op:
+    m.take("u32")
+    return Op(lambda g, mask, t: None, (), ("u32",), "control", context=True)
+
+
+@opcode("griddepcontrol")
+def _dependency(i: Instruction, m: Mods, k: Kernel) -> Op:
+    """Launches run one after another, so the kernel before has always ended."""
+    m.take("launch_dependents", "wait", required=True)
+    return Op(lambda g, mask: None, (), (), "control", context=True)

@@ -1,0 +1,189 @@
+"""Loads, stores, moves and address conversion (PTX ISA, "Data Movement and Conversion Instructions")."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cute_nvfp4.sim import access
+from cute_nvfp4.sim.access import Access
+from cute_nvfp4.sim.isa.table import Mods, Op, bits, opcode
+from cute_nvfp4.sim.layout import WINDOW_SHIFT, WINDOWS
+from cute_nvfp4.sim.model import Address, Imm, Instruction, Kernel, Reg, Sink, Special, Symbol, Vector
+
+_SPACES = {
+    **{"global": "global", "shared": "shared", "shared::cta": "shared", "local": "local", "param": "param", "const": "global"},
+    "param::entry": "param",
+}
+_TYPES = ("b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "b64", "u64", "s64", "f32", "f64", "b128")
+_EVICT = ("evict_normal", "evict_unchanged", "evict_first", "evict_last", "no_allocate")
+_SCOPES = ("cta", "cluster", "gpu", "sys")
+
+
+def _order(m: Mods) -> str:
+    """Memory order and scope; execution is sequentially consistent, so they change nothing."""
+    order = m.take("weak", "relaxed", "acquire", "release", "volatile", "mmio")
+    scope = m.take(*_SCOPES, required=order in ("relaxed", "acquire", "release", "mmio"))
+    return ".".join(filter(None, (order, scope)))
+
+
+def _space(m: Mods) -> str:
+    name = m.take(*_SPACES)
+    return _SPACES[name] if name else "generic"
+
+
+def _policy(m: Mods) -> tuple[str, ...]:
+    """Cache operators, eviction priorities, prefetch sizes: kept for the counters, without effect on values."""
+    out = []
+    while m.left:
+        word = m.left[0]
+        cop = word in ("ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc")
+        level = word in ("L1::" + e for e in _EVICT) or word in ("L2::" + e for e in _EVICT)
+        other = word in ("L2::64B", "L2::128B", "L2::256B", "L2::cache_hint", "unified")
+        if not (cop or level or other):
+            break
+        out.append(m.left.pop(0))
+    return tuple(out)
+
+
+def _vector(m: Mods, space: str) -> tuple[int, str]:
+    count = int(m.take("v2", "v4", "v8", default="v1")[1:])
+    t = m.type(*_TYPES)
+    if count * bits(t) > (256 if space == "global" else 128) or (count == 8 and bits(t) != 32):
+        raise m.refuse(f".v{count}.{t} is wider than an access of .{space} can be")
+    return count, t
+
+
+def _elements(count: int, t: str) -> tuple[int, tuple]:
+    """Unit size in bytes and register types of a vector; b128 is not modelled as a register."""
+    return bits(t) // 8, (t,) if count == 1 else (tuple([t] * count),)
+
+
+def _address_space(i: Instruction, operand, space: str, m: Mods, k: Kernel) -> str:
+    """Checks ``[...]`` and lets a named variable say its own space when the instruction leaves it open."""
+    if not isinstance(operand, Address):
+        raise m.refuse("an address in brackets is wanted")
+    if space == "param" and isinstance(operand.base, Symbol) and operand.base.name not in {p.name for p in k.params}:
+        raise m.refuse(f"{operand.base.name} is not a kernel parameter")
+    return space
+
+
+@opcode("ld", "ldu")
+def _ld(i: Instruction, m: Mods, k: Kernel) -> Op:
+    order, space = _order(m), _space(m)
+    policy = _policy(m)
+    count, t = _vector(m, space)
+    if t == "b128":
+        raise m.refuse("b128 registers are not modelled")
+    unit, dst = _elements(count, t)
+    _address_space(i, i.operands[1], space, m, k)
+    a = Access(i, space, unit, count, "load", (*([order] if order else []), *policy))
+    klass = f"load.{space}"
+    hint = ("b64",) if "L2::cache_hint" in policy else ()
+    raw = f"b{8 * unit}"
+    view = {"f32": "f4", "f64": "f8"}.get(t, t[0].replace("s", "i").replace("b", "u") + str(unit))
+
+    def fn(g, mask, addr, off, *_):
+        out = access.load(g, a, mask, addr, off)
+        if t == raw or t[0] == "u":
+            return out
+        return tuple(v.view(view) for v in out) if count > 1 else out.view(view)
+
+    return Op(fn, dst, ("addr", *hint), klass, context=True, relaxed=True)
+
+
+@opcode("st")
+def _st(i: Instruction, m: Mods, k: Kernel) -> Op:
+    order, space = _order(m), _space(m)
+    policy = _policy(m)
+    count, t = _vector(m, space)
+    if t == "b128" or space == "param":
+        raise m.refuse("b128 registers and stores to parameters are not modelled")
+    unit, src = _elements(count, t)
+    _address_space(i, i.operands[0], space, m, k)
+    a = Access(i, space, unit, count, "store", (*([order] if order else []), *policy))
+    raw = f"b{8 * unit}"
+    src = (raw,) if count == 1 else (tuple([raw] * count),)
+    hint = ("b64",) if "L2::cache_hint" in policy else ()
+
+    def fn(g, mask, addr, off, value, *_):
+        access.store(g, a, mask, addr, off, value if count > 1 else (value,))
+
+    return Op(fn, (), ("addr", *src, *hint), f"store.{space}", context=True, relaxed=True)
+
+
+@opcode("prefetch", "prefetchu", "discard", "applypriority", "createpolicy")
+def _prefetch(i: Instruction, m: Mods, k: Kernel) -> Op:
+    """Hints of the caches: they change no value, and their addresses are not checked (PTX ISA: prefetch never faults)."""
+    if i.base == "createpolicy":
+        words = i.mods
+        m.left.clear()
+        if words[0] not in ("fractional", "cvt") or words[-1] != "b64":
+            raise m.refuse("only createpolicy.fractional and .cvt are modelled")
+        src = tuple("f32" if words[0] == "fractional" else "b32" for _ in i.operands[1:])
+        return Op(lambda *a: np.zeros((1, 1), "u8"), ("b64",), src, "cache")
+    m.take("global", "local")
+    m.take("L1", "L2", "L2::evict_last", "L2::evict_normal", required=True)
+    return Op(lambda g, mask, addr, off: None, (), ("addr",), "cache", context=True)
+
+
+@opcode("mov")
+def _mov(i: Instruction, m: Mods, k: Kernel) -> Op:
+    t = m.type("pred", "b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64", "f32", "f64")
+    raw = t if t == "pred" else f"b{bits(t)}"
+    if len(i.operands) != 2:
+        raise m.refuse("mov takes two operands")
+    dst, src = i.operands
+    if isinstance(src, Vector):
+        return _pack(m, raw, len(src.items), k)
+    if isinstance(dst, Vector):
+        return _unpack(i, m, raw, dst, k)
+    if isinstance(src, (Reg, Imm, Special, Symbol)) or isinstance(dst, Sink):
+        return Op(lambda a: a, (raw,), (raw,), "move")
+    raise m.refuse("this form of mov is not modelled")
+
+
+def _pack(m: Mods, t: str, count: int, k: Kernel) -> Op:
+    part = bits(t) // count
+    if part not in (8, 16, 32) or bits(t) % count:
+        raise m.refuse(f"a {t} cannot be packed from {count} elements")
+    wide = f"u{bits(t) // 8}"
+
+    def fn(items):
+        out = items[0].astype(wide)
+        for j, item in enumerate(items[1:], 1):
+            out = out | item.astype(wide) << np.array(j * part, wide)
+        return out
+
+    return Op(fn, (t,), (tuple([f"b{part}"] * count),), "move")
+
+
+def _unpack(i: Instruction, m: Mods, t: str, dst: Vector, k: Kernel) -> Op:
+    count = len(dst.items)
+    part = bits(t) // count
+    if part not in (8, 16, 32) or bits(t) % count:
+        raise m.refuse(f"a {t} cannot be unpacked into {count} elements")
+    wide, narrow = f"u{bits(t) // 8}", f"u{part // 8}"
+
+    def fn(a):
+        return tuple((a >> np.array(j * part, wide)).astype(narrow) for j in range(count))
+
+    return Op(fn, (tuple([f"b{part}"] * count),), (t,), "move")
+
+
+@opcode("cvta")
+def _cvta(i: Instruction, m: Mods, k: Kernel) -> Op:
+    back = m.flag("to")
+    space = m.take("global", "shared", "shared::cta", "local", "param", "const", "param::entry", required=True)
+    t = m.type("u32", "u64")
+    window = WINDOWS.get(_SPACES[space], 0) << WINDOW_SHIFT
+    if t == "u32" or not window:
+        return Op(lambda a: a, (t,), (t,), "move")
+    tag = np.uint64(window)
+    return Op((lambda a: a & ~tag) if back else (lambda a: a | tag), (t,), (t,), "move")
+
+
+@opcode("isspacep")
+def _isspacep(i: Instruction, m: Mods, k: Kernel) -> Op:
+    space = m.take("global", "shared", "shared::cta", "local", "const", "param", required=True)
+    window = np.uint64(WINDOWS.get(_SPACES[space], 0))
+    return Op(lambda a: a >> np.uint64(WINDOW_SHIFT) == window, ("pred",), ("u64",), "compare")

@@ -1,0 +1,83 @@
+"""Submissions that try to pass without doing the work: each must fail, and for the right reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cute_nvfp4.harness.errors import SubmissionError
+from cute_nvfp4.harness.evaluate import Evaluation, Options
+
+HERE = Path(__file__).parent
+
+
+def run(name: str, mode: str, data: str = "public"):
+    options = Options(
+        "nvfp4_gemv",
+        mode=mode,
+        submission=HERE / "submissions" / f"{name}.py",
+        backend="reference",
+        data=data,
+        task_file=HERE / "tiny.yml",
+    )
+    return Evaluation(options).run()
+
+
+@pytest.mark.parametrize("name", ["honest", "own_output"])
+@pytest.mark.parametrize("data", ["public", "full"])
+def test_honest_submissions_pass(name, data):
+    result = run(name, "leaderboard", data)
+    assert result.passed, result.cases[0].error
+    assert result.cases[0].calls_checked == 3  # the first call and each of the two repeats
+
+
+# (submission, mode, part of the message)
+CHEATS = [
+    ("stale_output", "leaderboard", "elements are wrong"),
+    ("stale_output", "test", "call 2, fresh data"),
+    ("cache_by_pointer", "leaderboard", "call 2, fresh data"),
+    ("cache_by_pointer", "benchmark", "call 2, fresh data"),
+    ("idle_when_timed", "benchmark", "may never have been written"),
+    ("cache_by_shape", "leaderboard", "call 2, fresh data"),
+    ("input_mutation", "test", "changed its inputs: sfa"),
+    ("input_view", "test", "shares memory with the input a"),
+    ("zeros", "test", "elements are wrong"),
+    ("untouched", "test", "may never have been written"),
+    ("partial_output", "leaderboard", "may never have been written"),
+    ("patched_worker", "benchmark", "replaced __main__._clock"),
+    ("patched_samples", "benchmark", "timer was tampered with"),
+    ("forged_answer", "test", "may never have been written"),
+    ("exit_zero", "test", "the process died while running custom_kernel (exit code 0)"),
+    ("lazy_output", "test", "returned a Lazy, expected a torch.Tensor"),
+    ("even_elements", "test-full", "elements are wrong"),
+]
+
+
+@pytest.mark.parametrize("name,mode,message", CHEATS, ids=[f"{name}-{mode}" for name, mode, _ in CHEATS])
+def test_cheat_is_caught(name, mode, message):
+    mode, _, data = mode.partition("-")
+    result = run(name, mode, data or "public")
+    assert not result.passed
+    assert result.score_us is None
+    errors = [case.error for case in result.cases if not case.passed]
+    assert any(message in error for error in errors), errors
+
+
+@pytest.mark.parametrize(
+    "name,replaced",
+    [
+        ("patched_timer", "time.perf_counter_ns, Event.elapsed_time"),
+        ("patched_checker", "torch.equal"),
+        ("patched_tensor", "Tensor.copy_"),
+    ],
+)
+def test_cheat_is_caught_when_it_is_imported(name, replaced):
+    with pytest.raises(SubmissionError, match="the submission replaced") as caught:
+        run(name, "leaderboard")
+    assert replaced in str(caught.value)
+
+
+def test_public_draws_alone_do_not_see_ignored_elements():
+    """Why ``--data full`` exists: every high nibble of the public data is zero."""
+    assert run("even_elements", "test").passed
