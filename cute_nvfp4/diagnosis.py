@@ -13,8 +13,8 @@ from importlib import metadata
 from .errors import CuteNvfp4Error
 
 _REQUIRED = (
-    "torch", "nvidia-cutlass-dsl", "cuda-python", "numpy", "ml_dtypes", "typer", "rich", "pydantic", "PyYAML", "filelock",
-    "platformdirs",
+    "torch", "nvidia-cutlass-dsl", "cuda-python", "numpy", "ml_dtypes", "typer", "rich", "pydantic", "PyYAML",
+    "filelock", "platformdirs",
 )  # fmt: skip
 _TOOLS = ("nvdisasm", "cuobjdump")
 _PYTHON = ((3, 10), (3, 12))
@@ -150,7 +150,7 @@ def _simulator() -> Iterator[Finding]:
             advice = "the simulator needs no GPU: report the message above"
             yield Finding("runs on", f"simulator, {arch.name}", "fail", _describe(error), advice)
         else:
-            status, text = ("fail", f"{wrong} wrong results") if wrong else ("ok", "a small kernel gives the right numbers")
+            status, text = ("fail", f"{wrong} wrong results") if wrong else ("ok", "right on a small kernel")
             yield Finding("runs on", f"simulator, {arch.name}", status, text)
 
 

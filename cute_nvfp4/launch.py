@@ -61,31 +61,26 @@ class CudaLauncher:
             self._engine = ExecutionEngine(module, opt_level=2, shared_libs=CuTeDSL._get_dsl().get_shared_libs())
         self._library = ctypes.c_void_p()
         self._loaded: set[int] = set()
-        self._call_host("cuda_init", [ctypes.POINTER(ctypes.c_void_p)], [ctypes.pointer(self._library)], plain=True)
+        self._call_host("cuda_init")
         address = self._engine.raw_lookup(kernel.entry)
         if not address:
             raise CompileError(f"kernel {kernel.name}: host function {kernel.entry} is missing from its module")
         self._entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
 
-    def _call_host(self, symbol: str, types: list, values: list, *, plain: bool = False) -> None:
+    def _call_host(self, symbol: str, *extra: int) -> None:
+        """Calls ``symbol(cudaLibrary_t *library, int32 …extra)`` of the host module."""
         address = self._engine.raw_lookup(symbol)
         if not address:
             raise CompileError(f"kernel {self._kernel.name}: {symbol} is missing from its host module")
-        library = ctypes.pointer(self._library)
-        holder = ctypes.c_void_p(ctypes.addressof(library))
-        result = ctypes.c_int32(0)
-        slots = [ctypes.addressof(holder)]
-        extra = [] if plain else [ctypes.c_int32(value) for value in values]
-        slots += [ctypes.addressof(item) for item in extra]
-        slots.append(ctypes.addressof(result))
-        array = (ctypes.c_void_p * len(slots))(*slots)
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(array)
-        _check(result.value, f"{symbol} of kernel {self._kernel.name}")
+        types = [ctypes.c_void_p, *[ctypes.c_int32] * len(extra)]
+        storage, pointers = packed_arguments(types, [ctypes.addressof(self._library), *extra])
+        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(pointers)
+        _check(getattr(storage, f"a{len(types)}"), f"{symbol} of kernel {self._kernel.name}")
 
     def __call__(self, values: Sequence[Any], tensors: Mapping[str, tuple[torch.Tensor, bool]]) -> None:
         device = torch.cuda.current_device()
         if device not in self._loaded:
-            self._call_host("cuda_load_to_device", [ctypes.c_int32], [device])
+            self._call_host("cuda_load_to_device", device)
             self._loaded.add(device)
         storage, pointers = packed_arguments(self._types, values)
         self._entry(pointers)

@@ -38,7 +38,8 @@ def evaluate(
         float | None, typer.Option(help="Seconds that one call may take.", show_default="the task file's")
     ] = None,
     task: Annotated[
-        Path | None, typer.Option(help="Task file with other shapes, seeds or tolerances.", show_default="the problem's")
+        Path | None,
+        typer.Option(help="Task file with other shapes, seeds or tolerances.", show_default="the problem's"),
     ] = None,
 ) -> None:
     """Runs a submission on a problem: is it right, how fast is it.
@@ -69,11 +70,18 @@ def evaluate(
 def _run(evaluation: Evaluation) -> RunResult:
     """Runs with a progress line on standard error."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    from rich.text import Text
 
     from ..harness.schema import spec
 
     console = stderr()
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
     with Progress(*columns, console=console, transient=True) as progress:
         line = progress.add_task("starting the submission", total=len(evaluation.numbered))
 
@@ -83,7 +91,6 @@ def _run(evaluation: Evaluation) -> RunResult:
                 return
             progress.advance(line)
             if not result.passed:
-                progress.console.print(f"[red]case {result.index} failed[/red]: ", end="")
-                progress.console.print(result.error, markup=False)
+                progress.console.print(Text(f"case {result.index} failed: ", "red") + Text(result.error))
 
         return evaluation.run(show)

@@ -56,7 +56,11 @@ def inspect(
 
 
 def _compile(arch: str, m: int, k: int, batch: int, scales: str) -> tuple[CompiledKernel, str]:
-    raise NotImplementedError
+    """The kernel that ``gemv`` would run on this problem, and the configuration it chose, in words."""
+    from ..ops import compile_gemv
+
+    compiled, config = compile_gemv(arch, m=m, k=k, batch=batch, scales=scales)
+    return compiled, str(config)
 
 
 def _show(report: KernelReport, title: str, config: str) -> None:

@@ -20,7 +20,7 @@ JsonOption = Annotated[
     typer.Option(
         "--json",
         metavar="[FILE]",
-        help="Print the result as JSON instead of tables; with FILE (a path that ends in .json), write it there as well.",
+        help="Print the result as JSON instead of tables; with FILE (ends in .json), write it there as well.",
         show_default=False,
     ),
 ]

@@ -14,7 +14,7 @@ _SHOWN = 3
 
 @dataclass(frozen=True)
 class Check:
-    """The verdict on one output, with the largest errors seen where both sides are finite."""
+    """The verdict on one output, with its largest errors; NaN where a NaN or an infinity is out of place."""
 
     passed: bool
     message: str
@@ -35,13 +35,17 @@ def check_output(out: np.ndarray, expected: Expected, tolerances: Tolerances) ->
     got = out.astype(np.float64)
     finite = np.isfinite(got) & np.isfinite(rounded)
     same_special = (np.isnan(got) & np.isnan(rounded)) | (np.isinf(got) & (got == rounded))
-    error = np.abs(np.where(finite, got - rounded, 0.0))
+    error = np.zeros_like(got)
+    np.subtract(got, rounded, out=error, where=finite)
+    error = np.abs(error)
     reference = np.abs(np.where(finite, rounded, 0.0))
     allowed = tolerances.atol + tolerances.rtol * reference + tolerances.sum_rtol * expected.magnitude
     bad = np.where(finite, error > allowed, ~same_special)
     relative = error[reference > 0] / reference[reference > 0]
     max_abs = float(error.max(initial=0.0))
     max_rel = float(relative.max(initial=0.0))
+    if (bad & ~finite).any():
+        max_abs = max_rel = float("nan")
     if not bad.any():
         return Check(True, "", max_abs, max_rel)
     return Check(False, _explain(bad, got, rounded), max_abs, max_rel)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import secrets
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
@@ -63,7 +65,9 @@ class Evaluation:
         self.submission = options.submission or self.problem.folder / "submission.py"
         named = directives(read_submission(self.submission)).get("leaderboard", options.problem)
         if named != options.problem:
-            raise HarnessError(f"{self.submission} is a submission to {named!r} (its #!POPCORN line), not {options.problem!r}")
+            raise HarnessError(
+                f"{self.submission} is a submission to {named!r} (its #!POPCORN line), not {options.problem!r}"
+            )
         self.backend = _choose_backend(options.backend)
         self.device = "cuda" if self.backend == "cuda" else "cpu"
         self.arch = _choose_arch(self.backend, options.arch)
@@ -176,14 +180,14 @@ class Evaluation:
         self._checked(runner, result, mix_seed(result.seed, 2))
 
     def _leaderboard(self, runner: Runner, result: CaseResult) -> None:
-        rule, samples, spent = self._rule(), [], 0.0
+        rule, samples = self._rule(), []
         self._checked(runner, result, result.seed)  # also warms up
-        while not rule.done(samples, spent):
+        begin = time.perf_counter()
+        while not rule.done(samples, time.perf_counter() - begin):
             outcome = self._checked(runner, result, mix_seed(result.seed, 1 + len(samples)), timed=True)
-            spent += outcome.wall_s
             samples.append(outcome.wall_s * 1e9 if outcome.gpu_ns is None else outcome.gpu_ns)
         if self.device == "cuda":
-            check_samples(samples, spent)
+            check_samples(samples, time.perf_counter() - begin)
             result.gpu = Timing.of(samples)
             self._time_peer(result)
 
@@ -206,11 +210,16 @@ class Evaluation:
 def _record(result: CaseResult, check: Check) -> None:
     """Adds a verdict to ``result``; raises CallFailed if it is not a pass."""
     result.calls_checked += 1
-    result.max_abs = max(result.max_abs or 0.0, check.max_abs)
-    result.max_rel = max(result.max_rel or 0.0, check.max_rel)
+    result.max_abs = _larger(result.max_abs, check.max_abs)
+    result.max_rel = _larger(result.max_rel, check.max_rel)
     if not check.passed:
         where = f" (call {result.calls_checked}, fresh data)" if result.calls_checked > 1 else ""
         raise CallFailed(check.message + where)
+
+
+def _larger(before: float | None, now: float) -> float | None:
+    """The larger error of two; None where it is not a number."""
+    return None if math.isnan(now) else max(before or 0.0, now)
 
 
 def percent_of_copy(result: CaseResult, copy_bytes_s: float) -> float:
@@ -227,8 +236,8 @@ def _choose_backend(backend: str) -> str:
     available = torch.cuda.is_available()
     if backend == "cuda" and not available:
         raise HarnessError(
-            "backend 'cuda' needs a CUDA device, and torch sees none here. Use --backend sim to run the kernel's PTX on "
-            "the CPU, or run 'cute-nvfp4 doctor' to see what is missing."
+            "backend 'cuda' needs a CUDA device, and torch sees none here. Use --backend sim to run the kernel's PTX "
+            "on the CPU, or run 'cute-nvfp4 doctor' to see what is missing."
         )
     return ("cuda" if available else "sim") if backend == "auto" else backend
 

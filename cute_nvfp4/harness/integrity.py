@@ -2,7 +2,9 @@
 
 Verdicts are reached in the harness's own process, which a submission cannot touch. What does run beside the
 submission (the clock, CUDA events, copies of tensors) is called through references taken before the submission is
-imported, and this snapshot tells whether anything of it was replaced meanwhile.
+imported, and this snapshot tells whether anything of it was replaced meanwhile. What no in-process check can
+exclude is a submission that rewrites the worker's memory to shade its own times by a little; times that are not
+possible (too long for the request, too short for DRAM, too many) are refused by the runner.
 """
 
 from __future__ import annotations
@@ -13,21 +15,28 @@ from types import ModuleType
 
 import torch
 
-_CLASSES = {
-    torch.Tensor: (
-        "clone", "contiguous", "copy_", "cpu", "cuda", "data_ptr", "equal", "fill_", "is_contiguous", "permute",
-        "stride", "sum", "to", "untyped_storage", "view", "zero_",
+# Named one by one: torch replaces some of its own functions when it loads more of itself (torch.compile does).
+_TORCH = {
+    torch: (
+        "allclose", "as_strided", "clone", "empty", "empty_like", "equal", "eq", "frombuffer", "isclose", "isnan",
+        "strided", "sum", "zeros", "zeros_like", "Tensor",
     ),
-    torch.cuda.Event: ("__new__", "record", "elapsed_time", "synchronize", "query", "wait"),
-    torch.cuda.Stream: ("__new__", "synchronize", "wait_stream", "wait_event", "record_event"),
+    torch.testing: ("assert_close",),
+    torch.cuda: ("Event", "Stream", "current_stream", "default_stream", "is_available", "stream", "synchronize"),
+    torch.Tensor: (
+        "clone", "contiguous", "copy_", "cpu", "cuda", "data_ptr", "detach", "device", "dtype", "element_size", "equal",
+        "fill_", "is_contiguous", "layout", "numel", "permute", "shape", "stride", "sum", "to", "untyped_storage",
+        "view", "zero_",
+    ),
+    torch.cuda.Event: ("__new__", "elapsed_time", "query", "record", "synchronize", "wait"),
+    torch.cuda.Stream: ("__new__", "record_event", "synchronize", "wait_event", "wait_stream"),
 }  # fmt: skip
-_MODULES = (time, torch, torch.cuda, torch.testing)
 
 
 def _watched_modules() -> list[ModuleType]:
     own = [module for name, module in sorted(sys.modules.items()) if name.startswith("cute_nvfp4.harness")]
     main = sys.modules.get("__main__")  # the worker itself runs under this name
-    return [*_MODULES, *own, *([main] if main is not None else [])]
+    return [time, *own, *([main] if main is not None else [])]
 
 
 class Snapshot:
@@ -39,7 +48,7 @@ class Snapshot:
             for name, value in list(vars(module).items()):
                 if callable(value):
                     self._entries.append((module, name, value))
-        for owner, names in _CLASSES.items():
+        for owner, names in _TORCH.items():
             self._entries += [(owner, name, getattr(owner, name)) for name in names]
         self._missing = object()
 

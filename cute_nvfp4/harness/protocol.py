@@ -21,8 +21,8 @@ def lines(run: RunResult) -> list[str]:
         out.append(f"{key}.spec: {spec(case.case)}")
         if kind == "benchmark" and case.gpu is not None and case.passed:
             timing = case.gpu
-            values = {"runs": timing.runs, "mean": timing.mean, "std": timing.std, "err": timing.err}
-            out += [f"{key}.{name}: {value}" for name, value in {**values, "best": timing.best, "worst": timing.worst}.items()]
+            names = ("runs", "mean", "std", "err", "best", "worst")
+            out += [f"{key}.{name}: {getattr(timing, name)}" for name in names]
         else:
             out.append(f"{key}.status: {'pass' if case.passed else 'fail'}")
         if case.error:

@@ -24,7 +24,7 @@ import torch
 
 from .arena import Arena, Layout
 from .checker import Check, check_output
-from .errors import SubmissionError
+from .errors import HarnessError, SubmissionError
 from .problem import DataKind, Problem
 from .schema import Case, Tolerances
 from .timing import StopRule
@@ -59,17 +59,22 @@ def read_submission(path: Path) -> str:
     """The source of a submission, after what can be checked without running it.
 
     Raises:
-        SubmissionError: no such file, not readable as Python source (the line is shown).
+        HarnessError: no such file.
+        SubmissionError: it is not Python source (the line is shown).
     """
     if not path.is_file():
-        raise SubmissionError(f"submission {path} does not exist; give the path of a Python file with custom_kernel(data)")
+        raise SubmissionError(
+            f"submission {path} does not exist; give the path of a Python file with custom_kernel(data)"
+        )
     try:
         source = path.read_text()
         ast.parse(source, filename=str(path))
     except SyntaxError as error:
         line = (error.text or "").rstrip()
         caret = " " * max((error.offset or 1) - 1, 0) + "^"
-        raise SubmissionError(f"syntax error in {path}, line {error.lineno}: {error.msg}\n  {line}\n  {caret}") from error
+        raise SubmissionError(
+            f"syntax error in {path}, line {error.lineno}: {error.msg}\n  {line}\n  {caret}"
+        ) from error
     except (OSError, UnicodeDecodeError, ValueError) as error:
         raise SubmissionError(f"submission {path} cannot be read as Python source: {error}") from error
     return source
@@ -300,6 +305,8 @@ class Runner:
         answer = self._ask(request, "timing", self._timeout + rule.seconds)
         samples = [float(sample) for sample in answer["samples"]]
         check_samples(samples, time.perf_counter() - begin)
+        if len(samples) > rule.repeats:
+            raise CallFailed(f"the timer was tampered with: {len(samples)} times for at most {rule.repeats} repeats")
         return samples, self._judge(case, inputs, answer["outputs"])
 
     def profile(self, case: Case, seed: int) -> dict:
@@ -321,7 +328,7 @@ def check_bandwidth(useful_bytes: int, mean_ns: float, copy_bytes_s: float) -> N
     reached = useful_bytes / (mean_ns * 1e-9)
     if reached > IMPLAUSIBLE_BANDWIDTH * copy_bytes_s:
         raise CallFailed(
-            f"implausible time: {reached / 1e12:.2f} TB/s of useful bytes, a device copy reaches {copy_bytes_s / 1e12:.2f}"
+            f"implausible time: {reached / 1e12:.2f} TB/s of useful bytes, a copy reaches {copy_bytes_s / 1e12:.2f}"
         )
 
 

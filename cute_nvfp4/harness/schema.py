@@ -78,7 +78,8 @@ class Task(_Strict):
             figures = getattr(self, kind)
             if figures is not None and len(figures.microseconds) != len(self.benchmarks):
                 raise ValueError(
-                    f"{kind}.microseconds has {len(figures.microseconds)} entries, benchmarks has {len(self.benchmarks)}"
+                    f"{kind}.microseconds has {len(figures.microseconds)} entries, "
+                    f"benchmarks has {len(self.benchmarks)}"
                 )
         return self
 

@@ -136,7 +136,9 @@ def copy_bandwidth(device: torch.device | str = "cuda") -> float:
     """Bytes per second (read plus written) of a device-to-device copy of 1 GiB, median of 30."""
     source = torch.zeros(_COPY_BYTES, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    samples = time_cuda(lambda: target.copy_(source), rule=StopRule(repeats=30, relative_error=1e-9), clear=lambda: None)
+    samples = time_cuda(
+        lambda: target.copy_(source), rule=StopRule(repeats=30, relative_error=1e-9), clear=lambda: None
+    )
     return 2 * _COPY_BYTES / (statistics.median(samples) * 1e-9)
 
 

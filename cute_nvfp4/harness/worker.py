@@ -1,8 +1,8 @@
 """The process of one submission: loads it, calls it, times it; it never judges it.
 
-Started by :mod:`cute_nvfp4.harness.runner` as ``python -m cute_nvfp4.harness.worker CONTROL_FD ARENA_FD BYTES``. Requests
-and answers are JSON messages; tensors travel through the arena. Anything else the harness wants to know (is the
-answer right, were the inputs changed) it finds out by itself.
+Started by :mod:`cute_nvfp4.harness.runner` as ``python -m cute_nvfp4.harness.worker CONTROL_FD ARENA_FD BYTES``.
+Requests and answers are JSON messages; tensors travel through the arena. Anything else the harness wants to know (is
+the answer right, were the inputs changed) it finds out by itself.
 """
 
 from __future__ import annotations
@@ -136,7 +136,7 @@ class Worker:
         with profile(activities=activities) as recorded:
             self._kernel(data)
             self._synchronize()
-        key = "cuda_time_total" if self._device.type == "cuda" else "cpu_time_total"
+        key = "device_time_total" if self._device.type == "cuda" else "cpu_time_total"
         table = recorded.key_averages().table(sort_by=key, row_limit=15, max_name_column_width=60)
         return {"table": table, "counters": counters.collect()}
 
@@ -148,7 +148,9 @@ class Worker:
             self._layout = Layout.of(self._problem, case)
             shared = {slot.buffer.name: self._arena.tensor(slot) for slot in self._layout.buffers}
             on_cpu = self._device.type == "cpu"
-            self._tensors = shared if on_cpu else {n: torch.empty_like(t, device=self._device) for n, t in shared.items()}
+            self._tensors = (
+                shared if on_cpu else {n: torch.empty_like(t, device=self._device) for n, t in shared.items()}
+            )
             self._case = case
         if self._device.type == "cuda":
             for slot in self._layout.buffers:

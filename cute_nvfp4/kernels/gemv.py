@@ -31,19 +31,21 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
+from ..ptx.async_copy import commit_group, wait_group
 from ..ptx.memory import load_shared
 from ..ptx.warp import sum_lanes
 from ..scale_layout import ATOM_ROWS
-from .gemv_config import SLICE_SCALE_BYTES, TILE_ROWS, TILES_PER_ATOM, GemvConfig
+from .gemv_config import SLICE_SCALE_BYTES, STAGE_BYTES, TILE_ROWS, TILES_PER_ATOM, GemvConfig
 from .gemv_dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS, SLICE_K, dot_engine
 from .gemv_load import (
     SCALE_SHIFT,
     advance,
+    fetch,
     lane_addresses,
     load_b_block,
-    load_slice,
     scale_products,
     shifted_scale,
+    take,
     tile_row,
 )
 
@@ -82,7 +84,7 @@ class Gemv:
         cfg = self.config
         # tiles that have rows: eight in a full atom, in the last one those that start inside the matrix
         tiles = m // ATOM_ROWS * TILES_PER_ATOM + cutlass.min((m % ATOM_ROWS + 3) // 4, TILES_PER_ATOM)
-        blocks = cute.ceil_div(tiles, cfg.tiles_per_block)
+        blocks = cute.ceil_div(tiles, cfg.warps_m)
         pointers = (a, sfa, b, sfb, c, a_global, b_global)
         strides = (a_strides, sfa_strides, b_batch, sfb_batch, c_strides)
         self.kernel(pointers, alpha, m, k, tiles, strides).launch(
@@ -111,22 +113,29 @@ class Gemv:
         b_bytes = cfg.capacity_slices * self.engine.slice_bytes
         # [values of b of a chunk | constants of the engine | f16 scales of b]
         shared_b = smem.allocate_array(cutlass.Uint8, b_bytes, byte_alignment=128).toint()
-        constant_words = max(len(self.engine.constants), 1)
-        constants = smem.allocate_tensor(cutlass.Uint32, cute.make_layout(constant_words), byte_alignment=128)
+        constant_words = self.engine.constant_words
+        constants = smem.allocate_tensor(cutlass.Uint32, cute.make_layout(max(constant_words, 1)), byte_alignment=128)
         scale_bytes = cfg.capacity_slices * SLICE_SCALE_BYTES
         shared_scale = smem.allocate_array(cutlass.Uint8, scale_bytes, byte_alignment=16).toint()
-        # (TILE_ROWS, WARPS_K, TILES)
-        sums_layout = cute.make_layout((TILE_ROWS, cfg.warps_k, cfg.tiles_per_block))
+        # (TILE_ROWS, WARPS_K, WARPS_M)
+        sums_layout = cute.make_layout((TILE_ROWS, cfg.warps_k, cfg.warps_m))
         sums = smem.allocate_tensor(Float32, sums_layout, byte_alignment=16)
+        if cutlass.const_expr(cfg.shared_stages):
+            ring_bytes = cfg.stages * STAGE_BYTES
+            ring = smem.allocate_array(cutlass.Uint8, cfg.warps_m * cfg.warps_k * ring_bytes, byte_alignment=128)
+            store = ring.toint() + warp * ring_bytes + lane * 16
+        else:
+            # (WORDS, ROWS, STAGES) and (ROWS, STAGES)
+            data = cute.make_rmem_tensor((8, 2, cfg.stages), cutlass.Uint32)
+            store = (data, cute.make_rmem_tensor((2, cfg.stages), cutlass.Uint32))
 
-        first_tile = block * cfg.tiles_per_block + warp_m * cfg.tiles
-        warp_tiles = cutlass.max(cutlass.min(tiles - first_tile, cfg.tiles), 0)
+        tile = block * cfg.warps_m + warp_m
         if lane < TILE_ROWS:
-            for t in cutlass.range_constexpr(cfg.tiles):
-                sums[lane, warp_k, warp_m * cfg.tiles + t] = Float32(0.0)
-        if thread == 0:
-            for i, word in enumerate(self.engine.constants):
-                constants[i] = cutlass.Uint32(word)
+            sums[lane, warp_k, warp_m] = Float32(0.0)
+        for i in cutlass.range_constexpr(-(-constant_words // cfg.threads)):
+            index = thread + i * cfg.threads
+            if index < constant_words:
+                constants[index] = self.engine.constant(index)
 
         a_address = a.toint() + Int64(batch) * a_strides[1]
         sfa_address = sfa.toint() + Int64(batch) * sfa_strides[1]
@@ -138,9 +147,9 @@ class Gemv:
             self.chunk(
                 operand_a,
                 (b_address, sfb_address, shared_b, constants.iterator.toint(), shared_scale),
-                sums,
+                (store, sums),
                 (thread, lane, warp_k, warp_m),
-                (first_tile, warp_tiles),
+                tile,
                 (first_slice, cutlass.min(slices - first_slice, cfg.capacity_slices)),
                 (m, k),
             )
@@ -153,97 +162,98 @@ class Gemv:
             factor = factor * cute.make_tensor(b_global, cute.make_layout(1))[0]
         # (M) of this batch
         out = cute.make_tensor(c + Int64(batch) * c_strides[1], cute.make_layout(m, stride=c_strides[0]))
-        for i in cutlass.range_constexpr(cute.ceil_div(cfg.tiles_per_block * TILE_ROWS, cfg.threads)):
+        for i in cutlass.range_constexpr(-(-cfg.warps_m * TILE_ROWS // cfg.threads)):
             index = thread + i * cfg.threads
-            tile, row_of_tile = index // TILE_ROWS, index % TILE_ROWS
-            row = tile_row(block * cfg.tiles_per_block + tile, row_of_tile % 8, row_of_tile // 8)
-            if row < m and tile < cfg.tiles_per_block:
-                total = sums[row_of_tile, 0, tile]
+            tile_of_block, row_of_tile = index // TILE_ROWS, index % TILE_ROWS
+            row = tile_row(block * cfg.warps_m + tile_of_block, row_of_tile % 8, row_of_tile // 8)
+            if row < m and tile_of_block < cfg.warps_m:
+                total = sums[row_of_tile, 0, tile_of_block]
                 for w in cutlass.range_constexpr(1, cfg.warps_k):
-                    total = total + sums[row_of_tile, w, tile]
+                    total = total + sums[row_of_tile, w, tile_of_block]
                 out[row] = (total * factor).to(_OUT[cfg.out])
 
     @cute.jit
-    def chunk(self, operand_a, b_places, sums, who, tile_range, slice_range, shape):
+    def chunk(self, operand_a, b_places, stores, who, tile: Int32, slice_range, shape):
         """Adds the products over one chunk of K, as much of b as shared memory holds, to ``sums``."""
         cfg = self.config
         b_address, sfb_address, shared_b, shared_constants, shared_scale = b_places
+        store, sums = stores
         thread, lane, warp_k, warp_m = who
-        first_tile, warp_tiles = tile_range
         first_slice, chunk_slices = slice_range
         m, k = shape
-        quad_lane, lane_row = lane % QUAD, lane // QUAD
+        quad_lane = lane % QUAD
 
-        # slices of the chunk that are this warp's: warp_k, warp_k + warps_k, …; all of them for each of its tiles
+        # slices of the chunk that are this warp's: warp_k, warp_k + warps_k, …
         units = (chunk_slices - warp_k + cfg.warps_k - 1) // cfg.warps_k
-        total = warp_tiles * units
-        # (WORDS, ROWS, STAGES) and (ROWS, STAGES)
-        data = cute.make_rmem_tensor((8, 2, cfg.stages), cutlass.Uint32)
-        scales = cute.make_rmem_tensor((2, cfg.stages), cutlass.Uint32)
-
-        load_tile, load_unit = first_tile, Int32(0)
-        address = lane_addresses(cfg, operand_a, m, k, load_tile, lane, first_slice + warp_k)
-        for stage in cutlass.range_constexpr(cfg.stages):
-            if stage < total:
-                self.fetch(address, data, scales, stage, first_slice + warp_k + load_unit * cfg.warps_k, k, lane)
-                address = advance(cfg, address, cfg.warps_k)
-                load_unit += 1
-                if cutlass.const_expr(cfg.tiles > 1):
-                    if load_unit == units:
-                        load_unit = Int32(0)
-                        load_tile += 1
-                        address = lane_addresses(cfg, operand_a, m, k, load_tile, lane, first_slice + warp_k)
+        address = lane_addresses(cfg, operand_a, m, k, tile, lane, first_slice + warp_k)
+        # in shared memory a stage is written again only after the slice it held has been used up
+        ahead = cfg.stages - 1 if cfg.shared_stages else cfg.stages
+        for unit in cutlass.range_constexpr(ahead):
+            if unit < units:
+                self.fetch(address, store, unit, first_slice + warp_k + unit * cfg.warps_k, k, lane)
+            address = advance(cfg, address, cfg.warps_k)
+            if cutlass.const_expr(cfg.shared_stages):
+                commit_group()
 
         cute.arch.sync_threads()  # the chunk before this one has been used; sums are zero
         self.stage_b(b_address, sfb_address, shared_b, shared_scale, thread, slice_range, k)
         cute.arch.sync_threads()
 
         lane_b = self.engine.lane_state(shared_b, shared_constants, lane)
-        tile, unit = Int32(0), Int32(0)
+        scale_address = shared_scale + warp_k * SLICE_SCALE_BYTES + quad_lane * 8
         sum0, sum1 = Float32(0.0), Float32(0.0)
-        for first in cutlass.range(0, total, cfg.stages, unroll=1):
-            for stage in cutlass.range_constexpr(cfg.stages):
-                if first + stage < total:
-                    local_slice = warp_k + unit * cfg.warps_k
-                    scale_address = shared_scale + local_slice * SLICE_SCALE_BYTES + quad_lane * 8
-                    products = scale_products([scales[0, stage], scales[1, stage]], load_shared(scale_address, 8))
-                    rows = [[data[w, r, stage] for w in range(8)] for r in range(2)]
-                    blocks = self.engine.block_sums(rows, lane_b, local_slice)
-                    for i in cutlass.range_constexpr(LANE_BLOCKS):
-                        sum0 = sum0 + blocks[0][i] * products[0][i]
-                        sum1 = sum1 + blocks[1][i] * products[1][i]
-                    if first + stage + cfg.stages < total:
-                        next_slice = first_slice + warp_k + load_unit * cfg.warps_k
-                        self.fetch(address, data, scales, stage, next_slice, k, lane)
+        if cutlass.const_expr(cfg.shared_stages):
+            stage, free_stage = Int32(0), Int32(cfg.stages - 1)
+            for unit in cutlass.range(units, unroll=1):
+                wait_group(cfg.stages - 2)
+                rows, scales = take(cfg, store, stage)
+                if unit + ahead < units:
+                    self.fetch(address, store, free_stage, first_slice + warp_k + (unit + ahead) * cfg.warps_k, k, lane)
+                commit_group()
+                address = advance(cfg, address, cfg.warps_k)
+                free_stage = stage
+                stage = cutlass.select_(stage == cfg.stages - 1, Int32(0), stage + 1)
+                local_slice = warp_k + unit * cfg.warps_k
+                b_scales = load_shared(scale_address + unit * (cfg.warps_k * SLICE_SCALE_BYTES), 8)
+                sum0, sum1 = self.accumulate(sum0, sum1, rows, scales, b_scales, lane_b, local_slice)
+        else:
+            for first in cutlass.range(0, units, cfg.stages, unroll=1):
+                for stage in cutlass.range_constexpr(cfg.stages):
+                    unit = first + stage
+                    if unit < units:
+                        rows, scales = take(cfg, store, stage)
+                        local_slice = warp_k + unit * cfg.warps_k
+                        b_scales = load_shared(scale_address + unit * (cfg.warps_k * SLICE_SCALE_BYTES), 8)
+                        sum0, sum1 = self.accumulate(sum0, sum1, rows, scales, b_scales, lane_b, local_slice)
+                        if unit + ahead < units:
+                            self.fetch(address, store, stage, first_slice + local_slice + ahead * cfg.warps_k, k, lane)
                         address = advance(cfg, address, cfg.warps_k)
-                        load_unit += 1
-                        if cutlass.const_expr(cfg.tiles > 1):
-                            if load_unit == units:
-                                load_unit = Int32(0)
-                                load_tile += 1
-                                address = lane_addresses(cfg, operand_a, m, k, load_tile, lane, first_slice + warp_k)
-                    unit += 1
-                    if unit == units:
-                        sum0, sum1 = sum_lanes(sum0, QUAD), sum_lanes(sum1, QUAD)
-                        if quad_lane == 0:
-                            slot = warp_m * cfg.tiles + tile
-                            sums[lane_row, warp_k, slot] = sums[lane_row, warp_k, slot] + sum0
-                            sums[lane_row + 8, warp_k, slot] = sums[lane_row + 8, warp_k, slot] + sum1
-                        sum0, sum1 = Float32(0.0), Float32(0.0)
-                        unit = Int32(0)
-                        tile += 1
+        sum0, sum1 = sum_lanes(sum0, QUAD), sum_lanes(sum1, QUAD)
+        if quad_lane == 0:
+            row = lane // QUAD
+            sums[row, warp_k, warp_m] = sums[row, warp_k, warp_m] + sum0
+            sums[row + 8, warp_k, warp_m] = sums[row + 8, warp_k, warp_m] + sum1
+
+    def accumulate(self, sum0, sum1, rows, scales, b_scales, lane_b, local_slice):
+        """Adds the lane's four blocks of each row, scaled, to the sums of the two rows."""
+        products = scale_products(scales, b_scales)
+        blocks = self.engine.block_sums(rows, lane_b, local_slice)
+        for i in range(LANE_BLOCKS):
+            sum0 = sum0 + blocks[0][i] * products[0][i]
+            sum1 = sum1 + blocks[1][i] * products[1][i]
+        return sum0, sum1
 
     @cute.jit
-    def fetch(self, address, data, scales, stage: cutlass.Constexpr, slice_index: Int32, k: Int32, lane: Int32):
-        """Loads the lane's part of one slice into ``stage`` of ``data`` and ``scales``."""
+    def fetch(self, address, store, stage, slice_index: Int32, k: Int32, lane: Int32):
+        """Asks for the lane's part of one slice, of which the last may be shorter."""
         if cutlass.const_expr(self.config.tail):
-            valid_blocks = (k - slice_index * SLICE_K) // BLOCK_K - (lane % QUAD) * LANE_BLOCKS
             if (slice_index + 1) * SLICE_K <= k:
-                load_slice(self.config, address, None, data, scales, stage)
+                fetch(self.config, address, None, store, stage)
             else:
-                load_slice(self.config, address, valid_blocks, data, scales, stage)
+                valid_blocks = (k - slice_index * SLICE_K) // BLOCK_K - (lane % QUAD) * LANE_BLOCKS
+                fetch(self.config, address, valid_blocks, store, stage)
         else:
-            load_slice(self.config, address, None, data, scales, stage)
+            fetch(self.config, address, None, store, stage)
 
     @cute.jit
     def stage_b(self, b_address, sfb_address, shared_b, shared_scale, thread, slice_range, k: Int32):

@@ -12,6 +12,9 @@ TILE_ROWS = 16
 TILES_PER_ATOM = ATOM_ROWS // TILE_ROWS
 LANE_K = SLICE_K // QUAD
 LANE_BYTES = LANE_K // 2
+# one stage of a warp in shared memory: [row (2)][half (2)][lane (32)][16 bytes], then [lane (32)][scales: 2 · 4 bytes]
+ROW_PART_BYTES = 32 * 16
+STAGE_BYTES = 4 * ROW_PART_BYTES + 32 * 8
 # f16 scales of b of one slice
 SLICE_SCALE_BYTES = 2 * SLICE_BLOCKS
 
@@ -25,20 +28,20 @@ ROWS_STRIDE = ((1, 64), 32, 4)
 class GemvConfig:
     """One variant of the kernel: everything the compiled code depends on.
 
-    warps_m: warps side by side along M; warps_k: warps that share a tile along K; tiles: tiles a warp takes in turn;
-    stages: slices of A in flight in a lane's registers; k: K if compiled in, else 0; capacity: elements of b held in
-    shared memory at a time, a multiple of 256; vector_bytes: widest load of A that its alignment allows (8, 16, 32);
-    tail: whether K may not be a multiple of 256; a_scale, b_scale: "blocked" or "rowmajor"; scale_word: whether
-    row-major scales of A can be read four at a time; a_global, b_global: whether there is a global scale; out: dtype;
-    min_blocks: blocks of threads that must fit on a multiprocessor, which bounds the registers (0: no bound); dot: the
-    engine, "" for the architecture's own.
+    warps_m: tiles, and groups of warps, side by side along M; warps_k: warps that share a tile along K; stages: slices
+    of A that a warp has under way; shared_stages: whether in shared memory (cp.async) or in registers; k: K if
+    compiled in, else 0; capacity: elements of b held in shared memory at a time, a multiple of 256; vector_bytes:
+    widest load of A that its alignment allows (8, 16, 32); tail: whether K may not be a multiple of 256; a_scale,
+    b_scale: "blocked" or "rowmajor"; scale_word: whether row-major scales of A can be read four at a time; a_global,
+    b_global: whether there is a global scale; out: dtype; min_blocks: blocks of threads that must fit on a
+    multiprocessor, which bounds the registers (0: no bound); dot: the engine, "" for the architecture's own.
     """
 
     arch: Architecture
     warps_m: int = 2
     warps_k: int = 4
-    tiles: int = 1
-    stages: int = 2
+    stages: int = 4
+    shared_stages: bool = True
     k: int = 0
     capacity: int = 16384
     vector_bytes: int = 16
@@ -55,10 +58,6 @@ class GemvConfig:
     @property
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_k
-
-    @property
-    def tiles_per_block(self) -> int:
-        return self.warps_m * self.tiles
 
     @property
     def capacity_slices(self) -> int:

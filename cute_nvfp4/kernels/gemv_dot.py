@@ -45,7 +45,7 @@ class FmaDot:
     """f16x2 FMAs. b lies in shared memory as f16, [slice][word of a lane (8)][lane of the quad (4)][8 elements]."""
 
     slice_bytes = 2 * SLICE_K
-    constants: list[int] = []
+    constant_words = 0
     # the sums are what they are
     factor = 1.0
 
@@ -89,12 +89,17 @@ class MmaDot:
 
     slice_bytes = SLICE_K
     # zeros for h = 0 and 1 (64 bytes each) at the offsets of g = 0 and 1 (128 bytes apart); then the table
-    constants = [0] * 64 + E2M1_DOUBLED_MAGNITUDES
+    constant_words = 64 + len(E2M1_DOUBLED_MAGNITUDES)
     # both operands are doubled
     factor = 0.25
 
     def __init__(self, arch: Architecture) -> None:
         self.arch = arch
+
+    def constant(self, index: Int32) -> Uint32:
+        """Word ``index`` of the constants in shared memory."""
+        low, high = map(Uint32, E2M1_DOUBLED_MAGNITUDES)
+        return cutlass.select_(index < 64, Uint32(0), cutlass.select_(index == 64, low, high))
 
     def stage_block(self, base: Int32, block: Int32, words: list[Uint32]) -> None:
         """Decodes the 16 elements (two words) of ``block`` of b into shared memory at ``base``."""

@@ -8,11 +8,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint16, Uint32
 
+from ..ptx.async_copy import copy_async
 from ..ptx.convert import e4m3x2_to_f16x2, e4m3x4_to_f16x2, f16x2_to_f32
 from ..ptx.fma import mul_f16x2
-from ..ptx.memory import load_global, load_global_byte_if, load_global_if
+from ..ptx.memory import load_global, load_global_byte_if, load_global_if, load_shared, store_shared
 from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, cute_layout
-from .gemv_config import LANE_BYTES, ROWS_SHAPE, ROWS_STRIDE, GemvConfig
+from .gemv_config import LANE_BYTES, ROW_PART_BYTES, ROWS_SHAPE, ROWS_STRIDE, STAGE_BYTES, GemvConfig
 from .gemv_dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS, SLICE_K
 
 # 2⁻⁶ in both halves: keeps the product of two E4M3 scales inside f16; undone at the end
@@ -63,16 +64,70 @@ def advance(config: GemvConfig, addresses: tuple, slices: int) -> tuple:
     return tuple(x + slices * step for x, step in zip(addresses, steps))
 
 
-def load_slice(config: GemvConfig, addresses: tuple, valid_blocks: Any, data: Any, scales: Any, stage: int) -> None:
-    """Loads eight words and a word of scales of each row; ``valid_blocks``: None if all four blocks exist.
+def fetch(config: GemvConfig, addresses: tuple, valid_blocks: Any, store: Any, stage: Any) -> None:
+    """Asks for the lane's part of a slice; ``valid_blocks``: None if all four blocks exist, else how many (any Int32).
 
-    data: (WORDS, ROWS, STAGES), scales: (ROWS, STAGES), in registers.
+    store: with stages in registers (data: (WORDS, ROWS, STAGES), scales: (ROWS, STAGES)), and ``stage`` is a constant;
+    with stages in shared memory the address of the lane's first sixteen bytes in the warp's ring.
     """
+    if config.shared_stages:
+        _copy_data(config, addresses, valid_blocks, store + stage * STAGE_BYTES)
+        _copy_scales(config, addresses[2:], valid_blocks, _scale_place(store, stage))
+        return
+    data, scales = store
     for r in range(2):
         for w, word in enumerate(_load_data(config, addresses[r], valid_blocks)):
             data[w, r, stage] = word
     for r, word in enumerate(_load_scales(config, addresses[2:], valid_blocks)):
         scales[r, stage] = word
+
+
+def take(config: GemvConfig, store: Any, stage: Any) -> tuple[list[list[Uint32]], list[Uint32]]:
+    """What :func:`fetch` brought: eight words of each of the two rows, and a word of four scales of each."""
+    if not config.shared_stages:
+        data, scales = store
+        return [[data[w, r, stage] for w in range(8)] for r in range(2)], [scales[r, stage] for r in range(2)]
+    rows = []
+    for r in range(2):
+        words: list[Uint32] = []
+        for i in range(2):
+            words += load_shared(store + stage * STAGE_BYTES + (2 * r + i) * ROW_PART_BYTES, 16)
+        rows.append(words)
+    return rows, load_shared(_scale_place(store, stage), 8)
+
+
+def _scale_place(store: Any, stage: Any) -> Any:
+    """Address of the lane's two words of scales: behind the stage's data, 8 bytes a lane where data has 16."""
+    lane = cute.arch.lane_idx()
+    return store + stage * STAGE_BYTES + 4 * ROW_PART_BYTES - lane * 8
+
+
+def _valid_bytes(valid_blocks: Any, first_block: int, blocks: int, block_bytes: int) -> Any:
+    """Bytes that exist of ``blocks`` blocks from ``first_block`` on."""
+    return cutlass.max(cutlass.min(valid_blocks - first_block, blocks), 0) * block_bytes
+
+
+def _copy_data(config: GemvConfig, addresses: tuple, valid_blocks: Any, place: Any) -> None:
+    width = min(config.vector_bytes, 16)
+    for r in range(2):
+        for i in range(LANE_BYTES // width):
+            part, inside = divmod(i * width, 16)
+            target = place + (2 * r + part) * ROW_PART_BYTES + inside
+            valid = None if valid_blocks is None else _valid_bytes(valid_blocks, i * width // 8, width // 8, 8)
+            copy_async(target, addresses[r] + i * width, width, valid, evict_first=True)
+
+
+def _copy_scales(config: GemvConfig, addresses: tuple, valid_blocks: Any, place: Any) -> None:
+    if config.a_scale == "blocked" and valid_blocks is None:
+        # rows r and r + 32 are neighbours in the atom
+        copy_async(place, addresses[0], 8)
+    elif config.a_scale == "rowmajor" and config.scale_word:
+        for r in range(2):
+            valid = None if valid_blocks is None else _valid_bytes(valid_blocks, 0, LANE_BLOCKS, 1)
+            copy_async(place + 4 * r, addresses[r], 4, valid)
+    else:
+        # what has to be masked or put together from bytes goes through registers
+        store_shared(place, _load_scales(config, addresses, valid_blocks))
 
 
 def _load_data(config: GemvConfig, address: Int64, valid_blocks: Any) -> list[Uint32]:

@@ -15,7 +15,7 @@ from ._asm import asm, refs
 
 # L2 policies are a suffix of the instruction only for 256-bit loads (PTX 8.8, sm_100 or later). Narrower loads
 # take them as an operand; this is what ``createpolicy.fractional.L2::evict_first.b64 p, 1.0`` returns.
-_EVICT_FIRST_POLICY = 0x12F0000000000000
+EVICT_FIRST_POLICY = 0x12F0000000000000
 
 _L1 = {"": "", "no_allocate": ".L1::no_allocate", "evict_last": ".L1::evict_last", "evict_first": ".L1::evict_first"}
 _SUFFIX = {4: ".b32", 8: ".v2.b32", 16: ".v4.b32", 32: ".v8.b32"}
@@ -33,7 +33,7 @@ def _instruction(num_bytes: int, l1: str, l2: str, first_operand: int) -> str:
         level2 = f".L2::{l2}" if l2 else ""
         return f"ld.global{_L1[l1]}{level2}{_SUFFIX[num_bytes]} {target}, [${first_operand}];"
     if l2:
-        policy = f"0x{_EVICT_FIRST_POLICY:X}"
+        policy = f"0x{EVICT_FIRST_POLICY:X}"
         head = f"{{ .reg .b64 policy; mov.b64 policy, {policy}; ld.global{_L1[l1]}.L2::cache_hint"
         return f"{head}{_SUFFIX[num_bytes]} {target}, [${first_operand}], policy; }}"
     return f"ld.global{_L1[l1]}{_SUFFIX[num_bytes]} {target}, [${first_operand}];"

@@ -34,7 +34,10 @@ def test_speed_of_light_follows_from_the_useful_work():
     for case, published in zip(task.benchmarks, light.microseconds):
         bound = max(PROBLEM.useful_bytes(case) / light.peak_bytes_s, PROBLEM.flops(case) / light.peak_flop_s)
         assert bound * 1e6 == pytest.approx(published, rel=4e-3)
-    assert geometric_mean(task.public_results.microseconds) == pytest.approx(task.public_results.geometric_mean, rel=4e-3)
+    # the public figures are given with three digits, and their mean as it was published
+    assert geometric_mean(task.public_results.microseconds) == pytest.approx(
+        task.public_results.geometric_mean, rel=1e-2
+    )
 
 
 def _broken(tmp_path: Path, change) -> Path:
@@ -82,7 +85,14 @@ def test_spec_lines_round_trip():
 
 
 @pytest.mark.parametrize(
-    "line", ["m: 1; k: 2; l: 3", "m: 1; k: 2; l: 3; seed: x", "m=1", "m: 1; m: 2; k: 2; l: 3; seed: 4", "m: -1; k: 1; l: 1; seed: 1"]
+    "line",
+    [
+        "m: 1; k: 2; l: 3",
+        "m: 1; k: 2; l: 3; seed: x",
+        "m=1",
+        "m: 1; m: 2; k: 2; l: 3; seed: 4",
+        "m: -1; k: 1; l: 1; seed: 1",
+    ],
 )
 def test_bad_spec_lines_are_refused(line):
     with pytest.raises(TaskFileError, match="here"):
@@ -91,7 +101,7 @@ def test_bad_spec_lines_are_refused(line):
 
 def test_an_unknown_problem_lists_the_known_ones():
     assert "nvfp4_gemv" in known_problems()
-    with pytest.raises(HarnessError, match="unknown problem 'gemm4'; known problems: .*nvfp4_gemv"):
+    with pytest.raises(HarnessError, match=r"unknown problem 'gemm4'; known problems: .*nvfp4_gemv"):
         get_problem("gemm4")
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cute_nvfp4.sim.isa import bits, compare, control, floats, integer, memory
+from cute_nvfp4.sim.isa import atomic, bits, compare, control, convert, copy, floats, integer, matrix, memory, warp
 from cute_nvfp4.sim.isa.table import OPCODES
 
-__all__ = ["OPCODES", "bits", "compare", "control", "floats", "integer", "memory"]
+__all__ = ["OPCODES", "atomic", "bits", "compare", "control", "convert", "copy", "floats", "integer", "matrix", "memory", "warp"]

@@ -8,7 +8,8 @@ _E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, 
 def decode(elements, scales):
     """(R, K/2, L) and (R, K/16, L) as float64 (L, R, K)."""
     codes = elements.view(torch.uint8).permute(2, 0, 1).long()
-    values = torch.stack((_E2M1[codes & 15], _E2M1[codes >> 4]), dim=-1).flatten(-2)
+    table = _E2M1.to(codes.device)
+    values = torch.stack((table[codes & 15], table[codes >> 4]), dim=-1).flatten(-2)
     return values * scales.permute(2, 0, 1).double().repeat_interleave(16, dim=-1)
 
 

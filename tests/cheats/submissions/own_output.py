@@ -1,7 +1,10 @@
-"""Not a cheat: returns a tensor of its own, freshly computed."""
+"""Not a cheat: returns a tensor of its own, freshly computed, and loads parts of torch that patch torch itself."""
 
+import torch
+import torch._dynamo
 from honest import gemv
 
 
 def custom_kernel(data):
+    torch.manual_seed(0)
     return gemv(data)

@@ -1,0 +1,56 @@
+"""Asynchronous copies from global to shared memory by each thread (``cp.async``, PTX 7.0, sm_80 or later).
+
+A thread that reads only what it copied itself needs :func:`wait_group` and no barrier.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass import Int32, Int64
+from cutlass.cutlass_dsl import dsl_user_op
+
+from ._asm import asm
+from .memory import EVICT_FIRST_POLICY
+
+
+@dsl_user_op
+def copy_async(
+    shared: Int32,
+    address: Int64,
+    num_bytes: int,
+    valid_bytes: Any = None,
+    *,
+    evict_first: bool = False,
+    loc: Any = None,
+    ip: Any = None,
+) -> None:
+    """Starts a copy of 4, 8 or 16 bytes, both ends aligned to their number.
+
+    ``valid_bytes`` (Int32, 0 … num_bytes): so many are read, zeros fill the rest; nothing is read for 0. 16 bytes
+    bypass L1 (``.cg``). ``evict_first``: the L2 policy (PTX 7.4).
+    """
+    cache = "cg" if num_bytes == 16 else "ca"
+    hint = ".L2::cache_hint" if evict_first else ""
+    operands = [Int32(shared), Int64(address)]
+    text = f"cp.async.{cache}.shared.global{hint} [$0], [$1], {num_bytes}"
+    if valid_bytes is not None:
+        text += ", $2"
+        operands.append(Int32(valid_bytes))
+    if evict_first:
+        text = f"{{ .reg .b64 policy; mov.b64 policy, 0x{EVICT_FIRST_POLICY:X}; {text}, policy; }}"
+    else:
+        text += ";"
+    asm(text, [], operands, volatile=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def commit_group(*, loc: Any = None, ip: Any = None) -> None:
+    """Closes the group of this thread's copies started since the last one (it may be empty)."""
+    asm("cp.async.commit_group;", [], [], volatile=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def wait_group(pending: int, *, loc: Any = None, ip: Any = None) -> None:
+    """Waits until at most ``pending`` of this thread's youngest groups are still under way."""
+    asm(f"cp.async.wait_group {pending};", [], [], volatile=True, loc=loc, ip=ip)

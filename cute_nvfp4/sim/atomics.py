@@ -1,0 +1,69 @@
+"""Atomic read-modify-write, in the order (warp, lane), on global and shared memory (PTX ISA, "atom", "red")."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_nvfp4.sim.access import Access, _by_region, locate, reduce_mask, split_generic
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.wave import Group
+
+Update = Callable[..., np.ndarray]
+
+
+def atomic(g: Group, a: Access, mask, addr: np.ndarray, off: int, update: Update, operands: tuple, returns: bool):
+    """Applies ``memory = update(memory, *operands)`` lane by lane; returns the old values (n, 32) if ``returns``.
+
+    ``update`` works on raw unsigned arrays. Lanes that share an address are served one after the other.
+    """
+    parts = [(a.space, mask, addr, off)] if a.space != "generic" else list(split_generic(g, a, mask, addr, off))
+    old = np.zeros((g.n, 32), f"u{a.unit}") if returns else None
+    for space, part, at, o in parts:
+        host, _, region = locate(g, a, space, part, at, o)
+        if g.wave.run.counting:
+            g.wave.run.counters.memory(g, a, space, host, part)
+        lanes = g.lanes() if part is None else np.broadcast_to(part, (g.n, 32))
+        flat = np.broadcast_to(host, (g.n, 32))[lanes]
+        values = [np.broadcast_to(v, (g.n, 32))[lanes] for v in operands]
+        pieces = [(region, np.ones(len(flat), bool))] if region is not None else _pieces(g, a, host, part, lanes, flat)
+        result = np.empty(len(flat), f"u{a.unit}")
+        for where, chosen in pieces:
+            first, rows = where.rows(a.unit, a.unit)
+            index = (flat[chosen] - first) >> (a.unit.bit_length() - 1)
+            result[chosen] = serialize(rows, index, update, [v[chosen] for v in values])
+        if returns:
+            old[lanes] = result
+    return old
+
+
+def _pieces(g: Group, a: Access, host, part, lanes, flat):
+    wide = np.broadcast_to(host, (g.n, 32))
+    return list(_by_region(g, a, wide, reduce_mask(lanes, wide.shape), flat if not lanes.all() else wide)) if not lanes.all() else [
+        (r, chosen.ravel()) for r, chosen in _by_region(g, a, wide, None, wide)
+    ]
+
+
+def serialize(memory: np.ndarray, index: np.ndarray, update: Update, values: list[np.ndarray]) -> np.ndarray:
+    """Updates ``memory[index]`` in order, one lane at a time for equal indices; returns what each lane read.
+
+    Lanes are served in rounds: round r takes the r-th lane of every address, so each round has distinct addresses.
+    """
+    old = np.empty(len(index), memory.dtype)
+    order = np.argsort(index, kind="stable")
+    ranked = index[order]
+    starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]]) if len(ranked) else np.zeros(0, int)
+    rank = np.arange(len(ranked)) - np.repeat(starts, np.diff(np.r_[starts, len(ranked)]))
+    by_rank = order[np.argsort(rank, kind="stable")]
+    counts = np.bincount(rank) if len(rank) else []
+    at = 0
+    for count in counts:
+        lanes = by_rank[at : at + count]
+        at += count
+        where = index[lanes]
+        old[lanes] = memory[where]
+        memory[where] = update(memory[where], *(v[lanes] for v in values))
+    return old

@@ -1,0 +1,223 @@
+"""cvt and its relatives (PTX ISA, "cvt", "cvt.pack")."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cute_nvfp4.sim.isa.table import Mods, Op, bits, opcode
+from cute_nvfp4.sim.model import Instruction, Kernel
+from cute_nvfp4.sim.numerics import half, narrow, single
+
+_INTS = tuple(f"{k}{n}" for k in "us" for n in (8, 16, 32, 64))
+_FLOATS = ("f16", "bf16", "f32", "f64")
+_PACKED = ("f16x2", "bf16x2", "e4m3x2", "e5m2x2", "e2m1x2", "ue8m0x2", "tf32")
+_TO_INT = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+_ROUND = ("rn", "rz", "rm", "rp", "rna")
+
+
+@opcode("cvt")
+def _cvt(i: Instruction, m: Mods, k: Kernel) -> Op:
+    rounding = m.take(*_TO_INT, *_ROUND, "rs")
+    if rounding == "rs":
+        raise m.refuse("stochastic rounding is not modelled")
+    finite, relu = m.flag("satfinite"), m.flag("relu")
+    finite = finite or m.flag("satfinite")
+    ftz, sat = m.flag("ftz"), m.flag("sat")
+    d = m.type(*_INTS, *_FLOATS, *_PACKED)
+    s = m.type(*_INTS, *_FLOATS, *_PACKED)
+    if d in _PACKED or s in _PACKED:
+        if ftz or sat:
+            raise m.refuse("packed conversions have no .ftz or .sat")
+        return Op(*_packed(d, s, rounding, finite, relu, m), "convert", relaxed=True)
+    if relu or finite:
+        if s not in ("f32",) or d not in ("f16", "bf16"):
+            raise m.refuse(".relu and .satfinite are for f32 to f16 or bf16 here")
+    if d in _INTS and s in _INTS:
+        return Op(_int_to_int(d, s, sat, rounding, m), (d,), (s,), "convert", relaxed=True)
+    if d in _INTS:
+        return Op(_float_to_int(d, s, rounding, ftz, m), (d,), (s,), "convert", relaxed=True)
+    if s in _INTS:
+        return Op(_int_to_float(d, rounding, sat, m), (d,), (s,), "convert", relaxed=True)
+    return Op(_float_to_float(d, s, rounding, ftz, sat, finite, relu, m), (d,), (s,), "convert", relaxed=True)
+
+
+def _numpy(t: str) -> np.dtype:
+    return np.dtype(("i" if t[0] == "s" else "u") + str(bits(t) // 8))
+
+
+def _int_to_int(d: str, s: str, sat: bool, rounding: str, m: Mods):
+    if rounding:
+        raise m.refuse("an integer conversion does not round")
+    target = _numpy(d)
+    if not sat:
+        return lambda a: a.astype(target)
+    info = np.iinfo(target)
+
+    def fn(a):
+        source = np.iinfo(a.dtype)
+        low, high = max(info.min, source.min), min(info.max, source.max)
+        return np.clip(a, a.dtype.type(low), a.dtype.type(high)).astype(target)
+
+    return fn
+
+
+def _float_to_int(d: str, s: str, rounding: str, ftz: bool, m: Mods):
+    """Saturates always; NaN gives 0, and the largest positive bit pattern of 64-bit results is the ISA's for them."""
+    if rounding not in _TO_INT:
+        raise m.refuse("a conversion to an integer needs .rni, .rzi, .rmi or .rpi")
+    target, integral = _numpy(d), _TO_INT[rounding]
+    info = np.iinfo(target)
+
+    def fn(a):
+        x = half.widen(a, s)
+        x = (single.flush(x) if ftz else x).astype("f8")
+        r = integral(x)
+        low, high = float(info.min), float(info.max)
+        inside = (r >= low) & (r < high if bits(d) == 64 else r <= high)
+        out = np.where(inside, r, 0.0).astype(target)
+        out = np.where(r > low, np.where(inside, out, info.max), info.min).astype(target)
+        nan = target.type(0 if bits(d) < 64 else (info.min if d[0] == "s" else info.max))
+        return np.where(np.isnan(x), nan, out)
+
+    return fn
+
+
+def _int_to_float(d: str, rounding: str, sat: bool, m: Mods):
+    if rounding not in ("rn", "rz", "rm", "rp"):
+        raise m.refuse("an integer to float conversion needs .rn, .rz, .rm or .rp")
+
+    def fn(a):
+        if d == "f64":
+            if a.dtype.itemsize == 8 and rounding != "rn":
+                raise m.refuse("64-bit integers to f64 are modelled with .rn only")
+            out = a.astype("f8")
+        elif d == "f32":
+            out = a.astype("f4") if rounding == "rn" else single.to_single(_odd(a), rounding)
+        else:
+            out = half.narrow(_odd(a), d, rounding)
+        if sat:
+            wide = half.widen(out, d)
+            clamped = np.where(wide > 0, np.minimum(wide, 1), 0).astype(wide.dtype)
+            out = clamped if d in ("f32", "f64") else half.narrow(clamped, d)
+        return out
+
+    return fn
+
+
+def _odd(a: np.ndarray) -> np.ndarray:
+    """An integer in binary64, rounded to odd where it has more than 53 bits."""
+    if a.dtype.itemsize < 8:
+        return a.astype("f8")
+    negative = a < 0 if a.dtype.kind == "i" else np.zeros(a.shape, bool)
+    magnitude = np.where(negative, np.negative(a), a).view("u8")
+    sticky = (magnitude & np.uint64(0xFFF) != 0).astype("u8") << np.uint64(12)
+    cut = np.where(magnitude >> np.uint64(53) != 0, (magnitude & ~np.uint64(0xFFF)) | sticky, magnitude)
+    out = cut.astype("f8")
+    return np.where(negative, -out, out)
+
+
+def _float_to_float(d: str, s: str, rounding: str, ftz: bool, sat: bool, finite: bool, relu: bool, m: Mods):
+    narrowing = bits(d) < bits(s) or {d, s} == {"f16", "bf16"}
+    if narrowing and rounding not in ("rn", "rz", "rm", "rp"):
+        raise m.refuse("a narrowing conversion needs a rounding mode")
+    if rounding in _ROUND and not narrowing and d != s:
+        raise m.refuse("a widening conversion does not round")
+    same = d == s
+    if same and rounding not in ("", *_TO_INT):
+        raise m.refuse("a conversion between equal types rounds to an integer or not at all")
+
+    def fn(a):
+        x = half.widen(a, s)
+        if ftz and s == "f32":
+            x = single.flush(x)
+        if rounding in _TO_INT:
+            x = _TO_INT[rounding](x)
+        if relu:
+            x = np.where(np.isnan(x), x, np.where(x > 0, x, x.dtype.type(0)))
+        if sat:
+            x = np.where(x > 0, np.minimum(x, x.dtype.type(1)), x.dtype.type(0))
+        if d in ("f16", "bf16"):
+            return _finite(x, d, rounding or "rn", finite)
+        if d == "f64":
+            return x.astype("f8")
+        out = single.to_single(x, rounding) if x.dtype == np.float64 else x
+        out = single.flush(out) if ftz else out
+        return out if same else single.canonical(out)
+
+    return fn
+
+
+def _finite(x: np.ndarray, d: str, mode: str, finite: bool) -> np.ndarray:
+    """f16 or bf16 of f32 values; with ``.satfinite`` the largest finite value stands for what is larger."""
+    out = half.narrow(x, d, mode)
+    if not finite:
+        return out
+    top = {"f16": 0x7BFF, "bf16": 0x7F7F}[d]
+    raw = out.view("u2")
+    over = (raw & np.uint16(0x7FFF)) == (np.uint16(top) + np.uint16(1))
+    return np.where(over, (raw & np.uint16(0x8000)) | np.uint16(top), raw).view(out.dtype)
+
+
+def _pack(high: np.ndarray, low: np.ndarray, kind: str, shift: int) -> np.ndarray:
+    return high.astype(kind) << np.array(shift, kind) | low.astype(kind)
+
+
+def _packed(d: str, s: str, rounding: str, finite: bool, relu: bool, m: Mods):
+    """(function, dst types, src types) of the packed conversions; the first source is the high half."""
+    rectify = (lambda x: np.where(np.isnan(x), x, np.where(x > 0, x, np.float32(0)))) if relu else (lambda x: x)
+    if d in ("f16x2", "bf16x2") and s == "f32" and rounding in ("rn", "rz"):
+        t = d[:-2]
+
+        def halves(a, b):
+            high, low = (_finite(rectify(x), t, rounding, finite).view("u2") for x in (a, b))
+            return _pack(high, low, "u4", 16)
+
+        return halves, (d,), ("f32", "f32")
+    if d in ("e4m3x2", "e5m2x2", "e2m1x2") and s == "f32" and rounding == "rn" and finite:
+        shift, kind = (4, "u1") if d == "e2m1x2" else (8, "u2")
+        return lambda a, b: _pack(narrow.encode(a, d[:-2], relu), narrow.encode(b, d[:-2], relu), kind, shift), (d,), ("f32", "f32")
+    if d in ("e4m3x2", "e5m2x2") and s in ("f16x2", "bf16x2") and rounding == "rn" and finite:
+
+        def from_pair(a):
+            codes = narrow.encode(half.widen(a, s), d[:-2], relu)
+            return _pack(codes[..., 1], codes[..., 0], "u2", 8)
+
+        return from_pair, (d,), (s,)
+    if d == "f16x2" and s in ("e4m3x2", "e5m2x2", "e2m1x2") and rounding == "rn" and not finite:
+        return _decode_pair(s, relu), (d,), (s,)
+    if d == "ue8m0x2" and s == "f32" and rounding in ("rz", "rp") and finite and not relu:
+        up = rounding == "rp"
+        return lambda a, b: _pack(narrow.encode_ue8m0(a, up), narrow.encode_ue8m0(b, up), "u2", 8), (d,), ("f32", "f32")
+    if d == "bf16x2" and s == "ue8m0x2" and rounding == "rn" and not relu and not finite:
+        return (
+            lambda a: _pack(narrow.decode_ue8m0((a >> np.uint16(8)).astype("u1")), narrow.decode_ue8m0(a.astype("u1")), "u4", 16),
+            (d,),
+            (s,),
+        )
+    if d == "tf32" and s == "f32" and rounding in ("rn", "rz", "rna"):
+        return lambda a: _to_tf32(rectify(a), rounding), (d,), ("f32",)
+    raise m.refuse(f"cvt from .{s} to .{d} with these modifiers is not modelled")
+
+
+def _decode_pair(s: str, relu: bool):
+    """Decodes both codes by one table look-up on the packed bits."""
+    size = 8 if s == "e2m1x2" else 16
+    codes = np.arange(1 << size)
+    width = size // 2
+    values = narrow.decode_table(s[:-2])
+    if relu:
+        values = np.where(np.isnan(values), values, np.maximum(values, np.float32(0)))
+    table = half.to_half(values).view("u2").astype("u4")
+    pairs = (table[codes >> width] << np.uint32(16)) | table[codes & ((1 << width) - 1)]
+    return lambda a: pairs.take(a)
+
+
+def _to_tf32(a: np.ndarray, rounding: str) -> np.ndarray:
+    """f32 with 10 mantissa bits kept."""
+    u = np.ascontiguousarray(a).view("u4")
+    if rounding == "rn":
+        out = u + (np.uint32(0xFFF) + (u >> np.uint32(13) & np.uint32(1)))
+    else:
+        out = u + np.uint32(0x1000) if rounding == "rna" else u
+    out = np.where(np.isfinite(a), out & ~np.uint32(0x1FFF), u)
+    return np.where(np.isnan(a), np.uint32(0x7FFFFFFF), out)

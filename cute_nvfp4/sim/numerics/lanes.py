@@ -1,0 +1,44 @@
+"""What lanes of a warp tell each other: pure functions on (warps, 32) arrays."""
+
+from __future__ import annotations
+
+import numpy as np
+
+LANES = np.arange(32, dtype=np.int64)[None, :]
+
+
+def ballot(p: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+    """(n, 1) bits of the lanes in ``lanes`` where ``p`` holds."""
+    packed = np.packbits(p & lanes, axis=1, bitorder="little")
+    return np.ascontiguousarray(packed).view("<u4").astype("u4")
+
+
+def members(mask: np.ndarray) -> np.ndarray:
+    """(n or 1, 32) booleans of member masks (n or 1, 1 or 32)."""
+    return (mask >> LANES.astype("u4") & np.uint32(1)).astype(bool)
+
+
+def shuffle_source(mode: str, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(source lane, in range) of shfl (PTX ISA, "shfl.sync"): ``c`` holds a clamp in bits 0..4 and a segment mask in bits 8..12."""
+    distance, c = (b & np.uint32(31)).astype("i8"), c.astype("i8")
+    segment, clamp = c >> 8 & 31, c & 31
+    most = (LANES & segment) | (clamp & ~segment)
+    least = LANES & segment
+    if mode == "up":
+        j = LANES - distance
+        ok = j >= most
+    elif mode == "down":
+        j = LANES + distance
+        ok = j <= most
+    elif mode == "bfly":
+        j = LANES ^ distance
+        ok = j <= most
+    else:
+        j = least | (distance & ~segment & 31)
+        ok = j <= most
+    return np.where(ok, j, LANES), ok
+
+
+def reduce_lanes(x: np.ndarray, lanes: np.ndarray, fn: np.ufunc, neutral) -> np.ndarray:
+    """(n, 1) reduction of the values in ``lanes``."""
+    return fn.reduce(np.where(lanes, x, x.dtype.type(neutral)), axis=1, keepdims=True, dtype=x.dtype)

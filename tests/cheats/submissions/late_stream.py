@@ -1,0 +1,14 @@
+"""Does its work on a stream that the timer does not watch, after a wait."""
+
+import torch
+from honest import gemv
+
+_side = torch.cuda.Stream() if torch.cuda.is_available() else None
+
+
+def custom_kernel(data):
+    _side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(_side):
+        torch.cuda._sleep(20_000_000)
+        data[-1].copy_(gemv(data))
+    return data[-1]

@@ -1,0 +1,10 @@
+"""What the tests of the runner and of the command line share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+CHEATS = Path(__file__).parents[1] / "cheats"
+HONEST = CHEATS / "submissions" / "honest.py"
+ZEROS = CHEATS / "submissions" / "zeros.py"
+TINY = CHEATS / "tiny.yml"

@@ -1,0 +1,178 @@
+"""The command line and the evaluator's protocol, from the outside."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from support import HONEST, TINY, ZEROS
+from typer.testing import CliRunner
+
+from cute_nvfp4.cli.main import app
+
+EVAL = ["eval", "nvfp4_gemv", "--backend", "reference", "--task", str(TINY)]
+
+
+def invoke(*arguments: str):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def run(*command: str, fd: bool = True, cwd=None, **environment: str):
+    """Runs a command with POPCORN_FD; returns the process and the lines it wrote there."""
+    read, write = os.pipe()
+    env = {name: value for name, value in os.environ.items() if not name.startswith("POPCORN")} | environment
+    if fd:
+        env["POPCORN_FD"] = str(write)
+    done = subprocess.run(
+        [sys.executable, "-m", *command],
+        env=env,
+        pass_fds=(write,),
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=120,
+    )
+    os.close(write)
+    with os.fdopen(read) as channel:
+        return done, dict(line.rstrip("\n").split(": ", 1) for line in channel)
+
+
+def test_pass_writes_tables_json_and_protocol(tmp_path):
+    file = tmp_path / "out.json"
+    done, lines = run("cute_nvfp4", *EVAL, "--submission", str(HONEST), "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    assert lines == {
+        "test-count": "2",
+        "test.0.spec": "m: 5; k: 32; l: 2; seed: 11",
+        "test.0.status": "pass",
+        "test.1.spec": "m: 130; k: 80; l: 1; seed: 12",
+        "test.1.status": "pass",
+        "check": "pass",
+    }
+    assert "2 of 2 cases passed" in done.stdout and "m=130 k=80 l=1" in done.stdout
+    content = json.loads(file.read_text())
+    assert content["passed"] is True and content["mode"] == "test" and content["backend"] == "reference"
+    assert [case["max_abs"] for case in content["cases"]] == [0.0, 0.0]
+    assert content["versions"]["torch"]
+
+
+def test_failure_is_112_with_the_reason_in_every_form():
+    result, lines = run("cute_nvfp4", *EVAL, "--submission", str(ZEROS), "--json", POPCORN_SEED="4")
+    assert result.returncode == 112
+    assert lines["test.1.status"] == "fail" and lines["check"] == "fail"
+    assert "elements are wrong" in lines["test.1.error"]
+    content = json.loads(result.stdout)  # nothing but JSON on standard output
+    assert content["passed"] is False and content["seed"] == 4
+    assert content["cases"][0]["seed"] != 11  # POPCORN_SEED is mixed in
+
+
+def test_benchmark_without_a_gpu_reports_no_times():
+    result = invoke(*EVAL, "--submission", HONEST, "--mode", "benchmark")
+    assert result.exit_code == 0, result.output
+    assert "No GPU ran" in result.output
+    assert "published figures: nothing here was measured in this run" not in result.output  # the tiny task has none
+    assert "mean µs" not in result.output and "score" not in result.output.replace("no score", "")
+
+
+def test_one_case_with_a_seed_of_ones_own_in_profile_mode(tmp_path):
+    file = tmp_path / "profile.json"
+    result = invoke(
+        *EVAL, "--submission", HONEST, "--mode", "profile", "--case", 1, "--seed", 99, "--data", "full", "--json", file
+    )
+    assert result.exit_code == 0, result.output
+    assert "m: 130; k: 80; l: 1; seed: 12" in result.output and "aten::" in result.output
+    content = json.loads(file.read_text())
+    assert [case["seed"] for case in content["cases"]] == [99] and content["data"] == "full"
+
+
+@pytest.mark.parametrize(
+    "arguments,code,message",
+    [
+        (["eval", "nvfp4_gemn"], 2, "unknown problem 'nvfp4_gemn'; known problems: nvfp4_gemv"),
+        ([*EVAL, "--mode", "tset"], 2, "unknown mode 'tset'; expected one of: test, benchmark, leaderboard, profile"),
+        ([*EVAL, "--backend", "gpu"], 2, "unknown backend 'gpu'; expected one of: auto, cuda, sim, reference"),
+        ([*EVAL, "--data", "kind"], 2, "unknown data 'kind'"),
+        ([*EVAL, "--backend", "sim", "--arch", "sm_80"], 2, "unknown architecture 'sm_80'; expected one of: sm_90a"),
+        ([*EVAL, "--case", "9"], 2, "case 9 does not exist: 2 cases, numbered from 0"),
+        ([*EVAL, "--submission", "nowhere.py"], 2, "submission nowhere.py does not exist"),
+        (["eval", "nvfp4_gemv", "--task", "nowhere.yml"], 113, "task file nowhere.yml does not exist"),
+    ],
+)
+def test_what_a_user_can_get_wrong(arguments, code, message):
+    result = invoke(*arguments)
+    assert result.exit_code == code
+    assert message in " ".join(result.output.split())
+
+
+def test_cuda_without_a_gpu_says_what_to_do(monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    result = invoke(*EVAL, "--backend", "cuda")
+    assert result.exit_code == 2
+    assert "needs a CUDA device" in result.output and "--backend sim" in result.output
+
+
+def test_bad_environment(monkeypatch):
+    monkeypatch.setenv("POPCORN_SEED", "lucky")
+    result = invoke(*EVAL)
+    assert result.exit_code == 2 and "POPCORN_SEED is 'lucky'" in result.output
+
+
+EVALUATOR = "cute_nvfp4.harness.evaluator"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What the public evaluator sees: a submission and a list of cases."""
+    path = tmp_path_factory.mktemp("evaluator")
+    (path / "submission.py").write_text("#!POPCORN leaderboard nvfp4_gemv\n" + HONEST.read_text())
+    (path / "good.txt").write_text("m: 5; k: 32; l: 2; seed: 11\n\nm: 7; k: 64; l: 1; seed: 3\n")
+    (path / "bad.txt").write_text("m: 5; k: 32\n")
+    (path / "uneven.txt").write_text("m: 5; k: 40; l: 1; seed: 1\n")
+    (path / "empty.txt").write_text("\n")
+    return path
+
+
+def test_evaluator_passes(folder):
+    done, lines = run(EVALUATOR, "test", "good.txt", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    assert (
+        lines["test-count"] == "2" and lines["test.1.spec"] == "m: 7; k: 64; l: 1; seed: 3" and lines["check"] == "pass"
+    )
+
+
+@pytest.mark.parametrize(
+    "mode,tests,fd,code,message",
+    [
+        ("test", "good.txt", False, 111, "POPCORN_FD is not set"),
+        ("train", "good.txt", True, 2, "usage: evaluator MODE TEST_FILE"),
+        ("test", "bad.txt", True, 113, "bad.txt, line 1: missing ['l', 'seed']"),
+        ("test", "uneven.txt", True, 113, "k is 40, must be a multiple of 16"),
+        ("test", "empty.txt", True, 113, "holds no cases"),
+        ("test", "none.txt", True, 113, "cannot be read"),
+    ],
+)
+def test_evaluator_exit_codes(folder, monkeypatch, capsys, mode, tests, fd, code, message):
+    from cute_nvfp4.harness.evaluator import main
+
+    read, write = os.pipe()
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("POPCORN_FD", raising=False)
+    if fd:
+        monkeypatch.setenv("POPCORN_FD", str(write))
+    assert main([mode, tests]) == code
+    assert message in capsys.readouterr().err
+    os.close(write)
+    with os.fdopen(read) as channel:
+        assert channel.read() == ""  # nothing is reported of a run that did not start
+
+
+def test_help_is_quick_and_loads_no_torch():
+    code = "import sys; from cute_nvfp4.cli.main import app; print(sorted({'torch', 'cutlass'} & set(sys.modules)))"
+    begin = time.monotonic()
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+    assert time.monotonic() - begin < 2.0

@@ -1,0 +1,126 @@
+"""Tables, JSON and protocol lines of a finished run, from made-up results."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from cute_nvfp4.harness.evaluate import percent_of_copy
+from cute_nvfp4.harness.problem import get_problem
+from cute_nvfp4.harness.protocol import lines
+from cute_nvfp4.harness.report import print_run
+from cute_nvfp4.harness.results import CaseResult, RunResult
+from cute_nvfp4.harness.schema import load_task
+from cute_nvfp4.harness.timing import Timing
+
+PROBLEM = get_problem("nvfp4_gemv")
+TASK = load_task(PROBLEM.folder / "task.yml")
+TIMES = Timing.of([20_000.0, 22_000.0])
+
+
+def a_run(backend: str, **changes) -> RunResult:
+    gpu = backend == "cuda"
+    run = RunResult("nvfp4_gemv", "benchmark", backend, "sm_90a", "a device", "public", "mine.py", None, {"torch": "2"})
+    for index, case in enumerate(TASK.benchmarks):
+        result = CaseResult(index, case, 1111, True, max_abs=0.0, max_rel=0.0, calls_checked=3)
+        result.useful_bytes = PROBLEM.useful_bytes(case)
+        if gpu:
+            result.gpu, result.peer, result.peer_name = TIMES, replace(TIMES, mean=63_000.0), "torch bf16 bmm"
+        else:
+            result.wall_s, result.counters = 1.25, {"instructions": 123456, "load_sectors": 789}
+        run.cases.append(result)
+    run.copy_bytes_s = 4.25e12 if gpu else None
+    run.score_us = 21.0 if gpu else None
+    vars(run).update(changes)
+    return run
+
+
+def printed(run: RunResult) -> str:
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_run(run, TASK, console)
+    return console.export_text()
+
+
+def test_gpu_times_stand_beside_their_peers_and_not_beside_published_figures():
+    text = printed(a_run("cuda"))
+    first, second = text.split("published figures: nothing here was measured in this run")
+    row = next(line for line in first.splitlines() if "21.00" in line)
+    # mean, err, std, best, median, worst, useful MB, TB/s, % of copy, peer, ratio
+    assert row.split()[4:] == [
+        "2",
+        "21.00",
+        "1.00",
+        "1.41",
+        "20.00",
+        "21.00",
+        "22.00",
+        "66.1",
+        "3.15",
+        "74.0",
+        "63.00",
+        "3.00x",
+    ]
+    assert "wall" not in text
+    for figure in ("8.622", "18.4", "18.55", "(computed)", "(measured by others)"):
+        assert figure in second and figure not in first
+    assert "score (geometric mean of the means): 21.00 µs on a device" in text
+
+
+def test_a_simulation_shows_counters_and_wall_time_and_no_gpu_time():
+    text = printed(a_run("sim"))
+    assert "simulation" in text and "wall s" in text and "1.25" in text
+    assert "123,456" in text and "load sectors" in text
+    assert "No GPU ran" in text
+    assert "mean µs" not in text and "score (" not in text
+
+
+def test_failures_are_shown_with_their_details():
+    run = a_run("sim")
+    run.cases[1].passed, run.cases[1].error, run.cases[1].details = False, "[red]wrong[/red]", "Traceback: line 3"
+    text = printed(run)
+    assert "FAIL" in text and "[red]wrong[/red]" in text and "Traceback: line 3" in text
+    assert "2 of 3 cases passed" in text
+
+
+def test_protocol_lines_of_a_benchmark():
+    found = dict(line.split(": ", 1) for line in lines(a_run("cuda")))
+    assert found["benchmark-count"] == "3"
+    assert found["benchmark.1.spec"] == "m: 4096; k: 7168; l: 8; seed: 1111"
+    numbers = {name: float(found[f"benchmark.0.{name}"]) for name in ("runs", "mean", "std", "err", "best", "worst")}
+    expected = {"runs": 2, "mean": 21_000, "std": 1414.21, "err": 1000, "best": 20_000, "worst": 22_000}
+    assert numbers == pytest.approx(expected, rel=1e-5)  # nanoseconds
+    assert found["check"] == "pass" and "benchmark.0.status" not in found
+
+
+def test_protocol_never_reports_a_wall_time_as_a_benchmark():
+    found = dict(line.split(": ", 1) for line in lines(a_run("sim")))
+    assert not [key for key in found if key.endswith(("mean", "best"))]
+    assert found["benchmark.0.status"] == "pass"
+
+
+def test_protocol_errors_are_one_line():
+    run = a_run("cuda")
+    run.cases[0].passed, run.cases[0].error = False, "wrong\n  at row 3"
+    found = lines(run)
+    assert "benchmark.0.error: wrong at row 3" in found and "check: fail" in found
+    assert not [line for line in found if line.startswith("benchmark.0.mean")]
+
+
+def test_json_is_whole():
+    content = json.loads(json.dumps(a_run("cuda").to_dict()))
+    assert content["cases"][0]["gpu"]["mean"] == 21_000
+    assert content["cases"][0]["spec"].startswith("m: 7168")
+    assert content["passed"] is True
+
+
+def test_percent_of_copy():
+    case = a_run("cuda").cases[0]
+    assert percent_of_copy(case, 4.25e12) == pytest.approx(100 * case.useful_bytes / 21e-6 / 4.25e12)
+
+
+def test_no_cases_is_not_a_pass():
+    assert not a_run("cuda", cases=[]).passed

@@ -1,0 +1,148 @@
+"""What inspection reads out of SASS and PTX."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from cute_nvfp4 import inspection
+from cute_nvfp4.cli.main import app
+from cute_nvfp4.errors import CompileError
+from cute_nvfp4.inspection import Access, inspect_cubin
+from cute_nvfp4.probe_kernel import compile_probe
+
+SASS = """
+\t.section\t.text.one,"ax",@progbits
+.text.one:
+        /*0000*/                   LDC R1, c[0x0][0x37c] ;
+        /*0010*/              @!P0 LDG.E.ENL2.256.NA.EFL2 R8, R4, desc[UR4][R2.64] ;
+        /*0020*/                   LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ;
+        /*0030*/                   F2FP.F16.E2M1.UNPACK_B R7, R8 ;
+        /*0040*/                   HADD2.F32 R9, -RZ, R7.H0_H0 ;
+        /*0050*/                   HFMA2 R9, -RZ, RZ, 2, 0 ;
+        /*0060*/                   HFMA2 R9, R7, R8, R9 ;
+        /*0070*/             @UP0  UIADD3 UR4, UR4, 0x1, URZ ;
+        /*0080*/                   STL.64 [R1], R2 ;
+        /*0090*/                   LDL.64 R2, [R1] ;
+        /*00a0*/                   STG.E.U16 desc[UR4][R4.64], R7 ;
+        /*00b0*/                   WHATISTHIS R1 ;
+.L_x_1:
+        /*00c0*/              @P1  BRA `(.L_x_0) ;
+        /*00d0*/                   EXIT ;
+.L_x_0:
+        /*00e0*/                   BRA `(.L_x_0);
+        /*00f0*/                   NOP;
+"""
+PTX = """
+.visible .entry one(
+	.param .u64 p
+)
+{
+	ld.param.b64 	%rd1, [p];
+	{ .reg .b64 p; mov.b64 p, 1; ld.global.L1::no_allocate.L2::cache_hint.v4.b32 {%r1,%r2,%r3,%r4}, [%rd1], p; }
+	@%p1 ld.global.L1::no_allocate.L2::evict_first.v8.b32 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%rd1];
+	ld.global.L1::no_allocate.L2::evict_first.v8.b32 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%rd1];
+	ld.shared.v2.b32 	{%r1, %r2}, [%r9];
+	st.global.b16 	[%rd2], %rs1;
+}
+"""
+RESOURCES = """
+Resource usage:
+ Common:
+  GLOBAL:0
+ Function one:
+  REG:40 STACK:16 SHARED:1024 LOCAL:8 CONSTANT[0]:916 TEXTURE:0 SURFACE:0 SAMPLER:0
+"""
+
+
+@pytest.fixture
+def report(monkeypatch):
+    texts = {"nvdisasm": SASS, "cuobjdump": RESOURCES}
+    monkeypatch.setattr(inspection, "_run_tool", lambda name, cubin, *options: texts[name])
+    return inspect_cubin(b"", PTX).kernel
+
+
+def test_resources(report):
+    found = (report.registers, report.stack_bytes, report.shared_bytes, report.local_bytes)
+    assert found == (40, 16, 1024, 8)
+    assert (report.spill_loads, report.spill_stores) == (1, 1)
+
+
+def test_instruction_mix(report):
+    """The branch to itself and the NOP after the end are padding; the conditional branch to it is code."""
+    assert report.instructions == 14
+    assert report.mix == {
+        "global memory": 3, "conversion": 2, "local memory": 2, "control": 2,
+        "constant memory": 1, "move": 1, "half": 1, "integer": 1, "other": 1,
+    }  # fmt: skip
+    assert report.count("F2FP") == 1 and report.count("HFMA2") == 2 and report.count("LDG.E") == 2
+    assert report.count("LDG.E.12") == 0  # whole names only
+
+
+def test_accesses(report):
+    assert report.sass_accesses == (
+        Access("load", "global", 256, "NA.EFL2", 1),
+        Access("load", "global", 128, "CONSTANT", 1),
+        Access("load", "local", 64, "", 1),
+        Access("store", "global", 16, "", 1),
+        Access("store", "local", 64, "", 1),
+    )
+    assert report.ptx_accesses == (
+        Access("load", "global", 256, "L1::no_allocate.L2::evict_first", 2),
+        Access("load", "global", 128, "L1::no_allocate.L2::cache_hint", 1),
+        Access("load", "shared", 64, "", 1),
+        Access("store", "global", 16, "", 1),
+    )
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+def test_a_real_kernel(arch):
+    kernel = compile_probe(arch)
+    report = inspect_cubin(kernel.cubin, kernel.ptx)
+    found = report.kernel
+    assert found.ptx_accesses == found.sass_accesses == (
+        Access("load", "global", 32, "", 1), Access("store", "global", 32, "", 1),
+    )  # fmt: skip
+    assert found.count("FFMA") == 1 and found.mix["float"] == 1  # y = 2 x + 1
+    assert "other" not in found.mix
+    assert 0 < found.registers <= 32
+    assert (found.spill_loads, found.spill_stores, found.stack_bytes, found.local_bytes) == (0, 0, 0, 0)
+    assert sum(found.mix.values()) == sum(found.opcodes.values()) == found.instructions
+    assert found.name in report.sass
+    assert json.loads(json.dumps(report.to_dict()))["kernels"][0]["registers"] == found.registers
+
+
+def test_what_is_not_a_cubin_is_refused():
+    with pytest.raises(CompileError, match="cuobjdump failed with exit code"):
+        inspect_cubin(b"not a cubin", PTX)
+
+
+def test_output_that_is_not_understood_is_refused(monkeypatch):
+    texts = {"nvdisasm": SASS.replace(".text.one", ".text.two"), "cuobjdump": RESOURCES}
+    monkeypatch.setattr(inspection, "_run_tool", lambda name, cubin, *options: texts[name])
+    with pytest.raises(CompileError, match=r"no resource usage for the kernels \['two'\]"):
+        inspect_cubin(b"", PTX)
+
+
+def test_a_missing_tool_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(inspection.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(inspection.shutil, "which", lambda name: None)
+    with pytest.raises(CompileError, match="pip install nvidia-cuda-nvdisasm"):
+        inspection.find_tool("nvdisasm")
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (["inspect", "gemw"], "unknown kernel 'gemw'; known kernels: gemv"),
+        (["inspect", "gemv", "--scales", "diagonal"], "unknown layout of scales 'diagonal'"),
+        (["inspect", "gemv", "--arch", "sm_80"], "sm_80"),
+        (["inspect", "gemv", "--k", "40"], "40"),
+    ],
+)
+def test_what_a_user_can_get_wrong(arguments, message):
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
