@@ -9,6 +9,8 @@ import typer
 from .output import STDOUT, JsonOption, fail, shown_errors, stderr, stdout, write_json
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from ..compile import CompiledKernel
     from ..inspection import Access, KernelReport
 
@@ -34,9 +36,13 @@ def inspect(
         fail(f"unknown kernel {kernel!r}; known kernels: {', '.join(_KERNELS)}", 2)
     if scales not in ("blocked", "rowmajor"):
         fail(f"unknown layout of scales {scales!r}; expected blocked or rowmajor", 2)
+    if k % 16 or min(m, k, batch) < 1:
+        fail(f"m={m} k={k} l={batch} is not a problem: k is a multiple of 16, and all are at least 1", 2)
     with shown_errors():
         from ..inspection import inspect_cubin
+        from ..target import architecture
 
+        architecture(arch)
         with stderr().status(f"compiling {kernel} for {arch}"):
             compiled, config = _compile(arch, m, k, batch, scales)
             report = inspect_cubin(compiled.cubin, compiled.ptx)
@@ -63,52 +69,46 @@ def _compile(arch: str, m: int, k: int, batch: int, scales: str) -> tuple[Compil
     return compiled, str(config)
 
 
+def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="right" if column in right else "left", no_wrap=True)
+    return table
+
+
 def _show(report: KernelReport, title: str, config: str) -> None:
     from rich.columns import Columns
-    from rich.table import Table
+    from rich.text import Text
 
     console = stdout()
-    console.print(title, style="bold")
-    console.print(config, style="dim", soft_wrap=True)
-    resources = Table(title="resources", title_justify="left", show_header=False)
-    resources.add_column()
-    resources.add_column(justify="right")
-    spilled = report.spill_loads + report.spill_stores
+    console.print(Text(title, "bold"), Text(config, "dim"), sep="\n", soft_wrap=True)
+    resources = _table("resources", "a kernel", "uses", right=("uses",))
+    spills = f"{report.spill_loads} + {report.spill_stores}" if report.spill_loads + report.spill_stores else "none"
     for name, value in (
-        ("registers a thread", f"{report.registers}"),
-        ("spills (loads + stores)", f"{report.spill_loads} + {report.spill_stores}" if spilled else "none"),
-        ("stack", f"{report.stack_bytes} bytes"),
-        ("local memory", f"{report.local_bytes} bytes"),
-        ("static shared memory", f"{report.shared_bytes} bytes"),
-        ("instructions", f"{report.instructions}"),
+        ("registers a thread", report.registers),
+        ("spills (loads + stores)", spills),
+        ("stack, bytes", report.stack_bytes),
+        ("local memory, bytes", report.local_bytes),
+        ("static shared memory, bytes", report.shared_bytes),
+        ("instructions", report.instructions),
     ):
-        resources.add_row(name, value)
-    mix = Table(title="instructions by class (SASS)", title_justify="left")
-    mix.add_column("class")
-    mix.add_column("count", justify="right")
-    mix.add_column("%", justify="right")
+        resources.add_row(name, str(value))
+    mix = _table("instructions by class (SASS)", "class", "count", "%", right=("count", "%"))
     for name, count in report.mix.items():
         mix.add_row(name, str(count), f"{100 * count / report.instructions:.1f}")
-    opcodes = Table(title="most frequent opcodes", title_justify="left")
-    opcodes.add_column("opcode")
-    opcodes.add_column("count", justify="right")
+    opcodes = _table("most frequent opcodes", "opcode", "count", right=("count",))
     for name, count in list(report.opcodes.items())[: len(report.mix)]:
         opcodes.add_row(name, str(count))
-    console.print(Columns([resources, mix, opcodes], padding=(0, 3)))
-    accesses = [_accesses("loads and stores (SASS)", report.sass_accesses)]
-    accesses.append(_accesses("loads and stores (PTX, as asked for)", report.ptx_accesses))
-    console.print(Columns(accesses, padding=(0, 3)))
+    console.print(Columns([resources, mix, opcodes], padding=(0, 4)))
+    found = (("loads and stores (SASS)", report.sass_accesses), ("as asked for (PTX)", report.ptx_accesses))
+    console.print(Columns([_accesses(*pair) for pair in found], padding=(0, 4)))
 
 
-def _accesses(title: str, accesses: tuple[Access, ...]):
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left")
-    for name in ("kind", "space"):
-        table.add_column(name)
-    table.add_column("bits", justify="right")
-    table.add_column("policy")
-    table.add_column("count", justify="right")
+def _accesses(title: str, accesses: tuple[Access, ...]) -> Table:
+    table = _table(title, "kind", "space", "bits", "policy", "count", right=("bits", "count"))
     for access in accesses:
         table.add_row(access.kind, access.space, str(access.bits), access.policy or "-", str(access.count))
     return table

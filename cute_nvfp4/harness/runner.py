@@ -63,9 +63,7 @@ def read_submission(path: Path) -> str:
         SubmissionError: it is not Python source (the line is shown).
     """
     if not path.is_file():
-        raise SubmissionError(
-            f"submission {path} does not exist; give the path of a Python file with custom_kernel(data)"
-        )
+        raise HarnessError(f"submission {path} does not exist; it is a Python file with custom_kernel(data)")
     try:
         source = path.read_text()
         ast.parse(source, filename=str(path))

@@ -35,19 +35,10 @@ from ..ptx.async_copy import commit_group, wait_group
 from ..ptx.memory import load_shared
 from ..ptx.warp import sum_lanes
 from ..scale_layout import ATOM_ROWS
-from .gemv_config import SLICE_SCALE_BYTES, STAGE_BYTES, TILE_ROWS, TILES_PER_ATOM, GemvConfig
+from . import gemv_registers, gemv_ring
+from .gemv_config import PIECE_BYTES, ROW_PIECES, SLICE_SCALE_BYTES, TILE_ROWS, TILES_PER_ATOM, GemvConfig
 from .gemv_dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS, SLICE_K, dot_engine
-from .gemv_load import (
-    SCALE_SHIFT,
-    advance,
-    fetch,
-    lane_addresses,
-    load_b_block,
-    scale_products,
-    shifted_scale,
-    take,
-    tile_row,
-)
+from .gemv_scales import SCALE_SHIFT, load_b_block, scale_products, shifted_scale, tile_row
 
 _OUT = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16, "float32": cutlass.Float32}
 
@@ -58,6 +49,7 @@ class Gemv:
     def __init__(self, config: GemvConfig) -> None:
         self.config = config
         self.engine = dot_engine(config.arch, config.dot)
+        self.loader = gemv_ring if config.shared_stages else gemv_registers
 
     @cute.jit
     def __call__(
@@ -121,9 +113,9 @@ class Gemv:
         sums_layout = cute.make_layout((TILE_ROWS, cfg.warps_k, cfg.warps_m))
         sums = smem.allocate_tensor(Float32, sums_layout, byte_alignment=16)
         if cutlass.const_expr(cfg.shared_stages):
-            ring_bytes = cfg.stages * STAGE_BYTES
+            ring_bytes = cfg.stages * cfg.stage_bytes
             ring = smem.allocate_array(cutlass.Uint8, cfg.warps_m * cfg.warps_k * ring_bytes, byte_alignment=128)
-            store = ring.toint() + warp * ring_bytes + lane * 16
+            store = (ring.toint() + warp * ring_bytes, lane)
         else:
             # (WORDS, ROWS, STAGES) and (ROWS, STAGES)
             data = cute.make_rmem_tensor((8, 2, cfg.stages), cutlass.Uint32)
@@ -182,10 +174,11 @@ class Gemv:
         first_slice, chunk_slices = slice_range
         m, k = shape
         quad_lane = lane % QUAD
+        addresses, advance, take = self.loader.addresses, self.loader.advance, self.loader.take
 
         # slices of the chunk that are this warp's: warp_k, warp_k + warps_k, …
         units = (chunk_slices - warp_k + cfg.warps_k - 1) // cfg.warps_k
-        address = lane_addresses(cfg, operand_a, m, k, tile, lane, first_slice + warp_k)
+        address = addresses(cfg, operand_a, m, k, tile, lane, first_slice + warp_k)
         # in shared memory a stage is written again only after the slice it held has been used up
         ahead = cfg.stages - 1 if cfg.shared_stages else cfg.stages
         for unit in cutlass.range_constexpr(ahead):
@@ -206,6 +199,7 @@ class Gemv:
             stage, free_stage = Int32(0), Int32(cfg.stages - 1)
             for unit in cutlass.range(units, unroll=1):
                 wait_group(cfg.stages - 2)
+                gemv_ring.synchronize()
                 rows, scales = take(cfg, store, stage)
                 if unit + ahead < units:
                     self.fetch(address, store, free_stage, first_slice + warp_k + (unit + ahead) * cfg.warps_k, k, lane)
@@ -246,12 +240,14 @@ class Gemv:
     @cute.jit
     def fetch(self, address, store, stage, slice_index: Int32, k: Int32, lane: Int32):
         """Asks for the lane's part of one slice, of which the last may be shorter."""
-        if cutlass.const_expr(self.config.tail):
+        fetch = self.loader.fetch
+        if cutlass.const_expr(self.config.ragged):
             if (slice_index + 1) * SLICE_K <= k:
                 fetch(self.config, address, None, store, stage)
             else:
-                valid_blocks = (k - slice_index * SLICE_K) // BLOCK_K - (lane % QUAD) * LANE_BLOCKS
-                fetch(self.config, address, valid_blocks, store, stage)
+                blocks = (k - slice_index * SLICE_K) // BLOCK_K
+                of_piece = blocks - (lane % ROW_PIECES) * (PIECE_BYTES // 8)
+                fetch(self.config, address, (blocks - (lane % QUAD) * LANE_BLOCKS, of_piece), store, stage)
         else:
             fetch(self.config, address, None, store, stage)
 

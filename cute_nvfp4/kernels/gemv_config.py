@@ -11,10 +11,11 @@ from .gemv_dot import QUAD, SLICE_BLOCKS, SLICE_K
 TILE_ROWS = 16
 TILES_PER_ATOM = ATOM_ROWS // TILE_ROWS
 LANE_K = SLICE_K // QUAD
+# bytes of a row: of a slice, of a lane's part of it; and pieces of sixteen bytes
+SLICE_BYTES = SLICE_K // 2
 LANE_BYTES = LANE_K // 2
-# one stage of a warp in shared memory: [row (2)][half (2)][lane (32)][16 bytes], then [lane (32)][scales: 2 · 4 bytes]
-ROW_PART_BYTES = 32 * 16
-STAGE_BYTES = 4 * ROW_PART_BYTES + 32 * 8
+PIECE_BYTES = 16
+ROW_PIECES = SLICE_BYTES // PIECE_BYTES
 # f16 scales of b of one slice
 SLICE_SCALE_BYTES = 2 * SLICE_BLOCKS
 
@@ -31,7 +32,7 @@ class GemvConfig:
     warps_m: tiles, and groups of warps, side by side along M; warps_k: warps that share a tile along K; stages: slices
     of A that a warp has under way; shared_stages: whether in shared memory (cp.async) or in registers; k: K if
     compiled in, else 0; capacity: elements of b held in shared memory at a time, a multiple of 256; vector_bytes:
-    widest load of A that its alignment allows (8, 16, 32); tail: whether K may not be a multiple of 256; a_scale,
+    widest load of A that its alignment allows (8, 16, 32); ragged: whether K may not be a multiple of 256; a_scale,
     b_scale: "blocked" or "rowmajor"; scale_word: whether row-major scales of A can be read four at a time; a_global,
     b_global: whether there is a global scale; out: dtype; min_blocks: blocks of threads that must fit on a
     multiprocessor, which bounds the registers (0: no bound); dot: the engine, "" for the architecture's own.
@@ -45,7 +46,7 @@ class GemvConfig:
     k: int = 0
     capacity: int = 16384
     vector_bytes: int = 16
-    tail: bool = False
+    ragged: bool = False
     a_scale: str = "blocked"
     b_scale: str = "blocked"
     scale_word: bool = True
@@ -58,6 +59,16 @@ class GemvConfig:
     @property
     def threads(self) -> int:
         return 32 * self.warps_m * self.warps_k
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of one asynchronous copy of a lane."""
+        return min(self.vector_bytes, PIECE_BYTES)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage of a warp: the slice of a tile, and two words of scales a lane."""
+        return TILE_ROWS * SLICE_BYTES + 32 * 8
 
     @property
     def capacity_slices(self) -> int:

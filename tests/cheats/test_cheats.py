@@ -24,8 +24,7 @@ def run(name: str, mode: str, data: str = "public"):
     return Evaluation(options).run()
 
 
-@pytest.mark.parametrize("name", ["honest", "own_output"])
-@pytest.mark.parametrize("data", ["public", "full"])
+@pytest.mark.parametrize("name,data", [("honest", "public"), ("own_output", "full")])
 def test_honest_submissions_pass(name, data):
     result = run(name, "leaderboard", data)
     assert result.passed, result.cases[0].error

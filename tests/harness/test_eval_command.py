@@ -13,6 +13,7 @@ from support import HONEST, TINY, ZEROS
 from typer.testing import CliRunner
 
 from cute_nvfp4.cli.main import app
+from cute_nvfp4.harness import evaluator
 
 EVAL = ["eval", "nvfp4_gemv", "--backend", "reference", "--task", str(TINY)]
 
@@ -21,31 +22,28 @@ def invoke(*arguments: str):
     return CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
-def run(*command: str, fd: bool = True, cwd=None, **environment: str):
-    """Runs a command with POPCORN_FD; returns the process and the lines it wrote there."""
+@pytest.fixture
+def channel(monkeypatch):
+    """Sets POPCORN_FD; calling it closes the channel and gives what was written, by key."""
     read, write = os.pipe()
-    env = {name: value for name, value in os.environ.items() if not name.startswith("POPCORN")} | environment
-    if fd:
-        env["POPCORN_FD"] = str(write)
-    done = subprocess.run(
-        [sys.executable, "-m", *command],
-        env=env,
-        pass_fds=(write,),
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=120,
-    )
-    os.close(write)
-    with os.fdopen(read) as channel:
-        return done, dict(line.rstrip("\n").split(": ", 1) for line in channel)
+    monkeypatch.setenv("POPCORN_FD", str(write))
+
+    def written() -> dict[str, str]:
+        os.close(write)
+        with os.fdopen(read) as lines:
+            return dict(line.rstrip("\n").split(": ", 1) for line in lines)
+
+    return written
 
 
-def test_pass_writes_tables_json_and_protocol(tmp_path):
+def test_pass_writes_tables_json_and_protocol(tmp_path, channel):
+    """As users run it: in a process of its own."""
     file = tmp_path / "out.json"
-    done, lines = run("cute_nvfp4", *EVAL, "--submission", str(HONEST), "--json", str(file))
+    command = [sys.executable, "-m", "cute_nvfp4", *EVAL, "--submission", str(HONEST), "--json", str(file)]
+    pass_fds = (int(os.environ["POPCORN_FD"]),)
+    done = subprocess.run(command, pass_fds=pass_fds, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    assert lines == {
+    assert channel() == {
         "test-count": "2",
         "test.0.spec": "m: 5; k: 32; l: 2; seed: 11",
         "test.0.status": "pass",
@@ -60,9 +58,11 @@ def test_pass_writes_tables_json_and_protocol(tmp_path):
     assert content["versions"]["torch"]
 
 
-def test_failure_is_112_with_the_reason_in_every_form():
-    result, lines = run("cute_nvfp4", *EVAL, "--submission", str(ZEROS), "--json", POPCORN_SEED="4")
-    assert result.returncode == 112
+def test_failure_is_112_with_the_reason_in_every_form(channel, monkeypatch):
+    monkeypatch.setenv("POPCORN_SEED", "4")
+    result = invoke(*EVAL, "--submission", ZEROS, "--json")
+    assert result.exit_code == 112
+    lines = channel()
     assert lines["test.1.status"] == "fail" and lines["check"] == "fail"
     assert "elements are wrong" in lines["test.1.error"]
     content = json.loads(result.stdout)  # nothing but JSON on standard output
@@ -121,9 +121,6 @@ def test_bad_environment(monkeypatch):
     assert result.exit_code == 2 and "POPCORN_SEED is 'lucky'" in result.output
 
 
-EVALUATOR = "cute_nvfp4.harness.evaluator"
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """What the public evaluator sees: a submission and a list of cases."""
@@ -136,9 +133,10 @@ def folder(tmp_path_factory):
     return path
 
 
-def test_evaluator_passes(folder):
-    done, lines = run(EVALUATOR, "test", "good.txt", cwd=folder)
-    assert done.returncode == 0, done.stderr
+def test_evaluator_passes(folder, channel, monkeypatch):
+    monkeypatch.chdir(folder)
+    assert evaluator.main(["test", "good.txt"]) == 0
+    lines = channel()
     assert (
         lines["test-count"] == "2" and lines["test.1.spec"] == "m: 7; k: 64; l: 1; seed: 3" and lines["check"] == "pass"
     )
@@ -155,19 +153,13 @@ def test_evaluator_passes(folder):
         ("test", "none.txt", True, 113, "cannot be read"),
     ],
 )
-def test_evaluator_exit_codes(folder, monkeypatch, capsys, mode, tests, fd, code, message):
-    from cute_nvfp4.harness.evaluator import main
-
-    read, write = os.pipe()
+def test_evaluator_exit_codes(folder, channel, monkeypatch, capsys, mode, tests, fd, code, message):
     monkeypatch.chdir(folder)
-    monkeypatch.delenv("POPCORN_FD", raising=False)
-    if fd:
-        monkeypatch.setenv("POPCORN_FD", str(write))
-    assert main([mode, tests]) == code
+    if not fd:
+        monkeypatch.delenv("POPCORN_FD")
+    assert evaluator.main([mode, tests]) == code
     assert message in capsys.readouterr().err
-    os.close(write)
-    with os.fdopen(read) as channel:
-        assert channel.read() == ""  # nothing is reported of a run that did not start
+    assert channel() == {}  # nothing is reported of a run that did not start
 
 
 def test_help_is_quick_and_loads_no_torch():

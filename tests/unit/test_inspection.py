@@ -133,13 +133,32 @@ def test_a_missing_tool_says_what_to_install(monkeypatch):
         inspection.find_tool("nvdisasm")
 
 
+def test_the_command_shows_tables_or_json(monkeypatch):
+    from cute_nvfp4.cli import inspect
+
+    monkeypatch.setattr(inspect, "_compile", lambda arch, *problem: (compile_probe(arch), "a configuration"))
+    text = CliRunner().invoke(app, ["inspect", "gemv", "--arch", "sm_90a", "--sass", "--ptx"]).output
+    for expected in (
+        "registers a thread",
+        "spills (loads + stores)",
+        "FFMA",
+        "a configuration",
+        ".target sm_90a",
+    ):
+        assert expected in text
+    assert "instructions by class" in text and "as asked for (PTX)" in text and "/*0000*/" in text
+    content = json.loads(CliRunner().invoke(app, ["inspect", "gemv", "--json", "--k", "256"]).stdout)
+    assert (content["arch"], content["k"]) == ("sm_100a", 256)
+    assert content["kernels"][0]["mix"]["float"] == 1 and "sass" not in content
+
+
 @pytest.mark.parametrize(
     "arguments,message",
     [
         (["inspect", "gemw"], "unknown kernel 'gemw'; known kernels: gemv"),
         (["inspect", "gemv", "--scales", "diagonal"], "unknown layout of scales 'diagonal'"),
-        (["inspect", "gemv", "--arch", "sm_80"], "sm_80"),
-        (["inspect", "gemv", "--k", "40"], "40"),
+        (["inspect", "gemv", "--arch", "sm_80"], "got 'sm_80', expected one of sm_90a"),
+        (["inspect", "gemv", "--k", "40"], "k=40 l=1 is not a problem"),
     ],
 )
 def test_what_a_user_can_get_wrong(arguments, message):

@@ -1,0 +1,105 @@
+"""Loader with stages in shared memory: a warp copies whole lines into a ring of its own with ``cp.async``.
+
+Bytes in flight are then limited by shared memory (200 KB a multiprocessor) instead of registers. Lanes copy sixteen
+bytes each in the order of memory, four rows of 128 bytes an instruction, so that every sector is asked for once;
+they read as the dot engine wants it, 32 bytes of two rows each. Only the warp itself meets at a barrier.
+
+A stage of a warp: [row of the tile (16)][sixteen-byte piece (8)], pieces of odd rows swapped in pairs (p ^ 1), so that
+the eight lanes of a 128-bit access (two rows, every other piece) use all banks; then [lane (32)][2 · 4 scales].
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64, Uint32
+
+from ..ptx.async_copy import copy_async
+from ..ptx.memory import load_shared, store_shared
+from .gemv_config import PIECE_BYTES, ROW_PIECES, SLICE_BYTES, TILE_ROWS, GemvConfig
+from .gemv_dot import LANE_BLOCKS, QUAD
+from .gemv_scales import lane_scale_addresses, load_scales, row_inside, slice_bytes, tile_row
+
+_DATA_BYTES = TILE_ROWS * SLICE_BYTES
+# rows of the tile that one instruction of the warp copies, and instructions
+_COPY_ROWS = 32 // ROW_PIECES
+_COPIES = TILE_ROWS // _COPY_ROWS
+
+
+def addresses(config: GemvConfig, operand: tuple, m: Any, k: Any, tile: Any, lane: Any, slice_index: Any) -> tuple:
+    """(rows the lane copies (4), scales…); ``operand``: (address, row stride) of A and of its scales, in bytes."""
+    a, a_row, sfa, sfa_row = operand
+    inside = Int64(slice_index * SLICE_BYTES + (lane % ROW_PIECES) * PIECE_BYTES)
+    rows = [row_inside(_copied_row(tile, lane, i), m) for i in range(_COPIES)]
+    scales = lane_scale_addresses(config, sfa, sfa_row, m, k, tile, lane, slice_index)
+    return (*(a + Int64(row) * a_row + inside for row in rows), *scales)
+
+
+def _copied_row(tile: Any, lane: Any, copy: int) -> Any:
+    """Row of the matrix that the lane copies a piece of with instruction ``copy``."""
+    row_of_tile = lane // ROW_PIECES + copy * _COPY_ROWS
+    return tile_row(tile, row_of_tile % 8, copy * _COPY_ROWS // 8)
+
+
+def advance(config: GemvConfig, where: tuple, slices: int) -> tuple:
+    """The addresses ``slices`` slices further along K."""
+    steps = (*[SLICE_BYTES] * _COPIES, slice_bytes(config), slice_bytes(config))
+    return tuple(x + slices * step for x, step in zip(where, steps))
+
+
+def fetch(config: GemvConfig, where: tuple, valid: Any, store: tuple, stage: Int32) -> None:
+    """Starts copying a slice into ``stage``; ``valid``: None, or (blocks of the lane, blocks of its piece) that exist.
+
+    store: (address of the warp's ring, lane).
+    """
+    ring, lane = store
+    base = ring + stage * config.stage_bytes
+    piece, first_row = lane % ROW_PIECES, lane // ROW_PIECES
+    for i in range(_COPIES):
+        row = first_row + i * _COPY_ROWS
+        target = base + row * SLICE_BYTES + (piece ^ (row & 1)) * PIECE_BYTES
+        for part in range(PIECE_BYTES // config.copy_bytes):
+            size = None if valid is None else _existing(valid[1], part, config.copy_bytes)
+            offset = part * config.copy_bytes
+            copy_async(target + offset, where[i] + offset, config.copy_bytes, size, evict_first=True)
+    _copy_scales(config, where[_COPIES:], None if valid is None else valid[0], base + _DATA_BYTES + lane * 8)
+
+
+def _existing(blocks: Any, part: int, part_bytes: int) -> Any:
+    """Bytes that exist of part ``part`` of a piece of which ``blocks`` blocks of eight bytes exist."""
+    return cutlass.max(cutlass.min(blocks * 8 - part * part_bytes, part_bytes), 0)
+
+
+def _copy_scales(config: GemvConfig, where: tuple, valid_blocks: Any, place: Any) -> None:
+    if config.a_scale == "blocked" and valid_blocks is None:
+        # the lane's two rows are neighbours in the atom
+        copy_async(place, where[0], 8)
+    elif config.a_scale == "rowmajor" and config.scale_word:
+        for r in range(2):
+            size = None if valid_blocks is None else cutlass.max(cutlass.min(valid_blocks, LANE_BLOCKS), 0)
+            copy_async(place + 4 * r, where[r], 4, size)
+    else:
+        # what has to be masked or put together from bytes goes through registers
+        store_shared(place, load_scales(config, where, valid_blocks))
+
+
+def take(config: GemvConfig, store: tuple, stage: Int32) -> tuple[list[list[Uint32]], list[Uint32]]:
+    """What :func:`fetch` brought to the lane: eight words of each of the two rows, and a word of scales of each."""
+    ring, lane = store
+    base = ring + stage * config.stage_bytes
+    rows = []
+    for r in range(2):
+        row = lane // QUAD + 8 * r
+        words: list[Uint32] = []
+        for i in range(2):
+            piece = (lane % QUAD) * 2 + i
+            words += load_shared(base + row * SLICE_BYTES + (piece ^ (row & 1)) * PIECE_BYTES, PIECE_BYTES)
+        rows.append(words)
+    return rows, load_shared(base + _DATA_BYTES + lane * 8, 8)
+
+
+def synchronize() -> None:
+    """What one lane copied and waited for becomes visible to the others of the warp."""
+    cute.arch.sync_warp()
