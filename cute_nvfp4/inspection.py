@@ -55,19 +55,25 @@ _SECTION = re.compile(r"^\s*\.section\s+\.text\.([^\s,]+),", re.MULTILINE)
 _RESOURCES = re.compile(r"Function ([^\s:]+):\s*\n\s*(.*)")
 _PTX_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(")
 _PTX_ACCESS = re.compile(r"\b(ld|st)((?:\.[A-Za-z0-9_:]+)+)\s")
+# cp.async [shared], [global], bytes; the bulk copies have their own class and say their size at run time
+_PTX_COPY = re.compile(r"\bcp\.async\.(c[ag](?:\.[A-Za-z0-9_:]+)*)\s+\[[^\]]*\],\s*\[[^\]]*\],\s*(\d+)")
 _PTX_SPACES = ("global", "shared", "shared::cta", "shared::cluster", "local", "const", "param")
 _SASS_WIDTHS = {"U8": 8, "S8": 8, "U16": 16, "S16": 16, "64": 64, "128": 128, "256": 256}
 _SASS_SPACES = {
     "LDG": ("load", "global"), "STG": ("store", "global"), "LD": ("load", "generic"), "ST": ("store", "generic"),
     "LDS": ("load", "shared"), "STS": ("store", "shared"), "LDL": ("load", "local"), "STL": ("store", "local"),
+    "LDGSTS": ("copy", "global"),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Access:
-    """Loads or stores that are alike: ``bits`` a thread and instruction, ``policy`` as written in the code."""
+    """Accesses that are alike: ``bits`` a thread and instruction, ``policy`` as written in the code.
 
-    kind: str  # load | store
+    A ``copy`` goes from global to shared memory without passing through registers (``cp.async``, ``LDGSTS``).
+    """
+
+    kind: str  # load | store | copy
     space: str
     bits: int
     policy: str
@@ -231,6 +237,9 @@ def _ptx_accesses(text: str) -> tuple[Access, ...]:
         lanes = next((int(part[1:]) for part in parts if re.fullmatch(r"v[248]", part)), 1)
         policy = ".".join(p for p in parts[:-1] if p != space and not re.fullmatch(r"v[248]", p))
         counts[("load" if operation == "ld" else "store", space, element * lanes, policy)] += 1
+    for suffix, size in _PTX_COPY.findall(text):
+        policy = ".".join(part for part in suffix.split(".") if part not in _PTX_SPACES)
+        counts[("copy", "global", 8 * int(size), policy)] += 1
     return _accesses(counts)
 
 

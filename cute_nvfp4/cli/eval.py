@@ -48,14 +48,18 @@ def evaluate(
     also written there as 'key: value' lines; POPCORN_SEED is mixed into every case's seed.
     """
     with shown_errors():
-        from ..harness.errors import EXIT_CHECK_FAILED
+        from ..harness.errors import EXIT_CHECK_FAILED, SubmissionError
         from ..harness.evaluate import Evaluation, Options
-        from ..harness.protocol import report
+        from ..harness.protocol import report, report_refusal
 
         evaluation = Evaluation(
             Options(problem, mode, submission, backend, arch, data, task, seed=seed, case=case, timeout=timeout)
         )
-        run = _run(evaluation)
+        try:
+            run = _run(evaluation)
+        except SubmissionError as error:
+            report_refusal(error)
+            raise
         report(run)
     if json:
         write_json(run.to_dict(), json)

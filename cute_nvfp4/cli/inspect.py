@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -66,7 +67,8 @@ def _compile(arch: str, m: int, k: int, batch: int, scales: str) -> tuple[Compil
     from ..ops import compile_gemv
 
     compiled, config = compile_gemv(arch, m=m, k=k, batch=batch, scales=scales)
-    return compiled, str(config)
+    values = ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
+    return compiled, " ".join(f"{name}={value}" for name, value in values if name != "arch")
 
 
 def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:

@@ -192,8 +192,7 @@ class Evaluation:
             self._time_peer(result)
 
     def _profile(self, runner: Runner, result: CaseResult) -> None:
-        answer = runner.profile(result.case, result.seed)
-        result.profile, result.counters = answer["table"], answer["counters"]
+        result.profile, result.counters = runner.profile(result.case, result.seed)
         self._checked(runner, result, mix_seed(result.seed, 1))
 
     def _rule(self) -> StopRule:

@@ -11,10 +11,18 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from .errors import EXIT_CHECK_FAILED, EXIT_NO_POPCORN_FD, EXIT_PASS, EXIT_USAGE, HarnessError, TaskFileError
+from .errors import (
+    EXIT_CHECK_FAILED,
+    EXIT_NO_POPCORN_FD,
+    EXIT_PASS,
+    EXIT_USAGE,
+    HarnessError,
+    SubmissionError,
+    TaskFileError,
+)
 from .evaluate import Evaluation, Options
 from .problem import MODES, get_problem
-from .protocol import open_channel, report
+from .protocol import open_channel, report, report_refusal
 from .runner import directives, read_submission
 from .schema import Case, load_task, parse_spec
 
@@ -53,6 +61,8 @@ def main(arguments: Sequence[str]) -> int:
         cases = read_cases(tests, problem)
         run = Evaluation(Options(problem, mode=mode, submission=submission), cases).run()
     except HarnessError as error:
+        if isinstance(error, SubmissionError):
+            report_refusal(error)
         print(error, file=sys.stderr)
         return error.exit_code
     report(run)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TextIO
 
-from .errors import HarnessError
+from .errors import HarnessError, SubmissionError
 from .results import RunResult
 from .schema import spec
 
@@ -48,7 +48,16 @@ def open_channel() -> TextIO | None:
 
 def report(run: RunResult) -> None:
     """Writes ``run`` to the channel, if there is one."""
+    _write(lines(run))
+
+
+def report_refusal(error: SubmissionError) -> None:
+    """Writes that the submission could not be loaded to the channel, if there is one."""
+    _write([f"error: {' '.join(str(error).split())}", "check: fail"])
+
+
+def _write(content: list[str]) -> None:
     channel = open_channel()
     if channel is not None:
         with channel:
-            channel.writelines(f"{line}\n" for line in lines(run))
+            channel.writelines(f"{line}\n" for line in content)

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ValidationError
 
 from .arena import Arena, Layout
 from .checker import Check, check_output
@@ -43,6 +44,29 @@ class CallFailed(Exception):
     def __init__(self, message: str, details: str = "") -> None:
         super().__init__(message)
         self.details = details
+
+
+class _Output(BaseModel):
+    """What the worker says of one returned object."""
+
+    type: str
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    device: str = ""
+    strided: bool = False
+    broadcast: bool = False
+    aliases: list[str] = []
+
+
+class _Answer(BaseModel):
+    """An answer of the worker, which a submission could have forged: validated like any input."""
+
+    outputs: list[_Output] = []
+    wall_ns: float = 0.0
+    gpu_ns: float | None = None
+    counters: dict[str, float] = {}
+    samples: list[float] = []
+    table: str = ""
 
 
 @dataclass(frozen=True)
@@ -186,7 +210,7 @@ class Runner:
         except subprocess.TimeoutExpired:
             _kill_group(process)
 
-    def _receive(self, timeout: float, doing: str) -> dict:
+    def _receive(self, timeout: float, doing: str) -> _Answer:
         assert self._connection is not None and self._process is not None
         process = self._process
         try:
@@ -202,11 +226,16 @@ class Runner:
         if answer is None:
             self._kill()
             raise CallFailed(f"timed out after {timeout:g} s while {doing}", self._captured())
-        if "error" in answer:
-            raise CallFailed(answer["error"], "\n".join(filter(None, (answer.get("traceback"), self._captured()))))
-        return answer
+        if isinstance(answer, dict) and "error" in answer:
+            details = "\n".join(filter(None, (str(answer.get("traceback", "")), self._captured())))
+            raise CallFailed(str(answer["error"]), details)
+        try:
+            return _Answer.model_validate(answer)
+        except ValidationError as error:
+            self._kill()
+            raise CallFailed(f"the process sent an answer of the wrong form while {doing}") from error
 
-    def _ask(self, request: dict, doing: str, timeout: float | None = None) -> dict:
+    def _ask(self, request: dict, doing: str, timeout: float | None = None) -> _Answer:
         if self._process is None:
             self.start()
         try:
@@ -252,10 +281,10 @@ class Runner:
         """
         inputs = self.prepare(case, seed)
         answer = self._ask({"op": "call", "case": case, "timed": timed}, "running custom_kernel")
-        check = self._judge(case, inputs, answer["outputs"])
-        return Outcome(check, answer["wall_ns"] * 1e-9, answer["gpu_ns"], answer["counters"])
+        check = self._judge(case, inputs, answer.outputs)
+        return Outcome(check, answer.wall_ns * 1e-9, answer.gpu_ns, answer.counters)
 
-    def _judge(self, case: Case, inputs: dict[str, torch.Tensor], outputs: list[dict]) -> Check:
+    def _judge(self, case: Case, inputs: dict[str, torch.Tensor], outputs: list[_Output]) -> Check:
         """Inputs unchanged, outputs of the right kind, values right; from what the arena holds after a request."""
         layout = Layout.of(self._problem, case)
         changed = [
@@ -274,21 +303,21 @@ class Runner:
         ]
         return _worst(checks)
 
-    def _check_description(self, case: Case, outputs: list[dict]) -> None:
+    def _check_description(self, case: Case, outputs: list[_Output]) -> None:
         expected = self._problem.output_shapes(case)
         if len(outputs) != len(expected):
             raise CallFailed(f"custom_kernel returned {len(outputs)} outputs, expected {len(expected)}")
         for out, (shape, dtype) in zip(outputs, expected):
-            if out["type"] != "Tensor":
-                raise CallFailed(f"custom_kernel returned a {out['type']}, expected a torch.Tensor")
-            got = (tuple(out["shape"]), out["dtype"], out["device"])
-            if got != (shape, dtype, self._device) or not out["strided"]:
+            if out.type != "Tensor":
+                raise CallFailed(f"custom_kernel returned a {out.type}, expected a torch.Tensor")
+            got = (out.shape, out.dtype, out.device)
+            if got != (shape, dtype, self._device) or not out.strided:
                 raise CallFailed(
                     f"output is {got[1]} {list(got[0])} on {got[2]}, expected {dtype} {list(shape)} on {self._device}"
                 )
-            if out["aliases"]:
-                raise CallFailed(f"the output shares memory with the input {', '.join(out['aliases'])}")
-            if out["broadcast"]:
+            if out.aliases:
+                raise CallFailed(f"the output shares memory with the input {', '.join(out.aliases)}")
+            if out.broadcast:
                 raise CallFailed("the output is a broadcast view; elements share memory")
 
     def measure(self, case: Case, seed: int, rule: StopRule) -> tuple[list[float], Check]:
@@ -301,16 +330,17 @@ class Runner:
         request |= {"relative_error": rule.relative_error, "seconds": rule.seconds}
         begin = time.perf_counter()
         answer = self._ask(request, "timing", self._timeout + rule.seconds)
-        samples = [float(sample) for sample in answer["samples"]]
+        samples = answer.samples
         check_samples(samples, time.perf_counter() - begin)
         if len(samples) > rule.repeats:
             raise CallFailed(f"the timer was tampered with: {len(samples)} times for at most {rule.repeats} repeats")
-        return samples, self._judge(case, inputs, answer["outputs"])
+        return samples, self._judge(case, inputs, answer.outputs)
 
-    def profile(self, case: Case, seed: int) -> dict:
+    def profile(self, case: Case, seed: int) -> tuple[str, dict[str, float]]:
         """One call under torch's profiler: its table, and the simulator's counters where it ran there."""
         self.prepare(case, seed)
-        return self._ask({"op": "profile", "case": case}, "profiling custom_kernel")
+        answer = self._ask({"op": "profile", "case": case}, "profiling custom_kernel")
+        return answer.table, answer.counters
 
 
 def check_samples(samples: Sequence[float], elapsed: float) -> None:

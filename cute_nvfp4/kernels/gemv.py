@@ -36,7 +36,16 @@ from ..ptx.memory import load_shared
 from ..ptx.warp import sum_lanes
 from ..scale_layout import ATOM_ROWS
 from . import gemv_registers, gemv_ring
-from .gemv_config import PIECE_BYTES, ROW_PIECES, SLICE_SCALE_BYTES, TILE_ROWS, TILES_PER_ATOM, GemvConfig
+from .arith import ceil_div, div, mod
+from .gemv_config import (
+    PIECE_BYTES,
+    ROW_PIECES,
+    SLICE_SCALE_BYTES,
+    TILE_FIRST_ROWS,
+    TILE_ROWS,
+    TILES_PER_ATOM,
+    GemvConfig,
+)
 from .gemv_dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS, SLICE_K, dot_engine
 from .gemv_scales import SCALE_SHIFT, load_b_block, scale_products, shifted_scale, tile_row
 
@@ -49,6 +58,8 @@ class Gemv:
     def __init__(self, config: GemvConfig) -> None:
         self.config = config
         self.engine = dot_engine(config.arch, config.dot)
+        # blocks of b that each thread asks for first; more would cost registers
+        self.first_blocks = min(-(-config.capacity // (BLOCK_K * config.threads)), 4)
         self.loader = gemv_ring if config.shared_stages else gemv_registers
 
     @cute.jit
@@ -75,7 +86,8 @@ class Gemv:
         """Launches. Strides are (row, batch): in bytes for A, b and scales, in elements for c."""
         cfg = self.config
         # tiles that have rows: eight in a full atom, in the last one those that start inside the matrix
-        tiles = m // ATOM_ROWS * TILES_PER_ATOM + cutlass.min((m % ATOM_ROWS + 3) // 4, TILES_PER_ATOM)
+        rest = ceil_div(mod(m, ATOM_ROWS), TILE_FIRST_ROWS)
+        tiles = div(m, ATOM_ROWS) * TILES_PER_ATOM + cutlass.min(rest, TILES_PER_ATOM)
         blocks = cute.ceil_div(tiles, cfg.warps_m)
         pointers = (a, sfa, b, sfb, c, a_global, b_global)
         strides = (a_strides, sfa_strides, b_batch, sfb_batch, c_strides)
@@ -97,9 +109,9 @@ class Gemv:
             k = Int32(cfg.k)
         thread, _, _ = cute.arch.thread_idx()
         block, batch, _ = cute.arch.block_idx()
-        warp = cute.arch.make_warp_uniform(thread // 32)
-        lane = thread % 32
-        warp_k, warp_m = warp % cfg.warps_k, warp // cfg.warps_k
+        warp = cute.arch.make_warp_uniform(div(thread, 32))
+        lane = mod(thread, 32)
+        warp_k, warp_m = mod(warp, cfg.warps_k), div(warp, cfg.warps_k)
 
         smem = SmemAllocator()
         b_bytes = cfg.capacity_slices * self.engine.slice_bytes
@@ -134,7 +146,7 @@ class Gemv:
         operand_a = (a_address, a_strides[0], sfa_address, sfa_strides[0])
         b_address = b.toint() + Int64(batch) * b_batch
         sfb_address = sfb.toint() + Int64(batch) * sfb_batch
-        slices = cute.ceil_div(k, SLICE_K)
+        slices = ceil_div(k, SLICE_K)
         for first_slice in cutlass.range(0, slices, cfg.capacity_slices, unroll=1):
             self.chunk(
                 operand_a,
@@ -156,8 +168,8 @@ class Gemv:
         out = cute.make_tensor(c + Int64(batch) * c_strides[1], cute.make_layout(m, stride=c_strides[0]))
         for i in cutlass.range_constexpr(-(-cfg.warps_m * TILE_ROWS // cfg.threads)):
             index = thread + i * cfg.threads
-            tile_of_block, row_of_tile = index // TILE_ROWS, index % TILE_ROWS
-            row = tile_row(block * cfg.warps_m + tile_of_block, row_of_tile % 8, row_of_tile // 8)
+            tile_of_block, row_of_tile = div(index, TILE_ROWS), mod(index, TILE_ROWS)
+            row = tile_row(block * cfg.warps_m + tile_of_block, mod(row_of_tile, 8), div(row_of_tile, 8))
             if row < m and tile_of_block < cfg.warps_m:
                 total = sums[row_of_tile, 0, tile_of_block]
                 for w in cutlass.range_constexpr(1, cfg.warps_k):
@@ -168,16 +180,23 @@ class Gemv:
     def chunk(self, operand_a, b_places, stores, who, tile: Int32, slice_range, shape):
         """Adds the products over one chunk of K, as much of b as shared memory holds, to ``sums``."""
         cfg = self.config
-        b_address, sfb_address, shared_b, shared_constants, shared_scale = b_places
+        _, _, shared_b, shared_constants, shared_scale = b_places
         store, sums = stores
         thread, lane, warp_k, warp_m = who
         first_slice, chunk_slices = slice_range
         m, k = shape
-        quad_lane = lane % QUAD
+        quad_lane = mod(lane, QUAD)
         addresses, advance, take = self.loader.addresses, self.loader.advance, self.loader.take
 
         # slices of the chunk that are this warp's: warp_k, warp_k + warps_k, …
-        units = (chunk_slices - warp_k + cfg.warps_k - 1) // cfg.warps_k
+        units = ceil_div(chunk_slices - warp_k, cfg.warps_k)
+        # the first blocks of b are asked for before A, and decoded while A is under way
+        b_words = cute.make_rmem_tensor((2, self.first_blocks), cutlass.Uint32)
+        b_scale = cute.make_rmem_tensor(self.first_blocks, cutlass.Uint32)
+        for i in cutlass.range_constexpr(self.first_blocks):
+            block = thread + i * cfg.threads
+            self.ask_b(b_places, block, slice_range, k, b_words, b_scale, i)
+
         address = addresses(cfg, operand_a, m, k, tile, lane, first_slice + warp_k)
         # in shared memory a stage is written again only after the slice it held has been used up
         ahead = cfg.stages - 1 if cfg.shared_stages else cfg.stages
@@ -188,8 +207,15 @@ class Gemv:
             if cutlass.const_expr(cfg.shared_stages):
                 commit_group()
 
-        cute.arch.sync_threads()  # the chunk before this one has been used; sums are zero
-        self.stage_b(b_address, sfb_address, shared_b, shared_scale, thread, slice_range, k)
+        if cutlass.const_expr(cfg.chunked):
+            cute.arch.sync_threads()  # the chunk before this one has been used
+        for i in cutlass.range_constexpr(self.first_blocks):
+            self.store_b(b_places, thread + i * cfg.threads, slice_range, b_words, b_scale, i)
+        if cutlass.const_expr(self.first_blocks * cfg.threads < cfg.capacity_slices * SLICE_BLOCKS):
+            next_block = thread + self.first_blocks * cfg.threads
+            for block in cutlass.range(next_block, chunk_slices * SLICE_BLOCKS, cfg.threads, unroll=1):
+                self.ask_b(b_places, block, slice_range, k, b_words, b_scale, 0)
+                self.store_b(b_places, block, slice_range, b_words, b_scale, 0)
         cute.arch.sync_threads()
 
         lane_b = self.engine.lane_state(shared_b, shared_constants, lane)
@@ -224,7 +250,7 @@ class Gemv:
                         address = advance(cfg, address, cfg.warps_k)
         sum0, sum1 = sum_lanes(sum0, QUAD), sum_lanes(sum1, QUAD)
         if quad_lane == 0:
-            row = lane // QUAD
+            row = div(lane, QUAD)
             sums[row, warp_k, warp_m] = sums[row, warp_k, warp_m] + sum0
             sums[row + 8, warp_k, warp_m] = sums[row + 8, warp_k, warp_m] + sum1
 
@@ -245,22 +271,31 @@ class Gemv:
             if (slice_index + 1) * SLICE_K <= k:
                 fetch(self.config, address, None, store, stage)
             else:
-                blocks = (k - slice_index * SLICE_K) // BLOCK_K
-                of_piece = blocks - (lane % ROW_PIECES) * (PIECE_BYTES // 8)
-                fetch(self.config, address, (blocks - (lane % QUAD) * LANE_BLOCKS, of_piece), store, stage)
+                blocks = div(k - slice_index * SLICE_K, BLOCK_K)
+                of_piece = blocks - mod(lane, ROW_PIECES) * (PIECE_BYTES // 8)
+                fetch(self.config, address, (blocks - mod(lane, QUAD) * LANE_BLOCKS, of_piece), store, stage)
         else:
             fetch(self.config, address, None, store, stage)
 
-    @cute.jit
-    def stage_b(self, b_address, sfb_address, shared_b, shared_scale, thread, slice_range, k: Int32):
-        """Decodes a chunk of b and of its scales into shared memory, a block of 16 a thread at a time."""
+    def ask_b(self, b_places, block: Int32, slice_range, k: Int32, words, scale, i: int):
+        """Loads ``block`` of a chunk of b and its scale into registers; zeros past the chunk and past K."""
+        b_address, sfb_address, _, _, _ = b_places
         first_slice, chunk_slices = slice_range
-        config, stage_block = self.config, self.engine.stage_block
+        column = first_slice * SLICE_BLOCKS + block
+        end = cutlass.min(div(k, BLOCK_K), (first_slice + chunk_slices) * SLICE_BLOCKS)
+        exists = Int32(column < end)
+        pair, scale[i] = load_b_block(self.config, b_address, sfb_address, column, exists, k)
+        words[0, i], words[1, i] = pair
+
+    @cute.jit
+    def store_b(self, b_places, block: Int32, slice_range, words, scale, i: cutlass.Constexpr):
+        """Decodes what :meth:`ask_b` loaded into shared memory."""
+        _, _, shared_b, _, shared_scale = b_places
+        _, chunk_slices = slice_range
         # (CAPACITY / 16)
         scale_pointer = cute.make_ptr(cutlass.Uint16, shared_scale, cute.AddressSpace.smem, assumed_align=2)
         scales = cute.make_tensor(scale_pointer, cute.make_layout(self.config.capacity // BLOCK_K))
-        for block in cutlass.range(thread, chunk_slices * SLICE_BLOCKS, self.config.threads, unroll=2):
-            column = first_slice * SLICE_BLOCKS + block
-            words, scale = load_b_block(config, b_address, sfb_address, column, k)
-            stage_block(shared_b, block, words)
-            scales[block] = shifted_scale(scale)
+        stage_block = self.engine.stage_block
+        if block < chunk_slices * SLICE_BLOCKS:
+            stage_block(shared_b, block, [words[0, i], words[1, i]])
+            scales[block] = shifted_scale(scale[i])

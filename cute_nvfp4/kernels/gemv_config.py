@@ -10,6 +10,8 @@ from .gemv_dot import QUAD, SLICE_BLOCKS, SLICE_K
 
 TILE_ROWS = 16
 TILES_PER_ATOM = ATOM_ROWS // TILE_ROWS
+# a tile has rows r … r+3 and the same plus 32, 64 and 96; r is a multiple of
+TILE_FIRST_ROWS = 4
 LANE_K = SLICE_K // QUAD
 # bytes of a row: of a slice, of a lane's part of it; and pieces of sixteen bytes
 SLICE_BYTES = SLICE_K // 2
@@ -19,10 +21,10 @@ ROW_PIECES = SLICE_BYTES // PIECE_BYTES
 # f16 scales of b of one slice
 SLICE_SCALE_BYTES = 2 * SLICE_BLOCKS
 
-# (rows of the warp's quads (4, 2), row of the lane (2), tile of the atom (8), atom) → row of the matrix:
-# the two rows of a lane are r and r + 32, whose scales are neighbours in the atom
-ROWS_SHAPE = ((4, 2), 2, TILES_PER_ATOM)
-ROWS_STRIDE = ((1, 64), 32, 4)
+# (rows of the warp's quads (4, 2), row of the lane (2), tile (8 in an atom, atoms)) → row of the matrix:
+# the two rows of a lane are r and r + 32, whose scales are neighbours in the atom. The atoms are as many as there are.
+ROWS_SHAPE = ((4, 2), 2, (TILES_PER_ATOM, 1 << 24))
+ROWS_STRIDE = ((1, 64), 32, (4, ATOM_ROWS))
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class GemvConfig:
 
     warps_m: tiles, and groups of warps, side by side along M; warps_k: warps that share a tile along K; stages: slices
     of A that a warp has under way; shared_stages: whether in shared memory (cp.async) or in registers; k: K if
-    compiled in, else 0; capacity: elements of b held in shared memory at a time, a multiple of 256; vector_bytes:
+    compiled in, else 0; capacity: elements of b held in shared memory at a time, a multiple of 256;
+    chunked: whether K may be more than that; vector_bytes:
     widest load of A that its alignment allows (8, 16, 32); ragged: whether K may not be a multiple of 256; a_scale,
     b_scale: "blocked" or "rowmajor"; scale_word: whether row-major scales of A can be read four at a time; a_global,
     b_global: whether there is a global scale; out: dtype; min_blocks: blocks of threads that must fit on a
@@ -45,6 +48,7 @@ class GemvConfig:
     shared_stages: bool = True
     k: int = 0
     capacity: int = 16384
+    chunked: bool = False
     vector_bytes: int = 16
     ragged: bool = False
     a_scale: str = "blocked"

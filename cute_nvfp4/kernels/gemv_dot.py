@@ -33,6 +33,7 @@ from ..ptx.fma import fma_e2m1x16
 from ..ptx.memory import load_shared, store_shared
 from ..ptx.mma import mma_m16n8k32_s8
 from ..target import Architecture
+from .arith import div, mod
 
 SLICE_K = 256
 BLOCK_K = 16
@@ -54,15 +55,15 @@ class FmaDot:
 
     def stage_block(self, base: Int32, block: Int32, words: list[Uint32]) -> None:
         """Decodes the 16 elements (two words) of ``block`` of b into shared memory at ``base``."""
-        within = block % SLICE_BLOCKS
-        quad, first_word = within // LANE_BLOCKS, 2 * (within % LANE_BLOCKS)
-        cell = base + (block // SLICE_BLOCKS) * self.slice_bytes + (first_word * QUAD + quad) * 16
+        within = mod(block, SLICE_BLOCKS)
+        quad, first_word = div(within, LANE_BLOCKS), 2 * mod(within, LANE_BLOCKS)
+        cell = base + div(block, SLICE_BLOCKS) * self.slice_bytes + (first_word * QUAD + quad) * 16
         for i in range(2):
             store_shared(cell + i * QUAD * 16, e2m1x8_to_f16x2(words[i], self.arch))
 
     def lane_state(self, base: Int32, constants: Int32, lane: Int32) -> list[Any]:
         """What :meth:`block_sums` needs of the lane: [address of its b in slice 0]."""
-        return [base + (lane % QUAD) * 16]
+        return [base + mod(lane, QUAD) * 16]
 
     def block_sums(self, rows: list[list[Uint32]], state: list[Any], slice_index: Int32) -> list[list]:
         """Sums of the four blocks of each of the two rows, fp32."""
@@ -103,14 +104,14 @@ class MmaDot:
 
     def stage_block(self, base: Int32, block: Int32, words: list[Uint32]) -> None:
         """Decodes the 16 elements (two words) of ``block`` of b into shared memory at ``base``."""
-        within = block % SLICE_BLOCKS
-        quad, pair, half = within // LANE_BLOCKS, (within // 2) % 2, within % 2
-        cell = base + (block // SLICE_BLOCKS) * self.slice_bytes + pair * 128 + half * 64 + quad * 16
+        within = mod(block, SLICE_BLOCKS)
+        quad, pair, half = div(within, LANE_BLOCKS), mod(div(within, 2), 2), mod(within, 2)
+        cell = base + div(block, SLICE_BLOCKS) * self.slice_bytes + pair * 128 + half * 64 + quad * 16
         store_shared(cell, [*e2m1x8_to_s8x4(words[0]), *e2m1x8_to_s8x4(words[1])])
 
     def lane_state(self, base: Int32, constants: Int32, lane: Int32) -> list[Any]:
         """For h = 0 and 1: address in slice 0 and bytes from slice to slice (0 for a lane that reads zeros); table."""
-        column, quad = lane // QUAD, lane % QUAD
+        column, quad = div(lane, QUAD), mod(lane, QUAD)
         state: list[Any] = []
         for h in range(2):
             active = column == 2 * quad + h

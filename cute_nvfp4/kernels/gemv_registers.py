@@ -11,6 +11,7 @@ from typing import Any
 from cutlass import Int32, Int64, Uint32
 
 from ..ptx.memory import load_global, load_global_if
+from .arith import div, mod
 from .gemv_config import LANE_BYTES, SLICE_BYTES, GemvConfig
 from .gemv_dot import LANE_BLOCKS, QUAD
 from .gemv_scales import lane_scale_addresses, load_scales, row_inside, slice_bytes, tile_row
@@ -21,8 +22,8 @@ _POLICY = {"l1": "no_allocate", "l2": "evict_first"}
 def addresses(config: GemvConfig, operand: tuple, m: Any, k: Any, tile: Any, lane: Any, slice_index: Any) -> tuple:
     """(row 0, row 1, scales…) of the lane; ``operand``: (address, row stride) of A and of its scales, in bytes."""
     a, a_row, sfa, sfa_row = operand
-    inside = Int64(slice_index * SLICE_BYTES + (lane % QUAD) * LANE_BYTES)
-    rows = [Int64(row_inside(tile_row(tile, lane // QUAD, i), m)) for i in range(2)]
+    inside = Int64(slice_index * SLICE_BYTES + mod(lane, QUAD) * LANE_BYTES)
+    rows = [Int64(row_inside(tile_row(tile, div(lane, QUAD), i), m)) for i in range(2)]
     scales = lane_scale_addresses(config, sfa, sfa_row, m, k, tile, lane, slice_index)
     return (*(a + row * a_row + inside for row in rows), *scales)
 

@@ -18,6 +18,7 @@ from cutlass import Int32, Int64, Uint32
 
 from ..ptx.async_copy import copy_async
 from ..ptx.memory import load_shared, store_shared
+from .arith import div, mod
 from .gemv_config import PIECE_BYTES, ROW_PIECES, SLICE_BYTES, TILE_ROWS, GemvConfig
 from .gemv_dot import LANE_BLOCKS, QUAD
 from .gemv_scales import lane_scale_addresses, load_scales, row_inside, slice_bytes, tile_row
@@ -31,7 +32,7 @@ _COPIES = TILE_ROWS // _COPY_ROWS
 def addresses(config: GemvConfig, operand: tuple, m: Any, k: Any, tile: Any, lane: Any, slice_index: Any) -> tuple:
     """(rows the lane copies (4), scales…); ``operand``: (address, row stride) of A and of its scales, in bytes."""
     a, a_row, sfa, sfa_row = operand
-    inside = Int64(slice_index * SLICE_BYTES + (lane % ROW_PIECES) * PIECE_BYTES)
+    inside = Int64(slice_index * SLICE_BYTES + mod(lane, ROW_PIECES) * PIECE_BYTES)
     rows = [row_inside(_copied_row(tile, lane, i), m) for i in range(_COPIES)]
     scales = lane_scale_addresses(config, sfa, sfa_row, m, k, tile, lane, slice_index)
     return (*(a + Int64(row) * a_row + inside for row in rows), *scales)
@@ -39,8 +40,9 @@ def addresses(config: GemvConfig, operand: tuple, m: Any, k: Any, tile: Any, lan
 
 def _copied_row(tile: Any, lane: Any, copy: int) -> Any:
     """Row of the matrix that the lane copies a piece of with instruction ``copy``."""
-    row_of_tile = lane // ROW_PIECES + copy * _COPY_ROWS
-    return tile_row(tile, row_of_tile % 8, copy * _COPY_ROWS // 8)
+    # rows of the tile are counted quads first, then the two rows of their lanes
+    row_of_lane, first_quad = divmod(copy * _COPY_ROWS, 8)
+    return tile_row(tile, div(lane, ROW_PIECES) + first_quad, row_of_lane)
 
 
 def advance(config: GemvConfig, where: tuple, slices: int) -> tuple:
@@ -56,7 +58,7 @@ def fetch(config: GemvConfig, where: tuple, valid: Any, store: tuple, stage: Int
     """
     ring, lane = store
     base = ring + stage * config.stage_bytes
-    piece, first_row = lane % ROW_PIECES, lane // ROW_PIECES
+    piece, first_row = mod(lane, ROW_PIECES), div(lane, ROW_PIECES)
     for i in range(_COPIES):
         row = first_row + i * _COPY_ROWS
         target = base + row * SLICE_BYTES + (piece ^ (row & 1)) * PIECE_BYTES
@@ -91,10 +93,10 @@ def take(config: GemvConfig, store: tuple, stage: Int32) -> tuple[list[list[Uint
     base = ring + stage * config.stage_bytes
     rows = []
     for r in range(2):
-        row = lane // QUAD + 8 * r
+        row = div(lane, QUAD) + 8 * r
         words: list[Uint32] = []
         for i in range(2):
-            piece = (lane % QUAD) * 2 + i
+            piece = mod(lane, QUAD) * 2 + i
             words += load_shared(base + row * SLICE_BYTES + (piece ^ (row & 1)) * PIECE_BYTES, PIECE_BYTES)
         rows.append(words)
     return rows, load_shared(base + _DATA_BYTES + lane * 8, 8)

@@ -12,6 +12,7 @@ from ..ptx.convert import e4m3x2_to_f16x2, e4m3x4_to_f16x2, f16x2_to_f32
 from ..ptx.fma import mul_f16x2
 from ..ptx.memory import load_global, load_global_byte_if, load_global_if
 from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, cute_layout
+from .arith import div, mod
 from .gemv_config import ROWS_SHAPE, ROWS_STRIDE, GemvConfig
 from .gemv_dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS
 
@@ -22,10 +23,9 @@ _SHIFT_F16X2 = 0x24002400
 
 def tile_row(tile: Any, lane_row: Any, row_of_lane: Any) -> Any:
     """Row of the matrix for quad ``lane_row`` (0–7) and row 0 or 1 of its lanes, in tile ``tile``."""
-    atoms = ROWS_SHAPE[2]
-    # ((4, 2), 2, 8) : ((1, 64), 32, 4) within an atom
+    # ((4, 2), 2, (8, atoms)) : ((1, 64), 32, (4, 128))
     layout = cute.make_layout(ROWS_SHAPE, stride=ROWS_STRIDE)
-    return cute.crd2idx((lane_row, row_of_lane, tile % atoms), layout) + (tile // atoms) * ATOM_ROWS
+    return cute.crd2idx((lane_row, row_of_lane, tile), layout)
 
 
 def slice_bytes(config: GemvConfig) -> int:
@@ -42,11 +42,11 @@ def lane_scale_addresses(
     config: GemvConfig, sfa: Int64, sfa_row: Int64, m: Any, k: Any, tile: Any, lane: Any, slice_index: Any
 ) -> tuple:
     """Addresses of the lane's four scales of each of its rows; one for both if blocked, where they are neighbours."""
-    column = slice_index * SLICE_BLOCKS + (lane % QUAD) * LANE_BLOCKS
-    rows = [tile_row(tile, lane // QUAD, i) for i in range(2)]
+    column = slice_index * SLICE_BLOCKS + mod(lane, QUAD) * LANE_BLOCKS
+    rows = [tile_row(tile, div(lane, QUAD), i) for i in range(2)]
     if config.a_scale == "blocked":
         # not clamped: the padding of the last atom is there to be read
-        return (sfa + Int64(cute.crd2idx((rows[0], column, 0), cute_layout(m, k // BLOCK_K))),)
+        return (sfa + Int64(cute.crd2idx((rows[0], column, 0), cute_layout(m, div(k, BLOCK_K)))),)
     return tuple(sfa + Int64(row_inside(row, m)) * sfa_row + Int64(column) for row in rows)
 
 
@@ -73,16 +73,14 @@ def _load_bytes(address: Int64, valid_blocks: Any) -> Uint32:
     return word
 
 
-def load_b_block(config: GemvConfig, b: Int64, sfb: Int64, column: Any, k: Any) -> tuple[list[Uint32], Uint32]:
-    """Two words of block ``column`` of b and its scale's byte; zeros past K. ``b``, ``sfb``: addresses of row 0."""
+def load_b_block(
+    config: GemvConfig, b: Int64, sfb: Int64, column: Any, exists: Int32, k: Any
+) -> tuple[list[Uint32], Uint32]:
+    """Two words of block ``column`` of b and its scale's byte, zeros if it does not exist; addresses are of row 0."""
     offset = column
     if config.b_scale == "blocked":
-        offset = cute.crd2idx((0, column, 0), cute_layout(ATOM_ROWS, k // BLOCK_K))
-    exists = Int32(column * BLOCK_K < k) if config.ragged else Int32(1)
-    if config.ragged:
-        words = load_global_if(exists, b + Int64(column) * 8, 8, l1="evict_last")
-    else:
-        words = load_global(b + Int64(column) * 8, 8, l1="evict_last")
+        offset = cute.crd2idx((0, column, 0), cute_layout(ATOM_ROWS, div(k, BLOCK_K)))
+    words = load_global_if(exists, b + Int64(column) * 8, 8, l1="evict_last")
     return words, load_global_byte_if(exists, sfb + Int64(offset))
 
 

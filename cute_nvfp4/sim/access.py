@@ -89,7 +89,7 @@ def reduce_mask(mask, shape: tuple[int, ...]):
     """The (n, 32) mask seen by values of a smaller shape: a value is needed when any of its lanes is."""
     if mask is None or mask.shape == shape:
         return mask
-    if mask.size == 1 or len(shape) == 2 and shape == (1, 1):
+    if mask.size == 1 or (len(shape) == 2 and shape == (1, 1)):
         return None
     out = mask
     for axis in (0, 1):
@@ -216,7 +216,9 @@ def _misaligned(g: Group, a: Access, space: str, host, mask) -> None:
 def _read_only(g: Group, a: Access, region: Region, host, mask) -> None:
     flat = host if mask is None else host[mask]
     warp, lane, address = _first(g, host, mask, (flat >= region.base) & (flat < region.end))
-    raise ReadOnlyWrite(_say(g, a, warp, lane, f"tensor {region.name!r} is read-only: {g.wave.run.memory.describe(address)}"))
+    raise ReadOnlyWrite(
+        _say(g, a, warp, lane, f"tensor {region.name!r} is read-only: {g.wave.run.memory.describe(address)}")
+    )
 
 
 def _out_of_bounds(g: Group, a: Access, host, mask, bad, memory) -> None:

@@ -42,9 +42,11 @@ def atomic(g: Group, a: Access, mask, addr: np.ndarray, off: int, update: Update
 
 def _pieces(g: Group, a: Access, host, part, lanes, flat):
     wide = np.broadcast_to(host, (g.n, 32))
-    return list(_by_region(g, a, wide, reduce_mask(lanes, wide.shape), flat if not lanes.all() else wide)) if not lanes.all() else [
-        (r, chosen.ravel()) for r, chosen in _by_region(g, a, wide, None, wide)
-    ]
+    return (
+        list(_by_region(g, a, wide, reduce_mask(lanes, wide.shape), flat if not lanes.all() else wide))
+        if not lanes.all()
+        else [(r, chosen.ravel()) for r, chosen in _by_region(g, a, wide, None, wide)]
+    )
 
 
 def serialize(memory: np.ndarray, index: np.ndarray, update: Update, values: list[np.ndarray]) -> np.ndarray:

@@ -41,7 +41,9 @@ class Barriers:
         ident, count, *rest = operands
         ident = self._per_warp(group, ident)
         if ident.max() >= BARRIERS:
-            raise Deadlock(f"{block.code[-1][0].where()}: barrier {int(ident.max())} does not exist, a CTA has {BARRIERS}")
+            raise Deadlock(
+                f"{block.code[-1][0].where()}: barrier {int(ident.max())} does not exist, a CTA has {BARRIERS}"
+            )
         count = self._per_warp(group, count)
         instruction = block.code[-1][0]
         if instruction.mods[0] == "arrive" or (instruction.mods[:2] == ("cta", "arrive")):
@@ -60,7 +62,9 @@ class Barriers:
             return []
         here = self.arrived.copy()
         want = np.zeros_like(here)
-        cta_threads = np.bincount(self.wave.cta_of_warp, weights=live.sum(axis=1), minlength=self.wave.count).astype(np.int64)
+        cta_threads = np.bincount(self.wave.cta_of_warp, weights=live.sum(axis=1), minlength=self.wave.count).astype(
+            np.int64
+        )
         for w in self.waiting:
             cta = self.wave.cta_of_warp[w.group.warps]
             np.add.at(here, (cta, w.ident), w.group.lanes().sum(axis=1))

@@ -65,6 +65,7 @@ class BlockCompiler:
         self.names: dict[str, Any] = {"np": np, "select": select, "NOTHING": NOTHING}
         self._constants: dict[tuple, str] = {}
         self._lines: list[str] = []
+        self._assigned: set[str] = set()
 
     def compile(self, blocks: list[Block]) -> list[Callable[[Any], Any]]:
         """One function a block, in the order of ``blocks``."""
@@ -75,11 +76,9 @@ class BlockCompiler:
         return [self.names[f"block{b.index}"] for b in blocks]
 
     def _block(self, block: Block, blocks: list[Block]) -> list[str]:
-        self._lines = []
+        self._lines, self._assigned = [], set()
         reads = [n for n in block.reads if n in self.slots]
         live_out = frozenset().union(*(blocks[s].live_in for s in successors(block) if s != EXIT))
-        # A block that falls through after a guarded exit keeps everything its successors need.
-        writes = [n for n in block.writes if n in live_out]
         for instruction, op in block.code:
             try:
                 self._instruction(instruction, op)
@@ -87,10 +86,16 @@ class BlockCompiler:
                 if instruction.text in str(error):
                     raise
                 raise UnsupportedInstruction(f"{error}: {instruction.where()}") from None
+        # The result of a barrier is written when it opens, not here.
+        writes = [n for n in self._assigned if n in live_out]
         head = [f"def block{block.index}(g):", " R = g.regs"]
         head += [f" {self._local(n)} = R[{self.slots[n]}]" for n in sorted(reads, key=self.slots.get)]
         tail = [f" R[{self.slots[n]}] = {self._local(n)}" for n in sorted(writes, key=self.slots.get)]
-        result = self._lines.pop() if block.control and self._lines and self._lines[-1].startswith(" return") else " return None"
+        result = (
+            self._lines.pop()
+            if block.control and self._lines and self._lines[-1].startswith(" return")
+            else " return None"
+        )
         return head + self._lines + tail + [result]
 
     def _local(self, name: str) -> str:
@@ -135,6 +140,7 @@ class BlockCompiler:
                 continue
             value = self._stored(temp, type_name, register, op.relaxed)
             local = self._local(register)
+            self._assigned.add(register)
             self._lines.append(f"{indent}{local} = " + (f"select({guard}, {value}, {local})" if guard else value))
 
     def _predicate(self, reg: Reg) -> str:
@@ -182,9 +188,8 @@ class BlockCompiler:
         if width == bits(t):
             text = f"~{local}" if o.negated else local
             return text if VIEW[t] == STORE[width] else f"{text}.view({str(VIEW[t])!r})"
-        if relaxed and width > bits(t) > 1:
-            text = f"{local}.astype('u{bits(t) // 8}')"
-            return text if VIEW[t].kind == "u" else f"{text}.view({str(VIEW[t])!r})"
+        if relaxed and t[1:].isdigit() and t[0] in "bus" and width > bits(t):
+            return f"{local}.astype('u{bits(t) // 8}').view({str(VIEW[t])!r})"
         raise UnsupportedInstruction(f"register {o.name} has {width} bits, the instruction wants {bits(t)}")
 
     def _symbol(self, o: Symbol) -> tuple[str, int]:
@@ -232,11 +237,10 @@ class BlockCompiler:
         width, view = self.widths[register], VIEW[t]
         if width == bits(t):
             return temp if view == STORE[width] else f"{temp}.view('u{width // 8}')"
-        if relaxed and width > bits(t) > 1:
+        if relaxed and t[1:].isdigit() and t[0] in "bus" and width > bits(t):
             if view.kind == "i":
                 return f"{temp}.astype('i{width // 8}').view('u{width // 8}')"
-            raw = temp if view.kind == "u" else f"{temp}.view('u{bits(t) // 8}')"
-            return f"{raw}.astype('u{width // 8}')"
+            return f"{temp}.astype('u{width // 8}')"
         raise UnsupportedInstruction(f"register {register} has {width} bits, the result has {bits(t)}")
 
 

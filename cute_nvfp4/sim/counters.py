@@ -119,4 +119,6 @@ class Counters:
         block_threads = launch.block[0] * launch.block[1] * launch.block[2]
         warps = launch.grid[0] * launch.grid[1] * launch.grid[2] * -(-block_threads // 32)
         memory = sorted(self._memory.values(), key=lambda c: c.line)
-        return Result(launch.kernel, warps, dict(sorted(opcodes.items())), dict(sorted(classes.items())), memory, distinct)
+        return Result(
+            launch.kernel, warps, dict(sorted(opcodes.items())), dict(sorted(classes.items())), memory, distinct
+        )

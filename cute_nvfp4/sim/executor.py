@@ -58,7 +58,9 @@ def run(
 class Run:
     """What stays the same over the waves of one launch."""
 
-    def __init__(self, program: Program, launch: Launch, memory: GlobalMemory, counting: bool, step_limit: int, sm_count: int) -> None:
+    def __init__(
+        self, program: Program, launch: Launch, memory: GlobalMemory, counting: bool, step_limit: int, sm_count: int
+    ) -> None:
         self.kernel: CompiledKernel = program.kernel(launch.kernel)
         self.launch, self.memory = launch, memory
         self.counting, self.step_limit, self.sm_count = counting, step_limit, sm_count
@@ -79,12 +81,16 @@ class Run:
             raise LaunchError(f"{kernel.name} takes parameters of {sizes} bytes, the launch gives {given}")
         required = kernel.directives.get("reqntid")
         if required and tuple((*required, 1, 1)[:3]) != tuple(launch.block):
-            raise LaunchError(f"{kernel.name} is compiled for blocks of {required} threads, the launch has {launch.block}")
+            raise LaunchError(
+                f"{kernel.name} is compiled for blocks of {required} threads, the launch has {launch.block}"
+            )
         most = kernel.directives.get("maxntid")
         if most and np.prod(launch.block) > np.prod(most):
             raise LaunchError(f"{kernel.name} is compiled for at most {most} threads, the launch has {launch.block}")
         if launch.cluster != (1, 1, 1):
-            raise LaunchError(f"{kernel.name} is launched in clusters of {launch.cluster}: clusters are not modelled yet")
+            raise LaunchError(
+                f"{kernel.name} is launched in clusters of {launch.cluster}: clusters are not modelled yet"
+            )
 
     def read_param(self, a: Access, offset: int):
         """Parameter bytes as (1, 1) arrays."""
@@ -92,7 +98,9 @@ class Run:
         if key not in self._param_cache:
             values = np.frombuffer(bytes(self._params[offset : offset + a.total]), f"u{a.unit}")
             if len(values) != a.count:
-                raise LaunchError(f"{a.instruction.where()}: bytes {offset}..{offset + a.total} of {len(self._params)} parameter bytes")
+                raise LaunchError(
+                    f"{a.instruction.where()}: bytes {offset}..{offset + a.total} of {len(self._params)} parameter bytes"
+                )
             arrays = tuple(v.reshape(1, 1) for v in values)
             self._param_cache[key] = arrays if a.count > 1 else arrays[0]
         return self._param_cache[key]
@@ -185,7 +193,9 @@ class WaveRunner:
         elif block.control == "table":
             self._branch_table(group, outcome[0])
         elif outcome is None:
-            goes = {"branch": block.targets[0] if block.targets else EXIT, "exit": EXIT, "trap": EXIT}.get(block.control, block.next)
+            goes = {"branch": block.targets[0] if block.targets else EXIT, "exit": EXIT, "trap": EXIT}.get(
+                block.control, block.next
+            )
             if block.control == "trap":
                 raise DivergentBarrier(f"trap executed: {block.code[-1][0].where()}")
             self._go(group, goes)

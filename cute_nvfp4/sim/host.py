@@ -30,7 +30,19 @@ _SIGNATURES: dict[str, tuple] = {
     "_cudaLibraryGetKernel": (_P, _P, _P),
 }
 #: cudaDeviceAttr -> value: shared memory a block may opt in to, SM count, capability (of a B200, or a stand-in for any)
-_DEVICE_ATTRIBUTES = {97: 232448, 16: 148, 75: 10, 76: 0, 1: 1024, 10: 32, 8: 49152, 81: 233472, 39: 2048, 106: 32, 95: 1}
+_DEVICE_ATTRIBUTES = {
+    97: 232448,
+    16: 148,
+    75: 10,
+    76: 0,
+    1: 1024,
+    10: 32,
+    8: 49152,
+    81: 233472,
+    39: 2048,
+    106: 32,
+    95: 1,
+}
 _CLUSTER, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
 
 
@@ -109,7 +121,7 @@ class HostModule:
         def callback(*args: Any) -> int:
             try:
                 method(*args)
-            except BaseException as error:  # noqa: BLE001 - it is raised again
+            except BaseException as error:
                 self._error = self._error or error
                 return 1
             return 0
@@ -164,7 +176,9 @@ class HostModule:
             raise LaunchError(f"a launch of an unknown kernel handle {kernel!r}")
         name = self._kernels[kernel]
         if min(*grid, *block) < 1 or block[0] * block[1] * block[2] > 1024:
-            raise LaunchError(f"{name}: grid {grid} and block {block}: every extent must be at least 1, a block at most 1024 threads")
+            raise LaunchError(
+                f"{name}: grid {grid} and block {block}: every extent must be at least 1, a block at most 1024 threads"
+            )
         sizes = self._sizes.get(name, [])
         pointers = (_P * len(sizes)).from_address(params) if sizes else ()
         copies = tuple(ctypes.string_at(p, n) for p, n in zip(pointers, sizes))

@@ -125,7 +125,9 @@ def _toplevel(text: str, module: Module):
                 vector_depth += (piece == "{") - (piece == "}")
                 buffer += piece
     if stack or buffer.strip():
-        raise PtxSyntaxError(f"the module ends inside a statement or scope begun on line {start}: `{buffer.strip()[:80]}`")
+        raise PtxSyntaxError(
+            f"the module ends inside a statement or scope begun on line {start}: `{buffer.strip()[:80]}`"
+        )
 
 
 def _opens_scope(buffer: str, inside: bool) -> bool:

@@ -43,8 +43,14 @@ class CompiledKernel:
         """(n, 32) lanes named by the member mask of the block's first instruction."""
         instruction, op = block.code[0]
         operand = instruction.operands[len(op.dst) + op.converge]
-        value = group.regs[self.slots[operand.name]] if isinstance(operand, Reg) else np.full((1, 1), _mask(operand), np.uint32)
-        return (value >> np.arange(32, dtype=np.uint32)[None, :] & np.uint32(1)).astype(bool) & np.ones((group.n, 32), bool)
+        value = (
+            group.regs[self.slots[operand.name]]
+            if isinstance(operand, Reg)
+            else np.full((1, 1), _mask(operand), np.uint32)
+        )
+        return (value >> np.arange(32, dtype=np.uint32)[None, :] & np.uint32(1)).astype(bool) & np.ones(
+            (group.n, 32), bool
+        )
 
 
 def _mask(operand) -> int:

@@ -107,9 +107,13 @@ def _span(tensor: Any) -> tuple[int, int]:
         return low, high - low
     if hasattr(tensor, "data_ptr") and hasattr(tensor, "element_size"):
         if tensor.device.type != "cpu":
-            raise OperandTypeError(explain("simulated memory", got=f"a tensor on {tensor.device}", expected="a CPU tensor"))
+            raise OperandTypeError(
+                explain("simulated memory", got=f"a tensor on {tensor.device}", expected="a CPU tensor")
+            )
         if tensor.numel() == 0:
             return tensor.data_ptr(), 0
         last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride()))
         return tensor.data_ptr(), (last + 1) * tensor.element_size()
-    raise OperandTypeError(explain("simulated memory", got=type(tensor).__name__, expected="a torch tensor or a numpy array"))
+    raise OperandTypeError(
+        explain("simulated memory", got=type(tensor).__name__, expected="a torch tensor or a numpy array")
+    )

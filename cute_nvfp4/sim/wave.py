@@ -79,7 +79,9 @@ class Group:
 
     __slots__ = ("_row", "age", "block", "mask", "regs", "special_cache", "warps", "wave")
 
-    def __init__(self, wave: Wave, block: int, warps: np.ndarray, mask: np.ndarray | None, regs: list[np.ndarray]) -> None:
+    def __init__(
+        self, wave: Wave, block: int, warps: np.ndarray, mask: np.ndarray | None, regs: list[np.ndarray]
+    ) -> None:
         self.wave, self.block, self.warps, self.mask, self.regs = wave, block, warps, mask, regs
         self.age = 0
         self.special_cache: dict[str, np.ndarray] = {}

@@ -47,6 +47,7 @@ CHEATS = [
     ("patched_worker", "benchmark", "replaced __main__._clock"),
     ("patched_samples", "benchmark", "timer was tampered with"),
     ("forged_answer", "test", "may never have been written"),
+    ("forged_nonsense", "test", "sent an answer of the wrong form"),
     ("exit_zero", "test", "the process died while running custom_kernel (exit code 0)"),
     ("lazy_output", "test", "returned a Lazy, expected a torch.Tensor"),
     ("even_elements", "test-full", "elements are wrong"),

@@ -142,6 +142,15 @@ def test_evaluator_passes(folder, channel, monkeypatch):
     )
 
 
+def test_a_submission_that_cannot_be_loaded_is_a_failed_check(tmp_path, channel, monkeypatch):
+    (tmp_path / "submission.py").write_text("#!POPCORN leaderboard nvfp4_gemv\nraise OSError('no\\nluck')\n")
+    (tmp_path / "cases.txt").write_text("m: 5; k: 32; l: 2; seed: 11\n")
+    monkeypatch.chdir(tmp_path)
+    assert evaluator.main(["test", "cases.txt"]) == 112
+    lines = channel()
+    assert lines["check"] == "fail" and "OSError: no luck" in lines["error"]
+
+
 @pytest.mark.parametrize(
     "mode,tests,fd,code,message",
     [

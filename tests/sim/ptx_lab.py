@@ -9,7 +9,9 @@ from cute_nvfp4.sim import GlobalMemory, Launch, Program, run
 _NAMES = "abcdefgh"
 
 
-def launch_kernel(ptx: str, tensors: list, scalars: list[bytes] = (), *, grid=(1, 1, 1), block=(32, 1, 1), readonly=(), **options):
+def launch_kernel(
+    ptx: str, tensors: list, scalars: list[bytes] = (), *, grid=(1, 1, 1), block=(32, 1, 1), readonly=(), **options
+):
     """Runs the only kernel of ``ptx`` with the tensors' addresses and ``scalars`` as parameters; returns the ``Result``."""
     program = Program.parse(ptx)
     (name,) = program.kernels
@@ -53,7 +55,10 @@ def apply(code: str, inputs: list[np.ndarray], outputs: list[str]) -> list[np.nd
     padded = -(-n // 64) * 64
     arrays = [np.concatenate([i, np.resize(i, padded - n)]) if padded > n else np.ascontiguousarray(i) for i in inputs]
     results = [np.zeros(padded, o) for o in outputs]
-    lines, declared = ["mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mad.lo.s32 %r4, %r2, %r3, %r1;"], []
+    lines, declared = (
+        ["mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mad.lo.s32 %r4, %r2, %r3, %r1;"],
+        [],
+    )
     for j, (array, name) in enumerate(zip(arrays, _NAMES)):
         size = array.dtype.itemsize
         declared.append(f".reg .b{max(16, 8 * size)} %{name};")

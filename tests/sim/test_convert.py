@@ -29,7 +29,9 @@ def test_integers(d: str, s: str) -> None:
 @pytest.mark.parametrize("mode", ["rni", "rzi", "rmi", "rpi"])
 @pytest.mark.parametrize("d", ["u8", "s16", "u32", "s32", "u64", "s64"])
 def test_float_to_integer(mode: str, d: str) -> None:
-    a = np.concatenate([float_edges("f4", 200, 1), np.float32(2.0) ** np.arange(-2, 66), np.linspace(-300, 300, 101).astype("f4")])
+    a = np.concatenate(
+        [float_edges("f4", 200, 1), (2.0 ** np.arange(-2, 66)).astype("f4"), np.linspace(-300, 300, 101).astype("f4")]
+    )
     target = np.dtype(f"{'i' if d[0] == 's' else 'u'}{int(d[1:]) // 8}")
     (got,) = apply(f"cvt.{mode}.{d}.f32 %x, %a;", [a], [target.str])
     fn = {"rni": round, "rzi": math.trunc, "rmi": math.floor, "rpi": math.ceil}[mode]
@@ -116,12 +118,22 @@ def test_decoding_e2m1_takes_the_low_nibble_low() -> None:
     assert np.signbit(halves[8, 0]) and np.signbit(halves[128, 1])
 
 
-@pytest.mark.parametrize("t,dtype,top", [("e4m3", ml_dtypes.float8_e4m3fn, 448), ("e5m2", ml_dtypes.float8_e5m2, 57344)])
+@pytest.mark.parametrize(
+    "t,dtype,top", [("e4m3", ml_dtypes.float8_e4m3fn, 448), ("e5m2", ml_dtypes.float8_e5m2, 57344)]
+)
 def test_encoding_fp8(t: str, dtype, top: float) -> None:
     every = np.arange(256, dtype="u1").view(dtype).astype("f4")
     every = np.sort(every[np.isfinite(every)])
     middle = (every[1:] + every[:-1]) / 2
-    a = np.concatenate([every, middle, np.nextafter(middle, np.float32(9e9)), np.nextafter(middle, np.float32(-9e9)), float_edges("f4")])
+    a = np.concatenate(
+        [
+            every,
+            middle,
+            np.nextafter(middle, np.float32(9e9)),
+            np.nextafter(middle, np.float32(-9e9)),
+            float_edges("f4"),
+        ]
+    )
     (got,) = apply(f"cvt.rn.satfinite.{t}x2.f32 %x, %a, 0f3F800000;", [a], ["u2"])
     clipped = np.clip(a, -top, top)
     want = clipped.astype(dtype).view("u1")
@@ -133,7 +145,9 @@ def test_encoding_fp8(t: str, dtype, top: float) -> None:
 def test_encoding_e2m1_rounds_to_even_and_saturates() -> None:
     grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], "f4")
     middle = (grid[1:] + grid[:-1]) / 2
-    a = np.concatenate([grid, middle, np.nextafter(middle, np.float32(99)), np.nextafter(middle, np.float32(0)), [7, np.inf, 1e-30]])
+    a = np.concatenate(
+        [grid, middle, np.nextafter(middle, np.float32(99)), np.nextafter(middle, np.float32(0)), [7, np.inf, 1e-30]]
+    )
     a = np.concatenate([a, -a]).astype("f4")
     code = "{ .reg .b8 q; cvt.rn.satfinite.e2m1x2.f32 q, %a, 0f40000000; cvt.u16.u8 %x, q; }"
     (got,) = apply(code, [a], ["u2"])
@@ -143,10 +157,14 @@ def test_encoding_e2m1_rounds_to_even_and_saturates() -> None:
 
 
 def test_ue8m0() -> None:
-    a = np.concatenate([np.float32(2.0) ** np.arange(-126, 128), [0.0, 3.0, 1.0000001, 3e38, 2.0**-149, np.nan]]).astype("f4")
+    a = np.concatenate(
+        [np.float32(2.0) ** np.arange(-126, 128), [0.0, 3.0, 1.0000001, 3e38, 2.0**-149, np.nan]]
+    ).astype("f4")
     code = "cvt.rp.satfinite.ue8m0x2.f32 %x, %a, %a; cvt.rz.satfinite.ue8m0x2.f32 %y, %a, %a; cvt.rn.bf16x2.ue8m0x2 %z, %y;"
     up, down, back = apply(code, [a], ["u2", "u2", "u4"])
-    for v, u, d, z in zip(a.tolist(), (up & np.uint16(255)).tolist(), (down >> np.uint16(8)).tolist(), (back >> np.uint32(16)).tolist()):
+    for v, u, d, z in zip(
+        a.tolist(), (up & np.uint16(255)).tolist(), (down >> np.uint16(8)).tolist(), (back >> np.uint32(16)).tolist()
+    ):
         if math.isnan(v):
             assert (u, d, z) == (255, 255, 0x7FFF)
             continue

@@ -56,7 +56,10 @@ def test_fma(name: str) -> None:
 
 def test_fma_f16_rounds_once_for_all_exponent_gaps() -> None:
     rng = np.random.default_rng(7)
-    a, b, c = (rng.integers(0, 0x7C00, 4000, dtype="u2") | rng.integers(0, 2, 4000, dtype="u2") << np.uint16(15) for _ in range(3))
+    a, b, c = (
+        rng.integers(0, 0x7C00, 4000, dtype="u2") | rng.integers(0, 2, 4000, dtype="u2") << np.uint16(15)
+        for _ in range(3)
+    )
     (got,) = apply("fma.rn.f16 %x, %a, %b, %c;", [a, b, c], ["u2"])
     inputs = [values(r, "f16") for r in (a, b, c)]
     check(got, [fma(x, y, z, "f16") for x, y, z in zip(*inputs)], "f16", inputs)
@@ -71,8 +74,15 @@ def test_f32_rounding_modes(mode: str) -> None:
     check(x, [fma(a, b, c, "f32", mode) for a, b, c in zip(*ins)], "f32", ins)
     check(y, [fma(a, 1.0, b, "f32", mode) for a, b, _ in zip(*ins)], "f32", ins)
     zero = lambda a, b: -0.0 if math.copysign(1, a) * math.copysign(1, b) < 0 else 0.0  # noqa: E731
-    check(z, [zero(a, b) if a * b == 0 and 0 in (a, b) and a - a == b - b == 0 else fma(a, b, zero(a, b), "f32", mode)
-              for a, b, _ in zip(*ins)], "f32", ins)
+    check(
+        z,
+        [
+            zero(a, b) if a * b == 0 and 0 in (a, b) and a - a == b - b == 0 else fma(a, b, zero(a, b), "f32", mode)
+            for a, b, _ in zip(*ins)
+        ],
+        "f32",
+        ins,
+    )
     check(w, [divide(a, b, "f32", mode) for a, b, _ in zip(*ins)], "f32", ins)
 
 
@@ -100,7 +110,9 @@ def test_f32x2() -> None:
 def test_ftz_and_sat() -> None:
     raw = [samples("f32", s) for s in (1, 2)]
     x, y = apply("mul.rn.ftz.f32 %x, %a, %b; add.sat.f32 %y, %a, %b;", raw, ["u4", "u4"])
-    a, b = (np.where(np.abs(r.view("f4")) < 2.0**-126, np.copysign(0, r.view("f4")), r.view("f4")).astype("f4") for r in raw)
+    a, b = (
+        np.where(np.abs(r.view("f4")) < 2.0**-126, np.copysign(0, r.view("f4")), r.view("f4")).astype("f4") for r in raw
+    )
     p = a * b
     p = np.where(np.abs(p) < np.float32(2.0**-126), np.copysign(np.float32(0), p), p)
     assert np.array_equal(x[~np.isnan(p)], p.view("u4")[~np.isnan(p)])
@@ -140,8 +152,8 @@ def test_sqrt_and_rcp(mode: str) -> None:
         else:
             # scaled integer square root: 24 bits and a remainder decide the rounding
             m, e = math.frexp(a)
-            m, e = (m, e) if e % 2 == 0 else (m * 2, e - 1)
-            scaled = int(m * 2**24) << 24
+            m, e = (m, e) if e % 2 == 0 else (m / 2, e + 1)
+            scaled = int(m * 2**48)
             floor = math.isqrt(scaled)
             exact, nearest = floor * floor == scaled, floor + (scaled - floor * floor > floor)
             q = {"rn": nearest, "rz": floor, "rm": floor, "rp": floor + (not exact)}[mode]
@@ -155,7 +167,11 @@ def test_approximations_are_close() -> None:
     wide = a.astype("f8")
     for got, want in ((x, 2**wide), (y, np.log2(wide)), (z, wide**-0.5), (w, np.tanh(wide))):
         assert np.allclose(got, want, rtol=1e-6, atol=1e-7)
-    x, y, z, w = apply("sin.approx.f32 %x, %a; cos.approx.f32 %y, %a; rcp.approx.ftz.f32 %z, %a; div.full.f32 %w, %a, %b;", [a, a[::-1].copy()], ["f4"] * 4)
+    x, y, z, w = apply(
+        "sin.approx.f32 %x, %a; cos.approx.f32 %y, %a; rcp.approx.ftz.f32 %z, %a; div.full.f32 %w, %a, %b;",
+        [a, a[::-1].copy()],
+        ["f4"] * 4,
+    )
     for got, want in ((x, np.sin(wide)), (y, np.cos(wide)), (z, 1 / wide), (w, wide / wide[::-1])):
         assert np.allclose(got, want, rtol=1e-6, atol=1e-7)
 

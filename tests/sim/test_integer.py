@@ -137,7 +137,9 @@ def test_lop3(table: int) -> None:
 @pytest.mark.parametrize("width", [32, 64])
 def test_bit_counts(width: int) -> None:
     a = edges(width, False, seed=1)
-    pop, clz, rev = apply(f"popc.b{width} %x, %a; clz.b{width} %y, %a; brev.b{width} %z, %a;", [a], ["u4", "u4", a.dtype.str])
+    pop, clz, rev = apply(
+        f"popc.b{width} %x, %a; clz.b{width} %y, %a; brev.b{width} %z, %a;", [a], ["u4", "u4", a.dtype.str]
+    )
     assert pop.tolist() == [bin(x).count("1") for x in a.tolist()]
     assert clz.tolist() == [width - x.bit_length() for x in a.tolist()]
     assert rev.tolist() == [int(f"{x:0{width}b}"[::-1], 2) for x in a.tolist()]
@@ -149,7 +151,9 @@ def test_bit_fields(kind: str) -> None:
     rng = np.random.default_rng(3)
     a, c = edges(width, signed, seed=1), edges(width, False, seed=4)
     start, size = rng.integers(0, 70, len(a)).astype("u4"), rng.integers(0, 70, len(a)).astype("u4")
-    got, ins = apply(f"bfe.{kind} %x, %a, %b, %c; bfi.b{width} %y, %a, %d, %b, %c;", [a, start, size, c], [a.dtype.str, c.dtype.str])
+    got, ins = apply(
+        f"bfe.{kind} %x, %a, %b, %c; bfi.b{width} %y, %a, %d, %b, %c;", [a, start, size, c], [a.dtype.str, c.dtype.str]
+    )
     for x, p, n, y, g, h in zip(*(v.tolist() for v in (a, start, size, c, got, ins))):
         bits = x & ((1 << width) - 1)
         sign = (bits >> min(p + n - 1, width - 1) & 1) if signed and n else 0
@@ -213,7 +217,9 @@ def test_setp_with_two_results_and_a_condition() -> None:
 
 def test_vector_moves_and_sinks() -> None:
     a = edges(64, False, seed=1)
-    code = "{ .reg .b32 lo; .reg .b16 u; mov.b64 {lo, _}, %a; mov.b32 {_, u}, lo; mov.b64 %x, {lo, lo}; mov.b16 %y, u; }"
+    code = (
+        "{ .reg .b32 lo; .reg .b16 u; mov.b64 {lo, _}, %a; mov.b32 {_, u}, lo; mov.b64 %x, {lo, lo}; mov.b16 %y, u; }"
+    )
     x, y = apply(code, [a], ["u8", "u2"])
     assert x.tolist() == [(v & M32) << 32 | (v & M32) for v in a.tolist()]
     assert y.tolist() == [v >> 16 & 0xFFFF for v in a.tolist()]

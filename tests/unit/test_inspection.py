@@ -27,6 +27,7 @@ SASS = """
         /*0080*/                   STL.64 [R1], R2 ;
         /*0090*/                   LDL.64 R2, [R1] ;
         /*00a0*/                   STG.E.U16 desc[UR4][R4.64], R7 ;
+        /*00b0*/                   LDGSTS.E.BYPASS.128 [R1], desc[UR4][R4.64] ;
         /*00b0*/                   WHATISTHIS R1 ;
 .L_x_1:
         /*00c0*/              @P1  BRA `(.L_x_0) ;
@@ -44,6 +45,8 @@ PTX = """
 	{ .reg .b64 p; mov.b64 p, 1; ld.global.L1::no_allocate.L2::cache_hint.v4.b32 {%r1,%r2,%r3,%r4}, [%rd1], p; }
 	@%p1 ld.global.L1::no_allocate.L2::evict_first.v8.b32 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%rd1];
 	ld.global.L1::no_allocate.L2::evict_first.v8.b32 {%r1, %r2, %r3, %r4, %r5, %r6, %r7, %r8}, [%rd1];
+	cp.async.cg.shared.global.L2::cache_hint [%r1], [%rd1], 16, %rd2;
+	cp.async.commit_group;
 	ld.shared.v2.b32 	{%r1, %r2}, [%r9];
 	st.global.b16 	[%rd2], %rs1;
 }
@@ -72,9 +75,9 @@ def test_resources(report):
 
 def test_instruction_mix(report):
     """The branch to itself and the NOP after the end are padding; the conditional branch to it is code."""
-    assert report.instructions == 14
+    assert report.instructions == 15
     assert report.mix == {
-        "global memory": 3, "conversion": 2, "local memory": 2, "control": 2,
+        "global memory": 4, "conversion": 2, "local memory": 2, "control": 2,
         "constant memory": 1, "move": 1, "half": 1, "integer": 1, "other": 1,
     }  # fmt: skip
     assert report.count("F2FP") == 1 and report.count("HFMA2") == 2 and report.count("LDG.E") == 2
@@ -83,6 +86,7 @@ def test_instruction_mix(report):
 
 def test_accesses(report):
     assert report.sass_accesses == (
+        Access("copy", "global", 128, "BYPASS", 1),
         Access("load", "global", 256, "NA.EFL2", 1),
         Access("load", "global", 128, "CONSTANT", 1),
         Access("load", "local", 64, "", 1),
@@ -90,6 +94,7 @@ def test_accesses(report):
         Access("store", "local", 64, "", 1),
     )
     assert report.ptx_accesses == (
+        Access("copy", "global", 128, "cg.L2::cache_hint", 1),
         Access("load", "global", 256, "L1::no_allocate.L2::evict_first", 2),
         Access("load", "global", 128, "L1::no_allocate.L2::cache_hint", 1),
         Access("load", "shared", 64, "", 1),

@@ -5,4 +5,17 @@ from __future__ import annotations
 from cute_nvfp4.sim.isa import atomic, bits, compare, control, convert, copy, floats, integer, matrix, memory, warp
 from cute_nvfp4.sim.isa.table import OPCODES
 
-__all__ = ["OPCODES", "atomic", "bits", "compare", "control", "convert", "copy", "floats", "integer", "matrix", "memory", "warp"]
+__all__ = [
+    "OPCODES",
+    "atomic",
+    "bits",
+    "compare",
+    "control",
+    "convert",
+    "copy",
+    "floats",
+    "integer",
+    "matrix",
+    "memory",
+    "warp",
+]

@@ -15,7 +15,13 @@ _OPS = ("and", "or", "xor", "exch", "cas", "add", "inc", "dec", "min", "max")
 _TYPES = ("b16", "b32", "b64", "u32", "u64", "s32", "s64", "f32", "f64", "f16", "bf16", "f16x2", "bf16x2")
 _FLOATS = ("f32", "f64", "f16", "bf16", "f16x2", "bf16x2")
 _ALLOWED = {
-    **{"and": ("b32", "b64"), "or": ("b32", "b64"), "xor": ("b32", "b64"), "exch": ("b32", "b64"), "cas": ("b16", "b32", "b64")},
+    **{
+        "and": ("b32", "b64"),
+        "or": ("b32", "b64"),
+        "xor": ("b32", "b64"),
+        "exch": ("b32", "b64"),
+        "cas": ("b16", "b32", "b64"),
+    },
     **{"add": ("u32", "s32", "u64", "s64", *_FLOATS), "inc": ("u32",), "dec": ("u32",)},
     **{"min": ("u32", "s32", "u64", "s64", *_FLOATS[2:]), "max": ("u32", "s32", "u64", "s64", *_FLOATS[2:])},
 }
@@ -37,7 +43,9 @@ def update(op: str, t: str):
         return _float_add(t) if t in _FLOATS else np.add
     if t in _FLOATS:
         pick = single.minimum if op == "min" else single.maximum
-        return lambda old, b: _raw(half.narrow(pick(half.widen(_view(old, t), t), half.widen(_view(b, t), t), False), t))
+        return lambda old, b: _raw(
+            half.narrow(pick(half.widen(_view(old, t), t), half.widen(_view(b, t), t), False), t)
+        )
     pick = np.minimum if op == "min" else np.maximum
     view = f"{'i' if t[0] == 's' else 'u'}{bits(t) // 8}"
     return lambda old, b: pick(old.view(view), b.view(view)).view(old.dtype)
@@ -76,7 +84,9 @@ def _atom(i: Instruction, m: Mods, k: Kernel) -> Op:
     if count > 1 and (op != "add" or t not in _FLOATS or space == "shared"):
         raise m.refuse("vectors are for global floating-point add")
     raw, returns = f"b{bits(t)}", i.base == "atom" and not isinstance(i.operands[0], Sink)
-    a = Access(i, _SPACES[space] if space else "generic", bits(t) // 8, 1, "atomic", ("L2::cache_hint",) if hint else ())
+    a = Access(
+        i, _SPACES[space] if space else "generic", bits(t) // 8, 1, "atomic", ("L2::cache_hint",) if hint else ()
+    )
     fn = update(op, t)
 
     def run(g, mask, addr, off, *values):

@@ -9,8 +9,30 @@ _ALL = Imm(0)
 """The thread count that stands for every live thread of the CTA."""
 
 _FENCE_WORDS = {
-    *("sc", "acq_rel", "acquire", "release", "relaxed", "volatile", "cta", "cluster", "gpu", "sys", "gl", "proxy", "async", "alias"),
-    *("global", "shared::cta", "shared::cluster", "mbarrier_init", "sync_restrict::shared::cta", "sync_restrict::shared::cluster"),
+    *(
+        "sc",
+        "acq_rel",
+        "acquire",
+        "release",
+        "relaxed",
+        "volatile",
+        "cta",
+        "cluster",
+        "gpu",
+        "sys",
+        "gl",
+        "proxy",
+        "async",
+        "alias",
+    ),
+    *(
+        "global",
+        "shared::cta",
+        "shared::cluster",
+        "mbarrier_init",
+        "sync_restrict::shared::cta",
+        "sync_restrict::shared::cluster",
+    ),
     *("async::generic", "generic", "async::global", "async::shared::cta", "async::shared::cluster"),
 }
 

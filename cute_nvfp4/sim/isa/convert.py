@@ -175,7 +175,11 @@ def _packed(d: str, s: str, rounding: str, finite: bool, relu: bool, m: Mods):
         return halves, (d,), ("f32", "f32")
     if d in ("e4m3x2", "e5m2x2", "e2m1x2") and s == "f32" and rounding == "rn" and finite:
         shift, kind = (4, "u1") if d == "e2m1x2" else (8, "u2")
-        return lambda a, b: _pack(narrow.encode(a, d[:-2], relu), narrow.encode(b, d[:-2], relu), kind, shift), (d,), ("f32", "f32")
+        return (
+            lambda a, b: _pack(narrow.encode(a, d[:-2], relu), narrow.encode(b, d[:-2], relu), kind, shift),
+            (d,),
+            ("f32", "f32"),
+        )
     if d in ("e4m3x2", "e5m2x2") and s in ("f16x2", "bf16x2") and rounding == "rn" and finite:
 
         def from_pair(a):
@@ -190,7 +194,9 @@ def _packed(d: str, s: str, rounding: str, finite: bool, relu: bool, m: Mods):
         return lambda a, b: _pack(narrow.encode_ue8m0(a, up), narrow.encode_ue8m0(b, up), "u2", 8), (d,), ("f32", "f32")
     if d == "bf16x2" and s == "ue8m0x2" and rounding == "rn" and not relu and not finite:
         return (
-            lambda a: _pack(narrow.decode_ue8m0((a >> np.uint16(8)).astype("u1")), narrow.decode_ue8m0(a.astype("u1")), "u4", 16),
+            lambda a: _pack(
+                narrow.decode_ue8m0((a >> np.uint16(8)).astype("u1")), narrow.decode_ue8m0(a.astype("u1")), "u4", 16
+            ),
             (d,),
             (s,),
         )

@@ -115,7 +115,12 @@ def _fma(i: Instruction, m: Mods, k: Kernel) -> Op:
         fn = _arithmetic(lambda a, b, c: single.fma32(a, b, c, mode), ftz, sat)
         if t == "f32" and m.left:
             source = m.take("f16", "bf16", required=True)
-            return Op(lambda a, b, c: fn(half.widen(a, source), half.widen(b, source), c), ("f32",), (source, source, "f32"), "f32")
+            return Op(
+                lambda a, b, c: fn(half.widen(a, source), half.widen(b, source), c),
+                ("f32",),
+                (source, source, "f32"),
+                "f32",
+            )
         return Op(_pair(fn) if t == "f32x2" else fn, (t,), (t, t, t), "f32")
     if t == "f64":
         if mode != "rn" or ftz or sat or relu:
@@ -163,8 +168,15 @@ def _approximate(i: Instruction, m: Mods, k: Kernel) -> Op:
     m.take("approx", required=True)
     ftz = m.flag("ftz")
     t = m.type("f32", "f64", *_HALF)
-    base = {"ex2": np.exp2, "lg2": np.log2, "rsqrt": lambda x: 1 / np.sqrt(x), "sin": np.sin, "cos": np.cos, "tanh": np.tanh}[i.base]
-    if t == "f64" and i.base != "rsqrt" or t in _HALF and i.base not in ("ex2", "tanh"):
+    base = {
+        "ex2": np.exp2,
+        "lg2": np.log2,
+        "rsqrt": lambda x: 1 / np.sqrt(x),
+        "sin": np.sin,
+        "cos": np.cos,
+        "tanh": np.tanh,
+    }[i.base]
+    if (t == "f64" and i.base != "rsqrt") or (t in _HALF and i.base not in ("ex2", "tanh")):
         raise m.refuse(f"{i.base} does not exist for .{t}")
     if t in _HALF:
         return Op(lambda a: half.narrow(base(half.widen(a, t).astype("f8")), t), (t,), (t,), "special")
@@ -205,7 +217,9 @@ def _sign(i: Instruction, m: Mods, k: Kernel) -> Op:
         sign = np.array(0x80008000, "u4") if raw == "b32" else np.array(0x8000, "u2")
         flip = (lambda a: a ^ sign) if negate else (lambda a: a & ~sign)
         if ftz:
-            return Op(_half_op(lambda a: half.narrow(-a if negate else np.abs(a), t), t, True, False), (t,), (t,), "half")
+            return Op(
+                _half_op(lambda a: half.narrow(-a if negate else np.abs(a), t), t, True, False), (t,), (t,), "half"
+            )
         return Op(flip, (raw,), (raw,), "half")
     fn = np.negative if negate else np.abs
     return Op((lambda a: fn(single.flush(a))) if ftz else fn, (t,), (t,), t)

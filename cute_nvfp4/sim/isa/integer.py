@@ -69,7 +69,9 @@ def _add(i: Instruction, m: Mods, k: Kernel) -> Op:
         if t != "s32":
             raise m.refuse(".sat is only for .s32")
         sign = -1 if subtract else 1
-        return Op(lambda a, b: num.saturated(a.astype("i8") + sign * b.astype("i8"), np.dtype("i4")), ("s32",), ("s32", "s32"))
+        return Op(
+            lambda a, b: num.saturated(a.astype("i8") + sign * b.astype("i8"), np.dtype("i4")), ("s32",), ("s32", "s32")
+        )
     t = "u" + t[1:]
     return Op(np.subtract if subtract else np.add, (t,), (t, t))
 
@@ -118,7 +120,9 @@ def _mul(i: Instruction, m: Mods, k: Kernel) -> Op:
     if saturate:
         if (t, mode) != ("s32", "hi"):
             raise m.refuse(".sat is only for mad.hi.s32")
-        return Op(lambda a, b, c: num.saturated(num.mul_hi(a, b).astype("i8") + c, np.dtype("i4")), ("s32",), ("s32",) * 3)
+        return Op(
+            lambda a, b, c: num.saturated(num.mul_hi(a, b).astype("i8") + c, np.dtype("i4")), ("s32",), ("s32",) * 3
+        )
     return Op(lambda a, b, c: fn(a, b) + c, (result,), (t, t, result))
 
 

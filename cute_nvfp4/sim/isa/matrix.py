@@ -24,7 +24,9 @@ _SHAPES = {
 def _whole_warp(g, mask, i: Instruction) -> None:
     if mask is not None:
         row, lane = np.argwhere(~np.broadcast_to(mask, (g.n, 32)))[0]
-        raise InvalidLanes(f"{i.where()}: {g.wave.thread(int(g.warps[row]), int(lane))} does not take part; all 32 lanes must")
+        raise InvalidLanes(
+            f"{i.where()}: {g.wave.thread(int(g.warps[row]), int(lane))} does not take part; all 32 lanes must"
+        )
 
 
 def _wide(g, registers) -> list[np.ndarray]:
@@ -47,7 +49,12 @@ def _mma(i: Instruction, m: Mods, k: Kernel) -> Op:
     d, a = m.type("f32", "f16", "s32"), m.type(*_ELEMENTS)
     b, c = m.type(*_ELEMENTS), m.type("f32", "f16", "s32")
     integer = d == "s32"
-    if (a in ("s8", "u8")) != integer or _ELEMENTS[a] != _ELEMENTS[b] or c != d or (d == "f16" and a not in ("f16", "e4m3", "e5m2")):
+    if (
+        (a in ("s8", "u8")) != integer
+        or _ELEMENTS[a] != _ELEMENTS[b]
+        or c != d
+        or (d == "f16" and a not in ("f16", "e4m3", "e5m2"))
+    ):
         raise m.refuse("this combination of types does not exist or is not modelled")
     if saturate and not integer:
         raise m.refuse(".satfinite is for integer mma")
@@ -98,8 +105,10 @@ def _ldmatrix(i: Instruction, m: Mods, k: Kernel) -> Op:
         _whole_warp(g, mask, i)
         words = np.stack(access.load(g, a, owners(g), np.broadcast_to(addr, (g.n, 32)), off), axis=-1)
         out = [words[:, 8 * j : 8 * j + 8, :].reshape(g.n, 32) for j in range(count)]
-        return tuple(fragments.transpose_8x8(w) if trans else w for w in out) if count > 1 else (
-            fragments.transpose_8x8(out[0]) if trans else out[0],
+        return (
+            tuple(fragments.transpose_8x8(w) if trans else w for w in out)
+            if count > 1
+            else (fragments.transpose_8x8(out[0]) if trans else out[0],)
         )
 
     def write(g, mask, addr, off, values):
@@ -112,5 +121,7 @@ def _ldmatrix(i: Instruction, m: Mods, k: Kernel) -> Op:
 
     if load:
         single_result = lambda *args: read(*args)[0]  # noqa: E731
-        return Op(read if count > 1 else single_result, (registers,), ("addr",), "load.shared", context=True, converge=-1)
+        return Op(
+            read if count > 1 else single_result, (registers,), ("addr",), "load.shared", context=True, converge=-1
+        )
     return Op(write, (), ("addr", registers), "store.shared", context=True, converge=-1)

@@ -11,7 +11,14 @@ from cute_nvfp4.sim.layout import WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.model import Address, Imm, Instruction, Kernel, Reg, Sink, Special, Symbol, Vector
 
 _SPACES = {
-    **{"global": "global", "shared": "shared", "shared::cta": "shared", "local": "local", "param": "param", "const": "global"},
+    **{
+        "global": "global",
+        "shared": "shared",
+        "shared::cta": "shared",
+        "local": "local",
+        "param": "param",
+        "const": "global",
+    },
     "param::entry": "param",
 }
 _TYPES = ("b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "b64", "u64", "s64", "f32", "f64", "b128")

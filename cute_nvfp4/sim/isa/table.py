@@ -36,7 +36,8 @@ class Op:
     ``"addr"`` for ``[...]`` (passed as base array and byte offset), or ``"static"`` (not passed: the builder has read it).
     ``fn`` gets arrays of the view types and returns one array, or a tuple when it has several results.
     With ``context`` it gets the group and the mask of active lanes first, and may touch memory or look across lanes.
-    ``relaxed``: registers may be wider than the type (ld, st, cvt; PTX ISA, "Operand Size Exceeding Instruction-Type Size").
+    ``relaxed``: registers may be wider than an integer or bit type (ld, st, cvt; PTX ISA, "Operand Size Exceeding Instruction-Type
+    Size"); for floating-point types they may not.
     ``converge``: index of the source operand with the member mask, or -1 for every live lane of the warp.
     ``control``: how the instruction ends its block: "", "branch", "exit", "barrier", "table" or "trap".
     """

@@ -41,12 +41,16 @@ def _shfl(i: Instruction, m: Mods, k: Kernel) -> Op:
         if a.shape[1] == 1:
             return (a, ok) if paired else a
         rows = np.broadcast_to(a, (g.n, 32)) if source.shape[0] > 1 else a
-        out = np.take_along_axis(rows, np.broadcast_to(source, rows.shape) if source.shape[0] > 1 else source, 1) if (
-            source.shape[0] > 1
-        ) else rows[:, source[0]]
+        out = (
+            np.take_along_axis(rows, np.broadcast_to(source, rows.shape) if source.shape[0] > 1 else source, 1)
+            if (source.shape[0] > 1)
+            else rows[:, source[0]]
+        )
         return (out, ok) if paired else out
 
-    return Op(fn, (("pair", t, "pred"),) if paired else (t,), (t, "b32", "b32", "b32"), "warp", context=True, converge=3)
+    return Op(
+        fn, (("pair", t, "pred"),) if paired else (t,), (t, "b32", "b32", "b32"), "warp", context=True, converge=3
+    )
 
 
 @opcode("vote")

@@ -140,7 +140,9 @@ def bfi(a: np.ndarray, b: np.ndarray, start: np.ndarray, length: np.ndarray) -> 
 def ones(count: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """A mask of ``count`` low one bits, all bits for counts of the width or more."""
     dtype = np.dtype(dtype)
-    return np.where(count >= dtype.itemsize * 8, ~dtype.type(0), shl(np.ones_like(count, dtype), count.astype("u4")) - dtype.type(1))
+    return np.where(
+        count >= dtype.itemsize * 8, ~dtype.type(0), shl(np.ones_like(count, dtype), count.astype("u4")) - dtype.type(1)
+    )
 
 
 def prmt(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str) -> np.ndarray:
@@ -149,7 +151,9 @@ def prmt(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str) -> np.ndarray:
     out = np.zeros(np.broadcast_shapes(both.shape, c.shape), "u4")
     for i in range(4):
         if mode:
-            byte = both >> (np.uint64(8) * _PRMT[mode](i, (c & np.uint32(3)).astype("i8")).astype("u8")) & np.uint64(255)
+            byte = both >> (np.uint64(8) * _PRMT[mode](i, (c & np.uint32(3)).astype("i8")).astype("u8")) & np.uint64(
+                255
+            )
         else:
             nibble = c >> np.uint32(4 * i)
             byte = both >> ((nibble & np.uint32(7)) << np.uint32(3)).astype("u8") & np.uint64(255)

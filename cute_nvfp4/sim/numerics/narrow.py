@@ -5,7 +5,7 @@ Decoding is by table; encoding finds the neighbours of a value in the sorted tab
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 
@@ -13,7 +13,7 @@ import numpy as np
 _SHAPE = {"e4m3": (4, 3, 7), "e5m2": (5, 2, 15), "e2m1": (2, 1, 1)}
 
 
-@lru_cache(maxsize=None)
+@cache
 def decode_table(name: str) -> np.ndarray:
     """f32 value of every code (256 entries, 16 for e2m1)."""
     exponent, mantissa, bias = _SHAPE[name]
@@ -27,7 +27,7 @@ def decode_table(name: str) -> np.ndarray:
     return np.where(codes >> (exponent + mantissa), -value, value).astype("f4")
 
 
-@lru_cache(maxsize=None)
+@cache
 def _magnitudes(name: str) -> np.ndarray:
     values = decode_table(name)[: len(decode_table(name)) // 2]
     return values[np.isfinite(values)].astype("f8")

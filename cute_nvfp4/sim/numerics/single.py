@@ -105,7 +105,7 @@ def div32(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
     # q carries 53 bits; x - q*y has the sign of what was cut off. The product of 53 and 24 bits is split to stay exact.
     head = (q.view("u8") & np.uint64(0xFFFFFFFFF8000000)).view("f8")
     remainder = (x - head * y) - (q - head) * y
-    error = np.where(np.isfinite(q), np.sign(remainder) * np.sign(y), 0.0)
+    error = np.where(np.isfinite(remainder) & np.isfinite(q), np.sign(remainder) * np.sign(y), 0.0)
     return canonical(to_single(round_to_odd(q, error), mode))
 
 
