@@ -1,6 +1,7 @@
 """A CPU simulator that executes the PTX of compiled CuTe DSL kernels.
 
-``host`` runs the compiled host code and captures launches; ``Program.parse`` reads PTX; ``run`` executes a launch on ``GlobalMemory``.
+``host`` runs the compiled host code and captures launches; ``Program.parse`` reads PTX; ``run`` executes a launch on
+``GlobalMemory``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from cute_nvfp4.sim.errors import (
     PtxSyntaxError,
     ReadOnlyWrite,
     StepLimit,
+    Trap,
     UnsupportedInstruction,
 )
 from cute_nvfp4.sim.executor import run
@@ -39,6 +41,7 @@ __all__ = [
     "ReadOnlyWrite",
     "Result",
     "StepLimit",
+    "Trap",
     "UnsupportedInstruction",
     "run",
 ]

@@ -1,7 +1,7 @@
 """Loads and stores: from addresses of a group of warps to gathers and scatters on host memory.
 
-Every access is checked for bounds and alignment. Lanes are served in the order (warp, lane), so that of several stores to one address
-the last lane's stays: the ISA leaves this open, a simulator must not.
+Every access is checked for bounds and alignment. Lanes are served in the order (warp, lane), so that of several
+stores to one address the last lane's stays: the ISA leaves this open, a simulator must not.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _LOW = (1 << WINDOW_SHIFT) - 1
 
 @dataclass(frozen=True)
 class Access:
-    """What is fixed about a memory instruction: ``count`` elements of ``unit`` bytes in ``space``; ``kind`` is "load", "store" or
-    "atomic"; ``policy`` has the cache qualifiers as written."""
+    """What is fixed about a memory instruction: ``count`` elements of ``unit`` bytes in ``space``; ``kind`` is
+    "load", "store" or "atomic"; ``policy`` has the cache qualifiers as written."""
 
     instruction: Instruction
     space: str
@@ -60,6 +60,8 @@ def locate(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
     """(host addresses, mask of the same shape or None, the one region they lie in or None when there are several)."""
     if space == "shared":
         host = g.shared_rows() + (addr.astype(np.int64) + off)
+    elif space == "param":
+        host = g.wave.run.params.base + (addr.astype(np.int64) + off)
     elif space == "local":
         host = g.local_rows() + (addr.astype(np.int64) + off)
     else:
@@ -73,6 +75,9 @@ def locate(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
     if space == "shared":
         _window_bounds(g, a, addr, off, mask, g.wave.shared_bytes, SHARED_BASE, "shared memory")
         return host, mask, g.wave.shared
+    if space == "param":
+        _window_bounds(g, a, addr, off, mask, g.wave.run.params.size, 0, "the kernel's parameters")
+        return host, mask, g.wave.run.params
     if space == "local":
         _window_bounds(g, a, addr, off, mask, g.wave.local_bytes, 0, "local memory")
         return host, mask, g.wave.local
@@ -117,8 +122,8 @@ def load(g: Group, a: Access, mask, addr: np.ndarray, off: int) -> Any:
 
 
 def _load(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int) -> Any:
-    if space == "param":
-        return g.wave.run.read_param(a, int(addr.flat[0]) + off)
+    if space == "param" and addr.size == 1:
+        return g.wave.run.read_param(a, int(addr.item()) + off)
     host, m, region = locate(g, a, space, mask, addr, off)
     run = g.wave.run
     if run.counting:
@@ -145,12 +150,12 @@ def _gather(region: Region, a: Access, flat: np.ndarray) -> np.ndarray:
 def _gather_many(g: Group, a: Access, host, m, flat: np.ndarray) -> np.ndarray:
     shape = flat.shape if a.count == 1 else (*flat.shape, a.count)
     out = np.empty(shape, f"u{a.unit}")
-    for region, at in _by_region(g, a, host, m, flat):
+    for region, at in by_region(g, a, host, m, flat):
         out[at] = _gather(region, a, flat[at])
     return out
 
 
-def _by_region(g: Group, a: Access, host, m, flat: np.ndarray):
+def by_region(g: Group, a: Access, host, m, flat: np.ndarray):
     """Yields (region, lanes that fall into it); raises for the first lane that falls into none."""
     memory = g.wave.run.memory
     starts = np.array([r.base for r in memory.regions], np.int64)
@@ -185,7 +190,7 @@ def store(g: Group, a: Access, mask, addr: np.ndarray, off: int, values: tuple[n
             first, rows = region.rows(a.unit, a.total)
             rows[(flat - first) >> (a.total.bit_length() - 1)] = data
             continue
-        for where, chosen in _by_region(g, a, np.broadcast_to(host, shape), m, flat):
+        for where, chosen in by_region(g, a, np.broadcast_to(host, shape), m, flat):
             first, rows = where.rows(a.unit, a.total)
             rows[(flat[chosen] - first) >> (a.total.bit_length() - 1)] = data[chosen]
 
@@ -203,7 +208,8 @@ def _first(g: Group, host: np.ndarray, mask, bad_flat: np.ndarray) -> tuple[int,
 
 
 def _say(g: Group, a: Access, warp: int, lane: int, what: str) -> str:
-    return f"{a.instruction.where()}: {what}; {a.kind} of {a.total} bytes by {g.wave.thread(warp, lane)} in {g.wave.run.launch.kernel}"
+    who = f"{g.wave.thread(warp, lane)} in {g.wave.run.launch.kernel}"
+    return f"{a.instruction.where()}: {what}; {a.kind} of {a.total} bytes by {who}"
 
 
 def _misaligned(g: Group, a: Access, space: str, host, mask) -> None:

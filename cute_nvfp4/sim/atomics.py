@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cute_nvfp4.sim.access import Access, _by_region, locate, reduce_mask, split_generic
+from cute_nvfp4.sim.access import Access, by_region, locate, split_generic
 
 if TYPE_CHECKING:
     from cute_nvfp4.sim.wave import Group
@@ -29,7 +29,7 @@ def atomic(g: Group, a: Access, mask, addr: np.ndarray, off: int, update: Update
         lanes = g.lanes() if part is None else np.broadcast_to(part, (g.n, 32))
         flat = np.broadcast_to(host, (g.n, 32))[lanes]
         values = [np.broadcast_to(v, (g.n, 32))[lanes] for v in operands]
-        pieces = [(region, np.ones(len(flat), bool))] if region is not None else _pieces(g, a, host, part, lanes, flat)
+        pieces = [(region, np.ones(len(flat), bool))] if region is not None else _pieces(g, a, host, lanes, flat)
         result = np.empty(len(flat), f"u{a.unit}")
         for where, chosen in pieces:
             first, rows = where.rows(a.unit, a.unit)
@@ -40,13 +40,9 @@ def atomic(g: Group, a: Access, mask, addr: np.ndarray, off: int, update: Update
     return old
 
 
-def _pieces(g: Group, a: Access, host, part, lanes, flat):
-    wide = np.broadcast_to(host, (g.n, 32))
-    return (
-        list(_by_region(g, a, wide, reduce_mask(lanes, wide.shape), flat if not lanes.all() else wide))
-        if not lanes.all()
-        else [(r, chosen.ravel()) for r, chosen in _by_region(g, a, wide, None, wide)]
-    )
+def _pieces(g: Group, a: Access, host, lanes, flat):
+    """(region, lanes of ``flat`` in it) when there are several regions."""
+    return list(by_region(g, a, np.broadcast_to(host, (g.n, 32)), lanes, flat))
 
 
 def serialize(memory: np.ndarray, index: np.ndarray, update: Update, values: list[np.ndarray]) -> np.ndarray:

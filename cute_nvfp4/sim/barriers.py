@@ -1,7 +1,7 @@
 """Named barriers of a CTA (PTX ISA, "barrier{.cta}" and "bar").
 
-Threads are counted, not warps, as on sm_70 and later. A barrier without a thread count waits for every thread of the CTA that has not
-exited. Reductions (``bar.red``) combine the predicates of everybody who took part.
+Threads are counted, not warps, as on sm_70 and later. A barrier without a thread count waits for every thread of the
+CTA that has not exited. Reductions (``bar.red``) combine the predicates of everybody who took part.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ class Waiting:
 
 
 class Barriers:
-    """The barriers of every CTA of a wave; ``arrived`` counts (CTA, barrier) arrivals of threads that did not stop to wait."""
+    """The barriers of every CTA of a wave; ``arrived`` counts (CTA, barrier) arrivals of threads that did not stop to
+    wait."""
 
     def __init__(self, wave: Wave) -> None:
         self.wave = wave
@@ -54,7 +55,9 @@ class Barriers:
         return self.release(live)
 
     def _per_warp(self, group: Group, value: np.ndarray) -> np.ndarray:
-        return np.broadcast_to(value[:, :1].astype(np.int64), (group.n, 1))[:, 0]
+        """The operand of the first active lane of each warp."""
+        wide = np.broadcast_to(value.astype(np.int64), (group.n, 32))
+        return wide[np.arange(group.n), group.lanes().argmax(axis=1)]
 
     def release(self, live: np.ndarray) -> list[Group]:
         """Opens every barrier whose threads have all come."""

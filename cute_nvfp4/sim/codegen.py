@@ -1,8 +1,9 @@
 """Turns each basic block into one Python function.
 
-The function takes a group of warps, reads registers from ``g.regs``, calls the table's functions on whole arrays, writes back the
-registers that somebody still needs, and returns what its last instruction decides (a branch predicate, a barrier's operands).
-Registers are immutable arrays of unsigned integers (bool for predicates); lanes that are not active may hold anything.
+The function takes a group of warps, reads registers from ``g.regs``, calls the table's functions on whole arrays,
+writes back the registers that somebody still needs, and returns what its last instruction decides (a branch
+predicate, a barrier's operands). Registers are immutable arrays of unsigned integers (bool for predicates); lanes
+that are not active may hold anything.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 @dataclass
 class MemoryCounter:
-    """Counts of one memory instruction: ``requests`` are warp-level executions with at least one active lane, ``sectors`` the distinct
-    32-byte sectors summed over requests (global), ``bytes`` what active lanes asked for."""
+    """Counts of one memory instruction: ``requests`` are warp-level executions with at least one active lane,
+    ``sectors`` the distinct 32-byte sectors summed over requests (global), ``bytes`` what active lanes asked for."""
 
     instruction: str
     line: int
@@ -43,8 +43,8 @@ class Result:
     """Counters of one launch.
 
     ``opcodes`` and ``classes`` count warp-level instructions issued (one for a warp, however many lanes are active).
-    ``memory`` has one entry a memory instruction, ``distinct_bytes`` the bytes of distinct global sectors by kind ("load", "store",
-    "atomic"), each counted once in the launch; both are empty unless counters were asked for.
+    ``memory`` has one entry a memory instruction, ``distinct_bytes`` the bytes of distinct global sectors by kind
+    ("load", "store", "atomic"), each counted once in the launch; both are empty unless counters were asked for.
     """
 
     kernel: str

@@ -37,6 +37,10 @@ class StepLimit(SimError):
     """The kernel used up its budget of executed blocks: it probably never ends."""
 
 
+class Trap(SimError):
+    """The kernel executed ``trap``."""
+
+
 class LaunchError(SimError):
     """The host code asked for something a GPU would refuse, or that could not be captured."""
 

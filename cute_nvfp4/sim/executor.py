@@ -1,8 +1,9 @@
 """Runs a launch: waves of CTAs, groups of warps, and who goes next.
 
-Lanes of a warp that go different ways become different groups, and so do warps. The group in the lowest block (reverse post-order)
-runs first; groups that reach the same block are joined again. A group that has waited long for its turn goes before all, so that a
-warp which spins on a flag cannot starve the one that sets it. Everything is deterministic.
+Lanes of a warp that go different ways become different groups, and so do warps. The group in the lowest block
+(reverse post-order) runs first; groups that reach the same block are joined again. A group that has waited long for
+its turn goes before all, so that a warp which spins on a flag cannot starve the one that sets it. Everything is
+deterministic.
 """
 
 from __future__ import annotations
@@ -13,12 +14,12 @@ import numpy as np
 
 from cute_nvfp4.sim.barriers import Barriers
 from cute_nvfp4.sim.counters import Counters, Result
-from cute_nvfp4.sim.errors import Deadlock, DivergentBarrier, LaunchError, StepLimit
+from cute_nvfp4.sim.errors import Deadlock, DivergentBarrier, LaunchError, StepLimit, Trap
 from cute_nvfp4.sim.flow import EXIT
 from cute_nvfp4.sim.host import Launch
 from cute_nvfp4.sim.merge import merge
 from cute_nvfp4.sim.regions import GlobalMemory
-from cute_nvfp4.sim.wave import Group, Wave
+from cute_nvfp4.sim.wave import Group, Wave, owned
 
 if TYPE_CHECKING:
     from cute_nvfp4.sim.access import Access
@@ -41,8 +42,9 @@ def run(
 ) -> Result:
     """Executes one launch on ``memory`` and returns what was counted.
 
-    ``counters`` adds the per-request memory counters (instruction counts are always kept). ``step_limit`` bounds the blocks executed by
-    one wave. ``warps_per_wave`` is how many warps are resident together; a cooperative launch is one wave. Raises a subclass of
+    ``counters`` adds the per-request memory counters (instruction counts are always kept). ``step_limit`` bounds the
+    blocks executed by one wave. ``warps_per_wave`` is how many warps are resident together; a cooperative launch is
+    one wave. Raises a subclass of
     ``SimError`` for every hazard, ``LaunchError`` when launch and kernel do not fit together.
     """
     state = Run(program, launch, memory, counters, step_limit, sm_count)
@@ -69,9 +71,10 @@ class Run:
         self.zeros = self.kernel.zeros
         self.variables = program.variables(memory)
         self.counters = Counters(self.kernel, memory)
-        self._params = bytearray(self.kernel.source.param_bytes)
-        for p, data in zip(self.kernel.source.params, launch.params):
-            self._params[p.offset : p.offset + p.size] = data
+        self._param_bytes, self.params = owned(self.kernel.source.param_bytes, "kernel parameters")
+        data = self.params.rows(1, 1)[1]
+        for p, given in zip(self.kernel.source.params, launch.params):
+            data[p.offset : p.offset + p.size] = np.frombuffer(given, np.uint8)
         self._param_cache: dict[tuple, object] = {}
 
     def _check(self) -> None:
@@ -96,10 +99,11 @@ class Run:
         """Parameter bytes as (1, 1) arrays."""
         key = (offset, a.unit, a.count)
         if key not in self._param_cache:
-            values = np.frombuffer(bytes(self._params[offset : offset + a.total]), f"u{a.unit}")
-            if len(values) != a.count:
+            raw = self.params.rows(1, 1)[1][max(offset, 0) : offset + a.total].copy()
+            values = raw[: len(raw) // a.unit * a.unit].view(f"u{a.unit}")
+            if len(values) != a.count or offset % a.total:
                 raise LaunchError(
-                    f"{a.instruction.where()}: bytes {offset}..{offset + a.total} of {len(self._params)} parameter bytes"
+                    f"{a.instruction.where()}: bytes {offset}..{offset + a.total} of {self.params.size} parameter bytes"
                 )
             arrays = tuple(v.reshape(1, 1) for v in values)
             self._param_cache[key] = arrays if a.count > 1 else arrays[0]
@@ -133,7 +137,8 @@ class WaveRunner:
                 self._step(group)
 
     def _wake(self) -> None:
-        """Nothing can run: lanes that waited for others of their warp, now exited, may go; otherwise this is the end."""
+        """Nothing can run: lanes that waited for others of their warp, now exited, may go; otherwise this is the
+        end."""
         met = [g for g in self.unmet if not self._lanes_missing(g)]
         if met:
             self.unmet = [g for g in self.unmet if g not in met]
@@ -162,12 +167,7 @@ class WaveRunner:
                 self.unmet = [g for g in self.unmet if g.block != group.block]
                 group = merge([group, *same], self.kernel.live_slots(group.block))
         if self.clock > self.state.step_limit:
-            code = self.blocks[group.block].code if group.block != EXIT else []
-            where = code[0][0].where() if code else "the end"
-            raise StepLimit(
-                f"{self.state.launch.kernel}: {self.clock} blocks executed without an end; {self.wave.thread(int(group.warps[0]), 0)} is at "
-                f"{where} (step_limit={self.state.step_limit})"
-            )
+            raise StepLimit(self._out_of_steps(group))
         return group
 
     def _lanes_missing(self, group: Group) -> bool:
@@ -197,7 +197,7 @@ class WaveRunner:
                 block.control, block.next
             )
             if block.control == "trap":
-                raise DivergentBarrier(f"trap executed: {block.code[-1][0].where()}")
+                raise Trap(f"trap executed: {block.code[-1][0].where()}")
             self._go(group, goes)
         else:
             target = block.targets[0] if block.control == "branch" and block.targets else EXIT
@@ -240,15 +240,21 @@ class WaveRunner:
             self.unmet = [g for g in self.unmet if g not in met]
             self.ready += met
 
+    def _out_of_steps(self, group: Group) -> str:
+        code = self.blocks[group.block].code if group.block != EXIT else []
+        where = code[0][0].where() if code else "the end"
+        who = self.wave.thread(int(group.warps[0]), int(group.lanes()[0].argmax()))
+        limit = f"(step_limit={self.state.step_limit})"
+        return f"{self.state.launch.kernel}: {self.clock} blocks executed without an end; {who} is at {where} {limit}"
+
     def _who_waits(self) -> str:
         lines = [f"{self.state.launch.kernel}: nothing can run any more"]
         for g in self.unmet:
             text = self.blocks[g.block].code[0][0].where()
             row = g.lanes()[0]
-            lines.append(
-                f"  {len(g.warps)} warp(s), first {self.wave.thread(int(g.warps[0]), int(row.argmax()))}, {int(row.sum())} lane(s) of it, wait for "
-                f"other lanes of the warp at {text}"
-            )
+            who = self.wave.thread(int(g.warps[0]), int(row.argmax()))
+            lanes = f"{int(row.sum())} lane(s) of it, wait for other lanes of the warp at {text}"
+            lines.append(f"  {len(g.warps)} warp(s), first {who}, {lanes}")
         lines += self.barriers.describe(self.live)
         return "\n".join(lines)
 

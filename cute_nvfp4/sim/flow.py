@@ -1,7 +1,7 @@
 """Basic blocks, their order, and which registers are live where they begin.
 
-Blocks are numbered in reverse post-order. The executor always advances the group of warps in the lowest-numbered block, which
-brings diverged lanes together again at the first place they can meet: no reconvergence stack is needed.
+Blocks are numbered in reverse post-order. The executor always advances the group of warps in the lowest-numbered
+block, which brings diverged lanes together again at the first place they can meet: no reconvergence stack is needed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ EXIT = -1
 class Block:
     """A run of instructions entered at its head only.
 
-    ``next`` is where control falls through to, ``targets`` where its last instruction may jump; ``live_in`` has the registers whose
-    values are still needed on entry. ``converge`` is set when the first instruction needs lanes to meet before it runs.
+    ``next`` is where control falls through to, ``targets`` where its last instruction may jump; ``live_in`` has the
+    registers whose values are still needed on entry. ``converge`` is set when the first instruction needs lanes to
+    meet before it runs.
     """
 
     index: int
@@ -115,7 +116,8 @@ def successors(block: Block) -> list[int]:
 
 
 def _reverse_post_order(blocks: dict[int, Block], entry: int) -> list[int]:
-    """Iterative depth-first search that visits the branch target first, so that the fall-through comes before it in the order."""
+    """Iterative depth-first search that visits the branch target first, so that the fall-through comes before it in
+    the order."""
     if entry == EXIT:
         return []
     seen, post, stack = {entry}, [], [(entry, iter(successors(blocks[entry])[::-1]))]

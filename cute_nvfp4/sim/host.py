@@ -1,8 +1,8 @@
 """Runs the DSL's compiled host code for real, and captures the launches it makes.
 
-The host side of a ``cute.compile`` result is an MLIR module in the LLVM dialect. It is compiled again here with no CUDA runtime
-library; the dozen runtime entry points it calls are Python callbacks. What user code does on the host (grid arithmetic, packing of
-parameters, building of TMA descriptors) is thus executed, not modelled.
+The host side of a ``cute.compile`` result is an MLIR module in the LLVM dialect. It is compiled again here with no
+CUDA runtime library; the dozen runtime entry points it calls are Python callbacks. What user code does on the host
+(grid arithmetic, packing of parameters, building of TMA descriptors) is thus executed, not modelled.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ _CLUSTER, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
 class Launch:
     """One captured launch.
 
-    ``grid``, ``block`` and ``cluster`` are (x, y, z); ``dynamic_smem`` is in bytes; ``params`` holds a copy of the bytes of each
-    kernel parameter as they were when the launch was made.
+    ``grid``, ``block`` and ``cluster`` are (x, y, z); ``dynamic_smem`` is in bytes; ``params`` holds a copy of the
+    bytes of each kernel parameter as they were when the launch was made.
     """
 
     kernel: str
@@ -68,8 +68,8 @@ class Launch:
 class HostModule:
     """The host half of a compiled DSL function.
 
-    ``host_ir`` is ``str(compiled.ir_module)``, ``entry`` is ``compiled.function_name``. Building one costs some 10 ms; keep it.
-    Raises ``LaunchError`` when the module does not have the shape that nvidia-cutlass-dsl 4.8 gives it.
+    ``host_ir`` is ``str(compiled.ir_module)``, ``entry`` is ``compiled.function_name``. Building one costs some 10
+    ms; keep it. Raises ``LaunchError`` when the module does not have the shape that nvidia-cutlass-dsl 4.8 gives it.
     """
 
     def __init__(self, host_ir: str, entry: str) -> None:
@@ -96,7 +96,8 @@ class HostModule:
             self._invoke("cuda_load_to_device", [ctypes.pointer(self._library), _I(0)])
 
     def call(self, args: Sequence[Any]) -> list[Launch]:
-        """Runs the host entry with ``args`` (ctypes objects, one an argument of the compiled function) and returns its launches."""
+        """Runs the host entry with ``args`` (ctypes objects, one an argument of the compiled function) and returns
+        its launches."""
         self._launches = []
         self._invoke(self.entry, list(args))
         return self._launches

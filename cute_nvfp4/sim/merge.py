@@ -10,7 +10,8 @@ from cute_nvfp4.sim.wave import Group
 def merge(groups: list[Group], live: list[int]) -> Group:
     """One group with the warps and lanes of all; only the registers ``live`` are kept.
 
-    Lanes of one warp that were in different groups come together: a register takes each lane from the group that owned it.
+    Lanes of one warp that were in different groups come together: a register takes each lane from the group that
+    owned it.
     """
     warps = np.unique(np.concatenate([g.warps for g in groups]))
     total = sum(g.n for g in groups)

@@ -31,6 +31,7 @@ from cute_nvfp4.sim.special import SPECIAL_REGISTERS
 
 _PIECE = re.compile(r"[;{}]|[^;{}]+")
 _DIRECTIVE = re.compile(r"\.(version|target|address_size|file|loc|section)\b\s*(.*)")
+_FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 _HEADER = re.compile(r"(?:\.\w+\s+)*\.(entry|func)\b")
 _NAME = r"[A-Za-z_$%][\w$]*"
 _LABEL = re.compile(rf"\s*({_NAME})\s*:(?!:)\s*")
@@ -50,7 +51,8 @@ _PERFORMANCE = re.compile(r"\.(\w+)(?:\s+([\d\s,]+))?")
 
 def parse_module(text: str) -> Module:
     """Parses a whole module; raises ``PtxSyntaxError`` with the line of what it cannot read."""
-    module = Module()
+    # .file directives come after the .loc lines that use them.
+    module = Module(files={int(n): path for n, path in _FILE.findall(text)})
     for header, line, body in _toplevel(text, module):
         if body is None:
             _module_variable(module, header, line)
@@ -81,7 +83,8 @@ def _toplevel(text: str, module: Module):
             in_section = "}" not in line
             continue
         stripped = line.strip()
-        if not buffer.strip():
+        # A directive that ends with its line may follow a label, whose statement has not begun.
+        if not buffer.strip() or buffer.rstrip().endswith(":"):
             found = _DIRECTIVE.match(stripped)
             if found:
                 name, rest = found.groups()
@@ -145,9 +148,6 @@ def _module_directive(module: Module, name: str, rest: str) -> None:
         module.version = rest.strip()
     elif name == "target":
         module.target = rest.split(",")[0].strip()
-    elif name == "file":
-        number, path = rest.split(None, 1)
-        module.files[int(number)] = path.split('"')[1] if '"' in path else path
 
 
 def _module_variable(module: Module, statement: str, line: int) -> None:

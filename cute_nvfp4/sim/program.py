@@ -21,7 +21,8 @@ assert isa.OPCODES, "the opcode table fills itself when the package is imported"
 
 
 class CompiledKernel:
-    """One kernel: its ``source``, ``blocks`` in execution order, one Python function a block, and the layout of its variables."""
+    """One kernel: its ``source``, ``blocks`` in execution order, one Python function a block, and the layout of its
+    variables."""
 
     def __init__(self, source: Kernel) -> None:
         self.source = source
@@ -86,7 +87,8 @@ class Program:
         return self._kernels[name]
 
     def variables(self, memory: GlobalMemory) -> dict[str, int]:
-        """Host addresses of module-scope .global and .const variables, registered in ``memory``; their values last between launches."""
+        """Host addresses of module-scope .global and .const variables, registered in ``memory``; their values last
+        between launches."""
         out = {}
         for v in self.module.variables.values():
             if v.space not in ("global", "const"):

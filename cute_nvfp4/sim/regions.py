@@ -20,7 +20,8 @@ SECTOR = 32
 class Region:
     """Bytes ``[base, base + size)`` of live host memory.
 
-    ``rows(unit, total)`` shows them as rows of ``total`` bytes made of elements of ``unit`` bytes, from the first aligned address.
+    ``rows(unit, total)`` shows them as rows of ``total`` bytes made of elements of ``unit`` bytes, from the first
+    aligned address.
     """
 
     base: int
@@ -49,7 +50,8 @@ class Region:
 class GlobalMemory:
     """The tensors that exist while a kernel runs.
 
-    Every global access must fall inside one of them; what lies between two is out of bounds even when the host has mapped it.
+    Every global access must fall inside one of them; what lies between two is out of bounds even when the host has
+    mapped it.
     """
 
     def __init__(self) -> None:
@@ -59,8 +61,9 @@ class GlobalMemory:
     def add(self, tensor: Any, name: str = "", writable: bool = True) -> Region:
         """Registers live host memory under its real address.
 
-        ``tensor`` is a torch CPU tensor (the span of bytes its elements occupy is registered, strided views included) or a numpy
-        array. The caller keeps it alive; a region also holds a reference. Raises ``OperandTypeError`` for anything else.
+        ``tensor`` is a torch CPU tensor (the span of bytes its elements occupy is registered, strided views included)
+        or a numpy array. The caller keeps it alive; a region also holds a reference. Raises ``OperandTypeError`` for
+        anything else.
         """
         base, size = _span(tensor)
         return self.add_span(base, size, name or f"tensor{len(self.regions)}", writable, tensor)

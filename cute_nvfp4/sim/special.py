@@ -1,6 +1,7 @@
 """Special registers (PTX ISA, "Special Registers"), as arrays over (warps, lanes) of a wave.
 
-Values keep the smallest shape that says them: (1, 1) for one value in the grid, (W, 1) for one a warp, (1, 32) for one a lane.
+Values keep the smallest shape that says them: (1, 1) for one value in the grid, (W, 1) for one a warp, (1, 32) for
+one a lane.
 """
 
 from __future__ import annotations

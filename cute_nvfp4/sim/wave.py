@@ -37,9 +37,9 @@ class Wave:
         self.steps = 0
         self.shared_bytes = run.static_shared + launch.dynamic_smem
         self.shared_stride = -(-self.shared_bytes // _ALIGN) * _ALIGN
-        self._shared, self.shared = _owned(self.shared_stride * count, "shared memory")
+        self._shared, self.shared = owned(self.shared_stride * count, "shared memory")
         self.local_bytes = run.local_bytes
-        self._local, self.local = _owned(self.local_bytes * 32 * len(self.cta_of_warp), "local memory")
+        self._local, self.local = owned(self.local_bytes * 32 * len(self.cta_of_warp), "local memory")
         self._special: dict[str, np.ndarray] = {}
 
     @property
@@ -60,10 +60,11 @@ class Wave:
         linear = int(self.warp_in_cta[warp]) * 32 + lane
         x, y, _ = self.block
         coords = tuple(int(c[cta]) for c in self.cta_coordinates)
-        return f"CTA {coords}, thread {(linear % x, linear // x % y, linear // (x * y))} (warp {linear // 32}, lane {lane})"
+        thread = (linear % x, linear // x % y, linear // (x * y))
+        return f"CTA {coords}, thread {thread} (warp {linear // 32}, lane {lane})"
 
 
-def _owned(size: int, name: str) -> tuple[np.ndarray, Region]:
+def owned(size: int, name: str) -> tuple[np.ndarray, Region]:
     """Zeroed bytes with an aligned start, as a region."""
     raw = np.zeros(size + _ALIGN, np.uint8)
     base = -(-raw.ctypes.data // _ALIGN) * _ALIGN
@@ -73,8 +74,8 @@ def _owned(size: int, name: str) -> tuple[np.ndarray, Region]:
 class Group:
     """Warps that are about to run the same block.
 
-    ``warps`` (n,) are indices into the wave; ``mask`` (n, 32) marks the lanes the group owns, None meaning all of them. ``regs`` holds
-    one array a register, each of a shape that broadcasts to (n, 32).
+    ``warps`` (n,) are indices into the wave; ``mask`` (n, 32) marks the lanes the group owns, None meaning all of
+    them. ``regs`` holds one array a register, each of a shape that broadcasts to (n, 32).
     """
 
     __slots__ = ("_row", "age", "block", "mask", "regs", "special_cache", "warps", "wave")
@@ -96,7 +97,8 @@ class Group:
         return np.ones((self.n, 32), bool) if self.mask is None else self.mask
 
     def narrow(self, p: np.ndarray) -> Any:
-        """The mask of an instruction guarded by ``p``: None for every lane, ``NOTHING`` for no lane, else booleans (n, 32)."""
+        """The mask of an instruction guarded by ``p``: None for every lane, ``NOTHING`` for no lane, else booleans
+        (n, 32)."""
         if p.size == 1:
             return self.mask if p.item() else NOTHING
         mask = np.broadcast_to(p, (self.n, 32)) if self.mask is None else p & self.mask

@@ -96,16 +96,25 @@ _TYPES = {torch.float32: cutlass.Float32, torch.int32: cutlass.Int32}
 
 
 @functools.cache
-def compiled(function, types: tuple, scalars: int, arch: str):
-    """(program, host module) of a function of pointers to ``types`` and Int32 ``scalars``."""
+def compiled(function, types: tuple, scalars: int, arch: str, lines: bool = False):
+    """(program, host module) of a function of pointers to ``types`` and Int32 ``scalars``; ``lines``: with .loc."""
+    options = f"--gpu-arch {arch} --keep-ptx" + (" --generate-line-info" if lines else "")
     pointers = [make_ptr(_TYPES[t], 0, cute.AddressSpace.gmem, assumed_align=4) for t in types]
-    result = cute.compile(function, *pointers, *[cutlass.Int32(1)] * scalars, options=f"--gpu-arch {arch} --keep-ptx")
+    result = cute.compile(function, *pointers, *[cutlass.Int32(1)] * scalars, options=options)
     return Program.parse(result.__ptx__), HostModule(str(result.ir_module), result.function_name)
 
 
-def simulate(function, tensors: list[torch.Tensor], scalars: list[int], arch: str = "sm_100a", memory=None, **options):
+def simulate(
+    function,
+    tensors: list[torch.Tensor],
+    scalars: list[int],
+    arch: str = "sm_100a",
+    memory=None,
+    lines: bool = False,
+    **options,
+):
     """Compiles (once) and runs ``function`` on CPU tensors; returns the ``Result`` of its only launch."""
-    program, host = compiled(function, tuple(t.dtype for t in tensors), len(scalars), arch)
+    program, host = compiled(function, tuple(t.dtype for t in tensors), len(scalars), arch, lines)
     if memory is None:
         memory = GlobalMemory()
         for j, t in enumerate(tensors):

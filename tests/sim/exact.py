@@ -1,4 +1,5 @@
-"""The oracle of the floating-point tests: rationals rounded once, with nothing in common with the simulator's arithmetic."""
+"""The oracle of the floating-point tests: rationals rounded once, with nothing in common with the simulator's
+arithmetic."""
 
 from __future__ import annotations
 

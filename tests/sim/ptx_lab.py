@@ -12,7 +12,8 @@ _NAMES = "abcdefgh"
 def launch_kernel(
     ptx: str, tensors: list, scalars: list[bytes] = (), *, grid=(1, 1, 1), block=(32, 1, 1), readonly=(), **options
 ):
-    """Runs the only kernel of ``ptx`` with the tensors' addresses and ``scalars`` as parameters; returns the ``Result``."""
+    """Runs the only kernel of ``ptx`` with the tensors' addresses and ``scalars`` as parameters; returns the
+    ``Result``."""
     program = Program.parse(ptx)
     (name,) = program.kernels
     memory = GlobalMemory()
@@ -25,7 +26,8 @@ def launch_kernel(
 
 
 def module(body: str, params: int, declarations: str = "", scalars: int = 0) -> str:
-    """A module with one kernel that has loaded its pointer parameters into %p0, %p1, ... and its u32 scalars into %s0, ..."""
+    """A module with one kernel that has loaded its pointer parameters into %p0, %p1, ... and its u32 scalars into
+    %s0, ..."""
     names = [f".param .u64 p{j}" for j in range(params)] + [f".param .u32 s{j}" for j in range(scalars)]
     loads = "".join(f"ld.param.b64 %p{j}, [p{j}];\n" for j in range(params))
     loads += "".join(f"ld.param.b32 %s{j}, [s{j}];\n" for j in range(scalars))
@@ -47,7 +49,8 @@ def module(body: str, params: int, declarations: str = "", scalars: int = 0) -> 
 
 
 def apply(code: str, inputs: list[np.ndarray], outputs: list[str]) -> list[np.ndarray]:
-    """Runs ``code`` for every element: inputs in %a, %b, ..., results taken from %x, %y, ... of the numpy types ``outputs``.
+    """Runs ``code`` for every element: inputs in %a, %b, ..., results taken from %x, %y, ... of the numpy types
+    ``outputs``.
 
     8-bit inputs and outputs are in 16-bit registers.
     """

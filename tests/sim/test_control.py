@@ -14,6 +14,7 @@ from cute_nvfp4.sim import (
     Program,
     PtxSyntaxError,
     StepLimit,
+    Trap,
     UnsupportedInstruction,
     run,
 )
@@ -32,7 +33,8 @@ def test_nested_divergent_loops() -> None:
 
 def test_scoped_names_do_not_meet() -> None:
     a = np.arange(64, dtype="u4")
-    loop = "{ .reg .b32 t; .reg .pred p; mov.b32 t, %a; L: add.s32 t, t, -3; setp.gt.s32 p, t, 0; @p bra L; add.s32 %r10, %r10, t; }"
+    loop = "{ .reg .b32 t; .reg .pred p; mov.b32 t, %a; L: add.s32 t, t, -3; setp.gt.s32 p, t, 0; @p bra L;"
+    loop += "add.s32 %r10, %r10, t; }"
     (x,) = apply(f"mov.b32 %r10, 0; {loop} {loop} mov.b32 %x, %r10;", [a], ["i4"])
 
     def one(v: int) -> int:
@@ -64,14 +66,15 @@ def test_branch_table() -> None:
 
 
 def test_producers_and_consumers_with_named_barriers() -> None:
-    """Warp 0 fills a buffer round after round, warp 1 sums it: two named barriers, arrive on one side, sync on the other."""
+    """Warp 0 fills a buffer round after round, warp 1 sums it: two named barriers, arrive on one side, sync on the
+    other."""
     out = np.zeros(32, "u4")
-    body = """mov.u32 %r1, %tid.x; and.b32 %r9, %r1, 31; mov.u32 %r3, cell; shl.b32 %r4, %r9, 2; add.s32 %r5, %r3, %r4; mov.b32 %r6, 0; mov.b32 %r7, 0;
-    setp.ge.u32 %q1, %r1, 32; @%q1 bra CONSUME;
-    P: add.s32 %r8, %r6, %r9; st.shared.b32 [%r5], %r8; bar.arrive 1, 64; bar.sync 2, 64; add.s32 %r6, %r6, 1; setp.lt.u32 %q2, %r6, 10; @%q2 bra P; bra END;
-    CONSUME: bar.sync 1, 64; xor.b32 %r10, %r4, 4; add.s32 %r11, %r3, %r10; ld.shared.b32 %r8, [%r11]; add.s32 %r7, %r7, %r8;
-    bar.arrive 2, 64; add.s32 %r6, %r6, 1; setp.lt.u32 %q2, %r6, 10; @%q2 bra CONSUME;
-    mad.wide.u32 %rd1, %r9, 4, %p0; st.global.b32 [%rd1], %r7; END:"""
+    body = """mov.u32 %r1, %tid.x; and.b32 %r9, %r1, 31; mov.u32 %r3, cell; shl.b32 %r4, %r9, 2; add.s32 %r5, %r3,
+    %r4; mov.b32 %r6, 0; mov.b32 %r7, 0; setp.ge.u32 %q1, %r1, 32; @%q1 bra CONSUME;
+    P: add.s32 %r8, %r6, %r9; st.shared.b32 [%r5], %r8; bar.arrive 1, 64; bar.sync 2, 64; add.s32 %r6, %r6, 1;
+    setp.lt.u32 %q2, %r6, 10; @%q2 bra P; bra END; CONSUME: bar.sync 1, 64; xor.b32 %r10, %r4, 4; add.s32 %r11, %r3,
+    %r10; ld.shared.b32 %r8, [%r11]; add.s32 %r7, %r7, %r8; bar.arrive 2, 64; add.s32 %r6, %r6, 1; setp.lt.u32 %q2,
+    %r6, 10; @%q2 bra CONSUME; mad.wide.u32 %rd1, %r9, 4, %p0; st.global.b32 [%rd1], %r7; END:"""
     launch_kernel(module(body, 1, ".shared .align 4 .b8 cell[128];"), [out], block=(64, 1, 1))
     assert out.tolist() == [sum(i + (t ^ 1) for i in range(10)) for t in range(32)]
 
@@ -80,8 +83,9 @@ def test_barrier_reductions() -> None:
     out = np.zeros(128, "u4")
     body = (
         THREAD
-        + """setp.lt.u32 %q1, %r1, 50; bar.red.popc.u32 %r2, 0, %q1; bar.red.and.pred %q2, 0, %q1; bar.red.or.pred %q3, 0, %q1;
-    selp.b32 %r3, 1000, 0, %q2; selp.b32 %r4, 2000, 0, %q3; add.s32 %r2, %r2, %r3; add.s32 %r2, %r2, %r4; st.global.b32 [%rd1], %r2;"""
+        + """setp.lt.u32 %q1, %r1, 50; bar.red.popc.u32 %r2, 0, %q1; bar.red.and.pred %q2, 0, %q1; bar.red.or.pred
+    %q3, 0, %q1; selp.b32 %r3, 1000, 0, %q2; selp.b32 %r4, 2000, 0, %q3; add.s32 %r2, %r2, %r3; add.s32 %r2, %r2, %r4;
+    st.global.b32 [%rd1], %r2;"""
     )
     launch_kernel(module(body, 1), [out], block=(128, 1, 1))
     assert set(out.tolist()) == {2050}
@@ -90,8 +94,8 @@ def test_barrier_reductions() -> None:
 def test_a_spinning_warp_lets_the_other_one_run() -> None:
     out = np.zeros(2, "u4")
     body = """mov.u32 %r1, %tid.x; setp.ge.u32 %q1, %r1, 32; @%q1 bra SETTER;
-    SPIN: ld.acquire.gpu.global.b32 %r2, [%p0]; setp.eq.b32 %q2, %r2, 0; @%q2 bra SPIN; st.global.b32 [%p0+4], %r2; bra END;
-    SETTER: st.release.gpu.global.b32 [%p0], 9; END:"""
+    SPIN: ld.acquire.gpu.global.b32 %r2, [%p0]; setp.eq.b32 %q2, %r2, 0; @%q2 bra SPIN; st.global.b32 [%p0+4], %r2;
+    bra END; SETTER: st.release.gpu.global.b32 [%p0], 9; END:"""
     launch_kernel(module(body, 1), [out], block=(64, 1, 1))
     assert out.tolist() == [9, 9]
 
@@ -105,7 +109,7 @@ def test_deadlock_says_who_waits() -> None:
 
 
 def test_step_limit() -> None:
-    with pytest.raises(StepLimit, match="1001 blocks executed without an end.*step_limit=1000"):
+    with pytest.raises(StepLimit, match=r"1001 blocks executed without an end.*step_limit=1000"):
         launch_kernel(module("L: add.s32 %r1, %r1, 1; bra L;", 0), [], step_limit=1000)
 
 
@@ -165,8 +169,15 @@ def test_line_information_is_in_errors() -> None:
 
 def test_special_registers_in_three_dimensions() -> None:
     out = np.zeros(2 * 3 * 60, "u4")
-    body = """mov.u32 %r1, %tid.x; mov.u32 %r2, %tid.y; mov.u32 %r3, %tid.z; mov.u32 %r4, %ctaid.x; mov.u32 %r5, %ctaid.y; mov.u32 %r6, %nctaid.x;
-    mad.lo.u32 %r7, %r2, 10, %r1; mad.lo.u32 %r7, %r3, 20, %r7; mad.lo.u32 %r8, %r5, %r6, %r4; mad.lo.u32 %r9, %r8, 60, %r7;
-    mad.wide.u32 %rd1, %r9, 4, %p0; mad.lo.u32 %r10, %r8, 1000, %r7; st.global.b32 [%rd1], %r10;"""
+    body = """mov.u32 %r1, %tid.x; mov.u32 %r2, %tid.y; mov.u32 %r3, %tid.z; mov.u32 %r4, %ctaid.x; mov.u32 %r5,
+    %ctaid.y; mov.u32 %r6, %nctaid.x; mad.lo.u32 %r7, %r2, 10, %r1; mad.lo.u32 %r7, %r3, 20, %r7; mad.lo.u32 %r8, %r5,
+    %r6, %r4; mad.lo.u32 %r9, %r8, 60, %r7; mad.wide.u32 %rd1, %r9, 4, %p0; mad.lo.u32 %r10, %r8, 1000, %r7;
+    st.global.b32 [%rd1], %r10;"""
     launch_kernel(module(body, 1), [out], grid=(2, 3, 1), block=(10, 2, 3))
     assert out.tolist() == [1000 * c + t for c in range(6) for t in range(60)]
+
+
+def test_trap_is_an_error() -> None:
+    body = "mov.u32 %r1, %tid.x; setp.ne.u32 %q1, %r1, 3; @%q1 bra END; trap; END:"
+    with pytest.raises(Trap, match="trap executed: `trap`"):
+        launch_kernel(module(body, 0), [])

@@ -68,6 +68,14 @@ def test_out_of_bounds_names_everything() -> None:
     assert "CTA (7, 0, 0), thread (4, 0, 0)" in text and hex(y.data_ptr() + 3600) in text
 
 
+def test_source_lines_are_in_errors() -> None:
+    x = torch.zeros(64)
+    memory = GlobalMemory()
+    memory.add(x, "x")
+    with pytest.raises(OutOfBounds, match=r"dsl_kernels\.py:\d+\)"):
+        simulate(scale, [x, x], [100], memory=memory, lines=True)
+
+
 def test_read_only() -> None:
     x, y = torch.randn(64), torch.zeros(64)
     memory = GlobalMemory()

@@ -9,6 +9,8 @@ import pytest
 from exact import bits, divide, fma, values
 from ptx_lab import apply, float_edges
 
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
 RAW = {"f16": "u2", "bf16": "u2", "f32": "u4", "f64": "u8"}
 DTYPE = {"f16": "f2", "f32": "f4", "f64": "f8"}
 
@@ -68,7 +70,8 @@ def test_fma_f16_rounds_once_for_all_exponent_gaps() -> None:
 @pytest.mark.parametrize("mode", ["rn", "rz", "rm", "rp"])
 def test_f32_rounding_modes(mode: str) -> None:
     raw = [samples("f32", s) for s in (1, 2, 3)]
-    code = f"fma.{mode}.f32 %x, %a, %b, %c; add.{mode}.f32 %y, %a, %b; mul.{mode}.f32 %z, %a, %b; div.{mode}.f32 %w, %a, %b;"
+    code = f"fma.{mode}.f32 %x, %a, %b, %c; add.{mode}.f32 %y, %a, %b; mul.{mode}.f32 %z, %a, %b;"
+    code += f"div.{mode}.f32 %w, %a, %b;"
     x, y, z, w = apply(code, raw, ["u4"] * 4)
     ins = [values(r, "f32") for r in raw]
     check(x, [fma(a, b, c, "f32", mode) for a, b, c in zip(*ins)], "f32", ins)
@@ -90,7 +93,8 @@ def test_f32_rounding_modes(mode: str) -> None:
 def test_packed_halves(name: str) -> None:
     raw = [samples(name, s, 301)[:600] for s in (1, 2, 3)]
     pairs = [r.view("u4") for r in raw]
-    code = f"fma.rn.{name}x2 %x, %a, %b, %c; add.rn.{name}x2 %y, %a, %b; mul.rn.{name}x2 %z, %a, %b; sub.rn.{name}x2 %w, %a, %b;"
+    code = f"fma.rn.{name}x2 %x, %a, %b, %c; add.rn.{name}x2 %y, %a, %b; mul.rn.{name}x2 %z, %a, %b;"
+    code += f"sub.rn.{name}x2 %w, %a, %b;"
     x, y, z, w = (r.view("u2") for r in apply(code, pairs, ["u4"] * 4))
     ins = [values(r, name) for r in raw]
     check(x, [fma(a, b, c, name) for a, b, c in zip(*ins)], name, ins)

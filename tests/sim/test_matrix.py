@@ -97,7 +97,8 @@ def test_mma(shape: str, a: str, b: str, d: str) -> None:
 
 
 def test_mma_of_some_lanes_is_an_error() -> None:
-    body = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r0,%r1,%r2,%r3}, {%r4,%r5,%r6,%r7}, {%r8,%r9}, {%r0,%r1,%r2,%r3};"
+    body = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%r0,%r1,%r2,%r3},"
+    body += "{%r4,%r5,%r6,%r7}, {%r8,%r9}, {%r0,%r1,%r2,%r3};"
     with pytest.raises(InvalidLanes, match="all 32 lanes must"):
         launch_kernel(module(body, 0), [], block=(16, 1, 1))
 
@@ -128,9 +129,10 @@ def test_ldmatrix_and_stmatrix(count: int, trans: str) -> None:
 
 def test_cp_async_copies_and_fills_with_zeros() -> None:
     data, out = np.random.default_rng(3).integers(0, 2**32, 128, dtype="u4"), np.zeros(128, "u4")
-    body = """mov.u32 %r1, %tid.x; mad.wide.u32 %rd1, %r1, 16, %p0; mad.wide.u32 %rd2, %r1, 16, %p1; mov.u32 %r2, tile; mad.lo.u32 %r3, %r1, 16, %r2;
-    min.u32 %r4, %r1, 16; cp.async.cg.shared.global.L2::128B [%r3], [%rd1], 16, %r4; cp.async.commit_group; cp.async.wait_group 0; bar.sync 0;
-    ld.shared.v4.b32 {%r5, %r6, %r7, %r8}, [%r3]; st.global.v4.b32 [%rd2], {%r5, %r6, %r7, %r8};"""
+    body = """mov.u32 %r1, %tid.x; mad.wide.u32 %rd1, %r1, 16, %p0; mad.wide.u32 %rd2, %r1, 16, %p1; mov.u32 %r2,
+    tile; mad.lo.u32 %r3, %r1, 16, %r2; min.u32 %r4, %r1, 16; cp.async.cg.shared.global.L2::128B [%r3], [%rd1], 16,
+    %r4; cp.async.commit_group; cp.async.wait_group 0; bar.sync 0; ld.shared.v4.b32 {%r5, %r6, %r7, %r8}, [%r3];
+    st.global.v4.b32 [%rd2], {%r5, %r6, %r7, %r8};"""
     start = np.zeros(600, "u1")
     at = -start.ctypes.data % 16
     source = start[at : at + 512].view("u4")

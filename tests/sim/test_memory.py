@@ -57,7 +57,7 @@ def test_v4_b64_is_256_bits_and_v4_b64_shared_is_refused() -> None:
     )
     launch_kernel(module(body, 2), [a, b])
     assert np.array_equal(a, b)
-    with pytest.raises(UnsupportedInstruction, match="wider than an access of .shared can be"):
+    with pytest.raises(UnsupportedInstruction, match=r"wider than an access of \.shared can be"):
         launch_kernel(module("ld.shared.v4.b64 {%rd5, %rd6, %rd7, %rd8}, [%r1];", 0), [])
 
 
@@ -73,8 +73,8 @@ def test_narrow_loads_extend() -> None:
 
 def test_shared_memory_generic_addresses_and_barriers() -> None:
     a, b = filled(256), aligned(256, "u4")
-    body = """mov.u32 %r1, %tid.x; mad.wide.u32 %rd1, %r1, 4, %p0; mad.wide.u32 %rd2, %r1, 4, %p1; ld.global.b32 %r2, [%rd1];
-    mov.u32 %r3, buffer; shl.b32 %r4, %r1, 2; add.s32 %r5, %r3, %r4; st.shared.b32 [%r5], %r2; bar.sync 0;
+    body = """mov.u32 %r1, %tid.x; mad.wide.u32 %rd1, %r1, 4, %p0; mad.wide.u32 %rd2, %r1, 4, %p1; ld.global.b32 %r2,
+    [%rd1]; mov.u32 %r3, buffer; shl.b32 %r4, %r1, 2; add.s32 %r5, %r3, %r4; st.shared.b32 [%r5], %r2; bar.sync 0;
     sub.s32 %r6, 1020, %r4; add.s32 %r7, %r3, %r6; cvt.u64.u32 %rd3, %r7; cvta.shared.u64 %rd4, %rd3;
     ld.b32 %r8, [%rd4]; st.b32 [%rd2], %r8;"""
     launch_kernel(module(body, 2, ".shared .align 16 .b8 buffer[1024];"), [a, b], block=(256, 1, 1))
@@ -85,8 +85,9 @@ def test_dynamic_shared_memory_is_per_cta() -> None:
     out = aligned(64, "u4")
     text = module(
         """mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, dynamic; shl.b32 %r4, %r1, 2; add.s32 %r5, %r3, %r4;
-        mad.lo.u32 %r6, %r2, 100, %r1; st.shared.b32 [%r5], %r6; bar.sync 0; xor.b32 %r7, %r4, 124; add.s32 %r5, %r3, %r7;
-        ld.shared.b32 %r8, [%r5]; mad.lo.u32 %r9, %r2, 32, %r1; mad.wide.u32 %rd1, %r9, 4, %p0; st.global.b32 [%rd1], %r8;""",
+        mad.lo.u32 %r6, %r2, 100, %r1; st.shared.b32 [%r5], %r6; bar.sync 0; xor.b32 %r7, %r4, 124; add.s32 %r5, %r3,
+        %r7; ld.shared.b32 %r8, [%r5]; mad.lo.u32 %r9, %r2, 32, %r1; mad.wide.u32 %rd1, %r9, 4, %p0; st.global.b32
+        [%rd1], %r8;""",
         1,
     ).replace(".visible", ".extern .shared .align 1024 .b8 dynamic[];\n.visible")
     launch_kernel(text, [out], grid=(2, 1, 1), smem=128)
@@ -95,9 +96,9 @@ def test_dynamic_shared_memory_is_per_cta() -> None:
 
 def test_local_memory_is_per_thread() -> None:
     out = aligned(64, "u4")
-    body = """mov.u32 %r1, %tid.x; mov.u64 %rd3, stack; mul.lo.u32 %r2, %r1, 7; st.local.b32 [%rd3+4], %r2; st.local.b32 [stack], %r1;
-    and.b32 %r4, %r1, 1; mul.wide.u32 %rd4, %r4, 4; add.s64 %rd5, %rd3, %rd4; ld.local.b32 %r3, [%rd5];
-    mad.wide.u32 %rd1, %r1, 4, %p0; st.global.b32 [%rd1], %r3;"""
+    body = """mov.u32 %r1, %tid.x; mov.u64 %rd3, stack; mul.lo.u32 %r2, %r1, 7; st.local.b32 [%rd3+4], %r2;
+    st.local.b32 [stack], %r1; and.b32 %r4, %r1, 1; mul.wide.u32 %rd4, %r4, 4; add.s64 %rd5, %rd3, %rd4; ld.local.b32
+    %r3, [%rd5]; mad.wide.u32 %rd1, %r1, 4, %p0; st.global.b32 [%rd1], %r3;"""
     launch_kernel(module(body, 1, ".local .align 8 .b8 stack[8];"), [out], block=(64, 1, 1))
     assert out.tolist() == [t * 7 if t & 1 else t for t in range(64)]
 
@@ -144,8 +145,9 @@ def test_float_and_packed_reductions_and_cas() -> None:
     f, h, c = aligned(2, "f4"), aligned(2, "f2"), aligned(1, "u4")
     f[:] = 0
     h[:] = 0
-    body = """mov.u32 %r1, %tid.x; cvt.rn.f32.u32 %r2, %r1; red.global.add.f32 [%p0], %r2; red.global.v2.f32.add [%p0], {%r2, %r2};
-    mov.b32 %r3, 0x40003C00; red.global.add.noftz.f16x2 [%p1], %r3; atom.global.cas.b32 %r4, [%p2], %r1, 77;"""
+    body = """mov.u32 %r1, %tid.x; cvt.rn.f32.u32 %r2, %r1; red.global.add.f32 [%p0], %r2; red.global.v2.f32.add
+    [%p0], {%r2, %r2}; mov.b32 %r3, 0x40003C00; red.global.add.noftz.f16x2 [%p1], %r3; atom.global.cas.b32 %r4, [%p2],
+    %r1, 77;"""
     body = body.replace("red.global.v2.f32.add", "red.global.add.v2.f32")
     launch_kernel(module(body, 3), [f, h, c])
     assert f.tolist() == [2 * sum(range(32)), sum(range(32))] and h.tolist() == [32.0, 64.0] and c[0] == 77
@@ -178,7 +180,8 @@ def test_out_of_bounds_before_between_and_after() -> None:
 def test_lanes_in_several_tensors() -> None:
     a, b, out = filled(16), filled(16), aligned(32, "u4")
     body = """mov.u32 %r1, %tid.x; setp.lt.u32 %q1, %r1, 16; selp.b64 %rd3, %p0, %p1, %q1; and.b32 %r2, %r1, 15;
-    mad.wide.u32 %rd1, %r2, 4, %rd3; ld.global.b32 %r3, [%rd1]; mad.wide.u32 %rd2, %r1, 4, %p2; st.global.b32 [%rd2], %r3;"""
+    mad.wide.u32 %rd1, %r2, 4, %rd3; ld.global.b32 %r3, [%rd1]; mad.wide.u32 %rd2, %r1, 4, %p2; st.global.b32 [%rd2],
+    %r3;"""
     launch_kernel(module(body, 3), [a, b, out])
     assert out.tolist() == a.tolist() + b.tolist()
 
@@ -195,7 +198,7 @@ def test_inactive_lanes_may_hold_any_address() -> None:
 
 
 def test_read_only_atomics_are_refused() -> None:
-    with pytest.raises(ReadOnlyWrite, match="`red.global.add.u32"):
+    with pytest.raises(ReadOnlyWrite, match=r"`red\.global\.add\.u32"):
         launch_kernel(module("red.global.add.u32 [%p0], 1;", 1), [filled(4)], readonly=(0,))
 
 
@@ -208,3 +211,27 @@ def test_sectors_per_request_of_a_strided_load() -> None:
     )
     (load,) = result.memory
     assert load.sectors_per_request == 32 and load.bytes == 128 and result.distinct_bytes == {"load": 32 * 32}
+
+
+def test_lanes_in_different_spaces_through_generic_addresses() -> None:
+    a, out = filled(32), aligned(32, "u4")
+    body = (
+        ADDRESS.format(4)
+        + """st.shared.b32 [cell], 77; mov.u64 %rd3, cell; cvta.shared.u64 %rd4, %rd3;
+    setp.lt.u32 %q1, %r1, 10; selp.b64 %rd5, %rd1, %rd4, %q1; ld.b32 %r2, [%rd5]; st.global.b32 [%rd2], %r2;"""
+    )
+    launch_kernel(module(body, 2, ".shared .align 4 .b8 cell[4];"), [a, out])
+    assert out.tolist() == a.tolist()[:10] + [77] * 22
+
+
+def test_a_parameter_array_with_an_index_per_lane() -> None:
+    out = aligned(32, "u4")
+    body = """mov.u32 %r1, %tid.x; and.b32 %r2, %r1, 3; mul.wide.u32 %rd3, %r2, 4; mov.b64 %rd4, table;
+    add.s64 %rd5, %rd4, %rd3;
+    ld.param.b32 %r3, [%rd5]; mad.wide.u32 %rd1, %r1, 4, %p0; st.global.b32 [%rd1], %r3;"""
+    text = module(body, 1).replace(".param .u64 p0", ".param .u64 p0, .param .align 4 .b8 table[16]")
+    table = np.array([5, 6, 7, 8], "u4")
+    launch_kernel(text, [out], [table.tobytes()])
+    assert out.tolist() == [5, 6, 7, 8] * 8
+    with pytest.raises(OutOfBounds, match="byte 24 of the kernel's parameters, which has 24 bytes"):
+        launch_kernel(text.replace("and.b32 %r2, %r1, 3", "and.b32 %r2, %r1, 7"), [out], [table.tobytes()])

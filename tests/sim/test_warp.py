@@ -52,7 +52,8 @@ def test_votes_and_activemask() -> None:
     a[:32], a[32:64] = 1, 0
     code = f"""setp.ne.b32 %q1, %a, 0; vote.sync.ballot.b32 %x, %q1, {FULL}; vote.sync.all.pred %q2, %q1, {FULL};
     vote.sync.any.pred %q3, %q1, {FULL}; vote.sync.uni.pred %q4, %q1, {FULL}; activemask.b32 %z;
-    selp.b32 %r5, 1, 0, %q2; selp.b32 %r6, 2, 0, %q3; selp.b32 %r7, 4, 0, %q4; or.b32 %y, %r5, %r6; or.b32 %y, %y, %r7;"""
+    selp.b32 %r5, 1, 0, %q2; selp.b32 %r6, 2, 0, %q3; selp.b32 %r7, 4, 0, %q4; or.b32 %y, %r5, %r6; or.b32 %y, %y,
+    %r7;"""
     x, y, z = apply(code, [a], ["u4"] * 3)
     for w, row in enumerate(lanes_of(a)):
         p = row != 0
@@ -104,15 +105,16 @@ def test_lanes_meet_again_before_a_shuffle() -> None:
 
 
 def test_lanes_that_never_meet_are_reported() -> None:
-    body = f"""mov.u32 %r1, %tid.x; setp.lt.u32 %q1, %r1, 16; @%q1 bra LOW; shfl.sync.idx.b32 %r2, %r1, 0, 31, {FULL}; bra END;
-    LOW: shfl.sync.idx.b32 %r2, %r1, 1, 31, {FULL}; END:"""
+    body = f"""mov.u32 %r1, %tid.x; setp.lt.u32 %q1, %r1, 16; @%q1 bra LOW; shfl.sync.idx.b32 %r2, %r1, 0, 31, {FULL};
+    bra END; LOW: shfl.sync.idx.b32 %r2, %r1, 1, 31, {FULL}; END:"""
     with pytest.raises(DivergentBarrier, match=r"16 lane\(s\) of it, wait for other lanes of the warp at `shfl"):
         launch_kernel(module(body, 0), [])
 
 
 def test_halves_of_a_warp_with_their_own_masks() -> None:
-    body = """mov.u32 %r1, %tid.x; setp.lt.u32 %q1, %r1, 16; @%q1 bra LOW; redux.sync.add.u32 %r2, %r1, 0xffff0000; bra END;
-    LOW: redux.sync.add.u32 %r2, %r1, 0xffff; END: mad.wide.u32 %rd1, %r1, 4, %p0; st.global.b32 [%rd1], %r2;"""
+    body = """mov.u32 %r1, %tid.x; setp.lt.u32 %q1, %r1, 16; @%q1 bra LOW; redux.sync.add.u32 %r2, %r1, 0xffff0000;
+    bra END; LOW: redux.sync.add.u32 %r2, %r1, 0xffff; END: mad.wide.u32 %rd1, %r1, 4, %p0; st.global.b32 [%rd1],
+    %r2;"""
     out = np.zeros(32, "u4")
     launch_kernel(module(body, 1), [out])
     assert out.tolist() == [sum(range(16))] * 16 + [sum(range(16, 32))] * 16

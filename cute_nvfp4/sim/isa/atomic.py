@@ -1,4 +1,5 @@
-"""atom and red (PTX ISA, "atom", "red"): every scope and order is the same here, because execution is sequentially consistent."""
+"""atom and red (PTX ISA, "atom", "red"): every scope and order is the same here, because execution is sequentially
+consistent."""
 
 from __future__ import annotations
 
@@ -6,7 +7,7 @@ import numpy as np
 
 from cute_nvfp4.sim.access import Access
 from cute_nvfp4.sim.atomics import atomic
-from cute_nvfp4.sim.isa.memory import _SPACES
+from cute_nvfp4.sim.isa.memory import SPACES
 from cute_nvfp4.sim.isa.table import Mods, Op, bits, opcode
 from cute_nvfp4.sim.model import Instruction, Kernel, Sink
 from cute_nvfp4.sim.numerics import half, single
@@ -84,9 +85,7 @@ def _atom(i: Instruction, m: Mods, k: Kernel) -> Op:
     if count > 1 and (op != "add" or t not in _FLOATS or space == "shared"):
         raise m.refuse("vectors are for global floating-point add")
     raw, returns = f"b{bits(t)}", i.base == "atom" and not isinstance(i.operands[0], Sink)
-    a = Access(
-        i, _SPACES[space] if space else "generic", bits(t) // 8, 1, "atomic", ("L2::cache_hint",) if hint else ()
-    )
+    a = Access(i, SPACES[space] if space else "generic", bits(t) // 8, 1, "atomic", ("L2::cache_hint",) if hint else ())
     fn = update(op, t)
 
     def run(g, mask, addr, off, *values):

@@ -1,4 +1,5 @@
-"""Logic, shifts and bit fields (PTX ISA, "Logic and Shift Instructions" and the bit instructions of the integer chapter)."""
+"""Logic, shifts and bit fields (PTX ISA, "Logic and Shift Instructions" and the bit instructions of the integer
+chapter)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Control flow, barriers of a CTA, and fences (PTX ISA, "Control Flow" and "Parallel Synchronization and Communication Instructions")."""
+"""Control flow, barriers of a CTA, and fences (PTX ISA, "Control Flow" and "Parallel Synchronization and
+Communication Instructions")."""
 
 from __future__ import annotations
 
@@ -71,11 +72,10 @@ def _bar(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.take("warp"):
         m.take("sync", required=True)
         return Op(lambda g, mask, members: None, (), ("b32",), "barrier", context=True, converge=0)
+    if "cluster" in i.mods:
+        raise m.refuse("cluster barriers are not modelled yet")
     m.flag("cta")
     kind = m.take("sync", "arrive", "red", required=True)
-    i_mods = [x for x in i.mods if x != "cta"]
-    if "cluster" in i_mods:
-        raise m.refuse("cluster barriers are not modelled yet")
     reduction = m.take("popc", "and", "or", required=True) if kind == "red" else ""
     aligned = m.flag("aligned") or i.base == "bar"
     converge = -1 if aligned else None

@@ -1,7 +1,7 @@
 """cp.async of the non-bulk kind (PTX ISA, "cp.async").
 
-The copy is done at once, so commit and wait groups have nothing to do: a kernel that forgets to wait is not caught by this half of
-the simulator.
+The copy is done at once, so commit and wait groups have nothing to do: a kernel that forgets to wait is not caught by
+this half of the simulator.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""f32, f64, f16, bf16 and packed arithmetic (PTX ISA, "Floating Point", "Half Precision" and "Mixed Precision" instructions)."""
+"""f32, f64, f16, bf16 and packed arithmetic (PTX ISA, "Floating Point", "Half Precision" and "Mixed Precision"
+instructions)."""
 
 from __future__ import annotations
 
@@ -164,7 +165,8 @@ def _sqrt(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 @opcode("ex2", "lg2", "rsqrt", "sin", "cos", "tanh")
 def _approximate(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """Approximations that the ISA bounds but does not specify to the bit: computed in binary64 and rounded once here."""
+    """Approximations that the ISA bounds but does not specify to the bit: computed in binary64 and rounded once
+    here."""
     m.take("approx", required=True)
     ftz = m.flag("ftz")
     t = m.type("f32", "f64", *_HALF)

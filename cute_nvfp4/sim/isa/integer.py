@@ -1,4 +1,5 @@
-"""Integer arithmetic (PTX ISA, "Integer Arithmetic Instructions" and "Extended-Precision Integer Arithmetic Instructions")."""
+"""Integer arithmetic (PTX ISA, "Integer Arithmetic Instructions" and "Extended-Precision Integer Arithmetic
+Instructions")."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from cute_nvfp4.sim.numerics import integer as num
 
 INTS = ("u16", "u32", "u64", "s16", "s32", "s64")
 CARRY = "%cc"
+_NO_CARRY = np.zeros((1, 1), bool)
 _FLOAT_BUILDERS: dict[str, Builder] = {}
 _FLOATS = ("f32", "f64", "f16", "f16x2", "bf16", "bf16x2", "f32x2")
 
@@ -60,7 +62,7 @@ def _add(i: Instruction, m: Mods, k: Kernel) -> Op:
         extra_dst, extra_src = _carry(i, k, carry_in, carry_out)
         t = "u" + t[1:]
 
-        def fn(a, b, c=np.zeros((1, 1), bool)):
+        def fn(a, b, c=_NO_CARRY):
             total, carry = _add_carry(a, b, c, subtract)
             return (total, carry) if carry_out else total
 
@@ -111,7 +113,7 @@ def _mul(i: Instruction, m: Mods, k: Kernel) -> Op:
     if carry_out or i.base == "madc":
         extra_dst, extra_src = _carry(i, k, i.base == "madc", carry_out)
 
-        def with_carry(a, b, c, cc=np.zeros((1, 1), bool)):
+        def with_carry(a, b, c, cc=_NO_CARRY):
             unsigned = f"u{c.dtype.itemsize}"
             total, carry = _add_carry(fn(a, b).view(unsigned), c.view(unsigned), cc, False)
             return (total.view(c.dtype), carry) if carry_out else total.view(c.dtype)

@@ -1,7 +1,8 @@
 """Warp-level matrix instructions (PTX ISA, "mma", "ldmatrix", "stmatrix").
 
-The ISA leaves the order of summation of floating-point mma open. Here the products are exact, their sum with C is made in binary64 and
-rounded once to the type of D: within K + 1 roundings of f32 of any order of summation, and equal to it whenever the sums are exact.
+The ISA leaves the order of summation of floating-point mma open. Here the products are exact, their sum with C is
+made in binary64 and rounded once to the type of D: within K + 1 roundings of f32 of any order of summation, and equal
+to it whenever the sums are exact.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ from cute_nvfp4.sim.model import Instruction, Kernel
 from cute_nvfp4.sim.numerics import fragments, half, single
 
 _ELEMENTS = {"f16": 2, "bf16": 2, "tf32": 1, "e4m3": 4, "e5m2": 4, "s8": 4, "u8": 4}
-_SHAPES = {
-    **{f"m16n8k{k}": k for k in (4, 8, 16, 32)},
-}
+_SHAPES = {f"m16n8k{k}": k for k in (4, 8, 16, 32)}
 
 
 def _whole_warp(g, mask, i: Instruction) -> None:
@@ -105,11 +104,8 @@ def _ldmatrix(i: Instruction, m: Mods, k: Kernel) -> Op:
         _whole_warp(g, mask, i)
         words = np.stack(access.load(g, a, owners(g), np.broadcast_to(addr, (g.n, 32)), off), axis=-1)
         out = [words[:, 8 * j : 8 * j + 8, :].reshape(g.n, 32) for j in range(count)]
-        return (
-            tuple(fragments.transpose_8x8(w) if trans else w for w in out)
-            if count > 1
-            else (fragments.transpose_8x8(out[0]) if trans else out[0],)
-        )
+        out = [fragments.transpose_8x8(w) if trans else w for w in out]
+        return tuple(out) if count > 1 else out[0]
 
     def write(g, mask, addr, off, values):
         _whole_warp(g, mask, i)

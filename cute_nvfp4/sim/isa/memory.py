@@ -10,7 +10,7 @@ from cute_nvfp4.sim.isa.table import Mods, Op, bits, opcode
 from cute_nvfp4.sim.layout import WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.model import Address, Imm, Instruction, Kernel, Reg, Sink, Special, Symbol, Vector
 
-_SPACES = {
+SPACES = {
     **{
         "global": "global",
         "shared": "shared",
@@ -34,8 +34,8 @@ def _order(m: Mods) -> str:
 
 
 def _space(m: Mods) -> str:
-    name = m.take(*_SPACES)
-    return _SPACES[name] if name else "generic"
+    name = m.take(*SPACES)
+    return SPACES[name] if name else "generic"
 
 
 def _policy(m: Mods) -> tuple[str, ...]:
@@ -65,13 +65,12 @@ def _elements(count: int, t: str) -> tuple[int, tuple]:
     return bits(t) // 8, (t,) if count == 1 else (tuple([t] * count),)
 
 
-def _address_space(i: Instruction, operand, space: str, m: Mods, k: Kernel) -> str:
-    """Checks ``[...]`` and lets a named variable say its own space when the instruction leaves it open."""
+def _check_address(operand, space: str, m: Mods, k: Kernel) -> None:
+    """Checks that ``[...]`` is an address, and that a named parameter is one of the kernel's."""
     if not isinstance(operand, Address):
         raise m.refuse("an address in brackets is wanted")
     if space == "param" and isinstance(operand.base, Symbol) and operand.base.name not in {p.name for p in k.params}:
         raise m.refuse(f"{operand.base.name} is not a kernel parameter")
-    return space
 
 
 @opcode("ld", "ldu")
@@ -82,7 +81,7 @@ def _ld(i: Instruction, m: Mods, k: Kernel) -> Op:
     if t == "b128":
         raise m.refuse("b128 registers are not modelled")
     unit, dst = _elements(count, t)
-    _address_space(i, i.operands[1], space, m, k)
+    _check_address(i.operands[1], space, m, k)
     a = Access(i, space, unit, count, "load", (*([order] if order else []), *policy))
     klass = f"load.{space}"
     hint = ("b64",) if "L2::cache_hint" in policy else ()
@@ -106,7 +105,7 @@ def _st(i: Instruction, m: Mods, k: Kernel) -> Op:
     if t == "b128" or space == "param":
         raise m.refuse("b128 registers and stores to parameters are not modelled")
     unit, src = _elements(count, t)
-    _address_space(i, i.operands[0], space, m, k)
+    _check_address(i.operands[0], space, m, k)
     a = Access(i, space, unit, count, "store", (*([order] if order else []), *policy))
     raw = f"b{8 * unit}"
     src = (raw,) if count == 1 else (tuple([raw] * count),)
@@ -120,7 +119,8 @@ def _st(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 @opcode("prefetch", "prefetchu", "discard", "applypriority", "createpolicy")
 def _prefetch(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """Hints of the caches: they change no value, and their addresses are not checked (PTX ISA: prefetch never faults)."""
+    """Hints of the caches: they change no value, and their addresses are not checked (PTX ISA: prefetch never
+    faults)."""
     if i.base == "createpolicy":
         words = i.mods
         m.left.clear()
@@ -141,15 +141,15 @@ def _mov(i: Instruction, m: Mods, k: Kernel) -> Op:
         raise m.refuse("mov takes two operands")
     dst, src = i.operands
     if isinstance(src, Vector):
-        return _pack(m, raw, len(src.items), k)
+        return _pack(m, raw, len(src.items))
     if isinstance(dst, Vector):
-        return _unpack(i, m, raw, dst, k)
+        return _unpack(m, raw, len(dst.items))
     if isinstance(src, (Reg, Imm, Special, Symbol)) or isinstance(dst, Sink):
         return Op(lambda a: a, (raw,), (raw,), "move")
     raise m.refuse("this form of mov is not modelled")
 
 
-def _pack(m: Mods, t: str, count: int, k: Kernel) -> Op:
+def _pack(m: Mods, t: str, count: int) -> Op:
     part = bits(t) // count
     if part not in (8, 16, 32) or bits(t) % count:
         raise m.refuse(f"a {t} cannot be packed from {count} elements")
@@ -164,8 +164,7 @@ def _pack(m: Mods, t: str, count: int, k: Kernel) -> Op:
     return Op(fn, (t,), (tuple([f"b{part}"] * count),), "move")
 
 
-def _unpack(i: Instruction, m: Mods, t: str, dst: Vector, k: Kernel) -> Op:
-    count = len(dst.items)
+def _unpack(m: Mods, t: str, count: int) -> Op:
     part = bits(t) // count
     if part not in (8, 16, 32) or bits(t) % count:
         raise m.refuse(f"a {t} cannot be unpacked into {count} elements")
@@ -182,7 +181,7 @@ def _cvta(i: Instruction, m: Mods, k: Kernel) -> Op:
     back = m.flag("to")
     space = m.take("global", "shared", "shared::cta", "local", "param", "const", "param::entry", required=True)
     t = m.type("u32", "u64")
-    window = WINDOWS.get(_SPACES[space], 0) << WINDOW_SHIFT
+    window = WINDOWS.get(SPACES[space], 0) << WINDOW_SHIFT
     if t == "u32" or not window:
         return Op(lambda a: a, (t,), (t,), "move")
     tag = np.uint64(window)
@@ -192,5 +191,5 @@ def _cvta(i: Instruction, m: Mods, k: Kernel) -> Op:
 @opcode("isspacep")
 def _isspacep(i: Instruction, m: Mods, k: Kernel) -> Op:
     space = m.take("global", "shared", "shared::cta", "local", "const", "param", required=True)
-    window = np.uint64(WINDOWS.get(_SPACES[space], 0))
+    window = np.uint64(WINDOWS.get(SPACES[space], 0))
     return Op(lambda a: a >> np.uint64(WINDOW_SHIFT) == window, ("pred",), ("u64",), "compare")

@@ -1,7 +1,7 @@
 """The opcode table: what each instruction reads and writes, and the pure function that says what it means.
 
-A builder is registered for each base opcode. It consumes the modifiers one by one, so that a modifier nobody asked for is an
-error, and returns an ``Op`` whose operand types must match the operands of the instruction exactly in number.
+A builder is registered for each base opcode. It consumes the modifiers one by one, so that a modifier nobody asked
+for is an error, and returns an ``Op`` whose operand types must match the operands of the instruction exactly in number.
 """
 
 from __future__ import annotations
@@ -32,12 +32,14 @@ STORE = {1: np.dtype(bool), 8: np.dtype("u1"), 16: np.dtype("u2"), 32: np.dtype(
 class Op:
     """The meaning of one instruction.
 
-    ``dst`` and ``src`` give a type for each operand: a PTX type, a tuple of types for ``{...}``, ``("pair", d, p)`` for ``d|p``,
-    ``"addr"`` for ``[...]`` (passed as base array and byte offset), or ``"static"`` (not passed: the builder has read it).
+    ``dst`` and ``src`` give a type for each operand: a PTX type, a tuple of types for ``{...}``, ``("pair", d, p)``
+    for ``d|p``,
+    ``"addr"`` for ``[...]`` (passed as base array and byte offset), or ``"static"`` (not passed: the builder has read
+    it).
     ``fn`` gets arrays of the view types and returns one array, or a tuple when it has several results.
     With ``context`` it gets the group and the mask of active lanes first, and may touch memory or look across lanes.
-    ``relaxed``: registers may be wider than an integer or bit type (ld, st, cvt; PTX ISA, "Operand Size Exceeding Instruction-Type
-    Size"); for floating-point types they may not.
+    ``relaxed``: registers may be wider than an integer or bit type (ld, st, cvt; PTX ISA, "Operand Size Exceeding
+    Instruction-Type Size"); for floating-point types they may not.
     ``converge``: index of the source operand with the member mask, or -1 for every live lane of the warp.
     ``control``: how the instruction ends its block: "", "branch", "exit", "barrier", "table" or "trap".
     """

@@ -40,12 +40,10 @@ def _shfl(i: Instruction, m: Mods, k: Kernel) -> Op:
         source, ok = shuffle_source(mode, b, c)
         if a.shape[1] == 1:
             return (a, ok) if paired else a
-        rows = np.broadcast_to(a, (g.n, 32)) if source.shape[0] > 1 else a
-        out = (
-            np.take_along_axis(rows, np.broadcast_to(source, rows.shape) if source.shape[0] > 1 else source, 1)
-            if (source.shape[0] > 1)
-            else rows[:, source[0]]
-        )
+        if source.shape[0] == 1:
+            out = a[:, source[0]]
+        else:
+            out = np.take_along_axis(np.broadcast_to(a, source.shape), source, 1)
         return (out, ok) if paired else out
 
     return Op(

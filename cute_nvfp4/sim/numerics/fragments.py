@@ -1,7 +1,8 @@
 """Register fragments of mma.sync, ldmatrix and stmatrix as matrices (PTX ISA, "Matrix Fragments for mma.m16n8k*").
 
 Lane = 4 * group + t. With e elements in a 32-bit register, register r of A holds row group + 8 * (r & 1), columns
-4e * (r >> 1) + t * e .. + e; register r of B holds rows 4e * r + t * e .. + e of column group; one rule serves every type.
+4e * (r >> 1) + t * e .. + e; register r of B holds rows 4e * r + t * e .. + e of column group; one rule serves every
+type.
 """
 
 from __future__ import annotations

@@ -71,8 +71,8 @@ def to_bfloat(x: np.ndarray, mode: str = "rn") -> np.ndarray:
 def fma_half(a: np.ndarray, b: np.ndarray, c: np.ndarray, t: str) -> np.ndarray:
     """a * b + c on widened values, exact until it is rounded once to f16 or bf16.
 
-    The product of two 11-bit (8-bit) significands is exact in f32, exponent range of bf16 apart; where the f32 sum is exact too,
-    one rounding follows. Elsewhere the sum is made in binary64, rounded to odd, and then rounded once.
+    The product of two 11-bit (8-bit) significands is exact in f32, exponent range of bf16 apart; where the f32 sum is
+    exact too, one rounding follows. Elsewhere the sum is made in binary64, rounded to odd, and then rounded once.
     """
     if t.startswith("f16"):
         p = a * b

@@ -19,7 +19,8 @@ def members(mask: np.ndarray) -> np.ndarray:
 
 
 def shuffle_source(mode: str, b: np.ndarray, c: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(source lane, in range) of shfl (PTX ISA, "shfl.sync"): ``c`` holds a clamp in bits 0..4 and a segment mask in bits 8..12."""
+    """(source lane, in range) of shfl (PTX ISA, "shfl.sync"): ``c`` holds a clamp in bits 0..4 and a segment mask in
+    bits 8..12."""
     distance, c = (b & np.uint32(31)).astype("i8"), c.astype("i8")
     segment, clamp = c >> 8 & 31, c & 31
     most = (LANES & segment) | (clamp & ~segment)

@@ -1,6 +1,8 @@
-"""The 8- and 4-bit floating-point formats of cvt: E4M3, E5M2, E2M1 and UE8M0 (PTX ISA, "Alternate Floating-Point Data Formats").
+"""The 8- and 4-bit floating-point formats of cvt: E4M3, E5M2, E2M1 and UE8M0 (PTX ISA, "Alternate Floating-Point Data
+Formats").
 
-Decoding is by table; encoding finds the neighbours of a value in the sorted table of magnitudes, so that ties are resolved exactly.
+Decoding is by table; encoding finds the neighbours of a value in the sorted table of magnitudes, so that ties are
+resolved exactly.
 """
 
 from __future__ import annotations

@@ -1,9 +1,12 @@
 """Binary32 and binary64 arithmetic with one rounding.
 
-numpy rounds to nearest-even. What it lacks is here: fused multiply-add, rounding toward zero and to odd, flushing of subnormals.
+numpy rounds to nearest-even. What it lacks is here: fused multiply-add, rounding toward zero and to odd, flushing of
+subnormals.
 """
 
 from __future__ import annotations
+
+from fractions import Fraction
 
 import numpy as np
 
@@ -36,8 +39,8 @@ def two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def round_to_odd(s: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """``s`` + ``error`` rounded to odd in binary64: an inexact result gets an odd last bit, so that a later rounding to at most 51
-    bits is the rounding of the exact value (Boldo and Melquiond)."""
+    """``s`` + ``error`` rounded to odd in binary64: an inexact result gets an odd last bit, so that a later rounding
+    to at most 51 bits is the rounding of the exact value (Boldo and Melquiond)."""
     bits = s.view("i8")
     inexact = (error != 0) & np.isfinite(s) & (bits & 1 == 0)
     # The error points away from zero or toward it; the neighbour on that side is odd.
@@ -68,8 +71,8 @@ def to_single(x: np.ndarray, mode: str) -> np.ndarray:
 def fma32(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str = "rn") -> np.ndarray:
     """a * b + c of f32 arrays, rounded once.
 
-    The product is exact in binary64. The sum is rounded there first, and that can change the result only where it lands on a tie of
-    f32 (or where f32 is subnormal): those lanes are redone with rounding to odd.
+    The product is exact in binary64. The sum is rounded there first, and that can change the result only where it
+    lands on a tie of f32 (or where f32 is subnormal): those lanes are redone with rounding to odd.
     """
     p, wide = a.astype("f8") * b.astype("f8"), c.astype("f8")
     s = p + wide
@@ -120,15 +123,9 @@ def sqrt32(a: np.ndarray, mode: str = "rn") -> np.ndarray:
     return canonical(to_single(round_to_odd(r, np.where(np.isfinite(remainder), remainder, 0.0)), mode))
 
 
-def _split(a: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    head = (a.view("u8") & np.uint64(0xFFFFFFFFF8000000)).view("f8")
-    return head, a - head
-
-
 def fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a * b + c of f64 arrays, rounded once: through exact rationals where an error-free transformation says it matters."""
-    from fractions import Fraction
-
+    """a * b + c of f64 arrays, rounded once: through exact rationals where an error-free transformation says it
+    matters."""
     naive = a * b + c
     a, b, c, naive = (np.array(x) for x in np.broadcast_arrays(a, b, c, naive))
     out = naive.ravel()
