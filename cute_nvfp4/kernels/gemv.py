@@ -38,16 +38,24 @@ from ..scale_layout import ATOM_ROWS
 from . import gemv_registers, gemv_ring
 from .arith import ceil_div, div, mod
 from .gemv_config import (
-    PIECE_BYTES,
-    ROW_PIECES,
+    SLICE_BYTES,
     SLICE_SCALE_BYTES,
     TILE_FIRST_ROWS,
+    TILE_LAST_ROW,
     TILE_ROWS,
     TILES_PER_ATOM,
     GemvConfig,
 )
 from .gemv_dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS, SLICE_K, dot_engine
-from .gemv_scales import SCALE_SHIFT, load_b_block, scale_products, shifted_scale, tile_row
+from .gemv_scales import (
+    SCALE_SHIFT,
+    load_b_block,
+    scale_products,
+    shifted_scale,
+    slice_bytes,
+    tile_offsets,
+    tile_row,
+)
 
 _OUT = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16, "float32": cutlass.Float32}
 
@@ -81,17 +89,21 @@ class Gemv:
         b_batch: Int64,
         sfb_batch: Int64,
         c_strides: tuple[Int64, Int64],
+        blocks: Int32,
         stream: CUstream,
     ):
-        """Launches. Strides are (row, batch): in bytes for A, b and scales, in elements for c."""
+        """Launches ``blocks`` blocks of threads a batch, which divide its tiles evenly: at most ``tiles`` each.
+
+        Strides are (row, batch): in bytes for A, b and scales, in elements for c.
+        """
         cfg = self.config
         # tiles that have rows: eight in a full atom, in the last one those that start inside the matrix
         rest = ceil_div(mod(m, ATOM_ROWS), TILE_FIRST_ROWS)
         tiles = div(m, ATOM_ROWS) * TILES_PER_ATOM + cutlass.min(rest, TILES_PER_ATOM)
-        blocks = cute.ceil_div(tiles, cfg.warps_m)
         pointers = (a, sfa, b, sfb, c, a_global, b_global)
         strides = (a_strides, sfa_strides, b_batch, sfb_batch, c_strides)
-        self.kernel(pointers, alpha, m, k, tiles, strides).launch(
+        share = (tiles // blocks, tiles % blocks)
+        self.kernel(pointers, alpha, m, k, share, strides).launch(
             grid=(blocks, batch, 1),
             block=(cfg.threads, 1, 1),
             stream=stream,
@@ -101,7 +113,7 @@ class Gemv:
         )
 
     @cute.kernel
-    def kernel(self, pointers: tuple, alpha: Float32, m: Int32, k: Int32, tiles: Int32, strides: tuple):
+    def kernel(self, pointers: tuple, alpha: Float32, m: Int32, k: Int32, share: tuple, strides: tuple):
         cfg = self.config
         a, sfa, b, sfb, c, a_global, b_global = pointers
         a_strides, sfa_strides, b_batch, sfb_batch, c_strides = strides
@@ -121,8 +133,8 @@ class Gemv:
         constants = smem.allocate_tensor(cutlass.Uint32, cute.make_layout(max(constant_words, 1)), byte_alignment=128)
         scale_bytes = cfg.capacity_slices * SLICE_SCALE_BYTES
         shared_scale = smem.allocate_array(cutlass.Uint8, scale_bytes, byte_alignment=16).toint()
-        # (TILE_ROWS, WARPS_K, WARPS_M)
-        sums_layout = cute.make_layout((TILE_ROWS, cfg.warps_k, cfg.warps_m))
+        # (TILE_ROWS, WARPS_K, TILES)
+        sums_layout = cute.make_layout((TILE_ROWS, cfg.warps_k, cfg.tiles))
         sums = smem.allocate_tensor(Float32, sums_layout, byte_alignment=16)
         if cutlass.const_expr(cfg.shared_stages):
             ring_bytes = cfg.stages * cfg.stage_bytes
@@ -131,11 +143,11 @@ class Gemv:
         else:
             # (WORDS, ROWS, STAGES) and (ROWS, STAGES)
             data = cute.make_rmem_tensor((8, 2, cfg.stages), cutlass.Uint32)
-            store = (data, cute.make_rmem_tensor((2, cfg.stages), cutlass.Uint32))
+            store = (data, cute.make_rmem_tensor((2, cfg.stages), cutlass.Uint32), lane)
 
-        tile = block * cfg.warps_m + warp_m
-        if lane < TILE_ROWS:
-            sums[lane, warp_k, warp_m] = Float32(0.0)
+        # tiles of this block of threads, and of this warp: first_tile + warp_m, + warps_m, …
+        first_tile = block * share[0] + cutlass.min(block, share[1])
+        tiles = share[0] + Int32(block < share[1])
         for i in cutlass.range_constexpr(-(-constant_words // cfg.threads)):
             index = thread + i * cfg.threads
             if index < constant_words:
@@ -153,7 +165,7 @@ class Gemv:
                 (b_address, sfb_address, shared_b, constants.iterator.toint(), shared_scale),
                 (store, sums),
                 (thread, lane, warp_k, warp_m),
-                tile,
+                (first_tile, tiles),
                 (first_slice, cutlass.min(slices - first_slice, cfg.capacity_slices)),
                 (m, k),
             )
@@ -166,18 +178,17 @@ class Gemv:
             factor = factor * cute.make_tensor(b_global, cute.make_layout(1))[0]
         # (M) of this batch
         out = cute.make_tensor(c + Int64(batch) * c_strides[1], cute.make_layout(m, stride=c_strides[0]))
-        for i in cutlass.range_constexpr(-(-cfg.warps_m * TILE_ROWS // cfg.threads)):
-            index = thread + i * cfg.threads
-            tile_of_block, row_of_tile = div(index, TILE_ROWS), mod(index, TILE_ROWS)
-            row = tile_row(block * cfg.warps_m + tile_of_block, mod(row_of_tile, 8), div(row_of_tile, 8))
-            if row < m and tile_of_block < cfg.warps_m:
+        for output in cutlass.range(thread, tiles * TILE_ROWS, cfg.threads, unroll=1):
+            tile_of_block, row_of_tile = div(output, TILE_ROWS), mod(output, TILE_ROWS)
+            row = tile_row(first_tile + tile_of_block, mod(row_of_tile, 8), div(row_of_tile, 8))
+            if row < m:
                 total = sums[row_of_tile, 0, tile_of_block]
                 for w in cutlass.range_constexpr(1, cfg.warps_k):
                     total = total + sums[row_of_tile, w, tile_of_block]
                 out[row] = (total * factor).to(_OUT[cfg.out])
 
     @cute.jit
-    def chunk(self, operand_a, b_places, stores, who, tile: Int32, slice_range, shape):
+    def chunk(self, operand_a, b_places, stores, who, tile_range, slice_range, shape):
         """Adds the products over one chunk of K, as much of b as shared memory holds, to ``sums``."""
         cfg = self.config
         _, _, shared_b, shared_constants, shared_scale = b_places
@@ -188,8 +199,11 @@ class Gemv:
         quad_lane = mod(lane, QUAD)
         addresses, advance, take = self.loader.addresses, self.loader.advance, self.loader.take
 
-        # slices of the chunk that are this warp's: warp_k, warp_k + warps_k, …
+        first_tile, tiles = tile_range
+        tile = first_tile + warp_m
+        # slices of the chunk that are this warp's: warp_k, warp_k + warps_k, …; all of them for each of its tiles
         units = ceil_div(chunk_slices - warp_k, cfg.warps_k)
+        total = units * ceil_div(cutlass.max(tiles - warp_m, 0), cfg.warps_m)
         # the first blocks of b are asked for before A, and decoded while A is under way
         b_words = cute.make_rmem_tensor((2, self.first_blocks), cutlass.Uint32)
         b_scale = cute.make_rmem_tensor(self.first_blocks, cutlass.Uint32)
@@ -197,13 +211,16 @@ class Gemv:
             block = thread + i * cfg.threads
             self.ask_b(b_places, block, slice_range, k, b_words, b_scale, i)
 
-        address = addresses(cfg, operand_a, m, k, tile, lane, first_slice + warp_k)
+        # where the next slice to ask for is: addresses, tile, unit, and bytes from tile 0 to the tile
+        offset = tile_offsets(cfg, operand_a, m, k, tile)
+        address = advance(addresses(cfg, operand_a, lane, first_slice + warp_k), offset[0], offset[1])
+        cursor = (address, tile, Int32(0), offset[0], offset[1])
         # in shared memory a stage is written again only after the slice it held has been used up
         ahead = cfg.stages - 1 if cfg.shared_stages else cfg.stages
-        for unit in cutlass.range_constexpr(ahead):
-            if unit < units:
-                self.fetch(address, store, unit, first_slice + warp_k + unit * cfg.warps_k, k, lane)
-            address = advance(cfg, address, cfg.warps_k)
+        for i in cutlass.range_constexpr(ahead):
+            if i < total:
+                self.fetch(cursor, store, i, first_slice + warp_k, (m, k))
+                cursor = self.step(cursor, operand_a, units, (m, k))
             if cutlass.const_expr(cfg.shared_stages):
                 commit_group()
 
@@ -221,38 +238,66 @@ class Gemv:
         lane_b = self.engine.lane_state(shared_b, shared_constants, lane)
         scale_address = shared_scale + warp_k * SLICE_SCALE_BYTES + quad_lane * 8
         sum0, sum1 = Float32(0.0), Float32(0.0)
-        if cutlass.const_expr(cfg.shared_stages):
-            stage, free_stage = Int32(0), Int32(cfg.stages - 1)
-            for unit in cutlass.range(units, unroll=1):
-                wait_group(cfg.stages - 2)
-                gemv_ring.synchronize()
-                rows, scales = take(cfg, store, stage)
-                if unit + ahead < units:
-                    self.fetch(address, store, free_stage, first_slice + warp_k + (unit + ahead) * cfg.warps_k, k, lane)
-                commit_group()
-                address = advance(cfg, address, cfg.warps_k)
-                free_stage = stage
-                stage = cutlass.select_(stage == cfg.stages - 1, Int32(0), stage + 1)
-                local_slice = warp_k + unit * cfg.warps_k
-                b_scales = load_shared(scale_address + unit * (cfg.warps_k * SLICE_SCALE_BYTES), 8)
-                sum0, sum1 = self.accumulate(sum0, sum1, rows, scales, b_scales, lane_b, local_slice)
-        else:
-            for first in cutlass.range(0, units, cfg.stages, unroll=1):
-                for stage in cutlass.range_constexpr(cfg.stages):
-                    unit = first + stage
-                    if unit < units:
-                        rows, scales = take(cfg, store, stage)
-                        local_slice = warp_k + unit * cfg.warps_k
-                        b_scales = load_shared(scale_address + unit * (cfg.warps_k * SLICE_SCALE_BYTES), 8)
-                        sum0, sum1 = self.accumulate(sum0, sum1, rows, scales, b_scales, lane_b, local_slice)
-                        if unit + ahead < units:
-                            self.fetch(address, store, stage, first_slice + local_slice + ahead * cfg.warps_k, k, lane)
-                        address = advance(cfg, address, cfg.warps_k)
+        slot, unit = warp_m, Int32(0)
+        stage, free_stage = Int32(0), Int32(cfg.stages - 1)
+        # stages in registers need constant indices, hence a round of them an iteration
+        round_stages = 1 if cfg.shared_stages else cfg.stages
+        for first in cutlass.range(0, total, round_stages, unroll=1):
+            for i in cutlass.range_constexpr(round_stages):
+                if first + i < total:
+                    if cutlass.const_expr(cfg.shared_stages):
+                        wait_group(cfg.stages - 2)
+                        gemv_ring.synchronize()
+                    rows, scales = take(cfg, store, stage if cfg.shared_stages else i)
+                    if cutlass.const_expr(cfg.shared_stages):
+                        if first + ahead < total:
+                            self.fetch(cursor, store, free_stage, first_slice + warp_k, (m, k))
+                            cursor = self.step(cursor, operand_a, units, (m, k))
+                        commit_group()
+                        free_stage = stage
+                        stage = cutlass.select_(stage == cfg.stages - 1, Int32(0), stage + 1)
+                    b_scales = load_shared(scale_address + unit * (cfg.warps_k * SLICE_SCALE_BYTES), 8)
+                    local_slice = warp_k + unit * cfg.warps_k
+                    sum0, sum1 = self.accumulate(sum0, sum1, rows, scales, b_scales, lane_b, local_slice)
+                    if cutlass.const_expr(not cfg.shared_stages):
+                        if first + i + ahead < total:
+                            self.fetch(cursor, store, i, first_slice + warp_k, (m, k))
+                            cursor = self.step(cursor, operand_a, units, (m, k))
+                    unit += 1
+                    if unit == units:
+                        self.put_sums(sums, sum0, sum1, lane, warp_k, slot, first_slice)
+                        sum0, sum1, unit = Float32(0.0), Float32(0.0), Int32(0)
+                        slot += cfg.warps_m
+
+    @cute.jit
+    def put_sums(self, sums, sum0: Float32, sum1: Float32, lane: Int32, warp_k: Int32, slot: Int32, first_slice: Int32):
+        """Stores a tile's sums over this warp's slices of the chunk, or adds them to those of the chunks before."""
         sum0, sum1 = sum_lanes(sum0, QUAD), sum_lanes(sum1, QUAD)
-        if quad_lane == 0:
+        if mod(lane, QUAD) == 0:
             row = div(lane, QUAD)
-            sums[row, warp_k, warp_m] = sums[row, warp_k, warp_m] + sum0
-            sums[row + 8, warp_k, warp_m] = sums[row + 8, warp_k, warp_m] + sum1
+            if cutlass.const_expr(self.config.chunked):
+                if first_slice > 0:
+                    sum0 = sum0 + sums[row, warp_k, slot]
+                    sum1 = sum1 + sums[row + 8, warp_k, slot]
+            sums[row, warp_k, slot] = sum0
+            sums[row + 8, warp_k, slot] = sum1
+
+    @cute.jit
+    def step(self, cursor, operand_a, units: Int32, shape):
+        """The cursor one unit further: along K, or to the first of the warp's slices of its next tile."""
+        cfg = self.config
+        address, tile, unit, data_offset, scale_offset = cursor
+        data_step = Int64(cfg.warps_k * SLICE_BYTES)
+        scale_step = Int64(cfg.warps_k * slice_bytes(cfg))
+        unit += 1
+        if unit == units:
+            tile += cfg.warps_m
+            unit = Int32(0)
+            # the new tile, less what was walked along K in the old one
+            offset = tile_offsets(cfg, operand_a, shape[0], shape[1], tile)
+            data_step, data_offset = offset[0] - data_offset - (units - 1) * data_step, offset[0]
+            scale_step, scale_offset = offset[1] - scale_offset - (units - 1) * scale_step, offset[1]
+        return self.loader.advance(address, data_step, scale_step), tile, unit, data_offset, scale_offset
 
     def accumulate(self, sum0, sum1, rows, scales, b_scales, lane_b, local_slice):
         """Adds the lane's four blocks of each row, scaled, to the sums of the two rows."""
@@ -264,16 +309,17 @@ class Gemv:
         return sum0, sum1
 
     @cute.jit
-    def fetch(self, address, store, stage, slice_index: Int32, k: Int32, lane: Int32):
-        """Asks for the lane's part of one slice, of which the last may be shorter."""
+    def fetch(self, cursor, store, stage, first_slice: Int32, shape):
+        """Asks for the slice at the cursor, of which the last may be shorter, and the last tile may lack rows."""
         fetch = self.loader.fetch
+        address, tile, unit, _, _ = cursor
         if cutlass.const_expr(self.config.ragged):
-            if (slice_index + 1) * SLICE_K <= k:
+            rows_left = shape[0] - tile_row(tile, 0, 0)
+            blocks_left = div(shape[1], BLOCK_K) - (first_slice + unit * self.config.warps_k) * SLICE_BLOCKS
+            if rows_left >= TILE_LAST_ROW + 1 and blocks_left >= SLICE_BLOCKS:
                 fetch(self.config, address, None, store, stage)
             else:
-                blocks = div(k - slice_index * SLICE_K, BLOCK_K)
-                of_piece = blocks - mod(lane, ROW_PIECES) * (PIECE_BYTES // 8)
-                fetch(self.config, address, (blocks - mod(lane, QUAD) * LANE_BLOCKS, of_piece), store, stage)
+                fetch(self.config, address, (rows_left, blocks_left), store, stage)
         else:
             fetch(self.config, address, None, store, stage)
 

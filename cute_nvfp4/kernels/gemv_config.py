@@ -12,6 +12,7 @@ TILE_ROWS = 16
 TILES_PER_ATOM = ATOM_ROWS // TILE_ROWS
 # a tile has rows r … r+3 and the same plus 32, 64 and 96; r is a multiple of
 TILE_FIRST_ROWS = 4
+TILE_LAST_ROW = 3 + 96
 LANE_K = SLICE_K // QUAD
 # bytes of a row: of a slice, of a lane's part of it; and pieces of sixteen bytes
 SLICE_BYTES = SLICE_K // 2
@@ -31,19 +32,20 @@ ROWS_STRIDE = ((1, 64), 32, (4, ATOM_ROWS))
 class GemvConfig:
     """One variant of the kernel: everything the compiled code depends on.
 
-    warps_m: tiles, and groups of warps, side by side along M; warps_k: warps that share a tile along K; stages: slices
-    of A that a warp has under way; shared_stages: whether in shared memory (cp.async) or in registers; k: K if
-    compiled in, else 0; capacity: elements of b held in shared memory at a time, a multiple of 256;
-    chunked: whether K may be more than that; vector_bytes:
-    widest load of A that its alignment allows (8, 16, 32); ragged: whether K may not be a multiple of 256; a_scale,
-    b_scale: "blocked" or "rowmajor"; scale_word: whether row-major scales of A can be read four at a time; a_global,
-    b_global: whether there is a global scale; out: dtype; min_blocks: blocks of threads that must fit on a
-    multiprocessor, which bounds the registers (0: no bound); dot: the engine, "" for the architecture's own.
+    warps_m: groups of warps that take different tiles; warps_k: warps of a group, which share a tile along K; tiles:
+    most tiles of a block of threads; stages: slices of A that a warp has under way; shared_stages: whether in shared
+    memory (cp.async) or in registers; k: K if compiled in, else 0; capacity: elements of b held in shared memory at a
+    time, a multiple of 256; chunked: whether K may be more than that; vector_bytes: widest load of A that its
+    alignment allows (8, 16, 32); ragged: whether M may not be a multiple of 128 or K of 256; a_scale, b_scale:
+    "blocked" or "rowmajor"; scale_word: whether row-major scales of A can be read four at a time; a_global, b_global:
+    whether there is a global scale; out: dtype; min_blocks: blocks of threads that must fit on a multiprocessor, which
+    bounds the registers (0: no bound); dot: the engine, "" for the architecture's own.
     """
 
     arch: Architecture
-    warps_m: int = 2
+    warps_m: int = 4
     warps_k: int = 4
+    tiles: int = 16
     stages: int = 4
     shared_stages: bool = True
     k: int = 0

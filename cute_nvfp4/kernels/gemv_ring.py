@@ -21,7 +21,7 @@ from ..ptx.memory import load_shared, store_shared
 from .arith import div, mod
 from .gemv_config import PIECE_BYTES, ROW_PIECES, SLICE_BYTES, TILE_ROWS, GemvConfig
 from .gemv_dot import LANE_BLOCKS, QUAD
-from .gemv_scales import lane_scale_addresses, load_scales, row_inside, slice_bytes, tile_row
+from .gemv_scales import existing_blocks, lane_scale_addresses, load_scales, tile_row
 
 _DATA_BYTES = TILE_ROWS * SLICE_BYTES
 # rows of the tile that one instruction of the warp copies, and instructions
@@ -29,30 +29,28 @@ _COPY_ROWS = 32 // ROW_PIECES
 _COPIES = TILE_ROWS // _COPY_ROWS
 
 
-def addresses(config: GemvConfig, operand: tuple, m: Any, k: Any, tile: Any, lane: Any, slice_index: Any) -> tuple:
-    """(rows the lane copies (4), scales…); ``operand``: (address, row stride) of A and of its scales, in bytes."""
-    a, a_row, sfa, sfa_row = operand
+def addresses(config: GemvConfig, operand: tuple, lane: Any, slice_index: Any) -> tuple:
+    """(rows the lane copies (4), scales…) in tile 0; ``operand``: (address, row stride) of A and of its scales."""
+    a, a_row, _, _ = operand
     inside = Int64(slice_index * SLICE_BYTES + mod(lane, ROW_PIECES) * PIECE_BYTES)
-    rows = [row_inside(_copied_row(tile, lane, i), m) for i in range(_COPIES)]
-    scales = lane_scale_addresses(config, sfa, sfa_row, m, k, tile, lane, slice_index)
-    return (*(a + Int64(row) * a_row + inside for row in rows), *scales)
+    rows = [Int64(_copied_row(lane, i)) for i in range(_COPIES)]
+    return (*(a + row * a_row + inside for row in rows), *lane_scale_addresses(config, operand, lane, slice_index))
 
 
-def _copied_row(tile: Any, lane: Any, copy: int) -> Any:
-    """Row of the matrix that the lane copies a piece of with instruction ``copy``."""
+def _copied_row(lane: Any, copy: int) -> Any:
+    """Row of tile 0 that the lane copies a piece of with instruction ``copy``."""
     # rows of the tile are counted quads first, then the two rows of their lanes
     row_of_lane, first_quad = divmod(copy * _COPY_ROWS, 8)
-    return tile_row(tile, div(lane, ROW_PIECES) + first_quad, row_of_lane)
+    return tile_row(0, div(lane, ROW_PIECES) + first_quad, row_of_lane)
 
 
-def advance(config: GemvConfig, where: tuple, slices: int) -> tuple:
-    """The addresses ``slices`` slices further along K."""
-    steps = (*[SLICE_BYTES] * _COPIES, slice_bytes(config), slice_bytes(config))
-    return tuple(x + slices * step for x, step in zip(where, steps))
+def advance(where: tuple, data_bytes: Int64, scale_bytes: Int64) -> tuple:
+    """The addresses so many bytes further."""
+    return (*(x + data_bytes for x in where[:_COPIES]), *(x + scale_bytes for x in where[_COPIES:]))
 
 
-def fetch(config: GemvConfig, where: tuple, valid: Any, store: tuple, stage: Int32) -> None:
-    """Starts copying a slice into ``stage``; ``valid``: None, or (blocks of the lane, blocks of its piece) that exist.
+def fetch(config: GemvConfig, where: tuple, limits: Any, store: tuple, stage: Int32) -> None:
+    """Starts copying a slice of a tile into ``stage``; ``limits``: None if all of it exists.
 
     store: (address of the warp's ring, lane).
     """
@@ -63,28 +61,30 @@ def fetch(config: GemvConfig, where: tuple, valid: Any, store: tuple, stage: Int
         row = first_row + i * _COPY_ROWS
         target = base + row * SLICE_BYTES + (piece ^ (row & 1)) * PIECE_BYTES
         for part in range(PIECE_BYTES // config.copy_bytes):
-            size = None if valid is None else _existing(valid[1], part, config.copy_bytes)
             offset = part * config.copy_bytes
+            size = None
+            if limits is not None:
+                blocks = existing_blocks(limits, _copied_row(lane, i), piece * (PIECE_BYTES // 8))
+                size = cutlass.max(cutlass.min(blocks * 8 - offset, config.copy_bytes), 0)
             copy_async(target + offset, where[i] + offset, config.copy_bytes, size, evict_first=True)
-    _copy_scales(config, where[_COPIES:], None if valid is None else valid[0], base + _DATA_BYTES + lane * 8)
+    _copy_scales(config, where[_COPIES:], lane, limits, base + _DATA_BYTES + lane * 8)
 
 
-def _existing(blocks: Any, part: int, part_bytes: int) -> Any:
-    """Bytes that exist of part ``part`` of a piece of which ``blocks`` blocks of eight bytes exist."""
-    return cutlass.max(cutlass.min(blocks * 8 - part * part_bytes, part_bytes), 0)
-
-
-def _copy_scales(config: GemvConfig, where: tuple, valid_blocks: Any, place: Any) -> None:
-    if config.a_scale == "blocked" and valid_blocks is None:
+def _copy_scales(config: GemvConfig, where: tuple, lane: Any, limits: Any, place: Any) -> None:
+    if config.a_scale == "blocked" and limits is None:
         # the lane's two rows are neighbours in the atom
         copy_async(place, where[0], 8)
     elif config.a_scale == "rowmajor" and config.scale_word:
         for r in range(2):
-            size = None if valid_blocks is None else cutlass.max(cutlass.min(valid_blocks, LANE_BLOCKS), 0)
+            size = None
+            if limits is not None:
+                row = tile_row(0, div(lane, QUAD), r)
+                size = existing_blocks(limits, row, mod(lane, QUAD) * LANE_BLOCKS)
+                size = cutlass.max(cutlass.min(size, LANE_BLOCKS), 0)
             copy_async(place + 4 * r, where[r], 4, size)
     else:
         # what has to be masked or put together from bytes goes through registers
-        store_shared(place, load_scales(config, where, valid_blocks))
+        store_shared(place, load_scales(config, where, lane, limits))
 
 
 def take(config: GemvConfig, store: tuple, stage: Int32) -> tuple[list[list[Uint32]], list[Uint32]]:

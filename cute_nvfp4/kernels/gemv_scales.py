@@ -28,47 +28,66 @@ def tile_row(tile: Any, lane_row: Any, row_of_lane: Any) -> Any:
     return cute.crd2idx((lane_row, row_of_lane, tile), layout)
 
 
+def tile_offsets(config: GemvConfig, operand: tuple, m: Any, k: Any, tile: Any) -> tuple[Int64, Int64]:
+    """Bytes from tile 0 to ``tile``, in A and in its scales."""
+    _, a_row, _, sfa_row = operand
+    row = tile_row(tile, 0, 0)
+    if config.a_scale == "blocked":
+        return Int64(row) * a_row, Int64(cute.crd2idx((row, 0, 0), cute_layout(m, div(k, BLOCK_K))))
+    return Int64(row) * a_row, Int64(row) * sfa_row
+
+
 def slice_bytes(config: GemvConfig) -> int:
     """Bytes from the scales of a slice to those of the next, for the same row."""
     return ATOM_BYTES * (SLICE_BLOCKS // ATOM_COLS) if config.a_scale == "blocked" else SLICE_BLOCKS
 
 
-def row_inside(row: Any, m: Any) -> Any:
-    """``row``, or row 0 for a row past M: something to read, whose result is not stored."""
-    return cutlass.select_(row < m, row, Int32(0))
-
-
-def lane_scale_addresses(
-    config: GemvConfig, sfa: Int64, sfa_row: Int64, m: Any, k: Any, tile: Any, lane: Any, slice_index: Any
-) -> tuple:
-    """Addresses of the lane's four scales of each of its rows; one for both if blocked, where they are neighbours."""
+def lane_scale_addresses(config: GemvConfig, operand: tuple, lane: Any, slice_index: Any) -> tuple:
+    """Addresses in tile 0 of the lane's four scales of each of its rows; one for both if blocked (neighbours)."""
+    _, _, sfa, sfa_row = operand
     column = slice_index * SLICE_BLOCKS + mod(lane, QUAD) * LANE_BLOCKS
-    rows = [tile_row(tile, div(lane, QUAD), i) for i in range(2)]
+    rows = [tile_row(0, div(lane, QUAD), i) for i in range(2)]
     if config.a_scale == "blocked":
-        # not clamped: the padding of the last atom is there to be read
-        return (sfa + Int64(cute.crd2idx((rows[0], column, 0), cute_layout(m, div(k, BLOCK_K)))),)
-    return tuple(sfa + Int64(row_inside(row, m)) * sfa_row + Int64(column) for row in rows)
+        # within an atom, and from atom to atom along K, the offset does not depend on the sizes of the matrix
+        return (sfa + Int64(cute.crd2idx((rows[0], column, 0), cute_layout(ATOM_ROWS, 1 << 20))),)
+    return tuple(sfa + Int64(row) * sfa_row + Int64(column) for row in rows)
 
 
-def load_scales(config: GemvConfig, addresses: tuple, valid_blocks: Any) -> list[Uint32]:
-    """The lane's scales, a word of four a row; ``valid_blocks``: None if all exist, else how many (others are 0)."""
+def existing_blocks(limits: tuple, row: Any, first_block: Any) -> Any:
+    """Blocks that exist from ``first_block`` of a slice on (may be negative) in ``row`` of a tile.
+
+    limits: (rows of the matrix from the tile's first on, blocks of K from the slice's first on).
+    """
+    rows_left, blocks_left = limits
+    return cutlass.select_(row < rows_left, blocks_left - first_block, Int32(0))
+
+
+def load_scales(config: GemvConfig, addresses: tuple, lane: Any, limits: Any) -> list[Uint32]:
+    """The lane's scales, a word of four a row; ``limits``: None if all exist (see :func:`existing_blocks`)."""
+    first_block = mod(lane, QUAD) * LANE_BLOCKS
     if config.a_scale == "blocked":
-        if valid_blocks is None:
+        if limits is None:
             return load_global(addresses[0], 8, l1="no_allocate")
-        words = load_global_if(Int32(valid_blocks > 0), addresses[0], 8, l1="no_allocate")
+        count = cutlass.max(limits[1] - first_block, 0)
+        words = load_global_if(Int32(count > 0), addresses[0], 8, l1="no_allocate")
         # columns past K are padding, which may hold anything, NaN too
-        some = (Uint32(1) << (Uint32(cutlass.max(valid_blocks, 0)) * Uint32(8))) - Uint32(1)
-        mask = cutlass.select_(valid_blocks >= LANE_BLOCKS, Uint32(0xFFFFFFFF), some)
+        some = (Uint32(1) << (Uint32(count) * Uint32(8))) - Uint32(1)
+        mask = cutlass.select_(count >= LANE_BLOCKS, Uint32(0xFFFFFFFF), some)
         return [word & mask for word in words]
-    if config.scale_word and valid_blocks is None:
+    if config.scale_word and limits is None:
         return [load_global(address, 4)[0] for address in addresses]
-    return [_load_bytes(address, valid_blocks) for address in addresses]
+    words = []
+    for r, address in enumerate(addresses):
+        row = tile_row(0, div(lane, QUAD), r)
+        count = None if limits is None else existing_blocks(limits, row, first_block)
+        words.append(_load_bytes(address, count))
+    return words
 
 
-def _load_bytes(address: Int64, valid_blocks: Any) -> Uint32:
+def _load_bytes(address: Int64, count: Any) -> Uint32:
     word = Uint32(0)
     for i in range(LANE_BLOCKS):
-        exists = Int32(1) if valid_blocks is None else Int32(valid_blocks > i)
+        exists = Int32(1) if count is None else Int32(count > i)
         word = word | (load_global_byte_if(exists, address + i) << Uint32(8 * i))
     return word
 
