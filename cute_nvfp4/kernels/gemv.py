@@ -49,6 +49,7 @@ from .gemv_config import (
 from .gemv_dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS, SLICE_K, dot_engine
 from .gemv_scales import (
     SCALE_SHIFT,
+    advance,
     load_b_block,
     scale_products,
     shifted_scale,
@@ -153,9 +154,11 @@ class Gemv:
             if index < constant_words:
                 constants[index] = self.engine.constant(index)
 
+        # contiguous rows if K is compiled in
+        a_row = Int64(cfg.k // 2) if cfg.k else a_strides[0]
         a_address = a.toint() + Int64(batch) * a_strides[1]
         sfa_address = sfa.toint() + Int64(batch) * sfa_strides[1]
-        operand_a = (a_address, a_strides[0], sfa_address, sfa_strides[0])
+        operand_a = (a_address, a_row, sfa_address, sfa_strides[0])
         b_address = b.toint() + Int64(batch) * b_batch
         sfb_address = sfb.toint() + Int64(batch) * sfb_batch
         slices = ceil_div(k, SLICE_K)
@@ -197,13 +200,13 @@ class Gemv:
         first_slice, chunk_slices = slice_range
         m, k = shape
         quad_lane = mod(lane, QUAD)
-        addresses, advance, take = self.loader.addresses, self.loader.advance, self.loader.take
+        addresses, take = self.loader.addresses, self.loader.take
 
         first_tile, tiles = tile_range
         tile = first_tile + warp_m
         # slices of the chunk that are this warp's: warp_k, warp_k + warps_k, …; all of them for each of its tiles
         units = ceil_div(chunk_slices - warp_k, cfg.warps_k)
-        total = units * ceil_div(cutlass.max(tiles - warp_m, 0), cfg.warps_m)
+        total = units * cute.ceil_div(cutlass.max(tiles - warp_m, 0), cfg.warps_m)
         # the first blocks of b are asked for before A, and decoded while A is under way
         b_words = cute.make_rmem_tensor((2, self.first_blocks), cutlass.Uint32)
         b_scale = cute.make_rmem_tensor(self.first_blocks, cutlass.Uint32)
@@ -219,7 +222,7 @@ class Gemv:
         ahead = cfg.stages - 1 if cfg.shared_stages else cfg.stages
         for i in cutlass.range_constexpr(ahead):
             if i < total:
-                self.fetch(cursor, store, i, first_slice + warp_k, (m, k))
+                self.fetch(cursor, store, i, first_slice + warp_k, operand_a, (m, k))
                 cursor = self.step(cursor, operand_a, units, (m, k))
             if cutlass.const_expr(cfg.shared_stages):
                 commit_group()
@@ -251,7 +254,7 @@ class Gemv:
                     rows, scales = take(cfg, store, stage if cfg.shared_stages else i)
                     if cutlass.const_expr(cfg.shared_stages):
                         if first + ahead < total:
-                            self.fetch(cursor, store, free_stage, first_slice + warp_k, (m, k))
+                            self.fetch(cursor, store, free_stage, first_slice + warp_k, operand_a, (m, k))
                             cursor = self.step(cursor, operand_a, units, (m, k))
                         commit_group()
                         free_stage = stage
@@ -261,7 +264,7 @@ class Gemv:
                     sum0, sum1 = self.accumulate(sum0, sum1, rows, scales, b_scales, lane_b, local_slice)
                     if cutlass.const_expr(not cfg.shared_stages):
                         if first + i + ahead < total:
-                            self.fetch(cursor, store, i, first_slice + warp_k, (m, k))
+                            self.fetch(cursor, store, i, first_slice + warp_k, operand_a, (m, k))
                             cursor = self.step(cursor, operand_a, units, (m, k))
                     unit += 1
                     if unit == units:
@@ -297,7 +300,7 @@ class Gemv:
             offset = tile_offsets(cfg, operand_a, shape[0], shape[1], tile)
             data_step, data_offset = offset[0] - data_offset - (units - 1) * data_step, offset[0]
             scale_step, scale_offset = offset[1] - scale_offset - (units - 1) * scale_step, offset[1]
-        return self.loader.advance(address, data_step, scale_step), tile, unit, data_offset, scale_offset
+        return advance(address, data_step, scale_step), tile, unit, data_offset, scale_offset
 
     def accumulate(self, sum0, sum1, rows, scales, b_scales, lane_b, local_slice):
         """Adds the lane's four blocks of each row, scaled, to the sums of the two rows."""
@@ -309,19 +312,21 @@ class Gemv:
         return sum0, sum1
 
     @cute.jit
-    def fetch(self, cursor, store, stage, first_slice: Int32, shape):
+    def fetch(self, cursor, store, stage, first_slice: Int32, operand_a, shape):
         """Asks for the slice at the cursor, of which the last may be shorter, and the last tile may lack rows."""
+        # rows of a K that is compiled in are contiguous: their distance is a constant
+        a_row = self.config.k // 2 if self.config.k else operand_a[1]
         fetch = self.loader.fetch
         address, tile, unit, _, _ = cursor
         if cutlass.const_expr(self.config.ragged):
             rows_left = shape[0] - tile_row(tile, 0, 0)
             blocks_left = div(shape[1], BLOCK_K) - (first_slice + unit * self.config.warps_k) * SLICE_BLOCKS
             if rows_left >= TILE_LAST_ROW + 1 and blocks_left >= SLICE_BLOCKS:
-                fetch(self.config, address, None, store, stage)
+                fetch(self.config, address, a_row, None, store, stage)
             else:
-                fetch(self.config, address, (rows_left, blocks_left), store, stage)
+                fetch(self.config, address, a_row, (rows_left, blocks_left), store, stage)
         else:
-            fetch(self.config, address, None, store, stage)
+            fetch(self.config, address, a_row, None, store, stage)
 
     def ask_b(self, b_places, block: Int32, slice_range, k: Int32, words, scale, i: int):
         """Loads ``block`` of a chunk of b and its scale into registers; zeros past the chunk and past K."""

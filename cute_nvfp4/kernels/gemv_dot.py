@@ -24,6 +24,7 @@ from cutlass import Float32, Int32, Uint32
 
 from ..ptx.convert import (
     E2M1_DOUBLED_MAGNITUDES,
+    bits_to_f32,
     e2m1x8_to_f16x2,
     e2m1x8_to_s8x4,
     e2m1x8_to_s8x4_signs_apart,
@@ -40,6 +41,11 @@ BLOCK_K = 16
 SLICE_BLOCKS = SLICE_K // BLOCK_K
 QUAD = 4
 LANE_BLOCKS = SLICE_BLOCKS // QUAD
+
+
+# The bits of 1.5 · 2²³: an integer n of magnitude below 2²² added to them gives the bits of 1.5 · 2²³ + n, so that one
+# fp32 subtraction, in a pipe with time to spare, converts the sum of an MMA that starts from it.
+_MAGIC, _MAGIC_VALUE = 0x4B400000, 12582912.0
 
 
 class FmaDot:
@@ -84,13 +90,14 @@ class MmaDot:
     """Integer MMA. b lies in shared memory as doubled s8: [slice][blocks' pair g (2)][block h (2)][quad lane (4)][16].
 
     A lane whose column of B is zero reads zeros from a place of their own instead of masking what it reads.
-    The table of magnitudes is read from shared memory too, once: as a constant, ptxas would copy it into a register
-    anew before each of the 64 look-ups of a slice.
+    The table of magnitudes is read from shared memory too, once: as a constant, or any value that ptxas sees to be the
+    same in all lanes, it would be copied into a register anew before each of the 64 look-ups of a slice. Hence two
+    copies, one for odd lanes.
     """
 
     slice_bytes = SLICE_K
-    # zeros for h = 0 and 1 (64 bytes each) at the offsets of g = 0 and 1 (128 bytes apart); then the table
-    constant_words = 64 + len(E2M1_DOUBLED_MAGNITUDES)
+    # zeros for h = 0 and 1 (64 bytes each) at the offsets of g = 0 and 1 (128 bytes apart); then the table, twice
+    constant_words = 64 + 2 * len(E2M1_DOUBLED_MAGNITUDES)
     # both operands are doubled
     factor = 0.25
 
@@ -100,7 +107,7 @@ class MmaDot:
     def constant(self, index: Int32) -> Uint32:
         """Word ``index`` of the constants in shared memory."""
         low, high = map(Uint32, E2M1_DOUBLED_MAGNITUDES)
-        return cutlass.select_(index < 64, Uint32(0), cutlass.select_(index == 64, low, high))
+        return cutlass.select_(index < 64, Uint32(0), cutlass.select_(mod(index, 2) == 0, low, high))
 
     def stage_block(self, base: Int32, block: Int32, words: list[Uint32]) -> None:
         """Decodes the 16 elements (two words) of ``block`` of b into shared memory at ``base``."""
@@ -119,13 +126,13 @@ class MmaDot:
             zeros = constants + 64 * (1 - h)
             state.append(cutlass.select_(active, base + h * 64 + quad * 16, zeros))
             state.append(cutlass.select_(active, Int32(self.slice_bytes), Int32(0)))
-        return state + load_shared(constants + 256, 8)
+        return state + load_shared(constants + 256 + mod(lane, 2) * 8, 8)
 
     def block_sums(self, rows: list[list[Uint32]], state: list[Any], slice_index: Int32) -> list[list]:
         """Four times the sums of the four blocks of each of the two rows, fp32 (they are small integers)."""
         sums: list[list] = [[], []]
         for g in range(2):
-            positive = [Int32(0)] * 4
+            positive = [Int32(_MAGIC)] * 4
             negative = [Int32(0)] * 4
             for h in range(2):
                 start, step = state[2 * h : 2 * h + 2]
@@ -139,7 +146,8 @@ class MmaDot:
                     negative = mma_m16n8k32_s8([n0, n1, n2, n3], b[2 * i : 2 * i + 2], negative)
             for r in range(2):
                 for h in range(2):
-                    sums[r].append(Float32(positive[2 * r + h] - negative[2 * r + h]))
+                    bits = positive[2 * r + h] - negative[2 * r + h]
+                    sums[r].append(bits_to_f32(bits) - Float32(_MAGIC_VALUE))
         return sums
 
 

@@ -12,7 +12,7 @@ from cutlass import Int32, Int64, Uint32
 
 from ..ptx.memory import load_global, load_global_if
 from .arith import div, mod
-from .gemv_config import LANE_BYTES, SLICE_BYTES, GemvConfig
+from .gemv_config import LANE_BYTES, ROWS_STRIDE, SLICE_BYTES, GemvConfig
 from .gemv_dot import LANE_BLOCKS, QUAD
 from .gemv_scales import existing_blocks, lane_scale_addresses, load_scales, tile_row
 
@@ -20,19 +20,14 @@ _POLICY = {"l1": "no_allocate", "l2": "evict_first"}
 
 
 def addresses(config: GemvConfig, operand: tuple, lane: Any, slice_index: Any) -> tuple:
-    """(row 0, row 1, scales…) of the lane in tile 0; ``operand``: (address, row stride) of A and of its scales."""
+    """(the lane's part of row 0, scales…) in tile 0; ``operand``: (address, row stride) of A and of its scales."""
     a, a_row, _, _ = operand
     inside = Int64(slice_index * SLICE_BYTES + mod(lane, QUAD) * LANE_BYTES)
-    rows = [Int64(tile_row(0, div(lane, QUAD), i)) for i in range(2)]
-    return (*(a + row * a_row + inside for row in rows), *lane_scale_addresses(config, operand, lane, slice_index))
+    row = Int64(tile_row(0, div(lane, QUAD), 0))
+    return (a + row * a_row + inside, *lane_scale_addresses(config, operand, lane, slice_index))
 
 
-def advance(where: tuple, data_bytes: Int64, scale_bytes: Int64) -> tuple:
-    """The addresses so many bytes further."""
-    return (*(x + data_bytes for x in where[:2]), *(x + scale_bytes for x in where[2:]))
-
-
-def fetch(config: GemvConfig, where: tuple, limits: Any, store: tuple, stage: int) -> None:
+def fetch(config: GemvConfig, where: tuple, a_row: Any, limits: Any, store: tuple, stage: int) -> None:
     """Loads the lane's part of a slice into ``stage``; ``limits``: None if all of it exists.
 
     store: data (WORDS, ROWS, STAGES) and scales (ROWS, STAGES), in registers; lane.
@@ -42,9 +37,9 @@ def fetch(config: GemvConfig, where: tuple, limits: Any, store: tuple, stage: in
         count = None
         if limits is not None:
             count = existing_blocks(limits, tile_row(0, div(lane, QUAD), r), mod(lane, QUAD) * LANE_BLOCKS)
-        for w, word in enumerate(_load(config, where[r], count)):
+        for w, word in enumerate(_load(config, where[0] + r * ROWS_STRIDE[1] * a_row, count)):
             data[w, r, stage] = word
-    for r, word in enumerate(load_scales(config, where[2:], lane, limits)):
+    for r, word in enumerate(load_scales(config, where[1:], lane, limits)):
         scales[r, stage] = word
 
 

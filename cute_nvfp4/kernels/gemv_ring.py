@@ -19,7 +19,7 @@ from cutlass import Int32, Int64, Uint32
 from ..ptx.async_copy import copy_async
 from ..ptx.memory import load_shared, store_shared
 from .arith import div, mod
-from .gemv_config import PIECE_BYTES, ROW_PIECES, SLICE_BYTES, TILE_ROWS, GemvConfig
+from .gemv_config import PIECE_BYTES, ROW_PIECES, ROWS_SHAPE, ROWS_STRIDE, SLICE_BYTES, TILE_ROWS, GemvConfig
 from .gemv_dot import LANE_BLOCKS, QUAD
 from .gemv_scales import existing_blocks, lane_scale_addresses, load_scales, tile_row
 
@@ -30,26 +30,21 @@ _COPIES = TILE_ROWS // _COPY_ROWS
 
 
 def addresses(config: GemvConfig, operand: tuple, lane: Any, slice_index: Any) -> tuple:
-    """(rows the lane copies (4), scales…) in tile 0; ``operand``: (address, row stride) of A and of its scales."""
+    """(the first row a lane copies, scales…) in tile 0; ``operand``: (address, row stride) of A and scales."""
     a, a_row, _, _ = operand
     inside = Int64(slice_index * SLICE_BYTES + mod(lane, ROW_PIECES) * PIECE_BYTES)
-    rows = [Int64(_copied_row(lane, i)) for i in range(_COPIES)]
-    return (*(a + row * a_row + inside for row in rows), *lane_scale_addresses(config, operand, lane, slice_index))
+    row = Int64(tile_row(0, div(lane, ROW_PIECES), 0))
+    return (a + row * a_row + inside, *lane_scale_addresses(config, operand, lane, slice_index))
 
 
-def _copied_row(lane: Any, copy: int) -> Any:
-    """Row of tile 0 that the lane copies a piece of with instruction ``copy``."""
-    # rows of the tile are counted quads first, then the two rows of their lanes
-    row_of_lane, first_quad = divmod(copy * _COPY_ROWS, 8)
-    return tile_row(0, div(lane, ROW_PIECES) + first_quad, row_of_lane)
+def _later_row(copy: int) -> int:
+    """Rows from the one that a lane copies with its first instruction to that of instruction ``copy``."""
+    # rows of the tile are counted quads first (r, r+64), then the two rows of their lanes (r, r+32)
+    row_of_lane, first_quad = divmod(copy * _COPY_ROWS, ROWS_SHAPE[0][0] * ROWS_SHAPE[0][1])
+    return row_of_lane * ROWS_STRIDE[1] + first_quad // ROWS_SHAPE[0][0] * ROWS_STRIDE[0][1]
 
 
-def advance(where: tuple, data_bytes: Int64, scale_bytes: Int64) -> tuple:
-    """The addresses so many bytes further."""
-    return (*(x + data_bytes for x in where[:_COPIES]), *(x + scale_bytes for x in where[_COPIES:]))
-
-
-def fetch(config: GemvConfig, where: tuple, limits: Any, store: tuple, stage: Int32) -> None:
+def fetch(config: GemvConfig, where: tuple, a_row: Any, limits: Any, store: tuple, stage: Int32) -> None:
     """Starts copying a slice of a tile into ``stage``; ``limits``: None if all of it exists.
 
     store: (address of the warp's ring, lane).
@@ -59,15 +54,17 @@ def fetch(config: GemvConfig, where: tuple, limits: Any, store: tuple, stage: In
     piece, first_row = mod(lane, ROW_PIECES), div(lane, ROW_PIECES)
     for i in range(_COPIES):
         row = first_row + i * _COPY_ROWS
+        source = where[0] + _later_row(i) * a_row
         target = base + row * SLICE_BYTES + (piece ^ (row & 1)) * PIECE_BYTES
         for part in range(PIECE_BYTES // config.copy_bytes):
             offset = part * config.copy_bytes
             size = None
             if limits is not None:
-                blocks = existing_blocks(limits, _copied_row(lane, i), piece * (PIECE_BYTES // 8))
+                row_of_tile = tile_row(0, first_row, 0) + _later_row(i)
+                blocks = existing_blocks(limits, row_of_tile, piece * (PIECE_BYTES // 8))
                 size = cutlass.max(cutlass.min(blocks * 8 - offset, config.copy_bytes), 0)
-            copy_async(target + offset, where[i] + offset, config.copy_bytes, size, evict_first=True)
-    _copy_scales(config, where[_COPIES:], lane, limits, base + _DATA_BYTES + lane * 8)
+            copy_async(target + offset, source + offset, config.copy_bytes, size, evict_first=True)
+    _copy_scales(config, where[1:], lane, limits, base + _DATA_BYTES + lane * 8)
 
 
 def _copy_scales(config: GemvConfig, where: tuple, lane: Any, limits: Any, place: Any) -> None:

@@ -53,6 +53,11 @@ def lane_scale_addresses(config: GemvConfig, operand: tuple, lane: Any, slice_in
     return tuple(sfa + Int64(row) * sfa_row + Int64(column) for row in rows)
 
 
+def advance(where: tuple, data_bytes: Int64, scale_bytes: Int64) -> tuple:
+    """The addresses (of data, of scales…) so many bytes further."""
+    return (where[0] + data_bytes, *(x + scale_bytes for x in where[1:]))
+
+
 def existing_blocks(limits: tuple, row: Any, first_block: Any) -> Any:
     """Blocks that exist from ``first_block`` of a slice on (may be negative) in ``row`` of a tile.
 

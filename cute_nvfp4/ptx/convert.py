@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cutlass import Float32, Uint16, Uint32
+from cutlass import Float32, Int32, Uint16, Uint32
 from cutlass.cutlass_dsl import dsl_user_op
 
 from ..target import Architecture
@@ -109,3 +109,9 @@ def f16x2_to_f32(pair: Uint32, *, loc: Any = None, ip: Any = None) -> list[Float
     """Both halves of an f16x2 in fp32 (exact). PTX 1.0, sm_53 or later for f16 registers."""
     text = "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }"
     return asm(text, [Float32] * 2, [Uint32(pair)], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def bits_to_f32(bits: Int32, *, loc: Any = None, ip: Any = None) -> Float32:
+    """The fp32 number with these bits. PTX 1.0: ``mov.b32``."""
+    return asm("mov.b32 $0, $1;", [Float32], [Int32(bits)], loc=loc, ip=ip)[0]
