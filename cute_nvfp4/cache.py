@@ -133,8 +133,9 @@ def compiling(digest: str) -> Iterator[None]:
     try:
         lock.acquire(timeout=LOCK_TIMEOUT_S)
     except Timeout:
-        warnings.warn(f"another process holds {lock.lock_file} for over {LOCK_TIMEOUT_S:.0f} s; compiling anyway",
-                      stacklevel=2)
+        warnings.warn(
+            f"another process holds {lock.lock_file} for over {LOCK_TIMEOUT_S:.0f} s; compiling anyway", stacklevel=2
+        )
         yield
         return
     try:

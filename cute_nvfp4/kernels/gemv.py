@@ -58,7 +58,7 @@ from .gemv_scales import (
     tile_row,
 )
 
-_OUT = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16, "float32": cutlass.Float32}
+OUT_TYPES = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16, "float32": cutlass.Float32}
 
 
 class Gemv:
@@ -188,7 +188,7 @@ class Gemv:
                 total = sums[row_of_tile, 0, tile_of_block]
                 for w in cutlass.range_constexpr(1, cfg.warps_k):
                     total = total + sums[row_of_tile, w, tile_of_block]
-                out[row] = (total * factor).to(_OUT[cfg.out])
+                out[row] = (total * factor).to(OUT_TYPES[cfg.out])
 
     @cute.jit
     def chunk(self, operand_a, b_places, stores, who, tile_range, slice_range, shape):

@@ -51,8 +51,9 @@ def _decode_fma(acc: Any, words: Sequence[Any], b: Sequence[Any], arch: Architec
 
 
 @dsl_user_op
-def fma_e2m1x8(acc: Uint32, word: Uint32, b: Sequence[Any], arch: Architecture, *, loc: Any = None,
-               ip: Any = None) -> Uint32:
+def fma_e2m1x8(
+    acc: Uint32, word: Uint32, b: Sequence[Any], arch: Architecture, *, loc: Any = None, ip: Any = None
+) -> Uint32:
     """acc + Σ aᵢ·bᵢ over the eight E2M1 elements of ``word`` and the four f16x2 of ``b``; even and odd i apart.
 
     sm_100a (PTX 8.6): four ``cvt.rn.f16x2.e2m1x2`` and four ``fma.rn.f16x2`` in one block; sm_90a: the integer
@@ -62,7 +63,8 @@ def fma_e2m1x8(acc: Uint32, word: Uint32, b: Sequence[Any], arch: Architecture, 
 
 
 @dsl_user_op
-def fma_e2m1x16(acc: Uint32, words: Sequence[Any], b: Sequence[Any], arch: Architecture, *, loc: Any = None,
-                ip: Any = None) -> Uint32:
+def fma_e2m1x16(
+    acc: Uint32, words: Sequence[Any], b: Sequence[Any], arch: Architecture, *, loc: Any = None, ip: Any = None
+) -> Uint32:
     """As :func:`fma_e2m1x8` for a whole block of 16: two words and eight f16x2. Exact if ``acc`` is zero."""
     return _decode_fma(acc, words, b, arch, loc, ip)

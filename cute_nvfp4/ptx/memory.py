@@ -40,8 +40,9 @@ def _instruction(num_bytes: int, l1: str, l2: str, first_operand: int) -> str:
 
 
 @dsl_user_op
-def load_global(address: Int64, num_bytes: int, *, l1: str = "", l2: str = "", loc: Any = None,
-                ip: Any = None) -> list[Uint32]:
+def load_global(
+    address: Int64, num_bytes: int, *, l1: str = "", l2: str = "", loc: Any = None, ip: Any = None
+) -> list[Uint32]:
     """Loads 4, 8, 16 or 32 bytes, aligned to their number, as 32-bit words.
 
     PTX 7.4, sm_80 for ``l1`` (``no_allocate``, ``evict_last``, ``evict_first``) and for ``l2="evict_first"`` as a
@@ -53,8 +54,9 @@ def load_global(address: Int64, num_bytes: int, *, l1: str = "", l2: str = "", l
 
 
 @dsl_user_op
-def load_global_if(predicate: Any, address: Int64, num_bytes: int, *, l1: str = "", l2: str = "", loc: Any = None,
-                   ip: Any = None) -> list[Uint32]:
+def load_global_if(
+    predicate: Any, address: Int64, num_bytes: int, *, l1: str = "", l2: str = "", loc: Any = None, ip: Any = None
+) -> list[Uint32]:
     """As :func:`load_global` where ``predicate`` (an Int32, not a Boolean) is not zero; zeros elsewhere.
 
     Nothing is read where the predicate is false, so the address may be anything there.

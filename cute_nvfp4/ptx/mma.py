@@ -12,8 +12,9 @@ from ._asm import asm, refs
 
 
 @dsl_user_op
-def mma_m16n8k32_s8(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], *, loc: Any = None,
-                    ip: Any = None) -> list[Int32]:
+def mma_m16n8k32_s8(
+    a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], *, loc: Any = None, ip: Any = None
+) -> list[Int32]:
     """D = A·B + C, A 16×32 and B 32×8 of s8, C and D 16×8 of s32; exact. PTX 7.0, sm_80 or later.
 
     ``mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32``. Lane t holds, with g = t // 4 and q = t % 4:

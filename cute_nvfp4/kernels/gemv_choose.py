@@ -1,0 +1,116 @@
+"""Which variant of the GEMV kernel runs a problem, and on how many blocks of threads."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from ..errors import OperandError, explain
+from ..scale_layout import ATOM_ROWS
+from ..target import Architecture
+from .gemv_config import TILE_FIRST_ROWS, TILES_PER_ATOM, GemvConfig
+from .gemv_dot import SLICE_K, dot_engine
+
+# Tiles of a block of threads: more would cost shared memory for their sums and gain nothing.
+MAX_TILES = 16
+# Elements of b held at once. A longer K is walked in chunks of this, with a barrier between them.
+MAX_CAPACITY = 16384
+_MAX_BATCH = 65535
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class GemvProblem:
+    """What the choice depends on: sizes, and how the operands lie in memory.
+
+    alignment: power of two that divides the addresses of A's rows; a_scale, b_scale: "blocked" or "rowmajor";
+    scale_word: whether row-major scales of A are aligned to four bytes; out: name of the output's dtype.
+    """
+
+    m: int
+    k: int
+    batch: int
+    alignment: int = 32
+    a_scale: str = "blocked"
+    b_scale: str = "blocked"
+    scale_word: bool = True
+    a_global: bool = False
+    b_global: bool = False
+    out: str = "float16"
+
+
+def count_tiles(m: int) -> int:
+    """Tiles that have rows: eight in a full atom of 128 rows, in the last one those that start inside the matrix."""
+    rest = -(-(m % ATOM_ROWS) // TILE_FIRST_ROWS)
+    return m // ATOM_ROWS * TILES_PER_ATOM + min(rest, TILES_PER_ATOM)
+
+
+def can_implement(problem: GemvProblem) -> str:
+    """Why the kernel cannot run ``problem``, or an empty string."""
+    if problem.batch > _MAX_BATCH:
+        return explain("batch", got=problem.batch, expected=f"at most {_MAX_BATCH} (the grid's second dimension)")
+    scales = -(-problem.m // ATOM_ROWS) * ATOM_ROWS * -(-problem.k // 64) * 4
+    if scales > _INT32_MAX:
+        return explain("scales of one matrix of A", got=f"{scales} bytes", expected=f"at most {_INT32_MAX}")
+    return ""
+
+
+@functools.lru_cache(maxsize=1024)
+def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> tuple[GemvConfig, int]:
+    """The variant, and the blocks of threads for each matrix of the batch.
+
+    One block of threads for each multiprocessor, each with an equal share of the tiles (but at most
+    ``MAX_TILES``), so that no wave of blocks is left half empty and b is decoded once a multiprocessor. The warps of a
+    block are split between tiles and K so that the busiest warp has the least to do; between equals, along K, which
+    reads longer pieces of each row.
+
+    Raises:
+        OperandError: the problem is beyond the kernel's limits.
+    """
+    reason = can_implement(problem)
+    if reason:
+        raise OperandError(reason)
+    tiles = count_tiles(problem.m)
+    blocks = max(1, sm_count // problem.batch, -(-tiles // MAX_TILES))
+    blocks = min(blocks, tiles)
+    block_tiles = -(-tiles // blocks)
+    slices = -(-problem.k // SLICE_K)
+    warps = 16
+    warps_k = min(
+        (1 << i for i in range(warps.bit_length()) if 1 << i <= max(1, min(slices, MAX_CAPACITY // SLICE_K))),
+        key=lambda wk: (-(-block_tiles * wk // warps) * -(-slices // wk), -wk),
+    )
+    # a capacity of few sizes keeps the variants few; K itself is compiled in where the layout of rows is plain
+    capacity = min(MAX_CAPACITY, max(SLICE_K, 1 << (problem.k - 1).bit_length()))
+    registers = arch.vector_bytes >= 32
+    vector_bytes = min(arch.vector_bytes, problem.alignment, 32)
+    config = GemvConfig(
+        arch=arch,
+        warps_m=warps // warps_k,
+        warps_k=warps_k,
+        tiles=min(MAX_TILES, 1 << (block_tiles - 1).bit_length()),
+        stages=2 if registers else 3,
+        shared_stages=not registers,
+        capacity=capacity,
+        chunked=problem.k > capacity,
+        vector_bytes=vector_bytes,
+        ragged=problem.m % ATOM_ROWS != 0 or problem.k % SLICE_K != 0,
+        a_scale=problem.a_scale,
+        b_scale=problem.b_scale,
+        scale_word=problem.scale_word,
+        a_global=problem.a_global,
+        b_global=problem.b_global,
+        out=problem.out,
+        min_blocks=1,
+    )
+    assert shared_bytes(config) <= arch.shared_bytes
+    return config, blocks
+
+
+def shared_bytes(config: GemvConfig) -> int:
+    """Shared memory of a block of threads: b and its scales, constants, sums and the warps' rings."""
+    engine = dot_engine(config.arch, config.dot)
+    b = config.capacity_slices * (engine.slice_bytes + 32)
+    sums = 16 * config.warps_k * config.tiles * 4
+    ring = config.threads // 32 * config.stages * config.stage_bytes if config.shared_stages else 0
+    return b + 4 * max(engine.constant_words, 1) + sums + ring + 1024
