@@ -32,7 +32,7 @@ from cutlass import Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from ..ptx.async_copy import commit_group, wait_group
-from ..ptx.memory import load_shared
+from ..ptx.memory import load_shared, store_shared
 from ..ptx.warp import sum_lanes
 from ..scale_layout import ATOM_ROWS
 from . import gemv_registers, gemv_ring
@@ -149,11 +149,6 @@ class Gemv:
         # tiles of this block of threads, and of this warp: first_tile + warp_m, + warps_m, …
         first_tile = block * share[0] + cutlass.min(block, share[1])
         tiles = share[0] + Int32(block < share[1])
-        for i in cutlass.range_constexpr(-(-constant_words // cfg.threads)):
-            index = thread + i * cfg.threads
-            if index < constant_words:
-                constants[index] = self.engine.constant(index)
-
         # contiguous rows if K is compiled in
         a_row = Int64(cfg.k // 2) if cfg.k else a_strides[0]
         a_address = a.toint() + Int64(batch) * a_strides[1]
@@ -162,16 +157,15 @@ class Gemv:
         b_address = b.toint() + Int64(batch) * b_batch
         sfb_address = sfb.toint() + Int64(batch) * sfb_batch
         slices = ceil_div(k, SLICE_K)
-        for first_slice in cutlass.range(0, slices, cfg.capacity_slices, unroll=1):
-            self.chunk(
-                operand_a,
-                (b_address, sfb_address, shared_b, constants.iterator.toint(), shared_scale),
-                (store, sums),
-                (thread, lane, warp_k, warp_m),
-                (first_tile, tiles),
-                (first_slice, cutlass.min(slices - first_slice, cfg.capacity_slices)),
-                (m, k),
-            )
+        b_places = (b_address, sfb_address, shared_b, constants.iterator.toint(), shared_scale)
+        who = (thread, lane, warp_k, warp_m)
+        if cutlass.const_expr(cfg.chunked):
+            for first_slice in cutlass.range(0, slices, cfg.capacity_slices, unroll=1):
+                chunk_slices = cutlass.min(slices - first_slice, cfg.capacity_slices)
+                slice_range = (first_slice, chunk_slices)
+                self.chunk(operand_a, b_places, (store, sums), who, (first_tile, tiles), slice_range, (m, k))
+        else:
+            self.chunk(operand_a, b_places, (store, sums), who, (first_tile, tiles), (Int32(0), slices), (m, k))
         cute.arch.sync_threads()
 
         factor = alpha * Float32(SCALE_SHIFT * self.engine.factor)
@@ -207,28 +201,28 @@ class Gemv:
         # slices of the chunk that are this warp's: warp_k, warp_k + warps_k, …; all of them for each of its tiles
         units = ceil_div(chunk_slices - warp_k, cfg.warps_k)
         total = units * cute.ceil_div(cutlass.max(tiles - warp_m, 0), cfg.warps_m)
-        # the first blocks of b are asked for before A, and decoded while A is under way
-        b_words = cute.make_rmem_tensor((2, self.first_blocks), cutlass.Uint32)
-        b_scale = cute.make_rmem_tensor(self.first_blocks, cutlass.Uint32)
-        for i in cutlass.range_constexpr(self.first_blocks):
-            block = thread + i * cfg.threads
-            self.ask_b(b_places, block, slice_range, k, b_words, b_scale, i)
-
         # where the next slice to ask for is: addresses, tile, unit, and bytes from tile 0 to the tile
         offset = tile_offsets(cfg, operand_a, m, k, tile)
         address = advance(addresses(cfg, operand_a, lane, first_slice + warp_k), offset[0], offset[1])
         cursor = (address, tile, Int32(0), offset[0], offset[1])
         # in shared memory a stage is written again only after the slice it held has been used up
         ahead = cfg.stages - 1 if cfg.shared_stages else cfg.stages
+        b_words = cute.make_rmem_tensor((2, self.first_blocks), cutlass.Uint32)
+        b_scale = cute.make_rmem_tensor(self.first_blocks, cutlass.Uint32)
         for i in cutlass.range_constexpr(ahead):
             if i < total:
                 self.fetch(cursor, store, i, first_slice + warp_k, operand_a, (m, k))
                 cursor = self.step(cursor, operand_a, units, (m, k))
             if cutlass.const_expr(cfg.shared_stages):
                 commit_group()
+            # as soon as memory has something to do: the first blocks of b, decoded while A is under way
+            if cutlass.const_expr(i == 0):
+                for j in cutlass.range_constexpr(self.first_blocks):
+                    self.ask_b(b_places, thread + j * cfg.threads, slice_range, k, b_words, b_scale, j)
 
         if cutlass.const_expr(cfg.chunked):
             cute.arch.sync_threads()  # the chunk before this one has been used
+        self.put_constants(shared_constants, thread)
         for i in cutlass.range_constexpr(self.first_blocks):
             self.store_b(b_places, thread + i * cfg.threads, slice_range, b_words, b_scale, i)
         if cutlass.const_expr(self.first_blocks * cfg.threads < cfg.capacity_slices * SLICE_BLOCKS):
@@ -271,6 +265,15 @@ class Gemv:
                         self.put_sums(sums, sum0, sum1, lane, warp_k, slot, first_slice)
                         sum0, sum1, unit = Float32(0.0), Float32(0.0), Int32(0)
                         slot += cfg.warps_m
+
+    @cute.jit
+    def put_constants(self, shared_constants: Int32, thread: Int32):
+        """Writes the engine's constants to shared memory."""
+        words = self.engine.constant_words
+        for i in cutlass.range_constexpr(-(-words // self.config.threads)):
+            index = thread + i * self.config.threads
+            if index < words:
+                store_shared(shared_constants + index * 4, [self.engine.constant(index)])
 
     @cute.jit
     def put_sums(self, sums, sum0: Float32, sum1: Float32, lane: Int32, warp_k: Int32, slot: Int32, first_slice: Int32):

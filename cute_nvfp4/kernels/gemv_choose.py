@@ -59,8 +59,9 @@ def can_implement(problem: GemvProblem) -> str:
 def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> tuple[GemvConfig, int]:
     """The variant, and the blocks of threads for each matrix of the batch.
 
-    One block of threads for each multiprocessor, each with an equal share of the tiles (but at most
-    ``MAX_TILES``), so that no wave of blocks is left half empty and b is decoded once a multiprocessor. The warps of a
+    As many blocks of threads as fit on the device at once (one a multiprocessor with stages in shared memory, two with
+    stages in registers), each with an equal share of the tiles (but at most ``MAX_TILES``), so that no wave of blocks
+    is left half empty and b is decoded once or twice a multiprocessor. The warps of a
     block are split between tiles and K so that the busiest warp has the least to do; between equals, along K, which
     reads longer pieces of each row.
 
@@ -71,7 +72,9 @@ def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> tuple[Gem
     if reason:
         raise OperandError(reason)
     tiles = count_tiles(problem.m)
-    blocks = max(1, sm_count // problem.batch, -(-tiles // MAX_TILES))
+    registers = arch.vector_bytes >= 32
+    resident = 2 if registers else 1
+    blocks = max(1, resident * sm_count // problem.batch, -(-tiles // MAX_TILES))
     blocks = min(blocks, tiles)
     block_tiles = -(-tiles // blocks)
     slices = -(-problem.k // SLICE_K)
@@ -82,14 +85,13 @@ def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> tuple[Gem
     )
     # a capacity of few sizes keeps the variants few; K itself is compiled in where the layout of rows is plain
     capacity = min(MAX_CAPACITY, max(SLICE_K, 1 << (problem.k - 1).bit_length()))
-    registers = arch.vector_bytes >= 32
     vector_bytes = min(arch.vector_bytes, problem.alignment, 32)
     config = GemvConfig(
         arch=arch,
         warps_m=warps // warps_k,
         warps_k=warps_k,
         tiles=min(MAX_TILES, 1 << (block_tiles - 1).bit_length()),
-        stages=2 if registers else 3,
+        stages=1 if registers else 3,
         shared_stages=not registers,
         capacity=capacity,
         chunked=problem.k > capacity,
@@ -101,9 +103,9 @@ def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> tuple[Gem
         a_global=problem.a_global,
         b_global=problem.b_global,
         out=problem.out,
-        min_blocks=1,
+        min_blocks=resident,
     )
-    assert shared_bytes(config) <= arch.shared_bytes
+    assert resident * shared_bytes(config) <= arch.shared_bytes
     return config, blocks
 
 
