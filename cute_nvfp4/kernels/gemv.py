@@ -33,7 +33,6 @@ from cutlass.memory import SmemAllocator
 
 from ..ptx.async_copy import commit_group, wait_group
 from ..ptx.memory import load_shared, store_shared
-from ..ptx.warp import sum_lanes
 from ..scale_layout import ATOM_ROWS
 from . import gemv_registers, gemv_ring
 from .arith import ceil_div, div, mod
@@ -134,8 +133,8 @@ class Gemv:
         constants = smem.allocate_tensor(cutlass.Uint32, cute.make_layout(max(constant_words, 1)), byte_alignment=128)
         scale_bytes = cfg.capacity_slices * SLICE_SCALE_BYTES
         shared_scale = smem.allocate_array(cutlass.Uint8, scale_bytes, byte_alignment=16).toint()
-        # (TILE_ROWS, WARPS_K, TILES)
-        sums_layout = cute.make_layout((TILE_ROWS, cfg.warps_k, cfg.tiles))
+        # (LANES, ROW_OF_LANE, WARPS_K, TILES)
+        sums_layout = cute.make_layout((32, 2, cfg.warps_k, cfg.tiles))
         sums = smem.allocate_tensor(Float32, sums_layout, byte_alignment=16)
         if cutlass.const_expr(cfg.shared_stages):
             ring_bytes = cfg.stages * cfg.stage_bytes
@@ -179,9 +178,11 @@ class Gemv:
             tile_of_block, row_of_tile = div(output, TILE_ROWS), mod(output, TILE_ROWS)
             row = tile_row(first_tile + tile_of_block, mod(row_of_tile, 8), div(row_of_tile, 8))
             if row < m:
-                total = sums[row_of_tile, 0, tile_of_block]
-                for w in cutlass.range_constexpr(1, cfg.warps_k):
-                    total = total + sums[row_of_tile, w, tile_of_block]
+                total = Float32(0.0)
+                for w in cutlass.range_constexpr(cfg.warps_k):
+                    for q in cutlass.range_constexpr(QUAD):
+                        lane_of_row = mod(row_of_tile, 8) * QUAD + q
+                        total = total + sums[lane_of_row, div(row_of_tile, 8), w, tile_of_block]
                 out[row] = (total * factor).to(OUT_TYPES[cfg.out])
 
     @cute.jit
@@ -209,16 +210,14 @@ class Gemv:
         ahead = cfg.stages - 1 if cfg.shared_stages else cfg.stages
         b_words = cute.make_rmem_tensor((2, self.first_blocks), cutlass.Uint32)
         b_scale = cute.make_rmem_tensor(self.first_blocks, cutlass.Uint32)
+        for j in cutlass.range_constexpr(self.first_blocks):
+            self.ask_b(b_places, thread + j * cfg.threads, slice_range, k, b_words, b_scale, j)
         for i in cutlass.range_constexpr(ahead):
             if i < total:
                 self.fetch(cursor, store, i, first_slice + warp_k, operand_a, (m, k))
                 cursor = self.step(cursor, operand_a, units, (m, k))
             if cutlass.const_expr(cfg.shared_stages):
                 commit_group()
-            # as soon as memory has something to do: the first blocks of b, decoded while A is under way
-            if cutlass.const_expr(i == 0):
-                for j in cutlass.range_constexpr(self.first_blocks):
-                    self.ask_b(b_places, thread + j * cfg.threads, slice_range, k, b_words, b_scale, j)
 
         if cutlass.const_expr(cfg.chunked):
             cute.arch.sync_threads()  # the chunk before this one has been used
@@ -278,15 +277,12 @@ class Gemv:
     @cute.jit
     def put_sums(self, sums, sum0: Float32, sum1: Float32, lane: Int32, warp_k: Int32, slot: Int32, first_slice: Int32):
         """Stores a tile's sums over this warp's slices of the chunk, or adds them to those of the chunks before."""
-        sum0, sum1 = sum_lanes(sum0, QUAD), sum_lanes(sum1, QUAD)
-        if mod(lane, QUAD) == 0:
-            row = div(lane, QUAD)
-            if cutlass.const_expr(self.config.chunked):
-                if first_slice > 0:
-                    sum0 = sum0 + sums[row, warp_k, slot]
-                    sum1 = sum1 + sums[row + 8, warp_k, slot]
-            sums[row, warp_k, slot] = sum0
-            sums[row + 8, warp_k, slot] = sum1
+        if cutlass.const_expr(self.config.chunked):
+            if first_slice > 0:
+                sum0 = sum0 + sums[lane, 0, warp_k, slot]
+                sum1 = sum1 + sums[lane, 1, warp_k, slot]
+        sums[lane, 0, warp_k, slot] = sum0
+        sums[lane, 1, warp_k, slot] = sum1
 
     @cute.jit
     def step(self, cursor, operand_a, units: Int32, shape):

@@ -113,6 +113,6 @@ def shared_bytes(config: GemvConfig) -> int:
     """Shared memory of a block of threads: b and its scales, constants, sums and the warps' rings."""
     engine = dot_engine(config.arch, config.dot)
     b = config.capacity_slices * (engine.slice_bytes + 32)
-    sums = 16 * config.warps_k * config.tiles * 4
+    sums = 64 * config.warps_k * config.tiles * 4
     ring = config.threads // 32 * config.stages * config.stage_bytes if config.shared_stages else 0
     return b + 4 * max(engine.constant_words, 1) + sums + ring + 1024

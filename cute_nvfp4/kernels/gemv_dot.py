@@ -92,13 +92,12 @@ class MmaDot:
     A lane whose column of B is zero reads zeros from a place of their own instead of masking what it reads.
     The table of magnitudes is read from shared memory too, once: as a constant, or any value that ptxas sees to be the
     same in all lanes, it would be copied into a register anew before each of the 64 look-ups of a slice. Hence two
-    copies, one for odd lanes. 2¹⁶ comes the same way, so that a product with it stays a product.
+    copies, one for odd lanes.
     """
 
     slice_bytes = SLICE_K
-    # zeros for h = 0 and 1 (64 bytes each) at the offsets of g = 0 and 1 (128 bytes apart); then, twice, the table (two
-    # words), 2¹⁶ and a word to fill
-    constant_words = 64 + 2 * 4
+    # zeros for h = 0 and 1 (64 bytes each) at the offsets of g = 0 and 1 (128 bytes apart); then the table, twice
+    constant_words = 64 + 2 * len(E2M1_DOUBLED_MAGNITUDES)
     # both operands are doubled
     factor = 0.25
 
@@ -108,9 +107,7 @@ class MmaDot:
     def constant(self, index: Int32) -> Uint32:
         """Word ``index`` of the constants in shared memory."""
         low, high = map(Uint32, E2M1_DOUBLED_MAGNITUDES)
-        word = mod(index, 4)
-        word = cutlass.select_(word == 0, low, cutlass.select_(word == 1, high, Uint32(1 << 16)))
-        return cutlass.select_(index < 64, Uint32(0), word)
+        return cutlass.select_(index < 64, Uint32(0), cutlass.select_(mod(index, 2) == 0, low, high))
 
     def stage_block(self, base: Int32, block: Int32, words: list[Uint32]) -> None:
         """Decodes the 16 elements (two words) of ``block`` of b into shared memory at ``base``."""
@@ -129,7 +126,7 @@ class MmaDot:
             zeros = constants + 64 * (1 - h)
             state.append(cutlass.select_(active, base + h * 64 + quad * 16, zeros))
             state.append(cutlass.select_(active, Int32(self.slice_bytes), Int32(0)))
-        return state + load_shared(constants + 256 + mod(lane, 2) * 16, 16)
+        return state + load_shared(constants + 256 + mod(lane, 2) * 8, 8)
 
     def block_sums(self, rows: list[list[Uint32]], state: list[Any], slice_index: Int32) -> list[list]:
         """Four times the sums of the four blocks of each of the two rows, fp32 (they are small integers)."""
@@ -143,8 +140,8 @@ class MmaDot:
                 for i in range(2):
                     word = 4 * g + 2 * h + i
                     # (k 0–15 | 16–31 of the instruction) × (row | row + 8): positive and negative elements apart
-                    p0, p2, n0, n2 = e2m1x8_to_s8x4_signs_apart(rows[0][word], state[4:6], state[6])
-                    p1, p3, n1, n3 = e2m1x8_to_s8x4_signs_apart(rows[1][word], state[4:6], state[6])
+                    p0, p2, n0, n2 = e2m1x8_to_s8x4_signs_apart(rows[0][word], state[4:])
+                    p1, p3, n1, n3 = e2m1x8_to_s8x4_signs_apart(rows[1][word], state[4:])
                     positive = mma_m16n8k32_s8([p0, p1, p2, p3], b[2 * i : 2 * i + 2], positive)
                     negative = mma_m16n8k32_s8([n0, n1, n2, n3], b[2 * i : 2 * i + 2], negative)
             for r in range(2):

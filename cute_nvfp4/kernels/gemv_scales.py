@@ -11,9 +11,9 @@ from cutlass import Float32, Int32, Int64, Uint16, Uint32
 from ..ptx.convert import e4m3x2_to_f16x2, e4m3x4_to_f16x2, f16x2_to_f32
 from ..ptx.fma import mul_f16x2
 from ..ptx.memory import load_global, load_global_byte_if, load_global_if
-from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, cute_layout
+from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_SHAPE, cute_layout
 from .arith import div, mod
-from .gemv_config import ROWS_SHAPE, ROWS_STRIDE, GemvConfig
+from .gemv_config import ROWS_SHAPE, ROWS_STRIDE, TILE_FIRST_ROWS, TILES_PER_ATOM, GemvConfig
 from .gemv_dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS
 
 # 2⁻⁶ in both halves: keeps the product of two E4M3 scales inside f16; undone at the end
@@ -23,9 +23,16 @@ _SHIFT_F16X2 = 0x24002400
 
 def tile_row(tile: Any, lane_row: Any, row_of_lane: Any) -> Any:
     """Row of the matrix for quad ``lane_row`` (0–7) and row 0 or 1 of its lanes, in tile ``tile``."""
-    # ((4, 2), 2, (8, atoms)) : ((1, 64), 32, (4, 128))
+    # ((4, 2), 2, (8, atoms)) : ((1, 64), 32, (4, 128)); coordinates are split here, where it takes a shift and a mask
     layout = cute.make_layout(ROWS_SHAPE, stride=ROWS_STRIDE)
-    return cute.crd2idx((lane_row, row_of_lane, tile), layout)
+    quads = ROWS_SHAPE[0][0]
+    lane_coordinate = (mod(lane_row, quads), div(lane_row, quads))
+    return cute.crd2idx((lane_coordinate, row_of_lane, (mod(tile, TILES_PER_ATOM), div(tile, TILES_PER_ATOM))), layout)
+
+
+def scale_offset(row_in_atom: tuple, atom: Any, column: Any, layout: Any) -> Any:
+    """Byte of a blocked scale of row r: ``row_in_atom`` is (r % 32, r % 128 // 32), ``atom`` is r // 128."""
+    return cute.crd2idx(((row_in_atom, atom), (mod(column, ATOM_COLS), div(column, ATOM_COLS)), 0), layout)
 
 
 def tile_offsets(config: GemvConfig, operand: tuple, m: Any, k: Any, tile: Any) -> tuple[Int64, Int64]:
@@ -33,7 +40,9 @@ def tile_offsets(config: GemvConfig, operand: tuple, m: Any, k: Any, tile: Any) 
     _, a_row, _, sfa_row = operand
     row = tile_row(tile, 0, 0)
     if config.a_scale == "blocked":
-        return Int64(row) * a_row, Int64(cute.crd2idx((row, 0, 0), cute_layout(m, div(k, BLOCK_K))))
+        first = (mod(tile, TILES_PER_ATOM) * TILE_FIRST_ROWS, 0)
+        offset = scale_offset(first, div(tile, TILES_PER_ATOM), 0, cute_layout(m, div(k, BLOCK_K)))
+        return Int64(row) * a_row, Int64(offset)
     return Int64(row) * a_row, Int64(row) * sfa_row
 
 
@@ -49,7 +58,8 @@ def lane_scale_addresses(config: GemvConfig, operand: tuple, lane: Any, slice_in
     rows = [tile_row(0, div(lane, QUAD), i) for i in range(2)]
     if config.a_scale == "blocked":
         # within an atom, and from atom to atom along K, the offset does not depend on the sizes of the matrix
-        return (sfa + Int64(cute.crd2idx((rows[0], column, 0), cute_layout(ATOM_ROWS, 1 << 20))),)
+        row = (mod(rows[0], ATOM_SHAPE[0][0]), div(rows[0], ATOM_SHAPE[0][0]))
+        return (sfa + Int64(scale_offset(row, 0, column, cute_layout(ATOM_ROWS, 1 << 20))),)
     return tuple(sfa + Int64(row) * sfa_row + Int64(column) for row in rows)
 
 
@@ -103,7 +113,7 @@ def load_b_block(
     """Two words of block ``column`` of b and its scale's byte, zeros if it does not exist; addresses are of row 0."""
     offset = column
     if config.b_scale == "blocked":
-        offset = cute.crd2idx((0, column, 0), cute_layout(ATOM_ROWS, div(k, BLOCK_K)))
+        offset = scale_offset((0, 0), 0, column, cute_layout(ATOM_ROWS, div(k, BLOCK_K)))
     words = load_global_if(exists, b + Int64(column) * 8, 8, l1="evict_last")
     return words, load_global_byte_if(exists, sfb + Int64(offset))
 
