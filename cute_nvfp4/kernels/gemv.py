@@ -33,6 +33,7 @@ from cutlass.memory import SmemAllocator
 
 from ..ptx.async_copy import commit_group, wait_group
 from ..ptx.memory import load_shared, store_shared
+from ..ptx.warp import sum_lanes
 from ..scale_layout import ATOM_ROWS
 from . import gemv_registers, gemv_ring
 from .arith import ceil_div, div, mod
@@ -174,15 +175,17 @@ class Gemv:
             factor = factor * cute.make_tensor(b_global, cute.make_layout(1))[0]
         # (M) of this batch
         out = cute.make_tensor(c + Int64(batch) * c_strides[1], cute.make_layout(m, stride=c_strides[0]))
-        for output in cutlass.range(thread, tiles * TILE_ROWS, cfg.threads, unroll=1):
-            tile_of_block, row_of_tile = div(output, TILE_ROWS), mod(output, TILE_ROWS)
-            row = tile_row(first_tile + tile_of_block, mod(row_of_tile, 8), div(row_of_tile, 8))
-            if row < m:
-                total = Float32(0.0)
-                for w in cutlass.range_constexpr(cfg.warps_k):
-                    for q in cutlass.range_constexpr(QUAD):
-                        lane_of_row = mod(row_of_tile, 8) * QUAD + q
-                        total = total + sums[lane_of_row, div(row_of_tile, 8), w, tile_of_block]
+        # four threads a row, one for each lane of the quad that summed it
+        for output in cutlass.range(thread, tiles * TILE_ROWS * QUAD, cfg.threads, unroll=1):
+            row_of_tile = mod(div(output, QUAD), TILE_ROWS)
+            tile_of_block = div(output, TILE_ROWS * QUAD)
+            lane_row, row_of_lane = mod(row_of_tile, 8), div(row_of_tile, 8)
+            total = Float32(0.0)
+            for w in cutlass.range_constexpr(cfg.warps_k):
+                total = total + sums[lane_row * QUAD + mod(output, QUAD), row_of_lane, w, tile_of_block]
+            total = sum_lanes(total, QUAD)
+            row = tile_row(first_tile + tile_of_block, lane_row, row_of_lane)
+            if row < m and mod(output, QUAD) == 0:
                 out[row] = (total * factor).to(OUT_TYPES[cfg.out])
 
     @cute.jit

@@ -15,6 +15,9 @@ from .gemv_dot import SLICE_K, dot_engine
 MAX_TILES = 16
 # Elements of b held at once. A longer K is walked in chunks of this, with a barrier between them.
 MAX_CAPACITY = 16384
+# Warps of a block of threads, and what changing from one tile to the next costs a warp, in slices.
+_WARPS = 16
+_TILE_COST = 0.3
 _MAX_BATCH = 65535
 _INT32_MAX = 2**31 - 1
 
@@ -55,15 +58,24 @@ def can_implement(problem: GemvProblem) -> str:
     return ""
 
 
+def _split(tiles: int, slices: int) -> int:
+    """Warps that share a tile along K, so that the busiest of the ``_WARPS`` warps of a block has the least to do.
+
+    Work is counted in slices, and a tile costs a warp ``_TILE_COST`` more. Measured on an H200, one warp along K (128
+    bytes of a row at a time) is slower than two or more, which hardly differ.
+    """
+    most = min(slices, _WARPS, MAX_CAPACITY // SLICE_K)
+    candidates = [1 << i for i in range(1 if most > 1 else 0, most.bit_length())]
+    return min(candidates, key=lambda wk: -(-tiles * wk // _WARPS) * (-(-slices // wk) + _TILE_COST))
+
+
 @functools.lru_cache(maxsize=1024)
 def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> tuple[GemvConfig, int]:
     """The variant, and the blocks of threads for each matrix of the batch.
 
     As many blocks of threads as fit on the device at once (one a multiprocessor with stages in shared memory, two with
     stages in registers), each with an equal share of the tiles (but at most ``MAX_TILES``), so that no wave of blocks
-    is left half empty and b is decoded once or twice a multiprocessor. The warps of a
-    block are split between tiles and K so that the busiest warp has the least to do; between equals, along K, which
-    reads longer pieces of each row.
+    is left half empty and b is decoded once or twice a multiprocessor.
 
     Raises:
         OperandError: the problem is beyond the kernel's limits.
@@ -78,17 +90,13 @@ def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> tuple[Gem
     blocks = min(blocks, tiles)
     block_tiles = -(-tiles // blocks)
     slices = -(-problem.k // SLICE_K)
-    warps = 16
-    warps_k = min(
-        (1 << i for i in range(warps.bit_length()) if 1 << i <= max(1, min(slices, MAX_CAPACITY // SLICE_K))),
-        key=lambda wk: (-(-block_tiles * wk // warps) * -(-slices // wk), -wk),
-    )
+    warps_k = _split(block_tiles, slices)
     # a capacity of few sizes keeps the variants few; K itself is compiled in where the layout of rows is plain
     capacity = min(MAX_CAPACITY, max(SLICE_K, 1 << (problem.k - 1).bit_length()))
     vector_bytes = min(arch.vector_bytes, problem.alignment, 32)
     config = GemvConfig(
         arch=arch,
-        warps_m=warps // warps_k,
+        warps_m=_WARPS // warps_k,
         warps_k=warps_k,
         tiles=min(MAX_TILES, 1 << (block_tiles - 1).bit_length()),
         stages=1 if registers else 3,

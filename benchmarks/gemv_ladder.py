@@ -1,0 +1,141 @@
+"""Times every rung of the notebooks' GEMV ladder on this machine's GPU: ``python benchmarks/gemv_ladder.py``.
+
+Each rung is checked first (all E2M1 codes, all finite E4M3 scales), then timed: one launch between two CUDA events, L2
+cold and clean (512 MiB read before each). Times include the launch. The bandwidth of a copy on the device is measured
+in the same run. The record goes to ``benchmarks/results/gemv_ladder_<gpu>.json``, where ``01_gemv.ipynb`` reads it.
+
+Exit codes: 0 done, 1 a rung is wrong, 2 no CUDA device, or one that no kernel is written for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import platform
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "notebooks"))
+
+import ladder_tools as tools
+
+from cute_nvfp4.errors import TargetError
+from cute_nvfp4.harness.timing import ColdL2, StopRule, Timing, copy_bandwidth, time_cuda
+from cute_nvfp4.target import Architecture, resolve
+
+ROOT = Path(__file__).resolve().parents[1]
+SHAPES = ((7168, 16384, 1), (4096, 7168, 8))
+_RULE = StopRule(repeats=100, relative_error=0.002, seconds=10.0)
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda or "none"}
+    for package in ("nvidia-cutlass-dsl", "numpy"):
+        found[package] = metadata.version(package)
+    return found
+
+
+def _machine() -> dict[str, object]:
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    return {
+        "gpu": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "host": platform.machine(),
+    }
+
+
+def measure(arch: Architecture, shape: tuple[int, int, int], copy_bytes_s: float, clear: ColdL2) -> dict:
+    """Checks and times the ladder on one shape (M, K, L); raises AssertionError if a result is wrong."""
+    case = tools.make_case(*shape, seed=1111, device="cuda")
+    rungs = []
+    for letter, title, rung in tools.ladder(arch):
+        bound = tools.bind(rung, case, arch)
+        call = bound.launcher()
+        call()
+        torch.cuda.synchronize()
+        try:
+            error = tools.check(case, bound.out)
+        except AssertionError as wrong:
+            raise AssertionError(f"rung {letter} ({title}) on {shape}: {wrong}") from wrong
+        timing = Timing.of(time_cuda(call, rule=_RULE, clear=clear))
+        rate = case.useful_bytes / (timing.median * 1e-9)
+        rungs.append(
+            {
+                "rung": letter,
+                "title": title,
+                "median_us": timing.median / 1e3,
+                "percent_of_copy": 100 * rate / copy_bytes_s,
+                "useful_bytes_s": rate,
+                "error_of_sum": error,
+                "timing_ns": timing.to_dict(),
+            }
+        )
+    m, k, batch = shape
+    return {"m": m, "k": k, "l": batch, "useful_bytes": case.useful_bytes, "rungs": rungs}
+
+
+def _print(record: dict) -> None:
+    print(
+        f"{record['machine']['gpu']}, {record['date']}; copy {record['copy_bytes_s'] / 1e12:.2f} TB/s (read + written)"
+    )
+    for case in record["cases"]:
+        print(f"\nm={case['m']} k={case['k']} l={case['l']}: {case['useful_bytes'] / 1e6:.1f} MB; measured, L2 cold")
+        print(f"{'':2} {'rung':28} {'median µs':>10} {'GB/s':>7} {'% of copy':>10} {'runs':>5}")
+        for r in case["rungs"]:
+            gb_s = f"{r['useful_bytes_s'] / 1e9:7.0f}"
+            percent, runs = f"{r['percent_of_copy']:10.1f}", f"{r['timing_ns']['runs']:5d}"
+            print(f"{r['rung']:2} {r['title']:28} {r['median_us']:10.1f} {gb_s} {percent} {runs}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print the record instead of a table")
+    parser.add_argument("--out", type=Path, help="where the record goes (default: benchmarks/results)")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print(
+            "no CUDA device: times need one. notebooks/01_gemv.ipynb simulates the ladder on any machine.",
+            file=sys.stderr,
+        )
+        return 2
+    try:
+        arch = resolve("cuda", torch.device("cuda")).arch
+    except TargetError as error:
+        print(error, file=sys.stderr)
+        return 2
+    copy_bytes_s, clear = copy_bandwidth(), ColdL2()
+    try:
+        cases = [measure(arch, shape, copy_bytes_s, clear) for shape in SHAPES]
+    except AssertionError as error:
+        print(error, file=sys.stderr)
+        return 1
+    record = {
+        "machine": _machine(),
+        "arch": arch.name,
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "versions": _versions(),
+        "copy_bytes_s": copy_bytes_s,
+        "method": "median of CUDA-event times of single launches, L2 cold and clean (512 MiB read before each)",
+        "cases": cases,
+    }
+    slug = re.sub(r"\W+", "_", record["machine"]["gpu"].lower()).strip("_")
+    path = options.out or ROOT / "benchmarks" / "results" / f"gemv_ladder_{slug}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")
+    if options.json:
+        print(json.dumps(record, indent=1))
+    else:
+        _print(record)
+        print(f"\nwritten to {path}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,275 @@
+"""Compiles, runs, checks and counts the rungs of the GEMV ladder, the final kernel included.
+
+The same code serves the notebook, the tests and ``benchmarks/gemv_ladder.py``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+if str(Path(__file__).parent) not in sys.path:
+    sys.path.insert(0, str(Path(__file__).parent))
+
+from gemv_ladder import RUNGS, RingOfCopies
+
+from cute_nvfp4 import ops
+from cute_nvfp4.compile import CompiledKernel, build, compile_cached
+from cute_nvfp4.errors import OperandError, explain
+from cute_nvfp4.kernels.gemv_choose import choose
+from cute_nvfp4.launch import launcher
+from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.reference import gemv_reference
+from cute_nvfp4.scale_layout import to_blocked
+from cute_nvfp4.sim import GlobalMemory, HostModule, MemoryCounter, Program, Result, run
+from cute_nvfp4.target import Architecture, Target, architecture
+from cute_nvfp4.target import sm_count as device_sm_count
+
+RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+FINAL = ("f", "the final kernel")
+_TYPES = (*[ctypes.c_void_p] * 5, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
+
+# Figures for the modelled bounds. H200 SXM datasheet: 4.8 TB/s, boost 1.98 GHz. Hopper tuning guide: four schedulers a
+# multiprocessor, each issues one warp instruction a clock; L1 serves 128 bytes (four sectors) a clock.
+DRAM_BYTES_S = 4.8e12
+CLOCK_HZ = 1.98e9
+SM_COUNT = 132
+SM_ISSUES, SM_SECTORS = 4, 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One problem, c (L, M) = A (L, M, K) · b (L, 1, K), its scales in both layouts.
+
+    ``expected`` is exact in float64, ``magnitude`` the sum of |a·b|: what rounding errors are measured against.
+    """
+
+    a: dict[str, BlockScaledTensor]
+    b: dict[str, BlockScaledTensor]
+    expected: torch.Tensor
+    magnitude: torch.Tensor
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(M, K, L)."""
+        a = self.a["blocked"]
+        return a.rows, a.k, a.batch
+
+    @property
+    def useful_bytes(self) -> int:
+        """Bytes that any kernel must move: A, b and their scales once, c once."""
+        m, k, batch = self.shape
+        return batch * ((m + 1) * (k // 2 + k // 16) + 4 * m)
+
+    @property
+    def elements(self) -> int:
+        """Elements of A."""
+        m, k, batch = self.shape
+        return m * k * batch
+
+
+def make_case(m: int, k: int, batch: int = 1, *, seed: int = 0, device: str = "cpu", nan: bool = False) -> Case:
+    """Random data over all E2M1 codes and all finite E4M3 scales, negative ones and zeros included.
+
+    ``nan``: scatters some NaN scales too.
+    """
+    generator = torch.Generator().manual_seed(seed)
+
+    def operand(rows: int) -> dict[str, BlockScaledTensor]:
+        data = torch.randint(0, 256, (batch, rows, k // 2), generator=generator, dtype=torch.uint8)
+        scale = torch.randint(0, 256, (batch, rows, k // 16), generator=generator, dtype=torch.uint8)
+        scale[(scale & 0x7F) == 0x7F] = 0x38  # NaN becomes 1
+        if nan:
+            scale[:, 3::37, -1] = 0x7F
+        data, scale = data.to(device), scale.to(device)
+        return {
+            "rowmajor": BlockScaledTensor(data, scale.view(torch.float8_e4m3fn)),
+            "blocked": BlockScaledTensor(data, to_blocked(scale).view(torch.float8_e4m3fn)),
+        }
+
+    a, b = operand(m), operand(1)
+    exact = gemv_reference(a["rowmajor"], b["rowmajor"], out_dtype=torch.float64)
+    absolute = [
+        BlockScaledTensor(x["rowmajor"].data & 0x77, x["rowmajor"].scale.view(torch.uint8) & 0x7F) for x in (a, b)
+    ]
+    return Case(a, b, exact, gemv_reference(*absolute, out_dtype=torch.float64))
+
+
+def check(case: Case, out: torch.Tensor) -> float:
+    """The largest error of ``out`` (fp32) relative to the sum of magnitudes; raises if it is more than fp32 sums make.
+
+    Products and the sums of blocks are exact; what rounds is the fp32 sum over K/16 blocks, and none of the ladder's
+    orders of summation rounds worse than K/16 steps of half a unit.
+    """
+    bound = case.shape[1] // 16 * 2.0**-24
+    wanted, nan = case.expected, torch.isnan(case.expected)
+    if not torch.equal(torch.isnan(out), nan):
+        raise AssertionError("NaN in other places than the reference has them (or never written)")
+    error = ((out.double() - wanted).abs() / case.magnitude)[~nan]
+    worst = float(error.max())
+    if worst > bound:
+        bad = int((error > bound).sum())
+        raise AssertionError(f"{bad} of {out.numel()} results are wrong: error {worst:.2e} of the sum of magnitudes")
+    return worst
+
+
+def compile_rung(rung: type, arch: Architecture, k: int) -> CompiledKernel:
+    """Compiles a rung for ``arch`` and this K; needs no GPU."""
+    source = hashlib.sha256(Path(sys.modules[rung.__module__].__file__).read_bytes()).hexdigest()
+    return compile_cached(("ladder", source, rung.__name__, arch, k), lambda: _build(rung, arch, k))
+
+
+def _build(rung: type, arch: Architecture, k: int) -> CompiledKernel:
+    import cutlass
+    from cuda.bindings.driver import CUstream
+    from cutlass.cute import AddressSpace
+    from cutlass.cute.runtime import make_ptr
+
+    def pointer(dtype: type, align: int) -> Any:
+        return make_ptr(dtype, align, AddressSpace.gmem, assumed_align=align)
+
+    one = cutlass.Int32(1)
+    args = [*[pointer(cutlass.Uint8, 16)] * 4, pointer(cutlass.Float32, 4), one, one, CUstream(0)]
+    return build(rung(arch, k), args, name=rung.__name__, arch=arch.name)
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A compiled rung with its arguments: what both ways of running it need. ``out`` is (L, M) fp32."""
+
+    kernel: CompiledKernel
+    types: tuple
+    values: list
+    tensors: dict[str, tuple[torch.Tensor, bool]]
+    out: torch.Tensor
+
+    def simulate(self) -> Result:
+        """Executes the launch in the simulator, counting every access to memory."""
+        memory = GlobalMemory()
+        for name, (tensor, writable) in self.tensors.items():
+            memory.add(tensor, name=name, writable=writable)
+        launch, *more = HostModule(self.kernel.host_ir, self.kernel.entry).call(
+            [kind(value) for kind, value in zip(self.types, self.values)]
+        )
+        assert not more
+        return run(Program.parse(self.kernel.ptx), launch, memory, counters=True)
+
+    def launcher(self) -> Callable[[], None]:
+        """A call that launches it on the current CUDA device, on the stream it was bound to."""
+        start = launcher(self.kernel, Target(architecture(self.kernel.arch), "cuda"), self.types)
+        return lambda: start(self.values, self.tensors)
+
+
+def bind(rung: type | None, case: Case, arch: Architecture, *, sm_count: int | None = None) -> Bound:
+    """Compiles ``rung`` (None: the final kernel) for ``case`` and prepares its arguments; ``out`` starts as NaN.
+
+    ``sm_count``: multiprocessors that the final kernel spreads its work over (default: those of the GPU, or of the
+    architecture's example).
+    """
+    m, k, batch = case.shape
+    layout = "blocked" if rung is None else rung.scales
+    a, b = case.a[layout], case.b[layout]
+    out = torch.full((batch, m), float("nan"), device=a.device)
+    stream = torch.cuda.current_stream().cuda_stream if a.device.type == "cuda" else 0
+    tensors = {"a": (a.data, False), "sfa": (a.scale, False), "b": (b.data, False), "sfb": (b.scale, False)}
+    tensors["c"] = (out, True)
+    if rung is None:
+        # ops.gemv, taken apart: only so can its launch be counted, and spread over fewer multiprocessors
+        target = Target(arch, "cuda" if a.device.type == "cuda" else "sim")
+        config, blocks = choose(ops._problem(a, b, out), arch, sm_count or device_sm_count(target, a.device))
+        return Bound(
+            ops._compile(config), ops._GEMV_TYPES, ops._arguments(a, b, out, 1.0, blocks, stream), tensors, out
+        )
+    if m % 128 or k % 1024:
+        raise OperandError(explain("M, K of a rung", got=(m, k), expected="multiples of 128 and 1024"))
+    values = [a.data.data_ptr(), a.scale.data_ptr(), b.data.data_ptr(), b.scale.data_ptr(), out.data_ptr()]
+    return Bound(compile_rung(rung, arch, k), _TYPES, [*values, m, batch, stream], tensors, out)
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What the simulator counted and the cubin says of one run. Nothing here is measured on a GPU.
+
+    instructions: PTX instructions issued by warps, moves between registers left out, since the assembler renames
+    registers and keeps few of them; requests: loads (and copies) of global memory by warps; sectors: the
+    32-byte sectors they touch, request by request; distinct_bytes: of all sectors touched, each counted once, which is
+    what DRAM must give or take at least; sass: instructions of the compiled code, counted once each.
+    """
+
+    elements: int
+    useful_bytes: int
+    instructions: int
+    requests: int
+    sectors: int
+    distinct_bytes: int
+    registers: int
+    spills: int
+    sass: int
+
+    @property
+    def instructions_per_element(self) -> float:
+        """Instructions of a thread for each element of A (a warp's instruction is one of each of its 32 threads)."""
+        return 32 * self.instructions / self.elements
+
+    @property
+    def sectors_per_request(self) -> float:
+        return self.sectors / self.requests
+
+    @property
+    def sector_use(self) -> float:
+        """Useful bytes / bytes of the sectors that loads touch: 1 if everything is asked for once and whole."""
+        return self.useful_bytes / (32 * self.sectors)
+
+    def bounds_us(self, elements: int) -> dict[str, float]:
+        """Modelled lower bounds on an H200, in µs, of a problem of so many elements with these figures for each.
+
+        dram: distinct bytes at 4.8 TB/s; l1: sectors at four a clock and multiprocessor; issue: instructions at four a
+        clock and multiprocessor. PTX instructions: the assembler merges some and adds others. No measurement.
+        """
+        times = elements / self.elements
+        clocks = SM_COUNT * CLOCK_HZ
+        return {
+            "dram": 1e6 * times * self.distinct_bytes / DRAM_BYTES_S,
+            "l1": 1e6 * times * self.sectors / (SM_SECTORS * clocks),
+            "issue": 1e6 * times * self.instructions / (SM_ISSUES * clocks),
+        }
+
+
+def figures(bound: Bound, case: Case, result: Result) -> Figures:
+    """Puts together what the simulator counted in ``result`` and what inspection says of the cubin."""
+    from cute_nvfp4.inspection import inspect_cubin
+
+    report = inspect_cubin(bound.kernel.cubin, bound.kernel.ptx).kernel
+    loads = global_loads(result)
+    return Figures(
+        elements=case.elements,
+        useful_bytes=case.useful_bytes,
+        instructions=result.instructions - result.classes.get("move", 0),
+        requests=sum(x.requests for x in loads),
+        sectors=sum(x.sectors for x in loads),
+        distinct_bytes=sum(result.distinct_bytes.values()),
+        registers=report.registers,
+        spills=report.spill_loads + report.spill_stores,
+        sass=report.instructions,
+    )
+
+
+def global_loads(result: Result) -> list[MemoryCounter]:
+    """Counters of the instructions that read global memory, copies to shared memory included."""
+    return [x for x in result.memory if x.space == "global" and x.kind == "load"]
+
+
+def ladder(arch: Architecture) -> list[tuple[str, str, type | None]]:
+    """(letter, title, class) of the rungs for ``arch``, the final kernel (None) last.
+
+    The ring of copies mends what loads narrower than a lane's 32 bytes do, so it is no rung where they are as wide.
+    """
+    rungs = [r for r in RUNGS if r is not RingOfCopies or arch.vector_bytes < 32]
+    return [*((r.letter, r.title, r) for r in rungs), (*FINAL, None)]

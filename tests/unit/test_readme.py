@@ -1,0 +1,91 @@
+"""The README's code runs, its commands are the ones CI uses, and its links lead somewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+BLOCKS = re.findall(r"(?:<!-- (.*?) -->\n)?```(\w+)\n(.*?)```", README, flags=re.DOTALL)
+DOCUMENTS = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "benchmarks/README.md",
+    *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
+]
+
+
+def block(label: str) -> str:
+    """The one code block that the comment ``label`` marks."""
+    (found,) = (text for mark, _, text in BLOCKS if mark == label)
+    return found.strip()
+
+
+def run(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess:
+    paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    variables = os.environ | {"PYTHONPATH": paths} | environment
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=variables, timeout=280)
+
+
+@pytest.mark.parametrize("source", [text for mark, language, text in BLOCKS if language == "python" and not mark])
+@pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
+def test_examples_run(source: str, arch: str, tmp_path: Path) -> None:
+    (tmp_path / "example.py").write_text(source)
+    done = run([sys.executable, "example.py"], tmp_path, CUTE_NVFP4_ARCH=arch)
+    assert done.returncode == 0, done.stderr
+
+
+def test_there_is_an_example() -> None:
+    assert any(language == "python" and not mark for mark, language, _ in BLOCKS)
+
+
+@pytest.mark.parametrize("change, code", [(("", ""), 0), (("[:, 0, :, None]", "[:, 1, :, None]"), 112)])
+def test_the_submission_is_judged(change: tuple[str, str], code: int, tmp_path: Path) -> None:
+    """As printed it passes; with another row of b as the vector it does not."""
+    (tmp_path / "submission.py").write_text(block("file: submission.py").replace(*change))
+    command = [sys.executable, "-m", "cute_nvfp4", "eval", "nvfp4_gemv", "--submission", "submission.py", "--case", "0"]
+    done = run(command, tmp_path)
+    assert done.returncode == code, done.stdout + done.stderr
+
+
+def test_ci_runs_the_command_of_the_readme(tmp_path: Path) -> None:
+    """``.ci/run`` beside a README whose command only prints: it runs that one, and fails where there is none."""
+    (tmp_path / ".ci").mkdir()
+    script = tmp_path / ".ci" / "run"
+    script.write_text((ROOT / ".ci" / "run").read_text())
+    (tmp_path / "README.md").write_text(README.replace(block("command: test"), "echo installed &&\necho 3 passed"))
+    done = run(["bash", str(script)], ROOT)
+    assert done.returncode == 0 and done.stdout.splitlines()[-2:] == ["installed", "3 passed"]
+    (tmp_path / "README.md").write_text(README.replace(block("command: test"), "echo installed && false"))
+    assert run(["bash", str(script)], ROOT).returncode == 1
+    (tmp_path / "README.md").write_text(README.replace("<!-- command: test -->", ""))
+    done = run(["bash", str(script)], ROOT)
+    assert done.returncode == 1 and "has no command" in done.stderr
+
+
+def test_both_commands_install_what_was_tested() -> None:
+    for label in ("command: run", "command: test"):
+        command = block(label)
+        assert command.startswith("python3 -m venv .venv && .venv/bin/pip install -c constraints.txt -e ")
+        assert "\n" not in command
+
+
+def test_no_index_and_no_machine_path_is_named() -> None:
+    """Installing depends on nothing but pip's own configuration."""
+    files = [ROOT / name for name in ("constraints.txt", "pyproject.toml", ".ci/run", *DOCUMENTS)]
+    bad = re.compile(r"index-url|find-links|--index|pypi\.org|file://|/root/|/home/|/opt/")
+    found = [f"{path.name}: {match.group()}" for path in files for match in bad.finditer(path.read_text())]
+    assert not found
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_links_lead_somewhere(document: str) -> None:
+    path = ROOT / document
+    links = re.findall(r"\]\((?!https?://)([^)#]+)[^)]*\)", path.read_text())
+    assert not [link for link in links if not (path.parent / link).exists()]
