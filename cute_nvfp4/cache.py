@@ -1,13 +1,15 @@
 """Compiled kernels on disk: one self-checking file an entry, safe against concurrent writers and killed processes.
 
-An entry is a zip archive (stored, with CRCs) written under a temporary name and moved into place, so a reader
-sees a whole entry or none. A damaged entry is reported, removed and compiled again. The folder is the user's
-cache folder, or ``CUTE_NVFP4_CACHE_DIR``; ``CUTE_NVFP4_CACHE=0`` turns the disk cache off.
+An entry is a digest and the zip archive it is of, written under a temporary name and moved into place, so a reader
+sees a whole entry or none. A damaged entry is reported, removed and compiled again; a folder that cannot be read or
+written is reported, and the kernel kept in this process only. The folder is the user's cache folder, or
+``CUTE_NVFP4_CACHE_DIR``; ``CUTE_NVFP4_CACHE=0`` turns the disk cache off.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -29,6 +31,7 @@ CACHE_SWITCH_VARIABLE = "CUTE_NVFP4_CACHE"
 # and compile ourselves, which is only wasted work, never a wrong result.
 LOCK_TIMEOUT_S = 60.0
 STALE_TEMPORARY_S = 3600.0
+_DIGEST_BYTES = hashlib.sha256().digest_size
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,19 @@ def _pack(kernel: CompiledKernel) -> bytes:
         archive.writestr("kernel.ptx", kernel.ptx)
         archive.writestr("kernel.cubin", kernel.cubin)
         archive.writestr("host.mlir", kernel.host_ir)
-    return buffer.getvalue()
+    archive_bytes = buffer.getvalue()
+    return hashlib.sha256(archive_bytes).digest() + archive_bytes
 
 
 def _unpack(data: bytes) -> CompiledKernel:
-    with zipfile.ZipFile(io.BytesIO(data)) as archive:
+    """The kernel that :func:`_pack` packed; ValueError for anything else.
+
+    The digest comes first because ``zipfile`` answers damage with errors of many kinds, and its CRCs leave out headers.
+    """
+    digest, archive_bytes = data[:_DIGEST_BYTES], data[_DIGEST_BYTES:]
+    if hashlib.sha256(archive_bytes).digest() != digest:
+        raise ValueError("its digest is wrong")
+    with zipfile.ZipFile(io.BytesIO(archive_bytes)) as archive:
         meta = json.loads(archive.read("meta.json"))
         return CompiledKernel(
             **meta,
@@ -88,28 +99,47 @@ def read(digest: str) -> CompiledKernel | None:
     path = entry_path(digest)
     try:
         data = path.read_bytes()
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
+        return None  # of a folder that cannot be one, writing says so
+    except OSError as error:
+        _warn_unusable("read", path, error)
         return None
     try:
         return _unpack(data)
-    except (zipfile.BadZipFile, KeyError, ValueError, TypeError, EOFError) as error:
-        warnings.warn(f"removed a damaged cache entry, the kernel is compiled again: {path} ({error})", stacklevel=2)
-        path.unlink(missing_ok=True)
+    except ValueError as error:
+        warnings.warn(f"a damaged cache entry, the kernel is compiled again: {path} ({error})", stacklevel=2)
+        # where it cannot be removed, writing the new one says so
+        with contextlib.suppress(OSError):
+            path.unlink()
         return None
 
 
+def _warn_unusable(what: str, path: Path, error: OSError) -> None:
+    warnings.warn(
+        f"cannot {what} the kernel cache, the kernel is kept in this process only: {path} ({error}). "
+        f"{CACHE_DIR_VARIABLE} names another folder, {CACHE_SWITCH_VARIABLE}=0 turns the cache off.",
+        stacklevel=3,
+    )
+
+
 def write(digest: str, kernel: CompiledKernel) -> None:
-    """Stores ``kernel``; whoever comes last wins, with the same content."""
-    folder = cache_dir()
-    folder.mkdir(parents=True, exist_ok=True)
-    _remove_stale(folder)
-    handle, temporary = tempfile.mkstemp(prefix=".writing-", dir=folder)
+    """Stores ``kernel``, or says why it cannot; whoever comes last wins, with the same content."""
+    try:
+        _write(entry_path(digest), _pack(kernel))
+    except OSError as error:
+        _warn_unusable("write", entry_path(digest), error)
+
+
+def _write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(path.parent)
+    handle, temporary = tempfile.mkstemp(prefix=".writing-", dir=path.parent)
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(_pack(kernel))
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, entry_path(digest))
+        os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
@@ -128,16 +158,17 @@ def _remove_stale(folder: Path) -> None:
 def compiling(digest: str) -> Iterator[None]:
     """Lets one process at a time compile ``digest``; the lock falls with its process."""
     folder = cache_dir()
-    folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / f"{digest}.lock")
     try:
+        folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=LOCK_TIMEOUT_S)
     except Timeout:
         warnings.warn(
             f"another process holds {lock.lock_file} for over {LOCK_TIMEOUT_S:.0f} s; compiling anyway", stacklevel=2
         )
-        yield
-        return
+    except (OSError, NotImplementedError):
+        # a folder that cannot be written, or a file system without locks: compile; writing says what is wrong
+        pass
     try:
         yield
     finally:

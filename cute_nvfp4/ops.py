@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import functools
 
 import torch
 
@@ -12,7 +14,7 @@ from .errors import OperandError, OperandTypeError, explain
 from .formats import NVFP4
 from .kernels.gemv_choose import GemvProblem, choose
 from .kernels.gemv_config import GemvConfig
-from .launch import launcher
+from .launch import Launcher, launcher
 from .operand import BlockScaledTensor, check_pair
 from .reference import gemv_reference
 
@@ -20,6 +22,7 @@ __all__ = ["compile_gemv", "gemv"]
 
 _DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
+_NOTHING = contextlib.nullcontext()
 _POINTER, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
 # a, sfa, b, sfb, c, a_global, b_global | alpha | m, k, batch | strides | blocks, stream
 _GEMV_TYPES = (*[_POINTER] * 7, _F32, *[_I32] * 3, *[_I64] * 8, _I32, _POINTER)
@@ -64,20 +67,31 @@ def gemv(
     resolved = targets.resolve(backend, a.device)
     if resolved.backend == "reference":
         return out.copy_(gemv_reference(a, b, alpha=scalar, out_dtype=out.dtype))
-    config, blocks = choose(_problem(a, b, out), resolved.arch, targets.sm_count(resolved, a.device))
-    kernel = _compile(config)
+    run, blocks = _plan(_problem(a, b, out), resolved, targets.sm_count(resolved, a.device))
+    if resolved.backend == "sim":
+        run(_arguments(a, b, out, scalar, blocks, 0), _tensors(a, b, out))
+        return out
+    # the DSL's host code launches on the current device
+    with torch.cuda.device(a.device) if a.device.index != torch.cuda.current_device() else _NOTHING:
+        run(_arguments(a, b, out, scalar, blocks, torch.cuda.current_stream(a.device).cuda_stream), {})
+    return out
+
+
+@functools.lru_cache(maxsize=4096)
+def _plan(problem: GemvProblem, target: targets.Target, sm_count: int) -> tuple[Launcher, int]:
+    """The launcher of the kernel that runs ``problem``, and its blocks of threads for each matrix."""
+    config, blocks = choose(problem, target.arch, sm_count)
+    return launcher(_compile(config), target, _GEMV_TYPES), blocks
+
+
+def _tensors(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor) -> dict[str, tuple[torch.Tensor, bool]]:
+    """Every tensor that the kernel may touch, by name, and whether it may write it."""
     tensors = {"a": (a.data, False), "sfa": (a.scale, False), "b": (b.data, False), "sfb": (b.scale, False)}
     tensors["c"] = (out, True)
     for name, operand in (("a_global", a), ("b_global", b)):
         if operand.global_scale is not None:
             tensors[name] = (operand.global_scale, False)
-    run = launcher(kernel, resolved, _GEMV_TYPES)
-    if resolved.backend == "cuda":
-        with torch.cuda.device(a.device):
-            run(_arguments(a, b, out, scalar, blocks, torch.cuda.current_stream().cuda_stream), tensors)
-    else:
-        run(_arguments(a, b, out, scalar, blocks, 0), tensors)
-    return out
+    return tensors
 
 
 def compile_gemv(
@@ -156,9 +170,24 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _check_overlap(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor) -> None:
-    steps = sorted((stride, size) for size, stride in zip(out.shape, out.stride()) if size > 1)
+    if not out.is_contiguous():
+        _check_strides(out)
+    storage = out.untyped_storage()
+    first, last = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    for name, operand in (("a", a), ("b", b)):
+        for part, tensor in (("data", operand.data), ("scale", operand.scale), ("global_scale", operand.global_scale)):
+            if tensor is None:
+                continue
+            other = tensor.untyped_storage()
+            # most tensors have a storage of their own: only where they share one do the exact spans matter
+            if other.data_ptr() < last and first < other.data_ptr() + other.nbytes():
+                _check_spans(f"{name}.{part}", tensor, out)
+
+
+def _check_strides(out: torch.Tensor) -> None:
+    """Refuses an output in which two elements share memory."""
     reach = 0
-    for stride, size in steps:
+    for stride, size in sorted((stride, size) for size, stride in zip(out.shape, out.stride()) if size > 1):
         if stride <= reach:
             raise OperandError(
                 explain(
@@ -169,20 +198,19 @@ def _check_overlap(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor
                 )
             )
         reach += (size - 1) * stride
+
+
+def _check_spans(name: str, tensor: torch.Tensor, out: torch.Tensor) -> None:
+    first, last = _span(tensor)
     start, end = _span(out)
-    for name, operand in (("a", a), ("b", b)):
-        for part, tensor in (("data", operand.data), ("scale", operand.scale), ("global_scale", operand.global_scale)):
-            if tensor is None:
-                continue
-            first, last = _span(tensor)
-            if start < last and first < end:
-                raise OperandError(
-                    explain(
-                        "memory of out",
-                        got=f"bytes {start:#x} to {end:#x}, which overlap {name}.{part} at {first:#x} to {last:#x}",
-                        expected="memory of its own",
-                    )
-                )
+    if start < last and first < end:
+        raise OperandError(
+            explain(
+                "memory of out",
+                got=f"bytes {start:#x} to {end:#x}, which overlap {name} at {first:#x} to {last:#x}",
+                expected="memory of its own",
+            )
+        )
 
 
 def _word_aligned(operand: BlockScaledTensor) -> bool:

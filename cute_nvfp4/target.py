@@ -130,5 +130,10 @@ def resolve(backend: Backend = "auto", device: torch.device | str = "cpu", arch:
 def sm_count(target: Target, device: torch.device) -> int:
     """Multiprocessors of the device that runs ``target`` (the example part's in the simulator)."""
     if target.backend == "cuda":
-        return torch.cuda.get_device_properties(device).multi_processor_count
+        return _device_sm_count(torch.cuda.current_device() if device.index is None else device.index)
     return target.arch.sm_count
+
+
+@functools.lru_cache(maxsize=64)
+def _device_sm_count(index: int) -> int:
+    return torch.cuda.get_device_properties(index).multi_processor_count

@@ -20,7 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 import cutlass
-from cutlass import Float32, Int32, Uint32
+from cutlass import Int32, Uint32
 
 from ..ptx.convert import (
     E2M1_DOUBLED_MAGNITUDES,
@@ -43,9 +43,9 @@ QUAD = 4
 LANE_BLOCKS = SLICE_BLOCKS // QUAD
 
 
-# The bits of 1.5 · 2²³: an integer n of magnitude below 2²² added to them gives the bits of 1.5 · 2²³ + n, so that one
-# fp32 subtraction, in a pipe with time to spare, converts the sum of an MMA that starts from it.
-_MAGIC, _MAGIC_VALUE = 0x4B400000, 12582912.0
+# The bits of 1.5 · 2²³: an integer n of magnitude below 2²² added to them gives the bits of 1.5 · 2²³ + n. Two MMAs
+# that start from them give two fp32 numbers whose difference is that of the sums: no conversion, one subtraction.
+_MAGIC = 0x4B400000
 
 
 class FmaDot:
@@ -133,7 +133,7 @@ class MmaDot:
         sums: list[list] = [[], []]
         for g in range(2):
             positive = [Int32(_MAGIC)] * 4
-            negative = [Int32(0)] * 4
+            negative = [Int32(_MAGIC)] * 4
             for h in range(2):
                 start, step = state[2 * h : 2 * h + 2]
                 b = load_shared(start + slice_index * step + g * 128, 16)
@@ -146,8 +146,8 @@ class MmaDot:
                     negative = mma_m16n8k32_s8([n0, n1, n2, n3], b[2 * i : 2 * i + 2], negative)
             for r in range(2):
                 for h in range(2):
-                    bits = positive[2 * r + h] - negative[2 * r + h]
-                    sums[r].append(bits_to_f32(bits) - Float32(_MAGIC_VALUE))
+                    i = 2 * r + h
+                    sums[r].append(bits_to_f32(positive[i]) - bits_to_f32(negative[i]))
         return sums
 
 

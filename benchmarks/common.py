@@ -1,0 +1,53 @@
+"""What every benchmark records of the machine it ran on, and where it puts its results."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import platform
+import re
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def driver_version() -> str:
+    """The NVIDIA driver's version, from ``nvidia-smi``; "unknown" where that is not to be had."""
+    query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        lines = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout.split()
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return lines[0] if lines else "unknown"
+
+
+def machine() -> dict[str, object]:
+    """The GPU, its driver, the date and the versions that matter."""
+    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda or "none"}
+    for package in ("nvidia-cutlass-dsl", "numpy"):
+        versions[package] = metadata.version(package)
+    return {
+        "gpu": properties.name,
+        "multiprocessors": properties.multi_processor_count,
+        "memory_bytes": properties.total_memory,
+        "driver": driver_version(),
+        "host": platform.machine(),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "versions": versions,
+    }
+
+
+def results_path(benchmark: str) -> Path:
+    """``results/<benchmark>_<gpu>.json`` for the current GPU."""
+    name = torch.cuda.get_device_properties(torch.cuda.current_device()).name
+    return RESULTS / f"{benchmark}_{re.sub(r'[^a-z0-9]+', '_', name.lower()).strip('_')}.json"
+
+
+def write(record: dict, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n")

@@ -1,0 +1,109 @@
+"""Which architecture and backend a call gets."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cute_nvfp4 import target
+from cute_nvfp4.errors import TargetError
+from cute_nvfp4.target import ARCHITECTURES, Target, architecture, resolve
+
+
+@pytest.fixture(autouse=True)
+def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUTE_NVFP4_ARCH", raising=False)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch):
+    """Makes up a GPU: ``gpu(capability, sm_count)``."""
+
+    def make(capability: tuple[int, int], sm_count: int = 100) -> None:
+        class Properties:
+            multi_processor_count = sm_count
+
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Some GPU")
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: Properties)
+        forget()
+
+    def forget() -> None:
+        target._device_architecture.cache_clear()
+        target._resolve.cache_clear()
+
+    yield make
+    forget()
+
+
+def test_figures() -> None:
+    facts = {a.name: (a.capability, a.sm_count, a.vector_bytes, a.has_fp4_convert) for a in ARCHITECTURES.values()}
+    assert facts == {
+        "sm_90a": ((9, 0), 132, 16, False),
+        "sm_100a": ((10, 0), 148, 32, True),
+        "sm_103a": ((10, 3), 148, 32, True),
+    }
+    assert all(a.shared_bytes == 227 * 1024 for a in ARCHITECTURES.values())
+    assert architecture("sm_90a") is ARCHITECTURES["sm_90a"]
+
+
+@pytest.mark.parametrize("name", ["sm_90", "SM_100A", "", "sm_120a"])
+def test_unknown_architectures(name: str) -> None:
+    with pytest.raises(TargetError, match=f"architecture: got '{name}', expected one of sm_90a, sm_100a, sm_103a"):
+        architecture(name)
+
+
+def test_cpu_tensors_are_simulated() -> None:
+    assert resolve() == resolve("auto", "cpu") == resolve("sim") == Target(architecture("sm_100a"), "sim")
+    assert resolve("sim", torch.device("cpu"), "sm_90a") == Target(architecture("sm_90a"), "sim")
+    assert resolve("reference") == Target(architecture("sm_100a"), "reference")
+
+
+def test_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It chooses what is simulated, unless the call does; empty is unset."""
+    monkeypatch.setenv("CUTE_NVFP4_ARCH", "sm_90a")
+    assert resolve().arch.name == "sm_90a"
+    assert resolve(arch="sm_103a").arch.name == "sm_103a"
+    monkeypatch.setenv("CUTE_NVFP4_ARCH", "")
+    assert resolve().arch.name == "sm_100a"
+    monkeypatch.setenv("CUTE_NVFP4_ARCH", "sm_1")
+    with pytest.raises(TargetError, match="architecture: got 'sm_1'"):
+        resolve()
+
+
+@pytest.mark.parametrize(
+    "arguments,message",
+    [
+        (("cuda", "cpu"), r"device of the operands for backend='cuda': got cpu, expected a CUDA device\. Move the"),
+        (("sim", "cuda:0"), r"device of the operands for backend='sim': got cuda:0, expected cpu"),
+        (("auto", "meta"), r"device of the operands: got meta, expected cuda or cpu"),
+        (("gpu", "cpu"), r"backend: got 'gpu', expected one of auto, cuda, sim, reference"),
+    ],
+)
+def test_refusals(arguments: tuple, message: str) -> None:
+    with pytest.raises(TargetError, match=message):
+        resolve(*arguments)
+
+
+def test_a_gpu_decides_its_architecture(gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu((9, 0), 114)
+    monkeypatch.setenv("CUTE_NVFP4_ARCH", "sm_100a")  # is for the simulator
+    for device in ("cuda", "cuda:0"):
+        found = resolve("auto", device)
+        assert found == resolve("cuda", device) == Target(architecture("sm_90a"), "cuda")
+        assert target.sm_count(found, torch.device(device)) == 114
+    assert resolve("auto", "cuda:0", "sm_90a").backend == "cuda"
+    with pytest.raises(TargetError, match=r"architecture for cuda:0: got sm_100a, expected sm_90a"):
+        resolve("auto", "cuda:0", "sm_100a")
+
+
+def test_a_gpu_without_a_kernel(gpu) -> None:
+    gpu((8, 9))
+    with pytest.raises(TargetError, match=r"cuda:0 \(Some GPU\): got \(8, 9\), expected one of sm_90a \(9, 0\), .*sim"):
+        resolve("auto", "cuda:0")
+    assert resolve("reference", "cuda:0").backend == "reference"
+
+
+def test_multiprocessors_of_the_simulated_part() -> None:
+    assert [target.sm_count(resolve(arch=a), torch.device("cpu")) for a in ARCHITECTURES] == [132, 148, 148]
