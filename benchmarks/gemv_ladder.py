@@ -10,12 +10,8 @@ Exit codes: 0 done, 1 a rung is wrong, 2 no CUDA device, or one that no kernel i
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
-import platform
-import re
 import sys
-from importlib import metadata
 from pathlib import Path
 
 import torch
@@ -24,31 +20,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "notebooks"))
 
 import ladder_tools as tools
+from common import machine, results_path, write
 
 from cute_nvfp4.errors import TargetError
 from cute_nvfp4.harness.timing import ColdL2, StopRule, Timing, copy_bandwidth, time_cuda
 from cute_nvfp4.target import Architecture, resolve
 
-ROOT = Path(__file__).resolve().parents[1]
 SHAPES = ((7168, 16384, 1), (4096, 7168, 8))
 _RULE = StopRule(repeats=100, relative_error=0.002, seconds=10.0)
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version(), "torch": torch.__version__, "cuda": torch.version.cuda or "none"}
-    for package in ("nvidia-cutlass-dsl", "numpy"):
-        found[package] = metadata.version(package)
-    return found
-
-
-def _machine() -> dict[str, object]:
-    properties = torch.cuda.get_device_properties(torch.cuda.current_device())
-    return {
-        "gpu": properties.name,
-        "multiprocessors": properties.multi_processor_count,
-        "memory_bytes": properties.total_memory,
-        "host": platform.machine(),
-    }
 
 
 def measure(arch: Architecture, shape: tuple[int, int, int], copy_bytes_s: float, clear: ColdL2) -> dict:
@@ -82,9 +61,8 @@ def measure(arch: Architecture, shape: tuple[int, int, int], copy_bytes_s: float
 
 
 def _print(record: dict) -> None:
-    print(
-        f"{record['machine']['gpu']}, {record['date']}; copy {record['copy_bytes_s'] / 1e12:.2f} TB/s (read + written)"
-    )
+    where, copy = record["machine"], record["copy_bytes_s"] / 1e12
+    print(f"{where['gpu']}, {where['date']}; a copy on the device in this run: {copy:.2f} TB/s (read + written)")
     for case in record["cases"]:
         print(f"\nm={case['m']} k={case['k']} l={case['l']}: {case['useful_bytes'] / 1e6:.1f} MB; measured, L2 cold")
         print(f"{'':2} {'rung':28} {'median µs':>10} {'GB/s':>7} {'% of copy':>10} {'runs':>5}")
@@ -117,18 +95,14 @@ def main() -> int:
         print(error, file=sys.stderr)
         return 1
     record = {
-        "machine": _machine(),
+        "machine": machine(),
         "arch": arch.name,
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "versions": _versions(),
         "copy_bytes_s": copy_bytes_s,
         "method": "median of CUDA-event times of single launches, L2 cold and clean (512 MiB read before each)",
         "cases": cases,
     }
-    slug = re.sub(r"\W+", "_", record["machine"]["gpu"].lower()).strip("_")
-    path = options.out or ROOT / "benchmarks" / "results" / f"gemv_ladder_{slug}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=1) + "\n")
+    path = options.out or results_path("gemv_ladder")
+    write(record, path)
     if options.json:
         print(json.dumps(record, indent=1))
     else:

@@ -111,11 +111,17 @@ def compile_gemv(
         raise OperandError(explain("m, k, batch", got=(m, k, batch), expected="positive, and k a multiple of 16"))
     if scales not in ("blocked", "rowmajor"):
         raise OperandError(explain("scales", got=repr(scales), expected="'blocked' or 'rowmajor'"))
+    _check_dtype("out_dtype", out_dtype)
     arch_ = targets.architecture(arch)
     alignment = min((k // 2) & -(k // 2), 32)
     problem = GemvProblem(m, k, batch, alignment, scales, scales, (k // 16) % 4 == 0, out=_DTYPE_NAMES[out_dtype])
     config, _ = choose(problem, arch_, arch_.sm_count)
     return _compile(config), config
+
+
+def _check_dtype(what: str, dtype: torch.dtype) -> None:
+    if dtype not in _DTYPE_NAMES:
+        raise OperandTypeError(explain(what, got=dtype, expected=" or ".join(map(str, _DTYPE_NAMES))))
 
 
 def _check_format(name: str, operand: BlockScaledTensor) -> None:
@@ -145,13 +151,11 @@ def _output(
     shape = (a.batch, a.rows) if a.is_batched else (a.rows,)
     if out is None:
         dtype = torch.float16 if dtype is None else dtype
-        if dtype not in _DTYPE_NAMES:
-            raise OperandTypeError(explain("out_dtype", got=dtype, expected=", ".join(map(str, _DTYPE_NAMES))))
+        _check_dtype("out_dtype", dtype)
         return torch.empty(shape, dtype=dtype, device=a.device)
     if not isinstance(out, torch.Tensor):
         raise OperandTypeError(explain("out", got=type(out).__name__, expected="torch.Tensor"))
-    if out.dtype not in _DTYPE_NAMES:
-        raise OperandTypeError(explain("dtype of out", got=out.dtype, expected=", ".join(map(str, _DTYPE_NAMES))))
+    _check_dtype("dtype of out", out.dtype)
     if dtype is not None and dtype is not out.dtype:
         raise OperandTypeError(explain("out_dtype", got=dtype, expected=f"None or {out.dtype}, the dtype of out"))
     if out.shape != shape:

@@ -30,7 +30,6 @@ from cute_nvfp4.reference import gemv_reference
 from cute_nvfp4.scale_layout import to_blocked
 from cute_nvfp4.sim import GlobalMemory, HostModule, MemoryCounter, Program, Result, run
 from cute_nvfp4.target import Architecture, Target, architecture
-from cute_nvfp4.target import sm_count as device_sm_count
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 FINAL = ("f", "the final kernel")
@@ -182,8 +181,9 @@ def bind(rung: type | None, case: Case, arch: Architecture, *, sm_count: int | N
     tensors["c"] = (out, True)
     if rung is None:
         # ops.gemv, taken apart: only so can its launch be counted, and spread over fewer multiprocessors
-        target = Target(arch, "cuda" if a.device.type == "cuda" else "sim")
-        config, blocks = choose(ops._problem(a, b, out), arch, sm_count or device_sm_count(target, a.device))
+        on_gpu = a.device.type == "cuda"
+        device_count = torch.cuda.get_device_properties(a.device).multi_processor_count if on_gpu else arch.sm_count
+        config, blocks = choose(ops._problem(a, b, out), arch, sm_count or device_count)
         return Bound(
             ops._compile(config), ops._GEMV_TYPES, ops._arguments(a, b, out, 1.0, blocks, stream), tensors, out
         )

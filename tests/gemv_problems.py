@@ -53,7 +53,12 @@ class Case:
     seed: int = 0
 
     def __str__(self) -> str:
-        parts = [f"{self.m}x{self.k}x{self.batch}", self.a_layout, self.b_layout, str(self.dtype).removeprefix("torch.")]
+        parts = [
+            f"{self.m}x{self.k}x{self.batch}",
+            self.a_layout,
+            self.b_layout,
+            str(self.dtype).removeprefix("torch."),
+        ]
         return "-".join(parts).replace(" ", "_")
 
 
@@ -76,7 +81,7 @@ class Problem:
         return gemv(self.a, self.b, alpha=self.case.alpha, out_dtype=self.case.dtype, backend=backend)
 
 
-def _exact_storage(num_bytes: int, alignment: int, device: str) -> torch.Tensor:
+def exact_storage(num_bytes: int, alignment: int, device: str) -> torch.Tensor:
     """``num_bytes`` at an address that ``alignment`` divides and its double does not."""
     room = torch.zeros(num_bytes + 2 * alignment + 64, dtype=torch.uint8, device=device)
     start = -room.data_ptr() % (2 * alignment) + alignment
@@ -90,7 +95,7 @@ def _data(
     row = case.k // 2 + pitch
     matrices = 1 if repeat else max(case.batch, 1)
     size = ((matrices - 1) * rows + rows - 1) * row + case.k // 2
-    flat = _exact_storage(size, alignment, device)
+    flat = exact_storage(size, alignment, device)
     flat.copy_(torch.from_numpy(generator.integers(0, 256, size, dtype=np.uint8)))
     if case.batch == 0:
         return flat.as_strided((rows, case.k // 2), (row, 1), flat.storage_offset())
@@ -113,13 +118,17 @@ def _scale(
     scale = torch.from_numpy(codes)
     if layout in ("blocked", "flat"):
         blocked = poisoned_blocked(scale)
-        storage = _exact_storage(blocked.numel(), 16, device)
+        storage = exact_storage(blocked.numel(), 16, device)
         storage.copy_(blocked.permute(5, 2, 4, 0, 1, 3).reshape(-1))
-        return storage if layout == "flat" else storage.as_strided(blocked.shape, blocked.stride(), storage.storage_offset())
+        return (
+            storage
+            if layout == "flat"
+            else storage.as_strided(blocked.shape, blocked.stride(), storage.storage_offset())
+        )
     # an odd pitch makes loads of four scales impossible
     row = columns + (3 if layout.endswith("strided") else 0)
     size = ((matrices - 1) * rows + rows - 1) * row + columns
-    flat = _exact_storage(size, 4, device)
+    flat = exact_storage(size, 4, device)
     shape = (max(case.batch, 1), rows, columns)
     view = flat.as_strided(shape, (0 if repeat else rows * row, row, 1), flat.storage_offset())
     view[: len(scale)].copy_(scale)
@@ -190,7 +199,9 @@ def random_cases(count: int, seed: int, **limits: int) -> list[Case]:
 
 def _magnitudes(x: BlockScaledTensor) -> BlockScaledTensor:
     scale = None if x.global_scale is None else x.global_scale.abs()
-    return replace(x, data=x.data & 0x77, scale=x.rowmajor_scale()[:, :, :].view(torch.uint8) & 0x7F, global_scale=scale)
+    return replace(
+        x, data=x.data.view(torch.uint8) & 0x77, scale=x.rowmajor_scale().view(torch.uint8) & 0x7F, global_scale=scale
+    )
 
 
 def bounds(problem: Problem) -> tuple[torch.Tensor, torch.Tensor]:

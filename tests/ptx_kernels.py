@@ -233,7 +233,7 @@ class PerThread:
             target[i, thread] = word
 
 
-_TYPES = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
+ARGUMENT_TYPES = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p)
 
 
 @functools.cache
@@ -248,8 +248,8 @@ def compiled(name: str, arch: str) -> CompiledKernel:
 
 
 @functools.cache
-def _launcher(kernel: CompiledKernel, backend: str) -> CudaLauncher | SimLauncher:
-    return (CudaLauncher if backend == "cuda" else SimLauncher)(kernel, _TYPES)
+def launcher(kernel: CompiledKernel, backend: str) -> CudaLauncher | SimLauncher:
+    return (CudaLauncher if backend == "cuda" else SimLauncher)(kernel, ARGUMENT_TYPES)
 
 
 def run_kernel(
@@ -268,12 +268,10 @@ def run_kernel(
     place.copy_(given)
     stream = torch.cuda.current_stream().cuda_stream if backend == "cuda" else 0
     values: Sequence[Any] = (x.data_ptr(), y.data_ptr(), place.data_ptr(), len(words) // BLOCK, stream)
-    _launcher(kernel, backend)(values, {"x": (x, False), "y": (y, True), "data": (place, False)})
+    launcher(kernel, backend)(values, {"x": (x, False), "y": (y, True), "data": (place, False)})
     return y.cpu().numpy().view(np.uint32)
 
 
-def run(
-    name: str, words: np.ndarray, data: np.ndarray | None = None, *, arch: str, backend: str = "sim"
-) -> np.ndarray:
+def run(name: str, words: np.ndarray, data: np.ndarray | None = None, *, arch: str, backend: str = "sim") -> np.ndarray:
     """Compiles body ``name`` for ``arch`` (once) and runs it."""
     return run_kernel(compiled(name, arch), words, BODIES[name].outs, data, backend)

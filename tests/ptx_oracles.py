@@ -168,7 +168,9 @@ def prmt(a: int, b: int, c: int, mode: str) -> int:
     n = c & 3
     if mode == "":
         chosen = [c >> 4 * i & 15 for i in range(4)]
-        return sum(((0xFF if source[s & 7] & 0x80 else 0) if s & 8 else source[s & 7]) << 8 * i for i, s in enumerate(chosen))
+        return sum(
+            ((0xFF if source[s & 7] & 0x80 else 0) if s & 8 else source[s & 7]) << 8 * i for i, s in enumerate(chosen)
+        )
     picks = {
         ".f4e": [n + i for i in range(4)],
         ".b4e": [(n - i) % 8 for i in range(4)],

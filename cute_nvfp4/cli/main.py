@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
+from .. import __version__
 from .doctor import doctor
 from .eval import evaluate
 from .inspect import inspect
@@ -21,6 +24,16 @@ app.command("inspect", cls=JsonCommand)(inspect)
 app.command("doctor", cls=JsonCommand)(doctor)
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"cute-nvfp4 {__version__}")
+        raise typer.Exit
+
+
 @app.callback()
-def _main() -> None:
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
     """CuTe DSL kernels for NVFP4: run the hackathon's problems, look into the kernels, check this machine."""

@@ -242,13 +242,16 @@ def _choose_backend(backend: str) -> str:
 
 
 def _choose_arch(backend: str, arch: str | None) -> str | None:
-    from ..target import ARCHITECTURES, DEFAULT_ARCH, resolve
+    from ..target import ARCH_VARIABLE, ARCHITECTURES, DEFAULT_ARCH, resolve
 
+    what = "architecture"
+    if arch is None and backend == "sim":
+        arch, what = os.environ.get(ARCH_VARIABLE) or DEFAULT_ARCH, f"architecture in {ARCH_VARIABLE}"
     if arch is not None:
-        _one_of("architecture", arch, tuple(ARCHITECTURES))
+        _one_of(what, arch, tuple(ARCHITECTURES))
     if backend == "cuda":
         return resolve("cuda", "cuda", arch).arch.name
-    return None if backend == "reference" else arch or os.environ.get("CUTE_NVFP4_ARCH") or DEFAULT_ARCH
+    return None if backend == "reference" else arch
 
 
 def _environment_seed() -> int | None:

@@ -200,6 +200,8 @@ class Gemv:
         quad_lane = mod(lane, QUAD)
         addresses, take = self.loader.addresses, self.loader.take
 
+        if cutlass.const_expr(cfg.chunked):
+            cute.arch.sync_threads()  # the chunk before this one has been used: its b, and the stages of the warps
         first_tile, tiles = tile_range
         tile = first_tile + warp_m
         # slices of the chunk that are this warp's: warp_k, warp_k + warps_k, …; all of them for each of its tiles
@@ -222,8 +224,6 @@ class Gemv:
             if cutlass.const_expr(cfg.shared_stages):
                 commit_group()
 
-        if cutlass.const_expr(cfg.chunked):
-            cute.arch.sync_threads()  # the chunk before this one has been used
         self.put_constants(shared_constants, thread)
         for i in cutlass.range_constexpr(self.first_blocks):
             self.store_b(b_places, thread + i * cfg.threads, slice_range, b_words, b_scale, i)

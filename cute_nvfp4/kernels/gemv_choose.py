@@ -93,6 +93,7 @@ def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> tuple[Gem
     warps_k = _split(block_tiles, slices)
     # a capacity of few sizes keeps the variants few; K itself is compiled in where the layout of rows is plain
     capacity = min(MAX_CAPACITY, max(SLICE_K, 1 << (problem.k - 1).bit_length()))
+    ragged = problem.m % ATOM_ROWS != 0 or problem.k % SLICE_K != 0
     vector_bytes = min(arch.vector_bytes, problem.alignment, 32)
     config = GemvConfig(
         arch=arch,
@@ -102,9 +103,10 @@ def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> tuple[Gem
         stages=1 if registers else 3,
         shared_stages=not registers,
         capacity=capacity,
-        chunked=problem.k > capacity,
+        # of a ragged problem ptxas spills 8 bytes at 64 registers, but not inside the loop over chunks, be it run once
+        chunked=problem.k > capacity or (registers and ragged),
         vector_bytes=vector_bytes,
-        ragged=problem.m % ATOM_ROWS != 0 or problem.k % SLICE_K != 0,
+        ragged=ragged,
         a_scale=problem.a_scale,
         b_scale=problem.b_scale,
         scale_word=problem.scale_word,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import tempfile
 
 import cutlass
 import cutlass.cute as cute
@@ -98,10 +99,12 @@ _TYPES = {torch.float32: cutlass.Float32, torch.int32: cutlass.Int32}
 @functools.cache
 def compiled(function, types: tuple, scalars: int, arch: str, lines: bool = False):
     """(program, host module) of a function of pointers to ``types`` and Int32 ``scalars``; ``lines``: with .loc."""
-    options = f"--gpu-arch {arch} --keep-ptx" + (" --generate-line-info" if lines else "")
     pointers = [make_ptr(_TYPES[t], 0, cute.AddressSpace.gmem, assumed_align=4) for t in types]
-    result = cute.compile(function, *pointers, *[cutlass.Int32(1)] * scalars, options=options)
-    return Program.parse(result.__ptx__), HostModule(str(result.ir_module), result.function_name)
+    with tempfile.TemporaryDirectory() as folder:
+        options = f"--gpu-arch {arch} --keep-ptx --dump-dir {folder}" + (" --generate-line-info" if lines else "")
+        result = cute.compile(function, *pointers, *[cutlass.Int32(1)] * scalars, options=options)
+        ptx = result.__ptx__
+    return Program.parse(ptx), HostModule(str(result.ir_module), result.function_name)
 
 
 def simulate(

@@ -38,47 +38,58 @@ class Mutant:
     error: str = ""
 
 
-_REGISTERS = r"\{(%r\d+), (%r\d+), (%r\d+), (%r\d+)\}"
-_MMA = r"mma\.sync\.aligned\.m16n8k32\.row\.col\.s32\.s8\.s8\.s32 " + _REGISTERS + r", \{[^}]*\}, \{[^}]*\}, " + _REGISTERS
-_TERM = r"fma\.rn\.f16x2 s, d, %r\d+, s;"
+_R = r"%r\d+"
+_FOUR = r"\{(%r\d+), (%r\d+), (%r\d+), (%r\d+)\}"
+_MMA = rf"mma\.sync\.aligned\.m16n8k32\.row\.col\.s32\.s8\.s8\.s32 {_FOUR}, \{{[^}}]*\}}, \{{[^}}]*\}}, {_FOUR}"
+_MOVE_C = r"mov.b32 \1, \5; mov.b32 \2, \6; mov.b32 \3, \7; mov.b32 \4, \8"
+_BLOCK = rf"fma\.rn\.f32\s+({_R}), ({_R}), ({_R}), ({_R});"
+_TWICE = r"fma.rn.f32 \1, \2, \3, \4; fma.rn.f32 \1, \2, \3, \1;"
+_SCALES = r"(ld\.global\.L1::no_allocate\.v2\.b32 \{[^}]*\}, \[%rd\d+)\]"
+_SCALE_COPY = rf"(cp\.async\.ca\.shared\.global \[{_R}\], \[%rd\d+)\], 8;"
+_SIZED_COPY = rf"(cp\.async\.ca\.shared\.global\.L2::cache_hint \[{_R}\], \[%rd\d+\], 8), {_R},"
+_ADD = rf"add\.f32\s+({_R}), ({_R}), ({_R});"
+_NARROW = rf"(cvt\.rn\.f16\.f32\s+%rs\d+, ({_R});)"
+_BARRIER = r"bar\.sync\s+0;"
+_BLACKWELL, _HOPPER = ("sm_100a",), ("sm_90a",)
+_OUTSIDE = "OutOfBounds"
 
 MUTANTS = (
     # indices
-    Mutant("scales of the next rows", r"(ld\.global\.L1::no_allocate\.v2\.b32 \{[^}]*\}, \[%rd\d+)\]", r"\1+16]", case=FEW, count=0),
-    Mutant("scales of the next rows, to the end", r"(ld\.global\.L1::no_allocate\.v2\.b32 \{[^}]*\}, \[%rd\d+)\]", r"\1+16]", ("sm_100a",), FULL, 0, "OutOfBounds"),
-    Mutant("scales of the next rows, to the end", r"(cp\.async\.ca\.shared\.global \[%r\d+\], \[%rd\d+)\], 8;", r"\1+16], 8;", ("sm_90a",), FULL, 0, "OutOfBounds"),
+    Mutant("scales of the next rows", _SCALES, r"\1+16]", case=FEW, count=0),
+    Mutant("scales of the next rows, to the end", _SCALES, r"\1+16]", _BLACKWELL, FULL, 0, _OUTSIDE),
+    Mutant("scales of the next rows, to the end", _SCALE_COPY, r"\1+16], 8;", _HOPPER, FULL, 0, _OUTSIDE),
     Mutant("scale of b one too far", r"(@p ld\.global\.u8 %r\d+, \[%rd\d+)\]", r"\1+1]", count=0),
-    Mutant("output one too far", r"(st\.global\.b16 +\t?\[%rd\d+)\]", r"\1+2]", count=0, error="OutOfBounds"),
+    Mutant("output one too far", r"(st\.global\.b16\s+\[%rd\d+)\]", r"\1+2]", count=0, error=_OUTSIDE),
     # terms
-    Mutant("two products of a lane dropped", _TERM, "", ("sm_100a",)),
-    Mutant("eight products of a lane dropped", _MMA, "mov.b32 \\1, \\5; mov.b32 \\2, \\6; mov.b32 \\3, \\7; mov.b32 \\4, \\8", ("sm_90a",)),
-    Mutant("a block dropped", r"fma\.rn\.f32 *\t?(%r\d+), %r\d+, %r\d+, (%r\d+);", r"mov.b32 \1, \2;"),
-    Mutant("a block twice", r"fma\.rn\.f32 *\t?(%r\d+), (%r\d+), (%r\d+), (%r\d+);", r"fma.rn.f32 \1, \2, \3, \4; fma.rn.f32 \1, \2, \3, \1;"),
-    Mutant("wrong byte decoded", r"cvt\.rn\.f16x2\.e2m1x2 d, x1;", "cvt.rn.f16x2.e2m1x2 d, x0;", ("sm_100a",)),
-    Mutant("wrong pair of scales", r"cvt\.rn\.f16x2\.e4m3x2 (%r\d+), h", r"cvt.rn.f16x2.e4m3x2 \1, l"),
+    Mutant("two products of a lane dropped", rf"fma\.rn\.f16x2 s, d, {_R}, s;", "", _BLACKWELL),
+    Mutant("eight products of a lane dropped", _MMA, _MOVE_C, _HOPPER),
+    Mutant("a block dropped", _BLOCK, r"mov.b32 \1, \4;"),
+    Mutant("a block twice", _BLOCK, _TWICE),
+    Mutant("wrong byte decoded", r"cvt\.rn\.f16x2\.e2m1x2 d, x1;", "cvt.rn.f16x2.e2m1x2 d, x0;", _BLACKWELL),
+    Mutant("wrong pair of scales", rf"cvt\.rn\.f16x2\.e4m3x2 ({_R}), h", r"cvt.rn.f16x2.e4m3x2 \1, l"),
     # tails
-    Mutant("loads without predicate", r"@p ld\.global", "ld.global", ("sm_100a",), count=0, error="OutOfBounds"),
-    Mutant("copies without a size", r"(cp\.async\.ca\.shared\.global\.L2::cache_hint \[%r\d+\], \[%rd\d+\], 8), %r\d+,", r"\1,", ("sm_90a",), count=0, error="OutOfBounds"),
-    Mutant("predicate of b's scale", r"@p (ld\.global\.u8)", r"\1", count=0, error="OutOfBounds"),
-    Mutant("padding of the scales not masked", r"selp\.b32 *\t?(%r\d+), -1, %r\d+, %p\d+;", r"mov.b32 \1, -1;", count=0),
+    Mutant("loads without predicate", r"@p ld\.global", "ld.global", _BLACKWELL, count=0, error=_OUTSIDE),
+    Mutant("copies without a size", _SIZED_COPY, r"\1,", _HOPPER, count=0, error=_OUTSIDE),
+    Mutant("predicate of b's scale", r"@p (ld\.global\.u8)", r"\1", count=0, error=_OUTSIDE),
+    Mutant("padding of the scales not masked", rf"selp\.b32\s+({_R}), -1, {_R}, %p\d+;", r"mov.b32 \1, -1;", count=0),
     # constants
-    Mutant("table of magnitudes", str(0x03020100), str(0x02020100), ("sm_90a",), count=0),
-    Mutant("signs of four elements", "0x88888888", "0x08888888", ("sm_90a",), count=0),
+    Mutant("table of magnitudes", str(0x03020100), str(0x02020100), _HOPPER, count=0),
+    Mutant("signs of four elements", "0x88888888", "0x08888888", _HOPPER, count=0),
     Mutant("scale of the scales", str(0x24002400), str(0x28002800), count=0),
-    Mutant("bits of 1.5 · 2²³", str(0x4B400000), str(0x4B400001), ("sm_90a",)),
+    Mutant("bits of 1.5 · 2²³", str(0x4B400000), str(0x4B400001), _HOPPER),
     # the end
-    Mutant("sum of a lane dropped", r"add\.f32 *\t?(%r\d+), (%r\d+), (%r\d+);(?![\s\S]*add\.f32)", r"mov.b32 \1, \2;"),
-    Mutant("rows past the last written", r"@%p\d+ bra *\t?\$L\w+;(?=[^@]*st\.global)", "", error="OutOfBounds"),
+    Mutant("sum of a lane dropped", _ADD + r"(?![\s\S]*add\.f32)", r"mov.b32 \1, \2;"),
+    Mutant("rows past the last written", r"@%p\d+ bra\s+\$L\w+;(?=[^@]*st\.global)", "", error=_OUTSIDE),
     # rounding
     Mutant("output rounded toward zero", r"cvt\.rn\.f16\.f32", "cvt.rz.f16.f32", count=0),
-    Mutant("output rounded by way of bf16", r"(cvt\.rn\.f16\.f32 *\t?%rs\d+, (%r\d+);)", r"and.b32 \2, \2, -65536; \1", count=0),
-)  # fmt: skip
+    Mutant("output rounded by way of bf16", _NARROW, r"and.b32 \2, \2, -65536; \1", count=0),
+)
 
 BLIND = (
-    Mutant("no barrier after b is decoded", r"bar\.sync *\t?0;", "", case=FULL),
-    Mutant("no barrier before the sums meet", r"bar\.sync *\t?0;(?![\s\S]*bar\.sync)", "", case=FULL),
-    Mutant("copies not waited for", r"cp\.async\.wait_group \d+;", "", ("sm_90a",), FULL, 0),
-    Mutant("lanes of a warp not in step", r"bar\.warp\.sync *\t?-1;", "", ("sm_90a",), FULL, 0),
+    Mutant("no barrier after b is decoded", _BARRIER, "", case=FULL),
+    Mutant("no barrier before the sums meet", _BARRIER + r"(?![\s\S]*bar\.sync)", "", case=FULL),
+    Mutant("copies not waited for", r"cp\.async\.wait_group \d+;", "", _HOPPER, FULL, 0),
+    Mutant("lanes of a warp not in step", r"bar\.warp\.sync\s+-1;", "", _HOPPER, FULL, 0),
 )
 
 

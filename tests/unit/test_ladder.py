@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from cute_nvfp4.errors import OperandError
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.target import architecture
 
+ROOT = Path(__file__).resolve().parents[2]
 ARCHS = ("sm_90a", "sm_100a")
 # all shapes: several blocks of threads, fewer slices than a ring has stages, a batch
 SHAPES = ((256, 2048, 1), (128, 1024, 2))
@@ -139,3 +142,24 @@ def test_the_ladder_goes_up(arch: str) -> None:
     assert found[0].sector_use < 0.05 < 0.4 < found[1].sector_use < 0.9 < found[-1].sector_use <= 1.0
     first, last = found[1], found[-1]
     assert last.instructions_per_element < 0.25 * first.instructions_per_element
+
+
+def test_benchmark_says_what_it_needs() -> None:
+    script = ROOT / "benchmarks" / "gemv_ladder.py"
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": ""}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, env=environment, timeout=120)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.startswith("no CUDA device") and "01_gemv.ipynb" in done.stderr
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_rungs_are_right_on_the_gpu() -> None:
+    from cute_nvfp4.target import resolve
+
+    arch, case = resolve("cuda", "cuda").arch, tools.make_case(1024, 7168, 2, device="cuda")
+    for _, _, rung in tools.ladder(arch):
+        bound = tools.bind(rung, case, arch)
+        bound.launcher()()
+        torch.cuda.synchronize()
+        tools.check(case, bound.out)

@@ -1,0 +1,141 @@
+"""gemv() on the GPU that is there: right, repeatable, without waiting or allocating; and what it refuses."""
+
+from __future__ import annotations
+
+import math
+
+import gemv_problems
+import pytest
+import torch
+from gemv_problems import TEN_SHAPES, Case, make, random_cases
+
+from cute_nvfp4 import gemv, ops
+from cute_nvfp4.errors import OperandError, TargetError
+from cute_nvfp4.operand import BlockScaledTensor
+
+pytestmark = pytest.mark.gpu
+
+COUNT, CHUNK = 1000, 50
+
+
+def check(case: Case) -> None:
+    problem = make(case, "cuda")
+    gemv_problems.check(problem, problem.run())
+
+
+@pytest.mark.parametrize("dtype", gemv_problems.DTYPES, ids=str)
+@pytest.mark.parametrize("shape", dict.fromkeys(TEN_SHAPES), ids=str)
+def test_ten_shapes(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    check(Case(*shape, dtype=dtype, alpha=None if dtype is torch.float32 else 2.0**-16, b_rows=128, seed=1111))
+
+
+@pytest.mark.parametrize("shape", [(7168, 16384, 1), (4096, 7168, 8), (7168, 2048, 4)], ids=str)
+def test_benchmark_shapes(shape: tuple[int, int, int]) -> None:
+    check(Case(*shape, b_rows=128))
+
+
+@pytest.mark.parametrize("first", range(0, COUNT, CHUNK))
+def test_random(first: int) -> None:
+    """The simulator's generator of cases, with more rows."""
+    for case in random_cases(CHUNK, 1000 + first, max_m=3000):
+        check(case)
+
+
+@pytest.mark.parametrize("case", [Case(2432, 4608, 2), Case(71, 16400, 1, "rowmajor", alignment=8)], ids=str)
+def test_repeats_bit_for_bit(case: Case) -> None:
+    problem = make(case, "cuda")
+    first = problem.run()
+    for _ in range(20):
+        assert problem.run().view(torch.int32).equal(first.view(torch.int32))
+
+
+def test_nan_scales() -> None:
+    problem = make(Case(140, 272, 1, "rowmajor", "rowmajor", alignment=8), "cuda")
+    problem.a.scale[0, 64, 3] = 0x7F
+    c = problem.run()[0]
+    assert c.isnan().nonzero().flatten().tolist() == [64]
+
+
+def test_current_stream() -> None:
+    """The kernel runs behind what the current stream already has to do."""
+    problem = make(Case(512, 2048), "cuda")
+    expected = problem.run()
+    data = problem.a.data.clone()
+    stream = torch.cuda.Stream()
+    torch.cuda.synchronize()
+    problem.a.data.zero_()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(stream):
+        torch.cuda._sleep(50_000_000)
+        problem.a.data.copy_(data)
+        c = gemv(problem.a, problem.b, out_dtype=torch.float32)
+    stream.synchronize()
+    assert c.equal(expected)
+
+
+def test_a_second_call_only_allocates_its_output(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = make(Case(512, 2048), "cuda")
+    expected = problem.run()
+    monkeypatch.setattr(ops, "build", lambda *args, **options: pytest.fail("compiled again"))
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_stats()["allocation.all.allocated"]
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        c = problem.run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] == before + 1
+    assert c.equal(expected)
+
+
+def test_in_a_cuda_graph() -> None:
+    """Nothing but a launch happens, so a graph can hold it; replaying sees new data."""
+    problem = make(Case(256, 1024, out="contiguous"), "cuda")
+    problem.run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        gemv(problem.a, problem.b, out=problem.out)
+    problem.a.data.copy_(problem.a.data.flip(-1))
+    problem.out.fill_(math.nan)
+    graph.replay()
+    torch.cuda.synchronize()
+    gemv_problems.check(problem, problem.out)
+
+
+def test_a_strided_output_keeps_what_is_between() -> None:
+    problem = make(Case(100, 256, 2, out="strided"), "cuda")
+    room = problem.out.as_strided((2, 100, 3), (300, 3, 1), 0)
+    room.fill_(12345.0)
+    gemv_problems.check(problem, gemv(problem.a, problem.b, out=problem.out))
+    assert (room[..., 0] == 12345).all() and (room[..., 2] == 12345).all()
+
+
+def test_devices_that_do_not_fit_together() -> None:
+    gpu, cpu = (make(Case(20, 64), device) for device in ("cuda", "cpu"))
+    with pytest.raises(OperandError, match=r"device of a and b: got cuda:0 and cpu, expected the same"):
+        gemv(gpu.a, cpu.b)
+    with pytest.raises(OperandError, match=r"device of scale: got cpu, expected cuda:0"):
+        BlockScaledTensor(gpu.a.data, cpu.a.scale)
+    with pytest.raises(OperandError, match=r"device of global scale: got cpu"):
+        BlockScaledTensor(gpu.a.data, gpu.a.scale, torch.ones(1))
+    with pytest.raises(OperandError, match=r"device of out: got cpu, expected cuda:0"):
+        gemv(gpu.a, gpu.b, out=torch.empty(1, 20))
+    with pytest.raises(TargetError, match=r"backend='sim': got cuda:0, expected cpu"):
+        gemv(gpu.a, gpu.b, backend="sim")
+    with pytest.raises(TargetError, match=r"backend='cuda': got cpu, expected a CUDA device"):
+        gemv(cpu.a, cpu.b, backend="cuda")
+
+
+def test_reference_on_the_gpu() -> None:
+    problem = make(Case(33, 512, 2), "cuda")
+    gemv_problems.check(problem, problem.run("reference"))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_second_device() -> None:
+    """Runs where the operands are, whatever device is current."""
+    problem = make(Case(512, 512), "cuda:1")
+    with torch.cuda.device(0):
+        c = problem.run()
+    assert c.device == torch.device("cuda:1")
+    gemv_problems.check(problem, c)
