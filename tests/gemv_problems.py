@@ -91,7 +91,7 @@ def exact_storage(num_bytes: int, alignment: int, device: str) -> torch.Tensor:
 def _data(
     generator: np.random.Generator, case: Case, rows: int, pitch: int, alignment: int, repeat: bool, device: str
 ) -> torch.Tensor:
-    """(L, rows, K/2) or (rows, K/2) bytes with rows ``K/2 + pitch`` apart; the last byte of the last row ends memory."""
+    """(L, rows, K/2) or (rows, K/2) bytes with rows ``K/2 + pitch`` apart; memory ends with the last row."""
     row = case.k // 2 + pitch
     matrices = 1 if repeat else max(case.batch, 1)
     size = ((matrices - 1) * rows + rows - 1) * row + case.k // 2

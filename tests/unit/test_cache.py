@@ -49,6 +49,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "_memory", {})
+    ops._plan.cache_clear()
 
 
 def entries(folder: Path) -> list[Path]:
