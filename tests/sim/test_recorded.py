@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from functools import cache
 from pathlib import Path
 
@@ -88,8 +89,6 @@ def test_every_recording_is_listed() -> None:
 
 @pytest.fixture(scope="module")
 def dry_run(tmp_path_factory: pytest.TempPathFactory) -> Recording:
-    import sys
-
     sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
     import record_gemv
 

@@ -17,7 +17,7 @@ from cute_nvfp4.ptx.warp import sum_lanes
 from cute_nvfp4.sim import Misaligned, OutOfBounds
 
 
-def offsets(first: int, num_bytes: int = 16) -> np.ndarray:
+def offsets(first: int) -> np.ndarray:
     """A word a thread: 0, except ``first`` in thread 77."""
     words = np.zeros((BLOCK, 1), np.uint32)
     words[77] = first
