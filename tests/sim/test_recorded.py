@@ -19,7 +19,7 @@ from cute_nvfp4.operand import BlockScaledTensor
 
 DATA = Path(__file__).parents[1] / "data"
 # file names in tests/data
-RECORDINGS: tuple[str, ...] = ()
+RECORDINGS: tuple[str, ...] = ("h200_gemv.npz",)
 HOW = "record it on the GPU: python tests/gpu/record_gemv.py --out tests/data/NAME"
 
 recorded = pytest.mark.parametrize("name", RECORDINGS or [pytest.param("", marks=pytest.mark.skip(f"none yet; {HOW}"))])
