@@ -121,6 +121,7 @@ def variants(shape: tuple[int, int, int], clear: ColdL2) -> list[dict]:
                     return dataclasses.replace(config, **change), blocks
 
                 ops.choose = variant
+                ops._plan.cache_clear()  # plans are kept by problem, whatever was chosen for it
                 try:
                     fits = variant(ops._problem(a, b, out), *_target())[0]
                     if warps_k * 256 > k or gemv_choose.shared_bytes(fits) > fits.arch.shared_bytes:
@@ -128,7 +129,10 @@ def variants(shape: tuple[int, int, int], clear: ColdL2) -> list[dict]:
                     time_us = median_us(lambda: ops.gemv(a, b, out=out), clear)
                 finally:
                     ops.choose = chosen
-                rows.append({"warps_k": warps_k, "stages": stages, "k_compiled_in": bool(constant_k), "us": time_us})
+                    ops._plan.cache_clear()
+                rows.append(
+                    {"warps_k": warps_k, "stages": stages, "k_compiled_in": bool(constant_k), "us": round(time_us, 2)}
+                )
     return sorted(rows, key=lambda row: row["us"])
 
 
