@@ -17,6 +17,7 @@ _PUBLIC = {
     "NVFP4": "formats",
     "MXFP4": "formats",
     "MXFP8": "formats",
+    "MXFP8_E5M2": "formats",
     "to_blocked": "scale_layout",
     "from_blocked": "scale_layout",
     "gemv": "ops",

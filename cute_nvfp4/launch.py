@@ -7,9 +7,11 @@ asks which backend runs.
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import ctypes
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -97,6 +99,19 @@ def _check(status: int, what: str) -> None:
         raise CompileError(f"{what} failed: {name.decode() if isinstance(name, bytes) else name} ({status})")
 
 
+_counting: contextvars.ContextVar[bool] = contextvars.ContextVar("counting", default=False)
+
+
+@contextlib.contextmanager
+def counting_memory() -> Iterator[None]:
+    """Within it, simulated launches also count requests and sectors of memory (see ``SimLauncher.last_results``)."""
+    token = _counting.set(True)
+    try:
+        yield
+    finally:
+        _counting.reset(token)
+
+
 class SimLauncher:
     """Runs the host code with its launches captured, and executes the captured launches from the kernel's PTX."""
 
@@ -116,7 +131,7 @@ class SimLauncher:
         for name, (tensor, writable) in tensors.items():
             memory.add(tensor, name=name, writable=writable)
         launches = self._host.call([kind(value) for kind, value in zip(self._types, values)])
-        self.last_results = [run(self._program, launch, memory) for launch in launches]
+        self.last_results = [run(self._program, launch, memory, counters=_counting.get()) for launch in launches]
 
 
 _launchers: dict[tuple[int, str], tuple[CompiledKernel, Launcher]] = {}

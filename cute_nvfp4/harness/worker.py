@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from ..launch import counting_memory
 from . import counters, timing
 from .arena import Arena, Layout
 from .integrity import Snapshot
@@ -91,7 +92,8 @@ class Worker:
         if timed and self._device.type == "cuda":
             out, written, gpu_ns = self._timed_call(data)
         else:
-            out = written = self._kernel(data)
+            with counting_memory():
+                out = written = self._kernel(data)
         described = self._store(out, written)
         self._synchronize()
         wall_ns = _clock() - begin
