@@ -34,17 +34,15 @@ from cutlass.memory import SmemAllocator
 from ..ptx.async_copy import commit_group, wait_group
 from ..ptx.memory import load_shared, store_shared
 from ..ptx.warp import sum_lanes
-from ..scale_layout import ATOM_ROWS
 from . import gemv_registers, gemv_ring
 from .arith import ceil_div, div, mod
 from .gemv_config import (
     SLICE_BYTES,
     SLICE_SCALE_BYTES,
-    TILE_FIRST_ROWS,
     TILE_LAST_ROW,
     TILE_ROWS,
-    TILES_PER_ATOM,
     GemvConfig,
+    count_tiles,
 )
 from .gemv_dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS, SLICE_K, dot_engine
 from .gemv_scales import (
@@ -98,9 +96,7 @@ class Gemv:
         Strides are (row, batch): in bytes for A, b and scales, in elements for c.
         """
         cfg = self.config
-        # tiles that have rows: eight in a full atom, in the last one those that start inside the matrix
-        rest = ceil_div(mod(m, ATOM_ROWS), TILE_FIRST_ROWS)
-        tiles = div(m, ATOM_ROWS) * TILES_PER_ATOM + cutlass.min(rest, TILES_PER_ATOM)
+        tiles = count_tiles(m, cutlass.min)
         pointers = (a, sfa, b, sfb, c, a_global, b_global)
         strides = (a_strides, sfa_strides, b_batch, sfb_batch, c_strides)
         share = (tiles // blocks, tiles % blocks)
@@ -316,10 +312,9 @@ class Gemv:
     @cute.jit
     def fetch(self, cursor, store, stage, first_slice: Int32, operand_a, shape):
         """Asks for the slice at the cursor, of which the last may be shorter, and the last tile may lack rows."""
-        # rows of a K that is compiled in are contiguous: their distance is a constant
-        a_row = self.config.k // 2 if self.config.k else operand_a[1]
         fetch = self.loader.fetch
         address, tile, unit, _, _ = cursor
+        _, a_row, _, _ = operand_a
         if cutlass.const_expr(self.config.ragged):
             rows_left = shape[0] - tile_row(tile, 0, 0)
             blocks_left = div(shape[1], BLOCK_K) - (first_slice + unit * self.config.warps_k) * SLICE_BLOCKS

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from ..errors import OperandError, explain
 from ..scale_layout import ATOM_ROWS
 from ..target import Architecture
-from .gemv_config import TILE_FIRST_ROWS, TILES_PER_ATOM, GemvConfig
+from .gemv_config import SLICE_SCALE_BYTES, GemvConfig, count_tiles
 from .gemv_dot import SLICE_K, dot_engine
 
 # Tiles of a block of threads: more would cost shared memory for their sums and gain nothing.
@@ -40,12 +40,6 @@ class GemvProblem:
     a_global: bool = False
     b_global: bool = False
     out: str = "float16"
-
-
-def count_tiles(m: int) -> int:
-    """Tiles that have rows: eight in a full atom of 128 rows, in the last one those that start inside the matrix."""
-    rest = -(-(m % ATOM_ROWS) // TILE_FIRST_ROWS)
-    return m // ATOM_ROWS * TILES_PER_ATOM + min(rest, TILES_PER_ATOM)
 
 
 def can_implement(problem: GemvProblem) -> str:
@@ -122,7 +116,8 @@ def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> tuple[Gem
 def shared_bytes(config: GemvConfig) -> int:
     """Shared memory of a block of threads: b and its scales, constants, sums and the warps' rings."""
     engine = dot_engine(config.arch, config.dot)
-    b = config.capacity_slices * (engine.slice_bytes + 32)
-    sums = 64 * config.warps_k * config.tiles * 4
+    b = config.capacity_slices * (engine.slice_bytes + SLICE_SCALE_BYTES)
+    # (LANES, ROW_OF_LANE, WARPS_K, TILES) in fp32; the last kilobyte covers what aligning these places costs
+    sums = 32 * 2 * config.warps_k * config.tiles * 4
     ring = config.threads // 32 * config.stages * config.stage_bytes if config.shared_stages else 0
     return b + 4 * max(engine.constant_words, 1) + sums + ring + 1024

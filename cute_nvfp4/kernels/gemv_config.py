@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from ..scale_layout import ATOM_ROWS
 from ..target import Architecture
+from .arith import ceil_div, div, mod
 from .gemv_dot import QUAD, SLICE_BLOCKS, SLICE_K
 
 TILE_ROWS = 16
@@ -26,6 +29,15 @@ SLICE_SCALE_BYTES = 2 * SLICE_BLOCKS
 # the two rows of a lane are r and r + 32, whose scales are neighbours in the atom. The atoms are as many as there are.
 ROWS_SHAPE = ((4, 2), 2, (TILES_PER_ATOM, 1 << 24))
 ROWS_STRIDE = ((1, 64), 32, (4, ATOM_ROWS))
+
+
+def count_tiles(m: Any, minimum: Callable[[Any, Any], Any] = min) -> Any:
+    """Tiles that have rows: eight in a full atom, in the last one those that start inside the matrix.
+
+    ``m`` is an integer, or a traced one with ``minimum=cutlass.min``.
+    """
+    rest = ceil_div(mod(m, ATOM_ROWS), TILE_FIRST_ROWS)
+    return div(m, ATOM_ROWS) * TILES_PER_ATOM + minimum(rest, TILES_PER_ATOM)
 
 
 @dataclass(frozen=True)

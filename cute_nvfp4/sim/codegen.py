@@ -15,7 +15,7 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import UnsupportedInstruction
 from cute_nvfp4.sim.flow import EXIT, Block, successors
-from cute_nvfp4.sim.isa.table import STORE, VIEW, Op, bits, leaves
+from cute_nvfp4.sim.isa.table import STORE, VIEW, Op, bits
 from cute_nvfp4.sim.layout import Layout
 from cute_nvfp4.sim.model import (
     TYPE_BITS,
@@ -243,8 +243,3 @@ class BlockCompiler:
                 return f"{temp}.astype('i{width // 8}').view('u{width // 8}')"
             return f"{temp}.astype('u{width // 8}')"
         raise UnsupportedInstruction(f"register {register} has {width} bits, the result has {bits(t)}")
-
-
-def result_count(op: Op) -> int:
-    """How many values ``op.fn`` returns."""
-    return len(leaves(op.dst))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cute_nvfp4.sim.errors import UnsupportedInstruction
 from cute_nvfp4.sim.model import Kernel
 
 SHARED_BASE = 1024
@@ -50,10 +49,3 @@ def lay_out(kernel: Kernel) -> Layout:
     for v in dynamic:
         address[v.name] = ("shared", SHARED_BASE + start)
     return Layout(address, start if dynamic else shared, -(-local // 16) * 16)
-
-
-def generic(space: str, address: int) -> int:
-    """The generic address of ``address`` in ``space``."""
-    if space not in WINDOWS:
-        raise UnsupportedInstruction(f"no generic window for state space .{space}")
-    return WINDOWS[space] << WINDOW_SHIFT | address

@@ -11,8 +11,6 @@ import numpy as np
 
 from cute_nvfp4.errors import OperandTypeError, explain
 
-#: access sizes in bytes; an access of ``size`` bytes uses rows of size / unit elements
-SIZES = (1, 2, 4, 8, 16, 32)
 SECTOR = 32
 
 

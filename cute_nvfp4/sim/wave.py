@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cute_nvfp4.sim.codegen import NOTHING
-from cute_nvfp4.sim.layout import SHARED_BASE, WINDOW_SHIFT, WINDOWS
+from cute_nvfp4.sim.layout import SHARED_BASE
 from cute_nvfp4.sim.regions import Region
 from cute_nvfp4.sim.special import SPECIAL_REGISTERS, TIMED
 
@@ -146,8 +146,3 @@ class Group:
         if mask is not None and mask.all():
             mask = None
         return Group(self.wave, block, self.warps if whole else self.warps[select], mask, regs)
-
-
-def generic_window(name: str) -> int:
-    """First generic address of a window."""
-    return WINDOWS[name] << WINDOW_SHIFT
