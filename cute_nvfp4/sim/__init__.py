@@ -8,40 +8,61 @@ from __future__ import annotations
 
 from cute_nvfp4.sim.counters import MemoryCounter, Result
 from cute_nvfp4.sim.errors import (
+    CopiesInFlight,
     Deadlock,
     DivergentBarrier,
+    Hazard,
     InvalidLanes,
     LaunchError,
+    MbarrierMisuse,
     Misaligned,
+    MissingProxyFence,
     OutOfBounds,
     PtxSyntaxError,
+    Race,
     ReadOnlyWrite,
+    ResidencyError,
     StepLimit,
+    TensorMemoryError,
     Trap,
+    UndefinedRegister,
+    UninitializedRead,
     UnsupportedInstruction,
 )
 from cute_nvfp4.sim.executor import run
 from cute_nvfp4.sim.host import HostModule, Launch
 from cute_nvfp4.sim.program import Program
 from cute_nvfp4.sim.regions import GlobalMemory
+from cute_nvfp4.sim.schedule import Schedule, adversarial
 
 __all__ = [
+    "CopiesInFlight",
     "Deadlock",
     "DivergentBarrier",
     "GlobalMemory",
+    "Hazard",
     "HostModule",
     "InvalidLanes",
     "Launch",
     "LaunchError",
+    "MbarrierMisuse",
     "MemoryCounter",
     "Misaligned",
+    "MissingProxyFence",
     "OutOfBounds",
     "Program",
     "PtxSyntaxError",
+    "Race",
     "ReadOnlyWrite",
+    "ResidencyError",
     "Result",
+    "Schedule",
     "StepLimit",
+    "TensorMemoryError",
     "Trap",
+    "UndefinedRegister",
+    "UninitializedRead",
     "UnsupportedInstruction",
+    "adversarial",
     "run",
 ]

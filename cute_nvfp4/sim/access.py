@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cute_nvfp4.sim.cluster import OFFSET_MASK, RANK_SHIFT
 from cute_nvfp4.sim.errors import Misaligned, OutOfBounds, ReadOnlyWrite
 from cute_nvfp4.sim.layout import SHARED_BASE, WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.model import Instruction
@@ -46,6 +47,8 @@ def split_generic(g: Group, a: Access, mask, addr: np.ndarray, off: int):
     found = np.unique(window if mask is None else np.broadcast_to(window, (g.n, 32))[mask])
     for w in found.tolist():
         space = "global" if w == 0 else _WINDOW_NAMES.get(w)
+        if space == "shared":
+            space = "cluster"
         if space is None:
             raise OutOfBounds(f"{a.instruction.where()}: generic address {int(addr.flat[0]):#x} is in no window")
         if len(found) == 1:
@@ -58,8 +61,8 @@ def split_generic(g: Group, a: Access, mask, addr: np.ndarray, off: int):
 
 def locate(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
     """(host addresses, mask of the same shape or None, the one region they lie in or None when there are several)."""
-    if space == "shared":
-        host = g.shared_rows() + (addr.astype(np.int64) + off)
+    if space in ("shared", "cluster"):
+        host, inside = _shared(g, a, space, mask, addr, off)
     elif space == "param":
         host = g.wave.run.params.base + (addr.astype(np.int64) + off)
     elif space == "local":
@@ -72,8 +75,8 @@ def locate(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
     total = a.total
     if total > 1 and int(np.bitwise_or.reduce(flat, axis=None)) & (total - 1):
         _misaligned(g, a, space, host, mask)
-    if space == "shared":
-        _window_bounds(g, a, addr, off, mask, g.wave.shared_bytes, SHARED_BASE, "shared memory")
+    if space in ("shared", "cluster"):
+        _window_bounds(g, a, inside, 0, mask, g.wave.shared_bytes, SHARED_BASE, "shared memory")
         return host, mask, g.wave.shared
     if space == "param":
         _window_bounds(g, a, addr, off, mask, g.wave.run.params.size, 0, "the kernel's parameters")
@@ -88,6 +91,35 @@ def locate(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
             _read_only(g, a, region, host, mask)
         return host, mask, region
     return host, mask, None
+
+
+def _shared(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
+    """(host addresses, offsets in the shared memory that is meant); the rank in an address of .shared::cta must be the
+    own one."""
+    wave = g.wave
+    address = addr.astype(np.int64) + off
+    if wave.cluster_size == 1:
+        return g.shared_rows() + address, address
+    rank, offset = address >> RANK_SHIFT, address & OFFSET_MASK
+    own = wave.rank_of_warp[g.warps][:, None]
+    if (rank == own).all():
+        return g.shared_rows() + offset, offset
+    lanes = g.lanes() if mask is None else g.lanes() & np.broadcast_to(mask, (g.n, 32))
+    limit = 0 if space == "shared" else wave.cluster_size
+    bad = np.broadcast_to((rank != own) & (rank >= limit), (g.n, 32)) & lanes
+    if bad.any():
+        row, lane = np.argwhere(bad)[0]
+        what = f"the address belongs to CTA rank {int(np.broadcast_to(rank, bad.shape)[row, lane])} of the cluster"
+        hint = "use .shared::cluster to reach it" if space == "shared" else f"which has {wave.cluster_size} CTAs"
+        raise OutOfBounds(_say(g, a, int(g.warps[row]), int(lane), f"{what}, {hint}"))
+    first = (wave.cluster_of_cta[wave.cta_of_warp[g.warps]] * wave.cluster_size)[:, None]
+    cta = np.where(lanes, first + rank, first + own)
+    dead = lanes & ~wave.cta_alive[cta]
+    if dead.any():
+        row, lane = np.argwhere(dead)[0]
+        gone = wave.cta_name(int(cta[row, lane]))
+        raise OutOfBounds(_say(g, a, int(g.warps[row]), int(lane), f"shared memory of {gone}, which has exited"))
+    return wave.shared.base - SHARED_BASE + cta * wave.shared_stride + offset, offset
 
 
 def reduce_mask(mask, shape: tuple[int, ...]):

@@ -117,6 +117,9 @@ class BlockCompiler:
         if op.control:
             if guard is not None:
                 raise UnsupportedInstruction(f"a predicated {i.base} is not modelled")
+            if op.control == "wait":
+                self._lines.append(f" return {self._bind('f', op.fn)}(g, g.mask{', ' + args if args else ''})")
+                return
             self._lines.append(f" return ({args}{',' if args else ''})")
             return
         targets = [self._target(o, t) for o, t in zip(i.operands[:count], op.dst)]
@@ -177,7 +180,8 @@ class BlockCompiler:
             space, address = self._symbol(o)
             if space in ("global", "const"):
                 return f"g.variable({o.name!r}, {o.offset})"
-            return self._constant(address + o.offset, "int", t)
+            text = self._constant(address + o.offset, "int", t)
+            return f"g.own_shared({text})" if space == "shared" else text
         raise UnsupportedInstruction(f"operand {o} is not modelled here")
 
     def _register(self, o: Reg, t: str, relaxed: bool) -> str:
@@ -211,7 +215,8 @@ class BlockCompiler:
             space, address = self._symbol(o.base)
             if space in ("global", "const"):
                 return [f"g.variable({o.base.name!r}, 0)", str(o.offset)]
-            return [self._constant(address, "int", "u64"), str(o.offset)]
+            text = self._constant(address, "int", "u64")
+            return [f"g.own_shared({text})" if space == "shared" else text, str(o.offset)]
         if isinstance(o.base, Imm):
             return [self._constant(o.base.value, "int", "u64"), str(o.offset)]
         if self.widths.get(o.base.name) not in (32, 64):

@@ -47,3 +47,39 @@ class LaunchError(SimError):
 
 class InvalidLanes(SimError):
     """A warp-wide instruction whose member mask leaves out a lane that executes it."""
+
+
+class Hazard(SimError):
+    """What a check found: the kernel may be wrong on a GPU even if this run gave the right numbers."""
+
+
+class Race(Hazard):
+    """Two accesses to the same bytes, at least one a write, that nothing orders."""
+
+
+class MissingProxyFence(Hazard):
+    """Data written by ordinary stores and read by the asynchronous proxy without ``fence.proxy.async`` between."""
+
+
+class UninitializedRead(Hazard):
+    """Shared or tensor memory that is read and that nobody has written."""
+
+
+class MbarrierMisuse(Hazard):
+    """An mbarrier used before ``mbarrier.init`` or after its end, or whose counts overflow."""
+
+
+class TensorMemoryError(Hazard):
+    """Tensor memory that is used without being allocated, freed wrongly, or never freed."""
+
+
+class CopiesInFlight(Hazard):
+    """A CTA ends while an asynchronous operation on its memory is still under way."""
+
+
+class ResidencyError(Hazard):
+    """CTAs that wait for others which the GPU cannot hold at the same time, or a launch that no GPU could hold."""
+
+
+class UndefinedRegister(Hazard):
+    """A register that was never written decides an address, a branch or what is stored."""

@@ -8,17 +8,22 @@ deterministic.
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_nvfp4.sim.barriers import Barriers
+from cute_nvfp4.sim.cluster import Clusters
 from cute_nvfp4.sim.counters import Counters, Result
-from cute_nvfp4.sim.errors import Deadlock, DivergentBarrier, LaunchError, StepLimit, Trap
+from cute_nvfp4.sim.deadlock import picture
+from cute_nvfp4.sim.engine import Wait
+from cute_nvfp4.sim.errors import Deadlock, DivergentBarrier, LaunchError, ResidencyError, StepLimit, Trap
 from cute_nvfp4.sim.flow import EXIT
 from cute_nvfp4.sim.host import Launch
 from cute_nvfp4.sim.merge import merge
 from cute_nvfp4.sim.regions import GlobalMemory
+from cute_nvfp4.sim.schedule import Schedule
 from cute_nvfp4.sim.wave import Group, Wave, owned
 
 if TYPE_CHECKING:
@@ -28,6 +33,12 @@ if TYPE_CHECKING:
 DEFAULT_STEPS = 2_000_000
 PATIENCE = 512
 """How many blocks others may run before a waiting group goes first."""
+SHARED_PER_SM, SHARED_RESERVED = 228 * 1024, 1024
+THREADS_PER_SM, MAX_CTAS_PER_SM = 2048, 32
+SIMT_WARPS, TENSOR_WARPS = 512, 1024
+"""Warps that run together by default: few enough for the host's caches, many enough to share numpy's overhead."""
+IDLE = 64
+"""How many blocks may run before engines that wait for quiet get a turn: a warp may poll memory for ever."""
 
 
 def run(
@@ -36,24 +47,24 @@ def run(
     memory: GlobalMemory,
     *,
     counters: bool = False,
+    checks: bool = False,
+    schedule: Schedule | None = None,
     step_limit: int = DEFAULT_STEPS,
-    warps_per_wave: int = 512,
+    warps_per_wave: int | None = None,
     sm_count: int = 148,
 ) -> Result:
     """Executes one launch on ``memory`` and returns what was counted.
 
-    ``counters`` adds the per-request memory counters (instruction counts are always kept). ``step_limit`` bounds the
-    blocks executed by one wave. ``warps_per_wave`` is how many warps are resident together; a cooperative launch is
-    one wave. Raises a subclass of
-    ``SimError`` for every hazard, ``LaunchError`` when launch and kernel do not fit together.
+    ``counters`` adds the per-request memory counters (instruction counts are always kept). ``checks`` looks for races
+    and other hazards that this run need not show. ``schedule`` says how warps and engines interleave. ``step_limit``
+    bounds the blocks executed by one wave. ``warps_per_wave`` is how many warps are resident together (whole clusters;
+    a cooperative launch is one wave). Raises a subclass of ``SimError`` for every hazard, ``LaunchError`` when launch
+    and kernel do not fit together.
     """
-    state = Run(program, launch, memory, counters, step_limit, sm_count)
-    total = launch.grid[0] * launch.grid[1] * launch.grid[2]
-    warps = -(-launch.block[0] * launch.block[1] * launch.block[2] // 32)
-    per_wave = total if launch.cooperative else max(1, min(total, warps_per_wave // warps))
+    state = Run(program, launch, memory, counters, step_limit, sm_count, schedule or Schedule(), checks)
     with np.errstate(all="ignore"):
-        for first in range(0, total, per_wave):
-            WaveRunner(state, Wave(state, first, min(per_wave, total - first))).run()
+        while len(state.clusters_left):
+            WaveRunner(state, Wave(state, state.take(state.resident(warps_per_wave)))).run()
     return state.counters.result(state.kernel, launch)
 
 
@@ -61,11 +72,22 @@ class Run:
     """What stays the same over the waves of one launch."""
 
     def __init__(
-        self, program: Program, launch: Launch, memory: GlobalMemory, counting: bool, step_limit: int, sm_count: int
+        self,
+        program: Program,
+        launch: Launch,
+        memory: GlobalMemory,
+        counting: bool,
+        step_limit: int,
+        sm_count: int,
+        schedule: Schedule,
+        checking: bool,
     ) -> None:
         self.kernel: CompiledKernel = program.kernel(launch.kernel)
         self.launch, self.memory = launch, memory
         self.counting, self.step_limit, self.sm_count = counting, step_limit, sm_count
+        self.schedule, self.checking = schedule, checking
+        self.clusters = Clusters(launch)
+        self.clusters_left = np.arange(self.clusters.count)
         self.static_shared, self.local_bytes = self.kernel.layout.static_shared, self.kernel.layout.local_bytes
         self._check()
         self.zeros = self.kernel.zeros
@@ -90,10 +112,44 @@ class Run:
         most = kernel.directives.get("maxntid")
         if most and np.prod(launch.block) > np.prod(most):
             raise LaunchError(f"{kernel.name} is compiled for at most {most} threads, the launch has {launch.block}")
-        if launch.cluster != (1, 1, 1):
+        required = kernel.directives.get("reqnctapercluster")
+        if required and tuple((*required, 1, 1)[:3]) != tuple(launch.cluster):
+            raise LaunchError(f"{kernel.name} is compiled for clusters of {required}, the launch has {launch.cluster}")
+        limit = SHARED_PER_SM - SHARED_RESERVED
+        if self.static_shared + launch.dynamic_smem > limit:
             raise LaunchError(
-                f"{kernel.name} is launched in clusters of {launch.cluster}: clusters are not modelled yet"
+                f"{kernel.name} asks for {self.static_shared + launch.dynamic_smem} bytes of shared memory a CTA, "
+                f"an SM gives at most {limit}"
             )
+
+    def ctas_per_sm(self) -> int:
+        """How many CTAs an SM holds, by threads and shared memory (registers are not known from PTX)."""
+        threads = -(-int(np.prod(self.launch.block)) // 32) * 32
+        shared = -(-(self.static_shared + self.launch.dynamic_smem) // 128) * 128 + SHARED_RESERVED
+        return max(1, min(MAX_CTAS_PER_SM, THREADS_PER_SM // threads, SHARED_PER_SM // shared))
+
+    def resident(self, warps: int | None) -> int:
+        """How many clusters run together."""
+        per_cluster = self.clusters.size * -(-int(np.prod(self.launch.block)) // 32)
+        room = max(1, self.sm_count * self.ctas_per_sm() // self.clusters.size)
+        if self.launch.cooperative:
+            if self.clusters.count > room:
+                asked = self.clusters.count * self.clusters.size
+                raise ResidencyError(
+                    f"{self.launch.kernel}: a cooperative launch of {asked} CTAs, but {self.sm_count} SMs hold "
+                    f"{room * self.clusters.size} together"
+                )
+            return self.clusters.count
+        if warps is None:
+            if self.kernel.synchronises_globally:
+                return room
+            warps = TENSOR_WARPS if self.kernel.uses_tensor_memory else SIMT_WARPS
+        return min(room, max(1, warps // per_cluster))
+
+    def take(self, count: int) -> np.ndarray:
+        """The next clusters to start; they are no longer waiting."""
+        taken, self.clusters_left = self.clusters_left[:count], self.clusters_left[count:]
+        return taken
 
     def read_param(self, a: Access, offset: int):
         """Parameter bytes as (1, 1) arrays."""
@@ -116,18 +172,28 @@ class WaveRunner:
     def __init__(self, state: Run, wave: Wave) -> None:
         self.state, self.wave, self.kernel = state, wave, state.kernel
         self.blocks, self.functions = state.kernel.blocks, state.kernel.functions
-        self.live = wave.live.copy()
+        wave.live = self.live = wave.live.copy()
         mask = None if self.live.all() else self.live
         start = 0 if self.blocks else EXIT
-        self.ready = [Group(wave, start, np.arange(wave.warps), mask, list(state.zeros))]
+        first = Group(wave, start, np.arange(wave.warps), mask, list(state.zeros))
+        self.random = random.Random(state.schedule.seed)
+        wave.random = self.random if state.schedule.warps == "random" else None
+        self.ready = [first] if wave.random is None else self._split(first)
         self.unmet: list[Group] = []
+        self.parked: list[Wait] = []
+        self.asked = -1
         self.barriers = Barriers(wave)
+        self.engines = wave.engines
         self.clock = 0
 
     def run(self) -> None:
-        while self.ready or self.unmet or self.barriers.waiting:
+        while self.ready or self.unmet or self.parked or self.barriers.waiting:
+            self.engines.turn(idle=not self.ready or self.clock % IDLE == 0)
+            if self.parked and (not self.ready or self.wave.random is not None):
+                self._ask()
             if not self.ready:
                 self._wake()
+                continue
             group = self._next()
             if group.block == EXIT:
                 self._retire(group)
@@ -135,10 +201,56 @@ class WaveRunner:
                 self.unmet.append(group)
             else:
                 self._step(group)
+        self.engines.drain()
+        if self.wave.tensor_memory is not None:
+            self.wave.tensor_memory.at_exit()
+        if self.wave.checks is not None:
+            self.wave.checks.at_end()
+
+    def _split(self, group: Group) -> list[Group]:
+        """The warps in a few groups, at random."""
+        parts = np.array([self.random.randrange(min(8, group.n)) for _ in range(group.n)])
+        out = []
+        for k in np.unique(parts):
+            rows = np.flatnonzero(parts == k)
+            mask = None if group.mask is None else group.mask[rows]
+            out.append(group.rows(rows, mask, group.block, []))
+        return out
+
+    def _ask(self) -> None:
+        """Parked groups go on where what they wait for has happened."""
+        if self.asked == self.wave.progress:
+            return
+        self.asked = self.wave.progress
+        still = []
+        for wait in self.parked:
+            go = wait.ready()
+            if not go.any():
+                still.append(wait)
+                continue
+            rows = np.flatnonzero(go)
+            group = self._rows(wait.group, rows)
+            wait.passed(rows, group)
+            group.age = self.clock
+            self.ready.append(group)
+            rest = np.flatnonzero(~go)
+            if len(rest):
+                still.append(wait.part(rest, self._rows(wait.group, rest)))
+        self.parked = still
+
+    def _rows(self, group: Group, rows: np.ndarray) -> Group:
+        if len(rows) == group.n:
+            return group
+        mask = None if group.mask is None else group.mask[rows]
+        return group.rows(rows, mask, group.block, self.kernel.live_slots(group.block))
 
     def _wake(self) -> None:
-        """Nothing can run: lanes that waited for others of their warp, now exited, may go; otherwise this is the
-        end."""
+        """No warp can go on: the engines may change that; lanes that waited for others of their warp, now exited, may
+        go; otherwise this is the end."""
+        before = self.wave.progress
+        if self.engines.work() or self.wave.progress != before or self.asked != before:
+            self._ask()
+            return
         met = [g for g in self.unmet if not self._lanes_missing(g)]
         if met:
             self.unmet = [g for g in self.unmet if g not in met]
@@ -158,8 +270,12 @@ class WaveRunner:
         else:
             oldest = min(ready, key=lambda g: g.age)
             block = oldest.block if self.clock - oldest.age > PATIENCE else _lowest(ready)
+            if self.wave.random is not None and block != EXIT:
+                block = self.random.choice(ready).block
             same = [g for g in ready if g.block == block]
-            self.ready = [g for g in ready if g.block != block]
+            if self.wave.random is not None and len(same) > 1 and self.random.random() < 0.5:
+                same = [self.random.choice(same)]
+            self.ready = [g for g in ready if g not in same]
             group = same[0] if len(same) == 1 else merge(same, self.kernel.live_slots(block))
         if self.unmet and group.block != EXIT:
             same = [g for g in self.unmet if g.block == group.block]
@@ -190,6 +306,13 @@ class WaveRunner:
             self.ready += released
             for g in released:
                 g.age = self.clock
+        elif block.control == "wait":
+            group.block, group.age = block.next, self.clock
+            if outcome is None:
+                self.ready.append(group)
+            else:
+                self.parked.append(outcome)
+                self.asked = -1
         elif block.control == "table":
             self._branch_table(group, outcome[0])
         elif outcome is None:
@@ -208,6 +331,9 @@ class WaveRunner:
         self.ready.append(group)
 
     def _branch(self, group: Group, p: np.ndarray, target: int, fall: int) -> None:
+        if self.blocks[group.block].spins is not None and group.polled is not None:
+            self._spin(group, p, target, fall)
+            return
         if p.size == 1:
             self._go(group, target if p.item() else fall)
             return
@@ -219,6 +345,26 @@ class WaveRunner:
             if len(rows):
                 part = mask if len(rows) == group.n else mask[rows]
                 self._go(group.rows(rows, part, block, self.kernel.live_slots(block)), block)
+
+    def _spin(self, group: Group, p: np.ndarray, target: int, fall: int) -> None:
+        """A loop that only asks an mbarrier: lanes that the answer no would send back to ask again are parked."""
+        block = self.blocks[group.block]
+        wait, group.polled = group.polled, None
+        lanes = group.lanes()
+        taken = np.broadcast_to(p, lanes.shape) & lanes
+        unanswered = ~np.broadcast_to(wait.answered, lanes.shape)
+        for mask, goes in ((taken, target), (lanes & ~taken, fall)):
+            parks = mask & unanswered if goes == block.spins else np.zeros_like(mask)
+            for part, to in ((mask & ~parks, goes), (parks, block.index)):
+                rows = np.flatnonzero(part.any(axis=1))
+                if not len(rows):
+                    continue
+                sub = group.rows(rows, part[rows], to, self.kernel.live_slots(to))
+                if to == block.index and part is parks:
+                    self.parked.append(wait.part(rows, sub))
+                    self.asked = -1
+                else:
+                    self._go(sub, to)
 
     def _branch_table(self, group: Group, index: np.ndarray) -> None:
         block = self.blocks[group.block]
@@ -232,7 +378,19 @@ class WaveRunner:
             self._go(group.rows(rows, mask[rows], target, self.kernel.live_slots(target)), target)
 
     def _retire(self, group: Group) -> None:
+        wave = self.wave
         self.live[group.warps] &= ~group.lanes()
+        ctas = np.unique(wave.cta_of_warp[group.warps])
+        alive = self.live.reshape(wave.count, -1).any(axis=1)
+        gone = ctas[~alive[ctas]]
+        if wave.checks is not None:
+            wave.checks.exited(group)
+        if len(gone):
+            if wave.tensor_memory is not None:
+                wave.tensor_memory.cta_exited(gone)
+            wave.cta_alive[gone] = False
+        if wave.cluster_barrier.settle(self.live) or len(gone):
+            wave.progress += 1
         if self.barriers.waiting:
             self.ready += self.barriers.release(self.live)
         if self.unmet:
@@ -256,6 +414,7 @@ class WaveRunner:
             lanes = f"{int(row.sum())} lane(s) of it, wait for other lanes of the warp at {text}"
             lines.append(f"  {len(g.warps)} warp(s), first {who}, {lanes}")
         lines += self.barriers.describe(self.live)
+        lines += picture(self.parked, self.wave)
         return "\n".join(lines)
 
 

@@ -22,7 +22,7 @@ class Block:
 
     ``next`` is where control falls through to, ``targets`` where its last instruction may jump; ``live_in`` has the
     registers whose values are still needed on entry. ``converge`` is set when the first instruction needs lanes to
-    meet before it runs.
+    meet before it runs. ``spins`` is the successor that leads straight back here, for a block that polls an mbarrier.
     """
 
     index: int
@@ -32,6 +32,7 @@ class Block:
     live_in: frozenset[str] = frozenset()
     reads: set[str] = field(default_factory=set)
     writes: set[str] = field(default_factory=set)
+    spins: int | None = None
 
     @property
     def last(self) -> Op:
@@ -61,7 +62,8 @@ def registers(operand: Operand) -> list[str]:
 
 def build_blocks(kernel: Kernel) -> list[Block]:
     """Cuts ``kernel`` into blocks; raises ``UnsupportedInstruction`` for unknown instructions that can be reached."""
-    leaders, ops = _leaders(kernel)
+    ops = _unguard(kernel, [lookup(i, kernel) for i in kernel.code])
+    leaders = _leaders(kernel, ops)
     starts = sorted(leaders)
     index_of = {s: i for i, s in enumerate(starts)}
     raw: dict[int, Block] = {}
@@ -81,19 +83,63 @@ def build_blocks(kernel: Kernel) -> list[Block]:
         block.targets = tuple(number[t] for t in block.targets)
         blocks.append(block)
     _liveness(blocks)
+    for block in blocks:
+        block.spins = _spins(block, blocks)
     return blocks
 
 
-def _leaders(kernel: Kernel) -> tuple[set[int], list[Op]]:
-    ops = [lookup(i, kernel) for i in kernel.code]
+def _only_thinks(block: Block, start: int = 0) -> bool:
+    """Whether the code has no effect but on registers, so that running it again changes nothing."""
+    return all(not op.context or i.base == "nanosleep" for i, op in block.code[start:])
+
+
+def _spins(block: Block, blocks: list[Block]) -> int | None:
+    """The successor through which a polling ``block`` comes straight back to itself, if there is one."""
+    if not (block.code and block.code[0][1].poll and block.control == "branch" and _only_thinks(block, 1)):
+        return None
+    for first in successors(block):
+        s = first
+        for _ in range(4):
+            if s == block.index:
+                return first
+            onward = successors(blocks[s])
+            if len(onward) != 1 or not _only_thinks(blocks[s]):
+                break
+            s = onward[0]
+    return None
+
+
+def _unguard(kernel: Kernel, ops: list[Op]) -> list[Op]:
+    """Puts a branch before every predicated instruction that ends a block, so that only those lanes reach it that
+    execute it."""
+    code, out, moved = [], [], {}
+    for j, (i, op) in enumerate(zip(kernel.code, ops)):
+        moved[j] = len(code)
+        if i.guard is not None and op.control in ("barrier", "wait", "table", "trap"):
+            label = f"after@{i.line}.{j}"
+            skip = Instruction("bra", (Symbol(label),), Reg(i.guard.name, not i.guard.negated), i.text, i.line, i.loc)
+            code += [skip, Instruction(i.opcode, i.operands, None, i.text, i.line, i.loc)]
+            out += [lookup(skip, kernel), op]
+            kernel.labels[label] = -len(code)
+        else:
+            code.append(i)
+            out.append(op)
+    if len(code) > len(kernel.code):
+        moved[len(kernel.code)] = len(code)
+        kernel.labels = {n: -p if p < 0 else moved[p] for n, p in kernel.labels.items()}
+        kernel.code = code
+    return out
+
+
+def _leaders(kernel: Kernel, ops: list[Op]) -> set[int]:
     leaders = {0} if kernel.code else set()
     leaders.update(p for p in kernel.labels.values() if p < len(kernel.code))
     for j, op in enumerate(ops):
-        if op.converge is not None:
+        if op.converge is not None or op.poll:
             leaders.add(j)
         if op.control and j + 1 < len(ops):
             leaders.add(j + 1)
-    return leaders, ops
+    return leaders
 
 
 def _targets(kernel: Kernel, instruction: Instruction) -> list[int]:

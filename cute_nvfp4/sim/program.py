@@ -12,7 +12,7 @@ from cute_nvfp4.sim.errors import LaunchError
 from cute_nvfp4.sim.flow import EXIT, Block, build_blocks
 from cute_nvfp4.sim.isa.table import STORE
 from cute_nvfp4.sim.layout import lay_out
-from cute_nvfp4.sim.model import TYPE_BITS, Imm, Kernel, Module, Reg
+from cute_nvfp4.sim.model import TYPE_BITS, Imm, Instruction, Kernel, Module, Reg
 from cute_nvfp4.sim.parse import parse_module
 from cute_nvfp4.sim.regions import GlobalMemory
 from cute_nvfp4.sim.wave import Group
@@ -34,6 +34,8 @@ class CompiledKernel:
         shared = {width: np.zeros((1, 1), dtype) for width, dtype in STORE.items()}
         # PTX leaves registers undefined until they are written, and DSL kernels do read some: they are zero here.
         self.zeros = [shared[TYPE_BITS[kind]] for kind in source.regs.values()]
+        self.uses_tensor_memory = any(i.base == "tcgen05" for i in source.code)
+        self.synchronises_globally = any(_may_synchronise(i) for i in source.code)
         self._live = [sorted(self.slots[n] for n in b.live_in if n in self.slots) for b in self.blocks]
 
     def live_slots(self, block: int) -> list[int]:
@@ -52,6 +54,13 @@ class CompiledKernel:
         return (value >> np.arange(32, dtype=np.uint32)[None, :] & np.uint32(1)).astype(bool) & np.ones(
             (group.n, 32), bool
         )
+
+
+def _may_synchronise(i: Instruction) -> bool:
+    """Whether CTAs could wait for one another through global memory with this instruction."""
+    if i.base not in ("ld", "atom") or {"shared", "shared::cta", "param", "local", "const"} & set(i.mods):
+        return False
+    return i.base == "atom" or bool({"acquire", "relaxed", "volatile", "mmio"} & set(i.mods))
 
 
 def _mask(operand) -> int:

@@ -6,6 +6,7 @@ one a lane.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -46,6 +47,18 @@ def _ctaid(axis: int):
     return read
 
 
+def _cluster(of_cta: Callable[[Wave], np.ndarray]):
+    """A register that has one value a CTA."""
+
+    def read(w: Wave) -> np.ndarray:
+        values = of_cta(w)
+        if (values == values[0]).all():
+            return _one(int(values[0]))
+        return values[w.cta_of_warp][:, None].astype(np.uint32)
+
+    return read
+
+
 SPECIAL_REGISTERS = {
     **{f"%tid.{a}": _tid(i) for i, a in enumerate("xyz")},
     **{f"%ntid.{a}": (lambda w, i=i: _one(w.block[i])) for i, a in enumerate("xyz")},
@@ -71,13 +84,16 @@ SPECIAL_REGISTERS = {
     "%globaltimer_lo": lambda w: _one(w.steps),
     "WARP_SZ": lambda w: _one(32),
     # A launch without clusters is a grid of one-CTA clusters (PTX ISA, "Cluster special registers").
-    **{f"%cluster_ctaid.{a}": (lambda w: _one(0)) for a in "xyz"},
-    **{f"%cluster_nctaid.{a}": (lambda w: _one(1)) for a in "xyz"},
-    **{f"%clusterid.{a}": _ctaid(i) for i, a in enumerate("xyz")},
-    **{f"%nclusterid.{a}": (lambda w, i=i: _one(w.grid[i])) for i, a in enumerate("xyz")},
-    "%cluster_ctarank": lambda w: _one(0),
-    "%cluster_nctarank": lambda w: _one(1),
-    "%is_explicit_cluster": lambda w: np.zeros((1, 1), bool),
+    **{f"%cluster_ctaid.{a}": _cluster(lambda w, i=i: w.run.clusters.place(w.rank)[i]) for i, a in enumerate("xyz")},
+    **{f"%cluster_nctaid.{a}": (lambda w, i=i: _one(w.run.clusters.shape[i])) for i, a in enumerate("xyz")},
+    **{
+        f"%clusterid.{a}": _cluster(lambda w, i=i: w.run.clusters.corner(w.cluster_index)[i])
+        for i, a in enumerate("xyz")
+    },
+    **{f"%nclusterid.{a}": (lambda w, i=i: _one(w.run.clusters.grid_of_clusters[i])) for i, a in enumerate("xyz")},
+    "%cluster_ctarank": _cluster(lambda w: w.rank),
+    "%cluster_nctarank": lambda w: _one(w.cluster_size),
+    "%is_explicit_cluster": lambda w: np.full((1, 1), w.cluster_size > 1),
 }
 """Name to a function from the wave to its value; registers that change with time are read again at each use."""
 

@@ -6,8 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cute_nvfp4.sim.cluster import OFFSET_MASK, RANK_SHIFT, ClusterBarrier, bad_rank
 from cute_nvfp4.sim.codegen import NOTHING
-from cute_nvfp4.sim.layout import SHARED_BASE
+from cute_nvfp4.sim.engine import Engines
+from cute_nvfp4.sim.errors import OutOfBounds
+from cute_nvfp4.sim.layout import SHARED_BASE, WINDOW_SHIFT, WINDOWS
+from cute_nvfp4.sim.mbarrier import Mbarriers
 from cute_nvfp4.sim.regions import Region
 from cute_nvfp4.sim.special import SPECIAL_REGISTERS, TIMED
 
@@ -18,29 +22,72 @@ _ALIGN = 128
 
 
 class Wave:
-    """CTAs ``first`` to ``first + count`` of a launch, in linear order (x fastest)."""
+    """Clusters ``first`` to ``first + count`` of a launch, their CTAs numbered cluster by cluster."""
 
-    def __init__(self, run: Run, first: int, count: int) -> None:
+    def __init__(self, run: Run, clusters: np.ndarray) -> None:
         launch, self.run = run.launch, run
+        places = run.clusters
         self.grid, self.block = launch.grid, launch.block
         self.threads_per_cta = self.block[0] * self.block[1] * self.block[2]
         self.warps_per_cta = -(-self.threads_per_cta // 32)
-        self.count, self.sm_count = count, run.sm_count
+        self.cluster_size = places.size
+        self.cluster_count, self.count, self.sm_count = len(clusters), len(clusters) * places.size, run.sm_count
         self.dynamic_smem = launch.dynamic_smem
-        self.cta_index = np.arange(first, first + count)
+        self.cluster_index = np.repeat(clusters, places.size)
+        self.rank = np.tile(np.arange(places.size), len(clusters))
+        self.cluster_of_cta = np.arange(self.count) // places.size
+        self.cta_coordinates = places.coordinates(self.cluster_index, self.rank)
         gx, gy, _ = self.grid
-        self.cta_coordinates = (self.cta_index % gx, self.cta_index // gx % gy, self.cta_index // (gx * gy))
-        self.cta_of_warp = np.repeat(np.arange(count), self.warps_per_cta)
-        self.warp_in_cta = np.tile(np.arange(self.warps_per_cta), count)
+        x, y, z = self.cta_coordinates
+        self.cta_index = x + gx * (y + gy * z)
+        self.cta_of_warp = np.repeat(np.arange(self.count), self.warps_per_cta)
+        self.rank_of_warp = self.rank[self.cta_of_warp]
+        self.warp_in_cta = np.tile(np.arange(self.warps_per_cta), self.count)
         lanes = self.threads_per_cta - self.warp_in_cta[:, None] * 32
         self.live = np.arange(32)[None, :] < lanes
+        self.cta_alive = np.ones(self.count, bool)
         self.steps = 0
+        # ``progress`` counts changes that a parked warp could be waiting for, ``flips`` the ends of mbarrier phases.
+        self.progress = self.flips = 0
         self.shared_bytes = run.static_shared + launch.dynamic_smem
-        self.shared_stride = -(-self.shared_bytes // _ALIGN) * _ALIGN
-        self._shared, self.shared = owned(self.shared_stride * count, "shared memory")
+        self.shared_stride = -(-max(self.shared_bytes, 1) // _ALIGN) * _ALIGN
+        self._shared, self.shared = owned(self.shared_stride * self.count, "shared memory")
+        self.shared2d = self.shared.rows(1, 1)[1].reshape(self.count, self.shared_stride)
         self.local_bytes = run.local_bytes
         self._local, self.local = owned(self.local_bytes * 32 * len(self.cta_of_warp), "local memory")
         self._special: dict[str, np.ndarray] = {}
+        self.mbarriers = Mbarriers(self)
+        self.cluster_barrier = ClusterBarrier(self.cluster_of_cta[self.cta_of_warp], self.cluster_count)
+        self.engines = Engines(self)
+        self.checks = None
+        self.tensor_memory = None
+        self.tmem: np.ndarray | None = None
+        if run.kernel.uses_tensor_memory:
+            from cute_nvfp4.sim.tensor import TensorMemory
+
+            self.tmem = np.zeros((self.count, 128, 512), np.uint32)
+            self.tensor_memory = TensorMemory(self)
+
+    def peer(self, cta: np.ndarray, rank: np.ndarray, where: str = "") -> np.ndarray:
+        """In-wave indices of the CTAs with these ranks in the clusters of ``cta``."""
+        rank = np.asarray(rank, np.int64)
+        if rank.size and int(rank.max()) >= self.cluster_size:
+            raise bad_rank(where, int(rank.max()), self.cluster_size)
+        return self.cluster_of_cta[cta] * self.cluster_size + rank
+
+    def resolve(self, cta: np.ndarray, address: np.ndarray, where: str = "") -> tuple[np.ndarray, np.ndarray]:
+        """(target CTA, offset) of shared::cluster addresses, 32 bits or generic."""
+        if address.dtype.itemsize == 8:
+            window = address >> np.uint64(WINDOW_SHIFT)
+            if ((window != 0) & (window != WINDOWS["shared"])).any() or (address[window == 0] >> np.uint64(32)).any():
+                raise OutOfBounds(f"{where}: {int(address.flat[0]):#x} is not an address of shared memory")
+        low = address.astype(np.int64) & 0xFFFFFFFF
+        return self.peer(cta, low >> RANK_SHIFT, where), low & OFFSET_MASK
+
+    def cta_name(self, cta: int) -> str:
+        """Names a CTA as an error should."""
+        name = f"CTA {tuple(int(c[cta]) for c in self.cta_coordinates)}"
+        return name + (f" (rank {int(self.rank[cta])} of its cluster)" if self.cluster_size > 1 else "")
 
     @property
     def warps(self) -> int:
@@ -78,13 +125,14 @@ class Group:
     them. ``regs`` holds one array a register, each of a shape that broadcasts to (n, 32).
     """
 
-    __slots__ = ("_row", "age", "block", "mask", "regs", "special_cache", "warps", "wave")
+    __slots__ = ("_row", "age", "block", "mask", "polled", "regs", "special_cache", "warps", "wave")
 
     def __init__(
         self, wave: Wave, block: int, warps: np.ndarray, mask: np.ndarray | None, regs: list[np.ndarray]
     ) -> None:
         self.wave, self.block, self.warps, self.mask, self.regs = wave, block, warps, mask, regs
         self.age = 0
+        self.polled: Any = None
         self.special_cache: dict[str, np.ndarray] = {}
         self._row: dict[str, np.ndarray] = {}
 
@@ -120,6 +168,17 @@ class Group:
     def variable(self, name: str, offset: int) -> np.ndarray:
         """The address of a module-scope variable."""
         return np.full((1, 1), self.wave.run.variables[name] + offset, np.uint64)
+
+    def own_shared(self, address: np.ndarray) -> np.ndarray:
+        """A shared address that the compiler knows, as this group's own CTAs see it: with their ranks."""
+        if self.wave.cluster_size == 1:
+            return address
+        ranks = (self.wave.rank_of_warp[self.warps] << RANK_SHIFT)[:, None]
+        return address + ranks.astype(address.dtype)
+
+    def ctas(self) -> np.ndarray:
+        """(n,) in-wave CTA of each warp."""
+        return self.wave.cta_of_warp[self.warps]
 
     def shared_rows(self) -> np.ndarray:
         """(n, 1) host address of each warp's shared memory, less ``SHARED_BASE``."""

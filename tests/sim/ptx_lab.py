@@ -21,8 +21,9 @@ def launch_kernel(
     for j, t in enumerate(tensors):
         memory.add(t, f"t{j}", writable=j not in readonly)
         params.append(int(t.ctypes.data).to_bytes(8, "little"))
-    smem = options.pop("smem", 0)
-    return run(program, Launch(name, grid, block, (*params, *scalars), dynamic_smem=smem), memory, **options)
+    smem, cluster = options.pop("smem", 0), options.pop("cluster", (1, 1, 1))
+    launch = Launch(name, grid, block, (*params, *scalars), cluster, dynamic_smem=smem)
+    return run(program, launch, memory, **options)
 
 
 def module(body: str, params: int, declarations: str = "", scalars: int = 0) -> str:

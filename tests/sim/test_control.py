@@ -153,8 +153,10 @@ def test_launch_and_kernel_must_fit() -> None:
         run(program, Launch("kernel", (1, 1, 1), (32, 1, 1), (bytes(8),)), GlobalMemory())
     with pytest.raises(LaunchError, match="no kernel 'other'"):
         run(program, Launch("other", (1, 1, 1), (64, 1, 1), (bytes(8),)), GlobalMemory())
-    with pytest.raises(LaunchError, match="clusters are not modelled"):
-        run(program, Launch("kernel", (2, 1, 1), (64, 1, 1), (bytes(8),), cluster=(2, 1, 1)), GlobalMemory())
+    with pytest.raises(LaunchError, match="not a multiple of the cluster"):
+        run(program, Launch("kernel", (3, 1, 1), (64, 1, 1), (bytes(8),), cluster=(2, 1, 1)), GlobalMemory())
+    with pytest.raises(LaunchError, match="bytes of shared memory a CTA, an SM gives at most"):
+        run(program, Launch("kernel", (1, 1, 1), (64, 1, 1), (bytes(8),), dynamic_smem=240000), GlobalMemory())
 
 
 def test_line_information_is_in_errors() -> None:

@@ -2,13 +2,28 @@
 
 from __future__ import annotations
 
-from cute_nvfp4.sim.isa import atomic, bits, compare, control, convert, copy, floats, integer, matrix, memory, warp
+from cute_nvfp4.sim.isa import (
+    atomic,
+    bits,
+    cluster,
+    compare,
+    control,
+    convert,
+    copy,
+    floats,
+    integer,
+    matrix,
+    mbarrier,
+    memory,
+    warp,
+)
 from cute_nvfp4.sim.isa.table import OPCODES
 
 __all__ = [
     "OPCODES",
     "atomic",
     "bits",
+    "cluster",
     "compare",
     "control",
     "convert",
@@ -16,6 +31,7 @@ __all__ = [
     "floats",
     "integer",
     "matrix",
+    "mbarrier",
     "memory",
     "warp",
 ]

@@ -69,10 +69,12 @@ def _float_add(t: str):
 @opcode("atom", "red")
 def _atom(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.flag("async"):
-        raise m.refuse("red.async belongs to the asynchronous half, which is not modelled yet")
+        from cute_nvfp4.sim.isa.bulk import red_async
+
+        return red_async(i, m, k)
     m.take("relaxed", "acquire", "release", "acq_rel", "sc")
     m.take("cta", "cluster", "gpu", "sys")
-    space = m.take("global", "shared", "shared::cta")
+    space = m.take("global", "shared", "shared::cta", "shared::cluster")
     op = m.take(*_OPS, required=True)
     noftz = m.flag("noftz")
     hint = m.flag("L2::cache_hint")
@@ -82,7 +84,7 @@ def _atom(i: Instruction, m: Mods, k: Kernel) -> Op:
         raise m.refuse(f"{i.base}.{op} does not exist for .{t}")
     if (t[:3] in ("f16", "bf1")) != noftz and not (op == "add" and count > 1):
         raise m.refuse(".noftz belongs to f16 and bf16, and they need it")
-    if count > 1 and (op != "add" or t not in _FLOATS or space == "shared"):
+    if count > 1 and (op != "add" or t not in _FLOATS or space.startswith("shared")):
         raise m.refuse("vectors are for global floating-point add")
     raw, returns = f"b{bits(t)}", i.base == "atom" and not isinstance(i.operands[0], Sink)
     a = Access(i, SPACES[space] if space else "generic", bits(t) // 8, 1, "atomic", ("L2::cache_hint",) if hint else ())

@@ -3,6 +3,7 @@ Communication Instructions")."""
 
 from __future__ import annotations
 
+from cute_nvfp4.sim.isa.cluster import cluster_barrier
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
 from cute_nvfp4.sim.model import Imm, Instruction, Kernel
 
@@ -72,8 +73,8 @@ def _bar(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.take("warp"):
         m.take("sync", required=True)
         return Op(lambda g, mask, members: None, (), ("b32",), "barrier", context=True, converge=0)
-    if "cluster" in i.mods:
-        raise m.refuse("cluster barriers are not modelled yet")
+    if m.flag("cluster"):
+        return cluster_barrier(i, m)
     m.flag("cta")
     kind = m.take("sync", "arrive", "red", required=True)
     reduction = m.take("popc", "and", "or", required=True) if kind == "red" else ""
@@ -105,6 +106,19 @@ def _fence(i: Instruction, m: Mods, k: Kernel) -> Op:
 def _sleep(i: Instruction, m: Mods, k: Kernel) -> Op:
     m.take("u32")
     return Op(lambda g, mask, t: None, (), ("u32",), "control", context=True)
+
+
+@opcode("setmaxnreg")
+def _setmaxnreg(i: Instruction, m: Mods, k: Kernel) -> Op:
+    """Registers move between warps; how many there are decides nothing here."""
+    m.take("inc", "dec", required=True)
+    m.take("sync", required=True)
+    m.take("aligned", required=True)
+    m.type("u32")
+    count = i.operands[0]
+    if not isinstance(count, Imm) or count.value % 8 or not 24 <= count.value <= 256:
+        raise m.refuse("the register count must be a multiple of 8 from 24 to 256")
+    return Op(lambda g, mask: None, (), ("static",), "control", context=True, converge=-1)
 
 
 @opcode("griddepcontrol")

@@ -15,6 +15,7 @@ SPACES = {
         "global": "global",
         "shared": "shared",
         "shared::cta": "shared",
+        "shared::cluster": "cluster",
         "local": "local",
         "param": "param",
         "const": "global",
@@ -99,6 +100,10 @@ def _ld(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 @opcode("st")
 def _st(i: Instruction, m: Mods, k: Kernel) -> Op:
+    if m.flag("async"):
+        from cute_nvfp4.sim.isa.bulk import st_async
+
+        return st_async(i, m, k)
     order, space = _order(m), _space(m)
     policy = _policy(m)
     count, t = _vector(m, space)
@@ -176,12 +181,17 @@ def _unpack(m: Mods, t: str, count: int) -> Op:
     return Op(fn, (tuple([f"b{part}"] * count),), (t,), "move")
 
 
+def _window(space: str) -> int:
+    """Generic window of a space as written; shared memory of the cluster is one window."""
+    return WINDOWS.get(SPACES[space].replace("cluster", "shared"), 0)
+
+
 @opcode("cvta")
 def _cvta(i: Instruction, m: Mods, k: Kernel) -> Op:
     back = m.flag("to")
-    space = m.take("global", "shared", "shared::cta", "local", "param", "const", "param::entry", required=True)
+    space = m.take(*SPACES, required=True)
     t = m.type("u32", "u64")
-    window = WINDOWS.get(SPACES[space], 0) << WINDOW_SHIFT
+    window = _window(space) << WINDOW_SHIFT
     if t == "u32" or not window:
         return Op(lambda a: a, (t,), (t,), "move")
     tag = np.uint64(window)
@@ -190,6 +200,6 @@ def _cvta(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 @opcode("isspacep")
 def _isspacep(i: Instruction, m: Mods, k: Kernel) -> Op:
-    space = m.take("global", "shared", "shared::cta", "local", "const", "param", required=True)
-    window = np.uint64(WINDOWS.get(SPACES[space], 0))
+    space = m.take(*SPACES, required=True)
+    window = np.uint64(_window(space))
     return Op(lambda a: a >> np.uint64(WINDOW_SHIFT) == window, ("pred",), ("u64",), "compare")

@@ -41,7 +41,10 @@ class Op:
     ``relaxed``: registers may be wider than an integer or bit type (ld, st, cvt; PTX ISA, "Operand Size Exceeding
     Instruction-Type Size"); for floating-point types they may not.
     ``converge``: index of the source operand with the member mask, or -1 for every live lane of the warp.
-    ``control``: how the instruction ends its block: "", "branch", "exit", "barrier", "table" or "trap".
+    ``control``: how the instruction ends its block: "", "branch", "exit", "barrier", "wait", "table" or "trap". The
+    function of a "wait" returns None when every row may go on, else an ``engine.Wait``.
+    ``poll``: the instruction asks whether something has happened (mbarrier.test_wait, try_wait); it begins a block, so
+    that a loop which only asks can be recognised and parked.
     """
 
     fn: Callable[..., Any] | None
@@ -52,6 +55,7 @@ class Op:
     relaxed: bool = False
     converge: int | None = None
     control: str = ""
+    poll: bool = False
 
 
 class Mods:

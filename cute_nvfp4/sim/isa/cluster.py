@@ -1,0 +1,96 @@
+"""Clusters: mapa, getctarank, barrier.cluster (PTX ISA, "mapa", "getctarank", "barrier.cluster")."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cute_nvfp4.sim.cluster import OFFSET_MASK, RANK_SHIFT, bad_rank
+from cute_nvfp4.sim.engine import RowWait
+from cute_nvfp4.sim.errors import Deadlock
+from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.layout import WINDOW_SHIFT, WINDOWS
+from cute_nvfp4.sim.model import Instruction, Kernel
+
+
+@opcode("mapa")
+def _mapa(i: Instruction, m: Mods, k: Kernel) -> Op:
+    m.flag("shared::cluster")
+    t = m.type("u32", "u64")
+
+    def fn(g, mask, address, rank):
+        most = int(np.broadcast_to(rank, (g.n, 32))[g.lanes() if mask is None else mask].max())
+        if most >= g.wave.cluster_size:
+            raise bad_rank(i.where(), most, g.wave.cluster_size)
+        keep = address.dtype.type(~(0xFF << RANK_SHIFT) & ((1 << 8 * address.dtype.itemsize) - 1))
+        return address & keep | (rank.astype(address.dtype) << address.dtype.type(RANK_SHIFT))
+
+    return Op(fn, (t,), (t, "u32"), "move", context=True)
+
+
+@opcode("getctarank")
+def _getctarank(i: Instruction, m: Mods, k: Kernel) -> Op:
+    m.flag("shared::cluster")
+    t = m.type("u32", "u64")
+    low = 0xFFFFFFFF & ~OFFSET_MASK
+    return Op(lambda a: ((a & a.dtype.type(low)) >> a.dtype.type(RANK_SHIFT)).astype("u4"), ("b32",), (t,), "move")
+
+
+def cluster_barrier(i: Instruction, m: Mods) -> Op:
+    """barrier.cluster.arrive{.release,.relaxed}, .wait{.acquire}; with .aligned whole warps."""
+    kind = m.take("arrive", "wait", required=True)
+    order = m.take("release", "relaxed", "acquire")
+    if order and (order == "acquire") != (kind == "wait"):
+        raise m.refuse(f".{order} does not go with barrier.cluster.{kind}")
+    converge = -1 if m.flag("aligned") else None
+    if kind == "arrive":
+
+        def arrive(g, mask):
+            wave = g.wave
+            lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+            again = wave.cluster_barrier.arrive(g.warps, lanes, wave.live)
+            if again.any():
+                row, lane = np.argwhere(again)[0]
+                who = wave.thread(int(g.warps[row]), int(lane))
+                raise Deadlock(f"{i.where()}: {who} arrives again before it has waited")
+            wave.progress += 1
+            if wave.checks is not None:
+                wave.checks.cluster_arrive(g, lanes, order != "relaxed")
+
+        return Op(arrive, (), (), "barrier", context=True, converge=converge)
+
+    def wait(g, mask):
+        wave, lanes = g.wave, g.lanes()
+        early = lanes & (wave.cluster_barrier.waits_for[g.warps] < 0)
+        if early.any():
+            row, lane = np.argwhere(early)[0]
+            raise Deadlock(f"{i.where()}: {wave.thread(int(g.warps[row]), int(lane))} waits without having arrived")
+        if wave.checks is not None:
+            wave.checks.cluster_wait_begins(g, lanes)
+
+        def passed(warps):
+            return wave.cluster_barrier.passed(warps, _lanes_of(g, warps, lanes))
+
+        def say(warp):
+            cluster = int(wave.cluster_barrier.cluster_of_warp[warp])
+            phase = int(wave.cluster_barrier.phase[cluster])
+            here = wave.cluster_barrier.waits_for == phase
+            mine = wave.cluster_barrier.cluster_of_warp == cluster
+            missing = int((wave.live & ~here)[mine].sum())
+            return f"the cluster barrier, phase {phase}: {missing} live thread(s) of the cluster have not arrived"
+
+        def then(group, warps):
+            wave.cluster_barrier.leave(warps, _lanes_of(g, warps, lanes))
+            if wave.checks is not None:
+                wave.checks.cluster_wait(group, group.lanes())
+
+        return RowWait(g, i, passed, (g.warps,), say, then)
+
+    return Op(wait, (), (), "barrier", control="wait", converge=converge)
+
+
+def _lanes_of(g, warps: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+    """Rows of ``lanes`` for some of the group's warps (which are in increasing order)."""
+    return lanes[np.searchsorted(g.warps, warps)]
+
+
+assert WINDOW_SHIFT > RANK_SHIFT and WINDOWS["shared"], "mapa of a generic address keeps its window"

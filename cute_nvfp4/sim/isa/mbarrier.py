@@ -1,0 +1,213 @@
+"""mbarrier instructions (PTX ISA, "Parallel Synchronization and Communication Instructions: mbarrier")."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cute_nvfp4.sim.engine import Wait
+from cute_nvfp4.sim.errors import MbarrierMisuse
+from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.model import Instruction, Kernel, Sink
+
+_PHASE_BITS = 32
+
+
+class MbarrierWait(Wait):
+    """Lanes that ask for the end of a phase: ``cta``, ``slot``, ``phase`` (n, 1) or (n, 32). ``phase`` is the number
+    of the phase whose end is asked for, ``answered`` whether it had ended when asked."""
+
+    def __init__(self, group, instruction, cta, slot, phase, answered) -> None:
+        super().__init__(group, instruction)
+        self.cta, self.slot, self.phase, self.answered = cta, slot, phase, answered
+
+    def ready(self) -> np.ndarray:
+        over = self.group.wave.mbarriers.phase[self.cta, self.slot] > self.phase
+        if over.shape[1] == 1:
+            return over[:, 0]
+        return (over & self.group.lanes()).any(axis=1)
+
+    def part(self, rows: np.ndarray, group) -> MbarrierWait:
+        return MbarrierWait(
+            group, self.instruction, self.cta[rows], self.slot[rows], self.phase[rows], self.answered[rows]
+        )
+
+    def describe(self, row: int) -> str:
+        wave = self.group.wave
+        lane = int(self.group.lanes()[row].argmax()) if self.cta.shape[1] > 1 else 0
+        cta, slot = int(self.cta[row, lane]), int(self.slot[row, lane])
+        want = int(self.phase[row, lane])
+        return f"the end of phase {want} of {wave.mbarriers.name(cta, slot)}: {wave.mbarriers.state(cta, slot)}"
+
+
+def _order(m: Mods) -> bool:
+    """Takes .sem and .scope; returns whether the operation orders memory (release or acquire, the default)."""
+    order = m.take("release", "acquire", "relaxed")
+    m.take("cta", "cluster")
+    return order != "relaxed"
+
+
+def _where(g, mask, addr: np.ndarray, off: int, i: Instruction):
+    """(rows, lanes, CTA, offset) of every lane that executes."""
+    active = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+    rows, lanes = np.nonzero(active)
+    address = np.broadcast_to(addr, (g.n, 32))[rows, lanes] + addr.dtype.type(off)
+    cta, offset = g.wave.resolve(g.wave.cta_of_warp[g.warps[rows]], address, i.where())
+    return rows, lanes, cta, offset
+
+
+def _at(value: np.ndarray, g, rows: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+    return np.broadcast_to(value, (g.n, 32))[rows, lanes].astype(np.int64)
+
+
+def _own(g, cta: np.ndarray, rows: np.ndarray, i: Instruction, space: str) -> None:
+    """Without .shared::cluster only the own CTA's barriers may be named."""
+    if space != "shared::cluster" and (cta != g.wave.cta_of_warp[g.warps[rows]]).any():
+        raise MbarrierMisuse(f"{i.where()}: the mbarrier belongs to another CTA of the cluster; use .shared::cluster")
+
+
+@opcode("mbarrier")
+def _mbarrier(i: Instruction, m: Mods, k: Kernel) -> Op:
+    kind = m.take(
+        *("init", "inval", "arrive", "arrive_drop", "expect_tx", "complete_tx", "test_wait", "try_wait"),
+        "pending_count",
+        required=True,
+    )
+    return {"init": _init, "inval": _inval, "pending_count": _pending_count}.get(
+        kind, {"arrive": _arrive, "arrive_drop": _arrive}.get(kind, _tx if kind.endswith("_tx") else _poll)
+    )(i, m, kind)
+
+
+def _shared(m: Mods, *more: str) -> str:
+    return m.take("shared", "shared::cta", *more)
+
+
+def _init(i: Instruction, m: Mods, kind: str) -> Op:
+    _shared(m)
+    m.type("b64")
+
+    def fn(g, mask, addr, off, count):
+        rows, lanes, cta, offset = _where(g, mask, addr, off, i)
+        _own(g, cta, rows, i, "shared")
+        g.wave.mbarriers.init(i.where(), cta, offset, _at(count, g, rows, lanes))
+        if g.wave.checks is not None:
+            g.wave.checks.mbarrier_init(g, i, rows, lanes, cta, offset)
+
+    return Op(fn, (), ("addr", "u32"), "mbarrier", context=True)
+
+
+def _inval(i: Instruction, m: Mods, kind: str) -> Op:
+    _shared(m)
+    m.type("b64")
+
+    def fn(g, mask, addr, off):
+        rows, lanes, cta, offset = _where(g, mask, addr, off, i)
+        _own(g, cta, rows, i, "shared")
+        g.wave.mbarriers.invalidate(i.where(), cta, offset)
+        if g.wave.checks is not None:
+            g.wave.checks.mbarrier_inval(g, i, rows, lanes, cta, offset)
+
+    return Op(fn, (), ("addr",), "mbarrier", context=True)
+
+
+def _arrive(i: Instruction, m: Mods, kind: str) -> Op:
+    """Forms: [state,] [addr] {, count}; .expect_tx: [state,] [addr], bytes; .noComplete: state, [addr], count."""
+    expect = m.flag("expect_tx")
+    ordered = _order(m) if not m.flag("noComplete") else True
+    space = _shared(m, "shared::cluster")
+    if not expect:
+        m.flag("noComplete")
+    m.type("b64")
+    drop = kind == "arrive_drop"
+    has_state = not hasattr(i.operands[0], "base")
+    given = len(i.operands) - has_state
+    if given not in ((2,) if expect else (1, 2)):
+        raise m.refuse("wants an address, and a count or a number of bytes")
+    sink = has_state and isinstance(i.operands[0], Sink)
+    if has_state and not sink and space == "shared::cluster":
+        raise m.refuse("an arrival at another CTA's mbarrier returns no state")
+
+    def fn(g, mask, addr, off, *value):
+        rows, lanes, cta, offset = _where(g, mask, addr, off, i)
+        _own(g, cta, rows, i, space)
+        table = g.wave.mbarriers
+        number = _at(value[0], g, rows, lanes) if value else np.ones(len(rows), np.int64)
+        if expect:
+            table.expect_tx(i.where(), cta, offset, number)
+        slot = table.find(i.where(), cta, offset)
+        pending = table.pending[cta, slot].copy()
+        checks = g.wave.checks
+        if checks is not None and ordered:
+            checks.mbarrier_arrive(g, i, rows, lanes, cta, offset)
+        if drop:
+            np.subtract.at(table.count, (cta, slot), 1 if expect else number)
+        phase = table.arrive(i.where(), cta, offset, 1 if expect else number)
+        state = np.zeros((g.n, 32), np.uint64)
+        state[rows, lanes] = (pending << _PHASE_BITS | phase).astype(np.uint64)
+        return state
+
+    src = ("addr",) + (("u32",) if given == 2 else ())
+    if not has_state:
+        return Op(lambda *a: (fn(*a), None)[1], (), src, "mbarrier", context=True)
+    return Op(fn, ("b64",), src, "mbarrier", context=True)
+
+
+def _tx(i: Instruction, m: Mods, kind: str) -> Op:
+    _order(m)
+    space = _shared(m, "shared::cluster")
+    m.type("b64")
+
+    def fn(g, mask, addr, off, size):
+        rows, lanes, cta, offset = _where(g, mask, addr, off, i)
+        _own(g, cta, rows, i, space)
+        getattr(g.wave.mbarriers, kind)(i.where(), cta, offset, _at(size, g, rows, lanes))
+
+    return Op(fn, (), ("addr", "u32"), "mbarrier", context=True)
+
+
+def _poll(i: Instruction, m: Mods, kind: str) -> Op:
+    """Forms: done, [addr], state or parity {, suspend time}."""
+    parity = m.flag("parity")
+    ordered = _order(m)
+    parity = m.flag("parity") or parity
+    _shared(m)
+    m.type("b64")
+    hint = len(i.operands) == 4 and kind == "try_wait"
+
+    def fn(g, mask, addr, off, value, *_):
+        wave = g.wave
+        table = wave.mbarriers
+        shape = np.broadcast_shapes(addr.shape, value.shape, (g.n, 1))
+        if shape[1] == 1:
+            address = np.broadcast_to(addr, shape)[:, 0] + addr.dtype.type(off)
+            cta, offset = wave.resolve(g.ctas(), address, i.where())
+            slot = table.find(i.where(), cta, offset)
+            cta, slot = cta[:, None], slot[:, None]
+        else:
+            rows, lanes, c, offset = _where(g, mask, addr, off, i)
+            cta, slot = np.zeros((2, g.n, 32), np.int64)
+            cta[rows, lanes], slot[rows, lanes] = c, table.find(i.where(), c, offset)
+        if (cta != g.ctas()[:, None]).any() and shape[1] == 1:
+            raise MbarrierMisuse(f"{i.where()}: only the own CTA's mbarriers can be waited for")
+        now = table.phase[cta, slot]
+        asked = np.broadcast_to(value.astype(np.int64), shape)
+        if parity:
+            # The phase under way and the one before are the only ones a parity can mean.
+            phase = np.where((now & 1) == (asked & 1), now, now - 1)
+        else:
+            phase = asked & ((1 << _PHASE_BITS) - 1)
+        done = now > phase
+        g.polled = MbarrierWait(g, i, cta, slot, phase, done)
+        if kind == "try_wait" and wave.random is not None and wave.random.random() < 0.2:
+            # The ISA lets try_wait give up although the phase is over.
+            return np.zeros(shape, bool)
+        if wave.checks is not None and ordered and done.any():
+            wave.checks.mbarrier_wait(g, i, mask, done, cta, slot, phase)
+        return done
+
+    src = ("addr", "u32" if parity else "b64", *(("u32",) if hint else ()))
+    return Op(fn, ("pred",), src, "mbarrier", context=True, poll=True)
+
+
+def _pending_count(i: Instruction, m: Mods, kind: str) -> Op:
+    m.type("b64")
+    return Op(lambda state: (state >> np.uint64(_PHASE_BITS)).astype("u4"), ("b32",), ("b64",), "mbarrier")
