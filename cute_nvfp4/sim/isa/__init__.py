@@ -5,6 +5,7 @@ from __future__ import annotations
 from cute_nvfp4.sim.isa import (
     atomic,
     bits,
+    clc,
     cluster,
     compare,
     control,
@@ -23,6 +24,7 @@ __all__ = [
     "OPCODES",
     "atomic",
     "bits",
+    "clc",
     "cluster",
     "compare",
     "control",

@@ -6,7 +6,7 @@ import numpy as np
 
 from cute_nvfp4.sim import access
 from cute_nvfp4.sim.access import Access
-from cute_nvfp4.sim.isa.table import Mods, Op, bits, opcode
+from cute_nvfp4.sim.isa.table import WIDE, Mods, Op, bits, opcode
 from cute_nvfp4.sim.layout import WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.model import Address, Imm, Instruction, Kernel, Reg, Sink, Special, Symbol, Vector
 
@@ -140,7 +140,7 @@ def _prefetch(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 @opcode("mov")
 def _mov(i: Instruction, m: Mods, k: Kernel) -> Op:
-    t = m.type("pred", "b16", "b32", "b64", "u16", "u32", "u64", "s16", "s32", "s64", "f32", "f64")
+    t = m.type("pred", "b16", "b32", "b64", "b128", "u16", "u32", "u64", "s16", "s32", "s64", "f32", "f64")
     raw = t if t == "pred" else f"b{bits(t)}"
     if len(i.operands) != 2:
         raise m.refuse("mov takes two operands")
@@ -156,6 +156,8 @@ def _mov(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 def _pack(m: Mods, t: str, count: int) -> Op:
     part = bits(t) // count
+    if t == "b128" and count == 2:
+        return Op(_join, (t,), (("b64", "b64"),), "move")
     if part not in (8, 16, 32) or bits(t) % count:
         raise m.refuse(f"a {t} cannot be packed from {count} elements")
     wide = f"u{bits(t) // 8}"
@@ -169,8 +171,16 @@ def _pack(m: Mods, t: str, count: int) -> Op:
     return Op(fn, (t,), (tuple([f"b{part}"] * count),), "move")
 
 
+def _join(items):
+    out = np.zeros(np.broadcast_shapes(*(v.shape for v in items)), WIDE)
+    out["lo"], out["hi"] = items
+    return out
+
+
 def _unpack(m: Mods, t: str, count: int) -> Op:
     part = bits(t) // count
+    if t == "b128" and count == 2:
+        return Op(lambda a: (a["lo"].copy(), a["hi"].copy()), (("b64", "b64"),), (t,), "move")
     if part not in (8, 16, 32) or bits(t) % count:
         raise m.refuse(f"a {t} cannot be unpacked into {count} elements")
     wide, narrow = f"u{bits(t) // 8}", f"u{part // 8}"

@@ -15,6 +15,8 @@ import numpy as np
 from cute_nvfp4.sim.errors import UnsupportedInstruction
 from cute_nvfp4.sim.model import TYPE_BITS, Instruction, Kernel
 
+#: a register of 128 bits; nothing calculates with one
+WIDE = np.dtype([("lo", "u8"), ("hi", "u8")])
 #: numpy type in which a function of the table sees a value of a PTX type; packed and 8-bit float types are raw bits
 VIEW = {
     **{f"{k}{n}": np.dtype(f"u{n // 8}") for k in "bu" for n in (8, 16, 32, 64)},
@@ -23,9 +25,10 @@ VIEW = {
     **{"bf16": np.dtype("u2"), "f16x2": np.dtype("u4"), "bf16x2": np.dtype("u4"), "tf32": np.dtype("u4")},
     **{"f32x2": np.dtype("u8"), "e2m1x2": np.dtype("u1"), "e4m3x2": np.dtype("u2"), "e5m2x2": np.dtype("u2")},
     "ue8m0x2": np.dtype("u2"),
+    "b128": WIDE,
 }
 #: numpy type in which a register of a given width is stored
-STORE = {1: np.dtype(bool), 8: np.dtype("u1"), 16: np.dtype("u2"), 32: np.dtype("u4"), 64: np.dtype("u8")}
+STORE = {1: np.dtype(bool), 8: np.dtype("u1"), 16: np.dtype("u2"), 32: np.dtype("u4"), 64: np.dtype("u8"), 128: WIDE}
 
 
 @dataclass(frozen=True)
