@@ -67,10 +67,15 @@ class BlockCompiler:
         self._constants: dict[tuple, str] = {}
         self._lines: list[str] = []
         self._assigned: set[str] = set()
+        self._unsure: frozenset[str] = frozenset()
+        self._decides: Instruction | None = None
+        self._whole: Instruction | None = None
 
     def compile(self, blocks: list[Block]) -> list[Callable[[Any], Any]]:
         """One function a block, in the order of ``blocks``."""
         lines: list[str] = []
+        # What is live before the first instruction may be read before it is written.
+        self._unsure = blocks[0].live_in if blocks else frozenset()
         for block in blocks:
             lines += self._block(block, blocks)
         exec(compile("\n".join(lines), f"<ptx {self.kernel.name[:60]}>", "exec"), self.names)
@@ -109,10 +114,12 @@ class BlockCompiler:
 
     def _instruction(self, i: Instruction, op: Op) -> None:
         count = len(op.dst)
+        self._decides = i if op.control or op.klass.startswith(("store", "atomic", "mbarrier")) else None
         guard = self._predicate(i.guard) if i.guard is not None else None
         if op.control in ("branch", "exit", "trap"):
             self._lines.append(f" return {guard}")
             return
+        self._whole = i
         args = ", ".join(a for o, t in zip(i.operands[count:], op.src) for a in self._source(o, t, op.relaxed))
         if op.control:
             if guard is not None:
@@ -150,7 +157,14 @@ class BlockCompiler:
     def _predicate(self, reg: Reg) -> str:
         if self.widths.get(reg.name) != 1:
             raise UnsupportedInstruction(f"{reg.name} is used as a predicate but is not one")
-        return f"~{self._local(reg.name)}" if reg.negated else self._local(reg.name)
+        local = self._sure(reg.name, self._decides)
+        return f"~{local}" if reg.negated else local
+
+    def _sure(self, name: str, i: Instruction | None) -> str:
+        """The register's value where it decides something that can be seen: it must have been written."""
+        if i is None or name not in self._unsure:
+            return self._local(name)
+        return f"g.sure({self._local(name)}, {self.slots[name]}, {self._bind('i', i)})"
 
     def _source(self, o: Operand, t: Any, relaxed: bool) -> list[str]:
         if t == "static":
@@ -187,7 +201,7 @@ class BlockCompiler:
     def _register(self, o: Reg, t: str, relaxed: bool) -> str:
         if o.name not in self.slots:
             raise UnsupportedInstruction(f"register {o.name} is not declared")
-        width, local = self.widths[o.name], self._local(o.name)
+        width, local = self.widths[o.name], self._sure(o.name, self._decides)
         if o.negated and t != "pred":
             raise UnsupportedInstruction(f"!{o.name} is not a predicate")
         if width == bits(t):
@@ -221,7 +235,7 @@ class BlockCompiler:
             return [self._constant(o.base.value, "int", "u64"), str(o.offset)]
         if self.widths.get(o.base.name) not in (32, 64):
             raise UnsupportedInstruction(f"{o.base.name} cannot hold an address")
-        return [self._local(o.base.name), str(o.offset)]
+        return [self._sure(o.base.name, self._whole), str(o.offset)]
 
     def _target(self, o: Operand, t: Any) -> list[tuple[str | None, str]]:
         if isinstance(t, tuple) and t[0] == "pair":

@@ -9,9 +9,10 @@ import numpy as np
 from cute_nvfp4.sim.cluster import OFFSET_MASK, RANK_SHIFT, ClusterBarrier, bad_rank
 from cute_nvfp4.sim.codegen import NOTHING
 from cute_nvfp4.sim.engine import Engines
-from cute_nvfp4.sim.errors import OutOfBounds
+from cute_nvfp4.sim.errors import OutOfBounds, UndefinedRegister
 from cute_nvfp4.sim.layout import SHARED_BASE, WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.mbarrier import Mbarriers
+from cute_nvfp4.sim.model import Instruction
 from cute_nvfp4.sim.regions import Region
 from cute_nvfp4.sim.special import SPECIAL_REGISTERS, TIMED
 
@@ -168,6 +169,17 @@ class Group:
     def variable(self, name: str, offset: int) -> np.ndarray:
         """The address of a module-scope variable."""
         return np.full((1, 1), self.wave.run.variables[name] + offset, np.uint64)
+
+    def sure(self, value: np.ndarray, slot: int, instruction: Instruction) -> np.ndarray:
+        """``value``, unless it is what registers hold before anything has been written to them."""
+        run = self.wave.run
+        if run.checking and value is run.zeros[slot]:
+            name = list(run.kernel.slots)[slot].partition("@")[0]
+            who = self.wave.thread(int(self.warps[0]), int(self.lanes()[0].argmax()))
+            raise UndefinedRegister(
+                f"{instruction.where()}: register {name} has never been written; {who} in {run.launch.kernel}"
+            )
+        return value
 
     def own_shared(self, address: np.ndarray) -> np.ndarray:
         """A shared address that the compiler knows, as this group's own CTAs see it: with their ranks."""

@@ -97,3 +97,14 @@ def float_edges(dtype: str, count: int = 400, seed: int = 0) -> np.ndarray:
     special = np.array([0.0, -0.0, 1, -1, np.inf, -np.inf, np.nan, 0.5, 1.5, 2.5, 255.5, -2.5], dtype)
     tiny = np.array([1, 2, 3], f"u{size}").view(dtype)
     return rng.permutation(np.concatenate([bits.view(dtype), near, special, tiny, -tiny]))
+
+
+def wait(address: str, parity: str) -> str:
+    """The loop that the DSL emits for a blocking wait."""
+    return (
+        "{ .reg .pred P; LAB_WAIT: mbarrier.try_wait.parity.shared::cta.b64 P, ["
+        + address
+        + "], "
+        + parity
+        + ", 10000000; @P bra DONE; bra LAB_WAIT; DONE: }"
+    )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from ptx_lab import launch_kernel, module, wait
 
 from cute_nvfp4.sim import adversarial
-from tests.sim.ptx_lab import launch_kernel, module
-from tests.sim.test_mbarrier import wait
 
 BODY = (
     """mov.u32 %r1, %ctaid.x; mov.u32 %r2, %tid.x; mov.u32 %r20, bar; mov.u32 %r21, resp; mov.b32 %r6, 0;

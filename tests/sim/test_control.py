@@ -15,6 +15,7 @@ from cute_nvfp4.sim import (
     PtxSyntaxError,
     StepLimit,
     Trap,
+    UndefinedRegister,
     UnsupportedInstruction,
     run,
 )
@@ -183,3 +184,23 @@ def test_trap_is_an_error() -> None:
     body = "mov.u32 %r1, %tid.x; setp.ne.u32 %q1, %r1, 3; @%q1 bra END; trap; END:"
     with pytest.raises(Trap, match="trap executed: `trap`"):
         launch_kernel(module(body, 0), [])
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "st.global.b32 [%p0], %r7;",
+        "st.global.b32 [%rd7], %r1;",
+        "ld.global.b32 %r1, [%rd7];",
+        "@%q7 bra END; st.global.b32 [%p0], 1; END:",
+    ],
+)
+def test_undefined_registers_that_matter(use: str) -> None:
+    with pytest.raises(UndefinedRegister, match=r"register %(r|rd|q)7 has never been written"):
+        launch_kernel(module(use, 1), [np.zeros(4, "u4")], checks=True)
+
+
+def test_undefined_registers_that_do_not_matter() -> None:
+    out = np.zeros(1, "u4")
+    launch_kernel(module("prmt.b32 %r1, %r7, 5, 0x7654; st.global.b32 [%p0], %r1;", 1), [out], checks=True)
+    assert out[0] == 5

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from ptx_lab import launch_kernel, module, wait
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.sim import Deadlock, LaunchError, MbarrierMisuse, OutOfBounds, ResidencyError, Schedule, adversarial
-from tests.sim.ptx_lab import launch_kernel, module
 
 SCHEDULES = adversarial(8, seed=5)
 BARRIER = ".shared .align 8 .b64 bar[4]; .shared .align 16 .b8 cell[128];"
 THREAD = "mov.u32 %r1, %tid.x; mov.u32 %r20, bar; mov.u32 %r21, cell; and.b32 %r9, %r1, 31; shl.b32 %r8, %r9, 2;"
-
-
-def wait(address: str, parity: str) -> str:
-    """The loop that the DSL emits for a blocking wait."""
-    return (
-        "{ .reg .pred P; LAB_WAIT: mbarrier.try_wait.parity.shared::cta.b64 P, ["
-        + address
-        + "], "
-        + parity
-        + ", 10000000; @P bra DONE; bra LAB_WAIT; DONE: }"
-    )
 
 
 RING = (
