@@ -206,6 +206,7 @@ def by_region(g: Group, a: Access, host, m, flat: np.ndarray):
 def store(g: Group, a: Access, mask, addr: np.ndarray, off: int, values: tuple[np.ndarray, ...]) -> None:
     """Scatters ``count`` arrays; of two lanes at one address the later in (warp, lane) order wins."""
     parts = [(a.space, mask, addr, off)] if a.space != "generic" else split_generic(g, a, mask, addr, off)
+    g.wave.effects += 1
     for space, part, at, o in parts:
         host, m, region = locate(g, a, space, part, at, o)
         run = g.wave.run

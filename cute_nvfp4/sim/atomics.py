@@ -34,7 +34,9 @@ def atomic(g: Group, a: Access, mask, addr: np.ndarray, off: int, update: Update
         for where, chosen in pieces:
             first, rows = where.rows(a.unit, a.unit)
             index = (flat[chosen] - first) >> (a.unit.bit_length() - 1)
+            before = rows[index]
             result[chosen] = serialize(rows, index, update, [v[chosen] for v in values])
+            g.wave.effects += bool((rows[index] != before).any())
         if returns:
             old[lanes] = result
     return old

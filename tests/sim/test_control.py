@@ -127,10 +127,9 @@ def test_step_limit() -> None:
         ("cvt.f32.f64 %r1, %rd1;", "a narrowing conversion needs a rounding mode"),
         ("cvt.rn.f32.f64 %r1, %r2;", "register %r2 has 32 bits"),
         ("cvt.rni.s32.f32 %r1, %rd2;", "register %rd2 has 64 bits"),
-        ("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%r1], 512;", "does not know `tcgen05.alloc"),
+        ("wgmma.fence.sync.aligned;", "does not know `wgmma.fence"),
         ("call.uni (%r1), helper, (%r2);", "calls of device functions"),
         ("bra NOWHERE;", "label NOWHERE is not defined"),
-        ("cp.async.bulk.commit_group;", "belong to the asynchronous half"),
     ],
 )
 def test_refused(code: str, why: str) -> None:

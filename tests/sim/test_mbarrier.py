@@ -199,3 +199,29 @@ def test_schedules_read_what_they_write() -> None:
         Schedule.parse("tma")
     with pytest.raises(OperandError, match="schedule tma: got soon, expected batch or eager"):
         Schedule.parse("tma=soon")
+
+
+SPIN = """ld.global.b32 %r2, [%p0+4]; mov.u32 %r1, %tid.x; setp.eq.u32 %q1, %r1, 0;
+    @%q1 atom.acq_rel.gpu.global.add.u32 %r3, [%p0], 1; L: ld.acquire.gpu.global.b32 %r3, [%p0];
+    setp.lt.u32 %q2, %r3, %r2; @%q2 bra L;"""
+
+
+def test_a_grid_barrier_needs_every_cta_resident() -> None:
+    """CTAs that wait for one another through global memory: 148 of this size are resident, 149 are not."""
+    options = {"block": (32, 1, 1), "smem": 200_000}
+    launch_kernel(module(SPIN, 1), [np.array([0, 148], "u4")], grid=(148, 1, 1), **options)
+    with pytest.raises(ResidencyError, match="1 CTAs have not started"):
+        launch_kernel(module(SPIN, 1), [np.array([0, 149], "u4")], grid=(149, 1, 1), **options)
+
+
+def test_an_endless_loop_ends_soon() -> None:
+    with pytest.raises(Deadlock, match="repeats a loop that changes nothing"):
+        launch_kernel(module(SPIN, 1), [np.array([0, 3], "u4")], grid=(2, 1, 1), block=(32, 1, 1))
+
+
+def test_too_much_memory_is_refused() -> None:
+    text = module("st.local.b32 [stack], %r1;", 0, ".local .align 4 .b8 stack[400000];")
+    with pytest.raises(LaunchError, match="GiB for their shared, local and tensor memory"):
+        from cute_nvfp4.sim import GlobalMemory, Launch, Program, run
+
+        run(Program.parse(text), Launch("kernel", (148, 1, 1), (1024, 1, 1), (), cooperative=True), GlobalMemory())
