@@ -1,0 +1,60 @@
+"""Fences (PTX ISA, "membar / fence", "fence.proxy"). Execution is sequentially consistent here, so a fence changes no
+value; the checks learn from it what it orders."""
+
+from __future__ import annotations
+
+from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.model import Imm, Instruction, Kernel
+
+_SCOPES = ("cta", "cluster", "gpu", "sys")
+
+
+@opcode("membar")
+def _membar(i: Instruction, m: Mods, k: Kernel) -> Op:
+    if m.flag("proxy"):
+        return _proxy(i, m)
+    m.take("cta", "gl", "sys", "level", required=True)
+    return _plain(i)
+
+
+@opcode("fence")
+def _fence(i: Instruction, m: Mods, k: Kernel) -> Op:
+    if m.flag("proxy"):
+        return _proxy(i, m)
+    if m.flag("mbarrier_init"):
+        m.take("release", required=True)
+        m.take("cluster", required=True)
+        return _plain(i)
+    order = m.take("sc", "acq_rel", "acquire", "release", default="acq_rel")
+    if order in ("acquire", "release"):
+        space = "shared::cta" if order == "release" else "shared::cluster"
+        m.take(f"sync_restrict::{space}", required=False)
+    m.take(*_SCOPES, required=True)
+    return _plain(i)
+
+
+def _proxy(i: Instruction, m: Mods) -> Op:
+    kind = m.take("tensormap::generic", "async::generic", "alias", "async", required=True)
+    if kind == "async":
+        m.take("global", "shared::cta", "shared::cluster")
+    elif kind == "async::generic":
+        order = m.take("acquire", "release", required=True)
+        m.take("sync_restrict::shared::cluster" if order == "acquire" else "sync_restrict::shared::cta", required=True)
+        m.take("cluster", required=True)
+    elif kind == "tensormap::generic":
+        order = m.take("acquire", "release", required=True)
+        m.take(*_SCOPES, required=True)
+        if order == "acquire":
+            size = i.operands[-1]
+            if not isinstance(size, Imm) or size.value != 128:
+                raise m.refuse("a tensor map has 128 bytes")
+            return _plain(i, ("addr", "static"))
+    return _plain(i)
+
+
+def _plain(i: Instruction, src: tuple = ()) -> Op:
+    def fn(g, mask, *_):
+        if g.wave.checks is not None:
+            g.wave.checks.fenced(g, i, mask)
+
+    return Op(fn, (), src, "fence", context=True)

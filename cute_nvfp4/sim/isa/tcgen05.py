@@ -1,0 +1,242 @@
+"""tcgen05 instructions by their second word; the large ones have files of their own (PTX ISA, "TensorCore 5th
+Generation Family Instructions")."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cute_nvfp4.sim import access
+from cute_nvfp4.sim.access import Access
+from cute_nvfp4.sim.engine import RowWait, issue_rows
+from cute_nvfp4.sim.errors import TensorMemoryError
+from cute_nvfp4.sim.isa import tcgen05_mma, tcgen05_move
+from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.model import Instruction, Kernel
+from cute_nvfp4.sim.tensor import transfers
+from cute_nvfp4.sim.tensor.descriptor import decode, start_of
+from cute_nvfp4.sim.tensor.layouts import COPIES
+from cute_nvfp4.sim.tensor.mma import pair
+
+
+@opcode("tcgen05")
+def _tcgen05(i: Instruction, m: Mods, k: Kernel) -> Op:
+    """Chooses by operation; the words after it are left to the operation."""
+    name = m.left.pop(0) if m.left else ""
+    builder = _OPERATIONS.get(name)
+    if builder is None:
+        raise m.refuse(f"tcgen05.{name} is not modelled")
+    return builder(i, m, k)
+
+
+def cta_group(m: Mods) -> int:
+    return int(m.take("cta_group::1", "cta_group::2", required=True)[-1])
+
+
+def _aligned(m: Mods) -> None:
+    m.take("sync", required=True)
+    m.take("aligned", required=True)
+
+
+def per_warp(g, value: np.ndarray) -> np.ndarray:
+    """(n,) int64: the operand of a warp-wide instruction, which must be the same in all lanes."""
+    return np.broadcast_to(value, (g.n, 32))[:, 0].astype(np.int64)
+
+
+def _alloc(i: Instruction, m: Mods, k: Kernel) -> Op:
+    group = cta_group(m)
+    _aligned(m)
+    m.take("shared::cta")
+    m.type("b32")
+    word = Access(i, "shared", 4, 1, "store")
+
+    def give(g, cta, columns, order, address):
+        """Takes the columns of the rows that may go, and writes their bases to shared memory."""
+        memory = g.wave.tensor_memory
+        base = np.array([memory.allocate(int(c), int(n)) for c, n in zip(cta, columns)], np.uint32)
+        if g.wave.checks is not None:
+            g.wave.checks.tensor_allocated(cta, base, columns)
+        lane0 = np.broadcast_to(np.arange(32) == 0, (g.n, 32))
+        access.store(g, word, lane0, np.broadcast_to(address[:, None], (g.n, 32)), 0, (base[:, None],))
+
+    def fn(g, mask, addr, off, columns):
+        tcgen05_move.whole_warp(g, mask, i)
+        memory = g.wave.tensor_memory
+        memory.same_group(i.where(), group)
+        cta, want = g.wave.cta_of_warp[g.warps], per_warp(g, columns)
+        address = np.broadcast_to(addr, (g.n, 32))[:, 0].astype(np.int64) + off
+        for c, n in zip(cta.tolist(), want.tolist()):
+            memory.check_request(i.where(), c, n)
+        np.add.at(memory.requests, cta, 1)
+        order = memory.requests[cta]
+
+        def ready(cta, want, order, address):
+            return _room(memory, cta, pair(g.wave, cta, group), want, order)
+
+        def say(cta, want, order, address):
+            held = ", ".join(f"{b}..{b + n - 1}" for b, n in sorted(memory.blocks[int(cta)].items())) or "none"
+            return f"waits for {int(want)} columns of tensor memory (allocated: {held}): {i.where()}"
+
+        wait = RowWait(g, i, ready, (cta, want, order, address), say, give)
+        if wait.ready().all():
+            wait.passed(np.arange(g.n), g)
+            return None
+        return wait
+
+    return Op(fn, (), ("addr", "b32"), "tensor", context=True, converge=-1, control="wait")
+
+
+def _room(memory, ctas: np.ndarray, group: np.ndarray, want: np.ndarray, order: np.ndarray) -> np.ndarray:
+    """Which rows (n,) can be served together: columns are free, and both CTAs of the ``group`` have asked as often."""
+    taken: dict[int, np.ndarray] = {}
+    out = np.zeros(len(want), bool)
+    for row, (cta, n) in enumerate(zip(ctas.tolist(), want.tolist())):
+        if memory.requests[group[row]].min() < order[row]:
+            continue
+        busy = taken.setdefault(cta, memory.allocated[cta].copy())
+        base = memory.find(cta, n, busy)
+        out[row] = base >= 0
+        if base >= 0:
+            busy[base : base + n] = True
+    return out
+
+
+def _dealloc(i: Instruction, m: Mods, k: Kernel) -> Op:
+    group = cta_group(m)
+    _aligned(m)
+    m.type("b32")
+
+    def fn(g, mask, address, columns):
+        tcgen05_move.whole_warp(g, mask, i)
+        memory = g.wave.tensor_memory
+        memory.same_group(i.where(), group)
+        ctas, first, count = g.wave.cta_of_warp[g.warps], per_warp(g, address), per_warp(g, columns)
+        if g.wave.checks is not None:
+            g.wave.checks.tensor_freed(i, g.warps, ctas, first & 0xFFFF, count, pair(g.wave, ctas, group))
+        for cta, at, columns_ in zip(ctas.tolist(), first.tolist(), count.tolist()):
+            memory.free(i.where(), cta, at, columns_)
+
+    return Op(fn, (), ("b32", "b32"), "tensor", context=True, converge=-1)
+
+
+def _relinquish(i: Instruction, m: Mods, k: Kernel) -> Op:
+    group = cta_group(m)
+    _aligned(m)
+
+    def fn(g, mask):
+        tcgen05_move.whole_warp(g, mask, i)
+        g.wave.tensor_memory.same_group(i.where(), group)
+        g.wave.tensor_memory.relinquished[g.wave.cta_of_warp[g.warps]] = True
+
+    return Op(fn, (), (), "tensor", context=True, converge=-1)
+
+
+def _wait(i: Instruction, m: Mods, k: Kernel) -> Op:
+    """tcgen05.wait::ld, ::st: loads and stores are done at once here; the checks see the edge."""
+    _aligned(m)
+
+    kind = "tmem_load" if i.mods[0] == "wait::ld" else "tmem_store"
+
+    def fn(g, mask):
+        tcgen05_move.whole_warp(g, mask, i)
+        if g.wave.checks is not None:
+            g.wave.checks.tensor_waited(g, mask, kind)
+
+    return Op(fn, (), (), "tensor", context=True, converge=-1)
+
+
+def _fence(i: Instruction, m: Mods, k: Kernel) -> Op:
+    """tcgen05.fence::before_thread_sync, ::after_thread_sync order nothing that is not in order here."""
+    return Op(lambda g, mask: None, (), (), "tensor", context=True)
+
+
+def _commit(i: Instruction, m: Mods, k: Kernel) -> Op:
+    group = cta_group(m)
+    m.take("mbarrier::arrive::one", required=True)
+    m.take("shared::cluster")
+    multicast = m.flag("multicast::cluster")
+    m.type("b64")
+
+    def fn(g, mask, addr, off, *rest):
+        wave = g.wave
+        wave.tensor_memory.same_group(i.where(), group)
+        warps, _, (address, *cta_mask) = issue_rows(g, mask, addr, *rest)
+        ctas = wave.cta_of_warp[warps]
+        issuer = np.arange(len(warps))
+        target, offset = wave.resolve(ctas, address + address.dtype.type(off), i.where())
+        if multicast:
+            bits = cta_mask[0].astype(np.int64)[:, None] >> np.arange(16) & 1
+            issuer, rank = np.nonzero(bits)
+            target, offset = wave.peer(ctas[issuer], rank, i.where()), offset[issuer]
+        wave.engines.submit(
+            transfers.Commit(i, wave, warps, issuer=issuer, target=target, offset=offset, cta_group=group)
+        )
+
+    return Op(fn, (), ("addr", "b16") if multicast else ("addr",), "tensor", context=True)
+
+
+def _cp(i: Instruction, m: Mods, k: Kernel) -> Op:
+    group = cta_group(m)
+    shape = m.take(*{s for s, _ in COPIES}, required=True)
+    multicast = m.take(*{c for _, c in COPIES if c})
+    if (shape, multicast) not in COPIES:
+        raise m.refuse(f".{shape} does not exist with this multicast")
+    bits = 0
+    if m.flag("b8x16"):
+        bits = 6 if m.take("b6x16_p32", "b4x16_p64", required=True) == "b6x16_p32" else 4
+
+    def fn(g, mask, addr, off, desc):
+        wave = g.wave
+        wave.tensor_memory.same_group(i.where(), group)
+        warps, _, (address, desc) = issue_rows(g, mask, addr, desc)
+        lane, column = tcgen05_mma.tensor_address(address, off)
+        for rows in tcgen05_mma.alike(desc & ~np.uint64(0x3FC0), lane):
+            fields = tcgen05_mma.named(i, decode, int(desc[rows[0]]))
+            one = transfers.Copy(
+                i, wave, warps[rows], form=(shape, multicast), desc=fields, start=start_of(desc[rows]),
+                column=column[rows], lane=int(lane[rows[0]]), bits=bits, cta_group=group,
+            )  # fmt: skip
+            if one.lanes.max() > 127:
+                raise TensorMemoryError(f"{i.where()}: lanes from {one.lane} on do not all exist")
+            for cta in pair(wave, one.ctas, group).T:
+                wave.tensor_memory.require(i.where(), cta, one.column, 4 * one.units.shape[1])
+            wave.engines.submit(one)
+
+    return Op(fn, (), ("addr", "b64"), "tensor", context=True)
+
+
+def _shift(i: Instruction, m: Mods, k: Kernel) -> Op:
+    # The ISA's syntax has .cta_group before .down, its examples after.
+    down = m.flag("down")
+    group = cta_group(m)
+    if not down:
+        m.take("down", required=True)
+
+    def fn(g, mask, addr, off):
+        wave = g.wave
+        wave.tensor_memory.same_group(i.where(), group)
+        warps, _, (address,) = issue_rows(g, mask, addr)
+        lane, column = tcgen05_mma.tensor_address(address, off)
+        if (lane % 32).any():
+            raise TensorMemoryError(f"{i.where()}: the lane of the address must be a multiple of 32")
+        for cta in pair(wave, wave.cta_of_warp[warps], group).T:
+            wave.tensor_memory.require(i.where(), cta, column, 8)
+        wave.engines.submit(transfers.Shift(i, wave, warps, lane=lane, column=column, cta_group=group))
+
+    return Op(fn, (), ("addr",), "tensor", context=True)
+
+
+_OPERATIONS = {
+    "alloc": _alloc,
+    "dealloc": _dealloc,
+    "relinquish_alloc_permit": _relinquish,
+    "wait::ld": _wait,
+    "wait::st": _wait,
+    "fence::before_thread_sync": _fence,
+    "fence::after_thread_sync": _fence,
+    "commit": _commit,
+    "cp": _cp,
+    "shift": _shift,
+    "mma": tcgen05_mma.build,
+    "ld": tcgen05_move.build_load,
+    "st": tcgen05_move.build_store,
+}

@@ -1,0 +1,94 @@
+"""Operand bytes to numbers (PTX ISA, "Packing formats of elements in Tensor and Shared memory").
+
+Decoding is by table into f32, which holds every input type exactly.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+from cute_nvfp4.sim.numerics import narrow
+
+
+@cache
+def small_float(exponent: int, mantissa: int, bias: int) -> np.ndarray:
+    """f32 values of all codes of a sign-magnitude format without infinity and NaN (OCP MX: E2M1, E3M2, E2M3)."""
+    codes = np.arange(1 << (1 + exponent + mantissa))
+    e, f = codes >> mantissa & ((1 << exponent) - 1), codes & ((1 << mantissa) - 1)
+    value = np.where(e == 0, f * 2.0 ** (1 - bias - mantissa), (1 + f / 2**mantissa) * 2.0 ** (e - bias))
+    return np.where(codes >> (exponent + mantissa), -value, value).astype("f4")
+
+
+@cache
+def table(t: str) -> np.ndarray:
+    """f32 value of each byte, for types with one element in a byte; what lies beyond the code is ignored."""
+    if t in ("e4m3", "e5m2"):
+        return narrow.decode_table(t)
+    if t in ("u8", "s8"):
+        return np.arange(256, dtype="u1").view("u1" if t == "u8" else "i1").astype("f4")
+    shape = {"e2m1": (2, 1, 1), "e3m2": (3, 2, 3), "e2m3": (2, 3, 1)}[t]
+    values = small_float(*shape)
+    return np.resize(values, 256)
+
+
+@cache
+def _fp4_quads() -> np.ndarray:
+    """Four E2M1 values for each 16-bit word, low nibble first, as one 16-byte item."""
+    word = np.arange(65536)
+    values = table("e2m1")[np.stack([word >> s & 15 for s in (0, 4, 8, 12)], axis=1)]
+    return np.ascontiguousarray(values).view("c16").reshape(-1)
+
+
+@cache
+def _halves() -> np.ndarray:
+    return np.arange(65536, dtype="u2").view("f2").astype("f4")
+
+
+def decode(raw: np.ndarray, t: str, *, tensor_memory: bool = False) -> np.ndarray:
+    """(..., bytes) contiguous uint8 to (..., elements) f32.
+
+    4- and 6-bit types of kinds f8f6f4 and mxf8f6f4 (``e2m1``, ``e2m3``, ``e3m2``): in shared memory 16 elements are
+    packed at the low end of each 16 bytes; in tensor memory each sits in the middle of a byte.
+    """
+    if t == "e2m1x2":
+        return _fp4_quads().take(raw.view("u2")).view("f4")
+    if t == "f16":
+        return _halves().take(raw.view("u2"))
+    if t == "bf16":
+        return (raw.view("u2").astype("u4") << np.uint32(16)).view("f4")
+    if t == "tf32":
+        return (raw.view("u4") & np.uint32(0xFFFFE000)).view("f4")
+    if t in ("e2m1", "e2m3", "e3m2"):
+        raw = (raw >> np.uint8(2 if t == "e2m1" else 1)) if tensor_memory else unpack(raw, 4 if t == "e2m1" else 6)
+    return table(t).take(raw)
+
+
+def unpack(raw: np.ndarray, bits: int) -> np.ndarray:
+    """(..., 16 n) bytes that hold 16 codes of 4 or 6 bits in each 16 bytes, padded, to (..., 16 n) codes."""
+    units = raw.reshape(*raw.shape[:-1], -1, 16)
+    if bits == 4:
+        packed = units[..., :8]
+        codes = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
+    else:
+        triple = units[..., :12].reshape(*units.shape[:-1], 4, 3).astype("u4")
+        word = triple[..., 0] | triple[..., 1] << np.uint32(8) | triple[..., 2] << np.uint32(16)
+        codes = np.stack([word >> np.uint32(6 * j) & np.uint32(63) for j in range(4)], axis=-1).astype("u1")
+    return np.ascontiguousarray(codes.reshape(raw.shape))
+
+
+def containers(raw: np.ndarray, bits: int) -> np.ndarray:
+    """``unpack``, with each code moved to the middle of its byte: what tcgen05.cp writes when it decompresses."""
+    return unpack(raw, bits) << np.uint8(2 if bits == 4 else 1)
+
+
+@cache
+def scale_table(t: str) -> np.ndarray:
+    """f32 value of each scale byte. UE8M0: 2 ** (code - 127), 255 is NaN. UE4M3 has no sign: codes above 0x7e are
+    NaN here, so that a wrong one shows."""
+    if t == "ue8m0":
+        return (narrow.decode_ue8m0(np.arange(256).astype("u1")).astype("u4") << np.uint32(16)).view("f4")
+    values = narrow.decode_table("e4m3").copy()
+    values[128:] = np.nan
+    return values
