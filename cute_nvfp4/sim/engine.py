@@ -19,6 +19,8 @@ from cute_nvfp4.sim.model import Instruction
 if TYPE_CHECKING:
     from cute_nvfp4.sim.wave import Group, Wave
 
+LAZINESS = 1024
+"""Blocks after which a lazy engine does one operation all the same: a warp may poll for it."""
 ENGINES = ("tma", "store", "tensor", "copy")
 
 
@@ -28,13 +30,15 @@ class Footprint:
 
     ``cta`` (k,) says whose memory it is. ``units``: in space "shared" (k, m) or (1, m) offsets of 16-byte units; in
     space "tensor" a pair (lanes, columns) of a slice or (m,) array and a (k, c) array; in space "global" a pair
-    (addresses (k, m), length in bytes).
+    (addresses (k, m), length in bytes). ``rows`` (k,): which of the issuing threads each row belongs to, where it is
+    not one row for each of them in order.
     """
 
     space: str
     write: bool
     cta: np.ndarray
     units: Any
+    rows: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -155,12 +159,14 @@ class Engines:
         self.queues: dict[str, list[Pending]] = {name: [] for name in ENGINES}
         self.policies = {name: wave.run.schedule.policy(name) for name in ENGINES}
         self.random = random.Random(wave.run.schedule.seed + 1)
-        self.waiting = 0
+        self.waiting = self.turns = 0
 
     def submit(self, pending: Pending) -> None:
         """Queues an operation; the checks see it now, because now its operands are bound."""
         if self.wave.checks is not None:
             self.wave.checks.issued(pending)
+        if self.wave.observer is not None:
+            self.wave.observer.issued(pending)
         self.queues[pending.engine].append(pending)
         self.waiting += 1
 
@@ -168,6 +174,8 @@ class Engines:
         """Does an operation at once."""
         if self.wave.checks is not None:
             self.wave.checks.issued(pending)
+        if self.wave.observer is not None:
+            self.wave.observer.performed(pending)
         pending.run(self.wave)
 
     def turn(self, idle: bool) -> None:
@@ -175,6 +183,7 @@ class Engines:
         turn all the same."""
         if not self.waiting:
             return
+        self.turns += 1
         for name, policy in self.policies.items():
             if not self.queues[name]:
                 continue
@@ -182,6 +191,8 @@ class Engines:
                 self._all(name)
             elif policy == "random" and self.random.random() < 0.25:
                 self._one(name, self.random.randrange(len(self.queues[name])))
+            elif policy == "lazy" and self.turns % LAZINESS == 0:
+                self._one(name, 0)
 
     def work(self) -> bool:
         """Nothing else can move: one operation of the engines that are lazy or random. Returns whether there was
@@ -205,6 +216,8 @@ class Engines:
     def _all(self, name: str) -> None:
         queue, self.queues[name] = self.queues[name], []
         self.waiting -= len(queue)
+        if self.wave.observer is not None:
+            self.wave.observer.completed(queue)
         for pending in fuse(queue) if name == "tensor" else queue:
             self._run(pending)
 
@@ -221,10 +234,18 @@ class Engines:
             ):
                 index -= 1
         self.waiting -= 1
-        self._run(queue.pop(index))
+        pending = queue.pop(index)
+        if self.wave.observer is not None:
+            self.wave.observer.completed([pending])
+        self._run(pending)
 
     def _run(self, pending: Pending) -> None:
+        checks = self.wave.checks
+        if checks is not None:
+            checks.starts(pending)
         pending.run(self.wave)
+        if checks is not None:
+            checks.ended(pending)
         self.wave.progress += 1
 
 

@@ -1,4 +1,4 @@
-"""Control flow, barriers of a CTA, and fences (PTX ISA, "Control Flow" and "Parallel Synchronization and
+"""Control flow and barriers of a CTA (PTX ISA, "Control Flow" and "Parallel Synchronization and
 Communication Instructions")."""
 
 from __future__ import annotations
@@ -9,35 +9,6 @@ from cute_nvfp4.sim.model import Imm, Instruction, Kernel
 
 _ALL = Imm(0)
 """The thread count that stands for every live thread of the CTA."""
-
-_FENCE_WORDS = {
-    *(
-        "sc",
-        "acq_rel",
-        "acquire",
-        "release",
-        "relaxed",
-        "volatile",
-        "cta",
-        "cluster",
-        "gpu",
-        "sys",
-        "gl",
-        "proxy",
-        "async",
-        "alias",
-    ),
-    *(
-        "global",
-        "shared::cta",
-        "shared::cluster",
-        "mbarrier_init",
-        "sync_restrict::shared::cta",
-        "sync_restrict::shared::cluster",
-    ),
-    *("async::generic", "generic", "async::global", "async::shared::cta", "async::shared::cluster"),
-}
-
 
 @opcode("bra")
 def _bra(i: Instruction, m: Mods, k: Kernel) -> Op:
@@ -63,16 +34,11 @@ def _trap(i: Instruction, m: Mods, k: Kernel) -> Op:
     return Op(None, (), (), "control", control="trap")
 
 
-@opcode("call")
-def _call(i: Instruction, m: Mods, k: Kernel) -> Op:
-    raise m.refuse("calls of device functions (printf among them) are not modelled")
-
-
 @opcode("bar", "barrier")
 def _bar(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.take("warp"):
         m.take("sync", required=True)
-        return Op(lambda g, mask, members: None, (), ("b32",), "barrier", context=True, converge=0)
+        return Op(_warp_sync, (), ("b32",), "barrier", context=True, converge=0)
     if m.flag("cluster"):
         return cluster_barrier(i, m)
     m.flag("cta")
@@ -94,12 +60,9 @@ def _bar(i: Instruction, m: Mods, k: Kernel) -> Op:
     return Op(None, (), ("u32", "u32"), "barrier", control="barrier", converge=converge)
 
 
-@opcode("membar", "fence")
-def _fence(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """Execution is sequentially consistent here, so a fence orders nothing that is not ordered already."""
-    while m.left and m.left[0] in _FENCE_WORDS:
-        m.left.pop(0)
-    return Op(lambda g, mask: None, (), (), "fence", context=True)
+def _warp_sync(g, mask, members) -> None:
+    if g.wave.checks is not None:
+        g.wave.checks.warp_synced(g, mask)
 
 
 @opcode("nanosleep", "pmevent")

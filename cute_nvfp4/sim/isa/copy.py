@@ -1,29 +1,96 @@
-"""cp.async of the non-bulk kind (PTX ISA, "cp.async").
+"""cp.async of the non-bulk kind (PTX ISA, "cp.async"), and where the other instructions that begin with ``cp`` go.
 
-The copy is done at once, so commit and wait groups have nothing to do: a kernel that forgets to wait is not caught by
-this half of the simulator.
+A thread's addresses are bound when it issues the copy; the bytes move when the engine runs.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim import access
+from cute_nvfp4.sim import access, bulk_groups
 from cute_nvfp4.sim.access import Access
+from cute_nvfp4.sim.engine import Completion, Footprint, Pending
+from cute_nvfp4.sim.isa import bulk, bulk_tensor
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
 from cute_nvfp4.sim.model import Imm, Instruction, Kernel
+
+KIND = "cp_async"
 
 
 @opcode("cp")
 def _cp(i: Instruction, m: Mods, k: Kernel) -> Op:
+    reduce = m.flag("reduce")
     m.take("async", required=True)
-    what = m.take("commit_group", "wait_group", "wait_all")
-    if what:
-        src = ("u32",) if what == "wait_group" else ()
-        return Op(lambda g, mask, *n: None, (), src, "copy", context=True)
-    cache = m.take("ca", "cg")
-    if not cache:
-        raise m.refuse("only cp.async.ca and .cg are modelled; bulk and tensor copies belong to the asynchronous half")
+    if reduce or "bulk" in m.left:
+        m.take("bulk", required=True)
+        if m.take("commit_group"):
+            return Op(lambda g, mask: bulk_groups.commit(g, mask, "bulk_group"), (), (), "bulk", context=True)
+        if m.take("wait_group"):
+            return wait_group(i, m, "bulk_group", m.flag("read"))
+        build = bulk_tensor.tensor if "tensor" in m.left else bulk.bulk
+        return build(i, m, reduce)
+    what = m.take("commit_group", "wait_group", "wait_all", "mbarrier")
+    if what == "commit_group":
+        return Op(lambda g, mask: bulk_groups.commit(g, mask, KIND), (), (), "copy", context=True)
+    if what == "wait_group":
+        return wait_group(i, m, KIND, False)
+    if what == "wait_all":
+        return Op(lambda g, mask: _wait_all(g, mask, i), (), (), "copy", context=True, control="wait")
+    return _arrive(i, m) if what else _copy(i, m)
+
+
+def wait_group(i: Instruction, m: Mods, kind: str, read: bool) -> Op:
+    count = i.operands[0] if i.operands else None
+    if not isinstance(count, Imm) or count.value < 0:
+        raise m.refuse("wait_group takes a constant")
+    n = count.value
+
+    def fn(g, mask):
+        return bulk_groups.wait(g, mask, i, kind, n, read)
+
+    return Op(fn, (), ("static",), "copy", context=True, control="wait")
+
+
+def _wait_all(g, mask, i: Instruction):
+    """cp.async.wait_all = commit_group, then wait_group 0 (PTX ISA)."""
+    bulk_groups.commit(g, mask, KIND)
+    return bulk_groups.wait(g, mask, i, KIND, 0, False)
+
+
+class AsyncCopy(Pending):
+    """One cp.async of k threads; ``move`` does it."""
+
+    engine = "copy"
+    completion = Completion(KIND)
+
+    def __init__(self, i: Instruction, g, mask, dst, src, size: int, move) -> None:
+        super().__init__(i, g.wave, g.warps)
+        # The group goes on; what the copy needs of it is who the threads are.
+        self.issuer = type(g)(g.wave, g.block, g.warps, g.mask, [])
+        self.mask, self.move = mask, move
+        rows, lanes = np.nonzero(g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32)))
+        self.warps, self.lanes = g.warps[rows], lanes
+        self.ctas = g.wave.cta_of_warp[self.warps]
+        self.addresses = [np.broadcast_to(a, (g.n, 32))[rows, lanes].astype(np.int64) for a in (dst, src)]
+        self.size = size
+        bulk_groups.groups(g.wave, KIND).begin(self, self.warps, self.lanes)
+
+    def run(self, wave) -> None:
+        self.move(self.issuer, self.mask)
+        bulk_groups.groups(wave, KIND).finish(self)
+
+    def footprints(self, wave) -> list[Footprint]:
+        to, source = self.addresses
+        _, offset = wave.resolve(self.ctas, to.astype(np.uint32), self.instruction.where())
+        units = (offset & ~np.int64(15))[:, None]
+        return [
+            Footprint("global", False, self.ctas, (source[:, None], self.size)),
+            Footprint("shared", True, self.ctas, units),
+        ]
+
+
+def _copy(i: Instruction, m: Mods) -> Op:
+    cache = m.take("ca", "cg", required=True)
     m.take("shared", "shared::cta", required=True)
     m.take("global", required=True)
     hint = m.flag("L2::cache_hint")
@@ -37,25 +104,69 @@ def _cp(i: Instruction, m: Mods, k: Kernel) -> Op:
     partial = len(i.operands) == 4 + hint
 
     def fn(g, mask, dst, dst_off, src, src_off, *rest):
-        if not partial:
-            data = access.load(g, source, mask, src, src_off)
-            data = data if words > 1 else (data,)
-        else:
-            data = _partial(g, mask, src, src_off, rest[0])
-        access.store(g, target, mask, dst, dst_off, data)
+        count = rest[0] if partial else None
 
-    def _partial(g, mask, src, src_off, count):
-        """Reads only the first ``count`` bytes of each lane; the rest are zeros."""
-        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
-        count = np.broadcast_to(count, (g.n, 32))
-        byte = Access(i, "global", 1, 1, "load", (cache,))
-        out = [np.zeros((g.n, 32), "u4") for _ in range(words)]
-        for b in range(4 * words):
-            wanted = lanes & (count > b)
-            if wanted.any():
-                got = np.broadcast_to(access.load(g, byte, wanted, src, src_off + b), (g.n, 32))
-                out[b // 4] |= np.where(wanted, got, 0).astype("u4") << np.uint32(8 * (b % 4))
-        return tuple(out)
+        def move(issuer, chosen):
+            if count is None:
+                data = access.load(issuer, source, chosen, src, src_off)
+                data = data if words > 1 else (data,)
+            else:
+                data = _partial(issuer, i, chosen, src, src_off, count, words, cache)
+            access.store(issuer, target, chosen, dst, dst_off, data)
+
+        at = dst.astype(np.int64) + dst_off, src.astype(np.int64) + src_off
+        g.wave.engines.submit(AsyncCopy(i, g, mask, *at, size.value, move))
 
     src = ("addr", "addr", "static", *(("u32",) if partial else ()), *(("b64",) if hint else ()))
     return Op(fn, (), src, "copy", context=True)
+
+
+def _partial(g, i: Instruction, mask, src, src_off: int, count, words: int, cache: str):
+    """Reads only the first ``count`` bytes of each lane; the rest are zeros."""
+    lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+    count = np.broadcast_to(count, (g.n, 32))
+    byte = Access(i, "global", 1, 1, "load", (cache,), counted=False)
+    if g.wave.run.counting and (asks := lanes & (count > 0)).any():
+        whole = Access(i, "global", 4, words, "load", (cache,))
+        size = int(np.minimum(count, 4 * words)[asks].sum())
+        g.wave.run.counters.memory(g, whole, "global", src.astype(np.int64) + src_off, asks, size)
+    out = [np.zeros((g.n, 32), "u4") for _ in range(words)]
+    for b in range(4 * words):
+        wanted = lanes & (count > b)
+        if wanted.any():
+            got = np.broadcast_to(access.load(g, byte, wanted, src, src_off + b), (g.n, 32))
+            out[b // 4] |= np.where(wanted, got, 0).astype("u4") << np.uint32(8 * (b % 4))
+    return tuple(out)
+
+
+def _arrive(i: Instruction, m: Mods) -> Op:
+    """cp.async.mbarrier.arrive: an arrival when all earlier cp.async of the thread are complete. Without .noinc the
+    phase expects one arrival more, so that the two cancel."""
+    m.take("arrive", required=True)
+    keep = m.flag("noinc")
+    m.take("shared", "shared::cta")
+    m.type("b64")
+
+    def fn(g, mask, addr, off):
+        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+        rows, cols = np.nonzero(lanes)
+        address = np.broadcast_to(addr, (g.n, 32))[rows, cols] + addr.dtype.type(off)
+        wave, warps = g.wave, g.warps[rows]
+        cta, offset = wave.resolve(wave.cta_of_warp[warps], address, i.where())
+        held = bulk_groups.groups(wave, KIND)
+        if wave.checks is not None:
+            wave.checks.copies_arrive(g, i, rows, cols, cta, offset)
+        if not keep:
+            slot = wave.mbarriers.find(i.where(), cta, offset)
+            np.add.at(wave.mbarriers.pending, (cta, slot), 1)
+        for k in range(len(warps)):
+            copies = held.open_copies(warps[k : k + 1], cols[k : k + 1])
+            held.when_done(copies, lambda k=k: _arrived(g, i, warps[k], cols[k], cta[k : k + 1], offset[k : k + 1]))
+
+    return Op(fn, (), ("addr",), "mbarrier", context=True)
+
+
+def _arrived(g, i: Instruction, warp, lane, cta, offset) -> None:
+    g.wave.mbarriers.arrive(i.where(), cta, offset)
+    if g.wave.checks is not None:
+        g.wave.checks.copies_arrived(i, warp, lane, cta, offset)

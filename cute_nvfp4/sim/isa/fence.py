@@ -53,8 +53,8 @@ def _proxy(i: Instruction, m: Mods) -> Op:
 
 
 def _plain(i: Instruction, src: tuple = ()) -> Op:
-    def fn(g, mask, *_):
+    def fn(g, mask, *address):
         if g.wave.checks is not None:
-            g.wave.checks.fenced(g, i, mask)
+            g.wave.checks.fenced(g, i, mask, *address)
 
     return Op(fn, (), src, "fence", context=True)

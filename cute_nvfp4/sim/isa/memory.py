@@ -133,8 +133,11 @@ def _prefetch(i: Instruction, m: Mods, k: Kernel) -> Op:
             raise m.refuse("only createpolicy.fractional and .cvt are modelled")
         src = tuple("f32" if words[0] == "fractional" else "b32" for _ in i.operands[1:])
         return Op(lambda *a: np.zeros((1, 1), "u8"), ("b64",), src, "cache")
-    m.take("global", "local")
-    m.take("L1", "L2", "L2::evict_last", "L2::evict_normal", required=True)
+    space = m.take("global", "local", "param", "const")
+    if not m.flag("tensormap"):
+        if space in ("param", "const"):
+            raise m.refuse("only tensor maps are prefetched from there")
+        m.take("L1", "L2", "L2::evict_last", "L2::evict_normal", required=True)
     return Op(lambda g, mask, addr, off: None, (), ("addr",), "cache", context=True)
 
 

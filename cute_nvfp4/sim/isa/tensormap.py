@@ -1,0 +1,107 @@
+"""Tensor maps changed by the device (PTX ISA, "tensormap.replace", "tensormap.cp_fenceproxy")."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cute_nvfp4.sim import access
+from cute_nvfp4.sim.access import Access
+from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.model import Imm, Instruction, Kernel
+from cute_nvfp4.sim.tma.descriptor import ELEMTYPES, code_of
+
+#: field -> words of the map as (word, first bit, width, first bit of the value); ``None``: computed from the ordinal
+_SCALAR = {
+    "global_address": ((0, 0, 64, 0),),
+    "rank": ((1, 4, 3, 0),),
+    "interleave_layout": ((1, 11, 2, 0),),
+    "swizzle_mode": ((1, 13, 2, 0),),
+    "fill_mode": ((1, 15, 1, 0),),
+}
+_CONSTANT = {"elemtype": len(ELEMTYPES) - 2, "interleave_layout": 3, "swizzle_mode": 4, "fill_mode": 2}
+_SPACES = {"shared::cta": "shared", "global": "global"}
+
+
+def _dimension(field: str, ord_: int) -> tuple[tuple[int, int, int, int], ...]:
+    """Where the value for dimension ``ord_`` goes."""
+    if field == "box_dim":
+        return ((6, 56, 8, 0),) if ord_ == 0 else ((7, 8 * (ord_ - 1), 8, 0),)
+    if field == "global_dim":
+        return ((4 + ord_ // 2, 32 * (ord_ % 2), 32, 0),)
+    if field == "element_stride":
+        return ((6, 32 + 3 * ord_, 3, 0),)
+    word, bit = ((1, 32), (2, 0), (2, 32), (3, 0))[ord_]
+    return ((word, bit, 32, 4), (3, 32 + 4 * ord_, 4, 36))
+
+
+@opcode("tensormap")
+def _tensormap(i: Instruction, m: Mods, k: Kernel) -> Op:
+    if m.take("cp_fenceproxy"):
+        return _copy(i, m)
+    m.take("replace", required=True)
+    m.take("tile", required=True)
+    field = m.take(*_SCALAR, "elemtype", "box_dim", "global_dim", "element_stride", "global_stride", required=True)
+    space = _SPACES.get(m.take(*_SPACES), "generic")
+    m.take("b1024", required=True)
+    wide = field in ("global_address", "global_stride")
+    t = m.type("b64" if wide else "b32")
+    by_ordinal = field in ("box_dim", "global_dim", "element_stride", "global_stride")
+    parts, less = _SCALAR.get(field, ()), 0
+    if by_ordinal:
+        ord_ = i.operands[1] if len(i.operands) == 3 else None
+        if not isinstance(ord_, Imm) or not 0 <= ord_.value < (4 if field == "global_stride" else 5):
+            raise m.refuse(f"the ordinal of .{field} must be a constant in range")
+        # Sizes and element strides are kept less 1.
+        parts, less = _dimension(field, ord_.value), int(field != "global_stride")
+    value = i.operands[-1]
+    if field in _CONSTANT and (not isinstance(value, Imm) or not 0 <= value.value < _CONSTANT[field]):
+        raise m.refuse(f".{field} takes a constant below {_CONSTANT[field]} that is known here")
+    change = _element_type(value.value) if field == "elemtype" else None
+    read, write = (Access(i, space, 8, 1, kind) for kind in ("load", "store"))
+    align = Access(i, space, 128, 1, "store")
+
+    def fn(g, mask, addr, off, *given):
+        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+        if not change:
+            new = np.broadcast_to(given[-1], (g.n, 32)).astype(np.uint64) - np.uint64(less)
+        pieces = change or [(word, bit, width, new >> np.uint64(first)) for word, bit, width, first in parts]
+        for word, bit, width, bits_ in pieces:
+            old = access.load(g, read, lanes, addr, off + 8 * word)
+            kept = np.uint64(((1 << width) - 1) << bit)
+            put = np.asarray(bits_, np.uint64) << np.uint64(bit) & kept
+            access.store(g, write, lanes, addr, off + 8 * word, (old & ~kept | put,))
+
+    def aligned(g, mask, addr, off, *given):
+        if space != "generic":
+            access.locate(g, align, space, mask, addr, off)
+        fn(g, mask, addr, off, *given)
+
+    src = ("addr", *(("static",) if by_ordinal else ()), "static" if field in _CONSTANT and change else t)
+    return Op(aligned, (), src, "tensormap", context=True)
+
+
+def _element_type(index: int) -> list[tuple[int, int, int, int]]:
+    code = code_of(ELEMTYPES[index])
+    return [(1, 7, 4, code & 15), (1, 16, 1, code >> 4)]
+
+
+def _copy(i: Instruction, m: Mods) -> Op:
+    """Copies 128 bytes from shared to global memory and makes them visible to the tensor-map proxy."""
+    for word in ("global", "shared::cta", "tensormap::generic"):
+        m.take(word, required=True)
+    m.take("release", required=True)
+    m.take("cta", "cluster", "gpu", "sys", required=True)
+    m.take("sync", required=True)
+    m.take("aligned", required=True)
+    size = i.operands[2] if len(i.operands) > 2 else None
+    if not isinstance(size, Imm) or size.value != 128:
+        raise m.refuse("the size must be 128")
+    read, write = Access(i, "shared", 8, 16, "load"), Access(i, "global", 8, 16, "store")
+
+    def fn(g, mask, dst, dst_off, src, src_off):
+        # The warp copies as one: its first lane stands for it.
+        first = np.zeros((g.n, 32), bool)
+        first[np.arange(g.n), g.lanes().argmax(axis=1)] = True
+        access.store(g, write, first, dst, dst_off, access.load(g, read, first, src, src_off))
+
+    return Op(fn, (), ("addr", "addr", "static"), "tensormap", context=True, converge=-1)

@@ -1,0 +1,163 @@
+"""Bulk copies without a tensor map, and stores and reductions of single values that an mbarrier counts (PTX ISA,
+"cp.async.bulk", "cp.reduce.async.bulk", "st.async", "red.async").
+
+Sizes differ from thread to thread, so that each operation moves by itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cute_nvfp4.sim.bulk_groups import groups
+from cute_nvfp4.sim.engine import Footprint
+from cute_nvfp4.sim.layout import SHARED_BASE
+from cute_nvfp4.sim.tma import memory
+from cute_nvfp4.sim.tma.operations import Copy, Targets, footprint, span_units
+from cute_nvfp4.sim.tma.reduce import Update
+
+ALIGN = 16
+
+
+class BulkCopy(Copy):
+    """``size`` (k,) bytes of each copy."""
+
+    def sized(self, size: np.ndarray) -> None:
+        self.check_aligned(size, ALIGN, "size")
+        self.size = size
+
+    def bytes_of(self, cta: int, offset: int, size: int) -> np.ndarray:
+        """A piece of shared memory, as a view."""
+        return self.wave.shared2d[cta, offset - SHARED_BASE : offset - SHARED_BASE + size]
+
+    def shared_footprints(self, cta, offset, size, write: bool, source=None) -> list[Footprint]:
+        return [
+            footprint(cta[rows], units, write, rows if source is None else source[rows])
+            for rows, units in span_units(offset, size)
+        ]
+
+    def global_footprints(self, address: np.ndarray, write: bool) -> list[Footprint]:
+        return [
+            Footprint("global", write, self.ctas[rows], (address[rows][:, None], s), rows)
+            for s in np.unique(self.size).tolist()
+            if s and len(rows := np.flatnonzero(self.size == s))
+        ]
+
+
+class BulkLoad(BulkCopy):
+    """Global to shared memory."""
+
+    engine = "tma"
+
+    def aim(self, address: np.ndarray, targets: Targets) -> None:
+        self.address = address
+        self.check_aligned(address, ALIGN, "global address")
+        self.counted(targets)
+        self.check_shared(targets.offset, self.size[targets.source], ALIGN, "destination", targets.source)
+
+    def footprints(self, wave) -> list[Footprint]:
+        t = self.targets
+        return [
+            *self.global_footprints(self.address, write=False),
+            *self.shared_footprints(t.cta, t.offset, self.size[t.source], True, t.source),
+        ]
+
+    def run(self, wave) -> None:
+        t = self.targets
+        for k, cta, offset in zip(t.source.tolist(), t.cta.tolist(), t.offset.tolist()):
+            size = int(self.size[k])
+            data = memory.read_bytes(wave.run.memory, int(self.address[k]), size, self.say, k)
+            self.bytes_of(cta, offset, size)[:] = data
+        self.count_bytes(self.size[t.source])
+
+
+class BulkStore(BulkCopy):
+    """Shared to global memory, in bulk groups. ``byte_mask`` (k,) says which bytes of every 16 are written;
+    ``reduction`` is (raw type, update)."""
+
+    engine = "store"
+
+    def aim(self, address: np.ndarray, offset: np.ndarray, byte_mask=None, reduction=None) -> None:
+        self.address, self.offset, self.byte_mask = address, offset, byte_mask
+        self.reduction: tuple[np.dtype, Update] | None = reduction
+        self.check_aligned(address, ALIGN, "global address")
+        self.check_shared(offset, self.size, ALIGN, "source")
+        self.grouped()
+
+    def footprints(self, wave) -> list[Footprint]:
+        also = self.global_footprints(self.address, write=False) if self.reduction else []
+        read = self.shared_footprints(self.ctas, self.offset, self.size, write=False)
+        return [*read, *also, *self.global_footprints(self.address, write=True)]
+
+    def run(self, wave) -> None:
+        for k, cta in enumerate(self.ctas.tolist()):
+            size = int(self.size[k])
+            data = self.bytes_of(cta, int(self.offset[k]), size)
+            there = memory.write_bytes(wave.run.memory, int(self.address[k]), size, self.say, k)
+            if self.reduction is not None:
+                raw, fn = self.reduction
+                there[:] = np.ascontiguousarray(fn(there.view(raw), data.view(raw))).view(np.uint8)
+            elif self.byte_mask is not None:
+                chosen = np.tile(int(self.byte_mask[k]) >> np.arange(ALIGN) & 1, size // ALIGN).astype(bool)
+                there[chosen] = data[chosen]
+            else:
+                there[:] = data
+        groups(wave, "bulk_group").finish(self)
+
+
+class SharedCopy(BulkCopy):
+    """Own shared memory to shared memory of the cluster, or a reduction there."""
+
+    engine = "tma"
+
+    def aim(self, offset: np.ndarray, targets: Targets, reduction=None) -> None:
+        self.offset, self.reduction = offset, reduction
+        self.counted(targets)
+        self.check_shared(offset, self.size, ALIGN, "source")
+        self.check_shared(targets.offset, self.size, ALIGN, "destination", targets.source)
+
+    def footprints(self, wave) -> list[Footprint]:
+        t = self.targets
+        also = self.shared_footprints(t.cta, t.offset, self.size, write=False) if self.reduction else []
+        read = self.shared_footprints(self.ctas, self.offset, self.size, write=False)
+        return [*read, *also, *self.shared_footprints(t.cta, t.offset, self.size, write=True)]
+
+    def run(self, wave) -> None:
+        t = self.targets
+        for k, (cta, to) in enumerate(zip(self.ctas.tolist(), t.cta.tolist())):
+            size = int(self.size[k])
+            data = self.bytes_of(cta, int(self.offset[k]), size)
+            there = self.bytes_of(to, int(t.offset[k]), size)
+            if self.reduction is None:
+                there[:] = data
+            else:
+                raw, fn = self.reduction
+                there[:] = np.ascontiguousarray(fn(there.view(raw), data.view(raw))).view(np.uint8)
+        self.count_bytes(self.size)
+
+
+class ValueStore(BulkCopy):
+    """st.async and red.async: ``values`` (k, bytes) of threads go to shared memory of the cluster."""
+
+    engine = "tma"
+
+    def aim(self, values: np.ndarray, targets: Targets, reduction=None) -> None:
+        self.values, self.reduction = values, reduction
+        self.size = np.full(len(values), values.shape[1])
+        self.counted(targets)
+        self.check_shared(targets.offset, values.shape[1], values.shape[1], "destination", targets.source)
+
+    def footprints(self, wave) -> list[Footprint]:
+        t = self.targets
+        units = (t.offset & ~np.int64(ALIGN - 1))[:, None]
+        return [footprint(t.cta, units, write) for write in ((False, True) if self.reduction else (True,))]
+
+    def run(self, wave) -> None:
+        t = self.targets
+        for k, (cta, offset) in enumerate(zip(t.cta.tolist(), t.offset.tolist())):
+            there = self.bytes_of(cta, offset, self.values.shape[1])
+            if self.reduction is None:
+                there[:] = self.values[k]
+            else:
+                raw, fn = self.reduction
+                there[:] = fn(there.view(raw), self.values[k].view(raw)).view(np.uint8)
+        self.count_bytes(self.size)

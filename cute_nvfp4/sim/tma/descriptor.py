@@ -1,0 +1,229 @@
+"""The tensor map: 128 bytes that describe a tensor in global memory to the copy engine (PTX ISA, "Tensors").
+
+The ISA calls the object opaque. The positions below were read off the descriptors that the CUDA driver encodes and
+that ``tensormap.replace`` leaves on an H200, and off those which compiled CuTe DSL host code builds for sm_100a.
+
+========  ==========  =======================================================================================
+word      bits        field
+========  ==========  =======================================================================================
+0         all         global address
+1         3:0         form: 0 or 2 tiled, 1 im2col
+1         6:4         rank - 1
+1         10:7        element type (``_CODES``), with bit 16 for tf32
+1         12:11       interleave: 0 none, 1 16 bytes, 2 32 bytes
+1         14:13       swizzle: 0 none, 1 32 bytes, 2 64 bytes, 3 128 bytes
+1         15          elements out of bounds become NaN, not zero
+1         18:17       promotion of L2 sectors; no effect on values
+1         20:19       swizzle atomicity, as far as known only 0 (16 bytes)
+1         63:32       stride of dimension 1 / 16, low 32 bits
+2         all         strides of dimensions 2 and 3 / 16, low 32 bits
+3         31:0        stride of dimension 4 / 16, low 32 bits
+3         47:32       high four bits of the four strides
+4, 5      all         sizes of dimensions 0 to 3, less 1
+6         31:0        size of dimension 4, less 1
+6         46:32       five element strides of three bits, less 1
+6         63:56       box size of dimension 0 (im2col: channels), less 1
+7         31:0        tiled: box sizes of dimensions 1 to 4, less 1, a byte each; im2col: corners of the bounding box
+7         41:32       im2col: pixels of a column, less 1
+========  ==========  =======================================================================================
+
+Words 8 and 9 hold notes of the driver that the engine does not need.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from cute_nvfp4.sim.errors import Hazard
+
+BYTES = 128
+
+
+class InvalidTensorMap(Hazard):
+    """A tensor map that no engine could use, or that uses something which is not modelled."""
+
+
+#: codes of bits 10:7, with bit 16 as 16
+_CODES = {
+    **{"u8": 0, "u16": 1, "u32": 2, "s32": 3, "u64": 4, "s64": 5, "f16": 6, "f32": 7, "f32.ftz": 8, "f64": 9},
+    **{"bf16": 10, "tf32": 7 + 16, "tf32.ftz": 8 + 16, "b4x16": 11},
+}
+_NAMES = {v: k for k, v in _CODES.items()}
+
+
+def code_of(type_name: str) -> int:
+    """The code of an element type: bits 10:7 of word 1, plus bit 16 as 16."""
+    return _CODES[type_name]
+
+
+#: width in bits of one element in global memory
+ELEMENT_BITS = {
+    **{"u8": 8, "u16": 16, "u32": 32, "s32": 32, "u64": 64, "s64": 64, "f16": 16, "f32": 32, "f32.ftz": 32},
+    **{"f64": 64, "bf16": 16, "tf32": 32, "tf32.ftz": 32, "b4x16": 4},
+}
+FLOATS = ("f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz")
+#: values of ``tensormap.replace.elemtype`` (PTX ISA, "tensormap.replace"); CUtensorMapDataType has another order
+ELEMTYPES = (
+    *("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz"),
+    *("b4x16", "b4x16_p64", "b6x16_p32"),
+)
+SWIZZLES = ("none", "32B", "64B", "128B")
+INTERLEAVES = ("none", "16B", "32B")
+SPAN = {"none": 16, "32B": 32, "64B": 64, "128B": 128}
+"""Bytes in which a swizzle moves things, and the most a box row may have."""
+
+
+@dataclass(frozen=True)
+class Im2col:
+    """The part of an im2col map that replaces the box: corners of the bounding box over the spatial dimensions
+    (``upper`` relative to the far end), and what one copy takes: ``channels`` of ``pixels`` pixels."""
+
+    lower: tuple[int, ...]
+    upper: tuple[int, ...]
+    channels: int
+    pixels: int
+
+
+@dataclass(frozen=True)
+class TensorMap:
+    """A decoded tensor map. ``dims``, ``box`` and ``element_strides`` are in elements, innermost first; ``strides``
+    are in bytes and begin with dimension 1."""
+
+    address: int
+    type: str
+    dims: tuple[int, ...]
+    strides: tuple[int, ...]
+    box: tuple[int, ...]
+    element_strides: tuple[int, ...]
+    swizzle: str = "none"
+    interleave: str = "none"
+    nan_fill: bool = False
+    im2col: Im2col | None = None
+
+    def __hash__(self) -> int:
+        # Maps are keys of caches, and the decoded map of equal bytes is the same object.
+        held = self.__dict__.get("_hash")
+        if held is None:
+            held = hash((self.address, self.type, self.dims, self.strides, self.box, self.element_strides))
+            self.__dict__["_hash"] = held
+        return held
+
+    @property
+    def rank(self) -> int:
+        return len(self.dims)
+
+    @property
+    def bits(self) -> int:
+        return ELEMENT_BITS[self.type]
+
+    @staticmethod
+    def decode(raw: bytes) -> TensorMap:
+        """Reads 128 bytes; raises ``InvalidTensorMap`` saying which field makes no sense or is not modelled."""
+        return _decode(bytes(raw))
+
+    def encode(self) -> bytes:
+        """The 128 bytes, without the driver's notes."""
+        code = _CODES[self.type]
+        w = [0] * 16
+        w[0] = self.address
+        w[1] = (1 if self.im2col else 0) | self.rank - 1 << 4 | (code & 15) << 7 | (code >> 4) << 16
+        w[1] |= INTERLEAVES.index(self.interleave) << 11 | SWIZZLES.index(self.swizzle) << 13 | self.nan_fill << 15
+        for j, stride in enumerate(self.strides):
+            word, shift = ((1, 32), (2, 0), (2, 32), (3, 0))[j]
+            w[word] |= (stride >> 4 & 0xFFFFFFFF) << shift
+            w[3] |= (stride >> 36 & 15) << 32 + 4 * j
+        for j, size in enumerate(self.dims):
+            w[4 + j // 2] |= (size - 1) << 32 * (j % 2)
+        for j, step in enumerate(self.element_strides):
+            w[6] |= (step - 1) << 32 + 3 * j
+        if self.im2col is None:
+            w[6] |= self.box[0] - 1 << 56
+            for j, size in enumerate(self.box[1:]):
+                w[7] |= size - 1 << 8 * j
+        else:
+            w[6] |= self.im2col.channels - 1 << 56
+            w[7] = _corners(self.im2col) | self.im2col.pixels - 1 << 32
+        return np.array(w, np.uint64).tobytes()
+
+
+def _corner_bits(spatial: int) -> int:
+    """Width of one corner coordinate: three spatial dimensions share what one has alone."""
+    return {1: 16, 2: 8, 3: 5}[spatial]
+
+
+def _corners(im: Im2col) -> int:
+    width = _corner_bits(len(im.lower))
+    out = 0
+    for j, (low, high) in enumerate(zip(im.lower, im.upper)):
+        out |= (low & (1 << width) - 1) << width * j
+        out |= (high & (1 << width) - 1) << 16 + width * j
+    return out
+
+
+def _signed(value: int, width: int) -> int:
+    return value - (1 << width) if value >> width - 1 else value
+
+
+@lru_cache(maxsize=4096)
+def _decode(raw: bytes) -> TensorMap:
+    if len(raw) != BYTES:
+        raise InvalidTensorMap(f"a tensor map has {BYTES} bytes, not {len(raw)}")
+    w = [int(v) for v in np.frombuffer(raw, np.uint64)]
+    form, rank = w[1] & 15, (w[1] >> 4 & 7) + 1
+    if form > 2 or rank > 5:
+        raise InvalidTensorMap(f"this is no tensor map: its form is {form} and its rank {rank}")
+    code = (w[1] >> 7 & 15) | (w[1] >> 16 & 1) << 4
+    if code not in _NAMES:
+        raise InvalidTensorMap(f"the tensor map has element type code {code & 15:#x}, which is not modelled")
+    if w[1] >> 11 & 3 == 3:
+        raise InvalidTensorMap("the tensor map has interleave layout 3, which does not exist")
+    if w[1] >> 19 & 3:
+        raise InvalidTensorMap(f"the tensor map has swizzle atomicity {w[1] >> 19 & 3}, which is not modelled")
+    strides = [w[1] >> 32, w[2] & 0xFFFFFFFF, w[2] >> 32, w[3] & 0xFFFFFFFF]
+    strides = [(s | (w[3] >> 32 + 4 * j & 15) << 32) << 4 for j, s in enumerate(strides)]
+    sizes = [w[4] & 0xFFFFFFFF, w[4] >> 32, w[5] & 0xFFFFFFFF, w[5] >> 32, w[6] & 0xFFFFFFFF]
+    box = [(w[6] >> 56) + 1, *((w[7] >> 8 * j & 255) + 1 for j in range(4))]
+    im2col = None
+    if form == 1:
+        if not 3 <= rank <= 5:
+            raise InvalidTensorMap(f"an im2col tensor map has 3 to 5 dimensions, not {rank}")
+        width = _corner_bits(rank - 2)
+        fields = [w[7] >> first + width * j & (1 << width) - 1 for first in (0, 16) for j in range(rank - 2)]
+        corners = [_signed(f, width) for f in fields]
+        im2col = Im2col(tuple(corners[: rank - 2]), tuple(corners[rank - 2 :]), box[0], (w[7] >> 32 & 1023) + 1)
+        box = [box[0]]
+    return _checked(
+        TensorMap(
+            address=w[0],
+            type=_NAMES[code],
+            dims=tuple(s + 1 for s in sizes[:rank]),
+            strides=tuple(strides[: rank - 1]),
+            box=tuple(box[:rank]),
+            element_strides=tuple((w[6] >> 32 + 3 * j & 7) + 1 for j in range(rank)),
+            swizzle=SWIZZLES[w[1] >> 13 & 3],
+            interleave=INTERLEAVES[w[1] >> 11 & 3],
+            nan_fill=bool(w[1] >> 15 & 1),
+            im2col=im2col,
+        )
+    )
+
+
+def _checked(m: TensorMap) -> TensorMap:
+    """What the driver refuses to encode (CUDA driver API, ``cuTensorMapEncodeTiled``) cannot be used either."""
+    if m.interleave != "none":
+        raise InvalidTensorMap(f"interleave layout {m.interleave} of a tensor map is not modelled")
+    if m.address % 16:
+        raise InvalidTensorMap(f"the tensor map's address {m.address:#x} is not a multiple of 16")
+    if m.nan_fill and m.type not in FLOATS:
+        raise InvalidTensorMap(f"out-of-bounds fill with NaN is for floating-point types, not {m.type}")
+    row = m.box[0] * m.bits
+    if row % 128:
+        raise InvalidTensorMap(f"a box row of {m.box[0]} elements of {m.bits} bits is not a multiple of 16 bytes")
+    if m.swizzle != "none" and row > 8 * SPAN[m.swizzle]:
+        raise InvalidTensorMap(f"a box row of {row // 8} bytes does not fit into a swizzle of {m.swizzle}")
+    if m.type == "b4x16" and m.dims[0] % 2:
+        raise InvalidTensorMap("a tensor of packed 4-bit elements needs an even size in dimension 0")
+    return m

@@ -1,0 +1,132 @@
+"""Units of 16 bytes in host memory: gathers and scatters of the copy engines, with bounds.
+
+A unit travels as one complex128, which numpy moves as 16 bytes without looking at them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+
+import numpy as np
+
+from cute_nvfp4.sim.errors import OutOfBounds, ReadOnlyWrite
+from cute_nvfp4.sim.regions import GlobalMemory, Region
+
+UNIT = 16
+CELL = np.dtype("c16")
+Say = Callable[[str, int], str]
+"""Makes the text of an error from what is wrong and the index of the operation."""
+
+
+def cells(region: Region) -> tuple[int, np.ndarray]:
+    """(address / 16 of the first cell, the whole cells of a region)."""
+    first, rows = region.rows(8, UNIT)
+    return first // UNIT, rows.view(CELL).reshape(-1)
+
+
+def home(memory: GlobalMemory, units: np.ndarray, write: bool) -> Region | None:
+    """The region that holds all of ``units`` (address / 16), or None when one must look at each."""
+    low, high = int(units.min()) * UNIT, int(units.max()) * UNIT + UNIT
+    region = memory.find(low)
+    if region is None or high > region.end or (write and not region.writable):
+        return None
+    return region
+
+
+def gather_boxes(memory: GlobalMemory, first: np.ndarray, units: np.ndarray, say: Say) -> np.ndarray:
+    """Cells (k, m) at ``units`` (m,) after each ``first`` (k,)."""
+    region = _home_of_boxes(memory, first, units, write=False)
+    if region is None:
+        return gather(memory, first[:, None] + units[None, :], say)
+    start, table = cells(region)
+    return table.take((first - start)[:, None] + units[None, :])
+
+
+def scatter_boxes(memory: GlobalMemory, first: np.ndarray, units: np.ndarray, data: np.ndarray, say: Say) -> None:
+    """Writes cells (k, m) at ``units`` (m,) after each ``first`` (k,); of several for one address the last stays."""
+    region = _home_of_boxes(memory, first, units, write=True)
+    if region is None:
+        scatter(memory, first[:, None] + units[None, :], data, say)
+        return
+    start, table = cells(region)
+    table[(first - start)[:, None] + units[None, :]] = data
+
+
+def _home_of_boxes(memory: GlobalMemory, first: np.ndarray, units: np.ndarray, write: bool) -> Region | None:
+    low, high = int(first.min()) + int(units.min()), int(first.max()) + int(units.max())
+    return home(memory, np.array([low, high]), write)
+
+
+def gather(memory: GlobalMemory, units: np.ndarray, say: Say) -> np.ndarray:
+    """Cells at ``units`` (k, m); raises ``OutOfBounds`` for the first that lies in no tensor."""
+    region = home(memory, units, write=False)
+    if region is not None:
+        first, table = cells(region)
+        return table.take(units - first)
+    out = np.empty(units.shape, CELL)
+    for row in range(len(units)):
+        for where, chosen in _split(memory, units[row], say, row, write=False):
+            first, table = cells(where)
+            out[row, chosen] = table.take(units[row, chosen] - first)
+    return out
+
+
+def scatter(memory: GlobalMemory, units: np.ndarray, data: np.ndarray, say: Say) -> None:
+    """Writes cells; of several for one address the last stays."""
+    region = home(memory, units, write=True)
+    if region is not None:
+        first, table = cells(region)
+        table[units - first] = data
+        return
+    for row in range(len(units)):
+        for where, chosen in _split(memory, units[row], say, row, write=True):
+            first, table = cells(where)
+            table[units[row, chosen] - first] = data[row, chosen]
+
+
+def _split(memory: GlobalMemory, units: np.ndarray, say: Say, row: int, write: bool):
+    """Yields (region, positions) for units (m,) of one operation."""
+    starts = np.array([r.base for r in memory.regions], np.int64)
+    ends = np.array([r.end for r in memory.regions], np.int64)
+    address = units * UNIT
+    index = np.searchsorted(starts, address, side="right") - 1
+    bad = (index < 0) | (address + UNIT > (ends[index] if len(ends) else np.int64(0)))
+    if bad.any():
+        raise OutOfBounds(say(memory.describe(_first_outside(memory, int(address[bad.argmax()]))), row))
+    for k in np.unique(index).tolist():
+        region = memory.regions[k]
+        if write and not region.writable:
+            raise ReadOnlyWrite(say(f"tensor {region.name!r} is read-only", row))
+        yield region, np.flatnonzero(index == k)
+
+
+def _first_outside(memory: GlobalMemory, address: int) -> int:
+    """The first byte of a unit that no tensor holds."""
+    for byte in range(address, address + UNIT):
+        region = memory.find(byte)
+        if region is None or byte >= region.end:
+            return byte
+    return address
+
+
+def read_bytes(memory: GlobalMemory, address: int, count: int, say: Say, row: int = 0) -> np.ndarray:
+    """Bytes of one tensor, as a view (count,) of live memory."""
+    return _span(memory, address, count, say, row, write=False)
+
+
+def write_bytes(memory: GlobalMemory, address: int, count: int, say: Say, row: int = 0) -> np.ndarray:
+    """The same, to be written."""
+    return _span(memory, address, count, say, row, write=True)
+
+
+def _span(memory: GlobalMemory, address: int, count: int, say: Say, row: int, write: bool) -> np.ndarray:
+    if not count:
+        return np.empty(0, np.uint8)
+    region = memory.find(address)
+    if region is None or address + count > region.end:
+        at = address if region is None or address >= region.end else region.end
+        raise OutOfBounds(say(memory.describe(at), row))
+    if write and not region.writable:
+        raise ReadOnlyWrite(say(f"tensor {region.name!r} is read-only", row))
+    return np.frombuffer((ctypes.c_uint8 * count).from_address(address), np.uint8)

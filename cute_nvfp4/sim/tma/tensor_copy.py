@@ -1,0 +1,249 @@
+"""Tensor copies as the engine runs them: boxes of global memory to shared memory and back (PTX ISA,
+"cp.async.bulk.tensor", "cp.reduce.async.bulk.tensor").
+
+A batch holds the same instruction issued by k threads with one tensor map; boxes that lie wholly inside the tensor move
+together, the others one by one.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cute_nvfp4.sim.bulk_groups import groups
+from cute_nvfp4.sim.engine import Footprint
+from cute_nvfp4.sim.errors import Misaligned, OutOfBounds
+from cute_nvfp4.sim.layout import SHARED_BASE
+from cute_nvfp4.sim.tma import im2col, memory, tile
+from cute_nvfp4.sim.tma.descriptor import TensorMap
+from cute_nvfp4.sim.tma.operations import Copy, Targets, footprint, shared_cells
+from cute_nvfp4.sim.tma.reduce import reduction
+
+UNIT = tile.UNIT
+SHARED_ALIGN = 128
+
+
+class TensorCopy(Copy):
+    """What loads and stores share: ``coords`` (k, rank) of the boxes, ``offsets`` (k, rank - 2) of im2col, or
+    ``lines`` (k, 4), the rows of gather4 and scatter4."""
+
+    def locate(self, m: TensorMap, coords: np.ndarray, offsets=None, lines=None) -> None:
+        self.map, self.coords, self.offsets, self.lines = m, coords, offsets, lines
+        self.row_count = 4 if lines is not None else m.im2col.pixels if m.im2col else 0
+        self.plan = tile.plan(m, 0, self.row_count)
+        along = coords[:, 0] * m.bits
+        bad = (along % (8 * UNIT) != 0).nonzero()[0]
+        if len(bad):
+            text = f"coordinate {int(coords[bad[0], 0])} of dimension 0 is not a multiple of 16 bytes"
+            raise Misaligned(self.say(text, int(bad[0])))
+        for k in range(len(coords)) if m.im2col else ():
+            d = im2col.outside_box(m, coords[k])
+            if d is not None:
+                text = f"coordinate {int(coords[k, d])} of dimension {d} lies outside the bounding box of im2col"
+                raise OutOfBounds(self.say(text, k))
+        self.first = None if self.row_count else tile.corner(m, coords)
+        self.bounds = None if self.row_count else tile.bounds(m, coords)
+
+    def box_rows(self, k: int) -> np.ndarray:
+        """(r, rank) coordinates at which the rows of copy ``k`` begin."""
+        c = self.coords[k]
+        if self.lines is not None:
+            return np.stack([np.full(4, c[0]), self.lines[k]], axis=1)
+        return im2col.pixels(self.map, c, self.offsets[k]) if self.map.im2col else self.plan.rows + c
+
+    def units(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """(units, valid bytes) of copy ``k``, (m,) each in row order."""
+        units, valid = tile.row_units(self.map, self.box_rows(k))
+        return units.ravel(), valid.ravel()
+
+    def global_footprints(self, write: bool) -> list[Footprint]:
+        out = []
+        for rows, key in self.bounds or ():
+            keep, units = tile.window(self.map, 0, key).written
+            size = UNIT
+            if keep is None:
+                units, size = np.sort(units[self.plan.order.argsort()][:: self.plan.units]), UNIT * self.plan.units
+            if len(units):
+                address = (self.first[rows][:, None] + units[None, :]) * UNIT
+                out.append(Footprint("global", write, self.ctas[rows], (address, size), rows))
+        for k in range(len(self.coords)) if self.bounds is None else ():
+            units, valid = self.units(k)
+            if (valid > 0).any():
+                some = units[valid > 0][None, :] * UNIT
+                out.append(Footprint("global", write, self.ctas[k : k + 1], (some, UNIT), np.array([k])))
+        return out
+
+    def phases(self, offset: np.ndarray) -> list[tuple[np.ndarray, tile.Plan]]:
+        """(rows, plan) for each alignment that occurs among ``offset`` (j,)."""
+        phase = offset // UNIT % 64
+        if len(phase) == 1 or (phase == phase[0]).all():
+            return [(np.arange(len(offset)), tile.plan(self.map, int(phase[0]), self.row_count))]
+        return [(np.flatnonzero(phase == p), tile.plan(self.map, p, self.row_count)) for p in np.unique(phase).tolist()]
+
+    def shared_footprints(self, cta: np.ndarray, offset: np.ndarray, write: bool, source=None) -> list[Footprint]:
+        return [
+            footprint(
+                cta[rows],
+                offset[rows][:, None] + UNIT * p.place[None, :],
+                write,
+                rows if source is None else source[rows],
+            )
+            for rows, p in self.phases(offset)
+        ]
+
+    def check_place(self, offset: np.ndarray, what: str, source: np.ndarray | None = None) -> None:
+        """Offsets (j,) in shared memory must be aligned, and what is copied must fit behind them."""
+        for rows, p in self.phases(offset):
+            size = (int(p.place[p.order[-1]]) + 1) * UNIT
+            self.check_shared(offset[rows], size, SHARED_ALIGN, what, rows if source is None else source[rows])
+
+
+class TensorLoad(TensorCopy):
+    """Global to shared memory, counted by mbarriers."""
+
+    engine = "tma"
+
+    def aim(self, targets: Targets) -> None:
+        self.counted(targets)
+        self.check_place(targets.offset, "destination", targets.source)
+
+    def footprints(self, wave) -> list[Footprint]:
+        t = self.targets
+        return [*self.global_footprints(write=False), *self.shared_footprints(t.cta, t.offset, True, t.source)]
+
+    def run(self, wave) -> None:
+        t, cells = self.targets, shared_cells(wave)
+        several = len(t.source) > len(self.coords)
+        for rows, p in self.phases(t.offset):
+            sources, back = np.unique(t.source[rows], return_inverse=True) if several else (rows, None)
+            data = self._data(sources, p, int(t.offset[rows[0]]) // UNIT % 64)
+            _put(cells, t.cta[rows], (t.offset[rows] - SHARED_BASE) // UNIT, p, data if back is None else data[back])
+        self.count_bytes(self.plan.bytes)
+
+    def _data(self, chosen: np.ndarray, p: tile.Plan, phase: int) -> np.ndarray:
+        """Cells (len(chosen), m) of the copies ``chosen``, in the order of shared memory."""
+        if self.bounds is None:
+            return np.stack([self._by_rows(k)[p.order] for k in chosen.tolist()])
+        if len(self.bounds) == 1:
+            return self._window(chosen, tile.window(self.map, phase, self.bounds[0][1]), len(p.place))
+        out = np.empty((len(chosen), len(p.place)), memory.CELL)
+        for rows, key in self.bounds:
+            here = np.flatnonzero(np.isin(chosen, rows))
+            if len(here):
+                out[here] = self._window(chosen[here], tile.window(self.map, phase, key), len(p.place))
+        return out
+
+    def _window(self, chosen: np.ndarray, w: tile.Window, count: int) -> np.ndarray:
+        """Cells (len(chosen), count) of copies that lie alike to the edges."""
+        held, first = self.wave.run.memory, self.first[chosen]
+        say = lambda what, row: self.say(what, int(chosen[row]))  # noqa: E731
+        data = self._rounded(memory.gather_boxes(held, first, w.units, say)) if len(w.units) else None
+        if w.keep is None:
+            return data
+        out = np.full((len(chosen), count, 2), tile.FILL[self.map.nan_fill]).view(memory.CELL)[..., 0]
+        if data is not None:
+            out[:, w.keep] = data
+        raw = out.view(np.uint8).reshape(len(chosen), count, UNIT)
+        for j, start in enumerate(first.tolist()) if len(w.tail) else ():
+            for at, unit in zip(w.tail.tolist(), w.tail_units.tolist()):
+                here = memory.read_bytes(held, (start + unit) * UNIT, w.tail_bytes, say, j)
+                raw[j, at, : w.tail_bytes] = self._rounded(here.copy())
+        return out
+
+    def _rounded(self, data: np.ndarray) -> np.ndarray:
+        return tile.round_tf32(data) if self.map.type.startswith("tf32") else data
+
+    def _by_rows(self, k: int) -> np.ndarray:
+        """Cells (m,) of a copy whose rows lie anywhere, in row order."""
+        units, valid = self.units(k)
+        out = np.full((len(units), 2), tile.FILL[self.map.nan_fill]).view(memory.CELL).ravel()
+        say = lambda what, row: self.say(what, k)  # noqa: E731
+        full, part = np.flatnonzero(valid == UNIT), np.flatnonzero((valid > 0) & (valid < UNIT))
+        if len(full):
+            out[full] = self._rounded(memory.gather(self.wave.run.memory, units[None, full], say)[0])
+        raw = out.view(np.uint8).reshape(-1, UNIT)
+        for j in part.tolist():
+            data = memory.read_bytes(self.wave.run.memory, int(units[j]) * UNIT, int(valid[j]), say)
+            raw[j, : valid[j]] = self._rounded(data.copy())
+        return out
+
+
+class TensorStore(TensorCopy):
+    """Shared to global memory, in bulk groups; ``operation`` makes it a reduction."""
+
+    engine = "store"
+
+    def aim(self, offset: np.ndarray, operation: str = "") -> None:
+        self.offset = offset
+        self.check_place(offset, "source")
+        self.update = reduction(operation, self.map.type) if operation else None
+        self._refuse_negative()
+        self.grouped()
+
+    def _refuse_negative(self) -> None:
+        """An H200 raises an illegal instruction for a store any row of which begins before the tensor."""
+        for k in range(len(self.coords)) if self.row_count else np.flatnonzero((self.coords < 0).any(axis=1)).tolist():
+            rows = self.box_rows(k)
+            low = np.flatnonzero((rows < 0).any(axis=1))
+            if len(low):
+                text = f"a store to negative coordinates {rows[low[0]].tolist()}, which the hardware refuses"
+                raise OutOfBounds(self.say(text, k))
+
+    def footprints(self, wave) -> list[Footprint]:
+        read = self.shared_footprints(self.ctas, self.offset, write=False)
+        also = self.global_footprints(write=False) if self.update else []
+        return [*read, *also, *self.global_footprints(write=True)]
+
+    def run(self, wave) -> None:
+        cells = shared_cells(wave)
+        for rows, p in self.phases(self.offset):
+            data = _get(cells, self.ctas[rows], (self.offset[rows] - SHARED_BASE) // UNIT, p)
+            if self.bounds is None:
+                for j, k in enumerate(rows.tolist()):
+                    units, valid = (x[p.order] for x in self.units(k))
+                    keep = np.flatnonzero(valid > 0)
+                    self._write(rows[j : j + 1], np.zeros(1, np.int64), units[keep], data[j : j + 1, keep])
+                continue
+            phase = int(self.offset[rows[0]]) // UNIT % 64
+            for alike, key in self.bounds:
+                here = np.flatnonzero(np.isin(rows, alike)) if len(self.bounds) > 1 else np.arange(len(rows))
+                keep, units = tile.window(self.map, phase, key).written
+                if len(here):
+                    chosen = data[here] if keep is None else data[here][:, keep]
+                    self._write(rows[here], self.first[rows[here]], units, chosen)
+        groups(wave, "bulk_group").finish(self)
+
+    def _write(self, rows: np.ndarray, first: np.ndarray, units: np.ndarray, data: np.ndarray) -> None:
+        """Writes ``data`` (r, n) of the copies ``rows`` to ``units`` (n,) after each ``first`` (r,)."""
+        if not len(units):
+            return
+        held = self.wave.run.memory
+        say = lambda what, row: self.say(what, int(rows[row]))  # noqa: E731
+        if self.update is None:
+            memory.scatter_boxes(held, first, units, data, say)
+            return
+        raw, fn = self.update
+        # Reductions of one batch may meet at the same address: one after the other.
+        for j in range(len(rows)):
+            old = memory.gather_boxes(held, first[j : j + 1], units, say)
+            new = fn(old.view(raw), np.ascontiguousarray(data[j : j + 1]).view(raw))
+            memory.scatter_boxes(held, first[j : j + 1], units, np.ascontiguousarray(new).view(memory.CELL), say)
+
+
+def _put(cells: np.ndarray, cta: np.ndarray, first: np.ndarray, p: tile.Plan, data: np.ndarray) -> None:
+    """Writes ``data`` (j, m), in the order of shared memory, to cells that begin at ``first`` (j,) of ``cta`` (j,)."""
+    if len(cta) == 1 and p.dense:
+        at = int(first[0])
+        cells[int(cta[0]), at : at + data.shape[1]] = data[0]
+    elif p.dense and (first == first[0]).all():
+        at = int(first[0])
+        cells[cta, at : at + data.shape[1]] = data
+    else:
+        cells[cta[:, None], first[:, None] + p.place[p.order][None, :]] = data
+
+
+def _get(cells: np.ndarray, cta: np.ndarray, first: np.ndarray, p: tile.Plan) -> np.ndarray:
+    """(j, m) cells in the order of shared memory."""
+    if p.dense and (first == first[0]).all():
+        at = int(first[0])
+        return cells[cta, at : at + len(p.place)]
+    return cells[cta[:, None], first[:, None] + p.place[p.order][None, :]]

@@ -1,0 +1,159 @@
+"""Where a tensor copy reads and writes: from a tensor map and coordinates to 16-byte units (PTX ISA, "Tensors").
+
+Everything the engine touches is made of whole units of 16 bytes: addresses, strides, box rows and the innermost
+coordinate must all be multiples of them. So a copy is an index array over units, in global memory and in shared memory.
+Seen on an H200, and not all in the ISA: with a swizzle, the rows of a box are as far apart in shared memory as the
+swizzle is wide, even if they are shorter; the element stride of dimension 0 does nothing; a store that ends inside a
+unit writes the whole unit; a tf32 load rounds to nearest even; NaN fill is 0x7ff7 in every half-word.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from cute_nvfp4.sim.tma.descriptor import SPAN, TensorMap
+
+UNIT = 16
+FILL = {False: np.uint64(0), True: np.uint64(0x7FF77FF77FF77FF7)}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One copy of a map, whatever its coordinates: ``rows`` (r, rank) how far each box row lies from the coordinates,
+    in elements; ``units`` of a row; ``place`` (m,) the unit of shared memory, from the start of the destination, of
+    each unit of the box in row order; ``order`` (m,) sorts ``place``; ``dense`` whether it has no gaps; ``bytes`` what
+    complete_tx counts."""
+
+    rows: np.ndarray
+    units: int
+    place: np.ndarray
+    order: np.ndarray
+    dense: bool
+    bytes: int
+
+
+@lru_cache(maxsize=1024)
+def plan(m: TensorMap, phase: int, row_count: int = 0) -> Plan:
+    """The plan for destinations at ``phase`` = address / 16 mod 64; ``row_count`` rows instead of those of the box
+    (four for gather4, the pixels for im2col)."""
+    units = m.box[0] * m.bits // (8 * UNIT)
+    rows = np.zeros((row_count, m.rank), np.int64) if row_count else _box_rows(m)
+    pitch = units if m.swizzle == "none" else SPAN[m.swizzle] // UNIT
+    linear = (np.arange(len(rows))[:, None] * pitch + np.arange(units)[None, :]).ravel() + phase
+    mask = {"none": 0, "32B": 1, "64B": 3, "128B": 7}[m.swizzle]
+    place = (linear ^ (linear >> 3 & mask)) - phase
+    order = np.argsort(place)
+    dense = bool(place[order[0]] == 0 and place[order[-1]] == len(place) - 1)
+    return Plan(rows, units, place, order, dense, len(rows) * units * UNIT)
+
+
+def _box_rows(m: TensorMap) -> np.ndarray:
+    steps = [np.arange(0, m.box[d], m.element_strides[d]) for d in range(1, m.rank)]
+    grid = np.meshgrid(*reversed(steps), indexing="ij") if steps else []
+    columns = [g.ravel() for g in reversed(grid)]
+    count = len(columns[0]) if columns else 1
+    return np.stack([np.zeros(count, np.int64), *columns], axis=1)
+
+
+@dataclass(frozen=True)
+class Window:
+    """The part of a box that lies in the tensor, in the order of shared memory: ``keep`` (n,) positions of whole units
+    (None: all of them) and ``units`` (n,) their addresses / 16 from that of the coordinates; ``tail`` (t,) positions
+    and ``tail_units`` (t,) the same of units of which only ``tail_bytes`` lie in the tensor."""
+
+    keep: np.ndarray | None
+    units: np.ndarray
+    tail: np.ndarray
+    tail_units: np.ndarray
+    tail_bytes: int
+
+    @property
+    def written(self) -> tuple[np.ndarray | None, np.ndarray]:
+        """Positions and units that a store writes: whole units only."""
+        if not len(self.tail):
+            return self.keep, self.units
+        keep = np.arange(len(self.units)) if self.keep is None else self.keep
+        return np.concatenate([keep, self.tail]), np.concatenate([self.units, self.tail_units])
+
+
+@lru_cache(maxsize=1024)
+def _limits(m: TensorMap) -> tuple[np.ndarray, ...]:
+    """(steps, sizes, counts, unit strides) by dimension; dimension 0 in units."""
+    units = m.box[0] * m.bits // (8 * UNIT)
+    counts = [units, *(-(-b // s) for b, s in zip(m.box[1:], m.element_strides[1:]))]
+    sizes = [m.dims[0] * m.bits // (8 * UNIT), *m.dims[1:]]
+    strides = [1, *(s // UNIT for s in m.strides)]
+    return tuple(np.array(x, np.int64) for x in ([1, *m.element_strides[1:]], sizes, counts, strides))
+
+
+def _in_units(m: TensorMap, coords: np.ndarray) -> np.ndarray:
+    """Coordinates (k, rank) with dimension 0 in units."""
+    out = coords.copy()
+    out[:, 0] = coords[:, 0] * m.bits // (8 * UNIT)
+    return out
+
+
+def corner(m: TensorMap, coords: np.ndarray) -> np.ndarray:
+    """(k,) host addresses / 16 of the elements at ``coords`` (k, rank), which need not exist."""
+    return _in_units(m, coords) @ _limits(m)[3] + m.address // UNIT
+
+
+def bounds(m: TensorMap, coords: np.ndarray) -> list[tuple[np.ndarray, tuple[int, ...]]]:
+    """[(rows, key)]: boxes at ``coords`` (k, rank) by how they lie to the edges; ``key`` is for ``window``. It has, for
+    each dimension, the first step inside the tensor and the first one past it, then the unit that is cut or -1."""
+    steps, sizes, counts, _ = _limits(m)
+    at = _in_units(m, coords)
+    low = np.clip(-(at // steps), 0, counts)
+    high = np.clip(-((at - sizes) // steps), 0, counts)
+    cut = np.full(len(at), -1)
+    if m.dims[0] * m.bits % (8 * UNIT):
+        edge = sizes[0] - at[:, 0]
+        cut = np.where((edge >= 0) & (edge < counts[0]), edge, -1)
+    keys = np.concatenate([low, high, cut[:, None]], axis=1)
+    if len(keys) == 1 or (keys == keys[0]).all():
+        return [(np.arange(len(keys)), tuple(keys[0].tolist()))]
+    found: dict[tuple[int, ...], list[int]] = {}
+    for row, key in enumerate(map(tuple, keys.tolist())):
+        found.setdefault(key, []).append(row)
+    return [(np.array(rows), key) for key, rows in found.items()]
+
+
+@lru_cache(maxsize=4096)
+def window(m: TensorMap, phase: int, key: tuple[int, ...]) -> Window:
+    """What ``bounds`` calls ``key``, for destinations at ``phase``."""
+    p, rank = plan(m, phase), m.rank
+    low, high, cut = key[:rank], key[rank : 2 * rank], key[-1]
+    index = p.rows // np.array(m.element_strides, np.int64)
+    rows = np.ones(len(p.rows), bool)
+    for d in range(1, rank):
+        rows &= (index[:, d] >= low[d]) & (index[:, d] < high[d])
+    along = np.arange(p.units)
+    whole = (rows[:, None] & (along >= low[0]) & (along < high[0])).ravel()[p.order]
+    part = (rows[:, None] & (along == cut)).ravel()[p.order]
+    starts = p.rows[:, 1:] @ _limits(m)[3][1:] if rank > 1 else np.zeros(1, np.int64)
+    relative = (starts[:, None] + along[None, :]).ravel()[p.order]
+    keep, tail = np.flatnonzero(whole), np.flatnonzero(part)
+    cut_bytes = m.dims[0] * m.bits // 8 % UNIT
+    return Window(None if whole.all() else keep, relative[keep], tail, relative[tail], cut_bytes)
+
+
+def row_units(m: TensorMap, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """For box rows that start at ``rows`` (r, rank): (units (r, u) as host address / 16, bytes (r, u) of each that lie
+    in the tensor: 16, 0, or what is left of a dimension 0 that ends inside a unit)."""
+    units = m.box[0] * m.bits // (8 * UNIT)
+    along = rows[:, :1] * m.bits // 8 + UNIT * np.arange(units)[None, :]
+    valid = np.where(along < 0, 0, np.clip(m.dims[0] * m.bits // 8 - along, 0, UNIT))
+    others = ((rows[:, 1:] >= 0) & (rows[:, 1:] < np.array(m.dims[1:], np.int64))).all(axis=1)
+    return corner(m, rows)[:, None] + np.arange(units)[None, :], valid * others[:, None]
+
+
+def round_tf32(units: np.ndarray) -> np.ndarray:
+    """What a load of type tf32 does to binary32: 10 bits of mantissa, to nearest even; every NaN is 0x7fffe000."""
+    x = units.view("u4")
+    low, kept = x & np.uint32(0x1FFF), x & ~np.uint32(0x1FFF)
+    up = (low > 0x1000) | ((low == 0x1000) & (kept & np.uint32(0x2000) != 0))
+    out = kept + np.where(up, np.uint32(0x2000), np.uint32(0))
+    return np.where(x & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000), np.uint32(0x7FFFE000), out).view(units.dtype)
