@@ -11,6 +11,7 @@ from .doctor import doctor
 from .eval import evaluate
 from .inspect import inspect
 from .output import JsonCommand
+from .sim import SETTINGS, sim
 
 app = typer.Typer(
     name="cute-nvfp4",
@@ -21,6 +22,7 @@ app = typer.Typer(
 )
 app.command("eval", cls=JsonCommand)(evaluate)
 app.command("inspect", cls=JsonCommand)(inspect)
+app.command("sim", context_settings=SETTINGS)(sim)
 app.command("doctor", cls=JsonCommand)(doctor)
 
 

@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-from cute_nvfp4.sim.counters import MemoryCounter, Result
 from cute_nvfp4.sim.errors import (
     CopiesInFlight,
     Deadlock,
@@ -31,24 +30,30 @@ from cute_nvfp4.sim.errors import (
 )
 from cute_nvfp4.sim.executor import run
 from cute_nvfp4.sim.host import HostModule, Launch
+from cute_nvfp4.sim.l2 import L2Traffic
 from cute_nvfp4.sim.program import Program
 from cute_nvfp4.sim.regions import GlobalMemory
+from cute_nvfp4.sim.result import EngineCounter, MemoryCounter, MmaCounter, Result, WaitCounter
 from cute_nvfp4.sim.schedule import Schedule, adversarial
+from cute_nvfp4.sim.trace import Trace
 
 __all__ = [
     "CopiesInFlight",
     "Deadlock",
     "DivergentBarrier",
+    "EngineCounter",
     "GlobalMemory",
     "Hazard",
     "HostModule",
     "InvalidLanes",
+    "L2Traffic",
     "Launch",
     "LaunchError",
     "MbarrierMisuse",
     "MemoryCounter",
     "Misaligned",
     "MissingProxyFence",
+    "MmaCounter",
     "OutOfBounds",
     "Program",
     "PtxSyntaxError",
@@ -59,10 +64,12 @@ __all__ = [
     "Schedule",
     "StepLimit",
     "TensorMemoryError",
+    "Trace",
     "Trap",
     "UndefinedRegister",
     "UninitializedRead",
     "UnsupportedInstruction",
+    "WaitCounter",
     "adversarial",
     "run",
 ]

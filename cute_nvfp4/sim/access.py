@@ -27,7 +27,8 @@ _LOW = (1 << WINDOW_SHIFT) - 1
 @dataclass(frozen=True)
 class Access:
     """What is fixed about a memory instruction: ``count`` elements of ``unit`` bytes in ``space``; ``kind`` is
-    "load", "store" or "atomic"; ``policy`` has the cache qualifiers as written."""
+    "load", "store" or "atomic"; ``policy`` has the cache qualifiers as written; ``counted`` is false for a part of an
+    access that is counted as a whole."""
 
     instruction: Instruction
     space: str
@@ -35,6 +36,7 @@ class Access:
     count: int
     kind: str
     policy: tuple[str, ...] = ()
+    counted: bool = True
 
     @property
     def total(self) -> int:
@@ -158,8 +160,10 @@ def _load(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int) -> 
         return g.wave.run.read_param(a, int(addr.item()) + off)
     host, m, region = locate(g, a, space, mask, addr, off)
     run = g.wave.run
-    if run.counting:
+    if run.counting and a.counted:
         run.counters.memory(g, a, space, host, mask)
+    if g.wave.checks is not None:
+        g.wave.checks.load(g, a, space, host, mask)
     flat = host if m is None else host[m]
     if region is not None:
         rows = _gather(region, a, flat)
@@ -212,6 +216,8 @@ def store(g: Group, a: Access, mask, addr: np.ndarray, off: int, values: tuple[n
         run = g.wave.run
         if run.counting:
             run.counters.memory(g, a, space, host, part)
+        if g.wave.checks is not None:
+            g.wave.checks.store(g, a, space, host, part, values)
         shape = np.broadcast_shapes(host.shape, *(v.shape for v in values))
         m = reduce_mask(part, shape)
         flat = np.broadcast_to(host, shape)

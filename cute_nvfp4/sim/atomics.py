@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from cute_nvfp4.sim.wave import Group
 
 Update = Callable[..., np.ndarray]
+BySpace = Callable[[str], Update]
 
 
-def atomic(g: Group, a: Access, mask, addr: np.ndarray, off: int, update: Update, operands: tuple, returns: bool):
-    """Applies ``memory = update(memory, *operands)`` lane by lane; returns the old values (n, 32) if ``returns``.
+def atomic(g: Group, a: Access, mask, addr: np.ndarray, off: int, update: BySpace, operands: tuple, returns: bool):
+    """Applies ``memory = update(space)(memory, *operands)`` lane by lane; returns the old values (n, 32) if
+    ``returns``.
 
-    ``update`` works on raw unsigned arrays. Lanes that share an address are served one after the other.
+    ``update(space)`` works on raw unsigned arrays. Lanes that share an address are served one after the other.
     """
     parts = [(a.space, mask, addr, off)] if a.space != "generic" else list(split_generic(g, a, mask, addr, off))
     old = np.zeros((g.n, 32), f"u{a.unit}") if returns else None
@@ -26,6 +28,8 @@ def atomic(g: Group, a: Access, mask, addr: np.ndarray, off: int, update: Update
         host, _, region = locate(g, a, space, part, at, o)
         if g.wave.run.counting:
             g.wave.run.counters.memory(g, a, space, host, part)
+        if g.wave.checks is not None:
+            g.wave.checks.atomic(g, a, space, host, part)
         lanes = g.lanes() if part is None else np.broadcast_to(part, (g.n, 32))
         flat = np.broadcast_to(host, (g.n, 32))[lanes]
         values = [np.broadcast_to(v, (g.n, 32))[lanes] for v in operands]
@@ -35,7 +39,7 @@ def atomic(g: Group, a: Access, mask, addr: np.ndarray, off: int, update: Update
             first, rows = where.rows(a.unit, a.unit)
             index = (flat[chosen] - first) >> (a.unit.bit_length() - 1)
             before = rows[index]
-            result[chosen] = serialize(rows, index, update, [v[chosen] for v in values])
+            result[chosen] = serialize(rows, index, update(space), [v[chosen] for v in values])
             g.wave.effects += bool((rows[index] != before).any())
         if returns:
             old[lanes] = result

@@ -13,30 +13,29 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cute_nvfp4.errors import SimError
 from cute_nvfp4.sim.barriers import Barriers
-from cute_nvfp4.sim.cluster import Clusters
-from cute_nvfp4.sim.counters import Counters, Result
+from cute_nvfp4.sim.counters import Result
 from cute_nvfp4.sim.deadlock import picture
 from cute_nvfp4.sim.engine import Wait
 from cute_nvfp4.sim.errors import Deadlock, DivergentBarrier, LaunchError, ResidencyError, StepLimit, Trap
 from cute_nvfp4.sim.flow import EXIT
 from cute_nvfp4.sim.host import Launch
+from cute_nvfp4.sim.launched import Run
+from cute_nvfp4.sim.livelock import Livelock
 from cute_nvfp4.sim.merge import merge
 from cute_nvfp4.sim.regions import GlobalMemory
+from cute_nvfp4.sim.residency import clusters_together
 from cute_nvfp4.sim.schedule import Schedule
-from cute_nvfp4.sim.wave import Group, Wave, owned
+from cute_nvfp4.sim.wave import Group, Wave
 
 if TYPE_CHECKING:
-    from cute_nvfp4.sim.access import Access
-    from cute_nvfp4.sim.program import CompiledKernel, Program
+    from cute_nvfp4.sim.program import Program
+    from cute_nvfp4.sim.trace import Trace
 
 DEFAULT_STEPS = 2_000_000
 PATIENCE = 512
 """How many blocks others may run before a waiting group goes first."""
-SHARED_PER_SM, SHARED_RESERVED = 228 * 1024, 1024
-THREADS_PER_SM, MAX_CTAS_PER_SM = 2048, 32
-SIMT_WARPS, TENSOR_WARPS = 512, 1024
-"""Warps that run together by default: few enough for the host's caches, many enough to share numpy's overhead."""
 IDLE = 64
 """How many blocks may run before engines that wait for quiet get a turn: a warp may poll memory for ever."""
 
@@ -48,6 +47,7 @@ def run(
     *,
     counters: bool = False,
     checks: bool = False,
+    trace: Trace | None = None,
     schedule: Schedule | None = None,
     step_limit: int = DEFAULT_STEPS,
     warps_per_wave: int | None = None,
@@ -55,115 +55,18 @@ def run(
 ) -> Result:
     """Executes one launch on ``memory`` and returns what was counted.
 
-    ``counters`` adds the per-request memory counters (instruction counts are always kept). ``checks`` looks for races
+    ``counters`` adds all that ``Result`` says of memory, engines and waits (instruction counts are always kept).
+    ``trace`` collects who did what, step by step (``trace.Trace``). ``checks`` looks for races
     and other hazards that this run need not show. ``schedule`` says how warps and engines interleave. ``step_limit``
     bounds the blocks executed by one wave. ``warps_per_wave`` is how many warps are resident together (whole clusters;
     a cooperative launch is one wave). Raises a subclass of ``SimError`` for every hazard, ``LaunchError`` when launch
     and kernel do not fit together.
     """
-    state = Run(program, launch, memory, counters, step_limit, sm_count, schedule or Schedule(), checks)
+    state = Run(program, launch, memory, counters, step_limit, sm_count, schedule or Schedule(), checks, trace)
     with np.errstate(all="ignore"):
         while len(state.clusters_left):
-            WaveRunner(state, Wave(state, state.take(state.resident(warps_per_wave)))).run()
+            WaveRunner(state, Wave(state, state.take(clusters_together(state, warps_per_wave)))).run()
     return state.counters.result(state.kernel, launch)
-
-
-class Run:
-    """What stays the same over the waves of one launch."""
-
-    def __init__(
-        self,
-        program: Program,
-        launch: Launch,
-        memory: GlobalMemory,
-        counting: bool,
-        step_limit: int,
-        sm_count: int,
-        schedule: Schedule,
-        checking: bool,
-    ) -> None:
-        self.kernel: CompiledKernel = program.kernel(launch.kernel)
-        self.launch, self.memory = launch, memory
-        self.counting, self.step_limit, self.sm_count = counting, step_limit, sm_count
-        self.schedule, self.checking = schedule, checking
-        self.clusters = Clusters(launch)
-        self.clusters_left = np.arange(self.clusters.count)
-        self.static_shared, self.local_bytes = self.kernel.layout.static_shared, self.kernel.layout.local_bytes
-        self._check()
-        self.zeros = self.kernel.zeros
-        self.variables = program.variables(memory)
-        self.counters = Counters(self.kernel, memory)
-        self._param_bytes, self.params = owned(self.kernel.source.param_bytes, "kernel parameters")
-        data = self.params.rows(1, 1)[1]
-        for p, given in zip(self.kernel.source.params, launch.params):
-            data[p.offset : p.offset + p.size] = np.frombuffer(given, np.uint8)
-        self._param_cache: dict[tuple, object] = {}
-
-    def _check(self) -> None:
-        kernel, launch = self.kernel.source, self.launch
-        sizes, given = [p.size for p in kernel.params], [len(p) for p in launch.params]
-        if sizes != given:
-            raise LaunchError(f"{kernel.name} takes parameters of {sizes} bytes, the launch gives {given}")
-        required = kernel.directives.get("reqntid")
-        if required and tuple((*required, 1, 1)[:3]) != tuple(launch.block):
-            raise LaunchError(
-                f"{kernel.name} is compiled for blocks of {required} threads, the launch has {launch.block}"
-            )
-        most = kernel.directives.get("maxntid")
-        if most and np.prod(launch.block) > np.prod(most):
-            raise LaunchError(f"{kernel.name} is compiled for at most {most} threads, the launch has {launch.block}")
-        required = kernel.directives.get("reqnctapercluster")
-        if required and tuple((*required, 1, 1)[:3]) != tuple(launch.cluster):
-            raise LaunchError(f"{kernel.name} is compiled for clusters of {required}, the launch has {launch.cluster}")
-        limit = SHARED_PER_SM - SHARED_RESERVED
-        if self.static_shared + launch.dynamic_smem > limit:
-            raise LaunchError(
-                f"{kernel.name} asks for {self.static_shared + launch.dynamic_smem} bytes of shared memory a CTA, "
-                f"an SM gives at most {limit}"
-            )
-
-    def ctas_per_sm(self) -> int:
-        """How many CTAs an SM holds, by threads and shared memory (registers are not known from PTX)."""
-        threads = -(-int(np.prod(self.launch.block)) // 32) * 32
-        shared = -(-(self.static_shared + self.launch.dynamic_smem) // 128) * 128 + SHARED_RESERVED
-        return max(1, min(MAX_CTAS_PER_SM, THREADS_PER_SM // threads, SHARED_PER_SM // shared))
-
-    def resident(self, warps: int | None) -> int:
-        """How many clusters run together."""
-        per_cluster = self.clusters.size * -(-int(np.prod(self.launch.block)) // 32)
-        room = max(1, self.sm_count * self.ctas_per_sm() // self.clusters.size)
-        if self.launch.cooperative:
-            if self.clusters.count > room:
-                asked = self.clusters.count * self.clusters.size
-                raise ResidencyError(
-                    f"{self.launch.kernel}: a cooperative launch of {asked} CTAs, but {self.sm_count} SMs hold "
-                    f"{room * self.clusters.size} together"
-                )
-            return self.clusters.count
-        if warps is None:
-            if self.kernel.synchronises_globally:
-                return room
-            warps = TENSOR_WARPS if self.kernel.uses_tensor_memory else SIMT_WARPS
-        return min(room, max(1, warps // per_cluster))
-
-    def take(self, count: int) -> np.ndarray:
-        """The next clusters to start; they are no longer waiting."""
-        taken, self.clusters_left = self.clusters_left[:count], self.clusters_left[count:]
-        return taken
-
-    def read_param(self, a: Access, offset: int):
-        """Parameter bytes as (1, 1) arrays."""
-        key = (offset, a.unit, a.count)
-        if key not in self._param_cache:
-            raw = self.params.rows(1, 1)[1][max(offset, 0) : offset + a.total].copy()
-            values = raw[: len(raw) // a.unit * a.unit].view(f"u{a.unit}")
-            if len(values) != a.count or offset % a.total:
-                raise LaunchError(
-                    f"{a.instruction.where()}: bytes {offset}..{offset + a.total} of {self.params.size} parameter bytes"
-                )
-            arrays = tuple(v.reshape(1, 1) for v in values)
-            self._param_cache[key] = arrays if a.count > 1 else arrays[0]
-        return self._param_cache[key]
 
 
 class WaveRunner:
@@ -184,6 +87,10 @@ class WaveRunner:
         self.asked = -1
         self.barriers = Barriers(wave)
         self.engines = wave.engines
+        self.livelock = Livelock(wave)
+        self.observer = wave.observer
+        if self.observer is not None:
+            self.observer.enter(wave)
         self.clock = 0
 
     def run(self) -> None:
@@ -217,6 +124,12 @@ class WaveRunner:
             out.append(group.rows(rows, mask, group.block, []))
         return out
 
+    def _park(self, wait: Wait) -> None:
+        self.parked.append(wait)
+        self.asked = -1
+        if self.observer is not None:
+            self.observer.parked(wait.group, wait.instruction, wait)
+
     def _ask(self) -> None:
         """Parked groups go on where what they wait for has happened."""
         if self.asked == self.wave.progress:
@@ -231,6 +144,8 @@ class WaveRunner:
             rows = np.flatnonzero(go)
             group = self._rows(wait.group, rows)
             wait.passed(rows, group)
+            if self.observer is not None:
+                self.observer.resumed(group, wait.instruction)
             group.age = self.clock
             self.ready.append(group)
             rest = np.flatnonzero(~go)
@@ -284,7 +199,24 @@ class WaveRunner:
                 group = merge([group, *same], self.kernel.live_slots(group.block))
         if self.clock > self.state.step_limit:
             raise StepLimit(self._out_of_steps(group))
+        if group.block != EXIT and self.livelock.hangs(group, self.clock, self.kernel.live_slots(group.block)):
+            stuck = self.livelock.stuck
+            if not self.engines.waiting and all(stuck[g.warps].all() for g in [group, *self.ready]):
+                raise self._hung([group, *self.ready])
         return group
+
+    def _hung(self, groups: list[Group]) -> SimError:
+        """Loops that can never end; CTAs that have not started may be what they wait for."""
+        lines = [f"{self.state.launch.kernel}: every warp that runs repeats a loop that changes nothing"]
+        for g in groups:
+            who = self.wave.thread(int(g.warps[0]), int(g.lanes()[0].argmax()))
+            code = self.blocks[g.block].code
+            lines.append(f"  {g.n} warp(s), first {who}, come back to {code[0][0].where() if code else 'the end'}")
+        lines += self.barriers.describe(self.live) + picture(self.parked, self.wave)
+        if not len(self.state.clusters_left):
+            return Deadlock("\n".join(lines))
+        lines.append("  CTAs that wait for one another must be resident together: launch fewer, or cooperatively")
+        return ResidencyError("\n".join(lines))
 
     def _lanes_missing(self, group: Group) -> bool:
         """Whether the group's block begins with an instruction that must wait for lanes that are elsewhere."""
@@ -300,6 +232,8 @@ class WaveRunner:
         block = self.blocks[group.block]
         self.wave.steps = self.clock
         self.state.counters.count_block(block.index, group)
+        if self.observer is not None:
+            self.observer.block(group, block.index)
         outcome = self.functions[block.index](group)
         if block.control == "barrier":
             released = self.barriers.arrive(group, block, outcome, self.live)
@@ -311,8 +245,7 @@ class WaveRunner:
             if outcome is None:
                 self.ready.append(group)
             else:
-                self.parked.append(outcome)
-                self.asked = -1
+                self._park(outcome)
         elif block.control == "table":
             self._branch_table(group, outcome[0])
         elif outcome is None:
@@ -361,8 +294,7 @@ class WaveRunner:
                     continue
                 sub = group.rows(rows, part[rows], to, self.kernel.live_slots(to))
                 if to == block.index and part is parks:
-                    self.parked.append(wait.part(rows, sub))
-                    self.asked = -1
+                    self._park(wait.part(rows, sub))
                 else:
                     self._go(sub, to)
 

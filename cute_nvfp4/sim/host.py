@@ -8,42 +8,26 @@ CUDA runtime library; the dozen runtime entry points it calls are Python callbac
 from __future__ import annotations
 
 import ctypes
+import re
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from cute_nvfp4.sim.cubin import elf_at, parameter_sizes
+from cute_nvfp4.sim.device import Device
 from cute_nvfp4.sim.errors import LaunchError
+from cute_nvfp4.sim.tensor_map import encode_tiled
 
 _I, _P, _U64 = ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64
-_SIGNATURES: dict[str, tuple] = {
-    "_cudaOccupancyMaxActiveBlocksPerMultiprocessor": (_P, _P, _I, _U64),
-    "_cudaLaunchKernelEx": (_P, _P, _P),
-    "_cudaLaunchKernel": (_P, _I, _I, _I, _I, _I, _I, _P, _U64, _P),
-    "_cudaLibraryLoadData": (_P, _P, _P, _P, _I, _P, _P, _I),
-    "_cuKernelGetAttribute": (_P, _I, _P, _I),
-    "_cudaDeviceGetAttribute": (_P, _I, _I),
-    "_cudaGetDevice": (_P,),
-    "_cudaKernelSetAttributeForDevice": (_P, _I, _I, _I),
-    "_cudaFuncSetAttribute": (_P, _I, _I),
-    "_cudaLibraryGetKernel": (_P, _P, _P),
-}
-#: cudaDeviceAttr -> value: shared memory a block may opt in to, SM count, capability (of a B200, or a stand-in for any)
-_DEVICE_ATTRIBUTES = {
-    97: 232448,
-    16: 148,
-    75: 10,
-    76: 0,
-    1: 1024,
-    10: 32,
-    8: 49152,
-    81: 233472,
-    39: 2048,
-    106: 32,
-    95: 1,
-}
+_TYPES = {"!llvm.ptr": _P, "i32": _I, "i64": _U64, "f32": ctypes.c_float}
+_DECLARATION = re.compile(
+    r"^ *llvm\.func (?:\w+ )?@(_cu\w+|cuda_dialect_\w+)\(([^()]*)\)(?: -> (\S+))?(?!.*\{$)", re.MULTILINE
+)
 _CLUSTER, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
+#: cudaLaunchAttributeID of what changes no result here: policies of access, synchronization and cluster scheduling,
+#: events, priority, memory domains, carve-out, and the preferred cluster (a wish, on top of the one that is granted)
+_HARMLESS = {0, 1, 3, 5, 7, 8, 9, 10, 11, 12, 14, 16, 17}
 
 
 @dataclass(frozen=True)
@@ -72,42 +56,65 @@ class HostModule:
     ms; keep it. Raises ``LaunchError`` when the module does not have the shape that nvidia-cutlass-dsl 4.8 gives it.
     """
 
-    def __init__(self, host_ir: str, entry: str) -> None:
+    def __init__(self, host_ir: str, entry: str, device: Device | None = None) -> None:
         from cutlass._mlir import ir
         from cutlass._mlir.execution_engine import ExecutionEngine
 
-        self.entry = entry
+        self.entry, self.device = entry, device or Device()
         self._error: BaseException | None = None
-        self._launches: list[Launch] = []
+        self._take: Callable[[Launch], None] = lambda launch: None
         self._sizes: dict[str, list[int]] = {}
         self._kernels: dict[int, str] = {}
         self._names: list[ctypes.Array] = []
         with ir.Context():
             self._module = ir.Module.parse(host_ir)
             self._engine = ExecutionEngine(self._module, opt_level=2, shared_libs=[])
-        self._callbacks = []
-        for name, types in _SIGNATURES.items():
-            callback = ctypes.CFUNCTYPE(_I, *types)(self._guarded(getattr(self, "_on" + name)))
-            self._callbacks.append(callback)
-            self._engine.raw_register_runtime(name, ctypes.cast(callback, _P))
+        self._callbacks = [self._register(*found) for found in set(_DECLARATION.findall(host_ir))]
         self._library = _P()
         if "@cuda_init(" in host_ir:
-            self._invoke("cuda_init", [ctypes.pointer(self._library)])
-            self._invoke("cuda_load_to_device", [ctypes.pointer(self._library), _I(0)])
+            pointer, ordinal = ctypes.pointer(self._library), _I(0)
+            self._invoke("cuda_init", [ctypes.addressof(pointer)])
+            self._invoke("cuda_load_to_device", [ctypes.addressof(pointer), ctypes.addressof(ordinal)])
+
+    def _register(self, name: str, parameters: str, result: str) -> Any:
+        """Gives the host code a callback for the runtime function it declares; one that is not modelled raises when
+        it is called."""
+        given = [t for t in parameters.split(", ") if t]
+        if result not in ("i32", "") or any(t not in _TYPES for t in given):
+            raise LaunchError(f"the host code declares {name}({parameters}) -> {result or 'nothing'}: not understood")
+        method = getattr(self, "_on" + name, None) or self._not_modelled(name)
+        callback = ctypes.CFUNCTYPE(_I if result else None, *[_TYPES[t] for t in given])(self._guarded(method))
+        self._engine.raw_register_runtime(name, ctypes.cast(callback, _P))
+        return callback
+
+    def _not_modelled(self, name: str) -> Callable[..., None]:
+        def refuse(*args: Any) -> None:
+            raise LaunchError(f"the host code calls {name.removeprefix('_')}, which is not modelled")
+
+        return refuse
 
     def call(self, args: Sequence[Any]) -> list[Launch]:
         """Runs the host entry with ``args`` (ctypes objects, one an argument of the compiled function) and returns
         its launches."""
-        self._launches = []
-        self._invoke(self.entry, list(args))
-        return self._launches
+        launches: list[Launch] = []
+        self.call_at([ctypes.addressof(a) for a in args], launches.append)
+        return launches
 
-    def _invoke(self, name: str, args: list[Any]) -> None:
+    def call_at(self, addresses: Sequence[int], take: Callable[[Launch], None]) -> None:
+        """Runs the host entry on arguments that lie at ``addresses``; ``take`` gets each launch at its place in the
+        host's execution, and what it raises comes out here."""
+        before, self._take = self._take, take
+        try:
+            self._invoke(self.entry, addresses)
+        finally:
+            self._take = before
+
+    def _invoke(self, name: str, addresses: Sequence[int]) -> None:
         function = self._engine.raw_lookup(name) or self._engine.raw_lookup("_mlir_ciface_" + name)
         if not function:
             raise LaunchError(f"the host module has no function {name!r}")
         result = _I(0)
-        pointers = (_P * (len(args) + 1))(*[ctypes.addressof(a) for a in args], ctypes.addressof(result))
+        pointers = (_P * (len(addresses) + 1))(*addresses, ctypes.addressof(result))
         self._error = None
         ctypes.CFUNCTYPE(None, _P)(function)(ctypes.cast(pointers, _P))
         if self._error is not None:
@@ -141,9 +148,10 @@ class HostModule:
         _write(_P, kernel, ctypes.addressof(handle))
 
     def _on_cudaDeviceGetAttribute(self, out, attribute, device) -> None:
-        if attribute not in _DEVICE_ATTRIBUTES:
+        value = self.device.attribute(attribute)
+        if value is None:
             raise LaunchError(f"the host code asks for device attribute {attribute}, which is not modelled")
-        _write(_I, out, _DEVICE_ATTRIBUTES[attribute])
+        _write(_I, out, value)
 
     def _on_cuKernelGetAttribute(self, out, attribute, kernel, device) -> None:
         _write(_I, out, 0)
@@ -156,6 +164,29 @@ class HostModule:
 
     def _on_cudaFuncSetAttribute(self, *_: Any) -> None:
         """Shared-memory and cluster limits: nothing to do."""
+
+    def _on_cudaDeviceSynchronize(self) -> None:
+        """Every launch has ended when the next host instruction runs."""
+
+    def _on_cudaStreamSynchronize(self, stream) -> None:
+        """As above."""
+
+    def _on_cudaMemset(self, address, value, size) -> None:
+        ctypes.memset(address, value, size)
+
+    def _on_cudaMemsetAsync(self, address, value, size, stream) -> None:
+        ctypes.memset(address, value, size)
+
+    def _oncuda_dialect_assert_success(self, status) -> None:
+        if status:
+            raise LaunchError(f"the host code stops because of CUDA error {status}")
+
+    def _on_cuTensorMapEncodeTiled(
+        self, out, kind, rank, address, dims, strides, box, steps, interleave, swizzle, promotion, fill
+    ) -> None:
+        ctypes.memmove(
+            out, encode_tiled(kind, rank, address, dims, strides, box, steps, interleave, swizzle, fill), 128
+        )
 
     def _on_cudaOccupancyMaxActiveBlocksPerMultiprocessor(self, out, *_: Any) -> None:
         _write(_I, out, 1)
@@ -185,7 +216,10 @@ class HostModule:
         copies = tuple(ctypes.string_at(p, n) for p, n in zip(pointers, sizes))
         cluster = struct.unpack_from("<3I", attributes[_CLUSTER]) if _CLUSTER in attributes else (1, 1, 1)
         flag = {k: bool(struct.unpack_from("<i", attributes[k])[0]) if k in attributes else False for k in (2, 6)}
-        self._launches.append(
+        unknown = sorted(attributes.keys() - _HARMLESS - {_CLUSTER, _COOPERATIVE, _PROGRAMMATIC})
+        if unknown:
+            raise LaunchError(f"{name} is launched with attributes {unknown}, which are not modelled")
+        self._take(
             Launch(name, grid, block, copies, cluster, smem, flag[_COOPERATIVE], flag[_PROGRAMMATIC], stream or 0)
         )
 

@@ -150,7 +150,8 @@ class Mbarriers:
             c, s = key // len(self.offset_of), key % len(self.offset_of)
             self.phase[c, s] += 1
             self.pending[c, s] = self.count[c, s]
-            self.wave.flips += 1
+            if self.wave.checks is not None:
+                self.wave.checks.phase_ended(c, s, self.phase[c, s])
         self.wave.progress += 1
 
     def parity_over(self, cta: np.ndarray, slot: np.ndarray, parity: np.ndarray) -> np.ndarray:

@@ -32,6 +32,8 @@ from cute_nvfp4.sim.special import SPECIAL_REGISTERS
 _PIECE = re.compile(r"[;{}]|[^;{}]+")
 _DIRECTIVE = re.compile(r"\.(version|target|address_size|file|loc|section)\b\s*(.*)")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
+_INLINE = re.compile(r"// begin inline asm.*?// end inline asm", re.S)
+_LOC = re.compile(r"^\s*\.loc\b[^\n]*", re.M)
 _HEADER = re.compile(r"(?:\.\w+\s+)*\.(entry|func)\b")
 _NAME = r"[A-Za-z_$%][\w$]*"
 _LABEL = re.compile(rf"\s*({_NAME})\s*:(?!:)\s*")
@@ -69,6 +71,8 @@ def parse_module(text: str) -> Module:
 
 
 def _strip_comments(text: str) -> str:
+    # Inside inline assembly the compiler counts lines of the assembly's own text: those .loc lines name nothing.
+    text = _INLINE.sub(lambda m: _LOC.sub("", m.group()), text)
     text = re.sub(r"/\*.*?\*/", lambda m: "\n" * m.group().count("\n"), text, flags=re.S)
     return re.sub(r"//[^\n]*", "", text)
 
@@ -223,6 +227,8 @@ def _resolve(kernel: Kernel, body: list, outer: dict[str, Operand], counter: lis
                 statements.append(label + suffix)
         if text.startswith(".reg"):
             _registers(kernel, text, line, names, suffix)
+        elif text.startswith(".param"):
+            _call_parameter(kernel, text, line, names, suffix)
         elif text.startswith((".shared", ".local", ".extern", ".global", ".const")):
             variable = _variable(text, line)
             kernel.variables[variable.name] = variable
@@ -254,6 +260,32 @@ def _registers(kernel: Kernel, text: str, line: int, names: dict[str, Operand], 
             kernel.regs[each + suffix] = kind
 
 
+def _call_parameter(kernel: Kernel, text: str, line: int, names: dict[str, Operand], suffix: str) -> None:
+    """A parameter or result of a call, declared in the scope around it: a register that ``st.param`` and ``ld.param``
+    move to and from."""
+    read = _PARAM.match(text)
+    if not read or read.group(5) or read.group(2) not in TYPE_BITS:
+        raise PtxSyntaxError(f"line {line}: cannot read the parameter `{text}` of a call")
+    name = f"[{read.group(4)}]{suffix}"
+    names[read.group(4)] = Reg(name)
+    kernel.regs[name] = read.group(2)
+
+
+def _call_move(found: Instruction) -> Instruction:
+    """``st.param`` and ``ld.param`` on a call's parameter, as a move."""
+    if found.opcode.startswith("st.param.") and _is_call_parameter(found.operands[0]):
+        found.operands = (found.operands[0].base, *found.operands[1:])
+    elif found.opcode.startswith("ld.param.") and _is_call_parameter(found.operands[-1]):
+        found.operands = (*found.operands[:-1], found.operands[-1].base)
+    else:
+        return found
+    return Instruction("mov" + found.opcode[8:], found.operands, found.guard, found.text, found.line, found.loc)
+
+
+def _is_call_parameter(o: Operand) -> bool:
+    return isinstance(o, Address) and isinstance(o.base, Reg) and o.base.name.startswith("[") and not o.offset
+
+
 def _instruction(text: str, line: int, loc: str, names: dict[str, Operand]) -> Instruction:
     found = _INSTRUCTION.match(text)
     if not found:
@@ -265,7 +297,8 @@ def _instruction(text: str, line: int, loc: str, names: dict[str, Operand]) -> I
         if not isinstance(names.get(guard), Reg):
             raise PtxSyntaxError(f"line {line}: predicate {guard} is not declared")
         predicate = Reg(names[guard].name, bool(negated))
-    return Instruction(opcode, operands, predicate, text, line, loc)
+    read = Instruction(opcode, operands, predicate, text, line, loc)
+    return _call_move(read) if ".param." in opcode and operands else read
 
 
 def _split(text: str) -> list[str]:

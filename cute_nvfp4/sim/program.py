@@ -71,8 +71,8 @@ def _mask(operand) -> int:
 class Program:
     """A PTX module; kernels are translated when they are first asked for."""
 
-    def __init__(self, module: Module) -> None:
-        self.module = module
+    def __init__(self, module: Module, text: str = "") -> None:
+        self.module, self.text = module, text
         self._kernels: dict[str, CompiledKernel] = {}
         self._storage: dict[str, np.ndarray] = {}
 
@@ -80,7 +80,7 @@ class Program:
     @lru_cache(maxsize=64)
     def parse(ptx: str) -> Program:
         """The program of a PTX text, cached by the text. Raises ``PtxSyntaxError``."""
-        return Program(parse_module(ptx))
+        return Program(parse_module(ptx), ptx)
 
     @property
     def kernels(self) -> dict[str, Kernel]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cute_nvfp4.sim.checks import Checks
 from cute_nvfp4.sim.cluster import OFFSET_MASK, RANK_SHIFT, ClusterBarrier, bad_rank
 from cute_nvfp4.sim.codegen import NOTHING
 from cute_nvfp4.sim.engine import Engines
@@ -17,7 +18,7 @@ from cute_nvfp4.sim.regions import Region
 from cute_nvfp4.sim.special import SPECIAL_REGISTERS, TIMED
 
 if TYPE_CHECKING:
-    from cute_nvfp4.sim.executor import Run
+    from cute_nvfp4.sim.launched import Run
 
 _ALIGN = 128
 
@@ -48,10 +49,10 @@ class Wave:
         self.live = np.arange(32)[None, :] < lanes
         self.cta_alive = np.ones(self.count, bool)
         self.steps = 0
-        # ``progress`` counts changes that a parked warp could be waiting for, ``flips`` the ends of mbarrier phases.
-        self.progress = self.flips = 0
+        # ``progress`` counts changes that a parked warp could be waiting for, ``effects`` stores to memory.
+        self.progress = self.effects = 0
         self.shared_bytes = run.static_shared + launch.dynamic_smem
-        self.shared_stride = -(-max(self.shared_bytes, 1) // _ALIGN) * _ALIGN
+        self.shared_stride = run.shared_stride
         self._shared, self.shared = owned(self.shared_stride * self.count, "shared memory")
         self.shared2d = self.shared.rows(1, 1)[1].reshape(self.count, self.shared_stride)
         self.local_bytes = run.local_bytes
@@ -60,7 +61,8 @@ class Wave:
         self.mbarriers = Mbarriers(self)
         self.cluster_barrier = ClusterBarrier(self.cluster_of_cta[self.cta_of_warp], self.cluster_count)
         self.engines = Engines(self)
-        self.checks = None
+        self.checks: Checks | None = None
+        self.observer = run.observer
         self.tensor_memory = None
         self.tmem: np.ndarray | None = None
         if run.kernel.uses_tensor_memory:
@@ -68,6 +70,8 @@ class Wave:
 
             self.tmem = np.zeros((self.count, 128, 512), np.uint32)
             self.tensor_memory = TensorMemory(self)
+        if run.launch_checks is not None:
+            self.checks = Checks(self, run.launch_checks)
 
     def peer(self, cta: np.ndarray, rank: np.ndarray, where: str = "") -> np.ndarray:
         """In-wave indices of the CTAs with these ranks in the clusters of ``cta``."""

@@ -72,11 +72,32 @@ def test_fields_by_name():
     assert after == TensorMap(data.ctypes.data, "tf32", (16, 8), (64,), (4, 8), (1, 2), "64B", nan_fill=True)
 
 
+def test_types_and_swizzles_of_sm_100a():
+    """A map of padded 4-bit elements, whose rows of 128 take 64 bytes of memory and 128 of shared memory."""
+    data = aligned(np.random.default_rng(1).integers(0, 256, 4096, dtype=np.uint8).tobytes())
+    initial = TensorMap(data.ctypes.data, "b4x16", (128, 8), (64,), (128, 8), (1, 1), "128B")
+    out, after = run(
+        """tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%r4], 14;
+        tensormap.replace.tile.swizzle_atomicity.shared::cta.b1024.b32 [%r4], 1;""",
+        initial,
+        data,
+        "{0, 0}",
+        512,
+    )
+    assert after == TensorMap(data.ctypes.data, "b4x16_p64", (128, 8), (64,), (128, 8), (1, 1), swizzle="128B_ATOM_32B")
+    for row in range(8):
+        for group in range(8):
+            at = 128 * row + (16 * group ^ row % 4 << 5)
+            np.testing.assert_array_equal(out[at : at + 8], data[64 * row + 8 * group :][:8])
+
+
 @pytest.mark.parametrize(
     ("text", "code"),
     [
-        ("constant below 14", "tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%r4], 15;"),
-        ("swizzle_atomicity", "tensormap.replace.tile.swizzle_atomicity.shared::cta.b1024.b32 [%r4], 1;"),
+        ("constant below 16", "tensormap.replace.tile.elemtype.shared::cta.b1024.b32 [%r4], 16;"),
+        ("constant below 4", "tensormap.replace.tile.swizzle_atomicity.shared::cta.b1024.b32 [%r4], 4;"),
+        ("atomicity 1 goes with", "tensormap.replace.tile.swizzle_atomicity.shared::cta.b1024.b32 [%r4], 1;"),
+        ("atomicity 3, which", "tensormap.replace.tile.swizzle_atomicity.shared::cta.b1024.b32 [%r4], 3;"),
         ("ordinal", "tensormap.replace.tile.global_stride.shared::cta.b1024.b64 [%r4], 4, %rd9;"),
         ("not a multiple of 128", "tensormap.replace.tile.rank.shared::cta.b1024.b32 [%r4+64], 1;"),
         ("3 dimensions, the instruction 2", "tensormap.replace.tile.rank.shared::cta.b1024.b32 [%r4], 2;"),

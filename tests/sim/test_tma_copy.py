@@ -9,10 +9,18 @@ import tma_reference as reference
 
 from cute_nvfp4.sim.errors import Deadlock, Misaligned, OutOfBounds, ReadOnlyWrite
 from cute_nvfp4.sim.tma import Im2col, InvalidTensorMap, TensorMap
-from cute_nvfp4.sim.tma.descriptor import ELEMENT_BITS, FLOATS, SPAN, SWIZZLES
+from cute_nvfp4.sim.tma.descriptor import ELEMENT_BITS, FLOATS, PADDED, SPAN, SWIZZLES
 from cute_nvfp4.sim.tma.reduce import TENSOR_TYPES
 
-TYPES = tuple(ELEMENT_BITS)
+TYPES = tuple(t for t in ELEMENT_BITS if t not in PADDED)
+
+ROOM = 6144
+"""Bytes that a box has in shared memory, which has more."""
+
+
+def swizzle_of(trial: int) -> str:
+    """Another one for the same rank five trials later."""
+    return SWIZZLES[(trial + trial // 5) % len(SWIZZLES)]
 
 
 def random_map(rng, element: str, rank: int, swizzle: str = "none") -> tuple[TensorMap, np.ndarray]:
@@ -27,6 +35,8 @@ def random_map(rng, element: str, rank: int, swizzle: str = "none") -> tuple[Ten
         size = strides[-1] * n
     widest = SPAN[swizzle] // 16 if swizzle != "none" else 4
     box = [int(rng.integers(1, widest + 1)) * per_unit, *rng.integers(1, 5, rank - 1).tolist()]
+    while np.prod(box[1:]) * SPAN[swizzle] > ROOM:
+        box[1 + int(np.argmax(box[1:]))] -= 1
     steps = [1, *rng.integers(1, 3, rank - 1).tolist()]
     nan = element in FLOATS and bool(rng.integers(2))
     data = lab.aligned(rng.integers(0, 256, size + 48, dtype=np.uint8).tobytes())
@@ -59,7 +69,7 @@ def expected_load(m, data, coords, place, offsets=(), rows=None, total=8192) -> 
 def test_loads(element):
     rng = np.random.default_rng(TYPES.index(element))
     for trial in range(10):
-        m, data = random_map(rng, element, 1 + trial % 5, SWIZZLES[trial % 4])
+        m, data = random_map(rng, element, 1 + trial % 5, swizzle_of(trial))
         place = 128 * int(rng.integers(0, 9))
         coords = random_coords(rng, m)
         got = lab.load(m, data, coords, place=place)
@@ -70,7 +80,7 @@ def test_loads(element):
 def test_stores(element):
     rng = np.random.default_rng(100 + TYPES.index(element))
     for trial in range(10):
-        m, data = random_map(rng, element, 1 + trial % 5, SWIZZLES[trial % 4])
+        m, data = random_map(rng, element, 1 + trial % 5, swizzle_of(trial))
         shared = rng.integers(0, 256, 8192, dtype=np.uint8)
         place, coords = 128 * int(rng.integers(0, 9)), random_coords(rng, m, negative=False)
         want = data.copy()
@@ -210,16 +220,70 @@ def test_descriptors_that_are_refused():
         (changed(1, 1 << 15, 1 << 15), "NaN is for floating-point"),
         (changed(6, 7 << 56, 255 << 56), "not a multiple of 16 bytes"),
         (changed(0, 8, 15), "is not a multiple of 16"),
-        (changed(1, 1 << 19, 3 << 19), "swizzle atomicity 1"),
+        (changed(1, 1 << 19, 3 << 19), "swizzle atomicity 1 goes with a swizzle of 128B, not none"),
+        (changed(1, 3 << 13 | 2 << 19, 15 << 13 | 3 << 19), "swizzle atomicity 2, which is not modelled"),
         (bytes(64), "128 bytes"),
     ):
         with pytest.raises(InvalidTensorMap, match=text):
             TensorMap.decode(raw)
 
 
+def padded(element: str, rows: int, swizzle: str, gap: int = 0) -> tuple[TensorMap, np.ndarray]:
+    """256 columns of a type with padding, and memory for them."""
+    pitch = 32 * ELEMENT_BITS[element] + gap
+    data = lab.aligned(np.random.default_rng(rows).integers(0, 256, pitch * rows, dtype=np.uint8).tobytes())
+    return TensorMap(0, element, (256, rows), (pitch,), (128, 8), (1, 1), swizzle), data
+
+
+@pytest.mark.parametrize("swizzle", ["none", "128B", "128B_ATOM_32B"])
+@pytest.mark.parametrize("element", PADDED)
+def test_loads_with_padding(element, swizzle):
+    m, data = padded(element, 12, swizzle, gap=32)
+    for coords, place in (([0, 0], 0), ([128, 3], 1152), ([0, -2], 128), ([128, 9], 384), ([256, 0], 0)):
+        shared: dict[int, int] = {}
+        size = reference.padded_load(m, reader(data), shared, place, coords)
+        assert size == 8 * 16 * m.bits
+        want = np.full(8192, lab.GUARD, np.uint8)
+        want[list(shared)] = list(shared.values())
+        np.testing.assert_array_equal(lab.load(m, data, coords, place=place), want, err_msg=f"{m} {coords} {place}")
+
+
+def test_gather4_with_padding():
+    m, data = padded("b4x16_p64", 12, "128B")
+    m = TensorMap(**dict(m.__dict__, box=(128, 1)))
+    shared: dict[int, int] = {}
+    reference.padded_load(m, reader(data), shared, 0, [128], rows=[5, 12, -1, 2])
+    got = lab.load(m, data, [128, 5, 12, -1, 2], mode="tile::gather4")
+    np.testing.assert_array_equal(got[:512], [shared[b] for b in range(512)])
+
+
+def test_padding_hazards():
+    """PTX ISA, "Restriction on Tensor Copy instructions"."""
+    m, data = padded("b6x16_p32", 8, "128B")
+    with pytest.raises(Misaligned, match="not a multiple of 128 elements"):
+        lab.load(m, data, [64, 0])
+    with pytest.raises(Deadlock, match="256 bytes still to come"):
+        # The padded size is not what is counted.
+        lab.load(m, data, [0, 0], tx=1024)
+    with pytest.raises(InvalidTensorMap, match="a store of type b6x16_p32"):
+        lab.store(m, data, np.zeros(1024, np.uint8), [0, 0])
+    for changed, text in (
+        ({"box": (64, 8)}, "boxes of 128"),
+        ({"dims": (192, 8)}, "boxes of 128"),
+        ({"strides": (208,)}, "multiples of 32 bytes"),
+        ({"address": 16}, "multiples of 32 bytes"),
+        ({"swizzle": "64B"}, "has no swizzle of 64B"),
+    ):
+        with pytest.raises(InvalidTensorMap, match=text):
+            TensorMap.decode(TensorMap(**dict(m.__dict__, **changed)).encode())
+
+
 def test_round_trip_of_descriptors():
     rng = np.random.default_rng(5)
     for trial in range(200):
-        m, _ = random_map(rng, TYPES[trial % len(TYPES)], 1 + trial % 5, SWIZZLES[trial % 4])
+        m, _ = random_map(rng, TYPES[trial % len(TYPES)], 1 + trial % 5, swizzle_of(trial))
         m = TensorMap(**dict(m.__dict__, address=0x7F0012345670, strides=tuple(s + (trial << 32) for s in m.strides)))
+        assert TensorMap.decode(m.encode()) == m
+    for trial, swizzle in enumerate(["none", "128B", "128B_ATOM_32B"] * 2):
+        m, _ = padded(PADDED[trial // 3], 5, swizzle)
         assert TensorMap.decode(m.encode()) == m

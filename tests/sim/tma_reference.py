@@ -43,6 +43,24 @@ def _im2col(m, coords, offsets):
             image += 1
 
 
+PADDING = 0xA5
+"""What the simulator puts where the ISA leaves padding open."""
+
+
+def padded_load(m, read_bits, shared, destination, coords, rows=None):
+    """``load`` for types with padding: 16 elements take 16 bytes of shared memory, packed from the low end.
+    complete_tx counts the bytes without padding."""
+    values = {}
+    for n, at in elements(m, coords, (), rows):
+        values[n] = read_bits(bit_address(m, at), m.bits) if inside(m, at) else 0
+    for group in range(len(values) // 16):
+        packed = sum(values[16 * group + j] << m.bits * j for j in range(16))
+        for b in range(16):
+            byte = packed >> 8 * b & 255 if b < 2 * m.bits else PADDING
+            shared[swizzled(m, destination + 16 * group + b)] = byte
+    return len(values) * m.bits // 8
+
+
 def inside(m, at):
     return all(0 <= c < n for c, n in zip(at, m.dims))
 
@@ -53,6 +71,9 @@ def bit_address(m, at):
 
 def swizzled(m, address):
     """Exchanges 16-byte units according to the bits of the address above 128 bytes."""
+    if m.swizzle == "128B_ATOM_32B":
+        # 32-byte pieces, by the number of the 128-byte line modulo 4
+        return address ^ (address >> 7 & 3) << 5
     mask = {"none": 0, "32B": 1, "64B": 3, "128B": 7}[m.swizzle]
     return address ^ (address >> 7 & mask) << 4
 
@@ -60,7 +81,7 @@ def swizzled(m, address):
 def place(m, base, byte):
     """Where a byte of the copy lies: with a swizzle, rows are as far apart as the swizzle is wide."""
     row = m.box[0] * m.bits // 8
-    pitch = {"none": row, "32B": 32, "64B": 64, "128B": 128}[m.swizzle]
+    pitch = {"none": row, "32B": 32, "64B": 64}.get(m.swizzle, 128)
     return swizzled(m, base + byte // row * pitch + byte % row)
 
 

@@ -10,7 +10,7 @@ from cute_nvfp4.sim.atomics import atomic
 from cute_nvfp4.sim.isa.memory import SPACES
 from cute_nvfp4.sim.isa.table import Mods, Op, bits, opcode
 from cute_nvfp4.sim.model import Instruction, Kernel, Sink
-from cute_nvfp4.sim.numerics import half, single
+from cute_nvfp4.sim.numerics import double, half, single
 
 _OPS = ("and", "or", "xor", "exch", "cas", "add", "inc", "dec", "min", "max")
 _TYPES = ("b16", "b32", "b64", "u32", "u64", "s32", "s64", "f32", "f64", "f16", "bf16", "f16x2", "bf16x2")
@@ -28,8 +28,9 @@ _ALLOWED = {
 }
 
 
-def update(op: str, t: str):
-    """The function from raw memory and raw operands to raw memory."""
+def update(op: str, t: str, space: str = "shared"):
+    """The function from raw memory and raw operands to raw memory in a state space ("global" differs in NaNs of f64
+    and subnormals of f32)."""
     if op in ("and", "or", "xor"):
         return {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[op]
     if op == "exch":
@@ -41,7 +42,7 @@ def update(op: str, t: str):
     if op == "dec":
         return lambda old, b: np.where((old == 0) | (old > b), b, old - np.uint32(1))
     if op == "add":
-        return _float_add(t) if t in _FLOATS else np.add
+        return _float_add(t, space) if t in _FLOATS else np.add
     if t in _FLOATS:
         pick = single.minimum if op == "min" else single.maximum
         return lambda old, b: _raw(
@@ -60,9 +61,16 @@ def _raw(a: np.ndarray) -> np.ndarray:
     return a.view(f"u{a.dtype.itemsize}")
 
 
-def _float_add(t: str):
-    if t in ("f32", "f64"):
-        return lambda old, b: _raw(single.canonical(_view(old, t) + _view(b, t)))
+def _float_add(t: str, space: str):
+    """Sums round to nearest even. In global memory those of f32 flush subnormals, operands and results (PTX ISA,
+    "atom"), and those of f64 leave a NaN as it is."""
+    everywhere = space == "global"
+    if t == "f64":
+        total = double.sum_in_global_memory if everywhere else double.sum_in_shared_memory
+        return lambda old, b: _raw(total(_view(old, t), _view(b, t)))
+    if t == "f32":
+        flush = single.flush if everywhere else lambda x: x
+        return lambda old, b: _raw(single.canonical(flush(flush(_view(old, t)) + flush(_view(b, t)))))
     return lambda old, b: _raw(half.add_half(half.widen(_view(old, t), t), half.widen(_view(b, t), t), t))
 
 
@@ -84,11 +92,16 @@ def _atom(i: Instruction, m: Mods, k: Kernel) -> Op:
         raise m.refuse(f"{i.base}.{op} does not exist for .{t}")
     if (t[:3] in ("f16", "bf1")) != noftz and not (op == "add" and count > 1):
         raise m.refuse(".noftz belongs to f16 and bf16, and they need it")
-    if count > 1 and (op != "add" or t not in _FLOATS or space.startswith("shared")):
-        raise m.refuse("vectors are for global floating-point add")
+    if count > 1 and (op not in ("add", "min", "max") or t not in _FLOATS or t == "f64" or space.startswith("shared")):
+        raise m.refuse("vectors are for floating-point add, min and max in global memory")
+    if count * bits(t) > 128 or (count == 8 and bits(t) != 16):
+        raise m.refuse(f".v{count} is not for .{t}")
     raw, returns = f"b{bits(t)}", i.base == "atom" and not isinstance(i.operands[0], Sink)
     a = Access(i, SPACES[space] if space else "generic", bits(t) // 8, 1, "atomic", ("L2::cache_hint",) if hint else ())
-    fn = update(op, t)
+    fns = {where: update(op, t, where) for where in ("global", "shared")}
+
+    def fn(where: str):
+        return fns["global" if where == "global" else "shared"]
 
     def run(g, mask, addr, off, *values):
         values = values[:-1] if hint else values

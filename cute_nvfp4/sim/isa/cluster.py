@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim.cluster import OFFSET_MASK, RANK_SHIFT, bad_rank
+from cute_nvfp4.sim.cluster import OFFSET_MASK, RANK_SHIFT
 from cute_nvfp4.sim.engine import RowWait
 from cute_nvfp4.sim.errors import Deadlock
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
 from cute_nvfp4.sim.layout import WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.model import Instruction, Kernel
+
+_RANKS = 0xFF
 
 
 @opcode("mapa")
@@ -17,14 +19,14 @@ def _mapa(i: Instruction, m: Mods, k: Kernel) -> Op:
     m.flag("shared::cluster")
     t = m.type("u32", "u64")
 
-    def fn(g, mask, address, rank):
-        most = int(np.broadcast_to(rank, (g.n, 32))[g.lanes() if mask is None else mask].max())
-        if most >= g.wave.cluster_size:
-            raise bad_rank(i.where(), most, g.wave.cluster_size)
-        keep = address.dtype.type(~(0xFF << RANK_SHIFT) & ((1 << 8 * address.dtype.itemsize) - 1))
-        return address & keep | (rank.astype(address.dtype) << address.dtype.type(RANK_SHIFT))
+    def fn(address, rank):
+        # A rank that does not exist is no error before somebody uses the address: NVIDIA's pipelines map first and
+        # choose the lanes that arrive afterwards.
+        kind = address.dtype.type
+        keep = kind(~(_RANKS << RANK_SHIFT) & ((1 << 8 * address.dtype.itemsize) - 1))
+        return address & keep | ((rank.astype(kind) & kind(_RANKS)) << kind(RANK_SHIFT))
 
-    return Op(fn, (t,), (t, "u32"), "move", context=True)
+    return Op(fn, (t,), (t, "u32"), "move")
 
 
 @opcode("getctarank")

@@ -62,7 +62,7 @@ def _int_to_int(d: str, s: str, sat: bool, rounding: str, m: Mods):
 
 
 def _float_to_int(d: str, s: str, rounding: str, ftz: bool, m: Mods):
-    """Saturates always; NaN gives 0, and the largest positive bit pattern of 64-bit results is the ISA's for them."""
+    """Saturates always; NaN gives 0, or the sign bit alone where the source or the result has 64 bits."""
     if rounding not in _TO_INT:
         raise m.refuse("a conversion to an integer needs .rni, .rzi, .rmi or .rpi")
     target, integral = _numpy(d), _TO_INT[rounding]
@@ -76,7 +76,10 @@ def _float_to_int(d: str, s: str, rounding: str, ftz: bool, m: Mods):
         inside = (r >= low) & (r < high if bits(d) == 64 else r <= high)
         out = np.where(inside, r, 0.0).astype(target)
         out = np.where(r > low, np.where(inside, out, info.max), info.min).astype(target)
-        nan = target.type(0 if bits(d) < 64 else (info.min if d[0] == "s" else info.max))
+        nan = target.type(0)
+        if bits(d) == 64 or (bits(d) == 32 and s == "f64"):
+            # observed on an H200; the ISA names it for .s64 and .u64 only
+            nan = np.array(1 << bits(d) - 1, f"u{target.itemsize}").view(target)[()]
         return np.where(np.isnan(x), nan, out)
 
     return fn
@@ -127,9 +130,12 @@ def _float_to_float(d: str, s: str, rounding: str, ftz: bool, sat: bool, finite:
         raise m.refuse("a conversion between equal types rounds to an integer or not at all")
 
     def fn(a):
+        if s == "bf16" and d == "f32" and not (ftz or sat or relu):
+            # a shift, which leaves NaNs as they are
+            return half.widen(a, s)
         x = half.widen(a, s)
         if ftz and s == "f32":
-            x = single.flush(x)
+            x = single.canonical(single.flush(x))
         if rounding in _TO_INT:
             x = _TO_INT[rounding](x)
         if relu:
@@ -137,12 +143,15 @@ def _float_to_float(d: str, s: str, rounding: str, ftz: bool, sat: bool, finite:
         if sat:
             x = np.where(x > 0, np.minimum(x, x.dtype.type(1)), x.dtype.type(0))
         if d in ("f16", "bf16"):
-            return _finite(x, d, rounding or "rn", finite)
+            out = _finite(x, d, rounding if rounding in _ROUND else "rn", finite)
+            return half.narrow_nan(out, x) if s == "f64" else out
         if d == "f64":
             return x.astype("f8")
-        out = single.to_single(x, rounding) if x.dtype == np.float64 else x
-        out = single.flush(out) if ftz else out
-        return out if same else single.canonical(out)
+        if s == "f64":
+            out = single.to_single(x, rounding)
+            return half.narrow_nan(single.flush_tiny(out, rounding, lambda: x) if ftz else out, x)
+        x = single.flush(x) if ftz else x
+        return x if same and rounding not in _TO_INT else single.canonical(x)
 
     return fn
 
@@ -219,11 +228,11 @@ def _decode_pair(s: str, relu: bool):
 
 
 def _to_tf32(a: np.ndarray, rounding: str) -> np.ndarray:
-    """f32 with 10 mantissa bits kept."""
+    """f32 with 10 mantissa bits kept. A NaN becomes 0x7fffe000; with .rna it keeps its sign and high bits."""
     u = np.ascontiguousarray(a).view("u4")
     if rounding == "rn":
         out = u + (np.uint32(0xFFF) + (u >> np.uint32(13) & np.uint32(1)))
     else:
         out = u + np.uint32(0x1000) if rounding == "rna" else u
-    out = np.where(np.isfinite(a), out & ~np.uint32(0x1FFF), u)
-    return np.where(np.isnan(a), np.uint32(0x7FFFFFFF), out)
+    out = np.where(np.isfinite(a), out, u) & ~np.uint32(0x1FFF)
+    return out if rounding == "rna" else np.where(np.isnan(a), np.uint32(0x7FFFE000), out)

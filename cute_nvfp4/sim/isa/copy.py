@@ -12,7 +12,7 @@ from cute_nvfp4.sim.access import Access
 from cute_nvfp4.sim.engine import Completion, Footprint, Pending
 from cute_nvfp4.sim.isa import bulk, bulk_tensor
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
-from cute_nvfp4.sim.model import Imm, Instruction, Kernel
+from cute_nvfp4.sim.model import Imm, Instruction, Kernel, Reg
 
 KIND = "cp_async"
 
@@ -36,7 +36,7 @@ def _cp(i: Instruction, m: Mods, k: Kernel) -> Op:
         return wait_group(i, m, KIND, False)
     if what == "wait_all":
         return Op(lambda g, mask: _wait_all(g, mask, i), (), (), "copy", context=True, control="wait")
-    return _arrive(i, m) if what else _copy(i, m)
+    return _arrive(i, m) if what else _copy(i, m, k)
 
 
 def wait_group(i: Instruction, m: Mods, kind: str, read: bool) -> Op:
@@ -63,7 +63,7 @@ class AsyncCopy(Pending):
     engine = "copy"
     completion = Completion(KIND)
 
-    def __init__(self, i: Instruction, g, mask, dst, src, size: int, move) -> None:
+    def __init__(self, i: Instruction, g, mask, dst, src, size: int, move, count) -> None:
         super().__init__(i, g.wave, g.warps)
         # The group goes on; what the copy needs of it is who the threads are.
         self.issuer = type(g)(g.wave, g.block, g.warps, g.mask, [])
@@ -73,6 +73,7 @@ class AsyncCopy(Pending):
         self.ctas = g.wave.cta_of_warp[self.warps]
         self.addresses = [np.broadcast_to(a, (g.n, 32))[rows, lanes].astype(np.int64) for a in (dst, src)]
         self.size = size
+        self.reads = np.ones(len(rows), bool) if count is None else np.broadcast_to(count, (g.n, 32))[rows, lanes] > 0
         bulk_groups.groups(g.wave, KIND).begin(self, self.warps, self.lanes)
 
     def run(self, wave) -> None:
@@ -84,12 +85,12 @@ class AsyncCopy(Pending):
         _, offset = wave.resolve(self.ctas, to.astype(np.uint32), self.instruction.where())
         units = (offset & ~np.int64(15))[:, None]
         return [
-            Footprint("global", False, self.ctas, (source[:, None], self.size)),
+            Footprint("global", False, self.ctas[self.reads], (source[self.reads, None], self.size)),
             Footprint("shared", True, self.ctas, units),
         ]
 
 
-def _copy(i: Instruction, m: Mods) -> Op:
+def _copy(i: Instruction, m: Mods, k: Kernel) -> Op:
     cache = m.take("ca", "cg", required=True)
     m.take("shared", "shared::cta", required=True)
     m.take("global", required=True)
@@ -102,9 +103,14 @@ def _copy(i: Instruction, m: Mods) -> Op:
     source = Access(i, "global", 4, words, "load", (cache,))
     target = Access(i, "shared", 4, words, "store")
     partial = len(i.operands) == 4 + hint
+    extra = i.operands[3] if partial else None
+    # ignore-src: where it holds nothing is read and zeros are written
+    ignores = isinstance(extra, Reg) and k.regs.get(extra.name) == "pred"
 
     def fn(g, mask, dst, dst_off, src, src_off, *rest):
         count = rest[0] if partial else None
+        if ignores:
+            count = np.where(count, np.uint32(0), np.uint32(size.value))
 
         def move(issuer, chosen):
             if count is None:
@@ -115,9 +121,9 @@ def _copy(i: Instruction, m: Mods) -> Op:
             access.store(issuer, target, chosen, dst, dst_off, data)
 
         at = dst.astype(np.int64) + dst_off, src.astype(np.int64) + src_off
-        g.wave.engines.submit(AsyncCopy(i, g, mask, *at, size.value, move))
+        g.wave.engines.submit(AsyncCopy(i, g, mask, *at, size.value, move, count))
 
-    src = ("addr", "addr", "static", *(("u32",) if partial else ()), *(("b64",) if hint else ()))
+    src = ("addr", "addr", "static", *(("pred" if ignores else "u32",) if partial else ()), *(("b64",) if hint else ()))
     return Op(fn, (), src, "copy", context=True)
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from cute_nvfp4.sim.isa.integer import float_form
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
 from cute_nvfp4.sim.model import Instruction, Kernel
-from cute_nvfp4.sim.numerics import half, single
+from cute_nvfp4.sim.numerics import double, half, single
 
 _MODES = ("rn", "rz", "rm", "rp")
 _HALF = ("f16", "f16x2", "bf16", "bf16x2")
@@ -29,21 +29,25 @@ def _saturate(x: np.ndarray) -> np.ndarray:
     return np.where(x > 0, np.minimum(x, x.dtype.type(1)), x.dtype.type(0))
 
 
-def _arithmetic(fn, ftz: bool, sat: bool):
-    """Wraps an f32 function with flushing of inputs and output, and saturation."""
+def _arithmetic(fn, ftz: bool, sat: bool, exact=None, mode: str = "rn"):
+    """Wraps an f32 function with flushing of inputs and output, and saturation. ``exact`` gives the results in
+    binary64, rounded to odd, where rounding can make a tiny one normal."""
     if not ftz and not sat:
         return fn
 
     def wrapped(*args):
-        out = fn(*(single.flush(a) for a in args)) if ftz else fn(*args)
-        out = single.flush(out) if ftz else out
+        if ftz:
+            args = [single.flush(a) for a in args]
+        out = fn(*args)
+        if ftz:
+            out = single.flush_tiny(out, mode, lambda: exact(*args)) if exact else single.flush(out)
         return _saturate(out) if sat else out
 
     return wrapped
 
 
-def _half_op(fn, t: str, ftz: bool, sat: bool, relu: bool = False):
-    """Wraps a function of widened values that returns a rounded array of type ``t``."""
+def _half_op(fn, t: str, ftz: bool, sat: bool, relu: bool = False, exact=None):
+    """Wraps a function of widened values that returns a rounded array of type ``t``; ``exact`` as above."""
 
     def wrapped(*args):
         wide = [half.widen(a, t) for a in args]
@@ -52,7 +56,8 @@ def _half_op(fn, t: str, ftz: bool, sat: bool, relu: bool = False):
         out = fn(*wide)
         if ftz or sat or relu:
             back = half.widen(out, t)
-            back = half.flush_half(back) if ftz else back
+            if ftz:
+                back = half.flush_tiny_half(back, lambda: exact(*wide)) if exact else half.flush_half(back)
             back = _saturate(back) if sat else back
             if relu:
                 back = np.where(np.isnan(back), back, np.where(back > 0, back, np.float32(0)))
@@ -81,13 +86,14 @@ def _add(i: Instruction, m: Mods, k: Kernel) -> Op:
             if i.base == "mul":
                 raise m.refuse("mixed-precision mul does not exist")
             return Op(lambda a, c: plain(half.widen(a, source), c), ("f32",), (source, "f32"), "f32")
-        fn = _arithmetic(_binary(i.base, mode), ftz, sat)
+        # a sum below 2**-126 is exact
+        fn = _arithmetic(_binary(i.base, mode), ftz, sat, single.exact_mul if i.base == "mul" else None, mode)
         return Op(_pair(fn) if t == "f32x2" else fn, (t,), (t, t), "f32")
     if t == "f64":
-        if mode != "rn" or ftz or sat:
-            raise m.refuse("f64 arithmetic is modelled with .rn only")
-        fn = {"add": np.add, "sub": np.subtract, "mul": np.multiply}[i.base]
-        return Op(lambda a, b: single.canonical(fn(a, b)), (t,), (t, t), "f64")
+        if ftz or sat:
+            raise m.refuse("f64 arithmetic has no .ftz or .sat")
+        fn = {"add": double.add64, "sub": double.sub64, "mul": double.mul64}[i.base]
+        return Op(lambda a, b: fn(a, b, mode), (t,), (t, t), "f64")
     if mode != "rn" or (ftz and t.startswith("bf16")):
         raise m.refuse("half precision has .rn only, and .ftz only for f16")
     if i.base == "mul":
@@ -96,7 +102,8 @@ def _add(i: Instruction, m: Mods, k: Kernel) -> Op:
         fn = lambda a, b: half.add_half(a, -b, t)  # noqa: E731
     else:
         fn = lambda a, b: half.add_half(a, b, t)  # noqa: E731
-    return Op(_half_op(fn, t, ftz, sat), (t,), (t, t), "half")
+    exact = single.exact_mul if i.base == "mul" else None
+    return Op(_half_op(fn, t, ftz, sat, exact=exact), (t,), (t, t), "half")
 
 
 def _exact_product(a, b, t: str):
@@ -113,7 +120,7 @@ def _fma(i: Instruction, m: Mods, k: Kernel) -> Op:
     if t in ("f32", "f32x2"):
         if relu:
             raise m.refuse(".relu is for half precision")
-        fn = _arithmetic(lambda a, b, c: single.fma32(a, b, c, mode), ftz, sat)
+        fn = _arithmetic(lambda a, b, c: single.fma32(a, b, c, mode), ftz, sat, single.exact_fma, mode)
         if t == "f32" and m.left:
             source = m.take("f16", "bf16", required=True)
             return Op(
@@ -124,26 +131,31 @@ def _fma(i: Instruction, m: Mods, k: Kernel) -> Op:
             )
         return Op(_pair(fn) if t == "f32x2" else fn, (t,), (t, t, t), "f32")
     if t == "f64":
-        if mode != "rn" or ftz or sat or relu:
-            raise m.refuse("f64 arithmetic is modelled with .rn only")
-        return Op(single.fma64, (t,), (t, t, t), "f64")
+        if ftz or sat or relu:
+            raise m.refuse("f64 arithmetic has no .ftz, .sat or .relu")
+        return Op(lambda a, b, c: double.fma64(a, b, c, mode), (t,), (t, t, t), "f64")
     if mode != "rn" or (ftz and t.startswith("bf16")):
         raise m.refuse("half precision has .rn only, and .ftz only for f16")
-    return Op(_half_op(lambda a, b, c: half.fma_half(a, b, c, t), t, ftz, sat, relu), (t,), (t, t, t), "half")
+    fn = _half_op(lambda a, b, c: half.fma_half(a, b, c, t), t, ftz, sat, relu, single.exact_fma)
+    return Op(fn, (t,), (t, t, t), "half")
 
 
 @float_form("div")
 def _div(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """div.approx and div.full are allowed 2 ulp by the ISA; they are rounded correctly here."""
+    """div.approx and div.full are allowed 2 ulp by the ISA; they are rounded correctly here (but see
+    ``div_approx32``)."""
     mode = m.take(*_MODES, "approx", "full", required=True)
     ftz = m.flag("ftz")
     t = m.type("f32", "f64")
     if t == "f64":
         if mode != "rn" or ftz:
             raise m.refuse("f64 division is modelled with .rn only")
-        return Op(lambda a, b: single.canonical(a / b), (t,), (t, t), "f64")
+        return Op(double.div64, (t,), (t, t), "f64")
+    if mode == "approx":
+        return Op(_arithmetic(single.div_approx32, ftz, False), (t,), (t, t), "f32")
     mode = mode if mode in _MODES else "rn"
-    return Op(_arithmetic(lambda a, b: single.div32(a, b, mode), ftz, False), (t,), (t, t), "f32")
+    fn = _arithmetic(lambda a, b: single.div32(a, b, mode), ftz, False, single.exact_div, mode)
+    return Op(fn, (t,), (t, t), "f32")
 
 
 @opcode("sqrt", "rcp")
@@ -155,12 +167,14 @@ def _sqrt(i: Instruction, m: Mods, k: Kernel) -> Op:
     if t == "f64":
         if mode not in ("rn", "approx"):
             raise m.refuse("f64 is modelled with .rn only")
-        fn = np.sqrt if i.base == "sqrt" else np.reciprocal
-        return Op(lambda a: single.canonical(fn(a)), (t,), (t,), "f64")
+        fn = double.sqrt64 if i.base == "sqrt" else lambda a: double.div64(np.ones((1, 1)), a)
+        return Op(fn, (t,), (t,), "f64")
     rounding = mode if mode in _MODES else "rn"
     one = np.ones((1, 1), "f4")
     fn = (lambda a: single.sqrt32(a, rounding)) if i.base == "sqrt" else (lambda a: single.div32(one, a, rounding))
-    return Op(_arithmetic(fn, ftz, False), (t,), (t,), "special" if mode == "approx" else "f32")
+    exact = (lambda a: single.exact_div(one, a)) if i.base == "rcp" else None
+    wrapped = _arithmetic(fn, ftz, False, exact, rounding)
+    return Op(wrapped, (t,), (t,), "special" if mode == "approx" else "f32")
 
 
 @opcode("ex2", "lg2", "rsqrt", "sin", "cos", "tanh")
@@ -211,6 +225,7 @@ def _extremum(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 @float_form("neg", "abs")
 def _sign(i: Instruction, m: Mods, k: Kernel) -> Op:
+    """A NaN becomes the canonical one, as observed on an H200; one of f64 keeps its payload and its sign."""
     ftz = m.flag("ftz")
     t = m.type("f32", "f64", *_HALF)
     negate = i.base == "neg"
@@ -222,9 +237,11 @@ def _sign(i: Instruction, m: Mods, k: Kernel) -> Op:
             return Op(
                 _half_op(lambda a: half.narrow(-a if negate else np.abs(a), t), t, True, False), (t,), (t,), "half"
             )
-        return Op(flip, (raw,), (raw,), "half")
+        return Op(lambda a: half.canonical_half(flip(a), t), (raw,), (raw,), "half")
     fn = np.negative if negate else np.abs
-    return Op((lambda a: fn(single.flush(a))) if ftz else fn, (t,), (t,), t)
+    if t == "f64":
+        return Op(lambda a: double.with_nan(fn(a), a), (t,), (t,), t)
+    return Op(lambda a: single.canonical(fn(single.flush(a) if ftz else a)), (t,), (t,), t)
 
 
 @opcode("copysign")

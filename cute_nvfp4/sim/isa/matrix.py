@@ -1,4 +1,4 @@
-"""Warp-level matrix instructions (PTX ISA, "mma", "ldmatrix", "stmatrix").
+"""Warp-level matrix instructions (PTX ISA, "mma", "ldmatrix", "stmatrix", "movmatrix").
 
 The ISA leaves the order of summation of floating-point mma open. Here the products are exact, their sum with C is
 made in binary64 and rounded once to the type of D: within K + 1 roundings of f32 of any order of summation, and equal
@@ -6,6 +6,9 @@ to it whenever the sums are exact.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,6 +18,7 @@ from cute_nvfp4.sim.errors import InvalidLanes
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
 from cute_nvfp4.sim.model import Instruction, Kernel
 from cute_nvfp4.sim.numerics import fragments, half, single
+from cute_nvfp4.sim.tensor.elements import unpack
 
 _ELEMENTS = {"f16": 2, "bf16": 2, "tf32": 1, "e4m3": 4, "e5m2": 4, "s8": 4, "u8": 4}
 _SHAPES = {f"m16n8k{k}": k for k in (4, 8, 16, 32)}
@@ -82,42 +86,104 @@ def _mma(i: Instruction, m: Mods, k: Kernel) -> Op:
     return Op(fn, (acc,), (("b32",) * (2 * count), ("b32",) * count, acc), "matrix", context=True, converge=-1)
 
 
+@dataclass(frozen=True)
+class _Tiles:
+    """Matrices that ldmatrix or stmatrix moves: ``count`` of ``rows`` rows of 16 bytes in shared memory and ``each``
+    registers. ``gather`` makes registers (each, n, 32) of bytes (n, rows, 16), ``scatter`` the bytes of registers."""
+
+    count: int
+    rows: int = 8
+    each: int = 1
+    gather: Callable[[np.ndarray], np.ndarray] | None = None
+    scatter: Callable[[np.ndarray], np.ndarray] | None = None
+
+
+def _words(raw: np.ndarray) -> np.ndarray:
+    """(..., 32, 4) bytes or (..., 8, 16) as (..., 32) registers."""
+    return np.ascontiguousarray(raw).view("u4").reshape(*raw.shape[:-2], 32)
+
+
+def _gather_16x16(raw: np.ndarray) -> np.ndarray:
+    """.m16n16.trans: lane 4 g + t has in byte b of register r the element of row 4 t + b and column g + 8 r."""
+    parts = raw.reshape(-1, 4, 4, 2, 8)
+    return _words(parts.transpose(3, 0, 4, 1, 2).reshape(2, len(raw), 32, 4))
+
+
+def _scatter_16x8(register: np.ndarray) -> np.ndarray:
+    """.m16n8.trans: byte i + 2 h of lane 4 g + t goes to row 2 t + i in memory, place g + 8 h."""
+    parts = np.ascontiguousarray(register).view("u1").reshape(-1, 8, 4, 2, 2)
+    return np.ascontiguousarray(parts.transpose(0, 2, 4, 3, 1)).reshape(-1, 8, 16)
+
+
+def _tiles(i: Instruction, m: Mods) -> _Tiles:
+    """The form of one ldmatrix or stmatrix, all modifiers read."""
+    load = i.base == "ldmatrix"
+    shape = m.take("m8n8", *(("m8n16", "m16n16") if load else ("m16n8",)), required=True)
+    count = int(m.take(*(("x1", "x2") if shape == "m16n16" else ("x1", "x2", "x4")), required=True)[1:])
+    trans = bool(m.take("trans", required=shape in ("m16n16", "m16n8"))) if shape != "m8n16" else False
+    m.take("shared", "shared::cta", required=True)
+    if shape == "m8n8":
+        m.type("b16")
+        turn = fragments.transpose_8x8 if trans else lambda w: w
+        return _Tiles(
+            count,
+            gather=lambda raw: turn(_words(raw))[None],
+            scatter=lambda w: np.ascontiguousarray(turn(w)).view("u1").reshape(-1, 8, 16),
+        )
+    if shape == "m16n8":
+        m.type("b8")
+        return _Tiles(count, scatter=_scatter_16x8)
+    narrow = m.type("b8", "b8x16") if shape == "m16n16" else m.type("b8x16")
+    bits = int(m.type("b6x16_p32", "b4x16_p64")[1]) if narrow == "b8x16" else 8
+    arrange = _gather_16x16 if shape == "m16n16" else lambda raw: _words(raw)[None]
+    # 4- and 6-bit codes come to the low end of their bytes.
+    gather = arrange if bits == 8 else lambda raw: arrange(unpack(raw, bits))
+    return _Tiles(count, 16, 2, gather) if shape == "m16n16" else _Tiles(count, gather=gather)
+
+
 @opcode("ldmatrix", "stmatrix")
 def _ldmatrix(i: Instruction, m: Mods, k: Kernel) -> Op:
+    """Each row of 16 bytes is at the address of its own lane: row r of matrix j at that of lane ``rows * j + r``."""
     m.take("sync", required=True)
     m.take("aligned", required=True)
-    m.take("m8n8", required=True)
-    count = int(m.take("x1", "x2", "x4", required=True)[1:])
-    trans = m.flag("trans")
-    m.take("shared", "shared::cta", required=True)
-    m.type("b16")
-    registers = ("b32",) * count
-    rows = np.arange(32)[None, :] < 8 * count
+    tiles = _tiles(i, m)
+    lanes, rows = tiles.count * tiles.rows, tiles.rows
+    registers = ("b32",) * (tiles.count * tiles.each)
+    owner = np.arange(32)[None, :] < lanes
     load = i.base == "ldmatrix"
     a = Access(i, "shared", 4, 4, "load" if load else "store")
 
     def owners(g):
         """Only the lanes that give a row address touch memory."""
-        return None if count == 4 else np.broadcast_to(rows, (g.n, 32))
+        return None if lanes == 32 else np.broadcast_to(owner, (g.n, 32))
 
     def read(g, mask, addr, off):
         _whole_warp(g, mask, i)
         words = np.stack(access.load(g, a, owners(g), np.broadcast_to(addr, (g.n, 32)), off), axis=-1)
-        out = [words[:, 8 * j : 8 * j + 8, :].reshape(g.n, 32) for j in range(count)]
-        out = [fragments.transpose_8x8(w) if trans else w for w in out]
-        return tuple(out) if count > 1 else out[0]
+        raw = words[:, :lanes].view("u1").reshape(g.n, tiles.count, rows, 16)
+        out = [r for j in range(tiles.count) for r in tiles.gather(np.ascontiguousarray(raw[:, j]))]
+        return tuple(out) if len(out) > 1 else out[0]
 
     def write(g, mask, addr, off, values):
         _whole_warp(g, mask, i)
         words = np.zeros((g.n, 32, 4), "u4")
         for j, v in enumerate(values):
-            v = np.broadcast_to(v, (g.n, 32))
-            words[:, 8 * j : 8 * j + 8, :] = (fragments.transpose_8x8(v) if trans else v).reshape(g.n, 8, 4)
+            raw = tiles.scatter(np.ascontiguousarray(np.broadcast_to(v, (g.n, 32))))
+            words[:, rows * j : rows * (j + 1)] = raw.view("u4")
         access.store(g, a, owners(g), np.broadcast_to(addr, (g.n, 32)), off, tuple(words[..., j] for j in range(4)))
 
     if load:
-        single_result = lambda *args: read(*args)[0]  # noqa: E731
-        return Op(
-            read if count > 1 else single_result, (registers,), ("addr",), "load.shared", context=True, converge=-1
-        )
+        return Op(read, (registers,), ("addr",), "load.shared", context=True, converge=-1)
     return Op(write, (), ("addr", registers), "store.shared", context=True, converge=-1)
+
+
+@opcode("movmatrix")
+def _movmatrix(i: Instruction, m: Mods, k: Kernel) -> Op:
+    for part in ("sync", "aligned", "m8n8", "trans", "b16"):
+        m.take(part, required=True)
+
+    def fn(g, mask, a):
+        _whole_warp(g, mask, i)
+        return fragments.transpose_8x8(np.broadcast_to(a, (g.n, 32)))
+
+    return Op(fn, ("b32",), ("b32",), "matrix", context=True, converge=-1)

@@ -6,6 +6,7 @@ import numpy as np
 
 from cute_nvfp4.sim import access
 from cute_nvfp4.sim.access import Access
+from cute_nvfp4.sim.cluster import RANK_SHIFT
 from cute_nvfp4.sim.isa.table import WIDE, Mods, Op, bits, opcode
 from cute_nvfp4.sim.layout import WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.model import Address, Imm, Instruction, Kernel, Reg, Sink, Special, Symbol, Vector
@@ -215,4 +216,13 @@ def _cvta(i: Instruction, m: Mods, k: Kernel) -> Op:
 def _isspacep(i: Instruction, m: Mods, k: Kernel) -> Op:
     space = m.take(*SPACES, required=True)
     window = np.uint64(_window(space))
-    return Op(lambda a: a >> np.uint64(WINDOW_SHIFT) == window, ("pred",), ("u64",), "compare")
+    if SPACES[space] != "shared":
+        return Op(lambda a: a >> np.uint64(WINDOW_SHIFT) == window, ("pred",), ("u64",), "compare")
+
+    def own(g, mask, a):
+        """.shared is .shared::cta: of the shared memory of a cluster, that of the own CTA."""
+        rank = g.wave.rank_of_warp[g.warps].astype("u8")[:, None]
+        holder = a >> np.uint64(RANK_SHIFT) & np.uint64(0xFF)
+        return (a >> np.uint64(WINDOW_SHIFT) == window) & (holder == rank)
+
+    return Op(own, ("pred",), ("u64",), "compare", context=True)

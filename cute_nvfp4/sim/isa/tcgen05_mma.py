@@ -109,8 +109,8 @@ class Issue:
         d, a, b, idesc, enable = rows
         self.wave.tensor_memory.same_group(self.i.where(), self.group)
         lane, d_column = tensor_address(d, offsets[0])
-        a_key = a & ~a.dtype.type(0xFFFF if self.in_tensor_memory else 0x3FC0)
-        keys = [idesc, lane, a_key, b & ~np.uint64(0x3FC0), *words, *(s >> np.uint32(30) for s in scales)]
+        a_key = a & ~a.dtype.type(0xFFFF) if self.in_tensor_memory else descriptor.alike(a)
+        keys = [idesc, lane, a_key, descriptor.alike(b), *words, *(s >> np.uint32(30) for s in scales)]
         for at in alike(*keys):
             first = at[0]
             decoded = self.descriptor(int(idesc[first]), [int(s[first]) for s in scales])
@@ -138,6 +138,7 @@ class Issue:
     def spec(self, d, lane: int, a: int, b: int, words, row: int) -> tuple[Spec, tuple[int, int]]:
         matrix_a = None if self.in_tensor_memory else named(self.i, descriptor.decode, a)
         matrix_b = named(self.i, descriptor.decode, b)
+        self.check_long(d, (matrix_a, matrix_b))
         off = tuple(int(w[row]) for w in words)
         ids = d.a_sf_id, d.b_sf_id
         d = replace(d, a_sf_id=0, b_sf_id=0) if any(ids) else d
@@ -158,6 +159,20 @@ class Issue:
         off = off if any(off) else ()
         return shared_spec(d, self.group, self.ws, matrix_a, matrix_b, lane, off, self.ashift), ids
 
+    def check_long(self, d: instruction.InstructionDescriptor, matrices) -> None:
+        """K = 96 (sm_103a) and the addresses as leading dimensions that come with it."""
+        where = self.i.where()
+        if d.k != 96:
+            if any(m is not None and m.absolute for m in matrices):
+                raise UnsupportedInstruction(f"{where}: an address as leading dimension is modelled for K = 96 only")
+            return
+        if "block16" not in self.i.mods and "block32" not in self.i.mods:
+            raise UnsupportedInstruction(f"{where}: K = 96 is modelled for .block16 and .block32 only")
+        if matrices[0] is None:
+            raise UnsupportedInstruction(f"{where}: K = 96 with A in tensor memory")
+        if d.m != 128 * self.group:
+            raise UnsupportedInstruction(f"{where}: K = 96 with M = {d.m} and .cta_group::{self.group}")
+
     def check_majorness(self, matrix, mn_major: bool, t: str) -> None:
         """PTX ISA, "Valid Combinations of Type-Size, Major-ness and Swizzling"."""
         if matrix is None:
@@ -177,8 +192,7 @@ class Issue:
             if mn and rows * operand_bits(t) % 128:
                 raise DescriptorError(f"{where}: {rows} MN-major elements of {t} are not whole 16-byte units")
         columns = [(one.d, one.width)] + ([(one.a, 8)] if spec.a is None else [])
-        if d.block:
-            columns += [(one.sfa, -(-(d.m // spec.cta_group) // 32)), (one.sfb, -(-one.width // 32))]
+        columns += one.scale_spans()
         for cta in pair(self.wave, one.ctas, spec.cta_group).T:
             for first, count in columns:
                 memory.require(where, cta, first, count)

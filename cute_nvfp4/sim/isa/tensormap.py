@@ -16,9 +16,13 @@ _SCALAR = {
     "rank": ((1, 4, 3, 0),),
     "interleave_layout": ((1, 11, 2, 0),),
     "swizzle_mode": ((1, 13, 2, 0),),
+    "swizzle_atomicity": ((1, 19, 2, 0),),
     "fill_mode": ((1, 15, 1, 0),),
 }
-_CONSTANT = {"elemtype": len(ELEMTYPES) - 2, "interleave_layout": 3, "swizzle_mode": 4, "fill_mode": 2}
+_CONSTANT = {
+    **{"elemtype": len(ELEMTYPES), "interleave_layout": 3, "swizzle_mode": 4, "swizzle_atomicity": 4},
+    **{"fill_mode": 2},
+}
 _SPACES = {"shared::cta": "shared", "global": "global"}
 
 

@@ -93,3 +93,35 @@ def add_half(a: np.ndarray, b: np.ndarray, t: str) -> np.ndarray:
 def flush_half(x: np.ndarray) -> np.ndarray:
     """``.ftz`` on widened f16 values: f16 subnormals become zeros of the same sign."""
     return np.where(np.abs(x) < np.float32(2.0**-14), np.copysign(np.float32(0), x), x)
+
+
+def flush_tiny_half(x: np.ndarray, exact) -> np.ndarray:
+    """``.ftz`` on widened f16 results, as ``single.flush_tiny``: ``exact()`` gives them in binary64, rounded to odd."""
+    x = flush_half(x)
+    edge = np.abs(x) == np.float32(2.0**-14)
+    if not edge.any():
+        return x
+    return np.where(edge & (np.abs(exact()) < 2.0**-14 * (1 - 2.0**-12)), np.copysign(np.float32(0), x), x)
+
+
+def canonical_half(raw: np.ndarray, t: str) -> np.ndarray:
+    """Raw 16-bit values, or packed pairs, with 0x7fff for every NaN."""
+    infinity = np.uint16(0x7C00 if t.startswith("f16") else 0x7F80)
+    halves = np.ascontiguousarray(raw).view("u2")
+    return np.where((halves & np.uint16(0x7FFF)) > infinity, NAN16, halves).view(raw.dtype)
+
+
+def narrow_nan(out: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Narrowed f64 values ``out`` (f16, bf16 bits or f32) where ``x`` is a NaN: sign and the high bits of the payload
+    stay, and it is quiet."""
+    bad = np.isnan(x)
+    if not bad.any():
+        return out
+    size = 8 * out.dtype.itemsize
+    mantissa = {"f2": 10, "u2": 7, "f4": 23}[out.dtype.str[1:]]
+    bits = x.view("u8")
+    kept = (bits & np.uint64((1 << 52) - 1)) >> np.uint64(52 - mantissa)
+    infinity = ((1 << size - 1 - mantissa) - 1) << mantissa
+    raw = bits >> np.uint64(63) << np.uint64(size - 1) | np.uint64(infinity | 1 << mantissa - 1) | kept
+    unsigned = f"u{size // 8}"
+    return np.where(bad, raw.astype(unsigned), out.view(unsigned)).view(out.dtype)

@@ -1,16 +1,18 @@
-"""Binary32 and binary64 arithmetic with one rounding.
+"""Binary32 arithmetic with one rounding.
 
 numpy rounds to nearest-even. What it lacks is here: fused multiply-add, rounding toward zero and to odd, flushing of
-subnormals.
+subnormals. ``exact_*`` give results in binary64 rounded to odd, from which any rounding to 24 bits can be made.
 """
 
 from __future__ import annotations
 
-from fractions import Fraction
-
 import numpy as np
 
+from cute_nvfp4.sim.numerics import double
+
 _TINY32 = np.float32(2.0**-126)
+#: below these a result of 24 bits and unbounded exponent stays less than 2**-126: to nearest, and away from zero
+_TINY_NEAREST, _TINY_AWAY = 2.0**-126 * (1 - 2.0**-25), 2.0**-126 * (1 - 2.0**-24)
 CANONICAL_NAN32 = np.uint32(0x7FFFFFFF)
 
 
@@ -19,6 +21,19 @@ def flush(a: np.ndarray) -> np.ndarray:
     if a.dtype != np.float32:
         return a
     return np.where(np.abs(a) < _TINY32, np.copysign(np.float32(0), a), a)
+
+
+def flush_tiny(out: np.ndarray, mode: str, exact) -> np.ndarray:
+    """``.ftz`` of rounded f32 results: besides subnormals it flushes a result that is 2**-126 only because subnormals
+    are coarse. Tiny is what is below 2**-126 when rounded with unbounded exponent (observed on an H200:
+    0x00800000 * 0x3f7fffff is 0). ``exact()`` gives the results in binary64, rounded to odd."""
+    out = flush(out)
+    edge = np.abs(out) == _TINY32
+    if not edge.any():
+        return out
+    size = np.abs(exact())
+    tiny = size < _TINY_NEAREST if mode == "rn" else size <= _TINY_AWAY
+    return np.where(edge & tiny, np.copysign(np.float32(0), out), out)
 
 
 def canonical(a: np.ndarray) -> np.ndarray:
@@ -68,48 +83,71 @@ def to_single(x: np.ndarray, mode: str) -> np.ndarray:
     raise ValueError(f"rounding mode {mode}")
 
 
-def fma32(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str = "rn") -> np.ndarray:
-    """a * b + c of f32 arrays, rounded once.
-
-    The product is exact in binary64. The sum is rounded there first, and that can change the result only where it
-    lands on a tie of f32 (or where f32 is subnormal): those lanes are redone with rounding to odd.
-    """
-    p, wide = a.astype("f8") * b.astype("f8"), c.astype("f8")
-    s = p + wide
-    if mode == "rn":
-        out = s.astype("f4")
-        doubt = ((s.view("u8") & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)) | (np.abs(s) < 1.2e-38)
-        if not doubt.any():
-            return canonical(out)
-        p, wide = np.broadcast_arrays(p, wide)
-        out[doubt] = round_to_odd(*two_sum(p[doubt], wide[doubt])).astype("f4")
-        return canonical(out)
-    return canonical(to_single(round_to_odd(*two_sum(p, wide)), mode))
+def exact_mul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    return a.astype("f8") * b.astype("f8")
 
 
-def add32(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
-    if mode == "rn":
-        return canonical(a + b)
-    return canonical(to_single(round_to_odd(*two_sum(a.astype("f8"), b.astype("f8"))), mode))
+def exact_fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    return round_to_odd(*two_sum(exact_mul(a, b), c.astype("f8")))
 
 
-def mul32(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
-    if mode == "rn":
-        return canonical(a * b)
-    return canonical(to_single(a.astype("f8") * b.astype("f8"), mode))
-
-
-def div32(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
-    """f32 quotient; the directed modes correct the binary64 quotient by the sign of its exact remainder."""
-    if mode == "rn":
-        return canonical(a / b)
+def exact_div(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The binary64 quotient, corrected by the sign of its exact remainder."""
     x, y = a.astype("f8"), b.astype("f8")
     q = x / y
     # q carries 53 bits; x - q*y has the sign of what was cut off. The product of 53 and 24 bits is split to stay exact.
     head = (q.view("u8") & np.uint64(0xFFFFFFFFF8000000)).view("f8")
     remainder = (x - head * y) - (q - head) * y
     error = np.where(np.isfinite(remainder) & np.isfinite(q), np.sign(remainder) * np.sign(y), 0.0)
-    return canonical(to_single(round_to_odd(q, error), mode))
+    return round_to_odd(q, error)
+
+
+def fma32(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str = "rn") -> np.ndarray:
+    """a * b + c of f32 arrays, rounded once.
+
+    The product is exact in binary64. The sum is rounded there first, and that can change the result only where it
+    lands on a tie of f32 (or where f32 is subnormal): those lanes are redone with rounding to odd.
+    """
+    p, wide = exact_mul(a, b), c.astype("f8")
+    if mode != "rn":
+        return _directed_sum(p, wide, mode)
+    s = p + wide
+    out = s.astype("f4")
+    doubt = ((s.view("u8") & np.uint64(0x1FFFFFFF)) == np.uint64(0x10000000)) | (np.abs(s) < 1.2e-38)
+    if not doubt.any():
+        return canonical(out)
+    p, wide = np.broadcast_arrays(p, wide)
+    out[doubt] = round_to_odd(*two_sum(p[doubt], wide[doubt])).astype("f4")
+    return canonical(out)
+
+
+def _directed_sum(p: np.ndarray, c: np.ndarray, mode: str) -> np.ndarray:
+    """p + c of binary64 values, rounded to f32 in a directed mode. An exact zero is -0 when rounded down, unless both
+    are +0 (IEEE 754-2019, 6.3)."""
+    s = round_to_odd(*two_sum(p, c))
+    out = canonical(to_single(s, mode))
+    if mode == "rm":
+        out = np.where(s == 0, np.where(np.signbit(p) | np.signbit(c), np.float32(-0.0), np.float32(0)), out)
+    return out
+
+
+def add32(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
+    return canonical(a + b) if mode == "rn" else _directed_sum(a.astype("f8"), b.astype("f8"), mode)
+
+
+def mul32(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
+    return canonical(a * b) if mode == "rn" else canonical(to_single(exact_mul(a, b), mode))
+
+
+def div32(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
+    return canonical(a / b) if mode == "rn" else canonical(to_single(exact_div(a, b), mode))
+
+
+def div_approx32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """``div.approx``: divisors between 2**126 and 2**128 in magnitude give zero, or NaN for an infinite dividend
+    (PTX ISA, "div"); others are rounded correctly here, where 2 ulp are allowed."""
+    large = (np.abs(b) > np.float32(2.0**126)) & np.isfinite(b)
+    return div32(a, b) if not large.any() else canonical(np.where(large, a * np.copysign(np.float32(0), b), a / b))
 
 
 def sqrt32(a: np.ndarray, mode: str = "rn") -> np.ndarray:
@@ -123,27 +161,9 @@ def sqrt32(a: np.ndarray, mode: str = "rn") -> np.ndarray:
     return canonical(to_single(round_to_odd(r, np.where(np.isfinite(remainder), remainder, 0.0)), mode))
 
 
-def fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
-    """a * b + c of f64 arrays, rounded once: through exact rationals where an error-free transformation says it
-    matters."""
-    naive = a * b + c
-    a, b, c, naive = (np.array(x) for x in np.broadcast_arrays(a, b, c, naive))
-    out = naive.ravel()
-    for j, (x, y, z) in enumerate(zip(a.ravel().tolist(), b.ravel().tolist(), c.ravel().tolist())):
-        if not (np.isfinite(x) and np.isfinite(y) and np.isfinite(z)):
-            continue
-        exact = Fraction(x) * Fraction(y) + Fraction(z)
-        if exact == 0:
-            continue
-        try:
-            out[j] = float(exact)
-        except OverflowError:
-            out[j] = np.inf if exact > 0 else -np.inf
-    return canonical(out.reshape(naive.shape))
-
-
 def minimum(a: np.ndarray, b: np.ndarray, nan: bool) -> np.ndarray:
-    """``min``: -0 is less than +0; a NaN loses against a number unless ``nan`` (``.NaN``) lets it win."""
+    """``min``: -0 is less than +0; a NaN loses against a number unless ``nan`` (``.NaN``) lets it win. Of two f64 NaNs
+    the second comes through."""
     return _extremum(a, b, nan, np.less)
 
 
@@ -159,6 +179,8 @@ def _extremum(a, b, nan: bool, before) -> np.ndarray:
     na, nb = np.isnan(a), np.isnan(b)
     if not (na.any() or nb.any()):
         return out
+    if a.dtype == np.float64 and not nan:
+        return double.with_nan(np.where(na, b, np.where(nb, a, out)), b, a)
     if nan:
         return canonical(np.where(na | nb, a.dtype.type(np.nan), out))
     return canonical(np.where(na, b, np.where(nb, a, out)))

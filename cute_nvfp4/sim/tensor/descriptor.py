@@ -27,12 +27,17 @@ class DescriptorError(Hazard):
 
 @dataclass(frozen=True)
 class MatrixDescriptor:
-    """What a descriptor says apart from the start address; offsets in bytes."""
+    """What a descriptor says apart from the start address; offsets in bytes.
+
+    ``absolute``: the leading dimension is an address, where a row of 48 bytes (K = 96) goes on when the swizzle atom
+    ends; ``lbo`` is then its distance from the 1024-byte boundary below the start.
+    """
 
     layout: str
     lbo: int
     sbo: int
     base_offset: int = 0
+    absolute: bool = False
 
     @property
     def unswizzled(self) -> bool:
@@ -49,11 +54,10 @@ def decode(desc: int) -> MatrixDescriptor:
         raise DescriptorError(f"matrix descriptor {desc:#018x}: {desc >> 61 & 7} is no swizzling mode")
     if desc >> 53 & 0xFF:
         raise DescriptorError(f"matrix descriptor {desc:#018x}: bits 60-53 must be 0")
-    if desc >> 52 & 1:
-        raise UnsupportedInstruction(
-            f"matrix descriptor {desc:#018x}: an absolute leading-dimension address is not modelled"
-        )
-    return MatrixDescriptor(layout, (desc >> 16 & 0x3FFF) << 4, (desc >> 32 & 0x3FFF) << 4, desc >> 49 & 7)
+    lbo, absolute = (desc >> 16 & 0x3FFF) << 4, bool(desc >> 52 & 1)
+    if absolute:
+        lbo -= ((desc & 0x3FFF) << 4) // PERIOD * PERIOD
+    return MatrixDescriptor(layout, lbo, (desc >> 32 & 0x3FFF) << 4, desc >> 49 & 7, absolute)
 
 
 def start_of(desc: np.ndarray) -> np.ndarray:
@@ -61,11 +65,18 @@ def start_of(desc: np.ndarray) -> np.ndarray:
     return ((desc.astype(np.uint64) & np.uint64(0x3FFF)) << np.uint64(4)).astype(np.int64)
 
 
-def encode(start: int, layout: str, lbo: int, sbo: int, base_offset: int = 0) -> int:
-    """The 64-bit descriptor of these fields (bytes)."""
+def alike(desc: np.ndarray) -> np.ndarray:
+    """(k,) keys, equal for descriptors that ``decode`` takes for the same and whose starts agree modulo 1024; with an
+    address as leading dimension the start is part of the key."""
+    masked = desc & ~np.uint64(0x3FC0)
+    return np.where(desc >> np.uint64(52) & np.uint64(1), desc, masked)
+
+
+def encode(start: int, layout: str, lbo: int, sbo: int, base_offset: int = 0, absolute: bool = False) -> int:
+    """The 64-bit descriptor of these fields (bytes); with ``absolute`` ``lbo`` is an address."""
     code = {v: k for k, v in LAYOUTS.items()}[layout]
     fields = (start >> 4 & 0x3FFF) | (lbo >> 4 & 0x3FFF) << 16 | (sbo >> 4 & 0x3FFF) << 32
-    return fields | 1 << 46 | base_offset << 49 | code << 61
+    return fields | 1 << 46 | base_offset << 49 | absolute << 52 | code << 61
 
 
 def swizzle(address: np.ndarray, layout: str, base_offset: int = 0) -> np.ndarray:
@@ -90,13 +101,27 @@ def k_major_units(desc: MatrixDescriptor, low: int, rows: int, units: int) -> np
     """(rows, units) unit numbers of a K-major operand, relative to the 1024-byte boundary below the start.
 
     ``low``: start address modulo 1024. Row r is in group r // 8 (SBO bytes apart); a row of ``units`` 16-byte units
-    continues inside the swizzle atom, and without swizzling LBO bytes further on.
+    continues inside the swizzle atom, and without swizzling LBO bytes further on. Three units are a row of K = 96,
+    which may begin near the end of its atom and goes on in another (CuTe's circular buffers of A and B).
     """
     if desc.layout == "128B_BASE32B":
         raise DescriptorError("128B swizzling with 32B atomicity is for MN-major operands")
     r, u = np.arange(rows, dtype=np.int64)[:, None], np.arange(units, dtype=np.int64)[None, :]
+    if units == 3:
+        return _circular_units(desc, low, r, u)
     inside = u * (desc.lbo if desc.unswizzled else 16)
     plain = low + r // 8 * desc.sbo + r % 8 * SPAN[desc.layout] + inside
+    return _units(swizzle(plain, desc.layout, desc.base_offset))
+
+
+def _circular_units(desc: MatrixDescriptor, low: int, r: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """``k_major_units`` for K = 96: beyond 128 bytes of K it goes on where the descriptor's address points."""
+    if desc.layout != "128B":
+        raise UnsupportedInstruction(f"K = 96 with layout {desc.layout}; only 128-byte swizzling is modelled")
+    beyond = low % 128 + 16 * u - 128
+    if (beyond >= 0).any() and not desc.absolute:
+        raise UnsupportedInstruction("K = 96 across the end of a swizzle atom needs an address as leading dimension")
+    plain = r // 8 * desc.sbo + r % 8 * 128 + np.where(beyond < 0, low + 16 * u, desc.lbo + beyond)
     return _units(swizzle(plain, desc.layout, desc.base_offset))
 
 

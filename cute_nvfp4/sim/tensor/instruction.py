@@ -53,6 +53,11 @@ class InstructionDescriptor:
         """Scale factors of a row in one instruction."""
         return self.k // self.block if self.block else 0
 
+    @property
+    def units(self) -> int:
+        """16-byte units of a K-major row in shared memory."""
+        return 3 if self.k == 96 else 2
+
 
 @lru_cache(maxsize=4096)
 def decode(idesc: int, kind: str, block: int, cta_group: int, ws: bool) -> InstructionDescriptor:
@@ -92,12 +97,14 @@ def decode(idesc: int, kind: str, block: int, cta_group: int, ws: bool) -> Instr
 
 def _block_scaled(text: str, idesc: int, kind: str, block: int, common: tuple) -> InstructionDescriptor:
     if idesc >> 31:
-        raise UnsupportedInstruction(f"{text}: K = 96 is not modelled")
+        if kind == "mxf8f6f4":
+            raise DescriptorError(f"{text}: K = 96 is for kind::mxf4 and kind::mxf4nvf4")
+        common = (*common[:5], 96, *common[6:])
     scale = "ue8m0" if idesc >> 23 & 1 else "ue4m3"
     ids = idesc >> 29 & 3, idesc >> 4 & 3
     if scale == "ue4m3" and (kind != "mxf4nvf4" or block != 16):
         raise DescriptorError(f"{text}: UE4M3 scales are for kind::mxf4nvf4 with blocks of 16")
-    step = 64 // block if kind != "mxf8f6f4" else 1
+    step = (32 if idesc >> 31 else 64) // block if kind != "mxf8f6f4" else 1
     if any(i % step for i in ids):
         raise DescriptorError(f"{text}: scale factor ids {ids} must be multiples of {step}")
     return InstructionDescriptor(kind, *common, False, block, scale, *ids)

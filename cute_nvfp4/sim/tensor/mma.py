@@ -94,6 +94,16 @@ class Mma(Pending):
         part = self.parts()[0]
         return part.n.stop - part.n.start
 
+    def scale_spans(self) -> list[tuple[np.ndarray, int]]:
+        """First columns (k,) and number of columns of the scale factors."""
+        d, rows, out = self.spec.idesc, self.parts()[0].rows, []
+        if d.block:
+            sides = ((self.sfa, rows.stop - rows.start, self.sf_ids[0]), (self.sfb, self.width, self.sf_ids[1]))
+            for column, count, first in sides:
+                further = operands.scale_words(first, d.scales) - 1
+                out.append((column, -(-count // 32) + further * operands.scale_stride(count)))
+        return out
+
     def disabled_lanes(self, j: int) -> np.ndarray | None:
         """(128,) lanes of CTA j of the group that are not written."""
         return disabled_lanes(self.spec.disabled)[j] if self.spec.disabled else None
@@ -110,7 +120,6 @@ class Mma(Pending):
     def footprints(self, wave: Wave) -> list[Footprint]:
         d, spec, out = self.spec.idesc, self.spec, []
         ctas = self.group(wave)
-        part = self.parts()[0]
         for cta in ctas.T:
             if spec.a is None:
                 out.append(Footprint("tensor", False, cta, (slice(0, 128), _columns(self.a, 8))))
@@ -118,14 +127,12 @@ class Mma(Pending):
                     out.append(Footprint("tensor", True, cta, (slice(0, 128), _columns(self.a, 8))))
             else:
                 rows = d.m // spec.cta_group
-                units = _shared_units(self.a, self.a_low, spec.a, d.a_mn_major, rows, d.a)
+                units = _shared_units(self.a, self.a_low, spec.a, d.a_mn_major, rows, d.a, d.units)
                 out.append(Footprint("shared", False, cta, units))
-            units = _shared_units(self.b, self.b_low, spec.b, d.b_mn_major, d.n // spec.cta_group, d.b)
+            units = _shared_units(self.b, self.b_low, spec.b, d.b_mn_major, d.n // spec.cta_group, d.b, d.units)
             out.append(Footprint("shared", False, cta, units))
-            if d.block:
-                rows = part.rows.stop - part.rows.start
-                for column, count in ((self.sfa, rows), (self.sfb, self.width)):
-                    out.append(Footprint("tensor", False, cta, (slice(0, 128), _columns(column, -(-count // 32)))))
+            for column, count in self.scale_spans():
+                out.append(Footprint("tensor", False, cta, (slice(0, 128), _columns(column, count))))
             out += self._accumulator_footprints(cta)
         return out
 
@@ -144,11 +151,11 @@ def _columns(first: np.ndarray, count: int) -> np.ndarray:
     return first[:, None] + np.arange(count)
 
 
-def _shared_units(start, low: int, desc: MatrixDescriptor, mn_major: bool, rows: int, t: str) -> np.ndarray:
+def _shared_units(start, low: int, desc: MatrixDescriptor, mn_major: bool, rows: int, t: str, units: int) -> np.ndarray:
     """(k, m) offsets of the 16-byte units of one operand."""
-    units = operands.operand_units(desc, mn_major, low, (0,), rows, product.operand_bits(t))
+    table = operands.operand_units(desc, mn_major, low, (0,), rows, product.operand_bits(t), units)
     base = start if (start != start[0]).any() else start[:1]
-    return base[:, None] - low + 16 * units.reshape(1, -1)
+    return base[:, None] - low + 16 * table.reshape(1, -1)
 
 
 class MmaRuns(Pending):
@@ -197,7 +204,7 @@ def _continues(run: list[Mma], m: Mma) -> bool:
     if (first.spec is not m.spec and first.spec != m.spec) or m.scale_d or len(run) >= LONGEST or not m.enable.all():
         return False
     spec = m.spec
-    if spec.ashift or spec.idesc.d == "f16" or spec.idesc.saturate:
+    if spec.ashift or spec.idesc.d == "f16" or spec.idesc.saturate or spec.idesc.k == 96:
         return False
     if len(first.ctas) != len(m.ctas) or (first.ctas != m.ctas).any() or (first.d != m.d).any():
         return False
@@ -214,11 +221,7 @@ def _uneven(first: Mma, m: Mma) -> bool:
 
 def _spans(m: Mma) -> list[tuple[np.ndarray, int]]:
     """Columns of tensor memory that ``m`` reads besides D."""
-    out = [(m.a, 8)] if m.spec.a is None else []
-    if m.spec.idesc.block:
-        rows = m.parts()[0].rows
-        out += [(m.sfa, -(-(rows.stop - rows.start) // 32)), (m.sfb, -(-m.width // 32))]
-    return out
+    return ([(m.a, 8)] if m.spec.a is None else []) + m.scale_spans()
 
 
 def _overlap(a: np.ndarray, wide_a: int, b: np.ndarray, wide_b: int) -> bool:

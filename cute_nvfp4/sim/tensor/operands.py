@@ -19,11 +19,11 @@ from cute_nvfp4.sim.tensor.layouts import COLUMNS, LANES, Part
 
 @lru_cache(maxsize=1024)
 def operand_units(
-    desc: MatrixDescriptor, mn_major: bool, low: int, deltas: tuple[int, ...], rows: int, bits: int
+    desc: MatrixDescriptor, mn_major: bool, low: int, deltas: tuple[int, ...], rows: int, bits: int, units: int = 2
 ) -> np.ndarray:
     """Unit numbers of the operands of fused instructions, whose descriptors start ``deltas`` bytes after the first.
 
-    K-major: (rows, steps * 2); MN-major: (steps * K, rows * bits / 128). ``low`` is the first start modulo 1024.
+    K-major: (rows, steps * units); MN-major: (steps * K, rows * bits / 128). ``low`` is the first start modulo 1024.
     """
     tables = []
     for delta in deltas:
@@ -31,7 +31,7 @@ def operand_units(
         if mn_major:
             table = mn_major_units(desc, at, rows * bits // 128, 256 // bits)
         else:
-            table = k_major_units(desc, at, rows, 2)
+            table = k_major_units(desc, at, rows, units)
         tables.append(table + (low + delta - at) // 16)
     out = np.concatenate(tables, axis=0 if mn_major else 1)
     out.flags.writeable = False
@@ -97,37 +97,50 @@ def tensor_matrix(tmem: np.ndarray, ctas: np.ndarray, columns: np.ndarray, t: st
     return elements.decode(data.reshape(*data.shape[:3], -1).view("u1"), t, tensor_memory=True)
 
 
+def scale_words(first: int, count: int) -> int:
+    """Words that hold the ``count`` scales of a row when they begin at byte ``first``: only K = 96 reaches a second."""
+    return -(-(first + count) // 4)
+
+
+def scale_stride(rows: int) -> int:
+    """Columns from one word of a row's scales to the next: the words of 128 rows lie in four columns, and whole
+    groups of 128 rows are laid out (CuTe's ``tmem_sf_frg``)."""
+    return -(-rows // 128) * 4
+
+
 @lru_cache(maxsize=64)
-def _sfa_table(lane: int, rows: int) -> np.ndarray:
-    """(rows,): the scales of row m are in lane ``lane`` + m, column m // 32."""
+def _sfa_table(lane: int, rows: int, wide: int) -> np.ndarray:
+    """(rows, wide): the scales of row m are in lane ``lane`` + m, column m // 32 and ``scale_stride`` further on."""
     m = np.arange(rows, dtype=np.int64)
-    return (lane + m) * COLUMNS + m // 32
+    return ((lane + m) * COLUMNS + m // 32)[:, None] + scale_stride(rows) * np.arange(wide)
 
 
 @lru_cache(maxsize=64)
-def _sfb_table(lane: int, quarters: int, count: int) -> np.ndarray:
-    """(quarters, columns of D): the scales of column n are in lane n % 32 of every quarter, column n // 32."""
+def _sfb_table(lane: int, quarters: int, count: int, wide: int) -> np.ndarray:
+    """(quarters, columns of D, wide): the scales of column n are in lane n % 32 of every quarter, column n // 32."""
     n = np.arange(count, dtype=np.int64)
-    return (lane + 32 * np.arange(quarters, dtype=np.int64)[:, None] + n % 32) * COLUMNS + n // 32
+    first = (lane + 32 * np.arange(quarters, dtype=np.int64)[:, None] + n % 32) * COLUMNS + n // 32
+    return first[..., None] + scale_stride(count) * np.arange(wide)
 
 
 def scale_codes(w: np.ndarray, ids: tuple[int, ...], count: int) -> np.ndarray:
-    """(k, g, steps, ...) words to scale bytes (k, g, ..., steps * count); ``ids``: first byte of each step."""
-    raw = np.ascontiguousarray(w).view("u1").reshape(*w.shape, 4)
+    """(k, g, steps, ..., wide) words to scale bytes (k, g, ..., steps * count); ``ids``: first byte of each step."""
+    raw = np.ascontiguousarray(w).view("u1").reshape(*w.shape[:-1], 4 * w.shape[-1])
     chosen = [raw[:, :, s, ..., i : i + count] for s, i in enumerate(ids)]
     return chosen[0] if len(chosen) == 1 else np.concatenate(chosen, axis=-1)
 
 
 def sfa_codes(tmem, ctas, columns, part: Part, ids, count: int) -> np.ndarray:
     """(k, g, rows, steps * count) scale bytes of A."""
-    table = _sfa_table(part.lanes.start, part.rows.stop - part.rows.start)
+    table = _sfa_table(part.lanes.start, part.rows.stop - part.rows.start, scale_words(max(ids), count))
     return scale_codes(words(tmem, ctas, columns, table), ids, count)
 
 
 def sfb_codes(tmem, ctas, columns, part: Part, ids, count: int) -> np.ndarray:
     """(k, g, quarters, n, steps * count) scale bytes of B, as each quarter of the data path reads them."""
     lanes = part.lanes
-    table = _sfb_table(lanes.start, (lanes.stop - lanes.start) // 32, part.n.stop - part.n.start)
+    wide = scale_words(max(ids), count)
+    table = _sfb_table(lanes.start, (lanes.stop - lanes.start) // 32, part.n.stop - part.n.start, wide)
     return scale_codes(words(tmem, ctas, columns, table), ids, count)
 
 

@@ -114,7 +114,7 @@ def _reading(spec, name: str) -> tuple:
     """What besides addresses decides how an operand is read."""
     d = spec.idesc
     how = (d.a, d.a_mn_major, d.negate_a, d.m) if name == "a" else (d.b, d.b_mn_major, d.negate_b, d.n)
-    return (*how, spec.cta_group)
+    return (*how, d.k, spec.cta_group)
 
 
 def _cached(cache: dict | None, key: tuple, read, *args):
@@ -129,7 +129,8 @@ def _matrix_b(wave: Wave, r: Run) -> np.ndarray:
     """(k, N, K) f32; each CTA of the group brings N / g columns."""
     spec, low = r.first.spec, r.first.b_low
     d = spec.idesc
-    units = operands.operand_units(spec.b, d.b_mn_major, low, r.far_b, d.n // spec.cta_group, operand_bits(d.b))
+    rows = d.n // spec.cta_group
+    units = operands.operand_units(spec.b, d.b_mn_major, low, r.far_b, rows, operand_bits(d.b), d.units)
     where = r.first.instruction.where
     raw = operands.gather(wave.shared2d, r.ctas, r.b - low, units, wave.shared_bytes, where)
     return _signed(operands.matrix(raw, d.b, d.b_mn_major), d.negate_b)
@@ -139,7 +140,7 @@ def _matrix_a(wave: Wave, r: Run) -> np.ndarray:
     """(k, g, rows, K) f32 from shared memory."""
     spec, low = r.first.spec, r.first.a_low
     d, rows = spec.idesc, spec.idesc.m // spec.cta_group
-    units = operands.operand_units(spec.a, d.a_mn_major, low, r.far_a, rows, operand_bits(d.a))
+    units = operands.operand_units(spec.a, d.a_mn_major, low, r.far_a, rows, operand_bits(d.a), d.units)
     where = r.first.instruction.where
     raw = operands.gather(wave.shared2d, r.ctas, r.a - low, units, wave.shared_bytes, where)
     a = _signed(operands.matrix(raw, d.a, d.a_mn_major), d.negate_a)

@@ -12,7 +12,7 @@ from cute_nvfp4.sim.bulk_groups import groups
 from cute_nvfp4.sim.engine import Footprint
 from cute_nvfp4.sim.layout import SHARED_BASE
 from cute_nvfp4.sim.tma import memory
-from cute_nvfp4.sim.tma.operations import Copy, Targets, footprint, span_units
+from cute_nvfp4.sim.tma.operations import Copy, Pieces, Targets, footprint, span_units
 from cute_nvfp4.sim.tma.reduce import Update
 
 ALIGN = 16
@@ -148,8 +148,8 @@ class ValueStore(BulkCopy):
 
     def footprints(self, wave) -> list[Footprint]:
         t = self.targets
-        units = (t.offset & ~np.int64(ALIGN - 1))[:, None]
-        return [footprint(t.cta, units, write) for write in ((False, True) if self.reduction else (True,))]
+        pieces = t.offset[:, None], t.source, self.values.shape[1]
+        return [Pieces("shared", write, t.cta, *pieces) for write in ((False, True) if self.reduction else (True,))]
 
     def run(self, wave) -> None:
         t = self.targets

@@ -14,7 +14,7 @@ word      bits        field
 1         14:13       swizzle: 0 none, 1 32 bytes, 2 64 bytes, 3 128 bytes
 1         15          elements out of bounds become NaN, not zero
 1         18:17       promotion of L2 sectors; no effect on values
-1         20:19       swizzle atomicity, as far as known only 0 (16 bytes)
+1         20:19       swizzle atomicity: 0 16 bytes, 1 32 bytes, 2 32 bytes with 8-byte flip, 3 64 bytes
 1         63:32       stride of dimension 1 / 16, low 32 bits
 2         all         strides of dimensions 2 and 3 / 16, low 32 bits
 3         31:0        stride of dimension 4 / 16, low 32 bits
@@ -49,7 +49,7 @@ class InvalidTensorMap(Hazard):
 #: codes of bits 10:7, with bit 16 as 16
 _CODES = {
     **{"u8": 0, "u16": 1, "u32": 2, "s32": 3, "u64": 4, "s64": 5, "f16": 6, "f32": 7, "f32.ftz": 8, "f64": 9},
-    **{"bf16": 10, "tf32": 7 + 16, "tf32.ftz": 8 + 16, "b4x16": 11},
+    **{"bf16": 10, "tf32": 7 + 16, "tf32.ftz": 8 + 16, "b4x16": 11, "b4x16_p64": 12, "b6x16_p32": 13},
 }
 _NAMES = {v: k for k, v in _CODES.items()}
 
@@ -62,17 +62,22 @@ def code_of(type_name: str) -> int:
 #: width in bits of one element in global memory
 ELEMENT_BITS = {
     **{"u8": 8, "u16": 16, "u32": 32, "s32": 32, "u64": 64, "s64": 64, "f16": 16, "f32": 32, "f32.ftz": 32},
-    **{"f64": 64, "bf16": 16, "tf32": 32, "tf32.ftz": 32, "b4x16": 4},
+    **{"f64": 64, "bf16": 16, "tf32": 32, "tf32.ftz": 32, "b4x16": 4, "b4x16_p64": 4, "b6x16_p32": 6},
 }
+PADDED = ("b4x16_p64", "b6x16_p32")
+"""Types of which every 16 elements have 16 bytes of shared memory: packed at the low end, then padding."""
+PADDED_BOX = 128
+"""The only size that dimension 0 of their boxes has."""
 FLOATS = ("f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz")
 #: values of ``tensormap.replace.elemtype`` (PTX ISA, "tensormap.replace"); CUtensorMapDataType has another order
 ELEMTYPES = (
     *("u8", "u16", "u32", "s32", "u64", "s64", "f16", "f32", "f32.ftz", "f64", "bf16", "tf32", "tf32.ftz"),
     *("b4x16", "b4x16_p64", "b6x16_p32"),
 )
-SWIZZLES = ("none", "32B", "64B", "128B")
+#: in the order of CUtensorMapSwizzle: four modes, then mode 3 with swizzle atomicity 1
+SWIZZLES = ("none", "32B", "64B", "128B", "128B_ATOM_32B")
 INTERLEAVES = ("none", "16B", "32B")
-SPAN = {"none": 16, "32B": 32, "64B": 64, "128B": 128}
+SPAN = {"none": 16, "32B": 32, "64B": 64, "128B": 128, "128B_ATOM_32B": 128}
 """Bytes in which a swizzle moves things, and the most a box row may have."""
 
 
@@ -119,6 +124,15 @@ class TensorMap:
     def bits(self) -> int:
         return ELEMENT_BITS[self.type]
 
+    @property
+    def padded(self) -> bool:
+        return self.type in PADDED
+
+    @property
+    def row_units(self) -> int:
+        """Units of 16 bytes that a row of the box has in shared memory."""
+        return self.box[0] * (8 if self.padded else self.bits) // 128
+
     @staticmethod
     def decode(raw: bytes) -> TensorMap:
         """Reads 128 bytes; raises ``InvalidTensorMap`` saying which field makes no sense or is not modelled."""
@@ -130,7 +144,8 @@ class TensorMap:
         w = [0] * 16
         w[0] = self.address
         w[1] = (1 if self.im2col else 0) | self.rank - 1 << 4 | (code & 15) << 7 | (code >> 4) << 16
-        w[1] |= INTERLEAVES.index(self.interleave) << 11 | SWIZZLES.index(self.swizzle) << 13 | self.nan_fill << 15
+        w[1] |= INTERLEAVES.index(self.interleave) << 11 | self.nan_fill << 15
+        w[1] |= min(SWIZZLES.index(self.swizzle), 3) << 13 | max(SWIZZLES.index(self.swizzle) - 3, 0) << 19
         for j, stride in enumerate(self.strides):
             word, shift = ((1, 32), (2, 0), (2, 32), (3, 0))[j]
             w[word] |= (stride >> 4 & 0xFFFFFFFF) << shift
@@ -180,8 +195,11 @@ def _decode(raw: bytes) -> TensorMap:
         raise InvalidTensorMap(f"the tensor map has element type code {code & 15:#x}, which is not modelled")
     if w[1] >> 11 & 3 == 3:
         raise InvalidTensorMap("the tensor map has interleave layout 3, which does not exist")
-    if w[1] >> 19 & 3:
-        raise InvalidTensorMap(f"the tensor map has swizzle atomicity {w[1] >> 19 & 3}, which is not modelled")
+    mode, atomicity = w[1] >> 13 & 3, w[1] >> 19 & 3
+    if atomicity > 1:
+        raise InvalidTensorMap(f"the tensor map has swizzle atomicity {atomicity}, which is not modelled")
+    if atomicity and mode != 3:
+        raise InvalidTensorMap(f"swizzle atomicity {atomicity} goes with a swizzle of 128B, not {SWIZZLES[mode]}")
     strides = [w[1] >> 32, w[2] & 0xFFFFFFFF, w[2] >> 32, w[3] & 0xFFFFFFFF]
     strides = [(s | (w[3] >> 32 + 4 * j & 15) << 32) << 4 for j, s in enumerate(strides)]
     sizes = [w[4] & 0xFFFFFFFF, w[4] >> 32, w[5] & 0xFFFFFFFF, w[5] >> 32, w[6] & 0xFFFFFFFF]
@@ -203,7 +221,7 @@ def _decode(raw: bytes) -> TensorMap:
             strides=tuple(strides[: rank - 1]),
             box=tuple(box[:rank]),
             element_strides=tuple((w[6] >> 32 + 3 * j & 7) + 1 for j in range(rank)),
-            swizzle=SWIZZLES[w[1] >> 13 & 3],
+            swizzle=SWIZZLES[mode + atomicity],
             interleave=INTERLEAVES[w[1] >> 11 & 3],
             nan_fill=bool(w[1] >> 15 & 1),
             im2col=im2col,
@@ -219,6 +237,8 @@ def _checked(m: TensorMap) -> TensorMap:
         raise InvalidTensorMap(f"the tensor map's address {m.address:#x} is not a multiple of 16")
     if m.nan_fill and m.type not in FLOATS:
         raise InvalidTensorMap(f"out-of-bounds fill with NaN is for floating-point types, not {m.type}")
+    if m.padded:
+        return _checked_padded(m)
     row = m.box[0] * m.bits
     if row % 128:
         raise InvalidTensorMap(f"a box row of {m.box[0]} elements of {m.bits} bits is not a multiple of 16 bytes")
@@ -226,4 +246,17 @@ def _checked(m: TensorMap) -> TensorMap:
         raise InvalidTensorMap(f"a box row of {row // 8} bytes does not fit into a swizzle of {m.swizzle}")
     if m.type == "b4x16" and m.dims[0] % 2:
         raise InvalidTensorMap("a tensor of packed 4-bit elements needs an even size in dimension 0")
+    return m
+
+
+def _checked_padded(m: TensorMap) -> TensorMap:
+    """PTX ISA, "Restriction on Tensor Copy instructions"."""
+    odd = [v for v in (m.address, *m.strides) if v % 32]
+    if odd:
+        raise InvalidTensorMap(f"address and strides of {m.type} are multiples of 32 bytes, not {odd[0]:#x}")
+    if m.box[0] != PADDED_BOX or m.dims[0] % PADDED_BOX:
+        text = f"dimension 0 of {m.type} has boxes of {PADDED_BOX} and a multiple of that as its size"
+        raise InvalidTensorMap(f"{text}, not {m.box[0]} and {m.dims[0]}")
+    if m.swizzle in ("32B", "64B"):
+        raise InvalidTensorMap(f"{m.type} has no swizzle of {m.swizzle}")
     return m

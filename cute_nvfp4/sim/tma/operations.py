@@ -31,6 +31,14 @@ class Targets:
     bar_offset: np.ndarray
 
 
+@dataclass(frozen=True)
+class Pieces(Footprint):
+    """Shared memory in pieces of ``width`` bytes rather than whole units: ``units`` (k, m) are offsets of pieces, each
+    a multiple of the width."""
+
+    width: int = UNIT
+
+
 class Copy(Pending):
     """A copy by threads (warps, lanes) (k,)."""
 

@@ -14,7 +14,7 @@ from cute_nvfp4.sim.engine import Footprint
 from cute_nvfp4.sim.errors import Misaligned, OutOfBounds
 from cute_nvfp4.sim.layout import SHARED_BASE
 from cute_nvfp4.sim.tma import im2col, memory, tile
-from cute_nvfp4.sim.tma.descriptor import TensorMap
+from cute_nvfp4.sim.tma.descriptor import PADDED_BOX, InvalidTensorMap, TensorMap
 from cute_nvfp4.sim.tma.operations import Copy, Targets, footprint, shared_cells
 from cute_nvfp4.sim.tma.reduce import reduction
 
@@ -31,17 +31,19 @@ class TensorCopy(Copy):
         self.row_count = 4 if lines is not None else m.im2col.pixels if m.im2col else 0
         self.plan = tile.plan(m, 0, self.row_count)
         along = coords[:, 0] * m.bits
-        bad = (along % (8 * UNIT) != 0).nonzero()[0]
+        step, name = (PADDED_BOX * m.bits, "128 elements") if m.padded else (8 * UNIT, "16 bytes")
+        bad = (along % step != 0).nonzero()[0]
         if len(bad):
-            text = f"coordinate {int(coords[bad[0], 0])} of dimension 0 is not a multiple of 16 bytes"
+            text = f"coordinate {int(coords[bad[0], 0])} of dimension 0 is not a multiple of {name}"
             raise Misaligned(self.say(text, int(bad[0])))
         for k in range(len(coords)) if m.im2col else ():
             d = im2col.outside_box(m, coords[k])
             if d is not None:
                 text = f"coordinate {int(coords[k, d])} of dimension {d} lies outside the bounding box of im2col"
                 raise OutOfBounds(self.say(text, k))
-        self.first = None if self.row_count else tile.corner(m, coords)
-        self.bounds = None if self.row_count else tile.bounds(m, coords)
+        row_by_row = self.row_count or m.padded
+        self.first = None if row_by_row else tile.corner(m, coords)
+        self.bounds = None if row_by_row else tile.bounds(m, coords)
 
     def box_rows(self, k: int) -> np.ndarray:
         """(r, rank) coordinates at which the rows of copy ``k`` begin."""
@@ -164,7 +166,7 @@ class TensorLoad(TensorCopy):
         for j in part.tolist():
             data = memory.read_bytes(self.wave.run.memory, int(units[j]) * UNIT, int(valid[j]), say)
             raw[j, : valid[j]] = self._rounded(data.copy())
-        return out
+        return tile.unpacked(out, self.map) if self.map.padded else out
 
 
 class TensorStore(TensorCopy):
@@ -173,6 +175,9 @@ class TensorStore(TensorCopy):
     engine = "store"
 
     def aim(self, offset: np.ndarray, operation: str = "") -> None:
+        if self.map.padded:
+            # b4x16_p64 cannot be stored; the code of b6x16_p32 means b6p2x16, another layout, in a store.
+            raise InvalidTensorMap(self.say(f"a store of type {self.map.type} does not exist or is not modelled", 0))
         self.offset = offset
         self.check_place(offset, "source")
         self.update = reduction(operation, self.map.type) if operation else None

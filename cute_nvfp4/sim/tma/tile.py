@@ -23,9 +23,9 @@ FILL = {False: np.uint64(0), True: np.uint64(0x7FF77FF77FF77FF7)}
 @dataclass(frozen=True)
 class Plan:
     """One copy of a map, whatever its coordinates: ``rows`` (r, rank) how far each box row lies from the coordinates,
-    in elements; ``units`` of a row; ``place`` (m,) the unit of shared memory, from the start of the destination, of
-    each unit of the box in row order; ``order`` (m,) sorts ``place``; ``dense`` whether it has no gaps; ``bytes`` what
-    complete_tx counts."""
+    in elements; ``units`` of a row in shared memory; ``place`` (m,) the unit of shared memory, from the start of the
+    destination, of each unit of the box in row order; ``order`` (m,) sorts ``place``; ``dense`` whether it has no gaps;
+    ``bytes`` what complete_tx counts, which is without padding."""
 
     rows: np.ndarray
     units: int
@@ -39,15 +39,21 @@ class Plan:
 def plan(m: TensorMap, phase: int, row_count: int = 0) -> Plan:
     """The plan for destinations at ``phase`` = address / 16 mod 64; ``row_count`` rows instead of those of the box
     (four for gather4, the pixels for im2col)."""
-    units = m.box[0] * m.bits // (8 * UNIT)
+    units = m.row_units
     rows = np.zeros((row_count, m.rank), np.int64) if row_count else _box_rows(m)
     pitch = units if m.swizzle == "none" else SPAN[m.swizzle] // UNIT
     linear = (np.arange(len(rows))[:, None] * pitch + np.arange(units)[None, :]).ravel() + phase
-    mask = {"none": 0, "32B": 1, "64B": 3, "128B": 7}[m.swizzle]
-    place = (linear ^ (linear >> 3 & mask)) - phase
+    place = _swizzled(linear, m.swizzle) - phase
     order = np.argsort(place)
     dense = bool(place[order[0]] == 0 and place[order[-1]] == len(place) - 1)
-    return Plan(rows, units, place, order, dense, len(rows) * units * UNIT)
+    return Plan(rows, units, place, order, dense, len(rows) * m.box[0] * m.bits // 8)
+
+
+def _swizzled(unit: np.ndarray, swizzle: str) -> np.ndarray:
+    """Where the unit ``unit`` = address / 16 of the plain layout lies."""
+    if swizzle == "128B_ATOM_32B":
+        return unit ^ (unit >> 3 & 3) << 1
+    return unit ^ (unit >> 3 & {"none": 0, "32B": 1, "64B": 3, "128B": 7}[swizzle])
 
 
 def _box_rows(m: TensorMap) -> np.ndarray:
@@ -157,3 +163,15 @@ def round_tf32(units: np.ndarray) -> np.ndarray:
     up = (low > 0x1000) | ((low == 0x1000) & (kept & np.uint32(0x2000) != 0))
     out = kept + np.where(up, np.uint32(0x2000), np.uint32(0))
     return np.where(x & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000), np.uint32(0x7FFFE000), out).view(units.dtype)
+
+
+PADDING = np.uint8(0xA5)
+"""What padding becomes here. The ISA does not say, so that nothing may depend on it."""
+
+
+def unpacked(packed: np.ndarray, m: TensorMap) -> np.ndarray:
+    """Cells (n,) of packed rows of 128 elements to the cells (n * 8 / bits,) of their padded form."""
+    used = 2 * m.bits
+    out = np.full((len(packed) * UNIT // used, UNIT), PADDING)
+    out[:, :used] = packed.view(np.uint8).reshape(-1, used)
+    return out.reshape(-1).view(packed.dtype)

@@ -1,0 +1,32 @@
+"""Bank conflicts of shared memory.
+
+Shared memory has 32 banks of 4 bytes; successive words lie in successive banks (CUDA C++ Programming Guide, "Shared
+Memory" of compute capability 5.x and later). In one pass a bank serves one word, to any number of lanes. A request of
+64 bits a lane is made of two half-warps, one of 128 bits of four quarter-warps, each served by itself; ldmatrix and
+stmatrix read or write one 8x8 matrix, eight rows of 16 bytes, at a time, which is the same.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+BANKS, WORD = 32, 4
+
+
+def passes(address: np.ndarray, lanes: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """(passes (n,), passes without conflicts (n,)) of n requests of ``width`` bytes a lane.
+
+    ``address`` (n, 32) are byte addresses of shared memory, or host addresses that agree with them modulo 128;
+    ``lanes`` (n, 32) says which lanes take part.
+    """
+    phases, words = max(1, width // WORD), max(1, width // WORD)
+    n = len(address)
+    first = (address >> 2).reshape(n * phases, -1, 1)
+    word = np.where(lanes.reshape(n * phases, -1, 1), first + np.arange(words), -1).reshape(n * phases, -1)
+    word.sort(axis=1)
+    distinct = word >= 0
+    distinct[:, 1:] &= word[:, 1:] != word[:, :-1]
+    row, _ = np.nonzero(distinct)
+    load = np.bincount(row * BANKS + word[distinct] % BANKS, minlength=n * phases * BANKS)
+    worst = load.reshape(n, phases, BANKS).max(axis=2)
+    return worst.sum(axis=1), (worst > 0).sum(axis=1)

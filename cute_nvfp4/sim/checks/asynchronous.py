@@ -1,0 +1,289 @@
+"""Operations that end later: copies, tensor-core operations, tensor memory loads and stores.
+
+They are checked when they are issued, against what the issuing thread knows then, and written down as accesses of a
+component that nobody knows until its end has been observed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_nvfp4.sim.checks import epoch as ep
+from cute_nvfp4.sim.checks.shadow import Actor
+from cute_nvfp4.sim.checks.spaces import UNIT
+from cute_nvfp4.sim.cluster import OFFSET_MASK
+from cute_nvfp4.sim.errors import MissingProxyFence, Race
+from cute_nvfp4.sim.layout import SHARED_BASE
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.engine import Footprint, Pending
+
+_SYNCHRONOUS = ("st", "red")
+"""Instructions that end at an mbarrier but go through the generic proxy."""
+
+
+@dataclass(frozen=True)
+class _Agents:
+    """What the rows of a footprint have in common: ``issuer`` (r,) index of the issuing row, ``component``, ``clock``
+    (r,), ``own`` components that are in order with it."""
+
+    issuer: np.ndarray
+    component: np.ndarray
+    clock: np.ndarray
+    own: tuple[np.ndarray, ...]
+    proxy: bool
+
+
+class AsynchronousAccesses:
+    """Part of ``Checks``: issued, starts."""
+
+    def issued(self, pending: Pending) -> None:
+        """An asynchronous operation, when its operands are bound."""
+        if _is_commit(pending):
+            self._committed(pending)
+            return
+        kind = pending.completion.kind
+        if kind == "mbarrier":
+            self._signals(pending)
+        if kind in ("tensor", "bulk_group"):
+            name = "tensor" if kind == "tensor" else "bulk_read"
+            clock = self.clocks.open["tensor"][pending.warps] if kind == "tensor" else pending.group + 1
+            np.maximum.at(self.flying[name], pending.warps, clock)
+        prints = pending.footprints(self.wave)
+        for j, one in enumerate(prints):
+            if j and _updates(prints[j - 1], one):
+                self._footprint(pending, one, reads=True)
+            elif j + 1 == len(prints) or not _updates(one, prints[j + 1]):
+                self._footprint(pending, one, reads=False)
+
+    def starts(self, pending: Pending) -> None:
+        """An engine is about to run the operation: a commit arrives with what it carried when it was issued."""
+        self.quiet = True
+        rows = self.carried.pop(id(pending), None)
+        if rows is not None:
+            slot = self.wave.mbarriers.slots(pending.offset)
+            if rows.shape[-1] < self.clocks.room:
+                rows = np.pad(rows, [(0, 0), (0, 0), (0, self.clocks.room - rows.shape[-1])])
+            self.clocks.gather(rows[pending.issuer], pending.target, slot)
+
+    def ended(self, pending: Pending) -> None:
+        """The engine has run it."""
+        self.quiet = False
+
+    def _committed(self, pending: Pending) -> None:
+        """tcgen05.commit: what the thread knew, and its operations so far, come with the arrival."""
+        c, warps = self.clocks, pending.warps
+        slot = self._slots(pending.instruction.where(), pending.target, pending.offset)
+        self._ready(pending.instruction, warps[pending.issuer], pending.target, slot, proxy=True)
+        component, clock = c.component("tensor", warps), c.open["tensor"][warps]
+        rows = c.known[warps].copy()
+        rows[np.arange(len(warps)), :, component] = clock[:, None]
+        self.carried[id(pending)] = rows
+        self.kept.append(pending)
+        # An arrival at another CTA's barrier can only be seen there; at an own one, whatever comes later will do.
+        own = pending.ctas[pending.issuer] == pending.target
+        b = c.first_barrier + c.barrier(pending.target, slot)
+        phase = self.wave.mbarriers.phase[pending.target, slot] + 1
+        issuer = pending.issuer
+        c.signal(pending.target, slot, np.where(own, component[issuer], b), np.where(own, clock[issuer], phase))
+        c.commit("tensor", warps)
+
+    def _signals(self, pending: Pending) -> None:
+        """The operation will complete bytes at mbarriers: they must be there, and their CTAs must stay."""
+        done = pending.completion
+        slot = self._slots(pending.instruction.where(), done.cta, done.offset)
+        issuer = _issuer(pending, None, len(done.cta))
+        generic = pending.instruction.base in _SYNCHRONOUS
+        self._ready(pending.instruction, pending.warps[issuer], done.cta, slot, proxy=not generic)
+        b = self.clocks.first_barrier + self.clocks.barrier(done.cta, slot)
+        self.clocks.signal(done.cta, slot, b, self.wave.mbarriers.phase[done.cta, slot] + 1)
+
+    def _slots(self, where: str, cta: np.ndarray, offset: np.ndarray) -> np.ndarray:
+        slot = self.wave.mbarriers.find(where, cta, offset)
+        self.clocks.ensure(int(slot.max(initial=0)))
+        return slot
+
+    def _ready(self, instruction, warps: np.ndarray, cta: np.ndarray, slot: np.ndarray, proxy: bool) -> None:
+        """The initialisation of the mbarriers must have happened before, and be visible."""
+        c = self.clocks
+        cluster, b = cta // c.cluster_size, c.barrier(cta, slot)
+        init = c.initialised[cluster, b]
+        at = c.base(warps) + ep.components(init)
+        late = ep.clocks(init) > c.flat.take(at)
+        hidden = ep.clocks(init) > c.flat.take(at + c.room) if proxy else late
+        if not (late.any() or hidden.any()):
+            return
+        k = int((late | hidden).argmax())
+        by = cluster[k] * c.per_cluster + int(ep.components(init[k : k + 1])[0]) % c.per_cluster
+        init_at = self.labels.instruction(int(ep.labels(init[k : k + 1])[0])).where()
+        name, who = self.wave.mbarriers.name(int(cta[k]), int(slot[k])), self.reporter.thread(int(warps[k]), ep.MANY)
+        text = f"{self.kernel_name}: {name} is initialised by {self.reporter.thread(int(by), ep.MANY)} at {init_at}"
+        if late[k]:
+            raise Race(
+                f"{text} and used by {who} at {instruction.where()}, and nothing orders the two; a barrier (with "
+                "fence.mbarrier_init before it, in a cluster) would have to come between"
+            )
+        raise MissingProxyFence(
+            f"{text}; {who} at {instruction.where()} uses it through the asynchronous proxy, and fence.mbarrier_init "
+            "(or fence.proxy.async) is missing between"
+        )
+
+    def _agents(self, pending: Pending, one: Footprint) -> _Agents:
+        c, kind = self.clocks, pending.completion.kind
+        issuer = _issuer(pending, one, len(one.cta))
+        warps = pending.warps[issuer]
+        generic = pending.instruction.base in _SYNCHRONOUS
+        if kind == "mbarrier":
+            done = pending.completion
+            at = _completion_rows(pending, one, issuer)
+            cta, offset = done.cta[at], done.offset[at]
+            slot = self.wave.mbarriers.slots(offset)
+            component = c.first_barrier + c.barrier(cta, slot)
+            return _Agents(issuer, component, self.wave.mbarriers.phase[cta, slot] + 1, (), not generic)
+        if kind == "tensor":
+            component = c.component("tensor", warps)
+            return _Agents(issuer, component, c.open["tensor"][warps], (component,), True)
+        if kind == "bulk_group":
+            name = "bulk_write" if one.write else "bulk_read"
+            return _Agents(issuer, c.component(name, warps), pending.group[issuer] + 1, (), True)
+        if kind == "cp_async":
+            component = c.component("cp_async", warps)
+            return _Agents(issuer, component, pending.group[issuer] + 1, (component,), False)
+        if kind in ("tmem_load", "tmem_store") and id(pending.instruction) not in self.self_completing:
+            component = c.component(kind, warps)
+            # A store over what the same warp has loaded: the values it stores come from there, or it does not matter.
+            own = tuple(c.component(k, warps) for k in ("tmem_load", kind) if k in c.kinds)
+            return _Agents(issuer, component, c.open[kind][warps], own if one.write else (), False)
+        return _Agents(issuer, c.component("thread", warps), c.now[warps], (), False)
+
+    def _footprint(self, pending: Pending, one: Footprint, reads: bool) -> None:
+        if one.space == "global" and not self.watches_global:
+            return
+        agents = self._agents(pending, one)
+        if pending.completion.kind == "cp_async":
+            self._lanes(pending, one, agents)
+            return
+        for rows in _rounds(one.cta):
+            self._touch(pending, one, agents, rows, reads)
+
+    def _lanes(self, pending: Pending, one: Footprint, agents: _Agents) -> None:
+        """cp.async: each lane copies a few bytes of its own."""
+        every = np.arange(len(one.cta))
+        if one.space == "global":
+            address, length = one.units
+            who = replace(self._who(pending, agents, every, True), distinct=False)
+            self._rows_of_global(address, length, who, one.write, self.labels.label(pending.instruction))
+            return
+        who = replace(self._who(pending, agents, every, False).at((len(every), 1), (every, 0)), distinct=False)
+        byte = one.cta * self.wave.shared_stride + (pending.addresses[0] & OFFSET_MASK) - SHARED_BASE
+        if pending.size < UNIT:
+            self.shared.part(byte, pending.size, who, one.write)
+        else:
+            self.shared.whole(byte // UNIT, who, one.write)
+
+    def _touch(self, pending: Pending, one: Footprint, agents: _Agents, rows, reads: bool) -> None:
+        cta = one.cta[rows]
+        who = self._who(pending, agents, rows, one.space == "global")
+        if one.space == "tensor":
+            lanes, columns = one.units
+            index = self.tensor.index(cta, lanes, columns if len(columns) == 1 else columns[rows])
+            if one.write:
+                self.tensor.cells.write(index, who, reads)
+            else:
+                self.tensor.cells.read(index, who)
+        elif one.space == "shared":
+            units = one.units if len(one.units) == 1 else one.units[rows]
+            index = (cta[:, None] * self.wave.shared_stride + (units - SHARED_BASE)) // UNIT
+            self.shared.whole(index, who, one.write)
+        else:
+            address, length = one.units
+            address = address if len(address) == 1 else address[rows]
+            self._rows_of_global(address, length, who, one.write, self.labels.label(pending.instruction))
+
+    def _rows_of_global(self, address: np.ndarray, length: int, who: Actor, write: bool, label: int) -> None:
+        """Rows of ``length`` bytes at ``address`` (k, m)."""
+        for region, where in self.globals.pieces(address):
+
+            def enter(watched, where=where):
+                first, count = self.globals.granules(watched, address, length)
+                some = who
+                if where is not None:
+                    first, some = first[where], who.at(first.shape, where)
+                    some = some.at((len(first),), np.repeat(np.arange(len(first)), count))
+                    return (first[:, None] + np.arange(count)).ravel(), some, label
+                return (first[..., None] + np.arange(count)).reshape(len(first), -1), some, label
+
+            self.globals.touch(region, write, address.size, enter)
+
+    def _who(self, pending: Pending, agents: _Agents, rows, by_cluster: bool) -> Actor:
+        c = self.clocks
+        warps = pending.warps[agents.issuer[rows]]
+        cluster = self.cluster_of_warp[warps][:, None] if by_cluster else None
+        label = self.labels.label(pending.instruction) if cluster is None else cluster
+        component, clock = agents.component[rows][:, None], agents.clock[rows][:, None]
+        mods, lanes = pending.instruction.mods, getattr(pending, "lanes", None)
+        threads = isinstance(lanes, np.ndarray) and len(lanes) == len(pending.warps)
+        strong = "reduce" in mods or pending.instruction.base == "red"
+        return Actor(
+            c,
+            pending.instruction,
+            ep.pack(label, component, clock, ep.MANY, strong),
+            c.base(warps)[:, None],
+            warps[:, None],
+            c.component("thread", warps)[:, None],
+            lane=lanes[agents.issuer[rows]][:, None] if threads else None,
+            own=tuple(o[rows][:, None] for o in agents.own),
+            cluster=cluster,
+            strong=strong,
+            proxy=agents.proxy,
+        )
+
+
+def _is_commit(pending: Pending) -> bool:
+    return pending.instruction.base == "tcgen05" and "commit" in pending.instruction.mods
+
+
+def _updates(read: Footprint, write: Footprint) -> bool:
+    """Whether the two are one operand that is read and written, in all rows."""
+    if read.space != "tensor" or read.write or not write.write or write.space != "tensor":
+        return False
+    same = read.units[0] is write.units[0] or (isinstance(read.units[0], slice) and read.units[0] == write.units[0])
+    return same and np.array_equal(read.cta, write.cta) and np.array_equal(read.units[1], write.units[1])
+
+
+def _issuer(pending: Pending, one: Footprint | None, count: int) -> np.ndarray:
+    """Which of the issuing threads each of ``count`` rows (of a footprint, or of the completion) belongs to."""
+    if one is not None and one.rows is not None:
+        return one.rows
+    targets = getattr(pending, "targets", None)
+    if one is None and hasattr(targets, "source"):
+        return targets.source
+    k = len(pending.warps)
+    return np.arange(k) if count == k else np.repeat(np.arange(k), count // k)
+
+
+def _completion_rows(pending: Pending, one: Footprint, issuer: np.ndarray) -> np.ndarray:
+    """Which rows of the completion stand for the rows of a footprint: of a multicast, the one for the same CTA; for
+    what the operation reads, the first."""
+    by = _issuer(pending, None, len(pending.completion.cta))
+    if not one.write:
+        return np.searchsorted(by, issuer)
+    targets = getattr(pending, "targets", None)
+    cta = targets.cta if hasattr(targets, "cta") else pending.completion.cta
+    size = int(max(cta.max(), one.cta.max())) + 1
+    return np.searchsorted(by * size + cta, issuer * size + one.cta)
+
+
+def _rounds(cta: np.ndarray) -> list:
+    """Rows in rounds without two of one CTA, so that rows of one batch see each other."""
+    if len(cta) == 1 or (np.diff(cta) > 0).all():
+        return [slice(None)]
+    order = np.argsort(cta, kind="stable")
+    ranked = cta[order]
+    starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+    nth = np.empty(len(cta), np.int64)
+    nth[order] = np.arange(len(cta)) - np.repeat(starts, np.diff(np.r_[starts, len(cta)]))
+    return [np.flatnonzero(nth == j) for j in range(int(nth.max()) + 1)]

@@ -1,0 +1,195 @@
+"""Vector clocks of the warps of a wave, their asynchronous pipes and their mbarriers.
+
+Clocks are kept by cluster: warps of different clusters can only meet in global memory (``foreign``). A *component* is
+something whose operations are ordered among themselves, or end together: per warp the thread itself and each
+asynchronous pipe that the kernel uses, and each mbarrier, whose clock counts its phases. What a warp knows is a row of
+clocks, one a component; twice, because the asynchronous proxy sees generic writes only after a proxy fence:
+``known[warp, 0]`` is what happened before, ``known[warp, 1]`` what of it the asynchronous proxy may read.
+
+A thread's clock advances when it releases. ``known[warp, 0, own]`` is not that clock but its value at the last time
+the lanes of the warp met (bar.warp.sync or a barrier): what lanes did since is not ordered among them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+GENERIC = ("thread", "cp_async")
+"""Kinds of components that write through the generic proxy."""
+PIPES = ("init", "tensor", "tmem_load", "tmem_store", "bulk_read", "bulk_write", "wgmma")
+NAMED_BARRIERS = 16
+
+
+def join(target: np.ndarray, index: np.ndarray, rows: np.ndarray) -> None:
+    """``target[index] = max(target[index], rows)`` for (N, L), (k,), (k, L), where indices may repeat."""
+    if len(index) > 1 and not (np.diff(index) > 0).all():
+        order = np.argsort(index, kind="stable")
+        ranked = index[order]
+        starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+        index, rows = ranked[starts], np.maximum.reduceat(rows[order], starts, axis=0)
+    target[index] = np.maximum(target[index], rows)
+
+
+class Clocks:
+    """``kinds`` are the components each warp has; ``room`` of the last axis grows with the mbarriers."""
+
+    def __init__(self, warps: int, warps_per_cta: int, cluster_size: int, kinds: tuple[str, ...], slots: int = 8):
+        self.warps, self.cluster_size, self.warps_per_cta = warps, cluster_size, warps_per_cta
+        self.per_cluster = warps_per_cta * cluster_size
+        self.clusters, self.ctas = warps // self.per_cluster, warps // warps_per_cta
+        self.kinds = {kind: j for j, kind in enumerate(kinds)}
+        self.generic = sum(kind in GENERIC for kind in kinds) * self.per_cluster
+        self.first_barrier = len(kinds) * self.per_cluster
+        self.barriers = slots * cluster_size
+        self.room = self.first_barrier + self.barriers
+        self.now = np.ones(warps, np.int32)
+        self.open = {kind: np.ones(warps, np.int32) for kind in kinds}
+        self.published = np.zeros(warps, np.int32)
+        self.known = np.zeros((warps, 2, self.room), np.int32)
+        self.named = np.zeros((self.ctas, NAMED_BARRIERS, 2, self.room), np.int32)
+        self.cluster = np.zeros((self.clusters, 2, 2, self.room), np.int32)
+        self.gathering = np.zeros((self.clusters, self.barriers, 2, self.room), np.int32)
+        self.ended = np.zeros_like(self.gathering)
+        self.signals = np.zeros((self.clusters, self.barriers, self.room), np.int32)
+        self.initialised = np.zeros((self.clusters, self.barriers), np.uint64)
+        self.exit = np.zeros((self.ctas, self.room), np.int32)
+        self.flat = self.known.reshape(-1)
+
+    def ensure(self, slot: int) -> None:
+        """Makes room for mbarrier ``slot``."""
+        if (slot + 1) * self.cluster_size <= self.barriers:
+            return
+        more = max(self.barriers, (slot + 1) * self.cluster_size - self.barriers)
+        self.barriers += more
+        self.room += more
+        for name in ("gathering", "ended", "signals", "initialised"):
+            a = getattr(self, name)
+            setattr(self, name, np.pad(a, [(0, 0), (0, more)] + [(0, 0)] * (a.ndim - 2)))
+        for name in ("known", "named", "cluster", "gathering", "ended", "signals", "exit"):
+            a = getattr(self, name)
+            setattr(self, name, np.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, more)]))
+        self.flat = self.known.reshape(-1)
+
+    # components
+
+    def component(self, kind: str, warps: np.ndarray) -> np.ndarray:
+        return self.kinds[kind] * self.per_cluster + warps % self.per_cluster
+
+    def barrier(self, cta: np.ndarray, slot: np.ndarray) -> np.ndarray:
+        """Index of an mbarrier among those of its cluster."""
+        return slot * self.cluster_size + cta % self.cluster_size
+
+    def base(self, warps: np.ndarray) -> np.ndarray:
+        """Where a warp's row of ``known`` begins in ``flat``; what the asynchronous proxy sees is ``room`` further."""
+        return warps * (2 * self.room)
+
+    # what a warp gives and takes
+
+    def snapshot(self, warps: np.ndarray) -> np.ndarray:
+        """(k, 2, room): what the warps know, their own clocks included."""
+        rows = self.known[warps]
+        rows[np.arange(len(warps)), 0, self.component("thread", warps)] = self.now[warps]
+        return rows
+
+    def release(self, warps: np.ndarray) -> np.ndarray:
+        """The same, and what the warps do from now on is not part of it."""
+        rows = self.snapshot(warps)
+        self.now[warps] += 1
+        return rows
+
+    def acquire(self, warps: np.ndarray, rows: np.ndarray) -> None:
+        join(self.known.reshape(self.warps, -1), warps, rows.reshape(len(warps), -1))
+
+    def learn(self, kind: str, warps: np.ndarray, clock: np.ndarray) -> None:
+        """The warps have seen that their own operations of ``kind`` up to ``clock`` are over."""
+        at = (warps, 0, self.component(kind, warps))
+        self.known[at] = np.maximum(self.known[at], clock)
+
+    # barriers
+
+    def meet(self, warps: np.ndarray) -> None:
+        """bar.warp.sync."""
+        self.known[warps, 0, self.component("thread", warps)] = self.now[warps]
+        self.now[warps] += 1
+
+    def named_arrive(self, warps: np.ndarray, ident: np.ndarray) -> None:
+        """Warps come to named barriers of their CTAs, whether they wait there or not."""
+        at = warps // self.warps_per_cta * NAMED_BARRIERS + ident
+        join(self.named.reshape(self.ctas * NAMED_BARRIERS, -1), at, self.release(warps).reshape(len(warps), -1))
+
+    def named_open(self, warps: np.ndarray, ident: np.ndarray) -> None:
+        """Named barriers open; ``warps`` are all that have waited there."""
+        cta = warps // self.warps_per_cta
+        self.acquire(warps, self.named[cta, ident])
+        self.named[cta, ident] = 0
+
+    def cluster_arrive(self, warps: np.ndarray, parity: np.ndarray, release: bool) -> None:
+        """barrier.cluster.arrive in a phase of this parity. A relaxed arrival carries only mbarrier initialisations
+        that fence.mbarrier_init has published."""
+        cluster = warps // self.per_cluster
+        if release:
+            rows = self.release(warps)
+            join(self.cluster.reshape(self.clusters * 2, -1), cluster * 2 + parity, rows.reshape(len(warps), -1))
+        elif "init" in self.kinds:
+            at = (cluster, parity, slice(None), self.component("init", warps))
+            self.cluster[at] = np.maximum(self.cluster[at], self.published[warps][:, None])
+
+    def cluster_wait(self, warps: np.ndarray, parity: np.ndarray) -> None:
+        self.acquire(warps, self.cluster[warps // self.per_cluster, parity])
+
+    # mbarriers
+
+    def initialise(self, warps: np.ndarray) -> np.ndarray:
+        """mbarrier.init: the clocks of the initialisations."""
+        clock = self.open["init"][warps]
+        self.learn("init", warps, clock)
+        self.open["init"][warps] += 1
+        return clock
+
+    def gather(self, rows: np.ndarray, cta: np.ndarray, slot: np.ndarray) -> None:
+        """Adds (k, 2, room) to what the ends of the phases under way will say."""
+        at = cta // self.cluster_size * self.barriers + self.barrier(cta, slot)
+        join(self.gathering.reshape(self.clusters * self.barriers, -1), at, rows.reshape(len(at), -1))
+
+    def signal(self, cta: np.ndarray, slot: np.ndarray, component: np.ndarray, clock: np.ndarray) -> None:
+        """Something of ``component`` will arrive at the barriers: their CTAs must not exit before."""
+        at = (cta // self.cluster_size, self.barrier(cta, slot), component)
+        np.maximum.at(self.signals, at, clock)
+
+    def end_phase(self, cta: np.ndarray, slot: np.ndarray, phase: np.ndarray) -> None:
+        """The barriers (each once) have now ended ``phase`` phases."""
+        cluster, b = cta // self.cluster_size, self.barrier(cta, slot)
+        self.gathering[cluster, b, :, self.first_barrier + b] = phase[:, None]
+        self.ended[cluster, b] = self.gathering[cluster, b]
+
+    def pass_phase(self, warps: np.ndarray, cta: np.ndarray, slot: np.ndarray) -> None:
+        """The warps have seen the last phase end."""
+        self.acquire(warps, self.ended[cta // self.cluster_size, self.barrier(cta, slot)])
+
+    # fences and groups
+
+    def fence_async(self, warps: np.ndarray) -> None:
+        """fence.proxy.async: the asynchronous proxy sees what the warps know."""
+        self.known[warps, 1] = self.snapshot(warps)[:, 0]
+        self.now[warps] += 1
+
+    def fence_init(self, warps: np.ndarray) -> None:
+        """fence.mbarrier_init: other CTAs and the asynchronous proxy see the barriers the warps initialised."""
+        clock = self.open["init"][warps] - 1
+        self.published[warps] = clock
+        self.known[warps, 1, self.component("init", warps)] = clock
+
+    def commit(self, kind: str, warps: np.ndarray) -> None:
+        """What the warps issue from now on is not part of what has been committed."""
+        self.open[kind][warps] += 1
+
+    def wait_all(self, kind: str, warps: np.ndarray) -> None:
+        """Everything issued is over."""
+        self.learn(kind, warps, self.open[kind][warps])
+        self.open[kind][warps] += 1
+
+    # the end
+
+    def leave(self, warps: np.ndarray) -> None:
+        """The warps exit; what they know counts for their CTA."""
+        join(self.exit, warps // self.warps_per_cta, self.snapshot(warps)[:, 0])

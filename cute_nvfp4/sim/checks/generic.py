@@ -1,0 +1,189 @@
+"""Ordinary loads, stores and atomics of the lanes of a group."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_nvfp4.sim.checks import epoch as ep
+from cute_nvfp4.sim.checks.shadow import Actor
+from cute_nvfp4.sim.checks.spaces import UNIT
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.access import Access
+    from cute_nvfp4.sim.wave import Group
+
+_LANES = np.arange(32)[None, :]
+_STRONG = ("relaxed", "acquire", "release", "volatile", "mmio")
+
+
+def order(a: Access) -> str:
+    """The memory order as written, "weak" for none; atomics without one are relaxed."""
+    words = a.instruction.mods
+    found = next((w for w in words if w in (*_STRONG, "acq_rel", "sc")), None)
+    return found or ("relaxed" if a.kind == "atomic" else "weak")
+
+
+class GenericAccesses:
+    """Part of ``Checks``: load, store, atomic."""
+
+    def load(self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None) -> None:
+        """Lanes ``mask`` (None: all) are about to load ``a.total`` bytes at host addresses ``host``, of a shape that
+        broadcasts to (n, 32)."""
+        if self.quiet:
+            return
+        how = order(a)
+        if how != "weak":
+            self.foreign.read(*self._threads(g, host, mask), how in ("acquire", "acq_rel", "sc"))
+        self._access(g, a, space, host, mask, write=False, strong=how != "weak")
+
+    def store(self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None, values: tuple) -> None:
+        """The same for stores, before they are done; ``values`` are ``a.count`` arrays."""
+        if self.quiet:
+            return
+        how = order(a)
+        self._access(g, a, space, host, mask, write=True, strong=how != "weak", values=values)
+        if a.instruction.base == "tensormap" and space == "global":
+            self.map_written(self._threads(g, host, mask)[1])
+        if how != "weak":
+            self.foreign.wrote(*self._threads(g, host, mask), how == "release", update=False)
+
+    def atomic(self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None) -> None:
+        """The same for read-modify-writes."""
+        how = order(a)
+        who = self._threads(g, host, mask)
+        self.foreign.read(*who, how in ("acquire", "acq_rel", "sc"))
+        self._access(g, a, space, host, mask, write=True, strong=True)
+        self.foreign.wrote(*who, how in ("release", "acq_rel", "sc"), update=True)
+
+    def _threads(self, g: Group, host: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+        """(warps, addresses), each pair once."""
+        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+        rows, cols = np.nonzero(lanes)
+        pairs = np.stack([g.warps[rows], np.broadcast_to(host, (g.n, 32))[rows, cols]], axis=1)
+        pairs = np.unique(pairs, axis=0)
+        return pairs[:, 0], pairs[:, 1]
+
+    def _access(self, g, a, space, host, mask, write: bool, strong: bool, values: tuple = ()) -> None:
+        if space not in ("shared", "cluster", "global"):
+            return
+        shared = space != "global"
+        if not shared and not self.watches_global:
+            return
+        if shared:
+            address, who, _ = self._actor(g, a, host, mask, strong, False, values, write)
+            self._shared(a, address - self.wave.shared.base, who, write, a.kind == "atomic")
+            return
+        for region, where in self.globals.pieces(host):
+            lanes = g.n * host.shape[-1]
+            part = mask if where is None else self._within(g, mask, where)
+            if part is not None and not part.any():
+                continue
+            now = self.clocks.now[g.warps]
+            self.globals.touch(region, write, lanes, self._enter(g, a, host, part, strong, values, write, now))
+
+    @staticmethod
+    def _within(g, mask, where) -> np.ndarray:
+        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+        return lanes & np.broadcast_to(where, (g.n, 32))
+
+    def _enter(self, g, a, host, mask, strong: bool, values, write: bool, now):
+        warps, gmask, n = g.warps, g.mask, g.n
+
+        def enter(watched):
+            held = _Held(warps, gmask, n)
+            address, who, label = self._actor(held, a, host, mask, strong, True, values, write, now)
+            index, count = self.globals.granules(watched, address, a.total)
+            if count > 1:
+                who = who.at(address.shape, np.ones(address.shape, bool))
+                where = np.repeat(np.arange(index.size), count)
+                who = who.at((index.size,), where)
+                index = (index.ravel()[:, None] + np.arange(count)).ravel()
+            return index, who, label
+
+        return enter
+
+    def _shared(self, a: Access, byte: np.ndarray, who: Actor, write: bool, atomic: bool) -> None:
+        # An atomic reads what it changes; a tensor map is copied with its unused half.
+        flag = atomic and "exch" not in a.instruction.mods
+        flag = flag or (not write and a.instruction.base == "tensormap")
+        if a.total < UNIT:
+            self.shared.part(byte, a.total, who, write, flag)
+            return
+        for j in range(a.total // UNIT):
+            self.shared.whole(byte // UNIT + j, who, write, flag)
+
+    def _actor(self, g, a, host, mask, strong: bool, by_cluster: bool, values, write: bool, now=None):
+        """(addresses, who, label): (n, 1) when each warp has one address, (n, 32), or (q,) under a mask."""
+        c, warps, n = self.clocks, g.warps, g.n
+        label = self.labels.label(a.instruction)
+        lanes, keep = _LANES, mask
+        if host.shape[-1] == 1:
+            lanes = np.full((1, 1), ep.MANY)
+            if mask is not None:
+                wide = np.broadcast_to(mask, (n, 32))
+                count = wide.sum(axis=1)
+                lanes = np.where(count == 1, wide.argmax(axis=1), ep.MANY)[:, None]
+                keep = None if count.all() else (count > 0)[:, None]
+        shape = (n, host.shape[-1])
+        address = np.broadcast_to(host, shape)
+        thread = c.component("thread", warps)[:, None]
+        cluster = self.cluster_of_warp[warps][:, None] if by_cluster else None
+        clock = (c.now[warps] if now is None else now)[:, None]
+        row = ep.pack(label if cluster is None else cluster, thread, clock, 0, strong)
+        who = Actor(
+            c,
+            a.instruction,
+            row | (lanes.astype(np.uint64) << np.uint64(25)),
+            c.base(warps)[:, None],
+            warps[:, None],
+            thread,
+            lane=lanes,
+            cluster=cluster,
+            strong=strong,
+            distinct=False,
+            unchanged=(lambda: self._unchanged(g, a, host, mask, values)) if values else None,
+            clash=(lambda: self._clash(g, a, host, mask, values)) if values and not strong else None,
+            together=host.shape[-1] == 1 and any(v.shape[-1] > 1 for v in values),
+        )
+        if keep is not None:
+            keep = np.broadcast_to(keep, shape)
+            who, address = who.at(shape, keep), address[keep]
+        return address, who, label
+
+    def _elements(self, g, a, host, mask, values) -> tuple[np.ndarray, np.ndarray]:
+        """(addresses (q,), values (q, count)) of the active lanes."""
+        lanes = np.ones((g.n, 32), bool) if g.mask is None else g.mask
+        lanes = lanes if mask is None else np.broadcast_to(mask, (g.n, 32))
+        columns = [np.broadcast_to(v, (g.n, 32))[lanes] for v in values]
+        return np.broadcast_to(host, (g.n, 32))[lanes], np.stack(columns, axis=-1)
+
+    def _unchanged(self, g, a, host, mask, values) -> bool:
+        """Whether the store writes what is there already: then it does not matter who is first."""
+        address, data = self._elements(g, a, host, mask, values)
+        wanted = np.ascontiguousarray(data).view(np.uint8).reshape(len(address), -1)
+        for at, row in zip(address.tolist(), wanted):
+            if not np.array_equal(_bytes(at, a.total), row):
+                return False
+        return True
+
+    def _clash(self, g, a, host, mask, values) -> bool:
+        """Whether two lanes store different values at one address."""
+        address, data = self._elements(g, a, host, mask, values)
+        order_ = np.argsort(address, kind="stable")
+        address, data = address[order_], data[order_]
+        same = address[1:] == address[:-1]
+        return bool((same & (data[1:] != data[:-1]).any(axis=1)).any())
+
+
+class _Held:
+    """What of a group is needed later, when its registers are gone."""
+
+    def __init__(self, warps: np.ndarray, mask: np.ndarray | None, n: int) -> None:
+        self.warps, self.mask, self.n = warps, mask, n
+
+
+def _bytes(address: int, size: int) -> np.ndarray:
+    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)

@@ -1,0 +1,120 @@
+"""The shadow of global memory, one array a tensor, for the whole launch.
+
+Only tensors that the launch writes are watched. Reads of a tensor that nobody has written yet are noted (addresses and
+clocks, not shadows); they are entered when the first write comes. Clocks are those of a cluster, so the label of an
+epoch is the cluster here, and the instruction stands beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from cute_nvfp4.sim.checks.shadow import Actor, Shadow
+from cute_nvfp4.sim.regions import GlobalMemory, Region
+
+MOST_NOTES = 1 << 24
+"""How many lanes' reads are remembered for tensors not yet written; beyond that the oldest are forgotten."""
+
+
+class Watched(Shadow):
+    """One tensor; ``wrote`` and ``read_by`` (granules,) are labels of the instructions of the last accesses."""
+
+    def __init__(self, region: Region, grain: int, report: Callable[..., None], foreign: Callable) -> None:
+        self.region, self.grain, self.start = region, grain, region.base & ~15
+        size = -(-(region.end - self.start) // grain)
+        super().__init__(size, partial(report, self), foreign)
+        self.wrote, self.read_by = np.zeros(size, np.uint16), np.zeros(size, np.uint16)
+
+
+@dataclass
+class Notes:
+    """Reads of a tensor that nobody has written: functions that enter them, and how many lanes they stand for."""
+
+    entries: list[tuple[int, Callable[[Watched], tuple[np.ndarray, Actor, int]]]] = field(default_factory=list)
+
+
+class NoClocks:
+    """Knows nothing, so that a noted read replaces no other."""
+
+    room, generic = 0, 0
+    flat = np.zeros(1 << 16, np.int32)
+
+
+class GlobalShadows:
+    """All tensors of a launch. ``grain``: bytes of the kernel's narrowest store to global memory, at most 16."""
+
+    def __init__(self, memory: GlobalMemory, grain: int) -> None:
+        self.memory, self.grain = memory, min(grain, 16)
+        self.watched: dict[int, Watched] = {}
+        self.notes: dict[int, Notes] = {}
+        self.noted = 0
+        self.forgotten = False
+        self.report: Callable[..., None] = lambda *a: None
+        self.foreign: Callable | None = None
+
+    def touch(self, region: Region, write: bool, lanes: int, enter: Callable[[Watched], tuple]) -> None:
+        """An access to ``region`` by ``lanes`` lanes. ``enter`` gives (granules, actor, label of the instruction)."""
+        watched = self.watched.get(region.base)
+        if watched is None:
+            if not write:
+                if region.writable:
+                    self._note(region, lanes, enter)
+                return
+            watched = self._watch(region)
+        index, who, label = enter(watched)
+        if write:
+            watched.write(index, who)
+            watched.wrote[index] = label
+        else:
+            watched.read(index, who, initialised=True)
+            watched.read_by[index] = label
+
+    def _note(self, region: Region, lanes: int, enter: Callable) -> None:
+        self.notes.setdefault(region.base, Notes()).entries.append((lanes, enter))
+        self.noted += lanes
+        while self.noted > MOST_NOTES:
+            most = max(self.notes.values(), key=lambda n: len(n.entries))
+            self.noted -= most.entries.pop(0)[0]
+            self.forgotten = True
+
+    def _watch(self, region: Region) -> Watched:
+        watched = Watched(region, self.grain, self._report, self._foreign)
+        self.watched[region.base] = watched
+        for lanes, enter in self.notes.pop(region.base, Notes()).entries:
+            index, who, label = enter(watched)
+            blind = replace(who, clocks=NoClocks(), base=np.zeros_like(who.base), distinct=False)
+            watched.readers.place(index, blind)
+            watched.read_by[index] = label
+            self.noted -= lanes
+        return watched
+
+    def _report(self, *args: Any) -> None:
+        self.report(*args)
+
+    def _foreign(self, *args: Any) -> np.ndarray:
+        return self.foreign(*args) if self.foreign is not None else np.zeros(len(args[0]), bool)
+
+    def pieces(self, addresses: np.ndarray):
+        """Yields (region, which addresses lie in it) for addresses of any shape; what lies nowhere is left out."""
+        low, high = int(addresses.min()), int(addresses.max())
+        region = self.memory.find(low)
+        if region is not None and high < region.end:
+            yield region, None
+            return
+        starts = np.array([r.base for r in self.memory.regions], np.int64)
+        which = np.searchsorted(starts, addresses, side="right") - 1
+        for k in np.unique(which[which >= 0]).tolist():
+            yield self.memory.regions[k], which == k
+
+    def granules(self, watched: Watched, address: np.ndarray, width: int) -> tuple[np.ndarray, int]:
+        """(first granule, how many) of ``width`` bytes at ``address``, whole granules only."""
+        offset = address - watched.start
+        grain = self.grain
+        if grain == 1 or not (offset & (grain - 1)).any():
+            return offset // grain, max(1, width // grain)
+        return -(-offset // grain), max(1, (width - grain + 1) // grain)

@@ -1,0 +1,103 @@
+"""What the checks need to know of a kernel before it runs."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from cute_nvfp4.sim.model import TYPE_BITS, Imm, Instruction, Kernel
+
+_KIND_OF = {
+    "cp_async": lambda i: i.base == "cp" and "bulk" not in i.mods,
+    "init": lambda i: i.base == "mbarrier" and i.mods[:1] == ("init",),
+    "tensor": lambda i: i.base == "tcgen05" and i.mods[:1] in (("mma",), ("cp",), ("shift",), ("commit",)),
+    "tmem_load": lambda i: i.base == "tcgen05" and i.mods[:1] == ("ld",),
+    "tmem_store": lambda i: i.base == "tcgen05" and i.mods[:1] == ("st",),
+    "bulk_read": lambda i: "bulk" in i.mods,
+    "bulk_write": lambda i: "bulk" in i.mods,
+    "wgmma": lambda i: i.base == "wgmma",
+}
+
+
+def kinds(kernel: Kernel) -> tuple[str, ...]:
+    """Components that each warp of the kernel needs, generic ones first."""
+    return ("thread", *(kind for kind, test in _KIND_OF.items() if any(test(i) for i in kernel.code)))
+
+
+def grains(kernel: Kernel) -> tuple[int, int]:
+    """(shared, global): bytes of the narrowest write of a single access, at most 16."""
+    shared = wide = 16
+    for i in kernel.code:
+        width = _width(i)
+        if width is None:
+            continue
+        space = next((m.partition("::")[0] for m in i.mods if m.partition("::")[0] in ("shared", "global")), "")
+        if space != "global":
+            shared = min(shared, width)
+        if space != "shared":
+            wide = min(wide, width)
+    return shared, wide
+
+
+def _width(i: Instruction) -> int | None:
+    """Bytes a lane writes, or None when the instruction is no generic write."""
+    if i.base in ("st", "atom", "red"):
+        t = next((m for m in reversed(i.mods) if m in TYPE_BITS), "b8")
+        count = next((int(m[1:]) for m in i.mods if m in ("v2", "v4", "v8")), 1)
+        count = 1 if i.base != "st" else count
+        return min(16, count * TYPE_BITS[t] // 8)
+    if i.base == "cp" and "bulk" not in i.mods and len(i.operands) > 2:
+        return i.operands[2].value if isinstance(i.operands[2], Imm) else 4
+    if i.base == "tcgen05" and i.mods[:1] == ("alloc",):
+        return 4
+    if i.base == "tensormap" and i.mods[:1] == ("replace",):
+        return 8
+    return None
+
+
+def self_completing(kernel: Any) -> frozenset[int]:
+    """Identities of tcgen05.ld instructions whose results are used before any tcgen05.wait::ld.
+
+    Compiled DSL kernels rely on that the hardware waits for a register that is still to be loaded: for them the load
+    is over when its registers are read, which is taken to be at once.
+    """
+    return _self_completing(kernel)
+
+
+@lru_cache(maxsize=64)
+def _self_completing(kernel: Any) -> frozenset[int]:
+    from cute_nvfp4.sim.flow import registers, successors
+
+    out = set()
+    blocks = {b.index: b for b in kernel.blocks}
+    for block in kernel.blocks:
+        for at, (i, op) in enumerate(block.code):
+            if i.base != "tcgen05" or i.mods[:1] != ("ld",):
+                continue
+            results = frozenset(n for o in i.operands[: len(op.dst)] for n in registers(o))
+            seen, todo = set(), [(block.index, at + 1)]
+            while todo:
+                index, start = todo.pop()
+                verdict = _use(blocks[index].code[start:], results, registers)
+                if verdict == "use":
+                    out.add(id(i))
+                    break
+                if verdict is None:
+                    for s in successors(blocks[index]):
+                        if s not in seen and results & blocks[s].live_in:
+                            seen.add(s)
+                            todo.append((s, 0))
+    return frozenset(out)
+
+
+def _use(code, results: frozenset[str], registers) -> str | None:
+    """ "use" when a result is read before tcgen05.wait::ld, "wait" when that comes first, None when neither comes."""
+    for i, op in code:
+        if i.base == "tcgen05" and i.mods[:1] == ("wait::ld",):
+            return "wait"
+        read = {n for o in i.operands[len(op.dst) :] for n in registers(o)}
+        if i.guard is not None:
+            read.add(i.guard.name)
+        if read & results:
+            return "use"
+    return None

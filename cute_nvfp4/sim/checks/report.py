@@ -1,0 +1,149 @@
+"""Hazards in words: both sides of a conflict, where, and what would have ordered them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_nvfp4.sim.checks import epoch as ep
+from cute_nvfp4.sim.checks.clocks import Clocks
+from cute_nvfp4.sim.checks.shadow import Actor
+from cute_nvfp4.sim.errors import MissingProxyFence, Race, UninitializedRead
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.wave import Wave
+
+_PIPES = {
+    "cp_async": "copied by cp.async",
+    "tensor": "tensor core",
+    "tmem_load": "tensor memory load",
+    "tmem_store": "tensor memory store",
+    "bulk_read": "bulk copy",
+    "bulk_write": "bulk copy",
+    "wgmma": "wgmma",
+}
+_END = {
+    "cp_async": "cp.async.wait_group (or cp.async.mbarrier.arrive and a wait for it)",
+    "tensor": "a wait for an mbarrier that tcgen05.commit arrives at after it",
+    "tmem_load": "tcgen05.wait::ld",
+    "tmem_store": "tcgen05.wait::st",
+    "bulk_read": "cp.async.bulk.commit_group and cp.async.bulk.wait_group.read",
+    "bulk_write": "cp.async.bulk.commit_group and cp.async.bulk.wait_group",
+    "wgmma": "wgmma.commit_group and wgmma.wait_group",
+}
+
+
+class _Unknown:
+    """Stands for an instruction that is not known any more."""
+
+    @staticmethod
+    def where() -> str:
+        return "an earlier instruction"
+
+
+class Labels:
+    """Numbers of instructions, for epochs."""
+
+    def __init__(self) -> None:
+        self._instructions: list[Any] = [_Unknown]
+        self._label_of: dict[int, int] = {}
+
+    def label(self, instruction: Any) -> int:
+        label = self._label_of.get(id(instruction))
+        if label is None:
+            label = self._label_of[id(instruction)] = len(self._instructions) & 0xFFFF
+            self._instructions.append(instruction)
+        return label
+
+    def instruction(self, label: int) -> Any:
+        return self._instructions[label]
+
+
+class Reporter:
+    """Turns a conflict found by a shadow into the hazard that is raised."""
+
+    def __init__(self, wave: Wave, clocks: Clocks, labels: Labels) -> None:
+        self.wave, self.clocks, self.labels = wave, clocks, labels
+
+    def hazard(self, kind: str, who: Actor, place: str, row: Any, found: int, label: int | None) -> Exception:
+        """The exception for the conflict between the agent at ``row`` and the access with epoch ``found``."""
+        kernel = self.wave.run.launch.kernel
+        mine = self.actor(who, row)
+        if kind == "uninitialized":
+            return UninitializedRead(f"{kernel}: {place} is read, and nobody has written it: {mine}")
+        other, end, verb = self.other(found, who, row, label)
+        if kind == "proxy":
+            return MissingProxyFence(
+                f"{kernel}: {place}: {mine} goes through the asynchronous proxy, and nothing makes the {verb} by "
+                f"{other} visible to it: fence.proxy.async by a thread that has seen the store is missing"
+            )
+        if kind == "same instruction":
+            return Race(
+                f"{kernel}: {place} is written by {mine} and by another thread that executes the same instruction, "
+                "with different values"
+            )
+        first, second = {"read after write": ("written", "read"), "write after read": ("read", "written")}.get(
+            kind, ("written", "written again")
+        )
+        return Race(
+            f"{kernel}: {place} is {first} by {other} and {second} by {mine}, and nothing orders the two; {end} "
+            "would have to come between"
+        )
+
+    def actor(self, who: Actor, row: Any) -> str:
+        warp = int(np.broadcast_to(who.warps, _wide(who, row))[row])
+        lane = ep.MANY if who.lane is None else int(np.broadcast_to(who.lane, _wide(who, row))[row])
+        return f"{self.thread(warp, lane)} at {who.instruction.where()}"
+
+    def thread(self, warp: int, lane: int) -> str:
+        if lane < ep.MANY:
+            return self.wave.thread(warp, lane)
+        cta = int(self.wave.cta_of_warp[warp])
+        return f"{self.wave.cta_name(cta)}, warp {int(self.wave.warp_in_cta[warp])}"
+
+    def other(self, found: int, who: Actor, row: Any, label: int | None) -> tuple[str, str, str]:
+        """(the earlier access, what would end or order it, what it was) for an epoch."""
+        e = np.array([found], np.uint64)
+        component, lane, clocks = int(ep.components(e)[0]), int(ep.lanes(e)[0]), self.clocks
+        where = self.labels.instruction(label if label is not None else int(ep.labels(e)[0])).where()
+        warp = int(np.broadcast_to(who.warps, _wide(who, row))[row])
+        cluster = warp // clocks.per_cluster
+        if component >= clocks.first_barrier:
+            slot, rank = divmod(component - clocks.first_barrier, clocks.cluster_size)
+            name = self.wave.mbarriers.name(cluster * clocks.cluster_size + rank, slot)
+            return f"the asynchronous {where}, which ends with a phase of the {name}", "a wait for that phase", "copy"
+        kind = list(clocks.kinds)[component // clocks.per_cluster]
+        if who.cluster is not None and int(ep.labels(e)[0]) != int(np.broadcast_to(who.cluster, _wide(who, row))[row]):
+            return (
+                f"another cluster (number {int(ep.labels(e)[0])}) at {where}",
+                "a release by that thread and an acquire of what it released, at gpu scope,",
+                "store",
+            )
+        by = cluster * clocks.per_cluster + component % clocks.per_cluster
+        if kind in _END:
+            return f"the asynchronous {where} of {self.thread(by, lane)}", _END[kind], "store"
+        if by == warp:
+            return f"{self.thread(by, lane)} at {where}", "bar.warp.sync (or a barrier)", "store"
+        same_cta = self.wave.cta_of_warp[by] == self.wave.cta_of_warp[warp]
+        how = "a barrier, or an arrival at an mbarrier and a wait for it," if same_cta else "a cluster barrier, or an "
+        how += "" if same_cta else "arrival at a remote mbarrier and a wait for it,"
+        return f"{self.thread(by, lane)} at {where}", how, "store"
+
+
+def _wide(who: Actor, row: Any) -> tuple[int, ...]:
+    """A shape in which ``row`` is an index of the actor's arrays."""
+    shape = np.broadcast_shapes(*(np.shape(a) for a in (who.warps, who.base, who.thread, who.epoch)))
+    row = row if isinstance(row, tuple) else (row,)
+    return tuple(max(s, r + 1) for s, r in zip(shape, row)) if len(shape) == len(row) else shape
+
+
+def first(bad: np.ndarray, index: np.ndarray, epochs: np.ndarray) -> tuple[tuple[int, ...], int, int]:
+    """(position, granule, epoch) of the first conflict."""
+    bad, index, epochs = np.broadcast_arrays(bad, index, epochs)
+    at = tuple(int(x) for x in np.argwhere(bad)[0])
+    return at, int(index[at]), int(epochs[at])
+
+
+Report = Callable[..., None]

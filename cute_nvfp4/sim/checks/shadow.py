@@ -1,0 +1,302 @@
+"""Shadow memory: for every granule the last write and the reads since, as epochs (FastTrack).
+
+A granule has one last write. Reads that nothing orders live in *planes*, made when needed, and so do atomics since the
+last ordinary write; ``mask`` has one bit for each plane in use. A new read takes the place of one it comes after.
+Arrays are zeroed by the operating system when they are touched, so unused planes and memory cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from cute_nvfp4.sim.checks import epoch as ep
+from cute_nvfp4.sim.checks.clocks import Clocks
+
+MAX_PLANES = 32
+UNIFORM = 16
+"""From this many columns on it pays to look whether all epochs of a row are the same."""
+
+
+@dataclass(frozen=True)
+class Actor:
+    """Who accesses: one row for each of r agents; all arrays broadcast to the granules (r, m) or (q,) they touch.
+
+    ``epoch``: the epochs to write down. ``base``: where the agents' clocks begin in ``Clocks.flat``. ``warps``: the
+    warps that issue. ``thread`` and ``lane``: the component and lane of the thread itself, whose earlier accesses are
+    in order (lane None: they are not told apart). ``own``: components of which the agents know everything.
+    ``cluster``: cluster of the launch, for global memory. ``proxy``: the access is of the asynchronous proxy.
+    ``distinct``: no granule appears twice. ``unchanged``: whether all that is written is there already; ``clash``:
+    whether two lanes write different values to one place, which ``together`` says may be although no granule is
+    named twice.
+    """
+
+    clocks: Clocks
+    instruction: Any
+    epoch: np.ndarray
+    base: np.ndarray
+    warps: np.ndarray
+    thread: np.ndarray
+    lane: np.ndarray | None = None
+    own: tuple[np.ndarray, ...] = ()
+    cluster: np.ndarray | None = None
+    strong: bool = False
+    proxy: bool = False
+    distinct: bool = True
+    unchanged: Callable[[], bool] | None = None
+    clash: Callable[[], bool] | None = None
+    together: bool = False
+
+    @property
+    def asynchronous(self) -> bool:
+        """Whether the access is not the thread's own."""
+        epoch = np.ascontiguousarray(self.epoch.flat[:1])
+        return bool(ep.components(epoch)[0] != self.thread.flat[0])
+
+    def at(self, shape: tuple[int, ...], where) -> Actor:
+        """The agents of some positions (q,) of granules of ``shape``."""
+
+        def pick(a):
+            return None if a is None else np.broadcast_to(a, shape)[where]
+
+        return replace(
+            self,
+            epoch=pick(self.epoch),
+            base=pick(self.base),
+            warps=pick(self.warps),
+            thread=pick(self.thread),
+            lane=pick(self.lane),
+            own=tuple(pick(o) for o in self.own),
+            cluster=pick(self.cluster),
+        )
+
+    def unordered(self, found: np.ndarray, foreign: Callable | None = None) -> np.ndarray | None:
+        """Which of the epochs ``found`` nothing orders before this access; None when all are. The answer is (r, 1) when
+        all of a row are the same."""
+        if found.ndim == 2 and found.shape[1] >= UNIFORM and (found == found[:, :1]).all():
+            found = np.ascontiguousarray(found[:, :1])
+        clocks = ep.clocks(found)
+        component = ep.components(found)
+        bad = clocks > self.clocks.flat.take(self.base + component)
+        if self.cluster is not None:
+            bad |= (ep.labels(found) != (self.cluster & 0xFFFF)) & (found != 0)
+        if not bad.any():
+            return None
+        return self._excuse(found, clocks, component, bad, foreign)
+
+    def _excuse(self, found, clocks, component, bad, foreign) -> np.ndarray | None:
+        """Takes out of ``bad`` what is in order for another reason than the warp's clocks."""
+        mine = True if self.cluster is None else ep.labels(found) == (self.cluster & 0xFFFF)
+        for own in self.own:
+            bad = bad & ~((component == own) & mine)
+        same = (component == self.thread) & mine
+        if self.lane is not None:
+            same = same & (ep.lanes(found) == self.lane) & (self.lane != ep.MANY)
+        bad = bad & ~same
+        if self.strong:
+            bad = bad & ~ep.strong(found)
+        if foreign is not None and self.cluster is not None and bad.any():
+            where = np.nonzero(bad & (ep.labels(found) != (self.cluster & 0xFFFF)))
+            warps = np.broadcast_to(self.warps, bad.shape)[where]
+            bad[where] = ~foreign(warps, ep.labels(found)[where], component[where], clocks[where])
+        return bad if bad.any() else None
+
+    def unseen(self, found: np.ndarray) -> np.ndarray | None:
+        """Which generic writes among ``found`` no proxy fence has made visible to the asynchronous proxy."""
+        if found.ndim == 2 and found.shape[1] >= UNIFORM and (found == found[:, :1]).all():
+            found = np.ascontiguousarray(found[:, :1])
+        component = ep.components(found)
+        generic = component < self.clocks.generic
+        if self.cluster is not None:
+            generic &= ep.labels(found) == (self.cluster & 0xFFFF)
+        if not generic.any():
+            return None
+        bad = generic & (ep.clocks(found) > self.clocks.flat.take(self.base + self.clocks.room + component))
+        return bad if bad.any() else None
+
+
+class Planes:
+    """Epochs that exist side by side for one granule."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.mask = np.zeros(size, np.uint32)
+        self.store = np.zeros((1, size), np.uint64)
+
+    @property
+    def count(self) -> int:
+        return len(self.store)
+
+    def grow(self, count: int) -> None:
+        """Planes 0 .. count - 1 exist."""
+        if count > self.count:
+            store = np.zeros((count, self.size), np.uint64)
+            for p in range(self.count):
+                used = np.flatnonzero(self.mask & np.uint32(1 << p))
+                store[p, used] = self.store[p, used]
+            self.store = store
+
+    def present(self, index: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        """(plane, epochs of the shape of ``index``, 0 where there is none) of every plane that holds something."""
+        bits = int(np.bitwise_or.reduce(self.mask.take(index), axis=None))
+        return [(p, self.store[p].take(index)) for p in range(self.count) if bits >> p & 1]
+
+    def clear(self, index: np.ndarray) -> None:
+        found = self.present(index)
+        for p, _ in found:
+            self.store[p][index] = 0
+        if found:
+            self.mask[index] = 0
+
+    def remove(self, plane: int, index: np.ndarray, found: np.ndarray, keep: np.ndarray | None) -> None:
+        """Takes away what an atomic access comes after; what it only does not conflict with (``keep``) stays."""
+        gone = found != 0 if keep is None else (found != 0) & ~np.broadcast_to(keep, found.shape)
+        self.store[plane][index[gone]] = 0
+        self.mask[index[gone]] &= ~np.uint32(1 << plane)
+
+    def place(self, index: np.ndarray, who: Actor) -> None:
+        """Writes the actor's epochs down, in place of epochs they come after."""
+        if who.strong:
+            # Two atomics do not conflict, but neither comes after the other.
+            who = replace(who, strong=False)
+        epoch = np.broadcast_to(who.epoch, index.shape)
+        thread = np.broadcast_to(who.thread, index.shape)
+        start = ep.components(np.ascontiguousarray(epoch)).astype(np.int64)
+        for attempt in range(MAX_PLANES):
+            if attempt >= self.count:
+                self.grow(min(MAX_PLANES, max(attempt + 1, 2 * self.count)))
+            plane = (start + attempt) % self.count
+            at = plane * self.size + index
+            old = self.store.reshape(-1).take(at)
+            left = self._put(at, index, plane, old, epoch, who)
+            if left is None or not left.any():
+                return
+            index, epoch, thread, start = index[left], epoch[left], thread[left], start[left]
+            who = who.at(left.shape, left)
+
+    def _put(self, at, index, plane, old, epoch, who: Actor) -> np.ndarray | None:
+        """Puts epochs where a plane is free for them; returns those that have to try another one."""
+        left = None
+        if old.any():
+            if ep.same_agent(old, epoch).all():
+                return None
+            component = ep.components(np.ascontiguousarray(epoch))
+            mine = (ep.components(old) == component) & (old != 0)
+            if who.cluster is not None:
+                mine &= ep.labels(old) == ep.labels(np.ascontiguousarray(epoch))
+            late = who.unordered(old)
+            if late is not None:
+                # Another lane of the same warp, and they have not met since: one epoch stands for both.
+                epoch = np.where(mine & late, ep.by_many(epoch), epoch)
+                left = np.broadcast_to(late, old.shape) & ~mine
+                keep = ~left
+                at, index, plane, epoch = at[keep], index[keep], plane[keep], epoch[keep]
+        self.store.reshape(-1)[at] = epoch
+        self.mask[index] |= np.left_shift(np.uint32(1), plane.astype(np.uint32))
+        if not who.distinct:
+            left = self._collisions(at, epoch, left)
+        return left
+
+    def _collisions(self, at, epoch, left) -> np.ndarray | None:
+        """Several rows wrote one place of a plane: lanes of a warp become one epoch, others try another plane."""
+        back = self.store.reshape(-1).take(at)
+        lost = back != epoch
+        if not lost.any():
+            return left
+        other = lost & (ep.components(back) != ep.components(np.ascontiguousarray(epoch)))
+        together = lost & ~other
+        if together.any():
+            self.store.reshape(-1)[at[together]] = ep.by_many(epoch[together])
+        if left is None:
+            return other
+        out = left.copy()
+        out[~left] = other.ravel()
+        return out
+
+
+class Shadow:
+    """Granules of one memory. ``report(kind, who, index, where, epochs)`` is called for the first hazard found.
+    ``last`` are ordinary writes, ``readers`` and ``atomics`` what came since."""
+
+    def __init__(self, size: int, report: Callable[..., None], foreign: Callable | None = None) -> None:
+        self.size, self.report, self.foreign = size, report, foreign
+        self.last = np.zeros(size, np.uint64)
+        self.readers = Planes(size)
+        self.atomics: Planes | None = None
+
+    def read(self, index: np.ndarray, who: Actor, initialised: bool = False) -> None:
+        """Granules ``index`` are read. With ``initialised`` nobody need have written them."""
+        last = self._check_writes(index, who, "read after write", not initialised)
+        if who.proxy:
+            self._check_proxy(index, who, last)
+        self.readers.place(index, who)
+
+    def write(self, index: np.ndarray, who: Actor, reads: bool = False) -> None:
+        """Granules ``index`` are written; with ``reads`` they are read first, by the same operation."""
+        for plane, epochs in self.readers.present(index):
+            if (bad := who.unordered(epochs, self.foreign)) is not None:
+                self.report("write after read", who, index, bad, epochs)
+            if who.strong and who.asynchronous:
+                # Who sees its end need not know of the reads that it came after.
+                later = replace(who, strong=False).unordered(epochs, self.foreign)
+                self.readers.remove(plane, index, epochs, later)
+        last = self._check_writes(index, who, "write after write", reads)
+        if who.proxy:
+            self._check_proxy(index, who, last)
+        if who.strong:
+            if self.atomics is None:
+                self.atomics = Planes(self.size)
+            self.atomics.place(index, who)
+            return
+        self.readers.clear(index)
+        if self.atomics is not None:
+            self.atomics.clear(index)
+        self.last[index] = who.epoch
+        if who.clash is not None:
+            lost = self.last.take(index) != who.epoch
+            if (lost.any() or who.together) and who.clash():
+                lost = lost if lost.any() else ~lost
+                self.report("same instruction", who, index, lost, self.last.take(index))
+
+    def _check_writes(self, index: np.ndarray, who: Actor, kind: str, needed: bool) -> np.ndarray:
+        """Reports earlier writes that are not in order; returns the last ones."""
+        last = self.last.take(index)
+        atomics = self.atomics.present(index) if self.atomics is not None else []
+        if needed and not last.all():
+            empty = last == 0
+            for _, epochs in atomics:
+                empty &= epochs == 0
+            if empty.any():
+                self.report("uninitialized", who, index, empty, last)
+        bad = who.unordered(last, self.foreign)
+        for _, epochs in atomics:
+            late = who.unordered(epochs, self.foreign)
+            if late is not None:
+                self.report(kind, who, index, late, epochs)
+            if bad is not None:
+                # Whoever comes after an atomic comes after the write before it.
+                loose = replace(who, strong=False).unordered(epochs, self.foreign)
+                bad = bad & (epochs == 0 if loose is None else (epochs == 0) | loose)
+        if bad is not None and bad.any() and not (who.unchanged is not None and who.unchanged()):
+            self.report(kind, who, index, bad, last)
+        return last
+
+    def _check_proxy(self, index: np.ndarray, who: Actor, last: np.ndarray) -> None:
+        """Reports generic writes that the asynchronous proxy does not see."""
+        atomics = self.atomics.present(index) if self.atomics is not None else []
+        for _, epochs in atomics:
+            if (bad := who.unseen(epochs)) is not None:
+                self.report("proxy", who, index, bad, epochs)
+            last = np.where(epochs != 0, 0, last)
+        if (bad := who.unseen(last)) is not None:
+            self.report("proxy", who, index, bad, last)
+
+    def forget(self, index: np.ndarray) -> None:
+        """The granules hold nothing any more."""
+        self.last[index] = 0
+        self.readers.clear(index)
+        if self.atomics is not None:
+            self.atomics.clear(index)

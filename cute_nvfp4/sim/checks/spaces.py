@@ -1,0 +1,133 @@
+"""Shadows of shared memory and tensor memory.
+
+Shared memory is watched in units of 16 bytes, the grain of all asynchronous copies. A unit that somebody accesses in
+part is split into granules of the kernel's narrowest store, until an access to the whole unit joins it again: operand
+tiles stay cheap in kernels that also store single bytes elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+
+from cute_nvfp4.sim.checks.shadow import Actor, Shadow
+
+UNIT = 16
+SPLIT = np.uint64(2**64 - 1)
+TENSOR_COLUMNS, TENSOR_LANES = 512, 16
+
+
+class SharedShadow:
+    """Shared memory of all CTAs of a wave, by byte of ``wave.shared``; ``grain`` bytes are the narrowest store."""
+
+    def __init__(self, size: int, grain: int, report: Callable[..., None]) -> None:
+        self.grain, self.ratio = min(grain, UNIT), UNIT // min(grain, UNIT)
+        self.units = Shadow(-(-size // UNIT), partial(report, UNIT))
+        self.parts = Shadow(self.units.size * self.ratio, partial(report, self.grain)) if self.ratio > 1 else None
+        self.split_any = False
+
+    def whole(self, unit: np.ndarray, who: Actor, write: bool, flag: bool = False) -> None:
+        """An access to whole units. ``flag``: a write reads them first, or a read does not mind that nobody wrote."""
+        if self.split_any:
+            split = self.units.last.take(unit) == SPLIT
+            if split.any():
+                self._whole_split(unit, who, write, flag, split)
+                return
+        self._do(self.units, unit, who, write, flag)
+
+    def _whole_split(self, unit, who: Actor, write: bool, flag: bool, split) -> None:
+        parts = (unit[split][:, None] * self.ratio + np.arange(self.ratio)).ravel()
+        some = who.at(unit.shape, split)
+        wide = _widen(some, self.ratio)
+        self._do(self.parts, parts, wide, write, flag)
+        if write and not who.strong:
+            # The parts are left behind; the unit is one again.
+            self.parts.forget(parts)
+            self.units.last[unit[split]] = some.epoch
+        rest = ~split
+        if rest.any():
+            self._do(self.units, unit[rest], who.at(unit.shape, rest), write, flag)
+
+    def part(self, byte: np.ndarray, width: int, who: Actor, write: bool, flag: bool = False) -> None:
+        """An access to ``width`` bytes at ``byte`` (aligned to the width), less than a unit; shape (n, m) or (q,)."""
+        if self.parts is None:
+            # No store is as narrow, so nothing is lost by taking the unit for it.
+            self._do(self.units, byte // UNIT, who, write, flag)
+            return
+        self._split(byte // UNIT)
+        count = max(1, width // self.grain)
+        index = byte // self.grain
+        if count > 1:
+            flat = np.ones(byte.shape, bool)
+            who = _widen(who.at(byte.shape, flat), count)
+            index = (index.ravel()[:, None] + np.arange(count)).ravel()
+        self._do(self.parts, index, who, write, flag)
+
+    def _split(self, unit: np.ndarray) -> None:
+        last = self.units.last.take(unit)
+        fresh = last != SPLIT
+        if not fresh.any():
+            return
+        unit, last = unit[fresh], last[fresh]
+        parts = unit[..., None] * self.ratio + np.arange(self.ratio)
+        self.parts.last[parts] = last[..., None]
+        for mine, theirs in ((self.parts.readers, self.units.readers), (self.parts.atomics, self.units.atomics)):
+            if theirs is None:
+                continue
+            if mine is None:
+                mine = self.parts.atomics = type(theirs)(self.parts.size)
+            mine.grow(theirs.count)
+            mine.mask[parts] = theirs.mask[unit][..., None]
+            for p, found in theirs.present(unit):
+                mine.store[p][parts] = found[..., None]
+            theirs.clear(unit)
+        self.units.last[unit] = SPLIT
+        self.split_any = True
+
+    @staticmethod
+    def _do(shadow: Shadow, index, who: Actor, write: bool, flag: bool) -> None:
+        if write:
+            shadow.write(index, who, flag)
+        else:
+            shadow.read(index, who, flag)
+
+    def of_bytes(self, first: int, end: int):
+        """Yields (shadow, granules, bytes per granule) of what is known about the bytes ``first`` .. ``end``."""
+        unit = np.arange(first // UNIT, -(-end // UNIT))
+        split = self.units.last[unit] == SPLIT
+        yield self.units, unit[~split], UNIT
+        if split.any():
+            yield self.parts, (unit[split][:, None] * self.ratio + np.arange(self.ratio)).ravel(), self.grain
+
+    def byte_of(self, shadow: Shadow, index: int) -> int:
+        return index * (UNIT if shadow is self.units else self.grain)
+
+
+def _widen(who: Actor, count: int) -> Actor:
+    """Each of the agents (q,) for ``count`` granules."""
+    where = np.repeat(np.arange(len(who.base)), count)
+    return who.at(who.base.shape, where)
+
+
+class TensorShadow:
+    """Tensor memory: granules of 16 lanes and one column."""
+
+    def __init__(self, ctas: int, report: Callable[..., None]) -> None:
+        self.groups = 128 // TENSOR_LANES
+        self.per_cta = self.groups * TENSOR_COLUMNS
+        self.cells = Shadow(ctas * self.per_cta, report)
+
+    def index(self, cta: np.ndarray, lanes, columns: np.ndarray) -> np.ndarray:
+        """(k, m) granules of lanes (a slice or array) and columns (k, c)."""
+        all_lanes = np.arange(128)[lanes] if isinstance(lanes, slice) else np.asarray(lanes)
+        group = np.unique(all_lanes // TENSOR_LANES)
+        columns = np.broadcast_to(columns, (len(cta), np.shape(columns)[-1]))
+        out = (cta * self.per_cta)[:, None, None] + (group * TENSOR_COLUMNS)[None, :, None] + columns[:, None, :]
+        return out.reshape(len(cta), -1)
+
+    def place(self, index: int) -> tuple[int, int, int]:
+        """(CTA, first lane, column) of a granule."""
+        cta, rest = divmod(index, self.per_cta)
+        return cta, rest // TENSOR_COLUMNS * TENSOR_LANES, rest % TENSOR_COLUMNS

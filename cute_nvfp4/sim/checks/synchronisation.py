@@ -1,0 +1,216 @@
+"""Events that order: barriers, mbarriers, fences, groups, and the end of warps and CTAs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_nvfp4.sim.bulk_groups import groups
+from cute_nvfp4.sim.checks import epoch as ep
+from cute_nvfp4.sim.checks.shadow import Actor
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.model import Instruction
+    from cute_nvfp4.sim.wave import Group
+
+
+class Synchronisation:
+    """Part of ``Checks``: what makes one access happen before another."""
+
+    # barriers
+
+    def warp_synced(self, g: Group, mask: np.ndarray | None) -> None:
+        """bar.warp.sync."""
+        self.clocks.meet(self._active(g, mask))
+
+    def barrier_arrived(self, warps: np.ndarray, ident: np.ndarray) -> None:
+        """Warps (k,) come to named barriers (k,) of their CTAs, to wait there or not."""
+        self.foreign.give("named", warps, warps // self.clocks.warps_per_cta, ident)
+        self.clocks.named_arrive(warps, ident)
+
+    def barrier_opened(self, warps: np.ndarray, ident: np.ndarray) -> None:
+        """Named barriers open; ``warps`` are all that waited at one of them."""
+        cta = warps // self.clocks.warps_per_cta
+        self.foreign.take("named", warps, cta, ident)
+        for key in [k for k in self.foreign.at_barrier if k[0] == "named" and ((cta == k[1]) & (ident == k[2])).any()]:
+            del self.foreign.at_barrier[key]
+        self.clocks.named_open(warps, ident)
+
+    def cluster_arrive(self, g: Group, lanes: np.ndarray, release: bool) -> None:
+        """barrier.cluster.arrive, after it has been counted."""
+        warps = g.warps[lanes.any(axis=1)]
+        parity = self.wave.cluster_barrier.waits_for[warps].max(axis=1) & 1
+        self.cluster_parity[warps] = parity
+        if release:
+            self.foreign.give("cluster", warps, warps // self.clocks.per_cluster, parity)
+        self.clocks.cluster_arrive(warps, parity, release)
+
+    def cluster_wait_begins(self, g: Group, lanes: np.ndarray) -> None:
+        """barrier.cluster.wait, before it can pass."""
+
+    def cluster_wait(self, g: Group, lanes: np.ndarray) -> None:
+        """barrier.cluster.wait has passed."""
+        warps = g.warps[lanes.any(axis=1)]
+        parity = self.cluster_parity[warps]
+        self.foreign.take("cluster", warps, warps // self.clocks.per_cluster, parity)
+        self.clocks.cluster_wait(warps, parity)
+
+    # mbarriers
+
+    def mbarrier_init(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
+        """mbarrier.init by lanes (k,) of rows (k,) of the group, after it."""
+        c, warps = self.clocks, g.warps[rows]
+        slot = self.wave.mbarriers.slots(offset)
+        c.ensure(int(slot.max()))
+        clock = c.initialise(warps)
+        epochs = ep.pack(self.labels.label(i), c.component("init", warps), clock, lanes)
+        c.initialised[cta // c.cluster_size, c.barrier(cta, slot)] = epochs
+
+    def mbarrier_inval(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
+        """mbarrier.inval."""
+
+    def mbarrier_arrive(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
+        """A releasing arrival, before it is counted."""
+        c, warps = self.clocks, g.warps[rows]
+        slot = self._slots(i.where(), cta, offset)
+        self._ready(i, warps, cta, slot, proxy=False)
+        if len(warps) > 1:
+            # Lanes of a warp that arrive together arrive with the same clocks.
+            new = np.ones(len(warps), bool)
+            new[1:] = (warps[1:] != warps[:-1]) | (cta[1:] != cta[:-1]) | (slot[1:] != slot[:-1])
+            warps, cta, slot = warps[new], cta[new], slot[new]
+        self.foreign.give("gather", warps, cta, slot)
+        c.gather(c.release(warps), cta, slot)
+        c.signal(cta, slot, c.component("thread", warps), c.now[warps] - 1)
+
+    def phase_ended(self, cta: np.ndarray, slot: np.ndarray, phase: np.ndarray) -> None:
+        """Mbarriers (each once) have ended their ``phase``-th phase."""
+        self.clocks.ensure(int(slot.max()))
+        if self.foreign.at_barrier:
+            for k in zip(cta.tolist(), slot.tolist()):
+                if ("gather", *k) in self.foreign.at_barrier:
+                    self.foreign.at_barrier[("ended", *k)] = dict(self.foreign.at_barrier[("gather", *k)])
+        self.clocks.end_phase(cta, slot, phase)
+
+    def mbarrier_wait(self, g: Group, i: Instruction, mask, done, cta, slot, phase) -> None:
+        """test_wait or try_wait with acquire has said yes to lanes ``done`` (n, 1) or (n, 32)."""
+        lanes = np.broadcast_to(done, (g.n, 32)) & (g.lanes() if mask is None else mask)
+        if cta.shape[1] == 1:
+            rows = np.flatnonzero(lanes.any(axis=1))
+            warps, cta, slot = g.warps[rows], cta[rows, 0], slot[rows, 0]
+        else:
+            rows, cols = np.nonzero(lanes)
+            every = np.unique(np.stack([g.warps[rows], cta[rows, cols], slot[rows, cols]], axis=1), axis=0)
+            warps, cta, slot = every.T
+        if not len(warps):
+            return
+        self.clocks.ensure(int(slot.max()))
+        self._ready(i, warps, cta, slot, proxy=False)
+        self.foreign.take("ended", warps, cta, slot)
+        self.clocks.pass_phase(warps, cta, slot)
+
+    # fences and groups
+
+    def fenced(self, g: Group, i: Instruction, mask: np.ndarray | None, *address) -> None:
+        """fence, membar; ``address`` (addr, off) is the tensor map of fence.proxy.tensormap::generic.acquire."""
+        warps = self._active(g, mask)
+        words = set(i.mods)
+        if "mbarrier_init" in words:
+            if "init" in self.clocks.kinds:
+                self.clocks.fence_init(warps)
+        elif "proxy" in words:
+            if any(w.startswith("async") for w in words):
+                self.clocks.fence_async(warps)
+            elif address:
+                self.map_acquired(g, mask, *address)
+        else:
+            self.foreign.fence(warps)
+
+    def group_commit(self, g: Group, lanes: np.ndarray, kind: str) -> None:
+        """commit_group of "cp_async" or "bulk_group" by lanes (n, 32): operations say their groups themselves."""
+
+    def group_wait(self, g: Group, lanes: np.ndarray, kind: str, until: np.ndarray, read: bool) -> None:
+        """wait_group has passed: groups below ``until`` (n, 32) of the lanes are over, with ``read`` only their reads.
+        Lanes of a warp are not told apart."""
+        until = np.broadcast_to(until, (g.n, 32))
+        clock = np.where(lanes, until, 0).max(axis=1)
+        kinds = ("cp_async",) if kind == "cp_async" else ("bulk_read",) if read else ("bulk_read", "bulk_write")
+        for name in kinds:
+            if name in self.clocks.kinds:
+                self.clocks.learn(name, g.warps, clock)
+
+    def copies_arrive(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
+        """cp.async.mbarrier.arrive, when it is executed: the arrival comes when the copies of the thread so far are
+        done, and tells of them."""
+        c, warps = self.clocks, g.warps[rows]
+        slot = self._slots(i.where(), cta, offset)
+        self._ready(i, warps, cta, slot, proxy=False)
+        rows_ = c.known[warps].copy()
+        component = c.component("cp_async", warps)
+        rows_[np.arange(len(warps)), 0, component] = groups(self.wave, "cp_async").committed[warps, lanes] + 1
+        c.gather(rows_, cta, slot)
+
+    def copies_arrived(self, i: Instruction, warp, lane, cta: np.ndarray, offset: np.ndarray) -> None:
+        """The arrival of cp.async.mbarrier.arrive has come."""
+
+    def tensor_waited(self, g: Group, mask: np.ndarray | None, kind: str) -> None:
+        """tcgen05.wait::ld or ::st; ``kind`` is "tmem_load" or "tmem_store"."""
+        if kind in self.clocks.kinds:
+            self.clocks.wait_all(kind, self._active(g, mask))
+
+    # tensor memory
+
+    def tensor_allocated(self, cta: np.ndarray, first: np.ndarray, columns: np.ndarray) -> None:
+        """Columns have been given out: nobody has written them."""
+        for c, f, n in zip(cta.tolist(), first.tolist(), columns.tolist()):
+            index = self.tensor.index(np.array([c]), slice(0, 128), np.arange(f, f + n)[None])
+            self.tensor.cells.forget(index)
+
+    def tensor_freed(self, i: Instruction, warps, cta: np.ndarray, first, columns, pair: np.ndarray) -> None:
+        """tcgen05.dealloc by warps (k,): all use of the columns (in both CTAs of ``pair`` (k, 1 or 2)) must be over."""
+        c = self.clocks
+        for k, w in enumerate(warps.tolist()):
+            warp = np.array([w])
+            thread = c.component("thread", warp)[:, None]
+            epoch = ep.pack(self.labels.label(i), thread, c.now[warp][:, None])
+            who = Actor(c, i, epoch, c.base(warp)[:, None], warp[:, None], thread)
+            for one in pair[k].tolist():
+                span = np.arange(int(first[k]), int(first[k]) + int(columns[k]))[None]
+                index = self.tensor.index(np.array([one]), slice(0, 128), span)
+                self._over(index, who)
+
+    def _over(self, index: np.ndarray, who) -> None:
+        cells = self.tensor.cells
+        for _, found in cells.readers.present(index):
+            if (bad := who.unordered(found)) is not None:
+                cells.report("write after read", who, index, bad, found)
+        last = cells.last.take(index)
+        if (bad := who.unordered(last)) is not None:
+            cells.report("write after write", who, index, bad, last)
+
+    # the end
+
+    def exited(self, g: Group) -> None:
+        """Lanes of a group have exited and are no longer alive."""
+        gone = ~self.wave.live[g.warps].any(axis=1)
+        warps = g.warps[gone]
+        if not len(warps):
+            return
+        self.clocks.leave(warps)
+        ctas = np.unique(warps // self.clocks.warps_per_cta)
+        alive = self.wave.live.reshape(self.wave.count, -1).any(axis=1)
+        ended = ctas[~alive[ctas]]
+        if len(ended):
+            self.ending.check(ended)
+
+    def at_end(self) -> None:
+        """The wave is over."""
+        self.shared = self.tensor = None
+        self.carried.clear()
+        self.kept.clear()
+
+    def _active(self, g: Group, mask: np.ndarray | None) -> np.ndarray:
+        if mask is None:
+            return g.warps
+        return g.warps[np.broadcast_to(mask, (g.n, 32)).any(axis=1)]

@@ -1,0 +1,84 @@
+"""What the simulated GPU answers when host code asks for its properties.
+
+The numbers of ``cudaDeviceAttr`` and ``CUdevice_attribute`` are the same. What is not listed is not guessed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cute_nvfp4.target import ARCHITECTURES, DEFAULT_ARCH, Architecture
+
+GIB = 1 << 30
+DRIVER_VERSION = 13000
+"""CUDA 13.0, the first version that knows all the architectures here."""
+MAX_CLUSTER = 16
+"""Largest cluster, non-portable sizes included."""
+_MEMORY_GIB = {"sm_90a": 141, "sm_100a": 180, "sm_103a": 268}
+_L2_MIB = {"sm_90a": 50, "sm_100a": 126, "sm_103a": 126}
+
+
+@dataclass(frozen=True)
+class Device:
+    """The GPU named as the example of an architecture (H200, B200, B300)."""
+
+    arch: Architecture = ARCHITECTURES[DEFAULT_ARCH]
+
+    @property
+    def name(self) -> str:
+        return f"simulated {self.arch.example.split('/')[-1]}"
+
+    @property
+    def memory_bytes(self) -> int:
+        return _MEMORY_GIB[self.arch.name] * GIB
+
+    @property
+    def l2_bytes(self) -> int:
+        return _L2_MIB[self.arch.name] << 20
+
+    def attribute(self, number: int) -> int | None:
+        """The value of a device attribute by its number, None where it is not modelled."""
+        return self._attributes().get(number)
+
+    def _attributes(self) -> dict[int, int]:
+        shared = self.arch.shared_bytes
+        return {
+            1: 1024,  # threads of a block
+            **{2: 1024, 3: 1024, 4: 64},  # extents of a block
+            **{5: (1 << 31) - 1, 6: 65535, 7: 65535},  # extents of a grid
+            8: 48 * 1024,  # shared memory of a block without opting in
+            9: 64 * 1024,  # constant memory
+            10: 32,  # threads of a warp
+            12: 65536,  # registers of a block
+            16: self.arch.sm_count,
+            18: 0,  # integrated
+            19: 1,  # host memory can be mapped
+            31: 1,  # concurrent kernels
+            **{33: 0, 34: 0, 50: 0},  # PCI address
+            38: self.l2_bytes,
+            39: 2048,  # threads of a multiprocessor
+            41: 1,  # unified addressing
+            75: self.arch.capability[0],
+            76: self.arch.capability[1],
+            78: 1,  # stream priorities
+            81: shared + 1024,  # shared memory of a multiprocessor
+            82: 65536,  # registers of a multiprocessor
+            83: 1,  # managed memory
+            84: 0,  # board of several GPUs
+            86: 0,  # native atomics between host and device
+            90: 1,  # preemption
+            95: 1,  # cooperative launch
+            97: shared,  # shared memory of a block, opting in
+            106: 32,  # blocks of a multiprocessor
+            111: 1024,  # shared memory that the driver keeps of each block
+            115: 1,  # memory pools
+            120: 1,  # cluster launch
+        }
+
+    def max_active_clusters(self, size: int, blocks_per_sm: int = 1) -> int:
+        """Clusters of ``size`` CTAs that run together, when one CTA fills a multiprocessor.
+
+        A model: multiprocessors divided by the size. A real GPU gives a little less for large clusters, because a
+        cluster must fit in one GPC and not every GPC has the same number of multiprocessors.
+        """
+        return self.arch.sm_count * blocks_per_sm // size if 1 <= size <= MAX_CLUSTER else 0

@@ -1,0 +1,131 @@
+"""Calls of the two device functions that compilers call for a program: ``vprintf`` and ``__assertfail``.
+
+PTX ISA, "call"; CUDA C++ Programming Guide, "Formatted Output" and "Assertion". The parser turns the parameters of a
+call into registers of the scope, so that ``st.param`` and ``ld.param`` around it are moves.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_nvfp4.sim.errors import OutOfBounds, Trap
+from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.layout import WINDOW_SHIFT, WINDOWS
+from cute_nvfp4.sim.model import Instruction, Kernel, Symbol
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.wave import Group
+
+_CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d*))?(hh|h|ll|l|j|z|t|L)?(.)", re.S)
+_LOW = (1 << WINDOW_SHIFT) - 1
+_LONGEST = 4096
+
+
+@opcode("call")
+def _call(i: Instruction, m: Mods, k: Kernel) -> Op:
+    m.flag("uni")
+    name = next((o.name for o in i.operands if isinstance(o, Symbol)), "")
+    if name == "vprintf":
+        return Op(partial(_vprintf, i), (("b32",),), ("static", ("b64", "b64")), "control", context=True)
+    if name == "__assertfail":
+        return Op(partial(_assertfail, i), (), ("static", ("b64", "b64", "b32", "b64", "b64")), "control", context=True)
+    raise m.refuse("calls of device functions other than vprintf and __assertfail are not modelled")
+
+
+def _threads(g: Group, mask: np.ndarray | None, *values: np.ndarray):
+    """(row, lane, the values of that thread) of the active threads, in the order of warps and lanes."""
+    lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+    wide = [np.broadcast_to(v, (g.n, 32)) for v in values]
+    for row, lane in np.argwhere(lanes).tolist():
+        yield row, lane, [int(v[row, lane]) for v in wide]
+
+
+def _vprintf(i: Instruction, g: Group, mask, operands) -> np.ndarray:
+    """Prints for each active thread; the result is the number of arguments, as the CUDA guide says."""
+    counts = np.zeros((g.n, 32), np.uint32)
+    for row, lane, (text, arguments) in _threads(g, mask, *operands):
+        thread = _Thread(i, g, row, lane)
+        line, counts[row, lane] = thread.format(thread.string(text), arguments)
+        sys.stdout.write(line)
+    return counts
+
+
+def _assertfail(i: Instruction, g: Group, mask, operands) -> None:
+    for row, lane, (message, file, line, function, _) in _threads(g, mask, *operands):
+        thread = _Thread(i, g, row, lane)
+        where = f"{thread.string(file)}:{line}, {thread.string(function)}"
+        who = g.wave.thread(int(g.warps[row]), lane)
+        raise Trap(
+            f"device assertion `{thread.string(message)}` failed at {where}; {who} in {g.wave.run.launch.kernel}"
+        )
+
+
+class _Thread:
+    """Reads what one thread passes to a call."""
+
+    def __init__(self, instruction: Instruction, g: Group, row: int, lane: int) -> None:
+        self._instruction, self._wave, self._row = instruction, g.wave, int(g.local_rows()[row, lane])
+
+    def _bytes(self, address: int, size: int) -> bytes:
+        """``size`` bytes at a generic address of global or local memory."""
+        window, low, wave = address >> WINDOW_SHIFT, address & _LOW, self._wave
+        if window == WINDOWS["local"] and low + size <= wave.local_bytes:
+            at = self._row + low - wave.local.base
+            return wave.local.rows(1, 1)[1][at : at + size].tobytes()
+        region = wave.run.memory.find(address) if window == 0 else None
+        if region is None or address + size > region.end:
+            place = wave.run.memory.describe(address) if window == 0 else f"generic address {address:#x}"
+            raise OutOfBounds(f"{self._instruction.where()}: reads {size} bytes: {place}")
+        first, rows = region.rows(1, 1)
+        return rows[address - first : address - first + size].tobytes()
+
+    def string(self, address: int) -> str:
+        """The text that ends with a zero byte."""
+        out = bytearray()
+        while len(out) < _LONGEST and (byte := self._bytes(address + len(out), 1)) != b"\0":
+            out += byte
+        return out.decode(errors="replace")
+
+    def format(self, text: str, arguments: int) -> tuple[str, int]:
+        """(the formatted text, how many arguments it took); arguments lie at their natural alignment, as C promotes
+        them."""
+        at, taken = arguments, 0
+
+        def take(kind: str) -> int | float:
+            nonlocal at, taken
+            dtype = np.dtype(kind)
+            at = -(-at // dtype.itemsize) * dtype.itemsize
+            value = np.frombuffer(self._bytes(at, dtype.itemsize), dtype)[0].item()
+            at, taken = at + dtype.itemsize, taken + 1
+            return value
+
+        def convert(found: re.Match) -> str:
+            flags, width, precision, length, kind = found.groups()
+            if kind == "%":
+                return "%"
+            width = str(take("i4")) if width == "*" else width or ""
+            if precision is not None:
+                precision = str(take("i4")) if precision == "*" else precision or "0"
+            head = f"%{flags}{width}" + ("" if precision is None else f".{precision}")
+            if kind in "diuoxXc":
+                wide = length in ("l", "ll", "j", "z", "t")
+                value = take(("i" if kind in "di" else "u") + ("8" if wide else "4"))
+                if kind == "c":
+                    return (head + "s") % chr(value & 0xFF)
+                return (head + kind.replace("u", "d")) % value
+            if kind in "fFeEgG":
+                return (head + kind) % take("f8")
+            if kind in "aA":
+                return (f"%{flags}{width}s") % take("f8").hex()
+            if kind == "p":
+                return (f"%{flags}{width}s") % f"{take('u8'):#x}"
+            if kind == "s":
+                return (head + "s") % self.string(take("u8"))
+            return found.group()  # CUDA prints what it does not know as it stands
+
+        return _CONVERSION.sub(convert, text), taken

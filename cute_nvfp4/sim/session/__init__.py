@@ -1,0 +1,10 @@
+"""A simulated GPU for whole programs: device "cuda" of torch, the CUDA bindings, and launches of the CuTe DSL.
+
+``with simulated_gpu("sm_100a") as session: …`` or ``python -m cute_nvfp4.sim SCRIPT``.
+"""
+
+from __future__ import annotations
+
+from cute_nvfp4.sim.session.session import LaunchRecord, Session, current_session, simulated_gpu
+
+__all__ = ["LaunchRecord", "Session", "current_session", "simulated_gpu"]

@@ -1,0 +1,247 @@
+"""``cuda.bindings.driver`` and ``.runtime`` of a session: what the DSL's utilities and programs ask of a GPU.
+
+Functions that are not listed raise, naming themselves. Every function returns ``(status, value, …)`` as the real ones
+do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from cuda.bindings import driver, runtime
+
+from cute_nvfp4.errors import TargetError
+from cute_nvfp4.sim.device import DRIVER_VERSION
+from cute_nvfp4.sim.session.patches import Patches
+from cute_nvfp4.sim.session.runtime import Runtime
+
+_OK, _BAD = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_INVALID_VALUE
+_RUNTIME_OK, _RUNTIME_BAD = runtime.cudaError_t.cudaSuccess, runtime.cudaError_t.cudaErrorInvalidValue
+_CLUSTER = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+
+
+def install(patches: Patches, gpu: Runtime) -> None:
+    """Replaces every function of both modules, the modelled ones and the others."""
+    _install(patches, driver, "cu", _driver(gpu))
+    _install(patches, runtime, "cuda", _runtime(gpu))
+
+
+def _install(patches: Patches, module: ModuleType, prefix: str, known: dict[str, Callable[..., Any]]) -> None:
+    for name in dir(module):
+        if not name.startswith(prefix) or isinstance(value := getattr(module, name), type) or not callable(value):
+            continue
+        patches.set(module, name, known.get(name) or _refusal(f"{module.__name__}.{name}"))
+
+
+def _refusal(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise TargetError(f"{name} is not modelled in a simulated session")
+
+    return refuse
+
+
+def _driver(gpu: Runtime) -> dict[str, Callable[..., Any]]:
+    return {
+        **_devices(gpu),
+        **_occupancy(gpu),
+        **_streams(gpu, driver, "cu", _OK, ("CUstream", "CUevent", "CUgraph", "CUgraphExec")),
+        **_blocks(gpu, "cu", _OK, _BAD, driver.CUdeviceptr),
+        "cuMemsetD8": _fill(gpu, ctypes.c_uint8, _OK),
+        "cuMemsetD8Async": _fill(gpu, ctypes.c_uint8, _OK),
+        "cuMemsetD16": _fill(gpu, ctypes.c_uint16, _OK),
+        "cuMemsetD16Async": _fill(gpu, ctypes.c_uint16, _OK),
+        "cuMemsetD32": _fill(gpu, ctypes.c_uint32, _OK),
+        "cuMemsetD32Async": _fill(gpu, ctypes.c_uint32, _OK),
+        **{
+            name + suffix: _copy(gpu, _OK)
+            for name in ("cuMemcpy", "cuMemcpyDtoD", "cuMemcpyHtoD", "cuMemcpyDtoH")
+            for suffix in ("", "Async")
+        },
+        "cuGetErrorName": lambda error: (_OK, driver.CUresult(int(error)).name.encode()),
+        "cuGetErrorString": lambda error: (_OK, driver.CUresult(int(error)).name.encode()),
+    }
+
+
+def _devices(gpu: Runtime) -> dict[str, Callable[..., Any]]:
+    context = gpu.handle()
+
+    def attribute(number: Any, device: Any) -> tuple:
+        value = gpu.device.attribute(int(number))
+        if value is None:
+            raise TargetError(f"device attribute {number!r} is not modelled in a simulated session")
+        return _OK, value
+
+    def get(ordinal: int) -> tuple:
+        found = 0 <= ordinal < gpu.count
+        return (_OK, driver.CUdevice(ordinal)) if found else (driver.CUresult.CUDA_ERROR_INVALID_DEVICE, None)
+
+    return {
+        "cuInit": lambda flags: (_OK,),
+        "cuDriverGetVersion": lambda: (_OK, DRIVER_VERSION),
+        "cuDeviceGet": get,
+        "cuDeviceGetCount": lambda: (_OK, gpu.count),
+        "cuDeviceGetName": lambda length, device: (_OK, gpu.device.name.encode()[: length - 1]),
+        "cuDeviceGetAttribute": attribute,
+        "cuDeviceTotalMem": lambda device: (_OK, gpu.device.memory_bytes),
+        "cuDevicePrimaryCtxRetain": lambda device: (_OK, driver.CUcontext(context)),
+        "cuDevicePrimaryCtxRelease": lambda device: (_OK,),
+        "cuCtxGetCurrent": lambda: (_OK, driver.CUcontext(context)),
+        "cuCtxSetCurrent": lambda ctx: (_OK,),
+        "cuCtxPushCurrent": lambda ctx: (_OK,),
+        "cuCtxPopCurrent": lambda: (_OK, driver.CUcontext(context)),
+        "cuCtxCreate": lambda *a: (_OK, driver.CUcontext(context)),
+        "cuCtxDestroy": lambda ctx: (_OK,),
+        "cuCtxGetDevice": lambda *a: (_OK, driver.CUdevice(gpu.current)),
+        "cuCtxSynchronize": lambda *a: (_OK,),
+    }
+
+
+def _occupancy(gpu: Runtime) -> dict[str, Callable[..., Any]]:
+    """Libraries and kernels are handles only; the kernel asked about is taken to fill a multiprocessor."""
+
+    def clusters(kernel: Any, config: Any) -> tuple:
+        dims = [a.value.clusterDim for a in config.attrs if a.id == _CLUSTER]
+        size = dims[0].x * dims[0].y * dims[0].z if dims else 1
+        gpu.say("max active clusters are modelled as multiprocessors // CTAs of a cluster")
+        return _OK, gpu.device.max_active_clusters(size)
+
+    return {
+        "cuLibraryLoadData": lambda *a: (_OK, driver.CUlibrary(gpu.handle())),
+        "cuLibraryUnload": lambda library: (_OK,),
+        "cuLibraryEnumerateKernels": lambda n, library: (_OK, [driver.CUkernel(gpu.handle()) for _ in range(n)]),
+        "cuKernelGetFunction": lambda kernel: (_OK, driver.CUfunction(int(kernel))),
+        "cuFuncSetAttribute": lambda *a: (_OK,),
+        "cuKernelSetAttribute": lambda *a: (_OK,),
+        "cuOccupancyAvailableDynamicSMemPerBlock": lambda f, blocks, size: (_OK, gpu.device.arch.shared_bytes),
+        "cuOccupancyMaxActiveBlocksPerMultiprocessor": lambda f, size, smem: (_OK, 1),
+        "cuOccupancyMaxActiveClusters": clusters,
+    }
+
+
+def _streams(gpu: Runtime, module: ModuleType, p: str, ok: Any, types: tuple[str, ...]) -> dict[str, Callable]:
+    """Streams, events, captures and graphs; the functions of the two modules differ in prefix and types only."""
+    stream, event, graph, executable = (getattr(module, t) for t in types)
+
+    def begin(s: Any, mode: Any = None) -> tuple:
+        gpu.begin_capture(int(s))
+        return (ok,)
+
+    def launch(g: Any, s: Any) -> tuple:
+        gpu.submit(int(s), lambda: gpu.replay(int(g)))
+        return (ok,)
+
+    def nodes(g: Any, n: int = 0) -> tuple:
+        return ok, [], len(gpu.graphs[int(g)])
+
+    def done(*_: Any) -> tuple:
+        return (ok,)
+
+    return {
+        **{f"{p}Stream{n}": done for n in ("Destroy", "Synchronize", "Query", "WaitEvent")},
+        **{f"{p}Event{n}": done for n in ("Destroy", "Record", "RecordWithFlags", "Synchronize", "Query")},
+        **{f"{p}Stream{n}": lambda *a: (ok, stream(gpu.handle())) for n in ("Create", "CreateWithPriority")},
+        f"{p}StreamCreateWithFlags": lambda *a: (ok, stream(gpu.handle())),
+        **{f"{p}Event{n}": lambda *a: (ok, event(gpu.handle())) for n in ("Create", "CreateWithFlags")},
+        f"{p}EventElapsedTime": lambda a, b: (ok, gpu.elapsed()),
+        f"{p}StreamBeginCapture": begin,
+        f"{p}StreamEndCapture": lambda s: (ok, graph(gpu.end_capture(int(s)))),
+        f"{p}GraphGetNodes": nodes,
+        f"{p}GraphInstantiate": lambda g, *a: (ok, executable(int(g))),
+        f"{p}GraphLaunch": launch,
+        f"{p}GraphUpload": done,
+        f"{p}GraphDestroy": done,
+        f"{p}GraphExecDestroy": done,
+    }
+
+
+def _blocks(gpu: Runtime, p: str, ok: Any, bad: Any, pointer: Callable[[int], Any]) -> dict[str, Callable]:
+    def allocate(size: int, *_: Any) -> tuple:
+        return ok, pointer(gpu.memory.allocate(int(size), f"{p}Mem allocation of {int(size)} bytes"))
+
+    def free(address: Any, *_: Any) -> tuple:
+        return (ok,) if int(address) == 0 or gpu.memory.free(int(address)) else (bad,)
+
+    names = ("MemAlloc", "MemAllocAsync") if p == "cu" else ("Malloc", "MallocAsync", "MallocManaged")
+    frees = ("MemFree", "MemFreeAsync") if p == "cu" else ("Free", "FreeAsync")
+    return {p + n: allocate for n in names} | {p + n: free for n in frees}
+
+
+def _fill(gpu: Runtime, kind: Any, ok: Any) -> Callable[..., tuple]:
+    def fill(address: Any, value: int, count: int, stream: Any = 0) -> tuple:
+        def work() -> None:
+            array = (kind * int(count)).from_address(int(address))
+            np.frombuffer(array, np.dtype(kind))[:] = value
+
+        gpu.submit(int(stream), work)
+        return (ok,)
+
+    return fill
+
+
+def _address(value: Any) -> int:
+    """The address of a device pointer, an integer, or an object with the buffer protocol."""
+    try:
+        return int(value)
+    except TypeError:
+        return ctypes.addressof(ctypes.c_char.from_buffer(value))
+
+
+def _copy(gpu: Runtime, ok: Any) -> Callable[..., tuple]:
+    def copy(to: Any, source: Any, size: int, *rest: Any) -> tuple:
+        stream = rest[-1] if rest else 0
+        gpu.submit(int(stream), lambda: ctypes.memmove(_address(to), _address(source), int(size)) and None)
+        return (ok,)
+
+    return copy
+
+
+def _runtime(gpu: Runtime) -> dict[str, Callable[..., Any]]:
+    def fill(address: Any, value: int, count: int, stream: Any = 0) -> tuple:
+        gpu.submit(int(stream), lambda: ctypes.memset(int(address), value, int(count)) and None)
+        return (_RUNTIME_OK,)
+
+    def attribute(number: Any, device: int) -> tuple:
+        return _RUNTIME_OK, _devices(gpu)["cuDeviceGetAttribute"](number, device)[1]
+
+    def set_device(ordinal: int) -> tuple:
+        if not 0 <= ordinal < gpu.count:
+            return (runtime.cudaError_t.cudaErrorInvalidDevice,)
+        gpu.current = ordinal
+        return (_RUNTIME_OK,)
+
+    return {
+        **_streams(
+            gpu, runtime, "cuda", _RUNTIME_OK, ("cudaStream_t", "cudaEvent_t", "cudaGraph_t", "cudaGraphExec_t")
+        ),
+        **_blocks(gpu, "cuda", _RUNTIME_OK, _RUNTIME_BAD, int),
+        "cudaMemset": fill,
+        "cudaMemsetAsync": fill,
+        "cudaMemcpy": _copy_with_kind(gpu),
+        "cudaMemcpyAsync": _copy_with_kind(gpu),
+        "cudaDeviceGetAttribute": attribute,
+        "cudaGetDeviceCount": lambda: (_RUNTIME_OK, gpu.count),
+        "cudaGetDevice": lambda: (_RUNTIME_OK, gpu.current),
+        "cudaSetDevice": set_device,
+        "cudaDeviceSynchronize": lambda: (_RUNTIME_OK,),
+        "cudaGetLastError": lambda: (_RUNTIME_OK,),
+        "cudaPeekAtLastError": lambda: (_RUNTIME_OK,),
+        "cudaDriverGetVersion": lambda: (_RUNTIME_OK, DRIVER_VERSION),
+        "cudaRuntimeGetVersion": lambda: (_RUNTIME_OK, DRIVER_VERSION),
+        "cudaGetErrorName": lambda error: (_RUNTIME_OK, runtime.cudaError_t(int(error)).name.encode()),
+        "cudaGetErrorString": lambda error: (_RUNTIME_OK, runtime.cudaError_t(int(error)).name.encode()),
+        "cudaProfilerStart": lambda: (_RUNTIME_OK,),
+        "cudaProfilerStop": lambda: (_RUNTIME_OK,),
+    }
+
+
+def _copy_with_kind(gpu: Runtime) -> Callable[..., tuple]:
+    copy = _copy(gpu, _RUNTIME_OK)
+
+    def with_kind(to: Any, source: Any, size: int, kind: Any, stream: Any = 0) -> tuple:
+        return copy(to, source, size, stream)
+
+    return with_kind

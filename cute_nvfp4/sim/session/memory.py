@@ -1,0 +1,170 @@
+"""The device memory of a session: torch storages that count as CUDA memory, and blocks that were asked for by size."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from types import FrameType
+
+import numpy as np
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from cute_nvfp4.sim.regions import GlobalMemory
+
+ALIGNMENT = 512
+"""What cudaMalloc and torch's allocator promise."""
+_MOST_NAMES = 3
+_DEPTH = 12
+
+
+@dataclass
+class _Entry:
+    storage: StorageWeakRef
+    base: int
+    size: int
+    label: str
+    index: int
+
+
+def aligned_buffer(size: int) -> np.ndarray:
+    """``size`` bytes at an address of the promised alignment; they are not cleared."""
+    data = np.empty(size + ALIGNMENT, np.uint8)
+    start = -data.ctypes.data % ALIGNMENT
+    return data[start : start + size]
+
+
+def storage_key(tensor: torch.Tensor) -> int | None:
+    """Identifies the storage of a strided host tensor; None for tensors without one."""
+    if tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return None
+    try:
+        return tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+class DeviceMemory:
+    """Which host memory plays the part of device memory.
+
+    A torch storage is entered by its identity and leaves when torch frees it. ``pinned`` storages belong to the host
+    but kernels may use them.
+    """
+
+    def __init__(self) -> None:
+        self._tensors: dict[int, _Entry] = {}
+        self._pinned: dict[int, _Entry] = {}
+        self._blocks: dict[int, tuple[np.ndarray, str]] = {}
+        self._made = 0
+
+    def device_index(self, tensor: torch.Tensor) -> int | None:
+        """The ordinal of the CUDA device that ``tensor`` is on, None for a host tensor."""
+        entry = self._tensors.get(storage_key(tensor) or 0)
+        return None if entry is None or entry.storage.expired() else entry.index
+
+    def is_pinned(self, tensor: torch.Tensor) -> bool:
+        entry = self._pinned.get(storage_key(tensor) or 0)
+        return entry is not None and not entry.storage.expired()
+
+    def adopt(self, tensor: torch.Tensor, index: int = 0, *, pinned: bool = False, in_place: bool = False) -> None:
+        """Makes the storage of ``tensor`` device memory (or pinned memory).
+
+        A storage that torch has just made is replaced by one of the promised alignment, unless ``in_place``.
+        """
+        key = storage_key(tensor)
+        entries = self._pinned if pinned else self._tensors
+        if key is None or key in entries:
+            return
+        storage = tensor.untyped_storage()
+        if not in_place and storage.nbytes() and storage.data_ptr() % ALIGNMENT:
+            with torch._C.DisableTorchFunction():
+                storage = self._move(tensor, storage)
+        self._made += 1
+        if self._made % 4096 == 0:
+            self.forget_dead()
+        label = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+        entry = _Entry(StorageWeakRef(storage), storage.data_ptr(), storage.nbytes(), label, index)
+        entries[storage._cdata] = entry
+
+    def _move(self, tensor: torch.Tensor, old: torch.UntypedStorage) -> torch.UntypedStorage:
+        new = torch.from_numpy(aligned_buffer(old.nbytes())).untyped_storage()
+        new.copy_(old)
+        moved = torch.empty(0, dtype=tensor.dtype).set_(new, tensor.storage_offset(), tensor.shape, tensor.stride())
+        if tensor.is_conj():
+            moved = moved.conj()
+        if tensor.is_neg():
+            moved = moved._neg_view()
+        tensor.data = moved
+        return tensor.untyped_storage()
+
+    def forget_dead(self) -> None:
+        """Drops storages that torch has freed."""
+        for entries in (self._tensors, self._pinned):
+            for key in [k for k, e in entries.items() if e.storage.expired()]:
+                del entries[key]
+
+    def allocate(self, size: int, label: str) -> int:
+        """A block of ``size`` bytes; returns its address."""
+        data = aligned_buffer(max(size, 1))
+        self._blocks[data.ctypes.data] = data, label
+        return data.ctypes.data
+
+    def free(self, address: int) -> bool:
+        """Frees a block; False where ``address`` is not the start of one."""
+        return self._blocks.pop(address, None) is not None
+
+    def used(self) -> int:
+        """Bytes of device memory in use."""
+        self.forget_dead()
+        return sum(e.size for e in self._tensors.values()) + sum(d.nbytes for d, _ in self._blocks.values())
+
+    def snapshot(self, frame: FrameType | None = None) -> GlobalMemory:
+        """What exists now, as the memory of a launch; tensors carry the names of the caller's variables."""
+        self.forget_dead()
+        with torch._C.DisableTorchFunction():
+            names = _names(frame)
+        memory = GlobalMemory()
+        for entries in (self._tensors, self._pinned):
+            for key, entry in entries.items():
+                if entry.size:
+                    found = names.get(key)
+                    name = f"{'/'.join(found)} ({entry.label})" if found else entry.label
+                    memory.add_span(entry.base, entry.size, name)
+        for data, label in self._blocks.values():
+            memory.add(data, label)
+        return memory
+
+
+def _names(frame: FrameType | None) -> dict[int, list[str]]:
+    """Storage to the names of variables that hold tensors on it, innermost frames first."""
+    found: dict[int, list[str]] = {}
+
+    def note(name: str, value: object) -> None:
+        if isinstance(value, torch.Tensor):
+            key = storage_key(value)
+            names = found.setdefault(key, []) if key is not None else None
+            if names is not None and name not in names and len(names) < _MOST_NAMES:
+                names.append(name)
+        elif isinstance(value, (list, tuple)) and len(value) <= 64:
+            for i, part in enumerate(value):
+                if isinstance(part, torch.Tensor):
+                    note(f"{name}[{i}]", part)
+
+    depth = 0
+    while frame is not None and depth < _DEPTH:
+        if not _is_library(frame):
+            for name, value in list(frame.f_locals.items()):
+                note(name, value)
+            depth += 1
+        frame = frame.f_back
+    return found
+
+
+def _is_library(frame: FrameType) -> bool:
+    name = frame.f_globals.get("__name__", "")
+    return name.split(".")[0] in ("torch", "cutlass", "cute_nvfp4", "runpy")
+
+
+def caller_frame() -> FrameType:
+    """The frame that called the function which calls this one."""
+    return sys._getframe(2)

@@ -1,0 +1,151 @@
+"""A simulated GPU for the length of a ``with`` block."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from cute_nvfp4.errors import TargetError
+from cute_nvfp4.sim.counters import Result
+from cute_nvfp4.sim.device import Device
+from cute_nvfp4.sim.executor import run
+from cute_nvfp4.sim.host import Launch
+from cute_nvfp4.sim.program import Program
+from cute_nvfp4.sim.session import driver
+from cute_nvfp4.sim.session.dsl import DslHooks
+from cute_nvfp4.sim.session.library import install_library
+from cute_nvfp4.sim.session.memory import DeviceMemory
+from cute_nvfp4.sim.session.patches import Patches
+from cute_nvfp4.sim.session.runtime import Runtime
+from cute_nvfp4.sim.session.torch_cuda import TorchCuda
+from cute_nvfp4.sim.session.torch_device import CudaMode
+from cute_nvfp4.target import DEFAULT_ARCH, architecture
+
+
+@dataclass
+class LaunchRecord:
+    """One launch of a session; ``result`` is None until it has ended well."""
+
+    number: int
+    launch: Launch
+    seconds: float = 0.0
+    result: Result | None = None
+    ended: bool = False
+
+    @property
+    def instructions(self) -> int:
+        """Warp instructions executed."""
+        return self.result.instructions if self.result else 0
+
+
+@dataclass
+class Session:
+    """The state of a simulated GPU; made by ``simulated_gpu``.
+
+    ``launches`` lists what was launched, ``failure`` is the first launch that was stopped and its error, even where
+    the program went on. ``options`` are passed to ``sim.run``. ``observe`` is called before a launch
+    runs and, with its result in place, after it. With ``execute=False`` launches are recorded and not run.
+    """
+
+    device: Device
+    benchmarks: str = "once"
+    execute: bool = True
+    options: dict[str, Any] = field(default_factory=dict)
+    observe: Callable[[LaunchRecord], None] | None = None
+    launches: list[LaunchRecord] = field(default_factory=list)
+    failure: tuple[LaunchRecord, Exception] | None = None
+    active: bool = False
+
+    def __post_init__(self) -> None:
+        self.memory = DeviceMemory()
+        self.runtime = Runtime(self.device, self.memory)
+        self.mode = CudaMode(self.memory)
+        self.cuda = TorchCuda(self.runtime, self.mode)
+
+    @property
+    def instructions(self) -> int:
+        """Warp instructions of all launches so far."""
+        return sum(record.instructions for record in self.launches)
+
+    def current_stream(self) -> int:
+        """The handle of torch's current stream."""
+        return self.cuda.streams[-1].cuda_stream
+
+    def submit(self, program: Program | None, launch: Launch) -> None:
+        """Runs a launch, or records it where its stream is being captured."""
+        if program is None:
+            raise TargetError(f"a launch of {launch.kernel} by a function without device code")
+        frame = sys._getframe(1)
+        self.runtime.submit(launch.stream, lambda: self._run(program, launch, frame))
+
+    def _run(self, program: Program, launch: Launch, frame: Any) -> None:
+        record = LaunchRecord(len(self.launches), launch)
+        self.launches.append(record)
+        if self.observe:
+            self.observe(record)
+        if self.execute:
+            memory = self.memory.snapshot(frame)
+            begin = time.perf_counter()
+            try:
+                record.result = run(program, launch, memory, sm_count=self.device.arch.sm_count, **self.options)
+            except Exception as error:
+                self.failure = self.failure or (record, error)
+                raise
+            finally:
+                record.seconds = time.perf_counter() - begin
+        record.ended = True
+        if self.observe:
+            self.observe(record)
+
+
+_current: Session | None = None
+
+
+def current_session() -> Session | None:
+    """The session that is active in this process, if there is one."""
+    return _current
+
+
+@contextlib.contextmanager
+def simulated_gpu(
+    arch: str = DEFAULT_ARCH,
+    *,
+    lineinfo: bool = True,
+    benchmarks: str = "once",
+    execute: bool = True,
+    observe: Callable[[LaunchRecord], None] | None = None,
+    **options: Any,
+) -> Iterator[Session]:
+    """Within it, torch and CuTe DSL programs find a GPU of ``arch``, and their kernels run in the simulator.
+
+    Device "cuda" of torch is served from host memory, ``cuda.bindings`` answers as a GPU would, and launches of
+    compiled DSL functions are executed from their PTX, one after another. ``options`` go to ``sim.run`` (counters,
+    step_limit, …). ``benchmarks`` is "once" (the DSL's benchmark helpers run their function once) or "full".
+    ``lineinfo`` puts source lines into the PTX, so that hazards can name them. Everything is as before when it ends.
+
+    Raises:
+        TargetError: an unknown architecture, or a session inside another.
+    """
+    global _current
+    if _current is not None:
+        raise TargetError("a simulated session is already active")
+    if benchmarks not in ("once", "full"):
+        raise TargetError(f"benchmarks: got {benchmarks!r}, expected 'once' or 'full'")
+    session = Session(Device(architecture(arch)), benchmarks, execute, options, observe)
+    hooks, patches = DslHooks(session, lineinfo), Patches()
+    try:
+        hooks.install(patches)
+        driver.install(patches, session.runtime)
+        session.cuda.install(patches)
+        install_library(patches, session)
+        session.active, _current = True, session
+        with session.mode:
+            yield session
+    finally:
+        session.active, _current = False, None
+        patches.restore()
+        hooks.close()

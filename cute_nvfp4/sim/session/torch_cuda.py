@@ -1,0 +1,300 @@
+"""``torch.cuda`` of a session: devices, streams and events that exist, and clear errors for the rest."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from cute_nvfp4.errors import TargetError
+from cute_nvfp4.sim.session.patches import Patches
+from cute_nvfp4.sim.session.runtime import Runtime
+from cute_nvfp4.sim.session.torch_device import CudaMode, as_device
+
+
+class TorchCuda:
+    """Installs itself in the module ``torch.cuda`` and takes itself out again."""
+
+    def __init__(self, runtime: Runtime, mode: CudaMode) -> None:
+        self.runtime, self.mode = runtime, mode
+        self.stream_type, self.event_type = _stream_type(runtime, self), _event_type(runtime, self)
+        self.default = self.stream_type(handle=0)
+        self.streams = [self.default]
+
+    def install(self, patches: Patches) -> None:
+        for name, value in (self._devices() | self._streams() | self._memory() | self._random()).items():
+            patches.set(torch.cuda, name, value)
+        patches.set(torch, "Generator", _generator_type())
+        patches.set(torch, "from_dlpack", self._from_dlpack(torch.from_dlpack))
+        patches.set(torch.utils.dlpack, "from_dlpack", self._from_dlpack(torch.utils.dlpack.from_dlpack))
+
+    def _set_device(self, device: Any) -> None:
+        if device is not None and not (isinstance(device, int) and device < 0):
+            self.mode.current = self.runtime.current = self.mode.ordinal(device)
+
+    @contextlib.contextmanager
+    def _on_device(self, device: Any) -> Iterator[None]:
+        before = self.mode.current
+        self._set_device(device)
+        try:
+            yield
+        finally:
+            self._set_device(before)
+
+    def _devices(self) -> dict[str, Any]:
+        device = self.runtime.device
+        return {
+            "is_available": lambda: True,
+            "is_initialized": lambda: True,
+            "init": lambda: None,
+            "_lazy_init": _refuse_unknown,
+            "device_count": lambda: self.mode.count,
+            "current_device": lambda: self.mode.current,
+            "set_device": self._set_device,
+            "device": self._on_device,
+            "device_of": lambda tensor: self._on_device(tensor.get_device() if tensor.is_cuda else None),
+            "get_device_name": lambda d=None: device.name,
+            "get_device_capability": lambda d=None: device.arch.capability,
+            "get_device_properties": lambda d=None: self._properties(),
+            "get_arch_list": lambda: [device.arch.name],
+            "is_bf16_supported": lambda *a, **k: True,
+            "can_device_access_peer": lambda a, b: a != b,
+            "cudart": lambda: SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
+            "nvtx": SimpleNamespace(
+                range_push=lambda text: 0, range_pop=lambda: 0, mark=lambda text: None, range=_no_context
+            ),
+            "CUDAGraph": _graph_type(self.runtime),
+            "graph": self._capture,
+            "make_graphed_callables": _refusal("torch.cuda.make_graphed_callables"),
+        }
+
+    @contextlib.contextmanager
+    def _capture(self, graph: Any, pool: Any = None, stream: Any = None, **_: Any) -> Iterator[None]:
+        """``torch.cuda.graph``: launches on the stream are recorded; torch's own work there is refused."""
+        stream = stream or self.stream_type()
+        self.runtime.begin_capture(stream.cuda_stream)
+        self.mode.on_work = _refuse_in_capture
+        try:
+            with stream:
+                yield
+        finally:
+            self.mode.on_work = lambda func: None
+            graph.handle = self.runtime.end_capture(stream.cuda_stream)
+
+    def _properties(self) -> SimpleNamespace:
+        device = self.runtime.device
+        return SimpleNamespace(
+            name=device.name,
+            major=device.arch.capability[0],
+            minor=device.arch.capability[1],
+            total_memory=device.memory_bytes,
+            multi_processor_count=device.arch.sm_count,
+            L2_cache_size=device.l2_bytes,
+            warp_size=32,
+            max_threads_per_block=1024,
+            max_threads_per_multi_processor=2048,
+            regs_per_multiprocessor=65536,
+            shared_memory_per_block=48 * 1024,
+            shared_memory_per_block_optin=device.arch.shared_bytes,
+            shared_memory_per_multiprocessor=device.arch.shared_bytes + 1024,
+            is_integrated=0,
+            is_multi_gpu_board=0,
+        )
+
+    def _streams(self) -> dict[str, Any]:
+        return {
+            "Stream": self.stream_type,
+            "ExternalStream": lambda pointer, device=None: self.stream_type(handle=int(pointer)),
+            "Event": self.event_type,
+            "synchronize": lambda device=None: None,
+            "current_stream": lambda device=None: self.streams[-1],
+            "default_stream": lambda device=None: self.default,
+            "stream": lambda s: s if s is not None else _no_context(),
+            "set_stream": self._set_stream,
+            "StreamContext": lambda s: s,
+        }
+
+    def _set_stream(self, stream: Any) -> None:
+        if stream is not None:
+            self.streams[-1] = stream
+
+    def _memory(self) -> dict[str, Any]:
+        used, total = self.runtime.memory.used, self.runtime.device.memory_bytes
+        return {
+            "empty_cache": lambda: self.runtime.memory.forget_dead(),
+            "ipc_collect": lambda: None,
+            "mem_get_info": lambda device=None: (total - used(), total),
+            "memory_allocated": lambda device=None: used(),
+            "max_memory_allocated": lambda device=None: used(),
+            "memory_reserved": lambda device=None: used(),
+            "max_memory_reserved": lambda device=None: used(),
+            "reset_peak_memory_stats": lambda device=None: None,
+            "reset_max_memory_allocated": lambda device=None: None,
+            "memory_stats": lambda device=None: {},
+        }
+
+    def _random(self) -> dict[str, Any]:
+        """CUDA and CPU share one generator here, so the numbers are not those of a GPU."""
+        return {
+            "manual_seed": lambda seed: torch.default_generator.manual_seed(int(seed)),
+            "manual_seed_all": lambda seed: torch.default_generator.manual_seed(int(seed)),
+            "seed": lambda: torch.default_generator.seed(),
+            "seed_all": lambda: torch.default_generator.seed(),
+            "initial_seed": lambda: torch.default_generator.initial_seed(),
+            "get_rng_state": lambda device="cuda": torch.default_generator.get_state(),
+            "get_rng_state_all": lambda: [torch.default_generator.get_state()],
+            "set_rng_state": lambda state, device="cuda": torch.default_generator.set_state(state),
+            "set_rng_state_all": lambda states: torch.default_generator.set_state(states[0]),
+        }
+
+    def _from_dlpack(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """A tensor imported from device memory of the session stays there."""
+
+        def from_dlpack(source: Any, *args: Any, **kwargs: Any) -> Any:
+            where = source.__dlpack_device__() if hasattr(source, "__dlpack_device__") else (1, 0)
+            if int(where[0]) != 2:
+                return original(source, *args, **kwargs)
+            if isinstance(source, torch.Tensor):
+                return source.detach()
+            raise TargetError("from_dlpack of CUDA memory that is not a torch tensor is not modelled in a session")
+
+        return from_dlpack
+
+
+def _stream_type(runtime: Runtime, owner: TorchCuda) -> type:
+    class Stream:
+        """A stream: work on it has ended when the call that issued it returns."""
+
+        def __init__(self, device: Any = None, priority: int = 0, *, handle: int | None = None, **_: Any) -> None:
+            self.cuda_stream = runtime.handle() if handle is None else handle
+            self.priority = priority
+            self.device = torch.device("cuda", owner.mode.ordinal(device))
+
+        def __cuda_stream__(self) -> tuple[int, int]:
+            return 0, self.cuda_stream
+
+        def synchronize(self) -> None: ...
+
+        def wait_stream(self, stream: Any) -> None: ...
+
+        def wait_event(self, event: Any) -> None: ...
+
+        def query(self) -> bool:
+            return True
+
+        def record_event(self, event: Any = None) -> Any:
+            event = event or owner.event_type()
+            event.record(self)
+            return event
+
+        def __enter__(self) -> Any:
+            owner.streams.append(self)
+            return self
+
+        def __exit__(self, *_: Any) -> None:
+            owner.streams.pop()
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Stream) and other.cuda_stream == self.cuda_stream
+
+        def __hash__(self) -> int:
+            return hash(self.cuda_stream)
+
+    return Stream
+
+
+def _event_type(runtime: Runtime, owner: TorchCuda) -> type:
+    class Event:
+        """An event; the time between two is not a number."""
+
+        def __init__(self, enable_timing: bool = False, **_: Any) -> None:
+            self.cuda_event, self._timed, self._recorded = runtime.handle(), enable_timing, False
+
+        def record(self, stream: Any = None) -> None:
+            self._recorded = True
+
+        def elapsed_time(self, end: Any) -> float:
+            if not (self._timed and end._timed):
+                raise ValueError("both events must be made with enable_timing=True")
+            if not (self._recorded and end._recorded):
+                raise ValueError("both events must be recorded before the time between them is asked for")
+            return runtime.elapsed()
+
+        def synchronize(self) -> None: ...
+
+        def wait(self, stream: Any = None) -> None: ...
+
+        def query(self) -> bool:
+            return True
+
+    return Event
+
+
+def _graph_type(runtime: Runtime) -> type:
+    class CUDAGraph:
+        """Launches recorded by ``torch.cuda.graph``."""
+
+        def __init__(self, keep_graph: bool = False) -> None:
+            self.handle: int | None = None
+
+        def replay(self) -> None:
+            if self.handle is None:
+                raise RuntimeError("the graph has not been captured")
+            runtime.replay(self.handle)
+
+        def reset(self) -> None:
+            self.handle = None
+
+        def pool(self) -> tuple[int, int]:
+            return 0, 0
+
+    return CUDAGraph
+
+
+#: what may happen to CUDA tensors during a capture, because it does no work on the device
+_FREE_WORDS = ("__get__", "view", "reshape", "permute", "transpose", "data_ptr", "size", "stride", "numel", "dim")
+_FREE_WORDS += ("__getitem__", "expand", "unsqueeze", "squeeze", "is_contiguous", "element_size", "storage", "detach")
+
+
+def _refuse_in_capture(func: Any) -> None:
+    name = getattr(func, "__name__", str(func))
+    if not any(word in name for word in _FREE_WORDS):
+        raise TargetError(f"torch's {name} on CUDA tensors cannot be captured in a simulated session")
+
+
+def _generator_type() -> type:
+    real = torch.Generator
+
+    class Meta(type):
+        def __instancecheck__(cls, instance: object) -> bool:
+            return isinstance(instance, real)
+
+    class Generator(metaclass=Meta):
+        """A generator of the CPU, whatever device is asked for."""
+
+        def __new__(cls, device: Any = "cpu") -> Any:
+            asked = as_device(device)
+            return real(device="cpu" if asked is not None and asked.type == "cuda" else device)
+
+    return Generator
+
+
+@contextlib.contextmanager
+def _no_context(*_: Any, **__: Any) -> Iterator[None]:
+    yield
+
+
+def _refusal(name: str) -> Callable[..., Any]:
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise TargetError(f"{name} is not modelled in a simulated session: torch's own work cannot be captured there")
+
+    return refuse
+
+
+def _refuse_unknown() -> None:
+    name = sys._getframe(1).f_code.co_name
+    raise TargetError(f"torch.cuda.{name} is not modelled in a simulated session")

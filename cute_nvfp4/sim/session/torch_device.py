@@ -1,0 +1,233 @@
+"""Device "cuda" of torch, served from host memory.
+
+A ``TorchFunctionMode`` sees every call of torch's Python API. Calls run on the CPU; which tensors count as CUDA tensors
+is kept by storage (``DeviceMemory``), so views and in-place results need no care. A result on a new storage goes where
+the ``device`` argument says, else where the inputs are.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils import _device as default_device
+
+from cute_nvfp4.errors import TargetError
+from cute_nvfp4.sim.session.memory import DeviceMemory, storage_key
+from cute_nvfp4.sim.session.torch_ops import CPU_VERSIONS
+
+_CUDA_DLPACK = 2
+_FACTORIES = default_device._device_constructors()
+
+
+def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors of an argument or a result, inside sequences and dictionaries too."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)) and depth < 4:
+        for part in value:
+            yield from tensors_in(part, depth + 1)
+    elif isinstance(value, dict) and depth < 4:
+        for part in value.values():
+            yield from tensors_in(part, depth + 1)
+
+
+def as_device(value: Any) -> torch.device | None:
+    """``value`` as a device if it is one in any of torch's spellings."""
+    if isinstance(value, torch.device):
+        return value
+    if isinstance(value, str):
+        try:
+            return torch.device(value)
+        except RuntimeError:
+            return None
+    return None
+
+
+class CudaMode(TorchFunctionMode):
+    """While entered, torch has CUDA devices 0 … ``count`` - 1 in host memory."""
+
+    def __init__(self, memory: DeviceMemory, count: int = 1) -> None:
+        super().__init__()
+        self.memory, self.count, self.current = memory, count, 0
+        #: called with the function of torch that is about to work on CUDA tensors
+        self.on_work: Callable[[Any], None] = lambda func: None
+        tensor = torch.Tensor
+        self._special: dict[Any, Callable[..., Any]] = {
+            tensor.device.__get__: self._device,
+            tensor.is_cuda.__get__: self._is_cuda,
+            tensor.is_cpu.__get__: self._is_cpu,
+            tensor.get_device: lambda t: -1 if (i := self.memory.device_index(t)) is None else i,
+            tensor.cuda: self._cuda,
+            tensor.cpu: self._cpu,
+            tensor.to: self._to,
+            tensor.numpy: self._numpy,
+            tensor.__array__: self._array,
+            tensor.__dlpack__: self._dlpack,
+            tensor.__dlpack_device__: self._dlpack_device,
+            tensor.pin_memory: self._pin,
+            tensor.is_pinned: lambda t, *a, **k: self.memory.is_pinned(t),
+            tensor.record_stream: lambda t, stream: None,
+            tensor.__repr__: self._repr,
+        }
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = dict(kwargs or {})
+        try:
+            special = self._special.get(func)
+        except TypeError:
+            special = None
+        return special(*args, **kwargs) if special else self._call(func, args, kwargs)
+
+    def _call(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        target = self._requested(func, kwargs)
+        pinned = bool(kwargs.pop("pin_memory", False)) if target is None or target < 0 else False
+        inputs = list(tensors_in((args, kwargs)))
+        if target is None:
+            target = max((i for t in inputs if (i := self.memory.device_index(t)) is not None), default=-1)
+        known = {storage_key(t) for t in inputs}
+        if target >= 0:
+            self.on_work(func)
+            func = CPU_VERSIONS.get(func, func)
+        result = func(*args, **kwargs)
+        if target >= 0 or pinned:
+            for tensor in tensors_in(result):
+                if storage_key(tensor) not in known:
+                    self.memory.adopt(tensor, max(target, 0), pinned=pinned)
+        return result
+
+    def _requested(self, func: Any, kwargs: dict) -> int | None:
+        """The CUDA ordinal that ``device`` asks for, -1 for the CPU, None where nothing is asked; ``device`` becomes
+        the CPU."""
+        device = kwargs.get("device")
+        if device is None:
+            ambient = default_device.CURRENT_DEVICE if func in _FACTORIES else None
+            if ambient is None or ambient.type != "cuda":
+                return None
+            device = ambient
+        elif isinstance(device, int) and not isinstance(device, bool):
+            device = torch.device("cuda", device)
+        device = as_device(device)
+        if device is None or device.type not in ("cuda", "cpu"):
+            return None
+        kwargs["device"] = torch.device("cpu")
+        return -1 if device.type == "cpu" else self.ordinal(device)
+
+    def ordinal(self, device: torch.device | int | str | None) -> int:
+        """The ordinal of a CUDA device; an absent one is an error, as it is with a GPU."""
+        if isinstance(device, str):
+            device = torch.device(device)
+        index = device.index if isinstance(device, torch.device) else device
+        index = self.current if index is None else index
+        if not 0 <= index < self.count:
+            raise TargetError(f"CUDA error: invalid device ordinal {index} (the session has {self.count} device(s))")
+        return index
+
+    def _device(self, tensor: torch.Tensor) -> torch.device:
+        index = self.memory.device_index(tensor)
+        return tensor.device if index is None else torch.device("cuda", index)
+
+    def _is_cuda(self, tensor: torch.Tensor) -> bool:
+        return self.memory.device_index(tensor) is not None
+
+    def _is_cpu(self, tensor: torch.Tensor) -> bool:
+        return tensor.is_cpu and self.memory.device_index(tensor) is None
+
+    def _move(self, tensor: torch.Tensor, target: int, copied: torch.Tensor) -> torch.Tensor:
+        """``copied`` (the result of a conversion of ``tensor`` on the CPU) put on CUDA device ``target``, or -1 for the
+        CPU; a copy is made where a GPU would make one."""
+        index = self.memory.device_index(tensor)
+        source = -1 if index is None else index
+        if source != target and storage_key(copied) == storage_key(tensor):
+            copied = copied.clone(memory_format=torch.preserve_format)
+        if target >= 0:
+            self.memory.adopt(copied, target)
+        return copied
+
+    def _cuda(self, tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        return self._move(tensor, self.ordinal(device), tensor.cpu(**kwargs))
+
+    def _cpu(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return self._move(tensor, -1, tensor.cpu(*args, **kwargs))
+
+    def _to(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        target: int | None = None
+        parts = list(args)
+        first = parts[0] if parts else kwargs.get("other")
+        if isinstance(first, torch.Tensor):
+            index = self.memory.device_index(first)
+            target = -1 if index is None and first.device.type == "cpu" else index
+        elif isinstance(first, int) and not isinstance(first, bool):
+            parts[0], target = torch.device("cpu"), self.ordinal(first)
+        elif (device := as_device(first)) is not None and device.type in ("cuda", "cpu"):
+            parts[0] = torch.device("cpu")
+            target = -1 if device.type == "cpu" else self.ordinal(device)
+        asked = self._requested(torch.Tensor.to, kwargs)
+        target = asked if asked is not None else target
+        result = tensor.to(*parts, **kwargs)
+        if result.device.type != "cpu":
+            return result
+        if target is None:
+            index = self.memory.device_index(tensor)
+            target = -1 if index is None else index
+        return self._move(tensor, target, result)
+
+    def _numpy(self, tensor: torch.Tensor, *args: Any, force: bool = False) -> Any:
+        self._refuse_array(tensor, force)
+        return tensor.numpy(*args, force=force)
+
+    def _array(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        self._refuse_array(tensor, False)
+        return tensor.__array__(*args, **kwargs)
+
+    def _refuse_array(self, tensor: torch.Tensor, force: bool) -> None:
+        index = self.memory.device_index(tensor)
+        if index is not None and not force:
+            raise TypeError(
+                f"can't convert cuda:{index} device type tensor to numpy. "
+                "Use Tensor.cpu() to copy the tensor to host memory first."
+            )
+
+    def _dlpack(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        index = self.memory.device_index(tensor)
+        if index is None:
+            return tensor.__dlpack__(*args, **kwargs)
+        kwargs.pop("stream", None)
+        capsule = tensor.__dlpack__(*args[1:], **kwargs)
+        _set_capsule_device(capsule, _CUDA_DLPACK, index)
+        return capsule
+
+    def _dlpack_device(self, tensor: torch.Tensor) -> tuple[int, int]:
+        index = self.memory.device_index(tensor)
+        return tensor.__dlpack_device__() if index is None else (_CUDA_DLPACK, index)
+
+    def _pin(self, tensor: torch.Tensor, *args: Any) -> torch.Tensor:
+        copied = tensor.clone()
+        self.memory.adopt(copied, pinned=True)
+        return copied
+
+    def _repr(self, tensor: torch.Tensor, **kwargs: Any) -> str:
+        index = self.memory.device_index(tensor)
+        text = torch.Tensor.__repr__(tensor, **kwargs)
+        if index is None or not text.endswith(")"):
+            return text
+        return f"{text[:-1]}, device='cuda:{index}')"
+
+
+_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer.restype, _pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+_name = ctypes.pythonapi.PyCapsule_GetName
+_name.restype, _name.argtypes = ctypes.c_char_p, [ctypes.py_object]
+
+
+def _set_capsule_device(capsule: Any, kind: int, index: int) -> None:
+    """Writes the device into a DLPack capsule: the ``DLDevice`` follows the data pointer of the ``DLTensor``."""
+    name = _name(capsule)
+    address = _pointer(capsule, name)
+    # DLManagedTensorVersioned begins with version (8 bytes), context, deleter and flags
+    tensor = address + (32 if name == b"dltensor_versioned" else 0)
+    device = (ctypes.c_int32 * 2).from_address(tensor + 8)
+    device[0], device[1] = kind, index

@@ -1,0 +1,257 @@
+"""The CuTe DSL programs of NVIDIA/cutlass that are run in the simulator, with arguments that keep them small.
+
+Paths are below ``examples/python/CuTeDSL``. Nothing of CUTLASS is kept here: a checkout is needed to run them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Program:
+    """One program: ``limit`` in seconds; ``expect`` is "pass", or why it does not.
+
+    ``shows`` must be in its output where its exit status does not tell; ``checked`` is False for programs that check
+    nothing themselves, which do not count as evidence.
+    """
+
+    path: str
+    arguments: str = ""
+    expect: str = "pass"
+    limit: int = 300
+    arch: str = "sm_100a"
+    shows: str = ""
+    checked: bool = True
+
+
+def _each(folder: str, *programs: str | tuple[str, str], **more: Any) -> list[Program]:
+    """Programs of one folder: a name, or a name and its arguments; ``more`` is said of all of them."""
+    pairs = [(p, "") if isinstance(p, str) else p for p in programs]
+    return [Program(f"{folder}/{name}.py", arguments, **more) for name, arguments in pairs]
+
+
+_ONCE = "--warmup_iterations 0 --iterations 1"
+_F16 = "--ab_dtype Float16 --c_dtype Float16 --acc_dtype Float32"
+_2CTA = "--mma_tiler_mn 256,128 --cluster_shape_mn 2,1 --use_2cta_instrs"
+_NVFP4 = "--sf_dtype Float8E4M3FN --sf_vec_size 16 --c_dtype Float16"
+_FP8 = "--ab_dtype Float8E4M3FN --c_dtype BFloat16 --acc_dtype Float32 --scale_dtype Float32"
+
+TUTORIALS = [
+    *_each(
+        "cute/blackwell/tutorial/tutorial_gemm",
+        ("fp16_gemm_0", "--mnk 256,512,256"),
+        ("fp16_gemm_1", "--mnk 512,512,256"),
+        ("fp16_gemm_2", "--mnk 512,512,256"),
+        ("fp16_gemm_3", "--mnk 512,512,256"),
+        ("fp16_gemm_3_1", "--mnk 512,512,256"),
+        ("fp16_gemm_4", "--mnk 512,512,256"),
+        ("fp16_gemm_5", "--mnk 512,512,256"),
+        ("fp16_gemm_6", "--mnk 256,512,128"),
+        ("nvfp4_gemm_0", "--mnkl 256,256,512,2"),
+        ("nvfp4_gemm_1", "--mnkl 256,256,512,2"),
+    ),
+    *_each(
+        "cute/blackwell/tutorial/tutorial_tma",
+        ("tma_v0", "--M 256 --N 128 --num_warmup 0 --num_iters 1"),
+        ("tma_v1", "--num_warmup 0 --num_iters 1"),
+        ("tma_v2", "--num_warmup 0 --num_iters 1"),
+        shows="Verification: PASSED",
+    ),
+]
+
+KERNELS = [
+    *_each(
+        "cute/blackwell/kernel/dense_gemm",
+        ("dense_gemm", f"{_F16} {_2CTA} --mnkl 512,256,256,1 --use_tma_store {_ONCE}"),
+        ("dense_gemm_persistent", f"{_F16} {_2CTA} --mnkl 512,256,256,1 --use_tma_store {_ONCE}"),
+        ("dense_gemm_persistent_dynamic", f"{_F16} {_2CTA} --mnkl 512,256,256,1 --use_tma_store {_ONCE}"),
+        ("dense_gemm_persistent_prefetch", f"{_F16} {_2CTA} --mnkl 512,256,256,1 --use_tma_store {_ONCE}"),
+        ("dense_gemm_software_pipeline", f"{_F16} {_2CTA} --mnkl 512,256,256,1 --use_tma_store {_ONCE}"),
+        (
+            "dense_gemm_alpha_beta_persistent",
+            f"{_F16} --d_dtype Float16 --epi_dtype Float32 {_2CTA} --mnkl 512,256,256,1 --alpha 2.0 --beta 1.0 {_ONCE}",
+        ),
+    ),
+    *_each(
+        "cute/blackwell/kernel/blockscaled_gemm",
+        (
+            "dense_blockscaled_gemm_persistent",
+            f"--a_dtype Float4E2M1FN --b_dtype Float4E2M1FN {_NVFP4} --mma_tiler_mn 256,128 --cluster_shape_mn 2,1"
+            f" --mnkl 512,256,512,1 {_ONCE}",
+        ),
+        (
+            "dense_blockscaled_gemm_persistent_amax",
+            f"--ab_dtype Float4E2M1FN {_NVFP4} --mma_tiler_mn 128,128 --cluster_shape_mn 1,1"
+            f" --mnkl 256,256,512,1 {_ONCE}",
+        ),
+        (
+            "dense_blockscaled_gemm_persistent_prefetch",
+            f"--ab_dtype Float4E2M1FN {_NVFP4} --mma_tiler_mn 256,128 --cluster_shape_mn 2,1"
+            f" --mnkl 512,256,512,1 {_ONCE}",
+        ),
+    ),
+    Program(
+        "cute/blackwell/kernel/blockscaled_gemm/sm103_dense_blockscaled_gemm_persistent.py",
+        f"--ab_dtype Float4E2M1FN {_NVFP4} --mma_tiler_mn 128,128 --cluster_shape_mn 1,1 --mnkl 256,256,768,1 {_ONCE}",
+        arch="sm_103a",
+    ),
+    *_each(
+        "cute/blackwell/kernel/blockscaled_grouped_gemm",
+        (
+            "grouped_blockscaled_gemm",
+            f"--ab_dtype Float4E2M1FN {_NVFP4} --mma_tiler_mn 128,128 --cluster_shape_mn 1,1 --num_groups 2"
+            f" --problem_sizes_mnkl (128,256,256,1),(72,128,512,1) {_ONCE}",
+        ),
+    ),
+    *_each(
+        "cute/blackwell/kernel/grouped_gemm",
+        (
+            "grouped_gemm",
+            f"{_F16} --mma_tiler_mn 128,64 --cluster_shape_mn 1,1 --num_groups 2 --tensormap_update_mode SMEM"
+            f" --problem_sizes_mnkl (128,192,64,1),(40,128,128,1) {_ONCE}",
+        ),
+    ),
+    *_each(
+        "cute/blackwell/kernel/blockwise_gemm",
+        (
+            "blockwise_gemm",
+            f"{_FP8} --mma_tiler_mn 128,128 --cluster_shape_mn 1,1 --mnkl 256,256,256,1 {_ONCE}",
+        ),
+        (
+            "contiguous_grouped_gemm",
+            f"{_FP8} --mma_tiler_mn 128,128 --cluster_shape_mn 1,1 --mnkl 128,256,256,2 {_ONCE}",
+        ),
+    ),
+    Program(
+        "cute/blackwell/kernel/blockwise_gemm/masked_grouped_gemm.py",
+        f"{_FP8} --mma_tiler_mn 128,128 --cluster_shape_mn 1,1 --mnkl 128,256,256,2 {_ONCE}",
+        expect="its scheduler warp reads one element past the table of group sizes, after the last tile",
+    ),
+    *_each(
+        "cute/blackwell/kernel/mixed_input_gemm",
+        (
+            "mixed_input_gemm",
+            "--a_dtype Int8 --b_dtype BFloat16 --scale_granularity_m 0 --scale_granularity_k 0 --c_dtype BFloat16"
+            f" --acc_dtype Float32 --mma_tiler_mnk 128,128,64 --cluster_shape_mn 1,1 --mnkl 256,256,256,1 {_ONCE}",
+        ),
+        (
+            "grouped_mixed_input_gemm",
+            "--a_dtype Int8 --b_dtype BFloat16 --scale_granularity_m 0 --scale_granularity_k 0 --c_dtype BFloat16"
+            f" --acc_dtype Float32 --mma_tiler_mnk 128,128,64 --cluster_shape_mn 1,1 --mnkl 256,256,256,1 {_ONCE}",
+        ),
+    ),
+    *_each(
+        "cute/blackwell/kernel/attention/fmha",
+        (
+            "fmha",
+            "--qk_acc_dtype Float32 --pv_acc_dtype Float32 --mma_tiler_mn 128,128 --q_shape 1,256,1,64"
+            f" --k_shape 1,256,1,64 --is_persistent {_ONCE}",
+        ),
+        (
+            "fmha_bwd",
+            "--s_q_max 128 --s_k_max 128 --h_q 1 --h_k 1 --d 128 --b 1 --element_dtype Float16 --acc_dtype Float32"
+            f" --mma_tiler_mn 128,128 {_ONCE}",
+        ),
+    ),
+    *_each(
+        "cute/blackwell/kernel/rmsnorm",
+        ("rmsnorm", "--M 16 --N 1024 --dtype BFloat16"),
+    ),
+]
+
+AMPERE = [
+    *_each(
+        "cute/ampere/kernel/elementwise",
+        ("elementwise_add", "--M 128 --N 256"),
+        ("elementwise_apply", "--M 128 --N 256"),
+    ),
+    *_each("cute/ampere/tutorial", ("elementwise_add_autotune", "--M 128 --N 256")),
+    *_each(
+        "cute/ampere/kernel/dense_gemm",
+        ("sgemm", f"--mnk 256,256,64 {_ONCE}"),
+        ("tensorop_gemm", f"--mnkl 256,256,128,1 {_ONCE}"),
+    ),
+    *_each(
+        "cute/ampere/kernel/attention",
+        ("flash_attention_v2", f"--batch_size 1 --seqlen_q 128 --seqlen_k 128 --num_head 1 {_ONCE}"),
+        ("hstu_attention", "--batch_size 1 --seqlen_q 128 --seqlen_kv 128 --num_head 1"),
+    ),
+    *_each("cute_ext/ampere", "memcpy_simt_universal_copy"),
+]
+
+PRIMITIVES = [
+    *_each(
+        "experimental/primitives",
+        *("async_pipeline", "bar_warp_sync", "barrier_cta_red", "barrier_cta_sync", "basic_types", "cp_async_bulk"),
+        *("cp_async_bulk_prefetch", "cp_async_mbarrier_arrive_cluster", "cp_async_mbarrier_arrive_cta"),
+        *("cp_async_shared_global", "cp_async_shared_global_swizzled", "elect_sync", "ldmatrix_stmatrix", "mapa"),
+        *("mbarrier", "mbarrier_lifecycle", "pipeline_software_fill", "red", "redux_sync", "shfl_sync", "vote_sync"),
+        "warp_named_barrier",
+    ),
+    *_each(
+        "experimental/primitives/reduction",
+        *("block_smem_reduce", "cluster_smem_reduce", "cluster_tmem_reduce", "thread_vector_reduce"),
+        "warp_vector_reduce",
+    ),
+    *_each(
+        "experimental/primitives/tma",
+        *("tma_1cta_mbarrier", "tma_load_store", "tma_load_to_ldmatrix", "tma_multicast", "tma_pipeline_count2"),
+        *("tma_pipeline_pingpong", "tma_pipeline_single_warp", "tma_pipeline_warpspec", "tma_store"),
+        *("tma_swizzle_modes", "tma_tensormap_replace"),
+    ),
+    *_each(
+        "experimental/primitives/tcgen05",
+        *("1cta_mma_a_from_tmem", "1cta_mma_basic", "1cta_mma_mn_major", "1cta_mma_pipeline", "2cta_mma_basic"),
+        *("2cta_mma_blockscale_m128", "2cta_mma_tma_store", "clusterMxN_2cta_mma", "cp_narrow_a_to_tmem_mma"),
+        *("mcast_clusterMxN_1cta_mma", "mcast_clusterMxN_2cta_mma", "slicek_m32n8k128", "tmem_ld_st"),
+        "tmem_ld_to_stmatrix_transpose",
+    ),
+    *_each(
+        "experimental/primitives/tutorial",
+        *("02_naive_gemm", "03_gemm_tiled_smem", "05_minimal_tensor_mma", "07_vectorized_array"),
+        *("10_minimal_tensor_mma_fp8", "gemm_M128_N128_Kany_TN_warpspec_multistage"),
+    ),
+    *_each("experimental/primitives/tutorial", "06_softmax", shows="\nPASS"),
+    *_each("experimental/primitives/tutorial", "01_hello_world", shows="PASS tidx=3 meta_arg=10 dynamic_arg=20"),
+    *_each(
+        "experimental/primitives/tutorial", "04_tma_load", "08_mlir_value_tree_debug", "09_tma_4d_to_2d", checked=False
+    ),
+]
+
+LANGUAGE = [
+    *_each(
+        "dsl_tutorials",
+        *("call_bypass_dlpack", "call_from_jit", "cooperative_launch", "dataclass_immutable", "inline_ptx"),
+        *("launch_completion_and_programmatic_events", "programmatic_dependent_launch", "smem_allocator"),
+    ),
+    *_each("dsl_tutorials", "dynamic_smem_size", "torch_fake_tensor", checked=False),
+    *_each("dsl_tutorials/tvm_ffi", "ampere_gemm_with_fake_tensor"),
+    *_each(
+        "dsl_tutorials/tvm_ffi", "compile_with_fake_tensor", "error_reporting", "jit_and_use_in_torch", checked=False
+    ),
+    *_each("cute/tvm_ffi", "fp4_x2_tensor"),
+]
+
+EXTENSION = [
+    *_each(
+        "cute_ext/blackwell",
+        *(
+            "dense_gemm",
+            "dense_gemm_2sm",
+            "dense_gemm_ptr_array",
+            "dense_block_scaled_gemm",
+            "dense_gemm_cute_pipeline",
+        ),
+    ),
+    *_each(
+        "experimental/task_scheduling/blackwell/tutorial",
+        *("01_copy_basics_ts/01_copy_grid_stride", "01_copy_basics_ts/02_copy_tma"),
+        *("02_gemm_simple_ts/01_fp16_bf16_gemm_3", "05_gemm_nvfp4_ts/01_gemm_nvfp4"),
+        *("03_persistent_scheduling_dynamic_domain_ts/01_copy_persistent_skip_tile",),
+        *("03_persistent_scheduling_dynamic_domain_ts/02_copy_varlen_dynamic_domain",),
+    ),
+]
+
+PROGRAMS = TUTORIALS + KERNELS + AMPERE + PRIMITIVES + LANGUAGE + EXTENSION

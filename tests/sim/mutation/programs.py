@@ -1,0 +1,74 @@
+"""The kernels whose mutants are tried, each on a problem small enough for hundreds of runs."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+
+from cute_nvfp4.sim import Result
+from tests.sim.blackwell import programs, shapes
+from tests.sim.blackwell.tile import Tile
+
+from .judge import Subject
+
+
+@contextmanager
+def _ptx_is(ptx: str) -> Iterator[None]:
+    """Within it the kernels of ``blackwell`` run this PTX instead of their own."""
+    original = programs.simulate
+    programs.simulate = lambda kernel, *args, **options: original(replace(kernel, ptx=ptx), *args, **options)
+    try:
+        yield
+    finally:
+        programs.simulate = original
+
+
+def _products(*sizes: tuple[int, int, int], problem: str = "gemm") -> list[shapes.Product]:
+    return [shapes.make(problem, s, "full", shapes.SEED + i) for i, s in enumerate(sizes)]
+
+
+def _subject(name: str, ptx: str, products: list[shapes.Product], call: Callable[..., Result]) -> Subject:
+    def run(ptx: str, **options: object) -> tuple[bool, Result]:
+        for product in products:
+            product.c.fill_(torch.nan)
+        with _ptx_is(ptx):
+            result = call(**options)
+        try:
+            for product in products:
+                shapes.check(product)
+        except AssertionError:
+            return False, result
+        return True, result
+
+    return Subject(name, ptx, run)
+
+
+@functools.cache
+def subject(name: str) -> Subject:
+    """ "gemm", "dual", "group" or "pair" of ``tests.sim.blackwell``."""
+    if name == "gemm":
+        products = _products((200, 136, 2048))
+        ptx = programs.compile_gemm(programs.GEMM_TILE).ptx
+        return _subject(name, ptx, products, lambda **o: programs.run_gemm(products[0], **o))
+    if name == "dual":
+        products = _products((200, 136, 1280), problem="dual")
+        ptx = programs.compile_gemm(programs.DUAL_TILE).ptx
+        return _subject(name, ptx, products, lambda **o: programs.run_dual(products[0], **o))
+    if name == "group":
+        products = _products((96, 128, 512), (40, 264, 256), (136, 128, 1536), problem="group")
+        ptx = programs.compile_group(programs.GEMM_TILE).ptx
+        return _subject(name, ptx, products, lambda **o: programs.run_group(products, ctas=3, **o))
+    if name == "pair":
+        tile: Tile = programs.PAIR_TILE
+        products = _products((500, 520, 1536))
+        return _subject(
+            name, programs.compile_pair(tile).ptx, products, lambda **o: programs.run_pair(products[0], clusters=2, **o)
+        )
+    raise KeyError(f"no kernel {name!r}; there are gemm, dual, group, pair")
+
+
+NAMES = ("gemm", "dual", "group", "pair")

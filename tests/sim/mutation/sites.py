@@ -1,0 +1,213 @@
+"""Where PTX can be broken, and how: every synchronising or asynchronous instruction is a site."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+_COMMENT = re.compile(r"\s*//.*$")
+_PREDICATED = re.compile(r"^(@!?\S+\s+)?(.*)$", re.S)
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change of one instruction. ``line`` counts from 1; ``new`` replaces the whole line."""
+
+    kind: str
+    line: int
+    old: str
+    new: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}@{self.line}"
+
+    def apply(self, ptx: str) -> str:
+        lines = ptx.split("\n")
+        assert self.old in lines[self.line - 1]
+        lines[self.line - 1] = self.new
+        return "\n".join(lines)
+
+
+def mutants(ptx: str) -> Iterator[Mutant]:
+    """Every mutant of every site, in the order of the text."""
+    for number, line in enumerate(ptx.split("\n"), 1):
+        text = _COMMENT.sub("", line).strip()
+        if not text.endswith(";") or text.startswith("."):
+            continue
+        for rule in _RULES:
+            found = rule.pattern.search(text)
+            if found:
+                for kind, new in rule.change(text, found):
+                    yield Mutant(kind, number, text, new)
+
+
+@dataclass(frozen=True)
+class Rule:
+    pattern: re.Pattern[str]
+    change: Callable[[str, re.Match[str]], Iterator[tuple[str, str]]]
+
+
+def _drop(kind: str, instead: str = "") -> Callable[[str, re.Match[str]], Iterator[tuple[str, str]]]:
+    def change(text: str, found: re.Match[str]) -> Iterator[tuple[str, str]]:
+        yield f"drop {found.expand(kind)}", found.expand(instead) if instead else ""
+
+    return change
+
+
+def _operand(kind: str, index: int, bits: int, how: str) -> Callable[[str, re.Match[str]], Iterator[tuple[str, str]]]:
+    """Puts ``how`` of operand ``index`` in its place: an instruction with {old} and {new}."""
+
+    def change(text: str, found: re.Match[str]) -> Iterator[tuple[str, str]]:
+        guard, rest = _PREDICATED.match(text).groups()
+        opcode, _, tail = rest.rstrip(";").partition("\t")
+        if not tail:
+            opcode, _, tail = rest.rstrip(";").partition(" ")
+        parts = split(tail.strip())
+        if index >= len(parts):
+            return
+        old = parts[index]
+        inner = re.fullmatch(r"\[(%?[\w$]+)(\+\d+)?\]", old)
+        register = inner.group(1) if inner else old
+        if not inner and not re.fullmatch(r"%?[\w$-]+", old):
+            return
+        parts[index] = f"[MT{inner.group(2) or ''}]" if inner else "MT"
+        compute = how.format(old=register, new="MT")
+        yield kind, f"{{ .reg .b{bits} MT; {compute} {guard or ''}{opcode} {', '.join(parts)}; }}"
+
+    return change
+
+
+def split(text: str) -> list[str]:
+    """Operands: split at commas outside brackets."""
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        depth += (c in "{[(") - (c in "}])")
+        if c == "," and not depth:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    return [*parts, text[start:].strip()]
+
+
+def _swap(kind: str, first: int, second: int) -> Callable[[str, re.Match[str]], Iterator[tuple[str, str]]]:
+    def change(text: str, found: re.Match[str]) -> Iterator[tuple[str, str]]:
+        opcode, _, tail = text.rstrip(";").partition("\t")
+        if not tail:
+            opcode, _, tail = text.rstrip(";").partition(" ")
+        parts = split(tail.strip())
+        if second < len(parts):
+            parts[first], parts[second] = parts[second], parts[first]
+            yield kind, f"{opcode} {', '.join(parts)};"
+
+    return change
+
+
+def _coordinate(kind: str, index: int, by: int) -> Callable[[str, re.Match[str]], Iterator[tuple[str, str]]]:
+    """Moves coordinate ``index`` of a tensor copy."""
+
+    def change(text: str, found: re.Match[str]) -> Iterator[tuple[str, str]]:
+        inner = re.search(r"\{([^{}]*)\}", text)
+        names = split(inner.group(1))
+        if index >= len(names):
+            return
+        names_new = [*names]
+        names_new[index] = "MT"
+        new = text.replace(inner.group(0), "{" + ", ".join(names_new) + "}", 1)
+        yield kind, f"{{ .reg .b32 MT; add.s32 MT, {names[index]}, {by}; {new} }}"
+
+    return change
+
+
+def _text(kind: str, old: str, new: str) -> Callable[[str, re.Match[str]], Iterator[tuple[str, str]]]:
+    def change(text: str, found: re.Match[str]) -> Iterator[tuple[str, str]]:
+        if re.search(old, text):
+            yield kind, re.sub(old, new, text, count=1)
+
+    return change
+
+
+def _rules() -> Iterator[Rule]:
+    def rule(pattern: str, *changes: Callable) -> Iterator[Rule]:
+        return (Rule(re.compile(pattern), c) for c in changes)
+
+    add, xor = "add.s32 {{new}}, {{old}}, {};".format, "xor.b64 {{new}}, {{old}}, {};".format
+    yield from rule(r"mbarrier\.try_wait\S* (\w+|%\w+),", _drop("wait", r"setp.eq.u32 \1, 0, 0;"))
+    yield from rule(
+        r"mbarrier\.try_wait",
+        _operand("wait for the next barrier", 1, 32, add(8)),
+        _operand("wait for the other parity", 2, 32, "xor.b32 {new}, {old}, 1;"),
+    )
+    yield from rule(r"mbarrier\.arrive\.expect_tx", _drop("expect_tx"))
+    yield from rule(
+        r"mbarrier\.arrive\.expect_tx",
+        _operand("expect 1024 bytes more", 2, 32, add(1024)),
+        _operand("expect 1024 bytes less", 2, 32, add(-1024)),
+    )
+    yield from rule(
+        r"mbarrier\.arrive\.(?!expect_tx)", _drop("arrive"), _operand("arrive at the next barrier", 1, 32, add(8))
+    )
+    yield from rule(
+        r"mbarrier\.init",
+        _drop("init"),
+        _operand("one arrival more", 1, 32, add(1)),
+        _operand("one arrival less", 1, 32, add(-1)),
+    )
+    yield from rule(r"^(@\S+\s+)?fence\.", _drop("fence"))
+    yield from rule(r"^(@\S+\s+)?bar\.(sync|arrive)|^(@\S+\s+)?barrier\.sync", _drop("barrier"))
+    yield from rule(r"^bar\.sync\s+\S+, \S+;", _operand("another barrier", 0, 32, add(1)))
+    yield from rule(r"bar\.warp\.sync", _drop("warp barrier"))
+    yield from rule(r"barrier\.cluster\.(arrive|wait)", _drop(r"cluster \1"))
+    yield from rule(r"cp\.async\.bulk\.(tensor|shared|global)|cp\.reduce\.async", _drop("copy"))
+    yield from rule(
+        r"cp\.async\.bulk\.tensor",
+        _coordinate("first coordinate", 0, 16),
+        _coordinate("second coordinate", 1, 8),
+        _coordinate("last coordinate", 2, 1),
+    )
+    yield from rule(
+        r"cp\.async\.bulk\.tensor.*mbarrier",
+        _operand("destination 128 bytes on", 0, 32, add(128)),
+        _operand("signals the next barrier", 2, 32, add(8)),
+    )
+    yield from rule(
+        r"multicast::cluster.*\], (%rs\d+)", _text("no multicast to the others", r"(\], )(%rs\d+)", r"\g<1>1")
+    )
+    yield from rule(r"cp\.async\.bulk\.commit_group", _drop("commit_group"))
+    yield from rule(r"cp\.async\.bulk\.wait_group", _drop("wait_group"))
+    yield from rule(r"cp\.async\.bulk\.wait_group\S*\s+(\d+);", _text("wait for one group less", r"\s\d+;", " 3;"))
+    yield from rule(r"cp\.async\.(wait_group|wait_all)", _drop("cp.async wait"))
+    yield from rule(r"cp\.async\.mbarrier", _drop("cp.async arrive"))
+    yield from rule(r"tcgen05\.(cp|mma|commit|wait|relinquish\w*|dealloc|fence\S*|shift)\b", _drop(r"tcgen05.\1"))
+    yield from rule(
+        r"tcgen05\.cp",
+        _operand("scales one column on", 0, 32, add(1)),
+        _operand("copy from 512 bytes on", 1, 64, "add.s64 {new}, {old}, 32;"),
+        _operand("stride of the scales", 1, 64, xor(1 << 33)),
+    )
+    yield from rule(
+        r"tcgen05\.mma",
+        _swap("A and B swapped", 1, 2),
+        _operand("no swizzle in A", 1, 64, xor(2 << 61)),
+        _operand("stride of B", 2, 64, xor(1 << 36)),
+        _operand("A 32 bytes on", 1, 64, "add.s64 {new}, {old}, 2;"),
+        _operand("accumulator a column on", 0, 32, add(1)),
+    )
+    yield from rule(
+        r"tcgen05\.mma.*block_scale",
+        _swap("scales of A and B swapped", 4, 5),
+        _operand("scale format", 3, 32, "xor.b32 {new}, {old}, 8388608;"),
+        _operand("scales of A 4 columns on", 4, 32, add(4)),
+    )
+    yield from rule(r"tcgen05\.mma.*, (%p\d+);", _text("accumulates the other way", r", (%p\d+);", r", !\1;"))
+    yield from rule(r"tcgen05\.commit", _operand("commits to the next barrier", 0, 32, add(8)))
+    yield from rule(r"tcgen05\.commit.*multicast", _text("commit to one CTA only", r", (%rs\d+);", ", 1;"))
+    yield from rule(r"tcgen05\.alloc", _operand("half of the columns", 1, 32, "shr.u32 {new}, {old}, 1;"))
+    yield from rule(r"tcgen05\.ld\b", _operand("a column on", 1, 32, add(1)), _operand("a lane on", 1, 32, add(65536)))
+    yield from rule(r"mapa\.", _operand("rank of another CTA", 2, 32, "xor.b32 {new}, {old}, 1;"))
+    yield from rule(r"^st\.shared", _operand("store 16 bytes on", 0, 32, add(16)), _drop("shared store"))
+    yield from rule(r"^red\.|^atom\.", _drop("atomic"))
+    yield from rule(r"tensormap\.(replace|cp_fenceproxy)", _drop(r"tensormap.\1"))
+
+
+_RULES = tuple(_rules())
