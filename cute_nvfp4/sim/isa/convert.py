@@ -198,9 +198,13 @@ def _packed(d: str, s: str, rounding: str, finite: bool, relu: bool, m: Mods):
         return from_pair, (d,), (s,)
     if d == "f16x2" and s in ("e4m3x2", "e5m2x2", "e2m1x2") and rounding == "rn" and not finite:
         return _decode_pair(s, relu), (d,), (s,)
-    if d == "ue8m0x2" and s == "f32" and rounding in ("rz", "rp") and finite and not relu:
-        up = rounding == "rp"
-        return lambda a, b: _pack(narrow.encode_ue8m0(a, up), narrow.encode_ue8m0(b, up), "u2", 8), (d,), ("f32", "f32")
+    if d == "ue8m0x2" and s == "f32" and rounding in ("rz", "rp") and not relu:
+
+        def to_powers(a, b):
+            high, low = (narrow.encode_ue8m0(x, rounding == "rp", bool(finite)) for x in (a, b))
+            return _pack(high, low, "u2", 8)
+
+        return to_powers, (d,), ("f32", "f32")
     if d == "bf16x2" and s == "ue8m0x2" and rounding == "rn" and not relu and not finite:
         return (
             lambda a: _pack(

@@ -73,7 +73,8 @@ class AsyncCopy(Pending):
         self.ctas = g.wave.cta_of_warp[self.warps]
         self.addresses = [np.broadcast_to(a, (g.n, 32))[rows, lanes].astype(np.int64) for a in (dst, src)]
         self.size = size
-        self.reads = np.ones(len(rows), bool) if count is None else np.broadcast_to(count, (g.n, 32))[rows, lanes] > 0
+        every = np.arange(len(rows))
+        self.reads = every if count is None else every[np.broadcast_to(count, (g.n, 32))[rows, lanes] > 0]
         bulk_groups.groups(g.wave, KIND).begin(self, self.warps, self.lanes)
 
     def run(self, wave) -> None:
@@ -84,10 +85,11 @@ class AsyncCopy(Pending):
         to, source = self.addresses
         _, offset = wave.resolve(self.ctas, to.astype(np.uint32), self.instruction.where())
         units = (offset & ~np.int64(15))[:, None]
-        return [
-            Footprint("global", False, self.ctas[self.reads], (source[self.reads, None], self.size)),
-            Footprint("shared", True, self.ctas, units),
-        ]
+        found = [Footprint("shared", True, self.ctas, units)]
+        if len(self.reads):
+            ctas, address = self.ctas[self.reads], source[self.reads, None]
+            found.insert(0, Footprint("global", False, ctas, (address, self.size), rows=self.reads))
+        return found
 
 
 def _copy(i: Instruction, m: Mods, k: Kernel) -> Op:

@@ -54,14 +54,15 @@ def encode(x: np.ndarray, name: str, relu: bool = False) -> np.ndarray:
     return np.where(np.isnan(x), np.uint8(7 if name == "e2m1" else 0x7F), code).astype("u1")
 
 
-def encode_ue8m0(x: np.ndarray, up: bool) -> np.ndarray:
-    """f32 magnitude to a power of two, rounded toward zero or up, saturating; NaN is 0xff."""
+def encode_ue8m0(x: np.ndarray, up: bool, finite: bool = True) -> np.ndarray:
+    """f32 magnitude to a power of two, rounded toward zero or up; NaN is 0xff, and so is what is too large unless
+    ``finite`` makes it 0xfe."""
     bits = np.ascontiguousarray(np.abs(x.astype("f4"))).view("u4")
     exponent = (bits >> np.uint32(23)).astype("i4")
     rest = bits & np.uint32(0x7FFFFF)
     # Below 2**-126 the smallest code, 2**-127, is also an exact subnormal.
     grow = np.where(exponent == 0, rest > np.uint32(0x400000), rest != 0) if up else False
-    code = np.clip(exponent + grow, 0, 254)
+    code = np.clip(exponent + grow, 0, 254 if finite else 255)
     return np.where(np.isnan(x), 255, code).astype("u1")
 
 

@@ -1,0 +1,54 @@
+"""``cuTensorMapEncodeTiled`` as host code calls it: what it packs, and what it refuses."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+
+from cute_nvfp4.sim import LaunchError
+from cute_nvfp4.sim.tensor_map import encode_tiled
+from cute_nvfp4.sim.tma.descriptor import TensorMap
+
+GOOD = {"kind": 6, "dims": (100, 64), "strides": (256,), "box": (64, 8), "steps": (1, 1), "swizzle": 3}
+
+
+def encode(**changes) -> bytes:
+    given = GOOD | {"address": 1 << 20, "interleave": 0, "fill": 0} | changes
+    arrays = {n: (ctypes.c_uint64 * len(given[n]))(*given[n]) for n in ("dims", "strides")}
+    arrays |= {n: (ctypes.c_uint32 * len(given[n]))(*given[n]) for n in ("box", "steps")}
+    places = {n: ctypes.addressof(a) for n, a in arrays.items()}
+    rest = {n: given[n] for n in ("kind", "address", "interleave", "swizzle", "fill")}
+    return encode_tiled(rank=given.get("rank", len(given["dims"])), **places, **rest)
+
+
+def test_a_map_says_what_was_asked() -> None:
+    """Against the fields of the hardware's format, read by hand."""
+    words = [int.from_bytes(encode()[8 * i : 8 * i + 8], "little") for i in range(16)]
+    assert words[0] == 1 << 20
+    assert (
+        words[1] >> 4 & 7 == 1 and words[1] >> 7 & 15 == 6 and words[1] >> 13 & 3 == 3 and words[1] >> 32 == 256 // 16
+    )
+    assert words[4] == 99 | 63 << 32 and words[6] >> 56 == 63 and words[7] & 0xFF == 7
+    assert TensorMap.decode(encode()).box == (64, 8)
+    assert TensorMap.decode(encode(kind=13, dims=(128, 64), strides=(64,), box=(128, 8))).type == "b4x16"
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"rank": 6}, "rank 6"),
+        ({"address": 8}, "not a multiple of 16"),
+        ({"strides": (200,)}, "stride of 200 bytes is not a multiple of 16"),
+        ({"box": (64, 257)}, "box dimension 1 is 257"),
+        ({"dims": (0, 64)}, "dimension 0 is 0"),
+        ({"steps": (1, 9)}, "element stride 1 is 9"),
+        ({"kind": 99}, "data type 99 is not modelled"),
+        ({"swizzle": 9}, "swizzle 9 is not modelled"),
+        ({"box": (65, 8)}, "not a multiple of 16 bytes"),
+        ({"box": (128, 8)}, "does not fit into a swizzle"),
+    ],
+)
+def test_refused(changes: dict, text: str) -> None:
+    with pytest.raises(LaunchError, match=text):
+        encode(**changes)
