@@ -176,7 +176,7 @@ ATTENTION = [
             f" {_ONCE}",
         ),
     ),
-    *_each("cute/blackwell/kernel/attention/mamba2_ssd", ("mamba2_ssd", "--gbehcdln 1,1,1,1,2,64,128,128")),
+    *_each("cute/blackwell/kernel/attention/mamba2_ssd", ("mamba2_ssd", "--gbehcdln 2,2,2,4,2,64,128,128")),
     *_each(
         "cute/blackwell/kernel/attention/mixed_input_fmha",
         ("mixed_input_fmha_decode", "--b 1 --s 512 --h_q 8 --h_k 1"),
@@ -203,8 +203,8 @@ EPILOGUES = [
         ("activation_custom_epilogue_dense_gemm", f"{_EFC} --activation relu --use_2cta_instrs {_ONCE}"),
         (
             "synthetic_custom_epilogue_dense_gemm",
-            f"{_EFC} --use_2cta_instrs --alpha 2.0 --beta 1.0 --t_dtype Float32 --read_tensors 2 --written_tensors 3"
-            f" {_ONCE}",
+            "--ab_dtype Float16 --acc_dtype Float32 --mma_tiler_mn 128,128 --cluster_shape_mn 2,1 --mnkl 256,256,128,1"
+            f" --use_2cta_instrs --alpha 2.0 --beta 1.0 --read_tensors 2 --written_tensors 3 {_ONCE}",
         ),
     ),
 ]
@@ -268,16 +268,19 @@ PRIMITIVES = [
     ),
 ]
 
+_ORDER = "compares f16 sums of random normals with cuBLAS at 1e-5: passes only with the same order of summation"
 LANGUAGE = [
     *_each(
         "dsl_tutorials",
-        *("call_bypass_dlpack", "call_from_jit", "cooperative_launch", "dataclass_immutable", "inline_ptx"),
+        *("cooperative_launch", "dataclass_immutable", "inline_ptx"),
         *("launch_completion_and_programmatic_events", "programmatic_dependent_launch", "smem_allocator"),
     ),
     *_each("dsl_tutorials", "dynamic_smem_size", "torch_fake_tensor", checked=False),
-    *_each("dsl_tutorials/tvm_ffi", "ampere_gemm_with_fake_tensor"),
+    *_each("dsl_tutorials", "call_bypass_dlpack", "call_from_jit", expect=_ORDER),
+    *_each("dsl_tutorials/tvm_ffi", "ampere_gemm_with_fake_tensor", expect=_ORDER),
+    *_each("dsl_tutorials/tvm_ffi", "compile_with_fake_tensor", "jit_and_use_in_torch", checked=False),
     *_each(
-        "dsl_tutorials/tvm_ffi", "compile_with_fake_tensor", "error_reporting", "jit_and_use_in_torch", checked=False
+        "dsl_tutorials/tvm_ffi", "error_reporting", expect="ends with the ValueError it demonstrates", checked=False
     ),
     *_each("cute/tvm_ffi", "fp4_x2_tensor"),
 ]
@@ -296,10 +299,15 @@ EXTENSION = [
     *_each(
         "experimental/task_scheduling/blackwell/tutorial",
         *("01_copy_basics_ts/01_copy_grid_stride", "01_copy_basics_ts/02_copy_tma"),
-        *("02_gemm_simple_ts/01_fp16_bf16_gemm_3", "05_gemm_nvfp4_ts/01_gemm_nvfp4"),
+        "02_gemm_simple_ts/01_fp16_bf16_gemm_3",
         *("03_persistent_scheduling_dynamic_domain_ts/01_copy_persistent_skip_tile",),
         *("03_persistent_scheduling_dynamic_domain_ts/02_copy_varlen_dynamic_domain",),
     ),
 ]
+
+OTHER_VERSION = "does not compile with nvidia-cutlass-dsl 4.8.1: a variable changes its type in a branch"
+EXTENSION += _each(
+    "experimental/task_scheduling/blackwell/tutorial/05_gemm_nvfp4_ts", "01_gemm_nvfp4", expect=OTHER_VERSION
+)
 
 PROGRAMS = TUTORIALS + KERNELS + ATTENTION + MOE + EPILOGUES + AMPERE + PRIMITIVES + LANGUAGE + EXTENSION

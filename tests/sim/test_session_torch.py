@@ -169,6 +169,17 @@ def test_block_scaled_reference_of_torch(session) -> None:
             assert got[i, j].item() == pytest.approx(want.item(), rel=1e-6)
 
 
+def test_products_of_halves_are_rounded_once(session) -> None:
+    """As by cuBLAS: sums in binary32. The reference is exact, and so are the sums."""
+    torch.manual_seed(1)
+    a, b = (torch.randint(-8, 8, (n, 700)).double() for n in (9, 11))
+    want = (a @ b.t()).half()
+    x, y = a.half().cuda(), b.half().cuda()
+    results = [x @ y.t(), torch.mm(x, y.t()), torch.einsum("mk,nk->mn", x, y), torch.einsum("mk,nk->mn", [x, y])]
+    results += [torch.nn.functional.linear(x, y), torch.bmm(x[None], y.t()[None])[0], x.matmul(y.t())]
+    assert all(r.is_cuda and torch.equal(r.cpu(), want) for r in results)
+
+
 def test_unknown_functions_say_their_name(session) -> None:
     with pytest.raises(TargetError, match=r"torch\.cuda\.\w+ is not modelled"):
         torch.cuda.get_sync_debug_mode()

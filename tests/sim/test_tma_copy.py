@@ -287,3 +287,12 @@ def test_round_trip_of_descriptors():
     for trial, swizzle in enumerate(["none", "128B", "128B_ATOM_32B"] * 2):
         m, _ = padded(PADDED[trial // 3], 5, swizzle)
         assert TensorMap.decode(m.encode()) == m
+
+
+def test_codes_of_sm_100a():
+    """As compiled CuTe DSL host code sets them: padded 4- and 6-bit elements, and MN-major tf32 operands."""
+    for element, code in (("b4x16", 11), ("b4x16_p64", 12), ("b6x16_p32", 13)):
+        raw = TensorMap(0, element, (256, 8), (256,), (128, 8), (1, 1), "128B").encode()
+        assert int(np.frombuffer(raw, np.uint64)[1]) & 0xFFFFFFFF == 1 << 4 | code << 7 | 3 << 13
+    raw = TensorMap(0, "tf32", (256, 8), (1024,), (32, 8), (1, 1), "128B_ATOM_32B").encode()
+    assert int(np.frombuffer(raw, np.uint64)[1]) & 0xFFFFFFFF == 1 << 4 | 7 << 7 | 3 << 13 | 1 << 16 | 1 << 19

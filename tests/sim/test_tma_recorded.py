@@ -4,6 +4,7 @@ GPU faulted."""
 from __future__ import annotations
 
 import json
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -136,3 +137,11 @@ def test_replay(group):
 def test_what_is_recorded():
     """The recording covers what it is meant to."""
     assert len(_CASES) >= 440 and {"encode", "load fault", "store fault", "bulkred", "replace"} <= set(_GROUPS)
+
+
+def test_the_recorder_records_these_cases():
+    sys.path.insert(0, str(Path(__file__).parents[1] / "gpu"))
+    from tma_cases import all_cases
+
+    cases = [case | ({"pairs": 1} if "pairs" in case else {}) for case in all_cases()]
+    assert cases == [{k: v for k, v in case.items() if k != "fault"} for case in _CASES]

@@ -29,6 +29,7 @@ class TorchCuda:
         for name, value in (self._devices() | self._streams() | self._memory() | self._random()).items():
             patches.set(torch.cuda, name, value)
         patches.set(torch, "Generator", _generator_type())
+        patches.set(torch.profiler, "profile", _profile_type())
         patches.set(torch, "from_dlpack", self._from_dlpack(torch.from_dlpack))
         patches.set(torch.utils.dlpack, "from_dlpack", self._from_dlpack(torch.utils.dlpack.from_dlpack))
 
@@ -281,6 +282,16 @@ def _generator_type() -> type:
             return real(device="cpu" if asked is not None and asked.type == "cuda" else device)
 
     return Generator
+
+
+def _profile_type() -> type:
+    class Profile(torch.profiler.profile):
+        """A profile of the host's work: there is no device to profile."""
+
+        def __init__(self, *, activities: Any = None, **kwargs: Any) -> None:
+            super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **kwargs)
+
+    return Profile
 
 
 @contextlib.contextmanager
