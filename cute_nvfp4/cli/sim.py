@@ -18,6 +18,7 @@ from .output import fail, shown_errors, stderr, write_json
 
 if TYPE_CHECKING:
     from ..sim.session import LaunchRecord, Session
+    from ..sim.trace import Trace
 
 EXIT_HAZARD = 112
 EXIT_NOT_MODELLED = 111
@@ -106,10 +107,12 @@ def _run(options: Options) -> int:
     from ..sim.schedule import Schedule
     from ..sim.session import simulated_gpu
     from ..sim.session.script import run_script
+    from ..sim.trace import Trace
 
     more: dict[str, Any] = {"checks": options.checks, "counters": options.counters}
     more |= {"step_limit": options.step_limit} if options.step_limit else {}
-    more |= {"trace": options.trace} if options.trace else {}
+    trace = Trace() if options.trace else None
+    more |= {"trace": trace} if trace is not None else {}
     begin, error = time.perf_counter(), None
     progress = _Progress(options.quiet)
     with shown_errors():
@@ -127,12 +130,28 @@ def _run(options: Options) -> int:
                 status, error = 1, raised
             finally:
                 progress.close()
+    if trace is not None:
+        _write_trace(trace, options.trace)
     status = _outcome(options, session, status, error)
     if options.counters:
         _show_counters(session)
     if options.json:
         write_json(_report(options, session, status, time.perf_counter() - begin), options.json)
     return status
+
+
+def _write_trace(trace: Trace, path: str) -> None:
+    """Writes the timeline; where the disk does not take it, the program's own outcome is still told."""
+    try:
+        trace.write(path)
+    except OSError as error:
+        stderr().print(f"the trace was not written: {error}", style="red", markup=False, soft_wrap=True)
+        return
+    console = stderr()
+    console.print(f"trace: {path} (open it at https://ui.perfetto.dev; its time is logical)", markup=False)
+    missing = [f"{count:,} {what}" for what, count in trace.left_out.items() if count]
+    if missing:
+        console.print(f"trace: left out {' and '.join(missing)}", markup=False, soft_wrap=True)
 
 
 def _outcome(options: Options, session: Session, status: int, error: BaseException | None) -> int:

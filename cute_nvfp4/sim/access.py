@@ -163,6 +163,8 @@ def _load(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int) -> 
     if run.counting and a.counted:
         run.counters.memory(g, a, space, host, mask)
     if g.wave.checks is not None:
+        if region is None:
+            inside(g, a, host, m)
         g.wave.checks.load(g, a, space, host, mask)
     flat = host if m is None else host[m]
     if region is not None:
@@ -207,6 +209,12 @@ def by_region(g: Group, a: Access, host, m, flat: np.ndarray):
         yield region, index == k
 
 
+def inside(g: Group, a: Access, host, m) -> None:
+    """Raises for the first lane that falls outside every region, as ``by_region`` does."""
+    for _ in by_region(g, a, host, m, host.ravel() if m is None else host[m]):
+        pass
+
+
 def store(g: Group, a: Access, mask, addr: np.ndarray, off: int, values: tuple[np.ndarray, ...]) -> None:
     """Scatters ``count`` arrays; of two lanes at one address the later in (warp, lane) order wins."""
     parts = [(a.space, mask, addr, off)] if a.space != "generic" else split_generic(g, a, mask, addr, off)
@@ -217,6 +225,8 @@ def store(g: Group, a: Access, mask, addr: np.ndarray, off: int, values: tuple[n
         if run.counting:
             run.counters.memory(g, a, space, host, part)
         if g.wave.checks is not None:
+            if region is None:
+                inside(g, a, host, m)
             g.wave.checks.store(g, a, space, host, part, values)
         shape = np.broadcast_shapes(host.shape, *(v.shape for v in values))
         m = reduce_mask(part, shape)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cute_nvfp4.sim.access import Access, by_region, locate, split_generic
+from cute_nvfp4.sim.access import Access, by_region, inside, locate, split_generic
 
 if TYPE_CHECKING:
     from cute_nvfp4.sim.wave import Group
@@ -25,10 +25,12 @@ def atomic(g: Group, a: Access, mask, addr: np.ndarray, off: int, update: BySpac
     parts = [(a.space, mask, addr, off)] if a.space != "generic" else list(split_generic(g, a, mask, addr, off))
     old = np.zeros((g.n, 32), f"u{a.unit}") if returns else None
     for space, part, at, o in parts:
-        host, _, region = locate(g, a, space, part, at, o)
+        host, found, region = locate(g, a, space, part, at, o)
         if g.wave.run.counting:
             g.wave.run.counters.memory(g, a, space, host, part)
         if g.wave.checks is not None:
+            if region is None:
+                inside(g, a, host, found)
             g.wave.checks.atomic(g, a, space, host, part)
         lanes = g.lanes() if part is None else np.broadcast_to(part, (g.n, 32))
         flat = np.broadcast_to(host, (g.n, 32))[lanes]

@@ -46,7 +46,7 @@ def run(
     memory: GlobalMemory,
     *,
     counters: bool = False,
-    checks: bool = False,
+    checks: bool = True,
     trace: Trace | None = None,
     schedule: Schedule | None = None,
     step_limit: int = DEFAULT_STEPS,
@@ -56,8 +56,8 @@ def run(
     """Executes one launch on ``memory`` and returns what was counted.
 
     ``counters`` adds all that ``Result`` says of memory, engines and waits (instruction counts are always kept).
-    ``trace`` collects who did what, step by step (``trace.Trace``). ``checks`` looks for races
-    and other hazards that this run need not show. ``schedule`` says how warps and engines interleave. ``step_limit``
+    ``trace`` collects who did what, step by step (``trace.Trace``). ``checks`` looks for races and other hazards that
+    this run need not show (``checks``). ``schedule`` says how warps and engines interleave. ``step_limit``
     bounds the blocks executed by one wave. ``warps_per_wave`` is how many warps are resident together (whole clusters;
     a cooperative launch is one wave). Raises a subclass of ``SimError`` for every hazard, ``LaunchError`` when launch
     and kernel do not fit together.

@@ -17,7 +17,7 @@ from typing import Any
 from cute_nvfp4.sim.cubin import elf_at, parameter_sizes
 from cute_nvfp4.sim.device import Device
 from cute_nvfp4.sim.errors import LaunchError
-from cute_nvfp4.sim.tensor_map import encode_tiled
+from cute_nvfp4.sim.tma.encode import encode_im2col, encode_tiled
 
 _I, _P, _U64 = ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64
 _TYPES = {"!llvm.ptr": _P, "i32": _I, "i64": _U64, "f32": ctypes.c_float}
@@ -184,12 +184,11 @@ class HostModule:
         if status:
             raise LaunchError(f"the host code stops because of CUDA error {status}")
 
-    def _on_cuTensorMapEncodeTiled(
-        self, out, kind, rank, address, dims, strides, box, steps, interleave, swizzle, promotion, fill
-    ) -> None:
-        ctypes.memmove(
-            out, encode_tiled(kind, rank, address, dims, strides, box, steps, interleave, swizzle, fill), 128
-        )
+    def _on_cuTensorMapEncodeTiled(self, out, *arguments) -> None:
+        ctypes.memmove(out, encode_tiled(*arguments), 128)
+
+    def _on_cuTensorMapEncodeIm2col(self, out, *arguments) -> None:
+        ctypes.memmove(out, encode_im2col(*arguments), 128)
 
     def _on_cudaOccupancyMaxActiveBlocksPerMultiprocessor(self, out, *_: Any) -> None:
         _write(_I, out, 1)

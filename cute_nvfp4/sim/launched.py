@@ -40,6 +40,7 @@ class Run:
         trace: Trace | None = None,
     ) -> None:
         self.kernel: CompiledKernel = program.kernel(launch.kernel)
+        self.target = program.module.target
         self.launch, self.memory = launch, memory
         self.counting, self.step_limit, self.sm_count = counting, step_limit, sm_count
         self.schedule, self.checking = schedule, checking

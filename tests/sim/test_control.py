@@ -54,7 +54,7 @@ def test_divergent_exit_and_barrier_of_the_rest() -> None:
         + """setp.ge.u32 %q1, %r1, 70; @%q1 exit; st.shared.b32 [cell], %r1; bar.sync 0; ld.shared.b32 %r2, [cell];
     add.s32 %r2, %r2, 1; st.global.b32 [%rd1], %r2;"""
     )
-    launch_kernel(module(body, 1, ".shared .align 4 .b8 cell[4];"), [out], block=(96, 1, 1))
+    launch_kernel(module(body, 1, ".shared .align 4 .b8 cell[4];"), [out], block=(96, 1, 1), checks=False)
     assert out.tolist() == [70] * 70 + [0] * 26
 
 

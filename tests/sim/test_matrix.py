@@ -114,10 +114,10 @@ def test_ldmatrix_and_stmatrix(count: int, trans: str) -> None:
     store = "".join(f"st.global.b32 [%rd2+{4 * j}], %r{10 + j};" for j in range(count))
     clear = "".join(f"st.shared.b32 [tile+{4 * j}], 0;" for j in range(words))
     out = "".join(f"ld.shared.b32 %r2, [tile+{4 * j}]; st.global.b32 [%p2+{4 * j}], %r2;" for j in range(words))
-    body = f"""mov.u32 %r1, %tid.x; mad.wide.u32 %rd2, %r1, {4 * count}, %p1; {copy}
+    body = f"""mov.u32 %r1, %tid.x; mad.wide.u32 %rd2, %r1, {4 * count}, %p1; {copy} bar.warp.sync -1;
     mov.u32 %r3, tile; and.b32 %r4, %r1, {8 * count - 1}; mad.lo.u32 %r5, %r4, 16, %r3;
-    ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {regs}, [%r5]; {store} {clear}
-    stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%r5], {regs}; {out}"""
+    ldmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 {regs}, [%r5]; {store} bar.warp.sync -1; {clear}
+    bar.warp.sync -1; stmatrix.sync.aligned.m8n8.x{count}{trans}.shared.b16 [%r5], {regs}; bar.warp.sync -1; {out}"""
     launch_kernel(module(body, 3, ".shared .align 16 .b8 tile[512];"), [tiles, fragments, back])
     for j, tile in enumerate(tiles):
         matrix = tile.T if trans else tile

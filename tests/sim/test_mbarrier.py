@@ -176,7 +176,14 @@ def test_remote_arrivals_and_their_limits() -> None:
 def test_cluster_misuse(change: tuple[str, str], error: type, message: str) -> None:
     body = "mov.u32 %r1, %ctaid.x; setp.eq.u32 %q1, %r1, 3;" + CLUSTER.replace(*change, 1)
     with pytest.raises(error, match=message):
-        launch_kernel(module(body, 1, CELL), [np.zeros(256, "u4")], grid=(4, 1, 1), block=(64, 1, 1), cluster=(2, 1, 1))
+        launch_kernel(
+            module(body, 1, CELL),
+            [np.zeros(256, "u4")],
+            grid=(4, 1, 1),
+            block=(64, 1, 1),
+            cluster=(2, 1, 1),
+            checks=False,
+        )
 
 
 def test_a_cooperative_launch_must_fit() -> None:

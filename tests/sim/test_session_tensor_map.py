@@ -7,18 +7,18 @@ import ctypes
 import pytest
 
 from cute_nvfp4.sim import LaunchError
-from cute_nvfp4.sim.tensor_map import encode_tiled
 from cute_nvfp4.sim.tma.descriptor import TensorMap
+from cute_nvfp4.sim.tma.encode import encode_tiled
 
 GOOD = {"kind": 6, "dims": (100, 64), "strides": (256,), "box": (64, 8), "steps": (1, 1), "swizzle": 3}
 
 
 def encode(**changes) -> bytes:
-    given = GOOD | {"address": 1 << 20, "interleave": 0, "fill": 0} | changes
+    given = GOOD | {"address": 1 << 20, "interleave": 0, "promotion": 0, "fill": 0} | changes
     arrays = {n: (ctypes.c_uint64 * len(given[n]))(*given[n]) for n in ("dims", "strides")}
     arrays |= {n: (ctypes.c_uint32 * len(given[n]))(*given[n]) for n in ("box", "steps")}
     places = {n: ctypes.addressof(a) for n, a in arrays.items()}
-    rest = {n: given[n] for n in ("kind", "address", "interleave", "swizzle", "fill")}
+    rest = {n: given[n] for n in ("kind", "address", "interleave", "swizzle", "promotion", "fill")}
     return encode_tiled(rank=given.get("rank", len(given["dims"])), **places, **rest)
 
 
@@ -39,12 +39,12 @@ def test_a_map_says_what_was_asked() -> None:
     [
         ({"rank": 6}, "rank 6"),
         ({"address": 8}, "not a multiple of 16"),
-        ({"strides": (200,)}, "stride of 200 bytes is not a multiple of 16"),
+        ({"strides": (200,)}, "stride of 0xc8 bytes is not a multiple of 16"),
         ({"box": (64, 257)}, "box dimension 1 is 257"),
         ({"dims": (0, 64)}, "dimension 0 is 0"),
         ({"steps": (1, 9)}, "element stride 1 is 9"),
-        ({"kind": 99}, "data type 99 is not modelled"),
-        ({"swizzle": 9}, "swizzle 9 is not modelled"),
+        ({"kind": 99}, "data type 0 is 99, not within 0 and 15"),
+        ({"swizzle": 9}, "swizzle 0 is 9, not within 0 and 6"),
         ({"box": (65, 8)}, "not a multiple of 16 bytes"),
         ({"box": (128, 8)}, "does not fit into a swizzle"),
     ],

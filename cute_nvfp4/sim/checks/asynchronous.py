@@ -17,6 +17,7 @@ from cute_nvfp4.sim.checks.spaces import UNIT
 from cute_nvfp4.sim.cluster import OFFSET_MASK
 from cute_nvfp4.sim.errors import MissingProxyFence, Race
 from cute_nvfp4.sim.layout import SHARED_BASE
+from cute_nvfp4.sim.tma.operations import Pieces
 
 if TYPE_CHECKING:
     from cute_nvfp4.sim.engine import Footprint, Pending
@@ -196,8 +197,12 @@ class AsynchronousAccesses:
                 self.tensor.cells.read(index, who)
         elif one.space == "shared":
             units = one.units if len(one.units) == 1 else one.units[rows]
-            index = (cta[:, None] * self.wave.shared_stride + (units - SHARED_BASE)) // UNIT
-            self.shared.whole(index, who, one.write)
+            byte = cta[:, None] * self.wave.shared_stride + (units - SHARED_BASE)
+            width = one.width if isinstance(one, Pieces) else UNIT
+            if width < UNIT:
+                self.shared.part(byte, width, who, one.write)
+            else:
+                self.shared.whole(byte // UNIT, who, one.write)
         else:
             address, length = one.units
             address = address if len(address) == 1 else address[rows]

@@ -17,6 +17,8 @@ from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.clocks import Clocks
 
 MAX_PLANES = 32
+RESERVED, RESERVED_SIZE = 8, 1 << 24
+"""Planes that are reserved at once, for memories with fewer granules than ``RESERVED_SIZE``."""
 UNIFORM = 16
 """From this many columns on it pays to look whether all epochs of a row are the same."""
 
@@ -122,22 +124,19 @@ class Planes:
     """Epochs that exist side by side for one granule."""
 
     def __init__(self, size: int) -> None:
-        self.size = size
+        self.size, self.count = size, 1
         self.mask = np.zeros(size, np.uint32)
-        self.store = np.zeros((1, size), np.uint64)
-
-    @property
-    def count(self) -> int:
-        return len(self.store)
+        # Only what is touched takes memory; growing copies, so that there is room from the start.
+        self.store = np.zeros((RESERVED if size < RESERVED_SIZE else 1, size), np.uint64)
 
     def grow(self, count: int) -> None:
         """Planes 0 .. count - 1 exist."""
-        if count > self.count:
+        if count > len(self.store):
             store = np.zeros((count, self.size), np.uint64)
-            for p in range(self.count):
-                used = np.flatnonzero(self.mask & np.uint32(1 << p))
-                store[p, used] = self.store[p, used]
+            used = np.flatnonzero(self.mask)
+            store[: self.count, used] = self.store[: self.count, used]
             self.store = store
+        self.count = max(self.count, count)
 
     def present(self, index: np.ndarray) -> list[tuple[int, np.ndarray]]:
         """(plane, epochs of the shape of ``index``, 0 where there is none) of every plane that holds something."""

@@ -80,10 +80,15 @@ def _atom(i: Instruction, m: Mods, k: Kernel) -> Op:
         from cute_nvfp4.sim.isa.bulk import red_async
 
         return red_async(i, m, k)
-    m.take("relaxed", "acquire", "release", "acq_rel", "sc")
-    m.take("cta", "cluster", "gpu", "sys")
-    space = m.take("global", "shared", "shared::cta", "shared::cluster")
-    op = m.take(*_OPS, required=True)
+    # ptxas takes these four in any order, and the DSL writes them in more than one.
+    order, scope, space, op = "", "", "", ""
+    for _ in range(4):
+        order = order or m.take("relaxed", "acquire", "release", "acq_rel", "sc")
+        scope = scope or m.take("cta", "cluster", "gpu", "sys")
+        space = space or m.take("global", "shared", "shared::cta", "shared::cluster")
+        op = op or m.take(*_OPS)
+    if not op:
+        raise m.refuse(f"expected one of .{' .'.join(_OPS)}")
     noftz = m.flag("noftz")
     hint = m.flag("L2::cache_hint")
     count = int(m.take("v2", "v4", "v8", default="v1")[1:])

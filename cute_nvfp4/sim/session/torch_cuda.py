@@ -13,7 +13,8 @@ import torch
 from cute_nvfp4.errors import TargetError
 from cute_nvfp4.sim.session.patches import Patches
 from cute_nvfp4.sim.session.runtime import Runtime
-from cute_nvfp4.sim.session.torch_device import CudaMode, as_device
+from cute_nvfp4.sim.session.torch_device import CudaMode
+from cute_nvfp4.sim.session.torch_types import generator_type, profile_type
 
 
 class TorchCuda:
@@ -28,8 +29,8 @@ class TorchCuda:
     def install(self, patches: Patches) -> None:
         for name, value in (self._devices() | self._streams() | self._memory() | self._random()).items():
             patches.set(torch.cuda, name, value)
-        patches.set(torch, "Generator", _generator_type())
-        patches.set(torch.profiler, "profile", _profile_type())
+        patches.set(torch, "Generator", generator_type())
+        patches.set(torch.profiler, "profile", profile_type())
         patches.set(torch, "from_dlpack", self._from_dlpack(torch.from_dlpack))
         patches.set(torch.utils.dlpack, "from_dlpack", self._from_dlpack(torch.utils.dlpack.from_dlpack))
 
@@ -265,33 +266,6 @@ def _refuse_in_capture(func: Any) -> None:
     name = getattr(func, "__name__", str(func))
     if not any(word in name for word in _FREE_WORDS):
         raise TargetError(f"torch's {name} on CUDA tensors cannot be captured in a simulated session")
-
-
-def _generator_type() -> type:
-    real = torch.Generator
-
-    class Meta(type):
-        def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, real)
-
-    class Generator(metaclass=Meta):
-        """A generator of the CPU, whatever device is asked for."""
-
-        def __new__(cls, device: Any = "cpu") -> Any:
-            asked = as_device(device)
-            return real(device="cpu" if asked is not None and asked.type == "cuda" else device)
-
-    return Generator
-
-
-def _profile_type() -> type:
-    class Profile(torch.profiler.profile):
-        """A profile of the host's work: there is no device to profile."""
-
-        def __init__(self, *, activities: Any = None, **kwargs: Any) -> None:
-            super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **kwargs)
-
-    return Profile
 
 
 @contextlib.contextmanager

@@ -1,0 +1,169 @@
+"""Rules that are read off the code of a kernel: what one execution may never show.
+
+A finding is an "error" (the ISA forbids it, or data can be lost) or a "warning" (compiled DSL kernels do it, and
+hardware is known to bear it). None of the rules finds an error in an unmodified public kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from cute_nvfp4.sim.checks.kernel import self_completing
+from cute_nvfp4.sim.flow import EXIT, Block, registers, successors
+from cute_nvfp4.sim.model import Imm, Instruction
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.program import CompiledKernel
+
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One violation: ``rule`` names it, ``instruction`` is where."""
+
+    severity: str
+    rule: str
+    kernel: str
+    instruction: Instruction
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.severity}: {self.kernel}: {self.instruction.where()}: {self.message} [{self.rule}]"
+
+
+Rule = Callable[["CompiledKernel"], Iterator[tuple[str, Instruction, str]]]
+
+
+def findings(kernel: CompiledKernel) -> list[Finding]:
+    """All findings of one kernel, in the order of the rules and of the code."""
+    out = []
+    for name, rule in RULES.items():
+        out += [Finding(s, name, kernel.source.name, i, text) for s, i, text in rule(kernel)]
+    return out
+
+
+def _init_fence(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
+    """An mbarrier.init that no fence follows before other CTAs or the asynchronous proxy meet the mbarrier (PTX ISA,
+    "fence.mbarrier_init", "Async proxy")."""
+    reported: set[int] = set()
+    for init, use in _reaching(kernel, _is_init, _is_init_fence, _needs_init):
+        if id(init) not in reported:
+            reported.add(id(init))
+            yield (
+                "error",
+                init,
+                f"reaches {use.where()} without fence.mbarrier_init.release.cluster (or fence.proxy.async)",
+            )
+
+
+def _is_init(i: Instruction) -> bool:
+    return i.base == "mbarrier" and i.mods[:1] == ("init",)
+
+
+def _is_init_fence(i: Instruction) -> bool:
+    return i.base == "fence" and ("mbarrier_init" in i.mods or ("proxy" in i.mods and "async" in i.mods))
+
+
+def _needs_init(i: Instruction) -> bool:
+    relaxed = i.base == "barrier" and {"cluster", "arrive", "relaxed"} <= set(i.mods)
+    return relaxed or "mbarrier::complete_tx::bytes" in i.mods or (i.base == "tcgen05" and i.mods[:1] == ("commit",))
+
+
+def _reaching(
+    kernel: CompiledKernel,
+    begins: Callable[[Instruction], bool],
+    ends: Callable[[Instruction], bool],
+    target: Callable[[Instruction], bool],
+) -> Iterator[tuple[Instruction, Instruction]]:
+    """(first, target) for each instruction that ``begins`` and can reach a ``target`` before one that ``ends``."""
+    for block in kernel.blocks:
+        for at, (i, _) in enumerate(block.code):
+            if begins(i):
+                hit = _first(kernel, block, at + 1, ends, target)
+                if hit is not None:
+                    yield i, hit
+
+
+def _first(kernel: CompiledKernel, block: Block, at: int, ends, target) -> Instruction | None:
+    """The first ``target`` on some way from a place in the code that no ``ends`` comes before."""
+    seen: set[int] = set()
+    todo = [(block.index, at)]
+    while todo:
+        index, start = todo.pop()
+        verdict = _look(kernel.blocks[index].code[start:], ends, target)
+        if isinstance(verdict, Instruction):
+            return verdict
+        if verdict:
+            for s in successors(kernel.blocks[index]):
+                if s != EXIT and s not in seen:
+                    seen.add(s)
+                    todo.append((s, 0))
+    return None
+
+
+def _look(code, ends, target) -> Instruction | bool:
+    """A target, False at an end, True when the code has neither."""
+    for i, _ in code:
+        if ends(i):
+            return False
+        if target(i):
+            return i
+    return True
+
+
+def _freed(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
+    """Tensor memory that no instruction can free."""
+    code = [i for b in kernel.blocks for i, _ in b.code if i.base == "tcgen05"]
+    if any(i.mods[:1] == ("dealloc",) for i in code):
+        return
+    for i in code:
+        if i.mods[:1] == ("alloc",):
+            yield "error", i, "the kernel has no tcgen05.dealloc"
+
+
+def _loads_waited_for(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
+    """Registers of a tcgen05.ld that are read before tcgen05.wait::ld."""
+    early = self_completing(kernel)
+    for block in kernel.blocks:
+        for i, _ in block.code:
+            if id(i) in early:
+                yield "warning", i, "its registers are read before tcgen05.wait::ld"
+
+
+def _answers_heard(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
+    """A test_wait or try_wait whose answer nothing reads: it waits for nothing."""
+    used: set[str] = set()
+    waits: list[Instruction] = []
+    for block in kernel.blocks:
+        for i, op in block.code:
+            used.update(n for o in i.operands[len(op.dst) :] for n in registers(o))
+            if i.guard is not None:
+                used.add(i.guard.name)
+            if i.base == "mbarrier" and i.mods[:1] in (("try_wait",), ("test_wait",)):
+                waits.append(i)
+    for i in waits:
+        if not used & set(registers(i.operands[0])):
+            yield "error", i, "nothing reads its answer, so it waits for nothing"
+
+
+def _thread_counts(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
+    """bar and barrier count threads in whole warps (PTX ISA, "barrier{.cta}")."""
+    for block in kernel.blocks:
+        for i, _ in block.code:
+            named = i.base == "bar" or (i.base == "barrier" and "cluster" not in i.mods)
+            if named and "warp" not in i.mods:
+                for o in i.operands[1:2]:
+                    if isinstance(o, Imm) and o.value % WARP:
+                        yield "error", i, f"{o.value} threads are no whole number of warps"
+
+
+RULES: dict[str, Rule] = {
+    "mbarrier-init-fence": _init_fence,
+    "tensor-memory-freed": _freed,
+    "tensor-load-wait": _loads_waited_for,
+    "wait-answer-read": _answers_heard,
+    "barrier-thread-count": _thread_counts,
+}
