@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from cute_nvfp4.sim.errors import (
+    BrokenRule,
     CopiesInFlight,
     Deadlock,
     DivergentBarrier,
@@ -38,6 +39,7 @@ from cute_nvfp4.sim.schedule import Schedule, adversarial
 from cute_nvfp4.sim.trace import Trace
 
 __all__ = [
+    "BrokenRule",
     "CopiesInFlight",
     "Deadlock",
     "DivergentBarrier",

@@ -81,5 +81,9 @@ class ResidencyError(Hazard):
     """CTAs that wait for others which the GPU cannot hold at the same time, or a launch that no GPU could hold."""
 
 
+class BrokenRule(Hazard):
+    """Code that breaks a rule of the ISA which no execution need show (``checks.static``)."""
+
+
 class UndefinedRegister(Hazard):
     """A register that was never written decides an address, a branch or what is stored."""

@@ -9,6 +9,7 @@ deterministic.
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -66,7 +67,9 @@ def run(
     with np.errstate(all="ignore"):
         while len(state.clusters_left):
             WaveRunner(state, Wave(state, state.take(clusters_together(state, warps_per_wave)))).run()
-    return state.counters.result(state.kernel, launch)
+    result = state.counters.result(state.kernel, launch)
+    warnings = tuple(str(f) for f in state.kernel.findings) if checks else ()
+    return replace(result, warnings=warnings)
 
 
 class WaveRunner:

@@ -9,7 +9,7 @@ import numpy as np
 from cute_nvfp4.sim.checks import LaunchChecks
 from cute_nvfp4.sim.cluster import Clusters
 from cute_nvfp4.sim.counters import Counters
-from cute_nvfp4.sim.errors import LaunchError
+from cute_nvfp4.sim.errors import BrokenRule, LaunchError
 from cute_nvfp4.sim.host import Launch
 from cute_nvfp4.sim.l2 import L2
 from cute_nvfp4.sim.observer import Observer
@@ -45,6 +45,9 @@ class Run:
         self.counting, self.step_limit, self.sm_count = counting, step_limit, sm_count
         self.schedule, self.checking = schedule, checking
         self.launch_checks = LaunchChecks(self) if checking else None
+        for finding in self.kernel.findings if checking else ():
+            if finding.severity == "error":
+                raise BrokenRule(str(finding))
         self.clusters = Clusters(launch)
         self.clusters_left = np.arange(self.clusters.count)
         self.static_shared, self.local_bytes = self.kernel.layout.static_shared, self.kernel.layout.local_bytes

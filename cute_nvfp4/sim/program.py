@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -16,6 +17,9 @@ from cute_nvfp4.sim.model import TYPE_BITS, Imm, Instruction, Kernel, Module, Re
 from cute_nvfp4.sim.parse import parse_module
 from cute_nvfp4.sim.regions import GlobalMemory
 from cute_nvfp4.sim.wave import Group
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.checks.static import Finding
 
 assert isa.OPCODES, "the opcode table fills itself when the package is imported"
 
@@ -37,6 +41,13 @@ class CompiledKernel:
         self.uses_tensor_memory = any(i.base == "tcgen05" for i in source.code)
         self.synchronises_globally = any(_may_synchronise(i) for i in source.code)
         self._live = [sorted(self.slots[n] for n in b.live_in if n in self.slots) for b in self.blocks]
+
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """What the static rules say of the code."""
+        from cute_nvfp4.sim.checks.static import findings
+
+        return findings(self)
 
     def live_slots(self, block: int) -> list[int]:
         """Registers needed on entry to ``block``."""

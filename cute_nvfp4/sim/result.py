@@ -83,7 +83,8 @@ class Result:
     """Counters of one launch.
 
     ``opcodes`` and ``classes`` count warp-level instructions issued (one for a warp, however many lanes are active),
-    ``lines`` the same by line of the PTX: lines that never ran are not in it.
+    ``lines`` the same by line of the PTX: lines that never ran are not in it. ``warnings`` are what the static rules
+    find doubtful in the code and hardware is known to bear.
     All else is empty unless counters were asked for. ``memory`` has one entry a memory instruction; ``distinct_bytes``
     the bytes of distinct global sectors by kind ("load", "store", "atomic"), each counted once in the launch, whether
     threads or engines touched it; ``engines`` one entry an asynchronous instruction, ``waits`` one an instruction at
@@ -101,6 +102,7 @@ class Result:
     mma: list[MmaCounter] = field(default_factory=list)
     l2: L2Traffic | None = None
     lines: dict[int, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
 
     @property
     def instructions(self) -> int:

@@ -211,6 +211,14 @@ def test_cp_async_groups() -> None:
     go(body.replace("cp.async.commit_group; cp.async.wait_group 0;", "cp.async.wait_all;"), block=64)
 
 
+def test_copied_data_need_no_proxy_fence() -> None:
+    """What cp.async has copied, and what a bulk copy has, may be stored by a bulk copy at once."""
+    body = """cvt.u64.u32 %rd3, %r6; add.s64 %rd3, %p0, %rd3; cp.async.ca.shared.global [%r7], [%rd3], 4;
+    cp.async.wait_all; bar.sync 0; @%q1 cp.async.bulk.global.shared::cta.bulk_group [%p0+1024], [cell], 128;
+    @%q1 cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;"""
+    finds(Race, body, "cp.async.wait_all;")
+
+
 def test_cp_async_arrives_at_an_mbarrier() -> None:
     copy = """and.b32 %r13, %r6, 124; cvt.u64.u32 %rd3, %r13; add.s64 %rd3, %p0, %rd3;
     cp.async.ca.shared.global [%r7], [%rd3], 4; cp.async.mbarrier.arrive.noinc.shared.b64 [bar];"""

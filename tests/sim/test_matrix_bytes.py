@@ -159,6 +159,21 @@ def test_stores_that_do_not_exist_are_refused(form: str) -> None:
         store(f"stmatrix.sync.aligned.{form}", np.zeros((32, 4), "u1"))
 
 
+@pytest.mark.parametrize(
+    "code",
+    [
+        "ldmatrix.sync.aligned.m16n16.x1.trans.shared.b8 {%r4, %r5}, [%r3];",
+        "ldmatrix.sync.aligned.m8n16.x1.shared.b8x16.b4x16_p64 {%r4}, [%r3];",
+        "stmatrix.sync.aligned.m16n8.x1.trans.shared.b8 [%r3], {%r3};",
+    ],
+)
+def test_matrices_of_bytes_need_blackwell(code: str) -> None:
+    text = module(f"mov.u32 %r3, tile; {code}", 0, ".shared .align 16 .b8 tile[512];")
+    launch_kernel(text, [], checks=False)
+    with pytest.raises(UnsupportedInstruction, match="need sm_100a"):
+        launch_kernel(text.replace("sm_100a", "sm_90a"), [])
+
+
 def test_movmatrix_of_some_lanes_is_an_error() -> None:
     with pytest.raises(InvalidLanes, match="all 32 lanes must"):
         launch_kernel(module("movmatrix.sync.aligned.m8n8.trans.b16 %r3, %r2;", 0), [], block=(16, 1, 1))

@@ -84,7 +84,7 @@ def launch(work: str, images: np.ndarray, columns: int, pair: bool = False, **op
     """(CTAs, 128, 64) words of tensor memory after ``work``; ``images`` (CTAs, bytes) are in shared memory before."""
     ctas = len(images)
     out = np.zeros((ctas, 128, 64), "u4")
-    text = module(kernel(work, columns, pair), 2, DECLARED)
+    text = module(kernel(work, columns, pair), 2, DECLARED).replace("sm_100a", options.pop("target", "sm_100a"))
     cluster = (2, 1, 1) if pair else (1, 1, 1)
     grid = (ctas, 1, 1)
     launch_kernel(text, [images, out], grid=grid, block=(128, 1, 1), smem=IMAGE + 32, cluster=cluster, **options)
@@ -204,6 +204,17 @@ def test_errors_name_the_instruction(change, error, why):
     with pytest.raises(error, match=why) as caught:
         bad(change)
     assert "tcgen05.mma" in str(caught.value) and "PTX line" in str(caught.value)
+
+
+def test_k_96_needs_sm_103a():
+    image = np.zeros((1, IMAGE), "u1")
+    desc = lab.encode(SHARED_BASE, "128B", SHARED_BASE, 1024, absolute=True)
+    bits = block_bits("mxf4nvf4", "e2m1x2", "e2m1x2", 128, 64, "ue4m3") | 1 << 31
+    opcode = "tcgen05.mma.cta_group::1.kind::mxf4nvf4.block_scale.block16"
+    work = mma(opcode, desc, desc, bits, 1, "[%r3+64], [%r3+80], ")
+    with pytest.raises(DescriptorError, match="K = 96 needs sm_103a, this is sm_100a"):
+        launch(work, image, 128)
+    assert not launch(work, image, 128, target="sm_103a", checks=False).any()
 
 
 def test_operand_outside_shared_memory():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cute_nvfp4.sim.tensor import instruction as idesc
-from cute_nvfp4.sim.tensor.descriptor import decode
+from cute_nvfp4.sim.tensor.descriptor import DescriptorError, decode
 from cute_nvfp4.sim.tensor.mma import Spec
 from tests.sim import tcgen05_lab as lab
 from tests.sim.test_tcgen05_mma import A_AT, B_AT, block_bits, issue, starts
@@ -95,3 +95,28 @@ def test_extreme_scales_meet_their_opposites():
     a, b = lab.codes(rng, "e2m1x2", (128, 64)), lab.codes(rng, "e2m1x2", (64, 64))
     plain = lab.values(a, "e2m1x2") @ lab.values(b, "e2m1x2").T
     assert (wave.tmem[0, :, :64].view("f4") == plain).all()
+
+
+@pytest.mark.parametrize("kind,block", [("mxf4", 32), ("mxf4nvf4", 16)])
+def test_sparsity_version_of_dense_operands_does_not_matter(kind, block):
+    """Bits 10 and 11 are the type of B; CUTLASS's builder sets bit 12 for these kinds. Bits 3 and 6 are reserved."""
+    scale = "ue8m0" if kind == "mxf4" else "ue4m3"
+    bits = block_bits(kind, "e2m1x2", "e2m1x2", 128, 256, scale)
+    assert idesc.decode(bits | 1 << 12, kind, block, 2, False) == idesc.decode(bits, kind, block, 2, False)
+    for wrong in (bits | 1 << 3, bits | 1 << 6, bits | 1 << 11, bits & ~(1 << 10)):
+        with pytest.raises(DescriptorError, match="reserved|do not exist"):
+            idesc.decode(wrong, kind, block, 2, False)
+
+
+def test_type_of_b_has_three_bits_where_types_are_mixed():
+    """Code 5 of kind::mxf8f6f4 is E2M1; 6 does not exist."""
+    bits = block_bits("mxf8f6f4", "e5m2", "e2m1", 128, 64, "ue8m0")
+    assert idesc.decode(bits, "mxf8f6f4", 32, 1, False).b == "e2m1"
+    with pytest.raises(DescriptorError, match="type codes 1 and 6"):
+        idesc.decode(bits & ~(7 << 10) | 6 << 10, "mxf8f6f4", 32, 1, False)
+
+
+def test_the_descriptor_of_cutlass_nvfp4_pair_example():
+    """2cta_mma_blockscale_m128.py: M = 128 of a pair, N = 256, UE4M3 scales."""
+    d = idesc.decode(0x08401480, "mxf4nvf4", 16, 2, False)
+    assert (d.a, d.b, d.m, d.n, d.k, d.scale) == ("e2m1x2", "e2m1x2", 128, 256, 64, "ue4m3")

@@ -84,12 +84,8 @@ class AsynchronousAccesses:
         rows[np.arange(len(warps)), :, component] = clock[:, None]
         self.carried[id(pending)] = rows
         self.kept.append(pending)
-        # An arrival at another CTA's barrier can only be seen there; at an own one, whatever comes later will do.
-        own = pending.ctas[pending.issuer] == pending.target
-        b = c.first_barrier + c.barrier(pending.target, slot)
-        phase = self.wave.mbarriers.phase[pending.target, slot] + 1
-        issuer = pending.issuer
-        c.signal(pending.target, slot, np.where(own, component[issuer], b), np.where(own, clock[issuer], phase))
+        # It arrives when the operations so far are over: who knows that they are need not wait for the arrival too.
+        c.signal(pending.target, slot, component[pending.issuer], self.flying["tensor"][warps[pending.issuer]])
         c.commit("tensor", warps)
 
     def _signals(self, pending: Pending) -> None:

@@ -15,15 +15,6 @@ from cute_nvfp4.sim.errors import MissingProxyFence, Race, UninitializedRead
 if TYPE_CHECKING:
     from cute_nvfp4.sim.wave import Wave
 
-_PIPES = {
-    "cp_async": "copied by cp.async",
-    "tensor": "tensor core",
-    "tmem_load": "tensor memory load",
-    "tmem_store": "tensor memory store",
-    "bulk_read": "bulk copy",
-    "bulk_write": "bulk copy",
-    "wgmma": "wgmma",
-}
 _END = {
     "cp_async": "cp.async.wait_group (or cp.async.mbarrier.arrive and a wait for it)",
     "tensor": "a wait for an mbarrier that tcgen05.commit arrives at after it",

@@ -14,7 +14,7 @@ import numpy as np
 
 from cute_nvfp4.sim import access
 from cute_nvfp4.sim.access import Access
-from cute_nvfp4.sim.errors import InvalidLanes
+from cute_nvfp4.sim.errors import InvalidLanes, UnsupportedInstruction
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
 from cute_nvfp4.sim.model import Instruction, Kernel
 from cute_nvfp4.sim.numerics import fragments, half, single
@@ -30,6 +30,11 @@ def _whole_warp(g, mask, i: Instruction) -> None:
         raise InvalidLanes(
             f"{i.where()}: {g.wave.thread(int(g.warps[row]), int(lane))} does not take part; all 32 lanes must"
         )
+
+
+def _has_bytes(g, i: Instruction) -> None:
+    if g.wave.run.target.startswith("sm_90"):
+        raise UnsupportedInstruction(f"{i.where()}: matrices of bytes need sm_100a, this is {g.wave.run.target}")
 
 
 def _wide(g, registers) -> list[np.ndarray]:
@@ -151,6 +156,7 @@ def _ldmatrix(i: Instruction, m: Mods, k: Kernel) -> Op:
     registers = ("b32",) * (tiles.count * tiles.each)
     owner = np.arange(32)[None, :] < lanes
     load = i.base == "ldmatrix"
+    new = "m8n8" not in i.mods
     a = Access(i, "shared", 4, 4, "load" if load else "store")
 
     def owners(g):
@@ -159,6 +165,8 @@ def _ldmatrix(i: Instruction, m: Mods, k: Kernel) -> Op:
 
     def read(g, mask, addr, off):
         _whole_warp(g, mask, i)
+        if new:
+            _has_bytes(g, i)
         words = np.stack(access.load(g, a, owners(g), np.broadcast_to(addr, (g.n, 32)), off), axis=-1)
         raw = words[:, :lanes].view("u1").reshape(g.n, tiles.count, rows, 16)
         out = [r for j in range(tiles.count) for r in tiles.gather(np.ascontiguousarray(raw[:, j]))]
@@ -166,6 +174,8 @@ def _ldmatrix(i: Instruction, m: Mods, k: Kernel) -> Op:
 
     def write(g, mask, addr, off, values):
         _whole_warp(g, mask, i)
+        if new:
+            _has_bytes(g, i)
         words = np.zeros((g.n, 32, 4), "u4")
         for j, v in enumerate(values):
             raw = tiles.scatter(np.ascontiguousarray(np.broadcast_to(v, (g.n, 32))))

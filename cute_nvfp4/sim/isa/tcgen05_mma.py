@@ -166,6 +166,8 @@ class Issue:
             if any(m is not None and m.absolute for m in matrices):
                 raise UnsupportedInstruction(f"{where}: an address as leading dimension is modelled for K = 96 only")
             return
+        if self.wave.run.target.startswith("sm_100"):
+            raise DescriptorError(f"{where}: K = 96 needs sm_103a, this is {self.wave.run.target}")
         if "block16" not in self.i.mods and "block32" not in self.i.mods:
             raise UnsupportedInstruction(f"{where}: K = 96 is modelled for .block16 and .block32 only")
         if matrices[0] is None:

@@ -74,6 +74,24 @@ class Move(Pending):
         return out
 
 
+def _of_warp(g, addr: np.ndarray, i: Instruction) -> np.ndarray:
+    """(n,) int64: the address of each warp.
+
+    The ISA wants the same in all lanes. The register that the machine reads is one for the warp, which the compiler
+    fills from the first lane; a published kernel (CUTLASS's mixed-input attention) has thread t name lane t of the
+    quarter. Such addresses, which differ within a quarter only, are accepted; all others are not.
+    """
+    wide = np.broadcast_to(addr, (g.n, 32))
+    if addr.shape[-1] == 1:
+        return wide[:, 0].astype(np.int64)
+    live = g.wave.live[g.warps]
+    first = np.take_along_axis(wide, live.argmax(axis=1)[:, None], axis=1)
+    within = np.uint32(0x1F0000)
+    if ((wide & ~within != first & ~within) & live).any():
+        raise TensorMemoryError(f"{i.where()}: the lanes of a warp give different addresses")
+    return first[:, 0].astype(np.int64)
+
+
 class _Form:
     """The modifiers and operands that loads and stores share."""
 
@@ -96,20 +114,24 @@ class _Form:
             self.split, self.statics = operand.value, ("static",)
         self.table = _table(self.shape, self.num, self.packed, self.split)
         self.width = int((self.table % COLUMNS).max()) + 1
+        self.half = self.movement.lanes == 16
 
     def pending(self, g, mask, addr, off: int, kind: str) -> Move:
-        """Checks the address and the warps' right to it."""
+        """Checks the address and the warps' right to it.
+
+        A warp reaches the quarter of the lanes that its number modulo 4 names, and no other. DeepGEMM and CUTLASS's
+        examples rely on that where they leave the quarter out of the address: in all warps it may also be 0.
+        """
         i, wave = self.i, g.wave
         whole_warp(g, mask, i)
-        wide = np.broadcast_to(addr, (g.n, 32))
-        value = wide[:, 0].astype(np.int64) + off
-        if addr.shape[-1] > 1 and ((wide != wide[:, :1]) & wave.live[g.warps]).any():
-            raise TensorMemoryError(f"{i.where()}: the lanes of a warp give different addresses")
+        value = _of_warp(g, addr, i) + off
         lane, column = value >> 16 & 0xFFFF, value & 0xFFFF
         quarter = wave.warp_in_cta[g.warps] % 4
-        bad = lane - 32 * quarter
-        allowed = (bad == 0) if self.movement.lanes == 32 else (bad == 0) | (bad == 16)
-        if not allowed.all():
+        inside, named = lane % 32, lane // 32
+        allowed = ((named == quarter) | (named == 0)) & ((inside == 0) | (inside == 16 if self.half else False))
+        if allowed.all():
+            lane = 32 * quarter + inside
+        else:
             row = int(np.flatnonzero(~allowed)[0])
             q = int(quarter[row])
             raise TensorMemoryError(

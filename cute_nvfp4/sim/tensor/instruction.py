@@ -65,9 +65,12 @@ def decode(idesc: int, kind: str, block: int, cta_group: int, ws: bool) -> Instr
     text = f"instruction descriptor {idesc:#010x} of kind::{kind}"
     if idesc >> 2 & 1:
         raise UnsupportedInstruction(f"{text}: sparse A is not modelled")
-    a, b = (INPUTS[kind].get(idesc >> shift & 7) for shift in (7, 10))
+    # The 4-bit kinds have two bits for the type of B; bit 12 is a sparsity version, which dense A does not have and
+    # which CUTLASS's builder sets nevertheless.
+    codes = idesc >> 7 & 7, idesc >> 10 & (3 if kind in ("mxf4", "mxf4nvf4") else 7)
+    a, b = (INPUTS[kind].get(c) for c in codes)
     if a is None or b is None:
-        raise DescriptorError(f"{text}: type codes {idesc >> 7 & 7} and {idesc >> 10 & 7} do not exist")
+        raise DescriptorError(f"{text}: type codes {codes[0]} and {codes[1]} do not exist")
     m, n = (idesc >> 24 & 31) << 4, (idesc >> 17 & 63) << 3
     _check_shape(text, m, n, kind, cta_group, ws)
     major = idesc >> 15 & 1, idesc >> 16 & 1
@@ -96,6 +99,8 @@ def decode(idesc: int, kind: str, block: int, cta_group: int, ws: bool) -> Instr
 
 
 def _block_scaled(text: str, idesc: int, kind: str, block: int, common: tuple) -> InstructionDescriptor:
+    if idesc >> 3 & 1 or idesc >> 6 & 1:
+        raise DescriptorError(f"{text}: reserved bits are set")
     if idesc >> 31:
         if kind == "mxf8f6f4":
             raise DescriptorError(f"{text}: K = 96 is for kind::mxf4 and kind::mxf4nvf4")
