@@ -95,6 +95,20 @@ def test_mbarriers_release_and_acquire(drop: str, put: str) -> None:
         go(body.replace(drop, put).replace("WAIT", waits), block=64, schedule=Schedule(seed=1))
 
 
+@pytest.mark.parametrize("drop", ["fence.acq_rel.cta;", "fence.acquire.sync_restrict::shared::cluster.cluster;"])
+def test_fences_order_relaxed_mbarrier_operations(drop: str) -> None:
+    waits = wait("%r5", "0").replace("parity", "parity.relaxed.cta")
+    body = (
+        INIT.format(32, "")
+        + f"""@%q2 bra A; {waits} fence.acquire.sync_restrict::shared::cluster.cluster;
+    ld.shared.b32 %r12, [%r11]; bra E;
+    A: st.shared.b32 [%r7], %r1; fence.acq_rel.cta; mbarrier.arrive.relaxed.cta.shared.b64 _, [bar]; mov.b32 %r12, 0;
+    E:"""
+        + OUT
+    )
+    finds(Race, body, drop, block=64)
+
+
 def test_an_mbarrier_is_initialised_before_it_is_used() -> None:
     body = INIT.format(64, "") + "mbarrier.arrive.shared.b64 _, [bar];" + wait("%r5", "0")
     finds(Race, body, "bar.sync 0;", "mbarrier.init", "nothing orders", block=64)
@@ -150,7 +164,9 @@ def test_two_loads_of_one_phase_into_one_place() -> None:
 def test_the_barrier_of_a_copy_is_fenced() -> None:
     body = LOADED + wait("%r5", "0")
     words = ("mbarrier.init", "fence.mbarrier_init")
-    finds(MissingProxyFence, body, "fence.mbarrier_init.release.cluster;", *words)
+    # A fence that no thread comes to: the rules that are read off the code are content with it.
+    never = "@!%q2 fence.mbarrier_init.release.cluster;"
+    finds(MissingProxyFence, body, "fence.mbarrier_init.release.cluster;", *words, put=never)
     go(body.replace("fence.mbarrier_init.release.cluster;", "fence.proxy.async;"))
 
 
@@ -260,7 +276,8 @@ def test_remote_arrivals_are_waited_for() -> None:
     with pytest.raises(CopiesInFlight, match="an arrival of CTA"):
         go(body, **CLUSTER)
     with pytest.raises(Race, match=r"mbarrier\.init"):
-        go(body.replace("fence.mbarrier_init.release.cluster;", "") + wait("%r5", "0"), **CLUSTER)
+        never = "@!%q2 fence.mbarrier_init.release.cluster;"
+        go(body.replace("fence.mbarrier_init.release.cluster;", never) + wait("%r5", "0"), **CLUSTER)
 
 
 # global memory
@@ -343,6 +360,26 @@ def test_tensor_memory_stores_are_waited_for() -> None:
     )
     finds(Race, body, "tcgen05.wait::st.sync.aligned;", "tensor memory of CTA (0, 0, 0), lanes 0..15, column 0")
     finds(UninitializedRead, body, "[%r13];", put="[%r13+1];")
+
+
+def test_tensor_fences_order_relaxed_mbarrier_operations() -> None:
+    """They order accesses to tensor memory, and not those to shared memory."""
+    waits = wait("%r5", "0").replace("parity", "parity.relaxed.cta")
+    body = (
+        INIT.format(128, "")
+        + f"""setp.ne.u32 %q4, %r3, 0; @%q4 bra J;
+    tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [other], 32; J: bar.sync 0; ld.shared.b32 %r15, [other];
+    shl.b32 %r14, %r3, 21; add.s32 %r13, %r15, %r14; st.shared.b32 [%r7], %r1;
+    tcgen05.st.sync.aligned.32x32b.x1.b32 [%r13], {{%r1}}; tcgen05.wait::st.sync.aligned;
+    tcgen05.fence::before_thread_sync; mbarrier.arrive.relaxed.cta.shared.b64 _, [bar]; {waits}
+    tcgen05.fence::after_thread_sync; PEEK @%q4 bra E;"""
+        + FREE
+        + "E: bar.sync 1;"
+    )
+    for drop in ("tcgen05.fence::before_thread_sync;", "tcgen05.fence::after_thread_sync;"):
+        finds(Race, body.replace("PEEK", ""), drop, "tensor memory", block=128)
+    with pytest.raises(Race, match="of the shared memory"):
+        go(body.replace("PEEK", "ld.shared.b32 %r12, [%r11];"), block=128)
 
 
 def test_tensor_memory_is_freed_when_nobody_uses_it() -> None:

@@ -48,7 +48,7 @@ def found(body: str) -> list[tuple[str, str]]:
         (
             "L: mbarrier.try_wait.parity.shared.b64 %q2, [bar], 0; @!%q2 bra L;",
             "mbarrier.try_wait.parity.shared.b64 %q2, [bar], 0;",
-            ("error", "wait-answer-read"),
+            ("warning", "wait-answer-read"),
         ),
         ("bar.sync 1, 64; barrier.cta.arrive 2, 96;", "bar.sync 1, 48;", ("error", "barrier-thread-count")),
     ],

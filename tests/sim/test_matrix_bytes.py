@@ -54,7 +54,8 @@ def load(opcode: str, data: np.ndarray, registers: int) -> np.ndarray:
     copy = "".join(f"ld.global.b32 %r2, [%p0+{4 * j}]; st.shared.b32 [tile+{4 * j}], %r2;" for j in range(words))
     store = "".join(f"st.global.b32 [%rd2+{4 * j}], %r{10 + j};" for j in range(registers))
     body = f"""mov.u32 %r1, %tid.x; mad.wide.u32 %rd2, %r1, {4 * registers}, %p1; {copy} mov.u32 %r3, tile;
-    and.b32 %r4, %r1, {len(data) - 1}; mad.lo.u32 %r5, %r4, 16, %r3; {opcode} {names(registers)}, [%r5]; {store}"""
+    and.b32 %r4, %r1, {len(data) - 1}; mad.lo.u32 %r5, %r4, 16, %r3; bar.warp.sync -1;
+    {opcode} {names(registers)}, [%r5]; {store}"""
     launch_kernel(module(body, 2, ".shared .align 16 .b8 tile[512];"), [data, out])
     return out.view("u1")
 
@@ -67,7 +68,8 @@ def store(opcode: str, fragments: np.ndarray) -> np.ndarray:
     fetch = "".join(f"ld.global.b32 %r{10 + j}, [%rd2+{4 * j}];" for j in range(registers))
     out = "".join(f"ld.shared.b32 %r2, [tile+{4 * j}]; st.global.b32 [%p1+{4 * j}], %r2;" for j in range(4 * rows))
     body = f"""mov.u32 %r1, %tid.x; mad.wide.u32 %rd2, %r1, {4 * registers}, %p0; {fetch} mov.u32 %r3, tile;
-    and.b32 %r4, %r1, {rows - 1}; mad.lo.u32 %r5, %r4, 16, %r3; {opcode} [%r5], {names(registers)}; {out}"""
+    and.b32 %r4, %r1, {rows - 1}; mad.lo.u32 %r5, %r4, 16, %r3;
+    {opcode} [%r5], {names(registers)}; bar.warp.sync -1; {out}"""
     launch_kernel(module(body, 2, ".shared .align 16 .b8 tile[512];"), [np.ascontiguousarray(fragments), back])
     return back
 

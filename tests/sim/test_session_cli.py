@@ -153,6 +153,8 @@ def test_launches_without_running_them(program) -> None:
         (("--schedule", "speed=1", "p.py"), "speed=1"),
         (("--benchmarks", "twice", "p.py"), "expected once or full"),
         (("nowhere.py",), "there is no file nowhere.py"),
+        (("--fast", "p.py"), "there is no option --fast"),
+        (("--schedules", "2", "--schedule", "tma=lazy", "p.py"), "give --schedule or --schedules, not both"),
     ],
 )
 def test_bad_options(arguments, text) -> None:
@@ -174,8 +176,10 @@ def test_schedules_stop_at_the_first_that_fails(program) -> None:
     done = command("--schedules", "3", "--seed", "4", program(text))
     assert done.returncode == 5 and done.stdout == "run\nrun\n"
     lines = done.stderr.strip().splitlines()
-    assert [line.split(":")[-1].split(",")[0].strip() for line in lines[:2]] == ["status 0", "status 5"]
-    assert "--schedule seed=4,warps=together,tma=lazy" in lines[2] and len(lines) == 3
+    ends = [line.split(": ")[-1].rsplit(",", 1)[0] for line in lines if line.startswith("schedule ")]
+    assert ends == ["ended well, status 0", "program failed, status 5"]
+    assert [line for line in lines if "repeat with:" in line] == [lines[-1]]
+    assert "--schedule seed=4,warps=together,tma=lazy" in lines[-1]
 
 
 def test_the_whole_command_knows_it(program) -> None:

@@ -104,7 +104,7 @@ def test_sparsity_version_of_dense_operands_does_not_matter(kind, block):
     bits = block_bits(kind, "e2m1x2", "e2m1x2", 128, 256, scale)
     assert idesc.decode(bits | 1 << 12, kind, block, 2, False) == idesc.decode(bits, kind, block, 2, False)
     for wrong in (bits | 1 << 3, bits | 1 << 6, bits | 1 << 11, bits & ~(1 << 10)):
-        with pytest.raises(DescriptorError, match="reserved|do not exist"):
+        with pytest.raises(DescriptorError, match=r"reserved|do not exist"):
             idesc.decode(wrong, kind, block, 2, False)
 
 

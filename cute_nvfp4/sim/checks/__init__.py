@@ -22,9 +22,9 @@ barriers
 ``cluster_wait(g, lanes)``                            barrier.cluster.wait has passed
 mbarriers
 ``mbarrier_init(g, i, rows, lanes, cta, offset)``     after it; rows, lanes, CTA, offset (k,)
-``mbarrier_arrive(g, i, rows, lanes, cta, offset)``   releasing arrivals, before they are counted
+``mbarrier_arrive(…, cta, offset, release)``          arrivals, before they are counted
 ``phase_ended(cta, slot, phase)``                     barriers (each once) have ended ``phase`` phases
-``mbarrier_wait(g, i, mask, done, cta, slot, phase)`` acquiring waits that pass
+``mbarrier_wait(…, mask, done, cta, slot, acquire)``  waits that pass
 ``copies_arrive(g, i, rows, lanes, cta, offset)``     cp.async.mbarrier.arrive
 fences, groups
 ``fenced(g, i, mask, addr, off)``                     fence, membar; the address is that of a tensor map
@@ -32,6 +32,7 @@ fences, groups
 ``group_commit(g, lanes, kind)``                      "cp_async", "bulk_group"
 ``group_wait(g, lanes, kind, until, read)``           groups below ``until`` (n, 32) are over
 ``tensor_waited(g, mask, kind)``                      "tmem_load", "tmem_store"
+``tensor_fenced(g, mask, before)``                    tcgen05.fence
 tensor memory, the end
 ``tensor_allocated(cta, first, columns)``             columns given out
 ``tensor_freed(i, warps, cta, first, columns, pair)`` before tcgen05.dealloc; pair (k, 1 or 2): the CTAs concerned

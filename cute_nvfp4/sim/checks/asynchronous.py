@@ -54,11 +54,14 @@ class AsynchronousAccesses:
             clock = self.clocks.open["tensor"][pending.warps] if kind == "tensor" else pending.group + 1
             np.maximum.at(self.flying[name], pending.warps, clock)
         prints = pending.footprints(self.wave)
+        done = kind == "tmem_load" and id(pending.instruction) in self.self_completing
         for j, one in enumerate(prints):
             if j and _updates(prints[j - 1], one):
                 self._footprint(pending, one, reads=True)
             elif j + 1 == len(prints) or not _updates(one, prints[j + 1]):
                 self._footprint(pending, one, reads=False)
+        if done:
+            self.clocks.wait_all(kind, pending.warps)
 
     def starts(self, pending: Pending) -> None:
         """An engine is about to run the operation: a commit arrives with what it carried when it was issued."""
@@ -149,7 +152,7 @@ class AsynchronousAccesses:
         if kind == "cp_async":
             component = c.component("cp_async", warps)
             return _Agents(issuer, component, pending.group[issuer] + 1, (component,), False)
-        if kind in ("tmem_load", "tmem_store") and id(pending.instruction) not in self.self_completing:
+        if kind in ("tmem_load", "tmem_store"):
             component = c.component(kind, warps)
             # A store over what the same warp has loaded: the values it stores come from there, or it does not matter.
             own = tuple(c.component(k, warps) for k in ("tmem_load", kind) if k in c.kinds)
@@ -226,7 +229,8 @@ class AsynchronousAccesses:
         label = self.labels.label(pending.instruction) if cluster is None else cluster
         component, clock = agents.component[rows][:, None], agents.clock[rows][:, None]
         mods, lanes = pending.instruction.mods, getattr(pending, "lanes", None)
-        threads = isinstance(lanes, np.ndarray) and len(lanes) == len(pending.warps)
+        # Tensor-core operations have "lanes" too, those of tensor memory.
+        threads = isinstance(lanes, np.ndarray) and pending.engine != "tensor"
         strong = "reduce" in mods or pending.instruction.base == "red"
         return Actor(
             c,

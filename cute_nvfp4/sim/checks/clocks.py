@@ -46,6 +46,8 @@ class Clocks:
         self.open = {kind: np.ones(warps, np.int32) for kind in kinds}
         self.published = np.zeros(warps, np.int32)
         self.known = np.zeros((warps, 2, self.room), np.int32)
+        # relaxed mbarrier operations: what waits have seen, and what fences have prepared for arrivals
+        self.seen, self.prepared = np.zeros_like(self.known), np.zeros_like(self.known)
         self.named = np.zeros((self.ctas, NAMED_BARRIERS, 2, self.room), np.int32)
         self.cluster = np.zeros((self.clusters, 2, 2, self.room), np.int32)
         self.gathering = np.zeros((self.clusters, self.barriers, 2, self.room), np.int32)
@@ -65,7 +67,7 @@ class Clocks:
         for name in ("gathering", "ended", "signals", "initialised"):
             a = getattr(self, name)
             setattr(self, name, np.pad(a, [(0, 0), (0, more)] + [(0, 0)] * (a.ndim - 2)))
-        for name in ("known", "named", "cluster", "gathering", "ended", "signals", "exit"):
+        for name in ("known", "seen", "prepared", "named", "cluster", "gathering", "ended", "signals", "exit"):
             a = getattr(self, name)
             setattr(self, name, np.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, more)]))
         self.flat = self.known.reshape(-1)
@@ -162,11 +164,26 @@ class Clocks:
         self.gathering[cluster, b, :, self.first_barrier + b] = phase[:, None]
         self.ended[cluster, b] = self.gathering[cluster, b]
 
-    def pass_phase(self, warps: np.ndarray, cta: np.ndarray, slot: np.ndarray) -> None:
-        """The warps have seen the last phase end."""
-        self.acquire(warps, self.ended[cta // self.cluster_size, self.barrier(cta, slot)])
+    def pass_phase(self, warps: np.ndarray, cta: np.ndarray, slot: np.ndarray, acquire: bool = True) -> None:
+        """The warps have seen the last phase end; without ``acquire`` they know what it says after a fence."""
+        rows = self.ended[cta // self.cluster_size, self.barrier(cta, slot)].reshape(len(warps), -1)
+        join((self.known if acquire else self.seen).reshape(self.warps, -1), warps, rows)
 
     # fences and groups
+
+    def fence(self, warps: np.ndarray, tensor: bool) -> None:
+        """A fence: what relaxed waits have seen is known now, and what is known now goes with relaxed arrivals. With
+        ``tensor`` (tcgen05.fence) that goes for operations on tensor memory alone."""
+        rows, seen = self.snapshot(warps), self.seen[warps]
+        if tensor:
+            other = np.ones(self.room, bool)
+            for kind in self.kinds.keys() & {"tensor", "tmem_load", "tmem_store"}:
+                first = self.kinds[kind] * self.per_cluster
+                other[first : first + self.per_cluster] = False
+            rows[..., other] = seen[..., other] = 0
+        self.prepared[warps] = np.maximum(self.prepared[warps], np.maximum(rows, seen))
+        self.known[warps] = np.maximum(self.known[warps], seen)
+        self.now[warps] += 1
 
     def fence_async(self, warps: np.ndarray) -> None:
         """fence.proxy.async: the asynchronous proxy sees what the warps know."""

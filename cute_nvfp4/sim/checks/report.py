@@ -113,10 +113,12 @@ class Reporter:
                 "store",
             )
         by = cluster * clocks.per_cluster + component % clocks.per_cluster
-        if kind in _END:
+        seen = int(ep.clocks(e)[0]) <= int(clocks.known[by, 0, component])
+        if kind in _END and not seen:
             return f"the asynchronous {where} of {self.thread(by, lane)}", _END[kind], "store"
         if by == warp:
             return f"{self.thread(by, lane)} at {where}", "bar.warp.sync (or a barrier)", "store"
+        where = f"the asynchronous {where}" if kind in _END else where
         same_cta = self.wave.cta_of_warp[by] == self.wave.cta_of_warp[warp]
         how = "a barrier, or an arrival at an mbarrier and a wait for it," if same_cta else "a cluster barrier, or an "
         how += "" if same_cta else "arrival at a remote mbarrier and a wait for it,"

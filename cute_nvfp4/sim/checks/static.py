@@ -146,7 +146,7 @@ def _answers_heard(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, s
                 waits.append(i)
     for i in waits:
         if not used & set(registers(i.operands[0])):
-            yield "error", i, "nothing reads its answer, so it waits for nothing"
+            yield "warning", i, "nothing reads its answer, so it waits for nothing"
 
 
 def _thread_counts(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:

@@ -70,8 +70,8 @@ class Synchronisation:
     def mbarrier_inval(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
         """mbarrier.inval."""
 
-    def mbarrier_arrive(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
-        """A releasing arrival, before it is counted."""
+    def mbarrier_arrive(self, g: Group, i: Instruction, rows, lanes, cta, offset: np.ndarray, release: bool) -> None:
+        """An arrival, before it is counted. One that is relaxed carries what a fence before it has prepared."""
         c, warps = self.clocks, g.warps[rows]
         slot = self._slots(i.where(), cta, offset)
         self._ready(i, warps, cta, slot, proxy=False)
@@ -81,8 +81,8 @@ class Synchronisation:
             new[1:] = (warps[1:] != warps[:-1]) | (cta[1:] != cta[:-1]) | (slot[1:] != slot[:-1])
             warps, cta, slot = warps[new], cta[new], slot[new]
         self.foreign.give("gather", warps, cta, slot)
-        c.gather(c.release(warps), cta, slot)
-        c.signal(cta, slot, c.component("thread", warps), c.now[warps] - 1)
+        c.gather(c.release(warps) if release else c.prepared[warps], cta, slot)
+        c.signal(cta, slot, c.component("thread", warps), c.now[warps] - int(release))
 
     def phase_ended(self, cta: np.ndarray, slot: np.ndarray, phase: np.ndarray) -> None:
         """Mbarriers (each once) have ended their ``phase``-th phase."""
@@ -93,8 +93,9 @@ class Synchronisation:
                     self.foreign.at_barrier[("ended", *k)] = dict(self.foreign.at_barrier[("gather", *k)])
         self.clocks.end_phase(cta, slot, phase)
 
-    def mbarrier_wait(self, g: Group, i: Instruction, mask, done, cta, slot, phase) -> None:
-        """test_wait or try_wait with acquire has said yes to lanes ``done`` (n, 1) or (n, 32)."""
+    def mbarrier_wait(self, g: Group, i: Instruction, mask, done, cta, slot, acquire: bool) -> None:
+        """test_wait or try_wait has said yes to lanes ``done`` (n, 1) or (n, 32). A relaxed one orders when a fence
+        follows."""
         lanes = np.broadcast_to(done, (g.n, 32)) & (g.lanes() if mask is None else mask)
         if cta.shape[1] == 1:
             rows = np.flatnonzero(lanes.any(axis=1))
@@ -108,7 +109,7 @@ class Synchronisation:
         self.clocks.ensure(int(slot.max()))
         self._ready(i, warps, cta, slot, proxy=False)
         self.foreign.take("ended", warps, cta, slot)
-        self.clocks.pass_phase(warps, cta, slot)
+        self.clocks.pass_phase(warps, cta, slot, acquire)
 
     # fences and groups
 
@@ -125,7 +126,13 @@ class Synchronisation:
             elif address:
                 self.map_acquired(g, mask, *address)
         else:
+            self.clocks.fence(warps, tensor=False)
             self.foreign.fence(warps)
+
+    def tensor_fenced(self, g: Group, mask: np.ndarray | None, before: bool) -> None:
+        """tcgen05.fence::before_thread_sync or ::after_thread_sync: with relaxed synchronisation it orders what tcgen05
+        instructions do."""
+        self.clocks.fence(self._active(g, mask), tensor=True)
 
     def group_commit(self, g: Group, lanes: np.ndarray, kind: str) -> None:
         """commit_group of "cp_async" or "bulk_group" by lanes (n, 32): operations say their groups themselves."""

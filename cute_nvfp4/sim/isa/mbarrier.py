@@ -136,8 +136,8 @@ def _arrive(i: Instruction, m: Mods, kind: str) -> Op:
         slot = table.find(i.where(), cta, offset)
         pending = table.pending[cta, slot].copy()
         checks = g.wave.checks
-        if checks is not None and ordered:
-            checks.mbarrier_arrive(g, i, rows, lanes, cta, offset)
+        if checks is not None:
+            checks.mbarrier_arrive(g, i, rows, lanes, cta, offset, ordered)
         if drop:
             np.subtract.at(table.count, (cta, slot), 1 if expect else number)
         phase = table.arrive(i.where(), cta, offset, 1 if expect else number)
@@ -200,8 +200,8 @@ def _poll(i: Instruction, m: Mods, kind: str) -> Op:
         if kind == "try_wait" and wave.random is not None and wave.random.random() < 0.2:
             # The ISA lets try_wait give up although the phase is over.
             return np.zeros(shape, bool)
-        if wave.checks is not None and ordered and done.any():
-            wave.checks.mbarrier_wait(g, i, mask, done, cta, slot, phase)
+        if wave.checks is not None and done.any():
+            wave.checks.mbarrier_wait(g, i, mask, done, cta, slot, ordered)
         return done
 
     src = ("addr", "u32" if parity else "b64", *(("u32",) if hint else ()))

@@ -146,7 +146,13 @@ def _wait(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 def _fence(i: Instruction, m: Mods, k: Kernel) -> Op:
     """tcgen05.fence::before_thread_sync, ::after_thread_sync order nothing that is not in order here."""
-    return Op(lambda g, mask: None, (), (), "tensor", context=True)
+    before = i.mods[0] == "fence::before_thread_sync"
+
+    def fn(g, mask):
+        if g.wave.checks is not None:
+            g.wave.checks.tensor_fenced(g, mask, before)
+
+    return Op(fn, (), (), "tensor", context=True)
 
 
 def _commit(i: Instruction, m: Mods, k: Kernel) -> Op:

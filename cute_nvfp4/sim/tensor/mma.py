@@ -127,14 +127,21 @@ class Mma(Pending):
                     out.append(Footprint("tensor", True, cta, (slice(0, 128), _columns(self.a, 8))))
             else:
                 rows = d.m // spec.cta_group
-                units = _shared_units(self.a, self.a_low, spec.a, d.a_mn_major, rows, d.a, d.units)
+                units = self._shared_units(wave, self.a, self.a_low, spec.a, d.a_mn_major, rows, d.a)
                 out.append(Footprint("shared", False, cta, units))
-            units = _shared_units(self.b, self.b_low, spec.b, d.b_mn_major, d.n // spec.cta_group, d.b, d.units)
+            units = self._shared_units(wave, self.b, self.b_low, spec.b, d.b_mn_major, d.n // spec.cta_group, d.b)
             out.append(Footprint("shared", False, cta, units))
             for column, count in self.scale_spans():
                 out.append(Footprint("tensor", False, cta, (slice(0, 128), _columns(column, count))))
             out += self._accumulator_footprints(cta)
         return out
+
+    def _shared_units(self, wave, start, low: int, desc: MatrixDescriptor, mn_major: bool, rows: int, t: str):
+        """(k, m) offsets of the 16-byte units of one operand."""
+        table = operands.operand_units(desc, mn_major, low, (0,), rows, product.operand_bits(t), self.spec.idesc.units)
+        base = (start if (start != start[0]).any() else start[:1]) - low
+        operands.check_inside(base, table, wave.shared_bytes, self.instruction.where)
+        return base[:, None] + 16 * table.reshape(1, -1)
 
     def _accumulator_footprints(self, cta: np.ndarray) -> list[Footprint]:
         lanes = slice(0, 128)
@@ -149,13 +156,6 @@ class Mma(Pending):
 
 def _columns(first: np.ndarray, count: int) -> np.ndarray:
     return first[:, None] + np.arange(count)
-
-
-def _shared_units(start, low: int, desc: MatrixDescriptor, mn_major: bool, rows: int, t: str, units: int) -> np.ndarray:
-    """(k, m) offsets of the 16-byte units of one operand."""
-    table = operands.operand_units(desc, mn_major, low, (0,), rows, product.operand_bits(t), units)
-    base = start if (start != start[0]).any() else start[:1]
-    return base[:, None] - low + 16 * table.reshape(1, -1)
 
 
 class MmaRuns(Pending):

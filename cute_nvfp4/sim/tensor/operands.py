@@ -51,11 +51,8 @@ def _extent(units: np.ndarray) -> tuple[int, int]:
     return known[1:]
 
 
-def gather(shared: np.ndarray, ctas: np.ndarray, base: np.ndarray, units: np.ndarray, size: int, where) -> np.ndarray:
-    """(k, g, *units.shape[:-1], bytes) from the shared memory (CTAs, stride) of CTAs (k, g).
-
-    ``base`` (k,): addresses that the unit numbers count from; ``size``: bytes of shared memory a CTA has.
-    """
+def check_inside(base: np.ndarray, units: np.ndarray, size: int, where) -> None:
+    """Units of a cached table, from addresses ``base`` (k,) on, must lie in the ``size`` bytes of shared memory."""
     first, last = _extent(units)
     low, high = int(base.min()) + 16 * first, int(base.max()) + 16 * last + 16
     if low < SHARED_BASE or high > SHARED_BASE + size:
@@ -63,6 +60,14 @@ def gather(shared: np.ndarray, ctas: np.ndarray, base: np.ndarray, units: np.nda
             f"{where()}: the operand covers bytes {low - SHARED_BASE}..{high - SHARED_BASE - 1} of shared memory, "
             f"which has {size} bytes"
         )
+
+
+def gather(shared: np.ndarray, ctas: np.ndarray, base: np.ndarray, units: np.ndarray, size: int, where) -> np.ndarray:
+    """(k, g, *units.shape[:-1], bytes) from the shared memory (CTAs, stride) of CTAs (k, g).
+
+    ``base`` (k,): addresses that the unit numbers count from; ``size``: bytes of shared memory a CTA has.
+    """
+    check_inside(base, units, size, where)
     place = ctas * (shared.shape[1] // 16) + (base[:, None] - SHARED_BASE) // 16
     index = place.reshape(*place.shape, *(1,) * units.ndim) + units
     out = shared.reshape(-1).view("c16").take(index)

@@ -52,6 +52,7 @@ class Copy(Pending):
         wave.tmem.reshape(-1)[base[:, :, None, None, None] + at] = words
 
     def footprints(self, wave: Wave) -> list[Footprint]:
+        operands.check_inside(self.start - self.low, self.units, wave.shared_bytes, self.instruction.where)
         units = (self.start - self.low)[:, None] + 16 * self.units.reshape(1, -1)
         columns = self.column[:, None] + np.arange(4 * self.units.shape[1])
         out = []

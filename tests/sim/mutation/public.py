@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import runpy
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -20,15 +20,18 @@ from cute_nvfp4.sim.parse import parse_module
 from cute_nvfp4.sim.regions import GlobalMemory, Region
 from cute_nvfp4.sim.session import session as sessions
 from cute_nvfp4.sim.session import simulated_gpu
+from cute_nvfp4.target import architecture
 
 from .judge import Subject
+
+SM_COUNT = 4
 
 PROGRAMS = {
     "cutlass-fp16_gemm_5": ("cute/blackwell/tutorial/tutorial_gemm/fp16_gemm_5.py", "--mnk 512,512,512", "f2"),
     "cutlass-nvfp4_gemm_1": ("cute/blackwell/tutorial/tutorial_gemm/nvfp4_gemm_1.py", "--mnkl 256,256,1536,1", "f2"),
     "cutlass-blockscaled-2cta": (
         "cute/blackwell/kernel/blockscaled_gemm/dense_blockscaled_gemm_persistent.py",
-        "--mnkl 512,512,1536,1 --a_dtype Float4E2M1FN --b_dtype Float4E2M1FN --sf_dtype Float8E4M3FN --sf_vec_size 16 "
+        "--mnkl 512,512,2560,1 --a_dtype Float4E2M1FN --b_dtype Float4E2M1FN --sf_dtype Float8E4M3FN --sf_vec_size 16 "
         "--c_dtype Float16 --mma_tiler_mn 256,128 --cluster_shape_mn 2,1 --warmup_iterations 0 --iterations 1",
         "f2",
     ),
@@ -68,7 +71,15 @@ def capture(cutlass: Path, name: str) -> Captured:
         found.append(Captured(program, launch, memory, before, after, owners))
         return result
 
-    with mock.patch.object(sessions, "run", keep), mock.patch.object(sys, "argv", [str(script), *arguments.split()]):
+    def small(arch: str) -> Any:
+        # A persistent kernel shall give each CTA several tiles without a large problem.
+        return replace(architecture(arch), sm_count=SM_COUNT)
+
+    with (
+        mock.patch.object(sessions, "run", keep),
+        mock.patch.object(sessions, "architecture", small),
+        mock.patch.object(sys, "argv", [str(script), *arguments.split()]),
+    ):
         sys.path.insert(0, str(script.parent))
         try:
             with simulated_gpu():
