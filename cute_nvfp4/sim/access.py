@@ -257,7 +257,7 @@ def _first(g: Group, host: np.ndarray, mask, bad_flat: np.ndarray) -> tuple[int,
 
 
 def _say(g: Group, a: Access, warp: int, lane: int, what: str) -> str:
-    who = f"{g.wave.thread(warp, lane)} in {g.wave.run.launch.kernel}"
+    who = f"{g.wave.thread(warp, lane)} in {g.wave.run.launch.title}"
     return f"{a.instruction.where()}: {what}; {a.kind} of {a.total} bytes by {who}"
 
 

@@ -27,11 +27,11 @@ class Clusters:
         self.grid, self.shape = launch.grid, launch.cluster
         if any(g % c for g, c in zip(self.grid, self.shape)):
             raise LaunchError(
-                f"{launch.kernel}: grid {self.grid} is not a multiple of the cluster {self.shape} in every dimension"
+                f"{launch.title}: grid {self.grid} is not a multiple of the cluster {self.shape} in every dimension"
             )
         self.size = int(np.prod(self.shape))
         if self.size > MAX_CLUSTER:
-            raise LaunchError(f"{launch.kernel}: a cluster of {self.shape} has {self.size} CTAs, at most {MAX_CLUSTER}")
+            raise LaunchError(f"{launch.title}: a cluster of {self.shape} has {self.size} CTAs, at most {MAX_CLUSTER}")
         self.grid_of_clusters = tuple(g // c for g, c in zip(self.grid, self.shape))
         self.count = int(np.prod(self.grid_of_clusters))
 

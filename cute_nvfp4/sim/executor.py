@@ -116,6 +116,7 @@ class WaveRunner:
             self.wave.tensor_memory.at_exit()
         if self.wave.checks is not None:
             self.wave.checks.at_end()
+            self.wave.mbarriers.check_left()
 
     def _split(self, group: Group) -> list[Group]:
         """The warps in a few groups, at random."""
@@ -210,7 +211,7 @@ class WaveRunner:
 
     def _hung(self, groups: list[Group]) -> SimError:
         """Loops that can never end; CTAs that have not started may be what they wait for."""
-        lines = [f"{self.state.launch.kernel}: every warp that runs repeats a loop that changes nothing"]
+        lines = [f"{self.state.launch.title}: every warp that runs repeats a loop that changes nothing"]
         for g in groups:
             who = self.wave.thread(int(g.warps[0]), int(g.lanes()[0].argmax()))
             code = self.blocks[g.block].code
@@ -338,10 +339,10 @@ class WaveRunner:
         where = code[0][0].where() if code else "the end"
         who = self.wave.thread(int(group.warps[0]), int(group.lanes()[0].argmax()))
         limit = f"(step_limit={self.state.step_limit})"
-        return f"{self.state.launch.kernel}: {self.clock} blocks executed without an end; {who} is at {where} {limit}"
+        return f"{self.state.launch.title}: {self.clock} blocks executed without an end; {who} is at {where} {limit}"
 
     def _who_waits(self) -> str:
-        lines = [f"{self.state.launch.kernel}: nothing can run any more"]
+        lines = [f"{self.state.launch.title}: nothing can run any more"]
         for g in self.unmet:
             text = self.blocks[g.block].code[0][0].where()
             row = g.lanes()[0]

@@ -17,6 +17,7 @@ from typing import Any
 from cute_nvfp4.sim.cubin import elf_at, parameter_sizes
 from cute_nvfp4.sim.device import Device
 from cute_nvfp4.sim.errors import LaunchError
+from cute_nvfp4.sim.model import clipped
 from cute_nvfp4.sim.tma.encode import encode_im2col, encode_tiled
 
 _I, _P, _U64 = ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64
@@ -47,6 +48,11 @@ class Launch:
     cooperative: bool = False
     programmatic: bool = False
     stream: int = 0
+
+    @property
+    def title(self) -> str:
+        """The kernel's name, as messages show it."""
+        return clipped(self.kernel)
 
 
 class HostModule:
@@ -211,7 +217,7 @@ class HostModule:
         name = self._kernels[kernel]
         if min(*grid, *block) < 1 or block[0] * block[1] * block[2] > 1024:
             raise LaunchError(
-                f"{name}: grid {grid} and block {block}: every extent must be at least 1, a block at most 1024 threads"
+                f"{clipped(name)}: grid {grid} and block {block}: every extent must be at least 1, a block at most 1024 threads"
             )
         sizes = self._sizes.get(name, [])
         pointers = (_P * len(sizes)).from_address(params) if sizes else ()
@@ -220,7 +226,7 @@ class HostModule:
         flag = {k: bool(struct.unpack_from("<i", attributes[k])[0]) if k in attributes else False for k in (2, 6)}
         unknown = sorted(attributes.keys() - _HARMLESS - {_CLUSTER, _COOPERATIVE, _PROGRAMMATIC})
         if unknown:
-            raise LaunchError(f"{name} is launched with attributes {unknown}, which are not modelled")
+            raise LaunchError(f"{clipped(name)} is launched with attributes {unknown}, which are not modelled")
         self._take(
             Launch(name, grid, block, copies, cluster, smem, flag[_COOPERATIVE], flag[_PROGRAMMATIC], stream or 0)
         )

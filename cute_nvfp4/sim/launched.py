@@ -69,22 +69,22 @@ class Run:
         kernel, launch = self.kernel.source, self.launch
         sizes, given = [p.size for p in kernel.params], [len(p) for p in launch.params]
         if sizes != given:
-            raise LaunchError(f"{kernel.name} takes parameters of {sizes} bytes, the launch gives {given}")
+            raise LaunchError(f"{launch.title} takes parameters of {sizes} bytes, the launch gives {given}")
         required = kernel.directives.get("reqntid")
         if required and tuple((*required, 1, 1)[:3]) != tuple(launch.block):
             raise LaunchError(
-                f"{kernel.name} is compiled for blocks of {required} threads, the launch has {launch.block}"
+                f"{launch.title} is compiled for blocks of {required} threads, the launch has {launch.block}"
             )
         most = kernel.directives.get("maxntid")
         if most and np.prod(launch.block) > np.prod(most):
-            raise LaunchError(f"{kernel.name} is compiled for at most {most} threads, the launch has {launch.block}")
+            raise LaunchError(f"{launch.title} is compiled for at most {most} threads, the launch has {launch.block}")
         required = kernel.directives.get("reqnctapercluster")
         if required and tuple((*required, 1, 1)[:3]) != tuple(launch.cluster):
-            raise LaunchError(f"{kernel.name} is compiled for clusters of {required}, the launch has {launch.cluster}")
+            raise LaunchError(f"{launch.title} is compiled for clusters of {required}, the launch has {launch.cluster}")
         limit = SHARED_PER_SM - SHARED_RESERVED
         if self.static_shared + launch.dynamic_smem > limit:
             raise LaunchError(
-                f"{kernel.name} asks for {self.static_shared + launch.dynamic_smem} bytes of shared memory a CTA, "
+                f"{launch.title} asks for {self.static_shared + launch.dynamic_smem} bytes of shared memory a CTA, "
                 f"an SM gives at most {limit}"
             )
 

@@ -158,6 +158,17 @@ class Mbarriers:
         """Whether the phase of ``parity`` is over: it is not the one under way."""
         return (self.phase[cta, slot] & 1) != parity
 
+    def check_left(self) -> None:
+        """At the end of a wave: a phase that some but not all have arrived in, or bytes that were expected and never
+        came, are counts that do not fit together, even if nobody waited for them."""
+        part = self.valid & ((self.pending != self.count) | (self.tx != 0))
+        if part.any():
+            cta, slot = (int(x) for x in np.argwhere(part)[0])
+            raise MbarrierMisuse(
+                f"{self.wave.run.launch.title}: the kernel ends in the middle of a phase of the {self.name(cta, slot)}: "
+                f"{self.state(cta, slot)}; who arrives, and how often, does not fit the count it was initialised with"
+            )
+
     def name(self, cta: int, slot: int) -> str:
         return f"mbarrier at shared address {self.offset_of[slot]:#x} of {self.wave.cta_name(cta)}"
 

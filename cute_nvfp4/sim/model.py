@@ -5,6 +5,7 @@ Nothing here knows what an instruction does; ``isa`` says that, and ``flow`` cut
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 #: width in bits of every fundamental type (PTX ISA, "Types")
@@ -14,6 +15,28 @@ TYPE_BITS = {
     **{"b128": 128, "f16": 16, "bf16": 16, "f16x2": 32, "bf16x2": 32, "f32": 32, "f64": 64, "f32x2": 64},
     **{"tf32": 32, "e4m3": 8, "e5m2": 8, "e4m3x2": 16, "e5m2x2": 16, "e2m1x2": 8, "ue8m0x2": 16},
 }
+
+
+MOST_OF_NAME, MOST_OF_TEXT = 60, 150
+"""Characters of a kernel's name, and of an instruction, that messages show."""
+
+
+def clipped(text: str, most: int = MOST_OF_NAME) -> str:
+    """``text`` for a message: names of compiled kernels have hundreds of characters."""
+    return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def _shorter(text: str) -> str:
+    """An instruction with its long lists of registers cut in the middle, and clipped."""
+    return clipped(_LIST.sub(_ends, text), MOST_OF_TEXT)
+
+
+_LIST = re.compile(r"\{([^{}]*)\}")
+
+
+def _ends(found: re.Match[str]) -> str:
+    items = [item.strip() for item in found.group(1).split(",")]
+    return found.group(0) if len(items) <= 8 else f"{{{items[0]}, {items[1]}, …, {items[-1]}}}"
 
 
 @dataclass(frozen=True)
@@ -96,7 +119,7 @@ class Instruction:
 
     def where(self) -> str:
         """The instruction as an error should show it."""
-        return f"`{self.text}` (PTX line {self.line}{', ' + self.loc if self.loc else ''})"
+        return f"`{_shorter(self.text)}` (PTX line {self.line}{', ' + self.loc if self.loc else ''})"
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def clusters_together(run: Run, warps: int | None) -> int:
     GPU. Raises ``ResidencyError`` when a cooperative launch does not fit, ``LaunchError`` when this machine's memory
     does not do.
     """
-    name, size, count = run.launch.kernel, run.clusters.size, run.clusters.count
+    name, size, count = run.launch.title, run.clusters.size, run.clusters.count
     room = max(1, run.sm_count * ctas_per_sm(run) // size)
     if run.launch.cooperative and count > room:
         raise ResidencyError(

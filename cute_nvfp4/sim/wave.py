@@ -181,7 +181,7 @@ class Group:
             name = list(run.kernel.slots)[slot].partition("@")[0]
             who = self.wave.thread(int(self.warps[0]), int(self.lanes()[0].argmax()))
             raise UndefinedRegister(
-                f"{instruction.where()}: register {name} has never been written; {who} in {run.launch.kernel}"
+                f"{instruction.where()}: register {name} has never been written; {who} in {run.launch.title}"
             )
         return value
 

@@ -12,7 +12,7 @@ BODY = (
     """mov.u32 %r1, %ctaid.x; mov.u32 %r2, %tid.x; mov.u32 %r20, bar; mov.u32 %r21, resp; mov.b32 %r6, 0;
     mov.u32 %r22, %cluster_ctarank;
     setp.ne.u32 %q1, %r2, 0; @%q1 bra LOOP; mbarrier.init.shared.b64 [bar], 1;
-    LOOP: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+    fence.mbarrier_init.release.cluster; LOOP: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
     mad.wide.u32 %rd1, %r1, 4, %p0; @%q1 bra ASK; atom.global.add.u32 %r5, [%rd1], 1;
     mbarrier.arrive.expect_tx.shared.b64 _, [bar], 16;
     ASK: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;

@@ -1,7 +1,9 @@
 """Two CTAs store into halves of the same 16 bytes of a third one's memory; and into the same half."""
 
-import numpy as np, pytest
+import numpy as np
+import pytest
 from ptx_lab import launch_kernel, module
+
 from cute_nvfp4.sim import Race
 
 MEMORY = ".shared .align 1024 .b8 sm[1024]; .shared .align 8 .b64 bar;"
@@ -28,5 +30,5 @@ def go(body):
 
 def test_values_stored_beside_each_other():
     assert go(STORES) == [[j, 1, j, 2] for j in range(32)]
-    with pytest.raises(Race, match="st.async"):
+    with pytest.raises(Race, match=r"st\.async"):
         go(STORES.replace("shl.b32 %r7, %r7, 3;", "mov.u32 %r7, 0;"))

@@ -61,7 +61,7 @@ def test_the_kernel_in_order(how):
         ((Race, Deadlock, CopiesInFlight), "mbarrier", EXPECT, "mbarrier.arrive.shared.b64 _, [%r5];"),
         (Deadlock, "64 bytes still to come", ", 2048;", ", 2112;"),
         (MissingProxyFence, "asynchronous proxy", "fence.proxy.async.shared::cta; bar", "bar"),
-        (MissingProxyFence, "fence.mbarrier_init", "fence.mbarrier_init.release.cluster;", ""),
+        (BrokenRule, "fence.mbarrier_init", "fence.mbarrier_init.release.cluster;", ""),
         (Race, "cp.async.bulk.wait_group.read", "cp.async.bulk.wait_group.read 0;", ""),
         (Race, "cp.async.bulk.wait_group.read", "wait_group.read 0;", "wait_group.read 1;"),
         (Race, "cp.async.bulk.wait_group.read", "cp.async.bulk.commit_group; cp", "cp"),

@@ -86,7 +86,7 @@ class Checks(GenericAccesses, AsynchronousAccesses, Synchronisation, TensorMaps)
 
     def __init__(self, wave: Wave, launch: LaunchChecks) -> None:
         self.wave, self.labels = wave, launch.labels
-        self.kernel_name = wave.run.launch.kernel
+        self.kernel_name = wave.run.launch.title
         self.self_completing = launch.self_completing
         slots = max(8, len(wave.mbarriers.offset_of))
         self.clocks = Clocks(wave.warps, wave.warps_per_cta, wave.cluster_size, launch.kinds, slots)

@@ -60,7 +60,7 @@ class Reporter:
 
     def hazard(self, kind: str, who: Actor, place: str, row: Any, found: int, label: int | None) -> Exception:
         """The exception for the conflict between the agent at ``row`` and the access with epoch ``found``."""
-        kernel = self.wave.run.launch.kernel
+        kernel = self.wave.run.launch.title
         mine = self.actor(who, row)
         if kind == "uninitialized":
             return UninitializedRead(f"{kernel}: {place} is read, and nobody has written it: {mine}")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cute_nvfp4.sim.checks.kernel import self_completing
 from cute_nvfp4.sim.flow import EXIT, Block, registers, successors
-from cute_nvfp4.sim.model import Imm, Instruction
+from cute_nvfp4.sim.model import Imm, Instruction, clipped
 
 if TYPE_CHECKING:
     from cute_nvfp4.sim.program import CompiledKernel
@@ -31,7 +31,7 @@ class Finding:
     message: str
 
     def __str__(self) -> str:
-        return f"{self.severity}: {self.kernel}: {self.instruction.where()}: {self.message} [{self.rule}]"
+        return f"{self.severity}: {clipped(self.kernel)}: {self.instruction.where()}: {self.message} [{self.rule}]"
 
 
 Rule = Callable[["CompiledKernel"], Iterator[tuple[str, Instruction, str]]]

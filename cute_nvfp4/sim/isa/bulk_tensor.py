@@ -155,7 +155,7 @@ def read_maps(wave, i: Instruction, warps: np.ndarray, lanes: np.ndarray, addres
 
 def _read_map(wave, i: Instruction, warp: int, lane: int, address: int) -> TensorMap:
     def say(what: str, row: int = 0) -> str:
-        return f"{i.where()}: {what}; by {wave.thread(warp, lane)} in {wave.run.launch.kernel}"
+        return f"{i.where()}: {what}; by {wave.thread(warp, lane)} in {wave.run.launch.title}"
 
     window, low = address >> WINDOW_SHIFT, address & _LOW
     if low % MAP_ALIGN:

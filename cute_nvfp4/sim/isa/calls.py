@@ -60,9 +60,7 @@ def _assertfail(i: Instruction, g: Group, mask, operands) -> None:
         thread = _Thread(i, g, row, lane)
         where = f"{thread.string(file)}:{line}, {thread.string(function)}"
         who = g.wave.thread(int(g.warps[row]), lane)
-        raise Trap(
-            f"device assertion `{thread.string(message)}` failed at {where}; {who} in {g.wave.run.launch.kernel}"
-        )
+        raise Trap(f"device assertion `{thread.string(message)}` failed at {where}; {who} in {g.wave.run.launch.title}")
 
 
 class _Thread:

@@ -10,6 +10,7 @@ from cute_nvfp4.sim.model import Imm, Instruction, Kernel
 _ALL = Imm(0)
 """The thread count that stands for every live thread of the CTA."""
 
+
 @opcode("bra")
 def _bra(i: Instruction, m: Mods, k: Kernel) -> Op:
     m.flag("uni")

@@ -198,7 +198,8 @@ def _poll(i: Instruction, m: Mods, kind: str) -> Op:
         done = now > phase
         g.polled = MbarrierWait(g, i, cta, slot, phase, done)
         if kind == "try_wait" and wave.random is not None and wave.random.random() < 0.2:
-            # The ISA lets try_wait give up although the phase is over.
+            # The ISA lets try_wait give up although the phase is over. That the next one says yes is a change.
+            wave.effects += int(done.any())
             return np.zeros(shape, bool)
         if wave.checks is not None and done.any():
             wave.checks.mbarrier_wait(g, i, mask, done, cta, slot, ordered)

@@ -40,6 +40,13 @@ def _space(m: Mods) -> str:
     return SPACES[name] if name else "generic"
 
 
+def _order_and_space(m: Mods) -> tuple[str, str]:
+    """Memory order and state space, which ptxas takes in either order."""
+    order = _order(m)
+    space = _space(m)
+    return order or _order(m), space
+
+
 def _policy(m: Mods) -> tuple[str, ...]:
     """Cache operators, eviction priorities, prefetch sizes: kept for the counters, without effect on values."""
     out = []
@@ -77,7 +84,7 @@ def _check_address(operand, space: str, m: Mods, k: Kernel) -> None:
 
 @opcode("ld", "ldu")
 def _ld(i: Instruction, m: Mods, k: Kernel) -> Op:
-    order, space = _order(m), _space(m)
+    order, space = _order_and_space(m)
     policy = _policy(m)
     count, t = _vector(m, space)
     if t == "b128":
@@ -105,7 +112,7 @@ def _st(i: Instruction, m: Mods, k: Kernel) -> Op:
         from cute_nvfp4.sim.isa.bulk import st_async
 
         return st_async(i, m, k)
-    order, space = _order(m), _space(m)
+    order, space = _order_and_space(m)
     policy = _policy(m)
     count, t = _vector(m, space)
     if t == "b128" or space == "param":

@@ -110,6 +110,6 @@ class TensorMemory:
                 base, columns = next(iter(sorted(self.blocks[cta].items())))
                 name = self.wave.cta_name(cta)
                 raise TensorMemoryError(
-                    f"{name} of {self.wave.run.launch.kernel} ends without tcgen05.dealloc of columns "
+                    f"{name} of {self.wave.run.launch.title} ends without tcgen05.dealloc of columns "
                     f"{base}..{base + columns - 1}"
                 )

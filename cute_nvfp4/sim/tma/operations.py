@@ -50,7 +50,7 @@ class Copy(Pending):
     def say(self, what: str, row: int) -> str:
         """The text of an error: ``what`` is wrong with the operation of thread ``row``."""
         who = self.wave.thread(int(self.warps[row]), int(self.lanes[row]))
-        return f"{self.instruction.where()}: {what}; by {who} in {self.wave.run.launch.kernel}"
+        return f"{self.instruction.where()}: {what}; by {who} in {self.wave.run.launch.title}"
 
     def grouped(self) -> None:
         """The copy ends when its bulk group does."""
