@@ -11,7 +11,7 @@ import pytest
 import tma_lab as lab
 from ptx_lab import launch_kernel, module
 
-from cute_nvfp4.sim import CopiesInFlight, MissingProxyFence, Race, Schedule, UninitializedRead
+from cute_nvfp4.sim import BrokenRule, CopiesInFlight, MissingProxyFence, Race, Schedule, UninitializedRead
 from cute_nvfp4.sim.errors import Deadlock
 from cute_nvfp4.sim.schedule import adversarial
 from cute_nvfp4.sim.tma import TensorMap
