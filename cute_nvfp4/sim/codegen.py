@@ -89,7 +89,7 @@ class BlockCompiler:
             try:
                 self._instruction(instruction, op)
             except UnsupportedInstruction as error:
-                if instruction.text in str(error):
+                if instruction.where() in str(error):
                     raise
                 raise UnsupportedInstruction(f"{error}: {instruction.where()}") from None
         # The result of a barrier is written when it opens, not here.
@@ -144,15 +144,21 @@ class BlockCompiler:
         if not flat:
             self._lines.append(f"{indent}{text}")
             return
-        temps = [f"t{j}" for j in range(len(flat))]
-        self._lines.append(f"{indent}{', '.join(temps)} = {text}")
-        for temp, (register, type_name) in zip(temps, flat):
+        temps, after = [f"t{j}" for j in range(len(flat))], []
+        for j, (register, type_name) in enumerate(flat):
             if register is None:
                 continue
-            value = self._stored(temp, type_name, register, op.relaxed)
+            value = self._stored(temps[j], type_name, register, op.relaxed)
             local = self._local(register)
             self._assigned.add(register)
-            self._lines.append(f"{indent}{local} = " + (f"select({guard}, {value}, {local})" if guard else value))
+            if guard:
+                after.append(f"{indent}{local} = select({guard}, {value}, {local})")
+            elif value != temps[j]:
+                after.append(f"{indent}{local} = {value}")
+            else:
+                temps[j] = local
+        self._lines.append(f"{indent}{', '.join(temps)} = {text}")
+        self._lines += after
 
     def _predicate(self, reg: Reg) -> str:
         if self.widths.get(reg.name) != 1:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from cute_nvfp4.sim.errors import UnsupportedInstruction
 from cute_nvfp4.sim.isa.table import Op, lookup
 from cute_nvfp4.sim.model import Address, Instruction, Kernel, Operand, Pair, Reg, Symbol, Vector
@@ -206,4 +208,5 @@ def _liveness(blocks: list[Block]) -> None:
             if new != live[b.index]:
                 live[b.index], changed = new, True
     for b in blocks:
-        b.live_in = frozenset(n for n in names if live[b.index] & bit[n])
+        packed = np.frombuffer(live[b.index].to_bytes(len(names) // 8 + 1, "little"), np.uint8)
+        b.live_in = frozenset(names[k] for k in np.flatnonzero(np.unpackbits(packed, bitorder="little")).tolist())

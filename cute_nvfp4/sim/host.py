@@ -217,7 +217,8 @@ class HostModule:
         name = self._kernels[kernel]
         if min(*grid, *block) < 1 or block[0] * block[1] * block[2] > 1024:
             raise LaunchError(
-                f"{clipped(name)}: grid {grid} and block {block}: every extent must be at least 1, a block at most 1024 threads"
+                f"{clipped(name)}: grid {grid} and block {block}: "
+                "every extent must be at least 1, a block at most 1024 threads"
             )
         sizes = self._sizes.get(name, [])
         pointers = (_P * len(sizes)).from_address(params) if sizes else ()

@@ -72,7 +72,8 @@ class Mbarriers:
         self.valid[cta, slot] = True
         self.count[cta, slot] = self.pending[cta, slot] = count
         self.tx[cta, slot] = 0
-        self.phase[cta, slot] = 0
+        # After mbarrier.inval phases go on from an even number, which nobody can tell from 0: the checks count them.
+        self.phase[cta, slot] += self.phase[cta, slot] & 1
         self.wave.progress += 1
 
     def invalidate(self, where: str, cta: np.ndarray, offset: np.ndarray) -> None:
@@ -164,8 +165,9 @@ class Mbarriers:
         part = self.valid & ((self.pending != self.count) | (self.tx != 0))
         if part.any():
             cta, slot = (int(x) for x in np.argwhere(part)[0])
+            kernel, name = self.wave.run.launch.title, self.name(cta, slot)
             raise MbarrierMisuse(
-                f"{self.wave.run.launch.title}: the kernel ends in the middle of a phase of the {self.name(cta, slot)}: "
+                f"{kernel}: the kernel ends in the middle of a phase of the {name}: "
                 f"{self.state(cta, slot)}; who arrives, and how often, does not fit the count it was initialised with"
             )
 

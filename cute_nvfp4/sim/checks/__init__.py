@@ -22,6 +22,7 @@ barriers
 ``cluster_wait(g, lanes)``                            barrier.cluster.wait has passed
 mbarriers
 ``mbarrier_init(g, i, rows, lanes, cta, offset)``     after it; rows, lanes, CTA, offset (k,)
+``mbarrier_inval(g, i, rows, lanes, cta, offset)``     before mbarrier.inval
 ``mbarrier_arrive(…, cta, offset, release)``          arrivals, before they are counted
 ``phase_ended(cta, slot, phase)``                     barriers (each once) have ended ``phase`` phases
 ``mbarrier_wait(…, mask, done, cta, slot, acquire)``  waits that pass
@@ -49,6 +50,7 @@ import numpy as np
 
 from cute_nvfp4.sim.checks import kernel as facts
 from cute_nvfp4.sim.checks.asynchronous import AsynchronousAccesses
+from cute_nvfp4.sim.checks.barrier_words import BarrierWords
 from cute_nvfp4.sim.checks.clocks import Clocks
 from cute_nvfp4.sim.checks.ending import Ending
 from cute_nvfp4.sim.checks.foreign import Foreign, Locations
@@ -94,6 +96,7 @@ class Checks(GenericAccesses, AsynchronousAccesses, Synchronisation, TensorMaps)
         self.cluster_of_warp = wave.cluster_index[wave.cta_of_warp]
         self.foreign = Foreign(self.clocks, launch.locations, self.cluster_of_warp)
         self.shared = SharedShadow(wave.shared_stride * wave.count, launch.shared_grain, self._in_shared)
+        self.barrier_words = BarrierWords(self)
         self.tensor = TensorShadow(wave.count, self._in_tensor)
         self.globals = launch.globals
         self.globals.report, self.globals.foreign = self._in_global, self.foreign.ordered

@@ -179,6 +179,7 @@ class AsynchronousAccesses:
             return
         who = replace(self._who(pending, agents, every, False).at((len(every), 1), (every, 0)), distinct=False)
         byte = one.cta * self.wave.shared_stride + (pending.addresses[0] & OFFSET_MASK) - SHARED_BASE
+        self.barrier_words.touched(byte, pending.size, who, one.write)
         if pending.size < UNIT:
             self.shared.part(byte, pending.size, who, one.write)
         else:
@@ -198,6 +199,8 @@ class AsynchronousAccesses:
             units = one.units if len(one.units) == 1 else one.units[rows]
             byte = cta[:, None] * self.wave.shared_stride + (units - SHARED_BASE)
             width = one.width if isinstance(one, Pieces) else UNIT
+            if one.write:
+                self.barrier_words.touched(byte, width, who, True)
             if width < UNIT:
                 self.shared.part(byte, width, who, one.write)
             else:

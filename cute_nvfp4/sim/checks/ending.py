@@ -61,16 +61,20 @@ class Ending:
         row, slot, component = (int(x) for x in np.argwhere(bad)[0])
         cta = int(ctas[row])
         name = self.checks.wave.mbarriers.name(cta, slot)
-        source = "bytes of an asynchronous copy"
-        if component < c.first_barrier:
-            warp = int(cluster[row]) * c.per_cluster + component % c.per_cluster
-            kind = list(c.kinds)[component // c.per_cluster]
-            by = self.checks.reporter.thread(warp, ep.MANY)
-            source = f"the arrival of a tcgen05.commit of {by}" if kind == "tensor" else f"an arrival of {by}"
+        source = self.source(component, int(cluster[row]))
         raise CopiesInFlight(
             f"{self.checks.kernel_name}: {self.checks.wave.cta_name(cta)} exits while {source} may still be on the way "
             f"to its {name}: no thread of the CTA has waited for it"
         )
+
+    def source(self, component: int, cluster: int) -> str:
+        """What arrives, in words."""
+        c = self.checks.clocks
+        if component >= c.first_barrier:
+            return "bytes of an asynchronous copy"
+        by = self.checks.reporter.thread(cluster * c.per_cluster + component % c.per_cluster, ep.MANY)
+        tensor = list(c.kinds)[component // c.per_cluster] == "tensor"
+        return f"the arrival of a tcgen05.commit of {by}" if tensor else f"an arrival of {by}"
 
     def _memory(self, cta: int) -> None:
         """Accesses of other CTAs of the cluster to this one's shared memory."""

@@ -110,6 +110,7 @@ class GenericAccesses:
         # An atomic reads what it changes; a tensor map is copied with its unused half.
         flag = atomic and "exch" not in a.instruction.mods
         flag = flag or (not write and a.instruction.base == "tensormap")
+        self.barrier_words.touched(byte, a.total, who, write)
         if a.total < UNIT:
             self.shared.part(byte, a.total, who, write, flag)
             return

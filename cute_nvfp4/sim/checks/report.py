@@ -24,6 +24,8 @@ _END = {
     "bulk_write": "cp.async.bulk.commit_group and cp.async.bulk.wait_group",
     "wgmma": "wgmma.commit_group and wgmma.wait_group",
 }
+_BY_ISSUER = ("cp_async", "tmem_load", "tmem_store", "bulk_read", "bulk_write")
+"""Kinds whose end only the warp that has issued them can wait for."""
 
 
 class _Unknown:
@@ -78,6 +80,8 @@ class Reporter:
         first, second = {"read after write": ("written", "read"), "write after read": ("read", "written")}.get(
             kind, ("written", "written again")
         )
+        if "dealloc" in who.instruction.mods:
+            second = "freed"
         return Race(
             f"{kernel}: {place} is {first} by {other} and {second} by {mine}, and nothing orders the two; {end} "
             "would have to come between"
@@ -115,7 +119,8 @@ class Reporter:
         by = cluster * clocks.per_cluster + component % clocks.per_cluster
         seen = int(ep.clocks(e)[0]) <= int(clocks.known[by, 0, component])
         if kind in _END and not seen:
-            return f"the asynchronous {where} of {self.thread(by, lane)}", _END[kind], "store"
+            end = _END[kind] + (" by that warp, and a barrier after it," if by != warp and kind in _BY_ISSUER else "")
+            return f"the asynchronous {where} of {self.thread(by, lane)}", end, "store"
         if by == warp:
             return f"{self.thread(by, lane)} at {where}", "bar.warp.sync (or a barrier)", "store"
         where = f"the asynchronous {where}" if kind in _END else where

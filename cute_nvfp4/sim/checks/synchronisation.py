@@ -9,6 +9,7 @@ import numpy as np
 from cute_nvfp4.sim.bulk_groups import groups
 from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.shadow import Actor
+from cute_nvfp4.sim.errors import MbarrierMisuse
 
 if TYPE_CHECKING:
     from cute_nvfp4.sim.model import Instruction
@@ -66,9 +67,22 @@ class Synchronisation:
         clock = c.initialise(warps)
         epochs = ep.pack(self.labels.label(i), c.component("init", warps), clock, lanes)
         c.initialised[cta // c.cluster_size, c.barrier(cta, slot)] = epochs
+        self.barrier_words.set(cta, offset, True)
 
     def mbarrier_inval(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
-        """mbarrier.inval."""
+        """mbarrier.inval, before it: all arrivals, and all that the barrier has told of, must have come."""
+        c, warps = self.clocks, g.warps[rows]
+        slot = self._slots(i.where(), cta, offset)
+        self._ready(i, warps, cta, slot, proxy=False)
+        late = c.signals[cta // c.cluster_size, c.barrier(cta, slot)] > c.snapshot(warps)[:, 0]
+        if late.any():
+            k, component = (int(x) for x in np.argwhere(late)[0])
+            source = self.ending.source(component, int(cta[k]) // c.cluster_size)
+            raise MbarrierMisuse(
+                f"{self.kernel_name}: {self.reporter.thread(int(warps[k]), int(lanes[k]))} at {i.where()} ends the "
+                f"{self.wave.mbarriers.name(int(cta[k]), int(slot[k]))} while {source} may still be on the way to it"
+            )
+        self.barrier_words.set(cta, offset, False)
 
     def mbarrier_arrive(self, g: Group, i: Instruction, rows, lanes, cta, offset: np.ndarray, release: bool) -> None:
         """An arrival, before it is counted. One that is relaxed carries what a fence before it has prepared."""

@@ -102,9 +102,9 @@ def _inval(i: Instruction, m: Mods, kind: str) -> Op:
     def fn(g, mask, addr, off):
         rows, lanes, cta, offset = _where(g, mask, addr, off, i)
         _own(g, cta, rows, i, "shared")
-        g.wave.mbarriers.invalidate(i.where(), cta, offset)
         if g.wave.checks is not None:
             g.wave.checks.mbarrier_inval(g, i, rows, lanes, cta, offset)
+        g.wave.mbarriers.invalidate(i.where(), cta, offset)
 
     return Op(fn, (), ("addr",), "mbarrier", context=True)
 

@@ -45,7 +45,7 @@ def main() -> int:
         tally: collections.Counter[str] = collections.Counter()
         for count, mutant in enumerate(chosen, 1):
             verdict = judge(one, mutant)
-            reason = "" if verdict.by else HARMLESS.get((name, mutant.kind, mutant.old), "")
+            reason = "" if verdict.by else HARMLESS.get((name, mutant.kind, mutant.ordinal), "")
             tally[verdict.by or ("harmless" if reason else "NOT NOTICED")] += 1
             unexplained += not verdict.by and not reason
             records.append({"kernel": name, "old": mutant.old, **vars(verdict), "harmless": reason})

@@ -12,16 +12,18 @@ _PREDICATED = re.compile(r"^(@!?\S+\s+)?(.*)$", re.S)
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change of one instruction. ``line`` counts from 1; ``new`` replaces the whole line."""
+    """One change of one instruction. ``line`` counts from 1; ``new`` replaces the whole line; ``ordinal`` counts the
+    mutants of the kind in the kernel."""
 
     kind: str
     line: int
     old: str
     new: str
+    ordinal: int = 1
 
     @property
     def name(self) -> str:
-        return f"{self.kind}@{self.line}"
+        return f"{self.kind} {self.ordinal} (line {self.line})"
 
     def apply(self, ptx: str) -> str:
         lines = ptx.split("\n")
@@ -32,6 +34,7 @@ class Mutant:
 
 def mutants(ptx: str) -> Iterator[Mutant]:
     """Every mutant of every site, in the order of the text."""
+    seen: dict[str, int] = {}
     for number, line in enumerate(ptx.split("\n"), 1):
         text = _COMMENT.sub("", line).strip()
         if not text.endswith(";") or text.startswith("."):
@@ -40,7 +43,8 @@ def mutants(ptx: str) -> Iterator[Mutant]:
             found = rule.pattern.search(text)
             if found:
                 for kind, new in rule.change(text, found):
-                    yield Mutant(kind, number, text, new)
+                    seen[kind] = seen.get(kind, 0) + 1
+                    yield Mutant(kind, number, text, new, seen[kind])
 
 
 @dataclass(frozen=True)

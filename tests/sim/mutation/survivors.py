@@ -1,5 +1,5 @@
-"""Mutants that nothing notices, and why each is harmless: (kernel, kind, instruction) to the proof."""
+"""Mutants that nothing notices, and why each changes nothing: (kernel, kind, ordinal in the kernel) to the proof."""
 
 from __future__ import annotations
 
-HARMLESS: dict[tuple[str, str, str], str] = {}
+HARMLESS: dict[tuple[str, str, int], str] = {}

@@ -1,0 +1,53 @@
+"""The 8 bytes of an mbarrier: between init and inval nothing else may touch them (PTX ISA, "mbarrier: contents")."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_nvfp4.sim.errors import MbarrierMisuse
+from cute_nvfp4.sim.layout import SHARED_BASE
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.checks import Checks
+
+WORD = 8
+
+
+class BarrierWords:
+    """Which words of shared memory are live mbarriers, by byte of ``wave.shared`` / 8."""
+
+    def __init__(self, checks: Checks) -> None:
+        self.checks = checks
+        self.live = np.zeros(checks.wave.shared_stride * checks.wave.count // WORD, bool)
+        self.low, self.high = len(self.live), 0
+
+    def set(self, cta: np.ndarray, offset: np.ndarray, live: bool) -> None:
+        word = self._word(cta, offset)
+        self.live[word] = live
+        self.low, self.high = min(self.low, int(word.min())), max(self.high, int(word.max()) + 1)
+
+    def _word(self, cta: np.ndarray, offset: np.ndarray) -> np.ndarray:
+        return (cta * self.checks.wave.shared_stride + offset - SHARED_BASE) // WORD
+
+    def touched(self, byte: np.ndarray, size: int, who, write: bool) -> None:
+        """An access to ``size`` bytes at ``byte``, of a shape that broadcasts with the actor's."""
+        if not self.high:
+            return
+        first = byte // WORD
+        for j in range(-(-size // WORD)):
+            hit = self.live.take(first + j, mode="clip")
+            if hit.any():
+                self._report(hit, first + j, who, write)
+
+    def _report(self, hit: np.ndarray, word: np.ndarray, who, write: bool) -> None:
+        wave = self.checks.wave
+        at = tuple(int(x) for x in np.argwhere(hit)[0])
+        cta, byte = divmod(int(word[at]) * WORD, wave.shared_stride)
+        name = wave.mbarriers.name(cta, wave.mbarriers.slot_of[byte + SHARED_BASE])
+        by = self.checks.reporter.actor(who, at)
+        raise MbarrierMisuse(
+            f"{self.checks.kernel_name}: the {name} is {'overwritten' if write else 'read'} by {by}: between "
+            "mbarrier.init and mbarrier.inval only mbarrier instructions may touch its 8 bytes"
+        )
