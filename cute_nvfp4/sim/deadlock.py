@@ -23,9 +23,9 @@ def picture(parked: list[Wait], wave: Wave) -> list[str]:
             entry[0] += 1
     lines = []
     for (where, _), (count, warp, wait, row) in list(seen.items())[:MOST]:
-        lane = int(wait.group.lanes()[row].argmax())
-        more = f" and {count - 1} more warp(s)" if count > 1 else ""
-        lines.append(f"  {wave.thread(warp, lane)}{more} waits at {where}")
+        who = f"{wave.cta_name(int(wave.cta_of_warp[warp]))}, warp {int(wave.warp_in_cta[warp])}"
+        others = f" and {count - 1} more warp{'s' if count > 2 else ''} wait" if count > 1 else " waits"
+        lines.append(f"  {who}{others} at {where}")
         lines.append(f"    for {wait.describe(row)}")
     if len(seen) > MOST:
         lines.append(f"  … and {len(seen) - MOST} other waits")

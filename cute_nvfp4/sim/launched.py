@@ -47,7 +47,7 @@ class Run:
         self.launch_checks = LaunchChecks(self) if checking else None
         for finding in self.kernel.findings if checking else ():
             if finding.severity == "error":
-                raise BrokenRule(str(finding))
+                raise BrokenRule(str(finding).removeprefix("error: "))
         self.clusters = Clusters(launch)
         self.clusters_left = np.arange(self.clusters.count)
         self.static_shared, self.local_bytes = self.kernel.layout.static_shared, self.kernel.layout.local_bytes

@@ -102,6 +102,8 @@ def _toplevel(text: str, module: Module):
         for piece in _PIECE.findall(line + " "):
             if not buffer.strip():
                 buffer, start = "", number
+            elif piece.strip() and buffer.rstrip().endswith(":"):
+                start = number  # the statement begins after its label
             if piece == ";" and not vector_depth:
                 statement = " ".join(buffer.split())
                 buffer = ""

@@ -64,3 +64,9 @@ def test_findings_name_kernel_and_instruction() -> None:
     (finding,) = findings(program.kernel("kernel"))
     assert str(finding).startswith("error: kernel: `bar.sync 1, 48` (PTX line ")
     assert "48 threads are no whole number of warps [barrier-thread-count]" in str(finding)
+
+
+def test_the_count_of_a_reducing_barrier_is_its_third_operand() -> None:
+    text = "setp.eq.u32 %q1, %r1, 0; barrier.red.and.pred %q2, 1, COUNT, %q1;"
+    assert found(text.replace("COUNT", "64")) == []
+    assert found(text.replace("COUNT", "40")) == [("error", "barrier-thread-count")]

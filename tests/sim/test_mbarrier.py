@@ -46,7 +46,7 @@ def test_a_missing_arrival_is_a_deadlock_with_a_picture() -> None:
     with pytest.raises(Deadlock) as error:
         launch_kernel(module(lost, 1, BARRIER), [np.zeros(32, "u4")], block=(64, 1, 1))
     text = str(error.value)
-    assert "CTA (0, 0, 0), thread (0, 0, 0) (warp 0, lane 0) waits at `mbarrier.try_wait" in text
+    assert "CTA (0, 0, 0), warp 0 waits at `mbarrier.try_wait" in text
     assert "the end of phase 0 of mbarrier at shared address 0x408" in text and "0 of 32 arrivals" in text
     assert "the end of phase 1 of mbarrier at shared address 0x400" in text
 

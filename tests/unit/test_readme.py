@@ -54,6 +54,18 @@ def test_the_submission_is_judged(change: tuple[str, str], code: int, tmp_path: 
     assert done.returncode == code, done.stdout + done.stderr
 
 
+def test_the_race_is_found_and_its_cure_is_clean(tmp_path: Path) -> None:
+    """As printed a barrier is missing, although the numbers are right; with it nothing is reported."""
+    script = block("file: reverse.py")
+    cured = script.replace("    y[tidx]", "    cute.arch.sync_threads()\n    y[tidx]")
+    for text, options, code, out in ((script, [], 112, "Race"), (script, ["--no-checks"], 0, ""), (cured, [], 0, "")):
+        (tmp_path / "reverse.py").write_text(text)
+        done = run([sys.executable, "-m", "cute_nvfp4", "sim", *options, "reverse.py"], tmp_path)
+        assert done.returncode == code and out in done.stderr, done.stdout + done.stderr
+        assert code or done.stdout.strip() == "right"
+    assert "reverse.py:12" in README and "reverse.py:13" in README
+
+
 def test_ci_runs_the_command_of_the_readme(tmp_path: Path) -> None:
     """``.ci/run`` beside a README whose command only prints: it runs that one, and fails where there is none."""
     (tmp_path / ".ci").mkdir()

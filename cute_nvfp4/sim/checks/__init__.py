@@ -105,6 +105,7 @@ class Checks(GenericAccesses, AsynchronousAccesses, Synchronisation, TensorMaps)
         self.map_versions, self.map_seen = launch.map_versions, {}
         self.cluster_parity = np.zeros(wave.warps, np.int64)
         self.carried: dict[int, np.ndarray] = {}
+        self.stored: dict[tuple[int, int, bytes], tuple[int, int]] = {}
         self.kept: list[Any] = []
         # Engines use the same functions as lanes do to reach memory; their accesses are checked when they are issued.
         self.quiet = False
@@ -119,7 +120,7 @@ class Checks(GenericAccesses, AsynchronousAccesses, Synchronisation, TensorMaps)
     def _in_tensor(self, kind: str, who, index, bad, epochs) -> None:
         at, granule, found = first(bad, index, epochs)
         cta, lane, column = self.tensor.place(granule)
-        place = f"tensor memory of {self.wave.cta_name(cta)}, lanes {lane}..{lane + 15}, column {column},"
+        place = f"tensor memory of {self.wave.cta_name(cta)}, lanes {lane}..{lane + 15}, column {column}"
         raise self.reporter.hazard(kind, who, place, at, found, None)
 
     def _in_global(self, watched, kind: str, who, index, bad, epochs) -> None:

@@ -18,6 +18,7 @@ from cute_nvfp4.sim.cluster import OFFSET_MASK
 from cute_nvfp4.sim.errors import MissingProxyFence, Race
 from cute_nvfp4.sim.layout import SHARED_BASE
 from cute_nvfp4.sim.tma.operations import Pieces
+from cute_nvfp4.sim.tma.tensor_copy import TensorStore
 
 if TYPE_CHECKING:
     from cute_nvfp4.sim.engine import Footprint, Pending
@@ -88,7 +89,9 @@ class AsynchronousAccesses:
         self.carried[id(pending)] = rows
         self.kept.append(pending)
         # It arrives when the operations so far are over: who knows that they are need not wait for the arrival too.
-        c.signal(pending.target, slot, component[pending.issuer], self.flying["tensor"][warps[pending.issuer]])
+        flying = self.flying["tensor"][warps]
+        over = np.where(flying > 0, flying, clock)
+        c.signal(pending.target, slot, component[pending.issuer], over[pending.issuer])
         c.commit("tensor", warps)
 
     def _signals(self, pending: Pending) -> None:
@@ -120,15 +123,17 @@ class AsynchronousAccesses:
         by = cluster[k] * c.per_cluster + int(ep.components(init[k : k + 1])[0]) % c.per_cluster
         init_at = self.labels.instruction(int(ep.labels(init[k : k + 1])[0])).where()
         name, who = self.wave.mbarriers.name(int(cta[k]), int(slot[k])), self.reporter.thread(int(warps[k]), ep.MANY)
-        text = f"{self.kernel_name}: {name} is initialised by {self.reporter.thread(int(by), ep.MANY)} at {init_at}"
+        text = (
+            f"{self.kernel_name}: the {name}\n  is initialised by {self.reporter.thread(int(by), ep.MANY)} at {init_at}"
+        )
         if late[k]:
             raise Race(
-                f"{text} and used by {who} at {instruction.where()}, and nothing orders the two; a barrier (with "
+                f"{text}\n  and used by {who} at {instruction.where()},\n  and nothing orders the two; a barrier (with "
                 "fence.mbarrier_init before it, in a cluster) would have to come between"
             )
         raise MissingProxyFence(
-            f"{text}; {who} at {instruction.where()} uses it through the asynchronous proxy, and fence.mbarrier_init "
-            "(or fence.proxy.async) is missing between"
+            f"{text}\n  and used through the asynchronous proxy by {who} at {instruction.where()};\n"
+            "  fence.mbarrier_init (or fence.proxy.async) is missing between"
         )
 
     def _agents(self, pending: Pending, one: Footprint) -> _Agents:
@@ -199,7 +204,7 @@ class AsynchronousAccesses:
             units = one.units if len(one.units) == 1 else one.units[rows]
             byte = cta[:, None] * self.wave.shared_stride + (units - SHARED_BASE)
             width = one.width if isinstance(one, Pieces) else UNIT
-            if one.write:
+            if one.write and self.barrier_words.near(units, width):
                 self.barrier_words.touched(byte, width, who, True)
             if width < UNIT:
                 self.shared.part(byte, width, who, one.write)
@@ -208,7 +213,22 @@ class AsynchronousAccesses:
         else:
             address, length = one.units
             address = address if len(address) == 1 else address[rows]
+            if one.write and isinstance(pending, TensorStore) and pending.update is None:
+                repeated = self._repeated(pending, agents.issuer[rows])
+                who = replace(who, unchanged=lambda: repeated)
             self._rows_of_global(address, length, who, one.write, self.labels.label(pending.instruction))
+
+    def _repeated(self, pending: TensorStore, rows: np.ndarray) -> bool:
+        """Whether each of these stores copies what another warp of its CTA has stored there by the same instruction:
+        all warps of a CTA may issue one store, and then write the same bytes."""
+        same = True
+        for k in np.atleast_1d(rows).tolist():
+            key = (id(pending.instruction), int(pending.ctas[k]), pending.coords[k].tobytes())
+            mine = (int(pending.offset[k]), int(pending.warps[k]))
+            before = self.stored.get(key)
+            same &= before is not None and before[0] == mine[0] and before[1] != mine[1]
+            self.stored[key] = mine
+        return same
 
     def _rows_of_global(self, address: np.ndarray, length: int, who: Actor, write: bool, label: int) -> None:
         """Rows of ``length`` bytes at ``address`` (k, m)."""

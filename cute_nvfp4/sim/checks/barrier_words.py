@@ -21,21 +21,23 @@ class BarrierWords:
     def __init__(self, checks: Checks) -> None:
         self.checks = checks
         self.live = np.zeros(checks.wave.shared_stride * checks.wave.count // WORD, bool)
-        self.low, self.high = len(self.live), 0
+        self.low, self.high = checks.wave.shared_stride, 0
 
     def set(self, cta: np.ndarray, offset: np.ndarray, live: bool) -> None:
-        word = self._word(cta, offset)
-        self.live[word] = live
-        self.low, self.high = min(self.low, int(word.min())), max(self.high, int(word.max()) + 1)
+        """Initialised, or invalidated: barriers at ``offset`` (k,) of CTAs (k,)."""
+        at = offset - SHARED_BASE
+        self.live[(cta * self.checks.wave.shared_stride + at) // WORD] = live
+        self.low, self.high = min(self.low, int(at.min())), max(self.high, int(at.max()) + WORD)
 
-    def _word(self, cta: np.ndarray, offset: np.ndarray) -> np.ndarray:
-        return (cta * self.checks.wave.shared_stride + offset - SHARED_BASE) // WORD
+    def near(self, units: np.ndarray, width: int) -> bool:
+        """Whether writes of ``width`` bytes at offsets ``units`` may meet one: tiles and barriers lie apart."""
+        return int(units.max()) - SHARED_BASE + width > self.low and int(units.min()) - SHARED_BASE < self.high
 
     def touched(self, byte: np.ndarray, size: int, who, write: bool) -> None:
         """An access to ``size`` bytes at ``byte``, of a shape that broadcasts with the actor's."""
         if not self.high:
             return
-        first = byte // WORD
+        first = byte >> 3
         for j in range(-(-size // WORD)):
             hit = self.live.take(first + j, mode="clip")
             if hit.any():

@@ -32,8 +32,7 @@ class GenericAccesses:
     def load(self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None) -> None:
         """Lanes ``mask`` (None: all) are about to load ``a.total`` bytes at host addresses ``host``, of a shape that
         broadcasts to (n, 32)."""
-        if self.quiet or (a.instruction.base == "tensormap" and "replace" in a.instruction.mods):
-            # tensormap.replace writes a field; that the simulator reads the word around it is its own affair.
+        if self.quiet:
             return
         how = order(a)
         if how != "weak":
@@ -107,9 +106,10 @@ class GenericAccesses:
         return enter
 
     def _shared(self, a: Access, byte: np.ndarray, who: Actor, write: bool, atomic: bool) -> None:
-        # An atomic reads what it changes; a tensor map is copied with its unused half.
+        # An atomic reads what it changes; a tensor map is copied with its unused half, but a field is replaced only in
+        # what is a map already.
         flag = atomic and "exch" not in a.instruction.mods
-        flag = flag or (not write and a.instruction.base == "tensormap")
+        flag = flag or (not write and "cp_fenceproxy" in a.instruction.mods)
         self.barrier_words.touched(byte, a.total, who, write)
         if a.total < UNIT:
             self.shared.part(byte, a.total, who, write, flag)

@@ -65,17 +65,17 @@ class Reporter:
         kernel = self.wave.run.launch.title
         mine = self.actor(who, row)
         if kind == "uninitialized":
-            return UninitializedRead(f"{kernel}: {place} is read, and nobody has written it: {mine}")
+            return UninitializedRead(f"{kernel}: {place}\n  is read by {mine},\n  and nobody has written it")
         other, end, verb = self.other(found, who, row, label)
         if kind == "proxy":
             return MissingProxyFence(
-                f"{kernel}: {place}: {mine} goes through the asynchronous proxy, and nothing makes the {verb} by "
-                f"{other} visible to it: fence.proxy.async by a thread that has seen the store is missing"
+                f"{kernel}: {place}\n  is written by {other}\n  and used through the asynchronous proxy by {mine},\n"
+                f"  which does not see the {verb}: fence.proxy.async, by a thread that does, is missing between"
             )
         if kind == "same instruction":
             return Race(
-                f"{kernel}: {place} is written by {mine} and by another thread that executes the same instruction, "
-                "with different values"
+                f"{kernel}: {place}\n  is written by {mine}\n  and by another thread that executes the same "
+                "instruction, with different values"
             )
         first, second = {"read after write": ("written", "read"), "write after read": ("read", "written")}.get(
             kind, ("written", "written again")
@@ -83,8 +83,8 @@ class Reporter:
         if "dealloc" in who.instruction.mods:
             second = "freed"
         return Race(
-            f"{kernel}: {place} is {first} by {other} and {second} by {mine}, and nothing orders the two; {end} "
-            "would have to come between"
+            f"{kernel}: {place}\n  is {first} by {other}\n  and {second} by {mine},\n"
+            f"  and nothing orders the two; {end.removesuffix(',')} would have to come between"
         )
 
     def actor(self, who: Actor, row: Any) -> str:

@@ -133,6 +133,49 @@ def _loads_waited_for(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction
                 yield "warning", i, "its registers are read before tcgen05.wait::ld"
 
 
+def _loads_stored(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
+    """What a tcgen05.ld loaded is stored before any tcgen05.wait::ld, in a kernel that otherwise waits.
+
+    A compiler may compute with the registers in front of the wait, but it cannot move a store there. Kernels without
+    any wait exist and run, so they are left alone.
+    """
+    tcgen05 = [i for b in kernel.blocks for i, _ in b.code if i.base == "tcgen05"]
+    if not any(i.mods[:1] == ("wait::ld",) for i in tcgen05):
+        return
+    for block in kernel.blocks:
+        for at, (i, op) in enumerate(block.code):
+            if i.base == "tcgen05" and i.mods[:1] == ("ld",):
+                results = frozenset(n for o in i.operands[: len(op.dst)] for n in registers(o))
+                store = _first_store(kernel, block, at + 1, results)
+                if store is not None:
+                    yield "error", i, f"what it loads is stored by {store.where()} without tcgen05.wait::ld"
+
+
+def _first_store(kernel: CompiledKernel, block: Block, at: int, values: frozenset[str]) -> Instruction | None:
+    """A store of what has been computed from the registers ``values``, before any tcgen05.wait::ld."""
+    known: dict[int, frozenset[str]] = {}
+    todo = [(block.index, at, values)]
+    while todo:
+        index, start, now = todo.pop()
+        for i, op in kernel.blocks[index].code[start:]:
+            if i.base == "tcgen05" and i.mods[:1] == ("wait::ld",):
+                break
+            split = len(op.dst)
+            if now.isdisjoint(n for o in i.operands[split:] for n in registers(o)):
+                now -= {n for o in i.operands[:split] for n in registers(o) if i.guard is None}
+            elif i.base in ("st", "red", "atom", "stmatrix"):
+                return i
+            else:
+                now |= {n for o in i.operands[:split] for n in registers(o)}
+        else:
+            for s in successors(kernel.blocks[index]):
+                live = now & kernel.blocks[s].live_in
+                if s != EXIT and not live <= known.get(s, frozenset()):
+                    known[s] = known.get(s, frozenset()) | live
+                    todo.append((s, 0, known[s]))
+    return None
+
+
 def _answers_heard(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
     """A test_wait or try_wait whose answer nothing reads: it waits for nothing."""
     used: set[str] = set()
@@ -155,7 +198,8 @@ def _thread_counts(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, s
         for i, _ in block.code:
             named = i.base == "bar" or (i.base == "barrier" and "cluster" not in i.mods)
             if named and "warp" not in i.mods:
-                for o in i.operands[1:2]:
+                at = 2 if "red" in i.mods else 1
+                for o in i.operands[at : at + 1]:
                     if isinstance(o, Imm) and o.value % WARP:
                         yield "error", i, f"{o.value} threads are no whole number of warps"
 
@@ -164,6 +208,7 @@ RULES: dict[str, Rule] = {
     "mbarrier-init-fence": _init_fence,
     "tensor-memory-freed": _freed,
     "tensor-load-wait": _loads_waited_for,
+    "tensor-load-stored": _loads_stored,
     "wait-answer-read": _answers_heard,
     "barrier-thread-count": _thread_counts,
 }

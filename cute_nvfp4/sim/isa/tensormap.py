@@ -103,9 +103,13 @@ def _copy(i: Instruction, m: Mods) -> Op:
     read, write = Access(i, "shared", 8, 16, "load"), Access(i, "global", 8, 16, "store")
 
     def fn(g, mask, dst, dst_off, src, src_off):
-        # The warp copies as one: its first lane stands for it.
+        # The warp copies as one. Any of its lanes may do the reading; the first stands for those that write.
+        lanes = g.lanes()
         first = np.zeros((g.n, 32), bool)
-        first[np.arange(g.n), g.lanes().argmax(axis=1)] = True
-        access.store(g, write, first, dst, dst_off, access.load(g, read, first, src, src_off))
+        first[np.arange(g.n), lanes.argmax(axis=1)] = True
+        access.store(g, write, first, dst, dst_off, access.load(g, read, lanes, src, src_off))
+        if g.wave.checks is not None:
+            # No lane goes on before all have executed it (.sync).
+            g.wave.checks.warp_synced(g, None)
 
     return Op(fn, (), ("addr", "addr", "static"), "tensormap", context=True, converge=-1)

@@ -16,7 +16,7 @@ from . import public
 from .judge import judge, reached
 from .programs import NAMES, subject
 from .sites import mutants
-from .survivors import HARMLESS
+from .survivors import explained
 
 
 def main() -> int:
@@ -45,11 +45,11 @@ def main() -> int:
         tally: collections.Counter[str] = collections.Counter()
         for count, mutant in enumerate(chosen, 1):
             verdict = judge(one, mutant)
-            reason = "" if verdict.by else HARMLESS.get((name, mutant.kind, mutant.ordinal), "")
-            tally[verdict.by or ("harmless" if reason else "NOT NOTICED")] += 1
-            unexplained += not verdict.by and not reason
-            records.append({"kernel": name, "old": mutant.old, **vars(verdict), "harmless": reason})
-            said = verdict.by or ("harmless: " + reason if reason else "NOT NOTICED")
+            what, reason = ("", "") if verdict.by else explained(name, mutant)
+            tally[verdict.by or what or "NOT NOTICED"] += 1
+            unexplained += not verdict.by and not what
+            records.append({"kernel": name, "old": mutant.old, **vars(verdict), "survives": what, "reason": reason})
+            said = verdict.by or (f"{what}: {reason}" if what else "NOT NOTICED")
             print(f"{name} {count}/{len(chosen)} {mutant.name}: {said} ({verdict.seconds:.1f} s)", flush=True)
         print(f"{name}: {len(chosen)} mutants: " + ", ".join(f"{v} {k}" for k, v in tally.most_common()), flush=True)
     if given.json:

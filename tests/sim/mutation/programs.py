@@ -11,7 +11,6 @@ import torch
 
 from cute_nvfp4.sim import Result
 from tests.sim.blackwell import programs, shapes
-from tests.sim.blackwell.tile import Tile
 
 from .judge import Subject
 
@@ -55,7 +54,7 @@ def subject(name: str) -> Subject:
         ptx = programs.compile_gemm(programs.GEMM_TILE).ptx
         return _subject(name, ptx, products, lambda **o: programs.run_gemm(products[0], **o))
     if name == "dual":
-        products = _products((200, 136, 1280), problem="dual")
+        products = _products((200, 136, 2304), problem="dual")
         ptx = programs.compile_gemm(programs.DUAL_TILE).ptx
         return _subject(name, ptx, products, lambda **o: programs.run_dual(products[0], **o))
     if name == "group":
@@ -63,11 +62,15 @@ def subject(name: str) -> Subject:
         ptx = programs.compile_group(programs.GEMM_TILE).ptx
         return _subject(name, ptx, products, lambda **o: programs.run_group(products, ctas=3, **o))
     if name == "pair":
-        tile: Tile = programs.PAIR_TILE
-        products = _products((500, 520, 1536))
-        return _subject(
-            name, programs.compile_pair(tile).ptx, products, lambda **o: programs.run_pair(products[0], clusters=2, **o)
-        )
+        # In the small one a cluster has nothing to do, so that only its barriers order the two CTAs.
+        large, small = products = _products((500, 264, 1536), (24, 40, 1024))
+
+        def both(**options: object) -> Result:
+            result = programs.run_pair(large, clusters=2, **options)
+            programs.run_pair(small, clusters=2, **options)
+            return result
+
+        return _subject(name, programs.compile_pair(programs.PAIR_TILE).ptx, products, both)
     raise KeyError(f"no kernel {name!r}; there are gemm, dual, group, pair")
 
 

@@ -28,10 +28,10 @@ SM_COUNT = 4
 
 PROGRAMS = {
     "cutlass-fp16_gemm_5": ("cute/blackwell/tutorial/tutorial_gemm/fp16_gemm_5.py", "--mnk 512,512,512", "f2"),
-    "cutlass-nvfp4_gemm_1": ("cute/blackwell/tutorial/tutorial_gemm/nvfp4_gemm_1.py", "--mnkl 256,256,1536,1", "f2"),
+    "cutlass-nvfp4_gemm_1": ("cute/blackwell/tutorial/tutorial_gemm/nvfp4_gemm_1.py", "--mnkl 256,256,2560,1", "f2"),
     "cutlass-blockscaled-2cta": (
         "cute/blackwell/kernel/blockscaled_gemm/dense_blockscaled_gemm_persistent.py",
-        "--mnkl 512,512,2560,1 --a_dtype Float4E2M1FN --b_dtype Float4E2M1FN --sf_dtype Float8E4M3FN --sf_vec_size 16 "
+        "--mnkl 512,512,2304,1 --a_dtype Float4E2M1FN --b_dtype Float4E2M1FN --sf_dtype Float8E4M3FN --sf_vec_size 16 "
         "--c_dtype Float16 --mma_tiler_mn 256,128 --cluster_shape_mn 2,1 --warmup_iterations 0 --iterations 1",
         "f2",
     ),

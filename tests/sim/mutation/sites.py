@@ -107,6 +107,13 @@ def _swap(kind: str, first: int, second: int) -> Callable[[str, re.Match[str]], 
     return change
 
 
+def _twice(kind: str) -> Callable[[str, re.Match[str]], Iterator[tuple[str, str]]]:
+    def change(text: str, found: re.Match[str]) -> Iterator[tuple[str, str]]:
+        yield kind, f"{text} {text}"
+
+    return change
+
+
 def _coordinate(kind: str, index: int, by: int) -> Callable[[str, re.Match[str]], Iterator[tuple[str, str]]]:
     """Moves coordinate ``index`` of a tensor copy."""
 
@@ -149,7 +156,10 @@ def _rules() -> Iterator[Rule]:
         _operand("expect 1024 bytes less", 2, 32, add(-1024)),
     )
     yield from rule(
-        r"mbarrier\.arrive\.(?!expect_tx)", _drop("arrive"), _operand("arrive at the next barrier", 1, 32, add(8))
+        r"mbarrier\.arrive\.(?!expect_tx)",
+        _drop("arrive"),
+        _operand("arrive at the next barrier", 1, 32, add(8)),
+        _twice("arrives twice"),
     )
     yield from rule(
         r"mbarrier\.init",
@@ -193,6 +203,7 @@ def _rules() -> Iterator[Rule]:
         r"tcgen05\.mma",
         _swap("A and B swapped", 1, 2),
         _operand("no swizzle in A", 1, 64, xor(2 << 61)),
+        _operand("no swizzle in B", 2, 64, xor(2 << 61)),
         _operand("stride of B", 2, 64, xor(1 << 36)),
         _operand("A 32 bytes on", 1, 64, "add.s64 {new}, {old}, 2;"),
         _operand("accumulator a column on", 0, 32, add(1)),
@@ -202,9 +213,13 @@ def _rules() -> Iterator[Rule]:
         _swap("scales of A and B swapped", 4, 5),
         _operand("scale format", 3, 32, "xor.b32 {new}, {old}, 8388608;"),
         _operand("scales of A 4 columns on", 4, 32, add(4)),
+        _operand("scale id of A", 4, 32, "xor.b32 {new}, {old}, 0x80000000;"),
+        _operand("scale id of B", 5, 32, "xor.b32 {new}, {old}, 0x40000000;"),
+        _operand("scale id of A in the descriptor", 3, 32, f"xor.b32 {{new}}, {{old}}, {1 << 29};"),
+        _operand("scale id of B in the descriptor", 3, 32, f"xor.b32 {{new}}, {{old}}, {1 << 4};"),
     )
     yield from rule(r"tcgen05\.mma.*, (%p\d+);", _text("accumulates the other way", r", (%p\d+);", r", !\1;"))
-    yield from rule(r"tcgen05\.commit", _operand("commits to the next barrier", 0, 32, add(8)))
+    yield from rule(r"tcgen05\.commit", _operand("commits to the next barrier", 0, 32, add(8)), _twice("commits twice"))
     yield from rule(r"tcgen05\.commit.*multicast", _text("commit to one CTA only", r", (%rs\d+);", ", 1;"))
     yield from rule(r"tcgen05\.alloc", _operand("half of the columns", 1, 32, "shr.u32 {new}, {old}, 1;"))
     yield from rule(r"tcgen05\.ld\b", _operand("a column on", 1, 32, add(1)), _operand("a lane on", 1, 32, add(65536)))

@@ -1,5 +1,127 @@
-"""Mutants that nothing notices, and why each changes nothing: (kernel, kind, ordinal in the kernel) to the proof."""
+"""Mutants that nothing notices, and why: (kernel, kind, ordinal in the kernel) to the reason.
+
+``HARMLESS``: proofs that the mutant is right too. ``NOT_NOTICED``: mutants that are wrong, or may be, and pass; the
+run counts them as such.
+"""
 
 from __future__ import annotations
 
-HARMLESS: dict[tuple[str, str, int], str] = {}
+from .sites import Mutant
+
+_Table = dict[tuple[str, str, int], str]
+
+_SECOND_PAIR = (
+    "A fence and a barrier of all threads follow the initialisation of the second pipeline, before anything uses "
+    "either; they cover the first pipeline, for between the two stands nothing but the second's mbarrier.init."
+)
+_THIRD_BARRIER = (
+    "bar.sync 1 of all 192 threads follows before anything uses an mbarrier; between the two stands only the "
+    "allocation of tensor memory by warp 0."
+)
+_PERMIT = (
+    "The permit matters to another CTA on the same SM that wants to allocate. The kernel allocates once, and its "
+    "shared memory ({}) leaves no room for a second CTA; a CTA of another kernel would wait until this one ends, which"
+    " changes no result."
+)
+_NOBODY_WAITS = (
+    "Only the MMA warp waits on this mbarrier, once, before its first MMA, for the phase before the first: that wait "
+    "is over before the store warps arrive, which they do after the MMAs. A CTA has one tile, so nobody waits again."
+)
+_FIRST_WAIT = (
+    "The wait is for the phase before the first (parity 1 of a fresh mbarrier), which is over by definition, and each "
+    "CTA executes it once."
+)
+_TAIL = (
+    "The wait keeps the CTA alive until the tensor cores have left the stage. The store warps keep it alive longer: "
+    "they wait for the accumulator of the last tile, which the same thread commits after all the commits that this "
+    "wait waits for, and a commit arrives when all tcgen05 operations before it are over."
+)
+_HANDSHAKE = (
+    "The wait keeps the even CTA alive until the store warps of both have released the accumulators. Before it ends, "
+    "it waits for the other CTA's warp 0 at the mbarrier of the deallocation, which arrives there after a barrier of "
+    "all its store warps behind their last release."
+)
+_BARRIER_BEFORE_FREE = (
+    "Each tile ends with the same barrier of the same 128 threads, behind the tcgen05.wait::ld of its last load; "
+    "between that one and this stands no tensor memory access, and a warp without a tile has none at all."
+)
+_SIZE_AS_BEFORE = (
+    "The field has this value already: the map is a copy of the host's, whose tensor has one batch, size 1 in every "
+    "dimension beyond its rank, and scales in atoms of 256 16-bit numbers 512 bytes apart, whatever the problem."
+)
+_STRIDE_OF_ONE = (
+    "The stride belongs to a dimension of size 1, or beyond the rank; the coordinate there is always 0, and no address"
+    " depends on it."
+)
+_FRESH = (
+    "The wait is for the phase before the first of a ring that has more stages than the loop that waits has rounds, or "
+    "of the one accumulator, as for the mbarrier behind it, on which nobody arrives before the end: it is over by "
+    "definition, at any problem size."
+)
+_LATE_MMA_WARP = (
+    "At its end the MMA warp waits for a phase that is over already, or never comes; it hangs only if it gets there "
+    "after the store warps of both CTAs have stored and released the whole last tile, and none of the schedules holds"
+    " a warp back that long."
+)
+_PEER_AT_THE_END = (
+    "It waits for the other CTA's arrival at the mbarrier of the deallocation instead, which comes behind a barrier "
+    "of all the warps there, after their releases; the warps of its own CTA meet at the barrier that follows."
+)
+_ALL_HAVE_LOADED = (
+    "Warp 0 of the even CTA has waited for the accumulator to be released, by all 256 threads of both CTAs behind "
+    "their last load; warp 0 of the odd one waits for it at the mbarrier of the deallocation."
+)
+_TWO_FENCES = "Two of this fence follow one another directly; either does what both do."
+_OTHER_STAGE = (
+    "The next mbarrier is that of the stage which the next wait of the same loader waits for, with the same parity; so"
+    " the wait comes one place early, which is harmless, as the order in which the stages are left is the order of the"
+    " commits. (In the last stage of the ring the next mbarrier is another pipeline's: that is the mutant of a later "
+    "wait of this loader, a Deadlock.)"
+)
+
+HARMLESS: _Table = {
+    ("gemm", "drop fence", 1): _SECOND_PAIR,
+    ("gemm", "drop barrier", 1): _SECOND_PAIR,
+    ("gemm", "drop barrier", 2): _THIRD_BARRIER,
+    ("gemm", "drop tcgen05.relinquish_alloc_permit", 1): _PERMIT.format("144 of 227 KiB"),
+    ("gemm", "drop arrive", 1): _NOBODY_WAITS,
+    ("gemm", "arrives twice", 1): _NOBODY_WAITS,
+    **{("gemm", "drop wait", n): _TAIL for n in (2, 3, 4, 5)},
+    ("gemm", "drop wait", 6): _FIRST_WAIT,
+    ("pair", "drop tcgen05.relinquish_alloc_permit", 1): _PERMIT.format("177 of 227 KiB"),
+    **{("pair", "drop wait", n): _TAIL for n in (2, 3, 4, 5)},
+    ("pair", "drop wait", 8): _HANDSHAKE,
+    ("pair", "drop barrier", 6): _BARRIER_BEFORE_FREE,
+    ("group", "drop tcgen05.relinquish_alloc_permit", 1): _PERMIT.format("145 of 227 KiB"),
+    ("group", "drop wait", 2): _TAIL,
+    **{("gemm", "wait for the next barrier", n): _OTHER_STAGE for n in (2, 3, 4)},
+    **{("pair", "wait for the next barrier", n): _OTHER_STAGE for n in (2, 3, 4)},
+    **{("group", "drop tensormap.replace", n): _SIZE_AS_BEFORE for n in (5, 7, 9, 12, 14, 17, 19)},
+    **{("group", "drop tensormap.replace", n): _SIZE_AS_BEFORE for n in (25, 27, 29, 32, 34, 37, 39)},
+    **{("group", "drop tensormap.replace", n): _STRIDE_OF_ONE for n in (6, 8, 10, 18, 20, 26, 28, 30, 38, 40)},
+    **{("cutlass-blockscaled-2cta", "drop fence", n): _TWO_FENCES for n in (1, 2)},
+    **{("cutlass-blockscaled-2cta", "drop wait", n): _TAIL for n in range(4, 11)},
+    **{("cutlass-blockscaled-2cta", "wait for the next barrier", n): _OTHER_STAGE for n in range(4, 9)},
+    ("cutlass-blockscaled-2cta", "drop wait", 15): _HANDSHAKE,
+    ("cutlass-blockscaled-2cta", "drop barrier", 5): _BARRIER_BEFORE_FREE,
+    ("cutlass-blockscaled-2cta", "drop tcgen05.relinquish_alloc_permit", 1): _PERMIT.format("221 of 227 KiB"),
+    **{("cutlass-nvfp4_gemm_1", "drop wait", n): _FRESH for n in (1, 2)},
+    **{("cutlass-nvfp4_gemm_1", "wait for the next barrier", n): _FRESH for n in (1, 2)},
+    **{("cutlass-nvfp4_gemm_1", "drop wait", n): _TAIL for n in range(6, 11)},
+    **{("cutlass-nvfp4_gemm_1", "wait for the next barrier", n): _OTHER_STAGE for n in range(6, 10)},
+    ("cutlass-nvfp4_gemm_1", "wait for the next barrier", 11): _PEER_AT_THE_END,
+    ("cutlass-nvfp4_gemm_1", "drop barrier", 2): _ALL_HAVE_LOADED,
+}
+
+NOT_NOTICED: _Table = {
+    ("cutlass-blockscaled-2cta", "wait for the next barrier", 15): _LATE_MMA_WARP,
+    ("cutlass-blockscaled-2cta", "wait for the other parity", 15): _LATE_MMA_WARP,
+}
+
+
+def explained(kernel: str, mutant: Mutant) -> tuple[str, str]:
+    """("harmless" or "known to pass", reason) of a mutant that nothing notices, or two empty strings."""
+    key = kernel, mutant.kind, mutant.ordinal
+    if key in HARMLESS:
+        return "harmless", HARMLESS[key]
+    return ("known to pass", NOT_NOTICED[key]) if key in NOT_NOTICED else ("", "")

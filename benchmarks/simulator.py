@@ -1,0 +1,97 @@
+"""How long the simulator takes: ``python benchmarks/simulator.py [--quick] [--json FILE]``. Needs no GPU.
+
+Wall seconds of this processor for the forty correctness shapes of four NVFP4 problems, with checks off and on,
+and for translating each kernel's PTX. They say nothing of any GPU.
+"""
+
+from __future__ import annotations
+
+import os
+
+# numpy's threads must not fight with each other; they are counted when numpy is imported.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
+import argparse
+import datetime
+import json
+import platform
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from cute_nvfp4.sim.parse import parse_module
+from cute_nvfp4.sim.program import Program
+from tests.sim.blackwell import programs
+from tests.sim.blackwell.cases import forty
+
+QUICK = 4
+
+
+def processor() -> str:
+    """The processor's name, as Linux tells it."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or "unknown"
+
+
+def translations() -> dict[str, float]:
+    """Seconds from PTX text to runnable blocks, the best of three, for each kernel."""
+    kernels = {
+        "gemm": programs.compile_gemm(programs.GEMM_TILE),
+        "dual": programs.compile_gemm(programs.DUAL_TILE),
+        "group": programs.compile_group(programs.GEMM_TILE),
+        "pair": programs.compile_pair(programs.PAIR_TILE),
+    }
+    out = {}
+    for name, kernel in kernels.items():
+        times = []
+        for _ in range(3):
+            start = time.perf_counter()
+            program = Program(parse_module(kernel.ptx))
+            for entry in program.kernels:
+                program.kernel(entry)
+            times.append(time.perf_counter() - start)
+        out[name] = min(times)
+    return out
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help=f"only every {QUICK}th shape")
+    parser.add_argument("--json", type=Path, help="write the figures here")
+    given = parser.parse_args()
+    record = {
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "versions": {p: metadata.version(p) for p in ("numpy", "torch", "nvidia-cutlass-dsl")},
+        "translation_s": translations(),
+        "shapes": [],
+    }
+    for name, seconds in record["translation_s"].items():
+        print(f"translating {name}: {seconds:.3f} s")
+    print(f"{'shape':<64}{'checks off':>12}{'checks on':>12}   wall seconds")
+    totals = [0.0, 0.0]
+    for case in forty("full")[:: QUICK if given.quick else 1]:
+        run, check = case.prepare()
+        times = []
+        for checks in (False, True):
+            start = time.perf_counter()
+            run(checks=checks)
+            times.append(time.perf_counter() - start)
+        check()
+        totals = [t + s for t, s in zip(totals, times)]
+        record["shapes"].append({"shape": str(case), "checks_off_s": times[0], "checks_on_s": times[1]})
+        print(f"{case!s:<64}{times[0]:12.2f}{times[1]:12.2f}", flush=True)
+    print(f"{'total':<64}{totals[0]:12.2f}{totals[1]:12.2f}")
+    record["total"] = {"checks_off_s": totals[0], "checks_on_s": totals[1]}
+    if given.json:
+        given.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
