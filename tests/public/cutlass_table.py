@@ -80,9 +80,14 @@ def _summary(outcomes: list[dict[str, Any]]) -> str:
         f"- programs run: {len(outcomes)}",
         f"- pass by their own checks: {checked}",
         f"- run to their end and check nothing: {len(passed) - checked}",
-        f"- do not pass: {len(outcomes) - len(passed)}",
+        f"- stopped by a check, while their own checks pass with `--no-checks`: {sum(map(_stopped, outcomes))}",
+        f"- do not pass for another reason: {len(outcomes) - len(passed) - sum(map(_stopped, outcomes))}",
     ]
     return "\n".join(lines) + "\n"
+
+
+def _stopped(outcome: dict[str, Any]) -> bool:
+    return outcome["outcome"] == "hazard" and outcome["expect"].startswith("checks: ")
 
 
 def _table(group: list[dict[str, Any]]) -> str:

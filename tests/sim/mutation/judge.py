@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +18,7 @@ WRONG = "wrong result"
 
 @dataclass(frozen=True)
 class Verdict:
-    """``by``: a hazard's class, "wrong result", or "" when nothing was noticed."""
+    """``by``: a hazard's class, "wrong result", a static rule that warns where it did not before, or "" for nothing."""
 
     mutant: str
     by: str
@@ -43,12 +45,21 @@ def judge(subject: Subject, mutant: Mutant | None) -> Verdict:
     name, start = mutant.name if mutant else "the kernel itself", time.perf_counter()
     for schedule in subject.schedules:
         try:
-            right, _ = subject.run(ptx, schedule=schedule, checks=True, step_limit=60_000)
+            right, result = subject.run(ptx, schedule=schedule, checks=True, step_limit=60_000)
         except SimError as error:
             return Verdict(name, type(error).__name__, str(schedule), str(error), time.perf_counter() - start)
         if not right:
             return Verdict(name, WRONG, str(schedule), "", time.perf_counter() - start)
+    if mutant is not None:
+        more = rules(result) - rules(subject.run(subject.ptx, checks=True)[1])
+        if more:
+            return Verdict(name, f"warning {min(more)}", "", "", time.perf_counter() - start)
     return Verdict(name, "", seconds=time.perf_counter() - start)
+
+
+def rules(result: Result) -> Counter[str]:
+    """How often each static rule warns."""
+    return Counter(re.search(r"\[([\w-]+)\]$", w).group(1) for w in result.warnings)
 
 
 def reached(subject: Subject) -> set[int]:

@@ -54,9 +54,15 @@ def subject(name: str) -> Subject:
         ptx = programs.compile_gemm(programs.GEMM_TILE).ptx
         return _subject(name, ptx, products, lambda **o: programs.run_gemm(products[0], **o))
     if name == "dual":
-        products = _products((200, 136, 2304), problem="dual")
-        ptx = programs.compile_gemm(programs.DUAL_TILE).ptx
-        return _subject(name, ptx, products, lambda **o: programs.run_dual(products[0], **o))
+        # 9 and 10 tiles of K, so that the ring of three stages ends at different places.
+        large, small = products = _products((200, 136, 2304), (24, 40, 2560), problem="dual")
+
+        def two(**options: object) -> Result:
+            result = programs.run_dual(large, **options)
+            programs.run_dual(small, **options)
+            return result
+
+        return _subject(name, programs.compile_gemm(programs.DUAL_TILE).ptx, products, two)
     if name == "group":
         products = _products((96, 128, 512), (40, 264, 256), (136, 128, 1536), problem="group")
         ptx = programs.compile_group(programs.GEMM_TILE).ptx

@@ -27,7 +27,7 @@ from .judge import Subject
 SM_COUNT = 4
 
 PROGRAMS = {
-    "cutlass-fp16_gemm_5": ("cute/blackwell/tutorial/tutorial_gemm/fp16_gemm_5.py", "--mnk 512,512,512", "f2"),
+    "cutlass-fp16_gemm_5": ("cute/blackwell/tutorial/tutorial_gemm/fp16_gemm_5.py", "--mnk 1024,512,384", "f2"),
     "cutlass-nvfp4_gemm_1": ("cute/blackwell/tutorial/tutorial_gemm/nvfp4_gemm_1.py", "--mnkl 256,256,2560,1", "f2"),
     "cutlass-blockscaled-2cta": (
         "cute/blackwell/kernel/blockscaled_gemm/dense_blockscaled_gemm_persistent.py",

@@ -73,10 +73,10 @@ _ALL_HAVE_LOADED = (
 )
 _TWO_FENCES = "Two of this fence follow one another directly; either does what both do."
 _OTHER_STAGE = (
-    "The next mbarrier is that of the stage which the next wait of the same loader waits for, with the same parity; so"
-    " the wait comes one place early, which is harmless, as the order in which the stages are left is the order of the"
-    " commits. (In the last stage of the ring the next mbarrier is another pipeline's: that is the mutant of a later "
-    "wait of this loader, a Deadlock.)"
+    "The next mbarrier is that of the stage which the next wait of the same loader waits for, with the same parity; "
+    "so the wait comes one place early, which is harmless, as the order in which the stages are left is the order of "
+    "the commits. In the last stage of the ring it is the accumulator's: at these sizes a phase that is sure to come,"
+    " and otherwise a Deadlock, as for the last of these waits, where it is noticed."
 )
 
 HARMLESS: _Table = {
@@ -88,6 +88,15 @@ HARMLESS: _Table = {
     ("gemm", "arrives twice", 1): _NOBODY_WAITS,
     **{("gemm", "drop wait", n): _TAIL for n in (2, 3, 4, 5)},
     ("gemm", "drop wait", 6): _FIRST_WAIT,
+    ("dual", "drop fence", 1): _SECOND_PAIR,
+    ("dual", "drop barrier", 1): _SECOND_PAIR,
+    ("dual", "drop barrier", 2): _THIRD_BARRIER,
+    ("dual", "drop tcgen05.relinquish_alloc_permit", 1): _PERMIT.format("162 of 227 KiB"),
+    ("dual", "drop arrive", 1): _NOBODY_WAITS,
+    ("dual", "arrives twice", 1): _NOBODY_WAITS,
+    **{("dual", "drop wait", n): _TAIL for n in (2, 3, 4)},
+    ("dual", "drop wait", 5): _FIRST_WAIT,
+    **{("dual", "wait for the next barrier", n): _OTHER_STAGE for n in (2, 3)},
     ("pair", "drop tcgen05.relinquish_alloc_permit", 1): _PERMIT.format("177 of 227 KiB"),
     **{("pair", "drop wait", n): _TAIL for n in (2, 3, 4, 5)},
     ("pair", "drop wait", 8): _HANDSHAKE,
