@@ -37,14 +37,15 @@ def test_groups_and_counts() -> None:
         outcome(),
         outcome("cute_ext/y.py", checked=False, arguments="--mnk 1,2"),
         outcome("z.py", outcome="failed"),
+        outcome("w.py", outcome="hazard", expect="checks: a wait is missing"),
     ]
     text = markdown(found, {"CUTLASS": "abc", "torch": "2"}, [])
-    assert (
-        "- programs run: 3\n- pass by their own checks: 1\n- run to their end and check nothing: 1\n- do not pass: 1\n"
-        in text
-    )
+    counts = ["programs run: 4", "pass by their own checks: 1", "run to their end and check nothing: 1"]
+    counts += ["stopped by a check, while their own checks pass with `--no-checks`: 1"]
+    counts += ["do not pass for another reason: 1"]
+    assert "\n".join(f"- {c}" for c in counts) in text
     assert text.count("\n## ") == 3 and "| cute_ext/y.py | `--mnk 1,2` | passes, but checks nothing |" in text
-    assert "CUTLASS abc, torch 2." in text and "## Others\n\n0 of 1 pass." in text and "hazards were on" in text
+    assert "CUTLASS abc, torch 2." in text and "## Others\n\n0 of 2 pass." in text and "hazards were on" in text
 
 
 def test_versions_do_not_take_the_commit_of_another_repository(tmp_path) -> None:
