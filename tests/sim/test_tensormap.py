@@ -22,7 +22,7 @@ def run(
     mov.u32 %r0, sm; mov.u32 %r1, bar; mov.u32 %r2, %tid.x; setp.ne.u32 %q0, %r2, 0; mov.u32 %r4, map;
     shl.b32 %r6, %r2, 2; cvt.u64.u32 %rd6, %r6; add.s64 %rd7, %rd6, %p0; ld.global.b32 %r8, [%rd7];
     add.u32 %r7, %r4, %r6; st.shared.b32 [%r7], %r8; bar.warp.sync -1;
-    @%q0 bra X; mbarrier.init.shared.b64 [%r1], 1; {replacements}
+    @%q0 bra X; mbarrier.init.shared.b64 [%r1], 1; fence.mbarrier_init.release.cluster; {replacements}
     X: bar.warp.sync -1;
     tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%p0], [%r4], 128;
     @%q0 bra W; mbarrier.arrive.expect_tx.shared.b64 %rd5, [%r1], {size};

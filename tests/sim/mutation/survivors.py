@@ -71,6 +71,22 @@ _ALL_HAVE_LOADED = (
     "Warp 0 of the even CTA has waited for the accumulator to be released, by all 256 threads of both CTAs behind "
     "their last load; warp 0 of the odd one waits for it at the mbarrier of the deallocation."
 )
+_LATER_FENCE = (
+    "The same threads execute the same fence again, after more mbarrier.init and before anything uses an mbarrier or "
+    "meets another CTA."
+)
+_LATER_TAIL = (
+    "Waits for the stages after this one follow, and the commits of each MMA thread arrive in the order in which the "
+    "stages are left: the last of them covers this one."
+)
+_SAME_LANE = (
+    "elect.sync elects the same lane each time, so one thread writes the map and replaces its fields; a barrier of the "
+    "warp stands between that and the copy by the warp."
+)
+_READ_THEN_COPIED = (
+    "A proxy fence between ordinary reads and a later asynchronous write is not asked for: kernels whose threads read "
+    "what TMA then writes again, behind an mbarrier only, are common."
+)
 _TWO_FENCES = "Two of this fence follow one another directly; either does what both do."
 _OTHER_STAGE = (
     "The next mbarrier is that of the stage which the next wait of the same loader waits for, with the same parity; "
@@ -102,6 +118,7 @@ HARMLESS: _Table = {
     ("pair", "drop wait", 8): _HANDSHAKE,
     ("pair", "drop barrier", 6): _BARRIER_BEFORE_FREE,
     ("group", "drop tcgen05.relinquish_alloc_permit", 1): _PERMIT.format("145 of 227 KiB"),
+    ("group", "drop warp barrier", 1): _SAME_LANE,
     ("group", "drop wait", 2): _TAIL,
     **{("gemm", "wait for the next barrier", n): _OTHER_STAGE for n in (2, 3, 4)},
     **{("pair", "wait for the next barrier", n): _OTHER_STAGE for n in (2, 3, 4)},
@@ -120,11 +137,15 @@ HARMLESS: _Table = {
     **{("cutlass-nvfp4_gemm_1", "wait for the next barrier", n): _OTHER_STAGE for n in range(6, 10)},
     ("cutlass-nvfp4_gemm_1", "wait for the next barrier", 11): _PEER_AT_THE_END,
     ("cutlass-nvfp4_gemm_1", "drop barrier", 2): _ALL_HAVE_LOADED,
+    ("cutlass-fp16_gemm_5", "drop fence", 1): _LATER_FENCE,
+    **{("cutlass-fp16_gemm_5", "drop wait", n): _LATER_TAIL for n in range(9, 18)},
+    **{("cutlass-fp16_gemm_5", "wait for the next barrier", n): _LATER_TAIL for n in range(9, 16)},
 }
 
 NOT_NOTICED: _Table = {
     ("cutlass-blockscaled-2cta", "wait for the next barrier", 15): _LATE_MMA_WARP,
     ("cutlass-blockscaled-2cta", "wait for the other parity", 15): _LATE_MMA_WARP,
+    ("cutlass-fp16_gemm_5", "drop fence", 5): _READ_THEN_COPIED,
 }
 
 
