@@ -34,6 +34,9 @@ class GenericAccesses:
         broadcasts to (n, 32)."""
         if self.quiet:
             return
+        if a.instruction.base == "tensormap" and "replace" in a.instruction.mods and space == "global":
+            # Warps may replace a field by the same value; that the word around it is read is the simulator's affair.
+            return
         how = order(a)
         if how != "weak":
             self.foreign.read(*self._threads(g, host, mask), how in ("acquire", "acq_rel", "sc"))
