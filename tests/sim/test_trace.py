@@ -10,8 +10,8 @@ import pytest
 
 from cute_nvfp4.sim import Deadlock, Trace, adversarial
 from tests.sim.ptx_lab import launch_kernel, module
-from tests.sim.test_sim_counters import BULK, MULTICAST, ROOM, aligned, tensor_kernel
 from tests.sim.test_mbarrier import BARRIER, RING
+from tests.sim.test_sim_counters import BULK, MULTICAST, ROOM, aligned, tensor_kernel
 
 SCHEDULES = adversarial(7, seed=11)
 

@@ -99,6 +99,8 @@ def replay(case: Case, maps: list[list], **options: Any) -> list[np.ndarray]:
     maps, whose addresses are changed to where the buffers are now."""
     from cute_nvfp4.sim import GlobalMemory, Launch, Program, run
 
+    # A replay compares values; some recorded kernels break rules on purpose.
+    options.setdefault("checks", False)
     memory, buffers = GlobalMemory(), []
     for i, data in enumerate(case.buffers):
         raw = np.zeros(len(data) + _ALIGN, np.uint8)
