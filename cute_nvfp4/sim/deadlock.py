@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from cute_nvfp4.sim.engine import Wait
@@ -14,7 +14,7 @@ MOST = 12
 
 def picture(parked: list[Wait], wave: Wave) -> list[str]:
     """One line for each place and reason, with the first warp that waits there and how many more do."""
-    seen: dict[tuple[str, str], list[int]] = {}
+    seen: dict[tuple[str, str], list[Any]] = {}
     for wait in parked:
         for row in range(len(wait.group.warps)):
             what = wait.describe(row)

@@ -225,19 +225,19 @@ class Engines:
         """Runs one operation; of the tensor core's, the first one that no earlier one of its CTAs precedes."""
         queue = self.queues[name]
         if name == "tensor":
-            mine = queue[index].occupies(self.wave)
-            index = next(j for j in range(index + 1) if np.intersect1d(queue[j].occupies(self.wave), mine).size)
             # What precedes it may itself be preceded.
-            while index and any(
-                np.intersect1d(queue[j].occupies(self.wave), queue[index].occupies(self.wave)).size
-                for j in range(index)
-            ):
-                index -= 1
+            while (before := self._precedes(queue, index)) is not None:
+                index = before
         self.waiting -= 1
         pending = queue.pop(index)
         if self.wave.observer is not None:
             self.wave.observer.completed([pending])
         self._run(pending)
+
+    def _precedes(self, queue: list[Pending], index: int) -> int | None:
+        """The first operation before ``index`` that shares a CTA with it."""
+        mine = queue[index].occupies(self.wave)
+        return next((j for j in range(index) if np.intersect1d(queue[j].occupies(self.wave), mine).size), None)
 
     def _run(self, pending: Pending) -> None:
         checks = self.wave.checks

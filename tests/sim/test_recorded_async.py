@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from cute_nvfp4.errors import SimError
-from cute_nvfp4.sim import Hazard, MbarrierMisuse, Race, Schedule, UnsupportedInstruction
+from cute_nvfp4.sim import MbarrierMisuse, Race, Schedule, UnsupportedInstruction
 from cute_nvfp4.sim.tma.descriptor import InvalidTensorMap
 from cute_nvfp4.sim.tma.descriptor import TensorMap as Decoded
 
@@ -99,21 +99,18 @@ def test_other_schedules(family: str, policy: str) -> None:
         check(recording, i, schedule=schedule)
 
 
-#: kernels with a hazard, and those wrongly said to have one
+#: kernels with a hazard
 HAZARDS = {
     "cluster barrier.cluster forms": Race,  # a relaxed arrive orders nothing, although it did on the GPU
     "mbarrier raw words": MbarrierMisuse,  # reads the memory of a live barrier
 }
-WRONG_HAZARDS: dict[str, str] = {}
 
 
 def checked_cases() -> list:
     found = []
     for i, case in enumerate(load(ASYNC).cases):
         if case.family in (*_ENGINES, "matrix", "warp", "control") and case.name not in DIFFERENCES:
-            why = WRONG_HAZARDS.get(case.name)
-            marks = [pytest.mark.xfail(reason=why, strict=True, raises=Hazard)] if why else []
-            found.append(pytest.param(i, id=case.name.replace(" ", "-"), marks=marks))
+            found.append(pytest.param(i, id=case.name.replace(" ", "-")))
     return found
 
 

@@ -47,9 +47,6 @@ class Synchronisation:
             self.foreign.give("cluster", warps, warps // self.clocks.per_cluster, parity)
         self.clocks.cluster_arrive(warps, parity, release)
 
-    def cluster_wait_begins(self, g: Group, lanes: np.ndarray) -> None:
-        """barrier.cluster.wait, before it can pass."""
-
     def cluster_wait(self, g: Group, lanes: np.ndarray) -> None:
         """barrier.cluster.wait has passed."""
         warps = g.warps[lanes.any(axis=1)]

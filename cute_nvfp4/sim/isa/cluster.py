@@ -66,8 +66,6 @@ def cluster_barrier(i: Instruction, m: Mods) -> Op:
         if early.any():
             row, lane = np.argwhere(early)[0]
             raise Deadlock(f"{i.where()}: {wave.thread(int(g.warps[row]), int(lane))} waits without having arrived")
-        if wave.checks is not None:
-            wave.checks.cluster_wait_begins(g, lanes)
 
         def passed(warps):
             return wave.cluster_barrier.passed(warps, _lanes_of(g, warps, lanes))
