@@ -24,11 +24,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import machine, results_path, write
 
-from cute_nvfp4 import ops
 from cute_nvfp4.errors import TargetError
 from cute_nvfp4.harness.timing import ColdL2, StopRule, copy_bandwidth, geometric_mean, time_cuda
 from cute_nvfp4.kernels import gemv_choose
 from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.ops import _gemv as ops
 from cute_nvfp4.reference import gemv_reference
 from cute_nvfp4.scale_layout import to_blocked
 from cute_nvfp4.target import resolve

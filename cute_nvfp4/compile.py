@@ -23,7 +23,7 @@ from .errors import CompileError
 __all__ = ["CompiledKernel", "build", "compile_cached", "source_digest"]
 
 # Files that decide what is traced; a change in any of them makes old cache entries unreachable.
-_SOURCES = ("kernels/**/*.py", "ptx/*.py", "scale_layout.py", "formats.py", "compile.py", "cache.py", "ops.py")
+_SOURCES = ("kernels/**/*.py", "ptx/*.py", "scale_layout.py", "formats.py", "compile.py", "cache.py", "ops/*.py")
 
 _lock = threading.RLock()
 _memory: dict[tuple, CompiledKernel] = {}

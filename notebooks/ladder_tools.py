@@ -20,12 +20,12 @@ if str(Path(__file__).parent) not in sys.path:
 
 from gemv_ladder import RUNGS, RingOfCopies
 
-from cute_nvfp4 import ops
 from cute_nvfp4.compile import CompiledKernel, build, compile_cached
 from cute_nvfp4.errors import OperandError, explain
 from cute_nvfp4.kernels.gemv_choose import choose
 from cute_nvfp4.launch import launcher
 from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.ops import _gemv as ops
 from cute_nvfp4.reference import gemv_reference
 from cute_nvfp4.scale_layout import to_blocked
 from cute_nvfp4.sim import GlobalMemory, HostModule, MemoryCounter, Program, Result, run

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cutlass import Int32, Int64, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.cutlass_dsl import dsl_user_op
 
 from ._asm import asm, refs
@@ -92,3 +92,26 @@ def load_global_byte_if(predicate: Any, address: Int64, *, loc: Any = None, ip: 
     """Loads one byte, zero-extended, where ``predicate`` (an Int32) is not zero; zero elsewhere (PTX 1.0)."""
     text = "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global.u8 $0, [$1]; }"
     return asm(text, [Uint32], [Int64(address), Int32(predicate)], volatile=True, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def load_shared_floats(address: Int32, *, loc: Any = None, ip: Any = None) -> list[Float32]:
+    """Loads four floats of shared memory, 16-byte aligned (PTX 1.0)."""
+    text = "ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];"
+    return asm(text, [Float32] * 4, [Int32(address)], volatile=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def load_flag(address: Int64, *, loc: Any = None, ip: Any = None) -> Int32:
+    """Loads a word of global memory; what was written before it was stored by :func:`store_flag` is seen after.
+
+    ``ld.acquire.gpu`` (PTX ISA, "Memory Consistency Model"; sm_70 or later).
+    """
+    return asm("ld.acquire.gpu.global.b32 $0, [$1];", [Int32], [Int64(address)], volatile=True, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def store_flag(address: Int64, value: Int32, *, loc: Any = None, ip: Any = None) -> None:
+    """Stores a word of global memory after everything this thread knows to be written (``st.release.gpu``)."""
+    text = "st.release.gpu.global.b32 [$0], $1;"
+    asm(text, [], [Int64(address), Int32(value)], volatile=True, loc=loc, ip=ip)

@@ -17,10 +17,11 @@ import torch
 from gemv_problems import Case, make
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cute_nvfp4 import cache, ops
+from cute_nvfp4 import cache
 from cute_nvfp4 import compile as compiling
 from cute_nvfp4.cache import CompiledKernel
 from cute_nvfp4.compile import compile_cached
+from cute_nvfp4.ops import _gemv as ops
 
 KERNEL = CompiledKernel("k", "sm_100a", "entry", ".version 8.8\n" * 500, bytes(range(256)) * 40, "module { ü }")
 TESTS = Path(__file__).parents[1]
@@ -319,7 +320,7 @@ def test_a_lock_that_is_never_released(folder: Path, monkeypatch: pytest.MonkeyP
 def test_gemv_in_a_fresh_process(folder: Path) -> None:
     """The real kernel: the second process compiles nothing and gives the same bits."""
     body = """
-        from cute_nvfp4 import ops
+        from cute_nvfp4.ops import _gemv as ops
         from gemv_problems import Case, make
         build, count = ops.build, []
         ops.build = lambda *args, **options: count.append(1) or build(*args, **options)

@@ -1,4 +1,4 @@
-"""The public functions: validate, choose a backend and a variant, compile once, launch."""
+"""gemv: validate, choose a backend and a variant, compile once, launch."""
 
 from __future__ import annotations
 
@@ -8,19 +8,18 @@ import functools
 
 import torch
 
-from . import target as targets
-from .compile import CompiledKernel, build, compile_cached
-from .errors import OperandError, OperandTypeError, explain
-from .formats import NVFP4
-from .kernels.gemv_choose import GemvProblem, choose
-from .kernels.gemv_config import GemvConfig
-from .launch import Launcher, launcher
-from .operand import BlockScaledTensor, check_pair
-from .reference import gemv_reference
+from .. import target as targets
+from ..compile import CompiledKernel, build, compile_cached
+from ..errors import OperandError, explain
+from ..formats import NVFP4
+from ..kernels.gemv_choose import GemvProblem, choose
+from ..kernels.gemv_config import GemvConfig
+from ..launch import Launcher, launcher
+from ..operand import BlockScaledTensor, check_pair
+from ..reference import gemv_reference
+from ._checks import DTYPE_NAMES, check_dtype, check_format, checked_output, number, parts
 
 __all__ = ["compile_gemv", "gemv"]
-
-_DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 
 _NOTHING = contextlib.nullcontext()
 _POINTER, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
@@ -58,12 +57,14 @@ def gemv(
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
     check_pair(a, b)
-    _check_format("a", a)
-    _check_format("b", b)
+    check_format("a", a, (NVFP4,))
+    check_format("b", b, (NVFP4,))
     if a.is_batched != b.is_batched:
         raise OperandError(explain("batch dimension", got=f"a {a.data.ndim}-d, b {b.data.ndim}-d", expected="the same"))
-    out = _output(a, b, out, out_dtype)
-    scalar = _alpha(alpha)
+    shape = (a.batch, a.rows) if a.is_batched else (a.rows,)
+    inputs = {} if out is None else parts({"a": a, "b": b})
+    out = checked_output(inputs, a.device, shape, out, out_dtype)
+    scalar = number("alpha", alpha)
     resolved = targets.resolve(backend, a.device)
     if resolved.backend == "reference":
         return out.copy_(gemv_reference(a, b, alpha=scalar, out_dtype=out.dtype))
@@ -111,110 +112,12 @@ def compile_gemv(
         raise OperandError(explain("m, k, batch", got=(m, k, batch), expected="positive, and k a multiple of 16"))
     if scales not in ("blocked", "rowmajor"):
         raise OperandError(explain("scales", got=repr(scales), expected="'blocked' or 'rowmajor'"))
-    _check_dtype("out_dtype", out_dtype)
+    check_dtype("out_dtype", out_dtype)
     arch_ = targets.architecture(arch)
     alignment = min((k // 2) & -(k // 2), 32)
-    problem = GemvProblem(m, k, batch, alignment, scales, scales, (k // 16) % 4 == 0, out=_DTYPE_NAMES[out_dtype])
+    problem = GemvProblem(m, k, batch, alignment, scales, scales, (k // 16) % 4 == 0, out=DTYPE_NAMES[out_dtype])
     config, _ = choose(problem, arch_, arch_.sm_count)
     return _compile(config), config
-
-
-def _check_dtype(what: str, dtype: torch.dtype) -> None:
-    if dtype not in _DTYPE_NAMES:
-        raise OperandTypeError(explain(what, got=dtype, expected=" or ".join(map(str, _DTYPE_NAMES))))
-
-
-def _check_format(name: str, operand: BlockScaledTensor) -> None:
-    if operand.format is not NVFP4:
-        raise OperandError(explain(f"format of {name}", got=operand.format.name, expected="nvfp4"))
-
-
-def _alpha(alpha: float | None) -> float:
-    if alpha is None:
-        return 1.0
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
-        raise OperandTypeError(
-            explain(
-                "alpha",
-                got=type(alpha).__name__,
-                expected="a Python number",
-                hint="A scale that lives on the device belongs in global_scale of an operand.",
-            )
-        )
-    return float(alpha)
-
-
-def _output(
-    a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor | None, dtype: torch.dtype | None
-) -> torch.Tensor:
-    """A valid output: the caller's, checked, or a new one."""
-    shape = (a.batch, a.rows) if a.is_batched else (a.rows,)
-    if out is None:
-        dtype = torch.float16 if dtype is None else dtype
-        _check_dtype("out_dtype", dtype)
-        return torch.empty(shape, dtype=dtype, device=a.device)
-    if not isinstance(out, torch.Tensor):
-        raise OperandTypeError(explain("out", got=type(out).__name__, expected="torch.Tensor"))
-    _check_dtype("dtype of out", out.dtype)
-    if dtype is not None and dtype is not out.dtype:
-        raise OperandTypeError(explain("out_dtype", got=dtype, expected=f"None or {out.dtype}, the dtype of out"))
-    if out.shape != shape:
-        raise OperandError(explain("shape of out", got=tuple(out.shape), expected=shape))
-    if out.device != a.device:
-        raise OperandError(explain("device of out", got=out.device, expected=a.device))
-    _check_overlap(a, b, out)
-    return out
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte, and first byte after the last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    start = tensor.data_ptr()
-    return start, start + (last + 1) * tensor.element_size()
-
-
-def _check_overlap(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor) -> None:
-    if not out.is_contiguous():
-        _check_strides(out)
-    storage = out.untyped_storage()
-    first, last = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
-    for name, operand in (("a", a), ("b", b)):
-        for part, tensor in (("data", operand.data), ("scale", operand.scale), ("global_scale", operand.global_scale)):
-            if tensor is None:
-                continue
-            other = tensor.untyped_storage()
-            # most tensors have a storage of their own: only where they share one do the exact spans matter
-            if other.data_ptr() < last and first < other.data_ptr() + other.nbytes():
-                _check_spans(f"{name}.{part}", tensor, out)
-
-
-def _check_strides(out: torch.Tensor) -> None:
-    """Refuses an output in which two elements share memory."""
-    reach = 0
-    for stride, size in sorted((stride, size) for size, stride in zip(out.shape, out.stride()) if size > 1):
-        if stride <= reach:
-            raise OperandError(
-                explain(
-                    "strides of out",
-                    got=f"{out.stride()} for shape {tuple(out.shape)}",
-                    expected="no element of out to be another's",
-                    hint="An expanded tensor cannot be written; .clone() it.",
-                )
-            )
-        reach += (size - 1) * stride
-
-
-def _check_spans(name: str, tensor: torch.Tensor, out: torch.Tensor) -> None:
-    first, last = _span(tensor)
-    start, end = _span(out)
-    if start < last and first < end:
-        raise OperandError(
-            explain(
-                "memory of out",
-                got=f"bytes {start:#x} to {end:#x}, which overlap {name} at {first:#x} to {last:#x}",
-                expected="memory of its own",
-            )
-        )
 
 
 def _word_aligned(operand: BlockScaledTensor) -> bool:
@@ -235,7 +138,7 @@ def _problem(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor) -> G
         a.scale_layout == "blocked" or _word_aligned(a),
         a.global_scale is not None,
         b.global_scale is not None,
-        _DTYPE_NAMES[out.dtype],
+        DTYPE_NAMES[out.dtype],
     )
 
 
@@ -286,7 +189,7 @@ def _build(config: GemvConfig) -> CompiledKernel:
     from cutlass.cute import AddressSpace
     from cutlass.cute.runtime import make_ptr
 
-    from .kernels.gemv import OUT_TYPES, Gemv
+    from ..kernels.gemv import OUT_TYPES, Gemv
 
     def pointer(dtype: type, alignment: int) -> object:
         # an address that is never read: compiling needs only dtype, space and alignment

@@ -1,0 +1,230 @@
+"""The epilogue warps: a tile's accumulators from tensor memory to registers, through a function, to the output.
+
+Each of 128 threads has a row of the tile and takes it ``config.piece`` columns at a time, so that registers hold one
+piece of each product. What is stored is ``finish(values)``: the gate of two products, times alpha, plus bias.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import tcgen05 as cute_tcgen05
+
+from ...ptx import mbarrier, tcgen05
+from . import output, reduction
+from .barriers import Barriers, advance
+from .config import CTA_ROWS, GemmConfig
+from .gates import GATES
+from .operands import OUT_TYPES, make_mma
+from .plan import TensorPlan
+from .reduction import Partials
+from .roles import WARP
+from .scheduler import Work, next_unit, tile_of, units
+
+
+@dataclass
+class Finish:
+    """What turns sums into output values: alpha times numbers on the device, and a bias.
+
+    factors: for each product a tuple of pointers, of which the first ``config.factors`` are read.
+    bias: pointer to (L, N) or (L, M) numbers, ``bias_batch`` apart (0: one for all of L).
+    """
+
+    alpha: Any
+    factors: tuple
+    bias: Any
+    bias_batch: Any
+
+
+def accumulator_load(config: GemmConfig, base: Any, thread: Int32, columns: int) -> tuple:
+    """tcgen05.ld of ``columns`` columns of this thread's row: (copy, source at column 0, shape of the registers)."""
+    mma = make_mma(config)
+    layout = mma.make_fragment_C(mma.partition_shape_C((config.tile_m, config.tile_n))).layout
+    acc = cute.make_tensor(base, layout)
+    pieces = cute.flat_divide(acc[((None, None), 0, 0)], (CTA_ROWS, columns))  # (M, PIECE_N, 1, PIECES)
+    repeat = cute_tcgen05.Repetition(columns)
+    atom = cute.make_copy_atom(cute_tcgen05.Ld32x32bOp(repeat, cute_tcgen05.Pack.NONE), Float32)
+    copy = cute_tcgen05.make_tmem_copy(atom, pieces[None, None, 0, 0])
+    part = copy.get_slice(thread)
+    identity = part.partition_D(cute.make_identity_tensor((CTA_ROWS, columns)))
+    source = part.partition_S(pieces[None, None, 0, 0])  # (LD, LD_M, LD_N)
+    return copy, source, identity.shape
+
+
+@cute.jit
+def read_piece(config: cutlass.Constexpr[GemmConfig], tensor_base, thread: Int32, acc: Int32, column, values: list):
+    """Reads columns ``column`` … of accumulator ``acc`` of every product into ``values``; waits until they are there."""
+    base = cute.make_ptr(Float32, tensor_base, cute.AddressSpace.tmem, assumed_align=16)
+    copy, source, shape = accumulator_load(config, base, thread, config.piece)
+    for p in cutlass.range_constexpr(config.products):
+        start = acc * TensorPlan(config).acc + p * config.tile_n + column
+        from_columns = cute.make_tensor(source.iterator + start, source.layout)
+        cute.copy(copy, from_columns, cute.make_tensor(values[p].iterator, cute.make_layout(shape)))
+    cute.arch.fence_view_async_tmem_load()
+
+
+@cute.jit
+def scale_factors(config: cutlass.Constexpr[GemmConfig], finish: Finish):
+    """For each product alpha times its numbers on the device, in fp32."""
+    alphas = []
+    for p in cutlass.range_constexpr(config.products):
+        factor = finish.alpha
+        for i in cutlass.range_constexpr(config.factors):
+            factor = factor * cute.make_tensor(finish.factors[p][i], cute.make_layout(1))[0]
+        alphas.append(factor)
+    return alphas
+
+
+@cute.jit
+def finished(
+    config: cutlass.Constexpr[GemmConfig], finish: Finish, alphas: list, values: list, place: tuple, bounds: tuple
+):
+    """The output values of a piece, fp32 registers: (row, column, batch) of its first element, (m, n) of the output."""
+    row, column, batch = place
+    result = cute.make_rmem_tensor(cute.make_layout(config.piece), Float32)
+    if cutlass.const_expr(config.products == 2):
+        GATES[config.gate](values, alphas, result)
+    else:
+        result.store(values[0].load() * alphas[0])
+    if cutlass.const_expr(config.bias != ""):
+        add_bias(config, finish.bias + Int64(batch) * finish.bias_batch, result, row, column, bounds)
+    return result
+
+
+@cute.jit
+def add_bias(
+    config: cutlass.Constexpr[GemmConfig], bias: cute.Pointer, result: cute.Tensor, row, column, bounds: tuple
+):
+    """Adds this row's number, or those of the piece's columns."""
+    m, n = bounds
+    if cutlass.const_expr(config.bias == "m"):
+        number = Float32(0.0)
+        if row < m:
+            number = cute.make_tensor(bias + row, cute.make_layout(1))[0].to(Float32)
+        for i in cutlass.range_constexpr(config.piece):
+            result[i] = result[i] + number
+    else:
+        # a lane reads one column's number, and every lane gets it from there
+        lane = cute.arch.lane_idx()
+        own = Float32(0.0)
+        if (lane < config.piece) & (column + lane < n):
+            own = cute.make_tensor(bias + (column + lane), cute.make_layout(1))[0].to(Float32)
+        for i in cutlass.range_constexpr(config.piece):
+            result[i] = result[i] + cute.arch.shuffle_sync(own, i)
+
+
+@cute.jit
+def store_tiles(
+    config: cutlass.Constexpr[GemmConfig],
+    barriers: Barriers,
+    tensor_base: Int32,
+    partials: Partials,
+    finish: Finish,
+    out: output.Output,
+    work: Work,
+    thread: Int32,
+    warp: Int32,
+):
+    """The loop of the epilogue warps."""
+    alphas = scale_factors(config, finish)
+    values = [cute.make_rmem_tensor(cute.make_layout(config.piece), Float32) for _ in range(config.products)]
+    writer = output.make_writer(config, out)
+    acc, acc_phase = Int32(0), Int32(0)
+    partial_phase = Int32(0)
+    unit, end = units(config, work)
+    while unit < end:
+        tile_m, tile_n, batch, first, count = tile_of(config, work, unit, end)
+        row = tile_m * CTA_ROWS + thread
+        column0 = tile_n * config.tile_n
+        if cutlass.const_expr(config.split_k > 1):
+            reduction.announce(config, barriers, thread)
+        mbarrier.wait(barriers.address(config, "accumulators", "full", acc), acc_phase)
+        tcgen05.fence_after()
+        if cutlass.const_expr(config.scheduler == "stream_k"):
+            segment = (unit, first, count)
+            store_segment(config, tensor_base, partials, finish, alphas, values, out, writer, work, thread, warp, acc,
+                          (row, column0, batch), segment)  # fmt: skip
+            release(config, barriers, work, acc)
+        elif cutlass.const_expr(config.split_k > 1):
+            exchange(config, barriers, tensor_base, partials, values, work, thread, acc, partial_phase)
+            own = work.part * config.slice_n
+            for column in cutlass.range_constexpr(0, config.slice_n, config.piece):
+                read_piece(config, tensor_base, thread, acc, own + column, values)
+                reduction.add_received(config, partials, thread, column, values)
+                place = (row, column0 + own + column, batch)
+                result = finished(config, finish, alphas, values, place, (out.m, out.n))
+                output.write(config, out, writer, result, place, column // config.piece % 2, thread, warp)
+            release(config, barriers, work, acc)
+            reduction.give_back(config, barriers, work)
+            partial_phase = partial_phase ^ 1
+        else:
+            for column in cutlass.range_constexpr(0, config.tile_n, config.piece):
+                read_piece(config, tensor_base, thread, acc, Int32(column), values)
+                if cutlass.const_expr(column + config.piece == config.tile_n):
+                    release(config, barriers, work, acc)
+                place = (row, column0 + column, batch)
+                result = finished(config, finish, alphas, values, place, (out.m, out.n))
+                output.write(config, out, writer, result, place, column // config.piece % 2, thread, warp)
+        acc, acc_phase = advance(TensorPlan(config).acc_stages, acc, acc_phase)
+        unit = next_unit(config, work, unit, count)
+    output.finish_writing(config, warp)
+
+
+@cute.jit
+def release(config: cutlass.Constexpr[GemmConfig], barriers: Barriers, work: Work, acc: Int32):
+    """Gives an accumulator back to the MMA warp; one thread of every warp arrives, at the CTA that issues the MMAs."""
+    tcgen05.fence_before()
+    cute.arch.sync_warp()
+    with cute.arch.elect_one():
+        address = barriers.address(config, "accumulators", "empty", acc)
+        if cutlass.const_expr(config.pair):
+            cm, cn = config.cluster
+            mbarrier.arrive_at(address, (work.part * cn + work.y) * cm + work.x - work.v)
+        else:
+            mbarrier.arrive(address)
+
+
+@cute.jit
+def exchange(
+    config: cutlass.Constexpr[GemmConfig], barriers: Barriers, tensor_base, partials: Partials, values: list,
+    work: Work, thread: Int32, acc: Int32, phase: Int32,
+):  # fmt: skip
+    """split_k: sends every other CTA along K its slice of these sums, and waits for theirs."""
+    mbarrier.wait(barriers.address(config, "partials", "empty"), phase ^ 1, cluster=True)
+    for distance in cutlass.range_constexpr(1, config.split_k):
+        part = (work.part + distance) % config.split_k
+        for column in cutlass.range_constexpr(0, config.slice_n, config.piece):
+            read_piece(config, tensor_base, thread, acc, part * config.slice_n + column, values)
+            reduction.send(config, barriers, partials, work, thread, distance, column, values)
+    mbarrier.wait(barriers.address(config, "partials", "full"), phase, cluster=True)
+
+
+@cute.jit
+def store_segment(
+    config: cutlass.Constexpr[GemmConfig], tensor_base, partials: Partials, finish: Finish, alphas, values: list,
+    out: output.Output, writer, work: Work, thread: Int32, warp: Int32, acc: Int32, place0: tuple, segment: tuple,
+):  # fmt: skip
+    """stream_k: a segment that does not begin its tile goes to the workspace; one that does is finished here."""
+    unit, first, count = segment
+    row, column0, batch = place0
+    if first > 0:
+        for column in cutlass.range_constexpr(0, config.tile_n, config.piece):
+            read_piece(config, tensor_base, thread, acc, Int32(column), values)
+            reduction.write_workspace(config, partials, work, thread, column, values)
+        reduction.raise_flag(config, partials, work, warp)
+    else:
+        others = reduction.contributors(config, work, unit, count)
+        reduction.wait_for_flags(config, partials, work, warp, others)
+        for column in cutlass.range_constexpr(0, config.tile_n, config.piece):
+            read_piece(config, tensor_base, thread, acc, Int32(column), values)
+            reduction.add_workspace(config, partials, work, thread, column, others, values)
+            place = (row, column0 + column, batch)
+            result = finished(config, finish, alphas, values, place, (out.m, out.n))
+            output.write(config, out, writer, result, place, column // config.piece % 2, thread, warp)
+
+
+__all__ = ["OUT_TYPES", "WARP", "Finish", "store_tiles"]

@@ -1,0 +1,143 @@
+"""The warp that multiplies: scales of a stage to tensor memory, its MMAs, and a commit that frees the stage.
+
+tcgen05.cp, tcgen05.mma and tcgen05.commit of one thread run in the order in which it issues them, so nothing is waited
+for between a copy of scales and the MMA that reads them, nor before the next stage's copy overwrites them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int16, Int32, Uint64
+
+from ...ptx import mbarrier, tcgen05
+from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
+from .barriers import Barriers, advance
+from .config import MMA_BYTES, GemmConfig
+from .plan import ATOM_COLUMNS, SWIZZLE_BYTES, SharedPlan, StagePlan, TensorPlan
+from .scheduler import Work, next_unit, tile_of, units
+
+# rows of a scale atom in shared memory: eight rows of sixteen bytes
+SCALE_STRIDE = 128
+_SCALE_ID_BIT = 30
+
+
+def _signed(value: int) -> int:
+    return value - (1 << 32) if value >= 1 << 31 else value
+
+
+def commit_masks(config: GemmConfig, work: Work) -> tuple[Any, Any]:
+    """CTAs whose stages this MMA read (its row and its column of the cluster), and the CTAs of the MMA itself."""
+    cm, cn = config.cluster
+    ours = (1 << config.ctas) - 1
+    row = sum(ours << (cm * y) for y in range(cn))
+    first = work.part * (cm * cn)
+    column = Int32((1 << cm) - 1) << (first + work.y * cm)
+    pair_x = work.x - work.v
+    readers = (Int32(row) << (first + pair_x)) | column
+    return Int16(readers), Int16(Int32(ours) << (first + work.y * cm + pair_x))
+
+
+def stage_mma(
+    config: GemmConfig, descriptors: tuple, columns: tuple, accumulators: list, sfb_shift: Any, accumulate: Any
+) -> None:
+    """Scales and MMAs of one stage. descriptors: (A, [B…], SFA, [SFB…]) of the stage; columns: their tensor memory."""
+    stage, kind, group = StagePlan(config), config.kind, config.ctas
+    a, bs, sfa, sfbs = descriptors
+    column_a, columns_b = columns
+    for i in range(stage.atoms_k):
+        tcgen05.copy_scales(column_a + ATOM_COLUMNS * i, sfa, ATOM_BYTES * i, group=group)
+    for p in range(config.products):
+        for i in range(stage.atoms_k):
+            for j in range(stage.atoms_n):
+                column = columns_b[p] + ATOM_COLUMNS * (i * stage.atoms_n + j)
+                tcgen05.copy_scales(column, sfbs[p], ATOM_BYTES * (i + stage.atoms_k * j), group=group)
+    for block in range(config.blocks_k):
+        # which atom along K, and which of its columns the instruction starts at
+        atom, scale_id = divmod(block * kind.scales, ATOM_COLS)
+        types = dict(kind.element_types)
+        idesc = tcgen05.instruction_descriptor(
+            types[config.a_format], types[config.b_format], kind.scale_type, config.tile_m, config.tile_n,
+            scale_id, scale_id,
+        )  # fmt: skip
+        tag = _signed(scale_id << _SCALE_ID_BIT)
+        for p in range(config.products):
+            tcgen05.mma_block_scaled(
+                accumulators[p],
+                a,
+                bs[p],
+                MMA_BYTES * block,
+                idesc,
+                column_a + (ATOM_COLUMNS * atom + tag),
+                columns_b[p] + sfb_shift + (ATOM_COLUMNS * stage.atoms_n * atom + tag),
+                accumulate if block == 0 else 1,
+                kind=kind.name,
+                vector=kind.vector,
+                group=group,
+            )
+
+
+def _descriptors(config: GemmConfig, base: Any) -> tuple:
+    """Matrix descriptors (A, [B…], SFA, [SFB…]) of the first stage."""
+    stage = StagePlan(config)
+
+    def data(name: str) -> Uint64:
+        return tcgen05.matrix_descriptor(
+            base + stage.offset(name), swizzle=tcgen05.SWIZZLE_128B, stride_bytes=SWIZZLE_BYTES
+        )
+
+    def scale(name: str) -> Uint64:
+        return tcgen05.matrix_descriptor(
+            base + stage.offset(name), swizzle=tcgen05.SWIZZLE_NONE, stride_bytes=SCALE_STRIDE
+        )
+
+    several = range(config.products)
+    return data("A"), [data(f"B{i}") for i in several], scale("SFA"), [scale(f"SFB{i}") for i in several]
+
+
+@cute.jit
+def multiply(
+    config: cutlass.Constexpr[GemmConfig], base: cute.Pointer, barriers: Barriers, tensor_base: Int32, work: Work
+):
+    """The loop of the MMA warp; in a pair, that of the even CTA, for both."""
+    shared, tensor = SharedPlan(config), TensorPlan(config)
+    a, bs, sfa, sfbs = _descriptors(config, base.toint())
+    columns = (
+        tensor_base + tensor.sfa_column,
+        [tensor_base + tensor.sfb_column(p) for p in range(config.products)],
+    )
+    mask_stage, mask_acc = commit_masks(config, work)
+    multicast = config.cluster[0] * config.cluster[1] > 1
+    unit_bytes = shared.stage.bytes // tcgen05.DESCRIPTOR_UNIT
+    index, phase = Int32(0), Int32(0)
+    acc, acc_phase = Int32(0), Int32(0)
+    unit, end = units(config, work)
+    while unit < end:
+        _, tile_n, _, _, count = tile_of(config, work, unit, end)
+        # a tile that starts in the middle of an atom finds its first scales two columns on
+        sfb_shift = (tile_n * config.tile_n % ATOM_ROWS) // 32 if config.tile_n % ATOM_ROWS else Int32(0)
+        mbarrier.wait(barriers.address(config, "accumulators", "empty", acc), acc_phase ^ 1, cluster=config.pair)
+        tcgen05.fence_after()
+        accumulators = [tensor_base + acc * tensor.acc + p * config.tile_n for p in range(config.products)]
+        for step in cutlass.range(count, unroll=1):
+            mbarrier.wait(barriers.address(config, "operands", "full", index), phase)
+            offset = Uint64(index * unit_bytes)
+            with cute.arch.elect_one():
+                stage = (a + offset, [b + offset for b in bs], sfa + offset, [s + offset for s in sfbs])
+                stage_mma(config, stage, columns, accumulators, sfb_shift, step)
+                tcgen05.commit(
+                    barriers.address(config, "operands", "empty", index),
+                    group=config.ctas,
+                    mask=mask_stage if multicast else None,
+                )
+            index, phase = advance(shared.stages, index, phase)
+        with cute.arch.elect_one():
+            tcgen05.commit(
+                barriers.address(config, "accumulators", "full", acc),
+                group=config.ctas,
+                mask=mask_acc if config.pair else None,
+            )
+        acc, acc_phase = advance(tensor.acc_stages, acc, acc_phase)
+        unit = next_unit(config, work, unit, count)

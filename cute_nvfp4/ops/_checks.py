@@ -1,0 +1,128 @@
+"""Checks that the public functions share: formats, numbers, outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ..errors import OperandError, OperandTypeError, explain
+from ..formats import Format
+from ..operand import BlockScaledTensor
+
+DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
+"""dtypes of an output, and what configurations call them."""
+
+
+def check_dtype(what: str, dtype: torch.dtype) -> None:
+    """Raises unless an output may have ``dtype``."""
+    if dtype not in DTYPE_NAMES:
+        raise OperandTypeError(explain(what, got=dtype, expected=" or ".join(map(str, DTYPE_NAMES))))
+
+
+def check_format(name: str, operand: BlockScaledTensor, formats: Sequence[Format]) -> None:
+    """Raises unless ``operand`` has one of ``formats``."""
+    if operand.format not in formats:
+        expected = " or ".join(fmt.name for fmt in formats)
+        raise OperandError(explain(f"format of {name}", got=operand.format.name, expected=expected))
+
+
+def number(name: str, value: float | None) -> float:
+    """A Python number; None is 1."""
+    if value is None:
+        return 1.0
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise OperandTypeError(
+            explain(
+                name,
+                got=type(value).__name__,
+                expected="a Python number",
+                hint="A scale that lives on the device belongs in global_scale of an operand.",
+            )
+        )
+    return float(value)
+
+
+def parts(operands: Mapping[str, BlockScaledTensor]) -> dict[str, torch.Tensor | None]:
+    """Every tensor of the operands, by name: ``a.data`` and so on."""
+    return {
+        f"{name}.{part}": getattr(operand, part)
+        for name, operand in operands.items()
+        for part in ("data", "scale", "global_scale")
+    }
+
+
+def checked_output(
+    inputs: Mapping[str, torch.Tensor | None],
+    device: torch.device,
+    shape: tuple[int, ...],
+    out: torch.Tensor | None,
+    dtype: torch.dtype | None,
+) -> torch.Tensor:
+    """A valid output of ``shape``: the caller's, checked (it overlaps none of ``inputs``), or a new one."""
+    if out is None:
+        dtype = torch.float16 if dtype is None else dtype
+        check_dtype("out_dtype", dtype)
+        return torch.empty(shape, dtype=dtype, device=device)
+    if not isinstance(out, torch.Tensor):
+        raise OperandTypeError(explain("out", got=type(out).__name__, expected="torch.Tensor"))
+    check_dtype("dtype of out", out.dtype)
+    if dtype is not None and dtype is not out.dtype:
+        raise OperandTypeError(explain("out_dtype", got=dtype, expected=f"None or {out.dtype}, the dtype of out"))
+    if out.shape != shape:
+        raise OperandError(explain("shape of out", got=tuple(out.shape), expected=shape))
+    if out.device != device:
+        raise OperandError(explain("device of out", got=out.device, expected=device))
+    check_overlap(inputs, out)
+    return out
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """First byte, and first byte after the last."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def check_overlap(inputs: Mapping[str, torch.Tensor | None], out: torch.Tensor) -> None:
+    """Refuses an output in which an element is another's, or an input's."""
+    if not out.is_contiguous():
+        _check_strides(out)
+    storage = out.untyped_storage()
+    first, last = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    for name, tensor in inputs.items():
+        if tensor is None:
+            continue
+        other = tensor.untyped_storage()
+        # most tensors have a storage of their own: only where they share one do the exact spans matter
+        if other.data_ptr() < last and first < other.data_ptr() + other.nbytes():
+            _check_spans(name, tensor, out)
+
+
+def _check_strides(out: torch.Tensor) -> None:
+    """Refuses an output in which two elements share memory."""
+    reach = 0
+    for stride, size in sorted((stride, size) for size, stride in zip(out.shape, out.stride()) if size > 1):
+        if stride <= reach:
+            raise OperandError(
+                explain(
+                    "strides of out",
+                    got=f"{out.stride()} for shape {tuple(out.shape)}",
+                    expected="no element of out to be another's",
+                    hint="An expanded tensor cannot be written; .clone() it.",
+                )
+            )
+        reach += (size - 1) * stride
+
+
+def _check_spans(name: str, tensor: torch.Tensor, out: torch.Tensor) -> None:
+    first, last = _span(tensor)
+    start, end = _span(out)
+    if start < last and first < end:
+        raise OperandError(
+            explain(
+                "memory of out",
+                got=f"bytes {start:#x} to {end:#x}, which overlap {name} at {first:#x} to {last:#x}",
+                expected="memory of its own",
+            )
+        )

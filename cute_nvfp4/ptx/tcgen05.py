@@ -1,0 +1,109 @@
+"""Block-scaled tcgen05.mma, copies of scale factors to tensor memory, commits (PTX ISA, "tcgen05"; sm_100a).
+
+Addresses of shared memory are 32-bit, of tensor memory lane · 2¹⁶ + column. One thread issues each of these.
+
+The DSL's own ``cute.gemm`` and ``cute.copy`` emit the same instructions, but build each descriptor from two halves: 61
+instructions for a 128×128×256 step against 40 with the 64-bit sums here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from cutlass import Int16, Int32, Uint64
+from cutlass.cutlass_dsl import dsl_user_op
+
+from ._asm import asm
+
+SWIZZLE_NONE, SWIZZLE_128B = 0, 2
+DESCRIPTOR_UNIT = 16
+"""Bytes that addresses and offsets in a matrix descriptor count."""
+
+
+def matrix_descriptor(address: Any, *, swizzle: int, stride_bytes: int) -> Uint64:
+    """The descriptor of a K-major matrix in shared memory at ``address`` (PTX ISA, "Matrix Descriptor").
+
+    ``stride_bytes``: from eight rows to the next eight. Version 1 (bits 47:46); the leading dimension's offset is not
+    used by K-major matrices whose rows are one swizzle, or 16 bytes, long.
+    """
+    upper = swizzle << 29 | 1 << 14 | stride_bytes // DESCRIPTOR_UNIT
+    lower = (Int32(address) >> 4) & 0x3FFF
+    return (Uint64(upper) << Uint64(32)) | Uint64(lower | (1 << 16))
+
+
+def instruction_descriptor(
+    a_type: int, b_type: int, scale_type: int, m: int, n: int, a_scale_id: int = 0, b_scale_id: int = 0
+) -> int:
+    """The 32-bit descriptor of a block-scaled MMA (PTX ISA, "Instruction Descriptor"): K-major, nothing negated."""
+    return (
+        b_scale_id << 4
+        | a_type << 7
+        | b_type << 10
+        | (n // 8) << 17
+        | scale_type << 23
+        | (m // 16) << 24
+        | a_scale_id << 29
+    )
+
+
+@dsl_user_op
+def copy_scales(column: Int32, descriptor: Uint64, offset: int, *, group: int, loc: Any = None, ip: Any = None) -> None:
+    """Copies one scale atom (512 bytes, ``offset`` bytes after the descriptor's start) to four columns.
+
+    ``32x128b.warpx4``: every quarter of the lanes gets the same 32 rows of 16 bytes.
+    """
+    units = offset // DESCRIPTOR_UNIT
+    text = f"{{ .reg .b64 d; add.s64 d, $1, {units}; tcgen05.cp.cta_group::{group}.32x128b.warpx4 [$0], d; }}"
+    asm(text, [], [Int32(column), Uint64(descriptor)], volatile=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def mma_block_scaled(
+    accumulator: Int32,
+    a: Uint64,
+    b: Uint64,
+    offset: int,
+    idesc: int,
+    scale_a: Int32,
+    scale_b: Int32,
+    accumulate: Any,
+    *,
+    kind: str,
+    vector: str,
+    group: int,
+    loc: Any = None,
+    ip: Any = None,
+) -> None:
+    """D = (A·SFA)·(B·SFB) [+ D if ``accumulate`` is not 0], ``offset`` bytes of K after the descriptors' starts."""
+    units = offset // DESCRIPTOR_UNIT
+    text = (
+        "{ .reg .pred p; .reg .b64 a, b; .reg .b32 i; "
+        f"setp.ne.b32 p, $5, 0; add.s64 a, $1, {units}; add.s64 b, $2, {units}; mov.b32 i, 0x{idesc:x}; "
+        f"tcgen05.mma.cta_group::{group}.kind::{kind}.block_scale.{vector} [$0], a, b, i, [$3], [$4], p; }}"
+    )
+    operands = [Int32(accumulator), Uint64(a), Uint64(b), Int32(scale_a), Int32(scale_b), Int32(accumulate)]
+    asm(text, [], operands, volatile=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def commit(barrier: Int32, *, group: int, mask: Any = None, loc: Any = None, ip: Any = None) -> None:
+    """Arrives at ``barrier`` when all that this thread issued to the tensor core has ended; with ``mask``, at the
+    barrier of that address in every CTA of the cluster whose bit is set."""
+    head = f"tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster"
+    if mask is None:
+        asm(f"{head}.b64 [$0];", [], [Int32(barrier)], volatile=True, loc=loc, ip=ip)
+    else:
+        operands = [Int32(barrier), Int16(mask)]
+        asm(f"{head}.multicast::cluster.b64 [$0], $1;", [], operands, volatile=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def fence_before(*, loc: Any = None, ip: Any = None) -> None:
+    """Orders this thread's tcgen05 instructions before a signal to other threads."""
+    asm("tcgen05.fence::before_thread_sync;", [], [], volatile=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def fence_after(*, loc: Any = None, ip: Any = None) -> None:
+    """Orders this thread's tcgen05 instructions after a signal from other threads."""
+    asm("tcgen05.fence::after_thread_sync;", [], [], volatile=True, loc=loc, ip=ip)
