@@ -20,6 +20,7 @@ _PUBLIC = {
     "MXFP8_E5M2": "formats",
     "to_blocked": "scale_layout",
     "from_blocked": "scale_layout",
+    "gemm": "ops",
     "gemv": "ops",
 }
 

@@ -12,6 +12,7 @@ from .eval import evaluate
 from .inspect import inspect
 from .output import JsonCommand
 from .sim import SETTINGS, sim
+from .tune import tune
 
 app = typer.Typer(
     name="cute-nvfp4",
@@ -23,6 +24,7 @@ app = typer.Typer(
 app.command("eval", cls=JsonCommand)(evaluate)
 app.command("inspect", cls=JsonCommand)(inspect)
 app.command("sim", context_settings=SETTINGS)(sim)
+app.command("tune", cls=JsonCommand)(tune)
 app.command("doctor", cls=JsonCommand)(doctor)
 
 

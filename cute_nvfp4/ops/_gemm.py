@@ -15,8 +15,8 @@ from .. import target as targets
 from ..compile import CompiledKernel, build, compile_cached
 from ..errors import OperandError, OperandTypeError, explain
 from ..formats import FORMATS
-from ..kernels.core.config import CTA_ROWS, OUT_BYTES, GemmConfig, can_implement
-from ..kernels.gemm_choose import GemmProblem, Plan, choose
+from ..kernels.core.config import CTA_ROWS, GemmConfig, can_implement
+from ..kernels.gemm_choose import GemmProblem, Plan, can_run, choose
 from ..launch import Launcher, launcher
 from ..operand import BlockScaledTensor, check_pair
 from ..reference import gemm_reference
@@ -29,6 +29,8 @@ _TYPES = (
     *OPERAND_TYPES, *OPERAND_TYPES, _POINTER, _I64, _I64, _POINTER, _I64, _F32, *[_POINTER] * FACTORS,
     _POINTER, _POINTER, *[_I32] * 3, _POINTER,
 )  # fmt: skip
+# what a plan decides of a configuration; the problem decides the rest
+_TILING = ("tile_n", "pair", "cluster", "split_k", "stages", "acc_stages", "scheduler", "raster")
 _NOTHING = contextlib.nullcontext()
 
 
@@ -62,7 +64,7 @@ def gemm(
     without synchronising the device.
 
     Raises:
-        OperandError, OperandTypeError: operands that do not fit together or cannot be computed with; a plan that cannot be.
+        OperandError, OperandTypeError: operands that do not fit together or cannot be computed with; an impossible plan.
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
     check_pair(a, b)
@@ -119,7 +121,13 @@ def _complete(plan: Plan, problem: GemmProblem, target: targets.Target) -> Plan:
     """The caller's plan with all that the problem decides filled in: formats, output, bias."""
     if not isinstance(plan, Plan):
         raise OperandTypeError(explain("config", got=type(plan).__name__, expected="a Plan of kernels.gemm_choose"))
-    config = complete(plan.config, problem, target.arch, swap=plan.swap)
+    reason = can_run(problem)
+    if reason:
+        raise OperandError(reason)
+    tiling = {name: getattr(plan.config, name) for name in _TILING}
+    config = problem.config(target.arch, plan.swap, **tiling)
+    if plan.config.store == "direct":
+        config = dataclasses.replace(config, store="direct")
     steps = -(-problem.k // config.tile_k)
     if config.split_k > steps:
         raise OperandError(
@@ -128,27 +136,6 @@ def _complete(plan: Plan, problem: GemmProblem, target: targets.Target) -> Plan:
     if plan.workers < 1:
         raise OperandError(explain("workers", got=plan.workers, expected="at least 1"))
     return dataclasses.replace(plan, config=config)
-
-
-def complete(config: GemmConfig, problem: GemmProblem, arch: targets.Architecture, *, swap: bool) -> GemmConfig:
-    """``config`` with everything that ``problem`` decides; with ``swap`` B's rows are the kernel's."""
-    a, b = (problem.b_format, problem.a_format) if swap else (problem.a_format, problem.b_format)
-    other = {"n": "m", "m": "n", "": ""}
-    major = other[problem.out_major] if swap else problem.out_major
-    tma = config.store == "tma" and major == "n" and problem.vector and config.piece * OUT_BYTES[problem.out] >= 16
-    return dataclasses.replace(
-        config,
-        arch=arch,
-        a_format=a,
-        b_format=b,
-        out=problem.out,
-        out_major=major,
-        store="tma" if tma else "direct",
-        vector=problem.vector,
-        bias=other[problem.bias] if swap else problem.bias,
-        bias_dtype=problem.bias_dtype,
-        factors=problem.factors,
-    )
 
 
 def _split_alpha(alpha: Any, device: torch.device) -> tuple[float, torch.Tensor | None]:

@@ -6,8 +6,6 @@ import ctypes
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
 from ..errors import OperandError, explain
 from ..formats import as_bytes
 from ..operand import BlockScaledTensor

@@ -20,15 +20,24 @@ DESCRIPTOR_UNIT = 16
 """Bytes that addresses and offsets in a matrix descriptor count."""
 
 
-def matrix_descriptor(address: Any, *, swizzle: int, stride_bytes: int) -> Uint64:
-    """The descriptor of a K-major matrix in shared memory at ``address`` (PTX ISA, "Matrix Descriptor").
+def descriptor_upper(swizzle: int, stride_bytes: int) -> int:
+    """Bits 63:32 of the descriptor of a K-major matrix in shared memory (PTX ISA, "Matrix Descriptor"), version 1.
 
-    ``stride_bytes``: from eight rows to the next eight. Version 1 (bits 47:46); the leading dimension's offset is not
-    used by K-major matrices whose rows are one swizzle, or 16 bytes, long.
+    ``stride_bytes``: from eight rows to the next eight. The leading dimension's offset is not used by matrices whose rows
+    are one swizzle, or 16 bytes, long.
     """
-    upper = swizzle << 29 | 1 << 14 | stride_bytes // DESCRIPTOR_UNIT
-    lower = (Int32(address) >> 4) & 0x3FFF
-    return (Uint64(upper) << Uint64(32)) | Uint64(lower | (1 << 16))
+    return swizzle << 29 | 1 << 14 | stride_bytes // DESCRIPTOR_UNIT
+
+
+def descriptor_lower(address: Any) -> Int32:
+    """Bits 31:0 of the descriptor of a matrix at ``address``."""
+    return ((Int32(address) >> 4) & 0x3FFF) | (1 << 16)
+
+
+@dsl_user_op
+def descriptor(lower: Int32, upper: Int32, *, loc: Any = None, ip: Any = None) -> Uint64:
+    """A descriptor from its halves."""
+    return asm("mov.b64 $0, {$1, $2};", [Uint64], [Int32(lower), Int32(upper)], loc=loc, ip=ip)[0]
 
 
 def instruction_descriptor(
@@ -60,9 +69,9 @@ def copy_scales(column: Int32, descriptor: Uint64, offset: int, *, group: int, l
 @dsl_user_op
 def mma_block_scaled(
     accumulator: Int32,
-    a: Uint64,
-    b: Uint64,
-    offset: int,
+    descriptor: Uint64,
+    a_offset: int,
+    b_offset: int,
     idesc: int,
     scale_a: Int32,
     scale_b: Int32,
@@ -74,14 +83,14 @@ def mma_block_scaled(
     loc: Any = None,
     ip: Any = None,
 ) -> None:
-    """D = (A·SFA)·(B·SFB) [+ D if ``accumulate`` is not 0], ``offset`` bytes of K after the descriptors' starts."""
-    units = offset // DESCRIPTOR_UNIT
+    """D = (A·SFA)·(B·SFB) [+ D if ``accumulate`` is not 0]; A and B lie so many bytes after the descriptor's start."""
+    a, b = a_offset // DESCRIPTOR_UNIT, b_offset // DESCRIPTOR_UNIT
     text = (
         "{ .reg .pred p; .reg .b64 a, b; .reg .b32 i; "
-        f"setp.ne.b32 p, $5, 0; add.s64 a, $1, {units}; add.s64 b, $2, {units}; mov.b32 i, 0x{idesc:x}; "
-        f"tcgen05.mma.cta_group::{group}.kind::{kind}.block_scale.{vector} [$0], a, b, i, [$3], [$4], p; }}"
+        f"setp.ne.b32 p, $4, 0; add.s64 a, $1, {a}; add.s64 b, $1, {b}; mov.b32 i, 0x{idesc:x}; "
+        f"tcgen05.mma.cta_group::{group}.kind::{kind}.block_scale.{vector} [$0], a, b, i, [$2], [$3], p; }}"
     )
-    operands = [Int32(accumulator), Uint64(a), Uint64(b), Int32(scale_a), Int32(scale_b), Int32(accumulate)]
+    operands = [Int32(accumulator), Uint64(descriptor), Int32(scale_a), Int32(scale_b), Int32(accumulate)]
     asm(text, [], operands, volatile=True, loc=loc, ip=ip)
 
 

@@ -22,6 +22,8 @@ from .scheduler import Work, next_unit, tile_of, units
 # rows of a scale atom in shared memory: eight rows of sixteen bytes
 SCALE_STRIDE = 128
 _SCALE_ID_BIT = 30
+UNROLL = 4
+"""Steps of K in one pass of the loop: what counts and branches is then a fourth."""
 
 
 def _signed(value: int) -> int:
@@ -41,34 +43,50 @@ def commit_masks(config: GemmConfig, work: Work) -> tuple[Any, Any]:
 
 
 def stage_mma(
-    config: GemmConfig, descriptors: tuple, columns: tuple, accumulators: list, sfb_shift: Any, accumulate: Any
+    config: GemmConfig,
+    data: Uint64,
+    scales: Uint64,
+    columns: tuple,
+    accumulators: list,
+    sfb_shift: Any,
+    accumulate: Any,
 ) -> None:
-    """Scales and MMAs of one stage. descriptors: (A, [B…], SFA, [SFB…]) of the stage; columns: their tensor memory."""
+    """Scales and MMAs of one stage.
+
+    data, scales: matrix descriptors of the stage's A and SFA; every operand lies at a constant distance from them.
+    columns: where in tensor memory the scales of A and of every B go.
+    """
     stage, kind, group = StagePlan(config), config.kind, config.ctas
-    a, bs, sfa, sfbs = descriptors
     column_a, columns_b = columns
     for i in range(stage.atoms_k):
-        tcgen05.copy_scales(column_a + ATOM_COLUMNS * i, sfa, ATOM_BYTES * i, group=group)
+        offset = ATOM_BYTES * i
+        tcgen05.copy_scales(column_a + ATOM_COLUMNS * i, scales, offset, group=group)
     for p in range(config.products):
         for i in range(stage.atoms_k):
             for j in range(stage.atoms_n):
                 column = columns_b[p] + ATOM_COLUMNS * (i * stage.atoms_n + j)
-                tcgen05.copy_scales(column, sfbs[p], ATOM_BYTES * (i + stage.atoms_k * j), group=group)
+                offset = stage.offset(f"SFB{p}") - stage.offset("SFA") + ATOM_BYTES * (i + stage.atoms_k * j)
+                tcgen05.copy_scales(column, scales, offset, group=group)
+    types = dict(kind.element_types)
     for block in range(config.blocks_k):
         # which atom along K, and which of its columns the instruction starts at
         atom, scale_id = divmod(block * kind.scales, ATOM_COLS)
-        types = dict(kind.element_types)
         idesc = tcgen05.instruction_descriptor(
-            types[config.a_format], types[config.b_format], kind.scale_type, config.tile_m, config.tile_n,
-            scale_id, scale_id,
-        )  # fmt: skip
+            types[config.a_format],
+            types[config.b_format],
+            kind.scale_type,
+            config.tile_m,
+            config.tile_n,
+            scale_id,
+            scale_id,
+        )
         tag = _signed(scale_id << _SCALE_ID_BIT)
         for p in range(config.products):
             tcgen05.mma_block_scaled(
                 accumulators[p],
-                a,
-                bs[p],
-                MMA_BYTES * block,
+                data,
+                stage.offset("A") + MMA_BYTES * block,
+                stage.offset(f"B{p}") + MMA_BYTES * block,
                 idesc,
                 column_a + (ATOM_COLUMNS * atom + tag),
                 columns_b[p] + sfb_shift + (ATOM_COLUMNS * stage.atoms_n * atom + tag),
@@ -79,31 +97,18 @@ def stage_mma(
             )
 
 
-def _descriptors(config: GemmConfig, base: Any) -> tuple:
-    """Matrix descriptors (A, [B…], SFA, [SFB…]) of the first stage."""
-    stage = StagePlan(config)
-
-    def data(name: str) -> Uint64:
-        return tcgen05.matrix_descriptor(
-            base + stage.offset(name), swizzle=tcgen05.SWIZZLE_128B, stride_bytes=SWIZZLE_BYTES
-        )
-
-    def scale(name: str) -> Uint64:
-        return tcgen05.matrix_descriptor(
-            base + stage.offset(name), swizzle=tcgen05.SWIZZLE_NONE, stride_bytes=SCALE_STRIDE
-        )
-
-    several = range(config.products)
-    return data("A"), [data(f"B{i}") for i in several], scale("SFA"), [scale(f"SFB{i}") for i in several]
-
-
 @cute.jit
 def multiply(
     config: cutlass.Constexpr[GemmConfig], base: cute.Pointer, barriers: Barriers, tensor_base: Int32, work: Work
 ):
     """The loop of the MMA warp; in a pair, that of the even CTA, for both."""
     shared, tensor = SharedPlan(config), TensorPlan(config)
-    a, bs, sfa, sfbs = _descriptors(config, base.toint())
+    # the sign of an address of tensor memory is zero, but no compiler can know: were the upper halves of descriptors known
+    # constants, every 64-bit sum in the loop would be split in two
+    hidden = tensor_base >> 31
+    upper_data = tcgen05.descriptor_upper(tcgen05.SWIZZLE_128B, SWIZZLE_BYTES) | hidden
+    upper_scales = tcgen05.descriptor_upper(tcgen05.SWIZZLE_NONE, SCALE_STRIDE) | hidden
+    lower = tcgen05.descriptor_lower(base.toint())
     columns = (
         tensor_base + tensor.sfa_column,
         [tensor_base + tensor.sfb_column(p) for p in range(config.products)],
@@ -111,6 +116,9 @@ def multiply(
     mask_stage, mask_acc = commit_masks(config, work)
     multicast = config.cluster[0] * config.cluster[1] > 1
     unit_bytes = shared.stage.bytes // tcgen05.DESCRIPTOR_UNIT
+    first_empty = barriers.address(config, "operands", "empty")
+    to_full = barriers.address(config, "operands", "full") - first_empty
+    scale_units = shared.stage.offset("SFA") // tcgen05.DESCRIPTOR_UNIT
     index, phase = Int32(0), Int32(0)
     acc, acc_phase = Int32(0), Int32(0)
     unit, end = units(config, work)
@@ -121,17 +129,17 @@ def multiply(
         mbarrier.wait(barriers.address(config, "accumulators", "empty", acc), acc_phase ^ 1, cluster=config.pair)
         tcgen05.fence_after()
         accumulators = [tensor_base + acc * tensor.acc + p * config.tile_n for p in range(config.products)]
-        for step in cutlass.range(count, unroll=1):
-            mbarrier.wait(barriers.address(config, "operands", "full", index), phase)
-            offset = Uint64(index * unit_bytes)
+        accumulate = Int32(0)
+        for _ in cutlass.range(count, unroll=UNROLL):
+            empty = first_empty + index * 8
+            mbarrier.wait(empty + to_full, phase)
+            start = lower + index * unit_bytes
             with cute.arch.elect_one():
-                stage = (a + offset, [b + offset for b in bs], sfa + offset, [s + offset for s in sfbs])
-                stage_mma(config, stage, columns, accumulators, sfb_shift, step)
-                tcgen05.commit(
-                    barriers.address(config, "operands", "empty", index),
-                    group=config.ctas,
-                    mask=mask_stage if multicast else None,
-                )
+                data = tcgen05.descriptor(start, upper_data)
+                scales = tcgen05.descriptor(start + scale_units, upper_scales)
+                stage_mma(config, data, scales, columns, accumulators, sfb_shift, accumulate)
+                tcgen05.commit(empty, group=config.ctas, mask=mask_stage if multicast else None)
+            accumulate = Int32(1)
             index, phase = advance(shared.stages, index, phase)
         with cute.arch.elect_one():
             tcgen05.commit(

@@ -1,0 +1,188 @@
+"""One scale and the codes of every block: the core that all rules share. Element-major blocks, see ``rounding``.
+
+Everything is float32, and every step is written out, because other implementations of this library compute the same
+bits: division and multiplication in the order given, sums in the order of ``ordered_sum``, no fused multiply-add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from cute_nvfp4 import formats
+from cute_nvfp4.formats import Format
+from cute_nvfp4.quantization.mx import mx_scale_codes
+from cute_nvfp4.quantization.rounding import _BIAS, _MANTISSA_BITS, encode, encode_stochastic
+from cute_nvfp4.quantization.rules import Rule
+
+__all__ = ["GlobalScale", "Request", "global_scale_from_amax", "ordered_sum", "quantize_blocks"]
+
+# a global scale between these neither over- nor underflows anything that is computed with it
+SMALLEST_GLOBAL_SCALE = 2.0**-100
+LARGEST_GLOBAL_SCALE = 2.0**118
+_NAN_E4M3, _NAN_UE8M0 = 0x7F, 0xFF
+_LANES = 8
+
+
+def global_scale_from_amax(amax: torch.Tensor, rule: Rule) -> torch.Tensor:
+    """The global scale with which the largest block's scale is ``rule.top_scale``: 1 / (full scale / amax).
+
+    ``amax`` is a float32 tensor of one element. Two roundings, as fouroversix has it. At least 2**-100 (also for a
+    tensor of zeros), so that nothing overflows; NaN stays.
+    """
+    full = torch.full_like(amax, rule.full_scale)
+    return (amax.clamp(min=rule.full_scale * SMALLEST_GLOBAL_SCALE) / full).clamp(max=LARGEST_GLOBAL_SCALE)
+
+
+@dataclass(frozen=True)
+class GlobalScale:
+    """A global scale and what follows from it. Numbers outside [2**-100, 2**118] make everything NaN: never garbage.
+
+    value: the scale; inverse: its float32 reciprocal; shift: the power of two that brings it into [1, 2), so that
+    errors can be squared without overflow (it changes nothing else: multiplying by it is exact).
+    """
+
+    value: torch.Tensor
+    inverse: torch.Tensor
+    shift: torch.Tensor
+
+    @classmethod
+    def of(cls, value: torch.Tensor) -> GlobalScale:
+        """From a float32 tensor of one element."""
+        value = value.detach().reshape(())
+        valid = (value >= SMALLEST_GLOBAL_SCALE) & (value <= LARGEST_GLOBAL_SCALE)
+        value = torch.where(valid, value, torch.nan)
+        exponent = torch.where(valid, value.view(torch.int32) >> _MANTISSA_BITS, _BIAS)
+        shift = ((2 * _BIAS - exponent) << _MANTISSA_BITS).view(torch.float32)
+        return cls(value, 1.0 / value, shift)
+
+
+@dataclass(frozen=True)
+class Request:
+    """What ``quantize_blocks`` needs to know besides the blocks.
+
+    global_scale: None for a format without, else the global scale (1 where the user wants none).
+    tile: whether a block is a square tile, whose sums must not depend on which way round it is.
+    uniform: stream → numbers in [0, 1) of the blocks' shape, for stochastic rounding; None rounds to nearest.
+    hessian: (groups, B, B) float32, and block b belongs to group ``b % groups``; for the rule of that name.
+    """
+
+    format: Format
+    rule: Rule
+    global_scale: GlobalScale | None = None
+    tile: bool = False
+    uniform: Callable[[int], torch.Tensor] | None = None
+    hessian: torch.Tensor | None = None
+
+
+def quantize_blocks(x: torch.Tensor, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes (B, n) and scale codes (n,), ``uint8``, of element-major blocks ``x`` (B, n) in float32.
+
+    A block that holds NaN or infinity gets a NaN scale, which makes all of it NaN; so does every block where the
+    global scale is NaN. A block whose scale is 0 has codes 0.
+    """
+    largest = x.abs().amax(0)
+    poisoned = ~torch.isfinite(largest)
+    if request.global_scale is not None:
+        poisoned = poisoned | torch.isnan(request.global_scale.value)
+    # searches and bit arithmetic are for finite numbers; what they make of these blocks is thrown away
+    sound, largest = (t.masked_fill(poisoned, 0) for t in (x, largest))
+    choose = _scale_ue8m0 if request.global_scale is None else _scale_e4m3
+    scale, codes = choose(sound, largest, request)
+    nan_scale = _NAN_UE8M0 if request.global_scale is None else _NAN_E4M3
+    nan_code = int(encode(torch.tensor([torch.nan]), request.format.element))
+    return codes.masked_fill(poisoned, nan_code), scale.masked_fill(poisoned, nan_scale)
+
+
+def _scale_e4m3(x: torch.Tensor, largest: torch.Tensor, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+    rule, factor = request.rule, request.global_scale
+    top = request.format.max_value if rule.max_code is None else rule.max_code
+    wanted = largest / top * factor.inverse
+    scale = formats.encode_e4m3(wanted.clamp(min=rule.min_scale))
+    if rule.choice in ("optimal", "hessian"):
+        from cute_nvfp4.quantization.search import search_e4m3
+
+        scale = search_e4m3(x, largest, scale, request)
+    elif rule.choice:
+        return _four_over_six(x, scale, formats.encode_e4m3(wanted * 1.5), request)
+    return scale, _codes(x, scale, request, 0)
+
+
+def _codes(x: torch.Tensor, scale: torch.Tensor, request: Request, stream: int) -> torch.Tensor:
+    """Codes of ``x`` under E4M3 scales: x · (1 / (global scale · scale)), rounded; 0 where the scale is 0."""
+    value = formats.decode_e4m3(scale)
+    y = x * (1.0 / (request.global_scale.value * value))
+    return _round(y, request, stream).masked_fill(value == 0, 0)
+
+
+def _round(y: torch.Tensor, request: Request, stream: int) -> torch.Tensor:
+    if request.uniform is None:
+        return encode(y, request.format.element)
+    return encode_stochastic(y, request.uniform(stream), request.format.element)
+
+
+def _four_over_six(
+    x: torch.Tensor, six: torch.Tensor, four: torch.Tensor, request: Request
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The better of the scale that maps the largest magnitude to 6 and the one that maps it to 4 (6 if equal)."""
+    candidates = []
+    for stream, scale in enumerate((six, four)):
+        codes = _codes(x, scale, request, stream)
+        difference = residual(x, formats.decode_e2m1(codes), formats.decode_e4m3(scale), request.global_scale)
+        candidates.append((_error(difference, request), scale, codes))
+    (error_six, _, codes_six), (error_four, _, codes_four) = candidates
+    take_four = error_four < error_six
+    return torch.where(take_four, four, six), torch.where(take_four, codes_four, codes_six)
+
+
+def residual(x: torch.Tensor, element: torch.Tensor, scale: torch.Tensor, factor: GlobalScale) -> torch.Tensor:
+    """(element · scale) · global scale − x, times the global scale's ``shift``, which keeps squares in range."""
+    return (element * scale) * (factor.value * factor.shift) - x * factor.shift
+
+
+def _error(difference: torch.Tensor, request: Request) -> torch.Tensor:
+    """What ``request.rule`` compares, of the residuals of each block."""
+    if request.rule.choice == "abs_max":
+        return difference.abs().amax(0)
+    if request.rule.choice == "mae":
+        return ordered_sum(difference.abs(), request.tile)
+    return ordered_sum(difference * difference, request.tile)
+
+
+def ordered_sum(values: torch.Tensor, tile: bool = False) -> torch.Tensor:
+    """Sums over blocks, (B, n) to (n,), in an order that is part of the definition: ties must fall the same way.
+
+    Eight lanes: lane j adds elements j, j + 8, j + 16, … in turn; then lanes 0 … 7 are added in turn. That is the
+    order of torch's sum of 16 contiguous floats on a CPU with vectors, and so that of fouroversix.
+    Square tiles add the sum of their row sums to that of their column sums, each in that order: twice the sum, and
+    the same for the transposed tile.
+    """
+    if tile:
+        side = round(values.shape[0] ** 0.5)
+        square = values.unflatten(0, (side, side))
+        return _lanes(_lanes(square.transpose(0, 1))) + _lanes(_lanes(square))
+    return _lanes(values)
+
+
+def _lanes(values: torch.Tensor) -> torch.Tensor:
+    """Sum over the first dimension, a multiple of eight, in the order of ``ordered_sum``."""
+    lanes = values[:_LANES]
+    for start in range(_LANES, values.shape[0], _LANES):
+        lanes = lanes + values[start : start + _LANES]
+    total = lanes[0]
+    for lane in lanes[1:]:
+        total = total + lane
+    return total
+
+
+def _scale_ue8m0(x: torch.Tensor, largest: torch.Tensor, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
+    scale = mx_scale_codes(largest, request.rule, request.format)
+    if request.rule.choice:
+        from cute_nvfp4.quantization.search import search_ue8m0
+
+        scale = search_ue8m0(x, largest, scale, request)
+    # 2**(127 - code) is the exact reciprocal; that of code 254 is subnormal, and exact too
+    y = x * formats.decode_ue8m0((2 * _BIAS - scale).to(torch.uint8))
+    return scale.to(torch.uint8), _round(y, request, 0)

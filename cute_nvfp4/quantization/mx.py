@@ -1,0 +1,50 @@
+"""Scales of the MX formats: which power of two a block's largest magnitude gives, in each of the known modes.
+
+floor, ceil, even: the modes of torchao, after the OCP Microscaling specification v1.0 (floor) and its readers.
+rceil: NVIDIA's (PTX ``cvt.rp.ue8m0x2`` of largest magnitude / largest element), the first power of two with which
+nothing is clipped. All work on bits, where a logarithm would misround next to powers of two.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from cute_nvfp4 import formats
+from cute_nvfp4.formats import Format
+from cute_nvfp4.quantization.rounding import _BIAS, _KINDS, _MANTISSA_BITS
+from cute_nvfp4.quantization.rules import Rule
+
+__all__ = ["mx_scale_codes", "power_of_two"]
+
+_LARGEST = 254
+_FRACTION = (1 << _MANTISSA_BITS) - 1
+_HALF = 1 << (_MANTISSA_BITS - 1)
+
+
+def mx_scale_codes(largest: torch.Tensor, rule: Rule, format: Format) -> torch.Tensor:
+    """UE8M0 codes 0 … 254 (int32) for blocks whose largest magnitudes (float32, finite) are given."""
+    if rule.exponent == "rceil":
+        # the division is rounded to nearest; where that gives a power of two, the largest element rounds to it
+        divisor = format.max_value if rule.max_code is None else rule.max_code
+        bits = (largest / divisor).view(torch.int32)
+        # the smallest scale, 2**-127, is the float32 subnormal with fraction _HALF
+        above = (bits & _FRACTION) > torch.where(bits > _HALF, 0, _HALF)
+        return ((bits >> _MANTISSA_BITS) + above).clamp(max=_LARGEST)
+    bits = largest.view(torch.int32)
+    kind = _KINDS[format.element]
+    if rule.exponent == "even":
+        # half a step of the element type: what would round up to the next power of two is given its scale
+        bits = bits + (1 << (_MANTISSA_BITS - kind.mantissa_bits - 1))
+    exponent = bits >> _MANTISSA_BITS
+    if rule.exponent == "ceil":
+        exponent = exponent + ((bits & _FRACTION) > 0)
+    # frexp's mantissa is in [1/2, 1), ours in [1, 2)
+    largest_exponent = math.frexp(kind.max_value)[1] - 1
+    return (exponent - largest_exponent).clamp(0, _LARGEST)
+
+
+def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
+    """2**exponent in float32, for int32 exponents from −127 (subnormal) to 127."""
+    return formats.decode_ue8m0((exponent + _BIAS).to(torch.uint8))

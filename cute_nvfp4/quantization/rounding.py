@@ -1,0 +1,52 @@
+"""Rounding of scaled elements: to codes, nearest or stochastically, and to E2M1's values, fast.
+
+Blocks are element-major everywhere in this package: (elements of a block, blocks), so that what is one number a
+block broadcasts over the first dimension, and sums over a block are sums of contiguous rows.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cute_nvfp4 import formats
+
+__all__ = ["encode", "encode_stochastic", "round_e2m1"]
+
+_ENCODE = {"e2m1": formats.encode_e2m1, "e4m3": formats.encode_e4m3, "e5m2": formats.encode_e5m2}
+_KINDS = {"e2m1": formats._E2M1, "e4m3": formats._E4M3, "e5m2": formats._E5M2}
+_MANTISSA_BITS = 23
+_BIAS = 127
+_EXPONENT_MASK = 0x7F800000
+_ONE = 0x3F800000
+# adding 1.5 · 2**22 to a number below 2 rounds it to multiples of 0.5, E2M1's step there; and so on, twice as much
+# for each power of two more. The 1.5 keeps negative sums in the same binade.
+_ROUNDER = 1.5 * 2.0**22
+
+
+def encode(y: torch.Tensor, element: str) -> torch.Tensor:
+    """Codes (``uint8``) of ``y``: nearest, ties to even, saturating; the sign of zero is kept."""
+    return _ENCODE[element](y)
+
+
+def encode_stochastic(y: torch.Tensor, uniform: torch.Tensor, element: str) -> torch.Tensor:
+    """Codes of ``y`` (float32) rounded up or down at random: sign · round(|y| / step + (uniform − ½)) · step.
+
+    ``uniform`` is in [0, 1). The step is that of the element type at y, so that the expected value is y, to the
+    resolution of ``uniform``, wherever y is in range; what is out of range saturates. The sign of a zero is that of
+    the product above, in which round(…) may be −0. NaN as ``encode`` has it.
+    """
+    kind = _KINDS[element]
+    magnitude = y.abs()
+    exponent = ((magnitude.view(torch.int32) >> _MANTISSA_BITS) - _BIAS).clamp(1 - kind.exponent_bias, _BIAS - 1)
+    step = ((exponent - kind.mantissa_bits + _BIAS) << _MANTISSA_BITS).view(torch.float32)
+    inverse = ((kind.mantissa_bits - exponent + _BIAS) << _MANTISSA_BITS).view(torch.float32)
+    # steps and their inverses are powers of two: only the addition rounds, and then the rounding that is wanted
+    rounded = torch.round(magnitude * inverse + (uniform - 0.5)) * step
+    return encode(rounded * torch.copysign(torch.ones_like(y), y), element)
+
+
+def round_e2m1(y: torch.Tensor) -> torch.Tensor:
+    """The E2M1 value nearest to ``y`` (float32, finite), ties to even, saturating; zeros are +0. Costs six passes."""
+    y = y.clamp(-6.0, 6.0)
+    rounder = (y.view(torch.int32) & _EXPONENT_MASK).clamp_(min=_ONE).view(torch.float32) * _ROUNDER
+    return y.add_(rounder).sub_(rounder)

@@ -1,0 +1,164 @@
+"""The rules that search: the scale with the least error of all scales that the format has.
+
+The error of a scale is that of the whole block under it: the squares of (element · scale) · global scale − x, summed
+in the order of ``ordered_sum``. Of equal errors the formula's scale wins, then the smallest. Evaluating every scale
+is the definition; what is evaluated is a range outside of which the error must be larger than the formula scale's
+error E. With t = scale · global scale and elements sorted by magnitude a₁ ≤ … ≤ a_B:
+
+- if 6t < a_B the largest element is clipped, and its error alone is (a_B − 6t)²; more than E if t < (a_B − √E) / 6;
+- elements below t/4 become 0, and their error is their sum of squares; more than E if t > 4·a_i, with i the
+  first at which a₁² + … + a_i² exceeds E.
+
+The bounds are widened by more than what rounding in float32 can change in both sides, so that the result equals the
+exhaustive search's bit for bit. The idea of such bounds is qwantize's (0.1.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from cute_nvfp4 import formats
+from cute_nvfp4.quantization.blocks import GlobalScale, Request, ordered_sum, residual
+from cute_nvfp4.quantization.mx import power_of_two
+from cute_nvfp4.quantization.rounding import _BIAS, round_e2m1
+
+__all__ = ["search_e4m3", "search_ue8m0"]
+
+# relative margins on errors and on scales: sums of a few hundred float32 numbers are off by 2**-16 at most
+_ERROR_MARGIN = 1 + 2.0**-10
+_SCALE_MARGIN = 2.0**-18
+_LARGEST_E4M3 = 0x7E
+_UE8M0_CODES = (1, 254)
+# blocks that are searched together: few enough to stay in a CPU's second-level cache
+_CPU_BLOCKS = 4096
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """The scales of a search. ``first`` … ``last`` are codes; ``value(code)`` gives float32 scales.
+
+    ``values`` are those of all codes in order, ascending, times the global scale; bounds are looked up in them.
+    """
+
+    first: int
+    values: torch.Tensor
+    value: Callable[[torch.Tensor], torch.Tensor]
+    factor: GlobalScale
+
+
+def search_e4m3(x: torch.Tensor, largest: torch.Tensor, start: torch.Tensor, request: Request) -> torch.Tensor:
+    """The best E4M3 code (n,) for each block of ``x`` (B, n), finite, given the formula's code ``start``."""
+    factor = request.global_scale
+    table = formats.decode_e4m3(torch.arange(_LARGEST_E4M3 + 1, dtype=torch.uint8, device=x.device))
+    candidates = _Candidates(0, table * (factor.value * factor.shift), lambda code: table[code], factor)
+    return _search(x, start.to(torch.int32), candidates, request).to(torch.uint8)
+
+
+def search_ue8m0(x: torch.Tensor, largest: torch.Tensor, start: torch.Tensor, request: Request) -> torch.Tensor:
+    """The best UE8M0 code in 1 … 254 (int32) for each block of ``x``, finite, given the formula's code ``start``.
+
+    A block is searched as a multiple of its formula scale, so that no square over- or underflows.
+    """
+    first, last = _UE8M0_CODES
+    start = start.clamp(first, last)
+    one = torch.ones((), device=x.device)
+    # codes relative to the start; those further away differ from these in nothing that float32 can show
+    reach = _BIAS - 1
+    relative = torch.arange(-reach, reach + 1, dtype=torch.int32, device=x.device)
+    candidates = _Candidates(-reach, power_of_two(relative), power_of_two, GlobalScale(one, one, one))
+    scaled = x * power_of_two(_BIAS - start)
+    limits = (first - start).clamp(min=-reach), (last - start).clamp(max=reach)
+    return start + _search(scaled, torch.zeros_like(start), candidates, request, *limits)
+
+
+def _search(
+    x: torch.Tensor,
+    start: torch.Tensor,
+    candidates: _Candidates,
+    request: Request,
+    lowest: torch.Tensor | None = None,
+    highest: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The best code of each block, between ``lowest`` and ``highest`` where these are given."""
+    step = _CPU_BLOCKS if x.device.type == "cpu" else x.shape[1]
+    best = torch.empty_like(start)
+    for begin in range(0, x.shape[1], step):
+        part = slice(begin, begin + step)
+        limits = [None if limit is None else limit[part] for limit in (lowest, highest)]
+        group = None
+        if request.rule.choice == "hessian":
+            group = torch.arange(begin, min(begin + step, x.shape[1]), device=x.device) % request.hessian.shape[0]
+        best[part] = _search_part(x[:, part], start[part], candidates, request, limits, group)
+    return best
+
+
+def _search_part(
+    x: torch.Tensor,
+    start: torch.Tensor,
+    candidates: _Candidates,
+    request: Request,
+    limits: list[torch.Tensor | None],
+    group: torch.Tensor | None,
+) -> torch.Tensor:
+    squares = _evaluate(x, start, candidates)
+    squares = ordered_sum(squares * squares, request.tile)
+    low, high = _bounds(x, squares, candidates, request.tile)
+    for limit, bound, pick in ((limits[0], low, torch.maximum), (limits[1], high, torch.minimum)):
+        if limit is not None:
+            bound.copy_(pick(bound, limit))
+    # widest ranges first: the blocks that still have a candidate are then always the first ones
+    width = (high - low + 1).clamp(min=0).masked_fill(squares == 0, 0)
+    order = width.argsort(descending=True, stable=True)
+    narrower = torch.bincount(width).cumsum(0)
+    counts = (x.shape[1] - narrower[:-1]).tolist()
+    x, low, best = x[:, order], low[order], start[order]
+    group = None if group is None else group[order]
+    least = _objective(_evaluate(x, best, candidates), request, group)
+    for number, count in enumerate(counts):
+        code = low[:count] + number
+        error = _objective(_evaluate(x[:, :count], code, candidates), request, None if group is None else group[:count])
+        better = error < least[:count]
+        least[:count] = torch.where(better, error, least[:count])
+        best[:count] = torch.where(better, code, best[:count])
+    result = torch.empty_like(best)
+    result[order] = best
+    return result
+
+
+def _evaluate(x: torch.Tensor, code: torch.Tensor, candidates: _Candidates) -> torch.Tensor:
+    """Residuals (B, n) of the blocks ``x`` under the scales ``code``."""
+    factor = candidates.factor
+    scale = candidates.value(code)
+    # a scale of zero has no reciprocal, and all its elements are zero
+    inverse = torch.where(scale == 0, 0.0, 1.0 / (factor.value * scale))
+    return residual(x, round_e2m1(x * inverse), scale, factor)
+
+
+def _objective(difference: torch.Tensor, request: Request, group: torch.Tensor | None) -> torch.Tensor:
+    """What is made least: the sum of squares, or rᵀHr in float64."""
+    if group is None:
+        return ordered_sum(difference * difference, request.tile)
+    rows = difference.t().to(torch.float64).unsqueeze(-1)
+    weighted = torch.bmm(request.hessian[group].to(torch.float64), rows)
+    return (rows * weighted).sum((1, 2))
+
+
+def _bounds(
+    x: torch.Tensor, error: torch.Tensor, candidates: _Candidates, tile: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes (first, last) of each block outside of which the sum of squares exceeds ``error``."""
+    error = error * (_ERROR_MARGIN / (2 if tile else 1))
+    magnitude, _ = (x * candidates.factor.shift).abs().sort(0)
+    low = (magnitude[-1] - error.sqrt()) / 6 * (1 - _SCALE_MARGIN)
+    exceeds = (magnitude * magnitude).cumsum(0) > error
+    # a block that may become all zeros has no upper bound
+    first = exceeds.to(torch.int8).argmax(0, keepdim=True)
+    high = magnitude.gather(0, first)[0] * (4 * (1 + _SCALE_MARGIN))
+    high = torch.where(exceeds[-1], high, torch.inf)
+    values = candidates.values
+    low_code = torch.searchsorted(values, low) + candidates.first
+    high_code = torch.searchsorted(values, high, right=True) - 1 + candidates.first
+    return low_code.to(torch.int32), high_code.to(torch.int32)
