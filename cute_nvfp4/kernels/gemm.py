@@ -1,7 +1,7 @@
 """C = alpha · (A · Bᵀ) + bias for NVFP4, MXFP4 and MXFP8 on tcgen05: an assembly of the parts in ``core``.
 
-Persistent and warp-specialised: in each CTA a warp loads stages of operands by TMA, a warp issues block-scaled MMAs, and
-four warps take finished accumulators from tensor memory to the output while the next tile is being multiplied.
+Persistent and warp-specialised: in each CTA a warp loads stages of operands by TMA, a warp issues block-scaled MMAs,
+and four warps take finished accumulators from tensor memory to the output while the next tile is being multiplied.
 """
 
 from __future__ import annotations

@@ -140,7 +140,7 @@ class GemmConfig:
         return OUT_BYTES[self.out]
 
     def __str__(self) -> str:
-        """Short, unique among configurations of one operation: ``256x128 2sm 2x1 split1 static nvfp4 float16 n tma``."""
+        """As tables show it: ``256x128x256 2sm cluster 2x1 static nvfp4 float16 n-major tma``."""
         words = [f"{self.tile_m}x{self.tile_n}x{self.tile_k}", "2sm" if self.pair else "1sm"]
         words.append(f"cluster {self.cluster[0]}x{self.cluster[1]}")
         words += [f"split {self.split_k}"] if self.split_k > 1 else []

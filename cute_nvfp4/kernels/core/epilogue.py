@@ -15,14 +15,14 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import tcgen05 as cute_tcgen05
 
 from ...ptx import mbarrier, tcgen05
-from . import output, reduction
+from . import reduction
 from .barriers import Barriers, advance
 from .config import CTA_ROWS, GemmConfig
 from .gates import GATES
-from .operands import OUT_TYPES, make_mma
-from .plan import TensorPlan
+from .operands import make_mma
+from .output import Output, finish_writing, make_writer, write
+from .plan import OUT_STAGES, TensorPlan
 from .reduction import Partials
-from .roles import WARP
 from .scheduler import Work, next_unit, tile_of, units
 
 
@@ -57,7 +57,7 @@ def accumulator_load(config: GemmConfig, base: Any, thread: Int32, columns: int)
 
 @cute.jit
 def read_piece(config: cutlass.Constexpr[GemmConfig], tensor_base, thread: Int32, acc: Int32, column, values: list):
-    """Reads columns ``column`` … of accumulator ``acc`` of every product into ``values``; waits until they are there."""
+    """Reads the columns from ``column`` on of accumulator ``acc`` of every product, and waits until they are there."""
     base = cute.make_ptr(Float32, tensor_base, cute.AddressSpace.tmem, assumed_align=16)
     copy, source, shape = accumulator_load(config, base, thread, config.piece)
     for p in cutlass.range_constexpr(config.products):
@@ -117,6 +117,23 @@ def add_bias(
             result[i] = result[i] + cute.arch.shuffle_sync(own, i)
 
 
+@dataclass
+class Epilogue:
+    """What a thread of the epilogue works with. values: registers of a piece of every product; alphas: one for each."""
+
+    barriers: Barriers
+    tensor_base: Any
+    partials: Partials
+    finish: Finish
+    out: Output
+    writer: tuple
+    work: Work
+    alphas: list
+    values: list
+    thread: Any
+    warp: Any
+
+
 @cute.jit
 def store_tiles(
     config: cutlass.Constexpr[GemmConfig],
@@ -124,54 +141,103 @@ def store_tiles(
     tensor_base: Int32,
     partials: Partials,
     finish: Finish,
-    out: output.Output,
+    out: Output,
     work: Work,
     thread: Int32,
     warp: Int32,
 ):
     """The loop of the epilogue warps."""
-    alphas = scale_factors(config, finish)
     values = [cute.make_rmem_tensor(cute.make_layout(config.piece), Float32) for _ in range(config.products)]
-    writer = output.make_writer(config, out)
+    alphas, writer = scale_factors(config, finish), make_writer(config, out)
+    e = Epilogue(barriers, tensor_base, partials, finish, out, writer, work, alphas, values, thread, warp)
     acc, acc_phase = Int32(0), Int32(0)
     partial_phase = Int32(0)
     unit, end = units(config, work)
     while unit < end:
         tile_m, tile_n, batch, first, count = tile_of(config, work, unit, end)
-        row = tile_m * CTA_ROWS + thread
-        column0 = tile_n * config.tile_n
+        # (row of this thread, first column of the tile, batch)
+        place = (tile_m * CTA_ROWS + thread, tile_n * config.tile_n, batch)
         if cutlass.const_expr(config.split_k > 1):
             reduction.announce(config, barriers, thread)
         mbarrier.wait(barriers.address(config, "accumulators", "full", acc), acc_phase)
         tcgen05.fence_after()
         if cutlass.const_expr(config.scheduler == "stream_k"):
-            segment = (unit, first, count)
-            store_segment(config, tensor_base, partials, finish, alphas, values, out, writer, work, thread, warp, acc,
-                          (row, column0, batch), segment)  # fmt: skip
+            store_segment(config, e, acc, place, unit, first, count)
             release(config, barriers, work, acc)
         elif cutlass.const_expr(config.split_k > 1):
-            exchange(config, barriers, tensor_base, partials, values, work, thread, acc, partial_phase)
-            own = work.part * config.slice_n
-            for column in cutlass.range_constexpr(0, config.slice_n, config.piece):
-                read_piece(config, tensor_base, thread, acc, own + column, values)
-                reduction.add_received(config, partials, thread, column, values)
-                place = (row, column0 + own + column, batch)
-                result = finished(config, finish, alphas, values, place, (out.m, out.n))
-                output.write(config, out, writer, result, place, column // config.piece % 2, thread, warp)
-            release(config, barriers, work, acc)
-            reduction.give_back(config, barriers, work)
+            store_slice(config, e, acc, place, partial_phase)
             partial_phase = partial_phase ^ 1
         else:
-            for column in cutlass.range_constexpr(0, config.tile_n, config.piece):
-                read_piece(config, tensor_base, thread, acc, Int32(column), values)
-                if cutlass.const_expr(column + config.piece == config.tile_n):
-                    release(config, barriers, work, acc)
-                place = (row, column0 + column, batch)
-                result = finished(config, finish, alphas, values, place, (out.m, out.n))
-                output.write(config, out, writer, result, place, column // config.piece % 2, thread, warp)
+            store_tile(config, e, acc, place)
         acc, acc_phase = advance(TensorPlan(config).acc_stages, acc, acc_phase)
         unit = next_unit(config, work, unit, count)
-    output.finish_writing(config, warp)
+    finish_writing(config, warp)
+
+
+@cute.jit
+def store_piece(
+    config: cutlass.Constexpr[GemmConfig], e: Epilogue, place: tuple, column, piece: cutlass.Constexpr[int]
+):
+    """Finishes the sums in ``e.values``, which start ``column`` columns into the tile, and stores them."""
+    row, column0, batch = place
+    where = (row, column0 + column, batch)
+    result = finished(config, e.finish, e.alphas, e.values, where, (e.out.m, e.out.n))
+    write(config, e.out, e.writer, result, where, piece % OUT_STAGES, e.thread, e.warp)
+
+
+@cute.jit
+def store_tile(config: cutlass.Constexpr[GemmConfig], e: Epilogue, acc: Int32, place: tuple):
+    """A whole tile whose sums are all here; its accumulator is free once the last piece is in registers."""
+    for column in cutlass.range_constexpr(0, config.tile_n, config.piece):
+        read_piece(config, e.tensor_base, e.thread, acc, Int32(column), e.values)
+        if cutlass.const_expr(column + config.piece == config.tile_n):
+            release(config, e.barriers, e.work, acc)
+        store_piece(config, e, place, column, column // config.piece)
+
+
+@cute.jit
+def store_slice(config: cutlass.Constexpr[GemmConfig], e: Epilogue, acc: Int32, place: tuple, phase: Int32):
+    """split_k: sends every other CTA along K its slice of these sums, gets theirs of its own slice, and stores that."""
+    barriers, work = e.barriers, e.work
+    mbarrier.wait(barriers.address(config, "partials", "empty"), phase ^ 1, cluster=True)
+    for distance in cutlass.range_constexpr(1, config.split_k):
+        part = (work.part + distance) % config.split_k
+        for column in cutlass.range_constexpr(0, config.slice_n, config.piece):
+            read_piece(config, e.tensor_base, e.thread, acc, part * config.slice_n + column, e.values)
+            reduction.send(config, barriers, e.partials, work, e.thread, distance, column, e.values)
+    mbarrier.wait(barriers.address(config, "partials", "full"), phase, cluster=True)
+    own = work.part * config.slice_n
+    for column in cutlass.range_constexpr(0, config.slice_n, config.piece):
+        read_piece(config, e.tensor_base, e.thread, acc, own + column, e.values)
+        reduction.add_received(config, e.partials, e.thread, column, e.values)
+        store_piece(config, e, place, own + column, column // config.piece)
+    release(config, barriers, work, acc)
+    reduction.give_back(config, barriers, work)
+
+
+@cute.jit
+def store_segment(
+    config: cutlass.Constexpr[GemmConfig],
+    e: Epilogue,
+    acc: Int32,
+    place: tuple,
+    unit: Int32,
+    first: Int32,
+    count: Int32,
+):
+    """stream_k: a segment that does not begin its tile goes to the workspace; one that does is finished here."""
+    if first > 0:
+        for column in cutlass.range_constexpr(0, config.tile_n, config.piece):
+            read_piece(config, e.tensor_base, e.thread, acc, Int32(column), e.values)
+            reduction.write_workspace(config, e.partials, e.work, e.thread, column, e.values)
+        reduction.raise_flag(config, e.partials, e.work, e.warp)
+    else:
+        others = reduction.contributors(config, e.work, unit, count)
+        reduction.wait_for_flags(config, e.partials, e.work, e.warp, others)
+        for column in cutlass.range_constexpr(0, config.tile_n, config.piece):
+            read_piece(config, e.tensor_base, e.thread, acc, Int32(column), e.values)
+            reduction.add_workspace(config, e.partials, e.work, e.thread, column, others, e.values)
+            store_piece(config, e, place, column, column // config.piece)
 
 
 @cute.jit
@@ -186,45 +252,3 @@ def release(config: cutlass.Constexpr[GemmConfig], barriers: Barriers, work: Wor
             mbarrier.arrive_at(address, (work.part * cn + work.y) * cm + work.x - work.v)
         else:
             mbarrier.arrive(address)
-
-
-@cute.jit
-def exchange(
-    config: cutlass.Constexpr[GemmConfig], barriers: Barriers, tensor_base, partials: Partials, values: list,
-    work: Work, thread: Int32, acc: Int32, phase: Int32,
-):  # fmt: skip
-    """split_k: sends every other CTA along K its slice of these sums, and waits for theirs."""
-    mbarrier.wait(barriers.address(config, "partials", "empty"), phase ^ 1, cluster=True)
-    for distance in cutlass.range_constexpr(1, config.split_k):
-        part = (work.part + distance) % config.split_k
-        for column in cutlass.range_constexpr(0, config.slice_n, config.piece):
-            read_piece(config, tensor_base, thread, acc, part * config.slice_n + column, values)
-            reduction.send(config, barriers, partials, work, thread, distance, column, values)
-    mbarrier.wait(barriers.address(config, "partials", "full"), phase, cluster=True)
-
-
-@cute.jit
-def store_segment(
-    config: cutlass.Constexpr[GemmConfig], tensor_base, partials: Partials, finish: Finish, alphas, values: list,
-    out: output.Output, writer, work: Work, thread: Int32, warp: Int32, acc: Int32, place0: tuple, segment: tuple,
-):  # fmt: skip
-    """stream_k: a segment that does not begin its tile goes to the workspace; one that does is finished here."""
-    unit, first, count = segment
-    row, column0, batch = place0
-    if first > 0:
-        for column in cutlass.range_constexpr(0, config.tile_n, config.piece):
-            read_piece(config, tensor_base, thread, acc, Int32(column), values)
-            reduction.write_workspace(config, partials, work, thread, column, values)
-        reduction.raise_flag(config, partials, work, warp)
-    else:
-        others = reduction.contributors(config, work, unit, count)
-        reduction.wait_for_flags(config, partials, work, warp, others)
-        for column in cutlass.range_constexpr(0, config.tile_n, config.piece):
-            read_piece(config, tensor_base, thread, acc, Int32(column), values)
-            reduction.add_workspace(config, partials, work, thread, column, others, values)
-            place = (row, column0 + column, batch)
-            result = finished(config, finish, alphas, values, place, (out.m, out.n))
-            output.write(config, out, writer, result, place, column // config.piece % 2, thread, warp)
-
-
-__all__ = ["OUT_TYPES", "WARP", "Finish", "store_tiles"]

@@ -1,8 +1,8 @@
 """The pipelines of a kernel as a graph: an edge joins the role that fills a buffer with the role that empties it.
 
-Each edge has a ring of buffers and two mbarriers for each: *full*, on which the consumer waits, and *empty*, on which the
-producer waits. How many arrivals complete a phase is derived here from the configuration, term by term, and nowhere
-else; the kernel initialises its barriers from this graph and a test counts the arrivals of simulated runs against it.
+Each edge has a ring of buffers and two mbarriers for each: *full*, on which the consumer waits, and *empty*, on which
+the producer waits. How many arrivals complete a phase is derived here from the configuration, term by term, and nowhere
+else; the kernel initialises its barriers from this graph, and a test counts the arrivals of simulated runs against it.
 """
 
 from __future__ import annotations

@@ -142,7 +142,6 @@ def load(
     cm, cn = config.cluster
     mask_a, mask_b, mask_sfb = multicast_masks(config, work)
     pair_x, y = work.x // config.ctas, work.y
-    k = config.tile_k
     copy_a = _data_copy(loads_a[0], part.partition_A, a, (config.tile_m, config.tile_k), y, cn)
     copies_b = [
         _data_copy(loads_b[i][0], part.partition_B, bs[i], (config.tile_n, config.tile_k), pair_x, cm // config.ctas)

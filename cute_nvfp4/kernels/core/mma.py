@@ -103,8 +103,8 @@ def multiply(
 ):
     """The loop of the MMA warp; in a pair, that of the even CTA, for both."""
     shared, tensor = SharedPlan(config), TensorPlan(config)
-    # the sign of an address of tensor memory is zero, but no compiler can know: were the upper halves of descriptors known
-    # constants, every 64-bit sum in the loop would be split in two
+    # the sign of an address of tensor memory is zero, but no compiler can know: were the upper halves of descriptors
+    # known constants, every 64-bit sum in the loop would be split in two
     hidden = tensor_base >> 31
     upper_data = tcgen05.descriptor_upper(tcgen05.SWIZZLE_128B, SWIZZLE_BYTES) | hidden
     upper_scales = tcgen05.descriptor_upper(tcgen05.SWIZZLE_NONE, SCALE_STRIDE) | hidden

@@ -1,8 +1,8 @@
 """From registers to the output in global memory: by TMA through shared memory, or by each thread's own stores.
 
-A thread has ``config.piece`` neighbours of a row. Along N they are contiguous in a row-major output: TMA turns 128 such
-rows into one box, and clips it at the output's edge; without TMA a thread stores sixteen bytes at a time. Along M the 32
-threads of a warp have 32 neighbours of a column-major output, so plain stores fill whole sectors by themselves.
+A thread has ``config.piece`` neighbours of a row. Along N they are contiguous in a row-major output: TMA turns 128
+such rows into one box, and clips it at the output's edge; without TMA a thread stores sixteen bytes at a time. Along M
+the 32 threads of a warp have 32 neighbours of a column-major output, so plain stores fill whole sectors by themselves.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import cutlass
 import cutlass.cute as cute
 import cutlass.pipeline as pipeline
 import cutlass.utils.blackwell_helpers as blackwell
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.tensor_utils import LayoutEnum
 
@@ -156,6 +156,3 @@ def finish_writing(config: cutlass.Constexpr[GemmConfig], warp: Int32):
     if cutlass.const_expr(config.store == "tma"):
         if warp == 0:
             cute.arch.cp_async_bulk_wait_group(0, read=True)
-
-
-__all__ = ["Float32", "Output", "describe_store", "finish_writing", "make_writer", "staged_layout", "write"]

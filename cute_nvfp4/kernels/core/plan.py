@@ -198,8 +198,9 @@ class TensorPlan:
     @property
     def arithmetic(self) -> str:
         return (
-            f"{self.acc_stages} accumulators of {self.config.products} x {self.config.tile_n} + scales of A {self.sfa} + "
-            f"scales of B {self.config.products} x {self.sfb} = {self.used} columns, {self.allocated} allocated"
+            f"{self.acc_stages} accumulators of {self.config.products} x {self.config.tile_n} + "
+            f"scales of A {self.sfa} + scales of B {self.config.products} x {self.sfb} = {self.used} columns, "
+            f"{self.allocated} allocated"
         )
 
     @property

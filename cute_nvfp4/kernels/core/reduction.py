@@ -1,10 +1,10 @@
 """Sums over CTAs that share a tile along K, always in the same order, so that results repeat bit for bit.
 
-split_k: each CTA of the cluster stores one slice of the tile's columns. It gets the others' sums of that slice by st.async
-into its shared memory and adds them to its own in the order of the ring: its own part, then those of the CTAs after it.
+split_k: each CTA of the cluster stores one slice of the tile's columns. The others send it their sums of that slice
+by st.async into its shared memory; it adds them to its own in the order of the ring, starting with its own.
 
-stream_k: a cluster that starts in the middle of a tile writes its sums to a workspace in global memory and raises a flag;
-the one that has the tile's first step adds those of the clusters after it, in their order, and lowers the flags again.
+stream_k: a cluster that starts in the middle of a tile writes its sums to a workspace in global memory and raises a
+flag; the one that has the tile's first step adds those of the clusters after it, in order, and lowers the flags again.
 """
 
 from __future__ import annotations
