@@ -60,7 +60,12 @@ class Gemm:
         finish = (alpha, factors, bias, bias_batch)
         cm, cn, ck = cfg.cluster_mnk
         self.kernel(loads_a, loads_b, out, finish, (workspace, flags), k, batch).launch(
-            grid=(cm, cn, workers * ck), block=(ROLES.threads, 1, 1), cluster=(cm, cn, ck), stream=stream
+            grid=(cm, cn, workers * ck),
+            block=(ROLES.threads, 1, 1),
+            cluster=(cm, cn, ck),
+            # clusters that wait for one another must be on the device together, or not start
+            cooperative=cfg.scheduler == "stream_k",
+            stream=stream,
         )
 
     @cute.kernel

@@ -113,11 +113,11 @@ def compile_gemm(config: GemmConfig) -> CompiledKernel:
 @functools.lru_cache(maxsize=4096)
 def _plan(problem: GemmProblem, target: targets.Target, sm_count: int, given: Plan | None) -> tuple[Plan, Launcher]:
     """The plan for ``problem``, and the launcher of its kernel."""
-    plan = choose(problem, target.arch, sm_count) if given is None else _complete(given, problem, target)
+    plan = choose(problem, target.arch, sm_count) if given is None else _complete(given, problem, target, sm_count)
     return plan, launcher(compile_gemm(plan.config), target, _TYPES)
 
 
-def _complete(plan: Plan, problem: GemmProblem, target: targets.Target) -> Plan:
+def _complete(plan: Plan, problem: GemmProblem, target: targets.Target, sm_count: int) -> Plan:
     """The caller's plan with all that the problem decides filled in: formats, output, bias."""
     if not isinstance(plan, Plan):
         raise OperandTypeError(explain("config", got=type(plan).__name__, expected="a Plan of kernels.gemm_choose"))
@@ -135,6 +135,13 @@ def _complete(plan: Plan, problem: GemmProblem, target: targets.Target) -> Plan:
         )
     if plan.workers < 1:
         raise OperandError(explain("workers", got=plan.workers, expected="at least 1"))
+    # a cluster waits for those after it, so all must be on the device together
+    if config.scheduler == "stream_k" and plan.workers * config.ctas > sm_count:
+        raise OperandError(
+            explain(
+                "CTAs of a stream_k launch", got=plan.workers * config.ctas, expected=f"at most {sm_count} (one an SM)"
+            )
+        )
     return dataclasses.replace(plan, config=config)
 
 
@@ -256,16 +263,19 @@ def _arguments(
 ) -> list:  # fmt: skip
     first, second = (b, a) if plan.swap else (a, b)
     m, n, batch = _strides(out)
-    major = plan.config.out_major
     # swapped, the output's columns are the kernel's rows
-    along_m, along_n = (n, m) if plan.swap else (m, n)
+    (along_m, along_n), (rows, columns) = ((n, m), (b.rows, a.rows)) if plan.swap else ((m, n), (a.rows, b.rows))
+    step, lines, length = (along_m, rows, columns) if plan.config.out_major == "n" else (along_n, columns, rows)
+    # dimensions of one element have no stride of their own, but tensor maps want one, of whole 16 bytes
+    step = step or _round_up(length, 16)
+    batch = batch or _round_up(step * lines, 16)
     bias_batch = 0 if bias is None or bias.ndim == 1 else bias.stride(0)
     pointers = [x.data_ptr() for x in factors] + [0] * (FACTORS - len(factors))
     return [
         *arguments_of(first),
         *arguments_of(second),
         out.data_ptr(),
-        along_m if major == "n" else along_n,
+        step,
         batch,
         0 if bias is None else bias.data_ptr(),
         bias_batch,
@@ -277,6 +287,10 @@ def _arguments(
         plan.workers,
         stream,
     ]
+
+
+def _round_up(x: int, multiple: int) -> int:
+    return -(-x // multiple) * multiple
 
 
 def _build(config: GemmConfig) -> CompiledKernel:
