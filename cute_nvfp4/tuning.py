@@ -112,6 +112,13 @@ def operands(problem: GemmProblem, device: str, seed: int = 1111) -> tuple[Block
     return draw(problem.m, FORMATS[problem.a_format]), draw(problem.n, FORMATS[problem.b_format])
 
 
+def output(problem: GemmProblem, device: torch.device | str) -> torch.Tensor:
+    """(L, M, N), contiguous along the problem's dimension, full of NaN."""
+    shape = (problem.batch, problem.m, problem.n)
+    out = torch.full(shape, float("nan"), dtype=getattr(torch, problem.out), device=device)
+    return out if problem.out_major == "n" else out.mT.contiguous().mT
+
+
 def checked_call(problem: GemmProblem, plan: Plan, a: BlockScaledTensor, b: BlockScaledTensor) -> Call:
     """A call that runs ``plan`` into one output, after its result was found right.
 
@@ -120,11 +127,7 @@ def checked_call(problem: GemmProblem, plan: Plan, a: BlockScaledTensor, b: Bloc
     """
     from . import ops
 
-    dtype = getattr(torch, problem.out)
-    shape = (problem.batch, problem.m, problem.n)
-    out = torch.full(shape, float("nan"), dtype=dtype, device=a.device)
-    if problem.out_major == "m":
-        out = out.mT.contiguous().mT
+    out = output(problem, a.device)
 
     def call() -> object:
         return ops.gemm(a, b, out=out, config=plan)

@@ -77,13 +77,12 @@ def _problem(shape: tuple, format: str, out: str, out_major: str) -> GemmProblem
 
 
 def _modelled(problems: list[GemmProblem], arch: str, top: int) -> list[dict]:
-    from ..kernels.gemm_choose import ranked, refuse
+    from ..kernels.gemm_choose import ranked
     from ..target import architecture
 
     target = architecture(arch)
     records = []
     for problem in problems:
-        refuse(problem, target)
         rows = ranked(problem, target, target.sm_count)
         plans = [{"plan": str(plan), "model_us": round(p.us, 3), "bound": p.bound} for p, plan in rows[: top or None]]
         records.append(_record(problem, target.example.split("/")[0], target.sm_count) | {"plans": plans})
@@ -126,13 +125,12 @@ def _gpu() -> tuple[Architecture, int, str]:
 
 def _measured(problems: list[GemmProblem], top: int, rounds: int) -> list[dict]:
     from ..kernels import gemm_table
-    from ..kernels.gemm_choose import predict_plan, ranked, refuse
+    from ..kernels.gemm_choose import predict_plan, ranked
     from ..tuning import measure
 
     arch, sm_count, name = _gpu()
     records = []
     for problem in problems:
-        refuse(problem, arch)
         plans = [plan for _, plan in ranked(problem, arch, sm_count)][: top or None]
         what = f"m={problem.m} n={problem.n} k={problem.k} l={problem.batch}"
         with _progress(what) as progress:

@@ -85,8 +85,7 @@ def ranked(problem: GemmProblem, arch: Architecture, sm_count: int) -> list[tupl
 
 def _ranked(problem: GemmProblem, arch: Architecture, sm_count: int, every: bool) -> list[tuple[Prediction, Plan]]:
     timed = []
-    # two matrices B share one A, so A and B cannot change places
-    for swap in (False, True) if problem.products == 1 else (False,):
+    for swap in (False, True):
         m, n = problem.kernel_mn(swap)
         for pair in (False, True) if m > CTA_ROWS else (False,):
             for tile_n in TILE_N:
@@ -130,7 +129,7 @@ class _Tile:
         least = (self.ctas, 1)
         fit = concurrent_clusters(self.ctas, self.sm_count)
         p = self.problem
-        rasters = ("m", "n") if (p.m + p.n) * p.k * p.batch / 2 > L2_BYTES else ("m",)
+        rasters = ("m", "n") if (p.m + p.n) * p.k / 2 > L2_BYTES else ("m",)
         found = [self.plan(self.tiles, least, raster=raster) for raster in rasters]
         yield from filter(None, found)
         if self.tiles >= fit and (every or any(x and x[0].l2_us >= x[0].mainloop_us for x in found)):

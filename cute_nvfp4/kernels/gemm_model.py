@@ -121,12 +121,12 @@ class _Stage:
 
 def _stage(c: GemmConfig) -> _Stage:
     tiling = (c.tile_n, c.pair, c.split_k, c.stages, c.acc_stages, c.scheduler)
-    return _stage_of(c.arch, c.a_format, c.b_format, tiling, c.store, c.out, c.products)
+    return _stage_of(c.arch, c.a_format, c.b_format, tiling, c.store, c.out, c.products, c.shared)
 
 
 @functools.lru_cache(maxsize=4096)
 def _stage_of(
-    arch: Architecture, a_format: str, b_format: str, tiling: tuple, store: str, out: str, products: int
+    arch: Architecture, a_format: str, b_format: str, tiling: tuple, store: str, out: str, products: int, shared: str
 ) -> _Stage:
     """Kept by the few fields that matter, because a choice looks at the same stage with many clusters."""
     tile_n, pair, split_k, stages, acc_stages, scheduler = tiling
@@ -144,16 +144,17 @@ def _stage_of(
         store=store,
         out=out,
         products=products,
+        shared=shared,
     )
-    shared = SharedPlan(c)
-    b = sum(size for name, size in shared.stage.parts if "B" in name)
+    plan = SharedPlan(c)
+    b = sum(size for name, size in plan.stage.parts if "B" in name)
     cycles = products * c.blocks_k * rates.MMA_CYCLES[c.ctas, tile_n]
     # 8-bit kinds do half the operations in the same cycles, so "sustained" is a rate of cycles: of columns of N
     ideal_flops = products * c.blocks_k * 2 * CTA_ROWS * tile_n * 64
     sustained = ideal_flops / (rates.SUSTAINED_FLOP_S / rates.SM_COUNT) * 1e6
-    loaded = shared.stage.loaded
+    loaded = plan.stage.loaded
     mma_us = cycles / rates.CLOCK_GHZ * 1e-3
-    return _Stage(shared.stages, loaded, loaded - b, b, mma_us, sustained, TensorPlan(c).acc_stages)
+    return _Stage(plan.stages, loaded, loaded - b, b, mma_us, sustained, TensorPlan(c).acc_stages)
 
 
 def has_room(config: GemmConfig) -> bool:
@@ -166,8 +167,9 @@ def traffic(config: GemmConfig, m: int, n: int, k: int, batch: int, ctas: int) -
     read again. Of two operands the one along which consecutive tiles do not move is read once for each wave of tiles.
     """
     fa, fb = config.formats
-    a = m * k / fa.elements_per_byte + _up(m, ATOM_ROWS) * _up(k // fa.block, ATOM_COLS)
-    b = config.products * (n * k / fb.elements_per_byte + _up(n, ATOM_ROWS) * _up(k // fb.block, ATOM_COLS))
+    count_a, count_b = config.counts
+    a = count_a * (m * k / fa.elements_per_byte + _up(m, ATOM_ROWS) * _up(k // fa.block, ATOM_COLS))
+    b = count_b * (n * k / fb.elements_per_byte + _up(n, ATOM_ROWS) * _up(k // fb.block, ATOM_COLS))
     out = m * n * config.out_bytes
     if a + b > rates.L2_BYTES:
         tiles = max(1, ctas // config.ctas)
@@ -177,6 +179,16 @@ def traffic(config: GemmConfig, m: int, n: int, k: int, batch: int, ctas: int) -
         else:
             b *= -(-tiles_m // max(1, tiles // tiles_n)) if b > rates.L2_BYTES else 1
     return batch * (a + b + out)
+
+
+def _partial_bytes(c: GemmConfig, units: int, workers: int, k_steps: int) -> int:
+    """Partial sums in global memory: of every cluster whose equal share starts inside a tile, once, as written. (L2
+    may keep them beyond the launch; so it may the output, which is counted too.)"""
+    if c.scheduler != "stream_k":
+        return 0
+    share, longer = divmod(units, workers)
+    inside = sum((w * share + min(w, longer)) % k_steps != 0 for w in range(workers))
+    return inside * c.products * c.tile_m * c.tile_n * 4
 
 
 def predict(
@@ -219,7 +231,7 @@ def predict(
     ctas = min(workers, fit) * c.cluster_size
 
     if dram_bytes is None:
-        dram_bytes = traffic(c, m, n, k, batch, ctas)
+        dram_bytes = traffic(c, m, n, k, batch, ctas) + _partial_bytes(c, units, workers, k_steps)
     executed = 2.0 * c.products * tiles * k_steps * c.tile_k * CTA_ROWS * cluster_m * c.tile_n * cluster_n
     work = 1.0 if mma_flops is None else mma_flops / executed
     mma = steps * max(stage.mma_us, stage.sustained_us) * work

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..errors import explain
 from ..formats import FORMATS
 from ..target import Architecture
-from .core.config import OUT_BYTES, TILE_BYTES, GemmConfig
+from .core.config import OUT_BYTES, QUANTIZED, TILE_BYTES, GemmConfig
 from .gemm_model import Minimum, minimum
 
 K_MULTIPLE = 32
@@ -24,7 +24,8 @@ class GemmProblem:
 
     a_format, b_format: names of formats; out: dtype name; out_major: contiguous dimension of the output, "n" or "m";
     vector: whether its rows (columns, for "m") start at multiples of 16 bytes; bias: "" or the dimension it lies along;
-    factors: numbers on the device that multiply alpha; gate: what joins two products.
+    factors: numbers on the device that multiply alpha; gate: what joins two products; interleaved: whether their two B
+    alternate in one (``GemmConfig.interleaved``). out "nvfp4": quantized.
     """
 
     m: int
@@ -41,6 +42,7 @@ class GemmProblem:
     factors: int = 0
     products: int = 1
     gate: str = ""
+    interleaved: bool = False
 
     def kernel_mn(self, swap: bool) -> tuple[int, int]:
         """M and N as the kernel sees them."""
@@ -74,8 +76,11 @@ class GemmProblem:
             "factors": self.factors,
             "products": self.products,
             "gate": self.gate,
+            "shared": "b" if swap and self.products == 2 else "a",
+            "interleaved": self.interleaved,
         }
-        fields["store"] = "tma" if self.vector and fields["out_major"] == "n" else "direct"
+        by_tma = self.vector and fields["out_major"] == "n" and self.out != QUANTIZED
+        fields["store"] = "tma" if by_tma else "direct"
         return GemmConfig(**{**fields, "arch": arch, **tiling})
 
 

@@ -160,8 +160,6 @@ def _plan(raw: Any, problem: GemmProblem, arch: Architecture, where: str) -> Pla
     reason = can_implement(config)
     if not reason and raw["workers"] < 1:
         reason = f"workers is {raw['workers']}, expected at least 1"
-    if not reason and raw["swap"] and problem.products > 1:
-        reason = "swap is true, expected false: several matrices B share one A"
     if reason:
         raise TableError(f"{where} cannot run: {reason}")
     return Plan(config, raw["swap"], raw["workers"])
