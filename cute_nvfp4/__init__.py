@@ -20,8 +20,13 @@ _PUBLIC = {
     "MXFP8_E5M2": "formats",
     "to_blocked": "scale_layout",
     "from_blocked": "scale_layout",
+    "gated_gemm": "ops",
     "gemm": "ops",
     "gemv": "ops",
+    "quantize": "quantization",
+    "dequantize": "quantization",
+    "NVFP4Linear": "quantization",
+    "interleave": "ops",
 }
 
 __all__ = sorted([*_PUBLIC, "__version__"])

@@ -237,13 +237,18 @@ def _global_scale(
         raise OperandError(explain(f"global scale of {format.name}", got="a number", expected="None or 'auto'"))
     if automatic:
         return global_scale_from_amax(_amax(source), rule)
+    return checked_global_scale(given, source.matrices.device)
+
+
+def checked_global_scale(given: float | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A given global scale as a float32 tensor of no dimensions on ``device``."""
     if isinstance(given, torch.Tensor):
-        if given.dtype is not torch.float32 or given.numel() != 1 or given.device != source.matrices.device:
+        if given.dtype is not torch.float32 or given.numel() != 1 or given.device != device:
             raise OperandTypeError(
                 explain(
                     "global scale",
                     got=f"{given.dtype}, shape {tuple(given.shape)}, {given.device}",
-                    expected=f"one torch.float32 element on {source.matrices.device}",
+                    expected=f"one torch.float32 element on {device}",
                 )
             )
         return given.detach().reshape(())
@@ -253,7 +258,7 @@ def _global_scale(
         )
     if not SMALLEST_GLOBAL_SCALE <= given <= LARGEST_GLOBAL_SCALE:
         raise OperandError(explain("global scale", got=given, expected="2**-100 … 2**118"))
-    return torch.tensor(float(given), dtype=torch.float32, device=source.matrices.device)
+    return torch.tensor(float(given), dtype=torch.float32, device=device)
 
 
 def _check_options(

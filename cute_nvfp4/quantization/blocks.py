@@ -38,25 +38,26 @@ def global_scale_from_amax(amax: torch.Tensor, rule: Rule) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class GlobalScale:
-    """A global scale and what follows from it. Numbers outside [2**-100, 2**118] make everything NaN: never garbage.
+    """A global scale and what follows from it, all tensors without dimensions.
 
     value: the scale; inverse: its float32 reciprocal; shift: the power of two that brings it into [1, 2), so that
-    errors can be squared without overflow (it changes nothing else: multiplying by it is exact).
+    errors can be squared without overflow (it changes nothing else: multiplying by it is exact); valid: whether the
+    scale is in [2**-100, 2**118]. One that is not makes everything NaN, and counts as 1 until then.
     """
 
     value: torch.Tensor
     inverse: torch.Tensor
     shift: torch.Tensor
+    valid: torch.Tensor
 
     @classmethod
     def of(cls, value: torch.Tensor) -> GlobalScale:
         """From a float32 tensor of one element."""
         value = value.detach().reshape(())
         valid = (value >= SMALLEST_GLOBAL_SCALE) & (value <= LARGEST_GLOBAL_SCALE)
-        value = torch.where(valid, value, torch.nan)
-        exponent = torch.where(valid, value.view(torch.int32) >> _MANTISSA_BITS, _BIAS)
-        shift = ((2 * _BIAS - exponent) << _MANTISSA_BITS).view(torch.float32)
-        return cls(value, 1.0 / value, shift)
+        value = torch.where(valid, value, 1.0)
+        shift = ((2 * _BIAS - (value.view(torch.int32) >> _MANTISSA_BITS)) << _MANTISSA_BITS).view(torch.float32)
+        return cls(value, 1.0 / value, shift, valid)
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ def quantize_blocks(x: torch.Tensor, request: Request) -> tuple[torch.Tensor, to
     largest = x.abs().amax(0)
     poisoned = ~torch.isfinite(largest)
     if request.global_scale is not None:
-        poisoned = poisoned | torch.isnan(request.global_scale.value)
+        poisoned = poisoned | ~request.global_scale.valid
     # searches and bit arithmetic are for finite numbers; what they make of these blocks is thrown away
     sound, largest = (t.masked_fill(poisoned, 0) for t in (x, largest))
     choose = _scale_ue8m0 if request.global_scale is None else _scale_e4m3
@@ -99,7 +100,8 @@ def quantize_blocks(x: torch.Tensor, request: Request) -> tuple[torch.Tensor, to
 def _scale_e4m3(x: torch.Tensor, largest: torch.Tensor, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     rule, factor = request.rule, request.global_scale
     top = request.format.max_value if rule.max_code is None else rule.max_code
-    wanted = largest / top * factor.inverse
+    # a tensor, because on a GPU torch divides by a Python number with a reciprocal, which rounds twice
+    wanted = largest / torch.full_like(factor.inverse, top) * factor.inverse
     scale = formats.encode_e4m3(wanted.clamp(min=rule.min_scale))
     if rule.choice in ("optimal", "hessian"):
         from cute_nvfp4.quantization.search import search_e4m3

@@ -16,9 +16,10 @@ in names, and in whether a global scale multiplies or divides:
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
@@ -41,12 +42,18 @@ class _Convention:
     input_global_scale: str
     divides: bool
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The names of everything that belongs to a layer."""
+        return self.weight, "weight_scale", self.global_scale, self.input_global_scale, "pre_quant_scale", "bias"
+
 
 _CONVENTIONS = (
     _Convention("modelopt", "weight", "weight_scale_2", "input_scale", divides=False),
     _Convention("compressed-tensors", "weight_packed", "weight_global_scale", "input_global_scale", divides=True),
 )
 _INDEX = "model.safetensors.index.json"
+_ALIGNMENT = 16
 
 
 @dataclass(frozen=True)
@@ -87,37 +94,44 @@ def read_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Ite
 
 
 def load_checkpoint(
-    model: torch.nn.Module, path: str | Path, *, input_rule: str | None = "max", backend: str = "auto"
+    model: torch.nn.Module,
+    path: str | Path,
+    *,
+    input_rule: str | None = "max",
+    backend: str = "auto",
+    ignore: Sequence[str] = (),
 ) -> list[str]:
     """Puts a checkpoint into ``model``: replaces its quantized linear layers by ``NVFP4Linear``, and copies the rest.
 
     The model's names are the checkpoint's. Returns the names of the replaced layers. Every tensor of the checkpoint
-    must find its place, and every parameter of the model its tensor; otherwise an error says which did not, before
-    anything is changed.
+    must find its place, unless its name matches a pattern of ``ignore`` (as in a shell: "*.k_scale"), and every
+    parameter of the model its tensor, unless it is tied to one that has. Otherwise an error says which did not,
+    before anything is changed.
     """
     modules = dict(model.named_modules())
     state = model.state_dict(keep_vars=True)
     device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
     with _Tensors(path, device) as tensors:
-        quantized = dict(_quantized_layers(tensors.names))
-        taken = {name for layer in quantized for name in tensors.names if name.startswith(f"{layer}.")}
-        plain = [name for name in tensors.names if name not in taken]
+        names = [name for name in tensors.names if not any(fnmatchcase(name, pattern) for pattern in ignore)]
+        quantized = dict(_quantized_layers(names))
+        taken = {f"{layer}.{part}" for layer, convention in quantized.items() for part in convention.parts}
+        plain = [name for name in names if name not in taken]
         _check_places(quantized, plain, modules, state)
         layers = {name: _layer(name, convention, tensors) for name, convention in quantized.items()}
-        for name, layer in layers.items():
-            _check_fits(modules[name], layer)
         values = {name: tensors.read(name) for name in plain}
+    for name, layer in layers.items():
+        _check_fits(modules[name], layer)
     for name, value in values.items():
         if value.shape != state[name].shape:
             raise OperandError(explain(name, got=f"shape {tuple(value.shape)}", expected=tuple(state[name].shape)))
+    linears = {name: layer.linear(input_rule=input_rule, backend=backend) for name, layer in layers.items()}
     with torch.no_grad():
         for name, value in values.items():
             state[name].copy_(value)
-    for name, layer in layers.items():
+    for name, linear in linears.items():
         parent, _, child = name.rpartition(".")
-        linear = layer.linear(input_rule=input_rule, backend=backend)
         setattr(modules[parent], child, linear.train(modules[name].training))
-    return list(layers)
+    return list(linears)
 
 
 class _Tensors:
@@ -192,7 +206,12 @@ def _layer(name: str, convention: _Convention, tensors: _Tensors) -> CheckpointL
     return CheckpointLayer(
         name,
         convention.name,
-        BlockScaledTensor(data, scale.view(torch.uint8), _multiplier(f"{name}, weights", global_scale, convention)),
+        BlockScaledTensor(
+            # a file need not align its tensors
+            data if data.data_ptr() % _ALIGNMENT == 0 else data.clone(),
+            scale.view(torch.uint8),
+            _multiplier(f"{name}, weights", global_scale, convention),
+        ),
         None if input_global_scale is None else _multiplier(f"{name}, inputs", input_global_scale, convention),
         tensors.read_if_present(f"{name}.pre_quant_scale"),
         tensors.read_if_present(f"{name}.bias"),
@@ -221,7 +240,8 @@ def _check_places(
             raise OperandError(explain(f"module {name!r}", got=got, expected="torch.nn.Linear"))
     replaced = {name for layer in quantized for name in state if name.startswith(f"{layer}.")}
     unknown = [name for name in plain if name not in state]
-    missing = [name for name in state if name not in replaced and name not in set(plain)]
+    present = {id(state[name]) for name in plain if name in state}
+    missing = [name for name, tensor in state.items() if name not in replaced and id(tensor) not in present]
     if unknown or missing:
         raise OperandError(
             explain(

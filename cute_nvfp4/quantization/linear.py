@@ -84,7 +84,9 @@ class NVFP4Linear(torch.nn.Module):
             if name in options:
                 raise OperandError(explain("option of from_linear", got=repr(name), expected="one of the weight's"))
         weight = quantize(linear.weight, "nvfp4", rule, pad=True, **options)
-        bias = None if linear.bias is None else linear.bias.detach().clone()
+        bias = linear.bias
+        if bias is not None:
+            bias = bias.detach().clone().requires_grad_(bias.requires_grad)
         return cls(
             weight,
             bias,

@@ -28,7 +28,8 @@ def mx_scale_codes(largest: torch.Tensor, rule: Rule, format: Format) -> torch.T
     if rule.exponent == "rceil":
         # the division is rounded to nearest; where that gives a power of two, the largest element rounds to it
         divisor = format.max_value if rule.max_code is None else rule.max_code
-        bits = (largest / divisor).view(torch.int32)
+        # a tensor, because on a GPU torch divides by a Python number with a reciprocal, which rounds twice
+        bits = (largest / torch.full((), divisor, device=largest.device)).view(torch.int32)
         # the smallest scale, 2**-127, is the float32 subnormal with fraction _HALF
         above = (bits & _FRACTION) > torch.where(bits > _HALF, 0, _HALF)
         return ((bits >> _MANTISSA_BITS) + above).clamp(max=_LARGEST)

@@ -64,11 +64,12 @@ def search_ue8m0(x: torch.Tensor, largest: torch.Tensor, start: torch.Tensor, re
     """
     first, last = _UE8M0_CODES
     start = start.clamp(first, last)
-    one = torch.ones((), device=x.device)
     # codes relative to the start; those further away differ from these in nothing that float32 can show
     reach = _BIAS - 1
     relative = torch.arange(-reach, reach + 1, dtype=torch.int32, device=x.device)
-    candidates = _Candidates(-reach, power_of_two(relative), power_of_two, GlobalScale(one, one, one))
+    candidates = _Candidates(
+        -reach, power_of_two(relative), power_of_two, GlobalScale.of(torch.ones((), device=x.device))
+    )
     scaled = x * power_of_two(_BIAS - start)
     limits = (first - start).clamp(min=-reach), (last - start).clamp(max=reach)
     return start + _search(scaled, torch.zeros_like(start), candidates, request, *limits)

@@ -23,8 +23,8 @@ __all__ = ["LinearRecipe", "fake_quantize", "quantized_linear"]
 def fake_quantize(x: torch.Tensor, format: str = "nvfp4", rule: str = "max", **options: Any) -> torch.Tensor:
     """``x`` quantized and dequantized, in its shape and dtype; its gradient is that of the identity.
 
-    options: those of ``quantize`` but for ``scale_layout`` and ``backend``. ``pad`` is on: padding is dropped again. A rotation is
-    undone, and blocks along another axis leave the shape as it is.
+    options: those of ``quantize`` but for ``scale_layout``, ``backend`` and ``pad`` (padding is added and dropped). A
+    rotation is undone, and blocks along another axis leave the shape as it is.
     """
     for name in ("scale_layout", "backend", "pad"):
         if name in options:
