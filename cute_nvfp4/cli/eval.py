@@ -29,7 +29,7 @@ def evaluate(
         str | None, typer.Option(help="Architecture the simulator runs: sm_100a, sm_90a, ...", show_default="sm_100a")
     ] = None,
     data: Annotated[
-        str, typer.Option(help="public (the problem's kind draws) or full (every E2M1 and finite E4M3 code).")
+        str, typer.Option(help="public (the problem's kind draws) or full (all E2M1 codes, scales of any size).")
     ] = "public",
     json: JsonOption = "",
     seed: Annotated[int | None, typer.Option(help="Replaces the seed of every case.", show_default=False)] = None,

@@ -1,7 +1,7 @@
-"""Memory that the harness shares with the process of a submission: a case's buffers and room for its results.
+"""Memory that the harness shares with the process of a submission: one call's buffers and room for its results.
 
-The inputs of every case start at the same addresses, so contents change under pointers that a submission may
-have seen before. The harness keeps its own copy of what it wrote and compares.
+It only carries contents from one process to the other: the submission's tensors lie in its process's
+:class:`~cute_nvfp4.harness.workspace.Workspace`. The harness keeps its own copy of what it wrote and compares.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import torch
 from .problem import Buffer, Problem
 from .schema import Case
 
-_ALIGNMENT = 4096
+ALIGNMENT = 4096  # of every buffer, in bytes
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a buffer lies in the arena."""
+    """Where a buffer lies in the arena, or in one call's part of the workspace."""
 
     buffer: Buffer
     offset: int
@@ -34,24 +34,39 @@ def _slots(buffers: Sequence[Buffer], start: int) -> tuple[list[Slot], int]:
     for buffer in buffers:
         nbytes = prod(buffer.shape) * getattr(torch, buffer.dtype).itemsize
         slots.append(Slot(buffer, offset, nbytes))
-        offset += -(-nbytes // _ALIGNMENT) * _ALIGNMENT
+        offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
     return slots, offset
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A case's buffers, and the places its outputs are copied to."""
+    """A case's buffers (``buffer_nbytes`` together), and after them the places its outputs are copied to."""
 
     buffers: list[Slot]
     results: list[Slot]
+    buffer_nbytes: int
     nbytes: int
 
     @classmethod
     def of(cls, problem: Problem, case: Case) -> Layout:
-        buffers, end = _slots(problem.buffers(case), 0)
+        buffers, buffer_nbytes = _slots(problem.buffers(case), 0)
         shapes = enumerate(problem.output_shapes(case))
-        results, end = _slots([Buffer(f"result{i}", shape, dtype, True) for i, (shape, dtype) in shapes], end)
-        return cls(buffers, results, end)
+        results, end = _slots([Buffer(f"result{i}", shape, dtype, True) for i, (shape, dtype) in shapes], buffer_nbytes)
+        return cls(buffers, results, buffer_nbytes, end)
+
+    @property
+    def inputs(self) -> list[Slot]:
+        return [slot for slot in self.buffers if not slot.buffer.output]
+
+    @property
+    def outputs(self) -> list[Slot]:
+        return [slot for slot in self.buffers if slot.buffer.output]
+
+
+def tensor_at(memory: torch.Tensor, slot: Slot, start: int = 0) -> torch.Tensor:
+    """The buffer as a contiguous tensor over ``memory`` (bytes), its layout beginning at ``start``."""
+    raw = memory[start + slot.offset : start + slot.offset + slot.nbytes]
+    return raw.view(getattr(torch, slot.buffer.dtype)).view(slot.buffer.shape)
 
 
 class Arena:
@@ -69,13 +84,7 @@ class Arena:
 
     def tensor(self, slot: Slot) -> torch.Tensor:
         """The buffer as a contiguous CPU tensor over the shared memory."""
-        raw = self._bytes[slot.offset : slot.offset + slot.nbytes]
-        return raw.view(getattr(torch, slot.buffer.dtype)).view(slot.buffer.shape)
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` lies in the arena."""
-        first = self._bytes.data_ptr()
-        return first <= tensor.data_ptr() < first + self.nbytes
+        return tensor_at(self._bytes, slot)
 
     def close(self) -> None:
         """Closes the descriptor; the mapping goes with its last tensor."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import platform
+import random
 import secrets
 import time
 from collections.abc import Callable
@@ -18,13 +19,15 @@ from .checker import Check
 from .errors import HarnessError, TaskFileError
 from .problem import DATA_KINDS, MODES, DataKind, Problem, get_problem, mix_seed
 from .results import CaseResult, RunResult
-from .runner import CallFailed, Outcome, Runner, check_bandwidth, check_samples, directives, read_submission
+from .runner import CallFailed, Outcome, Runner, check_bandwidth, check_samples
 from .schema import Case, Task, load_task
-from .timing import ColdL2, StopRule, Timing, copy_bandwidth, geometric_mean, time_cuda
+from .submission import directives, read_submission
+from .timing import L2_CLEAR_BYTES, ColdL2, StopRule, Timing, copy_bandwidth, geometric_mean, time_cuda
 
 SEED_VARIABLE = "POPCORN_SEED"
 _BACKENDS = ("auto", "cuda", "sim", "reference")
 _GPU_MODES = ("benchmark", "leaderboard")
+_ODDS_OF_A_SHORT_BATCH = 0.25
 
 Progress = Callable[[CaseResult, str], None]
 
@@ -73,6 +76,7 @@ class Evaluation:
         self.arch = _choose_arch(self.backend, options.arch)
         self.numbered = self._select(cases)
         self.timeout = options.timeout or self.task.limits.timeout_seconds
+        self.batch = self._batch()
         full = options.data == "full"
         self.tolerances = self.task.full_range_tolerances if full else self.task.tolerances
         self._mixed = _environment_seed()
@@ -94,6 +98,13 @@ class Evaluation:
         if not 0 <= self.options.case < len(cases):
             raise HarnessError(f"case {self.options.case} does not exist: {len(cases)} cases, numbered from 0")
         return [numbered[self.options.case]]
+
+    def _batch(self) -> int:
+        """How many calls, each on inputs of its own, a timed repeat makes; times are divided by it."""
+        limits = self.task.limits
+        if self.options.mode not in _GPU_MODES:
+            return 1
+        return limits.batch if self.device == "cuda" else min(limits.batch, limits.cpu_batch)
 
     def _seed(self, case: Case) -> int:
         seed = case["seed"] if self.options.seed is None else self.options.seed
@@ -124,10 +135,12 @@ class Evaluation:
             device=self.device,
             tolerances=self.tolerances,
             data=self.options.data,
+            batch=self.batch,
             timeout=self.timeout,
         ) as runner:
             for index, case in self.numbered:
                 result = CaseResult(index, case, self._seed(case), useful_bytes=self.problem.useful_bytes(case))
+                result.batch = self.batch
                 run.cases.append(result)
                 progress(result, "start")
                 try:
@@ -152,9 +165,11 @@ class Evaluation:
         if result.gpu is not None and copy_bytes_s is not None:
             check_bandwidth(result.useful_bytes, result.gpu.mean, copy_bytes_s)
 
-    def _checked(self, runner: Runner, result: CaseResult, seed: int, *, timed: bool = False) -> Outcome:
-        outcome = runner.call(result.case, seed, timed=timed)
-        _record(result, outcome.check)
+    def _checked(
+        self, runner: Runner, result: CaseResult, seed: int, *, calls: int = 1, timed: bool = False
+    ) -> Outcome:
+        outcome = runner.call(result.case, seed, calls=calls, timed=timed)
+        _record(result, outcome.check, calls)
         if self.device == "cpu" and result.wall_s is None:
             result.wall_s, result.counters = outcome.wall_s, outcome.counters
         return outcome
@@ -170,8 +185,8 @@ class Evaluation:
 
     def _benchmark(self, runner: Runner, result: CaseResult) -> None:
         self._checked(runner, result, result.seed)
-        samples, check = runner.measure(result.case, mix_seed(result.seed, 1), self._rule())
-        _record(result, check)
+        samples, check = runner.measure(result.case, mix_seed(result.seed, 1), self._rule(), calls=self.batch)
+        _record(result, check, self.batch)
         if self.device == "cuda":
             result.gpu = Timing.of(samples)
             self._time_peer(result)
@@ -181,13 +196,18 @@ class Evaluation:
 
     def _leaderboard(self, runner: Runner, result: CaseResult) -> None:
         rule, samples = self._rule(), []
-        self._checked(runner, result, result.seed)  # also warms up
-        begin = time.perf_counter()
+        begin, drawn = time.perf_counter(), random.Random(result.seed)
         while not rule.done(samples, time.perf_counter() - begin):
-            outcome = self._checked(runner, result, mix_seed(result.seed, 1 + len(samples)), timed=True)
+            # The first of these warms up. Batches of other lengths come between the timed ones, so that a submission
+            # which puts work off until it has seen a whole batch is caught.
+            if not samples or (self.batch > 1 and drawn.random() < _ODDS_OF_A_SHORT_BATCH):
+                fewer = drawn.randint(2, self.batch - 1) if self.batch > 2 else 1
+                self._checked(runner, result, mix_seed(result.seed, 0, len(samples)), calls=fewer)
+            seed = mix_seed(result.seed, 1, len(samples))
+            outcome = self._checked(runner, result, seed, calls=self.batch, timed=True)
             samples.append(outcome.wall_s * 1e9 if outcome.gpu_ns is None else outcome.gpu_ns)
         if self.device == "cuda":
-            check_samples(samples, time.perf_counter() - begin)
+            check_samples([self.batch * sample for sample in samples], time.perf_counter() - begin)
             result.gpu = Timing.of(samples)
             self._time_peer(result)
 
@@ -202,18 +222,28 @@ class Evaluation:
         return StopRule(limits.repeats, limits.relative_error, limits.seconds)
 
     def _time_peer(self, result: CaseResult) -> None:
-        result.peer_name, call = self.problem.peer(result.case, torch.device(self.device))
-        result.peer = Timing.of(time_cuda(call, rule=StopRule(50, 0.001, 10.0), clear=self._clear))
+        """Times the library call as the submission is timed, on enough different inputs to leave nothing in L2."""
+        count = min(self.batch, -(-L2_CLEAR_BYTES // result.useful_bytes))
+        named = [self.problem.peer(result.case, torch.device(self.device)) for _ in range(count)]
+        result.peer_name = named[0][0]
+
+        def calls() -> None:
+            for index in range(self.batch):
+                named[index % count][1]()
+
+        samples = time_cuda(calls, rule=StopRule(50, 0.001, 10.0), clear=self._clear)
+        result.peer = Timing.of([sample / self.batch for sample in samples])
 
 
-def _record(result: CaseResult, check: Check) -> None:
-    """Adds a verdict to ``result``; raises CallFailed if it is not a pass."""
-    result.calls_checked += 1
+def _record(result: CaseResult, check: Check, calls: int) -> None:
+    """Adds the verdict on ``calls`` calls to ``result``; raises CallFailed if it is not a pass."""
+    first = result.calls_checked + 1
+    result.calls_checked += calls
     result.max_abs = _larger(result.max_abs, check.max_abs)
     result.max_rel = _larger(result.max_rel, check.max_rel)
     if not check.passed:
-        where = f" (call {result.calls_checked}, fresh data)" if result.calls_checked > 1 else ""
-        raise CallFailed(check.message + where)
+        numbers = f"call {first}" if calls == 1 else f"calls {first} to {first + calls - 1}"
+        raise CallFailed(check.message + (f" ({numbers}, fresh data)" if first > 1 else ""))
 
 
 def _larger(before: float | None, now: float) -> float | None:

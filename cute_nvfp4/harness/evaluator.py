@@ -23,8 +23,8 @@ from .errors import (
 from .evaluate import Evaluation, Options
 from .problem import MODES, get_problem
 from .protocol import open_channel, report, report_refusal
-from .runner import directives, read_submission
 from .schema import Case, load_task, parse_spec
+from .submission import directives, read_submission
 
 
 def read_cases(path: Path, problem: str) -> list[Case]:
@@ -41,7 +41,9 @@ def read_cases(path: Path, problem: str) -> list[Case]:
     numbered = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if not numbered:
         raise TaskFileError(f"test file {path} holds no cases")
-    return [parse_spec(line, task.parameters, f"{path}, line {number}") for number, line in numbered]
+    return [
+        parse_spec(line, task.parameters, f"{path}, line {number}", grouped=task.grouped) for number, line in numbered
+    ]
 
 
 def main(arguments: Sequence[str]) -> int:

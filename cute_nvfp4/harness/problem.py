@@ -38,10 +38,14 @@ class Buffer:
 
 @dataclass(frozen=True)
 class Expected:
-    """The exact result of one output and the sum of the absolute values of its products, both float64."""
+    """The exact result of one output, and how large its rounding errors may be for the sums it comes from.
+
+    Both float64. ``magnitude`` of a sum of products is the sum of their absolute values, and of a function of such
+    sums how far it moves, to first order, when they move by theirs; None where nobody asked for it.
+    """
 
     value: np.ndarray
-    magnitude: np.ndarray
+    magnitude: np.ndarray | None
 
 
 class Problem(Protocol):
@@ -62,8 +66,11 @@ class Problem(Protocol):
     def views(self, tensors: Mapping[str, torch.Tensor]) -> tuple:
         """The ``data`` tuple of the protocol: views of the buffers, no copies."""
 
-    def reference(self, case: Case, tensors: Mapping[str, torch.Tensor]) -> list[Expected]:
-        """The exact outputs (in float64), from the input buffers on any device."""
+    def reference(self, case: Case, tensors: Mapping[str, torch.Tensor], *, magnitude: bool = True) -> list[Expected]:
+        """The exact outputs (in float64), from the input buffers on any device.
+
+        Without ``magnitude`` theirs may be None, which spares about half of the work.
+        """
 
     def output_shapes(self, case: Case) -> list[tuple[tuple[int, ...], str]]:
         """Shape and dtype name of each tensor that ``custom_kernel`` must return."""

@@ -10,15 +10,28 @@ from rich.text import Text
 
 from .evaluate import percent_of_copy
 from .results import CaseResult, RunResult
-from .schema import Task, spec
+from .schema import Case, Task, spec
 
 
 def _table(title: str) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def _shape(result: CaseResult, task: Task) -> str:
-    return " ".join(f"{name}={result.case[name]}" for name in task.parameters)
+def _shape(case: Case, task: Task) -> str:
+    return " ".join(f"{name}={_value(case[name])}" for name in task.parameters)
+
+
+def _value(value: int | list[int]) -> str:
+    """A number, or those of each group: ``80,176,128``; ``8×4096`` where all are the same."""
+    if isinstance(value, int):
+        return str(value)
+    if len(value) > 1 and len(set(value)) == 1:
+        return f"{len(value)}×{value[0]}"
+    return ",".join(str(entry) for entry in value)
+
+
+def _add_shape_column(table: Table, task: Task) -> None:
+    table.add_column("shape", no_wrap=not task.grouped)
 
 
 def _number(value: float | None) -> str:
@@ -33,7 +46,7 @@ def _check_table(run: RunResult, task: Task) -> Table:
     where = f"{run.backend}, {run.arch}" if run.arch else run.backend
     table = _table(f"{run.problem} · {run.mode} · {where} · {run.data} data · {run.device}")
     table.add_column("#", justify="right")
-    table.add_column("shape", no_wrap=True)
+    _add_shape_column(table, task)
     for name in ("seed", "checks"):
         table.add_column(name, justify="right")
     table.add_column("result")
@@ -44,7 +57,7 @@ def _check_table(run: RunResult, task: Task) -> Table:
         what = "simulation" if run.backend == "sim" else "CPU call"
         table.add_column(f"{what},\nwall s", justify="right")
     for case in run.cases:
-        row = [str(case.index), _shape(case, task), str(case.seed), str(case.calls_checked), _verdict(case)]
+        row = [str(case.index), _shape(case.case, task), str(case.seed), str(case.calls_checked), _verdict(case)]
         row += [_number(case.max_abs), _number(case.max_rel)]
         table.add_row(*row, *([_number(case.wall_s)] if cpu else []))
     return table
@@ -52,9 +65,11 @@ def _check_table(run: RunResult, task: Task) -> Table:
 
 def _time_table(run: RunResult, task: Task) -> Table:
     peer = next((case.peer_name for case in run.cases if case.peer_name), "peer")
-    table = _table(f"measured on {run.device}: GPU times, L2 cold and clean")
+    batch = max(case.batch for case in run.cases)
+    each = f", means of {batch} calls on {batch} inputs" if batch > 1 else ""
+    table = _table(f"measured on {run.device}: GPU times, L2 cold and clean{each}")
     table.add_column("#", justify="right")
-    table.add_column("shape", no_wrap=True)
+    _add_shape_column(table, task)
     for name in ("runs", "mean µs", "± err", "std", "best", "median", "worst", "useful MB", "TB/s", "% of copy"):
         table.add_column(name, justify="right")
     table.add_column(f"{peer} µs", justify="right")
@@ -67,7 +82,7 @@ def _time_table(run: RunResult, task: Task) -> Table:
         percent = "-" if run.copy_bytes_s is None else f"{percent_of_copy(case, run.copy_bytes_s):.1f}"
         table.add_row(
             str(case.index),
-            _shape(case, task),
+            _shape(case.case, task),
             str(timing.runs),
             *(f"{value / 1e3:.2f}" for value in microseconds),
             f"{case.useful_bytes / 1e6:.1f}",
@@ -85,12 +100,12 @@ def _counter_table(run: RunResult, task: Task) -> Table | None:
         return None
     table = _table("counted by the simulator, one call")
     table.add_column("#", justify="right")
-    table.add_column("shape", no_wrap=True)
+    _add_shape_column(table, task)
     for name in names:
         table.add_column(name.replace("_", " "), justify="right")
     for case in run.cases:
         values = (f"{case.counters[name]:,.0f}" if name in case.counters else "-" for name in names)
-        table.add_row(str(case.index), _shape(case, task), *values)
+        table.add_row(str(case.index), _shape(case.case, task), *values)
     return table
 
 
@@ -99,14 +114,14 @@ def _published_table(run: RunResult, task: Task) -> Table | None:
     if bound is None and public is None:
         return None
     table = _table("published figures: nothing here was measured in this run")
-    table.add_column("shape", no_wrap=True)
+    _add_shape_column(table, task)
     if bound:
         table.add_column(f"{bound.gpu} speed of light, µs\n(computed)", justify="right")
     if public:
         table.add_column(f"{public.gpu} best public result, µs\n(measured by others)", justify="right")
     for index, case in enumerate(task.benchmarks):
         values = [figures.microseconds[index] for figures in (bound, public) if figures]
-        table.add_row(" ".join(f"{name}={case[name]}" for name in task.parameters), *(f"{value:g}" for value in values))
+        table.add_row(_shape(case, task), *(f"{value:g}" for value in values))
     if public:
         table.add_row("geometric mean", *([""] if bound else []), f"{public.geometric_mean:g}", style="dim")
     return table

@@ -12,7 +12,8 @@ from .timing import Timing
 class CaseResult:
     """One case. ``gpu`` holds GPU times; ``wall_s`` is the wall time of the checked call on a CPU backend.
 
-    The two never stand in for one another: on a CPU backend ``gpu`` is None, on CUDA ``wall_s`` is None.
+    Both are of one call: of a timed repeat, which makes ``batch`` calls, they are the mean. The two never stand in for
+    one another: on a CPU backend ``gpu`` is None, on CUDA ``wall_s`` is None.
     """
 
     index: int
@@ -24,6 +25,7 @@ class CaseResult:
     max_abs: float | None = None
     max_rel: float | None = None
     calls_checked: int = 0
+    batch: int = 1
     wall_s: float | None = None
     gpu: Timing | None = None
     peer: Timing | None = None

@@ -1,21 +1,22 @@
 """Runs a submission in a process of its own and judges what comes back.
 
 The runner draws the data, keeps a private copy, and computes the exact answer; the submission's process sees only
-the shared arena. A crash, a hang or an exception costs one case: the next one gets a fresh process.
+the shared arena. That holds one call at a time: the calls of a batch are staged and collected one by one. A crash,
+a hang or an exception costs one case: the next one gets a fresh process.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from pathlib import Path
 
@@ -25,8 +26,8 @@ from pydantic import BaseModel, ValidationError
 
 from .arena import Arena, Layout
 from .checker import Check, check_output
-from .errors import HarnessError, SubmissionError
-from .problem import DataKind, Problem
+from .errors import SubmissionError
+from .problem import DataKind, Problem, mix_seed
 from .schema import Case, Tolerances
 from .timing import StopRule
 
@@ -71,55 +72,21 @@ class _Answer(BaseModel):
 
 @dataclass(frozen=True)
 class Outcome:
-    """One checked call: the verdict, its times and what the simulator counted."""
+    """Checked calls: the verdict on all, times of one (their mean), and what the simulator counted in the last."""
 
     check: Check
+    calls: int
     wall_s: float
     gpu_ns: float | None
     counters: dict[str, float] = field(default_factory=dict)
-
-
-def read_submission(path: Path) -> str:
-    """The source of a submission, after what can be checked without running it.
-
-    Raises:
-        HarnessError: no such file.
-        SubmissionError: it is not Python source (the line is shown).
-    """
-    if not path.is_file():
-        raise HarnessError(f"submission {path} does not exist; it is a Python file with custom_kernel(data)")
-    try:
-        source = path.read_text()
-        ast.parse(source, filename=str(path))
-    except SyntaxError as error:
-        line = (error.text or "").rstrip()
-        caret = " " * max((error.offset or 1) - 1, 0) + "^"
-        raise SubmissionError(
-            f"syntax error in {path}, line {error.lineno}: {error.msg}\n  {line}\n  {caret}"
-        ) from error
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        raise SubmissionError(f"submission {path} cannot be read as Python source: {error}") from error
-    return source
-
-
-def directives(source: str) -> dict[str, str]:
-    """The ``#!POPCORN name value`` lines of the first comment block."""
-    found: dict[str, str] = {}
-    for line in source.splitlines():
-        stripped = line.strip()
-        if stripped and not stripped.startswith("#"):
-            break
-        if stripped.startswith("#!POPCORN"):
-            name, _, value = stripped.removeprefix("#!POPCORN").strip().partition(" ")
-            found[name] = value.strip()
-    return found
 
 
 class Runner:
     """A context manager around the process of one submission.
 
     ``device`` is where its tensors live (``cpu`` or ``cuda``), ``backend`` and ``arch`` are what the process finds in
-    ``CUTE_NVFP4_BACKEND`` and ``CUTE_NVFP4_ARCH``; ``timeout`` (seconds) bounds every request.
+    ``CUTE_NVFP4_BACKEND`` and ``CUTE_NVFP4_ARCH``; ``batch`` is how many calls, each on inputs of its own, are made
+    together at most; ``timeout`` (seconds) bounds every request (on a CPU, every call).
     """
 
     def __init__(
@@ -133,11 +100,12 @@ class Runner:
         device: str,
         tolerances: Tolerances,
         data: DataKind = "public",
+        batch: int = 1,
         timeout: float = 180.0,
     ) -> None:
         self._problem, self._submission = problem, submission
         self._backend, self._arch, self._device = backend, arch, device
-        self._tolerances, self._data, self._timeout = tolerances, data, timeout
+        self._tolerances, self._data, self._batch, self._timeout = tolerances, data, batch, timeout
         self._arena = Arena(max(Layout.of(problem, case).nbytes for case in cases))
         self._process: subprocess.Popen | None = None
         self._connection = None
@@ -258,89 +226,116 @@ class Runner:
 
     # requests
 
-    def prepare(self, case: Case, seed: int) -> dict[str, torch.Tensor]:
-        """Draws inputs, writes them to the arena and fills outputs with NaN; returns the private copy."""
-        inputs = self._problem.generate(case, seed, self._data)
-        self._write(case, inputs)
-        return inputs
-
-    def _write(self, case: Case, inputs: dict[str, torch.Tensor]) -> None:
-        layout = Layout.of(self._problem, case)
-        for slot in (*layout.buffers, *layout.results):
-            tensor = self._arena.tensor(slot)
-            if slot.buffer.output:
-                tensor.fill_(float("nan"))
-            else:
-                tensor.copy_(inputs[slot.buffer.name])
-
-    def call(self, case: Case, seed: int, *, timed: bool = False) -> Outcome:
-        """One call on fresh data, checked.
+    def call(self, case: Case, seed: int, *, calls: int = 1, timed: bool = False) -> Outcome:
+        """Calls on fresh data, made together and then checked one by one.
 
         Raises:
-            CallFailed: it raised, died, hung, or returned something that is not an output.
+            CallFailed: one raised, died, hung, or returned something that is not an output.
         """
-        inputs = self.prepare(case, seed)
-        answer = self._ask({"op": "call", "case": case, "timed": timed}, "running custom_kernel")
-        check = self._judge(case, inputs, answer.outputs)
-        return Outcome(check, answer.wall_ns * 1e-9, answer.gpu_ns, answer.counters)
+        staged = self._stage(case, seed, calls)
+        request = {"op": "call", "order": list(staged), "timed": timed}
+        answer = self._ask(request, "running custom_kernel", self._timeout_of(calls))
+        gpu_ns = None if answer.gpu_ns is None else answer.gpu_ns / calls
+        check = self._judge(case, staged)
+        return Outcome(check, calls, answer.wall_ns * 1e-9 / calls, gpu_ns, answer.counters)
 
-    def _judge(self, case: Case, inputs: dict[str, torch.Tensor], outputs: list[_Output]) -> Check:
-        """Inputs unchanged, outputs of the right kind, values right; from what the arena holds after a request."""
+    def measure(self, case: Case, seed: int, rule: StopRule, *, calls: int = 1) -> tuple[list[float], Check]:
+        """Times (ns, of one call) of repeats of ``calls`` calls on fresh data, and the verdict on all of a last repeat.
+
+        GPU times on CUDA, wall times otherwise. Outputs are filled with NaN before every repeat.
+        """
+        staged = self._stage(case, seed, calls)
+        request = {"op": "measure", "order": list(staged), "repeats": rule.repeats}
+        request |= {"relative_error": rule.relative_error, "seconds": rule.seconds}
+        begin = time.perf_counter()
+        samples = self._ask(request, "timing", self._timeout_of(calls) + rule.seconds).samples
+        check_samples(samples, time.perf_counter() - begin)
+        if len(samples) > rule.repeats:
+            raise CallFailed(f"the timer was tampered with: {len(samples)} times for at most {rule.repeats} repeats")
+        return [sample / calls for sample in samples], self._judge(case, staged)
+
+    def profile(self, case: Case, seed: int) -> tuple[str, dict[str, float]]:
+        """One call under torch's profiler: its table, and the simulator's counters where it ran there."""
+        staged = self._stage(case, seed, 1)
+        answer = self._ask({"op": "profile", "order": list(staged)}, "profiling custom_kernel")
+        return answer.table, answer.counters
+
+    def _timeout_of(self, calls: int) -> float:
+        """A GPU is far quicker than the timeout of a call; on a CPU every call may take that long."""
+        return self._timeout if self._device == "cuda" else self._timeout * calls
+
+    # staging
+
+    def _stage(self, case: Case, seed: int, calls: int) -> dict[int, dict[str, torch.Tensor]]:
+        """Draws inputs for each call and hands them over; returns private copies by call, in the order of the calls.
+
+        The calls take places in random order, so that no address tells which call is the first or the last.
+        """
+        places = random.Random(mix_seed(seed, calls)).sample(range(self._batch), calls)
         layout = Layout.of(self._problem, case)
+        staged = {}
+        for number, place in enumerate(places):
+            inputs = self._problem.generate(case, mix_seed(seed, -number) if number else seed, self._data)
+            for slot in layout.inputs:
+                self._arena.tensor(slot).copy_(inputs[slot.buffer.name])
+            self._ask({"op": "stage", "case": case, "index": place, "batch": self._batch}, "taking its inputs")
+            staged[place] = {name: tensor.to(self._device) for name, tensor in inputs.items()}
+        return staged
+
+    def _judge(self, case: Case, staged: dict[int, dict[str, torch.Tensor]]) -> Check:
+        """The verdict on every call of a batch, or on those up to the first that is wrong."""
+        checks = []
+        for number, (place, inputs) in enumerate(staged.items()):
+            where = f"call {number + 1} of {len(staged)} in the batch: " if len(staged) > 1 else ""
+            try:
+                check = self._judge_call(case, place, inputs)
+            except CallFailed as error:
+                raise CallFailed(where + str(error), error.details) from error
+            checks.append(replace(check, message=where + check.message) if check.message else check)
+            if not check.passed:
+                break
+        return _worst(checks)
+
+    def _judge_call(self, case: Case, place: int, inputs: dict[str, torch.Tensor]) -> Check:
+        """Inputs unchanged, outputs of the right kind, values right; from what the arena holds once collected."""
+        layout = Layout.of(self._problem, case)
+        for slot in layout.results:
+            self._arena.tensor(slot).fill_(float("nan"))
+        outputs = self._ask({"op": "collect", "index": place}, "handing over its outputs").outputs
         changed = [
             slot.buffer.name
-            for slot in layout.buffers
-            if not slot.buffer.output and not torch.equal(self._arena.tensor(slot), inputs[slot.buffer.name])
+            for slot in layout.inputs
+            if not torch.equal(self._arena.tensor(slot).to(self._device), inputs[slot.buffer.name])
         ]
         if changed:
             raise CallFailed(f"custom_kernel changed its inputs: {', '.join(changed)}")
         self._check_description(case, outputs)
-        on_device = {name: tensor.to(self._device) for name, tensor in inputs.items()}
-        expected = self._problem.reference(case, on_device)
-        checks = [
-            check_output(self._arena.tensor(slot).numpy(), exact, self._tolerances)
-            for slot, exact in zip(layout.results, expected)
-        ]
+        expected = self._problem.reference(case, inputs, magnitude=self._tolerances.sum_rtol > 0)
+        checks = []
+        for index, (slot, exact) in enumerate(zip(layout.results, expected)):
+            check = check_output(self._arena.tensor(slot).numpy(), exact, self._tolerances)
+            named = f"output {index}: {check.message}" if check.message and len(expected) > 1 else check.message
+            checks.append(replace(check, message=named))
         return _worst(checks)
 
     def _check_description(self, case: Case, outputs: list[_Output]) -> None:
         expected = self._problem.output_shapes(case)
         if len(outputs) != len(expected):
             raise CallFailed(f"custom_kernel returned {len(outputs)} outputs, expected {len(expected)}")
-        for out, (shape, dtype) in zip(outputs, expected):
+        for index, (out, (shape, dtype)) in enumerate(zip(outputs, expected)):
+            name = f"output {index}" if len(expected) > 1 else "output"
             if out.type != "Tensor":
-                raise CallFailed(f"custom_kernel returned a {out.type}, expected a torch.Tensor")
+                where = f" as {name}" if len(expected) > 1 else ""
+                raise CallFailed(f"custom_kernel returned a {out.type}{where}, expected a torch.Tensor")
             got = (out.shape, out.dtype, out.device)
             if got != (shape, dtype, self._device) or not out.strided:
                 raise CallFailed(
-                    f"output is {got[1]} {list(got[0])} on {got[2]}, expected {dtype} {list(shape)} on {self._device}"
+                    f"{name} is {got[1]} {list(got[0])} on {got[2]}, expected {dtype} {list(shape)} on {self._device}"
                 )
             if out.aliases:
-                raise CallFailed(f"the output shares memory with the input {', '.join(out.aliases)}")
+                raise CallFailed(f"the {name} shares memory with the input {', '.join(out.aliases)}")
             if out.broadcast:
-                raise CallFailed("the output is a broadcast view; elements share memory")
-
-    def measure(self, case: Case, seed: int, rule: StopRule) -> tuple[list[float], Check]:
-        """Times (ns) of repeated calls on fresh data, and the verdict on the last of them.
-
-        GPU times on CUDA, wall times otherwise. The output is filled with NaN before every call.
-        """
-        inputs = self.prepare(case, seed)
-        request = {"op": "measure", "case": case, "repeats": rule.repeats}
-        request |= {"relative_error": rule.relative_error, "seconds": rule.seconds}
-        begin = time.perf_counter()
-        answer = self._ask(request, "timing", self._timeout + rule.seconds)
-        samples = answer.samples
-        check_samples(samples, time.perf_counter() - begin)
-        if len(samples) > rule.repeats:
-            raise CallFailed(f"the timer was tampered with: {len(samples)} times for at most {rule.repeats} repeats")
-        return samples, self._judge(case, inputs, answer.outputs)
-
-    def profile(self, case: Case, seed: int) -> tuple[str, dict[str, float]]:
-        """One call under torch's profiler: its table, and the simulator's counters where it ran there."""
-        self.prepare(case, seed)
-        answer = self._ask({"op": "profile", "case": case}, "profiling custom_kernel")
-        return answer.table, answer.counters
+                raise CallFailed(f"the {name} is a broadcast view; elements share memory")
 
 
 def check_samples(samples: Sequence[float], elapsed: float) -> None:

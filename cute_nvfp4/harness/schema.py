@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator, ValidationError, model_validator
 
 from .errors import TaskFileError
 
-Case = dict[str, int]  # the problem's parameters and "seed"
+# The problem's parameters and "seed". A grouped problem's parameters are lists with one entry for each group.
+Case = dict[str, int | list[int]]
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _integers(value: object) -> int | list[int]:
+    if _is_integer(value) or (isinstance(value, list) and all(_is_integer(entry) for entry in value)):
+        return value
+    raise ValueError(f"is {value!r}, must be an integer or a list of integers")
+
+
+_RawCase = dict[str, Annotated[int | list[int], PlainValidator(_integers)]]
 
 
 class _Strict(BaseModel):
@@ -32,7 +46,9 @@ class Limits(_Strict):
     relative_error: float = Field(default=0.001, gt=0)
     seconds: float = Field(default=120.0, gt=0)
     timeout_seconds: float = Field(default=180.0, gt=0)
+    batch: int = Field(default=1, ge=1, description="calls, each on inputs of its own, that one timed repeat makes")
     cpu_repeats: int = Field(default=2, ge=1, description="repeats on a backend that has no GPU times to give")
+    cpu_batch: int = Field(default=2, ge=1, description="what batch is at most on such a backend")
 
 
 class SpeedOfLight(_Strict):
@@ -61,11 +77,12 @@ class Task(_Strict):
     description: str
     gpus: list[str] = Field(min_length=1)
     parameters: list[str] = Field(min_length=1)
+    grouped: bool = Field(default=False, description="every parameter is a list with one entry for each group")
     tolerances: Tolerances
     full_range_tolerances: Tolerances
     limits: Limits = Limits()
-    tests: list[Case] = Field(min_length=1)
-    benchmarks: list[Case] = Field(min_length=1)
+    tests: list[_RawCase] = Field(min_length=1)
+    benchmarks: list[_RawCase] = Field(min_length=1)
     speed_of_light: SpeedOfLight | None = None
     public_results: PublicResults | None = None
 
@@ -73,7 +90,7 @@ class Task(_Strict):
     def _check(self) -> Task:
         for kind in ("tests", "benchmarks"):
             for index, case in enumerate(getattr(self, kind)):
-                check_case(case, self.parameters, f"{kind}[{index}]")
+                check_case(case, self.parameters, f"{kind}[{index}]", grouped=self.grouped)
         for kind in ("speed_of_light", "public_results"):
             figures = getattr(self, kind)
             if figures is not None and len(figures.microseconds) != len(self.benchmarks):
@@ -84,15 +101,29 @@ class Task(_Strict):
         return self
 
 
-def check_case(case: Case, parameters: list[str], where: str) -> None:
-    """Raises ValueError unless ``case`` has exactly the problem's parameters (positive) and a seed."""
+def check_case(case: Case, parameters: list[str], where: str, *, grouped: bool = False) -> None:
+    """Raises ValueError unless ``case`` has exactly the problem's parameters (positive) and a seed.
+
+    Of a ``grouped`` problem every parameter is a list, all of one length and none empty.
+    """
     expected = {*parameters, "seed"}
     if set(case) != expected:
         missing, unknown = sorted(expected - set(case)), sorted(set(case) - expected)
         raise ValueError(f"{where}: missing {missing}, unknown {unknown}; a case has {sorted(expected)}")
+    if not _is_integer(case["seed"]):
+        raise ValueError(f"{where}: seed is {case['seed']}, must be an integer")
     for name in parameters:
-        if case[name] < 1:
-            raise ValueError(f"{where}: {name} is {case[name]}, must be at least 1")
+        value = case[name]
+        entries = value if isinstance(value, list) else [value]
+        if isinstance(value, list) is not grouped or not entries:
+            kind = "a list with one entry for each group" if grouped else "an integer"
+            raise ValueError(f"{where}: {name} is {value}, must be {kind}")
+        if min(entries) < 1:
+            raise ValueError(f"{where}: {name} is {value}, must be at least 1")
+    if grouped:
+        lengths = {name: len(case[name]) for name in parameters}
+        if len(set(lengths.values())) > 1:
+            raise ValueError(f"{where}: lists of different lengths: {lengths}")
 
 
 def load_task(path: Path) -> Task:
@@ -119,27 +150,34 @@ def load_task(path: Path) -> Task:
 
 
 def spec(case: Case) -> str:
-    """A case in the protocol's one-line form: ``m: 128; k: 256; l: 1; seed: 1111``."""
+    """A case in the protocol's one-line form: ``m: 128; k: 256; l: 1; seed: 1111`` or ``m: [96, 128]; ...``."""
     return "; ".join(f"{name}: {value}" for name, value in case.items())
 
 
-def parse_spec(line: str, parameters: list[str], where: str) -> Case:
+def parse_spec(line: str, parameters: list[str], where: str, *, grouped: bool = False) -> Case:
     """The inverse of :func:`spec`.
 
     Raises:
-        TaskFileError: the line is not a list of ``name: integer`` pairs with exactly the problem's names.
+        TaskFileError: the line is not a list of ``name: integer`` (or ``name: [integer, ...]``) pairs with exactly
+            the problem's names.
     """
     case: Case = {}
     for part in filter(None, (piece.strip() for piece in line.split(";"))):
         name, separator, value = part.partition(":")
         try:
             if not separator or name.strip() in case:
-                raise ValueError("expected each name once, as 'name: integer'")
-            case[name.strip()] = int(value)
+                raise ValueError("expected each name once, as 'name: integer' or 'name: [integer, ...]'")
+            case[name.strip()] = _parse_value(value.strip())
         except ValueError as error:
             raise TaskFileError(f"{where}: cannot read {part!r} in {line!r}: {error}") from error
     try:
-        check_case(case, parameters, where)
+        check_case(case, parameters, where, grouped=grouped)
     except ValueError as error:
         raise TaskFileError(str(error)) from error
     return case
+
+
+def _parse_value(text: str) -> int | list[int]:
+    if text.startswith("[") and text.endswith("]"):
+        return [int(entry) for entry in text[1:-1].split(",")]
+    return int(text)

@@ -22,9 +22,10 @@ import torch
 
 from ..launch import counting_memory
 from . import counters, timing
-from .arena import Arena, Layout
+from .arena import Arena
 from .integrity import Snapshot
 from .problem import Problem, get_problem
+from .workspace import Workspace
 
 _clock = time.perf_counter_ns
 _event = torch.cuda.Event
@@ -49,7 +50,11 @@ def _task_module() -> types.ModuleType:
 
 
 class Worker:
-    """Serves the requests of one runner, for one submission."""
+    """Serves the requests of one runner, for one submission.
+
+    The runner stages the inputs of each call of a batch, has the calls made together, and collects what each of them
+    returned. Calls are numbered by the place of their inputs in the workspace.
+    """
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -57,9 +62,8 @@ class Worker:
         self._kernel: Any = None
         self._snapshot: Snapshot | None = None
         self._device = torch.device("cpu")
-        self._case: dict | None = None
-        self._layout: Layout | None = None
-        self._tensors: dict[str, torch.Tensor] = {}
+        self._workspace: Workspace | None = None
+        self._outputs: dict[int, tuple[list, list]] = {}  # what each call returned, and copies of it
         self._returned: list[torch.Tensor] = []
         self._clear: timing.ColdL2 | None = None
 
@@ -68,6 +72,7 @@ class Worker:
     def load(self, *, problem: str, path: str, device: str) -> dict:
         """Imports the submission."""
         self._problem, self._device = get_problem(problem), torch.device(device)
+        self._workspace = Workspace(self._problem, self._device, self._arena)
         if self._device.type == "cuda":
             self._clear = timing.ColdL2(self._device)
         self._snapshot = Snapshot()
@@ -83,52 +88,71 @@ class Worker:
             raise Refused(f"{file.name} defines no function custom_kernel(data)")
         return {}
 
-    def call(self, *, case: dict, timed: bool) -> dict:
-        """One call on what the arena holds now; the outputs go to the arena's result slots."""
-        data = self._prepare(case)
-        counters.reset()
-        begin = _clock()
-        gpu_ns = None
-        if timed and self._device.type == "cuda":
-            out, written, gpu_ns = self._timed_call(data)
-        else:
-            with counting_memory():
-                out = written = self._kernel(data)
-        described = self._store(out, written)
+    def stage(self, *, case: dict, index: int, batch: int) -> dict:
+        """Takes what the arena holds as the inputs of call ``index`` of at most ``batch``."""
+        self._workspace.lay_out(case, batch)
+        self._workspace.take_inputs(index)
         self._synchronize()
-        wall_ns = _clock() - begin
-        self._write_back()
-        return {"outputs": described, "wall_ns": wall_ns, "gpu_ns": gpu_ns, "counters": counters.collect()}
+        return {}
 
-    def measure(self, *, case: dict, repeats: int, relative_error: float, seconds: float) -> dict:
-        """Repeated calls, of which the harness checks the last; GPU times on CUDA, wall times otherwise."""
-        data = self._prepare(case)
+    def call(self, *, order: list[int], timed: bool) -> dict:
+        """The calls of ``order``, one after the other; times are of all of them, counters of the last."""
+        batch = self._prepare(order)
+        gpu_ns = None
+        begin = _clock()
+        if timed and self._device.type == "cuda":
+            gpu_ns = self._timed_calls(order, batch)
+        else:
+            outs = []
+            with counting_memory():
+                for data in batch:
+                    counters.reset()
+                    outs.append(self._kernel(data))
+            self._keep(order, outs)
+        self._synchronize()
+        return {"wall_ns": _clock() - begin, "gpu_ns": gpu_ns, "counters": counters.collect()}
+
+    def measure(self, *, order: list[int], repeats: int, relative_error: float, seconds: float) -> dict:
+        """Repeats the calls of ``order``; GPU times on CUDA, wall times otherwise, of all of them together.
+
+        What is left to collect is of the last repeat; on CUDA, of one more that is not reported.
+        """
+        batch = self._prepare(order)
         rule = timing.StopRule(repeats, relative_error, seconds)
-        kernel, last = self._kernel, None
+        kernel, last = self._kernel, []
 
-        def call() -> None:
+        def calls() -> None:
             nonlocal last
-            last = kernel(data)
+            last = [kernel(data) for data in batch]
 
         def clear() -> None:
+            self._remember(last)
             self._poison()
             if self._clear is not None:
                 self._clear()
 
         if self._device.type == "cuda":
-            samples = timing.time_cuda(call, rule=rule, clear=clear)
+            samples = timing.time_cuda(calls, rule=rule, clear=clear)
+            clear()
+            self._timed_calls(order, batch)
         else:
-            samples = timing.time_wall(call, rule=rule, clear=clear)
-        described = self._store(last, last)
+            samples = timing.time_wall(calls, rule=rule, clear=clear)
+            self._keep(order, last)
         self._synchronize()
-        self._write_back()
-        return {"samples": samples, "outputs": described}
+        return {"samples": samples}
 
-    def profile(self, *, case: dict) -> dict:
+    def collect(self, *, index: int) -> dict:
+        """Describes what call ``index`` returned; hands it over with that call's inputs as they are now."""
+        described = self._store(*self._outputs.pop(index))
+        self._workspace.give_inputs(index)
+        self._synchronize()
+        return {"outputs": described}
+
+    def profile(self, *, order: list[int]) -> dict:
         """One warm call, then one under torch's profiler."""
         from torch.profiler import ProfilerActivity, profile
 
-        data = self._prepare(case)
+        (data,) = self._prepare(order)
         self._kernel(data)
         self._synchronize()
         counters.reset()
@@ -144,47 +168,62 @@ class Worker:
 
     # pieces
 
-    def _prepare(self, case: dict) -> tuple:
-        """The ``data`` tuple over the arena, or over device tensors that keep their addresses and get new contents."""
-        if case != self._case:
-            self._layout = Layout.of(self._problem, case)
-            shared = {slot.buffer.name: self._arena.tensor(slot) for slot in self._layout.buffers}
-            on_cpu = self._device.type == "cpu"
-            self._tensors = (
-                shared if on_cpu else {n: torch.empty_like(t, device=self._device) for n, t in shared.items()}
-            )
-            self._case = case
-        if self._device.type == "cuda":
-            for slot in self._layout.buffers:
-                _copy(self._tensors[slot.buffer.name], self._arena.tensor(slot))
+    def _prepare(self, order: list[int]) -> list[tuple]:
+        """The ``data`` tuples of the calls; every output is NaN, and nothing of earlier calls is left."""
         self._poison()
-        self._returned = []
+        self._outputs = {}
         self._synchronize()
-        return self._problem.views(self._tensors)
+        return [self._workspace.data(index) for index in order]
 
     def _poison(self) -> None:
         """Fills with NaN what the problem or the submission last returned: it must be written again."""
-        for slot in self._layout.buffers:
-            if slot.buffer.output:
-                _fill(self._tensors[slot.buffer.name], float("nan"))
+        self._workspace.poison()
         for tensor in self._returned:
             _fill(tensor, float("nan"))
+        self._returned = []
 
-    def _timed_call(self, data: tuple) -> tuple[Any, Any, float]:
+    def _timed_calls(self, order: list[int], batch: list[tuple]) -> float:
+        """Times the calls together, in nanoseconds, and keeps what they returned."""
         start, end = _event(enable_timing=True), _event(enable_timing=True)
+        kernel = self._kernel
         self._clear()
         start.record()
-        out = self._kernel(data)
+        outs = [kernel(data) for data in batch]
         end.record()
-        # copied in stream order, before the host waits: work hidden on another stream comes too late
-        written = [_clone(item) if type(item) is _Tensor else item for item in _as_list(out)]
+        self._keep(order, outs)
         end.synchronize()
-        return out, written, start.elapsed_time(end) * 1e6
+        return start.elapsed_time(end) * 1e6
 
-    def _store(self, out: Any, written: Any) -> list[dict]:
-        """Describes the outputs and copies ``written``, their contents, to the result slots where shapes match."""
-        described = []
-        for index, (tensor, content) in enumerate(zip(_as_list(out), _as_list(written))):
+    def _keep(self, order: list[int], outs: list) -> None:
+        """Keeps what the calls returned, with copies taken only after the last of them.
+
+        A tensor that serves two calls holds one answer by then. On a GPU the copies are queued in stream order before
+        the host waits, so that work hidden on another stream comes too late.
+        """
+        for index, out in zip(order, outs):
+            returned = list(out) if isinstance(out, (list, tuple)) else [out]
+            copies = [_clone(item) if type(item) is _Tensor else item for item in returned]
+            self._outputs[index] = returned, copies
+        self._remember(outs)
+
+    def _remember(self, outs: list) -> None:
+        """Notes which tensors of the submission's own to fill with NaN before the next calls."""
+        for out in outs:
+            for tensor in out if isinstance(out, (list, tuple)) else [out]:
+                # the workspace is poisoned as a whole, and may hold another case's inputs by then
+                if type(tensor) is _Tensor and self._is_output(tensor) and not self._workspace.holds(tensor):
+                    self._returned.append(tensor.detach())
+
+    def _is_output(self, tensor: torch.Tensor) -> bool:
+        """Whether it can be one of the case's outputs, every element in a place of its own."""
+        kinds = {(slot.buffer.shape, slot.buffer.dtype) for slot in self._workspace.layout.results}
+        kind = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+        return kind in kinds and tensor.layout is torch.strided and not _is_broadcast(tensor)
+
+    def _store(self, returned: list, copies: list) -> list[dict]:
+        """Describes a call's outputs and copies their contents to the result slots where shapes match."""
+        described, results = [], self._workspace.layout.results
+        for index, (tensor, content) in enumerate(zip(returned, copies)):
             if type(tensor) is not _Tensor:
                 described.append({"type": type(tensor).__name__})
                 continue
@@ -196,38 +235,14 @@ class Worker:
                 "strided": tensor.layout is torch.strided,
             }
             described.append(entry)
-            if not entry["strided"] or tensor.device.type != self._device.type or index >= len(self._layout.results):
+            if not entry["strided"] or tensor.device.type != self._device.type or index >= len(results):
                 continue
-            entry["broadcast"] = any(s == 0 and n > 1 for s, n in zip(tensor.stride(), tensor.shape))
-            entry["aliases"] = self._aliases(tensor)
-            slot = self._layout.results[index]
+            entry["broadcast"] = _is_broadcast(tensor)
+            entry["aliases"] = self._workspace.aliases(tensor)
+            slot = results[index]
             if tuple(tensor.shape) == slot.buffer.shape and entry["dtype"] == slot.buffer.dtype:
                 _copy(self._arena.tensor(slot), content.detach())
-                # memory of the arena is the runner's to fill: another case's buffers may lie there by then
-                if not entry["broadcast"] and not self._arena.holds(tensor):
-                    self._returned.append(tensor.detach())
         return described
-
-    def _aliases(self, tensor: torch.Tensor) -> list[str]:
-        """Names of the inputs whose memory ``tensor`` overlaps."""
-        if tensor.numel() == 0:
-            return []
-        first = tensor.data_ptr()
-        reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) + 1
-        last = first + reach * tensor.element_size()
-        found = []
-        for slot in self._layout.buffers:
-            begin = self._tensors[slot.buffer.name].data_ptr()
-            if not slot.buffer.output and first < begin + slot.nbytes and begin < last:
-                found.append(slot.buffer.name)
-        return found
-
-    def _write_back(self) -> None:
-        """Lets the harness see the inputs as the call left them."""
-        if self._device.type == "cuda":
-            for slot in self._layout.buffers:
-                if not slot.buffer.output:
-                    _copy(self._arena.tensor(slot), self._tensors[slot.buffer.name])
 
     def _synchronize(self) -> None:
         if self._device.type == "cuda":
@@ -236,9 +251,9 @@ class Worker:
     def answer(self, request: dict) -> dict:
         """Runs one request and turns whatever the submission raises into an answer."""
         arguments = dict(request)
-        operation = {"load": self.load, "call": self.call, "measure": self.measure, "profile": self.profile}
+        operations = (self.load, self.stage, self.call, self.measure, self.collect, self.profile)
         try:
-            result = operation[arguments.pop("op")](**arguments)
+            result = {operation.__name__: operation for operation in operations}[arguments.pop("op")](**arguments)
         except Refused as error:
             return {"error": str(error), "traceback": ""}
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # all of it is the submission's doing
@@ -249,8 +264,8 @@ class Worker:
         return result
 
 
-def _as_list(out: Any) -> list:
-    return list(out) if isinstance(out, (list, tuple)) else [out]
+def _is_broadcast(tensor: torch.Tensor) -> bool:
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape))
 
 
 def _own_traceback(error: BaseException) -> str:

@@ -77,6 +77,28 @@ def test_the_message_shows_where_and_what():
     assert (check.passed, check.max_abs, check.max_rel) == (False, 3.0, 1.5)
 
 
+def test_large_outputs_are_compared_in_parts(monkeypatch):
+    rng = np.random.default_rng(3)
+    value = rng.normal(size=(9, 50)) * 100
+    got = value.astype(np.float16)
+    got[0, 1], got[4, 7], got[8, 49] = 1e4, np.inf, -3
+    reference = Expected(value, np.abs(value))
+    whole = check_output(got, reference, PUBLIC)
+    monkeypatch.setattr("cute_nvfp4.harness.checker._AT_ONCE", 16)
+    parts = check_output(got, reference, PUBLIC)
+    assert parts.message == whole.message and "3 of 450 elements are wrong: (0, 1): got 10000" in parts.message
+    assert np.isnan([parts.max_abs, parts.max_rel, whole.max_abs, whole.max_rel]).all()
+    got[4, 7] = value[4, 7]
+    assert check_output(got, reference, PUBLIC).max_abs == pytest.approx(1e4 - value[0, 1], rel=1e-3)
+
+
+def test_a_tolerance_of_magnitudes_needs_magnitudes():
+    reference = Expected(np.zeros(2), None)
+    assert check_output(out(0, 0), reference, PUBLIC).passed
+    with pytest.raises(ValueError, match="without magnitudes"):
+        check_output(out(0, 0), reference, Tolerances(rtol=0, atol=0, sum_rtol=1e-3))
+
+
 def test_a_wrong_shape_is_a_failure_not_a_broadcast():
     check = check_output(out(1), expected(1, 1), PUBLIC)
     assert not check.passed and "shape (1,), expected (2,)" in check.message

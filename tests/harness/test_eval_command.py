@@ -92,7 +92,7 @@ def test_one_case_with_a_seed_of_ones_own_in_profile_mode(tmp_path):
 @pytest.mark.parametrize(
     "arguments,code,message",
     [
-        (["eval", "nvfp4_gemn"], 2, "unknown problem 'nvfp4_gemn'; known problems: nvfp4_gemv"),
+        (["eval", "nvfp4_gemn"], 2, "unknown problem 'nvfp4_gemn'; known problems: nvfp4_dual_gemm, nvfp4_gemm"),
         ([*EVAL, "--mode", "tset"], 2, "unknown mode 'tset'; expected one of: test, benchmark, leaderboard, profile"),
         ([*EVAL, "--backend", "gpu"], 2, "unknown backend 'gpu'; expected one of: auto, cuda, sim, reference"),
         ([*EVAL, "--data", "kind"], 2, "unknown data 'kind'"),

@@ -1,15 +1,15 @@
-"""Data and reference of nvfp4_gemv against plain loops and against other people's decoders."""
+"""Data and reference of nvfp4_gemv against plain loops; its decoders are tested in test_product_data.py."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
 
 from cute_nvfp4.harness.problem import get_problem
+from cute_nvfp4.harness.problems import data
 from cute_nvfp4.harness.problems.nvfp4_gemv import reference as gemv
 
 PROBLEM = get_problem("nvfp4_gemv")
@@ -20,16 +20,6 @@ def views(case, kind):
     tensors = PROBLEM.generate(case, case["seed"], kind)
     tensors["c"] = torch.zeros(case["l"], case["m"], 1, dtype=torch.float16)
     return tensors, PROBLEM.views(tensors)
-
-
-def test_decode_tables_against_ml_dtypes():
-    codes = np.arange(256, dtype=np.uint8)
-    e4m3 = codes.view(ml_dtypes.float8_e4m3fn).astype(np.float64)
-    np.testing.assert_array_equal(gemv.e4m3_table().numpy(), e4m3)
-    nibbles = np.arange(16, dtype=np.uint8).view(ml_dtypes.float4_e2m1fn).astype(np.float64)
-    pairs = gemv.e2m1_pair_table().numpy()
-    np.testing.assert_array_equal(pairs[:, 0], nibbles[codes & 15])  # the low nibble is the even element
-    np.testing.assert_array_equal(pairs[:, 1], nibbles[codes >> 4])
 
 
 def test_shapes_dtypes_and_strides_of_the_data_tuple():
@@ -83,7 +73,7 @@ def test_full_draws_cover_every_code_and_stay_finite_in_fp16():
         assert tensors[name].unique().numel() == 256
     expected = PROBLEM.reference(case, tensors)[0]
     assert np.isfinite(expected.value.astype(np.float16)).all()
-    scales = gemv.e4m3_table()
+    scales = data.e4m3_table()
     product = scales[tensors["sfa"].long()] * scales[tensors["sfb"][:, :1].long()]
     assert product.abs().max() <= gemv.SCALE_PRODUCT_BOUND
 

@@ -14,7 +14,7 @@ from cute_nvfp4.harness.problem import get_problem
 from cute_nvfp4.harness.protocol import lines
 from cute_nvfp4.harness.report import print_run
 from cute_nvfp4.harness.results import CaseResult, RunResult
-from cute_nvfp4.harness.schema import load_task
+from cute_nvfp4.harness.schema import Task, load_task
 from cute_nvfp4.harness.timing import Timing
 
 PROBLEM = get_problem("nvfp4_gemv")
@@ -100,6 +100,35 @@ def test_protocol_never_reports_a_wall_time_as_a_benchmark():
     found = dict(line.split(": ", 1) for line in lines(a_run("sim")))
     assert not [key for key in found if key.endswith(("mean", "best"))]
     assert found["benchmark.0.status"] == "pass"
+
+
+def grouped_run() -> tuple[RunResult, Task]:
+    """A measured run of the grouped problem, whose repeats made 15 calls."""
+    problem = get_problem("nvfp4_group_gemm")
+    task = load_task(problem.folder / "task.yml")
+    run = RunResult("nvfp4_group_gemm", "benchmark", "cuda", "sm_100a", "a device", "public", "mine.py", None, {})
+    for index, case in enumerate(task.benchmarks):
+        result = CaseResult(index, case, 1111, True, max_abs=0.0, max_rel=0.0, calls_checked=17, batch=15, gpu=TIMES)
+        result.useful_bytes, result.peer, result.peer_name = problem.useful_bytes(case), TIMES, "loop of torch bf16 mm"
+        run.cases.append(result)
+    return run, task
+
+
+def test_groups_are_shown_in_short_and_batches_are_named():
+    run, task = grouped_run()
+    console = Console(width=200, record=True, file=io.StringIO())
+    print_run(run, task, console)
+    text = console.export_text()
+    assert "m=80,176,128,72,64,248,96,160 n=8×4096 k=8×7168" in text and "m=192,320 n=2×3072 k=2×4096" in text
+    assert "GPU times, L2 cold and clean, means of 15 calls on 15 inputs" in text
+    assert "loop of torch bf16 mm" in text
+    assert "means of" not in printed(a_run("cuda"))  # one call a repeat
+
+
+def test_protocol_lines_of_a_grouped_problem():
+    found = dict(line.split(": ", 1) for line in lines(grouped_run()[0]))
+    assert found["benchmark.2.spec"] == "m: [192, 320]; n: [3072, 3072]; k: [4096, 4096]; seed: 1111"
+    assert float(found["benchmark.2.mean"]) == 21_000
 
 
 def test_protocol_errors_are_one_line():

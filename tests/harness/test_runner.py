@@ -10,9 +10,11 @@ from support import HONEST, TINY
 
 from cute_nvfp4.harness.errors import HarnessError, SubmissionError
 from cute_nvfp4.harness.evaluate import Evaluation, Options
-from cute_nvfp4.harness.problem import get_problem
-from cute_nvfp4.harness.runner import CallFailed, Runner, directives, read_submission
+from cute_nvfp4.harness.problem import get_problem, known_problems
+from cute_nvfp4.harness.runner import CallFailed, Runner
 from cute_nvfp4.harness.schema import load_task
+from cute_nvfp4.harness.submission import directives, read_submission
+from cute_nvfp4.harness.timing import StopRule
 
 # Misbehaves on demand: the number of elements of c tells which case this is.
 MISBEHAVING = """
@@ -108,6 +110,88 @@ def test_a_hang_is_ended_after_the_timeout(runner, monkeypatch):
     assert runner.call(case(11), 1).check.passed
 
 
+LISTS = """
+import sys
+sys.path.insert(0, {honest!r})
+from products import answers
+
+def custom_kernel(data):
+    out = answers(data)
+    rows = out[0].shape[0]
+    if rows == 1:
+        return out[0]
+    if rows == 2:
+        return [out[0], None]
+    if rows == 3:
+        return [out[0], out[1].float()]
+    if rows == 4:
+        return [out[0], out[1][:1].expand_as(out[1])]
+    if rows == 5:
+        return [(out[0],), out[1]]
+    if rows == 6:
+        return dict(enumerate(out))
+    return out
+"""
+
+
+@pytest.fixture(scope="module")
+def list_runner(tmp_path_factory):
+    path = tmp_path_factory.mktemp("lists") / "submission.py"
+    path.write_text(LISTS.format(honest=str(HONEST.parent)))
+    cases = [list_case(rows) for rows in range(1, 8)]
+    options = {"backend": "reference", "arch": None, "device": "cpu", "batch": 3, "timeout": 30.0}
+    with Runner(
+        get_problem("nvfp4_group_gemm"), path, cases, tolerances=load_task(TINY).tolerances, **options
+    ) as started:
+        yield started
+
+
+def list_case(rows: int) -> dict:
+    return {"m": [rows, 9], "n": [4, 3], "k": [32, 16], "seed": rows}
+
+
+@pytest.mark.parametrize(
+    "rows,message",
+    [
+        (1, "returned 1 outputs, expected 2"),
+        (2, "returned a NoneType as output 1, expected a torch.Tensor"),
+        (3, r"output 1 is float32 \[9, 3, 1\] on cpu, expected float16 \[9, 3, 1\] on cpu"),
+        (4, "the output 1 is a broadcast view"),
+        (5, "returned a tuple as output 0, expected a torch.Tensor"),
+        (6, "returned 1 outputs, expected 2"),
+    ],
+)
+def test_what_is_not_a_list_of_outputs_is_refused(list_runner, rows, message):
+    with pytest.raises(CallFailed, match=message):
+        list_runner.call(list_case(rows), 1)
+    with pytest.raises(CallFailed, match="call 1 of 2 in the batch: .*" + message):
+        list_runner.call(list_case(rows), 1, calls=2)
+
+
+def test_a_batch_is_checked_call_by_call_and_timed_as_one(list_runner):
+    outcome = list_runner.call(list_case(7), 1, calls=3)
+    assert outcome.check.passed and outcome.calls == 3
+    samples, check = list_runner.measure(list_case(7), 2, StopRule(repeats=2), calls=3)
+    assert check.passed and len(samples) == 2
+
+
+def test_tensors_of_the_submission_are_poisoned_before_the_next_request():
+    """Two cases with the same contents (nvfp4_gemv has such) must both be computed."""
+    path = HONEST.parent / "kept_by_content.py"
+    options = {"backend": "reference", "arch": None, "device": "cpu", "tolerances": load_task(TINY).tolerances}
+    with Runner(get_problem("nvfp4_group_gemm"), path, [list_case(7)], **options) as started:
+        assert started.call(list_case(7), 1).check.passed
+        again = started.call(list_case(7), 1).check
+    assert not again.passed and "may never have been written" in again.message
+
+
+def test_the_inputs_of_a_batch_differ_and_their_places_are_shuffled(list_runner):
+    staged = [list_runner._stage(list_case(7), seed, 3) for seed in range(8)]
+    assert len({tuple(inputs) for inputs in staged}) > 1  # orders
+    drawn = [inputs["a0"].numpy().tobytes() for calls in staged for inputs in calls.values()]
+    assert len(set(drawn)) == 24
+
+
 def _evaluate(path: Path, **options):
     return Evaluation(Options("nvfp4_gemv", submission=path, backend="reference", task_file=TINY, **options))
 
@@ -156,7 +240,8 @@ def test_a_submission_to_another_problem_is_refused(tmp_path):
         _evaluate(path)
 
 
-def test_our_own_submission_is_found_and_names_its_problem():
-    evaluation = Evaluation(Options("nvfp4_gemv", backend="sim"))
-    assert directives(read_submission(evaluation.submission)) == {"leaderboard": "nvfp4_gemv", "gpu": "B200"}
+@pytest.mark.parametrize("name", known_problems())
+def test_our_own_submission_is_found_and_names_its_problem(name):
+    evaluation = Evaluation(Options(name, backend="sim"))
+    assert directives(read_submission(evaluation.submission)) == {"leaderboard": name, "gpu": "B200"}
     assert len(evaluation.numbered) == 10

@@ -1,0 +1,27 @@
+#!POPCORN leaderboard nvfp4_gemm
+#!POPCORN gpu B200
+
+"""cute_nvfp4's GEMM as a submission: nothing here that another contestant could not write."""
+
+from __future__ import annotations
+
+import os
+
+from task import input_t, output_t
+
+from cute_nvfp4 import BlockScaledTensor, gemm
+
+# The harness chooses the backend; without it, CUDA tensors run on their GPU and CPU tensors in the simulator.
+_BACKEND = os.environ.get("CUTE_NVFP4_BACKEND", "auto")
+
+
+def custom_kernel(data: input_t) -> output_t:
+    """C = A Bᵀ from (a, b, sfa, sfb, sfa_permuted, sfb_permuted, c); a is (M, K/2, L), c is (M, N, L)."""
+    a, b, _, _, sfa_permuted, sfb_permuted, c = data
+    gemm(
+        BlockScaledTensor.from_problem(a, sfa_permuted),
+        BlockScaledTensor.from_problem(b, sfb_permuted),
+        out=c.permute(2, 0, 1),
+        backend=_BACKEND,
+    )
+    return c
