@@ -90,6 +90,17 @@ def test_a_multicast_commit_to_a_cta_that_does_not_wait() -> None:
                 go(body.replace("WAIT", ""), schedule=schedule, **CLUSTER)
 
 
+def test_a_phase_knows_nothing_of_arrivals_after_its_end() -> None:
+    """Three warps arrive together where two are expected: the third counts in the next phase, and is not waited for."""
+    body = "st.shared.b32 [%r7], %r1; bar.warp.sync -1; and.b32 %r13, %r1, 31;"
+    body += "setp.eq.u32 %q4, %r13, 0; @%q4 mbarrier.arrive.shared.b64 _, [bar];" + wait("%r5", "0")
+    body += "ld.shared.b32 %r12, [cell]; ld.shared.b32 %r12, [cell+128]; ld.shared.b32 %r12, [cell+256];"
+    go(INIT.format(3, "") + body, block=96)
+    for schedule in (Schedule(), Schedule(1, warps="random"), Schedule(2, warps="random")):
+        with pytest.raises(Race):
+            go(INIT.format(2, "") + body, block=96, schedule=schedule)
+
+
 def test_a_wait_that_gives_up_is_no_deadlock() -> None:
     """try_wait may say no although the phase is over; whoever asks again is not caught in a loop."""
     body = """@%q1 mbarrier.init.shared.b64 [bar], 1; bar.sync 0; @%q1 mbarrier.arrive.shared.b64 _, [bar];

@@ -7,6 +7,7 @@ import numpy as np
 from cute_nvfp4.sim.engine import Wait
 from cute_nvfp4.sim.errors import MbarrierMisuse
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.mbarrier import Mbarriers
 from cute_nvfp4.sim.model import Instruction, Kernel, Sink
 
 _PHASE_BITS = 32
@@ -134,13 +135,17 @@ def _arrive(i: Instruction, m: Mods, kind: str) -> Op:
         if expect:
             table.expect_tx(i.where(), cta, offset, number)
         slot = table.find(i.where(), cta, offset)
-        pending = table.pending[cta, slot].copy()
         checks = g.wave.checks
-        if checks is not None:
-            checks.mbarrier_arrive(g, i, rows, lanes, cta, offset, ordered)
+        arrivals = np.ones(len(rows), np.int64) if expect else np.broadcast_to(number, rows.shape)
         if drop:
-            np.subtract.at(table.count, (cta, slot), 1 if expect else number)
-        phase = table.arrive(i.where(), cta, offset, 1 if expect else number)
+            np.subtract.at(table.count, (cta, slot), arrivals)
+        pending, phase = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
+        # a phase that ends among these arrivals must not know of the later ones: then they come one by one
+        for k in _parts(table, cta, slot, arrivals) if checks is not None else [slice(None)]:
+            pending[k] = table.pending[cta[k], slot[k]]
+            if checks is not None:
+                checks.mbarrier_arrive(g, i, rows[k], lanes[k], cta[k], offset[k], ordered)
+            phase[k] = table.arrive(i.where(), cta[k], offset[k], arrivals[k])
         state = np.zeros((g.n, 32), np.uint64)
         state[rows, lanes] = (pending << _PHASE_BITS | phase).astype(np.uint64)
         return state
@@ -149,6 +154,16 @@ def _arrive(i: Instruction, m: Mods, kind: str) -> Op:
     if not has_state:
         return Op(lambda *a: (fn(*a), None)[1], (), src, "mbarrier", context=True)
     return Op(fn, ("b64",), src, "mbarrier", context=True)
+
+
+def _parts(table: Mbarriers, cta: np.ndarray, slot: np.ndarray, arrivals: np.ndarray) -> list[slice]:
+    """All arrivals at once; or each for itself, if some barrier has more of them than its phase still needs."""
+    if len(cta) > 1:
+        barriers, inverse = np.unique(cta * table.pending.shape[1] + slot, return_inverse=True)
+        needed = table.pending.reshape(-1)[barriers]
+        if (np.bincount(inverse.reshape(-1), weights=arrivals) > needed).any():
+            return [slice(k, k + 1) for k in range(len(cta))]
+    return [slice(None)]
 
 
 def _tx(i: Instruction, m: Mods, kind: str) -> Op:

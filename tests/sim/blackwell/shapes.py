@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from cute_nvfp4.harness.problems.nvfp4_gemv.reference import blocked_storage, e2m1_pair_table, e4m3_table
+from cute_nvfp4.harness.problems.data import blocked_storage, e2m1_pair_table, e4m3_table
 
 BLOCK = 16
 GEMM_SHAPES = (

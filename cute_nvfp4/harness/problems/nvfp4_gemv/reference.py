@@ -18,7 +18,6 @@ from ..data import (
     BLOCK,
     E4M3_MAGNITUDES,
     Operand,
-    blocked_storage,
     blocked_view,
     check_k,
     draw_bytes,
@@ -32,8 +31,6 @@ from ..data import (
     scales_view,
     stored,
 )
-
-__all__ = ["PROBLEM", "blocked_storage", "e2m1_pair_table", "e4m3_table"]
 
 B_ROWS = 128
 # Full-range draws bound the product of a block's two scales, so that fp16 results stay finite up to K = 16384.
