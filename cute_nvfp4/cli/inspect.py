@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
     from ..compile import CompiledKernel
     from ..inspection import Access, KernelReport
 
-_KERNELS = ("gemv",)
+# problems that stand for a kernel unless sizes are given: (m, n, k)
+_KERNELS = {"gemv": (7168, 1, 16384), "gemm": (128, 7168, 16384)}
 
 
 def inspect(
     kernel: Annotated[str, typer.Argument(help=f"Kernel: {', '.join(_KERNELS)}.", show_default=False)],
     arch: Annotated[str, typer.Option(help="Architecture to compile for: sm_90a, sm_100a, sm_103a.")] = "sm_100a",
-    m: Annotated[int, typer.Option(help="Rows of A.")] = 7168,
-    k: Annotated[int, typer.Option(help="Length of a row.")] = 16384,
+    m: Annotated[int | None, typer.Option(help="Rows of A.", show_default="gemv 7168, gemm 128")] = None,
+    n: Annotated[int | None, typer.Option(help="Rows of B (gemm).", show_default="7168")] = None,
+    k: Annotated[int | None, typer.Option(help="Length of a row.", show_default="16384")] = None,
     batch: Annotated[int, typer.Option("--l", help="Batch.")] = 1,
-    scales: Annotated[str, typer.Option(help="Layout of the scales: blocked or rowmajor.")] = "blocked",
+    scales: Annotated[str, typer.Option(help="Layout of the scales (gemv): blocked or rowmajor.")] = "blocked",
     ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX.")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Print the SASS.")] = False,
     json: JsonOption = "",
@@ -37,17 +39,24 @@ def inspect(
         fail(f"unknown kernel {kernel!r}; known kernels: {', '.join(_KERNELS)}", 2)
     if scales not in ("blocked", "rowmajor"):
         fail(f"unknown layout of scales {scales!r}; expected blocked or rowmajor", 2)
-    if k % 16 or min(m, k, batch) < 1:
-        fail(f"m={m} k={k} l={batch} is not a problem: k is a multiple of 16, and all are at least 1", 2)
+    m, n, k = (default if given is None else given for given, default in zip((m, n, k), _KERNELS[kernel]))
+    multiple = 16 if kernel == "gemv" else 32
+    sizes = f"m={m} k={k} l={batch}" if kernel == "gemv" else f"m={m} n={n} k={k} l={batch}"
+    if k % multiple or min(m, n, k, batch) < 1:
+        fail(f"{sizes} is not a problem: k is a multiple of {multiple}, and all are at least 1", 2)
     with shown_errors():
         from ..inspection import inspect_cubin
         from ..target import architecture
 
         architecture(arch)
         with stderr().status(f"compiling {kernel} for {arch}"):
-            compiled, config = _compile(arch, m, k, batch, scales)
+            if kernel == "gemv":
+                (compiled, config), plan = _compile(arch, m, k, batch, scales), {}
+            else:
+                compiled, config, plan = _compile_gemm(arch, m, n, k, batch)
             report = inspect_cubin(compiled.cubin, compiled.ptx)
     content = {"kernel": kernel, "arch": arch, "m": m, "k": k, "l": batch, "config": config} | report.to_dict()
+    content |= {"n": n, "plan": plan} if plan else {}
     content |= {"ptx": compiled.ptx} if ptx else {}
     content |= {"sass": report.sass} if sass else {}
     if json:
@@ -59,7 +68,9 @@ def inspect(
     if sass:
         print(report.sass)
     for found in report.kernels:
-        _show(found, f"{kernel} · {arch} · m={m} k={k} l={batch} · compiled, not measured", config)
+        _show(found, f"{kernel} · {arch} · {sizes} · compiled, not measured", config)
+    if plan:
+        _show_plan(plan)
 
 
 def _compile(arch: str, m: int, k: int, batch: int, scales: str) -> tuple[CompiledKernel, str]:
@@ -69,6 +80,64 @@ def _compile(arch: str, m: int, k: int, batch: int, scales: str) -> tuple[Compil
     compiled, config = compile_gemv(arch, m=m, k=k, batch=batch, scales=scales)
     values = ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
     return compiled, " ".join(f"{name}={value}" for name, value in values if name != "arch")
+
+
+def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[CompiledKernel, str, dict[str, Any]]:
+    """The kernel that ``gemm`` would run on this problem, its plan in words, and where everything lies."""
+    from ..inspection import disassemble, innermost_loop
+    from ..kernels.core.graph import pipeline_graph
+    from ..kernels.core.mma import UNROLL
+    from ..kernels.core.plan import SharedPlan, TensorPlan
+    from ..kernels.gemm_choose import GemmProblem, choose
+    from ..ops import compile_gemm
+    from ..target import architecture
+
+    target = architecture(arch)
+    chosen = choose(GemmProblem(m, n, k, batch), target, target.sm_count)
+    compiled, config = compile_gemm(chosen.config), chosen.config
+    opcode = "UTCOMMA" if config.formats[0].element_bits == 4 else "UTCQMMA"
+    loop = innermost_loop(disassemble(compiled.cubin), opcode)
+    edges = {
+        edge.name: {
+            "producer": edge.producer,
+            "consumer": edge.consumer,
+            "full": str(edge.full),
+            "empty": str(edge.empty),
+        }
+        for edge in pipeline_graph(config)
+    }
+    plan = {
+        "shared_memory": SharedPlan(config).arithmetic,
+        "tensor_memory": TensorPlan(config).arithmetic,
+        "pipelines": edges,
+        "mma_loop": {
+            "steps": UNROLL,
+            "instructions": loop.instructions,
+            "mmas": loop.count(opcode),
+            "scale_copies": loop.count("UTCCP"),
+        },
+    }
+    return compiled, str(chosen), plan
+
+
+def _show_plan(plan: dict[str, Any]) -> None:
+    """Memory, and the arrivals that complete each phase of each barrier."""
+    from rich.text import Text
+
+    console = stdout()
+    for name in ("shared_memory", "tensor_memory"):
+        console.print(Text(f"{name.replace('_', ' ')}: {plan[name]}"), soft_wrap=True)
+    loop = plan["mma_loop"]
+    console.print(
+        Text(
+            f"MMA loop: {loop['instructions'] / loop['steps']:g} instructions for a step of K, of which "
+            f"{loop['mmas'] / loop['steps']:g} MMAs and {loop['scale_copies'] / loop['steps']:g} copies of scales"
+        ),
+        soft_wrap=True,
+    )
+    for name, edge in plan["pipelines"].items():
+        text = f"pipeline {name} ({edge['producer']} to {edge['consumer']}), arrivals that end a phase"
+        console.print(Text(f"{text}: full {edge['full']}; empty {edge['empty']}"), soft_wrap=True)
 
 
 def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:
