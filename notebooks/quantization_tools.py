@@ -1,0 +1,200 @@
+"""Draws samples, measures errors, searches scales the long way and models times for ``05_quantization.ipynb``.
+
+Errors are computed in float64 from what ``quantize`` wrote. What is recomputed here, is recomputed differently from the
+library: elements are rounded by their distances to E2M1's numbers, scales found by trying all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from cute_nvfp4 import BlockScaledTensor, formats, rates
+from cute_nvfp4.kernels.gemm_choose import GemmProblem, choose, predict_plan
+from cute_nvfp4.target import ARCHITECTURES
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+DRAWS = {
+    "normal": lambda random, shape: random.standard_normal(shape),
+    "Laplace": lambda random, shape: random.laplace(size=shape),
+    "Student t₃": lambda random, shape: random.standard_t(3, shape),
+}
+E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+E4M3 = formats.decode_e4m3(torch.arange(127, dtype=torch.uint8), torch.float64).numpy()
+"""All finite E4M3 numbers from 0 to 448, by code."""
+
+
+def floats(values: Any) -> torch.Tensor:
+    """A float32 tensor."""
+    return torch.tensor(np.asarray(values), dtype=torch.float32)
+
+
+def million(seed: int = 0) -> dict[str, torch.Tensor]:
+    """1024² numbers of each distribution, drawn one after the other from one seed."""
+    random = np.random.default_rng(seed)
+    return {name: floats(draw(random, (1024, 1024))) for name, draw in DRAWS.items()}
+
+
+def relative_mse(x: torch.Tensor, y: torch.Tensor) -> float:
+    """Σ(y − x)² / Σx², in float64."""
+    x, y = x.detach().to(torch.float64), y.detach().to(torch.float64)
+    return float((y - x).square().sum() / x.square().sum())
+
+
+def decibels(mse: float) -> float:
+    """Signal to noise of a relative mean squared error."""
+    return float(-10 * np.log10(mse))
+
+
+def snr(x: torch.Tensor, q: BlockScaledTensor) -> float:
+    """Signal to noise of ``q`` as a quantization of ``x``, in dB."""
+    return decibels(relative_mse(x, q.dequantize(torch.float64)))
+
+
+def block_errors(x: torch.Tensor, q: BlockScaledTensor) -> np.ndarray:
+    """Σ(value − x)² of every block, (rows, blocks), in float64."""
+    difference = q.dequantize(torch.float64) - x.to(torch.float64)
+    return difference.unflatten(-1, (-1, q.format.block)).square().sum(-1).numpy()
+
+
+def scales(q: BlockScaledTensor) -> np.ndarray:
+    """The scales' values of a matrix, without the global scale, (rows, blocks), in float64."""
+    decode = formats.decode_ue8m0 if q.format.scale == "ue8m0" else formats.decode_e4m3
+    codes = q.rowmajor_scale().view(torch.uint8)
+    return decode(codes).to(torch.float64).numpy().reshape(q.rows, -1)
+
+
+def nearest_e2m1(y: np.ndarray) -> np.ndarray:
+    """The nearest E2M1 number, by distance (a tie's error is the same whichever way it goes)."""
+    return np.sign(y) * E2M1[np.abs(np.abs(y)[..., None] - E2M1).argmin(-1)]
+
+
+def errors_of_all_scales(blocks: np.ndarray, global_scale: float) -> np.ndarray:
+    """Σ(value − x)² of ``blocks`` (n, 16) under each of the 127 E4M3 scales, (n, 127): ``optimal``, defined."""
+    result = np.empty((len(blocks), len(E4M3)))
+    for code, scale in enumerate(E4M3 * global_scale):
+        value = nearest_e2m1(blocks / scale) * scale if scale else np.zeros_like(blocks)
+        result[:, code] = ((value - blocks) ** 2).sum(-1)
+    return result
+
+
+def scales_worth_trying(blocks: np.ndarray, errors: np.ndarray, global_scale: float) -> np.ndarray:
+    """Which of the 127 scales could have an error below ``errors`` (n,), of blocks (n, 16): (n, 127).
+
+    A scale t clips the largest magnitude a by a − 6t, and makes zeros of all magnitudes below t/4.
+    """
+    magnitude = np.sort(np.abs(blocks), axis=-1)
+    t = E4M3 * global_scale
+    clipped = np.maximum(magnitude[:, -1:] - 6 * t, 0) ** 2
+    squares = np.concatenate([np.zeros((len(blocks), 1)), (magnitude**2).cumsum(-1)], axis=-1)
+    lost = np.stack([np.searchsorted(row, t / 4) for row in magnitude])
+    return np.maximum(clipped, np.take_along_axis(squares, lost, -1)) <= errors[:, None]
+
+
+def figures_of_docs() -> dict[str, list[float]]:
+    """The table of decibels in docs/quantization.md: rule → normal, Laplace, Student t₃."""
+    text = (ROOT / "docs" / "quantization.md").read_text(encoding="utf-8")
+    table = text.split("| rule | normal | Laplace | Student t₃ |")[1].split("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)`(, 16 × 16 blocks)? \|(.+)\|$", table, re.MULTILINE)
+    return {f"{rule}{' 2-D' if tiles else ''}": [float(x) for x in rest.split("|")] for rule, tiles, rest in rows}
+
+
+def record(name: str) -> dict | None:
+    """A measured record of ``benchmarks/results``, or None where there is none."""
+    path = RESULTS / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+
+
+@dataclass(frozen=True)
+class QuantizeCase:
+    """One measured quantization of a bf16 matrix (m, k).
+
+    name: the rule and where the global scale came from; bf16_us: torch's bf16 product of m = n and k in the same run.
+    """
+
+    name: str
+    m: int
+    k: int
+    us: float
+    useful_bytes: int
+    bf16_us: float | None
+
+    @property
+    def elements(self) -> int:
+        """Numbers quantized."""
+        return self.m * self.k
+
+
+def quantize_cases(record: dict) -> list[QuantizeCase]:
+    """The cases of a record of fused quantization, whose ``shapes`` have the fields that are read here.
+
+    A field that is missing is an error, but for ``torch_bf16_matmul_us``, which need not have been measured.
+    """
+    return [
+        QuantizeCase(
+            f"{case['rule']}, global scale {case['global_scale']}",
+            case["shape"]["m"],
+            case["shape"]["k"],
+            case["median_us"],
+            case["useful_bytes"],
+            case.get("torch_bf16_matmul_us"),
+        )
+        for case in record["shapes"]
+    ]
+
+
+# What follows is modelled: of a B200, from the published figures in cute_nvfp4.rates. Times are in microseconds.
+
+B200 = ARCHITECTURES["sm_100a"]
+BF16_BYTES, NVFP4_BYTES = 2, 0.5 + 1 / 16
+BF16_FLOP_S = rates.SUSTAINED_FLOP_S / 4
+"""A tensor core instruction takes 32 bytes of K in the same cycles whatever their type: 64 elements in NVFP4, 16 in
+bf16 (as in the data sheet, where bf16 has a quarter of the operations a second)."""
+
+
+def quantize_us(rows: int, k: int, passes: int = 1) -> float:
+    """A fused quantization of bf16 to NVFP4: a launch and its bytes for each pass; the last of them also writes."""
+    moved = rows * k * (passes * BF16_BYTES + NVFP4_BYTES)
+    return passes * rates.LAUNCH_US + moved / rates.BEST_BYTES_S * 1e6
+
+
+@functools.cache
+def nvfp4_gemm_us(m: int, n: int, k: int) -> float:
+    """The NVFP4 GEMM that ``gemm`` would choose, by ``kernels/gemm_model.py``; the result is bf16."""
+    problem = GemmProblem(m, n, k, out="bfloat16")
+    return predict_plan(choose(problem, B200, rates.SM_COUNT), problem, rates.SM_COUNT).us
+
+
+@functools.cache
+def bf16_gemm_us(m: int, n: int, k: int) -> float:
+    """A bf16 GEMM by the same model: it moves the bytes and takes the cycles of an MXFP8 GEMM with twice the K.
+
+    The stand-in's scales are taken out of DRAM's bytes. This is an assumption, not a kernel of this library.
+    """
+    problem = GemmProblem(m, n, 2 * k, a_format="mxfp8", b_format="mxfp8", out="bfloat16")
+    plan = choose(problem, B200, rates.SM_COUNT)
+    with_scales = predict_plan(plan, problem, rates.SM_COUNT)
+    bare = with_scales.dram_bytes - (m + n) * 2 * k / 32
+    return predict_plan(plan, problem, rates.SM_COUNT, dram_bytes=bare).us
+
+
+def columns_to_pay(passes: int = 1) -> float:
+    """N from which quantizing A (M, K) for one GEMM of many rows pays, whatever M and K are: bytes against FLOP.
+
+    Each element of A costs its bytes in the quantization, and saves 2N operations at the difference of the rates.
+    """
+    cost = (passes * BF16_BYTES + NVFP4_BYTES) / rates.BEST_BYTES_S
+    return cost / (2 / BF16_FLOP_S - 2 / rates.SUSTAINED_FLOP_S)
+
+
+def weights_to_pay(passes: int = 1) -> float:
+    """N · K from which quantizing a few rows of A pays for one GEMM: launches against bytes of weights."""
+    return passes * rates.LAUNCH_US * 1e-6 / ((BF16_BYTES - NVFP4_BYTES) / rates.DRAM_BYTES_S)
