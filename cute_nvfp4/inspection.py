@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .errors import CompileError
 
-__all__ = ["Access", "KernelReport", "Report", "disassemble", "find_tool", "inspect_cubin"]
+__all__ = ["Access", "KernelReport", "Loop", "Report", "disassemble", "find_tool", "innermost_loop", "inspect_cubin"]
 
 _WHEELS = {"nvdisasm": "nvidia-cuda-nvdisasm", "cuobjdump": "nvidia-cuda-cuobjdump"}
 _TIMEOUT_S = 120
@@ -51,6 +51,7 @@ _CLASS_OF = {opcode: name for name, opcodes in _CLASSES.items() for opcode in op
 
 _SASS_LINE = re.compile(r"^\s*/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*);", re.MULTILINE)
 _SASS_LABEL = re.compile(r"^(\.L_\w+):\s*$", re.MULTILINE)
+_SASS_BRANCH = re.compile(r"\bBRA[.\w]*\s[^`;]*`\((\.L_\w+)\)")
 _SECTION = re.compile(r"^\s*\.section\s+\.text\.([^\s,]+),", re.MULTILINE)
 _RESOURCES = re.compile(r"Function ([^\s:]+):\s*\n\s*(.*)")
 _PTX_ENTRY = re.compile(r"\.entry\s+([\w$]+)\s*\(")
@@ -99,7 +100,19 @@ class KernelReport:
 
     def count(self, opcode: str) -> int:
         """How many instructions are ``opcode`` or ``opcode.something``."""
-        return sum(n for name, n in self.opcodes.items() if name == opcode or name.startswith(opcode + "."))
+        return _count(self.opcodes, opcode)
+
+
+@dataclass(frozen=True)
+class Loop:
+    """The code from a label to a branch back to it: what one pass executes, but for what is jumped over."""
+
+    instructions: int
+    opcodes: dict[str, int]  # by full opcode
+
+    def count(self, opcode: str) -> int:
+        """How many instructions are ``opcode`` or ``opcode.something``."""
+        return _count(self.opcodes, opcode)
 
 
 @dataclass(frozen=True)
@@ -120,6 +133,10 @@ class Report:
     def to_dict(self) -> dict:
         """JSON-ready, without the disassembly."""
         return {"kernels": [asdict(kernel) for kernel in self.kernels]}
+
+
+def _count(opcodes: dict[str, int], opcode: str) -> int:
+    return sum(n for name, n in opcodes.items() if name == opcode or name.startswith(opcode + "."))
 
 
 def find_tool(name: str) -> Path:
@@ -170,6 +187,26 @@ def inspect_cubin(cubin: bytes, ptx: str) -> Report:
     if not code or set(code) - set(resources):
         raise CompileError(f"no resource usage for the kernels {sorted(code)}: cuobjdump knows {sorted(resources)}")
     return Report(tuple(_kernel(name, code[name], entries.get(name, ""), resources[name]) for name in code), sass)
+
+
+def innermost_loop(sass: str, opcode: str) -> Loop:
+    """The shortest loop of a kernel's disassembly that contains ``opcode``.
+
+    Raises:
+        CompileError: there is none.
+    """
+    lines, found = sass.splitlines(), []
+    labels = {match.group(1): n for n, line in enumerate(lines) if (match := _SASS_LABEL.match(line))}
+    for n, line in enumerate(lines):
+        branch = _SASS_BRANCH.search(line)
+        start = labels.get(branch.group(1), n) if branch else n
+        if start < n:
+            opcodes = Counter(name for name, _ in _instructions("\n".join(lines[start : n + 1])))
+            if _count(opcodes, opcode):
+                found.append(Loop(opcodes.total(), dict(opcodes.most_common())))
+    if not found:
+        raise CompileError(f"no loop of the kernel contains {opcode}")
+    return min(found, key=lambda loop: loop.instructions)
 
 
 def _split(header: re.Pattern, text: str) -> dict[str, str]:

@@ -99,17 +99,22 @@ def _check(status: int, what: str) -> None:
         raise CompileError(f"{what} failed: {name.decode() if isinstance(name, bytes) else name} ({status})")
 
 
-_counting: contextvars.ContextVar[bool] = contextvars.ContextVar("counting", default=False)
+_options: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVar("options", default=None)
 
 
 @contextlib.contextmanager
-def counting_memory() -> Iterator[None]:
-    """Within it, simulated launches also count requests and sectors of memory (see ``SimLauncher.last_results``)."""
-    token = _counting.set(True)
+def simulating(**options: Any) -> Iterator[None]:
+    """Within it, simulated launches run with these ``options`` of ``sim.run`` (schedule, checks, counters, …)."""
+    token = _options.set({**(_options.get() or {}), **options})
     try:
         yield
     finally:
-        _counting.reset(token)
+        _options.reset(token)
+
+
+def counting_memory() -> contextlib.AbstractContextManager[None]:
+    """Within it, simulated launches also count requests and sectors of memory (see ``SimLauncher.last_results``)."""
+    return simulating(counters=True)
 
 
 class SimLauncher:
@@ -131,7 +136,8 @@ class SimLauncher:
         for name, (tensor, writable) in tensors.items():
             memory.add(tensor, name=name, writable=writable)
         launches = self._host.call([kind(value) for kind, value in zip(self._types, values)])
-        self.last_results = [run(self._program, launch, memory, counters=_counting.get()) for launch in launches]
+        options = _options.get() or {}
+        self.last_results = [run(self._program, launch, memory, **options) for launch in launches]
 
 
 _launchers: dict[tuple[int, str], tuple[CompiledKernel, Launcher]] = {}

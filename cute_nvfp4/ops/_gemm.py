@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -88,14 +88,18 @@ def gemm(
     stream = torch.cuda.current_stream(a.device).cuda_stream if resolved.backend == "cuda" else 0
     workspace, flags = _workspace(plan, a.device, stream)
     values = _arguments(plan, a, b, out, bias, scalar, factors, (workspace, flags), stream)
-    if resolved.backend == "sim":
-        tensors = _tensors({"a": a, "b": b}, out, extra, workspace, flags)
-        run(values, tensors)
-        return out
-    # the DSL's host code launches on the current device
-    with torch.cuda.device(a.device) if a.device.index != torch.cuda.current_device() else _NOTHING:
-        run(values, {})
+    _launch(run, values, a.device, lambda: _tensors({"a": a, "b": b}, {"out": out}, extra, workspace, flags))
     return out
+
+
+def _launch(run: Launcher, values: list, device: torch.device, tensors: Callable[[], dict]) -> None:
+    """Runs a kernel; ``tensors`` are only asked for in the simulator."""
+    if device.type != "cuda":
+        run(values, tensors())
+        return
+    # the DSL's host code launches on the current device
+    with torch.cuda.device(device) if device.index != torch.cuda.current_device() else _NOTHING:
+        run(values, {})
 
 
 def compile_gemm(config: GemmConfig) -> CompiledKernel:
@@ -188,13 +192,18 @@ def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
 
 
 def _problem(
-    a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor, bias: torch.Tensor | None, factors: int
+    a: BlockScaledTensor,
+    b: BlockScaledTensor,
+    out: torch.Tensor,
+    bias: torch.Tensor | None,
+    factors: int,
+    **more: Any,
 ) -> GemmProblem:
     m, n, batch = _strides(out)
     if n in (0, 1):
-        major, step, length = "n", m, b.rows
+        major, step, length = "n", m, out.shape[-1]
     elif m in (0, 1):
-        major, step, length = "m", n, a.rows
+        major, step, length = "m", n, out.shape[-2]
     else:
         raise OperandError(
             explain(
@@ -206,8 +215,8 @@ def _problem(
         )
     bits = out.data_ptr() | (step | batch) * out.element_size() | length * out.element_size()
     return GemmProblem(
-        m=a.rows,
-        n=b.rows,
+        m=out.shape[-2],
+        n=out.shape[-1],
         k=a.k,
         batch=a.batch,
         a_format=a.format.name,
@@ -218,6 +227,7 @@ def _problem(
         bias="" if bias is None else "n",
         bias_dtype="float32" if bias is None else DTYPE_NAMES[bias.dtype],
         factors=factors,
+        **more,
     )
 
 
@@ -243,7 +253,7 @@ def _workspace(plan: Plan, device: torch.device, stream: int) -> tuple[torch.Ten
 
 def _tensors(
     operands: Mapping[str, BlockScaledTensor],
-    out: torch.Tensor,
+    written: Mapping[str, torch.Tensor],
     extra: Mapping[str, torch.Tensor | None],
     workspace: torch.Tensor | None,
     flags: torch.Tensor | None,
@@ -251,7 +261,7 @@ def _tensors(
     """Every tensor that the kernel may touch, by name, and whether it may write it."""
     read = {**parts(operands), **extra}
     tensors = {name: (tensor, False) for name, tensor in read.items() if tensor is not None}
-    tensors["out"] = (out, True)
+    tensors |= {name: (tensor, True) for name, tensor in written.items()}
     if workspace is not None and flags is not None:
         tensors |= {"workspace": (workspace, True), "flags": (flags, True)}
     return tensors
@@ -304,13 +314,13 @@ def _build(config: GemmConfig) -> CompiledKernel:
     out, bias = OUT_TYPES[config.out], OUT_TYPES[config.bias_dtype]
     args = [
         example_operand(ELEMENT_TYPES[config.a_format]),
-        (example_operand(ELEMENT_TYPES[config.b_format]),),
+        example_operand(ELEMENT_TYPES[config.b_format]),
         example_pointer(out, 16 if config.vector else out.width // 8),
         (i64, i64),
         example_pointer(bias, bias.width // 8),
         i64,
         cutlass.Float32(1.0),
-        (tuple(example_pointer(cutlass.Float32, 4) for _ in range(FACTORS)),),
+        tuple(example_pointer(cutlass.Float32, 4) for _ in range(FACTORS)),
         example_pointer(cutlass.Float32, 16),
         example_pointer(cutlass.Int32, 4),
         *[i32] * 3,

@@ -9,14 +9,15 @@ from typing import Any
 from ..errors import OperandError, explain
 from ..formats import as_bytes
 from ..operand import BlockScaledTensor
+from ..scale_layout import blocked_bytes
 
 FACTORS = 3
 """Numbers on the device that may multiply a product: alpha and the two global scales."""
 K_MULTIPLE = 32
 """TMA wants rows of a multiple of sixteen bytes: 32 elements of four bits."""
-# data, scale, rows, row stride, batch stride, matrices
+# data, scale, rows, row stride, batch stride, matrices, batch stride of the scales
 OPERAND_TYPES = (
-    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32,
+    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64,
 )  # fmt: skip
 
 
@@ -64,14 +65,15 @@ def check_scales(operands: Mapping[str, BlockScaledTensor], backend: str) -> Non
 
 
 def arguments_of(operand: BlockScaledTensor) -> list[int]:
-    """Values of ``OPERAND_TYPES``; strides in elements."""
+    """Values of ``OPERAND_TYPES``; strides of data in elements, of scales in bytes."""
     data, each = operand.data, operand.format.elements_per_byte
     row = data.stride(-2) * each if operand.rows > 1 else operand.k
     # one matrix for all of L, or L of them
     repeated = operand.batch == 1 or data.stride(0) == 0
     batch = operand.rows * operand.k if repeated else data.stride(0) * each
     scales = operand.scale.data_ptr()
-    return [data.data_ptr(), scales, operand.rows, row, batch, 1 if repeated else operand.batch]
+    scale_batch = blocked_bytes(operand.rows, operand.format.scale_columns(operand.k))
+    return [data.data_ptr(), scales, operand.rows, row, batch, 1 if repeated else operand.batch, scale_batch]
 
 
 def example_pointer(dtype: Any, alignment: int) -> Any:
@@ -87,4 +89,4 @@ def example_operand(element: Any) -> tuple:
     import cutlass
 
     i32, i64 = cutlass.Int32(1), cutlass.Int64(1)
-    return example_pointer(element, 16), example_pointer(cutlass.Uint8, 16), i32, i64, i64, i32
+    return example_pointer(element, 16), example_pointer(cutlass.Uint8, 16), i32, i64, i64, i32, i64

@@ -54,3 +54,16 @@ def commit_group(*, loc: Any = None, ip: Any = None) -> None:
 def wait_group(pending: int, *, loc: Any = None, ip: Any = None) -> None:
     """Waits until at most ``pending`` of this thread's youngest groups are still under way."""
     asm(f"cp.async.wait_group {pending};", [], [], volatile=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def copy_bulk(
+    shared: Int32, address: Int64, num_bytes: Int32, barrier: Int32, *, loc: Any = None, ip: Any = None
+) -> None:
+    """Starts a copy of contiguous bytes to shared memory, which completes at ``barrier`` (PTX 8.6, sm_90 or later).
+
+    ``cp.async.bulk``: addresses and ``num_bytes`` are multiples of 16. One thread does this for all that wait.
+    """
+    text = "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
+    operands = [Int32(shared), Int64(address), Int32(num_bytes), Int32(barrier)]
+    asm(text, [], operands, volatile=True, loc=loc, ip=ip)

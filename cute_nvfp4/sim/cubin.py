@@ -12,6 +12,8 @@ from cute_nvfp4.sim.errors import LaunchError
 
 _ELF = b"\x7fELF"
 _KPARAM_INFO = 0x17
+# of kernels with more than 4 KB of parameters
+_KPARAM_INFO_LARGE = 0x45
 _SVAL = 4
 
 
@@ -55,5 +57,8 @@ def _kernel_info(data: bytes) -> list[int]:
         if attribute == _KPARAM_INFO:
             _, ordinal, _, flags = struct.unpack_from("<IHHI", data, at)
             found[ordinal] = flags >> 18
+        elif attribute == _KPARAM_INFO_LARGE:
+            # 16 bits of size, then what a pointer points to
+            _, ordinal, _, found[ordinal] = struct.unpack_from("<IHHH", data, at)
         at += value
     return [found[i] for i in sorted(found)]

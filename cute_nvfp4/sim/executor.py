@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 DEFAULT_STEPS = 2_000_000
 PATIENCE = 512
 """How many blocks others may run before a waiting group goes first."""
+SPLITS = 1 / 16
+"""How often a group of warps is parted where warps go at random."""
 IDLE = 64
 """How many blocks may run before engines that wait for quiet get a turn: a warp may poll memory for ever."""
 
@@ -128,6 +130,17 @@ class WaveRunner:
             out.append(group.rows(rows, mask, group.block, []))
         return out
 
+    def _part(self, group: Group) -> Group:
+        """Some of the group's warps; the others wait for another turn. Warps that once stood at the same place would
+        otherwise stay together, those of different CTAs too."""
+        stays = np.array([self.random.random() < 0.5 for _ in range(group.n)])
+        if stays.all() or not stays.any():
+            return group
+        rest, part = (self._rows(group, np.flatnonzero(rows)) for rows in (stays, ~stays))
+        rest.age = part.age = self.clock
+        self.ready.append(rest)
+        return part
+
     def _park(self, wait: Wait) -> None:
         self.parked.append(wait)
         self.asked = -1
@@ -201,6 +214,8 @@ class WaveRunner:
             if same:
                 self.unmet = [g for g in self.unmet if g.block != group.block]
                 group = merge([group, *same], self.kernel.live_slots(group.block))
+        if self.wave.random is not None and group.n > 1 and group.block != EXIT and self.random.random() < SPLITS:
+            group = self._part(group)
         if self.clock > self.state.step_limit:
             raise StepLimit(self._out_of_steps(group))
         if group.block != EXIT and self.livelock.hangs(group, self.clock, self.kernel.live_slots(group.block)):

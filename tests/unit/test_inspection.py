@@ -160,7 +160,7 @@ def test_the_command_shows_tables_or_json(monkeypatch):
 @pytest.mark.parametrize(
     "arguments,message",
     [
-        (["inspect", "gemw"], "unknown kernel 'gemw'; known kernels: gemv"),
+        (["inspect", "gemw"], "unknown kernel 'gemw'; known kernels: gemv, gemm"),
         (["inspect", "gemv", "--scales", "diagonal"], "unknown layout of scales 'diagonal'"),
         (["inspect", "gemv", "--arch", "sm_80"], "got 'sm_80', expected one of sm_90a"),
         (["inspect", "gemv", "--k", "40"], "k=40 l=1 is not a problem"),
@@ -170,3 +170,42 @@ def test_what_a_user_can_get_wrong(arguments, message):
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
+
+
+LOOPS = """
+.L_x_1:
+        /*0000*/                   SYNCS.PHASECHK.TRANS64.TRYWAIT P0, [UR4], R0 ;
+        /*0010*/              @!P0 BRA `(.L_x_9) ;
+.L_x_2:
+        /*0020*/                   UTCCP.T.S.4x32dp128bit tmem[UR30+0x100], gdesc[UR48] ;
+        /*0030*/                   UTCOMMA.4X gdesc[UR6], gdesc[UR62], tmem[UR25], tmem[UR36], idesc[UR37], UP2 ;
+        /*0040*/               @P0 BRA `(.L_x_2) ;
+        /*0050*/                   BRA.U UP0, `(.L_x_1) ;
+        /*0060*/                   UTMALDG.3D [UR8], [UR6], desc[UR4] ;
+.L_x_9:
+        /*0070*/                   EXIT ;
+"""
+
+
+def test_the_innermost_loop() -> None:
+    """From the label to the branch, both ends of it included; forward branches make none."""
+    inner = inspection.innermost_loop(LOOPS, "UTCOMMA")
+    assert (inner.instructions, inner.count("UTCOMMA"), inner.count("UTCCP"), inner.count("UTCC")) == (3, 1, 1, 0)
+    outer = inspection.innermost_loop(LOOPS, "SYNCS")
+    assert outer.instructions == 6 and outer.opcodes["UTCOMMA.4X"] == 1 and outer.count("BRA") == 3
+    with pytest.raises(CompileError, match="no loop of the kernel contains UTMALDG"):
+        inspection.innermost_loop(LOOPS, "UTMALDG")
+
+
+def test_inspect_gemm_says_where_everything_lies() -> None:
+    sizes = ["--m", "512", "--n", "512", "--k", "7168"]
+    content = json.loads(CliRunner().invoke(app, ["inspect", "gemm", "--json", *sizes]).stdout)
+    plan = content["plan"]
+    assert (content["m"], content["n"], content["k"]) == (512, 512, 7168)
+    assert plan["shared_memory"].endswith("bytes") and "columns" in plan["tensor_memory"]
+    assert set(plan["pipelines"]) >= {"operands", "accumulators"}
+    loop = plan["mma_loop"]
+    # four blocks of 64 elements in a step of 256, and an atom of scales of A and of B for each
+    assert loop["mmas"] == 4 * loop["steps"] and loop["scale_copies"] >= 8 * loop["steps"]
+    text = CliRunner().invoke(app, ["inspect", "gemm", *sizes]).output
+    assert "tensor memory: " in text and "pipeline operands (load to mma)" in text

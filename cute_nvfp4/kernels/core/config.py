@@ -19,7 +19,12 @@ TILE_N = (64, 128, 192, 256)
 SPLITS = (1, 2, 4, 8)
 MAX_CLUSTER = 8
 """CTAs of a cluster that every part can run (CUDA's portable limit)."""
-OUT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+QUANTIZED = "nvfp4"
+"""What an output is called that is quantized: E2M1 elements and a scale for each block."""
+OUT_BYTES: dict[str, float] = {"float16": 2, "bfloat16": 2, "float32": 4, QUANTIZED: 9 / 16}
+GATE_NAMES = ("silu", "gelu_tanh", "gelu_erf", "relu", "identity")
+INTERLEAVED_ROWS = 128
+"""Rows of each of two matrices that lie together where the two alternate: whole scale atoms."""
 MIN_PIECE = 8
 """Columns of an accumulator that a thread of the epilogue has in registers at a time: at least, and at most."""
 MAX_PIECE = 32
@@ -66,7 +71,9 @@ class GemmConfig:
     raster: the dimension, "m" or "n", along which consecutive tiles lie. out: dtype; out_major: the contiguous
     dimension of the output, "n" (row-major) or "m"; store: "tma" or "direct"; vector: whether rows of the output
     start at multiples of 16 bytes. bias: "" or the dimension it lies along; bias_dtype. factors: numbers on the device
-    that multiply alpha. products: matrices B with the same A, each with an accumulator; gate: what joins the two.
+    that multiply alpha. products: 2 for two matrices B with one A, or (``shared`` "b") two matrices A with one B, each
+    product with an accumulator; gate: what joins the two; interleaved: whether the two are one whose rows alternate in
+    blocks of INTERLEAVED_ROWS.
     """
 
     arch: Architecture = ARCHITECTURES["sm_100a"]
@@ -89,6 +96,10 @@ class GemmConfig:
     factors: int = 0
     products: int = 1
     gate: str = ""
+    shared: str = "a"
+    interleaved: bool = False
+    # overridden by grouped_config.GroupedConfig
+    maps, ragged, table_bytes = "", "", 0
 
     @cached_property
     def kind(self) -> Kind:
@@ -97,6 +108,11 @@ class GemmConfig:
     @property
     def formats(self) -> tuple[Format, Format]:
         return FORMATS[self.a_format], FORMATS[self.b_format]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Matrices A and matrices B."""
+        return (1, self.products) if self.shared == "a" else (self.products, 1)
 
     @property
     def ctas(self) -> int:
@@ -150,7 +166,8 @@ class GemmConfig:
         ]
         words += [self.out, f"{self.out_major}-major", self.store]
         words += [f"bias {self.bias}"] if self.bias else []
-        words += [self.gate] if self.gate else []
+        words += [f"{self.gate} of two {'B' if self.shared == 'a' else 'A'}"] if self.gate else []
+        words += ["interleaved"] if self.interleaved else []
         return " ".join(words)
 
 
@@ -180,12 +197,17 @@ def _values(c: GemmConfig) -> str:
         return explain(
             "formats of a and b", got=f"{c.a_format} and {c.b_format}", expected="two that one kind of MMA multiplies"
         )
+    if c.interleaved and c.shared == "a" and INTERLEAVED_ROWS % c.tile_n and c.tile_n % INTERLEAVED_ROWS:
+        return explain("tile_n", got=c.tile_n, expected=f"64, or whole blocks of {INTERLEAVED_ROWS} interleaved rows")
     return (
         _one_of("tile_n", c.tile_n, TILE_N)
         or _one_of("split_k", c.split_k, SPLITS)
         or _one_of("scheduler", c.scheduler, ("static", "stream_k"))
         or _one_of("raster", c.raster, ("m", "n"))
         or _one_of("products", c.products, (1, 2))
+        or _one_of("gate", c.gate, GATE_NAMES if c.products == 2 else ("",))
+        or _one_of("shared", c.shared, ("a", "b") if c.products == 2 else ("a",))
+        or _one_of("interleaved", c.interleaved, (False, True) if c.products == 2 else (False,))
         or _one_of("factors", c.factors, (0, 1, 2, 3, 4))
     )
 
@@ -226,10 +248,12 @@ def _output(c: GemmConfig) -> str:
         or _one_of("out_major", c.out_major, ("n", "m"))
         or _one_of("store", c.store, ("tma", "direct"))
         or _one_of("bias", c.bias, ("", "n", "m"))
-        or _one_of("bias_dtype", c.bias_dtype, tuple(OUT_BYTES))
+        or _one_of("bias_dtype", c.bias_dtype, tuple(x for x in OUT_BYTES if x != QUANTIZED))
     )
     if reason:
         return reason
+    if c.out == QUANTIZED:
+        return _quantized(c)
     if c.store == "tma" and c.out_major == "m":
         return explain(
             "store of an output that is contiguous along M",
@@ -240,4 +264,15 @@ def _output(c: GemmConfig) -> str:
         return explain("store of rows not aligned to 16 bytes", got="tma", expected="direct")
     if c.store == "tma" and c.piece * c.out_bytes < 16:
         return explain("bytes of a row of a TMA store", got=c.piece * c.out_bytes, expected="at least 16")
+    return ""
+
+
+def _quantized(c: GemmConfig) -> str:
+    if c.out_major == "m":
+        return explain("contiguous dimension of a quantized output", got="m", expected="n: a thread has whole blocks")
+    if c.store != "direct":
+        return explain("store of a quantized output", got=c.store, expected="direct")
+    block = FORMATS[QUANTIZED].block
+    if c.piece % block:
+        return explain("columns that a thread quantizes", got=c.piece, expected=f"a multiple of {block}")
     return ""

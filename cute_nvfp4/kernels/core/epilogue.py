@@ -6,7 +6,7 @@ piece of each product. What is stored is ``finish(values)``: the gate of two pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import cutlass
@@ -15,10 +15,10 @@ from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import tcgen05 as cute_tcgen05
 
 from ...ptx import mbarrier, tcgen05
-from . import reduction
+from . import grouped_scheduler, reduction
 from .barriers import Barriers, advance
 from .config import CTA_ROWS, GemmConfig
-from .gates import GATES
+from .gates import join
 from .operands import make_mma
 from .output import Output, finish_writing, make_writer, write
 from .plan import OUT_STAGES, TensorPlan
@@ -87,7 +87,7 @@ def finished(
     row, column, batch = place
     result = cute.make_rmem_tensor(cute.make_layout(config.piece), Float32)
     if cutlass.const_expr(config.products == 2):
-        GATES[config.gate](values, alphas, result)
+        join(config.gate, values, alphas, result)
     else:
         result.store(values[0].load() * alphas[0])
     if cutlass.const_expr(config.bias != ""):
@@ -148,7 +148,7 @@ def store_tiles(
 ):
     """The loop of the epilogue warps."""
     values = [cute.make_rmem_tensor(cute.make_layout(config.piece), Float32) for _ in range(config.products)]
-    alphas, writer = scale_factors(config, finish), make_writer(config, out)
+    alphas, writer = scale_factors(config, finish) if config.maps == "" else [], make_writer(config, out)
     e = Epilogue(barriers, tensor_base, partials, finish, out, writer, work, alphas, values, thread, warp)
     acc, acc_phase = Int32(0), Int32(0)
     partial_phase = Int32(0)
@@ -157,21 +157,29 @@ def store_tiles(
         tile_m, tile_n, batch, first, count = tile_of(config, work, unit, end)
         # (row of this thread, first column of the tile, batch)
         place = (tile_m * CTA_ROWS + thread, tile_n * config.tile_n, batch)
+        here = of_group(config, e, batch) if config.maps else e
         if cutlass.const_expr(config.split_k > 1):
             reduction.announce(config, barriers, thread)
         mbarrier.wait(barriers.address(config, "accumulators", "full", acc), acc_phase)
         tcgen05.fence_after()
         if cutlass.const_expr(config.scheduler == "stream_k"):
-            store_segment(config, e, acc, place, unit, first, count)
+            store_segment(config, here, acc, place, unit, first, count)
             release(config, barriers, work, acc)
         elif cutlass.const_expr(config.split_k > 1):
-            store_slice(config, e, acc, place, partial_phase)
+            store_slice(config, here, acc, place, partial_phase)
             partial_phase = partial_phase ^ 1
         else:
-            store_tile(config, e, acc, place)
+            store_tile(config, here, acc, place)
         acc, acc_phase = advance(TensorPlan(config).acc_stages, acc, acc_phase)
         unit = next_unit(config, work, unit, count)
     finish_writing(config, warp)
+
+
+def of_group(config: GemmConfig, e: Epilogue, group: Any) -> Epilogue:
+    """The same with the output and the factors of a group."""
+    out = grouped_scheduler.output_of(config, e.work.groups, group, e.out)
+    alphas = grouped_scheduler.alphas_of(config, e.finish.alpha, e.finish.factors, group)
+    return replace(e, out=out, alphas=alphas)
 
 
 @cute.jit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import cutlass
@@ -10,6 +11,7 @@ from cutlass import Int32
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
+from . import grouped_scheduler
 from .barriers import Barriers, initialise
 from .config import CTA_ROWS, GemmConfig
 from .epilogue import Finish, store_tiles
@@ -25,14 +27,15 @@ from .scheduler import Work
 
 @cute.jit
 def run_roles(
-    config: cutlass.Constexpr[GemmConfig], loads_a, loads_b, out: tuple, finish: tuple, partials: tuple, k, batch
-):
-    """Everything that a CTA does, from its first instruction to its last."""
+    config: cutlass.Constexpr[GemmConfig], loads_a, loads_b, out: tuple, finish: tuple, partials: tuple, k, batch,
+    groups: tuple = (),
+):  # fmt: skip
+    """Everything that a CTA does, from its first instruction to its last. groups: see ``grouped_scheduler.fill``."""
     plan, tensor = SharedPlan(config), TensorPlan(config)
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
     if warp == ROLES.load_warp:
-        prefetch(loads_a, loads_b, out[5])
+        prefetch(loads_a, loads_b, out[5] if config.store == "tma" else ())
 
     smem = SmemAllocator()
     base = smem.allocate_array(cutlass.Uint8, plan.stages * plan.stage.bytes, byte_alignment=SWIZZLE_BYTES)
@@ -44,6 +47,11 @@ def run_roles(
         received = smem.allocate_array(cutlass.Uint8, plan.partials, byte_alignment=128).toint()
     barriers = Barriers(smem.allocate_array(cutlass.Int64, barrier_words(config, plan.stages)))
     tensor_address = smem.allocate(cutlass.Int32)
+    table = Int32(0)
+    if cutlass.const_expr(config.table_bytes):
+        table = smem.allocate_array(cutlass.Int64, config.table_bytes // 8, byte_alignment=16).toint()
+        if warp == ROLES.epilogue - 1:
+            grouped_scheduler.fill(config, groups, out[1], out[2], table)
 
     if warp == ROLES.mma_warp:
         with cute.arch.elect_one():
@@ -60,14 +68,16 @@ def run_roles(
     tensor_base = tensor_pointer.toint()
 
     work = this_work(config, out[1], out[2], k, batch)
-    output = make_output(out, staged)
+    if cutlass.const_expr(config.table_bytes):
+        work = replace(work, groups=grouped_scheduler.known(config, groups, out[1], out[2], k, table))
+    output = make_output(config, out, staged)
     if warp == ROLES.load_warp:
         load(config, loads_a, loads_b, base, barriers, work)
     if warp == ROLES.mma_warp:
         if work.v == 0:
             multiply(config, base, barriers, tensor_base, work)
     if warp < ROLES.epilogue:
-        sums = Partials(received, partials[0].toint(), partials[1].toint())
+        sums = Partials(received, *[x.toint() for x in partials])
         store_tiles(config, barriers, tensor_base, sums, Finish(*finish), output, work, thread, warp)
     # every warp has read its lanes, and no CTA of the cluster goes while another may still signal it
     cute.arch.sync_threads()
@@ -78,15 +88,15 @@ def run_roles(
         cute.arch.dealloc_tmem(tensor_pointer, tensor.allocated, is_two_cta=config.pair)
 
 
-def make_output(out: tuple, staged: Any) -> Output:
-    """The output, with the TMA store if there is one."""
+def make_output(config: GemmConfig, out: tuple, staged: Any) -> Output:
+    """The output, with the TMA store or the scales if there are any."""
     *places, store = out
-    return Output(*places, *store, staged=staged) if store else Output(*places)
+    return Output(*places, *store, staged=staged) if config.store == "tma" else Output(*places, quantized=store)
 
 
 def prefetch(loads_a: tuple, loads_b: tuple, store: tuple) -> None:
     """prefetch.tensormap of every descriptor."""
-    for load_ in (loads_a, *loads_b):
+    for load_ in (*loads_a, *loads_b):
         for atom, _ in load_[:2]:
             cpasync.prefetch_descriptor(atom)
     if store:

@@ -18,13 +18,14 @@ from ...scale_layout import ATOM_ROWS
 from .barriers import Barriers, advance
 from .config import GemmConfig
 from .graph import edge_of
+from .grouped_source import Origin, acquire, origins
 from .operands import SCALE_WORD, data_layouts, element_types, make_mma, scale_layouts
 from .plan import SharedPlan, StagePlan
 from .scheduler import Work, next_unit, tile_of, units
 
 
 def shared_tensors(config: GemmConfig, mma: cute.TiledMma, base: cute.Pointer) -> tuple:
-    """(A, [B…], SFA, [SFB…]) in shared memory, from the first stage's address.
+    """([A…], [B…], [SFA…], [SFB…]) in shared memory, from the first stage's address.
 
     Data: (MMA, MMA_M or MMA_N, MMA_K, STAGE); scales: (WORD, ATOM_K, ATOM_MN, STAGE).
     """
@@ -40,12 +41,12 @@ def shared_tensors(config: GemmConfig, mma: cute.TiledMma, base: cute.Pointer) -
     def scale(name: str, layout: Any) -> cute.Tensor:
         return cute.make_tensor(cute.recast_ptr((base + stage.offset(name)).align(128), dtype=SCALE_WORD), layout)
 
-    several = range(config.products)
+    count_a, count_b = config.counts
     return (
-        data("A", type_a, layout_a),
-        [data(f"B{i}", type_b, layout_b) for i in several],
-        scale("SFA", layout_sfa),
-        [scale(f"SFB{i}", layout_sfb) for i in several],
+        [data(f"A{i}", type_a, layout_a) for i in range(count_a)],
+        [data(f"B{i}", type_b, layout_b) for i in range(count_b)],
+        [scale(f"SFA{i}", layout_sfa) for i in range(count_a)],
+        [scale(f"SFB{i}", layout_sfb) for i in range(count_b)],
     )
 
 
@@ -64,21 +65,27 @@ def multicast_masks(config: GemmConfig, work: Work) -> tuple:
     )
 
 
-def _data_copy(load: tuple, part: Any, shared: cute.Tensor, tile: tuple, place: Any, places: int) -> tuple:
-    """(atom, source ((atom, rest), REST_MN, REST_K, L), target ((atom, rest), STAGE)) of A or of a B."""
-    atom, tensor = load
+def _data_copy(
+    load: tuple, part: Any, shared: cute.Tensor, tile: tuple, place: Any, places: int, index: Any, origin: Origin
+) -> tuple:
+    """(atom, source ((atom, rest), REST_K), target ((atom, rest), STAGE)) of tile ``index`` of A or of a B."""
+    (atom, tensor), _, batches = load
+    if origin.row is not None:
+        tensor = cute.domain_offset((origin.row, 0, 0), tensor)
     tiles = part(cute.local_tile(tensor, tile, (None, None, None)))  # (MMA, MMA_MN, MMA_K, REST_MN, REST_K, L)
     target, source = cpasync.tma_partition(
         atom, place, cute.make_layout(places), cute.group_modes(shared, 0, 3), cute.group_modes(tiles, 0, 3)
     )
-    return atom, source, target
+    return atom, source[None, index, None, cutlass.min(origin.batch, batches - 1)], target
 
 
-def _scale_source(load: tuple, shared: cute.Tensor, place: Any, places: int, atom_mn: Any, batch: Any) -> tuple:
-    """The same of the scales of one tile, which may start at any atom along MN: source ((atom, rest), REST_K)."""
-    atom, tensor = load
+def _scale_copy(load: tuple, shared: cute.Tensor, place: Any, places: int, atom_mn: Any, origin: Origin) -> tuple:
+    """The same of the scales of a tile, which may start at any atom along MN."""
+    _, (atom, tensor), _ = load
+    if origin.atom is not None:
+        atom_mn = atom_mn + origin.atom
     box = shared.shape[:3]
-    tiles = cute.local_tile(cute.domain_offset((0, 0, atom_mn, 0), tensor), box, (0, None, 0, batch))
+    tiles = cute.local_tile(cute.domain_offset((0, 0, atom_mn, 0), tensor), box, (0, None, 0, origin.batch))
     target, source = cpasync.tma_partition(
         atom, place, cute.make_layout(places), cute.group_modes(shared, 0, 3), cute.group_modes(tiles, 0, 3)
     )
@@ -89,40 +96,43 @@ def _copies_of_tile(
     config: GemmConfig,
     loads_a: tuple,
     loads_b: tuple,
-    data: tuple,
-    scales: tuple,
+    part: Any,
+    shared: tuple,
     work: Work,
     masks: tuple,
     tile: tuple,
 ) -> list:
-    """(atom, source ((atom, rest), REST_K), target ((atom, rest), STAGE), multicast mask) of each copy of a stage."""
+    """(atom, source ((atom, rest), REST_K), target ((atom, rest), STAGE), multicast mask, pointer to another map) of
+    each copy of a stage."""
     cm, cn = config.cluster
     tile_m, tile_n, batch = tile
-    copy_a, copies_b = data
-    sfa, sfbs = scales
+    as_, bs, sfas, sfbs = shared
+    tile_a, tile_b = (config.tile_m, config.tile_k), (config.tile_n, config.tile_k)
+    pair_x, pairs = work.x // config.ctas, cm // config.ctas
+    at_a, at_b = origins(config, work, batch)
     mask_a, mask_b, mask_sfb = (
-        mask if shared > 1 else None for mask, shared in zip(masks, (cn, cm // config.ctas, cm))
+        mask if places > 1 else None for mask, places in zip(masks, (cn, pairs, cm))
     )
-    copies = [
-        (
-            copy_a[0],
-            copy_a[1][None, tile_m // config.ctas, None, cutlass.min(batch, loads_a[2] - 1)],
-            copy_a[2],
-            mask_a,
-        ),
-        (*_scale_source(loads_a[1], sfa, work.y, cn, tile_m, batch), mask_a),
-    ]
-    for load_b, (atom, source, target), sfb in zip(loads_b, copies_b, sfbs):
-        copies.append((atom, source[None, tile_n, None, cutlass.min(batch, load_b[2] - 1)], target, mask_b))
+    copies = []
+    for load_a, a, sfa in zip(loads_a, as_, sfas):
+        data = _data_copy(load_a, part.partition_A, a, tile_a, work.y, cn, tile_m // config.ctas, at_a)
+        copies.append((*data, mask_a, at_a.maps[0]))
+        copies.append((*_scale_copy(load_a, sfa, work.y, cn, tile_m, at_a), mask_a, at_a.maps[1]))
+    for load_b, b, sfb in zip(loads_b, bs, sfbs):
+        copies.append(
+            (*_data_copy(load_b, part.partition_B, b, tile_b, pair_x, pairs, tile_n, at_b), mask_b, at_b.maps[0])
+        )
         first_atom = tile_n * config.tile_n // ATOM_ROWS
-        copies.append((*_scale_source(load_b[1], sfb, work.x, cm, first_atom, batch), mask_sfb))
+        copies.append((*_scale_copy(load_b, sfb, work.x, cm, first_atom, at_b), mask_sfb, at_b.maps[1]))
     return copies
 
 
 def _issue(copies: list, step: Any, stage: Any, full: cute.Pointer) -> None:
     """The copies of one stage; each signals ``full``."""
-    for atom, source, target, mask in copies:
+    for atom, source, target, mask, other_map in copies:
         options = {} if mask is None else {"mcast_mask": mask}
+        if other_map is not None:
+            options["tma_desc_ptr"] = other_map
         cute.copy(atom, source[None, step], target[None, stage], tma_bar_ptr=full, **options)
 
 
@@ -138,25 +148,20 @@ def load(
     """The loop of the loading warp. loads_a, loads_b: what ``operands.describe_a`` and ``describe_b`` returned."""
     mma = make_mma(config)
     part = mma.get_slice(work.v)
-    a, bs, sfa, sfbs = shared_tensors(config, mma, base)
-    cm, cn = config.cluster
-    mask_a, mask_b, mask_sfb = multicast_masks(config, work)
-    pair_x, y = work.x // config.ctas, work.y
-    copy_a = _data_copy(loads_a[0], part.partition_A, a, (config.tile_m, config.tile_k), y, cn)
-    copies_b = [
-        _data_copy(loads_b[i][0], part.partition_B, bs[i], (config.tile_n, config.tile_k), pair_x, cm // config.ctas)
-        for i in range(config.products)
-    ]
+    shared = shared_tensors(config, mma, base)
+    masks = multicast_masks(config, work)
     stages = SharedPlan(config).stages
     num_bytes = edge_of(config, "operands").full.tx_bytes
     index, phase = Int32(0), Int32(0)
+    if cutlass.const_expr(config.maps == "workspace"):
+        # the kernel that writes the maps may still run
+        cute.arch.griddepcontrol_wait()
     unit, end = units(config, work)
     while unit < end:
         tile_m, tile_n, batch, first, count = tile_of(config, work, unit, end)
-        copies = _copies_of_tile(
-            config, loads_a, loads_b, (copy_a, copies_b), (sfa, sfbs), work, (mask_a, mask_b, mask_sfb),
-            (tile_m, tile_n, batch),
-        )  # fmt: skip
+        if cutlass.const_expr(config.maps == "workspace"):
+            acquire(config, work, batch, unit)
+        copies = _copies_of_tile(config, loads_a, loads_b, part, shared, work, masks, (tile_m, tile_n, batch))
         for step in cutlass.range(first, first + count, unroll=1):
             mbarrier.wait(barriers.address(config, "operands", "empty", index), phase ^ 1)
             full = barriers.pointer(config, "operands", "full", index)

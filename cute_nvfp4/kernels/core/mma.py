@@ -53,19 +53,21 @@ def stage_mma(
 ) -> None:
     """Scales and MMAs of one stage.
 
-    data, scales: matrix descriptors of the stage's A and SFA; every operand lies at a constant distance from them.
-    columns: where in tensor memory the scales of A and of every B go.
+    data, scales: matrix descriptors of the stage's first A and SFA; all operands lie at constant distances from them.
+    columns: where in tensor memory the scales of every A and of every B go.
     """
     stage, kind, group = StagePlan(config), config.kind, config.ctas
-    column_a, columns_b = columns
-    for i in range(stage.atoms_k):
-        offset = ATOM_BYTES * i
-        tcgen05.copy_scales(column_a + ATOM_COLUMNS * i, scales, offset, group=group)
-    for p in range(config.products):
+    columns_a, columns_b = columns
+    count_a, count_b = config.counts
+    for m in range(count_a):
+        for i in range(stage.atoms_k):
+            offset = stage.offset(f"SFA{m}") - stage.offset("SFA0") + ATOM_BYTES * i
+            tcgen05.copy_scales(columns_a[m] + ATOM_COLUMNS * i, scales, offset, group=group)
+    for n in range(count_b):
         for i in range(stage.atoms_k):
             for j in range(stage.atoms_n):
-                column = columns_b[p] + ATOM_COLUMNS * (i * stage.atoms_n + j)
-                offset = stage.offset(f"SFB{p}") - stage.offset("SFA") + ATOM_BYTES * (i + stage.atoms_k * j)
+                column = columns_b[n] + ATOM_COLUMNS * (i * stage.atoms_n + j)
+                offset = stage.offset(f"SFB{n}") - stage.offset("SFA0") + ATOM_BYTES * (i + stage.atoms_k * j)
                 tcgen05.copy_scales(column, scales, offset, group=group)
     types = dict(kind.element_types)
     for block in range(config.blocks_k):
@@ -82,14 +84,15 @@ def stage_mma(
         )
         tag = _signed(scale_id << _SCALE_ID_BIT)
         for p in range(config.products):
+            m, n = min(p, count_a - 1), min(p, count_b - 1)
             tcgen05.mma_block_scaled(
                 accumulators[p],
                 data,
-                stage.offset("A") + MMA_BYTES * block,
-                stage.offset(f"B{p}") + MMA_BYTES * block,
+                stage.offset(f"A{m}") + MMA_BYTES * block,
+                stage.offset(f"B{n}") + MMA_BYTES * block,
                 idesc,
-                column_a + (ATOM_COLUMNS * atom + tag),
-                columns_b[p] + sfb_shift + (ATOM_COLUMNS * stage.atoms_n * atom + tag),
+                columns_a[m] + (ATOM_COLUMNS * atom + tag),
+                columns_b[n] + sfb_shift + (ATOM_COLUMNS * stage.atoms_n * atom + tag),
                 accumulate if block == 0 else 1,
                 kind=kind.name,
                 vector=kind.vector,
@@ -110,15 +113,15 @@ def multiply(
     upper_scales = tcgen05.descriptor_upper(tcgen05.SWIZZLE_NONE, SCALE_STRIDE) | hidden
     lower = tcgen05.descriptor_lower(base.toint())
     columns = (
-        tensor_base + tensor.sfa_column,
-        [tensor_base + tensor.sfb_column(p) for p in range(config.products)],
+        [tensor_base + tensor.sfa_column(i) for i in range(config.counts[0])],
+        [tensor_base + tensor.sfb_column(i) for i in range(config.counts[1])],
     )
     mask_stage, mask_acc = commit_masks(config, work)
     multicast = config.cluster[0] * config.cluster[1] > 1
     unit_bytes = shared.stage.bytes // tcgen05.DESCRIPTOR_UNIT
     first_empty = barriers.address(config, "operands", "empty")
     to_full = barriers.address(config, "operands", "full") - first_empty
-    scale_units = shared.stage.offset("SFA") // tcgen05.DESCRIPTOR_UNIT
+    scale_units = shared.stage.offset("SFA0") // tcgen05.DESCRIPTOR_UNIT
     index, phase = Int32(0), Int32(0)
     acc, acc_phase = Int32(0), Int32(0)
     unit, end = units(config, work)

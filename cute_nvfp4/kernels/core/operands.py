@@ -16,7 +16,7 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
-from .config import CTA_ROWS, GemmConfig
+from .config import CTA_ROWS, INTERLEAVED_ROWS, QUANTIZED, GemmConfig
 from .plan import SharedPlan, StagePlan
 
 ELEMENT_TYPES = {
@@ -25,7 +25,12 @@ ELEMENT_TYPES = {
     "mxfp8": cutlass.Float8E4M3FN,
     "mxfp8_e5m2": cutlass.Float8E5M2,
 }
-OUT_TYPES = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16, "float32": cutlass.Float32}
+OUT_TYPES = {
+    "float16": cutlass.Float16,
+    "bfloat16": cutlass.BFloat16,
+    "float32": cutlass.Float32,
+    QUANTIZED: cutlass.Uint8,
+}
 # TMA moves scales as 16-bit numbers: 256 of them are an atom, the longest row of a box
 SCALE_WORD = cutlass.Int16
 ATOM_WORDS = ATOM_BYTES // 2
@@ -35,7 +40,9 @@ ATOM_WORDS = ATOM_BYTES // 2
 class Operand:
     """One matrix of (rows, K, L) as the host function gets it: addresses, sizes, strides in elements.
 
-    ``batches`` is 1 where all of L share the data of one matrix; scales there are always L.
+    ``batches`` is 1 where all of L share the data of one matrix; scales there are always L, ``scale_batch`` bytes
+    apart. Of two interleaved matrices each has its own first row, and both have ``rows``. Scales have ``scale_rows``
+    rows where those are not the data's (groups of rows, the scales of each padded to whole atoms).
     """
 
     data: cute.Pointer
@@ -44,6 +51,8 @@ class Operand:
     row_stride: Any
     batch_stride: Any
     batches: Any
+    scale_batch: Any
+    scale_rows: Any = None
 
 
 def element_types(config: GemmConfig) -> tuple[type, type]:
@@ -100,22 +109,34 @@ def scale_layouts(config: GemmConfig) -> tuple[cute.Layout, cute.Layout]:
     return layout(1), layout(stage.atoms_n)
 
 
+def interleaved(config: GemmConfig, which: int) -> bool:
+    """Whether the matrices A (``which`` 0) or B (1) are two that alternate in one."""
+    return config.interleaved and config.counts[which] == 2
+
+
 @cute.jit
-def data_tensor(operand: Operand, k: Int32) -> cute.Tensor:
+def data_tensor(operand: Operand, k: Int32, alternate: cutlass.Constexpr[bool]) -> cute.Tensor:
     """(rows, K, L) elements, K contiguous; strides are multiples of 16 bytes, as TMA wants."""
     unit = 128 // operand.data.dtype.width
-    strides = (cute.assume(operand.row_stride, unit), 1, cute.assume(operand.batch_stride, unit))
-    return cute.make_tensor(operand.data, cute.make_layout((operand.rows, k, operand.batches), stride=strides))
+    row_stride = cute.assume(operand.row_stride, unit)
+    rows, row_strides = operand.rows, row_stride
+    if cutlass.const_expr(alternate):
+        rows = (INTERLEAVED_ROWS, operand.rows // INTERLEAVED_ROWS)
+        row_strides = (row_stride, row_stride * (2 * INTERLEAVED_ROWS))
+    strides = (row_strides, 1, cute.assume(operand.batch_stride, unit))
+    return cute.make_tensor(operand.data, cute.make_layout((rows, k, operand.batches), stride=strides))
 
 
 @cute.jit
-def scale_tensor(operand: Operand, k: Int32, batch: Int32, block: cutlass.Constexpr[int]) -> cute.Tensor:
+def scale_tensor(
+    operand: Operand, k: Int32, batch: Int32, block: cutlass.Constexpr[int], alternate: cutlass.Constexpr[bool]
+) -> cute.Tensor:
     """The grid of scale atoms: (WORD, REST_K, REST_MN, L) of 16-bit words."""
-    rest_mn = cute.ceil_div(operand.rows, ATOM_ROWS)
+    rest_mn = cute.ceil_div(operand.rows if operand.scale_rows is None else operand.scale_rows, ATOM_ROWS)
     rest_k = cute.ceil_div(k, ATOM_COLS * block)
     shape = (ATOM_WORDS, rest_k, rest_mn, batch)
-    matrix = Int64(rest_k) * ATOM_WORDS
-    strides = (1, ATOM_WORDS, cute.assume(matrix, ATOM_WORDS), cute.assume(matrix * rest_mn, ATOM_WORDS))
+    band = Int64(rest_k) * (ATOM_WORDS * (2 if alternate else 1))
+    strides = (1, ATOM_WORDS, cute.assume(band, ATOM_WORDS), cute.assume(operand.scale_batch // 2, ATOM_WORDS))
     return cute.make_tensor(cute.recast_ptr(operand.scale, dtype=SCALE_WORD), cute.make_layout(shape, stride=strides))
 
 
@@ -126,7 +147,7 @@ def describe_a(config: GemmConfig, mma: cute.TiledMma, operand: Operand, k: Int3
     tile = (config.tile_m, config.tile_n, config.tile_k)
     data = cute.nvgpu.make_tiled_tma_atom_A(
         op,
-        data_tensor(operand, k),
+        data_tensor(operand, k, interleaved(config, 0)),
         cute.slice_(layout, (None, None, None, 0)),
         tile,
         mma,
@@ -142,7 +163,7 @@ def describe_b(config: GemmConfig, mma: cute.TiledMma, operand: Operand, k: Int3
     tile = (config.tile_m, config.tile_n, config.tile_k)
     data = cute.nvgpu.make_tiled_tma_atom_B(
         op,
-        data_tensor(operand, k),
+        data_tensor(operand, k, interleaved(config, 1)),
         cute.slice_(layout, (None, None, None, 0)),
         tile,
         mma,
@@ -156,6 +177,6 @@ def _describe_scales(config: GemmConfig, which: int, operand: Operand, k: Int32,
     group = tcgen05.CtaGroup.TWO if config.pair else tcgen05.CtaGroup.ONE
     op = cpasync.CopyBulkTensorTileG2SMulticastOp(group) if places > 1 else cpasync.CopyBulkTensorTileG2SOp(group)
     layout = cute.slice_(scale_layouts(config)[which], (None, None, None, 0))
-    tensor = scale_tensor(operand, k, batch, config.kind.block)
+    tensor = scale_tensor(operand, k, batch, config.kind.block, interleaved(config, which))
     atom = cpasync.make_tiled_tma_atom(op, tensor, layout, layout.shape, num_multicast=places)
     return atom[0], atom[1]

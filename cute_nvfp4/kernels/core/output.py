@@ -18,7 +18,8 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.tensor_utils import LayoutEnum
 
-from .config import CTA_ROWS, GemmConfig
+from . import quantized
+from .config import CTA_ROWS, QUANTIZED, GemmConfig
 from .operands import OUT_TYPES
 from .plan import OUT_STAGES
 from .roles import ROLES
@@ -33,6 +34,7 @@ class Output:
     """(M, N, L) in global memory. ``stride``: elements from one row (or column, if those are contiguous) to the next.
 
     atom, tensor: TMA store and its tensor; staged: base address of the pieces in shared memory (store "tma" only).
+    quantized: pointers to scales and global scale of a quantized output.
     """
 
     pointer: Any
@@ -43,6 +45,7 @@ class Output:
     atom: Any = None
     tensor: Any = None
     staged: Any = None
+    quantized: Any = ()
 
 
 def staged_layout(config: GemmConfig) -> cute.ComposedLayout:
@@ -63,7 +66,10 @@ def describe_store(config: cutlass.Constexpr[GemmConfig], pointer: cute.Pointer,
 
 
 def make_writer(config: GemmConfig, out: Output) -> tuple:
-    """What :func:`write` needs of CuTe: (source ((atom, rest), STAGE), target ((atom, rest), REST_M, REST_N, L))."""
+    """What :func:`write` needs of CuTe: (source ((atom, rest), STAGE), target ((atom, rest), REST_M, REST_N, L)); or
+    what a quantized output needs of its global scale."""
+    if config.out == QUANTIZED:
+        return quantized.scaling(out.quantized[1])
     if config.store != "tma":
         return ()
     layout = staged_layout(config)
@@ -88,6 +94,24 @@ def write(
     warp: Int32,
 ):
     """Stores a piece. values: fp32 registers; place: (row of this thread, first column, batch)."""
+    if cutlass.const_expr(config.out == QUANTIZED):
+        quantized.write_blocks(config, out, writer, values, place)
+    else:
+        write_values(config, out, writer, values, place, buffer, thread, warp)
+
+
+@cute.jit
+def write_values(
+    config: cutlass.Constexpr[GemmConfig],
+    out: Output,
+    writer: tuple,
+    values: cute.Tensor,
+    place: tuple,
+    buffer: cutlass.Constexpr[int],
+    thread: Int32,
+    warp: Int32,
+):
+    """Stores a piece, each number rounded to the dtype of the output."""
     row, column, batch = place
     rounded = cute.make_rmem_tensor(cute.make_layout(config.piece), OUT_TYPES[config.out])
     rounded.store(values.load().to(OUT_TYPES[config.out]))

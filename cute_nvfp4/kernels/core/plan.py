@@ -63,10 +63,9 @@ class StagePlan:
 
     @property
     def parts(self) -> list[tuple[str, int]]:
-        """(name, bytes) in the order in which they lie."""
-        several = range(self.config.products)
-        data = [("A", self.a), *((f"B{i}", self.b) for i in several)]
-        return [*data, ("SFA", self.sfa), *((f"SFB{i}", self.sfb) for i in several)]
+        """(name, bytes) in the order in which they lie: every A, every B, and their scales."""
+        sizes = (("A", self.a), ("B", self.b), ("SFA", self.sfa), ("SFB", self.sfb))
+        return [(f"{name}{i}", size) for name, size in sizes for i in range(self.config.counts[name[-1] == "B"])]
 
     @property
     def loaded(self) -> int:
@@ -113,7 +112,8 @@ class SharedPlan:
     def fixed(self) -> int:
         """Everything but the stages; barriers are counted for the most stages there can be."""
         barriers = 8 * barrier_words(self.config, MAX_STAGES) + 16
-        return self.staged_output + self.partials + _round_up(barriers, 128) + SWIZZLE_BYTES
+        table = _round_up(self.config.table_bytes, 128)
+        return self.staged_output + self.partials + table + _round_up(barriers, 128) + SWIZZLE_BYTES
 
     @cached_property
     def stages(self) -> int:
@@ -153,7 +153,7 @@ class SharedPlan:
 
 @dataclass(frozen=True)
 class TensorPlan:
-    """Columns of tensor memory: accumulators first, then the scales of A, then those of every B."""
+    """Columns of tensor memory: accumulators first, then the scales of every A, then those of every B."""
 
     config: GemmConfig
 
@@ -172,19 +172,19 @@ class TensorPlan:
 
     @property
     def scales(self) -> int:
-        return self.sfa + self.config.products * self.sfb
+        count_a, count_b = self.config.counts
+        return count_a * self.sfa + count_b * self.sfb
 
     @property
     def acc_stages(self) -> int:
         """Accumulators asked for, or two if they fit: the epilogue of a tile then overlaps the next tile's MMAs."""
         return self.config.acc_stages or (2 if 2 * self.acc + self.scales <= TMEM_COLUMNS else 1)
 
-    @property
-    def sfa_column(self) -> int:
-        return self.acc_stages * self.acc
+    def sfa_column(self, index: int) -> int:
+        return self.acc_stages * self.acc + index * self.sfa
 
-    def sfb_column(self, product: int) -> int:
-        return self.sfa_column + self.sfa + product * self.sfb
+    def sfb_column(self, index: int) -> int:
+        return self.sfa_column(self.config.counts[0]) + index * self.sfb
 
     @property
     def used(self) -> int:
@@ -199,7 +199,8 @@ class TensorPlan:
     def arithmetic(self) -> str:
         return (
             f"{self.acc_stages} accumulators of {self.config.products} x {self.config.tile_n} + "
-            f"scales of A {self.sfa} + scales of B {self.config.products} x {self.sfb} = {self.used} columns, "
+            f"scales of A {self.config.counts[0]} x {self.sfa} + scales of B {self.config.counts[1]} x {self.sfb} = "
+            f"{self.used} columns, "
             f"{self.allocated} allocated"
         )
 

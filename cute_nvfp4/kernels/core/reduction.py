@@ -36,8 +36,8 @@ class Partials:
     """
 
     shared: Any
-    workspace: Any
-    flags: Any
+    workspace: Any = None
+    flags: Any = None
 
 
 def slot_floats(config: GemmConfig, columns: int) -> int:

@@ -13,6 +13,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from . import grouped_scheduler
 from .config import GemmConfig
 
 
@@ -21,7 +22,8 @@ class Work:
     """The problem in tiles, and this CTA's part in it (all traced Int32).
 
     rest_m, rest_n: tiles of a cluster that cover the output; batch; steps: of K; workers: clusters; worker: this one;
-    x, y: this CTA's tile in the cluster's; v: its place in a pair; part: its place along K (split_k).
+    x, y: this CTA's tile in the cluster's; v: its place in a pair; part: its place along K (split_k); groups: what
+    ``grouped_scheduler`` knows of a grouped GEMM's problems, each of which has its own rest_m, rest_n and steps.
     """
 
     rest_m: Any
@@ -34,6 +36,7 @@ class Work:
     y: Any
     v: Any
     part: Any
+    groups: Any = None
 
 
 @cute.jit
@@ -47,6 +50,8 @@ def share(total, parts, index):
 @cute.jit
 def units(config: cutlass.Constexpr[GemmConfig], work: Work):
     """(first, end) of this cluster's units."""
+    if cutlass.const_expr(config.maps != ""):
+        return work.worker, work.groups.units
     tiles = work.rest_m * work.rest_n * work.batch
     if cutlass.const_expr(config.scheduler == "stream_k"):
         first, count = share(tiles * work.steps, work.workers, work.worker)
@@ -56,26 +61,32 @@ def units(config: cutlass.Constexpr[GemmConfig], work: Work):
 
 @cute.jit
 def tile_of(config: cutlass.Constexpr[GemmConfig], work: Work, unit, end):
-    """(tile_m, tile_n, batch, first step, steps) of this CTA for a unit; tiles count 128 rows and ``tile_n`` columns.
+    """(tile_m, tile_n, batch or group, first step, steps) of this CTA for a unit.
 
-    A CTA of a pair has its own tile_m.
+    Tiles count 128 rows and ``tile_n`` columns; a CTA of a pair has its own tile_m.
     """
-    index = unit
+    index, rest_m, rest_n, steps = unit, work.rest_m, work.rest_n, work.steps
+    if cutlass.const_expr(config.maps != ""):
+        group, index, rest_m, rest_n, steps = grouped_scheduler.locate(config, work.groups, unit)
     if cutlass.const_expr(config.scheduler == "stream_k"):
         index = unit // work.steps
         first = unit % work.steps
         count = cutlass.min(work.steps - first, end - unit)
     elif cutlass.const_expr(config.split_k > 1):
-        first, count = share(work.steps, Int32(config.split_k), work.part)
+        first, count = share(steps, Int32(config.split_k), work.part)
     else:
-        first, count = Int32(0), work.steps
+        first, count = Int32(0), steps
     # one of the two is often 1, and a division costs about twenty instructions: once a tile, not a step
     if cutlass.const_expr(config.raster == "m"):
-        m, rest = index % work.rest_m, index // work.rest_m
-        n, batch = rest % work.rest_n, rest // work.rest_n
+        m, n = index % rest_m, index // rest_m
+        if cutlass.const_expr(config.maps == ""):
+            n, batch = n % rest_n, n // rest_n
     else:
-        n, rest = index % work.rest_n, index // work.rest_n
-        m, batch = rest % work.rest_m, rest // work.rest_m
+        n, m = index % rest_n, index // rest_n
+        if cutlass.const_expr(config.maps == ""):
+            m, batch = m % rest_m, m // rest_m
+    if cutlass.const_expr(config.maps != ""):
+        batch = group
     return m * config.cluster[0] + work.x, n * config.cluster[1] + work.y, batch, first, count
 
 

@@ -12,7 +12,9 @@ import json
 import sys
 from pathlib import Path
 
-from . import public
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from . import gemm, public
 from .judge import judge, reached
 from .programs import NAMES, subject
 from .sites import mutants
@@ -22,7 +24,7 @@ from .survivors import explained
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "kernels", nargs="*", help=f"of {', '.join((*NAMES, *public.PROGRAMS))} (default: all there are)"
+        "kernels", nargs="*", help=f"of {', '.join((*NAMES, *gemm.CASES, *public.PROGRAMS))} (default: all there are)"
     )
     parser.add_argument("--cutlass", type=Path, help="a checkout of NVIDIA/cutlass, for its programs")
     parser.add_argument("--match", default="", help="only mutants whose name contains this")
@@ -30,14 +32,18 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write all verdicts here")
     given = parser.parse_args()
     unexplained, records = 0, []
-    for name in given.kernels or (*NAMES, *(public.PROGRAMS if given.cutlass else ())):
-        one = public.subject(given.cutlass, name) if name in public.PROGRAMS else subject(name)
+    for name in given.kernels or (*NAMES, *gemm.CASES, *(public.PROGRAMS if given.cutlass else ())):
+        if name in gemm.CASES:
+            one = gemm.subject(name)
+        else:
+            one = public.subject(given.cutlass, name) if name in public.PROGRAMS else subject(name)
         control = judge(one, None)
         said = control.by or "nothing reported"
         print(f"{name}: the kernel itself: {said} ({control.seconds:.1f} s) {control.message}", flush=True)
         unexplained += bool(control.by)
         lines = reached(one)
         every = [m for m in mutants(one.ptx) if given.match in m.name]
+        every = gemm.once(every) if name in gemm.CASES else every
         chosen = [m for m in every if m.line in lines][:: given.every]
         print(
             f"{name}: {len(every)} mutants, {sum(m.line not in lines for m in every)} of them at lines never executed"

@@ -47,6 +47,18 @@ def mutants(ptx: str) -> Iterator[Mutant]:
                     yield Mutant(kind, number, text, new, seen[kind])
 
 
+def unfolded(ptx: str) -> str:
+    """``ptx`` with every block that is written in one line, ``{ .reg …; …; }``, on lines of its own: a site each."""
+    lines = []
+    for line in ptx.split("\n"):
+        text = line.strip()
+        if text.startswith("{ ") and text.endswith("; }"):
+            lines += ["{", *(f"{part};" for part in text[2:-3].split("; ")), "}"]
+        else:
+            lines.append(line)
+    return "\n".join(lines)
+
+
 @dataclass(frozen=True)
 class Rule:
     pattern: re.Pattern[str]
@@ -218,7 +230,7 @@ def _rules() -> Iterator[Rule]:
         _operand("scale id of A in the descriptor", 3, 32, f"xor.b32 {{new}}, {{old}}, {1 << 29};"),
         _operand("scale id of B in the descriptor", 3, 32, f"xor.b32 {{new}}, {{old}}, {1 << 4};"),
     )
-    yield from rule(r"tcgen05\.mma.*, (%p\d+);", _text("accumulates the other way", r", (%p\d+);", r", !\1;"))
+    yield from rule(r"tcgen05\.mma.*, (%?p\d*);", _text("accumulates the other way", r", (%?p\d*);", r", !\1;"))
     yield from rule(r"tcgen05\.commit", _operand("commits to the next barrier", 0, 32, add(8)), _twice("commits twice"))
     yield from rule(r"tcgen05\.commit.*multicast", _text("commit to one CTA only", r", (%rs\d+);", ", 1;"))
     yield from rule(r"tcgen05\.alloc", _operand("half of the columns", 1, 32, "shr.u32 {new}, {old}, 1;"))
@@ -226,6 +238,14 @@ def _rules() -> Iterator[Rule]:
     yield from rule(r"mapa\.", _operand("rank of another CTA", 2, 32, "xor.b32 {new}, {old}, 1;"))
     yield from rule(r"^st\.shared", _operand("store 16 bytes on", 0, 32, add(16)), _drop("shared store"))
     yield from rule(r"^red\.|^atom\.", _drop("atomic"))
+    yield from rule(
+        r"^st\.async",
+        _drop("remote store"),
+        _operand("remote store 16 bytes on", 0, 32, add(16)),
+        _operand("remote store signals the next barrier", 2, 32, add(8)),
+    )
+    yield from rule(r"^ld\.acquire", _text("load without acquire", r"ld\.acquire", "ld.relaxed"))
+    yield from rule(r"^st\.release", _drop("flag"), _text("flag without release", r"st\.release", "st.relaxed"))
     yield from rule(r"tensormap\.(replace|cp_fenceproxy)", _drop(r"tensormap.\1"))
 
 

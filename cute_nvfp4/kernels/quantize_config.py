@@ -1,0 +1,74 @@
+"""The variants of the quantization kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..target import Architecture
+
+WARP = 32
+# rows r, r + 32, r + 64 and r + 96 of a scale atom: their scales of four columns are sixteen contiguous bytes
+WARP_ROWS = 4
+ROW_STEP = 32
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class QuantizeConfig:
+    """One variant: everything the compiled code depends on.
+
+    element, scale, block: those of the format ("e2m1", "e4m3", "e5m2"; "e4m3", "ue8m0"; 16, 32); top, min_scale,
+    exponent, choice: those of the rule, ``top`` being its ``max_code`` or the format's largest element; full_scale:
+    amax / global scale; dtype: of x; global_scale: "none", "given" (a pointer to it) or "amax" (a pointer to the
+    largest magnitude, from which the kernel computes and stores it); stochastic: rounding; layout: of the scales,
+    "blocked" or "rowmajor"; scale_word: whether row-major scales may be stored four at a time; ragged: whether some of
+    the rows or blocks of a tile may not exist; bulk: whether
+    rows come to shared memory by bulk copies (x is aligned to 16 bytes); vector_bytes: widest load that the alignment
+    of x allows, if not; warps: of a block of threads, a power of two, at most 32; min_blocks: blocks of threads that
+    must fit on a multiprocessor, which bounds the registers (0: no bound).
+    """
+
+    arch: Architecture
+    element: str = "e2m1"
+    scale: str = "e4m3"
+    block: int = 16
+    top: float = 6.0
+    min_scale: float = 0.0
+    exponent: str = "rceil"
+    choice: str = ""
+    full_scale: float = 2688.0
+    dtype: str = "bfloat16"
+    global_scale: str = "given"
+    stochastic: bool = False
+    layout: str = "blocked"
+    scale_word: bool = True
+    ragged: bool = False
+    bulk: bool = True
+    vector_bytes: int = 16
+    warps: int = 4
+    min_blocks: int = 8
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element of x."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of x under one scale."""
+        return self.block * self.item_bytes
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes of data under one scale."""
+        return self.block // 2 if self.element == "e2m1" else self.block
+
+    @property
+    def sound_ties(self) -> bool:
+        """Whether elements have so few bits that ties can be told apart from their neighbours in binary16."""
+        return self.item_bytes == 2 and not self.arch.has_fp4_convert
+
+    @property
+    def encodes_winner(self) -> bool:
+        """Whether 4/6 encodes the winner again where ties are possible."""
+        return self.sound_ties and self.choice != ""

@@ -1,0 +1,264 @@
+"""Pictures of what ``kernels/core`` plans, for ``03_gemm.ipynb``: memory, pipelines, scales, clusters, tiles."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import matplotlib.pyplot as plt
+import numpy as np
+from gemm_timeline import TILE_COLORS
+from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+from cute_nvfp4.kernels.core import graph, loader
+from cute_nvfp4.kernels.core.config import GemmConfig
+from cute_nvfp4.kernels.core.plan import (
+    ATOM_COLUMNS,
+    OUT_STAGES,
+    TMEM_COLUMNS,
+    SharedPlan,
+    StagePlan,
+    TensorPlan,
+)
+from cute_nvfp4.kernels.core.roles import ROLES
+from cute_nvfp4.kernels.core.scheduler import Work
+from cute_nvfp4.scale_layout import ATOM_COLS, ATOM_ROWS
+
+PART_COLORS = {"A": "tab:blue", "B": "tab:green", "SFA": "tab:cyan", "SFB": "tab:olive"}
+OUTPUT, PARTIAL, BARRIERS, FREE = "tab:purple", "tab:red", "0.2", "0.93"
+SHORT = 0.035
+"""Share of a bar's width under which a label does not fit in."""
+
+
+def _bar(ax: Any, pieces: list[tuple[str, float, Any]], y: float, total: float, labels: bool = True) -> None:
+    """A stacked horizontal bar of (label, size, colour)."""
+    at = 0.0
+    for label, size, color in pieces:
+        ax.barh(y, size, left=at, height=0.7, color=color, edgecolor="white", lw=0.6)
+        if labels and size > SHORT * total:
+            dark = color not in (FREE, "0.85")
+            ax.text(at + size / 2, y, label, ha="center", va="center", fontsize=7, color="white" if dark else "0.3")
+        at += size
+
+
+def shared_memory(ax: Any, configs: list[GemmConfig], labels: list[str]) -> None:
+    """Shared memory of a CTA for several configurations, to scale, up to the limit of the architecture."""
+    limit = configs[0].arch.shared_bytes / 1024
+    for row, config in enumerate(configs):
+        plan = SharedPlan(config)
+        pieces: list[tuple[str, float, Any]] = []
+        for _ in range(plan.stages):
+            for name, size in plan.stage.parts:
+                key = name.rstrip("0123456789")
+                pieces.append((key if len(key) < 2 else "", size / 1024, PART_COLORS[key]))
+            pieces.append(("", (plan.stage.bytes - plan.stage.loaded) / 1024, FREE))
+        for _ in range(OUT_STAGES if plan.staged_output else 0):
+            pieces.append(("out", plan.staged_output / OUT_STAGES / 1024, OUTPUT))
+        pieces.append(("partial sums", plan.partials / 1024, PARTIAL))
+        pieces.append(("", (plan.fixed - plan.staged_output - plan.partials) / 1024, BARRIERS))
+        pieces.append(("free", limit - plan.bytes / 1024, FREE))
+        _bar(ax, pieces, row, limit)
+    ax.set(xlim=(0, limit), ylim=(len(configs) - 0.5, -0.5), xlabel="KiB of shared memory", title="shared memory")
+    ax.set_yticks(range(len(configs)), labels)
+    handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c in [*PART_COLORS.values(), OUTPUT, PARTIAL, BARRIERS]]
+    names = [*PART_COLORS, "output", "partial sums", "barriers, alignment"]
+    ax.legend(handles, names, ncol=7, loc="upper center", bbox_to_anchor=(0.5, -0.28), frameon=False, fontsize=7)
+
+
+def tensor_memory(ax: Any, configs: list[GemmConfig], labels: list[str]) -> None:
+    """Columns of tensor memory for several configurations."""
+    for row, config in enumerate(configs):
+        plan = TensorPlan(config)
+        pieces = [(f"accumulator {i}", plan.acc, TILE_COLORS[i]) for i in range(plan.acc_stages)]
+        pieces.append(("", plan.sfa, PART_COLORS["SFA"]))
+        pieces += [("", plan.sfb, PART_COLORS["SFB"])] * config.products
+        pieces.append(("", plan.allocated - plan.used, "0.85"))
+        pieces.append(("not allocated", TMEM_COLUMNS - plan.allocated, FREE))
+        _bar(ax, pieces, row, TMEM_COLUMNS)
+    ax.set(xlim=(0, TMEM_COLUMNS), ylim=(len(configs) - 0.5, -0.5), xlabel="column", title="tensor memory")
+    ax.set_xticks(range(0, TMEM_COLUMNS + 1, 64))
+    ax.set_yticks(range(len(configs)), labels)
+
+
+def pipelines(ax: Any, config: GemmConfig) -> None:
+    """The graph of ``core.graph``: roles, rings of buffers between them, and the count of every barrier."""
+    stages = SharedPlan(config).stages
+    roles = {
+        "load": (0.0, f"load\nwarp {ROLES.load_warp}"),
+        "mma": (4.0, f"MMA\nwarp {ROLES.mma_warp}"),
+        "epilogue": (8.0, f"epilogue\nwarps 0 to {ROLES.epilogue - 1}"),
+    }
+    for x, text in roles.values():
+        ax.add_patch(FancyBboxPatch((x - 0.55, -0.45), 1.1, 0.9, boxstyle="round,pad=0.05", fc="0.93", ec="0.4"))
+        ax.text(x, 0, text, ha="center", va="center")
+    for edge in graph.pipeline_graph(config):
+        left, right = roles[edge.producer][0], roles[edge.consumer][0]
+        if left == right:  # epilogue to epilogue of another CTA
+            left, right = left + 0.65, left + 3.2
+            ax.text(right + 0.1, 0, "epilogue\nof other\nCTAs", ha="left", va="center", color="0.4")
+        else:
+            left, right = left + 0.65, right - 0.65
+        _edge(ax, left, right, edge, edge.stages or stages)
+    last = 12.5 if config.split_k > 1 else 8.8
+    ax.set(xlim=(-0.8, last), ylim=(-1.5, 1.5), title=f"pipelines of {config}")
+    ax.axis("off")
+
+
+def _edge(ax: Any, left: float, right: float, edge: graph.Edge, depth: int) -> None:
+    middle = (left + right) / 2
+    for start, end, bend in (((left, 0.3), (right, 0.3), -0.3), ((right, -0.3), (left, -0.3), -0.3)):
+        arrow = FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={bend}", arrowstyle="->", mutation_scale=12)
+        ax.add_patch(arrow)
+    size = min(0.22, (right - left - 0.6) / depth)
+    for i in range(depth):
+        x = middle + (i - depth / 2) * size
+        ax.add_patch(plt.Rectangle((x, -size / 2), size * 0.85, size, fc="tab:blue", alpha=0.5))
+    ax.text(middle, 0.22, f"{edge.name}: {depth} buffer{'s' if depth > 1 else ''}", ha="center", fontsize=8)
+    count = edge.full.count
+    text = f"full: {count} arrival{'s' if count > 1 else ''}"
+    text += f" + {edge.full.tx_bytes} bytes" if edge.full.tx_bytes else ""
+    ax.text(middle, 0.98, text, ha="center", fontsize=8)
+    count = edge.empty.count
+    ax.text(middle, -0.98, f"empty: {count} arrival{'s' if count > 1 else ''}", ha="center", va="top", fontsize=8)
+
+
+def edges_table(config: GemmConfig) -> list[list[str]]:
+    """Rows of (edge, full, empty) with the arithmetic of every count."""
+    return [[edge.name, str(edge.full), str(edge.empty)] for edge in graph.pipeline_graph(config)]
+
+
+def ranks(mask: int) -> list[int]:
+    """The CTAs that a multicast mask names."""
+    return [r for r in range(16) if mask >> r & 1]
+
+
+def masks_of(config: GemmConfig) -> dict[int, tuple[list[int], list[int], list[int]]]:
+    """By rank in the cluster: the CTAs that get its part of A (and SFA), of B, and of SFB; asked of the loader."""
+    cm, cn = config.cluster
+    out = {}
+    for y in range(cn):
+        for x in range(cm):
+            place = {"x": x, "y": y, "v": x % config.ctas}
+            sizes = {"rest_m": 1, "rest_n": 1, "batch": 1, "steps": 1, "workers": 1, "worker": 0, "part": 0}
+            masks = loader.multicast_masks(config, Work(**sizes, **place))
+            out[x + cm * y] = tuple(ranks(int(mask) & 0xFFFF) for mask in masks)
+    return out
+
+
+def multicast(axes: Any, config: GemmConfig) -> None:
+    """Three panels: who gets the part of A, of B, of SFB that each CTA of a cluster loads (loader's row, column)."""
+    found = masks_of(config)
+    size = len(found)
+    for which, (ax, name) in enumerate(zip(axes, ("A and SFA", "B", "SFB"))):
+        grid = np.zeros((size, size))
+        for rank, masks in found.items():
+            grid[rank, masks[which]] = 1
+        ax.imshow(grid, cmap="Blues", vmin=0, vmax=1.6)
+        for row in range(size):
+            mask = sum(1 << r for r in found[row][which])
+            ax.text(size - 0.4, row, f"{mask:0{size}b}", va="center", family="monospace", fontsize=8)
+        ax.set(title=name, xlabel="gets it", ylabel="loads its part")
+        ax.set_xticks(range(size), [f"CTA {r}" for r in range(size)], fontsize=7)
+        ax.set_yticks(range(size), [f"CTA {r}" for r in range(size)], fontsize=7)
+
+
+def segments(config: GemmConfig, tiles: int, steps: int, workers: int) -> list[list[tuple[int, int, int]]]:
+    """For each worker its (tile, first step, steps), in order: what ``core.scheduler`` does, in Python."""
+    if config.scheduler == "static":
+        return [[(tile, 0, steps) for tile in range(worker, tiles, workers)] for worker in range(workers)]
+    each, rest = divmod(tiles * steps, workers)
+    ends = [worker * each + min(worker, rest) for worker in range(workers + 1)]
+    out = []
+    for unit, end in itertools.pairwise(ends):
+        mine = []
+        while unit < end:
+            tile, first = divmod(unit, steps)
+            mine.append((tile, first, min(steps - first, end - unit)))
+            unit += mine[-1][2]
+        out.append(mine)
+    return out
+
+
+def dealt(ax: Any, shares: list[list[tuple[int, int, int]]], title: str) -> None:
+    """A line for each worker, a bar for each tile or part of one; the dashed line is the end of the busiest."""
+    for worker, mine in enumerate(shares):
+        at = 0
+        for tile, first, count in mine:
+            color = TILE_COLORS[tile % len(TILE_COLORS)]
+            hatch = "////" if first else ""
+            ax.barh(worker, count, left=at, height=0.8, color=color, edgecolor="white", hatch=hatch, lw=0.6)
+            ax.text(at + count / 2, worker, str(tile), ha="center", va="center", color="white", fontsize=8)
+            at += count
+    longest = max(sum(count for *_, count in mine) for mine in shares)
+    ax.axvline(longest, color="0.4", ls="--", lw=1)
+    ax.set(title=title, xlabel="steps of K, one after the other", xlim=(0, None))
+    ax.set_yticks(range(len(shares)), [f"CTA {w}" for w in range(len(shares))])
+    ax.invert_yaxis()
+
+
+def exchange(ax: Any, config: GemmConfig) -> None:
+    """split_k: the accumulator of each CTA along K, by slices of columns, and where the sums of each slice go."""
+    parts = config.split_k
+    for part in range(parts):
+        for owner in range(parts):
+            kept = owner == part
+            ax.add_patch(
+                plt.Rectangle((owner, -part - 0.4), 0.94, 0.8, fc=TILE_COLORS[owner], alpha=1.0 if kept else 0.35, lw=0)
+            )
+            text = "own sums\n+ received" if kept else f"to CTA {owner}"
+            ax.text(owner + 0.47, -part, text, ha="center", va="center", fontsize=7, color="white" if kept else "k")
+    ax.set(xlim=(-0.05, parts), ylim=(-parts + 0.45, 0.55), title="sums over a cluster that splits K")
+    ax.set_xticks(
+        [i + 0.47 for i in range(parts)],
+        [f"columns {i * config.slice_n}–{(i + 1) * config.slice_n - 1}" for i in range(parts)],
+        fontsize=7,
+    )
+    ax.set_yticks([-i for i in range(parts)], [f"CTA {i} along K" for i in range(parts)])
+
+
+def scales_of_b(axes: Any, config: GemmConfig, matrix: np.ndarray, tensor: np.ndarray, tile: int) -> None:
+    """Left the scales of B (N, K / 16) with the tile's rows framed; right where its 128 × 4 atoms are in tensor memory.
+
+    matrix, tensor: bytes, the latter a snapshot's (128 lanes, 512 columns) of 32 bits.
+    """
+    plan, stage = TensorPlan(config), StagePlan(config)
+    first, last = tile * config.tile_n, (tile + 1) * config.tile_n
+    ax = axes[0]
+    ax.imshow(
+        matrix, aspect="auto", interpolation="nearest", cmap="viridis", extent=(0, matrix.shape[1], len(matrix), 0)
+    )
+    for row in range(ATOM_ROWS, len(matrix), ATOM_ROWS):
+        ax.axhline(row, color="white", lw=1)
+    for column in range(ATOM_COLS, matrix.shape[1], ATOM_COLS):
+        ax.axvline(column, color="white", lw=1)
+    ax.add_patch(plt.Rectangle((0, first), matrix.shape[1], last - first, fill=False, ec="tab:red", lw=2.5))
+    ax.set(
+        title=f"scales of B in atoms; tile {tile} of {config.tile_n} columns in red", xlabel="block of K", ylabel="n"
+    )
+    ax.set_yticks(range(0, len(matrix) + 1, 64))
+    ax = axes[1]
+    start, count = plan.sfb_column(0), plan.sfb
+    words = np.ascontiguousarray(tensor[:32, start : start + count]).view(np.uint8)
+    ax.imshow(words, aspect="auto", interpolation="nearest", cmap="viridis", extent=(start, start + count, 32, 0))
+    width = ATOM_COLUMNS * stage.atoms_n
+    shift = first % ATOM_ROWS // 32
+    for i in range(stage.atoms_k):
+        left = start + i * width
+        for column in range(left, left + width, ATOM_COLUMNS):
+            ax.axvline(column, color="white", lw=1)
+        box = (left + shift, 0.2), config.tile_n // 32, 31.6
+        ax.add_patch(plt.Rectangle(*box, fill=False, ec="tab:red", lw=2.5))
+    ax.set(title="the same in tensor memory; red: what the MMAs of this tile read", xlabel="column", ylabel="lane")
+    ax.set_xticks(range(start, start + count + 1, ATOM_COLUMNS))
+
+
+def read_by_tile(config: GemmConfig, tensor: np.ndarray, tile: int) -> np.ndarray:
+    """(tile_n, blocks of a stage) bytes: the scales of B that the MMAs of a tile read from a snapshot."""
+    stage, out = StagePlan(config), []
+    shift = tile * config.tile_n % ATOM_ROWS // 32
+    for i in range(stage.atoms_k):
+        left = TensorPlan(config).sfb_column(0) + i * ATOM_COLUMNS * stage.atoms_n + shift
+        words = np.ascontiguousarray(tensor[:32, left : left + config.tile_n // 32]).view(np.uint8)
+        # lane l of column c has row 32 c + l, a byte for each block
+        out.append(words.reshape(32, -1, ATOM_COLS).transpose(1, 0, 2).reshape(config.tile_n, ATOM_COLS))
+    return np.concatenate(out, axis=1)

@@ -1,0 +1,85 @@
+"""What a simulated GEMM did: its launch, and what arrived at each of its mbarriers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import pytest
+
+import cute_nvfp4.sim
+from cute_nvfp4.sim import Launch
+from cute_nvfp4.sim.mbarrier import Mbarriers
+
+
+@dataclass
+class Observed:
+    """Filled while a launch of one wave runs; keys are (CTA, shared address of the barrier)."""
+
+    launches: list[Launch] = field(default_factory=list)
+    waves: list[Mbarriers] = field(default_factory=list)
+    arrivals: Counter[tuple[int, int]] = field(default_factory=Counter)
+    tx_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)
+
+    @property
+    def barriers(self) -> Mbarriers:
+        (wave,) = self.waves
+        return wave
+
+    def first(self) -> int:
+        """Shared address of the first barrier."""
+        return min(self.barriers.offset_of)
+
+    def of(self, cta: int, word: int) -> tuple[int, int, int, int]:
+        """(count it was initialised with, phases that have ended, arrivals, bytes) of barrier ``word`` of a CTA."""
+        barriers, offset = self.barriers, self.first() + 8 * word
+        slot = barriers.slot_of[offset]
+        key = (cta, offset)
+        return (
+            int(barriers.count[cta, slot]),
+            int(barriers.phase[cta, slot]),
+            self.arrivals[key],
+            self.tx_bytes[key],
+        )
+
+
+@contextlib.contextmanager
+def observing() -> Iterator[Observed]:
+    """Within it, the launch that is simulated fills what this yields."""
+    seen = Observed()
+    patch = pytest.MonkeyPatch()
+    run, arrive, complete = cute_nvfp4.sim.run, Mbarriers.arrive, Mbarriers.complete_tx
+
+    def running(program, launch, memory, **options):
+        seen.launches.append(launch)
+        return run(program, launch, memory, **options)
+
+    def arriving(self, where, cta, offset, count=1):
+        # arrivals at one barrier in several rows come back here one by one
+        before = seen.arrivals.copy()
+        phase = arrive(self, where, cta, offset, count)
+        seen.arrivals = before
+        _add(seen.arrivals, cta, offset, count)
+        if not any(w is self for w in seen.waves):
+            seen.waves.append(self)
+        return phase
+
+    def completing(self, where, cta, offset, size):
+        complete(self, where, cta, offset, size)
+        _add(seen.tx_bytes, cta, offset, size)
+
+    patch.setattr(cute_nvfp4.sim, "run", running)
+    patch.setattr(Mbarriers, "arrive", arriving)
+    patch.setattr(Mbarriers, "complete_tx", completing)
+    try:
+        yield seen
+    finally:
+        patch.undo()
+
+
+def _add(counter: Counter, cta: np.ndarray, offset: np.ndarray, count: np.ndarray | int) -> None:
+    for c, o, n in zip(cta.tolist(), offset.tolist(), np.broadcast_to(count, cta.shape).tolist()):
+        counter[c, o] += n

@@ -1,0 +1,104 @@
+"""The kernels of ``gemm`` as subjects, each on a problem that goes round every ring and leaves tails."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import gemm_problems
+import pytest
+from gemm_problems import Case
+
+from cute_nvfp4 import launch
+from cute_nvfp4.kernels.core.config import GemmConfig
+from cute_nvfp4.ops import _gemm as ops
+from cute_nvfp4.sim import Result
+
+from .judge import Subject
+from .sites import Mutant, unfolded
+
+CASES = {
+    "gemm plain": Case(130, 100, 1312, tile_n=64, stages=2, workers=1, exact=True),
+    "gemm pair": Case(300, 136, 1312, tile_n=64, pair=True, cluster_m=2, stages=2, workers=1, exact=True),
+    "gemm multicast": Case(260, 200, 800, tile_n=64, cluster_m=2, cluster_n=2, stages=2, workers=1, exact=True),
+    "gemm split_k": Case(130, 100, 1312, tile_n=64, split_k=2, stages=2, workers=1, store="direct", exact=True),
+    "gemm stream_k": Case(130, 100, 1312, tile_n=64, scheduler="stream_k", stages=2, workers=3, exact=True),
+    "gemm mxfp8": Case(130, 200, 352, tile_n=192, stages=2, workers=2, a_format="mxfp8", b_format="mxfp8_e5m2",
+                       exact=True),
+}  # fmt: skip
+"""A few tiles for fewer clusters, and more steps of K than an unrolled pass of the MMA loop and the stages of the ring.
+Data is exact, so that one wrong bit shows. A second problem has one tile and the fewest steps: most of a ring is never
+used, and with stream-K most clusters have nothing to do."""
+
+
+@contextmanager
+def ptx_is(ptx: str) -> Iterator[None]:
+    """Within it ``gemm`` runs this PTX instead of its kernels'."""
+    patch, compiled = pytest.MonkeyPatch(), ops.compile_gemm
+    patch.setattr(ops, "compile_gemm", functools.cache(lambda config: replace(compiled(config), ptx=ptx)))
+    # no plan from before, none kept
+    patch.setattr(ops, "_plan", ops._plan.__wrapped__)
+    patch.setattr(launch, "_launchers", {})
+    try:
+        yield
+    finally:
+        patch.undo()
+
+
+def config_of(case: Case) -> GemmConfig:
+    """The configuration that runs ``case``."""
+    found: list[GemmConfig] = []
+    patch, compiled = pytest.MonkeyPatch(), ops.compile_gemm
+
+    def compiling(config: GemmConfig):
+        found.append(config)
+        return compiled(config)
+
+    patch.setattr(ops, "compile_gemm", compiling)
+    patch.setattr(ops, "_plan", ops._plan.__wrapped__)
+    gemm_problems.make(case).run()
+    patch.undo()
+    return found[0]
+
+
+def once(found: list[Mutant]) -> list[Mutant]:
+    """Of the copies of a step that the unrolled MMA loop is made of, the first: eight atoms of scales, four MMAs."""
+    limits = {"tcgen05.cp": 8, "tcgen05.mma": 4}
+
+    def wanted(mutant: Mutant) -> bool:
+        limit = next((n for opcode, n in limits.items() if mutant.old.startswith(opcode)), None)
+        return limit is None or mutant.ordinal <= limit
+
+    return [mutant for mutant in found if wanted(mutant)]
+
+
+def small(case: Case) -> Case:
+    """The second problem, for the same kernel."""
+    return replace(case, m=3, n=8, k=256 * (case.split_k - 1) + 32)
+
+
+@functools.cache
+def subject(name: str) -> Subject:
+    """The kernel called ``name`` in ``CASES``."""
+    problems = [gemm_problems.make(case) for case in (CASES[name], small(CASES[name]))]
+
+    def run(ptx: str, **options: object) -> tuple[bool, Result]:
+        with ptx_is(ptx), launch.simulating(**options):
+            results = []
+            for problem in problems:
+                c = problem.run()
+                if gemm_problems.wrong(problem, c).any() or not problem.untouched():
+                    return False, _last_result()
+                results.append(_last_result())
+            return True, results[0]
+
+    configs = {config_of(problem.case) for problem in problems}
+    assert len(configs) == 1
+    return Subject(name, unfolded(ops.compile_gemm(configs.pop()).ptx), run)
+
+
+def _last_result() -> Result:
+    ((_, launcher),) = launch._launchers.values()
+    return launcher.last_results[-1]

@@ -1,0 +1,140 @@
+"""The suite's checks notice a broken gated kernel: mutants of what it adds to the GEMM, in the compiled PTX."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from gated_gemm_problems import Gated, make, usual_alpha
+from gemm_problems import Case
+
+from cute_nvfp4.compile import CompiledKernel
+from cute_nvfp4.errors import SimError
+from cute_nvfp4.formats import as_bytes
+from cute_nvfp4.kernels.core.config import GemmConfig
+from cute_nvfp4.kernels.core.plan import StagePlan
+from cute_nvfp4.ops import _gated_gemm as ops
+from cute_nvfp4.quantization import quantize
+
+PLAIN = Gated(Case(m=140, n=136, k=544, alpha=usual_alpha(544), dtype="float32"))
+SWAPPED = replace(PLAIN, case=replace(PLAIN.case, swap=True))
+WHOLE = replace(PLAIN, case=replace(PLAIN.case, n=256), form="interleaved")
+BLOCKS = Gated(Case(m=140, n=144, k=544, alpha=2.0**-8, exact=True, batch=1, out="new"))
+GELU = Gated(replace(PLAIN.case, exact=True, alpha=2.0**-9), "gelu_erf")
+STAGE = StagePlan(GemmConfig(products=2, gate="silu"))
+_B1, _B2 = (STAGE.offset(name) // 16 for name in ("B0", "B1"))
+_SFA, _SFB1, _SFB2 = (STAGE.offset(name) for name in ("SFA0", "SFB0", "SFB1"))
+_R, _D = r"%r\d+", r"%rd\d+"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Replaces the first ``count`` (0: all) matches of ``pattern``; ``outcome``: "wrong", or the name of an error."""
+
+    name: str
+    pattern: str
+    new: str
+    gated: Gated = PLAIN
+    count: int = 0
+    outcome: str = "wrong"
+    quantized: bool = False
+
+
+def _of_blocks(name: str, pattern: str, new: str, count: int = 0, outcome: str = "wrong") -> Mutant:
+    return Mutant(name, pattern, new, BLOCKS, count, outcome, True)
+
+
+MUTANTS = (
+    # two products of one A
+    Mutant("B1 for B2", rf"add\.s64 b, ({_D}), {_B2};", rf"add.s64 b, \1, {_B1};"),
+    Mutant("B1 for B2, one block of K", rf"add\.s64 b, ({_D}), {_B2 + 2};", rf"add.s64 b, \1, {_B1 + 2};"),
+    Mutant("scales of B1 for B2", rf"d, ({_D}), {(_SFB2 - _SFA) // 16};", rf"d, \1, {(_SFB1 - _SFA) // 16};"),
+    Mutant("A from B1", rf"add\.s64 a, ({_D}), 0; (add\.s64 b, {_D}, {_B2};)", rf"add.s64 a, \1, {_B1}; \2"),
+    Mutant("A of the first weight for the second", rf"add\.s64 a, ({_D}), {_B1};", r"add.s64 a, \1, 0;", SWAPPED),
+    Mutant(
+        "the second product adds to nothing",
+        rf"setp\.ne\.b32 p, ({_R}), 0; (add\.s64 a, {_D}, 0; add\.s64 b, {_D}, {_B2};)",
+        r"setp.eq.b32 p, \1, \1; \2",
+        outcome="UninitializedRead",
+    ),
+    Mutant("an MMA of the second product left out", rf"(add\.s64 b, {_D}, {_B2 + 2};[^;]*;) [^;]*;", r"\1"),
+    # the gate
+    Mutant("exp(x) for exp(−x)", "0fBFB8AA3B", "0f3FB8AA3B"),
+    Mutant("2 for 1 + …", rf"(add\.f32\s+{_R}, {_R}), 0f3F800000", r"\1, 0f40000000", count=1),
+    Mutant("a quotient left out", rf"rcp\.approx\.ftz\.f32\s+({_R}), ({_R});", r"mov.b32 \1, \2;", count=1),
+    Mutant("an exponential left out", rf"ex2\.approx\.ftz\.f32\s+({_R}), ({_R});", r"mov.b32 \1, \2;", count=1),
+    Mutant("one coefficient of erfc", "0f3F20F42B", "0f3F20E000", GELU),
+    Mutant("an element's sign", rf"(mul\.f32\s+{_R}, {_R}, {_R};\s+)(mul\.f32\s+)({_R})(, {_R}, {_R};)",
+           r"\1\2\3\4 neg.f32 \3, \3;", count=1),
+    # blocks of a quantized result
+    _of_blocks("an element not looked at", rf"max\.NaN\.f32 ({_R}), x, y;", r"max.NaN.f32 \1, x, x;", 1),
+    _of_blocks("seventh for sixth", "0fC0C00000", "0fC0E00000"),
+    _of_blocks("nibbles exchanged", r"(cvt\.rn\.satfinite\.e2m1x2\.f32 b0), y, x;", r"\1, x, y;", 1),
+    _of_blocks("the second scale of a pair", rf"cvt\.rn\.satfinite\.e4m3x2\.f32 ({_R}|%rs\d+), ({_R}), ({_R});",
+               r"cvt.rn.satfinite.e4m3x2.f32 \1, \3, \2;", 1),
+    _of_blocks("data eight bytes on", r"(st\.global\.v2\.b32 \[%rd\d+)\]", r"\1+8]", 0, "OutOfBounds"),
+    _of_blocks("scales two bytes on", r"(st\.global\.b16\s+\[%rd\d+)\]", r"\1+2]", 0, "OutOfBounds"),
+    _of_blocks("half a store", r"st\.global\.v2\.b32 \[%rd\d+\], \{[^}]*\};", ""),
+)  # fmt: skip
+
+
+def outcome(mutant: Mutant | None, gated: Gated, quantized: bool, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What is reported when gated_gemm() runs the mutant: "", "wrong", or the name of an error."""
+    compile_config, found = ops.compile_gated_gemm, []
+
+    def mutated(config: GemmConfig) -> CompiledKernel:
+        kernel = compile_config(config)
+        if mutant is None:
+            return kernel
+        ptx, count = re.subn(mutant.pattern, mutant.new, kernel.ptx, count=mutant.count)
+        found.append(count)
+        return replace(kernel, ptx=ptx)
+
+    problem = make(gated)
+    unfused = problem.run(out_dtype=torch.float32) if quantized else None
+    monkeypatch.setattr(ops, "compile_gated_gemm", mutated)
+    monkeypatch.setattr(ops, "_plan", ops._plan.__wrapped__)  # no plan from before, none kept
+    try:
+        c = problem.run(out_global_scale=0.37) if quantized else problem.run()
+    except SimError as error:
+        return type(error).__name__
+    finally:
+        assert mutant is None or found[0] > 0, f"the kernel no longer has what the mutant changes: {mutant.pattern}"
+    if quantized:
+        right = quantize(unfused, "nvfp4", "max", global_scale=0.37)
+        same = as_bytes(c.data).equal(right.data) and as_bytes(c.blocked_scale()).equal(right.blocked_scale())
+        return "" if same else "wrong"
+    try:
+        problem.check(c)
+    except AssertionError:
+        return "wrong"
+    return ""
+
+
+@pytest.mark.parametrize("gated", [PLAIN, SWAPPED, WHOLE, GELU], ids=str)
+def test_the_kernel_itself_passes(gated: Gated, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert outcome(None, gated, False, monkeypatch) == ""
+
+
+def test_the_quantizing_kernel_itself_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert outcome(None, BLOCKS, True, monkeypatch) == ""
+
+
+@pytest.mark.parametrize("mutant", [pytest.param(m, id=m.name.replace(" ", "_")) for m in MUTANTS])
+def test_mutants_are_noticed(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert outcome(mutant, mutant.gated, mutant.quantized, monkeypatch) == mutant.outcome
+
+
+def test_halves_exchanged_are_noticed() -> None:
+    """B2 given as B1: silu(x) · y is not silu(y) · x."""
+    problem = make(PLAIN)
+    with pytest.raises(AssertionError, match="wrong"):
+        problem.check(replace(problem, weights=problem.weights[::-1]).run())
+
+
+def test_the_other_form_is_noticed() -> None:
+    problem = make(WHOLE)
+    with pytest.raises(AssertionError, match="wrong"):
+        problem.check(problem.run(interleaved=False))

@@ -1,0 +1,146 @@
+"""The pipeline graph of a GEMM: its counts against those of the hardware's rules, written down here again, and against
+the arrivals of simulated runs."""
+
+from __future__ import annotations
+
+import pytest
+from gemm_observed import Observed, observing
+from gemm_problems import Case, check, make
+from gemm_structures import config_of, structures
+
+from cute_nvfp4.kernels.core import graph
+from cute_nvfp4.kernels.core.config import GemmConfig
+from cute_nvfp4.kernels.core.graph import Arrivals, Edge, barrier_offsets, barrier_words, edge_of, pipeline_graph
+from cute_nvfp4.kernels.core.plan import SharedPlan, TensorPlan
+
+EPILOGUE_WARPS = 4
+# one of each kind, with every ring gone round more than once
+RUNS = (
+    "m=300,n=136,k=1056,stages=2,workers=1",
+    "m=500,n=264,k=1056,stages=3,workers=1,pair=True,cluster_m=2,acc_stages=1",
+    "m=500,n=264,k=800,stages=2,workers=1,tile_n=64,cluster_m=2,cluster_n=2",
+    "m=500,n=264,k=544,stages=2,workers=1,tile_n=64,cluster_m=4,cluster_n=2",
+    "m=600,n=264,k=800,stages=2,workers=1,tile_n=128,cluster_m=4,cluster_n=2,pair=True",
+    "m=300,n=136,k=1312,stages=2,workers=1,split_k=4",
+    "m=500,n=136,k=1056,stages=2,workers=1,split_k=2,pair=True,cluster_m=2",
+    "m=300,n=136,k=1312,stages=2,workers=2,scheduler=stream_k,tile_n=64",
+)
+
+
+def mmas_that_read(config: GemmConfig) -> int:
+    """MMAs that read a stage of one CTA: by multicast those of its row of the cluster, and those of its column."""
+    m, n = config.cluster[0] // config.ctas, config.cluster[1]
+    return m + n - 1
+
+
+def stage_bytes(config: GemmConfig) -> int:
+    """Bytes that come for one MMA's stage. A row of a stage is 128 bytes; a scale is a byte; scales come for 128 rows
+    (or columns) together; each CTA of a pair has its own rows of A, half of the columns of B, and all scales of B."""
+    scales = config.tile_k // config.kind.block
+    columns = -(-config.tile_n // 128) * 128
+    each = 128 * 128 + 128 * scales + columns * scales
+    return config.ctas * each + config.tile_n * 128
+
+
+def expected(config: GemmConfig) -> dict[str, tuple[int, int, int]]:
+    """(arrivals of full, bytes of full, arrivals of empty) of each edge."""
+    counts = {
+        "operands": (1, stage_bytes(config), mmas_that_read(config)),
+        "accumulators": (1, 0, EPILOGUE_WARPS * config.ctas),
+    }
+    if config.split_k > 1:
+        others = config.split_k - 1
+        counts["partials"] = (1, others * 128 * config.tile_n // config.split_k * 4, others * EPILOGUE_WARPS)
+    return counts
+
+
+def test_counts_of_every_structure() -> None:
+    """Also: every count says what its terms are."""
+    for case in structures():
+        config = config_of(case)
+        edges = {edge.name: edge for edge in pipeline_graph(config)}
+        assert {
+            name: (edge.full.count, edge.full.tx_bytes, edge.empty.count) for name, edge in edges.items()
+        } == expected(config)
+        for edge in edges.values():
+            for arrivals in (edge.full, edge.empty):
+                assert sum(n for _, n in arrivals.terms) == arrivals.count and f"= {arrivals.count}" in str(arrivals)
+
+
+def test_barriers_lie_one_after_the_other() -> None:
+    for case in structures():
+        config = config_of(case)
+        stages = SharedPlan(config).stages
+        depths = {"operands": stages, "accumulators": TensorPlan(config).acc_stages, "partials": 1}
+        words = []
+        for name, (full, empty) in barrier_offsets(config, stages).items():
+            words += [*range(full, full + depths[name]), *range(empty, empty + depths[name])]
+        assert sorted(words) == list(range(barrier_words(config, stages)))
+
+
+def simulated(case: Case) -> tuple[Observed, GemmConfig]:
+    problem = make(case)
+    with observing() as seen:
+        check(problem, problem.run())
+    return seen, config_of(case)
+
+
+def ring(seen: Observed, cta: int, first: int, depth: int) -> tuple[set[int], int, int, int]:
+    """(initial counts, phases, arrivals, bytes) of a ring of barriers together."""
+    found = [seen.of(cta, first + i) for i in range(depth)]
+    return {f[0] for f in found}, *(sum(f[i] for f in found) for i in (1, 2, 3))
+
+
+@pytest.mark.parametrize("text", RUNS)
+def test_arrivals_of_a_run(text: str) -> None:
+    """Every barrier has the count of the graph, and gets so many arrivals and bytes in each phase; phases are as many
+    as tiles and steps of K, and all that has been filled has been emptied when the kernel ends."""
+    case = Case.parse(text)
+    seen, config = simulated(case)
+    plan = SharedPlan(config)
+    offsets = barrier_offsets(config, plan.stages)
+    phases: dict[tuple[str, str, bool], list[int]] = {}
+    for cta in range(seen.barriers.wave.count):
+        for edge in pipeline_graph(config):
+            for which, arrivals, first in zip(("full", "empty"), (edge.full, edge.empty), offsets[edge.name]):
+                counts, ended, arrived, tx_bytes = ring(seen, cta, first, edge.stages or plan.stages)
+                assert counts == {arrivals.count}
+                assert (arrived, tx_bytes) == (arrivals.count * ended, arrivals.tx_bytes * ended)
+                phases.setdefault((edge.name, which, cta % config.ctas == 0), []).append(ended)
+    tiles, low, high = work(case, config)
+    for (name, which, leads), found in phases.items():
+        if not leads and (name, which) in (("operands", "full"), ("accumulators", "empty")):
+            # what lies in the odd CTA of a pair is in the even one's charge
+            assert set(found) == {0}
+        elif name == "operands":
+            assert all(low <= x <= high for x in found)
+        elif case.scheduler == "stream_k":
+            # a tile cut in two is two accumulators
+            assert tiles <= sum(found) <= tiles + case.workers - 1
+        else:
+            assert set(found) == {tiles}
+
+
+def work(case: Case, config: GemmConfig) -> tuple[int, int, int]:
+    """(tiles, fewest and most steps of K) of each CTA, or of all workers together for stream-K."""
+    (cm, cn), split = config.cluster, config.split_k
+    tiles = -(-case.m // (128 * cm)) * -(-case.n // (case.tile_n * cn))
+    steps = -(-case.k // config.tile_k)
+    if case.scheduler == "stream_k":
+        return tiles, tiles * steps // case.workers, -(-tiles * steps // case.workers)
+    return tiles, steps // split * tiles, -(-steps // split) * tiles
+
+
+def test_edges_are_found_by_name() -> None:
+    config = GemmConfig()
+    assert edge_of(config, "operands").consumer == "mma" and edge_of(config, "accumulators").producer == "mma"
+    with pytest.raises(StopIteration):
+        edge_of(config, "partials")
+
+
+@pytest.mark.parametrize("count,tx_bytes", [(0, 0), (1 << 20, 0), (1, 1 << 20)])
+def test_counts_no_barrier_can_hold(count: int, tx_bytes: int) -> None:
+    arrivals = Arrivals((("what", count),), tx_bytes)
+    edge = Edge("operands", "load", "mma", 0, arrivals, Arrivals((("what", 1),)))
+    with pytest.raises(ValueError, match=rf"full barrier of operands: got {count} \(what\) = {count}.*expected 1 to"):
+        graph._check(edge)
