@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32
 
 from .core.assembly import Assembly
 
@@ -34,5 +34,5 @@ class GatedGemm(Assembly):
         workspace and flags; sizes: K, batch, workers."""
         a, b = ((one,), two) if self.config.shared == "a" else (two, (one,))
         # there is no bias, and its pointer is never read
-        finish = (alpha, factors, partials[0], Int64(0))
+        finish = (alpha, factors, partials[0], Int32(0))
         self.launch(a, b, c, finish, partials, (*sizes, stream))

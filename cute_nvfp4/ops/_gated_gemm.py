@@ -183,9 +183,14 @@ def _check_weights(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor]) 
             got = f"a {a.data.ndim}-d, {name} {operand.data.ndim}-d"
             raise OperandError(explain("batch dimension", got=got, expected="the same"))
     first, last = weights.values() if len(weights) == 2 else [*weights.values()] * 2
-    for what, got in (("rows", (first.rows, last.rows)), ("formats", (first.format.name, last.format.name))):
-        if got[0] != got[1]:
-            raise OperandError(explain(f"{what} of b1 and b2", got=f"{got[0]} and {got[1]}", expected="the same"))
+    both = {
+        "rows": [b.rows for b in (first, last)],
+        "formats": [b.format.name for b in (first, last)],
+        "global scales": ["none" if b.global_scale is None else "one" for b in (first, last)],
+    }
+    for what, (one, two) in both.items():
+        if one != two:
+            raise OperandError(explain(f"{what} of b1 and b2", got=f"{one} and {two}", expected="the same"))
 
 
 def _result(

@@ -45,6 +45,10 @@ REFUSED = {
     "rows": ((A, B1, OTHER_ROWS), {}, "rows of b1 and b2: got 128 and 256"),
     "batch": ((A, B1, BATCHED), {}, "batch dimension: got a 2-d, b2 3-d"),
     "formats of the weights": ((A, B1, MX), {}, "formats of b1 and b2: got nvfp4 and mxfp4"),
+    "one global scale": (
+        (A, B1, replace(B2, global_scale=torch.tensor(2.0))), {},
+        "global scales of b1 and b2: got none and one, expected the same",
+    ),
     "formats": ((A, MX, MX), {}, "formats of a and b: got nvfp4 and mxfp4"),
     "row-major scales": ((subset(A, slice(None)), B1, B2), {}, "scales of a: got rowmajor, expected blocked"),
     "row-major scales of b2": ((A, B1, subset(B2, slice(None))), {}, "scales of b2: got rowmajor"),
@@ -104,7 +108,8 @@ def test_interleave_refuses() -> None:
     for weights, message in (
         ((B1, OTHER_ROWS), "rows of b1 and b2"),
         (ODD[1:], "rows of b1: got 72, expected a multiple of 128"),
-        ((replace(B1, global_scale=torch.tensor(1.0)), B2), "global scales of b1 and b2"),
+        ((replace(B1, global_scale=torch.tensor(1.0)), B2), "global scales of b1 and b2: got one and none"),
+        (tuple(replace(b, global_scale=torch.tensor(1.0)) for b in (B1, B2)), "global scales of b1 and b2: got two"),
         ((B1, subset(B2, slice(None))), "scale layout: got rowmajor"),
     ):
         with pytest.raises(OperandError, match=message):
