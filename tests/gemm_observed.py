@@ -1,4 +1,4 @@
-"""What a simulated GEMM did: its launch, and what arrived at each of its mbarriers."""
+"""What a simulated GEMM did: its launch, what was counted, and what arrived at each of its mbarriers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import cute_nvfp4.sim
-from cute_nvfp4.sim import Launch
+from cute_nvfp4.sim import Launch, Result
 from cute_nvfp4.sim.mbarrier import Mbarriers
 
 
@@ -20,6 +20,7 @@ class Observed:
     """Filled while a launch of one wave runs; keys are (CTA, shared address of the barrier)."""
 
     launches: list[Launch] = field(default_factory=list)
+    results: list[Result] = field(default_factory=list)
     waves: list[Mbarriers] = field(default_factory=list)
     arrivals: Counter[tuple[int, int]] = field(default_factory=Counter)
     tx_bytes: Counter[tuple[int, int]] = field(default_factory=Counter)
@@ -55,7 +56,8 @@ def observing() -> Iterator[Observed]:
 
     def running(program, launch, memory, **options):
         seen.launches.append(launch)
-        return run(program, launch, memory, **options)
+        seen.results.append(run(program, launch, memory, **options))
+        return seen.results[-1]
 
     def arriving(self, where, cta, offset, count=1):
         # arrivals at one barrier in several rows come back here one by one

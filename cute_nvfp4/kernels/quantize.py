@@ -34,8 +34,9 @@ from ..ptx.encode import div_rn, f32_bits, f32_from_bits, prmt, rcp_rn, store_gl
 from ..ptx.memory import load_global_if, load_shared
 from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_STRIDE
 from .arith import ceil_div, div, mod
-from .quantize_block import quantize_block, tie_masks
+from .quantize_block import quantize_block
 from .quantize_config import ROW_STEP, WARP, WARP_ROWS, QuantizeConfig
+from .quantize_usual import ENTRIES, ENTRY_BYTES, fill_table, largest_wanted
 
 # what ``cute_nvfp4.quantization.blocks`` accepts
 SMALLEST_GLOBAL_SCALE, LARGEST_GLOBAL_SCALE = 2.0**-100, 2.0**118
@@ -62,17 +63,20 @@ class Quantize:
         data_strides: tuple[Int64, Int64],
         scale_strides: tuple[Int64, Int64],
         seed: tuple[Int32, Int32],
+        powers: tuple[Int32, Int32],
         blocks: Int32,
+        steps: tuple[Int32, Int32, Int32, Int32],
         stream: CUstream,
     ):
         """Quantizes ``rows`` × ``columns`` blocks by ``blocks`` blocks of threads for each matrix.
 
-        Strides are (row, batch) in bytes; blocked scales have no rows.
+        Strides are (row, batch) in bytes; blocked scales have no rows. powers: 1 and 2**16. steps: chunks of 32 blocks
+        along K, units of a matrix, and quotient and remainder of ``blocks`` by the chunks.
         """
         cfg = self.config
         pointers = (x, data, scale, global_in, global_out)
         strides = (x_strides, data_strides, scale_strides)
-        self.kernel(pointers, rows, columns, strides, seed).launch(
+        self.kernel(pointers, rows, columns, strides, seed, powers, steps).launch(
             grid=(blocks, batch, 1),
             block=(WARP * cfg.warps, 1, 1),
             stream=stream,
@@ -81,7 +85,9 @@ class Quantize:
         )
 
     @cute.kernel
-    def kernel(self, pointers: tuple, rows: Int32, columns: Int32, strides: tuple, seed: tuple):
+    def kernel(
+        self, pointers: tuple, rows: Int32, columns: Int32, strides: tuple, seed: tuple, powers: tuple, steps: tuple
+    ):
         cfg = self.config
         x, data, scale, global_in, global_out = pointers
         x_strides, data_strides, scale_strides = strides
@@ -95,25 +101,30 @@ class Quantize:
         stage_bytes = cfg.block_bytes * WARP if cfg.bulk else 16
         rings = smem.allocate_array(cutlass.Uint8, stage_bytes * WARP_ROWS * cfg.warps, byte_alignment=128)
         barriers = smem.allocate_array(cutlass.Uint64, WARP_ROWS * cfg.warps, byte_alignment=8)
+        table = smem.allocate_array(cutlass.Uint8, ENTRIES * ENTRY_BYTES, byte_alignment=16)
         ring = rings.toint() + warp * (stage_bytes * WARP_ROWS)
         barrier = barriers.toint() + warp * (8 * WARP_ROWS)
 
         # units are counted along K first; those of a block of threads are ``blocks`` apart
-        chunks = ceil_div(columns, WARP)
-        units = chunks * (ceil_div(rows, ATOM_ROWS) * (ROW_STEP // cfg.warps))
+        chunks, units, group_step, chunk_step = steps
         group, chunk = block // chunks, block % chunks
-        group_step, chunk_step = blocks // chunks, blocks % chunks
         x_address = x.toint() + Int64(batch) * x_strides[1]
         data_address = data.toint() + Int64(batch) * data_strides[1]
         scale_address = scale.toint() + Int64(batch) * scale_strides[1]
         if cutlass.const_expr(cfg.bulk):
-            if lane < WARP_ROWS:
-                mbarrier.initialise(barrier + 8 * lane, 1)
+            source = self.source(x_address, x_strides[0], (group, chunk, warp), (rows, columns))
+            with cute.arch.elect_one():
+                for i in cutlass.range_constexpr(WARP_ROWS):
+                    mbarrier.initialise(barrier + 8 * i, 1)
                 mbarrier.fence_initialised()
-                if block < units:
-                    self.fetch(x_address, x_strides[0], ring, barrier, lane, (group, chunk, warp), (rows, columns))
+                for i in cutlass.range_constexpr(WARP_ROWS):
+                    self.fetch(source, x_strides[0], ring, barrier, i)
             cute.arch.sync_warp()
         factor, valid = self.global_factor(global_in, global_out, thread, block + batch)
+        quick = (table.toint(), largest_wanted(cfg, factor[0]), (Uint32(powers[0]), Uint32(powers[1])))
+        if cutlass.const_expr(cfg.has_usual_way):
+            fill_table(cfg, quick[0], factor[0], thread, Int32(WARP * cfg.warps))
+            cute.arch.sync_threads()
 
         parity = Int32(0)
         for unit in cutlass.range(block, units, blocks, unroll=1):
@@ -121,24 +132,27 @@ class Quantize:
             if next_chunk >= chunks:
                 next_chunk = next_chunk - chunks
                 next_group = next_group + 1
+            if cutlass.const_expr(cfg.bulk):
+                source = self.source(x_address, x_strides[0], (next_group, next_chunk, warp), (rows, columns))
             atom, first, base = self.place(group, warp)
             column = chunk * WARP + lane
             out_address = data_address + Int64(base) * data_strides[0] + Int64(column * cfg.out_bytes)
             # scales of the lane's column, one byte a row
             own = Uint32(0)
+            more = unit + blocks < units
             for i in cutlass.range(WARP_ROWS, unroll=1):
                 exists = (column < columns) & (base + i * ROW_STEP < rows)
                 if cutlass.const_expr(cfg.bulk):
                     mbarrier.wait(barrier + 8 * i, parity)
                     words = self.take(ring + i * stage_bytes, lane, columns - chunk * WARP)
                     cute.arch.sync_warp()
-                    if (lane == i) & (unit + blocks < units):
-                        where = (next_group, next_chunk, warp)
-                        self.fetch(x_address, x_strides[0], ring, barrier, lane, where, (rows, columns))
+                    if more:
+                        with cute.arch.elect_one():
+                            self.fetch(source, x_strides[0], ring, barrier, i)
                 else:
                     place = Int64(base + i * ROW_STEP) * x_strides[0] + Int64(column * cfg.block_bytes)
                     words = self.load(x_address + place, exists)
-                code, out = quantize_block(cfg, tuple(words), factor, valid)
+                code, out = quantize_block(cfg, tuple(words), factor, quick, valid)
                 if cutlass.const_expr(cfg.ragged):
                     code = cutlass.select_(exists, code, Uint32(0))
                     if exists:
@@ -159,21 +173,23 @@ class Quantize:
         atom, first = div(group, groups_per_atom), mod(group, groups_per_atom) * self.config.warps + warp
         return atom, first, atom * ATOM_ROWS + first
 
-    @cute.jit
-    def fetch(
-        self, address: Int64, stride: Int64, ring: Int32, barrier: Int32, row: Int32, where: tuple, limits: tuple
-    ):
-        """Starts the copy of row ``row`` of a unit; ``where``: (group, chunk, warp)."""
-        cfg = self.config
+    def source(self, address: Int64, stride: Int64, where: tuple, limits: tuple) -> tuple:
+        """(address of the first row, bytes of a row, rows from the first on) of unit (group, chunk, warp)."""
         group, chunk, warp = where
         rows, columns = limits
         _, _, base = self.place(group, warp)
+        start = address + Int64(base) * stride + Int64(chunk * (WARP * self.config.block_bytes))
+        blocks = cutlass.min(columns - chunk * WARP, WARP) if self.config.ragged else Int32(WARP)
+        return start, blocks * self.config.block_bytes, rows - base
+
+    def fetch(self, source: tuple, stride: Int64, ring: Int32, barrier: Int32, row: Any) -> None:
+        """Starts the copy of row ``row`` of a unit; one thread does this."""
+        start, size, rows = source
         # in place of a row that does not exist comes the last one, of which nothing is kept
-        mine = cutlass.min(base + row * ROW_STEP, rows - 1)
-        size = cutlass.min(columns - chunk * WARP, WARP) * cfg.block_bytes
+        mine = cutlass.min(row * ROW_STEP, rows - 1) if self.config.ragged else row * ROW_STEP
         mbarrier.expect_bytes(barrier + 8 * row, size)
-        source = address + Int64(mine) * stride + Int64(chunk * (WARP * cfg.block_bytes))
-        copy_bulk(ring + row * (WARP * cfg.block_bytes), source, size, barrier + 8 * row)
+        place = ring + row * (WARP * self.config.block_bytes)
+        copy_bulk(place, start + Int64(mine) * stride, size, barrier + 8 * row)
 
     def take(self, stage: Int32, lane: Int32, columns: Int32) -> list[Uint32]:
         """The words of the lane's block in ``stage``; those of another block if it has none."""
@@ -200,7 +216,7 @@ class Quantize:
         # arithmetic goes on with a number; nothing of it is stored
         value = cutlass.select_(inside, value, Float32(1.0))
         shift = f32_from_bits(Uint32(0x7F000000) - (f32_bits(value) & Uint32(0x7F800000)))
-        return (value, rcp_rn(value), value * shift, shift, tie_masks(cfg, value, mod(thread, WARP))), valid
+        return (value, rcp_rn(value), value * shift, shift), valid
 
     def load(self, address: Int64, exists: Any) -> list[Uint32]:
         """The words of a block, loaded by the lane itself; zeros if it does not exist."""

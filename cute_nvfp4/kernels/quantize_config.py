@@ -72,3 +72,8 @@ class QuantizeConfig:
     def encodes_winner(self) -> bool:
         """Whether 4/6 encodes the winner again where ties are possible."""
         return self.sound_ties and self.choice != ""
+
+    @property
+    def has_usual_way(self) -> bool:
+        """Whether there is a cheaper way than the exact one."""
+        return self.item_bytes == 2

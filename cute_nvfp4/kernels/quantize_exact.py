@@ -95,7 +95,7 @@ def exact_candidate(
     config: QuantizeConfig, x: list[Float32], value: Float32, factor: tuple
 ) -> tuple[list[Uint32], Float32]:
     """Words of codes under the scale ``value``, and the error of the block (0 if nothing compares errors)."""
-    global_scale, _, mantissa, shift, _ = factor
+    global_scale, _, mantissa, shift = factor
     inverse = rcp_rn(mul_rn(global_scale, value))
     words = [scaled_to_e2m1x8(x[i : i + 8], inverse, config.arch) for i in (0, 8)]
     words = [cutlass.select_(value == Float32(0.0), Uint32(0), word) for word in words]
@@ -111,7 +111,7 @@ def encode_exactly(config: QuantizeConfig, words: list[Uint32], value: Float32, 
     """Two words of codes under the scale ``value``, whatever the ties."""
     x = to_f32(config, words)
     inverse = rcp_rn(mul_rn(factor[0], value))
-    return tuple(scaled_to_e2m1x8(x[i : i + 8], inverse, config.arch) for i in (0, 8))
+    return tuple(Uint32(scaled_to_e2m1x8(x[i : i + 8], inverse, config.arch)) for i in (0, 8))
 
 
 def exact(config: QuantizeConfig, words: list[Uint32], largest: Float32, factor: tuple) -> tuple:

@@ -24,8 +24,8 @@ __all__ = ["compile_quantize", "quantize_fused", "why_not_fused"]
 
 _NOTHING = contextlib.nullcontext()
 _POINTER, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-# x, data, scale, global_in, global_out | rows, columns, batch | strides | seed | blocks, stream
-_TYPES = (*[_POINTER] * 5, *[_I32] * 3, *[_I64] * 6, *[_I32] * 3, _POINTER)
+# x, data, scale, global_in, global_out | rows, columns, batch | strides | seed | powers | blocks, steps | stream
+_TYPES = (*[_POINTER] * 5, *[_I32] * 3, *[_I64] * 6, *[_I32] * 9, _POINTER)
 _MAX_GRID = 65535
 _CHOICES = ("", "mse", "mae", "abs_max")
 
@@ -102,7 +102,9 @@ def quantize_fused(
         *scale_strides,
         0,
         0,
-        _blocks(config, rows, columns, targets.sm_count(resolved, x.device) // batch),
+        1,
+        1 << 16,
+        *_grid(config, rows, columns, targets.sm_count(resolved, x.device) // batch),
     ]
     if resolved.backend == "sim":
         tensors = {"x": (x, False), "data": (data, True), "scale": (scale, True)}
@@ -115,10 +117,12 @@ def quantize_fused(
     return BlockScaledTensor(data, scale, global_scale, format)
 
 
-def _blocks(config: QuantizeConfig, rows: int, columns: int, sm_count: int) -> int:
-    """Blocks of threads for a matrix: as many as fit on the device at once, if there is work for them."""
-    units = -(-columns // WARP) * -(-rows // ATOM_ROWS) * (ROW_STEP // config.warps)
-    return max(1, min(units, config.min_blocks * sm_count))
+def _grid(config: QuantizeConfig, rows: int, columns: int, sm_count: int) -> tuple[int, int, int, int, int]:
+    """Blocks of threads for a matrix, as many as fit on the device at once if there is work for them; and ``steps``."""
+    chunks = -(-columns // WARP)
+    units = chunks * -(-rows // ATOM_ROWS) * (ROW_STEP // config.warps)
+    blocks = max(1, min(units, config.min_blocks * sm_count))
+    return blocks, chunks, units, blocks // chunks, blocks % chunks
 
 
 def _readable(x: torch.Tensor) -> torch.Tensor:
@@ -231,7 +235,9 @@ def _build(config: QuantizeConfig) -> CompiledKernel:
         *[i32] * 3,
         *[(i64, i64)] * 3,
         (i32, i32),
+        (i32, i32),
         i32,
+        (i32, i32, i32, i32),
         driver.CUstream(0),
     ]
     return build(Quantize(config), args, name="quantize", arch=config.arch.name)

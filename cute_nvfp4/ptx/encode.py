@@ -129,18 +129,33 @@ def bf16x2_to_f32(pair: Uint32, *, loc: Any = None, ip: Any = None) -> list[Floa
 
 
 @dsl_user_op
+def bf16x2_to_f32_by_product(pair: Uint32, two_16: Uint32, *, loc: Any = None, ip: Any = None) -> list[Float32]:
+    """As :func:`bf16x2_to_f32`, the shift as a product with ``two_16`` = 2**16, for the FMA pipe."""
+    text = "{ .reg .b32 l, h; mul.lo.u32 l, $2, $3; and.b32 h, $2, 0xFFFF0000; mov.b32 $0, l; mov.b32 $1, h; }"
+    return asm(text, [Float32] * 2, [Uint32(pair), Uint32(two_16)], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def add_by_fma(a: Uint32, b: Any, one: Uint32, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """a + b as a · ``one`` + b, for the FMA pipe: the compiler must not know that ``one`` is 1."""
+    return asm("mad.lo.u32 $0, $1, $2, $3;", [Uint32], [Uint32(a), Uint32(one), Uint32(b)], loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
 def max_abs_halves(words: Sequence[Uint32], half: str, *, loc: Any = None, ip: Any = None) -> Float32:
-    """The largest magnitude of packed ``half`` ("f16" or "bf16") elements, in fp32; NaN if there is a NaN.
+    """The largest magnitude in a power of two of words of ``half`` ("f16", "bf16") pairs, in fp32; NaN if there is one.
 
     ``max.NaN.xorsign.abs.{f16x2,bf16x2}``: PTX 7.2, sm_86 or later.
     """
-    count = len(words)
-    text = "{ .reg .b32 m; .reg .b16 a, b; mov.b32 m, $1; "
-    for i in range(1, count):
-        text += f"max.NaN.xorsign.abs.{half}x2 m, m, ${1 + i}; "
-    text += f"mov.b32 {{a, b}}, m; max.NaN.xorsign.abs.{half} a, a, b; and.b16 a, a, 0x7FFF; "
+    text = f"{{ .reg .b32 m<{len(words)}>; .reg .b16 a, b; "
+    text += "".join(f"mov.b32 m{i}, ${1 + i}; " for i in range(len(words)))
+    distance = len(words) // 2
+    while distance:
+        text += "".join(f"max.NaN.xorsign.abs.{half}x2 m{i}, m{i}, m{i + distance}; " for i in range(distance))
+        distance //= 2
+    text += f"mov.b32 {{a, b}}, m0; max.NaN.xorsign.abs.{half} a, a, b; and.b16 a, a, 0x7FFF; "
     if half == "bf16":
-        text += "mov.b16 b, 0; mov.b32 m, {b, a}; mov.b32 $0, m; }"
+        text += "mov.b16 b, 0; mov.b32 m0, {b, a}; mov.b32 $0, m0; }"
     else:
         text += "cvt.f32.f16 $0, a; }"
     return asm(text, [Float32], [Uint32(w) for w in words], loc=loc, ip=ip)[0]

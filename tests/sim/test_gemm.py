@@ -66,23 +66,23 @@ def test_structures(text: str) -> None:
 # --- sizes
 
 
-@pytest.mark.parametrize("m", [1, 3, 127, 128, 129, 257])
+@pytest.mark.parametrize("m", [1, 3, 127, 129, 257])
 def test_every_kind_of_last_rows(m: int) -> None:
     run(Case(m, 136, 544))
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 31, 33, 127, 129])
+@pytest.mark.parametrize("n", [1, 3, 31, 127, 129])
 def test_every_kind_of_last_columns(n: int) -> None:
     """Not a multiple of four: rows of fp32 that start anywhere."""
     run(Case(130, n, 544, out="new"))
 
 
-@pytest.mark.parametrize("n", [4, 8, 28, 32, 36, 124, 132])
+@pytest.mark.parametrize("n", [4, 28, 36, 124, 132])
 def test_every_kind_of_last_columns_by_tma(n: int) -> None:
     run(Case(130, n, 544))
 
 
-@pytest.mark.parametrize("k", [32, 64, 96, 128, 224, 256, 288, 512, 800])
+@pytest.mark.parametrize("k", [32, 64, 96, 224, 256, 288, 800])
 def test_every_kind_of_last_step(k: int) -> None:
     """K a multiple of 32 ends in the middle of a scale atom, of an instruction, of a stage; rows with room between."""
     run(Case(130, 136, k, pitch=48))
@@ -156,8 +156,7 @@ def test_global_scales() -> None:
     run(replace(case, alpha=2.0**-7, alpha_tensor=True))
 
 
-@pytest.mark.parametrize("swap", [False, True])
-@pytest.mark.parametrize("bias", ["n", "batch"])
+@pytest.mark.parametrize("swap,bias", [(False, "batch"), (True, "n")])
 def test_bias(swap: bool, bias: str) -> None:
     """Whether it lies along the kernel's columns or, swapped, its rows; one for all of the batch, or one each."""
     run(Case(130, 203, 288, 3, bias=bias, bias_dtype="bfloat16", alpha=1e-4, swap=swap, exact=False))
@@ -229,7 +228,7 @@ def test_other_architectures(arch: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_random_problems() -> None:
     generator, every = np.random.default_rng(7), list(structures())
-    for _ in range(4):
+    for _ in range(2):
         run(random_case(generator, every, max_mn=300, max_k=1500))
 
 

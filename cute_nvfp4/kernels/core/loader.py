@@ -110,9 +110,7 @@ def _copies_of_tile(
     tile_a, tile_b = (config.tile_m, config.tile_k), (config.tile_n, config.tile_k)
     pair_x, pairs = work.x // config.ctas, cm // config.ctas
     at_a, at_b = origins(config, work, batch)
-    mask_a, mask_b, mask_sfb = (
-        mask if places > 1 else None for mask, places in zip(masks, (cn, pairs, cm))
-    )
+    mask_a, mask_b, mask_sfb = (mask if places > 1 else None for mask, places in zip(masks, (cn, pairs, cm)))
     copies = []
     for load_a, a, sfa in zip(loads_a, as_, sfas):
         data = _data_copy(load_a, part.partition_A, a, tile_a, work.y, cn, tile_m // config.ctas, at_a)

@@ -23,7 +23,7 @@ CASES = {
     "gemm plain": Case(130, 100, 1312, tile_n=64, stages=2, workers=1, exact=True),
     "gemm pair": Case(300, 136, 1312, tile_n=64, pair=True, cluster_m=2, stages=2, workers=1, exact=True),
     "gemm multicast": Case(260, 200, 800, tile_n=64, cluster_m=2, cluster_n=2, stages=2, workers=1, exact=True),
-    "gemm split_k": Case(130, 100, 1312, tile_n=64, split_k=2, stages=2, workers=1, store="direct", exact=True),
+    "gemm split_k": Case(130, 200, 1312, tile_n=64, split_k=2, stages=2, workers=1, store="direct", exact=True),
     "gemm stream_k": Case(130, 100, 1312, tile_n=64, scheduler="stream_k", stages=2, workers=3, exact=True),
     "gemm mxfp8": Case(130, 200, 352, tile_n=192, stages=2, workers=2, a_format="mxfp8", b_format="mxfp8_e5m2",
                        exact=True),
