@@ -50,21 +50,23 @@ def gemm(
     Args:
         a, b: (L, M, K) and (L, N, K), or (M, K) and (N, K): both NVFP4, both MXFP4, or both MXFP8 (E4M3 and E5M2 may
             be mixed). K is a multiple of 32, scales are blocked (``scale_layout.to_blocked``). A block-scaled MMA reads
-            scales of NVFP4 as unsigned: they must not be negative. Global scales multiply the result.
+            scales of NVFP4 as unsigned: they must not be negative. Padding of scales along K meets zeros, so it must be
+            finite (``to_blocked`` writes zeros). Global scales multiply the result.
         alpha: a number, or a float32 tensor of one element on the operands' device; None is 1.
         bias: (N,), or (L, N) for a batch: float16, bfloat16 or float32, contiguous along N; added in float32.
-        out: where to put the result: of that shape, float16, bfloat16 or float32, contiguous along N or along M, rows and
-            batches anywhere. Nothing may overlap the operands. Every element is written.
+        out: where to put the result: of that shape, float16, bfloat16 or float32, contiguous along N or along M, rows
+            and batches anywhere. Nothing may overlap the operands. Every element is written.
         out_dtype: dtype of a new result (float16 by default); with ``out`` it must be None or that of ``out``.
         config: a plan of ``kernels.gemm_choose``; None has one chosen.
         backend: ``auto`` (CUDA tensors on their GPU, CPU tensors in the simulator), ``cuda``, ``sim``, ``reference``.
 
-    Sums are in float32; times alpha and the global scales, plus bias, in float32; rounded once to the output's dtype. The
-    order of the sums depends on the plan, never on timing: the same plan gives the same bits. Runs on the current stream,
-    without synchronising the device.
+    Sums are in float32; times alpha and the global scales, plus bias, in float32; rounded once to the output's dtype.
+    Partial sums of split-K and stream-K are added in an order that depends on the plan, never on timing. Runs on the
+    current stream, without synchronising the device.
 
     Raises:
-        OperandError, OperandTypeError: operands that do not fit together or cannot be computed with; an impossible plan.
+        OperandError, OperandTypeError: operands that do not fit together or cannot be computed with; a plan that
+            cannot be.
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
     check_pair(a, b)

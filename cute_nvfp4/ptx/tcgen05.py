@@ -23,8 +23,8 @@ DESCRIPTOR_UNIT = 16
 def descriptor_upper(swizzle: int, stride_bytes: int) -> int:
     """Bits 63:32 of the descriptor of a K-major matrix in shared memory (PTX ISA, "Matrix Descriptor"), version 1.
 
-    ``stride_bytes``: from eight rows to the next eight. The leading dimension's offset is not used by matrices whose rows
-    are one swizzle, or 16 bytes, long.
+    ``stride_bytes``: from eight rows to the next eight. The leading dimension's offset is not used by matrices whose
+    rows are one swizzle, or 16 bytes, long.
     """
     return swizzle << 29 | 1 << 14 | stride_bytes // DESCRIPTOR_UNIT
 
