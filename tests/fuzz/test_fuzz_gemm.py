@@ -46,7 +46,6 @@ def one_of(draw: st.DrawFn, choices: list) -> object:
     return choices[draw(st.integers(0, len(choices) - 1))]
 
 
-@st.composite
 def spoiled(draw: st.DrawFn, problem: Problem) -> Problem:
     """``problem``, of which one part is another's, somewhere else, or of the wrong kind."""
     how = draw(st.sampled_from([*["nothing"] * 16, "alpha", "bias", "out", "data", "scale", "global"]))
@@ -92,7 +91,7 @@ def right_or_refused(ran: list[Case], refused: list[str], data: st.DataObject) -
     problem = make(data.draw(cases()))
     case = problem.case
     try:
-        problem = data.draw(spoiled(problem))
+        problem = spoiled(data.draw, problem)
         if problem.out is not None:
             # what the caller gives may be no output at all, which is for gemm to say
             problem.room.fill_(gemm_problems.GUARD)

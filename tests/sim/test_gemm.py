@@ -16,6 +16,7 @@ from gemm_structures import Pairs, random_case, structures
 
 from cute_nvfp4 import launch
 from tests.sim.blackwell.shapes import GEMM_SHAPES
+from tests.sim.mutation.gemm import keeping_flags
 
 
 def run(case: Case) -> torch.Tensor:
@@ -138,6 +139,14 @@ def test_repeats_bit_for_bit() -> None:
         problem = make(case)
         first = problem.run().clone()
         assert problem.run().view(torch.int32).equal(first.view(torch.int32))
+
+
+def test_flags_are_lowered() -> None:
+    """A stream-K launch leaves the flags as it found them, for the next on the stream."""
+    problem = make(Case(130, 200, 1312, tile_n=64, scheduler="stream_k", workers=9))
+    with keeping_flags() as flags:
+        gemm_problems.check(problem, problem.run())
+    assert len(flags) == 1 and not flags[0].any()
 
 
 # --- factors

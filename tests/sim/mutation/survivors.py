@@ -95,7 +95,63 @@ _OTHER_STAGE = (
     " and otherwise a Deadlock, as for the last of these waits, where it is noticed."
 )
 
+_GEMM_PERMIT = (
+    "Another CTA on the same SM that wants to allocate waits until this one ends, which it does: it waits for no other."
+)
+_GEMM_PERMIT_TOGETHER = (
+    "CTAs of the kernel wait for one another. Were two of them on one SM, of which shared memory leaves room with two "
+    "stages, the one without the permit would keep the other from ending; here every CTA has an SM of its own."
+)
+_GEMM_TAIL = (
+    "The wait keeps the CTA alive until all MMAs that read its stages have done with them. The epilogue keeps it alive "
+    "longer: it waits for the last accumulator, which the same thread commits after the stages; in a cluster, CTAs "
+    "then wait for one another, so that this goes for the MMAs of the others too."
+)
+_GEMM_FENCE = (
+    "The ISA wants tcgen05.fence between operations on tensor memory and a barrier; the checks take a release and an "
+    "acquire of an mbarrier to order those operations too."
+)
+_GEMM_ALIGNED = (
+    "All lanes have executed tcgen05.wait::ld.sync.aligned together, and what the arrival announces, that they have "
+    "read the accumulator, was over then."
+)
+_GEMM_LANES = (
+    "One lane signals for the others: the barrier of the warp orders what they did before it. Lanes of a warp have one "
+    "clock here, and go together."
+)
+_GEMM_STORED = (
+    "A piece of output ends with a barrier of all threads of the epilogue, behind the tcgen05.wait::ld of the piece; "
+    "between the last one and this stands no use of tensor memory."
+)
+_GEMM_CLUSTER_BARRIER = "A barrier of all threads of the cluster follows at once."
+_GEMM_ALL_RELEASED = (
+    "The loader has waited until every stage was released by all MMAs that read it, and its stages are all that other "
+    "CTAs touch in this one: multicasts to it were complete before its MMA read them."
+)
+_GEMM_NEXT_LAUNCH = (
+    "Nobody in this launch looks at a flag again that has been lowered; the next launch on the stream comes after all "
+    "of this one."
+)
+_GEMM_LATE_MMA_WARP = (
+    "The next mbarrier is the other accumulator's, released later, or that of the partial sums, whose phase of this "
+    "parity is over until the sums of the next tile have come: the MMA warp hangs if it comes later than those, and "
+    "none of the schedules holds it back that long."
+)
+_GEMM = tuple(f"gemm {name}" for name in ("plain", "pair", "multicast", "split_k", "stream_k", "mxfp8"))
+_GEMM_STORES = ("gemm plain", "gemm mxfp8")
+
 HARMLESS: _Table = {
+    **{(k, "drop tcgen05.relinquish_alloc_permit", 1): _GEMM_PERMIT for k in _GEMM_STORES},
+    **{(k, "drop wait", n): _GEMM_TAIL for k in _GEMM for n in (2, 3)},
+    **{(k, "wait for the next barrier", 2): _OTHER_STAGE for k in _GEMM},
+    **{(k, "drop warp barrier", 1): _GEMM_ALIGNED for k in _GEMM if k != "gemm stream_k"},
+    ("gemm stream_k", "drop warp barrier", 3): _GEMM_ALIGNED,
+    ("gemm stream_k", "flag without release", 2): _GEMM_NEXT_LAUNCH,
+    ("gemm plain", "drop barrier", 6): _GEMM_STORED,
+    ("gemm mxfp8", "drop barrier", 14): _GEMM_STORED,
+    **{(k, "drop barrier", 6): _GEMM_CLUSTER_BARRIER for k in ("gemm pair", "gemm multicast")},
+    ("gemm split_k", "drop barrier", 2): _GEMM_CLUSTER_BARRIER,
+    ("gemm multicast", "drop cluster wait", 2): _GEMM_ALL_RELEASED,
     ("gemm", "drop fence", 1): _SECOND_PAIR,
     ("gemm", "drop barrier", 1): _SECOND_PAIR,
     ("gemm", "drop barrier", 2): _THIRD_BARRIER,
@@ -143,6 +199,12 @@ HARMLESS: _Table = {
 }
 
 NOT_NOTICED: _Table = {
+    **{(k, "drop tcgen05.relinquish_alloc_permit", 1): _GEMM_PERMIT_TOGETHER for k in _GEMM if k not in _GEMM_STORES},
+    **{(k, "drop tcgen05.fence::after_thread_sync", n): _GEMM_FENCE for k in _GEMM for n in (1, 2)},
+    **{(k, "drop tcgen05.fence::before_thread_sync", 1): _GEMM_FENCE for k in _GEMM},
+    ("gemm split_k", "drop warp barrier", 2): _GEMM_LANES,
+    **{("gemm stream_k", "drop warp barrier", n): _GEMM_LANES for n in (1, 2)},
+    ("gemm split_k", "wait for the next barrier", 4): _GEMM_LATE_MMA_WARP,
     ("cutlass-blockscaled-2cta", "wait for the next barrier", 15): _LATE_MMA_WARP,
     ("cutlass-blockscaled-2cta", "wait for the other parity", 15): _LATE_MMA_WARP,
     ("cutlass-fp16_gemm_5", "drop fence", 5): _READ_THEN_COPIED,
