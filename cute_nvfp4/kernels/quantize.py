@@ -152,7 +152,11 @@ class Quantize:
                 else:
                     place = Int64(base + i * ROW_STEP) * x_strides[0] + Int64(column * cfg.block_bytes)
                     words = self.load(x_address + place, exists)
-                code, out = quantize_block(cfg, tuple(words), factor, quick, valid)
+                index = Int64(0)
+                if cutlass.const_expr(cfg.stochastic):
+                    line = Int64(batch) * Int64(rows) + Int64(base + i * ROW_STEP)
+                    index = (line * Int64(columns) + Int64(column)) * cfg.block
+                code, out = quantize_block(cfg, tuple(words), factor, quick, valid, seed, index)
                 if cutlass.const_expr(cfg.ragged):
                     code = cutlass.select_(exists, code, Uint32(0))
                     if exists:

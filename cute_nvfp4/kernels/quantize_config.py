@@ -10,6 +10,23 @@ WARP = 32
 # rows r, r + 32, r + 64 and r + 96 of a scale atom: their scales of four columns are sixteen contiguous bytes
 WARP_ROWS = 4
 ROW_STEP = 32
+
+
+@dataclass(frozen=True)
+class Element:
+    """An element type: its mantissa bits, its exponent's bias, its largest value, and its code of NaN in every byte."""
+
+    mantissa_bits: int
+    exponent_bias: int
+    max_value: float
+    nan_word: int
+
+
+ELEMENTS = {
+    "e2m1": Element(1, 1, 6.0, 0x77777777),
+    "e4m3": Element(3, 7, 448.0, 0x7F7F7F7F),
+    "e5m2": Element(2, 15, 57344.0, 0x7F7F7F7F),
+}
 ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
@@ -66,7 +83,7 @@ class QuantizeConfig:
     @property
     def sound_ties(self) -> bool:
         """Whether elements have so few bits that ties can be told apart from their neighbours in binary16."""
-        return self.item_bytes == 2 and not self.arch.has_fp4_convert
+        return self.has_usual_way and not self.arch.has_fp4_convert
 
     @property
     def encodes_winner(self) -> bool:
@@ -76,4 +93,4 @@ class QuantizeConfig:
     @property
     def has_usual_way(self) -> bool:
         """Whether there is a cheaper way than the exact one."""
-        return self.item_bytes == 2
+        return self.scale == "e4m3" and self.item_bytes == 2 and not self.stochastic

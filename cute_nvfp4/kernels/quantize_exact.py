@@ -6,7 +6,7 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Uint32
+from cutlass import Float32, Int64, Uint32
 
 from ..ptx.convert import e2m1x8_to_f16x2, e4m3x2_to_f16x2, f16x2_to_f32
 from ..ptx.encode import (
@@ -24,6 +24,7 @@ from ..ptx.encode import (
     sub_rn,
 )
 from .quantize_config import QuantizeConfig
+from .quantize_random import stochastic
 
 
 def to_f32(config: QuantizeConfig, words: list[Uint32]) -> list[Float32]:
@@ -92,12 +93,19 @@ def decode(words: list[Uint32], arch: Any) -> list[Float32]:
 
 
 def exact_candidate(
-    config: QuantizeConfig, x: list[Float32], value: Float32, factor: tuple
+    config: QuantizeConfig, x: list[Float32], value: Float32, factor: tuple, draw: tuple
 ) -> tuple[list[Uint32], Float32]:
-    """Words of codes under the scale ``value``, and the error of the block (0 if nothing compares errors)."""
+    """Words of codes under the scale ``value``, and the error of the block (0 if nothing compares errors).
+
+    draw: (seed, index, stream) for stochastic rounding.
+    """
     global_scale, _, mantissa, shift = factor
     inverse = rcp_rn(mul_rn(global_scale, value))
-    words = [scaled_to_e2m1x8(x[i : i + 8], inverse, config.arch) for i in (0, 8)]
+    scaled = x
+    if config.stochastic:
+        scaled = stochastic(config, [mul_rn(a, inverse) for a in x], *draw)
+        inverse = Float32(1.0)
+    words = [scaled_to_e2m1x8(scaled[i : i + 8], inverse, config.arch) for i in (0, 8)]
     words = [cutlass.select_(value == Float32(0.0), Uint32(0), word) for word in words]
     if not config.choice:
         return words, Float32(0.0)
@@ -114,11 +122,16 @@ def encode_exactly(config: QuantizeConfig, words: list[Uint32], value: Float32, 
     return tuple(Uint32(scaled_to_e2m1x8(x[i : i + 8], inverse, config.arch)) for i in (0, 8))
 
 
-def exact(config: QuantizeConfig, words: list[Uint32], largest: Float32, factor: tuple) -> tuple:
-    """(scale code, two words of codes), step by step, of a block of finite numbers."""
+def exact(
+    config: QuantizeConfig, words: list[Uint32], largest: Float32, factor: tuple, seed: tuple, index: Int64
+) -> tuple:
+    """(scale code, two words of codes), step by step, of a block of finite numbers.
+
+    seed, index: what :func:`stochastic` takes; the second candidate of 4/6 draws from the stream after the first's.
+    """
     x = to_f32(config, words)
     codes, values = scales(config, wanted_scale(config, largest, factor[1]))
-    found = [exact_candidate(config, x, value, factor) for value in values]
+    found = [exact_candidate(config, x, value, factor, (seed, index, stream)) for stream, value in enumerate(values)]
     (first, second), code = found[0][0], codes[0]
     if len(found) == 2:
         four = found[1][1] < found[0][1]

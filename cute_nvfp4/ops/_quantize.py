@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import functools
 
 import torch
@@ -12,8 +13,8 @@ from .. import target as targets
 from ..compile import CompiledKernel, build, compile_cached
 from ..errors import OperandError, explain
 from ..formats import Format
-from ..kernels.quantize_config import ITEM_BYTES, ROW_STEP, WARP, QuantizeConfig
-from ..launch import launcher
+from ..kernels.quantize_config import ITEM_BYTES, ROW_STEP, WARP, WARP_ROWS, QuantizeConfig
+from ..launch import Launcher, launcher
 from ..operand import BlockScaledTensor
 from ..quantization.rules import Rule
 from ..scale_layout import ATOM_COLS, ATOM_ROWS, blocked_bytes, blocked_view
@@ -26,23 +27,31 @@ _NOTHING = contextlib.nullcontext()
 _POINTER, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
 # x, data, scale, global_in, global_out | rows, columns, batch | strides | seed | powers | blocks, steps | stream
 _TYPES = (*[_POINTER] * 5, *[_I32] * 3, *[_I64] * 6, *[_I32] * 9, _POINTER)
-_MAX_GRID = 65535
-_CHOICES = ("", "mse", "mae", "abs_max")
+# x, amax | rows, bytes of a row, batch | strides | pieces of a row, blocks | stream
+_AMAX_TYPES = (*[_POINTER] * 2, *[_I32] * 3, *[_I64] * 2, *[_I32] * 2, _POINTER)
+_MAX_GRID, _INT32_MAX = 65535, 2**31 - 1
+_FORMATS = {("e2m1", "e4m3", 16), ("e2m1", "ue8m0", 32), ("e4m3", "ue8m0", 32), ("e5m2", "ue8m0", 32)}
+_CHOICES = {"e4m3": ("", "mse", "mae", "abs_max"), "ue8m0": ("",)}
+# blocks of threads of the second pass that take turns on a multiprocessor's places for them
+_WAVES = 2
 
 
-def why_not_fused(shape: tuple[int, int, int], format: Format, rule: Rule, *, stochastic: bool = False) -> str:
-    """Why the kernels cannot quantize matrices of ``shape`` (L, MN, K) like that, or an empty string."""
-    batch, _, k = shape
-    if format.name != "nvfp4":
-        return explain("format for the fused kernels", got=format.name, expected="nvfp4")
-    if rule.choice not in _CHOICES:
-        return explain("rule for the fused kernels", got=repr(rule.name), expected="one without a search")
-    if stochastic:
-        return explain("rounding for the fused kernels", got="'stochastic'", expected="'nearest'")
+def why_not_fused(shape: tuple[int, int, int], format: Format, rule: Rule) -> str:
+    """Why the kernels cannot quantize matrices of ``shape`` (L, MN, K) like that, or an empty string.
+
+    What they have no argument for (square tiles, rotations, Hessians) they cannot do either.
+    """
+    batch, rows, k = shape
+    if (format.element, format.scale, format.block) not in _FORMATS:
+        return explain("format for the fused kernels", got=format.name, expected="nvfp4, mxfp4 or mxfp8")
+    if rule.choice not in _CHOICES[format.scale]:
+        return explain("rule for the fused kernels", got=repr(rule.name), expected="one that does not search")
     if k % format.block:
         return explain(f"K of {format.name}", got=k, expected=f"a multiple of {format.block}")
     if batch > _MAX_GRID:
         return explain("matrices for the fused kernels", got=batch, expected=f"at most {_MAX_GRID}")
+    if max(-(-rows // ATOM_ROWS) * ATOM_ROWS * -(-k // 64) * 4, k * 4) > _INT32_MAX:
+        return explain("x for the fused kernels", got=f"{rows} x {k}", expected=f"at most {_INT32_MAX} scales")
     return ""
 
 
@@ -51,16 +60,19 @@ def quantize_fused(
     format: Format,
     rule: Rule,
     *,
-    global_scale: torch.Tensor | None = None,
+    global_scale: torch.Tensor | str | None = None,
+    seed: int | None = None,
     scale_layout: str = "blocked",
     backend: targets.Backend = "auto",
 ) -> BlockScaledTensor:
-    """Quantizes ``x`` (L, MN, K) in one launch: the same bits as the torch backend.
+    """Quantizes ``x`` (L, MN, K) by the fused kernels: the same bits as the torch backend.
 
     Args:
         x: float32, float16 or bfloat16, K contiguous (others are copied); K a multiple of the format's block.
         format, rule: what ``quantization.rules`` resolves names to.
-        global_scale: None, or one float32 element on the device of ``x``.
+        global_scale: None; one float32 element on the device of ``x``: one pass; or "auto", for NVFP4: a pass over
+            ``x`` finds its largest finite magnitude, and the next one computes the global scale from it.
+        seed: rounds stochastically, with the bits of ``quantization.philox``; None rounds to nearest.
         scale_layout: "blocked" or "rowmajor".
         backend: "cuda", "sim", or "auto", which is where ``x`` is.
 
@@ -74,54 +86,92 @@ def quantize_fused(
     if reason:
         raise OperandError(reason)
     resolved = targets.resolve(backend, x.device)
-    x = _readable(x)
+    x = _readable(x.detach())
     batch, rows, k = x.shape
     columns = format.scale_columns(k)
     data = torch.empty((batch, rows, format.data_columns(k)), dtype=torch.uint8, device=x.device)
     if scale_layout == "blocked":
         flat = torch.empty(blocked_bytes(rows, columns, batch), dtype=torch.uint8, device=x.device)
-        scale = blocked_view(flat, rows, columns, batch)
-        scale_strides = (0, flat.numel() // batch)
+        scale, scale_strides = blocked_view(flat, rows, columns, batch), (0, flat.numel() // batch)
     else:
         scale = torch.empty((batch, rows, columns), dtype=torch.uint8, device=x.device)
         scale_strides = (columns, rows * columns)
-    config = _config(x, rule, format, resolved.arch, scale_layout, "none" if global_scale is None else "given")
-    run = launcher(_compile(config), resolved, _TYPES)
+    # the scale that the kernel reads, and the one that it writes
+    given, computed, source = global_scale, None, "none" if global_scale is None else "given"
+    if isinstance(global_scale, str):
+        given = torch.zeros((), dtype=torch.float32, device=x.device)
+        global_scale = computed = torch.empty((), dtype=torch.float32, device=x.device)
+        source = "amax"
+    config = _choose(
+        rule,
+        format,
+        resolved.arch,
+        DTYPE_NAMES[x.dtype],
+        rows,
+        k,
+        _alignment(x),
+        scale_layout,
+        source,
+        seed is not None,
+    )
+    if source == "amax":
+        _find_amax(x, given, config, resolved)
+    seed = seed or 0
     arguments = [
-        x.data_ptr(),
-        data.data_ptr(),
-        scale.data_ptr(),
-        0 if global_scale is None else global_scale.data_ptr(),
-        0,
+        *(0 if t is None else t.data_ptr() for t in (x, data, scale, given, computed)),
         rows,
         columns,
         batch,
-        *(stride * x.element_size() for stride in (x.stride(1), x.stride(0))),
-        data.stride(1),
-        data.stride(0),
+        *_byte_strides(x),
+        *_byte_strides(data),
         *scale_strides,
-        0,
-        0,
+        *(ctypes.c_int32(half & 0xFFFFFFFF).value for half in (seed, seed >> 32)),
         1,
         1 << 16,
         *_grid(config, rows, columns, targets.sm_count(resolved, x.device) // batch),
     ]
-    if resolved.backend == "sim":
-        tensors = {"x": (x, False), "data": (data, True), "scale": (scale, True)}
-        if global_scale is not None:
-            tensors["global_scale"] = (global_scale, False)
-        run([*arguments, 0], tensors)
-    else:
-        with torch.cuda.device(x.device) if x.device.index != torch.cuda.current_device() else _NOTHING:
-            run([*arguments, torch.cuda.current_stream(x.device).cuda_stream], {})
+    tensors = {"x": (x, False), "data": (data, True), "scale": (scale, True)}
+    for name, tensor in (("global_in", given), ("global_out", computed)):
+        if tensor is not None:
+            tensors[name] = (tensor, name == "global_out")
+    _run(launcher(_compile(config), resolved, _TYPES), resolved, arguments, tensors)
     return BlockScaledTensor(data, scale, global_scale, format)
 
 
+def _run(launch: Launcher, target: targets.Target, arguments: list, tensors: dict) -> None:
+    """Launches on the current stream of the tensors' device, or simulates."""
+    if target.backend == "sim":
+        launch([*arguments, 0], tensors)
+        return
+    device = tensors["x"][0].device
+    # the DSL's host code launches on the current device
+    with torch.cuda.device(device) if device.index != torch.cuda.current_device() else _NOTHING:
+        launch([*arguments, torch.cuda.current_stream(device).cuda_stream], {})
+
+
+def _find_amax(x: torch.Tensor, amax: torch.Tensor, config: QuantizeConfig, target: targets.Target) -> None:
+    """Raises ``amax`` to the largest finite magnitude of ``x``."""
+    config = QuantizeConfig(arch=config.arch, dtype=config.dtype, vector_bytes=min(config.vector_bytes, 16), warps=8)
+    batch, rows, k = x.shape
+    row_bytes = k * x.element_size()
+    pieces = -(-row_bytes // (config.vector_bytes * 4 * WARP))
+    sm_count = targets.sm_count(target, x.device)
+    blocks = max(1, min(-(-rows * pieces // config.warps), 8 * sm_count // batch))
+    arguments = [x.data_ptr(), amax.data_ptr(), rows, row_bytes, batch, *_byte_strides(x), pieces, blocks]
+    launch = launcher(compile_cached(("amax", config), lambda: _build_amax(config)), target, _AMAX_TYPES)
+    _run(launch, target, arguments, {"x": (x, False), "amax": (amax, True)})
+
+
+def _byte_strides(tensor: torch.Tensor) -> tuple[int, int]:
+    """(row, batch) strides of (L, MN, …) in bytes."""
+    return tensor.stride(1) * tensor.element_size(), tensor.stride(0) * tensor.element_size()
+
+
 def _grid(config: QuantizeConfig, rows: int, columns: int, sm_count: int) -> tuple[int, int, int, int, int]:
-    """Blocks of threads for a matrix, as many as fit on the device at once if there is work for them; and ``steps``."""
+    """Blocks of threads for a matrix, if there is work for them; and ``steps`` of the kernel."""
     chunks = -(-columns // WARP)
     units = chunks * -(-rows // ATOM_ROWS) * (ROW_STEP // config.warps)
-    blocks = max(1, min(units, config.min_blocks * sm_count))
+    blocks = max(1, min(units, _WAVES * config.min_blocks * sm_count))
     return blocks, chunks, units, blocks // chunks, blocks % chunks
 
 
@@ -143,11 +193,18 @@ def _alignment(x: torch.Tensor) -> int:
     return bits & -bits
 
 
-def _config(
-    x: torch.Tensor, rule: Rule, format: Format, arch: Architecture, layout: str, global_scale: str
-) -> QuantizeConfig:
-    _, rows, k = x.shape
-    return _choose(rule, format, arch, DTYPE_NAMES[x.dtype], rows, k, _alignment(x), layout, global_scale)
+def _resident(config: QuantizeConfig) -> int:
+    """Blocks of threads that are to fit on a multiprocessor: as many as shared memory allows, and registers."""
+    shared = config.warps * (WARP_ROWS * WARP * config.block_bytes + 8 * WARP_ROWS) + 1024
+    # the system takes a kilobyte of each block's
+    most = (config.arch.shared_bytes + 1024) // (shared + 1024) if config.bulk else 16
+    if config.stochastic:
+        wanted = 3
+    elif config.has_usual_way:
+        wanted = 8 if config.choice else 10
+    else:
+        wanted = 6
+    return min(wanted, most)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -161,9 +218,11 @@ def _choose(
     alignment: int,
     layout: str,
     global_scale: str,
+    stochastic: bool,
 ) -> QuantizeConfig:
+    """The variant of the kernel for matrices of ``rows`` rows, which start at multiples of ``alignment`` bytes."""
     columns = format.scale_columns(k)
-    return QuantizeConfig(
+    config = QuantizeConfig(
         arch=arch,
         element=format.element,
         scale=format.scale,
@@ -175,12 +234,14 @@ def _choose(
         full_scale=rule.full_scale,
         dtype=dtype,
         global_scale=global_scale,
+        stochastic=stochastic,
         layout=layout,
         scale_word=columns % ATOM_COLS == 0,
         ragged=rows % ATOM_ROWS != 0 or columns % WARP != 0,
         bulk=alignment >= 16,
         vector_bytes=min(arch.vector_bytes, alignment),
     )
+    return dataclasses.replace(config, min_blocks=_resident(config))
 
 
 def compile_quantize(
@@ -193,10 +254,11 @@ def compile_quantize(
     dtype: torch.dtype = torch.bfloat16,
     scale_layout: str = "blocked",
     global_scale: str = "given",
+    stochastic: bool = False,
 ) -> tuple[CompiledKernel, QuantizeConfig]:
     """The kernel that quantizes contiguous matrices of these sizes on ``arch``, and its configuration.
 
-    Needs no GPU and no tensors. ``global_scale``: "none" or "given".
+    Needs no GPU and no tensors. ``global_scale``: "none", "given" or "amax".
     """
     reason = why_not_fused((1, rows, k), format, rule)
     if reason:
@@ -205,7 +267,7 @@ def compile_quantize(
     row_bytes = k * ITEM_BYTES[name]
     alignment = min(row_bytes & -row_bytes, 32)
     arch_ = targets.architecture(arch)
-    config = _choose(rule, format, arch_, name, rows, k, alignment, scale_layout, global_scale)
+    config = _choose(rule, format, arch_, name, rows, k, alignment, scale_layout, global_scale, stochastic)
     return _compile(config), config
 
 
@@ -213,25 +275,27 @@ def _compile(config: QuantizeConfig) -> CompiledKernel:
     return compile_cached(("quantize", config), lambda: _build(config))
 
 
-def _build(config: QuantizeConfig) -> CompiledKernel:
-    import cuda.bindings.driver as driver
-    import cutlass
+def _pointer(dtype: type, alignment: int) -> object:
+    """An address that is never read: compiling needs only dtype, space and alignment."""
     from cutlass.cute import AddressSpace
     from cutlass.cute.runtime import make_ptr
 
-    from ..kernels.quantize import Quantize
+    return make_ptr(dtype, alignment, AddressSpace.gmem, assumed_align=alignment)
 
-    def pointer(dtype: type, alignment: int) -> object:
-        # an address that is never read: compiling needs only dtype, space and alignment
-        return make_ptr(dtype, alignment, AddressSpace.gmem, assumed_align=alignment)
+
+def _build(config: QuantizeConfig) -> CompiledKernel:
+    import cuda.bindings.driver as driver
+    import cutlass
+
+    from ..kernels.quantize import Quantize
 
     byte, i32, i64 = cutlass.Uint8, cutlass.Int32(1), cutlass.Int64(1)
     args = [
-        pointer(byte, config.vector_bytes),
-        pointer(byte, 8),
-        pointer(byte, 16 if config.layout == "blocked" else 4 if config.scale_word else 1),
-        pointer(cutlass.Float32, 4),
-        pointer(cutlass.Float32, 4),
+        _pointer(byte, config.vector_bytes),
+        _pointer(byte, 8),
+        _pointer(byte, 16 if config.layout == "blocked" else 4 if config.scale_word else 1),
+        _pointer(cutlass.Float32, 4),
+        _pointer(cutlass.Float32, 4),
         *[i32] * 3,
         *[(i64, i64)] * 3,
         (i32, i32),
@@ -241,3 +305,22 @@ def _build(config: QuantizeConfig) -> CompiledKernel:
         driver.CUstream(0),
     ]
     return build(Quantize(config), args, name="quantize", arch=config.arch.name)
+
+
+def _build_amax(config: QuantizeConfig) -> CompiledKernel:
+    import cuda.bindings.driver as driver
+    import cutlass
+
+    from ..kernels.quantize_amax import Amax
+
+    i32, i64 = cutlass.Int32(1), cutlass.Int64(1)
+    args = [
+        _pointer(cutlass.Uint8, config.vector_bytes),
+        _pointer(cutlass.Uint32, 4),
+        *[i32] * 3,
+        (i64, i64),
+        i32,
+        i32,
+        driver.CUstream(0),
+    ]
+    return build(Amax(config), args, name="amax", arch=config.arch.name)

@@ -270,3 +270,36 @@ def store_global(address: Any, words: Sequence[Any], *, loc: Any = None, ip: Any
 def store_global_byte(address: Any, word: Uint32, *, loc: Any = None, ip: Any = None) -> None:
     """Stores the low byte of ``word`` to global memory (PTX 1.0)."""
     asm("st.global.b8 [$0], $1;", [], [Int64(address), Uint32(word)], volatile=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def round_even(a: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
+    """``a`` rounded to an integer, ties to even. PTX 1.0: ``cvt.rni.f32.f32``."""
+    return asm("cvt.rni.f32.f32 $0, $1;", [Float32], [Float32(a)], loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def copy_sign(magnitude: Float32, sign: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
+    """|magnitude| with the sign of ``sign``. PTX 2.0: ``copysign.f32``."""
+    return asm("copysign.f32 $0, $1, $2;", [Float32], [Float32(sign), Float32(magnitude)], loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def multiply_wide(a: Uint32, b: Uint32, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+    """High and low word of a · b. PTX 1.0: ``mul.hi.u32``, ``mul.lo.u32``."""
+    text = "mul.hi.u32 $0, $2, $3; mul.lo.u32 $1, $2, $3;"
+    return asm(text, [Uint32] * 2, [Uint32(a), Uint32(b)], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def max_lanes(value: Uint32, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """The largest ``value`` of a warp, in every lane. PTX 7.0, sm_80 or later: ``redux.sync.max.u32``."""
+    text = "redux.sync.max.u32 $0, $1, 0xFFFFFFFF;"
+    return asm(text, [Uint32], [Uint32(value)], volatile=True, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def atomic_max_global(address: Any, value: Uint32, *, loc: Any = None, ip: Any = None) -> None:
+    """Raises a word of global memory to ``value``. PTX 1.2: ``red.global.max.u32``."""
+    text = "red.relaxed.gpu.global.max.u32 [$0], $1;"
+    asm(text, [], [Int64(address), Uint32(value)], volatile=True, loc=loc, ip=ip)

@@ -1,0 +1,196 @@
+"""Times the fused quantization kernels on this machine's GPU: ``python benchmarks/quantize.py``.
+
+For every rule: 8192 × 8192 bf16 with a given global scale, in one pass, checked bit for bit against the torch backend
+first (poisoned outputs). Bandwidth counts the bytes read and written once: x, data, scales. The device copy it is set
+beside is measured in the same run. Further rows: other dtypes and formats, the global scale computed (two passes),
+stochastic rounding, and the torch backend, as it is and through ``torch.compile``.
+
+On Hopper the speed of NVFP4 depends on whether products of elements and the reciprocal of a scale can be exact ties
+between E2M1 numbers: with global scales that are powers of two, or amax / 2688 for most amax of few bits, they
+can, with others they cannot. Both are timed.
+
+Times are medians of one call between two CUDA events, launch included, with L2 cold and clean.
+
+Exit codes: 0 done, 1 a result is wrong, 2 no CUDA device, or one that no kernel is written for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common import machine, results_path, write
+
+from cute_nvfp4.errors import TargetError
+from cute_nvfp4.harness.timing import ColdL2, StopRule, copy_bandwidth, time_cuda
+from cute_nvfp4.ops._quantize import quantize_fused, why_not_fused
+from cute_nvfp4.quantization import quantize, rules_of
+from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
+from cute_nvfp4.target import resolve
+
+SIZE = 8192
+_RULE = StopRule(repeats=100, relative_error=0.001, seconds=5.0)
+_WARM_SECONDS = 0.1
+# the largest magnitude that global scales are made from: one under which nothing is a tie, and one of eight bits
+_PLAIN_AMAX, _TIED_AMAX = 6.1803, 93 / 16
+
+
+def median_us(call: Callable[[], object], clear: ColdL2) -> float:
+    """Median time of ``call``, on a device that has not been idle."""
+    end = time.monotonic() + _WARM_SECONDS
+    while time.monotonic() < end:
+        call()
+        torch.cuda.synchronize()
+    return statistics.median(time_cuda(call, rule=_RULE, clear=clear)) / 1e3
+
+
+def moved_bytes(x: torch.Tensor, format: str) -> int:
+    """x, data and scales, each once."""
+    resolved = resolve_format(format)
+    k = x.shape[-1]
+    return x.numel() // k * (k * x.element_size() + resolved.data_columns(k) + resolved.scale_columns(k))
+
+
+def check(x: torch.Tensor, format: str, rule: str, scale: object, seed: int | None) -> None:
+    """Raises unless the kernels give the torch backend's bytes."""
+    resolved = resolve_format(format)
+    got = quantize_fused(x[None], resolved, resolve_rule(rule, resolved), global_scale=scale, seed=seed)
+    options = {} if seed is None else {"rounding": "stochastic", "generator": seed}
+    want = quantize(x[None], format, rule, global_scale=scale, backend="torch", **options)
+    for name in ("data", "scale"):
+        different = int((getattr(got, name) != getattr(want, name)).sum())
+        if different:
+            raise AssertionError(f"{format} {rule}: {different} bytes of {name} differ from the torch backend")
+
+
+def measure(
+    x: torch.Tensor,
+    copy_rate: float,
+    clear: ColdL2,
+    *,
+    format: str = "nvfp4",
+    rule: str = "max",
+    scale: object = None,
+    seed: int | None = None,
+    passes: int = 1,
+    note: str = "",
+) -> dict:
+    """Checks and times one request."""
+    check(x[:1024], format, rule, scale, seed)
+    resolved = resolve_format(format)
+    chosen = resolve_rule(rule, resolved)
+    batch = x[None]
+    ours = median_us(lambda: quantize_fused(batch, resolved, chosen, global_scale=scale, seed=seed), clear)
+    size = moved_bytes(x, format) + (passes - 1) * x.numel() * x.element_size()
+    row = {
+        "format": format,
+        "rule": rule,
+        "dtype": str(x.dtype).removeprefix("torch."),
+        "note": note,
+        "median_us": ours,
+        "bytes": size,
+        "percent_of_copy": 100 * size / (ours * 1e-6) / copy_rate,
+    }
+    print(f"{format:>10} {rule:>17} {row['dtype']:>9} {ours:8.1f} us {row['percent_of_copy']:6.1f} % of copy  {note}")
+    return row
+
+
+def baseline(x: torch.Tensor, rule: str, scale: torch.Tensor, clear: ColdL2, compiled: bool) -> dict:
+    """Times the torch backend; ``compiled``: through ``torch.compile``."""
+
+    def call(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        result = quantize(x, "nvfp4", rule, global_scale=scale, backend="torch")
+        return result.data, result.scale
+
+    name = "torch.compile" if compiled else "torch"
+    try:
+        run = torch.compile(call) if compiled else call
+        run(x)
+        return {"rule": rule, "backend": name, "median_us": median_us(lambda: run(x), clear)}
+    except Exception as error:  # whatever the compiler stumbles over is the result
+        return {"rule": rule, "backend": name, "error": f"{type(error).__name__}: {str(error)[:300]}"}
+
+
+def requests(x: torch.Tensor) -> list[tuple[torch.Tensor, dict]]:
+    """What is timed."""
+    rules = [r for r in rules_of("nvfp4") if not why_not_fused((1, 128, 512), *_resolved("nvfp4", r))]
+    rows = []
+    for rule in rules:
+        full = resolve_rule(rule, resolve_format("nvfp4")).full_scale
+        for amax, note in ((_PLAIN_AMAX, "given"), (_TIED_AMAX, "given, with ties")):
+            scale = torch.tensor(amax / full, dtype=torch.float32, device="cuda")
+            rows.append((x, {"rule": rule, "scale": scale, "note": note}))
+    full = resolve_rule("max", resolve_format("nvfp4")).full_scale
+    scale = torch.tensor(_PLAIN_AMAX / full, dtype=torch.float32, device="cuda")
+    for dtype in (torch.float16, torch.float32):
+        rows.append((x.to(dtype), {"scale": scale, "note": "given"}))
+    rows.append((x, {"scale": "auto", "passes": 2, "note": "computed: two passes"}))
+    rows.append((x, {"scale": scale, "seed": 1, "note": "given, stochastic rounding"}))
+    for format in ("mxfp4", "mxfp8_e4m3"):
+        rows.append((x, {"format": format, "rule": "rceil"}))
+    return rows
+
+
+def _resolved(format: str, rule: str) -> tuple:
+    resolved = resolve_format(format)
+    return resolved, resolve_rule(rule, resolved)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/quantize_<gpu>.json)")
+    parser.add_argument("--json", action="store_true", help="print the record as JSON at the end")
+    parser.add_argument("--no-compile", action="store_true", help="do not time torch.compile")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no CUDA device: this benchmark measures a GPU", file=sys.stderr)
+        return 2
+    try:
+        resolve("cuda", "cuda")
+    except TargetError as error:
+        print(error, file=sys.stderr)
+        return 2
+    clear = ColdL2()
+    x = torch.randn(SIZE, SIZE, device="cuda", generator=torch.Generator("cuda").manual_seed(1111)).bfloat16()
+    copy = copy_bandwidth()
+    record = machine() | {
+        "copy_bytes_s": copy,
+        "size": [SIZE, SIZE],
+        "timing": "median of CUDA event pairs around one call, launch included, L2 cold and clean",
+        "rows": [],
+        "torch": [],
+    }
+    print(f"{record['gpu']}, driver {record['driver']}, {record['date']}: copy {copy / 1e12:.2f} TB/s")
+    try:
+        for tensor, request in requests(x):
+            record["rows"].append(measure(tensor, copy, clear, **request))
+    except AssertionError as error:
+        print(error, file=sys.stderr)
+        return 1
+    for rule in ("max", "four_six_mse"):
+        full = resolve_rule(rule, resolve_format("nvfp4")).full_scale
+        scale = torch.tensor(_PLAIN_AMAX / full, dtype=torch.float32, device="cuda")
+        ours = next(row["median_us"] for row in record["rows"] if row["rule"] == rule)
+        for compiled in (False,) if options.no_compile else (False, True):
+            row = baseline(x, rule, scale, clear, compiled)
+            if "median_us" in row:
+                row["times_slower"] = row["median_us"] / ours
+            record["torch"].append(row)
+            print(row)
+    write(record, options.output or results_path("quantize"))
+    if options.json:
+        print(json.dumps(record, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

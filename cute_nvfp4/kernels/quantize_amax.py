@@ -1,0 +1,93 @@
+"""The largest finite magnitude of a tensor: the first of the two passes where the global scale is to be computed.
+
+Warps walk pieces of rows, 2 KiB at a time where x is aligned to 16 bytes, so that each lane has four loads under way;
+their maxima meet in shared memory, and those of the blocks of threads in one atomic maximum (magnitudes are ordered as
+their bits are). A thread that meets infinity or NaN looks at its elements again, one by one.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Int32, Int64, Uint32
+from cutlass.memory import SmemAllocator
+
+from ..ptx.encode import atomic_max_global, f32_bits, max_lanes
+from ..ptx.memory import load_global_if
+from .arith import div, mod
+from .quantize_config import WARP, QuantizeConfig
+from .quantize_exact import largest_magnitude, to_f32
+
+_LOADS = 4
+_INFINITY = 0x7F800000
+
+
+class Amax:
+    """The kernel of one :class:`QuantizeConfig`; only its ``arch``, ``dtype``, ``vector_bytes`` and ``warps`` count."""
+
+    def __init__(self, config: QuantizeConfig) -> None:
+        self.config = config
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of a row that a warp takes at once."""
+        return self.config.vector_bytes * WARP * _LOADS
+
+    @cute.jit
+    def __call__(
+        self,
+        x: cute.Pointer,
+        amax: cute.Pointer,
+        rows: Int32,
+        row_bytes: Int32,
+        batch: Int32,
+        x_strides: tuple[Int64, Int64],
+        pieces: Int32,
+        blocks: Int32,
+        stream: CUstream,
+    ):
+        """Raises ``amax``, which holds a magnitude, to the largest finite one of x. Strides are (row, batch) in bytes.
+
+        pieces: of a row.
+        """
+        cfg = self.config
+        self.kernel(x, amax, rows, row_bytes, x_strides, pieces).launch(
+            grid=(blocks, batch, 1), block=(WARP * cfg.warps, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(self, x: cute.Pointer, amax: cute.Pointer, rows: Int32, row_bytes: Int32, strides: tuple, pieces: Int32):
+        cfg = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        block, batch, _ = cute.arch.block_idx()
+        blocks, _, _ = cute.arch.grid_dim()
+        warp, lane = cute.arch.make_warp_uniform(div(thread, WARP)), mod(thread, WARP)
+        found = SmemAllocator().allocate_tensor(Uint32, cute.make_layout(cfg.warps), byte_alignment=16)
+        start = x.toint() + Int64(batch) * strides[1]
+        largest = Uint32(0)
+        for unit in cutlass.range(block * cfg.warps + warp, rows * pieces, blocks * cfg.warps, unroll=1):
+            row, piece = unit // pieces, unit % pieces
+            offset = piece * self.piece_bytes + lane * cfg.vector_bytes
+            address = start + Int64(row) * strides[0] + Int64(offset)
+            words = []
+            for i in cutlass.range_constexpr(_LOADS):
+                inside = cutlass.select_(offset + i * (WARP * cfg.vector_bytes) < row_bytes, Int32(1), Int32(0))
+                place = address + i * (WARP * cfg.vector_bytes)
+                words += load_global_if(inside, place, cfg.vector_bytes, l1="no_allocate")
+            bits = f32_bits(largest_magnitude(cfg, words))
+            if bits >= Uint32(_INFINITY):
+                bits = Uint32(0)
+                for value in to_f32(cfg, words):
+                    magnitude = f32_bits(value) & Uint32(0x7FFFFFFF)
+                    magnitude = cutlass.select_(magnitude >= Uint32(_INFINITY), Uint32(0), magnitude)
+                    bits = cutlass.max(bits, magnitude)
+            largest = cutlass.max(largest, bits)
+        largest = max_lanes(largest)
+        if lane == 0:
+            found[warp] = largest
+        cute.arch.sync_threads()
+        if thread == 0:
+            for w in cutlass.range_constexpr(1, cfg.warps):
+                largest = cutlass.max(largest, found[w])
+            atomic_max_global(amax.toint(), largest)

@@ -1,0 +1,110 @@
+"""Inputs and the comparison that the tests of the fused quantization kernels share, in the simulator and on a GPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from cute_nvfp4.formats import decode_e4m3
+from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.ops._quantize import quantize_fused
+from cute_nvfp4.quantization import quantize
+from cute_nvfp4.quantization.rules import resolve_format, resolve_rule, rules_of
+
+DATA = Path(__file__).parent / "data" / "quantization"
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+FORMATS = ("nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2")
+SEARCHES = ("optimal", "hessian")
+TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+
+
+def rules(format: str) -> list[str]:
+    """The rules of ``format`` that do not search."""
+    return [rule for rule in rules_of(format) if rule not in SEARCHES]
+
+
+PAIRS = [(format, rule) for format in FORMATS for rule in rules(format)]
+
+
+def golden_inputs() -> dict[str, torch.Tensor]:
+    """The inputs of the golden vectors that are matrices of whole blocks, by peer and name."""
+    found = {}
+    for path in sorted(DATA.glob("*.npz")):
+        with np.load(path) as file:
+            for name in file.files:
+                if name.startswith("input/") and file[name].ndim == 2 and file[name].shape[1] % 32 == 0:
+                    found[f"{path.stem}/{name}"] = torch.from_numpy(file[name].astype(np.float32))
+    return found
+
+
+def edges(rows: int, k: int, seed: int = 0) -> torch.Tensor:
+    """Random numbers with blocks of everything that rounds, overflows, vanishes or is not a number."""
+    x = torch.randn(rows, k, generator=torch.Generator().manual_seed(seed))
+    blocks = x.view(-1, 16)
+    ties = torch.tensor([0.0, *TIES, 6.0, *[-tie for tie in TIES]])
+    special = [
+        torch.zeros(16),
+        -torch.zeros(16),
+        torch.full((16,), 1e-41),
+        torch.full((16,), 3.4e38),
+        torch.full((16,), 2.0**-127),
+        torch.full((16,), 464.0),
+        ties,
+        ties * 448,
+        ties * 2.0**-9,
+        ties * 1.3,
+        torch.arange(-8.0, 8.0),
+        torch.arange(16) % 3 - 1.0,
+    ]
+    for number, block in enumerate(special):
+        blocks[4 * number] = block
+    for number, value in enumerate((float("nan"), float("inf"), -float("inf"))):
+        blocks[4 * len(special) + number, 5 * number] = value
+    blocks[1] *= 1e-30
+    blocks[5] *= 1e30
+    return x
+
+
+def near_ties(dtype: torch.dtype, global_scale: float) -> torch.Tensor:
+    """(127, 512): for each E4M3 scale a row whose blocks get that scale from rule ``max``, with elements on both sides
+    of every tie, as near as ``dtype`` has them, and on it."""
+    factor = torch.tensor(global_scale, dtype=torch.float32).double()
+    scale = decode_e4m3(torch.arange(1, 127, dtype=torch.uint8)).double() * factor
+    ties = torch.tensor(TIES, dtype=torch.float64) * torch.tensor([[1.0], [-1.0]], dtype=torch.float64)
+    nearest = (scale[:, None, None] * ties).to(dtype)
+    bits = nearest.view(torch.int32 if dtype is torch.float32 else torch.int16)
+    beside = [(bits + step).view(dtype) for step in range(-15, 16)]
+    values = torch.cat([part.reshape(len(scale), -1) for part in beside], 1)
+    blocks = torch.zeros(len(scale), 32, 16, dtype=dtype)
+    blocks[:, :, 0] = (6 * scale).to(dtype)[:, None]
+    blocks[:, :, 1:] = values[:, torch.arange(32 * 15) % values.shape[1]].reshape(len(scale), 32, 15)
+    return blocks.reshape(len(scale), -1)
+
+
+def fused(x: torch.Tensor, format: str, rule: str, **options: object) -> BlockScaledTensor:
+    """``x`` (MN, K) or (L, MN, K) quantized by the kernels; ``options`` of ``quantize_fused``."""
+    resolved = resolve_format(format)
+    return quantize_fused(x if x.ndim == 3 else x[None], resolved, resolve_rule(rule, resolved), **options)
+
+
+def differences(x: torch.Tensor, format: str, rule: str, **options: object) -> list[str]:
+    """What the kernels and the torch backend do not agree on, every byte of the scales' padding included."""
+    got = fused(x, format, rule, **options)
+    seed, layout = options.get("seed"), options.get("scale_layout", "blocked")
+    want = quantize(
+        x if x.ndim == 3 else x[None],
+        format,
+        rule,
+        global_scale=options.get("global_scale"),
+        rounding="nearest" if seed is None else "stochastic",
+        generator=seed,
+        scale_layout=layout,
+        backend="torch",
+    )
+    parts = [("data", got.data, want.data), ("scale", got.scale, want.scale)]
+    if want.global_scale is not None:
+        parts.append(("global scale", got.global_scale.view(torch.int32), want.global_scale.view(torch.int32)))
+    assert (got.global_scale is None) == (want.global_scale is None)
+    return [f"{name}: {int((a != b).sum())} of {a.numel()}" for name, a, b in parts if not torch.equal(a, b)]

@@ -1,0 +1,160 @@
+"""The fused quantization kernels, executed in the simulator, give the bits of the torch backend."""
+
+from __future__ import annotations
+
+import pytest
+import quantize_problems as problems
+import torch
+from quantize_problems import DTYPES, PAIRS, differences, edges, fused, near_ties
+
+from cute_nvfp4.errors import OperandError, TargetError
+from cute_nvfp4.formats import Format
+from cute_nvfp4.ops import _quantize as ops
+from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
+
+ARCHS = ("sm_100a", "sm_90a")
+FOUR_SIX = ("four_six_mse", "four_six_mae", "four_six_abs_max")
+
+
+@pytest.fixture(params=ARCHS)
+def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("CUTE_NVFP4_ARCH", request.param)
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs hold what no result has, until the kernels write them."""
+    empty = torch.empty
+
+    def poison(*args: object, **options: object) -> torch.Tensor:
+        out = empty(*args, **options)
+        return out.fill_(0xA5 if out.dtype is torch.uint8 else float("nan"))
+
+    monkeypatch.setattr(torch, "empty", poison)
+
+
+def check(x: torch.Tensor, format: str, rule: str, **options: object) -> None:
+    assert differences(x, format, rule, **options) == []
+
+
+@pytest.mark.parametrize("format,rule", PAIRS)
+def test_golden_inputs(arch: str, format: str, rule: str) -> None:
+    scale = "auto" if format == "nvfp4" else None
+    inputs = problems.golden_inputs()
+    assert len(inputs) >= 20
+    for name, x in inputs.items():
+        assert (name, differences(x, format, rule, global_scale=scale)) == (name, [])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("format,rule", PAIRS)
+def test_edges(arch: str, format: str, rule: str, dtype: torch.dtype) -> None:
+    """Numbers of every kind, a row and a block too many for a tile."""
+    scale = torch.tensor(0.0007) if format == "nvfp4" else None
+    check(edges(129, 544).to(dtype), format, rule, global_scale=scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rule", ["max", "four_six_mse"])
+@pytest.mark.parametrize(
+    "value", [1.0, 0.75, 2.0**-100, 2.0**118, 2.0**101, 1e-40, float("inf"), float("nan"), -1.0], ids=str
+)
+def test_global_scales(arch: str, dtype: torch.dtype, rule: str, value: float) -> None:
+    """Those between 2**-100 and 2**118 work; all others make everything NaN."""
+    check(edges(128, 512).to(dtype), "nvfp4", rule, global_scale=torch.tensor(value, dtype=torch.float32))
+
+
+# powers of two, what amax / 2688 and amax / 1536 are for 8-bit amax, numbers with and without ties in both directions
+_SCALES = [1.0, 2.0**-9, 93 / 16 / 2688, 5.25 / 2688, 93 / 16 / 1536, 0.91 * 6 / 2688, 1 / 3, 0.0014142135, 2.5e-7]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rule", ["max", *FOUR_SIX])
+def test_ties(arch: str, dtype: torch.dtype, rule: str) -> None:
+    """Under every scale, elements on ties and beside them."""
+    for value in _SCALES:
+        x = near_ties(dtype, value)
+        assert (value, differences(x, "nvfp4", rule, global_scale=torch.tensor(value))) == (value, [])
+
+
+@pytest.mark.parametrize("rule", FOUR_SIX)
+def test_equal_errors(arch: str, rule: str) -> None:
+    """Small integers: the two candidates' errors are often the same, or differ by a rounding."""
+    x = torch.randint(-9, 10, (128, 512), generator=torch.Generator().manual_seed(3)).bfloat16()
+    for value in (1.0, 1 / 3, 0.3):
+        check(x, "nvfp4", rule, global_scale=torch.tensor(value))
+
+
+@pytest.mark.parametrize("rows", [1, 31, 33, 97, 128, 129, 300])
+@pytest.mark.parametrize("layout", ["blocked", "rowmajor"])
+def test_every_kind_of_last_row(arch: str, rows: int, layout: str) -> None:
+    check(edges(max(rows, 60), 128)[:rows].bfloat16(), "nvfp4", "max", scale_layout=layout)
+
+
+@pytest.mark.parametrize("k", [16, 32, 48, 64, 496, 512, 528, 1088])
+@pytest.mark.parametrize("layout", ["blocked", "rowmajor"])
+def test_every_kind_of_last_block(arch: str, k: int, layout: str) -> None:
+    check(edges(70, max(k, 64))[:, :k].contiguous().bfloat16(), "nvfp4", "max", scale_layout=layout)
+
+
+@pytest.mark.parametrize("format", ["mxfp4", "mxfp8_e4m3"])
+def test_ragged_mx(arch: str, format: str) -> None:
+    for k in (32, 96, 1056):
+        check(edges(35, k).half(), format, "floor", scale_layout="rowmajor")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_strides_and_alignments(arch: str, dtype: torch.dtype) -> None:
+    """Rows apart, rows at every alignment, columns that are not contiguous; a batch."""
+    x = edges(80, 256).to(dtype)
+    for view in (x[::2, :128], x[:, 16:], x[:, 2:130], x[:, 4:132], x[:, 1:129], x[:, ::2], x.t()[:, :64]):
+        check(view, "nvfp4", "max", global_scale=torch.tensor(0.001))
+    batch = edges(3 * 40, 96).to(dtype).reshape(3, 40, 96)
+    check(batch, "nvfp4", "four_six_mse", global_scale="auto")
+    check(batch.transpose(0, 1), "nvfp4", "max", global_scale="auto", scale_layout="rowmajor")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_computed_global_scale(arch: str, dtype: torch.dtype) -> None:
+    """Infinity and NaN do not count; zeros, the largest and the smallest numbers do; the largest anywhere."""
+    finite = torch.finfo(dtype)
+    for value in (0.0, finite.smallest_normal, finite.max, float("nan"), float("inf")):
+        for place in ((0, 0), (34, 207)):
+            x = torch.zeros(35, 208, dtype=dtype)
+            x[3, 5] = 1.5 if value == value and abs(value) == float("inf") else 0.0
+            x[place] = value
+            check(x, "nvfp4", "max", global_scale="auto")
+
+
+@pytest.mark.parametrize(
+    "format,rule",
+    [("nvfp4", "max"), ("nvfp4", "four_six_mae"), ("mxfp4", "even"), ("mxfp8_e4m3", "rceil"), ("mxfp8_e5m2", "floor")],
+)
+@pytest.mark.parametrize("dtype", DTYPES[::2], ids=str)
+def test_stochastic(arch: str, format: str, rule: str, dtype: torch.dtype) -> None:
+    scale = torch.tensor(0.01) if format == "nvfp4" else None
+    for seed in (0, 2**63 - 1):
+        check(edges(130, 544, seed=1).to(dtype), format, rule, global_scale=scale, seed=seed)
+    check(edges(96, 64).to(dtype).reshape(2, 48, 64), format, rule, global_scale=scale, seed=7)
+
+
+def test_repeats_bit_for_bit(arch: str) -> None:
+    x = edges(128, 512).bfloat16()
+    first, second = (fused(x, "nvfp4", "four_six_mse", global_scale="auto") for _ in range(2))
+    assert first.data.equal(second.data) and first.scale.equal(second.scale)
+
+
+def test_what_is_refused() -> None:
+    x = torch.ones(1, 4, 64, dtype=torch.bfloat16)
+    nvfp4 = resolve_format("nvfp4")
+    with pytest.raises(OperandError, match="rule for the fused kernels: got 'optimal', expected one that does not"):
+        fused(x, "nvfp4", "optimal")
+    with pytest.raises(OperandError, match="K of nvfp4: got 40"):
+        fused(x[..., :40], "nvfp4", "max")
+    odd = Format("nvfp4_b32", "e2m1", 32, "e4m3", True)
+    with pytest.raises(OperandError, match="format for the fused kernels: got nvfp4_b32"):
+        ops.quantize_fused(x, odd, resolve_rule("max", nvfp4))
+    with pytest.raises(TargetError, match="backend='cuda': got cpu"):
+        fused(x, "nvfp4", "max", backend="cuda")
+    assert ops.why_not_fused((70000, 4, 64), nvfp4, resolve_rule("max", nvfp4)).startswith("matrices for the fused")
