@@ -126,8 +126,12 @@ def requests(x: torch.Tensor) -> list[tuple[torch.Tensor, dict]]:
     rows = []
     for rule in rules:
         full = resolve_rule(rule, resolve_format("nvfp4")).full_scale
-        for amax, note in ((_PLAIN_AMAX, "given"), (_TIED_AMAX, "given, with ties")):
-            scale = torch.tensor(amax / full, dtype=torch.float32, device="cuda")
+        for value, note in (
+            (_PLAIN_AMAX / full, "given"),
+            (_TIED_AMAX / full, "given, with ties"),
+            (2.0**-8, "given, a power of two"),
+        ):
+            scale = torch.tensor(value, dtype=torch.float32, device="cuda")
             rows.append((x, {"rule": rule, "scale": scale, "note": note}))
     full = resolve_rule("max", resolve_format("nvfp4")).full_scale
     scale = torch.tensor(_PLAIN_AMAX / full, dtype=torch.float32, device="cuda")

@@ -36,7 +36,7 @@ from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_STRIDE
 from .arith import ceil_div, div, mod
 from .quantize_block import quantize_block
 from .quantize_config import ROW_STEP, WARP, WARP_ROWS, QuantizeConfig
-from .quantize_usual import ENTRIES, ENTRY_BYTES, fill_table, largest_wanted
+from .quantize_usual import TABLE_BYTES, fill_table, largest_wanted
 
 # what ``cute_nvfp4.quantization.blocks`` accepts
 SMALLEST_GLOBAL_SCALE, LARGEST_GLOBAL_SCALE = 2.0**-100, 2.0**118
@@ -101,7 +101,8 @@ class Quantize:
         stage_bytes = cfg.block_bytes * WARP if cfg.bulk else 16
         rings = smem.allocate_array(cutlass.Uint8, stage_bytes * WARP_ROWS * cfg.warps, byte_alignment=128)
         barriers = smem.allocate_array(cutlass.Uint64, WARP_ROWS * cfg.warps, byte_alignment=8)
-        table = smem.allocate_array(cutlass.Uint8, ENTRIES * ENTRY_BYTES, byte_alignment=16)
+        table = smem.allocate_array(cutlass.Uint8, TABLE_BYTES, byte_alignment=16)
+        flags = smem.allocate_array(cutlass.Uint32, cfg.warps, byte_alignment=16)
         ring = rings.toint() + warp * (stage_bytes * WARP_ROWS)
         barrier = barriers.toint() + warp * (8 * WARP_ROWS)
 
@@ -121,10 +122,11 @@ class Quantize:
                     self.fetch(source, x_strides[0], ring, barrier, i)
             cute.arch.sync_warp()
         factor, valid = self.global_factor(global_in, global_out, thread, block + batch)
-        quick = (table.toint(), largest_wanted(cfg, factor[0]), (Uint32(powers[0]), Uint32(powers[1])))
+        tied = Int32(0)
         if cutlass.const_expr(cfg.has_usual_way):
-            fill_table(cfg, quick[0], factor[0], thread, Int32(WARP * cfg.warps))
-            cute.arch.sync_threads()
+            tied = fill_table(cfg, table.toint(), flags.toint(), factor[0], thread)
+        limit = largest_wanted(cfg, factor[0])
+        quick = (table.toint(), limit, (Uint32(powers[0]), Uint32(powers[1])), tied)
 
         parity = Int32(0)
         for unit in cutlass.range(block, units, blocks, unroll=1):

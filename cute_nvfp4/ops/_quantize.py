@@ -195,7 +195,7 @@ def _alignment(x: torch.Tensor) -> int:
 
 def _resident(config: QuantizeConfig) -> int:
     """Blocks of threads that are to fit on a multiprocessor: as many as shared memory allows, and registers."""
-    shared = config.warps * (WARP_ROWS * WARP * config.block_bytes + 8 * WARP_ROWS) + 1024
+    shared = config.warps * (WARP_ROWS * WARP * config.block_bytes + 8 * WARP_ROWS) + 2048
     # the system takes a kilobyte of each block's
     most = (config.arch.shared_bytes + 1024) // (shared + 1024) if config.bulk else 16
     if config.stochastic:

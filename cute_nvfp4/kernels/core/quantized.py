@@ -36,12 +36,12 @@ def quantize_blocks(config: GemmConfig, values: list, known: tuple) -> tuple[Uin
     """Blocks of a row: (codes of their scales, the first in the low byte; words of eight elements)."""
     rule = QuantizeConfig(config.arch, dtype="float32")
     value, inverse, valid = known
-    # the last two are for rules that compare errors, which this is not
+    # the last two are for rules that compare errors, and seed and index for stochastic rounding: neither is wanted here
     factor = (value, inverse, value, value)
     codes, words = Uint32(0), []
     for i in range(0, len(values), NVFP4.block):
         block = tuple(f32_bits(x) for x in values[i : i + NVFP4.block])
-        code, found = quantize_block(rule, block, factor, (), valid)
+        code, found = quantize_block(rule, block, factor, (), valid, (), Int64(0))
         codes = codes | (code << Uint32(i // NVFP4.block * 8))
         words += found
     return codes, words
