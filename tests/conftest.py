@@ -1,7 +1,7 @@
 """Marks: ``gpu`` tests are skipped without CUDA, ``slow`` ones run only when ``-m`` names them.
 
-Of files in which every test compiles a kernel, the default run takes every n-th test (``SAMPLED``), so that all fit into
-a quarter of an hour on two cores; ``-m "slow or not slow"`` runs everything.
+Of files in which every test compiles a kernel, the default run takes every n-th test (``SAMPLED``), so that all fit
+into a quarter of an hour on two cores; ``-m "slow or not slow"`` runs everything.
 
 This file also puts ``tests/`` on the path, for the modules that several folders of tests share.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-
 
 SAMPLED = {
     "test_gated_gemm.py": 3,
