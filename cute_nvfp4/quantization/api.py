@@ -32,7 +32,7 @@ __all__ = ["dequantize", "quantize", "tensor_amax"]
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # elements worked on at once; temporaries take some twenty bytes each, with stochastic rounding a hundred
 _CPU_SLAB, _DEVICE_SLAB = 1 << 19, 1 << 23
-_BACKENDS = ("auto", "torch")
+_BACKENDS = ("auto", "torch", "cuda", "sim")
 
 
 def quantize(
@@ -75,14 +75,15 @@ def quantize(
         axis: the dimension of x along which blocks run (last by default), moved last; ``transpose`` is ``axis=-2``.
         pad: zeros up to a whole number of blocks along K, which a product does not notice; otherwise an error.
         scale_layout: "blocked" (``cute_nvfp4.scale_layout``) or "rowmajor".
-        backend: "torch", or "auto", which is torch for now.
+        backend: "torch" (any device), or "auto", which is torch for now; "cuda" and "sim" run the fused kernels on a
+            GPU or in the simulator, with the same bits: rules that do not search, no tiles, rotation or padding.
 
     A block with NaN or infinity in it gets a NaN scale and is NaN altogether; the other blocks are as if it were not
     there. Magnitudes beyond what the scales reach saturate; a block too small for the smallest scale becomes zeros.
 
     Raises:
         OperandError, OperandTypeError: an argument that does not fit, or an empty tensor.
-        TargetError: an unknown backend.
+        TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
     if backend not in _BACKENDS:
         raise TargetError(explain("backend", got=repr(backend), expected=f"one of {', '.join(_BACKENDS)}"))
@@ -93,13 +94,51 @@ def quantize(
     matrices = _matrices(x, transpose, axis)
     k = _padded(matrices.shape[-1], format, rotation, pad)
     source = _Source(matrices, k, rotation, format.block if block_2d else 1)
-    factor = _global_scale(global_scale, source, resolved, format)
     seed = philox.resolve_seed(generator) if rounding == "stochastic" else None
+    if backend in ("cuda", "sim"):
+        return _fused(source, x.ndim, format, resolved, global_scale, hessian, seed, scale_layout, backend)
+    factor = _global_scale(global_scale, source, resolved, format)
     blocks = None if hessian is None else _hessian_blocks(hessian, k, format, x.device)
     data, scale = _quantize_slabs(source, resolved, format, factor, seed, blocks)
     if x.ndim < 3:
         data, scale = data[0], scale[0]
     return BlockScaledTensor(data, to_blocked(scale) if scale_layout == "blocked" else scale, factor, format)
+
+
+def _fused(
+    source: _Source,
+    ndim: int,
+    format: Format,
+    rule: Rule,
+    global_scale: str | float | torch.Tensor | None,
+    hessian: object,
+    seed: int | None,
+    scale_layout: str,
+    backend: str,
+) -> BlockScaledTensor:
+    """The same by the fused kernels, or an error that says what they cannot do."""
+    from ..ops._quantize import quantize_fused
+
+    wanted = {
+        "block_2d": source.tile > 1,
+        "hadamard": source.rotation is not None,
+        "hessian": hessian is not None,
+        "pad": source.k != source.matrices.shape[-1],
+    }
+    for name, given in wanted.items():
+        if given:
+            raise OperandError(
+                explain(f"{name} with backend={backend!r}", got="given", expected="none", hint="Use backend='torch'.")
+            )
+    automatic = isinstance(global_scale, str) and global_scale == "auto" and format.has_global_scale
+    factor = "auto" if automatic else _global_scale(global_scale, source, rule, format)
+    found = quantize_fused(
+        source.matrices, format, rule, global_scale=factor, seed=seed, scale_layout=scale_layout, backend=backend
+    )
+    if ndim >= 3:
+        return found
+    scale = found.scale if scale_layout == "blocked" else found.scale[0]
+    return BlockScaledTensor(found.data[0], scale, found.global_scale, format)
 
 
 def dequantize(
