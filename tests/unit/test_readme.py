@@ -38,7 +38,10 @@ def run(command: list[str], folder: Path, **environment: str) -> subprocess.Comp
 def test_examples_run(source: str, arch: str, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(source)
     done = run([sys.executable, "example.py"], tmp_path, CUTE_NVFP4_ARCH=arch)
-    assert done.returncode == 0, done.stderr
+    if arch == "sm_90a" and "gemm(" in source:  # tcgen05 is Blackwell's: the example stops with the reason
+        assert done.returncode and "expected sm_100a or sm_103a" in done.stderr
+    else:
+        assert done.returncode == 0, done.stderr
 
 
 def test_there_is_an_example() -> None:
