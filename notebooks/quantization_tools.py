@@ -134,20 +134,12 @@ class QuantizeCase:
 
 
 def quantize_cases(record: dict) -> list[QuantizeCase]:
-    """The cases of a record of fused quantization, whose ``shapes`` have the fields that are read here.
-
-    A field that is missing is an error, but for ``torch_bf16_matmul_us``, which need not have been measured.
-    """
+    """bf16 to NVFP4 with a given global scale, of a record of ``benchmarks/quantize.py``; a missing field is an error."""
+    m, k = record["size"]
     return [
-        QuantizeCase(
-            f"{case['rule']}, global scale {case['global_scale']}",
-            case["shape"]["m"],
-            case["shape"]["k"],
-            case["median_us"],
-            case["useful_bytes"],
-            case.get("torch_bf16_matmul_us"),
-        )
-        for case in record["shapes"]
+        QuantizeCase(f"{row['rule']}, global scale {row['note']}", m, k, row["median_us"], row["bytes"], None)
+        for row in record["rows"]
+        if row["format"] == "nvfp4" and row["dtype"] == "bfloat16" and row["note"] == "given"
     ]
 
 
