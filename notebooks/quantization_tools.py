@@ -134,7 +134,7 @@ class QuantizeCase:
 
 
 def quantize_cases(record: dict) -> list[QuantizeCase]:
-    """bf16 to NVFP4 with a given global scale, from a record of ``benchmarks/quantize.py``; all fields must be there."""
+    """bf16 to NVFP4 with a given global scale, from a record of ``benchmarks/quantize.py``."""
     m, k = record["size"]
     return [
         QuantizeCase(f"{row['rule']}, global scale {row['note']}", m, k, row["median_us"], row["bytes"], None)
