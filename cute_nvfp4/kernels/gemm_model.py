@@ -63,11 +63,6 @@ class Prediction:
     bound: str
     label: str = LABEL
 
-    @property
-    def step_us(self) -> float:
-        """Mainloop time of one k-tile."""
-        return self.mainloop_us / self.steps
-
 
 @dataclass(frozen=True)
 class Minimum:

@@ -20,7 +20,7 @@ from ..operand import BlockScaledTensor, check_pair
 from ..reference import gemm_reference
 from ..scale_layout import blocked_bytes, blocked_view
 from ._checks import check_format, check_overlap, checked_output, parts
-from ._gemm import _complete, _launch, _problem, _split_alpha, _strides, _tensors, _workspace
+from ._gemm import _complete, _launch, _output_strides, _problem, _split_alpha, _strides, _tensors, _workspace
 from ._operands import FACTORS, OPERAND_TYPES, arguments_of, check_scales, example_operand, example_pointer
 
 _POINTER, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
@@ -269,10 +269,7 @@ def _output_arguments(plan: Plan, result: Any) -> tuple[list[int], dict[str, tor
         m, _, batch = _strides(result.data)
         pointers = [result.scale.data_ptr(), result.global_scale.data_ptr()]
         return [result.data.data_ptr(), m, batch, *pointers], {"out.data": result.data, "out.scale": result.scale}
-    m, n, batch = _strides(result)
-    along_m, along_n = (n, m) if plan.swap else (m, n)
-    stride = along_m if plan.config.out_major == "n" else along_n
-    return [result.data_ptr(), stride, batch, 0, 0], {"out": result}
+    return [result.data_ptr(), *_output_strides(plan, result), 0, 0], {"out": result}
 
 
 def _reference(a, weights: dict, n: int, gate: str, interleaved: bool, alpha: Any) -> torch.Tensor:

@@ -274,21 +274,13 @@ def _arguments(
     stream: int,
 ) -> list:  # fmt: skip
     first, second = (b, a) if plan.swap else (a, b)
-    m, n, batch = _strides(out)
-    # swapped, the output's columns are the kernel's rows
-    (along_m, along_n), (rows, columns) = ((n, m), (b.rows, a.rows)) if plan.swap else ((m, n), (a.rows, b.rows))
-    step, lines, length = (along_m, rows, columns) if plan.config.out_major == "n" else (along_n, columns, rows)
-    # dimensions of one element have no stride of their own, but tensor maps want one, of whole 16 bytes
-    step = step or _round_up(length, 16)
-    batch = batch or _round_up(step * lines, 16)
     bias_batch = 0 if bias is None or bias.ndim == 1 else bias.stride(0)
     pointers = [x.data_ptr() for x in factors] + [0] * (FACTORS - len(factors))
     return [
         *arguments_of(first),
         *arguments_of(second),
         out.data_ptr(),
-        step,
-        batch,
+        *_output_strides(plan, out),
         0 if bias is None else bias.data_ptr(),
         bias_batch,
         alpha,
@@ -299,6 +291,18 @@ def _arguments(
         plan.workers,
         stream,
     ]
+
+
+def _output_strides(plan: Plan, out: torch.Tensor) -> tuple[int, int]:
+    """Elements from one row of the kernel's output (or column, if those are contiguous) to the next; of matrices."""
+    m, n, batch = _strides(out)
+    rows, columns = out.shape[-2:]
+    # swapped, the output's columns are the kernel's rows
+    (along_m, along_n), (rows, columns) = ((n, m), (columns, rows)) if plan.swap else ((m, n), (rows, columns))
+    step, lines, length = (along_m, rows, columns) if plan.config.out_major == "n" else (along_n, columns, rows)
+    # dimensions of one element have no stride of their own, but tensor maps want one, of whole 16 bytes
+    step = step or _round_up(length, 16)
+    return step, batch or _round_up(step * lines, 16)
 
 
 def _round_up(x: int, multiple: int) -> int:

@@ -72,17 +72,6 @@ def rcp_rn(a: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
 
 
 @dsl_user_op
-def rcp_rn_normal(a: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
-    """1 / a, rounded to nearest, for normal ``a`` of which the reciprocal is normal: 2**-125 … 2**125.
-
-    ``rcp.approx`` and one Newton step in FMAs: what ``rcp.rn`` is, without its branch for the other numbers.
-    """
-    text = "{ .reg .f32 r, n, e; rcp.approx.ftz.f32 r, $1; neg.f32 n, $1; "
-    text += f"fma.rn.f32 e, n, r, {_hex(1.0)}; fma.rn.f32 $0, r, e, r; }}"
-    return asm(text, [Float32], [Float32(a)], loc=loc, ip=ip)[0]
-
-
-@dsl_user_op
 def div_rn(a: Float32, b: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
     """a / b, rounded to nearest. PTX 2.0: ``div.rn.f32``."""
     return asm("div.rn.f32 $0, $1, $2;", [Float32], [Float32(a), Float32(b)], loc=loc, ip=ip)[0]

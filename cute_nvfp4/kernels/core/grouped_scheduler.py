@@ -12,12 +12,12 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64
 
 from ...scale_layout import ATOM_ROWS
 from ..arith import ceil_div
 from .config import CTA_ROWS
-from .grouped_config import INTS, LONGS, WINDOW, GroupedConfig
+from .grouped_config import LONGS, WINDOW, GroupedConfig
 from .operands import OUT_TYPES
 from .output import Output
 
@@ -233,6 +233,3 @@ def alphas_of(config: GroupedConfig, alpha: Any, factors: tuple, group: Any) -> 
         pointer, stride = factors[i]
         factor = factor * cute.make_tensor(pointer + group * stride, cute.make_layout(1))[0]
     return [factor]
-
-
-__all__ = ["INTS", "Float32", "Groups", "alphas_of", "group_of", "locate", "output_of", "tiles"]
