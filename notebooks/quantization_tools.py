@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -113,34 +112,10 @@ def record(name: str) -> dict | None:
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
-@dataclass(frozen=True)
-class QuantizeCase:
-    """One measured quantization of a bf16 matrix (m, k).
-
-    name: the rule and where the global scale came from; bf16_us: torch's bf16 product of m = n and k in the same run.
-    """
-
-    name: str
-    m: int
-    k: int
-    us: float
-    useful_bytes: int
-    bf16_us: float | None
-
-    @property
-    def elements(self) -> int:
-        """Numbers quantized."""
-        return self.m * self.k
-
-
-def quantize_cases(record: dict) -> list[QuantizeCase]:
-    """bf16 to NVFP4 with a given global scale, from a record of ``benchmarks/quantize.py``."""
-    m, k = record["size"]
-    return [
-        QuantizeCase(f"{row['rule']}, global scale {row['note']}", m, k, row["median_us"], row["bytes"], None)
-        for row in record["rows"]
-        if row["format"] == "nvfp4" and row["dtype"] == "bfloat16" and row["note"] == "given"
-    ]
+def quantize_rows(record: dict) -> list[dict]:
+    """bf16 to NVFP4 with a given global scale, from a record of ``benchmarks/quantize.py``; slowest first."""
+    rows = [row for row in record["rows"] if (row["format"], row["dtype"]) == ("nvfp4", "bfloat16")]
+    return sorted((row for row in rows if row["note"] == "given"), key=lambda row: -row["median_us"])
 
 
 # What follows is modelled: of a B200, from the published figures in cute_nvfp4.rates. Times are in microseconds.
