@@ -16,17 +16,21 @@ if TYPE_CHECKING:
     from ..inspection import Access, KernelReport
 
 # problems that stand for a kernel unless sizes are given: (m, n, k)
-_KERNELS = {"gemv": (7168, 1, 16384), "gemm": (128, 7168, 16384)}
+_KERNELS = {"gemv": (7168, 1, 16384), "gemm": (128, 7168, 16384), "quantize": (8192, 1, 8192)}
+_DTYPES = ("bfloat16", "float16", "float32")
 
 
 def inspect(
     kernel: Annotated[str, typer.Argument(help=f"Kernel: {', '.join(_KERNELS)}.", show_default=False)],
     arch: Annotated[str, typer.Option(help="Architecture to compile for: sm_90a, sm_100a, sm_103a.")] = "sm_100a",
-    m: Annotated[int | None, typer.Option(help="Rows of A.", show_default="gemv 7168, gemm 128")] = None,
+    m: Annotated[int | None, typer.Option(help="Rows of A or x.", show_default="gemv 7168, gemm 128, quantize 8192")] = None,
     n: Annotated[int | None, typer.Option(help="Rows of B (gemm).", show_default="7168")] = None,
-    k: Annotated[int | None, typer.Option(help="Length of a row.", show_default="16384")] = None,
+    k: Annotated[int | None, typer.Option(help="Length of a row.", show_default="16384, quantize 8192")] = None,
     batch: Annotated[int, typer.Option("--l", help="Batch.")] = 1,
-    scales: Annotated[str, typer.Option(help="Layout of the scales (gemv): blocked or rowmajor.")] = "blocked",
+    scales: Annotated[str, typer.Option(help="Layout of the scales (not gemm): blocked or rowmajor.")] = "blocked",
+    format: Annotated[str, typer.Option(help="Format to quantize to: nvfp4, mxfp4, mxfp8_e4m3, …")] = "nvfp4",
+    rule: Annotated[str, typer.Option(help="Rule to quantize by: max, four_six_mse, …")] = "max",
+    dtype: Annotated[str, typer.Option(help=f"Type of x to quantize: {', '.join(_DTYPES)}.")] = "bfloat16",
     ptx: Annotated[bool, typer.Option("--ptx", help="Print the PTX.")] = False,
     sass: Annotated[bool, typer.Option("--sass", help="Print the SASS.")] = False,
     json: JsonOption = "",
@@ -39,11 +43,14 @@ def inspect(
         fail(f"unknown kernel {kernel!r}; known kernels: {', '.join(_KERNELS)}", 2)
     if scales not in ("blocked", "rowmajor"):
         fail(f"unknown layout of scales {scales!r}; expected blocked or rowmajor", 2)
+    if dtype not in _DTYPES:
+        fail(f"unknown dtype {dtype!r}; expected {', '.join(_DTYPES)}", 2)
     m, n, k = (default if given is None else given for given, default in zip((m, n, k), _KERNELS[kernel]))
-    multiple = 16 if kernel == "gemv" else 32
-    sizes = f"m={m} k={k} l={batch}" if kernel == "gemv" else f"m={m} n={n} k={k} l={batch}"
+    multiple = 32 if kernel == "gemm" else 16
+    sizes = f"m={m} n={n} k={k} l={batch}" if kernel == "gemm" else f"m={m} k={k} l={batch}"
     if k % multiple or min(m, n, k, batch) < 1:
         fail(f"{sizes} is not a problem: k is a multiple of {multiple}, and all are at least 1", 2)
+    plan: dict[str, Any] = {}
     with shown_errors():
         from ..inspection import inspect_cubin
         from ..target import architecture
@@ -51,7 +58,9 @@ def inspect(
         architecture(arch)
         with stderr().status(f"compiling {kernel} for {arch}"):
             if kernel == "gemv":
-                (compiled, config), plan = _compile(arch, m, k, batch, scales), {}
+                compiled, config = _compile(arch, m, k, batch, scales)
+            elif kernel == "quantize":
+                compiled, config = _compile_quantize(arch, m, k, format, rule, dtype, scales)
             else:
                 compiled, config, plan = _compile_gemm(arch, m, n, k, batch)
             report = inspect_cubin(compiled.cubin, compiled.ptx)
@@ -78,8 +87,35 @@ def _compile(arch: str, m: int, k: int, batch: int, scales: str) -> tuple[Compil
     from ..ops import compile_gemv
 
     compiled, config = compile_gemv(arch, m=m, k=k, batch=batch, scales=scales)
+    return compiled, _in_words(config)
+
+
+def _in_words(config: Any) -> str:
     values = ((field.name, getattr(config, field.name)) for field in dataclasses.fields(config))
-    return compiled, " ".join(f"{name}={value}" for name, value in values if name != "arch")
+    return " ".join(f"{name}={value}" for name, value in values if name != "arch" and value != "")
+
+
+def _compile_quantize(
+    arch: str, m: int, k: int, format: str, rule: str, dtype: str, scales: str
+) -> tuple[CompiledKernel, str]:
+    """The kernel that ``quantize`` would run on an (m, k) matrix with a given global scale, and its configuration."""
+    import torch
+
+    from ..ops import compile_quantize
+    from ..quantization.rules import resolve_format, resolve_rule
+
+    resolved = resolve_format(format)
+    compiled, config = compile_quantize(
+        arch,
+        resolved,
+        resolve_rule(rule, resolved),
+        rows=m,
+        k=k,
+        dtype=getattr(torch, dtype),
+        scale_layout=scales,
+        global_scale="given" if resolved.has_global_scale else "none",
+    )
+    return compiled, _in_words(config)
 
 
 def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[CompiledKernel, str, dict[str, Any]]:

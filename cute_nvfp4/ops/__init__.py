@@ -8,6 +8,7 @@ from ._gemv import compile_gemv, gemv
 from ._grouped_gemm import grouped_gemm, grouped_gemm_contiguous
 from ._grouped_launch import compile_grouped_gemm
 from ._grouped_rows import GroupedRows
+from ._quantize import compile_quantize
 
 __all__ = [
     "GroupedRows",
@@ -15,6 +16,7 @@ __all__ = [
     "compile_gemm",
     "compile_gemv",
     "compile_grouped_gemm",
+    "compile_quantize",
     "gated_gemm",
     "gemm",
     "gemv",

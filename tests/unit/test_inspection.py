@@ -164,6 +164,9 @@ def test_the_command_shows_tables_or_json(monkeypatch):
         (["inspect", "gemv", "--scales", "diagonal"], "unknown layout of scales 'diagonal'"),
         (["inspect", "gemv", "--arch", "sm_80"], "got 'sm_80', expected one of sm_90a"),
         (["inspect", "gemv", "--k", "40"], "k=40 l=1 is not a problem"),
+        (["inspect", "quantize", "--rule", "least"], "rule for nvfp4: got 'least'"),
+        (["inspect", "quantize", "--dtype", "float64"], "unknown dtype 'float64'"),
+        (["inspect", "quantize", "--k", "40"], "k=40 l=1 is not a problem"),
     ],
 )
 def test_what_a_user_can_get_wrong(arguments, message):
@@ -209,3 +212,15 @@ def test_inspect_gemm_says_where_everything_lies() -> None:
     assert loop["mmas"] == 4 * loop["steps"] and loop["scale_copies"] >= 8 * loop["steps"]
     text = CliRunner().invoke(app, ["inspect", "gemm", *sizes]).output
     assert "tensor memory: " in text and "pipeline operands (load to mma)" in text
+
+
+def test_inspect_shows_the_quantization_kernel() -> None:
+    """4/6 compiles to more arithmetic than one candidate, and the configuration says what was asked for."""
+    found = {}
+    for rule in ("max", "four_six_mse"):
+        arguments = ["inspect", "quantize", "--arch", "sm_90a", "--rule", rule, "--scales", "rowmajor", "--json"]
+        content = json.loads(CliRunner().invoke(app, arguments).stdout)
+        assert "layout=rowmajor" in content["config"] and (content["m"], content["k"]) == (8192, 8192)
+        found[rule] = content["kernels"][0]
+        assert found[rule]["spill_loads"] == found[rule]["spill_stores"] == 0
+    assert found["four_six_mse"]["instructions"] > found["max"]["instructions"]
