@@ -209,7 +209,7 @@ def _check_data(data: torch.Tensor, fmt: Format) -> tuple[int, int, int]:
             )
         )
     alignment = min(fmt.block_bytes, _MAX_DATA_ALIGNMENT)
-    bits = data.data_ptr()
+    bits = _address(data)
     for size, step in zip(shape[:-1], stride):
         if size > 1:
             bits |= step
@@ -256,7 +256,7 @@ def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, rows: int
     else:
         _check_rowmajor(scale, data, rows, columns)
         return "rowmajor"
-    if scale.data_ptr() % _BLOCKED_ALIGNMENT:
+    if _address(scale) % _BLOCKED_ALIGNMENT:
         raise OperandError(
             explain(
                 "alignment of blocked scales",
@@ -265,6 +265,11 @@ def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, rows: int
             )
         )
     return "blocked"
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where a tensor is; 0 while torch traces, when it is nowhere yet. Kernels look again when they are called."""
+    return 0 if torch.compiler.is_compiling() else tensor.data_ptr()
 
 
 def _explain_blocked(scale: torch.Tensor, rows: int, columns: int, batch: int) -> str:

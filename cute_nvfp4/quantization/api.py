@@ -186,6 +186,10 @@ class _Source:
     def slabs(self) -> Iterator[tuple[slice, slice, torch.Tensor]]:
         """(matrices, rows, values): the slices of the source, and (L', MN' rounded up to whole tiles, k) values."""
         batch, rows, _ = self.matrices.shape
+        if torch.compiler.is_compiling():
+            # compiled code has few temporaries, and one copy of it is enough
+            yield slice(0, batch), slice(0, rows), self._read(slice(0, batch), slice(0, rows))
+            return
         limit = _CPU_SLAB if self.matrices.device.type == "cpu" else _DEVICE_SLAB
         row_step = max(1, limit // (self.k * self.tile)) * self.tile
         batch_step = max(1, limit // (self.k * rows)) if row_step >= rows else 1
