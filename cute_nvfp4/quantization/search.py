@@ -95,7 +95,7 @@ def _as_operator(x: torch.Tensor, largest: torch.Tensor, start: torch.Tensor, re
 
 
 @torch.library.custom_op("cute_nvfp4::search_scales", mutates_args=(), schema=_SCHEMA)
-def _search_operator(x, largest, start, global_scale, hessian, rule, tile):  # noqa: ANN001, ANN202
+def _search_operator(x, largest, start, global_scale, hessian, rule, tile):
     """``search_e4m3`` with a global scale, else ``search_ue8m0``; formats that are searched have E2M1 elements."""
     format = formats.MXFP4 if global_scale is None else formats.NVFP4
     factor = None if global_scale is None else GlobalScale.of(global_scale)
@@ -104,7 +104,7 @@ def _search_operator(x, largest, start, global_scale, hessian, rule, tile):  # n
 
 
 @_search_operator.register_fake
-def _(x, largest, start, global_scale, hessian, rule, tile):  # noqa: ANN001, ANN202
+def _(x, largest, start, global_scale, hessian, rule, tile):
     return torch.empty_like(start)
 
 
