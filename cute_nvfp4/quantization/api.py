@@ -19,7 +19,7 @@ from cute_nvfp4.quantization.blocks import (
     SMALLEST_GLOBAL_SCALE,
     global_scale_from_amax,
 )
-from cute_nvfp4.quantization.fused import BackendChoice, choose_backend, quantize_fused_like
+from cute_nvfp4.quantization.fused import BackendChoice, choose_backend, run_fused
 from cute_nvfp4.quantization.hadamard import Hadamard, resolve_hadamard
 from cute_nvfp4.quantization.rules import Rule, resolve_format, resolve_rule
 from cute_nvfp4.quantization.slabs import Source, amax, quantize_slabs
@@ -75,8 +75,9 @@ def quantize(
             CUDA tensors and requests that they take, else torch. All give the same bits; ``explain_backend`` says
             which one it is, and why. The first call for a kind of request compiles its kernel (cached on disk).
 
-    Within ``torch.compile``, "auto" is torch, which traces into one graph (give stochastic rounding a seed), and what
-    inductor makes of it gives the same bits: divisions are made in float64, and nothing is fused that rounds.
+    ``torch.compile`` traces all of it into one graph (give stochastic rounding a seed), with the same bits: the fused
+    kernels and the search of "optimal" and "hessian" are operators, and what inductor compiles of the rest divides in
+    float64 and fuses no product into a sum.
 
     A block with NaN or infinity in it gets a NaN scale and is NaN altogether; the other blocks are as if it were not
     there. Magnitudes beyond what the scales reach saturate; a block too small for the smallest scale becomes zeros.
@@ -105,9 +106,7 @@ def quantize(
     if chosen.backend != "torch":
         computed = isinstance(global_scale, str) and global_scale == "auto" and format.has_global_scale
         factor = "auto" if computed else _global_scale(global_scale, source, resolved, format)
-        return quantize_fused_like(
-            source.matrices, x.ndim, format, resolved, factor, seed, scale_layout, chosen.backend
-        )
+        return run_fused(source.matrices, x.ndim, format, resolved, factor, seed, scale_layout, backend)
     factor = _global_scale(global_scale, source, resolved, format)
     blocks = None if hessian is None else _hessian_blocks(hessian, source.k, format, x.device)
     data, scale = quantize_slabs(source, resolved, format, factor, seed, blocks)
