@@ -46,7 +46,8 @@ class BlockScaledTensor:
     data: torch.Tensor
     scale: torch.Tensor
     global_scale: torch.Tensor | None = None
-    format: Format = NVFP4
+    # by a factory, because torch.compile of torch 2.11 does not follow a default that is an object
+    format: Format = field(default_factory=lambda: NVFP4)
     rows: int = field(init=False)
     k: int = field(init=False)
     batch: int = field(init=False)
