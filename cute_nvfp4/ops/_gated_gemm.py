@@ -306,7 +306,7 @@ def _store_reference(exact: torch.Tensor, result: Any) -> torch.Tensor | BlockSc
         return result.copy_(exact)
     from ..quantization import quantize
 
-    made = quantize(exact.float(), NVFP4, "max", global_scale=result.global_scale)
+    made = quantize(exact.float(), NVFP4, "max", global_scale=result.global_scale, backend="torch")
     as_bytes(result.data).copy_(made.data)
     as_bytes(result.blocked_scale()).copy_(made.blocked_scale())
     return result

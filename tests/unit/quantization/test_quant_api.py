@@ -122,7 +122,7 @@ def test_axis_and_transpose() -> None:
 def test_a_vector_is_one_row() -> None:
     x = normal(64)
     q = quantize(x)
-    assert q.data.shape == (1, 32) and same(q, quantize(x[None]))
+    assert q.data.shape == (1, 32) and same(q, quantize(x[None])) and dequantize(q).shape == (1, 64)
 
 
 @pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])

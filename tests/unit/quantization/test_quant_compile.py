@@ -11,7 +11,16 @@ import torch
 from quantize_problems import edges, near_ties
 
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.quantization import blocks, explain_backend, fake_quantize, mx, quantize, rules_of
+from cute_nvfp4.quantization import (
+    LinearRecipe,
+    NVFP4Linear,
+    blocks,
+    explain_backend,
+    fake_quantize,
+    quantize,
+    quantized_linear,
+    rules_of,
+)
 from cute_nvfp4.quantization.rounding import divide, reciprocal, rounded
 
 COMPILER = any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++"))
@@ -99,25 +108,48 @@ def test_bits_of_the_options_on_the_cpu(options: dict) -> None:
 
 @needs_compiler
 def test_fused_multiply_adds_would_show(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without ``rounded``, a compiler that may fuse does, and blocks change."""
+    """Without ``rounded``, a compiler that may fuse does, and blocks change: some few of a hundred thousand."""
 
-    def plain(x: torch.Tensor) -> BlockScaledTensor:
-        return quantize(x, rule="four_six_mae", global_scale=GLOBAL_SCALE, backend="torch")
+    def plain(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        q = quantize(x, rule="four_six_mae", global_scale=scale, backend="torch")
+        return q.data, q.scale
+
+    def changed() -> int:
+        torch._dynamo.reset()
+        compiled = torch.compile(plain, fullgraph=True, options=CONTRACT)
+        pairs = [zip(compiled(x, scale), plain(x, scale)) for scale in scales]
+        return sum(int((got != want).sum()) for pair in pairs for got, want in pair)
 
     x = torch.randn(1024, 2048, generator=torch.Generator().manual_seed(1))
-    assert sum(differences(x, torch.compile(plain, options=CONTRACT), plain)) == 0
+    scales = [torch.tensor(value) for value in (0.00141421, 0.0023, 0.003)]
+    assert changed() == 0
     monkeypatch.setattr(blocks, "rounded", lambda product: product)
-    torch._dynamo.reset()
-    assert sum(differences(x, torch.compile(plain, options=CONTRACT), plain)) > 0
+    assert changed() > 0
 
 
-@needs_compiler
-def test_gradient_of_compiled_fake_quantization() -> None:
-    x = torch.randn(32, 64, generator=torch.Generator().manual_seed(2), requires_grad=True)
-    compiled = torch.compile(lambda x: fake_quantize(x, rule="max"), fullgraph=True)
-    y = compiled(x)
-    y.backward(torch.arange(64.0).expand_as(y))
-    assert torch.equal(y, fake_quantize(x, rule="max")) and torch.equal(x.grad, torch.arange(64.0).expand_as(y))
+LINEAR = torch.nn.Linear(64, 32)
+DIFFERENTIABLE = {
+    "fake_quantize": fake_quantize,
+    "fake_quantize, transposed": lambda x: fake_quantize(x, transpose=True),
+    "quantized_linear": lambda x: quantized_linear(
+        x, LINEAR.weight, LINEAR.bias, LinearRecipe(gradient_rounding="nearest")
+    ),
+    "NVFP4Linear": NVFP4Linear.from_linear(LINEAR),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENTIABLE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_gradients(name: str, dtype: torch.dtype) -> None:
+    plain = DIFFERENTIABLE[name]
+    found = []
+    for function in (plain, torch.compile(plain, backend="aot_eager")):
+        x = torch.randn(48, 64, generator=torch.Generator().manual_seed(2)).to(dtype).requires_grad_()
+        LINEAR.zero_grad()
+        y = function(x)
+        y.backward(torch.linspace(-1, 1, y.numel()).reshape(y.shape).to(dtype))
+        found.append([y.detach(), x.grad, *(p.grad for p in LINEAR.parameters() if p.grad is not None)])
+    assert all(got.any() and torch.equal(got, want) for got, want in zip(*reversed(found), strict=True))
 
 
 def test_quotients_by_float64_are_rounded_once() -> None:
@@ -164,20 +196,25 @@ def test_bits_of_the_options_on_the_gpu(options: dict) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ["rounded", "reciprocal", "divide"])
-def test_what_triton_would_change(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Fused multiply-adds and approximate divisions, without what keeps them away."""
-    mutations = {"rounded": lambda p: p, "reciprocal": lambda x: 1.0 / x, "divide": lambda x, by: x / by}
-    for module in (blocks, mx):
-        monkeypatch.setattr(module, name, mutations[name], raising=False)
+@pytest.mark.parametrize(("name", "rule"), [("rounded", "four_six_mae"), ("divide", "four_six_mse")])
+def test_what_triton_would_change(name: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fused multiply-adds, and divisions by a constant made products, without what keeps them away.
+
+    A quotient of tensors comes out right without ``reciprocal``, as far as was seen, but Triton does not promise it.
+    """
+    mutations = {"rounded": lambda product: product, "divide": lambda x, by: x / by}
+    scale = torch.tensor(6.1803 / 2688, device="cuda")
+    x = torch.randn(8192, 4096, device="cuda", generator=torch.Generator("cuda").manual_seed(3))
 
     def plain(x: torch.Tensor) -> BlockScaledTensor:
-        return quantize(x, rule="four_six_mse", global_scale=GLOBAL_SCALE, backend="torch")
+        return quantize(x, rule=rule, global_scale=scale, backend="torch")
 
-    x = torch.randn(4096, 4096, generator=torch.Generator().manual_seed(1)).cuda()
-    compiled = torch.compile(plain)(x)
+    assert sum(differences(x, torch.compile(plain, fullgraph=True), plain)) == 0
+    monkeypatch.setattr(blocks, name, mutations[name])
+    torch._dynamo.reset()
+    changed = torch.compile(plain, fullgraph=True)(x)
     monkeypatch.undo()
-    assert sum(differences(x, lambda x: compiled, plain)) > 0
+    assert sum(differences(x, lambda x: changed, plain)) > 0
 
 
 @pytest.mark.gpu
