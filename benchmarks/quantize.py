@@ -28,14 +28,12 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, results_path, write
+from common import gpu_target, machine, results_path, write
 
-from cute_nvfp4.errors import TargetError
 from cute_nvfp4.harness.timing import ColdL2, StopRule, copy_bandwidth, time_cuda
 from cute_nvfp4.ops._quantize import quantize_fused, why_not_fused
 from cute_nvfp4.quantization import quantize, rules_of
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
-from cute_nvfp4.target import resolve
 
 SIZE = 8192
 _RULE = StopRule(repeats=100, relative_error=0.001, seconds=5.0)
@@ -161,14 +159,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the record as JSON at the end")
     parser.add_argument("--no-compile", action="store_true", help="do not time torch.compile")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("no CUDA device: this benchmark measures a GPU", file=sys.stderr)
-        return 2
-    try:
-        resolve("cuda", "cuda")
-    except TargetError as error:
-        print(error, file=sys.stderr)
-        return 2
+    gpu_target()
     clear = ColdL2()
     x = torch.randn(SIZE, SIZE, device="cuda", generator=torch.Generator("cuda").manual_seed(1111)).bfloat16()
     copy = copy_bandwidth()

@@ -76,7 +76,7 @@ def check(fmt: str, rule: str, device: str = "cpu", compile_options: dict | None
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_one_graph(options: dict) -> None:
     """Nothing in it depends on what torch does not know when it traces."""
-    for fmt, rule in (("nvfp4", "max"), ("nvfp4", "four_six_mse"), ("nvfp4", "optimal"), ("mxfp4", "optimal")):
+    for fmt, rule in (("nvfp4", "four_six_mse"), ("nvfp4", "optimal"), ("mxfp4", "rceil")):
         if fmt == "mxfp4" and options.get("global_scale"):
             continue
 
@@ -84,14 +84,14 @@ def test_one_graph(options: dict) -> None:
             return quantize(x, fmt, rule, backend="torch", **options)
 
         compiled = torch.compile(plain, fullgraph=True, backend="aot_eager")
-        assert sum(differences(edges(64, 544), compiled, plain)) == 0
+        assert sum(differences(edges(32, 544), compiled, plain)) == 0
 
 
 @needs_compiler
 @pytest.mark.parametrize(
     ("fmt", "rule"),
     [
-        pytest.param(fmt, rule, marks=() if (fmt, rule) in {("nvfp4", "max"), ("mxfp4", "rceil")} else pytest.mark.slow)
+        pytest.param(fmt, rule, marks=() if (fmt, rule) == ("nvfp4", "four_six_mse") else pytest.mark.slow)
         for fmt, rule in ALL_RULES
     ],
 )
