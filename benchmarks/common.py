@@ -1,4 +1,4 @@
-"""What every benchmark records of the machine it ran on, and where it puts its results."""
+"""What every benchmark needs: a GPU, what it records of the machine it ran on, and where it puts its results."""
 
 from __future__ import annotations
 
@@ -7,12 +7,31 @@ import json
 import platform
 import re
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
 import torch
 
+from cute_nvfp4.errors import TargetError
+from cute_nvfp4.target import Target, resolve
+
 RESULTS = Path(__file__).resolve().parent / "results"
+
+
+def gpu_target(otherwise: str = "") -> Target:
+    """What kernels are compiled for on this machine's GPU. Without one that kernels are written for, says so and exits.
+
+    ``otherwise``: what to run on a machine without a GPU. The exit code is 2.
+    """
+    if not torch.cuda.is_available():
+        print(f"no CUDA device: this benchmark measures a GPU. {otherwise}".rstrip(), file=sys.stderr)
+        raise SystemExit(2)
+    try:
+        return resolve("cuda", "cuda")
+    except TargetError as error:
+        print(error, file=sys.stderr)
+        raise SystemExit(2) from error
 
 
 def driver_version() -> str:

@@ -22,9 +22,8 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, results_path, write
+from common import gpu_target, machine, results_path, write
 
-from cute_nvfp4.errors import TargetError
 from cute_nvfp4.harness.timing import ColdL2, StopRule, copy_bandwidth, geometric_mean, time_cuda
 from cute_nvfp4.kernels import gemv_choose
 from cute_nvfp4.operand import BlockScaledTensor
@@ -148,16 +147,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the record as JSON instead of a table")
     parser.add_argument("--variants", action="store_true", help="also time the kernel's other configurations")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print(
-            "no CUDA device: this benchmark measures a GPU. On a CPU, run: cute-nvfp4 eval nvfp4_gemv", file=sys.stderr
-        )
-        return 2
-    try:
-        resolve("cuda", "cuda")
-    except TargetError as error:
-        print(error, file=sys.stderr)
-        return 2
+    gpu_target("On a CPU, run: cute-nvfp4 eval nvfp4_gemv")
     clear = ColdL2()
     tiny = torch.empty(1, device="cuda")
     record = machine() | {

@@ -20,11 +20,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "notebooks"))
 
 import ladder_tools as tools
-from common import machine, results_path, write
+from common import gpu_target, machine, results_path, write
 
-from cute_nvfp4.errors import TargetError
 from cute_nvfp4.harness.timing import ColdL2, StopRule, Timing, copy_bandwidth, time_cuda
-from cute_nvfp4.target import Architecture, resolve
+from cute_nvfp4.target import Architecture
 
 SHAPES = ((7168, 16384, 1), (4096, 7168, 8))
 _RULE = StopRule(repeats=100, relative_error=0.002, seconds=10.0)
@@ -77,17 +76,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="print the record instead of a table")
     parser.add_argument("--out", type=Path, help="where the record goes (default: benchmarks/results)")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print(
-            "no CUDA device: times need one. notebooks/01_gemv.ipynb simulates the ladder on any machine.",
-            file=sys.stderr,
-        )
-        return 2
-    try:
-        arch = resolve("cuda", torch.device("cuda")).arch
-    except TargetError as error:
-        print(error, file=sys.stderr)
-        return 2
+    arch = gpu_target("notebooks/01_gemv.ipynb simulates the ladder on any machine.").arch
     copy_bytes_s, clear = copy_bandwidth(), ColdL2()
     try:
         cases = [measure(arch, shape, copy_bytes_s, clear) for shape in SHAPES]

@@ -46,7 +46,8 @@ class BlockScaledTensor:
     data: torch.Tensor
     scale: torch.Tensor
     global_scale: torch.Tensor | None = None
-    format: Format = NVFP4
+    # by a factory, because torch.compile of torch 2.11 does not follow a default that is an object
+    format: Format = field(default_factory=lambda: NVFP4)
     rows: int = field(init=False)
     k: int = field(init=False)
     batch: int = field(init=False)
@@ -209,7 +210,7 @@ def _check_data(data: torch.Tensor, fmt: Format) -> tuple[int, int, int]:
             )
         )
     alignment = min(fmt.block_bytes, _MAX_DATA_ALIGNMENT)
-    bits = data.data_ptr()
+    bits = _address(data)
     for size, step in zip(shape[:-1], stride):
         if size > 1:
             bits |= step
@@ -256,7 +257,7 @@ def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, rows: int
     else:
         _check_rowmajor(scale, data, rows, columns)
         return "rowmajor"
-    if scale.data_ptr() % _BLOCKED_ALIGNMENT:
+    if _address(scale) % _BLOCKED_ALIGNMENT:
         raise OperandError(
             explain(
                 "alignment of blocked scales",
@@ -265,6 +266,11 @@ def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, rows: int
             )
         )
     return "blocked"
+
+
+def _address(tensor: torch.Tensor) -> int:
+    """Where a tensor is; 0 while torch traces, when it is nowhere yet. Kernels look again when they are called."""
+    return 0 if torch.compiler.is_compiling() else tensor.data_ptr()
 
 
 def _explain_blocked(scale: torch.Tensor, rows: int, columns: int, batch: int) -> str:

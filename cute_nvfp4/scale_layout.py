@@ -102,9 +102,13 @@ def offset(row: int, col: int, rows: int, cols: int, batch_index: int = 0) -> in
     return inside + row // ATOM_ROWS * stride_m + col // ATOM_COLS * stride_k + batch_index * stride_l
 
 
-@lru_cache(maxsize=1024)
 def _geometry(rows: int, cols: int, batch: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Shape, stride and bytes of the six-dimensional view."""
+    # torch.compile looks through a cache, but warns of it
+    return (_new_geometry if torch.compiler.is_compiling() else _cached_geometry)(rows, cols, batch)
+
+
+def _new_geometry(rows: int, cols: int, batch: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     if min(rows, cols, batch) < 1:
         raise OperandError(
             explain("scale matrix", got=f"{rows} rows, {cols} columns, batch {batch}", expected="positive sizes")
@@ -114,6 +118,9 @@ def _geometry(rows: int, cols: int, batch: int) -> tuple[tuple[int, ...], tuple[
     shape = (*ATOM_SHAPE[0], rest_m, ATOM_SHAPE[1], rest_k, batch)
     stride = (*ATOM_STRIDE[0], stride_m, ATOM_STRIDE[1], stride_k, stride_l)
     return shape, stride, stride_l * batch
+
+
+_cached_geometry = lru_cache(maxsize=1024)(_new_geometry)
 
 
 def blocked_shape(rows: int, cols: int, batch: int = 1) -> tuple[int, ...]:

@@ -112,22 +112,41 @@ def gated_gemm(
 def interleave(b1: BlockScaledTensor, b2: BlockScaledTensor) -> BlockScaledTensor:
     """One weight of 2N rows from two of N: blocks of 128 rows of b1 and b2 in turn. A copy; for loading a model.
 
-    Both have N rows, a multiple of 128, blocked scales, and the same global scale object or none.
+    Both have N rows, a multiple of 128, blocked scales, and equal global scales or none. On a GPU, which is not waited
+    for, global scales that differ make the result's NaN, and so every value.
+
+    Raises:
+        OperandError: operands that do not fit together; on the CPU also global scales that differ.
     """
     _check_weights(b1, {"b1": b1, "b2": b2})
     for name, b in (("b1", b1), ("b2", b2)):
         _check_halves(f"rows of {name}", b.rows, INTERLEAVED_ROWS)
-    if b1.global_scale is not b2.global_scale:
-        raise OperandError(
-            explain("global scales of b1 and b2", got="two", expected="one tensor that both have, or None")
-        )
+    global_scale = _common_global_scale(b1.global_scale, b2.global_scale)
     block = (-1, INTERLEAVED_ROWS)
     data = torch.stack([as_bytes(b.data).unflatten(-2, block) for b in (b1, b2)], -3).flatten(-4, -2)
     # (32, 4, rest_m, 4, rest_k, L): whole atoms along the rows, which are the slowest but the batch
     scale = torch.stack([as_bytes(b.blocked_scale()) for b in (b1, b2)], 3).flatten(2, 3)
     flat = scale.permute(5, 2, 4, 0, 1, 3).contiguous()
     columns = b1.format.scale_columns(b1.k)
-    return BlockScaledTensor(data, blocked_view(flat, 2 * b1.rows, columns, b1.batch), b1.global_scale, b1.format)
+    return BlockScaledTensor(data, blocked_view(flat, 2 * b1.rows, columns, b1.batch), global_scale, b1.format)
+
+
+def _common_global_scale(one: torch.Tensor | None, two: torch.Tensor | None) -> torch.Tensor | None:
+    """The global scale of two weights that become one, both of which have one or neither."""
+    if one is None or one.data_ptr() == two.data_ptr():
+        return one
+    if one.device.type != "cpu":
+        return torch.where(one.reshape(()) == two.reshape(()), one.reshape(()), torch.nan)
+    if float(one) != float(two):
+        raise OperandError(
+            explain(
+                "global scales of b1 and b2",
+                got=f"{float(one)} and {float(two)}",
+                expected="equal ones",
+                hint="Quantize both with the larger amax's: quantize(…, global_scale=…).",
+            )
+        )
+    return one
 
 
 def compile_gated_gemm(config: GemmConfig) -> CompiledKernel:
@@ -287,7 +306,7 @@ def _store_reference(exact: torch.Tensor, result: Any) -> torch.Tensor | BlockSc
         return result.copy_(exact)
     from ..quantization import quantize
 
-    made = quantize(exact.float(), NVFP4, "max", global_scale=result.global_scale)
+    made = quantize(exact.float(), NVFP4, "max", global_scale=result.global_scale, backend="torch")
     as_bytes(result.data).copy_(made.data)
     as_bytes(result.blocked_scale()).copy_(made.blocked_scale())
     return result

@@ -16,6 +16,7 @@ _PUBLIC = {
     "NVFP4Linear": "linear",
     "RULE_NAMES": "rules",
     "dequantize": "api",
+    "explain_backend": "api",
     "fake_quantize": "training",
     "load_checkpoint": "checkpoint",
     "quantize": "api",

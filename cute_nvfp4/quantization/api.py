@@ -1,38 +1,33 @@
-"""``quantize`` and ``dequantize``: from a tensor to a ``BlockScaledTensor`` and back, on any device, by torch.
+"""``quantize`` and ``dequantize``: from a tensor to a ``BlockScaledTensor`` and back, on any device.
 
-The tensor is worked on a slab at a time, so that temporaries stay small beside it.
+``slabs`` has what is done by torch, ``fused`` what the kernels are asked to do.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError, explain
-from cute_nvfp4.formats import Format, pack_e2m1
+from cute_nvfp4.errors import OperandError, OperandTypeError, explain
+from cute_nvfp4.formats import Format
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.quantization import philox
 from cute_nvfp4.quantization.blocks import (
     LARGEST_GLOBAL_SCALE,
     SMALLEST_GLOBAL_SCALE,
-    GlobalScale,
-    Request,
     global_scale_from_amax,
-    quantize_blocks,
 )
+from cute_nvfp4.quantization.fused import BackendChoice, choose_backend, run_fused
 from cute_nvfp4.quantization.hadamard import Hadamard, resolve_hadamard
 from cute_nvfp4.quantization.rules import Rule, resolve_format, resolve_rule
+from cute_nvfp4.quantization.slabs import Source, amax, quantize_slabs
 from cute_nvfp4.scale_layout import to_blocked
 
-__all__ = ["dequantize", "quantize", "tensor_amax"]
+__all__ = ["dequantize", "explain_backend", "quantize", "tensor_amax"]
 
 _DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-# elements worked on at once; temporaries take some twenty bytes each, with stochastic rounding a hundred
-_CPU_SLAB, _DEVICE_SLAB = 1 << 19, 1 << 23
-_BACKENDS = ("auto", "torch", "cuda", "sim")
 
 
 def quantize(
@@ -55,8 +50,8 @@ def quantize(
     """``x`` in a block-scaled format: data and scales as ``uint8``, ready for the products of this library.
 
     Args:
-        x: float32, float16 or bfloat16; (K,), (MN, K) or (L, MN, K), any strides. Its gradient is not followed
-            (``fake_quantize`` has one).
+        x: float32, float16 or bfloat16; (MN, K) or (L, MN, K), or (K,), which is taken as (1, K) because operands are
+            matrices; any strides. Its gradient is not followed (``fake_quantize`` has one).
         format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", or a ``Format``.
         rule: how a block's scale is chosen (docs/quantization.md). For NVFP4: "max", "max_normal", "static_4",
             "four_six_mse", "four_six_mae", "four_six_abs_max", "optimal", "hessian". For MX: "max", which is "rceil",
@@ -75,70 +70,98 @@ def quantize(
         axis: the dimension of x along which blocks run (last by default), moved last; ``transpose`` is ``axis=-2``.
         pad: zeros up to a whole number of blocks along K, which a product does not notice; otherwise an error.
         scale_layout: "blocked" (``cute_nvfp4.scale_layout``) or "rowmajor".
-        backend: "torch" (any device), or "auto", which is torch for now; "cuda" and "sim" run the fused kernels on a
-            GPU or in the simulator, with the same bits: rules that do not search, no tiles, rotation or padding.
+        backend: "torch" (any device and any request); "cuda" or "sim": the fused kernels on a GPU or in the simulator
+            (rules that do not search, no tiles, rotation or padding; others are errors); "auto": the fused kernels for
+            CUDA tensors and requests that they take, else torch. All give the same bits; ``explain_backend`` says
+            which one it is, and why. The first call for a kind of request compiles its kernel (cached on disk).
+
+    ``torch.compile`` traces all of it into one graph (give stochastic rounding a seed), with the same bits: the fused
+    kernels and the search of "optimal" and "hessian" are operators, and what inductor compiles of the rest divides in
+    float64 and fuses no product into a sum.
 
     A block with NaN or infinity in it gets a NaN scale and is NaN altogether; the other blocks are as if it were not
     there. Magnitudes beyond what the scales reach saturate; a block too small for the smallest scale becomes zeros.
 
     Raises:
-        OperandError, OperandTypeError: an argument that does not fit, or an empty tensor.
+        OperandError, OperandTypeError: an argument that does not fit, or an empty tensor; what the fused kernels
+            cannot do, where they are asked for by name.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
-    if backend not in _BACKENDS:
-        raise TargetError(explain("backend", got=repr(backend), expected=f"one of {', '.join(_BACKENDS)}"))
+    source, format, resolved, chosen = _prepare(
+        x,
+        format,
+        rule,
+        block_2d=block_2d,
+        rounding=rounding,
+        generator=generator,
+        hadamard=hadamard,
+        hessian=hessian,
+        transpose=transpose,
+        axis=axis,
+        pad=pad,
+        scale_layout=scale_layout,
+        backend=backend,
+    )
+    seed = philox.resolve_seed(generator) if rounding == "stochastic" else None
+    if chosen.backend != "torch":
+        computed = isinstance(global_scale, str) and global_scale == "auto" and format.has_global_scale
+        factor = "auto" if computed else _global_scale(global_scale, source, resolved, format)
+        return run_fused(source.matrices, x.ndim, format, resolved, factor, seed, scale_layout, backend)
+    factor = _global_scale(global_scale, source, resolved, format)
+    blocks = None if hessian is None else _hessian_blocks(hessian, source.k, format, x.device)
+    data, scale = quantize_slabs(source, resolved, format, factor, seed, blocks)
+    if x.ndim < 3:
+        data, scale = data[0], scale[0]
+    return BlockScaledTensor(data, to_blocked(scale) if scale_layout == "blocked" else scale, factor, format)
+
+
+def explain_backend(
+    x: torch.Tensor, format: str | Format = "nvfp4", rule: str = "max", **options: Any
+) -> BackendChoice:
+    """What ``quantize`` with these arguments runs: ``(backend, reason)``, a named tuple.
+
+    ``backend`` is "torch", "cuda" or "sim", ``reason`` says why it is not the fused kernels' (empty where it is).
+    ``options`` are those of ``quantize``. Nothing is quantized, and nothing waits for the device.
+
+    Raises:
+        What ``quantize`` raises for these arguments, but for errors in values of ``global_scale`` and ``hessian``.
+    """
+    options.pop("global_scale", None)
+    return _prepare(x, format, rule, **options)[3]
+
+
+def _prepare(
+    x: torch.Tensor,
+    format: str | Format,
+    rule: str,
+    *,
+    block_2d: bool = False,
+    rounding: str = "nearest",
+    generator: int | torch.Generator | None = None,
+    hadamard: Hadamard | int | None = None,
+    hessian: torch.Tensor | None = None,
+    transpose: bool = False,
+    axis: int | None = None,
+    pad: bool = False,
+    scale_layout: str = "blocked",
+    backend: str = "auto",
+) -> tuple[Source, Format, Rule, BackendChoice]:
+    """The arguments of ``quantize``, checked."""
     format = resolve_format(format)
     resolved = resolve_rule(rule, format)
     rotation = resolve_hadamard(hadamard)
     _check_options(rounding, generator, scale_layout, hessian, resolved, block_2d)
     matrices = _matrices(x, transpose, axis)
     k = _padded(matrices.shape[-1], format, rotation, pad)
-    source = _Source(matrices, k, rotation, format.block if block_2d else 1)
-    seed = philox.resolve_seed(generator) if rounding == "stochastic" else None
-    if backend in ("cuda", "sim"):
-        return _fused(source, x.ndim, format, resolved, global_scale, hessian, seed, scale_layout, backend)
-    factor = _global_scale(global_scale, source, resolved, format)
-    blocks = None if hessian is None else _hessian_blocks(hessian, k, format, x.device)
-    data, scale = _quantize_slabs(source, resolved, format, factor, seed, blocks)
-    if x.ndim < 3:
-        data, scale = data[0], scale[0]
-    return BlockScaledTensor(data, to_blocked(scale) if scale_layout == "blocked" else scale, factor, format)
-
-
-def _fused(
-    source: _Source,
-    ndim: int,
-    format: Format,
-    rule: Rule,
-    global_scale: str | float | torch.Tensor | None,
-    hessian: object,
-    seed: int | None,
-    scale_layout: str,
-    backend: str,
-) -> BlockScaledTensor:
-    """The same by the fused kernels, or an error that says what they cannot do."""
-    from ..ops._quantize import quantize_fused
-
     wanted = {
-        "block_2d": source.tile > 1,
-        "hadamard": source.rotation is not None,
-        "hessian": hessian is not None,
-        "pad": source.k != source.matrices.shape[-1],
+        "block_2d": (block_2d, True),
+        "hadamard": (rotation is not None, f"a rotation of {rotation.size if rotation else 0} elements"),
+        "hessian": (hessian is not None, "one"),
+        "padding": (k != matrices.shape[-1], f"K {matrices.shape[-1]}, which pad makes {k}"),
     }
-    for name, given in wanted.items():
-        if given:
-            raise OperandError(
-                explain(f"{name} with backend={backend!r}", got="given", expected="none", hint="Use backend='torch'.")
-            )
-    automatic = isinstance(global_scale, str) and global_scale == "auto" and format.has_global_scale
-    factor = "auto" if automatic else _global_scale(global_scale, source, rule, format)
-    found = quantize_fused(
-        source.matrices, format, rule, global_scale=factor, seed=seed, scale_layout=scale_layout, backend=backend
-    )
-    if ndim >= 3:
-        return found
-    scale = found.scale if scale_layout == "blocked" else found.scale[0]
-    return BlockScaledTensor(found.data[0], scale, found.global_scale, format)
+    given = {name: value for name, (is_given, value) in wanted.items() if is_given}
+    source = Source(matrices, k, rotation, format.block if block_2d else 1)
+    return source, format, resolved, choose_backend(backend, matrices, format, resolved, given)
 
 
 def dequantize(
@@ -171,102 +194,11 @@ def tensor_amax(x: torch.Tensor, *, hadamard: Hadamard | int | None = None) -> t
     matrices = _matrices(x, False, None)
     rotation = resolve_hadamard(hadamard)
     k = _rounded_up(matrices.shape[-1], 1 if rotation is None else rotation.size)
-    return _amax(_Source(matrices, k, rotation, 1))
-
-
-@dataclass(frozen=True)
-class _Source:
-    """Matrices (L, MN, K) to read slabs from, in float32, padded to ``k`` columns and whole tiles, and rotated."""
-
-    matrices: torch.Tensor
-    k: int
-    rotation: Hadamard | None
-    tile: int
-
-    def slabs(self) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-        """(matrices, rows, values): the slices of the source, and (L', MN' rounded up to whole tiles, k) values."""
-        batch, rows, _ = self.matrices.shape
-        limit = _CPU_SLAB if self.matrices.device.type == "cpu" else _DEVICE_SLAB
-        row_step = max(1, limit // (self.k * self.tile)) * self.tile
-        batch_step = max(1, limit // (self.k * rows)) if row_step >= rows else 1
-        for first in range(0, batch, batch_step):
-            for row in range(0, rows, row_step):
-                where = slice(first, min(first + batch_step, batch)), slice(row, min(row + row_step, rows))
-                yield *where, self._read(*where)
-
-    def _read(self, batch: slice, rows: slice) -> torch.Tensor:
-        part = self.matrices[batch, rows]
-        values = part.to(torch.float32)
-        extra_rows = -values.shape[1] % self.tile
-        values = torch.nn.functional.pad(values, (0, self.k - values.shape[2], 0, extra_rows))
-        return values if self.rotation is None else self.rotation.rotate(values)
-
-
-def _quantize_slabs(
-    source: _Source,
-    rule: Rule,
-    format: Format,
-    factor: torch.Tensor | None,
-    seed: int | None,
-    hessian: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Data (L, MN, bytes of K) and row-major scales (L, MN, K/block)."""
-    batch, rows, _ = source.matrices.shape
-    device = source.matrices.device
-    data = torch.empty((batch, rows, format.data_columns(source.k)), dtype=torch.uint8, device=device)
-    scale = torch.empty((batch, rows, format.scale_columns(source.k)), dtype=torch.uint8, device=device)
-    one = torch.ones((), device=device)
-    scaling = GlobalScale.of(one if factor is None else factor) if format.has_global_scale else None
-    for matrices, part, values in source.slabs():
-        shape = values.shape
-        uniform = None
-        if seed is not None:
-
-            def uniform(stream: int, first: int = matrices.start, row: int = part.start, shape=shape) -> torch.Tensor:
-                index = _element_index(shape, first, row, rows, device)
-                return philox.uniform(seed, _to_blocks(index, format, source.tile), stream)
-
-        request = Request(format, rule, scaling, source.tile > 1, uniform, hessian)
-        codes, scales = quantize_blocks(_to_blocks(values, format, source.tile), request)
-        codes = _from_blocks(codes, shape, format, source.tile)[:, : part.stop - part.start]
-        scales = scales.reshape(shape[0], -1, shape[2] // format.block).repeat_interleave(source.tile, 1)
-        data[matrices, part] = pack_e2m1(codes) if format.elements_per_byte == 2 else codes
-        scale[matrices, part] = scales[:, : part.stop - part.start]
-    return data, scale
-
-
-def _to_blocks(values: torch.Tensor, format: Format, tile: int) -> torch.Tensor:
-    """(L, MN, K) to element-major blocks (elements, blocks), blocks in the order (L, MN / tile, K / block)."""
-    batch, rows, k = values.shape
-    tiles = values.reshape(batch, rows // tile, tile, k // format.block, format.block)
-    return tiles.permute(2, 4, 0, 1, 3).reshape(tile * format.block, -1)
-
-
-def _from_blocks(blocks: torch.Tensor, shape: torch.Size, format: Format, tile: int) -> torch.Tensor:
-    """The inverse of ``_to_blocks``."""
-    batch, rows, k = shape
-    tiles = blocks.reshape(tile, format.block, batch, rows // tile, k // format.block)
-    return tiles.permute(2, 3, 0, 4, 1).reshape(shape)
-
-
-def _element_index(shape: torch.Size, first: int, row: int, rows: int, device: torch.device) -> torch.Tensor:
-    """(l · MN + row) · K + k of the elements of a slab, as int64. What a ragged tile adds repeats later indices."""
-    batch, slab_rows, k = shape
-    lines = (torch.arange(batch, device=device)[:, None] + first) * rows + torch.arange(slab_rows, device=device) + row
-    return lines[:, :, None] * k + torch.arange(k, device=device)
-
-
-def _amax(source: _Source) -> torch.Tensor:
-    largest = torch.zeros((), device=source.matrices.device)
-    for _, _, values in source.slabs():
-        magnitude = values.abs()
-        finite = magnitude.masked_fill_(~torch.isfinite(magnitude), 0)
-        largest = torch.maximum(largest, finite.amax())
-    return largest
+    return amax(Source(matrices, k, rotation, 1))
 
 
 def _global_scale(
-    given: str | float | torch.Tensor | None, source: _Source, rule: Rule, format: Format
+    given: str | float | torch.Tensor | None, source: Source, rule: Rule, format: Format
 ) -> torch.Tensor | None:
     """The global scale as a float32 tensor of no dimensions, or None."""
     automatic = isinstance(given, str) and given == "auto"
@@ -275,7 +207,7 @@ def _global_scale(
     if not format.has_global_scale:
         raise OperandError(explain(f"global scale of {format.name}", got="a number", expected="None or 'auto'"))
     if automatic:
-        return global_scale_from_amax(_amax(source), rule)
+        return global_scale_from_amax(amax(source), rule)
     return checked_global_scale(given, source.matrices.device)
 
 
@@ -297,7 +229,8 @@ def checked_global_scale(given: float | torch.Tensor, device: torch.device) -> t
         )
     if not SMALLEST_GLOBAL_SCALE <= given <= LARGEST_GLOBAL_SCALE:
         raise OperandError(explain("global scale", got=given, expected="2**-100 … 2**118"))
-    return torch.tensor(float(given), dtype=torch.float32, device=device)
+    # filled on the device: a copy from the host would wait for it
+    return torch.full((), float(given), dtype=torch.float32, device=device)
 
 
 def _check_options(

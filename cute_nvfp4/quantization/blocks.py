@@ -2,6 +2,7 @@
 
 Everything is float32, and every step is written out, because other implementations of this library compute the same
 bits: division and multiplication in the order given, sums in the order of ``ordered_sum``, no fused multiply-add.
+``divide``, ``reciprocal`` and ``rounded`` keep compiled code to that.
 """
 
 from __future__ import annotations
@@ -13,8 +14,17 @@ import torch
 
 from cute_nvfp4 import formats
 from cute_nvfp4.formats import Format
-from cute_nvfp4.quantization.mx import mx_scale_codes
-from cute_nvfp4.quantization.rounding import _BIAS, _MANTISSA_BITS, encode, encode_stochastic
+from cute_nvfp4.quantization.mx import mx_scale_codes, power_of_two
+from cute_nvfp4.quantization.rounding import (
+    _BIAS,
+    _MANTISSA_BITS,
+    NAN_CODES,
+    divide,
+    encode,
+    encode_stochastic,
+    reciprocal,
+    rounded,
+)
 from cute_nvfp4.quantization.rules import Rule
 
 __all__ = ["GlobalScale", "Request", "global_scale_from_amax", "ordered_sum", "quantize_blocks"]
@@ -32,8 +42,8 @@ def global_scale_from_amax(amax: torch.Tensor, rule: Rule) -> torch.Tensor:
     ``amax`` is a float32 tensor of one element. Two roundings, as fouroversix has it. At least 2**-100 (also for a
     tensor of zeros), so that nothing overflows; NaN stays.
     """
-    full = torch.full_like(amax, rule.full_scale)
-    return (amax.clamp(min=rule.full_scale * SMALLEST_GLOBAL_SCALE) / full).clamp(max=LARGEST_GLOBAL_SCALE)
+    largest = amax.clamp(min=rule.full_scale * SMALLEST_GLOBAL_SCALE)
+    return divide(largest, rule.full_scale).clamp(max=LARGEST_GLOBAL_SCALE)
 
 
 @dataclass(frozen=True)
@@ -57,7 +67,7 @@ class GlobalScale:
         valid = (value >= SMALLEST_GLOBAL_SCALE) & (value <= LARGEST_GLOBAL_SCALE)
         value = torch.where(valid, value, 1.0)
         shift = ((2 * _BIAS - (value.view(torch.int32) >> _MANTISSA_BITS)) << _MANTISSA_BITS).view(torch.float32)
-        return cls(value, 1.0 / value, shift, valid)
+        return cls(value, reciprocal(value), shift, valid)
 
 
 @dataclass(frozen=True)
@@ -93,15 +103,13 @@ def quantize_blocks(x: torch.Tensor, request: Request) -> tuple[torch.Tensor, to
     choose = _scale_ue8m0 if request.global_scale is None else _scale_e4m3
     scale, codes = choose(sound, largest, request)
     nan_scale = _NAN_UE8M0 if request.global_scale is None else _NAN_E4M3
-    nan_code = int(encode(torch.tensor([torch.nan]), request.format.element))
-    return codes.masked_fill(poisoned, nan_code), scale.masked_fill(poisoned, nan_scale)
+    return codes.masked_fill(poisoned, NAN_CODES[request.format.element]), scale.masked_fill(poisoned, nan_scale)
 
 
 def _scale_e4m3(x: torch.Tensor, largest: torch.Tensor, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     rule, factor = request.rule, request.global_scale
     top = request.format.max_value if rule.max_code is None else rule.max_code
-    # a tensor, because on a GPU torch divides by a Python number with a reciprocal, which rounds twice
-    wanted = largest / torch.full_like(factor.inverse, top) * factor.inverse
+    wanted = divide(largest, top) * factor.inverse
     scale = formats.encode_e4m3(wanted.clamp(min=rule.min_scale))
     if rule.choice in ("optimal", "hessian"):
         from cute_nvfp4.quantization.search import search_e4m3
@@ -115,7 +123,7 @@ def _scale_e4m3(x: torch.Tensor, largest: torch.Tensor, request: Request) -> tup
 def _codes(x: torch.Tensor, scale: torch.Tensor, request: Request, stream: int) -> torch.Tensor:
     """Codes of ``x`` under E4M3 scales: x · (1 / (global scale · scale)), rounded; 0 where the scale is 0."""
     value = formats.decode_e4m3(scale)
-    y = x * (1.0 / (request.global_scale.value * value))
+    y = x * reciprocal(request.global_scale.value * value)
     return _round(y, request, stream).masked_fill(value == 0, 0)
 
 
@@ -141,7 +149,8 @@ def _four_over_six(
 
 def residual(x: torch.Tensor, element: torch.Tensor, scale: torch.Tensor, factor: GlobalScale) -> torch.Tensor:
     """(element · scale) · global scale − x, times the global scale's ``shift``, which keeps squares in range."""
-    return (element * scale) * (factor.value * factor.shift) - x * factor.shift
+    # the other product is exact
+    return rounded((element * scale) * (factor.value * factor.shift)) - x * factor.shift
 
 
 def _error(difference: torch.Tensor, request: Request) -> torch.Tensor:
@@ -150,7 +159,7 @@ def _error(difference: torch.Tensor, request: Request) -> torch.Tensor:
         return difference.abs().amax(0)
     if request.rule.choice == "mae":
         return ordered_sum(difference.abs(), request.tile)
-    return ordered_sum(difference * difference, request.tile)
+    return ordered_sum(rounded(difference * difference), request.tile)
 
 
 def ordered_sum(values: torch.Tensor, tile: bool = False) -> torch.Tensor:
@@ -186,5 +195,5 @@ def _scale_ue8m0(x: torch.Tensor, largest: torch.Tensor, request: Request) -> tu
 
         scale = search_ue8m0(x, largest, scale, request)
     # 2**(127 - code) is the exact reciprocal; that of code 254 is subnormal, and exact too
-    y = x * formats.decode_ue8m0((2 * _BIAS - scale).to(torch.uint8))
+    y = x * power_of_two(_BIAS - scale)
     return scale.to(torch.uint8), _round(y, request, 0)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError, explain
-from cute_nvfp4.quantization.philox import random_bits
+from cute_nvfp4.quantization.philox import key_of, philox4x32
 
 __all__ = ["Hadamard", "resolve_hadamard"]
 
@@ -37,8 +37,10 @@ class Hadamard:
     @classmethod
     def from_seed(cls, seed: int, size: int = 16) -> Hadamard:
         """Signs drawn from ``seed``: bit 31 of ``philox.random_bits`` of elements 0 … size − 1; set is −1."""
-        bits = random_bits(seed, torch.arange(size), _SIGN_STREAM)
-        return cls(tuple(1 - 2 * int(bit >> 31) for bit in bits))
+        # in Python's integers, which torch.compile follows without looking at a tensor
+        groups = (philox4x32((group, 0, _SIGN_STREAM, 0), key_of(seed)) for group in range(-(-size // 4)))
+        words = [word for group in groups for word in group]
+        return cls(tuple(1 - 2 * (word >> 31) for word in words[:size]))
 
     @property
     def size(self) -> int:

@@ -11,9 +11,8 @@ import math
 
 import torch
 
-from cute_nvfp4 import formats
 from cute_nvfp4.formats import Format
-from cute_nvfp4.quantization.rounding import _BIAS, _KINDS, _MANTISSA_BITS
+from cute_nvfp4.quantization.rounding import _BIAS, _KINDS, _MANTISSA_BITS, divide
 from cute_nvfp4.quantization.rules import Rule
 
 __all__ = ["mx_scale_codes", "power_of_two"]
@@ -28,8 +27,7 @@ def mx_scale_codes(largest: torch.Tensor, rule: Rule, format: Format) -> torch.T
     if rule.exponent == "rceil":
         # the division is rounded to nearest; where that gives a power of two, the largest element rounds to it
         divisor = format.max_value if rule.max_code is None else rule.max_code
-        # a tensor, because on a GPU torch divides by a Python number with a reciprocal, which rounds twice
-        bits = (largest / torch.full((), divisor, device=largest.device)).view(torch.int32)
+        bits = divide(largest, divisor).view(torch.int32)
         # the smallest scale, 2**-127, is the float32 subnormal with fraction _HALF
         above = (bits & _FRACTION) > torch.where(bits > _HALF, 0, _HALF)
         return ((bits >> _MANTISSA_BITS) + above).clamp(max=_LARGEST)
@@ -48,4 +46,6 @@ def mx_scale_codes(largest: torch.Tensor, rule: Rule, format: Format) -> torch.T
 
 def power_of_two(exponent: torch.Tensor) -> torch.Tensor:
     """2**exponent in float32, for int32 exponents from −127 (subnormal) to 127."""
-    return formats.decode_ue8m0((exponent + _BIAS).to(torch.uint8))
+    # by its bits: what compiles torch does not know torch.float8_e8m0fnu; 2**−127 is subnormal
+    code = exponent + _BIAS
+    return torch.where(code == 0, _HALF, code << _MANTISSA_BITS).to(torch.int32).view(torch.float32)

@@ -11,7 +11,7 @@ import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError, explain
 
-__all__ = ["philox4x32", "random_bits", "resolve_seed", "uniform"]
+__all__ = ["key_of", "philox4x32", "random_bits", "resolve_seed", "uniform"]
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -30,7 +30,7 @@ def _multiply(a: torch.Tensor, constant: int) -> tuple[torch.Tensor, torch.Tenso
 
 
 def philox4x32(counter: tuple[torch.Tensor, ...], key: tuple[int, int]) -> tuple[torch.Tensor, ...]:
-    """Philox4x32-10 of four counter words and two key words, 32-bit numbers in int64 of one shape."""
+    """Philox4x32-10 of four counter words and two key words: 32-bit numbers in int64 of one shape, or Python's."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(ROUNDS):
@@ -39,6 +39,11 @@ def philox4x32(counter: tuple[torch.Tensor, ...], key: tuple[int, int]) -> tuple
         c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
         k0, k1 = (k0 + WEYL[0]) & _MASK, (k1 + WEYL[1]) & _MASK
     return c0, c1, c2, c3
+
+
+def key_of(seed: int) -> tuple[int, int]:
+    """The low and the high half of a seed."""
+    return seed & _MASK, (seed >> 32) & _MASK
 
 
 def random_bits(seed: int, index: torch.Tensor, stream: int = 0) -> torch.Tensor:
@@ -51,7 +56,7 @@ def random_bits(seed: int, index: torch.Tensor, stream: int = 0) -> torch.Tensor
         raise OperandTypeError(explain("index of random bits", got=index.dtype, expected="torch.int64"))
     group, word = index >> 2, index & 3
     counter = (group & _MASK, group >> 32, torch.full_like(group, stream), torch.zeros_like(group))
-    words = philox4x32(counter, (seed & _MASK, (seed >> 32) & _MASK))
+    words = philox4x32(counter, key_of(seed))
     result = words[3]
     for number in (2, 1, 0):
         result = torch.where(word == number, words[number], result)

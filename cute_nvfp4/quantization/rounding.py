@@ -2,6 +2,9 @@
 
 Blocks are element-major everywhere in this package: (elements of a block, blocks), so that what is one number a
 block broadcasts over the first dimension, and sums over a block are sums of contiguous rows.
+
+``divide``, ``reciprocal`` and ``rounded`` keep the bits where ``torch.compile`` would not: Triton's float32 division
+is approximate, and a product that something is added to becomes a fused multiply-add.
 """
 
 from __future__ import annotations
@@ -10,10 +13,12 @@ import torch
 
 from cute_nvfp4 import formats
 
-__all__ = ["encode", "encode_stochastic", "round_e2m1"]
+__all__ = ["NAN_CODES", "divide", "encode", "encode_stochastic", "reciprocal", "round_e2m1", "rounded"]
 
 _ENCODE = {"e2m1": formats.encode_e2m1, "e4m3": formats.encode_e4m3, "e5m2": formats.encode_e5m2}
 _KINDS = {"e2m1": formats._E2M1, "e4m3": formats._E4M3, "e5m2": formats._E5M2}
+NAN_CODES = {name: kind.nan_code for name, kind in _KINDS.items()}
+"""What ``encode`` makes of NaN."""
 _MANTISSA_BITS = 23
 _BIAS = 127
 _EXPONENT_MASK = 0x7F800000
@@ -21,6 +26,32 @@ _ONE = 0x3F800000
 # adding 1.5 · 2**22 to a number below 2 rounds it to multiples of 0.5, E2M1's step there; and so on, twice as much
 # for each power of two more. The 1.5 keeps negative sums in the same binade.
 _ROUNDER = 1.5 * 2.0**22
+
+
+def divide(x: torch.Tensor, by: float) -> torch.Tensor:
+    """x / by of a float32 tensor, rounded once, on any device and in compiled code too."""
+    if torch.compiler.is_compiling():
+        # float64 has more than twice the bits, so that rounding its quotient to float32 is rounding once (Figueroa,
+        # "When is double rounding innocuous?", 1995); so is that of the product with the number's reciprocal, for the
+        # few numbers that occur, which are small multiples of powers of two
+        return (x.to(torch.float64) / by).to(torch.float32)
+    # a tensor, because on a GPU torch divides by a Python number with a reciprocal, which rounds twice
+    return x / torch.full_like(x, by)
+
+
+def reciprocal(x: torch.Tensor) -> torch.Tensor:
+    """1 / x of a float32 tensor, rounded once, on any device and in compiled code too (see ``divide``)."""
+    if torch.compiler.is_compiling():
+        return (1.0 / x.to(torch.float64)).to(torch.float32)
+    return 1.0 / x
+
+
+def rounded(product: torch.Tensor) -> torch.Tensor:
+    """``product`` as it is, rounded before anything is added to it; of a product that is not NaN."""
+    if torch.compiler.is_compiling():
+        # no compiler may see through a comparison whose outcome it does not know
+        return torch.where(product == product, product, 0.0)
+    return product
 
 
 def encode(y: torch.Tensor, element: str) -> torch.Tensor:

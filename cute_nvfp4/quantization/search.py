@@ -11,6 +11,9 @@ error E. With t = scale · global scale and elements sorted by magnitude a₁ �
 
 The bounds are widened by more than what rounding in float32 can change in both sides, so that the result equals the
 exhaustive search's bit for bit. The idea of such bounds is qwantize's (0.1.1).
+
+How many scales are evaluated depends on the values, which torch cannot trace: under ``torch.compile`` a search is one
+operator of the graph, and what it does is not compiled.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from cute_nvfp4 import formats
 from cute_nvfp4.quantization.blocks import GlobalScale, Request, ordered_sum, residual
 from cute_nvfp4.quantization.mx import power_of_two
 from cute_nvfp4.quantization.rounding import _BIAS, round_e2m1
+from cute_nvfp4.quantization.rules import resolve_rule
 
 __all__ = ["search_e4m3", "search_ue8m0"]
 
@@ -32,8 +36,14 @@ _ERROR_MARGIN = 1 + 2.0**-10
 _SCALE_MARGIN = 2.0**-18
 _LARGEST_E4M3 = 0x7E
 _UE8M0_CODES = (1, 254)
-# blocks that are searched together: few enough to stay in a CPU's second-level cache
-_CPU_BLOCKS = 4096
+# blocks that are searched together: few enough to stay in a CPU's second-level cache; on a GPU elements, for which
+# temporaries take some twenty bytes each
+_CPU_BLOCKS, _DEVICE_ELEMENTS = 4096, 1 << 23
+
+
+_SCHEMA = (
+    "(Tensor x, Tensor largest, Tensor start, Tensor? global_scale, Tensor? hessian, str rule, bool tile) -> Tensor"
+)
 
 
 @dataclass(frozen=True)
@@ -51,6 +61,8 @@ class _Candidates:
 
 def search_e4m3(x: torch.Tensor, largest: torch.Tensor, start: torch.Tensor, request: Request) -> torch.Tensor:
     """The best E4M3 code (n,) for each block of ``x`` (B, n), finite, given the formula's code ``start``."""
+    if torch.compiler.is_compiling():
+        return _as_operator(x, largest, start, request)
     factor = request.global_scale
     table = formats.decode_e4m3(torch.arange(_LARGEST_E4M3 + 1, dtype=torch.uint8, device=x.device))
     candidates = _Candidates(0, table * (factor.value * factor.shift), lambda code: table[code], factor)
@@ -62,6 +74,8 @@ def search_ue8m0(x: torch.Tensor, largest: torch.Tensor, start: torch.Tensor, re
 
     A block is searched as a multiple of its formula scale, so that no square over- or underflows.
     """
+    if torch.compiler.is_compiling():
+        return _as_operator(x, largest, start, request)
     first, last = _UE8M0_CODES
     start = start.clamp(first, last)
     # codes relative to the start; those further away differ from these in nothing that float32 can show
@@ -75,6 +89,25 @@ def search_ue8m0(x: torch.Tensor, largest: torch.Tensor, start: torch.Tensor, re
     return start + _search(scaled, torch.zeros_like(start), candidates, request, *limits)
 
 
+def _as_operator(x: torch.Tensor, largest: torch.Tensor, start: torch.Tensor, request: Request) -> torch.Tensor:
+    factor = None if request.global_scale is None else request.global_scale.value
+    return _search_operator(x, largest, start, factor, request.hessian, request.rule.name, request.tile)
+
+
+@torch.library.custom_op("cute_nvfp4::search_scales", mutates_args=(), schema=_SCHEMA)
+def _search_operator(x, largest, start, global_scale, hessian, rule, tile):
+    """``search_e4m3`` with a global scale, else ``search_ue8m0``; formats that are searched have E2M1 elements."""
+    format = formats.MXFP4 if global_scale is None else formats.NVFP4
+    factor = None if global_scale is None else GlobalScale.of(global_scale)
+    request = Request(format, resolve_rule(rule, format), factor, tile, None, hessian)
+    return (search_ue8m0 if factor is None else search_e4m3)(x, largest, start, request)
+
+
+@_search_operator.register_fake
+def _(x, largest, start, global_scale, hessian, rule, tile):
+    return torch.empty_like(start)
+
+
 def _search(
     x: torch.Tensor,
     start: torch.Tensor,
@@ -84,7 +117,7 @@ def _search(
     highest: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The best code of each block, between ``lowest`` and ``highest`` where these are given."""
-    step = _CPU_BLOCKS if x.device.type == "cpu" else x.shape[1]
+    step = _CPU_BLOCKS if x.device.type == "cpu" else max(1, _DEVICE_ELEMENTS // x.shape[0])
     best = torch.empty_like(start)
     for begin in range(0, x.shape[1], step):
         part = slice(begin, begin + step)

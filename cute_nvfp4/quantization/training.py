@@ -41,7 +41,9 @@ class _FakeQuantize(torch.autograd.Function):
         q = quantize(x, format, rule, pad=True, scale_layout="rowmajor", **options)
         values = dequantize(q, torch.float32, k=x.shape[axis], hadamard=options.get("hadamard"))
         values = values.reshape(-1) if x.ndim == 1 else values
-        return values.movedim(-1, axis).to(x.dtype)
+        # the view comes last: torch.compile of torch 2.11 loses the gradient of a result that is also an intermediate
+        # one, as that of a conversion to the same dtype is (pytorch/pytorch#180642)
+        return values.to(x.dtype).movedim(-1, axis)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:

@@ -10,7 +10,7 @@ import torch
 from gated_gemm_problems import GATES, TEN_SHAPES, Gated, Problem, fits, make, random_gated, usual_alpha
 from gemm_problems import Case
 
-from cute_nvfp4 import BlockScaledTensor, gated_gemm, interleave, launch, to_blocked
+from cute_nvfp4 import BlockScaledTensor, gated_gemm, interleave, launch, quantize, to_blocked
 from cute_nvfp4.kernels.core.config import GATE_NAMES, GemmConfig
 from cute_nvfp4.kernels.core.plan import StagePlan
 from cute_nvfp4.kernels.gemm_choose import GemmProblem, candidates, choose
@@ -196,6 +196,16 @@ def test_interleave(batch: int) -> None:
     values = both.dequantize(torch.float64).unflatten(-2, (-1, 2, 128))
     for i, b in enumerate(problem.weights):
         assert values[..., i, :, :].flatten(-3, -2).equal(b.dequantize(torch.float64))
+
+
+def test_interleave_takes_equal_global_scales() -> None:
+    """In tensors of their own, as loading a checkpoint makes them, or in one that ``quantize`` was given for both."""
+    x, scale = torch.randn(128, 64, generator=torch.Generator().manual_seed(1)), torch.tensor(0.01)
+    shared = [quantize(x, global_scale=scale), quantize(x, global_scale=scale)]
+    own = [replace(b, global_scale=scale.clone()) for b in shared]
+    for b1, b2 in (shared, own):
+        both = interleave(b1, b2)
+        assert both.global_scale.equal(scale) and both.dequantize().equal(shared[0].dequantize().repeat(2, 1))
 
 
 def test_forms_give_equal_bits() -> None:

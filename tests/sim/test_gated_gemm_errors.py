@@ -109,7 +109,10 @@ def test_interleave_refuses() -> None:
         ((B1, OTHER_ROWS), "rows of b1 and b2"),
         (ODD[1:], "rows of b1: got 72, expected a multiple of 128"),
         ((replace(B1, global_scale=torch.tensor(1.0)), B2), "global scales of b1 and b2: got one and none"),
-        (tuple(replace(b, global_scale=torch.tensor(1.0)) for b in (B1, B2)), "global scales of b1 and b2: got two"),
+        (
+            tuple(replace(b, global_scale=torch.tensor(value)) for b, value in ((B1, 1.0), (B2, 2.0))),
+            "global scales of b1 and b2: got 1.0 and 2.0, expected equal ones",
+        ),
         ((B1, subset(B2, slice(None))), "scale layout: got rowmajor"),
     ):
         with pytest.raises(OperandError, match=message):

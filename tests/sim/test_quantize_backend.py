@@ -8,6 +8,7 @@ import torch
 from cute_nvfp4 import quantize
 from cute_nvfp4.errors import OperandError, TargetError
 from cute_nvfp4.formats import as_bytes
+from cute_nvfp4.quantization import explain_backend
 
 
 @pytest.mark.parametrize(
@@ -39,12 +40,24 @@ def test_the_bits_of_the_torch_backend(options: dict, shape: tuple[int, ...]) ->
     [
         ({"rule": "optimal"}, "does not search"),
         ({"block_2d": True}, "block_2d with backend='sim'"),
-        ({"hadamard": 1}, "hadamard with backend='sim'"),
+        ({"hadamard": 1}, "hadamard with backend='sim': got a rotation of 16 elements"),
+        ({"rule": "hessian", "hessian": torch.ones(4, 32)}, "hessian with backend='sim'"),
+        ({"format": "mxfp4", "axis": 0, "pad": True}, "padding with backend='sim': got K 16, which pad makes 32"),
     ],
 )
 def test_what_the_kernels_cannot_do(options: dict, message: str) -> None:
-    with pytest.raises(OperandError, match=message):
+    with pytest.raises(OperandError, match=f"{message}.* backend='auto' or 'torch' does it by torch"):
         quantize(torch.ones(16, 32), **options, backend="sim")
+    assert explain_backend(torch.ones(16, 32), **options).backend == "torch"
+
+
+def test_which_backend_runs() -> None:
+    x = torch.ones(16, 32)
+    assert explain_backend(x) == ("torch", "x is on cpu; the kernels run on CUDA devices")
+    assert explain_backend(x, backend="torch") == ("torch", "asked for")
+    assert explain_backend(x, "mxfp4", "floor", backend="sim", global_scale=None) == ("sim", "")
+    with pytest.raises(OperandError, match="rule for nvfp4"):
+        explain_backend(x, rule="floor")
 
 
 def test_a_backend_for_another_device() -> None:

@@ -26,6 +26,8 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E4M3_MAGNITUDES = 127  # finite codes of one sign: 0 to 126
 PUBLIC_MASK = 0b10111011  # leaves 0, 0.5, 1, 1.5 of either sign in both nibbles
 ANY_BYTE = 0xFF
+# full-range draws bound the product of a block's two scales, so that fp16 results stay finite up to K = 16384
+SCALE_PRODUCT_BOUND = 32.0
 _ELEMENTS_AT_ONCE = 1 << 24  # how much of an operand is held decoded
 
 

@@ -10,7 +10,7 @@ import torch
 from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError
 from cute_nvfp4.formats import FORMATS, decode_e2m1, decode_e4m3, unpack_e2m1
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.quantization import api, dequantize, quantize, rules_of, tensor_amax
+from cute_nvfp4.quantization import dequantize, quantize, rules_of, slabs, tensor_amax
 from cute_nvfp4.scale_layout import from_blocked
 
 ALL_RULES = [
@@ -73,7 +73,7 @@ def test_slabs_do_not_show(fmt: str, rule: str, options: dict, monkeypatch: pyte
     x = normal(3, 80, 96)
     whole = quantize(x, fmt, rule, **options)
     for slab in (1, 96 * 40, 96 * 130):
-        monkeypatch.setattr(api, "_CPU_SLAB", slab)
+        monkeypatch.setattr(slabs, "_CPU_SLAB", slab)
         assert same(quantize(x, fmt, rule, **options), whole), slab
 
 
@@ -122,7 +122,7 @@ def test_axis_and_transpose() -> None:
 def test_a_vector_is_one_row() -> None:
     x = normal(64)
     q = quantize(x)
-    assert q.data.shape == (1, 32) and same(q, quantize(x[None]))
+    assert q.data.shape == (1, 32) and same(q, quantize(x[None])) and dequantize(q).shape == (1, 64)
 
 
 @pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4"])
@@ -278,10 +278,10 @@ def test_sizes_that_are_no_multiple_of_the_block(fmt: str, k: int) -> None:
 def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """No temporary grows with the tensor: the core never sees more than a slab."""
     seen = []
-    original = api.quantize_blocks
-    monkeypatch.setattr(api, "quantize_blocks", lambda x, r: seen.append(x.numel()) or original(x, r))
+    original = slabs.quantize_blocks
+    monkeypatch.setattr(slabs, "quantize_blocks", lambda x, r: seen.append(x.numel()) or original(x, r))
     quantize(torch.zeros(4096, 1024, dtype=torch.bfloat16))
-    assert len(seen) > 1 and max(seen) <= api._CPU_SLAB
+    assert len(seen) > 1 and max(seen) <= slabs._CPU_SLAB
 
 
 def test_amax_counts_what_is_finite() -> None:

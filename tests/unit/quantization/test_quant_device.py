@@ -1,4 +1,4 @@
-"""The same bits on a GPU as on the CPU, for every rule and option."""
+"""The same bits on a GPU as on the CPU, for every rule and option, by torch and by what "auto" is there."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import pytest
 import torch
 from quant_golden import FOUROVERSIX, QWANTIZE, arrays
 
-from cute_nvfp4.quantization import philox, quantize, rules_of
+from cute_nvfp4.errors import OperandError
+from cute_nvfp4.quantization import explain_backend, philox, quantize, rules_of
 
 pytestmark = pytest.mark.gpu
 
@@ -23,7 +24,8 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"])
-def test_bits_of_the_cpu(fmt: str, options: dict) -> None:
+@pytest.mark.parametrize("backend", ["torch", "auto"])
+def test_bits_of_the_cpu(backend: str, fmt: str, options: dict) -> None:
     for peer, name in INPUTS:
         x = torch.from_numpy(arrays(peer)[f"input/{name}"])
         for dtype in (torch.float32, torch.bfloat16):
@@ -31,12 +33,29 @@ def test_bits_of_the_cpu(fmt: str, options: dict) -> None:
                 if rule == "hessian":
                     continue
                 want = quantize(x.to(dtype), fmt, rule, **options)
-                got = quantize(x.to(dtype).cuda(), fmt, rule, **options)
+                got = quantize(x.to(dtype).cuda(), fmt, rule, backend=backend, **options)
                 where = (name, dtype, rule)
                 assert torch.equal(got.data.cpu(), want.data), where
                 assert torch.equal(got.scale.cpu(), want.scale), where
                 if want.global_scale is not None:
                     assert torch.equal(got.global_scale.cpu(), want.global_scale), where
+
+
+def test_what_auto_is() -> None:
+    x = torch.ones(16, 64, device="cuda")
+    assert explain_backend(x) == ("cuda", "")
+    assert explain_backend(x, backend="torch").backend == "torch"
+    for options, reason in (
+        ({"rule": "hessian", "hessian": torch.ones(4, 64, device="cuda")}, "hessian with backend='cuda'"),
+        ({"block_2d": True}, "block_2d with backend='cuda'"),
+        ({"hadamard": 1}, "hadamard with backend='cuda': got a rotation of 16 elements"),
+    ):
+        backend, why = explain_backend(x, **options)
+        assert backend == "torch" and why.startswith(reason), options
+        with pytest.raises(OperandError, match=f"{reason}.*backend='auto' or 'torch'"):
+            quantize(x, backend="cuda", **options)
+    assert explain_backend(x[:, :40], pad=True).reason.startswith("padding with backend='cuda': got K 40")
+    assert explain_backend(x.requires_grad_()).backend == "cuda"
 
 
 def test_hessian_on_the_gpu() -> None:

@@ -17,6 +17,7 @@ from ..data import (
     ANY_BYTE,
     BLOCK,
     E4M3_MAGNITUDES,
+    SCALE_PRODUCT_BOUND,
     Operand,
     blocked_view,
     check_k,
@@ -33,8 +34,6 @@ from ..data import (
 )
 
 B_ROWS = 128
-# Full-range draws bound the product of a block's two scales, so that fp16 results stay finite up to K = 16384.
-SCALE_PRODUCT_BOUND = 32.0
 _PUBLIC_MASK = 3  # bytes 0 to 3: every odd element is zero
 _ELEMENTS_AT_ONCE = 1 << 21  # elements of A decoded to float64 at a time
 

@@ -15,6 +15,7 @@ import torch
 from ...problem import Buffer, DataKind, Expected
 from ...schema import Case
 from ..data import (
+    SCALE_PRODUCT_BOUND,
     Operand,
     blocked_view,
     check_k,
@@ -27,8 +28,6 @@ from ..data import (
 )
 
 PUBLIC_SCALES = partial(draw_integer_scales, 1, 3)
-# Full-range draws bound the product of two scales, so that fp16 results stay finite up to K = 16384.
-SCALE_PRODUCT_BOUND = 32.0
 
 
 class GroupGemmProblem:

@@ -1,0 +1,114 @@
+"""What torch quantizes, a slab at a time, so that temporaries stay small beside the tensor; and its amax."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+
+from cute_nvfp4.formats import Format, pack_e2m1
+from cute_nvfp4.quantization import philox
+from cute_nvfp4.quantization.blocks import GlobalScale, Request, quantize_blocks
+from cute_nvfp4.quantization.hadamard import Hadamard
+from cute_nvfp4.quantization.rules import Rule
+
+__all__ = ["Source", "amax", "quantize_slabs"]
+
+# elements worked on at once; temporaries take some twenty bytes each, with stochastic rounding a hundred
+_CPU_SLAB, _DEVICE_SLAB = 1 << 19, 1 << 23
+
+
+@dataclass(frozen=True)
+class Source:
+    """Matrices (L, MN, K) to read slabs from, in float32, padded to ``k`` columns and whole tiles, and rotated."""
+
+    matrices: torch.Tensor
+    k: int
+    rotation: Hadamard | None
+    tile: int
+
+    def slabs(self) -> Iterator[tuple[slice, slice, torch.Tensor]]:
+        """(matrices, rows, values): the slices of the source, and (L', MN' rounded up to whole tiles, k) values."""
+        batch, rows, _ = self.matrices.shape
+        if torch.compiler.is_compiling():
+            # compiled code has few temporaries, and one copy of it is enough
+            yield slice(0, batch), slice(0, rows), self._read(slice(0, batch), slice(0, rows))
+            return
+        limit = _CPU_SLAB if self.matrices.device.type == "cpu" else _DEVICE_SLAB
+        row_step = max(1, limit // (self.k * self.tile)) * self.tile
+        batch_step = max(1, limit // (self.k * rows)) if row_step >= rows else 1
+        for first in range(0, batch, batch_step):
+            for row in range(0, rows, row_step):
+                where = slice(first, min(first + batch_step, batch)), slice(row, min(row + row_step, rows))
+                yield *where, self._read(*where)
+
+    def _read(self, batch: slice, rows: slice) -> torch.Tensor:
+        part = self.matrices[batch, rows]
+        values = part.to(torch.float32)
+        extra_rows = -values.shape[1] % self.tile
+        values = torch.nn.functional.pad(values, (0, self.k - values.shape[2], 0, extra_rows))
+        return values if self.rotation is None else self.rotation.rotate(values)
+
+
+def quantize_slabs(
+    source: Source,
+    rule: Rule,
+    format: Format,
+    factor: torch.Tensor | None,
+    seed: int | None,
+    hessian: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Data (L, MN, bytes of K) and row-major scales (L, MN, K/block)."""
+    batch, rows, _ = source.matrices.shape
+    device = source.matrices.device
+    data = torch.empty((batch, rows, format.data_columns(source.k)), dtype=torch.uint8, device=device)
+    scale = torch.empty((batch, rows, format.scale_columns(source.k)), dtype=torch.uint8, device=device)
+    one = torch.ones((), device=device)
+    scaling = GlobalScale.of(one if factor is None else factor) if format.has_global_scale else None
+    for matrices, part, values in source.slabs():
+        shape = values.shape
+        uniform = None
+        if seed is not None:
+
+            def uniform(stream: int, first: int = matrices.start, row: int = part.start, shape=shape) -> torch.Tensor:
+                index = _element_index(shape, first, row, rows, device)
+                return philox.uniform(seed, _to_blocks(index, format, source.tile), stream)
+
+        request = Request(format, rule, scaling, source.tile > 1, uniform, hessian)
+        codes, scales = quantize_blocks(_to_blocks(values, format, source.tile), request)
+        codes = _from_blocks(codes, shape, format, source.tile)[:, : part.stop - part.start]
+        scales = scales.reshape(shape[0], -1, shape[2] // format.block).repeat_interleave(source.tile, 1)
+        data[matrices, part] = pack_e2m1(codes) if format.elements_per_byte == 2 else codes
+        scale[matrices, part] = scales[:, : part.stop - part.start]
+    return data, scale
+
+
+def _to_blocks(values: torch.Tensor, format: Format, tile: int) -> torch.Tensor:
+    """(L, MN, K) to element-major blocks (elements, blocks), blocks in the order (L, MN / tile, K / block)."""
+    batch, rows, k = values.shape
+    tiles = values.reshape(batch, rows // tile, tile, k // format.block, format.block)
+    return tiles.permute(2, 4, 0, 1, 3).reshape(tile * format.block, -1)
+
+
+def _from_blocks(blocks: torch.Tensor, shape: torch.Size, format: Format, tile: int) -> torch.Tensor:
+    """The inverse of ``_to_blocks``."""
+    batch, rows, k = shape
+    tiles = blocks.reshape(tile, format.block, batch, rows // tile, k // format.block)
+    return tiles.permute(2, 3, 0, 4, 1).reshape(shape)
+
+
+def _element_index(shape: torch.Size, first: int, row: int, rows: int, device: torch.device) -> torch.Tensor:
+    """(l · MN + row) · K + k of the elements of a slab, as int64. What a ragged tile adds repeats later indices."""
+    batch, slab_rows, k = shape
+    lines = (torch.arange(batch, device=device)[:, None] + first) * rows + torch.arange(slab_rows, device=device) + row
+    return lines[:, :, None] * k + torch.arange(k, device=device)
+
+
+def amax(source: Source) -> torch.Tensor:
+    largest = torch.zeros((), device=source.matrices.device)
+    for _, _, values in source.slabs():
+        magnitude = values.abs()
+        finite = magnitude.masked_fill_(~torch.isfinite(magnitude), 0)
+        largest = torch.maximum(largest, finite.amax())
+    return largest
