@@ -21,6 +21,7 @@ SAMPLED = {
     "test_quantize.py": 4,
     "test_quantize_cubin.py": 4,
     "test_quantize_mutations.py": 4,
+    "test_quantize_rotated.py": 4,
 }
 """Of how many tests in a file one is in the default run."""
 

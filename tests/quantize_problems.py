@@ -100,6 +100,7 @@ def differences(x: torch.Tensor, format: str, rule: str, **options: object) -> l
         global_scale=options.get("global_scale"),
         rounding="nearest" if seed is None else "stochastic",
         generator=seed,
+        hadamard=options.get("hadamard"),
         scale_layout=layout,
         backend="torch",
     )

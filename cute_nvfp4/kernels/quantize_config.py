@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..target import Architecture
 
@@ -36,13 +36,13 @@ class QuantizeConfig:
 
     element, scale, block: those of the format ("e2m1", "e4m3", "e5m2"; "e4m3", "ue8m0"; 16, 32); top, min_scale,
     exponent, choice: those of the rule, ``top`` being its ``max_code`` or the format's largest element; full_scale:
-    amax / global scale; dtype: of x; global_scale: "none", "given" (a pointer to it) or "amax" (a pointer to the
-    largest magnitude, from which the kernel computes and stores it); stochastic: rounding; layout: of the scales,
-    "blocked" or "rowmajor"; scale_word: whether row-major scales may be stored four at a time; ragged: whether some of
-    the rows or blocks of a tile may not exist; bulk: whether
-    rows come to shared memory by bulk copies (x is aligned to 16 bytes); vector_bytes: widest load that the alignment
-    of x allows, if not; warps: of a block of threads, a power of two, at most 32; min_blocks: blocks of threads that
-    must fit on a multiprocessor, which bounds the registers (0: no bound).
+    amax / global scale; dtype: of x; hadamard: how many elements along K are rotated together, 0 for none;
+    global_scale: "none", "given" (a pointer to it) or "amax" (a pointer to the largest magnitude, from which the kernel
+    computes and stores it); stochastic: rounding; layout: of the scales, "blocked" or "rowmajor"; scale_word: whether
+    row-major scales may be stored four at a time; ragged: whether some of the rows or blocks of a tile may not exist;
+    bulk: whether rows come to shared memory by bulk copies (x is aligned to 16 bytes); vector_bytes: widest load that
+    the alignment of x allows, if not; warps: of a block of threads, a power of two, at most 32; min_blocks: blocks of
+    threads that must fit on a multiprocessor, which bounds the registers (0: no bound).
     """
 
     arch: Architecture
@@ -55,6 +55,7 @@ class QuantizeConfig:
     choice: str = ""
     full_scale: float = 2688.0
     dtype: str = "bfloat16"
+    hadamard: int = 0
     global_scale: str = "given"
     stochastic: bool = False
     layout: str = "blocked"
@@ -93,4 +94,9 @@ class QuantizeConfig:
     @property
     def has_usual_way(self) -> bool:
         """Whether there is a cheaper way than the exact one."""
-        return self.scale == "e4m3" and self.item_bytes == 2 and not self.stochastic
+        return self.scale == "e4m3" and self.item_bytes == 2 and not (self.stochastic or self.hadamard)
+
+    @property
+    def of_rotated(self) -> QuantizeConfig:
+        """The same for blocks that have been rotated, which are fp32."""
+        return replace(self, dtype="float32", hadamard=0)

@@ -16,6 +16,7 @@ from ..formats import Format
 from ..kernels.quantize_config import ITEM_BYTES, ROW_STEP, WARP, WARP_ROWS, QuantizeConfig
 from ..launch import Launcher, launcher
 from ..operand import BlockScaledTensor
+from ..quantization.hadamard import Hadamard
 from ..quantization.rules import Rule
 from ..scale_layout import ATOM_COLS, ATOM_ROWS, blocked_bytes, blocked_view
 from ..target import Architecture
@@ -25,10 +26,10 @@ __all__ = ["compile_quantize", "quantize_fused", "why_not_fused"]
 
 _NOTHING = contextlib.nullcontext()
 _POINTER, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-# x, data, scale, global_in, global_out | rows, columns, batch | strides | seed | powers | blocks, steps | stream
-_TYPES = (*[_POINTER] * 5, *[_I32] * 3, *[_I64] * 6, *[_I32] * 9, _POINTER)
-# x, amax | rows, bytes of a row, batch | strides | pieces of a row, blocks | stream
-_AMAX_TYPES = (*[_POINTER] * 2, *[_I32] * 3, *[_I64] * 2, *[_I32] * 2, _POINTER)
+# x, data, scale, global_in, global_out | rows, columns, batch | strides | seed, signs | powers | blocks, steps | stream
+_TYPES = (*[_POINTER] * 5, *[_I32] * 3, *[_I64] * 6, *[_I32] * 10, _POINTER)
+# x, amax | rows, bytes of a row, batch | strides | pieces of a row, blocks, signs | stream
+_AMAX_TYPES = (*[_POINTER] * 2, *[_I32] * 3, *[_I64] * 2, *[_I32] * 3, _POINTER)
 _MAX_GRID, _INT32_MAX = 65535, 2**31 - 1
 _FORMATS = {("e2m1", "e4m3", 16), ("e2m1", "ue8m0", 32), ("e4m3", "ue8m0", 32), ("e5m2", "ue8m0", 32)}
 _CHOICES = {"e4m3": ("", "mse", "mae", "abs_max"), "ue8m0": ("",)}
@@ -36,16 +37,19 @@ _CHOICES = {"e4m3": ("", "mse", "mae", "abs_max"), "ue8m0": ("",)}
 _WAVES = 2
 
 
-def why_not_fused(shape: tuple[int, int, int], format: Format, rule: Rule) -> str:
+def why_not_fused(shape: tuple[int, int, int], format: Format, rule: Rule, *, rotation: int = 0) -> str:
     """Why the kernels cannot quantize matrices of ``shape`` (L, MN, K) like that, or an empty string.
 
-    What they have no argument for (square tiles, rotations, Hessians) they cannot do either.
+    ``rotation``: how many elements are rotated together, 0 for none. What there is no argument for (square tiles,
+    Hessians) the kernels cannot do either.
     """
     batch, rows, k = shape
     if (format.element, format.scale, format.block) not in _FORMATS:
         return explain("format for the fused kernels", got=format.name, expected="nvfp4, mxfp4 or mxfp8")
     if rule.choice not in _CHOICES[format.scale]:
         return explain("rule for the fused kernels", got=repr(rule.name), expected="one that does not search")
+    if rotation and format.block % rotation:
+        return explain("size of a rotation for the fused kernels", got=rotation, expected=f"{format.block} or smaller")
     if k % format.block:
         return explain(f"K of {format.name}", got=k, expected=f"a multiple of {format.block}")
     if batch > _MAX_GRID:
@@ -62,6 +66,7 @@ def quantize_fused(
     *,
     global_scale: torch.Tensor | str | None = None,
     seed: int | None = None,
+    hadamard: Hadamard | None = None,
     scale_layout: str = "blocked",
     backend: targets.Backend = "auto",
 ) -> BlockScaledTensor:
@@ -73,6 +78,7 @@ def quantize_fused(
         global_scale: None; one float32 element on the device of ``x``: one pass; or "auto", for NVFP4: a pass over
             ``x`` finds its largest finite magnitude, and the next one computes the global scale from it.
         seed: rounds stochastically, with the bits of ``quantization.philox``; None rounds to nearest.
+        hadamard: rotates x along K first; not larger than the format's block.
         scale_layout: "blocked" or "rowmajor".
         backend: "cuda", "sim", or "auto", which is where ``x`` is.
 
@@ -82,7 +88,8 @@ def quantize_fused(
         OperandError: the kernels cannot do this (:func:`why_not_fused`).
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
-    reason = why_not_fused(tuple(x.shape), format, rule)
+    rotation = 0 if hadamard is None else hadamard.size
+    reason = why_not_fused(tuple(x.shape), format, rule, rotation=rotation)
     if reason:
         raise OperandError(reason)
     resolved = targets.resolve(backend, x.device)
@@ -113,9 +120,11 @@ def quantize_fused(
         scale_layout,
         source,
         seed is not None,
+        rotation,
     )
+    signs = 0 if hadamard is None else sum(1 << i for i, sign in enumerate(hadamard.signs) if sign < 0)
     if source == "amax":
-        _find_amax(x, given, config, resolved)
+        _find_amax(x, given, config, signs, resolved)
     seed = seed or 0
     arguments = [
         *(0 if t is None else t.data_ptr() for t in (x, data, scale, given, computed)),
@@ -125,7 +134,7 @@ def quantize_fused(
         *_byte_strides(x),
         *_byte_strides(data),
         *scale_strides,
-        *(ctypes.c_int32(half & 0xFFFFFFFF).value for half in (seed, seed >> 32)),
+        *(_int32(half) for half in (seed, seed >> 32, signs)),
         1,
         1 << 16,
         *_grid(config, rows, columns, targets.sm_count(resolved, x.device) // batch),
@@ -149,15 +158,36 @@ def _run(launch: Launcher, target: targets.Target, arguments: list, tensors: dic
         launch([*arguments, torch.cuda.current_stream(device).cuda_stream], {})
 
 
-def _find_amax(x: torch.Tensor, amax: torch.Tensor, config: QuantizeConfig, target: targets.Target) -> None:
-    """Raises ``amax`` to the largest finite magnitude of ``x``."""
-    config = QuantizeConfig(arch=config.arch, dtype=config.dtype, vector_bytes=min(config.vector_bytes, 16), warps=8)
+def _int32(bits: int) -> int:
+    """The low 32 bits as ctypes takes them."""
+    return ctypes.c_int32(bits & 0xFFFFFFFF).value
+
+
+def _find_amax(x: torch.Tensor, amax: torch.Tensor, config: QuantizeConfig, signs: int, target: targets.Target) -> None:
+    """Raises ``amax`` to the largest finite magnitude of ``x``, rotated as ``config`` and ``signs`` say."""
+    config = QuantizeConfig(
+        arch=config.arch,
+        dtype=config.dtype,
+        hadamard=config.hadamard,
+        vector_bytes=min(config.vector_bytes, 16),
+        warps=8,
+    )
     batch, rows, k = x.shape
     row_bytes = k * x.element_size()
-    pieces = -(-row_bytes // (config.vector_bytes * 4 * WARP))
+    pieces = -(-row_bytes // (WARP * (64 if config.hadamard else 4 * config.vector_bytes)))
     sm_count = targets.sm_count(target, x.device)
     blocks = max(1, min(-(-rows * pieces // config.warps), 8 * sm_count // batch))
-    arguments = [x.data_ptr(), amax.data_ptr(), rows, row_bytes, batch, *_byte_strides(x), pieces, blocks]
+    arguments = [
+        x.data_ptr(),
+        amax.data_ptr(),
+        rows,
+        row_bytes,
+        batch,
+        *_byte_strides(x),
+        pieces,
+        blocks,
+        _int32(signs),
+    ]
     launch = launcher(compile_cached(("amax", config), lambda: _build_amax(config)), target, _AMAX_TYPES)
     _run(launch, target, arguments, {"x": (x, False), "amax": (amax, True)})
 
@@ -219,6 +249,7 @@ def _choose(
     layout: str,
     global_scale: str,
     stochastic: bool,
+    rotation: int = 0,
 ) -> QuantizeConfig:
     """The variant of the kernel for matrices of ``rows`` rows, which start at multiples of ``alignment`` bytes."""
     columns = format.scale_columns(k)
@@ -233,6 +264,7 @@ def _choose(
         choice=rule.choice,
         full_scale=rule.full_scale,
         dtype=dtype,
+        hadamard=rotation,
         global_scale=global_scale,
         stochastic=stochastic,
         layout=layout,
@@ -255,19 +287,21 @@ def compile_quantize(
     scale_layout: str = "blocked",
     global_scale: str = "given",
     stochastic: bool = False,
+    rotation: int = 0,
 ) -> tuple[CompiledKernel, QuantizeConfig]:
     """The kernel that quantizes contiguous matrices of these sizes on ``arch``, and its configuration.
 
-    Needs no GPU and no tensors. ``global_scale``: "none", "given" or "amax".
+    Needs no GPU and no tensors. ``global_scale``: "none", "given" or "amax". ``rotation``: how many
+    elements are rotated together, 0 for none.
     """
-    reason = why_not_fused((1, rows, k), format, rule)
+    reason = why_not_fused((1, rows, k), format, rule, rotation=rotation)
     if reason:
         raise OperandError(reason)
     name = DTYPE_NAMES[dtype]
     row_bytes = k * ITEM_BYTES[name]
     alignment = min(row_bytes & -row_bytes, 32)
     arch_ = targets.architecture(arch)
-    config = _choose(rule, format, arch_, name, rows, k, alignment, scale_layout, global_scale, stochastic)
+    config = _choose(rule, format, arch_, name, rows, k, alignment, scale_layout, global_scale, stochastic, rotation)
     return _compile(config), config
 
 
@@ -298,7 +332,7 @@ def _build(config: QuantizeConfig) -> CompiledKernel:
         _pointer(cutlass.Float32, 4),
         *[i32] * 3,
         *[(i64, i64)] * 3,
-        (i32, i32),
+        (i32, i32, i32),
         (i32, i32),
         i32,
         (i32, i32, i32, i32),
@@ -319,8 +353,7 @@ def _build_amax(config: QuantizeConfig) -> CompiledKernel:
         _pointer(cutlass.Uint32, 4),
         *[i32] * 3,
         (i64, i64),
-        i32,
-        i32,
+        *[i32] * 3,
         driver.CUstream(0),
     ]
     return build(Amax(config), args, name="amax", arch=config.arch.name)

@@ -76,7 +76,8 @@ def quantize(
         pad: zeros up to a whole number of blocks along K, which a product does not notice; otherwise an error.
         scale_layout: "blocked" (``cute_nvfp4.scale_layout``) or "rowmajor".
         backend: "torch" (any device), or "auto", which is torch for now; "cuda" and "sim" run the fused kernels on a
-            GPU or in the simulator, with the same bits: rules that do not search, no tiles, rotation or padding.
+            GPU or in the simulator, with the same bits: rules that do not search, rotations of a block at most, no
+            tiles or padding.
 
     A block with NaN or infinity in it gets a NaN scale and is NaN altogether; the other blocks are as if it were not
     there. Magnitudes beyond what the scales reach saturate; a block too small for the smallest scale becomes zeros.
@@ -121,7 +122,6 @@ def _fused(
 
     wanted = {
         "block_2d": source.tile > 1,
-        "hadamard": source.rotation is not None,
         "hessian": hessian is not None,
         "pad": source.k != source.matrices.shape[-1],
     }
@@ -133,7 +133,14 @@ def _fused(
     automatic = isinstance(global_scale, str) and global_scale == "auto" and format.has_global_scale
     factor = "auto" if automatic else _global_scale(global_scale, source, rule, format)
     found = quantize_fused(
-        source.matrices, format, rule, global_scale=factor, seed=seed, scale_layout=scale_layout, backend=backend
+        source.matrices,
+        format,
+        rule,
+        global_scale=factor,
+        seed=seed,
+        hadamard=source.rotation,
+        scale_layout=scale_layout,
+        backend=backend,
     )
     if ndim >= 3:
         return found

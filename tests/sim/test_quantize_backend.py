@@ -8,6 +8,7 @@ import torch
 from cute_nvfp4 import quantize
 from cute_nvfp4.errors import OperandError, TargetError
 from cute_nvfp4.formats import as_bytes
+from cute_nvfp4.quantization import Hadamard
 
 
 @pytest.mark.parametrize(
@@ -17,6 +18,7 @@ from cute_nvfp4.formats import as_bytes
         {"rule": "four_six_mse", "global_scale": 0.01, "scale_layout": "rowmajor"},
         {"format": "mxfp4"},
         {"rule": "max", "rounding": "stochastic", "transpose": True},
+        {"rule": "max", "hadamard": 3},
     ],
 )
 @pytest.mark.parametrize("shape", [(144, 96), (2, 64, 160)])
@@ -39,7 +41,7 @@ def test_the_bits_of_the_torch_backend(options: dict, shape: tuple[int, ...]) ->
     [
         ({"rule": "optimal"}, "does not search"),
         ({"block_2d": True}, "block_2d with backend='sim'"),
-        ({"hadamard": 1}, "hadamard with backend='sim'"),
+        ({"hadamard": Hadamard.from_seed(1, 32)}, "size of a rotation for the fused kernels: got 32, expected 16 or"),
     ],
 )
 def test_what_the_kernels_cannot_do(options: dict, message: str) -> None:

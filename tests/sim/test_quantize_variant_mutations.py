@@ -1,0 +1,79 @@
+"""Broken kernels of rotations, tiles and transposed reads are noticed: each mutant's bits differ, or it is reported."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+
+import pytest
+import quantize_problems as problems
+import torch
+
+from cute_nvfp4.cache import CompiledKernel
+from cute_nvfp4.errors import SimError
+from cute_nvfp4.ops import _quantize as ops
+from cute_nvfp4.quantization import Hadamard
+
+_HOPPER, _BLACKWELL = ("sm_90a",), ("sm_100a",)
+_ROTATED = {"hadamard": Hadamard.from_seed(1)}
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """Replaces the first ``count`` (0: all) matches of ``pattern``; ``error``: what reports it, "" the comparison."""
+
+    name: str
+    pattern: str
+    new: str
+    options: dict = field(default_factory=dict)
+    rule: str = "max"
+    global_scale: float | str = 5.25 / 1536
+    archs: tuple[str, ...] = _HOPPER
+    count: int = 1
+    error: str = ""
+
+
+MUTANTS = (
+    # rotations
+    Mutant("a sign lost", r"xor\.b32", "or.b32", _ROTATED, archs=_HOPPER + _BLACKWELL),
+    Mutant("another product", "1048576000", "1048576001", _ROTATED, count=0),
+    Mutant("a difference for a sum", r"add\.rn\.f32", "sub.rn.f32", _ROTATED),
+    Mutant("a sum for a difference", r"sub\.rn\.f32", "add.rn.f32", _ROTATED),
+    Mutant("largest of x as it is", r"sub\.rn\.f32", "add.rn.f32", _ROTATED, global_scale="auto"),
+)  # fmt: skip
+
+
+def run(mutant: Mutant | None, case: Mutant, arch: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """What is reported of the kernels with the mutation: "", "different", or the name of an error."""
+    cached, found = ops.compile_cached, []
+
+    def mutated(key: tuple, builder: object) -> CompiledKernel:
+        kernel = cached(key, builder)
+        if mutant is None:
+            return kernel
+        ptx, count = re.subn(mutant.pattern, mutant.new, kernel.ptx, count=mutant.count)
+        found.append(count)
+        return replace(kernel, ptx=ptx)
+
+    monkeypatch.setenv("CUTE_NVFP4_ARCH", arch)
+    monkeypatch.setattr(ops, "compile_cached", mutated)
+    scale = torch.tensor(case.global_scale) if isinstance(case.global_scale, float) else case.global_scale
+    x = problems.edges(160, 512).bfloat16()
+    x = x.t()[:160] if case.options.get("transposed") else x
+    options = {name: value for name, value in case.options.items() if name != "transposed"}
+    try:
+        different = problems.differences(x, "nvfp4", case.rule, global_scale=scale, **options)
+    except SimError as error:
+        return type(error).__name__
+    assert mutant is None or sum(found), f"nothing matches {mutant.pattern}"
+    return "different" if different else ""
+
+
+@pytest.mark.parametrize(
+    "mutant,arch",
+    [pytest.param(m, arch, id=f"{m.name}-{arch}".replace(" ", "_")) for m in MUTANTS for arch in m.archs],
+)
+def test_mutant_is_noticed(mutant: Mutant, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(None, mutant, arch, monkeypatch) == ""
+    outcome = run(mutant, mutant, arch, monkeypatch)
+    assert outcome if not mutant.error else mutant.error in outcome
