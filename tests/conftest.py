@@ -22,6 +22,7 @@ SAMPLED = {
     "test_quantize_cubin.py": 4,
     "test_quantize_mutations.py": 4,
     "test_quantize_rotated.py": 4,
+    "test_quantize_tiles.py": 9,
 }
 """Of how many tests in a file one is in the default run."""
 

@@ -101,6 +101,7 @@ def differences(x: torch.Tensor, format: str, rule: str, **options: object) -> l
         rounding="nearest" if seed is None else "stochastic",
         generator=seed,
         hadamard=options.get("hadamard"),
+        block_2d=options.get("block_2d", False),
         scale_layout=layout,
         backend="torch",
     )

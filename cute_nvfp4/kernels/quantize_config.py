@@ -37,12 +37,13 @@ class QuantizeConfig:
     element, scale, block: those of the format ("e2m1", "e4m3", "e5m2"; "e4m3", "ue8m0"; 16, 32); top, min_scale,
     exponent, choice: those of the rule, ``top`` being its ``max_code`` or the format's largest element; full_scale:
     amax / global scale; dtype: of x; hadamard: how many elements along K are rotated together, 0 for none;
-    global_scale: "none", "given" (a pointer to it) or "amax" (a pointer to the largest magnitude, from which the kernel
-    computes and stores it); stochastic: rounding; layout: of the scales, "blocked" or "rowmajor"; scale_word: whether
-    row-major scales may be stored four at a time; ragged: whether some of the rows or blocks of a tile may not exist;
-    bulk: whether rows come to shared memory by bulk copies (x is aligned to 16 bytes); vector_bytes: widest load that
-    the alignment of x allows, if not; warps: of a block of threads, a power of two, at most 32; min_blocks: blocks of
-    threads that must fit on a multiprocessor, which bounds the registers (0: no bound).
+    tile: whether scales are those of square tiles; global_scale: "none", "given" (a pointer to it) or "amax" (a pointer
+    to the largest magnitude, from which the kernel computes and stores it); stochastic: rounding; layout: of the
+    scales, "blocked" or "rowmajor"; scale_word: whether row-major scales may be stored four at a time; ragged: whether
+    some of the rows or blocks of a unit may not exist; bulk: whether rows come to shared memory by bulk copies (x is
+    aligned to 16 bytes); vector_bytes: widest load that the alignment of x allows, if not; warps: of a block of
+    threads, a power of two, at most 32; min_blocks: blocks of threads that must fit on a multiprocessor, which bounds
+    the registers (0: no bound).
     """
 
     arch: Architecture
@@ -56,6 +57,7 @@ class QuantizeConfig:
     full_scale: float = 2688.0
     dtype: str = "bfloat16"
     hadamard: int = 0
+    tile: bool = False
     global_scale: str = "given"
     stochastic: bool = False
     layout: str = "blocked"

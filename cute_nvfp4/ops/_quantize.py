@@ -40,8 +40,7 @@ _WAVES = 2
 def why_not_fused(shape: tuple[int, int, int], format: Format, rule: Rule, *, rotation: int = 0) -> str:
     """Why the kernels cannot quantize matrices of ``shape`` (L, MN, K) like that, or an empty string.
 
-    ``rotation``: how many elements are rotated together, 0 for none. What there is no argument for (square tiles,
-    Hessians) the kernels cannot do either.
+    ``rotation``: how many elements are rotated together, 0 for none. Hessians there is no kernel for.
     """
     batch, rows, k = shape
     if (format.element, format.scale, format.block) not in _FORMATS:
@@ -67,6 +66,7 @@ def quantize_fused(
     global_scale: torch.Tensor | str | None = None,
     seed: int | None = None,
     hadamard: Hadamard | None = None,
+    block_2d: bool = False,
     scale_layout: str = "blocked",
     backend: targets.Backend = "auto",
 ) -> BlockScaledTensor:
@@ -79,6 +79,7 @@ def quantize_fused(
             ``x`` finds its largest finite magnitude, and the next one computes the global scale from it.
         seed: rounds stochastically, with the bits of ``quantization.philox``; None rounds to nearest.
         hadamard: rotates x along K first; not larger than the format's block.
+        block_2d: scales of square tiles, repeated in every row of a tile.
         scale_layout: "blocked" or "rowmajor".
         backend: "cuda", "sim", or "auto", which is where ``x`` is.
 
@@ -121,6 +122,7 @@ def quantize_fused(
         source,
         seed is not None,
         rotation,
+        block_2d,
     )
     signs = 0 if hadamard is None else sum(1 << i for i, sign in enumerate(hadamard.signs) if sign < 0)
     if source == "amax":
@@ -199,6 +201,10 @@ def _byte_strides(tensor: torch.Tensor) -> tuple[int, int]:
 
 def _grid(config: QuantizeConfig, rows: int, columns: int, sm_count: int) -> tuple[int, int, int, int, int]:
     """Blocks of threads for a matrix, if there is work for them; and ``steps`` of the kernel."""
+    if config.tile:
+        chunks = -(-columns // (WARP // WARP_ROWS))
+        units = chunks * -(-rows // ATOM_ROWS) * (ROW_STEP // config.block)
+        return max(1, min(-(-units // config.warps), _WAVES * config.min_blocks * sm_count)), chunks, units, 0, 0
     chunks = -(-columns // WARP)
     units = chunks * -(-rows // ATOM_ROWS) * (ROW_STEP // config.warps)
     blocks = max(1, min(units, _WAVES * config.min_blocks * sm_count))
@@ -250,6 +256,7 @@ def _choose(
     global_scale: str,
     stochastic: bool,
     rotation: int = 0,
+    tile: bool = False,
 ) -> QuantizeConfig:
     """The variant of the kernel for matrices of ``rows`` rows, which start at multiples of ``alignment`` bytes."""
     columns = format.scale_columns(k)
@@ -265,12 +272,13 @@ def _choose(
         full_scale=rule.full_scale,
         dtype=dtype,
         hadamard=rotation,
+        tile=tile,
         global_scale=global_scale,
         stochastic=stochastic,
         layout=layout,
         scale_word=columns % ATOM_COLS == 0,
         ragged=rows % ATOM_ROWS != 0 or columns % WARP != 0,
-        bulk=alignment >= 16,
+        bulk=alignment >= 16 and not tile,
         vector_bytes=min(arch.vector_bytes, alignment),
     )
     return dataclasses.replace(config, min_blocks=_resident(config))
@@ -288,11 +296,12 @@ def compile_quantize(
     global_scale: str = "given",
     stochastic: bool = False,
     rotation: int = 0,
+    tile: bool = False,
 ) -> tuple[CompiledKernel, QuantizeConfig]:
     """The kernel that quantizes contiguous matrices of these sizes on ``arch``, and its configuration.
 
     Needs no GPU and no tensors. ``global_scale``: "none", "given" or "amax". ``rotation``: how many
-    elements are rotated together, 0 for none.
+    elements are rotated together, 0 for none. ``tile``: scales of square tiles.
     """
     reason = why_not_fused((1, rows, k), format, rule, rotation=rotation)
     if reason:
@@ -301,7 +310,9 @@ def compile_quantize(
     row_bytes = k * ITEM_BYTES[name]
     alignment = min(row_bytes & -row_bytes, 32)
     arch_ = targets.architecture(arch)
-    config = _choose(rule, format, arch_, name, rows, k, alignment, scale_layout, global_scale, stochastic, rotation)
+    config = _choose(
+        rule, format, arch_, name, rows, k, alignment, scale_layout, global_scale, stochastic, rotation, tile
+    )
     return _compile(config), config
 
 
@@ -322,6 +333,7 @@ def _build(config: QuantizeConfig) -> CompiledKernel:
     import cutlass
 
     from ..kernels.quantize import Quantize
+    from ..kernels.quantize_tile import QuantizeTile
 
     byte, i32, i64 = cutlass.Uint8, cutlass.Int32(1), cutlass.Int64(1)
     args = [
@@ -338,7 +350,8 @@ def _build(config: QuantizeConfig) -> CompiledKernel:
         (i32, i32, i32, i32),
         driver.CUstream(0),
     ]
-    return build(Quantize(config), args, name="quantize", arch=config.arch.name)
+    kernel = QuantizeTile if config.tile else Quantize
+    return build(kernel(config), args, name="quantize", arch=config.arch.name)
 
 
 def _build_amax(config: QuantizeConfig) -> CompiledKernel:

@@ -77,7 +77,7 @@ def quantize(
         scale_layout: "blocked" (``cute_nvfp4.scale_layout``) or "rowmajor".
         backend: "torch" (any device), or "auto", which is torch for now; "cuda" and "sim" run the fused kernels on a
             GPU or in the simulator, with the same bits: rules that do not search, rotations of a block at most, no
-            tiles or padding.
+            padding.
 
     A block with NaN or infinity in it gets a NaN scale and is NaN altogether; the other blocks are as if it were not
     there. Magnitudes beyond what the scales reach saturate; a block too small for the smallest scale becomes zeros.
@@ -121,7 +121,6 @@ def _fused(
     from ..ops._quantize import quantize_fused
 
     wanted = {
-        "block_2d": source.tile > 1,
         "hessian": hessian is not None,
         "pad": source.k != source.matrices.shape[-1],
     }
@@ -139,6 +138,7 @@ def _fused(
         global_scale=factor,
         seed=seed,
         hadamard=source.rotation,
+        block_2d=source.tile > 1,
         scale_layout=scale_layout,
         backend=backend,
     )

@@ -31,3 +31,12 @@ def test_rotated(format: str, rule: str, dtype: torch.dtype) -> None:
         check(edges(129, 544).to(dtype), format, rule, hadamard=Hadamard.from_seed(1, size))
     check(random(1500, 4096, dtype), format, rule, hadamard=Hadamard.from_seed(2))
     check(random(300, 96, dtype), format, rule, hadamard=Hadamard.from_seed(3), seed=11, scale_layout="rowmajor")
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("format,rule", KINDS)
+def test_tiles(format: str, rule: str, dtype: torch.dtype) -> None:
+    check(edges(137, 544).to(dtype), format, rule, block_2d=True)
+    check(random(1500, 4096, dtype), format, rule, block_2d=True)
+    check(random(300, 96, dtype), format, rule, block_2d=True, seed=11, scale_layout="rowmajor")
+    check(random(300, 96, dtype), format, rule, block_2d=True, hadamard=Hadamard.from_seed(3))

@@ -19,6 +19,7 @@ from cute_nvfp4.quantization import Hadamard
         {"format": "mxfp4"},
         {"rule": "max", "rounding": "stochastic", "transpose": True},
         {"rule": "max", "hadamard": 3},
+        {"rule": "static_4", "block_2d": True, "hadamard": 4},
     ],
 )
 @pytest.mark.parametrize("shape", [(144, 96), (2, 64, 160)])
@@ -40,7 +41,6 @@ def test_the_bits_of_the_torch_backend(options: dict, shape: tuple[int, ...]) ->
     "options,message",
     [
         ({"rule": "optimal"}, "does not search"),
-        ({"block_2d": True}, "block_2d with backend='sim'"),
         ({"hadamard": Hadamard.from_seed(1, 32)}, "size of a rotation for the fused kernels: got 32, expected 16 or"),
     ],
 )

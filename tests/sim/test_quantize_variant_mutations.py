@@ -16,6 +16,7 @@ from cute_nvfp4.quantization import Hadamard
 
 _HOPPER, _BLACKWELL = ("sm_90a",), ("sm_100a",)
 _ROTATED = {"hadamard": Hadamard.from_seed(1)}
+_TILE = {"block_2d": True}
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,14 @@ MUTANTS = (
     Mutant("a difference for a sum", r"add\.rn\.f32", "sub.rn.f32", _ROTATED),
     Mutant("a sum for a difference", r"sub\.rn\.f32", "add.rn.f32", _ROTATED),
     Mutant("largest of x as it is", r"sub\.rn\.f32", "add.rn.f32", _ROTATED, global_scale="auto"),
+    # tiles
+    Mutant("scales of other lanes", r"shfl\.sync\.bfly\.b32(.*), 1, ", r"shfl.sync.bfly.b32\1, 4, ", _TILE),
+    Mutant("scales of another tile", r"shfl\.sync\.idx\.b32(?![\s\S]*shfl\.sync\.idx)", "shfl.sync.up.b32", _TILE),
+    Mutant("scales one row further", r"(st\.global\.v4\.b32 \[%rd\d+)\]", r"\1+16]", _TILE),
+    Mutant("largest of the last rows", r"max\.NaN\.f32", "min.NaN.f32", _TILE),
+    Mutant("sums over rows alone", r"add\.rn\.f32(?![\s\S]*add\.rn\.f32)", "min.f32", _TILE, "four_six_mse"),
+    Mutant("six if four is better", r"setp\.lt\.f32", "setp.gt.f32", _TILE, "four_six_mae", count=0),
+    Mutant("a row's errors subtracted", r"add\.rn\.f32", "sub.rn.f32", _TILE, "four_six_mse"),
 )  # fmt: skip
 
 
@@ -59,6 +68,8 @@ def run(mutant: Mutant | None, case: Mutant, arch: str, monkeypatch: pytest.Monk
     monkeypatch.setattr(ops, "compile_cached", mutated)
     scale = torch.tensor(case.global_scale) if isinstance(case.global_scale, float) else case.global_scale
     x = problems.edges(160, 512).bfloat16()
+    if case.rule != "max":
+        x = torch.randn(160, 512, generator=torch.Generator().manual_seed(2)).bfloat16()
     x = x.t()[:160] if case.options.get("transposed") else x
     options = {name: value for name, value in case.options.items() if name != "transposed"}
     try:
