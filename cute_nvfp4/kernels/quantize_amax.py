@@ -84,7 +84,7 @@ class Amax:
         largest = Uint32(0)
         for unit in cutlass.range(block * cfg.warps + warp, rows * pieces, blocks * cfg.warps, unroll=1):
             row, piece = unit // pieces, unit % pieces
-            words = self.load(start + Int64(row) * strides[0], piece * self.piece_bytes, lane, row_bytes)
+            words = self.load(start, strides[0], (row, piece), lane, row_bytes)
             if cutlass.const_expr(cfg.hadamard):
                 words = rotated_words(cfg, words, Uint32(signs))
             bits = f32_bits(largest_magnitude(kind, words))
@@ -104,15 +104,17 @@ class Amax:
                 largest = cutlass.max(largest, found[w])
             atomic_max_global(amax.toint(), largest)
 
-    def load(self, row: Int64, piece: Int32, lane: Int32, row_bytes: Int32) -> list[Uint32]:
-        """A lane's words of the piece that starts ``piece`` bytes into a row; zeros beyond its end."""
+    def load(self, start: Int64, stride: Int64, where: tuple, lane: Int32, row_bytes: Int32) -> list[Uint32]:
+        """A lane's words of piece (row, number in the row); zeros beyond the row's end."""
+        row, piece = where
         width, count, step = self.config.vector_bytes, _LOADS, self.config.vector_bytes * WARP
-        offset = piece + lane * width
+        offset = piece * self.piece_bytes + lane * width
         if self.config.hadamard:
             count, step = _RUN // width, width
-            offset = piece + lane * _RUN
+            offset = piece * self.piece_bytes + lane * _RUN
+        address = start + Int64(row) * stride
         words = []
         for i in range(count):
             inside = cutlass.select_(offset + i * step < row_bytes, Int32(1), Int32(0))
-            words += load_global_if(inside, row + Int64(offset + i * step), width, l1="no_allocate")
+            words += load_global_if(inside, address + Int64(offset + i * step), width, l1="no_allocate")
         return words

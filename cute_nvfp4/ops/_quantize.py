@@ -21,6 +21,7 @@ from ..quantization.rules import Rule
 from ..scale_layout import ATOM_COLS, ATOM_ROWS, blocked_bytes, blocked_view
 from ..target import Architecture
 from ._checks import DTYPE_NAMES
+from ._quantize_variants import PLAIN, Variant, lies_transposed, resident, threads, walk
 
 __all__ = ["compile_quantize", "quantize_fused", "why_not_fused"]
 
@@ -73,7 +74,7 @@ def quantize_fused(
     """Quantizes ``x`` (L, MN, K) by the fused kernels: the same bits as the torch backend.
 
     Args:
-        x: float32, float16 or bfloat16, K contiguous (others are copied); K a multiple of the format's block.
+        x: float32, float16 or bfloat16, K or MN contiguous (others are copied); K a multiple of the format's block.
         format, rule: what ``quantization.rules`` resolves names to.
         global_scale: None; one float32 element on the device of ``x``: one pass; or "auto", for NVFP4: a pass over
             ``x`` finds its largest finite magnitude, and the next one computes the global scale from it.
@@ -94,7 +95,9 @@ def quantize_fused(
     if reason:
         raise OperandError(reason)
     resolved = targets.resolve(backend, x.device)
-    x = _readable(x.detach())
+    x = x.detach()
+    variant = Variant(rotation, block_2d, lies_transposed(x, block_2d, rule.choice))
+    x = x if variant.transposed else _readable(x)
     batch, rows, k = x.shape
     columns = format.scale_columns(k)
     data = torch.empty((batch, rows, format.data_columns(k)), dtype=torch.uint8, device=x.device)
@@ -121,8 +124,7 @@ def quantize_fused(
         scale_layout,
         source,
         seed is not None,
-        rotation,
-        block_2d,
+        variant,
     )
     signs = 0 if hadamard is None else sum(1 << i for i, sign in enumerate(hadamard.signs) if sign < 0)
     if source == "amax":
@@ -133,7 +135,7 @@ def quantize_fused(
         rows,
         columns,
         batch,
-        *_byte_strides(x),
+        *_byte_strides(x.transpose(1, 2) if variant.transposed else x),
         *_byte_strides(data),
         *scale_strides,
         *(_int32(half) for half in (seed, seed >> 32, signs)),
@@ -167,29 +169,12 @@ def _int32(bits: int) -> int:
 
 def _find_amax(x: torch.Tensor, amax: torch.Tensor, config: QuantizeConfig, signs: int, target: targets.Target) -> None:
     """Raises ``amax`` to the largest finite magnitude of ``x``, rotated as ``config`` and ``signs`` say."""
-    config = QuantizeConfig(
-        arch=config.arch,
-        dtype=config.dtype,
-        hadamard=config.hadamard,
-        vector_bytes=min(config.vector_bytes, 16),
-        warps=8,
-    )
-    batch, rows, k = x.shape
-    row_bytes = k * x.element_size()
-    pieces = -(-row_bytes // (WARP * (64 if config.hadamard else 4 * config.vector_bytes)))
+    alignment = _alignment(x.transpose(1, 2) if config.transposed else x)
+    view, config, rows, row_bytes, pieces = walk(x, config, alignment)
     sm_count = targets.sm_count(target, x.device)
-    blocks = max(1, min(-(-rows * pieces // config.warps), 8 * sm_count // batch))
-    arguments = [
-        x.data_ptr(),
-        amax.data_ptr(),
-        rows,
-        row_bytes,
-        batch,
-        *_byte_strides(x),
-        pieces,
-        blocks,
-        _int32(signs),
-    ]
+    blocks = max(1, min(-(-rows * pieces // config.warps), 8 * sm_count // x.shape[0]))
+    places = [x.data_ptr(), amax.data_ptr()]
+    arguments = [*places, rows, row_bytes, x.shape[0], *_byte_strides(view), pieces, blocks, _int32(signs)]
     launch = launcher(compile_cached(("amax", config), lambda: _build_amax(config)), target, _AMAX_TYPES)
     _run(launch, target, arguments, {"x": (x, False), "amax": (amax, True)})
 
@@ -201,10 +186,9 @@ def _byte_strides(tensor: torch.Tensor) -> tuple[int, int]:
 
 def _grid(config: QuantizeConfig, rows: int, columns: int, sm_count: int) -> tuple[int, int, int, int, int]:
     """Blocks of threads for a matrix, if there is work for them; and ``steps`` of the kernel."""
-    if config.tile:
-        chunks = -(-columns // (WARP // WARP_ROWS))
-        units = chunks * -(-rows // ATOM_ROWS) * (ROW_STEP // config.block)
-        return max(1, min(-(-units // config.warps), _WAVES * config.min_blocks * sm_count)), chunks, units, 0, 0
+    if config.tile or config.transposed:
+        *steps, wanted = threads(config, rows, columns)
+        return max(1, min(wanted, _WAVES * config.min_blocks * sm_count)), *steps, 0, 0
     chunks = -(-columns // WARP)
     units = chunks * -(-rows // ATOM_ROWS) * (ROW_STEP // config.warps)
     blocks = max(1, min(units, _WAVES * config.min_blocks * sm_count))
@@ -255,8 +239,7 @@ def _choose(
     layout: str,
     global_scale: str,
     stochastic: bool,
-    rotation: int = 0,
-    tile: bool = False,
+    variant: Variant = PLAIN,
 ) -> QuantizeConfig:
     """The variant of the kernel for matrices of ``rows`` rows, which start at multiples of ``alignment`` bytes."""
     columns = format.scale_columns(k)
@@ -271,17 +254,18 @@ def _choose(
         choice=rule.choice,
         full_scale=rule.full_scale,
         dtype=dtype,
-        hadamard=rotation,
-        tile=tile,
+        hadamard=variant.rotation,
+        tile=variant.tile,
+        transposed=variant.transposed,
         global_scale=global_scale,
         stochastic=stochastic,
         layout=layout,
         scale_word=columns % ATOM_COLS == 0,
-        ragged=rows % ATOM_ROWS != 0 or columns % WARP != 0,
-        bulk=alignment >= 16 and not tile,
-        vector_bytes=min(arch.vector_bytes, alignment),
+        ragged=variant.reads_rows and (rows % ATOM_ROWS != 0 or columns % WARP != 0),
+        bulk=alignment >= 16 and variant.reads_rows,
+        vector_bytes=4 if variant.transposed else min(arch.vector_bytes, alignment),
     )
-    return dataclasses.replace(config, min_blocks=_resident(config))
+    return dataclasses.replace(config, min_blocks=_resident(config) if variant.reads_rows else resident(config))
 
 
 def compile_quantize(
@@ -295,24 +279,21 @@ def compile_quantize(
     scale_layout: str = "blocked",
     global_scale: str = "given",
     stochastic: bool = False,
-    rotation: int = 0,
-    tile: bool = False,
+    variant: Variant = PLAIN,
 ) -> tuple[CompiledKernel, QuantizeConfig]:
     """The kernel that quantizes contiguous matrices of these sizes on ``arch``, and its configuration.
 
-    Needs no GPU and no tensors. ``global_scale``: "none", "given" or "amax". ``rotation``: how many
-    elements are rotated together, 0 for none. ``tile``: scales of square tiles.
+    Needs no GPU and no tensors. ``global_scale``: "none", "given" or "amax". ``variant``: rotations, tiles,
+    transposed reads.
     """
-    reason = why_not_fused((1, rows, k), format, rule, rotation=rotation)
+    reason = why_not_fused((1, rows, k), format, rule, rotation=variant.rotation)
     if reason:
         raise OperandError(reason)
     name = DTYPE_NAMES[dtype]
     row_bytes = k * ITEM_BYTES[name]
     alignment = min(row_bytes & -row_bytes, 32)
     arch_ = targets.architecture(arch)
-    config = _choose(
-        rule, format, arch_, name, rows, k, alignment, scale_layout, global_scale, stochastic, rotation, tile
-    )
+    config = _choose(rule, format, arch_, name, rows, k, alignment, scale_layout, global_scale, stochastic, variant)
     return _compile(config), config
 
 
@@ -334,6 +315,7 @@ def _build(config: QuantizeConfig) -> CompiledKernel:
 
     from ..kernels.quantize import Quantize
     from ..kernels.quantize_tile import QuantizeTile
+    from ..kernels.quantize_transposed import QuantizeTransposed
 
     byte, i32, i64 = cutlass.Uint8, cutlass.Int32(1), cutlass.Int64(1)
     args = [
@@ -350,7 +332,7 @@ def _build(config: QuantizeConfig) -> CompiledKernel:
         (i32, i32, i32, i32),
         driver.CUstream(0),
     ]
-    kernel = QuantizeTile if config.tile else Quantize
+    kernel = QuantizeTransposed if config.transposed else QuantizeTile if config.tile else Quantize
     return build(kernel(config), args, name="quantize", arch=config.arch.name)
 
 
@@ -359,6 +341,7 @@ def _build_amax(config: QuantizeConfig) -> CompiledKernel:
     import cutlass
 
     from ..kernels.quantize_amax import Amax
+    from ..kernels.quantize_transposed import AmaxTransposed
 
     i32, i64 = cutlass.Int32(1), cutlass.Int64(1)
     args = [
@@ -369,4 +352,5 @@ def _build_amax(config: QuantizeConfig) -> CompiledKernel:
         *[i32] * 3,
         driver.CUstream(0),
     ]
-    return build(Amax(config), args, name="amax", arch=config.arch.name)
+    kernel = AmaxTransposed if config.transposed else Amax
+    return build(kernel(config), args, name="amax", arch=config.arch.name)

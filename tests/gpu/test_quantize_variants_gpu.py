@@ -40,3 +40,18 @@ def test_tiles(format: str, rule: str, dtype: torch.dtype) -> None:
     check(random(1500, 4096, dtype), format, rule, block_2d=True)
     check(random(300, 96, dtype), format, rule, block_2d=True, seed=11, scale_layout="rowmajor")
     check(random(300, 96, dtype), format, rule, block_2d=True, hadamard=Hadamard.from_seed(3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("format,rule", KINDS)
+def test_transposed(format: str, rule: str, dtype: torch.dtype) -> None:
+    """K strided: of views on the device, because moving a tensor there may change its strides."""
+
+    def lies(x: torch.Tensor) -> torch.Tensor:
+        return x.cuda().t()
+
+    check(lies(edges(544, 138).to(dtype)), format, rule)
+    check(lies(random(4096, 1500, dtype)), format, rule)
+    check(lies(random(4096, 1500, dtype)), format, rule, block_2d=True)
+    check(lies(random(96, 300, dtype)), format, rule, seed=11, scale_layout="rowmajor")
+    check(lies(random(96, 300, dtype)), format, rule, hadamard=Hadamard.from_seed(3))

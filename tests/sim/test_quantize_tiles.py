@@ -6,6 +6,7 @@ import pytest
 import torch
 from quantize_problems import DTYPES, PAIRS, differences, edges, fused, golden_inputs, near_ties
 
+from cute_nvfp4.ops import _quantize as ops
 from cute_nvfp4.quantization import Hadamard
 
 ARCHS = ("sm_100a", "sm_90a")
@@ -118,3 +119,10 @@ def test_a_matrix_and_its_transpose(rule: str) -> None:
     x = torch.randn(64, 96, generator=torch.Generator().manual_seed(4)).bfloat16()
     first, second = (fused(y, "nvfp4", rule, global_scale="auto", block_2d=True) for y in (x, x.t()))
     assert first.dequantize().equal(second.dequantize().transpose(1, 2))
+
+
+@pytest.mark.parametrize("rule", ["max", "four_six_mse"])
+def test_one_block_of_threads_for_all(arch: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes unit after unit; every other grid is somewhere between this one and one unit for each."""
+    monkeypatch.setattr(ops, "_WAVES", 0)
+    check(spread(300, 288).bfloat16(), "nvfp4", rule, global_scale="auto")

@@ -17,6 +17,10 @@ from cute_nvfp4.quantization import Hadamard
 _HOPPER, _BLACKWELL = ("sm_90a",), ("sm_100a",)
 _ROTATED = {"hadamard": Hadamard.from_seed(1)}
 _TILE = {"block_2d": True}
+_TRANSPOSED = {"transposed": True}
+_TILE_TRANSPOSED = _TILE | _TRANSPOSED
+# one block of threads does everything
+_ONE_BLOCK = {"one_block": True}
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,17 @@ MUTANTS = (
     Mutant("sums over rows alone", r"add\.rn\.f32(?![\s\S]*add\.rn\.f32)", "min.f32", _TILE, "four_six_mse"),
     Mutant("six if four is better", r"setp\.lt\.f32", "setp.gt.f32", _TILE, "four_six_mae", count=0),
     Mutant("a row's errors subtracted", r"add\.rn\.f32", "sub.rn.f32", _TILE, "four_six_mse"),
+    # transposed reads
+    Mutant("halves of another column", r"\b21520\b", "30258", _TRANSPOSED, count=0),
+    Mutant("codes of other rows", r"(st\.shared\.v2\.b32 \[%r\d+)\]", r"\1+128]", _TRANSPOSED, count=0),
+    Mutant("pieces not exchanged back", r"xor\.b32(?![\s\S]*xor\.b32)", "or.b32", _TRANSPOSED),
+    Mutant("scales of other rows", r"(st\.global\.v4\.b32 \[%rd\d+)\]", r"\1+16]", _TRANSPOSED),
+    Mutant("no barrier before storing", r"bar\.sync\s+0;(?=[\s\S]*bar\.sync)(?![\s\S]*bar\.sync[\s\S]*bar\.sync)", "",
+           _TRANSPOSED, error="Race"),
+    Mutant("no barrier after storing", r"bar\.sync\s+0;(?![\s\S]*bar\.sync)", "",
+           _TRANSPOSED | _ONE_BLOCK, error="Race"),
+    Mutant("largest of half a tile", r"shfl\.sync\.bfly\.b32(.*), 4, ", r"shfl.sync.bfly.b32\1, 0, ", _TILE_TRANSPOSED),
+    Mutant("largest of other tiles", r"shfl\.sync\.bfly\.b32(.*), 4, ", r"shfl.sync.bfly.b32\1, 8, ", _TILE_TRANSPOSED),
 )  # fmt: skip
 
 
@@ -70,8 +85,10 @@ def run(mutant: Mutant | None, case: Mutant, arch: str, monkeypatch: pytest.Monk
     x = problems.edges(160, 512).bfloat16()
     if case.rule != "max":
         x = torch.randn(160, 512, generator=torch.Generator().manual_seed(2)).bfloat16()
-    x = x.t()[:160] if case.options.get("transposed") else x
-    options = {name: value for name, value in case.options.items() if name != "transposed"}
+    x = x.t()[:, :160] if case.options.get("transposed") else x
+    if case.options.get("one_block"):
+        monkeypatch.setattr(ops, "_WAVES", 0)
+    options = {name: value for name, value in case.options.items() if name not in ("transposed", "one_block")}
     try:
         different = problems.differences(x, "nvfp4", case.rule, global_scale=scale, **options)
     except SimError as error:
