@@ -7,6 +7,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint16, Uint32
 
 from ..ptx.convert import e4m3x2_to_f16x2, f16x2_to_f32
+from .quantize_compare import compares, four_over_six
 from .quantize_config import ELEMENTS, QuantizeConfig
 from .quantize_exact import encode_exactly, exact, largest_magnitude
 from .quantize_mx import NAN_UE8M0, mx_block
@@ -48,6 +49,11 @@ def encode_block(
     if cutlass.const_expr(config.scale == "ue8m0"):
         nan_scale = NAN_UE8M0
         code, codes = mx_block(config, words, largest, seed, index)
+    elif cutlass.const_expr(not config.has_usual_way and compares(config)):
+        code, first, second, doubtful = four_over_six(config, words, largest, factor)
+        if sound & (largest > Float32(0.0)) & (doubtful != 0):
+            code, first, second = exact(config, words, largest, factor, seed, index)
+        codes = [first, second]
     elif cutlass.const_expr(not config.has_usual_way):
         code, first, second = exact(config, words, largest, factor, seed, index)
         codes = [first, second]

@@ -22,6 +22,7 @@ from cutlass.memory import SmemAllocator
 
 from ..ptx.encode import abs_f32, add_rn, max_abs_f32, mul_rn, store_global, store_global_byte
 from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_STRIDE
+from . import quantize_compare as compare
 from .arith import ceil_div, div, mod
 from .quantize import Quantize
 from .quantize_block import NAN_E4M3, encode_block
@@ -158,7 +159,43 @@ class QuantizeTile(Quantize):
 
     @cute.jit
     def better(self, source: tuple, largest: Float32, factor: tuple, random: tuple, indices: tuple):
-        """4/6 for a tile: (scale code, its value, number of the candidate).
+        """4/6 for a tile: (scale code, its value, number of the candidate)."""
+        cfg = self.config
+        kind = self.plain()
+        wanted = wanted_scale(cfg, largest, factor[1])
+        codes, values = scales(cfg, wanted)
+        four = Int32(0)
+        if cutlass.const_expr(compare.compares(cfg)):
+            batch = _BATCH_BYTES // cfg.block_bytes // 2
+            multipliers = compare.factors(cfg, values, factor[0])
+            sums = cute.make_rmem_tensor(2 * compare.CHAINS, Float32)
+            for i in cutlass.range_constexpr(2 * compare.CHAINS):
+                sums[i] = Float32(0.0)
+            for i in cutlass.range(0, cfg.block, batch, unroll=1):
+                x = to_f32(kind, [word for step in range(batch) for word in self.row(source, i + step)])
+                self.add_errors(sums, x, multipliers)
+            totals = [compare.total([sums[first + i] for i in range(compare.CHAINS)]) for first in (0, compare.CHAINS)]
+            less, certain = compare.compare(cfg, totals, values, wanted, factor[0], cfg.block * cfg.block)
+            four = cutlass.select_(less, Int32(1), Int32(0))
+            # neither zeros nor what is not finite need a second look
+            if (largest > Float32(0.0)) & (largest < Float32(_INFINITY)):
+                if not certain:
+                    four = self.better_exactly(source, values, factor, random, indices)
+        else:
+            four = self.better_exactly(source, values, factor, random, indices)
+        code = Uint32(cutlass.select_(four != 0, codes[1], codes[0]))
+        return code, cutlass.select_(four != 0, values[1], values[0]), four
+
+    def add_errors(self, sums: Any, x: list[Float32], multipliers: list[Float32]) -> None:
+        """Adds the errors of ``x`` under both candidates."""
+        for stream, multiplier in enumerate(multipliers):
+            chains = range(compare.CHAINS * stream, compare.CHAINS * (stream + 1))
+            for place, total in zip(chains, compare.errors(self.config, x, multiplier, [sums[i] for i in chains])):
+                sums[place] = total
+
+    @cute.jit
+    def better_exactly(self, source: tuple, values: list, factor: tuple, random: tuple, indices: tuple):
+        """The number of the better candidate, step by step.
 
         Rows j and j + 8 come together: that is how ``cute_nvfp4.quantization.blocks.ordered_sum`` adds, the row sums
         as well as the columns.
@@ -166,7 +203,6 @@ class QuantizeTile(Quantize):
         cfg = self.config
         kind = self.plain()
         half = cfg.block // 2
-        codes, values = scales(cfg, wanted_scale(cfg, largest, factor[1]))
         # per candidate: sums of columns so far, and the sum of the rows'
         sums = cute.make_rmem_tensor((cfg.block + 1) * 2, Float32)
         for i in cutlass.range_constexpr((cfg.block + 1) * 2):
@@ -188,9 +224,7 @@ class QuantizeTile(Quantize):
             else:
                 columns = ordered_sum([sums[first + i] for i in range(cfg.block)])
                 totals.append(add_rn(sums[first + cfg.block], columns))
-        four = totals[1] < totals[0]
-        code = Uint32(cutlass.select_(four, codes[1], codes[0]))
-        return code, cutlass.select_(four, values[1], values[0]), cutlass.select_(four, Int32(1), Int32(0))
+        return cutlass.select_(totals[1] < totals[0], Int32(1), Int32(0))
 
     def plain(self) -> Any:
         """The configuration of a block of which the scale is decided."""

@@ -98,6 +98,16 @@ def test_stochastic(arch: str, format: str, rule: str) -> None:
         check(x, format, rule, global_scale=scale, seed=seed, hadamard=Hadamard.from_seed(3), scale_layout="rowmajor")
 
 
+@pytest.mark.parametrize("rule", ["four_six_mse", "four_six_mae", "four_six_abs_max"])
+def test_equal_errors(arch: str, rule: str) -> None:
+    """Of small integers in float32, and of what they become when rotated: decided in the definition's order."""
+    generator = torch.Generator().manual_seed(3)
+    for largest, value in ((6, 1.0), (9, 1 / 3), (2, 0.3), (9, 0.0007)):
+        x = torch.randint(-largest, largest + 1, (128, 512), generator=generator).float()
+        for rotation in (None, Hadamard.from_seed(6)):
+            check(x, "nvfp4", rule, global_scale=torch.tensor(value), hadamard=rotation)
+
+
 def test_rotates_back() -> None:
     x = torch.randn(32, 64, generator=torch.Generator().manual_seed(4))
     rotation = Hadamard.from_seed(5)

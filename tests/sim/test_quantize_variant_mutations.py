@@ -12,6 +12,7 @@ import torch
 from cute_nvfp4.cache import CompiledKernel
 from cute_nvfp4.errors import SimError
 from cute_nvfp4.ops import _quantize as ops
+from cute_nvfp4.ptx.encode import HALF_UNIT
 from cute_nvfp4.quantization import Hadamard
 
 _HOPPER, _BLACKWELL = ("sm_90a",), ("sm_100a",)
@@ -19,6 +20,9 @@ _ROTATED = {"hadamard": Hadamard.from_seed(1)}
 _TILE = {"block_2d": True}
 _TRANSPOSED = {"transposed": True}
 _TILE_TRANSPOSED = _TILE | _TRANSPOSED
+# small ones: errors are often equal, or differ by a rounding
+_INTEGERS = {"integers": True}
+_FLOAT32 = {"dtype": torch.float32}
 # one block of threads does everything
 _ONE_BLOCK = {"one_block": True}
 
@@ -53,6 +57,10 @@ MUTANTS = (
     Mutant("sums over rows alone", r"add\.rn\.f32(?![\s\S]*add\.rn\.f32)", "min.f32", _TILE, "four_six_mse"),
     Mutant("six if four is better", r"setp\.lt\.f32", "setp.gt.f32", _TILE, "four_six_mae", count=0),
     Mutant("a row's errors subtracted", r"add\.rn\.f32", "sub.rn.f32", _TILE, "four_six_mse"),
+    # 4/6 by sums in any order
+    Mutant("a decision is always clear", r"\b964689920\b", "-1082130432", _TILE | _INTEGERS, "four_six_mse", 0.3),
+    Mutant("the same of a block", r"\b964689920\b", "-1082130432", _INTEGERS | _FLOAT32, "four_six_mse", 0.3),
+    Mutant("halves not rounded", str(HALF_UNIT), "0", _TILE, "four_six_mae", count=0),
     # transposed reads
     Mutant("halves of another column", r"\b21520\b", "30258", _TRANSPOSED, count=0),
     Mutant("codes of other rows", r"(st\.shared\.v2\.b32 \[%r\d+)\]", r"\1+128]", _TRANSPOSED, count=0),
@@ -65,6 +73,13 @@ MUTANTS = (
     Mutant("largest of half a tile", r"shfl\.sync\.bfly\.b32(.*), 4, ", r"shfl.sync.bfly.b32\1, 0, ", _TILE_TRANSPOSED),
     Mutant("largest of other tiles", r"shfl\.sync\.bfly\.b32(.*), 4, ", r"shfl.sync.bfly.b32\1, 8, ", _TILE_TRANSPOSED),
 )  # fmt: skip
+
+
+def _input(rule: str, integers: bool) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    if integers:
+        return torch.randint(-9, 10, (160, 512), generator=generator)
+    return problems.edges(160, 512) if rule == "max" else torch.randn(160, 512, generator=generator)
 
 
 def run(mutant: Mutant | None, case: Mutant, arch: str, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -82,13 +97,12 @@ def run(mutant: Mutant | None, case: Mutant, arch: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("CUTE_NVFP4_ARCH", arch)
     monkeypatch.setattr(ops, "compile_cached", mutated)
     scale = torch.tensor(case.global_scale) if isinstance(case.global_scale, float) else case.global_scale
-    x = problems.edges(160, 512).bfloat16()
-    if case.rule != "max":
-        x = torch.randn(160, 512, generator=torch.Generator().manual_seed(2)).bfloat16()
-    x = x.t()[:, :160] if case.options.get("transposed") else x
-    if case.options.get("one_block"):
+    options = dict(case.options)
+    x = _input(case.rule, options.pop("integers", False)).to(options.pop("dtype", torch.bfloat16))
+    if options.pop("transposed", False):
+        x = x.t()[:, :160]
+    if options.pop("one_block", False):
         monkeypatch.setattr(ops, "_WAVES", 0)
-    options = {name: value for name, value in case.options.items() if name not in ("transposed", "one_block")}
     try:
         different = problems.differences(x, "nvfp4", case.rule, global_scale=scale, **options)
     except SimError as error:
