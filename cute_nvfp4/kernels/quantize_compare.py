@@ -4,10 +4,9 @@ Errors are taken in units of the scale, r = element − y, and summed in any ord
 makes no difference to them, so that where no instruction converts to E2M1, y · 2⁻¹⁴ cut to binary16 and rounded half
 up will do (:mod:`.quantize_usual`).
 
-How far off that is, with n elements: y, three roundings away from x / (global scale · scale) and at most 7, by ε <
-2⁻¹⁹·⁵; a sum S of squares by 2 ε √(n S), so that it is right to 2⁻¹⁵ where S ≥ n / 64; a sum of magnitudes by n ε,
-2⁻¹⁴ where it is at least n / 32. The definition's own roundings are fewer. Sums that differ by more than 2⁻¹² of the
-larger one therefore compare alike.
+How far off that is, with n elements: y, three roundings away from x / (global scale · scale) and at most 7, by ε = 2⁻¹⁹
+at most, which covers what the definition rounds, too; so a sum S of squares by 2 ε √(n S) + n ε², a sum of magnitudes
+by n ε; and adding up by less than 2⁻¹⁶ of it. Candidates whose errors differ by more than twice that compare alike.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ from .quantize_usual import largest_wanted
 # sums of errors that are added side by side
 CHAINS = 4
 _UNIT = 2.0**-14
-_LEAST_PART = {"mse": 2.0**-6, "mae": 2.0**-5}
-_LEAST_DIFFERENCE = 2.0**-12
+_EPSILON = 2.0**-19
+_LEAST_DIFFERENCE = 2.0**-14
 # scales wanted that are larger round by a sixth at most, so that no element is further from zero than 7
 _LEAST_WANTED = 3.5 * 2.0**-9
 
@@ -74,14 +73,22 @@ def compare(
     config: QuantizeConfig, sums: list[Float32], values: list[Float32], wanted: Float32, global_scale: Float32, n: int
 ) -> tuple:
     """(whether 4 is better, whether that is certain), from the sums of both candidates over ``n`` elements."""
-    power = 2 if config.choice == "mse" else 1
     unit = 1.0 if config.arch.has_fp4_convert else _UNIT
-    least = cute.arch.fmin(sums[0], sums[1]) >= Float32(n * _LEAST_PART[config.choice] * unit**power)
-    weighted = [mul_rn(total, mul_rn(v, v) if power == 2 else v) for total, v in zip(sums, values)]
+    squares = [mul_rn(v, v) for v in values]
+    weights = squares if config.choice == "mse" else values
+    weighted = [mul_rn(total, weight) for total, weight in zip(sums, weights)]
     distance = abs_f32(sub_rn(weighted[0], weighted[1]))
     clear = distance > mul_rn(cute.arch.fmax(weighted[0], weighted[1]), Float32(_LEAST_DIFFERENCE))
+    if config.choice == "mse":
+        # (8 ε)² n S scale⁴, and S large enough for n ε² to be a small part of that
+        bounds = [mul_rn(error, square) for error, square in zip(weighted, squares)]
+        bound = mul_rn(cute.arch.fmax(bounds[0], bounds[1]), Float32(n * (8 * _EPSILON * unit) ** 2))
+        enough = cute.arch.fmax(sums[0], sums[1]) > Float32(64 * n * (_EPSILON * unit) ** 2)
+        clear = clear & enough & (mul_rn(distance, distance) > bound)
+    else:
+        clear = clear & (distance > mul_rn(cute.arch.fmax(values[0], values[1]), Float32(4 * n * _EPSILON * unit)))
     inside = (wanted >= Float32(_LEAST_WANTED)) & (wanted <= largest_wanted(config, global_scale))
-    return weighted[1] < weighted[0], least & clear & inside
+    return weighted[1] < weighted[0], clear & inside
 
 
 def total(sums: list[Float32]) -> Float32:

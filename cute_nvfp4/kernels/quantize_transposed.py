@@ -31,12 +31,17 @@ from .quantize_usual import TABLE_BYTES, fill_table, largest_wanted
 _PIECE = 16
 
 
-def load_columns(config: QuantizeConfig, address: Int64, stride: Int64, exists: Any) -> list[list[Uint32]]:
-    """The blocks that start in the word at ``address`` and go on every ``stride`` bytes; zeros if they do not exist."""
+def load_words(config: QuantizeConfig, address: Int64, stride: Int64, exists: Any) -> list[Uint32]:
+    """A block's word of each row of memory, from ``address`` on every ``stride`` bytes; zeros if it does not exist."""
     predicate = cutlass.select_(exists, Int32(1), Int32(0))
     words = []
     for i in range(config.block):
         words += load_global_if(predicate, address + i * stride, 4)
+    return words
+
+
+def parted(config: QuantizeConfig, words: list[Uint32]) -> list[list[Uint32]]:
+    """The blocks, one or two, that lie in :func:`load_words`."""
     if config.item_bytes == 4:
         return [words]
     return [[prmt(a, b, half) for a, b in zip(words[0::2], words[1::2])] for half in (0x5410, 0x7632)]
@@ -116,6 +121,8 @@ class QuantizeTransposed(Quantize):
             atom, first = task % atoms, task // atoms * depth
             row = atom * ATOM_ROWS + own_row
             line = Int64(batch) * Int64(rows) + Int64(row)
+            limits = (row < rows, columns, first + first_block + own_depth)
+            words = self.fetch(x_address, x_strides[0], row, first + first_block, limits)
             for step in cutlass.range(0, own_depth, ATOM_COLS, unroll=1):
                 # scales of the lane's rows, a byte for each of four blocks
                 own = cute.make_rmem_tensor(cfg.lane_rows, Uint32)
@@ -125,8 +132,9 @@ class QuantizeTransposed(Quantize):
                 for i in cutlass.range(ATOM_COLS, unroll=1):
                     column = first + place + i
                     exists = (row < rows) & (column < columns)
-                    start = x_address + Int64(column * cfg.block) * x_strides[0] + Int64(row * cfg.item_bytes)
-                    parts = load_columns(cfg, start, x_strides[0], exists)
+                    # the next block's words are under way while this one is worked on
+                    following = self.fetch(x_address, x_strides[0], row, column + 1, limits)
+                    parts = parted(cfg, words)
                     index = (line * Int64(columns) + Int64(column)) * cfg.block
                     found = self.encode(parts, factor, quick, valid, random, (index, Int64(columns) * cfg.block))
                     for number in cutlass.range_constexpr(cfg.lane_rows):
@@ -134,6 +142,7 @@ class QuantizeTransposed(Quantize):
                         self.put(codes, own_row + number, place + i, out)
                         code = Uint32(cutlass.select_(exists, code, Uint32(0)))
                         own[number] = own[number] | (code << Uint32(8 * i))
+                    words = following
                 for number in cutlass.range_constexpr(cfg.lane_rows):
                     inside = own_row + number
                     offset = mod(inside, ROW_STEP) * ATOM_STRIDE[0][0] + div(inside, ROW_STEP) * ATOM_STRIDE[0][1]
@@ -142,6 +151,12 @@ class QuantizeTransposed(Quantize):
             self.write_data(codes, thread, data_rows, (atom, first), (rows, columns))
             self.write_scales(scales, thread, scale_rows, (atom, first), (rows, columns))
             cute.arch.sync_threads()
+
+    def fetch(self, address: Int64, stride: Int64, row: Int32, column: Int32, limits: tuple) -> list[Uint32]:
+        """The words of a block; ``limits``: whether the row exists, how many columns do, the first not the warp's."""
+        there, columns, end = limits
+        start = address + Int64(column * self.config.block) * stride + Int64(row * self.config.item_bytes)
+        return load_words(self.config, start, stride, there & (column < columns) & (column < end))
 
     def encode(
         self, parts: list, factor: tuple, quick: tuple, valid: Int32, random: tuple, index: tuple
@@ -232,4 +247,5 @@ class AmaxTransposed(Amax):
         row, piece = where
         offset = piece * self.piece_bytes + lane * 4
         address = start + Int64(row * self.config.block) * stride + Int64(offset)
-        return [word for words in load_columns(self.config, address, stride, offset < row_bytes) for word in words]
+        words = load_words(self.config, address, stride, offset < row_bytes)
+        return [word for part in parted(self.config, words) for word in part]

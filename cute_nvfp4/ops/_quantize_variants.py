@@ -56,6 +56,8 @@ def resident(config: QuantizeConfig) -> int:
     """Blocks of threads that are to fit on a multiprocessor: as registers allow."""
     if config.stochastic:
         return 2
+    if config.transposed:
+        return 4 if config.block == 16 else 3
     return 4 if config.has_usual_way and not config.choice else 3
 
 
