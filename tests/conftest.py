@@ -21,6 +21,11 @@ SAMPLED = {
     "test_quantize.py": 4,
     "test_quantize_cubin.py": 4,
     "test_quantize_mutations.py": 4,
+    "test_quantize_rotated.py": 4,
+    "test_quantize_tiles.py": 9,
+    "test_quantize_transposed.py": 6,
+    "test_quantize_variant_cubin.py": 12,
+    "test_quantize_variant_mutations.py": 2,
 }
 """Of how many tests in a file one is in the default run."""
 

@@ -100,6 +100,8 @@ def differences(x: torch.Tensor, format: str, rule: str, **options: object) -> l
         global_scale=options.get("global_scale"),
         rounding="nearest" if seed is None else "stochastic",
         generator=seed,
+        hadamard=options.get("hadamard"),
+        block_2d=options.get("block_2d", False),
         scale_layout=layout,
         backend="torch",
     )

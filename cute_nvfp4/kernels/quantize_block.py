@@ -7,31 +7,53 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint16, Uint32
 
 from ..ptx.convert import e4m3x2_to_f16x2, f16x2_to_f32
-from .quantize_config import ELEMENTS
+from .quantize_compare import compares, four_over_six
+from .quantize_config import ELEMENTS, QuantizeConfig
 from .quantize_exact import encode_exactly, exact, largest_magnitude
 from .quantize_mx import NAN_UE8M0, mx_block
+from .quantize_rotate import rotated_words
 from .quantize_usual import usual
 
 NAN_E4M3 = 0x7F
 _INFINITY = float("inf")
 
 
-@cute.jit
 def quantize_block(
-    config: cutlass.Constexpr, words: tuple, factor: tuple, quick: tuple, valid: Int32, seed: tuple, index: Int64
-):
+    config: QuantizeConfig, words: tuple, factor: tuple, quick: tuple, valid: Int32, random: tuple, index: Int64
+) -> tuple:
     """(scale code, words of codes) of a block.
 
     words: its elements as they lie in memory. factor: (global scale, 1 / global scale, global scale · shift, shift).
-    quick: what :func:`usual` takes. valid: whether the global scale is a valid one. seed, index: what
-    :func:`stochastic` takes, ``index`` being that of the block's first element.
+    quick: what :func:`usual` takes. valid: whether the global scale is a valid one. random: the seed's halves, which
+    :func:`stochastic` takes with ``index``, that of the block's first element; and the signs of the rotation.
     """
-    largest = largest_magnitude(config, words)
+    if config.hadamard:
+        words, config = tuple(rotated_words(config, words, Uint32(random[2]))), config.of_rotated
+    return encode_block(config, words, largest_magnitude(config, words), factor, quick, valid, random[:2], index)
+
+
+@cute.jit
+def encode_block(
+    config: cutlass.Constexpr,
+    words: tuple,
+    largest: Float32,
+    factor: tuple,
+    quick: tuple,
+    valid: Int32,
+    seed: tuple,
+    index: Int64,
+):
+    """As :func:`quantize_block`, of elements that are not to be rotated, and of which ``largest`` is the magnitude."""
     sound = (largest < Float32(_INFINITY)) & (valid != 0)
     nan_scale = NAN_E4M3
     if cutlass.const_expr(config.scale == "ue8m0"):
         nan_scale = NAN_UE8M0
         code, codes = mx_block(config, words, largest, seed, index)
+    elif cutlass.const_expr(not config.has_usual_way and compares(config)):
+        code, first, second, doubtful = four_over_six(config, words, largest, factor)
+        if sound & (largest > Float32(0.0)) & (doubtful != 0):
+            code, first, second = exact(config, words, largest, factor, seed, index)
+        codes = [first, second]
     elif cutlass.const_expr(not config.has_usual_way):
         code, first, second = exact(config, words, largest, factor, seed, index)
         codes = [first, second]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from ..scale_layout import ATOM_COLS, ATOM_ROWS
 from ..target import Architecture
 
 WARP = 32
 # rows r, r + 32, r + 64 and r + 96 of a scale atom: their scales of four columns are sixteen contiguous bytes
 WARP_ROWS = 4
 ROW_STEP = 32
+_LINE = 128
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,14 @@ class QuantizeConfig:
 
     element, scale, block: those of the format ("e2m1", "e4m3", "e5m2"; "e4m3", "ue8m0"; 16, 32); top, min_scale,
     exponent, choice: those of the rule, ``top`` being its ``max_code`` or the format's largest element; full_scale:
-    amax / global scale; dtype: of x; global_scale: "none", "given" (a pointer to it) or "amax" (a pointer to the
-    largest magnitude, from which the kernel computes and stores it); stochastic: rounding; layout: of the scales,
-    "blocked" or "rowmajor"; scale_word: whether row-major scales may be stored four at a time; ragged: whether some of
-    the rows or blocks of a tile may not exist; bulk: whether
-    rows come to shared memory by bulk copies (x is aligned to 16 bytes); vector_bytes: widest load that the alignment
-    of x allows, if not; warps: of a block of threads, a power of two, at most 32; min_blocks: blocks of threads that
-    must fit on a multiprocessor, which bounds the registers (0: no bound).
+    amax / global scale; dtype: of x; hadamard: how many elements along K are rotated together, 0 for none;
+    tile: whether scales are those of square tiles; transposed: whether K is the strided dimension of x;
+    global_scale: "none", "given" (a pointer to it) or "amax" (a pointer to the largest magnitude, from which the kernel
+    computes and stores it); stochastic: rounding; layout: of the scales, "blocked" or "rowmajor"; scale_word: whether
+    row-major scales may be stored four at a time; ragged: whether some of the rows or blocks of a unit may not exist;
+    bulk: whether rows come to shared memory by bulk copies (x is aligned to 16 bytes); vector_bytes: widest load that
+    the alignment of x allows, if not; warps: of a block of threads, a power of two, at most 32; min_blocks: blocks of
+    threads that must fit on a multiprocessor, which bounds the registers (0: no bound).
     """
 
     arch: Architecture
@@ -55,6 +58,9 @@ class QuantizeConfig:
     choice: str = ""
     full_scale: float = 2688.0
     dtype: str = "bfloat16"
+    hadamard: int = 0
+    tile: bool = False
+    transposed: bool = False
     global_scale: str = "given"
     stochastic: bool = False
     layout: str = "blocked"
@@ -81,6 +87,21 @@ class QuantizeConfig:
         return self.block // 2 if self.element == "e2m1" else self.block
 
     @property
+    def lane_rows(self) -> int:
+        """``transposed``: rows of the result of which a lane holds blocks, as many as a word has elements."""
+        return 4 // self.item_bytes
+
+    @property
+    def warps_along_k(self) -> int:
+        """``transposed``: warps of a block of threads that take the same rows of the result."""
+        return self.warps * WARP * self.lane_rows // ATOM_ROWS
+
+    @property
+    def blocks_along_k(self) -> int:
+        """``transposed``: how many a block of threads takes: at least a line of data, and for each warp four scales."""
+        return max(_LINE // self.out_bytes, ATOM_COLS * self.warps_along_k)
+
+    @property
     def sound_ties(self) -> bool:
         """Whether elements have so few bits that ties can be told apart from their neighbours in binary16."""
         return self.has_usual_way and not self.arch.has_fp4_convert
@@ -93,4 +114,9 @@ class QuantizeConfig:
     @property
     def has_usual_way(self) -> bool:
         """Whether there is a cheaper way than the exact one."""
-        return self.scale == "e4m3" and self.item_bytes == 2 and not self.stochastic
+        return self.scale == "e4m3" and self.item_bytes == 2 and not (self.stochastic or self.hadamard)
+
+    @property
+    def of_rotated(self) -> QuantizeConfig:
+        """The same for blocks that have been rotated, which are fp32."""
+        return replace(self, dtype="float32", hadamard=0)

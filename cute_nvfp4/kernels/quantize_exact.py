@@ -92,6 +92,14 @@ def decode(words: list[Uint32], arch: Any) -> list[Float32]:
     return [x for word in words for pair in e2m1x8_to_f16x2(word, arch) for x in f16x2_to_f32(pair)]
 
 
+def residuals(
+    config: QuantizeConfig, x: list[Float32], words: list[Uint32], value: Float32, factor: tuple
+) -> list[Float32]:
+    """What the codes in ``words`` under the scale ``value`` are off by, times the global scale's shift."""
+    _, _, mantissa, shift = factor
+    return [sub_rn(mul_rn(mul_rn(q, value), mantissa), mul_rn(a, shift)) for q, a in zip(decode(words, config.arch), x)]
+
+
 def exact_candidate(
     config: QuantizeConfig, x: list[Float32], value: Float32, factor: tuple, draw: tuple
 ) -> tuple[list[Uint32], Float32]:
@@ -99,8 +107,7 @@ def exact_candidate(
 
     draw: (seed, index, stream) for stochastic rounding.
     """
-    global_scale, _, mantissa, shift = factor
-    inverse = rcp_rn(mul_rn(global_scale, value))
+    inverse = rcp_rn(mul_rn(factor[0], value))
     scaled = x
     if config.stochastic:
         scaled = stochastic(config, [mul_rn(a, inverse) for a in x], *draw)
@@ -109,10 +116,7 @@ def exact_candidate(
     words = [cutlass.select_(value == Float32(0.0), Uint32(0), word) for word in words]
     if not config.choice:
         return words, Float32(0.0)
-    difference = [
-        sub_rn(mul_rn(mul_rn(q, value), mantissa), mul_rn(a, shift)) for q, a in zip(decode(words, config.arch), x)
-    ]
-    return words, error(config.choice, difference)
+    return words, error(config.choice, residuals(config, x, words, value, factor))
 
 
 def encode_exactly(config: QuantizeConfig, words: list[Uint32], value: Float32, factor: tuple) -> tuple:

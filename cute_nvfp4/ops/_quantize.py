@@ -16,19 +16,21 @@ from ..formats import Format
 from ..kernels.quantize_config import ITEM_BYTES, ROW_STEP, WARP, WARP_ROWS, QuantizeConfig
 from ..launch import Launcher, launcher
 from ..operand import BlockScaledTensor
+from ..quantization.hadamard import Hadamard
 from ..quantization.rules import Rule
 from ..scale_layout import ATOM_COLS, ATOM_ROWS, blocked_bytes, blocked_view
 from ..target import Architecture
 from ._checks import DTYPE_NAMES
+from ._quantize_variants import PLAIN, Variant, lies_transposed, resident, threads, walk
 
 __all__ = ["compile_quantize", "quantize_fused", "why_not_fused"]
 
 _NOTHING = contextlib.nullcontext()
 _POINTER, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-# x, data, scale, global_in, global_out | rows, columns, batch | strides | seed | powers | blocks, steps | stream
-_TYPES = (*[_POINTER] * 5, *[_I32] * 3, *[_I64] * 6, *[_I32] * 9, _POINTER)
-# x, amax | rows, bytes of a row, batch | strides | pieces of a row, blocks | stream
-_AMAX_TYPES = (*[_POINTER] * 2, *[_I32] * 3, *[_I64] * 2, *[_I32] * 2, _POINTER)
+# x, data, scale, global_in, global_out | rows, columns, batch | strides | seed, signs | powers | blocks, steps | stream
+_TYPES = (*[_POINTER] * 5, *[_I32] * 3, *[_I64] * 6, *[_I32] * 10, _POINTER)
+# x, amax | rows, bytes of a row, batch | strides | pieces of a row, blocks, signs | stream
+_AMAX_TYPES = (*[_POINTER] * 2, *[_I32] * 3, *[_I64] * 2, *[_I32] * 3, _POINTER)
 _MAX_GRID, _INT32_MAX = 65535, 2**31 - 1
 _FORMATS = {("e2m1", "e4m3", 16), ("e2m1", "ue8m0", 32), ("e4m3", "ue8m0", 32), ("e5m2", "ue8m0", 32)}
 _CHOICES = {"e4m3": ("", "mse", "mae", "abs_max"), "ue8m0": ("",)}
@@ -36,16 +38,18 @@ _CHOICES = {"e4m3": ("", "mse", "mae", "abs_max"), "ue8m0": ("",)}
 _WAVES = 2
 
 
-def why_not_fused(shape: tuple[int, int, int], format: Format, rule: Rule) -> str:
+def why_not_fused(shape: tuple[int, int, int], format: Format, rule: Rule, *, rotation: int = 0) -> str:
     """Why the kernels cannot quantize matrices of ``shape`` (L, MN, K) like that, or an empty string.
 
-    What they have no argument for (square tiles, rotations, Hessians) they cannot do either.
+    ``rotation``: how many elements are rotated together, 0 for none. Hessians there is no kernel for.
     """
     batch, rows, k = shape
     if (format.element, format.scale, format.block) not in _FORMATS:
         return explain("format for the fused kernels", got=format.name, expected="nvfp4, mxfp4 or mxfp8")
     if rule.choice not in _CHOICES[format.scale]:
         return explain("rule for the fused kernels", got=repr(rule.name), expected="one that does not search")
+    if rotation and format.block % rotation:
+        return explain("size of a rotation for the fused kernels", got=rotation, expected=f"{format.block} or smaller")
     if k % format.block:
         return explain(f"K of {format.name}", got=k, expected=f"a multiple of {format.block}")
     if batch > _MAX_GRID:
@@ -62,17 +66,21 @@ def quantize_fused(
     *,
     global_scale: torch.Tensor | str | None = None,
     seed: int | None = None,
+    hadamard: Hadamard | None = None,
+    block_2d: bool = False,
     scale_layout: str = "blocked",
     backend: targets.Backend = "auto",
 ) -> BlockScaledTensor:
     """Quantizes ``x`` (L, MN, K) by the fused kernels: the same bits as the torch backend.
 
     Args:
-        x: float32, float16 or bfloat16, K contiguous (others are copied); K a multiple of the format's block.
+        x: float32, float16 or bfloat16, K or MN contiguous (others are copied); K a multiple of the format's block.
         format, rule: what ``quantization.rules`` resolves names to.
         global_scale: None; one float32 element on the device of ``x``: one pass; or "auto", for NVFP4: a pass over
             ``x`` finds its largest finite magnitude, and the next one computes the global scale from it.
         seed: rounds stochastically, with the bits of ``quantization.philox``; None rounds to nearest.
+        hadamard: rotates x along K first; not larger than the format's block.
+        block_2d: scales of square tiles, repeated in every row of a tile.
         scale_layout: "blocked" or "rowmajor".
         backend: "cuda", "sim", or "auto", which is where ``x`` is.
 
@@ -82,11 +90,14 @@ def quantize_fused(
         OperandError: the kernels cannot do this (:func:`why_not_fused`).
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
-    reason = why_not_fused(tuple(x.shape), format, rule)
+    rotation = 0 if hadamard is None else hadamard.size
+    reason = why_not_fused(tuple(x.shape), format, rule, rotation=rotation)
     if reason:
         raise OperandError(reason)
     resolved = targets.resolve(backend, x.device)
-    x = _readable(x.detach())
+    x = x.detach()
+    variant = Variant(rotation, block_2d, lies_transposed(x, block_2d, rule.choice))
+    x = x if variant.transposed else _readable(x)
     batch, rows, k = x.shape
     columns = format.scale_columns(k)
     data = torch.empty((batch, rows, format.data_columns(k)), dtype=torch.uint8, device=x.device)
@@ -113,19 +124,21 @@ def quantize_fused(
         scale_layout,
         source,
         seed is not None,
+        variant,
     )
+    signs = 0 if hadamard is None else sum(1 << i for i, sign in enumerate(hadamard.signs) if sign < 0)
     if source == "amax":
-        _find_amax(x, given, config, resolved)
+        _find_amax(x, given, config, signs, resolved)
     seed = seed or 0
     arguments = [
         *(0 if t is None else t.data_ptr() for t in (x, data, scale, given, computed)),
         rows,
         columns,
         batch,
-        *_byte_strides(x),
+        *_byte_strides(x.transpose(1, 2) if variant.transposed else x),
         *_byte_strides(data),
         *scale_strides,
-        *(ctypes.c_int32(half & 0xFFFFFFFF).value for half in (seed, seed >> 32)),
+        *(_int32(half) for half in (seed, seed >> 32, signs)),
         1,
         1 << 16,
         *_grid(config, rows, columns, targets.sm_count(resolved, x.device) // batch),
@@ -149,15 +162,19 @@ def _run(launch: Launcher, target: targets.Target, arguments: list, tensors: dic
         launch([*arguments, torch.cuda.current_stream(device).cuda_stream], {})
 
 
-def _find_amax(x: torch.Tensor, amax: torch.Tensor, config: QuantizeConfig, target: targets.Target) -> None:
-    """Raises ``amax`` to the largest finite magnitude of ``x``."""
-    config = QuantizeConfig(arch=config.arch, dtype=config.dtype, vector_bytes=min(config.vector_bytes, 16), warps=8)
-    batch, rows, k = x.shape
-    row_bytes = k * x.element_size()
-    pieces = -(-row_bytes // (config.vector_bytes * 4 * WARP))
+def _int32(bits: int) -> int:
+    """The low 32 bits as ctypes takes them."""
+    return ctypes.c_int32(bits & 0xFFFFFFFF).value
+
+
+def _find_amax(x: torch.Tensor, amax: torch.Tensor, config: QuantizeConfig, signs: int, target: targets.Target) -> None:
+    """Raises ``amax`` to the largest finite magnitude of ``x``, rotated as ``config`` and ``signs`` say."""
+    alignment = _alignment(x.transpose(1, 2) if config.transposed else x)
+    view, config, rows, row_bytes, pieces = walk(x, config, alignment)
     sm_count = targets.sm_count(target, x.device)
-    blocks = max(1, min(-(-rows * pieces // config.warps), 8 * sm_count // batch))
-    arguments = [x.data_ptr(), amax.data_ptr(), rows, row_bytes, batch, *_byte_strides(x), pieces, blocks]
+    blocks = max(1, min(-(-rows * pieces // config.warps), 8 * sm_count // x.shape[0]))
+    places = [x.data_ptr(), amax.data_ptr()]
+    arguments = [*places, rows, row_bytes, x.shape[0], *_byte_strides(view), pieces, blocks, _int32(signs)]
     launch = launcher(compile_cached(("amax", config), lambda: _build_amax(config)), target, _AMAX_TYPES)
     _run(launch, target, arguments, {"x": (x, False), "amax": (amax, True)})
 
@@ -169,6 +186,9 @@ def _byte_strides(tensor: torch.Tensor) -> tuple[int, int]:
 
 def _grid(config: QuantizeConfig, rows: int, columns: int, sm_count: int) -> tuple[int, int, int, int, int]:
     """Blocks of threads for a matrix, if there is work for them; and ``steps`` of the kernel."""
+    if config.tile or config.transposed:
+        *steps, wanted = threads(config, rows, columns)
+        return max(1, min(wanted, _WAVES * config.min_blocks * sm_count)), *steps, 0, 0
     chunks = -(-columns // WARP)
     units = chunks * -(-rows // ATOM_ROWS) * (ROW_STEP // config.warps)
     blocks = max(1, min(units, _WAVES * config.min_blocks * sm_count))
@@ -219,6 +239,7 @@ def _choose(
     layout: str,
     global_scale: str,
     stochastic: bool,
+    variant: Variant = PLAIN,
 ) -> QuantizeConfig:
     """The variant of the kernel for matrices of ``rows`` rows, which start at multiples of ``alignment`` bytes."""
     columns = format.scale_columns(k)
@@ -233,15 +254,18 @@ def _choose(
         choice=rule.choice,
         full_scale=rule.full_scale,
         dtype=dtype,
+        hadamard=variant.rotation,
+        tile=variant.tile,
+        transposed=variant.transposed,
         global_scale=global_scale,
         stochastic=stochastic,
         layout=layout,
         scale_word=columns % ATOM_COLS == 0,
-        ragged=rows % ATOM_ROWS != 0 or columns % WARP != 0,
-        bulk=alignment >= 16,
-        vector_bytes=min(arch.vector_bytes, alignment),
+        ragged=variant.reads_rows and (rows % ATOM_ROWS != 0 or columns % WARP != 0),
+        bulk=alignment >= 16 and variant.reads_rows,
+        vector_bytes=4 if variant.transposed else min(arch.vector_bytes, alignment),
     )
-    return dataclasses.replace(config, min_blocks=_resident(config))
+    return dataclasses.replace(config, min_blocks=_resident(config) if variant.reads_rows else resident(config))
 
 
 def compile_quantize(
@@ -255,19 +279,21 @@ def compile_quantize(
     scale_layout: str = "blocked",
     global_scale: str = "given",
     stochastic: bool = False,
+    variant: Variant = PLAIN,
 ) -> tuple[CompiledKernel, QuantizeConfig]:
     """The kernel that quantizes contiguous matrices of these sizes on ``arch``, and its configuration.
 
-    Needs no GPU and no tensors. ``global_scale``: "none", "given" or "amax".
+    Needs no GPU and no tensors. ``global_scale``: "none", "given" or "amax". ``variant``: rotations, tiles,
+    transposed reads.
     """
-    reason = why_not_fused((1, rows, k), format, rule)
+    reason = why_not_fused((1, rows, k), format, rule, rotation=variant.rotation)
     if reason:
         raise OperandError(reason)
     name = DTYPE_NAMES[dtype]
     row_bytes = k * ITEM_BYTES[name]
     alignment = min(row_bytes & -row_bytes, 32)
     arch_ = targets.architecture(arch)
-    config = _choose(rule, format, arch_, name, rows, k, alignment, scale_layout, global_scale, stochastic)
+    config = _choose(rule, format, arch_, name, rows, k, alignment, scale_layout, global_scale, stochastic, variant)
     return _compile(config), config
 
 
@@ -288,6 +314,8 @@ def _build(config: QuantizeConfig) -> CompiledKernel:
     import cutlass
 
     from ..kernels.quantize import Quantize
+    from ..kernels.quantize_tile import QuantizeTile
+    from ..kernels.quantize_transposed import QuantizeTransposed
 
     byte, i32, i64 = cutlass.Uint8, cutlass.Int32(1), cutlass.Int64(1)
     args = [
@@ -298,13 +326,14 @@ def _build(config: QuantizeConfig) -> CompiledKernel:
         _pointer(cutlass.Float32, 4),
         *[i32] * 3,
         *[(i64, i64)] * 3,
-        (i32, i32),
+        (i32, i32, i32),
         (i32, i32),
         i32,
         (i32, i32, i32, i32),
         driver.CUstream(0),
     ]
-    return build(Quantize(config), args, name="quantize", arch=config.arch.name)
+    kernel = QuantizeTransposed if config.transposed else QuantizeTile if config.tile else Quantize
+    return build(kernel(config), args, name="quantize", arch=config.arch.name)
 
 
 def _build_amax(config: QuantizeConfig) -> CompiledKernel:
@@ -312,6 +341,7 @@ def _build_amax(config: QuantizeConfig) -> CompiledKernel:
     import cutlass
 
     from ..kernels.quantize_amax import Amax
+    from ..kernels.quantize_transposed import AmaxTransposed
 
     i32, i64 = cutlass.Int32(1), cutlass.Int64(1)
     args = [
@@ -319,8 +349,8 @@ def _build_amax(config: QuantizeConfig) -> CompiledKernel:
         _pointer(cutlass.Uint32, 4),
         *[i32] * 3,
         (i64, i64),
-        i32,
-        i32,
+        *[i32] * 3,
         driver.CUstream(0),
     ]
-    return build(Amax(config), args, name="amax", arch=config.arch.name)
+    kernel = AmaxTransposed if config.transposed else Amax
+    return build(kernel(config), args, name="amax", arch=config.arch.name)

@@ -71,7 +71,7 @@ def quantize(
         pad: zeros up to a whole number of blocks along K, which a product does not notice; otherwise an error.
         scale_layout: "blocked" (``cute_nvfp4.scale_layout``) or "rowmajor".
         backend: "torch" (any device and any request); "cuda" or "sim": the fused kernels on a GPU or in the simulator
-            (rules that do not search, no tiles, rotation or padding; others are errors); "auto": the fused kernels for
+            (rules that do not search, rotations of a block at most, no padding; others are errors); "auto": the fused kernels for
             CUDA tensors and requests that they take, else torch. All give the same bits; ``explain_backend`` says
             which one it is, and why. The first call for a kind of request compiles its kernel (cached on disk).
 
@@ -106,7 +106,7 @@ def quantize(
     if chosen.backend != "torch":
         computed = isinstance(global_scale, str) and global_scale == "auto" and format.has_global_scale
         factor = "auto" if computed else _global_scale(global_scale, source, resolved, format)
-        return run_fused(source.matrices, x.ndim, format, resolved, factor, seed, scale_layout, backend)
+        return run_fused(source, x.ndim, format, resolved, factor, seed, scale_layout, backend)
     factor = _global_scale(global_scale, source, resolved, format)
     blocks = None if hessian is None else _hessian_blocks(hessian, source.k, format, x.device)
     data, scale = quantize_slabs(source, resolved, format, factor, seed, blocks)
@@ -154,14 +154,12 @@ def _prepare(
     matrices = _matrices(x, transpose, axis)
     k = _padded(matrices.shape[-1], format, rotation, pad)
     wanted = {
-        "block_2d": (block_2d, True),
-        "hadamard": (rotation is not None, f"a rotation of {rotation.size if rotation else 0} elements"),
         "hessian": (hessian is not None, "one"),
         "padding": (k != matrices.shape[-1], f"K {matrices.shape[-1]}, which pad makes {k}"),
     }
     given = {name: value for name, (is_given, value) in wanted.items() if is_given}
     source = Source(matrices, k, rotation, format.block if block_2d else 1)
-    return source, format, resolved, choose_backend(backend, matrices, format, resolved, given)
+    return source, format, resolved, choose_backend(backend, source, format, resolved, given)
 
 
 def dequantize(

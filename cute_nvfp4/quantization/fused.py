@@ -14,15 +14,17 @@ from cute_nvfp4 import target as targets
 from cute_nvfp4.errors import OperandError, TargetError, explain
 from cute_nvfp4.formats import FORMATS, Format
 from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.quantization.hadamard import Hadamard
 from cute_nvfp4.quantization.rules import Rule, resolve_format
+from cute_nvfp4.quantization.slabs import Source
 from cute_nvfp4.scale_layout import blocked_bytes, blocked_view
 
 __all__ = ["BACKENDS", "BackendChoice", "choose_backend", "run_fused"]
 
 BACKENDS = ("auto", "torch", "cuda", "sim")
 _SCHEMA = (
-    "(Tensor x, Tensor? global_scale, bool computed, SymInt? seed, str format, str rule, str scale_layout, "
-    "str backend) -> (Tensor, Tensor, Tensor)"
+    "(Tensor x, Tensor? global_scale, bool computed, SymInt? seed, int[]? signs, bool block_2d, str format, str rule, "
+    "str scale_layout, str backend) -> (Tensor, Tensor, Tensor)"
 )
 _HINT = "backend='auto' or 'torch' does it by torch, with the bits that the kernels would give."
 
@@ -35,9 +37,9 @@ class BackendChoice(NamedTuple):
 
 
 def choose_backend(
-    wanted: str, x: torch.Tensor, format: Format, rule: Rule, options: Mapping[str, object]
+    wanted: str, source: Source, format: Format, rule: Rule, options: Mapping[str, object]
 ) -> BackendChoice:
-    """The backend for matrices ``x`` (L, MN, K), before padding.
+    """The backend for ``source``, before padding.
 
     ``options``: those given that the fused kernels have no argument for, by name.
 
@@ -49,8 +51,9 @@ def choose_backend(
         raise TargetError(explain("backend", got=repr(wanted), expected=f"one of {', '.join(BACKENDS)}"))
     if wanted == "torch":
         return BackendChoice("torch", "asked for")
+    x = source.matrices
     if wanted != "auto":
-        reason = _unfused(wanted, x, format, rule, options)
+        reason = _unfused(wanted, source, format, rule, options)
         if reason:
             raise OperandError(f"{reason} {_HINT}")
         return BackendChoice(wanted)
@@ -64,11 +67,11 @@ def choose_backend(
             targets.resolve("cuda", x.device)
         except TargetError as error:
             return BackendChoice("torch", str(error))
-    reason = _unfused("cuda", x, format, rule, options)
+    reason = _unfused("cuda", source, format, rule, options)
     return BackendChoice("torch" if reason else "cuda", reason)
 
 
-def _unfused(backend: str, x: torch.Tensor, format: Format, rule: Rule, options: Mapping[str, object]) -> str:
+def _unfused(backend: str, source: Source, format: Format, rule: Rule, options: Mapping[str, object]) -> str:
     """Why the fused kernels cannot do this, or an empty string."""
     from ..ops._quantize import why_not_fused
 
@@ -76,11 +79,12 @@ def _unfused(backend: str, x: torch.Tensor, format: Format, rule: Rule, options:
         return explain(f"{name} with backend={backend!r}", got=value, expected=f"no {name}")
     if torch.compiler.is_compiling() and FORMATS.get(format.name) is not format:
         return explain("format within torch.compile", got=format.name, expected=f"one of {', '.join(FORMATS)}")
-    return why_not_fused(tuple(x.shape), format, rule)
+    rotation = 0 if source.rotation is None else source.rotation.size
+    return why_not_fused(tuple(source.matrices.shape), format, rule, rotation=rotation)
 
 
 def run_fused(
-    x: torch.Tensor,
+    source: Source,
     ndim: int,
     format: Format,
     rule: Rule,
@@ -89,12 +93,14 @@ def run_fused(
     scale_layout: str,
     backend: str,
 ) -> BlockScaledTensor:
-    """``quantize_fused`` of matrices ``x`` (L, MN, K), without L where the caller's tensor had ``ndim`` below three."""
+    """``quantize_fused`` of ``source``, without L where the caller's tensor had ``ndim`` below three."""
+    x, rotation = source.matrices, source.rotation
     if torch.compiler.is_compiling():
         computed = isinstance(global_scale, str)
-        data, scale, factor = _operator(
-            x, None if computed else global_scale, computed, seed, format.name, rule.name, scale_layout, backend
-        )
+        signs = None if rotation is None else list(rotation.signs)
+        factor = None if computed else global_scale
+        request = seed, signs, source.tile > 1, format.name, rule.name, scale_layout, backend
+        data, scale, factor = _operator(x, factor, computed, *request)
         if scale_layout == "blocked":
             scale = blocked_view(scale, x.shape[1], format.scale_columns(x.shape[2]), x.shape[0])
         found = BlockScaledTensor(data, scale, factor if computed else global_scale, format)
@@ -102,7 +108,15 @@ def run_fused(
         from ..ops._quantize import quantize_fused
 
         found = quantize_fused(
-            x, format, rule, global_scale=global_scale, seed=seed, scale_layout=scale_layout, backend=backend
+            x,
+            format,
+            rule,
+            global_scale=global_scale,
+            seed=seed,
+            hadamard=rotation,
+            block_2d=source.tile > 1,
+            scale_layout=scale_layout,
+            backend=backend,
         )
     if ndim >= 3:
         return found
@@ -111,7 +125,7 @@ def run_fused(
 
 
 @torch.library.custom_op("cute_nvfp4::quantize", mutates_args=(), schema=_SCHEMA)
-def _operator(x, global_scale, computed, seed, format, rule, scale_layout, backend):
+def _operator(x, global_scale, computed, seed, signs, block_2d, format, rule, scale_layout, backend):
     """Data, scales (blocked ones in one dimension) and the global scale, if it is computed, of matrices (L, MN, K)."""
     from cute_nvfp4.quantization.api import quantize
 
@@ -124,6 +138,8 @@ def _operator(x, global_scale, computed, seed, format, rule, scale_layout, backe
         global_scale="auto" if computed else global_scale,
         rounding=rounding,
         generator=seed,
+        hadamard=None if signs is None else Hadamard(tuple(signs)),
+        block_2d=block_2d,
         scale_layout=scale_layout,
         backend=backend,
     )
@@ -132,7 +148,7 @@ def _operator(x, global_scale, computed, seed, format, rule, scale_layout, backe
 
 
 @_operator.register_fake
-def _(x, global_scale, computed, seed, format, rule, scale_layout, backend):
+def _(x, global_scale, computed, seed, signs, block_2d, format, rule, scale_layout, backend):
     format = resolve_format(format)
     batch, rows, k = x.shape
     columns = format.scale_columns(k)

@@ -8,7 +8,7 @@ import torch
 from cute_nvfp4 import quantize
 from cute_nvfp4.errors import OperandError, TargetError
 from cute_nvfp4.formats import as_bytes
-from cute_nvfp4.quantization import explain_backend
+from cute_nvfp4.quantization import Hadamard, explain_backend
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,8 @@ from cute_nvfp4.quantization import explain_backend
         {"rule": "four_six_mse", "global_scale": 0.01, "scale_layout": "rowmajor"},
         {"format": "mxfp4"},
         {"rule": "max", "rounding": "stochastic", "transpose": True},
+        {"rule": "max", "hadamard": 3},
+        {"rule": "static_4", "block_2d": True, "hadamard": 4},
     ],
 )
 @pytest.mark.parametrize("shape", [(144, 96), (2, 64, 160)])
@@ -39,8 +41,7 @@ def test_the_bits_of_the_torch_backend(options: dict, shape: tuple[int, ...]) ->
     "options,message",
     [
         ({"rule": "optimal"}, "does not search"),
-        ({"block_2d": True}, "block_2d with backend='sim'"),
-        ({"hadamard": 1}, "hadamard with backend='sim': got a rotation of 16 elements"),
+        ({"hadamard": Hadamard.from_seed(1, 32)}, "size of a rotation for the fused kernels: got 32, expected 16 or"),
         ({"rule": "hessian", "hessian": torch.ones(4, 32)}, "hessian with backend='sim'"),
         ({"format": "mxfp4", "axis": 0, "pad": True}, "padding with backend='sim': got K 16, which pad makes 32"),
     ],

@@ -1,0 +1,128 @@
+"""The fused kernels of square tiles, executed in the simulator, give the bits of the torch backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from quantize_problems import DTYPES, PAIRS, differences, edges, fused, golden_inputs, near_ties
+
+from cute_nvfp4.ops import _quantize as ops
+from cute_nvfp4.quantization import Hadamard
+
+ARCHS = ("sm_100a", "sm_90a")
+FOUR_SIX = ("four_six_mse", "four_six_mae", "four_six_abs_max")
+
+
+@pytest.fixture(params=ARCHS)
+def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("CUTE_NVFP4_ARCH", request.param)
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs hold what no result has, until the kernels write them."""
+    empty = torch.empty
+
+    def poison(*args: object, **options: object) -> torch.Tensor:
+        out = empty(*args, **options)
+        return out.fill_(0xA5 if out.dtype is torch.uint8 else float("nan"))
+
+    monkeypatch.setattr(torch, "empty", poison)
+
+
+def check(x: torch.Tensor, format: str, rule: str, **options: object) -> None:
+    assert differences(x, format, rule, block_2d=True, **options) == []
+
+
+def spread(rows: int, k: int) -> torch.Tensor:
+    """Random numbers, each tile of another magnitude, from far too small to far too large; a few are not finite."""
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, k, generator=generator)
+    exponents = torch.randint(-130, 120, (-(-rows // 16), -(-k // 16)), generator=generator) / 4
+    x *= exponents.exp2().repeat_interleave(16, 0).repeat_interleave(16, 1)[:rows, :k]
+    x[rows // 2, 3], x[rows - 1, k - 1], x[0, 40 % k] = float("nan"), float("inf"), -float("inf")
+    return x
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("format,rule", PAIRS)
+def test_edges(arch: str, format: str, rule: str, dtype: torch.dtype) -> None:
+    """Numbers of every kind; a part of a tile, of an atom and of a unit too many."""
+    scale = torch.tensor(0.0007) if format == "nvfp4" else None
+    for x in (edges(137, 544), spread(137, 160)):
+        check(x.to(dtype), format, rule, global_scale=scale)
+
+
+@pytest.mark.parametrize("rule", ["max", "four_six_mse"])
+def test_golden_inputs(arch: str, rule: str) -> None:
+    for name, x in golden_inputs().items():
+        assert (name, differences(x, "nvfp4", rule, global_scale="auto", block_2d=True)) == (name, [])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rule", ["max", "four_six_mse"])
+def test_ties_and_global_scales(arch: str, dtype: torch.dtype, rule: str) -> None:
+    for value in (1.0, 93 / 16 / 2688, 5.25 / 1536, 1 / 3, 2.0**-100, 2.0**118, 2.0**101, float("nan"), 1e-40, -1.0):
+        scale = torch.tensor(value, dtype=torch.float32)
+        x = near_ties(dtype, value if 1e-30 < value < 1e30 else 1.0).repeat_interleave(16, 0)
+        check(x[::7, :128], "nvfp4", rule, global_scale=scale)
+        check(spread(48, 64).to(dtype), "nvfp4", rule, global_scale=scale)
+
+
+@pytest.mark.parametrize("rule", FOUR_SIX)
+def test_equal_errors(arch: str, rule: str) -> None:
+    """Small integers: the two candidates' errors are often the same, or differ by a rounding, a matter of order."""
+    generator = torch.Generator().manual_seed(3)
+    for largest, value in ((6, 1.0), (9, 1 / 3), (2, 0.3), (4, 0.0007)):
+        x = torch.randint(-largest, largest + 1, (128, 256), generator=generator).bfloat16()
+        check(x, "nvfp4", rule, global_scale=torch.tensor(value))
+        check(x.float() * 0.3, "nvfp4", rule, global_scale="auto")
+
+
+@pytest.mark.parametrize("layout", ["blocked", "rowmajor"])
+@pytest.mark.parametrize("rows", [1, 15, 16, 17, 33, 97, 128, 129, 300])
+def test_every_kind_of_last_row(arch: str, rows: int, layout: str) -> None:
+    check(spread(rows, 128).bfloat16(), "nvfp4", "max", scale_layout=layout)
+    check(spread(rows, 64).half(), "mxfp4", "floor", scale_layout=layout)
+
+
+@pytest.mark.parametrize("layout", ["blocked", "rowmajor"])
+@pytest.mark.parametrize("k", [16, 32, 48, 64, 80, 128, 144, 208])
+def test_every_kind_of_last_block(arch: str, k: int, layout: str) -> None:
+    check(spread(40, k).bfloat16(), "nvfp4", "max_normal", scale_layout=layout)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_strides_alignments_and_batches(arch: str, dtype: torch.dtype) -> None:
+    x = spread(80, 256).to(dtype)
+    for view in (x[::2, :128], x[:, 2:130], x[:, 4:132], x[:, 1:129], x[:, ::2]):
+        check(view, "nvfp4", "max", global_scale="auto")
+    check(x[:78].reshape(3, 26, 256), "nvfp4", "four_six_mse", global_scale="auto")
+
+
+@pytest.mark.parametrize(
+    "format,rule", [("nvfp4", "max"), *(("nvfp4", r) for r in FOUR_SIX), ("mxfp4", "even"), ("mxfp8_e5m2", "floor")]
+)
+def test_stochastic_and_rotated(arch: str, format: str, rule: str) -> None:
+    scale = torch.tensor(0.01) if format == "nvfp4" else None
+    for dtype, seed in zip(DTYPES, (0, 7, 2**63 - 1)):
+        x = spread(46, 64).to(dtype).reshape(2, 23, 64)
+        check(x, format, rule, global_scale=scale, seed=seed)
+        check(x, format, rule, global_scale=scale, hadamard=Hadamard.from_seed(3))
+        check(x, format, rule, global_scale=scale, hadamard=Hadamard.from_seed(3, 8), seed=seed)
+
+
+@pytest.mark.parametrize("rule", ["max", *FOUR_SIX])
+def test_a_matrix_and_its_transpose(rule: str) -> None:
+    """Have the same values."""
+    x = torch.randn(64, 96, generator=torch.Generator().manual_seed(4)).bfloat16()
+    first, second = (fused(y, "nvfp4", rule, global_scale="auto", block_2d=True) for y in (x, x.t()))
+    assert first.dequantize().equal(second.dequantize().transpose(1, 2))
+
+
+@pytest.mark.parametrize("rule", ["max", "four_six_mse"])
+def test_one_block_of_threads_for_all(arch: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes unit after unit; every other grid is somewhere between this one and one unit for each."""
+    monkeypatch.setattr(ops, "_WAVES", 0)
+    check(spread(300, 288).bfloat16(), "nvfp4", rule, global_scale="auto")

@@ -1,0 +1,148 @@
+"""The fused kernels that read x where K is strided, executed in the simulator, give the bits of the torch backend."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from quantize_problems import DTYPES, PAIRS, differences, edges, golden_inputs, near_ties
+
+from cute_nvfp4.ops import _quantize as ops
+from cute_nvfp4.ops._quantize_variants import lies_transposed
+from cute_nvfp4.quantization import Hadamard
+
+ARCHS = ("sm_100a", "sm_90a")
+
+
+@pytest.fixture(params=ARCHS)
+def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("CUTE_NVFP4_ARCH", request.param)
+    return request.param
+
+
+@pytest.fixture(autouse=True)
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs hold what no result has, until the kernels write them."""
+    empty = torch.empty
+
+    def poison(*args: object, **options: object) -> torch.Tensor:
+        out = empty(*args, **options)
+        return out.fill_(0xA5 if out.dtype is torch.uint8 else float("nan"))
+
+    monkeypatch.setattr(torch, "empty", poison)
+
+
+@pytest.fixture
+def no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(x: torch.Tensor) -> torch.Tensor:
+        raise AssertionError(f"{tuple(x.shape)}, strides {x.stride()}: copied")
+
+    monkeypatch.setattr(ops, "_readable", refuse)
+
+
+def check(x: torch.Tensor, format: str, rule: str, **options: object) -> None:
+    assert differences(x, format, rule, **options) == []
+
+
+@pytest.mark.usefixtures("no_copies")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("format,rule", PAIRS)
+def test_edges(arch: str, format: str, rule: str, dtype: torch.dtype) -> None:
+    """Numbers of every kind, rows and blocks too many for an atom and a task."""
+    scale = torch.tensor(0.0007) if format == "nvfp4" else None
+    check(edges(130, 544).to(dtype).t().contiguous().t(), format, rule, global_scale=scale)
+
+
+@pytest.mark.usefixtures("no_copies")
+@pytest.mark.parametrize("rule", ["max", "four_six_mse"])
+def test_ties(arch: str, rule: str) -> None:
+    for dtype, value in zip(DTYPES, (93 / 16 / 2688, 5.25 / 1536, 1 / 3)):
+        x = near_ties(dtype, value)[:126, :256].t().contiguous().t()
+        check(x, "nvfp4", rule, global_scale=torch.tensor(value))
+
+
+@pytest.mark.parametrize("rule", ["max", "four_six_abs_max"])
+def test_golden_inputs(arch: str, rule: str) -> None:
+    for name, x in golden_inputs().items():
+        assert (name, differences(x.t().contiguous().t(), "nvfp4", rule, global_scale="auto")) == (name, [])
+
+
+@pytest.mark.usefixtures("no_copies")
+@pytest.mark.parametrize("layout", ["blocked", "rowmajor"])
+@pytest.mark.parametrize("rows,k", [(2, 16), (30, 32), (34, 48), (96, 240), (128, 256), (130, 272), (258, 64)])
+def test_ragged(arch: str, rows: int, k: int, layout: str) -> None:
+    x = edges(k, max(rows, 96))[:, :rows]
+    check(x.contiguous().bfloat16().t(), "nvfp4", "max", scale_layout=layout)
+    if k % 32 == 0:
+        check(x.contiguous().half().t(), "mxfp4", "floor", scale_layout=layout)
+        check(x.contiguous().bfloat16().t(), "mxfp8_e4m3", "ceil", scale_layout=layout)
+    check(edges(k, 257)[:, : rows + 1].contiguous().t(), "nvfp4", "max_normal", scale_layout=layout)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_strides_alignments_and_batches(arch: str, dtype: torch.dtype) -> None:
+    """Views that are read as they lie, and others that are copied first: the same result, and global scale."""
+    x = edges(96, 176).to(dtype)
+    for view in (x[:, 2:132], x[:, 4:], x[::2, :66], x[:, 1:129], x[:, :131], x[:, :1], x[:, ::2]):
+        for rotation in (None, Hadamard.from_seed(2)):
+            check(view[:48].t(), "nvfp4", "max", global_scale="auto", hadamard=rotation)
+    batch = x.reshape(3, 32, 176).transpose(1, 2)
+    check(batch, "nvfp4", "four_six_mse", global_scale="auto")
+    check(batch, "mxfp8_e5m2", "even", scale_layout="rowmajor")
+    check(x.reshape(32, 3, 176).permute(1, 2, 0), "nvfp4", "max", global_scale="auto", hadamard=Hadamard.from_seed(2))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_computed_global_scale(arch: str, dtype: torch.dtype) -> None:
+    finite = torch.finfo(dtype)
+    for value in (0.0, finite.smallest_normal, finite.max, float("nan"), float("inf")):
+        for place in ((0, 0), (207, 69)):
+            x = torch.zeros(208, 70, dtype=dtype)
+            x[3, 5], x[place] = 1.5, value
+            for rotation in (None, Hadamard((1,) * 16)):
+                check(x.t(), "nvfp4", "max", global_scale="auto", hadamard=rotation)
+
+
+@pytest.mark.usefixtures("no_copies")
+@pytest.mark.parametrize(
+    "format,rule", [("nvfp4", "max"), ("nvfp4", "four_six_mae"), ("mxfp4", "even"), ("mxfp8_e5m2", "floor")]
+)
+def test_stochastic_and_rotated(arch: str, format: str, rule: str) -> None:
+    scale = torch.tensor(0.01) if format == "nvfp4" else None
+    for dtype, seed in zip(DTYPES, (0, 7, 2**63 - 1)):
+        x = edges(192, 46).to(dtype).reshape(2, 96, 46).transpose(1, 2)
+        check(x, format, rule, global_scale=scale, seed=seed)
+        check(x, format, rule, global_scale=scale, hadamard=Hadamard.from_seed(3, 8), seed=seed)
+
+
+@pytest.mark.usefixtures("no_copies")
+@pytest.mark.parametrize(
+    "format,rule", [("nvfp4", "max"), ("nvfp4", "static_4"), ("mxfp4", "ceil"), ("mxfp8_e4m3", "max")]
+)
+def test_tiles(arch: str, format: str, rule: str) -> None:
+    """A tile's lanes find its largest magnitude together; ragged tiles, NaN, rotations, random rounding."""
+    scale = torch.tensor(0.01) if format == "nvfp4" else None
+    for dtype in DTYPES:
+        x = edges(96, 138).to(dtype).t()
+        x[40:60] *= 1e-3
+        for options in ({}, {"hadamard": Hadamard.from_seed(3)}, {"seed": 5}):
+            check(x, format, rule, global_scale=scale, block_2d=True, **options)
+
+
+def test_tiles_of_four_six_are_copied(arch: str) -> None:
+    check(edges(96, 138).bfloat16().t(), "nvfp4", "four_six_mse", global_scale="auto", block_2d=True)
+
+
+def test_what_is_read_as_it_lies() -> None:
+    x = torch.zeros(2, 64, 40, dtype=torch.bfloat16)
+    lies = x.transpose(1, 2)
+    assert lies_transposed(lies, False, "mse") and lies_transposed(lies, True, "")
+    assert not lies_transposed(lies, True, "mse") and not lies_transposed(x, False, "")
+    assert not lies_transposed(lies[:, 1:], False, "") and not lies_transposed(lies[:, :39], False, "")
+    assert lies_transposed(lies.float()[:, 1:], False, "") and not lies_transposed(lies[:, ::2], False, "")
+
+
+def test_one_block_of_threads_for_all(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Takes task after task; every other grid is somewhere between this one and one task for each."""
+    monkeypatch.setattr(ops, "_WAVES", 0)
+    check(edges(288, 300).bfloat16().t(), "nvfp4", "max", global_scale="auto")
+    check(edges(288, 300).t(), "mxfp4", "even")
