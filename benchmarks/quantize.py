@@ -32,7 +32,7 @@ from common import gpu_target, machine, results_path, write
 
 from cute_nvfp4.harness.timing import ColdL2, StopRule, copy_bandwidth, time_cuda
 from cute_nvfp4.ops._quantize import quantize_fused, why_not_fused
-from cute_nvfp4.quantization import quantize, rules_of
+from cute_nvfp4.quantization import Hadamard, quantize, rules_of
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
 
 SIZE = 8192
@@ -58,12 +58,19 @@ def moved_bytes(x: torch.Tensor, format: str) -> int:
     return x.numel() // k * (k * x.element_size() + resolved.data_columns(k) + resolved.scale_columns(k))
 
 
-def check(x: torch.Tensor, format: str, rule: str, scale: object, seed: int | None) -> None:
-    """Raises unless the kernels give the torch backend's bytes."""
+def fused_arguments(rule: str, format: str, scale: object, seed: int | None, variant: dict) -> tuple[tuple, dict]:
+    """What ``quantize_fused`` takes besides x."""
     resolved = resolve_format(format)
-    got = quantize_fused(x[None], resolved, resolve_rule(rule, resolved), global_scale=scale, seed=seed)
-    options = {} if seed is None else {"rounding": "stochastic", "generator": seed}
-    want = quantize(x[None], format, rule, global_scale=scale, backend="torch", **options)
+    options = {name: value for name, value in variant.items() if name != "transpose"}
+    return (resolved, resolve_rule(rule, resolved)), {"global_scale": scale, "seed": seed, **options}
+
+
+def check(x: torch.Tensor, format: str, rule: str, scale: object, seed: int | None, variant: dict) -> None:
+    """Raises unless the kernels give the torch backend's bytes."""
+    arguments, options = fused_arguments(rule, format, scale, seed, variant)
+    got = quantize_fused((x.t() if "transpose" in variant else x)[None], *arguments, **options)
+    draws = {} if seed is None else {"rounding": "stochastic", "generator": seed}
+    want = quantize(x[None], format, rule, global_scale=scale, backend="torch", **draws, **variant)
     for name in ("data", "scale"):
         different = int((getattr(got, name) != getattr(want, name)).sum())
         if different:
@@ -81,13 +88,14 @@ def measure(
     seed: int | None = None,
     passes: int = 1,
     note: str = "",
+    variant: dict | None = None,
 ) -> dict:
-    """Checks and times one request."""
-    check(x[:1024], format, rule, scale, seed)
-    resolved = resolve_format(format)
-    chosen = resolve_rule(rule, resolved)
-    batch = x[None]
-    ours = median_us(lambda: quantize_fused(batch, resolved, chosen, global_scale=scale, seed=seed), clear)
+    """Checks and times one request. ``variant``: hadamard, block_2d, transpose."""
+    variant = variant or {}
+    check(x[:1024], format, rule, scale, seed, variant)
+    arguments, options = fused_arguments(rule, format, scale, seed, variant)
+    batch = (x.t() if "transpose" in variant else x)[None]
+    ours = median_us(lambda: quantize_fused(batch, *arguments, **options), clear)
     size = moved_bytes(x, format) + (passes - 1) * x.numel() * x.element_size()
     row = {
         "format": format,
@@ -145,6 +153,13 @@ def requests(x: torch.Tensor) -> list[tuple[torch.Tensor, dict]]:
     rows.append((x, {"scale": scale, "seed": 1, "note": "given, stochastic rounding"}))
     for format in ("mxfp4", "mxfp8_e4m3"):
         rows.append((x, {"format": format, "rule": "rceil"}))
+    for variant, note in (
+        ({"hadamard": Hadamard.from_seed(1)}, "given, rotated"),
+        ({"block_2d": True}, "given, square tiles"),
+        ({"transpose": True}, "given, transposed"),
+    ):
+        for rule in ("max", "four_six_mse"):
+            rows.append((x, {"rule": rule, "scale": scale, "variant": variant, "note": note}))
     return rows
 
 

@@ -29,15 +29,13 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import machine, results_path, write
+from common import gpu_target, machine, results_path, write
 
 from cute_nvfp4 import BlockScaledTensor, gemv
-from cute_nvfp4.errors import TargetError
 from cute_nvfp4.harness.timing import ColdL2, StopRule, copy_bandwidth, time_cuda
 from cute_nvfp4.quantization import quantize
 from cute_nvfp4.reference import gemv_reference
 from cute_nvfp4.scale_layout import to_blocked
-from cute_nvfp4.target import resolve
 
 SIZES = tuple(2**i for i in range(8, 15))
 # name of a line → rule, and whether the global scale is given
@@ -137,14 +135,7 @@ def main() -> int:
     )
     parser.add_argument("--json", action="store_true", help="print the record as JSON at the end")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
-        print("no CUDA device: this benchmark measures a GPU", file=sys.stderr)
-        return 2
-    try:
-        resolve("cuda", "cuda")
-    except TargetError as error:
-        print(error, file=sys.stderr)
-        return 2
+    gpu_target()
     clear = ColdL2()
     record = machine() | {
         "copy_bytes_s": copy_bandwidth(),
