@@ -73,7 +73,8 @@ def quantize(
         backend: "torch" (any device and any request); "cuda" or "sim": the fused kernels on a GPU or in the simulator
             (rules that do not search, no tiles, rotation or padding; others are errors); "auto": the fused kernels for
             CUDA tensors and requests that they take, else torch. All give the same bits; ``explain_backend`` says
-            which one it is, and why. The first call for a kind of request compiles its kernel (cached on disk).
+            which one it is, and why. The first call for a kind of request compiles its kernel (cached on disk), and
+            the kernels copy an x whose K is not contiguous, as with ``transpose``.
 
     ``torch.compile`` traces all of it into one graph (give stochastic rounding a seed), with the same bits: the fused
     kernels and the search of "optimal" and "hessian" are operators, and what inductor compiles of the rest divides in
