@@ -45,14 +45,18 @@ def choose_backend(
 
     Raises:
         OperandError: the fused kernels are wanted by name, and cannot do this.
-        TargetError: an unknown backend.
+        TargetError: an unknown backend, or one wanted by name that cannot run tensors of this device.
     """
     if wanted not in BACKENDS:
         raise TargetError(explain("backend", got=repr(wanted), expected=f"one of {', '.join(BACKENDS)}"))
     if wanted == "torch":
         return BackendChoice("torch", "asked for")
     x = source.matrices
+    # torch cannot trace questions to the driver; the operator asks again when it runs
+    tracing = torch.compiler.is_compiling()
     if wanted != "auto":
+        if not tracing:
+            targets.resolve(wanted, x.device)
         reason = _unfused(wanted, source, format, rule, options)
         if reason:
             raise OperandError(f"{reason} {_HINT}")
@@ -61,8 +65,7 @@ def choose_backend(
         return BackendChoice("torch", f"x is on {x.device}; the kernels run on CUDA devices")
     if type(x) not in (torch.Tensor, torch.nn.Parameter):
         return BackendChoice("torch", f"x is a {type(x).__name__}, whose memory a kernel cannot read")
-    if not torch.compiler.is_compiling():
-        # torch cannot trace questions to the driver; the operator asks again when it runs
+    if not tracing:
         try:
             targets.resolve("cuda", x.device)
         except TargetError as error:

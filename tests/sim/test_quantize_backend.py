@@ -59,6 +59,8 @@ def test_which_backend_runs() -> None:
     assert explain_backend(x, "mxfp4", "floor", backend="sim", global_scale=None) == ("sim", "")
     with pytest.raises(OperandError, match="rule for nvfp4"):
         explain_backend(x, rule="floor")
+    with pytest.raises(TargetError, match="cuda"):
+        explain_backend(x, backend="cuda")
 
 
 def test_a_backend_for_another_device() -> None:
