@@ -42,9 +42,20 @@ def load_words(config: QuantizeConfig, address: Int64, stride: Int64, exists: An
 
 def parted(config: QuantizeConfig, words: list[Uint32]) -> list[list[Uint32]]:
     """The blocks, one or two, that lie in :func:`load_words`."""
-    if config.item_bytes == 4:
-        return [words]
-    return [[prmt(a, b, half) for a, b in zip(words[0::2], words[1::2])] for half in (0x5410, 0x7632)]
+    return [half(words, number) for number in (0, 1)] if config.lane_rows == 2 else [words]
+
+
+def half(words: list[Uint32], number: Any) -> list[Uint32]:
+    """The block of the first or of the second elements of ``words``."""
+    selector = Uint32(0x5410) + Uint32(number) * Uint32(0x2222)
+    return [prmt(a, b, selector) for a, b in zip(words[0::2], words[1::2])]
+
+
+def one_by_one(config: QuantizeConfig) -> bool:
+    """Whether a lane's two blocks are worked on one after the other: where the code for one is long already."""
+    return (
+        config.lane_rows == 2 and not (config.tile or config.has_usual_way) and bool(config.choice or config.stochastic)
+    )
 
 
 class QuantizeTransposed(Quantize):
@@ -134,14 +145,25 @@ class QuantizeTransposed(Quantize):
                     exists = (row < rows) & (column < columns)
                     # the next block's words are under way while this one is worked on
                     following = self.fetch(x_address, x_strides[0], row, column + 1, limits)
-                    parts = parted(cfg, words)
                     index = (line * Int64(columns) + Int64(column)) * cfg.block
-                    found = self.encode(parts, factor, quick, valid, random, (index, Int64(columns) * cfg.block))
-                    for number in cutlass.range_constexpr(cfg.lane_rows):
-                        code, out = found[number]
-                        self.put(codes, own_row + number, place + i, out)
-                        code = Uint32(cutlass.select_(exists, code, Uint32(0)))
-                        own[number] = own[number] | (code << Uint32(8 * i))
+                    pitch = Int64(columns) * cfg.block
+                    if cutlass.const_expr(one_by_one(cfg)):
+                        for number in cutlass.range(cfg.lane_rows, unroll=1):
+                            start = (index + Int64(number) * pitch, pitch)
+                            code, out = self.encode([half(words, number)], factor, quick, valid, random, start)[0]
+                            self.put(codes, own_row + number, place + i, out)
+                            code = Uint32(cutlass.select_(exists, code, Uint32(0)))
+                            # in turn, so that both are back in their places in the end
+                            earlier = own[0]
+                            own[0] = own[1]
+                            own[1] = earlier | (code << Uint32(8 * i))
+                    else:
+                        found = self.encode(parted(cfg, words), factor, quick, valid, random, (index, pitch))
+                        for number in cutlass.range_constexpr(cfg.lane_rows):
+                            code, out = found[number]
+                            self.put(codes, own_row + number, place + i, out)
+                            code = Uint32(cutlass.select_(exists, code, Uint32(0)))
+                            own[number] = own[number] | (code << Uint32(8 * i))
                     words = following
                 for number in cutlass.range_constexpr(cfg.lane_rows):
                     inside = own_row + number

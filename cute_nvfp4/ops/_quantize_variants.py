@@ -38,7 +38,7 @@ def lies_transposed(x: torch.Tensor, tile: bool, choice: str) -> bool:
     if x.stride(2) == 1 or x.stride(1) != 1 or x.shape[1] == 1 or (tile and choice):
         return False
     places = [x.data_ptr(), x.shape[1] * size, x.stride(2) * size, x.stride(0) * size if x.shape[0] > 1 else 0]
-    return x.stride(2) > 0 and not any(place % 4 for place in places)
+    return x.stride(2) > 0 and x.shape[1] * size < 2**31 and not any(place % 4 for place in places)
 
 
 def threads(config: QuantizeConfig, rows: int, columns: int) -> tuple[int, int, int]:
