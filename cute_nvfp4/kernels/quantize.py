@@ -62,7 +62,7 @@ class Quantize:
         x_strides: tuple[Int64, Int64],
         data_strides: tuple[Int64, Int64],
         scale_strides: tuple[Int64, Int64],
-        seed: tuple[Int32, Int32],
+        seed: tuple[Int32, Int32, Int32],
         powers: tuple[Int32, Int32],
         blocks: Int32,
         steps: tuple[Int32, Int32, Int32, Int32],
