@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from cute_nvfp4.formats import decode_e4m3
+from cute_nvfp4.formats import decode_e4m3, encode_e4m3
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops._quantize import quantize_fused
 from cute_nvfp4.quantization import quantize
+from cute_nvfp4.quantization.blocks import GlobalScale, Request, _error, residual
+from cute_nvfp4.quantization.rounding import round_e2m1
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule, rules_of
 
 DATA = Path(__file__).parent / "data" / "quantization"
@@ -81,6 +83,23 @@ def near_ties(dtype: torch.dtype, global_scale: float) -> torch.Tensor:
     blocks[:, :, 0] = (6 * scale).to(dtype)[:, None]
     blocks[:, :, 1:] = values[:, torch.arange(32 * 15) % values.shape[1]].reshape(len(scale), 32, 15)
     return blocks.reshape(len(scale), -1)
+
+
+def nearly_equal(rule: str, global_scale: float, dtype: torch.dtype, count: int = 2048) -> torch.Tensor:
+    """(count / 32, 512): of random blocks those whose errors under the two scales of 4/6 are the most alike."""
+    resolved = resolve_format("nvfp4")
+    factor = GlobalScale.of(torch.tensor(global_scale))
+    request = Request(resolved, resolve_rule(rule, resolved), factor)
+    x = torch.randn(16, 64 * count, generator=torch.Generator().manual_seed(9)) * (200 * factor.value)
+    x = x.to(dtype).float()
+    wanted = x.abs().amax(0) / 6 * factor.inverse
+    errors = []
+    for scale in (encode_e4m3(wanted), encode_e4m3(wanted * 1.5)):
+        value = decode_e4m3(scale)
+        difference = residual(x, round_e2m1(x * (1.0 / (factor.value * value))), value, factor)
+        errors.append(_error(difference, request))
+    nearest = ((errors[0] - errors[1]).abs() / errors[0]).argsort()[:count]
+    return x[:, nearest].t().reshape(-1, 512).to(dtype)
 
 
 def fused(x: torch.Tensor, format: str, rule: str, **options: object) -> BlockScaledTensor:

@@ -14,12 +14,17 @@ contiguous in memory, comes to shared memory by one bulk copy (``cp.async.bulk``
 cost no registers, and each sector is asked for once. Where x is not aligned to sixteen bytes each lane loads its own
 block.
 
+Where the usual way of 4/6 is not certain of a block, it goes on; after the unit such blocks are quantized again the
+exact way, read from global memory: a few of a row by the whole warp, one after the other, many by their own lanes. So
+the four rows of a unit are one stretch of code without branches, fetched and waited for two at a time.
+
 Rows and blocks that do not exist but that the blocked layout pads to are walked like others: nothing is read for
 them, no data is stored, and their scales are zero.
 """
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import cutlass
@@ -30,14 +35,28 @@ from cutlass.memory import SmemAllocator
 
 from ..ptx import mbarrier
 from ..ptx.async_copy import copy_bulk
-from ..ptx.encode import div_rn, f32_bits, f32_from_bits, prmt, rcp_rn, store_global, store_global_byte
+from ..ptx.encode import (
+    div_rn,
+    f32_bits,
+    f32_from_bits,
+    opaque,
+    prmt,
+    rcp_rn,
+    store_global,
+    store_global_byte,
+)
 from ..ptx.memory import load_global_if, load_shared
 from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_STRIDE
 from .arith import ceil_div, div, mod
-from .quantize_block import quantize_block
+from .quantize_alone import quantize_alone
+from .quantize_block import quantize_block, quantize_unless_doubtful
 from .quantize_config import ROW_STEP, WARP, WARP_ROWS, QuantizeConfig
-from .quantize_usual import TABLE_BYTES, fill_table, largest_wanted
+from .quantize_four_six import minus_identity
+from .quantize_table import fill_table, is_usable, largest_wanted, table_bytes
+from .quantize_usual import units_of
 
+# doubtful blocks of a row that a warp takes one after the other, rather than each lane its own
+_FEW = 4
 # what ``cute_nvfp4.quantization.blocks`` accepts
 SMALLEST_GLOBAL_SCALE, LARGEST_GLOBAL_SCALE = 2.0**-100, 2.0**118
 
@@ -97,14 +116,15 @@ class Quantize:
         warp = cute.arch.make_warp_uniform(div(thread, WARP))
         lane = mod(thread, WARP)
         smem = SmemAllocator()
-        # (ROW_BYTES, WARP_ROWS, WARPS) and (WARP_ROWS, WARPS)
+        # (ROW_BYTES, WARP_ROWS, WARPS) and (WARP_ROWS / rows_together, WARPS)
+        phases = WARP_ROWS // cfg.rows_together
         stage_bytes = cfg.block_bytes * WARP if cfg.bulk else 16
         rings = smem.allocate_array(cutlass.Uint8, stage_bytes * WARP_ROWS * cfg.warps, byte_alignment=128)
-        barriers = smem.allocate_array(cutlass.Uint64, WARP_ROWS * cfg.warps, byte_alignment=8)
-        table = smem.allocate_array(cutlass.Uint8, TABLE_BYTES, byte_alignment=16)
+        barriers = smem.allocate_array(cutlass.Uint64, phases * cfg.warps, byte_alignment=8)
+        table = smem.allocate_array(cutlass.Uint8, table_bytes(cfg), byte_alignment=16)
         flags = smem.allocate_array(cutlass.Uint32, cfg.warps, byte_alignment=16)
         ring = rings.toint() + warp * (stage_bytes * WARP_ROWS)
-        barrier = barriers.toint() + warp * (8 * WARP_ROWS)
+        barrier = barriers.toint() + warp * (8 * phases)
 
         # units are counted along K first; those of a block of threads are ``blocks`` apart
         chunks, units, group_step, chunk_step = steps
@@ -115,18 +135,19 @@ class Quantize:
         if cutlass.const_expr(cfg.bulk):
             source = self.source(x_address, x_strides[0], (group, chunk, warp), (rows, columns))
             with cute.arch.elect_one():
-                for i in cutlass.range_constexpr(WARP_ROWS):
+                for i in cutlass.range_constexpr(phases):
                     mbarrier.initialise(barrier + 8 * i, 1)
                 mbarrier.fence_initialised()
-                for i in cutlass.range_constexpr(WARP_ROWS):
+                for i in cutlass.range_constexpr(phases):
                     self.fetch(source, x_strides[0], ring, barrier, i)
             cute.arch.sync_warp()
         factor, valid = self.global_factor(global_in, global_out, thread, block + batch)
-        tied = Int32(0)
+        tied, usable = Int32(0), is_usable(factor[0], valid)
         if cutlass.const_expr(cfg.has_usual_way):
-            tied = fill_table(cfg, table.toint(), flags.toint(), factor[0], thread)
-        limit = largest_wanted(cfg, factor[0])
-        quick = (table.toint(), limit, (Uint32(powers[0]), Uint32(powers[1])), tied)
+            tied = fill_table(cfg, table.toint(), flags.toint(), factor[0], usable, thread)
+        quick = (table.toint(), largest_wanted(usable), units_of(powers), tied)
+        if cutlass.const_expr(cfg.defers):
+            quick = (*quick, minus_identity(lane))
 
         parity = Int32(0)
         for unit in cutlass.range(block, units, blocks, unroll=1):
@@ -139,18 +160,21 @@ class Quantize:
             atom, first, base = self.place(group, warp)
             column = chunk * WARP + lane
             out_address = data_address + Int64(base) * data_strides[0] + Int64(column * cfg.out_bytes)
-            # scales of the lane's column, one byte a row
-            own = Uint32(0)
+            # scales of the lane's column, one byte a row; and a bit for each row that is to be done again
+            own, again = Uint32(0), Int32(0)
             more = unit + blocks < units
-            for i in cutlass.range(WARP_ROWS, unroll=1):
+            for i in cutlass.range(WARP_ROWS, unroll_full=cfg.defers, unroll=1):
                 exists = (column < columns) & (base + i * ROW_STEP < rows)
                 if cutlass.const_expr(cfg.bulk):
-                    mbarrier.wait(barrier + 8 * i, parity)
+                    phase = div(i, cfg.rows_together)
+                    if mod(i, cfg.rows_together) == 0:
+                        mbarrier.wait(barrier + 8 * phase, parity)
                     words = self.take(ring + i * stage_bytes, lane, columns - chunk * WARP)
-                    cute.arch.sync_warp()
-                    if more:
-                        with cute.arch.elect_one():
-                            self.fetch(source, x_strides[0], ring, barrier, i)
+                    if mod(i + 1, cfg.rows_together) == 0:
+                        cute.arch.sync_warp()
+                        if more:
+                            with cute.arch.elect_one():
+                                self.fetch(source, x_strides[0], ring, barrier, phase)
                 else:
                     place = Int64(base + i * ROW_STEP) * x_strides[0] + Int64(column * cfg.block_bytes)
                     words = self.load(x_address + place, exists)
@@ -158,20 +182,70 @@ class Quantize:
                 if cutlass.const_expr(cfg.stochastic):
                     line = Int64(batch) * Int64(rows) + Int64(base + i * ROW_STEP)
                     index = (line * Int64(columns) + Int64(column)) * cfg.block
-                code, out = quantize_block(cfg, tuple(words), factor, quick, valid, seed, index)
+                if cutlass.const_expr(cfg.defers):
+                    code, out, certain = quantize_unless_doubtful(cfg, tuple(words), factor, quick)
+                    again = again | cutlass.select_(certain, Int32(0), Int32(1) << i)
+                else:
+                    code, out = quantize_block(cfg, tuple(words), factor, quick, valid, seed, index)
                 if cutlass.const_expr(cfg.ragged):
                     code = cutlass.select_(exists, code, Uint32(0))
                     if exists:
                         self.store(out_address, out)
                 else:
                     self.store(out_address, out)
-                own = own | (code << Uint32(8 * i))
+                own = own + code * (Uint32(1) << Uint32(8 * i))
                 out_address = out_address + ROW_STEP * data_strides[0]
+            if cutlass.const_expr(cfg.defers):
+                addresses, firsts = (x_address, data_address), (x_strides[0], data_strides[0])
+                own = self.do_again(again, own, addresses, firsts, (base, column), (rows, columns), factor, valid)
             word, row_of_lane = self.transpose_scales(own, lane)
             where = (atom, first, row_of_lane, column - mod(column, ATOM_COLS))
             self.store_scales(scale_address, scale_strides[0], word, where, (rows, columns))
             group, chunk = next_group, next_chunk
             parity = parity ^ 1
+
+    @cute.jit
+    def do_again(
+        self,
+        again: Int32,
+        own: Uint32,
+        addresses: tuple,
+        strides: tuple,
+        where: tuple,
+        limits: tuple,
+        factor: tuple,
+        valid: Int32,
+    ):
+        """Quantizes those rows of a unit again that ``again`` has a bit for, the exact way; the scales after that.
+
+        addresses, strides: of x and data; where: first row and column; limits: rows and columns.
+        """
+        exactly = dataclasses.replace(self.config, usual=False)
+        base, column = where
+        lane = mod(column, WARP)
+        if cute.arch.vote_any_sync(again != 0):
+            for i in cutlass.range(WARP_ROWS, unroll=1):
+                row = base + i * ROW_STEP
+                x_row, data_row = addresses[0] + Int64(row) * strides[0], addresses[1] + Int64(row) * strides[1]
+                mine = (((again >> i) & 1) != 0) & (row < limits[0]) & (column < limits[1])
+                left = Uint32(cute.arch.vote_ballot_sync(mine))
+                if cute.arch.popc(left) > _FEW:
+                    left = Uint32(0)
+                    if mine:
+                        words = self.load(x_row + Int64(column * exactly.block_bytes), cutlass.Boolean(True))
+                        code, out = quantize_block(exactly, tuple(words), factor, (), valid, (), Int64(0))
+                        self.store(data_row + Int64(column * exactly.out_bytes), out)
+                        own = own & ~(Uint32(0xFF) << Uint32(8 * i)) | code << Uint32(8 * i)
+                while left != Uint32(0):
+                    one = Int32(cute.arch.popc((left & (~left + Uint32(1))) - Uint32(1)))
+                    block = column - lane + one
+                    place = x_row + Int64(block * exactly.block_bytes)
+                    code, first, second = quantize_alone(exactly, place, lane, factor, valid)
+                    if lane == one:
+                        self.store(data_row + Int64(block * exactly.out_bytes), (first, second))
+                        own = own & ~(Uint32(0xFF) << Uint32(8 * i)) | code << Uint32(8 * i)
+                    left = left & (left - Uint32(1))
+        return own
 
     def place(self, group: Int32, warp: Int32) -> tuple:
         """(atom, row of 32 in it, first row of the matrix) of a warp's unit in ``group``."""
@@ -186,16 +260,20 @@ class Quantize:
         _, _, base = self.place(group, warp)
         start = address + Int64(base) * stride + Int64(chunk * (WARP * self.config.block_bytes))
         blocks = cutlass.min(columns - chunk * WARP, WARP) if self.config.ragged else Int32(WARP)
-        return start, blocks * self.config.block_bytes, rows - base
+        # opaque: or rows would be multiplied by the stride for each copy
+        return opaque(start), blocks * self.config.block_bytes, rows - base
 
-    def fetch(self, source: tuple, stride: Int64, ring: Int32, barrier: Int32, row: Any) -> None:
-        """Starts the copy of row ``row`` of a unit; one thread does this."""
+    def fetch(self, source: tuple, stride: Int64, ring: Int32, barrier: Int32, phase: Any) -> None:
+        """Starts the copies of rows of a unit that are fetched together; one thread does this."""
+        together = self.config.rows_together
         start, size, rows = source
-        # in place of a row that does not exist comes the last one, of which nothing is kept
-        mine = cutlass.min(row * ROW_STEP, rows - 1) if self.config.ragged else row * ROW_STEP
-        mbarrier.expect_bytes(barrier + 8 * row, size)
-        place = ring + row * (WARP * self.config.block_bytes)
-        copy_bulk(place, start + Int64(mine) * stride, size, barrier + 8 * row)
+        mbarrier.expect_bytes(barrier + 8 * phase, size * together)
+        for i in range(together):
+            row = phase * together + i
+            # in place of a row that does not exist comes the last one, of which nothing is kept
+            mine = cutlass.min(row * ROW_STEP, rows - 1) if self.config.ragged else row * ROW_STEP
+            place = ring + row * (WARP * self.config.block_bytes)
+            copy_bulk(place, start + Int64(mine) * stride, size, barrier + 8 * phase)
 
     def take(self, stage: Int32, lane: Int32, columns: Int32) -> list[Uint32]:
         """The words of the lane's block in ``stage``; those of another block if it has none."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint16, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
 
-from ..ptx.convert import e4m3x2_to_f16x2, f16x2_to_f32
 from .quantize_compare import compares, four_over_six
 from .quantize_config import ELEMENTS, QuantizeConfig
-from .quantize_exact import encode_exactly, exact, largest_magnitude
+from .quantize_exact import exact, largest_magnitude
+from .quantize_four_six import four_six
 from .quantize_mx import NAN_UE8M0, mx_block
 from .quantize_rotate import rotated_words
 from .quantize_usual import usual
@@ -58,7 +58,7 @@ def encode_block(
         code, first, second = exact(config, words, largest, factor, seed, index)
         codes = [first, second]
     else:
-        code, first, second, doubtful, tied = usual(config, words, largest, factor, quick)
+        code, first, second, doubtful = usual(config, words, largest, factor, quick)
         # a product with zero keeps its sign, but under a scale of zero all codes are zero
         nothing = code == Uint32(0)
         first = Uint32(cutlass.select_(nothing, Uint32(0), first))
@@ -67,12 +67,16 @@ def encode_block(
         again = sound & (largest > Float32(0.0))
         if again & (doubtful != 0):
             code, first, second = exact(config, words, largest, factor, seed, index)
-        elif cutlass.const_expr(config.encodes_winner):
-            # errors are the same whichever way a tie goes: only the codes that were taken are rounded again
-            if again & (tied != 0):
-                value = f16x2_to_f32(e4m3x2_to_f16x2(Uint16(code)))[0]
-                first, second = encode_exactly(config, words, value, factor)
         codes = [first, second]
     code = cutlass.select_(sound, code, Uint32(nan_scale))
     nan_word = Uint32(ELEMENTS[config.element].nan_word)
     return code, tuple(cutlass.select_(sound, word, nan_word) for word in codes)
+
+
+def quantize_unless_doubtful(config: QuantizeConfig, words: tuple, factor: tuple, quick: tuple) -> tuple:
+    """As :func:`quantize_block` of a variant that defers, and whether the result is certain.
+
+    It is not where anything is not a number. All lanes of a warp do this together.
+    """
+    code, first, second, certain = four_six(config, words, largest_magnitude(config, words), factor, quick)
+    return code, (first, second), certain

@@ -30,7 +30,7 @@ from ..ptx.encode import (
 )
 from .quantize_config import QuantizeConfig
 from .quantize_exact import encode_exactly, scales, to_f32, wanted_scale
-from .quantize_usual import largest_wanted
+from .quantize_table import is_usable, largest_wanted
 
 # sums of errors that are added side by side
 CHAINS = 4
@@ -43,7 +43,7 @@ _LEAST_WANTED = 3.5 * 2.0**-9
 
 def compares(config: QuantizeConfig) -> bool:
     """Whether this decides for ``config``: largest errors are often equal, and random codes are not the nearest."""
-    return config.choice in ("mse", "mae") and not config.stochastic
+    return config.usual and config.choice in ("mse", "mae") and not config.stochastic
 
 
 def factors(config: QuantizeConfig, values: list[Float32], global_scale: Float32) -> list[Float32]:
@@ -87,7 +87,7 @@ def compare(
         clear = clear & enough & (mul_rn(distance, distance) > bound)
     else:
         clear = clear & (distance > mul_rn(cute.arch.fmax(values[0], values[1]), Float32(4 * n * _EPSILON * unit)))
-    inside = (wanted >= Float32(_LEAST_WANTED)) & (wanted <= largest_wanted(config, global_scale))
+    inside = (wanted >= Float32(_LEAST_WANTED)) & (wanted <= largest_wanted(is_usable(global_scale, Int32(1))))
     return weighted[1] < weighted[0], clear & inside
 
 

@@ -45,7 +45,8 @@ class QuantizeConfig:
     row-major scales may be stored four at a time; ragged: whether some of the rows or blocks of a unit may not exist;
     bulk: whether rows come to shared memory by bulk copies (x is aligned to 16 bytes); vector_bytes: widest load that
     the alignment of x allows, if not; warps: of a block of threads, a power of two, at most 32; min_blocks: blocks of
-    threads that must fit on a multiprocessor, which bounds the registers (0: no bound).
+    threads that must fit on a multiprocessor, which bounds the registers (0: no bound); usual: whether blocks may go a
+    cheaper way than the exact one.
     """
 
     arch: Architecture
@@ -70,6 +71,7 @@ class QuantizeConfig:
     vector_bytes: int = 16
     warps: int = 4
     min_blocks: int = 8
+    usual: bool = True
 
     @property
     def item_bytes(self) -> int:
@@ -107,14 +109,22 @@ class QuantizeConfig:
         return self.has_usual_way and not self.arch.has_fp4_convert
 
     @property
-    def encodes_winner(self) -> bool:
-        """Whether 4/6 encodes the winner again where ties are possible."""
-        return self.sound_ties and self.choice != ""
+    def defers(self) -> bool:
+        """Whether blocks for which the usual way is not certain are quantized again after the others of their unit."""
+        return self.has_usual_way and self.choice != ""
+
+    @property
+    def rows_together(self) -> int:
+        """Rows of a unit that are fetched and waited for together."""
+        return 2 if self.defers else 1
 
     @property
     def has_usual_way(self) -> bool:
         """Whether there is a cheaper way than the exact one."""
-        return self.scale == "e4m3" and self.item_bytes == 2 and not (self.stochastic or self.hadamard)
+        # 4/6 has one for rows that are read as they lie
+        apart = self.choice != "" and (self.tile or self.transposed)
+        plain = self.usual and self.scale == "e4m3" and self.item_bytes == 2
+        return plain and not (self.stochastic or self.hadamard or apart)
 
     @property
     def of_rotated(self) -> QuantizeConfig:

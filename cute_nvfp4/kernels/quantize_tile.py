@@ -29,7 +29,8 @@ from .quantize_block import NAN_E4M3, encode_block
 from .quantize_config import ELEMENTS, ROW_STEP, WARP, WARP_ROWS
 from .quantize_exact import exact_candidate, largest_magnitude, ordered_sum, residuals, scales, to_f32, wanted_scale
 from .quantize_rotate import rotated_words
-from .quantize_usual import TABLE_BYTES, fill_table, largest_wanted
+from .quantize_table import fill_table, is_usable, largest_wanted, table_bytes
+from .quantize_usual import units_of
 
 # block columns of a unit
 UNIT_COLS = WARP // WARP_ROWS
@@ -90,13 +91,14 @@ class QuantizeTile(Quantize):
             for pointer, stride in zip((x, data, scale), strides)
         )
         factor, valid = self.global_factor(global_in, global_out, thread, block + batch)
-        quick = (Int32(0), Float32(0.0), (Uint32(powers[0]), Uint32(powers[1])), Int32(0))
+        quick = (Int32(0), Float32(0.0), units_of(powers), Int32(0))
         if cutlass.const_expr(cfg.has_usual_way and not cfg.choice):
             smem = SmemAllocator()
-            table = smem.allocate_array(cutlass.Uint8, TABLE_BYTES, byte_alignment=16)
+            table = smem.allocate_array(cutlass.Uint8, table_bytes(cfg), byte_alignment=16)
             flags = smem.allocate_array(cutlass.Uint32, cfg.warps, byte_alignment=16)
-            tied = fill_table(cfg, table.toint(), flags.toint(), factor[0], thread)
-            quick = (table.toint(), largest_wanted(cfg, factor[0]), quick[2], tied)
+            usable = is_usable(factor[0], valid)
+            tied = fill_table(cfg, table.toint(), flags.toint(), factor[0], usable, thread)
+            quick = (table.toint(), largest_wanted(usable), quick[2], tied)
 
         chunks, units, _, _ = steps
         for unit in cutlass.range(block * cfg.warps + warp, units, blocks * cfg.warps, unroll=1):

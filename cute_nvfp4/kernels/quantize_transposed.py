@@ -26,7 +26,8 @@ from .quantize_block import encode_block
 from .quantize_config import ROW_STEP, WARP, QuantizeConfig
 from .quantize_exact import largest_magnitude
 from .quantize_rotate import rotated_words
-from .quantize_usual import TABLE_BYTES, fill_table, largest_wanted
+from .quantize_table import fill_table, is_usable, largest_wanted, table_bytes
+from .quantize_usual import units_of
 
 _PIECE = 16
 
@@ -112,12 +113,13 @@ class QuantizeTransposed(Quantize):
         codes = smem.allocate_array(cutlass.Uint8, depth * cfg.out_bytes * ATOM_ROWS, byte_alignment=128).toint()
         scales = smem.allocate_array(cutlass.Uint8, depth // ATOM_COLS * ATOM_BYTES, byte_alignment=128).toint()
         factor, valid = self.global_factor(global_in, global_out, thread, block + batch)
-        quick = (Int32(0), Float32(0.0), (Uint32(powers[0]), Uint32(powers[1])), Int32(0))
+        quick = (Int32(0), Float32(0.0), units_of(powers), Int32(0))
         if cutlass.const_expr(cfg.has_usual_way):
-            table = smem.allocate_array(cutlass.Uint8, TABLE_BYTES, byte_alignment=16)
+            table = smem.allocate_array(cutlass.Uint8, table_bytes(cfg), byte_alignment=16)
             flags = smem.allocate_array(cutlass.Uint32, cfg.warps, byte_alignment=16)
-            tied = fill_table(cfg, table.toint(), flags.toint(), factor[0], thread)
-            quick = (table.toint(), largest_wanted(cfg, factor[0]), quick[2], tied)
+            usable = is_usable(factor[0], valid)
+            tied = fill_table(cfg, table.toint(), flags.toint(), factor[0], usable, thread)
+            quick = (table.toint(), largest_wanted(usable), quick[2], tied)
         x_address = x.toint() + Int64(batch) * x_strides[1]
         data_rows = (data.toint() + Int64(batch) * data_strides[1], data_strides[0])
         scale_rows = (scale.toint() + Int64(batch) * scale_strides[1], scale_strides[0])

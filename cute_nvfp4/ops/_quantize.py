@@ -34,8 +34,8 @@ _AMAX_TYPES = (*[_POINTER] * 2, *[_I32] * 3, *[_I64] * 2, *[_I32] * 3, _POINTER)
 _MAX_GRID, _INT32_MAX = 65535, 2**31 - 1
 _FORMATS = {("e2m1", "e4m3", 16), ("e2m1", "ue8m0", 32), ("e4m3", "ue8m0", 32), ("e5m2", "ue8m0", 32)}
 _CHOICES = {"e4m3": ("", "mse", "mae", "abs_max"), "ue8m0": ("",)}
-# blocks of threads of the second pass that take turns on a multiprocessor's places for them
-_WAVES = 2
+# blocks of threads of the second pass that take turns on a multiprocessor's places for them; and for 4/6 by sums
+_WAVES, _WAVES_OF_SUMS = 2, 1
 
 
 def why_not_fused(shape: tuple[int, int, int], format: Format, rule: Rule, *, rotation: int = 0) -> str:
@@ -191,7 +191,8 @@ def _grid(config: QuantizeConfig, rows: int, columns: int, sm_count: int) -> tup
         return max(1, min(wanted, _WAVES * config.min_blocks * sm_count)), *steps, 0, 0
     chunks = -(-columns // WARP)
     units = chunks * -(-rows // ATOM_ROWS) * (ROW_STEP // config.warps)
-    blocks = max(1, min(units, _WAVES * config.min_blocks * sm_count))
+    waves = _WAVES_OF_SUMS if config.defers and config.choice != "abs_max" else _WAVES
+    blocks = max(1, min(units, waves * config.min_blocks * sm_count))
     return blocks, chunks, units, blocks // chunks, blocks % chunks
 
 
@@ -221,7 +222,8 @@ def _resident(config: QuantizeConfig) -> int:
     if config.stochastic:
         wanted = 3
     elif config.has_usual_way:
-        wanted = 8 if config.choice else 10
+        # for 4/6 more registers are worth more than more warps
+        wanted = 4 if config.choice else 10
     else:
         wanted = 6
     return min(wanted, most)

@@ -118,16 +118,70 @@ def bf16x2_to_f32(pair: Uint32, *, loc: Any = None, ip: Any = None) -> list[Floa
 
 
 @dsl_user_op
-def bf16x2_to_f32_by_product(pair: Uint32, two_16: Uint32, *, loc: Any = None, ip: Any = None) -> list[Float32]:
-    """As :func:`bf16x2_to_f32`, the shift as a product with ``two_16`` = 2**16, for the FMA pipe."""
-    text = "{ .reg .b32 l, h; mul.lo.u32 l, $2, $3; and.b32 h, $2, 0xFFFF0000; mov.b32 $0, l; mov.b32 $1, h; }"
-    return asm(text, [Float32] * 2, [Uint32(pair), Uint32(two_16)], loc=loc, ip=ip)
+def bf16x2_to_f32_by_product(
+    pair: Uint32, two_16: Uint32, sign: Uint32, *, loc: Any = None, ip: Any = None
+) -> list[Float32]:
+    """As :func:`bf16x2_to_f32` for finite numbers, for the FMA pipe. PTX 7.0, sm_80 or later: ``fma.rn.bf16x2``.
+
+    The shift is a product with ``two_16`` = 2**16, the mask with (0, 1) in bf16, to which ``sign`` = 2**31 is added:
+    that is (0, −0); +0 and what was there are left. The compiler must know neither number.
+    """
+    text = "{ .reg .b32 l, h, m; mul.lo.u32 l, $2, $3; mov.b32 m, 0x3F800000; fma.rn.bf16x2 h, $2, m, $4; "
+    return asm(
+        text + "mov.b32 $0, l; mov.b32 $1, h; }", [Float32] * 2, [*map(Uint32, (pair, two_16, sign))], loc=loc, ip=ip
+    )
 
 
 @dsl_user_op
 def add_by_fma(a: Uint32, b: Any, one: Uint32, *, loc: Any = None, ip: Any = None) -> Uint32:
     """a + b as a · ``one`` + b, for the FMA pipe: the compiler must not know that ``one`` is 1."""
     return asm("mad.lo.u32 $0, $1, $2, $3;", [Uint32], [Uint32(a), Uint32(one), Uint32(b)], loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def per_lane(a: Uint32, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """``a``, of which the compiler then does not know that it is the same in all lanes (PTX 1.3: ``%laneid``).
+
+    It keeps such a number where products with constants can have it, not in a uniform register.
+    """
+    text = "{ .reg .b32 l; mov.u32 l, %laneid; shr.u32 l, l, 5; add.u32 $0, $1, l; }"
+    return asm(text, [Uint32], [Uint32(a)], loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def opaque(a: Int64, *, loc: Any = None, ip: Any = None) -> Int64:
+    """``a``, of which the compiler forgets how it was computed, and so keeps it. PTX 1.0: ``mov.b64``."""
+    return asm("mov.b64 $0, $1;", [Int64], [Int64(a)], volatile=True, loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def take_if_positive(
+    value: Float32, second: Sequence[Uint32], first: Sequence[Uint32], one: Uint32, *, loc: Any = None, ip: Any = None
+) -> list[Uint32]:
+    """``second`` if ``value`` is positive, else ``first``: by products with ``one``, for the FMA pipe (PTX 1.0).
+
+    As with :func:`add_by_fma` the compiler must not know that it is 1.
+    """
+    n = len(first)
+    text = f"{{ .reg .pred p; setp.gt.f32 p, ${n}, 0f00000000; " + "".join(
+        f"mov.b32 ${i}, ${n + 1 + i}; @p mad.lo.u32 ${i}, ${2 * n + 1 + i}, ${3 * n + 1}, 0; " for i in range(n)
+    )
+    operands = [Float32(value), *map(Uint32, first), *map(Uint32, second), Uint32(one)]
+    return asm(text + "}", [Uint32] * n, operands, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def max_abs_where_different(
+    largest: Sequence[Float32], values: Sequence[Float32], a: Uint32, b: Uint32, *, loc: Any = None, ip: Any = None
+) -> list[Float32]:
+    """max(largest, |value|) of two pairs, where the halves of ``a`` and ``b`` (f16x2) differ; else ``largest``.
+
+    ``setp.ne.f16x2``: PTX 4.2, sm_53 or later.
+    """
+    text = "{ .reg .pred p, q; .reg .f32 x, y; setp.ne.f16x2 p|q, $6, $7; abs.f32 x, $4; abs.f32 y, $5; "
+    text += "mov.f32 $0, $2; mov.f32 $1, $3; @p max.f32 $0, $0, x; @q max.f32 $1, $1, y; }"
+    operands = [*map(Float32, largest), *map(Float32, values), Uint32(a), Uint32(b)]
+    return asm(text, [Float32] * 2, operands, loc=loc, ip=ip)
 
 
 @dsl_user_op
@@ -142,11 +196,11 @@ def max_abs_halves(words: Sequence[Uint32], half: str, *, loc: Any = None, ip: A
     while distance:
         text += "".join(f"max.NaN.xorsign.abs.{half}x2 m{i}, m{i}, m{i + distance}; " for i in range(distance))
         distance //= 2
-    text += f"mov.b32 {{a, b}}, m0; max.NaN.xorsign.abs.{half} a, a, b; and.b16 a, a, 0x7FFF; "
+    text += f"mov.b32 {{a, b}}, m0; max.NaN.xorsign.abs.{half} a, a, b; "
     if half == "bf16":
-        text += "mov.b16 b, 0; mov.b32 m0, {b, a}; mov.b32 $0, m0; }"
+        text += "mov.b16 b, 0; mov.b32 m0, {b, a}; mov.b32 $0, m0; abs.f32 $0, $0; }"
     else:
-        text += "cvt.f32.f16 $0, a; }"
+        text += "cvt.f32.f16 $0, a; abs.f32 $0, $0; }"
     return asm(text, [Float32], [Uint32(w) for w in words], loc=loc, ip=ip)[0]
 
 
@@ -172,6 +226,12 @@ def f32x2_to_f16x2_rz(low: Float32, high: Float32, *, loc: Any = None, ip: Any =
 
 
 @dsl_user_op
+def f32_to_f16_twice(a: Float32, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """``a`` in both halves, to nearest. PTX 6.0, sm_80 or later: ``cvt.rn.f16x2.f32``."""
+    return asm("cvt.rn.f16x2.f32 $0, $1, $1;", [Uint32], [Float32(a)], loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
 def pack_e2m1_halves(halves: Sequence[Uint32], *, loc: Any = None, ip: Any = None) -> Uint32:
     """Eight E2M1 codes from four words of two binary16 numbers each, which are the codes' values times 2**-14.
 
@@ -181,7 +241,8 @@ def pack_e2m1_halves(halves: Sequence[Uint32], *, loc: Any = None, ip: Any = Non
     # bytes 1 and 3 of each word: sign in bit 7, code in bits 1 to 3
     text = "{ .reg .b32 p, q, e, o, s, t; prmt.b32 p, $1, $2, 0x7351; prmt.b32 q, $3, $4, 0x7351; "
     text += "prmt.b32 e, p, q, 0x5410; prmt.b32 o, p, q, 0x7632; "
-    text += "shr.u32 s, e, 1; shr.u32 t, e, 4; lop3.b32 s, s, t, 0x07070707, 0xE4; "
+    # codes to the upper halves of bytes; lop3 0xE4: the first where the third is set, else the second
+    text += "shl.b32 s, e, 3; lop3.b32 s, s, e, 0x70707070, 0xE4; shr.u32 s, s, 4; "
     text += "shl.b32 t, o, 3; lop3.b32 t, t, o, 0x70707070, 0xE4; lop3.b32 $0, s, t, 0x0F0F0F0F, 0xE4; }"
     return asm(text, [Uint32], [Uint32(x) for x in halves], loc=loc, ip=ip)[0]
 
@@ -232,6 +293,18 @@ def _by_ramps() -> str:
     text += "prmt.b32 p, s1, s3, 0x0073; prmt.b32 q, s5, s7, 0x0073; prmt.b32 e, p, q, 0x5410; "
     text += "prmt.b32 p, s2, s4, 0x0073; prmt.b32 q, s6, s8, 0x0073; prmt.b32 o, p, q, 0x5410; "
     return text + "shr.u32 e, e, 4; lop3.b32 e, e, o, 0x0F0F0F0F, 0xE4; lop3.b32 $0, e, 0x88888888, g0, 0xEA; }"
+
+
+@dsl_user_op
+def f32_to_e2m1_by_ramps(y: Float32, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """The E2M1 code of one number, in the low bits, as :func:`scaled_to_e2m1x8` has it, on any architecture."""
+    text = "{ .reg .f32 m, a, b, c, t; .reg .b32 g, s; abs.f32 m, $1; "
+    text += f"mul.rn.sat.f32 a, m, {_hex(0.5)}; fma.rn.sat.f32 b, m, {_hex(0.5)}, {_hex(-1.0)}; "
+    text += f"fma.rn.sat.f32 c, m, {_hex(0.5)}, {_hex(-2.0)}; mov.f32 t, {_hex(_ROUNDER)}; "
+    for ramp, weight in (("a", 4.0), ("b", 2.0), ("c", 1.0)):
+        text += f"fma.rn.f32 t, {ramp}, {_hex(weight)}, t; "
+    text += "mov.b32 g, t; and.b32 g, g, 7; mov.b32 s, $1; shr.u32 s, s, 28; and.b32 s, s, 8; or.b32 $0, g, s; }"
+    return asm(text, [Uint32], [Float32(y)], loc=loc, ip=ip)[0]
 
 
 @dsl_user_op

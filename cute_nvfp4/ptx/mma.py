@@ -1,11 +1,11 @@
-"""Integer tensor-core products of one warp."""
+"""Tensor-core products of one warp."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from cutlass import Int32
+from cutlass import Float32, Int32, Uint32
 from cutlass.cutlass_dsl import dsl_user_op
 
 from ._asm import asm, refs
@@ -23,3 +23,16 @@ def mma_m16n8k32_s8(
     """
     text = f"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {refs(0, 4)}, {refs(4, 4)}, {refs(8, 2)}, {refs(10, 4)};"
     return asm(text, [Int32] * 4, [*a, *b, *c], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def mma_m16n8k8_f16(a: Sequence[Any], b: Any, c: Sequence[Any], *, loc: Any = None, ip: Any = None) -> list[Float32]:
+    """D = A·B + C, A 16×8 and B 8×8 of f16, C and D 16×8 of f32. PTX 7.0, sm_80 or later.
+
+    ``mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32``. Lane t holds, with g = t // 4 and q = t % 4:
+    a = A[g, 2q…2q+1], A[g+8, 2q…]; b = B[2q…2q+1, g]; c, d = [g, 2q], [g, 2q+1], [g+8, 2q], [g+8, 2q+1].
+    ``volatile`` so that it stays where all lanes of the warp are.
+    """
+    text = f"mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {refs(0, 4)}, {refs(4, 2)}, {{$6}}, {refs(7, 4)};"
+    operands = [*map(Uint32, a), Uint32(b), *map(Float32, c)]
+    return asm(text, [Float32] * 4, operands, volatile=True, loc=loc, ip=ip)

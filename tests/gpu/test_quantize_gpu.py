@@ -45,6 +45,16 @@ def test_global_scales(rule: str, dtype: torch.dtype) -> None:
             assert (value, differences(x.cuda(), "nvfp4", rule, global_scale=scale)) == (value, [])
 
 
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("rule", ["four_six_mse", "four_six_mae", "four_six_abs_max"])
+def test_nearly_equal_errors(rule: str, dtype: torch.dtype) -> None:
+    """Tensor cores compute the errors; blocks for which that decides nothing are done again."""
+    for value in (2.0**-9, 93 / 16 / 1536, 0.0014142135):
+        x = problems.nearly_equal(rule, value, dtype, 8192).cuda()
+        scale = torch.tensor(value, device="cuda")
+        assert (value, differences(x, "nvfp4", rule, global_scale=scale)) == (value, [])
+
+
 def test_two_to_the_thirty_one_bytes() -> None:
     """Offsets need 64 bits."""
     x = torch.randn(40000, 32768, device="cuda", dtype=torch.bfloat16)

@@ -56,7 +56,7 @@ def test_edges(arch: str, format: str, rule: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rule", ["max", "four_six_mse"])
+@pytest.mark.parametrize("rule", ["max", *FOUR_SIX])
 @pytest.mark.parametrize(
     "value", [1.0, 0.75, 2.0**-100, 2.0**118, 2.0**101, 1e-40, float("inf"), float("nan"), -1.0], ids=str
 )
@@ -84,6 +84,30 @@ def test_equal_errors(arch: str, rule: str) -> None:
     x = torch.randint(-9, 10, (128, 512), generator=torch.Generator().manual_seed(3)).bfloat16()
     for value in (1.0, 1 / 3, 0.3):
         check(x, "nvfp4", rule, global_scale=torch.tensor(value))
+
+
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize("rule", FOUR_SIX)
+def test_nearly_equal_errors(arch: str, rule: str, dtype: torch.dtype) -> None:
+    """Blocks of which the usual way is not certain, under global scales with many ties, with some and without."""
+    for value in (2.0**-9, 93 / 16 / 1536, 0.0014142135):
+        x = problems.nearly_equal(rule, value, dtype)
+        assert (value, differences(x, "nvfp4", rule, global_scale=torch.tensor(value))) == (value, [])
+
+
+@pytest.mark.parametrize("rule", FOUR_SIX)
+def test_doubtful_neighbours(arch: str, rule: str) -> None:
+    """Infinity and NaN in some lanes, zeros and scales at both ends of the range in others: each block is its own."""
+    x = torch.randn(64, 544, generator=torch.Generator().manual_seed(4))
+    blocks = x.view(-1, 16)
+    blocks[::5] *= torch.logspace(-6, 6, len(blocks[::5]))[:, None]
+    blocks[1::7] = 0.0
+    blocks[2::7, 3] = -0.0
+    blocks[3::11, 5] = float("inf")
+    blocks[4::11, 6] = float("nan")
+    blocks[6::11] = -0.0
+    for dtype in DTYPES[:2]:
+        check(x.to(dtype), "nvfp4", rule, global_scale=torch.tensor(0.01))
 
 
 @pytest.mark.parametrize("rows", [1, 31, 33, 97, 128, 129, 300])

@@ -43,7 +43,7 @@ MUTANTS = (
     Mutant("rounded where it is cut", r"cvt\.rz\.f16x2", "cvt.rn.f16x2", _HOPPER, count=0),
     Mutant("half a unit more", str(0x01000100), str(0x01010101), _HOPPER, count=0),
     Mutant("products cut", r"mul\.rn\.f32", "mul.rz.f32", count=0),
-    Mutant("scale of four too small", r"1069547520(?![\s\S]*1069547520)", "1067450368"),
+    Mutant("scale of four too small", r"\b1069547520\b", "1067450368", _BLACKWELL, count=0),
     Mutant("scale not saturated", r"cvt\.rn\.satfinite\.e4m3x2", "cvt.rn.satfinite.e5m2x2", count=0),
     Mutant("sixth not corrected", r"fma\.rn\.f32 (\$?\S+), r, 0f3E2AAAAB, q", r"add.rn.f32 \1, q, q", count=0),
     Mutant("a ramp too early", "0fC0000000", "0fBF800000", _HOPPER, rule="max", count=0),
@@ -56,12 +56,18 @@ MUTANTS = (
     Mutant("data four bytes further", r"(st\.global\.v2\.b32 \[%rd\d+)\]", r"\1+4]", count=0, error="Misaligned"),
     Mutant("scales one row further", r"(st\.global\.b32 \[%rd\d+)\]", r"\1+16]", count=0),
     # the table and 4/6
-    Mutant("entry of the next scale", r"(ld\.shared\.v2\.b32 \{[^}]*\}, \[%r\d+)\]", r"\1+8]"),
+    Mutant("entry of another scale", r"\b4080\b", "2016", count=0),
     Mutant("ties not lowered", "0f387FFFFC", "0f38800000", _HOPPER, "max", global_scale=LOWERED, count=0),
     Mutant("ties not raised", r"\b65537\b", "0", _HOPPER, count=0),
-    Mutant("a decision is always clear", str(0x36000000), "0", rule="four_six_mse", count=0),
-    Mutant("squares of one candidate", r"fma\.rn\.f16x2 (%r\d+), (%r\d+), \2, ", r"mul.rn.f16x2 \1, \2, \2; // "),
-    Mutant("six if four is better", r"setp\.lt\.f32", "setp.gt.f32", rule="four_six_mae", count=0),
+    Mutant("ties above zero not raised", r"\b16777472\b", "0", _HOPPER, global_scale=2.0**-8, count=0),
+    Mutant("a decision is always clear", r"\b935329792\b", "-1082130432", count=0),
+    Mutant("a decision of mae is clear", r"\b914358272\b", "-1082130432", rule="four_six_mae", count=0),
+    Mutant("a decision of abs_max is clear", r"\b914358272\b", "-1082130432", rule="four_six_abs_max", count=0),
+    Mutant("not 1 on the diagonal", r"\b48128\b", "48000", count=0),
+    Mutant("zeros on the diagonal", r"-1140850688", "0", count=0),
+    Mutant("a square is lost", r"fma\.rn\.f32 (%r\d+), (%r\d+), \2, %r\d+", r"mul.rn.f32 \1, \2, \2"),
+    Mutant("six if four is better", r"setp\.gt\.f32 p, ", "setp.lt.f32 p, ", rule="four_six_mae", count=0),
+    Mutant("elements alike decide", r"setp\.ne\.f16x2", "setp.eq.f16x2", rule="four_six_abs_max", count=0),
     # order
     Mutant("no barrier after the table", r"bar\.sync\s+0;", "", error="Race"),
     Mutant("copies not waited for", r"@p bra DONE;\s*bra WAIT;", "", count=0, error="Race"),
@@ -96,6 +102,8 @@ def run(mutant: Mutant | None, case: Mutant, arch: str, monkeypatch: pytest.Monk
     if case.format == "nvfp4" and isinstance(case.global_scale, float):
         inputs.append(problems.near_ties(torch.bfloat16, case.global_scale))
         inputs.append(torch.randint(-9, 10, (128, 512), generator=torch.Generator().manual_seed(3)).bfloat16())
+        if case.rule.startswith("four_six"):
+            inputs.append(problems.nearly_equal(case.rule, case.global_scale, torch.bfloat16))
     try:
         different = any(problems.differences(x, case.format, case.rule, **options) for x in inputs)
     except SimError as error:
