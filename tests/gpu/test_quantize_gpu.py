@@ -50,9 +50,10 @@ def test_global_scales(rule: str, dtype: torch.dtype) -> None:
 def test_nearly_equal_errors(rule: str, dtype: torch.dtype) -> None:
     """Tensor cores compute the errors; blocks for which that decides nothing are done again."""
     for value in (2.0**-9, 93 / 16 / 1536, 0.0014142135):
-        x = problems.nearly_equal(rule, value, dtype, 8192).cuda()
-        scale = torch.tensor(value, device="cuda")
-        assert (value, differences(x, "nvfp4", rule, global_scale=scale)) == (value, [])
+        for count in (32, 3):
+            x = problems.nearly_equal(rule, value, dtype, 256, count).cuda()
+            case, scale = (value, count), torch.tensor(value, device="cuda")
+            assert (case, differences(x, "nvfp4", rule, global_scale=scale)) == (case, [])
 
 
 def test_two_to_the_thirty_one_bytes() -> None:

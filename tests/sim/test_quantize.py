@@ -89,10 +89,13 @@ def test_equal_errors(arch: str, rule: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("rule", FOUR_SIX)
 def test_nearly_equal_errors(arch: str, rule: str, dtype: torch.dtype) -> None:
-    """Blocks of which the usual way is not certain, under global scales with many ties, with some and without."""
+    """Blocks of which the usual way is not certain, many and few in a row, under global scales with many ties, with
+    some and without."""
     for value in (2.0**-9, 93 / 16 / 1536, 0.0014142135):
-        x = problems.nearly_equal(rule, value, dtype)
-        assert (value, differences(x, "nvfp4", rule, global_scale=torch.tensor(value))) == (value, [])
+        for count in (32, 3):
+            x = problems.nearly_equal(rule, value, dtype, 32, count)
+            case = (value, count)
+            assert (case, differences(x, "nvfp4", rule, global_scale=torch.tensor(value))) == (case, [])
 
 
 @pytest.mark.parametrize("rule", FOUR_SIX)

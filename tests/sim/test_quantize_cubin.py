@@ -59,12 +59,12 @@ def test_memory(arch: str) -> None:
 @pytest.mark.parametrize("rule", ["four_six_mse", "four_six_mae", "four_six_abs_max"])
 def test_four_rows_at_once(arch: str, rule: str) -> None:
     """4/6 has four rows in its loop, and a tensor core computes their differences: eight products a row. What is
-    doubtful is loaded and stored again."""
+    doubtful is loaded and stored again, by a lane or by a warp."""
     report, _ = compiled(arch, "nvfp4", rule)
     assert report.count("UBLKCP") == 4 + 4
     assert report.count("HMMA") == 4 * 8
-    assert accesses(report, "load", "global") in ({32: 1, 128: 2}, {32: 1, 256: 1})
-    assert accesses(report, "store", "global") == {64: 4 + 1, 32: 1}
+    assert accesses(report, "load", "global") in ({32: 1 + 1, 128: 2}, {32: 1 + 1, 256: 1})
+    assert accesses(report, "store", "global") == {64: 4 + 2, 32: 1}
 
 
 def test_conversions() -> None:

@@ -52,7 +52,7 @@ MUTANTS = (
     Mutant("even and odd exchanged", "0x70707070", "0x07070707", _HOPPER, count=0),
     Mutant("signs lost", str(0x8E008E00 - (1 << 32)), str(0x0E000E00), _HOPPER, count=0),
     Mutant("bytes of scales exchanged", r"\b25152\b", "24640", count=0),
-    Mutant("scales of other lanes", r"shfl\.sync\.bfly\.b32(.*), 1, ", r"shfl.sync.bfly.b32\1, 3, "),
+    Mutant("scales of other lanes", r"shfl\.sync\.bfly\.b32(.*), 1, ", r"shfl.sync.bfly.b32\1, 3, ", count=0),
     Mutant("data four bytes further", r"(st\.global\.v2\.b32 \[%rd\d+)\]", r"\1+4]", count=0, error="Misaligned"),
     Mutant("scales one row further", r"(st\.global\.b32 \[%rd\d+)\]", r"\1+16]", count=0),
     # the table and 4/6
@@ -67,6 +67,7 @@ MUTANTS = (
     Mutant("zeros on the diagonal", r"-1140850688", "0", count=0),
     Mutant("a square is lost", r"fma\.rn\.f32 (%r\d+), (%r\d+), \2, %r\d+", r"mul.rn.f32 \1, \2, \2"),
     Mutant("six if four is better", r"setp\.gt\.f32 p, ", "setp.lt.f32 p, ", rule="four_six_mae", count=0),
+    Mutant("a doubtful block's other half", r"shfl\.sync\.bfly\.b32(.*), 8, ", r"shfl.sync.bfly.b32\1, 4, ", count=0),
     Mutant("elements alike decide", r"setp\.ne\.f16x2", "setp.eq.f16x2", rule="four_six_abs_max", count=0),
     # order
     Mutant("no barrier after the table", r"bar\.sync\s+0;", "", error="Race"),
@@ -103,7 +104,7 @@ def run(mutant: Mutant | None, case: Mutant, arch: str, monkeypatch: pytest.Monk
         inputs.append(problems.near_ties(torch.bfloat16, case.global_scale))
         inputs.append(torch.randint(-9, 10, (128, 512), generator=torch.Generator().manual_seed(3)).bfloat16())
         if case.rule.startswith("four_six"):
-            inputs.append(problems.nearly_equal(case.rule, case.global_scale, torch.bfloat16))
+            inputs += [problems.nearly_equal(case.rule, case.global_scale, torch.bfloat16, 64, n) for n in (32, 3)]
     try:
         different = any(problems.differences(x, case.format, case.rule, **options) for x in inputs)
     except SimError as error:
