@@ -10,6 +10,7 @@ from ..ptx.convert import e4m3x2_to_f16x2, f16x2_to_f32
 from .quantize_config import ELEMENTS
 from .quantize_exact import encode_exactly, exact, largest_magnitude
 from .quantize_mx import NAN_UE8M0, mx_block
+from .quantize_optimal import optimal
 from .quantize_usual import usual
 
 NAN_E4M3 = 0x7F
@@ -32,6 +33,9 @@ def quantize_block(
     if cutlass.const_expr(config.scale == "ue8m0"):
         nan_scale = NAN_UE8M0
         code, codes = mx_block(config, words, largest, seed, index)
+    elif cutlass.const_expr(config.searches):
+        code, first, second = optimal(config, words, largest, factor, seed, index, sound)
+        codes = [first, second]
     elif cutlass.const_expr(not config.has_usual_way):
         code, first, second = exact(config, words, largest, factor, seed, index)
         codes = [first, second]

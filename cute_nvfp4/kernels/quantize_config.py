@@ -92,5 +92,10 @@ class QuantizeConfig:
 
     @property
     def has_usual_way(self) -> bool:
-        """Whether there is a cheaper way than the exact one."""
-        return self.scale == "e4m3" and self.item_bytes == 2 and not self.stochastic
+        """Whether there is a cheaper way than the exact one (``optimal`` has its own)."""
+        return self.scale == "e4m3" and self.item_bytes == 2 and not self.stochastic and not self.searches
+
+    @property
+    def searches(self) -> bool:
+        """Whether all scales are candidates."""
+        return self.choice == "optimal"

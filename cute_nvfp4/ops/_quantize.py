@@ -31,7 +31,7 @@ _TYPES = (*[_POINTER] * 5, *[_I32] * 3, *[_I64] * 6, *[_I32] * 9, _POINTER)
 _AMAX_TYPES = (*[_POINTER] * 2, *[_I32] * 3, *[_I64] * 2, *[_I32] * 2, _POINTER)
 _MAX_GRID, _INT32_MAX = 65535, 2**31 - 1
 _FORMATS = {("e2m1", "e4m3", 16), ("e2m1", "ue8m0", 32), ("e4m3", "ue8m0", 32), ("e5m2", "ue8m0", 32)}
-_CHOICES = {"e4m3": ("", "mse", "mae", "abs_max"), "ue8m0": ("",)}
+_CHOICES = {"e4m3": ("", "mse", "mae", "abs_max", "optimal"), "ue8m0": ("",)}
 # blocks of threads of the second pass that take turns on a multiprocessor's places for them
 _WAVES = 2
 
@@ -45,7 +45,8 @@ def why_not_fused(shape: tuple[int, int, int], format: Format, rule: Rule) -> st
     if (format.element, format.scale, format.block) not in _FORMATS:
         return explain("format for the fused kernels", got=format.name, expected="nvfp4, mxfp4 or mxfp8")
     if rule.choice not in _CHOICES[format.scale]:
-        return explain("rule for the fused kernels", got=repr(rule.name), expected="one that does not search")
+        expected = "one that does not search, or optimal for nvfp4"
+        return explain("rule for the fused kernels", got=repr(rule.name), expected=expected)
     if k % format.block:
         return explain(f"K of {format.name}", got=k, expected=f"a multiple of {format.block}")
     if batch > _MAX_GRID:
@@ -198,7 +199,7 @@ def _resident(config: QuantizeConfig) -> int:
     shared = config.warps * (WARP_ROWS * WARP * config.block_bytes + 8 * WARP_ROWS) + 2048
     # the system takes a kilobyte of each block's
     most = (config.arch.shared_bytes + 1024) // (shared + 1024) if config.bulk else 16
-    if config.stochastic:
+    if config.stochastic or config.searches:
         wanted = 3
     elif config.has_usual_way:
         wanted = 8 if config.choice else 10

@@ -37,7 +37,7 @@ def test_the_bits_of_the_torch_backend(options: dict, shape: tuple[int, ...]) ->
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"rule": "optimal"}, "does not search"),
+        ({"format": "mxfp4", "rule": "optimal"}, "does not search"),
         ({"block_2d": True}, "block_2d with backend='sim'"),
         ({"hadamard": 1}, "hadamard with backend='sim'"),
     ],
