@@ -34,7 +34,7 @@ def quantize_block(
         nan_scale = NAN_UE8M0
         code, codes = mx_block(config, words, largest, seed, index)
     elif cutlass.const_expr(config.searches):
-        code, first, second = optimal(config, words, largest, factor, seed, index, sound)
+        code, first, second = optimal(config, words, largest, factor, quick, seed, index, sound)
         codes = [first, second]
     elif cutlass.const_expr(not config.has_usual_way):
         code, first, second = exact(config, words, largest, factor, seed, index)
