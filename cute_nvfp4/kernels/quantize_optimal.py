@@ -22,6 +22,7 @@ from ..ptx.encode import (
     f32x2_to_f16x2_rz,
     fma_rn,
     mul_rn,
+    pack_e2m1_halves,
     rcp_rn,
     sub_rn,
 )
@@ -35,7 +36,8 @@ _ERROR_MARGIN, _SCALE_MARGIN = 1 + 2.0**-10, 2.0**-10
 # products are times this in binary16, where the smallest normal number then is E2M1's
 _UNIT_EXPONENT, _MINUS_ONE_F16, _SIX_F16X2 = -14, 0xBC00, 0x0E000E00
 _BIAS, _MANTISSA_BITS = 127, 23
-_NAN = 0x7FFFFFFF
+_NAN, _INFINITY = 0x7FFFFFFF, 0x7F800000
+_UNROLL = 1
 # the exponents that scales of a window may begin with, and from which on some of them do not exist
 _LEAST_EXPONENT, _LARGEST_EXPONENT = -6, 8
 _LARGEST_GLOBAL_SCALE = 2.0**100
@@ -116,47 +118,48 @@ def _squares(x: tuple, multiplier: Float32, minus: Uint32, one: Uint32, clip: bo
     return add_rn(add_rn(chains[0], chains[1]), add_rn(chains[2], chains[3]))
 
 
+def _halved_codes(x: tuple, multiplier: Float32, one: Uint32) -> cutlass.Boolean:
+    """Whether no element of x · multiplier, in units of 2**-14 and of magnitude below 7, is 1/2 or 3/2."""
+    y = [mul_rn(a, multiplier) for a in x]
+    found = Uint32(0)
+    for low, high in zip(y[0::2], y[1::2]):
+        code = add_by_fma(f32x2_to_f16x2_rz(low, high), HALF_UNIT, one)
+        found = found | (code & ((code >> Uint32(2)) ^ Uint32(0xFFFFFFFF)))
+    return (found & Uint32(0x02000200)) == Uint32(0)
+
+
 def _multiplier(code: Int32, inverses: Float32) -> Float32:
     """1 / (global scale · scale) · unit of a normal scale."""
     inverse = cute.arch.shuffle_sync(inverses, mod(code, 8))
     return mul_rn(inverse, _power((10 + _UNIT_EXPONENT) - (code >> 3)))
 
 
-def _lane_inverses(factor: tuple, lane: Int32) -> Float32:
-    """1 / (global scale · m), lane l having m = 8 + l % 8."""
-    return rcp_rn(mul_rn(factor[0], (mod(lane, 8) + 8).to(Float32)))
-
-
-def _window(x: tuple, place: tuple, inverses: Float32, minus: Uint32, one: Uint32) -> tuple:
+@cute.jit
+def _window(x: tuple, place: tuple, inverses: Float32, minus: Uint32, one: Uint32):
     """The least and the next error (bits of fp32) of eight scales in a row, the lowest bits being m - 8."""
-    significand, exponent, power, half = place
+    significand, power, half, missing = place
     nan = f32_from_bits(Uint32(_NAN))
-    keys = []
-    for m in range(8, 16):
-        low = significand <= Float32(float(m))
+    key, second = Uint32(_INFINITY), Uint32(_INFINITY)
+    number = Float32(8.0)
+    for i in cutlass.range(8, unroll=_UNROLL):
+        low = significand <= number
         chosen = cutlass.select_(low, power, half)
-        if m == 15:
-            # 480, which E4M3 does not have
-            beyond = cutlass.select_(low, exponent, exponent + 1) >= _LARGEST_EXPONENT
-            chosen = cutlass.select_(beyond, nan, chosen)
-        inverse = cute.arch.shuffle_sync(inverses, m - 8)
-        weight = cutlass.select_(low, Float32(float(m * m)), Float32(float(4 * m * m)))
-        error = mul_rn(_squares(x, mul_rn(inverse, chosen), minus, one), weight)
-        keys.append((f32_bits(error) & Uint32(0xFFFFFFF8)) | Uint32(m - 8))
-    key, second = cutlass.min(keys[0], keys[1]), cutlass.max(keys[0], keys[1])
-    for other in keys[2:]:
+        chosen = cutlass.select_(number == missing, nan, chosen)
+        weight = cutlass.select_(low, number, mul_rn(number, Float32(2.0)))
+        inverse = cute.arch.shuffle_sync(inverses, i)
+        error = mul_rn(mul_rn(_squares(x, mul_rn(inverse, chosen), minus, one), weight), weight)
+        other = (f32_bits(error) & Uint32(0xFFFFFFF8)) | Uint32(i)
         second = cutlass.min(second, cutlass.max(key, other))
         key = cutlass.min(key, other)
+        number = add_rn(number, Float32(1.0))
     return key, second
 
 
 @cute.jit
-def search(config: cutlass.Constexpr, words: tuple, largest: Float32, factor: tuple, one: Uint32):
-    """(code, whether it may be wrong, the least code that may be the right one)."""
-    x = tuple(to_f32(config, list(words)))
-    lane = cute.arch.lane_idx()
-    minus = diagonal(_MINUS_ONE_F16, lane)
-    inverses = _lane_inverses(factor, lane)
+def search(config: cutlass.Constexpr, x: tuple, largest: Float32, factor: tuple, inverses: Float32, one: Uint32):
+    """(code, whether it may be wrong, the least code that may be the right one, whether products with its reciprocal
+    are below 7, that reciprocal times 2**-14)."""
+    minus = diagonal(_MINUS_ONE_F16, cute.arch.lane_idx())
     # in units of the global scale
     top = mul_rn(largest, factor[1])
     least_scale = mul_rn(top, Float32((1 + 2.0**-18) / 7))
@@ -169,7 +172,10 @@ def search(config: cutlass.Constexpr, words: tuple, largest: Float32, factor: tu
     power = _power(cutlass.select_(regular, (3 + _UNIT_EXPONENT) - exponent, Int32(0)))
     half = mul_rn(power, Float32(0.5))
     half = cutlass.select_(exponent == _LARGEST_EXPONENT, nan, half)
-    key, second = _window(x, (significand, exponent, power, half), inverses, minus, one)
+    # 480, which E4M3 does not have
+    end = cutlass.select_(significand <= Float32(15.0), exponent, exponent + 1)
+    missing = cutlass.select_(end >= _LARGEST_EXPONENT, Float32(15.0), Float32(0.0))
+    key, second = _window(x, (significand, power, half, missing), inverses, minus, one)
     unit = _power(cutlass.select_(regular, exponent - 3, Int32(0)))
     unit = mul_rn(unit, unit)
     best, next_best = mul_rn(f32_from_bits(key), unit), mul_rn(f32_from_bits(second), unit)
@@ -192,19 +198,30 @@ def search(config: cutlass.Constexpr, words: tuple, largest: Float32, factor: tu
         lower = cutlass.select_(more, lower - 1, lower)
         more = more & _may_be_better(top, lower, best)
         # subnormal scales are not for this way
-        regular = regular & ((lower >= 8) | (more == False))
+        regular = regular & ((lower >= 8) | (cutlass.select_(more, Int32(0), Int32(1)) != 0))
         more = more & (lower >= 8)
 
     # the scale twice as large
     spread = fma_rn(top, cute.math.sqrt(best), best)
     safe = cutlass.select_(regular, code, Int32(64))
     value = scale_value(Uint32(safe)) * Float32(2.0)
-    error = mul_rn(_squares(x, mul_rn(_multiplier(safe, inverses), Float32(0.5)), minus, one), mul_rn(value, value))
-    apart = (error > fma_rn(spread, Float32(_NEAR_DOUBLE), best)) | (safe + 8 > _LARGEST_CODE)
+    multiplier = _multiplier(safe, inverses)
+    error = mul_rn(_squares(x, mul_rn(multiplier, Float32(0.5)), minus, one), mul_rn(value, value))
+    limit = fma_rn(spread, Float32(_NEAR_DOUBLE), best)
+    apart = (error > limit) | (safe + 8 > _LARGEST_CODE)
+    if cute.arch.vote_any_sync(regular & (error <= limit)):
+        # without codes of 1/2 and 3/2 the elements are those under twice the scale: so are the errors, bit by bit
+        value = mul_rn(value, Float32(2.0))
+        error = mul_rn(_squares(x, mul_rn(multiplier, Float32(0.25)), minus, one), mul_rn(value, value))
+        alike = _halved_codes(x, multiplier, one)
+        apart = apart | (alike & ((error > limit) | (safe + 16 > _LARGEST_CODE)))
     # infinity: the window had no scale
-    certain = regular & apart & (best > mul_rn(mul_rn(top, top), Float32(_LEAST_PART))) & (best < Float32(float("inf")))
+    sound = (best > mul_rn(mul_rn(top, top), Float32(_LEAST_PART))) & (best < Float32(float("inf")))
+    certain = regular & apart & sound
     alone = next_best > fma_rn(spread, Float32(_NEAR), best)
-    return Uint32(code), (alone & certain) == False, cutlass.select_(certain, lower + 1, Int32(0))
+    first = cutlass.select_(certain, lower + 1, Int32(0))
+    doubtful = cutlass.select_(alone & certain, Int32(0), Int32(1))
+    return Uint32(code), doubtful, first, regular & (code >= lowest), multiplier
 
 
 def _may_be_better(top: Float32, code: Int32, best: Float32) -> cutlass.Boolean:
@@ -224,18 +241,65 @@ def optimal(
     index: Int64,
     sound,
 ):
-    """(scale code, two words of codes) of a block, if its numbers are finite."""
-    code, doubtful, first = search(config, words, largest, factor, quick[2][0])
+    """(scale code, two words of codes) of a block, if its numbers are finite; ``quick``: as for :func:`usual`."""
+    x = tuple(to_f32(config, list(words)))
+    inverses, ties = _lane_entries(config, factor, cute.arch.lane_idx())
+    one = quick[2][0]
+    code, doubtful, first, inside, multiplier = search(config, x, largest, factor, inverses, one)
     live = sound & (largest > Float32(0.0))
-    doubtful = doubtful & live
+    doubtful = (doubtful != 0) & live
     code = Uint32(cutlass.select_(live, code, Uint32(0)))
     if cute.arch.vote_any_sync(doubtful):
-        found = search_exactly(
-            config, words, largest, factor, first, cutlass.select_(doubtful, Int32(_LARGEST_CODE), Int32(-1))
-        )
+        last = cutlass.select_(doubtful, Int32(_LARGEST_CODE), Int32(-1))
+        found = search_exactly(config, words, largest, factor, first, last)
         code = Uint32(cutlass.select_(doubtful, found, code))
-    one, two = encode(config, words, code, factor, seed, index)
-    return code, one, two
+    if cutlass.const_expr(config.arch.has_fp4_convert or config.stochastic or config.item_bytes == 4):
+        low, high = encode(config, words, code, factor, seed, index)
+    else:
+        tie = cute.arch.shuffle_sync(ties, mod(Int32(code), 8))
+        low, high = _encode_by_halves(x, multiplier, tie)
+        low = Uint32(cutlass.select_(live, low, Uint32(0)))
+        high = Uint32(cutlass.select_(live, high, Uint32(0)))
+        again = live & (doubtful | (cutlass.select_(inside, tie, Uint32(2)) > Uint32(1)))
+        if cute.arch.vote_any_sync(again):
+            first_word, second_word = encode(config, words, code, factor, seed, index)
+            low = Uint32(cutlass.select_(again, first_word, low))
+            high = Uint32(cutlass.select_(again, second_word, high))
+    return code, low, high
+
+
+def _lane_entries(config: QuantizeConfig, factor: tuple, lane: Int32) -> tuple:
+    """Of the significand m = 8 + lane % 8 of scales: 1 / (global scale · m); how ties are to be rounded.
+
+    0: half up, because no element can be a tie that goes down (1/4, 5/4, 5/2, 5); 1: to even, because some can, and
+    are told apart from their neighbours when they are cut to binary16; 2: by other means. Only one significand of an
+    element's can give a tie.
+    """
+    divisor = mul_rn(factor[0], (mod(lane, 8) + 8).to(Float32))
+    inverse = rcp_rn(divisor)
+    if config.item_bytes == 4:
+        return inverse, Uint32(0)
+    spare = 16 if config.dtype == "bfloat16" else 13
+    even = beside = cutlass.Boolean(False)
+    for tie in (1.0, 1.25):
+        below = f32_bits(mul_rn(divisor, Float32(tie))) & Uint32(0xFFFFFFFF << spare & 0xFFFFFFFF)
+        # on or before the tie, on or after it, and the next
+        for step in range(3):
+            product = mul_rn(f32_from_bits(below + Uint32(step << spare)), inverse)
+            even = even | (product == Float32(tie))
+            beside = beside | ((product > Float32(tie)) & (product < Float32(tie * (1 + 2.0**-8))))
+    return inverse, cutlass.select_(even, cutlass.select_(beside, Uint32(2), Uint32(1)), Uint32(0))
+
+
+def _encode_by_halves(x: tuple, multiplier: Float32, tie: Uint32) -> tuple:
+    """Two words of codes of x · multiplier, in units of 2**-14, of magnitude below 7; ``tie``: of its scale."""
+    y = [mul_rn(a, multiplier) for a in x]
+    even = tie & Uint32(1)
+    # half a unit, or a bit less of it where ties of even codes go down
+    mask, unit = even * Uint32(0x00010001), Uint32(HALF_UNIT) - even * Uint32(0x00010001)
+    halves = [f32x2_to_f16x2_rz(low, high) for low, high in zip(y[0::2], y[1::2])]
+    halves = [half + unit + ((half >> Uint32(9)) & mask) for half in halves]
+    return Uint32(pack_e2m1_halves(halves[:4])), Uint32(pack_e2m1_halves(halves[4:]))
 
 
 def encode(config: QuantizeConfig, words: tuple, code: Uint32, factor: tuple, seed: tuple, index: Int64) -> tuple:
