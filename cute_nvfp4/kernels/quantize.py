@@ -36,6 +36,7 @@ from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_STRIDE
 from .arith import ceil_div, div, mod
 from .quantize_block import quantize_block
 from .quantize_config import ROW_STEP, WARP, WARP_ROWS, QuantizeConfig
+from .quantize_optimal import optimal_entries
 from .quantize_usual import TABLE_BYTES, fill_table, largest_wanted
 
 # what ``cute_nvfp4.quantization.blocks`` accepts
@@ -127,6 +128,8 @@ class Quantize:
             tied = fill_table(cfg, table.toint(), flags.toint(), factor[0], thread)
         limit = largest_wanted(cfg, factor[0])
         quick = (table.toint(), limit, (Uint32(powers[0]), Uint32(powers[1])), tied)
+        if cutlass.const_expr(cfg.searches):
+            quick = (*quick, optimal_entries(cfg, factor[0], lane))
 
         parity = Int32(0)
         for unit in cutlass.range(block, units, blocks, unroll=1):

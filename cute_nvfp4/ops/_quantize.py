@@ -199,7 +199,9 @@ def _resident(config: QuantizeConfig) -> int:
     shared = config.warps * (WARP_ROWS * WARP * config.block_bytes + 8 * WARP_ROWS) + 2048
     # the system takes a kilobyte of each block's
     most = (config.arch.shared_bytes + 1024) // (shared + 1024) if config.bulk else 16
-    if config.stochastic or config.searches:
+    if config.searches:
+        wanted = 4
+    elif config.stochastic:
         wanted = 3
     elif config.has_usual_way:
         wanted = 8 if config.choice else 10

@@ -43,3 +43,22 @@ def add_diagonal(halves: Sequence[Uint32], b: Uint32, c: Sequence[Float32]) -> l
 def min_abs_f16x2(a: Uint32, b: Uint32, *, loc: Any = None, ip: Any = None) -> Uint32:
     """The smaller magnitude of two f16, with the product of their signs. PTX 7.2, sm_86: ``min.xorsign.abs.f16x2``."""
     return asm("min.xorsign.abs.f16x2 $0, $1, $2;", [Uint32], [Uint32(a), Uint32(b)], loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def min_f16x2(a: Uint32, b: Uint32, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """The smaller of two f16. PTX 7.0, sm_80: ``min.f16x2``."""
+    return asm("min.f16x2 $0, $1, $2;", [Uint32], [Uint32(a), Uint32(b)], loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def sub_f16x2(a: Uint32, b: Uint32, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """a − b of f16, rounded. PTX 4.2, sm_53: ``sub.rn.f16x2``."""
+    return asm("sub.rn.f16x2 $0, $1, $2;", [Uint32], [Uint32(a), Uint32(b)], loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def sum_abs_f16x2(a: Uint32, b: Uint32, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """|a| + b of f16, rounded. PTX 6.5, sm_53: ``abs.f16x2``, ``add.rn.f16x2``."""
+    text = "{ .reg .b32 m; abs.f16x2 m, $1; add.rn.f16x2 $0, m, $2; }"
+    return asm(text, [Uint32], [Uint32(a), Uint32(b)], loc=loc, ip=ip)[0]
