@@ -40,6 +40,8 @@ from .quantize_exact import to_f32
 from .quantize_search import ERROR_MARGIN, LARGEST_CODE, encode, scale_value, search_exactly
 
 _SIGNIFICANDS = range(8, 16)
+# products of this magnitude and more would round to more than E2M1 has
+_LARGEST_PRODUCT = 7.0
 # products are times this in binary16, where the smallest normal number then is E2M1's
 _UNIT_EXPONENT, _MINUS_ONE_F16, _SIX_F16X2 = -14, 0xBC00, 0x0E000E00
 _BIAS, _MANTISSA_BITS = 127, 23
@@ -165,7 +167,7 @@ def _search(x: tuple, largest: Float32, factor: tuple, entries: tuple, one: Uint
     minus = diagonal(_MINUS_ONE_F16, cute.arch.lane_idx())
     # in units of the global scale
     top = mul_rn(largest, factor[1])
-    least_scale = mul_rn(top, Float32((1 + 2.0**-18) / 7))
+    least_scale = mul_rn(top, Float32((1 + 2.0**-18) / _LARGEST_PRODUCT))
     regular = (least_scale >= Float32(2.0**_LEAST_EXPONENT)) & (least_scale < Float32(2.0 ** (_LARGEST_EXPONENT + 1)))
     regular = regular & (factor[0] <= Float32(_LARGEST_GLOBAL_SCALE))
     code, best, next_best = _window(x, least_scale, all_inverses, regular, minus, one)
