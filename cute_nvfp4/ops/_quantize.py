@@ -172,7 +172,9 @@ def _grid(config: QuantizeConfig, rows: int, columns: int, sm_count: int) -> tup
     """Blocks of threads for a matrix, if there is work for them; and ``steps`` of the kernel."""
     chunks = -(-columns // WARP)
     units = chunks * -(-rows // ATOM_ROWS) * (ROW_STEP // config.warps)
-    blocks = max(1, min(units, _WAVES * config.min_blocks * sm_count))
+    # searches take more or less time: more turns even that out
+    waves = 4 * _WAVES if config.searches else _WAVES
+    blocks = max(1, min(units, waves * config.min_blocks * sm_count))
     return blocks, chunks, units, blocks // chunks, blocks % chunks
 
 
