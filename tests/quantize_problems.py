@@ -9,7 +9,7 @@ import torch
 
 from cute_nvfp4.formats import decode_e4m3, encode_e4m3
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops._quantize import quantize_fused
+from cute_nvfp4.ops._quantize import quantize_fused, why_not_fused
 from cute_nvfp4.quantization import quantize
 from cute_nvfp4.quantization.blocks import GlobalScale, Request, _error, residual
 from cute_nvfp4.quantization.rounding import round_e2m1
@@ -18,13 +18,13 @@ from cute_nvfp4.quantization.rules import resolve_format, resolve_rule, rules_of
 DATA = Path(__file__).parent / "data" / "quantization"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 FORMATS = ("nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2")
-SEARCHES = ("optimal", "hessian")
 TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 
 def rules(format: str) -> list[str]:
-    """The rules of ``format`` that do not search."""
-    return [rule for rule in rules_of(format) if rule not in SEARCHES]
+    """The rules of ``format`` that the kernels have."""
+    kind = resolve_format(format)
+    return [rule for rule in rules_of(format) if not why_not_fused((1, 128, 512), kind, resolve_rule(rule, kind))]
 
 
 PAIRS = [(format, rule) for format in FORMATS for rule in rules(format)]

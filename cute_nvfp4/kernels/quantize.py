@@ -35,6 +35,7 @@ from cutlass.memory import SmemAllocator
 
 from ..ptx import mbarrier
 from ..ptx.async_copy import copy_bulk
+from ..ptx.diagonal import MINUS_ONE_F16, diagonal
 from ..ptx.encode import (
     div_rn,
     f32_bits,
@@ -51,7 +52,7 @@ from .arith import ceil_div, div, mod
 from .quantize_alone import quantize_alone
 from .quantize_block import quantize_block, quantize_unless_doubtful
 from .quantize_config import ROW_STEP, WARP, WARP_ROWS, QuantizeConfig
-from .quantize_four_six import minus_identity
+from .quantize_optimal import optimal_entries
 from .quantize_table import fill_table, is_usable, largest_wanted, table_bytes
 from .quantize_usual import units_of
 
@@ -147,7 +148,9 @@ class Quantize:
             tied = fill_table(cfg, table.toint(), flags.toint(), factor[0], usable, thread)
         quick = (table.toint(), largest_wanted(usable), units_of(powers), tied)
         if cutlass.const_expr(cfg.defers):
-            quick = (*quick, minus_identity(lane))
+            quick = (*quick, diagonal(MINUS_ONE_F16, lane))
+        elif cutlass.const_expr(cfg.searches):
+            quick = (*quick, optimal_entries(cfg, factor[0], lane))
 
         parity = Int32(0)
         for unit in cutlass.range(block, units, blocks, unroll=1):

@@ -11,6 +11,7 @@ from .quantize_config import ELEMENTS, QuantizeConfig
 from .quantize_exact import exact, largest_magnitude
 from .quantize_four_six import four_six
 from .quantize_mx import NAN_UE8M0, mx_block
+from .quantize_optimal import optimal
 from .quantize_rotate import rotated_words
 from .quantize_usual import usual
 
@@ -49,6 +50,9 @@ def encode_block(
     if cutlass.const_expr(config.scale == "ue8m0"):
         nan_scale = NAN_UE8M0
         code, codes = mx_block(config, words, largest, seed, index)
+    elif cutlass.const_expr(config.searches):
+        code, first, second = optimal(config, words, largest, factor, quick, seed, index, sound)
+        codes = [first, second]
     elif cutlass.const_expr(not config.has_usual_way and compares(config)):
         code, first, second, doubtful = four_over_six(config, words, largest, factor)
         if sound & (largest > Float32(0.0)) & (doubtful != 0):

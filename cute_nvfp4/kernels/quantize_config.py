@@ -120,11 +120,16 @@ class QuantizeConfig:
 
     @property
     def has_usual_way(self) -> bool:
-        """Whether there is a cheaper way than the exact one."""
+        """Whether there is a cheaper way than the exact one (``optimal`` has its own)."""
         # 4/6 has one for rows that are read as they lie
         apart = self.choice != "" and (self.tile or self.transposed)
         plain = self.usual and self.scale == "e4m3" and self.item_bytes == 2
-        return plain and not (self.stochastic or self.hadamard or apart)
+        return plain and not (self.stochastic or self.hadamard or self.searches or apart)
+
+    @property
+    def searches(self) -> bool:
+        """Whether all scales are candidates."""
+        return self.choice == "optimal"
 
     @property
     def of_rotated(self) -> QuantizeConfig:

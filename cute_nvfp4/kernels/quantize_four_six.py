@@ -33,6 +33,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
 from ..ptx.convert import e2m1x8_to_f16x2
+from ..ptx.diagonal import add_diagonal
 from ..ptx.encode import (
     CODE_AND_SIGN,
     abs_f32,
@@ -49,8 +50,6 @@ from ..ptx.encode import (
 )
 from ..ptx.fma import mul_f16x2
 from ..ptx.memory import load_shared
-from ..ptx.mma import mma_m16n8k8_f16
-from .arith import div, mod
 from .quantize_config import QuantizeConfig
 from .quantize_exact import wanted_scale
 from .quantize_table import ODD, UNIT
@@ -58,14 +57,6 @@ from .quantize_usual import codes_of, elements_of, pack
 
 # the part of an error that two errors must be apart, besides the margin of the table
 _PARTS = {"mse": 3 * 2.0**-17, "mae": 2.0**-18, "abs_max": 2.0**-18}
-_MINUS_ONE = 0xBC00
-
-
-def minus_identity(lane: Int32) -> Uint32:
-    """The lane's register of the 8 × 8 matrix B of ``mma.m16n8k8`` that is −1 on its diagonal: [2q, 2q + 1][g]."""
-    place = div(lane, 4) - 2 * mod(lane, 4)
-    high = cutlass.select_(place == 1, Uint32(_MINUS_ONE << 16), Uint32(0))
-    return cutlass.select_(place == 0, Uint32(_MINUS_ONE), high)
 
 
 def _elements(config: QuantizeConfig, codes: list[Uint32]) -> list[Uint32]:
@@ -73,14 +64,6 @@ def _elements(config: QuantizeConfig, codes: list[Uint32]) -> list[Uint32]:
     if config.sound_ties:
         return [half & Uint32(CODE_AND_SIGN) for half in codes]
     return [pair for word in codes for pair in e2m1x8_to_f16x2(word, config.arch)]
-
-
-def _less(pairs: list[Uint32], c: list[Float32], diagonal: Uint32) -> list[Float32]:
-    """c minus the elements of ``pairs``."""
-    result = []
-    for i in range(0, len(pairs), 2):
-        result += mma_m16n8k8_f16(pairs[i : i + 2], diagonal, c[2 * i : 2 * i + 4])
-    return result
 
 
 def _total(config: QuantizeConfig, d: list[Float32]) -> Float32:
@@ -116,9 +99,9 @@ def _largest_of_different(d: list[Float32], q: list, ratio: Uint32) -> Float32:
     return cute.arch.fmax(*chains)
 
 
-def _compare(config: QuantizeConfig, q: list, y: list, entries: list, global_scale: Float32, diagonal: Uint32) -> tuple:
+def _compare(config: QuantizeConfig, q: list, y: list, entries: list, global_scale: Float32, minus: Uint32) -> tuple:
     """(what is positive if 4 is better, whether that is certain)."""
-    six, four = (_less(pairs, products, diagonal) for pairs, products in zip(q, y))
+    six, four = (add_diagonal(pairs, minus, products) for pairs, products in zip(q, y))
     scales = [f32_from_bits(entry[1]) for entry in entries]
     if config.choice == "abs_max":
         undo = mul_rn(global_scale, Float32(1 / UNIT if config.sound_ties else 1.0))
@@ -173,9 +156,9 @@ def _pack_winner(
 def four_six(config: QuantizeConfig, words: list[Uint32], largest: Float32, factor: tuple, quick: tuple) -> tuple:
     """(scale code, two words of codes, whether those are certain) of a block; all lanes of a warp do this together.
 
-    quick: what :func:`.quantize_usual.usual` takes, and :func:`minus_identity`.
+    quick: what :func:`.quantize_usual.usual` takes, and −1 on a :func:`.diagonal`.
     """
-    table, _, units, tied, diagonal = quick
+    table, _, units, tied, minus = quick
     x = elements_of(config, words, units)
     wanted = wanted_scale(config, largest, factor[1])
     both = Uint32(f32x2_to_e4m3x2(wanted, mul_rn(wanted, Float32(1.5))))
@@ -188,7 +171,7 @@ def four_six(config: QuantizeConfig, words: list[Uint32], largest: Float32, fact
         zero = mul_rn(inverse, Float32(-0.0))
         found.append(codes_of(config, x, lambda a, inverse=inverse, zero=zero: fma_rn(a, inverse, zero), units[0]))
     q = [_elements(config, halves) for halves, _ in found]
-    difference, certain = _compare(config, q, [y for _, y in found], entries, factor[0], diagonal)
+    difference, certain = _compare(config, q, [y for _, y in found], entries, factor[0], minus)
     taken = tuple(take_if_positive(difference, found[1][0], found[0][0], units[0]))
     take_four = difference > Float32(0.0)
     first, second = _pack_winner(config, tuple(x), taken, tuple(map(tuple, entries)), take_four, tied)

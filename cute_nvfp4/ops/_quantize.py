@@ -33,21 +33,28 @@ _TYPES = (*[_POINTER] * 5, *[_I32] * 3, *[_I64] * 6, *[_I32] * 10, _POINTER)
 _AMAX_TYPES = (*[_POINTER] * 2, *[_I32] * 3, *[_I64] * 2, *[_I32] * 3, _POINTER)
 _MAX_GRID, _INT32_MAX = 65535, 2**31 - 1
 _FORMATS = {("e2m1", "e4m3", 16), ("e2m1", "ue8m0", 32), ("e4m3", "ue8m0", 32), ("e5m2", "ue8m0", 32)}
-_CHOICES = {"e4m3": ("", "mse", "mae", "abs_max"), "ue8m0": ("",)}
-# blocks of threads of the second pass that take turns on a multiprocessor's places for them; and for 4/6 by sums
-_WAVES, _WAVES_OF_SUMS = 2, 1
+_CHOICES = {"e4m3": ("", "mse", "mae", "abs_max", "optimal"), "ue8m0": ("",)}
+# blocks of threads of the second pass that take turns on a multiprocessor's places for them; for 4/6 by sums; and for
+# searches, which take more or less time: more turns even that out
+_WAVES, _WAVES_OF_SUMS, _WAVES_OF_SEARCHES = 2, 1, 8
 
 
-def why_not_fused(shape: tuple[int, int, int], format: Format, rule: Rule, *, rotation: int = 0) -> str:
+def why_not_fused(
+    shape: tuple[int, int, int], format: Format, rule: Rule, *, rotation: int = 0, tile: bool = False
+) -> str:
     """Why the kernels cannot quantize matrices of ``shape`` (L, MN, K) like that, or an empty string.
 
-    ``rotation``: how many elements are rotated together, 0 for none. Hessians there is no kernel for.
+    ``rotation``: how many elements are rotated together, 0 for none; ``tile``: square tiles. Hessians there is no
+    kernel for.
     """
     batch, rows, k = shape
     if (format.element, format.scale, format.block) not in _FORMATS:
         return explain("format for the fused kernels", got=format.name, expected="nvfp4, mxfp4 or mxfp8")
     if rule.choice not in _CHOICES[format.scale]:
-        return explain("rule for the fused kernels", got=repr(rule.name), expected="one that does not search")
+        expected = "one that does not search, or optimal for nvfp4"
+        return explain("rule for the fused kernels", got=repr(rule.name), expected=expected)
+    if tile and rule.choice == "optimal":
+        return explain("block_2d for the fused kernels", got="rule 'optimal'", expected="a rule that does not search")
     if rotation and format.block % rotation:
         return explain("size of a rotation for the fused kernels", got=rotation, expected=f"{format.block} or smaller")
     if k % format.block:
@@ -91,7 +98,7 @@ def quantize_fused(
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
     rotation = 0 if hadamard is None else hadamard.size
-    reason = why_not_fused(tuple(x.shape), format, rule, rotation=rotation)
+    reason = why_not_fused(tuple(x.shape), format, rule, rotation=rotation, tile=block_2d)
     if reason:
         raise OperandError(reason)
     resolved = targets.resolve(backend, x.device)
@@ -191,7 +198,11 @@ def _grid(config: QuantizeConfig, rows: int, columns: int, sm_count: int) -> tup
         return max(1, min(wanted, _WAVES * config.min_blocks * sm_count)), *steps, 0, 0
     chunks = -(-columns // WARP)
     units = chunks * -(-rows // ATOM_ROWS) * (ROW_STEP // config.warps)
-    waves = _WAVES_OF_SUMS if config.defers and config.choice != "abs_max" else _WAVES
+    waves = _WAVES
+    if config.searches:
+        waves = _WAVES_OF_SEARCHES
+    elif config.defers and config.choice != "abs_max":
+        waves = _WAVES_OF_SUMS
     blocks = max(1, min(units, waves * config.min_blocks * sm_count))
     return blocks, chunks, units, blocks // chunks, blocks % chunks
 
@@ -219,7 +230,9 @@ def _resident(config: QuantizeConfig) -> int:
     shared = config.warps * (WARP_ROWS * WARP * config.block_bytes + 8 * WARP_ROWS) + 2048
     # the system takes a kilobyte of each block's
     most = (config.arch.shared_bytes + 1024) // (shared + 1024) if config.bulk else 16
-    if config.stochastic:
+    if config.searches:
+        wanted = 4
+    elif config.stochastic:
         wanted = 3
     elif config.has_usual_way:
         # for 4/6 more registers are worth more than more warps
@@ -288,7 +301,7 @@ def compile_quantize(
     Needs no GPU and no tensors. ``global_scale``: "none", "given" or "amax". ``variant``: rotations, tiles,
     transposed reads.
     """
-    reason = why_not_fused((1, rows, k), format, rule, rotation=variant.rotation)
+    reason = why_not_fused((1, rows, k), format, rule, rotation=variant.rotation, tile=variant.tile)
     if reason:
         raise OperandError(reason)
     name = DTYPE_NAMES[dtype]

@@ -32,10 +32,10 @@ PLAIN = Variant()
 def lies_transposed(x: torch.Tensor, tile: bool, choice: str) -> bool:
     """Whether ``x`` (L, MN, K) is read where it lies, K strided: MN contiguous, rows of words, whole and aligned.
 
-    4/6 of tiles is not: its sums have an order that lanes would have to wait for.
+    4/6 of tiles is not: its sums have an order that lanes would have to wait for. Nor are searches.
     """
     size = x.element_size()
-    if x.stride(2) == 1 or x.stride(1) != 1 or x.shape[1] == 1 or (tile and choice):
+    if x.stride(2) == 1 or x.stride(1) != 1 or x.shape[1] == 1 or (tile and choice) or choice == "optimal":
         return False
     places = [x.data_ptr(), x.shape[1] * size, x.stride(2) * size, x.stride(0) * size if x.shape[0] > 1 else 0]
     return x.stride(2) > 0 and x.shape[1] * size < 2**31 and not any(place % 4 for place in places)

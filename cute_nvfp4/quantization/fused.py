@@ -83,7 +83,7 @@ def _unfused(backend: str, source: Source, format: Format, rule: Rule, options: 
     if torch.compiler.is_compiling() and FORMATS.get(format.name) is not format:
         return explain("format within torch.compile", got=format.name, expected=f"one of {', '.join(FORMATS)}")
     rotation = 0 if source.rotation is None else source.rotation.size
-    return why_not_fused(tuple(source.matrices.shape), format, rule, rotation=rotation)
+    return why_not_fused(tuple(source.matrices.shape), format, rule, rotation=rotation, tile=source.tile > 1)
 
 
 def run_fused(

@@ -175,8 +175,8 @@ def test_repeats_bit_for_bit(arch: str) -> None:
 def test_what_is_refused() -> None:
     x = torch.ones(1, 4, 64, dtype=torch.bfloat16)
     nvfp4 = resolve_format("nvfp4")
-    with pytest.raises(OperandError, match="rule for the fused kernels: got 'optimal', expected one that does not"):
-        fused(x, "nvfp4", "optimal")
+    with pytest.raises(OperandError, match="rule for the fused kernels: got 'hessian', expected one that does not"):
+        fused(x, "nvfp4", "hessian")
     with pytest.raises(OperandError, match="K of nvfp4: got 40"):
         fused(x[..., :40], "nvfp4", "max")
     odd = Format("nvfp4_b32", "e2m1", 32, "e4m3", True)

@@ -19,6 +19,9 @@ from cute_nvfp4.quantization import Hadamard, explain_backend
         {"format": "mxfp4"},
         {"rule": "max", "rounding": "stochastic", "transpose": True},
         {"rule": "max", "hadamard": 3},
+        {"rule": "optimal"},
+        {"rule": "optimal", "hadamard": 3},
+        {"rule": "optimal", "transpose": True, "global_scale": 0.003},
         {"rule": "static_4", "block_2d": True, "hadamard": 4},
     ],
 )
@@ -40,7 +43,8 @@ def test_the_bits_of_the_torch_backend(options: dict, shape: tuple[int, ...]) ->
 @pytest.mark.parametrize(
     "options,message",
     [
-        ({"rule": "optimal"}, "does not search"),
+        ({"format": "mxfp4", "rule": "optimal"}, "does not search"),
+        ({"rule": "optimal", "block_2d": True}, "block_2d for the fused kernels: got rule 'optimal'"),
         ({"hadamard": Hadamard.from_seed(1, 32)}, "size of a rotation for the fused kernels: got 32, expected 16 or"),
         ({"rule": "hessian", "hessian": torch.ones(4, 32)}, "hessian with backend='sim'"),
         ({"format": "mxfp4", "axis": 0, "pad": True}, "padding with backend='sim': got K 16, which pad makes 32"),
