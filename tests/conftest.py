@@ -21,6 +21,7 @@ SAMPLED = {
     "test_quantize.py": 4,
     "test_quantize_cubin.py": 4,
     "test_quantize_mutations.py": 4,
+    "test_quantize_optimal.py": 3,
 }
 """Of how many tests in a file one is in the default run."""
 
