@@ -21,6 +21,7 @@ SAMPLED = {
     "test_quantize.py": 4,
     "test_quantize_cubin.py": 4,
     "test_quantize_mutations.py": 4,
+    "test_quantize_optimal.py": 3,
     "test_quantize_rotated.py": 4,
     "test_quantize_tiles.py": 9,
     "test_quantize_transposed.py": 6,

@@ -229,6 +229,17 @@ def _mma(words: np.ndarray, _: object) -> np.ndarray:
     return oracle.mma_s8(words.reshape(-1, 32, 10)).reshape(-1, 4)
 
 
+def _mma_f16_inputs() -> tuple[np.ndarray, None]:
+    generator = rng(12)
+    halves = (generator.integers(-60, 61, (8 * BLOCK, 6)) / 16).astype(np.float16).view(np.uint32)
+    c = (generator.integers(-9999, 10000, (8 * BLOCK, 4)) / 256).astype(np.float32).view(np.uint32)
+    return np.concatenate([halves, c], 1), None
+
+
+def _mma_f16(words: np.ndarray, _: object) -> np.ndarray:
+    return oracle.mma_f16(words.reshape(-1, 32, 7)).reshape(-1, 4)
+
+
 def _sum_inputs() -> tuple[np.ndarray, None]:
     generator = rng(8)
     values = generator.standard_normal(8 * BLOCK) * 2.0 ** generator.integers(-20, 20, 8 * BLOCK)
@@ -290,6 +301,7 @@ CASES = (
     Case("shared", _random(4), _shared),
     *(Case(f"copy{n}", _copy_inputs(n), _copied(n)) for n in (4, 8, 16)),
     Case("mma_s8", _mma_inputs, _mma),
+    Case("mma_f16", _mma_f16_inputs, _mma_f16),
     Case("sum_lanes", _sum_inputs, _sums),
     Case("prmt", _prmt_inputs, _prmt),
     Case("shuffle", _shuffle_inputs, _shuffled),

@@ -24,7 +24,7 @@ from cute_nvfp4.launch import CudaLauncher, SimLauncher
 from cute_nvfp4.ptx import convert, fma, memory
 from cute_nvfp4.ptx._asm import asm
 from cute_nvfp4.ptx.async_copy import commit_group, copy_async, wait_group
-from cute_nvfp4.ptx.mma import mma_m16n8k32_s8
+from cute_nvfp4.ptx.mma import mma_m16n8k8_f16, mma_m16n8k32_s8
 from cute_nvfp4.ptx.warp import sum_lanes
 from cute_nvfp4.target import Architecture, architecture
 
@@ -158,6 +158,11 @@ def _mma_s8(place: Place, words: list) -> list:
     return [Uint32(d) for d in mma_m16n8k32_s8(a, b, c)]
 
 
+def _mma_f16(place: Place, words: list) -> list:
+    c = [convert.bits_to_f32(Int32(w)) for w in words[3:7]]
+    return [_bits(d) for d in mma_m16n8k8_f16(words[:2], words[2], c)]
+
+
 def _sum_lanes(place: Place, words: list) -> list:
     value = convert.bits_to_f32(Int32(words[0]))
     return [_bits(sum_lanes(value, width)) for width in LANE_SUMS]
@@ -198,6 +203,7 @@ BODIES = {
     "byte_if": Body(_byte_if, 2, 1),
     "shared": Body(_shared, 4, 36),
     "mma_s8": Body(_mma_s8, 10, 4),
+    "mma_f16": Body(_mma_f16, 7, 4),
     "sum_lanes": Body(_sum_lanes, 1, len(LANE_SUMS)),
     "prmt": Body(_prmt, 3, len(PRMT_MODES)),
     "shuffle": Body(_shuffle, 3, 2 * len(SHUFFLES)),

@@ -129,6 +129,18 @@ def fused(acc: np.ndarray, codes: np.ndarray, b: np.ndarray) -> np.ndarray:
     return acc
 
 
+def mma_f16(words: np.ndarray) -> np.ndarray:
+    """(warps, 32, 7) registers a[2], b, c[4] to (warps, 32, 4): the fragments of m16n8k8, of sums that are exact."""
+    warps = len(words)
+    halves = np.ascontiguousarray(words[..., :3]).view(np.float16).reshape(warps, 8, 4, 3, 2).astype(np.float64)
+    a = np.concatenate([halves[:, :, :, i].reshape(warps, 8, 8) for i in (0, 1)], 1)
+    b = halves[:, :, :, 2].reshape(warps, 8, 8).transpose(0, 2, 1)
+    c = np.ascontiguousarray(words[..., 3:]).view(np.float32).reshape(warps, 8, 4, 2, 2).astype(np.float64)
+    d = a @ b + c.transpose(0, 3, 1, 2, 4).reshape(warps, 16, 8)
+    out = d.reshape(warps, 2, 8, 4, 2).transpose(0, 2, 3, 1, 4).reshape(warps, 32, 4)
+    return np.ascontiguousarray(out.astype(np.float32)).view(np.uint32)
+
+
 def mma_s8(words: np.ndarray) -> np.ndarray:
     """(warps, 32, 10) registers a[4], b[2], c[4] to (warps, 32, 4): the fragments of m16n8k32, put together."""
     warps = len(words)

@@ -26,10 +26,10 @@ from ..ptx.encode import (
 )
 from ..ptx.memory import load_global
 from .arith import div, mod
+from .quantize_block import NAN_E4M3
 from .quantize_config import ELEMENTS, QuantizeConfig
 from .quantize_exact import scales, wanted_scale
 
-NAN_E4M3 = 0x7F
 _INFINITY_BITS = 0x7F800000
 
 

@@ -52,8 +52,8 @@ _LEAST_NORMAL_CODE = 8
 _LARGEST_GLOBAL_SCALE = 2.0**100
 # estimates closer than this part of top · √E + E are not decided; nor if scales twice as large are between them
 _NEAR, _NEAR_DOUBLE = 2.0**-17, 2.0**-16
-# least E, in parts of top², for which the bound on estimates is that simple
-_LEAST_PART = 2.0**-20
+# least E, in parts of top²: estimates are off by 2**-11 · E at most, less than ``ERROR_MARGIN`` allows for
+_LEAST_PART = 2.0**-14
 # distances from the codes 1/2 and 3/2 up to this (1/4 - 2**-8) are clear of ties, in units of 2**-24
 _CLEAR_F16 = 252
 
@@ -161,8 +161,8 @@ def _may_be_better(top: Float32, code: Int32, best: Float32) -> cutlass.Boolean:
 
 @cute.jit
 def _search(x: tuple, largest: Float32, factor: tuple, entries: tuple, one: Uint32):
-    """(code, whether it is certain, or 2 if all scales are to be tried; the least code that may be the right one;
-    whether products with its reciprocal are below 7; that reciprocal times 2**-14)."""
+    """(code; whether it may be wrong; the least code that may be the right one; whether products with the reciprocal
+    of its scale are below 7; that reciprocal times 2**-14)."""
     all_inverses, inverses, _ = entries
     minus = diagonal(MINUS_ONE_F16, cute.arch.lane_idx())
     # in units of the global scale
