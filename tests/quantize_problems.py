@@ -21,13 +21,14 @@ FORMATS = ("nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2")
 TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 
-def rules(format: str) -> list[str]:
-    """The rules of ``format`` that the kernels have."""
-    kind = resolve_format(format)
-    return [rule for rule in rules_of(format) if not why_not_fused((1, 128, 512), kind, resolve_rule(rule, kind))]
+def rules(format: str, tile: bool = False) -> list[str]:
+    """The rules of ``format`` that the kernels have, of square tiles if ``tile``."""
+    kind, shape = resolve_format(format), (1, 128, 512)
+    return [rule for rule in rules_of(format) if not why_not_fused(shape, kind, resolve_rule(rule, kind), tile=tile)]
 
 
 PAIRS = [(format, rule) for format in FORMATS for rule in rules(format)]
+TILE_PAIRS = [(format, rule) for format in FORMATS for rule in rules(format, tile=True)]
 
 
 def golden_inputs() -> dict[str, torch.Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quantize_problems import DTYPES, PAIRS, differences, edges, fused, golden_inputs, near_ties
+from quantize_problems import DTYPES, TILE_PAIRS, differences, edges, fused, golden_inputs, near_ties
 
 from cute_nvfp4.ops import _quantize as ops
 from cute_nvfp4.quantization import Hadamard
@@ -46,7 +46,7 @@ def spread(rows: int, k: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("format,rule", PAIRS)
+@pytest.mark.parametrize("format,rule", TILE_PAIRS)
 def test_edges(arch: str, format: str, rule: str, dtype: torch.dtype) -> None:
     """Numbers of every kind; a part of a tile, of an atom and of a unit too many."""
     scale = torch.tensor(0.0007) if format == "nvfp4" else None

@@ -45,7 +45,7 @@ def check(x: torch.Tensor, format: str, rule: str, **options: object) -> None:
 
 @pytest.mark.usefixtures("no_copies")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("format,rule", PAIRS)
+@pytest.mark.parametrize("format,rule", [pair for pair in PAIRS if pair[1] != "optimal"])
 def test_edges(arch: str, format: str, rule: str, dtype: torch.dtype) -> None:
     """Numbers of every kind, rows and blocks too many for an atom and a task."""
     scale = torch.tensor(0.0007) if format == "nvfp4" else None
