@@ -146,7 +146,7 @@ class Quantize:
         tied, usable = Int32(0), is_usable(factor[0], valid)
         if cutlass.const_expr(cfg.has_usual_way):
             tied = fill_table(cfg, table.toint(), flags.toint(), factor[0], usable, thread)
-        quick = (table.toint(), largest_wanted(usable), units_of(powers), tied)
+        quick = (table.toint(), largest_wanted(usable), units_of(cfg, powers), tied)
         if cutlass.const_expr(cfg.defers):
             quick = (*quick, diagonal(MINUS_ONE_F16, lane))
         elif cutlass.const_expr(cfg.searches):

@@ -91,7 +91,7 @@ class QuantizeTile(Quantize):
             for pointer, stride in zip((x, data, scale), strides)
         )
         factor, valid = self.global_factor(global_in, global_out, thread, block + batch)
-        quick = (Int32(0), Float32(0.0), units_of(powers), Int32(0))
+        quick = (Int32(0), Float32(0.0), units_of(cfg, powers), Int32(0))
         if cutlass.const_expr(cfg.has_usual_way and not cfg.choice):
             smem = SmemAllocator()
             table = smem.allocate_array(cutlass.Uint8, table_bytes(cfg), byte_alignment=16)

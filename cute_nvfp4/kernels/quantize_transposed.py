@@ -113,7 +113,7 @@ class QuantizeTransposed(Quantize):
         codes = smem.allocate_array(cutlass.Uint8, depth * cfg.out_bytes * ATOM_ROWS, byte_alignment=128).toint()
         scales = smem.allocate_array(cutlass.Uint8, depth // ATOM_COLS * ATOM_BYTES, byte_alignment=128).toint()
         factor, valid = self.global_factor(global_in, global_out, thread, block + batch)
-        quick = (Int32(0), Float32(0.0), units_of(powers), Int32(0))
+        quick = (Int32(0), Float32(0.0), units_of(cfg, powers), Int32(0))
         if cutlass.const_expr(cfg.has_usual_way):
             table = smem.allocate_array(cutlass.Uint8, table_bytes(cfg), byte_alignment=16)
             flags = smem.allocate_array(cutlass.Uint32, cfg.warps, byte_alignment=16)

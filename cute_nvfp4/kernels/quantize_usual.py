@@ -39,14 +39,15 @@ from .quantize_exact import to_f32, wanted_scale
 from .quantize_table import LEAST_WANTED
 
 
-def units_of(powers: tuple) -> tuple:
+def units_of(config: QuantizeConfig, powers: tuple) -> tuple:
     """(1, 2**16, 2**31) from the kernel's argument (1, 2**16): unknown to the compiler.
 
     The integer pipe has half the lanes of the FMA pipe and more to do, so that sums, shifts and choices are made
     products.
     """
-    # from another lane: what the compiler does not know to be uniform it keeps where products can have it
-    one = per_lane(Uint32(powers[0]))
+    # from another lane: what the compiler does not know to be uniform it keeps where products can have it; but searches
+    # have no register to spare
+    one = Uint32(powers[0]) if config.searches else per_lane(Uint32(powers[0]))
     return one, Uint32(powers[1]), one << Uint32(31)
 
 

@@ -71,10 +71,10 @@ def quantize(
         pad: zeros up to a whole number of blocks along K, which a product does not notice; otherwise an error.
         scale_layout: "blocked" (``cute_nvfp4.scale_layout``) or "rowmajor".
         backend: "torch" (any device and any request); "cuda" or "sim": the fused kernels on a GPU or in the simulator
-            (no rule that searches by a Hessian, rotations of a block at most, no padding; others are errors); "auto":
-            the fused kernels for CUDA tensors and requests that they take, else torch. All give the same bits;
-            ``explain_backend`` says which one it is, and why. The first call for a kind of request compiles its
-            kernel (cached on disk).
+            (what they cannot do is an error: "hessian", "optimal" of MXFP4 or of tiles, padding, rotations larger than
+            a block); "auto": the fused kernels for CUDA tensors and requests that they take, else torch. All give the
+            same bits; ``explain_backend`` says which one it is, and why. The first call for a kind of request compiles
+            its kernel (cached on disk).
 
     ``torch.compile`` traces all of it into one graph (give stochastic rounding a seed), with the same bits: the fused
     kernels and the search of "optimal" and "hessian" are operators, and what inductor compiles of the rest divides in

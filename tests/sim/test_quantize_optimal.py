@@ -14,28 +14,10 @@ from cute_nvfp4.kernels import quantize_optimal as optimal
 from cute_nvfp4.kernels import quantize_search as search
 from cute_nvfp4.ops import _quantize as ops
 
-ARCHS = ("sm_100a", "sm_90a")
+pytestmark = pytest.mark.usefixtures("poisoned")
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 # one under which no product is a tie, one of few bits, a power of two
 SCALES = (6.1803 / 2688, 93 / 16 / 2688, 2.0**-8)
-
-
-@pytest.fixture(params=ARCHS)
-def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("CUTE_NVFP4_ARCH", request.param)
-    return request.param
-
-
-@pytest.fixture(autouse=True)
-def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Outputs hold what no result has, until the kernels write them."""
-    empty = torch.empty
-
-    def poison(*args: object, **options: object) -> torch.Tensor:
-        out = empty(*args, **options)
-        return out.fill_(0xA5 if out.dtype is torch.uint8 else float("nan"))
-
-    monkeypatch.setattr(torch, "empty", poison)
 
 
 def samples(shape: tuple[int, int], seed: int = 0) -> dict[str, torch.Tensor]:
