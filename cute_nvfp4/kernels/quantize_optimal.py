@@ -100,8 +100,7 @@ def _squares(x: tuple, multiplier: Float32, minus: Uint32, one: Uint32, clip: bo
     if clip:
         halves = [min_abs_f16x2(half, Uint32(_SIX_F16X2)) for half in halves]
     q = [add_by_fma(half, HALF_UNIT, one) & Uint32(CODE_AND_SIGN) for half in halves]
-    # many, side by side, in code that all lanes of a warp come through
-    difference = add_diagonal(q, minus, y, pinned=False)
+    difference = add_diagonal(q, minus, y)
     chains = [mul_rn(d, d) for d in difference[:2]]
     for i, d in enumerate(difference[2:]):
         chains[i % 2] = fma_rn(d, d, chains[i % 2])

@@ -231,7 +231,8 @@ def _resident(config: QuantizeConfig) -> int:
     # the system takes a kilobyte of each block's
     most = (config.arch.shared_bytes + 1024) // (shared + 1024) if config.bulk else 16
     if config.searches:
-        wanted = 3 if config.ragged or config.stochastic else 4
+        # where four would spill registers
+        wanted = 3 if config.ragged or config.stochastic or config.item_bytes == 4 else 4
     elif config.stochastic:
         wanted = 3
     elif config.has_usual_way:

@@ -23,14 +23,11 @@ def diagonal(value: int, lane: Int32) -> Uint32:
     return Uint32(cutlass.select_((row >> 1) == column, word, Uint32(0)))
 
 
-def add_diagonal(halves: Sequence[Uint32], b: Uint32, c: Sequence[Float32], *, pinned: bool = True) -> list[Float32]:
-    """c + the numbers in ``halves`` (pairs, an even number of them), times what ``b`` has on its diagonal.
-
-    ``pinned``: see :func:`mma_m16n8k8_f16`.
-    """
+def add_diagonal(halves: Sequence[Uint32], b: Uint32, c: Sequence[Float32]) -> list[Float32]:
+    """c + the numbers in ``halves`` (pairs, an even number of them), times what ``b`` has on its diagonal."""
     found: list = []
     for i in range(0, len(halves), 2):
-        found += mma_m16n8k8_f16(halves[i : i + 2], b, c[2 * i : 2 * i + 4], pinned=pinned)
+        found += mma_m16n8k8_f16(halves[i : i + 2], b, c[2 * i : 2 * i + 4])
     return found
 
 

@@ -26,16 +26,13 @@ def mma_m16n8k32_s8(
 
 
 @dsl_user_op
-def mma_m16n8k8_f16(
-    a: Sequence[Any], b: Any, c: Sequence[Any], *, pinned: bool = True, loc: Any = None, ip: Any = None
-) -> list[Float32]:
+def mma_m16n8k8_f16(a: Sequence[Any], b: Any, c: Sequence[Any], *, loc: Any = None, ip: Any = None) -> list[Float32]:
     """D = A·B + C, A 16×8 and B 8×8 of f16, C and D 16×8 of f32. PTX 7.0, sm_80 or later.
 
     ``mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32``. Lane t holds, with g = t // 4 and q = t % 4:
     a = A[g, 2q…2q+1], A[g+8, 2q…]; b = B[2q…2q+1, g]; c, d = [g, 2q], [g, 2q+1], [g+8, 2q], [g+8, 2q+1].
-    ``pinned``: volatile, so that it stays where all lanes of the warp are; without, the compiler may order several of
-    them as it likes, and move them to where the result is used, which must then be where all lanes come.
+    ``volatile`` so that it stays where all lanes of the warp are.
     """
     text = f"mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {refs(0, 4)}, {refs(4, 2)}, {{$6}}, {refs(7, 4)};"
     operands = [*map(Uint32, a), Uint32(b), *map(Float32, c)]
-    return asm(text, [Float32] * 4, operands, volatile=pinned, loc=loc, ip=ip)
+    return asm(text, [Float32] * 4, operands, volatile=True, loc=loc, ip=ip)
