@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from cute_nvfp4.cache import CompiledKernel
 from cute_nvfp4.formats import decode_e4m3, encode_e4m3
 from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.ops import _quantize as ops
 from cute_nvfp4.ops._quantize import quantize_fused, why_not_fused
 from cute_nvfp4.quantization import quantize
 from cute_nvfp4.quantization.blocks import GlobalScale, Request, _error, residual
@@ -133,3 +139,22 @@ def differences(x: torch.Tensor, format: str, rule: str, **options: object) -> l
         parts.append(("global scale", got.global_scale.view(torch.int32), want.global_scale.view(torch.int32)))
     assert (got.global_scale is None) == (want.global_scale is None)
     return [f"{name}: {int((a != b).sum())} of {a.numel()}" for name, a, b in parts if not torch.equal(a, b)]
+
+
+def mutate(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """From now on kernels are compiled with ``mutant`` (``pattern``, ``new``, ``count``; None: as they are).
+
+    Returns a list to which each of them adds how often the pattern matched.
+    """
+    cached, found = ops.compile_cached, []
+
+    def mutated(key: tuple, builder: object) -> CompiledKernel:
+        kernel = cached(key, builder)
+        if mutant is None:
+            return kernel
+        ptx, count = re.subn(mutant.pattern, mutant.new, kernel.ptx, count=mutant.count)
+        found.append(count)
+        return replace(kernel, ptx=ptx)
+
+    monkeypatch.setattr(ops, "compile_cached", mutated)
+    return found

@@ -63,7 +63,10 @@ SMALLEST_GLOBAL_SCALE, LARGEST_GLOBAL_SCALE = 2.0**-100, 2.0**118
 
 
 class Quantize:
-    """The kernel of one :class:`QuantizeConfig`."""
+    """The kernel of one :class:`QuantizeConfig`; also how those of its subclasses are launched."""
+
+    # per cent of a multiprocessor's memory that is to be shared memory, not L1
+    smem_carveout = 100
 
     def __init__(self, config: QuantizeConfig) -> None:
         self.config = config
@@ -101,7 +104,7 @@ class Quantize:
             block=(WARP * cfg.warps, 1, 1),
             stream=stream,
             min_blocks_per_mp=cfg.min_blocks,
-            preferred_smem_carveout=100,
+            preferred_smem_carveout=self.smem_carveout,
         )
 
     @cute.kernel

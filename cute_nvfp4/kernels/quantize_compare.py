@@ -30,15 +30,12 @@ from ..ptx.encode import (
 )
 from .quantize_config import QuantizeConfig
 from .quantize_exact import encode_exactly, scales, to_f32, wanted_scale
-from .quantize_table import is_usable, largest_wanted
+from .quantize_table import LEAST_WANTED, UNIT, is_usable, largest_wanted
 
 # sums of errors that are added side by side
 CHAINS = 4
-_UNIT = 2.0**-14
 _EPSILON = 2.0**-19
 _LEAST_DIFFERENCE = 2.0**-14
-# scales wanted that are larger round by a sixth at most, so that no element is further from zero than 7
-_LEAST_WANTED = 3.5 * 2.0**-9
 
 
 def compares(config: QuantizeConfig) -> bool:
@@ -49,7 +46,7 @@ def compares(config: QuantizeConfig) -> bool:
 def factors(config: QuantizeConfig, values: list[Float32], global_scale: Float32) -> list[Float32]:
     """What elements are multiplied by before :func:`errors`, for the scales ``values``."""
     inverses = [rcp_rn(mul_rn(global_scale, value)) for value in values]
-    return inverses if config.arch.has_fp4_convert else [mul_rn(inverse, Float32(_UNIT)) for inverse in inverses]
+    return inverses if config.arch.has_fp4_convert else [mul_rn(inverse, Float32(UNIT)) for inverse in inverses]
 
 
 def errors(config: QuantizeConfig, x: list[Float32], factor: Float32, sums: list[Float32]) -> list[Float32]:
@@ -73,7 +70,7 @@ def compare(
     config: QuantizeConfig, sums: list[Float32], values: list[Float32], wanted: Float32, global_scale: Float32, n: int
 ) -> tuple:
     """(whether 4 is better, whether that is certain), from the sums of both candidates over ``n`` elements."""
-    unit = 1.0 if config.arch.has_fp4_convert else _UNIT
+    unit = 1.0 if config.arch.has_fp4_convert else UNIT
     squares = [mul_rn(v, v) for v in values]
     weights = squares if config.choice == "mse" else values
     weighted = [mul_rn(total, weight) for total, weight in zip(sums, weights)]
@@ -87,7 +84,8 @@ def compare(
         clear = clear & enough & (mul_rn(distance, distance) > bound)
     else:
         clear = clear & (distance > mul_rn(cute.arch.fmax(values[0], values[1]), Float32(4 * n * _EPSILON * unit)))
-    inside = (wanted >= Float32(_LEAST_WANTED)) & (wanted <= largest_wanted(is_usable(global_scale, Int32(1))))
+    # such scales round by a sixth at most, so that no element is further from zero than 7
+    inside = (wanted >= Float32(LEAST_WANTED)) & (wanted <= largest_wanted(is_usable(global_scale, Int32(1))))
     return weighted[1] < weighted[0], clear & inside
 
 

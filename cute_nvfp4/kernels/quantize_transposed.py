@@ -12,7 +12,6 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
@@ -60,42 +59,11 @@ def one_by_one(config: QuantizeConfig) -> bool:
 
 
 class QuantizeTransposed(Quantize):
-    """The kernel of one :class:`QuantizeConfig` whose ``transposed`` is set."""
+    """The kernel of one :class:`QuantizeConfig` whose ``transposed`` is set.
 
-    @cute.jit
-    def __call__(
-        self,
-        x: cute.Pointer,
-        data: cute.Pointer,
-        scale: cute.Pointer,
-        global_in: cute.Pointer,
-        global_out: cute.Pointer,
-        rows: Int32,
-        columns: Int32,
-        batch: Int32,
-        x_strides: tuple[Int64, Int64],
-        data_strides: tuple[Int64, Int64],
-        scale_strides: tuple[Int64, Int64],
-        random: tuple[Int32, Int32, Int32],
-        powers: tuple[Int32, Int32],
-        blocks: Int32,
-        steps: tuple[Int32, Int32, Int32, Int32],
-        stream: CUstream,
-    ):
-        """As :class:`Quantize`, with the stride of K in place of the rows' in ``x_strides``.
-
-        steps: atoms along the rows, tasks of a matrix, and two numbers that are not looked at.
-        """
-        cfg = self.config
-        pointers = (x, data, scale, global_in, global_out)
-        strides = (x_strides, data_strides, scale_strides)
-        self.kernel(pointers, rows, columns, strides, random, powers, steps).launch(
-            grid=(blocks, batch, 1),
-            block=(WARP * cfg.warps, 1, 1),
-            stream=stream,
-            min_blocks_per_mp=cfg.min_blocks,
-            preferred_smem_carveout=100,
-        )
+    The stride of K stands in place of the rows' in ``x_strides``. steps: atoms along the rows, tasks of a matrix, and
+    two numbers that are not looked at.
+    """
 
     @cute.kernel
     def kernel(

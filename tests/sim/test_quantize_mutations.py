@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pytest
 import quantize_problems as problems
 import torch
 
-from cute_nvfp4.cache import CompiledKernel
 from cute_nvfp4.errors import SimError
-from cute_nvfp4.ops import _quantize as ops
 
 _HOPPER, _BLACKWELL = ("sm_90a",), ("sm_100a",)
 _R = r"%r\d+"
@@ -85,18 +82,8 @@ MUTANTS = (
 
 def run(mutant: Mutant | None, case: Mutant, arch: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """What is reported of the kernels with the mutation: "", "different", or the name of an error."""
-    cached, found = ops.compile_cached, []
-
-    def mutated(key: tuple, builder: object) -> CompiledKernel:
-        kernel = cached(key, builder)
-        if mutant is None:
-            return kernel
-        ptx, count = re.subn(mutant.pattern, mutant.new, kernel.ptx, count=mutant.count)
-        found.append(count)
-        return replace(kernel, ptx=ptx)
-
     monkeypatch.setenv("CUTE_NVFP4_ARCH", arch)
-    monkeypatch.setattr(ops, "compile_cached", mutated)
+    found = problems.mutate(mutant, monkeypatch)
     scale = case.global_scale if not isinstance(case.global_scale, float) else torch.tensor(case.global_scale)
     options = {"global_scale": scale, "seed": case.seed}
     inputs = [problems.edges(128, 512).bfloat16()]

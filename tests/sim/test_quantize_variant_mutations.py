@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import pytest
 import quantize_problems as problems
 import torch
 
-from cute_nvfp4.cache import CompiledKernel
 from cute_nvfp4.errors import SimError
 from cute_nvfp4.ops import _quantize as ops
 from cute_nvfp4.ptx.encode import HALF_UNIT
@@ -86,18 +84,8 @@ def _input(rule: str, integers: bool) -> torch.Tensor:
 
 def run(mutant: Mutant | None, case: Mutant, arch: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """What is reported of the kernels with the mutation: "", "different", or the name of an error."""
-    cached, found = ops.compile_cached, []
-
-    def mutated(key: tuple, builder: object) -> CompiledKernel:
-        kernel = cached(key, builder)
-        if mutant is None:
-            return kernel
-        ptx, count = re.subn(mutant.pattern, mutant.new, kernel.ptx, count=mutant.count)
-        found.append(count)
-        return replace(kernel, ptx=ptx)
-
     monkeypatch.setenv("CUTE_NVFP4_ARCH", arch)
-    monkeypatch.setattr(ops, "compile_cached", mutated)
+    found = problems.mutate(mutant, monkeypatch)
     scale = torch.tensor(case.global_scale) if isinstance(case.global_scale, float) else case.global_scale
     options = dict(case.options)
     x = _input(case.rule, options.pop("integers", False)).to(options.pop("dtype", torch.bfloat16))
