@@ -1,0 +1,273 @@
+"""Fingerprints of the PTX of kernels: one for each of some seventy configurations over all operations.
+
+A change that is to alter no kernel leaves them as they are; one that is to alter some shows which, and by how many
+instructions of each kind.
+
+    python tests/ptx_fingerprints.py                compile all, compare, say what changed
+    python tests/ptx_fingerprints.py --write        make these the recorded ones
+    python tests/ptx_fingerprints.py --dump FOLDER  keep the normalised PTX, for a diff
+
+Names of kernels, and the numbers of parameters, registers and labels, are not part of a fingerprint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+
+RECORDED = Path(__file__).parent / "data" / "ptx_fingerprints.json"
+_PARAMETER = re.compile(r"\b\w+_param_(\d+)\b")
+_NUMBERED = re.compile(r"%[a-z]+\d+\b|\$L__\w+\b|param#\d+")
+_MANGLED = re.compile(r"\bkernel_cutlass_\w+|\b__internal_\w+")
+
+
+def normalised(ptx: str) -> str:
+    """PTX without comments, names and numbering: registers, labels and parameters count in the order of their use."""
+    lines = []
+    for line in ptx.splitlines():
+        line = _MANGLED.sub("kernel", _PARAMETER.sub(r"param#\1", line.split("//")[0])).strip()
+        if line and not line.startswith((".reg", ".loc", ".file")):
+            lines.append(re.sub(r"\s+", " ", line))
+    declared = sorted(re.sub(r"param#\d+", "param", x).rstrip(",") for x in lines if x.startswith(".param"))
+    # what a parameter is loaded into gets its number where it is first used, whatever the order of the loads
+    loads = {}
+    for line in lines:
+        found = re.fullmatch(r"(?:ld\.param|mov)\.\w+ (%\w+), (\[?param#\d+(?:\+\d+)?\]?);", line)
+        if found:
+            loads[found[1]] = line
+    rest = [x for x in lines if not x.startswith(".param") and x not in loads.values()]
+    names: dict[str, str] = {}
+
+    def name(match: re.Match[str]) -> str:
+        word = match[0]
+        if word not in names:
+            kind = re.match(r"%[a-z]+|\$L|param", word)
+            names[word] = f"{kind[0]}#{len(names)}"
+        return names[word]
+
+    body = [_NUMBERED.sub(name, line) for line in rest]
+    loaded = sorted(_NUMBERED.sub(name, line) for line in loads.values())
+    return "\n".join([*declared, *body, *loaded]) + "\n"
+
+
+def opcodes(text: str) -> Counter[str]:
+    """How often each instruction stands in normalised PTX."""
+    found: Counter[str] = Counter()
+    for line in text.splitlines():
+        match = re.match(r"(?:@!?%\S+ )?([a-z][a-z0-9_]*(?:\.\S+)?)(?: |;)", line)
+        if match:
+            found[match[1]] += 1
+    return found
+
+
+# ---- the configurations --------------------------------------------------------------------------------------------
+
+
+def _gemms() -> Iterator[tuple[str, Callable]]:
+    from cute_nvfp4.kernels.core.config import GemmConfig
+    from cute_nvfp4.ops import compile_gated_gemm, compile_gemm
+    from cute_nvfp4.target import ARCHITECTURES
+
+    base = GemmConfig()
+    plain = {
+        "default": {},
+        "sm_103a": {"arch": ARCHITECTURES["sm_103a"]},
+        **{f"n{n}": {"tile_n": n} for n in (64, 192, 256)},
+        "pair": {"pair": True, "cluster": (2, 1)},
+        "pair n256 f32": {"pair": True, "cluster": (2, 1), "tile_n": 256, "out": "float32"},
+        "pair n64": {"pair": True, "cluster": (2, 1), "tile_n": 64},
+        "pair cluster 4x2": {"pair": True, "cluster": (4, 2), "raster": "n"},
+        "cluster 2x2": {"cluster": (2, 2), "out": "bfloat16"},
+        "cluster 1x4": {"cluster": (1, 4), "tile_n": 192},
+        "split 2": {"split_k": 2},
+        "split 8": {"split_k": 8, "out": "float32"},
+        "pair split 4": {"pair": True, "cluster": (2, 1), "split_k": 4},
+        "stream_k": {"scheduler": "stream_k"},
+        "pair stream_k": {"pair": True, "cluster": (2, 1), "scheduler": "stream_k", "out": "float32"},
+        "raster n": {"raster": "n"},
+        "stages 3 acc 1": {"stages": 3, "acc_stages": 1},
+        "m-major": {"out_major": "m", "store": "direct"},
+        "direct unaligned": {"store": "direct", "vector": False},
+        "direct": {"store": "direct", "out": "bfloat16"},
+        "bias n": {"bias": "n", "bias_dtype": "bfloat16", "factors": 3},
+        "bias m": {"bias": "m", "bias_dtype": "float16", "factors": 1, "out_major": "m", "store": "direct"},
+        "mxfp4": {"a_format": "mxfp4", "b_format": "mxfp4"},
+        "mxfp8": {"a_format": "mxfp8", "b_format": "mxfp8"},
+        "mxfp8 mixed pair": {"a_format": "mxfp8", "b_format": "mxfp8_e5m2", "pair": True, "cluster": (2, 1)},
+    }
+    for name, fields in plain.items():
+        yield f"gemm {name}", lambda fields=fields: compile_gemm(replace(base, **fields))
+    two = replace(base, products=2, gate="silu", factors=2)
+    gated = {
+        "silu": {},
+        "gelu_tanh pair": {"gate": "gelu_tanh", "pair": True, "cluster": (2, 1)},
+        "gelu_erf n64": {"gate": "gelu_erf", "tile_n": 64},
+        "relu n192": {"gate": "relu", "tile_n": 192, "acc_stages": 1},
+        "identity shared b": {"gate": "identity", "shared": "b", "out_major": "m", "store": "direct"},
+        "interleaved": {"interleaved": True, "tile_n": 64},
+        "quantized": {"out": "nvfp4", "store": "direct"},
+        "split 2": {"split_k": 2},
+        "stream_k": {"scheduler": "stream_k"},
+    }
+    for name, fields in gated.items():
+        yield f"gated_gemm {name}", lambda fields=fields: compile_gated_gemm(replace(two, **fields))
+
+
+def _grouped() -> Iterator[tuple[str, Callable]]:
+    from cute_nvfp4.kernels.core.grouped_config import GroupedConfig
+    from cute_nvfp4.ops import compile_grouped_gemm
+
+    configs = {
+        "parameters": GroupedConfig(slots=4, factors=2),
+        "parameters pair": GroupedConfig(slots=8, pair=True, cluster=(2, 1)),
+        "parameters split 2": GroupedConfig(slots=2, split_k=2, raster="n"),
+        "workspace": GroupedConfig(maps="workspace"),
+        "workspace 128": GroupedConfig(maps="workspace", capacity=128, cluster=(1, 2), out="float32"),
+        "shared a": GroupedConfig(maps="shared", ragged="a", factors=1),
+        "shared b 64": GroupedConfig(maps="shared", ragged="b", capacity=64, out_major="m"),
+    }
+    for name, config in configs.items():
+        yield f"grouped_gemm {name}", lambda config=config: compile_grouped_gemm(config)
+
+
+def _gemvs() -> Iterator[tuple[str, Callable]]:
+    import torch
+
+    from cute_nvfp4.ops import compile_gemv
+
+    for arch in ("sm_90a", "sm_100a"):
+        for m, k, batch, more in (
+            (7168, 16384, 1, {}),
+            (4096, 7168, 8, {"out_dtype": torch.bfloat16}),
+            (7168, 2048, 4, {"scales": "rowmajor"}),
+            (130, 272, 2, {"out_dtype": torch.float32}),
+            (256, 40960, 1, {"scales": "rowmajor"}),
+        ):
+            words = " ".join(str(x).removeprefix("torch.") for x in (m, k, batch, *more.values()))
+            yield (
+                f"gemv {arch} {words}",
+                lambda args=(arch, m, k, batch), more=more: compile_gemv(
+                    args[0], m=args[1], k=args[2], batch=args[3], **more
+                )[0],
+            )
+
+
+def _quantizations() -> Iterator[tuple[str, Callable]]:
+    import torch
+
+    from cute_nvfp4.ops._quantize import compile_quantize
+    from cute_nvfp4.ops._quantize_variants import Variant
+    from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
+
+    def compiled(arch: str, format: str, rule: str, **more: object) -> Callable:
+        fmt = resolve_format(format)
+        more = {"rows": 256, "k": 4096, **more}
+        return lambda: compile_quantize(arch, fmt, resolve_rule(rule, fmt), **more)[0]
+
+    for arch in ("sm_90a", "sm_100a"):
+        for rule in ("max", "four_six_mse", "four_six_abs_max"):
+            yield f"quantize {arch} nvfp4 {rule}", compiled(arch, "nvfp4", rule)
+        yield f"quantize {arch} nvfp4 optimal", compiled(arch, "nvfp4", "optimal")
+        yield f"quantize {arch} mxfp8 rceil", compiled(arch, "mxfp8_e4m3", "rceil", global_scale="none")
+        yield (
+            f"quantize {arch} nvfp4 four_six_mae tile",
+            compiled(arch, "nvfp4", "four_six_mae", variant=Variant(tile=True)),
+        )
+    for arch, format, rule, more in (
+        ("sm_100a", "mxfp4", "floor", {"global_scale": "none", "stochastic": True}),
+        ("sm_100a", "mxfp8_e5m2", "even", {"global_scale": "none", "variant": Variant(transposed=True)}),
+        ("sm_90a", "nvfp4", "max_normal", {"global_scale": "amax", "scale_layout": "rowmajor"}),
+        ("sm_100a", "nvfp4", "max", {"dtype": torch.float32, "rows": 130, "k": 272}),
+        ("sm_90a", "nvfp4", "static_4", {"stochastic": True, "dtype": torch.float16}),
+        ("sm_100a", "nvfp4", "four_six_mse", {"variant": Variant(rotation=16)}),
+        ("sm_90a", "nvfp4", "max", {"variant": Variant(tile=True, transposed=True)}),
+        ("sm_90a", "nvfp4", "four_six_mse", {"variant": Variant(transposed=True)}),
+    ):
+        words = " ".join(f"{k} {v}" if not isinstance(v, tuple) else _variant(v) for k, v in more.items())
+        yield f"quantize {arch} {format} {rule} {words.replace('torch.', '')}", compiled(arch, format, rule, **more)
+
+
+def _variant(variant: object) -> str:
+    return " ".join(f"{name} {value}" for name, value in variant._asdict().items() if value)
+
+
+def configurations() -> dict[str, Callable]:
+    """What is compiled, by name."""
+    return dict([*_gemms(), *_grouped(), *_gemvs(), *_quantizations()])
+
+
+# ---- comparing -----------------------------------------------------------------------------------------------------
+
+
+def versions() -> dict[str, str]:
+    """What the PTX depends on besides the kernels."""
+    return {"nvidia-cutlass-dsl": metadata.version("nvidia-cutlass-dsl")}
+
+
+def compiled(name: str) -> tuple[str, str]:
+    """(name, normalised PTX)."""
+    return name, normalised(configurations()[name]().ptx)
+
+
+def fingerprint(text: str) -> dict:
+    """What is recorded of a kernel."""
+    counts = opcodes(text)
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return {"sha256": digest, "instructions": counts.total(), "opcodes": dict(sorted(counts.items()))}
+
+
+def difference(old: dict, new: dict) -> str:
+    """How two fingerprints differ, in words; empty where they do not."""
+    if old["sha256"] == new["sha256"]:
+        return ""
+    names = sorted({*old["opcodes"], *new["opcodes"]})
+    changes = {n: new["opcodes"].get(n, 0) - old["opcodes"].get(n, 0) for n in names}
+    words = [f"{n} {d:+}" for n, d in changes.items() if d]
+    listed = ", ".join(words[:12]) + (" …" if len(words) > 12 else "")
+    return f"{old['instructions']} → {new['instructions']} instructions: {listed or 'the same ones, otherwise placed'}"
+
+
+def recorded() -> dict:
+    return json.loads(RECORDED.read_text())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="record what is compiled now")
+    parser.add_argument("--dump", type=Path, metavar="FOLDER", help="keep the normalised PTX")
+    parser.add_argument("--only", default="", metavar="TEXT", help="configurations whose name contains TEXT")
+    parser.add_argument("--jobs", type=int, default=2)
+    args = parser.parse_args()
+    names = [name for name in configurations() if args.only in name]
+    old = {} if args.write and not RECORDED.exists() else recorded()["kernels"]
+    new, changed = {}, 0
+    with ProcessPoolExecutor(args.jobs) as pool:
+        for name, text in pool.map(compiled, names):
+            new[name] = fingerprint(text)
+            if args.dump:
+                args.dump.mkdir(parents=True, exist_ok=True)
+                (args.dump / f"{name.replace(' ', '_')}.ptx").write_text(text)
+            words = difference(old[name], new[name]) if name in old else "not recorded"
+            if words:
+                changed += 1
+                print(f"{name}: {words}", flush=True)
+    print(f"{len(names)} kernels, {changed} changed")
+    if args.write:
+        kernels = {**{k: v for k, v in old.items() if args.only and args.only not in k}, **new}
+        RECORDED.write_text(json.dumps({"versions": versions(), "kernels": kernels}, indent=1) + "\n")
+        print(f"recorded in {RECORDED}")
+        return 0
+    return bool(changed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
