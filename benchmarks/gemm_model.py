@@ -1,6 +1,6 @@
 """Modelled times of the GEMM kernels for the benchmark shapes: ``python benchmarks/gemm_model.py``. Measures nothing.
 
-For each shape: the plan that ``gemm_choose`` picks for a B200 and its time by the model (``kernels/gemm_model.py``),
+For each shape: the plan that ``gemm_choose`` picks for a B200 and its time by the model (``planning/gemm_model.py``),
 beside the published speed of light, the time at the best rates anybody published, and the best public result. Bytes
 and MMA work are counted analytically, or, by ``from_counters``, by the simulator. Writes ``results/gemm_model.json``.
 """
@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cute_nvfp4.kernels.gemm_choose import GemmProblem, Plan, choose, predict_plan
-from cute_nvfp4.kernels.gemm_model import LABEL, Prediction
+from cute_nvfp4.planning.gemm import GemmProblem, Plan, choose, predict_plan
+from cute_nvfp4.planning.gemm_model import LABEL, Prediction
 from cute_nvfp4.target import ARCHITECTURES, Architecture
 
 if TYPE_CHECKING:
-    from cute_nvfp4.sim.result import Result
+    from cute_nvfp4.sim.machine.result import Result
 
 RESULTS = Path(__file__).resolve().parent / "results" / "gemm_model.json"
 
@@ -60,8 +60,8 @@ def simulated(plan: Plan, problem: GemmProblem, sm_count: int) -> Prediction:
     """Runs the plan once in the simulator, checks off and counters on, and models the time of what it counted."""
     from cute_nvfp4 import ops
     from cute_nvfp4.harness import counters
-    from cute_nvfp4.launch import simulating
-    from cute_nvfp4.tuning import operands, output
+    from cute_nvfp4.planning.tuning import operands, output
+    from cute_nvfp4.runtime.launch import simulating
 
     a, b = operands(problem, "cpu")
     counters.reset()

@@ -14,9 +14,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cute_nvfp4 import rates
-from cute_nvfp4.kernels.core.config import GemmConfig
-from cute_nvfp4.kernels.gemm_model import predict
+from cute_nvfp4.kernels.gemm.config import GemmConfig
+from cute_nvfp4.planning import rates
+from cute_nvfp4.planning.gemm_model import predict
 
 DATA = Path(__file__).resolve().parent / "data" / "nvfp4_dense_gb200.csv"
 FITTED_M = (64, 512)

@@ -25,9 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import gpu_target, machine, results_path, write
 
 from cute_nvfp4.harness.timing import ColdL2, StopRule, copy_bandwidth, geometric_mean, time_cuda
-from cute_nvfp4.kernels import gemv_choose
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops import _gemv as ops
+from cute_nvfp4.ops import gemv as ops
+from cute_nvfp4.planning import gemv as gemv_choose
 from cute_nvfp4.reference import gemv_reference
 from cute_nvfp4.scale_layout import to_blocked
 from cute_nvfp4.target import resolve

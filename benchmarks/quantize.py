@@ -31,9 +31,18 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import gpu_target, machine, results_path, write
 
 from cute_nvfp4.harness.timing import ColdL2, StopRule, copy_bandwidth, time_cuda
-from cute_nvfp4.ops._quantize import quantize_fused, why_not_fused
-from cute_nvfp4.quantization import Hadamard, quantize, rules_of
-from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
+from cute_nvfp4.ops.fused_quantize import quantize_fused, why_not_fused
+from cute_nvfp4.ops.quantize import (
+    quantize,
+)
+from cute_nvfp4.quantization.hadamard import (
+    Hadamard,
+)
+from cute_nvfp4.quantization.rules import (
+    resolve_format,
+    resolve_rule,
+    rules_of,
+)
 
 SIZE = 8192
 _RULE = StopRule(repeats=100, relative_error=0.001, seconds=5.0)

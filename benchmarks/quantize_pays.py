@@ -33,7 +33,7 @@ from common import gpu_target, machine, results_path, write
 
 from cute_nvfp4 import BlockScaledTensor, gemv
 from cute_nvfp4.harness.timing import ColdL2, StopRule, copy_bandwidth, time_cuda
-from cute_nvfp4.quantization import quantize
+from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.reference import gemv_reference
 from cute_nvfp4.scale_layout import to_blocked
 

@@ -13,7 +13,14 @@ import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError, explain
 from cute_nvfp4.formats import NVFP4, Format
-from cute_nvfp4.scale_layout import blocked_bytes, blocked_shape, blocked_stride, blocked_view, from_blocked, is_blocked
+from cute_nvfp4.scale_layout import (
+    blocked_bytes,
+    blocked_shape,
+    blocked_stride,
+    blocked_view,
+    from_blocked,
+    is_blocked,
+)
 
 __all__ = ["BlockScaledTensor", "check_pair"]
 

@@ -21,13 +21,13 @@ if str(Path(__file__).parent) not in sys.path:
 import tensor_tile
 from async_machine import COLUMNS, CONSUMERS, ROWS, TILE_BYTES, Ring
 
-from cute_nvfp4.compile import CompiledKernel, build
 from cute_nvfp4.errors import SimError
 from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.runtime.compile import CompiledKernel, build
 from cute_nvfp4.scale_layout import to_blocked
 from cute_nvfp4.sim import GlobalMemory, HostModule, Program, Result, Trace, run
-from cute_nvfp4.sim.layout import SHARED_BASE
-from cute_nvfp4.sim.trace import Row
+from cute_nvfp4.sim.machine.layout import SHARED_BASE
+from cute_nvfp4.sim.observe.trace import Row
 
 HERE = Path(__file__).resolve().parent
 ARCH = "sm_100a"

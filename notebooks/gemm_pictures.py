@@ -10,9 +10,10 @@ import numpy as np
 from gemm_timeline import TILE_COLORS
 from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
-from cute_nvfp4.kernels.core import graph, loader
-from cute_nvfp4.kernels.core.config import GemmConfig
-from cute_nvfp4.kernels.core.plan import (
+from cute_nvfp4.kernels.gemm import pipeline_graph as graph
+from cute_nvfp4.kernels.gemm.config import GemmConfig
+from cute_nvfp4.kernels.gemm.sm100 import loader
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import (
     ATOM_COLUMNS,
     OUT_STAGES,
     TMEM_COLUMNS,
@@ -20,8 +21,8 @@ from cute_nvfp4.kernels.core.plan import (
     StagePlan,
     TensorPlan,
 )
-from cute_nvfp4.kernels.core.roles import ROLES
-from cute_nvfp4.kernels.core.scheduler import Work
+from cute_nvfp4.kernels.gemm.sm100.warp_roles import ROLES
+from cute_nvfp4.kernels.gemm.tile_scheduler import Work
 from cute_nvfp4.scale_layout import ATOM_COLS, ATOM_ROWS
 
 PART_COLORS = {"A": "tab:blue", "B": "tab:green", "SFA": "tab:cyan", "SFB": "tab:olive"}

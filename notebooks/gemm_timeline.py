@@ -1,7 +1,7 @@
 """The pipeline of a GEMM as lives of its buffers, for ``03_gemm.ipynb``: from a simulator's trace, or from a model.
 
 Both give the same :class:`Pipeline`, and one function draws it. A trace is in logical steps of the simulator, which
-are an order and no time; the model is in microseconds, from published figures (``cute_nvfp4.rates``): no measurement.
+are an order and no time; the model is in microseconds, from published figures (``planning.rates``): no measurement.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ import sys
 from dataclasses import dataclass, field
 from typing import Any
 
-from cute_nvfp4 import rates
-from cute_nvfp4.kernels.core.config import GemmConfig
-from cute_nvfp4.kernels.core.plan import SharedPlan, StagePlan, TensorPlan
-from cute_nvfp4.kernels.core.roles import ROLES
-from cute_nvfp4.sim.trace import Row, Trace
+from cute_nvfp4.kernels.gemm.config import GemmConfig
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, StagePlan, TensorPlan
+from cute_nvfp4.kernels.gemm.sm100.warp_roles import ROLES
+from cute_nvfp4.planning import rates
+from cute_nvfp4.sim.observe.trace import Row, Trace
 
 TILE_COLORS = (
     "tab:blue",
@@ -160,7 +160,7 @@ def _waits(rows: list[Row], warp: int) -> list[Span]:
 
 def from_model(config: GemmConfig, counts: list[int]) -> Pipeline:
     """The same by arithmetic: a stage is asked for when its buffer is free, comes after a latency and its transfer, and
-    is multiplied when the tensor core and an accumulator are free. Durations are from ``cute_nvfp4.rates``: a model.
+    is multiplied when the tensor core and an accumulator are free. Durations are from ``planning.rates``: a model.
     """
     shared, tensor = SharedPlan(config), TensorPlan(config)
     stages, accs = shared.stages, tensor.acc_stages

@@ -18,18 +18,18 @@ import torch
 from IPython.display import Markdown, display
 
 from cute_nvfp4 import BlockScaledTensor, gemm, sim
-from cute_nvfp4.compile import CompiledKernel
 from cute_nvfp4.errors import SimError
-from cute_nvfp4.inspection import disassemble
-from cute_nvfp4.kernels.core import graph
-from cute_nvfp4.kernels.core.config import GemmConfig
-from cute_nvfp4.kernels.core.plan import SharedPlan
-from cute_nvfp4.kernels.gemm_choose import GemmProblem, Plan
-from cute_nvfp4.ops import _gemm as ops
+from cute_nvfp4.kernels.gemm import pipeline_graph as graph
+from cute_nvfp4.kernels.gemm.config import GemmConfig
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan
+from cute_nvfp4.ops import gemm as ops
+from cute_nvfp4.planning.gemm import GemmProblem, Plan
 from cute_nvfp4.reference import gemm_reference
+from cute_nvfp4.runtime.compile import CompiledKernel
+from cute_nvfp4.runtime.inspection import disassemble
 from cute_nvfp4.scale_layout import to_blocked
 from cute_nvfp4.sim import Result, run
-from cute_nvfp4.sim.layout import SHARED_BASE
+from cute_nvfp4.sim.machine.layout import SHARED_BASE
 from cute_nvfp4.target import ARCHITECTURES
 
 ERROR_BOUND = 2.0**-10

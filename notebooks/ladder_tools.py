@@ -20,13 +20,13 @@ if str(Path(__file__).parent) not in sys.path:
 
 from gemv_ladder import RUNGS, RingOfCopies
 
-from cute_nvfp4.compile import CompiledKernel, build, compile_cached
 from cute_nvfp4.errors import OperandError, explain
-from cute_nvfp4.kernels.gemv_choose import choose
-from cute_nvfp4.launch import launcher
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops import _gemv as ops
+from cute_nvfp4.ops import gemv as ops
+from cute_nvfp4.planning.gemv import choose
 from cute_nvfp4.reference import gemv_reference
+from cute_nvfp4.runtime.compile import CompiledKernel, build, compile_cached
+from cute_nvfp4.runtime.launch import launcher
 from cute_nvfp4.scale_layout import to_blocked
 from cute_nvfp4.sim import GlobalMemory, HostModule, MemoryCounter, Program, Result, run
 from cute_nvfp4.target import Architecture, Target, architecture
@@ -244,7 +244,7 @@ class Figures:
 
 def figures(bound: Bound, case: Case, result: Result) -> Figures:
     """Puts together what the simulator counted in ``result`` and what inspection says of the cubin."""
-    from cute_nvfp4.inspection import inspect_cubin
+    from cute_nvfp4.runtime.inspection import inspect_cubin
 
     report = inspect_cubin(bound.kernel.cubin, bound.kernel.ptx).kernel
     loads = global_loads(result)

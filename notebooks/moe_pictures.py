@@ -12,8 +12,8 @@ from gemm_timeline import TILE_COLORS
 from moe_tools import Routing
 
 from cute_nvfp4 import GroupedRows, from_blocked
-from cute_nvfp4.kernels.core.config import GemmConfig
-from cute_nvfp4.kernels.core.plan import TMEM_COLUMNS, TensorPlan
+from cute_nvfp4.kernels.gemm.config import GemmConfig
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import TMEM_COLUMNS, TensorPlan
 
 PARTS = {
     "x": "tab:blue",

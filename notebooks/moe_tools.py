@@ -18,8 +18,20 @@ from unittest import mock
 
 import torch
 
-from cute_nvfp4 import BlockScaledTensor, GroupedRows, launch, quantize, rates, sim, to_blocked
-from cute_nvfp4.kernels.gemm_choose import GemmProblem, choose, predict_plan
+from cute_nvfp4 import (
+    BlockScaledTensor,
+    GroupedRows,
+    quantize,
+    sim,
+    to_blocked,
+)
+from cute_nvfp4.planning import (
+    rates,
+)
+from cute_nvfp4.planning.gemm import GemmProblem, choose, predict_plan
+from cute_nvfp4.runtime import (
+    launch,
+)
 from cute_nvfp4.sim import Launch, Result
 from cute_nvfp4.target import ARCHITECTURES
 
@@ -141,7 +153,7 @@ GATES = {
 }
 """The gates that need an exponential, in float64. erfc does not cancel where 1 + erf would."""
 GATE_BOUNDS = {"silu": (3e-7, 6e-7, 4e-6), "gelu_tanh": (5e-7, 7e-6, 2e-5), "gelu_erf": (5e-7, 4e-6, 2e-5)}
-"""Relative errors that ``kernels/core/gates.py`` states: −2 < x, −8 < x ≤ −2, and below."""
+"""Relative errors that ``kernels/gemm/gates.py`` states: −2 < x, −8 < x ≤ −2, and below."""
 
 
 def gate_probe() -> tuple[BlockScaledTensor, BlockScaledTensor, BlockScaledTensor, torch.Tensor]:
@@ -250,7 +262,7 @@ def deal(config: Any, sizes: list[tuple[int, int, int]], workers: int) -> list[l
     return [units[worker::workers] for worker in range(workers)]
 
 
-# ---- modelled times of a B200, from the published figures in cute_nvfp4.rates ---------------------------------------
+# ---- modelled times of a B200, from the published figures in cute_nvfp4.planning.rates -------------------------------
 
 
 def modelled(tokens: int, k: int, n: int, quantized: bool, products: int = 2) -> float:

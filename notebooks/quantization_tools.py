@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from cute_nvfp4 import BlockScaledTensor, formats, rates
-from cute_nvfp4.kernels.gemm_choose import GemmProblem, choose, predict_plan
+from cute_nvfp4 import BlockScaledTensor, formats
+from cute_nvfp4.planning import rates
+from cute_nvfp4.planning.gemm import GemmProblem, choose, predict_plan
 from cute_nvfp4.target import ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -118,7 +119,7 @@ def quantize_rows(record: dict) -> list[dict]:
     return sorted((row for row in rows if row["note"] == "given"), key=lambda row: -row["median_us"])
 
 
-# What follows is modelled: of a B200, from the published figures in cute_nvfp4.rates. Times are in microseconds.
+# What follows is modelled: of a B200, from the published figures in planning.rates. Times are in microseconds.
 
 B200 = ARCHITECTURES["sm_100a"]
 BF16_BYTES, NVFP4_BYTES = 2, 0.5 + 1 / 16
@@ -135,7 +136,7 @@ def quantize_us(rows: int, k: int, passes: int = 1) -> float:
 
 @functools.cache
 def nvfp4_gemm_us(m: int, n: int, k: int) -> float:
-    """The NVFP4 GEMM that ``gemm`` would choose, by ``kernels/gemm_model.py``; the result is bf16."""
+    """The NVFP4 GEMM that ``gemm`` would choose, by ``planning/gemm_model.py``; the result is bf16."""
     problem = GemmProblem(m, n, k, out="bfloat16")
     return predict_plan(choose(problem, B200, rates.SM_COUNT), problem, rates.SM_COUNT).us
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import matplotlib.pyplot as plt
 
-from cute_nvfp4.sim.trace import Row, Trace
+from cute_nvfp4.sim.observe.trace import Row, Trace
 
 WAIT = "0.85"
 PALETTE = [c for j, c in enumerate(plt.get_cmap("tab20").colors) if j not in (14, 15)]  # without its greys

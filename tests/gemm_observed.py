@@ -12,7 +12,7 @@ import pytest
 
 import cute_nvfp4.sim
 from cute_nvfp4.sim import Launch, Result
-from cute_nvfp4.sim.mbarrier import Mbarriers
+from cute_nvfp4.sim.machine.mbarrier import Mbarriers
 
 
 @dataclass

@@ -20,9 +20,9 @@ from gemv_problems import exact_storage
 
 from cute_nvfp4 import gemm
 from cute_nvfp4.formats import FORMATS, Format
-from cute_nvfp4.kernels.core.config import GemmConfig
-from cute_nvfp4.kernels.gemm_problem import Plan
+from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.planning.gemm_problem import Plan
 from cute_nvfp4.reference import gemm_reference
 from cute_nvfp4.scale_layout import to_blocked
 

@@ -12,11 +12,17 @@ import numpy as np
 import torch
 from gemm_problems import DTYPES, GUARD, Problem, blocked_scales, poisoned_memory
 
-from cute_nvfp4.kernels.core.config import GemmConfig
-from cute_nvfp4.kernels.core.grouped_config import GroupedConfig
-from cute_nvfp4.kernels.gemm_problem import Plan
+from cute_nvfp4.kernels.gemm.config import GemmConfig
+from cute_nvfp4.kernels.gemm.grouped_config import GroupedConfig
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops import GroupedRows, grouped_gemm, grouped_gemm_contiguous
+from cute_nvfp4.ops.grouped_gemm import (
+    grouped_gemm,
+    grouped_gemm_contiguous,
+)
+from cute_nvfp4.ops.grouped_rows import (
+    GroupedRows,
+)
+from cute_nvfp4.planning.gemm_problem import Plan
 
 TILINGS = (
     # (pair, cluster, split_k)

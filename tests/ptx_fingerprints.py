@@ -73,8 +73,9 @@ def opcodes(text: str) -> Counter[str]:
 
 
 def _gemms() -> Iterator[tuple[str, Callable]]:
-    from cute_nvfp4.kernels.core.config import GemmConfig
-    from cute_nvfp4.ops import compile_gated_gemm, compile_gemm
+    from cute_nvfp4.kernels.gemm.config import GemmConfig
+    from cute_nvfp4.ops.gated_gemm import compile_gated_gemm
+    from cute_nvfp4.ops.gemm import compile_gemm
     from cute_nvfp4.target import ARCHITECTURES
 
     base = GemmConfig()
@@ -123,8 +124,8 @@ def _gemms() -> Iterator[tuple[str, Callable]]:
 
 
 def _grouped() -> Iterator[tuple[str, Callable]]:
-    from cute_nvfp4.kernels.core.grouped_config import GroupedConfig
-    from cute_nvfp4.ops import compile_grouped_gemm
+    from cute_nvfp4.kernels.gemm.grouped_config import GroupedConfig
+    from cute_nvfp4.ops.grouped_launch import compile_grouped_gemm
 
     configs = {
         "parameters": GroupedConfig(slots=4, factors=2),
@@ -142,7 +143,7 @@ def _grouped() -> Iterator[tuple[str, Callable]]:
 def _gemvs() -> Iterator[tuple[str, Callable]]:
     import torch
 
-    from cute_nvfp4.ops import compile_gemv
+    from cute_nvfp4.ops.gemv import compile_gemv
 
     for arch in ("sm_90a", "sm_100a"):
         for m, k, batch, more in (
@@ -164,8 +165,8 @@ def _gemvs() -> Iterator[tuple[str, Callable]]:
 def _quantizations() -> Iterator[tuple[str, Callable]]:
     import torch
 
-    from cute_nvfp4.ops._quantize import compile_quantize
-    from cute_nvfp4.ops._quantize_variants import Variant
+    from cute_nvfp4.ops.fused_quantize import compile_quantize
+    from cute_nvfp4.planning.quantize import Variant
     from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
 
     def compiled(arch: str, format: str, rule: str, **more: object) -> Callable:

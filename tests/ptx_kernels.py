@@ -19,13 +19,13 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint16, Uint32
 from cutlass.cute.runtime import make_ptr
 
-from cute_nvfp4.compile import CompiledKernel, build
-from cute_nvfp4.launch import CudaLauncher, SimLauncher
 from cute_nvfp4.ptx import convert, fma, memory
 from cute_nvfp4.ptx._asm import asm
 from cute_nvfp4.ptx.async_copy import commit_group, copy_async, wait_group
 from cute_nvfp4.ptx.mma import mma_m16n8k8_f16, mma_m16n8k32_s8
 from cute_nvfp4.ptx.warp import sum_lanes
+from cute_nvfp4.runtime.compile import CompiledKernel, build
+from cute_nvfp4.runtime.launch import CudaLauncher, SimLauncher
 from cute_nvfp4.target import Architecture, architecture
 
 BLOCK = 128

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 import torch
 
-from cute_nvfp4.cache import CompiledKernel
 from cute_nvfp4.formats import decode_e4m3, encode_e4m3
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops import _quantize as ops
-from cute_nvfp4.ops._quantize import quantize_fused, why_not_fused
-from cute_nvfp4.quantization import quantize
+from cute_nvfp4.ops import fused_quantize as ops
+from cute_nvfp4.ops.fused_quantize import quantize_fused, why_not_fused
+from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.quantization.blocks import GlobalScale, Request, _error, residual
 from cute_nvfp4.quantization.rounding import round_e2m1
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule, rules_of
+from cute_nvfp4.runtime.cache import CompiledKernel
 
 DATA = Path(__file__).parent / "data" / "quantization"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from gemv_problems import exact_storage
 
-from cute_nvfp4.compile import CompiledKernel
+from cute_nvfp4.runtime.compile import CompiledKernel
 from cute_nvfp4.sim import GlobalMemory, HostModule, Launch, Program, run
 
 Tensors = Mapping[str, tuple[torch.Tensor, bool]]

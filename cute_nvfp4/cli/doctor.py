@@ -15,7 +15,7 @@ def doctor(json: JsonOption = "") -> None:
     Exit code 1 when something that is needed is broken; each line that is not well says what to do.
     """
     with shown_errors():
-        from ..diagnosis import diagnose
+        from .diagnosis import diagnose
 
         with stderr().status("checking packages, compiling a small kernel for each architecture"):
             findings = diagnose()

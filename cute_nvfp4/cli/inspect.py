@@ -12,8 +12,8 @@ from .output import STDOUT, JsonOption, fail, shown_errors, stderr, stdout, writ
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from ..compile import CompiledKernel
-    from ..inspection import Access, KernelReport
+    from ..runtime.compile import CompiledKernel
+    from ..runtime.inspection import Access, KernelReport
 
 # problems that stand for a kernel unless sizes are given: (m, n, k)
 _KERNELS = {"gemv": (7168, 1, 16384), "gemm": (128, 7168, 16384), "quantize": (8192, 1, 8192)}
@@ -52,7 +52,7 @@ def inspect(
         fail(f"{sizes} is not a problem: k is a multiple of {multiple}, and all are at least 1", 2)
     plan: dict[str, Any] = {}
     with shown_errors():
-        from ..inspection import inspect_cubin
+        from ..runtime.inspection import inspect_cubin
         from ..target import architecture
 
         architecture(arch)
@@ -84,7 +84,7 @@ def inspect(
 
 def _compile(arch: str, m: int, k: int, batch: int, scales: str) -> tuple[CompiledKernel, str]:
     """The kernel that ``gemv`` would run on this problem, and the configuration it chose, in words."""
-    from ..ops import compile_gemv
+    from ..ops.gemv import compile_gemv
 
     compiled, config = compile_gemv(arch, m=m, k=k, batch=batch, scales=scales)
     return compiled, _in_words(config)
@@ -101,7 +101,7 @@ def _compile_quantize(
     """The kernel that ``quantize`` would run on an (m, k) matrix with a given global scale, and its configuration."""
     import torch
 
-    from ..ops import compile_quantize
+    from ..ops.fused_quantize import compile_quantize
     from ..quantization.rules import resolve_format, resolve_rule
 
     resolved = resolve_format(format)
@@ -120,12 +120,12 @@ def _compile_quantize(
 
 def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[CompiledKernel, str, dict[str, Any]]:
     """The kernel that ``gemm`` would run on this problem, its plan in words, and where everything lies."""
-    from ..inspection import disassemble, innermost_loop
-    from ..kernels.core.graph import pipeline_graph
-    from ..kernels.core.mma import UNROLL
-    from ..kernels.core.plan import SharedPlan, TensorPlan
-    from ..kernels.gemm_choose import GemmProblem, choose
-    from ..ops import compile_gemm
+    from ..kernels.gemm.pipeline_graph import pipeline_graph
+    from ..kernels.gemm.sm100.mainloop import UNROLL
+    from ..kernels.gemm.sm100.memory_plan import SharedPlan, TensorPlan
+    from ..ops.gemm import compile_gemm
+    from ..planning.gemm import GemmProblem, choose
+    from ..runtime.inspection import disassemble, innermost_loop
     from ..target import architecture
 
     target = architecture(arch)

@@ -18,8 +18,8 @@ from .output import STDOUT, fail, shown_errors, stderr, write_json
 from .sim_outcome import EXIT_HAZARD, EXIT_INTERNAL, EXIT_NOT_MODELLED, launch_line, show_outcome
 
 if TYPE_CHECKING:
+    from ..sim.observe.trace import Trace
     from ..sim.session import LaunchRecord, Session
-    from ..sim.trace import Trace
 
 __all__ = ["EXIT_HAZARD", "EXIT_INTERNAL", "EXIT_NOT_MODELLED", "Options", "app", "sim"]
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
@@ -100,7 +100,7 @@ def sim(
     112  a hazard, even if the program went on after it
     130  interrupted
     """
-    from ..sim.schedule import Schedule
+    from ..sim.machine.schedule import Schedule
 
     with shown_errors():
         chosen = Schedule.parse(schedule)
@@ -143,10 +143,10 @@ def _check_writable(option: str, path: str) -> None:
 def _run(options: Options) -> int:
     """Runs the program in this process."""
     try:
-        from ..sim.schedule import Schedule
+        from ..sim.machine.schedule import Schedule
+        from ..sim.observe.trace import Trace
         from ..sim.session import simulated_gpu
         from ..sim.session.script import run_script
-        from ..sim.trace import Trace
     except ImportError as error:
         fail(f"the simulator cannot start: {error}; `cute-nvfp4 doctor` says what is missing", 2)
 

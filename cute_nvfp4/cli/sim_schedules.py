@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def run_schedules(options: Options, count: int, seed: int) -> int:
     """Runs the program under ``count`` schedules and stops at the first that does not end well; its exit status."""
-    from ..sim.schedule import adversarial
+    from ..sim.machine.schedule import adversarial
 
     console, reports = stderr(), []
     begin, status, number, schedule = time.perf_counter(), 0, 0, ""

@@ -9,7 +9,7 @@ import typer
 from .output import STDOUT, JsonOption, fail, shown_errors, stderr, stdout, write_json
 
 if TYPE_CHECKING:
-    from ..kernels.gemm_problem import GemmProblem
+    from ..planning.gemm_problem import GemmProblem
     from ..target import Architecture
 
 _TIMES = "median of single calls between CUDA events, L2 cold, plans in turn"
@@ -66,8 +66,8 @@ def _benchmarks(name: str) -> list[tuple[int, int, int, int]]:
 
 def _problem(shape: tuple, format: str, out: str, out_major: str) -> GemmProblem:
     from ..errors import OperandError, explain
-    from ..kernels.core.config import OUT_BYTES
-    from ..kernels.gemm_problem import GemmProblem
+    from ..kernels.gemm.config import OUT_BYTES
+    from ..planning.gemm_problem import GemmProblem
 
     if out not in OUT_BYTES:
         raise OperandError(explain("out", got=out, expected=f"one of {', '.join(OUT_BYTES)}"))
@@ -77,7 +77,7 @@ def _problem(shape: tuple, format: str, out: str, out_major: str) -> GemmProblem
 
 
 def _modelled(problems: list[GemmProblem], arch: str, top: int) -> list[dict]:
-    from ..kernels.gemm_choose import ranked
+    from ..planning.gemm import ranked
     from ..target import architecture
 
     target = architecture(arch)
@@ -124,9 +124,9 @@ def _gpu() -> tuple[Architecture, int, str]:
 
 
 def _measured(problems: list[GemmProblem], top: int, rounds: int) -> list[dict]:
-    from ..kernels import gemm_table
-    from ..kernels.gemm_choose import predict_plan, ranked
-    from ..tuning import measure
+    from ..planning import gemm_table
+    from ..planning.gemm import predict_plan, ranked
+    from ..planning.tuning import measure
 
     arch, sm_count, name = _gpu()
     records = []

@@ -7,7 +7,7 @@ from typing import Any
 
 
 def _launchers() -> list[Any]:
-    module = sys.modules.get("cute_nvfp4.launch")  # absent unless the submission ran one of our kernels
+    module = sys.modules.get("cute_nvfp4.runtime.launch")  # absent unless the submission ran one of our kernels
     return [] if module is None else [entry[1] for entry in module._launchers.values()]
 
 

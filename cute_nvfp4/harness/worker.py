@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ..launch import counting_memory
+from ..runtime.launch import counting_memory
 from . import counters, timing
 from .arena import Arena
 from .integrity import Snapshot

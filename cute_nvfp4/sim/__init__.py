@@ -29,14 +29,14 @@ from cute_nvfp4.sim.errors import (
     UninitializedRead,
     UnsupportedInstruction,
 )
-from cute_nvfp4.sim.executor import run
-from cute_nvfp4.sim.host import HostModule, Launch
-from cute_nvfp4.sim.l2 import L2Traffic
-from cute_nvfp4.sim.program import Program
-from cute_nvfp4.sim.regions import GlobalMemory
-from cute_nvfp4.sim.result import EngineCounter, MemoryCounter, MmaCounter, Result, WaitCounter
-from cute_nvfp4.sim.schedule import Schedule, adversarial
-from cute_nvfp4.sim.trace import Trace
+from cute_nvfp4.sim.frontend.host import HostModule, Launch
+from cute_nvfp4.sim.frontend.program import Program
+from cute_nvfp4.sim.frontend.regions import GlobalMemory
+from cute_nvfp4.sim.machine.executor import run
+from cute_nvfp4.sim.machine.result import EngineCounter, MemoryCounter, MmaCounter, Result, WaitCounter
+from cute_nvfp4.sim.machine.schedule import Schedule, adversarial
+from cute_nvfp4.sim.observe.l2 import L2Traffic
+from cute_nvfp4.sim.observe.trace import Trace
 
 __all__ = [
     "BrokenRule",

@@ -28,9 +28,9 @@ import ptx_kernels
 from gemv_problems import Case, Problem, check, make
 from recordings import Recorder
 
-from cute_nvfp4 import launch
-from cute_nvfp4.compile import CompiledKernel
-from cute_nvfp4.ops import _gemv as ops
+from cute_nvfp4.ops import gemv as ops
+from cute_nvfp4.runtime import launch
+from cute_nvfp4.runtime.compile import CompiledKernel
 from cute_nvfp4.target import Target
 
 _F16, _BF16 = torch.float16, torch.bfloat16

@@ -6,7 +6,7 @@ import pytest
 import torch
 from quantize_problems import DTYPES, differences, edges, rules
 
-from cute_nvfp4.quantization import Hadamard
+from cute_nvfp4.quantization.hadamard import Hadamard
 
 pytestmark = pytest.mark.gpu
 

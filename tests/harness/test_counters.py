@@ -6,9 +6,9 @@ import ctypes
 
 import torch
 
-from cute_nvfp4 import launch
 from cute_nvfp4.harness import counters
-from cute_nvfp4.probe_kernel import compile_probe
+from cute_nvfp4.kernels.probe import compile_probe
+from cute_nvfp4.runtime import launch
 from cute_nvfp4.target import Target, architecture
 
 

@@ -33,9 +33,9 @@ import numpy as np
 from gemm_problems import Case
 from gemm_structures import Pairs, random_case, structures
 
-import cute_nvfp4.compile
-from cute_nvfp4 import launch
-from cute_nvfp4.ops import _gemm as ops
+import cute_nvfp4.runtime.compile
+from cute_nvfp4.ops import gemm as ops
+from cute_nvfp4.runtime import launch
 from cute_nvfp4.sim import Schedule, adversarial
 
 
@@ -58,7 +58,7 @@ class Outcome:
 def forget() -> None:
     """Drops compiled kernels: thousands of them are too many to keep."""
     ops._plan.cache_clear()
-    cute_nvfp4.compile._memory.clear()
+    cute_nvfp4.runtime.compile._memory.clear()
     launch._launchers.clear()
 
 

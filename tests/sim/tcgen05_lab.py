@@ -11,10 +11,10 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 
-from cute_nvfp4.sim.layout import SHARED_BASE
-from cute_nvfp4.sim.model import Instruction
-from cute_nvfp4.sim.tensor import TensorMemory
-from cute_nvfp4.sim.tensor.descriptor import encode
+from cute_nvfp4.sim.frontend.model import Instruction
+from cute_nvfp4.sim.machine.layout import SHARED_BASE
+from cute_nvfp4.sim.tcgen05 import TensorMemory
+from cute_nvfp4.sim.tcgen05.descriptor import encode
 
 SHARED = 200 * 1024
 FLOATS = {

@@ -8,9 +8,9 @@ from ptx_lab import launch_kernel, module
 from tma_lab import aligned
 
 from cute_nvfp4.errors import SimError
-from cute_nvfp4.sim import schedule
 from cute_nvfp4.sim.errors import Deadlock, MbarrierMisuse, Misaligned, OutOfBounds, UnsupportedInstruction
 from cute_nvfp4.sim.isa.atomic import update
+from cute_nvfp4.sim.machine import schedule
 
 SMEM = ".shared .align 128 .b8 sm[1024]; .shared .align 8 .b64 bar;"
 INIT = """

@@ -6,14 +6,7 @@ import numpy as np
 import pytest
 from ptx_lab import launch_kernel, module, wait
 
-from cute_nvfp4.sim import (
-    CopiesInFlight,
-    Hazard,
-    MissingProxyFence,
-    Race,
-    Schedule,
-    UninitializedRead,
-)
+from cute_nvfp4.sim import CopiesInFlight, Hazard, MissingProxyFence, Race, Schedule, UninitializedRead
 
 MEMORY = ".shared .align 16 .b8 cell[1024]; .shared .align 8 .b64 bar[4]; .shared .align 16 .b8 other[1024];"
 THREAD = """mov.u32 %r1, %tid.x; and.b32 %r2, %r1, 31; shr.u32 %r3, %r1, 5; mov.u32 %r4, cell; mov.u32 %r5, bar;

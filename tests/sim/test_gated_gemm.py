@@ -10,11 +10,20 @@ import torch
 from gated_gemm_problems import GATES, TEN_SHAPES, Gated, Problem, fits, make, random_gated, usual_alpha
 from gemm_problems import Case
 
-from cute_nvfp4 import BlockScaledTensor, gated_gemm, interleave, launch, quantize, to_blocked
-from cute_nvfp4.kernels.core.config import GATE_NAMES, GemmConfig
-from cute_nvfp4.kernels.core.plan import StagePlan
-from cute_nvfp4.kernels.gemm_choose import GemmProblem, candidates, choose
-from cute_nvfp4.ops import _gated_gemm as ops
+from cute_nvfp4 import (
+    BlockScaledTensor,
+    gated_gemm,
+    interleave,
+    quantize,
+    to_blocked,
+)
+from cute_nvfp4.kernels.gemm.config import GATE_NAMES, GemmConfig
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import StagePlan
+from cute_nvfp4.ops import gated_gemm as ops
+from cute_nvfp4.planning.gemm import GemmProblem, candidates, choose
+from cute_nvfp4.runtime import (
+    launch,
+)
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
 

@@ -11,9 +11,9 @@ from gemm_problems import Case
 
 from cute_nvfp4 import BlockScaledTensor, gated_gemm, interleave, to_blocked
 from cute_nvfp4.errors import OperandError, OperandTypeError
-from cute_nvfp4.kernels.core.config import GemmConfig, can_implement
-from cute_nvfp4.kernels.gemm_choose import Plan
-from cute_nvfp4.ops import compile_gated_gemm
+from cute_nvfp4.kernels.gemm.config import GemmConfig, can_implement
+from cute_nvfp4.ops.gated_gemm import compile_gated_gemm
+from cute_nvfp4.planning.gemm import Plan
 
 BASE = Case(m=64, n=128, k=256, batch=0, out="new")
 

@@ -10,13 +10,13 @@ import torch
 from gated_gemm_problems import Gated, make, usual_alpha
 from gemm_problems import Case
 
-from cute_nvfp4.compile import CompiledKernel
 from cute_nvfp4.errors import SimError
 from cute_nvfp4.formats import as_bytes
-from cute_nvfp4.kernels.core.config import GemmConfig
-from cute_nvfp4.kernels.core.plan import StagePlan
-from cute_nvfp4.ops import _gated_gemm as ops
-from cute_nvfp4.quantization import quantize
+from cute_nvfp4.kernels.gemm.config import GemmConfig
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import StagePlan
+from cute_nvfp4.ops import gated_gemm as ops
+from cute_nvfp4.ops.quantize import quantize
+from cute_nvfp4.runtime.compile import CompiledKernel
 
 PLAIN = Gated(Case(m=140, n=136, k=544, alpha=usual_alpha(544), dtype="float32"))
 SWAPPED = replace(PLAIN, case=replace(PLAIN.case, swap=True))

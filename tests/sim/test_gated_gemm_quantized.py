@@ -12,7 +12,7 @@ from gemm_problems import Case, poisoned_memory
 
 from cute_nvfp4 import BlockScaledTensor, gemm
 from cute_nvfp4.formats import as_bytes
-from cute_nvfp4.quantization import quantize
+from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.scale_layout import blocked_bytes, blocked_view
 
 BASE = Case(m=140, n=208, k=544, batch=2, alpha=2.0**-8, tile_n=128, exact=True, out="new")

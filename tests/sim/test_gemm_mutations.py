@@ -11,12 +11,26 @@ import pytest
 from cutlass import Int16, Int32
 from gemm_problems import Case
 
-import cute_nvfp4.compile
-from cute_nvfp4 import launch
+import cute_nvfp4.runtime.compile
 from cute_nvfp4.errors import OperandError, SimError
-from cute_nvfp4.kernels.core import barriers, graph, loader, mma, scheduler
-from cute_nvfp4.kernels.core.graph import Edge
-from cute_nvfp4.ops import _gemm as ops
+from cute_nvfp4.kernels.gemm import (
+    barriers,
+)
+from cute_nvfp4.kernels.gemm import (
+    pipeline_graph as graph,
+)
+from cute_nvfp4.kernels.gemm import (
+    tile_scheduler as scheduler,
+)
+from cute_nvfp4.kernels.gemm.pipeline_graph import Edge
+from cute_nvfp4.kernels.gemm.sm100 import (
+    loader,
+)
+from cute_nvfp4.kernels.gemm.sm100 import (
+    mainloop as mma,
+)
+from cute_nvfp4.ops import gemm as ops
+from cute_nvfp4.runtime import launch
 from cute_nvfp4.sim import Schedule, adversarial
 from tests.sim.mutation import survivors
 from tests.sim.mutation.gemm import CASES, once, small, subject
@@ -33,7 +47,7 @@ Patch = Callable[[pytest.MonkeyPatch], None]
 def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel from before, and none left for others."""
     monkeypatch.setenv("CUTE_NVFP4_CACHE", "0")
-    monkeypatch.setattr(cute_nvfp4.compile, "_memory", {})
+    monkeypatch.setattr(cute_nvfp4.runtime.compile, "_memory", {})
     monkeypatch.setattr(launch, "_launchers", {})
     monkeypatch.setattr(ops, "_plan", ops._plan.__wrapped__)
 

@@ -7,7 +7,7 @@ import pytest
 from gemm_observed import observing
 from gemm_problems import Case, make
 
-from cute_nvfp4 import launch
+from cute_nvfp4.runtime import launch
 from cute_nvfp4.sim import Result
 
 BENCHMARK_SHAPES = ((128, 7168, 16384), (128, 4096, 7168), (128, 7168, 2048))

@@ -10,9 +10,9 @@ import pytest
 import torch
 from gemv_problems import Case, make
 
-from cute_nvfp4.compile import CompiledKernel
 from cute_nvfp4.errors import SimError
-from cute_nvfp4.ops import _gemv as ops
+from cute_nvfp4.ops import gemv as ops
+from cute_nvfp4.runtime.compile import CompiledKernel
 
 BLOCKED = Case(70, 528, 2, alignment=8, dtype=torch.float16, alpha=2.0**-14)
 FEW = Case(16, 1024, dtype=torch.float16, alpha=2.0**-14)

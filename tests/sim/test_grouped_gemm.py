@@ -12,8 +12,9 @@ import pytest
 import torch
 from grouped_problems import Grouped, make, random_grouped
 
-from cute_nvfp4 import launch
-from cute_nvfp4.ops import GroupedRows, _grouped_launch
+from cute_nvfp4.ops import grouped_launch as _grouped_launch
+from cute_nvfp4.ops.grouped_rows import GroupedRows
+from cute_nvfp4.runtime import launch
 from cute_nvfp4.sim import adversarial
 from tests.sim.blackwell.shapes import GROUP_SHAPES
 

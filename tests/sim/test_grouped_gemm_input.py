@@ -13,12 +13,21 @@ from grouped_problems import Grouped, make
 
 import cute_nvfp4
 from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError
-from cute_nvfp4.kernels.core.config import GemmConfig
-from cute_nvfp4.kernels.core.grouped_config import GroupedConfig, can_implement_grouped
-from cute_nvfp4.kernels.gemm_problem import Plan
-from cute_nvfp4.kernels.grouped_choose import GroupedProblem, choose_grouped
+from cute_nvfp4.kernels.gemm.config import GemmConfig
+from cute_nvfp4.kernels.gemm.grouped_config import GroupedConfig, can_implement_grouped
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops import GroupedRows, compile_grouped_gemm, grouped_gemm, grouped_gemm_contiguous
+from cute_nvfp4.ops.grouped_gemm import (
+    grouped_gemm,
+    grouped_gemm_contiguous,
+)
+from cute_nvfp4.ops.grouped_launch import (
+    compile_grouped_gemm,
+)
+from cute_nvfp4.ops.grouped_rows import (
+    GroupedRows,
+)
+from cute_nvfp4.planning.gemm_problem import Plan
+from cute_nvfp4.planning.grouped import GroupedProblem, choose_grouped
 from cute_nvfp4.target import ARCHITECTURES
 
 ARCH = ARCHITECTURES["sm_100a"]
@@ -245,11 +254,17 @@ def _lines(*names: str) -> list[list[str]]:
 def test_nothing_is_copied() -> None:
     """No six lines in a row that the GEMM or the gated GEMM have too."""
     own = (
-        *("kernels/grouped_gemm.py", "kernels/grouped_choose.py", "ops/_grouped_gemm.py", "ops/_grouped_launch.py"),
+        *("kernels/gemm/sm100/grouped.py", "planning/grouped.py", "ops/grouped_gemm.py", "ops/grouped_launch.py"),
         *(f"kernels/core/grouped_{name}.py" for name in ("config", "scheduler", "source")),
     )
     others = (
-        *("kernels/gemm.py", "kernels/gated_gemm.py", "kernels/gemm_choose.py", "ops/_gemm.py", "ops/_gated_gemm.py"),
+        *(
+            "kernels/gemm/sm100/dense.py",
+            "kernels/gemm/sm100/gated.py",
+            "planning/gemm.py",
+            "ops/gemm.py",
+            "ops/gated_gemm.py",
+        ),
         *(f"kernels/core/{name}.py" for name in ("assembly", "config", "loader", "scheduler", "epilogue")),
     )
     blocks = {tuple(file[i : i + 6]) for file in _lines(*others) for i in range(len(file) - 5)}

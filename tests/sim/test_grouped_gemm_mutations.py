@@ -12,9 +12,10 @@ from cutlass import Int32, Int64
 from grouped_problems import Grouped, make
 
 from cute_nvfp4.errors import SimError
-from cute_nvfp4.kernels.core import grouped_scheduler, loader
-from cute_nvfp4.kernels.core.output import Output
-from cute_nvfp4.ops import _grouped_launch
+from cute_nvfp4.kernels.gemm import grouped_scheduler
+from cute_nvfp4.kernels.gemm.sm100 import loader
+from cute_nvfp4.kernels.gemm.sm100.output import Output
+from cute_nvfp4.ops import grouped_launch as _grouped_launch
 
 LIST = Grouped(((80, 128, 256), (129, 72, 544), (5, 264, 96)), tile_n=64, alphas="each", workers=2)
 MANY = Grouped(LIST.sizes, maps="workspace", tile_n=64, workers=2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim.inspect_memory import Snapshots
+from cute_nvfp4.sim.observe.inspect_memory import Snapshots
 from tests.sim.ptx_lab import launch_kernel, module
 
 ROOM = ".shared .align 4 .b32 room[2];"

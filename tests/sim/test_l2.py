@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cute_nvfp4.sim.l2 import L2, PAGE_SECTORS
+from cute_nvfp4.sim.observe.l2 import L2, PAGE_SECTORS
 from tests.sim.ptx_lab import launch_kernel, module
 
 SECTOR = 32

@@ -9,7 +9,7 @@ from quantize_problems import DTYPES, PAIRS, differences, edges, fused, near_tie
 
 from cute_nvfp4.errors import OperandError, TargetError
 from cute_nvfp4.formats import Format
-from cute_nvfp4.ops import _quantize as ops
+from cute_nvfp4.ops import fused_quantize as ops
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
 
 pytestmark = pytest.mark.usefixtures("poisoned")

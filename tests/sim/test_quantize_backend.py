@@ -8,7 +8,8 @@ import torch
 from cute_nvfp4 import quantize
 from cute_nvfp4.errors import OperandError, TargetError
 from cute_nvfp4.formats import as_bytes
-from cute_nvfp4.quantization import Hadamard, explain_backend
+from cute_nvfp4.ops.quantize import explain_backend
+from cute_nvfp4.quantization.hadamard import Hadamard
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ import pytest
 import torch
 from quantize_problems import rules
 
-from cute_nvfp4.inspection import KernelReport, inspect_cubin
-from cute_nvfp4.kernels.quantize_config import QuantizeConfig
-from cute_nvfp4.ops import _quantize as ops
+from cute_nvfp4.kernels.quantize.config import QuantizeConfig
+from cute_nvfp4.ops import fused_quantize as ops
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
+from cute_nvfp4.runtime.inspection import KernelReport, inspect_cubin
 
 ARCHS = ("sm_100a", "sm_90a")
 KINDS = [*(("nvfp4", rule) for rule in rules("nvfp4")), ("mxfp4", "even"), ("mxfp8_e4m3", "rceil")]

@@ -10,9 +10,9 @@ import torch
 from quantize_problems import DTYPES, differences, edges, fused, near_ties
 
 from cute_nvfp4.formats import decode_e4m3
-from cute_nvfp4.kernels import quantize_optimal as optimal
-from cute_nvfp4.kernels import quantize_search as search
-from cute_nvfp4.ops import _quantize as ops
+from cute_nvfp4.kernels.quantize.block import optimal as optimal
+from cute_nvfp4.kernels.quantize.block import search as search
+from cute_nvfp4.ops import fused_quantize as ops
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])

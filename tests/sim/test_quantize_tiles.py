@@ -6,8 +6,8 @@ import pytest
 import torch
 from quantize_problems import DTYPES, TILE_PAIRS, differences, edges, fused, golden_inputs, near_ties
 
-from cute_nvfp4.ops import _quantize as ops
-from cute_nvfp4.quantization import Hadamard
+from cute_nvfp4.ops import fused_quantize as ops
+from cute_nvfp4.quantization.hadamard import Hadamard
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 FOUR_SIX = ("four_six_mse", "four_six_mae", "four_six_abs_max")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from quantize_problems import DTYPES, PAIRS, differences, edges, golden_inputs, near_ties
 
-from cute_nvfp4.ops import _quantize as ops
-from cute_nvfp4.ops._quantize_variants import lies_transposed
-from cute_nvfp4.quantization import Hadamard
+from cute_nvfp4.ops import fused_quantize as ops
+from cute_nvfp4.planning.quantize import lies_transposed
+from cute_nvfp4.quantization.hadamard import Hadamard
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 

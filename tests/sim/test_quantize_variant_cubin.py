@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cute_nvfp4.inspection import inspect_cubin
-from cute_nvfp4.kernels.quantize_config import QuantizeConfig
-from cute_nvfp4.ops import _quantize as ops
-from cute_nvfp4.ops._quantize_variants import Variant
+from cute_nvfp4.kernels.quantize.config import QuantizeConfig
+from cute_nvfp4.ops import fused_quantize as ops
+from cute_nvfp4.planning.quantize import Variant
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
+from cute_nvfp4.runtime.inspection import inspect_cubin
 
 ARCHS = ("sm_100a", "sm_90a")
 KINDS = [("nvfp4", "max"), ("nvfp4", "four_six_mse"), ("mxfp4", "even"), ("mxfp8_e4m3", "rceil")]

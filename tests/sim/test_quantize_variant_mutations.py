@@ -9,9 +9,9 @@ import quantize_problems as problems
 import torch
 
 from cute_nvfp4.errors import SimError
-from cute_nvfp4.ops import _quantize as ops
+from cute_nvfp4.ops import fused_quantize as ops
 from cute_nvfp4.ptx.encode import HALF_UNIT
-from cute_nvfp4.quantization import Hadamard
+from cute_nvfp4.quantization.hadamard import Hadamard
 
 _HOPPER, _BLACKWELL = ("sm_90a",), ("sm_100a",)
 _ROTATED = {"hadamard": Hadamard.from_seed(1)}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cute_nvfp4.sim import banks
+from cute_nvfp4.sim.observe import banks
 from tests.sim import test_tcgen05_kernels as tensor
 from tests.sim.ptx_lab import launch_kernel, module
 from tests.sim.test_mbarrier import BARRIER, RING, wait

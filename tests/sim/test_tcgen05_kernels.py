@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from cute_nvfp4.sim.errors import OutOfBounds, TensorMemoryError
-from cute_nvfp4.sim.layout import SHARED_BASE
-from cute_nvfp4.sim.schedule import Schedule
-from cute_nvfp4.sim.tensor.descriptor import DescriptorError
+from cute_nvfp4.sim.machine.layout import SHARED_BASE
+from cute_nvfp4.sim.machine.schedule import Schedule
+from cute_nvfp4.sim.tcgen05.descriptor import DescriptorError
 from tests.sim import tcgen05_lab as lab
 from tests.sim.ptx_lab import launch_kernel, module, wait
 from tests.sim.test_tcgen05_mma import block_bits, idesc_bits

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from cute_nvfp4.sim.errors import UnsupportedInstruction
-from cute_nvfp4.sim.tensor import instruction as idesc
-from cute_nvfp4.sim.tensor.descriptor import DescriptorError, alike, decode, encode, start_of
-from cute_nvfp4.sim.tensor.mma import Spec
+from cute_nvfp4.sim.tcgen05 import instruction as idesc
+from cute_nvfp4.sim.tcgen05.descriptor import DescriptorError, alike, decode, encode, start_of
+from cute_nvfp4.sim.tcgen05.mma import Spec
 from tests.sim import tcgen05_lab as lab
 from tests.sim.test_tcgen05_mma import A_AT, B_AT, block_bits, issue, starts
 from tests.sim.test_tcgen05_scaled import scale_values

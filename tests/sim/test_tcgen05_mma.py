@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cute_nvfp4.sim.engine import fuse
-from cute_nvfp4.sim.layout import SHARED_BASE
-from cute_nvfp4.sim.tensor import Mma, MmaRuns
-from cute_nvfp4.sim.tensor import instruction as idesc
-from cute_nvfp4.sim.tensor.descriptor import DescriptorError, decode, start_of
-from cute_nvfp4.sim.tensor.mma import Spec
+from cute_nvfp4.sim.machine.engine import fuse
+from cute_nvfp4.sim.machine.layout import SHARED_BASE
+from cute_nvfp4.sim.tcgen05 import Mma, MmaRuns
+from cute_nvfp4.sim.tcgen05 import instruction as idesc
+from cute_nvfp4.sim.tcgen05.descriptor import DescriptorError, decode, start_of
+from cute_nvfp4.sim.tcgen05.mma import Spec
 from tests.sim import tcgen05_lab as lab
 
 A_AT, B_AT = SHARED_BASE + 4096, SHARED_BASE + 100 * 1024

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 from cute_nvfp4.sim.errors import Deadlock, InvalidLanes, TensorMemoryError, UnsupportedInstruction
-from cute_nvfp4.sim.layout import SHARED_BASE
-from cute_nvfp4.sim.tensor import transfers
-from cute_nvfp4.sim.tensor.descriptor import decode, encode
-from cute_nvfp4.sim.tensor.layouts import movement
+from cute_nvfp4.sim.machine.layout import SHARED_BASE
+from cute_nvfp4.sim.tcgen05 import transfers
+from cute_nvfp4.sim.tcgen05.descriptor import decode, encode
+from cute_nvfp4.sim.tcgen05.layouts import movement
 from tests.sim import tcgen05_lab as lab
 from tests.sim.ptx_lab import launch_kernel, module
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cute_nvfp4.sim.tensor import instruction as idesc
-from cute_nvfp4.sim.tensor.descriptor import DescriptorError, decode
-from cute_nvfp4.sim.tensor.mma import Spec
+from cute_nvfp4.sim.tcgen05 import instruction as idesc
+from cute_nvfp4.sim.tcgen05.descriptor import DescriptorError, decode
+from cute_nvfp4.sim.tcgen05.mma import Spec
 from tests.sim import tcgen05_lab as lab
 from tests.sim.test_tcgen05_mma import A_AT, B_AT, block_bits, issue, starts
 

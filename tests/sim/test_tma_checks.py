@@ -13,7 +13,7 @@ from ptx_lab import launch_kernel, module
 
 from cute_nvfp4.sim import BrokenRule, CopiesInFlight, MissingProxyFence, Race, Schedule, UninitializedRead
 from cute_nvfp4.sim.errors import Deadlock
-from cute_nvfp4.sim.schedule import adversarial
+from cute_nvfp4.sim.machine.schedule import adversarial
 from cute_nvfp4.sim.tma import TensorMap
 
 MEMORY = ".shared .align 1024 .b8 sm[2048]; .shared .align 8 .b64 bar; .reg .b32 %tile;"

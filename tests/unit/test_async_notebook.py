@@ -18,7 +18,7 @@ from async_machine import ROWS, Ring
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.reference import gemm_reference
 from cute_nvfp4.sim import Schedule, Trace, adversarial
-from cute_nvfp4.sim.inspect_memory import Snapshots
+from cute_nvfp4.sim.observe.inspect_memory import Snapshots
 
 MISTAKES = {
     "no wait for empty": (Ring(wait_empty=False), {"MbarrierMisuse", "Deadlock", "Race", "CopiesInFlight"}),

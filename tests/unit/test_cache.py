@@ -17,11 +17,11 @@ import torch
 from gemv_problems import Case, make
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cute_nvfp4 import cache
-from cute_nvfp4 import compile as compiling
-from cute_nvfp4.cache import CompiledKernel
-from cute_nvfp4.compile import compile_cached
-from cute_nvfp4.ops import _gemv as ops
+from cute_nvfp4.ops import gemv as ops
+from cute_nvfp4.runtime import cache
+from cute_nvfp4.runtime import compile as compiling
+from cute_nvfp4.runtime.cache import CompiledKernel
+from cute_nvfp4.runtime.compile import compile_cached
 
 KERNEL = CompiledKernel("k", "sm_100a", "entry", ".version 8.8\n" * 500, bytes(range(256)) * 40, "module { ü }")
 TESTS = Path(__file__).parents[1]
@@ -99,7 +99,9 @@ def test_another_digest_of_the_sources_is_another_entry(folder: Path, monkeypatc
     assert builder.count == 2 and len(entries(folder)) == 2
 
 
-@pytest.mark.parametrize("name", ["kernels/gemv.py", "ptx/fma.py", "scale_layout.py", "ops/_gemv.py", "compile.py"])
+@pytest.mark.parametrize(
+    "name", ["kernels/gemv/kernel.py", "ptx/fma.py", "scale_layout.py", "ops/gemv.py", "compile.py"]
+)
 def test_the_digest_covers_what_is_traced(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = compiling.source_digest.__wrapped__
     for source in (name, "reference.py"):

@@ -7,10 +7,10 @@ import functools
 import pytest
 from gemv_problems import TEN_SHAPES
 
-from cute_nvfp4.inspection import KernelReport, inspect_cubin
-from cute_nvfp4.kernels.gemv import Gemv
-from cute_nvfp4.kernels.gemv_config import GemvConfig
-from cute_nvfp4.ops import _gemv as ops
+from cute_nvfp4.kernels.gemv.config import GemvConfig
+from cute_nvfp4.kernels.gemv.kernel import Gemv
+from cute_nvfp4.ops import gemv as ops
+from cute_nvfp4.runtime.inspection import KernelReport, inspect_cubin
 
 BENCHMARK_SHAPES = ((7168, 16384, 1), (4096, 7168, 8), (7168, 2048, 4))
 SHAPES = tuple(dict.fromkeys(BENCHMARK_SHAPES + TEN_SHAPES))

@@ -7,9 +7,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from cute_nvfp4 import diagnosis, inspection
+from cute_nvfp4.cli import diagnosis
 from cute_nvfp4.cli.main import app
 from cute_nvfp4.errors import CompileError
+from cute_nvfp4.runtime import inspection
 
 CU12, CU13 = "nvidia-cutlass-dsl-libs-cu12", "nvidia-cutlass-dsl-libs-cu13"
 

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.kernels import gemm_choose, gemm_model, gemm_table
-from cute_nvfp4.kernels.core.config import SPLITS, TILE_N, GemmConfig, can_implement
-from cute_nvfp4.kernels.gemm_choose import GemmProblem, Plan, can_run, candidates, choose, predict_plan
-from cute_nvfp4.kernels.gemm_model import predict
-from cute_nvfp4.kernels.gemm_table import Entry, TableError
-from cute_nvfp4.rates import concurrent_clusters
+from cute_nvfp4.kernels.gemm.config import SPLITS, TILE_N, GemmConfig, can_implement
+from cute_nvfp4.planning import gemm as gemm_choose
+from cute_nvfp4.planning import gemm_model, gemm_table
+from cute_nvfp4.planning.gemm import GemmProblem, Plan, can_run, candidates, choose, predict_plan
+from cute_nvfp4.planning.gemm_model import predict
+from cute_nvfp4.planning.gemm_table import Entry, TableError
+from cute_nvfp4.planning.rates import concurrent_clusters
 from cute_nvfp4.target import ARCHITECTURES
 
 ARCH = ARCHITECTURES["sm_100a"]

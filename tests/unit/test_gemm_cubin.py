@@ -7,10 +7,10 @@ import functools
 import pytest
 from gemm_problems import FORMAT_PAIRS
 
-from cute_nvfp4.inspection import Loop, Report, innermost_loop, inspect_cubin
-from cute_nvfp4.kernels.core.config import GemmConfig
-from cute_nvfp4.kernels.core.roles import ROLES
-from cute_nvfp4.ops._gemm import compile_gemm
+from cute_nvfp4.kernels.gemm.config import GemmConfig
+from cute_nvfp4.kernels.gemm.sm100.warp_roles import ROLES
+from cute_nvfp4.ops.gemm import compile_gemm
+from cute_nvfp4.runtime.inspection import Loop, Report, innermost_loop, inspect_cubin
 from cute_nvfp4.target import ARCHITECTURES
 
 # instructions that the MMA warp issues for 128 x tile_n x 256 of NVFP4, its loop's own among them. 192 and 256 columns

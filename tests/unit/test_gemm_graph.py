@@ -8,10 +8,17 @@ from gemm_observed import Observed, observing
 from gemm_problems import Case, check, make
 from gemm_structures import config_of, structures
 
-from cute_nvfp4.kernels.core import graph
-from cute_nvfp4.kernels.core.config import GemmConfig
-from cute_nvfp4.kernels.core.graph import Arrivals, Edge, barrier_offsets, barrier_words, edge_of, pipeline_graph
-from cute_nvfp4.kernels.core.plan import SharedPlan, TensorPlan
+from cute_nvfp4.kernels.gemm import pipeline_graph as graph
+from cute_nvfp4.kernels.gemm.config import GemmConfig
+from cute_nvfp4.kernels.gemm.pipeline_graph import (
+    Arrivals,
+    Edge,
+    barrier_offsets,
+    barrier_words,
+    edge_of,
+    pipeline_graph,
+)
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, TensorPlan
 
 EPILOGUE_WARPS = 4
 # one of each kind, with every ring gone round more than once

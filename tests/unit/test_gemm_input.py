@@ -10,10 +10,10 @@ from gemm_problems import Case, make
 from cute_nvfp4 import gemm
 from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError
 from cute_nvfp4.formats import MXFP4, MXFP8, NVFP4, Format
-from cute_nvfp4.kernels.core.config import GemmConfig
-from cute_nvfp4.kernels.gemm_problem import Plan
+from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops import _gemm as ops
+from cute_nvfp4.ops import gemm as ops
+from cute_nvfp4.planning.gemm_problem import Plan
 from cute_nvfp4.scale_layout import to_blocked
 
 M, N, K = 20, 24, 64

@@ -12,13 +12,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import gemm_model as benchmark
 import gemm_validation as validation
 
-from cute_nvfp4 import rates
-from cute_nvfp4.kernels.core.config import GemmConfig
-from cute_nvfp4.kernels.gemm_choose import GemmProblem, candidates, choose, predict_plan
-from cute_nvfp4.kernels.gemm_model import minimum, predict, traffic
+from cute_nvfp4.kernels.gemm.config import GemmConfig
+from cute_nvfp4.planning import rates
+from cute_nvfp4.planning.gemm import GemmProblem, candidates, choose, predict_plan
+from cute_nvfp4.planning.gemm_model import minimum, predict, traffic
 from cute_nvfp4.scale_layout import blocked_bytes
-from cute_nvfp4.sim.l2 import L2Traffic
-from cute_nvfp4.sim.result import MmaCounter, Result
+from cute_nvfp4.sim.machine.result import MmaCounter, Result
+from cute_nvfp4.sim.observe.l2 import L2Traffic
 from cute_nvfp4.target import ARCHITECTURES
 
 ARCH = ARCHITECTURES["sm_100a"]

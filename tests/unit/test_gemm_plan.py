@@ -11,9 +11,9 @@ from gemm_problems import Case, check, make
 from gemm_structures import config_of, structures
 
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.kernels.core.config import OUT_BYTES, GemmConfig, can_implement
-from cute_nvfp4.kernels.core.plan import SharedPlan, StagePlan, TensorPlan
-from cute_nvfp4.ops._gemm import compile_gemm
+from cute_nvfp4.kernels.gemm.config import OUT_BYTES, GemmConfig, can_implement
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, StagePlan, TensorPlan
+from cute_nvfp4.ops.gemm import compile_gemm
 from cute_nvfp4.target import ARCHITECTURES
 
 SM_100A = ARCHITECTURES["sm_100a"]

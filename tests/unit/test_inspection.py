@@ -7,11 +7,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
-from cute_nvfp4 import inspection
 from cute_nvfp4.cli.main import app
 from cute_nvfp4.errors import CompileError
-from cute_nvfp4.inspection import Access, inspect_cubin
-from cute_nvfp4.probe_kernel import compile_probe
+from cute_nvfp4.kernels.probe import compile_probe
+from cute_nvfp4.runtime import inspection
+from cute_nvfp4.runtime.inspection import Access, inspect_cubin
 
 SASS = """
 \t.section\t.text.one,"ax",@progbits

@@ -10,13 +10,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from cute_nvfp4 import ops, tuning
+from cute_nvfp4 import ops
 from cute_nvfp4.cli import tune as command
 from cute_nvfp4.cli.main import app
-from cute_nvfp4.kernels import gemm_table
-from cute_nvfp4.kernels.gemm_choose import GemmProblem, candidates, choose
+from cute_nvfp4.planning import gemm_table, tuning
+from cute_nvfp4.planning.gemm import GemmProblem, candidates, choose
+from cute_nvfp4.planning.tuning import Timed, checked_call, operands, time_plans
 from cute_nvfp4.target import ARCHITECTURES
-from cute_nvfp4.tuning import Timed, checked_call, operands, time_plans
 
 ARCH = ARCHITECTURES["sm_100a"]
 SIZES = ("--m", "128", "--n", "4096", "--k", "7168")

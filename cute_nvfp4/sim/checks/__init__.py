@@ -60,11 +60,11 @@ from cute_nvfp4.sim.checks.report import Labels, Reporter, first
 from cute_nvfp4.sim.checks.spaces import SharedShadow, TensorShadow
 from cute_nvfp4.sim.checks.synchronisation import Synchronisation
 from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
-from cute_nvfp4.sim.layout import SHARED_BASE
+from cute_nvfp4.sim.machine.layout import SHARED_BASE
 
 if TYPE_CHECKING:
-    from cute_nvfp4.sim.launched import Run
-    from cute_nvfp4.sim.wave import Wave
+    from cute_nvfp4.sim.machine.launched import Run
+    from cute_nvfp4.sim.machine.wave import Wave
 
 __all__ = ["Checks", "LaunchChecks"]
 

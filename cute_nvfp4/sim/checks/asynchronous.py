@@ -14,14 +14,14 @@ import numpy as np
 from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.shadow import Actor
 from cute_nvfp4.sim.checks.spaces import UNIT
-from cute_nvfp4.sim.cluster import OFFSET_MASK
 from cute_nvfp4.sim.errors import MissingProxyFence, Race
-from cute_nvfp4.sim.layout import SHARED_BASE
+from cute_nvfp4.sim.machine.cluster import OFFSET_MASK
+from cute_nvfp4.sim.machine.layout import SHARED_BASE
 from cute_nvfp4.sim.tma.operations import Pieces
 from cute_nvfp4.sim.tma.tensor_copy import TensorStore
 
 if TYPE_CHECKING:
-    from cute_nvfp4.sim.engine import Footprint, Pending
+    from cute_nvfp4.sim.machine.engine import Footprint, Pending
 
 _SYNCHRONOUS = ("st", "red")
 """Instructions that end at an mbarrier but go through the generic proxy."""

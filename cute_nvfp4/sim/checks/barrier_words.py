@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cute_nvfp4.sim.errors import MbarrierMisuse
-from cute_nvfp4.sim.layout import SHARED_BASE
+from cute_nvfp4.sim.machine.layout import SHARED_BASE
 
 if TYPE_CHECKING:
     from cute_nvfp4.sim.checks import Checks

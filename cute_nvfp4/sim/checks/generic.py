@@ -12,8 +12,8 @@ from cute_nvfp4.sim.checks.shadow import Actor
 from cute_nvfp4.sim.checks.spaces import UNIT
 
 if TYPE_CHECKING:
-    from cute_nvfp4.sim.access import Access
-    from cute_nvfp4.sim.wave import Group
+    from cute_nvfp4.sim.machine.access import Access
+    from cute_nvfp4.sim.machine.wave import Group
 
 _LANES = np.arange(32)[None, :]
 _STRONG = ("relaxed", "acquire", "release", "volatile", "mmio")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Any
 
-from cute_nvfp4.sim.model import TYPE_BITS, Imm, Instruction, Kernel
+from cute_nvfp4.sim.frontend.model import TYPE_BITS, Imm, Instruction, Kernel
 
 _KIND_OF = {
     "cp_async": lambda i: i.base == "cp" and "bulk" not in i.mods,
@@ -66,7 +66,7 @@ def self_completing(kernel: Any) -> frozenset[int]:
 
 @lru_cache(maxsize=64)
 def _self_completing(kernel: Any) -> frozenset[int]:
-    from cute_nvfp4.sim.flow import registers, successors
+    from cute_nvfp4.sim.frontend.flow import registers, successors
 
     out = set()
     blocks = {b.index: b for b in kernel.blocks}

@@ -13,7 +13,7 @@ from cute_nvfp4.sim.checks.shadow import Actor
 from cute_nvfp4.sim.errors import MissingProxyFence, Race, UninitializedRead
 
 if TYPE_CHECKING:
-    from cute_nvfp4.sim.wave import Wave
+    from cute_nvfp4.sim.machine.wave import Wave
 
 _END = {
     "cp_async": "cp.async.wait_group (or cp.async.mbarrier.arrive and a wait for it)",

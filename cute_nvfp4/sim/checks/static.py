@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cute_nvfp4.sim.checks.kernel import self_completing
-from cute_nvfp4.sim.flow import EXIT, Block, registers, successors
-from cute_nvfp4.sim.model import Imm, Instruction, clipped
+from cute_nvfp4.sim.frontend.flow import EXIT, Block, registers, successors
+from cute_nvfp4.sim.frontend.model import Imm, Instruction, clipped
 
 if TYPE_CHECKING:
-    from cute_nvfp4.sim.program import CompiledKernel
+    from cute_nvfp4.sim.frontend.program import CompiledKernel
 
 WARP = 32
 

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cute_nvfp4.sim.bulk_groups import groups
 from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.shadow import Actor
 from cute_nvfp4.sim.errors import MbarrierMisuse
+from cute_nvfp4.sim.machine.bulk_groups import groups
 
 if TYPE_CHECKING:
-    from cute_nvfp4.sim.model import Instruction
-    from cute_nvfp4.sim.wave import Group
+    from cute_nvfp4.sim.frontend.model import Instruction
+    from cute_nvfp4.sim.machine.wave import Group
 
 
 class Synchronisation:

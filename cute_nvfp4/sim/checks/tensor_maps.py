@@ -13,11 +13,11 @@ import numpy as np
 from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.shadow import Actor
 from cute_nvfp4.sim.errors import MissingProxyFence
-from cute_nvfp4.sim.layout import WINDOW_SHIFT
+from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT
 
 if TYPE_CHECKING:
-    from cute_nvfp4.sim.model import Instruction
-    from cute_nvfp4.sim.wave import Group
+    from cute_nvfp4.sim.frontend.model import Instruction
+    from cute_nvfp4.sim.machine.wave import Group
 
 MAP_BYTES = 128
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim.access import Access
-from cute_nvfp4.sim.atomics import atomic
+from cute_nvfp4.sim.frontend.model import Instruction, Kernel, Sink
 from cute_nvfp4.sim.isa.memory import SPACES
 from cute_nvfp4.sim.isa.table import Mods, Op, bits, opcode
-from cute_nvfp4.sim.model import Instruction, Kernel, Sink
+from cute_nvfp4.sim.machine.access import Access
+from cute_nvfp4.sim.machine.atomics import atomic
 from cute_nvfp4.sim.numerics import double, half, single
 
 _OPS = ("and", "or", "xor", "exch", "cas", "add", "inc", "dec", "min", "max")

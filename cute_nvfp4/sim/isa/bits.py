@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel, Pair
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
-from cute_nvfp4.sim.model import Imm, Instruction, Kernel, Pair
 from cute_nvfp4.sim.numerics import integer as num
 
 _WORDS = ("b16", "b32", "b64")

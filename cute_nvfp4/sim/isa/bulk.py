@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim.engine import issue_rows
 from cute_nvfp4.sim.errors import MbarrierMisuse, OutOfBounds
+from cute_nvfp4.sim.frontend.model import Instruction, Kernel
 from cute_nvfp4.sim.isa.table import Mods, Op, bits
-from cute_nvfp4.sim.layout import WINDOW_SHIFT
-from cute_nvfp4.sim.model import Instruction, Kernel
+from cute_nvfp4.sim.machine.engine import issue_rows
+from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT
 from cute_nvfp4.sim.tma.bulk_copy import BulkLoad, BulkStore, SharedCopy, ValueStore
 from cute_nvfp4.sim.tma.operations import Copy, Targets
 from cute_nvfp4.sim.tma.reduce import BULK_GLOBAL, BULK_SHARED, reduction

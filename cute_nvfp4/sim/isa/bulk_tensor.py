@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim.engine import issue_rows
 from cute_nvfp4.sim.errors import Misaligned, OutOfBounds
+from cute_nvfp4.sim.frontend.model import Address, Instruction, Vector
 from cute_nvfp4.sim.isa.bulk import own_shared, pick, targets
 from cute_nvfp4.sim.isa.table import Mods, Op
-from cute_nvfp4.sim.layout import WINDOW_SHIFT, WINDOWS
-from cute_nvfp4.sim.model import Address, Instruction, Vector
+from cute_nvfp4.sim.machine.engine import issue_rows
+from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.tma import memory
 from cute_nvfp4.sim.tma.descriptor import BYTES, InvalidTensorMap, TensorMap
 from cute_nvfp4.sim.tma.reduce import TENSOR_TYPES

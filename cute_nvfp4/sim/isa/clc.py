@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim.engine import Completion, Footprint, Pending, issue_rows
 from cute_nvfp4.sim.errors import Misaligned
+from cute_nvfp4.sim.frontend.model import Instruction, Kernel
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
-from cute_nvfp4.sim.layout import SHARED_BASE
-from cute_nvfp4.sim.model import Instruction, Kernel
+from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending, issue_rows
+from cute_nvfp4.sim.machine.layout import SHARED_BASE
 
 _CANCELED = np.uint64(1 << 63)
 """In the upper word of a response: a cluster was cancelled, and its first CTA is in the other bits."""

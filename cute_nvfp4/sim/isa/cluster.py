@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim.cluster import OFFSET_MASK, RANK_SHIFT
-from cute_nvfp4.sim.engine import RowWait
 from cute_nvfp4.sim.errors import Deadlock
+from cute_nvfp4.sim.frontend.model import Instruction, Kernel
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
-from cute_nvfp4.sim.layout import WINDOW_SHIFT, WINDOWS
-from cute_nvfp4.sim.model import Instruction, Kernel
+from cute_nvfp4.sim.machine.cluster import OFFSET_MASK, RANK_SHIFT
+from cute_nvfp4.sim.machine.engine import RowWait
+from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT, WINDOWS
 
 _RANKS = 0xFF
 

@@ -3,9 +3,9 @@ Communication Instructions")."""
 
 from __future__ import annotations
 
+from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel
 from cute_nvfp4.sim.isa.cluster import cluster_barrier
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
-from cute_nvfp4.sim.model import Imm, Instruction, Kernel
 
 _ALL = Imm(0)
 """The thread count that stands for every live thread of the CTA."""

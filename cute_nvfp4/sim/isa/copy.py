@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim import access, bulk_groups
-from cute_nvfp4.sim.access import Access
-from cute_nvfp4.sim.engine import Completion, Footprint, Pending
+from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel, Reg
 from cute_nvfp4.sim.isa import bulk, bulk_tensor
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
-from cute_nvfp4.sim.model import Imm, Instruction, Kernel, Reg
+from cute_nvfp4.sim.machine import access, bulk_groups
+from cute_nvfp4.sim.machine.access import Access
+from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending
 
 KIND = "cp_async"
 

@@ -3,8 +3,8 @@ value; the checks learn from it what it orders."""
 
 from __future__ import annotations
 
+from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
-from cute_nvfp4.sim.model import Imm, Instruction, Kernel
 
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 

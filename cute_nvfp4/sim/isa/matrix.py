@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cute_nvfp4.sim import access
-from cute_nvfp4.sim.access import Access
 from cute_nvfp4.sim.errors import InvalidLanes, UnsupportedInstruction
+from cute_nvfp4.sim.frontend.model import Instruction, Kernel
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
-from cute_nvfp4.sim.model import Instruction, Kernel
+from cute_nvfp4.sim.machine import access
+from cute_nvfp4.sim.machine.access import Access
 from cute_nvfp4.sim.numerics import fragments, half, single
-from cute_nvfp4.sim.tensor.elements import unpack
+from cute_nvfp4.sim.tcgen05.elements import unpack
 
 _ELEMENTS = {"f16": 2, "bf16": 2, "tf32": 1, "e4m3": 4, "e5m2": 4, "s8": 4, "u8": 4}
 _SHAPES = {f"m16n8k{k}": k for k in (4, 8, 16, 32)}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim.engine import Wait
 from cute_nvfp4.sim.errors import MbarrierMisuse
+from cute_nvfp4.sim.frontend.model import Instruction, Kernel, Sink
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
-from cute_nvfp4.sim.mbarrier import Mbarriers
-from cute_nvfp4.sim.model import Instruction, Kernel, Sink
+from cute_nvfp4.sim.machine.engine import Wait
+from cute_nvfp4.sim.machine.mbarrier import Mbarriers
 
 _PHASE_BITS = 32
 

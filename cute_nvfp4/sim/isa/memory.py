@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim import access
-from cute_nvfp4.sim.access import Access
-from cute_nvfp4.sim.cluster import RANK_SHIFT
+from cute_nvfp4.sim.frontend.model import Address, Imm, Instruction, Kernel, Reg, Sink, Special, Symbol, Vector
 from cute_nvfp4.sim.isa.table import WIDE, Mods, Op, bits, opcode
-from cute_nvfp4.sim.layout import WINDOW_SHIFT, WINDOWS
-from cute_nvfp4.sim.model import Address, Imm, Instruction, Kernel, Reg, Sink, Special, Symbol, Vector
+from cute_nvfp4.sim.machine import access
+from cute_nvfp4.sim.machine.access import Access
+from cute_nvfp4.sim.machine.cluster import RANK_SHIFT
+from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT, WINDOWS
 
 SPACES = {
     **{

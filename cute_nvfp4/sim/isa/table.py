@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from cute_nvfp4.sim.errors import UnsupportedInstruction
-from cute_nvfp4.sim.model import TYPE_BITS, Instruction, Kernel
+from cute_nvfp4.sim.frontend.model import TYPE_BITS, Instruction, Kernel
 
 #: a register of 128 bits; nothing calculates with one
 WIDE = np.dtype([("lo", "u8"), ("hi", "u8")])

@@ -5,17 +5,17 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim import access
-from cute_nvfp4.sim.access import Access
-from cute_nvfp4.sim.engine import RowWait, issue_rows
 from cute_nvfp4.sim.errors import TensorMemoryError
+from cute_nvfp4.sim.frontend.model import Instruction, Kernel
 from cute_nvfp4.sim.isa import tcgen05_mma, tcgen05_move
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
-from cute_nvfp4.sim.model import Instruction, Kernel
-from cute_nvfp4.sim.tensor import transfers
-from cute_nvfp4.sim.tensor.descriptor import decode, start_of
-from cute_nvfp4.sim.tensor.layouts import COPIES
-from cute_nvfp4.sim.tensor.mma import pair
+from cute_nvfp4.sim.machine import access
+from cute_nvfp4.sim.machine.access import Access
+from cute_nvfp4.sim.machine.engine import RowWait, issue_rows
+from cute_nvfp4.sim.tcgen05 import transfers
+from cute_nvfp4.sim.tcgen05.descriptor import decode, start_of
+from cute_nvfp4.sim.tcgen05.layouts import COPIES
+from cute_nvfp4.sim.tcgen05.mma import pair
 
 
 @opcode("tcgen05")

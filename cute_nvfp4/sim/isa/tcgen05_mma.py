@@ -8,14 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from cute_nvfp4.sim.engine import issue_rows
 from cute_nvfp4.sim.errors import TensorMemoryError, UnsupportedInstruction
+from cute_nvfp4.sim.frontend.model import Address, Imm, Instruction, Kernel, Vector
 from cute_nvfp4.sim.isa.table import Mods, Op
-from cute_nvfp4.sim.model import Address, Imm, Instruction, Kernel, Vector
-from cute_nvfp4.sim.tensor import descriptor, instruction
-from cute_nvfp4.sim.tensor.descriptor import DescriptorError
-from cute_nvfp4.sim.tensor.mma import Mma, Spec, pair, shared_spec
-from cute_nvfp4.sim.tensor.product import operand_bits
+from cute_nvfp4.sim.machine.engine import issue_rows
+from cute_nvfp4.sim.tcgen05 import descriptor, instruction
+from cute_nvfp4.sim.tcgen05.descriptor import DescriptorError
+from cute_nvfp4.sim.tcgen05.mma import Mma, Spec, pair, shared_spec
+from cute_nvfp4.sim.tcgen05.product import operand_bits
 
 _BLOCKS = {
     "mxf8f6f4": {"": 32, "scale_vec::1X": 32, "block32": 32},

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim import access
-from cute_nvfp4.sim.access import Access
+from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel
 from cute_nvfp4.sim.isa.table import Mods, Op, opcode
-from cute_nvfp4.sim.model import Imm, Instruction, Kernel
+from cute_nvfp4.sim.machine import access
+from cute_nvfp4.sim.machine.access import Access
 from cute_nvfp4.sim.tma.descriptor import ELEMTYPES, code_of
 
 #: field -> words of the map as (word, first bit, width, first bit of the value); ``None``: computed from the ordinal

@@ -15,7 +15,7 @@ import numpy as np
 from cuda.bindings import driver, runtime
 
 from cute_nvfp4.errors import TargetError
-from cute_nvfp4.sim.device import DRIVER_VERSION
+from cute_nvfp4.sim.machine.device import DRIVER_VERSION
 from cute_nvfp4.sim.session.patches import Patches
 from cute_nvfp4.sim.session.runtime import Runtime
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from cute_nvfp4.errors import TargetError
-from cute_nvfp4.sim.host import HostModule, Launch
-from cute_nvfp4.sim.program import Program
+from cute_nvfp4.sim.frontend.host import HostModule, Launch
+from cute_nvfp4.sim.frontend.program import Program
 from cute_nvfp4.sim.session import ffi
 from cute_nvfp4.sim.session.patches import Patches
 

@@ -7,11 +7,11 @@ import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cute_nvfp4 import launch as launching
 from cute_nvfp4 import target
-from cute_nvfp4.cache import CompiledKernel
-from cute_nvfp4.sim.host import HostModule
-from cute_nvfp4.sim.program import Program
+from cute_nvfp4.runtime import launch as launching
+from cute_nvfp4.runtime.cache import CompiledKernel
+from cute_nvfp4.sim.frontend.host import HostModule
+from cute_nvfp4.sim.frontend.program import Program
 from cute_nvfp4.sim.session.patches import Patches
 
 if TYPE_CHECKING:

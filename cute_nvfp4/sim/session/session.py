@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cute_nvfp4.errors import TargetError
-from cute_nvfp4.sim.counters import Result
-from cute_nvfp4.sim.device import Device
-from cute_nvfp4.sim.executor import run
-from cute_nvfp4.sim.host import Launch
-from cute_nvfp4.sim.program import Program
+from cute_nvfp4.sim.frontend.host import Launch
+from cute_nvfp4.sim.frontend.program import Program
+from cute_nvfp4.sim.machine.device import Device
+from cute_nvfp4.sim.machine.executor import run
+from cute_nvfp4.sim.observe.counters import Result
 from cute_nvfp4.sim.session import driver
 from cute_nvfp4.sim.session.dsl import DslHooks
 from cute_nvfp4.sim.session.library import install_library

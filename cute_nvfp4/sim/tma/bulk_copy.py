@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim.bulk_groups import groups
-from cute_nvfp4.sim.engine import Footprint
-from cute_nvfp4.sim.layout import SHARED_BASE
+from cute_nvfp4.sim.machine.bulk_groups import groups
+from cute_nvfp4.sim.machine.engine import Footprint
+from cute_nvfp4.sim.machine.layout import SHARED_BASE
 from cute_nvfp4.sim.tma import memory
 from cute_nvfp4.sim.tma.operations import Copy, Pieces, Targets, footprint, span_units
 from cute_nvfp4.sim.tma.reduce import Update

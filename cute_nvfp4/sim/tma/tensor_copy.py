@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim.bulk_groups import groups
-from cute_nvfp4.sim.engine import Footprint
 from cute_nvfp4.sim.errors import Misaligned, OutOfBounds
-from cute_nvfp4.sim.layout import SHARED_BASE
+from cute_nvfp4.sim.machine.bulk_groups import groups
+from cute_nvfp4.sim.machine.engine import Footprint
+from cute_nvfp4.sim.machine.layout import SHARED_BASE
 from cute_nvfp4.sim.tma import im2col, memory, tile
 from cute_nvfp4.sim.tma.descriptor import PADDED_BOX, InvalidTensorMap, TensorMap
 from cute_nvfp4.sim.tma.operations import Copy, Targets, footprint, shared_cells

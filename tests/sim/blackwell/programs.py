@@ -10,7 +10,7 @@ import cutlass
 import torch
 from cuda.bindings.driver import CUstream
 
-from cute_nvfp4.compile import CompiledKernel, build
+from cute_nvfp4.runtime.compile import CompiledKernel, build
 
 from .dual import gated
 from .gemm import Gemm, first

@@ -14,7 +14,7 @@ from cutlass.cute import AddressSpace
 from cutlass.cute.runtime import make_ptr
 
 from cute_nvfp4 import sim
-from cute_nvfp4.compile import CompiledKernel
+from cute_nvfp4.runtime.compile import CompiledKernel
 from cute_nvfp4.sim import GlobalMemory, HostModule, Program, run
 
 from .tile import ELEMENT, OUT, SCALE

@@ -12,9 +12,9 @@ import pytest
 import torch
 from gemm_problems import Case
 
-from cute_nvfp4 import launch
-from cute_nvfp4.kernels.core.config import GemmConfig
-from cute_nvfp4.ops import _gemm as ops
+from cute_nvfp4.kernels.gemm.config import GemmConfig
+from cute_nvfp4.ops import gemm as ops
+from cute_nvfp4.runtime import launch
 from cute_nvfp4.sim import Result
 
 from .judge import Subject

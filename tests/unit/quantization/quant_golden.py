@@ -14,8 +14,21 @@ from quant_differences import Case
 from cute_nvfp4 import formats
 from cute_nvfp4.formats import MXFP4, NVFP4, Format, unpack_e2m1
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.quantization import Hadamard, api, dequantize, philox, quantize, tensor_amax
+from cute_nvfp4.ops import (
+    quantize as api,
+)
+from cute_nvfp4.ops.quantize import (
+    dequantize,
+    quantize,
+    tensor_amax,
+)
+from cute_nvfp4.quantization import (
+    philox,
+)
 from cute_nvfp4.quantization.blocks import global_scale_from_amax, ordered_sum
+from cute_nvfp4.quantization.hadamard import (
+    Hadamard,
+)
 from cute_nvfp4.quantization.rules import resolve_rule
 from cute_nvfp4.scale_layout import from_blocked, to_blocked
 

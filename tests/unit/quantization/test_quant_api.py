@@ -10,7 +10,17 @@ import torch
 from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError
 from cute_nvfp4.formats import FORMATS, decode_e2m1, decode_e4m3, unpack_e2m1
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.quantization import dequantize, quantize, rules_of, slabs, tensor_amax
+from cute_nvfp4.ops.quantize import (
+    dequantize,
+    quantize,
+    tensor_amax,
+)
+from cute_nvfp4.quantization import (
+    slabs,
+)
+from cute_nvfp4.quantization.rules import (
+    rules_of,
+)
 from cute_nvfp4.scale_layout import from_blocked
 
 ALL_RULES = [

@@ -10,7 +10,17 @@ import safetensors.torch as safetensors
 import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
-from cute_nvfp4.quantization import NVFP4Linear, dequantize, load_checkpoint, quantize, read_checkpoint
+from cute_nvfp4.nn.checkpoint import (
+    load_checkpoint,
+    read_checkpoint,
+)
+from cute_nvfp4.nn.linear import (
+    NVFP4Linear,
+)
+from cute_nvfp4.ops.quantize import (
+    dequantize,
+    quantize,
+)
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 CONVENTIONS = ["modelopt", "compressed-tensors"]

@@ -7,7 +7,16 @@ import torch
 from quant_golden import FOUROVERSIX, QWANTIZE, arrays
 
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.quantization import explain_backend, philox, quantize, rules_of
+from cute_nvfp4.ops.quantize import (
+    explain_backend,
+    quantize,
+)
+from cute_nvfp4.quantization import (
+    philox,
+)
+from cute_nvfp4.quantization.rules import (
+    rules_of,
+)
 
 pytestmark = pytest.mark.gpu
 

@@ -8,7 +8,16 @@ import torch
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import decode_e2m1, decode_e4m3, decode_e5m2
-from cute_nvfp4.quantization import Hadamard, dequantize, philox, quantize
+from cute_nvfp4.ops.quantize import (
+    dequantize,
+    quantize,
+)
+from cute_nvfp4.quantization import (
+    philox,
+)
+from cute_nvfp4.quantization.hadamard import (
+    Hadamard,
+)
 from cute_nvfp4.quantization.rounding import encode, encode_stochastic, round_e2m1
 
 # Random123 1.14, tests/kat_vectors: philox4x32 with ten rounds

@@ -7,16 +7,26 @@ import torch
 
 import cute_nvfp4
 from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError
-from cute_nvfp4.quantization import (
-    AmaxObserver,
-    Hadamard,
-    LinearRecipe,
-    NVFP4Linear,
-    dequantize,
-    fake_quantize,
-    quantize,
-    quantized_linear,
+from cute_nvfp4.nn import (
     training,
+)
+from cute_nvfp4.nn.calibration import (
+    AmaxObserver,
+)
+from cute_nvfp4.nn.linear import (
+    NVFP4Linear,
+)
+from cute_nvfp4.nn.training import (
+    LinearRecipe,
+    fake_quantize,
+    quantized_linear,
+)
+from cute_nvfp4.ops.quantize import (
+    dequantize,
+    quantize,
+)
+from cute_nvfp4.quantization.hadamard import (
+    Hadamard,
 )
 
 PLAIN = LinearRecipe(gradient_rounding="nearest", hadamard=None)

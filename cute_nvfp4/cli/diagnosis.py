@@ -1,0 +1,189 @@
+"""The checks of ``cute-nvfp4 doctor``, as data."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from importlib import metadata
+
+from ..errors import CuteNvfp4Error
+
+_REQUIRED = (
+    "torch", "nvidia-cutlass-dsl", "cuda-python", "numpy", "ml_dtypes", "typer", "rich", "pydantic", "PyYAML",
+    "filelock", "platformdirs",
+)  # fmt: skip
+_TOOLS = ("nvdisasm", "cuobjdump")
+_PYTHON = ((3, 10), (3, 12))
+_LIBRARIES = ("nvidia-cutlass-dsl-libs-cu12", "nvidia-cutlass-dsl-libs-cu13")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One check: ``status`` is ok, note (worth knowing), warn (may hurt) or fail (needed and broken)."""
+
+    area: str
+    name: str
+    status: str
+    found: str
+    advice: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def diagnose() -> list[Finding]:
+    """Runs every check; none of them raises."""
+    areas = (_packages, _tools, _compilers, _devices, _simulator, _cache)
+    return [finding for area in areas for finding in area()]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _describe(error: Exception) -> str:
+    return str(error) if isinstance(error, CuteNvfp4Error) else f"{type(error).__name__}: {error}"
+
+
+def _packages() -> Iterator[Finding]:
+    version = sys.version_info[:2]
+    text = ".".join(str(part) for part in sys.version_info[:3])
+    if _PYTHON[0] <= version <= _PYTHON[1]:
+        yield Finding("packages", "python", "ok", text)
+    else:
+        yield Finding("packages", "python", "fail", text, "use Python 3.10, 3.11 or 3.12")
+    for package in _REQUIRED:
+        found = _version(package)
+        if found is None:
+            yield Finding("packages", package, "fail", "not installed", f"pip install {package}")
+        else:
+            yield Finding("packages", package, "ok", found)
+    yield libraries({package: _version(package) for package in _LIBRARIES})
+
+
+def libraries(versions: dict[str, str | None]) -> Finding:
+    """Judges which of the DSL's library wheels are installed: one of them, never both."""
+    installed = {package: version for package, version in versions.items() if version is not None}
+    text = ", ".join(f"{package.rsplit('-', 1)[1]} {version}" for package, version in installed.items())
+    name = "DSL libraries"
+    if not installed:
+        return Finding("packages", name, "fail", "none", "pip install --force-reinstall nvidia-cutlass-dsl")
+    if len(installed) > 1:
+        advice = (
+            "both wheels install the same files and one overwrites the other: uninstall both, then "
+            "pip install --force-reinstall the one of your CUDA version (cu13: nvidia-cutlass-dsl[cu13])"
+        )
+        return Finding("packages", name, "warn", text, advice)
+    return Finding("packages", name, "ok", text)
+
+
+def _tools() -> Iterator[Finding]:
+    from ..runtime.inspection import find_tool
+
+    for name in _TOOLS:
+        try:
+            path = find_tool(name)
+            done = subprocess.run([str(path), "--version"], capture_output=True, text=True, timeout=60, check=True)
+            release = next((line for line in done.stdout.splitlines() if "release" in line), "").strip()
+            yield Finding("tools", name, "ok", f"{path} ({release})" if release else str(path))
+        except (CuteNvfp4Error, OSError, subprocess.SubprocessError) as error:
+            advice = f"pip install --force-reinstall nvidia-cuda-{name}; without it 'inspect' does not work"
+            yield Finding("tools", name, "fail", str(error), advice)
+
+
+def _compilers() -> Iterator[Finding]:
+    from ..target import ARCHITECTURES
+
+    for arch in ARCHITECTURES.values():
+        label = f"{arch.name} ({arch.example})"
+        try:
+            kernel = _probe(arch.name)
+        except Exception as error:  # whatever is broken, the user must be told, not shown a traceback
+            advice = "pip install --force-reinstall nvidia-cutlass-dsl; if it persists, report the message above"
+            yield Finding("compiles for", label, "fail", _describe(error), advice)
+        else:
+            yield Finding("compiles for", label, "ok", f"a small kernel: {len(kernel.cubin)} bytes of cubin")
+
+
+def _probe(arch: str):
+    from ..kernels.probe import compile_probe
+
+    return compile_probe(arch)
+
+
+def _devices() -> Iterator[Finding]:
+    import torch
+
+    from ..target import ARCHITECTURES
+
+    if not torch.cuda.is_available():
+        built = torch.version.cuda
+        why = f"torch {torch.__version__} has CUDA {built} but sees no device" if built else "torch has no CUDA support"
+        advice = "" if built is None else "kernels run in the simulator; for a GPU, check the driver with nvidia-smi"
+        yield Finding("runs on", "cuda", "note", why, advice)
+        return
+    known = {arch.capability: arch.name for arch in ARCHITECTURES.values()}
+    for index in range(torch.cuda.device_count()):
+        capability = torch.cuda.get_device_capability(index)
+        text = f"{torch.cuda.get_device_name(index)}, capability {capability[0]}.{capability[1]}"
+        if capability in known:
+            yield Finding("runs on", f"cuda:{index}", "ok", f"{text}: {known[capability]}")
+        else:
+            advice = f"kernels exist for {', '.join(known.values())}; use --backend sim on this machine"
+            yield Finding("runs on", f"cuda:{index}", "warn", text, advice)
+
+
+def _simulator() -> Iterator[Finding]:
+    from ..target import ARCHITECTURES
+
+    for arch in ARCHITECTURES.values():
+        try:
+            wrong = _simulate(arch.name)
+        except Exception as error:  # as above
+            advice = "the simulator needs no GPU: report the message above"
+            yield Finding("runs on", f"simulator, {arch.name}", "fail", _describe(error), advice)
+        else:
+            status, text = ("fail", f"{wrong} wrong results") if wrong else ("ok", "right on a small kernel")
+            yield Finding("runs on", f"simulator, {arch.name}", status, text)
+
+
+def _simulate(arch: str) -> int:
+    """Runs the probe in the simulator; how many of its results are wrong."""
+    import torch
+
+    from ..kernels.probe import expected
+    from ..runtime.launch import launcher
+    from ..target import Target, architecture
+
+    source = torch.arange(300, dtype=torch.float32)
+    out = torch.full_like(source, float("nan"))
+    types = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
+    run = launcher(_probe(arch), Target(architecture(arch), "sim"), types)
+    run([source.data_ptr(), out.data_ptr(), source.numel(), None], {"source": (source, False), "out": (out, True)})
+    return int((out != expected(source)).sum())
+
+
+def _cache() -> Iterator[Finding]:
+    from ..runtime import cache
+
+    folder = cache.cache_dir()
+    if not cache.enabled():
+        yield Finding("cache", str(folder), "note", f"turned off by {cache.CACHE_SWITCH_VARIABLE}=0")
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        sizes = [path.stat().st_size for path in folder.glob("*.kernel")]
+    except OSError as error:
+        advice = f"make it writable, or set {cache.CACHE_DIR_VARIABLE} to a folder that is"
+        yield Finding("cache", str(folder), "fail", f"not writable: {error}", advice)
+        return
+    yield Finding("cache", str(folder), "ok", f"{len(sizes)} kernels, {sum(sizes) / 1e6:.1f} MB")

@@ -1,0 +1,278 @@
+"""What a GEMM kernel is compiled for: one frozen configuration, and why it may be impossible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ...errors import explain
+from ...formats import FORMATS, Format
+from ...target import ARCHITECTURES, Architecture
+
+CTA_ROWS = 128
+"""Rows of an output tile that one CTA computes: the lanes of tensor memory."""
+TILE_BYTES = 128
+"""Bytes of K of one row in a stage: the longest swizzle, so the fewest TMA boxes."""
+MMA_BYTES = 32
+"""Bytes of K of one row that one tcgen05.mma reads, for every kind."""
+TILE_N = (64, 128, 192, 256)
+SPLITS = (1, 2, 4, 8)
+MAX_CLUSTER = 8
+"""CTAs of a cluster that every part can run (CUDA's portable limit)."""
+QUANTIZED = "nvfp4"
+"""What an output is called that is quantized: E2M1 elements and a scale for each block."""
+OUT_BYTES: dict[str, float] = {"float16": 2, "bfloat16": 2, "float32": 4, QUANTIZED: 9 / 16}
+GATE_NAMES = ("silu", "gelu_tanh", "gelu_erf", "relu", "identity")
+INTERLEAVED_ROWS = 128
+"""Rows of each of two matrices that lie together where the two alternate: whole scale atoms."""
+MIN_PIECE = 8
+"""Columns of an accumulator that a thread of the epilogue has in registers at a time: at least, and at most."""
+MAX_PIECE = 32
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One ``.kind`` of block-scaled tcgen05.mma (PTX ISA, "tcgen05.mma", "block scaling").
+
+    ``k``: elements of K of one instruction; ``block``: elements that share a scale; ``scale_type``: bit 23 of the
+    instruction descriptor (0 UE4M3, 1 UE8M0); ``element_types``: codes of the operand types.
+    """
+
+    name: str
+    vector: str
+    k: int
+    block: int
+    scale_type: int
+    element_types: tuple[tuple[str, int], ...]
+
+    @property
+    def scales(self) -> int:
+        """Scales of a row that one instruction reads."""
+        return self.k // self.block
+
+
+_KINDS = {
+    "nvfp4": Kind("mxf4nvf4", "scale_vec::4X", 64, 16, 0, (("nvfp4", 1),)),
+    "mxfp4": Kind("mxf4", "scale_vec::2X", 64, 32, 1, (("mxfp4", 1),)),
+    "mxfp8": Kind("mxf8f6f4", "scale_vec::1X", 32, 32, 1, (("mxfp8", 0), ("mxfp8_e5m2", 1))),
+}
+_KINDS["mxfp8_e5m2"] = _KINDS["mxfp8"]
+
+
+@dataclass(frozen=True)
+class GemmConfig:
+    """One variant of the kernel: everything the compiled code depends on.
+
+    a_format, b_format: names of formats (the two 8-bit ones may be mixed). tile_n: columns of an output tile; its rows
+    are 128, or 256 with ``pair`` (cta_group::2: two CTAs share an MMA). cluster: CTAs along M and N that share loads by
+    multicast. split_k: CTAs of a cluster that share a tile along K and sum through distributed shared memory.
+    stages, acc_stages: of operands in shared memory and of accumulators in tensor memory; 0 for as many as fit (at most
+    two accumulators). scheduler: "static" (tiles dealt in turn) or "stream_k" (equal shares of all steps along K).
+    raster: the dimension, "m" or "n", along which consecutive tiles lie. out: dtype; out_major: the contiguous
+    dimension of the output, "n" (row-major) or "m"; store: "tma" or "direct"; vector: whether rows of the output
+    start at multiples of 16 bytes. bias: "" or the dimension it lies along; bias_dtype. factors: numbers on the device
+    that multiply alpha. products: 2 for two matrices B with one A, or (``shared`` "b") two matrices A with one B, each
+    product with an accumulator; gate: what joins the two; interleaved: whether the two are one whose rows alternate in
+    blocks of INTERLEAVED_ROWS.
+    """
+
+    arch: Architecture = ARCHITECTURES["sm_100a"]
+    a_format: str = "nvfp4"
+    b_format: str = "nvfp4"
+    tile_n: int = 128
+    pair: bool = False
+    cluster: tuple[int, int] = (1, 1)
+    split_k: int = 1
+    stages: int = 0
+    acc_stages: int = 0
+    scheduler: str = "static"
+    raster: str = "m"
+    out: str = "float16"
+    out_major: str = "n"
+    store: str = "tma"
+    vector: bool = True
+    bias: str = ""
+    bias_dtype: str = "float32"
+    factors: int = 0
+    products: int = 1
+    gate: str = ""
+    shared: str = "a"
+    interleaved: bool = False
+    # overridden by grouped_config.GroupedConfig
+    maps, ragged, table_bytes = "", "", 0
+
+    @cached_property
+    def kind(self) -> Kind:
+        return _KINDS[self.a_format]
+
+    @property
+    def formats(self) -> tuple[Format, Format]:
+        return FORMATS[self.a_format], FORMATS[self.b_format]
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Matrices A and matrices B."""
+        return (1, self.products) if self.shared == "a" else (self.products, 1)
+
+    @property
+    def ctas(self) -> int:
+        """CTAs that share one MMA."""
+        return 2 if self.pair else 1
+
+    @property
+    def tile_m(self) -> int:
+        return CTA_ROWS * self.ctas
+
+    @property
+    def tile_k(self) -> int:
+        """Elements of K in a stage."""
+        return TILE_BYTES * self.formats[0].elements_per_byte
+
+    @property
+    def blocks_k(self) -> int:
+        """Instructions along K in a stage."""
+        return TILE_BYTES // MMA_BYTES
+
+    @property
+    def cluster_mnk(self) -> tuple[int, int, int]:
+        return (*self.cluster, self.split_k)
+
+    @property
+    def cluster_size(self) -> int:
+        return self.cluster[0] * self.cluster[1] * self.split_k
+
+    @property
+    def slice_n(self) -> int:
+        """Columns of a tile that one CTA stores: all, or its share where a cluster splits K."""
+        return self.tile_n // self.split_k
+
+    @property
+    def piece(self) -> int:
+        """Columns that a thread of the epilogue handles at a time."""
+        return next(p for p in (MAX_PIECE, 16, MIN_PIECE) if self.slice_n % p == 0)
+
+    @property
+    def out_bytes(self) -> int:
+        return OUT_BYTES[self.out]
+
+    def __str__(self) -> str:
+        """As tables show it: ``256x128x256 2sm cluster 2x1 static nvfp4 float16 n-major tma``."""
+        words = [f"{self.tile_m}x{self.tile_n}x{self.tile_k}", "2sm" if self.pair else "1sm"]
+        words.append(f"cluster {self.cluster[0]}x{self.cluster[1]}")
+        words += [f"split {self.split_k}"] if self.split_k > 1 else []
+        words += [
+            self.scheduler,
+            self.a_format if self.a_format == self.b_format else f"{self.a_format}*{self.b_format}",
+        ]
+        words += [self.out, f"{self.out_major}-major", self.store]
+        words += [f"bias {self.bias}"] if self.bias else []
+        words += [f"{self.gate} of two {'B' if self.shared == 'a' else 'A'}"] if self.gate else []
+        words += ["interleaved"] if self.interleaved else []
+        return " ".join(words)
+
+
+def can_implement(config: GemmConfig) -> str:
+    """Why no kernel can be made of ``config``: which limit, and by how much; an empty string if one can."""
+    for check in (_values, _cluster, _output):
+        reason = check(config)
+        if reason:
+            return reason
+    from .sm100.memory_plan import SharedPlan, TensorPlan
+
+    return TensorPlan(config).reason or SharedPlan(config).reason
+
+
+def _one_of(name: str, got: object, expected: tuple) -> str:
+    return "" if got in expected else explain(name, got=got, expected=f"one of {', '.join(map(str, expected))}")
+
+
+def _values(c: GemmConfig) -> str:
+    if c.arch.capability[0] != 10:
+        return explain("architecture of a tcgen05 kernel", got=c.arch.name, expected="sm_100a or sm_103a")
+    for name, fmt in (("a_format", c.a_format), ("b_format", c.b_format)):
+        reason = _one_of(name, fmt, tuple(_KINDS))
+        if reason:
+            return reason
+    if _KINDS[c.a_format] is not _KINDS[c.b_format]:
+        return explain(
+            "formats of a and b", got=f"{c.a_format} and {c.b_format}", expected="two that one kind of MMA multiplies"
+        )
+    if c.interleaved and c.shared == "a" and INTERLEAVED_ROWS % c.tile_n and c.tile_n % INTERLEAVED_ROWS:
+        return explain("tile_n", got=c.tile_n, expected=f"64, or whole blocks of {INTERLEAVED_ROWS} interleaved rows")
+    return (
+        _one_of("tile_n", c.tile_n, TILE_N)
+        or _one_of("split_k", c.split_k, SPLITS)
+        or _one_of("scheduler", c.scheduler, ("static", "stream_k"))
+        or _one_of("raster", c.raster, ("m", "n"))
+        or _one_of("products", c.products, (1, 2))
+        or _one_of("gate", c.gate, GATE_NAMES if c.products == 2 else ("",))
+        or _one_of("shared", c.shared, ("a", "b") if c.products == 2 else ("a",))
+        or _one_of("interleaved", c.interleaved, (False, True) if c.products == 2 else (False,))
+        or _one_of("factors", c.factors, (0, 1, 2, 3, 4))
+    )
+
+
+def _cluster(c: GemmConfig) -> str:
+    m, n = c.cluster
+    reason = _one_of("CTAs of a cluster along M", m, (1, 2, 4)) or _one_of("CTAs of a cluster along N", n, (1, 2, 4))
+    if reason:
+        return reason
+    if c.pair and m % 2:
+        return explain("CTAs of a cluster along M", got=m, expected="an even number, for pairs of CTAs")
+    if c.cluster_size > MAX_CLUSTER:
+        return explain(
+            "CTAs of a cluster",
+            got=f"{m} x {n} x {c.split_k} (split_k) = {c.cluster_size}",
+            expected=f"at most {MAX_CLUSTER}",
+        )
+    if c.slice_n < MIN_PIECE:
+        return explain("columns of a tile for each CTA along K", got=c.slice_n, expected=f"at least {MIN_PIECE}")
+    if c.split_k > 1 and (m, n) != (c.ctas, 1):
+        return explain(
+            "cluster with split_k",
+            got=f"{m} x {n}",
+            expected=f"{c.ctas} x 1: CTAs along K load different slices of K and can share none",
+        )
+    if c.scheduler == "stream_k" and (c.split_k > 1 or (m, n) != (c.ctas, 1)):
+        return explain(
+            "cluster with stream_k",
+            got=f"{m} x {n} x {c.split_k}",
+            expected=f"{c.ctas} x 1 x 1: each MMA walks K at its own place",
+        )
+    return ""
+
+
+def _output(c: GemmConfig) -> str:
+    reason = (
+        _one_of("out", c.out, tuple(OUT_BYTES))
+        or _one_of("out_major", c.out_major, ("n", "m"))
+        or _one_of("store", c.store, ("tma", "direct"))
+        or _one_of("bias", c.bias, ("", "n", "m"))
+        or _one_of("bias_dtype", c.bias_dtype, tuple(x for x in OUT_BYTES if x != QUANTIZED))
+    )
+    if reason:
+        return reason
+    if c.out == QUANTIZED:
+        return _quantized(c)
+    if c.store == "tma" and c.out_major == "m":
+        return explain(
+            "store of an output that is contiguous along M",
+            got="tma",
+            expected="direct: the 32 lanes of a warp hold 32 neighbours, so that plain stores fill whole sectors",
+        )
+    if c.store == "tma" and not c.vector:
+        return explain("store of rows not aligned to 16 bytes", got="tma", expected="direct")
+    if c.store == "tma" and c.piece * c.out_bytes < 16:
+        return explain("bytes of a row of a TMA store", got=c.piece * c.out_bytes, expected="at least 16")
+    return ""
+
+
+def _quantized(c: GemmConfig) -> str:
+    if c.out_major == "m":
+        return explain("contiguous dimension of a quantized output", got="m", expected="n: a thread has whole blocks")
+    if c.store != "direct":
+        return explain("store of a quantized output", got=c.store, expected="direct")
+    block = FORMATS[QUANTIZED].block
+    if c.piece % block:
+        return explain("columns that a thread quantizes", got=c.piece, expected=f"a multiple of {block}")
+    return ""

@@ -1,0 +1,182 @@
+"""Tensors in global memory, and how TMA brings their tiles to shared memory.
+
+Data goes through CuTe's tiled MMA, whose partition of a tile is also its place in shared memory. Scale factors are a
+grid of 512-byte atoms, and a tile's are a box of that grid: no layout but ``scale_layout``'s atom is needed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+import cutlass.utils.blackwell_helpers as blackwell
+from cutlass import Int32, Int64
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
+
+from ....scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
+from ..config import CTA_ROWS, INTERLEAVED_ROWS, QUANTIZED, GemmConfig
+from .memory_plan import SharedPlan, StagePlan
+
+ELEMENT_TYPES = {
+    "nvfp4": cutlass.Float4E2M1FN,
+    "mxfp4": cutlass.Float4E2M1FN,
+    "mxfp8": cutlass.Float8E4M3FN,
+    "mxfp8_e5m2": cutlass.Float8E5M2,
+}
+OUT_TYPES = {
+    "float16": cutlass.Float16,
+    "bfloat16": cutlass.BFloat16,
+    "float32": cutlass.Float32,
+    QUANTIZED: cutlass.Uint8,
+}
+# TMA moves scales as 16-bit numbers: 256 of them are an atom, the longest row of a box
+SCALE_WORD = cutlass.Int16
+ATOM_WORDS = ATOM_BYTES // 2
+
+
+@dataclass
+class Operand:
+    """One matrix of (rows, K, L) as the host function gets it: addresses, sizes, strides in elements.
+
+    ``batches`` is 1 where all of L share the data of one matrix; scales there are always L, ``scale_batch`` bytes
+    apart. Of two interleaved matrices each has its own first row, and both have ``rows``. Scales have ``scale_rows``
+    rows where those are not the data's (groups of rows, the scales of each padded to whole atoms).
+    """
+
+    data: cute.Pointer
+    scale: cute.Pointer
+    rows: Any
+    row_stride: Any
+    batch_stride: Any
+    batches: Any
+    scale_batch: Any
+    scale_rows: Any = None
+
+
+def element_types(config: GemmConfig) -> tuple[type, type]:
+    return ELEMENT_TYPES[config.a_format], ELEMENT_TYPES[config.b_format]
+
+
+def make_mma(config: GemmConfig, ctas: int | None = None) -> cute.TiledMma:
+    """The tiled MMA whose partitions of A, B and C are those of the instructions of ``mma``."""
+    ctas = config.ctas if ctas is None else ctas
+    group = tcgen05.CtaGroup.TWO if ctas == 2 else tcgen05.CtaGroup.ONE
+    shape = (CTA_ROWS * ctas, config.tile_n, config.kind.k)
+    source, k_major = tcgen05.OperandSource.SMEM, OperandMajorMode.K
+    if config.kind.name == "mxf4nvf4":
+        return cute.make_tiled_mma(tcgen05.MmaMXF4NVF4Op(cutlass.Float8E4M3FN, shape, group, source))
+    if config.kind.name == "mxf4":
+        return cute.make_tiled_mma(tcgen05.MmaMXF4Op(shape, group, source))
+    a, b = element_types(config)
+    return cute.make_tiled_mma(tcgen05.MmaMXF8F6F4Op(a, b, shape, group, source, k_major, k_major))
+
+
+def cluster_layout(config: GemmConfig, mma: cute.TiledMma) -> cute.Layout:
+    """(V, M, N, K) to rank in the cluster, V being the CTA's place in its MMA."""
+    return cute.tiled_divide(cute.make_layout(config.cluster_mnk), (mma.thr_id.shape,))
+
+
+def _staged(layout: Any, config: GemmConfig, element: type) -> Any:
+    """A layout of one stage with the ring's mode: stages of all operands lie together, ``StagePlan.bytes`` apart."""
+    plan = SharedPlan(config)
+    distance = plan.stage.bytes * 8 // element.width
+    one = cute.slice_(layout.outer, (None, None, None, 0))
+    outer = cute.append(one, cute.make_layout(plan.stages, stride=distance))
+    return cute.make_composed_layout(layout.inner, 0, outer)
+
+
+def data_layouts(config: GemmConfig, mma: cute.TiledMma) -> tuple[Any, Any]:
+    """A and B in shared memory: (MMA, MMA_M or MMA_N, MMA_K, STAGE), swizzled."""
+    tile = (config.tile_m, config.tile_n, config.tile_k)
+    a, b = element_types(config)
+    return (
+        _staged(blackwell.make_smem_layout_a(mma, tile, a, 1), config, a),
+        _staged(blackwell.make_smem_layout_b(mma, tile, b, 1), config, b),
+    )
+
+
+def scale_layouts(config: GemmConfig) -> tuple[cute.Layout, cute.Layout]:
+    """Scales of A and of B in shared memory: (WORD of an atom, ATOM_K, ATOM_MN, STAGE)."""
+    stage = StagePlan(config)
+    distance = stage.bytes // 2
+
+    def layout(atoms: int) -> cute.Layout:
+        shape = (ATOM_WORDS, stage.atoms_k, atoms, SharedPlan(config).stages)
+        return cute.make_layout(shape, stride=(1, ATOM_WORDS, ATOM_WORDS * stage.atoms_k, distance))
+
+    return layout(1), layout(stage.atoms_n)
+
+
+def interleaved(config: GemmConfig, which: int) -> bool:
+    """Whether the matrices A (``which`` 0) or B (1) are two that alternate in one."""
+    return config.interleaved and config.counts[which] == 2
+
+
+@cute.jit
+def data_tensor(operand: Operand, k: Int32, alternate: cutlass.Constexpr[bool]) -> cute.Tensor:
+    """(rows, K, L) elements, K contiguous; strides are multiples of 16 bytes, as TMA wants."""
+    unit = 128 // operand.data.dtype.width
+    row_stride = cute.assume(operand.row_stride, unit)
+    rows, row_strides = operand.rows, row_stride
+    if cutlass.const_expr(alternate):
+        rows = (INTERLEAVED_ROWS, operand.rows // INTERLEAVED_ROWS)
+        row_strides = (row_stride, row_stride * (2 * INTERLEAVED_ROWS))
+    strides = (row_strides, 1, cute.assume(operand.batch_stride, unit))
+    return cute.make_tensor(operand.data, cute.make_layout((rows, k, operand.batches), stride=strides))
+
+
+@cute.jit
+def scale_tensor(
+    operand: Operand, k: Int32, batch: Int32, block: cutlass.Constexpr[int], alternate: cutlass.Constexpr[bool]
+) -> cute.Tensor:
+    """The grid of scale atoms: (WORD, REST_K, REST_MN, L) of 16-bit words."""
+    rest_mn = cute.ceil_div(operand.rows if operand.scale_rows is None else operand.scale_rows, ATOM_ROWS)
+    rest_k = cute.ceil_div(k, ATOM_COLS * block)
+    shape = (ATOM_WORDS, rest_k, rest_mn, batch)
+    band = Int64(rest_k) * (ATOM_WORDS * (2 if alternate else 1))
+    strides = (1, ATOM_WORDS, cute.assume(band, ATOM_WORDS), cute.assume(operand.scale_batch // 2, ATOM_WORDS))
+    return cute.make_tensor(cute.recast_ptr(operand.scale, dtype=SCALE_WORD), cute.make_layout(shape, stride=strides))
+
+
+def describe_a(config: GemmConfig, mma: cute.TiledMma, operand: Operand, k: Int32, batch: Int32) -> tuple:
+    """TMA loads of A and of its scales, and how many matrices there are: ((atom, tensor), (atom, tensor), batches)."""
+    layout, _ = data_layouts(config, mma)
+    op = blackwell.cluster_shape_to_tma_atom_A(config.cluster, mma.thr_id)
+    tile = (config.tile_m, config.tile_n, config.tile_k)
+    data = cute.nvgpu.make_tiled_tma_atom_A(
+        op,
+        data_tensor(operand, k, interleaved(config, 0)),
+        cute.slice_(layout, (None, None, None, 0)),
+        tile,
+        mma,
+        cluster_layout(config, mma).shape,
+    )
+    return (data[0], data[1]), _describe_scales(config, 0, operand, k, batch, config.cluster[1]), operand.batches
+
+
+def describe_b(config: GemmConfig, mma: cute.TiledMma, operand: Operand, k: Int32, batch: Int32) -> tuple:
+    """The same of one B; its scales go to every CTA of the column, both of a pair included."""
+    _, layout = data_layouts(config, mma)
+    op = blackwell.cluster_shape_to_tma_atom_B(config.cluster, mma.thr_id)
+    tile = (config.tile_m, config.tile_n, config.tile_k)
+    data = cute.nvgpu.make_tiled_tma_atom_B(
+        op,
+        data_tensor(operand, k, interleaved(config, 1)),
+        cute.slice_(layout, (None, None, None, 0)),
+        tile,
+        mma,
+        cluster_layout(config, mma).shape,
+    )
+    return (data[0], data[1]), _describe_scales(config, 1, operand, k, batch, config.cluster[0]), operand.batches
+
+
+def _describe_scales(config: GemmConfig, which: int, operand: Operand, k: Int32, batch: Int32, places: int) -> tuple:
+    """The TMA load of the scales of A (``which`` 0) or of a B (1), shared by ``places`` CTAs."""
+    group = tcgen05.CtaGroup.TWO if config.pair else tcgen05.CtaGroup.ONE
+    op = cpasync.CopyBulkTensorTileG2SMulticastOp(group) if places > 1 else cpasync.CopyBulkTensorTileG2SOp(group)
+    layout = cute.slice_(scale_layouts(config)[which], (None, None, None, 0))
+    tensor = scale_tensor(operand, k, batch, config.kind.block, interleaved(config, which))
+    atom = cpasync.make_tiled_tma_atom(op, tensor, layout, layout.shape, num_multicast=places)
+    return atom[0], atom[1]

@@ -1,0 +1,93 @@
+"""The variants of the GEMV kernel, and the shape of its tiles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ...scale_layout import ATOM_ROWS
+from ...target import Architecture
+from ..arith import ceil_div, div, mod
+from .dot import QUAD, SLICE_BLOCKS, SLICE_K
+
+TILE_ROWS = 16
+TILES_PER_ATOM = ATOM_ROWS // TILE_ROWS
+# a tile has rows r … r+3 and the same plus 32, 64 and 96; r is a multiple of
+TILE_FIRST_ROWS = 4
+TILE_LAST_ROW = 3 + 96
+LANE_K = SLICE_K // QUAD
+# bytes of a row: of a slice, of a lane's part of it; and pieces of sixteen bytes
+SLICE_BYTES = SLICE_K // 2
+LANE_BYTES = LANE_K // 2
+PIECE_BYTES = 16
+ROW_PIECES = SLICE_BYTES // PIECE_BYTES
+# f16 scales of b of one slice
+SLICE_SCALE_BYTES = 2 * SLICE_BLOCKS
+
+# (rows of the warp's quads (4, 2), row of the lane (2), tile (8 in an atom, atoms)) → row of the matrix:
+# the two rows of a lane are r and r + 32, whose scales are neighbours in the atom. The atoms are as many as there are.
+ROWS_SHAPE = ((4, 2), 2, (TILES_PER_ATOM, 1 << 24))
+ROWS_STRIDE = ((1, 64), 32, (4, ATOM_ROWS))
+
+
+def count_tiles(m: Any, minimum: Callable[[Any, Any], Any] = min) -> Any:
+    """Tiles that have rows: eight in a full atom, in the last one those that start inside the matrix.
+
+    ``m`` is an integer, or a traced one with ``minimum=cutlass.min``.
+    """
+    rest = ceil_div(mod(m, ATOM_ROWS), TILE_FIRST_ROWS)
+    return div(m, ATOM_ROWS) * TILES_PER_ATOM + minimum(rest, TILES_PER_ATOM)
+
+
+@dataclass(frozen=True)
+class GemvConfig:
+    """One variant of the kernel: everything the compiled code depends on.
+
+    warps_m: groups of warps that take different tiles; warps_k: warps of a group, which share a tile along K; tiles:
+    most tiles of a block of threads; stages: slices of A that a warp has under way; shared_stages: whether in shared
+    memory (cp.async) or in registers; k: K if compiled in, else 0; capacity: elements of b held in shared memory at a
+    time, a multiple of 256; chunked: whether K may be more than that; vector_bytes: widest load of A that its
+    alignment allows (8, 16, 32); ragged: whether M may not be a multiple of 128 or K of 256; a_scale, b_scale:
+    "blocked" or "rowmajor"; scale_word: whether row-major scales of A can be read four at a time; a_global, b_global:
+    whether there is a global scale; out: dtype; min_blocks: blocks of threads that must fit on a multiprocessor, which
+    bounds the registers (0: no bound); dot: the engine, "" for the architecture's own.
+    """
+
+    arch: Architecture
+    warps_m: int = 4
+    warps_k: int = 4
+    tiles: int = 16
+    stages: int = 4
+    shared_stages: bool = True
+    k: int = 0
+    capacity: int = 16384
+    chunked: bool = False
+    vector_bytes: int = 16
+    ragged: bool = False
+    a_scale: str = "blocked"
+    b_scale: str = "blocked"
+    scale_word: bool = True
+    a_global: bool = False
+    b_global: bool = False
+    out: str = "float16"
+    min_blocks: int = 0
+    dot: str = ""
+
+    @property
+    def threads(self) -> int:
+        return 32 * self.warps_m * self.warps_k
+
+    @property
+    def copy_bytes(self) -> int:
+        """Bytes of one asynchronous copy of a lane."""
+        return min(self.vector_bytes, PIECE_BYTES)
+
+    @property
+    def stage_bytes(self) -> int:
+        """Shared memory of one stage of a warp: the slice of a tile, and two words of scales a lane."""
+        return TILE_ROWS * SLICE_BYTES + 32 * 8
+
+    @property
+    def capacity_slices(self) -> int:
+        return self.capacity // SLICE_K

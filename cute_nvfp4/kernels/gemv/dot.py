@@ -1,0 +1,157 @@
+"""How a lane of the GEMV gets the sums of its blocks: two engines with one interface, chosen by architecture.
+
+Both see a slice of 256 elements of K shared by a quad of lanes: lane q of the quad holds elements 64q … 64q+63
+of two rows, eight 32-bit words each, that is four blocks of 16. They return the sums of products with b of each
+block of each row, unscaled and exact. They differ in how b lies in shared memory and in what multiplies.
+
+``FmaDot`` (sm_100a): E2M1 is converted to f16x2 by the hardware, and eight FMAs in f16x2 sum a block: eight terms
+in each half, multiples of 0.25 up to 288, exact. Two conversions' and two FMAs' halves a byte: one instruction an
+element.
+
+``MmaDot`` (sm_90a): without FP4 conversions a decode to f16x2 takes fifteen integer instructions for eight
+elements. Doubled, the values are integers up to 12: ``prmt`` decodes eight to bytes in seven instructions, and the
+tensor cores, idle otherwise, multiply and sum them in int32. One ``mma.m16n8k32`` takes two words of each row of
+the warp: its 32 values of k belong to the four lanes of a quad, so column n of the 8-wide B operand holds only the
+block that lane q = n // 2 is at (zeros elsewhere), and the accumulator hands each lane the sums of its own blocks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+from cutlass import Int32, Uint32
+
+from ...ptx.convert import (
+    E2M1_DOUBLED_MAGNITUDES,
+    bits_to_f32,
+    e2m1x8_to_f16x2,
+    e2m1x8_to_s8x4,
+    e2m1x8_to_s8x4_signs_apart,
+    f16x2_to_f32,
+)
+from ...ptx.fma import fma_e2m1x16
+from ...ptx.memory import load_shared, store_shared
+from ...ptx.mma import mma_m16n8k32_s8
+from ...target import Architecture
+from ..arith import div, mod
+
+SLICE_K = 256
+BLOCK_K = 16
+SLICE_BLOCKS = SLICE_K // BLOCK_K
+QUAD = 4
+LANE_BLOCKS = SLICE_BLOCKS // QUAD
+
+
+# The bits of 1.5 · 2²³: an integer n of magnitude below 2²² added to them gives the bits of 1.5 · 2²³ + n. Two MMAs
+# that start from them give two fp32 numbers whose difference is that of the sums: no conversion, one subtraction.
+_MAGIC = 0x4B400000
+
+
+class FmaDot:
+    """f16x2 FMAs. b lies in shared memory as f16, [slice][word of a lane (8)][lane of the quad (4)][8 elements]."""
+
+    slice_bytes = 2 * SLICE_K
+    constant_words = 0
+    # the sums are what they are
+    factor = 1.0
+
+    def __init__(self, arch: Architecture) -> None:
+        self.arch = arch
+
+    def stage_block(self, base: Int32, block: Int32, words: list[Uint32]) -> None:
+        """Decodes the 16 elements (two words) of ``block`` of b into shared memory at ``base``."""
+        within = mod(block, SLICE_BLOCKS)
+        quad, first_word = div(within, LANE_BLOCKS), 2 * mod(within, LANE_BLOCKS)
+        cell = base + div(block, SLICE_BLOCKS) * self.slice_bytes + (first_word * QUAD + quad) * 16
+        for i in range(2):
+            store_shared(cell + i * QUAD * 16, e2m1x8_to_f16x2(words[i], self.arch))
+
+    def lane_state(self, base: Int32, constants: Int32, lane: Int32) -> list[Any]:
+        """What :meth:`block_sums` needs of the lane: [address of its b in slice 0]."""
+        return [base + mod(lane, QUAD) * 16]
+
+    def block_sums(self, rows: list[list[Uint32]], state: list[Any], slice_index: Int32) -> list[list]:
+        """Sums of the four blocks of each of the two rows, fp32."""
+        b_address = state[0] + slice_index * self.slice_bytes
+        sums: list[list] = [[], []]
+        for block in range(LANE_BLOCKS):
+            b = []
+            for i in range(2):
+                b += load_shared(b_address + (2 * block + i) * QUAD * 16, 16)
+            for r in range(2):
+                pair = fma_e2m1x16(Uint32(0), rows[r][2 * block : 2 * block + 2], b, self.arch)
+                low, high = f16x2_to_f32(pair)
+                sums[r].append(low + high)
+        return sums
+
+
+class MmaDot:
+    """Integer MMA. b lies in shared memory as doubled s8: [slice][blocks' pair g (2)][block h (2)][quad lane (4)][16].
+
+    A lane whose column of B is zero reads zeros from a place of their own instead of masking what it reads.
+    The table of magnitudes is read from shared memory too, once: as a constant, or any value that ptxas sees to be the
+    same in all lanes, it would be copied into a register anew before each of the 64 look-ups of a slice. Hence two
+    copies, one for odd lanes.
+    """
+
+    slice_bytes = SLICE_K
+    # zeros for h = 0 and 1 (64 bytes each) at the offsets of g = 0 and 1 (128 bytes apart); then the table, twice
+    constant_words = 64 + 2 * len(E2M1_DOUBLED_MAGNITUDES)
+    # both operands are doubled
+    factor = 0.25
+
+    def __init__(self, arch: Architecture) -> None:
+        self.arch = arch
+
+    def constant(self, index: Int32) -> Uint32:
+        """Word ``index`` of the constants in shared memory."""
+        low, high = map(Uint32, E2M1_DOUBLED_MAGNITUDES)
+        return cutlass.select_(index < 64, Uint32(0), cutlass.select_(mod(index, 2) == 0, low, high))
+
+    def stage_block(self, base: Int32, block: Int32, words: list[Uint32]) -> None:
+        """Decodes the 16 elements (two words) of ``block`` of b into shared memory at ``base``."""
+        within = mod(block, SLICE_BLOCKS)
+        quad, pair, half = div(within, LANE_BLOCKS), mod(div(within, 2), 2), mod(within, 2)
+        cell = base + div(block, SLICE_BLOCKS) * self.slice_bytes + pair * 128 + half * 64 + quad * 16
+        store_shared(cell, [*e2m1x8_to_s8x4(words[0]), *e2m1x8_to_s8x4(words[1])])
+
+    def lane_state(self, base: Int32, constants: Int32, lane: Int32) -> list[Any]:
+        """For h = 0 and 1: address in slice 0 and bytes from slice to slice (0 for a lane that reads zeros); table."""
+        column, quad = div(lane, QUAD), mod(lane, QUAD)
+        state: list[Any] = []
+        for h in range(2):
+            active = column == 2 * quad + h
+            # zeros of h = 0 lie in the banks that the values of h = 0 do not use, and the other way round
+            zeros = constants + 64 * (1 - h)
+            state.append(cutlass.select_(active, base + h * 64 + quad * 16, zeros))
+            state.append(cutlass.select_(active, Int32(self.slice_bytes), Int32(0)))
+        return state + load_shared(constants + 256 + mod(lane, 2) * 8, 8)
+
+    def block_sums(self, rows: list[list[Uint32]], state: list[Any], slice_index: Int32) -> list[list]:
+        """Four times the sums of the four blocks of each of the two rows, fp32 (they are small integers)."""
+        sums: list[list] = [[], []]
+        for g in range(2):
+            positive = [Int32(_MAGIC)] * 4
+            negative = [Int32(_MAGIC)] * 4
+            for h in range(2):
+                start, step = state[2 * h : 2 * h + 2]
+                b = load_shared(start + slice_index * step + g * 128, 16)
+                for i in range(2):
+                    word = 4 * g + 2 * h + i
+                    # (k 0–15 | 16–31 of the instruction) × (row | row + 8): positive and negative elements apart
+                    p0, p2, n0, n2 = e2m1x8_to_s8x4_signs_apart(rows[0][word], state[4:])
+                    p1, p3, n1, n3 = e2m1x8_to_s8x4_signs_apart(rows[1][word], state[4:])
+                    positive = mma_m16n8k32_s8([p0, p1, p2, p3], b[2 * i : 2 * i + 2], positive)
+                    negative = mma_m16n8k32_s8([n0, n1, n2, n3], b[2 * i : 2 * i + 2], negative)
+            for r in range(2):
+                for h in range(2):
+                    i = 2 * r + h
+                    sums[r].append(bits_to_f32(positive[i]) - bits_to_f32(negative[i]))
+        return sums
+
+
+def dot_engine(arch: Architecture, name: str = "") -> FmaDot | MmaDot:
+    """The engine for ``arch``, or the one called ``name`` (``fma`` or ``mma``)."""
+    name = name or ("fma" if arch.has_fp4_convert else "mma")
+    return {"fma": FmaDot, "mma": MmaDot}[name](arch)

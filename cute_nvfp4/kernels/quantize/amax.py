@@ -1,0 +1,120 @@
+"""The largest finite magnitude of a tensor: the first of the two passes where the global scale is to be computed.
+
+Warps walk pieces of rows, 2 KiB at a time where x is aligned to 16 bytes, so that each lane has four loads under way
+(where elements are to be rotated first, of its own 64 bytes, elsewhere of every 32nd part of the piece);
+their maxima meet in shared memory, and those of the blocks of threads in one atomic maximum (magnitudes are ordered as
+their bits are). A thread that meets infinity or NaN looks at its elements again, one by one.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Int32, Int64, Uint32
+from cutlass.memory import SmemAllocator
+
+from ...ptx.encode import atomic_max_global, f32_bits, max_lanes
+from ...ptx.memory import load_global_if
+from ..arith import div, mod
+from .block.definition import largest_magnitude, to_f32
+from .config import WARP, QuantizeConfig
+from .rotation import rotated_words
+
+_LOADS = 4
+# bytes of whole rotations, which a lane takes together
+_RUN = 64
+_INFINITY = 0x7F800000
+
+
+class Amax:
+    """The kernel of one :class:`QuantizeConfig`; only its ``arch``, ``dtype``, ``hadamard``, ``vector_bytes`` and
+    ``warps`` count."""
+
+    def __init__(self, config: QuantizeConfig) -> None:
+        self.config = config
+
+    @property
+    def piece_bytes(self) -> int:
+        """Bytes of a row that a warp takes at once."""
+        return _RUN * WARP if self.config.hadamard else self.config.vector_bytes * WARP * _LOADS
+
+    @cute.jit
+    def __call__(
+        self,
+        x: cute.Pointer,
+        amax: cute.Pointer,
+        rows: Int32,
+        row_bytes: Int32,
+        batch: Int32,
+        x_strides: tuple[Int64, Int64],
+        pieces: Int32,
+        blocks: Int32,
+        signs: Int32,
+        stream: CUstream,
+    ):
+        """Raises ``amax``, which holds a magnitude, to the largest finite one of x. Strides are (row, batch) in bytes.
+
+        pieces: of a row. signs: of the rotation.
+        """
+        cfg = self.config
+        self.kernel(x, amax, rows, row_bytes, x_strides, pieces, signs).launch(
+            grid=(blocks, batch, 1), block=(WARP * cfg.warps, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(
+        self,
+        x: cute.Pointer,
+        amax: cute.Pointer,
+        rows: Int32,
+        row_bytes: Int32,
+        strides: tuple,
+        pieces: Int32,
+        signs: Int32,
+    ):
+        cfg = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        block, batch, _ = cute.arch.block_idx()
+        blocks, _, _ = cute.arch.grid_dim()
+        warp, lane = cute.arch.make_warp_uniform(div(thread, WARP)), mod(thread, WARP)
+        found = SmemAllocator().allocate_tensor(Uint32, cute.make_layout(cfg.warps), byte_alignment=16)
+        start = x.toint() + Int64(batch) * strides[1]
+        kind = cfg.of_rotated if cfg.hadamard else cfg
+        largest = Uint32(0)
+        for unit in cutlass.range(block * cfg.warps + warp, rows * pieces, blocks * cfg.warps, unroll=1):
+            row, piece = unit // pieces, unit % pieces
+            words = self.load(start, strides[0], (row, piece), lane, row_bytes)
+            if cutlass.const_expr(cfg.hadamard):
+                words = rotated_words(cfg, words, Uint32(signs))
+            bits = f32_bits(largest_magnitude(kind, words))
+            if bits >= Uint32(_INFINITY):
+                bits = Uint32(0)
+                for value in to_f32(kind, words):
+                    magnitude = f32_bits(value) & Uint32(0x7FFFFFFF)
+                    magnitude = cutlass.select_(magnitude >= Uint32(_INFINITY), Uint32(0), magnitude)
+                    bits = cutlass.max(bits, magnitude)
+            largest = cutlass.max(largest, bits)
+        largest = max_lanes(largest)
+        if lane == 0:
+            found[warp] = largest
+        cute.arch.sync_threads()
+        if thread == 0:
+            for w in cutlass.range_constexpr(1, cfg.warps):
+                largest = cutlass.max(largest, found[w])
+            atomic_max_global(amax.toint(), largest)
+
+    def load(self, start: Int64, stride: Int64, where: tuple, lane: Int32, row_bytes: Int32) -> list[Uint32]:
+        """A lane's words of piece (row, number in the row); zeros beyond the row's end."""
+        row, piece = where
+        width, count, step = self.config.vector_bytes, _LOADS, self.config.vector_bytes * WARP
+        offset = piece * self.piece_bytes + lane * width
+        if self.config.hadamard:
+            count, step = _RUN // width, width
+            offset = piece * self.piece_bytes + lane * _RUN
+        address = start + Int64(row) * stride
+        words = []
+        for i in range(count):
+            inside = cutlass.select_(offset + i * step < row_bytes, Int32(1), Int32(0))
+            words += load_global_if(inside, address + Int64(offset + i * step), width, l1="no_allocate")
+        return words

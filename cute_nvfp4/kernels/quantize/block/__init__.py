@@ -1,0 +1,1 @@
+"""How one block is quantized, rule by rule, in registers."""

@@ -1,0 +1,295 @@
+"""The rule ``optimal``: of all E4M3 scales the one under which a block's sum of squares is least, in registers.
+
+Errors are estimated in fp32, all elements of a block together; the definition's steps (:mod:`.quantize_search`) decide
+where estimates are closer than all roundings together, or where something is out of the ordinary.
+
+* With y = x / (global scale · scale), a scale under which all |y| < 3.5 is not better than half of it, whose
+  values between -3 and 3 include its own. So eight scales are candidates, an octave, one for each significand
+  m = 8 … 15: those under which the largest |y| is in [3.5, 7), where nothing saturates. Smaller ones are tried as long
+  as the error of the largest element alone, clipped to 6, is no more than the best.
+* y · 2⁻¹⁴ is cut to binary16, in which E2M1's codes are bits 9 to 11, subnormals included; half a unit is added, and
+  that is rounding, ties aside. The tensor cores subtract four of these values at a time from the products in fp32.
+* An estimate is off by at most 2⁻¹⁸ · top · √E + 2⁻¹⁹ · E, ``top`` being the largest magnitude: y has three roundings,
+  the definition's products and differences two, the sum in the tensor cores is allowed one: 2⁻²¹ |y| in all, of which
+  the sum of squares has 2 Σ |d| 2⁻²¹ |y| ≤ 2⁻²⁰ √E · √(Σ y²), and √(Σ y²) ≤ 4 max |y|; sums are off by 2⁻¹⁹.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+
+from ....ptx.diagonal import MINUS_ONE_F16, add_diagonal, diagonal, min_abs_f16x2, min_f16x2, sub_f16x2, sum_abs_f16x2
+from ....ptx.encode import (
+    CODE_AND_SIGN,
+    HALF_UNIT,
+    add_by_fma,
+    add_rn,
+    f32_bits,
+    f32_from_bits,
+    f32x2_to_f16x2_rz,
+    fma_rn,
+    mul_rn,
+    pack_e2m1_halves,
+    rcp_rn,
+)
+from ...arith import mod
+from ..config import QuantizeConfig
+from .definition import to_f32
+from .search import ERROR_MARGIN, LARGEST_CODE, encode, scale_value, search_exactly
+
+_SIGNIFICANDS = range(8, 16)
+# products of this magnitude and more would round to more than E2M1 has
+_LARGEST_PRODUCT = 7.0
+# products are times this in binary16, where the smallest normal number then is E2M1's
+_UNIT_EXPONENT, _SIX_F16X2 = -14, 0x0E000E00
+_BIAS, _MANTISSA_BITS = 127, 23
+_NAN, _INFINITY = 0x7FFFFFFF, 0x7F800000
+# the exponents that windows may begin with; from the larger one on some scales of them do not exist
+_LEAST_EXPONENT, _LARGEST_EXPONENT = -6, 8
+_LEAST_NORMAL_CODE = 8
+_LARGEST_GLOBAL_SCALE = 2.0**100
+# estimates closer than this part of top · √E + E are not decided; nor if scales twice as large are between them
+_NEAR, _NEAR_DOUBLE = 2.0**-17, 2.0**-16
+# least E, in parts of top²: estimates are off by 2**-11 · E at most, less than ``ERROR_MARGIN`` allows for
+_LEAST_PART = 2.0**-14
+# distances from the codes 1/2 and 3/2 up to this (1/4 - 2**-8) are clear of ties, in units of 2**-24
+_CLEAR_F16 = 252
+
+
+def optimal_entries(config: QuantizeConfig, global_scale: Float32, lane: Int32) -> tuple:
+    """What depends on the global scale alone: 1 / (global scale · m) for m = 8 … 15; that of the lane's
+    m = 8 + lane % 8; how ties are to be rounded under scales with the lane's m.
+
+    0: half up, because no element can be a tie that goes down (1/4, 5/4, 5/2, 5); 1: to even, because some can, and
+    are told apart from their neighbours when they are cut to binary16; 2: by other means. Only one significand of
+    elements can give a tie.
+    """
+    divisor = mul_rn(global_scale, (mod(lane, 8) + 8).to(Float32))
+    inverse = rcp_rn(divisor)
+    all_inverses = tuple(cute.arch.shuffle_sync(inverse, i) for i in range(len(_SIGNIFICANDS)))
+    if config.item_bytes == 4:
+        return all_inverses, inverse, Uint32(0)
+    spare = 16 if config.dtype == "bfloat16" else 13
+    even = beside = cutlass.Boolean(False)
+    for tie in (1.0, 1.25):
+        below = f32_bits(mul_rn(divisor, Float32(tie))) & Uint32(0xFFFFFFFF << spare & 0xFFFFFFFF)
+        # on or before the tie, on or after it, and the next
+        for step in range(3):
+            product = mul_rn(f32_from_bits(below + Uint32(step << spare)), inverse)
+            even = even | (product == Float32(tie))
+            beside = beside | ((product > Float32(tie)) & (product < Float32(tie * (1 + 2.0**-8))))
+    return all_inverses, inverse, cutlass.select_(even, cutlass.select_(beside, Uint32(2), Uint32(1)), Uint32(0))
+
+
+def _power(exponent: Int32) -> Float32:
+    """2**exponent, a normal number."""
+    return f32_from_bits(Uint32(exponent + _BIAS) << Uint32(_MANTISSA_BITS))
+
+
+def _cut(x: tuple, multiplier: Float32) -> tuple[list[Float32], list[Uint32]]:
+    """Products in units of 2**-14, in fp32 and cut to binary16."""
+    y = [mul_rn(a, multiplier) for a in x]
+    return y, [f32x2_to_f16x2_rz(low, high) for low, high in zip(y[0::2], y[1::2])]
+
+
+def _squares(x: tuple, multiplier: Float32, minus: Uint32, one: Uint32, clip: bool = False) -> Float32:
+    """Σ (y − E2M1(y))², y = x · multiplier, in units of 2**-14. |y| < 7, unless ``clip``. Ties go either way."""
+    y, halves = _cut(x, multiplier)
+    if clip:
+        halves = [min_abs_f16x2(half, Uint32(_SIX_F16X2)) for half in halves]
+    q = [add_by_fma(half, HALF_UNIT, one) & Uint32(CODE_AND_SIGN) for half in halves]
+    difference = add_diagonal(q, minus, y)
+    chains = [mul_rn(d, d) for d in difference[:2]]
+    for i, d in enumerate(difference[2:]):
+        chains[i % 2] = fma_rn(d, d, chains[i % 2])
+    return add_rn(chains[0], chains[1])
+
+
+def _multiplier(code: Int32, inverses: Float32) -> Float32:
+    """1 / (global scale · scale) · unit of a normal scale; ``inverses``: the lanes' of :func:`optimal_entries`."""
+    inverse = cute.arch.shuffle_sync(inverses, mod(code, 8))
+    return mul_rn(inverse, _power((10 + _UNIT_EXPONENT) - (code >> 3)))
+
+
+def _window(x: tuple, least_scale: Float32, entries: tuple, regular, minus: Uint32, one: Uint32) -> tuple:
+    """(code of the best of the eight scales from ``least_scale`` on, its error, the next error).
+
+    Errors are in units of (global scale · 2**-14)²; infinity or NaN where there is none.
+    """
+    bits = f32_bits(least_scale)
+    exponent = Int32(bits >> Uint32(_MANTISSA_BITS)) - _BIAS
+    significand = f32_from_bits((bits & Uint32((1 << _MANTISSA_BITS) - 1)) | Uint32((_BIAS + 3) << _MANTISSA_BITS))
+    exponent = cutlass.select_(regular, exponent, Int32(0))
+    nan = f32_from_bits(Uint32(_NAN))
+    power = _power((3 + _UNIT_EXPONENT) - exponent)
+    half = cutlass.select_(exponent == _LARGEST_EXPONENT, nan, mul_rn(power, Float32(0.5)))
+    keys = []
+    for i, m in enumerate(_SIGNIFICANDS):
+        low = significand <= Float32(float(m))
+        chosen = cutlass.select_(low, power, half)
+        if m == 15:
+            # 480, which E4M3 does not have
+            missing = cutlass.select_(low, exponent, exponent + 1) >= _LARGEST_EXPONENT
+            chosen = cutlass.select_(missing, nan, chosen)
+        weight = cutlass.select_(low, Float32(float(m * m)), Float32(float(4 * m * m)))
+        error = mul_rn(_squares(x, mul_rn(entries[i], chosen), minus, one), weight)
+        # the lowest bits say which
+        keys.append((f32_bits(error) & Uint32(0xFFFFFFF8)) | Uint32(i))
+    best, second = cutlass.min(keys[0], keys[1]), cutlass.max(keys[0], keys[1])
+    for key in keys[2:]:
+        second = cutlass.min(second, cutlass.max(best, key))
+        best = cutlass.min(best, key)
+    unit = _power(exponent - 3)
+    unit = mul_rn(unit, unit)
+    lowest = _code_from(bits)
+    code = lowest + Int32((best - Uint32(lowest)) & Uint32(7))
+    return code, mul_rn(f32_from_bits(best), unit), mul_rn(f32_from_bits(second), unit)
+
+
+def _code_from(bits: Uint32) -> Int32:
+    """The E4M3 code of the least scale not below a number of 2**-6 … 448, of which these are the bits."""
+    return Int32((bits + Uint32((1 << 20) - 1)) >> Uint32(20)) - ((_BIAS - 7) << 3)
+
+
+def _may_be_better(top: Float32, code: Int32, best: Float32) -> cutlass.Boolean:
+    """Whether the error that the largest element has for being clipped leaves a chance."""
+    clipped = fma_rn(scale_value(Uint32(cutlass.max(code, 0))), Float32(-6.0 * 2.0**_UNIT_EXPONENT), top)
+    return mul_rn(mul_rn(clipped, clipped), Float32(1 / ERROR_MARGIN)) <= best
+
+
+@cute.jit
+def _search(x: tuple, largest: Float32, factor: tuple, entries: tuple, one: Uint32):
+    """(code; whether it may be wrong; the least code that may be the right one; whether products with the reciprocal
+    of its scale are below 7; that reciprocal times 2**-14)."""
+    all_inverses, inverses, _ = entries
+    minus = diagonal(MINUS_ONE_F16, cute.arch.lane_idx())
+    # in units of the global scale
+    top = mul_rn(largest, factor[1])
+    least_scale = mul_rn(top, Float32((1 + 2.0**-18) / _LARGEST_PRODUCT))
+    regular = (least_scale >= Float32(2.0**_LEAST_EXPONENT)) & (least_scale < Float32(2.0 ** (_LARGEST_EXPONENT + 1)))
+    regular = regular & (factor[0] <= Float32(_LARGEST_GLOBAL_SCALE))
+    code, best, next_best = _window(x, least_scale, all_inverses, regular, minus, one)
+
+    # below the window, as far as the largest element alone is no worse than the best
+    lowest = _code_from(f32_bits(least_scale))
+    top = mul_rn(top, Float32(2.0**_UNIT_EXPONENT))
+    lower = lowest - 1
+    more = regular & _may_be_better(top, lower, best)
+    while cute.arch.vote_any_sync(more):
+        # lanes that are done, or have nothing to do, evaluate something
+        candidate = cutlass.select_(more, lower, Int32(64))
+        value = scale_value(Uint32(candidate))
+        error = mul_rn(_squares(x, _multiplier(candidate, inverses), minus, one, clip=True), mul_rn(value, value))
+        error = cutlass.select_(more, error, f32_from_bits(Uint32(_INFINITY)))
+        next_best = cute.arch.fmin(next_best, cute.arch.fmax(best, error))
+        code = cutlass.select_(error < best, candidate, code)
+        best = cute.arch.fmin(best, error)
+        lower = cutlass.select_(more, lower - 1, lower)
+        more = more & _may_be_better(top, lower, best)
+        # subnormal scales are not for this way
+        regular = regular & ((lower >= _LEAST_NORMAL_CODE) | (cutlass.select_(more, Int32(0), Int32(1)) != 0))
+        more = more & (lower >= _LEAST_NORMAL_CODE)
+
+    code = cutlass.select_(regular, code, Int32(64))
+    multiplier = _multiplier(code, inverses)
+    spread = fma_rn(top, cute.math.sqrt(best), best)
+    certain = regular & (best > mul_rn(mul_rn(top, top), Float32(_LEAST_PART))) & (best < Float32(float("inf")))
+    # scales twice as large
+    twice = code + 8 <= LARGEST_CODE
+    unclear = regular & twice & (_has_clear_halves(x, multiplier, one) == 0)
+    if cute.arch.vote_any_sync(unclear):
+        # without codes of 1/2 and 3/2 the elements are those under twice the scale: so are the errors, bit by bit
+        unlike = unclear & (_has_halves(x, multiplier, one) != 0)
+        limit = fma_rn(spread, Float32(_NEAR_DOUBLE), best)
+        above = _doubled(x, code, multiplier, minus, one, 4)
+        if cute.arch.vote_any_sync(unlike):
+            above = cutlass.select_(unlike, _doubled(x, code, multiplier, minus, one, 2), above)
+        apart = (above > limit) | (code + cutlass.select_(unlike, Int32(8), Int32(16)) > LARGEST_CODE)
+        certain = certain & (apart | (cutlass.select_(unclear, Int32(0), Int32(1)) != 0))
+    alone = next_best > fma_rn(spread, Float32(_NEAR), best)
+    doubtful = cutlass.select_(alone & certain, Int32(0), Int32(1))
+    first = cutlass.select_(certain, lower + 1, Int32(0))
+    return Uint32(code), doubtful, first, cutlass.select_(regular & (code >= lowest), Int32(1), Int32(0)), multiplier
+
+
+def _doubled(x: tuple, code: Int32, multiplier: Float32, minus: Uint32, one: Uint32, times: int) -> Float32:
+    """The error under a scale 2 or 4 times as large as that of ``code``."""
+    value = mul_rn(scale_value(Uint32(code)), Float32(float(times)))
+    return mul_rn(_squares(x, mul_rn(multiplier, Float32(1 / times)), minus, one), mul_rn(value, value))
+
+
+def _has_halves(x: tuple, multiplier: Float32, one: Uint32) -> Uint32:
+    """Not 0 if some element of x · multiplier, in units of 2**-14 and of magnitude below 7, is 1/2 or 3/2."""
+    found = Uint32(0)
+    for half in _cut(x, multiplier)[1]:
+        code = add_by_fma(half, HALF_UNIT, one)
+        found = found | (code & ((code >> Uint32(2)) ^ Uint32(0xFFFFFFFF)))
+    return found & Uint32(0x02000200)
+
+
+def _has_clear_halves(x: tuple, multiplier: Float32, one: Uint32) -> Uint32:
+    """Not 0 if some element is 1/2 or 3/2, and is not almost a tie.
+
+    It would be 0, 1 or 2 under twice the scale, and its square larger by (1/4 − |d|) · scale² ≥ 2⁻⁹ · scale².
+    """
+    least = None
+    for half in _cut(x, multiplier)[1]:
+        rounded = add_by_fma(half, HALF_UNIT, one)
+        difference = sub_f16x2(half, rounded & Uint32(CODE_AND_SIGN))
+        # 0 for the codes 1/2 and 3/2 (001 and 011), at least 1/2 for others
+        other = (rounded ^ Uint32(0x02000200)) & Uint32(0x0A000A00)
+        distance = sum_abs_f16x2(difference, other)
+        least = distance if least is None else min_f16x2(least, distance)
+    inside = ((least & Uint32(0xFFFF)) <= Uint32(_CLEAR_F16)) | ((least >> Uint32(16)) <= Uint32(_CLEAR_F16))
+    return cutlass.select_(inside, Uint32(1), Uint32(0))
+
+
+@cute.jit
+def optimal(
+    config: cutlass.Constexpr,
+    words: tuple,
+    largest: Float32,
+    factor: tuple,
+    quick: tuple,
+    seed: tuple,
+    index: Int64,
+    sound,
+):
+    """(scale code, two words of codes) of a block, if its numbers are finite.
+
+    quick: as for :func:`usual`, and the result of :func:`optimal_entries`. All lanes of a warp go together.
+    """
+    x = tuple(to_f32(config, list(words)))
+    one, entries = quick[2][0], quick[4]
+    code, doubtful, first, inside, multiplier = _search(x, largest, factor, entries, one)
+    live = sound & (largest > Float32(0.0))
+    doubtful = (doubtful != 0) & live
+    code = Uint32(cutlass.select_(live, code, Uint32(0)))
+    if cute.arch.vote_any_sync(doubtful):
+        last = cutlass.select_(doubtful, Int32(LARGEST_CODE), Int32(-1))
+        found = search_exactly(config, words, largest, factor, first, last)
+        code = Uint32(cutlass.select_(doubtful, found, code))
+    if cutlass.const_expr(config.arch.has_fp4_convert or config.stochastic or config.item_bytes == 4):
+        low, high = encode(config, words, code, factor, seed, index)
+    else:
+        tie = cute.arch.shuffle_sync(entries[2], mod(Int32(code), 8))
+        low, high = _encode_by_halves(x, multiplier, tie)
+        low = Uint32(cutlass.select_(live, low, Uint32(0)))
+        high = Uint32(cutlass.select_(live, high, Uint32(0)))
+        again = live & (doubtful | (cutlass.select_(inside != 0, tie, Uint32(2)) > Uint32(1)))
+        if cute.arch.vote_any_sync(again):
+            low_again, high_again = encode(config, words, code, factor, seed, index)
+            low = Uint32(cutlass.select_(again, low_again, low))
+            high = Uint32(cutlass.select_(again, high_again, high))
+    return code, low, high
+
+
+def _encode_by_halves(x: tuple, multiplier: Float32, tie: Uint32) -> tuple:
+    """Two words of codes of x · multiplier, in units of 2**-14, of magnitude below 7; ``tie``: of its scale."""
+    even = tie & Uint32(1)
+    # half a unit, or a bit less of it where ties of even codes go down
+    mask, unit = even * Uint32(0x00010001), Uint32(HALF_UNIT) - even * Uint32(0x00010001)
+    halves = [half + unit + ((half >> Uint32(9)) & mask) for half in _cut(x, multiplier)[1]]
+    return Uint32(pack_e2m1_halves(halves[:4])), Uint32(pack_e2m1_halves(halves[4:]))

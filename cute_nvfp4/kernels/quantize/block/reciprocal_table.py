@@ -1,0 +1,183 @@
+"""What the usual way of quantization looks up for a scale: a table in shared memory, an entry for each E4M3 code.
+
+An entry starts with 1 / (global scale · scale) in fp32. Where no instruction converts to E2M1, it is times 2⁻¹⁴, and a
+little less under scales under which ties are possible that go down (:mod:`.quantize_usual` says why).
+
+For 4/6 three words follow: the weight of the error, which is the scale, or its square for squares; how much of the
+difference between two weighted errors may be due to rounding under this scale (:mod:`.quantize_four_six` derives
+both); and which codes with all ones after them are to be raised, where some ties go up and others down under one scale:
+bits 0 and 16 are set for odd codes, bits 8 and 24 for all but zero. NaN as weight or margin makes every comparison
+false: where ties spoil the entry, where too small a scale was rounded too much, where so large a one may have been cut
+off, and where no entry is good.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Uint16, Uint32
+
+from ....ptx.convert import e4m3x2_to_f16x2, f16x2_to_f32
+from ....ptx.encode import abs_f32, add_rn, f32_bits, f32_from_bits, fma_rn, max_lanes, mul_rn, rcp_rn, sub_rn
+from ....ptx.memory import load_shared, store_shared
+from ...arith import div, mod
+from ..config import WARP, QuantizeConfig
+
+ENTRIES, NAN_CODE = 128, 0x7F
+# products are times this in binary16, where the smallest normal number then is E2M1's
+UNIT = 2.0**-14
+# less by more than roundings can make up, and by less than elements that are not ties are away from them
+_LOWERED_UNIT, _NEAR = UNIT * (1 - 2.0**-22), 2.0**-20
+# how far below a tie numbers are cut to the last number in binary16 before it, and more
+_BESIDE = 2.0**-8
+# scales wanted in this range are not cut off, nor rounded so far that a product would round to more than E2M1 has; and
+# the codes between which all of them are so
+LEAST_WANTED, _LARGEST_WANTED = 3.5 * 2.0**-9, 464.0
+_FIRST_CODE, _LAST_CODE = 4, 0x7D
+# global scales up to this keep the reciprocals of scales times UNIT normal
+_PLAIN_GLOBAL_SCALE = 2.0**100
+# bits of a significand in fp32 that x does not have
+_SPARE_BITS = {"bfloat16": 16, "float16": 13}
+# 4/6: parts of the weight, under scales without ties that are nearly met, and under others
+_MARGINS = {
+    "mse": (2 * (80 * 2.0**-24) ** 2 * 2.0**16, 2 * (248 * 2.0**-24) ** 2 * 2.0**16),
+    "mae": (320 * 2.0**-24, 992 * 2.0**-24),
+    "abs_max": (20 * 2.0**-24, 62 * 2.0**-24),
+}
+# raised codes: odd ones, all but zero
+ODD, NONZERO = 0x00010001, 0x01000100
+_NAN = float("nan")
+
+
+def entry_bytes(config: QuantizeConfig) -> int:
+    """Bytes of an entry."""
+    return 16 if config.choice else 4
+
+
+def table_bytes(config: QuantizeConfig) -> int:
+    """Bytes of the table."""
+    return ENTRIES * entry_bytes(config)
+
+
+def _near(config: QuantizeConfig, divisor: Float32, inverse: Float32, number: int) -> tuple:
+    """Of elements of a 16-bit type times ``inverse`` = 1 / ``divisor`` and one kind of tie: whether one may be a tie or
+    almost, and must go up; or down; whether one that is not may be cut to the number before the tie in binary16.
+
+    Ties 1/4 (kind 0), 5/4, 5/2 and 5 (1) go down; 3/4 (2), 7/4 and 7/2 (3) go up, as all do that are cut and rounded
+    half up.
+    """
+    tie, spare = 1.0 + number / 4, _SPARE_BITS[config.dtype]
+    bits = f32_bits(mul_rn(divisor, Float32(tie))) + Uint32(1 << (spare - 1))
+    significand = f32_from_bits(bits & Uint32(0xFFFFFFFF << spare & 0xFFFFFFFF))
+    above = sub_rn(mul_rn(significand, inverse), Float32(tie))
+    near = abs_f32(above) < Float32(_NEAR)
+    over = above >= Float32(0.0) if number >= 2 else above > Float32(0.0)
+    return near & over, near & ~over, (above < Float32(0.0)) & (above > Float32(-_BESIDE))
+
+
+def _ties(config: QuantizeConfig, divisor: Float32, inverse: Float32) -> tuple:
+    """Under a scale, whether elements that are ties, or almost, must go up; whether the entry is to be lowered, as any
+    must go down; the mask where both is so, else 0; and whether no mask does it.
+
+    There are too many f16 numbers: those next to a tie are cut to the same binary16. All is encoded exactly then.
+    """
+    up, down, beside = zip(*(_near(config, divisor, inverse, number) for number in range(4)))
+    any_up, any_down = up[0] | up[1] | up[2] | up[3], down[0] | down[1] | down[2] | down[3]
+    both = any_up & any_down
+    mask = cutlass.select_(both, cutlass.select_(up[1], Uint32(NONZERO), Uint32(ODD)), Uint32(0))
+    if config.dtype == "float16":
+        return any_up, any_down & ~any_up, mask, cutlass.Boolean(False)
+    no_mask = up[0] | down[2] | down[3] | beside[2] | beside[3] | (up[1] & beside[1])
+    return any_up, any_down, mask, both & no_mask
+
+
+def _refined(global_scale: Float32, value: Float32, divisor: Float32, inverse: Float32) -> Float32:
+    """1 / (global scale · value), rounded nearly once; ``inverse`` is 1 / ``divisor``, which is the product rounded."""
+    lost = fma_rn(global_scale, value, -divisor)
+    remainder = fma_rn(-lost, inverse, fma_rn(-divisor, inverse, Float32(1.0)))
+    return fma_rn(remainder, inverse, inverse)
+
+
+def _more(config: QuantizeConfig, code: Int32, value: Float32, inexact: Any, doubtful: Any) -> list[Uint32]:
+    """Weight and margin of an entry for 4/6; ``inexact``: whether the reciprocal is not the refined one."""
+    doubt = cutlass.select_(doubtful | ((code > 0) & (code < _FIRST_CODE)), Float32(_NAN), Float32(0.0))
+    cut = cutlass.select_(code > _LAST_CODE, Float32(_NAN), doubt)
+    unit = UNIT if config.sound_ties else 1.0
+    plain, other = _MARGINS[config.choice]
+    weight = value
+    if config.choice == "mse":
+        weight, unit = mul_rn(value, value), unit * unit
+    margin = mul_rn(weight, cutlass.select_(inexact, Float32(other * unit), Float32(plain * unit)))
+    # zeros are certain to be zeros
+    margin = cutlass.select_(code == 0, Float32(-1.0), margin)
+    return [f32_bits(add_rn(weight, doubt)), f32_bits(add_rn(margin, cut))]
+
+
+@cute.jit
+def fill_table(
+    config: cutlass.Constexpr, table: Int32, flags: Int32, global_scale: Float32, usable: cutlass.Boolean, thread: Int32
+):
+    """Writes the entries of all scales to shared memory at ``table``; all threads of a block do this together.
+
+    usable: :func:`is_usable`.
+
+    Returns whether ties go both ways under any scale (or the global scale is too large), as bits: 1 for codes that are
+    odd, 2 for all but zero. ``flags``: a word for each warp.
+    Where only one scale is tried, the table then has plain reciprocals, which are for conversions that heed ties.
+    """
+    threads = Int32(WARP * config.warps)
+    size = entry_bytes(config)
+    found = Int32(0)
+    for code in cutlass.range(thread, ENTRIES, threads, unroll=1):
+        pair = e4m3x2_to_f16x2(Uint16(code))
+        value = f16x2_to_f32(pair)[0]
+        divisor = mul_rn(global_scale, value)
+        # of zero and NaN nothing is kept; their reciprocals would take long
+        inverse = rcp_rn(cutlass.select_((code > 0) & (code < NAN_CODE), divisor, global_scale))
+        entry, mask, spoiled, inexact = inverse, Uint32(0), cutlass.Boolean(False), cutlass.Boolean(True)
+        if cutlass.const_expr(config.sound_ties):
+            any_up, lowered, mask, spoiled = _ties(config, divisor, inverse)
+            inexact = any_up | lowered
+            if cutlass.const_expr(config.choice != ""):
+                refined = _refined(global_scale, value, divisor, inverse)
+                entry = cutlass.select_(inexact, inverse, refined)
+            entry = entry * cutlass.select_(lowered, Float32(_LOWERED_UNIT), Float32(UNIT))
+            kinds = cutlass.select_(mask == Uint32(NONZERO), Int32(2), Int32(1))
+            found = cutlass.select_((mask != Uint32(0)) & (code < NAN_CODE), found | kinds, found)
+        # everything is zero under a scale of zero; for 4/6 the sign tells it apart
+        nothing = Float32(-0.0 if config.choice else 0.0)
+        words = [f32_bits(cutlass.select_(value == Float32(0.0), nothing, entry))]
+        if cutlass.const_expr(config.choice != ""):
+            words = words + _more(config, code, value, inexact, spoiled | ~usable) + [mask]
+        store_shared(table + code * size, words)
+    tied = Int32(0)
+    if cutlass.const_expr(config.sound_ties):
+        found = cutlass.select_(global_scale > Float32(_PLAIN_GLOBAL_SCALE), Int32(1), found)
+        kinds = Uint32(max_lanes(Uint32(found)))
+        if mod(thread, WARP) == 0:
+            store_shared(flags + div(thread, WARP) * 4, [kinds])
+    cute.arch.sync_threads()
+    if cutlass.const_expr(config.sound_ties):
+        for w in cutlass.range_constexpr(config.warps):
+            tied = tied | Int32(load_shared(flags + 4 * w, 4)[0])
+        if cutlass.const_expr(config.choice == ""):
+            if tied != 0:
+                for code in cutlass.range(thread, ENTRIES, threads, unroll=1):
+                    value = f16x2_to_f32(e4m3x2_to_f16x2(Uint16(code)))[0]
+                    entry = rcp_rn(mul_rn(global_scale, value))
+                    entry = cutlass.select_(value == Float32(0.0), Float32(0.0), entry)
+                    store_shared(table + code * size, [f32_bits(entry)])
+            cute.arch.sync_threads()
+    return tied
+
+
+def is_usable(global_scale: Float32, valid: Int32) -> Any:
+    """Whether the usual way is possible under this global scale."""
+    return (global_scale <= Float32(_PLAIN_GLOBAL_SCALE)) & (valid != 0)
+
+
+def largest_wanted(usable: Any) -> Float32:
+    """Up to which wanted scale the usual way goes."""
+    return cutlass.select_(usable, Float32(_LARGEST_WANTED), Float32(-1.0))

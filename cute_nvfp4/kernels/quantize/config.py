@@ -1,0 +1,137 @@
+"""The variants of the quantization kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from ...scale_layout import ATOM_COLS, ATOM_ROWS
+from ...target import Architecture
+
+WARP = 32
+# rows r, r + 32, r + 64 and r + 96 of a scale atom: their scales of four columns are sixteen contiguous bytes
+WARP_ROWS = 4
+ROW_STEP = 32
+_LINE = 128
+
+
+@dataclass(frozen=True)
+class Element:
+    """An element type: its mantissa bits, its exponent's bias, its largest value, and its code of NaN in every byte."""
+
+    mantissa_bits: int
+    exponent_bias: int
+    max_value: float
+    nan_word: int
+
+
+ELEMENTS = {
+    "e2m1": Element(1, 1, 6.0, 0x77777777),
+    "e4m3": Element(3, 7, 448.0, 0x7F7F7F7F),
+    "e5m2": Element(2, 15, 57344.0, 0x7F7F7F7F),
+}
+ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class QuantizeConfig:
+    """One variant: everything the compiled code depends on.
+
+    element, scale, block: those of the format ("e2m1", "e4m3", "e5m2"; "e4m3", "ue8m0"; 16, 32); top, min_scale,
+    exponent, choice: those of the rule, ``top`` being its ``max_code`` or the format's largest element; full_scale:
+    amax / global scale; dtype: of x; hadamard: how many elements along K are rotated together, 0 for none;
+    tile: whether scales are those of square tiles; transposed: whether K is the strided dimension of x;
+    global_scale: "none", "given" (a pointer to it) or "amax" (a pointer to the largest magnitude, from which the kernel
+    computes and stores it); stochastic: rounding; layout: of the scales, "blocked" or "rowmajor"; scale_word: whether
+    row-major scales may be stored four at a time; ragged: whether some of the rows or blocks of a unit may not exist;
+    bulk: whether rows come to shared memory by bulk copies (x is aligned to 16 bytes); vector_bytes: widest load that
+    the alignment of x allows, if not; warps: of a block of threads, a power of two, at most 32; min_blocks: blocks of
+    threads that must fit on a multiprocessor, which bounds the registers (0: no bound); usual: whether blocks may go a
+    cheaper way than the exact one.
+    """
+
+    arch: Architecture
+    element: str = "e2m1"
+    scale: str = "e4m3"
+    block: int = 16
+    top: float = 6.0
+    min_scale: float = 0.0
+    exponent: str = "rceil"
+    choice: str = ""
+    full_scale: float = 2688.0
+    dtype: str = "bfloat16"
+    hadamard: int = 0
+    tile: bool = False
+    transposed: bool = False
+    global_scale: str = "given"
+    stochastic: bool = False
+    layout: str = "blocked"
+    scale_word: bool = True
+    ragged: bool = False
+    bulk: bool = True
+    vector_bytes: int = 16
+    warps: int = 4
+    min_blocks: int = 8
+    usual: bool = True
+
+    @property
+    def item_bytes(self) -> int:
+        """Bytes of an element of x."""
+        return ITEM_BYTES[self.dtype]
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of x under one scale."""
+        return self.block * self.item_bytes
+
+    @property
+    def out_bytes(self) -> int:
+        """Bytes of data under one scale."""
+        return self.block // 2 if self.element == "e2m1" else self.block
+
+    @property
+    def lane_rows(self) -> int:
+        """``transposed``: rows of the result of which a lane holds blocks, as many as a word has elements."""
+        return 4 // self.item_bytes
+
+    @property
+    def warps_along_k(self) -> int:
+        """``transposed``: warps of a block of threads that take the same rows of the result."""
+        return self.warps * WARP * self.lane_rows // ATOM_ROWS
+
+    @property
+    def blocks_along_k(self) -> int:
+        """``transposed``: how many a block of threads takes: at least a line of data, and for each warp four scales."""
+        return max(_LINE // self.out_bytes, ATOM_COLS * self.warps_along_k)
+
+    @property
+    def sound_ties(self) -> bool:
+        """Whether elements have so few bits that ties can be told apart from their neighbours in binary16."""
+        return self.has_usual_way and not self.arch.has_fp4_convert
+
+    @property
+    def defers(self) -> bool:
+        """Whether blocks for which the usual way is not certain are quantized again after the others of their unit."""
+        return self.has_usual_way and self.choice != ""
+
+    @property
+    def rows_together(self) -> int:
+        """Rows of a unit that are fetched and waited for together."""
+        return 2 if self.defers else 1
+
+    @property
+    def has_usual_way(self) -> bool:
+        """Whether there is a cheaper way than the exact one (``optimal`` has its own)."""
+        # 4/6 has one for rows that are read as they lie
+        apart = self.choice != "" and (self.tile or self.transposed)
+        plain = self.usual and self.scale == "e4m3" and self.item_bytes == 2
+        return plain and not (self.stochastic or self.hadamard or self.searches or apart)
+
+    @property
+    def searches(self) -> bool:
+        """Whether all scales are candidates."""
+        return self.choice == "optimal"
+
+    @property
+    def of_rotated(self) -> QuantizeConfig:
+        """The same for blocks that have been rotated, which are fp32."""
+        return replace(self, dtype="float32", hadamard=0)

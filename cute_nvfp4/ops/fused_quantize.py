@@ -1,0 +1,372 @@
+"""The fused kernels of ``cute_nvfp4.quantization.quantize``: which requests they take, and how they are run."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import dataclasses
+import functools
+
+import torch
+
+from .. import target as targets
+from ..errors import OperandError, explain
+from ..formats import Format
+from ..kernels.quantize.config import ITEM_BYTES, ROW_STEP, WARP, WARP_ROWS, QuantizeConfig
+from ..operand import BlockScaledTensor
+from ..planning.quantize import PLAIN, Variant, lies_transposed, resident, threads, walk
+from ..quantization.hadamard import Hadamard
+from ..quantization.rules import Rule
+from ..runtime.compile import CompiledKernel, build, compile_cached
+from ..runtime.launch import Launcher, launcher
+from ..scale_layout import ATOM_COLS, ATOM_ROWS, blocked_bytes, blocked_view
+from ..target import Architecture
+from .checks import DTYPE_NAMES
+
+__all__ = ["compile_quantize", "quantize_fused", "why_not_fused"]
+
+_NOTHING = contextlib.nullcontext()
+_POINTER, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
+# x, data, scale, global_in, global_out | rows, columns, batch | strides | seed, signs | powers | blocks, steps | stream
+_TYPES = (*[_POINTER] * 5, *[_I32] * 3, *[_I64] * 6, *[_I32] * 10, _POINTER)
+# x, amax | rows, bytes of a row, batch | strides | pieces of a row, blocks, signs | stream
+_AMAX_TYPES = (*[_POINTER] * 2, *[_I32] * 3, *[_I64] * 2, *[_I32] * 3, _POINTER)
+_MAX_GRID, _INT32_MAX = 65535, 2**31 - 1
+_FORMATS = {("e2m1", "e4m3", 16), ("e2m1", "ue8m0", 32), ("e4m3", "ue8m0", 32), ("e5m2", "ue8m0", 32)}
+_CHOICES = {"e4m3": ("", "mse", "mae", "abs_max", "optimal"), "ue8m0": ("",)}
+# blocks of threads of the second pass that take turns on a multiprocessor's places for them; for 4/6 by sums; and for
+# searches, which take more or less time: more turns even that out
+_WAVES, _WAVES_OF_SUMS, _WAVES_OF_SEARCHES = 2, 1, 8
+
+
+def why_not_fused(
+    shape: tuple[int, int, int], format: Format, rule: Rule, *, rotation: int = 0, tile: bool = False
+) -> str:
+    """Why the kernels cannot quantize matrices of ``shape`` (L, MN, K) like that, or an empty string.
+
+    ``rotation``: how many elements are rotated together, 0 for none; ``tile``: square tiles. Hessians there is no
+    kernel for.
+    """
+    batch, rows, k = shape
+    if (format.element, format.scale, format.block) not in _FORMATS:
+        return explain("format for the fused kernels", got=format.name, expected="nvfp4, mxfp4 or mxfp8")
+    if rule.choice not in _CHOICES[format.scale]:
+        expected = "one that does not search, or optimal for nvfp4"
+        return explain("rule for the fused kernels", got=repr(rule.name), expected=expected)
+    if tile and rule.choice == "optimal":
+        return explain("block_2d for the fused kernels", got="rule 'optimal'", expected="a rule that does not search")
+    if rotation and format.block % rotation:
+        return explain("size of a rotation for the fused kernels", got=rotation, expected=f"{format.block} or smaller")
+    if k % format.block:
+        return explain(f"K of {format.name}", got=k, expected=f"a multiple of {format.block}")
+    if batch > _MAX_GRID:
+        return explain("matrices for the fused kernels", got=batch, expected=f"at most {_MAX_GRID}")
+    if max(-(-rows // ATOM_ROWS) * ATOM_ROWS * -(-k // 64) * 4, k * 4) > _INT32_MAX:
+        return explain("x for the fused kernels", got=f"{rows} x {k}", expected=f"at most {_INT32_MAX} scales")
+    return ""
+
+
+def quantize_fused(
+    x: torch.Tensor,
+    format: Format,
+    rule: Rule,
+    *,
+    global_scale: torch.Tensor | str | None = None,
+    seed: int | None = None,
+    hadamard: Hadamard | None = None,
+    block_2d: bool = False,
+    scale_layout: str = "blocked",
+    backend: targets.Backend = "auto",
+) -> BlockScaledTensor:
+    """Quantizes ``x`` (L, MN, K) by the fused kernels: the same bits as the torch backend.
+
+    Args:
+        x: float32, float16 or bfloat16, K or MN contiguous (others are copied); K a multiple of the format's block.
+        format, rule: what ``quantization.rules`` resolves names to.
+        global_scale: None; one float32 element on the device of ``x``: one pass; or "auto", for NVFP4: a pass over
+            ``x`` finds its largest finite magnitude, and the next one computes the global scale from it.
+        seed: rounds stochastically, with the bits of ``quantization.philox``; None rounds to nearest.
+        hadamard: rotates x along K first; not larger than the format's block.
+        block_2d: scales of square tiles, repeated in every row of a tile.
+        scale_layout: "blocked" or "rowmajor".
+        backend: "cuda", "sim", or "auto", which is where ``x`` is.
+
+    Runs on the current stream, without synchronising the device.
+
+    Raises:
+        OperandError: the kernels cannot do this (:func:`why_not_fused`).
+        TargetError: the backend cannot run tensors of this device, or is unknown.
+    """
+    rotation = 0 if hadamard is None else hadamard.size
+    reason = why_not_fused(tuple(x.shape), format, rule, rotation=rotation, tile=block_2d)
+    if reason:
+        raise OperandError(reason)
+    resolved = targets.resolve(backend, x.device)
+    x = x.detach()
+    variant = Variant(rotation, block_2d, lies_transposed(x, block_2d, rule.choice))
+    x = x if variant.transposed else _readable(x)
+    batch, rows, k = x.shape
+    columns = format.scale_columns(k)
+    data = torch.empty((batch, rows, format.data_columns(k)), dtype=torch.uint8, device=x.device)
+    if scale_layout == "blocked":
+        flat = torch.empty(blocked_bytes(rows, columns, batch), dtype=torch.uint8, device=x.device)
+        scale, scale_strides = blocked_view(flat, rows, columns, batch), (0, flat.numel() // batch)
+    else:
+        scale = torch.empty((batch, rows, columns), dtype=torch.uint8, device=x.device)
+        scale_strides = (columns, rows * columns)
+    # the scale that the kernel reads, and the one that it writes
+    given, computed, source = global_scale, None, "none" if global_scale is None else "given"
+    if isinstance(global_scale, str):
+        given = torch.zeros((), dtype=torch.float32, device=x.device)
+        global_scale = computed = torch.empty((), dtype=torch.float32, device=x.device)
+        source = "amax"
+    config = _choose(
+        rule,
+        format,
+        resolved.arch,
+        DTYPE_NAMES[x.dtype],
+        rows,
+        k,
+        _alignment(x),
+        scale_layout,
+        source,
+        seed is not None,
+        variant,
+    )
+    signs = 0 if hadamard is None else sum(1 << i for i, sign in enumerate(hadamard.signs) if sign < 0)
+    if source == "amax":
+        _find_amax(x, given, config, signs, resolved)
+    seed = seed or 0
+    arguments = [
+        *(0 if t is None else t.data_ptr() for t in (x, data, scale, given, computed)),
+        rows,
+        columns,
+        batch,
+        *_byte_strides(x.transpose(1, 2) if variant.transposed else x),
+        *_byte_strides(data),
+        *scale_strides,
+        *(_int32(half) for half in (seed, seed >> 32, signs)),
+        1,
+        1 << 16,
+        *_grid(config, rows, columns, targets.sm_count(resolved, x.device) // batch),
+    ]
+    tensors = {"x": (x, False), "data": (data, True), "scale": (scale, True)}
+    for name, tensor in (("global_in", given), ("global_out", computed)):
+        if tensor is not None:
+            tensors[name] = (tensor, name == "global_out")
+    _run(launcher(_compile(config), resolved, _TYPES), resolved, arguments, tensors)
+    return BlockScaledTensor(data, scale, global_scale, format)
+
+
+def _run(launch: Launcher, target: targets.Target, arguments: list, tensors: dict) -> None:
+    """Launches on the current stream of the tensors' device, or simulates."""
+    if target.backend == "sim":
+        launch([*arguments, 0], tensors)
+        return
+    device = tensors["x"][0].device
+    # the DSL's host code launches on the current device
+    with torch.cuda.device(device) if device.index != torch.cuda.current_device() else _NOTHING:
+        launch([*arguments, torch.cuda.current_stream(device).cuda_stream], {})
+
+
+def _int32(bits: int) -> int:
+    """The low 32 bits as ctypes takes them."""
+    return ctypes.c_int32(bits & 0xFFFFFFFF).value
+
+
+def _find_amax(x: torch.Tensor, amax: torch.Tensor, config: QuantizeConfig, signs: int, target: targets.Target) -> None:
+    """Raises ``amax`` to the largest finite magnitude of ``x``, rotated as ``config`` and ``signs`` say."""
+    alignment = _alignment(x.transpose(1, 2) if config.transposed else x)
+    view, config, rows, row_bytes, pieces = walk(x, config, alignment)
+    sm_count = targets.sm_count(target, x.device)
+    blocks = max(1, min(-(-rows * pieces // config.warps), 8 * sm_count // x.shape[0]))
+    places = [x.data_ptr(), amax.data_ptr()]
+    arguments = [*places, rows, row_bytes, x.shape[0], *_byte_strides(view), pieces, blocks, _int32(signs)]
+    launch = launcher(compile_cached(("amax", config), lambda: _build_amax(config)), target, _AMAX_TYPES)
+    _run(launch, target, arguments, {"x": (x, False), "amax": (amax, True)})
+
+
+def _byte_strides(tensor: torch.Tensor) -> tuple[int, int]:
+    """(row, batch) strides of (L, MN, …) in bytes."""
+    return tensor.stride(1) * tensor.element_size(), tensor.stride(0) * tensor.element_size()
+
+
+def _grid(config: QuantizeConfig, rows: int, columns: int, sm_count: int) -> tuple[int, int, int, int, int]:
+    """Blocks of threads for a matrix, if there is work for them; and ``steps`` of the kernel."""
+    if config.tile or config.transposed:
+        *steps, wanted = threads(config, rows, columns)
+        return max(1, min(wanted, _WAVES * config.min_blocks * sm_count)), *steps, 0, 0
+    chunks = -(-columns // WARP)
+    units = chunks * -(-rows // ATOM_ROWS) * (ROW_STEP // config.warps)
+    waves = _WAVES
+    if config.searches:
+        waves = _WAVES_OF_SEARCHES
+    elif config.defers and config.choice != "abs_max":
+        waves = _WAVES_OF_SUMS
+    blocks = max(1, min(units, waves * config.min_blocks * sm_count))
+    return blocks, chunks, units, blocks // chunks, blocks % chunks
+
+
+def _readable(x: torch.Tensor) -> torch.Tensor:
+    """``x`` if the kernel can read it, else a copy: K contiguous, and rows that start at multiples of four bytes."""
+    size = x.element_size()
+    strides = [stride * size for length, stride in zip(x.shape[:-1], x.stride()) if length > 1]
+    plain = x.stride(-1) == 1 or x.shape[-1] == 1
+    if plain and not any(place % 4 for place in (x.data_ptr(), *strides)):
+        return x
+    return x.clone(memory_format=torch.contiguous_format)
+
+
+def _alignment(x: torch.Tensor) -> int:
+    """Largest power of two, up to 32 bytes, that divides the address of every row."""
+    bits = x.data_ptr() | 32
+    for length, stride in zip(x.shape[:-1], x.stride()):
+        bits |= stride * x.element_size() if length > 1 else 0
+    return bits & -bits
+
+
+def _resident(config: QuantizeConfig) -> int:
+    """Blocks of threads that are to fit on a multiprocessor: as many as shared memory allows, and registers."""
+    shared = config.warps * (WARP_ROWS * WARP * config.block_bytes + 8 * WARP_ROWS) + 2048
+    # the system takes a kilobyte of each block's
+    most = (config.arch.shared_bytes + 1024) // (shared + 1024) if config.bulk else 16
+    if config.searches:
+        # where four would spill registers
+        wanted = 3 if config.ragged or config.stochastic or config.item_bytes == 4 else 4
+    elif config.stochastic:
+        wanted = 3
+    elif config.has_usual_way:
+        # for 4/6 more registers are worth more than more warps
+        wanted = 4 if config.choice else 10
+    else:
+        wanted = 6
+    return min(wanted, most)
+
+
+@functools.lru_cache(maxsize=1024)
+def _choose(
+    rule: Rule,
+    format: Format,
+    arch: Architecture,
+    dtype: str,
+    rows: int,
+    k: int,
+    alignment: int,
+    layout: str,
+    global_scale: str,
+    stochastic: bool,
+    variant: Variant = PLAIN,
+) -> QuantizeConfig:
+    """The variant of the kernel for matrices of ``rows`` rows, which start at multiples of ``alignment`` bytes."""
+    columns = format.scale_columns(k)
+    config = QuantizeConfig(
+        arch=arch,
+        element=format.element,
+        scale=format.scale,
+        block=format.block,
+        top=format.max_value if rule.max_code is None else rule.max_code,
+        min_scale=rule.min_scale,
+        exponent=rule.exponent,
+        choice=rule.choice,
+        full_scale=rule.full_scale,
+        dtype=dtype,
+        hadamard=variant.rotation,
+        tile=variant.tile,
+        transposed=variant.transposed,
+        global_scale=global_scale,
+        stochastic=stochastic,
+        layout=layout,
+        scale_word=columns % ATOM_COLS == 0,
+        ragged=variant.reads_rows and (rows % ATOM_ROWS != 0 or columns % WARP != 0),
+        bulk=alignment >= 16 and variant.reads_rows,
+        vector_bytes=4 if variant.transposed else min(arch.vector_bytes, alignment),
+    )
+    return dataclasses.replace(config, min_blocks=_resident(config) if variant.reads_rows else resident(config))
+
+
+def compile_quantize(
+    arch: str,
+    format: Format,
+    rule: Rule,
+    *,
+    rows: int,
+    k: int,
+    dtype: torch.dtype = torch.bfloat16,
+    scale_layout: str = "blocked",
+    global_scale: str = "given",
+    stochastic: bool = False,
+    variant: Variant = PLAIN,
+) -> tuple[CompiledKernel, QuantizeConfig]:
+    """The kernel that quantizes contiguous matrices of these sizes on ``arch``, and its configuration.
+
+    Needs no GPU and no tensors. ``global_scale``: "none", "given" or "amax". ``variant``: rotations, tiles,
+    transposed reads.
+    """
+    reason = why_not_fused((1, rows, k), format, rule, rotation=variant.rotation, tile=variant.tile)
+    if reason:
+        raise OperandError(reason)
+    name = DTYPE_NAMES[dtype]
+    row_bytes = k * ITEM_BYTES[name]
+    alignment = min(row_bytes & -row_bytes, 32)
+    arch_ = targets.architecture(arch)
+    config = _choose(rule, format, arch_, name, rows, k, alignment, scale_layout, global_scale, stochastic, variant)
+    return _compile(config), config
+
+
+def _compile(config: QuantizeConfig) -> CompiledKernel:
+    return compile_cached(("quantize", config), lambda: _build(config))
+
+
+def _pointer(dtype: type, alignment: int) -> object:
+    """An address that is never read: compiling needs only dtype, space and alignment."""
+    from cutlass.cute import AddressSpace
+    from cutlass.cute.runtime import make_ptr
+
+    return make_ptr(dtype, alignment, AddressSpace.gmem, assumed_align=alignment)
+
+
+def _build(config: QuantizeConfig) -> CompiledKernel:
+    import cuda.bindings.driver as driver
+    import cutlass
+
+    from ..kernels.quantize.row import Quantize
+    from ..kernels.quantize.tile import QuantizeTile
+    from ..kernels.quantize.transposed import QuantizeTransposed
+
+    byte, i32, i64 = cutlass.Uint8, cutlass.Int32(1), cutlass.Int64(1)
+    args = [
+        _pointer(byte, config.vector_bytes),
+        _pointer(byte, 8),
+        _pointer(byte, 16 if config.layout == "blocked" else 4 if config.scale_word else 1),
+        _pointer(cutlass.Float32, 4),
+        _pointer(cutlass.Float32, 4),
+        *[i32] * 3,
+        *[(i64, i64)] * 3,
+        (i32, i32, i32),
+        (i32, i32),
+        i32,
+        (i32, i32, i32, i32),
+        driver.CUstream(0),
+    ]
+    kernel = QuantizeTransposed if config.transposed else QuantizeTile if config.tile else Quantize
+    return build(kernel(config), args, name="quantize", arch=config.arch.name)
+
+
+def _build_amax(config: QuantizeConfig) -> CompiledKernel:
+    import cuda.bindings.driver as driver
+    import cutlass
+
+    from ..kernels.quantize.amax import Amax
+    from ..kernels.quantize.transposed import AmaxTransposed
+
+    i32, i64 = cutlass.Int32(1), cutlass.Int64(1)
+    args = [
+        _pointer(cutlass.Uint8, config.vector_bytes),
+        _pointer(cutlass.Uint32, 4),
+        *[i32] * 3,
+        (i64, i64),
+        *[i32] * 3,
+        driver.CUstream(0),
+    ]
+    kernel = AmaxTransposed if config.transposed else Amax
+    return build(kernel(config), args, name="amax", arch=config.arch.name)

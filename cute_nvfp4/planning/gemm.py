@@ -1,0 +1,152 @@
+"""Which kernel runs a GEMM: the user's table of measured winners first, then the best candidate of the model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+
+from ..errors import OperandError, explain
+from ..formats import FORMATS
+from ..kernels.gemm.config import CTA_ROWS, MAX_CLUSTER, MIN_PIECE, SPLITS, TILE_BYTES, TILE_N, can_implement
+from ..target import Architecture
+from . import gemm_table
+from .gemm_model import Prediction, has_room, predict
+from .gemm_problem import GemmProblem, Plan, can_run
+from .rates import L2_BYTES, concurrent_clusters
+
+__all__ = ["GemmProblem", "Plan", "can_run", "candidates", "choose", "predict_plan", "ranked"]
+
+_CLUSTERS = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
+_PAIR_CLUSTERS = ((4, 1), (2, 2), (4, 2), (2, 4))
+_MIN_SHARE = 4
+"""Steps along K that a CTA must have at least where equal shares are dealt: less is not worth its partial sums."""
+
+
+def predict_plan(plan: Plan, problem: GemmProblem, sm_count: int, **counted: float) -> Prediction:
+    """The modelled time of ``plan``; ``counted`` is passed on to ``gemm_model.predict``."""
+    m, n = problem.kernel_mn(plan.swap)
+    return predict(plan.config, m, n, problem.k, problem.batch, plan.workers, sm_count, **counted)
+
+
+@functools.lru_cache(maxsize=1024)
+def _choose(problem: GemmProblem, arch: Architecture, sm_count: int, device: str, stamp: object) -> Plan:
+    # ``stamp`` names the state of the table's file, so that a changed table is read again
+    refuse(problem, arch)
+    found = gemm_table.lookup(problem, arch, sm_count, device)
+    if found is not None:
+        return found
+    for _, plan in _ranked(problem, arch, sm_count, every=False):
+        if not can_implement(plan.config):
+            return plan
+    raise OperandError(
+        explain(
+            f"plans for {problem.m} x {problem.n} x {problem.k} on {arch.name}",
+            got=f"none on {sm_count} multiprocessors",
+            expected="at least one",
+        )
+    )
+
+
+def choose(problem: GemmProblem, arch: Architecture, sm_count: int, device: str = "") -> Plan:
+    """The plan for ``problem`` on ``sm_count`` multiprocessors of ``arch``.
+
+    An entry of the user's table for this problem, architecture and number of multiprocessors wins (``gemm_table``;
+    ``device``, a GPU's name, restricts it to entries made on such a GPU). Otherwise the model's fastest candidate.
+
+    Raises:
+        OperandError: the problem is beyond the kernels' limits.
+        TableError: the user's table cannot be read.
+    """
+    return _choose(problem, arch, sm_count, device, gemm_table.stamp())
+
+
+def refuse(problem: GemmProblem, arch: Architecture) -> None:
+    """Raises OperandError for a problem that no kernel runs, whatever its configuration."""
+    # architecture, formats and dtypes do not depend on the tiling
+    reason = can_run(problem) or can_implement(problem.config(arch, False, tile_n=TILE_N[0]))
+    if reason:
+        raise OperandError(reason)
+
+
+def candidates(problem: GemmProblem, arch: Architecture, sm_count: int) -> list[Plan]:
+    """Every sensible plan, the model's fastest first; ``core.config.can_implement`` accepts the configuration of each.
+
+    Left out are plans that can only lose: tiles wider than the problem, clusters larger than its tiles, splits of K
+    into more parts than there are steps or than fit on the device, 2-SM MMA for 128 rows.
+    """
+    return [plan for _, plan in ranked(problem, arch, sm_count)]
+
+
+def ranked(problem: GemmProblem, arch: Architecture, sm_count: int) -> list[tuple[Prediction, Plan]]:
+    """``candidates`` with their modelled times."""
+    refuse(problem, arch)
+    return [(p, plan) for p, plan in _ranked(problem, arch, sm_count, every=True) if not can_implement(plan.config)]
+
+
+def _ranked(problem: GemmProblem, arch: Architecture, sm_count: int, every: bool) -> list[tuple[Prediction, Plan]]:
+    timed = []
+    for swap in (False, True):
+        m, n = problem.kernel_mn(swap)
+        for pair in (False, True) if m > CTA_ROWS else (False,):
+            for tile_n in TILE_N:
+                # a tile wider than need be: the next narrower covers all columns
+                if tile_n == TILE_N[0] or tile_n - 64 < n:
+                    timed += _Tile(problem, arch, sm_count, swap, pair, tile_n).plans(every)
+    return sorted(timed, key=_order)
+
+
+def _order(timed: tuple[Prediction, Plan]) -> tuple:
+    """Fastest first; of equals (to 10 ns) the smaller cluster, then the one that asks less of memory, and no swap."""
+    p, plan = timed
+    return round(p.us, 2), plan.config.cluster_size, round(p.l2_us + p.latency_us, 1), plan.swap
+
+
+class _Tile:
+    """Plans with one shape of tile: plain or in clusters that share loads, K split in a cluster, K in equal shares."""
+
+    def __init__(
+        self, problem: GemmProblem, arch: Architecture, sm_count: int, swap: bool, pair: bool, tile_n: int
+    ) -> None:
+        self.problem, self.arch, self.sm_count, self.swap = problem, arch, sm_count, swap
+        self.tiling = {"tile_n": tile_n, "pair": pair}
+        self.tile_n, self.ctas = tile_n, 2 if pair else 1
+        m, n = problem.kernel_mn(swap)
+        self.rows, self.columns = -(-m // CTA_ROWS), -(-n // tile_n)
+        self.tiles = -(-self.rows // self.ctas) * self.columns * problem.batch
+        self.k_steps = -(-problem.k // (TILE_BYTES * FORMATS[problem.a_format].elements_per_byte))
+
+    def plan(self, units: int, cluster: tuple[int, int], **tiling: object) -> tuple[Prediction, Plan] | None:
+        """The plan on as many clusters as fit, but at most ``units``; None where it has no room."""
+        config = self.problem.config(self.arch, self.swap, cluster=cluster, **self.tiling, **tiling)
+        fit = concurrent_clusters(config.cluster_size, self.sm_count)
+        if fit == 0 or not has_room(config):
+            return None
+        plan = Plan(config, self.swap, min(fit, units))
+        return predict_plan(plan, self.problem, self.sm_count), plan
+
+    def plans(self, every: bool) -> Iterator[tuple[Prediction, Plan]]:
+        """``every``: with clusters that share loads even where L2 is not what bounds the plain plan."""
+        least = (self.ctas, 1)
+        fit = concurrent_clusters(self.ctas, self.sm_count)
+        p = self.problem
+        rasters = ("m", "n") if (p.m + p.n) * p.k / 2 > L2_BYTES else ("m",)
+        found = [self.plan(self.tiles, least, raster=raster) for raster in rasters]
+        yield from filter(None, found)
+        if self.tiles >= fit and (every or any(x and x[0].l2_us >= x[0].mainloop_us for x in found)):
+            yield from filter(None, self._sharing(rasters))
+        for split in SPLITS[1:]:
+            size = self.ctas * split
+            if split <= self.k_steps and size <= MAX_CLUSTER and self.tile_n // split >= MIN_PIECE:
+                # all tiles at once: K is split to fill the device, which more tiles do better
+                if self.tiles <= concurrent_clusters(size, self.sm_count):
+                    yield from filter(None, [self.plan(self.tiles, least, split_k=split)])
+        if fit and self.tiles % fit and self.k_steps >= 2 * _MIN_SHARE:
+            shares = self.tiles * self.k_steps // _MIN_SHARE
+            yield from filter(None, [self.plan(shares, least, scheduler="stream_k")])
+
+    def _sharing(self, rasters: tuple[str, ...]) -> Iterator[tuple[Prediction, Plan] | None]:
+        for m, n in _PAIR_CLUSTERS if self.ctas == 2 else _CLUSTERS:
+            if m <= max(self.rows, self.ctas) and n <= self.columns:
+                units = -(-self.rows // m) * -(-self.columns // n) * self.problem.batch
+                for raster in rasters:
+                    yield self.plan(units, (m, n), raster=raster)

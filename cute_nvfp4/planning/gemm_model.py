@@ -1,0 +1,283 @@
+"""How long a GEMM takes on a B200, by a model: formulae over published figures. No time from here is a measurement.
+
+    t = start + round trip + max(mma, l2, latency + dram) + reduction + epilogue
+
+start: launch, prologue and exit, and the barriers of a cluster. round trip: from the request for a stage to the end of
+its MMAs, once for the first stage; later ones are bound by what is slowest over the N steps that the busiest CTA walks:
+
+* mma: N times the cycles of the instructions of a step, or what a step takes a device full of CTAs at the best rate
+  that was published for whole kernels, whichever is longer;
+* l2: bytes that all CTAs load, multicast counted once, over L2's bandwidth;
+* latency + dram: a ring of S stages asks for the next S steps once a round trip, so N steps take N · round trip / S;
+  to that comes the time the bytes of DRAM take, because CTAs that started together ask, and wait, together.
+
+``docs/gemm.md`` has the reasons, the fit, its errors, and what the model does not know.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+
+from ..formats import FORMATS
+from ..kernels.gemm.config import CTA_ROWS, GemmConfig
+from ..kernels.gemm.sm100.memory_plan import MIN_STAGES, SharedPlan, TensorPlan
+from ..scale_layout import ATOM_COLS, ATOM_ROWS
+from ..target import Architecture
+from . import rates
+
+LABEL = "model"
+"""What every figure of this module has to be called wherever it is shown."""
+
+
+def _up(x: int, multiple: int) -> int:
+    return -(-x // multiple) * multiple
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A modelled time in microseconds, and what it is made of (see the module). ``label`` is always "model".
+
+    steps: k-tiles that the busiest CTA walks one after the other; waves: tiles of the busiest CTA; ctas: that run at
+    once; bytes_in_flight: of all their rings; bound: the largest term of the mainloop ("latency", "dram", "mma", "l2").
+    """
+
+    us: float
+    start_us: float
+    round_trip_us: float
+    mainloop_us: float
+    latency_us: float
+    dram_us: float
+    mma_us: float
+    l2_us: float
+    reduction_us: float
+    epilogue_us: float
+    steps: int
+    waves: float
+    ctas: int
+    stages: int
+    bytes_in_flight: int
+    dram_bytes: float
+    flops: float
+    bound: str
+    label: str = LABEL
+
+
+@dataclass(frozen=True)
+class Minimum:
+    """What any kernel must move and compute: each operand, scale and result byte once, without padding."""
+
+    bytes: float
+    flops: float
+
+    @property
+    def speed_of_light_us(self) -> float:
+        """Published bound: the longer of memory and arithmetic at their peaks."""
+        return max(self.bytes / rates.PEAK_BYTES_S, self.flops / rates.PEAK_FLOP_S) * 1e6
+
+    @property
+    def ceiling_us(self) -> float:
+        """The same at the best rates that anybody published for whole kernels; launch not counted."""
+        return max(self.bytes / rates.BEST_BYTES_S, self.flops / rates.BEST_FLOP_S) * 1e6
+
+
+def minimum(
+    m: int,
+    n: int,
+    k: int,
+    batch: int = 1,
+    *,
+    a_format: str = "nvfp4",
+    b_format: str = "nvfp4",
+    out_bytes: int = 2,
+    products: int = 1,
+) -> Minimum:
+    """Bytes and floating-point operations of A (M, K) times ``products`` matrices B (N, K), ``batch`` times."""
+    a, b = FORMATS[a_format], FORMATS[b_format]
+    operands = m * k * (1 / a.elements_per_byte + 1 / a.block) + products * n * k * (
+        1 / b.elements_per_byte + 1 / b.block
+    )
+    return Minimum(batch * (operands + m * n * out_bytes), 2.0 * batch * products * m * n * k)
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """What the model asks of the plans: stages, bytes of one (of A, of B, with their scales), its MMAs' times."""
+
+    stages: int
+    loaded: int
+    a: int
+    b: int
+    mma_us: float
+    sustained_us: float
+    acc_stages: int
+
+
+def _stage(c: GemmConfig) -> _Stage:
+    tiling = (c.tile_n, c.pair, c.split_k, c.stages, c.acc_stages, c.scheduler)
+    return _stage_of(c.arch, c.a_format, c.b_format, tiling, c.store, c.out, c.products, c.shared)
+
+
+@functools.lru_cache(maxsize=4096)
+def _stage_of(
+    arch: Architecture, a_format: str, b_format: str, tiling: tuple, store: str, out: str, products: int, shared: str
+) -> _Stage:
+    """Kept by the few fields that matter, because a choice looks at the same stage with many clusters."""
+    tile_n, pair, split_k, stages, acc_stages, scheduler = tiling
+    c = GemmConfig(
+        arch=arch,
+        a_format=a_format,
+        b_format=b_format,
+        tile_n=tile_n,
+        pair=pair,
+        cluster=(2 if pair else 1, 1),
+        split_k=split_k,
+        stages=stages,
+        acc_stages=acc_stages,
+        scheduler=scheduler,
+        store=store,
+        out=out,
+        products=products,
+        shared=shared,
+    )
+    plan = SharedPlan(c)
+    b = sum(size for name, size in plan.stage.parts if "B" in name)
+    cycles = products * c.blocks_k * rates.MMA_CYCLES[c.ctas, tile_n]
+    # 8-bit kinds do half the operations in the same cycles, so "sustained" is a rate of cycles: of columns of N
+    ideal_flops = products * c.blocks_k * 2 * CTA_ROWS * tile_n * 64
+    sustained = ideal_flops / (rates.SUSTAINED_FLOP_S / rates.SM_COUNT) * 1e6
+    loaded = plan.stage.loaded
+    mma_us = cycles / rates.CLOCK_GHZ * 1e-3
+    return _Stage(plan.stages, loaded, loaded - b, b, mma_us, sustained, TensorPlan(c).acc_stages)
+
+
+def has_room(config: GemmConfig) -> bool:
+    """Whether shared memory has room for enough stages to model the configuration."""
+    return _stage(config).stages >= MIN_STAGES
+
+
+def traffic(config: GemmConfig, m: int, n: int, k: int, batch: int, ctas: int) -> float:
+    """Bytes between DRAM and L2: every operand once, with the padding of its scales, unless L2 cannot hold what is
+    read again. Of two operands the one along which consecutive tiles do not move is read once for each wave of tiles.
+    """
+    fa, fb = config.formats
+    count_a, count_b = config.counts
+    a = count_a * (m * k / fa.elements_per_byte + _up(m, ATOM_ROWS) * _up(k // fa.block, ATOM_COLS))
+    b = count_b * (n * k / fb.elements_per_byte + _up(n, ATOM_ROWS) * _up(k // fb.block, ATOM_COLS))
+    out = m * n * config.out_bytes
+    if a + b > rates.L2_BYTES:
+        tiles = max(1, ctas // config.ctas)
+        tiles_m, tiles_n = -(-m // config.tile_m), -(-n // config.tile_n)
+        if config.raster == "m":
+            a *= -(-tiles_n // max(1, tiles // tiles_m)) if a > rates.L2_BYTES else 1
+        else:
+            b *= -(-tiles_m // max(1, tiles // tiles_n)) if b > rates.L2_BYTES else 1
+    return batch * (a + b + out)
+
+
+def _partial_bytes(c: GemmConfig, units: int, workers: int, k_steps: int) -> int:
+    """Partial sums in global memory: of every cluster whose equal share starts inside a tile, once, as written. (L2
+    may keep them beyond the launch; so it may the output, which is counted too.)"""
+    if c.scheduler != "stream_k":
+        return 0
+    share, longer = divmod(units, workers)
+    inside = sum((w * share + min(w, longer)) % k_steps != 0 for w in range(workers))
+    return inside * c.products * c.tile_m * c.tile_n * 4
+
+
+def predict(
+    config: GemmConfig,
+    m: int,
+    n: int,
+    k: int,
+    batch: int = 1,
+    workers: int = 0,
+    sm_count: int = rates.SM_COUNT,
+    *,
+    dram_bytes: float | None = None,
+    mma_flops: float | None = None,
+) -> Prediction:
+    """Models one launch of ``config`` on A (M, K) and B (N, K) as the kernel sees them (after any swap).
+
+    workers: clusters launched (0: as many as run at once, or as there are tiles). dram_bytes, mma_flops: counted
+    elsewhere (by the simulator), instead of the analytic bytes of DRAM and floating-point operations of the MMAs.
+
+    Raises:
+        ValueError: the configuration has no room for two stages, or the device for one of its clusters.
+    """
+    c, stage = config, _stage(config)
+    cluster_m, cluster_n = c.cluster
+    tiles = -(-m // (CTA_ROWS * cluster_m)) * -(-n // (c.tile_n * cluster_n)) * batch
+    k_steps = -(-k // c.tile_k)
+    fit = rates.concurrent_clusters(c.cluster_size, sm_count)
+    if fit == 0:
+        raise ValueError(f"no cluster of {c.cluster_size} CTAs fits on {sm_count} multiprocessors")
+    if stage.stages < MIN_STAGES:
+        raise ValueError(f"shared memory has room for {stage.stages} stages of {c}, expected at least {MIN_STAGES}")
+    units = tiles * k_steps if c.scheduler == "stream_k" else tiles
+    workers = min(workers or fit, units)
+    rounds = -(-workers // fit)
+    share = -(-units // workers) * rounds
+    if c.scheduler == "stream_k":
+        steps, waves = share, share / k_steps
+    else:
+        steps, waves = share * -(-k_steps // c.split_k), float(share)
+    ctas = min(workers, fit) * c.cluster_size
+
+    if dram_bytes is None:
+        dram_bytes = traffic(c, m, n, k, batch, ctas) + _partial_bytes(c, units, workers, k_steps)
+    executed = 2.0 * c.products * tiles * k_steps * c.tile_k * CTA_ROWS * cluster_m * c.tile_n * cluster_n
+    work = 1.0 if mma_flops is None else mma_flops / executed
+    mma = steps * max(stage.mma_us, stage.sustained_us) * work
+    asked = stage.a / cluster_n + stage.b * c.ctas / cluster_m
+    l2 = steps * ctas * asked / rates.L2_BYTES_S * 1e6
+    round_trip = rates.STAGE_LATENCY_US + stage.loaded / rates.SM_BYTES_S * 1e6 + stage.mma_us
+    latency = (steps - 1) * round_trip / stage.stages
+    dram = dram_bytes / rates.DRAM_BYTES_S * 1e6
+    mainloop = max(mma, l2, latency + dram)
+
+    reduction, epilogue = _reduction(c, steps, k_steps), _epilogue(c)
+    # with one accumulator the MMAs of a tile wait for the epilogue of the last; with two only a longer one is seen
+    exposed = epilogue if stage.acc_stages == 1 else max(0.0, epilogue - mainloop / max(waves, 1.0))
+    epilogue += max(0.0, math.ceil(waves) - 1) * exposed
+    start = rates.START_US + (rates.CLUSTER_US if c.cluster_size > 1 else 0.0)
+    terms = {"mma": mma, "l2": l2, "latency": latency, "dram": dram}
+    return Prediction(
+        us=start + round_trip + mainloop + reduction + epilogue,
+        start_us=start,
+        round_trip_us=round_trip,
+        mainloop_us=mainloop,
+        latency_us=latency,
+        dram_us=dram,
+        mma_us=mma,
+        l2_us=l2,
+        reduction_us=reduction,
+        epilogue_us=epilogue,
+        steps=steps,
+        waves=waves,
+        ctas=ctas,
+        stages=stage.stages,
+        bytes_in_flight=ctas * min(stage.stages, steps) * stage.loaded,
+        dram_bytes=dram_bytes,
+        flops=executed * work,
+        bound=max(terms, key=terms.__getitem__),
+    )
+
+
+def _reduction(c: GemmConfig, steps: int, k_steps: int) -> float:
+    """Sums from other CTAs: through distributed shared memory, or through global memory (two trips, one each way)."""
+    if c.split_k > 1:
+        sent = (c.split_k - 1) * c.products * CTA_ROWS * c.slice_n * 4
+        return rates.DSMEM_LATENCY_US + sent / rates.DSMEM_BYTES_S * 1e6
+    if c.scheduler == "stream_k" and steps % k_steps:
+        tile = c.products * CTA_ROWS * c.tile_n * 4
+        return 2 * (rates.STAGE_LATENCY_US + tile / rates.SM_BYTES_S * 1e6)
+    return 0.0
+
+
+def _epilogue(c: GemmConfig) -> float:
+    """Tensor memory to output, of one tile; threads that store rows fill the sectors of memory less well than TMA."""
+    pieces = c.products * c.slice_n / 32
+    direct = c.store == "direct" and c.out_major == "n"
+    return pieces * rates.PIECE_US * (rates.DIRECT_FACTOR if direct else 1.0)

@@ -1,0 +1,125 @@
+"""A GEMM as its configuration is chosen for it, what of it no kernel can run, and a plan to run it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import explain
+from ..formats import FORMATS
+from ..kernels.gemm.config import OUT_BYTES, QUANTIZED, TILE_BYTES, GemmConfig
+from ..target import Architecture
+from .gemm_model import Minimum, minimum
+
+K_MULTIPLE = 32
+INT32_MAX = 2**31 - 1
+MAX_STRIDE = (1 << 40) - 16
+"""Largest stride of a tensor map, in bytes (CUDA driver API, cuTensorMapEncodeTiled)."""
+_SMALLEST_TILE = 128 * 64
+_OTHER = {"": "", "n": "m", "m": "n"}
+
+
+@dataclass(frozen=True)
+class GemmProblem:
+    """What the choice depends on. C (L, M, N) = A (L, M, K) · B (L, N, K)ᵀ, or ``products`` of them with one A.
+
+    a_format, b_format: names of formats; out: dtype name; out_major: contiguous dimension of the output, "n" or "m";
+    vector: whether its rows (columns, for "m") start at multiples of 16 bytes; bias: "" or the dimension it lies along;
+    factors: numbers on the device that multiply alpha; gate: what joins two products; interleaved: whether their two B
+    alternate in one (``GemmConfig.interleaved``). out "nvfp4": quantized.
+    """
+
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    a_format: str = "nvfp4"
+    b_format: str = "nvfp4"
+    out: str = "float16"
+    out_major: str = "n"
+    vector: bool = True
+    bias: str = ""
+    bias_dtype: str = "float32"
+    factors: int = 0
+    products: int = 1
+    gate: str = ""
+    interleaved: bool = False
+
+    def kernel_mn(self, swap: bool) -> tuple[int, int]:
+        """M and N as the kernel sees them."""
+        return (self.n, self.m) if swap else (self.m, self.n)
+
+    @property
+    def minimum(self) -> Minimum:
+        """What any kernel must move and compute for it."""
+        return minimum(
+            self.m,
+            self.n,
+            self.k,
+            self.batch,
+            a_format=self.a_format,
+            b_format=self.b_format,
+            out_bytes=OUT_BYTES[self.out],
+            products=self.products,
+        )
+
+    def config(self, arch: Architecture, swap: bool, **tiling: object) -> GemmConfig:
+        """The configuration with this tiling: with ``swap`` the kernel computes Cᵀ = B · Aᵀ, so formats, the output's
+        contiguous dimension and the bias's change places. The store is by TMA wherever TMA can do it."""
+        fields = {
+            "a_format": self.b_format if swap else self.a_format,
+            "b_format": self.a_format if swap else self.b_format,
+            "out": self.out,
+            "out_major": _OTHER[self.out_major] if swap else self.out_major,
+            "vector": self.vector,
+            "bias": _OTHER[self.bias] if swap else self.bias,
+            "bias_dtype": self.bias_dtype,
+            "factors": self.factors,
+            "products": self.products,
+            "gate": self.gate,
+            "shared": "b" if swap and self.products == 2 else "a",
+            "interleaved": self.interleaved,
+        }
+        by_tma = self.vector and fields["out_major"] == "n" and self.out != QUANTIZED
+        fields["store"] = "tma" if by_tma else "direct"
+        return GemmConfig(**{**fields, "arch": arch, **tiling})
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A way to run a problem: a kernel, whether the host gives it B and A for A and B, and the clusters it launches."""
+
+    config: GemmConfig
+    swap: bool
+    workers: int
+
+    def __str__(self) -> str:
+        return f"{self.config}{' swap' if self.swap else ''} on {self.workers} clusters"
+
+
+def can_run(problem: GemmProblem) -> str:
+    """Why no configuration can run ``problem`` (which limit, by how much), or an empty string."""
+    p = problem
+    sizes = {"M": p.m, "N": p.n, "K": p.k, "batch": p.batch}
+    for name, size in sizes.items():
+        if size < 1:
+            return explain(name, got=size, expected="at least 1")
+        if size > INT32_MAX:
+            return explain(name, got=size, expected=f"at most {INT32_MAX}: {size - INT32_MAX} too many")
+    if p.k % K_MULTIPLE:
+        return explain("K", got=p.k, expected=f"a multiple of {K_MULTIPLE}: {p.k % K_MULTIPLE} too many")
+    for name, fmt in (("a_format", p.a_format), ("b_format", p.b_format)):
+        if fmt not in FORMATS:
+            return explain(name, got=fmt, expected=f"one of {', '.join(FORMATS)}")
+    for name, rows, fmt in (("A", p.m, p.a_format), ("B", p.n, p.b_format)):
+        matrix = rows * p.k // FORMATS[fmt].elements_per_byte
+        if matrix > MAX_STRIDE:
+            return explain(f"bytes of one matrix of {name}", got=matrix, expected=f"at most {MAX_STRIDE}")
+    if p.m * p.n > INT32_MAX * 16:
+        return explain("elements of one output", got=p.m * p.n, expected=f"at most {INT32_MAX * 16}")
+    steps = -(-p.k // (TILE_BYTES * FORMATS[p.a_format].elements_per_byte))
+    work = -(-p.m * p.n // _SMALLEST_TILE) * p.batch * steps
+    if work > INT32_MAX:
+        return explain(
+            "tiles times steps along K", got=work, expected=f"at most {INT32_MAX}: {work - INT32_MAX} too many"
+        )
+    return ""

@@ -1,0 +1,223 @@
+"""The user's table of GEMM plans that were measured to be fastest: a JSON file that ``choose`` looks into first.
+
+It is ``gemm.json`` in the user's configuration folder, or what ``CUTE_NVFP4_GEMM_TABLE`` names; ``cute-nvfp4 tune``
+writes it, and anybody may edit it. An entry holds for one problem (sizes, formats and output; whatever bias, factors
+and gate it has), one architecture and one number of multiprocessors; a later entry for the same wins. A file that
+cannot be read stops with what is wrong in it: a plan that is quietly left out would look like a slow kernel.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from platformdirs import user_config_path
+
+from ..errors import CuteNvfp4Error
+from ..kernels.gemm.config import can_implement
+from ..target import ARCHITECTURES, Architecture
+from .gemm_problem import GemmProblem, Plan, can_run
+
+TABLE_VARIABLE = "CUTE_NVFP4_GEMM_TABLE"
+VERSION = 1
+TILING = ("tile_n", "pair", "cluster", "split_k", "stages", "acc_stages", "scheduler", "raster", "store")
+"""Fields of a configuration that an entry keeps; all others follow from the problem."""
+_NEEDED = {"device", "arch", "sm_count", "problem", "plan", "us", "note"}
+
+
+class TableError(CuteNvfp4Error, ValueError):
+    """The user's table of plans cannot be read or written, or an entry of it is not a plan."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+    """A measured winner. device: the GPU's name; us: its median time there; note: when and how it was measured."""
+
+    device: str
+    arch: str
+    sm_count: int
+    problem: GemmProblem
+    plan: Plan
+    us: float
+    note: str
+
+    def fits(self, problem: GemmProblem, arch: Architecture, sm_count: int) -> bool:
+        """Whether the entry is for this problem, bias, factors and gate aside, and this device."""
+        ours = (_tiled(self.problem), self.arch, self.sm_count)
+        return ours == (_tiled(problem), arch.name, sm_count)
+
+
+def _tiled(problem: GemmProblem) -> GemmProblem:
+    """What of a problem an entry is found by: all that matters to its tiling."""
+    return dataclasses.replace(problem, bias="", bias_dtype="float32", factors=0, gate="")
+
+
+def path() -> Path:
+    """The file of the table (it need not exist)."""
+    override = os.environ.get(TABLE_VARIABLE)
+    return Path(override) if override else user_config_path("cute_nvfp4", appauthor=False) / "gemm.json"
+
+
+def stamp() -> object:
+    """Changes whenever the table does: its path, time of change and size, or its path alone where there is none."""
+    file = path()
+    try:
+        found = file.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return str(file)
+    except OSError as error:
+        raise TableError(f"cannot read the table of GEMM plans {file}: {error}") from error
+    return str(file), found.st_mtime_ns, found.st_size
+
+
+def lookup(problem: GemmProblem, arch: Architecture, sm_count: int, device: str = "") -> Plan | None:
+    """The table's plan, or None. With ``device`` only entries made on a GPU of that name count.
+
+    Raises:
+        TableError: the file is not a table, or an entry is not a plan that a kernel can run.
+    """
+    for entry in reversed(entries()):
+        if entry.fits(problem, arch, sm_count) and device in ("", entry.device):
+            return _applied(entry, problem)
+    return None
+
+
+def _applied(entry: Entry, problem: GemmProblem) -> Plan:
+    """The entry's plan with the bias, factors and gate of ``problem``."""
+    config = entry.plan.config
+    tiling = {name: getattr(config, name) for name in TILING}
+    plan = dataclasses.replace(entry.plan, config=problem.config(config.arch, entry.plan.swap, **tiling))
+    reason = can_implement(plan.config)
+    if reason:
+        raise TableError(f"the plan of {path()} for {problem} cannot run: {reason}")
+    return plan
+
+
+def entries() -> tuple[Entry, ...]:
+    """All entries of the table, oldest first; none where there is no file."""
+    found = stamp()
+    return () if isinstance(found, str) else _read(found)
+
+
+@functools.lru_cache(maxsize=4)
+def _read(found: tuple) -> tuple[Entry, ...]:
+    file = Path(found[0])
+    try:
+        content = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise TableError(f"cannot read the table of GEMM plans {file}: {error}") from error
+    if (
+        not isinstance(content, dict)
+        or content.get("version") != VERSION
+        or not isinstance(content.get("entries"), list)
+    ):
+        raise TableError(f'{file} is not a table of GEMM plans: expected {{"version": {VERSION}, "entries": [...]}}')
+    return tuple(_entry(raw, f"{file}, entry {index}") for index, raw in enumerate(content["entries"]))
+
+
+def _entry(raw: Any, where: str) -> Entry:
+    _fields(raw, _NEEDED, _NEEDED, where)
+    for name, kind in (("device", str), ("sm_count", int), ("note", str)):
+        _check(raw[name], kind, f"{where}: {name}")
+    if raw["arch"] not in ARCHITECTURES:
+        raise TableError(f"{where}: arch is {raw['arch']!r}, expected one of {', '.join(ARCHITECTURES)}")
+    if type(raw["us"]) not in (int, float) or not 0 < raw["us"] < float("inf"):
+        raise TableError(f"{where}: us is {raw['us']!r}, expected a positive number")
+    problem = _problem(raw["problem"], f"{where}, problem")
+    plan = _plan(raw["plan"], problem, ARCHITECTURES[raw["arch"]], f"{where}, plan")
+    return Entry(raw["device"], raw["arch"], raw["sm_count"], problem, plan, float(raw["us"]), raw["note"])
+
+
+def _problem(raw: Any, where: str) -> GemmProblem:
+    fields = dataclasses.fields(GemmProblem)
+    _fields(raw, {"m", "n", "k"}, {field.name for field in fields}, where)
+    for field in fields:
+        if field.name in raw:
+            kind = int if field.default is dataclasses.MISSING else type(field.default)
+            _check(raw[field.name], kind, f"{where}: {field.name}")
+    problem = GemmProblem(**raw)
+    reason = can_run(problem)
+    if reason:
+        raise TableError(f"{where} cannot run: {reason}")
+    return problem
+
+
+def _plan(raw: Any, problem: GemmProblem, arch: Architecture, where: str) -> Plan:
+    kinds = dict.fromkeys(TILING, int) | {"pair": bool, "scheduler": str, "raster": str, "store": str, "cluster": list}
+    kinds |= {"swap": bool, "workers": int}
+    _fields(raw, set(kinds), set(kinds), where)
+    for name, kind in kinds.items():
+        _check(raw[name], kind, f"{where}: {name}")
+    if [type(x) for x in raw["cluster"]] != [int, int]:
+        raise TableError(f"{where}: cluster is {raw['cluster']!r}, expected two integers")
+    tiling = {name: raw[name] for name in TILING} | {"cluster": tuple(raw["cluster"])}
+    config = problem.config(arch, raw["swap"], **tiling)
+    reason = can_implement(config)
+    if not reason and raw["workers"] < 1:
+        reason = f"workers is {raw['workers']}, expected at least 1"
+    if reason:
+        raise TableError(f"{where} cannot run: {reason}")
+    return Plan(config, raw["swap"], raw["workers"])
+
+
+def _fields(raw: Any, needed: set[str], known: set[str], where: str) -> dict:
+    if not isinstance(raw, dict):
+        raise TableError(f"{where}: got {type(raw).__name__}, expected an object")
+    missing, unknown = sorted(needed - set(raw)), sorted(set(raw) - known)
+    if missing or unknown:
+        raise TableError(f"{where}: missing {missing}, unknown {unknown}; expected {sorted(known)}")
+    return raw
+
+
+_SAID = {int: "an integer", bool: "true or false", str: "a string", list: "a list"}
+
+
+def _check(value: Any, kind: type, what: str) -> None:
+    if type(value) is not kind:
+        raise TableError(f"{what} is {value!r}, expected {_SAID[kind]}")
+
+
+def store(entry: Entry) -> Path:
+    """Adds ``entry`` to the table, in place of an older one for the same problem and GPU; returns the file.
+
+    Raises:
+        TableError: the table cannot be read or written; a broken table is never written over.
+    """
+
+    arch = ARCHITECTURES[entry.arch]
+    kept = [e for e in entries() if e.device != entry.device or not e.fits(entry.problem, arch, entry.sm_count)]
+    content = {"version": VERSION, "entries": [_raw(e) for e in (*kept, entry)]}
+    file = path()
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".writing-", dir=file.parent)
+        try:
+            with os.fdopen(handle, "w") as out:
+                out.write(json.dumps(content, indent=1) + "\n")
+            os.replace(temporary, file)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+    except OSError as error:
+        raise TableError(f"cannot write the table of GEMM plans {file}: {error}") from error
+    return file
+
+
+def _raw(entry: Entry) -> dict:
+    config = entry.plan.config
+    plan = {name: getattr(config, name) for name in TILING}
+    plan |= {"cluster": list(config.cluster), "swap": entry.plan.swap, "workers": entry.plan.workers}
+    return {
+        "device": entry.device,
+        "arch": entry.arch,
+        "sm_count": entry.sm_count,
+        "problem": dataclasses.asdict(entry.problem),
+        "plan": plan,
+        "us": entry.us,
+        "note": entry.note,
+    }

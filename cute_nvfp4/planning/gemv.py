@@ -1,0 +1,123 @@
+"""Which variant of the GEMV kernel runs a problem, and on how many blocks of threads."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass
+
+from ..errors import OperandError, explain
+from ..kernels.gemv.config import SLICE_SCALE_BYTES, GemvConfig, count_tiles
+from ..kernels.gemv.dot import SLICE_K, dot_engine
+from ..scale_layout import ATOM_ROWS
+from ..target import Architecture
+
+# Tiles of a block of threads: more would cost shared memory for their sums and gain nothing.
+MAX_TILES = 16
+# Elements of b held at once. A longer K is walked in chunks of this, with a barrier between them.
+MAX_CAPACITY = 16384
+# Warps of a block of threads, and what changing from one tile to the next costs a warp, in slices.
+_WARPS = 16
+_TILE_COST = 0.3
+_MAX_BATCH = 65535
+_INT32_MAX = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class GemvProblem:
+    """What the choice depends on: sizes, and how the operands lie in memory.
+
+    alignment: power of two that divides the addresses of A's rows; a_scale, b_scale: "blocked" or "rowmajor";
+    scale_word: whether row-major scales of A are aligned to four bytes; out: name of the output's dtype.
+    """
+
+    m: int
+    k: int
+    batch: int
+    alignment: int = 32
+    a_scale: str = "blocked"
+    b_scale: str = "blocked"
+    scale_word: bool = True
+    a_global: bool = False
+    b_global: bool = False
+    out: str = "float16"
+
+
+def can_implement(problem: GemvProblem) -> str:
+    """Why the kernel cannot run ``problem``, or an empty string."""
+    if problem.batch > _MAX_BATCH:
+        return explain("batch", got=problem.batch, expected=f"at most {_MAX_BATCH} (the grid's second dimension)")
+    scales = -(-problem.m // ATOM_ROWS) * ATOM_ROWS * -(-problem.k // 64) * 4
+    if scales > _INT32_MAX:
+        return explain("scales of one matrix of A", got=f"{scales} bytes", expected=f"at most {_INT32_MAX}")
+    return ""
+
+
+def _split(tiles: int, slices: int) -> int:
+    """Warps that share a tile along K, so that the busiest of the ``_WARPS`` warps of a block has the least to do.
+
+    Work is counted in slices, and a tile costs a warp ``_TILE_COST`` more. Measured on an H200, one warp along K (128
+    bytes of a row at a time) is slower than two or more, which hardly differ.
+    """
+    most = min(slices, _WARPS, MAX_CAPACITY // SLICE_K)
+    candidates = [1 << i for i in range(1 if most > 1 else 0, most.bit_length())]
+    return min(candidates, key=lambda wk: -(-tiles * wk // _WARPS) * (-(-slices // wk) + _TILE_COST))
+
+
+@functools.lru_cache(maxsize=1024)
+def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> tuple[GemvConfig, int]:
+    """The variant, and the blocks of threads for each matrix of the batch.
+
+    As many blocks of threads as fit on the device at once (one a multiprocessor with stages in shared memory, two with
+    stages in registers), each with an equal share of the tiles (but at most ``MAX_TILES``), so that no wave of blocks
+    is left half empty and b is decoded once or twice a multiprocessor.
+
+    Raises:
+        OperandError: the problem is beyond the kernel's limits.
+    """
+    reason = can_implement(problem)
+    if reason:
+        raise OperandError(reason)
+    tiles = count_tiles(problem.m)
+    registers = arch.vector_bytes >= 32
+    resident = 2 if registers else 1
+    blocks = max(1, resident * sm_count // problem.batch, -(-tiles // MAX_TILES))
+    blocks = min(blocks, tiles)
+    block_tiles = -(-tiles // blocks)
+    slices = -(-problem.k // SLICE_K)
+    warps_k = _split(block_tiles, slices)
+    # a capacity of few sizes keeps the variants few; K itself is compiled in where the layout of rows is plain
+    capacity = min(MAX_CAPACITY, max(SLICE_K, 1 << (problem.k - 1).bit_length()))
+    ragged = problem.m % ATOM_ROWS != 0 or problem.k % SLICE_K != 0
+    vector_bytes = min(arch.vector_bytes, problem.alignment, 32)
+    config = GemvConfig(
+        arch=arch,
+        warps_m=_WARPS // warps_k,
+        warps_k=warps_k,
+        tiles=min(MAX_TILES, 1 << (block_tiles - 1).bit_length()),
+        stages=1 if registers else 3,
+        shared_stages=not registers,
+        capacity=capacity,
+        # of a ragged problem ptxas spills 8 bytes at 64 registers, but not inside the loop over chunks, be it run once
+        chunked=problem.k > capacity or (registers and ragged),
+        vector_bytes=vector_bytes,
+        ragged=ragged,
+        a_scale=problem.a_scale,
+        b_scale=problem.b_scale,
+        scale_word=problem.scale_word,
+        a_global=problem.a_global,
+        b_global=problem.b_global,
+        out=problem.out,
+        min_blocks=resident,
+    )
+    assert resident * shared_bytes(config) <= arch.shared_bytes
+    return config, blocks
+
+
+def shared_bytes(config: GemvConfig) -> int:
+    """Shared memory of a block of threads: b and its scales, constants, sums and the warps' rings."""
+    engine = dot_engine(config.arch, config.dot)
+    b = config.capacity_slices * (engine.slice_bytes + SLICE_SCALE_BYTES)
+    # (LANES, ROW_OF_LANE, WARPS_K, TILES) in fp32; the last kilobyte covers what aligning these places costs
+    sums = 32 * 2 * config.warps_k * config.tiles * 4
+    ring = config.threads // 32 * config.stages * config.stage_bytes if config.shared_stages else 0
+    return b + 4 * max(engine.constant_words, 1) + sums + ring + 1024

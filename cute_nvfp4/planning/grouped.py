@@ -1,0 +1,151 @@
+"""Which kernel runs a grouped GEMM: the tile shape, and whether A and B change places, by the GEMM's model.
+
+All groups share one plan. A candidate is dealt out as the scheduler will deal it; the busiest cluster's steps along K
+and the bytes of all groups then go into ``gemm_model.predict`` as if they were one GEMM's.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import OperandError, explain
+from ..kernels.gemm.config import CTA_ROWS, SPLITS, TILE_N, GemmConfig
+from ..kernels.gemm.grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, GroupedConfig, can_implement_grouped
+from ..target import Architecture
+from .gemm_model import predict, traffic
+from .gemm_problem import INT32_MAX, GemmProblem, Plan
+from .rates import concurrent_clusters
+
+
+@dataclass(frozen=True)
+class GroupedProblem:
+    """What the choice depends on.
+
+    sizes: (m, n, k) of each group that has rows; in the contiguous form, where offsets deal rows to ``stack`` groups,
+    of one problem of all rows. The rest as in ``GemmProblem``.
+    """
+
+    sizes: tuple[tuple[int, int, int], ...]
+    a_format: str = "nvfp4"
+    b_format: str = "nvfp4"
+    out: str = "float16"
+    vector: bool = True
+    factors: int = 0
+    stack: int = 0
+
+    @property
+    def maps(self) -> str:
+        if self.stack:
+            return "shared"
+        return "parameters" if len(self.sizes) <= PARAMETER_GROUPS else "workspace"
+
+    def config(self, arch: Architecture, swap: bool, maps: str = "", **tiling: object) -> GroupedConfig:
+        """The configuration with this tiling, for maps of this kind ("": the usual for so many groups)."""
+        maps = maps or self.maps
+        groups = self.stack or len(self.sizes)
+        # powers of two, so that few kernels serve all numbers of groups
+        slots = 1 << (groups - 1).bit_length() if maps == "parameters" else 0
+        rounded = 1 << (-(-groups // WINDOW) - 1).bit_length()
+        base = GemmProblem(
+            *self.sizes[0],
+            a_format=self.a_format,
+            b_format=self.b_format,
+            out=self.out,
+            vector=self.vector,
+            factors=self.factors,
+        ).config(arch, swap, **tiling)
+        fields = {name: getattr(base, name) for name in GemmConfig.__dataclass_fields__}
+        fields |= {"store": "direct", "maps": maps, "slots": slots, "capacity": WINDOW * rounded}
+        return GroupedConfig(**fields, ragged=("b" if swap else "a") if maps == "shared" else "")
+
+    @property
+    def expected(self) -> tuple[tuple[int, int, int], ...]:
+        """Sizes to plan for: even shares of the rows where nobody knows better."""
+        if not self.stack:
+            return self.sizes
+        ((m, n, k),) = self.sizes
+        groups = min(self.stack, m)
+        each, rest = divmod(m, groups)
+        return tuple((each + (i < rest), n, k) for i in range(groups))
+
+
+def can_run_grouped(problem: GroupedProblem) -> str:
+    """Why no configuration can run ``problem``, or an empty string."""
+    groups = problem.stack or len(problem.sizes)
+    if groups > MAX_GROUPS:
+        return explain("groups that have rows", got=groups, expected=f"at most {MAX_GROUPS} in one launch")
+    steps = sum(-(-m // CTA_ROWS) * -(-n // TILE_N[0]) for m, n, _ in problem.sizes) + problem.stack
+    if steps > INT32_MAX:
+        return explain("tiles of all groups", got=steps, expected=f"at most {INT32_MAX}")
+    return ""
+
+
+def units_of(config: GemmConfig, m: int, n: int) -> int:
+    """Tiles of a cluster that cover (m, n) of the kernel."""
+    cm, cn = config.cluster
+    return -(-m // (CTA_ROWS * cm)) * -(-n // (config.tile_n * cn))
+
+
+def workers_of(problem: GroupedProblem, config: GemmConfig, swap: bool, sm_count: int) -> int:
+    """Clusters to launch: those that run at once, or as many as there can be tiles."""
+    sizes = [(n, m) if swap else (m, n) for m, n, _ in problem.sizes]
+    units = sum(units_of(config, m, n) for m, n in sizes)
+    if problem.stack:
+        # a group begun in each tile of rows: one more of its other side's tiles for each
+        units += (problem.stack - 1) * units_of(config, *((sizes[0][0], 1) if swap else (1, sizes[0][1])))
+    return max(1, min(units, concurrent_clusters(config.cluster_size, sm_count)))
+
+
+@functools.lru_cache(maxsize=1024)
+def choose_grouped(problem: GroupedProblem, arch: Architecture, sm_count: int) -> Plan:
+    """The plan with the shortest modelled time.
+
+    Raises:
+        OperandError: the problem is beyond the kernel's limits.
+    """
+    reason = can_run_grouped(problem)
+    if reason:
+        raise OperandError(reason)
+    plans = [plan for plan in _candidates(problem, arch, sm_count) if not can_implement_grouped(plan.config)]
+    if not plans:
+        raise OperandError(explain("plans for these groups", got=f"none on {sm_count} multiprocessors", expected="one"))
+    return min(plans, key=lambda plan: (round(modelled_us(plan, problem, sm_count), 2), plan.config.cluster_size))
+
+
+def _candidates(problem: GroupedProblem, arch: Architecture, sm_count: int) -> Iterator[Plan]:
+    least_k = min(k for _, _, k in problem.expected)
+    for swap in (False, True):
+        for pair in (False, True):
+            ctas = 2 if pair else 1
+            for tile_n in TILE_N:
+                for split in SPLITS:
+                    tiling = {"tile_n": tile_n, "pair": pair, "cluster": (ctas, 1), "split_k": split}
+                    config = problem.config(arch, swap, **tiling)
+                    if split > -(-least_k // config.tile_k) or not concurrent_clusters(config.cluster_size, sm_count):
+                        continue
+                    yield Plan(config, swap, workers_of(problem, config, swap, sm_count))
+
+
+def modelled_us(plan: Plan, problem: GroupedProblem, sm_count: int) -> float:
+    """The time of ``gemm_model`` for one GEMM of as many steps, tiles and bytes as this one's busiest cluster has."""
+    config = plan.config
+    workers = plan.workers
+    steps, tiles = np.zeros(workers, np.int64), np.zeros(workers, np.int64)
+    num_bytes, first = 0.0, 0
+    for m, n, k in problem.expected:
+        m, n = (n, m) if plan.swap else (m, n)
+        num_bytes += traffic(config, m, n, k, 1, workers * config.cluster_size)
+        each, rest = divmod(units_of(config, m, n), workers)
+        dealt = np.full(workers, each)
+        dealt[(first + np.arange(rest)) % workers] += 1
+        steps += dealt * -(-k // config.tile_k)
+        tiles += dealt
+        first = (first + rest) % workers
+    waves = int(tiles.max())
+    rows = CTA_ROWS * config.cluster[0] * workers * waves
+    k = -(-int(steps.max()) // waves) * config.tile_k
+    return predict(config, rows, config.tile_n, k, 1, workers, sm_count, dram_bytes=num_bytes).us

@@ -1,0 +1,1 @@
+"""PTX and host code, read and translated: nothing here runs an instruction."""

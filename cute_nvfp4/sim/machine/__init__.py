@@ -1,0 +1,1 @@
+"""What executes: warps, memory, barriers, clusters, asynchronous engines."""

@@ -1,0 +1,294 @@
+"""Loads and stores: from addresses of a group of warps to gathers and scatters on host memory.
+
+Every access is checked for bounds and alignment. Lanes are served in the order (warp, lane), so that of several
+stores to one address the last lane's stays: the ISA leaves this open, a simulator must not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_nvfp4.sim.errors import Misaligned, OutOfBounds, ReadOnlyWrite
+from cute_nvfp4.sim.frontend.model import Instruction
+from cute_nvfp4.sim.frontend.regions import Region
+from cute_nvfp4.sim.machine.cluster import OFFSET_MASK, RANK_SHIFT
+from cute_nvfp4.sim.machine.layout import SHARED_BASE, WINDOW_SHIFT, WINDOWS
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.machine.wave import Group
+
+_WINDOW_NAMES = {v: k for k, v in WINDOWS.items()}
+_LOW = (1 << WINDOW_SHIFT) - 1
+
+
+@dataclass(frozen=True)
+class Access:
+    """What is fixed about a memory instruction: ``count`` elements of ``unit`` bytes in ``space``; ``kind`` is
+    "load", "store" or "atomic"; ``policy`` has the cache qualifiers as written; ``counted`` is false for a part of an
+    access that is counted as a whole."""
+
+    instruction: Instruction
+    space: str
+    unit: int
+    count: int
+    kind: str
+    policy: tuple[str, ...] = ()
+    counted: bool = True
+
+    @property
+    def total(self) -> int:
+        return self.unit * self.count
+
+
+def split_generic(g: Group, a: Access, mask, addr: np.ndarray, off: int):
+    """Yields (space, mask, address, offset) for each window that a generic access touches."""
+    window = addr >> np.uint64(WINDOW_SHIFT)
+    found = np.unique(window if mask is None else np.broadcast_to(window, (g.n, 32))[mask])
+    for w in found.tolist():
+        space = "global" if w == 0 else _WINDOW_NAMES.get(w)
+        if space == "shared":
+            space = "cluster"
+        if space is None:
+            raise OutOfBounds(f"{a.instruction.where()}: generic address {int(addr.flat[0]):#x} is in no window")
+        if len(found) == 1:
+            part = mask
+        else:
+            part = np.broadcast_to(window == np.uint64(w), (g.n, 32)) & g.lanes()
+            part = part if mask is None else part & mask
+        yield space, part, addr & np.uint64(_LOW), off
+
+
+def locate(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
+    """(host addresses, mask of the same shape or None, the one region they lie in or None when there are several)."""
+    if space in ("shared", "cluster"):
+        host, inside = _shared(g, a, space, mask, addr, off)
+    elif space == "param":
+        host = g.wave.run.params.base + (addr.astype(np.int64) + off)
+    elif space == "local":
+        host = g.local_rows() + (addr.astype(np.int64) + off)
+    else:
+        host = addr.view(np.int64) if addr.dtype.itemsize == 8 else addr.astype(np.int64)
+        host = host + off if off else host
+    mask = reduce_mask(mask, host.shape)
+    flat = host if mask is None else host[mask]
+    total = a.total
+    if total > 1 and int(np.bitwise_or.reduce(flat, axis=None)) & (total - 1):
+        _misaligned(g, a, space, host, mask)
+    if space in ("shared", "cluster"):
+        _window_bounds(g, a, inside, 0, mask, g.wave.shared_bytes, SHARED_BASE, "shared memory")
+        return host, mask, g.wave.shared
+    if space == "param":
+        _window_bounds(g, a, addr, off, mask, g.wave.run.params.size, 0, "the kernel's parameters")
+        return host, mask, g.wave.run.params
+    if space == "local":
+        _window_bounds(g, a, addr, off, mask, g.wave.local_bytes, 0, "local memory")
+        return host, mask, g.wave.local
+    low, high = int(flat.min()), int(flat.max())
+    region = g.wave.run.memory.find(low)
+    if region is not None and high + total <= region.end:
+        if a.kind != "load" and not region.writable:
+            _read_only(g, a, region, host, mask)
+        return host, mask, region
+    return host, mask, None
+
+
+def _shared(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
+    """(host addresses, offsets in the shared memory that is meant); the rank in an address of .shared::cta must be the
+    own one."""
+    wave = g.wave
+    address = addr.astype(np.int64) + off
+    if wave.cluster_size == 1:
+        return g.shared_rows() + address, address
+    rank, offset = address >> RANK_SHIFT, address & OFFSET_MASK
+    own = wave.rank_of_warp[g.warps][:, None]
+    if (rank == own).all():
+        return g.shared_rows() + offset, offset
+    lanes = g.lanes() if mask is None else g.lanes() & np.broadcast_to(mask, (g.n, 32))
+    limit = 0 if space == "shared" else wave.cluster_size
+    bad = np.broadcast_to((rank != own) & (rank >= limit), (g.n, 32)) & lanes
+    if bad.any():
+        row, lane = np.argwhere(bad)[0]
+        what = f"the address belongs to CTA rank {int(np.broadcast_to(rank, bad.shape)[row, lane])} of the cluster"
+        hint = "use .shared::cluster to reach it" if space == "shared" else f"which has {wave.cluster_size} CTAs"
+        raise OutOfBounds(_say(g, a, int(g.warps[row]), int(lane), f"{what}, {hint}"))
+    first = (wave.cluster_of_cta[wave.cta_of_warp[g.warps]] * wave.cluster_size)[:, None]
+    cta = np.where(lanes, first + rank, first + own)
+    dead = lanes & ~wave.cta_alive[cta]
+    if dead.any():
+        row, lane = np.argwhere(dead)[0]
+        gone = wave.cta_name(int(cta[row, lane]))
+        raise OutOfBounds(_say(g, a, int(g.warps[row]), int(lane), f"shared memory of {gone}, which has exited"))
+    return wave.shared.base - SHARED_BASE + cta * wave.shared_stride + offset, offset
+
+
+def reduce_mask(mask, shape: tuple[int, ...]):
+    """The (n, 32) mask seen by values of a smaller shape: a value is needed when any of its lanes is."""
+    if mask is None or mask.shape == shape:
+        return mask
+    if mask.size == 1 or (len(shape) == 2 and shape == (1, 1)):
+        return None
+    out = mask
+    for axis in (0, 1):
+        if shape[axis] == 1 and out.shape[axis] > 1:
+            out = out.any(axis=axis, keepdims=True)
+    out = np.broadcast_to(out, shape)
+    return None if out.all() else out
+
+
+def load(g: Group, a: Access, mask, addr: np.ndarray, off: int) -> Any:
+    """Gathers; returns one array of unsigned integers, or a tuple of ``count`` of them."""
+    if a.space != "generic":
+        return _load(g, a, a.space, mask, addr, off)
+    parts = list(split_generic(g, a, mask, addr, off))
+    if len(parts) == 1:
+        space, mask, addr, off = parts[0]
+        return _load(g, a, space, mask, addr, off)
+    total = None
+    for space, part, at, o in parts:
+        values = _load(g, a, space, part, at, o)
+        values = values if isinstance(values, tuple) else (values,)
+        fresh = tuple(np.where(part, v, 0).astype(v.dtype) for v in values)
+        total = fresh if total is None else tuple(t | f for t, f in zip(total, fresh))
+    return total if a.count > 1 else total[0]
+
+
+def _load(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int) -> Any:
+    if space == "param" and addr.size == 1:
+        return g.wave.run.read_param(a, int(addr.item()) + off)
+    host, m, region = locate(g, a, space, mask, addr, off)
+    run = g.wave.run
+    if run.counting and a.counted:
+        run.counters.memory(g, a, space, host, mask)
+    if g.wave.checks is not None:
+        if region is None:
+            inside(g, a, host, m)
+        g.wave.checks.load(g, a, space, host, mask)
+    flat = host if m is None else host[m]
+    if region is not None:
+        rows = _gather(region, a, flat)
+    else:
+        rows = _gather_many(g, a, host, m, flat)
+    if m is not None:
+        full = np.zeros(host.shape + rows.shape[1:], rows.dtype)
+        full[m] = rows
+        rows = full
+    if a.count == 1:
+        return rows
+    return tuple(np.ascontiguousarray(rows[..., j]) for j in range(a.count))
+
+
+def _gather(region: Region, a: Access, flat: np.ndarray) -> np.ndarray:
+    first, rows = region.rows(a.unit, a.total)
+    return rows.take((flat - first) >> (a.total.bit_length() - 1), axis=0)
+
+
+def _gather_many(g: Group, a: Access, host, m, flat: np.ndarray) -> np.ndarray:
+    shape = flat.shape if a.count == 1 else (*flat.shape, a.count)
+    out = np.empty(shape, f"u{a.unit}")
+    for region, at in by_region(g, a, host, m, flat):
+        out[at] = _gather(region, a, flat[at])
+    return out
+
+
+def by_region(g: Group, a: Access, host, m, flat: np.ndarray):
+    """Yields (region, lanes that fall into it); raises for the first lane that falls into none."""
+    memory = g.wave.run.memory
+    starts = np.array([r.base for r in memory.regions], np.int64)
+    ends = np.array([r.end for r in memory.regions], np.int64)
+    index = np.searchsorted(starts, flat, side="right") - 1
+    bad = (index < 0) | (flat + a.total > (ends[index] if len(ends) else np.int64(0)))
+    if bad.any():
+        _out_of_bounds(g, a, host, m, bad, memory)
+    for k in np.unique(index).tolist():
+        region = memory.regions[k]
+        if a.kind != "load" and not region.writable:
+            _read_only(g, a, region, host, m)
+        yield region, index == k
+
+
+def inside(g: Group, a: Access, host, m) -> None:
+    """Raises for the first lane that falls outside every region, as ``by_region`` does."""
+    for _ in by_region(g, a, host, m, host.ravel() if m is None else host[m]):
+        pass
+
+
+def store(g: Group, a: Access, mask, addr: np.ndarray, off: int, values: tuple[np.ndarray, ...]) -> None:
+    """Scatters ``count`` arrays; of two lanes at one address the later in (warp, lane) order wins."""
+    parts = [(a.space, mask, addr, off)] if a.space != "generic" else split_generic(g, a, mask, addr, off)
+    g.wave.effects += 1
+    for space, part, at, o in parts:
+        host, m, region = locate(g, a, space, part, at, o)
+        run = g.wave.run
+        if run.counting:
+            run.counters.memory(g, a, space, host, part)
+        if g.wave.checks is not None:
+            if region is None:
+                inside(g, a, host, m)
+            g.wave.checks.store(g, a, space, host, part, values)
+        shape = np.broadcast_shapes(host.shape, *(v.shape for v in values))
+        m = reduce_mask(part, shape)
+        flat = np.broadcast_to(host, shape)
+        flat = flat.ravel() if m is None else flat[m]
+        columns = [np.broadcast_to(v, shape) for v in values]
+        columns = [c.ravel() if m is None else c[m] for c in columns]
+        data = columns[0] if a.count == 1 else np.stack(columns, axis=-1)
+        if region is not None:
+            first, rows = region.rows(a.unit, a.total)
+            rows[(flat - first) >> (a.total.bit_length() - 1)] = data
+            continue
+        for where, chosen in by_region(g, a, np.broadcast_to(host, shape), m, flat):
+            first, rows = where.rows(a.unit, a.total)
+            rows[(flat[chosen] - first) >> (a.total.bit_length() - 1)] = data[chosen]
+
+
+def _first(g: Group, host: np.ndarray, mask, bad_flat: np.ndarray) -> tuple[int, int, int]:
+    """(warp in the wave, lane, address) of the first offending lane; ``bad_flat`` is over the lanes in ``mask``."""
+    full = np.zeros(host.shape, bool)
+    if mask is None:
+        full[...] = bad_flat.reshape(host.shape)
+    else:
+        full[mask] = bad_flat
+    full = np.broadcast_to(full, (g.n, 32)) & g.lanes()
+    row, lane = np.argwhere(full)[0]
+    return int(g.warps[row]), int(lane), int(np.broadcast_to(host, (g.n, 32))[row, lane])
+
+
+def _say(g: Group, a: Access, warp: int, lane: int, what: str) -> str:
+    who = f"{g.wave.thread(warp, lane)} in {g.wave.run.launch.title}"
+    return f"{a.instruction.where()}: {what}; {a.kind} of {a.total} bytes by {who}"
+
+
+def _misaligned(g: Group, a: Access, space: str, host, mask) -> None:
+    flat = host if mask is None else host[mask]
+    warp, lane, address = _first(g, host, mask, (flat & (a.total - 1)) != 0)
+    place = g.wave.run.memory.describe(address) if space == "global" else f"a {space} address"
+    raise Misaligned(_say(g, a, warp, lane, f"address is not a multiple of {a.total}: {place}"))
+
+
+def _read_only(g: Group, a: Access, region: Region, host, mask) -> None:
+    flat = host if mask is None else host[mask]
+    warp, lane, address = _first(g, host, mask, (flat >= region.base) & (flat < region.end))
+    raise ReadOnlyWrite(
+        _say(g, a, warp, lane, f"tensor {region.name!r} is read-only: {g.wave.run.memory.describe(address)}")
+    )
+
+
+def _out_of_bounds(g: Group, a: Access, host, mask, bad, memory) -> None:
+    warp, lane, address = _first(g, host, mask, bad)
+    raise OutOfBounds(_say(g, a, warp, lane, memory.describe(address)))
+
+
+def _window_bounds(g: Group, a: Access, addr, off: int, mask, size: int, base: int, what: str) -> None:
+    seen = addr if mask is None or mask.shape != addr.shape else addr[mask]
+    low, high = int(seen.min()) + off, int(seen.max()) + off
+    if low >= base and high + a.total <= base + size:
+        return
+    at = np.broadcast_to(addr.astype(np.int64) + off - base, (g.n, 32))
+    full = g.lanes() if mask is None else g.lanes() & np.broadcast_to(mask, (g.n, 32))
+    bad = ((at < 0) | (at + a.total > size)) & full
+    row, lane = np.argwhere(bad)[0]
+    text = f"byte {int(at[row, lane])} of {what}, which has {size} bytes"
+    raise OutOfBounds(_say(g, a, int(g.warps[row]), int(lane), text))

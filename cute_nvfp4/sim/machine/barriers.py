@@ -1,0 +1,147 @@
+"""Named barriers of a CTA (PTX ISA, "barrier{.cta}" and "bar").
+
+Threads are counted, not warps, as on sm_70 and later. A barrier without a thread count waits for every thread of the
+CTA that has not exited. Reductions (``bar.red``) combine the predicates of everybody who took part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cute_nvfp4.sim.errors import Deadlock
+from cute_nvfp4.sim.frontend.flow import Block
+from cute_nvfp4.sim.machine.wave import Group, Wave
+
+BARRIERS = 16
+
+
+@dataclass
+class Waiting:
+    """A group parked at a barrier: ``ident`` and ``count`` per warp (n,), count 0 meaning every live thread."""
+
+    group: Group
+    block: Block
+    ident: np.ndarray
+    count: np.ndarray
+    predicate: np.ndarray | None
+
+
+class Barriers:
+    """The barriers of every CTA of a wave; ``arrived`` counts (CTA, barrier) arrivals of threads that did not stop to
+    wait."""
+
+    def __init__(self, wave: Wave) -> None:
+        self.wave = wave
+        self.waiting: list[Waiting] = []
+        self.arrived = np.zeros((wave.count, BARRIERS), np.int64)
+
+    def arrive(self, group: Group, block: Block, operands: tuple, live: np.ndarray) -> list[Group]:
+        """Takes a group that executed a barrier; returns the groups that may go on."""
+        ident, count, *rest = operands
+        ident = self._per_warp(group, ident)
+        if ident.max() >= BARRIERS:
+            raise Deadlock(
+                f"{block.code[-1][0].where()}: barrier {int(ident.max())} does not exist, a CTA has {BARRIERS}"
+            )
+        count = self._per_warp(group, count)
+        instruction = block.code[-1][0]
+        if self.wave.checks is not None:
+            self.wave.checks.barrier_arrived(group.warps, ident)
+        if instruction.mods[0] == "arrive" or (instruction.mods[:2] == ("cta", "arrive")):
+            np.add.at(self.arrived, (self.wave.cta_of_warp[group.warps], ident), group.lanes().sum(axis=1))
+            group.block = block.next
+            return [group, *self.release(live)]
+        if self.wave.observer is not None:
+            self.wave.observer.parked(group, instruction)
+        self.waiting.append(Waiting(group, block, ident, count, rest[0] if rest else None))
+        return self.release(live)
+
+    def _per_warp(self, group: Group, value: np.ndarray) -> np.ndarray:
+        """The operand of the first active lane of each warp."""
+        wide = np.broadcast_to(value.astype(np.int64), (group.n, 32))
+        return wide[np.arange(group.n), group.lanes().argmax(axis=1)]
+
+    def release(self, live: np.ndarray) -> list[Group]:
+        """Opens every barrier whose threads have all come."""
+        if not self.waiting:
+            return []
+        here = self.arrived.copy()
+        want = np.zeros_like(here)
+        cta_threads = np.bincount(self.wave.cta_of_warp, weights=live.sum(axis=1), minlength=self.wave.count).astype(
+            np.int64
+        )
+        for w in self.waiting:
+            cta = self.wave.cta_of_warp[w.group.warps]
+            np.add.at(here, (cta, w.ident), w.group.lanes().sum(axis=1))
+            np.maximum.at(want, (cta, w.ident), np.where(w.count > 0, w.count, cta_threads[cta]))
+        open_ = (here >= want) & (want > 0)
+        if not open_.any():
+            return []
+        reduced = self._reduce(open_)
+        out, still = [], []
+        for w in self.waiting:
+            goes = open_[self.wave.cta_of_warp[w.group.warps], w.ident]
+            for flag, sink in ((True, out), (False, still)):
+                rows = np.flatnonzero(goes == flag)
+                if not len(rows):
+                    continue
+                part = self._part(w, rows)
+                if flag:
+                    self._finish(part, reduced)
+                sink.append(part)
+        self.arrived[open_] = 0
+        self.waiting = still
+        if self.wave.checks is not None:
+            warps, ident = (np.concatenate(parts) for parts in zip(*((w.group.warps, w.ident) for w in out)))
+            self.wave.checks.barrier_opened(warps, ident)
+        if self.wave.observer is not None:
+            for w in out:
+                self.wave.observer.resumed(w.group, w.block.code[-1][0])
+        return [w.group for w in out]
+
+    def _part(self, w: Waiting, rows: np.ndarray) -> Waiting:
+        if len(rows) == w.group.n:
+            return w
+        mask = None if w.group.mask is None else w.group.mask[rows]
+        group = w.group.rows(rows, mask, w.group.block, list(range(len(w.group.regs))))
+        predicate = None if w.predicate is None else np.broadcast_to(w.predicate, (w.group.n, 32))[rows]
+        return Waiting(group, w.block, w.ident[rows], w.count[rows], predicate)
+
+    def _reduce(self, open_: np.ndarray) -> dict[str, np.ndarray]:
+        """Per (CTA, barrier): how many threads brought a true predicate, and how many came."""
+        true, came = np.zeros(open_.shape, np.int64), np.zeros(open_.shape, np.int64)
+        for w in self.waiting:
+            if w.predicate is not None:
+                at = (self.wave.cta_of_warp[w.group.warps], w.ident)
+                np.add.at(true, at, (np.broadcast_to(w.predicate, (w.group.n, 32)) & w.group.lanes()).sum(axis=1))
+                np.add.at(came, at, w.group.lanes().sum(axis=1))
+        return {"true": true, "came": came}
+
+    def _finish(self, w: Waiting, reduced: dict[str, np.ndarray]) -> None:
+        w.group.block = w.block.next
+        if w.predicate is None:
+            return
+        instruction = w.block.code[-1][0]
+        at = (self.wave.cta_of_warp[w.group.warps], w.ident)
+        true, came = reduced["true"][at][:, None], reduced["came"][at][:, None]
+        kind = next(m for m in instruction.mods if m in ("popc", "and", "or"))
+        value = {"popc": true.astype(np.uint32), "and": true == came, "or": true > 0}[kind]
+        w.group.regs[self.wave.run.kernel.slots[instruction.operands[0].name]] = value
+
+    def describe(self, live: np.ndarray) -> list[str]:
+        """Who waits where, for an error."""
+        lines = []
+        for w in self.waiting:
+            for ident in np.unique(w.ident).tolist():
+                rows = np.flatnonzero(w.ident == ident)
+                warp = int(w.group.warps[rows[0]])
+                cta = self.wave.cta_of_warp[warp]
+                came = int(w.group.lanes()[self.wave.cta_of_warp[w.group.warps] == cta].sum())
+                threads = int(live[self.wave.cta_of_warp == cta].sum())
+                want = int(w.count[rows[0]]) or threads
+                where = w.block.code[-1][0].where()
+                text = f"  {len(rows)} warp(s), first {self.wave.thread(warp, 0)}, wait at barrier {ident}: {where}"
+                lines.append(f"{text}; {came} thread(s) of that CTA here, {want} wanted, {threads} alive")
+        return lines

@@ -1,0 +1,142 @@
+"""Groups of asynchronous copies, thread by thread (PTX ISA, "cp.async.commit_group", "cp.async.bulk.commit_group").
+
+A copy belongs to the group that its thread commits next. Groups are numbered from 0 in each thread; ``wait_group N``
+waits for all but the last N that were committed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_nvfp4.sim.machine.engine import Pending, Wait
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.frontend.model import Instruction
+    from cute_nvfp4.sim.machine.wave import Group, Wave
+
+_NEVER = np.iinfo(np.int64).max
+NAMES = {"bulk_group": "bulk copy", "cp_async": "cp.async"}
+
+
+class CopyGroups:
+    """The groups of one kind ("bulk_group" or "cp_async") of every thread of a wave.
+
+    ``committed`` (warps, 32) is how many groups each thread has committed, which is also the number of its open one.
+    """
+
+    def __init__(self, wave: Wave, kind: str) -> None:
+        self.wave, self.kind = wave, kind
+        self.committed = np.zeros((wave.warps, 32), np.int64)
+        self.in_flight: dict[Pending, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
+        self._watchers: list[Watcher] = []
+
+    def begin(self, pending: Pending, warps: np.ndarray, lanes: np.ndarray) -> None:
+        """``pending`` consists of one copy of each of the threads (warps, lanes) (k,)."""
+        pending.group = self.committed[warps, lanes]
+        self.in_flight[pending] = (warps, lanes, pending.group)
+
+    def finish(self, pending: Pending) -> None:
+        del self.in_flight[pending]
+        for watcher in [w for w in self._watchers if w.done(pending)]:
+            self._watchers.remove(watcher)
+            watcher.then()
+
+    def commit(self, warps: np.ndarray, lanes: np.ndarray) -> None:
+        """Threads ``lanes`` (n, 32) of ``warps`` (n,) close their open groups."""
+        self.committed[warps] += lanes
+
+    def oldest(self) -> np.ndarray:
+        """(warps, 32) the first group of each thread that is not complete."""
+        out = np.full(self.committed.shape, _NEVER)
+        for warps, lanes, group in self.in_flight.values():
+            np.minimum.at(out, (warps, lanes), group)
+        return out
+
+    def open_copies(self, warps: np.ndarray, lanes: np.ndarray) -> dict[Pending, None]:
+        """Copies in flight of the threads (warps, lanes) (k,), in the order of their issue."""
+        mine = np.zeros(self.committed.shape, bool)
+        mine[warps, lanes] = True
+        return dict.fromkeys(p for p, (w, lane, _) in self.in_flight.items() if mine[w, lane].any())
+
+    def when_done(self, copies: dict[Pending, None], then) -> None:
+        """Calls ``then`` when all of ``copies`` are complete, at once if they are."""
+        if copies:
+            self._watchers.append(Watcher(copies, then))
+        else:
+            then()
+
+
+class Watcher:
+    """Waits for some copies to end, then calls ``then``."""
+
+    def __init__(self, left: dict[Pending, None], then) -> None:
+        self.left, self.then = dict(left), then
+
+    def done(self, pending: Pending) -> bool:
+        if pending in self.left:
+            del self.left[pending]
+            return not self.left
+        return False
+
+
+def groups(wave: Wave, kind: str) -> CopyGroups:
+    """The groups of a wave, made when they are first needed."""
+    held = wave.__dict__.setdefault("copy_groups", {})
+    if kind not in held:
+        held[kind] = CopyGroups(wave, kind)
+    return held[kind]
+
+
+class GroupWait(Wait):
+    """Threads that wait until their groups with numbers below ``until`` (n, 32) are complete."""
+
+    def __init__(self, group: Group, instruction: Instruction, kind: str, until: np.ndarray, read: bool) -> None:
+        super().__init__(group, instruction)
+        self.kind, self.until, self.read = kind, until, read
+
+    def ready(self) -> np.ndarray:
+        over = groups(self.group.wave, self.kind).oldest()[self.group.warps] >= self.until
+        return (over | ~self.group.lanes()).all(axis=1)
+
+    def part(self, rows: np.ndarray, group: Group) -> GroupWait:
+        return GroupWait(group, self.instruction, self.kind, self.until[rows], self.read)
+
+    def passed(self, rows: np.ndarray, group: Group) -> None:
+        waited(group, group.lanes(), self.kind, self.until[rows], self.read)
+
+    def describe(self, row: int) -> str:
+        held = groups(self.group.wave, self.kind)
+        late = held.oldest()[self.group.warps[row]] < self.until[row]
+        lane = int((late & self.group.lanes()[row]).argmax())
+        count = sum(
+            int(((w == self.group.warps[row]) & (x == lane) & (n < self.until[row, lane])).sum())
+            for w, x, n in held.in_flight.values()
+        )
+        return f"{count} {NAMES[self.kind]} operation(s) of lane {lane} to complete"
+
+
+def waited(g: Group, lanes: np.ndarray, kind: str, until: np.ndarray, read: bool) -> None:
+    """Tells the checks that ``lanes`` (n, 32) have waited for their groups below ``until`` (n, 32)."""
+    if g.wave.checks is not None:
+        g.wave.checks.group_wait(g, lanes, kind, until, read)
+
+
+def commit(g: Group, mask: np.ndarray | None, kind: str) -> None:
+    """commit_group of the active lanes."""
+    lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+    groups(g.wave, kind).commit(g.warps, lanes)
+    if g.wave.checks is not None:
+        g.wave.checks.group_commit(g, lanes, kind)
+
+
+def wait(g: Group, mask: np.ndarray | None, instruction: Instruction, kind: str, pending: int, read: bool):
+    """wait_group: None when every active lane has at most ``pending`` committed groups left, else a ``GroupWait``."""
+    lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+    held = groups(g.wave, kind)
+    until = held.committed[g.warps] - pending
+    if not held.in_flight or ((held.oldest()[g.warps] >= until) | ~lanes).all():
+        waited(g, lanes, kind, until, read)
+        return None
+    return GroupWait(g, instruction, kind, until, read)

@@ -1,0 +1,94 @@
+"""Clusters: which CTAs belong together, whose shared memory an address means, and their barrier.
+
+A shared address has the rank of its CTA in bits 24 and up (``mapa`` puts it there), the own address too, as NVIDIA's
+code relies on: it clears bit 24 to reach the even CTA of a pair.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_nvfp4.sim.errors import LaunchError, OutOfBounds
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.frontend.host import Launch
+
+RANK_SHIFT = 24
+OFFSET_MASK = (1 << RANK_SHIFT) - 1
+MAX_CLUSTER = 16
+
+
+class Clusters:
+    """Places of the CTAs of a launch; CTAs are numbered cluster by cluster, in a cluster by rank (x fastest)."""
+
+    def __init__(self, launch: Launch) -> None:
+        self.grid, self.shape = launch.grid, launch.cluster
+        if any(g % c for g, c in zip(self.grid, self.shape)):
+            raise LaunchError(
+                f"{launch.title}: grid {self.grid} is not a multiple of the cluster {self.shape} in every dimension"
+            )
+        self.size = int(np.prod(self.shape))
+        if self.size > MAX_CLUSTER:
+            raise LaunchError(f"{launch.title}: a cluster of {self.shape} has {self.size} CTAs, at most {MAX_CLUSTER}")
+        self.grid_of_clusters = tuple(g // c for g, c in zip(self.grid, self.shape))
+        self.count = int(np.prod(self.grid_of_clusters))
+
+    def coordinates(self, cluster: np.ndarray, rank: np.ndarray) -> tuple[np.ndarray, ...]:
+        """(x, y, z) of the CTAs with these cluster numbers and ranks."""
+        return tuple(c * s + r for c, s, r in zip(self.corner(cluster), self.shape, self.place(rank)))
+
+    def corner(self, cluster: np.ndarray) -> tuple[np.ndarray, ...]:
+        """%clusterid."""
+        x, y, _ = self.grid_of_clusters
+        return cluster % x, cluster // x % y, cluster // (x * y)
+
+    def place(self, rank: np.ndarray) -> tuple[np.ndarray, ...]:
+        """%cluster_ctaid."""
+        x, y, _ = self.shape
+        return rank % x, rank // x % y, rank // (x * y)
+
+
+class ClusterBarrier:
+    """barrier.cluster of every cluster of a wave (PTX ISA, "barrier.cluster").
+
+    A phase ends when every thread of the cluster that has not exited has arrived in it. ``waits_for`` (warps, 32) is
+    the phase a thread has arrived in and not yet waited for, or -1.
+    """
+
+    def __init__(self, cluster_of_warp: np.ndarray, clusters: int) -> None:
+        self.cluster_of_warp = cluster_of_warp
+        self.phase = np.zeros(clusters, np.int64)
+        self.waits_for = np.full((len(cluster_of_warp), 32), -1, np.int64)
+
+    def arrive(self, warps: np.ndarray, lanes: np.ndarray, live: np.ndarray) -> np.ndarray:
+        """Threads ``lanes`` (n, 32) of ``warps`` arrive; returns those that had arrived before and not waited."""
+        again = lanes & (self.waits_for[warps] >= 0)
+        if not again.any():
+            phase = self.phase[self.cluster_of_warp[warps]][:, None]
+            self.waits_for[warps] = np.where(lanes, phase, self.waits_for[warps])
+            self.settle(live)
+        return again
+
+    def settle(self, live: np.ndarray) -> bool:
+        """Ends the phases that are complete; ``live`` (warps, 32). Returns whether any ended."""
+        here = self.waits_for == self.phase[self.cluster_of_warp][:, None]
+        missing = np.bincount(self.cluster_of_warp, (live & ~here).sum(axis=1), len(self.phase))
+        arrived = np.bincount(self.cluster_of_warp, here.sum(axis=1), len(self.phase))
+        done = (missing == 0) & (arrived > 0)
+        self.phase[done] += 1
+        return bool(done.any())
+
+    def passed(self, warps: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+        """(n,) whether the phase that the lanes arrived in is over."""
+        mine = np.where(lanes, self.waits_for[warps], -1).max(axis=1)
+        return mine < self.phase[self.cluster_of_warp[warps]]
+
+    def leave(self, warps: np.ndarray, lanes: np.ndarray) -> None:
+        """The lanes have waited; they may arrive again."""
+        self.waits_for[warps] = np.where(lanes, -1, self.waits_for[warps])
+
+
+def bad_rank(where: str, rank: int, size: int) -> OutOfBounds:
+    return OutOfBounds(f"{where}: CTA rank {rank} in a cluster of {size}")

@@ -1,0 +1,374 @@
+"""Runs a launch: waves of CTAs, groups of warps, and who goes next.
+
+Lanes of a warp that go different ways become different groups, and so do warps. The group in the lowest block
+(reverse post-order) runs first; groups that reach the same block are joined again. A group that has waited long for
+its turn goes before all, so that a warp which spins on a flag cannot starve the one that sets it. Everything is
+deterministic.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_nvfp4.errors import SimError
+from cute_nvfp4.sim.errors import Deadlock, DivergentBarrier, LaunchError, ResidencyError, StepLimit, Trap
+from cute_nvfp4.sim.frontend.flow import EXIT
+from cute_nvfp4.sim.frontend.host import Launch
+from cute_nvfp4.sim.frontend.regions import GlobalMemory
+from cute_nvfp4.sim.machine.barriers import Barriers
+from cute_nvfp4.sim.machine.deadlock import picture
+from cute_nvfp4.sim.machine.engine import Wait
+from cute_nvfp4.sim.machine.launched import Run
+from cute_nvfp4.sim.machine.livelock import Livelock
+from cute_nvfp4.sim.machine.merge import merge
+from cute_nvfp4.sim.machine.residency import clusters_together
+from cute_nvfp4.sim.machine.schedule import Schedule
+from cute_nvfp4.sim.machine.wave import Group, Wave
+from cute_nvfp4.sim.observe.counters import Result
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.frontend.program import Program
+    from cute_nvfp4.sim.observe.trace import Trace
+
+DEFAULT_STEPS = 2_000_000
+PATIENCE = 512
+"""How many blocks others may run before a waiting group goes first."""
+SPLITS = 1 / 16
+"""How often a group of warps is parted where warps go at random."""
+IDLE = 64
+"""How many blocks may run before engines that wait for quiet get a turn: a warp may poll memory for ever."""
+
+
+def run(
+    program: Program,
+    launch: Launch,
+    memory: GlobalMemory,
+    *,
+    counters: bool = False,
+    checks: bool = True,
+    trace: Trace | None = None,
+    schedule: Schedule | None = None,
+    step_limit: int = DEFAULT_STEPS,
+    warps_per_wave: int | None = None,
+    sm_count: int = 148,
+) -> Result:
+    """Executes one launch on ``memory`` and returns what was counted.
+
+    ``counters`` adds all that ``Result`` says of memory, engines and waits (instruction counts are always kept).
+    ``trace`` collects who did what, step by step (``trace.Trace``). ``checks`` looks for races and other hazards that
+    this run need not show (``checks``). ``schedule`` says how warps and engines interleave. ``step_limit``
+    bounds the blocks executed by one wave. ``warps_per_wave`` is how many warps are resident together (whole clusters;
+    a cooperative launch is one wave). Raises a subclass of ``SimError`` for every hazard, ``LaunchError`` when launch
+    and kernel do not fit together.
+    """
+    state = Run(program, launch, memory, counters, step_limit, sm_count, schedule or Schedule(), checks, trace)
+    with np.errstate(all="ignore"):
+        while len(state.clusters_left):
+            WaveRunner(state, Wave(state, state.take(clusters_together(state, warps_per_wave)))).run()
+    result = state.counters.result(state.kernel, launch)
+    warnings = tuple(str(f) for f in state.kernel.findings) if checks else ()
+    return replace(result, warnings=warnings)
+
+
+class WaveRunner:
+    """The scheduler of one wave."""
+
+    def __init__(self, state: Run, wave: Wave) -> None:
+        self.state, self.wave, self.kernel = state, wave, state.kernel
+        self.blocks, self.functions = state.kernel.blocks, state.kernel.functions
+        wave.live = self.live = wave.live.copy()
+        mask = None if self.live.all() else self.live
+        start = 0 if self.blocks else EXIT
+        first = Group(wave, start, np.arange(wave.warps), mask, list(state.zeros))
+        self.random = random.Random(state.schedule.seed)
+        wave.random = self.random if state.schedule.warps == "random" else None
+        self.ready = [first] if wave.random is None else self._split(first)
+        self.unmet: list[Group] = []
+        self.parked: list[Wait] = []
+        self.asked = -1
+        self.barriers = Barriers(wave)
+        self.engines = wave.engines
+        self.livelock = Livelock(wave)
+        self.observer = wave.observer
+        if self.observer is not None:
+            self.observer.enter(wave)
+        self.clock = 0
+
+    def run(self) -> None:
+        while self.ready or self.unmet or self.parked or self.barriers.waiting:
+            self.engines.turn(idle=not self.ready or self.clock % IDLE == 0)
+            if self.parked and (not self.ready or self.wave.random is not None):
+                self._ask()
+            if not self.ready:
+                self._wake()
+                continue
+            group = self._next()
+            if group.block == EXIT:
+                self._retire(group)
+            elif self._lanes_missing(group):
+                self.unmet.append(group)
+            else:
+                self._step(group)
+        self.engines.drain()
+        if self.wave.tensor_memory is not None:
+            self.wave.tensor_memory.at_exit()
+        if self.wave.checks is not None:
+            self.wave.checks.at_end()
+            self.wave.mbarriers.check_left()
+
+    def _split(self, group: Group) -> list[Group]:
+        """The warps in a few groups, at random."""
+        parts = np.array([self.random.randrange(min(8, group.n)) for _ in range(group.n)])
+        out = []
+        for k in np.unique(parts):
+            rows = np.flatnonzero(parts == k)
+            mask = None if group.mask is None else group.mask[rows]
+            out.append(group.rows(rows, mask, group.block, []))
+        return out
+
+    def _part(self, group: Group) -> Group:
+        """Some of the group's warps; the others wait for another turn. Warps that once stood at the same place would
+        otherwise stay together, those of different CTAs too."""
+        stays = np.array([self.random.random() < 0.5 for _ in range(group.n)])
+        if stays.all() or not stays.any():
+            return group
+        rest, part = (self._rows(group, np.flatnonzero(rows)) for rows in (stays, ~stays))
+        rest.age = part.age = self.clock
+        self.ready.append(rest)
+        return part
+
+    def _park(self, wait: Wait) -> None:
+        self.parked.append(wait)
+        self.asked = -1
+        if self.observer is not None:
+            self.observer.parked(wait.group, wait.instruction, wait)
+
+    def _ask(self) -> None:
+        """Parked groups go on where what they wait for has happened."""
+        if self.asked == self.wave.progress:
+            return
+        self.asked = self.wave.progress
+        still = []
+        for wait in self.parked:
+            go = wait.ready()
+            if not go.any():
+                still.append(wait)
+                continue
+            rows = np.flatnonzero(go)
+            group = self._rows(wait.group, rows)
+            wait.passed(rows, group)
+            if self.observer is not None:
+                self.observer.resumed(group, wait.instruction)
+            group.age = self.clock
+            self.ready.append(group)
+            rest = np.flatnonzero(~go)
+            if len(rest):
+                still.append(wait.part(rest, self._rows(wait.group, rest)))
+        self.parked = still
+
+    def _rows(self, group: Group, rows: np.ndarray) -> Group:
+        if len(rows) == group.n:
+            return group
+        mask = None if group.mask is None else group.mask[rows]
+        return group.rows(rows, mask, group.block, self.kernel.live_slots(group.block))
+
+    def _wake(self) -> None:
+        """No warp can go on: the engines may change that; lanes that waited for others of their warp, now exited, may
+        go; otherwise this is the end."""
+        before = self.wave.progress
+        if self.engines.work() or self.wave.progress != before or self.asked != before:
+            self._ask()
+            return
+        met = [g for g in self.unmet if not self._lanes_missing(g)]
+        if met:
+            self.unmet = [g for g in self.unmet if g not in met]
+            self.ready = met
+            return
+        released = self.barriers.release(self.live)
+        if released:
+            self.ready = released
+            return
+        raise (DivergentBarrier if self.unmet else Deadlock)(self._who_waits())
+
+    def _next(self) -> Group:
+        ready = self.ready
+        self.clock += 1
+        if len(ready) == 1:
+            group = ready.pop()
+        else:
+            oldest = min(ready, key=lambda g: g.age)
+            block = oldest.block if self.clock - oldest.age > PATIENCE else _lowest(ready)
+            if self.wave.random is not None and block != EXIT:
+                block = self.random.choice(ready).block
+            same = [g for g in ready if g.block == block]
+            if self.wave.random is not None and len(same) > 1 and self.random.random() < 0.5:
+                same = [self.random.choice(same)]
+            self.ready = [g for g in ready if g not in same]
+            group = same[0] if len(same) == 1 else merge(same, self.kernel.live_slots(block))
+        if self.unmet and group.block != EXIT:
+            same = [g for g in self.unmet if g.block == group.block]
+            if same:
+                self.unmet = [g for g in self.unmet if g.block != group.block]
+                group = merge([group, *same], self.kernel.live_slots(group.block))
+        if self.wave.random is not None and group.n > 1 and group.block != EXIT and self.random.random() < SPLITS:
+            group = self._part(group)
+        if self.clock > self.state.step_limit:
+            raise StepLimit(self._out_of_steps(group))
+        if group.block != EXIT and self.livelock.hangs(group, self.clock, self.kernel.live_slots(group.block)):
+            stuck = self.livelock.stuck
+            if not self.engines.waiting and all(stuck[g.warps].all() for g in [group, *self.ready]):
+                raise self._hung([group, *self.ready])
+        return group
+
+    def _hung(self, groups: list[Group]) -> SimError:
+        """Loops that can never end; CTAs that have not started may be what they wait for."""
+        lines = [f"{self.state.launch.title}: every warp that runs repeats a loop that changes nothing"]
+        for g in groups:
+            who = self.wave.thread(int(g.warps[0]), int(g.lanes()[0].argmax()))
+            code = self.blocks[g.block].code
+            lines.append(f"  {g.n} warp(s), first {who}, come back to {code[0][0].where() if code else 'the end'}")
+        lines += self.barriers.describe(self.live) + picture(self.parked, self.wave)
+        if not len(self.state.clusters_left):
+            return Deadlock("\n".join(lines))
+        lines.append("  CTAs that wait for one another must be resident together: launch fewer, or cooperatively")
+        return ResidencyError("\n".join(lines))
+
+    def _lanes_missing(self, group: Group) -> bool:
+        """Whether the group's block begins with an instruction that must wait for lanes that are elsewhere."""
+        block = self.blocks[group.block] if group.block != EXIT else None
+        if block is None or block.converge is None or group.mask is None:
+            return False
+        need = self.live[group.warps]
+        if block.converge >= 0:
+            need = need & self.kernel.member_lanes(group, block)
+        return bool((need & ~group.mask).any())
+
+    def _step(self, group: Group) -> None:
+        block = self.blocks[group.block]
+        self.wave.steps = self.clock
+        self.state.counters.count_block(block.index, group)
+        if self.observer is not None:
+            self.observer.block(group, block.index)
+        outcome = self.functions[block.index](group)
+        if block.control == "barrier":
+            released = self.barriers.arrive(group, block, outcome, self.live)
+            self.ready += released
+            for g in released:
+                g.age = self.clock
+        elif block.control == "wait":
+            group.block, group.age = block.next, self.clock
+            if outcome is None:
+                self.ready.append(group)
+            else:
+                self._park(outcome)
+        elif block.control == "table":
+            self._branch_table(group, outcome[0])
+        elif outcome is None:
+            goes = {"branch": block.targets[0] if block.targets else EXIT, "exit": EXIT, "trap": EXIT}.get(
+                block.control, block.next
+            )
+            if block.control == "trap":
+                raise Trap(f"trap executed: {block.code[-1][0].where()}")
+            self._go(group, goes)
+        else:
+            target = block.targets[0] if block.control == "branch" and block.targets else EXIT
+            self._branch(group, outcome, target, block.next)
+
+    def _go(self, group: Group, block: int) -> None:
+        group.block, group.age = block, self.clock
+        self.ready.append(group)
+
+    def _branch(self, group: Group, p: np.ndarray, target: int, fall: int) -> None:
+        if self.blocks[group.block].spins is not None and group.polled is not None:
+            self._spin(group, p, target, fall)
+            return
+        if p.size == 1:
+            self._go(group, target if p.item() else fall)
+            return
+        lanes = np.broadcast_to(p, (group.n, 32))
+        taken = lanes if group.mask is None else lanes & group.mask
+        stays = ~lanes if group.mask is None else ~lanes & group.mask
+        for mask, block in ((taken, target), (stays, fall)):
+            rows = np.flatnonzero(mask.any(axis=1))
+            if len(rows):
+                part = mask if len(rows) == group.n else mask[rows]
+                self._go(group.rows(rows, part, block, self.kernel.live_slots(block)), block)
+
+    def _spin(self, group: Group, p: np.ndarray, target: int, fall: int) -> None:
+        """A loop that only asks an mbarrier: lanes that the answer no would send back to ask again are parked."""
+        block = self.blocks[group.block]
+        wait, group.polled = group.polled, None
+        lanes = group.lanes()
+        taken = np.broadcast_to(p, lanes.shape) & lanes
+        unanswered = ~np.broadcast_to(wait.answered, lanes.shape)
+        for mask, goes in ((taken, target), (lanes & ~taken, fall)):
+            parks = mask & unanswered if goes == block.spins else np.zeros_like(mask)
+            for part, to in ((mask & ~parks, goes), (parks, block.index)):
+                rows = np.flatnonzero(part.any(axis=1))
+                if not len(rows):
+                    continue
+                sub = group.rows(rows, part[rows], to, self.kernel.live_slots(to))
+                if to == block.index and part is parks:
+                    self._park(wait.part(rows, sub))
+                else:
+                    self._go(sub, to)
+
+    def _branch_table(self, group: Group, index: np.ndarray) -> None:
+        block = self.blocks[group.block]
+        lanes, all_lanes = np.broadcast_to(index, (group.n, 32)), group.lanes()
+        for k in np.unique(lanes[all_lanes]).tolist():
+            if k >= len(block.targets):
+                raise LaunchError(f"{block.code[-1][0].where()}: index {k} of {len(block.targets)} targets")
+            mask = (lanes == k) & all_lanes
+            rows = np.flatnonzero(mask.any(axis=1))
+            target = block.targets[k]
+            self._go(group.rows(rows, mask[rows], target, self.kernel.live_slots(target)), target)
+
+    def _retire(self, group: Group) -> None:
+        wave = self.wave
+        self.live[group.warps] &= ~group.lanes()
+        ctas = np.unique(wave.cta_of_warp[group.warps])
+        alive = self.live.reshape(wave.count, -1).any(axis=1)
+        gone = ctas[~alive[ctas]]
+        if wave.checks is not None:
+            wave.checks.exited(group)
+        if len(gone):
+            if wave.tensor_memory is not None:
+                wave.tensor_memory.cta_exited(gone)
+            wave.cta_alive[gone] = False
+        if wave.cluster_barrier.settle(self.live) or len(gone):
+            wave.progress += 1
+        if self.barriers.waiting:
+            self.ready += self.barriers.release(self.live)
+        if self.unmet:
+            met = [g for g in self.unmet if not self._lanes_missing(g)]
+            self.unmet = [g for g in self.unmet if g not in met]
+            self.ready += met
+
+    def _out_of_steps(self, group: Group) -> str:
+        code = self.blocks[group.block].code if group.block != EXIT else []
+        where = code[0][0].where() if code else "the end"
+        who = self.wave.thread(int(group.warps[0]), int(group.lanes()[0].argmax()))
+        limit = f"(step_limit={self.state.step_limit})"
+        return f"{self.state.launch.title}: {self.clock} blocks executed without an end; {who} is at {where} {limit}"
+
+    def _who_waits(self) -> str:
+        lines = [f"{self.state.launch.title}: nothing can run any more"]
+        for g in self.unmet:
+            text = self.blocks[g.block].code[0][0].where()
+            row = g.lanes()[0]
+            who = self.wave.thread(int(g.warps[0]), int(row.argmax()))
+            lanes = f"{int(row.sum())} lane(s) of it, wait for other lanes of the warp at {text}"
+            lines.append(f"  {len(g.warps)} warp(s), first {who}, {lanes}")
+        lines += self.barriers.describe(self.live)
+        lines += picture(self.parked, self.wave)
+        return "\n".join(lines)
+
+
+def _lowest(groups: list[Group]) -> int:
+    """The lowest block; the exit comes before all, because leaving lanes set others free."""
+    return min(g.block for g in groups)

@@ -1,0 +1,46 @@
+"""Joining groups of warps that have come to the same block."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cute_nvfp4.sim.machine.wave import Group
+
+
+def merge(groups: list[Group], live: list[int]) -> Group:
+    """One group with the warps and lanes of all; only the registers ``live`` are kept.
+
+    Lanes of one warp that were in different groups come together: a register takes each lane from the group that
+    owned it.
+    """
+    warps = np.unique(np.concatenate([g.warps for g in groups]))
+    total = sum(g.n for g in groups)
+    first = groups[0]
+    masks = np.zeros((len(warps), 32), bool)
+    rows = [np.searchsorted(warps, g.warps) for g in groups]
+    for g, at in zip(groups, rows):
+        masks[at] |= g.lanes()
+    regs = list(first.wave.run.zeros)
+    disjoint = total == len(warps)
+    for slot in live:
+        regs[slot] = _join([g.regs[slot] for g in groups], groups, rows, len(warps), disjoint)
+    merged = Group(first.wave, first.block, warps, None if masks.all() else masks, regs)
+    merged.age = min(g.age for g in groups)
+    return merged
+
+
+def _join(values: list[np.ndarray], groups: list[Group], rows: list[np.ndarray], n: int, disjoint: bool) -> np.ndarray:
+    head = values[0]
+    if all(v is head for v in values) and head.shape[0] == 1:
+        return head
+    if all(v.shape == (1, 1) for v in values) and all(v.item() == head.item() for v in values):
+        return head
+    # One value a warp is enough when no warp is split and no group has a value a lane.
+    width = 1 if disjoint and all(v.shape[1] == 1 for v in values) else 32
+    out = np.zeros((n, width), head.dtype)
+    for v, g, at in zip(values, groups, rows):
+        if disjoint:
+            out[at] = v
+        else:
+            out[at] = np.where(g.lanes(), v, out[at])
+    return out

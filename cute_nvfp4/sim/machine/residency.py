@@ -1,0 +1,63 @@
+"""How many CTAs run at the same time, on the GPU that is modelled and in the memory of this machine."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_nvfp4.sim.errors import LaunchError, ResidencyError
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.machine.launched import Run
+
+SHARED_PER_SM, SHARED_RESERVED = 228 * 1024, 1024
+THREADS_PER_SM, MAX_CTAS_PER_SM = 2048, 32
+SIMT_WARPS, TENSOR_WARPS = 512, 1024
+"""Warps that run together by default: few enough for the host's caches, many enough to share numpy's overhead."""
+HOST_MEMORY = 8 << 30
+"""Bytes that the CTAs of a wave may take together."""
+
+
+def ctas_per_sm(run: Run) -> int:
+    """How many CTAs an SM holds, by threads and shared memory (registers are not known from PTX)."""
+    shared = run.shared_stride + SHARED_RESERVED
+    return max(1, min(MAX_CTAS_PER_SM, THREADS_PER_SM // threads(run), SHARED_PER_SM // shared))
+
+
+def threads(run: Run) -> int:
+    """Threads of a CTA, in whole warps."""
+    return -(-int(np.prod(run.launch.block)) // 32) * 32
+
+
+def bytes_per_cta(run: Run) -> int:
+    """Host memory that one resident CTA takes."""
+    tensor = 128 * 512 * 4 if run.kernel.uses_tensor_memory else 0
+    return run.shared_stride + run.local_bytes * threads(run) + tensor
+
+
+def clusters_together(run: Run, warps: int | None) -> int:
+    """How many clusters run together: ``warps`` at most, where the kernel does not need more.
+
+    A cooperative launch runs whole, and a kernel whose CTAs may wait for one another through global memory fills the
+    GPU. Raises ``ResidencyError`` when a cooperative launch does not fit, ``LaunchError`` when this machine's memory
+    does not do.
+    """
+    name, size, count = run.launch.title, run.clusters.size, run.clusters.count
+    room = max(1, run.sm_count * ctas_per_sm(run) // size)
+    if run.launch.cooperative and count > room:
+        raise ResidencyError(
+            f"{name}: a cooperative launch of {count * size} CTAs, but {run.sm_count} SMs hold {room * size} together"
+        )
+    needed = min(room, count) if run.launch.cooperative or run.kernel.synchronises_globally else 1
+    each = size * bytes_per_cta(run)
+    if needed * each > HOST_MEMORY:
+        raise LaunchError(
+            f"{name}: the CTAs that must run together take {needed * each / 2**30:.1f} GiB for their shared, local and "
+            f"tensor memory, {HOST_MEMORY / 2**30:.1f} GiB are allowed: launch fewer or smaller ones"
+        )
+    if needed > 1 and warps is None:
+        return needed
+    limit = warps or (TENSOR_WARPS if run.kernel.uses_tensor_memory else SIMT_WARPS)
+    wanted = max(1, limit * 32 // (size * threads(run)))
+    return max(needed if run.launch.cooperative else 1, min(room, HOST_MEMORY // each, wanted))

@@ -1,0 +1,119 @@
+"""What a launch did, in numbers: the counters that a run returns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cute_nvfp4.sim.observe.l2 import L2Traffic
+
+
+@dataclass
+class MemoryCounter:
+    """Counts of one memory instruction: ``requests`` are warp-level executions with at least one active lane,
+    ``sectors`` the distinct 32-byte sectors summed over requests (global), ``bytes`` what active lanes asked for.
+    ``passes`` are the turns that the banks of shared memory need, ``ideal_passes`` those they would need if no two
+    words of a phase shared a bank (see ``banks``; lanes that meet in an atomic are not counted)."""
+
+    instruction: str
+    line: int
+    loc: str
+    space: str
+    kind: str
+    width: int
+    policy: tuple[str, ...]
+    requests: int = 0
+    sectors: int = 0
+    bytes: int = 0
+    passes: int = 0
+    ideal_passes: int = 0
+
+    @property
+    def sectors_per_request(self) -> float:
+        return self.sectors / self.requests if self.requests else 0.0
+
+    @property
+    def conflicts(self) -> int:
+        """Passes lost to bank conflicts."""
+        return self.passes - self.ideal_passes
+
+
+@dataclass
+class EngineCounter:
+    """Operations of one asynchronous instruction, and the bytes they moved. ``engine`` is "tma", "store", "tensor" or
+    "copy" (whose operations are threads). A multicast reads global memory once and writes the shared memory of every
+    destination; a reduction reads and writes what it changes. Shared memory is counted in units of 16 bytes."""
+
+    instruction: str
+    line: int
+    loc: str
+    engine: str
+    operations: int = 0
+    global_read: int = 0
+    global_written: int = 0
+    shared_read: int = 0
+    shared_written: int = 0
+    tensor_read: int = 0
+    tensor_written: int = 0
+
+
+@dataclass
+class MmaCounter:
+    """Matrix work of one kind ("mma.sync f16", "tcgen05.mma mxf4nvf4"): ``multiply_adds`` is M * N * K summed over the
+    operations, whatever was masked or zero."""
+
+    kind: str
+    operations: int = 0
+    multiply_adds: int = 0
+
+
+@dataclass
+class WaitCounter:
+    """How often a warp, or a part of it, was parked at an instruction, and for how many steps, summed over warps. A
+    step is one block executed by a group of warps, or one operation of an engine: it is not time."""
+
+    instruction: str
+    line: int
+    loc: str
+    parked: int = 0
+    steps: int = 0
+
+
+@dataclass(frozen=True)
+class Result:
+    """Counters of one launch.
+
+    ``opcodes`` and ``classes`` count warp-level instructions issued (one for a warp, however many lanes are active),
+    ``lines`` the same by line of the PTX: lines that never ran are not in it. ``warnings`` are what the static rules
+    find doubtful in the code and hardware is known to bear.
+    All else is empty unless counters were asked for. ``memory`` has one entry a memory instruction; ``distinct_bytes``
+    the bytes of distinct global sectors by kind ("load", "store", "atomic"), each counted once in the launch, whether
+    threads or engines touched it; ``engines`` one entry an asynchronous instruction, ``waits`` one an instruction at
+    which warps were parked, ``mma`` one a kind of matrix instruction; ``l2`` the traffic of a modelled cache.
+    """
+
+    kernel: str
+    warps: int
+    opcodes: dict[str, int]
+    classes: dict[str, int]
+    memory: list[MemoryCounter] = field(default_factory=list)
+    distinct_bytes: dict[str, int] = field(default_factory=dict)
+    engines: list[EngineCounter] = field(default_factory=list)
+    waits: list[WaitCounter] = field(default_factory=list)
+    mma: list[MmaCounter] = field(default_factory=list)
+    l2: L2Traffic | None = None
+    lines: dict[int, int] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def instructions(self) -> int:
+        """Warp-level instructions of the launch."""
+        return sum(self.opcodes.values())
+
+    @property
+    def instructions_per_warp(self) -> float:
+        return self.instructions / self.warps
+
+    @property
+    def bank_conflicts(self) -> int:
+        """Passes lost to bank conflicts by all instructions."""
+        return sum(m.conflicts for m in self.memory)

@@ -1,0 +1,223 @@
+"""A wave: the CTAs that are resident together, the shared and local memory they own, and groups of their warps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_nvfp4.sim.checks import Checks
+from cute_nvfp4.sim.errors import OutOfBounds, UndefinedRegister
+from cute_nvfp4.sim.frontend.codegen import NOTHING
+from cute_nvfp4.sim.frontend.model import Instruction
+from cute_nvfp4.sim.frontend.regions import Region
+from cute_nvfp4.sim.frontend.special import SPECIAL_REGISTERS, TIMED
+from cute_nvfp4.sim.machine.cluster import OFFSET_MASK, RANK_SHIFT, ClusterBarrier, bad_rank
+from cute_nvfp4.sim.machine.engine import Engines
+from cute_nvfp4.sim.machine.layout import SHARED_BASE, WINDOW_SHIFT, WINDOWS
+from cute_nvfp4.sim.machine.mbarrier import Mbarriers
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.machine.launched import Run
+
+_ALIGN = 128
+
+
+class Wave:
+    """Clusters ``first`` to ``first + count`` of a launch, their CTAs numbered cluster by cluster."""
+
+    def __init__(self, run: Run, clusters: np.ndarray) -> None:
+        launch, self.run = run.launch, run
+        places = run.clusters
+        self.grid, self.block = launch.grid, launch.block
+        self.threads_per_cta = self.block[0] * self.block[1] * self.block[2]
+        self.warps_per_cta = -(-self.threads_per_cta // 32)
+        self.cluster_size = places.size
+        self.cluster_count, self.count, self.sm_count = len(clusters), len(clusters) * places.size, run.sm_count
+        self.dynamic_smem = launch.dynamic_smem
+        self.cluster_index = np.repeat(clusters, places.size)
+        self.rank = np.tile(np.arange(places.size), len(clusters))
+        self.cluster_of_cta = np.arange(self.count) // places.size
+        self.cta_coordinates = places.coordinates(self.cluster_index, self.rank)
+        gx, gy, _ = self.grid
+        x, y, z = self.cta_coordinates
+        self.cta_index = x + gx * (y + gy * z)
+        self.cta_of_warp = np.repeat(np.arange(self.count), self.warps_per_cta)
+        self.rank_of_warp = self.rank[self.cta_of_warp]
+        self.warp_in_cta = np.tile(np.arange(self.warps_per_cta), self.count)
+        lanes = self.threads_per_cta - self.warp_in_cta[:, None] * 32
+        self.live = np.arange(32)[None, :] < lanes
+        self.cta_alive = np.ones(self.count, bool)
+        self.steps = 0
+        # ``progress`` counts changes that a parked warp could be waiting for, ``effects`` stores to memory.
+        self.progress = self.effects = 0
+        self.shared_bytes = run.static_shared + launch.dynamic_smem
+        self.shared_stride = run.shared_stride
+        self._shared, self.shared = owned(self.shared_stride * self.count, "shared memory")
+        self.shared2d = self.shared.rows(1, 1)[1].reshape(self.count, self.shared_stride)
+        self.local_bytes = run.local_bytes
+        self._local, self.local = owned(self.local_bytes * 32 * len(self.cta_of_warp), "local memory")
+        self._special: dict[str, np.ndarray] = {}
+        self.mbarriers = Mbarriers(self)
+        self.cluster_barrier = ClusterBarrier(self.cluster_of_cta[self.cta_of_warp], self.cluster_count)
+        self.engines = Engines(self)
+        self.checks: Checks | None = None
+        self.observer = run.observer
+        self.tensor_memory = None
+        self.tmem: np.ndarray | None = None
+        if run.kernel.uses_tensor_memory:
+            from cute_nvfp4.sim.tcgen05 import TensorMemory
+
+            self.tmem = np.zeros((self.count, 128, 512), np.uint32)
+            self.tensor_memory = TensorMemory(self)
+        if run.launch_checks is not None:
+            self.checks = Checks(self, run.launch_checks)
+
+    def peer(self, cta: np.ndarray, rank: np.ndarray, where: str = "") -> np.ndarray:
+        """In-wave indices of the CTAs with these ranks in the clusters of ``cta``."""
+        rank = np.asarray(rank, np.int64)
+        if rank.size and int(rank.max()) >= self.cluster_size:
+            raise bad_rank(where, int(rank.max()), self.cluster_size)
+        return self.cluster_of_cta[cta] * self.cluster_size + rank
+
+    def resolve(self, cta: np.ndarray, address: np.ndarray, where: str = "") -> tuple[np.ndarray, np.ndarray]:
+        """(target CTA, offset) of shared::cluster addresses, 32 bits or generic."""
+        if address.dtype.itemsize == 8:
+            window = address >> np.uint64(WINDOW_SHIFT)
+            if ((window != 0) & (window != WINDOWS["shared"])).any() or (address[window == 0] >> np.uint64(32)).any():
+                raise OutOfBounds(f"{where}: {int(address.flat[0]):#x} is not an address of shared memory")
+        low = address.astype(np.int64) & 0xFFFFFFFF
+        return self.peer(cta, low >> RANK_SHIFT, where), low & OFFSET_MASK
+
+    def cta_name(self, cta: int) -> str:
+        """Names a CTA as an error should."""
+        name = f"CTA {tuple(int(c[cta]) for c in self.cta_coordinates)}"
+        return name + (f" (rank {int(self.rank[cta])} of its cluster)" if self.cluster_size > 1 else "")
+
+    @property
+    def warps(self) -> int:
+        return len(self.cta_of_warp)
+
+    def special(self, name: str) -> np.ndarray:
+        """A special register over every warp of the wave."""
+        if name in TIMED:
+            return SPECIAL_REGISTERS[name](self)
+        if name not in self._special:
+            self._special[name] = SPECIAL_REGISTERS[name](self)
+        return self._special[name]
+
+    def thread(self, warp: int, lane: int) -> str:
+        """Names one thread as an error should."""
+        cta = int(self.cta_of_warp[warp])
+        linear = int(self.warp_in_cta[warp]) * 32 + lane
+        x, y, _ = self.block
+        coords = tuple(int(c[cta]) for c in self.cta_coordinates)
+        thread = (linear % x, linear // x % y, linear // (x * y))
+        return f"CTA {coords}, thread {thread} (warp {linear // 32}, lane {lane})"
+
+
+def owned(size: int, name: str) -> tuple[np.ndarray, Region]:
+    """Zeroed bytes with an aligned start, as a region."""
+    raw = np.zeros(size + _ALIGN, np.uint8)
+    base = -(-raw.ctypes.data // _ALIGN) * _ALIGN
+    return raw, Region(base, size, name, True, raw)
+
+
+class Group:
+    """Warps that are about to run the same block.
+
+    ``warps`` (n,) are indices into the wave; ``mask`` (n, 32) marks the lanes the group owns, None meaning all of
+    them. ``regs`` holds one array a register, each of a shape that broadcasts to (n, 32).
+    """
+
+    __slots__ = ("_row", "age", "block", "mask", "polled", "regs", "special_cache", "warps", "wave")
+
+    def __init__(
+        self, wave: Wave, block: int, warps: np.ndarray, mask: np.ndarray | None, regs: list[np.ndarray]
+    ) -> None:
+        self.wave, self.block, self.warps, self.mask, self.regs = wave, block, warps, mask, regs
+        self.age = 0
+        self.polled: Any = None
+        self.special_cache: dict[str, np.ndarray] = {}
+        self._row: dict[str, np.ndarray] = {}
+
+    @property
+    def n(self) -> int:
+        return len(self.warps)
+
+    def lanes(self) -> np.ndarray:
+        """The mask as an array (n, 32)."""
+        return np.ones((self.n, 32), bool) if self.mask is None else self.mask
+
+    def narrow(self, p: np.ndarray) -> Any:
+        """The mask of an instruction guarded by ``p``: None for every lane, ``NOTHING`` for no lane, else booleans
+        (n, 32)."""
+        if p.size == 1:
+            return self.mask if p.item() else NOTHING
+        mask = np.broadcast_to(p, (self.n, 32)) if self.mask is None else p & self.mask
+        if not mask.any():
+            return NOTHING
+        return None if mask.all() else mask
+
+    def special(self, name: str) -> np.ndarray:
+        if name in TIMED:
+            return self.wave.special(name)
+        value = self.special_cache.get(name)
+        if value is None:
+            value = self.wave.special(name)
+            if value.shape[0] > 1 and self.n != self.wave.warps:
+                value = value[self.warps]
+            self.special_cache[name] = value
+        return value
+
+    def variable(self, name: str, offset: int) -> np.ndarray:
+        """The address of a module-scope variable."""
+        return np.full((1, 1), self.wave.run.variables[name] + offset, np.uint64)
+
+    def sure(self, value: np.ndarray, slot: int, instruction: Instruction) -> np.ndarray:
+        """``value``, unless it is what registers hold before anything has been written to them."""
+        run = self.wave.run
+        if run.checking and value is run.zeros[slot]:
+            name = list(run.kernel.slots)[slot].partition("@")[0]
+            who = self.wave.thread(int(self.warps[0]), int(self.lanes()[0].argmax()))
+            raise UndefinedRegister(
+                f"{instruction.where()}: register {name} has never been written; {who} in {run.launch.title}"
+            )
+        return value
+
+    def own_shared(self, address: np.ndarray) -> np.ndarray:
+        """A shared address that the compiler knows, as this group's own CTAs see it: with their ranks."""
+        if self.wave.cluster_size == 1:
+            return address
+        ranks = (self.wave.rank_of_warp[self.warps] << RANK_SHIFT)[:, None]
+        return address + ranks.astype(address.dtype)
+
+    def ctas(self) -> np.ndarray:
+        """(n,) in-wave CTA of each warp."""
+        return self.wave.cta_of_warp[self.warps]
+
+    def shared_rows(self) -> np.ndarray:
+        """(n, 1) host address of each warp's shared memory, less ``SHARED_BASE``."""
+        if "shared" not in self._row:
+            w = self.wave
+            self._row["shared"] = (w.cta_of_warp[self.warps] * w.shared_stride)[:, None] + (w.shared.base - SHARED_BASE)
+        return self._row["shared"]
+
+    def local_rows(self) -> np.ndarray:
+        """(n, 32) host address of each thread's local memory."""
+        if "local" not in self._row:
+            w = self.wave
+            thread = self.warps[:, None] * 32 + np.arange(32)[None, :]
+            self._row["local"] = w.local.base + thread * w.local_bytes
+        return self._row["local"]
+
+    def rows(self, select: np.ndarray, mask: np.ndarray | None, block: int, live: list[int]) -> Group:
+        """The group of the warps ``select`` (indices into this one), keeping only the registers ``live``."""
+        whole = len(select) == self.n
+        regs = list(self.wave.run.zeros)
+        for slot in live:
+            value = self.regs[slot]
+            regs[slot] = value if whole or value.shape[0] == 1 else value[select]
+        if mask is not None and mask.all():
+            mask = None
+        return Group(self.wave, block, self.warps if whole else self.warps[select], mask, regs)

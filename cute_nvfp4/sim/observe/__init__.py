@@ -1,0 +1,1 @@
+"""What a run is asked to tell: counters, traces, snapshots of memory."""

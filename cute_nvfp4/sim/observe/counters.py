@@ -1,0 +1,201 @@
+"""Collects what a launch does: instructions, memory requests, asynchronous operations, waits, matrix work."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_nvfp4.sim.frontend.regions import SECTOR
+from cute_nvfp4.sim.machine.result import EngineCounter, MemoryCounter, MmaCounter, Result, WaitCounter
+from cute_nvfp4.sim.observe import banks
+from cute_nvfp4.sim.observe.l2 import L2
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.frontend.host import Launch
+    from cute_nvfp4.sim.frontend.model import Instruction
+    from cute_nvfp4.sim.frontend.program import CompiledKernel
+    from cute_nvfp4.sim.frontend.regions import GlobalMemory
+    from cute_nvfp4.sim.machine.access import Access
+    from cute_nvfp4.sim.machine.engine import Footprint, Pending
+    from cute_nvfp4.sim.machine.wave import Group, Wave
+
+UNIT = 16
+"""Bytes of a unit of a footprint in shared memory."""
+
+
+class Counters:
+    """Collects counts while a launch runs; without an ``l2``, instructions only."""
+
+    def __init__(self, kernel: CompiledKernel, memory: GlobalMemory, l2: L2 | None = None) -> None:
+        self._executed = [0] * len(kernel.blocks)
+        self._memory: dict[tuple[int, str, str], MemoryCounter] = {}
+        self._touched: dict[tuple[str, int], np.ndarray] = {}
+        self._regions = memory
+        self._l2 = l2
+        self._engines: dict[int, EngineCounter] = {}
+        self._mma: dict[str, MmaCounter] = {}
+        self._waits: dict[int, WaitCounter] = {}
+        self._parked: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._warps = 0
+
+    def count_block(self, block: int, group: Group) -> None:
+        self._executed[block] += group.n
+
+    def memory(
+        self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None, size: int | None = None
+    ) -> None:
+        """Records one execution of a memory instruction by the lanes in ``mask``, for ``size`` bytes in all where that
+        is not the width of the access for each lane."""
+        key = (id(a.instruction), space, a.kind)
+        if key not in self._memory:
+            i = a.instruction
+            self._memory[key] = MemoryCounter(i.text, i.line, i.loc, space, a.kind, a.total, a.policy)
+        counter = self._memory[key]
+        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+        counter.requests += int(lanes.any(axis=1).sum())
+        counter.bytes += int(lanes.sum()) * a.total if size is None else size
+        full = np.broadcast_to(host, (g.n, 32))
+        if space in ("shared", "cluster"):
+            done, ideal = banks.passes(full, lanes, a.total)
+            counter.passes += int(done.sum())
+            counter.ideal_passes += int(ideal.sum())
+        if space != "global":
+            return
+        # Lanes that do not take part repeat the sector of one that does.
+        held = full[np.arange(g.n), lanes.argmax(axis=1)][:, None]
+        sectors = np.sort(np.where(lanes, full, held) // SECTOR, axis=1)
+        distinct = (np.diff(sectors, axis=1) != 0).sum(axis=1) + 1
+        counter.sectors += int(distinct[lanes.any(axis=1)].sum())
+        self._touch(a.kind, np.unique(sectors[lanes.any(axis=1)]))
+
+    def engine(self, pending: Pending, wave: Wave) -> None:
+        """Records an operation of an engine as it happens."""
+        i = pending.instruction
+        counter = self._engines.get(id(i))
+        if counter is None:
+            counter = self._engines[id(i)] = EngineCounter(i.text, i.line, i.loc, pending.engine)
+        counter.operations += len(pending.warps)
+        # Threads do cp.async by loads and stores, which are counted as such.
+        for f in pending.footprints(wave) if pending.engine != "copy" else ():
+            name = f"{f.space}_{'written' if f.write else 'read'}"
+            setattr(counter, name, getattr(counter, name) + footprint_bytes(f))
+            if f.space == "global" and (f.write or "reduce" not in i.mods):
+                kind = ("atomic" if "reduce" in i.mods else "store") if f.write else "load"
+                self._touch(kind, _sectors(f))
+        if (work := mma_work(pending)) is not None:
+            self._add_mma(work[0], len(pending.warps), work[1])
+
+    def _add_mma(self, kind: str, operations: int, each: int) -> None:
+        counter = self._mma.setdefault(kind, MmaCounter(kind))
+        counter.operations += operations
+        counter.multiply_adds += operations * each
+
+    def enter(self, warps: int) -> None:
+        """A new wave begins; nobody is parked."""
+        self._parked, self._warps = {}, warps
+
+    def parked(self, group: Group, instruction: Instruction, step: int) -> None:
+        key, warps = id(instruction), group.warps
+        if key not in self._parked:
+            self._parked[key] = (np.zeros(self._warps, np.int32), np.zeros(self._warps, np.int64))
+            self._waits.setdefault(key, WaitCounter(instruction.text, instruction.line, instruction.loc))
+        parts, since = self._parked[key]
+        since[warps[parts[warps] == 0]] = step
+        parts[warps] += 1
+
+    def resumed(self, group: Group, instruction: Instruction, step: int) -> None:
+        counter, (parts, since) = self._waits[id(instruction)], self._parked[id(instruction)]
+        parts[group.warps] -= 1
+        steps = step - since[group.warps[parts[group.warps] == 0]]
+        counter.parked += int((steps > 0).sum())
+        counter.steps += int(steps.sum())
+
+    def _touch(self, kind: str, sectors: np.ndarray) -> None:
+        """``sectors`` (m,): distinct, in increasing order."""
+        if not len(sectors):
+            return
+        self._l2.access(kind, sectors)
+        for region in self._regions.regions:
+            first, last = region.base // SECTOR, (region.end - 1) // SECTOR
+            if last < sectors[0] or first > sectors[-1]:
+                continue
+            inside = sectors[(sectors >= first) & (sectors <= last)]
+            if len(inside):
+                key = (kind, region.base)
+                if key not in self._touched:
+                    self._touched[key] = np.zeros(last - first + 1, bool)
+                self._touched[key][inside - first] = True
+
+    def result(self, kernel: CompiledKernel, launch: Launch) -> Result:
+        opcodes: dict[str, int] = {}
+        classes: dict[str, int] = {}
+        lines: dict[int, int] = {}
+        for block, times in zip(kernel.blocks, self._executed):
+            for instruction, op in block.code if times else []:
+                lines[instruction.line] = max(times, lines.get(instruction.line, 0))
+                opcodes[instruction.opcode] = opcodes.get(instruction.opcode, 0) + times
+                classes[op.klass] = classes.get(op.klass, 0) + times
+        distinct: dict[str, int] = {}
+        for (kind, _), seen in self._touched.items():
+            distinct[kind] = distinct.get(kind, 0) + int(seen.sum()) * SECTOR
+        block_threads = launch.block[0] * launch.block[1] * launch.block[2]
+        warps = launch.grid[0] * launch.grid[1] * launch.grid[2] * -(-block_threads // 32)
+        base = (launch.kernel, warps, dict(sorted(opcodes.items())), dict(sorted(classes.items())))
+        if self._l2 is None:
+            return Result(*base, lines=lines)
+        for opcode, times in opcodes.items():
+            if (sync := _mma_sync(opcode)) is not None:
+                self._add_mma(sync[0], times, sync[1])
+        for (instruction, space, _), m in self._memory.items():
+            if (copy := self._engines.get(instruction)) is not None and copy.engine == "copy":
+                name = "global_read" if space == "global" else "shared_written"
+                setattr(copy, name, getattr(copy, name) + m.bytes)
+        waits = [w for w in by_line(self._waits) if w.parked]
+        mma = sorted(self._mma.values(), key=lambda m: m.kind)
+        memory, engines = by_line(self._memory), by_line(self._engines)
+        return Result(*base, memory, distinct, engines, waits, mma, self._l2.traffic(), lines)
+
+
+def by_line(table: dict[Any, Any]) -> list[Any]:
+    return sorted(table.values(), key=lambda c: c.line)
+
+
+def footprint_bytes(f: Footprint) -> int:
+    """Bytes of one operand of all the operations of a batch."""
+    if f.space == "shared":
+        return len(f.cta) * f.units.shape[1] * UNIT
+    if f.space == "tensor":
+        lanes, columns = f.units
+        rows = len(range(*lanes.indices(128))) if isinstance(lanes, slice) else len(lanes)
+        return len(f.cta) * rows * columns.shape[1] * 4
+    address, length = f.units
+    return int(address.size * length)
+
+
+def _sectors(f: Footprint) -> np.ndarray:
+    """(m,) distinct sectors of a footprint in global memory."""
+    address, length = f.units
+    if not address.size or not length:
+        return np.empty(0, np.int64)
+    first, last = address.ravel() // SECTOR, (address.ravel() + length - 1) // SECTOR
+    each = np.arange(int((last - first).max()) + 1)
+    return np.unique(np.minimum(first[:, None] + each, last[:, None]))
+
+
+def mma_work(pending: Pending) -> tuple[str, int] | None:
+    """(kind, multiply-adds of one operation) of an asynchronous matrix instruction."""
+    if pending.engine != "tensor" or "mma" not in pending.instruction.mods:
+        return None
+    d = pending.spec.idesc
+    return f"tcgen05.mma {d.kind}", d.m * d.n * d.k
+
+
+def _mma_sync(opcode: str) -> tuple[str, int] | None:
+    """The same for mma.sync, from its shape and the type of A."""
+    shape = re.match(r"mma\..*?m(\d+)n(\d+)k(\d+)\.row\.col(?:\.satfinite)?\.\w+\.(\w+)", opcode)
+    if shape is None:
+        return None
+    m, n, k = (int(x) for x in shape.groups()[:3])
+    return f"mma.sync {shape[4]}", m * n * k

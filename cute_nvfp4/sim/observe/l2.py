@@ -1,0 +1,90 @@
+"""A model of the L2 cache, to tell DRAM traffic from requests. It is a model: no GPU documents its replacement.
+
+What it assumes: one cache of the architecture's nominal size, empty when the launch starts; pages of 2 KB, fully
+associative, the least recently used page leaves first; inside a page only the 32-byte sectors that somebody asked for
+are fetched and take room; a store fills its sectors without reading them, a sector stored in part counts as whole; an
+atomic reads and writes; L1 filters nothing. Accesses come in the order of execution here, an instruction of many warps
+as one, by address. Waves that a GPU would overlap come one after the other.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+import numpy as np
+
+from cute_nvfp4.sim.frontend.regions import SECTOR
+from cute_nvfp4.sim.machine.device import Device
+from cute_nvfp4.target import ARCHITECTURES, DEFAULT_ARCH
+
+PAGE_SECTORS = 64
+PAGE = PAGE_SECTORS * SECTOR
+"""2 KB: the sectors of a page fit the bits of one integer."""
+
+
+@dataclass(frozen=True)
+class L2Traffic:
+    """Bytes between the modelled L2 and DRAM in one launch.
+
+    ``read_bytes`` came from DRAM, ``refetched_bytes`` of them had been in the cache before; ``written_bytes`` went to
+    DRAM when their page left, ``dirty_bytes`` were still to be written when the launch ended.
+    """
+
+    capacity_bytes: int
+    read_bytes: int
+    refetched_bytes: int
+    written_bytes: int
+    dirty_bytes: int
+
+
+class L2:
+    """The cache while a launch runs."""
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self._room = capacity // SECTOR
+        self._pages: OrderedDict[int, list[int]] = OrderedDict()  # page -> [valid, dirty], a bit a sector
+        self._left: dict[int, int] = {}
+        self._resident = self._read = self._again = self._written = 0
+
+    @staticmethod
+    def of(target: str) -> L2:
+        """The cache of the GPU that stands for a PTX target; a target nobody knows gets the default one's."""
+        return L2(Device(ARCHITECTURES.get(target, ARCHITECTURES[DEFAULT_ARCH])).l2_bytes)
+
+    def access(self, kind: str, sectors: np.ndarray) -> None:
+        """``sectors`` (m,): distinct sector numbers (address / 32) in increasing order; ``kind`` is "load", "store" or
+        "atomic"."""
+        if not len(sectors):
+            return
+        page = sectors // PAGE_SECTORS
+        bit = np.uint64(1) << (sectors % PAGE_SECTORS).astype(np.uint64)
+        starts = np.flatnonzero(np.r_[True, page[1:] != page[:-1]])
+        for number, wanted in zip(page[starts].tolist(), np.bitwise_or.reduceat(bit, starts).tolist()):
+            self._page(number, wanted, kind)
+
+    def _page(self, number: int, wanted: int, kind: str) -> None:
+        entry = self._pages.get(number)
+        if entry is None:
+            entry = self._pages[number] = [0, 0]
+        else:
+            self._pages.move_to_end(number)
+        missing = wanted & ~entry[0]
+        if missing:
+            if kind != "store":
+                self._read += missing.bit_count()
+                self._again += (missing & self._left.get(number, 0)).bit_count()
+            entry[0] |= missing
+            self._resident += missing.bit_count()
+        if kind != "load":
+            entry[1] |= wanted
+        while self._resident > self._room and len(self._pages) > 1:
+            old, (valid, dirty) = self._pages.popitem(last=False)
+            self._resident -= valid.bit_count()
+            self._written += dirty.bit_count()
+            self._left[old] = self._left.get(old, 0) | valid
+
+    def traffic(self) -> L2Traffic:
+        dirty = sum(entry[1].bit_count() for entry in self._pages.values())
+        return L2Traffic(self.capacity, *(SECTOR * n for n in (self._read, self._again, self._written, dirty)))

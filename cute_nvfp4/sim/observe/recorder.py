@@ -1,0 +1,264 @@
+"""What a trace remembers while a launch runs: cheap notes, made into bars only when somebody looks."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from cute_nvfp4.sim.frontend.model import Imm, Instruction
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.frontend.flow import Block
+    from cute_nvfp4.sim.frontend.host import Launch
+    from cute_nvfp4.sim.frontend.program import CompiledKernel
+    from cute_nvfp4.sim.machine.engine import Pending, Wait
+    from cute_nvfp4.sim.machine.wave import Group, Wave
+    from cute_nvfp4.sim.observe.trace import Trace
+
+ENGINE_NAMES = {"tma": "TMA loads", "store": "TMA stores", "tensor": "tensor core", "copy": "cp.async"}
+EVENTS_OF_OPERATION = 5
+"""A bar, two ends of an arrow, two points of the curve of bytes in flight."""
+MOST_ROLES = 3
+PAUSE = 32
+"""Steps of others over which two bars of a warp are still joined; in a longer pause it shows that nobody chose it."""
+Bar = tuple[int, int, str, str, dict[str, Any]]
+"""(begin, end, kind, name, arguments)"""
+
+
+@dataclass
+class Operation:
+    """An operation of ``engine`` that ``warp`` of ``cta`` issued at step ``begin``; it ended at ``end``, None if never.
+    ``bytes`` are those it moves from or to global memory."""
+
+    engine: str
+    cta: int
+    warp: int
+    begin: int
+    name: str
+    bytes: int
+    where: str
+    end: int | None = None
+
+    def args(self) -> dict[str, Any]:
+        out = {"instruction": self.where, "warp": self.warp, "issued": self.begin}
+        return {**out, "bytes": self.bytes} if self.bytes else out
+
+
+@dataclass
+class Parked:
+    """A stay of a warp (or a part of it) at a barrier or another wait; ``end`` None: it was there to the last."""
+
+    begin: int
+    name: str
+    text: str
+    end: int | None = None
+
+
+@dataclass
+class WaveRecord:
+    """What happened in the traced CTAs of one wave. ``steps``: (step, warps, block); ``parks`` by warp."""
+
+    title: str
+    ctas: list[str]
+    warps_per_cta: int
+    begin: int
+    roles: list[str]
+    places: list[str]
+    steps: list[tuple[int, np.ndarray, int]] = field(default_factory=list)
+    parks: dict[int, list[Parked]] = field(default_factory=lambda: defaultdict(list))
+    operations: list[Operation] = field(default_factory=list)
+    end: int = 0
+    _by_warp: tuple[int, dict[int, list[tuple[int, int]]]] = (-1, {})
+
+    def timeline(self, warp: int) -> list[tuple[int, int]]:
+        """(step, block) of one warp, in order."""
+        if self._by_warp[0] != len(self.steps):
+            out: dict[int, list[tuple[int, int]]] = defaultdict(list)
+            for step, warps, block in self.steps:
+                for w in warps.tolist():
+                    out[w].append((step, block))
+            self._by_warp = (len(self.steps), out)
+        return self._by_warp[1].get(warp, [])
+
+    def bars(self, warp: int) -> list[Bar]:
+        """Bars of one warp: neighbouring blocks of the same role are one; waits fill gaps between blocks only, as
+        other lanes of the warp may go on."""
+        out: list[Bar] = []
+        waits = sorted(self.parks.get(warp, []), key=lambda p: p.begin)
+        last = self.begin
+        for step, block in [*self.timeline(warp), (self.end, -1)]:
+            gaps = list(self._waits(waits, last, step))
+            out += gaps
+            if block >= 0:
+                role = self.roles[block]
+                near = out and not gaps and out[-1][2] == "run" and step - last <= PAUSE
+                stays = near and role in ("", out[-1][3])
+                if stays:
+                    begin, _, kind, name, args = out[-1]
+                    out[-1] = (begin, step + 1, kind, name, {**args, "blocks": args["blocks"] + 1})
+                else:
+                    out.append((step, step + 1, "run", role or "compute", {"at": self.places[block], "blocks": 1}))
+                last = step + 1
+        return out
+
+    def _waits(self, waits: list[Parked], begin: int, end: int) -> Iterator[Bar]:
+        for p in waits:
+            low, high = max(begin, p.begin), end if p.end is None else min(end, p.end)
+            if low < high:
+                yield low, high, "wait", p.name, {"for": p.text}
+                begin = high
+
+
+class Recorder:
+    """Takes the notes of one launch for ``trace``, from step ``start`` of the trace on."""
+
+    def __init__(self, trace: Trace, kernel: CompiledKernel, launch: Launch, start: int) -> None:
+        self.trace, self.kernel, self.start, self.last = trace, kernel, start, start
+        self.title = launch.kernel
+        self.waves: list[WaveRecord] = []
+        self.untraced_ctas = self.dropped = 0
+        self._clusters = trace.clusters
+        self._roles = [role(b) for b in kernel.blocks]
+        self._places = [_place(b) for b in kernel.blocks]
+        self._record: WaveRecord | None = None
+        self._warps = 0
+        self._open: dict[tuple[int, int], list[Parked]] = {}
+        self._in_flight: dict[int, list[Operation]] = {}
+
+    def enter(self, wave: Wave, step: int) -> None:
+        clusters = min(self._clusters, wave.cluster_count)
+        self._clusters -= clusters
+        ctas = clusters * wave.cluster_size
+        self.untraced_ctas += wave.count - ctas
+        self._warps = ctas * wave.warps_per_cta
+        self._open, self._in_flight, self._record = {}, {}, None
+        if ctas:
+            names = [wave.cta_name(c) for c in range(ctas)]
+            begin = self.start + step + 1
+            self._record = WaveRecord(
+                self.title, names, wave.warps_per_cta, begin, self._roles, self._places, end=begin
+            )
+            self.waves.append(self._record)
+
+    def block(self, group: Group, index: int, step: int) -> None:
+        self._now(step)
+        warps = self._traced(group.warps)
+        if len(warps) and self._take(len(warps)):
+            self._record.steps.append((self.last, warps, index))
+
+    def parked(self, group: Group, instruction: Instruction, wait: Wait | None, step: int) -> None:
+        for row, warp in enumerate(self._traced(group.warps).tolist()):
+            if self._take(1):
+                text = instruction.where() if wait is None else f"{wait.describe(row)}; {instruction.where()}"
+                p = Parked(self._now(step), self._wait_name(instruction, wait, row), text)
+                self._record.parks[warp].append(p)
+                self._open.setdefault((warp, id(instruction)), []).append(p)
+
+    def resumed(self, group: Group, instruction: Instruction, step: int) -> None:
+        for warp in self._traced(group.warps).tolist():
+            if stays := self._open.get((warp, id(instruction))):
+                stays.pop(0).end = self._now(step) + 1
+
+    def issued(self, pending: Pending, wave: Wave, step: int) -> None:
+        rows = np.flatnonzero(pending.warps < self._warps)
+        if not len(rows):
+            return
+        size = _global_bytes(pending, wave)
+        here = self._in_flight[id(pending)] = []
+        for row in rows.tolist():
+            if self._take(EVENTS_OF_OPERATION):
+                warp, i = int(pending.warps[row]), pending.instruction
+                cta, inside = divmod(warp, wave.warps_per_cta)
+                here.append(
+                    Operation(pending.engine, cta, inside, self._now(step), _short(i), int(size[row]), i.where())
+                )
+        self._record.operations += here
+
+    def completed(self, pending: Pending, step: int) -> None:
+        for operation in self._in_flight.pop(id(pending), []):
+            operation.end = self._now(step)
+
+    def _now(self, step: int) -> int:
+        """The step of the trace; keeps where the launch and its wave end."""
+        self.last = self.start + step
+        if self._record is not None:
+            self._record.end = self.last + 1
+        return self.last
+
+    def _traced(self, warps: np.ndarray) -> np.ndarray:
+        return warps[: int(np.searchsorted(warps, self._warps))] if self._warps else warps[:0]
+
+    def _take(self, events: int) -> bool:
+        """Whether there is room for more events; what has once been left out leaves all that follows out."""
+        if self.trace.room < events:
+            self.trace.room = 0
+            self.dropped += events
+            return False
+        self.trace.room -= events
+        return True
+
+    def _wait_name(self, i: Instruction, wait: Wait | None, row: int) -> str:
+        slots = getattr(wait, "slot", None)
+        if slots is None:
+            ident = i.operands[0].value if i.operands and isinstance(i.operands[0], Imm) else ""
+            return f"wait {_short(i)} {ident}".rstrip()
+        lane = int(wait.group.lanes()[row].argmax()) if slots.shape[1] > 1 else 0
+        address = int(wait.group.wave.mbarriers.offset_of[int(slots[row, lane])])
+        return f"wait mbarrier {self._variable(address)}"
+
+    def _variable(self, address: int) -> str:
+        """``name[j]`` of a shared variable, or the address where that says nothing."""
+        for v in self.kernel.source.variables.values():
+            start = self.kernel.layout.address[v.name][1]
+            if v.space == "shared" and start <= address < start + v.size:
+                return f"{v.name}[{(address - start) // 8}]" if v.size > 8 else v.name
+        return f"{address:#x}"
+
+
+def _global_bytes(pending: Pending, wave: Wave) -> np.ndarray:
+    """(k,) bytes of global memory that each operation of a batch reads, or writes if it is a store."""
+    out = np.zeros(len(pending.warps), np.int64)
+    if pending.engine != "tensor":
+        for f in pending.footprints(wave):
+            if f.space == "global" and f.write == (pending.engine == "store"):
+                rows = np.arange(len(f.cta)) if f.rows is None else f.rows
+                np.add.at(out, rows, f.units[0].shape[1] * f.units[1])
+    return out
+
+
+def _short(i: Instruction) -> str:
+    """An opcode without what is the same everywhere."""
+    dull = ("sync", "aligned", "shared", "global", "mbarrier", "b64", "b32", "cta_group", "L2", "release", "acquire")
+    dull += ("tile", "bulk_group", "block_scale", "collector")
+    return ".".join([i.base, *(m for m in i.mods if m.split("::")[0] not in dull)])
+
+
+def _place(block: Block) -> str:
+    """Where the first instruction of a block comes from."""
+    first = block.code[0][0] if block.code else None
+    return "" if first is None else first.loc or f"PTX line {first.line}"
+
+
+def role(block: Block) -> str:
+    """What a block is for: the operations in it that are more than arithmetic, "" if there is none."""
+    found = list(dict.fromkeys(filter(None, (_role(i, op.klass) for i, op in block.code))))
+    return " + ".join(found[:MOST_ROLES]) + (" + …" if len(found) > MOST_ROLES else "")
+
+
+def _role(i: Instruction, klass: str) -> str:
+    head, first = i.base, i.mods[0] if i.mods else ""
+    if head == "tcgen05":
+        quiet = first.startswith(("wait", "fence", "relinquish"))
+        return "" if quiet else f"tcgen05.{first}"
+    if head == "mbarrier":
+        return "" if first in ("test_wait", "try_wait", "pending_count") else f"mbarrier.{first}"
+    if head in ("cp", "wgmma"):
+        return "" if {"commit_group", "wait_group", "wait_all", "fence"} & set(i.mods) else _short(i)
+    if head in ("ld", "st", "atom", "red"):
+        space = klass.split(".")[-1]
+        return "" if space == "param" else f"{head}.{space}" if head in ("ld", "st") else head
+    return head if head in ("mma", "ldmatrix", "stmatrix", "clusterlaunchcontrol") else ""

@@ -1,0 +1,173 @@
+"""A picture of a launch over time: what each warp does and waits for, and what is in flight in the engines.
+
+Time is logical. One step is a block of code executed by a group of warps, or one operation of an engine; it orders
+events and has nothing to do with nanoseconds. Warps that stand at the same place run as one and share their steps, and
+waves of CTAs come one after the other where a GPU would overlap them.
+
+    trace = Trace()
+    run(program, launch, memory, trace=trace)
+    trace.write("launch.json")      # open it in https://ui.perfetto.dev
+    trace.rows()                    # or draw it
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cute_nvfp4.sim.observe.recorder import ENGINE_NAMES, Operation, Recorder, WaveRecord
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.frontend.host import Launch
+    from cute_nvfp4.sim.frontend.program import CompiledKernel
+
+CLOCK = "logical steps, shown as microseconds: one step is a block executed by a group of warps or an engine operation"
+_TRACKS = {name: 1000 * (j + 1) for j, name in enumerate(ENGINE_NAMES)}
+"""Thread numbers of the engines' first tracks in the file."""
+
+
+class Row(NamedTuple):
+    """One bar of a timeline: from step ``begin`` to before step ``end``; ``kind`` is "run", "wait" or "engine"."""
+
+    cta: str
+    track: str
+    name: str
+    begin: int
+    end: int
+    kind: str
+    args: dict[str, Any]
+
+
+class Trace:
+    """Collects launches; give it to ``run(..., trace=...)``, to several in turn if you like.
+
+    Only the CTAs of the first ``clusters`` clusters of each launch are kept, and of them about ``max_events`` events:
+    ``left_out`` says what is missing.
+    """
+
+    def __init__(self, clusters: int = 2, max_events: int = 100_000) -> None:
+        self.clusters, self.room = clusters, max_events
+        self._recorders: list[Recorder] = []
+
+    def recorder(self, kernel: CompiledKernel, launch: Launch) -> Recorder:
+        """What the executor tells one launch's events to."""
+        start = self._recorders[-1].last + 1 if self._recorders else 0
+        self._recorders.append(Recorder(self, kernel, launch, start))
+        return self._recorders[-1]
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """CTAs that were not traced, and events for which there was no room."""
+        return {
+            "ctas": sum(r.untraced_ctas for r in self._recorders),
+            "events": sum(r.dropped for r in self._recorders),
+        }
+
+    def rows(self) -> list[Row]:
+        """Every bar, by CTA and track; bars of one track do not overlap."""
+        return [row for wave in self._waves() for _, _, row in _wave_rows(wave)]
+
+    def write(self, path: str | Path) -> None:
+        """Writes the file that Perfetto and chrome://tracing read."""
+        Path(path).write_text(json.dumps(self.json(), separators=(",", ":")))
+
+    def json(self) -> dict[str, Any]:
+        """The same as an object (Trace Event Format): a process is a CTA, its threads are warps and engines."""
+        events: list[dict[str, Any]] = []
+        for number, wave in enumerate(self._waves()):
+            events += _Events(wave, 1 + 1000 * number).all()
+        return {"traceEvents": events, "otherData": {"clock": CLOCK, "left_out": self.left_out}}
+
+    def _waves(self) -> list[WaveRecord]:
+        return [w for r in self._recorders for w in r.waves]
+
+
+def _wave_rows(wave: WaveRecord) -> list[tuple[int, int, Row]]:
+    """(CTA, thread number, bar) of a wave, in order."""
+    out = []
+    placed = _place(wave)
+    for cta, name in enumerate(wave.ctas):
+        for w in range(wave.warps_per_cta):
+            for begin, end, kind, label, args in wave.bars(cta * wave.warps_per_cta + w):
+                out.append((cta, w + 1, Row(name, f"warp {w}", label, begin, end, kind, args)))
+        mine = [(tid, p) for tid, p in placed if p[0].cta == cta]
+        for tid, (operation, begin, end) in sorted(mine, key=lambda x: (x[0], x[1][1])):
+            out.append((cta, tid, Row(name, _track(tid), operation.name, begin, end, "engine", operation.args())))
+    return out
+
+
+def _track(tid: int) -> str:
+    name = ENGINE_NAMES[list(_TRACKS)[tid // 1000 - 1]]
+    return name + (f" {tid % 1000 + 1}" if tid % 1000 else "")
+
+
+def _place(wave: WaveRecord) -> list[tuple[int, tuple[Operation, int, int]]]:
+    """(thread number, (operation, begin, end)): in flight from issue to completion, each on the first free track of its
+    engine. The tensor core works in order, so there an operation begins when the one before has ended."""
+    out, free = [], {}
+    for o in sorted(wave.operations, key=lambda o: (o.begin, o.end or wave.end)):
+        begin, end = o.begin, o.end or wave.end
+        tracks = free.setdefault((o.cta, o.engine), [])
+        latest = end - 1 if o.engine == "tensor" else begin
+        index = next((j for j, busy in enumerate(tracks) if busy <= latest), len(tracks))
+        begin = max([begin, *tracks[index : index + 1]])
+        tracks[index : index + 1] = [end]
+        out.append((_TRACKS[o.engine] + index, (o, begin, end)))
+    return out
+
+
+class _Events:
+    """The events of one wave in the file; ``first`` is the process number of its first CTA."""
+
+    def __init__(self, wave: WaveRecord, first: int) -> None:
+        self.wave, self.first = wave, first
+
+    def all(self) -> list[dict[str, Any]]:
+        out: list[dict[str, Any]] = []
+        rows = _wave_rows(self.wave)
+        for cta, name in enumerate(self.wave.ctas):
+            out.append(self._meta("process_name", cta, 0, {"name": f"{name}, {self.wave.title}"}))
+            out.append(self._meta("process_sort_index", cta, 0, {"sort_index": self.first + cta}))
+        for cta, tid, track in sorted({(c, t, r.track) for c, t, r in rows}):
+            out.append(self._meta("thread_name", cta, tid, {"name": track}))
+            out.append(self._meta("thread_sort_index", cta, tid, {"sort_index": tid}))
+        for cta, tid, r in rows:
+            out.append(
+                {
+                    **{"ph": "X", "name": r.name, "cat": r.kind, "pid": self.first + cta, "tid": tid},
+                    **{"ts": r.begin, "dur": r.end - r.begin, "args": r.args},
+                }
+            )
+        return out + self._flows() + self._in_flight()
+
+    def _meta(self, name: str, cta: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
+        return {"ph": "M", "name": name, "pid": self.first + cta, "tid": tid, "args": args}
+
+    def _flows(self) -> list[dict[str, Any]]:
+        """An arrow from the warp that issues to the end of the operation."""
+        out = []
+        for number, (tid, (o, _, end)) in enumerate(_place(self.wave)):
+            if o.end is None:
+                continue
+            both = {"name": "async", "cat": "async", "id": self.first * 1_000_000 + number, "pid": self.first + o.cta}
+            out.append({"ph": "s", **both, "tid": o.warp + 1, "ts": o.begin + 0.5})
+            out.append({"ph": "f", "bp": "e", **both, "tid": tid, "ts": end - 0.5})
+        return out
+
+    def _in_flight(self) -> list[dict[str, Any]]:
+        """Bytes that have been asked for and have not come, by CTA and engine."""
+        change: dict[tuple[int, str], dict[int, int]] = {}
+        for o in self.wave.operations:
+            steps = change.setdefault((o.cta, o.engine), {})
+            for step, size in ((o.begin, o.bytes), (o.end, -o.bytes)):
+                if size and step is not None:
+                    steps[step] = steps.get(step, 0) + size
+        out = []
+        for (cta, engine), steps in change.items():
+            level = 0
+            for step in sorted(steps):
+                level += steps[step]
+                name = f"bytes in flight, {ENGINE_NAMES[engine]}"
+                out.append({"ph": "C", "name": name, "pid": self.first + cta, "ts": step, "args": {"bytes": level}})
+        return out

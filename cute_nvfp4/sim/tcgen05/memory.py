@@ -1,0 +1,115 @@
+"""Allocation of tensor memory (PTX ISA, "Tensor Memory Allocation and Management").
+
+Columns are given out in powers of two from 32 on, the lowest free ones first. Everything that touches tensor memory
+asks ``require`` whether its columns are allocated.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_nvfp4.sim.errors import TensorMemoryError
+from cute_nvfp4.sim.tcgen05.layouts import COLUMNS
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.machine.wave import Wave
+
+
+class TensorMemory:
+    """Who owns which columns of each CTA of a wave. ``allocated`` (CTAs, 512); ``blocks[cta]`` maps base to columns."""
+
+    def __init__(self, wave: Wave) -> None:
+        self.wave = wave
+        self.allocated = np.zeros((wave.count, COLUMNS), bool)
+        self.blocks: list[dict[int, int]] = [{} for _ in range(wave.count)]
+        self.freed = np.zeros((wave.count, COLUMNS), bool)
+        self.relinquished = np.zeros(wave.count, bool)
+        self.requests = np.zeros(wave.count, np.int64)
+        self.group = 0
+
+    def same_group(self, where: str, cta_group: int) -> None:
+        """All tcgen05 instructions of a kernel must name the same cta_group."""
+        if self.group and self.group != cta_group:
+            raise TensorMemoryError(f"{where}: .cta_group::{cta_group}, but an earlier instruction says {self.group}")
+        self.group = cta_group
+
+    def check_request(self, where: str, cta: int, columns: int) -> None:
+        if self.relinquished[cta]:
+            raise TensorMemoryError(
+                f"{where}: {self.wave.cta_name(cta)} allocates after tcgen05.relinquish_alloc_permit"
+            )
+        if columns < 32 or columns > COLUMNS or columns & (columns - 1):
+            raise TensorMemoryError(f"{where}: {columns} columns; a power of two from 32 to {COLUMNS} is allowed")
+
+    def find(self, cta: int, columns: int, taken: np.ndarray | None = None) -> int:
+        """Lowest base with ``columns`` free columns, or -1; ``taken`` (512,) stands in for the allocation state."""
+        busy = self.allocated[cta] if taken is None else taken
+        units = busy.reshape(-1, 32).any(axis=1)
+        want = columns // 32
+        for base in range(len(units) - want + 1):
+            if not units[base : base + want].any():
+                return 32 * base
+        return -1
+
+    def allocate(self, cta: int, columns: int) -> int:
+        """Takes columns that ``find`` has found."""
+        base = self.find(cta, columns)
+        self.allocated[cta, base : base + columns] = True
+        self.freed[cta, base : base + columns] = False
+        self.blocks[cta][base] = columns
+        return base
+
+    def free(self, where: str, cta: int, address: int, columns: int) -> None:
+        """tcgen05.dealloc."""
+        base, lane = address & 0xFFFF, address >> 16
+        have = self.blocks[cta].get(base)
+        if lane or have != columns:
+            blocks = ", ".join(f"{b}..{b + n - 1}" for b, n in sorted(self.blocks[cta].items())) or "nothing"
+            raise TensorMemoryError(
+                f"{where}: {columns} columns at {address:#x} are not an allocation of {self.wave.cta_name(cta)}, "
+                f"which has {blocks}"
+            )
+        del self.blocks[cta][base]
+        self.allocated[cta, base : base + columns] = False
+        self.freed[cta, base : base + columns] = True
+        self.wave.progress += 1
+
+    def require(self, where: str, cta: np.ndarray, first: np.ndarray, count: int) -> None:
+        """Columns ``first`` .. ``first + count`` (k,) of CTAs (k,) must be allocated."""
+        low = int(first[0])
+        if (first == low).all():
+            good = low + count <= COLUMNS and bool(self.allocated[cta, low : low + count].all())
+        else:
+            good = int(first.max()) + count <= COLUMNS and bool(
+                self.allocated[cta[:, None], first[:, None] + np.arange(count)].all()
+            )
+        if not good:
+            self._refuse(where, cta, first, count)
+
+    def _refuse(self, where: str, cta: np.ndarray, first: np.ndarray, count: int) -> None:
+        for c, base in zip(cta.tolist(), first.tolist()):
+            for column in range(base, base + count):
+                if column < COLUMNS and self.allocated[c, column]:
+                    continue
+                state = "does not exist" if column >= COLUMNS else "is not allocated"
+                if column < COLUMNS and self.freed[c, column]:
+                    state = "has been deallocated"
+                name = self.wave.cta_name(c)
+                raise TensorMemoryError(f"{where}: column {column} of the tensor memory of {name} {state}")
+
+    def at_exit(self) -> None:
+        """The kernel ends."""
+        self.cta_exited(np.arange(len(self.blocks)))
+
+    def cta_exited(self, ctas: np.ndarray) -> None:
+        """CTAs (k,) end: everything they allocated must have been freed."""
+        for cta in np.atleast_1d(ctas).tolist():
+            if self.blocks[cta]:
+                base, columns = next(iter(sorted(self.blocks[cta].items())))
+                name = self.wave.cta_name(cta)
+                raise TensorMemoryError(
+                    f"{name} of {self.wave.run.launch.title} ends without tcgen05.dealloc of columns "
+                    f"{base}..{base + columns - 1}"
+                )

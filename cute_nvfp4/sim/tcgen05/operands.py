@@ -1,0 +1,156 @@
+"""Reads of an MMA: operand tiles from shared and tensor memory, scale factors from tensor memory.
+
+``k`` is the number of instructions done together (one a row), ``g`` the CTAs of a group, ``steps`` the fused
+instructions. Everything is gathered by one ``take`` on a table that depends on descriptors only.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from cute_nvfp4.sim.errors import OutOfBounds
+from cute_nvfp4.sim.machine.layout import SHARED_BASE
+from cute_nvfp4.sim.tcgen05 import elements
+from cute_nvfp4.sim.tcgen05.descriptor import PERIOD, MatrixDescriptor, k_major_units, mn_major_units
+from cute_nvfp4.sim.tcgen05.layouts import COLUMNS, LANES, Part
+
+
+@lru_cache(maxsize=1024)
+def operand_units(
+    desc: MatrixDescriptor, mn_major: bool, low: int, deltas: tuple[int, ...], rows: int, bits: int, units: int = 2
+) -> np.ndarray:
+    """Unit numbers of the operands of fused instructions, whose descriptors start ``deltas`` bytes after the first.
+
+    K-major: (rows, steps * units); MN-major: (steps * K, rows * bits / 128). ``low`` is the first start modulo 1024.
+    """
+    tables = []
+    for delta in deltas:
+        at = (low + delta) % PERIOD
+        if mn_major:
+            table = mn_major_units(desc, at, rows * bits // 128, 256 // bits)
+        else:
+            table = k_major_units(desc, at, rows, units)
+        tables.append(table + (low + delta - at) // 16)
+    out = np.concatenate(tables, axis=0 if mn_major else 1)
+    out.flags.writeable = False
+    return out
+
+
+_EXTENTS: dict[int, tuple[np.ndarray, int, int]] = {}
+
+
+def _extent(units: np.ndarray) -> tuple[int, int]:
+    """Least and greatest unit number of a cached table."""
+    known = _EXTENTS.get(id(units))
+    if known is None or known[0] is not units:
+        if len(_EXTENTS) > 4096:
+            _EXTENTS.clear()
+        known = _EXTENTS[id(units)] = (units, int(units.min()), int(units.max()))
+    return known[1:]
+
+
+def check_inside(base: np.ndarray, units: np.ndarray, size: int, where) -> None:
+    """Units of a cached table, from addresses ``base`` (k,) on, must lie in the ``size`` bytes of shared memory."""
+    first, last = _extent(units)
+    low, high = int(base.min()) + 16 * first, int(base.max()) + 16 * last + 16
+    if low < SHARED_BASE or high > SHARED_BASE + size:
+        raise OutOfBounds(
+            f"{where()}: the operand covers bytes {low - SHARED_BASE}..{high - SHARED_BASE - 1} of shared memory, "
+            f"which has {size} bytes"
+        )
+
+
+def gather(shared: np.ndarray, ctas: np.ndarray, base: np.ndarray, units: np.ndarray, size: int, where) -> np.ndarray:
+    """(k, g, *units.shape[:-1], bytes) from the shared memory (CTAs, stride) of CTAs (k, g).
+
+    ``base`` (k,): addresses that the unit numbers count from; ``size``: bytes of shared memory a CTA has.
+    """
+    check_inside(base, units, size, where)
+    place = ctas * (shared.shape[1] // 16) + (base[:, None] - SHARED_BASE) // 16
+    index = place.reshape(*place.shape, *(1,) * units.ndim) + units
+    out = shared.reshape(-1).view("c16").take(index)
+    return out.view("u1").reshape(*index.shape[:-1], 16 * units.shape[-1])
+
+
+def matrix(raw: np.ndarray, t: str, mn_major: bool) -> np.ndarray:
+    """(k, g * rows, K) f32 from gathered bytes (k, g, rows or K, bytes)."""
+    values = elements.decode(raw, t)
+    if mn_major:
+        values = values.transpose(0, 1, 3, 2)
+    k, g, rows, depth = values.shape
+    return values.reshape(k, g * rows, depth)
+
+
+def words(tmem: np.ndarray, ctas: np.ndarray, columns: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Tensor memory words (k, g, steps, *table.shape): ``table`` holds lane * 512 + column, ``columns`` (k, steps) is
+    added."""
+    base = ctas[:, :, None] * (LANES * COLUMNS) + columns[:, None, :]
+    index = base.reshape(*base.shape, *(1,) * table.ndim) + table
+    return tmem.reshape(-1).take(index)
+
+
+@lru_cache(maxsize=8)
+def _rows_table(count: int) -> np.ndarray:
+    return np.arange(LANES, dtype=np.int64)[:, None] * COLUMNS + np.arange(count)
+
+
+def tensor_matrix(tmem: np.ndarray, ctas: np.ndarray, columns: np.ndarray, t: str) -> np.ndarray:
+    """A in tensor memory: (k, g, 128 lanes, K) f32 from 8 columns a step, which start at ``columns`` (k, steps)."""
+    data = np.ascontiguousarray(words(tmem, ctas, columns, _rows_table(8)).transpose(0, 1, 3, 2, 4))
+    return elements.decode(data.reshape(*data.shape[:3], -1).view("u1"), t, tensor_memory=True)
+
+
+def scale_words(first: int, count: int) -> int:
+    """Words that hold the ``count`` scales of a row when they begin at byte ``first``: only K = 96 reaches a second."""
+    return -(-(first + count) // 4)
+
+
+def scale_stride(rows: int) -> int:
+    """Columns from one word of a row's scales to the next: the words of 128 rows lie in four columns, and whole
+    groups of 128 rows are laid out (CuTe's ``tmem_sf_frg``)."""
+    return -(-rows // 128) * 4
+
+
+@lru_cache(maxsize=64)
+def _sfa_table(lane: int, rows: int, wide: int) -> np.ndarray:
+    """(rows, wide): the scales of row m are in lane ``lane`` + m, column m // 32 and ``scale_stride`` further on."""
+    m = np.arange(rows, dtype=np.int64)
+    return ((lane + m) * COLUMNS + m // 32)[:, None] + scale_stride(rows) * np.arange(wide)
+
+
+@lru_cache(maxsize=64)
+def _sfb_table(lane: int, quarters: int, count: int, wide: int) -> np.ndarray:
+    """(quarters, columns of D, wide): the scales of column n are in lane n % 32 of every quarter, column n // 32."""
+    n = np.arange(count, dtype=np.int64)
+    first = (lane + 32 * np.arange(quarters, dtype=np.int64)[:, None] + n % 32) * COLUMNS + n // 32
+    return first[..., None] + scale_stride(count) * np.arange(wide)
+
+
+def scale_codes(w: np.ndarray, ids: tuple[int, ...], count: int) -> np.ndarray:
+    """(k, g, steps, ..., wide) words to scale bytes (k, g, ..., steps * count); ``ids``: first byte of each step."""
+    raw = np.ascontiguousarray(w).view("u1").reshape(*w.shape[:-1], 4 * w.shape[-1])
+    chosen = [raw[:, :, s, ..., i : i + count] for s, i in enumerate(ids)]
+    return chosen[0] if len(chosen) == 1 else np.concatenate(chosen, axis=-1)
+
+
+def sfa_codes(tmem, ctas, columns, part: Part, ids, count: int) -> np.ndarray:
+    """(k, g, rows, steps * count) scale bytes of A."""
+    table = _sfa_table(part.lanes.start, part.rows.stop - part.rows.start, scale_words(max(ids), count))
+    return scale_codes(words(tmem, ctas, columns, table), ids, count)
+
+
+def sfb_codes(tmem, ctas, columns, part: Part, ids, count: int) -> np.ndarray:
+    """(k, g, quarters, n, steps * count) scale bytes of B, as each quarter of the data path reads them."""
+    lanes = part.lanes
+    wide = scale_words(max(ids), count)
+    table = _sfb_table(lanes.start, (lanes.stop - lanes.start) // 32, part.n.stop - part.n.start, wide)
+    return scale_codes(words(tmem, ctas, columns, table), ids, count)
+
+
+def scaled(values: np.ndarray, factors: np.ndarray) -> np.ndarray:
+    """(..., K) values times (..., blocks) factors, each of which is for K / blocks neighbours."""
+    blocks = factors.shape[-1]
+    out = np.ascontiguousarray(values).reshape(*values.shape[:-1], blocks, -1) * factors[..., None]
+    return out.reshape(values.shape)

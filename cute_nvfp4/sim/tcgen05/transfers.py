@@ -1,0 +1,108 @@
+"""tcgen05.cp, tcgen05.shift and tcgen05.commit as queued operations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending
+from cute_nvfp4.sim.tcgen05 import elements, operands, product
+from cute_nvfp4.sim.tcgen05.descriptor import PERIOD, MatrixDescriptor, k_major_units
+from cute_nvfp4.sim.tcgen05.layouts import COLUMNS, COPIES, LANES, copy_lanes
+from cute_nvfp4.sim.tcgen05.mma import pair
+
+if TYPE_CHECKING:
+    from cute_nvfp4.sim.machine.wave import Wave
+
+
+class Copy(Pending):
+    """tcgen05.cp of k threads: shared memory at ``start`` (k,) to lane ``lane`` and columns ``column`` (k,).
+
+    With cta_group::2 both CTAs copy from their own shared to their own tensor memory. ``bits`` is 4 or 6 when narrow
+    elements are spread to bytes on the way, else 0.
+    """
+
+    engine = "tensor"
+    completion = Completion("tensor")
+
+    def __init__(
+        self, instruction, wave: Wave, warps, *, form, desc: MatrixDescriptor, start, column, lane, bits, cta_group
+    ):
+        super().__init__(instruction, wave, warps)
+        self.form, self.desc, self.start, self.column, self.lane = form, desc, start, column, lane
+        self.bits, self.cta_group = bits, cta_group
+        self.low = int(start[0]) % PERIOD
+        self.units = k_major_units(desc, self.low, *COPIES[form])
+        self.lanes = copy_lanes(*form) + lane
+
+    def occupies(self, wave: Wave) -> np.ndarray:
+        return pair(wave, self.ctas, self.cta_group).ravel()
+
+    def run(self, wave: Wave) -> None:
+        ctas = pair(wave, self.ctas, self.cta_group)
+        where = self.instruction.where
+        raw = operands.gather(wave.shared2d, ctas, self.start - self.low, self.units, wave.shared_bytes, where)
+        if self.bits:
+            raw = elements.containers(raw, self.bits)
+        # words (k, g, 1, rows, columns) to every copy of every row
+        words = raw.view("u4")[:, :, None]
+        at = self.lanes[:, :, None] * COLUMNS + np.arange(words.shape[-1])
+        base = ctas * (LANES * COLUMNS) + self.column[:, None]
+        wave.tmem.reshape(-1)[base[:, :, None, None, None] + at] = words
+
+    def footprints(self, wave: Wave) -> list[Footprint]:
+        operands.check_inside(self.start - self.low, self.units, wave.shared_bytes, self.instruction.where)
+        units = (self.start - self.low)[:, None] + 16 * self.units.reshape(1, -1)
+        columns = self.column[:, None] + np.arange(4 * self.units.shape[1])
+        out = []
+        for cta in pair(wave, self.ctas, self.cta_group).T:
+            out.append(Footprint("shared", False, cta, units))
+            out.append(Footprint("tensor", True, cta, (np.unique(self.lanes), columns)))
+        return out
+
+
+class Shift(Pending):
+    """tcgen05.shift.down of k threads: 32 bytes of each lane of one quarter go to the lane before it."""
+
+    engine = "tensor"
+    completion = Completion("tensor")
+
+    def __init__(self, instruction, wave: Wave, warps, *, lane: np.ndarray, column: np.ndarray, cta_group: int) -> None:
+        super().__init__(instruction, wave, warps)
+        self.lane, self.column, self.cta_group = lane, column, cta_group
+
+    def occupies(self, wave: Wave) -> np.ndarray:
+        return pair(wave, self.ctas, self.cta_group).ravel()
+
+    def run(self, wave: Wave) -> None:
+        for group, lane, column in zip(pair(wave, self.ctas, self.cta_group), self.lane.tolist(), self.column.tolist()):
+            for cta in group:
+                product.shift_down(wave.tmem[cta], slice(lane, lane + 32), column)
+
+    def footprints(self, wave: Wave) -> list[Footprint]:
+        out = []
+        for cta in pair(wave, self.ctas, self.cta_group).T:
+            for k, lane in enumerate(self.lane.tolist()):
+                columns, row = self.column[k : k + 1, None] + np.arange(8), np.array([k])
+                out.append(Footprint("tensor", False, cta[k : k + 1], (slice(lane + 1, lane + 32), columns), row))
+                out.append(Footprint("tensor", True, cta[k : k + 1], (slice(lane, lane + 31), columns), row))
+        return out
+
+
+class Commit(Pending):
+    """tcgen05.commit of k threads: one arrival at the mbarriers ``offset`` (m,) of ``target`` (m,) once all earlier
+    asynchronous tcgen05 operations of the thread are done. ``issuer`` (m,) says which of the k threads each is from."""
+
+    engine = "tensor"
+
+    def __init__(self, instruction, wave: Wave, warps, *, issuer, target, offset, cta_group: int) -> None:
+        super().__init__(instruction, wave, warps)
+        self.issuer, self.target, self.offset, self.cta_group = issuer, target, offset, cta_group
+        self.completion = Completion("mbarrier", target, offset)
+
+    def occupies(self, wave: Wave) -> np.ndarray:
+        return pair(wave, self.ctas, self.cta_group).ravel()
+
+    def run(self, wave: Wave) -> None:
+        wave.mbarriers.arrive(self.instruction.where(), self.target, self.offset, 1)

@@ -1,9 +1,0 @@
-"""Blackwell's tensor core and tensor memory as pure functions and queued operations (PTX ISA, "tcgen05")."""
-
-from __future__ import annotations
-
-from cute_nvfp4.sim.tensor.descriptor import DescriptorError
-from cute_nvfp4.sim.tensor.memory import TensorMemory
-from cute_nvfp4.sim.tensor.mma import Mma, MmaRuns
-
-__all__ = ["DescriptorError", "Mma", "MmaRuns", "TensorMemory"]
