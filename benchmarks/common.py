@@ -14,7 +14,8 @@ from pathlib import Path
 import torch
 
 from cute_nvfp4.errors import TargetError
-from cute_nvfp4.target import Target, resolve
+from cute_nvfp4.runtime.backend import resolve
+from cute_nvfp4.target import Target
 
 RESULTS = Path(__file__).resolve().parent / "results"
 

@@ -58,16 +58,14 @@ def from_counters(result: Result, plan: Plan, problem: GemmProblem, sm_count: in
 
 def simulated(plan: Plan, problem: GemmProblem, sm_count: int) -> Prediction:
     """Runs the plan once in the simulator, checks off and counters on, and models the time of what it counted."""
-    from cute_nvfp4 import ops
-    from cute_nvfp4.harness import counters
+    from cute_nvfp4.ops.gemm import gemm
     from cute_nvfp4.planning.tuning import operands, output
-    from cute_nvfp4.runtime.launch import simulating
+    from cute_nvfp4.runtime.simulating import simulating
 
     a, b = operands(problem, "cpu")
-    counters.reset()
-    with simulating(counters=True, checks=False):
-        ops.gemm(a, b, out=output(problem, "cpu"), config=plan, backend="sim")
-    (result,) = [r for launcher in counters._launchers() for r in launcher.last_results]
+    with simulating(counters=True, checks=False) as runs:
+        gemm(a, b, out=output(problem, "cpu"), config=plan, backend="sim")
+    (result,) = [run.result for run in runs]
     return from_counters(result, plan, problem, sm_count)
 
 

@@ -29,8 +29,8 @@ from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops import gemv as ops
 from cute_nvfp4.planning import gemv as gemv_choose
 from cute_nvfp4.reference import gemv_reference
+from cute_nvfp4.runtime.backend import resolve
 from cute_nvfp4.scale_layout import to_blocked
-from cute_nvfp4.target import resolve
 
 SHAPES = ((7168, 16384, 1), (4096, 7168, 8), (7168, 2048, 4))
 _RULE = StopRule(repeats=100, relative_error=0.001, seconds=10.0)

@@ -31,6 +31,7 @@ _PUBLIC = {
     "grouped_gemm_contiguous": "ops.grouped_gemm",
     "interleave": "ops.gated_gemm",
     "quantize": "ops.quantize",
+    "simulating": "runtime.simulating",
     "tensor_amax": "ops.quantize",
     "to_blocked": "scale_layout",
 }

@@ -183,10 +183,10 @@ def bind(rung: type | None, case: Case, arch: Architecture, *, sm_count: int | N
         # ops.gemv, taken apart: only so can its launch be counted, and spread over fewer multiprocessors
         on_gpu = a.device.type == "cuda"
         device_count = torch.cuda.get_device_properties(a.device).multi_processor_count if on_gpu else arch.sm_count
-        config, blocks = choose(ops._problem(a, b, out), arch, sm_count or device_count)
-        return Bound(
-            ops._compile(config), ops._GEMV_TYPES, ops._arguments(a, b, out, 1.0, blocks, stream), tensors, out
-        )
+        plan = choose(ops._problem(a, b, out), arch, sm_count or device_count)
+        signature = ops.KERNEL.signature(plan.config)
+        values = signature.values(ops._arguments(a, b, out, 1.0, plan.ctas), stream)
+        return Bound(ops.KERNEL.compile(plan.config), signature.types, values, tensors, out)
     if m % 128 or k % 1024:
         raise OperandError(explain("M, K of a rung", got=(m, k), expected="multiples of 128 and 1024"))
     values = [a.data.data_ptr(), a.scale.data_ptr(), b.data.data_ptr(), b.scale.data_ptr(), out.data_ptr()]

@@ -23,15 +23,13 @@ from cute_nvfp4 import (
     GroupedRows,
     quantize,
     sim,
+    simulating,
     to_blocked,
 )
 from cute_nvfp4.planning import (
     rates,
 )
 from cute_nvfp4.planning.gemm import GemmProblem, choose, predict_plan
-from cute_nvfp4.runtime import (
-    launch,
-)
 from cute_nvfp4.sim import Launch, Result
 from cute_nvfp4.target import ARCHITECTURES
 
@@ -86,7 +84,7 @@ def launched(**options: Any) -> Iterator[Launched]:
         kept.launches.append((one, original(program, one, memory, **given)))
         return kept.results[-1]
 
-    with launch.simulating(counters=True, **options), mock.patch.object(sim, "run", run):
+    with simulating(counters=True, **options), mock.patch.object(sim, "run", run):
         yield kept
 
 

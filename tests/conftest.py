@@ -8,8 +8,12 @@ This file also puts ``tests/`` on the path, for the modules that several folders
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
+
+from cute_nvfp4 import simulating
 
 SAMPLED = {
     "test_gated_gemm.py": 3,
@@ -57,3 +61,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Kernels that are called in ``sim`` and ``fuzz`` run in the simulator."""
+    if request.path.parent.name in ("sim", "fuzz"):
+        with simulating():
+            yield
+    else:
+        yield

@@ -26,7 +26,7 @@ from pathlib import Path
 
 RECORDED = Path(__file__).parent / "data" / "ptx_fingerprints.json"
 _PARAMETER = re.compile(r"\b\w+_param_(\d+)\b")
-_NUMBERED = re.compile(r"%[a-z]+\d+\b|\$L__\w+\b|param#\d+")
+_NUMBERED = re.compile(r"%[a-z]+\d+\b|\$L__\w+\b")
 _MANGLED = re.compile(r"\bkernel_cutlass_\w+|\b__internal_\w+")
 
 
@@ -50,12 +50,12 @@ def normalised(ptx: str) -> str:
     def name(match: re.Match[str]) -> str:
         word = match[0]
         if word not in names:
-            kind = re.match(r"%[a-z]+|\$L|param", word)
+            kind = re.match(r"%[a-z]+|\$L", word)
             names[word] = f"{kind[0]}#{len(names)}"
         return names[word]
 
     body = [_NUMBERED.sub(name, line) for line in rest]
-    loaded = sorted(_NUMBERED.sub(name, line) for line in loads.values())
+    loaded = sorted(re.sub(r"param#\d+", "param", _NUMBERED.sub(name, line)) for line in loads.values())
     return "\n".join([*declared, *body, *loaded]) + "\n"
 
 

@@ -166,7 +166,10 @@ def _simulate(arch: str) -> int:
     out = torch.full_like(source, float("nan"))
     types = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
     run = launcher(_probe(arch), Target(architecture(arch), "sim"), types)
-    run([source.data_ptr(), out.data_ptr(), source.numel(), None], {"source": (source, False), "out": (out, True)})
+    run(
+        [source.data_ptr(), out.data_ptr(), source.numel(), None],
+        lambda: {"source": (source, False), "out": (out, True)},
+    )
     return int((out != expected(source)).sum())
 
 

@@ -107,7 +107,7 @@ def _gpu() -> tuple[Architecture, int, str]:
     import torch
 
     from ..errors import TargetError
-    from ..target import resolve
+    from ..runtime.backend import resolve
 
     hint = "Nothing was timed or stored; --model ranks the plans by modelled times of a B200 instead."
     if not torch.cuda.is_available():

@@ -272,7 +272,8 @@ def _choose_backend(backend: str) -> str:
 
 
 def _choose_arch(backend: str, arch: str | None) -> str | None:
-    from ..target import ARCH_VARIABLE, ARCHITECTURES, DEFAULT_ARCH, resolve
+    from ..runtime.backend import ARCH_VARIABLE, resolve
+    from ..target import ARCHITECTURES, DEFAULT_ARCH
 
     what = "architecture"
     if arch is None and backend == "sim":

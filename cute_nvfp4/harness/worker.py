@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from ..runtime.launch import counting_memory
+from ..runtime.simulating import simulating
 from . import counters, timing
 from .arena import Arena
 from .integrity import Snapshot
@@ -99,18 +99,19 @@ class Worker:
         """The calls of ``order``, one after the other; times are of all of them, counters of the last."""
         batch = self._prepare(order)
         gpu_ns = None
+        runs: list = []
         begin = _clock()
         if timed and self._device.type == "cuda":
             gpu_ns = self._timed_calls(order, batch)
         else:
             outs = []
-            with counting_memory():
+            with simulating(counters=True) as runs:
                 for data in batch:
-                    counters.reset()
+                    runs.clear()
                     outs.append(self._kernel(data))
             self._keep(order, outs)
         self._synchronize()
-        return {"wall_ns": _clock() - begin, "gpu_ns": gpu_ns, "counters": counters.collect()}
+        return {"wall_ns": _clock() - begin, "gpu_ns": gpu_ns, "counters": counters.totals(runs)}
 
     def measure(self, *, order: list[int], repeats: int, relative_error: float, seconds: float) -> dict:
         """Repeats the calls of ``order``; GPU times on CUDA, wall times otherwise, of all of them together.
@@ -155,16 +156,15 @@ class Worker:
         (data,) = self._prepare(order)
         self._kernel(data)
         self._synchronize()
-        counters.reset()
         activities = [ProfilerActivity.CPU]
         if self._device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
-        with profile(activities=activities) as recorded:
+        with simulating(counters=True) as runs, profile(activities=activities) as recorded:
             self._kernel(data)
             self._synchronize()
         key = "device_time_total" if self._device.type == "cuda" else "cpu_time_total"
         table = recorded.key_averages().table(sort_by=key, row_limit=15, max_name_column_width=60)
-        return {"table": table, "counters": counters.collect()}
+        return {"table": table, "counters": counters.totals(runs)}
 
     # pieces
 

@@ -9,7 +9,6 @@ import functools
 
 import torch
 
-from .. import target as targets
 from ..errors import OperandError, explain
 from ..formats import Format
 from ..kernels.quantize.config import ITEM_BYTES, ROW_STEP, WARP, WARP_ROWS, QuantizeConfig
@@ -17,10 +16,11 @@ from ..operand import BlockScaledTensor
 from ..planning.quantize import PLAIN, Variant, lies_transposed, resident, threads, walk
 from ..quantization.hadamard import Hadamard
 from ..quantization.rules import Rule
+from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.compile import CompiledKernel, build, compile_cached
 from ..runtime.launch import Launcher, launcher
 from ..scale_layout import ATOM_COLS, ATOM_ROWS, blocked_bytes, blocked_view
-from ..target import Architecture
+from ..target import Architecture, Target, architecture
 from .checks import DTYPE_NAMES
 
 __all__ = ["compile_quantize", "quantize_fused", "why_not_fused"]
@@ -76,7 +76,7 @@ def quantize_fused(
     hadamard: Hadamard | None = None,
     block_2d: bool = False,
     scale_layout: str = "blocked",
-    backend: targets.Backend = "auto",
+    backend: Backend = "auto",
 ) -> BlockScaledTensor:
     """Quantizes ``x`` (L, MN, K) by the fused kernels: the same bits as the torch backend.
 
@@ -101,7 +101,7 @@ def quantize_fused(
     reason = why_not_fused(tuple(x.shape), format, rule, rotation=rotation, tile=block_2d)
     if reason:
         raise OperandError(reason)
-    resolved = targets.resolve(backend, x.device)
+    resolved = resolve(backend, x.device)
     x = x.detach()
     variant = Variant(rotation, block_2d, lies_transposed(x, block_2d, rule.choice))
     x = x if variant.transposed else _readable(x)
@@ -148,7 +148,7 @@ def quantize_fused(
         *(_int32(half) for half in (seed, seed >> 32, signs)),
         1,
         1 << 16,
-        *_grid(config, rows, columns, targets.sm_count(resolved, x.device) // batch),
+        *_grid(config, rows, columns, sm_count(resolved, x.device) // batch),
     ]
     tensors = {"x": (x, False), "data": (data, True), "scale": (scale, True)}
     for name, tensor in (("global_in", given), ("global_out", computed)):
@@ -158,15 +158,15 @@ def quantize_fused(
     return BlockScaledTensor(data, scale, global_scale, format)
 
 
-def _run(launch: Launcher, target: targets.Target, arguments: list, tensors: dict) -> None:
+def _run(launch: Launcher, target: Target, arguments: list, tensors: dict) -> None:
     """Launches on the current stream of the tensors' device, or simulates."""
     if target.backend == "sim":
-        launch([*arguments, 0], tensors)
+        launch([*arguments, 0], lambda: tensors)
         return
     device = tensors["x"][0].device
     # the DSL's host code launches on the current device
     with torch.cuda.device(device) if device.index != torch.cuda.current_device() else _NOTHING:
-        launch([*arguments, torch.cuda.current_stream(device).cuda_stream], {})
+        launch([*arguments, torch.cuda.current_stream(device).cuda_stream], dict)
 
 
 def _int32(bits: int) -> int:
@@ -174,14 +174,23 @@ def _int32(bits: int) -> int:
     return ctypes.c_int32(bits & 0xFFFFFFFF).value
 
 
-def _find_amax(x: torch.Tensor, amax: torch.Tensor, config: QuantizeConfig, signs: int, target: targets.Target) -> None:
+def _find_amax(x: torch.Tensor, amax: torch.Tensor, config: QuantizeConfig, signs: int, target: Target) -> None:
     """Raises ``amax`` to the largest finite magnitude of ``x``, rotated as ``config`` and ``signs`` say."""
     alignment = _alignment(x.transpose(1, 2) if config.transposed else x)
     view, config, rows, row_bytes, pieces = walk(x, config, alignment)
-    sm_count = targets.sm_count(target, x.device)
-    blocks = max(1, min(-(-rows * pieces // config.warps), 8 * sm_count // x.shape[0]))
-    places = [x.data_ptr(), amax.data_ptr()]
-    arguments = [*places, rows, row_bytes, x.shape[0], *_byte_strides(view), pieces, blocks, _int32(signs)]
+    places = 8 * sm_count(target, x.device) // x.shape[0]
+    blocks = max(1, min(-(-rows * pieces // config.warps), places))
+    arguments = [
+        x.data_ptr(),
+        amax.data_ptr(),
+        rows,
+        row_bytes,
+        x.shape[0],
+        *_byte_strides(view),
+        pieces,
+        blocks,
+        _int32(signs),
+    ]
     launch = launcher(compile_cached(("amax", config), lambda: _build_amax(config)), target, _AMAX_TYPES)
     _run(launch, target, arguments, {"x": (x, False), "amax": (amax, True)})
 
@@ -308,7 +317,7 @@ def compile_quantize(
     name = DTYPE_NAMES[dtype]
     row_bytes = k * ITEM_BYTES[name]
     alignment = min(row_bytes & -row_bytes, 32)
-    arch_ = targets.architecture(arch)
+    arch_ = architecture(arch)
     config = _choose(rule, format, arch_, name, rows, k, alignment, scale_layout, global_scale, stochastic, variant)
     return _compile(config), config
 

@@ -9,16 +9,17 @@ from typing import Any
 
 import torch
 
-from .. import target as targets
 from ..errors import OperandError, OperandTypeError, explain
 from ..formats import FORMATS, NVFP4, as_bytes
 from ..kernels.gemm.config import GATE_NAMES, INTERLEAVED_ROWS, QUANTIZED, GemmConfig, can_implement
 from ..operand import BlockScaledTensor, check_pair
 from ..planning.gemm import GemmProblem, Plan, choose
 from ..reference import gemm_reference
+from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.compile import CompiledKernel, build, compile_cached
 from ..runtime.launch import Launcher, launcher
 from ..scale_layout import blocked_bytes, blocked_view
+from ..target import Target
 from .checks import check_format, check_overlap, checked_output, parts
 from .gemm import _complete, _launch, _output_strides, _problem, _split_alpha, _strides, _tensors, _workspace
 from .operands import FACTORS, OPERAND_TYPES, arguments_of, check_scales, example_operand, example_pointer
@@ -50,7 +51,7 @@ def gated_gemm(
     out_dtype: torch.dtype | None = None,
     out_global_scale: float | torch.Tensor | None = None,
     config: Plan | None = None,
-    backend: targets.Backend = "auto",
+    backend: Backend = "auto",
 ) -> torch.Tensor | BlockScaledTensor:
     """C = gate(alpha · A · B1ᵀ) ∘ (alpha · A · B2ᵀ) in one kernel that reads A once: (L, M, N), or (M, N).
 
@@ -86,7 +87,7 @@ def gated_gemm(
     operands = {"a": a, **weights}
     inputs = parts(operands) | {"alpha": alpha_tensor}
     result = _result(a, n, inputs, out, out_dtype, out_global_scale)
-    resolved = targets.resolve(backend, a.device)
+    resolved = resolve(backend, a.device)
     if resolved.backend == "reference":
         factor = scalar if alpha_tensor is None else alpha_tensor.reshape(()).double()
         return _store_reference(_reference(a, weights, n, gate, interleaved, factor), result)
@@ -94,7 +95,7 @@ def gated_gemm(
     pair = [b1, b1] if b2 is None else [b1, b2]
     factors = [_factors(alpha_tensor, a.global_scale, b.global_scale) for b in pair]
     problem = _gated_problem(a, pair[0], n, result, gate, interleaved, len(factors[0]))
-    plan, run = _plan(problem, resolved, targets.sm_count(resolved, a.device), config)
+    plan, run = _plan(problem, resolved, sm_count(resolved, a.device), config)
     stream = torch.cuda.current_stream(a.device).cuda_stream if resolved.backend == "cuda" else 0
     scratch = _workspace(plan, a.device, stream)
     sides = [arguments_of(a), *(_sides(b1, n, interleaved) if b2 is None else [arguments_of(b1), arguments_of(b2)])]
@@ -166,7 +167,7 @@ def compile_gated_gemm(config: GemmConfig) -> CompiledKernel:
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan(problem: GemmProblem, target: targets.Target, sm_count: int, given: Plan | None) -> tuple[Plan, Launcher]:
+def _plan(problem: GemmProblem, target: Target, sm_count: int, given: Plan | None) -> tuple[Plan, Launcher]:
     plan = choose(problem, target.arch, sm_count) if given is None else _complete(given, problem, target, sm_count)
     return plan, launcher(compile_gated_gemm(plan.config), target, _TYPES)
 

@@ -11,15 +11,16 @@ from typing import Any
 
 import torch
 
-from .. import target as targets
 from ..errors import OperandError, OperandTypeError, explain
 from ..formats import FORMATS
 from ..kernels.gemm.config import CTA_ROWS, GemmConfig, can_implement
 from ..operand import BlockScaledTensor, check_pair
 from ..planning.gemm import GemmProblem, Plan, can_run, choose
 from ..reference import gemm_reference
+from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.compile import CompiledKernel, build, compile_cached
 from ..runtime.launch import Launcher, launcher
+from ..target import Target
 from .checks import DTYPE_NAMES, check_dtype, check_format, checked_output, number, parts
 from .operands import FACTORS, OPERAND_TYPES, arguments_of, check_scales, example_operand, example_pointer
 
@@ -43,7 +44,7 @@ def gemm(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     config: Plan | None = None,
-    backend: targets.Backend = "auto",
+    backend: Backend = "auto",
 ) -> torch.Tensor:
     """C = alpha · A · Bᵀ + bias for block-scaled operands: (L, M, N), or (M, N) if they have no batch dimension.
 
@@ -80,13 +81,13 @@ def gemm(
     shape = (a.batch, a.rows, b.rows) if a.is_batched else (a.rows, b.rows)
     inputs = {} if out is None else parts({"a": a, "b": b}) | extra
     out = checked_output(inputs, a.device, shape, out, out_dtype)
-    resolved = targets.resolve(backend, a.device)
+    resolved = resolve(backend, a.device)
     if resolved.backend == "reference":
         return out.copy_(_reference(a, b, scalar, alpha_tensor, bias, out.dtype))
     check_scales({"a": a, "b": b}, resolved.backend)
     factors = [x for x in (alpha_tensor, a.global_scale, b.global_scale) if x is not None]
     problem = _problem(a, b, out, bias, len(factors))
-    plan, run = _plan(problem, resolved, targets.sm_count(resolved, a.device), config)
+    plan, run = _plan(problem, resolved, sm_count(resolved, a.device), config)
     stream = torch.cuda.current_stream(a.device).cuda_stream if resolved.backend == "cuda" else 0
     workspace, flags = _workspace(plan, a.device, stream)
     values = _arguments(plan, a, b, out, bias, scalar, factors, (workspace, flags), stream)
@@ -97,11 +98,11 @@ def gemm(
 def _launch(run: Launcher, values: list, device: torch.device, tensors: Callable[[], dict]) -> None:
     """Runs a kernel; ``tensors`` are only asked for in the simulator."""
     if device.type != "cuda":
-        run(values, tensors())
+        run(values, tensors)
         return
     # the DSL's host code launches on the current device
     with torch.cuda.device(device) if device.index != torch.cuda.current_device() else _NOTHING:
-        run(values, {})
+        run(values, dict)
 
 
 def compile_gemm(config: GemmConfig) -> CompiledKernel:
@@ -117,13 +118,13 @@ def compile_gemm(config: GemmConfig) -> CompiledKernel:
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan(problem: GemmProblem, target: targets.Target, sm_count: int, given: Plan | None) -> tuple[Plan, Launcher]:
+def _plan(problem: GemmProblem, target: Target, sm_count: int, given: Plan | None) -> tuple[Plan, Launcher]:
     """The plan for ``problem``, and the launcher of its kernel."""
     plan = choose(problem, target.arch, sm_count) if given is None else _complete(given, problem, target, sm_count)
     return plan, launcher(compile_gemm(plan.config), target, _TYPES)
 
 
-def _complete(plan: Plan, problem: GemmProblem, target: targets.Target, sm_count: int) -> Plan:
+def _complete(plan: Plan, problem: GemmProblem, target: Target, sm_count: int) -> Plan:
     """The caller's plan with all that the problem decides filled in: formats, output, bias."""
     if not isinstance(plan, Plan):
         raise OperandTypeError(explain("config", got=type(plan).__name__, expected="a Plan of kernels.gemm_choose"))

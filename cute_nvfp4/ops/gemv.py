@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
-from .. import target as targets
 from ..errors import OperandError, explain
 from ..formats import NVFP4
+from ..kernels.gemv.arguments import GemvArguments, Strides
 from ..kernels.gemv.config import GemvConfig
 from ..operand import BlockScaledTensor, check_pair
-from ..planning.gemv import GemvProblem, choose
+from ..planning.gemv import GemvPlan, GemvProblem, choose
 from ..reference import gemv_reference
-from ..runtime.compile import CompiledKernel, build, compile_cached
-from ..runtime.launch import Launcher, launcher
+from ..runtime.backend import Backend, resolve, sm_count
+from ..runtime.compile import CompiledKernel
+from ..runtime.kernel import Kernel
+from ..target import Target, architecture
 from .checks import DTYPE_NAMES, check_dtype, check_format, checked_output, number, parts
 
 __all__ = ["compile_gemv", "gemv"]
-
-_NOTHING = contextlib.nullcontext()
-_POINTER, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
-# a, sfa, b, sfb, c, a_global, b_global | alpha | m, k, batch | strides | blocks, stream
-_GEMV_TYPES = (*[_POINTER] * 7, _F32, *[_I32] * 3, *[_I64] * 8, _I32, _POINTER)
 
 
 def gemv(
@@ -34,7 +31,7 @@ def gemv(
     alpha: float | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    backend: targets.Backend = "auto",
+    backend: Backend = "auto",
 ) -> torch.Tensor:
     """c = alpha · A · b for NVFP4 operands: (L, M), or (M,) if ``a`` has no batch dimension.
 
@@ -45,7 +42,8 @@ def gemv(
         out: where to put the result, of that shape and of dtype float16, bfloat16 or float32; any strides, but no
             element may be written twice and nothing may overlap the operands. Every element is written.
         out_dtype: dtype of a new result (float16 by default); with ``out`` it must be None or that of ``out``.
-        backend: ``auto`` (CUDA tensors on their GPU, CPU tensors in the simulator), ``cuda``, ``sim``, ``reference``.
+        backend: ``auto`` (the kernel for CUDA tensors, exact torch for CPU tensors), ``cuda``, ``sim``, ``reference``
+            (:mod:`cute_nvfp4.runtime.backend`).
 
     Products and the sums of each block of 16 are exact; sums over blocks are in float32, in a fixed order, so the
     result repeats bit for bit. It is rounded once to the output's dtype. NaN scales make their row NaN.
@@ -65,24 +63,18 @@ def gemv(
     inputs = {} if out is None else parts({"a": a, "b": b})
     out = checked_output(inputs, a.device, shape, out, out_dtype)
     scalar = number("alpha", alpha)
-    resolved = targets.resolve(backend, a.device)
+    resolved = resolve(backend, a.device)
     if resolved.backend == "reference":
         return out.copy_(gemv_reference(a, b, alpha=scalar, out_dtype=out.dtype))
-    run, blocks = _plan(_problem(a, b, out), resolved, targets.sm_count(resolved, a.device))
-    if resolved.backend == "sim":
-        run(_arguments(a, b, out, scalar, blocks, 0), _tensors(a, b, out))
-        return out
-    # the DSL's host code launches on the current device
-    with torch.cuda.device(a.device) if a.device.index != torch.cuda.current_device() else _NOTHING:
-        run(_arguments(a, b, out, scalar, blocks, torch.cuda.current_stream(a.device).cuda_stream), {})
+    plan = _plan(_problem(a, b, out), resolved, sm_count(resolved, a.device))
+    arguments = _arguments(a, b, out, scalar, plan.ctas)
+    KERNEL.run(plan.config, resolved, a.device, arguments, lambda: _tensors(a, b, out))
     return out
 
 
 @functools.lru_cache(maxsize=4096)
-def _plan(problem: GemvProblem, target: targets.Target, sm_count: int) -> tuple[Launcher, int]:
-    """The launcher of the kernel that runs ``problem``, and its blocks of threads for each matrix."""
-    config, blocks = choose(problem, target.arch, sm_count)
-    return launcher(_compile(config), target, _GEMV_TYPES), blocks
+def _plan(problem: GemvProblem, target: Target, sm_count: int) -> GemvPlan:
+    return choose(problem, target.arch, sm_count)
 
 
 def _tensors(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor) -> dict[str, tuple[torch.Tensor, bool]]:
@@ -113,11 +105,11 @@ def compile_gemv(
     if scales not in ("blocked", "rowmajor"):
         raise OperandError(explain("scales", got=repr(scales), expected="'blocked' or 'rowmajor'"))
     check_dtype("out_dtype", out_dtype)
-    arch_ = targets.architecture(arch)
+    arch_ = architecture(arch)
     alignment = min((k // 2) & -(k // 2), 32)
     problem = GemvProblem(m, k, batch, alignment, scales, scales, (k // 16) % 4 == 0, out=DTYPE_NAMES[out_dtype])
-    config, _ = choose(problem, arch_, arch_.sm_count)
-    return _compile(config), config
+    config = choose(problem, arch_, arch_.sm_count).config
+    return KERNEL.compile(config), config
 
 
 def _word_aligned(operand: BlockScaledTensor) -> bool:
@@ -142,78 +134,44 @@ def _problem(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor) -> G
     )
 
 
-def _strides(tensor: torch.Tensor) -> tuple[int, int]:
-    """(row, batch) strides of (L, MN, …) or (MN, …)."""
-    return (tensor.stride(1), tensor.stride(0)) if tensor.ndim == 3 else (tensor.stride(0), 0)
+def _strides(tensor: torch.Tensor) -> Strides:
+    """Strides of (L, MN, …) or (MN, …)."""
+    return Strides(tensor.stride(1), tensor.stride(0)) if tensor.ndim == 3 else Strides(tensor.stride(0), 0)
 
 
-def _scale_strides(operand: BlockScaledTensor) -> tuple[int, int]:
-    """(row, batch) strides of the scales in bytes; blocked scales have no rows of their own."""
+def _scale_strides(operand: BlockScaledTensor) -> Strides:
+    """Strides of the scales in bytes; blocked scales have no rows of their own."""
     if operand.scale_layout == "rowmajor":
         return _strides(operand.scale)
-    return 0, operand.scale.numel() // operand.batch
+    return Strides(0, operand.scale.numel() // operand.batch)
 
 
-def _arguments(
-    a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor, alpha: float, blocks: int, stream: int
-) -> list:
-    global_scales = [x.global_scale for x in (a, b)]
-    return [
-        a.data.data_ptr(),
-        a.scale.data_ptr(),
-        b.data.data_ptr(),
-        b.scale.data_ptr(),
-        out.data_ptr(),
-        *(0 if scale is None else scale.data_ptr() for scale in global_scales),
-        alpha,
-        a.rows,
-        a.k,
-        a.batch,
-        *_strides(a.data),
-        *_scale_strides(a),
-        _strides(b.data)[1],
-        _scale_strides(b)[1],
-        *((out.stride(1), out.stride(0)) if out.ndim == 2 else (out.stride(0), 0)),
-        blocks,
-        stream,
-    ]
+def _arguments(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor, alpha: float, ctas: int) -> GemvArguments:
+    return GemvArguments(
+        a=a.data.data_ptr(),
+        sfa=a.scale.data_ptr(),
+        b=b.data.data_ptr(),
+        sfb=b.scale.data_ptr(),
+        c=out.data_ptr(),
+        a_global=0 if a.global_scale is None else a.global_scale.data_ptr(),
+        b_global=0 if b.global_scale is None else b.global_scale.data_ptr(),
+        alpha=alpha,
+        m=a.rows,
+        k=a.k,
+        batch=a.batch,
+        a_strides=_strides(a.data),
+        sfa_strides=_scale_strides(a),
+        b_batch=_strides(b.data).batch,
+        sfb_batch=_scale_strides(b).batch,
+        c_strides=Strides(out.stride(1), out.stride(0)) if out.ndim == 2 else Strides(out.stride(0), 0),
+        ctas=ctas,
+    )
 
 
-def _compile(config: GemvConfig) -> CompiledKernel:
-    return compile_cached(("gemv", config), lambda: _build(config))
+def _host(config: GemvConfig) -> Callable[..., Any]:
+    from ..kernels.gemv.kernel import Gemv
+
+    return Gemv(config)
 
 
-def _build(config: GemvConfig) -> CompiledKernel:
-    import cuda.bindings.driver as driver
-    import cutlass
-    from cutlass.cute import AddressSpace
-    from cutlass.cute.runtime import make_ptr
-
-    from ..kernels.gemv.kernel import OUT_TYPES, Gemv
-
-    def pointer(dtype: type, alignment: int) -> object:
-        # an address that is never read: compiling needs only dtype, space and alignment
-        return make_ptr(dtype, alignment, AddressSpace.gmem, assumed_align=alignment)
-
-    out_type = OUT_TYPES[config.out]
-    byte, i32, i64 = cutlass.Uint8, cutlass.Int32(1), cutlass.Int64(1)
-    blocked = 16
-    args = [
-        pointer(byte, config.vector_bytes),
-        pointer(byte, blocked if config.a_scale == "blocked" else 4 if config.scale_word else 1),
-        pointer(byte, 8),
-        pointer(byte, blocked if config.b_scale == "blocked" else 1),
-        pointer(out_type, out_type.width // 8),
-        pointer(cutlass.Float32, 4),
-        pointer(cutlass.Float32, 4),
-        cutlass.Float32(1.0),
-        *[i32] * 3,
-        (i64, i64),
-        (i64, i64),
-        i64,
-        i64,
-        (i64, i64),
-        i32,
-        driver.CUstream(0),
-    ]
-    return build(Gemv(config), args, name="gemv", arch=config.arch.name)
+KERNEL = Kernel("gemv", GemvArguments, _host)

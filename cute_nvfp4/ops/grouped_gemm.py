@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from .. import target as targets
 from ..errors import OperandError, OperandTypeError, explain
 from ..formats import FORMATS
 from ..operand import BlockScaledTensor, check_pair
 from ..planning.gemm_problem import Plan
 from ..reference import gemm_reference
+from ..runtime.backend import Backend, resolve
 from .checks import check_dtype, check_format, checked_output, number, parts
 from .grouped_launch import launch_contiguous, launch_list
 from .grouped_rows import GroupedRows, clamped
@@ -29,7 +29,7 @@ def grouped_gemm(
     out: Sequence[torch.Tensor] | None = None,
     out_dtype: torch.dtype | None = None,
     config: Plan | None = None,
-    backend: targets.Backend = "auto",
+    backend: Backend = "auto",
 ) -> list[torch.Tensor]:
     """Cᵢ = alphaᵢ · Aᵢ · Bᵢᵀ for a list of problems of any sizes, in one launch: a list of (Mᵢ, Nᵢ).
 
@@ -56,7 +56,7 @@ def grouped_gemm(
     outs = _outputs(groups, out, out_dtype)
     device = outs[0].device
     scalar, alpha_tensor = _split_alpha(alpha, len(groups), device)
-    resolved = targets.resolve(backend, device)
+    resolved = resolve(backend, device)
     if resolved.backend == "reference":
         for i, (a, b) in enumerate(groups):
             if a is not None and b is not None:
@@ -82,7 +82,7 @@ def grouped_gemm_contiguous(
     out_dtype: torch.dtype | None = None,
     status: torch.Tensor | None = None,
     config: Plan | None = None,
-    backend: targets.Backend = "auto",
+    backend: Backend = "auto",
 ) -> torch.Tensor:
     """Rows of group e of A times the matrix e of a stack B: C[r] = alphaₑ · A[r] · B[e]ᵀ, (T, N), a mixture of experts.
 
@@ -118,7 +118,7 @@ def grouped_gemm_contiguous(
     out = checked_output(inputs if out is not None else {}, a.device, (a.rows, b.rows), out, out_dtype)
     _check_rows("out", out)
     status = _checked_status(status, a.device)
-    resolved = targets.resolve(backend, a.device)
+    resolved = resolve(backend, a.device)
     if resolved.backend == "reference":
         return _reference(a, b, scalar, alpha_tensor, out, status)
     check_scales({"a": a, "b": b}, resolved.backend)

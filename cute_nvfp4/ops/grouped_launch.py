@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 
-from .. import target as targets
 from ..errors import OperandError, OperandTypeError, explain
 from ..kernels.gemm.grouped_config import MAPS, GroupedConfig, can_implement_grouped
 from ..operand import BlockScaledTensor
 from ..planning.gemm_problem import Plan
 from ..planning.grouped import GroupedProblem, can_run_grouped, choose_grouped
+from ..runtime.backend import sm_count
 from ..runtime.compile import CompiledKernel, build, compile_cached
 from ..runtime.launch import Launcher, launcher
+from ..target import Target
 from .checks import DTYPE_NAMES, parts
 from .gemm import _TILING, _launch
 from .grouped_rows import GroupedRows
@@ -35,7 +36,7 @@ def launch_list(
     outs: Sequence[torch.Tensor],
     scalar: float,
     alpha: torch.Tensor | None,
-    target: targets.Target,
+    target: Target,
     given: Plan | None,
 ) -> None:
     """Runs the groups that have rows."""
@@ -54,7 +55,7 @@ def launch_list(
         vector=all(_aligned(x) for x in outs),
         factors=len(factors),
     )
-    plan, run = _plan(problem, target, targets.sm_count(target, device), given)
+    plan, run = _plan(problem, target, sm_count(target, device), given)
     groups = [_row(plan, a, b, out) for (a, b), out in zip(pairs, outs)]
     scratch: dict[str, tuple[torch.Tensor, bool]] = {}
     if plan.config.maps == "parameters":
@@ -89,7 +90,7 @@ def launch_contiguous(
     status: torch.Tensor,
     scalar: float,
     alpha: torch.Tensor | None,
-    target: targets.Target,
+    target: Target,
     given: Plan | None,
 ) -> None:
     """Runs the contiguous form."""
@@ -104,7 +105,7 @@ def launch_contiguous(
         factors=len(factors),
         stack=b.batch,
     )
-    plan, run = _plan(problem, target, targets.sm_count(target, a.device), given)
+    plan, run = _plan(problem, target, sm_count(target, a.device), given)
     operands, row = _row(plan, a, b, out)
     values = [*operands, a.k, a.offsets.data_ptr(), a.groups, a.rows, a.atoms, status.data_ptr(), *row[3:]]
 
@@ -129,7 +130,7 @@ def compile_grouped_gemm(config: GroupedConfig) -> CompiledKernel:
 
 
 @functools.lru_cache(maxsize=1024)
-def _plan(problem: GroupedProblem, target: targets.Target, sm_count: int, given: Plan | None) -> tuple[Plan, Launcher]:
+def _plan(problem: GroupedProblem, target: Target, sm_count: int, given: Plan | None) -> tuple[Plan, Launcher]:
     if given is None:
         plan = choose_grouped(problem, target.arch, sm_count)
     else:
@@ -137,7 +138,7 @@ def _plan(problem: GroupedProblem, target: targets.Target, sm_count: int, given:
     return plan, launcher(compile_grouped_gemm(plan.config), target, _types(plan.config))
 
 
-def _complete(plan: Plan, problem: GroupedProblem, target: targets.Target) -> Plan:
+def _complete(plan: Plan, problem: GroupedProblem, target: Target) -> Plan:
     """The caller's plan with all that the problems decide filled in."""
     if not isinstance(plan, Plan):
         raise OperandTypeError(explain("config", got=type(plan).__name__, expected="a Plan of kernels.gemm_problem"))
@@ -210,7 +211,7 @@ def _finish(
     scalar: float,
     factors: list[tuple[torch.Tensor, int]],
     device: torch.device,
-    target: targets.Target,
+    target: Target,
     named: Callable[[], dict[str, tuple[torch.Tensor, bool]]],
 ) -> None:
     stream = torch.cuda.current_stream(device).cuda_stream if target.backend == "cuda" else 0

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 
-from cute_nvfp4 import target as targets
 from cute_nvfp4.errors import OperandError, TargetError, explain
 from cute_nvfp4.formats import FORMATS, Format
 from cute_nvfp4.operand import BlockScaledTensor
@@ -18,6 +17,8 @@ from cute_nvfp4.quantization.hadamard import Hadamard
 from cute_nvfp4.quantization.rules import Rule, resolve_format
 from cute_nvfp4.quantization.slabs import Source
 from cute_nvfp4.scale_layout import blocked_bytes, blocked_view
+
+from ..runtime.backend import resolve
 
 __all__ = ["BACKENDS", "BackendChoice", "choose_backend", "run_fused"]
 
@@ -56,7 +57,7 @@ def choose_backend(
     tracing = torch.compiler.is_compiling()
     if wanted != "auto":
         if not tracing:
-            targets.resolve(wanted, x.device)
+            resolve(wanted, x.device)
         reason = _unfused(wanted, source, format, rule, options)
         if reason:
             raise OperandError(f"{reason} {_HINT}")
@@ -67,7 +68,7 @@ def choose_backend(
         return BackendChoice("torch", f"x is a {type(x).__name__}, whose memory a kernel cannot read")
     if not tracing:
         try:
-            targets.resolve("cuda", x.device)
+            resolve("cuda", x.device)
         except TargetError as error:
             return BackendChoice("torch", str(error))
     reason = _unfused("cuda", source, format, rule, options)

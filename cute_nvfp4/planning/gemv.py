@@ -1,4 +1,4 @@
-"""Which variant of the GEMV kernel runs a problem, and on how many blocks of threads."""
+"""Which variant of the GEMV kernel runs a problem, and on how many CTAs."""
 
 from __future__ import annotations
 
@@ -42,6 +42,14 @@ class GemvProblem:
     out: str = "float16"
 
 
+@dataclass(frozen=True)
+class GemvPlan:
+    """A way to run a problem: a variant of the kernel, and CTAs for each matrix of the batch."""
+
+    config: GemvConfig
+    ctas: int
+
+
 def can_implement(problem: GemvProblem) -> str:
     """Why the kernel cannot run ``problem``, or an empty string."""
     if problem.batch > _MAX_BATCH:
@@ -64,12 +72,12 @@ def _split(tiles: int, slices: int) -> int:
 
 
 @functools.lru_cache(maxsize=1024)
-def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> tuple[GemvConfig, int]:
-    """The variant, and the blocks of threads for each matrix of the batch.
+def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> GemvPlan:
+    """The plan for ``problem`` on ``sm_count`` multiprocessors of ``arch``.
 
-    As many blocks of threads as fit on the device at once (one a multiprocessor with stages in shared memory, two with
-    stages in registers), each with an equal share of the tiles (but at most ``MAX_TILES``), so that no wave of blocks
-    is left half empty and b is decoded once or twice a multiprocessor.
+    As many CTAs as fit on the device at once (one a multiprocessor with stages in shared memory, two with
+    stages in registers), each with an equal share of the tiles (but at most ``MAX_TILES``), so that no wave of CTAs is
+    left half empty and b is decoded once or twice a multiprocessor.
 
     Raises:
         OperandError: the problem is beyond the kernel's limits.
@@ -110,7 +118,7 @@ def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> tuple[Gem
         min_blocks=resident,
     )
     assert resident * shared_bytes(config) <= arch.shared_bytes
-    return config, blocks
+    return GemvPlan(config, blocks)
 
 
 def shared_bytes(config: GemvConfig) -> int:

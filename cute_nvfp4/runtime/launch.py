@@ -1,17 +1,14 @@
 """Running a compiled kernel: the same host code on a GPU or, with the launch captured, in the simulator.
 
-``launcher(kernel, target)`` gives a callable that takes the host function's arguments as plain Python numbers
-(pointers as addresses) in the order of its signature, described by ``ctypes`` types. Nothing above this file
-asks which backend runs.
+A launcher takes the arguments of the host function as plain numbers, pointers as addresses, in the order of the
+kernel's :class:`~.signature.Signature`. Nothing above this file asks which backend runs.
 """
 
 from __future__ import annotations
 
-import contextlib
-import contextvars
 import ctypes
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -19,13 +16,17 @@ import torch
 from ..errors import CompileError
 from ..target import Target
 from .cache import CompiledKernel
+from .simulating import SimulatedLaunch, simulation
+
+Tensors = Mapping[str, tuple[torch.Tensor, bool]]
+"""Every tensor that a kernel may touch, by name, and whether it may write it."""
 
 
 class Launcher(Protocol):
     """Launches one compiled kernel."""
 
-    def __call__(self, values: Sequence[Any], tensors: Mapping[str, tuple[torch.Tensor, bool]]) -> None:
-        """Runs the host function on ``values``; ``tensors`` names every tensor it may touch and whether it writes."""
+    def __call__(self, values: Sequence[Any], tensors: Callable[[], Tensors]) -> None:
+        """Runs the host function on ``values``; only the simulator asks for ``tensors``."""
 
 
 def packed_arguments(types: Sequence[type], values: Sequence[Any]) -> tuple[ctypes.Structure, ctypes.Array]:
@@ -79,7 +80,7 @@ class CudaLauncher:
         ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(pointers)
         _check(getattr(storage, f"a{len(types)}"), f"{symbol} of kernel {self._kernel.name}")
 
-    def __call__(self, values: Sequence[Any], tensors: Mapping[str, tuple[torch.Tensor, bool]]) -> None:
+    def __call__(self, values: Sequence[Any], tensors: Callable[[], Tensors]) -> None:
         device = torch.cuda.current_device()
         if device not in self._loaded:
             self._call_host("cuda_load_to_device", device)
@@ -99,45 +100,30 @@ def _check(status: int, what: str) -> None:
         raise CompileError(f"{what} failed: {name.decode() if isinstance(name, bytes) else name} ({status})")
 
 
-_options: contextvars.ContextVar[Mapping[str, Any] | None] = contextvars.ContextVar("options", default=None)
-
-
-@contextlib.contextmanager
-def simulating(**options: Any) -> Iterator[None]:
-    """Within it, simulated launches run with these ``options`` of ``sim.run`` (schedule, checks, counters, …)."""
-    token = _options.set({**(_options.get() or {}), **options})
-    try:
-        yield
-    finally:
-        _options.reset(token)
-
-
-def counting_memory() -> contextlib.AbstractContextManager[None]:
-    """Within it, simulated launches also count requests and sectors of memory (see ``SimLauncher.last_results``)."""
-    return simulating(counters=True)
-
-
 class SimLauncher:
     """Runs the host code with its launches captured, and executes the captured launches from the kernel's PTX."""
 
     def __init__(self, kernel: CompiledKernel, types: Sequence[type]) -> None:
-        from ..sim import Program
-        from ..sim.frontend.host import HostModule
+        from ..sim import HostModule, Program
 
-        self._types = tuple(types)
+        self._kernel, self._types = kernel, tuple(types)
         self._host = HostModule(kernel.host_ir, kernel.entry)
         self._program = Program.parse(kernel.ptx)
-        self.last_results: list = []
 
-    def __call__(self, values: Sequence[Any], tensors: Mapping[str, tuple[torch.Tensor, bool]]) -> None:
-        from ..sim import GlobalMemory, run
+    def __call__(self, values: Sequence[Any], tensors: Callable[[], Tensors]) -> None:
+        from ..sim import GlobalMemory, Trace, run
 
         memory = GlobalMemory()
-        for name, (tensor, writable) in tensors.items():
+        for name, (tensor, writable) in tensors().items():
             memory.add(tensor, name=name, writable=writable)
-        launches = self._host.call([kind(value) for kind, value in zip(self._types, values)])
-        options = _options.get() or {}
-        self.last_results = [run(self._program, launch, memory, **options) for launch in launches]
+        active = simulation()
+        options = dict(active.options) if active else {}
+        traced = options.pop("trace", None)
+        for launch in self._host.call([kind(value) for kind, value in zip(self._types, values)]):
+            trace = Trace() if traced is True else traced or None
+            result = run(self._program, launch, memory, trace=trace, **options)
+            if active:
+                active.record(SimulatedLaunch(self._kernel, launch, result, trace))
 
 
 _launchers: dict[tuple[int, str], tuple[CompiledKernel, Launcher]] = {}
@@ -146,6 +132,9 @@ _lock = threading.Lock()
 
 def launcher(kernel: CompiledKernel, target: Target, types: Sequence[type]) -> Launcher:
     """The launcher of ``kernel`` on ``target.backend``, made once; ``types`` are the ctypes of the arguments."""
+    active = simulation()
+    if target.backend == "sim" and active is not None and active.kernel is not None:
+        kernel = active.kernel(kernel)
     key = (id(kernel), target.backend)
     found = _launchers.get(key)
     if found is None:

@@ -34,6 +34,7 @@ from gemm_problems import Case
 from gemm_structures import Pairs, random_case, structures
 
 import cute_nvfp4.runtime.compile
+from cute_nvfp4 import simulating
 from cute_nvfp4.ops import gemm as ops
 from cute_nvfp4.runtime import launch
 from cute_nvfp4.sim import Schedule, adversarial
@@ -68,7 +69,7 @@ def run_case(case: Case, schedules: list[Schedule]) -> Outcome:
     try:
         problem = gemm_problems.make(case)
         for schedule in schedules:
-            with launch.simulating(schedule=schedule):
+            with simulating(schedule=schedule):
                 c = problem.run()
             gemm_problems.check(problem, c)
             done += 1

@@ -15,15 +15,13 @@ from cute_nvfp4 import (
     gated_gemm,
     interleave,
     quantize,
+    simulating,
     to_blocked,
 )
 from cute_nvfp4.kernels.gemm.config import GATE_NAMES, GemmConfig
 from cute_nvfp4.kernels.gemm.sm100.memory_plan import StagePlan
 from cute_nvfp4.ops import gated_gemm as ops
 from cute_nvfp4.planning.gemm import GemmProblem, candidates, choose
-from cute_nvfp4.runtime import (
-    launch,
-)
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
 
@@ -66,7 +64,7 @@ def test_ten_shapes(shape: tuple[int, int, int]) -> None:
     """The plan that is chosen; some rows and some columns of the result are compared."""
     m, n, k = shape
     problem = make(Gated(Case(m, n, k, dtype="float16", alpha=usual_alpha(k), workers=0, seed=1111)))
-    with launch.simulating(checks=False):
+    with simulating(checks=False):
         c = problem.run()
     generator = np.random.default_rng(m)
     problem.check(c, rows=generator.integers(0, m, 32))
@@ -135,7 +133,7 @@ def _under_schedules(name: str, count: int) -> None:
     first = problem.run().clone()
     problem.check(first)
     for schedule in adversarial(count, seed=len(name)):
-        with launch.simulating(schedule=schedule):
+        with simulating(schedule=schedule):
             c = problem.run()
         assert c.equal(first), f"{schedule} gives other bits"
 
@@ -156,11 +154,9 @@ def test_a_is_read_once_for_both_products(name: str, monkeypatch: pytest.MonkeyP
     """DRAM traffic of the modelled L2 within 5 % of the operands with their scales, and of the output."""
     case = replace(STRUCTURES[name].case, m=512, n=512, k=1024, batch=0, out="rows", dtype="float16", workers=8)
     problem = make(replace(STRUCTURES[name], case=case))
-    runs = []
-    monkeypatch.setattr(ops, "_launch", lambda run, *rest: (runs.append(run), _LAUNCH(run, *rest)))
-    with launch.counting_memory():
+    with simulating(counters=True) as runs:
         problem.check(problem.run())
-    (result,) = runs[0].last_results
+    result = runs[0].result
     operands = (problem.a, *problem.weights)
     least = sum(x.data.numel() + x.blocked_scale().numel() for x in operands)
     assert least <= result.l2.read_bytes <= 1.05 * least

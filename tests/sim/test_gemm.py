@@ -14,7 +14,6 @@ import torch
 from gemm_problems import Case, make
 from gemm_structures import Pairs, random_case, structures
 
-from cute_nvfp4.runtime import launch
 from tests.sim.blackwell.shapes import GEMM_SHAPES
 from tests.sim.mutation.gemm import keeping_flags
 
@@ -255,7 +254,7 @@ def test_draws_cover_all_pairs() -> None:
 def test_ten_shapes() -> None:
     """The correctness shapes of the problem, with the plans that are chosen for them."""
     for m, n, k in GEMM_SHAPES:
-        with launch.simulating(checks=False):
+        with simulating(checks=False):
             run(Case(m, n, k, workers=0, dtype="float32", out="new"))
 
 

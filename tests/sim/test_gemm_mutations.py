@@ -12,6 +12,7 @@ from cutlass import Int16, Int32
 from gemm_problems import Case
 
 import cute_nvfp4.runtime.compile
+from cute_nvfp4 import simulating
 from cute_nvfp4.errors import OperandError, SimError
 from cute_nvfp4.kernels.gemm import (
     barriers,
@@ -61,7 +62,7 @@ def noticed(case: Case) -> str:
     for problem in map(gemm_problems.make, (case, small(case))):
         for schedule in SCHEDULES:
             try:
-                with launch.simulating(schedule=schedule, step_limit=60_000):
+                with simulating(schedule=schedule, step_limit=60_000):
                     c = problem.run()
             except (SimError, OperandError) as error:
                 return type(error).__name__

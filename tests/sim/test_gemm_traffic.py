@@ -7,7 +7,7 @@ import pytest
 from gemm_observed import observing
 from gemm_problems import Case, make
 
-from cute_nvfp4.runtime import launch
+from cute_nvfp4 import simulating
 from cute_nvfp4.sim import Result
 
 BENCHMARK_SHAPES = ((128, 7168, 16384), (128, 4096, 7168), (128, 7168, 2048))
@@ -16,7 +16,7 @@ SMALL = Case(256, 512, 1024, tile_n=128, workers=2, dtype="float16", alpha=2.0**
 
 def counted(case: Case, **options: object) -> Result:
     problem = make(case)
-    with observing() as seen, launch.simulating(counters=True, **options):
+    with observing() as seen, simulating(counters=True, **options):
         c = problem.run()
     gemm_problems.check(problem, c)
     (result,) = seen.results

@@ -12,9 +12,8 @@ import pytest
 import torch
 from grouped_problems import Grouped, make, random_grouped
 
-from cute_nvfp4.ops import grouped_launch as _grouped_launch
+from cute_nvfp4 import simulating
 from cute_nvfp4.ops.grouped_rows import GroupedRows
-from cute_nvfp4.runtime import launch
 from cute_nvfp4.sim import adversarial
 from tests.sim.blackwell.shapes import GROUP_SHAPES
 
@@ -197,7 +196,7 @@ def _under_schedules(name: str, count: int) -> None:
     first = [x.clone() for x in problem.run()]
     problem.check(first)
     for schedule in adversarial(count, seed=len(name)):
-        with launch.simulating(schedule=schedule):
+        with simulating(schedule=schedule):
             results = problem.run()
         assert all(x.equal(y) for x, y in zip(results, first)), f"{schedule} gives other bits"
 
@@ -219,15 +218,13 @@ BENCHMARK = tuple((m, 512, 1024) for m in (80, 176, 128, 72, 64, 248, 96, 160))
 
 
 @pytest.mark.parametrize("maps", ["", "workspace", "contiguous"])
-def test_traffic_is_near_the_minimum(maps: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traffic_is_near_the_minimum(maps: str) -> None:
     """DRAM traffic of the modelled L2 within 5 % of every operand, scale and result byte once."""
     kind = {"contiguous": True} if maps == "contiguous" else {"maps": maps}
     problem = make(Grouped(BENCHMARK, tile_n=64, **PAIR, swap=True, workers=10, dtype="float16", exact=True, **kind))
-    runs, original = [], _grouped_launch._launch
-    monkeypatch.setattr(_grouped_launch, "_launch", lambda run, *rest: (runs.append(run), original(run, *rest)))
-    with launch.counting_memory():
+    with simulating(counters=True) as runs:
         problem.check(problem.run())
-    results = runs[0].last_results
+    results = [run.result for run in runs]
     assert len(results) == (2 if maps == "workspace" else 1)
     least = sum(m * k * 9 // 16 + n * k * 9 // 16 for m, n, k in BENCHMARK)
     written = sum(2 * m * n for m, n, _ in BENCHMARK)

@@ -23,7 +23,7 @@ LANE_ELEMENTS, BLOCK_ELEMENTS = 128, 16
 
 @functools.cache
 def _report(config: GemvConfig) -> KernelReport:
-    kernel = ops._compile(config)
+    kernel = ops.KERNEL.compile(config)
     return inspect_cubin(kernel.cubin, kernel.ptx).kernel
 
 

@@ -156,7 +156,7 @@ def test_benchmark_says_what_it_needs() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_rungs_are_right_on_the_gpu() -> None:
-    from cute_nvfp4.target import resolve
+    from cute_nvfp4.runtime.backend import resolve
 
     arch, case = resolve("cuda", "cuda").arch, tools.make_case(1024, 7168, 2, device="cuda")
     for _, _, rung in tools.ladder(arch):

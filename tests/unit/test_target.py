@@ -7,7 +7,8 @@ import torch
 
 from cute_nvfp4 import target
 from cute_nvfp4.errors import TargetError
-from cute_nvfp4.target import ARCHITECTURES, Target, architecture, resolve
+from cute_nvfp4.runtime.backend import resolve
+from cute_nvfp4.target import ARCHITECTURES, Target, architecture
 
 
 @pytest.fixture(autouse=True)

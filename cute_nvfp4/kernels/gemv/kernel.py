@@ -25,6 +25,8 @@ Why so:
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
@@ -37,6 +39,7 @@ from ...ptx.warp import sum_lanes
 from ..arith import ceil_div, div, mod
 from . import register_loader as gemv_registers
 from . import ring_loader as gemv_ring
+from .arguments import GemvArguments
 from .config import SLICE_BYTES, SLICE_SCALE_BYTES, TILE_LAST_ROW, TILE_ROWS, GemvConfig, count_tiles
 from .dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS, SLICE_K, dot_engine
 from .scales import (
@@ -53,6 +56,13 @@ from .scales import (
 OUT_TYPES = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16, "float32": cutlass.Float32}
 
 
+class TileShare(NamedTuple):
+    """Tiles of a CTA: ``each``, and one more for the first ``rest`` CTAs."""
+
+    each: Int32
+    rest: Int32
+
+
 class Gemv:
     """The kernel of one :class:`GemvConfig`."""
 
@@ -64,38 +74,14 @@ class Gemv:
         self.loader = gemv_ring if config.shared_stages else gemv_registers
 
     @cute.jit
-    def __call__(
-        self,
-        a: cute.Pointer,
-        sfa: cute.Pointer,
-        b: cute.Pointer,
-        sfb: cute.Pointer,
-        c: cute.Pointer,
-        a_global: cute.Pointer,
-        b_global: cute.Pointer,
-        alpha: Float32,
-        m: Int32,
-        k: Int32,
-        batch: Int32,
-        a_strides: tuple[Int64, Int64],
-        sfa_strides: tuple[Int64, Int64],
-        b_batch: Int64,
-        sfb_batch: Int64,
-        c_strides: tuple[Int64, Int64],
-        blocks: Int32,
-        stream: CUstream,
-    ):
-        """Launches ``blocks`` blocks of threads a batch, which divide its tiles evenly: at most ``tiles`` each.
-
-        Strides are (row, batch): in bytes for A, b and scales, in elements for c.
-        """
+    def __call__(self, arguments: GemvArguments, stream: CUstream):
+        """Launches ``arguments.ctas`` CTAs for each matrix, which divide its tiles evenly: at most ``tiles`` each."""
         cfg = self.config
-        tiles = count_tiles(m, cutlass.min)
-        pointers = (a, sfa, b, sfb, c, a_global, b_global)
-        strides = (a_strides, sfa_strides, b_batch, sfb_batch, c_strides)
-        share = (tiles // blocks, tiles % blocks)
-        self.kernel(pointers, alpha, m, k, share, strides).launch(
-            grid=(blocks, batch, 1),
+        total_tiles = count_tiles(arguments.m, cutlass.min)
+        share = TileShare(total_tiles // arguments.ctas, total_tiles % arguments.ctas)
+        # what only the host uses does not become a parameter of the kernel
+        self.kernel(arguments._replace(batch=None, ctas=None), share).launch(
+            grid=(arguments.ctas, arguments.batch, 1),
             block=(cfg.threads, 1, 1),
             stream=stream,
             min_blocks_per_mp=cfg.min_blocks,
@@ -104,10 +90,9 @@ class Gemv:
         )
 
     @cute.kernel
-    def kernel(self, pointers: tuple, alpha: Float32, m: Int32, k: Int32, share: tuple, strides: tuple):
+    def kernel(self, arguments: GemvArguments, share: TileShare):
         cfg = self.config
-        a, sfa, b, sfb, c, a_global, b_global = pointers
-        a_strides, sfa_strides, b_batch, sfb_batch, c_strides = strides
+        m, k = arguments.m, arguments.k
         if cutlass.const_expr(cfg.k > 0):
             k = Int32(cfg.k)
         thread, _, _ = cute.arch.thread_idx()
@@ -137,15 +122,15 @@ class Gemv:
             store = (data, cute.make_rmem_tensor((2, cfg.stages), cutlass.Uint32), lane)
 
         # tiles of this block of threads, and of this warp: first_tile + warp_m, + warps_m, …
-        first_tile = block * share[0] + cutlass.min(block, share[1])
-        tiles = share[0] + Int32(block < share[1])
+        first_tile = block * share.each + cutlass.min(block, share.rest)
+        tiles = share.each + Int32(block < share.rest)
         # contiguous rows if K is compiled in
-        a_row = Int64(cfg.k // 2) if cfg.k else a_strides[0]
-        a_address = a.toint() + Int64(batch) * a_strides[1]
-        sfa_address = sfa.toint() + Int64(batch) * sfa_strides[1]
-        operand_a = (a_address, a_row, sfa_address, sfa_strides[0])
-        b_address = b.toint() + Int64(batch) * b_batch
-        sfb_address = sfb.toint() + Int64(batch) * sfb_batch
+        a_row = Int64(cfg.k // 2) if cfg.k else arguments.a_strides.row
+        a_address = arguments.a.toint() + Int64(batch) * arguments.a_strides.batch
+        sfa_address = arguments.sfa.toint() + Int64(batch) * arguments.sfa_strides.batch
+        operand_a = (a_address, a_row, sfa_address, arguments.sfa_strides.row)
+        b_address = arguments.b.toint() + Int64(batch) * arguments.b_batch
+        sfb_address = arguments.sfb.toint() + Int64(batch) * arguments.sfb_batch
         slices = ceil_div(k, SLICE_K)
         b_places = (b_address, sfb_address, shared_b, constants.iterator.toint(), shared_scale)
         who = (thread, lane, warp_k, warp_m)
@@ -158,13 +143,15 @@ class Gemv:
             self.chunk(operand_a, b_places, (store, sums), who, (first_tile, tiles), (Int32(0), slices), (m, k))
         cute.arch.sync_threads()
 
-        factor = alpha * Float32(SCALE_SHIFT * self.engine.factor)
+        factor = arguments.alpha * Float32(SCALE_SHIFT * self.engine.factor)
         if cutlass.const_expr(cfg.a_global):
-            factor = factor * cute.make_tensor(a_global, cute.make_layout(1))[0]
+            factor = factor * cute.make_tensor(arguments.a_global, cute.make_layout(1))[0]
         if cutlass.const_expr(cfg.b_global):
-            factor = factor * cute.make_tensor(b_global, cute.make_layout(1))[0]
+            factor = factor * cute.make_tensor(arguments.b_global, cute.make_layout(1))[0]
         # (M) of this batch
-        out = cute.make_tensor(c + Int64(batch) * c_strides[1], cute.make_layout(m, stride=c_strides[0]))
+        out = cute.make_tensor(
+            arguments.c + Int64(batch) * arguments.c_strides.batch, cute.make_layout(m, stride=arguments.c_strides.row)
+        )
         # four threads a row, one for each lane of the quad that summed it
         for output in cutlass.range(thread, tiles * TILE_ROWS * QUAD, cfg.threads, unroll=1):
             row_of_tile = mod(div(output, QUAD), TILE_ROWS)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from gemm_problems import Case
 
+from cute_nvfp4 import simulating
 from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.ops import gemm as ops
 from cute_nvfp4.runtime import launch
@@ -104,21 +105,16 @@ def subject(name: str) -> Subject:
     problems = [gemm_problems.make(case) for case in (CASES[name], small(CASES[name]))]
 
     def run(ptx: str, **options: object) -> tuple[bool, Result]:
-        with ptx_is(ptx), launch.simulating(**options), keeping_flags() as flags:
+        with ptx_is(ptx), simulating(**options) as runs, keeping_flags() as flags:
             results = []
             for problem in problems:
                 c = problem.run()
                 lowered = not any(x.any() for x in flags)
                 if gemm_problems.wrong(problem, c).any() or not (problem.untouched() and lowered):
-                    return False, _last_result()
-                results.append(_last_result())
+                    return False, runs[-1].result
+                results.append(runs[-1].result)
             return True, results[0]
 
     configs = {config_of(problem.case) for problem in problems}
     assert len(configs) == 1
     return Subject(name, unfolded(ops.compile_gemm(configs.pop()).ptx), run)
-
-
-def _last_result() -> Result:
-    ((_, launcher),) = launch._launchers.values()
-    return launcher.last_results[-1]

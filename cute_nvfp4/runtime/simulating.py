@@ -1,0 +1,106 @@
+"""``simulating``: the simulator for the calls within a block, and what each simulated launch did."""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import TargetError, explain
+from ..target import architecture
+
+if TYPE_CHECKING:
+    from ..sim import Launch, Result, Trace
+    from .cache import CompiledKernel
+
+OPTIONS = ("checks", "counters", "schedule", "step_limit", "trace", "warps_per_wave", "sm_count")
+
+
+@dataclass(frozen=True)
+class SimulatedLaunch:
+    """One launch that ran in the simulator.
+
+    kernel: the compiled kernel, with its PTX; launch: grid, block, cluster, parameters; result: what was counted
+    (``sim.Result``); trace: who did what, if ``simulating(trace=…)`` asked for it.
+    """
+
+    kernel: CompiledKernel
+    launch: Launch
+    result: Result
+    trace: Trace | None = None
+
+    @property
+    def name(self) -> str:
+        """The operation's kernel: "gemv", "gemm" and so on."""
+        return self.kernel.name
+
+    @property
+    def ptx(self) -> str:
+        return self.kernel.ptx
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """The innermost ``simulating``: its options, and the lists to which every launch is added, its own last."""
+
+    arch: str | None = None
+    kernel: Callable[[CompiledKernel], CompiledKernel] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    runs: tuple[list[SimulatedLaunch], ...] = ()
+
+    def record(self, launch: SimulatedLaunch) -> None:
+        for runs in self.runs:
+            runs.append(launch)
+
+
+_active: contextvars.ContextVar[Simulation | None] = contextvars.ContextVar("simulation", default=None)
+
+
+def simulation() -> Simulation | None:
+    """The innermost ``simulating`` that is under way, or None."""
+    return _active.get()
+
+
+@contextlib.contextmanager
+def simulating(
+    arch: str | None = None,
+    *,
+    kernel: Callable[[CompiledKernel], CompiledKernel] | None = None,
+    **options: Any,
+) -> Iterator[list[SimulatedLaunch]]:
+    """Within it, ``backend="auto"`` runs CPU tensors in the simulator, and every simulated launch is kept::
+
+        with cute_nvfp4.simulating("sm_100a", counters=True) as runs:
+            gemm(a, b)
+        runs[0].result.instructions
+
+    Args:
+        arch: what kernels are compiled for; None is that of the ``simulating`` around this one, of the environment
+            variable ``CUTE_NVFP4_ARCH``, or sm_100a.
+        kernel: what is to run instead of a compiled kernel: a function from one ``CompiledKernel`` to another.
+        options: those of ``sim.run``: ``checks``, ``counters``, ``schedule``, ``trace`` (a ``sim.Trace``, or True for
+            one for each launch), ``step_limit``, ``warps_per_wave``, ``sm_count``. Blocks nest: what is not given is as
+            it is outside.
+
+    Yields:
+        A list, to which each launch is added when it has ended. A hazard raises, and its launch is not in the list.
+
+    Raises:
+        TargetError: an unknown architecture or option.
+    """
+    if arch is not None:
+        architecture(arch)
+    unknown = [name for name in options if name not in OPTIONS]
+    if unknown:
+        raise TargetError(explain("option of simulating", got=unknown[0], expected=f"one of {', '.join(OPTIONS)}"))
+    outer = _active.get() or Simulation()
+    runs: list[SimulatedLaunch] = []
+    token = _active.set(
+        Simulation(arch or outer.arch, kernel or outer.kernel, {**outer.options, **options}, (*outer.runs, runs))
+    )
+    try:
+        yield runs
+    finally:
+        _active.reset(token)
