@@ -14,6 +14,7 @@ import torch
 from gemm_problems import Case, make
 from gemm_structures import Pairs, random_case, structures
 
+from cute_nvfp4 import simulating
 from tests.sim.blackwell.shapes import GEMM_SHAPES
 from tests.sim.mutation.gemm import keeping_flags
 
