@@ -154,7 +154,7 @@ class Problem:
                 f"{self.gated}: {int(bad.sum())} of {bad.numel()} wrong: (index, got, from, to) {values}"
             )
         if self.room is not None:
-            inside = torch.zeros(self.room.shape, dtype=torch.bool)
+            inside = torch.zeros(self.room.shape, dtype=torch.bool, device=self.room.device)
             inside.as_strided(self.out.shape, self.out.stride(), self.out.storage_offset()).fill_(True)
             assert (self.room[~inside] == GUARD).all(), f"{self.gated}: memory around the output was written"
 
