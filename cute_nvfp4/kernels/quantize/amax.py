@@ -14,8 +14,9 @@ from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from ...ptx.encode import atomic_max_global, f32_bits, max_lanes
-from ...ptx.memory import load_global_if
+from ...ptx.memory import atomic_max_global, load_global_if
+from ...ptx.move import f32_bits
+from ...ptx.warp import max_lanes
 from ..arith import div, mod
 from .block.definition import largest_magnitude, to_f32
 from .config import WARP, QuantizeConfig

@@ -34,10 +34,11 @@ from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
 from ...ptx import mbarrier
+from ...ptx.arithmetic import div_rn, rcp_rn
 from ...ptx.async_copy import copy_bulk
-from ...ptx.diagonal import MINUS_ONE_F16, diagonal
-from ...ptx.encode import div_rn, f32_bits, f32_from_bits, opaque, prmt, rcp_rn, store_global, store_global_byte
-from ...ptx.memory import load_global_if, load_shared
+from ...ptx.memory import load_global_if, load_shared, store_global, store_global_byte
+from ...ptx.mma import MINUS_ONE_F16, diagonal
+from ...ptx.move import f32_bits, f32_from_bits, opaque, prmt
 from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_STRIDE
 from ..arith import ceil_div, div, mod
 from .block.by_warp import quantize_alone

@@ -19,7 +19,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from ...ptx.encode import abs_f32, add_rn, max_abs_f32, mul_rn, store_global, store_global_byte
+from ...ptx.arithmetic import abs_f32, add_rn, max_abs_f32, mul_rn
+from ...ptx.memory import store_global, store_global_byte
 from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_STRIDE
 from ..arith import ceil_div, div, mod
 from .block import four_six_bounds as compare

@@ -15,8 +15,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from ...ptx.encode import max_abs_f32, prmt, store_global, store_global_byte
-from ...ptx.memory import load_global_if, load_shared, store_shared
+from ...ptx.arithmetic import max_abs_f32
+from ...ptx.memory import load_global_if, load_shared, store_global, store_global_byte, store_shared
+from ...ptx.move import prmt
 from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_STRIDE
 from ..arith import ceil_div, div, mod
 from .amax import Amax
