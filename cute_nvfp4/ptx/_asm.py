@@ -69,6 +69,6 @@ def refs(first: int, count: int, *, braces: bool = True) -> str:
     return "{" + text + "}" if braces else text
 
 
-def float_constant(value: float) -> str:
+def literal(value: float) -> str:
     """``value`` as PTX writes single-precision constants."""
     return f"0f{struct.unpack('<I', struct.pack('<f', value))[0]:08X}"

@@ -11,7 +11,7 @@ from typing import Any
 from cutlass import Float32, Uint32
 from cutlass.cutlass_dsl import dsl_user_op
 
-from ._asm import asm, float_constant
+from ._asm import asm, literal
 
 
 @dsl_user_op
@@ -72,8 +72,8 @@ def div_rn_constant(a: Float32, b: float, *, loc: Any = None, ip: Any = None) ->
     """
     if b == 2.0 ** round(math.log2(b)):
         return mul_rn(a, Float32(1.0 / b), loc=loc, ip=ip)
-    inverse = float_constant(1.0 / b)
-    text = f"{{ .reg .f32 q, r; mul.rn.f32 q, $1, {inverse}; fma.rn.f32 r, q, {float_constant(-b)}, $1; "
+    inverse = literal(1.0 / b)
+    text = f"{{ .reg .f32 q, r; mul.rn.f32 q, $1, {inverse}; fma.rn.f32 r, q, {literal(-b)}, $1; "
     text += f"fma.rn.f32 $0, r, {inverse}, q; }}"
     return asm(text, [Float32], [Float32(a)], loc=loc, ip=ip)[0]
 

@@ -1,4 +1,4 @@
-"""Packed decodes of E2M1 and E4M3. All are exact.
+"""Conversions from E2M1, E4M3, binary16 and bf16 (PTX ISA, "cvt"). All are exact.
 
 f16x2 values travel as ``Uint32``: the low half is the element with the lower index.
 """

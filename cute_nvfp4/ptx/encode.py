@@ -12,7 +12,7 @@ from cutlass import Float32, Uint16, Uint32
 from cutlass.cutlass_dsl import dsl_user_op
 
 from ..target import Architecture
-from ._asm import asm, float_constant
+from ._asm import asm, literal
 
 # 1.5 · 2**23: added to a number below 2**22 it rounds it to an integer, ties to even, and shows it in its low bits
 _ROUNDER = 1.5 * 2.0**23
@@ -52,7 +52,7 @@ def f32_to_f16_twice(a: Float32, *, loc: Any = None, ip: Any = None) -> Uint32:
 def pack_e2m1_halves(halves: Sequence[Uint32], *, loc: Any = None, ip: Any = None) -> Uint32:
     """Eight E2M1 codes from four words of two binary16 numbers each, which are the codes' values times 2**-14.
 
-    In a half the sign is bit 15 and the code's other bits are bits 9 to 11; the rest is not looked at, but bits 12 to
+    In a half the sign is bit 15 and the code's other bits are bits 9 to 11; the rest is unused, but bits 12 to
     14 must be clear.
     """
     # bytes 1 and 3 of each word: sign in bit 7, code in bits 1 to 3
@@ -91,20 +91,18 @@ def _by_ramps() -> str:
     code wherever its ramp has left zero. The accumulator of four elements has its unit at 16**i of element i.
     """
     text = "{ .reg .f32 m, y, a, b, c, t, h, n1, n2; .reg .b32 g0, g1, p, q, e, o, s<9>; "
-    text += (
-        f"mov.f32 h, {float_constant(0.5)}; mov.f32 n1, {float_constant(-1.0)}; mov.f32 n2, {float_constant(-2.0)}; "
-    )
+    text += f"mov.f32 h, {literal(0.5)}; mov.f32 n1, {literal(-1.0)}; mov.f32 n2, {literal(-2.0)}; "
     for group in range(2):
         for i in reversed(range(4)):
             unit = 16.0**i
             text += f"abs.f32 m, ${1 + 4 * group + i}; mul.rn.f32 y, m, $9; mul.rn.sat.f32 a, y, h; "
             text += "fma.rn.sat.f32 b, y, h, n1; fma.rn.sat.f32 c, y, h, n2; "
             if i == 3:
-                text += f"mov.f32 t, {float_constant(_ROUNDER * unit)}; "
+                text += f"mov.f32 t, {literal(_ROUNDER * unit)}; "
             else:
-                text += f"add.rn.f32 t, t, {float_constant(_ROUNDER * unit - _ROUNDER * unit * 16)}; "
+                text += f"add.rn.f32 t, t, {literal(_ROUNDER * unit - _ROUNDER * unit * 16)}; "
             for ramp, weight in (("a", 4), ("b", 2), ("c", 1)):
-                text += f"fma.rn.f32 t, {ramp}, {float_constant(weight * unit)}, t; "
+                text += f"fma.rn.f32 t, {ramp}, {literal(weight * unit)}, t; "
         text += f"mov.b32 g{group}, t; "
     text += "prmt.b32 g0, g0, g1, 0x5410; "
     # the bytes with the signs, of even and of odd elements
@@ -118,12 +116,10 @@ def _by_ramps() -> str:
 def f32_to_e2m1_by_ramps(y: Float32, *, loc: Any = None, ip: Any = None) -> Uint32:
     """The E2M1 code of one number, in the low bits, as :func:`scaled_to_e2m1x8` has it, on any architecture."""
     text = "{ .reg .f32 m, a, b, c, t; .reg .b32 g, s; abs.f32 m, $1; "
-    text += f"mul.rn.sat.f32 a, m, {float_constant(0.5)}; fma.rn.sat.f32 b, m, {float_constant(0.5)}, {float_constant(-1.0)}; "
-    text += (
-        f"fma.rn.sat.f32 c, m, {float_constant(0.5)}, {float_constant(-2.0)}; mov.f32 t, {float_constant(_ROUNDER)}; "
-    )
+    text += f"mul.rn.sat.f32 a, m, {literal(0.5)}; fma.rn.sat.f32 b, m, {literal(0.5)}, {literal(-1.0)}; "
+    text += f"fma.rn.sat.f32 c, m, {literal(0.5)}, {literal(-2.0)}; mov.f32 t, {literal(_ROUNDER)}; "
     for ramp, weight in (("a", 4.0), ("b", 2.0), ("c", 1.0)):
-        text += f"fma.rn.f32 t, {ramp}, {float_constant(weight)}, t; "
+        text += f"fma.rn.f32 t, {ramp}, {literal(weight)}, t; "
     text += "mov.b32 g, t; and.b32 g, g, 7; mov.b32 s, $1; shr.u32 s, s, 28; and.b32 s, s, 8; or.b32 $0, g, s; }"
     return asm(text, [Uint32], [Float32(y)], loc=loc, ip=ip)[0]
 

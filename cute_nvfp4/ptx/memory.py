@@ -1,4 +1,4 @@
-"""Wide global loads with L1 and L2 policies. Addresses are 64-bit generic/global addresses in bytes.
+"""Loads and stores, with L1 and L2 policies. Global addresses are 64-bit, in bytes; shared ones 32-bit.
 
 The policies are performance hints (PTX ISA, "Cache Eviction Priority Hints"); the values loaded do not change.
 """

@@ -1,4 +1,4 @@
-"""Tensor-core products of one warp."""
+"""Tensor-core products of one warp (PTX ISA, "mma"), and sums by products with a diagonal matrix."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def diagonal(value: int, lane: Int32) -> Uint32:
 
 
 def add_diagonal(halves: Sequence[Uint32], b: Uint32, c: Sequence[Float32]) -> list[Float32]:
-    """c + halves · ``b``, :func:`diagonal`: one instruction widens four f16 of a lane and adds them to four of its fp32.
+    """c + halves · ``b``, :func:`diagonal`: one instruction adds four f16 of a lane to four of its fp32 numbers.
 
     ``halves``: an even number of f16x2. Other lanes do not matter, as long as what they hold is finite.
     """

@@ -1,4 +1,4 @@
-"""Reductions over the lanes of a warp."""
+"""Reductions over the lanes of a warp (PTX ISA, "redux.sync", "shfl.sync")."""
 
 from __future__ import annotations
 
