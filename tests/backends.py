@@ -62,5 +62,5 @@ def place(x: torch.Tensor) -> torch.Tensor:
     """``x`` on the device, with its strides and its offset in memory as they are."""
     if x.device.type == device().type:
         return x
-    memory = torch.empty(0, dtype=x.dtype, device=device())
-    return memory.set_(x.untyped_storage().to(device=device()), x.storage_offset(), x.shape, x.stride())
+    memory = torch.empty(0, dtype=torch.uint8).set_(x.untyped_storage()).to(device())
+    return memory.view(x.dtype).as_strided(x.shape, x.stride(), x.storage_offset())

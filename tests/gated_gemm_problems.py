@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import backends
 import gemm_problems
 import numpy as np
 import torch
@@ -87,7 +88,7 @@ class Problem:
     def options(self) -> dict[str, Any]:
         interleaved = self.gated.form == "interleaved"
         plan = self.gated.case.plan()
-        return {"gate": self.gated.gate, "alpha": self.alpha, "interleaved": interleaved, "config": plan}
+        return {"gate": self.gated.gate, "alpha": self.alpha, "interleaved": interleaved, "config": plan, "backend": backends.backend()}
 
     def run(self, **changes: Any) -> Any:
         """The output; it, and all scratch memory, is NaN before."""

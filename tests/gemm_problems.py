@@ -144,9 +144,9 @@ class Problem:
         low, high = (rounded(x, DTYPES[self.case.dtype]) for x in (result - error, result + error))
         return low, high
 
-    def run(self, backend: str = "auto") -> torch.Tensor:
+    def run(self, backend: str = "") -> torch.Tensor:
         """The output; it, and all scratch memory, is NaN before."""
-        options = {"alpha": self.alpha, "bias": self.bias, "config": self.case.plan(), "backend": backend}
+        options = {"alpha": self.alpha, "bias": self.bias, "config": self.case.plan(), "backend": backend or backends.backend()}
         with poisoned_memory():
             if self.out is None:
                 return gemm(self.a, self.b, out_dtype=DTYPES[self.case.dtype], **options)

@@ -72,14 +72,14 @@ class Problem:
     b: BlockScaledTensor
     out: torch.Tensor | None
 
-    def run(self, backend: str = "auto") -> torch.Tensor:
+    def run(self, backend: str = "") -> torch.Tensor:
         """The output, which nothing had been written to before (NaN, if it is the caller's)."""
         if self.out is not None:
             self.out.fill_(math.nan)
-            c = gemv(self.a, self.b, alpha=self.case.alpha, out=self.out, backend=backend)
+            c = gemv(self.a, self.b, alpha=self.case.alpha, out=self.out, backend=backend or backends.backend())
             assert c is self.out
             return c
-        return gemv(self.a, self.b, alpha=self.case.alpha, out_dtype=self.case.dtype, backend=backend)
+        return gemv(self.a, self.b, alpha=self.case.alpha, out_dtype=self.case.dtype, backend=backend or backends.backend())
 
 
 def exact_storage(num_bytes: int, alignment: int, device: str) -> torch.Tensor:

@@ -107,9 +107,9 @@ class GroupedProblem:
                 pairs.append((problem.a, problem.b))
         return pairs
 
-    def run(self, backend: str = "auto") -> list[torch.Tensor]:
+    def run(self, backend: str = "") -> list[torch.Tensor]:
         """The outputs; they, and all scratch memory, are NaN before."""
-        options = {"alpha": self.alpha, "config": self.grouped.plan(), "backend": backend}
+        options = {"alpha": self.alpha, "config": self.grouped.plan(), "backend": backend or backends.backend()}
         with poisoned_memory():
             if self.rows is not None:
                 self.out.fill_(math.nan)

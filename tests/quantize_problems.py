@@ -116,6 +116,7 @@ def nearly_equal(rule: str, global_scale: float, dtype: torch.dtype, rows: int =
 def fused(x: torch.Tensor, format: str, rule: str, **options: object) -> BlockScaledTensor:
     """``x`` (MN, K) or (L, MN, K) quantized by the kernels; ``options`` of ``quantize_fused``."""
     resolved, x = resolve_format(format), backends.place(x)
+    options.setdefault("backend", backends.backend())
     return quantize_fused(x if x.ndim == 3 else x[None], resolved, resolve_rule(rule, resolved), **_placed(options))
 
 
