@@ -13,12 +13,12 @@ import torch
 
 from cute_nvfp4.formats import decode_e4m3, encode_e4m3
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops import fused_quantize as ops
 from cute_nvfp4.ops.fused_quantize import quantize_fused, why_not_fused
 from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.quantization.blocks import GlobalScale, Request, _error, residual
 from cute_nvfp4.quantization.rounding import round_e2m1
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule, rules_of
+from cute_nvfp4.runtime import kernel as runtime_kernel
 from cute_nvfp4.runtime.cache import CompiledKernel
 
 DATA = Path(__file__).parent / "data" / "quantization"
@@ -146,7 +146,7 @@ def mutate(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     Returns a list to which each of them adds how often the pattern matched.
     """
-    cached, found = ops.compile_cached, []
+    cached, found = runtime_kernel.compile_cached, []
 
     def mutated(key: tuple, builder: object) -> CompiledKernel:
         kernel = cached(key, builder)
@@ -156,5 +156,5 @@ def mutate(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(count)
         return replace(kernel, ptx=ptx)
 
-    monkeypatch.setattr(ops, "compile_cached", mutated)
+    monkeypatch.setattr(runtime_kernel, "compile_cached", mutated)
     return found

@@ -12,7 +12,7 @@ from quantize_problems import DTYPES, differences, edges, fused, near_ties
 from cute_nvfp4.formats import decode_e4m3
 from cute_nvfp4.kernels.quantize.block import optimal as optimal
 from cute_nvfp4.kernels.quantize.block import search as search
-from cute_nvfp4.ops import fused_quantize as ops
+from cute_nvfp4.runtime import kernel as runtime_kernel
 
 pytestmark = pytest.mark.usefixtures("poisoned")
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -127,7 +127,7 @@ def test_mutants_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     x = samples((64, 512))[sample].bfloat16()
     check(x, global_scale=torch.tensor(scale))
     monkeypatch.setattr(module, constant, value)
-    monkeypatch.setattr(ops, "compile_cached", lambda key, builder: builder())
+    monkeypatch.setattr(runtime_kernel, "compile_cached", lambda key, builder: builder())
     assert differences(x, "nvfp4", "optimal", global_scale=torch.tensor(scale))
 
 

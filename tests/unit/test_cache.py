@@ -100,7 +100,7 @@ def test_another_digest_of_the_sources_is_another_entry(folder: Path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "name", ["kernels/gemv/kernel.py", "ptx/fma.py", "scale_layout.py", "ops/gemv.py", "compile.py"]
+    "name", ["kernels/gemv/kernel.py", "ptx/half.py", "scale_layout.py", "ops/gemv.py", "compile.py"]
 )
 def test_the_digest_covers_what_is_traced(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     digest = compiling.source_digest.__wrapped__
