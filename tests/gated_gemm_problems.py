@@ -88,7 +88,13 @@ class Problem:
     def options(self) -> dict[str, Any]:
         interleaved = self.gated.form == "interleaved"
         plan = self.gated.case.plan()
-        return {"gate": self.gated.gate, "alpha": self.alpha, "interleaved": interleaved, "config": plan, "backend": backends.backend()}
+        return {
+            "gate": self.gated.gate,
+            "alpha": self.alpha,
+            "interleaved": interleaved,
+            "config": plan,
+            "backend": backends.backend(),
+        }
 
     def run(self, **changes: Any) -> Any:
         """The output; it, and all scratch memory, is NaN before."""

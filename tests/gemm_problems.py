@@ -146,7 +146,12 @@ class Problem:
 
     def run(self, backend: str = "") -> torch.Tensor:
         """The output; it, and all scratch memory, is NaN before."""
-        options = {"alpha": self.alpha, "bias": self.bias, "config": self.case.plan(), "backend": backend or backends.backend()}
+        options = {
+            "alpha": self.alpha,
+            "bias": self.bias,
+            "config": self.case.plan(),
+            "backend": backend or backends.backend(),
+        }
         with poisoned_memory():
             if self.out is None:
                 return gemm(self.a, self.b, out_dtype=DTYPES[self.case.dtype], **options)

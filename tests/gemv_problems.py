@@ -79,7 +79,9 @@ class Problem:
             c = gemv(self.a, self.b, alpha=self.case.alpha, out=self.out, backend=backend or backends.backend())
             assert c is self.out
             return c
-        return gemv(self.a, self.b, alpha=self.case.alpha, out_dtype=self.case.dtype, backend=backend or backends.backend())
+        return gemv(
+            self.a, self.b, alpha=self.case.alpha, out_dtype=self.case.dtype, backend=backend or backends.backend()
+        )
 
 
 def exact_storage(num_bytes: int, alignment: int, device: str) -> torch.Tensor:

@@ -44,7 +44,9 @@ def test_many_tiles(format: str, rule: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("rule", rules("nvfp4"))
 def test_global_scales(rule: str, dtype: torch.dtype) -> None:
     """Many, and elements on and beside every tie: reciprocals and roundings of the device are those of IEEE 754."""
-    for value in torch.rand(40, generator=torch.Generator().manual_seed(6), dtype=torch.float64).mul(20).exp2().tolist():
+    for value in (
+        torch.rand(40, generator=torch.Generator().manual_seed(6), dtype=torch.float64).mul(20).exp2().tolist()
+    ):
         x, scale = near_ties(dtype, value), torch.tensor(value)
         assert (value, differences(x, "nvfp4", rule, global_scale=scale)) == (value, [])
 

@@ -38,7 +38,9 @@ def room(problem: Problem, global_scale: float, offset: int = 0) -> tuple[BlockS
     shape = (case.m, case.n // 2) if case.batch == 0 else (case.batch, case.m, case.n // 2)
     memory = torch.full((math.prod(shape) + 64,), GUARD, dtype=torch.uint8, device=backends.device())
     data = memory[offset : offset + math.prod(shape)].view(shape)
-    scale = torch.full((blocked_bytes(case.m, case.n // 16, max(case.batch, 1)),), GUARD, dtype=torch.uint8, device=backends.device())
+    scale = torch.full(
+        (blocked_bytes(case.m, case.n // 16, max(case.batch, 1)),), GUARD, dtype=torch.uint8, device=backends.device()
+    )
     scale = blocked_view(scale, case.m, case.n // 16, max(case.batch, 1))
     return BlockScaledTensor(data, scale, torch.tensor(global_scale, device=backends.device())), memory
 
@@ -93,7 +95,12 @@ def test_scales_from_the_smallest_to_the_largest() -> None:
 def test_a_global_scale_out_of_range_is_nan(global_scale: float) -> None:
     problem = make(Gated(replace(BASE, m=33, n=80, batch=1)))
     made = problem.run(out_global_scale=torch.tensor(global_scale, device=backends.device()))
-    right = quantize(problem.run(out_dtype=torch.float32), "nvfp4", "max", global_scale=torch.tensor(global_scale, device=backends.device()))
+    right = quantize(
+        problem.run(out_dtype=torch.float32),
+        "nvfp4",
+        "max",
+        global_scale=torch.tensor(global_scale, device=backends.device()),
+    )
     assert same(made, right)
     assert made.rowmajor_scale().eq(0x7F).all() and not as_bytes(made.blocked_scale()).eq(0x7F).all()
 

@@ -131,7 +131,9 @@ def test_bad_offsets_are_clamped_and_reported(offsets: tuple, used: tuple, statu
     """Nothing out of bounds is read or written, and the word says which offset was the first."""
     sizes = tuple((y - x, 72, 96) for x, y in pairwise(used))
     problem = make(Grouped(sizes, True, before=used[0], after=300 - used[-1], tile_n=64, swap=swap))
-    rows = GroupedRows(problem.rows.data, problem.rows.scale, torch.tensor(offsets, dtype=torch.int32, device=problem.rows.data.device))
+    rows = GroupedRows(
+        problem.rows.data, problem.rows.scale, torch.tensor(offsets, dtype=torch.int32, device=problem.rows.data.device)
+    )
     for backend in ("auto", "reference"):
         bad = replace(problem, rows=rows)
         out = bad.out.fill_(math.nan)
