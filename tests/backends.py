@@ -1,4 +1,4 @@
-"""Where the tests of kernels run: CPU tensors in the simulator, or CUDA tensors on a GPU (``pytest --backend sim|cuda``).
+"""Where tests of kernels run: CPU tensors in the simulator, or CUDA tensors on a GPU (``pytest --backend sim|cuda``).
 
 Makers of problems put their tensors on ``device()``. A test that makes tensors of its own takes the fixture ``device``,
 or puts them there with ``place``.
