@@ -33,6 +33,8 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def poison(*args: object, **options: object) -> torch.Tensor:
         out = empty(*args, **options)
-        return out.fill_(0xA5 if out.dtype is torch.uint8 else float("nan"))
+        if out.is_floating_point():
+            return out.fill_(float("nan"))
+        return out.fill_(0xA5) if out.dtype is torch.uint8 else out
 
     monkeypatch.setattr(torch, "empty", poison)
