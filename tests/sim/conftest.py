@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import backends
 import pytest
+import sampling
 import torch
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests that take ``arch`` run for each architecture in turn; on a GPU for the one it has."""
-    named = [x for mark in metafunc.definition.iter_markers("parametrize") for x in _names(mark.args[0])]
-    if "arch" in metafunc.fixturenames and "arch" not in named:
+    marks = metafunc.definition.iter_markers("parametrize")
+    if "arch" in metafunc.fixturenames and not any("arch" in sampling.names(mark) for mark in marks):
         metafunc.parametrize("arch", backends.architectures(), indirect=True)
-
-
-def _names(argument: str | tuple[str, ...] | list[str]) -> list[str]:
-    return [x.strip() for x in argument.split(",")] if isinstance(argument, str) else list(argument)
 
 
 @pytest.fixture
