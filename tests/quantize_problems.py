@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import backends
 import numpy as np
 import pytest
 import torch
@@ -114,12 +115,18 @@ def nearly_equal(rule: str, global_scale: float, dtype: torch.dtype, rows: int =
 
 def fused(x: torch.Tensor, format: str, rule: str, **options: object) -> BlockScaledTensor:
     """``x`` (MN, K) or (L, MN, K) quantized by the kernels; ``options`` of ``quantize_fused``."""
-    resolved = resolve_format(format)
-    return quantize_fused(x if x.ndim == 3 else x[None], resolved, resolve_rule(rule, resolved), **options)
+    resolved, x = resolve_format(format), backends.place(x)
+    options.setdefault("backend", backends.backend())
+    return quantize_fused(x if x.ndim == 3 else x[None], resolved, resolve_rule(rule, resolved), **_placed(options))
+
+
+def _placed(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: backends.place(x) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
 
 
 def differences(x: torch.Tensor, format: str, rule: str, **options: object) -> list[str]:
     """What the kernels and the torch backend do not agree on, every byte of the scales' padding included."""
+    x, options = backends.place(x), _placed(options)
     got = fused(x, format, rule, **options)
     seed, layout = options.get("seed"), options.get("scale_layout", "blocked")
     want = quantize(
