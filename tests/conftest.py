@@ -21,6 +21,7 @@ import torch
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.runtime.cache import CompiledKernel
+from cute_nvfp4.runtime.simulating import SimulatedLaunch
 
 _ON_A_GPU = ("pytest.mark.kernels", "pytest.mark.gpu")
 
@@ -108,6 +109,13 @@ def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
             yield
     else:
         yield
+
+
+@pytest.fixture
+def simulated() -> Iterator[list[SimulatedLaunch]]:
+    """Within a test elsewhere, kernels run in the simulator; what is launched."""
+    with simulating() as runs:
+        yield runs
 
 
 @pytest.fixture

@@ -16,6 +16,7 @@ from cute_nvfp4.ops import gemm as ops
 from cute_nvfp4.planning.gemm_problem import Plan
 from cute_nvfp4.scale_layout import to_blocked
 
+pytestmark = pytest.mark.usefixtures("simulated")
 M, N, K = 20, 24, 64
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -168,15 +166,14 @@ def test_optimal_mxfp4_is_the_exhaustive_minimum() -> None:
         np.testing.assert_allclose(got, least, rtol=1e-5, err_msg=name)
 
 
-def test_optimal_is_fast_enough() -> None:
-    """1024 × 1024 within a second on a CPU; the best of three, because others may use the CPU too."""
-    x = torch.tensor(np.random.default_rng(0).standard_normal((1024, 1024)), dtype=torch.float32)
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        quantize(x, rule="optimal")
-        times.append(time.perf_counter() - start)
-    assert min(times) < 1.0
+def test_optimal_looks_at_few_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of normal numbers the bounds leave a tenth of the 127 scales for each block."""
+    x = torch.tensor(np.random.default_rng(0).standard_normal((256, 1024)), dtype=torch.float32)
+    evaluate, evaluated = search._evaluate, []
+    monkeypatch.setattr(search, "_evaluate", lambda x, *rest: evaluated.append(x.shape[1]) or evaluate(x, *rest))
+    quantize(x, rule="optimal")
+    blocks_there = x.numel() // 16
+    assert blocks_there < sum(evaluated) < 13 * blocks_there
 
 
 @pytest.mark.parametrize("fmt", [NVFP4, MXFP4])
@@ -201,7 +198,8 @@ def test_hessian_weighs_columns(fmt) -> None:
     # the blocks XᵀX given instead of X
     blocks = x.unflatten(-1, (-1, fmt.block)).transpose(0, 1)
     given_blocks = quantize(w, fmt, "hessian", hessian=blocks.transpose(1, 2) @ blocks, scale_layout="rowmajor")
-    assert torch.equal(given_blocks.scale, by_hessian.scale)
+    # another product of the same matrices: its last bits may decide between equals
+    torch.testing.assert_close(weighted(given_blocks), weighted(by_hessian), rtol=1e-5, atol=0)
 
 
 SQNR = {
