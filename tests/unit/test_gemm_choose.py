@@ -160,9 +160,8 @@ def test_small_devices() -> None:
 def test_a_cold_choice_predicts_few_plans(shape: tuple, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each prediction takes some 50 µs: of the hundreds of configurations that can be, at most 100 are timed."""
     timed = []
-    monkeypatch.setattr(
-        gemm_choose, "predict", lambda *args, **options: timed.append(args) or predict(*args, **options)
-    )
+    counted = lambda *args, **options: timed.append(args) or predict(*args, **options)  # noqa: E731
+    monkeypatch.setattr(gemm_choose, "predict", counted)
     # a number of multiprocessors that no other test has
     choose(GemmProblem(*shape), ARCH, 147)
     assert 0 < len(timed) <= 100
