@@ -9,7 +9,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ..sim.machine.result import EngineCounter, MemoryCounter, Result, WaitCounter
+    from ..sim.observe.result import EngineCounter, MemoryCounter, Result, WaitCounter
     from ..sim.session import LaunchRecord, Session
 
 TITLE = "counted, not measured (M = 1,000,000; all of it is in --json)"

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cute_nvfp4.sim.checks.shadow import Actor, Shadow
-from cute_nvfp4.sim.frontend.regions import GlobalMemory, Region
+from cute_nvfp4.sim.machine.global_memory import GlobalMemory, Region
 
 MOST_NOTES = 1 << 24
 """How many lanes' reads are remembered for tensors not yet written; beyond that the oldest are forgotten."""

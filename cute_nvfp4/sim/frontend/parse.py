@@ -27,7 +27,7 @@ from cute_nvfp4.sim.frontend.model import (
     Variable,
     Vector,
 )
-from cute_nvfp4.sim.frontend.special import SPECIAL_REGISTERS
+from cute_nvfp4.sim.frontend.special import BITS
 
 _PIECE = re.compile(r"[;{}]|[^;{}]+")
 _DIRECTIVE = re.compile(r"\.(version|target|address_size|file|loc|section)\b\s*(.*)")
@@ -336,7 +336,7 @@ def _operand(text: str, names: dict[str, Operand], line: int) -> Operand:
         first, second = text.split("|")
         return Pair(_operand(first.strip(), names, line), _operand(second.strip(), names, line))
     if head == "%" or text == "WARP_SZ":
-        if text in SPECIAL_REGISTERS:
+        if text in BITS:
             return Special(text)
         raise PtxSyntaxError(f"line {line}: register or special register {text} is not declared")
     if head.isdigit() or head == "-":

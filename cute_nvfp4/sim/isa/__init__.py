@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from cute_nvfp4.sim.frontend.opcodes import OPCODES
 from cute_nvfp4.sim.isa import (
     atomic,
     bits,
@@ -22,7 +23,6 @@ from cute_nvfp4.sim.isa import (
     tensormap,
     warp,
 )
-from cute_nvfp4.sim.isa.table import OPCODES
 
 __all__ = [
     "OPCODES",

@@ -7,7 +7,7 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import MbarrierMisuse, OutOfBounds
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel
-from cute_nvfp4.sim.isa.table import Mods, Op, bits
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, bits
 from cute_nvfp4.sim.machine.engine import issue_rows
 from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT
 from cute_nvfp4.sim.tma.bulk_copy import BulkLoad, BulkStore, SharedCopy, ValueStore

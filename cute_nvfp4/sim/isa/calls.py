@@ -9,17 +9,14 @@ from __future__ import annotations
 import re
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_nvfp4.sim.errors import OutOfBounds, Trap
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel, Symbol
-from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT, WINDOWS
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Group
+from cute_nvfp4.sim.machine.wave import Group
 
 _CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d*))?(hh|h|ll|l|j|z|t|L)?(.)", re.S)
 _LOW = (1 << WINDOW_SHIFT) - 1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel
-from cute_nvfp4.sim.isa.table import Mods, Op, bits, opcode
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, bits, opcode
 from cute_nvfp4.sim.numerics import half, narrow, single
 
 _INTS = tuple(f"{k}{n}" for k in "us" for n in (8, 16, 32, 64))

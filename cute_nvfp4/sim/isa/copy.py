@@ -5,11 +5,13 @@ A thread's addresses are bound when it issues the copy; the bytes move when the 
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel, Reg
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.isa import bulk, bulk_tensor
-from cute_nvfp4.sim.isa.table import Mods, Op, opcode
 from cute_nvfp4.sim.machine import access, bulk_groups
 from cute_nvfp4.sim.machine.access import Access
 from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending
@@ -134,10 +136,10 @@ def _partial(g, i: Instruction, mask, src, src_off: int, count, words: int, cach
     lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
     count = np.broadcast_to(count, (g.n, 32))
     byte = Access(i, "global", 1, 1, "load", (cache,), counted=False)
-    if g.wave.run.counting and (asks := lanes & (count > 0)).any():
+    if (asks := lanes & (count > 0)).any():
         whole = Access(i, "global", 4, words, "load", (cache,))
         size = int(np.minimum(count, 4 * words)[asks].sum())
-        g.wave.run.counters.memory(g, whole, "global", src.astype(np.int64) + src_off, asks, size)
+        g.wave.events.requested(g, whole, src.astype(np.int64) + src_off, asks, size)
     out = [np.zeros((g.n, 32), "u4") for _ in range(words)]
     for b in range(4 * words):
         wanted = lanes & (count > b)
@@ -162,19 +164,14 @@ def _arrive(i: Instruction, m: Mods) -> Op:
         wave, warps = g.wave, g.warps[rows]
         cta, offset = wave.resolve(wave.cta_of_warp[warps], address, i.where())
         held = bulk_groups.groups(wave, KIND)
-        if wave.checks is not None:
-            wave.checks.copies_arrive(g, i, rows, cols, cta, offset)
+        wave.events.copies_arrive(g, i, rows, cols, cta, offset)
         if not keep:
             slot = wave.mbarriers.find(i.where(), cta, offset)
             np.add.at(wave.mbarriers.pending, (cta, slot), 1)
         for k in range(len(warps)):
             copies = held.open_copies(warps[k : k + 1], cols[k : k + 1])
-            held.when_done(copies, lambda k=k: _arrived(g, i, warps[k], cols[k], cta[k : k + 1], offset[k : k + 1]))
+            held.when_done(
+                copies, functools.partial(wave.mbarriers.arrive, i.where(), cta[k : k + 1], offset[k : k + 1])
+            )
 
     return Op(fn, (), ("addr",), "mbarrier", context=True)
-
-
-def _arrived(g, i: Instruction, warp, lane, cta, offset) -> None:
-    g.wave.mbarriers.arrive(i.where(), cta, offset)
-    if g.wave.checks is not None:
-        g.wave.checks.copies_arrived(i, warp, lane, cta, offset)

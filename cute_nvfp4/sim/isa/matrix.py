@@ -14,7 +14,7 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import InvalidLanes, UnsupportedInstruction
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel
-from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.machine import access
 from cute_nvfp4.sim.machine.access import Access
 from cute_nvfp4.sim.numerics import fragments, half, single

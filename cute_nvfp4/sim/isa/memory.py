@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Address, Imm, Instruction, Kernel, Reg, Sink, Special, Symbol, Vector
-from cute_nvfp4.sim.isa.table import WIDE, Mods, Op, bits, opcode
+from cute_nvfp4.sim.frontend.opcodes import WIDE, Mods, Op, bits, opcode
+from cute_nvfp4.sim.isa.bulk import st_async
 from cute_nvfp4.sim.machine import access
 from cute_nvfp4.sim.machine.access import Access
 from cute_nvfp4.sim.machine.cluster import RANK_SHIFT
@@ -109,8 +110,6 @@ def _ld(i: Instruction, m: Mods, k: Kernel) -> Op:
 @opcode("st")
 def _st(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.flag("async"):
-        from cute_nvfp4.sim.isa.bulk import st_async
-
         return st_async(i, m, k)
     order, space = _order_and_space(m)
     policy = _policy(m)

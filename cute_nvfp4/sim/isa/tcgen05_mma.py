@@ -10,7 +10,7 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import TensorMemoryError, UnsupportedInstruction
 from cute_nvfp4.sim.frontend.model import Address, Imm, Instruction, Kernel, Vector
-from cute_nvfp4.sim.isa.table import Mods, Op
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op
 from cute_nvfp4.sim.machine.engine import issue_rows
 from cute_nvfp4.sim.tcgen05 import descriptor, instruction
 from cute_nvfp4.sim.tcgen05.descriptor import DescriptorError

@@ -8,10 +8,11 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import InvalidLanes, TensorMemoryError
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel
-from cute_nvfp4.sim.isa.table import Mods, Op
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op
 from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending
+from cute_nvfp4.sim.machine.tensor_memory import COLUMNS, LANES
 from cute_nvfp4.sim.numerics import single
-from cute_nvfp4.sim.tcgen05.layouts import COLUMNS, LANES, Movement, movement
+from cute_nvfp4.sim.tcgen05.layouts import Movement, movement
 
 _SHAPES = ("32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2")
 _MOST = {"16x128b": 64, "16x256b": 32}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel
-from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.machine import access
 from cute_nvfp4.sim.machine.access import Access
 from cute_nvfp4.sim.tma.descriptor import ELEMTYPES, code_of
@@ -108,8 +108,7 @@ def _copy(i: Instruction, m: Mods) -> Op:
         first = np.zeros((g.n, 32), bool)
         first[np.arange(g.n), lanes.argmax(axis=1)] = True
         access.store(g, write, first, dst, dst_off, access.load(g, read, lanes, src, src_off))
-        if g.wave.checks is not None:
-            # No lane goes on before all have executed it (.sync).
-            g.wave.checks.warp_synced(g, None)
+        # No lane goes on before all have executed it (.sync).
+        g.wave.events.warp_synced(g, None)
 
     return Op(fn, (), ("addr", "addr", "static"), "tensormap", context=True, converge=-1)

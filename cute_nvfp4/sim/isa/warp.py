@@ -9,7 +9,7 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import InvalidLanes
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel, Pair
-from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.numerics import single
 from cute_nvfp4.sim.numerics.lanes import LANES, ballot, members, reduce_lanes, shuffle_source
 

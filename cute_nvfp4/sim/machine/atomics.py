@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cute_nvfp4.sim.machine.access import Access, by_region, inside, locate, split_generic
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Group
+from cute_nvfp4.sim.machine.access import by_region, inside, locate, split_generic
+from cute_nvfp4.sim.machine.requests import Access
+from cute_nvfp4.sim.machine.wave import Group
 
 Update = Callable[..., np.ndarray]
 BySpace = Callable[[str], Update]
@@ -26,12 +24,9 @@ def atomic(g: Group, a: Access, mask, addr: np.ndarray, off: int, update: BySpac
     old = np.zeros((g.n, 32), f"u{a.unit}") if returns else None
     for space, part, at, o in parts:
         host, found, region = locate(g, a, space, part, at, o)
-        if g.wave.run.counting:
-            g.wave.run.counters.memory(g, a, space, host, part)
-        if g.wave.checks is not None:
-            if region is None:
-                inside(g, a, host, found)
-            g.wave.checks.atomic(g, a, space, host, part)
+        if region is None:
+            inside(g, a, host, found)
+        g.wave.events.atomic(g, a, space, host, part)
         lanes = g.lanes() if part is None else np.broadcast_to(part, (g.n, 32))
         flat = np.broadcast_to(host, (g.n, 32))[lanes]
         values = [np.broadcast_to(v, (g.n, 32))[lanes] for v in operands]

@@ -10,14 +10,12 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Instruction
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Group, Wave
+from cute_nvfp4.sim.machine.protocols import Group, Wave
 
 LAZINESS = 1024
 """Blocks after which a lazy engine does one operation all the same: a warp may poll for it."""
@@ -162,20 +160,14 @@ class Engines:
         self.waiting = self.turns = 0
 
     def submit(self, pending: Pending) -> None:
-        """Queues an operation; the checks see it now, because now its operands are bound."""
-        if self.wave.checks is not None:
-            self.wave.checks.issued(pending)
-        if self.wave.observer is not None:
-            self.wave.observer.issued(pending)
+        """Queues an operation; it is announced now, because now its operands are bound."""
+        self.wave.events.issued(pending, True)
         self.queues[pending.engine].append(pending)
         self.waiting += 1
 
     def perform(self, pending: Pending) -> None:
         """Does an operation at once."""
-        if self.wave.checks is not None:
-            self.wave.checks.issued(pending)
-        if self.wave.observer is not None:
-            self.wave.observer.performed(pending)
+        self.wave.events.issued(pending, False)
         pending.run(self.wave)
 
     def turn(self, idle: bool) -> None:
@@ -216,8 +208,8 @@ class Engines:
     def _all(self, name: str) -> None:
         queue, self.queues[name] = self.queues[name], []
         self.waiting -= len(queue)
-        if self.wave.observer is not None:
-            self.wave.observer.completed(queue)
+        for pending in queue:
+            self.wave.events.completed(pending)
         for pending in fuse(queue) if name == "tensor" else queue:
             self._run(pending)
 
@@ -230,8 +222,7 @@ class Engines:
                 index = before
         self.waiting -= 1
         pending = queue.pop(index)
-        if self.wave.observer is not None:
-            self.wave.observer.completed([pending])
+        self.wave.events.completed(pending)
         self._run(pending)
 
     def _precedes(self, queue: list[Pending], index: int) -> int | None:
@@ -240,12 +231,9 @@ class Engines:
         return next((j for j in range(index) if np.intersect1d(queue[j].occupies(self.wave), mine).size), None)
 
     def _run(self, pending: Pending) -> None:
-        checks = self.wave.checks
-        if checks is not None:
-            checks.starts(pending)
+        self.wave.events.starts(pending)
         pending.run(self.wave)
-        if checks is not None:
-            checks.ended(pending)
+        self.wave.events.ended(pending)
         self.wave.progress += 1
 
 

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from cute_nvfp4.sim.observe.recorder import ENGINE_NAMES, Operation, Recorder, WaveRecord
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.frontend.host import Launch
-    from cute_nvfp4.sim.frontend.program import CompiledKernel
+from cute_nvfp4.sim.machine.events import Client
+from cute_nvfp4.sim.machine.kernel import CompiledKernel
+from cute_nvfp4.sim.machine.launch import Launch
+from cute_nvfp4.sim.observe.recorder import ENGINE_NAMES, Operation, Recorder, Room, WaveRecord
+from cute_nvfp4.sim.observe.steps import Steps
 
 CLOCK = "logical steps, shown as microseconds: one step is a block executed by a group of warps or an engine operation"
 _TRACKS = {name: 1000 * (j + 1) for j, name in enumerate(ENGINE_NAMES)}
@@ -47,13 +47,13 @@ class Trace:
     """
 
     def __init__(self, clusters: int = 2, max_events: int = 100_000) -> None:
-        self.clusters, self.room = clusters, max_events
+        self._clusters, self._room = clusters, Room(max_events)
         self._recorders: list[Recorder] = []
 
-    def recorder(self, kernel: CompiledKernel, launch: Launch) -> Recorder:
-        """What the executor tells one launch's events to."""
+    def client(self, kernel: CompiledKernel, launch: Launch, steps: Steps) -> Client:
+        """What hears the events of one launch."""
         start = self._recorders[-1].last + 1 if self._recorders else 0
-        self._recorders.append(Recorder(self, kernel, launch, start))
+        self._recorders.append(Recorder(kernel, launch, steps, start, self._clusters, self._room))
         return self._recorders[-1]
 
     @property

@@ -1,10 +1,11 @@
 """A simulated GPU for whole programs: device "cuda" of torch, the CUDA bindings, and launches of the CuTe DSL.
 
-``with simulated_gpu("sm_100a") as session: …`` or ``python -m cute_nvfp4.sim SCRIPT``.
+``with simulated_gpu("sm_100a") as session: …`` or ``cute-nvfp4 sim SCRIPT``.
 """
 
 from __future__ import annotations
 
+from cute_nvfp4.sim.session.patches import Patches
 from cute_nvfp4.sim.session.session import LaunchRecord, Session, current_session, simulated_gpu
 
-__all__ = ["LaunchRecord", "Session", "current_session", "simulated_gpu"]
+__all__ = ["LaunchRecord", "Patches", "Session", "current_session", "simulated_gpu"]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from cute_nvfp4.sim.frontend.regions import GlobalMemory
+from cute_nvfp4.sim.machine.global_memory import GlobalMemory
 
 ALIGNMENT = 512
 """What cudaMalloc and torch's allocator promise."""

@@ -5,25 +5,23 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from cute_nvfp4.errors import TargetError
-from cute_nvfp4.sim.frontend.host import Launch
-from cute_nvfp4.sim.frontend.program import Program
-from cute_nvfp4.sim.machine.device import Device
-from cute_nvfp4.sim.machine.executor import run
-from cute_nvfp4.sim.observe.counters import Result
+from cute_nvfp4.sim.host.device import DEFAULT_ARCH, Device
+from cute_nvfp4.sim.machine.launch import Launch
+from cute_nvfp4.sim.observe.result import Result
+from cute_nvfp4.sim.program import Program
+from cute_nvfp4.sim.runner import run
 from cute_nvfp4.sim.session import driver
 from cute_nvfp4.sim.session.dsl import DslHooks
-from cute_nvfp4.sim.session.library import install_library
 from cute_nvfp4.sim.session.memory import DeviceMemory
 from cute_nvfp4.sim.session.patches import Patches
 from cute_nvfp4.sim.session.runtime import Runtime
 from cute_nvfp4.sim.session.torch_cuda import TorchCuda
 from cute_nvfp4.sim.session.torch_device import CudaMode
-from cute_nvfp4.target import DEFAULT_ARCH, architecture
 
 
 @dataclass
@@ -91,7 +89,7 @@ class Session:
             memory = self.memory.snapshot(frame)
             begin = time.perf_counter()
             try:
-                record.result = run(program, launch, memory, sm_count=self.device.arch.sm_count, **self.options)
+                record.result = run(program, launch, memory, sm_count=self.device.sm_count, **self.options)
             except Exception as error:
                 self.failure = self.failure or (record, error)
                 raise
@@ -101,6 +99,9 @@ class Session:
         if self.observe:
             self.observe(record)
 
+
+Guest = Callable[[Patches, Session], None]
+"""A library that would reach for a real GPU: puts what it needs in place for the length of a session."""
 
 _current: Session | None = None
 
@@ -118,6 +119,7 @@ def simulated_gpu(
     benchmarks: str = "once",
     execute: bool = True,
     observe: Callable[[LaunchRecord], None] | None = None,
+    guests: Sequence[Guest] = (),
     **options: Any,
 ) -> Iterator[Session]:
     """Within it, torch and CuTe DSL programs find a GPU of ``arch``, and their kernels run in the simulator.
@@ -125,7 +127,8 @@ def simulated_gpu(
     Device "cuda" of torch is served from host memory, ``cuda.bindings`` answers as a GPU would, and launches of
     compiled DSL functions are executed from their PTX, one after another. ``options`` go to ``sim.run`` (counters,
     step_limit, …). ``benchmarks`` is "once" (the DSL's benchmark helpers run their function once) or "full".
-    ``lineinfo`` puts source lines into the PTX, so that hazards can name them. Everything is as before when it ends.
+    ``lineinfo`` puts source lines into the PTX, so that hazards can name them. ``guests`` take part in the session.
+    Everything is as before when it ends.
 
     Raises:
         TargetError: an unknown architecture, or a session inside another.
@@ -135,13 +138,14 @@ def simulated_gpu(
         raise TargetError("a simulated session is already active")
     if benchmarks not in ("once", "full"):
         raise TargetError(f"benchmarks: got {benchmarks!r}, expected 'once' or 'full'")
-    session = Session(Device(architecture(arch)), benchmarks, execute, options, observe)
+    session = Session(Device.of(arch), benchmarks, execute, options, observe)
     hooks, patches = DslHooks(session, lineinfo), Patches()
     try:
         hooks.install(patches)
         driver.install(patches, session.runtime)
         session.cuda.install(patches)
-        install_library(patches, session)
+        for guest in guests:
+            guest(patches, session)
         session.active, _current = True, session
         with session.mode:
             yield session

@@ -8,8 +8,6 @@ from functools import lru_cache
 
 import numpy as np
 
-LANES, COLUMNS = 128, 512
-
 
 @dataclass(frozen=True)
 class Part:

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending
+from cute_nvfp4.sim.machine.wave import Wave
 from cute_nvfp4.sim.tcgen05 import operands, product
 from cute_nvfp4.sim.tcgen05.descriptor import PERIOD, MatrixDescriptor
 from cute_nvfp4.sim.tcgen05.instruction import InstructionDescriptor
 from cute_nvfp4.sim.tcgen05.layouts import Part, accumulator
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Wave
 
 LONGEST = 16
 """How many instructions become one product at most."""

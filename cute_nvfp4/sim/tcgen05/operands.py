@@ -12,9 +12,10 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import OutOfBounds
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
+from cute_nvfp4.sim.machine.tensor_memory import COLUMNS, LANES
 from cute_nvfp4.sim.tcgen05 import elements
 from cute_nvfp4.sim.tcgen05.descriptor import PERIOD, MatrixDescriptor, k_major_units, mn_major_units
-from cute_nvfp4.sim.tcgen05.layouts import COLUMNS, LANES, Part
+from cute_nvfp4.sim.tcgen05.layouts import Part
 
 
 @lru_cache(maxsize=1024)

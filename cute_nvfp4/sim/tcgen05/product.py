@@ -7,21 +7,42 @@ the hardware's, is not specified. Integers are exact.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
+from cute_nvfp4.sim.frontend.model import Instruction
+from cute_nvfp4.sim.machine.wave import Wave
 from cute_nvfp4.sim.tcgen05 import elements, operands
 from cute_nvfp4.sim.tcgen05.layouts import Part
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Wave
-    from cute_nvfp4.sim.tcgen05.mma import Mma
 
 _SAFE = 27, 227
 """UE8M0 codes whose factors keep every scaled element and product inside f32."""
 _CHUNK = 1 << 17
 """How many decoded elements are worked on at a time: what stays in a core's second-level cache."""
+
+
+class Multiply(Protocol):
+    """What is read here of a queued instruction (``mma.Mma``)."""
+
+    instruction: Instruction
+    spec: Any
+    a: np.ndarray
+    b: np.ndarray
+    d: np.ndarray
+    enable: np.ndarray
+    sfa: np.ndarray | None
+    sfb: np.ndarray | None
+    sf_ids: tuple[int, int]
+    scale_d: int
+    a_low: int
+    b_low: int
+
+    def group(self, wave: Wave) -> np.ndarray: ...
+
+    def parts(self) -> tuple[Part, ...]: ...
+
+    def disabled_lanes(self, j: int) -> np.ndarray | None: ...
 
 
 @dataclass(frozen=True)
@@ -30,7 +51,7 @@ class Run:
     start addresses of the first step, from which the others are ``far_a``, ``far_b`` bytes away; ``columns_a``,
     ``sfa``, ``sfb`` (k, steps) columns; ``ids`` the scale factor ids of each step."""
 
-    first: Mma
+    first: Multiply
     ctas: np.ndarray
     a: np.ndarray
     b: np.ndarray
@@ -45,7 +66,7 @@ class Run:
     ids_b: tuple[int, ...]
 
     @staticmethod
-    def of(wave: Wave, run: list[Mma]) -> Run:
+    def of(wave: Wave, run: list[Multiply]) -> Run:
         first = run[0]
         columns = np.stack([m.a for m in run], axis=1)
         scaled = bool(first.spec.idesc.block)
@@ -69,7 +90,7 @@ class Run:
         return max(1, _CHUNK // ((d.m + d.n) * d.k * len(self.far_b)))
 
 
-def execute(wave: Wave, runs: list[list[Mma]]) -> None:
+def execute(wave: Wave, runs: list[list[Multiply]]) -> None:
     """Does instructions that ``mma`` has sorted into runs, each as one product. Runs of the same CTAs share what they
     read of shared memory."""
     todo = [Run.of(wave, r) for r in runs]
@@ -214,7 +235,7 @@ def _store(wave: Wave, r: Run, part: Part, product: np.ndarray) -> None:
             at[lanes, column : column + width] = result
 
 
-def _add_f32(old: np.ndarray, product: np.ndarray, enable: bool, first: Mma) -> np.ndarray:
+def _add_f32(old: np.ndarray, product: np.ndarray, enable: bool, first: Multiply) -> np.ndarray:
     if not enable:
         return product.astype("f4", copy=False).view("u4") if product.flags.c_contiguous else _bits32(product)
     before = old.view("f4")
@@ -227,7 +248,7 @@ def _bits32(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x.astype("f4", copy=False)).view("u4")
 
 
-def _add_f16(old: np.ndarray, product: np.ndarray, enable: bool, first: Mma) -> np.ndarray:
+def _add_f16(old: np.ndarray, product: np.ndarray, enable: bool, first: Multiply) -> np.ndarray:
     """An f16 accumulator is the low half of its word; the sum is rounded once for each instruction."""
     total = product
     if enable:
@@ -236,7 +257,7 @@ def _add_f16(old: np.ndarray, product: np.ndarray, enable: bool, first: Mma) -> 
     return total.astype("f2").view("u2").astype("u4")
 
 
-def _add_s32(old: np.ndarray, product: np.ndarray, enable: bool, first: Mma) -> np.ndarray:
+def _add_s32(old: np.ndarray, product: np.ndarray, enable: bool, first: Multiply) -> np.ndarray:
     total = product.astype("i8")
     if enable:
         total = total + old.view("i4")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending
+from cute_nvfp4.sim.machine.tensor_memory import COLUMNS, LANES
+from cute_nvfp4.sim.machine.wave import Wave
 from cute_nvfp4.sim.tcgen05 import elements, operands, product
 from cute_nvfp4.sim.tcgen05.descriptor import PERIOD, MatrixDescriptor, k_major_units
-from cute_nvfp4.sim.tcgen05.layouts import COLUMNS, COPIES, LANES, copy_lanes
+from cute_nvfp4.sim.tcgen05.layouts import COPIES, copy_lanes
 from cute_nvfp4.sim.tcgen05.mma import pair
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Wave
 
 
 class Copy(Pending):

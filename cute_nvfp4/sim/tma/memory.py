@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from cute_nvfp4.sim.errors import OutOfBounds, ReadOnlyWrite
-from cute_nvfp4.sim.frontend.regions import GlobalMemory, Region
+from cute_nvfp4.sim.machine.global_memory import GlobalMemory, Region
 
 UNIT = 16
 CELL = np.dtype("c16")

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_nvfp4.sim.errors import Misaligned, OutOfBounds
+from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.bulk_groups import groups
 from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
+from cute_nvfp4.sim.machine.wave import Wave
 from cute_nvfp4.sim.tma.memory import CELL, UNIT
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.frontend.model import Instruction
-    from cute_nvfp4.sim.machine.wave import Wave
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ import numpy as np
 from cute_nvfp4.errors import OperandTypeError, explain
 
 SECTOR = 32
+_ALIGN = 128
 
 
 @dataclass
@@ -118,3 +119,10 @@ def _span(tensor: Any) -> tuple[int, int]:
     raise OperandTypeError(
         explain("simulated memory", got=type(tensor).__name__, expected="a torch tensor or a numpy array")
     )
+
+
+def owned(size: int, name: str) -> tuple[np.ndarray, Region]:
+    """Zeroed bytes with an aligned start, as a region."""
+    raw = np.zeros(size + _ALIGN, np.uint8)
+    base = -(-raw.ctypes.data // _ALIGN) * _ALIGN
+    return raw, Region(base, size, name, True, raw)

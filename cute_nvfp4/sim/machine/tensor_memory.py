@@ -6,15 +6,12 @@ asks ``require`` whether its columns are allocated.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from cute_nvfp4.sim.errors import TensorMemoryError
-from cute_nvfp4.sim.tcgen05.layouts import COLUMNS
+from cute_nvfp4.sim.machine.protocols import Wave
 
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Wave
+LANES, COLUMNS = 128, 512
 
 
 class TensorMemory:
