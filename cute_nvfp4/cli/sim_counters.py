@@ -42,10 +42,10 @@ def number(value: float) -> str:
         return f"{value:.1f}"
     if value < 1_000_000:
         return f"{value:,.0f}"
-    for unit in "MGT":
-        value /= 1_000_000 if unit == "M" else 1000
+    for prefix in "MGT":
+        value /= 1_000_000 if prefix == "M" else 1000
         if value < 999.5:
-            return f"{value:.3g}{unit}"
+            return f"{value:.3g}{prefix}"
     return f"{value:,.0f}T"
 
 

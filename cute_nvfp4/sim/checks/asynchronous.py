@@ -14,13 +14,13 @@ from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.barrier_use import BarrierUse
 from cute_nvfp4.sim.checks.memory import Shadows
 from cute_nvfp4.sim.checks.shadow import Actor
-from cute_nvfp4.sim.checks.spaces import UNIT
+from cute_nvfp4.sim.checks.spaces import CHUNK
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.machine.cluster import OFFSET_MASK
 from cute_nvfp4.sim.machine.engine import Footprint, Pending
 from cute_nvfp4.sim.machine.events import Listener
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
-from cute_nvfp4.sim.tma.operations import Pieces
+from cute_nvfp4.sim.tma.operations import NarrowFootprint
 from cute_nvfp4.sim.tma.tensor_copy import TensorStore
 
 _SYNCHRONOUS = ("st", "red")
@@ -151,7 +151,7 @@ class AsynchronousAccesses(Listener):
         """cp.async: each lane copies a few bytes of its own."""
         every = np.arange(len(one.cta))
         if one.space == "global":
-            address, length = one.units
+            address, length = one.place
             who = replace(self._who(pending, agents, every, True), distinct=False)
             self.shadows.touch_global(address, length, who, one.write, self.labels.label(pending.instruction))
             return
@@ -164,21 +164,21 @@ class AsynchronousAccesses(Listener):
         cta = one.cta[rows]
         who = self._who(pending, agents, rows, one.space == "global")
         if one.space == "tensor":
-            lanes, columns = one.units
+            lanes, columns = one.place
             index = self.shadows.tensor.index(cta, lanes, columns if len(columns) == 1 else columns[rows])
             if one.write:
                 self.shadows.tensor.cells.write(index, who, reads)
             else:
                 self.shadows.tensor.cells.read(index, who)
         elif one.space == "shared":
-            units = one.units if len(one.units) == 1 else one.units[rows]
-            byte = cta[:, None] * self.wave.shared_stride + (units - SHARED_BASE)
-            width = one.width if isinstance(one, Pieces) else UNIT
-            if one.write and self.shadows.barrier_words.near(units, width):
+            chunks = one.place if len(one.place) == 1 else one.place[rows]
+            byte = cta[:, None] * self.wave.shared_stride + (chunks - SHARED_BASE)
+            width = one.width if isinstance(one, NarrowFootprint) else CHUNK
+            if one.write and self.shadows.barrier_words.near(chunks, width):
                 self.shadows.barrier_words.touched(byte, width, who, True)
             self.shadows.touch_shared(byte, width, who, one.write)
         else:
-            address, length = one.units
+            address, length = one.place
             address = address if len(address) == 1 else address[rows]
             if one.write and isinstance(pending, TensorStore) and pending.update is None:
                 repeated = self._repeated(pending, agents.issuer[rows])
@@ -230,8 +230,9 @@ def _updates(read: Footprint, write: Footprint) -> bool:
     """Whether the two are one operand that is read and written, in all rows."""
     if read.space != "tensor" or read.write or not write.write or write.space != "tensor":
         return False
-    same = read.units[0] is write.units[0] or (isinstance(read.units[0], slice) and read.units[0] == write.units[0])
-    return same and np.array_equal(read.cta, write.cta) and np.array_equal(read.units[1], write.units[1])
+    mine, other = read.place, write.place
+    same = mine.lanes is other.lanes or (isinstance(mine.lanes, slice) and mine.lanes == other.lanes)
+    return same and np.array_equal(read.cta, write.cta) and np.array_equal(mine.columns, other.columns)
 
 
 def _issuer(pending: Pending, one: Footprint | None, count: int) -> np.ndarray:

@@ -25,9 +25,9 @@ class BarrierWords:
         self.live[(cta * self.state.wave.shared_stride + at) // WORD] = live
         self.low, self.high = min(self.low, int(at.min())), max(self.high, int(at.max()) + WORD)
 
-    def near(self, units: np.ndarray, width: int) -> bool:
-        """Whether writes of ``width`` bytes at offsets ``units`` may meet one: tiles and barriers lie apart."""
-        return int(units.max()) - SHARED_BASE + width > self.low and int(units.min()) - SHARED_BASE < self.high
+    def near(self, chunks: np.ndarray, width: int) -> bool:
+        """Whether writes of ``width`` bytes at offsets ``chunks`` may meet one: tiles and barriers lie apart."""
+        return int(chunks.max()) - SHARED_BASE + width > self.low and int(chunks.min()) - SHARED_BASE < self.high
 
     def touched(self, byte: np.ndarray, size: int, who, write: bool) -> None:
         """An access to ``size`` bytes at ``byte``, of a shape that broadcasts with the actor's."""

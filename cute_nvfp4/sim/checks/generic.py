@@ -86,7 +86,7 @@ class GenericAccesses(Listener):
             address, who, _ = self._actor(g, a, host, mask, strong, False, values, write)
             self._shared(a, address - self.wave.shared.base, who, write, a.kind == "atomic")
             return
-        for region, where in self.globals.pieces(host):
+        for region, where in self.globals.by_region(host):
             lanes = g.n * host.shape[-1]
             part = mask if where is None else self._within(g, mask, where)
             if part is not None and not part.any():

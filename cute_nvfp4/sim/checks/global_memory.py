@@ -99,7 +99,7 @@ class GlobalShadows:
     def _foreign(self, *args: Any) -> np.ndarray:
         return self.foreign(*args) if self.foreign is not None else np.zeros(len(args[0]), bool)
 
-    def pieces(self, addresses: np.ndarray):
+    def by_region(self, addresses: np.ndarray):
         """Yields (region, which addresses lie in it) for addresses of any shape; what lies nowhere is left out."""
         low, high = int(addresses.min()), int(addresses.max())
         region = self.memory.find(low)

@@ -8,7 +8,7 @@ from cute_nvfp4.sim.checks.barrier_words import BarrierWords
 from cute_nvfp4.sim.checks.global_memory import GlobalShadows
 from cute_nvfp4.sim.checks.report import first
 from cute_nvfp4.sim.checks.shadow import Actor
-from cute_nvfp4.sim.checks.spaces import UNIT, SharedShadow, TensorShadow
+from cute_nvfp4.sim.checks.spaces import CHUNK, SharedShadow, TensorShadow
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
 
@@ -31,15 +31,15 @@ class Shadows:
 
     def touch_shared(self, byte: np.ndarray, width: int, who: Actor, write: bool, flag: bool = False) -> None:
         """An access to ``width`` bytes at ``byte`` of ``wave.shared``."""
-        if width < UNIT:
+        if width < CHUNK:
             self.shared.part(byte, width, who, write, flag)
             return
-        for j in range(width // UNIT):
-            self.shared.whole(byte // UNIT + j, who, write, flag)
+        for j in range(width // CHUNK):
+            self.shared.whole(byte // CHUNK + j, who, write, flag)
 
     def touch_global(self, address: np.ndarray, length: int, who: Actor, write: bool, label: int) -> None:
         """An access to rows of ``length`` bytes at ``address`` (k, m) of global memory."""
-        for region, where in self.globals.pieces(address):
+        for region, where in self.globals.by_region(address):
 
             def enter(watched, where=where):
                 first, count = self.globals.granules(watched, address, length)

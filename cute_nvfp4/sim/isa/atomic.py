@@ -64,11 +64,13 @@ def _atom(i: Instruction, m: Mods, k: Kernel) -> Op:
         values = values[:-1] if hint else values
         if count == 1:
             return atomic(g, a, mask, addr, off, fn, values, returns)
-        old = [atomic(g, a, mask, addr, off + j * a.unit, fn, (v,), returns) for j, v in enumerate(values[0])]
+        old = [atomic(g, a, mask, addr, off + j * a.element, fn, (v,), returns) for j, v in enumerate(values[0])]
         return tuple(old) if returns else None
 
     element = (raw,) if count == 1 else (tuple([raw] * count),)
     src = ("addr", *element, *((raw,) if op == "cas" else ()), *(("b64",) if hint else ()))
     if i.base == "atom" and not returns:
-        return Op(lambda *args: (run(*args), np.zeros((1, 1), f"u{a.unit}"))[1], element, src, "atomic", context=True)
+        return Op(
+            lambda *args: (run(*args), np.zeros((1, 1), f"u{a.element}"))[1], element, src, "atomic", context=True
+        )
     return Op(run, element if i.base == "atom" else (), src, "atomic", context=True)

@@ -62,7 +62,7 @@ def _int_to_int(d: str, s: str, sat: bool, rounding: str, m: Mods):
 
 
 def _float_to_int(d: str, s: str, rounding: str, ftz: bool, m: Mods):
-    """Saturates always; NaN gives 0, or the sign bit alone where the source or the result has 64 bits."""
+    """Saturates always; NaN gives 0, or only the sign bit where the source or the result has 64 bits."""
     if rounding not in _TO_INT:
         raise m.refuse("a conversion to an integer needs .rni, .rzi, .rmi or .rpi")
     target, integral = _numpy(d), _TO_INT[rounding]

@@ -14,7 +14,7 @@ from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.isa import bulk, bulk_tensor
 from cute_nvfp4.sim.machine import access, bulk_groups
 from cute_nvfp4.sim.machine.access import Access
-from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending
+from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending, Spans
 
 KIND = "cp_async"
 
@@ -86,11 +86,11 @@ class AsyncCopy(Pending):
     def footprints(self, wave) -> list[Footprint]:
         to, source = self.addresses
         _, offset = wave.resolve(self.ctas, to.astype(np.uint32), self.instruction.where())
-        units = (offset & ~np.int64(15))[:, None]
-        found = [Footprint("shared", True, self.ctas, units)]
+        chunks = (offset & ~np.int64(15))[:, None]
+        found = [Footprint("shared", True, self.ctas, chunks)]
         if len(self.reads):
             ctas, address = self.ctas[self.reads], source[self.reads, None]
-            found.insert(0, Footprint("global", False, ctas, (address, self.size), rows=self.reads))
+            found.insert(0, Footprint("global", False, ctas, Spans(address, self.size), self.reads))
         return found
 
 

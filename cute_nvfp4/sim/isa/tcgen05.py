@@ -199,7 +199,7 @@ def _cp(i: Instruction, m: Mods, k: Kernel) -> Op:
             if one.lanes.max() > 127:
                 raise TensorMemoryError(f"{i.where()}: lanes from {one.lane} on do not all exist")
             for cta in pair(wave, one.ctas, group).T:
-                wave.tensor_memory.require(i.where(), cta, one.column, 4 * one.units.shape[1])
+                wave.tensor_memory.require(i.where(), cta, one.column, 4 * one.chunks.shape[1])
             wave.engines.submit(one)
 
     return Op(fn, (), ("addr", "b64"), "tensor", context=True)

@@ -9,7 +9,7 @@ import numpy as np
 from cute_nvfp4.sim.errors import InvalidLanes, TensorMemoryError
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel
 from cute_nvfp4.sim.frontend.opcodes import Mods, Op
-from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending
+from cute_nvfp4.sim.machine.engine import Cells, Completion, Footprint, Pending
 from cute_nvfp4.sim.machine.tensor_memory import COLUMNS, LANES
 from cute_nvfp4.sim.numerics import single
 from cute_nvfp4.sim.tcgen05.layouts import Movement, movement
@@ -69,8 +69,7 @@ class Move(Pending):
         out = []
         for lane in np.unique(self.lane).tolist():
             rows = np.flatnonzero(self.lane == lane)
-            lanes = slice(lane, lane + self.movement.lanes)
-            cells = lanes, self.column[rows, None] + columns
+            cells = Cells(slice(lane, lane + self.movement.lanes), self.column[rows, None] + columns)
             out.append(Footprint("tensor", self.write, self.ctas[rows], cells, rows))
         return out
 

@@ -68,8 +68,8 @@ def _tensormap(i: Instruction, m: Mods, k: Kernel) -> Op:
         lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
         if not change:
             new = np.broadcast_to(given[-1], (g.n, 32)).astype(np.uint64) - np.uint64(less)
-        pieces = change or [(word, bit, width, new >> np.uint64(first)) for word, bit, width, first in parts]
-        for word, bit, width, bits_ in pieces:
+        fields = change or [(word, bit, width, new >> np.uint64(first)) for word, bit, width, first in parts]
+        for word, bit, width, bits_ in fields:
             old = access.load(g, read, lanes, addr, off + 8 * word)
             kept = np.uint64(((1 << width) - 1) << bit)
             put = np.asarray(bits_, np.uint64) << np.uint64(bit) & kept

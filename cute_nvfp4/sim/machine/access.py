@@ -157,10 +157,10 @@ def _load(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int) -> 
 
 def _parameter(run: Run, a: Access, offset: int) -> Any:
     """Parameter bytes as (1, 1) arrays."""
-    key = (offset, a.unit, a.count)
+    key = (offset, a.element, a.count)
     if key not in run.parameters_read:
         raw = run.params.rows(1, 1)[1][max(offset, 0) : offset + a.total].copy()
-        values = raw[: len(raw) // a.unit * a.unit].view(f"u{a.unit}")
+        values = raw[: len(raw) // a.element * a.element].view(f"u{a.element}")
         if len(values) != a.count or offset % a.total:
             raise LaunchError(
                 f"{a.instruction.where()}: bytes {offset}..{offset + a.total} of {run.params.size} parameter bytes"
@@ -171,13 +171,13 @@ def _parameter(run: Run, a: Access, offset: int) -> Any:
 
 
 def _gather(region: Region, a: Access, flat: np.ndarray) -> np.ndarray:
-    first, rows = region.rows(a.unit, a.total)
+    first, rows = region.rows(a.element, a.total)
     return rows.take((flat - first) >> (a.total.bit_length() - 1), axis=0)
 
 
 def _gather_many(g: Group, a: Access, host, m, flat: np.ndarray) -> np.ndarray:
     shape = flat.shape if a.count == 1 else (*flat.shape, a.count)
-    out = np.empty(shape, f"u{a.unit}")
+    out = np.empty(shape, f"u{a.element}")
     for region, at in by_region(g, a, host, m, flat):
         out[at] = _gather(region, a, flat[at])
     return out
@@ -222,11 +222,11 @@ def store(g: Group, a: Access, mask, addr: np.ndarray, off: int, values: tuple[n
         columns = [c.ravel() if m is None else c[m] for c in columns]
         data = columns[0] if a.count == 1 else np.stack(columns, axis=-1)
         if region is not None:
-            first, rows = region.rows(a.unit, a.total)
+            first, rows = region.rows(a.element, a.total)
             rows[(flat - first) >> (a.total.bit_length() - 1)] = data
             continue
         for where, chosen in by_region(g, a, np.broadcast_to(host, shape), m, flat):
-            first, rows = where.rows(a.unit, a.total)
+            first, rows = where.rows(a.element, a.total)
             rows[(flat[chosen] - first) >> (a.total.bit_length() - 1)] = data[chosen]
 
 

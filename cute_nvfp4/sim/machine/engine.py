@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,20 +22,33 @@ LAZINESS = 1024
 ENGINES = ("tma", "store", "tensor", "copy")
 
 
+class Cells(NamedTuple):
+    """Tensor memory: ``lanes`` a slice or (m,) array, ``columns`` (k, c)."""
+
+    lanes: slice | np.ndarray
+    columns: np.ndarray
+
+
+class Spans(NamedTuple):
+    """Global memory: ``length`` bytes from each address (k, m)."""
+
+    address: np.ndarray
+    length: int
+
+
 @dataclass(frozen=True)
 class Footprint:
     """What one operand of an operation touches.
 
-    ``cta`` (k,) says whose memory it is. ``units``: in space "shared" (k, m) or (1, m) offsets of 16-byte units; in
-    space "tensor" a pair (lanes, columns) of a slice or (m,) array and a (k, c) array; in space "global" a pair
-    (addresses (k, m), length in bytes). ``rows`` (k,): which of the issuing threads each row belongs to, where it is
-    not one row for each of them in order.
+    ``cta`` (k,) says whose memory it is. ``place``: in space "shared" (k, m) or (1, m) offsets of 16-byte chunks; in
+    space "tensor" ``Cells``; in space "global" ``Spans``. ``rows`` (k,): which of the issuing threads each row belongs
+    to, where it is not one row for each of them in order.
     """
 
     space: str
     write: bool
     cta: np.ndarray
-    units: Any
+    place: Any
     rows: np.ndarray | None = None
 
 

@@ -56,7 +56,7 @@ class Run:
         required = kernel.directives.get("reqntid")
         if required and tuple((*required, 1, 1)[:3]) != tuple(launch.block):
             raise LaunchError(
-                f"{launch.title} is compiled for blocks of {required} threads, the launch has {launch.block}"
+                f"{launch.title} is compiled for CTAs of {required} threads, the launch has {launch.block}"
             )
         most = kernel.directives.get("maxntid")
         if most and np.prod(launch.block) > np.prod(most):

@@ -9,12 +9,12 @@ from cute_nvfp4.sim.frontend.model import Instruction
 
 @dataclass(frozen=True)
 class Access:
-    """``count`` elements of ``unit`` bytes in ``space``; ``kind`` is "load", "store" or "atomic"; ``policy`` has the
+    """``count`` elements of ``element`` bytes in ``space``; ``kind`` is "load", "store" or "atomic"; ``policy`` has the
     cache qualifiers as written. ``counted`` is false for a part of an access that is announced as a whole."""
 
     instruction: Instruction
     space: str
-    unit: int
+    element: int
     count: int
     kind: str
     policy: tuple[str, ...] = ()
@@ -22,4 +22,4 @@ class Access:
 
     @property
     def total(self) -> int:
-        return self.unit * self.count
+        return self.element * self.count

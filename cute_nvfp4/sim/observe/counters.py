@@ -22,8 +22,8 @@ from cute_nvfp4.sim.observe.l2 import L2
 from cute_nvfp4.sim.observe.result import EngineCounter, MemoryCounter, MmaCounter, Result, WaitCounter
 from cute_nvfp4.sim.observe.steps import Steps
 
-UNIT = 16
-"""Bytes of a unit of a footprint in shared memory."""
+CHUNK = 16
+"""Bytes of a chunk of a footprint in shared memory."""
 
 
 class Instructions(Listener):
@@ -197,18 +197,18 @@ def by_line(table: dict[Any, Any]) -> list[Any]:
 def footprint_bytes(f: Footprint) -> int:
     """Bytes of one operand of all the operations of a batch."""
     if f.space == "shared":
-        return len(f.cta) * f.units.shape[1] * UNIT
+        return len(f.cta) * f.place.shape[1] * CHUNK
     if f.space == "tensor":
-        lanes, columns = f.units
+        lanes, columns = f.place
         rows = len(range(*lanes.indices(128))) if isinstance(lanes, slice) else len(lanes)
         return len(f.cta) * rows * columns.shape[1] * 4
-    address, length = f.units
+    address, length = f.place
     return int(address.size * length)
 
 
 def _sectors(f: Footprint) -> np.ndarray:
     """(m,) distinct sectors of a footprint in global memory."""
-    address, length = f.units
+    address, length = f.place
     if not address.size or not length:
         return np.empty(0, np.int64)
     first, last = address.ravel() // SECTOR, (address.ravel() + length - 1) // SECTOR

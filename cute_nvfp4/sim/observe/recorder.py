@@ -236,7 +236,7 @@ def _global_bytes(pending: Pending, wave: Wave) -> np.ndarray:
         for f in pending.footprints(wave):
             if f.space == "global" and f.write == (pending.engine == "store"):
                 rows = np.arange(len(f.cta)) if f.rows is None else f.rows
-                np.add.at(out, rows, f.units[0].shape[1] * f.units[1])
+                np.add.at(out, rows, f.place.address.shape[1] * f.place.length)
     return out
 
 

@@ -41,7 +41,7 @@ class MemoryCounter:
 class EngineCounter:
     """Operations of one asynchronous instruction, and the bytes they moved. ``engine`` is "tma", "store", "tensor" or
     "copy" (whose operations are threads). A multicast reads global memory once and writes the shared memory of every
-    destination; a reduction reads and writes what it changes. Shared memory is counted in units of 16 bytes."""
+    destination; a reduction reads and writes what it changes. Shared memory is counted in chunks of 16 bytes."""
 
     instruction: str
     line: int
@@ -84,7 +84,7 @@ class Result:
 
     ``opcodes`` and ``classes`` count warp-level instructions issued (one for a warp, however many lanes are active),
     ``lines`` the same by line of the PTX: lines that never ran are not in it. ``warnings`` are what the static rules
-    find doubtful in the code and hardware is known to bear.
+    find suspicious in the code and hardware is known to bear.
     All else is empty unless counters were asked for. ``memory`` has one entry a memory instruction; ``distinct_bytes``
     the bytes of distinct global sectors by kind ("load", "store", "atomic"), each counted once in the launch, whether
     threads or engines touched it; ``engines`` one entry an asynchronous instruction, ``waits`` one an instruction at

@@ -18,7 +18,7 @@ from cute_nvfp4.sim.tcgen05.layouts import Part
 
 _SAFE = 27, 227
 """UE8M0 codes whose factors keep every scaled element and product inside f32."""
-_CHUNK = 1 << 17
+_ELEMENTS_AT_ONCE = 1 << 17
 """How many decoded elements are worked on at a time: what stays in a core's second-level cache."""
 
 
@@ -84,10 +84,10 @@ class Run:
         return replace(self, **{n: getattr(self, n)[s] for n in names})
 
     @property
-    def chunk(self) -> int:
+    def rows_at_once(self) -> int:
         """Rows to work on at a time."""
         d = self.first.spec.idesc
-        return max(1, _CHUNK // ((d.m + d.n) * d.k * len(self.far_b)))
+        return max(1, _ELEMENTS_AT_ONCE // ((d.m + d.n) * d.k * len(self.far_b)))
 
 
 def execute(wave: Wave, runs: list[list[Multiply]]) -> None:
@@ -97,7 +97,7 @@ def execute(wave: Wave, runs: list[list[Multiply]]) -> None:
     first = todo[0].ctas
     together = all(r.ctas.shape == first.shape and (r.ctas == first).all() for r in todo[1:])
     for batch in [todo] if together else [[r] for r in todo]:
-        step = min(r.chunk for r in batch)
+        step = min(r.rows_at_once for r in batch)
         for start in range(0, len(batch[0].ctas), step):
             cache: dict | None = {} if len(batch) > 1 else None
             for r in batch:
@@ -151,9 +151,9 @@ def _matrix_b(wave: Wave, r: Run) -> np.ndarray:
     spec, low = r.first.spec, r.first.b_low
     d = spec.idesc
     rows = d.n // spec.cta_group
-    units = operands.operand_units(spec.b, d.b_mn_major, low, r.far_b, rows, operand_bits(d.b), d.units)
+    chunks = operands.operand_chunks(spec.b, d.b_mn_major, low, r.far_b, rows, operand_bits(d.b), d.chunks)
     where = r.first.instruction.where
-    raw = operands.gather(wave.shared2d, r.ctas, r.b - low, units, wave.shared_bytes, where)
+    raw = operands.gather(wave.shared2d, r.ctas, r.b - low, chunks, wave.shared_bytes, where)
     return _signed(operands.matrix(raw, d.b, d.b_mn_major), d.negate_b)
 
 
@@ -161,9 +161,9 @@ def _matrix_a(wave: Wave, r: Run) -> np.ndarray:
     """(k, g, rows, K) f32 from shared memory."""
     spec, low = r.first.spec, r.first.a_low
     d, rows = spec.idesc, spec.idesc.m // spec.cta_group
-    units = operands.operand_units(spec.a, d.a_mn_major, low, r.far_a, rows, operand_bits(d.a), d.units)
+    chunks = operands.operand_chunks(spec.a, d.a_mn_major, low, r.far_a, rows, operand_bits(d.a), d.chunks)
     where = r.first.instruction.where
-    raw = operands.gather(wave.shared2d, r.ctas, r.a - low, units, wave.shared_bytes, where)
+    raw = operands.gather(wave.shared2d, r.ctas, r.a - low, chunks, wave.shared_bytes, where)
     a = _signed(operands.matrix(raw, d.a, d.a_mn_major), d.negate_a)
     return a.reshape(len(r.a), spec.cta_group, rows, -1)
 
@@ -209,8 +209,8 @@ def _block_scaled(wave: Wave, r: Run, parts: tuple[Part, ...], a: list[np.ndarra
             rows = slice(32 * q, 32 * q + 32)
             factors = table.take(fb[:, :, q])
             right = operands.scaled(np.broadcast_to(b[:, None, part.n], (*factors.shape[:3], b.shape[-1])), factors)
-            piece = Part(rows, part.n, slice(part.lanes.start + 32 * q, part.lanes.start + 32 * q + 32))
-            _store(wave, r, piece, np.matmul(left[:, :, rows], right.swapaxes(-1, -2)))
+            quarter = Part(rows, part.n, slice(part.lanes.start + 32 * q, part.lanes.start + 32 * q + 32))
+            _store(wave, r, quarter, np.matmul(left[:, :, rows], right.swapaxes(-1, -2)))
 
 
 def _extreme(codes: list[np.ndarray]) -> bool:
