@@ -1,4 +1,4 @@
-"""``cute-nvfp4 sim`` and ``python -m cute_nvfp4.sim``: runs a CUDA program on a machine without a GPU.
+"""``cute-nvfp4 sim`` and ``python -m cute_nvfp4 sim``: runs a CUDA program on a machine without a GPU.
 
 ``sim_report`` describes what ``--json`` writes.
 """

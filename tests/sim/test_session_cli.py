@@ -1,4 +1,4 @@
-"""``python -m cute_nvfp4.sim``: programs run as under plain python, and what the command says and returns."""
+"""``python -m cute_nvfp4 sim``: programs run as under plain python, and what the command says and returns."""
 
 from __future__ import annotations
 

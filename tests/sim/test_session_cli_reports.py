@@ -1,4 +1,4 @@
-"""What ``python -m cute_nvfp4.sim`` tells: counters, traces, JSON, schedules that fail, and errors with what to do."""
+"""What ``python -m cute_nvfp4 sim`` tells: counters, traces, JSON, schedules that fail, and errors with what to do."""
 
 from __future__ import annotations
 
