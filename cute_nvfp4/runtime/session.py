@@ -1,54 +1,21 @@
-"""A simulated GPU that this package takes part in: its own operations on CUDA tensors run in the session too."""
+"""A simulated GPU for whole programs, with what torch can do on a GPU only and this package can do on the CPU."""
 
 from __future__ import annotations
 
-import ctypes
-import functools
-from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from .. import target
 from ..formats import as_bytes, decode_e2m1, unpack_e2m1
 from ..scale_layout import from_blocked
-from ..sim import HostModule, Program
-from ..sim.session import Patches, Session
-from ..sim.session import simulated_gpu as bare_gpu
-from ..sim.session.torch_ops import CPU_VERSIONS
-from . import launch as launching
-from .cache import CompiledKernel
+from ..sim import session
+from ..target import DEFAULT_ARCH
 
 
-def simulated_gpu(arch: str = target.DEFAULT_ARCH, **options: Any) -> AbstractContextManager[Session]:
-    """``sim.session.simulated_gpu`` with this package as a guest; the same options."""
-    return bare_gpu(arch, guests=(library,), **options)
-
-
-def library(patches: Patches, session: Session) -> None:
-    """A guest of a session: launches of this package go to it, and ``torch._scaled_mm`` is computed on the host."""
-
-    class SessionLauncher:
-        """Takes the place of the launcher for real GPUs."""
-
-        def __init__(self, kernel: CompiledKernel, types: Sequence[type]) -> None:
-            self._types = tuple(types)
-            self._host = HostModule(kernel.host_ir, kernel.entry, session.device)
-            self._program = Program.parse(kernel.ptx)
-
-        def __call__(self, values: Sequence[Any], tensors: Mapping[str, Any]) -> None:
-            arguments = [kind(value) for kind, value in zip(self._types, values)]
-            self._host.call_at(
-                [ctypes.addressof(a) for a in arguments], lambda launch: session.submit(self._program, launch)
-            )
-
-    patches.item(CPU_VERSIONS, torch._scaled_mm, scaled_mm)
-    patches.set(launching, "CudaLauncher", SessionLauncher)
-    patches.set(launching, "_launchers", {})
-    for name in ("_device_architecture", "_resolve", "_device_sm_count"):
-        # fresh caches: what they remember of the session must not outlive it
-        patches.set(target, name, functools.lru_cache(maxsize=64)(getattr(target, name).__wrapped__))
+def simulated_gpu(arch: str = DEFAULT_ARCH, **options: Any) -> AbstractContextManager[session.Session]:
+    """``sim.session.simulated_gpu`` with ``torch._scaled_mm`` of block-scaled operands; the same options."""
+    return session.simulated_gpu(arch, host_versions={torch._scaled_mm: scaled_mm}, **options)
 
 
 def scaled_mm(

@@ -16,8 +16,8 @@ from cutlass.cute.runtime import from_dlpack, make_fake_compact_tensor, make_fak
 
 from cute_nvfp4 import NVFP4, BlockScaledTensor, gemv
 from cute_nvfp4.errors import TargetError
-from cute_nvfp4.runtime.session import simulated_gpu
 from cute_nvfp4.sim import OutOfBounds
+from cute_nvfp4.sim.session import simulated_gpu
 
 
 @pytest.fixture

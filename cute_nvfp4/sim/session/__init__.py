@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from cute_nvfp4.sim.session.patches import Patches
 from cute_nvfp4.sim.session.session import LaunchRecord, Session, current_session, simulated_gpu
 
-__all__ = ["LaunchRecord", "Patches", "Session", "current_session", "simulated_gpu"]
+__all__ = ["LaunchRecord", "Session", "current_session", "simulated_gpu"]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -46,7 +47,8 @@ class Session:
 
     ``launches`` lists what was launched, ``failure`` is the first launch that was stopped and its error, even where
     the program went on. ``options`` are passed to ``sim.run``. ``observe`` is called before a launch
-    runs and, with its result in place, after it. With ``execute=False`` launches are recorded and not run.
+    runs and, with its result in place, after it. With ``execute=False`` launches are recorded and not run. ``number``
+    is the session's own in this process; ``kept`` is for libraries to keep what belongs to the session.
     """
 
     device: Device
@@ -54,14 +56,17 @@ class Session:
     execute: bool = True
     options: dict[str, Any] = field(default_factory=dict)
     observe: Callable[[LaunchRecord], None] | None = None
+    host_versions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     launches: list[LaunchRecord] = field(default_factory=list)
     failure: tuple[LaunchRecord, Exception] | None = None
     active: bool = False
+    number: int = field(default_factory=itertools.count(1).__next__)
+    kept: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.memory = DeviceMemory()
         self.runtime = Runtime(self.device, self.memory)
-        self.mode = CudaMode(self.memory)
+        self.mode = CudaMode(self.memory, self.host_versions)
         self.cuda = TorchCuda(self.runtime, self.mode)
 
     @property
@@ -100,9 +105,6 @@ class Session:
             self.observe(record)
 
 
-Guest = Callable[[Patches, Session], None]
-"""A library that would reach for a real GPU: puts what it needs in place for the length of a session."""
-
 _current: Session | None = None
 
 
@@ -119,7 +121,7 @@ def simulated_gpu(
     benchmarks: str = "once",
     execute: bool = True,
     observe: Callable[[LaunchRecord], None] | None = None,
-    guests: Sequence[Guest] = (),
+    host_versions: Mapping[Any, Callable[..., Any]] | None = None,
     **options: Any,
 ) -> Iterator[Session]:
     """Within it, torch and CuTe DSL programs find a GPU of ``arch``, and their kernels run in the simulator.
@@ -127,8 +129,8 @@ def simulated_gpu(
     Device "cuda" of torch is served from host memory, ``cuda.bindings`` answers as a GPU would, and launches of
     compiled DSL functions are executed from their PTX, one after another. ``options`` go to ``sim.run`` (counters,
     step_limit, …). ``benchmarks`` is "once" (the DSL's benchmark helpers run their function once) or "full".
-    ``lineinfo`` puts source lines into the PTX, so that hazards can name them. ``guests`` take part in the session.
-    Everything is as before when it ends.
+    ``lineinfo`` puts source lines into the PTX, so that hazards can name them. ``host_versions`` adds functions of
+    torch that only a GPU has, by what computes them on host tensors. Everything is as before when it ends.
 
     Raises:
         TargetError: an unknown architecture, or a session inside another.
@@ -138,14 +140,12 @@ def simulated_gpu(
         raise TargetError("a simulated session is already active")
     if benchmarks not in ("once", "full"):
         raise TargetError(f"benchmarks: got {benchmarks!r}, expected 'once' or 'full'")
-    session = Session(Device.of(arch), benchmarks, execute, options, observe)
+    session = Session(Device.of(arch), benchmarks, execute, options, observe, host_versions or {})
     hooks, patches = DslHooks(session, lineinfo), Patches()
     try:
         hooks.install(patches)
         driver.install(patches, session.runtime)
         session.cuda.install(patches)
-        for guest in guests:
-            guest(patches, session)
         session.active, _current = True, session
         with session.mode:
             yield session

@@ -39,5 +39,5 @@ def _widened(values: Any) -> list[Any]:
 
 _PRODUCTS = (torch.matmul, torch.mm, torch.bmm, torch.einsum, torch.addmm, torch.baddbmm, torch.nn.functional.linear)
 _METHODS = (torch.Tensor.__matmul__, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.bmm)
-CPU_VERSIONS: dict[Any, Any] = {f: _accumulating_wide(f) for f in (*_PRODUCTS, *_METHODS)}
-"""Function of torch to what computes it here, called with host tensors; guests of a session add theirs."""
+HOST_VERSIONS: dict[Any, Any] = {f: _accumulating_wide(f) for f in (*_PRODUCTS, *_METHODS)}
+"""Function of torch to what computes it here, called with host tensors."""
