@@ -24,7 +24,6 @@ class Ending(Listener):
         self.state, self.shadows = state, shadows
 
     def exited(self, g: Group) -> None:
-        """Lanes of a group have exited and are no longer alive."""
         gone = ~self.state.wave.live[g.warps].any(axis=1)
         warps = g.warps[gone]
         if not len(warps):

@@ -28,16 +28,13 @@ class Synchronisation(Listener):
     # barriers
 
     def warp_synced(self, g: Group, mask: np.ndarray | None) -> None:
-        """bar.warp.sync."""
         self.clocks.meet(self._active(g, mask))
 
     def barrier_arrived(self, warps: np.ndarray, ident: np.ndarray) -> None:
-        """Warps (k,) come to named barriers (k,) of their CTAs, to wait there or not."""
         self.foreign.give("named", warps, warps // self.clocks.warps_per_cta, ident)
         self.clocks.named_arrive(warps, ident)
 
     def barrier_opened(self, warps: np.ndarray, ident: np.ndarray) -> None:
-        """Named barriers open; ``warps`` are all that waited at one of them."""
         cta = warps // self.clocks.warps_per_cta
         self.foreign.take("named", warps, cta, ident)
         for key in [k for k in self.foreign.at_barrier if k[0] == "named" and ((cta == k[1]) & (ident == k[2])).any()]:
@@ -45,7 +42,6 @@ class Synchronisation(Listener):
         self.clocks.named_open(warps, ident)
 
     def cluster_arrived(self, g: Group, lanes: np.ndarray, release: bool) -> None:
-        """barrier.cluster.arrive, after it has been counted."""
         warps = g.warps[lanes.any(axis=1)]
         parity = self.wave.cluster_barrier.waits_for[warps].max(axis=1) & 1
         self.cluster_parity[warps] = parity
@@ -54,7 +50,6 @@ class Synchronisation(Listener):
         self.clocks.cluster_arrive(warps, parity, release)
 
     def cluster_waited(self, g: Group, lanes: np.ndarray) -> None:
-        """barrier.cluster.wait has passed."""
         warps = g.warps[lanes.any(axis=1)]
         parity = self.cluster_parity[warps]
         self.foreign.take("cluster", warps, warps // self.clocks.per_cluster, parity)
@@ -63,7 +58,6 @@ class Synchronisation(Listener):
     # mbarriers
 
     def mbarrier_initialised(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
-        """mbarrier.init by lanes (k,) of rows (k,) of the group, after it."""
         c, warps = self.clocks, g.warps[rows]
         slot = self.wave.mbarriers.slots(offset)
         c.ensure(int(slot.max()))
@@ -73,7 +67,7 @@ class Synchronisation(Listener):
         self.barrier_words.set(cta, offset, True)
 
     def mbarrier_invalidated(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
-        """mbarrier.inval, before it: all arrivals, and all that the barrier has told of, must have come."""
+        """All arrivals, and all that the barrier has told of, must have come."""
         c, warps = self.clocks, g.warps[rows]
         slot = self.barriers.slots(i.where(), cta, offset)
         self.barriers.ready(i, warps, cta, slot, proxy=False)
@@ -88,7 +82,7 @@ class Synchronisation(Listener):
         self.barrier_words.set(cta, offset, False)
 
     def mbarrier_arrives(self, g: Group, i: Instruction, rows, lanes, cta, offset: np.ndarray, release: bool) -> None:
-        """An arrival, before it is counted. One that is relaxed carries what a fence before it has prepared."""
+        """A relaxed arrival carries what a fence before it has prepared."""
         c, warps = self.clocks, g.warps[rows]
         slot = self.barriers.slots(i.where(), cta, offset)
         self.barriers.ready(i, warps, cta, slot, proxy=False)
@@ -102,7 +96,6 @@ class Synchronisation(Listener):
         c.signal(cta, slot, c.component("thread", warps), c.now[warps] - int(release))
 
     def phase_ended(self, cta: np.ndarray, slot: np.ndarray, phase: np.ndarray) -> None:
-        """Mbarriers (each once) have ended their ``phase``-th phase."""
         self.clocks.ensure(int(slot.max()))
         if self.foreign.at_barrier:
             for k in zip(cta.tolist(), slot.tolist()):
@@ -111,8 +104,7 @@ class Synchronisation(Listener):
         self.clocks.end_phase(cta, slot, phase)
 
     def mbarrier_passed(self, g: Group, i: Instruction, mask, done, cta, slot, acquire: bool) -> None:
-        """test_wait or try_wait has said yes to lanes ``done`` (n, 1) or (n, 32). A relaxed one orders when a fence
-        follows."""
+        """A relaxed wait orders when a fence follows."""
         lanes = np.broadcast_to(done, (g.n, 32)) & (g.lanes() if mask is None else mask)
         if cta.shape[1] == 1:
             rows = np.flatnonzero(lanes.any(axis=1))
@@ -131,7 +123,6 @@ class Synchronisation(Listener):
     # fences and groups
 
     def fenced(self, g: Group, i: Instruction, mask: np.ndarray | None, *address) -> None:
-        """fence, membar; ``address`` (addr, off) is the tensor map of fence.proxy.tensormap::generic.acquire."""
         warps = self._active(g, mask)
         words = set(i.mods)
         if "mbarrier_init" in words:
@@ -147,13 +138,10 @@ class Synchronisation(Listener):
             self.foreign.fence(warps)
 
     def tensor_fenced(self, g: Group, mask: np.ndarray | None) -> None:
-        """tcgen05.fence::before_thread_sync or ::after_thread_sync: with relaxed synchronisation it orders what tcgen05
-        instructions do."""
         self.clocks.fence(self._active(g, mask), tensor=True)
 
     def group_waited(self, g: Group, lanes: np.ndarray, kind: str, until: np.ndarray, read: bool) -> None:
-        """wait_group has passed: groups below ``until`` (n, 32) of the lanes are over, with ``read`` only their reads.
-        Lanes of a warp are not told apart."""
+        """Lanes of a warp are not told apart."""
         until = np.broadcast_to(until, (g.n, 32))
         clock = np.where(lanes, until, 0).max(axis=1)
         kinds = ("cp_async",) if kind == "cp_async" else ("bulk_read",) if read else ("bulk_read", "bulk_write")
@@ -162,8 +150,7 @@ class Synchronisation(Listener):
                 self.clocks.learn(name, g.warps, clock)
 
     def copies_arrive(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
-        """cp.async.mbarrier.arrive, when it is executed: the arrival comes when the copies of the thread so far are
-        done, and tells of them."""
+        """The arrival will tell of the copies of the thread so far."""
         c, warps = self.clocks, g.warps[rows]
         slot = self.barriers.slots(i.where(), cta, offset)
         self.barriers.ready(i, warps, cta, slot, proxy=False)
@@ -173,7 +160,6 @@ class Synchronisation(Listener):
         c.gather(rows_, cta, slot)
 
     def tensor_waited(self, g: Group, mask: np.ndarray | None, kind: str) -> None:
-        """tcgen05.wait::ld or ::st; ``kind`` is "tmem_load" or "tmem_store"."""
         if kind in self.clocks.kinds:
             self.clocks.wait_all(kind, self._active(g, mask))
 

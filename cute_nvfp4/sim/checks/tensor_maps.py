@@ -45,7 +45,7 @@ class TensorMaps(Listener):
             self.seen[pair] = self.versions.get(pair[1], 0)
 
     def map_used(self, i: Instruction, warps: np.ndarray, addresses: np.ndarray) -> None:
-        """Copies by ``warps`` (k,) are issued with the maps at ``addresses`` (k,); parameters are left out."""
+        """Maps in parameters are left out: no kernel can change them."""
         if not self.versions:
             return
         addresses = addresses.astype(np.int64)

@@ -19,13 +19,12 @@ class TensorMemoryUse(Listener):
         self.state, self.shadows = state, shadows
 
     def tensor_allocated(self, cta: np.ndarray, first: np.ndarray, columns: np.ndarray) -> None:
-        """Columns have been given out: nobody has written them."""
         for c, f, n in zip(cta.tolist(), first.tolist(), columns.tolist()):
             index = self.shadows.tensor.index(np.array([c]), slice(0, 128), np.arange(f, f + n)[None])
             self.shadows.tensor.cells.forget(index)
 
     def tensor_freed(self, i: Instruction, warps, cta: np.ndarray, first, columns, pair: np.ndarray) -> None:
-        """tcgen05.dealloc by warps (k,): all use of the columns (in both CTAs of ``pair`` (k, 1 or 2)) must be over."""
+        """All use of the columns, in both CTAs of a pair, must be over."""
         c = self.state.clocks
         for k, w in enumerate(warps.tolist()):
             warp = np.array([w])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from cute_nvfp4.sim.frontend.opcodes import OPCODES
-from cute_nvfp4.sim.isa import (
+from cute_nvfp4.sim.isa import (  # noqa: F401
     atomic,
     bits,
     calls,
@@ -24,24 +24,4 @@ from cute_nvfp4.sim.isa import (
     warp,
 )
 
-__all__ = [
-    "OPCODES",
-    "atomic",
-    "bits",
-    "calls",
-    "clc",
-    "cluster",
-    "compare",
-    "control",
-    "convert",
-    "copy",
-    "fence",
-    "floats",
-    "integer",
-    "matrix",
-    "mbarrier",
-    "memory",
-    "tcgen05",
-    "tensormap",
-    "warp",
-]
+__all__ = ["OPCODES"]

@@ -150,10 +150,6 @@ class Mbarriers:
             self.wave.events.phase_ended(c, s, self.phase[c, s])
         self.wave.progress += 1
 
-    def parity_over(self, cta: np.ndarray, slot: np.ndarray, parity: np.ndarray) -> np.ndarray:
-        """Whether the phase of ``parity`` is over: it is not the one under way."""
-        return (self.phase[cta, slot] & 1) != parity
-
     def check_left(self) -> None:
         """At the end of a wave: a phase that some but not all have arrived in, or bytes that were expected and never
         came, are counts that do not fit together, even if nobody waited for them."""
