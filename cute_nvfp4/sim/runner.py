@@ -1,4 +1,4 @@
-"""``run``: one launch in the simulator, with those who look on."""
+"""``run``: one launch in the simulator, with its checks, counters and trace."""
 
 from __future__ import annotations
 

@@ -73,8 +73,7 @@ class GenericAccesses(Listener):
 
     def _threads(self, g: Group, host: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """(warps, addresses), each pair once."""
-        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
-        rows, cols = np.nonzero(lanes)
+        rows, cols = np.nonzero(g.lanes(mask))
         pairs = np.stack([g.warps[rows], np.broadcast_to(host, (g.n, 32))[rows, cols]], axis=1)
         pairs = np.unique(pairs, axis=0)
         return pairs[:, 0], pairs[:, 1]
@@ -96,7 +95,7 @@ class GenericAccesses(Listener):
 
     @staticmethod
     def _within(g, mask, where) -> np.ndarray:
-        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+        lanes = g.lanes(mask)
         return lanes & np.broadcast_to(where, (g.n, 32))
 
     def _enter(self, g, a, host, mask, strong: bool, values, write: bool, now):

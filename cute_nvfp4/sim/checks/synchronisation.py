@@ -1,4 +1,4 @@
-"""Events that order: barriers, mbarriers, fences, groups, and the end of warps and CTAs."""
+"""Events that order accesses: barriers, mbarriers, fences, groups."""
 
 from __future__ import annotations
 

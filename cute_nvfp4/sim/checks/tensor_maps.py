@@ -38,8 +38,7 @@ class TensorMaps(Listener):
         """fence.proxy.tensormap::generic.acquire of the maps at ``addr + off``."""
         if not self.versions:
             return
-        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
-        rows, cols = np.nonzero(lanes)
+        rows, cols = np.nonzero(g.lanes(mask))
         addresses = np.broadcast_to(addr, (g.n, 32))[rows, cols].astype(np.int64) + off
         for pair in {*zip(g.warps[rows].tolist(), addresses.tolist())}:
             self.seen[pair] = self.versions.get(pair[1], 0)

@@ -36,7 +36,7 @@ def _call(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 def _threads(g: Group, mask: np.ndarray | None, *values: np.ndarray):
     """(row, lane, the values of that thread) of the active threads, in the order of warps and lanes."""
-    lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+    lanes = g.lanes(mask)
     wide = [np.broadcast_to(v, (g.n, 32)) for v in values]
     for row, lane in np.argwhere(lanes).tolist():
         yield row, lane, [int(v[row, lane]) for v in wide]

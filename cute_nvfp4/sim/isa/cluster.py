@@ -48,7 +48,7 @@ def cluster_barrier(i: Instruction, m: Mods) -> Op:
 
         def arrive(g, mask):
             wave = g.wave
-            lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+            lanes = g.lanes(mask)
             again = wave.cluster_barrier.arrive(g.warps, lanes, wave.live)
             if again.any():
                 row, lane = np.argwhere(again)[0]

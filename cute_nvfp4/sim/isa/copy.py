@@ -70,7 +70,7 @@ class AsyncCopy(Pending):
         # The group goes on; what the copy needs of it is who the threads are.
         self.issuer = type(g)(g.wave, g.block, g.warps, g.mask, [])
         self.mask, self.move = mask, move
-        rows, lanes = np.nonzero(g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32)))
+        rows, lanes = np.nonzero(g.lanes(mask))
         self.warps, self.lanes = g.warps[rows], lanes
         self.ctas = g.wave.cta_of_warp[self.warps]
         self.addresses = [np.broadcast_to(a, (g.n, 32))[rows, lanes].astype(np.int64) for a in (dst, src)]
@@ -133,7 +133,7 @@ def _copy(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 def _partial(g, i: Instruction, mask, src, src_off: int, count, words: int, cache: str):
     """Reads only the first ``count`` bytes of each lane; the rest are zeros."""
-    lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+    lanes = g.lanes(mask)
     count = np.broadcast_to(count, (g.n, 32))
     byte = Access(i, "global", 1, 1, "load", (cache,), counted=False)
     if (asks := lanes & (count > 0)).any():
@@ -158,8 +158,7 @@ def _arrive(i: Instruction, m: Mods) -> Op:
     m.type("b64")
 
     def fn(g, mask, addr, off):
-        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
-        rows, cols = np.nonzero(lanes)
+        rows, cols = np.nonzero(g.lanes(mask))
         address = np.broadcast_to(addr, (g.n, 32))[rows, cols] + addr.dtype.type(off)
         wave, warps = g.wave, g.warps[rows]
         cta, offset = wave.resolve(wave.cta_of_warp[warps], address, i.where())

@@ -49,8 +49,7 @@ def _order(m: Mods) -> bool:
 
 def _where(g, mask, addr: np.ndarray, off: int, i: Instruction):
     """(rows, lanes, CTA, offset) of every lane that executes."""
-    active = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
-    rows, lanes = np.nonzero(active)
+    rows, lanes = np.nonzero(g.lanes(mask))
     address = np.broadcast_to(addr, (g.n, 32))[rows, lanes] + addr.dtype.type(off)
     cta, offset = g.wave.resolve(g.wave.cta_of_warp[g.warps[rows]], address, i.where())
     return rows, lanes, cta, offset

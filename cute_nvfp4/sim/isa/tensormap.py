@@ -65,7 +65,7 @@ def _tensormap(i: Instruction, m: Mods, k: Kernel) -> Op:
     align = Access(i, space, 128, 1, "store")
 
     def fn(g, mask, addr, off, *given):
-        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+        lanes = g.lanes(mask)
         if not change:
             new = np.broadcast_to(given[-1], (g.n, 32)).astype(np.uint64) - np.uint64(less)
         fields = change or [(word, bit, width, new >> np.uint64(first)) for word, bit, width, first in parts]

@@ -27,7 +27,7 @@ def atomic(g: Group, a: Access, mask, addr: np.ndarray, off: int, update: BySpac
         if region is None:
             inside(g, a, host, found)
         g.wave.events.atomic(g, a, space, host, part)
-        lanes = g.lanes() if part is None else np.broadcast_to(part, (g.n, 32))
+        lanes = g.lanes(part)
         flat = np.broadcast_to(host, (g.n, 32))[lanes]
         values = [np.broadcast_to(v, (g.n, 32))[lanes] for v in operands]
         regions = [(region, np.ones(len(flat), bool))] if region is not None else _regions(g, a, host, lanes, flat)

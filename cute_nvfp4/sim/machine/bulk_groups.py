@@ -115,13 +115,13 @@ class GroupWait(Wait):
 
 def commit(g: Group, mask: np.ndarray | None, kind: str) -> None:
     """commit_group of the active lanes."""
-    lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+    lanes = g.lanes(mask)
     groups(g.wave, kind).commit(g.warps, lanes)
 
 
 def wait(g: Group, mask: np.ndarray | None, instruction: Instruction, kind: str, pending: int, read: bool):
     """wait_group: None when every active lane has at most ``pending`` committed groups left, else a ``GroupWait``."""
-    lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+    lanes = g.lanes(mask)
     held = groups(g.wave, kind)
     until = held.committed[g.warps] - pending
     if not held.in_flight or ((held.oldest()[g.warps] >= until) | ~lanes).all():

@@ -149,8 +149,7 @@ def issue_rows(g: Group, mask: np.ndarray | None, *operands: np.ndarray, once: b
     With ``once`` the lanes of a warp that bring the same operands count as one thread: the DSL emits bulk stores
     without electing a lane, and the hardware executes them once.
     """
-    lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
-    rows, cols = np.nonzero(lanes)
+    rows, cols = np.nonzero(g.lanes(mask))
     values = [np.broadcast_to(o, (g.n, 32))[rows, cols] for o in operands]
     if once and len(rows) > 1:
         first = np.ones(len(rows), bool)

@@ -131,8 +131,10 @@ class Group:
     def n(self) -> int:
         return len(self.warps)
 
-    def lanes(self) -> np.ndarray:
-        """The mask as an array (n, 32)."""
+    def lanes(self, mask: np.ndarray | None = None) -> np.ndarray:
+        """(n, 32) the lanes in ``mask``, that of an instruction; None for all lanes of the group."""
+        if mask is not None:
+            return np.broadcast_to(mask, (self.n, 32))
         return np.ones((self.n, 32), bool) if self.mask is None else self.mask
 
     def narrow(self, p: np.ndarray) -> Any:

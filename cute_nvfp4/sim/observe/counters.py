@@ -93,7 +93,7 @@ class Counters(Listener):
             i = a.instruction
             self._memory[key] = MemoryCounter(i.text, i.line, i.loc, space, a.kind, a.total, a.policy)
         counter = self._memory[key]
-        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+        lanes = g.lanes(mask)
         counter.requests += int(lanes.any(axis=1).sum())
         counter.bytes += int(lanes.sum()) * a.total if size is None else size
         full = np.broadcast_to(host, (g.n, 32))

@@ -30,8 +30,8 @@ class Targets:
 
 @dataclass(frozen=True)
 class NarrowFootprint(Footprint):
-    """Shared memory in parts of ``width`` bytes rather than whole chunks: ``chunks`` (k, m) are their offsets,
-    multiples of the width."""
+    """Shared memory in parts of ``width`` bytes rather than whole chunks: ``place`` (k, m) are offsets of parts, each a
+    multiple of the width."""
 
     width: int = CHUNK
 
