@@ -19,7 +19,6 @@ from cute_nvfp4.sim.checks.foreign import Locations
 from cute_nvfp4.sim.checks.generic import GenericAccesses
 from cute_nvfp4.sim.checks.global_memory import GlobalShadows
 from cute_nvfp4.sim.checks.memory import Shadows
-from cute_nvfp4.sim.checks.registers import Registers
 from cute_nvfp4.sim.checks.report import Labels
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.checks.synchronisation import Synchronisation
@@ -50,7 +49,6 @@ class Checks:
         shadows = Shadows(state, self._globals, self._shared_grain)
         barriers, maps = BarrierUse(state), TensorMaps(state, shadows, self._map_versions)
         return [
-            Registers(state),
             GenericAccesses(state, shadows, maps),
             AsynchronousAccesses(state, shadows, barriers, self._self_completing),
             Synchronisation(state, shadows, barriers, maps),

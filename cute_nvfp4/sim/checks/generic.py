@@ -1,4 +1,4 @@
-"""Ordinary loads, stores and atomics of the lanes of a group."""
+"""Ordinary loads, stores and atomics of the lanes of a group, and registers nobody has written."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from cute_nvfp4.sim.checks.memory import Shadows
 from cute_nvfp4.sim.checks.shadow import Actor
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
+from cute_nvfp4.sim.errors import UndefinedRegister
+from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.engine import Pending
 from cute_nvfp4.sim.machine.events import Listener
 from cute_nvfp4.sim.machine.requests import Access
@@ -36,6 +38,12 @@ class GenericAccesses(Listener):
         self.cluster_of_warp, self.maps = state.cluster_of_warp, maps
         self.shadows, self.globals = shadows, shadows.globals
         self.quiet = False
+
+    def undefined(self, g: Group, slot: int, i: Instruction) -> None:
+        name = list(g.wave.run.kernel.slots)[slot].partition("@")[0]
+        who = g.wave.thread(int(g.warps[0]), int(g.lanes()[0].argmax()))
+        title = g.wave.run.launch.title
+        raise UndefinedRegister(f"{i.where()}: register {name} has never been written; {who} in {title}")
 
     def starts(self, pending: Pending) -> None:
         self.quiet = True

@@ -144,23 +144,16 @@ class HostModule:
     def _on_cudaGetDevice(self, out) -> None:
         _write(_I, out, 0)
 
-    def _on_cudaKernelSetAttributeForDevice(self, *_: Any) -> None:
-        """Shared-memory and cluster limits: nothing to do."""
+    def _nothing_to_do(self, *_: Any) -> None:
+        """Limits of shared memory and clusters; waits, because a launch has ended when the next host code runs."""
 
-    def _on_cudaFuncSetAttribute(self, *_: Any) -> None:
-        """Shared-memory and cluster limits: nothing to do."""
+    _on_cudaKernelSetAttributeForDevice = _on_cudaFuncSetAttribute = _nothing_to_do
+    _on_cudaDeviceSynchronize = _on_cudaStreamSynchronize = _nothing_to_do
 
-    def _on_cudaDeviceSynchronize(self) -> None:
-        """Every launch has ended when the next host instruction runs."""
-
-    def _on_cudaStreamSynchronize(self, stream) -> None:
-        """As above."""
-
-    def _on_cudaMemset(self, address, value, size) -> None:
+    def _on_cudaMemset(self, address, value, size, stream=None) -> None:
         ctypes.memset(address, value, size)
 
-    def _on_cudaMemsetAsync(self, address, value, size, stream) -> None:
-        ctypes.memset(address, value, size)
+    _on_cudaMemsetAsync = _on_cudaMemset
 
     def _oncuda_dialect_assert_success(self, status) -> None:
         if status:

@@ -83,8 +83,7 @@ def global_address(copy: Copy, address: np.ndarray) -> np.ndarray:
 def bulk(i: Instruction, m: Mods, reduce: bool) -> Op:
     """The builder of every instruction with ``bulk`` and without ``tensor``; ``cp … bulk`` has been consumed."""
     if not reduce and m.take("prefetch"):
-        m.take("L2", required=True)
-        m.take("global", required=True)
+        m.words("L2", "global")
         hint = ("b64",) if m.take("L2::cache_hint") else ()
         return Op(lambda g, mask, *rest: None, (), ("addr", "u32", *hint), "cache", context=True)
     to = m.take("shared::cluster", "shared::cta", "global", required=True)

@@ -75,8 +75,7 @@ def _sleep(i: Instruction, m: Mods, k: Kernel) -> Op:
 def _setmaxnreg(i: Instruction, m: Mods, k: Kernel) -> Op:
     """Registers move between warps; how many there are decides nothing here."""
     m.take("inc", "dec", required=True)
-    m.take("sync", required=True)
-    m.take("aligned", required=True)
+    m.words("sync", "aligned")
     m.type("u32")
     count = i.operands[0]
     if not isinstance(count, Imm) or count.value % 8 or not 24 <= count.value <= 256:

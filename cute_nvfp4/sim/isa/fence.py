@@ -22,8 +22,7 @@ def _fence(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.flag("proxy"):
         return _proxy(i, m)
     if m.flag("mbarrier_init"):
-        m.take("release", required=True)
-        m.take("cluster", required=True)
+        m.words("release", "cluster")
         return _plain(i)
     order = m.take("sc", "acq_rel", "acquire", "release", default="acq_rel")
     if order in ("acquire", "release"):

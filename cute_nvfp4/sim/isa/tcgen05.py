@@ -33,8 +33,7 @@ def cta_group(m: Mods) -> int:
 
 
 def _aligned(m: Mods) -> None:
-    m.take("sync", required=True)
-    m.take("aligned", required=True)
+    m.words("sync", "aligned")
 
 
 def per_warp(g, value: np.ndarray) -> np.ndarray:

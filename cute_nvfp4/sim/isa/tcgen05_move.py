@@ -96,8 +96,7 @@ class _Form:
     """The modifiers and operands that loads and stores share."""
 
     def __init__(self, i: Instruction, m: Mods, packing: str, split_at: int) -> None:
-        m.take("sync", required=True)
-        m.take("aligned", required=True)
+        m.words("sync", "aligned")
         self.i = i
         self.shape = m.take(*_SHAPES, required=True)
         self.num = int(m.take(*(f"x{1 << j}" for j in range(8)), required=True)[1:])

@@ -42,8 +42,7 @@ def _dimension(field: str, ord_: int) -> tuple[tuple[int, int, int, int], ...]:
 def _tensormap(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.take("cp_fenceproxy"):
         return _copy(i, m)
-    m.take("replace", required=True)
-    m.take("tile", required=True)
+    m.words("replace", "tile")
     field = m.take(*_SCALAR, "elemtype", "box_dim", "global_dim", "element_stride", "global_stride", required=True)
     space = _SPACES.get(m.take(*_SPACES), "generic")
     m.take("b1024", required=True)
@@ -91,12 +90,10 @@ def _element_type(index: int) -> list[tuple[int, int, int, int]]:
 
 def _copy(i: Instruction, m: Mods) -> Op:
     """Copies 128 bytes from shared to global memory and makes them visible to the tensor-map proxy."""
-    for word in ("global", "shared::cta", "tensormap::generic"):
-        m.take(word, required=True)
+    m.words("global", "shared::cta", "tensormap::generic")
     m.take("release", required=True)
     m.take("cta", "cluster", "gpu", "sys", required=True)
-    m.take("sync", required=True)
-    m.take("aligned", required=True)
+    m.words("sync", "aligned")
     size = i.operands[2] if len(i.operands) > 2 else None
     if not isinstance(size, Imm) or size.value != 128:
         raise m.refuse("the size must be 128")

@@ -130,27 +130,26 @@ class TorchCuda:
             "empty_cache": lambda: self.runtime.memory.forget_dead(),
             "ipc_collect": lambda: None,
             "mem_get_info": lambda device=None: (total - used(), total),
-            "memory_allocated": lambda device=None: used(),
-            "max_memory_allocated": lambda device=None: used(),
-            "memory_reserved": lambda device=None: used(),
-            "max_memory_reserved": lambda device=None: used(),
-            "reset_peak_memory_stats": lambda device=None: None,
-            "reset_max_memory_allocated": lambda device=None: None,
+            **{
+                f"{most}memory_{how}": lambda device=None: used()
+                for most in ("", "max_")
+                for how in ("allocated", "reserved")
+            },
+            **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated"), lambda device=None: None),
             "memory_stats": lambda device=None: {},
         }
 
     def _random(self) -> dict[str, Any]:
         """CUDA and CPU share one generator here, so the numbers are not those of a GPU."""
+        generator = torch.default_generator
         return {
-            "manual_seed": lambda seed: torch.default_generator.manual_seed(int(seed)),
-            "manual_seed_all": lambda seed: torch.default_generator.manual_seed(int(seed)),
-            "seed": lambda: torch.default_generator.seed(),
-            "seed_all": lambda: torch.default_generator.seed(),
-            "initial_seed": lambda: torch.default_generator.initial_seed(),
-            "get_rng_state": lambda device="cuda": torch.default_generator.get_state(),
-            "get_rng_state_all": lambda: [torch.default_generator.get_state()],
-            "set_rng_state": lambda state, device="cuda": torch.default_generator.set_state(state),
-            "set_rng_state_all": lambda states: torch.default_generator.set_state(states[0]),
+            **dict.fromkeys(("manual_seed", "manual_seed_all"), lambda seed: generator.manual_seed(int(seed))),
+            **dict.fromkeys(("seed", "seed_all"), generator.seed),
+            "initial_seed": generator.initial_seed,
+            "get_rng_state": lambda device="cuda": generator.get_state(),
+            "get_rng_state_all": lambda: [generator.get_state()],
+            "set_rng_state": lambda state, device="cuda": generator.set_state(state),
+            "set_rng_state_all": lambda states: generator.set_state(states[0]),
         }
 
     def _from_dlpack(self, original: Callable[..., Any]) -> Callable[..., Any]:
