@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -24,8 +24,16 @@ EVENTS_OF_OPERATION = 5
 MOST_ROLES = 3
 PAUSE = 32
 """Steps of others over which two bars of a warp are still joined; in a longer pause it shows that nobody chose it."""
-Bar = tuple[int, int, str, str, dict[str, Any]]
-"""(begin, end, kind, name, arguments)"""
+
+
+class Bar(NamedTuple):
+    """From step ``begin`` to before step ``end``; ``kind`` is "run" or "wait"."""
+
+    begin: int
+    end: int
+    kind: str
+    name: str
+    args: dict[str, Any]
 
 
 @dataclass
@@ -94,13 +102,13 @@ class WaveRecord:
             out += gaps
             if block >= 0:
                 role = self.roles[block]
-                near = out and not gaps and out[-1][2] == "run" and step - last <= PAUSE
-                stays = near and role in ("", out[-1][3])
-                if stays:
-                    begin, _, kind, name, args = out[-1]
-                    out[-1] = (begin, step + 1, kind, name, {**args, "blocks": args["blocks"] + 1})
+                near = out and not gaps and out[-1].kind == "run" and step - last <= PAUSE
+                if near and role in ("", out[-1].name):
+                    args = out[-1].args
+                    out[-1] = out[-1]._replace(end=step + 1, args={**args, "blocks": args["blocks"] + 1})
                 else:
-                    out.append((step, step + 1, "run", role or "compute", {"at": self.places[block], "blocks": 1}))
+                    args = {"at": self.places[block], "blocks": 1}
+                    out.append(Bar(step, step + 1, "run", role or "compute", args))
                 last = step + 1
         return out
 
@@ -108,7 +116,7 @@ class WaveRecord:
         for p in waits:
             low, high = max(begin, p.begin), end if p.end is None else min(end, p.end)
             if low < high:
-                yield low, high, "wait", p.name, {"for": p.text}
+                yield Bar(low, high, "wait", p.name, {"for": p.text})
                 begin = high
 
 

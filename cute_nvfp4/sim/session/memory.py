@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from types import FrameType
 
@@ -163,8 +162,3 @@ def _names(frame: FrameType | None) -> dict[int, list[str]]:
 def _is_library(frame: FrameType) -> bool:
     name = frame.f_globals.get("__name__", "")
     return name.split(".")[0] in ("torch", "cutlass", "cute_nvfp4", "runpy")
-
-
-def caller_frame() -> FrameType:
-    """The frame that called the function which calls this one."""
-    return sys._getframe(2)
