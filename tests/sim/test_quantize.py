@@ -12,7 +12,7 @@ from cute_nvfp4.formats import Format
 from cute_nvfp4.ops import fused_quantize as ops
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
 
-pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned")]
+pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
 FOUR_SIX = ("four_six_mse", "four_six_mae", "four_six_abs_max")
 
 

@@ -12,7 +12,7 @@ from cute_nvfp4.formats import as_bytes
 from cute_nvfp4.ops.quantize import explain_backend
 from cute_nvfp4.quantization.hadamard import Hadamard
 
-pytestmark = pytest.mark.kernels
+pytestmark = [pytest.mark.kernels, pytest.mark.sweep]
 REFUSES = pytest.mark.sim_only("refuses CPU tensors")
 
 

@@ -10,7 +10,7 @@ from cute_nvfp4.ops import fused_quantize as ops
 from cute_nvfp4.planning.quantize import lies_transposed
 from cute_nvfp4.quantization.hadamard import Hadamard
 
-pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned")]
+pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
 
 
 @pytest.fixture
