@@ -10,9 +10,7 @@ import pytest
 import torch
 from quantize_problems import edges, near_ties
 
-from cute_nvfp4.nn.linear import (
-    NVFP4Linear,
-)
+from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.nn.training import (
     LinearRecipe,
     fake_quantize,
@@ -23,13 +21,9 @@ from cute_nvfp4.ops.quantize import (
     explain_backend,
     quantize,
 )
-from cute_nvfp4.quantization import (
-    blocks,
-)
+from cute_nvfp4.quantization import blocks
 from cute_nvfp4.quantization.rounding import divide, reciprocal, rounded
-from cute_nvfp4.quantization.rules import (
-    rules_of,
-)
+from cute_nvfp4.quantization.rules import rules_of
 
 COMPILER = any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++"))
 needs_compiler = pytest.mark.skipif(not COMPILER, reason="inductor needs a C++ compiler")

@@ -11,13 +11,9 @@ from cute_nvfp4.ops.quantize import (
     explain_backend,
     quantize,
 )
-from cute_nvfp4.quantization import (
-    philox,
-)
+from cute_nvfp4.quantization import philox
 from cute_nvfp4.quantization.hadamard import Hadamard
-from cute_nvfp4.quantization.rules import (
-    rules_of,
-)
+from cute_nvfp4.quantization.rules import rules_of
 
 pytestmark = pytest.mark.gpu
 
