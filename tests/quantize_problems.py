@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import backends
 import numpy as np
 import pytest
 import torch
@@ -116,14 +117,21 @@ def nearly_equal(rule: str, global_scale: float, dtype: torch.dtype, rows: int =
 def fused(x: torch.Tensor, format: str, rule: str, **options: object) -> BlockScaledTensor:
     """``x`` (MN, K) or (L, MN, K) quantized by the kernels; ``seed`` for stochastic rounding, or options of
     ``quantize``, without a global scale if none is given."""
-    return _quantized(x, format, rule, **{"backend": "cuda" if x.is_cuda else "sim", **options})
+    return _quantized(x, format, rule, **{"backend": backends.backend(), **options})
 
 
 def _quantized(
     x: torch.Tensor, format: str, rule: str, *, seed: int | None = None, global_scale: object = None, **options: Any
 ) -> BlockScaledTensor:
-    draws = {} if seed is None else {"rounding": "stochastic", "generator": seed}
-    return quantize(x if x.ndim == 3 else x[None], format, rule, global_scale=global_scale, **draws, **options)
+    x = backends.place(x)
+    options = _placed({"global_scale": global_scale, **options})
+    if seed is not None:
+        options |= {"rounding": "stochastic", "generator": seed}
+    return quantize(x if x.ndim == 3 else x[None], format, rule, **options)
+
+
+def _placed(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: backends.place(x) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
 
 
 def differences(x: torch.Tensor, format: str, rule: str, **options: object) -> list[str]:

@@ -1,15 +1,25 @@
-"""Fixtures for operations that are run in the simulator."""
+"""Fixtures for operations that are run in the simulator, or with ``--backend cuda`` on a GPU."""
 
 from __future__ import annotations
 
+import backends
 import pytest
+import sampling
 import torch
 
 
-@pytest.fixture(params=("sm_100a", "sm_90a"))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests that take ``arch`` run for each architecture in turn; on a GPU for the one it has."""
+    marks = metafunc.definition.iter_markers("parametrize")
+    if "arch" in metafunc.fixturenames and not any("arch" in sampling.names(mark) for mark in marks):
+        metafunc.parametrize("arch", backends.architectures(), indirect=True)
+
+
+@pytest.fixture
 def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each architecture in turn, as the one that CPU tensors are simulated on."""
-    monkeypatch.setenv("CUTE_NVFP4_ARCH", request.param)
+    """The architecture that CPU tensors are simulated on, or that of the GPU."""
+    if backends.backend() == "sim":
+        monkeypatch.setenv("CUTE_NVFP4_ARCH", request.param)
     return request.param
 
 
@@ -20,6 +30,8 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def poison(*args: object, **options: object) -> torch.Tensor:
         out = empty(*args, **options)
-        return out.fill_(0xA5 if out.dtype is torch.uint8 else float("nan"))
+        if out.is_floating_point():
+            return out.fill_(float("nan"))
+        return out.fill_(0xA5) if out.dtype is torch.uint8 else out
 
     monkeypatch.setattr(torch, "empty", poison)

@@ -24,8 +24,8 @@ WHOLE = replace(PLAIN, case=replace(PLAIN.case, n=256), form="interleaved")
 BLOCKS = Gated(Case(m=140, n=144, k=544, alpha=2.0**-8, exact=True, batch=1, out="new"))
 GELU = Gated(replace(PLAIN.case, exact=True, alpha=2.0**-9), "gelu_erf")
 STAGE = StagePlan(GemmConfig(products=2, gate="silu"))
-_B1, _B2 = (STAGE.offset(name) // 16 for name in ("B0", "B1"))
-_SFA, _SFB1, _SFB2 = (STAGE.offset(name) for name in ("SFA0", "SFB0", "SFB1"))
+_B1, _B2 = (offset // 16 for offset in STAGE.offsets.b)
+(_SFA,), (_SFB1, _SFB2) = STAGE.offsets.sfa, STAGE.offsets.sfb
 _R, _D = r"%r\d+", r"%rd\d+"
 
 

@@ -139,7 +139,7 @@ def commits(change: Callable) -> Patch:
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         original = mma.commit_masks
-        monkeypatch.setattr(mma, "commit_masks", lambda c, work: change(c, work, original(c, work)))
+        monkeypatch.setattr(mma, "commit_masks", lambda c, work: mma.CommitMasks(*change(c, work, original(c, work))))
 
     return patch
 

@@ -11,6 +11,7 @@ from cute_nvfp4.ops.quantize_launch import compile_quantize
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
 from cute_nvfp4.runtime.inspection import KernelReport, inspect_cubin
 
+pytestmark = pytest.mark.sweep
 ARCHS = ("sm_100a", "sm_90a")
 KINDS = [*(("nvfp4", rule) for rule in rules("nvfp4")), ("mxfp4", "even"), ("mxfp8_e4m3", "rceil")]
 REGISTERS_OF_A_MULTIPROCESSOR = 65536

@@ -10,6 +10,7 @@ from cute_nvfp4.ops.quantize_launch import compile_quantize
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
 from cute_nvfp4.runtime.inspection import inspect_cubin
 
+pytestmark = pytest.mark.sweep
 ARCHS = ("sm_100a", "sm_90a")
 KINDS = [("nvfp4", "max"), ("nvfp4", "four_six_mse"), ("mxfp4", "even"), ("mxfp8_e4m3", "rceil")]
 VARIANTS = [

@@ -1,0 +1,87 @@
+"""Which tests of a sweep the default run takes: so many that every value of every axis occurs in one of them.
+
+A sweep is a test function whose mark says so: ``@pytest.mark.sweep``, of its module or its own. Its axes are what
+``parametrize`` (and fixtures with parameters) give it; names that one ``parametrize`` sets together are one axis.
+``sweep(n)`` is for a single axis of many cases, mutants for instance: of those one in n is taken.
+
+What is taken depends on the tests' ids alone: not on their order, nor on the process or the machine.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+
+import pytest
+
+Values = frozenset[tuple[object, object]]
+"""The values of one test: (axis, value)."""
+
+SWEEPS = pytest.StashKey[list[tuple[list[pytest.Item], list[pytest.Item]]]]()
+"""In the configuration: the tests of each sweep, and those of them in this run."""
+
+
+def rank(name: str) -> int:
+    """A number that depends on ``name`` alone, evenly spread."""
+    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "big")
+
+
+def covering(tests: Mapping[str, Values]) -> set[str]:
+    """Names of tests that together have every value; each next one has the most that are new."""
+    left = set().union(*tests.values())
+    order = sorted(tests, key=rank)
+    taken: set[str] = set()
+    while left:
+        best = max(order, key=lambda name: len(tests[name] & left))
+        taken.add(best)
+        left -= tests[best]
+    return taken
+
+
+def one_in(n: int, tests: Iterable[str]) -> set[str]:
+    """One in ``n`` of ``tests``, at least one."""
+    order = sorted(tests, key=rank)
+    return set(order[: -(-len(order) // n)])
+
+
+def values(item: pytest.Item) -> Values:
+    """The values of a test: one for each ``parametrize`` it has, and for each fixture with parameters."""
+    params = item.callspec.params
+    axes = [names(mark) for mark in item.iter_markers("parametrize")]
+    together = {name for axis in axes for name in axis}
+    axes += [(name,) for name in params if name not in together]
+    return frozenset((axis, repr([params[name] for name in axis])) for axis in axes)
+
+
+def names(mark: pytest.Mark) -> tuple[str, ...]:
+    """What a ``parametrize`` sets."""
+    argument: str | Sequence[str] = mark.args[0]
+    return tuple(x.strip() for x in argument.split(",")) if isinstance(argument, str) else tuple(argument)
+
+
+def sweeps(items: list[pytest.Item]) -> list[list[pytest.Item]]:
+    """The tests of each function that is a sweep."""
+    found: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("sweep") and not item.get_closest_marker("slow") and hasattr(item, "callspec"):
+            found.setdefault(item.nodeid.split("[")[0], []).append(item)
+    return list(found.values())
+
+
+def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests of sweeps that the default run does not take."""
+    return [item for tests in sweeps(items) for item in _left_out(tests)]
+
+
+def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of the tests of one function."""
+    n = part(items[0])
+    tests = {item.nodeid: values(item) for item in items}
+    taken = covering(tests) if n == 1 else one_in(n, tests)
+    return [item for item in items if item.nodeid not in taken]
+
+
+def part(item: pytest.Item) -> int:
+    """``n`` of its mark."""
+    (n,) = item.get_closest_marker("sweep").args or (1,)
+    return n
