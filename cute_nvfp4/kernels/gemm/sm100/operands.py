@@ -6,7 +6,6 @@ grid of 512-byte atoms, and a tile's are a box of that grid: no layout but ``sca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import cutlass
@@ -16,43 +15,15 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from ....scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
-from ..config import CTA_ROWS, INTERLEAVED_ROWS, QUANTIZED, GemmConfig
+from ..arguments import ELEMENT_DTYPES, OUT_DTYPES, Operand
+from ..config import CTA_ROWS, INTERLEAVED_ROWS, GemmConfig
 from .memory_plan import SharedPlan, StagePlan, TensorPlan
 
-ELEMENT_TYPES = {
-    "nvfp4": cutlass.Float4E2M1FN,
-    "mxfp4": cutlass.Float4E2M1FN,
-    "mxfp8": cutlass.Float8E4M3FN,
-    "mxfp8_e5m2": cutlass.Float8E5M2,
-}
-OUT_TYPES = {
-    "float16": cutlass.Float16,
-    "bfloat16": cutlass.BFloat16,
-    "float32": cutlass.Float32,
-    QUANTIZED: cutlass.Uint8,
-}
+ELEMENT_TYPES = {name: getattr(cutlass, dtype) for name, dtype in ELEMENT_DTYPES.items()}
+OUT_TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()}
 # TMA moves scales as 16-bit numbers: 256 of them are an atom, the longest row of a box
 SCALE_WORD = cutlass.Int16
 ATOM_WORDS = ATOM_BYTES // 2
-
-
-@dataclass
-class Operand:
-    """One matrix of (rows, K, L) as the host function gets it: addresses, sizes, strides in elements.
-
-    ``batches`` is 1 where all of L share the data of one matrix; scales there are always L, ``scale_batch`` bytes
-    apart. Of two interleaved matrices each has its own first row, and both have ``rows``. Scales have ``scale_rows``
-    rows where those are not the data's (groups of rows, the scales of each padded to whole atoms).
-    """
-
-    data: cute.Pointer
-    scale: cute.Pointer
-    rows: Any
-    row_stride: Any
-    batch_stride: Any
-    batches: Any
-    scale_batch: Any
-    scale_rows: Any = None
 
 
 def element_types(config: GemmConfig) -> tuple[type, type]:
