@@ -89,9 +89,9 @@ def record_instructions(recorder: Recorder, body: str, rows: int, backend: str, 
     def recording_launcher(kernel_: CompiledKernel, backend_: str):
         runs = actual(kernel_, backend_)
 
-        def launches(values: list, tensors: dict) -> None:
+        def launches(values: list, tensors: Callable[[], launch.Tensors]) -> None:
             types = ptx_kernels.ARGUMENT_TYPES
-            recorder.record(f"ptx {body}", kernel_, types, values, tensors, lambda: runs(values, tensors), kind="ptx")
+            recorder.record(f"ptx {body}", kernel_, types, values, tensors(), lambda: runs(values, tensors), kind="ptx")
 
         return launches
 
