@@ -282,7 +282,8 @@ class Gemv:
             new = tile_offset(cfg, work.a, work.sizes, tile)
             data_step, data_offset = new.data - data_offset - (steps - 1) * data_step, new.data
             scale_step, scale_offset = new.scale - scale_offset - (steps - 1) * scale_step, new.scale
-        return Cursor(cursor.addresses.advanced(Offset(data_step, scale_step)), tile, step, Offset(data_offset, scale_offset))
+        addresses = cursor.addresses.advanced(Offset(data_step, scale_step))
+        return Cursor(addresses, tile, step, Offset(data_offset, scale_offset))
 
     def accumulate(self, sum0, sum1, fragment: Fragment, b_scales: list, lane_b, slice_of_chunk: Int32):
         """Adds the lane's four blocks of each row, scaled, to the sums of the two rows."""

@@ -1,4 +1,4 @@
-"""What the GEMV's device functions hand to one another: who a thread is, the operands in memory, where a warp stands."""
+"""Records that the GEMV's device functions hand to one another, and where rows and scales of a tile are."""
 
 from __future__ import annotations
 
