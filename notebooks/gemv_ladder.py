@@ -18,7 +18,7 @@ from cutlass.memory import SmemAllocator
 
 from cute_nvfp4.ptx.async_copy import commit_group, copy_async, wait_group
 from cute_nvfp4.ptx.convert import bits_to_f32, e2m1x8_to_f16x2, e4m3x2_to_f16x2, e4m3x4_to_f16x2, f16x2_to_f32
-from cute_nvfp4.ptx.fma import fma_e2m1x16
+from cute_nvfp4.ptx.half import fma_e2m1x16
 from cute_nvfp4.ptx.memory import load_global, load_shared, store_shared
 from cute_nvfp4.ptx.warp import sum_lanes
 from cute_nvfp4.scale_layout import ATOM_BYTES, ATOM_ROWS, cute_layout

@@ -1,73 +1,115 @@
-"""Marks: ``gpu`` tests are skipped without CUDA, ``slow`` ones run only when ``-m`` names them.
+"""Which tests run, and where.
 
-Of files in which every test compiles a kernel, the default run takes every n-th test (``SAMPLED``), so that all fit
-into a quarter of an hour on two cores; ``-m "slow or not slow"`` runs everything.
+``--backend sim`` (the default): kernels are tested in the simulator. ``--backend cuda``: only tests that launch kernels
+of the package run, those with the mark ``kernels`` or ``gpu``, on the GPU that is there; why others are skipped is
+printed at the end. Without ``-m slow`` sweeps are sampled (``sampling.py``) and ``slow`` tests left out.
 
 This file also puts ``tests/`` on the path, for the modules that several folders of tests share.
 """
 
 from __future__ import annotations
 
+import os
+from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
+import backends
 import pytest
+import sampling
 import torch
 
 from cute_nvfp4 import simulating
+from cute_nvfp4.runtime.cache import CompiledKernel
 
-SAMPLED = {
-    "test_gated_gemm.py": 3,
-    "test_gated_gemm_mutations.py": 3,
-    "test_gated_gemm_quantized.py": 2,
-    "test_gemm_mutations.py": 2,
-    "test_grouped_gemm.py": 3,
-    "test_grouped_gemm_mutations.py": 3,
-    "test_quantize.py": 4,
-    "test_quantize_cubin.py": 4,
-    "test_quantize_mutations.py": 4,
-    "test_quantize_optimal.py": 3,
-    "test_quantize_rotated.py": 4,
-    "test_quantize_tiles.py": 9,
-    "test_quantize_transposed.py": 6,
-    "test_quantize_variant_cubin.py": 12,
-    "test_quantize_variant_mutations.py": 2,
-}
-"""Of how many tests in a file one is in the default run."""
+_ON_A_GPU = ("pytest.mark.kernels", "pytest.mark.gpu")
 
 
-def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
-    """Tests of ``SAMPLED`` files but every n-th."""
-    seen: dict[str, int] = dict.fromkeys(SAMPLED, 0)
-    left_out = set()
-    for item in items:
-        name = item.path.name
-        if name in SAMPLED and not item.get_closest_marker("slow"):
-            if seen[name] % SAMPLED[name]:
-                left_out.add(item)
-            seen[name] += 1
-    return left_out
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--backend", choices=backends.BACKENDS, default="sim", help="where kernels are tested (default: sim)"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    backends.select(config.getoption("backend"))
+    if backends.backend() == "cuda":
+        if not torch.cuda.is_available():
+            raise pytest.UsageError("--backend cuda: torch finds no CUDA device")
+        # deterministic matrix products, which references are compared with
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """On a GPU files without tests for it are not even imported: they may need packages that it does not have."""
+    name = collection_path.name
+    if backends.backend() == "cuda" and name.startswith("test_") and name.endswith(".py"):
+        text = collection_path.read_text(encoding="utf-8")
+        return None if any(mark in text for mark in _ON_A_GPU) else True
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    expression = config.getoption("markexpr")
-    if "slow" not in expression:
+    left_out = _left_out(config, items)
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        gone = set(left_out)
+        items[:] = [item for item in items if item not in gone]
+    for item in items:
+        reason = _why_skipped(item)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def _left_out(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
+    """Tests that this run is not meant for."""
+    found = []
+    if backends.backend() == "cuda":
+        found = [x for x in items if not (x.get_closest_marker("kernels") or x.get_closest_marker("gpu"))]
+    if "slow" not in config.getoption("markexpr"):
+        found += [item for item in items if item.get_closest_marker("slow")]
         # a test named on the command line is wanted, sampled or not
-        named = any("::" in argument for argument in config.args) or config.getoption("keyword")
-        slow = {item for item in items if item.get_closest_marker("slow")} | (set() if named else _left_out(items))
-        if slow:
-            config.hook.pytest_deselected(items=list(slow))
-            items[:] = [item for item in items if item not in slow]
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+        if not config.getoption("keyword") and not any("::" in argument for argument in config.args):
+            found += sampling.left_out(items)
+    return found
+
+
+def _why_skipped(item: pytest.Item) -> str:
+    if backends.backend() == "sim":
+        return "needs a GPU: run with --backend cuda" if item.get_closest_marker("gpu") else ""
+    only = item.get_closest_marker("sim_only")
+    if only:
+        return f"only in the simulator: {only.args[0]}"
+    kernels = item.get_closest_marker("kernels")
+    return backends.why_skipped(kernels.args) if kernels else ""
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many tests were skipped on a GPU, for each reason."""
+    if backends.backend() == "cuda":
+        reasons = Counter(report.longrepr[2] for report in terminalreporter.stats.get("skipped", []))
+        for reason, count in sorted(reasons.items()):
+            terminalreporter.write_line(f"{count} {reason}")
+
+
+def _refuse(kernel: CompiledKernel) -> CompiledKernel:
+    raise AssertionError(f"{kernel.name} was called with tensors of the CPU, but --backend cuda tests kernels on a GPU")
 
 
 @pytest.fixture(autouse=True)
 def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Kernels that are called in ``sim`` and ``fuzz`` run in the simulator."""
-    if request.path.parent.name in ("sim", "fuzz"):
+    """Kernels that are called in ``sim`` and ``fuzz`` run in the simulator; on a GPU nothing does."""
+    if backends.backend() == "cuda":
+        with simulating(kernel=_refuse):
+            yield
+    elif request.path.parent.name in ("sim", "fuzz"):
         with simulating():
             yield
     else:
         yield
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """Where a test's own tensors go: the CPU, or the GPU."""
+    return backends.device()

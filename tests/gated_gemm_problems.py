@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import backends
 import gemm_problems
 import numpy as np
 import torch
@@ -87,7 +88,13 @@ class Problem:
     def options(self) -> dict[str, Any]:
         interleaved = self.gated.form == "interleaved"
         plan = self.gated.case.plan()
-        return {"gate": self.gated.gate, "alpha": self.alpha, "interleaved": interleaved, "config": plan}
+        return {
+            "gate": self.gated.gate,
+            "alpha": self.alpha,
+            "interleaved": interleaved,
+            "config": plan,
+            "backend": backends.backend(),
+        }
 
     def run(self, **changes: Any) -> Any:
         """The output; it, and all scratch memory, is NaN before."""
@@ -154,7 +161,7 @@ class Problem:
                 f"{self.gated}: {int(bad.sum())} of {bad.numel()} wrong: (index, got, from, to) {values}"
             )
         if self.room is not None:
-            inside = torch.zeros(self.room.shape, dtype=torch.bool)
+            inside = torch.zeros(self.room.shape, dtype=torch.bool, device=self.room.device)
             inside.as_strided(self.out.shape, self.out.stride(), self.out.storage_offset()).fill_(True)
             assert (self.room[~inside] == GUARD).all(), f"{self.gated}: memory around the output was written"
 

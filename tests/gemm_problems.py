@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
+import backends
 import numpy as np
 import torch
 from gemv_problems import exact_storage
@@ -143,9 +144,14 @@ class Problem:
         low, high = (rounded(x, DTYPES[self.case.dtype]) for x in (result - error, result + error))
         return low, high
 
-    def run(self, backend: str = "auto") -> torch.Tensor:
+    def run(self, backend: str = "") -> torch.Tensor:
         """The output; it, and all scratch memory, is NaN before."""
-        options = {"alpha": self.alpha, "bias": self.bias, "config": self.case.plan(), "backend": backend}
+        options = {
+            "alpha": self.alpha,
+            "bias": self.bias,
+            "config": self.case.plan(),
+            "backend": backend or backends.backend(),
+        }
         with poisoned_memory():
             if self.out is None:
                 return gemm(self.a, self.b, out_dtype=DTYPES[self.case.dtype], **options)
@@ -159,9 +165,9 @@ class Problem:
         """Whether everything around the output is as it was."""
         if self.room is None:
             return True
-        inside = torch.zeros(self.room.shape, dtype=torch.bool)
+        inside = torch.zeros(self.room.shape, dtype=torch.bool, device=self.room.device)
         inside.as_strided(self.out.shape, self.out.stride(), self.out.storage_offset()).fill_(True)
-        return bool((self.room[~inside.to(self.room.device)] == GUARD).all())
+        return bool((self.room[~inside] == GUARD).all())
 
 
 @contextlib.contextmanager
@@ -209,7 +215,8 @@ def blocked_scales(scale: torch.Tensor, fmt: Format) -> torch.Tensor:
     in its columns (K ends there, so that those scales multiply zeros)."""
     nan, large = (0x7F, 0x7E) if fmt.scale == "e4m3" else (0xFF, 0x8A)
     batch, rows, columns = scale.shape
-    full = torch.full((batch, -(-rows // 128) * 128, -(-columns // 4) * 4), nan, dtype=torch.uint8)
+    shape = (batch, -(-rows // 128) * 128, -(-columns // 4) * 4)
+    full = torch.full(shape, nan, dtype=torch.uint8, device=scale.device)
     full[:, :rows, columns:] = large
     full[:, :rows, :columns] = scale
     return to_blocked(full)
@@ -267,8 +274,9 @@ def _output(case: Case, device: str) -> tuple[torch.Tensor | None, torch.Tensor 
     return (out[0] if case.batch == 0 else out), room
 
 
-def make(case: Case, device: str = "cpu") -> Problem:
-    """The operands of ``case``, always the same."""
+def make(case: Case, device: str | None = None) -> Problem:
+    """The operands of ``case``, always the same, where kernels are tested or on ``device``."""
+    device = device or str(backends.device())
     generator = np.random.default_rng([case.seed, case.m, case.n, case.k, case.batch])
     a = _operand(generator, case, case.m, FORMATS[case.a_format], case.repeat_a, case.a_global, device)
     b = _operand(generator, case, case.n, FORMATS[case.b_format], case.repeat_b, case.b_global, device)
@@ -291,7 +299,7 @@ def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """float64 to ``dtype``, once: numpy has it for float16; ``bfloat16`` by way of float32 rounded to odd."""
     if dtype is torch.float16:
         with np.errstate(over="ignore"):
-            return torch.from_numpy(x.cpu().numpy().astype(np.float16))
+            return torch.from_numpy(x.cpu().numpy().astype(np.float16)).to(x.device)
     if dtype is torch.bfloat16:
         near = x.float()
         bits = near.view(torch.int32)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
+import backends
 import numpy as np
 import torch
 
@@ -71,14 +72,16 @@ class Problem:
     b: BlockScaledTensor
     out: torch.Tensor | None
 
-    def run(self, backend: str = "auto") -> torch.Tensor:
+    def run(self, backend: str = "") -> torch.Tensor:
         """The output, which nothing had been written to before (NaN, if it is the caller's)."""
         if self.out is not None:
             self.out.fill_(math.nan)
-            c = gemv(self.a, self.b, alpha=self.case.alpha, out=self.out, backend=backend)
+            c = gemv(self.a, self.b, alpha=self.case.alpha, out=self.out, backend=backend or backends.backend())
             assert c is self.out
             return c
-        return gemv(self.a, self.b, alpha=self.case.alpha, out_dtype=self.case.dtype, backend=backend)
+        return gemv(
+            self.a, self.b, alpha=self.case.alpha, out_dtype=self.case.dtype, backend=backend or backends.backend()
+        )
 
 
 def exact_storage(num_bytes: int, alignment: int, device: str) -> torch.Tensor:
@@ -152,8 +155,9 @@ def _output(case: Case, device: str) -> torch.Tensor | None:
     return torch.empty((*shape, 3), dtype=case.dtype, device=device)[..., 1]
 
 
-def make(case: Case, device: str = "cpu") -> Problem:
-    """The operands of ``case``, always the same."""
+def make(case: Case, device: str | None = None) -> Problem:
+    """The operands of ``case``, always the same, where kernels are tested or on ``device``."""
+    device = device or str(backends.device())
     generator = np.random.default_rng([case.seed, case.m, case.k, case.batch])
     a_data = _data(generator, case, case.m, case.pitch, case.alignment, case.repeat_a, device)
     b_data = _data(generator, case, case.b_rows, 0, 32 if case.k % 64 == 0 else 8, case.repeat_b, device)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 
+import backends
 import gemm_problems
 import numpy as np
 import torch
@@ -106,9 +107,9 @@ class GroupedProblem:
                 pairs.append((problem.a, problem.b))
         return pairs
 
-    def run(self, backend: str = "auto") -> list[torch.Tensor]:
+    def run(self, backend: str = "") -> list[torch.Tensor]:
         """The outputs; they, and all scratch memory, are NaN before."""
-        options = {"alpha": self.alpha, "config": self.grouped.plan(), "backend": backend}
+        options = {"alpha": self.alpha, "config": self.grouped.plan(), "backend": backend or backends.backend()}
         with poisoned_memory():
             if self.rows is not None:
                 self.out.fill_(math.nan)
@@ -122,7 +123,7 @@ class GroupedProblem:
             outs = []
             for problem, (m, n, _) in zip(self.groups, self.grouped.sizes):
                 if problem is None:
-                    outs.append(torch.empty((m, n), dtype=DTYPES[self.grouped.dtype]))
+                    outs.append(torch.empty((m, n), dtype=DTYPES[self.grouped.dtype], device=backends.device()))
                     continue
                 problem.room.fill_(GUARD)
                 problem.out.fill_(math.nan)
@@ -165,10 +166,10 @@ def _alphas(grouped: Grouped) -> tuple[float | torch.Tensor | None, list[float]]
     """What the call gets, and the number of each group."""
     count, unit = len(grouped.sizes), 2.0**-9 if grouped.dtype == "float16" or grouped.exact else 1.0
     if grouped.alphas == "each":
-        values = torch.tensor([unit * (1 + i % 5) * (-1) ** i for i in range(count)], dtype=torch.float32)
+        values = torch.tensor([unit * (1 + i % 5) * (-1) ** i for i in range(count)], device=backends.device())
         return values, values.tolist()
     if grouped.alphas == "one":
-        return torch.tensor([unit * 3], dtype=torch.float32), [unit * 3] * count
+        return torch.tensor([unit * 3], device=backends.device()), [unit * 3] * count
     if grouped.alphas == "number" or unit != 1.0:
         return unit, [unit] * count
     return None, [1.0] * count
@@ -202,7 +203,7 @@ def _make_contiguous(grouped: Grouped, alpha: float | torch.Tensor | None, numbe
     whole = gemm_problems.make(_case(grouped, 0, (total, n, k)))
     a, stack = whole.a, gemm_problems.make(_case(grouped, 0, (1, n, k), batch=len(sizes))).b
     scale, weights = a.rowmajor_scale()[0], stack.rowmajor_scale()
-    offsets = torch.tensor(edges, dtype=torch.int32) if grouped.offsets == "tensor" else edges
+    offsets = torch.tensor(edges, dtype=torch.int32, device=a.device) if grouped.offsets == "tensor" else edges
     rows = GroupedRows(a.data, padded(scale, edges, a.format), offsets, a.global_scale, a.format)
     groups: list[Problem | None] = []
     for e, (m, number) in enumerate(zip(sizes, numbers)):
@@ -214,8 +215,8 @@ def _make_contiguous(grouped: Grouped, alpha: float | torch.Tensor | None, numbe
         right = BlockScaledTensor(stack.data[e], weights[e], stack.global_scale, stack.format)
         case = _case(replace(grouped, out="new"), e, (m, n, k))
         groups.append(Problem(case, left, right, number, None, None, None))
-    out = whole.out if whole.out is not None else torch.empty((total, n), dtype=DTYPES[grouped.dtype])
-    return GroupedProblem(grouped, groups, alpha, rows, stack, out, torch.zeros(1, dtype=torch.int32))
+    out = whole.out if whole.out is not None else torch.empty((total, n), dtype=DTYPES[grouped.dtype], device=a.device)
+    return GroupedProblem(grouped, groups, alpha, rows, stack, out, torch.zeros(1, dtype=torch.int32, device=a.device))
 
 
 def random_grouped(generator: np.random.Generator, *, max_groups: int = 64, contiguous: bool | None = None) -> Grouped:

@@ -19,7 +19,7 @@ from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64, Uint16, Uint32
 from cutlass.cute.runtime import make_ptr
 
-from cute_nvfp4.ptx import convert, fma, memory
+from cute_nvfp4.ptx import convert, half, memory
 from cute_nvfp4.ptx._asm import asm
 from cute_nvfp4.ptx.async_copy import commit_group, copy_async, wait_group
 from cute_nvfp4.ptx.mma import mma_m16n8k8_f16, mma_m16n8k32_s8
@@ -81,17 +81,17 @@ def _bits_f32(place: Place, words: list) -> list:
 
 
 def _fma_f16x2(place: Place, words: list) -> list:
-    return [fma.fma_f16x2(*words), fma.mul_f16x2(words[0], words[1])]
+    return [half.fma_f16x2(*words), half.mul_f16x2(words[0], words[1])]
 
 
 def _fma_e2m1x8(place: Place, words: list) -> list:
     # accumulator, word, four f16x2
-    return [fma.fma_e2m1x8(words[0], words[1], words[2:6], place.arch)]
+    return [half.fma_e2m1x8(words[0], words[1], words[2:6], place.arch)]
 
 
 def _fma_e2m1x16(place: Place, words: list) -> list:
     # accumulator, two words, eight f16x2
-    return [fma.fma_e2m1x16(words[0], words[1:3], words[3:11], place.arch)]
+    return [half.fma_e2m1x16(words[0], words[1:3], words[3:11], place.arch)]
 
 
 def _policies() -> list[dict]:

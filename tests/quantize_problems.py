@@ -7,18 +7,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import backends
 import numpy as np
 import pytest
 import torch
 
 from cute_nvfp4.formats import decode_e4m3, encode_e4m3
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops import fused_quantize as ops
 from cute_nvfp4.ops.fused_quantize import quantize_fused, why_not_fused
 from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.quantization.blocks import GlobalScale, Request, _error, residual
 from cute_nvfp4.quantization.rounding import round_e2m1
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule, rules_of
+from cute_nvfp4.runtime import kernel as runtime_kernel
 from cute_nvfp4.runtime.cache import CompiledKernel
 
 DATA = Path(__file__).parent / "data" / "quantization"
@@ -114,12 +115,18 @@ def nearly_equal(rule: str, global_scale: float, dtype: torch.dtype, rows: int =
 
 def fused(x: torch.Tensor, format: str, rule: str, **options: object) -> BlockScaledTensor:
     """``x`` (MN, K) or (L, MN, K) quantized by the kernels; ``options`` of ``quantize_fused``."""
-    resolved = resolve_format(format)
-    return quantize_fused(x if x.ndim == 3 else x[None], resolved, resolve_rule(rule, resolved), **options)
+    resolved, x = resolve_format(format), backends.place(x)
+    options.setdefault("backend", backends.backend())
+    return quantize_fused(x if x.ndim == 3 else x[None], resolved, resolve_rule(rule, resolved), **_placed(options))
+
+
+def _placed(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: backends.place(x) if isinstance(x, torch.Tensor) else x for name, x in options.items()}
 
 
 def differences(x: torch.Tensor, format: str, rule: str, **options: object) -> list[str]:
     """What the kernels and the torch backend do not agree on, every byte of the scales' padding included."""
+    x, options = backends.place(x), _placed(options)
     got = fused(x, format, rule, **options)
     seed, layout = options.get("seed"), options.get("scale_layout", "blocked")
     want = quantize(
@@ -146,7 +153,7 @@ def mutate(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     Returns a list to which each of them adds how often the pattern matched.
     """
-    cached, found = ops.compile_cached, []
+    cached, found = runtime_kernel.compile_cached, []
 
     def mutated(key: tuple, builder: object) -> CompiledKernel:
         kernel = cached(key, builder)
@@ -156,5 +163,5 @@ def mutate(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
         found.append(count)
         return replace(kernel, ptx=ptx)
 
-    monkeypatch.setattr(ops, "compile_cached", mutated)
+    monkeypatch.setattr(runtime_kernel, "compile_cached", mutated)
     return found

@@ -31,7 +31,6 @@ from .problem import DataKind, Problem, mix_seed
 from .schema import Case, Tolerances
 from .timing import StopRule
 
-BACKEND_VARIABLE = "CUTE_NVFP4_BACKEND"
 ARCH_VARIABLE = "CUTE_NVFP4_ARCH"
 _CAPTURE_TAIL = 4000
 _START_TIMEOUT_S = 120.0
@@ -84,9 +83,9 @@ class Outcome:
 class Runner:
     """A context manager around the process of one submission.
 
-    ``device`` is where its tensors live (``cpu`` or ``cuda``), ``backend`` and ``arch`` are what the process finds in
-    ``CUTE_NVFP4_BACKEND`` and ``CUTE_NVFP4_ARCH``; ``batch`` is how many calls, each on inputs of its own, are made
-    together at most; ``timeout`` (seconds) bounds every request (on a CPU, every call).
+    ``device`` is where its tensors live (``cpu`` or ``cuda``), ``backend`` is what our own functions do there by
+    default, ``arch`` what the process finds in ``CUTE_NVFP4_ARCH``; ``batch`` is how many calls, each on inputs of
+    its own, are made together at most; ``timeout`` (seconds) bounds every request (on a CPU, every call).
     """
 
     def __init__(
@@ -137,7 +136,6 @@ class Runner:
         self._log.truncate()
         environment = dict(os.environ)
         environment.pop("POPCORN_FD", None)  # results are ours to write
-        environment[BACKEND_VARIABLE] = self._backend
         environment["PYTHONUNBUFFERED"] = "1"
         if self._arch is not None:
             environment[ARCH_VARIABLE] = self._arch
@@ -158,10 +156,9 @@ class Runner:
         self._connection = ours
         try:
             self._receive(_START_TIMEOUT_S, "starting its process")
-            self._ask(
-                {"op": "load", "problem": self._problem.name, "path": str(self._submission), "device": self._device},
-                "loading the submission",
-            )
+            where = {"device": self._device, "backend": self._backend}
+            request = {"op": "load", "problem": self._problem.name, "path": str(self._submission), **where}
+            self._ask(request, "loading the submission")
         except CallFailed as error:
             details = f"\n{error.details}" if error.details else ""
             raise SubmissionError(f"{self._submission.name}: {error}{details}") from error

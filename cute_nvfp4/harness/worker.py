@@ -7,6 +7,7 @@ the answer right, were the inputs changed) it finds out by itself.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import os
@@ -62,6 +63,7 @@ class Worker:
         self._kernel: Any = None
         self._snapshot: Snapshot | None = None
         self._device = torch.device("cpu")
+        self._simulate = False
         self._workspace: Workspace | None = None
         self._outputs: dict[int, tuple[list, list]] = {}  # what each call returned, and copies of it
         self._returned: list[torch.Tensor] = []
@@ -69,8 +71,9 @@ class Worker:
 
     # requests
 
-    def load(self, *, problem: str, path: str, device: str) -> dict:
-        """Imports the submission."""
+    def load(self, *, problem: str, path: str, device: str, backend: str) -> dict:
+        """Imports the submission. backend: "sim" runs our kernels on CPU tensors in the simulator, calls for call."""
+        self._simulate = backend == "sim"
         self._problem, self._device = get_problem(problem), torch.device(device)
         self._workspace = Workspace(self._problem, self._device, self._arena)
         if self._device.type == "cuda":
@@ -82,7 +85,8 @@ class Worker:
         specification = importlib.util.spec_from_file_location("submission", file)
         module = importlib.util.module_from_spec(specification)
         sys.modules["submission"] = module
-        specification.loader.exec_module(module)
+        with self._backend():
+            specification.loader.exec_module(module)
         self._kernel = getattr(module, "custom_kernel", None)
         if not callable(self._kernel):
             raise Refused(f"{file.name} defines no function custom_kernel(data)")
@@ -166,7 +170,11 @@ class Worker:
         table = recorded.key_averages().table(sort_by=key, row_limit=15, max_name_column_width=60)
         return {"table": table, "counters": counters.totals(runs)}
 
-    # pieces
+    # parts of the requests
+
+    def _backend(self) -> contextlib.AbstractContextManager[object]:
+        """Within it, ``backend="auto"`` is what the harness was asked for."""
+        return simulating() if self._simulate else contextlib.nullcontext()
 
     def _prepare(self, order: list[int]) -> list[tuple]:
         """The ``data`` tuples of the calls; every output is NaN, and nothing of earlier calls is left."""
@@ -253,7 +261,8 @@ class Worker:
         arguments = dict(request)
         operations = (self.load, self.stage, self.call, self.measure, self.collect, self.profile)
         try:
-            result = {operation.__name__: operation for operation in operations}[arguments.pop("op")](**arguments)
+            with self._backend():
+                result = {operation.__name__: operation for operation in operations}[arguments.pop("op")](**arguments)
         except Refused as error:
             return {"error": str(error), "traceback": ""}
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # all of it is the submission's doing

@@ -2,35 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import dataclasses
 import functools
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from ..errors import OperandError, explain
 from ..formats import Format
+from ..kernels.quantize.arguments import AmaxArguments, Powers, QuantizeArguments, Seed, Strides, Walk
 from ..kernels.quantize.config import ITEM_BYTES, ROW_STEP, WARP, WARP_ROWS, QuantizeConfig
 from ..operand import BlockScaledTensor
 from ..planning.quantize import PLAIN, Variant, lies_transposed, resident, threads, walk
 from ..quantization.hadamard import Hadamard
 from ..quantization.rules import Rule
 from ..runtime.backend import Backend, resolve, sm_count
-from ..runtime.compile import CompiledKernel, build, compile_cached
-from ..runtime.launch import Launcher, launcher
+from ..runtime.compile import CompiledKernel
+from ..runtime.kernel import Kernel
 from ..scale_layout import ATOM_COLS, ATOM_ROWS, blocked_bytes, blocked_view
 from ..target import Architecture, Target, architecture
 from .checks import DTYPE_NAMES
 
 __all__ = ["compile_quantize", "quantize_fused", "why_not_fused"]
 
-_NOTHING = contextlib.nullcontext()
-_POINTER, _I32, _I64 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64
-# x, data, scale, global_in, global_out | rows, columns, batch | strides | seed, signs | powers | blocks, steps | stream
-_TYPES = (*[_POINTER] * 5, *[_I32] * 3, *[_I64] * 6, *[_I32] * 10, _POINTER)
-# x, amax | rows, bytes of a row, batch | strides | pieces of a row, blocks, signs | stream
-_AMAX_TYPES = (*[_POINTER] * 2, *[_I32] * 3, *[_I64] * 2, *[_I32] * 3, _POINTER)
 _MAX_GRID, _INT32_MAX = 65535, 2**31 - 1
 _FORMATS = {("e2m1", "e4m3", 16), ("e2m1", "ue8m0", 32), ("e4m3", "ue8m0", 32), ("e5m2", "ue8m0", 32)}
 _CHOICES = {"e4m3": ("", "mse", "mae", "abs_max", "optimal"), "ue8m0": ("",)}
@@ -110,10 +106,10 @@ def quantize_fused(
     data = torch.empty((batch, rows, format.data_columns(k)), dtype=torch.uint8, device=x.device)
     if scale_layout == "blocked":
         flat = torch.empty(blocked_bytes(rows, columns, batch), dtype=torch.uint8, device=x.device)
-        scale, scale_strides = blocked_view(flat, rows, columns, batch), (0, flat.numel() // batch)
+        scale, scale_strides = blocked_view(flat, rows, columns, batch), Strides(0, flat.numel() // batch)
     else:
         scale = torch.empty((batch, rows, columns), dtype=torch.uint8, device=x.device)
-        scale_strides = (columns, rows * columns)
+        scale_strides = Strides(columns, rows * columns)
     # the scale that the kernel reads, and the one that it writes
     given, computed, source = global_scale, None, "none" if global_scale is None else "given"
     if isinstance(global_scale, str):
@@ -137,36 +133,31 @@ def quantize_fused(
     if source == "amax":
         _find_amax(x, given, config, signs, resolved)
     seed = seed or 0
-    arguments = [
-        *(0 if t is None else t.data_ptr() for t in (x, data, scale, given, computed)),
-        rows,
-        columns,
-        batch,
-        *_byte_strides(x.transpose(1, 2) if variant.transposed else x),
-        *_byte_strides(data),
-        *scale_strides,
-        *(_int32(half) for half in (seed, seed >> 32, signs)),
-        1,
-        1 << 16,
-        *_grid(config, rows, columns, sm_count(resolved, x.device) // batch),
-    ]
+    grid = _grid(config, rows, columns, sm_count(resolved, x.device) // batch)
+    arguments = QuantizeArguments(
+        x=x.data_ptr(),
+        data=data.data_ptr(),
+        scale=scale.data_ptr(),
+        global_in=0 if given is None else given.data_ptr(),
+        global_out=0 if computed is None else computed.data_ptr(),
+        rows=rows,
+        columns=columns,
+        batch=batch,
+        x_strides=_byte_strides(x.transpose(1, 2) if variant.transposed else x),
+        data_strides=_byte_strides(data),
+        scale_strides=scale_strides,
+        seed=Seed(_int32(seed), _int32(seed >> 32)),
+        signs=_int32(signs),
+        powers=Powers(1, 1 << 16),
+        ctas=grid[0],
+        walk=Walk(*grid[1:]),
+    )
     tensors = {"x": (x, False), "data": (data, True), "scale": (scale, True)}
     for name, tensor in (("global_in", given), ("global_out", computed)):
         if tensor is not None:
             tensors[name] = (tensor, name == "global_out")
-    _run(launcher(_compile(config), resolved, _TYPES), resolved, arguments, tensors)
+    QUANTIZE.run(config, resolved, x.device, arguments, lambda: tensors)
     return BlockScaledTensor(data, scale, global_scale, format)
-
-
-def _run(launch: Launcher, target: Target, arguments: list, tensors: dict) -> None:
-    """Launches on the current stream of the tensors' device, or simulates."""
-    if target.backend == "sim":
-        launch([*arguments, 0], lambda: tensors)
-        return
-    device = tensors["x"][0].device
-    # the DSL's host code launches on the current device
-    with torch.cuda.device(device) if device.index != torch.cuda.current_device() else _NOTHING:
-        launch([*arguments, torch.cuda.current_stream(device).cuda_stream], dict)
 
 
 def _int32(bits: int) -> int:
@@ -180,24 +171,23 @@ def _find_amax(x: torch.Tensor, amax: torch.Tensor, config: QuantizeConfig, sign
     view, config, rows, row_bytes, pieces = walk(x, config, alignment)
     places = 8 * sm_count(target, x.device) // x.shape[0]
     blocks = max(1, min(-(-rows * pieces // config.warps), places))
-    arguments = [
-        x.data_ptr(),
-        amax.data_ptr(),
-        rows,
-        row_bytes,
-        x.shape[0],
-        *_byte_strides(view),
-        pieces,
-        blocks,
-        _int32(signs),
-    ]
-    launch = launcher(compile_cached(("amax", config), lambda: _build_amax(config)), target, _AMAX_TYPES)
-    _run(launch, target, arguments, {"x": (x, False), "amax": (amax, True)})
+    arguments = AmaxArguments(
+        x=x.data_ptr(),
+        amax=amax.data_ptr(),
+        rows=rows,
+        row_bytes=row_bytes,
+        batch=x.shape[0],
+        x_strides=_byte_strides(view),
+        chunks=pieces,
+        ctas=blocks,
+        signs=_int32(signs),
+    )
+    AMAX.run(config, target, x.device, arguments, lambda: {"x": (x, False), "amax": (amax, True)})
 
 
-def _byte_strides(tensor: torch.Tensor) -> tuple[int, int]:
-    """(row, batch) strides of (L, MN, …) in bytes."""
-    return tensor.stride(1) * tensor.element_size(), tensor.stride(0) * tensor.element_size()
+def _byte_strides(tensor: torch.Tensor) -> Strides:
+    """Strides of (L, MN, …) in bytes."""
+    return Strides(tensor.stride(1) * tensor.element_size(), tensor.stride(0) * tensor.element_size())
 
 
 def _grid(config: QuantizeConfig, rows: int, columns: int, sm_count: int) -> tuple[int, int, int, int, int]:
@@ -319,63 +309,24 @@ def compile_quantize(
     alignment = min(row_bytes & -row_bytes, 32)
     arch_ = architecture(arch)
     config = _choose(rule, format, arch_, name, rows, k, alignment, scale_layout, global_scale, stochastic, variant)
-    return _compile(config), config
+    return QUANTIZE.compile(config), config
 
 
-def _compile(config: QuantizeConfig) -> CompiledKernel:
-    return compile_cached(("quantize", config), lambda: _build(config))
-
-
-def _pointer(dtype: type, alignment: int) -> object:
-    """An address that is never read: compiling needs only dtype, space and alignment."""
-    from cutlass.cute import AddressSpace
-    from cutlass.cute.runtime import make_ptr
-
-    return make_ptr(dtype, alignment, AddressSpace.gmem, assumed_align=alignment)
-
-
-def _build(config: QuantizeConfig) -> CompiledKernel:
-    import cuda.bindings.driver as driver
-    import cutlass
-
+def _host(config: QuantizeConfig) -> Callable[..., Any]:
     from ..kernels.quantize.row import Quantize
     from ..kernels.quantize.tile import QuantizeTile
     from ..kernels.quantize.transposed import QuantizeTransposed
 
-    byte, i32, i64 = cutlass.Uint8, cutlass.Int32(1), cutlass.Int64(1)
-    args = [
-        _pointer(byte, config.vector_bytes),
-        _pointer(byte, 8),
-        _pointer(byte, 16 if config.layout == "blocked" else 4 if config.scale_word else 1),
-        _pointer(cutlass.Float32, 4),
-        _pointer(cutlass.Float32, 4),
-        *[i32] * 3,
-        *[(i64, i64)] * 3,
-        (i32, i32, i32),
-        (i32, i32),
-        i32,
-        (i32, i32, i32, i32),
-        driver.CUstream(0),
-    ]
     kernel = QuantizeTransposed if config.transposed else QuantizeTile if config.tile else Quantize
-    return build(kernel(config), args, name="quantize", arch=config.arch.name)
+    return kernel(config)
 
 
-def _build_amax(config: QuantizeConfig) -> CompiledKernel:
-    import cuda.bindings.driver as driver
-    import cutlass
-
+def _amax_host(config: QuantizeConfig) -> Callable[..., Any]:
     from ..kernels.quantize.amax import Amax
     from ..kernels.quantize.transposed import AmaxTransposed
 
-    i32, i64 = cutlass.Int32(1), cutlass.Int64(1)
-    args = [
-        _pointer(cutlass.Uint8, config.vector_bytes),
-        _pointer(cutlass.Uint32, 4),
-        *[i32] * 3,
-        (i64, i64),
-        *[i32] * 3,
-        driver.CUstream(0),
-    ]
-    kernel = AmaxTransposed if config.transposed else Amax
-    return build(kernel(config), args, name="amax", arch=config.arch.name)
+    return AmaxTransposed(config) if config.transposed else Amax(config)
+
+
+QUANTIZE = Kernel("quantize", QuantizeArguments, _host)
+AMAX = Kernel("amax", AmaxArguments, _amax_host)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Sequence
 from typing import Any
 
@@ -66,3 +67,8 @@ def refs(first: int, count: int, *, braces: bool = True) -> str:
     """``{$first, …}``: a vector of ``count`` operands."""
     text = ", ".join(f"${first + i}" for i in range(count))
     return "{" + text + "}" if braces else text
+
+
+def literal(value: float) -> str:
+    """``value`` as PTX writes single-precision constants."""
+    return f"0f{struct.unpack('<I', struct.pack('<f', value))[0]:08X}"

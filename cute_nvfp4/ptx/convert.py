@@ -1,4 +1,4 @@
-"""Packed decodes of E2M1 and E4M3. All are exact.
+"""Conversions from E2M1, E4M3, binary16 and bf16 (PTX ISA, "cvt"). All are exact.
 
 f16x2 values travel as ``Uint32``: the low half is the element with the lower index.
 """
@@ -116,3 +116,25 @@ def f16x2_to_f32(pair: Uint32, *, loc: Any = None, ip: Any = None) -> list[Float
 def bits_to_f32(bits: Int32, *, loc: Any = None, ip: Any = None) -> Float32:
     """The fp32 number with these bits. PTX 1.0: ``mov.b32``."""
     return asm("mov.b32 $0, $1;", [Float32], [Int32(bits)], loc=loc, ip=ip)[0]
+
+
+@dsl_user_op
+def bf16x2_to_f32(pair: Uint32, *, loc: Any = None, ip: Any = None) -> list[Float32]:
+    """Both halves of a bf16x2 in fp32: a shift and a mask."""
+    text = "{ .reg .b32 l, h; shl.b32 l, $2, 16; and.b32 h, $2, 0xFFFF0000; mov.b32 $0, l; mov.b32 $1, h; }"
+    return asm(text, [Float32] * 2, [Uint32(pair)], loc=loc, ip=ip)
+
+
+@dsl_user_op
+def bf16x2_to_f32_by_product(
+    pair: Uint32, two_16: Uint32, sign: Uint32, *, loc: Any = None, ip: Any = None
+) -> list[Float32]:
+    """As :func:`bf16x2_to_f32` for finite numbers, for the FMA pipe. PTX 7.0, sm_80 or later: ``fma.rn.bf16x2``.
+
+    The shift is a product with ``two_16`` = 2**16, the mask with (0, 1) in bf16, to which ``sign`` = 2**31 is added:
+    that is (0, −0); +0 and what was there are left. The compiler must know neither number.
+    """
+    text = "{ .reg .b32 l, h, m; mul.lo.u32 l, $2, $3; mov.b32 m, 0x3F800000; fma.rn.bf16x2 h, $2, m, $4; "
+    return asm(
+        text + "mov.b32 $0, l; mov.b32 $1, h; }", [Float32] * 2, [*map(Uint32, (pair, two_16, sign))], loc=loc, ip=ip
+    )

@@ -1,4 +1,4 @@
-"""Wide global loads with L1 and L2 policies. Addresses are 64-bit generic/global addresses in bytes.
+"""Loads and stores, with L1 and L2 policies. Global addresses are 64-bit, in bytes; shared ones 32-bit.
 
 The policies are performance hints (PTX ISA, "Cache Eviction Priority Hints"); the values loaded do not change.
 """
@@ -115,3 +115,24 @@ def store_flag(address: Int64, value: Int32, *, loc: Any = None, ip: Any = None)
     """Stores a word of global memory after everything this thread knows to be written (``st.release.gpu``)."""
     text = "st.release.gpu.global.b32 [$0], $1;"
     asm(text, [], [Int64(address), Int32(value)], volatile=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def store_global(address: Any, words: Sequence[Any], *, loc: Any = None, ip: Any = None) -> None:
+    """Stores one, two or four 32-bit words to global memory, aligned to their bytes (PTX 1.0)."""
+    source = refs(1, len(words)) if len(words) > 1 else "$1"
+    suffix = {1: ".b32", 2: ".v2.b32", 4: ".v4.b32"}[len(words)]
+    asm(f"st.global{suffix} [$0], {source};", [], [Int64(address), *map(Uint32, words)], volatile=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def store_global_byte(address: Any, word: Uint32, *, loc: Any = None, ip: Any = None) -> None:
+    """Stores the low byte of ``word`` to global memory (PTX 1.0)."""
+    asm("st.global.b8 [$0], $1;", [], [Int64(address), Uint32(word)], volatile=True, loc=loc, ip=ip)
+
+
+@dsl_user_op
+def atomic_max_global(address: Any, value: Uint32, *, loc: Any = None, ip: Any = None) -> None:
+    """Raises a word of global memory to ``value``. PTX 1.2: ``red.global.max.u32``."""
+    text = "red.relaxed.gpu.global.max.u32 [$0], $1;"
+    asm(text, [], [Int64(address), Uint32(value)], volatile=True, loc=loc, ip=ip)

@@ -1,14 +1,17 @@
-"""Tensor-core products of one warp."""
+"""Tensor-core products of one warp (PTX ISA, "mma"), and sums by products with a diagonal matrix."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+import cutlass
 from cutlass import Float32, Int32, Uint32
 from cutlass.cutlass_dsl import dsl_user_op
 
 from ._asm import asm, refs
+
+MINUS_ONE_F16 = 0xBC00
 
 
 @dsl_user_op
@@ -36,3 +39,21 @@ def mma_m16n8k8_f16(a: Sequence[Any], b: Any, c: Sequence[Any], *, loc: Any = No
     text = f"mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {refs(0, 4)}, {refs(4, 2)}, {{$6}}, {refs(7, 4)};"
     operands = [*map(Uint32, a), Uint32(b), *map(Float32, c)]
     return asm(text, [Float32] * 4, operands, volatile=True, loc=loc, ip=ip)
+
+
+def diagonal(value: int, lane: Int32) -> Uint32:
+    """``b`` of :func:`mma_m16n8k8_f16`: the f16 with the bits ``value`` on the diagonal, zero elsewhere."""
+    row, column = lane >> 2, lane & 3
+    word = cutlass.select_((row & 1) == 0, Uint32(value), Uint32(value << 16))
+    return Uint32(cutlass.select_((row >> 1) == column, word, Uint32(0)))
+
+
+def add_diagonal(halves: Sequence[Uint32], b: Uint32, c: Sequence[Float32]) -> list[Float32]:
+    """c + halves · ``b``, :func:`diagonal`: one instruction adds four f16 of a lane to four of its fp32 numbers.
+
+    ``halves``: an even number of f16x2. Other lanes do not matter, as long as what they hold is finite.
+    """
+    found: list = []
+    for i in range(0, len(halves), 2):
+        found += mma_m16n8k8_f16(halves[i : i + 2], b, c[2 * i : 2 * i + 4])
+    return found

@@ -61,8 +61,8 @@ def copy_scales(column: Int32, descriptor: Uint64, offset: int, *, group: int, l
 
     ``32x128b.warpx4``: every quarter of the lanes gets the same 32 rows of 16 bytes.
     """
-    units = offset // DESCRIPTOR_UNIT
-    text = f"{{ .reg .b64 d; add.s64 d, $1, {units}; tcgen05.cp.cta_group::{group}.32x128b.warpx4 [$0], d; }}"
+    step = offset // DESCRIPTOR_UNIT
+    text = f"{{ .reg .b64 d; add.s64 d, $1, {step}; tcgen05.cp.cta_group::{group}.32x128b.warpx4 [$0], d; }}"
     asm(text, [], [Int32(column), Uint64(descriptor)], volatile=True, loc=loc, ip=ip)
 
 

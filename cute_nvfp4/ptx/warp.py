@@ -1,12 +1,14 @@
-"""Reductions over the lanes of a warp."""
+"""Reductions over the lanes of a warp (PTX ISA, "redux.sync", "shfl.sync")."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import cutlass.cute as cute
-from cutlass import Float32
+from cutlass import Float32, Uint32
 from cutlass.cutlass_dsl import dsl_user_op
+
+from ._asm import asm
 
 
 @dsl_user_op
@@ -22,3 +24,10 @@ def sum_lanes(value: Float32, width: int, *, loc: Any = None, ip: Any = None) ->
         value = value + cute.arch.shuffle_sync_bfly(value, offset=distance, loc=loc, ip=ip)
         distance *= 2
     return value
+
+
+@dsl_user_op
+def max_lanes(value: Uint32, *, loc: Any = None, ip: Any = None) -> Uint32:
+    """The largest ``value`` of a warp, in every lane. PTX 7.0, sm_80 or later: ``redux.sync.max.u32``."""
+    text = "redux.sync.max.u32 $0, $1, 0xFFFFFFFF;"
+    return asm(text, [Uint32], [Uint32(value)], volatile=True, loc=loc, ip=ip)[0]

@@ -16,7 +16,7 @@ import torch
 
 from ..errors import TargetError, explain
 from ..target import ARCHITECTURES, DEFAULT_ARCH, Architecture, Target, architecture
-from .simulating import simulation
+from .simulating import session_number, simulation
 
 Backend = Literal["auto", "cuda", "sim", "reference"]
 BACKENDS = ("auto", "cuda", "sim", "reference")
@@ -25,9 +25,11 @@ ARCH_VARIABLE = "CUTE_NVFP4_ARCH"
 
 _NOTHING = contextlib.nullcontext()
 
+# What is remembered of a device is remembered for the session that simulates it; 0 is the real one.
+
 
 @functools.lru_cache(maxsize=64)
-def _device_architecture(index: int) -> Architecture:
+def _device_architecture(index: int, session: int) -> Architecture:
     capability = torch.cuda.get_device_capability(index)
     for arch in ARCHITECTURES.values():
         if arch.capability == capability:
@@ -44,7 +46,7 @@ def _device_architecture(index: int) -> Architecture:
 
 
 @functools.lru_cache(maxsize=256)
-def _resolve(backend: str, device: torch.device, arch: str | None) -> Target:
+def _resolve(backend: str, device: torch.device, arch: str | None, session: int) -> Target:
     if backend not in BACKENDS:
         raise TargetError(explain("backend", got=repr(backend), expected=f"one of {', '.join(BACKENDS)}"))
     if backend == "reference":
@@ -60,7 +62,7 @@ def _resolve(backend: str, device: torch.device, arch: str | None) -> Target:
                 )
             )
         index = torch.cuda.current_device() if device.index is None else device.index
-        found = _device_architecture(index)
+        found = _device_architecture(index, session)
         if arch is not None and arch != found.name:
             raise TargetError(explain(f"architecture for {device}", got=arch, expected=found.name))
         return Target(found, "cuda")
@@ -95,18 +97,19 @@ def resolve(backend: Backend = "auto", device: torch.device | str = "cpu", arch:
             arch = arch or active.arch
             backend = "sim" if backend == "auto" else backend
         arch = arch or os.environ.get(ARCH_VARIABLE) or None
-    return _resolve(backend, device, arch)
+    return _resolve(backend, device, arch, session_number())
 
 
 def sm_count(target: Target, device: torch.device) -> int:
     """Multiprocessors of the device that runs ``target`` (the example part's in the simulator)."""
     if target.backend == "cuda":
-        return _device_sm_count(torch.cuda.current_device() if device.index is None else device.index)
+        index = torch.cuda.current_device() if device.index is None else device.index
+        return _device_sm_count(index, session_number())
     return target.arch.sm_count
 
 
 @functools.lru_cache(maxsize=64)
-def _device_sm_count(index: int) -> int:
+def _device_sm_count(index: int, session: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 

@@ -16,7 +16,7 @@ import torch
 from ..errors import CompileError
 from ..target import Target
 from .cache import CompiledKernel
-from .simulating import SimulatedLaunch, simulation
+from .simulating import SimulatedLaunch, current_session, simulation
 
 Tensors = Mapping[str, tuple[torch.Tensor, bool]]
 """Every tensor that a kernel may touch, by name, and whether it may write it."""
@@ -126,6 +126,22 @@ class SimLauncher:
                 active.record(SimulatedLaunch(self._kernel, launch, result, trace))
 
 
+class SessionLauncher:
+    """Runs the host code as ``CudaLauncher`` does, on the simulated GPU of a session (``sim.session``)."""
+
+    def __init__(self, kernel: CompiledKernel, types: Sequence[type], session: Any) -> None:
+        from ..sim import HostModule, Program
+
+        self._types, self._session = tuple(types), session
+        self._host = HostModule(kernel.host_ir, kernel.entry, session.device)
+        self._program = Program.parse(kernel.ptx)
+
+    def __call__(self, values: Sequence[Any], tensors: Callable[[], Tensors]) -> None:
+        arguments = [kind(value) for kind, value in zip(self._types, values)]
+        submit = self._session.submit
+        self._host.call_at([ctypes.addressof(a) for a in arguments], lambda launch: submit(self._program, launch))
+
+
 _launchers: dict[tuple[int, str], tuple[CompiledKernel, Launcher]] = {}
 _lock = threading.Lock()
 
@@ -135,13 +151,21 @@ def launcher(kernel: CompiledKernel, target: Target, types: Sequence[type]) -> L
     active = simulation()
     if target.backend == "sim" and active is not None and active.kernel is not None:
         kernel = active.kernel(kernel)
+    session = current_session() if target.backend == "cuda" else None
+    # what belongs to a session goes with it
+    kept = _launchers if session is None else session.kept
     key = (id(kernel), target.backend)
-    found = _launchers.get(key)
+    found = kept.get(key)
     if found is None:
         with _lock:
-            found = _launchers.get(key)
+            found = kept.get(key)
             if found is None:
-                make = CudaLauncher if target.backend == "cuda" else SimLauncher
                 # the kernel is kept beside its launcher so that its id stays its own
-                found = _launchers[key] = kernel, make(kernel, types)
+                found = kept[key] = kernel, _make(kernel, target, types, session)
     return found[1]
+
+
+def _make(kernel: CompiledKernel, target: Target, types: Sequence[type], session: Any) -> Launcher:
+    if session is not None:
+        return SessionLauncher(kernel, types, session)
+    return CudaLauncher(kernel, types) if target.backend == "cuda" else SimLauncher(kernel, types)

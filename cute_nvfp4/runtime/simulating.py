@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,18 @@ _active: contextvars.ContextVar[Simulation | None] = contextvars.ContextVar("sim
 def simulation() -> Simulation | None:
     """The innermost ``simulating`` that is under way, or None."""
     return _active.get()
+
+
+def current_session() -> Any:
+    """The simulated GPU that stands in for torch's "cuda" (``sim.session``), or None."""
+    session = sys.modules.get("cute_nvfp4.sim.session")  # absent unless somebody opened one
+    return None if session is None else session.current_session()
+
+
+def session_number() -> int:
+    """The number of that session in this process, from 1; 0 if there is none."""
+    session = current_session()
+    return 0 if session is None else session.number
 
 
 @contextlib.contextmanager

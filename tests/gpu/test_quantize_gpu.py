@@ -1,66 +1,61 @@
-"""The fused quantization kernels on the GPU that is there: the bits of the torch backend, in order, without waiting."""
+"""The fused quantization kernels and what only a GPU has: streams, graphs, memory, and matrices of many rows.
+
+That they give the bits of torch's backend is in ``tests/sim/test_quantize*.py``, which ``--backend cuda`` runs too.
+"""
 
 from __future__ import annotations
 
 import pytest
-import quantize_problems as problems
 import torch
-from quantize_problems import DTYPES, PAIRS, differences, edges, fused, near_ties
+from quantize_problems import DTYPES, PAIRS, TILE_PAIRS, differences, fused, near_ties, rules
+
+from cute_nvfp4.quantization.hadamard import Hadamard
 
 pytestmark = pytest.mark.gpu
 
-SCALES = (1.0, 2.0**-9, 93 / 16 / 2688, 5.25 / 1536, 0.91 * 6 / 2688, 1 / 3, 0.0014142135, 2.0**-100, 2.0**118)
-
 
 def check(x: torch.Tensor, format: str, rule: str, **options: object) -> None:
-    assert differences(x.cuda(), format, rule, **options) == []
-
-
-@pytest.mark.parametrize("format,rule", PAIRS)
-def test_golden_inputs(format: str, rule: str) -> None:
     scale = "auto" if format == "nvfp4" else None
-    for name, x in problems.golden_inputs().items():
-        for dtype in DTYPES:
-            assert (name, differences(x.to(dtype).cuda(), format, rule, global_scale=scale)) == (name, [])
+    assert differences(x, format, rule, global_scale=scale, **options) == []
+
+
+def random(rows: int, k: int, dtype: torch.dtype) -> torch.Tensor:
+    x = torch.randn(rows, k, generator=torch.Generator().manual_seed(5)) * torch.logspace(-3, 2, rows)[:, None]
+    return x.to(dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("format,rule", PAIRS)
-def test_edges_and_random(format: str, rule: str, dtype: torch.dtype) -> None:
-    scale = torch.tensor(0.0007, device="cuda") if format == "nvfp4" else None
-    check(edges(129, 544).to(dtype), format, rule, global_scale=scale)
-    x = torch.randn(3000, 4096, generator=torch.Generator().manual_seed(5)) * torch.logspace(-3, 2, 3000)[:, None]
-    check(x.to(dtype), format, rule, global_scale="auto" if format == "nvfp4" else None)
-    check(x[:, :96].to(dtype), format, rule, seed=11, scale_layout="rowmajor")
+def test_many_rows(format: str, rule: str, dtype: torch.dtype) -> None:
+    """More than one work tile for each CTA; rotated; read where K is strided."""
+    check(random(3000, 4096, dtype), format, rule)
+    check(random(4096, 1500, dtype).t(), format, rule)
+    check(random(1500, 4096, dtype), format, rule, hadamard=Hadamard.from_seed(2))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("rule", problems.rules("nvfp4"))
+@pytest.mark.parametrize("format,rule", TILE_PAIRS)
+def test_many_tiles(format: str, rule: str, dtype: torch.dtype) -> None:
+    check(random(1500, 4096, dtype), format, rule, block_2d=True)
+    check(random(4096, 1500, dtype).t(), format, rule, block_2d=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rule", rules("nvfp4"))
 def test_global_scales(rule: str, dtype: torch.dtype) -> None:
     """Many, and elements on and beside every tie: reciprocals and roundings of the device are those of IEEE 754."""
-    more = torch.rand(40, generator=torch.Generator().manual_seed(6), dtype=torch.float64).mul(20).exp2().tolist()
-    for value in (*SCALES, *more):
-        scale = torch.tensor(value, device="cuda")
-        for x in (edges(128, 512).to(dtype), near_ties(dtype, value)):
-            assert (value, differences(x.cuda(), "nvfp4", rule, global_scale=scale)) == (value, [])
-
-
-@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
-@pytest.mark.parametrize("rule", ["four_six_mse", "four_six_mae", "four_six_abs_max"])
-def test_nearly_equal_errors(rule: str, dtype: torch.dtype) -> None:
-    """Tensor cores compute the errors; blocks for which that decides nothing are done again."""
-    for value in (2.0**-9, 93 / 16 / 1536, 0.0014142135):
-        for count in (32, 3):
-            x = problems.nearly_equal(rule, value, dtype, 256, count).cuda()
-            case, scale = (value, count), torch.tensor(value, device="cuda")
-            assert (case, differences(x, "nvfp4", rule, global_scale=scale)) == (case, [])
+    for value in (
+        torch.rand(40, generator=torch.Generator().manual_seed(6), dtype=torch.float64).mul(20).exp2().tolist()
+    ):
+        x, scale = near_ties(dtype, value), torch.tensor(value)
+        assert (value, differences(x, "nvfp4", rule, global_scale=scale)) == (value, [])
 
 
 def test_two_to_the_thirty_one_bytes() -> None:
     """Offsets need 64 bits."""
     x = torch.randn(40000, 32768, device="cuda", dtype=torch.bfloat16)
-    got = fused(x, "nvfp4", "max", global_scale=torch.tensor(0.002, device="cuda"))
-    part = fused(x[-128:], "nvfp4", "max", global_scale=torch.tensor(0.002, device="cuda"))
+    got = fused(x, "nvfp4", "max", global_scale=torch.tensor(0.002))
+    part = fused(x[-128:], "nvfp4", "max", global_scale=torch.tensor(0.002))
     assert got.data[0, -128:].equal(part.data[0])
 
 

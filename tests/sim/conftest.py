@@ -1,15 +1,28 @@
-"""Fixtures for operations that are run in the simulator."""
+"""Fixtures for operations that are run in the simulator, or with ``--backend cuda`` on a GPU."""
 
 from __future__ import annotations
 
+import backends
 import pytest
 import torch
 
 
-@pytest.fixture(params=("sm_100a", "sm_90a"))
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Tests that take ``arch`` run for each architecture in turn; on a GPU for the one it has."""
+    named = [x for mark in metafunc.definition.iter_markers("parametrize") for x in _names(mark.args[0])]
+    if "arch" in metafunc.fixturenames and "arch" not in named:
+        metafunc.parametrize("arch", backends.architectures(), indirect=True)
+
+
+def _names(argument: str | tuple[str, ...] | list[str]) -> list[str]:
+    return [x.strip() for x in argument.split(",")] if isinstance(argument, str) else list(argument)
+
+
+@pytest.fixture
 def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each architecture in turn, as the one that CPU tensors are simulated on."""
-    monkeypatch.setenv("CUTE_NVFP4_ARCH", request.param)
+    """The architecture that CPU tensors are simulated on, or that of the GPU."""
+    if backends.backend() == "sim":
+        monkeypatch.setenv("CUTE_NVFP4_ARCH", request.param)
     return request.param
 
 

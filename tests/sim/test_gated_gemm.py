@@ -1,4 +1,4 @@
-"""gated_gemm() on full-range data: the compiled kernel, executed in the simulator, against float64."""
+"""gated_gemm() on full-range data: the compiled kernel against float64."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from cute_nvfp4.planning.gemm import GemmProblem, candidates, choose
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
 
+pytestmark = pytest.mark.kernels("sm_100a", "sm_103a")
 ARCH = ARCHITECTURES["sm_100a"]
 BASE = Case(m=200, n=136, k=544, alpha=usual_alpha(544), dtype="float32")
 WHOLE = replace(BASE, n=256)
@@ -138,19 +139,22 @@ def _under_schedules(name: str, count: int) -> None:
         assert c.equal(first), f"{schedule} gives other bits"
 
 
+@pytest.mark.sim_only("runs schedules")
 @pytest.mark.parametrize("name", ["pair split", "swap pair", "interleaved swap pair", "stream"])
 def test_schedules_do_not_matter(name: str) -> None:
     _under_schedules(name, 3)
 
 
 @pytest.mark.slow
+@pytest.mark.sim_only("runs schedules")
 @pytest.mark.parametrize("name", EXACT)
 def test_twenty_schedules_do_not_matter(name: str) -> None:
     _under_schedules(name, 20)
 
 
+@pytest.mark.sim_only("reads counters")
 @pytest.mark.parametrize("name", ["64", "pair", "swap pair", "interleaved pair"])
-def test_a_is_read_once_for_both_products(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_is_read_once_for_both_products(name: str) -> None:
     """DRAM traffic of the modelled L2 within 5 % of the operands with their scales, and of the output."""
     case = replace(STRUCTURES[name].case, m=512, n=512, k=1024, batch=0, out="rows", dtype="float16", workers=8)
     problem = make(replace(STRUCTURES[name], case=case))
@@ -174,9 +178,6 @@ def choose_config(problem: Problem) -> GemmConfig:
     """The case's configuration as it is compiled."""
     case, swap = problem.gated.case, problem.gated.case.swap
     return replace(case.plan().config, products=2, gate="silu", shared="b" if swap else "a")
-
-
-_LAUNCH = ops._launch
 
 
 def test_plans_of_gated_problems() -> None:
@@ -203,9 +204,10 @@ def test_interleave(batch: int) -> None:
         assert values[..., i, :, :].flatten(-3, -2).equal(b.dequantize(torch.float64))
 
 
-def test_interleave_takes_equal_global_scales() -> None:
+def test_interleave_takes_equal_global_scales(device: torch.device) -> None:
     """In tensors of their own, as loading a checkpoint makes them, or in one that ``quantize`` was given for both."""
-    x, scale = torch.randn(128, 64, generator=torch.Generator().manual_seed(1)), torch.tensor(0.01)
+    x = torch.randn(128, 64, generator=torch.Generator().manual_seed(1)).to(device)
+    scale = torch.tensor(0.01, device=device)
     shared = [quantize(x, global_scale=scale), quantize(x, global_scale=scale)]
     own = [replace(b, global_scale=scale.clone()) for b in shared]
     for b1, b2 in (shared, own):

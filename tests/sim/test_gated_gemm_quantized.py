@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import backends
 import pytest
 import torch
 from gated_gemm_problems import Gated, Problem, make
@@ -15,6 +16,7 @@ from cute_nvfp4.formats import as_bytes
 from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.scale_layout import blocked_bytes, blocked_view
 
+pytestmark = pytest.mark.kernels("sm_100a", "sm_103a")
 BASE = Case(m=140, n=208, k=544, batch=2, alpha=2.0**-8, tile_n=128, exact=True, out="new")
 GUARD = 0xA5
 CASES = {
@@ -34,11 +36,13 @@ def room(problem: Problem, global_scale: float, offset: int = 0) -> tuple[BlockS
     """An output with ``GUARD`` in it and behind it, and the memory of its data."""
     case = problem.gated.case
     shape = (case.m, case.n // 2) if case.batch == 0 else (case.batch, case.m, case.n // 2)
-    memory = torch.full((math.prod(shape) + 64,), GUARD, dtype=torch.uint8)
+    memory = torch.full((math.prod(shape) + 64,), GUARD, dtype=torch.uint8, device=backends.device())
     data = memory[offset : offset + math.prod(shape)].view(shape)
-    scale = torch.full((blocked_bytes(case.m, case.n // 16, max(case.batch, 1)),), GUARD, dtype=torch.uint8)
+    scale = torch.full(
+        (blocked_bytes(case.m, case.n // 16, max(case.batch, 1)),), GUARD, dtype=torch.uint8, device=backends.device()
+    )
     scale = blocked_view(scale, case.m, case.n // 16, max(case.batch, 1))
-    return BlockScaledTensor(data, scale, torch.tensor(global_scale)), memory
+    return BlockScaledTensor(data, scale, torch.tensor(global_scale, device=backends.device())), memory
 
 
 def same(got: BlockScaledTensor, right: BlockScaledTensor) -> bool:
@@ -90,8 +94,13 @@ def test_scales_from_the_smallest_to_the_largest() -> None:
 @pytest.mark.parametrize("global_scale", [0.0, -1.0, float("nan"), float("inf"), 2.0**-101, 2.0**119])
 def test_a_global_scale_out_of_range_is_nan(global_scale: float) -> None:
     problem = make(Gated(replace(BASE, m=33, n=80, batch=1)))
-    made = problem.run(out_global_scale=torch.tensor(global_scale))
-    right = quantize(problem.run(out_dtype=torch.float32), "nvfp4", "max", global_scale=torch.tensor(global_scale))
+    made = problem.run(out_global_scale=torch.tensor(global_scale, device=backends.device()))
+    right = quantize(
+        problem.run(out_dtype=torch.float32),
+        "nvfp4",
+        "max",
+        global_scale=torch.tensor(global_scale, device=backends.device()),
+    )
     assert same(made, right)
     assert made.rowmajor_scale().eq(0x7F).all() and not as_bytes(made.blocked_scale()).eq(0x7F).all()
 

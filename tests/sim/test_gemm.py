@@ -1,4 +1,4 @@
-"""gemm() on full-range data: the compiled kernel, executed in the simulator with checks on, against float64.
+"""gemm() on full-range data: the compiled kernel, against float64.
 
 One case for each kind of structure here; all of them, under many schedules, by ``python -m tests.sim.gemm_sweep``.
 """
@@ -17,6 +17,8 @@ from gemm_structures import Pairs, random_case, structures
 from cute_nvfp4 import simulating
 from tests.sim.blackwell.shapes import GEMM_SHAPES
 from tests.sim.mutation.gemm import keeping_flags
+
+pytestmark = pytest.mark.kernels("sm_100a", "sm_103a")
 
 
 def run(case: Case) -> torch.Tensor:
@@ -141,6 +143,7 @@ def test_repeats_bit_for_bit() -> None:
         assert problem.run().view(torch.int32).equal(first.view(torch.int32))
 
 
+@pytest.mark.sim_only("looks at the flags of a launch")
 def test_flags_are_lowered() -> None:
     """A stream-K launch leaves the flags as it found them, for the next on the stream."""
     problem = make(Case(130, 200, 1312, tile_n=64, scheduler="stream_k", workers=9))
@@ -204,7 +207,7 @@ def test_a_nan_scale_is_its_row(fmt: str, nan: int, which: str) -> None:
         operand.scale[r % 32, r // 32, row // 128, c, column // 4, 0] = nan
         operand.data[0, row, block * column : block * (column + 1)] = 0
     c = problem.run()
-    expected = torch.zeros(200, 136, dtype=torch.bool)
+    expected = torch.zeros(200, 136, dtype=torch.bool, device=c.device)
     (expected if which == "a" else expected.t())[list(places)] = True
     assert c[0].isnan().equal(expected)
     assert c[0][~expected].equal(clean[0][~expected])
@@ -226,6 +229,7 @@ def test_nan_elements_of_fp8() -> None:
     assert c.isfinite().equal(rest)
 
 
+@pytest.mark.sim_only("compiles for another architecture")
 @pytest.mark.parametrize("arch", ["sm_103a"])
 def test_other_architectures(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUTE_NVFP4_ARCH", arch)
@@ -241,6 +245,7 @@ def test_random_problems() -> None:
         run(random_case(generator, every, max_mn=300, max_k=1500))
 
 
+@pytest.mark.sim_only("draws problems and runs none")
 def test_draws_cover_all_pairs() -> None:
     """A hundredth of the structures already meets most pairs of choices that there can be."""
     pairs, every = Pairs(), list(structures())

@@ -1,4 +1,4 @@
-"""grouped_gemm() and its contiguous form on full-range data: the compiled kernels, executed in the simulator."""
+"""grouped_gemm() and its contiguous form on full-range data: the compiled kernels against float64."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from cute_nvfp4.ops.grouped_rows import GroupedRows
 from cute_nvfp4.sim import adversarial
 from tests.sim.blackwell.shapes import GROUP_SHAPES
 
+pytestmark = pytest.mark.kernels("sm_100a", "sm_103a")
 RAGGED = ((80, 128, 256), (129, 203, 544), (1, 1, 32), (300, 72, 1056), (5, 264, 96))
 DEALT = tuple((m, 200, 544) for m in (80, 0, 130, 1, 300, 0))
 PAIR = {"pair": True, "cluster": (2, 1)}
@@ -130,7 +131,9 @@ def test_bad_offsets_are_clamped_and_reported(offsets: tuple, used: tuple, statu
     """Nothing out of bounds is read or written, and the word says which offset was the first."""
     sizes = tuple((y - x, 72, 96) for x, y in pairwise(used))
     problem = make(Grouped(sizes, True, before=used[0], after=300 - used[-1], tile_n=64, swap=swap))
-    rows = GroupedRows(problem.rows.data, problem.rows.scale, torch.tensor(offsets, dtype=torch.int32))
+    rows = GroupedRows(
+        problem.rows.data, problem.rows.scale, torch.tensor(offsets, dtype=torch.int32, device=problem.rows.data.device)
+    )
     for backend in ("auto", "reference"):
         bad = replace(problem, rows=rows)
         out = bad.out.fill_(math.nan)
@@ -164,7 +167,7 @@ def test_scales_of_groups() -> None:
             edges.append(edges[-1] + int(generator.integers(4) and generator.integers(300)))
         total = max(edges[-1] + int(generator.integers(3)), 1)
         whole = grouped_problems.gemm_problems.make(grouped_problems.gemm_problems.Case(total, 8, 96, batch=0)).a
-        rows = GroupedRows.of(whole, torch.tensor(edges, dtype=torch.int32))
+        rows = GroupedRows.of(whole, torch.tensor(edges, dtype=torch.int32, device=whole.data.device))
         scale, atom = whole.rowmajor_scale()[0], 0
         for x, y in pairwise(edges):
             if y > x:
@@ -201,6 +204,7 @@ def _under_schedules(name: str, count: int) -> None:
         assert all(x.equal(y) for x, y in zip(results, first)), f"{schedule} gives other bits"
 
 
+@pytest.mark.sim_only("runs schedules")
 @pytest.mark.parametrize("name", ["pair swap", "workspace", "contiguous swap"])
 def test_schedules_do_not_matter(name: str) -> None:
     _under_schedules(name, 3)
@@ -208,6 +212,7 @@ def test_schedules_do_not_matter(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+@pytest.mark.sim_only("runs schedules")
 @pytest.mark.parametrize("name", STRUCTURES)
 def test_twenty_schedules_do_not_matter(name: str) -> None:
     _under_schedules(name, 20)
@@ -217,6 +222,7 @@ BENCHMARK = tuple((m, 512, 1024) for m in (80, 176, 128, 72, 64, 248, 96, 160))
 """The groups of the first benchmark case, with an eighth of its N and a seventh of its K."""
 
 
+@pytest.mark.sim_only("reads counters")
 @pytest.mark.parametrize("maps", ["", "workspace", "contiguous"])
 def test_traffic_is_near_the_minimum(maps: str) -> None:
     """DRAM traffic of the modelled L2 within 5 % of every operand, scale and result byte once."""

@@ -1,4 +1,4 @@
-"""The fused quantization kernels, executed in the simulator, give the bits of the torch backend."""
+"""The fused quantization kernels, give the bits of the torch backend."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cute_nvfp4.formats import Format
 from cute_nvfp4.ops import fused_quantize as ops
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
 
-pytestmark = pytest.mark.usefixtures("poisoned")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned")]
 FOUR_SIX = ("four_six_mse", "four_six_mae", "four_six_abs_max")
 
 
@@ -154,6 +154,7 @@ def test_repeats_bit_for_bit(arch: str) -> None:
     assert first.data.equal(second.data) and first.scale.equal(second.scale)
 
 
+@pytest.mark.sim_only("refuses CPU tensors")
 def test_what_is_refused() -> None:
     x = torch.ones(1, 4, 64, dtype=torch.bfloat16)
     nvfp4 = resolve_format("nvfp4")

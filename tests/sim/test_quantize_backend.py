@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import backends
 import pytest
 import torch
 
@@ -10,6 +11,9 @@ from cute_nvfp4.errors import OperandError, TargetError
 from cute_nvfp4.formats import as_bytes
 from cute_nvfp4.ops.quantize import explain_backend
 from cute_nvfp4.quantization.hadamard import Hadamard
+
+pytestmark = pytest.mark.kernels
+REFUSES = pytest.mark.sim_only("refuses CPU tensors")
 
 
 @pytest.mark.parametrize(
@@ -27,11 +31,11 @@ from cute_nvfp4.quantization.hadamard import Hadamard
     ],
 )
 @pytest.mark.parametrize("shape", [(144, 96), (2, 64, 160)])
-def test_the_bits_of_the_torch_backend(options: dict, shape: tuple[int, ...]) -> None:
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(torch.bfloat16)
+def test_the_bits_of_the_torch_backend(options: dict, shape: tuple[int, ...], device: torch.device) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(device, torch.bfloat16)
     found, expected = (
         quantize(x, **options, generator=torch.Generator().manual_seed(5) if "rounding" in options else None, backend=b)
-        for b in ("sim", "torch")
+        for b in (backends.backend(), "torch")
     )
     assert found.data.shape == expected.data.shape and found.scale.shape == expected.scale.shape
     assert torch.equal(as_bytes(found.data), as_bytes(expected.data))
@@ -41,6 +45,7 @@ def test_the_bits_of_the_torch_backend(options: dict, shape: tuple[int, ...]) ->
         assert torch.equal(found.global_scale.reshape(()), expected.global_scale.reshape(()))
 
 
+@REFUSES
 @pytest.mark.parametrize(
     "options,message",
     [
@@ -57,6 +62,7 @@ def test_what_the_kernels_cannot_do(options: dict, message: str) -> None:
     assert explain_backend(torch.ones(16, 32), **options).backend == "torch"
 
 
+@REFUSES
 def test_which_backend_runs() -> None:
     x = torch.ones(16, 32)
     assert explain_backend(x) == ("torch", "x is on cpu; the kernels run on CUDA devices")
@@ -68,6 +74,7 @@ def test_which_backend_runs() -> None:
         explain_backend(x, backend="cuda")
 
 
+@REFUSES
 def test_a_backend_for_another_device() -> None:
     with pytest.raises(TargetError, match="cuda"):
         quantize(torch.ones(16, 32), backend="cuda")

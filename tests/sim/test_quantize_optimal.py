@@ -12,9 +12,9 @@ from quantize_problems import DTYPES, differences, edges, fused, near_ties
 from cute_nvfp4.formats import decode_e4m3
 from cute_nvfp4.kernels.quantize.block import optimal as optimal
 from cute_nvfp4.kernels.quantize.block import search as search
-from cute_nvfp4.ops import fused_quantize as ops
+from cute_nvfp4.runtime import kernel as runtime_kernel
 
-pytestmark = pytest.mark.usefixtures("poisoned")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned")]
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 # one under which no product is a tie, one of few bits, a power of two
 SCALES = (6.1803 / 2688, 93 / 16 / 2688, 2.0**-8)
@@ -99,7 +99,7 @@ def least_errors(blocks: np.ndarray, g: float) -> np.ndarray:
 def test_minimum_over_all_scales(arch: str, name: str) -> None:
     x = samples((16, 512), 7)[name].bfloat16()
     q = fused(x, "nvfp4", "optimal", global_scale="auto")
-    got = ((q.dequantize(torch.float64)[0] - x.double()).numpy().reshape(-1, 16) ** 2).sum(-1)
+    got = ((q.dequantize(torch.float64)[0].cpu() - x.double()).numpy().reshape(-1, 16) ** 2).sum(-1)
     want = least_errors(x.double().numpy().reshape(-1, 16), float(q.global_scale))
     # what float32 cannot tell apart
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-11 * float(q.global_scale) ** 2)
@@ -120,6 +120,7 @@ MUTANTS = {
 }
 
 
+@pytest.mark.sim_only("runs mutants")
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUTE_NVFP4_ARCH", "sm_90a")
@@ -127,7 +128,7 @@ def test_mutants_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None
     x = samples((64, 512))[sample].bfloat16()
     check(x, global_scale=torch.tensor(scale))
     monkeypatch.setattr(module, constant, value)
-    monkeypatch.setattr(ops, "compile_cached", lambda key, builder: builder())
+    monkeypatch.setattr(runtime_kernel, "compile_cached", lambda key, builder: builder())
     assert differences(x, "nvfp4", "optimal", global_scale=torch.tensor(scale))
 
 

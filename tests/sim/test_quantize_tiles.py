@@ -1,4 +1,4 @@
-"""The fused kernels of square tiles, executed in the simulator, give the bits of the torch backend."""
+"""The fused kernels of square tiles give the bits of the torch backend."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quantize_problems import DTYPES, TILE_PAIRS, differences, edges, fused, gol
 from cute_nvfp4.ops import fused_quantize as ops
 from cute_nvfp4.quantization.hadamard import Hadamard
 
-pytestmark = pytest.mark.usefixtures("poisoned")
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned")]
 FOUR_SIX = ("four_six_mse", "four_six_mae", "four_six_abs_max")
 
 

@@ -17,11 +17,12 @@ import torch
 from gemv_problems import Case, make
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from cute_nvfp4.ops import gemv as ops
+from cute_nvfp4 import gemv
 from cute_nvfp4.runtime import cache
 from cute_nvfp4.runtime import compile as compiling
 from cute_nvfp4.runtime.cache import CompiledKernel
 from cute_nvfp4.runtime.compile import compile_cached
+from cute_nvfp4.runtime.kernel import Kernel
 
 KERNEL = CompiledKernel("k", "sm_100a", "entry", ".version 8.8\n" * 500, bytes(range(256)) * 40, "module { ü }")
 TESTS = Path(__file__).parents[1]
@@ -50,7 +51,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiling, "_memory", {})
-    ops._plan.cache_clear()
 
 
 def entries(folder: Path) -> list[Path]:
@@ -100,19 +100,28 @@ def test_another_digest_of_the_sources_is_another_entry(folder: Path, monkeypatc
 
 
 @pytest.mark.parametrize(
-    "name", ["kernels/gemv/kernel.py", "ptx/fma.py", "scale_layout.py", "ops/gemv.py", "compile.py"]
+    "name,covered",
+    [
+        *((name, True) for name in ("kernels/gemv/kernel.py", "kernels/gemm/sm100/mainloop.py", "ptx/half.py")),
+        *((name, True) for name in ("scale_layout.py", "formats.py", "target.py", "runtime/signature.py")),
+        *((name, True) for name in ("runtime/compile.py", "runtime/cache.py", "runtime/kernel.py")),
+        *((name, False) for name in ("reference.py", "planning/gemm.py", "runtime/launch.py", "errors.py")),
+        pytest.param(
+            "ops/gemv.py", False, marks=pytest.mark.xfail(strict=True, reason="host signatures are traced from ops")
+        ),
+    ],
 )
-def test_the_digest_covers_what_is_traced(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_digest_covers_what_is_traced(
+    name: str, covered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And nothing else: after a change in an operation's messages no kernel is compiled again."""
     digest = compiling.source_digest.__wrapped__
-    for source in (name, "reference.py"):
-        (tmp_path / source).parent.mkdir(exist_ok=True)
-        (tmp_path / source).write_text("x = 1\n")
-    monkeypatch.setattr(compiling, "__file__", str(tmp_path / "compile.py"))
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text("x = 1\n")
+    monkeypatch.setattr(compiling, "__file__", str(tmp_path / "runtime" / "compile.py"))
     before = digest()
-    (tmp_path / "reference.py").write_text("x = 2\n")
-    assert digest() == before
     (tmp_path / name).write_text("x = 2\n")
-    assert digest() != before
+    assert (digest() != before) == covered
 
 
 def test_the_digest_covers_the_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -235,8 +244,8 @@ def script(body: str) -> list[str]:
 def test_concurrent_processes_build_once(folder: Path) -> None:
     """Four processes ask for one kernel at the same moment."""
     body = """
-        from cute_nvfp4.cache import CompiledKernel
-        from cute_nvfp4.compile import compile_cached
+        from cute_nvfp4.runtime.cache import CompiledKernel
+        from cute_nvfp4.runtime.compile import compile_cached
         builds = []
         def build():
             builds.append(1)
@@ -266,17 +275,17 @@ def test_concurrent_processes_build_once(folder: Path) -> None:
     assert len(entries(folder)) == 1 and not leftovers(folder)
 
 
-def test_a_process_killed_while_it_compiles(folder: Path) -> None:
+def test_a_process_killed_while_it_compiles(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its lock falls with it, half an entry is nobody's, and what it left is cleared away when it is old."""
     body = """
         import os
-        from cute_nvfp4 import cache
-        from cute_nvfp4.compile import compile_cached
+        from cute_nvfp4.runtime import cache
+        from cute_nvfp4.runtime.compile import compile_cached
         def stop(*args):
             print("writing", flush=True)
             time.sleep(600)
         os.fsync = stop  # the lock is held, and the temporary file written
-        from cute_nvfp4.cache import CompiledKernel
+        from cute_nvfp4.runtime.cache import CompiledKernel
         compile_cached(("killed",), lambda: CompiledKernel("k", "a", "e", "ptx" * 100000, b"", ""))
     """
     process = subprocess.Popen(script(body), stdout=subprocess.PIPE, text=True)
@@ -286,9 +295,11 @@ def test_a_process_killed_while_it_compiles(folder: Path) -> None:
     process.stdout.close()
     (left,) = leftovers(folder)
     assert left.stat().st_size > 0 and not entries(folder)
-    start = time.monotonic()
-    assert compile_cached(("killed",), Builder()) is KERNEL
-    assert time.monotonic() - start < 5 and len(entries(folder)) == 1
+    monkeypatch.setattr(cache, "LOCK_TIMEOUT_S", 20)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as is said of a lock that is held
+        assert compile_cached(("killed",), Builder()) is KERNEL
+    assert len(entries(folder)) == 1
     assert leftovers(folder) == [left]  # it might still be someone's
     old = time.time() - 2 * cache.STALE_TEMPORARY_S
     os.utime(left, (old, old))
@@ -322,10 +333,10 @@ def test_a_lock_that_is_never_released(folder: Path, monkeypatch: pytest.MonkeyP
 def test_gemv_in_a_fresh_process(folder: Path) -> None:
     """The real kernel: the second process compiles nothing and gives the same bits."""
     body = """
-        from cute_nvfp4.ops import _gemv as ops
+        from cute_nvfp4.runtime.kernel import Kernel
         from gemv_problems import Case, make
-        build, count = ops.build, []
-        ops.build = lambda *args, **options: count.append(1) or build(*args, **options)
+        build, count = Kernel.build, []
+        Kernel.build = lambda *args: count.append(1) or build(*args)
         c = make(Case(9, 256)).run()
         print(len(count), c.numpy().tobytes().hex())
     """
@@ -357,11 +368,8 @@ def test_a_second_call_compiles_nothing_and_allocates_its_output(
     problem = make(Case(9, 256, out="contiguous" if given else ""))
     first = problem.run().clone()
 
-    def never(*args: object, **options: object) -> None:
-        raise AssertionError("compiled again")
-
-    monkeypatch.setattr(ops, "build", never)
+    monkeypatch.setattr(Kernel, "build", lambda *_: pytest.fail("compiled again"))
     with Operations() as operations:
-        second = ops.gemv(problem.a, problem.b, out=problem.out, out_dtype=torch.float32)
+        second = gemv(problem.a, problem.b, out=problem.out, out_dtype=torch.float32, backend="sim")
     assert operations.names == ([] if given else ["aten.empty.memory_format"])
     assert second.equal(first)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cute_nvfp4 import target
+from cute_nvfp4 import simulating
 from cute_nvfp4.errors import TargetError
-from cute_nvfp4.runtime.backend import resolve
+from cute_nvfp4.runtime import backend
+from cute_nvfp4.runtime.backend import resolve, sm_count
 from cute_nvfp4.target import ARCHITECTURES, Target, architecture
 
 
@@ -18,11 +19,11 @@ def no_variable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch):
-    """Makes up a GPU: ``gpu(capability, sm_count)``."""
+    """Makes up a GPU: ``gpu(capability, multiprocessors)``."""
 
-    def make(capability: tuple[int, int], sm_count: int = 100) -> None:
+    def make(capability: tuple[int, int], multiprocessors: int = 100) -> None:
         class Properties:
-            multi_processor_count = sm_count
+            multi_processor_count = multiprocessors
 
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Some GPU")
@@ -31,8 +32,8 @@ def gpu(monkeypatch: pytest.MonkeyPatch):
         forget()
 
     def forget() -> None:
-        target._device_architecture.cache_clear()
-        target._resolve.cache_clear()
+        backend._device_architecture.cache_clear()
+        backend._resolve.cache_clear()
 
     yield make
     forget()
@@ -55,10 +56,23 @@ def test_unknown_architectures(name: str) -> None:
         architecture(name)
 
 
-def test_cpu_tensors_are_simulated() -> None:
-    assert resolve() == resolve("auto", "cpu") == resolve("sim") == Target(architecture("sm_100a"), "sim")
+def test_cpu_tensors() -> None:
+    """By exact torch, or, where that is asked for, in the simulator."""
+    assert resolve() == resolve("auto", "cpu") == Target(architecture("sm_100a"), "reference")
+    assert resolve("sim") == Target(architecture("sm_100a"), "sim")
     assert resolve("sim", torch.device("cpu"), "sm_90a") == Target(architecture("sm_90a"), "sim")
     assert resolve("reference") == Target(architecture("sm_100a"), "reference")
+
+
+def test_within_simulating() -> None:
+    with simulating():
+        assert resolve() == Target(architecture("sm_100a"), "sim")
+        with simulating("sm_90a"):
+            assert resolve() == resolve("sim") == Target(architecture("sm_90a"), "sim")
+            assert resolve("auto", "cpu", "sm_103a").arch.name == "sm_103a"
+            assert resolve("reference").backend == "reference"
+        assert resolve().arch.name == "sm_100a"
+    assert resolve().backend == "reference"
 
 
 def test_variable(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,7 +107,7 @@ def test_a_gpu_decides_its_architecture(gpu, monkeypatch: pytest.MonkeyPatch) ->
     for device in ("cuda", "cuda:0"):
         found = resolve("auto", device)
         assert found == resolve("cuda", device) == Target(architecture("sm_90a"), "cuda")
-        assert target.sm_count(found, torch.device(device)) == 114
+        assert sm_count(found, torch.device(device)) == 114
     assert resolve("auto", "cuda:0", "sm_90a").backend == "cuda"
     with pytest.raises(TargetError, match=r"architecture for cuda:0: got sm_100a, expected sm_90a"):
         resolve("auto", "cuda:0", "sm_100a")
@@ -107,4 +121,4 @@ def test_a_gpu_without_a_kernel(gpu) -> None:
 
 
 def test_multiprocessors_of_the_simulated_part() -> None:
-    assert [target.sm_count(resolve(arch=a), torch.device("cpu")) for a in ARCHITECTURES] == [132, 148, 148]
+    assert [sm_count(resolve(arch=a), torch.device("cpu")) for a in ARCHITECTURES] == [132, 148, 148]

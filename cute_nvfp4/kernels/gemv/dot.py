@@ -32,7 +32,7 @@ from ...ptx.convert import (
     e2m1x8_to_s8x4_signs_apart,
     f16x2_to_f32,
 )
-from ...ptx.fma import fma_e2m1x16
+from ...ptx.half import fma_e2m1x16
 from ...ptx.memory import load_shared, store_shared
 from ...ptx.mma import mma_m16n8k32_s8
 from ...target import Architecture

@@ -8,7 +8,7 @@ import cutlass
 from cutlass import Float32, Int32, Int64, Uint16, Uint32
 
 from ...ptx.convert import e4m3x2_to_f16x2, e4m3x4_to_f16x2, f16x2_to_f32
-from ...ptx.fma import mul_f16x2
+from ...ptx.half import mul_f16x2
 from ...ptx.memory import load_global, load_global_byte_if, load_global_if
 from ...scale_layout import ATOM_ROWS
 from ..arith import div, mod

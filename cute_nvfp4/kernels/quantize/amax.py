@@ -14,9 +14,11 @@ from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from ...ptx.encode import atomic_max_global, f32_bits, max_lanes
-from ...ptx.memory import load_global_if
+from ...ptx.memory import atomic_max_global, load_global_if
+from ...ptx.move import f32_bits
+from ...ptx.warp import max_lanes
 from ..arith import div, mod
+from .arguments import AmaxArguments
 from .block.definition import largest_magnitude, to_f32
 from .config import WARP, QuantizeConfig
 from .rotation import rotated_words
@@ -40,53 +42,31 @@ class Amax:
         return _RUN * WARP if self.config.hadamard else self.config.vector_bytes * WARP * _LOADS
 
     @cute.jit
-    def __call__(
-        self,
-        x: cute.Pointer,
-        amax: cute.Pointer,
-        rows: Int32,
-        row_bytes: Int32,
-        batch: Int32,
-        x_strides: tuple[Int64, Int64],
-        pieces: Int32,
-        blocks: Int32,
-        signs: Int32,
-        stream: CUstream,
-    ):
-        """Raises ``amax``, which holds a magnitude, to the largest finite one of x. Strides are (row, batch) in bytes.
-
-        pieces: of a row. signs: of the rotation.
-        """
-        cfg = self.config
-        self.kernel(x, amax, rows, row_bytes, x_strides, pieces, signs).launch(
-            grid=(blocks, batch, 1), block=(WARP * cfg.warps, 1, 1), stream=stream
+    def __call__(self, arguments: AmaxArguments, stream: CUstream):
+        """Launches ``arguments.ctas`` CTAs for each matrix."""
+        # what only the host uses does not become a parameter of the kernel
+        self.kernel(arguments._replace(batch=None, ctas=None)).launch(
+            grid=(arguments.ctas, arguments.batch, 1), block=(WARP * self.config.warps, 1, 1), stream=stream
         )
 
     @cute.kernel
-    def kernel(
-        self,
-        x: cute.Pointer,
-        amax: cute.Pointer,
-        rows: Int32,
-        row_bytes: Int32,
-        strides: tuple,
-        pieces: Int32,
-        signs: Int32,
-    ):
+    def kernel(self, arguments: AmaxArguments):
         cfg = self.config
+        rows, row_bytes, pieces = arguments.rows, arguments.row_bytes, arguments.chunks
+        strides = arguments.x_strides
         thread, _, _ = cute.arch.thread_idx()
         block, batch, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()
         warp, lane = cute.arch.make_warp_uniform(div(thread, WARP)), mod(thread, WARP)
         found = SmemAllocator().allocate_tensor(Uint32, cute.make_layout(cfg.warps), byte_alignment=16)
-        start = x.toint() + Int64(batch) * strides[1]
+        start = arguments.x.toint() + Int64(batch) * strides[1]
         kind = cfg.of_rotated if cfg.hadamard else cfg
         largest = Uint32(0)
         for unit in cutlass.range(block * cfg.warps + warp, rows * pieces, blocks * cfg.warps, unroll=1):
             row, piece = unit // pieces, unit % pieces
             words = self.load(start, strides[0], (row, piece), lane, row_bytes)
             if cutlass.const_expr(cfg.hadamard):
-                words = rotated_words(cfg, words, Uint32(signs))
+                words = rotated_words(cfg, words, Uint32(arguments.signs))
             bits = f32_bits(largest_magnitude(kind, words))
             if bits >= Uint32(_INFINITY):
                 bits = Uint32(0)
@@ -102,7 +82,7 @@ class Amax:
         if thread == 0:
             for w in cutlass.range_constexpr(1, cfg.warps):
                 largest = cutlass.max(largest, found[w])
-            atomic_max_global(amax.toint(), largest)
+            atomic_max_global(arguments.amax.toint(), largest)
 
     def load(self, start: Int64, stride: Int64, where: tuple, lane: Int32, row_bytes: Int32) -> list[Uint32]:
         """A lane's words of piece (row, number in the row); zeros beyond the row's end."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import cutlass
 from cutlass import Float32, Int32, Int64, Uint32
 
-from ...ptx.encode import add_rn, copy_sign, f32_bits, f32_from_bits, mul_rn, multiply_wide, round_even
+from ...ptx.arithmetic import add_rn, copy_sign, mul_rn, multiply_wide, round_even
+from ...ptx.move import f32_bits, f32_from_bits
 from .config import ELEMENTS, QuantizeConfig
 
 # Philox4x32-10: multipliers, key increments, rounds

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cutlass import Float32, Uint32
 
-from ...ptx.encode import add_rn, f32_bits, mul_rn, sub_rn
+from ...ptx.arithmetic import add_rn, mul_rn, sub_rn
+from ...ptx.move import f32_bits
 from .block.definition import to_f32
 from .config import QuantizeConfig
 

@@ -34,12 +34,14 @@ from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
 from ...ptx import mbarrier
+from ...ptx.arithmetic import div_rn, rcp_rn
 from ...ptx.async_copy import copy_bulk
-from ...ptx.diagonal import MINUS_ONE_F16, diagonal
-from ...ptx.encode import div_rn, f32_bits, f32_from_bits, opaque, prmt, rcp_rn, store_global, store_global_byte
-from ...ptx.memory import load_global_if, load_shared
+from ...ptx.memory import load_global_if, load_shared, store_global, store_global_byte
+from ...ptx.mma import MINUS_ONE_F16, diagonal
+from ...ptx.move import f32_bits, f32_from_bits, opaque, prmt
 from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_STRIDE
 from ..arith import ceil_div, div, mod
+from .arguments import QuantizeArguments
 from .block.by_warp import quantize_alone
 from .block.fast_path import units_of
 from .block.optimal import optimal_entries
@@ -63,48 +65,24 @@ class Quantize:
         self.config = config
 
     @cute.jit
-    def __call__(
-        self,
-        x: cute.Pointer,
-        data: cute.Pointer,
-        scale: cute.Pointer,
-        global_in: cute.Pointer,
-        global_out: cute.Pointer,
-        rows: Int32,
-        columns: Int32,
-        batch: Int32,
-        x_strides: tuple[Int64, Int64],
-        data_strides: tuple[Int64, Int64],
-        scale_strides: tuple[Int64, Int64],
-        seed: tuple[Int32, Int32, Int32],
-        powers: tuple[Int32, Int32],
-        blocks: Int32,
-        steps: tuple[Int32, Int32, Int32, Int32],
-        stream: CUstream,
-    ):
-        """Quantizes ``rows`` × ``columns`` blocks by ``blocks`` blocks of threads for each matrix.
-
-        Strides are (row, batch) in bytes; blocked scales have no rows. powers: 1 and 2**16. steps: chunks of 32 blocks
-        along K, units of a matrix, and quotient and remainder of ``blocks`` by the chunks.
-        """
-        cfg = self.config
-        pointers = (x, data, scale, global_in, global_out)
-        strides = (x_strides, data_strides, scale_strides)
-        self.kernel(pointers, rows, columns, strides, seed, powers, steps).launch(
-            grid=(blocks, batch, 1),
-            block=(WARP * cfg.warps, 1, 1),
+    def __call__(self, arguments: QuantizeArguments, stream: CUstream):
+        """Launches ``arguments.ctas`` CTAs for each matrix."""
+        # what only the host uses does not become a parameter of the kernel
+        self.kernel(arguments._replace(batch=None, ctas=None)).launch(
+            grid=(arguments.ctas, arguments.batch, 1),
+            block=(WARP * self.config.warps, 1, 1),
             stream=stream,
-            min_blocks_per_mp=cfg.min_blocks,
+            min_blocks_per_mp=self.config.min_blocks,
             preferred_smem_carveout=self.smem_carveout,
         )
 
     @cute.kernel
-    def kernel(
-        self, pointers: tuple, rows: Int32, columns: Int32, strides: tuple, seed: tuple, powers: tuple, steps: tuple
-    ):
+    def kernel(self, arguments: QuantizeArguments):
         cfg = self.config
-        x, data, scale, global_in, global_out = pointers
-        x_strides, data_strides, scale_strides = strides
+        x, data, scale, global_in, global_out = arguments[:5]
+        rows, columns, powers = arguments.rows, arguments.columns, arguments.powers
+        x_strides, data_strides, scale_strides = (arguments.x_strides, arguments.data_strides, arguments.scale_strides)
+        seed, steps = (*arguments.seed, arguments.signs), arguments.walk
         thread, _, _ = cute.arch.thread_idx()
         block, batch, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()

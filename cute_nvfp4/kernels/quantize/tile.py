@@ -19,9 +19,11 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from ...ptx.encode import abs_f32, add_rn, max_abs_f32, mul_rn, store_global, store_global_byte
+from ...ptx.arithmetic import abs_f32, add_rn, max_abs_f32, mul_rn
+from ...ptx.memory import store_global, store_global_byte
 from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_STRIDE
 from ..arith import ceil_div, div, mod
+from .arguments import QuantizeArguments
 from .block import four_six_bounds as compare
 from .block.definition import exact_candidate, largest_magnitude, ordered_sum, residuals, scales, to_f32, wanted_scale
 from .block.fast_path import units_of
@@ -48,11 +50,12 @@ class QuantizeTile(Quantize):
     smem_carveout = 0
 
     @cute.kernel
-    def kernel(
-        self, pointers: tuple, rows: Int32, columns: Int32, strides: tuple, random: tuple, powers: tuple, steps: tuple
-    ):
+    def kernel(self, arguments: QuantizeArguments):
         cfg = self.config
-        x, data, scale, global_in, global_out = pointers
+        x, data, scale, global_in, global_out = arguments[:5]
+        rows, columns, powers = arguments.rows, arguments.columns, arguments.powers
+        strides = (arguments.x_strides, arguments.data_strides, arguments.scale_strides)
+        random, steps = (*arguments.seed, arguments.signs), arguments.walk
         thread, _, _ = cute.arch.thread_idx()
         block, batch, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()

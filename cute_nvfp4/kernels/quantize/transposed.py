@@ -15,11 +15,13 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from ...ptx.encode import max_abs_f32, prmt, store_global, store_global_byte
-from ...ptx.memory import load_global_if, load_shared, store_shared
+from ...ptx.arithmetic import max_abs_f32
+from ...ptx.memory import load_global_if, load_shared, store_global, store_global_byte, store_shared
+from ...ptx.move import prmt
 from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_STRIDE
 from ..arith import ceil_div, div, mod
 from .amax import Amax
+from .arguments import QuantizeArguments
 from .block.definition import largest_magnitude
 from .block.fast_path import units_of
 from .block.reciprocal_table import fill_table, is_usable, largest_wanted, table_bytes
@@ -66,12 +68,12 @@ class QuantizeTransposed(Quantize):
     """
 
     @cute.kernel
-    def kernel(
-        self, pointers: tuple, rows: Int32, columns: Int32, strides: tuple, random: tuple, powers: tuple, steps: tuple
-    ):
+    def kernel(self, arguments: QuantizeArguments):
         cfg = self.config
-        x, data, scale, global_in, global_out = pointers
-        x_strides, data_strides, scale_strides = strides
+        x, data, scale, global_in, global_out = arguments[:5]
+        rows, columns, powers = arguments.rows, arguments.columns, arguments.powers
+        x_strides, data_strides, scale_strides = (arguments.x_strides, arguments.data_strides, arguments.scale_strides)
+        random, steps = (*arguments.seed, arguments.signs), arguments.walk
         thread, _, _ = cute.arch.thread_idx()
         block, batch, _ = cute.arch.block_idx()
         blocks, _, _ = cute.arch.grid_dim()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,6 @@ from cute_nvfp4.sim.machine.executor import run
 from cute_nvfp4.sim.observe.counters import Result
 from cute_nvfp4.sim.session import driver
 from cute_nvfp4.sim.session.dsl import DslHooks
-from cute_nvfp4.sim.session.library import install_library
 from cute_nvfp4.sim.session.memory import DeviceMemory
 from cute_nvfp4.sim.session.patches import Patches
 from cute_nvfp4.sim.session.runtime import Runtime
@@ -48,7 +48,8 @@ class Session:
 
     ``launches`` lists what was launched, ``failure`` is the first launch that was stopped and its error, even where
     the program went on. ``options`` are passed to ``sim.run``. ``observe`` is called before a launch
-    runs and, with its result in place, after it. With ``execute=False`` launches are recorded and not run.
+    runs and, with its result in place, after it. With ``execute=False`` launches are recorded and not run. ``number``
+    is the session's own in this process; ``kept`` is for libraries to keep what belongs to the session.
     """
 
     device: Device
@@ -59,6 +60,8 @@ class Session:
     launches: list[LaunchRecord] = field(default_factory=list)
     failure: tuple[LaunchRecord, Exception] | None = None
     active: bool = False
+    number: int = field(default_factory=itertools.count(1).__next__)
+    kept: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.memory = DeviceMemory()
@@ -141,7 +144,6 @@ def simulated_gpu(
         hooks.install(patches)
         driver.install(patches, session.runtime)
         session.cuda.install(patches)
-        install_library(patches, session)
         session.active, _current = True, session
         with session.mode:
             yield session

@@ -11,20 +11,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from ....ptx.convert import e2m1x8_to_f16x2, f16x2_to_f32
-from ....ptx.encode import (
-    abs_f32,
-    add_rn,
-    bf16x2_to_f32,
-    f32_bits,
-    f32_from_bits,
-    f32_to_e2m1_by_ramps,
-    max_lanes,
-    mul_rn,
-    rcp_rn,
-    sub_rn,
-)
+from ....ptx.arithmetic import abs_f32, add_rn, mul_rn, rcp_rn, sub_rn
+from ....ptx.convert import bf16x2_to_f32, e2m1x8_to_f16x2, f16x2_to_f32
+from ....ptx.encode import f32_to_e2m1_by_ramps
 from ....ptx.memory import load_global
+from ....ptx.move import f32_bits, f32_from_bits
+from ....ptx.warp import max_lanes
 from ...arith import div, mod
 from ..config import ELEMENTS, QuantizeConfig
 from .definition import scales, wanted_scale

@@ -8,21 +8,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int64, Uint32
 
-from ....ptx.convert import e2m1x8_to_f16x2, e4m3x2_to_f16x2, f16x2_to_f32
-from ....ptx.encode import (
-    abs_f32,
-    add_rn,
-    bf16x2_to_f32,
-    div_rn_constant,
-    f32_from_bits,
-    f32x2_to_e4m3x2,
-    max_abs_f32,
-    max_abs_halves,
-    mul_rn,
-    rcp_rn,
-    scaled_to_e2m1x8,
-    sub_rn,
-)
+from ....ptx.arithmetic import abs_f32, add_rn, div_rn_constant, max_abs_f32, mul_rn, rcp_rn, sub_rn
+from ....ptx.convert import bf16x2_to_f32, e2m1x8_to_f16x2, e4m3x2_to_f16x2, f16x2_to_f32
+from ....ptx.encode import f32x2_to_e4m3x2, scaled_to_e2m1x8
+from ....ptx.half import max_abs_halves
+from ....ptx.move import f32_from_bits
 from ..config import QuantizeConfig
 from ..random_bits import stochastic
 

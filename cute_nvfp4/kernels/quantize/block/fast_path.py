@@ -20,20 +20,18 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
+from ....ptx.arithmetic import add_by_fma, mul_rn
+from ....ptx.convert import bf16x2_to_f32_by_product
 from ....ptx.encode import (
     HALF_UNIT,
-    add_by_fma,
-    bf16x2_to_f32_by_product,
-    f32_from_bits,
     f32_to_e2m1x8,
     f32x2_to_e4m3x2,
     f32x2_to_f16x2_rz,
-    mul_rn,
     pack_e2m1_halves,
-    per_lane,
     scaled_to_e2m1x8,
 )
 from ....ptx.memory import load_shared
+from ....ptx.move import f32_from_bits, per_lane
 from ..config import QuantizeConfig
 from .definition import to_f32, wanted_scale
 from .reciprocal_table import LEAST_WANTED

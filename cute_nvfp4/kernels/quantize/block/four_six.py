@@ -32,24 +32,13 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
+from ....ptx.arithmetic import abs_f32, add_rn, fma_rn, mul_rn
 from ....ptx.convert import e2m1x8_to_f16x2
-from ....ptx.diagonal import add_diagonal
-from ....ptx.encode import (
-    CODE_AND_SIGN,
-    abs_f32,
-    add_rn,
-    f32_from_bits,
-    f32_to_f16_twice,
-    f32x2_to_e4m3x2,
-    fma_rn,
-    max_abs_where_different,
-    mul_rn,
-    prmt,
-    scaled_to_e2m1x8,
-    take_if_positive,
-)
-from ....ptx.fma import mul_f16x2
+from ....ptx.encode import CODE_AND_SIGN, f32_to_f16_twice, f32x2_to_e4m3x2, scaled_to_e2m1x8
+from ....ptx.half import max_abs_where_different, mul_f16x2
 from ....ptx.memory import load_shared
+from ....ptx.mma import add_diagonal
+from ....ptx.move import f32_from_bits, prmt, take_if_positive
 from ..config import QuantizeConfig
 from .definition import wanted_scale
 from .fast_path import codes_of, elements_of, pack

@@ -15,19 +15,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
+from ....ptx.arithmetic import abs_f32, add_rn, fma_rn, mul_rn, rcp_rn, sub_rn
 from ....ptx.convert import e2m1x8_to_f16x2, f16x2_to_f32
-from ....ptx.encode import (
-    CODE_AND_SIGN,
-    HALF_UNIT,
-    abs_f32,
-    add_rn,
-    f32_to_e2m1x8,
-    f32x2_to_f16x2_rz,
-    fma_rn,
-    mul_rn,
-    rcp_rn,
-    sub_rn,
-)
+from ....ptx.encode import CODE_AND_SIGN, HALF_UNIT, f32_to_e2m1x8, f32x2_to_f16x2_rz
 from ..config import QuantizeConfig
 from .definition import encode_exactly, scales, to_f32, wanted_scale
 from .reciprocal_table import LEAST_WANTED, UNIT, is_usable, largest_wanted

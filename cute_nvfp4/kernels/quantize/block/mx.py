@@ -7,7 +7,9 @@ import math
 import cutlass
 from cutlass import Float32, Int64, Uint32
 
-from ....ptx.encode import div_rn, f32_bits, f32_from_bits, f32x4_to_8bit, mul_rn, scaled_to_e2m1x8
+from ....ptx.arithmetic import div_rn, mul_rn
+from ....ptx.encode import f32x4_to_8bit, scaled_to_e2m1x8
+from ....ptx.move import f32_bits, f32_from_bits
 from ..config import ELEMENTS, QuantizeConfig
 from ..random_bits import stochastic
 from .definition import to_f32

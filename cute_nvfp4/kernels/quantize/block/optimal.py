@@ -20,20 +20,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from ....ptx.diagonal import MINUS_ONE_F16, add_diagonal, diagonal, min_abs_f16x2, min_f16x2, sub_f16x2, sum_abs_f16x2
-from ....ptx.encode import (
-    CODE_AND_SIGN,
-    HALF_UNIT,
-    add_by_fma,
-    add_rn,
-    f32_bits,
-    f32_from_bits,
-    f32x2_to_f16x2_rz,
-    fma_rn,
-    mul_rn,
-    pack_e2m1_halves,
-    rcp_rn,
-)
+from ....ptx.arithmetic import add_by_fma, add_rn, fma_rn, mul_rn, rcp_rn
+from ....ptx.encode import CODE_AND_SIGN, HALF_UNIT, f32x2_to_f16x2_rz, pack_e2m1_halves
+from ....ptx.half import min_abs_f16x2, min_f16x2, sub_f16x2, sum_abs_f16x2
+from ....ptx.mma import MINUS_ONE_F16, add_diagonal, diagonal
+from ....ptx.move import f32_bits, f32_from_bits
 from ...arith import mod
 from ..config import QuantizeConfig
 from .definition import to_f32

@@ -19,9 +19,11 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint16, Uint32
 
+from ....ptx.arithmetic import abs_f32, add_rn, fma_rn, mul_rn, rcp_rn, sub_rn
 from ....ptx.convert import e4m3x2_to_f16x2, f16x2_to_f32
-from ....ptx.encode import abs_f32, add_rn, f32_bits, f32_from_bits, fma_rn, max_lanes, mul_rn, rcp_rn, sub_rn
 from ....ptx.memory import load_shared, store_shared
+from ....ptx.move import f32_bits, f32_from_bits
+from ....ptx.warp import max_lanes
 from ...arith import div, mod
 from ..config import WARP, QuantizeConfig
 

@@ -8,8 +8,9 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint16, Uint32
 
+from ....ptx.arithmetic import abs_f32, fma_rn, mul_rn, sub_rn
 from ....ptx.convert import e4m3x2_to_f16x2, f16x2_to_f32
-from ....ptx.encode import abs_f32, f32x2_to_e4m3x2, fma_rn, mul_rn, sub_rn
+from ....ptx.encode import f32x2_to_e4m3x2
 from ..config import QuantizeConfig
 from .definition import exact_candidate, scales, to_f32, wanted_scale
 

@@ -1,0 +1,93 @@
+"""The arguments of the quantization kernels' host functions, and of the kernels."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ...runtime.signature import INT32, INT64, Pointer, Scalar
+from .config import QuantizeConfig
+
+
+def _scale_alignment(config: QuantizeConfig) -> int:
+    return 16 if config.layout == "blocked" else 4 if config.scale_word else 1
+
+
+class Strides(NamedTuple):
+    """Bytes from one row to the next, and from one matrix to the next."""
+
+    row: Scalar = INT64
+    batch: Scalar = INT64
+
+
+class Seed(NamedTuple):
+    """The halves of the 64-bit seed of stochastic rounding."""
+
+    low: Scalar = INT32
+    high: Scalar = INT32
+
+
+class Powers(NamedTuple):
+    """1 and 2**16, which the compiler must not know: products with them move bits where shifts would cost more."""
+
+    one: Scalar = INT32
+    two_to_16: Scalar = INT32
+
+
+class Walk(NamedTuple):
+    """How CTAs walk the work tiles of a matrix, which are counted along one dimension first.
+
+    inner: work tiles along that dimension: K, or the rows where x is read transposed. count: work tiles of a matrix.
+    outer_step, inner_step: ``ctas`` divided by ``inner``, and the remainder: how far a CTA's next work tile is. Only
+    the kernel of rows uses them; others get zeros.
+    """
+
+    inner: Scalar = INT32
+    count: Scalar = INT32
+    outer_step: Scalar = INT32
+    inner_step: Scalar = INT32
+
+
+class QuantizeArguments(NamedTuple):
+    """Quantizes ``batch`` matrices of ``rows`` × ``columns`` blocks.
+
+    x: (batch, rows, K); of a transposed read the row stride is that of K. data: codes, (batch, rows, bytes). scale:
+    blocked scales, which have no row stride, or (batch, rows, columns). global_in: the global scale or the largest
+    magnitude, global_out: the global scale that the kernel computes; read and written if the configuration has them.
+    columns: blocks of a row. signs: bit i is set where the rotation multiplies its element i by −1. ctas: for each
+    matrix.
+    """
+
+    x: Pointer = Pointer("Uint8", lambda c: c.vector_bytes)
+    data: Pointer = Pointer("Uint8", 8)
+    scale: Pointer = Pointer("Uint8", _scale_alignment)
+    global_in: Pointer = Pointer("Float32", 4)
+    global_out: Pointer = Pointer("Float32", 4)
+    rows: Scalar = INT32
+    columns: Scalar = INT32
+    batch: Scalar = INT32
+    x_strides: Strides = Strides()
+    data_strides: Strides = Strides()
+    scale_strides: Strides = Strides()
+    seed: Seed = Seed()
+    signs: Scalar = INT32
+    powers: Powers = Powers()
+    ctas: Scalar = INT32
+    walk: Walk = Walk()
+
+
+class AmaxArguments(NamedTuple):
+    """Raises ``amax``, which holds a magnitude, to the largest finite one of ``batch`` matrices.
+
+    rows, row_bytes, x_strides: of x as it lies in memory; a row of a transposed read is a row of blocks. chunks: of a
+    row, each of them a warp's. signs: as in :class:`QuantizeArguments`. ctas: for each matrix.
+    """
+
+    x: Pointer = Pointer("Uint8", lambda c: c.vector_bytes)
+    amax: Pointer = Pointer("Uint32", 4)
+    rows: Scalar = INT32
+    row_bytes: Scalar = INT32
+    batch: Scalar = INT32
+    x_strides: Strides = Strides()
+    chunks: Scalar = INT32
+    ctas: Scalar = INT32
+    signs: Scalar = INT32
