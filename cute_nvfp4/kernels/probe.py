@@ -30,7 +30,7 @@ class ProbeConfig:
 
 
 @cute.kernel
-def _kernel(arguments: ProbeArguments):
+def probe(arguments: ProbeArguments):
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     i = cta * _THREADS + thread
@@ -41,7 +41,7 @@ def _kernel(arguments: ProbeArguments):
 
 
 @cute.jit
-def probe(arguments: ProbeArguments, stream: CUstream):
-    """The host function."""
+def host(arguments: ProbeArguments, stream: CUstream):
+    """Launches a thread for each element."""
     grid = (cute.ceil_div(arguments.n, _THREADS), 1, 1)
-    _kernel(arguments).launch(grid=grid, block=(_THREADS, 1, 1), stream=stream)
+    probe(arguments).launch(grid=grid, block=(_THREADS, 1, 1), stream=stream)

@@ -21,7 +21,7 @@ from ..runtime.kernel import Kernel
 from ..target import Target, architecture
 from .checks import DTYPE_NAMES, check_dtype, check_format, checked_output, number, parts
 
-__all__ = ["compile_gemv", "gemv"]
+__all__ = ["compile_gemv", "gemv", "plan_for"]
 
 
 def gemv(
@@ -53,7 +53,7 @@ def gemv(
     Runs on the current stream, without synchronising the device or allocating anything but the result.
 
     Raises:
-        OperandError, OperandTypeError: operands that do not fit together, cannot be computed with, or not by ``config``.
+        OperandError, OperandTypeError: operands that do not fit together, or cannot be computed with (by ``config``).
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
     check_pair(a, b)
@@ -65,13 +65,21 @@ def gemv(
     inputs = {} if out is None else parts({"a": a, "b": b})
     out = checked_output(inputs, a.device, shape, out, out_dtype)
     scalar = number("alpha", alpha)
-    resolved = resolve(backend, a.device)
-    if resolved.backend == "reference":
+    target = resolve(backend, a.device)
+    if target.backend == "reference":
         return out.copy_(gemv_reference(a, b, alpha=scalar, out_dtype=out.dtype))
-    plan = _plan(_problem(a, b, out), resolved, sm_count(resolved, a.device), config)
+    plan = _plan(_problem(a, b, out), target, sm_count(target, a.device), config)
     arguments = _arguments(a, b, out, scalar, plan.ctas)
-    KERNEL.run(plan.config, resolved, a.device, arguments, lambda: _tensors(a, b, out))
+    KERNEL.run(plan.config, target, a.device, arguments, lambda: _tensors(a, b, out))
     return out
+
+
+def plan_for(
+    a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor, *, backend: Backend = "auto", sms: int | None = None
+) -> GemvPlan:
+    """The plan that ``gemv(a, b, out=out)`` chooses, on ``sms`` multiprocessors (None: those of the device)."""
+    target = resolve(backend, a.device)
+    return _plan(_problem(a, b, out), target, sms or sm_count(target, a.device), None)
 
 
 @functools.lru_cache(maxsize=4096)

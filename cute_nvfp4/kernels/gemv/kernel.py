@@ -114,7 +114,7 @@ class Gemv:
         total_tiles = count_tiles(arguments.m, cutlass.min)
         share = TileShare(total_tiles // arguments.ctas, total_tiles % arguments.ctas)
         # what only the host uses does not become a parameter of the kernel
-        self.kernel(arguments._replace(batch=None, ctas=None), share).launch(
+        self.kernel(arguments._replace(batch=None, ctas=share)).launch(
             grid=(arguments.ctas, arguments.batch, 1),
             block=(cfg.threads, 1, 1),
             stream=stream,
@@ -124,8 +124,8 @@ class Gemv:
         )
 
     @cute.kernel
-    def kernel(self, arguments: GemvArguments, share: TileShare):
-        cfg = self.config
+    def kernel(self, arguments: GemvArguments):
+        cfg, share = self.config, arguments.ctas
         m, k = arguments.m, arguments.k
         if cutlass.const_expr(cfg.k > 0):
             k = Int32(cfg.k)

@@ -50,9 +50,7 @@ def _load_bytes(address: Int64, count: Int32 | None) -> Uint32:
     return word
 
 
-def load_b_block(
-    config: GemvConfig, b: VectorB, k: Int32, column: Int32, exists: Int32
-) -> tuple[list[Uint32], Uint32]:
+def load_b_block(config: GemvConfig, b: VectorB, k: Int32, column: Int32, exists: Int32) -> tuple[list[Uint32], Uint32]:
     """Two words of block ``column`` of b, and its scale's byte; zeros if it does not exist."""
     offset = blocked_offset(0, 0, column, Sizes(ATOM_ROWS, k)) if config.b_scale == "blocked" else column
     words = load_global_if(exists, b.data + Int64(column) * 8, 8, l1="evict_last")
