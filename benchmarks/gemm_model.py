@@ -21,7 +21,7 @@ from cute_nvfp4.planning.gemm_model import LABEL, Prediction
 from cute_nvfp4.target import ARCHITECTURES, Architecture
 
 if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.result import Result
+    from cute_nvfp4.sim.observe.result import Result
 
 RESULTS = Path(__file__).resolve().parent / "results" / "gemm_model.json"
 

@@ -101,7 +101,7 @@ def _compile_quantize(
     """The kernel that ``quantize`` would run on an (m, k) matrix with a given global scale, and its configuration."""
     import torch
 
-    from ..ops.fused_quantize import compile_quantize
+    from ..ops.quantize_launch import compile_quantize
     from ..quantization.rules import resolve_format, resolve_rule
 
     resolved = resolve_format(format)

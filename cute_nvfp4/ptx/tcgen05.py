@@ -2,8 +2,8 @@
 
 Addresses of shared memory are 32-bit, of tensor memory lane · 2¹⁶ + column. One thread issues each of these.
 
-The DSL's own ``cute.gemm`` and ``cute.copy`` emit the same instructions, but build each descriptor from two halves: 61
-instructions for a 128×128×256 step against 40 with the 64-bit sums here.
+The DSL's own ``cute.gemm`` and ``cute.copy`` emit the same instructions, but elect a thread for each and build each
+descriptor from two halves: 128 instructions for a 128×128×256 stage against 40 with the 64-bit sums here.
 """
 
 from __future__ import annotations
@@ -57,12 +57,11 @@ def instruction_descriptor(
 
 @dsl_user_op
 def copy_scales(column: Int32, descriptor: Uint64, offset: int, *, group: int, loc: Any = None, ip: Any = None) -> None:
-    """Copies one scale atom (512 bytes, ``offset`` bytes after the descriptor's start) to four columns.
+    """Copies one scale atom (512 bytes, ``offset`` descriptor units after the descriptor's start) to four columns.
 
     ``32x128b.warpx4``: every quarter of the lanes gets the same 32 rows of 16 bytes.
     """
-    step = offset // DESCRIPTOR_UNIT
-    text = f"{{ .reg .b64 d; add.s64 d, $1, {step}; tcgen05.cp.cta_group::{group}.32x128b.warpx4 [$0], d; }}"
+    text = f"{{ .reg .b64 d; add.s64 d, $1, {offset}; tcgen05.cp.cta_group::{group}.32x128b.warpx4 [$0], d; }}"
     asm(text, [], [Int32(column), Uint64(descriptor)], volatile=True, loc=loc, ip=ip)
 
 
@@ -83,11 +82,10 @@ def mma_block_scaled(
     loc: Any = None,
     ip: Any = None,
 ) -> None:
-    """D = (A·SFA)·(B·SFB) [+ D if ``accumulate`` is not 0]; A and B lie so many bytes after the descriptor's start."""
-    a, b = a_offset // DESCRIPTOR_UNIT, b_offset // DESCRIPTOR_UNIT
+    """D = (A·SFA)·(B·SFB) [+ D if ``accumulate`` is not 0]; A and B lie so many units after the descriptor's start."""
     text = (
         "{ .reg .pred p; .reg .b64 a, b; .reg .b32 i; "
-        f"setp.ne.b32 p, $4, 0; add.s64 a, $1, {a}; add.s64 b, $1, {b}; mov.b32 i, 0x{idesc:x}; "
+        f"setp.ne.b32 p, $4, 0; add.s64 a, $1, {a_offset}; add.s64 b, $1, {b_offset}; mov.b32 i, 0x{idesc:x}; "
         f"tcgen05.mma.cta_group::{group}.kind::{kind}.block_scale.{vector} [$0], a, b, i, [$2], [$3], p; }}"
     )
     operands = [Int32(accumulator), Uint64(descriptor), Int32(scale_a), Int32(scale_b), Int32(accumulate)]

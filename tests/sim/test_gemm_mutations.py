@@ -30,7 +30,6 @@ from cute_nvfp4.kernels.gemm.sm100 import (
 from cute_nvfp4.kernels.gemm.sm100 import (
     mainloop as mma,
 )
-from cute_nvfp4.ops import gemm as ops
 from cute_nvfp4.runtime import launch
 from cute_nvfp4.sim import Schedule, adversarial
 from tests.sim.mutation import survivors
@@ -50,7 +49,6 @@ def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUTE_NVFP4_CACHE", "0")
     monkeypatch.setattr(cute_nvfp4.runtime.compile, "_memory", {})
     monkeypatch.setattr(launch, "_launchers", {})
-    monkeypatch.setattr(ops, "_plan", ops._plan.__wrapped__)
 
 
 # the default; one that parts the CTAs of a cluster and runs their MMAs one by one; the extremes
@@ -139,7 +137,7 @@ def commits(change: Callable) -> Patch:
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         original = mma.commit_masks
-        monkeypatch.setattr(mma, "commit_masks", lambda c, work: change(c, work, original(c, work)))
+        monkeypatch.setattr(mma, "commit_masks", lambda c, work: mma.CommitMasks(*change(c, work, original(c, work))))
 
     return patch
 

@@ -15,7 +15,7 @@ from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops.gemv import gemv, plan_for
 from cute_nvfp4.reference import gemv_reference
 
-pytestmark = pytest.mark.kernels
+pytestmark = [pytest.mark.kernels, pytest.mark.sweep]
 
 
 def check(case: Case) -> None:

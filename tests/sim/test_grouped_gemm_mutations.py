@@ -15,7 +15,7 @@ from cute_nvfp4.errors import SimError
 from cute_nvfp4.kernels.gemm import grouped_scheduler
 from cute_nvfp4.kernels.gemm.sm100 import loader
 from cute_nvfp4.kernels.gemm.sm100.output import Output
-from cute_nvfp4.ops import grouped_launch as _grouped_launch
+from cute_nvfp4.runtime import kernel
 
 LIST = Grouped(((80, 128, 256), (129, 72, 544), (5, 264, 96)), tile_n=64, alphas="each", workers=2)
 MANY = Grouped(LIST.sizes, maps="workspace", tile_n=64, workers=2)
@@ -141,8 +141,7 @@ BLIND: dict[str, tuple[Any, str, Callable, Grouped, str]] = {
 
 def outcome(monkeypatch: pytest.MonkeyPatch, grouped: Grouped) -> str:
     """What is reported: "", "wrong", or the name of an error. Nothing compiled before is used, nothing is kept."""
-    monkeypatch.setattr(_grouped_launch, "compile_cached", lambda key, build: build())
-    monkeypatch.setattr(_grouped_launch, "_plan", _grouped_launch._plan.__wrapped__)
+    monkeypatch.setattr(kernel, "compile_cached", lambda key, build: build())
     problem = make(grouped)
     try:
         results = problem.run()

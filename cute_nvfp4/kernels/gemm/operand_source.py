@@ -14,11 +14,10 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.cutlass_dsl import dsl_user_op
 from cutlass.tensor_utils import TensorMapManager, TensorMapUpdateMode
 
+from .arguments import MAP_BYTES
 from .grouped_config import MAPS
 from .grouped_scheduler import entry
 from .tile_scheduler import Work
-
-MAP_BYTES = 128
 
 
 @dataclass

@@ -15,16 +15,17 @@ from __future__ import annotations
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from ....scale_layout import ATOM_ROWS
+from ..arguments import MAP_BYTES, GroupedArguments, GroupOffsets, GroupTable, Operand
 from ..grouped_config import MAPS, GroupedConfig
 from ..grouped_scheduler import ROW_WORDS
-from ..operand_source import MAP_BYTES, address_of_map, map_pointer
+from ..operand_source import address_of_map, map_pointer
 from .kernel import run_roles
-from .operands import ELEMENT_TYPES, Operand, data_tensor, describe_a, describe_b, make_mma, scale_tensor
+from .operands import ELEMENT_TYPES, data_tensor, describe_a, describe_b, make_mma, scale_tensor
 from .warp_roles import ROLES, WARP
 
 
@@ -35,41 +36,31 @@ class GroupedGemm:
         self.config = config
 
     @cute.jit
-    def __call__(
-        self,
-        operands: tuple,
-        groups: tuple,
-        c: cute.Pointer,
-        stride: Int64,
-        alpha: Float32,
-        factors: tuple,
-        batch: Int32,
-        workers: Int32,
-        stream: CUstream,
-    ):
-        """Launches ``workers`` clusters.
-
-        operands: (fields of an ``Operand`` for A, for B, K) of each group; of any group, from which the maps of all are
-        made ("workspace"); or of the shared matrices. factors: (pointer, elements from a group's number to the next).
-        groups: of each (m, n, k, output, its stride); or (rows of ``ROW_WORDS``, how many, place for the maps); or
-        (offsets, how many, rows, scale atoms, status). c, stride, batch: output and matrices of the stack ("shared").
-        """
+    def __call__(self, arguments: GroupedArguments, stream: CUstream):
+        """Launches ``arguments.workers`` clusters."""
         cfg = self.config
         mma = make_mma(cfg)
+        groups, batch = arguments.groups, arguments.batch
+        sets = groups if cfg.maps == "parameters" else (arguments,)
         rows_a, rows_b = self.scale_rows(groups)
         loads = tuple(
-            (describe_a(cfg, mma, Operand(*a, rows_a), k, batch), describe_b(cfg, mma, Operand(*b, rows_b), k, batch))
-            for a, b, k in operands
+            (
+                describe_a(cfg, mma, x.a._replace(scale_rows=rows_a), x.k, batch),
+                describe_b(cfg, mma, x.b._replace(scale_rows=rows_b), x.k, batch),
+            )
+            for x in sets
         )
         if cutlass.const_expr(cfg.maps == "workspace"):
-            self.build_maps(loads[0], *groups).launch(grid=(groups[1], 1, 1), block=(WARP, 1, 1), stream=stream)
+            self.build_maps(loads[0], groups).launch(grid=(groups.count, 1, 1), block=(WARP, 1, 1), stream=stream)
         # of all groups but one only the maps are passed on
         atoms = tuple(tuple(load[0] for side in both for load in side[:2]) for both in loads[1:])
-        a, b, k = operands[0]
-        out = (c, a[2], b[2], stride, Int64(0), ())
+        m, n, k = sets[0].a.rows, sets[0].b.rows, sets[0].k
+        if cutlass.const_expr(cfg.maps == "parameters"):
+            groups = tuple(group._replace(a=None, b=None) for group in groups)
+        passed = arguments._replace(groups=groups, a=None, b=None, k=k, workers=None)
         cm, cn, ck = cfg.cluster_mnk
-        self.kernel(*loads[0], atoms, groups, out, (alpha, factors), k, batch).launch(
-            grid=(cm, cn, workers * ck),
+        self.kernel(*loads[0], atoms, m, n, passed).launch(
+            grid=(cm, cn, arguments.workers * ck),
             block=(ROLES.threads, 1, 1),
             cluster=(cm, cn, ck),
             stream=stream,
@@ -77,37 +68,33 @@ class GroupedGemm:
             use_pdl=cfg.maps == "workspace",
         )
 
-    def scale_rows(self, groups: tuple) -> tuple:
+    def scale_rows(self, groups: tuple | GroupTable | GroupOffsets) -> tuple:
         """Rows of the scales of A and of B, where they are not those of the data."""
         if self.config.maps != "shared":
             return None, None
-        rows = groups[3] * ATOM_ROWS
+        rows = groups.atoms * ATOM_ROWS
         return (rows, None) if self.config.ragged == "a" else (None, rows)
 
     @cute.kernel
-    def kernel(
-        self,
-        load_a: tuple,
-        load_b: tuple,
-        atoms: tuple,
-        groups: tuple,
-        out: tuple,
-        finish: tuple,
-        k: Int32,
-        batch: Int32,
-    ):
+    def kernel(self, load_a: tuple, load_b: tuple, atoms: tuple, m: Int32, n: Int32, arguments: GroupedArguments):
+        groups, out = arguments.groups, arguments.out
         if cutlass.const_expr(self.config.maps == "parameters"):
             mine = tuple(load[0] for side in (load_a, load_b) for load in side[:2])
-            groups = tuple((*g, tuple(address_of_map(atom) for atom in m)) for g, m in zip(groups, (mine, *atoms)))
-        run_roles(self.config, (load_a,), (load_b,), out, (*finish, None, None), (), k, batch, groups)
+            groups = tuple(
+                (g.m, g.n, g.k, g.out, g.stride, tuple(address_of_map(atom) for atom in m))
+                for g, m in zip(groups, (mine, *atoms))
+            )
+        places = (out.pointer, m, n, out.stride, Int64(0), ())
+        finish = (arguments.alpha, arguments.factors, None, None)
+        run_roles(self.config, (load_a,), (load_b,), places, finish, (), arguments.k, arguments.batch, groups)
 
     @cute.kernel
-    def build_maps(self, loads: tuple, rows: cute.Pointer, count: Int32, maps: cute.Pointer):
+    def build_maps(self, loads: tuple, groups: GroupTable):
         """Each CTA, one warp, writes the maps of a group: those of ``loads`` with its addresses, sizes and strides."""
         cute.arch.griddepcontrol_launch_dependents()
         cfg = self.config
         group, _, _ = cute.arch.block_idx()
-        row = cute.make_tensor(rows + Int64(group) * ROW_WORDS, cute.make_layout(ROW_WORDS))
+        row = cute.make_tensor(groups.rows + Int64(group) * ROW_WORDS, cute.make_layout(ROW_WORDS))
         k = Int32(row[2])
         shared = SmemAllocator().allocate_array(Int64, len(MAPS) * MAP_BYTES // 8, byte_alignment=MAP_BYTES)
         for side in cutlass.range_constexpr(2):
@@ -124,5 +111,5 @@ class GroupedGemm:
                 cute.arch.sync_warp()
                 cpasync.update_tma_descriptor(atom, tensors[part], place)
                 cute.arch.sync_warp()
-                to = maps.toint() + (Int64(group) * len(MAPS) + (2 * side + part)) * MAP_BYTES
+                to = groups.maps.toint() + (Int64(group) * len(MAPS) + (2 * side + part)) * MAP_BYTES
                 cpasync.cp_fence_tma_desc_release(map_pointer(to, cute.AddressSpace.gmem), place)

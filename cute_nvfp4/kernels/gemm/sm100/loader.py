@@ -20,34 +20,8 @@ from ..config import GemmConfig
 from ..operand_source import Origin, acquire, origins
 from ..pipeline_graph import edge_of
 from ..tile_scheduler import Work, next_unit, tile_of, units
-from .memory_plan import SharedPlan, StagePlan
-from .operands import SCALE_WORD, data_layouts, element_types, make_mma, scale_layouts
-
-
-def shared_tensors(config: GemmConfig, mma: cute.TiledMma, base: cute.Pointer) -> tuple:
-    """([A…], [B…], [SFA…], [SFB…]) in shared memory, from the first stage's address.
-
-    Data: (MMA, MMA_M or MMA_N, MMA_K, STAGE); scales: (WORD, ATOM_K, ATOM_MN, STAGE).
-    """
-    stage = StagePlan(config)
-    layout_a, layout_b = data_layouts(config, mma)
-    layout_sfa, layout_sfb = scale_layouts(config)
-    type_a, type_b = element_types(config)
-
-    def data(name: str, dtype: type, layout: Any) -> cute.Tensor:
-        pointer = cute.recast_ptr((base + stage.offset(name)).align(1024), swizzle_=layout.inner, dtype=dtype)
-        return cute.make_tensor(pointer, layout.outer)
-
-    def scale(name: str, layout: Any) -> cute.Tensor:
-        return cute.make_tensor(cute.recast_ptr((base + stage.offset(name)).align(128), dtype=SCALE_WORD), layout)
-
-    count_a, count_b = config.counts
-    return (
-        [data(f"A{i}", type_a, layout_a) for i in range(count_a)],
-        [data(f"B{i}", type_b, layout_b) for i in range(count_b)],
-        [scale(f"SFA{i}", layout_sfa) for i in range(count_a)],
-        [scale(f"SFB{i}", layout_sfb) for i in range(count_b)],
-    )
+from .memory_plan import SharedPlan
+from .operands import SharedOperands, make_mma, shared_operands
 
 
 def multicast_masks(config: GemmConfig, work: Work) -> tuple:
@@ -97,7 +71,7 @@ def _copies_of_tile(
     loads_a: tuple,
     loads_b: tuple,
     part: Any,
-    shared: tuple,
+    shared: SharedOperands,
     work: Work,
     masks: tuple,
     tile: tuple,
@@ -106,17 +80,16 @@ def _copies_of_tile(
     each copy of a stage."""
     cm, cn = config.cluster
     tile_m, tile_n, batch = tile
-    as_, bs, sfas, sfbs = shared
     tile_a, tile_b = (config.tile_m, config.tile_k), (config.tile_n, config.tile_k)
     pair_x, pairs = work.x // config.ctas, cm // config.ctas
     at_a, at_b = origins(config, work, batch)
     mask_a, mask_b, mask_sfb = (mask if places > 1 else None for mask, places in zip(masks, (cn, pairs, cm)))
     copies = []
-    for load_a, a, sfa in zip(loads_a, as_, sfas):
+    for load_a, a, sfa in zip(loads_a, shared.sA, shared.sSFA):
         data = _data_copy(load_a, part.partition_A, a, tile_a, work.y, cn, tile_m // config.ctas, at_a)
         copies.append((*data, mask_a, at_a.maps[0]))
         copies.append((*_scale_copy(load_a, sfa, work.y, cn, tile_m, at_a), mask_a, at_a.maps[1]))
-    for load_b, b, sfb in zip(loads_b, bs, sfbs):
+    for load_b, b, sfb in zip(loads_b, shared.sB, shared.sSFB):
         copies.append(
             (*_data_copy(load_b, part.partition_B, b, tile_b, pair_x, pairs, tile_n, at_b), mask_b, at_b.maps[0])
         )
@@ -146,7 +119,7 @@ def load(
     """The loop of the loading warp. loads_a, loads_b: what ``operands.describe_a`` and ``describe_b`` returned."""
     mma = make_mma(config)
     part = mma.get_slice(work.v)
-    shared = shared_tensors(config, mma, base)
+    shared = shared_operands(config, mma, base)
     masks = multicast_masks(config, work)
     stages = SharedPlan(config).stages
     num_bytes = edge_of(config, "operands").full.tx_bytes

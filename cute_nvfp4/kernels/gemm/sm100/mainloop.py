@@ -1,37 +1,47 @@
-"""The warp that multiplies: scales of a stage to tensor memory, its MMAs, and a commit that frees the stage.
+"""The MMA warp: scales of a stage to tensor memory, its MMAs, and a commit that frees the stage.
 
 tcgen05.cp, tcgen05.mma and tcgen05.commit of one thread run in the order in which it issues them, so nothing is waited
 for between a copy of scales and the MMA that reads them, nor before the next stage's copy overwrites them.
+
+``cute.gemm`` with scales as fields of the tiled MMA, and ``cute.copy`` of ``tcgen05.Cp4x32x128bOp``, take 128
+instructions for a stage of 128×128×256 where this loop takes 40: each elects its own thread, and packs each descriptor
+from two halves. So the tensors are CuTe's (``mma_tensors``), and the instructions are issued here.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int16, Int32, Uint64
 
 from ....ptx import mbarrier, tcgen05
-from ....scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
+from ....scale_layout import ATOM_ROWS
 from ..barriers import Barriers, advance
-from ..config import MMA_BYTES, GemmConfig
+from ..config import GemmConfig
 from ..tile_scheduler import Work, next_unit, tile_of, units
-from .memory_plan import ATOM_COLUMNS, SWIZZLE_BYTES, SharedPlan, StagePlan, TensorPlan
+from .memory_plan import SWIZZLE_BYTES, SharedPlan, StagePlan, TensorPlan
+from .mma_tensors import COLUMN_BYTES, MmaTensors, atom_in_tensor_memory, mma_tensors
+from .operands import make_mma, shared_operands
 
-# rows of a scale atom in shared memory: eight rows of sixteen bytes
 SCALE_STRIDE = 128
+"""Bytes from eight rows of a scale atom in shared memory to the next eight."""
 _SCALE_ID_BIT = 30
 UNROLL = 4
-"""Steps of K in one pass of the loop: what counts and branches is then a fourth."""
+"""K-tiles in one pass of the loop: what counts and branches is then a fourth."""
 
 
-def _signed(value: int) -> int:
-    return value - (1 << 32) if value >= 1 << 31 else value
+class CommitMasks(NamedTuple):
+    """CTAs of the cluster, a bit each: those whose stages this MMA reads, and those of the MMA itself."""
+
+    readers: Int16
+    mma: Int16
 
 
-def commit_masks(config: GemmConfig, work: Work) -> tuple[Any, Any]:
-    """CTAs whose stages this MMA read (its row and its column of the cluster), and the CTAs of the MMA itself."""
+def commit_masks(config: GemmConfig, work: Work) -> CommitMasks:
+    """The readers are this MMA's row and its column of the cluster."""
     cm, cn = config.cluster
     ours = (1 << config.ctas) - 1
     row = sum(ours << (cm * y) for y in range(cn))
@@ -39,65 +49,120 @@ def commit_masks(config: GemmConfig, work: Work) -> tuple[Any, Any]:
     column = Int32((1 << cm) - 1) << (first + work.y * cm)
     pair_x = work.x - work.v
     readers = (Int32(row) << (first + pair_x)) | column
-    return Int16(readers), Int16(Int32(ours) << (first + work.y * cm + pair_x))
+    return CommitMasks(Int16(readers), Int16(Int32(ours) << (first + work.y * cm + pair_x)))
 
 
-def stage_mma(
-    config: GemmConfig,
-    data: Uint64,
-    scales: Uint64,
-    columns: tuple,
-    accumulators: list,
-    sfb_shift: Any,
-    accumulate: Any,
-) -> None:
-    """Scales and MMAs of one stage.
+@dataclass(frozen=True)
+class StageDescriptors:
+    """Matrix descriptors of a stage: of its first A, which is where it starts, and of its first scale atom."""
 
-    data, scales: matrix descriptors of the stage's first A and SFA; all operands lie at constant distances from them.
-    columns: where in tensor memory the scales of every A and of every B go.
-    """
-    stage, kind, group = StagePlan(config), config.kind, config.ctas
-    columns_a, columns_b = columns
-    count_a, count_b = config.counts
-    for m in range(count_a):
-        for i in range(stage.atoms_k):
-            offset = stage.offset(f"SFA{m}") - stage.offset("SFA0") + ATOM_BYTES * i
-            tcgen05.copy_scales(columns_a[m] + ATOM_COLUMNS * i, scales, offset, group=group)
-    for n in range(count_b):
-        for i in range(stage.atoms_k):
-            for j in range(stage.atoms_n):
-                column = columns_b[n] + ATOM_COLUMNS * (i * stage.atoms_n + j)
-                offset = stage.offset(f"SFB{n}") - stage.offset("SFA0") + ATOM_BYTES * (i + stage.atoms_k * j)
-                tcgen05.copy_scales(column, scales, offset, group=group)
-    types = dict(kind.element_types)
-    for block in range(config.blocks_k):
-        # which atom along K, and which of its columns the instruction starts at
-        atom, scale_id = divmod(block * kind.scales, ATOM_COLS)
-        idesc = tcgen05.instruction_descriptor(
-            types[config.a_format],
-            types[config.b_format],
-            kind.scale_type,
-            config.tile_m,
-            config.tile_n,
-            scale_id,
-            scale_id,
+    data: Uint64
+    scales: Uint64
+
+
+@dataclass(frozen=True)
+class DescriptorBase:
+    """What the descriptors of all stages have in common: bits 63:32 for swizzled data and for scale atoms, bits 31:0 of
+    the first stage, and units of 16 bytes from a stage's start to its first scale atom."""
+
+    upper_data: Int32
+    upper_scales: Int32
+    lower: Int32
+    to_scales: int
+
+    def stage(self, offset: Int32) -> StageDescriptors:
+        """Those of the stage that starts ``offset`` units of 16 bytes after the first."""
+        start = self.lower + offset
+        return StageDescriptors(
+            tcgen05.descriptor(start, self.upper_data), tcgen05.descriptor(start + self.to_scales, self.upper_scales)
         )
-        tag = _signed(scale_id << _SCALE_ID_BIT)
-        for p in range(config.products):
-            m, n = min(p, count_a - 1), min(p, count_b - 1)
-            tcgen05.mma_block_scaled(
-                accumulators[p],
-                data,
-                stage.offset(f"A{m}") + MMA_BYTES * block,
-                stage.offset(f"B{n}") + MMA_BYTES * block,
-                idesc,
-                columns_a[m] + (ATOM_COLUMNS * atom + tag),
-                columns_b[n] + sfb_shift + (ATOM_COLUMNS * stage.atoms_n * atom + tag),
-                accumulate if block == 0 else 1,
-                kind=kind.name,
-                vector=kind.vector,
-                group=group,
-            )
+
+
+def descriptor_base(config: GemmConfig, base: cute.Pointer, tensor_base: Int32) -> DescriptorBase:
+    """``base``: of the first stage."""
+    # the sign of an address of tensor memory is zero, but no compiler can know: were the upper halves of descriptors
+    # known constants, every 64-bit sum in the loop would be split in two
+    hidden = tensor_base >> 31
+    return DescriptorBase(
+        tcgen05.descriptor_upper(tcgen05.SWIZZLE_128B, SWIZZLE_BYTES) | hidden,
+        tcgen05.descriptor_upper(tcgen05.SWIZZLE_NONE, SCALE_STRIDE) | hidden,
+        tcgen05.descriptor_lower(base.toint()),
+        StagePlan(config).offsets.sfa[0] // tcgen05.DESCRIPTOR_UNIT,
+    )
+
+
+class ScaleColumns(NamedTuple):
+    """Addresses of the first column of the scales of every A and of every B."""
+
+    sfa: list[Int32]
+    sfb: list[Int32]
+
+
+def copy_scales(config: GemmConfig, tensors: MmaTensors, stage: StageDescriptors, columns: ScaleColumns) -> None:
+    """Every scale atom of a stage to tensor memory."""
+    for sources, targets, tCtSF in (
+        (tensors.tCsSFA, columns.sfa, tensors.tCtSFA_copy),
+        (tensors.tCsSFB, columns.sfb, tensors.tCtSFB_copy),
+    ):
+        for tCsSF, first in zip(sources, targets):
+            for k in range(cute.size(tCsSF, mode=[1])):
+                for mn in range(cute.size(tCsSF, mode=[2])):
+                    column = first + tCtSF[0, mn, k] // COLUMN_BYTES
+                    tcgen05.copy_scales(column, stage.scales, tCsSF[0, k, mn, 0], group=config.ctas)
+
+
+def _scale_address(first: Int32, column: int, byte: int) -> Int32:
+    """An address of scales that start at byte ``byte`` of a column: that goes into bits 31:30, as a signed number."""
+    return first + (column + ((byte - COLUMN_BYTES if byte >= COLUMN_BYTES // 2 else byte) << _SCALE_ID_BIT))
+
+
+def issue_k_block(
+    config: GemmConfig,
+    tensors: MmaTensors,
+    stage: StageDescriptors,
+    k: int,
+    columns: ScaleColumns,
+    accumulators: list[Int32],
+    sfb_shift: Int32,
+    accumulate: Int32,
+) -> None:
+    """The MMA of each product for k-block ``k`` of a stage: D (+)= (A · SFA) · (B · SFB)."""
+    kind, types = config.kind, dict(config.kind.element_types)
+    for p in range(config.products):
+        a, b = (min(p, count - 1) for count in config.counts)
+        # an MMA finds its scales by a column, and by the byte in it that belongs to the first of its blocks
+        column_a, byte_a = divmod(tensors.tCtSFA[0, 0, k], COLUMN_BYTES)
+        column_b, byte_b = divmod(tensors.tCtSFB[0, 0, k], COLUMN_BYTES)
+        tcgen05.mma_block_scaled(
+            accumulators[p],
+            stage.data,
+            tensors.tCrA[a][0, 0, k, 0],
+            tensors.tCrB[b][0, 0, k, 0],
+            tcgen05.instruction_descriptor(
+                types[config.a_format],
+                types[config.b_format],
+                kind.scale_type,
+                config.tile_m,
+                config.tile_n,
+                byte_a,
+                byte_b,
+            ),
+            _scale_address(columns.sfa[a], column_a, byte_a),
+            _scale_address(columns.sfb[b] + sfb_shift, column_b, byte_b),
+            accumulate,
+            kind=kind.name,
+            vector=kind.vector,
+            group=config.ctas,
+        )
+
+
+def first_column_of_sfb(config: GemmConfig, tile_n: Int32) -> Int32:
+    """Columns from the first atom of a tile to the scales of its first row: a tile may start within an atom."""
+    if config.tile_n % ATOM_ROWS == 0:
+        return Int32(0)
+    columns = cute.recast_layout(8 * COLUMN_BYTES, 8, atom_in_tensor_memory())
+    row = tile_n * config.tile_n % ATOM_ROWS  # a multiple of 32
+    return Int32(cute.crd2idx(((0, row // 32), 0), columns))
 
 
 @cute.jit
@@ -105,50 +170,45 @@ def multiply(
     config: cutlass.Constexpr[GemmConfig], base: cute.Pointer, barriers: Barriers, tensor_base: Int32, work: Work
 ):
     """The loop of the MMA warp; in a pair, that of the even CTA, for both."""
-    shared, tensor = SharedPlan(config), TensorPlan(config)
-    # the sign of an address of tensor memory is zero, but no compiler can know: were the upper halves of descriptors
-    # known constants, every 64-bit sum in the loop would be split in two
-    hidden = tensor_base >> 31
-    upper_data = tcgen05.descriptor_upper(tcgen05.SWIZZLE_128B, SWIZZLE_BYTES) | hidden
-    upper_scales = tcgen05.descriptor_upper(tcgen05.SWIZZLE_NONE, SCALE_STRIDE) | hidden
-    lower = tcgen05.descriptor_lower(base.toint())
-    columns = (
-        [tensor_base + tensor.sfa_column(i) for i in range(config.counts[0])],
-        [tensor_base + tensor.sfb_column(i) for i in range(config.counts[1])],
+    mma, plan = make_mma(config), TensorPlan(config)
+    tensors = mma_tensors(config, mma, shared_operands(config, mma, base))
+    descriptors = descriptor_base(config, base, tensor_base)
+    columns = ScaleColumns(
+        [tensor_base + plan.sfa_column(i) for i in range(config.counts[0])],
+        [tensor_base + plan.sfb_column(i) for i in range(config.counts[1])],
     )
-    mask_stage, mask_acc = commit_masks(config, work)
+    masks = commit_masks(config, work)
     multicast = config.cluster[0] * config.cluster[1] > 1
-    unit_bytes = shared.stage.bytes // tcgen05.DESCRIPTOR_UNIT
+    stages = SharedPlan(config).stages
     first_empty = barriers.address(config, "operands", "empty")
     to_full = barriers.address(config, "operands", "full") - first_empty
-    scale_units = shared.stage.offset("SFA0") // tcgen05.DESCRIPTOR_UNIT
     index, phase = Int32(0), Int32(0)
     acc, acc_phase = Int32(0), Int32(0)
     unit, end = units(config, work)
     while unit < end:
         _, tile_n, _, _, count = tile_of(config, work, unit, end)
-        # a tile that starts in the middle of an atom finds its first scales two columns on
-        sfb_shift = (tile_n * config.tile_n % ATOM_ROWS) // 32 if config.tile_n % ATOM_ROWS else Int32(0)
+        sfb_shift = first_column_of_sfb(config, tile_n)
         mbarrier.wait(barriers.address(config, "accumulators", "empty", acc), acc_phase ^ 1, cluster=config.pair)
         tcgen05.fence_after()
-        accumulators = [tensor_base + acc * tensor.acc + p * config.tile_n for p in range(config.products)]
+        accumulators = [tensor_base + tensors.tCtAcc[0, 0, 0, p, acc] for p in range(config.products)]
         accumulate = Int32(0)
         for _ in cutlass.range(count, unroll=UNROLL):
             empty = first_empty + index * 8
             mbarrier.wait(empty + to_full, phase)
-            start = lower + index * unit_bytes
             with cute.arch.elect_one():
-                data = tcgen05.descriptor(start, upper_data)
-                scales = tcgen05.descriptor(start + scale_units, upper_scales)
-                stage_mma(config, data, scales, columns, accumulators, sfb_shift, accumulate)
-                tcgen05.commit(empty, group=config.ctas, mask=mask_stage if multicast else None)
+                stage = descriptors.stage(tensors.tCrA[0][0, 0, 0, index])
+                copy_scales(config, tensors, stage, columns)
+                for k in cutlass.range_constexpr(config.blocks_k):
+                    first = accumulate if k == 0 else 1
+                    issue_k_block(config, tensors, stage, k, columns, accumulators, sfb_shift, first)
+                tcgen05.commit(empty, group=config.ctas, mask=masks.readers if multicast else None)
             accumulate = Int32(1)
-            index, phase = advance(shared.stages, index, phase)
+            index, phase = advance(stages, index, phase)
         with cute.arch.elect_one():
             tcgen05.commit(
                 barriers.address(config, "accumulators", "full", acc),
                 group=config.ctas,
-                mask=mask_acc if config.pair else None,
+                mask=masks.mma if config.pair else None,
             )
-        acc, acc_phase = advance(tensor.acc_stages, acc, acc_phase)
+        acc, acc_phase = advance(plan.acc_stages, acc, acc_phase)
         unit = next_unit(config, work, unit, count)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, islice
+from typing import NamedTuple
 
 from ....errors import explain
 from ....scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
@@ -23,6 +25,15 @@ MIN_STAGES = 2
 
 def _round_up(x: int, multiple: int) -> int:
     return -(-x // multiple) * multiple
+
+
+class StageOffsets(NamedTuple):
+    """Bytes from the start of a stage to each A, each B, and the scales of each."""
+
+    a: tuple[int, ...]
+    b: tuple[int, ...]
+    sfa: tuple[int, ...]
+    sfb: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -77,13 +88,11 @@ class StagePlan:
         """Distance from one stage to the next."""
         return _round_up(self.loaded, SWIZZLE_BYTES)
 
-    def offset(self, name: str) -> int:
-        offset = 0
-        for part, size in self.parts:
-            if part == name:
-                return offset
-            offset += size
-        raise KeyError(name)
+    @cached_property
+    def offsets(self) -> StageOffsets:
+        starts = accumulate((size for _, size in self.parts), initial=0)
+        a, b = self.config.counts
+        return StageOffsets(*(tuple(islice(starts, count)) for count in (a, b, a, b)))
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,7 @@ grid of 512-byte atoms, and a tile's are a box of that grid: no layout but ``sca
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -16,43 +15,15 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from ....scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
-from ..config import CTA_ROWS, INTERLEAVED_ROWS, QUANTIZED, GemmConfig
-from .memory_plan import SharedPlan, StagePlan
+from ..arguments import ELEMENT_DTYPES, OUT_DTYPES, Operand
+from ..config import CTA_ROWS, INTERLEAVED_ROWS, GemmConfig
+from .memory_plan import SharedPlan, StagePlan, TensorPlan
 
-ELEMENT_TYPES = {
-    "nvfp4": cutlass.Float4E2M1FN,
-    "mxfp4": cutlass.Float4E2M1FN,
-    "mxfp8": cutlass.Float8E4M3FN,
-    "mxfp8_e5m2": cutlass.Float8E5M2,
-}
-OUT_TYPES = {
-    "float16": cutlass.Float16,
-    "bfloat16": cutlass.BFloat16,
-    "float32": cutlass.Float32,
-    QUANTIZED: cutlass.Uint8,
-}
+ELEMENT_TYPES = {name: getattr(cutlass, dtype) for name, dtype in ELEMENT_DTYPES.items()}
+OUT_TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()}
 # TMA moves scales as 16-bit numbers: 256 of them are an atom, the longest row of a box
 SCALE_WORD = cutlass.Int16
 ATOM_WORDS = ATOM_BYTES // 2
-
-
-@dataclass
-class Operand:
-    """One matrix of (rows, K, L) as the host function gets it: addresses, sizes, strides in elements.
-
-    ``batches`` is 1 where all of L share the data of one matrix; scales there are always L, ``scale_batch`` bytes
-    apart. Of two interleaved matrices each has its own first row, and both have ``rows``. Scales have ``scale_rows``
-    rows where those are not the data's (groups of rows, the scales of each padded to whole atoms).
-    """
-
-    data: cute.Pointer
-    scale: cute.Pointer
-    rows: Any
-    row_stride: Any
-    batch_stride: Any
-    batches: Any
-    scale_batch: Any
-    scale_rows: Any = None
 
 
 def element_types(config: GemmConfig) -> tuple[type, type]:
@@ -107,6 +78,46 @@ def scale_layouts(config: GemmConfig) -> tuple[cute.Layout, cute.Layout]:
         return cute.make_layout(shape, stride=(1, ATOM_WORDS, ATOM_WORDS * stage.atoms_k, distance))
 
     return layout(1), layout(stage.atoms_n)
+
+
+class SharedOperands(NamedTuple):
+    """The ring of stages in shared memory, of each A, each B, and the scales of each."""
+
+    sA: tuple[cute.Tensor, ...]  # (MMA, MMA_M, MMA_K, STAGE)
+    sB: tuple[cute.Tensor, ...]  # (MMA, MMA_N, MMA_K, STAGE)
+    sSFA: tuple[cute.Tensor, ...]  # (WORD, ATOM_K, ATOM_M, STAGE)
+    sSFB: tuple[cute.Tensor, ...]  # (WORD, ATOM_K, ATOM_N, STAGE)
+
+
+def shared_operands(config: GemmConfig, mma: cute.TiledMma, base: cute.Pointer) -> SharedOperands:
+    """The tensors of all stages, the first of which starts at ``base``."""
+    at = StagePlan(config).offsets
+    layout_a, layout_b = data_layouts(config, mma)
+    layout_sfa, layout_sfb = scale_layouts(config)
+    type_a, type_b = element_types(config)
+
+    def data(offsets: tuple[int, ...], dtype: type, layout: Any) -> tuple[cute.Tensor, ...]:
+        pointers = [cute.recast_ptr((base + x).align(1024), swizzle_=layout.inner, dtype=dtype) for x in offsets]
+        return tuple(cute.make_tensor(pointer, layout.outer) for pointer in pointers)
+
+    def scales(offsets: tuple[int, ...], layout: cute.Layout) -> tuple[cute.Tensor, ...]:
+        pointers = [cute.recast_ptr((base + x).align(128), dtype=SCALE_WORD) for x in offsets]
+        return tuple(cute.make_tensor(pointer, layout) for pointer in pointers)
+
+    return SharedOperands(
+        data(at.a, type_a, layout_a),
+        data(at.b, type_b, layout_b),
+        scales(at.sfa, layout_sfa),
+        scales(at.sfb, layout_sfb),
+    )
+
+
+def accumulator_layout(config: GemmConfig, mma: cute.TiledMma) -> cute.Layout:
+    """Accumulators in tensor memory, from the first column on: (MMA, MMA_M, MMA_N, PRODUCT, STAGE)."""
+    plan = TensorPlan(config)
+    one = mma.make_fragment_C(mma.partition_shape_C((config.tile_m, config.tile_n))).layout  # (MMA, MMA_M, MMA_N)
+    products = cute.append(one, cute.make_layout(config.products, stride=config.tile_n))
+    return cute.append(products, cute.make_layout(plan.acc_stages, stride=plan.acc))
 
 
 def interleaved(config: GemmConfig, which: int) -> bool:
