@@ -120,6 +120,7 @@ def test_the_quantizing_kernel_itself_passes() -> None:
     assert outcome(None, BLOCKS, True) == ""
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("mutant", [pytest.param(m, id=m.name.replace(" ", "_")) for m in MUTANTS])
 def test_mutants_are_noticed(mutant: Mutant) -> None:
     assert outcome(mutant, mutant.gated, mutant.quantized) == mutant.outcome

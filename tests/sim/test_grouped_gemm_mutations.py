@@ -159,6 +159,7 @@ def test_the_kernel_itself_passes(grouped: Grouped, monkeypatch: pytest.MonkeyPa
     assert outcome(monkeypatch, grouped) == ""
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, attribute, mutant, grouped, error = MUTANTS[name]

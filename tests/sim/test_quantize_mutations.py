@@ -100,6 +100,7 @@ def run(mutant: Mutant | None, case: Mutant, arch: str, monkeypatch: pytest.Monk
     return "different" if different else ""
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize(
     "mutant,arch",
     [pytest.param(m, arch, id=f"{m.name}-{arch}".replace(" ", "_")) for m in MUTANTS for arch in m.archs],
