@@ -15,7 +15,7 @@ from cute_nvfp4 import formats
 from cute_nvfp4.formats import MXFP4, NVFP4, Format, unpack_e2m1
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops import (
-    quantize as api,
+    quantize_request,
 )
 from cute_nvfp4.ops.quantize import (
     dequantize,
@@ -200,7 +200,7 @@ def _qwantize(key: str) -> np.ndarray:
         return formats.decode_e4m3(torch.arange(1, 0x7F, dtype=torch.uint8)).numpy()
     if key == "hessian/calib_b16_f32":
         calib = torch.from_numpy(arrays(QWANTIZE)["input/calib"])
-        return api._hessian_blocks(calib, calib.shape[1], NVFP4, calib.device).numpy()
+        return quantize_request.hessian_blocks(calib, calib.shape[1], NVFP4, calib.device).numpy()
     name, function, block, what = key.split("/")
     q = _qwantize_quantize(name, function, block)
     if what == "scale_f32":
