@@ -105,6 +105,18 @@ class Ptx:
 
 
 @dataclass(frozen=True)
+class Text:
+    """``new`` for the first ``count`` (0: all) matches of ``pattern``: where several instructions are the site."""
+
+    pattern: str
+    new: str
+    count: int = 0
+
+    def apply(self, ptx: str) -> tuple[str, int]:
+        return re.subn(self.pattern, self.new, ptx, count=self.count)
+
+
+@dataclass(frozen=True)
 class Source:
     """``value`` in place of a function or a constant of ``module`` while kernels are traced."""
 
@@ -113,12 +125,15 @@ class Source:
     value: Any
 
 
+Change = Ptx | Text | Source
+
+
 @dataclass(frozen=True)
 class Mutant:
-    """A change that must be noticed on ``case``. ``noticed``: ``WRONG``, the name of an error, or "" for any of them."""
+    """A change that must be noticed on ``case``. noticed: ``WRONG``, the name of an error, or "" for either."""
 
     name: str
-    change: Ptx | Source | None
+    change: Change | None
     case: Any = None
     archs: tuple[str, ...] = BOTH
     noticed: str = WRONG
@@ -250,7 +265,7 @@ def unguarded() -> Edit:
 
 
 @contextlib.contextmanager
-def mutated(change: Ptx | Source | None, arch: str | None = None, kernel: str = "", **options: Any) -> Iterator[None]:
+def mutated(change: Change | None, arch: str | None = None, kernel: str = "", **options: Any) -> Iterator[None]:
     """Within it kernels run in the simulator with ``change``: those called ``kernel``, or all.
 
     Raises:
@@ -284,7 +299,7 @@ def mutated(change: Ptx | Source | None, arch: str | None = None, kernel: str = 
 
 
 def outcome(
-    change: Ptx | Source | None, right: Callable[[], bool], arch: str | None = None, kernel: str = "", **options: Any
+    change: Change | None, right: Callable[[], bool], arch: str | None = None, kernel: str = "", **options: Any
 ) -> str:
     """What notices ``change``: the name of the simulator's error, ``WRONG`` where ``right()`` is false, or ""."""
     try:
