@@ -10,12 +10,11 @@ import cutlass.cute as cute
 import pytest
 from cutlass import Int32, Int64
 from grouped_problems import Grouped, make
+from mutants import WRONG, Mutant, Source, outcome
 
-from cute_nvfp4.errors import SimError
 from cute_nvfp4.kernels.gemm import grouped_scheduler
 from cute_nvfp4.kernels.gemm.sm100 import loader
 from cute_nvfp4.kernels.gemm.sm100.output import Output
-from cute_nvfp4.runtime import kernel
 
 LIST = Grouped(((80, 128, 256), (129, 72, 544), (5, 264, 96)), tile_n=64, alphas="each", workers=2)
 MANY = Grouped(LIST.sizes, maps="workspace", tile_n=64, workers=2)
@@ -110,65 +109,65 @@ def no_fence(config: cutlass.Constexpr, work: Any, group: Int32, unit: Int32):
 
 _S = grouped_scheduler
 
-MUTANTS: dict[str, tuple[Any, str, Callable, Grouped, str]] = {
-    # what is replaced, by what; the case, and what reports it ("": the check)
-    "group before": (_S, "group_of", group_before, LIST, ""),
-    "a group one unit late": (_S, "group_of", group_one_unit_late, LIST, ""),
-    "a group one unit late, dealt": (_S, "group_of", group_one_unit_late, DEALT, ""),
-    "index not from the group's start": (_S, "locate", index_of_all_units, LIST, ""),
-    "steps of the first group": (_S, "locate", steps_of_the_first, LIST, ""),
-    "tiles along M and N": (_S, "locate", tiles_swapped, LIST, ""),
-    "units not summed": (_S, "sums_to", own_value, LIST, ""),
-    "units not summed, dealt": (_S, "sums_to", own_value, DEALT, ""),
-    "output of the first group": (_S, "output_of", output_of_the_first, LIST, "Race"),
-    "one row too many": (_S, "output_of", output_without_end, LIST, "OutOfBounds"),
-    "one row too many, dealt": (_S, "output_of", output_without_end, DEALT, "Race"),
-    "alpha of the first group": (_S, "alphas_of", alphas_of_the_first, LIST, ""),
-    "alpha of the first group, dealt": (_S, "alphas_of", alphas_of_the_first, DEALT, ""),
-    "data of the first group": (loader, "origins", data_of_the_first, LIST, ""),
-    "scales of the first group": (loader, "origins", scales_of_the_first, LIST, ""),
-    "data of the first group, workspace": (loader, "origins", data_of_the_first, MANY, ""),
-    "rows from the first": (loader, "origins", rows_from_zero, DEALT, ""),
-    "scales where the rows are": (loader, "origins", scales_without_padding, DEALT, ""),
-    "the stack's first matrix": (loader, "origins", matrix_of_the_first, DEALT, ""),
-}
 
-BLIND: dict[str, tuple[Any, str, Callable, Grouped, str]] = {
+def _mutant(name: str, module: Any, attribute: str, value: Callable, case: Grouped, noticed: str = WRONG) -> Mutant:
+    return Mutant(name, Source(module, attribute, value), case, noticed=noticed)
+
+
+MUTANTS = (
+    _mutant("group before", _S, "group_of", group_before, LIST),
+    _mutant("a group one unit late", _S, "group_of", group_one_unit_late, LIST),
+    _mutant("a group one unit late, dealt", _S, "group_of", group_one_unit_late, DEALT),
+    _mutant("index not from the group's start", _S, "locate", index_of_all_units, LIST),
+    _mutant("steps of the first group", _S, "locate", steps_of_the_first, LIST),
+    _mutant("tiles along M and N", _S, "locate", tiles_swapped, LIST),
+    _mutant("units not summed", _S, "sums_to", own_value, LIST),
+    _mutant("units not summed, dealt", _S, "sums_to", own_value, DEALT),
+    _mutant("output of the first group", _S, "output_of", output_of_the_first, LIST, "Race"),
+    _mutant("one row too many", _S, "output_of", output_without_end, LIST, "OutOfBounds"),
+    _mutant("one row too many, dealt", _S, "output_of", output_without_end, DEALT, "Race"),
+    _mutant("alpha of the first group", _S, "alphas_of", alphas_of_the_first, LIST),
+    _mutant("alpha of the first group, dealt", _S, "alphas_of", alphas_of_the_first, DEALT),
+    _mutant("data of the first group", loader, "origins", data_of_the_first, LIST),
+    _mutant("scales of the first group", loader, "origins", scales_of_the_first, LIST),
+    _mutant("data of the first group, workspace", loader, "origins", data_of_the_first, MANY),
+    _mutant("rows from the first", loader, "origins", rows_from_zero, DEALT),
+    _mutant("scales where the rows are", loader, "origins", scales_without_padding, DEALT),
+    _mutant("the stack's first matrix", loader, "origins", matrix_of_the_first, DEALT),
+)
+
+BLIND = (
     # the simulator runs one kernel after the other, and asks for a fence only after changes of the same launch
-    "no fence": (loader, "acquire", no_fence, MANY, ""),
-}
+    _mutant("no fence", loader, "acquire", no_fence, MANY, ""),
+)
 
 
-def outcome(monkeypatch: pytest.MonkeyPatch, grouped: Grouped) -> str:
-    """What is reported: "", "wrong", or the name of an error. Nothing compiled before is used, nothing is kept."""
-    monkeypatch.setattr(kernel, "compile_cached", lambda key, build: build())
+def found(change: Source | None, grouped: Grouped) -> str:
+    """What is reported: "", "wrong", or the name of an error."""
     problem = make(grouped)
-    try:
+
+    def right() -> bool:
         results = problem.run()
-    except SimError as error:
-        return type(error).__name__
-    try:
-        problem.check(results)
-    except AssertionError:
-        return "wrong"
-    return ""
+        try:
+            problem.check(results)
+        except AssertionError:
+            return False
+        return True
+
+    return outcome(change, right)
 
 
 @pytest.mark.parametrize("grouped", [LIST, MANY, DEALT], ids=["list", "workspace", "contiguous"])
-def test_the_kernel_itself_passes(grouped: Grouped, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert outcome(monkeypatch, grouped) == ""
+def test_the_kernel_itself_passes(grouped: Grouped) -> None:
+    assert found(None, grouped) == ""
 
 
 @pytest.mark.sweep(3)
-@pytest.mark.parametrize("name", MUTANTS)
-def test_mutants_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, attribute, mutant, grouped, error = MUTANTS[name]
-    monkeypatch.setattr(module, attribute, mutant)
-    assert outcome(monkeypatch, grouped) == (error or "wrong")
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_mutants_are_noticed(mutant: Mutant) -> None:
+    assert found(mutant.change, mutant.case) == mutant.noticed
 
 
-@pytest.mark.parametrize("name", BLIND)
-def test_mutants_that_are_not_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, attribute, mutant, grouped, _ = BLIND[name]
-    monkeypatch.setattr(module, attribute, mutant)
-    assert outcome(monkeypatch, grouped) == ""
+@pytest.mark.parametrize("mutant", BLIND, ids=str)
+def test_mutants_that_are_not_noticed(mutant: Mutant) -> None:
+    assert found(mutant.change, mutant.case) == ""
