@@ -1,7 +1,7 @@
 """``%%module NAME``: a cell of a notebook that is part of a module, since the DSL compiles only what lives in files.
 
-The cell is appended to ``NAME.py`` in a temporary folder and run as part of that module; the notebook then knows what
-it defines. What a reader sees is what runs. Tests and benchmarks get the same module with :func:`module`.
+The cell is appended to ``NAME.py`` in a temporary folder and run as part of that module, from which other cells import.
+What a reader sees is what runs. Tests and benchmarks get the same module with :func:`module`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,6 @@ def load_ipython_extension(shell) -> None:
     """``%load_ext cells`` makes ``%%module`` known."""
 
     def run(line: str, cell: str) -> None:
-        public = {key: value for key, value in vars(add(line.strip(), cell)).items() if not key.startswith("_")}
-        shell.push(public)
+        add(line.strip(), cell)
 
     shell.register_magic_function(run, "cell", MAGIC.lstrip("%"))
