@@ -16,6 +16,7 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parent
 TIMES = "seconds on this machine"
+ADDRESS = re.compile(r"0x[0-9a-f]{9,}")
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?|-?\d+e[+-]?\d+")
 
 
@@ -32,7 +33,7 @@ def executed(path: Path) -> nbformat.NotebookNode:
 
 
 def text_of(notebook: nbformat.NotebookNode) -> list[str]:
-    """The lines that the cells print, without pictures and times."""
+    """The lines that the cells print, without pictures, times and addresses of memory."""
     lines = []
     for number, cell in enumerate(notebook.cells):
         for output in cell.get("outputs", []):
@@ -40,7 +41,7 @@ def text_of(notebook: nbformat.NotebookNode) -> list[str]:
             text = output.get("text") or data.get("text/markdown") or data.get("text/plain", "")
             if output.get("name") != "stderr" and not text.startswith("<Figure"):
                 lines += [f"# cell {number}", *text.splitlines()]
-    return [line for line in lines if not line.startswith(TIMES)]
+    return [ADDRESS.sub("(address)", line) for line in lines if not line.startswith(TIMES)]
 
 
 def difference(stored: nbformat.NotebookNode, now: nbformat.NotebookNode) -> str:
