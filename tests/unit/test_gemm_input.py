@@ -18,6 +18,7 @@ from cute_nvfp4.planning.gemm_problem import Plan
 from cute_nvfp4.runtime import kernel
 from cute_nvfp4.scale_layout import to_blocked
 
+pytestmark = pytest.mark.usefixtures("simulated")
 M, N, K = 20, 24, 64
 
 
