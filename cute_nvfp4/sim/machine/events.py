@@ -4,7 +4,8 @@ Checks, counters, traces and snapshots are listeners: each overrides the events 
 and then the kernel stops there. Where nobody listens, an event costs the call of an empty function.
 
 Common arguments: ``g`` the group of warps; ``i`` the instruction; ``mask`` its lanes, (n, 32) booleans or None for all
-lanes of the group. Arrays (k,) have one entry a thread, ``rows`` (k,) and ``lanes`` (k,) say which one of the group.
+lanes of the group; ``space`` "shared" (of the own CTA), "cluster", "global", "local" or "param". Arrays (k,) have one
+entry a thread; ``rows`` (k,) and ``lanes`` (k,) say which one of the group.
 """
 
 from __future__ import annotations
