@@ -22,6 +22,7 @@ from cute_nvfp4.sim.machine.requests import Access
 
 Warps = np.ndarray
 Mask = np.ndarray | None
+Values = tuple[np.ndarray, ...]
 
 
 class Listener:
@@ -52,7 +53,7 @@ class Listener:
     def load(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask) -> None:
         """Lanes are about to load ``a.total`` bytes at ``host`` addresses, which broadcast to (n, 32)."""
 
-    def store(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask, values: tuple) -> None:
+    def store(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask, values: Values) -> None:
         """The same for a store; ``values`` are ``a.count`` arrays."""
 
     def atomic(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask) -> None:
