@@ -133,7 +133,7 @@ def test_swap_exchanges_what_lies_along_m_and_n() -> None:
         (GemmProblem(1, 1, 32, a_format="fp4"), "a_format: got fp4, expected one of nvfp4"),
         (GemmProblem(2**30, 1, 2**20), "bytes of one matrix of A: got 562949953421312"),
         (GemmProblem(2**19, 2**19, 32), "elements of one output"),
-        (GemmProblem(128, 64, 1 << 20, batch=1 << 20), "tiles times steps along K: got 4294967296"),
+        (GemmProblem(128, 64, 1 << 20, batch=1 << 20), "output tiles times k-tiles: got 4294967296"),
         (GemmProblem(1, 1, 32, a_format="mxfp4"), "formats of a and b: got mxfp4 and nvfp4"),
         (GemmProblem(1, 1, 32, factors=9), "factors: got 9"),
     ],
