@@ -11,13 +11,7 @@ import torch
 from quantize_problems import DTYPES, differences, edges, fused, near_ties
 
 from cute_nvfp4.formats import decode_e4m3
-<<<<<<< HEAD
-from cute_nvfp4.kernels.quantize.block import optimal as optimal
-from cute_nvfp4.kernels.quantize.block import search as search
-=======
 from cute_nvfp4.kernels.quantize.block import optimal, optimal_definition
-from cute_nvfp4.runtime import kernel as runtime_kernel
->>>>>>> main
 
 pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
