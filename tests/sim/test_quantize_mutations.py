@@ -23,7 +23,7 @@ from mutants import (
     parameters,
 )  # fmt: skip
 
-from cute_nvfp4.kernels.quantize.block.reciprocal_table import NONZERO, ODD
+from cute_nvfp4.kernels.quantize.block.scale_table import NONZERO, ODD
 
 # under some scales there are ties that go down, and under none ties in both directions
 LOWERED = 5.21875 / 1536
