@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -43,6 +44,33 @@ def number(name: str, value: float | None) -> float:
     return float(value)
 
 
+def split_alpha(alpha: Any, device: torch.device, groups: int = 1) -> tuple[float, torch.Tensor | None]:
+    """alpha as a number and, if it is a tensor of one element or of one for each group, that tensor (n,)."""
+    if not isinstance(alpha, torch.Tensor):
+        return number("alpha", alpha), None
+    if alpha.dtype is not torch.float32:
+        raise OperandTypeError(explain("alpha", got=alpha.dtype, expected="torch.float32, or a Python number"))
+    if alpha.numel() not in (1, groups) or not alpha.is_contiguous():
+        expected = "one element" if groups == 1 else f"one element, or {groups}, contiguous"
+        raise OperandError(explain("alpha", got=f"shape {tuple(alpha.shape)}", expected=expected))
+    if alpha.device != device:
+        raise OperandError(explain("device of alpha", got=alpha.device, expected=device))
+    return 1.0, alpha.reshape(-1)
+
+
+def refuse_config(config: Any) -> None:
+    """Raises if a plan is given to exact torch, which has no kernel to run it."""
+    if config is not None:
+        raise OperandError(
+            explain(
+                "config",
+                got=f"a {type(config).__name__} with backend 'reference', which runs no kernel",
+                expected="None",
+                hint="Use backend='sim', or a block of cute_nvfp4.simulating(), to run the plan on CPU tensors.",
+            )
+        )
+
+
 def parts(operands: Mapping[str, BlockScaledTensor]) -> dict[str, torch.Tensor | None]:
     """Every tensor of the operands, by name: ``a.data`` and so on."""
     return {
@@ -50,6 +78,14 @@ def parts(operands: Mapping[str, BlockScaledTensor]) -> dict[str, torch.Tensor |
         for name, operand in operands.items()
         for part in ("data", "scale", "global_scale")
     }
+
+
+def tensors(
+    read: Mapping[str, torch.Tensor | None], written: Mapping[str, torch.Tensor | None]
+) -> dict[str, tuple[torch.Tensor, bool]]:
+    """Every tensor that a kernel may touch, by name, and whether it may write it."""
+    named = [(read, False), (written, True)]
+    return {name: (x, writable) for some, writable in named for name, x in some.items() if x is not None}
 
 
 def checked_output(

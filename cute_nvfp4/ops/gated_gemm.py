@@ -1,8 +1,7 @@
-"""gated_gemm: validate, choose a plan, compile once, launch; what it shares with gemm is in ``_gemm``."""
+"""gated_gemm: validate, choose a backend; what it shares with gemm is in ``gemm``."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -11,25 +10,19 @@ import torch
 
 from ..errors import OperandError, OperandTypeError, explain
 from ..formats import FORMATS, NVFP4, as_bytes
+from ..kernels.gemm.arguments import GemmArguments, Operand, Output
 from ..kernels.gemm.config import GATE_NAMES, INTERLEAVED_ROWS, QUANTIZED, GemmConfig, can_implement
 from ..operand import BlockScaledTensor, check_pair
-from ..planning.gemm import GemmProblem, Plan, choose
+from ..planning.gemm import GemmProblem, Plan
 from ..reference import gemm_reference
-from ..runtime.backend import Backend, resolve, sm_count
-from ..runtime.compile import CompiledKernel, build, compile_cached
-from ..runtime.launch import Launcher, launcher
+from ..runtime.backend import Backend, resolve
+from ..runtime.compile import CompiledKernel
+from ..runtime.kernel import Kernel
 from ..scale_layout import blocked_bytes, blocked_view
-from ..target import Target
-from .checks import check_format, check_overlap, checked_output, parts
-from .gemm import _complete, _launch, _output_strides, _problem, _split_alpha, _strides, _tensors, _workspace
-from .operands import FACTORS, OPERAND_TYPES, arguments_of, check_scales, example_operand, example_pointer
+from .checks import check_format, check_overlap, checked_output, parts, refuse_config, split_alpha, tensors
+from .gemm import addresses, host, launch, output_record, strides
+from .operands import check_operands, operand_record
 
-_POINTER, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
-# a | b1 | b2 | c, its strides, scales, global scale | alpha, factors | workspace, flags | k, batch, workers | stream
-_TYPES = (
-    *OPERAND_TYPES * 3, _POINTER, _I64, _I64, _POINTER, _POINTER, _F32, *[_POINTER] * (2 * FACTORS + 2), *[_I32] * 3,
-    _POINTER,
-)  # fmt: skip
 _GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": torch.nn.functional.silu,
     "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
@@ -69,10 +62,10 @@ def gated_gemm(
             NVFP4 with this global scale, bit for bit as ``quantize(c, rule="max", global_scale=…)`` would quantize the
             float32 result. N is a multiple of 16 (of 32 for the A of a next product). A tensor out of range makes all
             of it NaN.
-        config: a plan of ``kernels.gemm_choose`` for two products; None has one chosen.
+        config: a plan of ``planning.gemm`` for two products; None has one chosen.
         backend: as for ``gemm``.
 
-    Sums, gate and product are in float32 and rounded once; ``kernels.core.gates`` states the accuracy of the gates.
+    Sums, gate and product are in float32 and rounded once; ``kernels.gemm.gates`` states the accuracy of the gates.
     The order of the sums depends on the plan, never on timing. Runs on the current stream, without synchronising the
     device.
 
@@ -83,30 +76,45 @@ def gated_gemm(
     """
     weights = {"b": b1} if b2 is None else {"b1": b1, "b2": b2}
     n = _check(a, weights, gate, interleaved)
-    scalar, alpha_tensor = _split_alpha(alpha, a.device)
+    scalar, alpha_tensor = split_alpha(alpha, a.device)
     operands = {"a": a, **weights}
-    inputs = parts(operands) | {"alpha": alpha_tensor}
-    result = _result(a, n, inputs, out, out_dtype, out_global_scale)
-    resolved = resolve(backend, a.device)
-    if resolved.backend == "reference":
+    read = parts(operands) | {"alpha": alpha_tensor}
+    result = _result(a, n, read, out, out_dtype, out_global_scale)
+    target = resolve(backend, a.device)
+    if target.backend == "reference":
+        refuse_config(config)
         factor = scalar if alpha_tensor is None else alpha_tensor.reshape(()).double()
         return _store_reference(_reference(a, weights, n, gate, interleaved, factor), result)
-    check_scales(operands, resolved.backend)
-    pair = [b1, b1] if b2 is None else [b1, b2]
-    factors = [_factors(alpha_tensor, a.global_scale, b.global_scale) for b in pair]
-    problem = _gated_problem(a, pair[0], n, result, gate, interleaved, len(factors[0]))
-    plan, run = _plan(problem, resolved, sm_count(resolved, a.device), config)
-    stream = torch.cuda.current_stream(a.device).cuda_stream if resolved.backend == "cuda" else 0
-    scratch = _workspace(plan, a.device, stream)
-    sides = [arguments_of(a), *(_sides(b1, n, interleaved) if b2 is None else [arguments_of(b1), arguments_of(b2)])]
-    c, written = _output_arguments(plan, result)
-    pointers = [x for product in factors for x in _pointers(product)]
-    values = [*(x for side in sides for x in side), *c, scalar, *pointers,
-              *(0 if x is None else x.data_ptr() for x in scratch), a.k, a.batch, plan.workers, stream]  # fmt: skip
-    read = {"alpha": alpha_tensor}
+    check_operands(operands, target.backend)
+    pair = (b1, b1) if b2 is None else (b1, b2)
+    factors = tuple(addresses(alpha_tensor, a.global_scale, b.global_scale) for b in pair)
+    output, described, written = _output(result)
+    problem = GemmProblem(
+        m=a.rows,
+        n=n,
+        k=a.k,
+        batch=a.batch,
+        a_format=a.format.name,
+        b_format=b1.format.name,
+        factors=len(factors[0]),
+        products=2,
+        gate=gate,
+        interleaved=interleaved,
+        **described,
+    )
+    arguments = GemmArguments(
+        a=(operand_record(a),),
+        b=_halves(b1, n, interleaved) if b2 is None else (operand_record(b1), operand_record(b2)),
+        out=output,
+        bias=None,
+        alpha=scalar,
+        factors=factors,
+        k=a.k,
+        batch=a.batch,
+    )
     if isinstance(result, BlockScaledTensor):
         read["out.global_scale"] = result.global_scale
-    _launch(run, values, a.device, lambda: _tensors(operands, written, read, *scratch))
+    launch(KERNEL, problem, config, target, a.device, arguments, lambda: tensors(read, written))
     return result
 
 
@@ -156,20 +164,7 @@ def compile_gated_gemm(config: GemmConfig) -> CompiledKernel:
     Raises:
         OperandError: the configuration cannot be; the message says which limit, and by how much.
     """
-    reason = can_implement(config)
-    if not reason and config.products != 2:
-        reason = explain("products of a gated GEMM", got=config.products, expected="2")
-    if not reason and config.bias:
-        reason = explain("bias of a gated GEMM", got=config.bias, expected="none")
-    if reason:
-        raise OperandError(reason)
-    return compile_cached(("gated_gemm", config), lambda: _build(config))
-
-
-@functools.lru_cache(maxsize=4096)
-def _plan(problem: GemmProblem, target: Target, sm_count: int, given: Plan | None) -> tuple[Plan, Launcher]:
-    plan = choose(problem, target.arch, sm_count) if given is None else _complete(given, problem, target, sm_count)
-    return plan, launcher(compile_gated_gemm(plan.config), target, _TYPES)
+    return KERNEL.compile(config)
 
 
 def _check(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor], gate: str, interleaved: bool) -> int:
@@ -253,43 +248,26 @@ def _new_quantized(a: BlockScaledTensor, shape: tuple, global_scale: Any) -> Blo
     return BlockScaledTensor(data, blocked_view(scale, a.rows, shape[-1] // NVFP4.block, a.batch), value, NVFP4)
 
 
-def _factors(*numbers: torch.Tensor | None) -> list[torch.Tensor]:
-    return [x for x in numbers if x is not None]
-
-
-def _pointers(factors: list[torch.Tensor]) -> list[int]:
-    return [x.data_ptr() for x in factors] + [0] * (FACTORS - len(factors))
-
-
-def _sides(b: BlockScaledTensor, n: int, interleaved: bool) -> list[list[int]]:
-    """Arguments of B1 and B2, which both lie in ``b``: their first rows and atoms are some way apart."""
-    data, scale, _, row, batch, matrices, scale_batch = arguments_of(b)
+def _halves(b: BlockScaledTensor, n: int, interleaved: bool) -> tuple[Operand, Operand]:
+    """B1 and B2, which both lie in ``b``: their first rows and atoms are some way apart."""
+    first = operand_record(b)._replace(rows=n)
     rows = INTERLEAVED_ROWS if interleaved else n
-    data_bytes = rows * row // b.format.elements_per_byte
-    scale_bytes = blocked_bytes(rows, b.format.scale_columns(b.k))
-    return [[data + i * data_bytes, scale + i * scale_bytes, n, row, batch, matrices, scale_batch] for i in (0, 1)]
-
-
-def _gated_problem(
-    a: BlockScaledTensor, b: BlockScaledTensor, n: int, result: Any, gate: str, interleaved: bool, factors: int
-) -> GemmProblem:
-    more = {"products": 2, "gate": gate, "interleaved": interleaved}
-    if not isinstance(result, BlockScaledTensor):
-        return _problem(a, b, result, None, factors, **more)
-    row, batch = result.data.stride(-2), result.data.stride(0) if result.batch > 1 else 0
-    vector = (result.data.data_ptr() | (row if result.rows > 1 else 0) | batch) % 16 == 0
-    return GemmProblem(
-        a.rows, n, a.k, a.batch, a.format.name, b.format.name, QUANTIZED, vector=vector, factors=factors, **more
+    second = first._replace(
+        data=first.data + rows * first.row_stride // b.format.elements_per_byte,
+        scale=first.scale + blocked_bytes(rows, b.format.scale_columns(b.k)),
     )
+    return first, second
 
 
-def _output_arguments(plan: Plan, result: Any) -> tuple[list[int], dict[str, torch.Tensor]]:
-    """The output's pointer, strides, scales and global scale, and the tensors that are written."""
-    if isinstance(result, BlockScaledTensor):
-        m, _, batch = _strides(result.data)
-        pointers = [result.scale.data_ptr(), result.global_scale.data_ptr()]
-        return [result.data.data_ptr(), m, batch, *pointers], {"out.data": result.data, "out.scale": result.scale}
-    return [result.data_ptr(), *_output_strides(plan, result), 0, 0], {"out": result}
+def _output(result: Any) -> tuple[Output, dict[str, Any], dict[str, torch.Tensor]]:
+    """The record of the output, what a problem says of it, and the tensors that are written."""
+    if not isinstance(result, BlockScaledTensor):
+        return *output_record(result), {"out": result}
+    data, scale = result.data, result.scale
+    row, _, batch = strides(data)
+    described = {"out": QUANTIZED, "vector": (data.data_ptr() | row | batch) % 16 == 0}
+    record = Output(data.data_ptr(), row, batch, scale.data_ptr(), result.global_scale.data_ptr())
+    return record, described, {"out.data": data, "out.scale": scale}
 
 
 def _reference(a, weights: dict, n: int, gate: str, interleaved: bool, alpha: Any) -> torch.Tensor:
@@ -313,26 +291,12 @@ def _store_reference(exact: torch.Tensor, result: Any) -> torch.Tensor | BlockSc
     return result
 
 
-def _build(config: GemmConfig) -> CompiledKernel:
-    import cuda.bindings.driver as driver
-    import cutlass
+def _can_implement(config: GemmConfig) -> str:
+    if config.products != 2:
+        return explain("products of a gated GEMM", got=config.products, expected="2")
+    if config.bias:
+        return explain("bias of a gated GEMM", got=config.bias, expected="none")
+    return can_implement(config)
 
-    from ..kernels.gemm.sm100.gated import GatedGemm
-    from ..kernels.gemm.sm100.operands import ELEMENT_TYPES, OUT_TYPES
 
-    i32, i64 = cutlass.Int32(1), cutlass.Int64(1)
-    out = OUT_TYPES[config.out]
-    least = NVFP4.block_bytes if config.out == QUANTIZED else out.width // 8
-    number, byte = example_pointer(cutlass.Float32, 4), example_pointer(cutlass.Uint8, 16)
-    one, two = (ELEMENT_TYPES[x] for x in (config.a_format, config.b_format)[:: 1 if config.shared == "a" else -1])
-    args = [
-        example_operand(one),
-        (example_operand(two), example_operand(two)),
-        (example_pointer(out, 16 if config.vector else least), i64, i64, byte, number),
-        cutlass.Float32(1.0),
-        ((number,) * FACTORS,) * 2,
-        (example_pointer(cutlass.Float32, 16), example_pointer(cutlass.Int32, 4)),
-        (i32, i32, i32),
-        driver.CUstream(0),
-    ]
-    return build(GatedGemm(config), args, name="gated_gemm", arch=config.arch.name)
+KERNEL = Kernel("gated_gemm", GemmArguments, host, _can_implement)

@@ -1,38 +1,26 @@
-"""gemm: validate, choose a backend and a plan, compile once, launch."""
+"""gemm: validate, choose a backend and a plan, launch; and what gated_gemm shares with it."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
-import dataclasses
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..errors import OperandError, OperandTypeError, explain
 from ..formats import FORMATS
+from ..kernels.gemm.arguments import Bias, GemmArguments, Output, PartialSums
 from ..kernels.gemm.config import CTA_ROWS, GemmConfig, can_implement
 from ..operand import BlockScaledTensor, check_pair
-from ..planning.gemm import GemmProblem, Plan, can_run, choose
+from ..planning.gemm import GemmProblem, Plan, plan_for
 from ..reference import gemm_reference
-from ..runtime.backend import Backend, resolve, sm_count
-from ..runtime.compile import CompiledKernel, build, compile_cached
-from ..runtime.launch import Launcher, launcher
+from ..runtime.backend import Backend, current_stream, resolve, sm_count
+from ..runtime.compile import CompiledKernel
+from ..runtime.kernel import Kernel
+from ..runtime.launch import Tensors
 from ..target import Target
-from .checks import DTYPE_NAMES, check_dtype, check_format, checked_output, number, parts
-from .operands import FACTORS, OPERAND_TYPES, arguments_of, check_scales, example_operand, example_pointer
-
-_POINTER, _I32, _I64, _F32 = ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_float
-# a | b | c, its strides | bias, its batch stride | alpha, factors | workspace, flags | k, batch, workers | stream
-_TYPES = (
-    *OPERAND_TYPES, *OPERAND_TYPES, _POINTER, _I64, _I64, _POINTER, _I64, _F32, *[_POINTER] * FACTORS,
-    _POINTER, _POINTER, *[_I32] * 3, _POINTER,
-)  # fmt: skip
-# what a plan decides of a configuration; the problem decides the rest
-_TILING = ("tile_n", "pair", "cluster", "split_k", "stages", "acc_stages", "scheduler", "raster")
-_NOTHING = contextlib.nullcontext()
+from .checks import DTYPE_NAMES, check_dtype, check_format, checked_output, parts, refuse_config, split_alpha, tensors
+from .operands import check_operands, operand_record
 
 
 def gemm(
@@ -58,8 +46,9 @@ def gemm(
         out: where to put the result: of that shape, float16, bfloat16 or float32, contiguous along N or along M, rows
             and batches anywhere. Nothing may overlap the operands. Every element is written.
         out_dtype: dtype of a new result (float16 by default); with ``out`` it must be None or that of ``out``.
-        config: a plan of ``kernels.gemm_choose``; None has one chosen.
-        backend: ``auto`` (CUDA tensors on their GPU, CPU tensors in the simulator), ``cuda``, ``sim``, ``reference``.
+        config: a plan of ``planning.gemm``; None has one chosen. Refused where exact torch runs.
+        backend: ``auto`` (the kernels for CUDA tensors, exact torch for CPU tensors), ``cuda``, ``sim``, ``reference``
+            (:mod:`cute_nvfp4.runtime.backend`).
 
     Sums are in float32; times alpha and the global scales, plus bias, in float32; rounded once to the output's dtype.
     Partial sums of split-K and stream-K are added in an order that depends on the plan, never on timing. Runs on the
@@ -75,34 +64,62 @@ def gemm(
         check_format(name, operand, tuple(FORMATS.values()))
     if a.is_batched != b.is_batched:
         raise OperandError(explain("batch dimension", got=f"a {a.data.ndim}-d, b {b.data.ndim}-d", expected="the same"))
-    scalar, alpha_tensor = _split_alpha(alpha, a.device)
+    scalar, alpha_tensor = split_alpha(alpha, a.device)
     _check_bias(bias, a, b)
-    extra = {"alpha": alpha_tensor, "bias": bias}
+    operands = {"a": a, "b": b}
+    read = parts(operands) | {"alpha": alpha_tensor, "bias": bias}
     shape = (a.batch, a.rows, b.rows) if a.is_batched else (a.rows, b.rows)
-    inputs = {} if out is None else parts({"a": a, "b": b}) | extra
-    out = checked_output(inputs, a.device, shape, out, out_dtype)
-    resolved = resolve(backend, a.device)
-    if resolved.backend == "reference":
+    out = checked_output({} if out is None else read, a.device, shape, out, out_dtype)
+    target = resolve(backend, a.device)
+    if target.backend == "reference":
+        refuse_config(config)
         return out.copy_(_reference(a, b, scalar, alpha_tensor, bias, out.dtype))
-    check_scales({"a": a, "b": b}, resolved.backend)
-    factors = [x for x in (alpha_tensor, a.global_scale, b.global_scale) if x is not None]
-    problem = _problem(a, b, out, bias, len(factors))
-    plan, run = _plan(problem, resolved, sm_count(resolved, a.device), config)
-    stream = torch.cuda.current_stream(a.device).cuda_stream if resolved.backend == "cuda" else 0
-    workspace, flags = _workspace(plan, a.device, stream)
-    values = _arguments(plan, a, b, out, bias, scalar, factors, (workspace, flags), stream)
-    _launch(run, values, a.device, lambda: _tensors({"a": a, "b": b}, {"out": out}, extra, workspace, flags))
+    check_operands(operands, target.backend)
+    result, described = output_record(out)
+    factors = addresses(alpha_tensor, a.global_scale, b.global_scale)
+    problem = GemmProblem(
+        m=a.rows,
+        n=b.rows,
+        k=a.k,
+        batch=a.batch,
+        a_format=a.format.name,
+        b_format=b.format.name,
+        bias="" if bias is None else "n",
+        bias_dtype="float32" if bias is None else DTYPE_NAMES[bias.dtype],
+        factors=len(factors),
+        **described,
+    )
+    arguments = GemmArguments(
+        a=(operand_record(a),),
+        b=(operand_record(b),),
+        out=result,
+        bias=None if bias is None else Bias(bias.data_ptr(), bias.stride(0) if bias.ndim == 2 else 0),
+        alpha=scalar,
+        factors=(factors,),
+        k=a.k,
+        batch=a.batch,
+    )
+    launch(KERNEL, problem, config, target, a.device, arguments, lambda: tensors(read, {"out": out}))
     return out
 
 
-def _launch(run: Launcher, values: list, device: torch.device, tensors: Callable[[], dict]) -> None:
-    """Runs a kernel; ``tensors`` are only asked for in the simulator."""
-    if device.type != "cuda":
-        run(values, tensors)
-        return
-    # the DSL's host code launches on the current device
-    with torch.cuda.device(device) if device.index != torch.cuda.current_device() else _NOTHING:
-        run(values, dict)
+def launch(
+    kernel: Kernel,
+    problem: GemmProblem,
+    config: Plan | None,
+    target: Target,
+    device: torch.device,
+    arguments: GemmArguments,
+    touched: Callable[[], Tensors],
+) -> None:
+    """Plans and launches. ``arguments`` are in the caller's order, and lack only what the plan decides."""
+    plan = plan_for(problem, target.arch, sm_count(target, device), config)
+    scratch = _workspace(plan, device, current_stream(target, device))
+    partials = PartialSums(*(x.data_ptr() for x in scratch.values())) if scratch else None
+    arguments = arguments._replace(partials=partials, workers=plan.workers)
+    if plan.swap:
+        arguments = arguments._replace(a=arguments.b, b=arguments.a)
+    kernel.run(plan.config, target, device, arguments, lambda: touched() | tensors({}, scratch))
 
 
 def compile_gemm(config: GemmConfig) -> CompiledKernel:
@@ -111,57 +128,7 @@ def compile_gemm(config: GemmConfig) -> CompiledKernel:
     Raises:
         OperandError: the configuration cannot be; the message says which limit, and by how much.
     """
-    reason = can_implement(config)
-    if reason:
-        raise OperandError(reason)
-    return compile_cached(("gemm", config), lambda: _build(config))
-
-
-@functools.lru_cache(maxsize=4096)
-def _plan(problem: GemmProblem, target: Target, sm_count: int, given: Plan | None) -> tuple[Plan, Launcher]:
-    """The plan for ``problem``, and the launcher of its kernel."""
-    plan = choose(problem, target.arch, sm_count) if given is None else _complete(given, problem, target, sm_count)
-    return plan, launcher(compile_gemm(plan.config), target, _TYPES)
-
-
-def _complete(plan: Plan, problem: GemmProblem, target: Target, sm_count: int) -> Plan:
-    """The caller's plan with all that the problem decides filled in: formats, output, bias."""
-    if not isinstance(plan, Plan):
-        raise OperandTypeError(explain("config", got=type(plan).__name__, expected="a Plan of kernels.gemm_choose"))
-    reason = can_run(problem)
-    if reason:
-        raise OperandError(reason)
-    tiling = {name: getattr(plan.config, name) for name in _TILING}
-    config = problem.config(target.arch, plan.swap, **tiling)
-    if plan.config.store == "direct":
-        config = dataclasses.replace(config, store="direct")
-    steps = -(-problem.k // config.tile_k)
-    if config.split_k > steps:
-        raise OperandError(
-            explain("split_k", got=config.split_k, expected=f"at most {steps}: K {problem.k} has {steps} steps")
-        )
-    if plan.workers < 1:
-        raise OperandError(explain("workers", got=plan.workers, expected="at least 1"))
-    # a cluster waits for those after it, so all must be on the device together
-    if config.scheduler == "stream_k" and plan.workers * config.ctas > sm_count:
-        raise OperandError(
-            explain(
-                "CTAs of a stream_k launch", got=plan.workers * config.ctas, expected=f"at most {sm_count} (one an SM)"
-            )
-        )
-    return dataclasses.replace(plan, config=config)
-
-
-def _split_alpha(alpha: Any, device: torch.device) -> tuple[float, torch.Tensor | None]:
-    if not isinstance(alpha, torch.Tensor):
-        return number("alpha", alpha), None
-    if alpha.dtype is not torch.float32:
-        raise OperandTypeError(explain("alpha", got=alpha.dtype, expected="torch.float32, or a Python number"))
-    if alpha.numel() != 1:
-        raise OperandError(explain("alpha", got=f"shape {tuple(alpha.shape)}", expected="one element"))
-    if alpha.device != device:
-        raise OperandError(explain("device of alpha", got=alpha.device, expected=device))
-    return 1.0, alpha
+    return KERNEL.compile(config)
 
 
 def _check_bias(bias: torch.Tensor | None, a: BlockScaledTensor, b: BlockScaledTensor) -> None:
@@ -187,26 +154,21 @@ def _reference(a, b, scalar: float, alpha: torch.Tensor | None, bias: torch.Tens
     return total.add_(bias.double().unsqueeze(-2)).to(dtype)
 
 
-def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
+def strides(tensor: torch.Tensor) -> tuple[int, int, int]:
     """(M, N, L) strides of (L, M, N) or (M, N); 0 where a dimension has one element."""
     m, n = (tensor.stride(i) if tensor.shape[i] > 1 else 0 for i in (-2, -1))
     batch = tensor.stride(0) if tensor.ndim == 3 and tensor.shape[0] > 1 else 0
     return m, n, batch
 
 
-def _problem(
-    a: BlockScaledTensor,
-    b: BlockScaledTensor,
-    out: torch.Tensor,
-    bias: torch.Tensor | None,
-    factors: int,
-    **more: Any,
-) -> GemmProblem:
-    m, n, batch = _strides(out)
+def output_record(out: torch.Tensor) -> tuple[Output, dict[str, Any]]:
+    """The record of an output, and what a problem says of it: dtype, contiguous dimension, whether rows are aligned."""
+    m, n, batch = strides(out)
+    rows, columns = out.shape[-2:]
     if n in (0, 1):
-        major, step, length = "n", m, out.shape[-1]
+        major, stride, lines, length = "n", m, rows, columns
     elif m in (0, 1):
-        major, step, length = "m", n, out.shape[-2]
+        major, stride, lines, length = "m", n, columns, rows
     else:
         raise OperandError(
             explain(
@@ -216,121 +178,43 @@ def _problem(
                 hint="Leave out to get a new tensor, and copy it.",
             )
         )
-    bits = out.data_ptr() | (step | batch) * out.element_size() | length * out.element_size()
-    return GemmProblem(
-        m=out.shape[-2],
-        n=out.shape[-1],
-        k=a.k,
-        batch=a.batch,
-        a_format=a.format.name,
-        b_format=b.format.name,
-        out=DTYPE_NAMES[out.dtype],
-        out_major=major,
-        vector=bits % 16 == 0,
-        bias="" if bias is None else "n",
-        bias_dtype="float32" if bias is None else DTYPE_NAMES[bias.dtype],
-        factors=factors,
-        **more,
-    )
+    # dimensions of one element have no stride of their own, but tensor maps want one, of whole 16 bytes
+    stride = stride or -(-length // 16) * 16
+    batch = batch or -(-stride * lines // 16) * 16
+    vector = (out.data_ptr() | (stride | batch | length) * out.element_size()) % 16 == 0
+    described = {"out": DTYPE_NAMES[out.dtype], "out_major": major, "vector": vector}
+    return Output(out.data_ptr(), stride, batch, None, None), described
+
+
+def addresses(*scalars: torch.Tensor | None) -> tuple[int, ...]:
+    """The addresses of those device scalars that there are."""
+    return tuple(x.data_ptr() for x in scalars if x is not None)
 
 
 _flags: dict[tuple[torch.device, int], torch.Tensor] = {}
 
 
-def _workspace(plan: Plan, device: torch.device, stream: int) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+def _workspace(plan: Plan, device: torch.device, stream: int) -> dict[str, torch.Tensor]:
     """Partial sums and flags of a stream-K launch. Kernels lower the flags they raised, so a stream's are kept."""
     config = plan.config
     if config.scheduler != "stream_k":
-        return None, None
+        return {}
     ctas = plan.workers * config.ctas
-    floats = ctas * config.products * config.tile_n * CTA_ROWS
+    workspace = torch.empty(ctas * config.products * config.tile_n * CTA_ROWS, dtype=torch.float32, device=device)
     words = ctas * 4
-    workspace = torch.empty(floats, dtype=torch.float32, device=device)
     flags = _flags.get((device, stream)) if device.type == "cuda" else None
     if flags is None or flags.numel() < words:
         flags = torch.zeros(words, dtype=torch.int32, device=device)
         if device.type == "cuda":
             _flags[device, stream] = flags
-    return workspace, flags
+    return {"workspace": workspace, "flags": flags}
 
 
-def _tensors(
-    operands: Mapping[str, BlockScaledTensor],
-    written: Mapping[str, torch.Tensor],
-    extra: Mapping[str, torch.Tensor | None],
-    workspace: torch.Tensor | None,
-    flags: torch.Tensor | None,
-) -> dict[str, tuple[torch.Tensor, bool]]:
-    """Every tensor that the kernel may touch, by name, and whether it may write it."""
-    read = {**parts(operands), **extra}
-    tensors = {name: (tensor, False) for name, tensor in read.items() if tensor is not None}
-    tensors |= {name: (tensor, True) for name, tensor in written.items()}
-    if workspace is not None and flags is not None:
-        tensors |= {"workspace": (workspace, True), "flags": (flags, True)}
-    return tensors
+def host(config: GemmConfig) -> Callable[..., Any]:
+    """The host function of ``config``, of one product or of two."""
+    from ..kernels.gemm.sm100.host import Gemm
+
+    return Gemm(config)
 
 
-def _arguments(
-    plan: Plan, a, b, out: torch.Tensor, bias: torch.Tensor | None, alpha: float, factors: list, scratch: tuple,
-    stream: int,
-) -> list:  # fmt: skip
-    first, second = (b, a) if plan.swap else (a, b)
-    bias_batch = 0 if bias is None or bias.ndim == 1 else bias.stride(0)
-    pointers = [x.data_ptr() for x in factors] + [0] * (FACTORS - len(factors))
-    return [
-        *arguments_of(first),
-        *arguments_of(second),
-        out.data_ptr(),
-        *_output_strides(plan, out),
-        0 if bias is None else bias.data_ptr(),
-        bias_batch,
-        alpha,
-        *pointers,
-        *(0 if x is None else x.data_ptr() for x in scratch),
-        a.k,
-        a.batch,
-        plan.workers,
-        stream,
-    ]
-
-
-def _output_strides(plan: Plan, out: torch.Tensor) -> tuple[int, int]:
-    """Elements from one row of the kernel's output (or column, if those are contiguous) to the next; of matrices."""
-    m, n, batch = _strides(out)
-    rows, columns = out.shape[-2:]
-    # swapped, the output's columns are the kernel's rows
-    (along_m, along_n), (rows, columns) = ((n, m), (columns, rows)) if plan.swap else ((m, n), (rows, columns))
-    step, lines, length = (along_m, rows, columns) if plan.config.out_major == "n" else (along_n, columns, rows)
-    # dimensions of one element have no stride of their own, but tensor maps want one, of whole 16 bytes
-    step = step or _round_up(length, 16)
-    return step, batch or _round_up(step * lines, 16)
-
-
-def _round_up(x: int, multiple: int) -> int:
-    return -(-x // multiple) * multiple
-
-
-def _build(config: GemmConfig) -> CompiledKernel:
-    import cuda.bindings.driver as driver
-    import cutlass
-
-    from ..kernels.gemm.sm100.dense import Gemm
-    from ..kernels.gemm.sm100.operands import ELEMENT_TYPES, OUT_TYPES
-
-    i32, i64 = cutlass.Int32(1), cutlass.Int64(1)
-    out, bias = OUT_TYPES[config.out], OUT_TYPES[config.bias_dtype]
-    args = [
-        example_operand(ELEMENT_TYPES[config.a_format]),
-        example_operand(ELEMENT_TYPES[config.b_format]),
-        example_pointer(out, 16 if config.vector else out.width // 8),
-        (i64, i64),
-        example_pointer(bias, bias.width // 8),
-        i64,
-        cutlass.Float32(1.0),
-        tuple(example_pointer(cutlass.Float32, 4) for _ in range(FACTORS)),
-        example_pointer(cutlass.Float32, 16),
-        example_pointer(cutlass.Int32, 4),
-        *[i32] * 3,
-        driver.CUstream(0),
-    ]
-    return build(Gemm(config), args, name="gemm", arch=config.arch.name)
+KERNEL = Kernel("gemm", GemmArguments, host, can_implement)

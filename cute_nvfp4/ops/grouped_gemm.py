@@ -14,10 +14,10 @@ from ..operand import BlockScaledTensor, check_pair
 from ..planning.gemm_problem import Plan
 from ..reference import gemm_reference
 from ..runtime.backend import Backend, resolve
-from .checks import check_dtype, check_format, checked_output, number, parts
+from .checks import check_dtype, check_format, checked_output, parts, refuse_config, split_alpha
 from .grouped_launch import launch_contiguous, launch_list
 from .grouped_rows import GroupedRows, clamped
-from .operands import check_scales
+from .operands import check_operands
 
 Problem = tuple["BlockScaledTensor | None", "BlockScaledTensor | None"]
 
@@ -55,21 +55,22 @@ def grouped_gemm(
     groups = _checked(problems)
     outs = _outputs(groups, out, out_dtype)
     device = outs[0].device
-    scalar, alpha_tensor = _split_alpha(alpha, len(groups), device)
-    resolved = resolve(backend, device)
-    if resolved.backend == "reference":
+    scalar, alpha_tensor = split_alpha(alpha, device, len(groups))
+    target = resolve(backend, device)
+    if target.backend == "reference":
+        refuse_config(config)
         for i, (a, b) in enumerate(groups):
             if a is not None and b is not None:
                 factor = _factor(scalar, alpha_tensor, i)
                 outs[i].copy_(gemm_reference(_matrix(a), _matrix(b), alpha=factor, out_dtype=outs[i].dtype))
         return outs
     live = [i for i, (a, b) in enumerate(groups) if a is not None and b is not None]
-    _each(lambda a, b: _check_scales(a, b, resolved.backend), *zip(*groups))
+    _each(lambda a, b: _check_scales(a, b, target.backend), *zip(*groups))
     if live:
         pairs, results = [groups[i] for i in live], [outs[i] for i in live]
         if alpha_tensor is not None and alpha_tensor.shape[0] > 1 and len(live) < len(groups):
             alpha_tensor = alpha_tensor[live]
-        launch_list(pairs, results, scalar, alpha_tensor, resolved, config)
+        launch_list(pairs, results, scalar, alpha_tensor, target, config)
     return outs
 
 
@@ -113,16 +114,17 @@ def grouped_gemm_contiguous(
             raise OperandError(explain(what, got=f"{left} and {right}", expected="the same"))
     for name, operand in (("a", a), ("b", b)):
         check_format(name, operand, tuple(FORMATS.values()))
-    scalar, alpha_tensor = _split_alpha(alpha, a.groups, a.device)
+    scalar, alpha_tensor = split_alpha(alpha, a.device, a.groups)
     inputs = {**parts({"a": a, "b": b}), "a.offsets": a.offsets, "alpha": alpha_tensor}
     out = checked_output(inputs if out is not None else {}, a.device, (a.rows, b.rows), out, out_dtype)
     _check_rows("out", out)
     status = _checked_status(status, a.device)
-    resolved = resolve(backend, a.device)
-    if resolved.backend == "reference":
+    target = resolve(backend, a.device)
+    if target.backend == "reference":
+        refuse_config(config)
         return _reference(a, b, scalar, alpha_tensor, out, status)
-    check_scales({"a": a, "b": b}, resolved.backend)
-    launch_contiguous(a, b, out, status, scalar, alpha_tensor, resolved, config)
+    check_operands({"a": a, "b": b}, target.backend)
+    launch_contiguous(a, b, out, status, scalar, alpha_tensor, target, config)
     return out
 
 
@@ -228,26 +230,12 @@ def _check_spans(spans: list[tuple[int, int, str, int, bool]]) -> None:
 
 def _check_scales(a: BlockScaledTensor | None, b: BlockScaledTensor | None, backend: str) -> None:
     if a is not None and b is not None:
-        check_scales({"a": a, "b": b}, backend)
+        check_operands({"a": a, "b": b}, backend)
 
 
 def _check_rows(name: str, out: torch.Tensor) -> None:
     if out.shape[-1] > 1 and out.stride(-1) != 1:
         raise OperandError(explain(f"stride of {name} along N", got=out.stride(-1), expected="1"))
-
-
-def _split_alpha(alpha: Any, groups: int, device: torch.device) -> tuple[float, torch.Tensor | None]:
-    """A number, and a tensor (1,) or (groups,)."""
-    if not isinstance(alpha, torch.Tensor):
-        return number("alpha", alpha), None
-    if alpha.dtype is not torch.float32:
-        raise OperandTypeError(explain("alpha", got=alpha.dtype, expected="torch.float32, or a Python number"))
-    if alpha.numel() not in (1, groups) or not alpha.is_contiguous():
-        expected = f"one element, or {groups}, contiguous"
-        raise OperandError(explain("alpha", got=f"shape {tuple(alpha.shape)}", expected=expected))
-    if alpha.device != device:
-        raise OperandError(explain("device of alpha", got=alpha.device, expected=device))
-    return 1.0, alpha.reshape(-1)
 
 
 def _checked_status(status: torch.Tensor | None, device: torch.device) -> torch.Tensor:

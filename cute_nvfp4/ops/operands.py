@@ -1,27 +1,20 @@
-"""Operands of the tcgen05 kernels: what is checked, and the plain numbers that describe one to a host function."""
+"""Operands of the tcgen05 kernels: what is checked, and the record that describes one to a host function."""
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping
-from typing import Any
 
 from ..errors import OperandError, explain
 from ..formats import as_bytes
+from ..kernels.gemm.arguments import Operand
 from ..operand import BlockScaledTensor
 from ..scale_layout import blocked_bytes
 
-FACTORS = 3
-"""Numbers on the device that may multiply a product: alpha and the two global scales."""
 K_MULTIPLE = 32
 """TMA wants rows of a multiple of sixteen bytes: 32 elements of four bits."""
-# data, scale, rows, row stride, batch stride, matrices, batch stride of the scales
-OPERAND_TYPES = (
-    ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_int64, ctypes.c_int64, ctypes.c_int32, ctypes.c_int64,
-)  # fmt: skip
 
 
-def check_scales(operands: Mapping[str, BlockScaledTensor], backend: str) -> None:
+def check_operands(operands: Mapping[str, BlockScaledTensor], backend: str) -> None:
     """Raises unless the kernels can read these operands.
 
     In the simulator the sign of NVFP4's scales is looked at too; on a GPU that would mean waiting for it.
@@ -64,29 +57,17 @@ def check_scales(operands: Mapping[str, BlockScaledTensor], backend: str) -> Non
                 )
 
 
-def arguments_of(operand: BlockScaledTensor) -> list[int]:
-    """Values of ``OPERAND_TYPES``; strides of data in elements, of scales in bytes."""
+def operand_record(operand: BlockScaledTensor) -> Operand:
+    """The operand in plain numbers; strides of data in elements, of scales in bytes."""
     data, each = operand.data, operand.format.elements_per_byte
-    row = data.stride(-2) * each if operand.rows > 1 else operand.k
     # one matrix for all of L, or L of them
     repeated = operand.batch == 1 or data.stride(0) == 0
-    batch = operand.rows * operand.k if repeated else data.stride(0) * each
-    scales = operand.scale.data_ptr()
-    scale_batch = blocked_bytes(operand.rows, operand.format.scale_columns(operand.k))
-    return [data.data_ptr(), scales, operand.rows, row, batch, 1 if repeated else operand.batch, scale_batch]
-
-
-def example_pointer(dtype: Any, alignment: int) -> Any:
-    """A pointer that is never read: compiling needs only dtype, space and alignment."""
-    from cutlass.cute import AddressSpace
-    from cutlass.cute.runtime import make_ptr
-
-    return make_ptr(dtype, alignment, AddressSpace.gmem, assumed_align=alignment)
-
-
-def example_operand(element: Any) -> tuple:
-    """An operand as a host function takes it, for compiling."""
-    import cutlass
-
-    i32, i64 = cutlass.Int32(1), cutlass.Int64(1)
-    return example_pointer(element, 16), example_pointer(cutlass.Uint8, 16), i32, i64, i64, i32, i64
+    return Operand(
+        data=data.data_ptr(),
+        scale=operand.scale.data_ptr(),
+        rows=operand.rows,
+        row_stride=data.stride(-2) * each if operand.rows > 1 else operand.k,
+        batch_stride=operand.rows * operand.k if repeated else data.stride(0) * each,
+        batches=1 if repeated else operand.batch,
+        scale_batch=blocked_bytes(operand.rows, operand.format.scale_columns(operand.k)),
+    )

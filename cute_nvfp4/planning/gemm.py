@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 
-from ..errors import OperandError, explain
+from ..errors import OperandError, OperandTypeError, explain
 from ..formats import FORMATS
-from ..kernels.gemm.config import CTA_ROWS, MAX_CLUSTER, MIN_PIECE, SPLITS, TILE_BYTES, TILE_N, can_implement
+from ..kernels.gemm.config import CTA_ROWS, MAX_CLUSTER, MIN_EPI_TILE_N, SPLITS, TILE_BYTES, TILE_N, can_implement
 from ..target import Architecture
 from . import gemm_table
 from .gemm_model import Prediction, has_room, predict
 from .gemm_problem import GemmProblem, Plan, can_run
 from .rates import L2_BYTES, concurrent_clusters
 
-__all__ = ["GemmProblem", "Plan", "can_run", "candidates", "choose", "predict_plan", "ranked"]
+__all__ = ["GemmProblem", "Plan", "can_run", "candidates", "choose", "plan_for", "predict_plan", "ranked"]
 
+# what a plan decides of a configuration; the problem decides the rest
+_TILING = ("tile_n", "pair", "cluster", "split_k", "stages", "acc_stages", "scheduler", "raster")
 _CLUSTERS = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
 _PAIR_CLUSTERS = ((4, 1), (2, 2), (4, 2), (2, 4))
 _MIN_SHARE = 4
@@ -58,6 +61,36 @@ def choose(problem: GemmProblem, arch: Architecture, sm_count: int, device: str 
         TableError: the user's table cannot be read.
     """
     return _choose(problem, arch, sm_count, device, gemm_table.stamp())
+
+
+@functools.lru_cache(maxsize=4096)
+def plan_for(problem: GemmProblem, arch: Architecture, sm_count: int, given: Plan | None = None) -> Plan:
+    """``choose``, or the caller's plan with all that the problem decides filled in: formats, output, bias.
+
+    Raises:
+        OperandError, OperandTypeError: the problem is beyond the kernels' limits, or the plan cannot run it.
+    """
+    if given is None:
+        return choose(problem, arch, sm_count)
+    if not isinstance(given, Plan):
+        raise OperandTypeError(explain("config", got=type(given).__name__, expected="a Plan of planning.gemm"))
+    tiling = {name: getattr(given.config, name) for name in _TILING}
+    config = problem.config(arch, given.swap, **tiling)
+    if given.config.store == "direct":
+        config = dataclasses.replace(config, store="direct")
+    steps = -(-problem.k // config.tile_k)
+    reason = can_run(problem) or can_implement(config)
+    if not reason and config.split_k > steps:
+        reason = explain("split_k", got=config.split_k, expected=f"at most {steps}: K {problem.k} has {steps} steps")
+    if not reason and given.workers < 1:
+        reason = explain("workers", got=given.workers, expected="at least 1")
+    ctas = given.workers * config.ctas
+    # a cluster waits for those after it, so all must be on the device together
+    if not reason and config.scheduler == "stream_k" and ctas > sm_count:
+        reason = explain("CTAs of a stream_k launch", got=ctas, expected=f"at most {sm_count} (one an SM)")
+    if reason:
+        raise OperandError(reason)
+    return dataclasses.replace(given, config=config)
 
 
 def refuse(problem: GemmProblem, arch: Architecture) -> None:
@@ -136,7 +169,7 @@ class _Tile:
             yield from filter(None, self._sharing(rasters))
         for split in SPLITS[1:]:
             size = self.ctas * split
-            if split <= self.k_steps and size <= MAX_CLUSTER and self.tile_n // split >= MIN_PIECE:
+            if split <= self.k_steps and size <= MAX_CLUSTER and self.tile_n // split >= MIN_EPI_TILE_N:
                 # all tiles at once: K is split to fill the device, which more tiles do better
                 if self.tiles <= concurrent_clusters(size, self.sm_count):
                     yield from filter(None, [self.plan(self.tiles, least, split_k=split)])

@@ -6,19 +6,22 @@ and the bytes of all groups then go into ``gemm_model.predict`` as if they were 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import OperandError, explain
+from ..errors import OperandError, OperandTypeError, explain
 from ..kernels.gemm.config import CTA_ROWS, SPLITS, TILE_N, GemmConfig
 from ..kernels.gemm.grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, GroupedConfig, can_implement_grouped
 from ..target import Architecture
 from .gemm_model import predict, traffic
 from .gemm_problem import INT32_MAX, GemmProblem, Plan
 from .rates import concurrent_clusters
+
+_TILING = ("tile_n", "pair", "cluster", "split_k", "stages", "acc_stages", "scheduler", "raster")
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,32 @@ def choose_grouped(problem: GroupedProblem, arch: Architecture, sm_count: int) -
     if not plans:
         raise OperandError(explain("plans for these groups", got=f"none on {sm_count} multiprocessors", expected="one"))
     return min(plans, key=lambda plan: (round(modelled_us(plan, problem, sm_count), 2), plan.config.cluster_size))
+
+
+@functools.lru_cache(maxsize=1024)
+def plan_for_groups(problem: GroupedProblem, arch: Architecture, sm_count: int, given: Plan | None = None) -> Plan:
+    """``choose_grouped``, or the caller's plan with all that the problems decide filled in.
+
+    Raises:
+        OperandError, OperandTypeError: the problems are beyond the kernel's limits, or the plan cannot run them.
+    """
+    if given is None:
+        return choose_grouped(problem, arch, sm_count)
+    if not isinstance(given, Plan):
+        raise OperandTypeError(explain("config", got=type(given).__name__, expected="a Plan of planning.gemm"))
+    tiling = {name: getattr(given.config, name) for name in _TILING}
+    # maps in a workspace serve few groups too
+    maps = "workspace" if given.config.maps == "workspace" and not problem.stack else ""
+    config = problem.config(arch, given.swap, maps, **tiling)
+    steps = min(-(-k // config.tile_k) for _, _, k in problem.sizes)
+    reason = can_run_grouped(problem) or can_implement_grouped(config)
+    if not reason and config.split_k > steps:
+        reason = explain("split_k", got=config.split_k, expected=f"at most {steps}, the steps of the least K")
+    if not reason and given.workers < 1:
+        reason = explain("workers", got=given.workers, expected="at least 1")
+    if reason:
+        raise OperandError(reason)
+    return dataclasses.replace(given, config=config)
 
 
 def _candidates(problem: GroupedProblem, arch: Architecture, sm_count: int) -> Iterator[Plan]:

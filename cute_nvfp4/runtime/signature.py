@@ -13,8 +13,9 @@ same class whose fields are traced values::
     build(host, signature, ...)                # traced as host(arguments: ScaleArguments, stream)
     launch(ScaleArguments(x=x.data_ptr(), y=y.data_ptr(), count=x.numel()), stream)
 
-Records nest, as fields or in tuples. Whatever depends on the configuration is a function of it. The stream is not a
-field: every host function takes it as its second parameter, because the DSL passes a stream only on its own.
+Records nest, as fields or in tuples. Whatever depends on the configuration is a function of it. A field that is None is
+no argument. The stream is not a field: every host function takes it as its second parameter, because the DSL passes a
+stream only on its own.
 """
 
 from __future__ import annotations
@@ -107,7 +108,8 @@ def _rebuilt(like: tuple, fields: Sequence[Any]) -> tuple:
 
 def _leaves(declared: Any, name: str) -> Iterator[tuple[str, Scalar | Pointer]]:
     if not isinstance(declared, tuple):
-        yield name, declared
+        if declared is not None:
+            yield name, declared
         return
     for key, field in zip(getattr(declared, "_fields", range(len(declared))), declared):
         yield from _leaves(field, f"{name}.{key}" if name else str(key))
@@ -120,6 +122,8 @@ def _example(declared: Any) -> Any:
 
     if isinstance(declared, tuple):
         return _rebuilt(declared, [_example(x) for x in declared])
+    if declared is None:
+        return None
     dtype = getattr(cutlass, declared.dtype)
     if isinstance(declared, Pointer):
         return make_ptr(dtype, declared.alignment, AddressSpace.gmem, assumed_align=declared.alignment)
@@ -130,5 +134,5 @@ def _flatten(arguments: Any, flat: list[Any]) -> None:
     for x in arguments:
         if isinstance(x, tuple):
             _flatten(x, flat)
-        else:
+        elif x is not None:
             flat.append(x)

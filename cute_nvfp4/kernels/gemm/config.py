@@ -25,9 +25,9 @@ OUT_BYTES: dict[str, float] = {"float16": 2, "bfloat16": 2, "float32": 4, QUANTI
 GATE_NAMES = ("silu", "gelu_tanh", "gelu_erf", "relu", "identity")
 INTERLEAVED_ROWS = 128
 """Rows of each of two matrices that lie together where the two alternate: whole scale atoms."""
-MIN_PIECE = 8
-"""Columns of an accumulator that a thread of the epilogue has in registers at a time: at least, and at most."""
-MAX_PIECE = 32
+MIN_EPI_TILE_N = 8
+"""Columns of an epilogue tile, which a thread has in registers: at least, and at most."""
+MAX_EPI_TILE_N = 32
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class GemmConfig:
     two accumulators). scheduler: "static" (tiles dealt in turn) or "stream_k" (equal shares of all steps along K).
     raster: the dimension, "m" or "n", along which consecutive tiles lie. out: dtype; out_major: the contiguous
     dimension of the output, "n" (row-major) or "m"; store: "tma" or "direct"; vector: whether rows of the output
-    start at multiples of 16 bytes. bias: "" or the dimension it lies along; bias_dtype. factors: numbers on the device
+    start at multiples of 16 bytes. bias: "" or the dimension it lies along; bias_dtype. factors: device scalars
     that multiply alpha. products: 2 for two matrices B with one A, or (``shared`` "b") two matrices A with one B, each
     product with an accumulator; gate: what joins the two; interleaved: whether the two are one whose rows alternate in
     blocks of INTERLEAVED_ROWS.
@@ -147,9 +147,9 @@ class GemmConfig:
         return self.tile_n // self.split_k
 
     @property
-    def piece(self) -> int:
-        """Columns that a thread of the epilogue handles at a time."""
-        return next(p for p in (MAX_PIECE, 16, MIN_PIECE) if self.slice_n % p == 0)
+    def epi_tile_n(self) -> int:
+        """Columns of an epilogue tile."""
+        return next(p for p in (MAX_EPI_TILE_N, 16, MIN_EPI_TILE_N) if self.slice_n % p == 0)
 
     @property
     def out_bytes(self) -> int:
@@ -225,8 +225,8 @@ def _cluster(c: GemmConfig) -> str:
             got=f"{m} x {n} x {c.split_k} (split_k) = {c.cluster_size}",
             expected=f"at most {MAX_CLUSTER}",
         )
-    if c.slice_n < MIN_PIECE:
-        return explain("columns of a tile for each CTA along K", got=c.slice_n, expected=f"at least {MIN_PIECE}")
+    if c.slice_n < MIN_EPI_TILE_N:
+        return explain("columns of a tile for each CTA along K", got=c.slice_n, expected=f"at least {MIN_EPI_TILE_N}")
     if c.split_k > 1 and (m, n) != (c.ctas, 1):
         return explain(
             "cluster with split_k",
@@ -262,8 +262,8 @@ def _output(c: GemmConfig) -> str:
         )
     if c.store == "tma" and not c.vector:
         return explain("store of rows not aligned to 16 bytes", got="tma", expected="direct")
-    if c.store == "tma" and c.piece * c.out_bytes < 16:
-        return explain("bytes of a row of a TMA store", got=c.piece * c.out_bytes, expected="at least 16")
+    if c.store == "tma" and c.epi_tile_n * c.out_bytes < 16:
+        return explain("bytes of a row of a TMA store", got=c.epi_tile_n * c.out_bytes, expected="at least 16")
     return ""
 
 
@@ -273,6 +273,6 @@ def _quantized(c: GemmConfig) -> str:
     if c.store != "direct":
         return explain("store of a quantized output", got=c.store, expected="direct")
     block = FORMATS[QUANTIZED].block
-    if c.piece % block:
-        return explain("columns that a thread quantizes", got=c.piece, expected=f"a multiple of {block}")
+    if c.epi_tile_n % block:
+        return explain("columns that a thread quantizes", got=c.epi_tile_n, expected=f"a multiple of {block}")
     return ""

@@ -1,47 +1,53 @@
-"""What the GEMMs of whole tensors have in common on the host: descriptors of their operands, and the launch."""
+"""C = alpha · (A · Bᵀ) + bias, or gate(alpha · A · B1ᵀ) ∘ (alpha · A · B2ᵀ), block-scaled, on tcgen05.
+
+Persistent and warp-specialised: in each CTA a warp loads stages of operands by TMA, a warp issues block-scaled MMAs,
+and four warps take finished accumulators from tensor memory to the output while the next tile is being multiplied.
+
+Of two products a stage holds the shared operand once and both of the others, every MMA is issued twice, and the
+epilogue joins two accumulators by a gate. The result may leave as NVFP4: what the next GEMM takes as its A.
+"""
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
 from cutlass import Int32
 
+from ..arguments import GemmArguments
 from ..config import GemmConfig
+from ..problem import OneProblem
 from .kernel import run_roles
-from .operands import Operand, describe_a, describe_b, make_mma
+from .operands import Loads, TmaCopy, describe_a, describe_b, make_mma
 from .output import describe_store
 from .warp_roles import ROLES
 
 
-class Assembly:
-    """Base of a host function and its kernel for one :class:`GemmConfig`."""
+class Gemm:
+    """The host function and the kernel of one :class:`GemmConfig`."""
 
     def __init__(self, config: GemmConfig) -> None:
         self.config = config
 
     @cute.jit
-    def launch(self, operands_a: tuple, operands_b: tuple, out: tuple, finish: tuple, partials: tuple, sizes: tuple):
-        """Launches ``workers`` clusters.
-
-        operands_a, operands_b: the fields of an ``Operand`` each; out: pointer, elements from one row (or column) to
-        the next and from one matrix to the next, and for a quantized output its scales and global scale; finish: the
-        fields of a ``Finish``; partials: workspace and flags of stream-K; sizes: K, batch, workers, and the stream.
-        """
+    def __call__(self, arguments: GemmArguments, stream: CUstream):
+        """Launches ``arguments.workers`` clusters."""
         cfg = self.config
-        k, batch, workers, stream = sizes
         mma = make_mma(cfg)
-        sides = [Operand(*x) for x in operands_a], [Operand(*x) for x in operands_b]
-        m, n = sides[0][0].rows, sides[1][0].rows
-        loads_a = tuple(describe_a(cfg, mma, x, k, batch) for x in sides[0])
-        loads_b = tuple(describe_b(cfg, mma, x, k, batch) for x in sides[1])
-        pointer, stride, batch_stride, *extra = out
-        store = tuple(extra)
+        out, k, batch = arguments.out, arguments.k, arguments.batch
+        m, n = arguments.a[0].rows, arguments.b[0].rows
+        loads = Loads(
+            tuple(describe_a(cfg, mma, x, k, batch) for x in arguments.a),
+            tuple(describe_b(cfg, mma, x, k, batch) for x in arguments.b),
+        )
+        store = None
         if cutlass.const_expr(cfg.store == "tma"):
-            store = describe_store(cfg, pointer, m, n, batch, stride, batch_stride)
-        places = (pointer, m, n, stride, batch_stride, store)
+            store = describe_store(cfg, out, m, n, batch)
         cm, cn, ck = cfg.cluster_mnk
-        self.kernel(loads_a, loads_b, places, finish, partials, k, batch).launch(
-            grid=(cm, cn, workers * ck),
+        # what only the host uses does not become a parameter of the kernel
+        passed = arguments._replace(a=None, b=None, workers=None)
+        self.kernel(loads, store, m, n, passed).launch(
+            grid=(cm, cn, arguments.workers * ck),
             block=(ROLES.threads, 1, 1),
             cluster=(cm, cn, ck),
             # clusters that wait for one another must be on the device together, or not start
@@ -50,7 +56,5 @@ class Assembly:
         )
 
     @cute.kernel
-    def kernel(
-        self, loads_a: tuple, loads_b: tuple, out: tuple, finish: tuple, partials: tuple, k: Int32, batch: Int32
-    ):
-        run_roles(self.config, loads_a, loads_b, out, finish, partials, k, batch)
+    def kernel(self, loads: Loads, store: TmaCopy | None, m: Int32, n: Int32, arguments: GemmArguments):
+        run_roles(self.config, loads, store, OneProblem(self.config, arguments, m, n))

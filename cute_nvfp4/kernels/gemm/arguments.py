@@ -1,0 +1,167 @@
+"""The arguments of the GEMMs' host functions, and of their kernels: of one or two products, and of groups."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ...formats import NVFP4
+from ...runtime.signature import FLOAT32, INT32, INT64, PerConfig, Pointer, Scalar
+from .config import OUT_BYTES, QUANTIZED, GemmConfig
+from .grouped_config import GroupedConfig
+
+MAP_BYTES = 128
+"""A tensor map."""
+
+ELEMENT_DTYPES = {
+    "nvfp4": "Float4E2M1FN",
+    "mxfp4": "Float4E2M1FN",
+    "mxfp8": "Float8E4M3FN",
+    "mxfp8_e5m2": "Float8E5M2",
+}
+OUT_DTYPES = {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32", QUANTIZED: "Uint8"}
+
+
+class Operand(NamedTuple):
+    """One matrix of (rows, K, L): addresses, sizes, strides of data in elements and of scales in bytes.
+
+    ``batches`` is 1 where all of L share the data of one matrix; scales there are always L, ``scale_batch`` apart. Of
+    two interleaved matrices each has its own first row, and both have ``rows``. Scales have ``scale_rows`` rows where
+    those are not the data's: groups of rows, the scales of each padded to whole atoms; the host function knows them.
+    """
+
+    data: Pointer = Pointer("Uint8", 16)
+    scale: Pointer = Pointer("Uint8", 16)
+    rows: Scalar = INT32
+    row_stride: Scalar = INT64
+    batch_stride: Scalar = INT64
+    batches: Scalar = INT32
+    scale_batch: Scalar = INT64
+    scale_rows: Any = None
+
+
+A = Operand(data=Pointer(lambda c: ELEMENT_DTYPES[c.a_format], 16))
+B = Operand(data=Pointer(lambda c: ELEMENT_DTYPES[c.b_format], 16))
+
+
+def _out_alignment(config: GemmConfig) -> int:
+    if config.vector:
+        return 16
+    return NVFP4.block_bytes if config.out == QUANTIZED else int(OUT_BYTES[config.out])
+
+
+def _if_quantized(pointer: Pointer) -> PerConfig:
+    return PerConfig(lambda config: pointer if config.out == QUANTIZED else None)
+
+
+_OUT = Pointer(lambda c: OUT_DTYPES[c.out], _out_alignment)
+
+
+class Output(NamedTuple):
+    """The result (M, N, L): elements from one row to the next (one column, if columns are contiguous), and from one
+    matrix to the next. A quantized result has blocked scales, and the global scale it is quantized with."""
+
+    pointer: Pointer = _OUT
+    stride: Scalar = INT64
+    batch_stride: Scalar | None = INT64
+    scale: PerConfig = _if_quantized(Pointer("Uint8", 16))
+    global_scale: PerConfig = _if_quantized(Pointer("Float32", 4))
+
+
+class Bias(NamedTuple):
+    """(L, N) or (L, M) numbers, ``batch_stride`` elements apart (0: one for all of L)."""
+
+    pointer: Pointer = Pointer(lambda c: OUT_DTYPES[c.bias_dtype], lambda c: int(OUT_BYTES[c.bias_dtype]))
+    batch_stride: Scalar = INT64
+
+
+class PartialSums(NamedTuple):
+    """Global memory for the partial sums of stream-K, and the flags that say which are there."""
+
+    workspace: Pointer = Pointer("Float32", 16)
+    flags: Pointer = Pointer("Int32", 4)
+
+
+class GemmArguments(NamedTuple):
+    """C = gate(alpha · A · B1ᵀ) ∘ (alpha · A · B2ᵀ), or alpha · A · Bᵀ + bias: the matrices as the kernel sees them.
+
+    a, b: ``config.counts`` operands each. factors: for each product the device scalars that multiply alpha. batch: L.
+    workers: clusters to launch.
+    """
+
+    a: tuple[Operand, ...] = PerConfig(lambda c: (A,) * c.counts[0])
+    b: tuple[Operand, ...] = PerConfig(lambda c: (B,) * c.counts[1])
+    out: Output = Output()
+    bias: Bias | None = PerConfig(lambda c: Bias() if c.bias else None)
+    alpha: Scalar = FLOAT32
+    factors: tuple[tuple[Pointer, ...], ...] = PerConfig(lambda c: ((Pointer("Float32", 4),) * c.factors,) * c.products)
+    partials: PartialSums | None = PerConfig(lambda c: PartialSums() if c.scheduler == "stream_k" else None)
+    k: Scalar = INT32
+    batch: Scalar = INT32
+    workers: Scalar = INT32
+
+
+class Group(NamedTuple):
+    """One problem of a list. Its output has m rows, ``stride`` elements apart, and n columns; it has none in a slot
+    that no group has."""
+
+    a: Operand = A
+    b: Operand = B
+    m: Scalar = INT32
+    n: Scalar = INT32
+    k: Scalar = INT32
+    out: Pointer = _OUT
+    stride: Scalar = INT64
+
+
+class GroupTable(NamedTuple):
+    """Groups in global memory: ``count`` rows of ``grouped_scheduler.ROW_WORDS``, and a place for their tensor maps."""
+
+    rows: Pointer = Pointer("Int64", MAP_BYTES)
+    count: Scalar = INT32
+    maps: Pointer = Pointer("Int64", MAP_BYTES)
+
+
+class GroupOffsets(NamedTuple):
+    """``count`` groups of ``rows`` rows by their count + 1 offsets, with ``atoms`` atom rows of scales; ``status`` is
+    one word, which the kernel writes."""
+
+    offsets: Pointer = Pointer("Int32", 4)
+    count: Scalar = INT32
+    rows: Scalar = INT32
+    atoms: Scalar = INT32
+    status: Pointer = Pointer("Int32", 4)
+
+
+class GroupFactor(NamedTuple):
+    """Device scalars of the groups that multiply alpha, ``stride`` elements apart (0: one for all groups)."""
+
+    pointer: Pointer = Pointer("Float32", 4)
+    stride: Scalar = INT32
+
+
+def _groups(config: GroupedConfig) -> tuple:
+    if config.maps == "parameters":
+        return (Group(),) * config.slots
+    return GroupTable() if config.maps == "workspace" else GroupOffsets()
+
+
+def _unless_listed(declared: Any) -> PerConfig:
+    return PerConfig(lambda config: None if config.maps == "parameters" else declared)
+
+
+class GroupedArguments(NamedTuple):
+    """Cᵢ = alphaᵢ · Aᵢ · Bᵢᵀ for groups: a tuple of ``Group``, a ``GroupTable``, or ``GroupOffsets`` (``config.maps``).
+
+    a, b, k: the matrices that the groups are dealt from; those of any group where a kernel makes the maps of all from
+    one's; of none where each group has its own. out: of all rows, or of any group. batch: matrices of the stack.
+    """
+
+    groups: tuple | GroupTable | GroupOffsets = PerConfig(_groups)
+    a: Operand | None = _unless_listed(A)
+    b: Operand | None = _unless_listed(B)
+    k: Scalar | None = _unless_listed(INT32)
+    out: Output = Output(batch_stride=None)
+    alpha: Scalar = FLOAT32
+    factors: tuple[GroupFactor, ...] = PerConfig(lambda c: (GroupFactor(),) * c.factors)
+    batch: Scalar = INT32
+    workers: Scalar = INT32
