@@ -21,7 +21,7 @@ from cute_nvfp4.planning.gemm_model import LABEL, Prediction
 from cute_nvfp4.target import ARCHITECTURES, Architecture
 
 if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.result import Result
+    from cute_nvfp4.sim.observe.result import Result
 
 RESULTS = Path(__file__).resolve().parent / "results" / "gemm_model.json"
 
@@ -58,8 +58,8 @@ def from_counters(result: Result, plan: Plan, problem: GemmProblem, sm_count: in
 
 def simulated(plan: Plan, problem: GemmProblem, sm_count: int) -> Prediction:
     """Runs the plan once in the simulator, checks off and counters on, and models the time of what it counted."""
+    from cute_nvfp4.harness.tuning import operands, output
     from cute_nvfp4.ops.gemm import gemm
-    from cute_nvfp4.planning.tuning import operands, output
     from cute_nvfp4.runtime.simulating import simulating
 
     a, b = operands(problem, "cpu")

@@ -1,9 +1,9 @@
 """Times the fused quantization kernels on this machine's GPU: ``python benchmarks/quantize.py``.
 
-For every rule: 8192 × 8192 bf16 with a given global scale, in one pass, checked bit for bit against the torch backend
+For every rule: 8192 × 8192 bf16 with a given global scale, in one pass, checked bit for bit against the reference
 first (poisoned outputs). Bandwidth counts the bytes read and written once: x, data, scales. The device copy it is set
 beside is measured in the same run. Further rows: other dtypes and formats, the global scale computed (two passes),
-stochastic rounding, and the torch backend, as it is and through ``torch.compile``.
+stochastic rounding, and the reference, as it is and through ``torch.compile``.
 
 On Hopper the speed of NVFP4 depends on whether products of elements and the reciprocal of a scale can be exact ties
 between E2M1 numbers: with global scales that are powers of two, or amax / 2688 for most amax of few bits, they
@@ -31,18 +31,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import gpu_target, machine, results_path, write
 
 from cute_nvfp4.harness.timing import ColdL2, StopRule, copy_bandwidth, time_cuda
-from cute_nvfp4.ops.fused_quantize import quantize_fused, why_not_fused
-from cute_nvfp4.ops.quantize import (
-    quantize,
-)
-from cute_nvfp4.quantization.hadamard import (
-    Hadamard,
-)
-from cute_nvfp4.quantization.rules import (
-    resolve_format,
-    resolve_rule,
-    rules_of,
-)
+from cute_nvfp4.ops.quantize import quantize
+from cute_nvfp4.planning.quantize import QuantizeProblem, can_implement
+from cute_nvfp4.quantization.hadamard import Hadamard
+from cute_nvfp4.quantization.rules import resolve_format, resolve_rule, rules_of
 
 SIZE = 8192
 _RULE = StopRule(repeats=100, relative_error=0.001, seconds=5.0)
@@ -67,23 +59,13 @@ def moved_bytes(x: torch.Tensor, format: str) -> int:
     return x.numel() // k * (k * x.element_size() + resolved.data_columns(k) + resolved.scale_columns(k))
 
 
-def fused_arguments(rule: str, format: str, scale: object, seed: int | None, variant: dict) -> tuple[tuple, dict]:
-    """What ``quantize_fused`` takes besides x."""
-    resolved = resolve_format(format)
-    options = {name: value for name, value in variant.items() if name != "transpose"}
-    return (resolved, resolve_rule(rule, resolved)), {"global_scale": scale, "seed": seed, **options}
-
-
-def check(x: torch.Tensor, format: str, rule: str, scale: object, seed: int | None, variant: dict) -> None:
-    """Raises unless the kernels give the torch backend's bytes."""
-    arguments, options = fused_arguments(rule, format, scale, seed, variant)
-    got = quantize_fused((x.t() if "transpose" in variant else x)[None], *arguments, **options)
-    draws = {} if seed is None else {"rounding": "stochastic", "generator": seed}
-    want = quantize(x[None], format, rule, global_scale=scale, backend="torch", **draws, **variant)
+def check(x: torch.Tensor, options: dict) -> None:
+    """Raises unless the kernels give the reference's bytes."""
+    got, want = (quantize(x, **options, backend=backend) for backend in ("cuda", "reference"))
     for name in ("data", "scale"):
         different = int((getattr(got, name) != getattr(want, name)).sum())
         if different:
-            raise AssertionError(f"{format} {rule}: {different} bytes of {name} differ from the torch backend")
+            raise AssertionError(f"{options}: {different} bytes of {name} differ from the reference")
 
 
 def measure(
@@ -100,11 +82,11 @@ def measure(
     variant: dict | None = None,
 ) -> dict:
     """Checks and times one request. ``variant``: hadamard, block_2d, transpose."""
-    variant = variant or {}
-    check(x[:1024], format, rule, scale, seed, variant)
-    arguments, options = fused_arguments(rule, format, scale, seed, variant)
-    batch = (x.t() if "transpose" in variant else x)[None]
-    ours = median_us(lambda: quantize_fused(batch, *arguments, **options), clear)
+    options = {"format": format, "rule": rule, "global_scale": scale, **(variant or {})}
+    if seed is not None:
+        options |= {"rounding": "stochastic", "generator": seed}
+    check(x[:1024], options)
+    ours = median_us(lambda: quantize(x, **options, backend="cuda"), clear)
     size = moved_bytes(x, format) + (passes - 1) * x.numel() * x.element_size()
     row = {
         "format": format,
@@ -120,21 +102,21 @@ def measure(
 
 
 def baseline(x: torch.Tensor, rule: str, clear: ColdL2, compiled: bool, ours: float) -> dict:
-    """Times the torch backend; ``compiled``: through ``torch.compile``, checked against the torch backend first.
+    """Times the reference; ``compiled``: through ``torch.compile``, checked against the reference first.
 
     ours: what the fused kernels take, in microseconds.
     """
     scale = plain_scale(rule)
 
     def call(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        result = quantize(x, "nvfp4", rule, global_scale=scale, backend="torch")
+        result = quantize(x, "nvfp4", rule, global_scale=scale, backend="reference")
         return result.data, result.scale
 
     name = "torch.compile" if compiled else "torch"
     run = torch.compile(call, fullgraph=True, dynamic=False) if compiled else call
     for got, want in zip(run(x), call(x)):
         if not torch.equal(got, want):
-            raise AssertionError(f"{rule}: what torch.compile made of the torch backend gives other bits")
+            raise AssertionError(f"{rule}: what torch.compile made of the reference gives other bits")
     time = median_us(lambda: run(x), clear)
     print(f"{name:>28} {rule:>17} {time:8.1f} us, {time / ours:.1f} times the fused kernel's")
     return {"rule": rule, "backend": name, "median_us": time, "times_slower": time / ours}
@@ -148,7 +130,7 @@ def plain_scale(rule: str) -> torch.Tensor:
 
 def requests(x: torch.Tensor) -> list[tuple[torch.Tensor, dict]]:
     """What is timed."""
-    rules = [r for r in rules_of("nvfp4") if not why_not_fused((1, 128, 512), *_resolved("nvfp4", r))]
+    rules = [r for r in rules_of("nvfp4") if not can_implement(QuantizeProblem(*_resolved("nvfp4", r), 128, 512))]
     rows = []
     for rule in rules:
         full = resolve_rule(rule, resolve_format("nvfp4")).full_scale

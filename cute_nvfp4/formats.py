@@ -19,10 +19,12 @@ from cute_nvfp4.errors import OperandError, OperandTypeError, explain
 
 __all__ = [
     "FORMATS",
+    "LARGEST_GLOBAL_SCALE",
     "MXFP4",
     "MXFP8",
     "MXFP8_E5M2",
     "NVFP4",
+    "SMALLEST_GLOBAL_SCALE",
     "Format",
     "as_bytes",
     "decode_e2m1",
@@ -54,6 +56,10 @@ class _Minifloat:
 _E2M1 = _Minifloat("e2m1", 4, 1, 1, 6.0, 0x7)
 _E4M3 = _Minifloat("e4m3", 8, 3, 7, 448.0, 0x7F)
 _E5M2 = _Minifloat("e5m2", 8, 2, 15, 57344.0, 0x7F)
+
+# a global scale between these neither over- nor underflows anything that is computed with it
+SMALLEST_GLOBAL_SCALE = 2.0**-100
+LARGEST_GLOBAL_SCALE = 2.0**118
 
 # the fields of the types that encoding computes in: integer view, mantissa bits, exponent bias
 _WORK = {torch.float32: (torch.int32, 23, 127), torch.float64: (torch.int64, 52, 1023)}

@@ -51,9 +51,10 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     left_out = _left_out(config, items)
+    gone = set(left_out)
+    config.stash[sampling.SWEEPS] = [(x, [i for i in x if i not in gone]) for x in sampling.sweeps(items)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
-        gone = set(left_out)
         items[:] = [item for item in items if item not in gone]
     for item in items:
         reason = _why_skipped(item)

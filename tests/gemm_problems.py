@@ -149,7 +149,7 @@ class Problem:
         options = {
             "alpha": self.alpha,
             "bias": self.bias,
-            "config": self.case.plan(),
+            "config": None if backend == "reference" else self.case.plan(),
             "backend": backend or backends.backend(),
         }
         with poisoned_memory():

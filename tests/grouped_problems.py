@@ -109,7 +109,11 @@ class GroupedProblem:
 
     def run(self, backend: str = "") -> list[torch.Tensor]:
         """The outputs; they, and all scratch memory, are NaN before."""
-        options = {"alpha": self.alpha, "config": self.grouped.plan(), "backend": backend or backends.backend()}
+        options = {
+            "alpha": self.alpha,
+            "config": None if backend == "reference" else self.grouped.plan(),
+            "backend": backend or backends.backend(),
+        }
         with poisoned_memory():
             if self.rows is not None:
                 self.out.fill_(math.nan)

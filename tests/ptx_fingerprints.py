@@ -165,8 +165,7 @@ def _gemvs() -> Iterator[tuple[str, Callable]]:
 def _quantizations() -> Iterator[tuple[str, Callable]]:
     import torch
 
-    from cute_nvfp4.ops.fused_quantize import compile_quantize
-    from cute_nvfp4.planning.quantize import Variant
+    from cute_nvfp4.ops.quantize_launch import compile_quantize
     from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
 
     def compiled(arch: str, format: str, rule: str, **more: object) -> Callable:
@@ -179,26 +178,19 @@ def _quantizations() -> Iterator[tuple[str, Callable]]:
             yield f"quantize {arch} nvfp4 {rule}", compiled(arch, "nvfp4", rule)
         yield f"quantize {arch} nvfp4 optimal", compiled(arch, "nvfp4", "optimal")
         yield f"quantize {arch} mxfp8 rceil", compiled(arch, "mxfp8_e4m3", "rceil", global_scale="none")
-        yield (
-            f"quantize {arch} nvfp4 four_six_mae tile",
-            compiled(arch, "nvfp4", "four_six_mae", variant=Variant(tile=True)),
-        )
+        yield f"quantize {arch} nvfp4 four_six_mae tile", compiled(arch, "nvfp4", "four_six_mae", tile=True)
     for arch, format, rule, more in (
         ("sm_100a", "mxfp4", "floor", {"global_scale": "none", "stochastic": True}),
-        ("sm_100a", "mxfp8_e5m2", "even", {"global_scale": "none", "variant": Variant(transposed=True)}),
+        ("sm_100a", "mxfp8_e5m2", "even", {"global_scale": "none", "transposed": True}),
         ("sm_90a", "nvfp4", "max_normal", {"global_scale": "amax", "scale_layout": "rowmajor"}),
         ("sm_100a", "nvfp4", "max", {"dtype": torch.float32, "rows": 130, "k": 272}),
         ("sm_90a", "nvfp4", "static_4", {"stochastic": True, "dtype": torch.float16}),
-        ("sm_100a", "nvfp4", "four_six_mse", {"variant": Variant(rotation=16)}),
-        ("sm_90a", "nvfp4", "max", {"variant": Variant(tile=True, transposed=True)}),
-        ("sm_90a", "nvfp4", "four_six_mse", {"variant": Variant(transposed=True)}),
+        ("sm_100a", "nvfp4", "four_six_mse", {"rotation": 16}),
+        ("sm_90a", "nvfp4", "max", {"tile": True, "transposed": True}),
+        ("sm_90a", "nvfp4", "four_six_mse", {"transposed": True}),
     ):
-        words = " ".join(f"{k} {v}" if not isinstance(v, tuple) else _variant(v) for k, v in more.items())
+        words = " ".join(f"{k} {v}" for k, v in more.items())
         yield f"quantize {arch} {format} {rule} {words.replace('torch.', '')}", compiled(arch, format, rule, **more)
-
-
-def _variant(variant: object) -> str:
-    return " ".join(f"{name} {value}" for name, value in variant._asdict().items() if value)
 
 
 def configurations() -> dict[str, Callable]:

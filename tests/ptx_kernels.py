@@ -274,7 +274,7 @@ def run_kernel(
     place.copy_(given)
     stream = torch.cuda.current_stream().cuda_stream if backend == "cuda" else 0
     values: Sequence[Any] = (x.data_ptr(), y.data_ptr(), place.data_ptr(), len(words) // BLOCK, stream)
-    launcher(kernel, backend)(values, {"x": (x, False), "y": (y, True), "data": (place, False)})
+    launcher(kernel, backend)(values, lambda: {"x": (x, False), "y": (y, True), "data": (place, False)})
     return y.cpu().numpy().view(np.uint32)
 
 

@@ -14,8 +14,8 @@ import torch
 
 from cute_nvfp4.formats import decode_e4m3, encode_e4m3
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops.fused_quantize import quantize_fused, why_not_fused
 from cute_nvfp4.ops.quantize import quantize
+from cute_nvfp4.planning.quantize import QuantizeProblem, can_implement
 from cute_nvfp4.quantization.blocks import GlobalScale, Request, _error, residual
 from cute_nvfp4.quantization.rounding import round_e2m1
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule, rules_of
@@ -30,8 +30,9 @@ TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 
 def rules(format: str, tile: bool = False) -> list[str]:
     """The rules of ``format`` that the kernels have, of square tiles if ``tile``."""
-    kind, shape = resolve_format(format), (1, 128, 512)
-    return [rule for rule in rules_of(format) if not why_not_fused(shape, kind, resolve_rule(rule, kind), tile=tile)]
+    kind = resolve_format(format)
+    problems = {rule: QuantizeProblem(kind, resolve_rule(rule, kind), 128, 512, tile=tile) for rule in rules_of(format)}
+    return [rule for rule, problem in problems.items() if not can_implement(problem)]
 
 
 PAIRS = [(format, rule) for format in FORMATS for rule in rules(format)]
@@ -114,10 +115,19 @@ def nearly_equal(rule: str, global_scale: float, dtype: torch.dtype, rows: int =
 
 
 def fused(x: torch.Tensor, format: str, rule: str, **options: object) -> BlockScaledTensor:
-    """``x`` (MN, K) or (L, MN, K) quantized by the kernels; ``options`` of ``quantize_fused``."""
-    resolved, x = resolve_format(format), backends.place(x)
-    options.setdefault("backend", backends.backend())
-    return quantize_fused(x if x.ndim == 3 else x[None], resolved, resolve_rule(rule, resolved), **_placed(options))
+    """``x`` (MN, K) or (L, MN, K) quantized by the kernels; ``seed`` for stochastic rounding, or options of
+    ``quantize``, without a global scale if none is given."""
+    return _quantized(x, format, rule, **{"backend": backends.backend(), **options})
+
+
+def _quantized(
+    x: torch.Tensor, format: str, rule: str, *, seed: int | None = None, global_scale: object = None, **options: Any
+) -> BlockScaledTensor:
+    x = backends.place(x)
+    options = _placed({"global_scale": global_scale, **options})
+    if seed is not None:
+        options |= {"rounding": "stochastic", "generator": seed}
+    return quantize(x if x.ndim == 3 else x[None], format, rule, **options)
 
 
 def _placed(options: dict[str, Any]) -> dict[str, Any]:
@@ -125,22 +135,9 @@ def _placed(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def differences(x: torch.Tensor, format: str, rule: str, **options: object) -> list[str]:
-    """What the kernels and the torch backend do not agree on, every byte of the scales' padding included."""
-    x, options = backends.place(x), _placed(options)
+    """What the kernels and the reference do not agree on, every byte of the scales' padding included."""
     got = fused(x, format, rule, **options)
-    seed, layout = options.get("seed"), options.get("scale_layout", "blocked")
-    want = quantize(
-        x if x.ndim == 3 else x[None],
-        format,
-        rule,
-        global_scale=options.get("global_scale"),
-        rounding="nearest" if seed is None else "stochastic",
-        generator=seed,
-        hadamard=options.get("hadamard"),
-        block_2d=options.get("block_2d", False),
-        scale_layout=layout,
-        backend="torch",
-    )
+    want = _quantized(x, format, rule, **{**options, "backend": "reference"})
     parts = [("data", got.data, want.data), ("scale", got.scale, want.scale)]
     if want.global_scale is not None:
         parts.append(("global scale", got.global_scale.view(torch.int32), want.global_scale.view(torch.int32)))

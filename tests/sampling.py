@@ -10,12 +10,15 @@ What is taken depends on the tests' ids alone: not on their order, nor on the pr
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 
-Values = frozenset[tuple[str, object]]
+Values = frozenset[tuple[object, object]]
 """The values of one test: (axis, value)."""
+
+SWEEPS = pytest.StashKey[list[tuple[list[pytest.Item], list[pytest.Item]]]]()
+"""In the configuration: the tests of each sweep, and those of them in this run."""
 
 
 def rank(name: str) -> int:
@@ -41,18 +44,44 @@ def one_in(n: int, tests: Iterable[str]) -> set[str]:
     return set(order[: -(-len(order) // n)])
 
 
-def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
-    """The tests of sweeps that the default run does not take."""
-    sweeps: dict[str, list[pytest.Item]] = {}
+def values(item: pytest.Item) -> Values:
+    """The values of a test: one for each ``parametrize`` it has, and for each fixture with parameters."""
+    params = item.callspec.params
+    axes = [names(mark) for mark in item.iter_markers("parametrize")]
+    together = {name for axis in axes for name in axis}
+    axes += [(name,) for name in params if name not in together]
+    return frozenset((axis, repr([params[name] for name in axis])) for axis in axes)
+
+
+def names(mark: pytest.Mark) -> tuple[str, ...]:
+    """What a ``parametrize`` sets."""
+    argument: str | Sequence[str] = mark.args[0]
+    return tuple(x.strip() for x in argument.split(",")) if isinstance(argument, str) else tuple(argument)
+
+
+def sweeps(items: list[pytest.Item]) -> list[list[pytest.Item]]:
+    """The tests of each function that is a sweep."""
+    found: dict[str, list[pytest.Item]] = {}
     for item in items:
         if item.get_closest_marker("sweep") and not item.get_closest_marker("slow") and hasattr(item, "callspec"):
-            sweeps.setdefault(item.nodeid.split("[")[0], []).append(item)
-    return [item for tests in sweeps.values() for item in _left_out(tests)]
+            found.setdefault(item.nodeid.split("[")[0], []).append(item)
+    return list(found.values())
+
+
+def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
+    """The tests of sweeps that the default run does not take."""
+    return [item for tests in sweeps(items) for item in _left_out(tests)]
 
 
 def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     """Of the tests of one function."""
-    (n,) = items[0].get_closest_marker("sweep").args or (1,)
-    tests = {item.nodeid: frozenset(item.callspec.indices.items()) for item in items}
+    n = part(items[0])
+    tests = {item.nodeid: values(item) for item in items}
     taken = covering(tests) if n == 1 else one_in(n, tests)
     return [item for item in items if item.nodeid not in taken]
+
+
+def part(item: pytest.Item) -> int:
+    """``n`` of its mark."""
+    (n,) = item.get_closest_marker("sweep").args or (1,)
+    return n

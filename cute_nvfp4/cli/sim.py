@@ -1,4 +1,4 @@
-"""``cute-nvfp4 sim`` and ``python -m cute_nvfp4.sim``: runs a CUDA program on a machine without a GPU.
+"""``cute-nvfp4 sim`` and ``python -m cute_nvfp4 sim``: runs a CUDA program on a machine without a GPU.
 
 ``sim_report`` describes what ``--json`` writes.
 """
@@ -45,7 +45,7 @@ class Options:
 
     def command(self, schedule: str, extra: list[str] | None = None) -> list[str]:
         """The command that repeats this run with one schedule."""
-        words = [sys.executable, "-m", "cute_nvfp4.sim", "--arch", self.arch, "--schedule", schedule]
+        words = [sys.executable, "-m", "cute_nvfp4", "sim", "--arch", self.arch, "--schedule", schedule]
         words += [] if self.checks else ["--no-checks"]
         words += [] if self.benchmarks == "once" else ["--benchmarks", self.benchmarks]
         words += ["--step-limit", str(self.step_limit)] if self.step_limit else []
@@ -143,9 +143,9 @@ def _check_writable(option: str, path: str) -> None:
 def _run(options: Options) -> int:
     """Runs the program in this process."""
     try:
+        from ..runtime.session import simulated_gpu
         from ..sim.machine.schedule import Schedule
         from ..sim.observe.trace import Trace
-        from ..sim.session import simulated_gpu
         from ..sim.session.script import run_script
     except ImportError as error:
         fail(f"the simulator cannot start: {error}; `cute-nvfp4 doctor` says what is missing", 2)

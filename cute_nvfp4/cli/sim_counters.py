@@ -6,10 +6,10 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
-    from ..sim.machine.result import EngineCounter, MemoryCounter, Result, WaitCounter
+    from ..sim.observe.result import EngineCounter, MemoryCounter, Result, WaitCounter
     from ..sim.session import LaunchRecord, Session
 
 TITLE = "counted, not measured (M = 1,000,000; all of it is in --json)"
@@ -22,8 +22,13 @@ _NOISE = re.compile(
 )
 _COPY = re.compile(r"\.(shared|global)(?:::\w+)?\.(shared|global)(?:::\w+)?")
 
-Row = tuple[str, str, tuple[str, ...]]
-"""Source line, instruction, numbers."""
+
+class Row(NamedTuple):
+    """A line of a table: where the instruction comes from, its name, what was counted."""
+
+    source: str
+    name: str
+    counts: tuple[str, ...]
 
 
 def counter_lines(session: Session, width: int) -> Iterator[str]:
@@ -42,10 +47,10 @@ def number(value: float) -> str:
         return f"{value:.1f}"
     if value < 1_000_000:
         return f"{value:,.0f}"
-    for unit in "MGT":
-        value /= 1_000_000 if unit == "M" else 1000
+    for prefix in "MGT":
+        value /= 1_000_000 if prefix == "M" else 1000
         if value < 999.5:
-            return f"{value:.3g}{unit}"
+            return f"{value:.3g}{prefix}"
     return f"{value:,.0f}T"
 
 
@@ -144,21 +149,21 @@ def _tables(result: Result) -> Iterator[tuple[str, tuple[str, ...], list[Row]]]:
     heads = ("ops", "smem rd", "tmem rd", "tmem wr")
     fields = ("operations", "shared_read", "tensor_read", "tensor_written")
     yield "tensor core (bytes; tmem = tensor memory)", heads, _merged(
-        tensor, lambda es: [sum(getattr(e, name) for e in es) for name in fields], lambda n: n[0]
+        tensor, lambda es: [sum(getattr(e, name) for e in es) for name in fields], lambda operations, *_: operations
     )  # fmt: skip
     memory = [m for m in result.memory if m.space == "global" and m.sectors]
     # bytes a sector: 32 is all of it, more is lanes that share
     yield "global memory, most wasted bytes first", ("requests", "sectors", "sect/rq", "B/sect"), _merged(
-        memory, _sectors, lambda n: (32 * n[1] - n[3] * n[1], n[1])
+        memory, _sectors, lambda requests, sectors, _, each: (32 * sectors - each * sectors, sectors)
     )  # fmt: skip
     conflicts = [m for m in result.memory if m.conflicts > 0]
     yield "bank conflicts in shared memory, most lost first", ("requests", "passes", "ideal", "lost"), _merged(
         conflicts,
         lambda ms: [sum(getattr(m, a) for m in ms) for a in ("requests", "passes", "ideal_passes", "conflicts")],
-        lambda n: n[3],
+        lambda requests, passes, ideal, lost: lost,
     )  # fmt: skip
     yield "waits (steps order events, they are not time)", ("parked", "steps", "each"), _merged(
-        result.waits, _waits, lambda n: n[1]
+        result.waits, _waits, lambda parked, steps, each: steps
     )  # fmt: skip
 
 
@@ -170,7 +175,9 @@ def _copies(engines: list[EngineCounter], threads: dict[int, int]) -> list[Row]:
         moved = sum(_moved(e) or threads.get(e.line, 0) for e in es)
         return [operations, moved, moved / operations if operations else 0.0]
 
-    return _merged([e for e in engines if _moved(e) or threads.get(e.line)], sums, lambda n: n[1])
+    return _merged(
+        [e for e in engines if _moved(e) or threads.get(e.line)], sums, lambda operations, moved, each: moved
+    )
 
 
 def _moved(e: EngineCounter) -> int:
@@ -187,7 +194,7 @@ def _waits(counters: Sequence[WaitCounter]) -> list[float]:
     return [parked, steps, steps / parked if parked else 0.0]
 
 
-def _merged(items: Sequence[Any], sums: Callable[[Sequence[Any]], list], weight: Callable[[list], Any]) -> list[Row]:
+def _merged(items: Sequence[Any], sums: Callable[[Sequence[Any]], list], weight: Callable[..., Any]) -> list[Row]:
     """Rows of instructions alike in opcode and source line (an unrolled loop), largest weight first."""
     groups: dict[tuple[str, str], list[Any]] = {}
     for item in items:
@@ -196,16 +203,16 @@ def _merged(items: Sequence[Any], sums: Callable[[Sequence[Any]], list], weight:
     for (source, name), alike in groups.items():
         counts = sums(alike)
         times = f" ×{len(alike)}" if len(alike) > 1 else ""
-        rows.append((weight(counts), (source, name + times, tuple(number(c) for c in counts))))
-    return [row for _, row in sorted(rows, key=lambda r: r[0], reverse=True)]
+        rows.append((weight(*counts), Row(source, name + times, tuple(number(c) for c in counts))))
+    return [row for _, row in sorted(rows, key=lambda pair: pair[0], reverse=True)]
 
 
 def _table(title: str, heads: tuple[str, ...], rows: list[Row], width: int) -> Iterator[str]:
     shown = rows[:MOST]
-    widths = [max(len(h), *(len(r[2][j]) for r in shown)) + 2 for j, h in enumerate(heads)]
-    source = min(max(len(r[0]) for r in shown), _SOURCE)
+    widths = [max(len(h), *(len(r.counts[j]) for r in shown)) + 2 for j, h in enumerate(heads)]
+    source = min(max(len(r.source) for r in shown), _SOURCE)
     name = width - 5 - source - sum(widths)
-    name = min(max(name, 8), max(len(r[1]) for r in shown))
+    name = min(max(name, 8), max(len(r.name) for r in shown))
     yield f"  {title}"
     yield " " * (5 + source + name) + "".join(h.rjust(w) for h, w in zip(heads, widths))
     for at, what, counts in shown:

@@ -100,7 +100,7 @@ def _advice(found: BaseException, outcome: str) -> list[str]:
     if isinstance(found, PtxSyntaxError):
         return ["the simulator cannot read this PTX: please report it with the line of the PTX"]
     if isinstance(found, UnsupportedInstruction):
-        from ..sim.isa.table import OPCODES
+        from ..sim.frontend.opcodes import OPCODES
 
         name = match[1] if (match := _INSTRUCTION.search(str(found))) else ""
         if not name:

@@ -73,7 +73,8 @@ def _problem(shape: tuple, format: str, out: str, out_major: str) -> GemmProblem
         raise OperandError(explain("out", got=out, expected=f"one of {', '.join(OUT_BYTES)}"))
     m, n, k, batch = shape
     row = (n if out_major == "n" else m) * OUT_BYTES[out]
-    return GemmProblem(m, n, k, batch, format, format, out, out_major, vector=row % 16 == 0)
+    signature = {"a_format": format, "b_format": format, "out": out, "out_major": out_major, "vector": row % 16 == 0}
+    return GemmProblem(m, n, k, batch, **signature)
 
 
 def _modelled(problems: list[GemmProblem], arch: str, top: int) -> list[dict]:
@@ -124,9 +125,9 @@ def _gpu() -> tuple[Architecture, int, str]:
 
 
 def _measured(problems: list[GemmProblem], top: int, rounds: int) -> list[dict]:
+    from ..harness.tuning import measure
     from ..planning import gemm_table
     from ..planning.gemm import predict_plan, ranked
-    from ..planning.tuning import measure
 
     arch, sm_count, name = _gpu()
     records = []

@@ -28,6 +28,7 @@ from cute_nvfp4.errors import OperandError, OperandTypeError, explain
 from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.runtime.backend import Backend
 
 __all__ = ["CheckpointLayer", "load_checkpoint", "read_checkpoint"]
 
@@ -67,7 +68,7 @@ class CheckpointLayer:
     input_scale: torch.Tensor | None
     bias: torch.Tensor | None
 
-    def linear(self, *, input_rule: str | None = "max", backend: str = "auto") -> NVFP4Linear:
+    def linear(self, *, input_rule: str | None = "max", backend: Backend = "auto") -> NVFP4Linear:
         """The layer as a module."""
         return NVFP4Linear(
             self.weight,
@@ -98,7 +99,7 @@ def load_checkpoint(
     path: str | Path,
     *,
     input_rule: str | None = "max",
-    backend: str = "auto",
+    backend: Backend = "auto",
     ignore: Sequence[str] = (),
 ) -> list[str]:
     """Puts a checkpoint into ``model``: replaces its quantized linear layers by ``NVFP4Linear``, and copies the rest.

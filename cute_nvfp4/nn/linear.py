@@ -8,10 +8,11 @@ import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError, explain
 from cute_nvfp4.formats import NVFP4
-from cute_nvfp4.nn.matmul import product
 from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.ops.gemm import gemm
 from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.quantization.rules import resolve_rule
+from cute_nvfp4.runtime.backend import Backend
 from cute_nvfp4.scale_layout import to_blocked
 
 __all__ = ["NVFP4Linear"]
@@ -27,7 +28,7 @@ class NVFP4Linear(torch.nn.Module):
     input_rule: how x is quantized; None leaves x as it is, and decodes the weights for each call instead.
     input_global_scale: x's, calibrated; None computes it for each batch.
     input_scale: (K,) multiplies x first (what AWQ moved out of the weights); None for none.
-    backend: of the product, see ``matmul.product``.
+    backend: of the product, as for ``gemm``. With "reference" x is quantized by torch, too, else by "auto".
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class NVFP4Linear(torch.nn.Module):
         input_rule: str | None = "max",
         input_global_scale: torch.Tensor | None = None,
         input_scale: torch.Tensor | None = None,
-        backend: str = "auto",
+        backend: Backend = "auto",
     ) -> None:
         super().__init__()
         if weight.format is not NVFP4 or weight.is_batched:
@@ -71,7 +72,7 @@ class NVFP4Linear(torch.nn.Module):
         *,
         input_rule: str | None = "max",
         input_global_scale: torch.Tensor | None = None,
-        backend: str = "auto",
+        backend: Backend = "auto",
         **options: Any,
     ) -> NVFP4Linear:
         """From a layer of torch's, whose weight is quantized by ``rule`` and ``options``, those of ``quantize``.
@@ -116,8 +117,9 @@ class NVFP4Linear(torch.nn.Module):
         if self.input_rule is None:
             return torch.nn.functional.linear(x, self._decoded(x.dtype))
         scale = "auto" if self.input_global_scale is None else self.input_global_scale
-        a = quantize(x, "nvfp4", self.input_rule, global_scale=scale, pad=True)
-        return product(a, self.weight, x.dtype, self.backend)
+        quantizer = "reference" if self.backend == "reference" else "auto"
+        a = quantize(x, "nvfp4", self.input_rule, global_scale=scale, pad=True, backend=quantizer)
+        return gemm(a, self.weight, out_dtype=x.dtype, backend=self.backend)
 
     def _decoded(self, dtype: torch.dtype) -> torch.Tensor:
         return self.weight.dequantize(dtype)[:, : self.in_features]

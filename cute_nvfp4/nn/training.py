@@ -12,10 +12,11 @@ from typing import Any
 import torch
 
 from cute_nvfp4.errors import OperandError, explain
-from cute_nvfp4.nn.matmul import product
 from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.ops.gemm import gemm
 from cute_nvfp4.ops.quantize import dequantize, quantize
 from cute_nvfp4.quantization.hadamard import Hadamard, resolve_hadamard
+from cute_nvfp4.runtime.backend import Backend
 
 __all__ = ["LinearRecipe", "fake_quantize", "quantized_linear"]
 
@@ -59,7 +60,7 @@ class LinearRecipe:
     gradient_rounding: "stochastic" keeps the expected gradient; its random bits come from ``generator``, or from
         torch's default generator.
     hadamard: rotates both operands of the weight gradient's product along the batch.
-    backend: of the products, see ``matmul.product``.
+    backend: of the products, as for ``gemm``. With "reference" operands are quantized by torch, too, else by "auto".
 
     The defaults are those of NVIDIA, "Pretraining Large Language Models with NVFP4" (2025).
     """
@@ -71,31 +72,35 @@ class LinearRecipe:
     gradient_rounding: str = "stochastic"
     hadamard: Hadamard | int | None = 0
     generator: torch.Generator | None = None
-    backend: str = "auto"
+    backend: Backend = "auto"
+
+    def _quantize(self, x: torch.Tensor, rule: str, **options: Any) -> BlockScaledTensor:
+        quantizer = "reference" if self.backend == "reference" else "auto"
+        return quantize(x, "nvfp4", rule, pad=True, backend=quantizer, **options)
+
+    def _weight(self, weight: torch.Tensor, **options: Any) -> BlockScaledTensor:
+        return self._quantize(weight, self.weight_rule, block_2d=self.weight_2d, **options)
 
     def _gradient(self, x: torch.Tensor, **options: Any) -> BlockScaledTensor:
         generator = self.generator if self.gradient_rounding == "stochastic" else None
-        return quantize(
-            x, "nvfp4", self.gradient_rule, rounding=self.gradient_rounding, generator=generator, pad=True, **options
-        )
+        return self._quantize(x, self.gradient_rule, rounding=self.gradient_rounding, generator=generator, **options)
 
     def forward(self, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """y = x · Wᵀ of x (M, K) and W (N, K): (M, N), quantized along K."""
-        a = quantize(x, "nvfp4", self.rule, pad=True)
-        b = quantize(weight, "nvfp4", self.weight_rule, block_2d=self.weight_2d, pad=True)
-        return product(a, b, x.dtype, self.backend)
+        a = self._quantize(x, self.rule)
+        return gemm(a, self._weight(weight), out_dtype=x.dtype, backend=self.backend)
 
     def dgrad(self, dy: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """dx = dy · W of dy (M, N) and W (N, K): (M, K), quantized along N."""
-        b = quantize(weight, "nvfp4", self.weight_rule, block_2d=self.weight_2d, transpose=True, pad=True)
-        return product(self._gradient(dy), b, dy.dtype, self.backend)
+        a = self._gradient(dy)
+        return gemm(a, self._weight(weight, transpose=True), out_dtype=dy.dtype, backend=self.backend)
 
     def wgrad(self, dy: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """dW = dyᵀ · x of dy (M, N) and x (M, K): (N, K), quantized along M, both rotated."""
         rotation = resolve_hadamard(self.hadamard)
         a = self._gradient(dy, transpose=True, hadamard=rotation)
-        b = quantize(x, "nvfp4", self.rule, transpose=True, hadamard=rotation, pad=True)
-        return product(a, b, x.dtype, self.backend)
+        b = self._quantize(x, self.rule, transpose=True, hadamard=rotation)
+        return gemm(a, b, out_dtype=x.dtype, backend=self.backend)
 
 
 def quantized_linear(

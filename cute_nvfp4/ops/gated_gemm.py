@@ -240,7 +240,7 @@ def _result(
 
 
 def _new_quantized(a: BlockScaledTensor, shape: tuple, global_scale: Any) -> BlockScaledTensor:
-    from .quantize import checked_global_scale
+    from .quantize_request import checked_global_scale
 
     value = checked_global_scale(global_scale, a.device)
     data = torch.empty((*shape[:-1], shape[-1] // 2), dtype=torch.uint8, device=a.device)
@@ -285,7 +285,7 @@ def _store_reference(exact: torch.Tensor, result: Any) -> torch.Tensor | BlockSc
         return result.copy_(exact)
     from .quantize import quantize
 
-    made = quantize(exact.float(), NVFP4, "max", global_scale=result.global_scale, backend="torch")
+    made = quantize(exact.float(), NVFP4, "max", global_scale=result.global_scale, backend="reference")
     as_bytes(result.data).copy_(made.data)
     as_bytes(result.blocked_scale()).copy_(made.blocked_scale())
     return result

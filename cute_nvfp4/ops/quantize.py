@@ -1,29 +1,32 @@
-"""``quantize`` and ``dequantize``: from a tensor to a ``BlockScaledTensor`` and back, on any device.
-
-``slabs`` has what is done by torch, ``fused`` what the kernels are asked to do.
-"""
+"""``quantize`` and ``dequantize``: from a tensor to a ``BlockScaledTensor`` and back, on any device."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 
-from cute_nvfp4.errors import OperandError, OperandTypeError, explain
-from cute_nvfp4.formats import Format
-from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops.quantize_backend import BackendChoice, choose_backend, run_fused
-from cute_nvfp4.quantization import philox
-from cute_nvfp4.quantization.blocks import LARGEST_GLOBAL_SCALE, SMALLEST_GLOBAL_SCALE, global_scale_from_amax
-from cute_nvfp4.quantization.hadamard import Hadamard, resolve_hadamard
-from cute_nvfp4.quantization.rules import Rule, resolve_format, resolve_rule
-from cute_nvfp4.quantization.slabs import Source, amax, quantize_slabs
-from cute_nvfp4.scale_layout import to_blocked
+from ..errors import OperandError, OperandTypeError, explain
+from ..formats import Format
+from ..operand import BlockScaledTensor
+from ..quantization import philox
+from ..quantization.hadamard import Hadamard, resolve_hadamard
+from ..quantization.rules import resolve_format
+from ..quantization.slabs import Source, amax, quantize_slabs
+from ..runtime.backend import Backend, resolve
+from ..scale_layout import blocked_bytes, blocked_view, to_blocked
+from .quantize_launch import launch_quantize
+from .quantize_request import (
+    BackendChoice,
+    QuantizeRequest,
+    checked_request,
+    choose_backend,
+    global_scale_of,
+    hessian_blocks,
+    matrices,
+)
 
 __all__ = ["dequantize", "explain_backend", "quantize", "tensor_amax"]
-
-_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def quantize(
@@ -41,7 +44,7 @@ def quantize(
     axis: int | None = None,
     pad: bool = False,
     scale_layout: str = "blocked",
-    backend: str = "auto",
+    backend: Backend = "auto",
 ) -> BlockScaledTensor:
     """``x`` in a block-scaled format: data and scales as ``uint8``, ready for the products of this library.
 
@@ -66,25 +69,25 @@ def quantize(
         axis: the dimension of x along which blocks run (last by default), moved last; ``transpose`` is ``axis=-2``.
         pad: zeros up to a whole number of blocks along K, which a product does not notice; otherwise an error.
         scale_layout: "blocked" (``cute_nvfp4.scale_layout``) or "rowmajor".
-        backend: "torch" (any device and any request); "cuda" or "sim": the fused kernels on a GPU or in the simulator
-            (what they cannot do is an error: "hessian", "optimal" of MXFP4 or of tiles, padding, rotations larger than
-            a block); "auto": the fused kernels for CUDA tensors and requests that they take, else torch. All give the
-            same bits; ``explain_backend`` says which one it is, and why. The first call for a kind of request compiles
-            its kernel (cached on disk).
+        backend: ``auto`` (the kernels for CUDA tensors, and within ``simulating`` for CPU tensors, where they take the
+            request; else exact torch), ``cuda``, ``sim`` (the kernels; what they cannot do is an error: "hessian",
+            "optimal" of MXFP4 or of tiles, padding, rotations larger than a block), ``reference`` (exact torch: any
+            device and any request). All give the same bits; ``explain_backend`` says which one it is, and why. The
+            first call for a kind of request compiles its kernel (cached on disk).
 
-    ``torch.compile`` traces all of it into one graph (give stochastic rounding a seed), with the same bits: the fused
-    kernels and the search of "optimal" and "hessian" are operators, and what inductor compiles of the rest divides in
-    float64 and fuses no product into a sum.
+    ``torch.compile`` traces all of it into one graph (give stochastic rounding a seed), with the same bits: the kernels
+    and the search of "optimal" and "hessian" are operators, and what inductor compiles of the rest divides in float64
+    and fuses no product into a sum. A trace does not see ``simulating``.
 
     A block with NaN or infinity in it gets a NaN scale and is NaN altogether; the other blocks are as if it were not
     there. Magnitudes beyond what the scales reach saturate; a block too small for the smallest scale becomes zeros.
 
     Raises:
-        OperandError, OperandTypeError: an argument that does not fit, or an empty tensor; what the fused kernels
+        OperandError, OperandTypeError: an argument that does not fit, or an empty tensor; what the kernels
             cannot do, where they are asked for by name.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
-    source, format, resolved, chosen = _prepare(
+    request = checked_request(
         x,
         format,
         rule,
@@ -97,66 +100,93 @@ def quantize(
         axis=axis,
         pad=pad,
         scale_layout=scale_layout,
-        backend=backend,
     )
+    chosen = choose_backend(backend, request)
     seed = philox.resolve_seed(generator) if rounding == "stochastic" else None
-    if chosen.backend != "torch":
-        computed = isinstance(global_scale, str) and global_scale == "auto" and format.has_global_scale
-        factor = "auto" if computed else _global_scale(global_scale, source, resolved, format)
-        return run_fused(source, x.ndim, format, resolved, factor, seed, scale_layout, backend)
-    factor = _global_scale(global_scale, source, resolved, format)
-    blocks = None if hessian is None else _hessian_blocks(hessian, source.k, format, x.device)
-    data, scale = quantize_slabs(source, resolved, format, factor, seed, blocks)
+    if chosen.backend != "reference":
+        return _by_kernels(request, global_scale, seed, backend)
+    factor = global_scale_of(global_scale, request)
+    data, scale = quantize_slabs(request.source, request.rule, request.format, factor, seed, hessian_blocks(request))
     if x.ndim < 3:
         data, scale = data[0], scale[0]
-    return BlockScaledTensor(data, to_blocked(scale) if scale_layout == "blocked" else scale, factor, format)
+    return BlockScaledTensor(data, to_blocked(scale) if scale_layout == "blocked" else scale, factor, request.format)
 
 
 def explain_backend(
-    x: torch.Tensor, format: str | Format = "nvfp4", rule: str = "max", **options: Any
+    x: torch.Tensor, format: str | Format = "nvfp4", rule: str = "max", *, backend: Backend = "auto", **options: Any
 ) -> BackendChoice:
     """What ``quantize`` with these arguments runs: ``(backend, reason)``, a named tuple.
 
-    ``backend`` is "torch", "cuda" or "sim", ``reason`` says why it is not the fused kernels' (empty where it is).
+    ``backend`` is "cuda", "sim" or "reference", ``reason`` says why it is not the kernels' (empty where it is).
     ``options`` are those of ``quantize``. Nothing is quantized, and nothing waits for the device.
 
     Raises:
         What ``quantize`` raises for these arguments, but for errors in values of ``global_scale`` and ``hessian``.
     """
     options.pop("global_scale", None)
-    return _prepare(x, format, rule, **options)[3]
+    return choose_backend(backend, checked_request(x, format, rule, **options))
 
 
-def _prepare(
-    x: torch.Tensor,
-    format: str | Format,
-    rule: str,
-    *,
-    block_2d: bool = False,
-    rounding: str = "nearest",
-    generator: int | torch.Generator | None = None,
-    hadamard: Hadamard | int | None = None,
-    hessian: torch.Tensor | None = None,
-    transpose: bool = False,
-    axis: int | None = None,
-    pad: bool = False,
-    scale_layout: str = "blocked",
-    backend: str = "auto",
-) -> tuple[Source, Format, Rule, BackendChoice]:
-    """The arguments of ``quantize``, checked."""
+def _by_kernels(
+    request: QuantizeRequest, given: str | float | torch.Tensor | None, seed: int | None, backend: Backend
+) -> BlockScaledTensor:
+    """``request`` quantized by the kernels; under ``torch.compile`` they are one operator of the graph."""
+    x, format, blocked = request.source.matrices, request.format, request.scale_layout == "blocked"
+    computed = isinstance(given, str) and given == "auto" and format.has_global_scale
+    factor = "auto" if computed else global_scale_of(given, request)
+    if torch.compiler.is_compiling():
+        signs = None if request.source.rotation is None else list(request.source.rotation.signs)
+        names = format.name, request.rule.name, request.scale_layout, backend
+        given = None if computed else factor
+        data, scale, found = _operator(x, given, computed, seed, signs, request.tile, *names)
+        if blocked:
+            scale = blocked_view(scale, x.shape[1], format.scale_columns(x.shape[2]), x.shape[0])
+        result = BlockScaledTensor(data, scale, found if computed else given, format)
+    else:
+        result = launch_quantize(request, factor, seed, resolve(backend, x.device))
+    if request.ndim == 3:
+        return result
+    scale = result.scale if blocked else result.scale[0]
+    return BlockScaledTensor(result.data[0], scale, result.global_scale, format)
+
+
+_SCHEMA = (
+    "(Tensor x, Tensor? global_scale, bool computed, SymInt? seed, int[]? signs, bool block_2d, str format, str rule, "
+    "str scale_layout, str backend) -> (Tensor, Tensor, Tensor)"
+)
+
+
+@torch.library.custom_op("cute_nvfp4::quantize", mutates_args=(), schema=_SCHEMA)
+def _operator(x, global_scale, computed, seed, signs, block_2d, format, rule, scale_layout, backend):
+    """Data, scales (blocked ones in one dimension) and the global scale, if it is computed, of matrices (L, MN, K)."""
+    # "auto" on a GPU that has no kernels shows only here: then torch gives the same bits
+    found = quantize(
+        x,
+        format,
+        rule,
+        global_scale="auto" if computed else global_scale,
+        rounding="nearest" if seed is None else "stochastic",
+        generator=seed,
+        hadamard=None if signs is None else Hadamard(tuple(signs)),
+        block_2d=block_2d,
+        scale_layout=scale_layout,
+        backend=backend,
+    )
+    scale = found.scale.permute(5, 2, 4, 0, 1, 3).reshape(-1) if scale_layout == "blocked" else found.scale
+    return found.data, scale, found.global_scale if computed else x.new_empty(0, dtype=torch.float32)
+
+
+@_operator.register_fake
+def _(x, global_scale, computed, seed, signs, block_2d, format, rule, scale_layout, backend):
     format = resolve_format(format)
-    resolved = resolve_rule(rule, format)
-    rotation = resolve_hadamard(hadamard)
-    _check_options(rounding, generator, scale_layout, hessian, resolved, block_2d)
-    matrices = _matrices(x, transpose, axis)
-    k = _padded(matrices.shape[-1], format, rotation, pad)
-    wanted = {
-        "hessian": (hessian is not None, "one"),
-        "padding": (k != matrices.shape[-1], f"K {matrices.shape[-1]}, which pad makes {k}"),
-    }
-    given = {name: value for name, (is_given, value) in wanted.items() if is_given}
-    source = Source(matrices, k, rotation, format.block if block_2d else 1)
-    return source, format, resolved, choose_backend(backend, source, format, resolved, given)
+    batch, rows, k = x.shape
+    columns = format.scale_columns(k)
+    blocked = scale_layout == "blocked"
+    return (
+        x.new_empty((batch, rows, format.data_columns(k)), dtype=torch.uint8),
+        x.new_empty(blocked_bytes(rows, columns, batch) if blocked else (batch, rows, columns), dtype=torch.uint8),
+        x.new_empty(() if computed else 0, dtype=torch.float32),
+    )
 
 
 def dequantize(
@@ -186,129 +216,6 @@ def dequantize(
 
 def tensor_amax(x: torch.Tensor, *, hadamard: Hadamard | int | None = None) -> torch.Tensor:
     """The largest finite magnitude of ``x``, rotated first if asked: float32, no dimensions; 0 if there is none."""
-    matrices = _matrices(x, False, None)
-    rotation = resolve_hadamard(hadamard)
-    k = _rounded_up(matrices.shape[-1], 1 if rotation is None else rotation.size)
-    return amax(Source(matrices, k, rotation, 1))
-
-
-def _global_scale(
-    given: str | float | torch.Tensor | None, source: Source, rule: Rule, format: Format
-) -> torch.Tensor | None:
-    """The global scale as a float32 tensor of no dimensions, or None."""
-    automatic = isinstance(given, str) and given == "auto"
-    if given is None or (automatic and not format.has_global_scale):
-        return None
-    if not format.has_global_scale:
-        raise OperandError(explain(f"global scale of {format.name}", got="a number", expected="None or 'auto'"))
-    if automatic:
-        return global_scale_from_amax(amax(source), rule)
-    return checked_global_scale(given, source.matrices.device)
-
-
-def checked_global_scale(given: float | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A given global scale as a float32 tensor of no dimensions on ``device``."""
-    if isinstance(given, torch.Tensor):
-        if given.dtype is not torch.float32 or given.numel() != 1 or given.device != device:
-            raise OperandTypeError(
-                explain(
-                    "global scale",
-                    got=f"{given.dtype}, shape {tuple(given.shape)}, {given.device}",
-                    expected=f"one torch.float32 element on {device}",
-                )
-            )
-        return given.detach().reshape(())
-    if isinstance(given, (bool, str)) or not isinstance(given, (int, float)):
-        raise OperandTypeError(
-            explain("global scale", got=repr(given), expected="'auto', None, a number or a float32 tensor")
-        )
-    if not SMALLEST_GLOBAL_SCALE <= given <= LARGEST_GLOBAL_SCALE:
-        raise OperandError(explain("global scale", got=given, expected="2**-100 … 2**118"))
-    # filled on the device: a copy from the host would wait for it
-    return torch.full((), float(given), dtype=torch.float32, device=device)
-
-
-def _check_options(
-    rounding: str,
-    generator: object,
-    scale_layout: str,
-    hessian: torch.Tensor | None,
-    rule: Rule,
-    block_2d: bool,
-) -> None:
-    if rounding not in ("nearest", "stochastic"):
-        raise OperandError(explain("rounding", got=repr(rounding), expected="'nearest' or 'stochastic'"))
-    if generator is not None and rounding != "stochastic":
-        raise OperandError(explain("generator", got="one, with rounding 'nearest'", expected="rounding='stochastic'"))
-    if scale_layout not in ("blocked", "rowmajor"):
-        raise OperandError(explain("scale_layout", got=repr(scale_layout), expected="'blocked' or 'rowmajor'"))
-    if (hessian is not None) != (rule.choice == "hessian"):
-        got = f"rule {rule.name!r} {'with' if hessian is not None else 'without'} hessian"
-        raise OperandError(explain("hessian", got=got, expected="both, or neither"))
-    if block_2d and rule.choice == "hessian":
-        raise OperandError(explain("block_2d", got="rule 'hessian'", expected="a rule that does not weigh columns"))
-
-
-def _matrices(x: torch.Tensor, transpose: bool, axis: int | None) -> torch.Tensor:
-    """A view of ``x`` as (L, MN, K), blocks along the last dimension."""
-    if not isinstance(x, torch.Tensor):
-        raise OperandTypeError(explain("x to quantize", got=type(x).__name__, expected="torch.Tensor"))
-    if x.dtype not in _DTYPES:
-        raise OperandTypeError(explain("x to quantize", got=x.dtype, expected=" or ".join(map(str, _DTYPES))))
-    shape = f"shape {tuple(x.shape)}"
-    if x.ndim not in (1, 2, 3) or x.numel() == 0:
-        raise OperandError(
-            explain("x to quantize", got=shape, expected="(K,), (MN, K) or (L, MN, K), and no empty dimension")
-        )
-    if transpose and axis is not None:
-        raise OperandError(explain("transpose", got=f"True with axis={axis}", expected="one of the two"))
-    if transpose:
-        axis = -2
-    x = x.detach()
-    if axis is not None:
-        if not -x.ndim <= axis < x.ndim:
-            raise OperandError(
-                explain("axis of the blocks", got=f"{axis} for {shape}", expected="one of its dimensions")
-            )
-        x = x.movedim(axis, -1)
-    return x.reshape(1, 1, -1) if x.ndim == 1 else x.reshape(-1, *x.shape[-2:])
-
-
-def _rounded_up(size: int, multiple: int) -> int:
-    return -(-size // multiple) * multiple
-
-
-def _padded(k: int, format: Format, rotation: Hadamard | None, pad: bool) -> int:
-    """K of the result: whole blocks and whole rotations."""
-    multiple = format.block if rotation is None else math.lcm(format.block, rotation.size)
-    padded = _rounded_up(k, multiple)
-    if padded != k and not pad:
-        raise OperandError(
-            explain(
-                f"K of {format.name}",
-                got=k,
-                expected=f"a multiple of {multiple}",
-                hint=f"pad=True adds zeros up to {padded}.",
-            )
-        )
-    return padded
-
-
-def _hessian_blocks(hessian: torch.Tensor, k: int, format: Format, device: torch.device) -> torch.Tensor:
-    """(K/block, block, block) in float32, from activations or from blocks; columns that padding adds weigh nothing."""
-    groups, block = k // format.block, format.block
-    if not isinstance(hessian, torch.Tensor) or not hessian.is_floating_point():
-        raise OperandTypeError(explain("hessian", got=type(hessian).__name__, expected="a floating-point tensor"))
-    hessian = hessian.detach().to(torch.float32)
-    shape = f"shape {tuple(hessian.shape)}"
-    if hessian.device != device:
-        raise OperandError(explain("device of hessian", got=hessian.device, expected=device))
-    if tuple(hessian.shape) == (groups, block, block):
-        return hessian
-    if hessian.ndim < 1 or not k - block < hessian.shape[-1] <= k:
-        raise OperandError(
-            explain("hessian", got=shape, expected=f"(…, K) or ({groups}, {block}, {block}), with K {k} at most")
-        )
-    rows = hessian.reshape(-1, hessian.shape[-1])
-    rows = torch.nn.functional.pad(rows, (0, k - rows.shape[-1])).unflatten(-1, (groups, block)).transpose(0, 1)
-    return rows.transpose(1, 2) @ rows
+    views, rotation = matrices(x), resolve_hadamard(hadamard)
+    size = 1 if rotation is None else rotation.size
+    return amax(Source(views, -(-views.shape[-1] // size) * size, rotation, 1))

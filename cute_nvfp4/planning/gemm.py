@@ -17,8 +17,6 @@ from .rates import L2_BYTES, concurrent_clusters
 
 __all__ = ["GemmProblem", "Plan", "can_run", "candidates", "choose", "plan_for", "predict_plan", "ranked"]
 
-# what a plan decides of a configuration; the problem decides the rest
-_TILING = ("tile_n", "pair", "cluster", "split_k", "stages", "acc_stages", "scheduler", "raster")
 _CLUSTERS = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
 _PAIR_CLUSTERS = ((4, 1), (2, 2), (4, 2), (2, 4))
 _MIN_SHARE = 4
@@ -74,10 +72,10 @@ def plan_for(problem: GemmProblem, arch: Architecture, sm_count: int, given: Pla
         return choose(problem, arch, sm_count)
     if not isinstance(given, Plan):
         raise OperandTypeError(explain("config", got=type(given).__name__, expected="a Plan of planning.gemm"))
-    tiling = {name: getattr(given.config, name) for name in _TILING}
+    tiling = given.config.tiling
+    if tiling["store"] == "tma":
+        del tiling["store"]  # the problem decides whether TMA can
     config = problem.config(arch, given.swap, **tiling)
-    if given.config.store == "direct":
-        config = dataclasses.replace(config, store="direct")
     steps = -(-problem.k // config.tile_k)
     reason = can_run(problem) or can_implement(config)
     if not reason and config.split_k > steps:

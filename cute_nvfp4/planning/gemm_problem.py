@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import explain
 from ..formats import FORMATS
-from ..kernels.gemm.config import OUT_BYTES, QUANTIZED, TILE_BYTES, GemmConfig
+from ..kernels.gemm.config import OUT_BYTES, QUANTIZED, TILE_BYTES, GemmConfig, GemmSignature
 from ..target import Architecture
 from .gemm_model import Minimum, minimum
 
@@ -15,34 +16,16 @@ INT32_MAX = 2**31 - 1
 MAX_STRIDE = (1 << 40) - 16
 """Largest stride of a tensor map, in bytes (CUDA driver API, cuTensorMapEncodeTiled)."""
 _SMALLEST_TILE = 128 * 64
-_OTHER = {"": "", "n": "m", "m": "n"}
 
 
 @dataclass(frozen=True)
-class GemmProblem:
-    """What the choice depends on. C (L, M, N) = A (L, M, K) · B (L, N, K)ᵀ, or ``products`` of them with one A.
-
-    a_format, b_format: names of formats; out: dtype name; out_major: contiguous dimension of the output, "n" or "m";
-    vector: whether its rows (columns, for "m") start at multiples of 16 bytes; bias: "" or the dimension it lies along;
-    factors: numbers on the device that multiply alpha; gate: what joins two products; interleaved: whether their two B
-    alternate in one (``GemmConfig.interleaved``). out "nvfp4": quantized.
-    """
+class GemmProblem(GemmSignature):
+    """What the choice depends on: C (L, M, N) = A (L, M, K) · B (L, N, K)ᵀ and its signature."""
 
     m: int
     n: int
     k: int
     batch: int = 1
-    a_format: str = "nvfp4"
-    b_format: str = "nvfp4"
-    out: str = "float16"
-    out_major: str = "n"
-    vector: bool = True
-    bias: str = ""
-    bias_dtype: str = "float32"
-    factors: int = 0
-    products: int = 1
-    gate: str = ""
-    interleaved: bool = False
 
     def kernel_mn(self, swap: bool) -> tuple[int, int]:
         """M and N as the kernel sees them."""
@@ -62,26 +45,13 @@ class GemmProblem:
             products=self.products,
         )
 
-    def config(self, arch: Architecture, swap: bool, **tiling: object) -> GemmConfig:
-        """The configuration with this tiling: with ``swap`` the kernel computes Cᵀ = B · Aᵀ, so formats, the output's
-        contiguous dimension and the bias's change places. The store is by TMA wherever TMA can do it."""
-        fields = {
-            "a_format": self.b_format if swap else self.a_format,
-            "b_format": self.a_format if swap else self.b_format,
-            "out": self.out,
-            "out_major": _OTHER[self.out_major] if swap else self.out_major,
-            "vector": self.vector,
-            "bias": _OTHER[self.bias] if swap else self.bias,
-            "bias_dtype": self.bias_dtype,
-            "factors": self.factors,
-            "products": self.products,
-            "gate": self.gate,
-            "shared": "b" if swap and self.products == 2 else "a",
-            "interleaved": self.interleaved,
-        }
-        by_tma = self.vector and fields["out_major"] == "n" and self.out != QUANTIZED
-        fields["store"] = "tma" if by_tma else "direct"
-        return GemmConfig(**{**fields, "arch": arch, **tiling})
+    def config(self, arch: Architecture, swap: bool, **tiling: Any) -> GemmConfig:
+        """The configuration with this tiling; ``swap``: for a kernel that computes Cᵀ = B · Aᵀ. The store is by TMA
+        wherever TMA can do it."""
+        signature = self.signature(swap)
+        by_tma = self.vector and signature["out_major"] == "n" and self.out != QUANTIZED
+        tiling = {"store": "tma" if by_tma else "direct", **tiling}
+        return GemmConfig(arch=arch, shared="b" if swap and self.products == 2 else "a", **signature, **tiling)
 
 
 @dataclass(frozen=True)

@@ -19,14 +19,12 @@ from typing import Any
 from platformdirs import user_config_path
 
 from ..errors import CuteNvfp4Error
-from ..kernels.gemm.config import can_implement
+from ..kernels.gemm.config import TILING, can_implement
 from ..target import ARCHITECTURES, Architecture
 from .gemm_problem import GemmProblem, Plan, can_run
 
 TABLE_VARIABLE = "CUTE_NVFP4_GEMM_TABLE"
 VERSION = 1
-TILING = ("tile_n", "pair", "cluster", "split_k", "stages", "acc_stages", "scheduler", "raster", "store")
-"""Fields of a configuration that an entry keeps; all others follow from the problem."""
 _NEEDED = {"device", "arch", "sm_count", "problem", "plan", "us", "note"}
 
 
@@ -90,8 +88,7 @@ def lookup(problem: GemmProblem, arch: Architecture, sm_count: int, device: str 
 def _applied(entry: Entry, problem: GemmProblem) -> Plan:
     """The entry's plan with the bias, factors and gate of ``problem``."""
     config = entry.plan.config
-    tiling = {name: getattr(config, name) for name in TILING}
-    plan = dataclasses.replace(entry.plan, config=problem.config(config.arch, entry.plan.swap, **tiling))
+    plan = dataclasses.replace(entry.plan, config=problem.config(config.arch, entry.plan.swap, **config.tiling))
     reason = can_implement(plan.config)
     if reason:
         raise TableError(f"the plan of {path()} for {problem} cannot run: {reason}")
@@ -210,8 +207,7 @@ def store(entry: Entry) -> Path:
 
 def _raw(entry: Entry) -> dict:
     config = entry.plan.config
-    plan = {name: getattr(config, name) for name in TILING}
-    plan |= {"cluster": list(config.cluster), "swap": entry.plan.swap, "workers": entry.plan.workers}
+    plan = config.tiling | {"cluster": list(config.cluster), "swap": entry.plan.swap, "workers": entry.plan.workers}
     return {
         "device": entry.device,
         "arch": entry.arch,

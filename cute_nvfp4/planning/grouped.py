@@ -10,34 +10,28 @@ import dataclasses
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..errors import OperandError, OperandTypeError, explain
-from ..kernels.gemm.config import CTA_ROWS, SPLITS, TILE_N, GemmConfig
+from ..kernels.gemm.config import CTA_ROWS, SPLITS, TILE_N, GemmConfig, GemmSignature
 from ..kernels.gemm.grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, GroupedConfig, can_implement_grouped
 from ..target import Architecture
 from .gemm_model import predict, traffic
-from .gemm_problem import INT32_MAX, GemmProblem, Plan
+from .gemm_problem import INT32_MAX, Plan
 from .rates import concurrent_clusters
-
-_TILING = ("tile_n", "pair", "cluster", "split_k", "stages", "acc_stages", "scheduler", "raster")
 
 
 @dataclass(frozen=True)
-class GroupedProblem:
-    """What the choice depends on.
+class GroupedProblem(GemmSignature):
+    """What the choice depends on, with the signature of all groups.
 
     sizes: (m, n, k) of each group that has rows; in the contiguous form, where offsets deal rows to ``stack`` groups,
-    of one problem of all rows. The rest as in ``GemmProblem``.
+    of one problem of all rows.
     """
 
     sizes: tuple[tuple[int, int, int], ...]
-    a_format: str = "nvfp4"
-    b_format: str = "nvfp4"
-    out: str = "float16"
-    vector: bool = True
-    factors: int = 0
     stack: int = 0
 
     @property
@@ -46,24 +40,20 @@ class GroupedProblem:
             return "shared"
         return "parameters" if len(self.sizes) <= PARAMETER_GROUPS else "workspace"
 
-    def config(self, arch: Architecture, swap: bool, maps: str = "", **tiling: object) -> GroupedConfig:
-        """The configuration with this tiling, for maps of this kind ("": the usual for so many groups)."""
+    def config(self, arch: Architecture, swap: bool, maps: str = "", **tiling: Any) -> GroupedConfig:
+        """The configuration with this tiling, for maps of this kind ("": the default for so many groups)."""
         maps = maps or self.maps
         groups = self.stack or len(self.sizes)
-        # powers of two, so that few kernels serve all numbers of groups
-        slots = 1 << (groups - 1).bit_length() if maps == "parameters" else 0
-        rounded = 1 << (-(-groups // WINDOW) - 1).bit_length()
-        base = GemmProblem(
-            *self.sizes[0],
-            a_format=self.a_format,
-            b_format=self.b_format,
-            out=self.out,
-            vector=self.vector,
-            factors=self.factors,
-        ).config(arch, swap, **tiling)
-        fields = {name: getattr(base, name) for name in GemmConfig.__dataclass_fields__}
-        fields |= {"store": "direct", "maps": maps, "slots": slots, "capacity": WINDOW * rounded}
-        return GroupedConfig(**fields, ragged=("b" if swap else "a") if maps == "shared" else "")
+        return GroupedConfig(
+            arch=arch,
+            maps=maps,
+            # powers of two, so that few kernels serve all numbers of groups
+            slots=1 << (groups - 1).bit_length() if maps == "parameters" else 0,
+            capacity=WINDOW << (-(-groups // WINDOW) - 1).bit_length(),
+            ragged=("b" if swap else "a") if maps == "shared" else "",
+            **self.signature(swap),
+            **tiling,
+        )
 
     @property
     def expected(self) -> tuple[tuple[int, int, int], ...]:
@@ -130,7 +120,7 @@ def plan_for_groups(problem: GroupedProblem, arch: Architecture, sm_count: int, 
         return choose_grouped(problem, arch, sm_count)
     if not isinstance(given, Plan):
         raise OperandTypeError(explain("config", got=type(given).__name__, expected="a Plan of planning.gemm"))
-    tiling = {name: getattr(given.config, name) for name in _TILING}
+    tiling = given.config.tiling | {"store": "direct"}
     # maps in a workspace serve few groups too
     maps = "workspace" if given.config.maps == "workspace" and not problem.stack else ""
     config = problem.config(arch, given.swap, maps, **tiling)

@@ -1,59 +1,170 @@
-"""The variants of the fused quantization kernels: which x they read as it lies, and how many threads they take."""
+"""Which requests the quantization kernels take, and which variant runs a request, on how many CTAs."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import dataclasses
+import functools
+from dataclasses import dataclass
 
-import torch
+from ..errors import OperandError, explain
+from ..formats import Format
+from ..kernels.quantize.arguments import Walk
+from ..kernels.quantize.config import ITEM_BYTES, ROW_STEP, WARP, WARP_ROWS, QuantizeConfig
+from ..quantization.rules import Rule
+from ..scale_layout import ATOM_COLS, ATOM_ROWS
+from ..target import Architecture
 
-from ..kernels.quantize.config import ROW_STEP, WARP, WARP_ROWS, QuantizeConfig
-from ..scale_layout import ATOM_ROWS
-
-# bytes that a lane takes together where elements are rotated
+_MAX_GRID, _INT32_MAX = 65535, 2**31 - 1
+_FORMATS = {("e2m1", "e4m3", 16), ("e2m1", "ue8m0", 32), ("e4m3", "ue8m0", 32), ("e5m2", "ue8m0", 32)}
+_CHOICES = {"e4m3": ("", "mse", "mae", "abs_max", "optimal"), "ue8m0": ("",)}
+# how many CTAs share a place on a multiprocessor, one after the other; for 4/6 by sums; and for searches, whose work
+# tiles take more or less time: more CTAs even that out
+_WAVES, _WAVES_OF_SUMS, _WAVES_OF_SEARCHES = 2, 1, 8
+# warps of a CTA of the amax kernel, and its CTAs on a multiprocessor
+_AMAX_WARPS, _AMAX_CTAS = 8, 8
+# bytes of a row that a lane of the amax kernel takes together where elements are rotated
 _RUN = 64
 
 
-class Variant(NamedTuple):
-    """rotation: elements that are rotated together, 0 for none; tile: square tiles; transposed: K is strided."""
+@dataclass(frozen=True)
+class QuantizeProblem:
+    """What the choice depends on: ``batch`` matrices of (rows, k), and what becomes of them.
 
+    dtype: of x. alignment: power of two, 32 at most, that divides the address of every row of x in memory.
+    scale_layout: "blocked" or "rowmajor". global_scale: "none", "given", or "amax" where the kernels compute it.
+    rotation: how many elements are rotated together, 0 for none. tile: square tiles. transposed: K is the strided
+    dimension of x, which is read where it lies.
+    """
+
+    format: Format
+    rule: Rule
+    rows: int
+    k: int
+    batch: int = 1
+    dtype: str = "bfloat16"
+    alignment: int = 32
+    scale_layout: str = "blocked"
+    global_scale: str = "given"
+    stochastic: bool = False
     rotation: int = 0
     tile: bool = False
     transposed: bool = False
 
     @property
-    def reads_rows(self) -> bool:
-        """Whether :class:`kernels.quantize.row.Quantize` does it, row after row."""
-        return not (self.tile or self.transposed)
+    def columns(self) -> int:
+        """Blocks of a row."""
+        return self.format.scale_columns(self.k)
 
 
-PLAIN = Variant()
+@dataclass(frozen=True)
+class AmaxPlan:
+    """A way to find the largest magnitude: ``rows`` of ``row_bytes`` in memory, ``chunks`` of each row, CTAs."""
+
+    config: QuantizeConfig
+    rows: int
+    row_bytes: int
+    chunks: int
+    ctas: int
 
 
-def lies_transposed(x: torch.Tensor, tile: bool, choice: str) -> bool:
-    """Whether ``x`` (L, MN, K) is read where it lies, K strided: MN contiguous, rows of words, whole and aligned.
+@dataclass(frozen=True)
+class QuantizePlan:
+    """A way to run a problem: a variant of the kernel, CTAs for each matrix, and the pass before it, if any."""
 
-    4/6 of tiles is not: its sums have an order that lanes would have to wait for. Nor are searches.
+    config: QuantizeConfig
+    ctas: int
+    walk: Walk
+    amax: AmaxPlan | None
+
+
+def can_implement(problem: QuantizeProblem) -> str:
+    """Why the kernels cannot run ``problem``, or an empty string."""
+    format, rule, k = problem.format, problem.rule, problem.k
+    if (format.element, format.scale, format.block) not in _FORMATS:
+        return explain("format for the fused kernels", got=format.name, expected="nvfp4, mxfp4 or mxfp8")
+    if rule.choice not in _CHOICES[format.scale]:
+        expected = "one that does not search, or optimal for nvfp4"
+        return explain("rule for the fused kernels", got=repr(rule.name), expected=expected)
+    if problem.tile and rule.choice == "optimal":
+        return explain("block_2d for the fused kernels", got="rule 'optimal'", expected="a rule that does not search")
+    if problem.rotation and format.block % problem.rotation:
+        expected = f"{format.block} or smaller"
+        return explain("size of a rotation for the fused kernels", got=problem.rotation, expected=expected)
+    if k % format.block:
+        return explain(f"K of {format.name}", got=k, expected=f"a multiple of {format.block}")
+    if problem.batch > _MAX_GRID:
+        return explain("matrices for the fused kernels", got=problem.batch, expected=f"at most {_MAX_GRID}")
+    scales = -(-problem.rows // ATOM_ROWS) * ATOM_ROWS * -(-k // 64) * 4
+    if max(scales, k * 4) > _INT32_MAX:
+        expected = f"at most {_INT32_MAX} scales"
+        return explain("x for the fused kernels", got=f"{problem.rows} x {k}", expected=expected)
+    return ""
+
+
+def choose(problem: QuantizeProblem, arch: Architecture, sm_count: int) -> QuantizePlan:
+    """The plan for ``problem`` on ``sm_count`` multiprocessors of ``arch``.
+
+    Raises:
+        OperandError: the kernels cannot run it.
     """
-    size = x.element_size()
-    if x.stride(2) == 1 or x.stride(1) != 1 or x.shape[1] == 1 or (tile and choice) or choice == "optimal":
-        return False
-    places = [x.data_ptr(), x.shape[1] * size, x.stride(2) * size, x.stride(0) * size if x.shape[0] > 1 else 0]
-    return x.stride(2) > 0 and x.shape[1] * size < 2**31 and not any(place % 4 for place in places)
+    reason = can_implement(problem)
+    if reason:
+        raise OperandError(reason)
+    config = _config(problem, arch)
+    places = sm_count // problem.batch
+    ctas, walk = _grid(problem, config, places)
+    return QuantizePlan(config, ctas, walk, _amax(problem, config, places) if config.global_scale == "amax" else None)
 
 
-def threads(config: QuantizeConfig, rows: int, columns: int) -> tuple[int, int, int]:
-    """What ``steps`` of the kernel begins with, and how many blocks of threads have work, for a matrix."""
-    atoms = -(-rows // ATOM_ROWS)
-    if config.transposed:
-        tasks = atoms * -(-columns // config.blocks_along_k)
-        return atoms, tasks, tasks
-    chunks = -(-columns // (WARP // WARP_ROWS))
-    units = chunks * atoms * (ROW_STEP // config.block)
-    return chunks, units, -(-units // config.warps)
+@functools.lru_cache(maxsize=1024)
+def _config(problem: QuantizeProblem, arch: Architecture) -> QuantizeConfig:
+    format, rule = problem.format, problem.rule
+    reads_rows = not (problem.tile or problem.transposed)
+    config = QuantizeConfig(
+        arch=arch,
+        element=format.element,
+        scale=format.scale,
+        block=format.block,
+        top=format.max_value if rule.max_code is None else rule.max_code,
+        min_scale=rule.min_scale,
+        exponent=rule.exponent,
+        choice=rule.choice,
+        full_scale=rule.full_scale,
+        dtype=problem.dtype,
+        hadamard=problem.rotation,
+        tile=problem.tile,
+        transposed=problem.transposed,
+        global_scale=problem.global_scale,
+        stochastic=problem.stochastic,
+        layout=problem.scale_layout,
+        scale_word=problem.columns % ATOM_COLS == 0,
+        ragged=reads_rows and (problem.rows % ATOM_ROWS != 0 or problem.columns % WARP != 0),
+        bulk=problem.alignment >= 16 and reads_rows,
+        vector_bytes=4 if problem.transposed else min(arch.vector_bytes, problem.alignment),
+    )
+    return dataclasses.replace(config, min_blocks=_resident_rows(config) if reads_rows else _resident_others(config))
 
 
-def resident(config: QuantizeConfig) -> int:
-    """Blocks of threads that are to fit on a multiprocessor: as registers allow."""
+def _resident_rows(config: QuantizeConfig) -> int:
+    """CTAs of the kernel of rows that are to fit on a multiprocessor: as shared memory allows, and registers."""
+    shared = config.warps * (WARP_ROWS * WARP * config.block_bytes + 8 * WARP_ROWS) + 2048
+    # the system takes a kilobyte of each CTA's
+    most = (config.arch.shared_bytes + 1024) // (shared + 1024) if config.bulk else 16
+    if config.searches:
+        # where four would spill registers
+        wanted = 3 if config.ragged or config.stochastic or config.item_bytes == 4 else 4
+    elif config.stochastic:
+        wanted = 3
+    elif config.has_usual_way:
+        # for 4/6 more registers are worth more than more warps
+        wanted = 4 if config.choice else 10
+    else:
+        wanted = 6
+    return min(wanted, most)
+
+
+def _resident_others(config: QuantizeConfig) -> int:
+    """The same of the kernels of tiles and of transposed reads: as registers allow."""
     if config.stochastic:
         return 2
     if config.transposed:
@@ -61,25 +172,49 @@ def resident(config: QuantizeConfig) -> int:
     return 4 if config.has_usual_way and not config.choice else 3
 
 
-def walk(x: torch.Tensor, config: QuantizeConfig, alignment: int) -> tuple[torch.Tensor, QuantizeConfig, int, int, int]:
-    """How the kernel of the first pass goes through ``x``.
+def _grid(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> tuple[int, Walk]:
+    """CTAs for a matrix, no more than have work, and how they walk it on ``places`` multiprocessors."""
+    atoms, columns = -(-problem.rows // ATOM_ROWS), problem.columns
+    waves = _WAVES
+    if config.transposed:
+        # a CTA takes an atom's rows of as many blocks as it has room for
+        inner, count = atoms, atoms * -(-columns // config.blocks_along_k)
+        busy = count
+    elif config.tile:
+        # a warp takes a work tile
+        inner = -(-columns // (WARP // WARP_ROWS))
+        count = inner * atoms * (ROW_STEP // config.block)
+        busy = -(-count // config.warps)
+    else:
+        inner = -(-columns // WARP)
+        count = busy = inner * atoms * (ROW_STEP // config.warps)
+        if config.searches:
+            waves = _WAVES_OF_SEARCHES
+        elif config.defers and config.choice != "abs_max":
+            waves = _WAVES_OF_SUMS
+    ctas = max(1, min(busy, waves * config.min_blocks * places))
+    if config.transposed or config.tile:
+        return ctas, Walk(inner, count, 0, 0)
+    return ctas, Walk(inner, count, ctas // inner, ctas % inner)
 
-    Returns what it is to be told of (rows and their strides are those of memory), its configuration, the number of
-    rows, their bytes, and the pieces of a row. ``alignment``: of the rows of memory.
-    """
-    transposed = config.transposed and config.hadamard > 0
-    view = x.transpose(1, 2) if config.transposed else x
-    row_bytes = view.shape[2] * x.element_size()
-    width = min(alignment, row_bytes & -row_bytes, 16)
+
+def _amax(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> AmaxPlan:
+    """How the pass before ``config``'s finds the largest magnitude of x, rotated if so configured."""
+    # a rotation of a transposed read needs all rows of a block at once; else rows of memory will do
+    by_blocks = config.transposed and config.hadamard > 0
+    rows, length = (problem.k, problem.rows) if config.transposed else (problem.rows, problem.k)
+    row_bytes = length * ITEM_BYTES[problem.dtype]
+    width = min(problem.alignment, row_bytes & -row_bytes, 16)
     found = QuantizeConfig(
         arch=config.arch,
         dtype=config.dtype,
         hadamard=config.hadamard,
-        transposed=transposed,
-        vector_bytes=4 if transposed else width,
-        warps=8,
+        transposed=by_blocks,
+        vector_bytes=4 if by_blocks else width,
+        warps=_AMAX_WARPS,
     )
-    if transposed:
-        return view, found, view.shape[1] // config.block, row_bytes, -(-row_bytes // (4 * WARP))
-    piece = WARP * (_RUN if config.hadamard else 4 * width)
-    return view, found, view.shape[1], row_bytes, -(-row_bytes // piece)
+    lane_bytes = 4 if by_blocks else _RUN if config.hadamard else 4 * width
+    rows = rows // config.block if by_blocks else rows
+    chunks = -(-row_bytes // (WARP * lane_bytes))
+    ctas = max(1, min(-(-rows * chunks // _AMAX_WARPS), _AMAX_CTAS * places))
+    return AmaxPlan(found, rows, row_bytes, chunks, ctas)

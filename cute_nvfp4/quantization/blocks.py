@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from cute_nvfp4 import formats
-from cute_nvfp4.formats import Format
+from cute_nvfp4.formats import LARGEST_GLOBAL_SCALE, SMALLEST_GLOBAL_SCALE, Format
 from cute_nvfp4.quantization.mx import mx_scale_codes, power_of_two
 from cute_nvfp4.quantization.rounding import (
     _BIAS,
@@ -29,9 +29,6 @@ from cute_nvfp4.quantization.rules import Rule
 
 __all__ = ["GlobalScale", "Request", "global_scale_from_amax", "ordered_sum", "quantize_blocks"]
 
-# a global scale between these neither over- nor underflows anything that is computed with it
-SMALLEST_GLOBAL_SCALE = 2.0**-100
-LARGEST_GLOBAL_SCALE = 2.0**118
 _NAN_E4M3, _NAN_UE8M0 = 0x7F, 0xFF
 _LANES = 8
 

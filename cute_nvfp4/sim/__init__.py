@@ -29,14 +29,15 @@ from cute_nvfp4.sim.errors import (
     UninitializedRead,
     UnsupportedInstruction,
 )
-from cute_nvfp4.sim.frontend.host import HostModule, Launch
-from cute_nvfp4.sim.frontend.program import Program
-from cute_nvfp4.sim.frontend.regions import GlobalMemory
-from cute_nvfp4.sim.machine.executor import run
-from cute_nvfp4.sim.machine.result import EngineCounter, MemoryCounter, MmaCounter, Result, WaitCounter
+from cute_nvfp4.sim.host.module import HostModule
+from cute_nvfp4.sim.machine.global_memory import GlobalMemory
+from cute_nvfp4.sim.machine.launch import Launch
 from cute_nvfp4.sim.machine.schedule import Schedule, adversarial
 from cute_nvfp4.sim.observe.l2 import L2Traffic
+from cute_nvfp4.sim.observe.result import EngineCounter, MemoryCounter, MmaCounter, Result, WaitCounter
 from cute_nvfp4.sim.observe.trace import Trace
+from cute_nvfp4.sim.program import Program
+from cute_nvfp4.sim.runner import run
 
 __all__ = [
     "BrokenRule",

@@ -13,6 +13,7 @@ import datetime
 import os
 import platform
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ import ptx_kernels
 from gemv_problems import Case, Problem, check, make
 from recordings import Recorder
 
-from cute_nvfp4.ops import gemv as ops
+from cute_nvfp4.runtime import kernel as running
 from cute_nvfp4.runtime import launch
 from cute_nvfp4.runtime.compile import CompiledKernel
 from cute_nvfp4.target import Target
@@ -63,16 +64,13 @@ def record_gemv(recorder: Recorder, case: Case, backend: str) -> None:
     def recording_launcher(kernel: CompiledKernel, target: Target, types: tuple):
         runs = launch.launcher(kernel, target, types)
 
-        def launches(values: list, _: dict) -> None:
-            tensors = ops._tensors(problem.a, problem.b, problem.out)
+        def launches(values: list, tensors: Callable[[], launch.Tensors]) -> None:
             notes = {"case": str(case), "alpha": case.alpha, "kind": "gemv"}
-            recorder.record(f"gemv {case}", kernel, types, values, tensors, lambda: runs(values, tensors), **notes)
+            recorder.record(f"gemv {case}", kernel, types, values, tensors(), lambda: runs(values, tensors), **notes)
 
         return launches
 
-    # without the plans that gemv() keeps, which hold launchers
-    plan = mock.patch.object(ops, "_plan", ops._plan.__wrapped__)
-    with plan, mock.patch.object(ops, "launcher", recording_launcher):
+    with mock.patch.object(running, "launcher", recording_launcher):
         check(problem, problem.run(backend))
 
 
@@ -91,9 +89,9 @@ def record_instructions(recorder: Recorder, body: str, rows: int, backend: str, 
     def recording_launcher(kernel_: CompiledKernel, backend_: str):
         runs = actual(kernel_, backend_)
 
-        def launches(values: list, tensors: dict) -> None:
+        def launches(values: list, tensors: Callable[[], launch.Tensors]) -> None:
             types = ptx_kernels.ARGUMENT_TYPES
-            recorder.record(f"ptx {body}", kernel_, types, values, tensors, lambda: runs(values, tensors), kind="ptx")
+            recorder.record(f"ptx {body}", kernel_, types, values, tensors(), lambda: runs(values, tensors), kind="ptx")
 
         return launches
 

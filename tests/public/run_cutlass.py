@@ -62,7 +62,7 @@ def run(program: Program, checkout: Path, options: list[str], scale: float) -> O
 
 
 def _run(out: Outcome, program: Program, path: Path, report: Path, options: list[str], limit: float) -> None:
-    command = [sys.executable, "-m", "cute_nvfp4.sim", "--arch", program.arch, "--json", str(report), *options]
+    command = [sys.executable, "-m", "cute_nvfp4", "sim", "--arch", program.arch, "--json", str(report), *options]
     begin = time.perf_counter()
     try:
         done = subprocess.run(

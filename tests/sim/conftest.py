@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import backends
 import pytest
+import sampling
 import torch
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """Tests that take ``arch`` run for each architecture in turn; on a GPU for the one it has."""
-    named = [x for mark in metafunc.definition.iter_markers("parametrize") for x in _names(mark.args[0])]
-    if "arch" in metafunc.fixturenames and "arch" not in named:
+    marks = metafunc.definition.iter_markers("parametrize")
+    if "arch" in metafunc.fixturenames and not any("arch" in sampling.names(mark) for mark in marks):
         metafunc.parametrize("arch", backends.architectures(), indirect=True)
-
-
-def _names(argument: str | tuple[str, ...] | list[str]) -> list[str]:
-    return [x.strip() for x in argument.split(",")] if isinstance(argument, str) else list(argument)
 
 
 @pytest.fixture
@@ -33,6 +30,8 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def poison(*args: object, **options: object) -> torch.Tensor:
         out = empty(*args, **options)
-        return out.fill_(0xA5 if out.dtype is torch.uint8 else float("nan"))
+        if out.is_floating_point():
+            return out.fill_(float("nan"))
+        return out.fill_(0xA5) if out.dtype is torch.uint8 else out
 
     monkeypatch.setattr(torch, "empty", poison)

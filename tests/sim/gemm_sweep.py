@@ -35,7 +35,6 @@ from gemm_structures import Pairs, random_case, structures
 
 import cute_nvfp4.runtime.compile
 from cute_nvfp4 import simulating
-from cute_nvfp4.ops import gemm as ops
 from cute_nvfp4.runtime import launch
 from cute_nvfp4.sim import Schedule, adversarial
 
@@ -58,7 +57,6 @@ class Outcome:
 
 def forget() -> None:
     """Drops compiled kernels: thousands of them are too many to keep."""
-    ops._plan.cache_clear()
     cute_nvfp4.runtime.compile._memory.clear()
     launch._launchers.clear()
 

@@ -7,8 +7,8 @@ from ptx_lab import wait
 from test_checks import CLUSTER, COPY, INIT, LOADED, finds, go
 
 from cute_nvfp4.sim import CopiesInFlight, MbarrierMisuse, MissingProxyFence, Race, Schedule
-from cute_nvfp4.sim.frontend.host import Launch
 from cute_nvfp4.sim.frontend.model import Instruction, clipped
+from cute_nvfp4.sim.host.module import Launch
 
 HERE = "the mbarrier at shared address 0x800 of CTA (0, 0, 0)"
 END = "bar.sync 1; @%q1 mbarrier.inval.shared.b64 [bar]; bar.sync 2;"

@@ -149,7 +149,7 @@ def test_launch_and_kernel_must_fit() -> None:
     program = Program.parse(module("ret;", 1).replace("{\n", ".reqntid 64, 1, 1\n{\n", 1))
     with pytest.raises(LaunchError, match="parameters of"):
         run(program, Launch("kernel", (1, 1, 1), (64, 1, 1), ()), GlobalMemory())
-    with pytest.raises(LaunchError, match="compiled for blocks of"):
+    with pytest.raises(LaunchError, match="compiled for CTAs of"):
         run(program, Launch("kernel", (1, 1, 1), (32, 1, 1), (bytes(8),)), GlobalMemory())
     with pytest.raises(LaunchError, match="no kernel 'other'"):
         run(program, Launch("other", (1, 1, 1), (64, 1, 1), (bytes(8),)), GlobalMemory())

@@ -16,7 +16,7 @@ from cute_nvfp4.formats import as_bytes
 from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.scale_layout import blocked_bytes, blocked_view
 
-pytestmark = pytest.mark.kernels("sm_100a", "sm_103a")
+pytestmark = [pytest.mark.kernels("sm_100a", "sm_103a"), pytest.mark.sweep]
 BASE = Case(m=140, n=208, k=544, batch=2, alpha=2.0**-8, tile_n=128, exact=True, out="new")
 GUARD = 0xA5
 CASES = {
@@ -56,7 +56,7 @@ def test_bits_of_the_unfused_result(name: str) -> None:
     problem = make(Gated(CASES[name], "gelu_tanh" if name == "pair" else "silu"))
     unfused = problem.run(out_dtype=torch.float32)
     for global_scale in (0.37, float(unfused.abs().max()) / 2688):
-        right = quantize(unfused, "nvfp4", "max", global_scale=global_scale)
+        right = quantize(unfused, "nvfp4", "max", global_scale=global_scale, backend="reference")
         assert right.data.unique().numel() > 4
         out, memory = room(problem, global_scale)
         assert problem.run(out=out) is out
@@ -68,7 +68,7 @@ def test_bits_of_the_unfused_result(name: str) -> None:
 @pytest.mark.parametrize("n", [144, 160])
 def test_data_aligned_to_eight_bytes(n: int) -> None:
     problem = make(Gated(replace(BASE, n=n, batch=1, m=40)))
-    right = quantize(problem.run(out_dtype=torch.float32), "nvfp4", "max", global_scale=0.5)
+    right = quantize(problem.run(out_dtype=torch.float32), "nvfp4", "max", global_scale=0.5, backend="reference")
     out, memory = room(problem, 0.5, offset=8)
     problem.run(out=out)
     assert same(out, right) and (memory[:8] == GUARD).all() and (memory[8 + out.data.numel() :] == GUARD).all()
@@ -85,7 +85,7 @@ def test_scales_from_the_smallest_to_the_largest() -> None:
         problem = make(Gated(replace(BASE, m=33, n=64, batch=1, alpha=2.0**exponent), "relu"))
         unfused = problem.run(out_dtype=torch.float32)
         for global_scale in global_scales:
-            right = quantize(unfused, "nvfp4", "max", global_scale=global_scale)
+            right = quantize(unfused, "nvfp4", "max", global_scale=global_scale, backend="reference")
             assert same(problem.run(out_global_scale=global_scale), right)
             seen |= set(right.rowmajor_scale().flatten().tolist())
     assert {0, 1, 7, 8, 0x7E} <= seen, sorted(seen)
@@ -100,6 +100,7 @@ def test_a_global_scale_out_of_range_is_nan(global_scale: float) -> None:
         "nvfp4",
         "max",
         global_scale=torch.tensor(global_scale, device=backends.device()),
+        backend="reference",
     )
     assert same(made, right)
     assert made.rowmajor_scale().eq(0x7F).all() and not as_bytes(made.blocked_scale()).eq(0x7F).all()
@@ -118,7 +119,7 @@ def test_infinity_and_nan_poison_their_blocks(bad: float) -> None:
         problem = replace(problem, alpha=2.0**120)
     unfused = problem.run(out_dtype=torch.float32)
     assert unfused.isfinite().any() and not unfused.isfinite().all() and scale.numel()
-    right = quantize(unfused, "nvfp4", "max", global_scale=1.0)
+    right = quantize(unfused, "nvfp4", "max", global_scale=1.0, backend="reference")
     assert same(problem.run(out_global_scale=1.0), right)
 
 
@@ -130,8 +131,13 @@ def test_the_next_product_takes_it() -> None:
     down = make(Gated(replace(BASE, m=16, n=96, k=512, batch=0))).alone[0]
     hidden = problem.run(out_global_scale=scale)
     fused = gemm(hidden, down, out_dtype=torch.float32)
-    assert same(hidden, quantize(unfused, "nvfp4", "max", global_scale=scale)) and fused.isfinite().all()
-    assert fused.equal(gemm(quantize(unfused, "nvfp4", "max", global_scale=scale), down, out_dtype=torch.float32))
+    assert (
+        same(hidden, quantize(unfused, "nvfp4", "max", global_scale=scale, backend="reference"))
+        and fused.isfinite().all()
+    )
+    assert fused.equal(
+        gemm(quantize(unfused, "nvfp4", "max", global_scale=scale, backend="reference"), down, out_dtype=torch.float32)
+    )
 
 
 def test_reference_backend() -> None:

@@ -11,7 +11,7 @@ from gemv_problems import DTYPES, LAYOUTS, TEN_SHAPES, Case, make, random_cases
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.reference import gemv_reference
 
-pytestmark = pytest.mark.kernels
+pytestmark = [pytest.mark.kernels, pytest.mark.sweep]
 
 
 def check(case: Case) -> None:

@@ -9,10 +9,10 @@ from quantize_problems import DTYPES, PAIRS, differences, edges, fused, near_tie
 
 from cute_nvfp4.errors import OperandError, TargetError
 from cute_nvfp4.formats import Format
-from cute_nvfp4.ops import fused_quantize as ops
+from cute_nvfp4.planning.quantize import QuantizeProblem, can_implement
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
 
-pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned")]
+pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
 FOUR_SIX = ("four_six_mse", "four_six_mae", "four_six_abs_max")
 
 
@@ -158,13 +158,16 @@ def test_repeats_bit_for_bit(arch: str) -> None:
 def test_what_is_refused() -> None:
     x = torch.ones(1, 4, 64, dtype=torch.bfloat16)
     nvfp4 = resolve_format("nvfp4")
-    with pytest.raises(OperandError, match="rule for the fused kernels: got 'hessian', expected one that does not"):
-        fused(x, "nvfp4", "hessian")
+    with pytest.raises(OperandError, match="hessian with backend='sim'"):
+        fused(x, "nvfp4", "hessian", hessian=torch.ones(4, 64))
     with pytest.raises(OperandError, match="K of nvfp4: got 40"):
         fused(x[..., :40], "nvfp4", "max")
     odd = Format("nvfp4_b32", "e2m1", 32, "e4m3", True)
     with pytest.raises(OperandError, match="format for the fused kernels: got nvfp4_b32"):
-        ops.quantize_fused(x, odd, resolve_rule("max", nvfp4))
+        fused(x, odd, "max")
     with pytest.raises(TargetError, match="backend='cuda': got cpu"):
         fused(x, "nvfp4", "max", backend="cuda")
-    assert ops.why_not_fused((70000, 4, 64), nvfp4, resolve_rule("max", nvfp4)).startswith("matrices for the fused")
+    many = QuantizeProblem(nvfp4, resolve_rule("max", nvfp4), 4, 64, batch=70000)
+    assert can_implement(many).startswith("matrices for the fused")
+    rule = resolve_rule("hessian", nvfp4)
+    assert can_implement(QuantizeProblem(nvfp4, rule, 4, 64)).startswith("rule for the fused kernels: got 'hessian'")

@@ -1,4 +1,4 @@
-"""``quantize`` with the fused kernels behind it: the same bits as torch, or a reason."""
+"""``quantize`` with the kernels behind it: the same bits as the reference, or a reason."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import backends
 import pytest
 import torch
 
-from cute_nvfp4 import quantize
+from cute_nvfp4 import quantize, simulating
 from cute_nvfp4.errors import OperandError, TargetError
 from cute_nvfp4.formats import as_bytes
 from cute_nvfp4.ops.quantize import explain_backend
 from cute_nvfp4.quantization.hadamard import Hadamard
 
-pytestmark = pytest.mark.kernels
+pytestmark = [pytest.mark.kernels, pytest.mark.sweep]
 REFUSES = pytest.mark.sim_only("refuses CPU tensors")
 
 
@@ -31,11 +31,11 @@ REFUSES = pytest.mark.sim_only("refuses CPU tensors")
     ],
 )
 @pytest.mark.parametrize("shape", [(144, 96), (2, 64, 160)])
-def test_the_bits_of_the_torch_backend(options: dict, shape: tuple[int, ...], device: torch.device) -> None:
+def test_the_bits_of_the_reference(options: dict, shape: tuple[int, ...], device: torch.device) -> None:
     x = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(device, torch.bfloat16)
     found, expected = (
         quantize(x, **options, generator=torch.Generator().manual_seed(5) if "rounding" in options else None, backend=b)
-        for b in (backends.backend(), "torch")
+        for b in (backends.backend(), "reference")
     )
     assert found.data.shape == expected.data.shape and found.scale.shape == expected.scale.shape
     assert torch.equal(as_bytes(found.data), as_bytes(expected.data))
@@ -57,21 +57,35 @@ def test_the_bits_of_the_torch_backend(options: dict, shape: tuple[int, ...], de
     ],
 )
 def test_what_the_kernels_cannot_do(options: dict, message: str) -> None:
-    with pytest.raises(OperandError, match=f"{message}.* backend='auto' or 'torch' does it by torch"):
+    with pytest.raises(OperandError, match=f"{message}.* backend='auto' or 'reference' does it by torch"):
         quantize(torch.ones(16, 32), **options, backend="sim")
-    assert explain_backend(torch.ones(16, 32), **options).backend == "torch"
+    assert explain_backend(torch.ones(16, 32), **options).backend == "reference"
 
 
 @REFUSES
 def test_which_backend_runs() -> None:
     x = torch.ones(16, 32)
-    assert explain_backend(x) == ("torch", "x is on cpu; the kernels run on CUDA devices")
-    assert explain_backend(x, backend="torch") == ("torch", "asked for")
+    assert explain_backend(x) == ("sim", "")
+    assert explain_backend(x, backend="reference") == ("reference", "asked for")
     assert explain_backend(x, "mxfp4", "floor", backend="sim", global_scale=None) == ("sim", "")
     with pytest.raises(OperandError, match="rule for nvfp4"):
         explain_backend(x, rule="floor")
     with pytest.raises(TargetError, match="cuda"):
         explain_backend(x, backend="cuda")
+    with pytest.raises(TargetError, match=r"got 'torch', expected one of .* What used to be 'torch' is 'reference'"):
+        quantize(x, backend="torch")
+
+
+@REFUSES
+def test_auto_within_simulating() -> None:
+    """The kernels where they take the request; else torch, and nothing is launched."""
+    x = torch.ones(16, 32)
+    with simulating() as runs:
+        quantize(x)
+        assert [run.name for run in runs] == ["amax", "quantize"]
+        quantize(x, "mxfp4", "optimal")
+        quantize(x, backend="reference")
+    assert len(runs) == 2
 
 
 @REFUSES

@@ -7,10 +7,11 @@ import torch
 from quantize_problems import rules
 
 from cute_nvfp4.kernels.quantize.config import QuantizeConfig
-from cute_nvfp4.ops import fused_quantize as ops
+from cute_nvfp4.ops.quantize_launch import compile_quantize
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
 from cute_nvfp4.runtime.inspection import KernelReport, inspect_cubin
 
+pytestmark = pytest.mark.sweep
 ARCHS = ("sm_100a", "sm_90a")
 KINDS = [*(("nvfp4", rule) for rule in rules("nvfp4")), ("mxfp4", "even"), ("mxfp8_e4m3", "rceil")]
 REGISTERS_OF_A_MULTIPROCESSOR = 65536
@@ -19,7 +20,7 @@ REGISTERS_OF_A_MULTIPROCESSOR = 65536
 def compiled(arch: str, format: str, rule: str, **options: object) -> tuple[KernelReport, QuantizeConfig]:
     resolved = resolve_format(format)
     sizes = {"rows": 8192, "k": 8192} | options
-    kernel, config = ops.compile_quantize(arch, resolved, resolve_rule(rule, resolved), **sizes)
+    kernel, config = compile_quantize(arch, resolved, resolve_rule(rule, resolved), **sizes)
     return inspect_cubin(kernel.cubin, kernel.ptx).kernel, config
 
 

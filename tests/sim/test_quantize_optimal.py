@@ -14,7 +14,7 @@ from cute_nvfp4.kernels.quantize.block import optimal as optimal
 from cute_nvfp4.kernels.quantize.block import search as search
 from cute_nvfp4.runtime import kernel as runtime_kernel
 
-pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned")]
+pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 # one under which no product is a tie, one of few bits, a power of two
 SCALES = (6.1803 / 2688, 93 / 16 / 2688, 2.0**-8)

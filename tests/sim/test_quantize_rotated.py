@@ -10,7 +10,7 @@ from cute_nvfp4.errors import OperandError
 from cute_nvfp4.ops.quantize import dequantize
 from cute_nvfp4.quantization.hadamard import Hadamard
 
-pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned")]
+pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
 KINDS = [
     ("nvfp4", "max"),
     ("nvfp4", "max_normal"),

@@ -6,10 +6,10 @@ import pytest
 import torch
 from quantize_problems import DTYPES, TILE_PAIRS, differences, edges, fused, golden_inputs, near_ties
 
-from cute_nvfp4.ops import fused_quantize as ops
+from cute_nvfp4.planning import quantize as planning
 from cute_nvfp4.quantization.hadamard import Hadamard
 
-pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned")]
+pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
 FOUR_SIX = ("four_six_mse", "four_six_mae", "four_six_abs_max")
 
 
@@ -106,5 +106,5 @@ def test_a_matrix_and_its_transpose(rule: str) -> None:
 @pytest.mark.parametrize("rule", ["max", "four_six_mse"])
 def test_one_block_of_threads_for_all(arch: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes unit after unit; every other grid is somewhere between this one and one unit for each."""
-    monkeypatch.setattr(ops, "_WAVES", 0)
+    monkeypatch.setattr(planning, "_WAVES", 0)
     check(spread(300, 288).bfloat16(), "nvfp4", rule, global_scale="auto")

@@ -6,11 +6,11 @@ import pytest
 import torch
 from quantize_problems import DTYPES, PAIRS, differences, edges, golden_inputs, near_ties
 
-from cute_nvfp4.ops import fused_quantize as ops
-from cute_nvfp4.planning.quantize import lies_transposed
+from cute_nvfp4.ops import quantize_launch as ops
+from cute_nvfp4.planning import quantize as planning
 from cute_nvfp4.quantization.hadamard import Hadamard
 
-pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("poisoned")]
+pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
 
 
 @pytest.fixture
@@ -118,14 +118,14 @@ def test_tiles_of_four_six_are_copied(arch: str) -> None:
 def test_what_is_read_as_it_lies() -> None:
     x = torch.zeros(2, 64, 40, dtype=torch.bfloat16)
     lies = x.transpose(1, 2)
-    assert lies_transposed(lies, False, "mse") and lies_transposed(lies, True, "")
-    assert not lies_transposed(lies, True, "mse") and not lies_transposed(x, False, "")
-    assert not lies_transposed(lies[:, 1:], False, "") and not lies_transposed(lies[:, :39], False, "")
-    assert lies_transposed(lies.float()[:, 1:], False, "") and not lies_transposed(lies[:, ::2], False, "")
+    assert ops.lies_transposed(lies, False, "mse") and ops.lies_transposed(lies, True, "")
+    assert not ops.lies_transposed(lies, True, "mse") and not ops.lies_transposed(x, False, "")
+    assert not ops.lies_transposed(lies[:, 1:], False, "") and not ops.lies_transposed(lies[:, :39], False, "")
+    assert ops.lies_transposed(lies.float()[:, 1:], False, "") and not ops.lies_transposed(lies[:, ::2], False, "")
 
 
 def test_one_block_of_threads_for_all(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes task after task; every other grid is somewhere between this one and one task for each."""
-    monkeypatch.setattr(ops, "_WAVES", 0)
+    monkeypatch.setattr(planning, "_WAVES", 0)
     check(edges(288, 300).bfloat16().t(), "nvfp4", "max", global_scale="auto")
     check(edges(288, 300).t(), "mxfp4", "even")

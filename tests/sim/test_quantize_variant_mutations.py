@@ -9,7 +9,7 @@ import quantize_problems as problems
 import torch
 
 from cute_nvfp4.errors import SimError
-from cute_nvfp4.ops import fused_quantize as ops
+from cute_nvfp4.planning import quantize as planning
 from cute_nvfp4.ptx.encode import HALF_UNIT
 from cute_nvfp4.quantization.hadamard import Hadamard
 
@@ -92,7 +92,7 @@ def run(mutant: Mutant | None, case: Mutant, arch: str, monkeypatch: pytest.Monk
     if options.pop("transposed", False):
         x = x.t()[:, :160]
     if options.pop("one_block", False):
-        monkeypatch.setattr(ops, "_WAVES", 0)
+        monkeypatch.setattr(planning, "_WAVES", 0)
     try:
         different = problems.differences(x, "nvfp4", case.rule, global_scale=scale, **options)
     except SimError as error:

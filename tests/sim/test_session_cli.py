@@ -1,4 +1,4 @@
-"""``python -m cute_nvfp4.sim``: programs run as under plain python, and what the command says and returns."""
+"""``python -m cute_nvfp4 sim``: programs run as under plain python, and what the command says and returns."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def program(tmp_path: Path):
 
 def command(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess:
     environment = os.environ | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-    words = [sys.executable, "-m", "cute_nvfp4.sim", *arguments]
+    words = [sys.executable, "-m", "cute_nvfp4", "sim", *arguments]
     return subprocess.run(words, capture_output=True, text=True, cwd=cwd, env=environment, timeout=120)
 
 

@@ -1,4 +1,4 @@
-"""What ``python -m cute_nvfp4.sim`` tells: counters, traces, JSON, schedules that fail, and errors with what to do."""
+"""What ``python -m cute_nvfp4 sim`` tells: counters, traces, JSON, schedules that fail, and errors with what to do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from cute_nvfp4.cli.sim import EXIT_HAZARD, EXIT_NOT_MODELLED, app
-from cute_nvfp4.cli.sim_counters import _table, number, short_opcode
+from cute_nvfp4.cli.sim_counters import Row, _table, number, short_opcode
 
 HEAD = """
 import cutlass, cutlass.cute as cute, torch
@@ -183,7 +183,7 @@ def test_numbers_and_opcodes_are_short() -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 def test_tables_keep_to_the_width(width) -> None:
     rows = [
-        (f"a_long_name_of_a_file_{i}.py:{i}", "an.opcode" * 9 + " ×12", ("1,234", "999,999", "8")) for i in range(20)
+        Row(f"a_long_name_of_a_file_{i}.py:{i}", "an.opcode" * 9 + " ×12", ("1,234", "999,999", "8")) for i in range(20)
     ]
     lines = list(_table("title", ("ops", "bytes", "per op"), rows, width))
     assert max(map(len, lines)) <= width and lines[-1].strip() == "… and 12 more"

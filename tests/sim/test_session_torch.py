@@ -10,8 +10,9 @@ import torch
 
 from cute_nvfp4.errors import TargetError
 from cute_nvfp4.formats import decode_e2m1, unpack_e2m1
+from cute_nvfp4.runtime.session import simulated_gpu
 from cute_nvfp4.scale_layout import to_blocked
-from cute_nvfp4.sim.session import current_session, simulated_gpu
+from cute_nvfp4.sim.session import current_session
 
 
 @pytest.fixture

@@ -119,10 +119,10 @@ def test_footprints_hold_the_next_buffer_and_both_words():
     one = issue(
         wave, Spec(decoded, 1, False, decode(da), decode(db)), *starts((da, db)), sfa=SFA, sfb=SFB, sf_ids=(2, 2)
     )
-    a, b = (f.units for f in one.footprints(wave) if f.space == "shared")
+    a, b = (f.place for f in one.footprints(wave) if f.space == "shared")
     assert (a[0] < A_AT + 16384).sum() == 2 * 128 and (a[0] >= A_AT + 16384).sum() == 128
     assert b.shape[1] == 3 * 64
-    columns = [f.units[1][0].tolist() for f in one.footprints(wave) if f.space == "tensor" and not f.write]
+    columns = [f.place.columns[0].tolist() for f in one.footprints(wave) if f.space == "tensor" and not f.write]
     assert list(range(SFA, SFA + 8)) in columns and list(range(SFB, SFB + 6)) in columns
 
 

@@ -259,13 +259,13 @@ def test_footprints_cover_what_is_read_and_written():
     spec, desc, _ = dense(wave, "f16", "f16", "f16", 128, 64, group=2, layouts=("128B", "64B"))
     prints = issue(wave, spec, *starts(desc), d=32, enable=True).footprints(wave)
     shared = [f for f in prints if f.space == "shared"]
-    assert sorted((int(f.cta[0]), f.units.shape) for f in shared) == [
+    assert sorted((int(f.cta[0]), f.place.shape) for f in shared) == [
         (c, s) for c in (0, 1) for s in ((1, 64), (1, 128))
     ]
     # with the 128-byte swizzle the 32 bytes of K of eight rows are spread over the eight columns of an atom
-    first = np.sort(shared[0].units[0])[:4] - A_AT
+    first = np.sort(shared[0].place[0])[:4] - A_AT
     assert first.tolist() == [0, 16, 128, 144]
-    tensor = [(f.write, int(f.cta[0]), f.units[0], f.units[1].tolist()) for f in prints if f.space == "tensor"]
+    tensor = [(f.write, int(f.cta[0]), f.place.lanes, f.place.columns.tolist()) for f in prints if f.space == "tensor"]
     columns = [list(range(32, 64))]
     assert tensor == [(w, c, slice(0, 128), columns) for c in (0, 1) for w in (False, True)]
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import gemm_problems
 import pytest
 import torch
 from gemm_problems import Case, make
 
-from cute_nvfp4 import gemm
+from cute_nvfp4 import gemm, simulating
 from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError
 from cute_nvfp4.formats import MXFP4, MXFP8, NVFP4, Format
 from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops import gemm as ops
 from cute_nvfp4.planning.gemm_problem import Plan
+from cute_nvfp4.runtime import kernel
 from cute_nvfp4.scale_layout import to_blocked
 
 M, N, K = 20, 24, 64
@@ -43,16 +45,20 @@ def compiles() -> None:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+def nothing_is_compiled(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[None]:
     """Input is refused before it costs seconds."""
     if "compiles" in request.fixturenames:
+        with simulating():
+            yield
         return
 
-    def compile_gemm(config: GemmConfig) -> None:
-        raise AssertionError(f"{config} was compiled")
+    def build(*args: object, **options: object) -> None:
+        raise AssertionError(f"{options} was compiled")
 
-    monkeypatch.setattr(ops, "compile_gemm", compile_gemm)
-    monkeypatch.setattr(ops, "_plan", ops._plan.__wrapped__)
+    monkeypatch.setattr(kernel, "build", build)
+    monkeypatch.setattr(kernel, "compile_cached", lambda key, builder: builder())
+    with simulating():
+        yield
 
 
 # --- operands
@@ -245,6 +251,8 @@ def test_backends() -> None:
     for text in ("out=new", "out=strided columns,bias=batch,batch=2,alpha=1e-4,alpha_tensor=True,dtype=float16"):
         problem = make(Case.parse(f"m=20,n=24,k=64,{text}"))
         gemm_problems.check(problem, problem.run(backend="reference"))
+    with pytest.raises(OperandError, match=r"config: got a Plan with backend 'reference', .* expected None"):
+        gemm(a, b, config=Plan(GemmConfig(), False, 1), backend="reference")
 
 
 @pytest.mark.parametrize("arch", ["sm_90a"])

@@ -17,8 +17,8 @@ from cute_nvfp4.planning import rates
 from cute_nvfp4.planning.gemm import GemmProblem, candidates, choose, predict_plan
 from cute_nvfp4.planning.gemm_model import minimum, predict, traffic
 from cute_nvfp4.scale_layout import blocked_bytes
-from cute_nvfp4.sim.machine.result import MmaCounter, Result
 from cute_nvfp4.sim.observe.l2 import L2Traffic
+from cute_nvfp4.sim.observe.result import MmaCounter, Result
 from cute_nvfp4.target import ARCHITECTURES
 
 ARCH = ARCHITECTURES["sm_100a"]

@@ -10,12 +10,13 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from cute_nvfp4 import ops
 from cute_nvfp4.cli import tune as command
 from cute_nvfp4.cli.main import app
-from cute_nvfp4.planning import gemm_table, tuning
+from cute_nvfp4.harness import tuning
+from cute_nvfp4.harness.tuning import checked_call, operands
+from cute_nvfp4.planning import gemm_table
 from cute_nvfp4.planning.gemm import GemmProblem, candidates, choose
-from cute_nvfp4.planning.tuning import Timed, checked_call, operands, time_plans
+from cute_nvfp4.planning.tuning import Timed, time_plans
 from cute_nvfp4.target import ARCHITECTURES
 
 ARCH = ARCHITECTURES["sm_100a"]
@@ -86,7 +87,7 @@ def test_wrong_results_are_not_timed(fmt: str, monkeypatch: pytest.MonkeyPatch) 
         assert out.shape == (2, 5, 7) and out.stride(-2) == 1
         out.copy_(exact.to(out.dtype))
 
-    monkeypatch.setattr(ops, "gemm", gemm, raising=False)
+    monkeypatch.setattr(tuning, "gemm", gemm)
     call = checked_call(problem, "a plan", a, b)
     call()
     assert seen == ["a plan"] * 2
@@ -99,7 +100,7 @@ def test_wrong_results_are_not_timed(fmt: str, monkeypatch: pytest.MonkeyPatch) 
         out[:, :4] = exact[:, :4].to(out.dtype)
 
     for bad in (wrong, lazy):
-        monkeypatch.setattr(ops, "gemm", bad, raising=False)
+        monkeypatch.setattr(tuning, "gemm", bad)
         with pytest.raises(ValueError, match="wrong result"):
             checked_call(problem, "a plan", a, b)
 
@@ -162,15 +163,15 @@ def test_without_a_gpu(table: Path) -> None:
 
 
 def test_on_a_gpu_without_tcgen05(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cute_nvfp4 import target
+    from cute_nvfp4.runtime import backend
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    monkeypatch.setattr(target, "_device_architecture", lambda index: ARCHITECTURES["sm_90a"])
-    target._resolve.cache_clear()
+    monkeypatch.setattr(backend, "_device_architecture", lambda *_: ARCHITECTURES["sm_90a"])
+    backend._resolve.cache_clear()
     result = run(*SIZES)
-    target._resolve.cache_clear()
+    backend._resolve.cache_clear()
     assert result.exit_code == 2 and not table.exists()
     assert "cannot time kernels on NVIDIA H200 (sm_90a): they need tcgen05" in result.output
 
@@ -193,7 +194,7 @@ def test_the_model_ranks_and_stores_nothing(table: Path, tmp_path: Path) -> None
 def test_output_and_formats_reach_the_problem() -> None:
     arguments = ("--m", "64", "--n", "100", "--k", "256", "--l", "2", "--format", "mxfp8", "--out", "float32")
     record = json.loads(run(*arguments, "--out-major", "m", "--model", "--json").stdout)
-    problem = GemmProblem(64, 100, 256, 2, "mxfp8", "mxfp8", "float32", "m")
+    problem = GemmProblem(64, 100, 256, 2, a_format="mxfp8", b_format="mxfp8", out="float32", out_major="m")
     assert record["problems"][0]["problem"] == dataclasses.asdict(problem)
     record = json.loads(run("--m", "64", "--n", "100", "--k", "256", "--model", "--json").stdout)
     assert record["problems"][0]["problem"]["vector"] is False

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any
 
 from ...errors import explain
 from ...formats import FORMATS, Format
@@ -59,26 +60,53 @@ _KINDS = {
 _KINDS["mxfp8_e5m2"] = _KINDS["mxfp8"]
 
 
-@dataclass(frozen=True)
-class GemmConfig:
-    """One variant of the kernel: everything the compiled code depends on.
+@dataclass(frozen=True, kw_only=True)
+class GemmSignature:
+    """What a GEMM computes, whatever its sizes: a problem adds sizes to it, a configuration a tiling.
 
-    a_format, b_format: names of formats (the two 8-bit ones may be mixed). tile_n: columns of an output tile; its rows
-    are 128, or 256 with ``pair`` (cta_group::2: two CTAs share an MMA). cluster: CTAs along M and N that share loads by
-    multicast. split_k: CTAs of a cluster that share a tile along K and sum through distributed shared memory.
-    stages, acc_stages: of operands in shared memory and of accumulators in tensor memory; 0 for as many as fit (at most
-    two accumulators). scheduler: "static" (tiles dealt in turn) or "stream_k" (equal shares of all steps along K).
-    raster: the dimension, "m" or "n", along which consecutive tiles lie. out: dtype; out_major: the contiguous
-    dimension of the output, "n" (row-major) or "m"; store: "tma" or "direct"; vector: whether rows of the output
-    start at multiples of 16 bytes. bias: "" or the dimension it lies along; bias_dtype. factors: device scalars
-    that multiply alpha. products: 2 for two matrices B with one A, or (``shared`` "b") two matrices A with one B, each
-    product with an accumulator; gate: what joins the two; interleaved: whether the two are one whose rows alternate in
-    blocks of INTERLEAVED_ROWS.
+    C = A · Bᵀ, or ``products`` of them. a_format, b_format: names of formats (the two 8-bit ones may be mixed). out:
+    dtype, or "nvfp4": quantized. out_major: the contiguous dimension of the output, "n" (row-major) or "m"; vector:
+    whether its rows (columns, for "m") start at multiples of 16 bytes. bias: "" or the dimension it lies along;
+    bias_dtype. factors: device scalars that multiply alpha. products: 2 for two matrices B with one A; gate: what joins
+    the two; interleaved: whether their two B are one whose rows alternate in blocks of INTERLEAVED_ROWS.
     """
 
-    arch: Architecture = ARCHITECTURES["sm_100a"]
     a_format: str = "nvfp4"
     b_format: str = "nvfp4"
+    out: str = "float16"
+    out_major: str = "n"
+    vector: bool = True
+    bias: str = ""
+    bias_dtype: str = "float32"
+    factors: int = 0
+    products: int = 1
+    gate: str = ""
+    interleaved: bool = False
+
+    def signature(self, swap: bool = False) -> dict[str, Any]:
+        """These fields by name. With ``swap`` as the kernel sees them that computes Cᵀ = B · Aᵀ."""
+        found = {field.name: getattr(self, field.name) for field in fields(GemmSignature)}
+        if swap:
+            found |= {"a_format": self.b_format, "b_format": self.a_format}
+            found |= {"out_major": _OTHER[self.out_major], "bias": _OTHER[self.bias]}
+        return found
+
+
+_OTHER = {"": "", "n": "m", "m": "n"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmTiling:
+    """How a kernel divides a problem, and what a plan decides.
+
+    tile_n: columns of an output tile; its rows are 128, or 256 with ``pair`` (cta_group::2: two CTAs share an MMA).
+    cluster: CTAs along M and N that share loads by multicast. split_k: CTAs of a cluster that share a tile along K and
+    sum through distributed shared memory. stages, acc_stages: of operands in shared memory and of accumulators in
+    tensor memory; 0 for as many as fit (at most two accumulators). scheduler: "static" (tiles dealt in turn) or
+    "stream_k" (equal shares of all k-tiles). raster: the dimension, "m" or "n", along which consecutive tiles lie.
+    store: of the output, "tma" or "direct" (by threads).
+    """
+
     tile_n: int = 128
     pair: bool = False
     cluster: tuple[int, int] = (1, 1)
@@ -87,17 +115,27 @@ class GemmConfig:
     acc_stages: int = 0
     scheduler: str = "static"
     raster: str = "m"
-    out: str = "float16"
-    out_major: str = "n"
     store: str = "tma"
-    vector: bool = True
-    bias: str = ""
-    bias_dtype: str = "float32"
-    factors: int = 0
-    products: int = 1
-    gate: str = ""
+
+    @property
+    def tiling(self) -> dict[str, Any]:
+        """These fields by name."""
+        return {name: getattr(self, name) for name in TILING}
+
+
+TILING = tuple(field.name for field in fields(GemmTiling))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GemmConfig(GemmSignature, GemmTiling):
+    """One variant of the kernel: everything the compiled code depends on.
+
+    Of two products each has an accumulator. ``shared``: the operand that both have, "a", or "b" where A and B change
+    places.
+    """
+
+    arch: Architecture = ARCHITECTURES["sm_100a"]
     shared: str = "a"
-    interleaved: bool = False
     # overridden by grouped_config.GroupedConfig
     maps, ragged, table_bytes = "", "", 0
 

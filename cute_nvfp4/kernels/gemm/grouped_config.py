@@ -25,7 +25,7 @@ LONGS = {"parameters": ("out", "stride", "a", "sfa", "b", "sfb"), "workspace": (
 MAPS = ("a", "sfa", "b", "sfb")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class GroupedConfig(GemmConfig):
     """A ``GemmConfig`` for many problems.
 

@@ -43,15 +43,6 @@ class Edge:
     full: Arrivals
     empty: Arrivals
 
-    def __post_init__(self) -> None:
-        for what, arrivals in (("full", self.full), ("empty", self.empty)):
-            if not 1 <= arrivals.count <= MAX_ARRIVALS or arrivals.tx_bytes > MAX_ARRIVALS:
-                raise ValueError(
-                    explain(
-                        f"{what} barrier of {self.name}", got=str(arrivals), expected=f"1 to {MAX_ARRIVALS} of each"
-                    )
-                )
-
 
 @dataclass(frozen=True)
 class Rings:
@@ -115,7 +106,16 @@ def pipeline_graph(config: GemmConfig, rings: Rings) -> tuple[Edge, ...]:
                 Arrivals(((f"epilogue warps of {others} other CTA(s) along K", others * rings.epilogue_warps),)),
             )
         )
+    for edge in edges:
+        _check(edge)
     return tuple(edges)
+
+
+def _check(edge: Edge) -> None:
+    for what, arrivals in (("full", edge.full), ("empty", edge.empty)):
+        if not 1 <= arrivals.count <= MAX_ARRIVALS or arrivals.tx_bytes > MAX_ARRIVALS:
+            expected = f"1 to {MAX_ARRIVALS} of each"
+            raise ValueError(explain(f"{what} barrier of {edge.name}", got=str(arrivals), expected=expected))
 
 
 def barrier_words(graph: tuple[Edge, ...]) -> int:

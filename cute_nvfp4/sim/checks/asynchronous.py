@@ -7,21 +7,21 @@ component that nobody knows until its end has been observed.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_nvfp4.sim.checks import epoch as ep
+from cute_nvfp4.sim.checks.barrier_use import BarrierUse
+from cute_nvfp4.sim.checks.memory import Shadows
 from cute_nvfp4.sim.checks.shadow import Actor
-from cute_nvfp4.sim.checks.spaces import UNIT
-from cute_nvfp4.sim.errors import MissingProxyFence, Race
+from cute_nvfp4.sim.checks.spaces import CHUNK
+from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.machine.cluster import OFFSET_MASK
+from cute_nvfp4.sim.machine.engine import Footprint, Pending
+from cute_nvfp4.sim.machine.events import Listener
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
-from cute_nvfp4.sim.tma.operations import Pieces
+from cute_nvfp4.sim.tma.operations import NarrowFootprint
 from cute_nvfp4.sim.tma.tensor_copy import TensorStore
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.engine import Footprint, Pending
 
 _SYNCHRONOUS = ("st", "red")
 """Instructions that end at an mbarrier but go through the generic proxy."""
@@ -39,11 +39,19 @@ class _Agents:
     proxy: bool
 
 
-class AsynchronousAccesses:
-    """Part of ``Checks``: issued, starts."""
+class AsynchronousAccesses(Listener):
+    """Checks operations when they are issued. ``self_completing`` are identities of tcgen05.ld instructions whose end
+    nobody waits for."""
 
-    def issued(self, pending: Pending) -> None:
-        """An asynchronous operation, when its operands are bound."""
+    def __init__(self, state: State, shadows: Shadows, barriers: BarrierUse, self_completing: frozenset[int]) -> None:
+        self.wave, self.clocks, self.labels = state.wave, state.clocks, state.labels
+        self.cluster_of_warp, self.flying = state.cluster_of_warp, state.flying
+        self.shadows, self.barriers, self.self_completing = shadows, barriers, self_completing
+        self.carried: dict[int, np.ndarray] = {}
+        self.stored: dict[tuple[int, int, bytes], tuple[int, int]] = {}
+        self.kept: list[Pending] = []
+
+    def issued(self, pending: Pending, queued: bool) -> None:
         if _is_commit(pending):
             self._committed(pending)
             return
@@ -65,8 +73,7 @@ class AsynchronousAccesses:
             self.clocks.wait_all(kind, pending.warps)
 
     def starts(self, pending: Pending) -> None:
-        """An engine is about to run the operation: a commit arrives with what it carried when it was issued."""
-        self.quiet = True
+        """A commit arrives with what it carried when it was issued."""
         rows = self.carried.pop(id(pending), None)
         if rows is not None:
             slot = self.wave.mbarriers.slots(pending.offset)
@@ -74,15 +81,15 @@ class AsynchronousAccesses:
                 rows = np.pad(rows, [(0, 0), (0, 0), (0, self.clocks.room - rows.shape[-1])])
             self.clocks.gather(rows[pending.issuer], pending.target, slot)
 
-    def ended(self, pending: Pending) -> None:
-        """The engine has run it."""
-        self.quiet = False
+    def finished(self) -> None:
+        self.carried.clear()
+        self.kept.clear()
 
     def _committed(self, pending: Pending) -> None:
         """tcgen05.commit: what the thread knew, and its operations so far, come with the arrival."""
         c, warps = self.clocks, pending.warps
-        slot = self._slots(pending.instruction.where(), pending.target, pending.offset)
-        self._ready(pending.instruction, warps[pending.issuer], pending.target, slot, proxy=True)
+        slot = self.barriers.slots(pending.instruction.where(), pending.target, pending.offset)
+        self.barriers.ready(pending.instruction, warps[pending.issuer], pending.target, slot, proxy=True)
         component, clock = c.component("tensor", warps), c.open["tensor"][warps]
         rows = c.known[warps].copy()
         rows[np.arange(len(warps)), :, component] = clock[:, None]
@@ -97,44 +104,12 @@ class AsynchronousAccesses:
     def _signals(self, pending: Pending) -> None:
         """The operation will complete bytes at mbarriers: they must be there, and their CTAs must stay."""
         done = pending.completion
-        slot = self._slots(pending.instruction.where(), done.cta, done.offset)
+        slot = self.barriers.slots(pending.instruction.where(), done.cta, done.offset)
         issuer = _issuer(pending, None, len(done.cta))
         generic = pending.instruction.base in _SYNCHRONOUS
-        self._ready(pending.instruction, pending.warps[issuer], done.cta, slot, proxy=not generic)
+        self.barriers.ready(pending.instruction, pending.warps[issuer], done.cta, slot, proxy=not generic)
         b = self.clocks.first_barrier + self.clocks.barrier(done.cta, slot)
         self.clocks.signal(done.cta, slot, b, self.wave.mbarriers.phase[done.cta, slot] + 1)
-
-    def _slots(self, where: str, cta: np.ndarray, offset: np.ndarray) -> np.ndarray:
-        slot = self.wave.mbarriers.find(where, cta, offset)
-        self.clocks.ensure(int(slot.max(initial=0)))
-        return slot
-
-    def _ready(self, instruction, warps: np.ndarray, cta: np.ndarray, slot: np.ndarray, proxy: bool) -> None:
-        """The initialisation of the mbarriers must have happened before, and be visible."""
-        c = self.clocks
-        cluster, b = cta // c.cluster_size, c.barrier(cta, slot)
-        init = c.initialised[cluster, b]
-        at = c.base(warps) + ep.components(init)
-        late = ep.clocks(init) > c.flat.take(at)
-        hidden = ep.clocks(init) > c.flat.take(at + c.room) if proxy else late
-        if not (late.any() or hidden.any()):
-            return
-        k = int((late | hidden).argmax())
-        by = cluster[k] * c.per_cluster + int(ep.components(init[k : k + 1])[0]) % c.per_cluster
-        init_at = self.labels.instruction(int(ep.labels(init[k : k + 1])[0])).where()
-        name, who = self.wave.mbarriers.name(int(cta[k]), int(slot[k])), self.reporter.thread(int(warps[k]), ep.MANY)
-        text = (
-            f"{self.kernel_name}: the {name}\n  is initialised by {self.reporter.thread(int(by), ep.MANY)} at {init_at}"
-        )
-        if late[k]:
-            raise Race(
-                f"{text}\n  and used by {who} at {instruction.where()},\n  and nothing orders the two; a barrier (with "
-                "fence.mbarrier_init before it, in a cluster) would have to come between"
-            )
-        raise MissingProxyFence(
-            f"{text}\n  and used through the asynchronous proxy by {who} at {instruction.where()};\n"
-            "  fence.mbarrier_init (or fence.proxy.async) is missing between"
-        )
 
     def _agents(self, pending: Pending, one: Footprint) -> _Agents:
         c, kind = self.clocks, pending.completion.kind
@@ -165,8 +140,6 @@ class AsynchronousAccesses:
         return _Agents(issuer, c.component("thread", warps), c.now[warps], (), False)
 
     def _footprint(self, pending: Pending, one: Footprint, reads: bool) -> None:
-        if one.space == "global" and not self.watches_global:
-            return
         agents = self._agents(pending, one)
         if pending.completion.kind == "cp_async":
             self._lanes(pending, one, agents)
@@ -178,45 +151,39 @@ class AsynchronousAccesses:
         """cp.async: each lane copies a few bytes of its own."""
         every = np.arange(len(one.cta))
         if one.space == "global":
-            address, length = one.units
+            address, length = one.place
             who = replace(self._who(pending, agents, every, True), distinct=False)
-            self._rows_of_global(address, length, who, one.write, self.labels.label(pending.instruction))
+            self.shadows.touch_global(address, length, who, one.write, self.labels.label(pending.instruction))
             return
         who = replace(self._who(pending, agents, every, False).at((len(every), 1), (every, 0)), distinct=False)
         byte = one.cta * self.wave.shared_stride + (pending.addresses[0] & OFFSET_MASK) - SHARED_BASE
-        self.barrier_words.touched(byte, pending.size, who, one.write)
-        if pending.size < UNIT:
-            self.shared.part(byte, pending.size, who, one.write)
-        else:
-            self.shared.whole(byte // UNIT, who, one.write)
+        self.shadows.barrier_words.touched(byte, pending.size, who, one.write)
+        self.shadows.touch_shared(byte, pending.size, who, one.write)
 
     def _touch(self, pending: Pending, one: Footprint, agents: _Agents, rows, reads: bool) -> None:
         cta = one.cta[rows]
         who = self._who(pending, agents, rows, one.space == "global")
         if one.space == "tensor":
-            lanes, columns = one.units
-            index = self.tensor.index(cta, lanes, columns if len(columns) == 1 else columns[rows])
+            lanes, columns = one.place
+            index = self.shadows.tensor.index(cta, lanes, columns if len(columns) == 1 else columns[rows])
             if one.write:
-                self.tensor.cells.write(index, who, reads)
+                self.shadows.tensor.cells.write(index, who, reads)
             else:
-                self.tensor.cells.read(index, who)
+                self.shadows.tensor.cells.read(index, who)
         elif one.space == "shared":
-            units = one.units if len(one.units) == 1 else one.units[rows]
-            byte = cta[:, None] * self.wave.shared_stride + (units - SHARED_BASE)
-            width = one.width if isinstance(one, Pieces) else UNIT
-            if one.write and self.barrier_words.near(units, width):
-                self.barrier_words.touched(byte, width, who, True)
-            if width < UNIT:
-                self.shared.part(byte, width, who, one.write)
-            else:
-                self.shared.whole(byte // UNIT, who, one.write)
+            chunks = one.place if len(one.place) == 1 else one.place[rows]
+            byte = cta[:, None] * self.wave.shared_stride + (chunks - SHARED_BASE)
+            width = one.width if isinstance(one, NarrowFootprint) else CHUNK
+            if one.write and self.shadows.barrier_words.near(chunks, width):
+                self.shadows.barrier_words.touched(byte, width, who, True)
+            self.shadows.touch_shared(byte, width, who, one.write)
         else:
-            address, length = one.units
+            address, length = one.place
             address = address if len(address) == 1 else address[rows]
             if one.write and isinstance(pending, TensorStore) and pending.update is None:
                 repeated = self._repeated(pending, agents.issuer[rows])
                 who = replace(who, unchanged=lambda: repeated)
-            self._rows_of_global(address, length, who, one.write, self.labels.label(pending.instruction))
+            self.shadows.touch_global(address, length, who, one.write, self.labels.label(pending.instruction))
 
     def _repeated(self, pending: TensorStore, rows: np.ndarray) -> bool:
         """Whether each of these stores copies what another warp of its CTA has stored there by the same instruction:
@@ -229,21 +196,6 @@ class AsynchronousAccesses:
             same &= before is not None and before[0] == mine[0] and before[1] != mine[1]
             self.stored[key] = mine
         return same
-
-    def _rows_of_global(self, address: np.ndarray, length: int, who: Actor, write: bool, label: int) -> None:
-        """Rows of ``length`` bytes at ``address`` (k, m)."""
-        for region, where in self.globals.pieces(address):
-
-            def enter(watched, where=where):
-                first, count = self.globals.granules(watched, address, length)
-                some = who
-                if where is not None:
-                    first, some = first[where], who.at(first.shape, where)
-                    some = some.at((len(first),), np.repeat(np.arange(len(first)), count))
-                    return (first[:, None] + np.arange(count)).ravel(), some, label
-                return (first[..., None] + np.arange(count)).reshape(len(first), -1), some, label
-
-            self.globals.touch(region, write, address.size, enter)
 
     def _who(self, pending: Pending, agents: _Agents, rows, by_cluster: bool) -> Actor:
         c = self.clocks
@@ -278,8 +230,9 @@ def _updates(read: Footprint, write: Footprint) -> bool:
     """Whether the two are one operand that is read and written, in all rows."""
     if read.space != "tensor" or read.write or not write.write or write.space != "tensor":
         return False
-    same = read.units[0] is write.units[0] or (isinstance(read.units[0], slice) and read.units[0] == write.units[0])
-    return same and np.array_equal(read.cta, write.cta) and np.array_equal(read.units[1], write.units[1])
+    mine, other = read.place, write.place
+    same = mine.lanes is other.lanes or (isinstance(mine.lanes, slice) and mine.lanes == other.lanes)
+    return same and np.array_equal(read.cta, write.cta) and np.array_equal(mine.columns, other.columns)
 
 
 def _issuer(pending: Pending, one: Footprint | None, count: int) -> np.ndarray:

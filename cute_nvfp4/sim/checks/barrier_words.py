@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.errors import MbarrierMisuse
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.checks import Checks
 
 WORD = 8
 
@@ -18,20 +14,20 @@ WORD = 8
 class BarrierWords:
     """Which words of shared memory are live mbarriers, by byte of ``wave.shared`` / 8."""
 
-    def __init__(self, checks: Checks) -> None:
-        self.checks = checks
-        self.live = np.zeros(checks.wave.shared_stride * checks.wave.count // WORD, bool)
-        self.low, self.high = checks.wave.shared_stride, 0
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.live = np.zeros(state.wave.shared_stride * state.wave.count // WORD, bool)
+        self.low, self.high = state.wave.shared_stride, 0
 
     def set(self, cta: np.ndarray, offset: np.ndarray, live: bool) -> None:
         """Initialised, or invalidated: barriers at ``offset`` (k,) of CTAs (k,)."""
         at = offset - SHARED_BASE
-        self.live[(cta * self.checks.wave.shared_stride + at) // WORD] = live
+        self.live[(cta * self.state.wave.shared_stride + at) // WORD] = live
         self.low, self.high = min(self.low, int(at.min())), max(self.high, int(at.max()) + WORD)
 
-    def near(self, units: np.ndarray, width: int) -> bool:
-        """Whether writes of ``width`` bytes at offsets ``units`` may meet one: tiles and barriers lie apart."""
-        return int(units.max()) - SHARED_BASE + width > self.low and int(units.min()) - SHARED_BASE < self.high
+    def near(self, chunks: np.ndarray, width: int) -> bool:
+        """Whether writes of ``width`` bytes at offsets ``chunks`` may meet one: tiles and barriers lie apart."""
+        return int(chunks.max()) - SHARED_BASE + width > self.low and int(chunks.min()) - SHARED_BASE < self.high
 
     def touched(self, byte: np.ndarray, size: int, who, write: bool) -> None:
         """An access to ``size`` bytes at ``byte``, of a shape that broadcasts with the actor's."""
@@ -44,12 +40,12 @@ class BarrierWords:
                 self._report(hit, first + j, who, write)
 
     def _report(self, hit: np.ndarray, word: np.ndarray, who, write: bool) -> None:
-        wave = self.checks.wave
+        wave = self.state.wave
         at = tuple(int(x) for x in np.argwhere(hit)[0])
         cta, byte = divmod(int(word[at]) * WORD, wave.shared_stride)
         name = wave.mbarriers.name(cta, wave.mbarriers.slot_of[byte + SHARED_BASE])
-        by = self.checks.reporter.actor(who, at)
+        by = self.state.reporter.actor(who, at)
         raise MbarrierMisuse(
-            f"{self.checks.kernel_name}: the {name} is {'overwritten' if write else 'read'} by {by}: between "
+            f"{self.state.title}: the {name} is {'overwritten' if write else 'read'} by {by}: between "
             "mbarrier.init and mbarrier.inval only mbarrier instructions may touch its 8 bytes"
         )

@@ -173,7 +173,7 @@ class Clocks:
 
     def fence(self, warps: np.ndarray, tensor: bool) -> None:
         """A fence: what relaxed waits have seen is known now, and what is known now goes with relaxed arrivals. With
-        ``tensor`` (tcgen05.fence) that goes for operations on tensor memory alone."""
+        ``tensor`` (tcgen05.fence) that goes for operations on tensor memory only."""
         rows, seen = self.snapshot(warps), self.seen[warps]
         if tensor:
             other = np.ones(self.room, bool)

@@ -1,19 +1,22 @@
-"""Ordinary loads, stores and atomics of the lanes of a group."""
+"""Ordinary loads, stores and atomics of the lanes of a group, and registers nobody has written."""
 
 from __future__ import annotations
 
 import ctypes
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_nvfp4.sim.checks import epoch as ep
+from cute_nvfp4.sim.checks.memory import Shadows
 from cute_nvfp4.sim.checks.shadow import Actor
-from cute_nvfp4.sim.checks.spaces import UNIT
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.access import Access
-    from cute_nvfp4.sim.machine.wave import Group
+from cute_nvfp4.sim.checks.state import State
+from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
+from cute_nvfp4.sim.errors import UndefinedRegister
+from cute_nvfp4.sim.frontend.model import Instruction
+from cute_nvfp4.sim.machine.engine import Pending
+from cute_nvfp4.sim.machine.events import Listener
+from cute_nvfp4.sim.machine.requests import Access
+from cute_nvfp4.sim.machine.wave import Group
 
 _LANES = np.arange(32)[None, :]
 _STRONG = ("relaxed", "acquire", "release", "volatile", "mmio")
@@ -26,12 +29,29 @@ def order(a: Access) -> str:
     return found or ("relaxed" if a.kind == "atomic" else "weak")
 
 
-class GenericAccesses:
-    """Part of ``Checks``: load, store, atomic."""
+class GenericAccesses(Listener):
+    """Checks accesses before they are made. Engines use the same functions as lanes do to reach memory; their accesses
+    are checked when they are issued, and not here (``quiet``)."""
+
+    def __init__(self, state: State, shadows: Shadows, maps: TensorMaps) -> None:
+        self.wave, self.clocks, self.labels, self.foreign = state.wave, state.clocks, state.labels, state.foreign
+        self.cluster_of_warp, self.maps = state.cluster_of_warp, maps
+        self.shadows, self.globals = shadows, shadows.globals
+        self.quiet = False
+
+    def undefined(self, g: Group, slot: int, i: Instruction) -> None:
+        name = list(g.wave.run.kernel.slots)[slot].partition("@")[0]
+        who = g.wave.thread(int(g.warps[0]), int(g.lanes()[0].argmax()))
+        title = g.wave.run.launch.title
+        raise UndefinedRegister(f"{i.where()}: register {name} has never been written; {who} in {title}")
+
+    def starts(self, pending: Pending) -> None:
+        self.quiet = True
+
+    def ended(self, pending: Pending) -> None:
+        self.quiet = False
 
     def load(self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None) -> None:
-        """Lanes ``mask`` (None: all) are about to load ``a.total`` bytes at host addresses ``host``, of a shape that
-        broadcasts to (n, 32)."""
         if self.quiet:
             return
         if a.instruction.base == "tensormap" and "replace" in a.instruction.mods and space == "global":
@@ -43,18 +63,16 @@ class GenericAccesses:
         self._access(g, a, space, host, mask, write=False, strong=how != "weak")
 
     def store(self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None, values: tuple) -> None:
-        """The same for stores, before they are done; ``values`` are ``a.count`` arrays."""
         if self.quiet:
             return
         how = order(a)
         self._access(g, a, space, host, mask, write=True, strong=how != "weak", values=values)
         if a.instruction.base == "tensormap" and space == "global":
-            self.map_written(self._threads(g, host, mask)[1])
+            self.maps.written(self._threads(g, host, mask)[1])
         if how != "weak":
             self.foreign.wrote(*self._threads(g, host, mask), how == "release", update=False)
 
     def atomic(self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None) -> None:
-        """The same for read-modify-writes."""
         how = order(a)
         who = self._threads(g, host, mask)
         self.foreign.read(*who, how in ("acquire", "acq_rel", "sc"))
@@ -63,8 +81,7 @@ class GenericAccesses:
 
     def _threads(self, g: Group, host: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
         """(warps, addresses), each pair once."""
-        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
-        rows, cols = np.nonzero(lanes)
+        rows, cols = np.nonzero(g.lanes(mask))
         pairs = np.stack([g.warps[rows], np.broadcast_to(host, (g.n, 32))[rows, cols]], axis=1)
         pairs = np.unique(pairs, axis=0)
         return pairs[:, 0], pairs[:, 1]
@@ -72,14 +89,11 @@ class GenericAccesses:
     def _access(self, g, a, space, host, mask, write: bool, strong: bool, values: tuple = ()) -> None:
         if space not in ("shared", "cluster", "global"):
             return
-        shared = space != "global"
-        if not shared and not self.watches_global:
-            return
-        if shared:
+        if space != "global":
             address, who, _ = self._actor(g, a, host, mask, strong, False, values, write)
             self._shared(a, address - self.wave.shared.base, who, write, a.kind == "atomic")
             return
-        for region, where in self.globals.pieces(host):
+        for region, where in self.globals.by_region(host):
             lanes = g.n * host.shape[-1]
             part = mask if where is None else self._within(g, mask, where)
             if part is not None and not part.any():
@@ -89,7 +103,7 @@ class GenericAccesses:
 
     @staticmethod
     def _within(g, mask, where) -> np.ndarray:
-        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+        lanes = g.lanes(mask)
         return lanes & np.broadcast_to(where, (g.n, 32))
 
     def _enter(self, g, a, host, mask, strong: bool, values, write: bool, now):
@@ -113,12 +127,8 @@ class GenericAccesses:
         # what is a map already.
         flag = atomic and "exch" not in a.instruction.mods
         flag = flag or (not write and "cp_fenceproxy" in a.instruction.mods)
-        self.barrier_words.touched(byte, a.total, who, write)
-        if a.total < UNIT:
-            self.shared.part(byte, a.total, who, write, flag)
-            return
-        for j in range(a.total // UNIT):
-            self.shared.whole(byte // UNIT + j, who, write, flag)
+        self.shadows.barrier_words.touched(byte, a.total, who, write)
+        self.shadows.touch_shared(byte, a.total, who, write, flag)
 
     def _actor(self, g, a, host, mask, strong: bool, by_cluster: bool, values, write: bool, now=None):
         """(addresses, who, label): (n, 1) when each warp has one address, (n, 32), or (q,) under a mask."""

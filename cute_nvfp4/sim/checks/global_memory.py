@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from cute_nvfp4.sim.checks.shadow import Actor, Shadow
-from cute_nvfp4.sim.frontend.regions import GlobalMemory, Region
+from cute_nvfp4.sim.machine.global_memory import GlobalMemory, Region
 
 MOST_NOTES = 1 << 24
 """How many lanes' reads are remembered for tensors not yet written; beyond that the oldest are forgotten."""
@@ -99,7 +99,7 @@ class GlobalShadows:
     def _foreign(self, *args: Any) -> np.ndarray:
         return self.foreign(*args) if self.foreign is not None else np.zeros(len(args[0]), bool)
 
-    def pieces(self, addresses: np.ndarray):
+    def by_region(self, addresses: np.ndarray):
         """Yields (region, which addresses lie in it) for addresses of any shape; what lies nowhere is left out."""
         low, high = int(addresses.min()), int(addresses.max())
         region = self.memory.find(low)

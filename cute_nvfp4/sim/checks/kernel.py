@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
 
+from cute_nvfp4.sim.frontend.flow import registers, successors
 from cute_nvfp4.sim.frontend.model import TYPE_BITS, Imm, Instruction, Kernel
+from cute_nvfp4.sim.machine.kernel import CompiledKernel
 
 _KIND_OF = {
     "cp_async": lambda i: i.base == "cp" and "bulk" not in i.mods,
@@ -55,19 +56,13 @@ def _width(i: Instruction) -> int | None:
     return None
 
 
-def self_completing(kernel: Any) -> frozenset[int]:
+@lru_cache(maxsize=64)
+def self_completing(kernel: CompiledKernel) -> frozenset[int]:
     """Identities of tcgen05.ld instructions whose results are used before any tcgen05.wait::ld.
 
     Compiled DSL kernels rely on that the hardware waits for a register that is still to be loaded: for them the load
     is over when its registers are read, which is taken to be at once.
     """
-    return _self_completing(kernel)
-
-
-@lru_cache(maxsize=64)
-def _self_completing(kernel: Any) -> frozenset[int]:
-    from cute_nvfp4.sim.frontend.flow import registers, successors
-
     out = set()
     blocks = {b.index: b for b in kernel.blocks}
     for block in kernel.blocks:
@@ -78,7 +73,7 @@ def _self_completing(kernel: Any) -> frozenset[int]:
             seen, todo = set(), [(block.index, at + 1)]
             while todo:
                 index, start = todo.pop()
-                verdict = _use(blocks[index].code[start:], results, registers)
+                verdict = _use(blocks[index].code[start:], results)
                 if verdict == "use":
                     out.add(id(i))
                     break
@@ -90,7 +85,7 @@ def _self_completing(kernel: Any) -> frozenset[int]:
     return frozenset(out)
 
 
-def _use(code, results: frozenset[str], registers) -> str | None:
+def _use(code, results: frozenset[str]) -> str | None:
     """ "use" when a result is read before tcgen05.wait::ld, "wait" when that comes first, None when neither comes."""
     for i, op in code:
         if i.base == "tcgen05" and i.mods[:1] == ("wait::ld",):

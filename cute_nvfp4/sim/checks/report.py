@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -11,9 +10,7 @@ from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.clocks import Clocks
 from cute_nvfp4.sim.checks.shadow import Actor
 from cute_nvfp4.sim.errors import MissingProxyFence, Race, UninitializedRead
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Wave
+from cute_nvfp4.sim.machine.wave import Wave
 
 _END = {
     "cp_async": "cp.async.wait_group (or cp.async.mbarrier.arrive and a wait for it)",
@@ -98,6 +95,15 @@ class Reporter:
         cta = int(self.wave.cta_of_warp[warp])
         return f"{self.wave.cta_name(cta)}, warp {int(self.wave.warp_in_cta[warp])}"
 
+    def arrival(self, component: int, cluster: int) -> str:
+        """What arrives at an mbarrier of a cluster, by its component."""
+        c = self.clocks
+        if component >= c.first_barrier:
+            return "bytes of an asynchronous copy"
+        by = self.thread(cluster * c.per_cluster + component % c.per_cluster, ep.MANY)
+        tensor = list(c.kinds)[component // c.per_cluster] == "tensor"
+        return f"the arrival of a tcgen05.commit of {by}" if tensor else f"an arrival of {by}"
+
     def other(self, found: int, who: Actor, row: Any, label: int | None) -> tuple[str, str, str]:
         """(the earlier access, what would end or order it, what it was) for an epoch."""
         e = np.array([found], np.uint64)
@@ -142,6 +148,3 @@ def first(bad: np.ndarray, index: np.ndarray, epochs: np.ndarray) -> tuple[tuple
     bad, index, epochs = np.broadcast_arrays(bad, index, epochs)
     at = tuple(int(x) for x in np.argwhere(bad)[0])
     return at, int(index[at]), int(epochs[at])
-
-
-Report = Callable[..., None]

@@ -1,7 +1,7 @@
 """Shadows of shared memory and tensor memory.
 
-Shared memory is watched in units of 16 bytes, the grain of all asynchronous copies. A unit that somebody accesses in
-part is split into granules of the kernel's narrowest store, until an access to the whole unit joins it again: operand
+Shared memory is watched in chunks of 16 bytes, the grain of all asynchronous copies. A chunk that somebody accesses in
+part is split into granules of the kernel's narrowest store, until an access to the whole chunk joins it again: operand
 tiles stay cheap in kernels that also store single bytes elsewhere.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 
 from cute_nvfp4.sim.checks.shadow import Actor, Shadow
 
-UNIT = 16
+CHUNK = 16
 SPLIT = np.uint64(2**64 - 1)
 TENSOR_COLUMNS, TENSOR_LANES = 512, 16
 
@@ -23,40 +23,40 @@ class SharedShadow:
     """Shared memory of all CTAs of a wave, by byte of ``wave.shared``; ``grain`` bytes are the narrowest store."""
 
     def __init__(self, size: int, grain: int, report: Callable[..., None]) -> None:
-        self.grain, self.ratio = min(grain, UNIT), UNIT // min(grain, UNIT)
-        self.units = Shadow(-(-size // UNIT), partial(report, UNIT))
-        self.parts = Shadow(self.units.size * self.ratio, partial(report, self.grain)) if self.ratio > 1 else None
+        self.grain, self.ratio = min(grain, CHUNK), CHUNK // min(grain, CHUNK)
+        self.chunks = Shadow(-(-size // CHUNK), partial(report, CHUNK))
+        self.parts = Shadow(self.chunks.size * self.ratio, partial(report, self.grain)) if self.ratio > 1 else None
         self.split_any = False
 
-    def whole(self, unit: np.ndarray, who: Actor, write: bool, flag: bool = False) -> None:
-        """An access to whole units. ``flag``: a write reads them first, or a read does not mind that nobody wrote."""
+    def whole(self, chunk: np.ndarray, who: Actor, write: bool, flag: bool = False) -> None:
+        """An access to whole chunks. ``flag``: a write reads them first, or a read does not mind that nobody wrote."""
         if self.split_any:
-            split = self.units.last.take(unit) == SPLIT
+            split = self.chunks.last.take(chunk) == SPLIT
             if split.any():
-                self._whole_split(unit, who, write, flag, split)
+                self._whole_split(chunk, who, write, flag, split)
                 return
-        self._do(self.units, unit, who, write, flag)
+        self._do(self.chunks, chunk, who, write, flag)
 
-    def _whole_split(self, unit, who: Actor, write: bool, flag: bool, split) -> None:
-        parts = (unit[split][:, None] * self.ratio + np.arange(self.ratio)).ravel()
-        some = who.at(unit.shape, split)
+    def _whole_split(self, chunk, who: Actor, write: bool, flag: bool, split) -> None:
+        parts = (chunk[split][:, None] * self.ratio + np.arange(self.ratio)).ravel()
+        some = who.at(chunk.shape, split)
         wide = _widen(some, self.ratio)
         self._do(self.parts, parts, wide, write, flag)
         if write and not who.strong:
-            # The parts are left behind; the unit is one again.
+            # The parts are left behind; the chunk is one again.
             self.parts.forget(parts)
-            self.units.last[unit[split]] = some.epoch
+            self.chunks.last[chunk[split]] = some.epoch
         rest = ~split
         if rest.any():
-            self._do(self.units, unit[rest], who.at(unit.shape, rest), write, flag)
+            self._do(self.chunks, chunk[rest], who.at(chunk.shape, rest), write, flag)
 
     def part(self, byte: np.ndarray, width: int, who: Actor, write: bool, flag: bool = False) -> None:
-        """An access to ``width`` bytes at ``byte`` (aligned to the width), less than a unit; shape (n, m) or (q,)."""
+        """An access to ``width`` bytes at ``byte`` (aligned to the width), less than a chunk; shape (n, m) or (q,)."""
         if self.parts is None:
-            # No store is as narrow, so nothing is lost by taking the unit for it.
-            self._do(self.units, byte // UNIT, who, write, flag)
+            # No store is as narrow, so nothing is lost by taking the chunk for it.
+            self._do(self.chunks, byte // CHUNK, who, write, flag)
             return
-        self._split(byte // UNIT)
+        self._split(byte // CHUNK)
         count = max(1, width // self.grain)
         index = byte // self.grain
         if count > 1:
@@ -65,25 +65,25 @@ class SharedShadow:
             index = (index.ravel()[:, None] + np.arange(count)).ravel()
         self._do(self.parts, index, who, write, flag)
 
-    def _split(self, unit: np.ndarray) -> None:
-        last = self.units.last.take(unit)
+    def _split(self, chunk: np.ndarray) -> None:
+        last = self.chunks.last.take(chunk)
         fresh = last != SPLIT
         if not fresh.any():
             return
-        unit, last = unit[fresh], last[fresh]
-        parts = unit[..., None] * self.ratio + np.arange(self.ratio)
+        chunk, last = chunk[fresh], last[fresh]
+        parts = chunk[..., None] * self.ratio + np.arange(self.ratio)
         self.parts.last[parts] = last[..., None]
-        for mine, theirs in ((self.parts.readers, self.units.readers), (self.parts.atomics, self.units.atomics)):
+        for mine, theirs in ((self.parts.readers, self.chunks.readers), (self.parts.atomics, self.chunks.atomics)):
             if theirs is None:
                 continue
             if mine is None:
                 mine = self.parts.atomics = type(theirs)(self.parts.size)
             mine.grow(theirs.count)
-            mine.mask[parts] = theirs.mask[unit][..., None]
-            for p, found in theirs.present(unit):
+            mine.mask[parts] = theirs.mask[chunk][..., None]
+            for p, found in theirs.present(chunk):
                 mine.store[p][parts] = found[..., None]
-            theirs.clear(unit)
-        self.units.last[unit] = SPLIT
+            theirs.clear(chunk)
+        self.chunks.last[chunk] = SPLIT
         self.split_any = True
 
     @staticmethod
@@ -95,14 +95,14 @@ class SharedShadow:
 
     def of_bytes(self, first: int, end: int):
         """Yields (shadow, granules, bytes per granule) of what is known about the bytes ``first`` .. ``end``."""
-        unit = np.arange(first // UNIT, -(-end // UNIT))
-        split = self.units.last[unit] == SPLIT
-        yield self.units, unit[~split], UNIT
+        chunk = np.arange(first // CHUNK, -(-end // CHUNK))
+        split = self.chunks.last[chunk] == SPLIT
+        yield self.chunks, chunk[~split], CHUNK
         if split.any():
-            yield self.parts, (unit[split][:, None] * self.ratio + np.arange(self.ratio)).ravel(), self.grain
+            yield self.parts, (chunk[split][:, None] * self.ratio + np.arange(self.ratio)).ravel(), self.grain
 
     def byte_of(self, shadow: Shadow, index: int) -> int:
-        return index * (UNIT if shadow is self.units else self.grain)
+        return index * (CHUNK if shadow is self.chunks else self.grain)
 
 
 def _widen(who: Actor, count: int) -> Actor:

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from functools import lru_cache
 
 from cute_nvfp4.sim.checks.kernel import self_completing
 from cute_nvfp4.sim.frontend.flow import EXIT, Block, registers, successors
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, clipped
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.frontend.program import CompiledKernel
+from cute_nvfp4.sim.machine.kernel import CompiledKernel
 
 WARP = 32
 
@@ -34,15 +32,17 @@ class Finding:
         return f"{self.severity}: {clipped(self.kernel)}: {self.instruction.where()}: {self.message} [{self.rule}]"
 
 
-Rule = Callable[["CompiledKernel"], Iterator[tuple[str, Instruction, str]]]
+Rule = Callable[[CompiledKernel], Iterator[tuple[str, Instruction, str]]]
 
 
-def findings(kernel: CompiledKernel) -> list[Finding]:
+@lru_cache(maxsize=64)
+def findings(kernel: CompiledKernel) -> tuple[Finding, ...]:
     """All findings of one kernel, in the order of the rules and of the code."""
-    out = []
-    for name, rule in RULES.items():
-        out += [Finding(s, name, kernel.source.name, i, text) for s, i, text in rule(kernel)]
-    return out
+    return tuple(
+        Finding(severity, name, kernel.source.name, i, text)
+        for name, rule in RULES.items()
+        for severity, i, text in rule(kernel)
+    )
 
 
 def _init_fence(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:

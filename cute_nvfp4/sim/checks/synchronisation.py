@@ -1,45 +1,47 @@
-"""Events that order: barriers, mbarriers, fences, groups, and the end of warps and CTAs."""
+"""Events that order accesses: barriers, mbarriers, fences, groups."""
 
 from __future__ import annotations
-
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_nvfp4.sim.checks import epoch as ep
-from cute_nvfp4.sim.checks.shadow import Actor
+from cute_nvfp4.sim.checks.barrier_use import BarrierUse
+from cute_nvfp4.sim.checks.memory import Shadows
+from cute_nvfp4.sim.checks.state import State
+from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
 from cute_nvfp4.sim.errors import MbarrierMisuse
+from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.bulk_groups import groups
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.frontend.model import Instruction
-    from cute_nvfp4.sim.machine.wave import Group
+from cute_nvfp4.sim.machine.events import Listener
+from cute_nvfp4.sim.machine.wave import Group
 
 
-class Synchronisation:
-    """Part of ``Checks``: what makes one access happen before another."""
+class Synchronisation(Listener):
+    """What makes one access happen before another."""
+
+    def __init__(self, state: State, shadows: Shadows, barriers: BarrierUse, maps: TensorMaps) -> None:
+        self.wave, self.clocks, self.labels, self.foreign = state.wave, state.clocks, state.labels, state.foreign
+        self.title, self.reporter = state.title, state.reporter
+        self.barriers, self.maps, self.barrier_words = barriers, maps, shadows.barrier_words
+        self.cluster_parity = np.zeros(state.wave.warps, np.int64)
 
     # barriers
 
     def warp_synced(self, g: Group, mask: np.ndarray | None) -> None:
-        """bar.warp.sync."""
         self.clocks.meet(self._active(g, mask))
 
     def barrier_arrived(self, warps: np.ndarray, ident: np.ndarray) -> None:
-        """Warps (k,) come to named barriers (k,) of their CTAs, to wait there or not."""
         self.foreign.give("named", warps, warps // self.clocks.warps_per_cta, ident)
         self.clocks.named_arrive(warps, ident)
 
     def barrier_opened(self, warps: np.ndarray, ident: np.ndarray) -> None:
-        """Named barriers open; ``warps`` are all that waited at one of them."""
         cta = warps // self.clocks.warps_per_cta
         self.foreign.take("named", warps, cta, ident)
         for key in [k for k in self.foreign.at_barrier if k[0] == "named" and ((cta == k[1]) & (ident == k[2])).any()]:
             del self.foreign.at_barrier[key]
         self.clocks.named_open(warps, ident)
 
-    def cluster_arrive(self, g: Group, lanes: np.ndarray, release: bool) -> None:
-        """barrier.cluster.arrive, after it has been counted."""
+    def cluster_arrived(self, g: Group, lanes: np.ndarray, release: bool) -> None:
         warps = g.warps[lanes.any(axis=1)]
         parity = self.wave.cluster_barrier.waits_for[warps].max(axis=1) & 1
         self.cluster_parity[warps] = parity
@@ -47,8 +49,7 @@ class Synchronisation:
             self.foreign.give("cluster", warps, warps // self.clocks.per_cluster, parity)
         self.clocks.cluster_arrive(warps, parity, release)
 
-    def cluster_wait(self, g: Group, lanes: np.ndarray) -> None:
-        """barrier.cluster.wait has passed."""
+    def cluster_waited(self, g: Group, lanes: np.ndarray) -> None:
         warps = g.warps[lanes.any(axis=1)]
         parity = self.cluster_parity[warps]
         self.foreign.take("cluster", warps, warps // self.clocks.per_cluster, parity)
@@ -56,8 +57,7 @@ class Synchronisation:
 
     # mbarriers
 
-    def mbarrier_init(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
-        """mbarrier.init by lanes (k,) of rows (k,) of the group, after it."""
+    def mbarrier_initialised(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
         c, warps = self.clocks, g.warps[rows]
         slot = self.wave.mbarriers.slots(offset)
         c.ensure(int(slot.max()))
@@ -66,26 +66,26 @@ class Synchronisation:
         c.initialised[cta // c.cluster_size, c.barrier(cta, slot)] = epochs
         self.barrier_words.set(cta, offset, True)
 
-    def mbarrier_inval(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
-        """mbarrier.inval, before it: all arrivals, and all that the barrier has told of, must have come."""
+    def mbarrier_invalidated(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
+        """All arrivals, and all that the barrier has told of, must have come."""
         c, warps = self.clocks, g.warps[rows]
-        slot = self._slots(i.where(), cta, offset)
-        self._ready(i, warps, cta, slot, proxy=False)
+        slot = self.barriers.slots(i.where(), cta, offset)
+        self.barriers.ready(i, warps, cta, slot, proxy=False)
         late = c.signals[cta // c.cluster_size, c.barrier(cta, slot)] > c.snapshot(warps)[:, 0]
         if late.any():
             k, component = (int(x) for x in np.argwhere(late)[0])
-            source = self.ending.source(component, int(cta[k]) // c.cluster_size)
+            source = self.reporter.arrival(component, int(cta[k]) // c.cluster_size)
             raise MbarrierMisuse(
-                f"{self.kernel_name}: {self.reporter.thread(int(warps[k]), int(lanes[k]))} at {i.where()} ends the "
+                f"{self.title}: {self.reporter.thread(int(warps[k]), int(lanes[k]))} at {i.where()} ends the "
                 f"{self.wave.mbarriers.name(int(cta[k]), int(slot[k]))} while {source} may still be on the way to it"
             )
         self.barrier_words.set(cta, offset, False)
 
-    def mbarrier_arrive(self, g: Group, i: Instruction, rows, lanes, cta, offset: np.ndarray, release: bool) -> None:
-        """An arrival, before it is counted. One that is relaxed carries what a fence before it has prepared."""
+    def mbarrier_arrives(self, g: Group, i: Instruction, rows, lanes, cta, offset: np.ndarray, release: bool) -> None:
+        """A relaxed arrival carries what a fence before it has prepared."""
         c, warps = self.clocks, g.warps[rows]
-        slot = self._slots(i.where(), cta, offset)
-        self._ready(i, warps, cta, slot, proxy=False)
+        slot = self.barriers.slots(i.where(), cta, offset)
+        self.barriers.ready(i, warps, cta, slot, proxy=False)
         if len(warps) > 1:
             # Lanes of a warp that arrive together arrive with the same clocks.
             new = np.ones(len(warps), bool)
@@ -96,7 +96,6 @@ class Synchronisation:
         c.signal(cta, slot, c.component("thread", warps), c.now[warps] - int(release))
 
     def phase_ended(self, cta: np.ndarray, slot: np.ndarray, phase: np.ndarray) -> None:
-        """Mbarriers (each once) have ended their ``phase``-th phase."""
         self.clocks.ensure(int(slot.max()))
         if self.foreign.at_barrier:
             for k in zip(cta.tolist(), slot.tolist()):
@@ -104,9 +103,8 @@ class Synchronisation:
                     self.foreign.at_barrier[("ended", *k)] = dict(self.foreign.at_barrier[("gather", *k)])
         self.clocks.end_phase(cta, slot, phase)
 
-    def mbarrier_wait(self, g: Group, i: Instruction, mask, done, cta, slot, acquire: bool) -> None:
-        """test_wait or try_wait has said yes to lanes ``done`` (n, 1) or (n, 32). A relaxed one orders when a fence
-        follows."""
+    def mbarrier_passed(self, g: Group, i: Instruction, mask, done, cta, slot, acquire: bool) -> None:
+        """A relaxed wait orders when a fence follows."""
         lanes = np.broadcast_to(done, (g.n, 32)) & (g.lanes() if mask is None else mask)
         if cta.shape[1] == 1:
             rows = np.flatnonzero(lanes.any(axis=1))
@@ -118,14 +116,13 @@ class Synchronisation:
         if not len(warps):
             return
         self.clocks.ensure(int(slot.max()))
-        self._ready(i, warps, cta, slot, proxy=False)
+        self.barriers.ready(i, warps, cta, slot, proxy=False)
         self.foreign.take("ended", warps, cta, slot)
         self.clocks.pass_phase(warps, cta, slot, acquire)
 
     # fences and groups
 
     def fenced(self, g: Group, i: Instruction, mask: np.ndarray | None, *address) -> None:
-        """fence, membar; ``address`` (addr, off) is the tensor map of fence.proxy.tensormap::generic.acquire."""
         warps = self._active(g, mask)
         words = set(i.mods)
         if "mbarrier_init" in words:
@@ -135,22 +132,16 @@ class Synchronisation:
             if any(w.startswith("async") for w in words):
                 self.clocks.fence_async(warps)
             elif address:
-                self.map_acquired(g, mask, *address)
+                self.maps.acquired(g, mask, *address)
         else:
             self.clocks.fence(warps, tensor=False)
             self.foreign.fence(warps)
 
-    def tensor_fenced(self, g: Group, mask: np.ndarray | None, before: bool) -> None:
-        """tcgen05.fence::before_thread_sync or ::after_thread_sync: with relaxed synchronisation it orders what tcgen05
-        instructions do."""
+    def tensor_fenced(self, g: Group, mask: np.ndarray | None) -> None:
         self.clocks.fence(self._active(g, mask), tensor=True)
 
-    def group_commit(self, g: Group, lanes: np.ndarray, kind: str) -> None:
-        """commit_group of "cp_async" or "bulk_group" by lanes (n, 32): operations say their groups themselves."""
-
-    def group_wait(self, g: Group, lanes: np.ndarray, kind: str, until: np.ndarray, read: bool) -> None:
-        """wait_group has passed: groups below ``until`` (n, 32) of the lanes are over, with ``read`` only their reads.
-        Lanes of a warp are not told apart."""
+    def group_waited(self, g: Group, lanes: np.ndarray, kind: str, until: np.ndarray, read: bool) -> None:
+        """Lanes of a warp are not told apart."""
         until = np.broadcast_to(until, (g.n, 32))
         clock = np.where(lanes, until, 0).max(axis=1)
         kinds = ("cp_async",) if kind == "cp_async" else ("bulk_read",) if read else ("bulk_read", "bulk_write")
@@ -159,74 +150,18 @@ class Synchronisation:
                 self.clocks.learn(name, g.warps, clock)
 
     def copies_arrive(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
-        """cp.async.mbarrier.arrive, when it is executed: the arrival comes when the copies of the thread so far are
-        done, and tells of them."""
+        """The arrival will tell of the copies of the thread so far."""
         c, warps = self.clocks, g.warps[rows]
-        slot = self._slots(i.where(), cta, offset)
-        self._ready(i, warps, cta, slot, proxy=False)
+        slot = self.barriers.slots(i.where(), cta, offset)
+        self.barriers.ready(i, warps, cta, slot, proxy=False)
         rows_ = c.known[warps].copy()
         component = c.component("cp_async", warps)
         rows_[np.arange(len(warps)), 0, component] = groups(self.wave, "cp_async").committed[warps, lanes] + 1
         c.gather(rows_, cta, slot)
 
-    def copies_arrived(self, i: Instruction, warp, lane, cta: np.ndarray, offset: np.ndarray) -> None:
-        """The arrival of cp.async.mbarrier.arrive has come."""
-
     def tensor_waited(self, g: Group, mask: np.ndarray | None, kind: str) -> None:
-        """tcgen05.wait::ld or ::st; ``kind`` is "tmem_load" or "tmem_store"."""
         if kind in self.clocks.kinds:
             self.clocks.wait_all(kind, self._active(g, mask))
-
-    # tensor memory
-
-    def tensor_allocated(self, cta: np.ndarray, first: np.ndarray, columns: np.ndarray) -> None:
-        """Columns have been given out: nobody has written them."""
-        for c, f, n in zip(cta.tolist(), first.tolist(), columns.tolist()):
-            index = self.tensor.index(np.array([c]), slice(0, 128), np.arange(f, f + n)[None])
-            self.tensor.cells.forget(index)
-
-    def tensor_freed(self, i: Instruction, warps, cta: np.ndarray, first, columns, pair: np.ndarray) -> None:
-        """tcgen05.dealloc by warps (k,): all use of the columns (in both CTAs of ``pair`` (k, 1 or 2)) must be over."""
-        c = self.clocks
-        for k, w in enumerate(warps.tolist()):
-            warp = np.array([w])
-            thread = c.component("thread", warp)[:, None]
-            epoch = ep.pack(self.labels.label(i), thread, c.now[warp][:, None])
-            who = Actor(c, i, epoch, c.base(warp)[:, None], warp[:, None], thread)
-            for one in pair[k].tolist():
-                span = np.arange(int(first[k]), int(first[k]) + int(columns[k]))[None]
-                index = self.tensor.index(np.array([one]), slice(0, 128), span)
-                self._over(index, who)
-
-    def _over(self, index: np.ndarray, who) -> None:
-        cells = self.tensor.cells
-        for _, found in cells.readers.present(index):
-            if (bad := who.unordered(found)) is not None:
-                cells.report("write after read", who, index, bad, found)
-        last = cells.last.take(index)
-        if (bad := who.unordered(last)) is not None:
-            cells.report("write after write", who, index, bad, last)
-
-    # the end
-
-    def exited(self, g: Group) -> None:
-        """Lanes of a group have exited and are no longer alive."""
-        gone = ~self.wave.live[g.warps].any(axis=1)
-        warps = g.warps[gone]
-        if not len(warps):
-            return
-        self.clocks.leave(warps)
-        ctas = np.unique(warps // self.clocks.warps_per_cta)
-        alive = self.wave.live.reshape(self.wave.count, -1).any(axis=1)
-        ended = ctas[~alive[ctas]]
-        if len(ended):
-            self.ending.check(ended)
-
-    def at_end(self) -> None:
-        """The wave is over."""
-        self.shared = self.tensor = None
-        self.carried.clear()
-        self.kept.clear()
 
     def _active(self, g: Group, mask: np.ndarray | None) -> np.ndarray:
         if mask is None:

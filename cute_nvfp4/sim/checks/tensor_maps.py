@@ -6,66 +6,65 @@ by the thread that issues the copy, after the write has happened before it.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from cute_nvfp4.sim.checks import epoch as ep
+from cute_nvfp4.sim.checks.memory import Shadows
 from cute_nvfp4.sim.checks.shadow import Actor
+from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.errors import MissingProxyFence
+from cute_nvfp4.sim.frontend.model import Instruction
+from cute_nvfp4.sim.machine.events import Listener
 from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.frontend.model import Instruction
-    from cute_nvfp4.sim.machine.wave import Group
+from cute_nvfp4.sim.machine.wave import Group
 
 MAP_BYTES = 128
 
 
-class TensorMaps:
-    """Part of ``Checks``: ``map_versions`` counts the changes of each map of the launch, by address; ``map_seen`` has
-    the version that (warp, address) has acquired."""
+class TensorMaps(Listener):
+    """``versions`` counts the changes of each map of the launch, by address; ``seen`` has the version that
+    (warp, address) has acquired."""
 
-    map_versions: dict[int, int]
-    map_seen: dict[tuple[int, int], int]
+    def __init__(self, state: State, shadows: Shadows, versions: dict[int, int]) -> None:
+        self.state, self.shadows, self.versions = state, shadows, versions
+        self.seen: dict[tuple[int, int], int] = {}
 
-    def map_written(self, addresses: np.ndarray) -> None:
+    def written(self, addresses: np.ndarray) -> None:
         """tensormap.cp_fenceproxy or tensormap.replace on global memory."""
         for at in np.unique(addresses // MAP_BYTES * MAP_BYTES).tolist():
-            self.map_versions[at] = self.map_versions.get(at, 0) + 1
+            self.versions[at] = self.versions.get(at, 0) + 1
 
-    def map_acquired(self, g: Group, mask: np.ndarray | None, addr: np.ndarray, off: int) -> None:
+    def acquired(self, g: Group, mask: np.ndarray | None, addr: np.ndarray, off: int) -> None:
         """fence.proxy.tensormap::generic.acquire of the maps at ``addr + off``."""
-        if not self.map_versions:
+        if not self.versions:
             return
-        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
-        rows, cols = np.nonzero(lanes)
+        rows, cols = np.nonzero(g.lanes(mask))
         addresses = np.broadcast_to(addr, (g.n, 32))[rows, cols].astype(np.int64) + off
         for pair in {*zip(g.warps[rows].tolist(), addresses.tolist())}:
-            self.map_seen[pair] = self.map_versions.get(pair[1], 0)
+            self.seen[pair] = self.versions.get(pair[1], 0)
 
     def map_used(self, i: Instruction, warps: np.ndarray, addresses: np.ndarray) -> None:
-        """Copies by ``warps`` (k,) are issued with the maps at ``addresses`` (k,); parameters are left out."""
-        if not self.map_versions:
+        """Maps in parameters are left out: no kernel can change them."""
+        if not self.versions:
             return
         addresses = addresses.astype(np.int64)
         keep = addresses >> WINDOW_SHIFT == 0
         warps, addresses = warps[keep], addresses[keep]
         for w, at in zip(warps.tolist(), addresses.tolist()):
-            version = self.map_versions.get(at, 0)
-            if self.map_seen.get((w, at), 0) < version:
-                where = self.wave.run.memory.describe(at).partition(" is ")[2]
+            version = self.versions.get(at, 0)
+            if self.seen.get((w, at), 0) < version:
+                where = self.state.wave.run.memory.describe(at).partition(" is ")[2]
                 raise MissingProxyFence(
-                    f"{self.kernel_name}: the tensor map at {where} has been changed by the kernel, and "
-                    f"{self.reporter.thread(w, ep.MANY)} uses it at {i.where()} without "
+                    f"{self.state.title}: the tensor map at {where} has been changed by the kernel, and "
+                    f"{self.state.reporter.thread(w, ep.MANY)} uses it at {i.where()} without "
                     "fence.proxy.tensormap::generic.acquire after the change"
                 )
         if len(warps):
             self._map_read(i, warps, addresses)
 
     def _map_read(self, i: Instruction, warps: np.ndarray, addresses: np.ndarray) -> None:
-        c, label = self.clocks, self.labels.label(i)
-        thread, cluster = c.component("thread", warps)[:, None], self.cluster_of_warp[warps][:, None]
+        c, label = self.state.clocks, self.state.labels.label(i)
+        thread, cluster = c.component("thread", warps)[:, None], self.state.cluster_of_warp[warps][:, None]
         epoch = ep.pack(cluster, thread, c.now[warps][:, None])
         who = Actor(c, i, epoch, c.base(warps)[:, None], warps[:, None], thread, cluster=cluster, distinct=False)
-        self._rows_of_global(addresses[:, None], MAP_BYTES, who, False, label)
+        self.shadows.touch_global(addresses[:, None], MAP_BYTES, who, False, label)

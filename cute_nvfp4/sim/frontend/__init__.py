@@ -1,1 +1,1 @@
-"""PTX and host code, read and translated: nothing here runs an instruction."""
+"""PTX text, read and translated: nothing here runs an instruction."""

@@ -8,7 +8,7 @@ that are not active may hold anything.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -29,9 +29,8 @@ from cute_nvfp4.sim.frontend.model import (
     Symbol,
     Vector,
 )
-from cute_nvfp4.sim.frontend.special import REGISTER_BITS
-from cute_nvfp4.sim.isa.table import STORE, VIEW, Op, bits
-from cute_nvfp4.sim.machine.layout import Layout
+from cute_nvfp4.sim.frontend.opcodes import STORE, VIEW, Op, bits
+from cute_nvfp4.sim.frontend.special import BITS
 
 NOTHING = object()
 """The mask of an instruction that no lane executes."""
@@ -57,10 +56,11 @@ def constant(value: int, kind: str, type_name: str) -> np.ndarray:
 
 
 class BlockCompiler:
-    """Compiles the blocks of one kernel; ``slots`` numbers its registers."""
+    """Compiles the blocks of one kernel; ``slots`` numbers its registers. ``address`` has the state space and the
+    address in it of every variable."""
 
-    def __init__(self, kernel: Kernel, layout: Layout) -> None:
-        self.kernel, self.layout = kernel, layout
+    def __init__(self, kernel: Kernel, address: Mapping[str, tuple[str, int]]) -> None:
+        self.kernel, self.address = kernel, address
         self.slots = {name: i for i, name in enumerate(kernel.regs)}
         self.widths = {name: TYPE_BITS[kind] for name, kind in kernel.regs.items()}
         self.names: dict[str, Any] = {"np": np, "select": select, "NOTHING": NOTHING}
@@ -191,7 +191,7 @@ class BlockCompiler:
         if isinstance(o, Imm):
             return self._constant(o.value, o.kind, t)
         if isinstance(o, Special):
-            width = REGISTER_BITS.get(o.name, 32)
+            width = BITS[o.name]
             if bits(t) > width or (bits(t) < width and width != 64):
                 raise UnsupportedInstruction(f"{o.name} has {width} bits, the instruction wants {bits(t)}")
             text = f"g.special({o.name!r})"
@@ -218,9 +218,9 @@ class BlockCompiler:
         raise UnsupportedInstruction(f"register {o.name} has {width} bits, the instruction wants {bits(t)}")
 
     def _symbol(self, o: Symbol) -> tuple[str, int]:
-        if o.name not in self.layout.address:
+        if o.name not in self.address:
             raise UnsupportedInstruction(f"{o.name} is not declared")
-        return self.layout.address[o.name]
+        return self.address[o.name]
 
     def _constant(self, value: int, kind: str, t: str) -> str:
         key = (value, kind, t)

@@ -12,7 +12,7 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import UnsupportedInstruction
 from cute_nvfp4.sim.frontend.model import Address, Instruction, Kernel, Operand, Pair, Reg, Symbol, Vector
-from cute_nvfp4.sim.isa.table import Op, lookup
+from cute_nvfp4.sim.frontend.opcodes import Op, lookup
 
 EXIT = -1
 """The block index that stands for the end of the kernel."""

@@ -6,6 +6,7 @@ Scopes are kept as nested lists until their end, because a label may be used bef
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 
@@ -27,9 +28,9 @@ from cute_nvfp4.sim.frontend.model import (
     Variable,
     Vector,
 )
-from cute_nvfp4.sim.frontend.special import SPECIAL_REGISTERS
+from cute_nvfp4.sim.frontend.special import BITS
 
-_PIECE = re.compile(r"[;{}]|[^;{}]+")
+_TOKEN = re.compile(r"[;{}]|[^;{}]+")
 _DIRECTIVE = re.compile(r"\.(version|target|address_size|file|loc|section)\b\s*(.*)")
 _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 _INLINE = re.compile(r"// begin inline asm.*?// end inline asm", re.S)
@@ -99,26 +100,26 @@ def _toplevel(text: str, module: Module):
                 else:
                     _module_directive(module, name, rest)
                 continue
-        for piece in _PIECE.findall(line + " "):
+        for token in _TOKEN.findall(line + " "):
             if not buffer.strip():
                 buffer, start = "", number
-            elif piece.strip() and buffer.rstrip().endswith(":"):
+            elif token.strip() and buffer.rstrip().endswith(":"):
                 start = number  # the statement begins after its label
-            if piece == ";" and not vector_depth:
+            if token == ";" and not vector_depth:
                 statement = " ".join(buffer.split())
                 buffer = ""
                 if stack:
                     stack[-1].append((statement, start, loc))
                 elif statement:
                     yield statement, start, None
-            elif piece == "{" and not vector_depth and _opens_scope(buffer, bool(stack)):
+            elif token == "{" and not vector_depth and _opens_scope(buffer, bool(stack)):
                 if not stack:
                     header, header_line = " ".join(buffer.split()), start
                 elif buffer.strip():
                     stack[-1].append((" ".join(buffer.split()), start, loc))
                 buffer = ""
                 stack.append([])
-            elif piece == "}" and not vector_depth:
+            elif token == "}" and not vector_depth:
                 if buffer.strip():
                     stack[-1].append((" ".join(buffer.split()), start, loc))
                     buffer = ""
@@ -131,8 +132,8 @@ def _toplevel(text: str, module: Module):
                     yield header, header_line, body
                     loc = ""
             else:
-                vector_depth += (piece == "{") - (piece == "}")
-                buffer += piece
+                vector_depth += (token == "{") - (token == "}")
+                buffer += token
     if stack or buffer.strip():
         raise PtxSyntaxError(
             f"the module ends inside a statement or scope begun on line {start}: `{buffer.strip()[:80]}`"
@@ -171,16 +172,13 @@ def _variable(statement: str, line: int) -> Variable:
     if kind not in TYPE_BITS:
         raise PtxSyntaxError(f"line {line}: unknown type .{kind} in `{statement}`")
     element = TYPE_BITS[kind] // 8
-    unit = element * int(vector or 1)
-    sizes = [int(d) if d else 0 for d in re.findall(r"\[(\d*)\]", dims)]
-    count = 1
-    for size in sizes:
-        count *= size
+    size = element * int(vector or 1)
+    count = math.prod(int(d) if d else 0 for d in re.findall(r"\[(\d*)\]", dims))
     data = b""
     if init:
         numbers = [_immediate(v.strip(), line) for v in init.strip("{} ").split(",")]
         data = b"".join((v.value & ((1 << 8 * element) - 1)).to_bytes(element, "little") for v in numbers)
-    return Variable(name, space, unit * count, int(align or unit), data)
+    return Variable(name, space, size * count, int(align or size), data)
 
 
 def _kernel_header(header: str, line: int) -> Kernel:
@@ -336,7 +334,7 @@ def _operand(text: str, names: dict[str, Operand], line: int) -> Operand:
         first, second = text.split("|")
         return Pair(_operand(first.strip(), names, line), _operand(second.strip(), names, line))
     if head == "%" or text == "WARP_SZ":
-        if text in SPECIAL_REGISTERS:
+        if text in BITS:
             return Special(text)
         raise PtxSyntaxError(f"line {line}: register or special register {text} is not declared")
     if head.isdigit() or head == "-":

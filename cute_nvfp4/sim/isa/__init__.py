@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from cute_nvfp4.sim.isa import (
+from cute_nvfp4.sim.frontend.opcodes import OPCODES
+from cute_nvfp4.sim.isa import (  # noqa: F401
     atomic,
     bits,
     calls,
@@ -22,26 +23,5 @@ from cute_nvfp4.sim.isa import (
     tensormap,
     warp,
 )
-from cute_nvfp4.sim.isa.table import OPCODES
 
-__all__ = [
-    "OPCODES",
-    "atomic",
-    "bits",
-    "calls",
-    "clc",
-    "cluster",
-    "compare",
-    "control",
-    "convert",
-    "copy",
-    "fence",
-    "floats",
-    "integer",
-    "matrix",
-    "mbarrier",
-    "memory",
-    "tcgen05",
-    "tensormap",
-    "warp",
-]
+__all__ = ["OPCODES"]

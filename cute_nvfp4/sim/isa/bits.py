@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel, Pair
-from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.numerics import integer as num
 
 _WORDS = ("b16", "b32", "b64")

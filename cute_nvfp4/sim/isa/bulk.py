@@ -7,7 +7,7 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import MbarrierMisuse, OutOfBounds
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel
-from cute_nvfp4.sim.isa.table import Mods, Op, bits
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, bits
 from cute_nvfp4.sim.machine.engine import issue_rows
 from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT
 from cute_nvfp4.sim.tma.bulk_copy import BulkLoad, BulkStore, SharedCopy, ValueStore
@@ -83,8 +83,7 @@ def global_address(copy: Copy, address: np.ndarray) -> np.ndarray:
 def bulk(i: Instruction, m: Mods, reduce: bool) -> Op:
     """The builder of every instruction with ``bulk`` and without ``tensor``; ``cp … bulk`` has been consumed."""
     if not reduce and m.take("prefetch"):
-        m.take("L2", required=True)
-        m.take("global", required=True)
+        m.words("L2", "global")
         hint = ("b64",) if m.take("L2::cache_hint") else ()
         return Op(lambda g, mask, *rest: None, (), ("addr", "u32", *hint), "cache", context=True)
     to = m.take("shared::cluster", "shared::cta", "global", required=True)

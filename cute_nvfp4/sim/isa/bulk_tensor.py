@@ -7,8 +7,8 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import Misaligned, OutOfBounds
 from cute_nvfp4.sim.frontend.model import Address, Instruction, Vector
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op
 from cute_nvfp4.sim.isa.bulk import own_shared, pick, targets
-from cute_nvfp4.sim.isa.table import Mods, Op
 from cute_nvfp4.sim.machine.engine import issue_rows
 from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.tma import memory
@@ -143,8 +143,7 @@ def _locate(copy: TensorCopy, m: TensorMap, mode: str, rank: int, place: np.ndar
 def read_maps(wave, i: Instruction, warps: np.ndarray, lanes: np.ndarray, address: np.ndarray):
     """[(rows, tensor map)] of the maps at ``address`` (k,), read from memory now; raises for one that is none."""
     address = address.astype(np.uint64)
-    if wave.checks is not None:
-        wave.checks.map_used(i, warps, address)
+    wave.events.map_used(i, warps, address)
     if len(address) == 1 or (address == address[0]).all():
         return [(np.arange(len(address)), _read_map(wave, i, int(warps[0]), int(lanes[0]), int(address[0])))]
     by_map: dict[TensorMap, list[int]] = {}

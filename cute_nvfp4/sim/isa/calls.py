@@ -9,17 +9,14 @@ from __future__ import annotations
 import re
 import sys
 from functools import partial
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_nvfp4.sim.errors import OutOfBounds, Trap
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel, Symbol
-from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT, WINDOWS
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Group
+from cute_nvfp4.sim.machine.wave import Group
 
 _CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d*))?(hh|h|ll|l|j|z|t|L)?(.)", re.S)
 _LOW = (1 << WINDOW_SHIFT) - 1
@@ -39,7 +36,7 @@ def _call(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 def _threads(g: Group, mask: np.ndarray | None, *values: np.ndarray):
     """(row, lane, the values of that thread) of the active threads, in the order of warps and lanes."""
-    lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+    lanes = g.lanes(mask)
     wide = [np.broadcast_to(v, (g.n, 32)) for v in values]
     for row, lane in np.argwhere(lanes).tolist():
         yield row, lane, [int(v[row, lane]) for v in wide]

@@ -6,7 +6,7 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import Misaligned
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel
-from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending, issue_rows
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import Deadlock
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel
-from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.machine.cluster import OFFSET_MASK, RANK_SHIFT
 from cute_nvfp4.sim.machine.engine import RowWait
 from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT, WINDOWS
@@ -48,15 +48,14 @@ def cluster_barrier(i: Instruction, m: Mods) -> Op:
 
         def arrive(g, mask):
             wave = g.wave
-            lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+            lanes = g.lanes(mask)
             again = wave.cluster_barrier.arrive(g.warps, lanes, wave.live)
             if again.any():
                 row, lane = np.argwhere(again)[0]
                 who = wave.thread(int(g.warps[row]), int(lane))
                 raise Deadlock(f"{i.where()}: {who} arrives again before it has waited")
             wave.progress += 1
-            if wave.checks is not None:
-                wave.checks.cluster_arrive(g, lanes, order != "relaxed")
+            wave.events.cluster_arrived(g, lanes, order != "relaxed")
 
         return Op(arrive, (), (), "barrier", context=True, converge=converge)
 
@@ -80,8 +79,7 @@ def cluster_barrier(i: Instruction, m: Mods) -> Op:
 
         def then(group, warps):
             wave.cluster_barrier.leave(warps, _lanes_of(g, warps, lanes))
-            if wave.checks is not None:
-                wave.checks.cluster_wait(group, group.lanes())
+            wave.events.cluster_waited(group, group.lanes())
 
         return RowWait(g, i, passed, (g.warps,), say, then)
 

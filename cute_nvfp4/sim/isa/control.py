@@ -4,8 +4,8 @@ Communication Instructions")."""
 from __future__ import annotations
 
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.isa.cluster import cluster_barrier
-from cute_nvfp4.sim.isa.table import Mods, Op, opcode
 
 _ALL = Imm(0)
 """The thread count that stands for every live thread of the CTA."""
@@ -62,8 +62,7 @@ def _bar(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 
 def _warp_sync(g, mask, members) -> None:
-    if g.wave.checks is not None:
-        g.wave.checks.warp_synced(g, mask)
+    g.wave.events.warp_synced(g, mask)
 
 
 @opcode("nanosleep", "pmevent")
@@ -76,8 +75,7 @@ def _sleep(i: Instruction, m: Mods, k: Kernel) -> Op:
 def _setmaxnreg(i: Instruction, m: Mods, k: Kernel) -> Op:
     """Registers move between warps; how many there are decides nothing here."""
     m.take("inc", "dec", required=True)
-    m.take("sync", required=True)
-    m.take("aligned", required=True)
+    m.words("sync", "aligned")
     m.type("u32")
     count = i.operands[0]
     if not isinstance(count, Imm) or count.value % 8 or not 24 <= count.value <= 256:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel
-from cute_nvfp4.sim.isa.table import Mods, Op, bits, opcode
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, bits, opcode
 from cute_nvfp4.sim.numerics import half, narrow, single
 
 _INTS = tuple(f"{k}{n}" for k in "us" for n in (8, 16, 32, 64))
@@ -62,7 +62,7 @@ def _int_to_int(d: str, s: str, sat: bool, rounding: str, m: Mods):
 
 
 def _float_to_int(d: str, s: str, rounding: str, ftz: bool, m: Mods):
-    """Saturates always; NaN gives 0, or the sign bit alone where the source or the result has 64 bits."""
+    """Saturates always; NaN gives 0, or only the sign bit where the source or the result has 64 bits."""
     if rounding not in _TO_INT:
         raise m.refuse("a conversion to an integer needs .rni, .rzi, .rmi or .rpi")
     target, integral = _numpy(d), _TO_INT[rounding]

@@ -5,14 +5,16 @@ A thread's addresses are bound when it issues the copy; the bytes move when the 
 
 from __future__ import annotations
 
+import functools
+
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel, Reg
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.isa import bulk, bulk_tensor
-from cute_nvfp4.sim.isa.table import Mods, Op, opcode
 from cute_nvfp4.sim.machine import access, bulk_groups
 from cute_nvfp4.sim.machine.access import Access
-from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending
+from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending, Spans
 
 KIND = "cp_async"
 
@@ -68,7 +70,7 @@ class AsyncCopy(Pending):
         # The group goes on; what the copy needs of it is who the threads are.
         self.issuer = type(g)(g.wave, g.block, g.warps, g.mask, [])
         self.mask, self.move = mask, move
-        rows, lanes = np.nonzero(g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32)))
+        rows, lanes = np.nonzero(g.lanes(mask))
         self.warps, self.lanes = g.warps[rows], lanes
         self.ctas = g.wave.cta_of_warp[self.warps]
         self.addresses = [np.broadcast_to(a, (g.n, 32))[rows, lanes].astype(np.int64) for a in (dst, src)]
@@ -84,11 +86,11 @@ class AsyncCopy(Pending):
     def footprints(self, wave) -> list[Footprint]:
         to, source = self.addresses
         _, offset = wave.resolve(self.ctas, to.astype(np.uint32), self.instruction.where())
-        units = (offset & ~np.int64(15))[:, None]
-        found = [Footprint("shared", True, self.ctas, units)]
+        chunks = (offset & ~np.int64(15))[:, None]
+        found = [Footprint("shared", True, self.ctas, chunks)]
         if len(self.reads):
             ctas, address = self.ctas[self.reads], source[self.reads, None]
-            found.insert(0, Footprint("global", False, ctas, (address, self.size), rows=self.reads))
+            found.insert(0, Footprint("global", False, ctas, Spans(address, self.size), self.reads))
         return found
 
 
@@ -131,13 +133,13 @@ def _copy(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 def _partial(g, i: Instruction, mask, src, src_off: int, count, words: int, cache: str):
     """Reads only the first ``count`` bytes of each lane; the rest are zeros."""
-    lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+    lanes = g.lanes(mask)
     count = np.broadcast_to(count, (g.n, 32))
     byte = Access(i, "global", 1, 1, "load", (cache,), counted=False)
-    if g.wave.run.counting and (asks := lanes & (count > 0)).any():
+    if (asks := lanes & (count > 0)).any():
         whole = Access(i, "global", 4, words, "load", (cache,))
         size = int(np.minimum(count, 4 * words)[asks].sum())
-        g.wave.run.counters.memory(g, whole, "global", src.astype(np.int64) + src_off, asks, size)
+        g.wave.events.requested(g, whole, src.astype(np.int64) + src_off, asks, size)
     out = [np.zeros((g.n, 32), "u4") for _ in range(words)]
     for b in range(4 * words):
         wanted = lanes & (count > b)
@@ -156,25 +158,19 @@ def _arrive(i: Instruction, m: Mods) -> Op:
     m.type("b64")
 
     def fn(g, mask, addr, off):
-        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
-        rows, cols = np.nonzero(lanes)
+        rows, cols = np.nonzero(g.lanes(mask))
         address = np.broadcast_to(addr, (g.n, 32))[rows, cols] + addr.dtype.type(off)
         wave, warps = g.wave, g.warps[rows]
         cta, offset = wave.resolve(wave.cta_of_warp[warps], address, i.where())
         held = bulk_groups.groups(wave, KIND)
-        if wave.checks is not None:
-            wave.checks.copies_arrive(g, i, rows, cols, cta, offset)
+        wave.events.copies_arrive(g, i, rows, cols, cta, offset)
         if not keep:
             slot = wave.mbarriers.find(i.where(), cta, offset)
             np.add.at(wave.mbarriers.pending, (cta, slot), 1)
         for k in range(len(warps)):
             copies = held.open_copies(warps[k : k + 1], cols[k : k + 1])
-            held.when_done(copies, lambda k=k: _arrived(g, i, warps[k], cols[k], cta[k : k + 1], offset[k : k + 1]))
+            held.when_done(
+                copies, functools.partial(wave.mbarriers.arrive, i.where(), cta[k : k + 1], offset[k : k + 1])
+            )
 
     return Op(fn, (), ("addr",), "mbarrier", context=True)
-
-
-def _arrived(g, i: Instruction, warp, lane, cta, offset) -> None:
-    g.wave.mbarriers.arrive(i.where(), cta, offset)
-    if g.wave.checks is not None:
-        g.wave.checks.copies_arrived(i, warp, lane, cta, offset)

@@ -4,7 +4,7 @@ value; the checks learn from it what it orders."""
 from __future__ import annotations
 
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel
-from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 
@@ -22,8 +22,7 @@ def _fence(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.flag("proxy"):
         return _proxy(i, m)
     if m.flag("mbarrier_init"):
-        m.take("release", required=True)
-        m.take("cluster", required=True)
+        m.words("release", "cluster")
         return _plain(i)
     order = m.take("sc", "acq_rel", "acquire", "release", default="acq_rel")
     if order in ("acquire", "release"):
@@ -54,7 +53,6 @@ def _proxy(i: Instruction, m: Mods) -> Op:
 
 def _plain(i: Instruction, src: tuple = ()) -> Op:
     def fn(g, mask, *address):
-        if g.wave.checks is not None:
-            g.wave.checks.fenced(g, i, mask, *address)
+        g.wave.events.fenced(g, i, mask, *address)
 
     return Op(fn, (), src, "fence", context=True)

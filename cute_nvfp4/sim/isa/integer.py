@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel, Reg
-from cute_nvfp4.sim.isa.table import VIEW, Builder, Mods, Op, opcode
+from cute_nvfp4.sim.frontend.opcodes import VIEW, Builder, Mods, Op, opcode
 from cute_nvfp4.sim.numerics import integer as num
 
 INTS = ("u16", "u32", "u64", "s16", "s32", "s64")

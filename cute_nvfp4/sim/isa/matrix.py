@@ -14,7 +14,7 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import InvalidLanes, UnsupportedInstruction
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel
-from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.machine import access
 from cute_nvfp4.sim.machine.access import Access
 from cute_nvfp4.sim.numerics import fragments, half, single
@@ -47,11 +47,9 @@ def _wide(g, registers) -> list[np.ndarray]:
 def _mma(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.take("sp", "sp::ordered_metadata"):
         raise m.refuse("sparse mma is not modelled")
-    m.take("sync", required=True)
-    m.take("aligned", required=True)
+    m.words("sync", "aligned")
     shape = m.take(*_SHAPES, required=True)
-    m.take("row", required=True)
-    m.take("col", required=True)
+    m.words("row", "col")
     m.take("kind::f8f6f4")
     saturate = m.flag("satfinite")
     d, a = m.type("f32", "f16", "s32"), m.type(*_ELEMENTS)
@@ -149,8 +147,7 @@ def _tiles(i: Instruction, m: Mods) -> _Tiles:
 @opcode("ldmatrix", "stmatrix")
 def _ldmatrix(i: Instruction, m: Mods, k: Kernel) -> Op:
     """Each row of 16 bytes is at the address of its own lane: row r of matrix j at that of lane ``rows * j + r``."""
-    m.take("sync", required=True)
-    m.take("aligned", required=True)
+    m.words("sync", "aligned")
     tiles = _tiles(i, m)
     lanes, rows = tiles.count * tiles.rows, tiles.rows
     registers = ("b32",) * (tiles.count * tiles.each)
@@ -189,8 +186,7 @@ def _ldmatrix(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 @opcode("movmatrix")
 def _movmatrix(i: Instruction, m: Mods, k: Kernel) -> Op:
-    for part in ("sync", "aligned", "m8n8", "trans", "b16"):
-        m.take(part, required=True)
+    m.words("sync", "aligned", "m8n8", "trans", "b16")
 
     def fn(g, mask, a):
         _whole_warp(g, mask, i)

@@ -6,7 +6,7 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import MbarrierMisuse
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel, Sink
-from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.machine.engine import Wait
 from cute_nvfp4.sim.machine.mbarrier import Mbarriers
 
@@ -49,8 +49,7 @@ def _order(m: Mods) -> bool:
 
 def _where(g, mask, addr: np.ndarray, off: int, i: Instruction):
     """(rows, lanes, CTA, offset) of every lane that executes."""
-    active = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
-    rows, lanes = np.nonzero(active)
+    rows, lanes = np.nonzero(g.lanes(mask))
     address = np.broadcast_to(addr, (g.n, 32))[rows, lanes] + addr.dtype.type(off)
     cta, offset = g.wave.resolve(g.wave.cta_of_warp[g.warps[rows]], address, i.where())
     return rows, lanes, cta, offset
@@ -90,8 +89,7 @@ def _init(i: Instruction, m: Mods, kind: str) -> Op:
         rows, lanes, cta, offset = _where(g, mask, addr, off, i)
         _own(g, cta, rows, i, "shared")
         g.wave.mbarriers.init(i.where(), cta, offset, _at(count, g, rows, lanes))
-        if g.wave.checks is not None:
-            g.wave.checks.mbarrier_init(g, i, rows, lanes, cta, offset)
+        g.wave.events.mbarrier_initialised(g, i, rows, lanes, cta, offset)
 
     return Op(fn, (), ("addr", "u32"), "mbarrier", context=True)
 
@@ -103,8 +101,7 @@ def _inval(i: Instruction, m: Mods, kind: str) -> Op:
     def fn(g, mask, addr, off):
         rows, lanes, cta, offset = _where(g, mask, addr, off, i)
         _own(g, cta, rows, i, "shared")
-        if g.wave.checks is not None:
-            g.wave.checks.mbarrier_inval(g, i, rows, lanes, cta, offset)
+        g.wave.events.mbarrier_invalidated(g, i, rows, lanes, cta, offset)
         g.wave.mbarriers.invalidate(i.where(), cta, offset)
 
     return Op(fn, (), ("addr",), "mbarrier", context=True)
@@ -135,16 +132,15 @@ def _arrive(i: Instruction, m: Mods, kind: str) -> Op:
         if expect:
             table.expect_tx(i.where(), cta, offset, number)
         slot = table.find(i.where(), cta, offset)
-        checks = g.wave.checks
+        events = g.wave.events
         arrivals = np.ones(len(rows), np.int64) if expect else np.broadcast_to(number, rows.shape)
         if drop:
             np.subtract.at(table.count, (cta, slot), arrivals)
         pending, phase = np.empty(len(rows), np.int64), np.empty(len(rows), np.int64)
         # a phase that ends among these arrivals must not know of the later ones: then they come one by one
-        for k in _parts(table, cta, slot, arrivals) if checks is not None else [slice(None)]:
+        for k in _parts(table, cta, slot, arrivals) if events.hears("mbarrier_arrives") else [slice(None)]:
             pending[k] = table.pending[cta[k], slot[k]]
-            if checks is not None:
-                checks.mbarrier_arrive(g, i, rows[k], lanes[k], cta[k], offset[k], ordered)
+            events.mbarrier_arrives(g, i, rows[k], lanes[k], cta[k], offset[k], ordered)
             phase[k] = table.arrive(i.where(), cta[k], offset[k], arrivals[k])
         state = np.zeros((g.n, 32), np.uint64)
         state[rows, lanes] = (pending << _PHASE_BITS | phase).astype(np.uint64)
@@ -216,8 +212,8 @@ def _poll(i: Instruction, m: Mods, kind: str) -> Op:
             # The ISA lets try_wait give up although the phase is over. That the next one says yes is a change.
             wave.effects += int(done.any())
             return np.zeros(shape, bool)
-        if wave.checks is not None and done.any():
-            wave.checks.mbarrier_wait(g, i, mask, done, cta, slot, ordered)
+        if done.any():
+            wave.events.mbarrier_passed(g, i, mask, done, cta, slot, ordered)
         return done
 
     src = ("addr", "u32" if parity else "b64", *(("u32",) if hint else ()))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Address, Imm, Instruction, Kernel, Reg, Sink, Special, Symbol, Vector
-from cute_nvfp4.sim.isa.table import WIDE, Mods, Op, bits, opcode
+from cute_nvfp4.sim.frontend.opcodes import WIDE, Mods, Op, bits, opcode
+from cute_nvfp4.sim.isa.bulk import st_async
 from cute_nvfp4.sim.machine import access
 from cute_nvfp4.sim.machine.access import Access
 from cute_nvfp4.sim.machine.cluster import RANK_SHIFT
@@ -70,7 +71,7 @@ def _vector(m: Mods, space: str) -> tuple[int, str]:
 
 
 def _elements(count: int, t: str) -> tuple[int, tuple]:
-    """Unit size in bytes and register types of a vector; b128 is not modelled as a register."""
+    """Size of an element in bytes and register types of a vector; b128 is not modelled as a register."""
     return bits(t) // 8, (t,) if count == 1 else (tuple([t] * count),)
 
 
@@ -89,13 +90,13 @@ def _ld(i: Instruction, m: Mods, k: Kernel) -> Op:
     count, t = _vector(m, space)
     if t == "b128":
         raise m.refuse("b128 registers are not modelled")
-    unit, dst = _elements(count, t)
+    size, dst = _elements(count, t)
     _check_address(i.operands[1], space, m, k)
-    a = Access(i, space, unit, count, "load", (*([order] if order else []), *policy))
+    a = Access(i, space, size, count, "load", (*([order] if order else []), *policy))
     klass = f"load.{space}"
     hint = ("b64",) if "L2::cache_hint" in policy else ()
-    raw = f"b{8 * unit}"
-    view = {"f32": "f4", "f64": "f8"}.get(t, t[0].replace("s", "i").replace("b", "u") + str(unit))
+    raw = f"b{8 * size}"
+    view = {"f32": "f4", "f64": "f8"}.get(t, t[0].replace("s", "i").replace("b", "u") + str(size))
 
     def fn(g, mask, addr, off, *_):
         out = access.load(g, a, mask, addr, off)
@@ -109,18 +110,16 @@ def _ld(i: Instruction, m: Mods, k: Kernel) -> Op:
 @opcode("st")
 def _st(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.flag("async"):
-        from cute_nvfp4.sim.isa.bulk import st_async
-
         return st_async(i, m, k)
     order, space = _order_and_space(m)
     policy = _policy(m)
     count, t = _vector(m, space)
     if t == "b128" or space == "param":
         raise m.refuse("b128 registers and stores to parameters are not modelled")
-    unit, src = _elements(count, t)
+    size, src = _elements(count, t)
     _check_address(i.operands[0], space, m, k)
-    a = Access(i, space, unit, count, "store", (*([order] if order else []), *policy))
-    raw = f"b{8 * unit}"
+    a = Access(i, space, size, count, "store", (*([order] if order else []), *policy))
+    raw = f"b{8 * size}"
     src = (raw,) if count == 1 else (tuple([raw] * count),)
     hint = ("b64",) if "L2::cache_hint" in policy else ()
 

@@ -7,8 +7,8 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import TensorMemoryError
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.isa import tcgen05_mma, tcgen05_move
-from cute_nvfp4.sim.isa.table import Mods, Op, opcode
 from cute_nvfp4.sim.machine import access
 from cute_nvfp4.sim.machine.access import Access
 from cute_nvfp4.sim.machine.engine import RowWait, issue_rows
@@ -33,8 +33,7 @@ def cta_group(m: Mods) -> int:
 
 
 def _aligned(m: Mods) -> None:
-    m.take("sync", required=True)
-    m.take("aligned", required=True)
+    m.words("sync", "aligned")
 
 
 def per_warp(g, value: np.ndarray) -> np.ndarray:
@@ -53,8 +52,7 @@ def _alloc(i: Instruction, m: Mods, k: Kernel) -> Op:
         """Takes the columns of the rows that may go, and writes their bases to shared memory."""
         memory = g.wave.tensor_memory
         base = np.array([memory.allocate(int(c), int(n)) for c, n in zip(cta, columns)], np.uint32)
-        if g.wave.checks is not None:
-            g.wave.checks.tensor_allocated(cta, base, columns)
+        g.wave.events.tensor_allocated(cta, base, columns)
         lane0 = np.broadcast_to(np.arange(32) == 0, (g.n, 32))
         access.store(g, word, lane0, np.broadcast_to(address[:, None], (g.n, 32)), 0, (base[:, None],))
 
@@ -110,8 +108,7 @@ def _dealloc(i: Instruction, m: Mods, k: Kernel) -> Op:
         memory = g.wave.tensor_memory
         memory.same_group(i.where(), group)
         ctas, first, count = g.wave.cta_of_warp[g.warps], per_warp(g, address), per_warp(g, columns)
-        if g.wave.checks is not None:
-            g.wave.checks.tensor_freed(i, g.warps, ctas, first & 0xFFFF, count, pair(g.wave, ctas, group))
+        g.wave.events.tensor_freed(i, g.warps, ctas, first & 0xFFFF, count, pair(g.wave, ctas, group))
         for cta, at, columns_ in zip(ctas.tolist(), first.tolist(), count.tolist()):
             memory.free(i.where(), cta, at, columns_)
 
@@ -138,19 +135,16 @@ def _wait(i: Instruction, m: Mods, k: Kernel) -> Op:
 
     def fn(g, mask):
         tcgen05_move.whole_warp(g, mask, i)
-        if g.wave.checks is not None:
-            g.wave.checks.tensor_waited(g, mask, kind)
+        g.wave.events.tensor_waited(g, mask, kind)
 
     return Op(fn, (), (), "tensor", context=True, converge=-1)
 
 
 def _fence(i: Instruction, m: Mods, k: Kernel) -> Op:
     """tcgen05.fence::before_thread_sync, ::after_thread_sync order nothing that is not in order here."""
-    before = i.mods[0] == "fence::before_thread_sync"
 
     def fn(g, mask):
-        if g.wave.checks is not None:
-            g.wave.checks.tensor_fenced(g, mask, before)
+        g.wave.events.tensor_fenced(g, mask)
 
     return Op(fn, (), (), "tensor", context=True)
 
@@ -204,7 +198,7 @@ def _cp(i: Instruction, m: Mods, k: Kernel) -> Op:
             if one.lanes.max() > 127:
                 raise TensorMemoryError(f"{i.where()}: lanes from {one.lane} on do not all exist")
             for cta in pair(wave, one.ctas, group).T:
-                wave.tensor_memory.require(i.where(), cta, one.column, 4 * one.units.shape[1])
+                wave.tensor_memory.require(i.where(), cta, one.column, 4 * one.chunks.shape[1])
             wave.engines.submit(one)
 
     return Op(fn, (), ("addr", "b64"), "tensor", context=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import TensorMemoryError, UnsupportedInstruction
 from cute_nvfp4.sim.frontend.model import Address, Imm, Instruction, Kernel, Vector
-from cute_nvfp4.sim.isa.table import Mods, Op
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op
 from cute_nvfp4.sim.machine.engine import issue_rows
 from cute_nvfp4.sim.tcgen05 import descriptor, instruction
 from cute_nvfp4.sim.tcgen05.descriptor import DescriptorError
@@ -187,12 +187,12 @@ class Issue:
             )
 
     def check(self, one: Mma) -> None:
-        """Tensor memory must be allocated, operands must be whole units."""
+        """Tensor memory must be allocated, operands must be whole chunks."""
         memory, where, spec = self.wave.tensor_memory, self.i.where(), one.spec
         d = spec.idesc
         for mn, rows, t in ((d.a_mn_major, d.m // spec.cta_group, d.a), (d.b_mn_major, d.n // spec.cta_group, d.b)):
             if mn and rows * operand_bits(t) % 128:
-                raise DescriptorError(f"{where}: {rows} MN-major elements of {t} are not whole 16-byte units")
+                raise DescriptorError(f"{where}: {rows} MN-major elements of {t} are not whole 16-byte chunks")
         columns = [(one.d, one.width)] + ([(one.a, 8)] if spec.a is None else [])
         columns += one.scale_spans()
         for cta in pair(self.wave, one.ctas, spec.cta_group).T:

@@ -8,10 +8,11 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import InvalidLanes, TensorMemoryError
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel
-from cute_nvfp4.sim.isa.table import Mods, Op
-from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op
+from cute_nvfp4.sim.machine.engine import Cells, Completion, Footprint, Pending
+from cute_nvfp4.sim.machine.tensor_memory import COLUMNS, LANES
 from cute_nvfp4.sim.numerics import single
-from cute_nvfp4.sim.tcgen05.layouts import COLUMNS, LANES, Movement, movement
+from cute_nvfp4.sim.tcgen05.layouts import Movement, movement
 
 _SHAPES = ("32x32b", "16x64b", "16x128b", "16x256b", "16x32bx2")
 _MOST = {"16x128b": 64, "16x256b": 32}
@@ -68,8 +69,7 @@ class Move(Pending):
         out = []
         for lane in np.unique(self.lane).tolist():
             rows = np.flatnonzero(self.lane == lane)
-            lanes = slice(lane, lane + self.movement.lanes)
-            cells = lanes, self.column[rows, None] + columns
+            cells = Cells(slice(lane, lane + self.movement.lanes), self.column[rows, None] + columns)
             out.append(Footprint("tensor", self.write, self.ctas[rows], cells, rows))
         return out
 
@@ -96,8 +96,7 @@ class _Form:
     """The modifiers and operands that loads and stores share."""
 
     def __init__(self, i: Instruction, m: Mods, packing: str, split_at: int) -> None:
-        m.take("sync", required=True)
-        m.take("aligned", required=True)
+        m.words("sync", "aligned")
         self.i = i
         self.shape = m.take(*_SHAPES, required=True)
         self.num = int(m.take(*(f"x{1 << j}" for j in range(8)), required=True)[1:])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel
-from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.machine import access
 from cute_nvfp4.sim.machine.access import Access
 from cute_nvfp4.sim.tma.descriptor import ELEMTYPES, code_of
@@ -42,8 +42,7 @@ def _dimension(field: str, ord_: int) -> tuple[tuple[int, int, int, int], ...]:
 def _tensormap(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.take("cp_fenceproxy"):
         return _copy(i, m)
-    m.take("replace", required=True)
-    m.take("tile", required=True)
+    m.words("replace", "tile")
     field = m.take(*_SCALAR, "elemtype", "box_dim", "global_dim", "element_stride", "global_stride", required=True)
     space = _SPACES.get(m.take(*_SPACES), "generic")
     m.take("b1024", required=True)
@@ -65,11 +64,11 @@ def _tensormap(i: Instruction, m: Mods, k: Kernel) -> Op:
     align = Access(i, space, 128, 1, "store")
 
     def fn(g, mask, addr, off, *given):
-        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+        lanes = g.lanes(mask)
         if not change:
             new = np.broadcast_to(given[-1], (g.n, 32)).astype(np.uint64) - np.uint64(less)
-        pieces = change or [(word, bit, width, new >> np.uint64(first)) for word, bit, width, first in parts]
-        for word, bit, width, bits_ in pieces:
+        fields = change or [(word, bit, width, new >> np.uint64(first)) for word, bit, width, first in parts]
+        for word, bit, width, bits_ in fields:
             old = access.load(g, read, lanes, addr, off + 8 * word)
             kept = np.uint64(((1 << width) - 1) << bit)
             put = np.asarray(bits_, np.uint64) << np.uint64(bit) & kept
@@ -91,12 +90,10 @@ def _element_type(index: int) -> list[tuple[int, int, int, int]]:
 
 def _copy(i: Instruction, m: Mods) -> Op:
     """Copies 128 bytes from shared to global memory and makes them visible to the tensor-map proxy."""
-    for word in ("global", "shared::cta", "tensormap::generic"):
-        m.take(word, required=True)
+    m.words("global", "shared::cta", "tensormap::generic")
     m.take("release", required=True)
     m.take("cta", "cluster", "gpu", "sys", required=True)
-    m.take("sync", required=True)
-    m.take("aligned", required=True)
+    m.words("sync", "aligned")
     size = i.operands[2] if len(i.operands) > 2 else None
     if not isinstance(size, Imm) or size.value != 128:
         raise m.refuse("the size must be 128")
@@ -108,8 +105,7 @@ def _copy(i: Instruction, m: Mods) -> Op:
         first = np.zeros((g.n, 32), bool)
         first[np.arange(g.n), lanes.argmax(axis=1)] = True
         access.store(g, write, first, dst, dst_off, access.load(g, read, lanes, src, src_off))
-        if g.wave.checks is not None:
-            # No lane goes on before all have executed it (.sync).
-            g.wave.checks.warp_synced(g, None)
+        # No lane goes on before all have executed it (.sync).
+        g.wave.events.warp_synced(g, None)
 
     return Op(fn, (), ("addr", "addr", "static"), "tensormap", context=True, converge=-1)

@@ -9,14 +9,14 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import InvalidLanes
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel, Pair
-from cute_nvfp4.sim.isa.table import Mods, Op, opcode
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.numerics import single
 from cute_nvfp4.sim.numerics.lanes import LANES, ballot, members, reduce_lanes, shuffle_source
 
 
 def participants(g, mask, member_mask: np.ndarray, i: Instruction) -> np.ndarray:
     """(n, 32) lanes of each lane's member mask that execute now; a lane that is not in its own mask is an error."""
-    lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+    lanes = g.lanes(mask)
     if member_mask.size == 1 and member_mask.item() == 0xFFFFFFFF:
         return lanes
     named = np.broadcast_to(members(member_mask), (g.n, 32)) if member_mask.shape[1] == 1 else None
@@ -73,7 +73,7 @@ def _activemask(i: Instruction, m: Mods, k: Kernel) -> Op:
     m.type("b32")
 
     def fn(g, mask):
-        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+        lanes = g.lanes(mask)
         return ballot(lanes, lanes)
 
     return Op(fn, ("b32",), (), "warp", context=True)

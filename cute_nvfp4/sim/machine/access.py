@@ -6,41 +6,20 @@ stores to one address the last lane's stays: the ISA leaves this open, a simulat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from cute_nvfp4.sim.errors import Misaligned, OutOfBounds, ReadOnlyWrite
-from cute_nvfp4.sim.frontend.model import Instruction
-from cute_nvfp4.sim.frontend.regions import Region
+from cute_nvfp4.sim.errors import LaunchError, Misaligned, OutOfBounds, ReadOnlyWrite
 from cute_nvfp4.sim.machine.cluster import OFFSET_MASK, RANK_SHIFT
+from cute_nvfp4.sim.machine.global_memory import Region
+from cute_nvfp4.sim.machine.launched import Run
 from cute_nvfp4.sim.machine.layout import SHARED_BASE, WINDOW_SHIFT, WINDOWS
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Group
+from cute_nvfp4.sim.machine.requests import Access
+from cute_nvfp4.sim.machine.wave import Group
 
 _WINDOW_NAMES = {v: k for k, v in WINDOWS.items()}
 _LOW = (1 << WINDOW_SHIFT) - 1
-
-
-@dataclass(frozen=True)
-class Access:
-    """What is fixed about a memory instruction: ``count`` elements of ``unit`` bytes in ``space``; ``kind`` is
-    "load", "store" or "atomic"; ``policy`` has the cache qualifiers as written; ``counted`` is false for a part of an
-    access that is counted as a whole."""
-
-    instruction: Instruction
-    space: str
-    unit: int
-    count: int
-    kind: str
-    policy: tuple[str, ...] = ()
-    counted: bool = True
-
-    @property
-    def total(self) -> int:
-        return self.unit * self.count
 
 
 def split_generic(g: Group, a: Access, mask, addr: np.ndarray, off: int):
@@ -157,15 +136,11 @@ def load(g: Group, a: Access, mask, addr: np.ndarray, off: int) -> Any:
 
 def _load(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int) -> Any:
     if space == "param" and addr.size == 1:
-        return g.wave.run.read_param(a, int(addr.item()) + off)
+        return _parameter(g.wave.run, a, int(addr.item()) + off)
     host, m, region = locate(g, a, space, mask, addr, off)
-    run = g.wave.run
-    if run.counting and a.counted:
-        run.counters.memory(g, a, space, host, mask)
-    if g.wave.checks is not None:
-        if region is None:
-            inside(g, a, host, m)
-        g.wave.checks.load(g, a, space, host, mask)
+    if region is None:
+        inside(g, a, host, m)
+    g.wave.events.load(g, a, space, host, mask)
     flat = host if m is None else host[m]
     if region is not None:
         rows = _gather(region, a, flat)
@@ -180,14 +155,29 @@ def _load(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int) -> 
     return tuple(np.ascontiguousarray(rows[..., j]) for j in range(a.count))
 
 
+def _parameter(run: Run, a: Access, offset: int) -> Any:
+    """Parameter bytes as (1, 1) arrays."""
+    key = (offset, a.element, a.count)
+    if key not in run.parameters_read:
+        raw = run.params.rows(1, 1)[1][max(offset, 0) : offset + a.total].copy()
+        values = raw[: len(raw) // a.element * a.element].view(f"u{a.element}")
+        if len(values) != a.count or offset % a.total:
+            raise LaunchError(
+                f"{a.instruction.where()}: bytes {offset}..{offset + a.total} of {run.params.size} parameter bytes"
+            )
+        arrays = tuple(v.reshape(1, 1) for v in values)
+        run.parameters_read[key] = arrays if a.count > 1 else arrays[0]
+    return run.parameters_read[key]
+
+
 def _gather(region: Region, a: Access, flat: np.ndarray) -> np.ndarray:
-    first, rows = region.rows(a.unit, a.total)
+    first, rows = region.rows(a.element, a.total)
     return rows.take((flat - first) >> (a.total.bit_length() - 1), axis=0)
 
 
 def _gather_many(g: Group, a: Access, host, m, flat: np.ndarray) -> np.ndarray:
     shape = flat.shape if a.count == 1 else (*flat.shape, a.count)
-    out = np.empty(shape, f"u{a.unit}")
+    out = np.empty(shape, f"u{a.element}")
     for region, at in by_region(g, a, host, m, flat):
         out[at] = _gather(region, a, flat[at])
     return out
@@ -221,13 +211,9 @@ def store(g: Group, a: Access, mask, addr: np.ndarray, off: int, values: tuple[n
     g.wave.effects += 1
     for space, part, at, o in parts:
         host, m, region = locate(g, a, space, part, at, o)
-        run = g.wave.run
-        if run.counting:
-            run.counters.memory(g, a, space, host, part)
-        if g.wave.checks is not None:
-            if region is None:
-                inside(g, a, host, m)
-            g.wave.checks.store(g, a, space, host, part, values)
+        if region is None:
+            inside(g, a, host, m)
+        g.wave.events.store(g, a, space, host, part, values)
         shape = np.broadcast_shapes(host.shape, *(v.shape for v in values))
         m = reduce_mask(part, shape)
         flat = np.broadcast_to(host, shape)
@@ -236,11 +222,11 @@ def store(g: Group, a: Access, mask, addr: np.ndarray, off: int, values: tuple[n
         columns = [c.ravel() if m is None else c[m] for c in columns]
         data = columns[0] if a.count == 1 else np.stack(columns, axis=-1)
         if region is not None:
-            first, rows = region.rows(a.unit, a.total)
+            first, rows = region.rows(a.element, a.total)
             rows[(flat - first) >> (a.total.bit_length() - 1)] = data
             continue
         for where, chosen in by_region(g, a, np.broadcast_to(host, shape), m, flat):
-            first, rows = where.rows(a.unit, a.total)
+            first, rows = where.rows(a.element, a.total)
             rows[(flat[chosen] - first) >> (a.total.bit_length() - 1)] = data[chosen]
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cute_nvfp4.sim.machine.access import Access, by_region, inside, locate, split_generic
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Group
+from cute_nvfp4.sim.machine.access import by_region, inside, locate, split_generic
+from cute_nvfp4.sim.machine.requests import Access
+from cute_nvfp4.sim.machine.wave import Group
 
 Update = Callable[..., np.ndarray]
 BySpace = Callable[[str], Update]
@@ -23,23 +21,20 @@ def atomic(g: Group, a: Access, mask, addr: np.ndarray, off: int, update: BySpac
     ``update(space)`` works on raw unsigned arrays. Lanes that share an address are served one after the other.
     """
     parts = [(a.space, mask, addr, off)] if a.space != "generic" else list(split_generic(g, a, mask, addr, off))
-    old = np.zeros((g.n, 32), f"u{a.unit}") if returns else None
+    old = np.zeros((g.n, 32), f"u{a.element}") if returns else None
     for space, part, at, o in parts:
         host, found, region = locate(g, a, space, part, at, o)
-        if g.wave.run.counting:
-            g.wave.run.counters.memory(g, a, space, host, part)
-        if g.wave.checks is not None:
-            if region is None:
-                inside(g, a, host, found)
-            g.wave.checks.atomic(g, a, space, host, part)
-        lanes = g.lanes() if part is None else np.broadcast_to(part, (g.n, 32))
+        if region is None:
+            inside(g, a, host, found)
+        g.wave.events.atomic(g, a, space, host, part)
+        lanes = g.lanes(part)
         flat = np.broadcast_to(host, (g.n, 32))[lanes]
         values = [np.broadcast_to(v, (g.n, 32))[lanes] for v in operands]
-        pieces = [(region, np.ones(len(flat), bool))] if region is not None else _pieces(g, a, host, lanes, flat)
-        result = np.empty(len(flat), f"u{a.unit}")
-        for where, chosen in pieces:
-            first, rows = where.rows(a.unit, a.unit)
-            index = (flat[chosen] - first) >> (a.unit.bit_length() - 1)
+        regions = [(region, np.ones(len(flat), bool))] if region is not None else _regions(g, a, host, lanes, flat)
+        result = np.empty(len(flat), f"u{a.element}")
+        for where, chosen in regions:
+            first, rows = where.rows(a.element, a.element)
+            index = (flat[chosen] - first) >> (a.element.bit_length() - 1)
             before = rows[index]
             result[chosen] = serialize(rows, index, update(space), [v[chosen] for v in values])
             g.wave.effects += bool((rows[index] != before).any())
@@ -48,7 +43,7 @@ def atomic(g: Group, a: Access, mask, addr: np.ndarray, off: int, update: BySpac
     return old
 
 
-def _pieces(g: Group, a: Access, host, lanes, flat):
+def _regions(g: Group, a: Access, host, lanes, flat):
     """(region, lanes of ``flat`` in it) when there are several regions."""
     return list(by_region(g, a, np.broadcast_to(host, (g.n, 32)), lanes, flat))
 

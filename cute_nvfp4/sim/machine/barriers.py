@@ -47,14 +47,12 @@ class Barriers:
             )
         count = self._per_warp(group, count)
         instruction = block.code[-1][0]
-        if self.wave.checks is not None:
-            self.wave.checks.barrier_arrived(group.warps, ident)
+        self.wave.events.barrier_arrived(group.warps, ident)
         if instruction.mods[0] == "arrive" or (instruction.mods[:2] == ("cta", "arrive")):
             np.add.at(self.arrived, (self.wave.cta_of_warp[group.warps], ident), group.lanes().sum(axis=1))
             group.block = block.next
             return [group, *self.release(live)]
-        if self.wave.observer is not None:
-            self.wave.observer.parked(group, instruction)
+        self.wave.events.parked(group, instruction, None)
         self.waiting.append(Waiting(group, block, ident, count, rest[0] if rest else None))
         return self.release(live)
 
@@ -93,12 +91,11 @@ class Barriers:
                 sink.append(part)
         self.arrived[open_] = 0
         self.waiting = still
-        if self.wave.checks is not None:
-            warps, ident = (np.concatenate(parts) for parts in zip(*((w.group.warps, w.ident) for w in out)))
-            self.wave.checks.barrier_opened(warps, ident)
-        if self.wave.observer is not None:
-            for w in out:
-                self.wave.observer.resumed(w.group, w.block.code[-1][0])
+        events = self.wave.events
+        if events.hears("barrier_opened"):
+            events.barrier_opened(*(np.concatenate(part) for part in zip(*((w.group.warps, w.ident) for w in out))))
+        for w in out:
+            events.resumed(w.group, w.block.code[-1][0])
         return [w.group for w in out]
 
     def _part(self, w: Waiting, rows: np.ndarray) -> Waiting:

@@ -6,15 +6,11 @@ waits for all but the last N that were committed.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
+from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.engine import Pending, Wait
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.frontend.model import Instruction
-    from cute_nvfp4.sim.machine.wave import Group, Wave
+from cute_nvfp4.sim.machine.wave import Group, Wave
 
 _NEVER = np.iinfo(np.int64).max
 NAMES = {"bulk_group": "bulk copy", "cp_async": "cp.async"}
@@ -104,7 +100,7 @@ class GroupWait(Wait):
         return GroupWait(group, self.instruction, self.kind, self.until[rows], self.read)
 
     def passed(self, rows: np.ndarray, group: Group) -> None:
-        waited(group, group.lanes(), self.kind, self.until[rows], self.read)
+        group.wave.events.group_waited(group, group.lanes(), self.kind, self.until[rows], self.read)
 
     def describe(self, row: int) -> str:
         held = groups(self.group.wave, self.kind)
@@ -117,26 +113,18 @@ class GroupWait(Wait):
         return f"{count} {NAMES[self.kind]} operation(s) of lane {lane} to complete"
 
 
-def waited(g: Group, lanes: np.ndarray, kind: str, until: np.ndarray, read: bool) -> None:
-    """Tells the checks that ``lanes`` (n, 32) have waited for their groups below ``until`` (n, 32)."""
-    if g.wave.checks is not None:
-        g.wave.checks.group_wait(g, lanes, kind, until, read)
-
-
 def commit(g: Group, mask: np.ndarray | None, kind: str) -> None:
     """commit_group of the active lanes."""
-    lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+    lanes = g.lanes(mask)
     groups(g.wave, kind).commit(g.warps, lanes)
-    if g.wave.checks is not None:
-        g.wave.checks.group_commit(g, lanes, kind)
 
 
 def wait(g: Group, mask: np.ndarray | None, instruction: Instruction, kind: str, pending: int, read: bool):
     """wait_group: None when every active lane has at most ``pending`` committed groups left, else a ``GroupWait``."""
-    lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+    lanes = g.lanes(mask)
     held = groups(g.wave, kind)
     until = held.committed[g.warps] - pending
     if not held.in_flight or ((held.oldest()[g.warps] >= until) | ~lanes).all():
-        waited(g, lanes, kind, until, read)
+        g.wave.events.group_waited(g, lanes, kind, until, read)
         return None
     return GroupWait(g, instruction, kind, until, read)

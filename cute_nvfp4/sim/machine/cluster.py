@@ -6,14 +6,10 @@ code relies on: it clears bit 24 to reach the even CTA of a pair.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from cute_nvfp4.sim.errors import LaunchError, OutOfBounds
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.frontend.host import Launch
+from cute_nvfp4.sim.machine.launch import Launch
 
 RANK_SHIFT = 24
 OFFSET_MASK = (1 << RANK_SHIFT) - 1

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.engine import Wait
-    from cute_nvfp4.sim.machine.wave import Wave
+from cute_nvfp4.sim.machine.engine import Wait
+from cute_nvfp4.sim.machine.wave import Wave
 
 MOST = 12
 """Lines shown for waits of one kind."""

@@ -10,34 +10,45 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Instruction
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Group, Wave
+from cute_nvfp4.sim.machine.protocols import Group, Wave
 
 LAZINESS = 1024
 """Blocks after which a lazy engine does one operation all the same: a warp may poll for it."""
 ENGINES = ("tma", "store", "tensor", "copy")
 
 
+class Cells(NamedTuple):
+    """Tensor memory: ``lanes`` a slice or (m,) array, ``columns`` (k, c)."""
+
+    lanes: slice | np.ndarray
+    columns: np.ndarray
+
+
+class Spans(NamedTuple):
+    """Global memory: ``length`` bytes from each address (k, m)."""
+
+    address: np.ndarray
+    length: int
+
+
 @dataclass(frozen=True)
 class Footprint:
     """What one operand of an operation touches.
 
-    ``cta`` (k,) says whose memory it is. ``units``: in space "shared" (k, m) or (1, m) offsets of 16-byte units; in
-    space "tensor" a pair (lanes, columns) of a slice or (m,) array and a (k, c) array; in space "global" a pair
-    (addresses (k, m), length in bytes). ``rows`` (k,): which of the issuing threads each row belongs to, where it is
-    not one row for each of them in order.
+    ``cta`` (k,) says whose memory it is. ``place``: in space "shared" (k, m) or (1, m) offsets of 16-byte chunks; in
+    space "tensor" ``Cells``; in space "global" ``Spans``. ``rows`` (k,): which of the issuing threads each row belongs
+    to, where it is not one row for each of them in order.
     """
 
     space: str
     write: bool
     cta: np.ndarray
-    units: Any
+    place: Any
     rows: np.ndarray | None = None
 
 
@@ -138,8 +149,7 @@ def issue_rows(g: Group, mask: np.ndarray | None, *operands: np.ndarray, once: b
     With ``once`` the lanes of a warp that bring the same operands count as one thread: the DSL emits bulk stores
     without electing a lane, and the hardware executes them once.
     """
-    lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
-    rows, cols = np.nonzero(lanes)
+    rows, cols = np.nonzero(g.lanes(mask))
     values = [np.broadcast_to(o, (g.n, 32))[rows, cols] for o in operands]
     if once and len(rows) > 1:
         first = np.ones(len(rows), bool)
@@ -162,20 +172,14 @@ class Engines:
         self.waiting = self.turns = 0
 
     def submit(self, pending: Pending) -> None:
-        """Queues an operation; the checks see it now, because now its operands are bound."""
-        if self.wave.checks is not None:
-            self.wave.checks.issued(pending)
-        if self.wave.observer is not None:
-            self.wave.observer.issued(pending)
+        """Queues an operation; it is announced now, because now its operands are bound."""
+        self.wave.events.issued(pending, True)
         self.queues[pending.engine].append(pending)
         self.waiting += 1
 
     def perform(self, pending: Pending) -> None:
         """Does an operation at once."""
-        if self.wave.checks is not None:
-            self.wave.checks.issued(pending)
-        if self.wave.observer is not None:
-            self.wave.observer.performed(pending)
+        self.wave.events.issued(pending, False)
         pending.run(self.wave)
 
     def turn(self, idle: bool) -> None:
@@ -216,8 +220,8 @@ class Engines:
     def _all(self, name: str) -> None:
         queue, self.queues[name] = self.queues[name], []
         self.waiting -= len(queue)
-        if self.wave.observer is not None:
-            self.wave.observer.completed(queue)
+        for pending in queue:
+            self.wave.events.completed(pending)
         for pending in fuse(queue) if name == "tensor" else queue:
             self._run(pending)
 
@@ -230,8 +234,7 @@ class Engines:
                 index = before
         self.waiting -= 1
         pending = queue.pop(index)
-        if self.wave.observer is not None:
-            self.wave.observer.completed([pending])
+        self.wave.events.completed(pending)
         self._run(pending)
 
     def _precedes(self, queue: list[Pending], index: int) -> int | None:
@@ -240,12 +243,9 @@ class Engines:
         return next((j for j in range(index) if np.intersect1d(queue[j].occupies(self.wave), mine).size), None)
 
     def _run(self, pending: Pending) -> None:
-        checks = self.wave.checks
-        if checks is not None:
-            checks.starts(pending)
+        self.wave.events.starts(pending)
         pending.run(self.wave)
-        if checks is not None:
-            checks.ended(pending)
+        self.wave.events.ended(pending)
         self.wave.progress += 1
 
 

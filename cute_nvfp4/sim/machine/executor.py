@@ -9,16 +9,12 @@ deterministic.
 from __future__ import annotations
 
 import random
-from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_nvfp4.errors import SimError
 from cute_nvfp4.sim.errors import Deadlock, DivergentBarrier, LaunchError, ResidencyError, StepLimit, Trap
 from cute_nvfp4.sim.frontend.flow import EXIT
-from cute_nvfp4.sim.frontend.host import Launch
-from cute_nvfp4.sim.frontend.regions import GlobalMemory
 from cute_nvfp4.sim.machine.barriers import Barriers
 from cute_nvfp4.sim.machine.deadlock import picture
 from cute_nvfp4.sim.machine.engine import Wait
@@ -26,15 +22,8 @@ from cute_nvfp4.sim.machine.launched import Run
 from cute_nvfp4.sim.machine.livelock import Livelock
 from cute_nvfp4.sim.machine.merge import merge
 from cute_nvfp4.sim.machine.residency import clusters_together
-from cute_nvfp4.sim.machine.schedule import Schedule
 from cute_nvfp4.sim.machine.wave import Group, Wave
-from cute_nvfp4.sim.observe.counters import Result
 
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.frontend.program import Program
-    from cute_nvfp4.sim.observe.trace import Trace
-
-DEFAULT_STEPS = 2_000_000
 PATIENCE = 512
 """How many blocks others may run before a waiting group goes first."""
 SPLITS = 1 / 16
@@ -43,35 +32,11 @@ IDLE = 64
 """How many blocks may run before engines that wait for quiet get a turn: a warp may poll memory for ever."""
 
 
-def run(
-    program: Program,
-    launch: Launch,
-    memory: GlobalMemory,
-    *,
-    counters: bool = False,
-    checks: bool = True,
-    trace: Trace | None = None,
-    schedule: Schedule | None = None,
-    step_limit: int = DEFAULT_STEPS,
-    warps_per_wave: int | None = None,
-    sm_count: int = 148,
-) -> Result:
-    """Executes one launch on ``memory`` and returns what was counted.
-
-    ``counters`` adds all that ``Result`` says of memory, engines and waits (instruction counts are always kept).
-    ``trace`` collects who did what, step by step (``trace.Trace``). ``checks`` looks for races and other hazards that
-    this run need not show (``checks``). ``schedule`` says how warps and engines interleave. ``step_limit``
-    bounds the blocks executed by one wave. ``warps_per_wave`` is how many warps are resident together (whole clusters;
-    a cooperative launch is one wave). Raises a subclass of ``SimError`` for every hazard, ``LaunchError`` when launch
-    and kernel do not fit together.
-    """
-    state = Run(program, launch, memory, counters, step_limit, sm_count, schedule or Schedule(), checks, trace)
+def execute(run: Run, warps_per_wave: int | None) -> None:
+    """Runs all waves of a launch. ``warps_per_wave`` is how many warps are resident together."""
     with np.errstate(all="ignore"):
-        while len(state.clusters_left):
-            WaveRunner(state, Wave(state, state.take(clusters_together(state, warps_per_wave)))).run()
-    result = state.counters.result(state.kernel, launch)
-    warnings = tuple(str(f) for f in state.kernel.findings) if checks else ()
-    return replace(result, warnings=warnings)
+        while len(run.clusters_left):
+            WaveRunner(run, Wave(run, run.take(clusters_together(run, warps_per_wave)))).run()
 
 
 class WaveRunner:
@@ -93,9 +58,7 @@ class WaveRunner:
         self.barriers = Barriers(wave)
         self.engines = wave.engines
         self.livelock = Livelock(wave)
-        self.observer = wave.observer
-        if self.observer is not None:
-            self.observer.enter(wave)
+        self.events = wave.events
         self.clock = 0
 
     def run(self) -> None:
@@ -116,9 +79,7 @@ class WaveRunner:
         self.engines.drain()
         if self.wave.tensor_memory is not None:
             self.wave.tensor_memory.at_exit()
-        if self.wave.checks is not None:
-            self.wave.checks.at_end()
-            self.wave.mbarriers.check_left()
+        self.events.finished()
 
     def _split(self, group: Group) -> list[Group]:
         """The warps in a few groups, at random."""
@@ -144,8 +105,7 @@ class WaveRunner:
     def _park(self, wait: Wait) -> None:
         self.parked.append(wait)
         self.asked = -1
-        if self.observer is not None:
-            self.observer.parked(wait.group, wait.instruction, wait)
+        self.events.parked(wait.group, wait.instruction, wait)
 
     def _ask(self) -> None:
         """Parked groups go on where what they wait for has happened."""
@@ -161,8 +121,7 @@ class WaveRunner:
             rows = np.flatnonzero(go)
             group = self._rows(wait.group, rows)
             wait.passed(rows, group)
-            if self.observer is not None:
-                self.observer.resumed(group, wait.instruction)
+            self.events.resumed(group, wait.instruction)
             group.age = self.clock
             self.ready.append(group)
             rest = np.flatnonzero(~go)
@@ -250,9 +209,7 @@ class WaveRunner:
     def _step(self, group: Group) -> None:
         block = self.blocks[group.block]
         self.wave.steps = self.clock
-        self.state.counters.count_block(block.index, group)
-        if self.observer is not None:
-            self.observer.block(group, block.index)
+        self.events.block(group, block.index)
         outcome = self.functions[block.index](group)
         if block.control == "barrier":
             released = self.barriers.arrive(group, block, outcome, self.live)
@@ -334,8 +291,7 @@ class WaveRunner:
         ctas = np.unique(wave.cta_of_warp[group.warps])
         alive = self.live.reshape(wave.count, -1).any(axis=1)
         gone = ctas[~alive[ctas]]
-        if wave.checks is not None:
-            wave.checks.exited(group)
+        self.events.exited(group)
         if len(gone):
             if wave.tensor_memory is not None:
                 wave.tensor_memory.cta_exited(gone)

@@ -6,12 +6,9 @@ that still runs has been seen in the same state before, the kernel hangs: execut
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Group, Wave
+from cute_nvfp4.sim.machine.wave import Group, Wave
 
 QUIET = 2048
 """Blocks executed without any effect on memory before states are compared: comparing costs time."""

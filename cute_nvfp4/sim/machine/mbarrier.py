@@ -7,14 +7,10 @@ The opaque word in shared memory is not modelled: the state lives here, by CTA a
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from cute_nvfp4.sim.errors import MbarrierMisuse
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Wave
+from cute_nvfp4.sim.machine.protocols import Wave
 
 MAX_COUNT = (1 << 20) - 1
 MAX_TX = (1 << 20) - 1
@@ -151,13 +147,8 @@ class Mbarriers:
             c, s = key // len(self.offset_of), key % len(self.offset_of)
             self.phase[c, s] += 1
             self.pending[c, s] = self.count[c, s]
-            if self.wave.checks is not None:
-                self.wave.checks.phase_ended(c, s, self.phase[c, s])
+            self.wave.events.phase_ended(c, s, self.phase[c, s])
         self.wave.progress += 1
-
-    def parity_over(self, cta: np.ndarray, slot: np.ndarray, parity: np.ndarray) -> np.ndarray:
-        """Whether the phase of ``parity`` is over: it is not the one under way."""
-        return (self.phase[cta, slot] & 1) != parity
 
     def check_left(self) -> None:
         """At the end of a wave: a phase that some but not all have arrived in, or bytes that were expected and never

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from cute_nvfp4.sim.errors import LaunchError, ResidencyError
+from cute_nvfp4.sim.machine.launched import SHARED_PER_SM, SHARED_RESERVED, Run
 
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.launched import Run
-
-SHARED_PER_SM, SHARED_RESERVED = 228 * 1024, 1024
 THREADS_PER_SM, MAX_CTAS_PER_SM = 2048, 32
 SIMT_WARPS, TENSOR_WARPS = 512, 1024
 """Warps that run together by default: few enough for the host's caches, many enough to share numpy's overhead."""

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from cute_nvfp4.sim.checks import Checks
-from cute_nvfp4.sim.errors import OutOfBounds, UndefinedRegister
+from cute_nvfp4.sim.errors import OutOfBounds
 from cute_nvfp4.sim.frontend.codegen import NOTHING
 from cute_nvfp4.sim.frontend.model import Instruction
-from cute_nvfp4.sim.frontend.regions import Region
-from cute_nvfp4.sim.frontend.special import SPECIAL_REGISTERS, TIMED
+from cute_nvfp4.sim.frontend.special import TIMED
 from cute_nvfp4.sim.machine.cluster import OFFSET_MASK, RANK_SHIFT, ClusterBarrier, bad_rank
 from cute_nvfp4.sim.machine.engine import Engines
+from cute_nvfp4.sim.machine.events import Events
+from cute_nvfp4.sim.machine.global_memory import owned
+from cute_nvfp4.sim.machine.launched import Run
 from cute_nvfp4.sim.machine.layout import SHARED_BASE, WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.machine.mbarrier import Mbarriers
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.launched import Run
-
-_ALIGN = 128
+from cute_nvfp4.sim.machine.special import VALUES
+from cute_nvfp4.sim.machine.tensor_memory import TensorMemory
 
 
 class Wave:
@@ -61,17 +59,12 @@ class Wave:
         self.mbarriers = Mbarriers(self)
         self.cluster_barrier = ClusterBarrier(self.cluster_of_cta[self.cta_of_warp], self.cluster_count)
         self.engines = Engines(self)
-        self.checks: Checks | None = None
-        self.observer = run.observer
-        self.tensor_memory = None
+        self.tensor_memory: TensorMemory | None = None
         self.tmem: np.ndarray | None = None
         if run.kernel.uses_tensor_memory:
-            from cute_nvfp4.sim.tcgen05 import TensorMemory
-
             self.tmem = np.zeros((self.count, 128, 512), np.uint32)
             self.tensor_memory = TensorMemory(self)
-        if run.launch_checks is not None:
-            self.checks = Checks(self, run.launch_checks)
+        self.events = Events(listener for client in run.clients for listener in client.listeners(self))
 
     def peer(self, cta: np.ndarray, rank: np.ndarray, where: str = "") -> np.ndarray:
         """In-wave indices of the CTAs with these ranks in the clusters of ``cta``."""
@@ -101,9 +94,9 @@ class Wave:
     def special(self, name: str) -> np.ndarray:
         """A special register over every warp of the wave."""
         if name in TIMED:
-            return SPECIAL_REGISTERS[name](self)
+            return VALUES[name](self)
         if name not in self._special:
-            self._special[name] = SPECIAL_REGISTERS[name](self)
+            self._special[name] = VALUES[name](self)
         return self._special[name]
 
     def thread(self, warp: int, lane: int) -> str:
@@ -114,13 +107,6 @@ class Wave:
         coords = tuple(int(c[cta]) for c in self.cta_coordinates)
         thread = (linear % x, linear // x % y, linear // (x * y))
         return f"CTA {coords}, thread {thread} (warp {linear // 32}, lane {lane})"
-
-
-def owned(size: int, name: str) -> tuple[np.ndarray, Region]:
-    """Zeroed bytes with an aligned start, as a region."""
-    raw = np.zeros(size + _ALIGN, np.uint8)
-    base = -(-raw.ctypes.data // _ALIGN) * _ALIGN
-    return raw, Region(base, size, name, True, raw)
 
 
 class Group:
@@ -145,8 +131,10 @@ class Group:
     def n(self) -> int:
         return len(self.warps)
 
-    def lanes(self) -> np.ndarray:
-        """The mask as an array (n, 32)."""
+    def lanes(self, mask: np.ndarray | None = None) -> np.ndarray:
+        """(n, 32) the lanes in ``mask``, that of an instruction; None for all lanes of the group."""
+        if mask is not None:
+            return np.broadcast_to(mask, (self.n, 32))
         return np.ones((self.n, 32), bool) if self.mask is None else self.mask
 
     def narrow(self, p: np.ndarray) -> Any:
@@ -175,14 +163,9 @@ class Group:
         return np.full((1, 1), self.wave.run.variables[name] + offset, np.uint64)
 
     def sure(self, value: np.ndarray, slot: int, instruction: Instruction) -> np.ndarray:
-        """``value``, unless it is what registers hold before anything has been written to them."""
-        run = self.wave.run
-        if run.checking and value is run.zeros[slot]:
-            name = list(run.kernel.slots)[slot].partition("@")[0]
-            who = self.wave.thread(int(self.warps[0]), int(self.lanes()[0].argmax()))
-            raise UndefinedRegister(
-                f"{instruction.where()}: register {name} has never been written; {who} in {run.launch.title}"
-            )
+        """``value``, after word of it where nothing has been written to the register."""
+        if value is self.wave.run.zeros[slot]:
+            self.wave.events.undefined(self, slot, instruction)
         return value
 
     def own_shared(self, address: np.ndarray) -> np.ndarray:

@@ -3,57 +3,97 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from cute_nvfp4.sim.frontend.regions import SECTOR
-from cute_nvfp4.sim.machine.result import EngineCounter, MemoryCounter, MmaCounter, Result, WaitCounter
+from cute_nvfp4.sim.frontend.model import Instruction
+from cute_nvfp4.sim.machine.engine import Footprint, Pending, Wait
+from cute_nvfp4.sim.machine.events import Listener
+from cute_nvfp4.sim.machine.global_memory import SECTOR, GlobalMemory
+from cute_nvfp4.sim.machine.kernel import CompiledKernel
+from cute_nvfp4.sim.machine.launch import Launch
+from cute_nvfp4.sim.machine.requests import Access
+from cute_nvfp4.sim.machine.wave import Group, Wave
 from cute_nvfp4.sim.observe import banks
 from cute_nvfp4.sim.observe.l2 import L2
+from cute_nvfp4.sim.observe.result import EngineCounter, MemoryCounter, MmaCounter, Result, WaitCounter
+from cute_nvfp4.sim.observe.steps import Steps
 
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.frontend.host import Launch
-    from cute_nvfp4.sim.frontend.model import Instruction
-    from cute_nvfp4.sim.frontend.program import CompiledKernel
-    from cute_nvfp4.sim.frontend.regions import GlobalMemory
-    from cute_nvfp4.sim.machine.access import Access
-    from cute_nvfp4.sim.machine.engine import Footprint, Pending
-    from cute_nvfp4.sim.machine.wave import Group, Wave
-
-UNIT = 16
-"""Bytes of a unit of a footprint in shared memory."""
+CHUNK = 16
+"""Bytes of a chunk of a footprint in shared memory."""
 
 
-class Counters:
-    """Collects counts while a launch runs; without an ``l2``, instructions only."""
+class Instructions(Listener):
+    """Counts how often each block of a kernel is executed by a warp; this is always kept."""
 
-    def __init__(self, kernel: CompiledKernel, memory: GlobalMemory, l2: L2 | None = None) -> None:
-        self._executed = [0] * len(kernel.blocks)
+    def __init__(self, kernel: CompiledKernel) -> None:
+        self.kernel = kernel
+        self.executed = [0] * len(kernel.blocks)
+
+    def listeners(self, wave: Wave) -> Iterable[Listener]:
+        return (self,)
+
+    def block(self, g: Group, index: int) -> None:
+        self.executed[index] += g.n
+
+    def result(self, launch: Launch) -> Result:
+        """Warps, opcodes, classes and lines of a launch that has ended."""
+        opcodes: dict[str, int] = {}
+        classes: dict[str, int] = {}
+        lines: dict[int, int] = {}
+        for block, times in zip(self.kernel.blocks, self.executed):
+            for instruction, op in block.code if times else []:
+                lines[instruction.line] = max(times, lines.get(instruction.line, 0))
+                opcodes[instruction.opcode] = opcodes.get(instruction.opcode, 0) + times
+                classes[op.klass] = classes.get(op.klass, 0) + times
+        warps = int(np.prod(launch.grid)) * -(-int(np.prod(launch.block)) // 32)
+        return Result(launch.kernel, warps, dict(sorted(opcodes.items())), dict(sorted(classes.items())), lines=lines)
+
+
+class Counters(Listener):
+    """Counts memory requests, operations of engines, matrix work and waits; ``steps`` is the clock of the launch."""
+
+    def __init__(self, memory: GlobalMemory, l2: L2, steps: Steps) -> None:
+        self._regions, self._l2, self._steps = memory, l2, steps
         self._memory: dict[tuple[int, str, str], MemoryCounter] = {}
         self._touched: dict[tuple[str, int], np.ndarray] = {}
-        self._regions = memory
-        self._l2 = l2
         self._engines: dict[int, EngineCounter] = {}
         self._mma: dict[str, MmaCounter] = {}
         self._waits: dict[int, WaitCounter] = {}
+
+    def listeners(self, wave: Wave) -> Iterable[Listener]:
+        """A new wave begins; nobody is parked."""
         self._parked: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self._warps = 0
+        self._wave = wave
+        return (self,)
 
-    def count_block(self, block: int, group: Group) -> None:
-        self._executed[block] += group.n
+    def load(self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None) -> None:
+        if a.counted:
+            self._request(g, a, space, host, mask)
 
-    def memory(
+    def store(self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None, values: tuple) -> None:
+        self._request(g, a, space, host, mask)
+
+    def atomic(self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None) -> None:
+        self._request(g, a, space, host, mask)
+
+    def requested(self, g: Group, a: Access, host: np.ndarray, mask: np.ndarray, size: int) -> None:
+        self._request(g, a, "global", host, mask, size)
+
+    def _request(
         self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None, size: int | None = None
     ) -> None:
-        """Records one execution of a memory instruction by the lanes in ``mask``, for ``size`` bytes in all where that
-        is not the width of the access for each lane."""
+        """One execution of a memory instruction by the lanes in ``mask``, for ``size`` bytes in all where that is not
+        the width of the access for each lane."""
         key = (id(a.instruction), space, a.kind)
         if key not in self._memory:
             i = a.instruction
             self._memory[key] = MemoryCounter(i.text, i.line, i.loc, space, a.kind, a.total, a.policy)
         counter = self._memory[key]
-        lanes = g.lanes() if mask is None else np.broadcast_to(mask, (g.n, 32))
+        lanes = g.lanes(mask)
         counter.requests += int(lanes.any(axis=1).sum())
         counter.bytes += int(lanes.sum()) * a.total if size is None else size
         full = np.broadcast_to(host, (g.n, 32))
@@ -70,15 +110,18 @@ class Counters:
         counter.sectors += int(distinct[lanes.any(axis=1)].sum())
         self._touch(a.kind, np.unique(sectors[lanes.any(axis=1)]))
 
-    def engine(self, pending: Pending, wave: Wave) -> None:
-        """Records an operation of an engine as it happens."""
+    def issued(self, pending: Pending, queued: bool) -> None:
+        if not queued:
+            self.completed(pending)
+
+    def completed(self, pending: Pending) -> None:
         i = pending.instruction
         counter = self._engines.get(id(i))
         if counter is None:
             counter = self._engines[id(i)] = EngineCounter(i.text, i.line, i.loc, pending.engine)
         counter.operations += len(pending.warps)
         # Threads do cp.async by loads and stores, which are counted as such.
-        for f in pending.footprints(wave) if pending.engine != "copy" else ():
+        for f in pending.footprints(self._wave) if pending.engine != "copy" else ():
             name = f"{f.space}_{'written' if f.write else 'read'}"
             setattr(counter, name, getattr(counter, name) + footprint_bytes(f))
             if f.space == "global" and (f.write or "reduce" not in i.mods):
@@ -92,23 +135,19 @@ class Counters:
         counter.operations += operations
         counter.multiply_adds += operations * each
 
-    def enter(self, warps: int) -> None:
-        """A new wave begins; nobody is parked."""
-        self._parked, self._warps = {}, warps
-
-    def parked(self, group: Group, instruction: Instruction, step: int) -> None:
-        key, warps = id(instruction), group.warps
+    def parked(self, g: Group, i: Instruction, wait: Wait | None) -> None:
+        key, warps = id(i), g.warps
         if key not in self._parked:
-            self._parked[key] = (np.zeros(self._warps, np.int32), np.zeros(self._warps, np.int64))
-            self._waits.setdefault(key, WaitCounter(instruction.text, instruction.line, instruction.loc))
+            self._parked[key] = (np.zeros(self._wave.warps, np.int32), np.zeros(self._wave.warps, np.int64))
+            self._waits.setdefault(key, WaitCounter(i.text, i.line, i.loc))
         parts, since = self._parked[key]
-        since[warps[parts[warps] == 0]] = step
+        since[warps[parts[warps] == 0]] = self._steps.now
         parts[warps] += 1
 
-    def resumed(self, group: Group, instruction: Instruction, step: int) -> None:
-        counter, (parts, since) = self._waits[id(instruction)], self._parked[id(instruction)]
-        parts[group.warps] -= 1
-        steps = step - since[group.warps[parts[group.warps] == 0]]
+    def resumed(self, g: Group, i: Instruction) -> None:
+        counter, (parts, since) = self._waits[id(i)], self._parked[id(i)]
+        parts[g.warps] -= 1
+        steps = self._steps.now - since[g.warps[parts[g.warps] == 0]]
         counter.parked += int((steps > 0).sum())
         counter.steps += int(steps.sum())
 
@@ -128,34 +167,27 @@ class Counters:
                     self._touched[key] = np.zeros(last - first + 1, bool)
                 self._touched[key][inside - first] = True
 
-    def result(self, kernel: CompiledKernel, launch: Launch) -> Result:
-        opcodes: dict[str, int] = {}
-        classes: dict[str, int] = {}
-        lines: dict[int, int] = {}
-        for block, times in zip(kernel.blocks, self._executed):
-            for instruction, op in block.code if times else []:
-                lines[instruction.line] = max(times, lines.get(instruction.line, 0))
-                opcodes[instruction.opcode] = opcodes.get(instruction.opcode, 0) + times
-                classes[op.klass] = classes.get(op.klass, 0) + times
+    def complete(self, base: Result) -> Result:
+        """``base`` with all that was counted here."""
         distinct: dict[str, int] = {}
         for (kind, _), seen in self._touched.items():
             distinct[kind] = distinct.get(kind, 0) + int(seen.sum()) * SECTOR
-        block_threads = launch.block[0] * launch.block[1] * launch.block[2]
-        warps = launch.grid[0] * launch.grid[1] * launch.grid[2] * -(-block_threads // 32)
-        base = (launch.kernel, warps, dict(sorted(opcodes.items())), dict(sorted(classes.items())))
-        if self._l2 is None:
-            return Result(*base, lines=lines)
-        for opcode, times in opcodes.items():
+        for opcode, times in base.opcodes.items():
             if (sync := _mma_sync(opcode)) is not None:
                 self._add_mma(sync[0], times, sync[1])
         for (instruction, space, _), m in self._memory.items():
             if (copy := self._engines.get(instruction)) is not None and copy.engine == "copy":
                 name = "global_read" if space == "global" else "shared_written"
                 setattr(copy, name, getattr(copy, name) + m.bytes)
-        waits = [w for w in by_line(self._waits) if w.parked]
-        mma = sorted(self._mma.values(), key=lambda m: m.kind)
-        memory, engines = by_line(self._memory), by_line(self._engines)
-        return Result(*base, memory, distinct, engines, waits, mma, self._l2.traffic(), lines)
+        return replace(
+            base,
+            memory=by_line(self._memory),
+            distinct_bytes=distinct,
+            engines=by_line(self._engines),
+            waits=[w for w in by_line(self._waits) if w.parked],
+            mma=sorted(self._mma.values(), key=lambda m: m.kind),
+            l2=self._l2.traffic(),
+        )
 
 
 def by_line(table: dict[Any, Any]) -> list[Any]:
@@ -165,18 +197,18 @@ def by_line(table: dict[Any, Any]) -> list[Any]:
 def footprint_bytes(f: Footprint) -> int:
     """Bytes of one operand of all the operations of a batch."""
     if f.space == "shared":
-        return len(f.cta) * f.units.shape[1] * UNIT
+        return len(f.cta) * f.place.shape[1] * CHUNK
     if f.space == "tensor":
-        lanes, columns = f.units
+        lanes, columns = f.place
         rows = len(range(*lanes.indices(128))) if isinstance(lanes, slice) else len(lanes)
         return len(f.cta) * rows * columns.shape[1] * 4
-    address, length = f.units
+    address, length = f.place
     return int(address.size * length)
 
 
 def _sectors(f: Footprint) -> np.ndarray:
     """(m,) distinct sectors of a footprint in global memory."""
-    address, length = f.units
+    address, length = f.place
     if not address.size or not length:
         return np.empty(0, np.int64)
     first, last = address.ravel() // SECTOR, (address.ravel() + length - 1) // SECTOR

@@ -10,18 +10,18 @@ A ``Snapshots`` is a trace with copies:
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
+from cute_nvfp4.sim.machine.events import Client, Listener
+from cute_nvfp4.sim.machine.kernel import CompiledKernel
+from cute_nvfp4.sim.machine.launch import Launch
+from cute_nvfp4.sim.machine.wave import Group, Wave
 from cute_nvfp4.sim.observe.recorder import Recorder
+from cute_nvfp4.sim.observe.steps import Steps
 from cute_nvfp4.sim.observe.trace import Trace
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.frontend.host import Launch
-    from cute_nvfp4.sim.frontend.program import CompiledKernel
-    from cute_nvfp4.sim.machine.wave import Group
 
 
 @dataclass(frozen=True)
@@ -53,34 +53,35 @@ class Snapshots(Trace):
         self.taken: list[Snapshot] = []
         self.missed = 0
 
-    def recorder(self, kernel: CompiledKernel, launch: Launch) -> Recorder:
-        start = self._recorders[-1].last + 1 if self._recorders else 0
-        self._recorders.append(_Photographer(self, kernel, launch, start))
-        return self._recorders[-1]
+    def client(self, kernel: CompiledKernel, launch: Launch, steps: Steps) -> Client:
+        super().client(kernel, launch, steps)
+        return _Photographer(self, self._recorders[-1], kernel)
 
 
-class _Photographer(Recorder):
-    """Takes notes, and the copies."""
+class _Photographer(Listener):
+    """Takes the copies, after ``recorder`` has noted the block."""
 
-    def __init__(self, trace: Snapshots, kernel: CompiledKernel, launch: Launch, start: int) -> None:
-        super().__init__(trace, kernel, launch, start)
-        self._snapshots = trace
-        self._marked = {
-            b.index: next(i for i, _ in b.code if i.opcode.startswith(trace.before))
-            for b in kernel.blocks
-            if any(i.opcode.startswith(trace.before) for i, _ in b.code)
-        }
+    def __init__(self, snapshots: Snapshots, recorder: Recorder, kernel: CompiledKernel) -> None:
+        self._snapshots, self._recorder = snapshots, recorder
+        self._marked: dict[int, str] = {}
+        for block in kernel.blocks:
+            found = next((i for i, _ in block.code if i.opcode.startswith(snapshots.before)), None)
+            if found is not None:
+                self._marked[block.index] = found.where()
 
-    def block(self, group: Group, index: int, step: int) -> None:
-        super().block(group, index, step)
+    def listeners(self, wave: Wave) -> Iterator[Listener]:
+        self._wave = wave
+        yield from self._recorder.listeners(wave)
+        yield self
+
+    def block(self, g: Group, index: int) -> None:
         if index not in self._marked:
             return
-        out, wave = self._snapshots, group.wave
-        for cta in np.unique(wave.cta_of_warp[self._traced(group.warps)]).tolist():
+        out, wave = self._snapshots, self._wave
+        for cta in np.unique(wave.cta_of_warp[self._recorder.traced(g.warps)]).tolist():
             if len(out.taken) == out.most:
                 out.missed += 1
                 continue
             shared = wave.shared2d[cta, : wave.shared_bytes].copy()
             tensor = None if wave.tmem is None else wave.tmem[cta].copy()
-            where = self._marked[index].where()
-            out.taken.append(Snapshot(wave.cta_name(cta), self.last, where, shared, tensor))
+            out.taken.append(Snapshot(wave.cta_name(cta), self._recorder.last, self._marked[index], shared, tensor))

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cute_nvfp4.sim.frontend.regions import SECTOR
-from cute_nvfp4.sim.machine.device import Device
-from cute_nvfp4.target import ARCHITECTURES, DEFAULT_ARCH
+from cute_nvfp4.sim.host.device import DEFAULT_ARCH, DEVICES
+from cute_nvfp4.sim.machine.global_memory import SECTOR
 
 PAGE_SECTORS = 64
 PAGE = PAGE_SECTORS * SECTOR
@@ -51,7 +50,7 @@ class L2:
     @staticmethod
     def of(target: str) -> L2:
         """The cache of the GPU that stands for a PTX target; a target nobody knows gets the default one's."""
-        return L2(Device(ARCHITECTURES.get(target, ARCHITECTURES[DEFAULT_ARCH])).l2_bytes)
+        return L2(DEVICES.get(target, DEVICES[DEFAULT_ARCH]).l2_bytes)
 
     def access(self, kind: str, sectors: np.ndarray) -> None:
         """``sectors`` (m,): distinct sector numbers (address / 32) in increasing order; ``kind`` is "load", "store" or

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from cute_nvfp4.sim.frontend.flow import Block
 from cute_nvfp4.sim.frontend.model import Imm, Instruction
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.frontend.flow import Block
-    from cute_nvfp4.sim.frontend.host import Launch
-    from cute_nvfp4.sim.frontend.program import CompiledKernel
-    from cute_nvfp4.sim.machine.engine import Pending, Wait
-    from cute_nvfp4.sim.machine.wave import Group, Wave
-    from cute_nvfp4.sim.observe.trace import Trace
+from cute_nvfp4.sim.machine.engine import Pending, Wait
+from cute_nvfp4.sim.machine.events import Listener
+from cute_nvfp4.sim.machine.kernel import CompiledKernel
+from cute_nvfp4.sim.machine.launch import Launch
+from cute_nvfp4.sim.machine.wave import Group, Wave
+from cute_nvfp4.sim.observe.steps import Steps
 
 ENGINE_NAMES = {"tma": "TMA loads", "store": "TMA stores", "tensor": "tensor core", "copy": "cp.async"}
 EVENTS_OF_OPERATION = 5
@@ -25,8 +24,16 @@ EVENTS_OF_OPERATION = 5
 MOST_ROLES = 3
 PAUSE = 32
 """Steps of others over which two bars of a warp are still joined; in a longer pause it shows that nobody chose it."""
-Bar = tuple[int, int, str, str, dict[str, Any]]
-"""(begin, end, kind, name, arguments)"""
+
+
+class Bar(NamedTuple):
+    """From step ``begin`` to before step ``end``; ``kind`` is "run" or "wait"."""
+
+    begin: int
+    end: int
+    kind: str
+    name: str
+    args: dict[str, Any]
 
 
 @dataclass
@@ -95,13 +102,13 @@ class WaveRecord:
             out += gaps
             if block >= 0:
                 role = self.roles[block]
-                near = out and not gaps and out[-1][2] == "run" and step - last <= PAUSE
-                stays = near and role in ("", out[-1][3])
-                if stays:
-                    begin, _, kind, name, args = out[-1]
-                    out[-1] = (begin, step + 1, kind, name, {**args, "blocks": args["blocks"] + 1})
+                near = out and not gaps and out[-1].kind == "run" and step - last <= PAUSE
+                if near and role in ("", out[-1].name):
+                    args = out[-1].args
+                    out[-1] = out[-1]._replace(end=step + 1, args={**args, "blocks": args["blocks"] + 1})
                 else:
-                    out.append((step, step + 1, "run", role or "compute", {"at": self.places[block], "blocks": 1}))
+                    args = {"at": self.places[block], "blocks": 1}
+                    out.append(Bar(step, step + 1, "run", role or "compute", args))
                 last = step + 1
         return out
 
@@ -109,19 +116,29 @@ class WaveRecord:
         for p in waits:
             low, high = max(begin, p.begin), end if p.end is None else min(end, p.end)
             if low < high:
-                yield low, high, "wait", p.name, {"for": p.text}
+                yield Bar(low, high, "wait", p.name, {"for": p.text})
                 begin = high
 
 
-class Recorder:
-    """Takes the notes of one launch for ``trace``, from step ``start`` of the trace on."""
+@dataclass
+class Room:
+    """How many events a trace still takes."""
 
-    def __init__(self, trace: Trace, kernel: CompiledKernel, launch: Launch, start: int) -> None:
-        self.trace, self.kernel, self.start, self.last = trace, kernel, start, start
+    events: int
+
+
+class Recorder(Listener):
+    """Takes the notes of one launch, from step ``start`` of the trace on; of its first ``clusters`` clusters, while
+    there is ``room``."""
+
+    def __init__(
+        self, kernel: CompiledKernel, launch: Launch, steps: Steps, start: int, clusters: int, room: Room
+    ) -> None:
+        self.kernel, self.start, self.last = kernel, start, start
+        self._steps, self._clusters, self._room = steps, clusters, room
         self.title = launch.kernel
         self.waves: list[WaveRecord] = []
         self.untraced_ctas = self.dropped = 0
-        self._clusters = trace.clusters
         self._roles = [role(b) for b in kernel.blocks]
         self._places = [_place(b) for b in kernel.blocks]
         self._record: WaveRecord | None = None
@@ -129,7 +146,9 @@ class Recorder:
         self._open: dict[tuple[int, int], list[Parked]] = {}
         self._in_flight: dict[int, list[Operation]] = {}
 
-    def enter(self, wave: Wave, step: int) -> None:
+    def listeners(self, wave: Wave) -> Iterator[Listener]:
+        """A wave begins."""
+        self._wave = wave
         clusters = min(self._clusters, wave.cluster_count)
         self._clusters -= clusters
         ctas = clusters * wave.cluster_size
@@ -138,67 +157,66 @@ class Recorder:
         self._open, self._in_flight, self._record = {}, {}, None
         if ctas:
             names = [wave.cta_name(c) for c in range(ctas)]
-            begin = self.start + step + 1
+            begin = self.start + self._steps.now + 1
             self._record = WaveRecord(
                 self.title, names, wave.warps_per_cta, begin, self._roles, self._places, end=begin
             )
             self.waves.append(self._record)
+        yield self
 
-    def block(self, group: Group, index: int, step: int) -> None:
-        self._now(step)
-        warps = self._traced(group.warps)
+    def block(self, g: Group, index: int) -> None:
+        self._now()
+        warps = self.traced(g.warps)
         if len(warps) and self._take(len(warps)):
             self._record.steps.append((self.last, warps, index))
 
-    def parked(self, group: Group, instruction: Instruction, wait: Wait | None, step: int) -> None:
-        for row, warp in enumerate(self._traced(group.warps).tolist()):
+    def parked(self, g: Group, i: Instruction, wait: Wait | None) -> None:
+        for row, warp in enumerate(self.traced(g.warps).tolist()):
             if self._take(1):
-                text = instruction.where() if wait is None else f"{wait.describe(row)}; {instruction.where()}"
-                p = Parked(self._now(step), self._wait_name(instruction, wait, row), text)
+                text = i.where() if wait is None else f"{wait.describe(row)}; {i.where()}"
+                p = Parked(self._now(), self._wait_name(i, wait, row), text)
                 self._record.parks[warp].append(p)
-                self._open.setdefault((warp, id(instruction)), []).append(p)
+                self._open.setdefault((warp, id(i)), []).append(p)
 
-    def resumed(self, group: Group, instruction: Instruction, step: int) -> None:
-        for warp in self._traced(group.warps).tolist():
-            if stays := self._open.get((warp, id(instruction))):
-                stays.pop(0).end = self._now(step) + 1
+    def resumed(self, g: Group, i: Instruction) -> None:
+        for warp in self.traced(g.warps).tolist():
+            if stays := self._open.get((warp, id(i))):
+                stays.pop(0).end = self._now() + 1
 
-    def issued(self, pending: Pending, wave: Wave, step: int) -> None:
+    def issued(self, pending: Pending, queued: bool) -> None:
         rows = np.flatnonzero(pending.warps < self._warps)
-        if not len(rows):
+        if not queued or not len(rows):
             return
-        size = _global_bytes(pending, wave)
+        size = _global_bytes(pending, self._wave)
         here = self._in_flight[id(pending)] = []
         for row in rows.tolist():
             if self._take(EVENTS_OF_OPERATION):
                 warp, i = int(pending.warps[row]), pending.instruction
-                cta, inside = divmod(warp, wave.warps_per_cta)
-                here.append(
-                    Operation(pending.engine, cta, inside, self._now(step), _short(i), int(size[row]), i.where())
-                )
+                cta, inside = divmod(warp, self._wave.warps_per_cta)
+                here.append(Operation(pending.engine, cta, inside, self._now(), _short(i), int(size[row]), i.where()))
         self._record.operations += here
 
-    def completed(self, pending: Pending, step: int) -> None:
+    def completed(self, pending: Pending) -> None:
         for operation in self._in_flight.pop(id(pending), []):
-            operation.end = self._now(step)
+            operation.end = self._now()
 
-    def _now(self, step: int) -> int:
+    def _now(self) -> int:
         """The step of the trace; keeps where the launch and its wave end."""
-        self.last = self.start + step
+        self.last = self.start + self._steps.now
         if self._record is not None:
             self._record.end = self.last + 1
         return self.last
 
-    def _traced(self, warps: np.ndarray) -> np.ndarray:
+    def traced(self, warps: np.ndarray) -> np.ndarray:
         return warps[: int(np.searchsorted(warps, self._warps))] if self._warps else warps[:0]
 
     def _take(self, events: int) -> bool:
         """Whether there is room for more events; what has once been left out leaves all that follows out."""
-        if self.trace.room < events:
-            self.trace.room = 0
+        if self._room.events < events:
+            self._room.events = 0
             self.dropped += events
             return False
-        self.trace.room -= events
+        self._room.events -= events
         return True
 
     def _wait_name(self, i: Instruction, wait: Wait | None, row: int) -> str:
@@ -226,7 +244,7 @@ def _global_bytes(pending: Pending, wave: Wave) -> np.ndarray:
         for f in pending.footprints(wave):
             if f.space == "global" and f.write == (pending.engine == "store"):
                 rows = np.arange(len(f.cta)) if f.rows is None else f.rows
-                np.add.at(out, rows, f.units[0].shape[1] * f.units[1])
+                np.add.at(out, rows, f.place.address.shape[1] * f.place.length)
     return out
 
 

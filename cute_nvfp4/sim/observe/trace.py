@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from cute_nvfp4.sim.observe.recorder import ENGINE_NAMES, Operation, Recorder, WaveRecord
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.frontend.host import Launch
-    from cute_nvfp4.sim.frontend.program import CompiledKernel
+from cute_nvfp4.sim.machine.events import Client
+from cute_nvfp4.sim.machine.kernel import CompiledKernel
+from cute_nvfp4.sim.machine.launch import Launch
+from cute_nvfp4.sim.observe.recorder import ENGINE_NAMES, Operation, Recorder, Room, WaveRecord
+from cute_nvfp4.sim.observe.steps import Steps
 
 CLOCK = "logical steps, shown as microseconds: one step is a block executed by a group of warps or an engine operation"
 _TRACKS = {name: 1000 * (j + 1) for j, name in enumerate(ENGINE_NAMES)}
@@ -47,13 +47,13 @@ class Trace:
     """
 
     def __init__(self, clusters: int = 2, max_events: int = 100_000) -> None:
-        self.clusters, self.room = clusters, max_events
+        self._clusters, self._room = clusters, Room(max_events)
         self._recorders: list[Recorder] = []
 
-    def recorder(self, kernel: CompiledKernel, launch: Launch) -> Recorder:
-        """What the executor tells one launch's events to."""
+    def client(self, kernel: CompiledKernel, launch: Launch, steps: Steps) -> Client:
+        """What hears the events of one launch."""
         start = self._recorders[-1].last + 1 if self._recorders else 0
-        self._recorders.append(Recorder(self, kernel, launch, start))
+        self._recorders.append(Recorder(kernel, launch, steps, start, self._clusters, self._room))
         return self._recorders[-1]
 
     @property
@@ -83,17 +83,27 @@ class Trace:
         return [w for r in self._recorders for w in r.waves]
 
 
+class _Placed(NamedTuple):
+    """An operation in flight from ``begin`` to ``end``, on the track with thread number ``tid``."""
+
+    tid: int
+    operation: Operation
+    begin: int
+    end: int
+
+
 def _wave_rows(wave: WaveRecord) -> list[tuple[int, int, Row]]:
     """(CTA, thread number, bar) of a wave, in order."""
     out = []
-    placed = _place(wave)
+    placed = sorted(_place(wave), key=lambda p: (p.tid, p.begin))
     for cta, name in enumerate(wave.ctas):
         for w in range(wave.warps_per_cta):
-            for begin, end, kind, label, args in wave.bars(cta * wave.warps_per_cta + w):
-                out.append((cta, w + 1, Row(name, f"warp {w}", label, begin, end, kind, args)))
-        mine = [(tid, p) for tid, p in placed if p[0].cta == cta]
-        for tid, (operation, begin, end) in sorted(mine, key=lambda x: (x[0], x[1][1])):
-            out.append((cta, tid, Row(name, _track(tid), operation.name, begin, end, "engine", operation.args())))
+            for bar in wave.bars(cta * wave.warps_per_cta + w):
+                out.append((cta, w + 1, Row(name, f"warp {w}", bar.name, bar.begin, bar.end, bar.kind, bar.args)))
+        for p in placed:
+            o = p.operation
+            if o.cta == cta:
+                out.append((cta, p.tid, Row(name, _track(p.tid), o.name, p.begin, p.end, "engine", o.args())))
     return out
 
 
@@ -102,9 +112,9 @@ def _track(tid: int) -> str:
     return name + (f" {tid % 1000 + 1}" if tid % 1000 else "")
 
 
-def _place(wave: WaveRecord) -> list[tuple[int, tuple[Operation, int, int]]]:
-    """(thread number, (operation, begin, end)): in flight from issue to completion, each on the first free track of its
-    engine. The tensor core works in order, so there an operation begins when the one before has ended."""
+def _place(wave: WaveRecord) -> list[_Placed]:
+    """Operations from issue to completion, each on the first free track of its engine. The tensor core works in order,
+    so there an operation begins when the one before has ended."""
     out, free = [], {}
     for o in sorted(wave.operations, key=lambda o: (o.begin, o.end or wave.end)):
         begin, end = o.begin, o.end or wave.end
@@ -113,7 +123,7 @@ def _place(wave: WaveRecord) -> list[tuple[int, tuple[Operation, int, int]]]:
         index = next((j for j, busy in enumerate(tracks) if busy <= latest), len(tracks))
         begin = max([begin, *tracks[index : index + 1]])
         tracks[index : index + 1] = [end]
-        out.append((_TRACKS[o.engine] + index, (o, begin, end)))
+        out.append(_Placed(_TRACKS[o.engine] + index, o, begin, end))
     return out
 
 
@@ -147,7 +157,7 @@ class _Events:
     def _flows(self) -> list[dict[str, Any]]:
         """An arrow from the warp that issues to the end of the operation."""
         out = []
-        for number, (tid, (o, _, end)) in enumerate(_place(self.wave)):
+        for number, (tid, o, _, end) in enumerate(_place(self.wave)):
             if o.end is None:
                 continue
             both = {"name": "async", "cat": "async", "id": self.first * 1_000_000 + number, "pid": self.first + o.cta}

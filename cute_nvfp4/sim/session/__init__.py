@@ -1,6 +1,6 @@
 """A simulated GPU for whole programs: device "cuda" of torch, the CUDA bindings, and launches of the CuTe DSL.
 
-``with simulated_gpu("sm_100a") as session: …`` or ``python -m cute_nvfp4.sim SCRIPT``.
+``with simulated_gpu("sm_100a") as session: …`` or ``cute-nvfp4 sim SCRIPT``.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import numpy as np
 from cuda.bindings import driver, runtime
 
 from cute_nvfp4.errors import TargetError
-from cute_nvfp4.sim.machine.device import DRIVER_VERSION
+from cute_nvfp4.sim.host.device import DRIVER_VERSION
 from cute_nvfp4.sim.session.patches import Patches
 from cute_nvfp4.sim.session.runtime import Runtime
 
@@ -116,7 +116,7 @@ def _occupancy(gpu: Runtime) -> dict[str, Callable[..., Any]]:
         "cuKernelGetFunction": lambda kernel: (_OK, driver.CUfunction(int(kernel))),
         "cuFuncSetAttribute": lambda *a: (_OK,),
         "cuKernelSetAttribute": lambda *a: (_OK,),
-        "cuOccupancyAvailableDynamicSMemPerBlock": lambda f, blocks, size: (_OK, gpu.device.arch.shared_bytes),
+        "cuOccupancyAvailableDynamicSMemPerBlock": lambda f, blocks, size: (_OK, gpu.device.shared_bytes),
         "cuOccupancyMaxActiveBlocksPerMultiprocessor": lambda f, size, smem: (_OK, 1),
         "cuOccupancyMaxActiveClusters": clusters,
     }

@@ -11,16 +11,15 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cute_nvfp4.errors import TargetError
-from cute_nvfp4.sim.frontend.host import HostModule, Launch
-from cute_nvfp4.sim.frontend.program import Program
+from cute_nvfp4.sim.host.module import HostModule
+from cute_nvfp4.sim.machine.launch import Launch
+from cute_nvfp4.sim.program import Program
 from cute_nvfp4.sim.session import ffi
 from cute_nvfp4.sim.session.patches import Patches
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.session.session import Session
+from cute_nvfp4.sim.session.protocol import Session
 
 _ENDED = "this function was compiled in a simulated session that has ended; compile it again"
 
@@ -105,7 +104,7 @@ class DslHooks:
         from cutlass.base_dsl.cache_helpers import JitCacheDict
         from cutlass.base_dsl.dsl import DSLSingletonMeta
 
-        arch = self.session.device.arch.name
+        arch = self.session.device.arch
         patches.item(os.environ, "CUTE_DSL_ARCH", arch)
         patches.item(os.environ, "CUTE_DSL_DISABLE_FILE_CACHING", "1")
         for dsl in list(DSLSingletonMeta._instances.values()):

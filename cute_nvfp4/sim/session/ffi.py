@@ -10,13 +10,12 @@ import ctypes
 import dataclasses
 import inspect
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from cuda.bindings import driver, runtime
 
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.session.session import Session
+from cute_nvfp4.sim.session.protocol import Session
 
 Bound = dict[int, int]
 """Symbolic size (by identity) to the value it has in this call."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from types import FrameType
 
@@ -10,7 +9,7 @@ import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from cute_nvfp4.sim.frontend.regions import GlobalMemory
+from cute_nvfp4.sim.machine.global_memory import GlobalMemory
 
 ALIGNMENT = 512
 """What cudaMalloc and torch's allocator promise."""
@@ -163,8 +162,3 @@ def _names(frame: FrameType | None) -> dict[int, list[str]]:
 def _is_library(frame: FrameType) -> bool:
     name = frame.f_globals.get("__name__", "")
     return name.split(".")[0] in ("torch", "cutlass", "cute_nvfp4", "runpy")
-
-
-def caller_frame() -> FrameType:
-    """The frame that called the function which calls this one."""
-    return sys._getframe(2)

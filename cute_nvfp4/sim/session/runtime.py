@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cute_nvfp4.errors import TargetError
-from cute_nvfp4.sim.machine.device import Device
+from cute_nvfp4.sim.host.device import Device
 from cute_nvfp4.sim.session.memory import DeviceMemory
 
 NO_TIME = float("nan")

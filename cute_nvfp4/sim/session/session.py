@@ -6,16 +6,16 @@ import contextlib
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from cute_nvfp4.errors import TargetError
-from cute_nvfp4.sim.frontend.host import Launch
-from cute_nvfp4.sim.frontend.program import Program
-from cute_nvfp4.sim.machine.device import Device
-from cute_nvfp4.sim.machine.executor import run
-from cute_nvfp4.sim.observe.counters import Result
+from cute_nvfp4.sim.host.device import DEFAULT_ARCH, Device
+from cute_nvfp4.sim.machine.launch import Launch
+from cute_nvfp4.sim.observe.result import Result
+from cute_nvfp4.sim.program import Program
+from cute_nvfp4.sim.runner import run
 from cute_nvfp4.sim.session import driver
 from cute_nvfp4.sim.session.dsl import DslHooks
 from cute_nvfp4.sim.session.memory import DeviceMemory
@@ -23,7 +23,6 @@ from cute_nvfp4.sim.session.patches import Patches
 from cute_nvfp4.sim.session.runtime import Runtime
 from cute_nvfp4.sim.session.torch_cuda import TorchCuda
 from cute_nvfp4.sim.session.torch_device import CudaMode
-from cute_nvfp4.target import DEFAULT_ARCH, architecture
 
 
 @dataclass
@@ -57,6 +56,7 @@ class Session:
     execute: bool = True
     options: dict[str, Any] = field(default_factory=dict)
     observe: Callable[[LaunchRecord], None] | None = None
+    host_versions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     launches: list[LaunchRecord] = field(default_factory=list)
     failure: tuple[LaunchRecord, Exception] | None = None
     active: bool = False
@@ -66,7 +66,7 @@ class Session:
     def __post_init__(self) -> None:
         self.memory = DeviceMemory()
         self.runtime = Runtime(self.device, self.memory)
-        self.mode = CudaMode(self.memory)
+        self.mode = CudaMode(self.memory, self.host_versions)
         self.cuda = TorchCuda(self.runtime, self.mode)
 
     @property
@@ -94,7 +94,7 @@ class Session:
             memory = self.memory.snapshot(frame)
             begin = time.perf_counter()
             try:
-                record.result = run(program, launch, memory, sm_count=self.device.arch.sm_count, **self.options)
+                record.result = run(program, launch, memory, sm_count=self.device.sm_count, **self.options)
             except Exception as error:
                 self.failure = self.failure or (record, error)
                 raise
@@ -121,6 +121,7 @@ def simulated_gpu(
     benchmarks: str = "once",
     execute: bool = True,
     observe: Callable[[LaunchRecord], None] | None = None,
+    host_versions: Mapping[Any, Callable[..., Any]] | None = None,
     **options: Any,
 ) -> Iterator[Session]:
     """Within it, torch and CuTe DSL programs find a GPU of ``arch``, and their kernels run in the simulator.
@@ -128,7 +129,8 @@ def simulated_gpu(
     Device "cuda" of torch is served from host memory, ``cuda.bindings`` answers as a GPU would, and launches of
     compiled DSL functions are executed from their PTX, one after another. ``options`` go to ``sim.run`` (counters,
     step_limit, …). ``benchmarks`` is "once" (the DSL's benchmark helpers run their function once) or "full".
-    ``lineinfo`` puts source lines into the PTX, so that hazards can name them. Everything is as before when it ends.
+    ``lineinfo`` puts source lines into the PTX, so that hazards can name them. ``host_versions`` adds functions of
+    torch that only a GPU has, by what computes them on host tensors. Everything is as before when it ends.
 
     Raises:
         TargetError: an unknown architecture, or a session inside another.
@@ -138,7 +140,7 @@ def simulated_gpu(
         raise TargetError("a simulated session is already active")
     if benchmarks not in ("once", "full"):
         raise TargetError(f"benchmarks: got {benchmarks!r}, expected 'once' or 'full'")
-    session = Session(Device(architecture(arch)), benchmarks, execute, options, observe)
+    session = Session(Device.of(arch), benchmarks, execute, options, observe, host_versions or {})
     hooks, patches = DslHooks(session, lineinfo), Patches()
     try:
         hooks.install(patches)

@@ -60,9 +60,9 @@ class TorchCuda:
             "device": self._on_device,
             "device_of": lambda tensor: self._on_device(tensor.get_device() if tensor.is_cuda else None),
             "get_device_name": lambda d=None: device.name,
-            "get_device_capability": lambda d=None: device.arch.capability,
+            "get_device_capability": lambda d=None: device.capability,
             "get_device_properties": lambda d=None: self._properties(),
-            "get_arch_list": lambda: [device.arch.name],
+            "get_arch_list": lambda: [device.arch],
             "is_bf16_supported": lambda *a, **k: True,
             "can_device_access_peer": lambda a, b: a != b,
             "cudart": lambda: SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0),
@@ -91,18 +91,18 @@ class TorchCuda:
         device = self.runtime.device
         return SimpleNamespace(
             name=device.name,
-            major=device.arch.capability[0],
-            minor=device.arch.capability[1],
+            major=device.capability[0],
+            minor=device.capability[1],
             total_memory=device.memory_bytes,
-            multi_processor_count=device.arch.sm_count,
+            multi_processor_count=device.sm_count,
             L2_cache_size=device.l2_bytes,
             warp_size=32,
             max_threads_per_block=1024,
             max_threads_per_multi_processor=2048,
             regs_per_multiprocessor=65536,
             shared_memory_per_block=48 * 1024,
-            shared_memory_per_block_optin=device.arch.shared_bytes,
-            shared_memory_per_multiprocessor=device.arch.shared_bytes + 1024,
+            shared_memory_per_block_optin=device.shared_bytes,
+            shared_memory_per_multiprocessor=device.shared_bytes + 1024,
             is_integrated=0,
             is_multi_gpu_board=0,
         )
@@ -130,27 +130,26 @@ class TorchCuda:
             "empty_cache": lambda: self.runtime.memory.forget_dead(),
             "ipc_collect": lambda: None,
             "mem_get_info": lambda device=None: (total - used(), total),
-            "memory_allocated": lambda device=None: used(),
-            "max_memory_allocated": lambda device=None: used(),
-            "memory_reserved": lambda device=None: used(),
-            "max_memory_reserved": lambda device=None: used(),
-            "reset_peak_memory_stats": lambda device=None: None,
-            "reset_max_memory_allocated": lambda device=None: None,
+            **{
+                f"{most}memory_{how}": lambda device=None: used()
+                for most in ("", "max_")
+                for how in ("allocated", "reserved")
+            },
+            **dict.fromkeys(("reset_peak_memory_stats", "reset_max_memory_allocated"), lambda device=None: None),
             "memory_stats": lambda device=None: {},
         }
 
     def _random(self) -> dict[str, Any]:
         """CUDA and CPU share one generator here, so the numbers are not those of a GPU."""
+        generator = torch.default_generator
         return {
-            "manual_seed": lambda seed: torch.default_generator.manual_seed(int(seed)),
-            "manual_seed_all": lambda seed: torch.default_generator.manual_seed(int(seed)),
-            "seed": lambda: torch.default_generator.seed(),
-            "seed_all": lambda: torch.default_generator.seed(),
-            "initial_seed": lambda: torch.default_generator.initial_seed(),
-            "get_rng_state": lambda device="cuda": torch.default_generator.get_state(),
-            "get_rng_state_all": lambda: [torch.default_generator.get_state()],
-            "set_rng_state": lambda state, device="cuda": torch.default_generator.set_state(state),
-            "set_rng_state_all": lambda states: torch.default_generator.set_state(states[0]),
+            **dict.fromkeys(("manual_seed", "manual_seed_all"), lambda seed: generator.manual_seed(int(seed))),
+            **dict.fromkeys(("seed", "seed_all"), generator.seed),
+            "initial_seed": generator.initial_seed,
+            "get_rng_state": lambda device="cuda": generator.get_state(),
+            "get_rng_state_all": lambda: [generator.get_state()],
+            "set_rng_state": lambda state, device="cuda": generator.set_state(state),
+            "set_rng_state_all": lambda states: generator.set_state(states[0]),
         }
 
     def _from_dlpack(self, original: Callable[..., Any]) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ the ``device`` argument says, else where the inputs are.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch.utils import _device as default_device
 
 from cute_nvfp4.errors import TargetError
 from cute_nvfp4.sim.session.memory import DeviceMemory, storage_key
-from cute_nvfp4.sim.session.torch_ops import CPU_VERSIONS
+from cute_nvfp4.sim.session.torch_ops import HOST_VERSIONS
 
 _CUDA_DLPACK = 2
 _FACTORIES = default_device._device_constructors()
@@ -50,8 +50,9 @@ def as_device(value: Any) -> torch.device | None:
 class CudaMode(TorchFunctionMode):
     """While entered, torch has CUDA devices 0 … ``count`` - 1 in host memory."""
 
-    def __init__(self, memory: DeviceMemory, count: int = 1) -> None:
+    def __init__(self, memory: DeviceMemory, host_versions: Mapping[Any, Callable[..., Any]], count: int = 1) -> None:
         super().__init__()
+        self._host_versions = {**HOST_VERSIONS, **host_versions}
         self.memory, self.count, self.current = memory, count, 0
         #: called with the function of torch that is about to work on CUDA tensors
         self.on_work: Callable[[Any], None] = lambda func: None
@@ -91,7 +92,7 @@ class CudaMode(TorchFunctionMode):
         known = {storage_key(t) for t in inputs}
         if target >= 0:
             self.on_work(func)
-            func = CPU_VERSIONS.get(func, func)
+            func = self._host_versions.get(func, func)
         result = func(*args, **kwargs)
         if target >= 0 or pinned:
             for tensor in tensors_in(result):

@@ -1,7 +1,8 @@
-"""Shared-memory matrix descriptors, and where the 16-byte units of an operand lie (PTX ISA, "Shared Memory Descriptor",
-"Matrix Descriptors", "Shared Memory Layout and Swizzling"; the canonical layouts are CuTe's ``make_umma_desc``).
+"""Shared-memory matrix descriptors, and where the 16-byte chunks of an operand lie (PTX ISA, "Shared Memory
+Descriptor", "Matrix Descriptors", "Shared Memory Layout and Swizzling"; the canonical layouts are those of CuTe's
+``make_umma_desc``).
 
-Every layout moves whole 16-byte units, so that an operand is a table of unit numbers. The table depends on the
+Every layout moves whole 16-byte chunks, so that an operand is a table of chunk numbers. The table depends on the
 descriptor's fields and on the low ten bits of the start address, which decide the swizzle, and is computed once.
 """
 
@@ -80,7 +81,7 @@ def encode(start: int, layout: str, lbo: int, sbo: int, base_offset: int = 0, ab
 
 
 def swizzle(address: np.ndarray, layout: str, base_offset: int = 0) -> np.ndarray:
-    """Where the byte at ``address`` of the plain layout lies: row bits are XORed into the unit bits.
+    """Where the byte at ``address`` of the plain layout lies: row bits are XORed into the chunk bits.
 
     ``base_offset`` says how many 128-byte rows the pattern's start is away from its natural boundary.
     """
@@ -97,47 +98,47 @@ def swizzle(address: np.ndarray, layout: str, base_offset: int = 0) -> np.ndarra
 
 
 @lru_cache(maxsize=1024)
-def k_major_units(desc: MatrixDescriptor, low: int, rows: int, units: int) -> np.ndarray:
-    """(rows, units) unit numbers of a K-major operand, relative to the 1024-byte boundary below the start.
+def k_major_chunks(desc: MatrixDescriptor, low: int, rows: int, chunks: int) -> np.ndarray:
+    """(rows, chunks) chunk numbers of a K-major operand, relative to the 1024-byte boundary below the start.
 
-    ``low``: start address modulo 1024. Row r is in group r // 8 (SBO bytes apart); a row of ``units`` 16-byte units
-    continues inside the swizzle atom, and without swizzling LBO bytes further on. Three units are a row of K = 96,
+    ``low``: start address modulo 1024. Row r is in group r // 8 (SBO bytes apart); a row of ``chunks`` 16-byte chunks
+    continues inside the swizzle atom, and without swizzling LBO bytes further on. Three chunks are a row of K = 96,
     which may begin near the end of its atom and goes on in another (CuTe's circular buffers of A and B).
     """
     if desc.layout == "128B_BASE32B":
         raise DescriptorError("128B swizzling with 32B atomicity is for MN-major operands")
-    r, u = np.arange(rows, dtype=np.int64)[:, None], np.arange(units, dtype=np.int64)[None, :]
-    if units == 3:
-        return _circular_units(desc, low, r, u)
+    r, u = np.arange(rows, dtype=np.int64)[:, None], np.arange(chunks, dtype=np.int64)[None, :]
+    if chunks == 3:
+        return _circular_chunks(desc, low, r, u)
     inside = u * (desc.lbo if desc.unswizzled else 16)
     plain = low + r // 8 * desc.sbo + r % 8 * SPAN[desc.layout] + inside
-    return _units(swizzle(plain, desc.layout, desc.base_offset))
+    return _chunks(swizzle(plain, desc.layout, desc.base_offset))
 
 
-def _circular_units(desc: MatrixDescriptor, low: int, r: np.ndarray, u: np.ndarray) -> np.ndarray:
-    """``k_major_units`` for K = 96: beyond 128 bytes of K it goes on where the descriptor's address points."""
+def _circular_chunks(desc: MatrixDescriptor, low: int, r: np.ndarray, u: np.ndarray) -> np.ndarray:
+    """``k_major_chunks`` for K = 96: beyond 128 bytes of K it goes on where the descriptor's address points."""
     if desc.layout != "128B":
         raise UnsupportedInstruction(f"K = 96 with layout {desc.layout}; only 128-byte swizzling is modelled")
     beyond = low % 128 + 16 * u - 128
     if (beyond >= 0).any() and not desc.absolute:
         raise UnsupportedInstruction("K = 96 across the end of a swizzle atom needs an address as leading dimension")
     plain = r // 8 * desc.sbo + r % 8 * 128 + np.where(beyond < 0, low + 16 * u, desc.lbo + beyond)
-    return _units(swizzle(plain, desc.layout, desc.base_offset))
+    return _chunks(swizzle(plain, desc.layout, desc.base_offset))
 
 
 @lru_cache(maxsize=1024)
-def mn_major_units(desc: MatrixDescriptor, low: int, units: int, k: int) -> np.ndarray:
-    """(k, units) unit numbers of an MN-major operand: row kk holds ``units`` x 16 bytes of the M or N dimension."""
-    kk, u = np.arange(k, dtype=np.int64)[:, None], np.arange(units, dtype=np.int64)[None, :]
+def mn_major_chunks(desc: MatrixDescriptor, low: int, chunks: int, k: int) -> np.ndarray:
+    """(k, chunks) chunk numbers of an MN-major operand: row kk holds ``chunks`` x 16 bytes of the M or N dimension."""
+    kk, u = np.arange(k, dtype=np.int64)[:, None], np.arange(chunks, dtype=np.int64)[None, :]
     if desc.unswizzled:
         plain = low + u * desc.sbo + kk % 8 * 16 + kk // 8 * desc.lbo
     else:
         wide, deep = SPAN[desc.layout] // 16, 4 if desc.layout == "128B_BASE32B" else 8
         plain = low + u % wide * 16 + u // wide * desc.lbo + kk % deep * SPAN[desc.layout] + kk // deep * desc.sbo
-    return _units(swizzle(plain, desc.layout, desc.base_offset))
+    return _chunks(swizzle(plain, desc.layout, desc.base_offset))
 
 
-def _units(address: np.ndarray) -> np.ndarray:
+def _chunks(address: np.ndarray) -> np.ndarray:
     table = address >> 4
     table.flags.writeable = False
     return table

@@ -67,12 +67,12 @@ def decode(raw: np.ndarray, t: str, *, tensor_memory: bool = False) -> np.ndarra
 
 def unpack(raw: np.ndarray, bits: int) -> np.ndarray:
     """(..., 16 n) bytes that hold 16 codes of 4 or 6 bits in each 16 bytes, padded, to (..., 16 n) codes."""
-    units = raw.reshape(*raw.shape[:-1], -1, 16)
+    chunks = raw.reshape(*raw.shape[:-1], -1, 16)
     if bits == 4:
-        packed = units[..., :8]
+        packed = chunks[..., :8]
         codes = np.stack([packed & np.uint8(15), packed >> np.uint8(4)], axis=-1)
     else:
-        triple = units[..., :12].reshape(*units.shape[:-1], 4, 3).astype("u4")
+        triple = chunks[..., :12].reshape(*chunks.shape[:-1], 4, 3).astype("u4")
         word = triple[..., 0] | triple[..., 1] << np.uint32(8) | triple[..., 2] << np.uint32(16)
         codes = np.stack([word >> np.uint32(6 * j) & np.uint32(63) for j in range(4)], axis=-1).astype("u1")
     return np.ascontiguousarray(codes.reshape(raw.shape))

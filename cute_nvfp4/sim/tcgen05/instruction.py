@@ -54,8 +54,8 @@ class InstructionDescriptor:
         return self.k // self.block if self.block else 0
 
     @property
-    def units(self) -> int:
-        """16-byte units of a K-major row in shared memory."""
+    def chunks(self) -> int:
+        """16-byte chunks of a K-major row in shared memory."""
         return 3 if self.k == 96 else 2
 
 

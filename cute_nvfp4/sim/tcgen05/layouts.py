@@ -8,8 +8,6 @@ from functools import lru_cache
 
 import numpy as np
 
-LANES, COLUMNS = 128, 512
-
 
 @dataclass(frozen=True)
 class Part:
@@ -85,7 +83,7 @@ COPIES = {
     ("64x128b", "warpx2::01_23"): (64, 1),
     ("32x128b", "warpx4"): (32, 1),
 }
-"""Rows and 16-byte units a row of the source of tcgen05.cp, by shape and multicast."""
+"""Rows and 16-byte chunks a row of the source of tcgen05.cp, by shape and multicast."""
 
 
 @lru_cache(maxsize=16)

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Instruction
-from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending
+from cute_nvfp4.sim.machine.engine import Cells, Completion, Footprint, Pending
+from cute_nvfp4.sim.machine.wave import Wave
 from cute_nvfp4.sim.tcgen05 import operands, product
 from cute_nvfp4.sim.tcgen05.descriptor import PERIOD, MatrixDescriptor
 from cute_nvfp4.sim.tcgen05.instruction import InstructionDescriptor
 from cute_nvfp4.sim.tcgen05.layouts import Part, accumulator
 
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Wave
-
 LONGEST = 16
 """How many instructions become one product at most."""
 STRETCH = 256
-"""How many instructions are looked at together at most."""
+"""How many instructions are considered together at most."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +38,7 @@ class Spec:
 
 @lru_cache(maxsize=4096)
 def shared_spec(*fields) -> Spec:
-    """``Spec(*fields)``, the same object each time, so that equality is quick."""
+    """``Spec(*fields)``, the same object each time, so that equality is cheap."""
     return Spec(*fields)
 
 
@@ -122,23 +119,25 @@ class Mma(Pending):
         ctas = self.group(wave)
         for cta in ctas.T:
             if spec.a is None:
-                out.append(Footprint("tensor", False, cta, (slice(0, 128), _columns(self.a, 8))))
+                out.append(Footprint("tensor", False, cta, Cells(slice(0, 128), _columns(self.a, 8))))
                 if spec.ashift:
-                    out.append(Footprint("tensor", True, cta, (slice(0, 128), _columns(self.a, 8))))
+                    out.append(Footprint("tensor", True, cta, Cells(slice(0, 128), _columns(self.a, 8))))
             else:
                 rows = d.m // spec.cta_group
-                units = self._shared_units(wave, self.a, self.a_low, spec.a, d.a_mn_major, rows, d.a)
-                out.append(Footprint("shared", False, cta, units))
-            units = self._shared_units(wave, self.b, self.b_low, spec.b, d.b_mn_major, d.n // spec.cta_group, d.b)
-            out.append(Footprint("shared", False, cta, units))
+                chunks = self._shared_chunks(wave, self.a, self.a_low, spec.a, d.a_mn_major, rows, d.a)
+                out.append(Footprint("shared", False, cta, chunks))
+            chunks = self._shared_chunks(wave, self.b, self.b_low, spec.b, d.b_mn_major, d.n // spec.cta_group, d.b)
+            out.append(Footprint("shared", False, cta, chunks))
             for column, count in self.scale_spans():
-                out.append(Footprint("tensor", False, cta, (slice(0, 128), _columns(column, count))))
+                out.append(Footprint("tensor", False, cta, Cells(slice(0, 128), _columns(column, count))))
             out += self._accumulator_footprints(cta)
         return out
 
-    def _shared_units(self, wave, start, low: int, desc: MatrixDescriptor, mn_major: bool, rows: int, t: str):
-        """(k, m) offsets of the 16-byte units of one operand."""
-        table = operands.operand_units(desc, mn_major, low, (0,), rows, product.operand_bits(t), self.spec.idesc.units)
+    def _shared_chunks(self, wave, start, low: int, desc: MatrixDescriptor, mn_major: bool, rows: int, t: str):
+        """(k, m) offsets of the 16-byte chunks of one operand."""
+        table = operands.operand_chunks(
+            desc, mn_major, low, (0,), rows, product.operand_bits(t), self.spec.idesc.chunks
+        )
         base = (start if (start != start[0]).any() else start[:1]) - low
         operands.check_inside(base, table, wave.shared_bytes, self.instruction.where)
         return base[:, None] + 16 * table.reshape(1, -1)
@@ -148,9 +147,9 @@ class Mma(Pending):
         if not isinstance(self.parts()[0].lanes, slice):
             lanes = np.array(self.parts()[0].lanes)
         columns, reads = _columns(self.d, self.width), self.enable
-        out = [Footprint("tensor", True, cta, (lanes, columns))]
+        out = [Footprint("tensor", True, cta, Cells(lanes, columns))]
         if reads.any():
-            out.insert(0, Footprint("tensor", False, cta[reads], (lanes, columns[reads]), np.flatnonzero(reads)))
+            out.insert(0, Footprint("tensor", False, cta[reads], Cells(lanes, columns[reads]), np.flatnonzero(reads)))
         return out
 
 

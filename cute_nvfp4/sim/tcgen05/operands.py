@@ -12,26 +12,27 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import OutOfBounds
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
+from cute_nvfp4.sim.machine.tensor_memory import COLUMNS, LANES
 from cute_nvfp4.sim.tcgen05 import elements
-from cute_nvfp4.sim.tcgen05.descriptor import PERIOD, MatrixDescriptor, k_major_units, mn_major_units
-from cute_nvfp4.sim.tcgen05.layouts import COLUMNS, LANES, Part
+from cute_nvfp4.sim.tcgen05.descriptor import PERIOD, MatrixDescriptor, k_major_chunks, mn_major_chunks
+from cute_nvfp4.sim.tcgen05.layouts import Part
 
 
 @lru_cache(maxsize=1024)
-def operand_units(
-    desc: MatrixDescriptor, mn_major: bool, low: int, deltas: tuple[int, ...], rows: int, bits: int, units: int = 2
+def operand_chunks(
+    desc: MatrixDescriptor, mn_major: bool, low: int, deltas: tuple[int, ...], rows: int, bits: int, chunks: int = 2
 ) -> np.ndarray:
-    """Unit numbers of the operands of fused instructions, whose descriptors start ``deltas`` bytes after the first.
+    """Chunk numbers of the operands of fused instructions, whose descriptors start ``deltas`` bytes after the first.
 
-    K-major: (rows, steps * units); MN-major: (steps * K, rows * bits / 128). ``low`` is the first start modulo 1024.
+    K-major: (rows, steps * chunks); MN-major: (steps * K, rows * bits / 128). ``low`` is the first start modulo 1024.
     """
     tables = []
     for delta in deltas:
         at = (low + delta) % PERIOD
         if mn_major:
-            table = mn_major_units(desc, at, rows * bits // 128, 256 // bits)
+            table = mn_major_chunks(desc, at, rows * bits // 128, 256 // bits)
         else:
-            table = k_major_units(desc, at, rows, units)
+            table = k_major_chunks(desc, at, rows, chunks)
         tables.append(table + (low + delta - at) // 16)
     out = np.concatenate(tables, axis=0 if mn_major else 1)
     out.flags.writeable = False
@@ -41,19 +42,19 @@ def operand_units(
 _EXTENTS: dict[int, tuple[np.ndarray, int, int]] = {}
 
 
-def _extent(units: np.ndarray) -> tuple[int, int]:
-    """Least and greatest unit number of a cached table."""
-    known = _EXTENTS.get(id(units))
-    if known is None or known[0] is not units:
+def _extent(chunks: np.ndarray) -> tuple[int, int]:
+    """Least and greatest chunk number of a cached table."""
+    known = _EXTENTS.get(id(chunks))
+    if known is None or known[0] is not chunks:
         if len(_EXTENTS) > 4096:
             _EXTENTS.clear()
-        known = _EXTENTS[id(units)] = (units, int(units.min()), int(units.max()))
+        known = _EXTENTS[id(chunks)] = (chunks, int(chunks.min()), int(chunks.max()))
     return known[1:]
 
 
-def check_inside(base: np.ndarray, units: np.ndarray, size: int, where) -> None:
-    """Units of a cached table, from addresses ``base`` (k,) on, must lie in the ``size`` bytes of shared memory."""
-    first, last = _extent(units)
+def check_inside(base: np.ndarray, chunks: np.ndarray, size: int, where) -> None:
+    """Chunks of a cached table, from addresses ``base`` (k,) on, must lie in the ``size`` bytes of shared memory."""
+    first, last = _extent(chunks)
     low, high = int(base.min()) + 16 * first, int(base.max()) + 16 * last + 16
     if low < SHARED_BASE or high > SHARED_BASE + size:
         raise OutOfBounds(
@@ -62,16 +63,16 @@ def check_inside(base: np.ndarray, units: np.ndarray, size: int, where) -> None:
         )
 
 
-def gather(shared: np.ndarray, ctas: np.ndarray, base: np.ndarray, units: np.ndarray, size: int, where) -> np.ndarray:
-    """(k, g, *units.shape[:-1], bytes) from the shared memory (CTAs, stride) of CTAs (k, g).
+def gather(shared: np.ndarray, ctas: np.ndarray, base: np.ndarray, chunks: np.ndarray, size: int, where) -> np.ndarray:
+    """(k, g, *chunks.shape[:-1], bytes) from the shared memory (CTAs, stride) of CTAs (k, g).
 
-    ``base`` (k,): addresses that the unit numbers count from; ``size``: bytes of shared memory a CTA has.
+    ``base`` (k,): addresses that the chunk numbers count from; ``size``: bytes of shared memory a CTA has.
     """
-    check_inside(base, units, size, where)
+    check_inside(base, chunks, size, where)
     place = ctas * (shared.shape[1] // 16) + (base[:, None] - SHARED_BASE) // 16
-    index = place.reshape(*place.shape, *(1,) * units.ndim) + units
+    index = place.reshape(*place.shape, *(1,) * chunks.ndim) + chunks
     out = shared.reshape(-1).view("c16").take(index)
-    return out.view("u1").reshape(*index.shape[:-1], 16 * units.shape[-1])
+    return out.view("u1").reshape(*index.shape[:-1], 16 * chunks.shape[-1])
 
 
 def matrix(raw: np.ndarray, t: str, mn_major: bool) -> np.ndarray:

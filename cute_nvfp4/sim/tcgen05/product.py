@@ -7,21 +7,42 @@ the hardware's, is not specified. Integers are exact.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import numpy as np
 
+from cute_nvfp4.sim.frontend.model import Instruction
+from cute_nvfp4.sim.machine.wave import Wave
 from cute_nvfp4.sim.tcgen05 import elements, operands
 from cute_nvfp4.sim.tcgen05.layouts import Part
 
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Wave
-    from cute_nvfp4.sim.tcgen05.mma import Mma
-
 _SAFE = 27, 227
 """UE8M0 codes whose factors keep every scaled element and product inside f32."""
-_CHUNK = 1 << 17
+_ELEMENTS_AT_ONCE = 1 << 17
 """How many decoded elements are worked on at a time: what stays in a core's second-level cache."""
+
+
+class Multiply(Protocol):
+    """What is read here of a queued instruction (``mma.Mma``)."""
+
+    instruction: Instruction
+    spec: Any
+    a: np.ndarray
+    b: np.ndarray
+    d: np.ndarray
+    enable: np.ndarray
+    sfa: np.ndarray | None
+    sfb: np.ndarray | None
+    sf_ids: tuple[int, int]
+    scale_d: int
+    a_low: int
+    b_low: int
+
+    def group(self, wave: Wave) -> np.ndarray: ...
+
+    def parts(self) -> tuple[Part, ...]: ...
+
+    def disabled_lanes(self, j: int) -> np.ndarray | None: ...
 
 
 @dataclass(frozen=True)
@@ -30,7 +51,7 @@ class Run:
     start addresses of the first step, from which the others are ``far_a``, ``far_b`` bytes away; ``columns_a``,
     ``sfa``, ``sfb`` (k, steps) columns; ``ids`` the scale factor ids of each step."""
 
-    first: Mma
+    first: Multiply
     ctas: np.ndarray
     a: np.ndarray
     b: np.ndarray
@@ -45,7 +66,7 @@ class Run:
     ids_b: tuple[int, ...]
 
     @staticmethod
-    def of(wave: Wave, run: list[Mma]) -> Run:
+    def of(wave: Wave, run: list[Multiply]) -> Run:
         first = run[0]
         columns = np.stack([m.a for m in run], axis=1)
         scaled = bool(first.spec.idesc.block)
@@ -63,20 +84,20 @@ class Run:
         return replace(self, **{n: getattr(self, n)[s] for n in names})
 
     @property
-    def chunk(self) -> int:
+    def rows_at_once(self) -> int:
         """Rows to work on at a time."""
         d = self.first.spec.idesc
-        return max(1, _CHUNK // ((d.m + d.n) * d.k * len(self.far_b)))
+        return max(1, _ELEMENTS_AT_ONCE // ((d.m + d.n) * d.k * len(self.far_b)))
 
 
-def execute(wave: Wave, runs: list[list[Mma]]) -> None:
+def execute(wave: Wave, runs: list[list[Multiply]]) -> None:
     """Does instructions that ``mma`` has sorted into runs, each as one product. Runs of the same CTAs share what they
     read of shared memory."""
     todo = [Run.of(wave, r) for r in runs]
     first = todo[0].ctas
     together = all(r.ctas.shape == first.shape and (r.ctas == first).all() for r in todo[1:])
     for batch in [todo] if together else [[r] for r in todo]:
-        step = min(r.chunk for r in batch)
+        step = min(r.rows_at_once for r in batch)
         for start in range(0, len(batch[0].ctas), step):
             cache: dict | None = {} if len(batch) > 1 else None
             for r in batch:
@@ -130,9 +151,9 @@ def _matrix_b(wave: Wave, r: Run) -> np.ndarray:
     spec, low = r.first.spec, r.first.b_low
     d = spec.idesc
     rows = d.n // spec.cta_group
-    units = operands.operand_units(spec.b, d.b_mn_major, low, r.far_b, rows, operand_bits(d.b), d.units)
+    chunks = operands.operand_chunks(spec.b, d.b_mn_major, low, r.far_b, rows, operand_bits(d.b), d.chunks)
     where = r.first.instruction.where
-    raw = operands.gather(wave.shared2d, r.ctas, r.b - low, units, wave.shared_bytes, where)
+    raw = operands.gather(wave.shared2d, r.ctas, r.b - low, chunks, wave.shared_bytes, where)
     return _signed(operands.matrix(raw, d.b, d.b_mn_major), d.negate_b)
 
 
@@ -140,9 +161,9 @@ def _matrix_a(wave: Wave, r: Run) -> np.ndarray:
     """(k, g, rows, K) f32 from shared memory."""
     spec, low = r.first.spec, r.first.a_low
     d, rows = spec.idesc, spec.idesc.m // spec.cta_group
-    units = operands.operand_units(spec.a, d.a_mn_major, low, r.far_a, rows, operand_bits(d.a), d.units)
+    chunks = operands.operand_chunks(spec.a, d.a_mn_major, low, r.far_a, rows, operand_bits(d.a), d.chunks)
     where = r.first.instruction.where
-    raw = operands.gather(wave.shared2d, r.ctas, r.a - low, units, wave.shared_bytes, where)
+    raw = operands.gather(wave.shared2d, r.ctas, r.a - low, chunks, wave.shared_bytes, where)
     a = _signed(operands.matrix(raw, d.a, d.a_mn_major), d.negate_a)
     return a.reshape(len(r.a), spec.cta_group, rows, -1)
 
@@ -188,8 +209,8 @@ def _block_scaled(wave: Wave, r: Run, parts: tuple[Part, ...], a: list[np.ndarra
             rows = slice(32 * q, 32 * q + 32)
             factors = table.take(fb[:, :, q])
             right = operands.scaled(np.broadcast_to(b[:, None, part.n], (*factors.shape[:3], b.shape[-1])), factors)
-            piece = Part(rows, part.n, slice(part.lanes.start + 32 * q, part.lanes.start + 32 * q + 32))
-            _store(wave, r, piece, np.matmul(left[:, :, rows], right.swapaxes(-1, -2)))
+            quarter = Part(rows, part.n, slice(part.lanes.start + 32 * q, part.lanes.start + 32 * q + 32))
+            _store(wave, r, quarter, np.matmul(left[:, :, rows], right.swapaxes(-1, -2)))
 
 
 def _extreme(codes: list[np.ndarray]) -> bool:
@@ -214,7 +235,7 @@ def _store(wave: Wave, r: Run, part: Part, product: np.ndarray) -> None:
             at[lanes, column : column + width] = result
 
 
-def _add_f32(old: np.ndarray, product: np.ndarray, enable: bool, first: Mma) -> np.ndarray:
+def _add_f32(old: np.ndarray, product: np.ndarray, enable: bool, first: Multiply) -> np.ndarray:
     if not enable:
         return product.astype("f4", copy=False).view("u4") if product.flags.c_contiguous else _bits32(product)
     before = old.view("f4")
@@ -227,7 +248,7 @@ def _bits32(x: np.ndarray) -> np.ndarray:
     return np.ascontiguousarray(x.astype("f4", copy=False)).view("u4")
 
 
-def _add_f16(old: np.ndarray, product: np.ndarray, enable: bool, first: Mma) -> np.ndarray:
+def _add_f16(old: np.ndarray, product: np.ndarray, enable: bool, first: Multiply) -> np.ndarray:
     """An f16 accumulator is the low half of its word; the sum is rounded once for each instruction."""
     total = product
     if enable:
@@ -236,7 +257,7 @@ def _add_f16(old: np.ndarray, product: np.ndarray, enable: bool, first: Mma) -> 
     return total.astype("f2").view("u2").astype("u4")
 
 
-def _add_s32(old: np.ndarray, product: np.ndarray, enable: bool, first: Mma) -> np.ndarray:
+def _add_s32(old: np.ndarray, product: np.ndarray, enable: bool, first: Multiply) -> np.ndarray:
     total = product.astype("i8")
     if enable:
         total = total + old.view("i4")

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
-from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending
+from cute_nvfp4.sim.machine.engine import Cells, Completion, Footprint, Pending
+from cute_nvfp4.sim.machine.tensor_memory import COLUMNS, LANES
+from cute_nvfp4.sim.machine.wave import Wave
 from cute_nvfp4.sim.tcgen05 import elements, operands, product
-from cute_nvfp4.sim.tcgen05.descriptor import PERIOD, MatrixDescriptor, k_major_units
-from cute_nvfp4.sim.tcgen05.layouts import COLUMNS, COPIES, LANES, copy_lanes
+from cute_nvfp4.sim.tcgen05.descriptor import PERIOD, MatrixDescriptor, k_major_chunks
+from cute_nvfp4.sim.tcgen05.layouts import COPIES, copy_lanes
 from cute_nvfp4.sim.tcgen05.mma import pair
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Wave
 
 
 class Copy(Pending):
@@ -33,7 +30,7 @@ class Copy(Pending):
         self.form, self.desc, self.start, self.column, self.lane = form, desc, start, column, lane
         self.bits, self.cta_group = bits, cta_group
         self.low = int(start[0]) % PERIOD
-        self.units = k_major_units(desc, self.low, *COPIES[form])
+        self.chunks = k_major_chunks(desc, self.low, *COPIES[form])
         self.lanes = copy_lanes(*form) + lane
 
     def occupies(self, wave: Wave) -> np.ndarray:
@@ -42,7 +39,7 @@ class Copy(Pending):
     def run(self, wave: Wave) -> None:
         ctas = pair(wave, self.ctas, self.cta_group)
         where = self.instruction.where
-        raw = operands.gather(wave.shared2d, ctas, self.start - self.low, self.units, wave.shared_bytes, where)
+        raw = operands.gather(wave.shared2d, ctas, self.start - self.low, self.chunks, wave.shared_bytes, where)
         if self.bits:
             raw = elements.containers(raw, self.bits)
         # words (k, g, 1, rows, columns) to every copy of every row
@@ -52,13 +49,13 @@ class Copy(Pending):
         wave.tmem.reshape(-1)[base[:, :, None, None, None] + at] = words
 
     def footprints(self, wave: Wave) -> list[Footprint]:
-        operands.check_inside(self.start - self.low, self.units, wave.shared_bytes, self.instruction.where)
-        units = (self.start - self.low)[:, None] + 16 * self.units.reshape(1, -1)
-        columns = self.column[:, None] + np.arange(4 * self.units.shape[1])
+        operands.check_inside(self.start - self.low, self.chunks, wave.shared_bytes, self.instruction.where)
+        chunks = (self.start - self.low)[:, None] + 16 * self.chunks.reshape(1, -1)
+        columns = self.column[:, None] + np.arange(4 * self.chunks.shape[1])
         out = []
         for cta in pair(wave, self.ctas, self.cta_group).T:
-            out.append(Footprint("shared", False, cta, units))
-            out.append(Footprint("tensor", True, cta, (np.unique(self.lanes), columns)))
+            out.append(Footprint("shared", False, cta, chunks))
+            out.append(Footprint("tensor", True, cta, Cells(np.unique(self.lanes), columns)))
         return out
 
 
@@ -85,8 +82,8 @@ class Shift(Pending):
         for cta in pair(wave, self.ctas, self.cta_group).T:
             for k, lane in enumerate(self.lane.tolist()):
                 columns, row = self.column[k : k + 1, None] + np.arange(8), np.array([k])
-                out.append(Footprint("tensor", False, cta[k : k + 1], (slice(lane + 1, lane + 32), columns), row))
-                out.append(Footprint("tensor", True, cta[k : k + 1], (slice(lane, lane + 31), columns), row))
+                out.append(Footprint("tensor", False, cta[k : k + 1], Cells(slice(lane + 1, lane + 32), columns), row))
+                out.append(Footprint("tensor", True, cta[k : k + 1], Cells(slice(lane, lane + 31), columns), row))
         return out
 
 

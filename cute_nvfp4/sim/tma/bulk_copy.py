@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 
 from cute_nvfp4.sim.machine.bulk_groups import groups
-from cute_nvfp4.sim.machine.engine import Footprint
+from cute_nvfp4.sim.machine.engine import Footprint, Spans
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
 from cute_nvfp4.sim.tma import memory
-from cute_nvfp4.sim.tma.operations import Copy, Pieces, Targets, footprint, span_units
+from cute_nvfp4.sim.tma.operations import Copy, NarrowFootprint, Targets, footprint, span_chunks
 from cute_nvfp4.sim.tma.reduce import Update
 
 ALIGN = 16
@@ -26,18 +26,18 @@ class BulkCopy(Copy):
         self.size = size
 
     def bytes_of(self, cta: int, offset: int, size: int) -> np.ndarray:
-        """A piece of shared memory, as a view."""
+        """Bytes of shared memory, as a view."""
         return self.wave.shared2d[cta, offset - SHARED_BASE : offset - SHARED_BASE + size]
 
     def shared_footprints(self, cta, offset, size, write: bool, source=None) -> list[Footprint]:
         return [
-            footprint(cta[rows], units, write, rows if source is None else source[rows])
-            for rows, units in span_units(offset, size)
+            footprint(cta[rows], chunks, write, rows if source is None else source[rows])
+            for rows, chunks in span_chunks(offset, size)
         ]
 
     def global_footprints(self, address: np.ndarray, write: bool) -> list[Footprint]:
         return [
-            Footprint("global", write, self.ctas[rows], (address[rows][:, None], s), rows)
+            Footprint("global", write, self.ctas[rows], Spans(address[rows][:, None], s), rows)
             for s in np.unique(self.size).tolist()
             if s and len(rows := np.flatnonzero(self.size == s))
         ]
@@ -148,8 +148,10 @@ class ValueStore(BulkCopy):
 
     def footprints(self, wave) -> list[Footprint]:
         t = self.targets
-        pieces = t.offset[:, None], t.source, self.values.shape[1]
-        return [Pieces("shared", write, t.cta, *pieces) for write in ((False, True) if self.reduction else (True,))]
+        parts = t.offset[:, None], t.source, self.values.shape[1]
+        return [
+            NarrowFootprint("shared", write, t.cta, *parts) for write in ((False, True) if self.reduction else (True,))
+        ]
 
     def run(self, wave) -> None:
         t = self.targets

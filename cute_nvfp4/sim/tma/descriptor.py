@@ -129,8 +129,8 @@ class TensorMap:
         return self.type in PADDED
 
     @property
-    def row_units(self) -> int:
-        """Units of 16 bytes that a row of the box has in shared memory."""
+    def row_chunks(self) -> int:
+        """Chunks of 16 bytes that a row of the box has in shared memory."""
         return self.box[0] * (8 if self.padded else self.bits) // 128
 
     @staticmethod

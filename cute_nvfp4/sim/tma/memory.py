@@ -1,6 +1,6 @@
-"""Units of 16 bytes in host memory: gathers and scatters of the copy engines, with bounds.
+"""Chunks of 16 bytes in host memory: gathers and scatters of the copy engines, with bounds.
 
-A unit travels as one complex128, which numpy moves as 16 bytes without looking at them.
+A chunk travels as one complex128, which numpy moves as 16 bytes without looking at them.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from collections.abc import Callable
 import numpy as np
 
 from cute_nvfp4.sim.errors import OutOfBounds, ReadOnlyWrite
-from cute_nvfp4.sim.frontend.regions import GlobalMemory, Region
+from cute_nvfp4.sim.machine.global_memory import GlobalMemory, Region
 
-UNIT = 16
+CHUNK = 16
 CELL = np.dtype("c16")
 Say = Callable[[str, int], str]
 """Makes the text of an error from what is wrong and the index of the operation."""
@@ -21,77 +21,77 @@ Say = Callable[[str, int], str]
 
 def cells(region: Region) -> tuple[int, np.ndarray]:
     """(address / 16 of the first cell, the whole cells of a region)."""
-    first, rows = region.rows(8, UNIT)
-    return first // UNIT, rows.view(CELL).reshape(-1)
+    first, rows = region.rows(8, CHUNK)
+    return first // CHUNK, rows.view(CELL).reshape(-1)
 
 
-def home(memory: GlobalMemory, units: np.ndarray, write: bool) -> Region | None:
-    """The region that holds all of ``units`` (address / 16), or None when one must look at each."""
-    low, high = int(units.min()) * UNIT, int(units.max()) * UNIT + UNIT
+def home(memory: GlobalMemory, chunks: np.ndarray, write: bool) -> Region | None:
+    """The region that holds all of ``chunks`` (address / 16), or None when one must look at each."""
+    low, high = int(chunks.min()) * CHUNK, int(chunks.max()) * CHUNK + CHUNK
     region = memory.find(low)
     if region is None or high > region.end or (write and not region.writable):
         return None
     return region
 
 
-def gather_boxes(memory: GlobalMemory, first: np.ndarray, units: np.ndarray, say: Say) -> np.ndarray:
-    """Cells (k, m) at ``units`` (m,) after each ``first`` (k,)."""
-    region = _home_of_boxes(memory, first, units, write=False)
+def gather_boxes(memory: GlobalMemory, first: np.ndarray, chunks: np.ndarray, say: Say) -> np.ndarray:
+    """Cells (k, m) at ``chunks`` (m,) after each ``first`` (k,)."""
+    region = _home_of_boxes(memory, first, chunks, write=False)
     if region is None:
-        return gather(memory, first[:, None] + units[None, :], say)
+        return gather(memory, first[:, None] + chunks[None, :], say)
     start, table = cells(region)
-    return table.take((first - start)[:, None] + units[None, :])
+    return table.take((first - start)[:, None] + chunks[None, :])
 
 
-def scatter_boxes(memory: GlobalMemory, first: np.ndarray, units: np.ndarray, data: np.ndarray, say: Say) -> None:
-    """Writes cells (k, m) at ``units`` (m,) after each ``first`` (k,); of several for one address the last stays."""
-    region = _home_of_boxes(memory, first, units, write=True)
+def scatter_boxes(memory: GlobalMemory, first: np.ndarray, chunks: np.ndarray, data: np.ndarray, say: Say) -> None:
+    """Writes cells (k, m) at ``chunks`` (m,) after each ``first`` (k,); of several for one address the last stays."""
+    region = _home_of_boxes(memory, first, chunks, write=True)
     if region is None:
-        scatter(memory, first[:, None] + units[None, :], data, say)
+        scatter(memory, first[:, None] + chunks[None, :], data, say)
         return
     start, table = cells(region)
-    table[(first - start)[:, None] + units[None, :]] = data
+    table[(first - start)[:, None] + chunks[None, :]] = data
 
 
-def _home_of_boxes(memory: GlobalMemory, first: np.ndarray, units: np.ndarray, write: bool) -> Region | None:
-    low, high = int(first.min()) + int(units.min()), int(first.max()) + int(units.max())
+def _home_of_boxes(memory: GlobalMemory, first: np.ndarray, chunks: np.ndarray, write: bool) -> Region | None:
+    low, high = int(first.min()) + int(chunks.min()), int(first.max()) + int(chunks.max())
     return home(memory, np.array([low, high]), write)
 
 
-def gather(memory: GlobalMemory, units: np.ndarray, say: Say) -> np.ndarray:
-    """Cells at ``units`` (k, m); raises ``OutOfBounds`` for the first that lies in no tensor."""
-    region = home(memory, units, write=False)
+def gather(memory: GlobalMemory, chunks: np.ndarray, say: Say) -> np.ndarray:
+    """Cells at ``chunks`` (k, m); raises ``OutOfBounds`` for the first that lies in no tensor."""
+    region = home(memory, chunks, write=False)
     if region is not None:
         first, table = cells(region)
-        return table.take(units - first)
-    out = np.empty(units.shape, CELL)
-    for row in range(len(units)):
-        for where, chosen in _split(memory, units[row], say, row, write=False):
+        return table.take(chunks - first)
+    out = np.empty(chunks.shape, CELL)
+    for row in range(len(chunks)):
+        for where, chosen in _split(memory, chunks[row], say, row, write=False):
             first, table = cells(where)
-            out[row, chosen] = table.take(units[row, chosen] - first)
+            out[row, chosen] = table.take(chunks[row, chosen] - first)
     return out
 
 
-def scatter(memory: GlobalMemory, units: np.ndarray, data: np.ndarray, say: Say) -> None:
+def scatter(memory: GlobalMemory, chunks: np.ndarray, data: np.ndarray, say: Say) -> None:
     """Writes cells; of several for one address the last stays."""
-    region = home(memory, units, write=True)
+    region = home(memory, chunks, write=True)
     if region is not None:
         first, table = cells(region)
-        table[units - first] = data
+        table[chunks - first] = data
         return
-    for row in range(len(units)):
-        for where, chosen in _split(memory, units[row], say, row, write=True):
+    for row in range(len(chunks)):
+        for where, chosen in _split(memory, chunks[row], say, row, write=True):
             first, table = cells(where)
-            table[units[row, chosen] - first] = data[row, chosen]
+            table[chunks[row, chosen] - first] = data[row, chosen]
 
 
-def _split(memory: GlobalMemory, units: np.ndarray, say: Say, row: int, write: bool):
-    """Yields (region, positions) for units (m,) of one operation."""
+def _split(memory: GlobalMemory, chunks: np.ndarray, say: Say, row: int, write: bool):
+    """Yields (region, positions) for chunks (m,) of one operation."""
     starts = np.array([r.base for r in memory.regions], np.int64)
     ends = np.array([r.end for r in memory.regions], np.int64)
-    address = units * UNIT
+    address = chunks * CHUNK
     index = np.searchsorted(starts, address, side="right") - 1
-    bad = (index < 0) | (address + UNIT > (ends[index] if len(ends) else np.int64(0)))
+    bad = (index < 0) | (address + CHUNK > (ends[index] if len(ends) else np.int64(0)))
     if bad.any():
         raise OutOfBounds(say(memory.describe(_first_outside(memory, int(address[bad.argmax()]))), row))
     for k in np.unique(index).tolist():
@@ -102,8 +102,8 @@ def _split(memory: GlobalMemory, units: np.ndarray, say: Say, row: int, write: b
 
 
 def _first_outside(memory: GlobalMemory, address: int) -> int:
-    """The first byte of a unit that no tensor holds."""
-    for byte in range(address, address + UNIT):
+    """The first byte of a chunk that no tensor holds."""
+    for byte in range(address, address + CHUNK):
         region = memory.find(byte)
         if region is None or byte >= region.end:
             return byte

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from cute_nvfp4.sim.errors import Misaligned, OutOfBounds
+from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.bulk_groups import groups
 from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
-from cute_nvfp4.sim.tma.memory import CELL, UNIT
-
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.frontend.model import Instruction
-    from cute_nvfp4.sim.machine.wave import Wave
+from cute_nvfp4.sim.machine.wave import Wave
+from cute_nvfp4.sim.tma.memory import CELL, CHUNK
 
 
 @dataclass(frozen=True)
@@ -32,11 +29,11 @@ class Targets:
 
 
 @dataclass(frozen=True)
-class Pieces(Footprint):
-    """Shared memory in pieces of ``width`` bytes rather than whole units: ``units`` (k, m) are offsets of pieces, each
-    a multiple of the width."""
+class NarrowFootprint(Footprint):
+    """Shared memory in parts of ``width`` bytes rather than whole chunks: ``place`` (k, m) are offsets of parts, each a
+    multiple of the width."""
 
-    width: int = UNIT
+    width: int = CHUNK
 
 
 class Copy(Pending):
@@ -96,16 +93,16 @@ def shared_cells(wave: Wave) -> np.ndarray:
     return wave.shared2d.view(CELL)
 
 
-def footprint(cta: np.ndarray, units: np.ndarray, write: bool, rows: np.ndarray | None = None) -> Footprint:
-    """Units (k, m) or (1, m) of shared memory, of operations ``rows`` (k,)."""
-    return Footprint("shared", write, cta, units, rows)
+def footprint(cta: np.ndarray, chunks: np.ndarray, write: bool, rows: np.ndarray | None = None) -> Footprint:
+    """Chunks (k, m) or (1, m) of shared memory, of operations ``rows`` (k,)."""
+    return Footprint("shared", write, cta, chunks, rows)
 
 
-def span_units(offset: np.ndarray, size: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Groups of operations of equal size: (rows, units (k, m)) of ``size`` (k,) bytes from ``offset`` (k,)."""
+def span_chunks(offset: np.ndarray, size: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Groups of operations of equal size: (rows, chunks (k, m)) of ``size`` (k,) bytes from ``offset`` (k,)."""
     out = []
     for s in np.unique(size).tolist():
         rows = np.flatnonzero(size == s)
         if s:
-            out.append((rows, offset[rows][:, None] + UNIT * np.arange(-(-s // UNIT))[None, :]))
+            out.append((rows, offset[rows][:, None] + CHUNK * np.arange(-(-s // CHUNK))[None, :]))
     return out

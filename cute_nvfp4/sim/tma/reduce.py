@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from cute_nvfp4.sim.isa.atomic import update
+from cute_nvfp4.sim.numerics.atomic import update
 
 Update = Callable[[np.ndarray, np.ndarray], np.ndarray]
 _INTEGERS = ("u32", "s32", "u64", "s64")

@@ -11,14 +11,14 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import Misaligned, OutOfBounds
 from cute_nvfp4.sim.machine.bulk_groups import groups
-from cute_nvfp4.sim.machine.engine import Footprint
+from cute_nvfp4.sim.machine.engine import Footprint, Spans
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
 from cute_nvfp4.sim.tma import im2col, memory, tile
 from cute_nvfp4.sim.tma.descriptor import PADDED_BOX, InvalidTensorMap, TensorMap
 from cute_nvfp4.sim.tma.operations import Copy, Targets, footprint, shared_cells
 from cute_nvfp4.sim.tma.reduce import reduction
 
-UNIT = tile.UNIT
+CHUNK = tile.CHUNK
 SHARED_ALIGN = 128
 
 
@@ -31,7 +31,7 @@ class TensorCopy(Copy):
         self.row_count = 4 if lines is not None else m.im2col.pixels if m.im2col else 0
         self.plan = tile.plan(m, 0, self.row_count)
         along = coords[:, 0] * m.bits
-        step, name = (PADDED_BOX * m.bits, "128 elements") if m.padded else (8 * UNIT, "16 bytes")
+        step, name = (PADDED_BOX * m.bits, "128 elements") if m.padded else (8 * CHUNK, "16 bytes")
         bad = (along % step != 0).nonzero()[0]
         if len(bad):
             text = f"coordinate {int(coords[bad[0], 0])} of dimension 0 is not a multiple of {name}"
@@ -52,31 +52,31 @@ class TensorCopy(Copy):
             return np.stack([np.full(4, c[0]), self.lines[k]], axis=1)
         return im2col.pixels(self.map, c, self.offsets[k]) if self.map.im2col else self.plan.rows + c
 
-    def units(self, k: int) -> tuple[np.ndarray, np.ndarray]:
-        """(units, valid bytes) of copy ``k``, (m,) each in row order."""
-        units, valid = tile.row_units(self.map, self.box_rows(k))
-        return units.ravel(), valid.ravel()
+    def chunks(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """(chunks, valid bytes) of copy ``k``, (m,) each in row order."""
+        chunks, valid = tile.row_chunks(self.map, self.box_rows(k))
+        return chunks.ravel(), valid.ravel()
 
     def global_footprints(self, write: bool) -> list[Footprint]:
         out = []
         for rows, key in self.bounds or ():
-            keep, units = tile.window(self.map, 0, key).written
-            size = UNIT
+            keep, chunks = tile.window(self.map, 0, key).written
+            size = CHUNK
             if keep is None:
-                units, size = np.sort(units[self.plan.order.argsort()][:: self.plan.units]), UNIT * self.plan.units
-            if len(units):
-                address = (self.first[rows][:, None] + units[None, :]) * UNIT
-                out.append(Footprint("global", write, self.ctas[rows], (address, size), rows))
+                chunks, size = np.sort(chunks[self.plan.order.argsort()][:: self.plan.chunks]), CHUNK * self.plan.chunks
+            if len(chunks):
+                address = (self.first[rows][:, None] + chunks[None, :]) * CHUNK
+                out.append(Footprint("global", write, self.ctas[rows], Spans(address, size), rows))
         for k in range(len(self.coords)) if self.bounds is None else ():
-            units, valid = self.units(k)
+            chunks, valid = self.chunks(k)
             if (valid > 0).any():
-                some = units[valid > 0][None, :] * UNIT
-                out.append(Footprint("global", write, self.ctas[k : k + 1], (some, UNIT), np.array([k])))
+                some = chunks[valid > 0][None, :] * CHUNK
+                out.append(Footprint("global", write, self.ctas[k : k + 1], Spans(some, CHUNK), np.array([k])))
         return out
 
     def phases(self, offset: np.ndarray) -> list[tuple[np.ndarray, tile.Plan]]:
         """(rows, plan) for each alignment that occurs among ``offset`` (j,)."""
-        phase = offset // UNIT % 64
+        phase = offset // CHUNK % 64
         if len(phase) == 1 or (phase == phase[0]).all():
             return [(np.arange(len(offset)), tile.plan(self.map, int(phase[0]), self.row_count))]
         return [(np.flatnonzero(phase == p), tile.plan(self.map, p, self.row_count)) for p in np.unique(phase).tolist()]
@@ -85,7 +85,7 @@ class TensorCopy(Copy):
         return [
             footprint(
                 cta[rows],
-                offset[rows][:, None] + UNIT * p.place[None, :],
+                offset[rows][:, None] + CHUNK * p.place[None, :],
                 write,
                 rows if source is None else source[rows],
             )
@@ -95,7 +95,7 @@ class TensorCopy(Copy):
     def check_place(self, offset: np.ndarray, what: str, source: np.ndarray | None = None) -> None:
         """Offsets (j,) in shared memory must be aligned, and what is copied must fit behind them."""
         for rows, p in self.phases(offset):
-            size = (int(p.place[p.order[-1]]) + 1) * UNIT
+            size = (int(p.place[p.order[-1]]) + 1) * CHUNK
             self.check_shared(offset[rows], size, SHARED_ALIGN, what, rows if source is None else source[rows])
 
 
@@ -117,8 +117,8 @@ class TensorLoad(TensorCopy):
         several = len(t.source) > len(self.coords)
         for rows, p in self.phases(t.offset):
             sources, back = np.unique(t.source[rows], return_inverse=True) if several else (rows, None)
-            data = self._data(sources, p, int(t.offset[rows[0]]) // UNIT % 64)
-            _put(cells, t.cta[rows], (t.offset[rows] - SHARED_BASE) // UNIT, p, data if back is None else data[back])
+            data = self._data(sources, p, int(t.offset[rows[0]]) // CHUNK % 64)
+            _put(cells, t.cta[rows], (t.offset[rows] - SHARED_BASE) // CHUNK, p, data if back is None else data[back])
         self.count_bytes(self.plan.bytes)
 
     def _data(self, chosen: np.ndarray, p: tile.Plan, phase: int) -> np.ndarray:
@@ -138,16 +138,16 @@ class TensorLoad(TensorCopy):
         """Cells (len(chosen), count) of copies that lie alike to the edges."""
         held, first = self.wave.run.memory, self.first[chosen]
         say = lambda what, row: self.say(what, int(chosen[row]))  # noqa: E731
-        data = self._rounded(memory.gather_boxes(held, first, w.units, say)) if len(w.units) else None
+        data = self._rounded(memory.gather_boxes(held, first, w.chunks, say)) if len(w.chunks) else None
         if w.keep is None:
             return data
         out = np.full((len(chosen), count, 2), tile.FILL[self.map.nan_fill]).view(memory.CELL)[..., 0]
         if data is not None:
             out[:, w.keep] = data
-        raw = out.view(np.uint8).reshape(len(chosen), count, UNIT)
+        raw = out.view(np.uint8).reshape(len(chosen), count, CHUNK)
         for j, start in enumerate(first.tolist()) if len(w.tail) else ():
-            for at, unit in zip(w.tail.tolist(), w.tail_units.tolist()):
-                here = memory.read_bytes(held, (start + unit) * UNIT, w.tail_bytes, say, j)
+            for at, chunk in zip(w.tail.tolist(), w.tail_chunks.tolist()):
+                here = memory.read_bytes(held, (start + chunk) * CHUNK, w.tail_bytes, say, j)
                 raw[j, at, : w.tail_bytes] = self._rounded(here.copy())
         return out
 
@@ -156,15 +156,15 @@ class TensorLoad(TensorCopy):
 
     def _by_rows(self, k: int) -> np.ndarray:
         """Cells (m,) of a copy whose rows lie anywhere, in row order."""
-        units, valid = self.units(k)
-        out = np.full((len(units), 2), tile.FILL[self.map.nan_fill]).view(memory.CELL).ravel()
+        chunks, valid = self.chunks(k)
+        out = np.full((len(chunks), 2), tile.FILL[self.map.nan_fill]).view(memory.CELL).ravel()
         say = lambda what, row: self.say(what, k)  # noqa: E731
-        full, part = np.flatnonzero(valid == UNIT), np.flatnonzero((valid > 0) & (valid < UNIT))
+        full, part = np.flatnonzero(valid == CHUNK), np.flatnonzero((valid > 0) & (valid < CHUNK))
         if len(full):
-            out[full] = self._rounded(memory.gather(self.wave.run.memory, units[None, full], say)[0])
-        raw = out.view(np.uint8).reshape(-1, UNIT)
+            out[full] = self._rounded(memory.gather(self.wave.run.memory, chunks[None, full], say)[0])
+        raw = out.view(np.uint8).reshape(-1, CHUNK)
         for j in part.tolist():
-            data = memory.read_bytes(self.wave.run.memory, int(units[j]) * UNIT, int(valid[j]), say)
+            data = memory.read_bytes(self.wave.run.memory, int(chunks[j]) * CHUNK, int(valid[j]), say)
             raw[j, : valid[j]] = self._rounded(data.copy())
         return tile.unpacked(out, self.map) if self.map.padded else out
 
@@ -201,37 +201,37 @@ class TensorStore(TensorCopy):
     def run(self, wave) -> None:
         cells = shared_cells(wave)
         for rows, p in self.phases(self.offset):
-            data = _get(cells, self.ctas[rows], (self.offset[rows] - SHARED_BASE) // UNIT, p)
+            data = _get(cells, self.ctas[rows], (self.offset[rows] - SHARED_BASE) // CHUNK, p)
             if self.bounds is None:
                 for j, k in enumerate(rows.tolist()):
-                    units, valid = (x[p.order] for x in self.units(k))
+                    chunks, valid = (x[p.order] for x in self.chunks(k))
                     keep = np.flatnonzero(valid > 0)
-                    self._write(rows[j : j + 1], np.zeros(1, np.int64), units[keep], data[j : j + 1, keep])
+                    self._write(rows[j : j + 1], np.zeros(1, np.int64), chunks[keep], data[j : j + 1, keep])
                 continue
-            phase = int(self.offset[rows[0]]) // UNIT % 64
+            phase = int(self.offset[rows[0]]) // CHUNK % 64
             for alike, key in self.bounds:
                 here = np.flatnonzero(np.isin(rows, alike)) if len(self.bounds) > 1 else np.arange(len(rows))
-                keep, units = tile.window(self.map, phase, key).written
+                keep, chunks = tile.window(self.map, phase, key).written
                 if len(here):
                     chosen = data[here] if keep is None else data[here][:, keep]
-                    self._write(rows[here], self.first[rows[here]], units, chosen)
+                    self._write(rows[here], self.first[rows[here]], chunks, chosen)
         groups(wave, "bulk_group").finish(self)
 
-    def _write(self, rows: np.ndarray, first: np.ndarray, units: np.ndarray, data: np.ndarray) -> None:
-        """Writes ``data`` (r, n) of the copies ``rows`` to ``units`` (n,) after each ``first`` (r,)."""
-        if not len(units):
+    def _write(self, rows: np.ndarray, first: np.ndarray, chunks: np.ndarray, data: np.ndarray) -> None:
+        """Writes ``data`` (r, n) of the copies ``rows`` to ``chunks`` (n,) after each ``first`` (r,)."""
+        if not len(chunks):
             return
         held = self.wave.run.memory
         say = lambda what, row: self.say(what, int(rows[row]))  # noqa: E731
         if self.update is None:
-            memory.scatter_boxes(held, first, units, data, say)
+            memory.scatter_boxes(held, first, chunks, data, say)
             return
         raw, fn = self.update
         # Reductions of one batch may meet at the same address: one after the other.
         for j in range(len(rows)):
-            old = memory.gather_boxes(held, first[j : j + 1], units, say)
+            old = memory.gather_boxes(held, first[j : j + 1], chunks, say)
             new = fn(old.view(raw), np.ascontiguousarray(data[j : j + 1]).view(raw))
-            memory.scatter_boxes(held, first[j : j + 1], units, np.ascontiguousarray(new).view(memory.CELL), say)
+            memory.scatter_boxes(held, first[j : j + 1], chunks, np.ascontiguousarray(new).view(memory.CELL), say)
 
 
 def _put(cells: np.ndarray, cta: np.ndarray, first: np.ndarray, p: tile.Plan, data: np.ndarray) -> None:

@@ -13,7 +13,6 @@ import torch
 from gemm_problems import Case
 
 from cute_nvfp4 import simulating
-from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.ops import gemm as ops
 from cute_nvfp4.runtime import launch
 from cute_nvfp4.sim import Result
@@ -38,31 +37,14 @@ and with stream-K there are clusters that only help others."""
 @contextmanager
 def ptx_is(ptx: str) -> Iterator[None]:
     """Within it ``gemm`` runs this PTX instead of its kernels'."""
-    patch, compiled = pytest.MonkeyPatch(), ops.compile_gemm
-    patch.setattr(ops, "compile_gemm", functools.cache(lambda config: replace(compiled(config), ptx=ptx)))
-    # no plan from before, none kept
-    patch.setattr(ops, "_plan", getattr(ops._plan, "__wrapped__", ops._plan))
+    patch = pytest.MonkeyPatch()
+    # none is kept
     patch.setattr(launch, "_launchers", {})
     try:
-        yield
+        with simulating(kernel=functools.cache(lambda kernel: replace(kernel, ptx=ptx))):
+            yield
     finally:
         patch.undo()
-
-
-def config_of(case: Case) -> GemmConfig:
-    """The configuration that runs ``case``."""
-    found: list[GemmConfig] = []
-    patch, compiled = pytest.MonkeyPatch(), ops.compile_gemm
-
-    def compiling(config: GemmConfig):
-        found.append(config)
-        return compiled(config)
-
-    patch.setattr(ops, "compile_gemm", compiling)
-    patch.setattr(ops, "_plan", getattr(ops._plan, "__wrapped__", ops._plan))
-    gemm_problems.make(case).run()
-    patch.undo()
-    return found[0]
 
 
 def once(found: list[Mutant]) -> list[Mutant]:
@@ -87,9 +69,9 @@ def keeping_flags() -> Iterator[list[torch.Tensor]]:
     """Within it the flags of stream-K launches are kept; a launch must leave them as it found them, zero."""
     patch, workspace, kept = pytest.MonkeyPatch(), ops._workspace, []
 
-    def keeping(*args: object) -> tuple:
+    def keeping(*args: object) -> dict:
         found = workspace(*args)
-        kept.extend(x for x in found[1:] if x is not None)
+        kept.extend(x for name, x in found.items() if name == "flags")
         return found
 
     patch.setattr(ops, "_workspace", keeping)
@@ -115,6 +97,8 @@ def subject(name: str) -> Subject:
                 results.append(runs[-1].result)
             return True, results[0]
 
-    configs = {config_of(problem.case) for problem in problems}
-    assert len(configs) == 1
-    return Subject(name, unfolded(ops.compile_gemm(configs.pop()).ptx), run)
+    with simulating() as runs:
+        for problem in problems:
+            problem.run()
+    assert len({run.ptx for run in runs}) == 1
+    return Subject(name, unfolded(runs[0].ptx), run)

@@ -17,7 +17,7 @@ import torch
 
 from cute_nvfp4.sim import Launch, Program, Result, run
 from cute_nvfp4.sim.frontend.parse import parse_module
-from cute_nvfp4.sim.frontend.regions import GlobalMemory, Region
+from cute_nvfp4.sim.machine.global_memory import GlobalMemory, Region
 from cute_nvfp4.sim.session import session as sessions
 from cute_nvfp4.sim.session import simulated_gpu
 from cute_nvfp4.target import architecture

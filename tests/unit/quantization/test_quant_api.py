@@ -15,12 +15,8 @@ from cute_nvfp4.ops.quantize import (
     quantize,
     tensor_amax,
 )
-from cute_nvfp4.quantization import (
-    slabs,
-)
-from cute_nvfp4.quantization.rules import (
-    rules_of,
-)
+from cute_nvfp4.quantization import slabs
+from cute_nvfp4.quantization.rules import rules_of
 from cute_nvfp4.scale_layout import from_blocked
 
 ALL_RULES = [

@@ -14,9 +14,7 @@ from cute_nvfp4.nn.checkpoint import (
     load_checkpoint,
     read_checkpoint,
 )
-from cute_nvfp4.nn.linear import (
-    NVFP4Linear,
-)
+from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.ops.quantize import (
     dequantize,
     quantize,

@@ -10,9 +10,7 @@ import pytest
 import torch
 from quantize_problems import edges, near_ties
 
-from cute_nvfp4.nn.linear import (
-    NVFP4Linear,
-)
+from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.nn.training import (
     LinearRecipe,
     fake_quantize,
@@ -23,13 +21,9 @@ from cute_nvfp4.ops.quantize import (
     explain_backend,
     quantize,
 )
-from cute_nvfp4.quantization import (
-    blocks,
-)
+from cute_nvfp4.quantization import blocks
 from cute_nvfp4.quantization.rounding import divide, reciprocal, rounded
-from cute_nvfp4.quantization.rules import (
-    rules_of,
-)
+from cute_nvfp4.quantization.rules import rules_of
 
 COMPILER = any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++"))
 needs_compiler = pytest.mark.skipif(not COMPILER, reason="inductor needs a C++ compiler")
@@ -74,7 +68,7 @@ def differences(x: torch.Tensor, compiled: Callable, plain: Callable) -> list[in
 
 def check(fmt: str, rule: str, device: str = "cpu", compile_options: dict | None = None, **options: object) -> None:
     def plain(x: torch.Tensor) -> BlockScaledTensor:
-        return quantize(x, fmt, rule, backend="torch", **options)
+        return quantize(x, fmt, rule, backend="reference", **options)
 
     compiled = torch.compile(plain, fullgraph=True, options=compile_options)
     for x in (problem(), problem().bfloat16()):
@@ -89,7 +83,7 @@ def test_one_graph(options: dict) -> None:
             continue
 
         def plain(x: torch.Tensor, fmt: str = fmt, rule: str = rule) -> BlockScaledTensor:
-            return quantize(x, fmt, rule, backend="torch", **options)
+            return quantize(x, fmt, rule, backend="reference", **options)
 
         compiled = torch.compile(plain, fullgraph=True, backend="aot_eager")
         assert sum(differences(edges(32, 544), compiled, plain)) == 0
@@ -119,7 +113,7 @@ def test_fused_multiply_adds_would_show(monkeypatch: pytest.MonkeyPatch) -> None
     """Without ``rounded``, a compiler that may fuse does, and blocks change: some few of a hundred thousand."""
 
     def plain(x: torch.Tensor, scale: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        q = quantize(x, rule="four_six_mae", global_scale=scale, backend="torch")
+        q = quantize(x, rule="four_six_mae", global_scale=scale, backend="reference")
         return q.data, q.scale
 
     def changed() -> int:
@@ -182,7 +176,7 @@ def test_quotients_by_float64_are_rounded_once() -> None:
 def test_the_fused_kernels_are_an_operator(options: dict) -> None:
     x = torch.randn(2, 48, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     compiled = torch.compile(lambda x: quantize(x, backend="sim", **options), fullgraph=True, backend="aot_eager")
-    assert sum(differences(x, compiled, lambda x: quantize(x, backend="torch", **options))) == 0
+    assert sum(differences(x, compiled, lambda x: quantize(x, backend="reference", **options))) == 0
 
 
 def test_dynamic_sizes() -> None:
@@ -215,7 +209,7 @@ def test_what_triton_would_change(name: str, rule: str, monkeypatch: pytest.Monk
     x = torch.randn(8192, 4096, device="cuda", generator=torch.Generator("cuda").manual_seed(3))
 
     def plain(x: torch.Tensor) -> BlockScaledTensor:
-        return quantize(x, rule=rule, global_scale=scale, backend="torch")
+        return quantize(x, rule=rule, global_scale=scale, backend="reference")
 
     assert sum(differences(x, torch.compile(plain, fullgraph=True), plain)) == 0
     monkeypatch.setattr(blocks, name, mutations[name])
@@ -231,7 +225,7 @@ def test_the_fused_kernels_in_a_compiled_graph(backend: str) -> None:
     x = torch.randn(256, 512, generator=torch.Generator().manual_seed(1)).cuda()
     compiled = torch.compile(lambda x: quantize(x, backend=backend), fullgraph=True)
     assert explain_backend(x) == ("cuda", "")
-    assert sum(differences(x, compiled, lambda x: quantize(x, backend="torch"))) == 0
+    assert sum(differences(x, compiled, lambda x: quantize(x, backend="reference"))) == 0
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         compiled(x)
     assert any("quantize" in event.key.lower() for event in profile.key_averages())

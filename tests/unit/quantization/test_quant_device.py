@@ -1,4 +1,4 @@
-"""The same bits on a GPU as on the CPU, for every rule and option, by torch and by what "auto" is there."""
+"""The same bits on a GPU as on the CPU, for every rule and option, by the reference and by what "auto" is there."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ from cute_nvfp4.ops.quantize import (
     explain_backend,
     quantize,
 )
-from cute_nvfp4.quantization import (
-    philox,
-)
-from cute_nvfp4.quantization.rules import (
-    rules_of,
-)
+from cute_nvfp4.quantization import philox
+from cute_nvfp4.quantization.hadamard import Hadamard
+from cute_nvfp4.quantization.rules import rules_of
 
 pytestmark = pytest.mark.gpu
 
@@ -33,7 +30,7 @@ OPTIONS = [
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("fmt", ["nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2"])
-@pytest.mark.parametrize("backend", ["torch", "auto"])
+@pytest.mark.parametrize("backend", ["reference", "auto"])
 def test_bits_of_the_cpu(backend: str, fmt: str, options: dict) -> None:
     for peer, name in INPUTS:
         x = torch.from_numpy(arrays(peer)[f"input/{name}"])
@@ -53,15 +50,15 @@ def test_bits_of_the_cpu(backend: str, fmt: str, options: dict) -> None:
 def test_what_auto_is() -> None:
     x = torch.ones(16, 64, device="cuda")
     assert explain_backend(x) == ("cuda", "")
-    assert explain_backend(x, backend="torch").backend == "torch"
+    assert explain_backend(x, backend="reference").backend == "reference"
     for options, reason in (
         ({"rule": "hessian", "hessian": torch.ones(4, 64, device="cuda")}, "hessian with backend='cuda'"),
-        ({"block_2d": True}, "block_2d with backend='cuda'"),
-        ({"hadamard": 1}, "hadamard with backend='cuda': got a rotation of 16 elements"),
+        ({"rule": "optimal", "block_2d": True}, "block_2d for the fused kernels: got rule 'optimal'"),
+        ({"hadamard": Hadamard.from_seed(1, 32)}, "size of a rotation for the fused kernels: got 32"),
     ):
         backend, why = explain_backend(x, **options)
-        assert backend == "torch" and why.startswith(reason), options
-        with pytest.raises(OperandError, match=f"{reason}.*backend='auto' or 'torch'"):
+        assert backend == "reference" and why.startswith(reason), options
+        with pytest.raises(OperandError, match=f"{reason}.*backend='auto' or 'reference'"):
             quantize(x, backend="cuda", **options)
     assert explain_backend(x[:, :40], pad=True).reason.startswith("padding with backend='cuda': got K 40")
     assert explain_backend(x.requires_grad_()).backend == "cuda"

@@ -12,12 +12,8 @@ from cute_nvfp4.ops.quantize import (
     dequantize,
     quantize,
 )
-from cute_nvfp4.quantization import (
-    philox,
-)
-from cute_nvfp4.quantization.hadamard import (
-    Hadamard,
-)
+from cute_nvfp4.quantization import philox
+from cute_nvfp4.quantization.hadamard import Hadamard
 from cute_nvfp4.quantization.rounding import encode, encode_stochastic, round_e2m1
 
 # Random123 1.14, tests/kat_vectors: philox4x32 with ten rounds

@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 
 from cute_nvfp4 import formats
 from cute_nvfp4.formats import MXFP4, NVFP4
-from cute_nvfp4.ops.quantize import (
-    quantize,
-)
-from cute_nvfp4.quantization import (
-    search,
-)
-from cute_nvfp4.quantization.rules import (
-    rules_of,
-)
+from cute_nvfp4.ops.quantize import quantize
+from cute_nvfp4.quantization import search
+from cute_nvfp4.quantization.rules import rules_of
 
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 

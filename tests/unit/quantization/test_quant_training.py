@@ -6,16 +6,10 @@ import pytest
 import torch
 
 import cute_nvfp4
-from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError
-from cute_nvfp4.nn import (
-    training,
-)
-from cute_nvfp4.nn.calibration import (
-    AmaxObserver,
-)
-from cute_nvfp4.nn.linear import (
-    NVFP4Linear,
-)
+from cute_nvfp4.errors import OperandError, OperandTypeError
+from cute_nvfp4.nn import linear, training
+from cute_nvfp4.nn.calibration import AmaxObserver
+from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.nn.training import (
     LinearRecipe,
     fake_quantize,
@@ -25,9 +19,7 @@ from cute_nvfp4.ops.quantize import (
     dequantize,
     quantize,
 )
-from cute_nvfp4.quantization.hadamard import (
-    Hadamard,
-)
+from cute_nvfp4.quantization.hadamard import Hadamard
 
 PLAIN = LinearRecipe(gradient_rounding="nearest", hadamard=None)
 
@@ -262,20 +254,28 @@ def test_linear_arguments() -> None:
 
 
 def test_backends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reference by name, and by default on a CPU; other names reach ``cute_nvfp4.gemm``, or say it is missing."""
+    """The reference by name, and by default on a CPU; the name reaches ``gemm``."""
     layer = NVFP4Linear.from_linear(torch.nn.Linear(32, 16))
     x, calls = normal(2, 32), []
     default = layer(x)
     layer.backend = "reference"
     assert torch.equal(layer(x), default)
-    layer.backend = "sim"
-    monkeypatch.setattr(cute_nvfp4, "gemm", None, raising=False)
-    with pytest.raises(TargetError, match="'sim'"):
-        layer(x)
 
     def gemm(a: object, b: object, *, out_dtype: torch.dtype, backend: str) -> torch.Tensor:
         calls.append((out_dtype, backend))
         return torch.zeros(2, 16)
 
-    monkeypatch.setattr(cute_nvfp4, "gemm", gemm, raising=False)
+    layer.backend = "sim"
+    monkeypatch.setattr(linear, "gemm", gemm)
     assert torch.equal(layer(x), layer.bias.expand(2, 16)) and calls == [(torch.float32, "sim")]
+
+
+def test_a_simulated_layer() -> None:
+    """Within ``simulating`` the kernels quantize x and multiply: the reference's result, to the order of sums."""
+    layer = NVFP4Linear.from_linear(torch.nn.Linear(64, 16))
+    x = normal(2, 64)
+    want = layer(x)
+    with cute_nvfp4.simulating() as runs:
+        got = layer(x)
+    assert [run.name for run in runs] == ["amax", "quantize", "gemm"]
+    torch.testing.assert_close(got, want)

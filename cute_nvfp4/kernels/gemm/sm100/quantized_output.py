@@ -13,11 +13,10 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8, Uint16, Uint32
 
-from ....formats import NVFP4
+from ....formats import LARGEST_GLOBAL_SCALE, NVFP4, SMALLEST_GLOBAL_SCALE
 from ....ptx.arithmetic import rcp_rn
 from ....ptx.memory import store_global
 from ....ptx.move import f32_bits
-from ....quantization.blocks import LARGEST_GLOBAL_SCALE, SMALLEST_GLOBAL_SCALE
 from ....scale_layout import ATOM_COLS, ATOM_ROWS, cute_layout
 from ...quantize.block.rules import quantize_block
 from ...quantize.config import QuantizeConfig

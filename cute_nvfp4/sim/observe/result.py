@@ -8,15 +8,21 @@ from cute_nvfp4.sim.observe.l2 import L2Traffic
 
 
 @dataclass
-class MemoryCounter:
+class Counted:
+    """Which instruction of the PTX a counter is about: its text, its line, its place in the source."""
+
+    instruction: str
+    line: int
+    loc: str
+
+
+@dataclass
+class MemoryCounter(Counted):
     """Counts of one memory instruction: ``requests`` are warp-level executions with at least one active lane,
     ``sectors`` the distinct 32-byte sectors summed over requests (global), ``bytes`` what active lanes asked for.
     ``passes`` are the turns that the banks of shared memory need, ``ideal_passes`` those they would need if no two
     words of a phase shared a bank (see ``banks``; lanes that meet in an atomic are not counted)."""
 
-    instruction: str
-    line: int
-    loc: str
     space: str
     kind: str
     width: int
@@ -38,14 +44,11 @@ class MemoryCounter:
 
 
 @dataclass
-class EngineCounter:
+class EngineCounter(Counted):
     """Operations of one asynchronous instruction, and the bytes they moved. ``engine`` is "tma", "store", "tensor" or
     "copy" (whose operations are threads). A multicast reads global memory once and writes the shared memory of every
-    destination; a reduction reads and writes what it changes. Shared memory is counted in units of 16 bytes."""
+    destination; a reduction reads and writes what it changes. Shared memory is counted in chunks of 16 bytes."""
 
-    instruction: str
-    line: int
-    loc: str
     engine: str
     operations: int = 0
     global_read: int = 0
@@ -67,13 +70,10 @@ class MmaCounter:
 
 
 @dataclass
-class WaitCounter:
+class WaitCounter(Counted):
     """How often a warp, or a part of it, was parked at an instruction, and for how many steps, summed over warps. A
     step is one block executed by a group of warps, or one operation of an engine: it is not time."""
 
-    instruction: str
-    line: int
-    loc: str
     parked: int = 0
     steps: int = 0
 
@@ -84,7 +84,7 @@ class Result:
 
     ``opcodes`` and ``classes`` count warp-level instructions issued (one for a warp, however many lanes are active),
     ``lines`` the same by line of the PTX: lines that never ran are not in it. ``warnings`` are what the static rules
-    find doubtful in the code and hardware is known to bear.
+    find suspicious in the code and hardware is known to bear.
     All else is empty unless counters were asked for. ``memory`` has one entry a memory instruction; ``distinct_bytes``
     the bytes of distinct global sectors by kind ("load", "store", "atomic"), each counted once in the launch, whether
     threads or engines touched it; ``engines`` one entry an asynchronous instruction, ``waits`` one an instruction at

@@ -11,13 +11,13 @@ import ctypes
 import re
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from cute_nvfp4.sim.errors import LaunchError
-from cute_nvfp4.sim.frontend.cubin import elf_at, parameter_sizes
 from cute_nvfp4.sim.frontend.model import clipped
-from cute_nvfp4.sim.machine.device import Device
+from cute_nvfp4.sim.host.cubin import elf_at, parameter_sizes
+from cute_nvfp4.sim.host.device import DEFAULT_ARCH, DEVICES, Device
+from cute_nvfp4.sim.machine.launch import Launch
 from cute_nvfp4.sim.tma.encode import encode_im2col, encode_tiled
 
 _I, _P, _U64 = ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64
@@ -31,30 +31,6 @@ _CLUSTER, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
 _HARMLESS = {0, 1, 3, 5, 7, 8, 9, 10, 11, 12, 14, 16, 17}
 
 
-@dataclass(frozen=True)
-class Launch:
-    """One captured launch.
-
-    ``grid``, ``block`` and ``cluster`` are (x, y, z); ``dynamic_smem`` is in bytes; ``params`` holds a copy of the
-    bytes of each kernel parameter as they were when the launch was made.
-    """
-
-    kernel: str
-    grid: tuple[int, int, int]
-    block: tuple[int, int, int]
-    params: tuple[bytes, ...]
-    cluster: tuple[int, int, int] = (1, 1, 1)
-    dynamic_smem: int = 0
-    cooperative: bool = False
-    programmatic: bool = False
-    stream: int = 0
-
-    @property
-    def title(self) -> str:
-        """The kernel's name, as messages show it."""
-        return clipped(self.kernel)
-
-
 class HostModule:
     """The host half of a compiled DSL function.
 
@@ -66,7 +42,7 @@ class HostModule:
         from cutlass._mlir import ir
         from cutlass._mlir.execution_engine import ExecutionEngine
 
-        self.entry, self.device = entry, device or Device()
+        self.entry, self.device = entry, device or DEVICES[DEFAULT_ARCH]
         self._error: BaseException | None = None
         self._take: Callable[[Launch], None] = lambda launch: None
         self._sizes: dict[str, list[int]] = {}
@@ -168,23 +144,16 @@ class HostModule:
     def _on_cudaGetDevice(self, out) -> None:
         _write(_I, out, 0)
 
-    def _on_cudaKernelSetAttributeForDevice(self, *_: Any) -> None:
-        """Shared-memory and cluster limits: nothing to do."""
+    def _nothing_to_do(self, *_: Any) -> None:
+        """Limits of shared memory and clusters; waits, because a launch has ended when the next host code runs."""
 
-    def _on_cudaFuncSetAttribute(self, *_: Any) -> None:
-        """Shared-memory and cluster limits: nothing to do."""
+    _on_cudaKernelSetAttributeForDevice = _on_cudaFuncSetAttribute = _nothing_to_do
+    _on_cudaDeviceSynchronize = _on_cudaStreamSynchronize = _nothing_to_do
 
-    def _on_cudaDeviceSynchronize(self) -> None:
-        """Every launch has ended when the next host instruction runs."""
-
-    def _on_cudaStreamSynchronize(self, stream) -> None:
-        """As above."""
-
-    def _on_cudaMemset(self, address, value, size) -> None:
+    def _on_cudaMemset(self, address, value, size, stream=None) -> None:
         ctypes.memset(address, value, size)
 
-    def _on_cudaMemsetAsync(self, address, value, size, stream) -> None:
-        ctypes.memset(address, value, size)
+    _on_cudaMemsetAsync = _on_cudaMemset
 
     def _oncuda_dialect_assert_success(self, status) -> None:
         if status:

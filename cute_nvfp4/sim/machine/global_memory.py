@@ -12,13 +12,14 @@ import numpy as np
 from cute_nvfp4.errors import OperandTypeError, explain
 
 SECTOR = 32
+_ALIGN = 128
 
 
 @dataclass
 class Region:
     """Bytes ``[base, base + size)`` of live host memory.
 
-    ``rows(unit, total)`` shows them as rows of ``total`` bytes made of elements of ``unit`` bytes, from the first
+    ``rows(element, total)`` shows them as rows of ``total`` bytes made of elements of ``element`` bytes, from the first
     aligned address.
     """
 
@@ -33,15 +34,15 @@ class Region:
     def end(self) -> int:
         return self.base + self.size
 
-    def rows(self, unit: int, total: int) -> tuple[int, np.ndarray]:
-        """(address of row 0, array of shape (rows, total // unit), or (rows,) when they are equal)."""
-        key = (unit, total)
+    def rows(self, element: int, total: int) -> tuple[int, np.ndarray]:
+        """(address of row 0, array of shape (rows, total // element), or (rows,) when they are equal)."""
+        key = (element, total)
         if key not in self._views:
             first = -(-self.base // total) * total
             count = max(0, (self.end - first) // total)
-            shape = (count,) if unit == total else (count, total // unit)
+            shape = (count,) if element == total else (count, total // element)
             raw = (ctypes.c_uint8 * (count * total)).from_address(first) if count else bytearray()
-            self._views[key] = (first, np.frombuffer(raw, dtype=f"u{unit}").reshape(shape))
+            self._views[key] = (first, np.frombuffer(raw, dtype=f"u{element}").reshape(shape))
         return self._views[key]
 
 
@@ -118,3 +119,10 @@ def _span(tensor: Any) -> tuple[int, int]:
     raise OperandTypeError(
         explain("simulated memory", got=type(tensor).__name__, expected="a torch tensor or a numpy array")
     )
+
+
+def owned(size: int, name: str) -> tuple[np.ndarray, Region]:
+    """Zeroed bytes with an aligned start, as a region."""
+    raw = np.zeros(size + _ALIGN, np.uint8)
+    base = -(-raw.ctypes.data // _ALIGN) * _ALIGN
+    return raw, Region(base, size, name, True, raw)

@@ -6,15 +6,12 @@ asks ``require`` whether its columns are allocated.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from cute_nvfp4.sim.errors import TensorMemoryError
-from cute_nvfp4.sim.tcgen05.layouts import COLUMNS
+from cute_nvfp4.sim.machine.protocols import Wave
 
-if TYPE_CHECKING:
-    from cute_nvfp4.sim.machine.wave import Wave
+LANES, COLUMNS = 128, 512
 
 
 class TensorMemory:
@@ -46,10 +43,10 @@ class TensorMemory:
     def find(self, cta: int, columns: int, taken: np.ndarray | None = None) -> int:
         """Lowest base with ``columns`` free columns, or -1; ``taken`` (512,) stands in for the allocation state."""
         busy = self.allocated[cta] if taken is None else taken
-        units = busy.reshape(-1, 32).any(axis=1)
+        busy_32 = busy.reshape(-1, 32).any(axis=1)
         want = columns // 32
-        for base in range(len(units) - want + 1):
-            if not units[base : base + want].any():
+        for base in range(len(busy_32) - want + 1):
+            if not busy_32[base : base + want].any():
                 return 32 * base
         return -1
 

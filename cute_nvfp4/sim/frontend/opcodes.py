@@ -76,6 +76,11 @@ class Mods:
             raise self.refuse(f"expected one of .{' .'.join(allowed)}")
         return default
 
+    def words(self, *names: str) -> None:
+        """Consumes the next modifiers, which must be these."""
+        for name in names:
+            self.take(name, required=True)
+
     def flag(self, name: str) -> bool:
         """Consumes the next modifier if it is ``name``."""
         return bool(self.take(name))

@@ -7,41 +7,46 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cute_nvfp4.target import ARCHITECTURES, DEFAULT_ARCH, Architecture
+from cute_nvfp4.errors import TargetError, explain
 
-GIB = 1 << 30
+MIB, GIB = 1 << 20, 1 << 30
+DEFAULT_ARCH = "sm_100a"
 DRIVER_VERSION = 13000
 """CUDA 13.0, the first version that knows all the architectures here."""
 MAX_CLUSTER = 16
 """Largest cluster, non-portable sizes included."""
-_MEMORY_GIB = {"sm_90a": 141, "sm_100a": 180, "sm_103a": 268}
-_L2_MIB = {"sm_90a": 50, "sm_100a": 126, "sm_103a": 126}
 
 
 @dataclass(frozen=True)
 class Device:
-    """The GPU named as the example of an architecture (H200, B200, B300)."""
+    """The GPU that stands for an architecture: what host code can ask of it. ``shared_bytes`` is the opt-in limit of
+    one CTA."""
 
-    arch: Architecture = ARCHITECTURES[DEFAULT_ARCH]
+    arch: str
+    model: str
+    capability: tuple[int, int]
+    sm_count: int
+    memory_bytes: int
+    l2_bytes: int
+    shared_bytes: int = 232448
 
     @property
     def name(self) -> str:
-        return f"simulated {self.arch.example.split('/')[-1]}"
+        return f"simulated {self.model}"
 
-    @property
-    def memory_bytes(self) -> int:
-        return _MEMORY_GIB[self.arch.name] * GIB
-
-    @property
-    def l2_bytes(self) -> int:
-        return _L2_MIB[self.arch.name] << 20
+    @staticmethod
+    def of(arch: str) -> Device:
+        """The device called ``arch`` (``sm_90a``, ``sm_100a``, ``sm_103a``); raises ``TargetError``."""
+        if arch not in DEVICES:
+            raise TargetError(explain("architecture", got=repr(arch), expected=f"one of {', '.join(DEVICES)}"))
+        return DEVICES[arch]
 
     def attribute(self, number: int) -> int | None:
         """The value of a device attribute by its number, None where it is not modelled."""
         return self._attributes().get(number)
 
     def _attributes(self) -> dict[int, int]:
-        shared = self.arch.shared_bytes
+        shared = self.shared_bytes
         return {
             1: 1024,  # threads of a block
             **{2: 1024, 3: 1024, 4: 64},  # extents of a block
@@ -50,7 +55,7 @@ class Device:
             9: 64 * 1024,  # constant memory
             10: 32,  # threads of a warp
             12: 65536,  # registers of a block
-            16: self.arch.sm_count,
+            16: self.sm_count,
             18: 0,  # integrated
             19: 1,  # host memory can be mapped
             31: 1,  # concurrent kernels
@@ -58,8 +63,8 @@ class Device:
             38: self.l2_bytes,
             39: 2048,  # threads of a multiprocessor
             41: 1,  # unified addressing
-            75: self.arch.capability[0],
-            76: self.arch.capability[1],
+            75: self.capability[0],
+            76: self.capability[1],
             78: 1,  # stream priorities
             81: shared + 1024,  # shared memory of a multiprocessor
             82: 65536,  # registers of a multiprocessor
@@ -81,4 +86,14 @@ class Device:
         A model: multiprocessors divided by the size. A real GPU gives a little less for large clusters, because a
         cluster must fit in one GPC and not every GPC has the same number of multiprocessors.
         """
-        return self.arch.sm_count * blocks_per_sm // size if 1 <= size <= MAX_CLUSTER else 0
+        return self.sm_count * blocks_per_sm // size if 1 <= size <= MAX_CLUSTER else 0
+
+
+DEVICES = {
+    device.arch: device
+    for device in (
+        Device("sm_90a", "H200", (9, 0), 132, 141 * GIB, 50 * MIB),
+        Device("sm_100a", "B200", (10, 0), 148, 180 * GIB, 126 * MIB),
+        Device("sm_103a", "B300", (10, 3), 148, 268 * GIB, 126 * MIB),
+    )
+}

@@ -1,0 +1,249 @@
+"""The arguments of ``quantize``, checked, and which backend runs them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from ..errors import OperandError, OperandTypeError, TargetError, explain
+from ..formats import FORMATS, LARGEST_GLOBAL_SCALE, SMALLEST_GLOBAL_SCALE, Format
+from ..planning.quantize import QuantizeProblem, can_implement
+from ..quantization.blocks import global_scale_from_amax
+from ..quantization.hadamard import Hadamard, resolve_hadamard
+from ..quantization.rules import Rule, resolve_format, resolve_rule
+from ..quantization.slabs import Source, amax
+from ..runtime.backend import BACKENDS, resolve
+from .checks import DTYPE_NAMES
+
+_HINT = "backend='auto' or 'reference' does it by torch, with the bits that the kernels would give."
+
+
+class BackendChoice(NamedTuple):
+    """backend: "cuda", "sim" or "reference"; reason: why it is not the kernels', or empty."""
+
+    backend: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class QuantizeRequest:
+    """What is to be quantized, and how.
+
+    ndim: dimensions of the caller's tensor; those of ``source`` are three. hessian: as the caller gave it.
+    """
+
+    source: Source
+    ndim: int
+    format: Format
+    rule: Rule
+    rounding: str
+    scale_layout: str
+    hessian: torch.Tensor | None
+
+    @property
+    def rotation_size(self) -> int:
+        """Elements that are rotated together, 0 for none."""
+        return 0 if self.source.rotation is None else self.source.rotation.size
+
+    @property
+    def tile(self) -> bool:
+        """Whether scales are those of square tiles."""
+        return self.source.tile > 1
+
+
+def checked_request(
+    x: torch.Tensor,
+    format: str | Format,
+    rule: str,
+    *,
+    block_2d: bool = False,
+    rounding: str = "nearest",
+    generator: int | torch.Generator | None = None,
+    hadamard: Hadamard | int | None = None,
+    hessian: torch.Tensor | None = None,
+    transpose: bool = False,
+    axis: int | None = None,
+    pad: bool = False,
+    scale_layout: str = "blocked",
+) -> QuantizeRequest:
+    """The request with these arguments of ``quantize``.
+
+    Raises:
+        OperandError, OperandTypeError: what ``quantize`` raises for them.
+    """
+    format = resolve_format(format)
+    resolved = resolve_rule(rule, format)
+    rotation = resolve_hadamard(hadamard)
+    if rounding not in ("nearest", "stochastic"):
+        raise OperandError(explain("rounding", got=repr(rounding), expected="'nearest' or 'stochastic'"))
+    if generator is not None and rounding != "stochastic":
+        raise OperandError(explain("generator", got="one, with rounding 'nearest'", expected="rounding='stochastic'"))
+    if scale_layout not in ("blocked", "rowmajor"):
+        raise OperandError(explain("scale_layout", got=repr(scale_layout), expected="'blocked' or 'rowmajor'"))
+    if (hessian is not None) != (resolved.choice == "hessian"):
+        got = f"rule {resolved.name!r} {'with' if hessian is not None else 'without'} hessian"
+        raise OperandError(explain("hessian", got=got, expected="both, or neither"))
+    if block_2d and resolved.choice == "hessian":
+        raise OperandError(explain("block_2d", got="rule 'hessian'", expected="a rule that does not weigh columns"))
+    views = matrices(x, transpose, axis)
+    k = _padded(views.shape[-1], format, rotation, pad)
+    source = Source(views, k, rotation, format.block if block_2d else 1)
+    return QuantizeRequest(source, x.ndim, format, resolved, rounding, scale_layout, hessian)
+
+
+def choose_backend(wanted: str, request: QuantizeRequest) -> BackendChoice:
+    """The backend for ``request``.
+
+    Raises:
+        OperandError: the kernels are wanted by name, and cannot do this.
+        TargetError: an unknown backend, or one that cannot run tensors of this device.
+    """
+    if wanted not in BACKENDS:
+        hint = "What used to be 'torch' is 'reference'." if wanted == "torch" else ""
+        raise TargetError(explain("backend", got=repr(wanted), expected=f"one of {', '.join(BACKENDS)}", hint=hint))
+    if wanted == "reference":
+        return BackendChoice("reference", "asked for")
+    x = request.source.matrices
+    # torch.compile can trace neither questions to the driver nor ``simulating``; the operator asks when it runs
+    tracing = torch.compiler.is_compiling()
+    if wanted != "auto":
+        if not tracing:
+            resolve(wanted, x.device)
+        reason = _beyond_kernels(wanted, request)
+        if reason:
+            raise OperandError(f"{reason} {_HINT}")
+        return BackendChoice(wanted)
+    backend = "cuda" if x.device.type == "cuda" else "reference"
+    if not tracing:
+        try:
+            backend = resolve("auto", x.device).backend
+        except TargetError as error:
+            if x.device.type == "cpu":
+                raise
+            # a device without kernels
+            return BackendChoice("reference", str(error))
+    if backend == "reference":
+        where = "on CUDA devices, and on others within simulating()"
+        return BackendChoice("reference", f"x is on {x.device}; the kernels run {where}")
+    if type(x) not in (torch.Tensor, torch.nn.Parameter):
+        return BackendChoice("reference", f"x is a {type(x).__name__}, whose memory a kernel cannot read")
+    reason = _beyond_kernels(backend, request)
+    return BackendChoice("reference" if reason else backend, reason)
+
+
+def _beyond_kernels(backend: str, request: QuantizeRequest) -> str:
+    """Why the kernels cannot do this, or an empty string."""
+    format, x, k = request.format, request.source.matrices, request.source.k
+    batch, rows, given_k = x.shape
+    if request.hessian is not None:
+        return explain(f"hessian with backend={backend!r}", got="one", expected="no hessian")
+    if k != given_k:
+        got = f"K {given_k}, which pad makes {k}"
+        return explain(f"padding with backend={backend!r}", got=got, expected="no padding")
+    if torch.compiler.is_compiling() and FORMATS.get(format.name) is not format:
+        return explain("format within torch.compile", got=format.name, expected=f"one of {', '.join(FORMATS)}")
+    return can_implement(
+        QuantizeProblem(format, request.rule, rows, k, batch, rotation=request.rotation_size, tile=request.tile)
+    )
+
+
+def matrices(x: torch.Tensor, transpose: bool = False, axis: int | None = None) -> torch.Tensor:
+    """A view of ``x`` as (L, MN, K), blocks along the last dimension."""
+    if not isinstance(x, torch.Tensor):
+        raise OperandTypeError(explain("x to quantize", got=type(x).__name__, expected="torch.Tensor"))
+    if x.dtype not in DTYPE_NAMES:
+        raise OperandTypeError(explain("x to quantize", got=x.dtype, expected=" or ".join(map(str, DTYPE_NAMES))))
+    shape = f"shape {tuple(x.shape)}"
+    if x.ndim not in (1, 2, 3) or x.numel() == 0:
+        raise OperandError(
+            explain("x to quantize", got=shape, expected="(K,), (MN, K) or (L, MN, K), and no empty dimension")
+        )
+    if transpose and axis is not None:
+        raise OperandError(explain("transpose", got=f"True with axis={axis}", expected="one of the two"))
+    if transpose:
+        axis = -2
+    x = x.detach()
+    if axis is not None:
+        if not -x.ndim <= axis < x.ndim:
+            raise OperandError(
+                explain("axis of the blocks", got=f"{axis} for {shape}", expected="one of its dimensions")
+            )
+        x = x.movedim(axis, -1)
+    return x.reshape(1, 1, -1) if x.ndim == 1 else x.reshape(-1, *x.shape[-2:])
+
+
+def _padded(k: int, format: Format, rotation: Hadamard | None, pad: bool) -> int:
+    """K of the result: whole blocks and whole rotations."""
+    multiple = format.block if rotation is None else math.lcm(format.block, rotation.size)
+    padded = -(-k // multiple) * multiple
+    if padded != k and not pad:
+        raise OperandError(
+            explain(
+                f"K of {format.name}",
+                got=k,
+                expected=f"a multiple of {multiple}",
+                hint=f"pad=True adds zeros up to {padded}.",
+            )
+        )
+    return padded
+
+
+def global_scale_of(given: str | float | torch.Tensor | None, request: QuantizeRequest) -> torch.Tensor | None:
+    """The global scale as a float32 tensor of no dimensions, or None; computed by torch if it is "auto"."""
+    format, source = request.format, request.source
+    automatic = isinstance(given, str) and given == "auto"
+    if given is None or (automatic and not format.has_global_scale):
+        return None
+    if not format.has_global_scale:
+        raise OperandError(explain(f"global scale of {format.name}", got="a number", expected="None or 'auto'"))
+    if automatic:
+        return global_scale_from_amax(amax(source), request.rule)
+    return checked_global_scale(given, source.matrices.device)
+
+
+def checked_global_scale(given: float | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A given global scale as a float32 tensor of no dimensions on ``device``."""
+    if isinstance(given, torch.Tensor):
+        if given.dtype is not torch.float32 or given.numel() != 1 or given.device != device:
+            raise OperandTypeError(
+                explain(
+                    "global scale",
+                    got=f"{given.dtype}, shape {tuple(given.shape)}, {given.device}",
+                    expected=f"one torch.float32 element on {device}",
+                )
+            )
+        return given.detach().reshape(())
+    if isinstance(given, (bool, str)) or not isinstance(given, (int, float)):
+        raise OperandTypeError(
+            explain("global scale", got=repr(given), expected="'auto', None, a number or a float32 tensor")
+        )
+    if not SMALLEST_GLOBAL_SCALE <= given <= LARGEST_GLOBAL_SCALE:
+        raise OperandError(explain("global scale", got=given, expected="2**-100 … 2**118"))
+    # filled on the device: a copy from the host would wait for it
+    return torch.full((), float(given), dtype=torch.float32, device=device)
+
+
+def hessian_blocks(request: QuantizeRequest) -> torch.Tensor | None:
+    """(K/block, block, block) in float32, from activations or from blocks; columns that padding adds weigh nothing."""
+    hessian, k, block = request.hessian, request.source.k, request.format.block
+    if hessian is None:
+        return None
+    groups, device = k // block, request.source.matrices.device
+    if not isinstance(hessian, torch.Tensor) or not hessian.is_floating_point():
+        raise OperandTypeError(explain("hessian", got=type(hessian).__name__, expected="a floating-point tensor"))
+    hessian = hessian.detach().to(torch.float32)
+    shape = f"shape {tuple(hessian.shape)}"
+    if hessian.device != device:
+        raise OperandError(explain("device of hessian", got=hessian.device, expected=device))
+    if tuple(hessian.shape) == (groups, block, block):
+        return hessian
+    if hessian.ndim < 1 or not k - block < hessian.shape[-1] <= k:
+        raise OperandError(
+            explain("hessian", got=shape, expected=f"(…, K) or ({groups}, {block}, {block}), with K {k} at most")
+        )
+    rows = hessian.reshape(-1, hessian.shape[-1])
+    rows = torch.nn.functional.pad(rows, (0, k - rows.shape[-1])).unflatten(-1, (groups, block)).transpose(0, 1)
+    return rows.transpose(1, 2) @ rows

@@ -1,0 +1,72 @@
+"""The shadows of one wave: shared, tensor and global memory, and how a conflict in each is told."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cute_nvfp4.sim.checks.barrier_words import BarrierWords
+from cute_nvfp4.sim.checks.global_memory import GlobalShadows
+from cute_nvfp4.sim.checks.report import first
+from cute_nvfp4.sim.checks.shadow import Actor
+from cute_nvfp4.sim.checks.spaces import CHUNK, SharedShadow, TensorShadow
+from cute_nvfp4.sim.checks.state import State
+from cute_nvfp4.sim.machine.layout import SHARED_BASE
+
+
+class Shadows:
+    """``shared`` and ``tensor`` last for the wave, ``globals`` for the launch. ``barrier_words`` are the bytes of
+    shared memory that only mbarrier instructions may touch."""
+
+    def __init__(self, state: State, globals_: GlobalShadows, grain: int) -> None:
+        wave, self.state = state.wave, state
+        self.shared = SharedShadow(wave.shared_stride * wave.count, grain, self._in_shared)
+        self.tensor = TensorShadow(wave.count, self._in_tensor)
+        self.globals = globals_
+        globals_.report, globals_.foreign = self._in_global, state.foreign.ordered
+        self.barrier_words = BarrierWords(state)
+
+    def release(self) -> None:
+        """The wave is over; noted reads of global memory may still refer to this object."""
+        self.shared = self.tensor = None
+
+    def touch_shared(self, byte: np.ndarray, width: int, who: Actor, write: bool, flag: bool = False) -> None:
+        """An access to ``width`` bytes at ``byte`` of ``wave.shared``."""
+        if width < CHUNK:
+            self.shared.part(byte, width, who, write, flag)
+            return
+        for j in range(width // CHUNK):
+            self.shared.whole(byte // CHUNK + j, who, write, flag)
+
+    def touch_global(self, address: np.ndarray, length: int, who: Actor, write: bool, label: int) -> None:
+        """An access to rows of ``length`` bytes at ``address`` (k, m) of global memory."""
+        for region, where in self.globals.by_region(address):
+
+            def enter(watched, where=where):
+                first, count = self.globals.granules(watched, address, length)
+                some = who
+                if where is not None:
+                    first, some = first[where], who.at(first.shape, where)
+                    some = some.at((len(first),), np.repeat(np.arange(len(first)), count))
+                    return (first[:, None] + np.arange(count)).ravel(), some, label
+                return (first[..., None] + np.arange(count)).reshape(len(first), -1), some, label
+
+            self.globals.touch(region, write, address.size, enter)
+
+    def _in_shared(self, size: int, kind: str, who, index, bad, epochs) -> None:
+        at, granule, found = first(bad, index, epochs)
+        cta, byte = divmod(granule * size, self.state.wave.shared_stride)
+        place = f"byte {byte} of the shared memory (address {byte + SHARED_BASE:#x}) of {self.state.wave.cta_name(cta)}"
+        raise self.state.reporter.hazard(kind, who, place, at, found, None)
+
+    def _in_tensor(self, kind: str, who, index, bad, epochs) -> None:
+        at, granule, found = first(bad, index, epochs)
+        cta, lane, column = self.tensor.place(granule)
+        place = f"tensor memory of {self.state.wave.cta_name(cta)}, lanes {lane}..{lane + 15}, column {column}"
+        raise self.state.reporter.hazard(kind, who, place, at, found, None)
+
+    def _in_global(self, watched, kind: str, who, index, bad, epochs) -> None:
+        at, granule, found = first(bad, index, epochs)
+        address = max(watched.start + granule * watched.grain, watched.region.base)
+        label = int((watched.read_by if kind == "write after read" else watched.wrote)[granule])
+        place = self.state.wave.run.memory.describe(address).partition(" is ")[2]
+        raise self.state.reporter.hazard(kind, who, place, at, found, label)

@@ -1,0 +1,46 @@
+"""Allocation of tensor memory: fresh columns hold nothing, freed ones must no longer be in use."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cute_nvfp4.sim.checks import epoch as ep
+from cute_nvfp4.sim.checks.memory import Shadows
+from cute_nvfp4.sim.checks.shadow import Actor
+from cute_nvfp4.sim.checks.state import State
+from cute_nvfp4.sim.frontend.model import Instruction
+from cute_nvfp4.sim.machine.events import Listener
+
+
+class TensorMemoryUse(Listener):
+    """Checks tcgen05.alloc and tcgen05.dealloc."""
+
+    def __init__(self, state: State, shadows: Shadows) -> None:
+        self.state, self.shadows = state, shadows
+
+    def tensor_allocated(self, cta: np.ndarray, first: np.ndarray, columns: np.ndarray) -> None:
+        for c, f, n in zip(cta.tolist(), first.tolist(), columns.tolist()):
+            index = self.shadows.tensor.index(np.array([c]), slice(0, 128), np.arange(f, f + n)[None])
+            self.shadows.tensor.cells.forget(index)
+
+    def tensor_freed(self, i: Instruction, warps, cta: np.ndarray, first, columns, pair: np.ndarray) -> None:
+        """All use of the columns, in both CTAs of a pair, must be over."""
+        c = self.state.clocks
+        for k, w in enumerate(warps.tolist()):
+            warp = np.array([w])
+            thread = c.component("thread", warp)[:, None]
+            epoch = ep.pack(self.state.labels.label(i), thread, c.now[warp][:, None])
+            who = Actor(c, i, epoch, c.base(warp)[:, None], warp[:, None], thread)
+            for one in pair[k].tolist():
+                span = np.arange(int(first[k]), int(first[k]) + int(columns[k]))[None]
+                index = self.shadows.tensor.index(np.array([one]), slice(0, 128), span)
+                self._over(index, who)
+
+    def _over(self, index: np.ndarray, who) -> None:
+        cells = self.shadows.tensor.cells
+        for _, found in cells.readers.present(index):
+            if (bad := who.unordered(found)) is not None:
+                cells.report("write after read", who, index, bad, found)
+        last = cells.last.take(index)
+        if (bad := who.unordered(last)) is not None:
+            cells.report("write after write", who, index, bad, last)

@@ -1,0 +1,60 @@
+"""A kernel made ready to run: cut into blocks, one Python function a block, its variables laid out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cute_nvfp4.sim.frontend.codegen import BlockCompiler
+from cute_nvfp4.sim.frontend.flow import EXIT, Block, build_blocks
+from cute_nvfp4.sim.frontend.model import TYPE_BITS, Imm, Instruction, Kernel, Reg
+from cute_nvfp4.sim.frontend.opcodes import STORE
+from cute_nvfp4.sim.machine.layout import lay_out
+from cute_nvfp4.sim.machine.protocols import Group
+
+
+class CompiledKernel:
+    """A kernel: its ``source``, ``blocks`` in execution order, one Python function a block, and the layout of its
+    variables."""
+
+    def __init__(self, source: Kernel) -> None:
+        self.source = source
+        self.layout = lay_out(source)
+        self.blocks: list[Block] = build_blocks(source)
+        compiler = BlockCompiler(source, self.layout.address)
+        self.slots = compiler.slots
+        self.functions = compiler.compile(self.blocks)
+        shared = {width: np.zeros((1, 1), dtype) for width, dtype in STORE.items()}
+        # PTX leaves registers undefined until they are written, and DSL kernels do read some: they are zero here.
+        self.zeros = [shared[TYPE_BITS[kind]] for kind in source.regs.values()]
+        self.uses_tensor_memory = any(i.base == "tcgen05" for i in source.code)
+        self.synchronises_globally = any(_may_synchronise(i) for i in source.code)
+        self._live = [sorted(self.slots[n] for n in b.live_in if n in self.slots) for b in self.blocks]
+
+    def live_slots(self, block: int) -> list[int]:
+        """Registers needed on entry to ``block``."""
+        return self._live[block] if block != EXIT else []
+
+    def member_lanes(self, group: Group, block: Block) -> np.ndarray:
+        """(n, 32) lanes named by the member mask of the block's first instruction."""
+        instruction, op = block.code[0]
+        operand = instruction.operands[len(op.dst) + op.converge]
+        value = (
+            group.regs[self.slots[operand.name]]
+            if isinstance(operand, Reg)
+            else np.full((1, 1), _mask(operand), np.uint32)
+        )
+        return (value >> np.arange(32, dtype=np.uint32)[None, :] & np.uint32(1)).astype(bool) & np.ones(
+            (group.n, 32), bool
+        )
+
+
+def _may_synchronise(i: Instruction) -> bool:
+    """Whether CTAs could wait for one another through global memory with this instruction."""
+    if i.base not in ("ld", "atom") or {"shared", "shared::cta", "param", "local", "const"} & set(i.mods):
+        return False
+    return i.base == "atom" or bool({"acquire", "relaxed", "volatile", "mmio"} & set(i.mods))
+
+
+def _mask(operand) -> int:
+    assert isinstance(operand, Imm)
+    return operand.value & 0xFFFFFFFF

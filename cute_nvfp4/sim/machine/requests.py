@@ -1,0 +1,25 @@
+"""What is fixed about a memory instruction before it runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cute_nvfp4.sim.frontend.model import Instruction
+
+
+@dataclass(frozen=True)
+class Access:
+    """``count`` elements of ``element`` bytes in ``space``; ``kind`` is "load", "store" or "atomic"; ``policy`` has the
+    cache qualifiers as written. ``counted`` is false for a part of an access that is announced as a whole."""
+
+    instruction: Instruction
+    space: str
+    element: int
+    count: int
+    kind: str
+    policy: tuple[str, ...] = ()
+    counted: bool = True
+
+    @property
+    def total(self) -> int:
+        return self.element * self.count

@@ -1,0 +1,67 @@
+"""``run``: one launch in the simulator, with its checks, counters and trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cute_nvfp4.sim.checks import Checks
+from cute_nvfp4.sim.checks.static import findings
+from cute_nvfp4.sim.errors import BrokenRule
+from cute_nvfp4.sim.machine.events import Client
+from cute_nvfp4.sim.machine.executor import execute
+from cute_nvfp4.sim.machine.global_memory import GlobalMemory
+from cute_nvfp4.sim.machine.launch import Launch
+from cute_nvfp4.sim.machine.launched import Run
+from cute_nvfp4.sim.machine.schedule import Schedule
+from cute_nvfp4.sim.observe.counters import Counters, Instructions
+from cute_nvfp4.sim.observe.l2 import L2
+from cute_nvfp4.sim.observe.result import Result
+from cute_nvfp4.sim.observe.steps import Steps
+from cute_nvfp4.sim.observe.trace import Trace
+from cute_nvfp4.sim.program import Program
+
+DEFAULT_STEPS = 2_000_000
+
+
+def run(
+    program: Program,
+    launch: Launch,
+    memory: GlobalMemory,
+    *,
+    counters: bool = False,
+    checks: bool = True,
+    trace: Trace | None = None,
+    schedule: Schedule | None = None,
+    step_limit: int = DEFAULT_STEPS,
+    warps_per_wave: int | None = None,
+    sm_count: int = 148,
+) -> Result:
+    """Executes one launch on ``memory`` and returns what was counted.
+
+    ``counters`` adds all that ``Result`` says of memory, engines and waits (instruction counts are always kept).
+    ``trace`` collects who did what, step by step (``trace.Trace``). ``checks`` looks for races and other hazards that
+    this run need not show (``checks``). ``schedule`` says how warps and engines interleave. ``step_limit``
+    bounds the blocks executed by one wave. ``warps_per_wave`` is how many warps are resident together (whole clusters;
+    a cooperative launch is one wave). Raises a subclass of ``SimError`` for every hazard, ``LaunchError`` when launch
+    and kernel do not fit together.
+    """
+    kernel, target = program.kernel(launch.kernel), program.module.target
+    found = findings(kernel) if checks else ()
+    for finding in found:
+        if finding.severity == "error":
+            raise BrokenRule(str(finding).removeprefix("error: "))
+    state = Run(kernel, target, launch, memory, step_limit, sm_count, schedule or Schedule())
+    state.variables = program.variables(memory)
+    steps, instructions = Steps(), Instructions(kernel)
+    counted = Counters(memory, L2.of(target), steps) if counters else None
+    clients: list[Client | None] = [
+        steps if counters or trace is not None else None,
+        instructions,
+        Checks(kernel, memory) if checks else None,
+        counted,
+        trace.client(kernel, launch, steps) if trace is not None else None,
+    ]
+    state.clients = [client for client in clients if client is not None]
+    execute(state, warps_per_wave)
+    result = replace(instructions.result(launch), warnings=tuple(str(finding) for finding in found))
+    return counted.complete(result) if counted else result
