@@ -3,7 +3,7 @@
 Every shape is checked against the exact reference first (all E2M1 codes, all finite E4M3 scales, poisoned output).
 Times are of one call between two CUDA events, launch included, with L2 cold and clean (512 MiB read before each); the
 copy, torch's bf16 ``bmm`` of the same shape and an empty kernel are timed in the same run. ``--variants`` also times
-the kernel's other splits of its warps and depths of its ring, which is what the choice in ``gemv_choose`` rests on.
+the kernel's other splits of its warps and depths of its ring, which is what the choice in ``planning.gemv`` rests on.
 
 Exit codes: 0 done, 1 a result is wrong, 2 no CUDA device, or one that no kernel is written for.
 """
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import statistics
 import sys
@@ -24,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import gpu_target, machine, results_path, write
 
+from cute_nvfp4.errors import OperandError
 from cute_nvfp4.harness.timing import ColdL2, StopRule, copy_bandwidth, geometric_mean, time_cuda
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops import gemv as ops
-from cute_nvfp4.planning import gemv as gemv_choose
+from cute_nvfp4.ops.gemv import gemv, plan_for
+from cute_nvfp4.planning.gemv import GemvPlan
 from cute_nvfp4.reference import gemv_reference
-from cute_nvfp4.runtime.backend import resolve
 from cute_nvfp4.scale_layout import to_blocked
 
 SHAPES = ((7168, 16384, 1), (4096, 7168, 8), (7168, 2048, 4))
@@ -61,7 +62,7 @@ def median_us(call, clear: ColdL2) -> float:
 def check(a: BlockScaledTensor, b: BlockScaledTensor) -> float:
     """Largest error of an fp32 result over the largest result; NaN if anything was left unwritten."""
     out = torch.full((a.batch, a.rows), float("nan"), device="cuda")
-    ops.gemv(a, b, out=out)
+    gemv(a, b, out=out)
     exact = gemv_reference(a, b, out_dtype=torch.float64)
     return ((out.double() - exact).abs().max() / exact.abs().max()).item()
 
@@ -71,7 +72,7 @@ def host_overhead_us(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tens
     samples = []
     for _ in range(calls):
         start = time.perf_counter()
-        ops.gemv(a, b, out=out)
+        gemv(a, b, out=out)
         samples.append(time.perf_counter() - start)
         torch.cuda.synchronize()
     return statistics.median(samples) * 1e6
@@ -85,7 +86,7 @@ def measure(shape: tuple[int, int, int], copy_rate: float, clear: ColdL2) -> dic
     if not error < 1e-6:
         raise AssertionError(f"gemv is wrong on {shape}: relative error {error}, expected below 1e-6")
     out = torch.empty(batch, m, dtype=torch.float16, device="cuda")
-    ours = median_us(lambda: ops.gemv(a, b, out=out), clear)
+    ours = median_us(lambda: gemv(a, b, out=out), clear)
     dense = torch.randn(batch, m, k, device="cuda").to(torch.bfloat16)
     vector = torch.randn(batch, k, 1, device="cuda").to(torch.bfloat16)
     bf16 = median_us(lambda: torch.bmm(dense, vector), clear)
@@ -107,38 +108,19 @@ def variants(shape: tuple[int, int, int], clear: ColdL2) -> list[dict]:
     m, k, batch = shape
     a, b = operands(m, k, batch, seed=1111)
     out = torch.empty(batch, m, dtype=torch.float16, device="cuda")
-    chosen = gemv_choose.choose
+    chosen = plan_for(a, b, out)
+    warps = chosen.config.warps
     rows = []
-    for warps_k in (1, 2, 4, 8, 16):
-        for stages in (2, 3, 4):
-            for constant_k in (0, k):
-
-                def variant(problem, arch, sm_count, wk=warps_k, depth=stages, const=constant_k):
-                    config, blocks = chosen(problem, arch, sm_count)
-                    warps = config.threads // 32
-                    change = {"warps_k": wk, "warps_m": warps // wk, "stages": depth, "k": const}
-                    return dataclasses.replace(config, **change), blocks
-
-                ops.choose = variant
-                ops._plan.cache_clear()  # plans are kept by problem, whatever was chosen for it
-                try:
-                    fits = variant(ops._problem(a, b, out), *_target())[0]
-                    if warps_k * 256 > k or gemv_choose.shared_bytes(fits) > fits.arch.shared_bytes:
-                        continue
-                    time_us = median_us(lambda: ops.gemv(a, b, out=out), clear)
-                finally:
-                    ops.choose = chosen
-                    ops._plan.cache_clear()
-                rows.append(
-                    {"warps_k": warps_k, "stages": stages, "k_compiled_in": bool(constant_k), "us": round(time_us, 2)}
-                )
+    for warps_k, stages, constant_k in itertools.product((1, 2, 4, 8, 16), (2, 3, 4), (0, k)):
+        split = {"warps_k": warps_k, "warps_m": warps // warps_k}
+        config = dataclasses.replace(chosen.config, stages=stages, k=constant_k, **split)
+        plan = GemvPlan(config, chosen.ctas)
+        try:
+            time_us = median_us(lambda plan=plan: gemv(a, b, out=out, config=plan), clear)
+        except OperandError:  # fewer slices than warps, or more shared memory than there is
+            continue
+        rows.append({**split, "stages": stages, "k_compiled_in": bool(constant_k), "us": round(time_us, 2)})
     return sorted(rows, key=lambda row: row["us"])
-
-
-def _target():
-    device = torch.device("cuda", torch.cuda.current_device())
-    resolved = resolve("cuda", device)
-    return resolved.arch, torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def main() -> int:

@@ -6,8 +6,7 @@ The public names are imported on first use, so that ``import cute_nvfp4`` costs 
 
 from __future__ import annotations
 
-import importlib
-from typing import Any
+from .lazy import lazy_names
 
 __version__ = "0.1.0"
 
@@ -37,15 +36,4 @@ _PUBLIC = {
 }
 
 __all__ = sorted([*_PUBLIC, "__version__"])
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PUBLIC:
-        raise AttributeError(f"module 'cute_nvfp4' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"cute_nvfp4.{_PUBLIC[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+__getattr__, __dir__ = lazy_names(__name__, _PUBLIC)

@@ -167,7 +167,7 @@ def from_model(config: GemmConfig, counts: list[int]) -> Pipeline:
     transfer = shared.stage.loaded / rates.SM_BYTES_S * 1e6
     cycles = config.products * config.blocks_k * rates.MMA_CYCLES[config.ctas, config.tile_n]
     mma = cycles / rates.CLOCK_GHZ * 1e-3
-    epilogue = config.products * config.tile_n / 32 * rates.PIECE_US
+    epilogue = config.products * config.tile_n / 32 * rates.EPI_TILE_US
     steps: list[Step] = []
     tiles: list[Tile] = []
     for t, count in enumerate(counts):

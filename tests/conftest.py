@@ -21,6 +21,7 @@ import torch
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.runtime.cache import CompiledKernel
+from cute_nvfp4.runtime.simulating import SimulatedLaunch
 
 _ON_A_GPU = ("pytest.mark.kernels", "pytest.mark.gpu")
 
@@ -38,6 +39,10 @@ def pytest_configure(config: pytest.Config) -> None:
             raise pytest.UsageError("--backend cuda: torch finds no CUDA device")
         # deterministic matrix products, which references are compared with
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    if getattr(config.option, "numprocesses", None) or "PYTEST_XDIST_WORKER" in os.environ:
+        # several processes: more threads than that would wait for one another
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        torch.set_num_threads(1)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -108,6 +113,13 @@ def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
             yield
     else:
         yield
+
+
+@pytest.fixture
+def simulated() -> Iterator[list[SimulatedLaunch]]:
+    """Within a test elsewhere, kernels run in the simulator; what is launched."""
+    with simulating() as runs:
+        yield runs
 
 
 @pytest.fixture

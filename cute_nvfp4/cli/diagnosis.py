@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 import tempfile
@@ -104,18 +103,19 @@ def _compilers() -> Iterator[Finding]:
     for arch in ARCHITECTURES.values():
         label = f"{arch.name} ({arch.example})"
         try:
-            kernel = _probe(arch.name)
+            size = _compile(arch.name)
         except Exception as error:  # whatever is broken, the user must be told, not shown a traceback
             advice = "pip install --force-reinstall nvidia-cutlass-dsl; if it persists, report the message above"
             yield Finding("compiles for", label, "fail", _describe(error), advice)
         else:
-            yield Finding("compiles for", label, "ok", f"a small kernel: {len(kernel.cubin)} bytes of cubin")
+            yield Finding("compiles for", label, "ok", f"a small kernel: {size} bytes of cubin")
 
 
-def _probe(arch: str):
-    from ..kernels.probe import compile_probe
+def _compile(arch: str) -> int:
+    """Bytes of cubin of the probe."""
+    from ..ops.probe import compile_probe
 
-    return compile_probe(arch)
+    return len(compile_probe(arch).cubin)
 
 
 def _devices() -> Iterator[Finding]:
@@ -158,19 +158,12 @@ def _simulate(arch: str) -> int:
     """Runs the probe in the simulator; how many of its results are wrong."""
     import torch
 
-    from ..kernels.probe import expected
-    from ..runtime.launch import launcher
-    from ..target import Target, architecture
+    from ..ops.probe import probe
+    from ..runtime.simulating import simulating
 
-    source = torch.arange(300, dtype=torch.float32)
-    out = torch.full_like(source, float("nan"))
-    types = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int32, ctypes.c_void_p]
-    run = launcher(_probe(arch), Target(architecture(arch), "sim"), types)
-    run(
-        [source.data_ptr(), out.data_ptr(), source.numel(), None],
-        lambda: {"source": (source, False), "out": (out, True)},
-    )
-    return int((out != expected(source)).sum())
+    x = torch.arange(300, dtype=torch.float32)
+    with simulating(arch):
+        return int((probe(x) != probe(x, backend="reference")).sum())
 
 
 def _cache() -> Iterator[Finding]:

@@ -165,7 +165,7 @@ def _show_plan(plan: dict[str, Any]) -> None:
     loop = plan["mma_loop"]
     console.print(
         Text(
-            f"MMA loop: {loop['instructions'] / loop['steps']:g} instructions for a step of K, of which "
+            f"MMA loop: {loop['instructions'] / loop['steps']:g} instructions for a k-tile, of which "
             f"{loop['mmas'] / loop['steps']:g} MMAs and {loop['scale_copies'] / loop['steps']:g} copies of scales"
         ),
         soft_wrap=True,

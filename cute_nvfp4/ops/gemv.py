@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError, explain
+from ..errors import OperandError, OperandTypeError, explain
 from ..formats import NVFP4
 from ..kernels.gemv.arguments import GemvArguments, Strides
 from ..kernels.gemv.config import GemvConfig
 from ..operand import BlockScaledTensor, check_pair
-from ..planning.gemv import GemvPlan, GemvProblem, choose
+from ..planning.gemv import GemvPlan, GemvProblem, choose, fitted
 from ..reference import gemv_reference
 from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.compile import CompiledKernel
@@ -21,7 +21,7 @@ from ..runtime.kernel import Kernel
 from ..target import Target, architecture
 from .checks import DTYPE_NAMES, check_dtype, check_format, checked_output, number, parts
 
-__all__ = ["compile_gemv", "gemv"]
+__all__ = ["compile_gemv", "gemv", "plan_for"]
 
 
 def gemv(
@@ -32,6 +32,7 @@ def gemv(
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     backend: Backend = "auto",
+    config: GemvPlan | None = None,
 ) -> torch.Tensor:
     """c = alpha · A · b for NVFP4 operands: (L, M), or (M,) if ``a`` has no batch dimension.
 
@@ -44,6 +45,7 @@ def gemv(
         out_dtype: dtype of a new result (float16 by default); with ``out`` it must be None or that of ``out``.
         backend: ``auto`` (the kernel for CUDA tensors, exact torch for CPU tensors), ``cuda``, ``sim``, ``reference``
             (:mod:`cute_nvfp4.runtime.backend`).
+        config: a plan of ``planning.gemv``, whose tiling is kept; None has one chosen.
 
     Products and the sums of each block of 16 are exact; sums over blocks are in float32, in a fixed order, so the
     result repeats bit for bit. It is rounded once to the output's dtype. NaN scales make their row NaN.
@@ -51,7 +53,7 @@ def gemv(
     Runs on the current stream, without synchronising the device or allocating anything but the result.
 
     Raises:
-        OperandError, OperandTypeError: operands that do not fit together, or cannot be computed with.
+        OperandError, OperandTypeError: operands that do not fit together, or cannot be computed with (by ``config``).
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
     check_pair(a, b)
@@ -63,18 +65,30 @@ def gemv(
     inputs = {} if out is None else parts({"a": a, "b": b})
     out = checked_output(inputs, a.device, shape, out, out_dtype)
     scalar = number("alpha", alpha)
-    resolved = resolve(backend, a.device)
-    if resolved.backend == "reference":
+    target = resolve(backend, a.device)
+    if target.backend == "reference":
         return out.copy_(gemv_reference(a, b, alpha=scalar, out_dtype=out.dtype))
-    plan = _plan(_problem(a, b, out), resolved, sm_count(resolved, a.device))
+    plan = _plan(_problem(a, b, out), target, sm_count(target, a.device), config)
     arguments = _arguments(a, b, out, scalar, plan.ctas)
-    KERNEL.run(plan.config, resolved, a.device, arguments, lambda: _tensors(a, b, out))
+    KERNEL.run(plan.config, target, a.device, arguments, lambda: _tensors(a, b, out))
     return out
 
 
+def plan_for(
+    a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor, *, backend: Backend = "auto", sms: int | None = None
+) -> GemvPlan:
+    """The plan that ``gemv(a, b, out=out)`` chooses, on ``sms`` multiprocessors (None: those of the device)."""
+    target = resolve(backend, a.device)
+    return _plan(_problem(a, b, out), target, sms or sm_count(target, a.device), None)
+
+
 @functools.lru_cache(maxsize=4096)
-def _plan(problem: GemvProblem, target: Target, sm_count: int) -> GemvPlan:
-    return choose(problem, target.arch, sm_count)
+def _plan(problem: GemvProblem, target: Target, sm_count: int, plan: GemvPlan | None) -> GemvPlan:
+    if plan is None:
+        return choose(problem, target.arch, sm_count)
+    if not isinstance(plan, GemvPlan):
+        raise OperandTypeError(explain("config", got=type(plan).__name__, expected="a GemvPlan of planning.gemv"))
+    return fitted(plan, problem, target.arch)
 
 
 def _tensors(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor) -> dict[str, tuple[torch.Tensor, bool]]:
@@ -105,10 +119,10 @@ def compile_gemv(
     if scales not in ("blocked", "rowmajor"):
         raise OperandError(explain("scales", got=repr(scales), expected="'blocked' or 'rowmajor'"))
     check_dtype("out_dtype", out_dtype)
-    arch_ = architecture(arch)
+    target = architecture(arch)
     alignment = min((k // 2) & -(k // 2), 32)
     problem = GemvProblem(m, k, batch, alignment, scales, scales, (k // 16) % 4 == 0, out=DTYPE_NAMES[out_dtype])
-    config = choose(problem, arch_, arch_.sm_count).config
+    config = choose(problem, target, target.sm_count).config
     return KERNEL.compile(config), config
 
 

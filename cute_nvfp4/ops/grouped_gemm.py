@@ -41,8 +41,8 @@ def grouped_gemm(
         alpha: a number, or a float32 tensor on the operands' device of one element, or of one for each group.
         out: where to put the results: contiguous along N, all of one dtype. Nothing may overlap.
         out_dtype: dtype of new results (float16 by default); with ``out`` None or theirs.
-        config: a plan for all groups (``kernels.grouped_choose``); None has one chosen. stream_k is refused (groups of
-            different K have no equal steps to share), and so is split_k beyond the steps of the smallest K.
+        config: a plan for all groups (``planning.grouped``); None has one chosen. stream_k is refused (groups of
+            different K cannot be dealt in equal shares), and so is split_k beyond the k-tiles of the smallest K.
         backend: as in ``gemm``.
 
     Tensor maps of up to 16 groups are parameters of the kernel. Those of more are built on the device by a small kernel

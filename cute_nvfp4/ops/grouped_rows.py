@@ -25,7 +25,7 @@ class GroupedRows:
         be zeros. ``GroupedRows.of`` builds them.
     offsets: (E + 1,) numbers of rows, not decreasing. A sequence of ints is checked here; an int32 tensor, which must
         be on the device of the data, is never read by the host (see ``grouped_gemm_contiguous``). Rows before the
-        first and after the last offset belong to nobody.
+        first and after the last offset belong to no group.
     global_scale: as in ``BlockScaledTensor``, for all rows.
     """
 

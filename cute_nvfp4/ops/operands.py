@@ -17,7 +17,7 @@ K_MULTIPLE = 32
 def check_operands(operands: Mapping[str, BlockScaledTensor], backend: str) -> None:
     """Raises unless the kernels can read these operands.
 
-    In the simulator the sign of NVFP4's scales is looked at too; on a GPU that would mean waiting for it.
+    In the simulator the signs of NVFP4's scales are checked too; on a GPU that would mean waiting for it.
     """
     for name, operand in operands.items():
         if operand.scale_layout != "blocked":

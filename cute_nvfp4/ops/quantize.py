@@ -106,7 +106,8 @@ def quantize(
     if chosen.backend != "reference":
         return _by_kernels(request, global_scale, seed, backend)
     factor = global_scale_of(global_scale, request)
-    data, scale = quantize_slabs(request.source, request.rule, request.format, factor, seed, hessian_blocks(request))
+    blocks = None if hessian is None else hessian_blocks(hessian, request.source.k, request.format, x.device)
+    data, scale = quantize_slabs(request.source, request.rule, request.format, factor, seed, blocks)
     if x.ndim < 3:
         data, scale = data[0], scale[0]
     return BlockScaledTensor(data, to_blocked(scale) if scale_layout == "blocked" else scale, factor, request.format)

@@ -226,12 +226,9 @@ def checked_global_scale(given: float | torch.Tensor, device: torch.device) -> t
     return torch.full((), float(given), dtype=torch.float32, device=device)
 
 
-def hessian_blocks(request: QuantizeRequest) -> torch.Tensor | None:
+def hessian_blocks(hessian: torch.Tensor, k: int, format: Format, device: torch.device) -> torch.Tensor:
     """(K/block, block, block) in float32, from activations or from blocks; columns that padding adds weigh nothing."""
-    hessian, k, block = request.hessian, request.source.k, request.format.block
-    if hessian is None:
-        return None
-    groups, device = k // block, request.source.matrices.device
+    groups, block = k // format.block, format.block
     if not isinstance(hessian, torch.Tensor) or not hessian.is_floating_point():
         raise OperandTypeError(explain("hessian", got=type(hessian).__name__, expected="a floating-point tensor"))
     hessian = hessian.detach().to(torch.float32)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator
+from dataclasses import replace
 
-from ..errors import OperandError, OperandTypeError, explain
+from ..errors import OperandError, explain
 from ..formats import FORMATS
 from ..kernels.gemm.config import CTA_ROWS, MAX_CLUSTER, MIN_EPI_TILE_N, SPLITS, TILE_BYTES, TILE_N, can_implement
 from ..target import Architecture
 from . import gemm_table
 from .gemm_model import Prediction, has_room, predict
-from .gemm_problem import GemmProblem, Plan, can_run
+from .gemm_problem import GemmProblem, Plan, can_deal, can_run, plan_tiling
 from .rates import L2_BYTES, concurrent_clusters
 
 __all__ = ["GemmProblem", "Plan", "can_run", "candidates", "choose", "plan_for", "predict_plan", "ranked"]
@@ -20,7 +20,7 @@ __all__ = ["GemmProblem", "Plan", "can_run", "candidates", "choose", "plan_for",
 _CLUSTERS = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
 _PAIR_CLUSTERS = ((4, 1), (2, 2), (4, 2), (2, 4))
 _MIN_SHARE = 4
-"""Steps along K that a CTA must have at least where equal shares are dealt: less is not worth its partial sums."""
+"""k-tiles that a CTA has at least where equal shares are dealt: fewer are not worth their partial sums."""
 
 
 def predict_plan(plan: Plan, problem: GemmProblem, sm_count: int, **counted: float) -> Prediction:
@@ -70,25 +70,18 @@ def plan_for(problem: GemmProblem, arch: Architecture, sm_count: int, given: Pla
     """
     if given is None:
         return choose(problem, arch, sm_count)
-    if not isinstance(given, Plan):
-        raise OperandTypeError(explain("config", got=type(given).__name__, expected="a Plan of planning.gemm"))
-    tiling = given.config.tiling
+    tiling = plan_tiling(given)
     if tiling["store"] == "tma":
         del tiling["store"]  # the problem decides whether TMA can
-    config = problem.config(arch, given.swap, **tiling)
-    steps = -(-problem.k // config.tile_k)
-    reason = can_run(problem) or can_implement(config)
-    if not reason and config.split_k > steps:
-        reason = explain("split_k", got=config.split_k, expected=f"at most {steps}: K {problem.k} has {steps} steps")
-    if not reason and given.workers < 1:
-        reason = explain("workers", got=given.workers, expected="at least 1")
-    ctas = given.workers * config.ctas
+    plan = replace(given, config=problem.config(arch, given.swap, **tiling))
+    reason = can_run(problem) or can_implement(plan.config) or can_deal(plan, problem.k)
+    ctas = plan.workers * plan.config.ctas
     # a cluster waits for those after it, so all must be on the device together
-    if not reason and config.scheduler == "stream_k" and ctas > sm_count:
+    if not reason and plan.config.scheduler == "stream_k" and ctas > sm_count:
         reason = explain("CTAs of a stream_k launch", got=ctas, expected=f"at most {sm_count} (one an SM)")
     if reason:
         raise OperandError(reason)
-    return dataclasses.replace(given, config=config)
+    return plan
 
 
 def refuse(problem: GemmProblem, arch: Architecture) -> None:
@@ -100,10 +93,10 @@ def refuse(problem: GemmProblem, arch: Architecture) -> None:
 
 
 def candidates(problem: GemmProblem, arch: Architecture, sm_count: int) -> list[Plan]:
-    """Every sensible plan, the model's fastest first; ``core.config.can_implement`` accepts the configuration of each.
+    """Every sensible plan, the model's fastest first; ``can_implement`` accepts the configuration of each.
 
     Left out are plans that can only lose: tiles wider than the problem, clusters larger than its tiles, splits of K
-    into more parts than there are steps or than fit on the device, 2-SM MMA for 128 rows.
+    into more parts than there are k-tiles or than fit on the device, 2-SM MMA for 128 rows.
     """
     return [plan for _, plan in ranked(problem, arch, sm_count)]
 
@@ -144,15 +137,15 @@ class _Tile:
         m, n = problem.kernel_mn(swap)
         self.rows, self.columns = -(-m // CTA_ROWS), -(-n // tile_n)
         self.tiles = -(-self.rows // self.ctas) * self.columns * problem.batch
-        self.k_steps = -(-problem.k // (TILE_BYTES * FORMATS[problem.a_format].elements_per_byte))
+        self.k_tiles = -(-problem.k // (TILE_BYTES * FORMATS[problem.a_format].elements_per_byte))
 
-    def plan(self, units: int, cluster: tuple[int, int], **tiling: object) -> tuple[Prediction, Plan] | None:
-        """The plan on as many clusters as fit, but at most ``units``; None where it has no room."""
+    def plan(self, work_tiles: int, cluster: tuple[int, int], **tiling: object) -> tuple[Prediction, Plan] | None:
+        """The plan on as many clusters as fit, but at most ``work_tiles``; None where it has no room."""
         config = self.problem.config(self.arch, self.swap, cluster=cluster, **self.tiling, **tiling)
         fit = concurrent_clusters(config.cluster_size, self.sm_count)
         if fit == 0 or not has_room(config):
             return None
-        plan = Plan(config, self.swap, min(fit, units))
+        plan = Plan(config, self.swap, min(fit, work_tiles))
         return predict_plan(plan, self.problem, self.sm_count), plan
 
     def plans(self, every: bool) -> Iterator[tuple[Prediction, Plan]]:
@@ -167,17 +160,17 @@ class _Tile:
             yield from filter(None, self._sharing(rasters))
         for split in SPLITS[1:]:
             size = self.ctas * split
-            if split <= self.k_steps and size <= MAX_CLUSTER and self.tile_n // split >= MIN_EPI_TILE_N:
+            if split <= self.k_tiles and size <= MAX_CLUSTER and self.tile_n // split >= MIN_EPI_TILE_N:
                 # all tiles at once: K is split to fill the device, which more tiles do better
                 if self.tiles <= concurrent_clusters(size, self.sm_count):
                     yield from filter(None, [self.plan(self.tiles, least, split_k=split)])
-        if fit and self.tiles % fit and self.k_steps >= 2 * _MIN_SHARE:
-            shares = self.tiles * self.k_steps // _MIN_SHARE
+        if fit and self.tiles % fit and self.k_tiles >= 2 * _MIN_SHARE:
+            shares = self.tiles * self.k_tiles // _MIN_SHARE
             yield from filter(None, [self.plan(shares, least, scheduler="stream_k")])
 
     def _sharing(self, rasters: tuple[str, ...]) -> Iterator[tuple[Prediction, Plan] | None]:
         for m, n in _PAIR_CLUSTERS if self.ctas == 2 else _CLUSTERS:
             if m <= max(self.rows, self.ctas) and n <= self.columns:
-                units = -(-self.rows // m) * -(-self.columns // n) * self.problem.batch
+                work_tiles = -(-self.rows // m) * -(-self.columns // n) * self.problem.batch
                 for raster in rasters:
-                    yield self.plan(units, (m, n), raster=raster)
+                    yield self.plan(work_tiles, (m, n), raster=raster)

@@ -3,12 +3,12 @@
     t = start + round trip + max(mma, l2, latency + dram) + reduction + epilogue
 
 start: launch, prologue and exit, and the barriers of a cluster. round trip: from the request for a stage to the end of
-its MMAs, once for the first stage; later ones are bound by what is slowest over the N steps that the busiest CTA walks:
+its MMAs, once for the first stage; later ones are bound by what is slowest over the N k-tiles of the busiest CTA:
 
-* mma: N times the cycles of the instructions of a step, or what a step takes a device full of CTAs at the best rate
+* mma: N times the cycles of the instructions of a k-tile, or what it takes a device full of CTAs at the best rate
   that was published for whole kernels, whichever is longer;
 * l2: bytes that all CTAs load, multicast counted once, over L2's bandwidth;
-* latency + dram: a ring of S stages asks for the next S steps once a round trip, so N steps take N · round trip / S;
+* latency + dram: a ring of S stages asks for the next S k-tiles once a round trip: N of them take N · round trip / S;
   to that comes the time the bytes of DRAM take, because CTAs that started together ask, and wait, together.
 
 ``docs/gemm.md`` has the reasons, the fit, its errors, and what the model does not know.
@@ -39,7 +39,7 @@ def _up(x: int, multiple: int) -> int:
 class Prediction:
     """A modelled time in microseconds, and what it is made of (see the module). ``label`` is always "model".
 
-    steps: k-tiles that the busiest CTA walks one after the other; waves: tiles of the busiest CTA; ctas: that run at
+    steps: k-tiles of the busiest CTA, one after the other; waves: tiles of the busiest CTA; ctas: that run at
     once; bytes_in_flight: of all their rings; bound: the largest term of the mainloop ("latency", "dram", "mma", "l2").
     """
 
@@ -78,7 +78,7 @@ class Minimum:
 
     @property
     def ceiling_us(self) -> float:
-        """The same at the best rates that anybody published for whole kernels; launch not counted."""
+        """The same at the best rates published for whole kernels; launch not counted."""
         return max(self.bytes / rates.BEST_BYTES_S, self.flops / rates.BEST_FLOP_S) * 1e6
 
 
@@ -123,7 +123,7 @@ def _stage(c: GemmConfig) -> _Stage:
 def _stage_of(
     arch: Architecture, a_format: str, b_format: str, tiling: tuple, store: str, out: str, products: int, shared: str
 ) -> _Stage:
-    """Kept by the few fields that matter, because a choice looks at the same stage with many clusters."""
+    """Kept by the few fields that matter: a choice compares many clusters that have the same stage."""
     tile_n, pair, split_k, stages, acc_stages, scheduler = tiling
     c = GemmConfig(
         arch=arch,
@@ -176,13 +176,13 @@ def traffic(config: GemmConfig, m: int, n: int, k: int, batch: int, ctas: int) -
     return batch * (a + b + out)
 
 
-def _partial_bytes(c: GemmConfig, units: int, workers: int, k_steps: int) -> int:
+def _partial_bytes(c: GemmConfig, work: int, workers: int, k_tiles: int) -> int:
     """Partial sums in global memory: of every cluster whose equal share starts inside a tile, once, as written. (L2
     may keep them beyond the launch; so it may the output, which is counted too.)"""
     if c.scheduler != "stream_k":
         return 0
-    share, longer = divmod(units, workers)
-    inside = sum((w * share + min(w, longer)) % k_steps != 0 for w in range(workers))
+    share, longer = divmod(work, workers)
+    inside = sum((w * share + min(w, longer)) % k_tiles != 0 for w in range(workers))
     return inside * c.products * c.tile_m * c.tile_n * 4
 
 
@@ -209,27 +209,28 @@ def predict(
     c, stage = config, _stage(config)
     cluster_m, cluster_n = c.cluster
     tiles = -(-m // (CTA_ROWS * cluster_m)) * -(-n // (c.tile_n * cluster_n)) * batch
-    k_steps = -(-k // c.tile_k)
+    k_tiles = -(-k // c.tile_k)
     fit = rates.concurrent_clusters(c.cluster_size, sm_count)
     if fit == 0:
         raise ValueError(f"no cluster of {c.cluster_size} CTAs fits on {sm_count} multiprocessors")
     if stage.stages < MIN_STAGES:
         raise ValueError(f"shared memory has room for {stage.stages} stages of {c}, expected at least {MIN_STAGES}")
-    units = tiles * k_steps if c.scheduler == "stream_k" else tiles
-    workers = min(workers or fit, units)
+    # k-tiles or work tiles that are dealt to the clusters
+    work = tiles * k_tiles if c.scheduler == "stream_k" else tiles
+    workers = min(workers or fit, work)
     rounds = -(-workers // fit)
-    share = -(-units // workers) * rounds
+    share = -(-work // workers) * rounds
     if c.scheduler == "stream_k":
-        steps, waves = share, share / k_steps
+        steps, waves = share, share / k_tiles
     else:
-        steps, waves = share * -(-k_steps // c.split_k), float(share)
+        steps, waves = share * -(-k_tiles // c.split_k), float(share)
     ctas = min(workers, fit) * c.cluster_size
 
     if dram_bytes is None:
-        dram_bytes = traffic(c, m, n, k, batch, ctas) + _partial_bytes(c, units, workers, k_steps)
-    executed = 2.0 * c.products * tiles * k_steps * c.tile_k * CTA_ROWS * cluster_m * c.tile_n * cluster_n
-    work = 1.0 if mma_flops is None else mma_flops / executed
-    mma = steps * max(stage.mma_us, stage.sustained_us) * work
+        dram_bytes = traffic(c, m, n, k, batch, ctas) + _partial_bytes(c, work, workers, k_tiles)
+    executed = 2.0 * c.products * tiles * k_tiles * c.tile_k * CTA_ROWS * cluster_m * c.tile_n * cluster_n
+    flops = executed if mma_flops is None else mma_flops
+    mma = steps * max(stage.mma_us, stage.sustained_us) * (flops / executed)
     asked = stage.a / cluster_n + stage.b * c.ctas / cluster_m
     l2 = steps * ctas * asked / rates.L2_BYTES_S * 1e6
     round_trip = rates.STAGE_LATENCY_US + stage.loaded / rates.SM_BYTES_S * 1e6 + stage.mma_us
@@ -237,7 +238,7 @@ def predict(
     dram = dram_bytes / rates.DRAM_BYTES_S * 1e6
     mainloop = max(mma, l2, latency + dram)
 
-    reduction, epilogue = _reduction(c, steps, k_steps), _epilogue(c)
+    reduction, epilogue = _reduction(c, steps, k_tiles), _epilogue(c)
     # with one accumulator the MMAs of a tile wait for the epilogue of the last; with two only a longer one is seen
     exposed = epilogue if stage.acc_stages == 1 else max(0.0, epilogue - mainloop / max(waves, 1.0))
     epilogue += max(0.0, math.ceil(waves) - 1) * exposed
@@ -260,17 +261,17 @@ def predict(
         stages=stage.stages,
         bytes_in_flight=ctas * min(stage.stages, steps) * stage.loaded,
         dram_bytes=dram_bytes,
-        flops=executed * work,
+        flops=flops,
         bound=max(terms, key=terms.__getitem__),
     )
 
 
-def _reduction(c: GemmConfig, steps: int, k_steps: int) -> float:
+def _reduction(c: GemmConfig, steps: int, k_tiles: int) -> float:
     """Sums from other CTAs: through distributed shared memory, or through global memory (two trips, one each way)."""
     if c.split_k > 1:
         sent = (c.split_k - 1) * c.products * CTA_ROWS * c.slice_n * 4
         return rates.DSMEM_LATENCY_US + sent / rates.DSMEM_BYTES_S * 1e6
-    if c.scheduler == "stream_k" and steps % k_steps:
+    if c.scheduler == "stream_k" and steps % k_tiles:
         tile = c.products * CTA_ROWS * c.tile_n * 4
         return 2 * (rates.STAGE_LATENCY_US + tile / rates.SM_BYTES_S * 1e6)
     return 0.0
@@ -278,6 +279,6 @@ def _reduction(c: GemmConfig, steps: int, k_steps: int) -> float:
 
 def _epilogue(c: GemmConfig) -> float:
     """Tensor memory to output, of one tile; threads that store rows fill the sectors of memory less well than TMA."""
-    pieces = c.products * c.slice_n / 32
+    epi_tiles = c.products * c.slice_n / 32
     direct = c.store == "direct" and c.out_major == "n"
-    return pieces * rates.PIECE_US * (rates.DIRECT_FACTOR if direct else 1.0)
+    return epi_tiles * rates.PIECE_US * (rates.DIRECT_FACTOR if direct else 1.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import explain
+from ..errors import OperandTypeError, explain
 from ..formats import FORMATS
 from ..kernels.gemm.config import OUT_BYTES, QUANTIZED, TILE_BYTES, GemmConfig, GemmSignature
 from ..target import Architecture
@@ -66,6 +66,25 @@ class Plan:
         return f"{self.config}{' swap' if self.swap else ''} on {self.workers} clusters"
 
 
+def plan_tiling(plan: Plan) -> dict[str, Any]:
+    """What a caller's plan decides of a configuration; the problem decides the rest.
+
+    Raises:
+        OperandTypeError: it is not a plan.
+    """
+    if not isinstance(plan, Plan):
+        raise OperandTypeError(explain("config", got=type(plan).__name__, expected="a Plan of planning.gemm"))
+    return plan.config.tiling
+
+
+def can_deal(plan: Plan, k: int) -> str:
+    """Why the work cannot be dealt as ``plan`` says, or an empty string."""
+    k_tiles = -(-k // plan.config.tile_k)
+    if plan.config.split_k > k_tiles:
+        return explain("split_k", got=plan.config.split_k, expected=f"at most {k_tiles}, the k-tiles of K = {k}")
+    return explain("workers", got=plan.workers, expected="at least 1") if plan.workers < 1 else ""
+
+
 def can_run(problem: GemmProblem) -> str:
     """Why no configuration can run ``problem`` (which limit, by how much), or an empty string."""
     p = problem
@@ -86,10 +105,10 @@ def can_run(problem: GemmProblem) -> str:
             return explain(f"bytes of one matrix of {name}", got=matrix, expected=f"at most {MAX_STRIDE}")
     if p.m * p.n > INT32_MAX * 16:
         return explain("elements of one output", got=p.m * p.n, expected=f"at most {INT32_MAX * 16}")
-    steps = -(-p.k // (TILE_BYTES * FORMATS[p.a_format].elements_per_byte))
-    work = -(-p.m * p.n // _SMALLEST_TILE) * p.batch * steps
+    k_tiles = -(-p.k // (TILE_BYTES * FORMATS[p.a_format].elements_per_byte))
+    work = -(-p.m * p.n // _SMALLEST_TILE) * p.batch * k_tiles
     if work > INT32_MAX:
         return explain(
-            "tiles times steps along K", got=work, expected=f"at most {INT32_MAX}: {work - INT32_MAX} too many"
+            "output tiles times k-tiles", got=work, expected=f"at most {INT32_MAX}: {work - INT32_MAX} too many"
         )
     return ""

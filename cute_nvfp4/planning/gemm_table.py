@@ -1,7 +1,7 @@
-"""The user's table of GEMM plans that were measured to be fastest: a JSON file that ``choose`` looks into first.
+"""The user's table of GEMM plans that were measured to be fastest: a JSON file that ``choose`` reads first.
 
 It is ``gemm.json`` in the user's configuration folder, or what ``CUTE_NVFP4_GEMM_TABLE`` names; ``cute-nvfp4 tune``
-writes it, and anybody may edit it. An entry holds for one problem (sizes, formats and output; whatever bias, factors
+writes it, and it may be edited. An entry holds for one problem (sizes, formats and output; whatever bias, factors
 and gate it has), one architecture and one number of multiprocessors; a later entry for the same wins. A file that
 cannot be read stops with what is wrong in it: a plan that is quietly left out would look like a slow kernel.
 """

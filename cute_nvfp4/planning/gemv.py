@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import OperandError, explain
 from ..kernels.gemv.config import SLICE_SCALE_BYTES, GemvConfig, count_tiles
@@ -11,15 +12,19 @@ from ..kernels.gemv.dot import SLICE_K, dot_engine
 from ..scale_layout import ATOM_ROWS
 from ..target import Architecture
 
-# Tiles of a block of threads: more would cost shared memory for their sums and gain nothing.
+# Tiles of a CTA: more would cost shared memory for their sums and gain nothing.
 MAX_TILES = 16
 # Elements of b held at once. A longer K is walked in chunks of this, with a barrier between them.
 MAX_CAPACITY = 16384
-# Warps of a block of threads, and what changing from one tile to the next costs a warp, in slices.
+# Warps of a CTA, and what changing from one tile to the next costs a warp, in slices.
 _WARPS = 16
 _TILE_COST = 0.3
+_POWERS = (1, 2, 4, 8, 16, 32)
 _MAX_BATCH = 65535
 _INT32_MAX = 2**31 - 1
+# what a plan decides of a configuration, and what the operands decide; the rest follows from sizes and architecture
+_TILING = ("warps_m", "warps_k", "tiles", "stages", "shared_stages", "k", "capacity", "chunked", "min_blocks", "dot")
+_OPERAND_FIELDS = ("a_scale", "b_scale", "scale_word", "a_global", "b_global", "out")
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,13 @@ class GemvProblem:
     b_global: bool = False
     out: str = "float16"
 
+    def config(self, arch: Architecture, **tiling: Any) -> GemvConfig:
+        """The variant of the kernel for this problem with the given tiling."""
+        ragged = self.m % ATOM_ROWS != 0 or self.k % SLICE_K != 0
+        operands = {name: getattr(self, name) for name in _OPERAND_FIELDS}
+        width = min(arch.vector_bytes, self.alignment, 32)
+        return GemvConfig(arch=arch, vector_bytes=width, ragged=ragged, **operands, **tiling)
+
 
 @dataclass(frozen=True)
 class GemvPlan:
@@ -51,7 +63,7 @@ class GemvPlan:
 
 
 def can_implement(problem: GemvProblem) -> str:
-    """Why the kernel cannot run ``problem``, or an empty string."""
+    """Why no variant of the kernel can run ``problem``, or an empty string."""
     if problem.batch > _MAX_BATCH:
         return explain("batch", got=problem.batch, expected=f"at most {_MAX_BATCH} (the grid's second dimension)")
     scales = -(-problem.m // ATOM_ROWS) * ATOM_ROWS * -(-problem.k // 64) * 4
@@ -61,7 +73,7 @@ def can_implement(problem: GemvProblem) -> str:
 
 
 def _split(tiles: int, slices: int) -> int:
-    """Warps that share a tile along K, so that the busiest of the ``_WARPS`` warps of a block has the least to do.
+    """Warps that share a tile along K, so that the busiest of the ``_WARPS`` warps of a CTA has the least to do.
 
     Work is counted in slices, and a tile costs a warp ``_TILE_COST`` more. Measured on an H200, one warp along K (128
     bytes of a row at a time) is slower than two or more, which hardly differ.
@@ -88,41 +100,55 @@ def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> GemvPlan:
     tiles = count_tiles(problem.m)
     registers = arch.vector_bytes >= 32
     resident = 2 if registers else 1
-    blocks = max(1, resident * sm_count // problem.batch, -(-tiles // MAX_TILES))
-    blocks = min(blocks, tiles)
-    block_tiles = -(-tiles // blocks)
+    ctas = min(max(1, resident * sm_count // problem.batch, -(-tiles // MAX_TILES)), tiles)
+    cta_tiles = -(-tiles // ctas)
     slices = -(-problem.k // SLICE_K)
-    warps_k = _split(block_tiles, slices)
+    warps_k = _split(cta_tiles, slices)
     # a capacity of few sizes keeps the variants few; K itself is compiled in where the layout of rows is plain
     capacity = min(MAX_CAPACITY, max(SLICE_K, 1 << (problem.k - 1).bit_length()))
+    # of a ragged problem ptxas spills 8 bytes at 64 registers, but not inside the loop over chunks, be it run once
     ragged = problem.m % ATOM_ROWS != 0 or problem.k % SLICE_K != 0
-    vector_bytes = min(arch.vector_bytes, problem.alignment, 32)
-    config = GemvConfig(
-        arch=arch,
+    config = problem.config(
+        arch,
         warps_m=_WARPS // warps_k,
         warps_k=warps_k,
-        tiles=min(MAX_TILES, 1 << (block_tiles - 1).bit_length()),
+        tiles=min(MAX_TILES, 1 << (cta_tiles - 1).bit_length()),
         stages=1 if registers else 3,
         shared_stages=not registers,
         capacity=capacity,
-        # of a ragged problem ptxas spills 8 bytes at 64 registers, but not inside the loop over chunks, be it run once
         chunked=problem.k > capacity or (registers and ragged),
-        vector_bytes=vector_bytes,
-        ragged=ragged,
-        a_scale=problem.a_scale,
-        b_scale=problem.b_scale,
-        scale_word=problem.scale_word,
-        a_global=problem.a_global,
-        b_global=problem.b_global,
-        out=problem.out,
         min_blocks=resident,
     )
     assert resident * shared_bytes(config) <= arch.shared_bytes
-    return GemvPlan(config, blocks)
+    return GemvPlan(config, ctas)
+
+
+def fitted(plan: GemvPlan, problem: GemvProblem, arch: Architecture) -> GemvPlan:
+    """``plan`` for this problem: its tiling is kept, what the operands decide follows them.
+
+    Raises:
+        OperandError: the tiling cannot run the problem, or exceeds the architecture.
+    """
+    config = problem.config(arch, **{name: getattr(plan.config, name) for name in _TILING})
+    slices = min(-(-problem.k // SLICE_K), config.capacity_slices)
+    tiles, least = count_tiles(problem.m), 2 if config.shared_stages else 1
+    for fits, what, got, expected in (
+        (config.k in (0, problem.k), "k", config.k, f"0 or K, {problem.k}"),
+        (config.chunked or config.capacity >= problem.k, "capacity", config.capacity, f"K {problem.k}, or chunked"),
+        (config.warps_k in _POWERS and config.warps_k <= slices, "warps_k", config.warps_k, f"1, 2, 4 … {slices}"),
+        (1 <= config.warps <= 32, "warps", config.warps, "1 to 32"),
+        (config.stages >= least, "stages", config.stages, f"at least {least}"),
+        (1 <= plan.ctas <= tiles, "CTAs", plan.ctas, f"1 to {tiles} (tiles)"),
+        (plan.ctas * config.tiles >= tiles, "tiles", config.tiles, f"at least {-(-tiles // plan.ctas)} a CTA"),
+        (shared_bytes(config) <= arch.shared_bytes, "shared memory", shared_bytes(config), arch.shared_bytes),
+    ):
+        if not fits:
+            raise OperandError(explain(f"{what} of the plan", got=got, expected=expected))
+    return GemvPlan(config, plan.ctas)
 
 
 def shared_bytes(config: GemvConfig) -> int:
-    """Shared memory of a block of threads: b and its scales, constants, sums and the warps' rings."""
+    """Shared memory of a CTA: b and its scales, constants, sums and the warps' rings."""
     engine = dot_engine(config.arch, config.dot)
     b = config.capacity_slices * (engine.slice_bytes + SLICE_SCALE_BYTES)
     # (LANES, ROW_OF_LANE, WARPS_K, TILES) in fp32; the last kilobyte covers what aligning these places costs

@@ -1,25 +1,24 @@
 """Which kernel runs a grouped GEMM: the tile shape, and whether A and B change places, by the GEMM's model.
 
-All groups share one plan. A candidate is dealt out as the scheduler will deal it; the busiest cluster's steps along K
+All groups share one plan. A candidate is dealt out as the scheduler will deal it; the busiest cluster's k-tiles
 and the bytes of all groups then go into ``gemm_model.predict`` as if they were one GEMM's.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from ..errors import OperandError, OperandTypeError, explain
+from ..errors import OperandError, explain
 from ..kernels.gemm.config import CTA_ROWS, SPLITS, TILE_N, GemmConfig, GemmSignature
 from ..kernels.gemm.grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, GroupedConfig, can_implement_grouped
 from ..target import Architecture
 from .gemm_model import predict, traffic
-from .gemm_problem import INT32_MAX, Plan
+from .gemm_problem import INT32_MAX, Plan, can_deal, plan_tiling
 from .rates import concurrent_clusters
 
 
@@ -57,7 +56,7 @@ class GroupedProblem(GemmSignature):
 
     @property
     def expected(self) -> tuple[tuple[int, int, int], ...]:
-        """Sizes to plan for: even shares of the rows where nobody knows better."""
+        """Sizes to plan for: even shares of the rows where the host does not know them."""
         if not self.stack:
             return self.sizes
         ((m, n, k),) = self.sizes
@@ -71,14 +70,14 @@ def can_run_grouped(problem: GroupedProblem) -> str:
     groups = problem.stack or len(problem.sizes)
     if groups > MAX_GROUPS:
         return explain("groups that have rows", got=groups, expected=f"at most {MAX_GROUPS} in one launch")
-    steps = sum(-(-m // CTA_ROWS) * -(-n // TILE_N[0]) for m, n, _ in problem.sizes) + problem.stack
-    if steps > INT32_MAX:
-        return explain("tiles of all groups", got=steps, expected=f"at most {INT32_MAX}")
+    tiles = sum(-(-m // CTA_ROWS) * -(-n // TILE_N[0]) for m, n, _ in problem.sizes) + problem.stack
+    if tiles > INT32_MAX:
+        return explain("tiles of all groups", got=tiles, expected=f"at most {INT32_MAX}")
     return ""
 
 
-def units_of(config: GemmConfig, m: int, n: int) -> int:
-    """Tiles of a cluster that cover (m, n) of the kernel."""
+def work_tiles(config: GemmConfig, m: int, n: int) -> int:
+    """Work tiles, each of a cluster, that cover (m, n) of the kernel."""
     cm, cn = config.cluster
     return -(-m // (CTA_ROWS * cm)) * -(-n // (config.tile_n * cn))
 
@@ -86,11 +85,11 @@ def units_of(config: GemmConfig, m: int, n: int) -> int:
 def workers_of(problem: GroupedProblem, config: GemmConfig, swap: bool, sm_count: int) -> int:
     """Clusters to launch: those that run at once, or as many as there can be tiles."""
     sizes = [(n, m) if swap else (m, n) for m, n, _ in problem.sizes]
-    units = sum(units_of(config, m, n) for m, n in sizes)
+    tiles = sum(work_tiles(config, m, n) for m, n in sizes)
     if problem.stack:
         # a group begun in each tile of rows: one more of its other side's tiles for each
-        units += (problem.stack - 1) * units_of(config, *((sizes[0][0], 1) if swap else (1, sizes[0][1])))
-    return max(1, min(units, concurrent_clusters(config.cluster_size, sm_count)))
+        tiles += (problem.stack - 1) * work_tiles(config, *((sizes[0][0], 1) if swap else (1, sizes[0][1])))
+    return max(1, min(tiles, concurrent_clusters(config.cluster_size, sm_count)))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -118,21 +117,15 @@ def plan_for_groups(problem: GroupedProblem, arch: Architecture, sm_count: int, 
     """
     if given is None:
         return choose_grouped(problem, arch, sm_count)
-    if not isinstance(given, Plan):
-        raise OperandTypeError(explain("config", got=type(given).__name__, expected="a Plan of planning.gemm"))
-    tiling = given.config.tiling | {"store": "direct"}
+    tiling = plan_tiling(given) | {"store": "direct"}
     # maps in a workspace serve few groups too
     maps = "workspace" if given.config.maps == "workspace" and not problem.stack else ""
-    config = problem.config(arch, given.swap, maps, **tiling)
-    steps = min(-(-k // config.tile_k) for _, _, k in problem.sizes)
-    reason = can_run_grouped(problem) or can_implement_grouped(config)
-    if not reason and config.split_k > steps:
-        reason = explain("split_k", got=config.split_k, expected=f"at most {steps}, the steps of the least K")
-    if not reason and given.workers < 1:
-        reason = explain("workers", got=given.workers, expected="at least 1")
+    plan = replace(given, config=problem.config(arch, given.swap, maps, **tiling))
+    smallest_k = min(k for _, _, k in problem.sizes)
+    reason = can_run_grouped(problem) or can_implement_grouped(plan.config) or can_deal(plan, smallest_k)
     if reason:
         raise OperandError(reason)
-    return dataclasses.replace(given, config=config)
+    return plan
 
 
 def _candidates(problem: GroupedProblem, arch: Architecture, sm_count: int) -> Iterator[Plan]:
@@ -150,7 +143,7 @@ def _candidates(problem: GroupedProblem, arch: Architecture, sm_count: int) -> I
 
 
 def modelled_us(plan: Plan, problem: GroupedProblem, sm_count: int) -> float:
-    """The time of ``gemm_model`` for one GEMM of as many steps, tiles and bytes as this one's busiest cluster has."""
+    """The time of ``gemm_model`` for one GEMM with the k-tiles, work tiles and bytes of this one's busiest cluster."""
     config = plan.config
     workers = plan.workers
     steps, tiles = np.zeros(workers, np.int64), np.zeros(workers, np.int64)
@@ -158,7 +151,7 @@ def modelled_us(plan: Plan, problem: GroupedProblem, sm_count: int) -> float:
     for m, n, k in problem.expected:
         m, n = (n, m) if plan.swap else (m, n)
         num_bytes += traffic(config, m, n, k, 1, workers * config.cluster_size)
-        each, rest = divmod(units_of(config, m, n), workers)
+        each, rest = divmod(work_tiles(config, m, n), workers)
         dealt = np.full(workers, each)
         dealt[(first + np.arange(rest)) % workers] += 1
         steps += dealt * -(-k // config.tile_k)

@@ -42,7 +42,7 @@ FIGURES = {
     "l2_bytes_s": Figure(20.5e12, "B/s", "measured", f"{_STUART_SUL} 094: TMA loads of 8 to 78 MB, again and again"),
     "l2_bytes": Figure(78e6, "B", "measured", f"{_STUART_SUL} 094: up to here repeated loads come from L2 (of 126 MB)"),
     "sm_bytes_s": Figure(
-        155e9, "B/s", "measured", f"{_SEMIANALYSIS} cutlass_gemm_mainloop: what one multiprocessor alone can load"
+        155e9, "B/s", "measured", f"{_SEMIANALYSIS} cutlass_gemm_mainloop: what a single multiprocessor can load"
     ),
     "launch_us": Figure(
         1.54,
@@ -56,7 +56,7 @@ FIGURES = {
     "start_us": Figure(
         2.600, "us", "fitted", f"{_FLASHINFER}: all but mainloop and epilogue: launch, descriptors, barriers, exit"
     ),
-    "piece_us": Figure(
+    "epi_tile_us": Figure(
         0.06,
         "us",
         "assumed",
@@ -93,7 +93,7 @@ SM_BYTES_S = FIGURES["sm_bytes_s"].value
 LAUNCH_US = FIGURES["launch_us"].value
 STAGE_LATENCY_US = FIGURES["stage_latency_us"].value
 START_US = FIGURES["start_us"].value
-PIECE_US = FIGURES["piece_us"].value
+EPI_TILE_US = FIGURES["epi_tile_us"].value
 DIRECT_FACTOR = FIGURES["direct_factor"].value
 CLUSTER_US = FIGURES["cluster_us"].value
 DSMEM_BYTES_S = FIGURES["dsmem_bytes_s"].value

@@ -60,7 +60,7 @@ def time_plans(
             medians = {plan: statistics.median(samples[plan]) for plan in active}
             limit = _HOPELESS * min(medians.values(), default=0.0)
             active = [plan for plan in active if medians[plan] <= limit]
-        # every other round starts at the other end, so that nobody is always first
+        # every other round starts at the other end, so that no plan is always first
         active.reverse()
     done = [
         Timed(plan, statistics.median(times) / 1e3, min(times) / 1e3, len(times)) for plan, times in samples.items()

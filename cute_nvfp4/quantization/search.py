@@ -5,7 +5,7 @@ in the order of ``ordered_sum``. Of equal errors the formula's scale wins, then 
 is the definition; what is evaluated is a range outside of which the error must be larger than the formula scale's
 error E. With t = scale · global scale and elements sorted by magnitude a₁ ≤ … ≤ a_B:
 
-- if 6t < a_B the largest element is clipped, and its error alone is (a_B − 6t)²; more than E if t < (a_B − √E) / 6;
+- if 6t < a_B the largest element is clipped, and its error is (a_B − 6t)²; more than E if t < (a_B − √E) / 6;
 - elements below t/4 become 0, and their error is their sum of squares; more than E if t > 4·a_i, with i the
   first at which a₁² + … + a_i² exceeds E.
 
@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -59,6 +60,16 @@ class _Candidates:
     factor: GlobalScale
 
 
+class _Limits(NamedTuple):
+    """The codes of each block that may be its scale's; None for all."""
+
+    lowest: torch.Tensor | None
+    highest: torch.Tensor | None
+
+
+_EVERY_CODE = _Limits(None, None)
+
+
 def search_e4m3(x: torch.Tensor, largest: torch.Tensor, start: torch.Tensor, request: Request) -> torch.Tensor:
     """The best E4M3 code (n,) for each block of ``x`` (B, n), finite, given the formula's code ``start``."""
     if torch.compiler.is_compiling():
@@ -85,8 +96,8 @@ def search_ue8m0(x: torch.Tensor, largest: torch.Tensor, start: torch.Tensor, re
         -reach, power_of_two(relative), power_of_two, GlobalScale.of(torch.ones((), device=x.device))
     )
     scaled = x * power_of_two(_BIAS - start)
-    limits = (first - start).clamp(min=-reach), (last - start).clamp(max=reach)
-    return start + _search(scaled, torch.zeros_like(start), candidates, request, *limits)
+    limits = _Limits((first - start).clamp(min=-reach), (last - start).clamp(max=reach))
+    return start + _search(scaled, torch.zeros_like(start), candidates, request, limits)
 
 
 def _as_operator(x: torch.Tensor, largest: torch.Tensor, start: torch.Tensor, request: Request) -> torch.Tensor:
@@ -113,19 +124,18 @@ def _search(
     start: torch.Tensor,
     candidates: _Candidates,
     request: Request,
-    lowest: torch.Tensor | None = None,
-    highest: torch.Tensor | None = None,
+    limits: _Limits = _EVERY_CODE,
 ) -> torch.Tensor:
-    """The best code of each block, between ``lowest`` and ``highest`` where these are given."""
+    """The best code of each block, within ``limits``."""
     step = _CPU_BLOCKS if x.device.type == "cpu" else max(1, _DEVICE_ELEMENTS // x.shape[0])
     best = torch.empty_like(start)
     for begin in range(0, x.shape[1], step):
         part = slice(begin, begin + step)
-        limits = [None if limit is None else limit[part] for limit in (lowest, highest)]
+        own = _Limits(*(None if limit is None else limit[part] for limit in limits))
         group = None
         if request.rule.choice == "hessian":
             group = torch.arange(begin, min(begin + step, x.shape[1]), device=x.device) % request.hessian.shape[0]
-        best[part] = _search_part(x[:, part], start[part], candidates, request, limits, group)
+        best[part] = _search_part(x[:, part], start[part], candidates, request, own, group)
     return best
 
 
@@ -134,15 +144,14 @@ def _search_part(
     start: torch.Tensor,
     candidates: _Candidates,
     request: Request,
-    limits: list[torch.Tensor | None],
+    limits: _Limits,
     group: torch.Tensor | None,
 ) -> torch.Tensor:
     squares = _evaluate(x, start, candidates)
     squares = ordered_sum(squares * squares, request.tile)
     low, high = _bounds(x, squares, candidates, request.tile)
-    for limit, bound, pick in ((limits[0], low, torch.maximum), (limits[1], high, torch.minimum)):
-        if limit is not None:
-            bound.copy_(pick(bound, limit))
+    if limits.lowest is not None:
+        low, high = torch.maximum(low, limits.lowest), torch.minimum(high, limits.highest)
     # widest ranges first: the blocks that still have a candidate are then always the first ones
     width = (high - low + 1).clamp(min=0).masked_fill(squares == 0, 0)
     order = width.argsort(descending=True, stable=True)

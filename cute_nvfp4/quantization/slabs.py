@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -19,6 +20,14 @@ __all__ = ["Source", "amax", "quantize_slabs"]
 _CPU_SLAB, _DEVICE_SLAB = 1 << 19, 1 << 23
 
 
+class Slab(NamedTuple):
+    """A part of a source: ``batch`` and ``rows`` of it, and its values, (L', MN' rounded up to whole tiles, k)."""
+
+    batch: slice
+    rows: slice
+    values: torch.Tensor
+
+
 @dataclass(frozen=True)
 class Source:
     """Matrices (L, MN, K) to read slabs from, in float32, padded to ``k`` columns and whole tiles, and rotated."""
@@ -28,27 +37,25 @@ class Source:
     rotation: Hadamard | None
     tile: int
 
-    def slabs(self) -> Iterator[tuple[slice, slice, torch.Tensor]]:
-        """(matrices, rows, values): the slices of the source, and (L', MN' rounded up to whole tiles, k) values."""
+    def slabs(self) -> Iterator[Slab]:
+        """The whole source, in parts that are small enough."""
         batch, rows, _ = self.matrices.shape
         if torch.compiler.is_compiling():
             # compiled code has few temporaries, and one copy of it is enough
-            yield slice(0, batch), slice(0, rows), self._read(slice(0, batch), slice(0, rows))
+            yield self._read(slice(0, batch), slice(0, rows))
             return
         limit = _CPU_SLAB if self.matrices.device.type == "cpu" else _DEVICE_SLAB
         row_step = max(1, limit // (self.k * self.tile)) * self.tile
         batch_step = max(1, limit // (self.k * rows)) if row_step >= rows else 1
         for first in range(0, batch, batch_step):
             for row in range(0, rows, row_step):
-                where = slice(first, min(first + batch_step, batch)), slice(row, min(row + row_step, rows))
-                yield *where, self._read(*where)
+                yield self._read(slice(first, min(first + batch_step, batch)), slice(row, min(row + row_step, rows)))
 
-    def _read(self, batch: slice, rows: slice) -> torch.Tensor:
-        part = self.matrices[batch, rows]
-        values = part.to(torch.float32)
+    def _read(self, batch: slice, rows: slice) -> Slab:
+        values = self.matrices[batch, rows].to(torch.float32)
         extra_rows = -values.shape[1] % self.tile
         values = torch.nn.functional.pad(values, (0, self.k - values.shape[2], 0, extra_rows))
-        return values if self.rotation is None else self.rotation.rotate(values)
+        return Slab(batch, rows, values if self.rotation is None else self.rotation.rotate(values))
 
 
 def quantize_slabs(
@@ -66,21 +73,21 @@ def quantize_slabs(
     scale = torch.empty((batch, rows, format.scale_columns(source.k)), dtype=torch.uint8, device=device)
     one = torch.ones((), device=device)
     scaling = GlobalScale.of(one if factor is None else factor) if format.has_global_scale else None
-    for matrices, part, values in source.slabs():
-        shape = values.shape
+    for slab in source.slabs():
+        shape, height = slab.values.shape, slab.rows.stop - slab.rows.start
         uniform = None
         if seed is not None:
 
-            def uniform(stream: int, first: int = matrices.start, row: int = part.start, shape=shape) -> torch.Tensor:
-                index = _element_index(shape, first, row, rows, device)
+            def uniform(stream: int, slab: Slab = slab) -> torch.Tensor:
+                index = _element_index(slab, rows)
                 return philox.uniform(seed, _to_blocks(index, format, source.tile), stream)
 
         request = Request(format, rule, scaling, source.tile > 1, uniform, hessian)
-        codes, scales = quantize_blocks(_to_blocks(values, format, source.tile), request)
-        codes = _from_blocks(codes, shape, format, source.tile)[:, : part.stop - part.start]
+        codes, scales = quantize_blocks(_to_blocks(slab.values, format, source.tile), request)
+        codes = _from_blocks(codes, shape, format, source.tile)[:, :height]
         scales = scales.reshape(shape[0], -1, shape[2] // format.block).repeat_interleave(source.tile, 1)
-        data[matrices, part] = pack_e2m1(codes) if format.elements_per_byte == 2 else codes
-        scale[matrices, part] = scales[:, : part.stop - part.start]
+        data[slab.batch, slab.rows] = pack_e2m1(codes) if format.elements_per_byte == 2 else codes
+        scale[slab.batch, slab.rows] = scales[:, :height]
     return data, scale
 
 
@@ -98,17 +105,19 @@ def _from_blocks(blocks: torch.Tensor, shape: torch.Size, format: Format, tile: 
     return tiles.permute(2, 3, 0, 4, 1).reshape(shape)
 
 
-def _element_index(shape: torch.Size, first: int, row: int, rows: int, device: torch.device) -> torch.Tensor:
+def _element_index(slab: Slab, rows: int) -> torch.Tensor:
     """(l · MN + row) · K + k of the elements of a slab, as int64. What a ragged tile adds repeats later indices."""
-    batch, slab_rows, k = shape
-    lines = (torch.arange(batch, device=device)[:, None] + first) * rows + torch.arange(slab_rows, device=device) + row
+    (batch, slab_rows, k), device = slab.values.shape, slab.values.device
+    matrix = torch.arange(batch, device=device)[:, None] + slab.batch.start
+    lines = matrix * rows + torch.arange(slab_rows, device=device) + slab.rows.start
     return lines[:, :, None] * k + torch.arange(k, device=device)
 
 
 def amax(source: Source) -> torch.Tensor:
+    """The largest finite magnitude: float32, no dimensions; 0 if there is none."""
     largest = torch.zeros((), device=source.matrices.device)
-    for _, _, values in source.slabs():
-        magnitude = values.abs()
+    for slab in source.slabs():
+        magnitude = slab.values.abs()
         finite = magnitude.masked_fill_(~torch.isfinite(magnitude), 0)
         largest = torch.maximum(largest, finite.amax())
     return largest

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 from support import HONEST, TINY, ZEROS
@@ -171,9 +170,7 @@ def test_evaluator_exit_codes(folder, channel, monkeypatch, capsys, mode, tests,
     assert channel() == {}  # nothing is reported of a run that did not start
 
 
-def test_help_is_quick_and_loads_no_torch():
+def test_help_loads_no_torch():
     code = "import sys; from cute_nvfp4.cli.main import app; print(sorted({'torch', 'cutlass'} & set(sys.modules)))"
-    begin = time.monotonic()
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-    assert time.monotonic() - begin < 2.0

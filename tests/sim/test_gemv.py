@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import backends
 import gemv_problems
 import pytest
 import torch
 from gemv_problems import DTYPES, LAYOUTS, TEN_SHAPES, Case, make, random_cases
 
+from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.ops.gemv import gemv, plan_for
 from cute_nvfp4.reference import gemv_reference
 
 pytestmark = [pytest.mark.kernels, pytest.mark.sweep]
@@ -164,3 +168,20 @@ def test_torch_dtypes_and_uint8_are_the_same(arch: str) -> None:
         for x in (problem.a, problem.b)
     ]
     assert gemv_problems.gemv(*typed, out_dtype=torch.float32).equal(problem.run())
+
+
+def test_a_plan_given_is_run_or_refused() -> None:
+    problem = make(Case(256, 1024))
+    plan = plan_for(problem.a, problem.b, problem.out)
+    other = replace(plan, config=replace(plan.config, warps_m=8, warps_k=2, k=1024))
+    gemv_problems.check(problem, gemv(problem.a, problem.b, out=problem.out, config=other))
+    for changes, words in (
+        ({"warps_k": 8}, "warps_k of the plan"),
+        ({"k": 512}, "k of the plan: got 512"),
+        ({"capacity": 512}, "capacity of the plan"),
+        ({"stages": 0}, "stages of the plan"),
+    ):
+        with pytest.raises(OperandError, match=words):
+            gemv(problem.a, problem.b, config=replace(plan, config=replace(plan.config, **changes)))
+    with pytest.raises(OperandTypeError, match="GemvPlan"):
+        gemv(problem.a, problem.b, config=plan.config)

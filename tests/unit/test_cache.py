@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from gemv_problems import Case, make
-from torch.utils._python_dispatch import TorchDispatchMode
+from operations import Operations
 
 from cute_nvfp4 import gemv
 from cute_nvfp4.runtime import cache
@@ -347,18 +347,6 @@ def test_gemv_in_a_fresh_process(folder: Path) -> None:
 
 
 # --- what a second call costs
-
-
-class Operations(TorchDispatchMode):
-    """Writes down every torch operation."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: list[str] = []
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        self.names.append(str(func))
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("given", [False, True])

@@ -24,7 +24,7 @@ def test_a_working_machine(tmp_path, monkeypatch):
     found = {finding["name"]: finding for finding in content["findings"]}
     for name in ("sm_90a (H100/H200)", "sm_100a (B200)", "simulator, sm_90a", "simulator, sm_100a", "nvdisasm"):
         assert found[name]["status"] == "ok", found[name]
-    assert found[str(tmp_path / "cache")]["found"] == "0 kernels, 0.0 MB"
+    assert found[str(tmp_path / "cache")]["status"] == "ok"
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,8 @@ def test_broken_parts_are_reported_with_advice_and_exit_code_1(monkeypatch):
         raise RuntimeError("the compiler exploded")
 
     monkeypatch.setattr(inspection, "find_tool", missing)
-    monkeypatch.setattr(diagnosis, "_probe", broken)
+    monkeypatch.setattr(diagnosis, "_compile", broken)
+    monkeypatch.setattr(diagnosis, "_simulate", broken)
     result = CliRunner().invoke(app, ["doctor"])
     assert result.exit_code == 1
     text = " ".join(result.output.split())

@@ -18,6 +18,7 @@ from cute_nvfp4.planning.gemm_problem import Plan
 from cute_nvfp4.runtime import kernel
 from cute_nvfp4.scale_layout import to_blocked
 
+pytestmark = pytest.mark.usefixtures("simulated")
 M, N, K = 20, 24, 64
 
 
@@ -215,7 +216,11 @@ def test_no_bias_for_each_of_a_batch_without_one() -> None:
         (GemmConfig(), OperandTypeError, r"config: got GemmConfig, expected a Plan"),
         ("fast", OperandTypeError, r"config: got str, expected a Plan"),
         (Plan(GemmConfig(), False, 0), OperandError, r"workers: got 0, expected at least 1"),
-        (Plan(GemmConfig(split_k=2), False, 1), OperandError, r"split_k: got 2, expected at most 1: K 64 has 1 steps"),
+        (
+            Plan(GemmConfig(split_k=2), False, 1),
+            OperandError,
+            r"split_k: got 2, expected at most 1, the k-tiles of K = 64",
+        ),
         (Plan(GemmConfig(scheduler="stream_k"), False, 149), OperandError, r"stream_k launch: got 149, .* 148"),
     ],
 )

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from cute_nvfp4.cli.main import app
 from cute_nvfp4.errors import CompileError
-from cute_nvfp4.kernels.probe import compile_probe
+from cute_nvfp4.ops.probe import compile_probe
 from cute_nvfp4.runtime import inspection
 from cute_nvfp4.runtime.inspection import Access, inspect_cubin
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
-import time
 
 import ml_dtypes
 import numpy as np
 import pytest
 import torch
+from operations import Operations
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import FORMATS, MXFP4, MXFP8, MXFP8_E5M2, NVFP4, Format
@@ -280,15 +279,12 @@ def test_is_frozen_and_prints_no_values(nvfp4_parts) -> None:
     )
 
 
-def test_construction_reads_no_values_and_is_cheap(nvfp4_parts) -> None:
+def test_construction_reads_no_values_and_computes_nothing(nvfp4_parts) -> None:
     data, scale = nvfp4_parts
     meta = BlockScaledTensor(data.to("meta"), scale.to("meta"))  # a meta tensor has no values to read
     assert math.prod(meta.data.shape) == 2 * 130 * 48
     problem = data.permute(1, 2, 0), to_blocked(scale)
-    best = math.inf
-    for _ in itertools.repeat(None, 20):
-        start = time.perf_counter()
-        for _ in itertools.repeat(None, 50):
-            BlockScaledTensor.from_problem(*problem)
-        best = min(best, (time.perf_counter() - start) / 50)
-    assert best < 50e-6  # 5 µs when the machine is quiet
+    with Operations() as operations:
+        BlockScaledTensor.from_problem(*problem)
+    views = {"aten.permute.default", "aten.view.dtype", "aten.as_strided.default"}
+    assert len(operations.names) <= 4 and set(operations.names) <= views

@@ -7,12 +7,15 @@ import pytest
 import torch
 from gemv_problems import Case, make
 
-from cute_nvfp4 import gemv, ops
+from cute_nvfp4 import gemv
 from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError
 from cute_nvfp4.formats import MXFP4, MXFP8
 from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.ops.gemv import compile_gemv
+from cute_nvfp4.runtime.simulating import SimulatedLaunch
 from cute_nvfp4.scale_layout import to_blocked
 
+pytestmark = pytest.mark.usefixtures("simulated")
 M, K = 20, 64
 
 
@@ -237,7 +240,7 @@ def test_global_scale_must_be_one_float32() -> None:
         BlockScaledTensor(u8(M, K // 2), u8(M, K // 16), torch.ones(2))
 
 
-def test_backends() -> None:
+def test_backends(simulated: list[SimulatedLaunch]) -> None:
     a, b = operand(), operand(rows=1)
     with pytest.raises(
         TargetError, match=r"device of the operands for backend='cuda': got cpu, expected a CUDA device"
@@ -247,8 +250,9 @@ def test_backends() -> None:
         gemv(a, b, backend="gpu")
     with pytest.raises(TargetError, match=r"device of the operands: got meta, expected cuda or cpu"):
         gemv(operand(device="meta"), operand(rows=1, device="meta"))
-    assert gemv(a, b, backend="sim").equal(gemv(a, b))
+    assert gemv(a, b, backend="sim").equal(gemv(a, b)) and len(simulated) == 2
     close = gemv(a, b, backend="reference", out_dtype=torch.float32)
+    assert len(simulated) == 2
     assert torch.allclose(gemv(a, b, out_dtype=torch.float32), close, rtol=1e-5, atol=0.05)
 
 
@@ -280,4 +284,4 @@ def test_limits() -> None:
 )
 def test_compile_gemv(arguments: dict, error: type, message: str) -> None:
     with pytest.raises(error, match=message):
-        ops.compile_gemv(**{"arch": "sm_100a", **arguments})
+        compile_gemv(**{"arch": "sm_100a", **arguments})

@@ -27,7 +27,8 @@ class GemvArguments(NamedTuple):
 
     a, sfa: (batch, m, k) E2M1 and its scales; b, sfb: (batch, k) and its scales; c: (batch, m). a_global, b_global:
     one number each, read if the configuration has them. b_batch, sfb_batch: bytes from one matrix to the next.
-    ctas: CTAs for each matrix, which divide its tiles evenly.
+    ctas: CTAs for each matrix, which divide its tiles evenly; the kernel is given their TileShare instead (in this
+    place: with other orders of the parameters ptxas spills in ragged kernels of sm_100a).
     """
 
     a: Pointer = Pointer("Uint8", lambda c: c.vector_bytes)
@@ -41,9 +42,9 @@ class GemvArguments(NamedTuple):
     m: Scalar = INT32
     k: Scalar = INT32
     batch: Scalar = INT32
+    ctas: Scalar = INT32
     a_strides: Strides = Strides()
     sfa_strides: Strides = Strides()
     b_batch: Scalar = INT64
     sfb_batch: Scalar = INT64
     c_strides: Strides = Strides()
-    ctas: Scalar = INT32

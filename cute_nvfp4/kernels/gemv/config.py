@@ -6,29 +6,27 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from ...scale_layout import ATOM_ROWS
+from ...scale_layout import ATOM_ROWS, ATOM_SHAPE
 from ...target import Architecture
 from ..arith import ceil_div, div, mod
 from .dot import QUAD, SLICE_BLOCKS, SLICE_K
 
 TILE_ROWS = 16
 TILES_PER_ATOM = ATOM_ROWS // TILE_ROWS
-# a tile has rows r … r+3 and the same plus 32, 64 and 96; r is a multiple of
-TILE_FIRST_ROWS = 4
-TILE_LAST_ROW = 3 + 96
-LANE_K = SLICE_K // QUAD
-# bytes of a row: of a slice, of a lane's part of it; and pieces of sixteen bytes
+# bytes of a row of A in a slice, and of a lane's part of it; the widest asynchronous copy; f16 scales of b in a slice
 SLICE_BYTES = SLICE_K // 2
-LANE_BYTES = LANE_K // 2
-PIECE_BYTES = 16
-ROW_PIECES = SLICE_BYTES // PIECE_BYTES
-# f16 scales of b of one slice
+LANE_BYTES = SLICE_BYTES // QUAD
+SEGMENT_BYTES = 16
+ROW_SEGMENTS = SLICE_BYTES // SEGMENT_BYTES
 SLICE_SCALE_BYTES = 2 * SLICE_BLOCKS
 
-# (rows of the warp's quads (4, 2), row of the lane (2), tile (8 in an atom, atoms)) → row of the matrix:
-# the two rows of a lane are r and r + 32, whose scales are neighbours in the atom. The atoms are as many as there are.
+# (QUAD_OF_WARP, ROW_OF_LANE, TILE) → row of the matrix: ((4, 2), 2, (8, atoms)) : ((1, 64), 32, (4, 128)).
+# The two rows of a lane are r and r + 32: they are neighbours in the scale atom. The last mode is as long as needed.
 ROWS_SHAPE = ((4, 2), 2, (TILES_PER_ATOM, 1 << 24))
-ROWS_STRIDE = ((1, 64), 32, (4, ATOM_ROWS))
+ROWS_STRIDE = ((1, 2 * ATOM_SHAPE[0][0]), ATOM_SHAPE[0][0], (4, ATOM_ROWS))
+# rows from a tile to the next of its atom; the last row of a tile, from its first
+TILE_STEP_ROWS = ROWS_STRIDE[2][0]
+TILE_LAST_ROW = 3 * ROWS_STRIDE[0][0] + ROWS_STRIDE[0][1] + ROWS_STRIDE[1]
 
 
 def count_tiles(m: Any, minimum: Callable[[Any, Any], Any] = min) -> Any:
@@ -36,7 +34,7 @@ def count_tiles(m: Any, minimum: Callable[[Any, Any], Any] = min) -> Any:
 
     ``m`` is an integer, or a traced one with ``minimum=cutlass.min``.
     """
-    rest = ceil_div(mod(m, ATOM_ROWS), TILE_FIRST_ROWS)
+    rest = ceil_div(mod(m, ATOM_ROWS), TILE_STEP_ROWS)
     return div(m, ATOM_ROWS) * TILES_PER_ATOM + minimum(rest, TILES_PER_ATOM)
 
 
@@ -44,14 +42,14 @@ def count_tiles(m: Any, minimum: Callable[[Any, Any], Any] = min) -> Any:
 class GemvConfig:
     """One variant of the kernel: everything the compiled code depends on.
 
-    warps_m: groups of warps that take different tiles; warps_k: warps of a group, which share a tile along K; tiles:
-    most tiles of a block of threads; stages: slices of A that a warp has under way; shared_stages: whether in shared
-    memory (cp.async) or in registers; k: K if compiled in, else 0; capacity: elements of b held in shared memory at a
+    warps_m: groups of warps that take different tiles; warps_k: warps of a group, which share a tile along K;
+    tiles: most tiles of a CTA; stages: slices of A that a warp has in flight; shared_stages: whether in shared memory
+    (cp.async) or in registers; k: K if compiled in, else 0; capacity: elements of b held in shared memory at a
     time, a multiple of 256; chunked: whether K may be more than that; vector_bytes: widest load of A that its
     alignment allows (8, 16, 32); ragged: whether M may not be a multiple of 128 or K of 256; a_scale, b_scale:
     "blocked" or "rowmajor"; scale_word: whether row-major scales of A can be read four at a time; a_global, b_global:
-    whether there is a global scale; out: dtype; min_blocks: blocks of threads that must fit on a multiprocessor, which
-    bounds the registers (0: no bound); dot: the engine, "" for the architecture's own.
+    whether there is a global scale; out: dtype; min_blocks: CTAs that must fit on a multiprocessor, which bounds the
+    registers (0: no bound); dot: the engine, "" for the architecture's own.
     """
 
     arch: Architecture
@@ -75,13 +73,17 @@ class GemvConfig:
     dot: str = ""
 
     @property
+    def warps(self) -> int:
+        return self.warps_m * self.warps_k
+
+    @property
     def threads(self) -> int:
-        return 32 * self.warps_m * self.warps_k
+        return 32 * self.warps
 
     @property
     def copy_bytes(self) -> int:
         """Bytes of one asynchronous copy of a lane."""
-        return min(self.vector_bytes, PIECE_BYTES)
+        return min(self.vector_bytes, SEGMENT_BYTES)
 
     @property
     def stage_bytes(self) -> int:

@@ -17,11 +17,13 @@ block that lane q = n // 2 is at (zeros elsewhere), and the accumulator hands ea
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
+import cutlass.cute as cute
 from cutlass import Int32, Uint32
 
+from ...formats import NVFP4
 from ...ptx.convert import (
     E2M1_DOUBLED_MAGNITUDES,
     bits_to_f32,
@@ -37,7 +39,7 @@ from ...target import Architecture
 from ..arith import div, mod
 
 SLICE_K = 256
-BLOCK_K = 16
+BLOCK_K = NVFP4.block
 SLICE_BLOCKS = SLICE_K // BLOCK_K
 QUAD = 4
 LANE_BLOCKS = SLICE_BLOCKS // QUAD
@@ -48,10 +50,18 @@ LANE_BLOCKS = SLICE_BLOCKS // QUAD
 _MAGIC = 0x4B400000
 
 
+class FmaLane(NamedTuple):
+    """What a lane needs of shared memory: the address of its b in slice 0."""
+
+    address: Int32
+
+
 class FmaDot:
-    """f16x2 FMAs. b lies in shared memory as f16, [slice][word of a lane (8)][lane of the quad (4)][8 elements]."""
+    """f16x2 FMAs. A cell of sixteen bytes of shared memory has eight elements of b in f16."""
 
     slice_bytes = 2 * SLICE_K
+    # (WORD_OF_LANE, LANE_OF_QUAD) → byte of a slice
+    cell_shape, cell_stride = (2 * LANE_BLOCKS, QUAD), (16 * QUAD, 16)
     constant_words = 0
     # the sums are what they are
     factor = 1.0
@@ -59,26 +69,30 @@ class FmaDot:
     def __init__(self, arch: Architecture) -> None:
         self.arch = arch
 
+    def cell(self, word: Any, quad_lane: Any) -> Any:
+        return cute.crd2idx((word, quad_lane), cute.make_layout(self.cell_shape, stride=self.cell_stride))
+
     def stage_block(self, base: Int32, block: Int32, words: list[Uint32]) -> None:
         """Decodes the 16 elements (two words) of ``block`` of b into shared memory at ``base``."""
         within = mod(block, SLICE_BLOCKS)
-        quad, first_word = div(within, LANE_BLOCKS), 2 * mod(within, LANE_BLOCKS)
-        cell = base + div(block, SLICE_BLOCKS) * self.slice_bytes + (first_word * QUAD + quad) * 16
+        quad_lane, first_word = div(within, LANE_BLOCKS), 2 * mod(within, LANE_BLOCKS)
+        # :meth:`cell` with what its strides have in common taken out
+        address = base + div(block, SLICE_BLOCKS) * self.slice_bytes + (first_word * QUAD + quad_lane) * 16
         for i in range(2):
-            store_shared(cell + i * QUAD * 16, e2m1x8_to_f16x2(words[i], self.arch))
+            store_shared(address + self.cell(i, 0), e2m1x8_to_f16x2(words[i], self.arch))
 
-    def lane_state(self, base: Int32, constants: Int32, lane: Int32) -> list[Any]:
-        """What :meth:`block_sums` needs of the lane: [address of its b in slice 0]."""
-        return [base + mod(lane, QUAD) * 16]
+    def lane_state(self, base: Int32, constants: Int32, lane: Int32) -> FmaLane:
+        """What :meth:`block_sums` needs of the lane."""
+        return FmaLane(base + self.cell(0, mod(lane, QUAD)))
 
-    def block_sums(self, rows: list[list[Uint32]], state: list[Any], slice_index: Int32) -> list[list]:
+    def block_sums(self, rows: list[list[Uint32]], state: FmaLane, slice_index: Int32) -> list[list]:
         """Sums of the four blocks of each of the two rows, fp32."""
-        b_address = state[0] + slice_index * self.slice_bytes
+        address = state.address + slice_index * self.slice_bytes
         sums: list[list] = [[], []]
         for block in range(LANE_BLOCKS):
             b = []
-            for i in range(2):
-                b += load_shared(b_address + (2 * block + i) * QUAD * 16, 16)
+            for word in (2 * block, 2 * block + 1):
+                b += load_shared(address + self.cell(word, 0), 16)
             for r in range(2):
                 pair = fma_e2m1x16(Uint32(0), rows[r][2 * block : 2 * block + 2], b, self.arch)
                 low, high = f16x2_to_f32(pair)
@@ -86,8 +100,22 @@ class FmaDot:
         return sums
 
 
+class ZeroOrBlock(NamedTuple):
+    """Where a lane reads b: its address in slice 0, and bytes from slice to slice (0 for a lane that reads zeros)."""
+
+    address: Int32
+    step: Int32
+
+
+class MmaLane(NamedTuple):
+    """What a lane needs of shared memory: its b for blocks of half 0 and 1, and the table of magnitudes."""
+
+    halves: tuple[ZeroOrBlock, ZeroOrBlock]
+    table: list
+
+
 class MmaDot:
-    """Integer MMA. b lies in shared memory as doubled s8: [slice][blocks' pair g (2)][block h (2)][quad lane (4)][16].
+    """Integer MMA. A cell of sixteen bytes of shared memory has a block of b as doubled s8.
 
     A lane whose column of B is zero reads zeros from a place of their own instead of masking what it reads.
     The table of magnitudes is read from shared memory too, once: as a constant, or any value that ptxas sees to be the
@@ -96,6 +124,8 @@ class MmaDot:
     """
 
     slice_bytes = SLICE_K
+    # ((PAIR g, HALF h) of the lane's blocks, LANE_OF_QUAD) → byte of a slice
+    cell_shape, cell_stride = ((2, 2), QUAD), ((32 * QUAD, 16 * QUAD), 16)
     # zeros for h = 0 and 1 (64 bytes each) at the offsets of g = 0 and 1 (128 bytes apart); then the table, twice
     constant_words = 64 + 2 * len(E2M1_DOUBLED_MAGNITUDES)
     # both operands are doubled
@@ -109,39 +139,42 @@ class MmaDot:
         low, high = map(Uint32, E2M1_DOUBLED_MAGNITUDES)
         return cutlass.select_(index < 64, Uint32(0), cutlass.select_(mod(index, 2) == 0, low, high))
 
+    def cell(self, pair: Any, half: Any, quad_lane: Any) -> Any:
+        return cute.crd2idx(((pair, half), quad_lane), cute.make_layout(self.cell_shape, stride=self.cell_stride))
+
     def stage_block(self, base: Int32, block: Int32, words: list[Uint32]) -> None:
         """Decodes the 16 elements (two words) of ``block`` of b into shared memory at ``base``."""
         within = mod(block, SLICE_BLOCKS)
-        quad, pair, half = div(within, LANE_BLOCKS), mod(div(within, 2), 2), mod(within, 2)
-        cell = base + div(block, SLICE_BLOCKS) * self.slice_bytes + pair * 128 + half * 64 + quad * 16
-        store_shared(cell, [*e2m1x8_to_s8x4(words[0]), *e2m1x8_to_s8x4(words[1])])
+        quad_lane, pair, half = div(within, LANE_BLOCKS), mod(div(within, 2), 2), mod(within, 2)
+        address = base + div(block, SLICE_BLOCKS) * self.slice_bytes
+        address = address + self.cell(pair, 0, 0) + self.cell(0, half, 0) + self.cell(0, 0, quad_lane)
+        store_shared(address, [*e2m1x8_to_s8x4(words[0]), *e2m1x8_to_s8x4(words[1])])
 
-    def lane_state(self, base: Int32, constants: Int32, lane: Int32) -> list[Any]:
-        """For h = 0 and 1: address in slice 0 and bytes from slice to slice (0 for a lane that reads zeros); table."""
-        column, quad = div(lane, QUAD), mod(lane, QUAD)
-        state: list[Any] = []
+    def lane_state(self, base: Int32, constants: Int32, lane: Int32) -> MmaLane:
+        """What :meth:`block_sums` needs of the lane."""
+        column, quad_lane = div(lane, QUAD), mod(lane, QUAD)
+        halves = []
         for h in range(2):
-            active = column == 2 * quad + h
+            active = column == 2 * quad_lane + h
             # zeros of h = 0 lie in the banks that the values of h = 0 do not use, and the other way round
-            zeros = constants + 64 * (1 - h)
-            state.append(cutlass.select_(active, base + h * 64 + quad * 16, zeros))
-            state.append(cutlass.select_(active, Int32(self.slice_bytes), Int32(0)))
-        return state + load_shared(constants + 256 + mod(lane, 2) * 8, 8)
+            zeros = constants + self.cell(0, 1 - h, 0)
+            address = cutlass.select_(active, base + self.cell(0, h, quad_lane), zeros)
+            halves.append(ZeroOrBlock(address, cutlass.select_(active, Int32(self.slice_bytes), Int32(0))))
+        return MmaLane(tuple(halves), load_shared(constants + 256 + mod(lane, 2) * 8, 8))
 
-    def block_sums(self, rows: list[list[Uint32]], state: list[Any], slice_index: Int32) -> list[list]:
+    def block_sums(self, rows: list[list[Uint32]], state: MmaLane, slice_index: Int32) -> list[list]:
         """Four times the sums of the four blocks of each of the two rows, fp32 (they are small integers)."""
         sums: list[list] = [[], []]
         for g in range(2):
             positive = [Int32(_MAGIC)] * 4
             negative = [Int32(_MAGIC)] * 4
-            for h in range(2):
-                start, step = state[2 * h : 2 * h + 2]
-                b = load_shared(start + slice_index * step + g * 128, 16)
+            for h, half in enumerate(state.halves):
+                b = load_shared(half.address + slice_index * half.step + self.cell(g, 0, 0), 16)
                 for i in range(2):
                     word = 4 * g + 2 * h + i
                     # (k 0–15 | 16–31 of the instruction) × (row | row + 8): positive and negative elements apart
-                    p0, p2, n0, n2 = e2m1x8_to_s8x4_signs_apart(rows[0][word], state[4:])
-                    p1, p3, n1, n3 = e2m1x8_to_s8x4_signs_apart(rows[1][word], state[4:])
+                    p0, p2, n0, n2 = e2m1x8_to_s8x4_signs_apart(rows[0][word], state.table)
+                    p1, p3, n1, n3 = e2m1x8_to_s8x4_signs_apart(rows[1][word], state.table)
                     positive = mma_m16n8k32_s8([p0, p1, p2, p3], b[2 * i : 2 * i + 2], positive)
                     negative = mma_m16n8k32_s8([n0, n1, n2, n3], b[2 * i : 2 * i + 2], negative)
             for r in range(2):

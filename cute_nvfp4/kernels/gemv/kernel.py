@@ -12,11 +12,11 @@ and a lane reads those of its two rows (r, r+32) in one 64-bit load.
 Why so:
 
 * A streams past L1 (``L1::no_allocate``) and leaves L2 first (``L2::evict_first``): nobody reads it again.
-* b is decoded once a block of threads, into shared memory, in the order in which lanes read it; every row of the
-  block shares it. Decoding b again for every row, from L1, would cost half as much as decoding A.
+* b is decoded once a CTA, into shared memory, in the order in which lanes read it; every row of the
+  CTA shares it. Decoding b again for every row, from L1, would cost half as much as decoding A.
 * A lane keeps ``stages`` slices of A in flight in registers, across tiles; the first are asked for before b is
   decoded. No barrier and no copy engine in the stream: a warp waits for nobody.
-* The products of a block are summed unscaled, where the sum is exact (:mod:`.gemv_dot`), and then scaled in fp32 by the
+* The products of a block are summed unscaled, where the sum is exact (:mod:`.dot`), and then scaled in fp32 by the
   product of both scales, exact too: E4M3 · E4M3 · 2⁻⁶ has eight significant bits and lies in f16's range with its
   subnormals. Only the fp32 sum over blocks rounds.
 * ``warps_k`` warps share the rows of a tile along K, so that short problems fill the machine; their sums meet
@@ -37,21 +37,29 @@ from ...ptx.async_copy import commit_group, wait_group
 from ...ptx.memory import load_shared, store_shared
 from ...ptx.warp import sum_lanes
 from ..arith import ceil_div, div, mod
-from . import register_loader as gemv_registers
-from . import ring_loader as gemv_ring
 from .arguments import GemvArguments
 from .config import SLICE_BYTES, SLICE_SCALE_BYTES, TILE_LAST_ROW, TILE_ROWS, GemvConfig, count_tiles
 from .dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS, SLICE_K, dot_engine
-from .scales import (
-    SCALE_SHIFT,
-    advance,
-    load_b_block,
-    scale_products,
-    shifted_scale,
-    slice_bytes,
-    tile_offsets,
+from .operands import (
+    Cursor,
+    Fragment,
+    MatrixA,
+    Offset,
+    Rest,
+    SharedB,
+    Sizes,
+    Span,
+    Thread,
+    VectorB,
+    matrix_a,
+    slice_scale_bytes,
+    tile_offset,
     tile_row,
+    vector_b,
 )
+from .register_loader import RegisterLoader, RegisterStages
+from .ring_loader import RingLoader, RingStages, synchronize
+from .scales import SCALE_SHIFT, load_b_block, scale_products, shifted_scale
 
 OUT_TYPES = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16, "float32": cutlass.Float32}
 
@@ -63,6 +71,32 @@ class TileShare(NamedTuple):
     rest: Int32
 
 
+class BlocksOfB(NamedTuple):
+    """Blocks of b that a thread has asked for, one a column."""
+
+    words: cute.Tensor  # (WORDS, BLOCKS)
+    scales: cute.Tensor  # (BLOCKS)
+
+
+class Work(NamedTuple):
+    """What a thread does in one chunk of K: its operands, its places, and the spans of its CTA."""
+
+    a: MatrixA
+    b: VectorB
+    sizes: Sizes
+    shared_b: SharedB
+    stages: RegisterStages | RingStages
+    sums: cute.Tensor  # (LANES, ROW_OF_LANE, WARPS_K, TILES)
+    thread: Thread
+    tiles: Span
+    slices: Span
+
+    @property
+    def first_slice(self) -> Int32:
+        """The first of the chunk's slices that is this warp's; the others are ``warps_k`` apart."""
+        return self.slices.first + self.thread.warp_k
+
+
 class Gemv:
     """The kernel of one :class:`GemvConfig`."""
 
@@ -71,7 +105,7 @@ class Gemv:
         self.engine = dot_engine(config.arch, config.dot)
         # blocks of b that each thread asks for first; more would cost registers
         self.first_blocks = min(-(-config.capacity // (BLOCK_K * config.threads)), 4)
-        self.loader = gemv_ring if config.shared_stages else gemv_registers
+        self.loader = (RingLoader if config.shared_stages else RegisterLoader)(config)
 
     @cute.jit
     def __call__(self, arguments: GemvArguments, stream: CUstream):
@@ -80,7 +114,7 @@ class Gemv:
         total_tiles = count_tiles(arguments.m, cutlass.min)
         share = TileShare(total_tiles // arguments.ctas, total_tiles % arguments.ctas)
         # what only the host uses does not become a parameter of the kernel
-        self.kernel(arguments._replace(batch=None, ctas=None), share).launch(
+        self.kernel(arguments._replace(batch=None, ctas=share)).launch(
             grid=(arguments.ctas, arguments.batch, 1),
             block=(cfg.threads, 1, 1),
             stream=stream,
@@ -90,160 +124,127 @@ class Gemv:
         )
 
     @cute.kernel
-    def kernel(self, arguments: GemvArguments, share: TileShare):
-        cfg = self.config
+    def kernel(self, arguments: GemvArguments):
+        cfg, share = self.config, arguments.ctas
         m, k = arguments.m, arguments.k
         if cutlass.const_expr(cfg.k > 0):
             k = Int32(cfg.k)
-        thread, _, _ = cute.arch.thread_idx()
-        block, batch, _ = cute.arch.block_idx()
-        warp = cute.arch.make_warp_uniform(div(thread, 32))
-        lane = mod(thread, 32)
-        warp_k, warp_m = mod(warp, cfg.warps_k), div(warp, cfg.warps_k)
+        index, _, _ = cute.arch.thread_idx()
+        cta, batch, _ = cute.arch.block_idx()
+        warp = cute.arch.make_warp_uniform(div(index, 32))
+        lane = mod(index, 32)
+        thread = Thread(index, lane, warp_k=mod(warp, cfg.warps_k), warp_m=div(warp, cfg.warps_k))
 
         smem = SmemAllocator()
-        b_bytes = cfg.capacity_slices * self.engine.slice_bytes
-        # [values of b of a chunk | constants of the engine | f16 scales of b]
-        shared_b = smem.allocate_array(cutlass.Uint8, b_bytes, byte_alignment=128).toint()
-        constant_words = self.engine.constant_words
-        constants = smem.allocate_tensor(cutlass.Uint32, cute.make_layout(max(constant_words, 1)), byte_alignment=128)
-        scale_bytes = cfg.capacity_slices * SLICE_SCALE_BYTES
-        shared_scale = smem.allocate_array(cutlass.Uint8, scale_bytes, byte_alignment=16).toint()
-        # (LANES, ROW_OF_LANE, WARPS_K, TILES)
-        sums_layout = cute.make_layout((32, 2, cfg.warps_k, cfg.tiles))
+        shared_b = self.allocate_b(smem)
+        sums_layout = cute.make_layout((32, 2, cfg.warps_k, cfg.tiles))  # (LANES, ROW_OF_LANE, WARPS_K, TILES)
         sums = smem.allocate_tensor(Float32, sums_layout, byte_alignment=16)
-        if cutlass.const_expr(cfg.shared_stages):
-            ring_bytes = cfg.stages * cfg.stage_bytes
-            ring = smem.allocate_array(cutlass.Uint8, cfg.warps_m * cfg.warps_k * ring_bytes, byte_alignment=128)
-            store = (ring.toint() + warp * ring_bytes, lane)
-        else:
-            # (WORDS, ROWS, STAGES) and (ROWS, STAGES)
-            data = cute.make_rmem_tensor((8, 2, cfg.stages), cutlass.Uint32)
-            store = (data, cute.make_rmem_tensor((2, cfg.stages), cutlass.Uint32), lane)
+        stages = self.loader.allocate(smem, warp, lane)
 
-        # tiles of this block of threads, and of this warp: first_tile + warp_m, + warps_m, …
-        first_tile = block * share.each + cutlass.min(block, share.rest)
-        tiles = share.each + Int32(block < share.rest)
-        # contiguous rows if K is compiled in
-        a_row = Int64(cfg.k // 2) if cfg.k else arguments.a_strides.row
-        a_address = arguments.a.toint() + Int64(batch) * arguments.a_strides.batch
-        sfa_address = arguments.sfa.toint() + Int64(batch) * arguments.sfa_strides.batch
-        operand_a = (a_address, a_row, sfa_address, arguments.sfa_strides.row)
-        b_address = arguments.b.toint() + Int64(batch) * arguments.b_batch
-        sfb_address = arguments.sfb.toint() + Int64(batch) * arguments.sfb_batch
+        # tiles of this CTA, and of this warp: first + warp_m, + warps_m, …
+        tiles = Span(cta * share.each + cutlass.min(cta, share.rest), share.each + Int32(cta < share.rest))
+        a, b = matrix_a(cfg, arguments, batch), vector_b(arguments, batch)
         slices = ceil_div(k, SLICE_K)
-        b_places = (b_address, sfb_address, shared_b, constants.iterator.toint(), shared_scale)
-        who = (thread, lane, warp_k, warp_m)
+        work = Work(a, b, Sizes(m, k), shared_b, stages, sums, thread, tiles, Span(Int32(0), slices))
         if cutlass.const_expr(cfg.chunked):
             for first_slice in cutlass.range(0, slices, cfg.capacity_slices, unroll=1):
-                chunk_slices = cutlass.min(slices - first_slice, cfg.capacity_slices)
-                slice_range = (first_slice, chunk_slices)
-                self.chunk(operand_a, b_places, (store, sums), who, (first_tile, tiles), slice_range, (m, k))
+                chunk = Span(first_slice, cutlass.min(slices - first_slice, cfg.capacity_slices))
+                self.add_chunk(work._replace(slices=chunk))
         else:
-            self.chunk(operand_a, b_places, (store, sums), who, (first_tile, tiles), (Int32(0), slices), (m, k))
+            self.add_chunk(work)
         cute.arch.sync_threads()
+        self.store(arguments, sums, tiles, index, batch)
 
-        factor = arguments.alpha * Float32(SCALE_SHIFT * self.engine.factor)
-        if cutlass.const_expr(cfg.a_global):
-            factor = factor * cute.make_tensor(arguments.a_global, cute.make_layout(1))[0]
-        if cutlass.const_expr(cfg.b_global):
-            factor = factor * cute.make_tensor(arguments.b_global, cute.make_layout(1))[0]
-        # (M) of this batch
-        out = cute.make_tensor(
-            arguments.c + Int64(batch) * arguments.c_strides.batch, cute.make_layout(m, stride=arguments.c_strides.row)
-        )
-        # four threads a row, one for each lane of the quad that summed it
-        for output in cutlass.range(thread, tiles * TILE_ROWS * QUAD, cfg.threads, unroll=1):
-            row_of_tile = mod(div(output, QUAD), TILE_ROWS)
-            tile_of_block = div(output, TILE_ROWS * QUAD)
-            lane_row, row_of_lane = mod(row_of_tile, 8), div(row_of_tile, 8)
-            total = Float32(0.0)
-            for w in cutlass.range_constexpr(cfg.warps_k):
-                total = total + sums[lane_row * QUAD + mod(output, QUAD), row_of_lane, w, tile_of_block]
-            total = sum_lanes(total, QUAD)
-            row = tile_row(first_tile + tile_of_block, lane_row, row_of_lane)
-            if row < m and mod(output, QUAD) == 0:
-                out[row] = (total * factor).to(OUT_TYPES[cfg.out])
+    def allocate_b(self, smem: SmemAllocator) -> SharedB:
+        """Shared memory for a chunk of b: its values, the engine's constants, its scales."""
+        slices, constant_words = self.config.capacity_slices, max(self.engine.constant_words, 1)
+        values = smem.allocate_array(cutlass.Uint8, slices * self.engine.slice_bytes, byte_alignment=128)
+        constants = smem.allocate_array(cutlass.Uint32, constant_words, byte_alignment=128)
+        scales_layout = cute.make_layout(slices * SLICE_BLOCKS)  # (CAPACITY / 16)
+        scales = smem.allocate_tensor(cutlass.Uint16, scales_layout, byte_alignment=16)
+        return SharedB(values.toint(), constants.toint(), scales, scales.iterator.toint())
 
     @cute.jit
-    def chunk(self, operand_a, b_places, stores, who, tile_range, slice_range, shape):
-        """Adds the products over one chunk of K, as much of b as shared memory holds, to ``sums``."""
+    def add_chunk(self, work: Work):
+        """Adds the products over one chunk of K, as much of b as shared memory holds, to ``work.sums``."""
         cfg = self.config
-        _, _, shared_b, shared_constants, shared_scale = b_places
-        store, sums = stores
-        thread, lane, warp_k, warp_m = who
-        first_slice, chunk_slices = slice_range
-        m, k = shape
-        quad_lane = mod(lane, QUAD)
-        addresses, take = self.loader.addresses, self.loader.take
-
         if cutlass.const_expr(cfg.chunked):
             cute.arch.sync_threads()  # the chunk before this one has been used: its b, and the stages of the warps
-        first_tile, tiles = tile_range
-        tile = first_tile + warp_m
-        # slices of the chunk that are this warp's: warp_k, warp_k + warps_k, …; all of them for each of its tiles
-        units = ceil_div(chunk_slices - warp_k, cfg.warps_k)
-        total = units * cute.ceil_div(cutlass.max(tiles - warp_m, 0), cfg.warps_m)
-        # where the next slice to ask for is: addresses, tile, unit, and bytes from tile 0 to the tile
-        offset = tile_offsets(cfg, operand_a, m, k, tile)
-        address = advance(addresses(cfg, operand_a, lane, first_slice + warp_k), offset[0], offset[1])
-        cursor = (address, tile, Int32(0), offset[0], offset[1])
-        # in shared memory a stage is written again only after the slice it held has been used up
-        ahead = cfg.stages - 1 if cfg.shared_stages else cfg.stages
-        b_words = cute.make_rmem_tensor((2, self.first_blocks), cutlass.Uint32)
-        b_scale = cute.make_rmem_tensor(self.first_blocks, cutlass.Uint32)
-        for j in cutlass.range_constexpr(self.first_blocks):
-            self.ask_b(b_places, thread + j * cfg.threads, slice_range, k, b_words, b_scale, j)
-        for i in cutlass.range_constexpr(ahead):
+        quad_lane = mod(work.thread.lane, QUAD)
+        tile = work.tiles.first + work.thread.warp_m
+        # steps of this warp: its slices of the chunk, for each of its tiles
+        steps = ceil_div(work.slices.count - work.thread.warp_k, cfg.warps_k)
+        warp_tiles = cute.ceil_div(cutlass.max(work.tiles.count - work.thread.warp_m, 0), cfg.warps_m)
+        cursor = self.prologue(work, tile, steps, steps * warp_tiles)
+        self.mainloop(work, cursor, quad_lane, steps, steps * warp_tiles)
+
+    @cute.jit
+    def prologue(self, work: Work, tile: Int32, steps: Int32, total: Int32):
+        """Asks for the first slices of A and decodes the chunk of b; the cursor to the next slice to ask for."""
+        cfg, thread = self.config, work.thread
+        offset = tile_offset(cfg, work.a, work.sizes, tile)
+        addresses = self.loader.addresses(work.a, work.sizes, thread.lane, work.first_slice)
+        cursor = Cursor(addresses.advanced(offset), tile, Int32(0), offset)
+        # (WORDS, BLOCKS) and (BLOCKS)
+        words = cute.make_rmem_tensor((2, self.first_blocks), cutlass.Uint32)
+        blocks = BlocksOfB(words, cute.make_rmem_tensor(self.first_blocks, cutlass.Uint32))
+        for i in cutlass.range_constexpr(self.first_blocks):
+            self.ask_b(work, thread.index + i * cfg.threads, blocks, i)
+        for i in cutlass.range_constexpr(self.loader.ahead):
             if i < total:
-                self.fetch(cursor, store, i, first_slice + warp_k, operand_a, (m, k))
-                cursor = self.step(cursor, operand_a, units, (m, k))
+                self.fetch(work, cursor, i)
+                cursor = self.step(work, cursor, steps)
             if cutlass.const_expr(cfg.shared_stages):
                 commit_group()
 
-        self.put_constants(shared_constants, thread)
+        self.put_constants(work.shared_b.constants, thread.index)
         for i in cutlass.range_constexpr(self.first_blocks):
-            self.store_b(b_places, thread + i * cfg.threads, slice_range, b_words, b_scale, i)
+            self.store_b(work, thread.index + i * cfg.threads, blocks, i)
         if cutlass.const_expr(self.first_blocks * cfg.threads < cfg.capacity_slices * SLICE_BLOCKS):
-            next_block = thread + self.first_blocks * cfg.threads
-            for block in cutlass.range(next_block, chunk_slices * SLICE_BLOCKS, cfg.threads, unroll=1):
-                self.ask_b(b_places, block, slice_range, k, b_words, b_scale, 0)
-                self.store_b(b_places, block, slice_range, b_words, b_scale, 0)
+            next_block = thread.index + self.first_blocks * cfg.threads
+            for block in cutlass.range(next_block, work.slices.count * SLICE_BLOCKS, cfg.threads, unroll=1):
+                self.ask_b(work, block, blocks, 0)
+                self.store_b(work, block, blocks, 0)
         cute.arch.sync_threads()
+        return cursor
 
-        lane_b = self.engine.lane_state(shared_b, shared_constants, lane)
-        scale_address = shared_scale + warp_k * SLICE_SCALE_BYTES + quad_lane * 8
+    @cute.jit
+    def mainloop(self, work: Work, cursor: Cursor, quad_lane: Int32, steps: Int32, total: Int32):
+        """Walks the warp's slices of the chunk, for one tile after the other, and stores the sums of each tile."""
+        cfg, thread = self.config, work.thread
+        ahead, unroll = self.loader.ahead, self.loader.unroll
+        lane_b = self.engine.lane_state(work.shared_b.values, work.shared_b.constants, thread.lane)
+        # a lane's four scales of a slice are one 64-bit load
+        scale_address = work.shared_b.scale_address + thread.warp_k * SLICE_SCALE_BYTES + quad_lane * (2 * LANE_BLOCKS)
         sum0, sum1 = Float32(0.0), Float32(0.0)
-        slot, unit = warp_m, Int32(0)
+        tile_of_cta, step = thread.warp_m, Int32(0)
         stage, free_stage = Int32(0), Int32(cfg.stages - 1)
-        # stages in registers need constant indices, hence a round of them an iteration
-        round_stages = 1 if cfg.shared_stages else cfg.stages
-        for first in cutlass.range(0, total, round_stages, unroll=1):
-            for i in cutlass.range_constexpr(round_stages):
+        for first in cutlass.range(0, total, unroll, unroll=1):
+            for i in cutlass.range_constexpr(unroll):
                 if first + i < total:
                     if cutlass.const_expr(cfg.shared_stages):
                         wait_group(cfg.stages - 2)
-                        gemv_ring.synchronize()
-                    rows, scales = take(cfg, store, stage if cfg.shared_stages else i)
+                        synchronize()
+                    fragment = self.loader.take(work.stages, stage if cfg.shared_stages else i)
                     if cutlass.const_expr(cfg.shared_stages):
                         if first + ahead < total:
-                            self.fetch(cursor, store, free_stage, first_slice + warp_k, operand_a, (m, k))
-                            cursor = self.step(cursor, operand_a, units, (m, k))
+                            self.fetch(work, cursor, free_stage)
+                            cursor = self.step(work, cursor, steps)
                         commit_group()
                         free_stage = stage
                         stage = cutlass.select_(stage == cfg.stages - 1, Int32(0), stage + 1)
-                    b_scales = load_shared(scale_address + unit * (cfg.warps_k * SLICE_SCALE_BYTES), 8)
-                    local_slice = warp_k + unit * cfg.warps_k
-                    sum0, sum1 = self.accumulate(sum0, sum1, rows, scales, b_scales, lane_b, local_slice)
+                    b_scales = load_shared(scale_address + step * (cfg.warps_k * SLICE_SCALE_BYTES), 8)
+                    slice_of_chunk = thread.warp_k + step * cfg.warps_k
+                    sum0, sum1 = self.accumulate(sum0, sum1, fragment, b_scales, lane_b, slice_of_chunk)
                     if cutlass.const_expr(not cfg.shared_stages):
                         if first + i + ahead < total:
-                            self.fetch(cursor, store, i, first_slice + warp_k, operand_a, (m, k))
-                            cursor = self.step(cursor, operand_a, units, (m, k))
-                    unit += 1
-                    if unit == units:
-                        self.put_sums(sums, sum0, sum1, lane, warp_k, slot, first_slice)
-                        sum0, sum1, unit = Float32(0.0), Float32(0.0), Int32(0)
-                        slot += cfg.warps_m
+                            self.fetch(work, cursor, i)
+                            cursor = self.step(work, cursor, steps)
+                    step += 1
+                    if step == steps:
+                        self.put_sums(work, sum0, sum1, tile_of_cta)
+                        sum0, sum1, step = Float32(0.0), Float32(0.0), Int32(0)
+                        tile_of_cta += cfg.warps_m
 
     @cute.jit
     def put_constants(self, shared_constants: Int32, thread: Int32):
@@ -255,76 +256,94 @@ class Gemv:
                 store_shared(shared_constants + index * 4, [self.engine.constant(index)])
 
     @cute.jit
-    def put_sums(self, sums, sum0: Float32, sum1: Float32, lane: Int32, warp_k: Int32, slot: Int32, first_slice: Int32):
+    def put_sums(self, work: Work, sum0: Float32, sum1: Float32, tile_of_cta: Int32):
         """Stores a tile's sums over this warp's slices of the chunk, or adds them to those of the chunks before."""
+        sums, lane, warp_k = work.sums, work.thread.lane, work.thread.warp_k
         if cutlass.const_expr(self.config.chunked):
-            if first_slice > 0:
-                sum0 = sum0 + sums[lane, 0, warp_k, slot]
-                sum1 = sum1 + sums[lane, 1, warp_k, slot]
-        sums[lane, 0, warp_k, slot] = sum0
-        sums[lane, 1, warp_k, slot] = sum1
+            if work.slices.first > 0:
+                sum0 = sum0 + sums[lane, 0, warp_k, tile_of_cta]
+                sum1 = sum1 + sums[lane, 1, warp_k, tile_of_cta]
+        sums[lane, 0, warp_k, tile_of_cta] = sum0
+        sums[lane, 1, warp_k, tile_of_cta] = sum1
 
     @cute.jit
-    def step(self, cursor, operand_a, units: Int32, shape):
-        """The cursor one unit further: along K, or to the first of the warp's slices of its next tile."""
+    def step(self, work: Work, cursor: Cursor, steps: Int32):
+        """The cursor one step further: along K, or to the first of the warp's slices of its next tile."""
         cfg = self.config
-        address, tile, unit, data_offset, scale_offset = cursor
+        tile, step = cursor.tile, cursor.step
+        data_offset, scale_offset = cursor.offset
         data_step = Int64(cfg.warps_k * SLICE_BYTES)
-        scale_step = Int64(cfg.warps_k * slice_bytes(cfg))
-        unit += 1
-        if unit == units:
+        scale_step = Int64(cfg.warps_k * slice_scale_bytes(cfg))
+        step += 1
+        if step == steps:
             tile += cfg.warps_m
-            unit = Int32(0)
+            step = Int32(0)
             # the new tile, less what was walked along K in the old one
-            offset = tile_offsets(cfg, operand_a, shape[0], shape[1], tile)
-            data_step, data_offset = offset[0] - data_offset - (units - 1) * data_step, offset[0]
-            scale_step, scale_offset = offset[1] - scale_offset - (units - 1) * scale_step, offset[1]
-        return advance(address, data_step, scale_step), tile, unit, data_offset, scale_offset
+            new = tile_offset(cfg, work.a, work.sizes, tile)
+            data_step, data_offset = new.data - data_offset - (steps - 1) * data_step, new.data
+            scale_step, scale_offset = new.scale - scale_offset - (steps - 1) * scale_step, new.scale
+        addresses = cursor.addresses.advanced(Offset(data_step, scale_step))
+        return Cursor(addresses, tile, step, Offset(data_offset, scale_offset))
 
-    def accumulate(self, sum0, sum1, rows, scales, b_scales, lane_b, local_slice):
+    def accumulate(self, sum0, sum1, fragment: Fragment, b_scales: list, lane_b, slice_of_chunk: Int32):
         """Adds the lane's four blocks of each row, scaled, to the sums of the two rows."""
-        products = scale_products(scales, b_scales)
-        blocks = self.engine.block_sums(rows, lane_b, local_slice)
+        products = scale_products(fragment.scales, b_scales)
+        blocks = self.engine.block_sums(fragment.rows, lane_b, slice_of_chunk)
         for i in range(LANE_BLOCKS):
             sum0 = sum0 + blocks[0][i] * products[0][i]
             sum1 = sum1 + blocks[1][i] * products[1][i]
         return sum0, sum1
 
     @cute.jit
-    def fetch(self, cursor, store, stage, first_slice: Int32, operand_a, shape):
+    def fetch(self, work: Work, cursor: Cursor, stage: Int32):
         """Asks for the slice at the cursor, of which the last may be shorter, and the last tile may lack rows."""
-        fetch = self.loader.fetch
-        address, tile, unit, _, _ = cursor
-        _, a_row, _, _ = operand_a
+        fetch, sizes = self.loader.fetch, work.sizes
         if cutlass.const_expr(self.config.ragged):
-            rows_left = shape[0] - tile_row(tile, 0, 0)
-            blocks_left = div(shape[1], BLOCK_K) - (first_slice + unit * self.config.warps_k) * SLICE_BLOCKS
+            rows_left = sizes.m - tile_row(cursor.tile, 0, 0)
+            slice_index = work.first_slice + cursor.step * self.config.warps_k
+            blocks_left = div(sizes.k, BLOCK_K) - slice_index * SLICE_BLOCKS
             if rows_left >= TILE_LAST_ROW + 1 and blocks_left >= SLICE_BLOCKS:
-                fetch(self.config, address, a_row, None, store, stage)
+                fetch(work.a, cursor.addresses, None, work.stages, stage)
             else:
-                fetch(self.config, address, a_row, (rows_left, blocks_left), store, stage)
+                fetch(work.a, cursor.addresses, Rest(rows_left, blocks_left), work.stages, stage)
         else:
-            fetch(self.config, address, a_row, None, store, stage)
+            fetch(work.a, cursor.addresses, None, work.stages, stage)
 
-    def ask_b(self, b_places, block: Int32, slice_range, k: Int32, words, scale, i: int):
-        """Loads ``block`` of a chunk of b and its scale into registers; zeros past the chunk and past K."""
-        b_address, sfb_address, _, _, _ = b_places
-        first_slice, chunk_slices = slice_range
-        column = first_slice * SLICE_BLOCKS + block
-        end = cutlass.min(div(k, BLOCK_K), (first_slice + chunk_slices) * SLICE_BLOCKS)
-        exists = Int32(column < end)
-        pair, scale[i] = load_b_block(self.config, b_address, sfb_address, column, exists, k)
-        words[0, i], words[1, i] = pair
+    def ask_b(self, work: Work, block: Int32, into: BlocksOfB, i: int):
+        """Loads ``block`` of the chunk of b and its scale into registers; zeros past the chunk and past K."""
+        slices = work.slices
+        column = slices.first * SLICE_BLOCKS + block
+        end = cutlass.min(div(work.sizes.k, BLOCK_K), (slices.first + slices.count) * SLICE_BLOCKS)
+        words, into.scales[i] = load_b_block(self.config, work.b, work.sizes.k, column, Int32(column < end))
+        into.words[0, i], into.words[1, i] = words
 
     @cute.jit
-    def store_b(self, b_places, block: Int32, slice_range, words, scale, i: cutlass.Constexpr):
+    def store_b(self, work: Work, block: Int32, loaded: BlocksOfB, i: cutlass.Constexpr):
         """Decodes what :meth:`ask_b` loaded into shared memory."""
-        _, _, shared_b, _, shared_scale = b_places
-        _, chunk_slices = slice_range
-        # (CAPACITY / 16)
-        scale_pointer = cute.make_ptr(cutlass.Uint16, shared_scale, cute.AddressSpace.smem, assumed_align=2)
-        scales = cute.make_tensor(scale_pointer, cute.make_layout(self.config.capacity // BLOCK_K))
-        stage_block = self.engine.stage_block
-        if block < chunk_slices * SLICE_BLOCKS:
-            stage_block(shared_b, block, [words[0, i], words[1, i]])
-            scales[block] = shifted_scale(scale[i])
+        if block < work.slices.count * SLICE_BLOCKS:
+            self.engine.stage_block(work.shared_b.values, block, [loaded.words[0, i], loaded.words[1, i]])
+            work.shared_b.scales[block] = shifted_scale(loaded.scales[i])
+
+    @cute.jit
+    def store(self, arguments: GemvArguments, sums: cute.Tensor, tiles: Span, thread: Int32, batch: Int32):
+        """Sums over lanes and warps, scales and stores the rows of the CTA's tiles."""
+        cfg = self.config
+        factor = arguments.alpha * Float32(SCALE_SHIFT * self.engine.factor)
+        if cutlass.const_expr(cfg.a_global):
+            factor = factor * cute.make_tensor(arguments.a_global, cute.make_layout(1))[0]
+        if cutlass.const_expr(cfg.b_global):
+            factor = factor * cute.make_tensor(arguments.b_global, cute.make_layout(1))[0]
+        out_layout = cute.make_layout(arguments.m, stride=arguments.c_strides.row)  # (M) of this batch
+        out = cute.make_tensor(arguments.c + Int64(batch) * arguments.c_strides.batch, out_layout)
+        # four threads a row, one for each lane of the quad that summed it
+        for output in cutlass.range(thread, tiles.count * TILE_ROWS * QUAD, cfg.threads, unroll=1):
+            row_of_tile = mod(div(output, QUAD), TILE_ROWS)
+            tile_of_cta = div(output, TILE_ROWS * QUAD)
+            quad, row_of_lane = mod(row_of_tile, 8), div(row_of_tile, 8)
+            total = Float32(0.0)
+            for w in cutlass.range_constexpr(cfg.warps_k):
+                total = total + sums[quad * QUAD + mod(output, QUAD), row_of_lane, w, tile_of_cta]
+            total = sum_lanes(total, QUAD)
+            row = tile_row(tiles.first + tile_of_cta, quad, row_of_lane)
+            if row < arguments.m and mod(output, QUAD) == 0:
+                out[row] = (total * factor).to(OUT_TYPES[cfg.out])

@@ -3,102 +3,129 @@
 Bytes in flight are then limited by shared memory (200 KB a multiprocessor) instead of registers. Lanes copy sixteen
 bytes each in the order of memory, four rows of 128 bytes an instruction, so that every sector is asked for once;
 they read as the dot engine wants it, 32 bytes of two rows each. Only the warp itself meets at a barrier.
-
-A stage of a warp: [row of the tile (16)][sixteen-byte piece (8)], pieces of odd rows swapped in pairs (p ^ 1), so that
-the eight lanes of a 128-bit access (two rows, every other piece) use all banks; then [lane (32)][2 · 4 scales].
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
+from cutlass.memory import SmemAllocator
 
 from ...ptx.async_copy import copy_async
 from ...ptx.memory import load_shared, store_shared
 from ..arith import div, mod
-from .config import PIECE_BYTES, ROW_PIECES, ROWS_SHAPE, ROWS_STRIDE, SLICE_BYTES, TILE_ROWS, GemvConfig
-from .dot import LANE_BLOCKS, QUAD
-from .scales import existing_blocks, lane_scale_addresses, load_scales, tile_row
+from .config import ROW_SEGMENTS, ROWS_SHAPE, ROWS_STRIDE, SEGMENT_BYTES, SLICE_BYTES, TILE_ROWS, GemvConfig
+from .dot import BLOCK_K, LANE_BLOCKS, QUAD
+from .operands import Fragment, LaneAddresses, MatrixA, Rest, Sizes, lane_scales, tile_row
+from .scales import load_scales
 
 _DATA_BYTES = TILE_ROWS * SLICE_BYTES
+_SEGMENT_BLOCKS = 2 * SEGMENT_BYTES // BLOCK_K
 # rows of the tile that one instruction of the warp copies, and instructions
-_COPY_ROWS = 32 // ROW_PIECES
+_COPY_ROWS = 32 // ROW_SEGMENTS
 _COPIES = TILE_ROWS // _COPY_ROWS
 
 
-def addresses(config: GemvConfig, operand: tuple, lane: Any, slice_index: Any) -> tuple:
-    """(the first row a lane copies, scales…) in tile 0; ``operand``: (address, row stride) of A and scales."""
-    a, a_row, _, _ = operand
-    inside = Int64(slice_index * SLICE_BYTES + mod(lane, ROW_PIECES) * PIECE_BYTES)
-    row = Int64(tile_row(0, div(lane, ROW_PIECES), 0))
-    return (a + row * a_row + inside, *lane_scale_addresses(config, operand, lane, slice_index))
+class RingStages(NamedTuple):
+    """The ring of a warp: an address in shared memory, which ``cp.async`` and ``ld.shared`` of inline PTX take.
 
-
-def _later_row(copy: int) -> int:
-    """Rows from the one that a lane copies with its first instruction to that of instruction ``copy``."""
-    # rows of the tile are counted quads first (r, r+64), then the two rows of their lanes (r, r+32)
-    row_of_lane, first_quad = divmod(copy * _COPY_ROWS, ROWS_SHAPE[0][0] * ROWS_SHAPE[0][1])
-    return row_of_lane * ROWS_STRIDE[1] + first_quad // ROWS_SHAPE[0][0] * ROWS_STRIDE[0][1]
-
-
-def fetch(config: GemvConfig, where: tuple, a_row: Any, limits: Any, store: tuple, stage: Int32) -> None:
-    """Starts copying a slice of a tile into ``stage``; ``limits``: None if all of it exists.
-
-    store: (address of the warp's ring, lane).
+    A stage is a tile's slice, (SEGMENT, ROW) of sixteen bytes, (8, 16) : (16, 128) with Swizzle<1, 4, 3>: segments of
+    odd rows are swapped in pairs, so that the eight lanes of a 128-bit access (two rows, every other segment) use all
+    banks. Behind it lie the scales: (LANE, ROW_OF_LANE, 4), eight bytes a lane.
     """
-    ring, lane = store
-    base = ring + stage * config.stage_bytes
-    piece, first_row = mod(lane, ROW_PIECES), div(lane, ROW_PIECES)
-    for i in range(_COPIES):
-        row = first_row + i * _COPY_ROWS
-        source = where[0] + _later_row(i) * a_row
-        target = base + row * SLICE_BYTES + (piece ^ (row & 1)) * PIECE_BYTES
-        for part in range(PIECE_BYTES // config.copy_bytes):
-            offset = part * config.copy_bytes
-            size = None
-            if limits is not None:
-                row_of_tile = tile_row(0, first_row, 0) + _later_row(i)
-                blocks = existing_blocks(limits, row_of_tile, piece * (PIECE_BYTES // 8))
-                size = cutlass.max(cutlass.min(blocks * 8 - offset, config.copy_bytes), 0)
-            copy_async(target + offset, source + offset, config.copy_bytes, size, evict_first=True)
-    _copy_scales(config, where[1:], lane, limits, base + _DATA_BYTES + lane * 8)
+
+    base: Int32
+    lane: Int32
+
+    def segment(self, base: Int32, row: Int32, segment: Int32) -> Int32:
+        # the swizzle by its coordinates: one AND and one XOR
+        return base + row * SLICE_BYTES + (segment ^ (row & 1)) * SEGMENT_BYTES
+
+    def scales(self, base: Int32) -> Int32:
+        return base + _DATA_BYTES + self.lane * 8
 
 
-def _copy_scales(config: GemvConfig, where: tuple, lane: Any, limits: Any, place: Any) -> None:
-    if config.a_scale == "blocked" and limits is None:
-        # the lane's two rows are neighbours in the atom
-        copy_async(place, where[0], 8)
-    elif config.a_scale == "rowmajor" and config.scale_word:
+class RingLoader:
+    """Copies slices of A into a ring in shared memory, and reads fragments from it."""
+
+    unroll = 1
+
+    def __init__(self, config: GemvConfig) -> None:
+        self.config = config
+        # a stage is written again only after the slice it held has been used
+        self.ahead = config.stages - 1
+
+    def allocate(self, smem: SmemAllocator, warp: Int32, lane: Int32) -> RingStages:
+        ring_bytes = self.config.stages * self.config.stage_bytes
+        rings = smem.allocate_array(cutlass.Uint8, self.config.warps * ring_bytes, byte_alignment=128)
+        return RingStages(rings.toint() + warp * ring_bytes, lane)
+
+    def addresses(self, a: MatrixA, sizes: Sizes, lane: Int32, slice_index: Int32) -> LaneAddresses:
+        """The segment of the first row that a lane copies, and the scales that it reads, in tile 0."""
+        inside = Int64(slice_index * SLICE_BYTES + mod(lane, ROW_SEGMENTS) * SEGMENT_BYTES)
+        row = Int64(tile_row(0, div(lane, ROW_SEGMENTS), 0))
+        data = a.data + row * a.row + inside
+        return LaneAddresses(data, *lane_scales(self.config, a, sizes, lane, slice_index))
+
+    def fetch(self, a: MatrixA, where: LaneAddresses, rest: Rest | None, stages: RingStages, stage: Int32) -> None:
+        """Starts copying a slice of a tile into ``stage``; ``rest`` is None if all of it exists."""
+        config, lane = self.config, stages.lane
+        base = stages.base + stage * config.stage_bytes
+        segment, first_row = mod(lane, ROW_SEGMENTS), div(lane, ROW_SEGMENTS)
+        for i in range(_COPIES):
+            source = where.data + _later_row(i) * a.row
+            target = stages.segment(base, first_row + i * _COPY_ROWS, segment)
+            for part in range(SEGMENT_BYTES // config.copy_bytes):
+                offset = part * config.copy_bytes
+                size = None
+                if rest is not None:
+                    row_of_tile = tile_row(0, first_row, 0) + _later_row(i)
+                    blocks = rest.existing_blocks(row_of_tile, segment * _SEGMENT_BLOCKS)
+                    size = cutlass.max(cutlass.min(blocks * 8 - offset, config.copy_bytes), 0)
+                copy_async(target + offset, source + offset, config.copy_bytes, size, evict_first=True)
+        self._copy_scales(where, lane, rest, stages.scales(base))
+
+    def _copy_scales(self, where: LaneAddresses, lane: Int32, rest: Rest | None, target: Int32) -> None:
+        config = self.config
+        if config.a_scale == "blocked" and rest is None:
+            # the lane's two rows are neighbours in the atom
+            copy_async(target, where.scale, 8)
+        elif config.a_scale == "rowmajor" and config.scale_word:
+            for r, address in enumerate(where.scales):
+                size = None
+                if rest is not None:
+                    row = tile_row(0, div(lane, QUAD), r)
+                    size = rest.existing_blocks(row, mod(lane, QUAD) * LANE_BLOCKS)
+                    size = cutlass.max(cutlass.min(size, LANE_BLOCKS), 0)
+                copy_async(target + 4 * r, address, 4, size)
+        else:
+            # what has to be masked or put together from bytes goes through registers
+            store_shared(target, load_scales(config, where, lane, rest))
+
+    def take(self, stages: RingStages, stage: Int32) -> Fragment:
+        """What :meth:`fetch` brought to the lane."""
+        lane = stages.lane
+        base = stages.base + stage * self.config.stage_bytes
+        rows = []
         for r in range(2):
-            size = None
-            if limits is not None:
-                row = tile_row(0, div(lane, QUAD), r)
-                size = existing_blocks(limits, row, mod(lane, QUAD) * LANE_BLOCKS)
-                size = cutlass.max(cutlass.min(size, LANE_BLOCKS), 0)
-            copy_async(place + 4 * r, where[r], 4, size)
-    else:
-        # what has to be masked or put together from bytes goes through registers
-        store_shared(place, load_scales(config, where, lane, limits))
-
-
-def take(config: GemvConfig, store: tuple, stage: Int32) -> tuple[list[list[Uint32]], list[Uint32]]:
-    """What :func:`fetch` brought to the lane: eight words of each of the two rows, and a word of scales of each."""
-    ring, lane = store
-    base = ring + stage * config.stage_bytes
-    rows = []
-    for r in range(2):
-        row = div(lane, QUAD) + 8 * r
-        words: list[Uint32] = []
-        for i in range(2):
-            piece = mod(lane, QUAD) * 2 + i
-            words += load_shared(base + row * SLICE_BYTES + (piece ^ (row & 1)) * PIECE_BYTES, PIECE_BYTES)
-        rows.append(words)
-    return rows, load_shared(base + _DATA_BYTES + lane * 8, 8)
+            row = div(lane, QUAD) + 8 * r
+            words: list[Uint32] = []
+            for i in range(2):
+                words += load_shared(stages.segment(base, row, mod(lane, QUAD) * 2 + i), SEGMENT_BYTES)
+            rows.append(words)
+        return Fragment(rows, load_shared(stages.scales(base), 8))
 
 
 def synchronize() -> None:
     """What one lane copied and waited for becomes visible to the others of the warp."""
     cute.arch.sync_warp()
+
+
+def _later_row(copy: int) -> Any:
+    """Rows from the one that a lane copies with its first instruction to that of instruction ``copy``."""
+    # rows of the tile are counted quads first (r, r+64), then the two rows of their lanes (r, r+32)
+    row_of_lane, first_quad = divmod(copy * _COPY_ROWS, ROWS_SHAPE[0][0] * ROWS_SHAPE[0][1])
+    return row_of_lane * ROWS_STRIDE[1] + first_quad // ROWS_SHAPE[0][0] * ROWS_STRIDE[0][1]

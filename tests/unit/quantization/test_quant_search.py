@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -162,15 +160,14 @@ def test_optimal_mxfp4_is_the_exhaustive_minimum() -> None:
         np.testing.assert_allclose(got, least, rtol=1e-5, err_msg=name)
 
 
-def test_optimal_is_fast_enough() -> None:
-    """1024 × 1024 within a second on a CPU; the best of three, because others may use the CPU too."""
-    x = torch.tensor(np.random.default_rng(0).standard_normal((1024, 1024)), dtype=torch.float32)
-    times = []
-    for _ in range(3):
-        start = time.perf_counter()
-        quantize(x, rule="optimal")
-        times.append(time.perf_counter() - start)
-    assert min(times) < 1.0
+def test_optimal_looks_at_few_scales(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of normal numbers the bounds leave a sixth of the 127 scales for each block."""
+    x = torch.tensor(np.random.default_rng(0).standard_normal((256, 1024)), dtype=torch.float32)
+    evaluate, evaluated = search._evaluate, []
+    monkeypatch.setattr(search, "_evaluate", lambda x, *rest: evaluated.append(x.shape[1]) or evaluate(x, *rest))
+    quantize(x, rule="optimal")
+    blocks_there = x.numel() // 16
+    assert blocks_there < sum(evaluated) < 127 / 6 * blocks_there
 
 
 @pytest.mark.parametrize("fmt", [NVFP4, MXFP4])
@@ -195,7 +192,8 @@ def test_hessian_weighs_columns(fmt) -> None:
     # the blocks XᵀX given instead of X
     blocks = x.unflatten(-1, (-1, fmt.block)).transpose(0, 1)
     given_blocks = quantize(w, fmt, "hessian", hessian=blocks.transpose(1, 2) @ blocks, scale_layout="rowmajor")
-    assert torch.equal(given_blocks.scale, by_hessian.scale)
+    # another product of the same matrices: its last bits may decide between equals
+    torch.testing.assert_close(weighted(given_blocks), weighted(by_hessian), rtol=1e-5, atol=0)
 
 
 SQNR = {
@@ -215,6 +213,9 @@ def sqnr(x: torch.Tensor, q) -> float:
     return float(10 * torch.log10(x.square().sum() / noise.square().sum()))
 
 
+DISTRIBUTIONS = ("normal", "laplace", "student")
+
+
 @pytest.fixture(scope="module")
 def million() -> list[torch.Tensor]:
     random, shape = np.random.default_rng(0), (1024, 1024)
@@ -222,11 +223,13 @@ def million() -> list[torch.Tensor]:
     return [torch.tensor(values, dtype=torch.float32) for values in made]
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("rule", SQNR)
-def test_accuracy(rule: str, million: list[torch.Tensor]) -> None:
-    got = [sqnr(x, quantize(x, rule=rule)) for x in million]
+def test_accuracy(rule: str, distribution: str, million: list[torch.Tensor]) -> None:
+    place = DISTRIBUTIONS.index(distribution)
     # the figures are rounded to 0.01
-    assert all(g >= want - 0.006 for g, want in zip(got, SQNR[rule])), got
+    assert sqnr(million[place], quantize(million[place], rule=rule)) >= SQNR[rule][place] - 0.006
 
 
 def test_accuracy_of_the_others(million: list[torch.Tensor]) -> None:

@@ -1,0 +1,176 @@
+"""Records that the GEMV's device functions hand to one another, and where rows and scales of a tile are."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_SHAPE, cute_layout
+from ..arith import div, mod
+from .arguments import GemvArguments
+from .config import ROWS_SHAPE, ROWS_STRIDE, TILE_STEP_ROWS, TILES_PER_ATOM, GemvConfig
+from .dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS
+
+
+class Sizes(NamedTuple):
+    """Rows of A, and elements of a row."""
+
+    m: Int32
+    k: Int32
+
+
+class Thread(NamedTuple):
+    """A thread of the CTA: its index, its lane, the group of its warp (``warp_m``), its place in it (``warp_k``)."""
+
+    index: Int32
+    lane: Int32
+    warp_m: Int32
+    warp_k: Int32
+
+
+class Span(NamedTuple):
+    """Consecutive tiles of a CTA, or slices of K."""
+
+    first: Int32
+    count: Int32
+
+
+class MatrixA(NamedTuple):
+    """A of this batch and its scales: addresses, and bytes from row to row (of scales only if they are row-major).
+
+    Addresses and not tensors: a warp's cursor moves on by constants, and is worked out anew only for a new tile.
+    Through pointers the compiler keeps more of them (17 instructions more in a chunked kernel of sm_100a).
+    """
+
+    data: Int64
+    row: Int64
+    scale: Int64
+    scale_row: Int64
+
+
+class VectorB(NamedTuple):
+    """b of this batch (row 0) and its scales: addresses."""
+
+    data: Int64
+    scale: Int64
+
+
+class SharedB(NamedTuple):
+    """A chunk of b as the dot engine reads it, the engine's constants, and the scales of b in f16.
+
+    Bytes of ``values`` are laid out by the engine, and read by inline PTX that stays where the loop has it
+    (:mod:`.dot`): these are addresses in shared memory.
+    """
+
+    values: Int32
+    constants: Int32
+    scales: cute.Tensor  # (CAPACITY / 16)
+    scale_address: Int32
+
+
+class Offset(NamedTuple):
+    """Bytes from one place to another, in A and in its scales."""
+
+    data: Int64
+    scale: Int64
+
+
+class LaneAddresses(NamedTuple):
+    """Where a lane reads next: A, and the scales of its two rows (one address for both if they are neighbours)."""
+
+    data: Int64
+    scale: Int64
+    second_scale: Int64 | None = None
+
+    @property
+    def scales(self) -> tuple:
+        return (self.scale,) if self.second_scale is None else (self.scale, self.second_scale)
+
+    def advanced(self, by: Offset) -> LaneAddresses:
+        return LaneAddresses(self.data + by.data, *(address + by.scale for address in self.scales))
+
+
+class Cursor(NamedTuple):
+    """The next slice to ask for: its addresses, tile, count among the warp's slices, and the tile's offset."""
+
+    addresses: LaneAddresses
+    tile: Int32
+    step: Int32
+    offset: Offset
+
+
+class Rest(NamedTuple):
+    """What is left of the matrix: rows from a tile's first on, blocks of K from a slice's first on."""
+
+    rows: Int32
+    blocks: Int32
+
+    def existing_blocks(self, row: Any, first_block: Any) -> Any:
+        """Blocks that exist from ``first_block`` of the slice on (may be negative) in ``row`` of the tile."""
+        return cutlass.select_(row < self.rows, self.blocks - first_block, Int32(0))
+
+
+class Fragment(NamedTuple):
+    """What a lane has of a slice: eight words of each of its two rows, and a word of four scales of each."""
+
+    rows: list
+    scales: list
+
+
+def matrix_a(config: GemvConfig, arguments: GemvArguments, batch: Int32) -> MatrixA:
+    """A and its scales of matrix ``batch``."""
+    # contiguous rows if K is compiled in
+    row = Int64(config.k // 2) if config.k else arguments.a_strides.row
+    data = arguments.a.toint() + Int64(batch) * arguments.a_strides.batch
+    scale = arguments.sfa.toint() + Int64(batch) * arguments.sfa_strides.batch
+    return MatrixA(data, row, scale, arguments.sfa_strides.row)
+
+
+def vector_b(arguments: GemvArguments, batch: Int32) -> VectorB:
+    """b and its scales of matrix ``batch``."""
+    data = arguments.b.toint() + Int64(batch) * arguments.b_batch
+    return VectorB(data, arguments.sfb.toint() + Int64(batch) * arguments.sfb_batch)
+
+
+def tile_row(tile: Any, quad: Any, row_of_lane: Any) -> Any:
+    """Row of the matrix for quad ``quad`` (0–7) of a warp and row 0 or 1 of its lanes, in tile ``tile``."""
+    # coordinates are split here, where it takes a shift and a mask
+    rows = cute.make_layout(ROWS_SHAPE, stride=ROWS_STRIDE)  # (QUAD_OF_WARP, ROW_OF_LANE, TILE)
+    quads = ROWS_SHAPE[0][0]
+    quad_crd = (mod(quad, quads), div(quad, quads))
+    tile_crd = (mod(tile, TILES_PER_ATOM), div(tile, TILES_PER_ATOM))
+    return cute.crd2idx((quad_crd, row_of_lane, tile_crd), rows)
+
+
+def blocked_offset(row_of_atom: Any, atom: Any, column: Any, sizes: Sizes) -> Any:
+    """Byte of a blocked scale: ``column`` of row ``row_of_atom`` of the 128 of ``atom``, in a matrix of ``sizes``."""
+    layout = cute_layout(sizes.m, div(sizes.k, BLOCK_K))  # (((32, 4), M / 128), (4, K / 64), 1)
+    row_crd = (mod(row_of_atom, ATOM_SHAPE[0][0]), div(row_of_atom, ATOM_SHAPE[0][0]))
+    return cute.crd2idx(((row_crd, atom), (mod(column, ATOM_COLS), div(column, ATOM_COLS)), 0), layout)
+
+
+def tile_offset(config: GemvConfig, a: MatrixA, sizes: Sizes, tile: Any) -> Offset:
+    """Bytes from tile 0 to ``tile``."""
+    row = tile_row(tile, 0, 0)
+    if config.a_scale == "rowmajor":
+        return Offset(Int64(row) * a.row, Int64(row) * a.scale_row)
+    first_row, atom = mod(tile, TILES_PER_ATOM) * TILE_STEP_ROWS, div(tile, TILES_PER_ATOM)
+    scale = blocked_offset(first_row, atom, 0, sizes)
+    return Offset(Int64(row) * a.row, Int64(scale))
+
+
+def slice_scale_bytes(config: GemvConfig) -> int:
+    """Bytes from the scales of a slice to those of the next, for the same row."""
+    return ATOM_BYTES * (SLICE_BLOCKS // ATOM_COLS) if config.a_scale == "blocked" else SLICE_BLOCKS
+
+
+def lane_scales(config: GemvConfig, a: MatrixA, sizes: Sizes, lane: Any, slice_index: Any) -> list[Int64]:
+    """Addresses in tile 0 of the lane's four scales of each of its rows; one for both if blocked (neighbours)."""
+    column = slice_index * SLICE_BLOCKS + mod(lane, QUAD) * LANE_BLOCKS
+    rows = [tile_row(0, div(lane, QUAD), r) for r in range(2)]
+    if config.a_scale == "blocked":
+        return [a.scale + Int64(blocked_offset(rows[0], 0, column, sizes))]
+    return [a.scale + Int64(row) * a.scale_row + Int64(column) for row in rows]

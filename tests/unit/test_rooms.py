@@ -1,0 +1,233 @@
+"""The rooms of the package: nothing imports upward, nothing in circles, and nothing grows beyond a screen or two."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import cute_nvfp4
+
+ROOT = Path(cute_nvfp4.__file__).parent
+NAME = ROOT.name
+NOUNS = ("formats", "scale_layout", "operand", "reference", "errors", "target", "lazy")
+RUNTIME = ("runtime", *NOUNS)
+KERNELS = ("kernels", "ptx", *RUNTIME)
+PLANNING = ("planning", "quantization", *KERNELS)
+OPS = ("ops", *PLANNING)
+NN = ("nn", *OPS)
+HARNESS = ("harness", "sim", *NN)
+MAY_IMPORT = {
+    # room: the rooms it may import
+    **dict.fromkeys(NOUNS, NOUNS),
+    "errors": ("errors",),
+    "quantization": ("quantization", *NOUNS),
+    "ptx": ("ptx", *NOUNS),
+    "runtime": RUNTIME,
+    "kernels": KERNELS,
+    "planning": PLANNING,
+    "ops": OPS,
+    "nn": NN,
+    "harness": HARNESS,
+    "cli": ("cli", *HARNESS),
+    "sim": ("sim", "errors"),
+    "__main__": ("cli",),
+    "__init__": HARNESS,
+}
+"""Downwards: cli → harness → nn → ops → planning → kernels → ptx → nouns; runtime is below kernels."""
+LAZILY = {"runtime": ("sim",)}
+"""What a room may import besides, but not while the package is loaded: where it is asked for."""
+ASKED_FOR = (f"{NAME}.runtime.session",)
+"""Modules that are loaded only where they are asked for, and so may load what their room imports lazily."""
+MAX_LINES, MAX_FUNCTION = 400, 100
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of one of our modules. ``when``: "import" where the module is loaded, "call", or "types"."""
+
+    source: str
+    target: str
+    when: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.source}:{self.line} imports {self.target} ({self.when})"
+
+
+def module_of(path: Path) -> str:
+    parts = [NAME, *path.relative_to(ROOT).with_suffix("").parts]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room(module: str) -> str:
+    """The folder or file just below the package."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def modules(files: Iterable[Path]) -> dict[str, Path]:
+    return {module_of(path): path for path in sorted(files)}
+
+
+@cache
+def package() -> dict[str, Path]:
+    return modules(ROOT.rglob("*.py"))
+
+
+def imports(module: str, text: str, is_package: bool, known: Iterable[str]) -> list[Import]:
+    """Imports of the package's own modules in the source ``text``."""
+    found: list[Import] = []
+    known = set(known)
+
+    def visit(node: ast.AST, when: str) -> None:
+        if isinstance(node, ast.Import):
+            targets = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            base = module.split(".")
+            base = base[: len(base) - node.level + is_package] if node.level else []
+            source = ".".join([*base, *([node.module] if node.module else [])])
+            # a name may be a module of a package
+            targets = [f"{source}.{a.name}" if f"{source}.{a.name}" in known else source for a in node.names]
+        else:
+            targets = []
+        found.extend(Import(module, t, when, node.lineno) for t in dict.fromkeys(targets) if t in known)
+        typed = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for child in ast.iter_child_nodes(node):
+            inner = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) and when == "import"
+            visit(child, "types" if typed and child not in node.orelse else "call" if inner else when)
+
+    visit(ast.parse(text), "import")
+    return found
+
+
+@cache
+def all_imports() -> tuple[Import, ...]:
+    files = package().items()
+    return tuple(x for m, path in files for x in imports(m, path.read_text(), path.name == "__init__.py", package()))
+
+
+def upward(some: Iterable[Import]) -> list[str]:
+    """Imports of a room that is not below, annotations excepted."""
+    found = []
+    for x in some:
+        source, target = room(x.source), room(x.target)
+        lazy = x.when == "call" or x.source in ASKED_FOR
+        allowed = MAY_IMPORT[source] + (LAZILY.get(source, ()) if lazy else ())
+        if x.when != "types" and target not in allowed and target != "__init__":
+            found.append(str(x))
+    return found
+
+
+def circles(some: Iterable[Import]) -> list[list[str]]:
+    """Modules that import one another while they are loaded."""
+    edges: dict[str, set[str]] = {}
+    for x in some:
+        # what a package's file imports from below it is loaded before anything can ask for the rest
+        if x.when == "import" and x.target != x.source:
+            edges.setdefault(x.source, set()).add(x.target)
+    found, done, path = [], set(), []
+
+    def walk(module: str) -> None:
+        if module in path:
+            found.append([*path[path.index(module) :], module])
+        elif module not in done:
+            path.append(module)
+            for target in sorted(edges.get(module, ())):
+                walk(target)
+            path.pop()
+            done.add(module)
+
+    for module in sorted(edges):
+        walk(module)
+    return found
+
+
+def long_functions(text: str) -> list[str]:
+    """Functions of more than ``MAX_FUNCTION`` lines."""
+    functions = [x for x in ast.walk(ast.parse(text)) if isinstance(x, (ast.FunctionDef, ast.AsyncFunctionDef))]
+    sizes = {x.name: x.end_lineno - x.lineno + 1 for x in functions}
+    return [f"{name}: {size} lines" for name, size in sizes.items() if size > MAX_FUNCTION]
+
+
+def test_every_room_is_known() -> None:
+    assert {room(module) for module in package()} == set(MAY_IMPORT)
+
+
+def test_what_is_asked_for_is_not_loaded_before() -> None:
+    assert [str(x) for x in all_imports() if x.target in ASKED_FOR and x.when != "call"] == []
+
+
+OPEN: dict[str, str] = {}
+"""Rooms from which something still goes upward, and what."""
+
+
+def _rooms(open_: dict[str, str]) -> list:
+    marks = {x: pytest.mark.xfail(strict=True, reason=reason) for x, reason in open_.items()}
+    return [pytest.param(x, marks=marks.get(x, ())) for x in MAY_IMPORT]
+
+
+@pytest.mark.parametrize("name", _rooms(OPEN))
+def test_nothing_is_imported_upward(name: str) -> None:
+    assert upward(x for x in all_imports() if room(x.source) == name) == []
+
+
+def test_no_circles() -> None:
+    assert circles(all_imports()) == []
+
+
+def test_the_simulator_knows_nothing_of_nvfp4() -> None:
+    for module, path in package().items():
+        if room(module) == "sim":
+            text = re.sub("cute.nvfp4|mxf4nvf4", "", path.read_text().lower())
+            assert "nvfp4" not in text, module
+
+
+LONG = {"kernels": "kernels/quantize/row.py: kernel has 101 lines"}
+
+
+@pytest.mark.parametrize("folder", _rooms(LONG))
+def test_files_and_functions_are_short(folder: str) -> None:
+    for module, path in package().items():
+        if room(module) == folder:
+            text = path.read_text()
+            assert len(text.splitlines()) <= MAX_LINES, module
+            assert long_functions(text) == [], module
+
+
+def one(module: str, text: str) -> list[Import]:
+    return imports(f"{NAME}.{module}", text, False, package())
+
+
+@pytest.mark.parametrize(
+    "module,text,noticed",
+    [
+        ("kernels.gemv.kernel", "from ...ops import gemv", True),
+        ("kernels.gemv.kernel", "from ...runtime.signature import INT32", False),
+        ("sim.machine.wave", "from cute_nvfp4 import formats", True),
+        ("sim.machine.wave", "import cute_nvfp4.errors", False),
+        ("runtime.launch", "from ..sim import run", True),
+        ("runtime.launch", "def f():\n    from ..sim import run", False),
+        ("quantization.blocks", "def f():\n    from ..ops import quantize", True),
+        ("quantization.blocks", "if TYPE_CHECKING:\n    from ..ops import quantize", False),
+        ("quantization.blocks", "if TYPE_CHECKING:\n    pass\nelse:\n    from ..ops import quantize", True),
+    ],
+)
+def test_an_arrow_upward_is_noticed(module: str, text: str, noticed: bool) -> None:
+    assert one(module, text) and bool(upward(one(module, text))) == noticed
+
+
+def test_a_circle_is_noticed() -> None:
+    there, back = one("formats", "from . import errors"), one("errors", "from .formats import NVFP4")
+    assert circles([*there, *back]) == [[f"{NAME}.errors", f"{NAME}.formats", f"{NAME}.errors"]]
+    lazily = one("errors", "def f():\n    from .formats import NVFP4")
+    assert not circles([*there, *lazily])
+
+
+def test_a_long_function_is_noticed() -> None:
+    assert long_functions("def f():\n" + "    x = 1\n" * MAX_FUNCTION) == [f"f: {MAX_FUNCTION + 1} lines"]
