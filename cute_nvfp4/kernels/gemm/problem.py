@@ -14,6 +14,8 @@ from cutlass import Int32
 from .arguments import GemmArguments, PartialSums
 from .config import GemmConfig
 from .epilogue import EpilogueFunction, OneResult, OutputMatrix, Result, make_epilogue_function, scaled_alphas
+from .group_source import GroupSource
+from .grouped_scheduler import GroupedScheduler
 from .operand_source import Origin, Origins
 from .tile_scheduler import StaticScheduler, make_scheduler
 
@@ -52,3 +54,7 @@ class OneProblem:
 
     def epilogue_function(self) -> EpilogueFunction:
         return make_epilogue_function(self.config, self.arguments.bias)
+
+
+Problem = OneProblem | GroupSource
+Scheduler = StaticScheduler | GroupedScheduler

@@ -14,7 +14,7 @@ cluster is idle while another has a whole tile more. Every role has the same loo
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -144,7 +144,7 @@ def cta_place(config: GemmConfig, x: Int32, y: Int32, z: Int32, depth: Int32) ->
 SCHEDULERS = {"static": StaticScheduler, "stream_k": StreamKScheduler}
 
 
-def make_scheduler(config: GemmConfig, m: Int32, n: Int32, k: Int32, batch: Int32) -> Any:
+def make_scheduler(config: GemmConfig, m: Int32, n: Int32, k: Int32, batch: Int32) -> StaticScheduler:
     """The scheduler of ``config`` for ``batch`` problems of one size."""
     cm, cn, _ = config.cluster_mnk
     x, y, z = cute.arch.block_idx()

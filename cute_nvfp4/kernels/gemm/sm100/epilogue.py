@@ -19,10 +19,13 @@ from ....ptx import mbarrier, tcgen05
 from ..arguments import PartialSums
 from ..barriers import Barriers, Ring
 from ..config import CTA_ROWS, GemmConfig
-from ..epilogue import EpilogueFunction, Position, Result
+from ..epilogue import EpilogueFunction, OneResult, Position, Result
+from ..group_source import GroupResults
+from ..problem import Scheduler
 from ..tile_scheduler import CtaPlace, WorkTile
 from .memory_plan import OUT_STAGES, TensorPlan
 from .operands import accumulator_layout, make_mma
+from .output import Store
 from .reduction import ClusterExchange, WorkspaceExchange
 
 
@@ -57,7 +60,7 @@ class Epilogue:
     tensor_base: Int32
     place: CtaPlace
     function: EpilogueFunction
-    store: Any
+    store: Store
     values: list[cute.Tensor]
     thread: Int32
     warp: Int32
@@ -165,15 +168,18 @@ class StreamK:
         e.release(acc)
 
 
+DividedK = WholeTile | SplitK | StreamK
+
+
 def divided_k(
     config: GemmConfig,
     ring: Ring | None,
     received: Int32,
     partials: PartialSums | None,
-    scheduler: Any,
+    scheduler: Scheduler,
     thread: Int32,
     warp: Int32,
-) -> WholeTile | SplitK | StreamK:
+) -> DividedK:
     """How the sums of a work tile come together."""
     if config.split_k > 1:
         return SplitK(ClusterExchange(config, ring, received, scheduler.place, thread, warp))
@@ -184,7 +190,13 @@ def divided_k(
 
 
 @cute.jit
-def store_tiles(config: cutlass.Constexpr[GemmConfig], e: Epilogue, divided: Any, results: Any, scheduler: Any):
+def store_tiles(
+    config: cutlass.Constexpr[GemmConfig],
+    e: Epilogue,
+    divided: DividedK,
+    results: OneResult | GroupResults,
+    scheduler: Scheduler,
+):
     """The loop of the epilogue warps."""
     acc, acc_phase = Int32(0), Int32(0)
     partial_phase = Int32(0)

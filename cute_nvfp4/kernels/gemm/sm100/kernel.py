@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -14,6 +13,7 @@ from cutlass.memory import SmemAllocator
 from ..barriers import Barriers, initialise, make_barriers
 from ..config import GemmConfig
 from ..pipeline_graph import barrier_words
+from ..problem import Problem
 from .epilogue import Epilogue, divided_k, store_tiles
 from .loader import load
 from .mainloop import multiply
@@ -53,8 +53,8 @@ def allocate(config: GemmConfig) -> SharedMemory:
 
 
 @cute.jit
-def run_roles(config: cutlass.Constexpr[GemmConfig], loads: Loads, store: TmaCopy | None, problem: Any):
-    """Everything that a CTA does, from its first instruction to its last. ``problem``: see ``problem.OneProblem``."""
+def run_roles(config: cutlass.Constexpr[GemmConfig], loads: Loads, store: TmaCopy | None, problem: Problem):
+    """Everything that a CTA does, from its first instruction to its last. ``problem``: what varies."""
     tensor = TensorPlan(config)
     thread, _, _ = cute.arch.thread_idx()
     warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())

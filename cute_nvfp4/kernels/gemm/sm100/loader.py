@@ -19,6 +19,7 @@ from ....scale_layout import ATOM_ROWS
 from ..barriers import Barriers
 from ..config import GemmConfig
 from ..operand_source import Origin
+from ..problem import Problem, Scheduler
 from ..tile_scheduler import CtaPlace, WorkTile
 from .operands import Loads, OperandLoad, SharedOperands, make_mma, shared_operands
 
@@ -118,7 +119,7 @@ class StageLoader:
     part: Any  # this CTA's slice of the tiled MMA
     place: CtaPlace
     masks: LoadMasks
-    source: Any
+    problem: Problem
 
     def slot(self, index: Int32, count: int, mask: Int16) -> Slot:
         return Slot(index, count, mask if count > 1 else None)
@@ -130,7 +131,7 @@ class StageLoader:
         for_a = self.slot(place.y, cn, masks.a)
         for_b = self.slot(place.x // config.ctas, cm // config.ctas, masks.b)
         for_sfb = self.slot(place.x, cm, masks.sfb)
-        origin_a, origin_b = self.source.origins(work.batch)
+        origin_a, origin_b = self.problem.origins(work.batch)
         tile_a, tile_b = (config.tile_m, config.tile_k), (config.tile_n, config.tile_k)
         for load, sA, sSFA in zip(self.loads.a, shared.sA, shared.sSFA):
             copies.append(data_copy(load, part.partition_A, sA, tile_a, work.m // config.ctas, for_a, origin_a))
@@ -156,19 +157,19 @@ def load(
     loads: Loads,
     base: cute.Pointer,
     barriers: Barriers,
-    scheduler: Any,
-    source: Any,
+    scheduler: Scheduler,
+    problem: Problem,
 ):
     """The loop of the loading warp."""
     mma, place = make_mma(config), scheduler.place
     part, shared = mma.get_slice(place.v), shared_operands(config, mma, base)
-    loader = StageLoader(config, loads, shared, part, place, multicast_masks(config, place), source)
+    loader = StageLoader(config, loads, shared, part, place, multicast_masks(config, place), problem)
     index, phase = Int32(0), Int32(0)
-    source.wait()
+    problem.wait()
     cursor, end = scheduler.range()
     while cursor < end:
         tile = scheduler.tile(cursor, end)
-        source.acquire(tile.batch, cursor, place.workers)
+        problem.acquire(tile.batch, cursor, place.workers)
         copies = loader.copies(tile)
         for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
             mbarrier.wait(barriers.operands.empty(index), phase ^ 1)

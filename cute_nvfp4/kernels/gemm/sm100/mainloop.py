@@ -11,7 +11,7 @@ from two halves. So the tensors are CuTe's (``mma_tensors``), and the instructio
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -21,6 +21,7 @@ from ....ptx import mbarrier, tcgen05
 from ....scale_layout import ATOM_ROWS
 from ..barriers import Barriers
 from ..config import GemmConfig
+from ..problem import Scheduler
 from ..tile_scheduler import CtaPlace
 from .memory_plan import SWIZZLE_BYTES, StagePlan, TensorPlan
 from .mma_tensors import COLUMN_BYTES, MmaTensors, atom_in_tensor_memory, mma_tensors
@@ -167,7 +168,11 @@ def first_column_of_sfb(config: GemmConfig, tile_n: Int32) -> Int32:
 
 @cute.jit
 def multiply(
-    config: cutlass.Constexpr[GemmConfig], base: cute.Pointer, barriers: Barriers, tensor_base: Int32, scheduler: Any
+    config: cutlass.Constexpr[GemmConfig],
+    base: cute.Pointer,
+    barriers: Barriers,
+    tensor_base: Int32,
+    scheduler: Scheduler,
 ):
     """The loop of the MMA warp; in a pair, that of the even CTA, for both."""
     mma, plan = make_mma(config), TensorPlan(config)

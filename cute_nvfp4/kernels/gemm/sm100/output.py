@@ -8,7 +8,6 @@ the 32 threads of a warp have 32 neighbours of a column-major output, so plain s
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -147,7 +146,12 @@ def tma_store(config: GemmConfig, copy: TmaCopy, base: cute.Pointer, thread: Int
     return TmaStore(config, copy.atom, staged, source, target, thread)
 
 
-def make_store(config: GemmConfig, out: Output, copy: TmaCopy | None, base: cute.Pointer | None, thread: Int32) -> Any:
+Store = ColumnStore | RowStore | TmaStore | QuantizedStore
+
+
+def make_store(
+    config: GemmConfig, out: Output, copy: TmaCopy | None, base: cute.Pointer | None, thread: Int32
+) -> Store:
     """How the output of ``config`` is stored."""
     if config.out == QUANTIZED:
         return QuantizedStore(config, out.scale, global_scaling(out.global_scale))

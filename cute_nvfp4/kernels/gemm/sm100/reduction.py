@@ -6,13 +6,13 @@ by st.async into its shared memory; it adds them to its own in the order of the 
 stream_k: a cluster that starts in the middle of a tile writes its sums to a workspace in global memory and raises a
 flag; the one that has the tile's first k-tile adds those of the clusters after it, in order, and lowers their flags.
 
-In both a slot of sums is (4, ROW, COLUMN / 4, PRODUCT) fp32.
+In both a slot of sums is fp32 (4, ROW, COLUMN / 4, PRODUCT), the first mode contiguous.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -30,16 +30,16 @@ FLOATS = 4
 """fp32 numbers of a store or load of sixteen bytes."""
 
 
-def slot_layout(config: GemmConfig, columns: int) -> cute.Layout:
-    """(4, ROW, COLUMN / 4, PRODUCT) to bytes."""
-    return cute.make_layout(
-        (FLOATS, CTA_ROWS, columns // FLOATS, config.products),
-        stride=(4, FLOATS * 4, FLOATS * 4 * CTA_ROWS, 4 * CTA_ROWS * columns),
-    )
-
-
 def slot_bytes(config: GemmConfig, columns: int) -> int:
     return 4 * config.products * columns * CTA_ROWS
+
+
+class Quad(NamedTuple):
+    """Four columns of a thread's row: their product, their first register, and bytes from the start of a slot."""
+
+    product: int
+    first: int
+    offset: Int32
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,11 @@ class Slots:
     columns: int
     row: Int32
 
-    def quads(self, column: int) -> list[tuple[int, int, Any]]:
-        """Of the epilogue tile that starts at ``column``: (product, first register, bytes from the start of a slot) of
-        each four columns."""
+    def quads(self, column: int) -> list[Quad]:
+        """Of the epilogue tile that starts at ``column``."""
         config = self.config
         return [
-            (p, j, ((p * self.columns + column + j) // FLOATS * CTA_ROWS + self.row) * (FLOATS * 4))
+            Quad(p, j, ((p * self.columns + column + j) // FLOATS * CTA_ROWS + self.row) * (FLOATS * 4))
             for p in range(config.products)
             for j in range(0, config.epi_tile_n, FLOATS)
         ]
