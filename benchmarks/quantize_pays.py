@@ -77,10 +77,10 @@ def weights(n: int, generator: torch.Generator) -> BlockScaledTensor:
 
 
 def check(x: torch.Tensor, rule: str, scale: object) -> None:
-    """Raises unless the kernels give the torch backend's bytes."""
+    """Raises unless the kernels give the reference's bytes."""
     got, want = (quantize(x, rule=rule, global_scale=scale, backend=backend) for backend in ("cuda", "reference"))
     if not (torch.equal(got.data, want.data) and torch.equal(got.scale, want.scale)):
-        raise AssertionError(f"{rule} on {tuple(x.shape)} differs from the torch backend")
+        raise AssertionError(f"{rule} on {tuple(x.shape)} differs from the reference")
 
 
 def check_product(a: BlockScaledTensor, b: BlockScaledTensor) -> None:

@@ -281,4 +281,4 @@ def _epilogue(c: GemmConfig) -> float:
     """Tensor memory to output, of one tile; threads that store rows fill the sectors of memory less well than TMA."""
     epi_tiles = c.products * c.slice_n / 32
     direct = c.store == "direct" and c.out_major == "n"
-    return epi_tiles * rates.PIECE_US * (rates.DIRECT_FACTOR if direct else 1.0)
+    return epi_tiles * rates.EPI_TILE_US * (rates.DIRECT_FACTOR if direct else 1.0)

@@ -1,4 +1,4 @@
-"""The fused search for the best scale gives the bits of the torch backend, and so the minimum over all scales."""
+"""The fused search for the best scale gives the bits of the reference, and so the minimum over all scales."""
 
 from __future__ import annotations
 

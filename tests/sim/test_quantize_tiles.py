@@ -1,4 +1,4 @@
-"""The fused kernels of square tiles give the bits of the torch backend."""
+"""The fused kernels of square tiles give the bits of the reference."""
 
 from __future__ import annotations
 

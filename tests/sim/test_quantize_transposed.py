@@ -1,4 +1,4 @@
-"""The fused kernels that read x where K is strided give the bits of the torch backend."""
+"""The fused kernels that read x where K is strided give the bits of the reference."""
 
 from __future__ import annotations
 

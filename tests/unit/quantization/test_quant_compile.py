@@ -1,4 +1,4 @@
-"""The torch backend under ``torch.compile``: one graph, and the bits of eager torch."""
+"""The reference under ``torch.compile``: one graph, and the bits of eager torch."""
 
 from __future__ import annotations
 
