@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from ..errors import OperandError, explain
 from ..formats import FORMATS
-from ..kernels.gemm.config import CTA_ROWS, MAX_CLUSTER, MIN_EPI_TILE_N, SPLITS, TILE_BYTES, TILE_N, can_implement
+from ..kernels.gemm.config import CTA_ROWS, MAX_CLUSTER, MIN_EPI_TILE_N, SPLITS, TILE_BYTES, TILE_N
+from ..kernels.gemm.limits import can_implement
 from ..target import Architecture
 from . import gemm_table
 from .gemm_model import Prediction, has_room, predict

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...errors import explain
-from .config import OUT_BYTES, GemmConfig, can_implement
+from .config import OUT_BYTES, GemmConfig
+from .limits import can_implement
 
 WINDOW = 32
 """Groups that a warp looks at at a time, one a lane."""
