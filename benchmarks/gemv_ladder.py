@@ -34,12 +34,11 @@ def measure(arch: Architecture, shape: tuple[int, int, int], copy_bytes_s: float
     case = tools.make_case(*shape, seed=1111, device="cuda")
     rungs = []
     for letter, title, rung in tools.ladder(arch):
-        bound = tools.bind(rung, case, arch)
-        call = bound.launcher()
+        call, out = tools.prepare(rung, case, arch)
         call()
         torch.cuda.synchronize()
         try:
-            error = tools.check(case, bound.out)
+            error = tools.check(case, out)
         except AssertionError as wrong:
             raise AssertionError(f"rung {letter} ({title}) on {shape}: {wrong}") from wrong
         timing = Timing.of(time_cuda(call, rule=_RULE, clear=clear))

@@ -2,93 +2,91 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import re
-import sys
 import textwrap
 from collections import Counter
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
+import cells
 import numpy as np
 import torch
 
-if str(Path(__file__).parent) not in sys.path:
-    sys.path.insert(0, str(Path(__file__).parent))
-
-import tensor_tile
-from async_machine import COLUMNS, CONSUMERS, ROWS, TILE_BYTES, Ring
-
+from cute_nvfp4 import simulating
 from cute_nvfp4.errors import SimError
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.runtime.compile import CompiledKernel, build
+from cute_nvfp4.runtime.launch import launcher
+from cute_nvfp4.runtime.signature import Signature
 from cute_nvfp4.scale_layout import to_blocked
-from cute_nvfp4.sim import GlobalMemory, HostModule, Program, Result, Trace, run
+from cute_nvfp4.sim import Trace
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
 from cute_nvfp4.sim.observe.trace import Row
+from cute_nvfp4.target import Target, architecture
 
-HERE = Path(__file__).resolve().parent
+NOTEBOOK = "02_async_machine.ipynb"
 ARCH = "sm_100a"
 LINES = "--generate-line-info"  # source lines in the PTX, as CUTE_DSL_LINEINFO=1 does: messages can then name them
-ADDRESS = ctypes.c_void_p
 STAGE_COLORS = ("tab:blue", "tab:green", "tab:purple", "tab:olive")
 WAITING, OTHER = "tab:orange", "0.85"
 
 
+def machine() -> Any:
+    """The module of the ring's cell."""
+    return cells.module(NOTEBOOK, "async_machine")
+
+
+def tile() -> Any:
+    """The module of the tile's cells."""
+    return cells.module(NOTEBOOK, "tensor_tile")
+
+
 @functools.cache
-def prepared(kernel: Ring | None) -> tuple[CompiledKernel, Program, HostModule]:
-    """The compiled ring, or the tensor tile (None): (kernel, parsed PTX, host code)."""
-    import cutlass
-    from cuda.bindings.driver import CUstream
-    from cutlass.cute import AddressSpace
-    from cutlass.cute.runtime import make_ptr
-
-    def pointer(dtype: type) -> Any:
-        return make_ptr(dtype, 16, AddressSpace.gmem, assumed_align=16)
-
-    if kernel is None:
-        types = [tensor_tile.ELEMENT, tensor_tile.SCALE] * 2 + [cutlass.Float32]
-        host, args = tensor_tile.TensorTile(), [*map(pointer, types), CUstream(0)]
-    else:
-        host, args = kernel, [pointer(cutlass.Float32), pointer(cutlass.Float32), cutlass.Int32(ROWS), CUstream(0)]
-    compiled = build(host, args, name=type(host).__name__, arch=ARCH, options=LINES)
-    return compiled, Program.parse(compiled.ptx), HostModule(compiled.host_ir, compiled.entry)
+def compiled(host: Any, arguments: type) -> tuple[CompiledKernel, Signature]:
+    """A kernel of the notebook with source lines in its PTX, and its arguments."""
+    signature = Signature(arguments)
+    kernel = build(host, signature.examples(), name=type(host).__name__, arch=ARCH, options=LINES)
+    return kernel, signature
 
 
-def launch(kernel: Ring | None, tensors: dict[str, torch.Tensor], sizes: list[int], **options: Any) -> Result:
-    """Simulates the only launch of a kernel; the last of ``tensors`` is written, the others are not."""
-    _, program, host = prepared(kernel)
-    memory = GlobalMemory()
-    for name, tensor in tensors.items():
-        memory.add(tensor, name=name, writable=name == list(tensors)[-1])
-    pointers = [ADDRESS(t.data_ptr()) for t in tensors.values()]
-    (only,) = host.call([*pointers, *map(ctypes.c_int32, sizes), ADDRESS(0)])
-    return run(program, only, memory, **{"checks": False} | options)
+def launch(host: Any, arguments: type, tensors: dict[str, torch.Tensor], *sizes: int, **options: Any) -> None:
+    """Simulates a kernel, by default without checks; the last of ``tensors`` is written, the others are not."""
+    kernel, signature = compiled(host, arguments)
+    values = arguments(*(t.data_ptr() for t in tensors.values()), *sizes)
+    touched = {name: (t, name == list(tensors)[-1]) for name, t in tensors.items()}
+    with simulating(ARCH, **{"checks": False} | options):
+        run = launcher(kernel, Target(architecture(ARCH), "sim"), signature.types)
+        run(signature.values(values, 0), lambda: touched)
 
 
-def run_ring(ring: Ring, x: torch.Tensor, **options: Any) -> torch.Tensor:
+def run_ring(ring: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:
     """y (2, 32) of ``ring`` for x (R, 32) fp32; NaN where nothing was written."""
-    y = torch.full((CONSUMERS, COLUMNS), torch.nan)
-    launch(ring, {"x": x, "y": y}, [len(x)], **options)
+    y = torch.full((machine().CONSUMERS, machine().COLUMNS), torch.nan)
+    launch(ring, machine().RingArguments, {"x": x, "y": y}, len(x), **options)
     return y
 
 
 def ring_reference(x: torch.Tensor) -> torch.Tensor:
     """What y must be."""
-    return x.reshape(-1, CONSUMERS, ROWS // CONSUMERS, COLUMNS).sum((0, 2))
+    m = machine()
+    return x.reshape(-1, m.CONSUMERS, m.ROWS // m.CONSUMERS, m.COLUMNS).sum((0, 2))
+
+
+@functools.cache
+def tensor_tile() -> Any:
+    return tile().TensorTile()
 
 
 def run_tile(a: BlockScaledTensor, b: BlockScaledTensor, **options: Any) -> torch.Tensor:
     """C (128, 128) fp32 of two operands with row-major scales."""
-    c = torch.full((tensor_tile.M, tensor_tile.N), torch.nan)
+    c = torch.full((tile().M, tile().N), torch.nan)
     tensors = {"a": a.data, "sfa": to_blocked(a.scale), "b": b.data, "sfb": to_blocked(b.scale), "c": c}
-    launch(None, tensors, [], **options)
+    launch(tensor_tile(), tile().TileArguments, tensors, **options)
     return c
 
 
-def outcomes(ring: Ring, x: torch.Tensor, schedules: list, **options: Any) -> Counter:
+def outcomes(ring: Any, x: torch.Tensor, schedules: list, **options: Any) -> Counter:
     """How often a ring was right, wrong, or stopped by which hazard, over schedules."""
     found: Counter = Counter()
     for schedule in schedules:
@@ -109,16 +107,16 @@ def caught(call: Callable[[], Any]) -> SimError:
     raise AssertionError("no hazard was reported")
 
 
-def barrier_name(ring: Ring, address: int) -> str:
-    """ "The barrier at a shared address of the ring's kernel: full[s] or empty[s]."""
-    first = SHARED_BASE + ring.stages * TILE_BYTES + CONSUMERS * COLUMNS * 4
+def barrier_name(ring: Any, address: int) -> str:
+    """The barrier at a shared address of the ring's kernel: full[s] or empty[s]."""
+    first = SHARED_BASE + ring.stages * machine().TILE_BYTES + machine().CONSUMERS * machine().COLUMNS * 4
     kind, stage = divmod((address - first) // 8, ring.stages)
     return f"{('full', 'empty')[kind]}[{stage}]"
 
 
-def tell(error: SimError, ring: Ring) -> None:
+def tell(error: SimError, ring: Any) -> None:
     """Prints a hazard: barriers by their names, the kernel's mangled name and folders left out."""
-    text = str(error).replace(f"{HERE}/", "")
+    text = str(error).replace(f"{cells.FOLDER}/", "")
     text = re.sub(r"kernel_cutlass_\w+", "ring", text)
     text = re.sub(r"mbarrier at shared address (0x[0-9a-f]+)", lambda m: barrier_name(ring, int(m[1], 16)), text)
     print(type(error).__name__)
@@ -131,7 +129,7 @@ def show_lines(error: SimError) -> None:
     """Prints the source lines that a hazard names, in their order."""
     print()
     for name, number in dict.fromkeys(re.findall(r"(\w+\.py):(\d+)", str(error))):
-        print(f"  {name}:{number}:  {(HERE / name).read_text().splitlines()[int(number) - 1].strip()}")
+        print(f"  {name}:{number}:  {(cells.FOLDER / name).read_text().splitlines()[int(number) - 1].strip()}")
 
 
 def loads(rows: list[Row], stages: int) -> list[tuple[int, Row]]:
@@ -199,6 +197,6 @@ def scales_in_tensor_memory(words: np.ndarray) -> np.ndarray:
 
 
 def swizzled(rows: np.ndarray) -> np.ndarray:
-    """(rows, 128) bytes with the 128-byte swizzle applied or undone: 16-byte unit u of row r goes to u ^ (r % 8)."""
-    units = np.arange(8)[None] ^ (np.arange(len(rows)) % 8)[:, None]
-    return np.take_along_axis(rows.reshape(-1, 8, 16), units[..., None], axis=1).reshape(rows.shape)
+    """(rows, 128) bytes with the 128-byte swizzle applied or undone: 16-byte segment s of row r goes to s ^ (r % 8)."""
+    segments = np.arange(8)[None] ^ (np.arange(len(rows)) % 8)[:, None]
+    return np.take_along_axis(rows.reshape(-1, 8, 16), segments[..., None], axis=1).reshape(rows.shape)

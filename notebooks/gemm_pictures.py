@@ -31,10 +31,10 @@ SHORT = 0.035
 """Share of a bar's width under which a label does not fit in."""
 
 
-def _bar(ax: Any, pieces: list[tuple[str, float, Any]], y: float, total: float, labels: bool = True) -> None:
+def _bar(ax: Any, parts: list[tuple[str, float, Any]], y: float, total: float, labels: bool = True) -> None:
     """A stacked horizontal bar of (label, size, colour)."""
     at = 0.0
-    for label, size, color in pieces:
+    for label, size, color in parts:
         ax.barh(y, size, left=at, height=0.7, color=color, edgecolor="white", lw=0.6)
         if labels and size > SHORT * total:
             dark = color not in (FREE, "0.85")
@@ -47,18 +47,18 @@ def shared_memory(ax: Any, configs: list[GemmConfig], labels: list[str]) -> None
     limit = configs[0].arch.shared_bytes / 1024
     for row, config in enumerate(configs):
         plan = SharedPlan(config)
-        pieces: list[tuple[str, float, Any]] = []
+        parts: list[tuple[str, float, Any]] = []
         for _ in range(plan.stages):
             for name, size in plan.stage.parts:
                 key = name.rstrip("0123456789")
-                pieces.append((key if len(key) < 2 else "", size / 1024, PART_COLORS[key]))
-            pieces.append(("", (plan.stage.bytes - plan.stage.loaded) / 1024, FREE))
+                parts.append((key if len(key) < 2 else "", size / 1024, PART_COLORS[key]))
+            parts.append(("", (plan.stage.bytes - plan.stage.loaded) / 1024, FREE))
         for _ in range(OUT_STAGES if plan.staged_output else 0):
-            pieces.append(("out", plan.staged_output / OUT_STAGES / 1024, OUTPUT))
-        pieces.append(("partial sums", plan.partials / 1024, PARTIAL))
-        pieces.append(("", (plan.fixed - plan.staged_output - plan.partials) / 1024, BARRIERS))
-        pieces.append(("free", limit - plan.bytes / 1024, FREE))
-        _bar(ax, pieces, row, limit)
+            parts.append(("out", plan.staged_output / OUT_STAGES / 1024, OUTPUT))
+        parts.append(("partial sums", plan.partials / 1024, PARTIAL))
+        parts.append(("", (plan.fixed - plan.staged_output - plan.partials) / 1024, BARRIERS))
+        parts.append(("free", limit - plan.bytes / 1024, FREE))
+        _bar(ax, parts, row, limit)
     ax.set(xlim=(0, limit), ylim=(len(configs) - 0.5, -0.5), xlabel="KiB of shared memory", title="shared memory")
     ax.set_yticks(range(len(configs)), labels)
     handles = [plt.Rectangle((0, 0), 1, 1, color=c) for c in [*PART_COLORS.values(), OUTPUT, PARTIAL, BARRIERS]]
@@ -70,12 +70,12 @@ def tensor_memory(ax: Any, configs: list[GemmConfig], labels: list[str]) -> None
     """Columns of tensor memory for several configurations."""
     for row, config in enumerate(configs):
         plan = TensorPlan(config)
-        pieces = [(f"accumulator {i}", plan.acc, TILE_COLORS[i]) for i in range(plan.acc_stages)]
-        pieces.append(("", plan.sfa, PART_COLORS["SFA"]))
-        pieces += [("", plan.sfb, PART_COLORS["SFB"])] * config.products
-        pieces.append(("", plan.allocated - plan.used, "0.85"))
-        pieces.append(("not allocated", TMEM_COLUMNS - plan.allocated, FREE))
-        _bar(ax, pieces, row, TMEM_COLUMNS)
+        parts = [(f"accumulator {i}", plan.acc, TILE_COLORS[i]) for i in range(plan.acc_stages)]
+        parts.append(("", plan.sfa, PART_COLORS["SFA"]))
+        parts += [("", plan.sfb, PART_COLORS["SFB"])] * config.products
+        parts.append(("", plan.allocated - plan.used, "0.85"))
+        parts.append(("not allocated", TMEM_COLUMNS - plan.allocated, FREE))
+        _bar(ax, parts, row, TMEM_COLUMNS)
     ax.set(xlim=(0, TMEM_COLUMNS), ylim=(len(configs) - 0.5, -0.5), xlabel="column", title="tensor memory")
     ax.set_xticks(range(0, TMEM_COLUMNS + 1, 64))
     ax.set_yticks(range(len(configs)), labels)
@@ -168,12 +168,12 @@ def segments(config: GemmConfig, tiles: int, steps: int, workers: int) -> list[l
     each, rest = divmod(tiles * steps, workers)
     ends = [worker * each + min(worker, rest) for worker in range(workers + 1)]
     out = []
-    for unit, end in itertools.pairwise(ends):
+    for step, end in itertools.pairwise(ends):
         mine = []
-        while unit < end:
-            tile, first = divmod(unit, steps)
-            mine.append((tile, first, min(steps - first, end - unit)))
-            unit += mine[-1][2]
+        while step < end:
+            tile, first = divmod(step, steps)
+            mine.append((tile, first, min(steps - first, end - step)))
+            step += mine[-1][2]
         out.append(mine)
     return out
 

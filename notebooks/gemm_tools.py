@@ -17,18 +17,18 @@ from unittest import mock
 import torch
 from IPython.display import Markdown, display
 
-from cute_nvfp4 import BlockScaledTensor, gemm, sim
+from cute_nvfp4 import BlockScaledTensor, gemm, simulating
 from cute_nvfp4.errors import SimError
 from cute_nvfp4.kernels.gemm import pipeline_graph as graph
 from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, pipelines
-from cute_nvfp4.ops import gemm as ops
+from cute_nvfp4.ops.gemm import KERNEL
 from cute_nvfp4.planning.gemm import GemmProblem, Plan
 from cute_nvfp4.reference import gemm_reference
 from cute_nvfp4.runtime.compile import CompiledKernel
 from cute_nvfp4.runtime.inspection import disassemble
 from cute_nvfp4.scale_layout import to_blocked
-from cute_nvfp4.sim import Result, run
+from cute_nvfp4.sim import Result
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
 from cute_nvfp4.target import ARCHITECTURES
 
@@ -130,28 +130,20 @@ def error_of(c: Case, out: torch.Tensor) -> float:
 def simulate(c: Case, plan: Plan, kernel: CompiledKernel | None = None, **options: Any) -> Ran:
     """``gemm`` on ``c`` with ``plan``, into an output poisoned with NaN; raises unless the result is right.
 
-    kernel: run this code instead of what ``gemm`` compiles. options: those of ``sim.run`` (trace, counters, schedule,
-    checks). They reach the simulator by way of a substitute for ``sim.run``, for as long as this call lasts.
+    kernel: run this code instead of what ``gemm`` compiles. options: those of ``simulating`` (trace, counters,
+    schedule, checks).
     """
-    results = []
-
-    def run_with_options(program: sim.Program, launch: sim.Launch, memory: sim.GlobalMemory, **_: Any) -> Result:
-        results.append(run(program if kernel is None else _parsed(kernel), launch, memory, **options))
-        return results[-1]
-
     m, n, _ = c.mnk
     out = torch.full((m, n), torch.nan, dtype=getattr(torch, plan.config.out))
-    with mock.patch.object(sim, "run", run_with_options):
+    with simulating(
+        SM_100A.name, kernel=(lambda own: own) if kernel is None else (lambda own: kernel), **options
+    ) as runs:
         gemm(c.a, c.b, out=out, config=plan)
     error = error_of(c, out)
     if not error <= ERROR_BOUND:  # NaN, where nothing was written, is an error too
         raise AssertionError(f"{plan}: error {error:.1e}")
-    return Ran(plan, out, error, *results)
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(kernel: CompiledKernel) -> sim.Program:
-    return sim.Program.parse(kernel.ptx)
+    (only,) = runs
+    return Ran(plan, out, error, only.result)
 
 
 # ---- the compiled code ---------------------------------------------------------------------------------------------
@@ -221,9 +213,7 @@ def with_mistake(config: GemmConfig, edge: str, which: str, **changed: Any) -> C
         for module in [m for name, m in sys.modules.items() if name.startswith("cute_nvfp4.kernels")]:
             if getattr(module, "pipeline_graph", None) is right:
                 patches.enter_context(mock.patch.object(module, "pipeline_graph", wrong))
-        # neither taken from nor put into the cache of compiled kernels
-        patches.enter_context(mock.patch.object(ops, "compile_cached", lambda _, build: build()))
-        return ops.compile_gemm(config)
+        return KERNEL.build(config)  # neither taken from nor put into the cache of compiled kernels
 
 
 def arrivals(count: int, what: str) -> tuple[tuple[str, int], ...]:

@@ -5,35 +5,32 @@ The same code serves the notebook, the tests and ``benchmarks/gemv_ladder.py``.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import cells
 import torch
 
-if str(Path(__file__).parent) not in sys.path:
-    sys.path.insert(0, str(Path(__file__).parent))
-
-from gemv_ladder import RUNGS, RingOfCopies
-
+from cute_nvfp4 import gemv, simulating
 from cute_nvfp4.errors import OperandError, explain
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops import gemv as ops
-from cute_nvfp4.planning.gemv import choose
+from cute_nvfp4.ops.gemv import plan_for
 from cute_nvfp4.reference import gemv_reference
-from cute_nvfp4.runtime.compile import CompiledKernel, build, compile_cached
-from cute_nvfp4.runtime.launch import launcher
+from cute_nvfp4.runtime.backend import resolve
+from cute_nvfp4.runtime.inspection import inspect_cubin
+from cute_nvfp4.runtime.kernel import Kernel
+from cute_nvfp4.runtime.signature import INT32, Pointer, Scalar
+from cute_nvfp4.runtime.simulating import SimulatedLaunch
 from cute_nvfp4.scale_layout import to_blocked
-from cute_nvfp4.sim import GlobalMemory, HostModule, MemoryCounter, Program, Result, run
-from cute_nvfp4.target import Architecture, Target, architecture
+from cute_nvfp4.sim import MemoryCounter, Result
+from cute_nvfp4.target import Architecture, architecture
 
 RESULTS = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
 FINAL = ("f", "the final kernel")
-_TYPES = (*[ctypes.c_void_p] * 5, ctypes.c_int32, ctypes.c_int32, ctypes.c_void_p)
 
 # Figures for the modelled bounds. H200 SXM datasheet: 4.8 TB/s, boost 1.98 GHz. Hopper tuning guide: four schedulers a
 # multiprocessor, each issues one warp instruction a clock; L1 serves 128 bytes (four sectors) a clock.
@@ -119,78 +116,81 @@ def check(case: Case, out: torch.Tensor) -> float:
     return worst
 
 
-def compile_rung(rung: type, arch: Architecture, k: int) -> CompiledKernel:
-    """Compiles a rung for ``arch`` and this K; needs no GPU."""
-    source = hashlib.sha256(Path(sys.modules[rung.__module__].__file__).read_bytes()).hexdigest()
-    return compile_cached(("ladder", source, rung.__name__, arch, k), lambda: _build(rung, arch, k))
+class RungArguments(NamedTuple):
+    """What every rung takes: c (L, M) = A (L, M, K) · b (L, 1, K)."""
 
-
-def _build(rung: type, arch: Architecture, k: int) -> CompiledKernel:
-    import cutlass
-    from cuda.bindings.driver import CUstream
-    from cutlass.cute import AddressSpace
-    from cutlass.cute.runtime import make_ptr
-
-    def pointer(dtype: type, align: int) -> Any:
-        return make_ptr(dtype, align, AddressSpace.gmem, assumed_align=align)
-
-    one = cutlass.Int32(1)
-    args = [*[pointer(cutlass.Uint8, 16)] * 4, pointer(cutlass.Float32, 4), one, one, CUstream(0)]
-    return build(rung(arch, k), args, name=rung.__name__, arch=arch.name)
+    a: Pointer = Pointer("Uint8", 16)
+    sfa: Pointer = Pointer("Uint8", 16)
+    b: Pointer = Pointer("Uint8", 16)
+    sfb: Pointer = Pointer("Uint8", 16)
+    c: Pointer = Pointer("Float32", 4)
+    m: Scalar = INT32
+    batch: Scalar = INT32
 
 
 @dataclass(frozen=True)
-class Bound:
-    """A compiled rung with its arguments: what both ways of running it need. ``out`` is (L, M) fp32."""
+class RungConfig:
+    """Everything that the compiled code depends on, the text of the rung's module too."""
 
-    kernel: CompiledKernel
-    types: tuple
-    values: list
-    tensors: dict[str, tuple[torch.Tensor, bool]]
+    arch: Architecture
+    k: int
+    rung: type = field(repr=False)
+    source: str = ""
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.rung.__name__)
+
+
+KERNEL = Kernel("ladder", RungArguments, lambda config: config.rung(config.arch, config.k))
+
+
+def source_of(rung: type) -> str:
+    """A digest of the file that the rung is compiled from."""
+    return hashlib.sha256(Path(sys.modules[rung.__module__].__file__).read_bytes()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Ran:
+    """A simulated rung: its output (L, M) fp32, and its launch with the kernel and what was counted."""
+
     out: torch.Tensor
-
-    def simulate(self) -> Result:
-        """Executes the launch in the simulator, counting every access to memory."""
-        memory = GlobalMemory()
-        for name, (tensor, writable) in self.tensors.items():
-            memory.add(tensor, name=name, writable=writable)
-        launch, *more = HostModule(self.kernel.host_ir, self.kernel.entry).call(
-            [kind(value) for kind, value in zip(self.types, self.values)]
-        )
-        assert not more
-        return run(Program.parse(self.kernel.ptx), launch, memory, counters=True)
-
-    def launcher(self) -> Callable[[], None]:
-        """A call that launches it on the current CUDA device, on the stream it was bound to."""
-        start = launcher(self.kernel, Target(architecture(self.kernel.arch), "cuda"), self.types)
-        return lambda: start(self.values, self.tensors)
+    launch: SimulatedLaunch
 
 
-def bind(rung: type | None, case: Case, arch: Architecture, *, sm_count: int | None = None) -> Bound:
-    """Compiles ``rung`` (None: the final kernel) for ``case`` and prepares its arguments; ``out`` starts as NaN.
+def runs_on(rung: type | None, arch: Architecture) -> bool:
+    """Whether ``rung`` (None: the final kernel) is a step up on ``arch``."""
+    return rung is None or arch.vector_bytes <= rung.widest_loads
 
-    ``sm_count``: multiprocessors that the final kernel spreads its work over (default: those of the GPU, or of the
-    architecture's example).
+
+def prepare(rung: type | None, case: Case, arch: Architecture, sms: int | None = None) -> tuple[Callable, torch.Tensor]:
+    """(a call that launches ``rung`` on ``case``, its output, poisoned with NaN).
+
+    sms: multiprocessors that the final kernel spreads its work over (default: those of the device).
     """
     m, k, batch = case.shape
     layout = "blocked" if rung is None else rung.scales
     a, b = case.a[layout], case.b[layout]
     out = torch.full((batch, m), float("nan"), device=a.device)
-    stream = torch.cuda.current_stream().cuda_stream if a.device.type == "cuda" else 0
-    tensors = {"a": (a.data, False), "sfa": (a.scale, False), "b": (b.data, False), "sfb": (b.scale, False)}
-    tensors["c"] = (out, True)
     if rung is None:
-        # ops.gemv, taken apart: only so can its launch be counted, and spread over fewer multiprocessors
-        on_gpu = a.device.type == "cuda"
-        device_count = torch.cuda.get_device_properties(a.device).multi_processor_count if on_gpu else arch.sm_count
-        plan = choose(ops._problem(a, b, out), arch, sm_count or device_count)
-        signature = ops.KERNEL.signature(plan.config)
-        values = signature.values(ops._arguments(a, b, out, 1.0, plan.ctas), stream)
-        return Bound(ops.KERNEL.compile(plan.config), signature.types, values, tensors, out)
+        plan = plan_for(a, b, out, sms=sms)
+        return lambda: gemv(a, b, out=out, config=plan), out
     if m % 128 or k % 1024:
         raise OperandError(explain("M, K of a rung", got=(m, k), expected="multiples of 128 and 1024"))
-    values = [a.data.data_ptr(), a.scale.data_ptr(), b.data.data_ptr(), b.scale.data_ptr(), out.data_ptr()]
-    return Bound(compile_rung(rung, arch, k), _TYPES, [*values, m, batch, stream], tensors, out)
+    config = RungConfig(arch, k, rung, source_of(rung))
+    tensors = {"a": a.data, "sfa": a.scale, "b": b.data, "sfb": b.scale, "c": out}
+    arguments = RungArguments(*(x.data_ptr() for x in tensors.values()), m, batch)
+    touched = {name: (tensor, tensor is out) for name, tensor in tensors.items()}
+    target = resolve("auto", a.device)
+    return lambda: KERNEL.run(config, target, a.device, arguments, lambda: touched), out
+
+
+def simulate(rung: type | None, case: Case, arch: str, sms: int | None = None, **options: Any) -> Ran:
+    """Runs ``rung`` in the simulator, counting every access to memory."""
+    with simulating(arch, counters=True, **options) as runs:
+        call, out = prepare(rung, case, architecture(arch), sms)
+        call()
+    return Ran(out, *runs)
 
 
 @dataclass(frozen=True)
@@ -242,11 +242,10 @@ class Figures:
         }
 
 
-def figures(bound: Bound, case: Case, result: Result) -> Figures:
-    """Puts together what the simulator counted in ``result`` and what inspection says of the cubin."""
-    from cute_nvfp4.runtime.inspection import inspect_cubin
-
-    report = inspect_cubin(bound.kernel.cubin, bound.kernel.ptx).kernel
+def figures(run: Ran, case: Case) -> Figures:
+    """Puts together what the simulator counted and what inspection says of the cubin."""
+    result, kernel = run.launch.result, run.launch.kernel
+    report = inspect_cubin(kernel.cubin, kernel.ptx).kernel
     loads = global_loads(result)
     return Figures(
         elements=case.elements,
@@ -267,9 +266,6 @@ def global_loads(result: Result) -> list[MemoryCounter]:
 
 
 def ladder(arch: Architecture) -> list[tuple[str, str, type | None]]:
-    """(letter, title, class) of the rungs for ``arch``, the final kernel (None) last.
-
-    The ring of copies mends what loads narrower than a lane's 32 bytes do, so it is no rung where they are as wide.
-    """
-    rungs = [r for r in RUNGS if r is not RingOfCopies or arch.vector_bytes < 32]
-    return [*((r.letter, r.title, r) for r in rungs), (*FINAL, None)]
+    """(letter, title, class) of the rungs for ``arch``, the final kernel (None) last."""
+    rungs = [x for x in vars(cells.module("01_gemv.ipynb", "gemv_ladder")).values() if getattr(x, "letter", "")]
+    return [*((r.letter, r.title, r) for r in rungs if runs_on(r, arch)), (*FINAL, None)]

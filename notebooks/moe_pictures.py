@@ -9,7 +9,6 @@ import gemm_pictures
 import numpy as np
 import torch
 from gemm_timeline import TILE_COLORS
-from moe_tools import Routing
 
 from cute_nvfp4 import GroupedRows, from_blocked
 from cute_nvfp4.kernels.gemm.config import GemmConfig
@@ -28,7 +27,7 @@ PADDING, UNUSED = "0.85", "0.96"
 
 
 def stacked(ax: Any, roads: dict[str, dict[str, float]]) -> None:
-    """A bar for each road, a piece for each of ``PARTS``, in KiB."""
+    """A bar for each road, a part for each of ``PARTS``, in KiB."""
     for row, parts in enumerate(roads.values()):
         at = 0.0
         for name, color in PARTS.items():
@@ -69,7 +68,7 @@ def _box(ax: Any, row: float, left: float, width: float, color: Any, text: str, 
         ax.text(left + width / 2, row, text, ha="center", va="center", color="white", fontsize=8)
 
 
-def routing(axes: Any, r: Routing) -> None:
+def routing(axes: Any, r: Any) -> None:
     """Left the weight of every expert for every token, right the rows that each expert gets."""
     tokens, groups = r.expert.shape[0], len(r.counts)
     image = torch.zeros(tokens, groups).scatter_(1, r.expert, r.weight).T

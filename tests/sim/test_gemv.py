@@ -172,9 +172,10 @@ def test_torch_dtypes_and_uint8_are_the_same(arch: str) -> None:
 
 def test_a_plan_given_is_run_or_refused() -> None:
     problem = make(Case(256, 1024))
-    plan = plan_for(problem.a, problem.b, problem.out)
+    out = torch.empty(1, 256, device=problem.a.device)
+    plan = plan_for(problem.a, problem.b, out)
     other = replace(plan, config=replace(plan.config, warps_m=8, warps_k=2, k=1024))
-    gemv_problems.check(problem, gemv(problem.a, problem.b, out=problem.out, config=other))
+    gemv_problems.check(problem, gemv(problem.a, problem.b, out=out, config=other))
     for changes, words in (
         ({"warps_k": 8}, "warps_k of the plan"),
         ({"k": 512}, "k of the plan: got 512"),

@@ -12,13 +12,15 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "notebooks"))
 
 import async_tools as tools
-import tensor_tile
-from async_machine import ROWS, Ring
+import cells
 
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.reference import gemm_reference
 from cute_nvfp4.sim import Schedule, Trace, adversarial
 from cute_nvfp4.sim.observe.inspect_memory import Snapshots
+
+Ring, ROWS = tools.machine().Ring, tools.machine().ROWS
+tensor_tile = tools.tile()
 
 MISTAKES = {
     "no wait for empty": (Ring(wait_empty=False), {"MbarrierMisuse", "Deadlock", "Race", "CopiesInFlight"}),
@@ -50,7 +52,7 @@ def test_mistake_is_found_under_every_schedule(name: str) -> None:
 
 def test_race_names_both_lines() -> None:
     text = str(tools.caught(lambda: tools.run_ring(Ring(released_by=1), tiles(8), checks=True)))
-    source = Path(tools.HERE, "async_machine.py").read_text().splitlines()
+    source = Path(cells.FOLDER, "async_machine.py").read_text().splitlines()
     for part in ("total += ring[", "cute.copy(load, "):
         (line,) = (number for number, code in enumerate(source, 1) if part in code)
         assert f"async_machine.py:{line})" in text

@@ -12,17 +12,21 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "notebooks"))
 
+import cells
 import ladder_tools as tools
-from gemv_ladder import RUNGS, OneThreadARow, RingOfCopies, SharedVector, TileOfQuads, WideAndPacked
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.sim import Race
 from cute_nvfp4.target import architecture
 
+ladder = cells.module("01_gemv.ipynb", "gemv_ladder")
+OneThreadARow, WideAndPacked = ladder.OneThreadARow, ladder.WideAndPacked
+SharedVector, TileOfQuads, RingOfCopies = ladder.SharedVector, ladder.TileOfQuads, ladder.RingOfCopies
+RUNGS = (OneThreadARow, ladder.OneWarpARow, WideAndPacked, SharedVector, TileOfQuads, RingOfCopies)
 ROOT = Path(__file__).resolve().parents[2]
 ARCHS = ("sm_90a", "sm_100a")
-# all shapes: several blocks of threads, fewer slices than a ring has stages, a batch
+# all shapes: several CTAs, fewer slices than a ring has stages, a batch
 SHAPES = ((256, 2048, 1), (128, 1024, 2))
 
 
@@ -36,10 +40,7 @@ def cases() -> dict:
 def test_rung_is_right(rung: type | None, arch: str, cases: dict) -> None:
     """Every E2M1 code and finite E4M3 scale; outputs start as NaN, so that none may stay unwritten."""
     for case in cases.values():
-        bound = tools.bind(rung, case, architecture(arch), sm_count=3)
-        assert bound.out.isnan().all()
-        bound.simulate()
-        tools.check(case, bound.out)
+        tools.check(case, tools.simulate(rung, case, arch, sms=3).out)
 
 
 def test_case_has_the_full_range(cases: dict) -> None:
@@ -54,9 +55,7 @@ def test_case_has_the_full_range(cases: dict) -> None:
 def test_nan_scales_stay_in_their_rows(rung: type) -> None:
     case = tools.make_case(128, 1024, nan=True)
     assert 0 < int(case.expected.isnan().sum()) < 128
-    bound = tools.bind(rung, case, architecture("sm_100a"))
-    bound.simulate()
-    tools.check(case, bound.out)
+    tools.check(case, tools.simulate(rung, case, "sm_100a").out)
 
 
 def test_check_refuses_small_errors_and_unwritten_outputs(cases: dict) -> None:
@@ -79,44 +78,37 @@ class WrongRows(TileOfQuads):
         return (quad & 3) + (quad >> 2) * 64 + i * 16
 
 
-class LostPiece(SharedVector):
+class LostWords(SharedVector):
     """Reads b in another order than it was staged in."""
 
     word_shape, word_stride = (4, 32, 1 << 16), (1, 4, 128)
 
 
-@pytest.mark.parametrize("mutant", [WrongRows, LostPiece])
+@pytest.mark.parametrize("mutant", [WrongRows, LostWords])
 def test_a_wrong_rung_is_found(mutant: type, cases: dict) -> None:
     case = cases[256, 2048, 1]
-    bound = tools.bind(mutant, case, architecture("sm_100a"))
     with pytest.raises((AssertionError, Race)):
-        bound.simulate()
-        tools.check(case, bound.out)
+        tools.check(case, tools.simulate(mutant, case, "sm_100a").out)
 
 
 def test_scales_of_another_row_are_found(cases: dict) -> None:
     case = cases[256, 2048, 1]
     a = case.a["rowmajor"]
     rolled = BlockScaledTensor(a.data, a.scale.view(torch.uint8).roll(1, dims=1).view(torch.float8_e4m3fn))
-    bound = tools.bind(
-        OneThreadARow,
-        tools.Case({"rowmajor": rolled, "blocked": case.a["blocked"]}, case.b, case.expected, case.magnitude),
-        architecture("sm_90a"),
-    )
-    bound.simulate()
+    mixed = tools.Case({"rowmajor": rolled, "blocked": case.a["blocked"]}, case.b, case.expected, case.magnitude)
+    out = tools.simulate(OneThreadARow, mixed, "sm_90a").out
     with pytest.raises(AssertionError):
-        tools.check(case, bound.out)
+        tools.check(case, out)
 
 
 @pytest.mark.parametrize("shape", [(64, 1024), (128, 512)])
 def test_sizes_that_a_rung_does_not_take_are_refused(shape: tuple[int, int]) -> None:
     with pytest.raises(OperandError, match="multiples of 128 and 1024"):
-        tools.bind(OneThreadARow, tools.make_case(*shape), architecture("sm_90a"))
+        tools.simulate(OneThreadARow, tools.make_case(*shape), "sm_90a")
 
 
 def _figures(rung: type | None, arch: str, case: tools.Case) -> tools.Figures:
-    bound = tools.bind(rung, case, architecture(arch), sm_count=4)
-    return tools.figures(bound, case, bound.simulate())
+    return tools.figures(tools.simulate(rung, case, arch, sms=4), case)
 
 
 def test_two_half_loads_ask_for_everything_twice_and_the_ring_does_not(cases: dict) -> None:
@@ -125,8 +117,8 @@ def test_two_half_loads_ask_for_everything_twice_and_the_ring_does_not(cases: di
     data_sectors = 256 * 1024 // 32
     found = {}
     for rung, arch, width in ((TileOfQuads, "sm_90a", 16), (TileOfQuads, "sm_100a", 32), (RingOfCopies, "sm_90a", 16)):
-        bound = tools.bind(rung, case, architecture(arch))
-        loads = [x for x in tools.global_loads(bound.simulate()) if x.width == width]
+        result = tools.simulate(rung, case, arch).launch.result
+        loads = [x for x in tools.global_loads(result) if x.width == width]
         found[rung, arch] = sum(x.sectors for x in loads) / data_sectors
     assert found == {(TileOfQuads, "sm_90a"): 2.0, (TileOfQuads, "sm_100a"): 1.0, (RingOfCopies, "sm_90a"): 1.0}
 
@@ -160,7 +152,8 @@ def test_rungs_are_right_on_the_gpu() -> None:
 
     arch, case = resolve("cuda", "cuda").arch, tools.make_case(1024, 7168, 2, device="cuda")
     for _, _, rung in tools.ladder(arch):
-        bound = tools.bind(rung, case, arch)
-        bound.launcher()()
+        call, out = tools.prepare(rung, case, arch)
+        assert out.isnan().all()
+        call()
         torch.cuda.synchronize()
-        tools.check(case, bound.out)
+        tools.check(case, out)

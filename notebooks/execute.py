@@ -1,0 +1,75 @@
+"""Executes notebooks and stores their outputs: ``python notebooks/execute.py [NOTEBOOK ...]`` (default: all).
+
+``tests/unit/test_notebooks.py`` executes them too and compares what they print with what is stored. Pictures and
+times are not compared.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import sys
+from pathlib import Path
+
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).resolve().parent
+TIMES = "seconds on this machine"
+ADDRESS = re.compile(r"0x[0-9a-f]{9,}")
+NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?|-?\d+e[+-]?\d+")
+
+
+def notebooks() -> list[Path]:
+    return sorted(FOLDER.glob("*.ipynb"))
+
+
+def executed(path: Path) -> nbformat.NotebookNode:
+    """The notebook with its outputs of now; raises if a cell does."""
+    notebook = nbformat.read(path, as_version=4)
+    NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(FOLDER)}}, record_timing=False).execute()
+    notebook.metadata.pop("language_info", None)
+    return notebook
+
+
+def text_of(notebook: nbformat.NotebookNode) -> list[str]:
+    """The lines that the cells print, without pictures, times and addresses of memory."""
+    lines = []
+    for number, cell in enumerate(notebook.cells):
+        for output in cell.get("outputs", []):
+            data = output.get("data", {})
+            text = output.get("text") or data.get("text/markdown") or data.get("text/plain", "")
+            if output.get("name") != "stderr" and not text.startswith("<Figure"):
+                lines += [f"# cell {number}", *text.splitlines()]
+    return [ADDRESS.sub("(address)", line) for line in lines if not line.startswith(TIMES)]
+
+
+def difference(stored: nbformat.NotebookNode, now: nbformat.NotebookNode) -> str:
+    """The lines in which two executions differ, or an empty string.
+
+    Whole numbers must be equal. Numbers with a point may differ by 2 % or a last digit, and those below 10⁻⁴ may be
+    any: they are rounding errors, which depend on the processor.
+    """
+    ours, theirs = text_of(stored), text_of(now)
+    if len(ours) == len(theirs) and all(map(_same, ours, theirs)):
+        return ""
+    return "\n".join(difflib.unified_diff(ours, theirs, "stored", "now", lineterm="", n=1))
+
+
+def _same(line: str, other: str) -> bool:
+    numbers, others = NUMBER.findall(line), NUMBER.findall(other)
+    return NUMBER.sub("#", line) == NUMBER.sub("#", other) and all(map(_near, numbers, others))
+
+
+def _near(number: str, other: str) -> bool:
+    if number == other:
+        return True
+    x, y = float(number), float(other)
+    last_digit = 10.0 ** -len(number.partition(".")[2]) if "e" not in number else 0.0
+    return abs(x - y) <= max(0.02 * abs(x), 1.01 * last_digit) or max(abs(x), abs(y)) < 1e-4
+
+
+if __name__ == "__main__":
+    for path in [Path(name).resolve() for name in sys.argv[1:]] or notebooks():
+        nbformat.write(executed(path), path)
+        print(path.name)

@@ -1,0 +1,44 @@
+"""The notebooks run, and what they print is what is stored in them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "notebooks"))
+
+import execute
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("path", execute.notebooks(), ids=lambda path: path.stem)
+def test_stored_outputs_are_those_of_now(path: Path) -> None:
+    stored = nbformat.read(path, as_version=4)
+    assert any(cell.get("outputs") for cell in stored.cells), f"python notebooks/execute.py notebooks/{path.name}"
+    differs = execute.difference(stored, execute.executed(path))
+    assert not differs, f"to store new outputs: python notebooks/execute.py notebooks/{path.name}\n{differs}"
+
+
+def notebook(text: str) -> nbformat.NotebookNode:
+    output = nbformat.v4.new_output("stream", text=text)
+    return nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("", outputs=[output])])
+
+
+@pytest.mark.parametrize(
+    "stored, now, same",
+    [
+        ("40 instructions", "41 instructions", False),
+        ("18.31 dB", "18.32 dB", True),
+        ("18.3 dB", "19.3 dB", False),
+        ("error 1.2e-07", "error 3.4e-08", True),
+        ("error 1.2e-02", "error 3.4e-02", False),
+        ("a line", "another line", False),
+        ("a line", "a line\nmore", False),
+        ("seconds on this machine: 1.20", "seconds on this machine: 9.87", True),
+    ],
+)
+def test_what_is_compared(stored: str, now: str, same: bool) -> None:
+    assert (execute.difference(notebook(stored), notebook(now)) == "") == same
