@@ -18,7 +18,8 @@ from ....ptx.arithmetic import rcp_rn
 from ....ptx.memory import store_global
 from ....ptx.move import f32_bits
 from ....scale_layout import ATOM_COLS, ATOM_ROWS, cute_layout
-from ...quantize.block.rules import quantize_block
+from ...quantize.block.quantize_block import quantize_block
+from ...quantize.block.records import BlockContext, GlobalFactor
 from ...quantize.config import QuantizeConfig
 from ..config import GemmConfig
 from ..epilogue import OutputMatrix, Position
@@ -26,20 +27,12 @@ from ..epilogue import OutputMatrix, Position
 _WORDS = NVFP4.block_bytes // 4
 
 
-class GlobalScaling(NamedTuple):
-    """A global scale, its reciprocal, and whether it is in range (0 or 1): everything is NaN where it is not."""
-
-    scale: Float32
-    inverse: Float32
-    valid: Int32
-
-
-def global_scaling(global_scale: cute.Pointer) -> GlobalScaling:
-    """Reads the global scale."""
+def global_scaling(global_scale: cute.Pointer) -> GlobalFactor:
+    """Reads the global scale; everything is NaN where it is out of range. Rule "max" needs no more."""
     value = cute.make_tensor(global_scale, cute.make_layout(1))[0]
     inside = (value >= SMALLEST_GLOBAL_SCALE) & (value <= LARGEST_GLOBAL_SCALE)
     value = cutlass.select_(inside, value, Float32(1.0))
-    return GlobalScaling(value, rcp_rn(value), cutlass.select_(inside, Int32(1), Int32(0)))
+    return GlobalFactor(value, rcp_rn(value), None, None, cutlass.select_(inside, Int32(1), Int32(0)))
 
 
 class QuantizedBlocks(NamedTuple):
@@ -49,14 +42,12 @@ class QuantizedBlocks(NamedTuple):
     words: list[Uint32]
 
 
-def quantize_blocks(config: GemmConfig, values: list[Float32], scaling: GlobalScaling) -> QuantizedBlocks:
+def quantize_blocks(config: GemmConfig, values: list[Float32], scaling: GlobalFactor) -> QuantizedBlocks:
     rule = QuantizeConfig(config.arch, dtype="float32")
-    # the last two are for rules that compare errors, and seed and index for stochastic rounding: neither is wanted here
-    factor = (scaling.scale, scaling.inverse, scaling.scale, scaling.scale)
     codes, words = Uint32(0), []
     for i in range(0, len(values), NVFP4.block):
         block = tuple(f32_bits(x) for x in values[i : i + NVFP4.block])
-        code, found = quantize_block(rule, block, factor, (), scaling.valid, (), Int64(0))
+        code, found = quantize_block(rule, block, BlockContext(scaling))
         codes = codes | (code << Uint32(i // NVFP4.block * 8))
         words += found
     return QuantizedBlocks(codes, words)
@@ -68,7 +59,7 @@ class QuantizedStore:
 
     config: GemmConfig
     scale: cute.Pointer
-    scaling: GlobalScaling
+    scaling: GlobalFactor
 
     @cute.jit
     def write(self, values: cute.Tensor, at: Position, out: OutputMatrix, buffer: cutlass.Constexpr[int], warp: Int32):
