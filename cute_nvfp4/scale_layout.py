@@ -35,6 +35,7 @@ __all__ = [
     "blocked_view",
     "cute_atom",
     "cute_layout",
+    "cute_layout_of_atoms",
     "from_blocked",
     "is_blocked",
     "offset",
@@ -75,9 +76,13 @@ def cute_layout(rows: Any, cols: Any, batch: Any = 1) -> Any:
     ``(((32, 4), rest_m), (4, rest_k), batch)``, so that a plain row and a plain column index it (CuTe splits them
     colexicographically). ``rows``, ``cols`` and ``batch`` are Python integers or traced ``Int32``.
     """
+    return cute_layout_of_atoms(*_rest(rows, cols), batch)
+
+
+def cute_layout_of_atoms(rest_m: Any, rest_k: Any, batch: Any = 1) -> Any:
+    """:func:`cute_layout` of ``rest_m`` × ``rest_k`` atoms."""
     import cutlass.cute as cute
 
-    rest_m, rest_k = _rest(rows, cols)
     stride_m, stride_k, stride_l = _rest_stride(rest_m, rest_k)
     return cute.make_layout(
         ((ATOM_SHAPE[0], rest_m), (ATOM_SHAPE[1], rest_k), batch),

@@ -177,11 +177,11 @@ def compile_quantize(
 
 
 def _host(config: QuantizeConfig) -> Callable[..., Any]:
-    from ..kernels.quantize.row import Quantize
+    from ..kernels.quantize.row import QuantizeRow
     from ..kernels.quantize.tile import QuantizeTile
     from ..kernels.quantize.transposed import QuantizeTransposed
 
-    kernel = QuantizeTransposed if config.transposed else QuantizeTile if config.tile else Quantize
+    kernel = QuantizeTransposed if config.transposed else QuantizeTile if config.tile else QuantizeRow
     return kernel(config)
 
 

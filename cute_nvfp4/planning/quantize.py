@@ -150,12 +150,12 @@ def _resident_rows(config: QuantizeConfig) -> int:
     shared = config.warps * (WARP_ROWS * WARP * config.block_bytes + 8 * WARP_ROWS) + 2048
     # the system takes a kilobyte of each CTA's
     most = (config.arch.shared_bytes + 1024) // (shared + 1024) if config.bulk else 16
-    if config.searches:
+    if config.tries_all_scales:
         # where four would spill registers
         wanted = 3 if config.ragged or config.stochastic or config.item_bytes == 4 else 4
     elif config.stochastic:
         wanted = 3
-    elif config.has_usual_way:
+    elif config.has_fast_path:
         # for 4/6 more registers are worth more than more warps
         wanted = 4 if config.choice else 10
     else:
@@ -169,7 +169,7 @@ def _resident_others(config: QuantizeConfig) -> int:
         return 2
     if config.transposed:
         return 4 if config.block == 16 else 3
-    return 4 if config.has_usual_way and not config.choice else 3
+    return 4 if config.has_fast_path and not config.choice else 3
 
 
 def _grid(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> tuple[int, Walk]:
@@ -188,9 +188,9 @@ def _grid(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> tupl
     else:
         inner = -(-columns // WARP)
         count = busy = inner * atoms * (ROW_STEP // config.warps)
-        if config.searches:
+        if config.tries_all_scales:
             waves = _WAVES_OF_SEARCHES
-        elif config.defers and config.choice != "abs_max":
+        elif config.defers_undecided and config.choice != "abs_max":
             waves = _WAVES_OF_SUMS
     ctas = max(1, min(busy, waves * config.min_blocks * places))
     if config.transposed or config.tile:

@@ -10,8 +10,7 @@ import torch
 from quantize_problems import DTYPES, differences, edges, fused, near_ties
 
 from cute_nvfp4.formats import decode_e4m3
-from cute_nvfp4.kernels.quantize.block import optimal as optimal
-from cute_nvfp4.kernels.quantize.block import search as search
+from cute_nvfp4.kernels.quantize.block import optimal, optimal_definition
 from cute_nvfp4.runtime import kernel as runtime_kernel
 
 pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
@@ -116,7 +115,7 @@ MUTANTS = {
     "no candidates below the window": (optimal, "_may_be_better", _never, "uniform", SCALES[0]),
     "estimates always decide": (optimal, "_NEAR", -1.0, "integers", SCALES[2]),
     "halves of a unit for whole ones": (optimal, "HALF_UNIT", 0x00800080, "normal", SCALES[0]),
-    "bounds too narrow": (search, "ERROR_MARGIN", 0.1, "from large to small", 2.0**6),
+    "bounds too narrow": (optimal_definition, "ERROR_MARGIN", 0.1, "from large to small", 2.0**6),
 }
 
 

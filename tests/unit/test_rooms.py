@@ -188,7 +188,7 @@ def test_the_simulator_knows_nothing_of_nvfp4() -> None:
             assert "nvfp4" not in text, module
 
 
-LONG = {"kernels": "kernels/quantize/row.py: kernel has 101 lines"}
+LONG: dict[str, str] = {}
 
 
 @pytest.mark.parametrize("folder", _rooms(LONG))

@@ -1,9 +1,9 @@
 """The largest finite magnitude of a tensor: the first of the two passes where the global scale is to be computed.
 
-Warps walk pieces of rows, 2 KiB at a time where x is aligned to 16 bytes, so that each lane has four loads under way
-(where elements are to be rotated first, of its own 64 bytes, elsewhere of every 32nd part of the piece);
-their maxima meet in shared memory, and those of the blocks of threads in one atomic maximum (magnitudes are ordered as
-their bits are). A thread that meets infinity or NaN looks at its elements again, one by one.
+Warps walk chunks of rows, 2 KiB at a time where x is aligned to 16 bytes, so that each lane has four loads under way
+(where elements are to be rotated first, of its own 64 bytes, elsewhere of every 32nd part of the chunk);
+their maxima meet in shared memory, and those of the CTAs in one atomic maximum (magnitudes are ordered as
+their bits are). A thread that meets infinity or NaN takes its elements again, one by one.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Amax:
         self.config = config
 
     @property
-    def piece_bytes(self) -> int:
+    def chunk_bytes(self) -> int:
         """Bytes of a row that a warp takes at once."""
         return _RUN * WARP if self.config.hadamard else self.config.vector_bytes * WARP * _LOADS
 
@@ -51,20 +51,20 @@ class Amax:
 
     @cute.kernel
     def kernel(self, arguments: AmaxArguments):
-        cfg = self.config
-        rows, row_bytes, pieces = arguments.rows, arguments.row_bytes, arguments.chunks
-        strides = arguments.x_strides
+        cfg, row_bytes, strides = self.config, arguments.row_bytes, arguments.x_strides
         thread, _, _ = cute.arch.thread_idx()
-        block, batch, _ = cute.arch.block_idx()
-        blocks, _, _ = cute.arch.grid_dim()
+        cta, batch, _ = cute.arch.block_idx()
+        ctas, _, _ = cute.arch.grid_dim()
         warp, lane = cute.arch.make_warp_uniform(div(thread, WARP)), mod(thread, WARP)
+        # (WARPS)
         found = SmemAllocator().allocate_tensor(Uint32, cute.make_layout(cfg.warps), byte_alignment=16)
-        start = arguments.x.toint() + Int64(batch) * strides[1]
-        kind = cfg.of_rotated if cfg.hadamard else cfg
+        start = arguments.x.toint() + Int64(batch) * strides.batch
+        kind = cfg.after_rotation if cfg.hadamard else cfg
         largest = Uint32(0)
-        for unit in cutlass.range(block * cfg.warps + warp, rows * pieces, blocks * cfg.warps, unroll=1):
-            row, piece = unit // pieces, unit % pieces
-            words = self.load(start, strides[0], (row, piece), lane, row_bytes)
+        count = arguments.rows * arguments.chunks
+        for number in cutlass.range(cta * cfg.warps + warp, count, ctas * cfg.warps, unroll=1):
+            row, chunk = number // arguments.chunks, number % arguments.chunks
+            words = self.load(start, strides.row, row, chunk, lane, row_bytes)
             if cutlass.const_expr(cfg.hadamard):
                 words = rotated_words(cfg, words, Uint32(arguments.signs))
             bits = f32_bits(largest_magnitude(kind, words))
@@ -84,14 +84,15 @@ class Amax:
                 largest = cutlass.max(largest, found[w])
             atomic_max_global(arguments.amax.toint(), largest)
 
-    def load(self, start: Int64, stride: Int64, where: tuple, lane: Int32, row_bytes: Int32) -> list[Uint32]:
-        """A lane's words of piece (row, number in the row); zeros beyond the row's end."""
-        row, piece = where
+    def load(
+        self, start: Int64, stride: Int64, row: Int32, chunk: Int32, lane: Int32, row_bytes: Int32
+    ) -> list[Uint32]:
+        """A lane's words of a chunk of a row; zeros beyond the row's end."""
         width, count, step = self.config.vector_bytes, _LOADS, self.config.vector_bytes * WARP
-        offset = piece * self.piece_bytes + lane * width
+        offset = chunk * self.chunk_bytes + lane * width
         if self.config.hadamard:
             count, step = _RUN // width, width
-            offset = piece * self.piece_bytes + lane * _RUN
+            offset = chunk * self.chunk_bytes + lane * _RUN
         address = start + Int64(row) * stride
         words = []
         for i in range(count):

@@ -42,11 +42,10 @@ class QuantizeConfig:
     tile: whether scales are those of square tiles; transposed: whether K is the strided dimension of x;
     global_scale: "none", "given" (a pointer to it) or "amax" (a pointer to the largest magnitude, from which the kernel
     computes and stores it); stochastic: rounding; layout: of the scales, "blocked" or "rowmajor"; scale_word: whether
-    row-major scales may be stored four at a time; ragged: whether some of the rows or blocks of a unit may not exist;
-    bulk: whether rows come to shared memory by bulk copies (x is aligned to 16 bytes); vector_bytes: widest load that
-    the alignment of x allows, if not; warps: of a block of threads, a power of two, at most 32; min_blocks: blocks of
-    threads that must fit on a multiprocessor, which bounds the registers (0: no bound); usual: whether blocks may go a
-    cheaper way than the exact one.
+    row-major scales may be stored four at a time; ragged: whether some of the rows or blocks of a work tile may not
+    exist; bulk: whether rows come to shared memory by bulk copies (x is aligned to 16 bytes); vector_bytes: widest load
+    that the alignment of x allows, if not; warps: of a CTA, a power of two, at most 32; min_blocks: CTAs that must fit
+    on a multiprocessor, which bounds the registers (0: no bound); fast_path: whether blocks may take it.
     """
 
     arch: Architecture
@@ -71,7 +70,7 @@ class QuantizeConfig:
     vector_bytes: int = 16
     warps: int = 4
     min_blocks: int = 8
-    usual: bool = True
+    fast_path: bool = True
 
     @property
     def item_bytes(self) -> int:
@@ -95,43 +94,43 @@ class QuantizeConfig:
 
     @property
     def warps_along_k(self) -> int:
-        """``transposed``: warps of a block of threads that take the same rows of the result."""
+        """``transposed``: warps of a CTA that take the same rows of the result."""
         return self.warps * WARP * self.lane_rows // ATOM_ROWS
 
     @property
     def blocks_along_k(self) -> int:
-        """``transposed``: how many a block of threads takes: at least a line of data, and for each warp four scales."""
+        """``transposed``: blocks of a CTA's work tile: at least a line of data, and for each warp four scales."""
         return max(_LINE // self.out_bytes, ATOM_COLS * self.warps_along_k)
 
     @property
-    def sound_ties(self) -> bool:
-        """Whether elements have so few bits that ties can be told apart from their neighbours in binary16."""
-        return self.has_usual_way and not self.arch.has_fp4_convert
+    def rounds_in_f16(self) -> bool:
+        """Whether the fast path rounds in binary16, where ties can be told apart: no instruction converts to E2M1."""
+        return self.has_fast_path and not self.arch.has_fp4_convert
 
     @property
-    def defers(self) -> bool:
-        """Whether blocks for which the usual way is not certain are quantized again after the others of their unit."""
-        return self.has_usual_way and self.choice != ""
+    def defers_undecided(self) -> bool:
+        """Whether undecided blocks are quantized again after the others of their work tile."""
+        return self.has_fast_path and self.choice != ""
 
     @property
     def rows_together(self) -> int:
-        """Rows of a unit that are fetched and waited for together."""
-        return 2 if self.defers else 1
+        """Rows of a work tile that are fetched and waited for together."""
+        return 2 if self.defers_undecided else 1
 
     @property
-    def has_usual_way(self) -> bool:
-        """Whether there is a cheaper way than the exact one (``optimal`` has its own)."""
+    def has_fast_path(self) -> bool:
+        """Whether blocks take the fast path (``optimal`` has its own)."""
         # 4/6 has one for rows that are read as they lie
         apart = self.choice != "" and (self.tile or self.transposed)
-        plain = self.usual and self.scale == "e4m3" and self.item_bytes == 2
-        return plain and not (self.stochastic or self.hadamard or self.searches or apart)
+        plain = self.fast_path and self.scale == "e4m3" and self.item_bytes == 2
+        return plain and not (self.stochastic or self.hadamard or self.tries_all_scales or apart)
 
     @property
-    def searches(self) -> bool:
+    def tries_all_scales(self) -> bool:
         """Whether all scales are candidates."""
         return self.choice == "optimal"
 
     @property
-    def of_rotated(self) -> QuantizeConfig:
+    def after_rotation(self) -> QuantizeConfig:
         """The same for blocks that have been rotated, which are fp32."""
         return replace(self, dtype="float32", hadamard=0)

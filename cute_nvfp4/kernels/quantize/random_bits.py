@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import cutlass
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int32, Uint32
 
 from ...ptx.arithmetic import add_rn, copy_sign, mul_rn, multiply_wide, round_even
 from ...ptx.move import f32_bits, f32_from_bits
+from .block.records import Draw
 from .config import ELEMENTS, QuantizeConfig
 
 # Philox4x32-10: multipliers, key increments, rounds
@@ -14,7 +17,7 @@ _MULTIPLIERS, _WEYL, _ROUNDS = (0xD2511F53, 0xCD9E8D57), (0x9E3779B9, 0xBB67AE85
 _BIAS, _MANTISSA_BITS = 127, 23
 
 
-def philox(counter: list[Uint32], key: list[Uint32]) -> list[Uint32]:
+def philox(counter: Sequence[Uint32], key: Sequence[Uint32]) -> list[Uint32]:
     """Four random words of a counter of four words and a key of two."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
@@ -27,28 +30,26 @@ def philox(counter: list[Uint32], key: list[Uint32]) -> list[Uint32]:
     return [c0, c1, c2, c3]
 
 
-def stochastic(config: QuantizeConfig, y: list[Float32], seed: tuple, index: Int64, stream: int) -> list[Float32]:
+def stochastic(config: QuantizeConfig, y: Sequence[Float32], draw: Draw) -> list[Float32]:
     """``y`` rounded up or down at random to what the element type has (or to what saturates in it).
 
-    seed: its low and high halves; index: of the first of ``y`` in the whole result, a multiple of four.
+    ``draw.index`` is that of the first of ``y`` in the whole result, a multiple of four.
     """
     kind = ELEMENTS[config.element]
     least = Uint32(_BIAS + 1 - kind.exponent_bias)
+    key = [Uint32(draw.seed.low), Uint32(draw.seed.high)]
     result = []
     for first in range(0, len(y), 4):
-        group = (index + first) >> 2
-        counter = [Uint32(Int32(group)), Uint32(Int32(group >> 32)), Uint32(stream), Uint32(0)]
-        for value, bits in zip(y[first : first + 4], philox(counter, [Uint32(half) for half in seed])):
+        group = (draw.index + first) >> 2
+        counter = [Uint32(Int32(group)), Uint32(Int32(group >> 32)), Uint32(draw.stream), Uint32(0)]
+        for value, bits in zip(y[first : first + 4], philox(counter, key)):
             uniform = mul_rn((bits >> Uint32(8)).to(Float32), Float32(2.0**-24))
             magnitude = f32_bits(value) & Uint32(0x7FFFFFFF)
-            exponent = _clamp(magnitude >> Uint32(_MANTISSA_BITS), least, Uint32(2 * _BIAS - 1))
+            exponent = cutlass.max(magnitude >> Uint32(_MANTISSA_BITS), least)
+            exponent = cutlass.min(exponent, Uint32(2 * _BIAS - 1))
             step = f32_from_bits((exponent - Uint32(kind.mantissa_bits)) << Uint32(_MANTISSA_BITS))
             inverse = f32_from_bits((Uint32(2 * _BIAS + kind.mantissa_bits) - exponent) << Uint32(_MANTISSA_BITS))
             steps = add_rn(mul_rn(f32_from_bits(magnitude), inverse), add_rn(uniform, Float32(-0.5)))
             # the sign of a zero is that of the product
             result.append(mul_rn(mul_rn(round_even(steps), step), copy_sign(Float32(1.0), value)))
     return result
-
-
-def _clamp(x: Uint32, low: Uint32, high: Uint32) -> Uint32:
-    return cutlass.min(cutlass.max(x, low), high)

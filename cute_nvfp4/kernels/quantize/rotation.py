@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from cutlass import Float32, Uint32
 
 from ...ptx.arithmetic import add_rn, mul_rn, sub_rn
@@ -10,11 +12,11 @@ from .block.definition import to_f32
 from .config import QuantizeConfig
 
 
-def rotated_words(config: QuantizeConfig, words: list[Uint32], signs: Uint32) -> list[Uint32]:
+def rotated_words(config: QuantizeConfig, words: Sequence[Uint32], signs: Uint32) -> list[Uint32]:
     """The bits in fp32 of the elements in ``words``, each ``config.hadamard`` of them rotated.
 
     signs: bit i is set where element i of a rotation is multiplied by −1. In order: signs, additions at distance 1, 2,
-    4, …, one product. What holds the result has the dtype of ``config.of_rotated``.
+    4, …, one product. The result has the dtype of ``config.after_rotation``.
     """
     size = config.hadamard
     x = to_f32(config, _with_signs(config, words, signs))
@@ -24,7 +26,7 @@ def rotated_words(config: QuantizeConfig, words: list[Uint32], signs: Uint32) ->
     return [f32_bits(value) for value in result]
 
 
-def _with_signs(config: QuantizeConfig, words: list[Uint32], signs: Uint32) -> list[Uint32]:
+def _with_signs(config: QuantizeConfig, words: Sequence[Uint32], signs: Uint32) -> list[Uint32]:
     """``words`` with signs changed: one operation a word, by masks that are the same for all blocks."""
     if config.item_bytes == 4:
         masks = [_bit(signs, i, 31) for i in range(config.hadamard)]
@@ -39,7 +41,7 @@ def _bit(signs: Uint32, i: int, place: int) -> Uint32:
     return moved & Uint32(1 << place)
 
 
-def _butterflies(x: list[Float32]) -> list[Float32]:
+def _butterflies(x: Sequence[Float32]) -> list[Float32]:
     """x · H / √n."""
     distance = 1
     while distance < len(x):

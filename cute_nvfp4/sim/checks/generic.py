@@ -14,7 +14,7 @@ from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
 from cute_nvfp4.sim.errors import UndefinedRegister
 from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.engine import Pending
-from cute_nvfp4.sim.machine.events import Listener
+from cute_nvfp4.sim.machine.events import Listener, Mask, Values
 from cute_nvfp4.sim.machine.requests import Access
 from cute_nvfp4.sim.machine.wave import Group
 
@@ -51,7 +51,7 @@ class GenericAccesses(Listener):
     def ended(self, pending: Pending) -> None:
         self.quiet = False
 
-    def load(self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None) -> None:
+    def load(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask) -> None:
         if self.quiet:
             return
         if a.instruction.base == "tensormap" and "replace" in a.instruction.mods and space == "global":
@@ -62,7 +62,7 @@ class GenericAccesses(Listener):
             self.foreign.read(*self._threads(g, host, mask), how in ("acquire", "acq_rel", "sc"))
         self._access(g, a, space, host, mask, write=False, strong=how != "weak")
 
-    def store(self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None, values: tuple) -> None:
+    def store(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask, values: Values) -> None:
         if self.quiet:
             return
         how = order(a)
@@ -72,21 +72,21 @@ class GenericAccesses(Listener):
         if how != "weak":
             self.foreign.wrote(*self._threads(g, host, mask), how == "release", update=False)
 
-    def atomic(self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None) -> None:
+    def atomic(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask) -> None:
         how = order(a)
         who = self._threads(g, host, mask)
         self.foreign.read(*who, how in ("acquire", "acq_rel", "sc"))
         self._access(g, a, space, host, mask, write=True, strong=True)
         self.foreign.wrote(*who, how in ("release", "acq_rel", "sc"), update=True)
 
-    def _threads(self, g: Group, host: np.ndarray, mask: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    def _threads(self, g: Group, host: np.ndarray, mask: Mask) -> tuple[np.ndarray, np.ndarray]:
         """(warps, addresses), each pair once."""
         rows, cols = np.nonzero(g.lanes(mask))
         pairs = np.stack([g.warps[rows], np.broadcast_to(host, (g.n, 32))[rows, cols]], axis=1)
         pairs = np.unique(pairs, axis=0)
         return pairs[:, 0], pairs[:, 1]
 
-    def _access(self, g, a, space, host, mask, write: bool, strong: bool, values: tuple = ()) -> None:
+    def _access(self, g, a, space, host, mask, write: bool, strong: bool, values: Values = ()) -> None:
         if space not in ("shared", "cluster", "global"):
             return
         if space != "global":
@@ -196,7 +196,7 @@ class GenericAccesses(Listener):
 class _Held:
     """What of a group is needed later, when its registers are gone."""
 
-    def __init__(self, warps: np.ndarray, mask: np.ndarray | None, n: int) -> None:
+    def __init__(self, warps: np.ndarray, mask: Mask, n: int) -> None:
         self.warps, self.mask, self.n = warps, mask, n
 
 

@@ -12,7 +12,7 @@ from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
 from cute_nvfp4.sim.errors import MbarrierMisuse
 from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.bulk_groups import groups
-from cute_nvfp4.sim.machine.events import Listener
+from cute_nvfp4.sim.machine.events import Listener, Mask
 from cute_nvfp4.sim.machine.wave import Group
 
 
@@ -27,7 +27,7 @@ class Synchronisation(Listener):
 
     # barriers
 
-    def warp_synced(self, g: Group, mask: np.ndarray | None) -> None:
+    def warp_synced(self, g: Group, mask: Mask) -> None:
         self.clocks.meet(self._active(g, mask))
 
     def barrier_arrived(self, warps: np.ndarray, ident: np.ndarray) -> None:
@@ -122,7 +122,7 @@ class Synchronisation(Listener):
 
     # fences and groups
 
-    def fenced(self, g: Group, i: Instruction, mask: np.ndarray | None, *address) -> None:
+    def fenced(self, g: Group, i: Instruction, mask: Mask, *address) -> None:
         warps = self._active(g, mask)
         words = set(i.mods)
         if "mbarrier_init" in words:
@@ -137,7 +137,7 @@ class Synchronisation(Listener):
             self.clocks.fence(warps, tensor=False)
             self.foreign.fence(warps)
 
-    def tensor_fenced(self, g: Group, mask: np.ndarray | None) -> None:
+    def tensor_fenced(self, g: Group, mask: Mask) -> None:
         self.clocks.fence(self._active(g, mask), tensor=True)
 
     def group_waited(self, g: Group, lanes: np.ndarray, kind: str, until: np.ndarray, read: bool) -> None:
@@ -159,11 +159,11 @@ class Synchronisation(Listener):
         rows_[np.arange(len(warps)), 0, component] = groups(self.wave, "cp_async").committed[warps, lanes] + 1
         c.gather(rows_, cta, slot)
 
-    def tensor_waited(self, g: Group, mask: np.ndarray | None, kind: str) -> None:
+    def tensor_waited(self, g: Group, mask: Mask, kind: str) -> None:
         if kind in self.clocks.kinds:
             self.clocks.wait_all(kind, self._active(g, mask))
 
-    def _active(self, g: Group, mask: np.ndarray | None) -> np.ndarray:
+    def _active(self, g: Group, mask: Mask) -> np.ndarray:
         if mask is None:
             return g.warps
         return g.warps[np.broadcast_to(mask, (g.n, 32)).any(axis=1)]

@@ -6,7 +6,7 @@ for is an error, and returns an ``Op`` whose operand types must match the operan
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,24 +100,47 @@ class Mods:
 
 Builder = Callable[[Instruction, Mods, Kernel], Op]
 OPCODES: dict[str, Builder] = {}
+FLOAT_FORMS: dict[str, Builder] = {}
+"""Builders of the floating-point forms of opcodes that integers have too."""
+_FLOATS = ("f32", "f64", "f16", "f16x2", "bf16", "bf16x2", "f32x2")
 
 
-def opcode(*names: str) -> Callable[[Builder], Builder]:
+def opcode(*names: str, table: dict[str, Builder] = OPCODES) -> Callable[[Builder], Builder]:
     """Registers a builder for base opcodes."""
 
     def register(builder: Builder) -> Builder:
         for name in names:
-            if name in OPCODES:
+            if name in table:
                 raise ValueError(f"opcode {name} is registered twice")
-            OPCODES[name] = builder
+            table[name] = builder
         return builder
 
     return register
 
 
+def float_form(*names: str) -> Callable[[Builder], Builder]:
+    """Registers the builder of the floating-point forms of opcodes that integers have too."""
+    return opcode(*names, table=FLOAT_FORMS)
+
+
+def plain(
+    functions: Mapping[str, Callable], types: Sequence[str], src: tuple = ("",), dst: str = "", klass: str = "integer"
+) -> None:
+    """Registers opcodes with a type and no other modifier; "" in ``src`` and ``dst`` stands for that type."""
+
+    def build(i: Instruction, m: Mods, k: Kernel) -> Op:
+        t = m.type(*types)
+        return Op(functions[i.base], (dst or t,), tuple(s or t for s in src), klass)
+
+    opcode(*functions)(build)
+
+
 def lookup(instruction: Instruction, kernel: Kernel) -> Op:
     """The meaning of ``instruction``; raises ``UnsupportedInstruction`` for anything that is not exactly modelled."""
-    builder = OPCODES.get(instruction.base)
+    base = instruction.base
+    builder = OPCODES.get(base)
+    if base in FLOAT_FORMS and any(m in _FLOATS for m in instruction.mods):
+        builder = FLOAT_FORMS[base]
     if builder is None:
         raise UnsupportedInstruction(f"the simulator does not know `{instruction.opcode}`: {instruction.where()}")
     mods = Mods(instruction)

@@ -6,29 +6,20 @@ from __future__ import annotations
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel, Pair
-from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode, plain
 from cute_nvfp4.sim.numerics import integer as num
 
 _WORDS = ("b16", "b32", "b64")
 
-
-@opcode("and", "or", "xor")
-def _logic(i: Instruction, m: Mods, k: Kernel) -> Op:
-    t = m.type("pred", *_WORDS)
-    fn = {"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}[i.base]
-    return Op(fn, (t,), (t, t), "logic")
-
-
-@opcode("not")
-def _not(i: Instruction, m: Mods, k: Kernel) -> Op:
-    t = m.type("pred", *_WORDS)
-    return Op(np.invert, (t,), (t,), "logic")
-
-
-@opcode("cnot")
-def _cnot(i: Instruction, m: Mods, k: Kernel) -> Op:
-    t = m.type(*_WORDS)
-    return Op(lambda a: (a == 0).astype(a.dtype), (t,), (t,), "logic")
+plain({"and": np.bitwise_and, "or": np.bitwise_or, "xor": np.bitwise_xor}, ("pred", *_WORDS), ("", ""), klass="logic")
+plain({"not": np.invert}, ("pred", *_WORDS), klass="logic")
+plain({"cnot": lambda a: (a == 0).astype(a.dtype)}, _WORDS, klass="logic")
+plain({"shl": num.shl}, _WORDS, ("", "u32"), klass="logic")
+plain({"shr": num.shr}, (*_WORDS, "u16", "u32", "u64", "s16", "s32", "s64"), ("", "u32"), klass="logic")
+plain({"bfe": num.bfe}, ("u32", "u64", "s32", "s64"), ("", "u32", "u32"))
+plain({"bfi": num.bfi}, ("b32", "b64"), ("", "", "u32", "u32"))
+plain({"popc": num.popc, "clz": num.clz}, ("b32", "b64"), dst="u32")
+plain({"brev": num.brev}, ("b32", "b64"))
 
 
 @opcode("lop3")
@@ -50,33 +41,12 @@ def _lop3(i: Instruction, m: Mods, k: Kernel) -> Op:
     return Op(with_predicate, (("pair", t, "pred"),), (t, t, t, "static", "pred"), "logic")
 
 
-@opcode("shl", "shr")
-def _shift(i: Instruction, m: Mods, k: Kernel) -> Op:
-    if i.base == "shl":
-        t = m.type(*_WORDS)
-        return Op(num.shl, (t,), (t, "u32"), "logic")
-    t = m.type(*_WORDS, "u16", "u32", "u64", "s16", "s32", "s64")
-    return Op(num.shr, (t,), (t, "u32"), "logic")
-
-
 @opcode("shf")
 def _funnel(i: Instruction, m: Mods, k: Kernel) -> Op:
     left = m.take("l", "r", required=True) == "l"
     wrap = m.take("clamp", "wrap", required=True) == "wrap"
     t = m.type("b32")
     return Op(lambda a, b, n: num.funnel(a, b, n, left, wrap), (t,), (t, t, "u32"), "logic")
-
-
-@opcode("bfe")
-def _bfe(i: Instruction, m: Mods, k: Kernel) -> Op:
-    t = m.type("u32", "u64", "s32", "s64")
-    return Op(num.bfe, (t,), (t, "u32", "u32"))
-
-
-@opcode("bfi")
-def _bfi(i: Instruction, m: Mods, k: Kernel) -> Op:
-    t = m.type("b32", "b64")
-    return Op(num.bfi, (t,), (t, t, "u32", "u32"))
 
 
 @opcode("bmsk")
@@ -105,14 +75,6 @@ def _bfind(i: Instruction, m: Mods, k: Kernel) -> Op:
         return np.where(x == 0, np.uint32(0xFFFFFFFF), zeros if amount else top - zeros)
 
     return Op(fn, ("u32",), (t,))
-
-
-@opcode("popc", "clz", "brev")
-def _count(i: Instruction, m: Mods, k: Kernel) -> Op:
-    t = m.type("b32", "b64")
-    if i.base == "brev":
-        return Op(num.brev, (t,), (t,))
-    return Op(num.popc if i.base == "popc" else num.clz, ("u32",), (t,))
 
 
 @opcode("prmt")

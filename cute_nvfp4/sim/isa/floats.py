@@ -6,8 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel
-from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
-from cute_nvfp4.sim.isa.integer import float_form
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op, float_form, opcode
 from cute_nvfp4.sim.numerics import double, half, single
 
 _MODES = ("rn", "rz", "rm", "rp")

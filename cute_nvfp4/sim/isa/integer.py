@@ -6,29 +6,16 @@ from __future__ import annotations
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel, Reg
-from cute_nvfp4.sim.frontend.opcodes import VIEW, Builder, Mods, Op, opcode
+from cute_nvfp4.sim.frontend.opcodes import VIEW, Mods, Op, opcode, plain
 from cute_nvfp4.sim.numerics import integer as num
 
 INTS = ("u16", "u32", "u64", "s16", "s32", "s64")
 CARRY = "%cc"
 _NO_CARRY = np.zeros((1, 1), bool)
-_FLOAT_BUILDERS: dict[str, Builder] = {}
-_FLOATS = ("f32", "f64", "f16", "f16x2", "bf16", "bf16x2", "f32x2")
 
-
-def float_form(*names: str):
-    """Registers the builder of the floating-point forms of an opcode that integers share."""
-
-    def register(builder: Builder) -> Builder:
-        for name in names:
-            _FLOAT_BUILDERS[name] = builder
-        return builder
-
-    return register
-
-
-def is_float(i: Instruction) -> bool:
-    return any(m in _FLOATS for m in i.mods)
+plain({"div": num.div, "rem": num.rem}, INTS, ("", ""))
+plain({"neg": np.negative, "abs": np.abs}, ("s16", "s32", "s64"))
+plain({"sad": lambda a, b, c: c + np.where(a < b, b - a, a - b)}, INTS, ("", "", ""))
 
 
 def _carry(i: Instruction, k: Kernel, reads: bool, writes: bool) -> tuple[tuple, tuple]:
@@ -51,8 +38,6 @@ def _add_carry(a, b, c, subtract: bool):
 
 @opcode("add", "sub", "addc", "subc")
 def _add(i: Instruction, m: Mods, k: Kernel) -> Op:
-    if is_float(i):
-        return _FLOAT_BUILDERS[i.base](i, m, k)
     base, subtract = i.base, i.base.startswith("sub")
     carry_out, saturate, carry_in = m.flag("cc"), m.flag("sat"), base.endswith("c")
     t = m.type(*INTS, "u16x2", "s16x2")
@@ -100,8 +85,6 @@ def _product(t: str, mode: str):
 
 @opcode("mul", "mad", "madc")
 def _mul(i: Instruction, m: Mods, k: Kernel) -> Op:
-    if is_float(i):
-        return _FLOAT_BUILDERS[i.base](i, m, k)
     mode = m.take("lo", "hi", "wide", required=True)
     carry_out, saturate = m.flag("cc"), m.flag("sat")
     t = m.type(*INTS)
@@ -142,18 +125,8 @@ def _mul24(i: Instruction, m: Mods, k: Kernel) -> Op:
     return Op(lambda a, b, c: product(a, b) + c, (t,), (t, t, t))
 
 
-@opcode("div", "rem")
-def _div(i: Instruction, m: Mods, k: Kernel) -> Op:
-    if is_float(i):
-        return _FLOAT_BUILDERS[i.base](i, m, k)
-    t = m.type(*INTS)
-    return Op(num.div if i.base == "div" else num.rem, (t,), (t, t))
-
-
 @opcode("min", "max")
 def _min_max(i: Instruction, m: Mods, k: Kernel) -> Op:
-    if is_float(i):
-        return _FLOAT_BUILDERS[i.base](i, m, k)
     relu = m.flag("relu")
     t = m.type(*INTS, "u16x2", "s16x2")
     fn = np.minimum if i.base == "min" else np.maximum
@@ -168,20 +141,6 @@ def _min_max(i: Instruction, m: Mods, k: Kernel) -> Op:
     if t.endswith("x2"):
         return Op(_packed(t, fn), ("b32",), ("b32", "b32"))
     return Op(fn, (t,), (t, t))
-
-
-@opcode("neg", "abs")
-def _neg(i: Instruction, m: Mods, k: Kernel) -> Op:
-    if is_float(i):
-        return _FLOAT_BUILDERS[i.base](i, m, k)
-    t = m.type("s16", "s32", "s64")
-    return Op(np.negative if i.base == "neg" else np.abs, (t,), (t,))
-
-
-@opcode("sad")
-def _sad(i: Instruction, m: Mods, k: Kernel) -> Op:
-    t = m.type(*INTS)
-    return Op(lambda a, b, c: c + np.where(a < b, b - a, a - b), (t,), (t, t, t))
 
 
 @opcode("dp4a")

@@ -4,7 +4,8 @@ Checks, counters, traces and snapshots are listeners: each overrides the events 
 and then the kernel stops there. Where nobody listens, an event costs the call of an empty function.
 
 Common arguments: ``g`` the group of warps; ``i`` the instruction; ``mask`` its lanes, (n, 32) booleans or None for all
-lanes of the group. Arrays (k,) have one entry a thread, ``rows`` (k,) and ``lanes`` (k,) say which one of the group.
+lanes of the group; ``space`` "shared" (of the own CTA), "cluster", "global", "local" or "param". Arrays (k,) have one
+entry a thread; ``rows`` (k,) and ``lanes`` (k,) say which one of the group.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from cute_nvfp4.sim.machine.requests import Access
 
 Warps = np.ndarray
 Mask = np.ndarray | None
+Values = tuple[np.ndarray, ...]
 
 
 class Listener:
@@ -51,7 +53,7 @@ class Listener:
     def load(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask) -> None:
         """Lanes are about to load ``a.total`` bytes at ``host`` addresses, which broadcast to (n, 32)."""
 
-    def store(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask, values: tuple) -> None:
+    def store(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask, values: Values) -> None:
         """The same for a store; ``values`` are ``a.count`` arrays."""
 
     def atomic(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.engine import Footprint, Pending, Wait
-from cute_nvfp4.sim.machine.events import Listener
+from cute_nvfp4.sim.machine.events import Listener, Mask, Values
 from cute_nvfp4.sim.machine.global_memory import SECTOR, GlobalMemory
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
 from cute_nvfp4.sim.machine.launch import Launch
@@ -70,22 +70,20 @@ class Counters(Listener):
         self._wave = wave
         return (self,)
 
-    def load(self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None) -> None:
+    def load(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask) -> None:
         if a.counted:
             self._request(g, a, space, host, mask)
 
-    def store(self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None, values: tuple) -> None:
+    def store(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask, values: Values) -> None:
         self._request(g, a, space, host, mask)
 
-    def atomic(self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None) -> None:
+    def atomic(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask) -> None:
         self._request(g, a, space, host, mask)
 
     def requested(self, g: Group, a: Access, host: np.ndarray, mask: np.ndarray, size: int) -> None:
         self._request(g, a, "global", host, mask, size)
 
-    def _request(
-        self, g: Group, a: Access, space: str, host: np.ndarray, mask: np.ndarray | None, size: int | None = None
-    ) -> None:
+    def _request(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask, size: int | None = None) -> None:
         """One execution of a memory instruction by the lanes in ``mask``, for ``size`` bytes in all where that is not
         the width of the access for each lane."""
         key = (id(a.instruction), space, a.kind)

@@ -70,14 +70,13 @@ class _Photographer(Listener):
                 self._marked[block.index] = found.where()
 
     def listeners(self, wave: Wave) -> Iterator[Listener]:
-        self._wave = wave
         yield from self._recorder.listeners(wave)
         yield self
 
     def block(self, g: Group, index: int) -> None:
         if index not in self._marked:
             return
-        out, wave = self._snapshots, self._wave
+        out, wave = self._snapshots, g.wave
         for cta in np.unique(wave.cta_of_warp[self._recorder.traced(g.warps)]).tolist():
             if len(out.taken) == out.most:
                 out.missed += 1

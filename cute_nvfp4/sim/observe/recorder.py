@@ -200,6 +200,9 @@ class Recorder(Listener):
         for operation in self._in_flight.pop(id(pending), []):
             operation.end = self._now()
 
+    def finished(self) -> None:
+        self._wave = None  # a trace outlives its launches, and a wave has all their memory
+
     def _now(self) -> int:
         """The step of the trace; keeps where the launch and its wave end."""
         self.last = self.start + self._steps.now

@@ -50,20 +50,19 @@ def _driver(gpu: Runtime) -> dict[str, Callable[..., Any]]:
         **_occupancy(gpu),
         **_streams(gpu, driver, "cu", _OK, ("CUstream", "CUevent", "CUgraph", "CUgraphExec")),
         **_blocks(gpu, "cu", _OK, _BAD, driver.CUdeviceptr),
-        "cuMemsetD8": _fill(gpu, ctypes.c_uint8, _OK),
-        "cuMemsetD8Async": _fill(gpu, ctypes.c_uint8, _OK),
-        "cuMemsetD16": _fill(gpu, ctypes.c_uint16, _OK),
-        "cuMemsetD16Async": _fill(gpu, ctypes.c_uint16, _OK),
-        "cuMemsetD32": _fill(gpu, ctypes.c_uint32, _OK),
-        "cuMemsetD32Async": _fill(gpu, ctypes.c_uint32, _OK),
-        **{
-            name + suffix: _copy(gpu, _OK)
-            for name in ("cuMemcpy", "cuMemcpyDtoD", "cuMemcpyHtoD", "cuMemcpyDtoH")
-            for suffix in ("", "Async")
-        },
-        "cuGetErrorName": lambda error: (_OK, driver.CUresult(int(error)).name.encode()),
-        "cuGetErrorString": lambda error: (_OK, driver.CUresult(int(error)).name.encode()),
+        **{f"cuMemsetD{8 * n}{end}": _fill(gpu, f"u{n}", _OK) for n in (1, 2, 4) for end in ("", "Async")},
+        **{f"cuMemcpy{way}{end}": _copy(gpu, _OK) for way in ("", "DtoD", "HtoD", "DtoH") for end in ("", "Async")},
+        **_errors("cu", _OK, driver.CUresult),
     }
+
+
+def _errors(p: str, ok: Any, kind: Callable[[int], Any]) -> dict[str, Callable[..., Any]]:
+    return dict.fromkeys((f"{p}GetErrorName", f"{p}GetErrorString"), lambda e: (ok, kind(int(e)).name.encode()))
+
+
+def _done(ok: Any, *names: str) -> dict[str, Callable[..., Any]]:
+    """Functions for which there is nothing to do."""
+    return dict.fromkeys(names, lambda *_: (ok,))
 
 
 def _devices(gpu: Runtime) -> dict[str, Callable[..., Any]]:
@@ -80,23 +79,19 @@ def _devices(gpu: Runtime) -> dict[str, Callable[..., Any]]:
         return (_OK, driver.CUdevice(ordinal)) if found else (driver.CUresult.CUDA_ERROR_INVALID_DEVICE, None)
 
     return {
-        "cuInit": lambda flags: (_OK,),
+        **_done(_OK, "cuInit", "cuDevicePrimaryCtxRelease", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxDestroy"),
+        **_done(_OK, "cuCtxSynchronize"),
         "cuDriverGetVersion": lambda: (_OK, DRIVER_VERSION),
         "cuDeviceGet": get,
         "cuDeviceGetCount": lambda: (_OK, gpu.count),
         "cuDeviceGetName": lambda length, device: (_OK, gpu.device.name.encode()[: length - 1]),
         "cuDeviceGetAttribute": attribute,
         "cuDeviceTotalMem": lambda device: (_OK, gpu.device.memory_bytes),
-        "cuDevicePrimaryCtxRetain": lambda device: (_OK, driver.CUcontext(context)),
-        "cuDevicePrimaryCtxRelease": lambda device: (_OK,),
-        "cuCtxGetCurrent": lambda: (_OK, driver.CUcontext(context)),
-        "cuCtxSetCurrent": lambda ctx: (_OK,),
-        "cuCtxPushCurrent": lambda ctx: (_OK,),
-        "cuCtxPopCurrent": lambda: (_OK, driver.CUcontext(context)),
-        "cuCtxCreate": lambda *a: (_OK, driver.CUcontext(context)),
-        "cuCtxDestroy": lambda ctx: (_OK,),
+        **dict.fromkeys(
+            ("cuDevicePrimaryCtxRetain", "cuCtxGetCurrent", "cuCtxPopCurrent", "cuCtxCreate"),
+            lambda *_: (_OK, driver.CUcontext(context)),
+        ),
         "cuCtxGetDevice": lambda *a: (_OK, driver.CUdevice(gpu.current)),
-        "cuCtxSynchronize": lambda *a: (_OK,),
     }
 
 
@@ -111,11 +106,9 @@ def _occupancy(gpu: Runtime) -> dict[str, Callable[..., Any]]:
 
     return {
         "cuLibraryLoadData": lambda *a: (_OK, driver.CUlibrary(gpu.handle())),
-        "cuLibraryUnload": lambda library: (_OK,),
+        **_done(_OK, "cuLibraryUnload", "cuFuncSetAttribute", "cuKernelSetAttribute"),
         "cuLibraryEnumerateKernels": lambda n, library: (_OK, [driver.CUkernel(gpu.handle()) for _ in range(n)]),
         "cuKernelGetFunction": lambda kernel: (_OK, driver.CUfunction(int(kernel))),
-        "cuFuncSetAttribute": lambda *a: (_OK,),
-        "cuKernelSetAttribute": lambda *a: (_OK,),
         "cuOccupancyAvailableDynamicSMemPerBlock": lambda f, blocks, size: (_OK, gpu.device.shared_bytes),
         "cuOccupancyMaxActiveBlocksPerMultiprocessor": lambda f, size, smem: (_OK, 1),
         "cuOccupancyMaxActiveClusters": clusters,
@@ -137,14 +130,12 @@ def _streams(gpu: Runtime, module: ModuleType, p: str, ok: Any, types: tuple[str
     def nodes(g: Any, n: int = 0) -> tuple:
         return ok, [], len(gpu.graphs[int(g)])
 
-    def done(*_: Any) -> tuple:
-        return (ok,)
-
+    made = ("Create", "CreateWithPriority", "CreateWithFlags")
     return {
-        **{f"{p}Stream{n}": done for n in ("Destroy", "Synchronize", "Query", "WaitEvent")},
-        **{f"{p}Event{n}": done for n in ("Destroy", "Record", "RecordWithFlags", "Synchronize", "Query")},
-        **{f"{p}Stream{n}": lambda *a: (ok, stream(gpu.handle())) for n in ("Create", "CreateWithPriority")},
-        f"{p}StreamCreateWithFlags": lambda *a: (ok, stream(gpu.handle())),
+        **_done(ok, *(f"{p}Stream{n}" for n in ("Destroy", "Synchronize", "Query", "WaitEvent"))),
+        **_done(ok, *(f"{p}Event{n}" for n in ("Destroy", "Record", "RecordWithFlags", "Synchronize", "Query"))),
+        **_done(ok, *(f"{p}Graph{n}" for n in ("Upload", "Destroy", "ExecDestroy"))),
+        **{f"{p}Stream{n}": lambda *a: (ok, stream(gpu.handle())) for n in made},
         **{f"{p}Event{n}": lambda *a: (ok, event(gpu.handle())) for n in ("Create", "CreateWithFlags")},
         f"{p}EventElapsedTime": lambda a, b: (ok, gpu.elapsed()),
         f"{p}StreamBeginCapture": begin,
@@ -152,9 +143,6 @@ def _streams(gpu: Runtime, module: ModuleType, p: str, ok: Any, types: tuple[str
         f"{p}GraphGetNodes": nodes,
         f"{p}GraphInstantiate": lambda g, *a: (ok, executable(int(g))),
         f"{p}GraphLaunch": launch,
-        f"{p}GraphUpload": done,
-        f"{p}GraphDestroy": done,
-        f"{p}GraphExecDestroy": done,
     }
 
 
@@ -170,11 +158,14 @@ def _blocks(gpu: Runtime, p: str, ok: Any, bad: Any, pointer: Callable[[int], An
     return {p + n: allocate for n in names} | {p + n: free for n in frees}
 
 
-def _fill(gpu: Runtime, kind: Any, ok: Any) -> Callable[..., tuple]:
+def _fill(gpu: Runtime, dtype: str, ok: Any) -> Callable[..., tuple]:
+    """Fills ``count`` elements of ``dtype`` with the low bits of a number."""
+    size = np.dtype(dtype).itemsize
+
     def fill(address: Any, value: int, count: int, stream: Any = 0) -> tuple:
         def work() -> None:
-            array = (kind * int(count)).from_address(int(address))
-            np.frombuffer(array, np.dtype(kind))[:] = value
+            data = (ctypes.c_uint8 * (size * int(count))).from_address(int(address))
+            np.frombuffer(data, dtype)[:] = int(value) & (1 << 8 * size) - 1
 
         gpu.submit(int(stream), work)
         return (ok,)
@@ -190,9 +181,11 @@ def _address(value: Any) -> int:
         return ctypes.addressof(ctypes.c_char.from_buffer(value))
 
 
-def _copy(gpu: Runtime, ok: Any) -> Callable[..., tuple]:
+def _copy(gpu: Runtime, ok: Any, kinds: int = 0) -> Callable[..., tuple]:
+    """Copies ``size`` bytes; ``kinds`` (0 or 1) arguments stand before the stream."""
+
     def copy(to: Any, source: Any, size: int, *rest: Any) -> tuple:
-        stream = rest[-1] if rest else 0
+        stream = rest[kinds] if len(rest) > kinds else 0
         gpu.submit(int(stream), lambda: ctypes.memmove(_address(to), _address(source), int(size)) and None)
         return (ok,)
 
@@ -200,10 +193,6 @@ def _copy(gpu: Runtime, ok: Any) -> Callable[..., tuple]:
 
 
 def _runtime(gpu: Runtime) -> dict[str, Callable[..., Any]]:
-    def fill(address: Any, value: int, count: int, stream: Any = 0) -> tuple:
-        gpu.submit(int(stream), lambda: ctypes.memset(int(address), value, int(count)) and None)
-        return (_RUNTIME_OK,)
-
     def attribute(number: Any, device: int) -> tuple:
         return _RUNTIME_OK, _devices(gpu)["cuDeviceGetAttribute"](number, device)[1]
 
@@ -218,30 +207,14 @@ def _runtime(gpu: Runtime) -> dict[str, Callable[..., Any]]:
             gpu, runtime, "cuda", _RUNTIME_OK, ("cudaStream_t", "cudaEvent_t", "cudaGraph_t", "cudaGraphExec_t")
         ),
         **_blocks(gpu, "cuda", _RUNTIME_OK, _RUNTIME_BAD, int),
-        "cudaMemset": fill,
-        "cudaMemsetAsync": fill,
-        "cudaMemcpy": _copy_with_kind(gpu),
-        "cudaMemcpyAsync": _copy_with_kind(gpu),
+        **dict.fromkeys(("cudaMemset", "cudaMemsetAsync"), _fill(gpu, "u1", _RUNTIME_OK)),
+        **dict.fromkeys(("cudaMemcpy", "cudaMemcpyAsync"), _copy(gpu, _RUNTIME_OK, 1)),
         "cudaDeviceGetAttribute": attribute,
         "cudaGetDeviceCount": lambda: (_RUNTIME_OK, gpu.count),
         "cudaGetDevice": lambda: (_RUNTIME_OK, gpu.current),
         "cudaSetDevice": set_device,
-        "cudaDeviceSynchronize": lambda: (_RUNTIME_OK,),
-        "cudaGetLastError": lambda: (_RUNTIME_OK,),
-        "cudaPeekAtLastError": lambda: (_RUNTIME_OK,),
-        "cudaDriverGetVersion": lambda: (_RUNTIME_OK, DRIVER_VERSION),
-        "cudaRuntimeGetVersion": lambda: (_RUNTIME_OK, DRIVER_VERSION),
-        "cudaGetErrorName": lambda error: (_RUNTIME_OK, runtime.cudaError_t(int(error)).name.encode()),
-        "cudaGetErrorString": lambda error: (_RUNTIME_OK, runtime.cudaError_t(int(error)).name.encode()),
-        "cudaProfilerStart": lambda: (_RUNTIME_OK,),
-        "cudaProfilerStop": lambda: (_RUNTIME_OK,),
+        **_done(_RUNTIME_OK, "cudaDeviceSynchronize", "cudaGetLastError", "cudaPeekAtLastError"),
+        **_done(_RUNTIME_OK, "cudaProfilerStart", "cudaProfilerStop"),
+        **dict.fromkeys(("cudaDriverGetVersion", "cudaRuntimeGetVersion"), lambda: (_RUNTIME_OK, DRIVER_VERSION)),
+        **_errors("cuda", _RUNTIME_OK, runtime.cudaError_t),
     }
-
-
-def _copy_with_kind(gpu: Runtime) -> Callable[..., tuple]:
-    copy = _copy(gpu, _RUNTIME_OK)
-
-    def with_kind(to: Any, source: Any, size: int, kind: Any, stream: Any = 0) -> tuple:
-        return copy(to, source, size, stream)
-
-    return with_kind

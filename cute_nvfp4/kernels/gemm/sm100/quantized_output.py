@@ -17,7 +17,8 @@ from ....ptx.arithmetic import rcp_rn
 from ....ptx.memory import store_global
 from ....ptx.move import f32_bits
 from ....scale_layout import ATOM_COLS, ATOM_ROWS, cute_layout
-from ...quantize.block.rules import quantize_block
+from ...quantize.block.quantize_block import quantize_block
+from ...quantize.block.records import BlockContext, GlobalFactor
 from ...quantize.config import QuantizeConfig
 from ..config import GemmConfig
 
@@ -25,31 +26,30 @@ _WORDS = NVFP4.block_bytes // 4
 
 
 @cute.jit
-def scaling(global_scale: cute.Pointer):
-    """(global scale, its reciprocal, whether it is in range: everything is NaN where it is not)."""
+def scaling(global_scale: cute.Pointer) -> GlobalFactor:
+    """The global scale and its reciprocal; everything is NaN where it is out of range. Rule "max" needs no more."""
     value = cute.make_tensor(global_scale, cute.make_layout(1))[0]
     inside = (value >= SMALLEST_GLOBAL_SCALE) & (value <= LARGEST_GLOBAL_SCALE)
     value = cutlass.select_(inside, value, Float32(1.0))
-    return value, rcp_rn(value), cutlass.select_(inside, Int32(1), Int32(0))
+    return GlobalFactor(value, rcp_rn(value), None, None, cutlass.select_(inside, Int32(1), Int32(0)))
 
 
-def quantize_blocks(config: GemmConfig, values: list, known: tuple) -> tuple[Uint32, list]:
+def quantize_blocks(config: GemmConfig, values: list, known: GlobalFactor) -> tuple[Uint32, list]:
     """Blocks of a row: (codes of their scales, the first in the low byte; words of eight elements)."""
     rule = QuantizeConfig(config.arch, dtype="float32")
-    value, inverse, valid = known
-    # the last two are for rules that compare errors, and seed and index for stochastic rounding: neither is wanted here
-    factor = (value, inverse, value, value)
     codes, words = Uint32(0), []
     for i in range(0, len(values), NVFP4.block):
         block = tuple(f32_bits(x) for x in values[i : i + NVFP4.block])
-        code, found = quantize_block(rule, block, factor, (), valid, (), Int64(0))
+        code, found = quantize_block(rule, block, BlockContext(known))
         codes = codes | (code << Uint32(i // NVFP4.block * 8))
         words += found
     return codes, words
 
 
 @cute.jit
-def write_blocks(config: cutlass.Constexpr[GemmConfig], out: Any, known: tuple, values: cute.Tensor, place: tuple):
+def write_blocks(
+    config: cutlass.Constexpr[GemmConfig], out: Any, known: GlobalFactor, values: cute.Tensor, place: tuple
+):
     """Stores this thread's piece of a row, and its scales."""
     row, column, batch = place
     codes, words = quantize_blocks(config, [values[i] for i in range(config.piece)], known)

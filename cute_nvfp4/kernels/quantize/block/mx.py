@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import cutlass
 from cutlass import Float32, Int64, Uint32
@@ -10,9 +11,11 @@ from cutlass import Float32, Int64, Uint32
 from ....ptx.arithmetic import div_rn, mul_rn
 from ....ptx.encode import f32x4_to_8bit, scaled_to_e2m1x8
 from ....ptx.move import f32_bits, f32_from_bits
+from ..arguments import Seed
 from ..config import ELEMENTS, QuantizeConfig
 from ..random_bits import stochastic
 from .definition import to_f32
+from .records import Draw
 
 NAN_UE8M0 = 0xFF
 _LARGEST, _BIAS, _MANTISSA_BITS = 254, 127, 23
@@ -38,7 +41,7 @@ def scale_code(config: QuantizeConfig, largest: Float32) -> Uint32:
     return cutlass.min(cutlass.max(exponent, shift) - shift, Uint32(_LARGEST))
 
 
-def encode(config: QuantizeConfig, values: list[Float32], factor: Float32) -> list[Uint32]:
+def encode(config: QuantizeConfig, values: Sequence[Float32], factor: Float32) -> list[Uint32]:
     """Words of codes of value · factor, rounded to nearest."""
     if config.element == "e2m1":
         return [scaled_to_e2m1x8(values[i : i + 8], factor, config.arch) for i in range(0, len(values), 8)]
@@ -47,7 +50,7 @@ def encode(config: QuantizeConfig, values: list[Float32], factor: Float32) -> li
 
 
 def mx_block(
-    config: QuantizeConfig, words: list[Uint32], largest: Float32, seed: tuple, index: Int64
+    config: QuantizeConfig, words: Sequence[Uint32], largest: Float32, seed: Seed | None, index: Int64
 ) -> tuple[Uint32, list[Uint32]]:
     """(scale code, words of codes) of a block of finite numbers; ``index``: that of its first element in the result."""
     x = to_f32(config, words)
@@ -56,5 +59,6 @@ def mx_block(
     exponent = (Uint32(2 * _BIAS) - code) << Uint32(_MANTISSA_BITS)
     inverse = f32_from_bits(cutlass.select_(code == Uint32(_LARGEST), Uint32(_HALF), exponent))
     if config.stochastic:
-        return code, encode(config, stochastic(config, [mul_rn(a, inverse) for a in x], seed, index, 0), Float32(1.0))
+        y = [mul_rn(a, inverse) for a in x]
+        return code, encode(config, stochastic(config, y, Draw(seed, index, 0)), Float32(1.0))
     return code, encode(config, x, inverse)

@@ -1,7 +1,7 @@
 """The rule ``optimal``: of all E4M3 scales the one under which a block's sum of squares is least, in registers.
 
-Errors are estimated in fp32, all elements of a block together; the definition's steps (:mod:`.quantize_search`) decide
-where estimates are closer than all roundings together, or where something is out of the ordinary.
+Errors are estimated in fp32, all elements of a block together; the definition's steps (:mod:`.optimal_definition`)
+decide where estimates are closer than all roundings together, or where something is out of the ordinary.
 
 * With y = x / (global scale · scale), a scale under which all |y| < 3.5 is not better than half of it, whose
   values between -3 and 3 include its own. So eight scales are candidates, an octave, one for each significand
@@ -16,19 +16,25 @@ where estimates are closer than all roundings together, or where something is ou
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from ....ptx.arithmetic import add_by_fma, add_rn, fma_rn, mul_rn, rcp_rn
-from ....ptx.encode import CODE_AND_SIGN, HALF_UNIT, f32x2_to_f16x2_rz, pack_e2m1_halves
+from ....ptx.encode import CODE_AND_SIGN, HALF_UNIT, pack_e2m1_halves
 from ....ptx.half import min_abs_f16x2, min_f16x2, sub_f16x2, sum_abs_f16x2
 from ....ptx.mma import MINUS_ONE_F16, add_diagonal, diagonal
 from ....ptx.move import f32_bits, f32_from_bits
 from ...arith import mod
 from ..config import QuantizeConfig
 from .definition import to_f32
-from .search import ERROR_MARGIN, LARGEST_CODE, encode, scale_value, search_exactly
+from .fast_path import cut_to_f16
+from .optimal_definition import ERROR_MARGIN, LARGEST_CODE, encode, search_by_definition
+from .records import BlockContext, Draw, GlobalFactor, OptimalScales
+from .scale_table import scale_value
 
 _SIGNIFICANDS = range(8, 16)
 # products of this magnitude and more would round to more than E2M1 has
@@ -49,21 +55,55 @@ _LEAST_PART = 2.0**-14
 _CLEAR_F16 = 252
 
 
-def optimal_entries(config: QuantizeConfig, global_scale: Float32, lane: Int32) -> tuple:
-    """What depends on the global scale alone: 1 / (global scale · m) for m = 8 … 15; that of the lane's
-    m = 8 + lane % 8; how ties are to be rounded under scales with the lane's m.
+class _Units(NamedTuple):
+    """1, which the compiler does not know (:class:`HiddenConstants`), and −1 on a diagonal."""
 
-    0: half up, because no element can be a tie that goes down (1/4, 5/4, 5/2, 5); 1: to even, because some can, and
-    are told apart from their neighbours when they are cut to binary16; 2: by other means. Only one significand of
-    elements can give a tie.
+    one: Uint32
+    minus_one: Uint32
+
+
+class _Window(NamedTuple):
+    """The best of eight scales: its code, its error, and the next error, in units of (global scale · 2**-14)²."""
+
+    code: Int32
+    error: Float32
+    next_error: Float32
+
+
+class _Found(NamedTuple):
+    """What the search found.
+
+    code: of the best scale. decided: 0 if it may be wrong. lowest: the least code that may be the right one. inside:
+    whether products with the reciprocal of its scale are below 7. multiplier: that reciprocal times 2**-14.
     """
-    divisor = mul_rn(global_scale, (mod(lane, 8) + 8).to(Float32))
+
+    code: Uint32
+    decided: Int32
+    lowest: Int32
+    inside: Int32
+    multiplier: Float32
+
+
+class _Tie:
+    """How ties are to be rounded under a scale."""
+
+    # half up, because no element can be a tie that goes down (1/4, 5/4, 5/2, 5)
+    HALF_UP = 0
+    # some can, and are told apart from their neighbours when they are cut to binary16
+    TO_EVEN = 1
+    # step by step
+    BY_DEFINITION = 2
+
+
+def optimal_scales(config: QuantizeConfig, factor: GlobalFactor, lane: Int32) -> OptimalScales:
+    """What depends on the global scale alone. Only one significand of elements can give a tie under a scale."""
+    divisor = mul_rn(factor.value, (mod(lane, 8) + 8).to(Float32))
     inverse = rcp_rn(divisor)
     all_inverses = tuple(cute.arch.shuffle_sync(inverse, i) for i in range(len(_SIGNIFICANDS)))
     if config.item_bytes == 4:
-        return all_inverses, inverse, Uint32(0)
+        return OptimalScales(all_inverses, inverse, Uint32(_Tie.HALF_UP))
     spare = 16 if config.dtype == "bfloat16" else 13
-    even = beside = cutlass.Boolean(False)
+    even = beside = Boolean(False)
     for tie in (1.0, 1.25):
         below = f32_bits(mul_rn(divisor, Float32(tie))) & Uint32(0xFFFFFFFF << spare & 0xFFFFFFFF)
         # on or before the tie, on or after it, and the next
@@ -71,7 +111,8 @@ def optimal_entries(config: QuantizeConfig, global_scale: Float32, lane: Int32) 
             product = mul_rn(f32_from_bits(below + Uint32(step << spare)), inverse)
             even = even | (product == Float32(tie))
             beside = beside | ((product > Float32(tie)) & (product < Float32(tie * (1 + 2.0**-8))))
-    return all_inverses, inverse, cutlass.select_(even, cutlass.select_(beside, Uint32(2), Uint32(1)), Uint32(0))
+    to_even = cutlass.select_(beside, Uint32(_Tie.BY_DEFINITION), Uint32(_Tie.TO_EVEN))
+    return OptimalScales(all_inverses, inverse, cutlass.select_(even, to_even, Uint32(_Tie.HALF_UP)))
 
 
 def _power(exponent: Int32) -> Float32:
@@ -79,19 +120,19 @@ def _power(exponent: Int32) -> Float32:
     return f32_from_bits(Uint32(exponent + _BIAS) << Uint32(_MANTISSA_BITS))
 
 
-def _cut(x: tuple, multiplier: Float32) -> tuple[list[Float32], list[Uint32]]:
-    """Products in units of 2**-14, in fp32 and cut to binary16."""
-    y = [mul_rn(a, multiplier) for a in x]
-    return y, [f32x2_to_f16x2_rz(low, high) for low, high in zip(y[0::2], y[1::2])]
+def _products(x: Sequence[Float32], multiplier: Float32) -> list[Float32]:
+    """x · multiplier, in units of 2**-14."""
+    return [mul_rn(a, multiplier) for a in x]
 
 
-def _squares(x: tuple, multiplier: Float32, minus: Uint32, one: Uint32, clip: bool = False) -> Float32:
+def _squares(x: Sequence[Float32], multiplier: Float32, units: _Units, clip: bool = False) -> Float32:
     """Σ (y − E2M1(y))², y = x · multiplier, in units of 2**-14. |y| < 7, unless ``clip``. Ties go either way."""
-    y, halves = _cut(x, multiplier)
+    y = _products(x, multiplier)
+    halves = cut_to_f16(y)
     if clip:
         halves = [min_abs_f16x2(half, Uint32(_SIX_F16X2)) for half in halves]
-    q = [add_by_fma(half, HALF_UNIT, one) & Uint32(CODE_AND_SIGN) for half in halves]
-    difference = add_diagonal(q, minus, y)
+    q = [add_by_fma(half, HALF_UNIT, units.one) & Uint32(CODE_AND_SIGN) for half in halves]
+    difference = add_diagonal(q, units.minus_one, y)
     chains = [mul_rn(d, d) for d in difference[:2]]
     for i, d in enumerate(difference[2:]):
         chains[i % 2] = fma_rn(d, d, chains[i % 2])
@@ -99,16 +140,15 @@ def _squares(x: tuple, multiplier: Float32, minus: Uint32, one: Uint32, clip: bo
 
 
 def _multiplier(code: Int32, inverses: Float32) -> Float32:
-    """1 / (global scale · scale) · unit of a normal scale; ``inverses``: the lanes' of :func:`optimal_entries`."""
+    """1 / (global scale · scale) · 2**-14 of a normal scale; ``inverses``: the lanes' in :class:`OptimalScales`."""
     inverse = cute.arch.shuffle_sync(inverses, mod(code, 8))
     return mul_rn(inverse, _power((10 + _UNIT_EXPONENT) - (code >> 3)))
 
 
-def _window(x: tuple, least_scale: Float32, entries: tuple, regular, minus: Uint32, one: Uint32) -> tuple:
-    """(code of the best of the eight scales from ``least_scale`` on, its error, the next error).
-
-    Errors are in units of (global scale · 2**-14)²; infinity or NaN where there is none.
-    """
+def _window(
+    x: Sequence[Float32], least_scale: Float32, inverses: Sequence[Float32], regular: Boolean, units: _Units
+) -> _Window:
+    """The best of the eight scales from ``least_scale`` on. An error is infinity or NaN where there is none."""
     bits = f32_bits(least_scale)
     exponent = Int32(bits >> Uint32(_MANTISSA_BITS)) - _BIAS
     significand = f32_from_bits((bits & Uint32((1 << _MANTISSA_BITS) - 1)) | Uint32((_BIAS + 3) << _MANTISSA_BITS))
@@ -125,7 +165,7 @@ def _window(x: tuple, least_scale: Float32, entries: tuple, regular, minus: Uint
             missing = cutlass.select_(low, exponent, exponent + 1) >= _LARGEST_EXPONENT
             chosen = cutlass.select_(missing, nan, chosen)
         weight = cutlass.select_(low, Float32(float(m * m)), Float32(float(4 * m * m)))
-        error = mul_rn(_squares(x, mul_rn(entries[i], chosen), minus, one), weight)
+        error = mul_rn(_squares(x, mul_rn(inverses[i], chosen), units), weight)
         # the lowest bits say which
         keys.append((f32_bits(error) & Uint32(0xFFFFFFF8)) | Uint32(i))
     best, second = cutlass.min(keys[0], keys[1]), cutlass.max(keys[0], keys[1])
@@ -136,7 +176,7 @@ def _window(x: tuple, least_scale: Float32, entries: tuple, regular, minus: Uint
     unit = mul_rn(unit, unit)
     lowest = _code_from(bits)
     code = lowest + Int32((best - Uint32(lowest)) & Uint32(7))
-    return code, mul_rn(f32_from_bits(best), unit), mul_rn(f32_from_bits(second), unit)
+    return _Window(code, mul_rn(f32_from_bits(best), unit), mul_rn(f32_from_bits(second), unit))
 
 
 def _code_from(bits: Uint32) -> Int32:
@@ -144,24 +184,23 @@ def _code_from(bits: Uint32) -> Int32:
     return Int32((bits + Uint32((1 << 20) - 1)) >> Uint32(20)) - ((_BIAS - 7) << 3)
 
 
-def _may_be_better(top: Float32, code: Int32, best: Float32) -> cutlass.Boolean:
+def _may_be_better(top: Float32, code: Int32, best: Float32) -> Boolean:
     """Whether the error that the largest element has for being clipped leaves a chance."""
     clipped = fma_rn(scale_value(Uint32(cutlass.max(code, 0))), Float32(-6.0 * 2.0**_UNIT_EXPONENT), top)
     return mul_rn(mul_rn(clipped, clipped), Float32(1 / ERROR_MARGIN)) <= best
 
 
 @cute.jit
-def _search(x: tuple, largest: Float32, factor: tuple, entries: tuple, one: Uint32):
-    """(code; whether it may be wrong; the least code that may be the right one; whether products with the reciprocal
-    of its scale are below 7; that reciprocal times 2**-14)."""
-    all_inverses, inverses, _ = entries
-    minus = diagonal(MINUS_ONE_F16, cute.arch.lane_idx())
+def _search(x: tuple[Float32, ...], largest: Float32, context: BlockContext) -> _Found:
+    """Searches by estimates; all lanes of a warp go together."""
+    factor, scales = context.factor, context.optimal
+    units = _Units(context.constants.one, diagonal(MINUS_ONE_F16, cute.arch.lane_idx()))
     # in units of the global scale
-    top = mul_rn(largest, factor[1])
+    top = mul_rn(largest, factor.inverse)
     least_scale = mul_rn(top, Float32((1 + 2.0**-18) / _LARGEST_PRODUCT))
     regular = (least_scale >= Float32(2.0**_LEAST_EXPONENT)) & (least_scale < Float32(2.0 ** (_LARGEST_EXPONENT + 1)))
-    regular = regular & (factor[0] <= Float32(_LARGEST_GLOBAL_SCALE))
-    code, best, next_best = _window(x, least_scale, all_inverses, regular, minus, one)
+    regular = regular & (factor.value <= Float32(_LARGEST_GLOBAL_SCALE))
+    code, best, next_best = _window(x, least_scale, scales.all_inverses, regular, units)
 
     # below the window, as far as the largest element alone is no worse than the best
     lowest = _code_from(f32_bits(least_scale))
@@ -172,61 +211,61 @@ def _search(x: tuple, largest: Float32, factor: tuple, entries: tuple, one: Uint
         # lanes that are done, or have nothing to do, evaluate something
         candidate = cutlass.select_(more, lower, Int32(64))
         value = scale_value(Uint32(candidate))
-        error = mul_rn(_squares(x, _multiplier(candidate, inverses), minus, one, clip=True), mul_rn(value, value))
+        error = mul_rn(_squares(x, _multiplier(candidate, scales.inverse), units, clip=True), mul_rn(value, value))
         error = cutlass.select_(more, error, f32_from_bits(Uint32(_INFINITY)))
         next_best = cute.arch.fmin(next_best, cute.arch.fmax(best, error))
         code = cutlass.select_(error < best, candidate, code)
         best = cute.arch.fmin(best, error)
         lower = cutlass.select_(more, lower - 1, lower)
         more = more & _may_be_better(top, lower, best)
-        # subnormal scales are not for this way
+        # subnormal scales are not for the fast path
         regular = regular & ((lower >= _LEAST_NORMAL_CODE) | (cutlass.select_(more, Int32(0), Int32(1)) != 0))
         more = more & (lower >= _LEAST_NORMAL_CODE)
 
     code = cutlass.select_(regular, code, Int32(64))
-    multiplier = _multiplier(code, inverses)
+    multiplier = _multiplier(code, scales.inverse)
     spread = fma_rn(top, cute.math.sqrt(best), best)
     certain = regular & (best > mul_rn(mul_rn(top, top), Float32(_LEAST_PART))) & (best < Float32(float("inf")))
     # scales twice as large
     twice = code + 8 <= LARGEST_CODE
-    unclear = regular & twice & (_has_clear_halves(x, multiplier, one) == 0)
+    unclear = regular & twice & (_has_clear_halves(x, multiplier, units.one) == 0)
     if cute.arch.vote_any_sync(unclear):
         # without codes of 1/2 and 3/2 the elements are those under twice the scale: so are the errors, bit by bit
-        unlike = unclear & (_has_halves(x, multiplier, one) != 0)
+        unlike = unclear & (_has_halves(x, multiplier, units.one) != 0)
         limit = fma_rn(spread, Float32(_NEAR_DOUBLE), best)
-        above = _doubled(x, code, multiplier, minus, one, 4)
+        above = _scaled_up(x, code, multiplier, units, 4)
         if cute.arch.vote_any_sync(unlike):
-            above = cutlass.select_(unlike, _doubled(x, code, multiplier, minus, one, 2), above)
+            above = cutlass.select_(unlike, _scaled_up(x, code, multiplier, units, 2), above)
         apart = (above > limit) | (code + cutlass.select_(unlike, Int32(8), Int32(16)) > LARGEST_CODE)
         certain = certain & (apart | (cutlass.select_(unclear, Int32(0), Int32(1)) != 0))
-    alone = next_best > fma_rn(spread, Float32(_NEAR), best)
-    doubtful = cutlass.select_(alone & certain, Int32(0), Int32(1))
-    first = cutlass.select_(certain, lower + 1, Int32(0))
-    return Uint32(code), doubtful, first, cutlass.select_(regular & (code >= lowest), Int32(1), Int32(0)), multiplier
+    only_one = next_best > fma_rn(spread, Float32(_NEAR), best)
+    decided = cutlass.select_(only_one & certain, Int32(1), Int32(0))
+    inside = cutlass.select_(regular & (code >= lowest), Int32(1), Int32(0))
+    return _Found(Uint32(code), decided, cutlass.select_(certain, lower + 1, Int32(0)), inside, multiplier)
 
 
-def _doubled(x: tuple, code: Int32, multiplier: Float32, minus: Uint32, one: Uint32, times: int) -> Float32:
+def _scaled_up(x: Sequence[Float32], code: Int32, multiplier: Float32, units: _Units, times: int) -> Float32:
     """The error under a scale 2 or 4 times as large as that of ``code``."""
     value = mul_rn(scale_value(Uint32(code)), Float32(float(times)))
-    return mul_rn(_squares(x, mul_rn(multiplier, Float32(1 / times)), minus, one), mul_rn(value, value))
+    return mul_rn(_squares(x, mul_rn(multiplier, Float32(1 / times)), units), mul_rn(value, value))
 
 
-def _has_halves(x: tuple, multiplier: Float32, one: Uint32) -> Uint32:
+def _has_halves(x: Sequence[Float32], multiplier: Float32, one: Uint32) -> Uint32:
     """Not 0 if some element of x · multiplier, in units of 2**-14 and of magnitude below 7, is 1/2 or 3/2."""
     found = Uint32(0)
-    for half in _cut(x, multiplier)[1]:
+    for half in cut_to_f16(_products(x, multiplier)):
         code = add_by_fma(half, HALF_UNIT, one)
         found = found | (code & ((code >> Uint32(2)) ^ Uint32(0xFFFFFFFF)))
     return found & Uint32(0x02000200)
 
 
-def _has_clear_halves(x: tuple, multiplier: Float32, one: Uint32) -> Uint32:
+def _has_clear_halves(x: Sequence[Float32], multiplier: Float32, one: Uint32) -> Uint32:
     """Not 0 if some element is 1/2 or 3/2, and is not almost a tie.
 
     It would be 0, 1 or 2 under twice the scale, and its square larger by (1/4 − |d|) · scale² ≥ 2⁻⁹ · scale².
     """
     least = None
-    for half in _cut(x, multiplier)[1]:
+    for half in cut_to_f16(_products(x, multiplier)):
         rounded = add_by_fma(half, HALF_UNIT, one)
         difference = sub_f16x2(half, rounded & Uint32(CODE_AND_SIGN))
         # 0 for the codes 1/2 and 3/2 (001 and 011), at least 1/2 for others
@@ -240,47 +279,44 @@ def _has_clear_halves(x: tuple, multiplier: Float32, one: Uint32) -> Uint32:
 @cute.jit
 def optimal(
     config: cutlass.Constexpr,
-    words: tuple,
+    words: tuple[Uint32, ...],
     largest: Float32,
-    factor: tuple,
-    quick: tuple,
-    seed: tuple,
+    context: BlockContext,
     index: Int64,
-    sound,
+    valid: Boolean,
 ):
-    """(scale code, two words of codes) of a block, if its numbers are finite.
-
-    quick: as for :func:`usual`, and the result of :func:`optimal_entries`. All lanes of a warp go together.
-    """
-    x = tuple(to_f32(config, list(words)))
-    one, entries = quick[2][0], quick[4]
-    code, doubtful, first, inside, multiplier = _search(x, largest, factor, entries, one)
-    live = sound & (largest > Float32(0.0))
-    doubtful = (doubtful != 0) & live
-    code = Uint32(cutlass.select_(live, code, Uint32(0)))
-    if cute.arch.vote_any_sync(doubtful):
-        last = cutlass.select_(doubtful, Int32(LARGEST_CODE), Int32(-1))
-        found = search_exactly(config, words, largest, factor, first, last)
-        code = Uint32(cutlass.select_(doubtful, found, code))
+    """(scale code, two words of codes) of a block, if its numbers are finite. All lanes of a warp go together."""
+    factor = context.factor
+    x = tuple(to_f32(config, words))
+    found = _search(x, largest, context)
+    live = valid & (largest > Float32(0.0))
+    undecided = (found.decided == 0) & live
+    code = Uint32(cutlass.select_(live, found.code, Uint32(0)))
+    if cute.arch.vote_any_sync(undecided):
+        last = cutlass.select_(undecided, Int32(LARGEST_CODE), Int32(-1))
+        best = search_by_definition(config, words, largest, factor, found.lowest, last)
+        code = Uint32(cutlass.select_(undecided, best, code))
+    draw = Draw(context.seed, index, 0)
     if cutlass.const_expr(config.arch.has_fp4_convert or config.stochastic or config.item_bytes == 4):
-        low, high = encode(config, words, code, factor, seed, index)
+        low, high = encode(config, words, code, factor, draw)
     else:
-        tie = cute.arch.shuffle_sync(entries[2], mod(Int32(code), 8))
-        low, high = _encode_by_halves(x, multiplier, tie)
+        tie = cute.arch.shuffle_sync(context.optimal.ties, mod(Int32(code), 8))
+        low, high = _encode_in_f16(x, found.multiplier, tie)
         low = Uint32(cutlass.select_(live, low, Uint32(0)))
         high = Uint32(cutlass.select_(live, high, Uint32(0)))
-        again = live & (doubtful | (cutlass.select_(inside != 0, tie, Uint32(2)) > Uint32(1)))
+        tie = cutlass.select_(found.inside != 0, tie, Uint32(_Tie.BY_DEFINITION))
+        again = live & (undecided | (tie > Uint32(_Tie.TO_EVEN)))
         if cute.arch.vote_any_sync(again):
-            low_again, high_again = encode(config, words, code, factor, seed, index)
+            low_again, high_again = encode(config, words, code, factor, draw)
             low = Uint32(cutlass.select_(again, low_again, low))
             high = Uint32(cutlass.select_(again, high_again, high))
-    return code, low, high
+    return code, (low, high)
 
 
-def _encode_by_halves(x: tuple, multiplier: Float32, tie: Uint32) -> tuple:
+def _encode_in_f16(x: Sequence[Float32], multiplier: Float32, tie: Uint32) -> tuple[Uint32, Uint32]:
     """Two words of codes of x · multiplier, in units of 2**-14, of magnitude below 7; ``tie``: of its scale."""
-    even = tie & Uint32(1)
+    even = tie & Uint32(_Tie.TO_EVEN)
     # half a unit, or a bit less of it where ties of even codes go down
     mask, unit = even * Uint32(0x00010001), Uint32(HALF_UNIT) - even * Uint32(0x00010001)
-    halves = [half + unit + ((half >> Uint32(9)) & mask) for half in _cut(x, multiplier)[1]]
+    halves = [half + unit + ((half >> Uint32(9)) & mask) for half in cut_to_f16(_products(x, multiplier))]
     return Uint32(pack_e2m1_halves(halves[:4])), Uint32(pack_e2m1_halves(halves[4:]))

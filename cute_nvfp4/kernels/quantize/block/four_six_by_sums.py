@@ -1,8 +1,7 @@
-"""4/6 by sums of errors, decided without the definition's order of steps wherever that cannot change the outcome.
+"""4/6 decided by sums of errors in any order, wherever the definition's order of steps cannot change the outcome.
 
-Errors are taken in units of the scale, r = element − y, and summed in any order. Which element a tie is rounded to
-makes no difference to them, so that where no instruction converts to E2M1, y · 2⁻¹⁴ cut to binary16 and rounded half
-up will do (:mod:`.quantize_usual`).
+Errors are taken in units of the scale, r = element − y. Which element a tie is rounded to makes no difference to them,
+so that where no instruction converts to E2M1, y · 2⁻¹⁴ cut to binary16 and rounded half up will do (:mod:`.fast_path`).
 
 How far off that is, with n elements: y, three roundings away from x / (global scale · scale) and at most 7, by ε = 2⁻¹⁹
 at most, which covers what the definition rounds, too; so a sum S of squares by 2 ε √(n S) + n ε², a sum of magnitudes
@@ -11,16 +10,20 @@ by n ε; and adding up by less than 2⁻¹⁶ of it. Candidates whose errors dif
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Boolean, Float32, Int32, Uint32
 
 from ....ptx.arithmetic import abs_f32, add_rn, fma_rn, mul_rn, rcp_rn, sub_rn
-from ....ptx.convert import e2m1x8_to_f16x2, f16x2_to_f32
-from ....ptx.encode import CODE_AND_SIGN, HALF_UNIT, f32_to_e2m1x8, f32x2_to_f16x2_rz
+from ....ptx.convert import f16x2_to_f32
+from ....ptx.encode import CODE_AND_SIGN, HALF_UNIT, f32_to_e2m1x8
 from ..config import QuantizeConfig
-from .definition import encode_exactly, scales, to_f32, wanted_scale
-from .reciprocal_table import LEAST_WANTED, UNIT, is_usable, largest_wanted
+from .definition import candidate_scales, decode, encode_elements, to_f32, wanted_scale
+from .fast_path import cut_to_f16
+from .records import BlockResult, GlobalFactor
+from .scale_table import LEAST_WANTED, UNIT, is_usable, largest_wanted
 
 # sums of errors that are added side by side
 CHAINS = 4
@@ -28,27 +31,29 @@ _EPSILON = 2.0**-19
 _LEAST_DIFFERENCE = 2.0**-14
 
 
-def compares(config: QuantizeConfig) -> bool:
+def decides_by_sums(config: QuantizeConfig) -> bool:
     """Whether this decides for ``config``: largest errors are often equal, and random codes are not the nearest."""
-    return config.usual and config.choice in ("mse", "mae") and not config.stochastic
+    return config.fast_path and config.choice in ("mse", "mae") and not config.stochastic
 
 
-def factors(config: QuantizeConfig, values: list[Float32], global_scale: Float32) -> list[Float32]:
-    """What elements are multiplied by before :func:`errors`, for the scales ``values``."""
-    inverses = [rcp_rn(mul_rn(global_scale, value)) for value in values]
+def multipliers(config: QuantizeConfig, values: Sequence[Float32], factor: GlobalFactor) -> list[Float32]:
+    """What elements are multiplied by before :func:`add_errors`, for the scales ``values``."""
+    inverses = [rcp_rn(mul_rn(factor.value, value)) for value in values]
     return inverses if config.arch.has_fp4_convert else [mul_rn(inverse, Float32(UNIT)) for inverse in inverses]
 
 
-def errors(config: QuantizeConfig, x: list[Float32], factor: Float32, sums: list[Float32]) -> list[Float32]:
+def add_errors(
+    config: QuantizeConfig, x: Sequence[Float32], multiplier: Float32, sums: Sequence[Float32]
+) -> list[Float32]:
     """``sums`` with the errors of ``x`` added to them in turn."""
-    y = [mul_rn(a, factor) for a in x]
+    y = [mul_rn(a, multiplier) for a in x]
     if config.arch.has_fp4_convert:
         words = [f32_to_e2m1x8(y[i : i + 8]) for i in range(0, len(y), 8)]
-        pairs = [pair for word in words for pair in e2m1x8_to_f16x2(word, config.arch)]
+        elements = decode(words, config.arch)
     else:
-        cut = [f32x2_to_f16x2_rz(low, high) for low, high in zip(y[0::2], y[1::2])]
-        pairs = [(half + Uint32(HALF_UNIT)) & Uint32(CODE_AND_SIGN) for half in cut]
-    difference = [sub_rn(q, a) for q, a in zip((v for pair in pairs for v in f16x2_to_f32(pair)), y)]
+        pairs = [(half + Uint32(HALF_UNIT)) & Uint32(CODE_AND_SIGN) for half in cut_to_f16(y)]
+        elements = [q for pair in pairs for q in f16x2_to_f32(pair)]
+    difference = [sub_rn(q, a) for q, a in zip(elements, y)]
     sums = list(sums)
     for i, d in enumerate(difference):
         place = i % len(sums)
@@ -57,8 +62,13 @@ def errors(config: QuantizeConfig, x: list[Float32], factor: Float32, sums: list
 
 
 def compare(
-    config: QuantizeConfig, sums: list[Float32], values: list[Float32], wanted: Float32, global_scale: Float32, n: int
-) -> tuple:
+    config: QuantizeConfig,
+    sums: Sequence[Float32],
+    values: Sequence[Float32],
+    wanted: Float32,
+    factor: GlobalFactor,
+    n: int,
+) -> tuple[Boolean, Boolean]:
     """(whether 4 is better, whether that is certain), from the sums of both candidates over ``n`` elements."""
     unit = 1.0 if config.arch.has_fp4_convert else UNIT
     squares = [mul_rn(v, v) for v in values]
@@ -75,11 +85,11 @@ def compare(
     else:
         clear = clear & (distance > mul_rn(cute.arch.fmax(values[0], values[1]), Float32(4 * n * _EPSILON * unit)))
     # such scales round by a sixth at most, so that no element is further from zero than 7
-    inside = (wanted >= Float32(LEAST_WANTED)) & (wanted <= largest_wanted(is_usable(global_scale, Int32(1))))
+    inside = (wanted >= Float32(LEAST_WANTED)) & (wanted <= largest_wanted(is_usable(factor._replace(valid=Int32(1)))))
     return weighted[1] < weighted[0], clear & inside
 
 
-def total(sums: list[Float32]) -> Float32:
+def total(sums: Sequence[Float32]) -> Float32:
     """The sum of ``sums``."""
     result = sums[0]
     for value in sums[1:]:
@@ -87,17 +97,15 @@ def total(sums: list[Float32]) -> Float32:
     return result
 
 
-def four_over_six(config: QuantizeConfig, words: tuple, largest: Float32, factor: tuple) -> tuple:
-    """(scale code, two words of codes, whether these may be wrong) of a block of finite numbers."""
+def by_sums(config: QuantizeConfig, words: Sequence[Uint32], largest: Float32, factor: GlobalFactor) -> BlockResult:
+    """A block of finite numbers."""
     x = to_f32(config, words)
-    wanted = wanted_scale(config, largest, factor[1])
-    codes, values = scales(config, wanted)
+    wanted = wanted_scale(config, largest, factor)
+    codes, values = candidate_scales(config, wanted)
     none = [Float32(0.0)] * CHAINS
-    sums = [total(errors(config, x, multiplier, none)) for multiplier in factors(config, values, factor[0])]
-    four, certain = compare(config, sums, values, wanted, factor[0], len(x))
-    value = cutlass.select_(four, values[1], values[0])
-    found = [
-        cutlass.select_(value == Float32(0.0), Uint32(0), word) for word in encode_exactly(config, words, value, factor)
-    ]
-    code = Uint32(cutlass.select_(four, codes[1], codes[0]))
-    return code, Uint32(found[0]), Uint32(found[1]), cutlass.select_(certain, Int32(0), Int32(1))
+    sums = [total(add_errors(config, x, multiplier, none)) for multiplier in multipliers(config, values, factor)]
+    take_four, decided = compare(config, sums, values, wanted, factor, len(x))
+    value = cutlass.select_(take_four, values[1], values[0])
+    found = encode_elements(config, x, value, factor)
+    code = Uint32(cutlass.select_(take_four, codes[1], codes[0]))
+    return BlockResult(code, tuple(map(Uint32, found)), decided)

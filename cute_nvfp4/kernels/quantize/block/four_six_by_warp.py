@@ -1,15 +1,15 @@
-"""One doubtful block of 4/6, the exact way, by all lanes of a warp: an element under one scale each.
+"""One undecided block of 4/6 by the definition, by the whole warp: an element under one scale a lane.
 
-Few blocks are doubtful, and the last of them keeps all others waiting at the end of a kernel; this takes a fraction of
+Few blocks are undecided, and the last of them keeps all others waiting at the end of a kernel; this takes a fraction of
 the time that one lane needs. Lanes 0 to 15 try the scale of six, the others that of four; steps and orders are those of
-:mod:`.quantize_exact`.
+:mod:`.definition`.
 """
 
 from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from ....ptx.arithmetic import abs_f32, add_rn, mul_rn, rcp_rn, sub_rn
 from ....ptx.convert import bf16x2_to_f32, e2m1x8_to_f16x2, f16x2_to_f32
@@ -19,8 +19,9 @@ from ....ptx.move import f32_bits, f32_from_bits
 from ....ptx.warp import max_lanes
 from ...arith import div, mod
 from ..config import ELEMENTS, QuantizeConfig
-from .definition import scales, wanted_scale
-from .rules import NAN_E4M3
+from .definition import candidate_scales, wanted_scale
+from .quantize_block import NAN_E4M3
+from .records import BlockResult, GlobalFactor
 
 _INFINITY_BITS = 0x7F800000
 
@@ -41,21 +42,20 @@ def _error(config: QuantizeConfig, d: Float32, lane: Int32) -> Float32:
     return total
 
 
-def quantize_alone(config: QuantizeConfig, address: Int64, lane: Int32, factor: tuple, valid: Int32) -> tuple:
-    """(scale code, two words of codes) of the block at ``address``, in every lane."""
-    global_scale, inverse, mantissa, shift = factor
+def by_whole_warp(config: QuantizeConfig, address: Int64, lane: Int32, factor: GlobalFactor) -> BlockResult:
+    """The block at ``address``, in every lane."""
     place = mod(lane, 16)
     word = load_global(address + Int64(div(place, 2) * 4), 4)[0]
     low, high = bf16x2_to_f32(word) if config.dtype == "bfloat16" else f16x2_to_f32(word)
     x = cutlass.select_(mod(lane, 2) == 0, low, high)
     bits = Uint32(max_lanes(f32_bits(abs_f32(x))))
-    codes, values = scales(config, wanted_scale(config, f32_from_bits(bits), inverse))
+    codes, values = candidate_scales(config, wanted_scale(config, f32_from_bits(bits), factor))
     value = cutlass.select_(lane < 16, values[0], values[1])
-    nothing = value == Float32(0.0)
-    y = mul_rn(x, rcp_rn(mul_rn(global_scale, value)))
-    code = cutlass.select_(nothing, Uint32(0), f32_to_e2m1_by_ramps(y))
+    y = mul_rn(x, rcp_rn(mul_rn(factor.value, value)))
+    code = cutlass.select_(value == Float32(0.0), Uint32(0), f32_to_e2m1_by_ramps(y))
     q = f16x2_to_f32(e2m1x8_to_f16x2(code, config.arch)[0])[0]
-    own = _error(config, sub_rn(mul_rn(mul_rn(q, value), mantissa), mul_rn(x, shift)), lane)
+    residual = sub_rn(mul_rn(mul_rn(q, value), factor.significand), mul_rn(x, factor.shift))
+    own = _error(config, residual, lane)
     other = cute.arch.shuffle_sync_bfly(own, offset=16)
     take_four = cutlass.select_(lane < 16, other, own) < cutlass.select_(lane < 16, own, other)
     word = code << Uint32(4 * mod(lane, 8))
@@ -64,7 +64,7 @@ def quantize_alone(config: QuantizeConfig, address: Int64, lane: Int32, factor: 
     winner = cutlass.select_(take_four, Int32(16), Int32(0))
     words = [cute.arch.shuffle_sync(word, winner + first) for first in (0, 8)]
     scale = Uint32(cutlass.select_(take_four, codes[1], codes[0]))
-    sound = (bits < Uint32(_INFINITY_BITS)) & (valid != 0)
+    valid = (bits < Uint32(_INFINITY_BITS)) & (factor.valid != 0)
     nan_word = Uint32(ELEMENTS[config.element].nan_word)
-    first, second = (cutlass.select_(sound, word, nan_word) for word in words)
-    return cutlass.select_(sound, scale, Uint32(NAN_E4M3)), first, second
+    words = tuple(cutlass.select_(valid, word, nan_word) for word in words)
+    return BlockResult(cutlass.select_(valid, scale, Uint32(NAN_E4M3)), words, Boolean(True))

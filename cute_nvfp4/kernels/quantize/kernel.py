@@ -1,0 +1,161 @@
+"""What the quantization kernels share: their launch, the tensors of a matrix, the global scale, loads and stores."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Boolean, Float32, Int32, Int64, Uint32
+from cutlass.memory import SmemAllocator
+
+from ...formats import LARGEST_GLOBAL_SCALE, SMALLEST_GLOBAL_SCALE
+from ...ptx.arithmetic import div_rn, rcp_rn
+from ...ptx.memory import load_global_if, store_global
+from ...ptx.mma import MINUS_ONE_F16, diagonal
+from ...ptx.move import f32_bits, f32_from_bits
+from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_SHAPE, cute_atom
+from ..arith import ceil_div, div, mod
+from .arguments import QuantizeArguments, Strides
+from .block.fast_path import hidden_constants
+from .block.optimal import optimal_scales
+from .block.records import BlockContext, GlobalFactor
+from .block.scale_table import fill_table
+from .config import WARP, QuantizeConfig
+
+
+def address_of(tensor: cute.Tensor, coordinate: Any) -> Any:
+    """The address of an element: loads and stores here are inline PTX, whose widths and policies CuTe does not have."""
+    return (tensor.iterator + cute.crd2idx(coordinate, tensor.layout)).toint()
+
+
+def atom_row(row: Int32) -> tuple[Int32, Int32]:
+    """The coordinate of a row in a scale atom: (row in 32, row of four)."""
+    return mod(row, ATOM_SHAPE[0][0]), div(row, ATOM_SHAPE[0][0])
+
+
+class Matrices(NamedTuple):
+    """One matrix of the batch, by rows and blocks of 16 (MX 32) elements; every tensor is one of bytes.
+
+    mX: (ROWS, COLUMNS), the first byte of a block; of transposed reads (ROWS, K), that of an element. mData: (ROWS,
+    BYTES). mScale: (ROWS, COLUMNS), or the first atom of the blocked
+    layout, ((32, 4), 4). rows, columns: those that exist.
+    """
+
+    mX: cute.Tensor
+    mData: cute.Tensor
+    mScale: cute.Tensor
+    rows: Int32
+    columns: Int32
+
+    def has(self, row: Int32, column: Int32) -> Boolean:
+        """Whether the matrix has this block."""
+        return (row < self.rows) & (column < self.columns)
+
+    def blocked_scale(self, row: Any, atom: Int32, atom_column: Int32) -> Int64:
+        """The address of the four scales of a row, ``row`` being its coordinate in the atom.
+
+        Atoms are counted, and not addressed by the strides of ``cute_layout``, which would take one more register:
+        ``optimal`` has none left.
+        """
+        number = atom * self.rest_k + atom_column
+        return self.mScale.iterator.toint() + (Int64(number) * ATOM_BYTES + cute.crd2idx((row, 0), self.mScale.layout))
+
+    @property
+    def rest_k(self) -> Int32:
+        """Atoms along K."""
+        return ceil_div(self.columns, ATOM_COLS)
+
+
+class QuantizeKernel:
+    """A kernel of one :class:`QuantizeConfig`, and how it is launched; subclasses walk the matrix."""
+
+    # per cent of a multiprocessor's memory that is to be shared memory, not L1
+    smem_carveout = 100
+
+    def __init__(self, config: QuantizeConfig) -> None:
+        self.config = config
+
+    @cute.jit
+    def __call__(self, arguments: QuantizeArguments, stream: CUstream):
+        """Launches ``arguments.ctas`` CTAs for each matrix."""
+        # what only the host uses does not become a parameter of the kernel
+        self.kernel(arguments._replace(batch=None, ctas=None)).launch(
+            grid=(arguments.ctas, arguments.batch, 1),
+            block=(WARP * self.config.warps, 1, 1),
+            stream=stream,
+            min_blocks_per_mp=self.config.min_blocks,
+            preferred_smem_carveout=self.smem_carveout,
+        )
+
+    def matrices(self, arguments: QuantizeArguments, batch: Int32) -> Matrices:
+        """The tensors of matrix ``batch``."""
+        cfg = self.config
+        rows, columns = arguments.rows, arguments.columns
+
+        def tensor(pointer: cute.Pointer, strides: Strides, layout: cute.Layout) -> cute.Tensor:
+            return cute.make_tensor(pointer + Int64(batch) * strides.batch, layout)
+
+        def layout(row: Any, column: Any) -> cute.Layout:
+            return cute.make_layout((rows, columns), stride=(row, column))
+
+        x_row = arguments.x_strides.row
+        mX = tensor(
+            arguments.x,
+            arguments.x_strides,
+            layout(cfg.item_bytes, x_row) if cfg.transposed else layout(x_row, cfg.block_bytes),
+        )
+        mData = tensor(arguments.data, arguments.data_strides, layout(arguments.data_strides.row, 1))
+        if cfg.layout == "blocked":
+            scales = cute_atom()
+        else:
+            scales = layout(arguments.scale_strides.row, 1)
+        mScale = tensor(arguments.scale, arguments.scale_strides, scales)
+        return Matrices(mX, mData, mScale, rows, columns)
+
+    def context(self, arguments: QuantizeArguments, smem: SmemAllocator, thread: Int32, cta: Int32) -> BlockContext:
+        """What all blocks share; ``cta``: 0 for the one that stores a computed global scale."""
+        cfg = self.config
+        factor = self.global_factor(arguments.global_in, arguments.global_out, thread + cta)
+        return BlockContext(
+            factor,
+            constants=hidden_constants(cfg, arguments.powers),
+            table=fill_table(cfg, smem, factor, thread) if cfg.has_fast_path else None,
+            minus_one=diagonal(MINUS_ONE_F16, mod(thread, WARP)) if cfg.defers_undecided else None,
+            optimal=optimal_scales(cfg, factor, mod(thread, WARP)) if cfg.tries_all_scales else None,
+            seed=arguments.seed if cfg.stochastic else None,
+            signs=Uint32(arguments.signs) if cfg.hadamard else None,
+        )
+
+    @cute.jit
+    def global_factor(self, global_in: cute.Pointer, global_out: cute.Pointer, thread: Int32) -> GlobalFactor:
+        """The global scale: none, given, or computed from the largest magnitude; thread 0 stores a computed one."""
+        cfg = self.config
+        value = Float32(1.0)
+        if cutlass.const_expr(cfg.global_scale != "none"):
+            value = cute.make_tensor(global_in, cute.make_layout(1))[0]
+        if cutlass.const_expr(cfg.global_scale == "amax"):
+            least = Float32(cfg.full_scale * SMALLEST_GLOBAL_SCALE)
+            value = div_rn(cute.arch.fmax(value, least), Float32(cfg.full_scale))
+            value = cute.arch.fmin(value, Float32(LARGEST_GLOBAL_SCALE))
+            if thread == 0:
+                cute.make_tensor(global_out, cute.make_layout(1))[0] = value
+        inside = (value >= Float32(SMALLEST_GLOBAL_SCALE)) & (value <= Float32(LARGEST_GLOBAL_SCALE))
+        valid = cutlass.select_(inside, Int32(1), Int32(0))
+        # arithmetic goes on with a number; nothing of it is stored
+        value = cutlass.select_(inside, value, Float32(1.0))
+        shift = f32_from_bits(Uint32(0x7F000000) - (f32_bits(value) & Uint32(0x7F800000)))
+        return GlobalFactor(value, rcp_rn(value), value * shift, shift, valid)
+
+    def load(self, address: Int64, exists: Boolean) -> list[Uint32]:
+        """The words of a block, loaded by the lane itself; zeros if it does not exist."""
+        width = min(self.config.vector_bytes, self.config.block_bytes)
+        predicate = cutlass.select_(exists, Int32(1), Int32(0))
+        starts = range(0, self.config.block_bytes, width)
+        return [word for start in starts for word in load_global_if(predicate, address + start, width)]
+
+    def store(self, address: Int64, words: tuple[Uint32, ...]) -> None:
+        """Stores the codes of a block."""
+        for start in range(0, len(words), 4):
+            store_global(address + 4 * start, words[start : start + 4])
