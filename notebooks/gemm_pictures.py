@@ -12,7 +12,7 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from cute_nvfp4.kernels.gemm import pipeline_graph as graph
 from cute_nvfp4.kernels.gemm.config import GemmConfig
-from cute_nvfp4.kernels.gemm.sm100 import loader
+from cute_nvfp4.kernels.gemm.sm100 import loader, memory_plan
 from cute_nvfp4.kernels.gemm.sm100.memory_plan import (
     ATOM_COLUMNS,
     OUT_STAGES,
@@ -22,7 +22,7 @@ from cute_nvfp4.kernels.gemm.sm100.memory_plan import (
     TensorPlan,
 )
 from cute_nvfp4.kernels.gemm.sm100.warp_roles import ROLES
-from cute_nvfp4.kernels.gemm.tile_scheduler import Work
+from cute_nvfp4.kernels.gemm.tile_scheduler import CtaPlace
 from cute_nvfp4.scale_layout import ATOM_COLS, ATOM_ROWS
 
 PART_COLORS = {"A": "tab:blue", "B": "tab:green", "SFA": "tab:cyan", "SFB": "tab:olive"}
@@ -82,8 +82,7 @@ def tensor_memory(ax: Any, configs: list[GemmConfig], labels: list[str]) -> None
 
 
 def pipelines(ax: Any, config: GemmConfig) -> None:
-    """The graph of ``core.graph``: roles, rings of buffers between them, and the count of every barrier."""
-    stages = SharedPlan(config).stages
+    """The pipeline graph: roles, rings of buffers between them, and the count of every barrier."""
     roles = {
         "load": (0.0, f"load\nwarp {ROLES.load_warp}"),
         "mma": (4.0, f"MMA\nwarp {ROLES.mma_warp}"),
@@ -92,14 +91,14 @@ def pipelines(ax: Any, config: GemmConfig) -> None:
     for x, text in roles.values():
         ax.add_patch(FancyBboxPatch((x - 0.55, -0.45), 1.1, 0.9, boxstyle="round,pad=0.05", fc="0.93", ec="0.4"))
         ax.text(x, 0, text, ha="center", va="center")
-    for edge in graph.pipeline_graph(config):
+    for edge in memory_plan.pipelines(config):
         left, right = roles[edge.producer][0], roles[edge.consumer][0]
         if left == right:  # epilogue to epilogue of another CTA
             left, right = left + 0.65, left + 3.2
             ax.text(right + 0.1, 0, "epilogue\nof other\nCTAs", ha="left", va="center", color="0.4")
         else:
             left, right = left + 0.65, right - 0.65
-        _edge(ax, left, right, edge, edge.stages or stages)
+        _edge(ax, left, right, edge, edge.stages)
     last = 12.5 if config.split_k > 1 else 8.8
     ax.set(xlim=(-0.8, last), ylim=(-1.5, 1.5), title=f"pipelines of {config}")
     ax.axis("off")
@@ -125,7 +124,7 @@ def _edge(ax: Any, left: float, right: float, edge: graph.Edge, depth: int) -> N
 
 def edges_table(config: GemmConfig) -> list[list[str]]:
     """Rows of (edge, full, empty) with the arithmetic of every count."""
-    return [[edge.name, str(edge.full), str(edge.empty)] for edge in graph.pipeline_graph(config)]
+    return [[edge.name, str(edge.full), str(edge.empty)] for edge in memory_plan.pipelines(config)]
 
 
 def ranks(mask: int) -> list[int]:
@@ -140,8 +139,7 @@ def masks_of(config: GemmConfig) -> dict[int, tuple[list[int], list[int], list[i
     for y in range(cn):
         for x in range(cm):
             place = {"x": x, "y": y, "v": x % config.ctas}
-            sizes = {"rest_m": 1, "rest_n": 1, "batch": 1, "steps": 1, "workers": 1, "worker": 0, "part": 0}
-            masks = loader.multicast_masks(config, Work(**sizes, **place))
+            masks = loader.multicast_masks(config, CtaPlace(workers=1, worker=0, part=0, **place))
             out[x + cm * y] = tuple(ranks(int(mask) & 0xFFFF) for mask in masks)
     return out
 

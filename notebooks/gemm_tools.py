@@ -21,7 +21,7 @@ from cute_nvfp4 import BlockScaledTensor, gemm, simulating
 from cute_nvfp4.errors import SimError
 from cute_nvfp4.kernels.gemm import pipeline_graph as graph
 from cute_nvfp4.kernels.gemm.config import GemmConfig
-from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, pipelines
 from cute_nvfp4.ops.gemm import KERNEL
 from cute_nvfp4.planning.gemm import GemmProblem, Plan
 from cute_nvfp4.reference import gemm_reference
@@ -201,12 +201,12 @@ def with_mistake(config: GemmConfig, edge: str, which: str, **changed: Any) -> C
     ``changed`` are fields of its ``Arrivals``."""
     right = graph.pipeline_graph
 
-    def wrong(c: GemmConfig) -> tuple[graph.Edge, ...]:
+    def wrong(c: GemmConfig, rings: graph.Rings) -> tuple[graph.Edge, ...]:
         return tuple(
             dataclasses.replace(e, **{which: dataclasses.replace(getattr(e, which), **changed)})
             if e.name == edge
             else e
-            for e in right(c)
+            for e in right(c, rings)
         )
 
     with contextlib.ExitStack() as patches:
@@ -259,12 +259,11 @@ def barrier_name(config: GemmConfig, address: int) -> str:
     plan = SharedPlan(config)
     first = SHARED_BASE + plan.stages * plan.stage.bytes + plan.staged_output + plan.partials
     index = (address - first) // 8
-    for edge in graph.pipeline_graph(config):
+    for edge in pipelines(config):
         for which in ("full", "empty"):
-            depth = edge.stages or plan.stages
-            if index < depth:
+            if index < edge.stages:
                 return f"{edge.name}.{which}[{index}]"
-            index -= depth
+            index -= edge.stages
     raise ValueError(f"no barrier at {address:#x}")
 
 

@@ -209,7 +209,7 @@ def random_gated(generator: np.random.Generator, every: list[Case]) -> Gated | N
 
 def fits(gated: Gated) -> bool:
     """Whether the case's configuration has room for two products."""
-    from cute_nvfp4.kernels.gemm.config import can_implement
+    from cute_nvfp4.kernels.gemm.limits import can_implement
 
     case = gated.case
     sides = (case.b_format, case.a_format) if case.swap else (case.a_format, case.b_format)

@@ -15,7 +15,8 @@ import numpy as np
 from gemm_problems import DTYPES, FORMAT_PAIRS, OUTPUTS, Case
 
 from cute_nvfp4.formats import FORMATS
-from cute_nvfp4.kernels.gemm.config import SPLITS, TILE_BYTES, TILE_N, GemmConfig, can_implement
+from cute_nvfp4.kernels.gemm.config import SPLITS, TILE_BYTES, TILE_N, GemmConfig
+from cute_nvfp4.kernels.gemm.limits import can_implement
 
 CLUSTERS = tuple(itertools.product((1, 2, 4), (1, 2, 4)))
 RINGS = ((0, 0), (2, 1), (3, 2))

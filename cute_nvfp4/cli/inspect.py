@@ -120,9 +120,8 @@ def _compile_quantize(
 
 def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[CompiledKernel, str, dict[str, Any]]:
     """The kernel that ``gemm`` would run on this problem, its plan in words, and where everything lies."""
-    from ..kernels.gemm.pipeline_graph import pipeline_graph
     from ..kernels.gemm.sm100.mainloop import UNROLL
-    from ..kernels.gemm.sm100.memory_plan import SharedPlan, TensorPlan
+    from ..kernels.gemm.sm100.memory_plan import SharedPlan, TensorPlan, pipelines
     from ..ops.gemm import compile_gemm
     from ..planning.gemm import GemmProblem, choose
     from ..runtime.inspection import disassemble, innermost_loop
@@ -140,7 +139,7 @@ def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[Compil
             "full": str(edge.full),
             "empty": str(edge.empty),
         }
-        for edge in pipeline_graph(config)
+        for edge in pipelines(config)
     }
     plan = {
         "shared_memory": SharedPlan(config).arithmetic,

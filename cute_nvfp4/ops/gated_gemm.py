@@ -11,7 +11,8 @@ import torch
 from ..errors import OperandError, OperandTypeError, explain
 from ..formats import FORMATS, NVFP4, as_bytes
 from ..kernels.gemm.arguments import GemmArguments, Operand, Output
-from ..kernels.gemm.config import GATE_NAMES, INTERLEAVED_ROWS, QUANTIZED, GemmConfig, can_implement
+from ..kernels.gemm.config import GATE_NAMES, INTERLEAVED_ROWS, QUANTIZED, GemmConfig
+from ..kernels.gemm.limits import can_implement
 from ..operand import BlockScaledTensor, check_pair
 from ..planning.gemm import GemmProblem, Plan
 from ..reference import gemm_reference

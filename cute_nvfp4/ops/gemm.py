@@ -10,7 +10,8 @@ import torch
 from ..errors import OperandError, OperandTypeError, explain
 from ..formats import FORMATS
 from ..kernels.gemm.arguments import Bias, GemmArguments, Output, PartialSums
-from ..kernels.gemm.config import CTA_ROWS, GemmConfig, can_implement
+from ..kernels.gemm.config import CTA_ROWS, GemmConfig
+from ..kernels.gemm.limits import can_implement
 from ..operand import BlockScaledTensor, check_pair
 from ..planning.gemm import GemmProblem, Plan, plan_for
 from ..reference import gemm_reference

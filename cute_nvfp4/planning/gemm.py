@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from ..errors import OperandError, explain
 from ..formats import FORMATS
-from ..kernels.gemm.config import CTA_ROWS, MAX_CLUSTER, MIN_PIECE, SPLITS, TILE_BYTES, TILE_N, can_implement
+from ..kernels.gemm.config import CTA_ROWS, MAX_CLUSTER, MIN_EPI_TILE_N, SPLITS, TILE_BYTES, TILE_N
+from ..kernels.gemm.limits import can_implement
 from ..target import Architecture
 from . import gemm_table
 from .gemm_model import Prediction, has_room, predict
@@ -160,7 +161,7 @@ class _Tile:
             yield from filter(None, self._sharing(rasters))
         for split in SPLITS[1:]:
             size = self.ctas * split
-            if split <= self.k_tiles and size <= MAX_CLUSTER and self.tile_n // split >= MIN_PIECE:
+            if split <= self.k_tiles and size <= MAX_CLUSTER and self.tile_n // split >= MIN_EPI_TILE_N:
                 # all tiles at once: K is split to fill the device, which more tiles do better
                 if self.tiles <= concurrent_clusters(size, self.sm_count):
                     yield from filter(None, [self.plan(self.tiles, least, split_k=split)])

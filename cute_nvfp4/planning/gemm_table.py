@@ -19,7 +19,8 @@ from typing import Any
 from platformdirs import user_config_path
 
 from ..errors import CuteNvfp4Error
-from ..kernels.gemm.config import TILING, can_implement
+from ..kernels.gemm.config import TILING
+from ..kernels.gemm.limits import can_implement
 from ..target import ARCHITECTURES, Architecture
 from .gemm_problem import GemmProblem, Plan, can_run
 

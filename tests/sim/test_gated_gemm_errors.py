@@ -11,7 +11,8 @@ from gemm_problems import Case
 
 from cute_nvfp4 import BlockScaledTensor, gated_gemm, interleave, to_blocked
 from cute_nvfp4.errors import OperandError, OperandTypeError
-from cute_nvfp4.kernels.gemm.config import GemmConfig, can_implement
+from cute_nvfp4.kernels.gemm.config import GemmConfig
+from cute_nvfp4.kernels.gemm.limits import can_implement
 from cute_nvfp4.ops.gated_gemm import compile_gated_gemm
 from cute_nvfp4.planning.gemm import Plan
 

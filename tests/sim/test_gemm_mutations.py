@@ -14,22 +14,10 @@ from gemm_problems import Case
 import cute_nvfp4.runtime.compile
 from cute_nvfp4 import simulating
 from cute_nvfp4.errors import OperandError, SimError
-from cute_nvfp4.kernels.gemm import (
-    barriers,
-)
-from cute_nvfp4.kernels.gemm import (
-    pipeline_graph as graph,
-)
-from cute_nvfp4.kernels.gemm import (
-    tile_scheduler as scheduler,
-)
+from cute_nvfp4.kernels.gemm import tile_scheduler as scheduler
 from cute_nvfp4.kernels.gemm.pipeline_graph import Edge
-from cute_nvfp4.kernels.gemm.sm100 import (
-    loader,
-)
-from cute_nvfp4.kernels.gemm.sm100 import (
-    mainloop as mma,
-)
+from cute_nvfp4.kernels.gemm.sm100 import loader, memory_plan
+from cute_nvfp4.kernels.gemm.sm100 import mainloop as mma
 from cute_nvfp4.runtime import launch
 from cute_nvfp4.sim import Schedule, adversarial
 from tests.sim.mutation import survivors
@@ -83,9 +71,9 @@ def counts(edge: str, full: int = 0, empty: int = 0, tx_bytes: int = 0) -> Patch
         return replace(found, full=replace(new_full, tx_bytes=found.full.tx_bytes + tx_bytes), empty=new_empty)
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
-        original = graph.pipeline_graph
-        for module in (graph, barriers):
-            monkeypatch.setattr(module, "pipeline_graph", lambda config: tuple(map(changed, original(config))))
+        original = memory_plan.pipeline_graph
+        wrong = lambda config, rings: tuple(map(changed, original(config, rings)))  # noqa: E731
+        monkeypatch.setattr(memory_plan, "pipeline_graph", wrong)
 
     return patch
 
@@ -127,7 +115,7 @@ def masks(change: Callable) -> Patch:
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         original = loader.multicast_masks
-        monkeypatch.setattr(loader, "multicast_masks", lambda config, work: change(*original(config, work)))
+        monkeypatch.setattr(loader, "multicast_masks", lambda c, place: loader.LoadMasks(*change(*original(c, place))))
 
     return patch
 
@@ -137,7 +125,9 @@ def commits(change: Callable) -> Patch:
 
     def patch(monkeypatch: pytest.MonkeyPatch) -> None:
         original = mma.commit_masks
-        monkeypatch.setattr(mma, "commit_masks", lambda c, work: mma.CommitMasks(*change(c, work, original(c, work))))
+        monkeypatch.setattr(
+            mma, "commit_masks", lambda c, place: mma.CommitMasks(*change(c, place, original(c, place)))
+        )
 
     return patch
 
@@ -149,7 +139,7 @@ def attribute(module: object, name: str, value: object) -> Patch:
 def uneven_share(total, parts, index):
     """Without what is left over."""
     each = total // parts
-    return index * each, each
+    return scheduler.Share(index * each, each)
 
 
 def own_bit(config, work, found) -> tuple:

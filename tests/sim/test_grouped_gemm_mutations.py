@@ -6,136 +6,134 @@ from collections.abc import Callable
 from typing import Any
 
 import cutlass
-import cutlass.cute as cute
 import pytest
-from cutlass import Int32, Int64
+from cutlass import Int32
 from grouped_problems import Grouped, make
 
 from cute_nvfp4.errors import SimError
-from cute_nvfp4.kernels.gemm import grouped_scheduler
-from cute_nvfp4.kernels.gemm.sm100 import loader
-from cute_nvfp4.kernels.gemm.sm100.output import Output
+from cute_nvfp4.kernels.gemm import group_source, grouped_scheduler
+from cute_nvfp4.kernels.gemm.group_source import ContiguousRows, GroupSource, WorkspaceMaps
+from cute_nvfp4.kernels.gemm.grouped_scheduler import GroupedScheduler, TilesOfGroup
 from cute_nvfp4.runtime import kernel
 
 LIST = Grouped(((80, 128, 256), (129, 72, 544), (5, 264, 96)), tile_n=64, alphas="each", workers=2)
 MANY = Grouped(LIST.sizes, maps="workspace", tile_n=64, workers=2)
 DEALT = Grouped(tuple((m, 72, 288) for m in (80, 0, 130, 1, 140)), True, tile_n=64, alphas="each", workers=2)
 
-GROUP_OF, SIZES_OF, ENTER = grouped_scheduler.group_of, grouped_scheduler.sizes_of, grouped_scheduler.enter
-OUTPUT_OF, ALPHAS_OF, ORIGINS = grouped_scheduler.output_of, grouped_scheduler.alphas_of, loader.origins
-LOCATE, SUMS_TO, TILES = grouped_scheduler.locate, grouped_scheduler.sums_to, grouped_scheduler.tiles
+GROUP_OF, LOCATE, SUMS_TO = grouped_scheduler.group_of, GroupedScheduler.locate, group_source.sums_to
 
 
-@cute.jit
-def group_before(config: cutlass.Constexpr, table: Int32, unit: Int32):
-    group = GROUP_OF(config, table, unit)
-    return cutlass.max(group - 1, Int32(0))
+def group_before(table: Any, cursor: Int32) -> Int32:
+    return cutlass.max(GROUP_OF(table, cursor) - 1, Int32(0))
 
 
-@cute.jit
-def group_one_unit_late(config: cutlass.Constexpr, table: Int32, unit: Int32):
-    return GROUP_OF(config, table, cutlass.max(unit - 1, Int32(0)))
+def group_one_tile_late(table: Any, cursor: Int32) -> Int32:
+    return GROUP_OF(table, cutlass.max(cursor - 1, Int32(0)))
 
 
-@cute.jit
-def index_of_all_units(config: cutlass.Constexpr, groups: Any, unit: Int32):
-    group, _, rest_m, rest_n, steps = LOCATE(config, groups, unit)
-    return group, unit, rest_m, rest_n, steps
+def index_of_all_tiles(self: Any, cursor: Int32) -> Any:
+    return LOCATE(self, cursor)._replace(index=cursor)
 
 
-@cute.jit
-def steps_of_the_first(config: cutlass.Constexpr, groups: Any, unit: Int32):
-    group, index, rest_m, rest_n, _ = LOCATE(config, groups, unit)
-    return group, index, rest_m, rest_n, SIZES_OF(config, groups, 0)[2]
+def k_tiles_of_the_first(self: Any, cursor: Int32) -> Any:
+    return LOCATE(self, cursor)._replace(k_tiles=self.source.sizes(0).k_tiles)
 
 
-@cute.jit
-def tiles_swapped(config: cutlass.Constexpr, groups: Any, unit: Int32):
-    group, index, rest_m, rest_n, steps = LOCATE(config, groups, unit)
-    return group, index, rest_n, rest_m, steps
+def tiles_swapped(self: Any, cursor: Int32) -> Any:
+    found = LOCATE(self, cursor)
+    return found._replace(tiles=TilesOfGroup(found.tiles.rest_n, found.tiles.rest_m))
 
 
-@cute.jit
-def own_value(value: Int32):
+def own_value(value: Int32) -> Int32:
     return value
 
 
-def output_of_the_first(config: Any, groups: Any, group: Any, out: Output) -> Output:
-    return OUTPUT_OF(config, groups, Int32(0), out)
+def output_of_the_first(right: Callable) -> Callable:
+    return lambda self, group: right(self, Int32(0))
 
 
-def output_without_end(config: Any, groups: Any, group: Any, out: Output) -> Output:
-    right = OUTPUT_OF(config, groups, group, out)
-    return Output(right.pointer, right.m + 1, right.n, right.stride, Int64(0))
+def output_without_end(right: Callable) -> Callable:
+    def output(self: Any, group: Int32) -> Any:
+        found = right(self, group)
+        return found._replace(m=found.m + 1)
+
+    return output
 
 
-def alphas_of_the_first(config: Any, alpha: Any, factors: tuple, group: Any) -> list:
-    return ALPHAS_OF(config, alpha, factors, Int32(0))
+def alpha_of_the_first(right: Callable) -> Callable:
+    return lambda alpha, factors, group: right(alpha, factors, Int32(0))
 
 
-def data_of_the_first(config: Any, work: Any, batch: Any) -> tuple:
-    (a, b), (wrong, _) = ORIGINS(config, work, batch), ORIGINS(config, work, Int32(0))
-    a.maps = (wrong.maps[0], a.maps[1])
-    return a, b
+def data_of_the_first(right: Callable) -> Callable:
+    def origins(self: Any, group: Int32) -> Any:
+        found = right(self, group)
+        return found._replace(a=found.a._replace(data_map=right(self, Int32(0)).a.data_map))
+
+    return origins
 
 
-def scales_of_the_first(config: Any, work: Any, batch: Any) -> tuple:
-    (a, b), (_, wrong) = ORIGINS(config, work, batch), ORIGINS(config, work, Int32(0))
-    b.maps = (b.maps[0], wrong.maps[1])
-    return a, b
+def scales_of_the_first(right: Callable) -> Callable:
+    def origins(self: Any, group: Int32) -> Any:
+        found = right(self, group)
+        return found._replace(b=found.b._replace(scale_map=right(self, Int32(0)).b.scale_map))
+
+    return origins
 
 
-def rows_from_zero(config: Any, work: Any, batch: Any) -> tuple:
-    a, b = ORIGINS(config, work, batch)
-    a.row = None
-    return a, b
+def changed_origin(side: str, **change: Any) -> Callable:
+    """``change``: fields of the origin of A or B, as functions of it."""
+
+    def mutant(right: Callable) -> Callable:
+        def origins(self: Any, group: Int32) -> Any:
+            found = right(self, group)
+            one = getattr(found, side)
+            return found._replace(**{side: one._replace(**{name: new(one) for name, new in change.items()})})
+
+        return origins
+
+    return mutant
 
 
-def scales_without_padding(config: Any, work: Any, batch: Any) -> tuple:
-    a, b = ORIGINS(config, work, batch)
-    a.atom = a.row // 128
-    return a, b
+rows_from_zero = changed_origin("a", row=lambda a: None)
+scales_without_padding = changed_origin("a", atom=lambda a: a.row // 128)
+matrix_of_the_first = changed_origin("b", batch=lambda b: Int32(0))
 
 
-def matrix_of_the_first(config: Any, work: Any, batch: Any) -> tuple:
-    a, b = ORIGINS(config, work, batch)
-    b.batch = Int32(0)
-    return a, b
-
-
-@cute.jit
-def no_fence(config: cutlass.Constexpr, work: Any, group: Int32, unit: Int32):
+def no_fence(self: Any, group: Int32, cursor: Int32, workers: Int32) -> None:
     pass
 
 
-_S = grouped_scheduler
+def of(place: Any, attribute: str, mutant: Callable) -> tuple[Any, str, Callable]:
+    """A mutant that is made of what it replaces."""
+    return place, attribute, mutant(getattr(place, attribute))
 
-MUTANTS: dict[str, tuple[Any, str, Callable, Grouped, str]] = {
+
+MUTANTS: dict[str, tuple[tuple[Any, str, Callable], Grouped, str]] = {
     # what is replaced, by what; the case, and what reports it ("": the check)
-    "group before": (_S, "group_of", group_before, LIST, ""),
-    "a group one unit late": (_S, "group_of", group_one_unit_late, LIST, ""),
-    "a group one unit late, dealt": (_S, "group_of", group_one_unit_late, DEALT, ""),
-    "index not from the group's start": (_S, "locate", index_of_all_units, LIST, ""),
-    "steps of the first group": (_S, "locate", steps_of_the_first, LIST, ""),
-    "tiles along M and N": (_S, "locate", tiles_swapped, LIST, ""),
-    "units not summed": (_S, "sums_to", own_value, LIST, ""),
-    "units not summed, dealt": (_S, "sums_to", own_value, DEALT, ""),
-    "output of the first group": (_S, "output_of", output_of_the_first, LIST, "Race"),
-    "one row too many": (_S, "output_of", output_without_end, LIST, "OutOfBounds"),
-    "one row too many, dealt": (_S, "output_of", output_without_end, DEALT, "Race"),
-    "alpha of the first group": (_S, "alphas_of", alphas_of_the_first, LIST, ""),
-    "alpha of the first group, dealt": (_S, "alphas_of", alphas_of_the_first, DEALT, ""),
-    "data of the first group": (loader, "origins", data_of_the_first, LIST, ""),
-    "scales of the first group": (loader, "origins", scales_of_the_first, LIST, ""),
-    "data of the first group, workspace": (loader, "origins", data_of_the_first, MANY, ""),
-    "rows from the first": (loader, "origins", rows_from_zero, DEALT, ""),
-    "scales where the rows are": (loader, "origins", scales_without_padding, DEALT, ""),
-    "the stack's first matrix": (loader, "origins", matrix_of_the_first, DEALT, ""),
+    "group before": ((grouped_scheduler, "group_of", group_before), LIST, ""),
+    "a group one tile late": ((grouped_scheduler, "group_of", group_one_tile_late), LIST, ""),
+    "a group one tile late, dealt": ((grouped_scheduler, "group_of", group_one_tile_late), DEALT, ""),
+    "index not from the group's start": ((GroupedScheduler, "locate", index_of_all_tiles), LIST, ""),
+    "k-tiles of the first group": ((GroupedScheduler, "locate", k_tiles_of_the_first), LIST, ""),
+    "tiles along M and N": ((GroupedScheduler, "locate", tiles_swapped), LIST, ""),
+    "tiles not summed": ((group_source, "sums_to", own_value), LIST, ""),
+    "tiles not summed, dealt": ((group_source, "sums_to", own_value), DEALT, ""),
+    "output of the first group": (of(GroupSource, "output", output_of_the_first), LIST, "Race"),
+    "one row too many": (of(GroupSource, "output", output_without_end), LIST, "OutOfBounds"),
+    "one row too many, dealt": (of(ContiguousRows, "output", output_without_end), DEALT, "Race"),
+    "alpha of the first group": (of(group_source, "group_alpha", alpha_of_the_first), LIST, ""),
+    "alpha of the first group, dealt": (of(group_source, "group_alpha", alpha_of_the_first), DEALT, ""),
+    "data of the first group": (of(GroupSource, "origins", data_of_the_first), LIST, ""),
+    "scales of the first group": (of(GroupSource, "origins", scales_of_the_first), LIST, ""),
+    "data of the first group, workspace": (of(GroupSource, "origins", data_of_the_first), MANY, ""),
+    "rows from the first": (of(ContiguousRows, "origins", rows_from_zero), DEALT, ""),
+    "scales where the rows are": (of(ContiguousRows, "origins", scales_without_padding), DEALT, ""),
+    "the stack's first matrix": (of(ContiguousRows, "origins", matrix_of_the_first), DEALT, ""),
 }
 
-BLIND: dict[str, tuple[Any, str, Callable, Grouped, str]] = {
+BLIND: dict[str, tuple[tuple[Any, str, Callable], Grouped, str]] = {
     # the simulator runs one kernel after the other, and asks for a fence only after changes of the same launch
-    "no fence": (loader, "acquire", no_fence, MANY, ""),
+    "no fence": ((WorkspaceMaps, "acquire", no_fence), MANY, ""),
 }
 
 
@@ -161,13 +159,13 @@ def test_the_kernel_itself_passes(grouped: Grouped, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, attribute, mutant, grouped, error = MUTANTS[name]
-    monkeypatch.setattr(module, attribute, mutant)
+    (place, attribute, mutant), grouped, error = MUTANTS[name]
+    monkeypatch.setattr(place, attribute, mutant)
     assert outcome(monkeypatch, grouped) == (error or "wrong")
 
 
 @pytest.mark.parametrize("name", BLIND)
 def test_mutants_that_are_not_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, attribute, mutant, grouped, _ = BLIND[name]
-    monkeypatch.setattr(module, attribute, mutant)
+    (place, attribute, mutant), grouped, _ = BLIND[name]
+    monkeypatch.setattr(place, attribute, mutant)
     assert outcome(monkeypatch, grouped) == ""

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.kernels.gemm.config import SPLITS, TILE_N, GemmConfig, can_implement
+from cute_nvfp4.kernels.gemm.config import SPLITS, TILE_N, GemmConfig
+from cute_nvfp4.kernels.gemm.limits import can_implement
 from cute_nvfp4.planning import gemm as gemm_choose
 from cute_nvfp4.planning import gemm_table
 from cute_nvfp4.planning.gemm import GemmProblem, Plan, can_run, candidates, choose, predict_plan

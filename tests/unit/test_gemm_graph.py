@@ -13,12 +13,10 @@ from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.kernels.gemm.pipeline_graph import (
     Arrivals,
     Edge,
-    barrier_offsets,
     barrier_words,
-    edge_of,
-    pipeline_graph,
+    first_barriers,
 )
-from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, TensorPlan
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, TensorPlan, pipelines
 
 EPILOGUE_WARPS = 4
 # one of each kind, with every ring gone round more than once
@@ -65,7 +63,7 @@ def test_counts_of_every_structure() -> None:
     """Also: every count says what its terms are."""
     for case in structures():
         config = config_of(case)
-        edges = {edge.name: edge for edge in pipeline_graph(config)}
+        edges = {edge.name: edge for edge in pipelines(config)}
         assert {
             name: (edge.full.count, edge.full.tx_bytes, edge.empty.count) for name, edge in edges.items()
         } == expected(config)
@@ -80,9 +78,9 @@ def test_barriers_lie_one_after_the_other() -> None:
         stages = SharedPlan(config).stages
         depths = {"operands": stages, "accumulators": TensorPlan(config).acc_stages, "partials": 1}
         words = []
-        for name, (full, empty) in barrier_offsets(config, stages).items():
-            words += [*range(full, full + depths[name]), *range(empty, empty + depths[name])]
-        assert sorted(words) == list(range(barrier_words(config, stages)))
+        for name, first in first_barriers(pipelines(config)).items():
+            words += range(first, first + 2 * depths[name])
+        assert words == list(range(barrier_words(pipelines(config))))
 
 
 def simulated(case: Case) -> tuple[Observed, GemmConfig]:
@@ -104,13 +102,13 @@ def test_arrivals_of_a_run(text: str) -> None:
     as tiles and steps of K, and all that has been filled has been emptied when the kernel ends."""
     case = Case.parse(text)
     seen, config = simulated(case)
-    plan = SharedPlan(config)
-    offsets = barrier_offsets(config, plan.stages)
+    first_of = first_barriers(pipelines(config))
     phases: dict[tuple[str, str, bool], list[int]] = {}
     for cta in range(seen.barriers.wave.count):
-        for edge in pipeline_graph(config):
-            for which, arrivals, first in zip(("full", "empty"), (edge.full, edge.empty), offsets[edge.name]):
-                counts, ended, arrived, tx_bytes = ring(seen, cta, first, edge.stages or plan.stages)
+        for edge in pipelines(config):
+            firsts = first_of[edge.name], first_of[edge.name] + edge.stages
+            for which, arrivals, first in zip(("full", "empty"), (edge.full, edge.empty), firsts):
+                counts, ended, arrived, tx_bytes = ring(seen, cta, first, edge.stages)
                 assert counts == {arrivals.count}
                 assert (arrived, tx_bytes) == (arrivals.count * ended, arrivals.tx_bytes * ended)
                 phases.setdefault((edge.name, which, cta % config.ctas == 0), []).append(ended)
@@ -138,16 +136,9 @@ def work(case: Case, config: GemmConfig) -> tuple[int, int, int]:
     return tiles, steps // split * tiles, -(-steps // split) * tiles
 
 
-def test_edges_are_found_by_name() -> None:
-    config = GemmConfig()
-    assert edge_of(config, "operands").consumer == "mma" and edge_of(config, "accumulators").producer == "mma"
-    with pytest.raises(StopIteration):
-        edge_of(config, "partials")
-
-
 @pytest.mark.parametrize("count,tx_bytes", [(0, 0), (1 << 20, 0), (1, 1 << 20)])
 def test_counts_no_barrier_can_hold(count: int, tx_bytes: int) -> None:
     arrivals = Arrivals((("what", count),), tx_bytes)
-    edge = Edge("operands", "load", "mma", 0, arrivals, Arrivals((("what", 1),)))
+    edge = Edge("operands", "load", "mma", 1, arrivals, Arrivals((("what", 1),)))
     with pytest.raises(ValueError, match=rf"full barrier of operands: got {count} \(what\) = {count}.*expected 1 to"):
         graph._check(edge)

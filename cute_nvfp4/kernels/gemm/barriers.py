@@ -10,42 +10,64 @@ import cutlass.cute as cute
 from cutlass import Int32
 
 from ...ptx import mbarrier
-from .config import GemmConfig
-from .pipeline_graph import barrier_offsets, pipeline_graph
-from .sm100.memory_plan import SharedPlan
+from .pipeline_graph import Edge, first_barriers
 
 
-@dataclass
+@dataclass(frozen=True)
+class Ring:
+    """The barriers of one edge of the graph: a *full* one for each stage, then the *empty* ones.
+
+    base: pointer to the first barrier of the kernel; first: index of the edge's own first.
+    """
+
+    edge: Edge
+    base: cute.Pointer
+    first: int
+
+    def full_pointer(self, stage: Any = 0) -> cute.Pointer:
+        return self.base + (self.first + stage)
+
+    def full(self, stage: Any = 0) -> Int32:
+        """Shared address of the *full* barrier of a stage."""
+        return self.full_pointer(stage).toint()
+
+    def empty(self, stage: Any = 0) -> Int32:
+        """Shared address of the *empty* barrier of a stage."""
+        return (self.base + (self.first + self.edge.stages + stage)).toint()
+
+    def announce(self, stage: Any = 0) -> None:
+        """Arrives at *full*, and says how many bytes asynchronous copies bring in this phase."""
+        mbarrier.expect_bytes(self.full(stage), Int32(self.edge.full.tx_bytes))
+
+    def advance(self, stage: Int32, phase: Int32) -> tuple[Int32, Int32]:
+        """The next (stage, phase); the phase changes with every round."""
+        if self.edge.stages == 1:
+            return stage, phase ^ 1
+        following = stage + 1
+        last = following == self.edge.stages
+        return cutlass.select_(last, Int32(0), following), cutlass.select_(last, phase ^ 1, phase)
+
+
+@dataclass(frozen=True)
 class Barriers:
-    """``base``: pointer to the first barrier. Edges and their barriers are those of ``graph.pipeline_graph``."""
+    """The rings of a kernel; ``partials`` with split_k only."""
 
-    base: Any
-
-    def pointer(self, config: GemmConfig, edge: str, which: str, index: Any = 0) -> cute.Pointer:
-        """The *full* or *empty* barrier ``index`` of an edge."""
-        full, empty = barrier_offsets(config, SharedPlan(config).stages)[edge]
-        return self.base + ((full if which == "full" else empty) + index)
-
-    def address(self, config: GemmConfig, edge: str, which: str, index: Any = 0) -> Int32:
-        """The same as a shared address."""
-        return self.pointer(config, edge, which, index).toint()
+    operands: Ring
+    accumulators: Ring
+    partials: Ring | None = None
 
 
-def initialise(config: GemmConfig, barriers: Barriers) -> None:
+def make_barriers(graph: tuple[Edge, ...], base: cute.Pointer) -> Barriers:
+    """Those of a graph, one after the other from ``base`` on."""
+    first = first_barriers(graph)
+    return Barriers(**{edge.name: Ring(edge, base, first[edge.name]) for edge in graph})
+
+
+def initialise(barriers: Barriers) -> None:
     """One thread gives every barrier the count that the graph derives for it."""
-    depth = SharedPlan(config).stages
-    for edge in pipeline_graph(config):
-        for i in range(edge.stages or depth):
-            mbarrier.initialise(barriers.address(config, edge.name, "full", i), edge.full.count)
-            mbarrier.initialise(barriers.address(config, edge.name, "empty", i), edge.empty.count)
+    for ring in (barriers.operands, barriers.accumulators, barriers.partials):
+        if ring is not None:
+            for stage in range(ring.edge.stages):
+                mbarrier.initialise(ring.full(stage), ring.edge.full.count)
+                mbarrier.initialise(ring.empty(stage), ring.edge.empty.count)
     mbarrier.fence_initialised()
-
-
-@cute.jit
-def advance(stages: cutlass.Constexpr[int], index, phase):
-    """The next (index, phase) of a ring; the phase changes with every round."""
-    if cutlass.const_expr(stages == 1):
-        return index, phase ^ 1
-    following = index + 1
-    last = following == stages
-    return cutlass.select_(last, Int32(0), following), cutlass.select_(last, phase ^ 1, phase)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
-from ...errors import explain
 from ...formats import FORMATS, Format
 from ...target import ARCHITECTURES, Architecture
 
@@ -26,9 +25,9 @@ OUT_BYTES: dict[str, float] = {"float16": 2, "bfloat16": 2, "float32": 4, QUANTI
 GATE_NAMES = ("silu", "gelu_tanh", "gelu_erf", "relu", "identity")
 INTERLEAVED_ROWS = 128
 """Rows of each of two matrices that lie together where the two alternate: whole scale atoms."""
-MIN_PIECE = 8
-"""Columns of an accumulator that a thread of the epilogue has in registers at a time: at least, and at most."""
-MAX_PIECE = 32
+MIN_EPI_TILE_N = 8
+"""Columns of an epilogue tile, which a thread has in registers: at least, and at most."""
+MAX_EPI_TILE_N = 32
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,12 @@ class Kind:
         return self.k // self.block
 
 
-_KINDS = {
+KINDS = {
     "nvfp4": Kind("mxf4nvf4", "scale_vec::4X", 64, 16, 0, (("nvfp4", 1),)),
     "mxfp4": Kind("mxf4", "scale_vec::2X", 64, 32, 1, (("mxfp4", 1),)),
     "mxfp8": Kind("mxf8f6f4", "scale_vec::1X", 32, 32, 1, (("mxfp8", 0), ("mxfp8_e5m2", 1))),
 }
-_KINDS["mxfp8_e5m2"] = _KINDS["mxfp8"]
+KINDS["mxfp8_e5m2"] = KINDS["mxfp8"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +140,7 @@ class GemmConfig(GemmSignature, GemmTiling):
 
     @cached_property
     def kind(self) -> Kind:
-        return _KINDS[self.a_format]
+        return KINDS[self.a_format]
 
     @property
     def formats(self) -> tuple[Format, Format]:
@@ -185,9 +184,9 @@ class GemmConfig(GemmSignature, GemmTiling):
         return self.tile_n // self.split_k
 
     @property
-    def piece(self) -> int:
-        """Columns that a thread of the epilogue handles at a time."""
-        return next(p for p in (MAX_PIECE, 16, MIN_PIECE) if self.slice_n % p == 0)
+    def epi_tile_n(self) -> int:
+        """Columns of an epilogue tile."""
+        return next(p for p in (MAX_EPI_TILE_N, 16, MIN_EPI_TILE_N) if self.slice_n % p == 0)
 
     @property
     def out_bytes(self) -> int:
@@ -207,110 +206,3 @@ class GemmConfig(GemmSignature, GemmTiling):
         words += [f"{self.gate} of two {'B' if self.shared == 'a' else 'A'}"] if self.gate else []
         words += ["interleaved"] if self.interleaved else []
         return " ".join(words)
-
-
-def can_implement(config: GemmConfig) -> str:
-    """Why no kernel can be made of ``config``: which limit, and by how much; an empty string if one can."""
-    for check in (_values, _cluster, _output):
-        reason = check(config)
-        if reason:
-            return reason
-    from .sm100.memory_plan import SharedPlan, TensorPlan
-
-    return TensorPlan(config).reason or SharedPlan(config).reason
-
-
-def _one_of(name: str, got: object, expected: tuple) -> str:
-    return "" if got in expected else explain(name, got=got, expected=f"one of {', '.join(map(str, expected))}")
-
-
-def _values(c: GemmConfig) -> str:
-    if c.arch.capability[0] != 10:
-        return explain("architecture of a tcgen05 kernel", got=c.arch.name, expected="sm_100a or sm_103a")
-    for name, fmt in (("a_format", c.a_format), ("b_format", c.b_format)):
-        reason = _one_of(name, fmt, tuple(_KINDS))
-        if reason:
-            return reason
-    if _KINDS[c.a_format] is not _KINDS[c.b_format]:
-        return explain(
-            "formats of a and b", got=f"{c.a_format} and {c.b_format}", expected="two that one kind of MMA multiplies"
-        )
-    if c.interleaved and c.shared == "a" and INTERLEAVED_ROWS % c.tile_n and c.tile_n % INTERLEAVED_ROWS:
-        return explain("tile_n", got=c.tile_n, expected=f"64, or whole blocks of {INTERLEAVED_ROWS} interleaved rows")
-    return (
-        _one_of("tile_n", c.tile_n, TILE_N)
-        or _one_of("split_k", c.split_k, SPLITS)
-        or _one_of("scheduler", c.scheduler, ("static", "stream_k"))
-        or _one_of("raster", c.raster, ("m", "n"))
-        or _one_of("products", c.products, (1, 2))
-        or _one_of("gate", c.gate, GATE_NAMES if c.products == 2 else ("",))
-        or _one_of("shared", c.shared, ("a", "b") if c.products == 2 else ("a",))
-        or _one_of("interleaved", c.interleaved, (False, True) if c.products == 2 else (False,))
-        or _one_of("factors", c.factors, (0, 1, 2, 3, 4))
-    )
-
-
-def _cluster(c: GemmConfig) -> str:
-    m, n = c.cluster
-    reason = _one_of("CTAs of a cluster along M", m, (1, 2, 4)) or _one_of("CTAs of a cluster along N", n, (1, 2, 4))
-    if reason:
-        return reason
-    if c.pair and m % 2:
-        return explain("CTAs of a cluster along M", got=m, expected="an even number, for pairs of CTAs")
-    if c.cluster_size > MAX_CLUSTER:
-        return explain(
-            "CTAs of a cluster",
-            got=f"{m} x {n} x {c.split_k} (split_k) = {c.cluster_size}",
-            expected=f"at most {MAX_CLUSTER}",
-        )
-    if c.slice_n < MIN_PIECE:
-        return explain("columns of a tile for each CTA along K", got=c.slice_n, expected=f"at least {MIN_PIECE}")
-    if c.split_k > 1 and (m, n) != (c.ctas, 1):
-        return explain(
-            "cluster with split_k",
-            got=f"{m} x {n}",
-            expected=f"{c.ctas} x 1: CTAs along K load different slices of K and can share none",
-        )
-    if c.scheduler == "stream_k" and (c.split_k > 1 or (m, n) != (c.ctas, 1)):
-        return explain(
-            "cluster with stream_k",
-            got=f"{m} x {n} x {c.split_k}",
-            expected=f"{c.ctas} x 1 x 1: each MMA walks K at its own place",
-        )
-    return ""
-
-
-def _output(c: GemmConfig) -> str:
-    reason = (
-        _one_of("out", c.out, tuple(OUT_BYTES))
-        or _one_of("out_major", c.out_major, ("n", "m"))
-        or _one_of("store", c.store, ("tma", "direct"))
-        or _one_of("bias", c.bias, ("", "n", "m"))
-        or _one_of("bias_dtype", c.bias_dtype, tuple(x for x in OUT_BYTES if x != QUANTIZED))
-    )
-    if reason:
-        return reason
-    if c.out == QUANTIZED:
-        return _quantized(c)
-    if c.store == "tma" and c.out_major == "m":
-        return explain(
-            "store of an output that is contiguous along M",
-            got="tma",
-            expected="direct: the 32 lanes of a warp hold 32 neighbours, so that plain stores fill whole sectors",
-        )
-    if c.store == "tma" and not c.vector:
-        return explain("store of rows not aligned to 16 bytes", got="tma", expected="direct")
-    if c.store == "tma" and c.piece * c.out_bytes < 16:
-        return explain("bytes of a row of a TMA store", got=c.piece * c.out_bytes, expected="at least 16")
-    return ""
-
-
-def _quantized(c: GemmConfig) -> str:
-    if c.out_major == "m":
-        return explain("contiguous dimension of a quantized output", got="m", expected="n: a thread has whole blocks")
-    if c.store != "direct":
-        return explain("store of a quantized output", got=c.store, expected="direct")
-    block = FORMATS[QUANTIZED].block
-    if c.piece % block:
-        return explain("columns that a thread quantizes", got=c.piece, expected=f"a multiple of {block}")
-    return ""

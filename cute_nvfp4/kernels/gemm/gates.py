@@ -21,9 +21,7 @@ They grow with |x| because the exponent is an fp32 number with a last bit. Subno
 from __future__ import annotations
 
 import math
-from typing import Any
 
-import cutlass
 import cutlass.cute as cute
 from cutlass import Float32
 
@@ -75,10 +73,3 @@ def identity(x: Float32) -> Float32:
 
 GATES = {gate.__name__: gate for gate in (silu, gelu_tanh, gelu_erf, relu, identity)}
 assert tuple(GATES) == GATE_NAMES
-
-
-@cute.jit
-def join(gate: cutlass.Constexpr[str], values: list, alphas: list, result: Any):
-    """gate(values[0] · alphas[0]) · (values[1] · alphas[1]) of every element of a piece."""
-    for i in cutlass.range_constexpr(cute.size(result)):
-        result[i] = GATES[gate](values[0][i] * alphas[0]) * (values[1][i] * alphas[1])

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ...errors import explain
-from .config import OUT_BYTES, GemmConfig, can_implement
+from .config import OUT_BYTES, GemmConfig
+from .limits import can_implement
 
 WINDOW = 32
 """Groups that a warp looks at at a time, one a lane."""
@@ -17,9 +18,9 @@ MAX_GROUPS = WINDOW * WINDOW
 """A group is found in two looks: at the first of each window, then at a window."""
 PARAMETER_GROUPS = 16
 """Most groups whose tensor maps are parameters of the kernel (``docs/grouped_gemm.md``)."""
-# columns of the table, of 4 and of 8 bytes: first unit of work, sizes, first row and first scale atom in the shared
+# columns of the table, of 4 and of 8 bytes: first work tile, sizes, first row and first scale atom in the shared
 # matrix; output and its stride, addresses of the tensor maps
-_SIZES = ("start", "m", "n", "steps")
+_SIZES = ("start", "m", "n", "k_tiles")
 INTS = {"parameters": _SIZES, "workspace": _SIZES, "shared": ("start", "rows", "row", "atom")}
 LONGS = {"parameters": ("out", "stride", "a", "sfa", "b", "sfb"), "workspace": ("out", "stride"), "shared": ()}
 MAPS = ("a", "sfa", "b", "sfb")
@@ -44,7 +45,7 @@ class GroupedConfig(GemmConfig):
 
     @property
     def table_bytes(self) -> int:
-        """The table, and the number of units after it."""
+        """The table, and the number of work tiles after it."""
         return self.capacity * (4 * len(INTS[self.maps]) + 8 * len(LONGS[self.maps])) + 16
 
     def column(self, name: str) -> int:

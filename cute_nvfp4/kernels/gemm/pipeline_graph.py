@@ -11,7 +11,6 @@ from dataclasses import dataclass
 
 from ...errors import explain
 from .config import CTA_ROWS, GemmConfig
-from .sm100.warp_roles import ROLES
 
 MAX_ARRIVALS = (1 << 20) - 1
 """Largest count, and largest number of bytes under way, of an mbarrier (PTX ISA, "mbarrier")."""
@@ -35,7 +34,7 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Edge:
-    """``stages`` buffers between two roles. ``stages`` 0: as many as the operands have."""
+    """``stages`` buffers between two roles."""
 
     name: str
     producer: str
@@ -45,7 +44,21 @@ class Edge:
     empty: Arrivals
 
 
-def pipeline_graph(config: GemmConfig) -> tuple[Edge, ...]:
+@dataclass(frozen=True)
+class Rings:
+    """What an architecture's plan of memory says of the buffers.
+
+    stages: of operands; stage_bytes: arrive in one CTA for a stage; acc_stages: of accumulators; epilogue_warps: of one
+    CTA.
+    """
+
+    stages: int
+    stage_bytes: int
+    acc_stages: int
+    epilogue_warps: int
+
+
+def pipeline_graph(config: GemmConfig, rings: Rings) -> tuple[Edge, ...]:
     """The edges of the kernel of ``config``.
 
     operands: loads → MMA. *full* lies in the CTA that issues the MMAs (the even one of a pair): its loader announces
@@ -57,27 +70,25 @@ def pipeline_graph(config: GemmConfig) -> tuple[Edge, ...]:
 
     partials (split_k): epilogue → epilogue of another CTA along K, by st.async.
     """
-    from .sm100.memory_plan import StagePlan, TensorPlan
-
     m, n = config.cluster[0] // config.ctas, config.cluster[1]
     empty = [("MMAs that read this CTA's part of A, along N", n)]
     if m > 1:
         empty += [("MMAs that read its part of B, along M, but its own", m - 1)]
-    warps = config.ctas * ROLES.epilogue
+    warps = config.ctas * rings.epilogue_warps
     edges = [
         Edge(
             "operands",
             "load",
             "mma",
-            0,
-            Arrivals((("the loader, which announces the bytes", 1),), config.ctas * StagePlan(config).loaded),
+            rings.stages,
+            Arrivals((("the loader, which announces the bytes", 1),), config.ctas * rings.stage_bytes),
             Arrivals(tuple(empty)),
         ),
         Edge(
             "accumulators",
             "mma",
             "epilogue",
-            TensorPlan(config).acc_stages,
+            rings.acc_stages,
             Arrivals((("the commit after a tile's last MMA", 1),)),
             Arrivals(((f"epilogue warps of {config.ctas} CTA(s)", warps),)),
         ),
@@ -92,7 +103,7 @@ def pipeline_graph(config: GemmConfig) -> tuple[Edge, ...]:
                 "epilogue",
                 1,
                 Arrivals((("the thread that announces the bytes", 1),), received),
-                Arrivals(((f"epilogue warps of {others} other CTA(s) along K", others * ROLES.epilogue),)),
+                Arrivals(((f"epilogue warps of {others} other CTA(s) along K", others * rings.epilogue_warps),)),
             )
         )
     for edge in edges:
@@ -103,26 +114,15 @@ def pipeline_graph(config: GemmConfig) -> tuple[Edge, ...]:
 def _check(edge: Edge) -> None:
     for what, arrivals in (("full", edge.full), ("empty", edge.empty)):
         if not 1 <= arrivals.count <= MAX_ARRIVALS or arrivals.tx_bytes > MAX_ARRIVALS:
-            raise ValueError(
-                explain(f"{what} barrier of {edge.name}", got=str(arrivals), expected=f"1 to {MAX_ARRIVALS} of each")
-            )
+            expected = f"1 to {MAX_ARRIVALS} of each"
+            raise ValueError(explain(f"{what} barrier of {edge.name}", got=str(arrivals), expected=expected))
 
 
-def edge_of(config: GemmConfig, name: str) -> Edge:
-    """The edge called ``name``."""
-    return next(edge for edge in pipeline_graph(config) if edge.name == name)
+def barrier_words(graph: tuple[Edge, ...]) -> int:
+    """mbarriers of all edges, 8 bytes each."""
+    return sum(2 * edge.stages for edge in graph)
 
 
-def barrier_words(config: GemmConfig, stages: int) -> int:
-    """mbarriers of all edges, 8 bytes each, with ``stages`` stages of operands."""
-    return sum(2 * (edge.stages or stages) for edge in pipeline_graph(config))
-
-
-def barrier_offsets(config: GemmConfig, stages: int) -> dict[str, tuple[int, int]]:
-    """Index of the first *full* and the first *empty* barrier of each edge."""
-    offsets, next_word = {}, 0
-    for edge in pipeline_graph(config):
-        depth = edge.stages or stages
-        offsets[edge.name] = next_word, next_word + depth
-        next_word += 2 * depth
-    return offsets
+def first_barriers(graph: tuple[Edge, ...]) -> dict[str, int]:
+    """Index of the first barrier of each edge: its *full* ones, one a stage, and then as many *empty* ones."""
+    return {edge.name: barrier_words(graph[:i]) for i, edge in enumerate(graph)}

@@ -1,98 +1,159 @@
-"""What each cluster works on: tiles of the output, and the steps along K of each.
+"""What each cluster works on: tiles of the output, and the k-tiles of each.
 
-A *unit* is what is dealt: with the static scheduler a tile of a cluster, dealt in turn; with stream-K a step of K of a
-tile, dealt in equal shares of consecutive units, so that no cluster is idle while another has a whole tile more.
+A scheduler deals from a range of integers, its cursor: with the static scheduler a value is a work tile of a cluster,
+dealt in turn; with stream-K it is a k-tile of a work tile, dealt in equal shares of consecutive ones, so that no
+cluster is idle while another has a whole tile more. Every role has the same loop::
+
+    cursor, end = scheduler.range()
+    while cursor < end:
+        tile = scheduler.tile(cursor, end)
+        ...
+        cursor = scheduler.after(cursor, tile)
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
-from . import grouped_scheduler
-from .config import GemmConfig
+from .config import CTA_ROWS, GemmConfig
 
 
-@dataclass
-class Work:
-    """The problem in tiles, and this CTA's part in it (all traced Int32).
+class WorkTile(NamedTuple):
+    """What a CTA computes at a time: tile ``m`` of 128 rows and ``n`` of ``tile_n`` columns, of matrix (or group)
+    ``batch``; of its k-tiles ``k_count`` from ``k_first`` on."""
 
-    rest_m, rest_n: tiles of a cluster that cover the output; batch; steps: of K; workers: clusters; worker: this one;
-    x, y: this CTA's tile in the cluster's; v: its place in a pair; part: its place along K (split_k); groups: what
-    ``grouped_scheduler`` knows of a grouped GEMM's problems, each of which has its own rest_m, rest_n and steps.
-    """
-
-    rest_m: Any
-    rest_n: Any
-    batch: Any
-    steps: Any
-    workers: Any
-    worker: Any
-    x: Any
-    y: Any
-    v: Any
-    part: Any
-    groups: Any = None
+    m: Int32
+    n: Int32
+    batch: Int32
+    k_first: Int32
+    k_count: Int32
 
 
-@cute.jit
-def share(total, parts, index):
-    """(first, count) of part ``index`` of ``total`` things divided evenly among ``parts``."""
+class Share(NamedTuple):
+    """``count`` consecutive things from ``first`` on."""
+
+    first: Int32
+    count: Int32
+
+
+class CursorRange(NamedTuple):
+    """The values of the cursor that a cluster gets: from ``first`` to before ``end``."""
+
+    first: Int32
+    end: Int32
+
+
+class CtaPlace(NamedTuple):
+    """Where this CTA is in the launch: cluster ``worker`` of ``workers``; in the cluster's tiles at (x, y); ``v`` in a
+    pair; ``part`` along K (split_k)."""
+
+    workers: Int32
+    worker: Int32
+    x: Int32
+    y: Int32
+    v: Int32
+    part: Int32
+
+
+def share(total: Int32, parts: Int32, index: Int32) -> Share:
+    """Part ``index`` of ``total`` things divided evenly among ``parts``."""
     each, rest = total // parts, total % parts
     first = index * each + cutlass.min(index, rest)
-    return first, each + Int32(index < rest)
+    return Share(first, each + Int32(index < rest))
 
 
-@cute.jit
-def units(config: cutlass.Constexpr[GemmConfig], work: Work):
-    """(first, end) of this cluster's units."""
-    if cutlass.const_expr(config.maps != ""):
-        return work.worker, work.groups.units
-    tiles = work.rest_m * work.rest_n * work.batch
-    if cutlass.const_expr(config.scheduler == "stream_k"):
-        first, count = share(tiles * work.steps, work.workers, work.worker)
-        return first, first + count
-    return work.worker, tiles
+def k_slice(config: GemmConfig, place: CtaPlace, k_tiles: Int32) -> Share:
+    """The k-tiles of a work tile that a CTA multiplies: all, or its part of them (split_k)."""
+    return share(k_tiles, Int32(config.split_k), place.part) if config.split_k > 1 else Share(Int32(0), k_tiles)
 
 
-@cute.jit
-def tile_of(config: cutlass.Constexpr[GemmConfig], work: Work, unit, end):
-    """(tile_m, tile_n, batch or group, first step, steps) of this CTA for a unit.
+@dataclass(frozen=True)
+class StaticScheduler:
+    """Work tiles dealt in turn. rest_m, rest_n: tiles of a cluster that cover the output; batch: matrices."""
 
-    Tiles count 128 rows and ``tile_n`` columns; a CTA of a pair has its own tile_m.
-    """
-    index, rest_m, rest_n, steps = unit, work.rest_m, work.rest_n, work.steps
-    if cutlass.const_expr(config.maps != ""):
-        group, index, rest_m, rest_n, steps = grouped_scheduler.locate(config, work.groups, unit)
-    if cutlass.const_expr(config.scheduler == "stream_k"):
-        index = unit // work.steps
-        first = unit % work.steps
-        count = cutlass.min(work.steps - first, end - unit)
-    elif cutlass.const_expr(config.split_k > 1):
-        first, count = share(steps, Int32(config.split_k), work.part)
-    else:
-        first, count = Int32(0), steps
-    # one of the two is often 1, and a division costs about twenty instructions: once a tile, not a step
-    if cutlass.const_expr(config.raster == "m"):
-        m, n = index % rest_m, index // rest_m
-        if cutlass.const_expr(config.maps == ""):
-            n, batch = n % rest_n, n // rest_n
-    else:
-        n, m = index % rest_n, index // rest_n
-        if cutlass.const_expr(config.maps == ""):
-            m, batch = m % rest_m, m // rest_m
-    if cutlass.const_expr(config.maps != ""):
-        batch = group
-    return m * config.cluster[0] + work.x, n * config.cluster[1] + work.y, batch, first, count
+    config: GemmConfig
+    rest_m: Int32
+    rest_n: Int32
+    batch: Int32
+    k_tiles: Int32
+    place: CtaPlace
+
+    @property
+    def tiles(self) -> Int32:
+        return self.rest_m * self.rest_n * self.batch
+
+    def range(self) -> CursorRange:
+        """This cluster's values of the cursor."""
+        return CursorRange(self.place.worker, self.tiles)
+
+    def tile(self, cursor: Int32, end: Int32) -> WorkTile:
+        """This CTA's work at the cursor."""
+        return self._placed(cursor, k_slice(self.config, self.place, self.k_tiles))
+
+    def after(self, cursor: Int32, tile: WorkTile) -> Int32:
+        return cursor + self.place.workers
+
+    def _placed(self, index: Int32, k: Share) -> WorkTile:
+        """Work tile ``index``, in the order of ``config.raster``."""
+        # one of the two is often 1, and a division costs about twenty instructions: once a tile, not a k-tile
+        if self.config.raster == "m":
+            m, n = index % self.rest_m, index // self.rest_m
+            n, batch = n % self.rest_n, n // self.rest_n
+        else:
+            n, m = index % self.rest_n, index // self.rest_n
+            m, batch = m % self.rest_m, m // self.rest_m
+        return in_cluster(self.config, self.place, m, n, batch, k)
 
 
-@cute.jit
-def next_unit(config: cutlass.Constexpr[GemmConfig], work: Work, unit, count):
-    """The unit after one of ``count`` steps."""
-    if cutlass.const_expr(config.scheduler == "stream_k"):
-        return unit + count
-    return unit + work.workers
+@dataclass(frozen=True)
+class StreamKScheduler(StaticScheduler):
+    """All k-tiles of all work tiles, dealt in equal shares."""
+
+    def share_of(self, worker: Int32) -> Share:
+        """What cluster ``worker`` gets."""
+        return share(self.tiles * self.k_tiles, self.place.workers, worker)
+
+    def range(self) -> CursorRange:
+        own = self.share_of(self.place.worker)
+        return CursorRange(own.first, own.first + own.count)
+
+    def tile(self, cursor: Int32, end: Int32) -> WorkTile:
+        index, first = cursor // self.k_tiles, cursor % self.k_tiles
+        return self._placed(index, Share(first, cutlass.min(self.k_tiles - first, end - cursor)))
+
+    def after(self, cursor: Int32, tile: WorkTile) -> Int32:
+        return cursor + tile.k_count
+
+
+def in_cluster(config: GemmConfig, place: CtaPlace, m: Int32, n: Int32, batch: Int32, k: Share) -> WorkTile:
+    """This CTA's tile of tile (m, n) of the cluster."""
+    return WorkTile(m * config.cluster[0] + place.x, n * config.cluster[1] + place.y, batch, k.first, k.count)
+
+
+def cta_place(config: GemmConfig, x: Int32, y: Int32, z: Int32, depth: Int32) -> CtaPlace:
+    """(x, y, z): index of the CTA in a grid that is one cluster wide and high, and ``depth`` deep."""
+    ck = config.split_k
+    return CtaPlace(depth // ck, z // ck, x, y, x % config.ctas, z % ck)
+
+
+SCHEDULERS = {"static": StaticScheduler, "stream_k": StreamKScheduler}
+
+
+def make_scheduler(config: GemmConfig, m: Int32, n: Int32, k: Int32, batch: Int32) -> StaticScheduler:
+    """The scheduler of ``config`` for ``batch`` problems of one size."""
+    cm, cn, _ = config.cluster_mnk
+    x, y, z = cute.arch.block_idx()
+    _, _, depth = cute.arch.grid_dim()
+    return SCHEDULERS[config.scheduler](
+        config,
+        cute.ceil_div(m, CTA_ROWS * cm),
+        cute.ceil_div(n, config.tile_n * cn),
+        batch,
+        cute.ceil_div(k, config.tile_k),
+        cta_place(config, x, y, z, depth),
+    )

@@ -1,6 +1,6 @@
 """Cᵢ = alphaᵢ · Aᵢ · Bᵢᵀ for many problems in one launch: the GEMM's roles, with tiles dealt from all groups.
 
-Three forms, which differ in where the tensor maps of a group are (``core.grouped_config``):
+Three forms, which differ in where the tensor maps of a group are (``grouped_config``):
 
 * "parameters": the host encodes four maps for each group, and they are parameters of the kernel;
 * "workspace": a kernel of one warp for each group writes them to global memory, from a table of sizes and addresses;
@@ -12,6 +12,8 @@ Three forms, which differ in where the tensor maps of a group are (``core.groupe
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
@@ -20,13 +22,33 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from ....scale_layout import ATOM_ROWS
-from ..arguments import MAP_BYTES, GroupedArguments, GroupOffsets, GroupTable, Operand
+from ..arguments import MAP_BYTES, Group, GroupedArguments, GroupOffsets, GroupTable, Operand
+from ..group_source import ROW_WORDS, Word, make_group_source
 from ..grouped_config import MAPS, GroupedConfig
-from ..grouped_scheduler import ROW_WORDS
-from ..operand_source import address_of_map, map_pointer
+from ..operand_source import OperandMaps, map_pointer
 from .kernel import run_roles
-from .operands import ELEMENT_TYPES, data_tensor, describe_a, describe_b, make_mma, scale_tensor
+from .operands import ELEMENT_TYPES, Loads, data_tensor, describe_a, describe_b, make_mma, scale_tensor
 from .warp_roles import ROLES, WARP
+
+
+class ScaleRows(NamedTuple):
+    """Rows of the scales of A and of B, where they are not those of the data."""
+
+    a: Int32 | None
+    b: Int32 | None
+
+
+def maps_of(loads: Loads) -> OperandMaps:
+    """The copies that hold the maps of one problem."""
+    (a,), (b,) = loads
+    return OperandMaps(a.data.atom, a.scales.atom, b.data.atom, b.scales.atom)
+
+
+def operand_of_group(dtype: type, data: Int64, row_stride: Int64, scale: Int64, rows: Int32) -> Operand:
+    """An operand from the words of a group."""
+    pointer = cute.make_ptr(dtype, data, cute.AddressSpace.gmem, assumed_align=16)
+    scales = cute.make_ptr(cutlass.Uint8, scale, cute.AddressSpace.gmem, assumed_align=16)
+    return Operand(pointer, scales, rows, row_stride, Int64(0), Int32(1), Int64(0))
 
 
 class GroupedGemm:
@@ -44,22 +66,22 @@ class GroupedGemm:
         sets = groups if cfg.maps == "parameters" else (arguments,)
         rows_a, rows_b = self.scale_rows(groups)
         loads = tuple(
-            (
-                describe_a(cfg, mma, x.a._replace(scale_rows=rows_a), x.k, batch),
-                describe_b(cfg, mma, x.b._replace(scale_rows=rows_b), x.k, batch),
+            Loads(
+                (describe_a(cfg, mma, x.a._replace(scale_rows=rows_a), x.k, batch),),
+                (describe_b(cfg, mma, x.b._replace(scale_rows=rows_b), x.k, batch),),
             )
             for x in sets
         )
         if cutlass.const_expr(cfg.maps == "workspace"):
             self.build_maps(loads[0], groups).launch(grid=(groups.count, 1, 1), block=(WARP, 1, 1), stream=stream)
         # of all groups but one only the maps are passed on
-        atoms = tuple(tuple(load[0] for side in both for load in side[:2]) for both in loads[1:])
+        atoms = tuple(maps_of(x) for x in loads[1:])
         m, n, k = sets[0].a.rows, sets[0].b.rows, sets[0].k
         if cutlass.const_expr(cfg.maps == "parameters"):
             groups = tuple(group._replace(a=None, b=None) for group in groups)
         passed = arguments._replace(groups=groups, a=None, b=None, k=k, workers=None)
         cm, cn, ck = cfg.cluster_mnk
-        self.kernel(*loads[0], atoms, m, n, passed).launch(
+        self.kernel(loads[0], atoms, m, n, passed).launch(
             grid=(cm, cn, arguments.workers * ck),
             block=(ROLES.threads, 1, 1),
             cluster=(cm, cn, ck),
@@ -68,48 +90,43 @@ class GroupedGemm:
             use_pdl=cfg.maps == "workspace",
         )
 
-    def scale_rows(self, groups: tuple | GroupTable | GroupOffsets) -> tuple:
+    def scale_rows(self, groups: tuple[Group, ...] | GroupTable | GroupOffsets) -> ScaleRows:
         """Rows of the scales of A and of B, where they are not those of the data."""
         if self.config.maps != "shared":
-            return None, None
+            return ScaleRows(None, None)
         rows = groups.atoms * ATOM_ROWS
-        return (rows, None) if self.config.ragged == "a" else (None, rows)
+        return ScaleRows(rows, None) if self.config.ragged == "a" else ScaleRows(None, rows)
 
     @cute.kernel
-    def kernel(self, load_a: tuple, load_b: tuple, atoms: tuple, m: Int32, n: Int32, arguments: GroupedArguments):
-        groups, out = arguments.groups, arguments.out
-        if cutlass.const_expr(self.config.maps == "parameters"):
-            mine = tuple(load[0] for side in (load_a, load_b) for load in side[:2])
-            groups = tuple(
-                (g.m, g.n, g.k, g.out, g.stride, tuple(address_of_map(atom) for atom in m))
-                for g, m in zip(groups, (mine, *atoms))
-            )
-        places = (out.pointer, m, n, out.stride, Int64(0), ())
-        finish = (arguments.alpha, arguments.factors, None, None)
-        run_roles(self.config, (load_a,), (load_b,), places, finish, (), arguments.k, arguments.batch, groups)
+    def kernel(self, loads: Loads, atoms: tuple[OperandMaps, ...], m: Int32, n: Int32, arguments: GroupedArguments):
+        problem = make_group_source(self.config, arguments, m, n, (maps_of(loads), *atoms))
+        run_roles(self.config, loads, None, problem)
 
     @cute.kernel
-    def build_maps(self, loads: tuple, groups: GroupTable):
+    def build_maps(self, loads: Loads, groups: GroupTable):
         """Each CTA, one warp, writes the maps of a group: those of ``loads`` with its addresses, sizes and strides."""
         cute.arch.griddepcontrol_launch_dependents()
         cfg = self.config
         group, _, _ = cute.arch.block_idx()
         row = cute.make_tensor(groups.rows + Int64(group) * ROW_WORDS, cute.make_layout(ROW_WORDS))
-        k = Int32(row[2])
+        k = Int32(row[Word.K])
         shared = SmemAllocator().allocate_array(Int64, len(MAPS) * MAP_BYTES // 8, byte_alignment=MAP_BYTES)
-        for side in cutlass.range_constexpr(2):
-            dtype = ELEMENT_TYPES[cfg.b_format if side else cfg.a_format]
-            address, row_stride, scale = row[5 + 3 * side], row[6 + 3 * side], row[7 + 3 * side]
-            data = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=16)
-            scales = cute.make_ptr(cutlass.Uint8, scale, cute.AddressSpace.gmem, assumed_align=16)
-            x = Operand(data, scales, Int32(row[side]), row_stride, Int64(0), Int32(1), Int64(0))
-            tensors = (data_tensor(x, k, False), scale_tensor(x, k, Int32(1), cfg.kind.block, False))
-            for part in cutlass.range_constexpr(2):
-                atom, place = loads[side][part][0], shared + (2 * side + part) * (MAP_BYTES // 8)
+        sides = (
+            (loads.a[0], cfg.a_format, Word.M, Word.A_DATA, Word.A_ROW_STRIDE, Word.A_SCALE),
+            (loads.b[0], cfg.b_format, Word.N, Word.B_DATA, Word.B_ROW_STRIDE, Word.B_SCALE),
+        )
+        number = 0
+        for load, fmt, rows, data, row_stride, scale in sides:
+            words = row[data], row[row_stride], row[scale]
+            operand = operand_of_group(ELEMENT_TYPES[fmt], *words, Int32(row[rows]))
+            tensors = (data_tensor(operand, k, False), scale_tensor(operand, k, Int32(1), cfg.kind.block, False))
+            for copy, tensor in zip((load.data, load.scales), tensors):
+                place = shared + number * (MAP_BYTES // 8)
                 with cute.arch.elect_one():
-                    cpasync.copy_tensormap(atom, place)
+                    cpasync.copy_tensormap(copy.atom, place)
                 cute.arch.sync_warp()
-                cpasync.update_tma_descriptor(atom, tensors[part], place)
+                cpasync.update_tma_descriptor(copy.atom, tensor, place)
                 cute.arch.sync_warp()
-                to = groups.maps.toint() + (Int64(group) * len(MAPS) + (2 * side + part)) * MAP_BYTES
+                to = groups.maps.toint() + (Int64(group) * len(MAPS) + number) * MAP_BYTES
                 cpasync.cp_fence_tma_desc_release(map_pointer(to, cute.AddressSpace.gmem), place)
+                number += 1

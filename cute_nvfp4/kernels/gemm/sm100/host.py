@@ -16,8 +16,9 @@ from cutlass import Int32
 
 from ..arguments import GemmArguments
 from ..config import GemmConfig
+from ..problem import OneProblem
 from .kernel import run_roles
-from .operands import describe_a, describe_b, make_mma
+from .operands import Loads, TmaCopy, describe_a, describe_b, make_mma
 from .output import describe_store
 from .warp_roles import ROLES
 
@@ -35,15 +36,17 @@ class Gemm:
         mma = make_mma(cfg)
         out, k, batch = arguments.out, arguments.k, arguments.batch
         m, n = arguments.a[0].rows, arguments.b[0].rows
-        loads_a = tuple(describe_a(cfg, mma, x, k, batch) for x in arguments.a)
-        loads_b = tuple(describe_b(cfg, mma, x, k, batch) for x in arguments.b)
-        store = ()
+        loads = Loads(
+            tuple(describe_a(cfg, mma, x, k, batch) for x in arguments.a),
+            tuple(describe_b(cfg, mma, x, k, batch) for x in arguments.b),
+        )
+        store = None
         if cutlass.const_expr(cfg.store == "tma"):
-            store = describe_store(cfg, out.pointer, m, n, batch, out.stride, out.batch_stride)
+            store = describe_store(cfg, out, m, n, batch)
         cm, cn, ck = cfg.cluster_mnk
         # what only the host uses does not become a parameter of the kernel
         passed = arguments._replace(a=None, b=None, workers=None)
-        self.kernel(loads_a, loads_b, store, m, n, passed).launch(
+        self.kernel(loads, store, m, n, passed).launch(
             grid=(cm, cn, arguments.workers * ck),
             block=(ROLES.threads, 1, 1),
             cluster=(cm, cn, ck),
@@ -53,12 +56,5 @@ class Gemm:
         )
 
     @cute.kernel
-    def kernel(self, loads_a: tuple, loads_b: tuple, store: tuple, m: Int32, n: Int32, arguments: GemmArguments):
-        cfg, out = self.config, arguments.out
-        if cutlass.const_expr(out.scale is not None):
-            store = (out.scale, out.global_scale)
-        bias = arguments.bias if cfg.bias else (None, None)
-        partials = arguments.partials if cfg.scheduler == "stream_k" else ()
-        places = (out.pointer, m, n, out.stride, out.batch_stride, store)
-        finish = (arguments.alpha, arguments.factors, *bias)
-        run_roles(cfg, loads_a, loads_b, places, finish, partials, arguments.k, arguments.batch)
+    def kernel(self, loads: Loads, store: TmaCopy | None, m: Int32, n: Int32, arguments: GemmArguments):
+        run_roles(self.config, loads, store, OneProblem(self.config, arguments, m, n))

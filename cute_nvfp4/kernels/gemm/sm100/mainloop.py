@@ -19,10 +19,11 @@ from cutlass import Int16, Int32, Uint64
 
 from ....ptx import mbarrier, tcgen05
 from ....scale_layout import ATOM_ROWS
-from ..barriers import Barriers, advance
+from ..barriers import Barriers
 from ..config import GemmConfig
-from ..tile_scheduler import Work, next_unit, tile_of, units
-from .memory_plan import SWIZZLE_BYTES, SharedPlan, StagePlan, TensorPlan
+from ..problem import Scheduler
+from ..tile_scheduler import CtaPlace
+from .memory_plan import SWIZZLE_BYTES, StagePlan, TensorPlan
 from .mma_tensors import COLUMN_BYTES, MmaTensors, atom_in_tensor_memory, mma_tensors
 from .operands import make_mma, shared_operands
 
@@ -40,16 +41,16 @@ class CommitMasks(NamedTuple):
     mma: Int16
 
 
-def commit_masks(config: GemmConfig, work: Work) -> CommitMasks:
+def commit_masks(config: GemmConfig, place: CtaPlace) -> CommitMasks:
     """The readers are this MMA's row and its column of the cluster."""
     cm, cn = config.cluster
     ours = (1 << config.ctas) - 1
     row = sum(ours << (cm * y) for y in range(cn))
-    first = work.part * (cm * cn)
-    column = Int32((1 << cm) - 1) << (first + work.y * cm)
-    pair_x = work.x - work.v
+    first = place.part * (cm * cn)
+    column = Int32((1 << cm) - 1) << (first + place.y * cm)
+    pair_x = place.x - place.v
     readers = (Int32(row) << (first + pair_x)) | column
-    return CommitMasks(Int16(readers), Int16(Int32(ours) << (first + work.y * cm + pair_x)))
+    return CommitMasks(Int16(readers), Int16(Int32(ours) << (first + place.y * cm + pair_x)))
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,11 @@ def first_column_of_sfb(config: GemmConfig, tile_n: Int32) -> Int32:
 
 @cute.jit
 def multiply(
-    config: cutlass.Constexpr[GemmConfig], base: cute.Pointer, barriers: Barriers, tensor_base: Int32, work: Work
+    config: cutlass.Constexpr[GemmConfig],
+    base: cute.Pointer,
+    barriers: Barriers,
+    tensor_base: Int32,
+    scheduler: Scheduler,
 ):
     """The loop of the MMA warp; in a pair, that of the even CTA, for both."""
     mma, plan = make_mma(config), TensorPlan(config)
@@ -177,22 +182,21 @@ def multiply(
         [tensor_base + plan.sfa_column(i) for i in range(config.counts[0])],
         [tensor_base + plan.sfb_column(i) for i in range(config.counts[1])],
     )
-    masks = commit_masks(config, work)
+    masks = commit_masks(config, scheduler.place)
     multicast = config.cluster[0] * config.cluster[1] > 1
-    stages = SharedPlan(config).stages
-    first_empty = barriers.address(config, "operands", "empty")
-    to_full = barriers.address(config, "operands", "full") - first_empty
+    first_empty = barriers.operands.empty()
+    to_full = barriers.operands.full() - first_empty
     index, phase = Int32(0), Int32(0)
     acc, acc_phase = Int32(0), Int32(0)
-    unit, end = units(config, work)
-    while unit < end:
-        _, tile_n, _, _, count = tile_of(config, work, unit, end)
-        sfb_shift = first_column_of_sfb(config, tile_n)
-        mbarrier.wait(barriers.address(config, "accumulators", "empty", acc), acc_phase ^ 1, cluster=config.pair)
+    cursor, end = scheduler.range()
+    while cursor < end:
+        tile = scheduler.tile(cursor, end)
+        sfb_shift = first_column_of_sfb(config, tile.n)
+        mbarrier.wait(barriers.accumulators.empty(acc), acc_phase ^ 1, cluster=config.pair)
         tcgen05.fence_after()
         accumulators = [tensor_base + tensors.tCtAcc[0, 0, 0, p, acc] for p in range(config.products)]
         accumulate = Int32(0)
-        for _ in cutlass.range(count, unroll=UNROLL):
+        for _ in cutlass.range(tile.k_count, unroll=UNROLL):
             empty = first_empty + index * 8
             mbarrier.wait(empty + to_full, phase)
             with cute.arch.elect_one():
@@ -203,12 +207,8 @@ def multiply(
                     issue_k_block(config, tensors, stage, k, columns, accumulators, sfb_shift, first)
                 tcgen05.commit(empty, group=config.ctas, mask=masks.readers if multicast else None)
             accumulate = Int32(1)
-            index, phase = advance(stages, index, phase)
+            index, phase = barriers.operands.advance(index, phase)
         with cute.arch.elect_one():
-            tcgen05.commit(
-                barriers.address(config, "accumulators", "full", acc),
-                group=config.ctas,
-                mask=masks.mma if config.pair else None,
-            )
-        acc, acc_phase = advance(plan.acc_stages, acc, acc_phase)
-        unit = next_unit(config, work, unit, count)
+            tcgen05.commit(barriers.accumulators.full(acc), group=config.ctas, mask=masks.mma if config.pair else None)
+        acc, acc_phase = barriers.accumulators.advance(acc, acc_phase)
+        cursor = scheduler.after(cursor, tile)

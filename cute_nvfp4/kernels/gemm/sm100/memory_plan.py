@@ -10,12 +10,13 @@ from typing import NamedTuple
 from ....errors import explain
 from ....scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
 from ..config import CTA_ROWS, TILE_BYTES, GemmConfig
-from ..pipeline_graph import barrier_words
+from ..pipeline_graph import Edge, Rings, barrier_words, pipeline_graph
+from .warp_roles import ROLES
 
 SWIZZLE_BYTES = 1024
 """A 128-byte swizzle repeats every 1024 bytes, and matrix descriptors with base offset 0 start on such a boundary."""
 OUT_STAGES = 2
-"""Pieces of output in shared memory: one is written while TMA reads the other."""
+"""Epilogue tiles in shared memory: one is written while TMA reads the other."""
 TMEM_COLUMNS = 512
 ATOM_COLUMNS = 4
 """Columns of tensor memory of one scale atom: a byte for each of 128 rows and 4 blocks of K, in 32 lanes."""
@@ -109,7 +110,7 @@ class SharedPlan:
     def staged_output(self) -> int:
         if self.config.store != "tma":
             return 0
-        return OUT_STAGES * CTA_ROWS * self.config.piece * self.config.out_bytes
+        return OUT_STAGES * CTA_ROWS * self.config.epi_tile_n * self.config.out_bytes
 
     @property
     def partials(self) -> int:
@@ -120,7 +121,7 @@ class SharedPlan:
     @property
     def fixed(self) -> int:
         """Everything but the stages; barriers are counted for the most stages there can be."""
-        barriers = 8 * barrier_words(self.config, MAX_STAGES) + 16
+        barriers = 8 * barrier_words(pipelines(self.config, MAX_STAGES)) + 16
         table = _round_up(self.config.table_bytes, 128)
         return self.staged_output + self.partials + table + _round_up(barriers, 128) + SWIZZLE_BYTES
 
@@ -225,3 +226,10 @@ class TensorPlan:
                 expected=f"at most {TMEM_COLUMNS} columns: {self.used - TMEM_COLUMNS} too many",
             )
         return ""
+
+
+def pipelines(config: GemmConfig, stages: int = 0) -> tuple[Edge, ...]:
+    """The pipeline graph of the kernel; ``stages`` of operands, or (0) as many as the plan has."""
+    depth = stages or SharedPlan(config).stages
+    rings = Rings(depth, StagePlan(config).loaded, TensorPlan(config).acc_stages, ROLES.epilogue)
+    return pipeline_graph(config, rings)

@@ -15,15 +15,36 @@ from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
 from ....scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
-from ..arguments import ELEMENT_DTYPES, OUT_DTYPES, Operand
+from ..arguments import ELEMENT_DTYPES, Operand
 from ..config import CTA_ROWS, INTERLEAVED_ROWS, GemmConfig
 from .memory_plan import SharedPlan, StagePlan, TensorPlan
 
 ELEMENT_TYPES = {name: getattr(cutlass, dtype) for name, dtype in ELEMENT_DTYPES.items()}
-OUT_TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()}
 # TMA moves scales as 16-bit numbers: 256 of them are an atom, the longest row of a box
 SCALE_WORD = cutlass.Int16
 ATOM_WORDS = ATOM_BYTES // 2
+
+
+class TmaCopy(NamedTuple):
+    """A TMA copy, and the tensor in global memory as its partitions see it."""
+
+    atom: cute.CopyAtom
+    tensor: cute.Tensor
+
+
+class OperandLoad(NamedTuple):
+    """TMA loads of one matrix and of its scales; ``batches``: matrices of data there are."""
+
+    data: TmaCopy
+    scales: TmaCopy
+    batches: Int32
+
+
+class Loads(NamedTuple):
+    """Of every A and of every B."""
+
+    a: tuple[OperandLoad, ...]
+    b: tuple[OperandLoad, ...]
 
 
 def element_types(config: GemmConfig) -> tuple[type, type]:
@@ -151,43 +172,43 @@ def scale_tensor(
     return cute.make_tensor(cute.recast_ptr(operand.scale, dtype=SCALE_WORD), cute.make_layout(shape, stride=strides))
 
 
-def describe_a(config: GemmConfig, mma: cute.TiledMma, operand: Operand, k: Int32, batch: Int32) -> tuple:
-    """TMA loads of A and of its scales, and how many matrices there are: ((atom, tensor), (atom, tensor), batches)."""
+def describe_a(config: GemmConfig, mma: cute.TiledMma, operand: Operand, k: Int32, batch: Int32) -> OperandLoad:
+    """TMA loads of an A and of its scales."""
     layout, _ = data_layouts(config, mma)
     op = blackwell.cluster_shape_to_tma_atom_A(config.cluster, mma.thr_id)
-    tile = (config.tile_m, config.tile_n, config.tile_k)
     data = cute.nvgpu.make_tiled_tma_atom_A(
         op,
         data_tensor(operand, k, interleaved(config, 0)),
         cute.slice_(layout, (None, None, None, 0)),
-        tile,
+        (config.tile_m, config.tile_n, config.tile_k),
         mma,
         cluster_layout(config, mma).shape,
     )
-    return (data[0], data[1]), _describe_scales(config, 0, operand, k, batch, config.cluster[1]), operand.batches
+    scales = _describe_scales(config, 0, operand, k, batch, config.cluster[1])
+    return OperandLoad(TmaCopy(data[0], data[1]), scales, operand.batches)
 
 
-def describe_b(config: GemmConfig, mma: cute.TiledMma, operand: Operand, k: Int32, batch: Int32) -> tuple:
-    """The same of one B; its scales go to every CTA of the column, both of a pair included."""
+def describe_b(config: GemmConfig, mma: cute.TiledMma, operand: Operand, k: Int32, batch: Int32) -> OperandLoad:
+    """The same of a B; its scales go to every CTA of the column, both of a pair included."""
     _, layout = data_layouts(config, mma)
     op = blackwell.cluster_shape_to_tma_atom_B(config.cluster, mma.thr_id)
-    tile = (config.tile_m, config.tile_n, config.tile_k)
     data = cute.nvgpu.make_tiled_tma_atom_B(
         op,
         data_tensor(operand, k, interleaved(config, 1)),
         cute.slice_(layout, (None, None, None, 0)),
-        tile,
+        (config.tile_m, config.tile_n, config.tile_k),
         mma,
         cluster_layout(config, mma).shape,
     )
-    return (data[0], data[1]), _describe_scales(config, 1, operand, k, batch, config.cluster[0]), operand.batches
+    scales = _describe_scales(config, 1, operand, k, batch, config.cluster[0])
+    return OperandLoad(TmaCopy(data[0], data[1]), scales, operand.batches)
 
 
-def _describe_scales(config: GemmConfig, which: int, operand: Operand, k: Int32, batch: Int32, places: int) -> tuple:
-    """The TMA load of the scales of A (``which`` 0) or of a B (1), shared by ``places`` CTAs."""
+def _describe_scales(config: GemmConfig, which: int, operand: Operand, k: Int32, batch: Int32, places: int) -> TmaCopy:
+    """The TMA load of the scales of an A (``which`` 0) or of a B (1), shared by ``places`` CTAs."""
     group = tcgen05.CtaGroup.TWO if config.pair else tcgen05.CtaGroup.ONE
     op = cpasync.CopyBulkTensorTileG2SMulticastOp(group) if places > 1 else cpasync.CopyBulkTensorTileG2SOp(group)
     layout = cute.slice_(scale_layouts(config)[which], (None, None, None, 0))
     tensor = scale_tensor(operand, k, batch, config.kind.block, interleaved(config, which))
     atom = cpasync.make_tiled_tma_atom(op, tensor, layout, layout.shape, num_multicast=places)
-    return atom[0], atom[1]
+    return TmaCopy(atom[0], atom[1])

@@ -4,13 +4,15 @@ split_k: each CTA of the cluster stores one slice of the tile's columns. The oth
 by st.async into its shared memory; it adds them to its own in the order of the ring, starting with its own.
 
 stream_k: a cluster that starts in the middle of a tile writes its sums to a workspace in global memory and raises a
-flag; the one that has the tile's first step adds those of the clusters after it, in order, and lowers the flags again.
+flag; the one that has the tile's first k-tile adds those of the clusters after it, in order, and lowers their flags.
+
+In both a slot of sums is fp32 (4, ROW, COLUMN / 4, PRODUCT), the first mode contiguous.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -19,188 +21,183 @@ from cutlass import Float32, Int32, Int64
 from ....ptx import mbarrier
 from ....ptx.cluster import remote_address, store_async
 from ....ptx.memory import load_flag, load_shared_floats, store_flag
-from ..barriers import Barriers
+from ..barriers import Ring
 from ..config import CTA_ROWS, GemmConfig
-from ..pipeline_graph import edge_of
-from ..tile_scheduler import Work, share
+from ..tile_scheduler import CtaPlace, StreamKScheduler
 from .warp_roles import WARP
 
-FLOATS = 4  # of a store or load of sixteen bytes
+FLOATS = 4
+"""fp32 numbers of a store or load of sixteen bytes."""
 
 
-@dataclass
-class Partials:
-    """Where sums of other CTAs are found: shared address (split_k), or workspace and flags in global memory (stream_k).
-
-    In both a slot is (PRODUCT, COLUMN / 4, ROW, 4) fp32.
-    """
-
-    shared: Any
-    workspace: Any = None
-    flags: Any = None
+def slot_bytes(config: GemmConfig, columns: int) -> int:
+    return 4 * config.products * columns * CTA_ROWS
 
 
-def slot_floats(config: GemmConfig, columns: int) -> int:
-    """fp32 numbers of one slot."""
-    return config.products * columns * CTA_ROWS
+class Quad(NamedTuple):
+    """Four columns of a thread's row: their product, their first register, and bytes from the start of a slot."""
+
+    product: int
+    first: int
+    offset: Int32
 
 
-def quad_offset(config: GemmConfig, columns: int, product: int, column: int, row: Any) -> Any:
-    """Bytes from a slot's start to four columns of a row."""
-    return ((product * columns + column) // FLOATS * CTA_ROWS + row) * (FLOATS * 4)
+@dataclass(frozen=True)
+class Slots:
+    """Where this thread's sums lie in the slots of ``columns`` columns."""
+
+    config: GemmConfig
+    columns: int
+    row: Int32
+
+    def quads(self, column: int) -> list[Quad]:
+        """Of the epilogue tile that starts at ``column``."""
+        config = self.config
+        return [
+            Quad(p, j, ((p * self.columns + column + j) // FLOATS * CTA_ROWS + self.row) * (FLOATS * 4))
+            for p in range(config.products)
+            for j in range(0, config.epi_tile_n, FLOATS)
+        ]
 
 
-# ---- split_k -------------------------------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class ClusterExchange:
+    """split_k: sums sent through distributed shared memory. received: shared address of the slots of the others."""
 
+    config: GemmConfig
+    ring: Ring
+    received: Int32
+    place: CtaPlace
+    row: Int32
+    warp: Int32
 
-@cute.jit
-def announce(config: cutlass.Constexpr[GemmConfig], barriers: Barriers, thread: Int32):
-    """One thread says how many bytes of partial sums this tile will bring."""
-    if thread == 0:
-        num_bytes = edge_of(config, "partials").full.tx_bytes
-        mbarrier.expect_bytes(barriers.address(config, "partials", "full"), Int32(num_bytes))
+    @property
+    def slots(self) -> Slots:
+        return Slots(self.config, self.config.slice_n, self.row)
 
+    def slot(self, index: int) -> Int32:
+        return self.received + index * slot_bytes(self.config, self.config.slice_n)
 
-@cute.jit
-def send(
-    config: cutlass.Constexpr[GemmConfig],
-    barriers: Barriers,
-    partials: Partials,
-    work: Work,
-    row: Int32,
-    distance: cutlass.Constexpr[int],
-    column: cutlass.Constexpr[int],
-    values: list,
-):
-    """Sends a piece of the slice of the CTA ``distance`` after this one along K; ``column`` counts from its start."""
-    cm, cn = config.cluster
-    part = (work.part + distance) % config.split_k
-    rank = part * (cm * cn) + work.y * cm + work.x
-    # that CTA finds this one split_k - distance places after itself
-    slot = partials.shared + (config.split_k - distance - 1) * slot_floats(config, config.slice_n) * 4
-    barrier = remote_address(barriers.address(config, "partials", "full"), rank)
-    target = remote_address(slot, rank)
-    for p in cutlass.range_constexpr(config.products):
-        for j in cutlass.range_constexpr(0, config.piece, FLOATS):
-            offset = quad_offset(config, config.slice_n, p, column + j, row)
+    def part_after(self, distance: int) -> Int32:
+        """The CTA ``distance`` after this one along K."""
+        return (self.place.part + distance) % self.config.split_k
+
+    def rank(self, part: Int32) -> Int32:
+        cm, cn = self.config.cluster
+        return part * (cm * cn) + self.place.y * cm + self.place.x
+
+    @cute.jit
+    def announce(self):
+        """One thread says how many bytes of partial sums this tile will bring."""
+        if self.row == 0:
+            self.ring.announce()
+
+    def send(self, distance: int, column: int, values: list[cute.Tensor]) -> None:
+        """Sends an epilogue tile of the slice of the CTA ``distance`` after this one; ``column``: from its start."""
+        rank = self.rank(self.part_after(distance))
+        # that CTA finds this one split_k - distance places after itself
+        slot = self.slot(self.config.split_k - distance - 1)
+        barrier = remote_address(self.ring.full(), rank)
+        target = remote_address(slot, rank)
+        for p, j, offset in self.slots.quads(column):
             store_async(target + offset, [values[p][j + i] for i in range(FLOATS)], barrier)
 
-
-@cute.jit
-def add_received(
-    config: cutlass.Constexpr[GemmConfig], partials: Partials, row: Int32, column: cutlass.Constexpr[int], values: list
-):
-    """Adds the sums of all other CTAs along K to a piece of this CTA's slice."""
-    for slot in cutlass.range_constexpr(config.split_k - 1):
-        start = partials.shared + slot * slot_floats(config, config.slice_n) * 4
-        for p in cutlass.range_constexpr(config.products):
-            for j in cutlass.range_constexpr(0, config.piece, FLOATS):
-                offset = quad_offset(config, config.slice_n, p, column + j, row)
+    def add_received(self, column: int, values: list[cute.Tensor]) -> None:
+        """Adds the sums of all other CTAs along K to an epilogue tile of this CTA's slice."""
+        for index in range(self.config.split_k - 1):
+            start = self.slot(index)
+            for p, j, offset in self.slots.quads(column):
                 received = load_shared_floats(start + offset)
-                for i in cutlass.range_constexpr(FLOATS):
+                for i in range(FLOATS):
                     values[p][j + i] = values[p][j + i] + received[i]
 
-
-@cute.jit
-def give_back(config: cutlass.Constexpr[GemmConfig], barriers: Barriers, work: Work):
-    """Tells the other CTAs along K that their sums have been read; one thread of every warp."""
-    cm, cn = config.cluster
-    cute.arch.sync_warp()
-    with cute.arch.elect_one():
-        for distance in cutlass.range_constexpr(1, config.split_k):
-            part = (work.part + distance) % config.split_k
-            rank = part * (cm * cn) + work.y * cm + work.x
-            mbarrier.arrive_at(barriers.address(config, "partials", "empty"), rank)
-
-
-# ---- stream_k ------------------------------------------------------------------------------------------------------
-
-
-@cute.jit
-def workspace_slot(config: cutlass.Constexpr[GemmConfig], partials: Partials, work: Work, worker: Int32):
-    """Address of the slot of this CTA's rows in cluster ``worker``."""
-    index = Int64(worker) * config.ctas + work.v
-    return partials.workspace + index * (slot_floats(config, config.tile_n) * 4)
-
-
-@cute.jit
-def flag_address(config: cutlass.Constexpr[GemmConfig], partials: Partials, work: Work, worker: Int32, warp: Int32):
-    """Address of the flag that warp ``warp`` of the epilogue of cluster ``worker`` raises."""
-    return partials.flags + (((Int64(worker) * config.ctas + work.v) * (CTA_ROWS // WARP)) + warp) * 4
-
-
-@cute.jit
-def raise_flag(config: cutlass.Constexpr[GemmConfig], partials: Partials, work: Work, warp: Int32):
-    """Says that this warp's rows of the workspace are written."""
-    cute.arch.sync_warp()
-    with cute.arch.elect_one():
-        store_flag(flag_address(config, partials, work, work.worker, warp), Int32(1))
-
-
-@cute.jit
-def contributors(config: cutlass.Constexpr[GemmConfig], work: Work, unit: Int32, count: Int32):
-    """How many clusters after this one have steps of the tile of which this one has the first ``count``."""
-    tile_end = unit + work.steps
-    others = Int32(0)
-    first = unit + count
-    while first < tile_end:
-        others = others + 1
-        after, size = share(work.rest_m * work.rest_n * work.batch * work.steps, work.workers, work.worker + others)
-        first = after + size
-    return others
-
-
-@cute.jit
-def wait_for_flags(config: cutlass.Constexpr[GemmConfig], partials: Partials, work: Work, warp: Int32, others: Int32):
-    """Waits until the next ``others`` clusters have written their sums, and lowers their flags."""
-    for other in cutlass.range(1, others + 1, unroll=1):
-        address = flag_address(config, partials, work, work.worker + other, warp)
-        raised = load_flag(address)
-        while raised == 0:
-            raised = load_flag(address)
+    @cute.jit
+    def give_back(self):
+        """Tells the other CTAs along K that their sums have been read; one thread of every warp."""
         cute.arch.sync_warp()
         with cute.arch.elect_one():
-            store_flag(address, Int32(0))
+            for distance in cutlass.range_constexpr(1, self.config.split_k):
+                mbarrier.arrive_at(self.ring.empty(), self.rank(self.part_after(distance)))
 
 
-@cute.jit
-def write_workspace(
-    config: cutlass.Constexpr[GemmConfig],
-    partials: Partials,
-    work: Work,
-    row: Int32,
-    column: cutlass.Constexpr[int],
-    values: list,
-):
-    """Writes a piece of this CTA's sums to its slot."""
-    slot = workspace_slot(config, partials, work, work.worker)
-    for p in cutlass.range_constexpr(config.products):
-        for j in cutlass.range_constexpr(0, config.piece, FLOATS):
-            target = _quad(slot + quad_offset(config, config.tile_n, p, column + j, row))
-            for i in cutlass.range_constexpr(FLOATS):
+@dataclass(frozen=True)
+class WorkspaceExchange:
+    """stream_k: sums through global memory. workspace, flags: addresses."""
+
+    config: GemmConfig
+    scheduler: StreamKScheduler
+    workspace: Int64
+    flags: Int64
+    row: Int32
+    warp: Int32
+
+    @property
+    def slots(self) -> Slots:
+        return Slots(self.config, self.config.tile_n, self.row)
+
+    def slot(self, worker: Int32) -> Int64:
+        """Address of the slot of this CTA's rows in cluster ``worker``."""
+        index = Int64(worker) * self.config.ctas + self.scheduler.place.v
+        return self.workspace + index * slot_bytes(self.config, self.config.tile_n)
+
+    def flag(self, worker: Int32) -> Int64:
+        """Address of the flag that this warp of cluster ``worker`` raises."""
+        cta = Int64(worker) * self.config.ctas + self.scheduler.place.v
+        return self.flags + (cta * (CTA_ROWS // WARP) + self.warp) * 4
+
+    @cute.jit
+    def raise_flag(self):
+        """Says that this warp's rows of the workspace are written."""
+        cute.arch.sync_warp()
+        with cute.arch.elect_one():
+            store_flag(self.flag(self.scheduler.place.worker), Int32(1))
+
+    @cute.jit
+    def contributors(self, cursor: Int32, count: Int32):
+        """How many clusters after this one have k-tiles of the work tile of which this one has the first ``count``."""
+        scheduler = self.scheduler
+        tile_end = cursor + scheduler.k_tiles
+        others = Int32(0)
+        first = cursor + count
+        while first < tile_end:
+            others = others + 1
+            after = scheduler.share_of(scheduler.place.worker + others)
+            first = after.first + after.count
+        return others
+
+    @cute.jit
+    def wait_for_flags(self, others: Int32):
+        """Waits until the next ``others`` clusters have written their sums, and lowers their flags."""
+        for other in cutlass.range(1, others + 1, unroll=1):
+            address = self.flag(self.scheduler.place.worker + other)
+            raised = load_flag(address)
+            while raised == 0:
+                raised = load_flag(address)
+            cute.arch.sync_warp()
+            with cute.arch.elect_one():
+                store_flag(address, Int32(0))
+
+    def write(self, column: int, values: list[cute.Tensor]) -> None:
+        """Writes an epilogue tile of this CTA's sums to its slot."""
+        slot = self.slot(self.scheduler.place.worker)
+        for p, j, offset in self.slots.quads(column):
+            target = _quad(slot + offset)
+            for i in range(FLOATS):
                 target[i] = values[p][j + i]
 
+    @cute.jit
+    def add(self, column: cutlass.Constexpr[int], others: Int32, values: list):
+        """Adds an epilogue tile of the sums of the next ``others`` clusters."""
+        for other in cutlass.range(1, others + 1, unroll=1):
+            self._add_slot(self.slot(self.scheduler.place.worker + other), column, values)
 
-@cute.jit
-def add_workspace(
-    config: cutlass.Constexpr[GemmConfig],
-    partials: Partials,
-    work: Work,
-    row: Int32,
-    column: cutlass.Constexpr[int],
-    others: Int32,
-    values: list,
-):
-    """Adds a piece of the sums of the next ``others`` clusters."""
-    for other in cutlass.range(1, others + 1, unroll=1):
-        slot = workspace_slot(config, partials, work, work.worker + other)
-        for p in cutlass.range_constexpr(config.products):
-            for j in cutlass.range_constexpr(0, config.piece, FLOATS):
-                source = _quad(slot + quad_offset(config, config.tile_n, p, column + j, row))
-                for i in cutlass.range_constexpr(FLOATS):
-                    values[p][j + i] = values[p][j + i] + source[i]
+    def _add_slot(self, slot: Int64, column: int, values: list[cute.Tensor]) -> None:
+        for p, j, offset in self.slots.quads(column):
+            source = _quad(slot + offset)
+            for i in range(FLOATS):
+                values[p][j + i] = values[p][j + i] + source[i]
 
 
-def _quad(address: Any) -> cute.Tensor:
+def _quad(address: Int64) -> cute.Tensor:
     pointer = cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=16)
     return cute.make_tensor(pointer, cute.make_layout(FLOATS))

@@ -1,0 +1,162 @@
+"""What turns the sums of an epilogue tile into output values: alpha and device scalars, a gate, a bias; all in fp32.
+
+An epilogue tile is ``config.epi_tile_n`` columns of the rows of a CTA; a thread has one row of it in registers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from .arguments import OUT_DTYPES, Bias, GroupFactor
+from .config import GemmConfig
+from .gates import GATES
+
+OUT_TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()}
+
+
+class OutputMatrix(NamedTuple):
+    """(M, N, L) in global memory. ``stride``: elements from a row to the next (a column, if those are contiguous)."""
+
+    pointer: cute.Pointer
+    m: Int32
+    n: Int32
+    stride: Int64
+    batch_stride: Int64
+
+
+class Position(NamedTuple):
+    """Where a thread is in the output: its row, the first of its columns, the matrix."""
+
+    row: Int32
+    column: Int32
+    batch: Int32
+
+
+class Result(NamedTuple):
+    """Where the output of a work tile is, and for each product the factor of its sums."""
+
+    out: OutputMatrix
+    alphas: list[Float32]
+
+
+@dataclass(frozen=True)
+class OneResult:
+    """All work tiles belong to one output."""
+
+    result: Result
+
+    def of(self, batch: Int32) -> Result:
+        return self.result
+
+
+def device_scalar(pointer: cute.Pointer) -> Any:
+    return cute.make_tensor(pointer, cute.make_layout(1))[0]
+
+
+def scaled_alphas(alpha: Float32, factors: tuple[tuple[cute.Pointer, ...], ...]) -> list[Float32]:
+    """For each product alpha times its device scalars."""
+    alphas = []
+    for pointers in factors:
+        product = alpha
+        for pointer in pointers:
+            product = product * device_scalar(pointer)
+        alphas.append(product)
+    return alphas
+
+
+def group_alpha(alpha: Float32, factors: tuple[GroupFactor, ...], group: Int32) -> Float32:
+    """alpha times the device scalars of a group."""
+    for factor in factors:
+        alpha = alpha * device_scalar(factor.pointer + group * factor.stride)
+    return alpha
+
+
+# ---- products to one value -----------------------------------------------------------------------------------------
+
+
+def scale(values: list[cute.Tensor], alphas: list[Float32], result: cute.Tensor) -> None:
+    """alpha · sum of the one product."""
+    result.store(values[0].load() * alphas[0])
+
+
+@dataclass(frozen=True)
+class Gated:
+    """gate(x) · y of two products x and y."""
+
+    gate: str
+
+    def __call__(self, values: list[cute.Tensor], alphas: list[Float32], result: cute.Tensor) -> None:
+        for i in range(cute.size(result)):
+            result[i] = GATES[self.gate](values[0][i] * alphas[0]) * (values[1][i] * alphas[1])
+
+
+# ---- bias ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class NoBias:
+    def add(self, result: cute.Tensor, at: Position, out: OutputMatrix) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class BiasAlongM:
+    """One number for each row of the output."""
+
+    bias: Bias
+
+    @cute.jit
+    def add(self, result: cute.Tensor, at: Position, out: OutputMatrix):
+        first = self.bias.pointer + Int64(at.batch) * self.bias.batch_stride
+        number = Float32(0.0)
+        if at.row < out.m:
+            number = device_scalar(first + at.row).to(Float32)
+        for i in cutlass.range_constexpr(cute.size(result)):
+            result[i] = result[i] + number
+
+
+@dataclass(frozen=True)
+class BiasAlongN:
+    """One number for each column of the output."""
+
+    bias: Bias
+
+    @cute.jit
+    def add(self, result: cute.Tensor, at: Position, out: OutputMatrix):
+        first = self.bias.pointer + Int64(at.batch) * self.bias.batch_stride
+        # a lane reads one column's number, and every lane gets it from there
+        lane = cute.arch.lane_idx()
+        own = Float32(0.0)
+        if (lane < cute.size(result)) & (at.column + lane < out.n):
+            own = device_scalar(first + (at.column + lane)).to(Float32)
+        for i in cutlass.range_constexpr(cute.size(result)):
+            result[i] = result[i] + cute.arch.shuffle_sync(own, i)
+
+
+BIASES = {"m": BiasAlongM, "n": BiasAlongN}
+
+
+@dataclass(frozen=True)
+class EpilogueFunction:
+    """``combine`` makes one value of the sums of every product, ``bias`` adds to it."""
+
+    combine: Any
+    bias: NoBias | BiasAlongM | BiasAlongN
+
+    def __call__(self, values: list[cute.Tensor], result: Result, at: Position) -> cute.Tensor:
+        """The output values of an epilogue tile, in fp32 registers."""
+        outputs = cute.make_rmem_tensor(values[0].layout, Float32)
+        self.combine(values, result.alphas, outputs)
+        self.bias.add(outputs, at, result.out)
+        return outputs
+
+
+def make_epilogue_function(config: GemmConfig, bias: Bias | None = None) -> EpilogueFunction:
+    return EpilogueFunction(
+        Gated(config.gate) if config.products == 2 else scale, BIASES[config.bias](bias) if config.bias else NoBias()
+    )

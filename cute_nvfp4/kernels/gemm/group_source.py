@@ -1,0 +1,289 @@
+"""Where the groups of a grouped GEMM come from: a source fills the table, and finds a group's operands and output.
+
+``ParameterMaps``: a list of problems, whose tensor maps are parameters of the kernel. ``WorkspaceMaps``: rows of a
+table in global memory, whose maps another kernel has written beside them. ``ContiguousRows``: the rows of one matrix,
+dealt by offsets, with a stack of the other; all groups share one set of maps.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+
+from ...scale_layout import ATOM_ROWS
+from ..arith import ceil_div
+from .arguments import MAP_BYTES, GroupedArguments, GroupFactor
+from .epilogue import OUT_TYPES, EpilogueFunction, OutputMatrix, Result, group_alpha, make_epilogue_function
+from .grouped_config import MAPS, WINDOW, GroupedConfig
+from .grouped_scheduler import GroupedScheduler, GroupSizes, Table, tiles_of
+from .operand_source import OperandMaps, Origin, Origins, address_of_map, map_pointer
+from .tile_scheduler import cta_place
+
+LAST = WINDOW - 1
+
+
+class Word(IntEnum):
+    """The int64 words of a group in global memory."""
+
+    M = 0
+    N = 1
+    K = 2
+    OUT = 3
+    STRIDE = 4
+    A_DATA = 5
+    A_ROW_STRIDE = 6
+    A_SCALE = 7
+    B_DATA = 8
+    B_ROW_STRIDE = 9
+    B_SCALE = 10
+
+
+ROW_WORDS = len(Word)
+
+
+@cute.jit
+def sums_to(value: Int32):
+    """The sum of ``value`` over this lane and those before it."""
+    lane = cute.arch.lane_idx()
+    for i in cutlass.range_constexpr(5):
+        before = cute.arch.shuffle_sync_up(value, 1 << i)
+        value = value + cutlass.select_(lane >= (1 << i), before, Int32(0))
+    return value
+
+
+@cute.jit
+def maximum_to(value: Int32):
+    """The largest ``value`` of this lane and those before it; a lane gets its own where there is none before."""
+    for i in cutlass.range_constexpr(5):
+        value = cutlass.max(value, cute.arch.shuffle_sync_up(value, 1 << i))
+    return value
+
+
+def enter(table: Table, group: Int32, values: dict[str, Any], m: Int32, n: Int32, total: Int32) -> Int32:
+    """Writes the columns of a window of groups, one a lane; returns the work tiles up to its end."""
+    rest_m, rest_n = tiles_of(table.config, m, n)
+    tiles = rest_m * rest_n
+    through = sums_to(tiles)
+    table.write("start", group, total + through - tiles)
+    for column, value in values.items():
+        table.write(column, group, value)
+    return total + cute.arch.shuffle_sync(through, LAST)
+
+
+@dataclass(frozen=True)
+class GroupResults:
+    """The output and the factor of each group."""
+
+    source: GroupSource
+    alpha: Float32
+    factors: tuple[GroupFactor, ...]
+
+    def of(self, group: Int32) -> Result:
+        out = self.source.output(group)
+        return Result(out, [group_alpha(self.alpha, self.factors, group)])
+
+
+@dataclass(frozen=True)
+class GroupSource:
+    """What the sources have in common. m, n: sizes of the one problem that ``ContiguousRows`` deals from."""
+
+    config: GroupedConfig
+    arguments: GroupedArguments
+    m: Int32
+    n: Int32
+    table: Table | None = None
+
+    @property
+    def partials(self) -> None:
+        """Stream-K is not for groups."""
+
+    def with_table(self, address: Int32) -> GroupSource:
+        """The same, with the table at a shared address."""
+        return replace(self, table=Table(self.config, address))
+
+    def wait(self) -> None:
+        """Before the first load."""
+
+    def acquire(self, group: Int32, cursor: Int32, workers: Int32) -> None:
+        """Before the first load of a work tile."""
+
+    def sizes(self, group: Int32) -> GroupSizes:
+        return GroupSizes(*(self.table.read(column, group) for column in ("m", "n", "k_tiles")))
+
+    def output(self, group: Int32) -> OutputMatrix:
+        sizes, dtype = self.sizes(group), OUT_TYPES[self.config.out]
+        address, stride = (self.table.read(column, group) for column in ("out", "stride"))
+        align = 16 if self.config.vector else dtype.width // 8
+        pointer = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=align)
+        return OutputMatrix(pointer, sizes.m, sizes.n, stride, Int64(0))
+
+    def origins(self, group: Int32) -> Origins:
+        maps = self.maps(group)
+        a, sfa, b, sfb = (map_pointer(address) for address in maps)
+        return Origins(Origin(Int32(0), data_map=a, scale_map=sfa), Origin(Int32(0), data_map=b, scale_map=sfb))
+
+    def epilogue_function(self) -> EpilogueFunction:
+        return make_epilogue_function(self.config)
+
+    def results(self) -> GroupResults:
+        return GroupResults(self, self.arguments.alpha, self.arguments.factors)
+
+    def scheduler(self) -> GroupedScheduler:
+        """Once the table is written."""
+        x, y, z = cute.arch.block_idx()
+        _, _, depth = cute.arch.grid_dim()
+        place = cta_place(self.config, x, y, z, depth)
+        return GroupedScheduler(self.config, place, self.table, self.table.read("total"), self.with_k_tiles())
+
+    def with_k_tiles(self) -> GroupSource:
+        """The same, with the k-tiles that all groups have, if they do."""
+        return self
+
+
+@dataclass(frozen=True)
+class ParameterMaps(GroupSource):
+    """A list of problems; ``addresses``: of the maps of each."""
+
+    addresses: tuple[OperandMaps, ...] = ()
+
+    def fill(self) -> None:
+        """One warp writes the table."""
+        lane = cute.arch.lane_idx()
+        m, n, k = Int32(0), Int32(0), Int32(0)
+        longs = [Int64(0) for _ in ("out", "stride", *MAPS)]
+        for i, (group, addresses) in enumerate(zip(self.arguments.groups, self.addresses)):
+            mine = lane == i
+            m, n, k = (cutlass.select_(mine, new, old) for new, old in zip((group.m, group.n, group.k), (m, n, k)))
+            new = (group.out.toint(), group.stride, *addresses)
+            longs = [cutlass.select_(mine, x, old) for x, old in zip(new, longs)]
+        values = {"m": m, "n": n, "k_tiles": ceil_div(k, self.config.tile_k)}
+        values |= dict(zip(("out", "stride", *MAPS), longs))
+        self.table.write("total", 0, enter(self.table, lane, values, m, n, Int32(0)))
+
+    def maps(self, group: Int32) -> OperandMaps:
+        return OperandMaps(*(self.table.read(column, group) for column in MAPS))
+
+
+@dataclass(frozen=True)
+class WorkspaceMaps(GroupSource):
+    """Rows of ``ROW_WORDS`` in global memory; the maps of each group lie one after the other beside them."""
+
+    @cute.jit
+    def fill(self):
+        """One warp writes the table."""
+        groups = self.arguments.groups
+        rows = cute.make_tensor(groups.rows, cute.make_layout((ROW_WORDS, groups.count)))
+        lane = cute.arch.lane_idx()
+        total = Int32(0)
+        for window in cutlass.range(self.config.capacity // WINDOW, unroll=1):
+            group = window * WINDOW + lane
+            m, n, k, out, stride = Int64(0), Int64(0), Int64(0), Int64(0), Int64(0)
+            if group < groups.count:
+                m, n, k = rows[Word.M, group], rows[Word.N, group], rows[Word.K, group]
+                out, stride = rows[Word.OUT, group], rows[Word.STRIDE, group]
+            m, n = Int32(m), Int32(n)
+            k_tiles = ceil_div(Int32(k), self.config.tile_k)
+            values = {"m": m, "n": n, "k_tiles": k_tiles, "out": out, "stride": stride}
+            total = enter(self.table, group, values, m, n, total)
+        self.table.write("total", 0, total)
+
+    def wait(self) -> None:
+        # the kernel that writes the maps may still run
+        cute.arch.griddepcontrol_wait()
+
+    def first_map(self, group: Int32) -> Int64:
+        return self.arguments.groups.maps.toint() + Int64(group) * (len(MAPS) * MAP_BYTES)
+
+    def maps(self, group: Int32) -> OperandMaps:
+        return OperandMaps(*(self.first_map(group) + i * MAP_BYTES for i in range(len(MAPS))))
+
+    @cute.jit
+    def acquire(self, group: Int32, cursor: Int32, workers: Int32):
+        """Lets this warp's copies see a group's maps, which the kernel before wrote, when it meets the group first."""
+        start = self.table.read("start", group)
+        if cursor - start < workers:
+            first = self.first_map(group)
+            for i in cutlass.range_constexpr(len(MAPS)):
+                cpasync.fence_tma_desc_acquire(map_pointer(first + i * MAP_BYTES, cute.AddressSpace.gmem))
+
+
+@dataclass(frozen=True)
+class ContiguousRows(GroupSource):
+    """Groups are consecutive rows of A, or of B (``config.ragged``), by their offsets; of the other each has a matrix.
+    k_tiles: of every group, as the scheduler knows them."""
+
+    k_tiles: Int32 | None = None
+
+    def with_k_tiles(self) -> ContiguousRows:
+        return replace(self, k_tiles=ceil_div(self.arguments.k, self.config.tile_k))
+
+    @cute.jit
+    def fill(self):
+        """One warp writes the table, and says in ``status`` what is wrong with the offsets."""
+        groups = self.arguments.groups
+        offsets = cute.make_tensor(groups.offsets, cute.make_layout(groups.count + 1))
+        lane = cute.arch.lane_idx()
+        first = offsets[0]
+        reached = cutlass.min(cutlass.max(first, Int32(0)), groups.rows)
+        total, atom = Int32(0), Int32(0)
+        wrong = cutlass.select_(first == reached, Int32(0), Int32(1))
+        for window in cutlass.range(self.config.capacity // WINDOW, unroll=1):
+            group = window * WINDOW + lane
+            start, end = Int32(0), Int32(0)
+            if group < groups.count:
+                start, end = offsets[group], offsets[group + 1]
+            bad = cute.arch.vote_ballot_sync((end < start) | (end > groups.rows))
+            # the place of the lowest bit, of the first window that has one
+            found = window * WINDOW + cute.arch.popc((bad & -bad) - 1) + 2
+            wrong = cutlass.select_((wrong == 0) & (bad != 0), found, wrong)
+            end = cutlass.min(cutlass.max(maximum_to(end), reached), groups.rows)
+            start = cute.arch.shuffle_sync_up(end, 1)
+            start = cutlass.select_(lane == 0, reached, start)
+            reached = cute.arch.shuffle_sync(end, LAST)
+            size = end - start
+            own_atoms = ceil_div(size, ATOM_ROWS)
+            through = sums_to(own_atoms)
+            values = {"rows": size, "row": start, "atom": atom + through - own_atoms}
+            atom = atom + cute.arch.shuffle_sync(through, LAST)
+            m, n = self.with_rows(size)
+            total = enter(self.table, group, values, m, n, total)
+        self.table.write("total", 0, total)
+        x, y, z = cute.arch.block_idx()
+        if (x == 0) & (y == 0) & (z == 0) & (lane == 0):
+            short = cutlass.select_(atom > groups.atoms, Int32(-1), Int32(0))
+            status = cute.make_tensor(groups.status, cute.make_layout(1))
+            status[0] = cutlass.select_(wrong == 0, short, wrong)
+
+    def with_rows(self, rows: Int32) -> tuple[Int32, Int32]:
+        """(m, n) of a group of so many rows."""
+        return (rows, self.n) if self.config.ragged == "a" else (self.m, rows)
+
+    def sizes(self, group: Int32) -> GroupSizes:
+        rows = self.table.read("rows", group)
+        return GroupSizes(*self.with_rows(rows), self.k_tiles)
+
+    def output(self, group: Int32) -> OutputMatrix:
+        sizes, out = self.sizes(group), self.arguments.out
+        pointer = out.pointer + Int64(self.table.read("row", group)) * out.stride
+        return OutputMatrix(pointer, sizes.m, sizes.n, out.stride, Int64(0))
+
+    def origins(self, group: Int32) -> Origins:
+        dealt = Origin(Int32(0), row=self.table.read("row", group), atom=self.table.read("atom", group))
+        stacked = Origin(group)
+        return Origins(dealt, stacked) if self.config.ragged == "a" else Origins(stacked, dealt)
+
+
+def make_group_source(
+    config: GroupedConfig, arguments: GroupedArguments, m: Int32, n: Int32, atoms: tuple[OperandMaps, ...]
+) -> GroupSource:
+    """The source of ``config``. m, n: sizes of the problem whose copies the kernel has; atoms: the copies of all."""
+    if config.maps == "parameters":
+        addresses = tuple(OperandMaps(*map(address_of_map, maps)) for maps in atoms)
+        return ParameterMaps(config, arguments, m, n, addresses=addresses)
+    return (WorkspaceMaps if config.maps == "workspace" else ContiguousRows)(config, arguments, m, n)

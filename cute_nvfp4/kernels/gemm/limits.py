@@ -1,0 +1,124 @@
+"""Why a configuration can be compiled, or which limit it exceeds, and by how much."""
+
+from __future__ import annotations
+
+from ...errors import explain
+from ...formats import FORMATS
+from .config import (
+    GATE_NAMES,
+    INTERLEAVED_ROWS,
+    KINDS,
+    MAX_CLUSTER,
+    MIN_EPI_TILE_N,
+    OUT_BYTES,
+    QUANTIZED,
+    SPLITS,
+    TILE_N,
+    GemmConfig,
+)
+from .sm100.memory_plan import SharedPlan, TensorPlan
+
+
+def can_implement(config: GemmConfig) -> str:
+    """Why no kernel can be made of ``config``: which limit, and by how much; an empty string if one can."""
+    for check in (_values, _cluster, _output):
+        reason = check(config)
+        if reason:
+            return reason
+    return TensorPlan(config).reason or SharedPlan(config).reason
+
+
+def _one_of(name: str, got: object, expected: tuple[object, ...]) -> str:
+    return "" if got in expected else explain(name, got=got, expected=f"one of {', '.join(map(str, expected))}")
+
+
+def _values(c: GemmConfig) -> str:
+    if c.arch.capability[0] != 10:
+        return explain("architecture of a tcgen05 kernel", got=c.arch.name, expected="sm_100a or sm_103a")
+    for name, fmt in (("a_format", c.a_format), ("b_format", c.b_format)):
+        reason = _one_of(name, fmt, tuple(KINDS))
+        if reason:
+            return reason
+    if KINDS[c.a_format] is not KINDS[c.b_format]:
+        return explain(
+            "formats of a and b", got=f"{c.a_format} and {c.b_format}", expected="two that one kind of MMA multiplies"
+        )
+    if c.interleaved and c.shared == "a" and INTERLEAVED_ROWS % c.tile_n and c.tile_n % INTERLEAVED_ROWS:
+        return explain("tile_n", got=c.tile_n, expected=f"64, or whole blocks of {INTERLEAVED_ROWS} interleaved rows")
+    return (
+        _one_of("tile_n", c.tile_n, TILE_N)
+        or _one_of("split_k", c.split_k, SPLITS)
+        or _one_of("scheduler", c.scheduler, ("static", "stream_k"))
+        or _one_of("raster", c.raster, ("m", "n"))
+        or _one_of("products", c.products, (1, 2))
+        or _one_of("gate", c.gate, GATE_NAMES if c.products == 2 else ("",))
+        or _one_of("shared", c.shared, ("a", "b") if c.products == 2 else ("a",))
+        or _one_of("interleaved", c.interleaved, (False, True) if c.products == 2 else (False,))
+        or _one_of("factors", c.factors, (0, 1, 2, 3, 4))
+    )
+
+
+def _cluster(c: GemmConfig) -> str:
+    m, n = c.cluster
+    reason = _one_of("CTAs of a cluster along M", m, (1, 2, 4)) or _one_of("CTAs of a cluster along N", n, (1, 2, 4))
+    if reason:
+        return reason
+    if c.pair and m % 2:
+        return explain("CTAs of a cluster along M", got=m, expected="an even number, for pairs of CTAs")
+    if c.cluster_size > MAX_CLUSTER:
+        return explain(
+            "CTAs of a cluster",
+            got=f"{m} x {n} x {c.split_k} (split_k) = {c.cluster_size}",
+            expected=f"at most {MAX_CLUSTER}",
+        )
+    if c.slice_n < MIN_EPI_TILE_N:
+        return explain("columns of a tile for each CTA along K", got=c.slice_n, expected=f"at least {MIN_EPI_TILE_N}")
+    if c.split_k > 1 and (m, n) != (c.ctas, 1):
+        return explain(
+            "cluster with split_k",
+            got=f"{m} x {n}",
+            expected=f"{c.ctas} x 1: CTAs along K load different slices of K and can share none",
+        )
+    if c.scheduler == "stream_k" and (c.split_k > 1 or (m, n) != (c.ctas, 1)):
+        return explain(
+            "cluster with stream_k",
+            got=f"{m} x {n} x {c.split_k}",
+            expected=f"{c.ctas} x 1 x 1: each MMA walks K at its own place",
+        )
+    return ""
+
+
+def _output(c: GemmConfig) -> str:
+    reason = (
+        _one_of("out", c.out, tuple(OUT_BYTES))
+        or _one_of("out_major", c.out_major, ("n", "m"))
+        or _one_of("store", c.store, ("tma", "direct"))
+        or _one_of("bias", c.bias, ("", "n", "m"))
+        or _one_of("bias_dtype", c.bias_dtype, tuple(x for x in OUT_BYTES if x != QUANTIZED))
+    )
+    if reason:
+        return reason
+    if c.out == QUANTIZED:
+        return _quantized(c)
+    if c.store == "tma" and c.out_major == "m":
+        return explain(
+            "store of an output that is contiguous along M",
+            got="tma",
+            expected="direct: the 32 lanes of a warp hold 32 neighbours, so that plain stores fill whole sectors",
+        )
+    if c.store == "tma" and not c.vector:
+        return explain("store of rows not aligned to 16 bytes", got="tma", expected="direct")
+    if c.store == "tma" and c.epi_tile_n * c.out_bytes < 16:
+        return explain("bytes of a row of a TMA store", got=c.epi_tile_n * c.out_bytes, expected="at least 16")
+    return ""
+
+
+def _quantized(c: GemmConfig) -> str:
+    if c.out_major == "m":
+        return explain("contiguous dimension of a quantized output", got="m", expected="n: a thread has whole blocks")
+    if c.store != "direct":
+        return explain("store of a quantized output", got=c.store, expected="direct")
+    block = FORMATS[QUANTIZED].block
+    if c.epi_tile_n % block:
+        return explain("columns that a thread quantizes", got=c.epi_tile_n, expected=f"a multiple of {block}")
+    return ""
