@@ -25,7 +25,7 @@ __all__ = ["CompiledKernel", "build", "compile_cached", "source_digest"]
 # Files that decide what is traced; a change in any of them makes old cache entries unreachable.
 _SOURCES = (
     "kernels/**/*.py", "ptx/*.py", "scale_layout.py", "formats.py", "target.py", "runtime/compile.py",
-    "runtime/cache.py", "runtime/kernel.py", "runtime/signature.py", "ops/*.py",
+    "runtime/cache.py", "runtime/kernel.py", "runtime/signature.py",
 )  # fmt: skip
 
 _lock = threading.RLock()

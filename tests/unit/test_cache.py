@@ -106,9 +106,7 @@ def test_another_digest_of_the_sources_is_another_entry(folder: Path, monkeypatc
         *((name, True) for name in ("scale_layout.py", "formats.py", "target.py", "runtime/signature.py")),
         *((name, True) for name in ("runtime/compile.py", "runtime/cache.py", "runtime/kernel.py")),
         *((name, False) for name in ("reference.py", "planning/gemm.py", "runtime/launch.py", "errors.py")),
-        pytest.param(
-            "ops/gemv.py", False, marks=pytest.mark.xfail(strict=True, reason="host signatures are traced from ops")
-        ),
+        ("ops/gemv.py", False),
     ],
 )
 def test_the_digest_covers_what_is_traced(
