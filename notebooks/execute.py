@@ -7,6 +7,7 @@ times are not compared.
 from __future__ import annotations
 
 import difflib
+import os
 import re
 import sys
 from pathlib import Path
@@ -26,6 +27,7 @@ def notebooks() -> list[Path]:
 
 def executed(path: Path) -> nbformat.NotebookNode:
     """The notebook with its outputs of now; raises if a cell does."""
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # small tensors; threads of several notebooks would only wait
     notebook = nbformat.read(path, as_version=4)
     NotebookClient(notebook, timeout=600, resources={"metadata": {"path": str(FOLDER)}}, record_timing=False).execute()
     notebook.metadata.pop("language_info", None)
