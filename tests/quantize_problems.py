@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import backends
 import numpy as np
-import pytest
 import torch
 
 from cute_nvfp4.formats import decode_e4m3, encode_e4m3
@@ -19,8 +16,6 @@ from cute_nvfp4.planning.quantize import QuantizeProblem, can_implement
 from cute_nvfp4.quantization.blocks import GlobalScale, Request, _error, residual
 from cute_nvfp4.quantization.rounding import round_e2m1
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule, rules_of
-from cute_nvfp4.runtime import kernel as runtime_kernel
-from cute_nvfp4.runtime.cache import CompiledKernel
 
 DATA = Path(__file__).parent / "data" / "quantization"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -143,22 +138,3 @@ def differences(x: torch.Tensor, format: str, rule: str, **options: object) -> l
         parts.append(("global scale", got.global_scale.view(torch.int32), want.global_scale.view(torch.int32)))
     assert (got.global_scale is None) == (want.global_scale is None)
     return [f"{name}: {int((a != b).sum())} of {a.numel()}" for name, a, b in parts if not torch.equal(a, b)]
-
-
-def mutate(mutant: Any, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """From now on kernels are compiled with ``mutant`` (``pattern``, ``new``, ``count``; None: as they are).
-
-    Returns a list to which each of them adds how often the pattern matched.
-    """
-    cached, found = runtime_kernel.compile_cached, []
-
-    def mutated(key: tuple, builder: object) -> CompiledKernel:
-        kernel = cached(key, builder)
-        if mutant is None:
-            return kernel
-        ptx, count = re.subn(mutant.pattern, mutant.new, kernel.ptx, count=mutant.count)
-        found.append(count)
-        return replace(kernel, ptx=ptx)
-
-    monkeypatch.setattr(runtime_kernel, "compile_cached", mutated)
-    return found

@@ -2,7 +2,7 @@
 
 A sweep is a test function whose mark says so: ``@pytest.mark.sweep``, of its module or its own. Its axes are what
 ``parametrize`` (and fixtures with parameters) give it; names that one ``parametrize`` sets together are one axis.
-``sweep(n)`` is for a single axis of many cases, mutants for instance: of those one in n is taken.
+``sweep(n)``: where the only axis is one of cases, mutants for instance, one in n is taken.
 
 What is taken depends on the tests' ids alone: not on their order, nor on the process or the machine.
 """
@@ -82,6 +82,6 @@ def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
 
 
 def part(item: pytest.Item) -> int:
-    """``n`` of its mark."""
+    """One in how many tests of its function is taken: ``n`` of its mark, or 1 where there are several axes."""
     (n,) = item.get_closest_marker("sweep").args or (1,)
-    return n
+    return n if len(values(item)) == 1 else 1

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass, replace
+import math
+from dataclasses import replace
 
 import pytest
 import torch
-from gated_gemm_problems import Gated, make, usual_alpha
+from gated_gemm_problems import Gated, Problem, make, usual_alpha
 from gemm_problems import Case
+from mutants import BLACKWELL, Change, Mutant, Text, at, constant, f32, outcome
 
-from cute_nvfp4 import simulating
-from cute_nvfp4.errors import SimError
 from cute_nvfp4.formats import as_bytes
 from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.kernels.gemm.sm100.memory_plan import StagePlan
 from cute_nvfp4.ops.quantize import quantize
-from cute_nvfp4.runtime.compile import CompiledKernel
 
 PLAIN = Gated(Case(m=140, n=136, k=544, alpha=usual_alpha(544), dtype="float32"))
 SWAPPED = replace(PLAIN, case=replace(PLAIN.case, swap=True))
@@ -29,44 +27,39 @@ _B1, _B2 = (offset // 16 for offset in STAGE.offsets.b)
 _R, _D = r"%r\d+", r"%rd\d+"
 
 
-@dataclass(frozen=True)
-class Mutant:
-    """Replaces the first ``count`` (0: all) matches of ``pattern``; ``outcome``: "wrong", or the name of an error."""
-
-    name: str
-    pattern: str
-    new: str
-    gated: Gated = PLAIN
-    count: int = 0
-    outcome: str = "wrong"
-    quantized: bool = False
+def _mutant(name: str, pattern: str, new: str, gated: Gated = PLAIN, count: int = 0, noticed: str = "wrong") -> Mutant:
+    return Mutant(name, Text(pattern, new, count), gated, BLACKWELL, noticed)
 
 
-def _of_blocks(name: str, pattern: str, new: str, count: int = 0, outcome: str = "wrong") -> Mutant:
-    return Mutant(name, pattern, new, BLOCKS, count, outcome, True)
+def _of_blocks(name: str, pattern: str, new: str, count: int = 0, noticed: str = "wrong") -> Mutant:
+    return _mutant(name, pattern, new, BLOCKS, count, noticed)
+
+
+def _constant(name: str, old: float, new: float, gated: Gated = PLAIN) -> Mutant:
+    return Mutant(name, at("", constant(f32(old), f32(new))), gated, BLACKWELL)
 
 
 MUTANTS = (
     # two products of one A
-    Mutant("B1 for B2", rf"add\.s64 b, ({_D}), {_B2};", rf"add.s64 b, \1, {_B1};"),
-    Mutant("B1 for B2, one block of K", rf"add\.s64 b, ({_D}), {_B2 + 2};", rf"add.s64 b, \1, {_B1 + 2};"),
-    Mutant("scales of B1 for B2", rf"d, ({_D}), {(_SFB2 - _SFA) // 16};", rf"d, \1, {(_SFB1 - _SFA) // 16};"),
-    Mutant("A from B1", rf"add\.s64 a, ({_D}), 0; (add\.s64 b, {_D}, {_B2};)", rf"add.s64 a, \1, {_B1}; \2"),
-    Mutant("A of the first weight for the second", rf"add\.s64 a, ({_D}), {_B1};", r"add.s64 a, \1, 0;", SWAPPED),
-    Mutant(
+    _mutant("B1 for B2", rf"add\.s64 b, ({_D}), {_B2};", rf"add.s64 b, \1, {_B1};"),
+    _mutant("B1 for B2, one block of K", rf"add\.s64 b, ({_D}), {_B2 + 2};", rf"add.s64 b, \1, {_B1 + 2};"),
+    _mutant("scales of B1 for B2", rf"d, ({_D}), {(_SFB2 - _SFA) // 16};", rf"d, \1, {(_SFB1 - _SFA) // 16};"),
+    _mutant("A from B1", rf"add\.s64 a, ({_D}), 0; (add\.s64 b, {_D}, {_B2};)", rf"add.s64 a, \1, {_B1}; \2"),
+    _mutant("A of the first weight for the second", rf"add\.s64 a, ({_D}), {_B1};", r"add.s64 a, \1, 0;", SWAPPED),
+    _mutant(
         "the second product adds to nothing",
         rf"setp\.ne\.b32 p, ({_R}), 0; (add\.s64 a, {_D}, 0; add\.s64 b, {_D}, {_B2};)",
         r"setp.eq.b32 p, \1, \1; \2",
-        outcome="UninitializedRead",
+        noticed="UninitializedRead",
     ),
-    Mutant("an MMA of the second product left out", rf"(add\.s64 b, {_D}, {_B2 + 2};[^;]*;) [^;]*;", r"\1"),
+    _mutant("an MMA of the second product left out", rf"(add\.s64 b, {_D}, {_B2 + 2};[^;]*;) [^;]*;", r"\1"),
     # the gate
-    Mutant("exp(x) for exp(−x)", "0fBFB8AA3B", "0f3FB8AA3B"),
-    Mutant("2 for 1 + …", rf"(add\.f32\s+{_R}, {_R}), 0f3F800000", r"\1, 0f40000000", count=1),
-    Mutant("a quotient left out", rf"rcp\.approx\.ftz\.f32\s+({_R}), ({_R});", r"mov.b32 \1, \2;", count=1),
-    Mutant("an exponential left out", rf"ex2\.approx\.ftz\.f32\s+({_R}), ({_R});", r"mov.b32 \1, \2;", count=1),
-    Mutant("one coefficient of erfc", "0f3F20F42B", "0f3F20E000", GELU),
-    Mutant("an element's sign", rf"(mul\.f32\s+{_R}, {_R}, {_R};\s+)(mul\.f32\s+)({_R})(, {_R}, {_R};)",
+    _constant("exp(x) for exp(−x)", -math.log2(math.e), math.log2(math.e)),
+    _mutant("2 for 1 + …", rf"(add\.f32\s+{_R}, {_R}), 0f3F800000", r"\1, 0f40000000", count=1),
+    _mutant("a quotient left out", rf"rcp\.approx\.ftz\.f32\s+({_R}), ({_R});", r"mov.b32 \1, \2;", count=1),
+    _mutant("an exponential left out", rf"ex2\.approx\.ftz\.f32\s+({_R}), ({_R});", r"mov.b32 \1, \2;", count=1),
+    _mutant("one coefficient of erfc", "0f3F20F42B", "0f3F20E000", GELU),
+    _mutant("an element's sign", rf"(mul\.f32\s+{_R}, {_R}, {_R};\s+)(mul\.f32\s+)({_R})(, {_R}, {_R};)",
            r"\1\2\3\4 neg.f32 \3, \3;", count=1),
     # blocks of a quantized result
     _of_blocks("an element not looked at", rf"max\.NaN\.f32 ({_R}), x, y;", r"max.NaN.f32 \1, x, x;", 1),
@@ -80,49 +73,43 @@ MUTANTS = (
 )  # fmt: skip
 
 
-def outcome(mutant: Mutant | None, gated: Gated, quantized: bool) -> str:
+def found(change: Change | None, gated: Gated) -> str:
     """What is reported when gated_gemm() runs the mutant: "", "wrong", or the name of an error."""
-    found = []
-
-    def mutated(kernel: CompiledKernel) -> CompiledKernel:
-        if mutant is None or kernel.name != "gated_gemm":
-            return kernel
-        ptx, count = re.subn(mutant.pattern, mutant.new, kernel.ptx, count=mutant.count)
-        found.append(count)
-        return replace(kernel, ptx=ptx)
-
-    problem = make(gated)
+    problem, quantized = make(gated), gated is BLOCKS
     unfused = problem.run(out_dtype=torch.float32) if quantized else None
-    try:
-        with simulating(kernel=mutated):
-            c = problem.run(out_global_scale=0.37) if quantized else problem.run()
-    except SimError as error:
-        return type(error).__name__
-    finally:
-        assert mutant is None or found[0] > 0, f"the kernel no longer has what the mutant changes: {mutant.pattern}"
-    if quantized:
-        right = quantize(unfused, "nvfp4", "max", global_scale=0.37, backend="reference")
-        same = as_bytes(c.data).equal(right.data) and as_bytes(c.blocked_scale()).equal(right.blocked_scale())
-        return "" if same else "wrong"
+
+    def right() -> bool:
+        if not quantized:
+            return not _differs(problem)
+        c = problem.run(out_global_scale=0.37)
+        want = quantize(unfused, "nvfp4", "max", global_scale=0.37, backend="reference")
+        return as_bytes(c.data).equal(want.data) and as_bytes(c.blocked_scale()).equal(want.blocked_scale())
+
+    return outcome(change, right, kernel="gated_gemm")
+
+
+def _differs(problem: Problem) -> bool:
+    c = problem.run()
     try:
         problem.check(c)
     except AssertionError:
-        return "wrong"
-    return ""
+        return True
+    return False
 
 
 @pytest.mark.parametrize("gated", [PLAIN, SWAPPED, WHOLE, GELU], ids=str)
 def test_the_kernel_itself_passes(gated: Gated) -> None:
-    assert outcome(None, gated, False) == ""
+    assert found(None, gated) == ""
 
 
 def test_the_quantizing_kernel_itself_passes() -> None:
-    assert outcome(None, BLOCKS, True) == ""
+    assert found(None, BLOCKS) == ""
 
 
-@pytest.mark.parametrize("mutant", [pytest.param(m, id=m.name.replace(" ", "_")) for m in MUTANTS])
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_mutants_are_noticed(mutant: Mutant) -> None:
-    assert outcome(mutant, mutant.gated, mutant.quantized) == mutant.outcome
+    assert found(mutant.change, mutant.case) == mutant.noticed
 
 
 def test_halves_exchanged_are_noticed() -> None:

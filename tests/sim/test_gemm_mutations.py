@@ -99,6 +99,7 @@ GRAPH = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.usefixtures("nothing_kept")
 @pytest.mark.parametrize("name", GRAPH)
 def test_wrong_counts_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,6 +164,7 @@ PLACES = {
 }
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.usefixtures("nothing_kept")
 @pytest.mark.parametrize("name", PLACES)
 def test_wrong_places_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,6 +195,7 @@ def unexplained(name: str, chosen: list[Mutant]) -> list[str]:
     return [f"{m.name}: {m.old}" for m in left if not judge(subject(name), m).by]
 
 
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", CASES)
 def test_a_sample_of_mutants(name: str) -> None:
     verdict = judge(subject(name), None)

@@ -9,12 +9,11 @@ import cutlass
 import pytest
 from cutlass import Int32
 from grouped_problems import Grouped, make
+from mutants import WRONG, Mutant, Source, outcome
 
-from cute_nvfp4.errors import SimError
 from cute_nvfp4.kernels.gemm import group_source, grouped_scheduler
 from cute_nvfp4.kernels.gemm.group_source import ContiguousRows, GroupSource, WorkspaceMaps
 from cute_nvfp4.kernels.gemm.grouped_scheduler import GroupedScheduler, TilesOfGroup
-from cute_nvfp4.runtime import kernel
 
 LIST = Grouped(((80, 128, 256), (129, 72, 544), (5, 264, 96)), tile_n=64, alphas="each", workers=2)
 MANY = Grouped(LIST.sizes, maps="workspace", tile_n=64, workers=2)
@@ -103,69 +102,69 @@ def no_fence(self: Any, group: Int32, cursor: Int32, workers: Int32) -> None:
     pass
 
 
-def of(place: Any, attribute: str, mutant: Callable) -> tuple[Any, str, Callable]:
+def mutant(name: str, place: Any, attribute: str, value: Callable, case: Grouped, noticed: str = WRONG) -> Mutant:
+    return Mutant(name, Source(place, attribute, value), case, noticed=noticed)
+
+
+def made(name: str, place: Any, attribute: str, make: Callable, case: Grouped, noticed: str = WRONG) -> Mutant:
     """A mutant that is made of what it replaces."""
-    return place, attribute, mutant(getattr(place, attribute))
+    return mutant(name, place, attribute, make(getattr(place, attribute)), case, noticed)
 
 
-MUTANTS: dict[str, tuple[tuple[Any, str, Callable], Grouped, str]] = {
-    # what is replaced, by what; the case, and what reports it ("": the check)
-    "group before": ((grouped_scheduler, "group_of", group_before), LIST, ""),
-    "a group one tile late": ((grouped_scheduler, "group_of", group_one_tile_late), LIST, ""),
-    "a group one tile late, dealt": ((grouped_scheduler, "group_of", group_one_tile_late), DEALT, ""),
-    "index not from the group's start": ((GroupedScheduler, "locate", index_of_all_tiles), LIST, ""),
-    "k-tiles of the first group": ((GroupedScheduler, "locate", k_tiles_of_the_first), LIST, ""),
-    "tiles along M and N": ((GroupedScheduler, "locate", tiles_swapped), LIST, ""),
-    "tiles not summed": ((group_source, "sums_to", own_value), LIST, ""),
-    "tiles not summed, dealt": ((group_source, "sums_to", own_value), DEALT, ""),
-    "output of the first group": (of(GroupSource, "output", output_of_the_first), LIST, "Race"),
-    "one row too many": (of(GroupSource, "output", output_without_end), LIST, "OutOfBounds"),
-    "one row too many, dealt": (of(ContiguousRows, "output", output_without_end), DEALT, "Race"),
-    "alpha of the first group": (of(group_source, "group_alpha", alpha_of_the_first), LIST, ""),
-    "alpha of the first group, dealt": (of(group_source, "group_alpha", alpha_of_the_first), DEALT, ""),
-    "data of the first group": (of(GroupSource, "origins", data_of_the_first), LIST, ""),
-    "scales of the first group": (of(GroupSource, "origins", scales_of_the_first), LIST, ""),
-    "data of the first group, workspace": (of(GroupSource, "origins", data_of_the_first), MANY, ""),
-    "rows from the first": (of(ContiguousRows, "origins", rows_from_zero), DEALT, ""),
-    "scales where the rows are": (of(ContiguousRows, "origins", scales_without_padding), DEALT, ""),
-    "the stack's first matrix": (of(ContiguousRows, "origins", matrix_of_the_first), DEALT, ""),
-}
+MUTANTS = (
+    mutant("group before", grouped_scheduler, "group_of", group_before, LIST),
+    mutant("a group one tile late", grouped_scheduler, "group_of", group_one_tile_late, LIST),
+    mutant("a group one tile late, dealt", grouped_scheduler, "group_of", group_one_tile_late, DEALT),
+    mutant("index not from the group's start", GroupedScheduler, "locate", index_of_all_tiles, LIST),
+    mutant("k-tiles of the first group", GroupedScheduler, "locate", k_tiles_of_the_first, LIST),
+    mutant("tiles along M and N", GroupedScheduler, "locate", tiles_swapped, LIST),
+    mutant("tiles not summed", group_source, "sums_to", own_value, LIST),
+    mutant("tiles not summed, dealt", group_source, "sums_to", own_value, DEALT),
+    made("output of the first group", GroupSource, "output", output_of_the_first, LIST, "Race"),
+    made("one row too many", GroupSource, "output", output_without_end, LIST, "OutOfBounds"),
+    made("one row too many, dealt", ContiguousRows, "output", output_without_end, DEALT, "Race"),
+    made("alpha of the first group", group_source, "group_alpha", alpha_of_the_first, LIST),
+    made("alpha of the first group, dealt", group_source, "group_alpha", alpha_of_the_first, DEALT),
+    made("data of the first group", GroupSource, "origins", data_of_the_first, LIST),
+    made("scales of the first group", GroupSource, "origins", scales_of_the_first, LIST),
+    made("data of the first group, workspace", GroupSource, "origins", data_of_the_first, MANY),
+    made("rows from the first", ContiguousRows, "origins", rows_from_zero, DEALT),
+    made("scales where the rows are", ContiguousRows, "origins", scales_without_padding, DEALT),
+    made("the stack's first matrix", ContiguousRows, "origins", matrix_of_the_first, DEALT),
+)
 
-BLIND: dict[str, tuple[tuple[Any, str, Callable], Grouped, str]] = {
+BLIND = (
     # the simulator runs one kernel after the other, and asks for a fence only after changes of the same launch
-    "no fence": ((WorkspaceMaps, "acquire", no_fence), MANY, ""),
-}
+    mutant("no fence", WorkspaceMaps, "acquire", no_fence, MANY, ""),
+)
 
 
-def outcome(monkeypatch: pytest.MonkeyPatch, grouped: Grouped) -> str:
-    """What is reported: "", "wrong", or the name of an error. Nothing compiled before is used, nothing is kept."""
-    monkeypatch.setattr(kernel, "compile_cached", lambda key, build: build())
+def found(change: Source | None, grouped: Grouped) -> str:
+    """What is reported: "", "wrong", or the name of an error."""
     problem = make(grouped)
-    try:
+
+    def right() -> bool:
         results = problem.run()
-    except SimError as error:
-        return type(error).__name__
-    try:
-        problem.check(results)
-    except AssertionError:
-        return "wrong"
-    return ""
+        try:
+            problem.check(results)
+        except AssertionError:
+            return False
+        return True
+
+    return outcome(change, right)
 
 
 @pytest.mark.parametrize("grouped", [LIST, MANY, DEALT], ids=["list", "workspace", "contiguous"])
-def test_the_kernel_itself_passes(grouped: Grouped, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert outcome(monkeypatch, grouped) == ""
+def test_the_kernel_itself_passes(grouped: Grouped) -> None:
+    assert found(None, grouped) == ""
 
 
-@pytest.mark.parametrize("name", MUTANTS)
-def test_mutants_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (place, attribute, mutant), grouped, error = MUTANTS[name]
-    monkeypatch.setattr(place, attribute, mutant)
-    assert outcome(monkeypatch, grouped) == (error or "wrong")
+@pytest.mark.sweep(3)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=str)
+def test_mutants_are_noticed(mutant: Mutant) -> None:
+    assert found(mutant.change, mutant.case) == mutant.noticed
 
 
-@pytest.mark.parametrize("name", BLIND)
-def test_mutants_that_are_not_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (place, attribute, mutant), grouped, _ = BLIND[name]
-    monkeypatch.setattr(place, attribute, mutant)
-    assert outcome(monkeypatch, grouped) == ""
+@pytest.mark.parametrize("mutant", BLIND, ids=str)
+def test_mutants_that_are_not_noticed(mutant: Mutant) -> None:
+    assert found(mutant.change, mutant.case) == ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cutlass
+import mutants
 import numpy as np
 import pytest
 import quantize_problems as problems
@@ -11,7 +12,6 @@ from quantize_problems import DTYPES, differences, edges, fused, near_ties
 
 from cute_nvfp4.formats import decode_e4m3
 from cute_nvfp4.kernels.quantize.block import optimal, optimal_definition
-from cute_nvfp4.runtime import kernel as runtime_kernel
 
 pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -121,14 +121,15 @@ MUTANTS = {
 
 @pytest.mark.sim_only("runs mutants")
 @pytest.mark.parametrize("name", MUTANTS)
-def test_mutants_are_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUTE_NVFP4_ARCH", "sm_90a")
+def test_mutants_are_noticed(name: str) -> None:
     module, constant, value, sample, scale = MUTANTS[name]
-    x = samples((64, 512))[sample].bfloat16()
-    check(x, global_scale=torch.tensor(scale))
-    monkeypatch.setattr(module, constant, value)
-    monkeypatch.setattr(runtime_kernel, "compile_cached", lambda key, builder: builder())
-    assert differences(x, "nvfp4", "optimal", global_scale=torch.tensor(scale))
+    x, change = samples((64, 512))[sample].bfloat16(), mutants.Source(module, constant, value)
+
+    def right() -> bool:
+        return not differences(x, "nvfp4", "optimal", global_scale=torch.tensor(scale))
+
+    assert mutants.outcome(None, right, "sm_90a") == ""
+    assert mutants.outcome(change, right, "sm_90a") == mutants.WRONG
 
 
 def test_inputs_reach_every_way() -> None:

@@ -79,7 +79,10 @@ def test_random_sweeps_are_covered() -> None:
 
 
 def test_one_in_n() -> None:
-    assert len(taken(items("test_mutants", 3))) == 6 and len(taken(items("test_mutants", 100))) == 1
+    """Of a single axis; several are covered all the same."""
+    tests = {f"t[{i}]": i for i in range(17)}
+    assert len(sampling.one_in(3, tests)) == 6 and len(sampling.one_in(100, tests)) == 1
+    assert taken(items("test_edges", 3)) == taken(items())
 
 
 def test_this_run(request: pytest.FixtureRequest) -> None:

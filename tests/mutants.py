@@ -1,0 +1,318 @@
+"""Broken kernels, which tests must notice: changes at named sites of the compiled PTX, or of the traced source.
+
+A site of PTX is what an instruction is (``at``: how its opcode begins, and which of those there are), a change is what
+becomes of it: ``drop``, ``become``, ``operand``, ``offset``, ``unguarded``, ``instead``, ``constant``. Registers,
+labels, the notation of numbers and the order of other instructions do not matter. ``Source`` replaces a function or a
+constant of a module that is traced. :func:`outcome` runs either in the simulator and says what noticed it.
+
+Mutants of every synchronising instruction at once, for the simulator's own tests, are in ``tests/sim/mutation``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from cute_nvfp4 import simulating
+from cute_nvfp4.errors import SimError
+from cute_nvfp4.runtime import kernel as compiling
+from cute_nvfp4.runtime.cache import CompiledKernel
+
+BOTH = ("sm_100a", "sm_90a")
+BLACKWELL, HOPPER = ("sm_100a",), ("sm_90a",)
+WRONG = "wrong"
+"""What :func:`outcome` says where the result is wrong and nothing was reported."""
+_INSTRUCTION = re.compile(
+    r"(?<![\w.%$@])(?P<guard>@!?%?\w+[ \t]+)?(?P<opcode>[a-z][a-z0-9_]*(?:(?:\.|::)\w+)*)(?P<rest>[ \t]+[^;\n]*)?;"
+)
+
+
+def f32(value: float) -> int:
+    """The bits of a float32."""
+    return struct.unpack("<I", struct.pack("<f", value))[0]
+
+
+def f16(value: float) -> int:
+    return struct.unpack("<H", struct.pack("<e", value))[0]
+
+
+def twice(half: int) -> int:
+    """The same sixteen bits in both halves of a word."""
+    return half << 16 | half
+
+
+def bits(text: str) -> int | None:
+    """The 32 bits of a number in any of PTX's notations; None of anything else."""
+    if re.fullmatch(r"-?\d+", text):
+        return int(text) & 0xFFFFFFFF
+    if re.fullmatch(r"0x[0-9a-fA-F]+", text):
+        return int(text, 16) & 0xFFFFFFFF
+    return int(text[2:], 16) if re.fullmatch(r"0f[0-9a-fA-F]{8}", text) else None
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction as it stands. Operands in brackets or braces are one each."""
+
+    guard: str
+    opcode: str
+    operands: tuple[str, ...]
+    text: str
+
+    def __str__(self) -> str:
+        """As it would be written."""
+        return f"{self.guard}{self.opcode} {', '.join(self.operands)};"
+
+
+Edit = Callable[[Instruction], str | None]
+"""What an instruction becomes; None where it is not a site."""
+
+
+@dataclass(frozen=True)
+class Ptx:
+    """``edit`` of the instructions whose opcode begins with ``opcode``: of all that it changes, or of some of them.
+
+    which: a slice of the sites in the order of the text. before: only those that stand before the first instruction
+    whose opcode begins so.
+    """
+
+    opcode: str
+    edit: Edit
+    which: slice = field(default_factory=lambda: slice(None))
+    before: str = ""
+
+    def apply(self, ptx: str) -> tuple[str, int]:
+        """The mutant's PTX, and how many sites it changes."""
+        sites = []
+        for found in _INSTRUCTION.finditer(ptx):
+            if self.before and found["opcode"].startswith(self.before):
+                break
+            if found["opcode"].startswith(self.opcode):
+                operands = tuple(split((found["rest"] or "").strip()))
+                new = self.edit(Instruction(found["guard"] or "", found["opcode"], operands, found[0]))
+                if new is not None and new != found[0]:
+                    sites.append((found.span(), new))
+        chosen = sites[self.which]
+        for (start, end), new in reversed(chosen):
+            ptx = ptx[:start] + new + ptx[end:]
+        return ptx, len(chosen)
+
+
+@dataclass(frozen=True)
+class Text:
+    """``new`` for the first ``count`` (0: all) matches of ``pattern``: where several instructions are the site."""
+
+    pattern: str
+    new: str
+    count: int = 0
+
+    def apply(self, ptx: str) -> tuple[str, int]:
+        return re.subn(self.pattern, self.new, ptx, count=self.count)
+
+
+@dataclass(frozen=True)
+class Source:
+    """``value`` in place of a function or a constant of ``module`` while kernels are traced."""
+
+    module: Any
+    name: str
+    value: Any
+
+
+Change = Ptx | Text | Source
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A change that must be noticed on ``case``. noticed: ``WRONG``, the name of an error, or "" for either."""
+
+    name: str
+    change: Change | None
+    case: Any = None
+    archs: tuple[str, ...] = BOTH
+    noticed: str = WRONG
+
+    def __str__(self) -> str:
+        return self.name.replace(" ", "_")
+
+
+def split(text: str) -> list[str]:
+    """Operands: split at commas outside brackets."""
+    parts, depth, start = [], 0, 0
+    for i, c in enumerate(text):
+        depth += (c in "{[(") - (c in "}])")
+        if c == "," and not depth:
+            parts.append(text[start:i].strip())
+            start = i + 1
+    return [*parts, text[start:].strip()]
+
+
+# --- sites and changes
+
+FIRST, LAST, ALL = slice(0, 1), slice(-1, None), slice(None)
+
+
+def at(opcode: str, edit: Edit, which: slice = ALL, before: str = "") -> Ptx:
+    return Ptx(opcode, edit, which, before)
+
+
+def where(condition: Callable[[Instruction], bool], edit: Edit) -> Edit:
+    """``edit`` of those instructions for which the condition is true."""
+    return lambda x: edit(x) if condition(x) else None
+
+
+def guarded(x: Instruction) -> bool:
+    """Whether it has the predicate of a load written inline."""
+    return x.guard == "@p "
+
+
+def without(index: int) -> Edit:
+    """One operand less."""
+    return lambda x: str(replace(x, operands=(*x.operands[:index], *x.operands[index + 1 :])))
+
+
+def drop() -> Edit:
+    """Nothing in its place."""
+    return lambda x: ""
+
+
+def become(opcode: str, other: str) -> Edit:
+    """Another opcode: ``other`` for ``opcode`` in its name."""
+    return lambda x: str(replace(x, opcode=x.opcode.replace(opcode, other))) if opcode in x.opcode else None
+
+
+def instead(text: str) -> Edit:
+    """Other instructions: ``{0}``, ``{1}`` … are the operands, ``{this}`` is the instruction as it stands."""
+
+    def edit(x: Instruction) -> str | None:
+        try:
+            return text.format(*x.operands, this=x.text)
+        except IndexError:
+            return None
+
+    return edit
+
+
+def operand(index: int, new: str) -> Edit:
+    """Another operand: ``{0}``, ``{1}`` … are those that there are."""
+
+    def edit(x: Instruction) -> str | None:
+        if index >= len(x.operands):
+            return None
+        operands = (*x.operands[:index], new.format(*x.operands), *x.operands[index + 1 :])
+        return str(replace(x, operands=operands))
+
+    return edit
+
+
+def number(index: int, old: int, new: int) -> Edit:
+    """Another number as operand ``index``, where that is ``old``."""
+
+    def edit(x: Instruction) -> str | None:
+        if index >= len(x.operands) or bits(x.operands[index]) != old & 0xFFFFFFFF:
+            return None
+        return str(replace(x, operands=(*x.operands[:index], str(new), *x.operands[index + 1 :])))
+
+    return edit
+
+
+def constant(old: int, new: int) -> Edit:
+    """Another number wherever 32 bits of an operand are ``old``, in the notation that stands there."""
+
+    def edit(x: Instruction) -> str | None:
+        if not any(bits(o) == old & 0xFFFFFFFF for o in x.operands):
+            return None
+        return str(replace(x, operands=tuple(_like(o, new) if bits(o) == old & 0xFFFFFFFF else o for o in x.operands)))
+
+    return edit
+
+
+def _like(old: str, new: int) -> str:
+    new &= 0xFFFFFFFF
+    if old.startswith("0f"):
+        return f"0f{new:08X}"
+    return f"{new:#x}" if old.startswith("0x") else str(new - (1 << 32) if new >> 31 else new)
+
+
+def offset(by: int) -> Edit:
+    """Another address: the last operand in brackets, ``by`` bytes further."""
+
+    def edit(x: Instruction) -> str | None:
+        places = [i for i, o in enumerate(x.operands) if o.startswith("[")]
+        if not places:
+            return None
+        found = re.fullmatch(r"\[([%\w$]+)(?:\+(-?\d+))?\]", x.operands[places[-1]])
+        if not found:
+            return None
+        new = f"[{found[1]}+{int(found[2] or 0) + by}]"
+        return str(replace(x, operands=(*x.operands[: places[-1]], new, *x.operands[places[-1] + 1 :])))
+
+    return edit
+
+
+def unguarded() -> Edit:
+    """Whatever its predicate says."""
+    return where(guarded, lambda x: str(replace(x, guard="")))
+
+
+# --- running them
+
+
+@contextlib.contextmanager
+def mutated(change: Change | None, arch: str | None = None, kernel: str = "", **options: Any) -> Iterator[None]:
+    """Within it kernels run in the simulator with ``change``: those called ``kernel``, or all.
+
+    Raises:
+        AssertionError: at its end, if PTX was changed nowhere, so that the mutant is none.
+    """
+    with contextlib.ExitStack() as stack:
+        if isinstance(change, Source):
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            patch.setattr(change.module, change.name, change.value)
+            # nothing that was compiled before, and nothing for others
+            patch.setattr(compiling, "compile_cached", lambda key, build: build())
+            stack.enter_context(simulating(arch, **options))
+            yield
+            return
+        kept: dict[int, tuple[CompiledKernel, CompiledKernel, int]] = {}
+
+        def replaced(found: CompiledKernel) -> CompiledKernel:
+            if change is None or kernel not in ("", found.name):
+                return found
+            if id(found) not in kept:
+                ptx, count = change.apply(found.ptx)
+                kept[id(found)] = found, replace(found, ptx=ptx), count
+            return kept[id(found)][1]
+
+        stack.enter_context(simulating(arch, kernel=replaced, **options))
+        try:
+            yield
+        finally:
+            sites = sum(count for *_, count in kept.values())
+            assert change is None or sites, f"the kernel no longer has what the mutant changes: {change}"
+
+
+def outcome(
+    change: Change | None, right: Callable[[], bool], arch: str | None = None, kernel: str = "", **options: Any
+) -> str:
+    """What notices ``change``: the name of the simulator's error, ``WRONG`` where ``right()`` is false, or ""."""
+    try:
+        with mutated(change, arch, kernel, **options):
+            return "" if right() else WRONG
+    except SimError as error:
+        return type(error).__name__
+
+
+def parameters(mutants: tuple[Mutant, ...]) -> list:
+    """For ``parametrize("mutant,arch", …)``: each mutant on each of its architectures."""
+    return [pytest.param(m, arch, id=f"{m}-{arch}") for m in mutants for arch in m.archs]
+
+
+def is_noticed(found: str, mutant: Mutant) -> bool:
+    return found == mutant.noticed if mutant.noticed else bool(found)
