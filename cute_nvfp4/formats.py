@@ -101,7 +101,8 @@ def _encode(x: torch.Tensor, kind: _Minifloat) -> torch.Tensor:
     steps = torch.round(magnitude * inverse_step).to(integer)
     # a carry out of the mantissa moves to the next exponent by itself
     code = ((exponent - min_exponent) << kind.mantissa_bits) + steps
-    code = code | (torch.signbit(x).to(integer) << (kind.bits - 1))
+    # the sign as a bit: compiled for a GPU, torch.signbit takes −0 for positive
+    code = code | ((x.view(integer) < 0).to(integer) << (kind.bits - 1))
     return code.masked_fill(nan, kind.nan_code).to(torch.uint8)
 
 

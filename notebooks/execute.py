@@ -38,11 +38,14 @@ def text_of(notebook: nbformat.NotebookNode) -> list[str]:
     """The lines that the cells print, without pictures, times and addresses of memory."""
     lines = []
     for number, cell in enumerate(notebook.cells):
+        printed = ""
         for output in cell.get("outputs", []):
             data = output.get("data", {})
-            text = output.get("text") or data.get("text/markdown") or data.get("text/plain", "")
+            text = output.get("text") or data.get("text/markdown", data.get("text/plain", "")) + "\n"
+            # one print may be stored as several outputs
             if output.get("name") != "stderr" and not text.startswith("<Figure"):
-                lines += [f"# cell {number}", *text.splitlines()]
+                printed += text
+        lines += [f"# cell {number}", *filter(None, printed.splitlines())]
     return [ADDRESS.sub("(address)", line) for line in lines if not line.startswith(TIMES)]
 
 

@@ -203,7 +203,9 @@ def configurations() -> dict[str, Callable]:
 
 def versions() -> dict[str, str]:
     """What the PTX depends on besides the kernels."""
-    return {"nvidia-cutlass-dsl": metadata.version("nvidia-cutlass-dsl")}
+    installed = {dist.name for dist in metadata.distributions()}
+    toolkits = [name for name in ("cu12", "cu13") if f"nvidia-cutlass-dsl-libs-{name}" in installed]
+    return {"nvidia-cutlass-dsl": metadata.version("nvidia-cutlass-dsl"), "libraries": "+".join(toolkits)}
 
 
 def compiled(name: str) -> tuple[str, str]:
