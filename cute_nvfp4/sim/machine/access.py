@@ -89,17 +89,15 @@ def _shared(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
     limit = 0 if space == "shared" else wave.cluster_size
     bad = np.broadcast_to((rank != own) & (rank >= limit), (g.n, 32)) & lanes
     if bad.any():
-        row, lane = np.argwhere(bad)[0]
-        what = f"the address belongs to CTA rank {int(np.broadcast_to(rank, bad.shape)[row, lane])} of the cluster"
+        what = f"the address belongs to CTA rank {int(np.broadcast_to(rank, bad.shape)[bad][0])} of the cluster"
         hint = "use .shared::cluster to reach it" if space == "shared" else f"which has {wave.cluster_size} CTAs"
-        raise OutOfBounds(_say(g, a, int(g.warps[row]), int(lane), f"{what}, {hint}"))
+        raise OutOfBounds(_say(g, a, bad, f"{what}, {hint}"))
     first = (wave.cluster_of_cta[wave.cta_of_warp[g.warps]] * wave.cluster_size)[:, None]
     cta = np.where(lanes, first + rank, first + own)
     dead = lanes & ~wave.cta_alive[cta]
     if dead.any():
-        row, lane = np.argwhere(dead)[0]
-        gone = wave.cta_name(int(cta[row, lane]))
-        raise OutOfBounds(_say(g, a, int(g.warps[row]), int(lane), f"shared memory of {gone}, which has exited"))
+        gone = wave.cta_name(int(cta[dead][0]))
+        raise OutOfBounds(_say(g, a, dead, f"shared memory of {gone}, which has exited"))
     return wave.shared.base - SHARED_BASE + cta * wave.shared_stride + offset, offset
 
 
@@ -191,7 +189,8 @@ def by_region(g: Group, a: Access, host, m, flat: np.ndarray):
     index = np.searchsorted(starts, flat, side="right") - 1
     bad = (index < 0) | (flat + a.total > (ends[index] if len(ends) else np.int64(0)))
     if bad.any():
-        _out_of_bounds(g, a, host, m, bad, memory)
+        lanes, address = _first(g, host, m, bad)
+        raise OutOfBounds(_say(g, a, lanes, memory.describe(address)))
     for k in np.unique(index).tolist():
         region = memory.regions[k]
         if a.kind != "load" and not region.writable:
@@ -230,41 +229,35 @@ def store(g: Group, a: Access, mask, addr: np.ndarray, off: int, values: tuple[n
             rows[(flat[chosen] - first) >> (a.total.bit_length() - 1)] = data[chosen]
 
 
-def _first(g: Group, host: np.ndarray, mask, bad_flat: np.ndarray) -> tuple[int, int, int]:
-    """(warp in the wave, lane, address) of the first offending lane; ``bad_flat`` is over the lanes in ``mask``."""
+def _first(g: Group, host: np.ndarray, mask, bad_flat: np.ndarray) -> tuple[np.ndarray, int]:
+    """(offending lanes (n, 32), address of the first); ``bad_flat`` is over the lanes in ``mask``."""
     full = np.zeros(host.shape, bool)
     if mask is None:
         full[...] = bad_flat.reshape(host.shape)
     else:
         full[mask] = bad_flat
-    full = np.broadcast_to(full, (g.n, 32)) & g.lanes()
-    row, lane = np.argwhere(full)[0]
-    return int(g.warps[row]), int(lane), int(np.broadcast_to(host, (g.n, 32))[row, lane])
+    bad = np.broadcast_to(full, (g.n, 32)) & g.lanes()
+    return bad, int(np.broadcast_to(host, (g.n, 32))[bad][0])
 
 
-def _say(g: Group, a: Access, warp: int, lane: int, what: str) -> str:
-    who = f"{g.wave.thread(warp, lane)} in {g.wave.run.launch.title}"
+def _say(g: Group, a: Access, bad: np.ndarray, what: str) -> str:
+    """``what`` the first lane of ``bad`` (n, 32) has done wrong."""
+    who = f"{g.thread(bad)} in {g.wave.run.launch.title}"
     return f"{a.instruction.where()}: {what}; {a.kind} of {a.total} bytes by {who}"
 
 
 def _misaligned(g: Group, a: Access, space: str, host, mask) -> None:
     flat = host if mask is None else host[mask]
-    warp, lane, address = _first(g, host, mask, (flat & (a.total - 1)) != 0)
+    bad, address = _first(g, host, mask, (flat & (a.total - 1)) != 0)
     place = g.wave.run.memory.describe(address) if space == "global" else f"a {space} address"
-    raise Misaligned(_say(g, a, warp, lane, f"address is not a multiple of {a.total}: {place}"))
+    raise Misaligned(_say(g, a, bad, f"address is not a multiple of {a.total}: {place}"))
 
 
 def _read_only(g: Group, a: Access, region: Region, host, mask) -> None:
     flat = host if mask is None else host[mask]
-    warp, lane, address = _first(g, host, mask, (flat >= region.base) & (flat < region.end))
-    raise ReadOnlyWrite(
-        _say(g, a, warp, lane, f"tensor {region.name!r} is read-only: {g.wave.run.memory.describe(address)}")
-    )
-
-
-def _out_of_bounds(g: Group, a: Access, host, mask, bad, memory) -> None:
-    warp, lane, address = _first(g, host, mask, bad)
-    raise OutOfBounds(_say(g, a, warp, lane, memory.describe(address)))
+    bad, address = _first(g, host, mask, (flat >= region.base) & (flat < region.end))
+    text = f"tensor {region.name!r} is read-only: {g.wave.run.memory.describe(address)}"
+    raise ReadOnlyWrite(_say(g, a, bad, text))
 
 
 def _window_bounds(g: Group, a: Access, addr, off: int, mask, size: int, base: int, what: str) -> None:
@@ -275,6 +268,4 @@ def _window_bounds(g: Group, a: Access, addr, off: int, mask, size: int, base: i
     at = np.broadcast_to(addr.astype(np.int64) + off - base, (g.n, 32))
     full = g.lanes() if mask is None else g.lanes() & np.broadcast_to(mask, (g.n, 32))
     bad = ((at < 0) | (at + a.total > size)) & full
-    row, lane = np.argwhere(bad)[0]
-    text = f"byte {int(at[row, lane])} of {what}, which has {size} bytes"
-    raise OutOfBounds(_say(g, a, int(g.warps[row]), int(lane), text))
+    raise OutOfBounds(_say(g, a, bad, f"byte {int(at[bad][0])} of {what}, which has {size} bytes"))
