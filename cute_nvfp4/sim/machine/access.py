@@ -74,6 +74,15 @@ def locate(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
     return host, mask, None
 
 
+def located(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
+    """``locate``; raises too for the first lane that falls outside every region, where they are several."""
+    host, found, region = locate(g, a, space, mask, addr, off)
+    if region is None:
+        for _ in by_region(g, a, host, found, host.ravel() if found is None else host[found]):
+            pass
+    return host, found, region
+
+
 def _shared(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
     """(host addresses, offsets in the shared memory that is meant); the rank in an address of .shared::cta must be the
     own one."""
@@ -121,8 +130,7 @@ def load(g: Group, a: Access, mask, addr: np.ndarray, off: int) -> Any:
         return _load(g, a, a.space, mask, addr, off)
     parts = list(split_generic(g, a, mask, addr, off))
     if len(parts) == 1:
-        space, mask, addr, off = parts[0]
-        return _load(g, a, space, mask, addr, off)
+        return _load(g, a, *parts[0])
     total = None
     for space, part, at, o in parts:
         values = _load(g, a, space, part, at, o)
@@ -135,15 +143,15 @@ def load(g: Group, a: Access, mask, addr: np.ndarray, off: int) -> Any:
 def _load(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int) -> Any:
     if space == "param" and addr.size == 1:
         return _parameter(g.wave.run, a, int(addr.item()) + off)
-    host, m, region = locate(g, a, space, mask, addr, off)
-    if region is None:
-        inside(g, a, host, m)
+    host, m, region = located(g, a, space, mask, addr, off)
     g.wave.events.load(g, a, space, host, mask)
     flat = host if m is None else host[m]
     if region is not None:
         rows = _gather(region, a, flat)
     else:
-        rows = _gather_many(g, a, host, m, flat)
+        rows = np.empty(flat.shape if a.count == 1 else (*flat.shape, a.count), f"u{a.element}")
+        for where, at in by_region(g, a, host, m, flat):
+            rows[at] = _gather(where, a, flat[at])
     if m is not None:
         full = np.zeros(host.shape + rows.shape[1:], rows.dtype)
         full[m] = rows
@@ -173,14 +181,6 @@ def _gather(region: Region, a: Access, flat: np.ndarray) -> np.ndarray:
     return rows.take((flat - first) >> (a.total.bit_length() - 1), axis=0)
 
 
-def _gather_many(g: Group, a: Access, host, m, flat: np.ndarray) -> np.ndarray:
-    shape = flat.shape if a.count == 1 else (*flat.shape, a.count)
-    out = np.empty(shape, f"u{a.element}")
-    for region, at in by_region(g, a, host, m, flat):
-        out[at] = _gather(region, a, flat[at])
-    return out
-
-
 def by_region(g: Group, a: Access, host, m, flat: np.ndarray):
     """Yields (region, lanes that fall into it); raises for the first lane that falls into none."""
     memory = g.wave.run.memory
@@ -198,20 +198,12 @@ def by_region(g: Group, a: Access, host, m, flat: np.ndarray):
         yield region, index == k
 
 
-def inside(g: Group, a: Access, host, m) -> None:
-    """Raises for the first lane that falls outside every region, as ``by_region`` does."""
-    for _ in by_region(g, a, host, m, host.ravel() if m is None else host[m]):
-        pass
-
-
 def store(g: Group, a: Access, mask, addr: np.ndarray, off: int, values: tuple[np.ndarray, ...]) -> None:
     """Scatters ``count`` arrays; of two lanes at one address the later in (warp, lane) order wins."""
     parts = [(a.space, mask, addr, off)] if a.space != "generic" else split_generic(g, a, mask, addr, off)
     g.wave.effects += 1
     for space, part, at, o in parts:
-        host, m, region = locate(g, a, space, part, at, o)
-        if region is None:
-            inside(g, a, host, m)
+        host, _, region = located(g, a, space, part, at, o)
         g.wave.events.store(g, a, space, host, part, values)
         shape = np.broadcast_shapes(host.shape, *(v.shape for v in values))
         m = reduce_mask(part, shape)
@@ -220,11 +212,8 @@ def store(g: Group, a: Access, mask, addr: np.ndarray, off: int, values: tuple[n
         columns = [np.broadcast_to(v, shape) for v in values]
         columns = [c.ravel() if m is None else c[m] for c in columns]
         data = columns[0] if a.count == 1 else np.stack(columns, axis=-1)
-        if region is not None:
-            first, rows = region.rows(a.element, a.total)
-            rows[(flat - first) >> (a.total.bit_length() - 1)] = data
-            continue
-        for where, chosen in by_region(g, a, np.broadcast_to(host, shape), m, flat):
+        several = region is None
+        for where, chosen in by_region(g, a, np.broadcast_to(host, shape), m, flat) if several else [(region, ...)]:
             first, rows = where.rows(a.element, a.total)
             rows[(flat[chosen] - first) >> (a.total.bit_length() - 1)] = data[chosen]
 
