@@ -41,9 +41,8 @@ class GenericAccesses(Listener):
 
     def undefined(self, g: Group, slot: int, i: Instruction) -> None:
         name = list(g.wave.run.kernel.slots)[slot].partition("@")[0]
-        who = g.wave.thread(int(g.warps[0]), int(g.lanes()[0].argmax()))
-        title = g.wave.run.launch.title
-        raise UndefinedRegister(f"{i.where()}: register {name} has never been written; {who} in {title}")
+        who = f"{g.thread()} in {g.wave.run.launch.title}"
+        raise UndefinedRegister(f"{i.where()}: register {name} has never been written; {who}")
 
     def starts(self, pending: Pending) -> None:
         self.quiet = True

@@ -26,10 +26,7 @@ _SHAPES = {f"m16n8k{k}": k for k in (4, 8, 16, 32)}
 
 def _whole_warp(g, mask, i: Instruction) -> None:
     if mask is not None:
-        row, lane = np.argwhere(~np.broadcast_to(mask, (g.n, 32)))[0]
-        raise InvalidLanes(
-            f"{i.where()}: {g.wave.thread(int(g.warps[row]), int(lane))} does not take part; all 32 lanes must"
-        )
+        raise InvalidLanes(f"{i.where()}: {g.thread(~mask)} does not take part; all 32 lanes must")
 
 
 def _has_bytes(g, i: Instruction) -> None:

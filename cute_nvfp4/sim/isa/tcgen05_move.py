@@ -24,9 +24,7 @@ def whole_warp(g, mask, i: Instruction) -> None:
         return
     missing = g.wave.live[g.warps] & ~np.broadcast_to(mask, (g.n, 32))
     if missing.any():
-        row, lane = np.argwhere(missing)[0]
-        who = g.wave.thread(int(g.warps[row]), int(lane))
-        raise InvalidLanes(f"{i.where()}: {who} does not take part; the whole warp must")
+        raise InvalidLanes(f"{i.where()}: {g.thread(missing)} does not take part; the whole warp must")
 
 
 @lru_cache(maxsize=128)
