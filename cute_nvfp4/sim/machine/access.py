@@ -18,7 +18,7 @@ from cute_nvfp4.sim.machine.layout import SHARED_BASE, WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.machine.requests import Access
 from cute_nvfp4.sim.machine.wave import Group
 
-_WINDOW_NAMES = {v: k for k, v in WINDOWS.items()}
+_SPACES = {0: "global", WINDOWS["shared"]: "cluster", WINDOWS["local"]: "local", WINDOWS["param"]: "param"}
 _LOW = (1 << WINDOW_SHIFT) - 1
 
 
@@ -27,9 +27,7 @@ def split_generic(g: Group, a: Access, mask, addr: np.ndarray, off: int):
     window = addr >> np.uint64(WINDOW_SHIFT)
     found = np.unique(window if mask is None else np.broadcast_to(window, (g.n, 32))[mask])
     for w in found.tolist():
-        space = "global" if w == 0 else _WINDOW_NAMES.get(w)
-        if space == "shared":
-            space = "cluster"
+        space = _SPACES.get(w)
         if space is None:
             raise OutOfBounds(f"{a.instruction.where()}: generic address {int(addr.flat[0]):#x} is in no window")
         if len(found) == 1:
