@@ -19,13 +19,8 @@ _SCALAR = {
     "swizzle_atomicity": ((1, 19, 2, 0),),
     "fill_mode": ((1, 15, 1, 0),),
 }
-_CONSTANT = {
-    "elemtype": len(ELEMTYPES),
-    "interleave_layout": 3,
-    "swizzle_mode": 4,
-    "swizzle_atomicity": 4,
-    "fill_mode": 2,
-}
+_CONSTANT = {"elemtype": len(ELEMTYPES), "interleave_layout": 3, "fill_mode": 2}
+_CONSTANT |= dict.fromkeys(("swizzle_mode", "swizzle_atomicity"), 4)
 _SPACES = {"shared::cta": "shared", "global": "global"}
 
 

@@ -14,12 +14,11 @@ from cute_nvfp4.sim.errors import LaunchError, Misaligned, OutOfBounds, ReadOnly
 from cute_nvfp4.sim.machine.cluster import OFFSET_MASK, RANK_SHIFT
 from cute_nvfp4.sim.machine.global_memory import Region
 from cute_nvfp4.sim.machine.launched import Run
-from cute_nvfp4.sim.machine.layout import SHARED_BASE, WINDOW_SHIFT, WINDOWS
+from cute_nvfp4.sim.machine.layout import SHARED_BASE, WINDOW_MASK, WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.machine.requests import Access
 from cute_nvfp4.sim.machine.wave import Group
 
 _SPACES = {0: "global", WINDOWS["shared"]: "cluster", WINDOWS["local"]: "local", WINDOWS["param"]: "param"}
-_LOW = (1 << WINDOW_SHIFT) - 1
 
 
 def split_generic(g: Group, a: Access, mask, addr: np.ndarray, off: int):
@@ -35,7 +34,7 @@ def split_generic(g: Group, a: Access, mask, addr: np.ndarray, off: int):
         else:
             part = np.broadcast_to(window == np.uint64(w), (g.n, 32)) & g.lanes()
             part = part if mask is None else part & mask
-        yield space, part, addr & np.uint64(_LOW), off
+        yield space, part, addr & np.uint64(WINDOW_MASK), off
 
 
 def locate(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
