@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from cute_nvfp4.errors import OperandTypeError, explain
+from cute_nvfp4.errors import OperandTypeError
 from cute_nvfp4.operand import BlockScaledTensor, check_pair
 
 __all__ = ["gemm_reference", "gemv_reference"]
@@ -62,9 +62,9 @@ def _product(
     check_pair(a, b)
     columns = b.rows if columns is None else columns
     if accumulate not in (torch.float32, torch.float64):
-        raise OperandTypeError(explain("accumulate", got=accumulate, expected="torch.float64 or torch.float32"))
+        raise OperandTypeError.of("accumulate", got=accumulate, expected="torch.float64 or torch.float32")
     if out_dtype not in _OUT_DTYPES:
-        raise OperandTypeError(explain("out_dtype", got=out_dtype, expected=" or ".join(map(str, _OUT_DTYPES))))
+        raise OperandTypeError.of("out_dtype", got=out_dtype, expected=" or ".join(map(str, _OUT_DTYPES)))
     a_scale, b_scale = a.rowmajor_scale(), b.rowmajor_scale()
     a_data, b_data = (x.data if x.is_batched else x.data.unsqueeze(0) for x in (a, b))
     out = torch.empty((a.batch, a.rows, columns), dtype=out_dtype, device=a.device)

@@ -148,13 +148,11 @@ def _common_global_scale(one: torch.Tensor | None, two: torch.Tensor | None) -> 
     if one.device.type != "cpu":
         return torch.where(one.reshape(()) == two.reshape(()), one.reshape(()), torch.nan)
     if float(one) != float(two):
-        raise OperandError(
-            explain(
-                "global scales of b1 and b2",
-                got=f"{float(one)} and {float(two)}",
-                expected="equal ones",
-                hint="Quantize both with the larger amax's: quantize(…, global_scale=…).",
-            )
+        raise OperandError.of(
+            "global scales of b1 and b2",
+            got=f"{float(one)} and {float(two)}",
+            expected="equal ones",
+            hint="Quantize both with the larger amax's: quantize(…, global_scale=…).",
         )
     return one
 
@@ -171,13 +169,13 @@ def compile_gated_gemm(config: GemmConfig) -> CompiledKernel:
 def _check(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor], gate: str, interleaved: bool) -> int:
     """Raises unless the operands can be multiplied; N."""
     if gate not in GATE_NAMES:
-        raise OperandError(explain("gate", got=repr(gate), expected=f"one of {', '.join(GATE_NAMES)}"))
+        raise OperandError.of("gate", got=repr(gate), expected=f"one of {', '.join(GATE_NAMES)}")
     if not isinstance(interleaved, bool):
-        raise OperandTypeError(explain("interleaved", got=type(interleaved).__name__, expected="bool"))
+        raise OperandTypeError.of("interleaved", got=type(interleaved).__name__, expected="bool")
     _check_weights(a, weights)
     if len(weights) == 2:
         if interleaved:
-            raise OperandError(explain("interleaved", got="True with b2", expected="one weight b1 that has all rows"))
+            raise OperandError.of("interleaved", got="True with b2", expected="one weight b1 that has all rows")
         return weights["b1"].rows
     rows = weights["b"].rows
     _check_halves("rows of b1, which is both weights", rows, 2 * INTERLEAVED_ROWS)
@@ -187,7 +185,7 @@ def _check(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor], gate: st
 def _check_halves(what: str, rows: int, multiple: int) -> None:
     if rows % multiple:
         expected = f"a multiple of {multiple}: scales come in atoms of {INTERLEAVED_ROWS} rows"
-        raise OperandError(explain(what, got=rows, expected=expected, hint="Give b1 and b2 as two tensors."))
+        raise OperandError.of(what, got=rows, expected=expected, hint="Give b1 and b2 as two tensors.")
 
 
 def _check_weights(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor]) -> None:
@@ -197,7 +195,7 @@ def _check_weights(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor]) 
         check_format(name, operand, tuple(FORMATS.values()))
         if operand.is_batched != a.is_batched:
             got = f"a {a.data.ndim}-d, {name} {operand.data.ndim}-d"
-            raise OperandError(explain("batch dimension", got=got, expected="the same"))
+            raise OperandError.of("batch dimension", got=got, expected="the same")
     first, last = weights.values() if len(weights) == 2 else [*weights.values()] * 2
     both = {
         "rows": [b.rows for b in (first, last)],
@@ -206,7 +204,7 @@ def _check_weights(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor]) 
     }
     for what, (one, two) in both.items():
         if one != two:
-            raise OperandError(explain(f"{what} of b1 and b2", got=f"{one} and {two}", expected="the same"))
+            raise OperandError.of(f"{what} of b1 and b2", got=f"{one} and {two}", expected="the same")
 
 
 def _result(
@@ -217,23 +215,21 @@ def _result(
     if global_scale is None and not isinstance(out, BlockScaledTensor):
         return checked_output({} if out is None else inputs, a.device, shape, out, dtype)
     if dtype is not None:
-        raise OperandTypeError(explain("out_dtype", got=dtype, expected="None for a quantized result"))
+        raise OperandTypeError.of("out_dtype", got=dtype, expected="None for a quantized result")
     if n % NVFP4.block:
-        raise OperandError(explain("N of a quantized result", got=n, expected=f"a multiple of {NVFP4.block}"))
+        raise OperandError.of("N of a quantized result", got=n, expected=f"a multiple of {NVFP4.block}")
     if out is None:
         return _new_quantized(a, shape, global_scale)
     if not isinstance(out, BlockScaledTensor):
-        raise OperandTypeError(
-            explain("out", got=type(out).__name__, expected="BlockScaledTensor, for a quantized result")
-        )
+        raise OperandTypeError.of("out", got=type(out).__name__, expected="BlockScaledTensor, for a quantized result")
     if global_scale is not None:
-        raise OperandError(explain("out_global_scale", got="one, with out", expected="None: that of out is used"))
+        raise OperandError.of("out_global_scale", got="one, with out", expected="None: that of out is used")
     check_format("out", out, (NVFP4,))
     if (*out.data.shape[:-1], out.k) != shape:
-        raise OperandError(explain("shape of out", got=(*out.data.shape[:-1], out.k), expected=shape))
+        raise OperandError.of("shape of out", got=(*out.data.shape[:-1], out.k), expected=shape)
     if out.scale_layout != "blocked" or out.global_scale is None or out.device != a.device:
         got = f"{out.scale_layout} scales, {'no' if out.global_scale is None else 'a'} global scale, {out.device}"
-        raise OperandError(explain("out", got=got, expected=f"blocked scales and a global scale on {a.device}"))
+        raise OperandError.of("out", got=got, expected=f"blocked scales and a global scale on {a.device}")
     for name in ("data", "scale"):
         others = {"out.data": out.data} if name == "scale" else {}
         check_overlap({**inputs, **others, "out.global_scale": out.global_scale}, as_bytes(getattr(out, name)))

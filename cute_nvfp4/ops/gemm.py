@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError, OperandTypeError, explain
+from ..errors import OperandError, OperandTypeError
 from ..formats import FORMATS
 from ..kernels.gemm.arguments import Bias, GemmArguments, Output, PartialSums
 from ..kernels.gemm.config import CTA_ROWS, GemmConfig
@@ -64,7 +64,7 @@ def gemm(
     for name, operand in (("a", a), ("b", b)):
         check_format(name, operand, tuple(FORMATS.values()))
     if a.is_batched != b.is_batched:
-        raise OperandError(explain("batch dimension", got=f"a {a.data.ndim}-d, b {b.data.ndim}-d", expected="the same"))
+        raise OperandError.of("batch dimension", got=f"a {a.data.ndim}-d, b {b.data.ndim}-d", expected="the same")
     scalar, alpha_tensor = split_alpha(alpha, a.device)
     _check_bias(bias, a, b)
     operands = {"a": a, "b": b}
@@ -136,15 +136,15 @@ def _check_bias(bias: torch.Tensor | None, a: BlockScaledTensor, b: BlockScaledT
     if bias is None:
         return
     if not isinstance(bias, torch.Tensor):
-        raise OperandTypeError(explain("bias", got=type(bias).__name__, expected="torch.Tensor"))
+        raise OperandTypeError.of("bias", got=type(bias).__name__, expected="torch.Tensor")
     check_dtype("dtype of bias", bias.dtype)
     shapes = [(b.rows,)] + ([(a.batch, b.rows)] if a.is_batched else [])
     if bias.shape not in shapes:
-        raise OperandError(explain("shape of bias", got=tuple(bias.shape), expected=" or ".join(map(str, shapes))))
+        raise OperandError.of("shape of bias", got=tuple(bias.shape), expected=" or ".join(map(str, shapes)))
     if b.rows > 1 and bias.stride(-1) != 1:
-        raise OperandError(explain("stride of bias along N", got=bias.stride(-1), expected="1"))
+        raise OperandError.of("stride of bias along N", got=bias.stride(-1), expected="1")
     if bias.device != a.device:
-        raise OperandError(explain("device of bias", got=bias.device, expected=a.device))
+        raise OperandError.of("device of bias", got=bias.device, expected=a.device)
 
 
 def _reference(a, b, scalar: float, alpha: torch.Tensor | None, bias: torch.Tensor | None, dtype) -> torch.Tensor:
@@ -171,13 +171,11 @@ def output_record(out: torch.Tensor) -> tuple[Output, dict[str, Any]]:
     elif m in (0, 1):
         major, stride, lines, length = "m", n, columns, rows
     else:
-        raise OperandError(
-            explain(
-                "strides of out",
-                got=out.stride(),
-                expected="1 along M or along N",
-                hint="Leave out to get a new tensor, and copy it.",
-            )
+        raise OperandError.of(
+            "strides of out",
+            got=out.stride(),
+            expected="1 along M or along N",
+            hint="Leave out to get a new tensor, and copy it.",
         )
     # dimensions of one element have no stride of their own, but tensor maps want one, of whole 16 bytes
     stride = stride or -(-length // 16) * 16

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError, OperandTypeError, explain
+from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4
 from ..kernels.gemv.arguments import GemvArguments, Strides
 from ..kernels.gemv.config import GemvConfig
@@ -60,7 +60,7 @@ def gemv(
     check_format("a", a, (NVFP4,))
     check_format("b", b, (NVFP4,))
     if a.is_batched != b.is_batched:
-        raise OperandError(explain("batch dimension", got=f"a {a.data.ndim}-d, b {b.data.ndim}-d", expected="the same"))
+        raise OperandError.of("batch dimension", got=f"a {a.data.ndim}-d, b {b.data.ndim}-d", expected="the same")
     shape = (a.batch, a.rows) if a.is_batched else (a.rows,)
     inputs = {} if out is None else parts({"a": a, "b": b})
     out = checked_output(inputs, a.device, shape, out, out_dtype)
@@ -87,7 +87,7 @@ def _plan(problem: GemvProblem, target: Target, sm_count: int, plan: GemvPlan | 
     if plan is None:
         return choose(problem, target.arch, sm_count)
     if not isinstance(plan, GemvPlan):
-        raise OperandTypeError(explain("config", got=type(plan).__name__, expected="a GemvPlan of planning.gemv"))
+        raise OperandTypeError.of("config", got=type(plan).__name__, expected="a GemvPlan of planning.gemv")
     return fitted(plan, problem, target.arch)
 
 
@@ -115,9 +115,9 @@ def compile_gemv(
     Needs no GPU and no tensors.
     """
     if min(m, k, batch) < 1 or k % NVFP4.block:
-        raise OperandError(explain("m, k, batch", got=(m, k, batch), expected="positive, and k a multiple of 16"))
+        raise OperandError.of("m, k, batch", got=(m, k, batch), expected="positive, and k a multiple of 16")
     if scales not in ("blocked", "rowmajor"):
-        raise OperandError(explain("scales", got=repr(scales), expected="'blocked' or 'rowmajor'"))
+        raise OperandError.of("scales", got=repr(scales), expected="'blocked' or 'rowmajor'")
     check_dtype("out_dtype", out_dtype)
     target = architecture(arch)
     alignment = min((k // 2) & -(k // 2), 32)

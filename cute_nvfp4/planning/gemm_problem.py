@@ -73,7 +73,7 @@ def plan_tiling(plan: Plan) -> dict[str, Any]:
         OperandTypeError: it is not a plan.
     """
     if not isinstance(plan, Plan):
-        raise OperandTypeError(explain("config", got=type(plan).__name__, expected="a Plan of planning.gemm"))
+        raise OperandTypeError.of("config", got=type(plan).__name__, expected="a Plan of planning.gemm")
     return plan.config.tiling
 
 
