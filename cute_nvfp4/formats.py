@@ -17,28 +17,6 @@ import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
 
-__all__ = [
-    "FORMATS",
-    "LARGEST_GLOBAL_SCALE",
-    "MXFP4",
-    "MXFP8",
-    "MXFP8_E5M2",
-    "NVFP4",
-    "SMALLEST_GLOBAL_SCALE",
-    "Format",
-    "as_bytes",
-    "decode_e2m1",
-    "decode_e4m3",
-    "decode_e5m2",
-    "decode_ue8m0",
-    "encode_e2m1",
-    "encode_e4m3",
-    "encode_e5m2",
-    "encode_ue8m0",
-    "pack_e2m1",
-    "unpack_e2m1",
-]
-
 
 @dataclass(frozen=True)
 class _Minifloat:

@@ -22,8 +22,6 @@ from cute_nvfp4.scale_layout import (
     is_blocked,
 )
 
-__all__ = ["BlockScaledTensor", "check_pair"]
-
 # Kernels read four scales of a row at once, and sixteen bytes of an atom through TMA.
 _BLOCKED_ALIGNMENT = 16
 # The widest load there is on any architecture is 32 bytes; TMA wants its tensors at 16.

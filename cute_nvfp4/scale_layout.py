@@ -23,25 +23,6 @@ import torch
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import as_bytes
 
-__all__ = [
-    "ATOM_BYTES",
-    "ATOM_COLS",
-    "ATOM_ROWS",
-    "ATOM_SHAPE",
-    "ATOM_STRIDE",
-    "blocked_bytes",
-    "blocked_shape",
-    "blocked_stride",
-    "blocked_view",
-    "cute_atom",
-    "cute_layout",
-    "cute_layout_of_atoms",
-    "from_blocked",
-    "is_blocked",
-    "offset",
-    "to_blocked",
-]
-
 ATOM_SHAPE = ((32, 4), 4)
 ATOM_STRIDE = ((16, 4), 1)
 

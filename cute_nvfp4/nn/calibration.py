@@ -11,8 +11,6 @@ from cute_nvfp4.quantization.blocks import global_scale_from_amax
 from cute_nvfp4.quantization.hadamard import Hadamard, resolve_hadamard
 from cute_nvfp4.quantization.rules import resolve_rule
 
-__all__ = ["AmaxObserver"]
-
 
 class AmaxObserver:
     """Remembers the largest finite magnitude of the tensors shown to it, for ``quantize(global_scale=…)``.

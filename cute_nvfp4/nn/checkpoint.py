@@ -30,8 +30,6 @@ from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.runtime.backend import Backend
 
-__all__ = ["CheckpointLayer", "load_checkpoint", "read_checkpoint"]
-
 
 @dataclass(frozen=True)
 class _Convention:

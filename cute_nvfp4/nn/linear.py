@@ -15,8 +15,6 @@ from cute_nvfp4.quantization.rules import resolve_rule
 from cute_nvfp4.runtime.backend import Backend
 from cute_nvfp4.scale_layout import to_blocked
 
-__all__ = ["NVFP4Linear"]
-
 
 class NVFP4Linear(torch.nn.Module):
     """y = x · Wᵀ + bias with W (N, K) in NVFP4 and x quantized to NVFP4 on the way in.

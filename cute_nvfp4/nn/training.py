@@ -18,8 +18,6 @@ from cute_nvfp4.ops.quantize import dequantize, quantize
 from cute_nvfp4.quantization.hadamard import Hadamard, resolve_hadamard
 from cute_nvfp4.runtime.backend import Backend
 
-__all__ = ["LinearRecipe", "fake_quantize", "quantized_linear"]
-
 
 def fake_quantize(x: torch.Tensor, format: str = "nvfp4", rule: str = "max", **options: Any) -> torch.Tensor:
     """``x`` quantized and dequantized, in its shape and dtype; its gradient is that of the identity.

@@ -17,7 +17,6 @@ from ..operand import BlockScaledTensor, check_pair
 from ..planning.gemm import GemmProblem, Plan
 from ..reference import gemm_reference
 from ..runtime.backend import Backend, resolve
-from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..scale_layout import blocked_bytes, blocked_view
 from .checks import check_format, check_overlap, checked_output, parts, refuse_config, split_alpha, tensors
@@ -157,15 +156,6 @@ def _common_global_scale(one: torch.Tensor | None, two: torch.Tensor | None) -> 
     return one
 
 
-def compile_gated_gemm(config: GemmConfig) -> CompiledKernel:
-    """The kernel of ``config``, which has two products, compiled once. Needs no GPU and no tensors.
-
-    Raises:
-        OperandError: the configuration cannot be; the message says which limit, and by how much.
-    """
-    return KERNEL.compile(config)
-
-
 def _check(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor], gate: str, interleaved: bool) -> int:
     """Raises unless the operands can be multiplied; N."""
     if gate not in GATE_NAMES:
@@ -297,3 +287,4 @@ def _can_implement(config: GemmConfig) -> str:
 
 
 KERNEL = Kernel("gated_gemm", GemmArguments, host, _can_implement)
+compile_gated_gemm = KERNEL.compile

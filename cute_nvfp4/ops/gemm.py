@@ -16,7 +16,6 @@ from ..operand import BlockScaledTensor, check_pair
 from ..planning.gemm import GemmProblem, Plan, plan_for
 from ..reference import gemm_reference
 from ..runtime.backend import Backend, current_stream, resolve, sm_count
-from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..target import Target
@@ -123,15 +122,6 @@ def launch(
     kernel.run(plan.config, target, device, arguments, lambda: touched() | tensors({}, scratch))
 
 
-def compile_gemm(config: GemmConfig) -> CompiledKernel:
-    """The kernel of ``config``, compiled once. Needs no GPU and no tensors.
-
-    Raises:
-        OperandError: the configuration cannot be; the message says which limit, and by how much.
-    """
-    return KERNEL.compile(config)
-
-
 def _check_bias(bias: torch.Tensor | None, a: BlockScaledTensor, b: BlockScaledTensor) -> None:
     if bias is None:
         return
@@ -217,3 +207,4 @@ def host(config: GemmConfig) -> Callable[..., Any]:
 
 
 KERNEL = Kernel("gemm", GemmArguments, host, can_implement)
+compile_gemm = KERNEL.compile

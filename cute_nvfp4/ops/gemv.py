@@ -21,8 +21,6 @@ from ..runtime.kernel import Kernel
 from ..target import Target, architecture
 from .checks import DTYPE_NAMES, check_dtype, check_format, checked_output, number, parts
 
-__all__ = ["compile_gemv", "gemv", "plan_for"]
-
 
 def gemv(
     a: BlockScaledTensor,

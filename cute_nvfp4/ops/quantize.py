@@ -26,8 +26,6 @@ from .quantize_request import (
     matrices,
 )
 
-__all__ = ["dequantize", "explain_backend", "quantize", "tensor_amax"]
-
 
 def quantize(
     x: torch.Tensor,

@@ -14,8 +14,6 @@ import torch
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.quantization.philox import key_of, philox4x32
 
-__all__ = ["Hadamard", "resolve_hadamard"]
-
 # keeps the signs' random bits apart from those of stochastic rounding with the same seed
 _SIGN_STREAM = 1 << 16
 _MAX_SIZE = 256

@@ -11,8 +11,6 @@ import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
 
-__all__ = ["key_of", "philox4x32", "random_bits", "resolve_seed", "uniform"]
-
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
 ROUNDS = 10

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import FORMATS, Format
 
-__all__ = ["FORMAT_NAMES", "RULE_NAMES", "Rule", "resolve_format", "resolve_rule", "rules_of"]
-
 # the scales of an NVFP4 tensor whose global scale is computed: the largest block's is 448, E4M3's largest value …
 _TOP = 448.0
 # … or 256, so that the scale of the candidate that maps to 4 (1.5 times larger) still fits

@@ -30,8 +30,6 @@ from cute_nvfp4.quantization.mx import power_of_two
 from cute_nvfp4.quantization.rounding import _BIAS, round_e2m1
 from cute_nvfp4.quantization.rules import resolve_rule
 
-__all__ = ["search_e4m3", "search_ue8m0"]
-
 # relative margins on errors and on scales: sums of a few hundred float32 numbers are off by 2**-16 at most
 _ERROR_MARGIN = 1 + 2.0**-10
 _SCALE_MARGIN = 2.0**-18
