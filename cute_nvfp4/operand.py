@@ -160,12 +160,9 @@ def check_pair(a: BlockScaledTensor, b: BlockScaledTensor) -> None:
     for name, operand in (("a", a), ("b", b)):
         if not isinstance(operand, BlockScaledTensor):
             raise OperandTypeError.of(name, got=type(operand).__name__, expected="BlockScaledTensor")
-    if a.k != b.k:
-        raise OperandError.of("K of a and b", got=f"{a.k} and {b.k}", expected="the same")
-    if a.batch != b.batch:
-        raise OperandError.of("batch of a and b", got=f"{a.batch} and {b.batch}", expected="the same")
-    if a.device != b.device:
-        raise OperandError.of("device of a and b", got=f"{a.device} and {b.device}", expected="the same")
+    for what, left, right in (("K", a.k, b.k), ("batch", a.batch, b.batch), ("device", a.device, b.device)):
+        if left != right:
+            raise OperandError.of(f"{what} of a and b", got=f"{left} and {right}", expected="the same")
 
 
 def _shape(tensor: torch.Tensor) -> str:

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..formats import Format
-from ..operand import BlockScaledTensor
+from ..formats import FORMATS, Format
+from ..operand import BlockScaledTensor, check_pair
 
 DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 """dtypes of an output, and what configurations call them."""
+ALL_FORMATS = tuple(FORMATS.values())
 
 
 def check_dtype(what: str, dtype: torch.dtype) -> None:
@@ -21,11 +22,24 @@ def check_dtype(what: str, dtype: torch.dtype) -> None:
         raise OperandTypeError.of(what, got=dtype, expected=" or ".join(map(str, DTYPE_NAMES)))
 
 
-def check_format(name: str, operand: BlockScaledTensor, formats: Sequence[Format]) -> None:
+def check_format(name: str, operand: BlockScaledTensor, formats: Sequence[Format] = ALL_FORMATS) -> None:
     """Raises unless ``operand`` has one of ``formats``."""
     if operand.format not in formats:
         expected = " or ".join(fmt.name for fmt in formats)
         raise OperandError.of(f"format of {name}", got=operand.format.name, expected=expected)
+
+
+def check_product(
+    a: BlockScaledTensor, others: Mapping[str, BlockScaledTensor], formats: Sequence[Format] = ALL_FORMATS
+) -> None:
+    """Raises unless each of ``others`` can be multiplied with ``a``, all of ``formats``, all with or without L."""
+    for b in others.values():
+        check_pair(a, b)
+    for name, operand in {"a": a, **others}.items():
+        check_format(name, operand, formats)
+        if operand.is_batched != a.is_batched:
+            got = f"a {a.data.ndim}-d, {name} {operand.data.ndim}-d"
+            raise OperandError.of("batch dimension", got=got, expected="the same")
 
 
 def number(name: str, value: float | None) -> float:
@@ -109,11 +123,12 @@ def checked_output(
     return out
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
+def span(tensor: torch.Tensor) -> tuple[int, int]:
     """First byte, and first byte after the last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    start = tensor.data_ptr()
-    return start, start + (last + 1) * tensor.element_size()
+    start, size = tensor.data_ptr(), tensor.numel()
+    if size and not tensor.is_contiguous():
+        size = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+    return start, start + size * tensor.element_size()
 
 
 def check_overlap(inputs: Mapping[str, torch.Tensor | None], out: torch.Tensor) -> None:
@@ -146,8 +161,8 @@ def _check_strides(out: torch.Tensor) -> None:
 
 
 def _check_spans(name: str, tensor: torch.Tensor, out: torch.Tensor) -> None:
-    first, last = _span(tensor)
-    start, end = _span(out)
+    first, last = span(tensor)
+    start, end = span(out)
     if start < last and first < end:
         raise OperandError.of(
             "memory of out",

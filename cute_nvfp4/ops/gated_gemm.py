@@ -9,17 +9,26 @@ from typing import Any
 import torch
 
 from ..errors import OperandError, OperandTypeError, explain
-from ..formats import FORMATS, NVFP4, as_bytes
+from ..formats import NVFP4, as_bytes
 from ..kernels.gemm.arguments import GemmArguments, Operand, Output
 from ..kernels.gemm.config import GATE_NAMES, INTERLEAVED_ROWS, QUANTIZED, GemmConfig
 from ..kernels.gemm.limits import can_implement
-from ..operand import BlockScaledTensor, check_pair
+from ..operand import BlockScaledTensor
 from ..planning.gemm import GemmProblem, Plan
 from ..reference import gemm_reference
 from ..runtime.backend import Backend, resolve
 from ..runtime.kernel import Kernel
 from ..scale_layout import blocked_bytes, blocked_view
-from .checks import check_format, check_overlap, checked_output, parts, refuse_config, split_alpha, tensors
+from .checks import (
+    check_format,
+    check_overlap,
+    check_product,
+    checked_output,
+    parts,
+    refuse_config,
+    split_alpha,
+    tensors,
+)
 from .gemm import addresses, host, launch, output_record, strides
 from .operands import check_operands, operand_record
 
@@ -179,13 +188,7 @@ def _check_halves(what: str, rows: int, multiple: int) -> None:
 
 
 def _check_weights(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor]) -> None:
-    for b in weights.values():
-        check_pair(a, b)
-    for name, operand in {"a": a, **weights}.items():
-        check_format(name, operand, tuple(FORMATS.values()))
-        if operand.is_batched != a.is_batched:
-            got = f"a {a.data.ndim}-d, {name} {operand.data.ndim}-d"
-            raise OperandError.of("batch dimension", got=got, expected="the same")
+    check_product(a, weights)
     first, last = weights.values() if len(weights) == 2 else [*weights.values()] * 2
     both = {
         "rows": [b.rows for b in (first, last)],

@@ -8,18 +8,17 @@ from typing import Any
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..formats import FORMATS
 from ..kernels.gemm.arguments import Bias, GemmArguments, Output, PartialSums
 from ..kernels.gemm.config import CTA_ROWS, GemmConfig
 from ..kernels.gemm.limits import can_implement
-from ..operand import BlockScaledTensor, check_pair
+from ..operand import BlockScaledTensor
 from ..planning.gemm import GemmProblem, Plan, plan_for
 from ..reference import gemm_reference
 from ..runtime.backend import Backend, current_stream, resolve, sm_count
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..target import Target
-from .checks import DTYPE_NAMES, check_dtype, check_format, checked_output, parts, refuse_config, split_alpha, tensors
+from .checks import DTYPE_NAMES, check_dtype, check_product, checked_output, parts, refuse_config, split_alpha, tensors
 from .operands import check_operands, operand_record
 
 
@@ -59,11 +58,7 @@ def gemm(
             cannot be.
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
-    check_pair(a, b)
-    for name, operand in (("a", a), ("b", b)):
-        check_format(name, operand, tuple(FORMATS.values()))
-    if a.is_batched != b.is_batched:
-        raise OperandError.of("batch dimension", got=f"a {a.data.ndim}-d, b {b.data.ndim}-d", expected="the same")
+    check_product(a, {"b": b})
     scalar, alpha_tensor = split_alpha(alpha, a.device)
     _check_bias(bias, a, b)
     operands = {"a": a, "b": b}

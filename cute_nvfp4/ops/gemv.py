@@ -12,14 +12,14 @@ from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4
 from ..kernels.gemv.arguments import GemvArguments, Strides
 from ..kernels.gemv.config import GemvConfig
-from ..operand import BlockScaledTensor, check_pair
+from ..operand import BlockScaledTensor
 from ..planning.gemv import GemvPlan, GemvProblem, choose, fitted
 from ..reference import gemv_reference
 from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..target import Target, architecture
-from .checks import DTYPE_NAMES, check_dtype, check_format, checked_output, number, parts
+from .checks import DTYPE_NAMES, check_dtype, check_product, checked_output, number, parts
 
 
 def gemv(
@@ -54,11 +54,7 @@ def gemv(
         OperandError, OperandTypeError: operands that do not fit together, or cannot be computed with (by ``config``).
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
-    check_pair(a, b)
-    check_format("a", a, (NVFP4,))
-    check_format("b", b, (NVFP4,))
-    if a.is_batched != b.is_batched:
-        raise OperandError.of("batch dimension", got=f"a {a.data.ndim}-d, b {b.data.ndim}-d", expected="the same")
+    check_product(a, {"b": b}, (NVFP4,))
     shape = (a.batch, a.rows) if a.is_batched else (a.rows,)
     inputs = {} if out is None else parts({"a": a, "b": b})
     out = checked_output(inputs, a.device, shape, out, out_dtype)

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..formats import FORMATS
 from ..operand import BlockScaledTensor, check_pair
 from ..planning.gemm_problem import Plan
 from ..reference import gemm_reference
 from ..runtime.backend import Backend, resolve
-from .checks import check_dtype, check_format, checked_output, parts, refuse_config, split_alpha
+from .checks import ALL_FORMATS, check_dtype, check_format, checked_output, parts, refuse_config, span, split_alpha
 from .grouped_launch import launch_contiguous, launch_list
 from .grouped_rows import GroupedRows, clamped
 from .operands import check_operands
@@ -113,7 +112,7 @@ def grouped_gemm_contiguous(
         if left != right:
             raise OperandError.of(what, got=f"{left} and {right}", expected="the same")
     for name, operand in (("a", a), ("b", b)):
-        check_format(name, operand, tuple(FORMATS.values()))
+        check_format(name, operand)
     scalar, alpha_tensor = split_alpha(alpha, a.device, a.groups)
     inputs = {**parts({"a": a, "b": b}), "a.offsets": a.offsets, "alpha": alpha_tensor}
     out = checked_output(inputs if out is not None else {}, a.device, (a.rows, b.rows), out, out_dtype)
@@ -174,7 +173,7 @@ def _check_operand(name: str, x: Any, fmt: Any) -> None:
         raise OperandTypeError.of(name, got=type(x).__name__, expected=expected)
     if x.batch != 1:
         raise OperandError.of(f"batch of {name}", got=x.batch, expected="1: a group is one matrix")
-    check_format(name, x, tuple(FORMATS.values()) if fmt is None else (fmt,))
+    check_format(name, x, ALL_FORMATS if fmt is None else (fmt,))
 
 
 def _outputs(
@@ -196,21 +195,13 @@ def _outputs(
         _check_rows("out", given)
 
     _each(check, out, shapes)
-    spans = [(*_span(x), "out", i, True) for i, x in enumerate(out)]
+    spans = [(*span(x), "out", i, True) for i, x in enumerate(out)]
     for i, group in enumerate(groups):
         operands = [(name, x) for name, x in zip("ab", group) if x is not None]
-        spans += [(*_span(x.data), f"data of {name}", i, False) for name, x in operands]
-        spans += [(*_span(x.scale), f"scale of {name}", i, False) for name, x in operands]
+        spans += [(*span(x.data), f"data of {name}", i, False) for name, x in operands]
+        spans += [(*span(x.scale), f"scale of {name}", i, False) for name, x in operands]
     _check_spans(spans)
     return list(out)
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte, and first byte after the last."""
-    start, size = tensor.data_ptr(), tensor.numel()
-    if size and not tensor.is_contiguous():
-        size = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
-    return start, start + size * tensor.element_size()
 
 
 def _check_spans(spans: list[tuple[int, int, str, int, bool]]) -> None:

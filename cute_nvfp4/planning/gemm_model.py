@@ -21,7 +21,6 @@ import math
 import operator
 from dataclasses import dataclass, replace
 
-from ..formats import FORMATS
 from ..kernels.gemm.config import CTA_ROWS, GemmConfig
 from ..kernels.gemm.sm100.memory_plan import MIN_STAGES, SharedPlan, TensorPlan
 from ..scale_layout import ATOM_COLS, ATOM_ROWS
@@ -80,25 +79,6 @@ class Minimum:
     def ceiling_us(self) -> float:
         """The same at the best rates published for whole kernels; launch not counted."""
         return max(self.bytes / rates.BEST_BYTES_S, self.flops / rates.BEST_FLOP_S) * 1e6
-
-
-def minimum(
-    m: int,
-    n: int,
-    k: int,
-    batch: int = 1,
-    *,
-    a_format: str = "nvfp4",
-    b_format: str = "nvfp4",
-    out_bytes: int = 2,
-    products: int = 1,
-) -> Minimum:
-    """Bytes and floating-point operations of A (M, K) times ``products`` matrices B (N, K), ``batch`` times."""
-    a, b = FORMATS[a_format], FORMATS[b_format]
-    operands = m * k * (1 / a.elements_per_byte + 1 / a.block) + products * n * k * (
-        1 / b.elements_per_byte + 1 / b.block
-    )
-    return Minimum(batch * (operands + m * n * out_bytes), 2.0 * batch * products * m * n * k)
 
 
 @dataclass(frozen=True)
