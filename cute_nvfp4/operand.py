@@ -13,14 +13,7 @@ import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError, explain
 from cute_nvfp4.formats import NVFP4, Format
-from cute_nvfp4.scale_layout import (
-    blocked_bytes,
-    blocked_shape,
-    blocked_stride,
-    blocked_view,
-    from_blocked,
-    is_blocked,
-)
+from cute_nvfp4.scale_layout import blocked_bytes, blocked_shape, blocked_stride, blocked_view, from_blocked, is_blocked
 
 # Kernels read four scales of a row at once, and sixteen bytes of an atom through TMA.
 _BLOCKED_ALIGNMENT = 16
@@ -68,11 +61,7 @@ class BlockScaledTensor:
 
     @classmethod
     def from_problem(
-        cls,
-        data: torch.Tensor,
-        scale: torch.Tensor,
-        global_scale: torch.Tensor | None = None,
-        format: Format = NVFP4,
+        cls, data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor | None = None, format: Format = NVFP4
     ) -> BlockScaledTensor:
         """An operand from tensors with the batch last, without a copy.
 

@@ -18,8 +18,9 @@ from ..reference import gemv_reference
 from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
+from ..runtime.launch import Tensors
 from ..target import Target, architecture
-from .checks import DTYPE_NAMES, check_dtype, check_product, checked_output, number, parts
+from .checks import DTYPE_NAMES, check_dtype, check_product, checked_output, number, parts, tensors
 
 
 def gemv(
@@ -85,24 +86,13 @@ def _plan(problem: GemvProblem, target: Target, sm_count: int, plan: GemvPlan | 
     return fitted(plan, problem, target.arch)
 
 
-def _tensors(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor) -> dict[str, tuple[torch.Tensor, bool]]:
-    """Every tensor that the kernel may touch, by name, and whether it may write it."""
-    tensors = {"a": (a.data, False), "sfa": (a.scale, False), "b": (b.data, False), "sfb": (b.scale, False)}
-    tensors["c"] = (out, True)
-    for name, operand in (("a_global", a), ("b_global", b)):
-        if operand.global_scale is not None:
-            tensors[name] = (operand.global_scale, False)
-    return tensors
+def _tensors(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor) -> Tensors:
+    read = {"a": a.data, "sfa": a.scale, "b": b.data, "sfb": b.scale}
+    return tensors(read | {"a_global": a.global_scale, "b_global": b.global_scale}, {"c": out})
 
 
 def compile_gemv(
-    arch: str,
-    *,
-    m: int,
-    k: int,
-    batch: int = 1,
-    scales: str = "blocked",
-    out_dtype: torch.dtype = torch.float16,
+    arch: str, *, m: int, k: int, batch: int = 1, scales: str = "blocked", out_dtype: torch.dtype = torch.float16
 ) -> tuple[CompiledKernel, GemvConfig]:
     """The kernel that ``gemv`` would run for contiguous operands of these sizes on ``arch``, and its configuration.
 

@@ -118,11 +118,7 @@ def _(x, largest, start, global_scale, hessian, rule, tile):
 
 
 def _search(
-    x: torch.Tensor,
-    start: torch.Tensor,
-    candidates: _Candidates,
-    request: Request,
-    limits: _Limits = _EVERY_CODE,
+    x: torch.Tensor, start: torch.Tensor, candidates: _Candidates, request: Request, limits: _Limits = _EVERY_CODE
 ) -> torch.Tensor:
     """The best code of each block, within ``limits``."""
     step = _CPU_BLOCKS if x.device.type == "cpu" else max(1, _DEVICE_ELEMENTS // x.shape[0])

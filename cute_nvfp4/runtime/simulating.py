@@ -78,10 +78,7 @@ def session_number() -> int:
 
 @contextlib.contextmanager
 def simulating(
-    arch: str | None = None,
-    *,
-    kernel: Callable[[CompiledKernel], CompiledKernel] | None = None,
-    **options: Any,
+    arch: str | None = None, *, kernel: Callable[[CompiledKernel], CompiledKernel] | None = None, **options: Any
 ) -> Iterator[list[SimulatedLaunch]]:
     """Within it, ``backend="auto"`` runs CPU tensors in the simulator, and every simulated launch is kept::
 
