@@ -77,9 +77,16 @@ def _encode(x: torch.Tensor, kind: _Minifloat) -> torch.Tensor:
     steps = torch.round(magnitude * inverse_step).to(integer)
     # a carry out of the mantissa moves to the next exponent by itself
     code = ((exponent - min_exponent) << kind.mantissa_bits) + steps
-    # the sign as a bit: compiled for a GPU, torch.signbit takes −0 for positive
-    code = code | ((x.view(integer) < 0).to(integer) << (kind.bits - 1))
+    code = code | (_has_sign(x).to(integer) << (kind.bits - 1))
     return code.masked_fill(nan, kind.nan_code).to(torch.uint8)
+
+
+def _has_sign(x: torch.Tensor) -> torch.Tensor:
+    """Whether the sign bit of ``x`` is set."""
+    if torch.compiler.is_compiling():
+        # what inductor makes of signbit for a GPU takes −0 for positive
+        return torch.copysign(torch.ones_like(x), x) < 0
+    return torch.signbit(x)
 
 
 def _codes(codes: torch.Tensor, *dtypes: torch.dtype) -> torch.Tensor:

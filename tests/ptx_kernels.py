@@ -86,12 +86,12 @@ def _fma_f16x2(place: Place, words: list) -> list:
 
 def _fma_e2m1x8(place: Place, words: list) -> list:
     # accumulator, word, four f16x2
-    return [half.fma_e2m1x8(words[0], words[1], words[2:6], place.arch)]
+    return [half.fma_e2m1(words[0], words[1:2], words[2:6], place.arch)]
 
 
 def _fma_e2m1x16(place: Place, words: list) -> list:
     # accumulator, two words, eight f16x2
-    return [half.fma_e2m1x16(words[0], words[1:3], words[3:11], place.arch)]
+    return [half.fma_e2m1(words[0], words[1:3], words[3:11], place.arch)]
 
 
 def _policies() -> list[dict]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import struct
+import sys
 from collections.abc import Sequence
 from typing import Any
 
 import cutlass
 from cutlass._mlir import ir
 from cutlass._mlir.dialects import llvm
+from cutlass.cutlass_dsl import dsl_user_op
 
 # constraint letter of each register type: PTX .b32/.s32/.u32, .b64, .b16, .f32
 _LETTER = {
@@ -22,6 +24,15 @@ _LETTER = {
 }
 
 
+def _call_site() -> ir.Location:
+    """Where code outside this package calls one of its functions: the line that line information names."""
+    frame = sys._getframe(1)
+    while frame.f_globals.get("__package__") == __package__ or frame.f_globals["__name__"].startswith("cutlass."):
+        frame = frame.f_back
+    return ir.Location.file(frame.f_code.co_filename, frame.f_lineno, 0)
+
+
+@dsl_user_op
 def asm(
     text: str,
     results: Sequence[type],
@@ -37,30 +48,26 @@ def asm(
     (memory accesses); without it the compiler may merge, move or drop the block (pure arithmetic).
     Results are early-clobber: a block may write one before it has read every operand.
     """
+    # the DSL gives a location only where line information is asked for: that of the caller, in this package
+    at = {"loc": loc and _call_site(), "ip": ip}
     constraints = ",".join([f"=&{_LETTER[t]}" for t in results] + [_LETTER[type(x)] for x in operands])
     types = [t.mlir_type for t in results]
-    if not types:
-        packed = None
-    elif len(types) == 1:
-        packed = types[0]
-    else:
+    packed = types[0] if types else None
+    if len(types) > 1:
         packed = ir.Type.parse(f"!llvm.struct<({','.join(str(t) for t in types)})>")
     value = llvm.inline_asm(
         packed,
-        [x.ir_value(loc=loc, ip=ip) for x in operands],
+        [x.ir_value(**at) for x in operands],
         text,
         constraints,
         has_side_effects=volatile,
         is_align_stack=False,
         asm_dialect=llvm.AsmDialect.AD_ATT,
-        loc=loc,
-        ip=ip,
+        **at,
     )
-    if not types:
-        return []
-    if len(types) == 1:
-        return [results[0](value)]
-    return [t(llvm.extractvalue(m, value, [i], loc=loc, ip=ip)) for i, (t, m) in enumerate(zip(results, types))]
+    if len(types) > 1:
+        return [t(llvm.extractvalue(m, value, [i], **at)) for i, (t, m) in enumerate(zip(results, types))]
+    return [result(value) for result in results]
 
 
 def refs(first: int, count: int, *, braces: bool = True) -> str:

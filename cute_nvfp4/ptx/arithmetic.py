@@ -9,95 +9,81 @@ import math
 from typing import Any
 
 from cutlass import Float32, Uint32
-from cutlass.cutlass_dsl import dsl_user_op
 
 from ._asm import asm, literal
 
 
-@dsl_user_op
-def mul_rn(a: Float32, b: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
+def mul_rn(a: Float32, b: Float32) -> Float32:
     """a · b, rounded: never made part of an FMA. PTX 1.4: ``mul.rn.f32``."""
-    return asm("mul.rn.f32 $0, $1, $2;", [Float32], [Float32(a), Float32(b)], loc=loc, ip=ip)[0]
+    return asm("mul.rn.f32 $0, $1, $2;", [Float32], [Float32(a), Float32(b)])[0]
 
 
-@dsl_user_op
-def add_rn(a: Float32, b: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
+def add_rn(a: Float32, b: Float32) -> Float32:
     """a + b, rounded: never made part of an FMA. PTX 1.4: ``add.rn.f32``."""
-    return asm("add.rn.f32 $0, $1, $2;", [Float32], [Float32(a), Float32(b)], loc=loc, ip=ip)[0]
+    return asm("add.rn.f32 $0, $1, $2;", [Float32], [Float32(a), Float32(b)])[0]
 
 
-@dsl_user_op
-def sub_rn(a: Float32, b: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
+def sub_rn(a: Float32, b: Float32) -> Float32:
     """a − b, rounded: never made part of an FMA. PTX 1.4: ``sub.rn.f32``."""
-    return asm("sub.rn.f32 $0, $1, $2;", [Float32], [Float32(a), Float32(b)], loc=loc, ip=ip)[0]
+    return asm("sub.rn.f32 $0, $1, $2;", [Float32], [Float32(a), Float32(b)])[0]
 
 
-@dsl_user_op
-def fma_rn(a: Float32, b: Float32, c: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
+def fma_rn(a: Float32, b: Float32, c: Float32) -> Float32:
     """a · b + c, rounded once. PTX 2.0: ``fma.rn.f32``."""
-    return asm("fma.rn.f32 $0, $1, $2, $3;", [Float32], [Float32(x) for x in (a, b, c)], loc=loc, ip=ip)[0]
+    return asm("fma.rn.f32 $0, $1, $2, $3;", [Float32], [Float32(x) for x in (a, b, c)])[0]
 
 
-@dsl_user_op
-def abs_f32(a: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
+def abs_f32(a: Float32) -> Float32:
     """|a|. PTX 1.0: ``abs.f32``."""
-    return asm("abs.f32 $0, $1;", [Float32], [Float32(a)], loc=loc, ip=ip)[0]
+    return asm("abs.f32 $0, $1;", [Float32], [Float32(a)])[0]
 
 
-@dsl_user_op
-def max_abs_f32(a: Float32, b: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
+def max_abs_f32(a: Float32, b: Float32) -> Float32:
     """max(|a|, |b|), NaN if one of them is. PTX 7.0, sm_80 or later: ``max.NaN.f32``."""
     text = "{ .reg .f32 x, y; abs.f32 x, $1; abs.f32 y, $2; max.NaN.f32 $0, x, y; }"
-    return asm(text, [Float32], [Float32(a), Float32(b)], loc=loc, ip=ip)[0]
+    return asm(text, [Float32], [Float32(a), Float32(b)])[0]
 
 
-@dsl_user_op
-def rcp_rn(a: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
+def rcp_rn(a: Float32) -> Float32:
     """1 / a, rounded to nearest. PTX 2.0: ``rcp.rn.f32``."""
-    return asm("rcp.rn.f32 $0, $1;", [Float32], [Float32(a)], loc=loc, ip=ip)[0]
+    return asm("rcp.rn.f32 $0, $1;", [Float32], [Float32(a)])[0]
 
 
-@dsl_user_op
-def div_rn(a: Float32, b: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
+def div_rn(a: Float32, b: Float32) -> Float32:
     """a / b, rounded to nearest. PTX 2.0: ``div.rn.f32``."""
-    return asm("div.rn.f32 $0, $1, $2;", [Float32], [Float32(a), Float32(b)], loc=loc, ip=ip)[0]
+    return asm("div.rn.f32 $0, $1, $2;", [Float32], [Float32(a), Float32(b)])[0]
 
 
-@dsl_user_op
-def div_rn_constant(a: Float32, b: float, *, loc: Any = None, ip: Any = None) -> Float32:
+def div_rn_constant(a: Float32, b: float) -> Float32:
     """a / b, rounded to nearest, for a constant ``b`` and a quotient that is normal (or a power of two ``b``).
 
     The product with RN(1/b), corrected by its own remainder (Markstein, "Computation of elementary functions on the
     IBM RISC System/6000 processor", 1990): three instructions.
     """
     if b == 2.0 ** round(math.log2(b)):
-        return mul_rn(a, Float32(1.0 / b), loc=loc, ip=ip)
+        return mul_rn(a, Float32(1.0 / b))
     inverse = literal(1.0 / b)
     text = f"{{ .reg .f32 q, r; mul.rn.f32 q, $1, {inverse}; fma.rn.f32 r, q, {literal(-b)}, $1; "
     text += f"fma.rn.f32 $0, r, {inverse}, q; }}"
-    return asm(text, [Float32], [Float32(a)], loc=loc, ip=ip)[0]
+    return asm(text, [Float32], [Float32(a)])[0]
 
 
-@dsl_user_op
-def round_even(a: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
+def round_even(a: Float32) -> Float32:
     """``a`` rounded to an integer, ties to even. PTX 1.0: ``cvt.rni.f32.f32``."""
-    return asm("cvt.rni.f32.f32 $0, $1;", [Float32], [Float32(a)], loc=loc, ip=ip)[0]
+    return asm("cvt.rni.f32.f32 $0, $1;", [Float32], [Float32(a)])[0]
 
 
-@dsl_user_op
-def copy_sign(magnitude: Float32, sign: Float32, *, loc: Any = None, ip: Any = None) -> Float32:
+def copy_sign(magnitude: Float32, sign: Float32) -> Float32:
     """|magnitude| with the sign of ``sign``. PTX 2.0: ``copysign.f32``."""
-    return asm("copysign.f32 $0, $1, $2;", [Float32], [Float32(sign), Float32(magnitude)], loc=loc, ip=ip)[0]
+    return asm("copysign.f32 $0, $1, $2;", [Float32], [Float32(sign), Float32(magnitude)])[0]
 
 
-@dsl_user_op
-def multiply_wide(a: Uint32, b: Uint32, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+def multiply_wide(a: Uint32, b: Uint32) -> list[Uint32]:
     """High and low word of a · b. PTX 1.0: ``mul.hi.u32``, ``mul.lo.u32``."""
     text = "mul.hi.u32 $0, $2, $3; mul.lo.u32 $1, $2, $3;"
-    return asm(text, [Uint32] * 2, [Uint32(a), Uint32(b)], loc=loc, ip=ip)
+    return asm(text, [Uint32] * 2, [Uint32(a), Uint32(b)])
 
 
-@dsl_user_op
-def add_by_fma(a: Uint32, b: Any, one: Uint32, *, loc: Any = None, ip: Any = None) -> Uint32:
+def add_by_fma(a: Uint32, b: Any, one: Uint32) -> Uint32:
     """a + b as a · ``one`` + b, for the FMA pipe: the compiler must not know that ``one`` is 1."""
-    return asm("mad.lo.u32 $0, $1, $2, $3;", [Uint32], [Uint32(a), Uint32(one), Uint32(b)], loc=loc, ip=ip)[0]
+    return asm("mad.lo.u32 $0, $1, $2, $3;", [Uint32], [Uint32(a), Uint32(one), Uint32(b)])[0]

@@ -8,22 +8,13 @@ from __future__ import annotations
 from typing import Any
 
 from cutlass import Int32, Int64
-from cutlass.cutlass_dsl import dsl_user_op
 
 from ._asm import asm
 from .memory import EVICT_FIRST_POLICY
 
 
-@dsl_user_op
 def copy_async(
-    shared: Int32,
-    address: Int64,
-    num_bytes: int,
-    valid_bytes: Any = None,
-    *,
-    evict_first: bool = False,
-    loc: Any = None,
-    ip: Any = None,
+    shared: Int32, address: Int64, num_bytes: int, valid_bytes: Any = None, *, evict_first: bool = False
 ) -> None:
     """Starts a copy of 4, 8 or 16 bytes, both ends aligned to their number.
 
@@ -41,29 +32,24 @@ def copy_async(
         text = f"{{ .reg .b64 policy; mov.b64 policy, 0x{EVICT_FIRST_POLICY:X}; {text}, policy; }}"
     else:
         text += ";"
-    asm(text, [], operands, volatile=True, loc=loc, ip=ip)
+    asm(text, [], operands, volatile=True)
 
 
-@dsl_user_op
-def commit_group(*, loc: Any = None, ip: Any = None) -> None:
+def commit_group() -> None:
     """Closes the group of this thread's copies started since the last one (it may be empty)."""
-    asm("cp.async.commit_group;", [], [], volatile=True, loc=loc, ip=ip)
+    asm("cp.async.commit_group;", [], [], volatile=True)
 
 
-@dsl_user_op
-def wait_group(pending: int, *, loc: Any = None, ip: Any = None) -> None:
+def wait_group(pending: int) -> None:
     """Waits until at most ``pending`` of this thread's youngest groups are still under way."""
-    asm(f"cp.async.wait_group {pending};", [], [], volatile=True, loc=loc, ip=ip)
+    asm(f"cp.async.wait_group {pending};", [], [], volatile=True)
 
 
-@dsl_user_op
-def copy_bulk(
-    shared: Int32, address: Int64, num_bytes: Int32, barrier: Int32, *, loc: Any = None, ip: Any = None
-) -> None:
+def copy_bulk(shared: Int32, address: Int64, num_bytes: Int32, barrier: Int32) -> None:
     """Starts a copy of contiguous bytes to shared memory, which completes at ``barrier`` (PTX 8.6, sm_90 or later).
 
     ``cp.async.bulk``: addresses and ``num_bytes`` are multiples of 16. One thread does this for all that wait.
     """
     text = "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [$0], [$1], $2, [$3];"
     operands = [Int32(shared), Int64(address), Int32(num_bytes), Int32(barrier)]
-    asm(text, [], operands, volatile=True, loc=loc, ip=ip)
+    asm(text, [], operands, volatile=True)

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from cutlass import Float32, Int32, Uint16, Uint32
-from cutlass.cutlass_dsl import dsl_user_op
 
 from ..target import Architecture
 from ._asm import asm
@@ -44,21 +43,17 @@ def _decode_fp4_integer() -> str:
     return text + "prmt.b32 $2, p0, p1, 0x7632; prmt.b32 $3, p2, p3, 0x7632; }"
 
 
-@dsl_user_op
-def e2m1x8_to_f16x2(word: Uint32, arch: Architecture, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+def e2m1x8_to_f16x2(word: Uint32, arch: Architecture) -> list[Uint32]:
     """Decodes eight E2M1 elements (a 32-bit word, element 0 in the low nibble) to four f16x2 in element order.
 
     sm_100a (PTX 8.6): ``cvt.rn.f16x2.e2m1x2``, one instruction for two elements. sm_90a (PTX 4.3): shifts,
     ``lop3``, an exact ``mul.rn.f16x2`` and ``prmt``, since NVVM and ptxas refuse FP4 conversions there.
     """
     text = _decode_fp4_instruction() if arch.has_fp4_convert else _decode_fp4_integer()
-    return asm(text, [Uint32] * 4, [Uint32(word)], loc=loc, ip=ip)
+    return asm(text, [Uint32] * 4, [Uint32(word)])
 
 
-@dsl_user_op
-def e2m1x8_to_s8x4_signs_apart(
-    word: Uint32, table: Sequence[Any] = E2M1_DOUBLED_MAGNITUDES, *, loc: Any = None, ip: Any = None
-) -> list[Uint32]:
+def e2m1x8_to_s8x4_signs_apart(word: Uint32, table: Sequence[Any] = E2M1_DOUBLED_MAGNITUDES) -> list[Uint32]:
     """Decodes eight E2M1 elements to doubled magnitudes in bytes, positive and negative elements apart.
 
     Returns (p0, p1, n0, n1): byte i of p0 (elements 0–3) and p1 (4–7) is 2·max(x, 0), of n0 and n1 2·max(−x, 0),
@@ -72,11 +67,10 @@ def e2m1x8_to_s8x4_signs_apart(
     text = "{ .reg .b32 h, n, m; shr.u32 h, $4, 16; xor.b32 n, $4, 0x88888888; shr.u32 m, n, 16; "
     for i, selector in enumerate(("$4", "h", "n", "m")):
         text += f"prmt.b32 ${i}, $5, $6, {selector}; "
-    return asm(text + "}", [Uint32] * 4, [Uint32(word), *map(Uint32, table)], loc=loc, ip=ip)
+    return asm(text + "}", [Uint32] * 4, [Uint32(word), *map(Uint32, table)])
 
 
-@dsl_user_op
-def e2m1x8_to_s8x4(word: Uint32, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+def e2m1x8_to_s8x4(word: Uint32) -> list[Uint32]:
     """Decodes eight E2M1 elements to doubled signed bytes: two words of four, in element order. Any sm (PTX 2.0).
 
     As :func:`e2m1x8_to_s8x4_signs_apart`, then merged: a table of negated magnitudes is looked up for the negative
@@ -89,52 +83,42 @@ def e2m1x8_to_s8x4(word: Uint32, *, loc: Any = None, ip: Any = None) -> list[Uin
         text += f"prmt.b32 s, l, $2, {signs}; prmt.b32 t, $5, $6, {negative}; and.b32 t, t, s; "
         text += f"prmt.b32 s, $3, $4, {positive}; or.b32 ${i}, s, t; "
     tables = E2M1_DOUBLED_MAGNITUDES + _DOUBLED_NEGATED
-    return asm(text + "}", [Uint32] * 2, [Uint32(word), *map(Uint32, tables)], loc=loc, ip=ip)
+    return asm(text + "}", [Uint32] * 2, [Uint32(word), *map(Uint32, tables)])
 
 
-@dsl_user_op
-def e4m3x2_to_f16x2(pair: Uint16, *, loc: Any = None, ip: Any = None) -> Uint32:
+def e4m3x2_to_f16x2(pair: Uint16) -> Uint32:
     """Decodes two E4M3 elements. PTX 7.8, sm_89 or later: ``cvt.rn.f16x2.e4m3x2``; NaN (0x7F, 0xFF) gives NaN."""
-    return asm("cvt.rn.f16x2.e4m3x2 $0, $1;", [Uint32], [Uint16(pair)], loc=loc, ip=ip)[0]
+    return asm("cvt.rn.f16x2.e4m3x2 $0, $1;", [Uint32], [Uint16(pair)])[0]
 
 
-@dsl_user_op
-def e4m3x4_to_f16x2(word: Uint32, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+def e4m3x4_to_f16x2(word: Uint32) -> list[Uint32]:
     """Decodes four E4M3 elements (a 32-bit word) to two f16x2 in order. PTX 7.8, sm_89 or later."""
     text = "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.rn.f16x2.e4m3x2 $0, l; cvt.rn.f16x2.e4m3x2 $1, h; }"
-    return asm(text, [Uint32] * 2, [Uint32(word)], loc=loc, ip=ip)
+    return asm(text, [Uint32] * 2, [Uint32(word)])
 
 
-@dsl_user_op
-def f16x2_to_f32(pair: Uint32, *, loc: Any = None, ip: Any = None) -> list[Float32]:
+def f16x2_to_f32(pair: Uint32) -> list[Float32]:
     """Both halves of an f16x2 in fp32 (exact). PTX 1.0, sm_53 or later for f16 registers."""
     text = "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.f32.f16 $0, l; cvt.f32.f16 $1, h; }"
-    return asm(text, [Float32] * 2, [Uint32(pair)], loc=loc, ip=ip)
+    return asm(text, [Float32] * 2, [Uint32(pair)])
 
 
-@dsl_user_op
-def bits_to_f32(bits: Int32, *, loc: Any = None, ip: Any = None) -> Float32:
+def bits_to_f32(bits: Int32) -> Float32:
     """The fp32 number with these bits. PTX 1.0: ``mov.b32``."""
-    return asm("mov.b32 $0, $1;", [Float32], [Int32(bits)], loc=loc, ip=ip)[0]
+    return asm("mov.b32 $0, $1;", [Float32], [Int32(bits)])[0]
 
 
-@dsl_user_op
-def bf16x2_to_f32(pair: Uint32, *, loc: Any = None, ip: Any = None) -> list[Float32]:
+def bf16x2_to_f32(pair: Uint32) -> list[Float32]:
     """Both halves of a bf16x2 in fp32: a shift and a mask."""
     text = "{ .reg .b32 l, h; shl.b32 l, $2, 16; and.b32 h, $2, 0xFFFF0000; mov.b32 $0, l; mov.b32 $1, h; }"
-    return asm(text, [Float32] * 2, [Uint32(pair)], loc=loc, ip=ip)
+    return asm(text, [Float32] * 2, [Uint32(pair)])
 
 
-@dsl_user_op
-def bf16x2_to_f32_by_product(
-    pair: Uint32, two_16: Uint32, sign: Uint32, *, loc: Any = None, ip: Any = None
-) -> list[Float32]:
+def bf16x2_to_f32_by_product(pair: Uint32, two_16: Uint32, sign: Uint32) -> list[Float32]:
     """As :func:`bf16x2_to_f32` for finite numbers, for the FMA pipe. PTX 7.0, sm_80 or later: ``fma.rn.bf16x2``.
 
     The shift is a product with ``two_16`` = 2**16, the mask with (0, 1) in bf16, to which ``sign`` = 2**31 is added:
     that is (0, −0); +0 and what was there are left. The compiler must know neither number.
     """
     text = "{ .reg .b32 l, h, m; mul.lo.u32 l, $2, $3; mov.b32 m, 0x3F800000; fma.rn.bf16x2 h, $2, m, $4; "
-    return asm(
-        text + "mov.b32 $0, l; mov.b32 $1, h; }", [Float32] * 2, [*map(Uint32, (pair, two_16, sign))], loc=loc, ip=ip
-    )
+    return asm(text + "mov.b32 $0, l; mov.b32 $1, h; }", [Float32] * 2, [*map(Uint32, (pair, two_16, sign))])

@@ -6,10 +6,8 @@ f16x2 values travel as ``Uint32``: the low half is the element with the lower in
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from cutlass import Float32, Uint16, Uint32
-from cutlass.cutlass_dsl import dsl_user_op
 
 from ..target import Architecture
 from ._asm import asm, literal
@@ -21,35 +19,30 @@ HALF_UNIT = 0x01000100
 CODE_AND_SIGN = 0x8E008E00
 
 
-@dsl_user_op
-def f32x2_to_e4m3x2(low: Float32, high: Float32, *, loc: Any = None, ip: Any = None) -> Uint16:
+def f32x2_to_e4m3x2(low: Float32, high: Float32) -> Uint16:
     """Two E4M3 codes: nearest, ties to even, saturating. PTX 7.8, sm_89 or later: ``cvt.rn.satfinite.e4m3x2.f32``."""
     text = "cvt.rn.satfinite.e4m3x2.f32 $0, $1, $2;"
-    return asm(text, [Uint16], [Float32(high), Float32(low)], loc=loc, ip=ip)[0]
+    return asm(text, [Uint16], [Float32(high), Float32(low)])[0]
 
 
-@dsl_user_op
-def f32x4_to_8bit(values: Sequence[Float32], element: str, *, loc: Any = None, ip: Any = None) -> Uint32:
+def f32x4_to_8bit(values: Sequence[Float32], element: str) -> Uint32:
     """Four E4M3 or E5M2 codes in a word: nearest, ties to even, saturating. PTX 7.8, sm_89 or later."""
     text = "{ .reg .b16 l, h; " + f"cvt.rn.satfinite.{element}x2.f32 l, $2, $1; "
     text += f"cvt.rn.satfinite.{element}x2.f32 h, $4, $3; mov.b32 $0, {{l, h}}; }}"
-    return asm(text, [Uint32], [Float32(x) for x in values], loc=loc, ip=ip)[0]
+    return asm(text, [Uint32], [Float32(x) for x in values])[0]
 
 
-@dsl_user_op
-def f32x2_to_f16x2_rz(low: Float32, high: Float32, *, loc: Any = None, ip: Any = None) -> Uint32:
+def f32x2_to_f16x2_rz(low: Float32, high: Float32) -> Uint32:
     """Two numbers as f16, toward zero. PTX 6.0, sm_80 or later: ``cvt.rz.f16x2.f32``."""
-    return asm("cvt.rz.f16x2.f32 $0, $1, $2;", [Uint32], [Float32(high), Float32(low)], loc=loc, ip=ip)[0]
+    return asm("cvt.rz.f16x2.f32 $0, $1, $2;", [Uint32], [Float32(high), Float32(low)])[0]
 
 
-@dsl_user_op
-def f32_to_f16_twice(a: Float32, *, loc: Any = None, ip: Any = None) -> Uint32:
+def f32_to_f16_twice(a: Float32) -> Uint32:
     """``a`` in both halves, to nearest. PTX 6.0, sm_80 or later: ``cvt.rn.f16x2.f32``."""
-    return asm("cvt.rn.f16x2.f32 $0, $1, $1;", [Uint32], [Float32(a)], loc=loc, ip=ip)[0]
+    return asm("cvt.rn.f16x2.f32 $0, $1, $1;", [Uint32], [Float32(a)])[0]
 
 
-@dsl_user_op
-def pack_e2m1_halves(halves: Sequence[Uint32], *, loc: Any = None, ip: Any = None) -> Uint32:
+def pack_e2m1_halves(halves: Sequence[Uint32]) -> Uint32:
     """Eight E2M1 codes from four words of two binary16 numbers each, which are the codes' values times 2**-14.
 
     In a half the sign is bit 15 and the code's other bits are bits 9 to 11; the rest is unused, but bits 12 to
@@ -61,16 +54,15 @@ def pack_e2m1_halves(halves: Sequence[Uint32], *, loc: Any = None, ip: Any = Non
     # codes to the upper halves of bytes; lop3 0xE4: the first where the third is set, else the second
     text += "shl.b32 s, e, 3; lop3.b32 s, s, e, 0x70707070, 0xE4; shr.u32 s, s, 4; "
     text += "shl.b32 t, o, 3; lop3.b32 t, t, o, 0x70707070, 0xE4; lop3.b32 $0, s, t, 0x0F0F0F0F, 0xE4; }"
-    return asm(text, [Uint32], [Uint32(x) for x in halves], loc=loc, ip=ip)[0]
+    return asm(text, [Uint32], [Uint32(x) for x in halves])[0]
 
 
-@dsl_user_op
-def f32_to_e2m1x8(values: Sequence[Float32], *, loc: Any = None, ip: Any = None) -> Uint32:
+def f32_to_e2m1x8(values: Sequence[Float32]) -> Uint32:
     """E2M1 codes of eight numbers, element 0 in the low nibble. PTX 8.6, sm_100a: ``cvt.rn.satfinite.e2m1x2.f32``."""
     text = "{ .reg .b8 b0, b1, b2, b3; "
     for i in range(4):
         text += f"cvt.rn.satfinite.e2m1x2.f32 b{i}, ${2 + 2 * i}, ${1 + 2 * i}; "
-    return asm(text + "mov.b32 $0, {b0, b1, b2, b3}; }", [Uint32], [Float32(x) for x in values], loc=loc, ip=ip)[0]
+    return asm(text + "mov.b32 $0, {b0, b1, b2, b3}; }", [Uint32], [Float32(x) for x in values])[0]
 
 
 def _by_instruction() -> str:
@@ -112,8 +104,7 @@ def _by_ramps() -> str:
     return text + "shr.u32 e, e, 4; lop3.b32 e, e, o, 0x0F0F0F0F, 0xE4; lop3.b32 $0, e, 0x88888888, g0, 0xEA; }"
 
 
-@dsl_user_op
-def f32_to_e2m1_by_ramps(y: Float32, *, loc: Any = None, ip: Any = None) -> Uint32:
+def f32_to_e2m1_by_ramps(y: Float32) -> Uint32:
     """The E2M1 code of one number, in the low bits, as :func:`scaled_to_e2m1x8` has it, on any architecture."""
     text = "{ .reg .f32 m, a, b, c, t; .reg .b32 g, s; abs.f32 m, $1; "
     text += f"mul.rn.sat.f32 a, m, {literal(0.5)}; fma.rn.sat.f32 b, m, {literal(0.5)}, {literal(-1.0)}; "
@@ -121,17 +112,14 @@ def f32_to_e2m1_by_ramps(y: Float32, *, loc: Any = None, ip: Any = None) -> Uint
     for ramp, weight in (("a", 4.0), ("b", 2.0), ("c", 1.0)):
         text += f"fma.rn.f32 t, {ramp}, {literal(weight)}, t; "
     text += "mov.b32 g, t; and.b32 g, g, 7; mov.b32 s, $1; shr.u32 s, s, 28; and.b32 s, s, 8; or.b32 $0, g, s; }"
-    return asm(text, [Uint32], [Float32(y)], loc=loc, ip=ip)[0]
+    return asm(text, [Uint32], [Float32(y)])[0]
 
 
-@dsl_user_op
-def scaled_to_e2m1x8(
-    values: Sequence[Float32], factor: Float32, arch: Architecture, *, loc: Any = None, ip: Any = None
-) -> Uint32:
+def scaled_to_e2m1x8(values: Sequence[Float32], factor: Float32, arch: Architecture) -> Uint32:
     """E2M1 codes of eight products value · factor (rounded to fp32 first), element 0 in the low nibble.
 
     Nearest, ties to even, saturating at ±6; the sign of zero is that of the value. ``factor`` is positive; a NaN gives
     any code. sm_100a: ``cvt.rn.satfinite.e2m1x2.f32`` (PTX 8.6); sm_90a: nine FMAs or so an element.
     """
     text = _by_instruction() if arch.has_fp4_convert else _by_ramps()
-    return asm(text, [Uint32], [Float32(x) for x in (*values, factor)], loc=loc, ip=ip)[0]
+    return asm(text, [Uint32], [Float32(x) for x in (*values, factor)])[0]

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from cutlass import Float32, Int32, Int64, Uint32
-from cutlass.cutlass_dsl import dsl_user_op
 
 from ._asm import asm, refs
 
@@ -39,10 +38,7 @@ def _instruction(num_bytes: int, l1: str, l2: str, first_operand: int) -> str:
     return f"ld.global{_L1[l1]}{_SUFFIX[num_bytes]} {target}, [${first_operand}];"
 
 
-@dsl_user_op
-def load_global(
-    address: Int64, num_bytes: int, *, l1: str = "", l2: str = "", loc: Any = None, ip: Any = None
-) -> list[Uint32]:
+def load_global(address: Int64, num_bytes: int, *, l1: str = "", l2: str = "") -> list[Uint32]:
     """Loads 4, 8, 16 or 32 bytes, aligned to their number, as 32-bit words.
 
     PTX 7.4, sm_80 for ``l1`` (``no_allocate``, ``evict_last``, ``evict_first``) and for ``l2="evict_first"`` as a
@@ -50,13 +46,10 @@ def load_global(
     the kernel put it: ahead of the arithmetic that hides its latency.
     """
     text = _instruction(num_bytes, l1, l2, num_bytes // 4)
-    return asm(text, [Uint32] * (num_bytes // 4), [Int64(address)], volatile=True, loc=loc, ip=ip)
+    return asm(text, [Uint32] * (num_bytes // 4), [Int64(address)], volatile=True)
 
 
-@dsl_user_op
-def load_global_if(
-    predicate: Any, address: Int64, num_bytes: int, *, l1: str = "", l2: str = "", loc: Any = None, ip: Any = None
-) -> list[Uint32]:
+def load_global_if(predicate: Any, address: Int64, num_bytes: int, *, l1: str = "", l2: str = "") -> list[Uint32]:
     """As :func:`load_global` where ``predicate`` (an Int32, not a Boolean) is not zero; zeros elsewhere.
 
     Nothing is read where the predicate is false, so the address may be anything there.
@@ -67,72 +60,63 @@ def load_global_if(
     declaration, separator, load = body.rpartition("ld.global")
     text = f"{{ .reg .pred p; {declaration} setp.ne.b32 p, ${words + 1}, 0; {zeros} @p {separator}{load} }}"
     operands = [Int64(address), Int32(predicate)]
-    return asm(text, [Uint32] * words, operands, volatile=True, loc=loc, ip=ip)
+    return asm(text, [Uint32] * words, operands, volatile=True)
 
 
-@dsl_user_op
-def load_shared(address: Int32, num_bytes: int, *, loc: Any = None, ip: Any = None) -> list[Uint32]:
+def load_shared(address: Int32, num_bytes: int) -> list[Uint32]:
     """Loads 4, 8 or 16 bytes of shared memory, aligned to their number, as 32-bit words (PTX 1.0)."""
     words = num_bytes // 4
     target = refs(0, words) if words > 1 else "$0"
     text = f"ld.shared{_SUFFIX[num_bytes]} {target}, [${words}];"
-    return asm(text, [Uint32] * words, [Int32(address)], volatile=True, loc=loc, ip=ip)
+    return asm(text, [Uint32] * words, [Int32(address)], volatile=True)
 
 
-@dsl_user_op
-def store_shared(address: Int32, words: Sequence[Any], *, loc: Any = None, ip: Any = None) -> None:
+def store_shared(address: Int32, words: Sequence[Any]) -> None:
     """Stores one, two or four 32-bit words to shared memory, aligned to their bytes (PTX 1.0)."""
     source = refs(1, len(words)) if len(words) > 1 else "$1"
     text = f"st.shared{_SUFFIX[4 * len(words)]} [$0], {source};"
-    asm(text, [], [Int32(address), *map(Uint32, words)], volatile=True, loc=loc, ip=ip)
+    asm(text, [], [Int32(address), *map(Uint32, words)], volatile=True)
 
 
-@dsl_user_op
-def load_global_byte_if(predicate: Any, address: Int64, *, loc: Any = None, ip: Any = None) -> Uint32:
+def load_global_byte_if(predicate: Any, address: Int64) -> Uint32:
     """Loads one byte, zero-extended, where ``predicate`` (an Int32) is not zero; zero elsewhere (PTX 1.0)."""
     text = "{ .reg .pred p; setp.ne.b32 p, $2, 0; mov.b32 $0, 0; @p ld.global.u8 $0, [$1]; }"
-    return asm(text, [Uint32], [Int64(address), Int32(predicate)], volatile=True, loc=loc, ip=ip)[0]
+    return asm(text, [Uint32], [Int64(address), Int32(predicate)], volatile=True)[0]
 
 
-@dsl_user_op
-def load_shared_floats(address: Int32, *, loc: Any = None, ip: Any = None) -> list[Float32]:
+def load_shared_floats(address: Int32) -> list[Float32]:
     """Loads four floats of shared memory, 16-byte aligned (PTX 1.0)."""
     text = "ld.shared.v4.f32 {$0, $1, $2, $3}, [$4];"
-    return asm(text, [Float32] * 4, [Int32(address)], volatile=True, loc=loc, ip=ip)
+    return asm(text, [Float32] * 4, [Int32(address)], volatile=True)
 
 
-@dsl_user_op
-def load_flag(address: Int64, *, loc: Any = None, ip: Any = None) -> Int32:
+def load_flag(address: Int64) -> Int32:
     """Loads a word of global memory; what was written before it was stored by :func:`store_flag` is seen after.
 
     ``ld.acquire.gpu`` (PTX ISA, "Memory Consistency Model"; sm_70 or later).
     """
-    return asm("ld.acquire.gpu.global.b32 $0, [$1];", [Int32], [Int64(address)], volatile=True, loc=loc, ip=ip)[0]
+    return asm("ld.acquire.gpu.global.b32 $0, [$1];", [Int32], [Int64(address)], volatile=True)[0]
 
 
-@dsl_user_op
-def store_flag(address: Int64, value: Int32, *, loc: Any = None, ip: Any = None) -> None:
+def store_flag(address: Int64, value: Int32) -> None:
     """Stores a word of global memory after everything this thread knows to be written (``st.release.gpu``)."""
     text = "st.release.gpu.global.b32 [$0], $1;"
-    asm(text, [], [Int64(address), Int32(value)], volatile=True, loc=loc, ip=ip)
+    asm(text, [], [Int64(address), Int32(value)], volatile=True)
 
 
-@dsl_user_op
-def store_global(address: Any, words: Sequence[Any], *, loc: Any = None, ip: Any = None) -> None:
+def store_global(address: Any, words: Sequence[Any]) -> None:
     """Stores one, two or four 32-bit words to global memory, aligned to their bytes (PTX 1.0)."""
     source = refs(1, len(words)) if len(words) > 1 else "$1"
     suffix = {1: ".b32", 2: ".v2.b32", 4: ".v4.b32"}[len(words)]
-    asm(f"st.global{suffix} [$0], {source};", [], [Int64(address), *map(Uint32, words)], volatile=True, loc=loc, ip=ip)
+    asm(f"st.global{suffix} [$0], {source};", [], [Int64(address), *map(Uint32, words)], volatile=True)
 
 
-@dsl_user_op
-def store_global_byte(address: Any, word: Uint32, *, loc: Any = None, ip: Any = None) -> None:
+def store_global_byte(address: Any, word: Uint32) -> None:
     """Stores the low byte of ``word`` to global memory (PTX 1.0)."""
-    asm("st.global.b8 [$0], $1;", [], [Int64(address), Uint32(word)], volatile=True, loc=loc, ip=ip)
+    asm("st.global.b8 [$0], $1;", [], [Int64(address), Uint32(word)], volatile=True)
 
 
-@dsl_user_op
-def atomic_max_global(address: Any, value: Uint32, *, loc: Any = None, ip: Any = None) -> None:
+def atomic_max_global(address: Any, value: Uint32) -> None:
     """Raises a word of global memory to ``value``. PTX 1.2: ``red.global.max.u32``."""
     text = "red.relaxed.gpu.global.max.u32 [$0], $1;"
-    asm(text, [], [Int64(address), Uint32(value)], volatile=True, loc=loc, ip=ip)
+    asm(text, [], [Int64(address), Uint32(value)], volatile=True)

@@ -7,17 +7,13 @@ from typing import Any
 
 import cutlass
 from cutlass import Float32, Int32, Uint32
-from cutlass.cutlass_dsl import dsl_user_op
 
 from ._asm import asm, refs
 
 MINUS_ONE_F16 = 0xBC00
 
 
-@dsl_user_op
-def mma_m16n8k32_s8(
-    a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], *, loc: Any = None, ip: Any = None
-) -> list[Int32]:
+def mma_m16n8k32_s8(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]) -> list[Int32]:
     """D = A·B + C, A 16×32 and B 32×8 of s8, C and D 16×8 of s32; exact. PTX 7.0, sm_80 or later.
 
     ``mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32``. Lane t holds, with g = t // 4 and q = t % 4:
@@ -25,11 +21,10 @@ def mma_m16n8k32_s8(
     c, d = [g, 2q], [g, 2q+1], [g+8, 2q], [g+8, 2q+1].
     """
     text = f"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {refs(0, 4)}, {refs(4, 4)}, {refs(8, 2)}, {refs(10, 4)};"
-    return asm(text, [Int32] * 4, [*a, *b, *c], loc=loc, ip=ip)
+    return asm(text, [Int32] * 4, [*a, *b, *c])
 
 
-@dsl_user_op
-def mma_m16n8k8_f16(a: Sequence[Any], b: Any, c: Sequence[Any], *, loc: Any = None, ip: Any = None) -> list[Float32]:
+def mma_m16n8k8_f16(a: Sequence[Any], b: Any, c: Sequence[Any]) -> list[Float32]:
     """D = A·B + C, A 16×8 and B 8×8 of f16, C and D 16×8 of f32. PTX 7.0, sm_80 or later.
 
     ``mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32``. Lane t holds, with g = t // 4 and q = t % 4:
@@ -38,7 +33,7 @@ def mma_m16n8k8_f16(a: Sequence[Any], b: Any, c: Sequence[Any], *, loc: Any = No
     """
     text = f"mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {refs(0, 4)}, {refs(4, 2)}, {{$6}}, {refs(7, 4)};"
     operands = [*map(Uint32, a), Uint32(b), *map(Float32, c)]
-    return asm(text, [Float32] * 4, operands, volatile=True, loc=loc, ip=ip)
+    return asm(text, [Float32] * 4, operands, volatile=True)
 
 
 def diagonal(value: int, lane: Int32) -> Uint32:

@@ -6,33 +6,26 @@ from collections.abc import Sequence
 from typing import Any
 
 from cutlass import Float32, Int64, Uint32
-from cutlass.cutlass_dsl import dsl_user_op
 
 from ._asm import asm
 
 
-@dsl_user_op
-def f32_bits(a: Float32, *, loc: Any = None, ip: Any = None) -> Uint32:
+def f32_bits(a: Float32) -> Uint32:
     """The bits of ``a``. PTX 1.0: ``mov.b32``."""
-    return asm("mov.b32 $0, $1;", [Uint32], [Float32(a)], loc=loc, ip=ip)[0]
+    return asm("mov.b32 $0, $1;", [Uint32], [Float32(a)])[0]
 
 
-@dsl_user_op
-def f32_from_bits(a: Uint32, *, loc: Any = None, ip: Any = None) -> Float32:
+def f32_from_bits(a: Uint32) -> Float32:
     """The number that has the bits ``a``. PTX 1.0: ``mov.b32``."""
-    return asm("mov.b32 $0, $1;", [Float32], [Uint32(a)], loc=loc, ip=ip)[0]
+    return asm("mov.b32 $0, $1;", [Float32], [Uint32(a)])[0]
 
 
-@dsl_user_op
-def prmt(a: Uint32, b: Uint32, selector: Any, *, loc: Any = None, ip: Any = None) -> Uint32:
+def prmt(a: Uint32, b: Uint32, selector: Any) -> Uint32:
     """Four bytes of ``a`` (0–3) and ``b`` (4–7), chosen by the nibbles of ``selector``. PTX 2.0: ``prmt.b32``."""
-    return asm("prmt.b32 $0, $1, $2, $3;", [Uint32], [Uint32(a), Uint32(b), Uint32(selector)], loc=loc, ip=ip)[0]
+    return asm("prmt.b32 $0, $1, $2, $3;", [Uint32], [Uint32(a), Uint32(b), Uint32(selector)])[0]
 
 
-@dsl_user_op
-def take_if_positive(
-    value: Float32, second: Sequence[Uint32], first: Sequence[Uint32], one: Uint32, *, loc: Any = None, ip: Any = None
-) -> list[Uint32]:
+def take_if_positive(value: Float32, second: Sequence[Uint32], first: Sequence[Uint32], one: Uint32) -> list[Uint32]:
     """``second`` if ``value`` is positive, else ``first``: by products with ``one``, for the FMA pipe (PTX 1.0).
 
     As with :func:`add_by_fma` the compiler must not know that it is 1.
@@ -42,20 +35,18 @@ def take_if_positive(
         f"mov.b32 ${i}, ${n + 1 + i}; @p mad.lo.u32 ${i}, ${2 * n + 1 + i}, ${3 * n + 1}, 0; " for i in range(n)
     )
     operands = [Float32(value), *map(Uint32, first), *map(Uint32, second), Uint32(one)]
-    return asm(text + "}", [Uint32] * n, operands, loc=loc, ip=ip)
+    return asm(text + "}", [Uint32] * n, operands)
 
 
-@dsl_user_op
-def per_lane(a: Uint32, *, loc: Any = None, ip: Any = None) -> Uint32:
+def per_lane(a: Uint32) -> Uint32:
     """``a``, of which the compiler then does not know that it is the same in all lanes (PTX 1.3: ``%laneid``).
 
     It keeps such a number where products with constants can have it, not in a uniform register.
     """
     text = "{ .reg .b32 l; mov.u32 l, %laneid; shr.u32 l, l, 5; add.u32 $0, $1, l; }"
-    return asm(text, [Uint32], [Uint32(a)], loc=loc, ip=ip)[0]
+    return asm(text, [Uint32], [Uint32(a)])[0]
 
 
-@dsl_user_op
-def opaque(a: Int64, *, loc: Any = None, ip: Any = None) -> Int64:
+def opaque(a: Int64) -> Int64:
     """``a``, of which the compiler forgets how it was computed, and so keeps it. PTX 1.0: ``mov.b64``."""
-    return asm("mov.b64 $0, $1;", [Int64], [Int64(a)], volatile=True, loc=loc, ip=ip)[0]
+    return asm("mov.b64 $0, $1;", [Int64], [Int64(a)], volatile=True)[0]

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 from cutlass import Int16, Int32, Uint64
-from cutlass.cutlass_dsl import dsl_user_op
 
 from ._asm import asm
 
@@ -34,10 +33,9 @@ def descriptor_lower(address: Any) -> Int32:
     return ((Int32(address) >> 4) & 0x3FFF) | (1 << 16)
 
 
-@dsl_user_op
-def descriptor(lower: Int32, upper: Int32, *, loc: Any = None, ip: Any = None) -> Uint64:
+def descriptor(lower: Int32, upper: Int32) -> Uint64:
     """A descriptor from its halves."""
-    return asm("mov.b64 $0, {$1, $2};", [Uint64], [Int32(lower), Int32(upper)], loc=loc, ip=ip)[0]
+    return asm("mov.b64 $0, {$1, $2};", [Uint64], [Int32(lower), Int32(upper)])[0]
 
 
 def instruction_descriptor(
@@ -55,17 +53,15 @@ def instruction_descriptor(
     )
 
 
-@dsl_user_op
-def copy_scales(column: Int32, descriptor: Uint64, offset: int, *, group: int, loc: Any = None, ip: Any = None) -> None:
+def copy_scales(column: Int32, descriptor: Uint64, offset: int, *, group: int) -> None:
     """Copies one scale atom (512 bytes, ``offset`` descriptor units after the descriptor's start) to four columns.
 
     ``32x128b.warpx4``: every quarter of the lanes gets the same 32 rows of 16 bytes.
     """
     text = f"{{ .reg .b64 d; add.s64 d, $1, {offset}; tcgen05.cp.cta_group::{group}.32x128b.warpx4 [$0], d; }}"
-    asm(text, [], [Int32(column), Uint64(descriptor)], volatile=True, loc=loc, ip=ip)
+    asm(text, [], [Int32(column), Uint64(descriptor)], volatile=True)
 
 
-@dsl_user_op
 def mma_block_scaled(
     accumulator: Int32,
     descriptor: Uint64,
@@ -79,8 +75,6 @@ def mma_block_scaled(
     kind: str,
     vector: str,
     group: int,
-    loc: Any = None,
-    ip: Any = None,
 ) -> None:
     """D = (A·SFA)·(B·SFB) [+ D if ``accumulate`` is not 0]; A and B lie so many units after the descriptor's start."""
     text = (
@@ -89,28 +83,25 @@ def mma_block_scaled(
         f"tcgen05.mma.cta_group::{group}.kind::{kind}.block_scale.{vector} [$0], a, b, i, [$2], [$3], p; }}"
     )
     operands = [Int32(accumulator), Uint64(descriptor), Int32(scale_a), Int32(scale_b), Int32(accumulate)]
-    asm(text, [], operands, volatile=True, loc=loc, ip=ip)
+    asm(text, [], operands, volatile=True)
 
 
-@dsl_user_op
-def commit(barrier: Int32, *, group: int, mask: Any = None, loc: Any = None, ip: Any = None) -> None:
+def commit(barrier: Int32, *, group: int, mask: Any = None) -> None:
     """Arrives at ``barrier`` when all that this thread issued to the tensor core has ended; with ``mask``, at the
     barrier of that address in every CTA of the cluster whose bit is set."""
     head = f"tcgen05.commit.cta_group::{group}.mbarrier::arrive::one.shared::cluster"
     if mask is None:
-        asm(f"{head}.b64 [$0];", [], [Int32(barrier)], volatile=True, loc=loc, ip=ip)
+        asm(f"{head}.b64 [$0];", [], [Int32(barrier)], volatile=True)
     else:
         operands = [Int32(barrier), Int16(mask)]
-        asm(f"{head}.multicast::cluster.b64 [$0], $1;", [], operands, volatile=True, loc=loc, ip=ip)
+        asm(f"{head}.multicast::cluster.b64 [$0], $1;", [], operands, volatile=True)
 
 
-@dsl_user_op
-def fence_before(*, loc: Any = None, ip: Any = None) -> None:
+def fence_before() -> None:
     """Orders this thread's tcgen05 instructions before a signal to other threads."""
-    asm("tcgen05.fence::before_thread_sync;", [], [], volatile=True, loc=loc, ip=ip)
+    asm("tcgen05.fence::before_thread_sync;", [], [], volatile=True)
 
 
-@dsl_user_op
-def fence_after(*, loc: Any = None, ip: Any = None) -> None:
+def fence_after() -> None:
     """Orders this thread's tcgen05 instructions after a signal from other threads."""
-    asm("tcgen05.fence::after_thread_sync;", [], [], volatile=True, loc=loc, ip=ip)
+    asm("tcgen05.fence::after_thread_sync;", [], [], volatile=True)

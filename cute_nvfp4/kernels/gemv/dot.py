@@ -32,7 +32,7 @@ from ...ptx.convert import (
     e2m1x8_to_s8x4_signs_apart,
     f16x2_to_f32,
 )
-from ...ptx.half import fma_e2m1x16
+from ...ptx.half import fma_e2m1
 from ...ptx.memory import load_shared, store_shared
 from ...ptx.mma import mma_m16n8k32_s8
 from ...target import Architecture
@@ -94,7 +94,7 @@ class FmaDot:
             for word in (2 * block, 2 * block + 1):
                 b += load_shared(address + self.cell(word, 0), 16)
             for r in range(2):
-                pair = fma_e2m1x16(Uint32(0), rows[r][2 * block : 2 * block + 2], b, self.arch)
+                pair = fma_e2m1(Uint32(0), rows[r][2 * block : 2 * block + 2], b, self.arch)
                 low, high = f16x2_to_f32(pair)
                 sums[r].append(low + high)
         return sums
