@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 
 from cute_nvfp4.sim.frontend.flow import Block, registers, successors
@@ -68,13 +68,18 @@ def self_completing(kernel: CompiledKernel) -> frozenset[int]:
     is over when its registers are read, which is taken to be at once.
     """
     out = set()
+    for block, at, i, results in tensor_loads(kernel):
+        if first_on_the_way(kernel, block, at + 1, _is_load_wait, partial(_reads, results), results):
+            out.add(id(i))
+    return frozenset(out)
+
+
+def tensor_loads(kernel: CompiledKernel) -> Iterator[tuple[Block, int, Instruction, frozenset[str]]]:
+    """(block, place in it, instruction, registers it loads) of every tcgen05.ld."""
     for block in kernel.blocks:
         for at, (i, op) in enumerate(block.code):
             if is_tcgen05(i, "ld"):
-                results = frozenset(n for o in i.operands[: len(op.dst)] for n in registers(o))
-                if first_on_the_way(kernel, block, at + 1, _is_load_wait, partial(_reads, results), results):
-                    out.add(id(i))
-    return frozenset(out)
+                yield block, at, i, frozenset(n for o in i.operands[: len(op.dst)] for n in registers(o))
 
 
 def first_on_the_way(

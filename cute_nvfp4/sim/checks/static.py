@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cute_nvfp4.sim.checks.kernel import first_on_the_way, is_tcgen05, self_completing
+from cute_nvfp4.sim.checks.kernel import first_on_the_way, is_tcgen05, self_completing, tensor_loads
 from cute_nvfp4.sim.frontend.flow import Block, registers, successors
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, clipped
 from cute_nvfp4.sim.frontend.opcodes import Op
@@ -79,10 +79,9 @@ def _freed(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
 def _loads_waited_for(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
     """Registers of a tcgen05.ld that are read before tcgen05.wait::ld."""
     early = self_completing(kernel)
-    for block in kernel.blocks:
-        for i, _ in block.code:
-            if id(i) in early:
-                yield "warning", i, "its registers are read before tcgen05.wait::ld"
+    for _, _, i, _ in tensor_loads(kernel):
+        if id(i) in early:
+            yield "warning", i, "its registers are read before tcgen05.wait::ld"
 
 
 def _loads_stored(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
@@ -93,13 +92,10 @@ def _loads_stored(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, st
     """
     if not any(is_tcgen05(i, "wait::ld") for b in kernel.blocks for i, _ in b.code):
         return
-    for block in kernel.blocks:
-        for at, (i, op) in enumerate(block.code):
-            if is_tcgen05(i, "ld"):
-                results = frozenset(n for o in i.operands[: len(op.dst)] for n in registers(o))
-                store = _first_store(kernel, block, at + 1, results)
-                if store is not None:
-                    yield "warning", i, f"what it loads is stored by {store.where()} without tcgen05.wait::ld"
+    for block, at, i, results in tensor_loads(kernel):
+        store = _first_store(kernel, block, at + 1, results)
+        if store is not None:
+            yield "warning", i, f"what it loads is stored by {store.where()} without tcgen05.wait::ld"
 
 
 def _first_store(kernel: CompiledKernel, block: Block, at: int, values: frozenset[str]) -> Instruction | None:

@@ -9,18 +9,13 @@ from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 _SCOPES = ("cta", "cluster", "gpu", "sys")
 
 
-@opcode("membar")
-def _membar(i: Instruction, m: Mods, k: Kernel) -> Op:
-    if m.flag("proxy"):
-        return _proxy(i, m)
-    m.take("cta", "gl", "sys", "level", required=True)
-    return _plain(i)
-
-
-@opcode("fence")
+@opcode("fence", "membar")
 def _fence(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.flag("proxy"):
         return _proxy(i, m)
+    if i.base == "membar":
+        m.take("cta", "gl", "sys", "level", required=True)
+        return _plain(i)
     if m.flag("mbarrier_init"):
         m.words("release", "cluster")
         return _plain(i)
