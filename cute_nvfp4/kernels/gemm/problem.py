@@ -13,7 +13,7 @@ from cutlass import Int32
 
 from .arguments import GemmArguments, PartialSums
 from .config import GemmConfig
-from .epilogue import EpilogueFunction, OneResult, OutputMatrix, Result, make_epilogue_function, scaled_alphas
+from .epilogue import EpilogueFunction, OneResult, OutputMatrix, Result, scaled_alphas
 from .group_source import GroupSource
 from .grouped_scheduler import GroupedScheduler
 from .operand_source import Origin, Origins
@@ -53,7 +53,7 @@ class OneProblem:
         return OneResult(Result(matrix, scaled_alphas(self.arguments.alpha, self.arguments.factors)))
 
     def epilogue_function(self) -> EpilogueFunction:
-        return make_epilogue_function(self.config, self.arguments.bias)
+        return EpilogueFunction(self.config, self.arguments.bias)
 
 
 Problem = OneProblem | GroupSource

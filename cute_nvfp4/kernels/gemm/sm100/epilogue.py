@@ -20,35 +20,13 @@ from ..arguments import PartialSums
 from ..barriers import Barriers, Ring
 from ..config import CTA_ROWS, GemmConfig
 from ..epilogue import EpilogueFunction, OneResult, Position, Result
-from ..group_source import GroupResults
+from ..group_source import GroupSource
 from ..problem import Scheduler
 from ..tile_scheduler import CtaPlace, WorkTile
 from .memory_plan import OUT_STAGES, TensorPlan
 from .operands import accumulator_layout, make_mma
 from .output import Store
 from .reduction import ClusterExchange, WorkspaceExchange
-
-
-@dataclass(frozen=True)
-class AccumulatorLoad:
-    """tcgen05.ld of an epilogue tile of this thread's row."""
-
-    copy: cute.TiledCopy
-    source: cute.Tensor  # (LD, LD_M, LD_N), at column 0 of the first accumulator
-    shape: Any  # of the registers
-
-
-def accumulator_load(config: GemmConfig, tensor_base: Int32, thread: Int32) -> AccumulatorLoad:
-    base = cute.make_ptr(Float32, tensor_base, cute.AddressSpace.tmem, assumed_align=16)
-    tCtAcc = cute.make_tensor(base, accumulator_layout(config, make_mma(config)))  # (MMA, MMA_M, MMA_N, PRODUCT, STAGE)
-    epi_tile = (CTA_ROWS, config.epi_tile_n)
-    tiles = cute.flat_divide(tCtAcc[((None, None), 0, 0, 0, 0)], epi_tile)  # (EPI_TILE_M, EPI_TILE_N, 1, REST_N)
-    repeat = cute_tcgen05.Repetition(config.epi_tile_n)
-    atom = cute.make_copy_atom(cute_tcgen05.Ld32x32bOp(repeat, cute_tcgen05.Pack.NONE), Float32)
-    copy = cute_tcgen05.make_tmem_copy(atom, tiles[None, None, 0, 0])
-    part = copy.get_slice(thread)
-    registers = part.partition_D(cute.make_identity_tensor(epi_tile))  # (LD, LD_M, LD_N)
-    return AccumulatorLoad(copy, part.partition_S(tiles[None, None, 0, 0]), registers.shape)
 
 
 @dataclass(frozen=True)
@@ -71,12 +49,22 @@ class Epilogue:
 
     def read(self, acc: Int32, column: Any) -> None:
         """The epilogue tile from ``column`` on of accumulator ``acc`` of every product, to registers; waits for it."""
-        config = self.config
-        load = accumulator_load(config, self.tensor_base, self.thread)
+        config, epi_tile = self.config, (CTA_ROWS, self.config.epi_tile_n)
+        base = cute.make_ptr(Float32, self.tensor_base, cute.AddressSpace.tmem, assumed_align=16)
+        tCtAcc = cute.make_tensor(
+            base, accumulator_layout(config, make_mma(config))
+        )  # (MMA, MMA_M, MMA_N, PRODUCT, STAGE)
+        tiles = cute.flat_divide(tCtAcc[((None, None), 0, 0, 0, 0)], epi_tile)  # (EPI_TILE_M, EPI_TILE_N, 1, REST_N)
+        repeat = cute_tcgen05.Repetition(config.epi_tile_n)
+        atom = cute.make_copy_atom(cute_tcgen05.Ld32x32bOp(repeat, cute_tcgen05.Pack.NONE), Float32)
+        copy = cute_tcgen05.make_tmem_copy(atom, tiles[None, None, 0, 0])
+        part = copy.get_slice(self.thread)
+        registers = cute.make_layout(part.partition_D(cute.make_identity_tensor(epi_tile)).shape)  # (LD, LD_M, LD_N)
+        first = part.partition_S(tiles[None, None, 0, 0])  # (LD, LD_M, LD_N), at column 0 of the first accumulator
         for p in range(config.products):
             start = acc * TensorPlan(config).acc + p * config.tile_n + column
-            source = cute.make_tensor(load.source.iterator + start, load.source.layout)
-            cute.copy(load.copy, source, cute.make_tensor(self.values[p].iterator, cute.make_layout(load.shape)))
+            source = cute.make_tensor(first.iterator + start, first.layout)
+            cute.copy(copy, source, cute.make_tensor(self.values[p].iterator, registers))
         cute.arch.fence_view_async_tmem_load()
 
     def write(self, result: Result, at: Position, column: Any, number: int) -> None:
@@ -104,9 +92,6 @@ class Epilogue:
 class WholeTile:
     """All sums of a work tile are here; its accumulator is free once the last epilogue tile is in registers."""
 
-    def announce(self) -> None:
-        """Before the wait for the accumulator."""
-
     def store(self, e: Epilogue, result: Result, at: Position, acc: Int32, phase: Int32, cursor: Int32, tile: WorkTile):
         for number, column in enumerate(e.columns()):
             e.read(acc, Int32(column))
@@ -120,9 +105,6 @@ class SplitK:
     """Every CTA along K stores a slice of the columns: it sends the others theirs of its sums, and gets theirs."""
 
     exchange: ClusterExchange
-
-    def announce(self) -> None:
-        self.exchange.announce()
 
     def store(self, e: Epilogue, result: Result, at: Position, acc: Int32, phase: Int32, cursor: Int32, tile: WorkTile):
         config, exchange = e.config, self.exchange
@@ -147,9 +129,6 @@ class StreamK:
     """A share that does not begin its work tile goes to the workspace; one that does is finished here."""
 
     exchange: WorkspaceExchange
-
-    def announce(self) -> None:
-        """Nothing comes by asynchronous copies."""
 
     @cute.jit
     def store(self, e: Epilogue, result: Result, at: Position, acc: Int32, phase: Int32, cursor: Int32, tile: WorkTile):
@@ -182,10 +161,10 @@ def divided_k(
 ) -> DividedK:
     """How the sums of a work tile come together."""
     if config.split_k > 1:
-        return SplitK(ClusterExchange(config, ring, received, scheduler.place, thread, warp))
+        return SplitK(ClusterExchange(config, config.slice_n, thread, warp, ring, received, scheduler.place))
     if partials is not None:
         addresses = partials.workspace.toint(), partials.flags.toint()
-        return StreamK(WorkspaceExchange(config, scheduler, *addresses, thread, warp))
+        return StreamK(WorkspaceExchange(config, config.tile_n, thread, warp, scheduler, *addresses))
     return WholeTile()
 
 
@@ -194,7 +173,7 @@ def store_tiles(
     config: cutlass.Constexpr[GemmConfig],
     e: Epilogue,
     divided: DividedK,
-    results: OneResult | GroupResults,
+    results: OneResult | GroupSource,
     scheduler: Scheduler,
 ):
     """The loop of the epilogue warps."""
@@ -205,11 +184,13 @@ def store_tiles(
         tile = scheduler.tile(cursor, end)
         at = Position(tile.m * CTA_ROWS + e.thread, tile.n * config.tile_n, tile.batch)
         result = results.of(tile.batch)
-        divided.announce()
+        if cutlass.const_expr(config.split_k > 1):
+            divided.exchange.announce()
         mbarrier.wait(e.barriers.accumulators.full(acc), acc_phase)
         tcgen05.fence_after()
         divided.store(e, result, at, acc, partial_phase, cursor, tile)
         partial_phase = partial_phase ^ 1
         acc, acc_phase = e.barriers.accumulators.advance(acc, acc_phase)
         cursor = scheduler.after(cursor, tile)
-    e.store.finish(e.warp)
+    if cutlass.const_expr(config.store == "tma"):
+        e.store.finish(e.warp)
