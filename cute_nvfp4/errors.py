@@ -10,6 +10,11 @@ from __future__ import annotations
 class CuteNvfp4Error(Exception):
     """Base class of the errors raised by ``cute_nvfp4``."""
 
+    @classmethod
+    def of(cls, what: str, *, got: object, expected: object, hint: str = "") -> CuteNvfp4Error:
+        """The error with the words of ``explain``."""
+        return cls(explain(what, got=got, expected=expected, hint=hint))
+
 
 class OperandError(CuteNvfp4Error, ValueError):
     """An argument has the right type but a value, shape, stride or layout that cannot be used."""

@@ -15,29 +15,7 @@ from dataclasses import dataclass
 
 import torch
 
-from cute_nvfp4.errors import OperandError, OperandTypeError, explain
-
-__all__ = [
-    "FORMATS",
-    "LARGEST_GLOBAL_SCALE",
-    "MXFP4",
-    "MXFP8",
-    "MXFP8_E5M2",
-    "NVFP4",
-    "SMALLEST_GLOBAL_SCALE",
-    "Format",
-    "as_bytes",
-    "decode_e2m1",
-    "decode_e4m3",
-    "decode_e5m2",
-    "decode_ue8m0",
-    "encode_e2m1",
-    "encode_e4m3",
-    "encode_e5m2",
-    "encode_ue8m0",
-    "pack_e2m1",
-    "unpack_e2m1",
-]
+from cute_nvfp4.errors import OperandError, OperandTypeError
 
 
 @dataclass(frozen=True)
@@ -72,7 +50,7 @@ def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype is torch.uint8:
         return tensor
     if tensor.element_size() != 1:
-        raise OperandTypeError(explain("tensor of codes", got=tensor.dtype, expected="a one-byte dtype"))
+        raise OperandTypeError.of("tensor of codes", got=tensor.dtype, expected="a one-byte dtype")
     return tensor.view(torch.uint8)
 
 
@@ -82,9 +60,7 @@ def _floating(x: torch.Tensor) -> torch.Tensor:
     if x.dtype in (torch.float16, torch.bfloat16):
         return x.to(torch.float32)
     if x.dtype not in _WORK:
-        raise OperandTypeError(
-            explain("values to encode", got=x.dtype, expected="float16, bfloat16, float32 or float64")
-        )
+        raise OperandTypeError.of("values to encode", got=x.dtype, expected="float16, bfloat16, float32 or float64")
     return x
 
 
@@ -101,15 +77,22 @@ def _encode(x: torch.Tensor, kind: _Minifloat) -> torch.Tensor:
     steps = torch.round(magnitude * inverse_step).to(integer)
     # a carry out of the mantissa moves to the next exponent by itself
     code = ((exponent - min_exponent) << kind.mantissa_bits) + steps
-    # the sign as a bit: compiled for a GPU, torch.signbit takes −0 for positive
-    code = code | ((x.view(integer) < 0).to(integer) << (kind.bits - 1))
+    code = code | (_has_sign(x).to(integer) << (kind.bits - 1))
     return code.masked_fill(nan, kind.nan_code).to(torch.uint8)
+
+
+def _has_sign(x: torch.Tensor) -> torch.Tensor:
+    """Whether the sign bit of ``x`` is set."""
+    if torch.compiler.is_compiling():
+        # what inductor makes of signbit for a GPU takes −0 for positive
+        return torch.copysign(torch.ones_like(x), x) < 0
+    return torch.signbit(x)
 
 
 def _codes(codes: torch.Tensor, *dtypes: torch.dtype) -> torch.Tensor:
     if codes.dtype is not torch.uint8 and codes.dtype not in dtypes:
         expected = " or ".join(str(dtype) for dtype in (torch.uint8, *dtypes))
-        raise OperandTypeError(explain("codes", got=codes.dtype, expected=expected))
+        raise OperandTypeError.of("codes", got=codes.dtype, expected=expected)
     return as_bytes(codes)
 
 
@@ -151,7 +134,7 @@ def encode_ue8m0(x: torch.Tensor, *, rounding: str) -> torch.Tensor:
     elif rounding == "rna":
         code = code + (fraction >= 1 << (mantissa_bits - 1))
     elif rounding != "rz":
-        raise OperandError(explain("rounding of UE8M0", got=repr(rounding), expected="'rz', 'rp' or 'rna'"))
+        raise OperandError.of("rounding of UE8M0", got=repr(rounding), expected="'rz', 'rp' or 'rna'")
     return code.masked_fill(invalid, 0xFF).to(torch.uint8)
 
 
@@ -177,8 +160,8 @@ def decode_ue8m0(codes: torch.Tensor, dtype: torch.dtype = torch.float32) -> tor
     """2**(code − 127) of UE8M0 codes (``uint8`` or ``float8_e8m0fnu``); 0xFF is NaN. Exact, hence no float16."""
     codes = _codes(codes, torch.float8_e8m0fnu)
     if dtype is torch.float16:
-        raise OperandTypeError(
-            explain("dtype of decoded UE8M0", got=dtype, expected="float32, float64 or bfloat16, which hold 2**±127")
+        raise OperandTypeError.of(
+            "dtype of decoded UE8M0", got=dtype, expected="float32, float64 or bfloat16, which hold 2**±127"
         )
     return codes.view(torch.float8_e8m0fnu).to(dtype)
 
@@ -190,7 +173,7 @@ def pack_e2m1(codes: torch.Tensor) -> torch.Tensor:
     """
     codes = _codes(codes)
     if codes.ndim == 0 or codes.shape[-1] % 2:
-        raise OperandError(explain("codes to pack", got=f"shape {tuple(codes.shape)}", expected="an even last size"))
+        raise OperandError.of("codes to pack", got=f"shape {tuple(codes.shape)}", expected="an even last size")
     return (codes[..., 0::2] & 0xF) | (codes[..., 1::2] << 4)
 
 
@@ -291,7 +274,7 @@ class Format:
 
     def _check_k(self, k: int) -> None:
         if k <= 0 or k % self.block:
-            raise OperandError(explain(f"K of {self.name}", got=k, expected=f"a positive multiple of {self.block}"))
+            raise OperandError.of(f"K of {self.name}", got=k, expected=f"a positive multiple of {self.block}")
 
 
 NVFP4 = Format("nvfp4", element="e2m1", block=16, scale="e4m3", has_global_scale=True)

@@ -13,16 +13,7 @@ import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError, explain
 from cute_nvfp4.formats import NVFP4, Format
-from cute_nvfp4.scale_layout import (
-    blocked_bytes,
-    blocked_shape,
-    blocked_stride,
-    blocked_view,
-    from_blocked,
-    is_blocked,
-)
-
-__all__ = ["BlockScaledTensor", "check_pair"]
+from cute_nvfp4.scale_layout import blocked_bytes, blocked_shape, blocked_stride, blocked_view, from_blocked, is_blocked
 
 # Kernels read four scales of a row at once, and sixteen bytes of an atom through TMA.
 _BLOCKED_ALIGNMENT = 16
@@ -70,11 +61,7 @@ class BlockScaledTensor:
 
     @classmethod
     def from_problem(
-        cls,
-        data: torch.Tensor,
-        scale: torch.Tensor,
-        global_scale: torch.Tensor | None = None,
-        format: Format = NVFP4,
+        cls, data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor | None = None, format: Format = NVFP4
     ) -> BlockScaledTensor:
         """An operand from tensors with the batch last, without a copy.
 
@@ -82,10 +69,10 @@ class BlockScaledTensor:
         """
         for name, tensor, ndims in (("data", data, (3,)), ("scale", scale, (3, 6, 1))):
             if not isinstance(tensor, torch.Tensor):
-                raise OperandTypeError(explain(name, got=type(tensor).__name__, expected="torch.Tensor"))
+                raise OperandTypeError.of(name, got=type(tensor).__name__, expected="torch.Tensor")
             if tensor.ndim not in ndims:
                 expected = "(MN, K, L)" if ndims == (3,) else "(MN, K/block, L), or blocked (six dimensions or one)"
-                raise OperandError(explain(f"{name} with the batch last", got=_shape(tensor), expected=expected))
+                raise OperandError.of(f"{name} with the batch last", got=_shape(tensor), expected=expected)
         if scale.ndim == 3:
             scale = scale.permute(2, 0, 1)
         return cls(data.permute(2, 0, 1), scale, global_scale, format)
@@ -118,10 +105,8 @@ class BlockScaledTensor:
     def blocked_scale(self) -> torch.Tensor:
         """The (32, 4, rest_m, 4, rest_k, L) view of blocked scales; never a copy, so an error if they are row-major."""
         if self.scale_layout != "blocked":
-            raise OperandError(
-                explain(
-                    "scale layout", got=self.scale_layout, expected="blocked", hint="scale_layout.to_blocked converts."
-                )
+            raise OperandError.of(
+                "scale layout", got=self.scale_layout, expected="blocked", hint="scale_layout.to_blocked converts."
             )
         if self.scale.ndim == 6:
             return self.scale
@@ -135,9 +120,7 @@ class BlockScaledTensor:
         float16 and bfloat16 round the float32 result once more (NVFP4 without a global scale is exact in both).
         """
         if dtype not in _DTYPES:
-            raise OperandTypeError(
-                explain("dtype to dequantize to", got=dtype, expected=" or ".join(map(str, _DTYPES)))
-            )
+            raise OperandTypeError.of("dtype to dequantize to", got=dtype, expected=" or ".join(map(str, _DTYPES)))
         data = self.data if self.is_batched else self.data.unsqueeze(0)
         values = self._decode(data, self.rowmajor_scale(), torch.float64 if dtype is torch.float64 else torch.float32)
         values = values.to(dtype)
@@ -165,13 +148,10 @@ def check_pair(a: BlockScaledTensor, b: BlockScaledTensor) -> None:
     """Raises unless ``a`` (L, M, K) and ``b`` (L, N, K) can be multiplied: same K, batch and device."""
     for name, operand in (("a", a), ("b", b)):
         if not isinstance(operand, BlockScaledTensor):
-            raise OperandTypeError(explain(name, got=type(operand).__name__, expected="BlockScaledTensor"))
-    if a.k != b.k:
-        raise OperandError(explain("K of a and b", got=f"{a.k} and {b.k}", expected="the same"))
-    if a.batch != b.batch:
-        raise OperandError(explain("batch of a and b", got=f"{a.batch} and {b.batch}", expected="the same"))
-    if a.device != b.device:
-        raise OperandError(explain("device of a and b", got=f"{a.device} and {b.device}", expected="the same"))
+            raise OperandTypeError.of(name, got=type(operand).__name__, expected="BlockScaledTensor")
+    for what, left, right in (("K", a.k, b.k), ("batch", a.batch, b.batch), ("device", a.device, b.device)):
+        if left != right:
+            raise OperandError.of(f"{what} of a and b", got=f"{left} and {right}", expected="the same")
 
 
 def _shape(tensor: torch.Tensor) -> str:
@@ -181,12 +161,12 @@ def _shape(tensor: torch.Tensor) -> str:
 def _check_data(data: torch.Tensor, fmt: Format) -> tuple[int, int, int]:
     """Rows, K and batch of valid data."""
     if not isinstance(fmt, Format):
-        raise OperandTypeError(explain("format", got=type(fmt).__name__, expected="cute_nvfp4.formats.Format"))
+        raise OperandTypeError.of("format", got=type(fmt).__name__, expected="cute_nvfp4.formats.Format")
     if not isinstance(data, torch.Tensor):
-        raise OperandTypeError(explain("data", got=type(data).__name__, expected="torch.Tensor"))
+        raise OperandTypeError.of("data", got=type(data).__name__, expected="torch.Tensor")
     if data.dtype is not torch.uint8 and data.dtype is not fmt.data_dtype:
-        raise OperandTypeError(
-            explain(f"data of {fmt.name}", got=data.dtype, expected=f"{fmt.data_dtype} or torch.uint8 of the same bits")
+        raise OperandTypeError.of(
+            f"data of {fmt.name}", got=data.dtype, expected=f"{fmt.data_dtype} or torch.uint8 of the same bits"
         )
     shape, stride = data.shape, data.stride()
     if len(shape) == 3:
@@ -194,27 +174,23 @@ def _check_data(data: torch.Tensor, fmt: Format) -> tuple[int, int, int]:
     elif len(shape) == 2:
         (rows, columns), batch = shape, 1
     else:
-        raise OperandError(explain("data", got=_shape(data), expected="(MN, bytes of K) or (L, MN, bytes of K)"))
+        raise OperandError.of("data", got=_shape(data), expected="(MN, bytes of K) or (L, MN, bytes of K)")
     if rows == 0 or columns == 0 or batch == 0:
-        raise OperandError(explain("data", got=f"{_shape(data)}", expected="no empty dimension"))
+        raise OperandError.of("data", got=f"{_shape(data)}", expected="no empty dimension")
     k = columns * fmt.elements_per_byte
     if k % fmt.block:
-        raise OperandError(
-            explain(
-                f"K of {fmt.name}",
-                got=f"{k} ({_shape(data)}, {fmt.elements_per_byte} elements a byte)",
-                expected=f"a multiple of {fmt.block}, the elements that share a scale",
-                hint="Pad K with zeros.",
-            )
+        raise OperandError.of(
+            f"K of {fmt.name}",
+            got=f"{k} ({_shape(data)}, {fmt.elements_per_byte} elements a byte)",
+            expected=f"a multiple of {fmt.block}, the elements that share a scale",
+            hint="Pad K with zeros.",
         )
     if stride[-1] != 1:
-        raise OperandError(
-            explain(
-                "stride of data along K",
-                got=f"{stride[-1]} ({_shape(data)}, strides {stride})",
-                expected="1",
-                hint="from_problem takes tensors with the batch last; .contiguous() copies.",
-            )
+        raise OperandError.of(
+            "stride of data along K",
+            got=f"{stride[-1]} ({_shape(data)}, strides {stride})",
+            expected="1",
+            hint="from_problem takes tensors with the batch last; .contiguous() copies.",
         )
     alignment = min(fmt.block_bytes, _MAX_DATA_ALIGNMENT)
     bits = _address(data)
@@ -222,13 +198,11 @@ def _check_data(data: torch.Tensor, fmt: Format) -> tuple[int, int, int]:
         if size > 1:
             bits |= step
     if bits % alignment:
-        raise OperandError(
-            explain(
-                "alignment of data",
-                got=f"address {data.data_ptr():#x}, strides {stride}",
-                expected=f"multiples of {alignment} bytes",
-                hint=".clone() aligns.",
-            )
+        raise OperandError.of(
+            "alignment of data",
+            got=f"address {data.data_ptr():#x}, strides {stride}",
+            expected=f"multiples of {alignment} bytes",
+            hint=".clone() aligns.",
         )
     return rows, k, batch
 
@@ -236,15 +210,13 @@ def _check_data(data: torch.Tensor, fmt: Format) -> tuple[int, int, int]:
 def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, rows: int, k: int, batch: int) -> str:
     """The layout of valid scales: "blocked" or "rowmajor"."""
     if not isinstance(scale, torch.Tensor):
-        raise OperandTypeError(explain("scale", got=type(scale).__name__, expected="torch.Tensor"))
+        raise OperandTypeError.of("scale", got=type(scale).__name__, expected="torch.Tensor")
     if scale.dtype is not torch.uint8 and scale.dtype is not fmt.scale_dtype:
-        raise OperandTypeError(
-            explain(
-                f"scale of {fmt.name}", got=scale.dtype, expected=f"{fmt.scale_dtype} or torch.uint8 of the same bits"
-            )
+        raise OperandTypeError.of(
+            f"scale of {fmt.name}", got=scale.dtype, expected=f"{fmt.scale_dtype} or torch.uint8 of the same bits"
         )
     if scale.device != data.device:
-        raise OperandError(explain("device of scale", got=scale.device, expected=f"{data.device}, where the data is"))
+        raise OperandError.of("device of scale", got=scale.device, expected=f"{data.device}, where the data is")
     columns = k // fmt.block
     ndim = scale.ndim
     if ndim == 6:
@@ -253,24 +225,20 @@ def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, rows: int
     elif ndim == 1:
         size = blocked_bytes(rows, columns, batch)
         if scale.shape[0] != size or scale.stride(0) != 1:
-            raise OperandError(
-                explain(
-                    f"blocked scales in one dimension for {rows} rows, K {k}, batch {batch}",
-                    got=f"{_shape(scale)}, stride {scale.stride(0)}",
-                    expected=f"shape ({size},), stride 1",
-                    hint="Rows are padded to 128 and columns to 4.",
-                )
+            raise OperandError.of(
+                f"blocked scales in one dimension for {rows} rows, K {k}, batch {batch}",
+                got=f"{_shape(scale)}, stride {scale.stride(0)}",
+                expected=f"shape ({size},), stride 1",
+                hint="Rows are padded to 128 and columns to 4.",
             )
     else:
         _check_rowmajor(scale, data, rows, columns)
         return "rowmajor"
     if _address(scale) % _BLOCKED_ALIGNMENT:
-        raise OperandError(
-            explain(
-                "alignment of blocked scales",
-                got=f"address {scale.data_ptr():#x}",
-                expected=f"a multiple of {_BLOCKED_ALIGNMENT} bytes",
-            )
+        raise OperandError.of(
+            "alignment of blocked scales",
+            got=f"address {scale.data_ptr():#x}",
+            expected=f"a multiple of {_BLOCKED_ALIGNMENT} bytes",
         )
     return "blocked"
 
@@ -294,34 +262,30 @@ def _check_rowmajor(scale: torch.Tensor, data: torch.Tensor, rows: int, columns:
     expected = (*data.shape[:-2], rows, columns)
     if scale.shape != expected:
         blocked = blocked_shape(rows, columns, data.shape[0] if data.ndim == 3 else 1)
-        raise OperandError(
-            explain(
-                f"scale for data of {_shape(data)}",
-                got=_shape(scale),
-                expected=f"{expected} (row-major), or {blocked} (blocked; its bytes in one dimension will do)",
-            )
+        raise OperandError.of(
+            f"scale for data of {_shape(data)}",
+            got=_shape(scale),
+            expected=f"{expected} (row-major), or {blocked} (blocked; its bytes in one dimension will do)",
         )
     if columns > 1 and scale.stride(-1) != 1:
-        raise OperandError(
-            explain(
-                "stride of row-major scales along K",
-                got=f"{scale.stride(-1)} ({_shape(scale)}, strides {scale.stride()})",
-                expected="1",
-                hint=".contiguous() copies.",
-            )
+        raise OperandError.of(
+            "stride of row-major scales along K",
+            got=f"{scale.stride(-1)} ({_shape(scale)}, strides {scale.stride()})",
+            expected="1",
+            hint=".contiguous() copies.",
         )
 
 
 def _check_global_scale(value: torch.Tensor, data: torch.Tensor, fmt: Format) -> None:
     if not isinstance(value, torch.Tensor):
-        raise OperandTypeError(
-            explain("global scale", got=type(value).__name__, expected="None or a float32 tensor of one element")
+        raise OperandTypeError.of(
+            "global scale", got=type(value).__name__, expected="None or a float32 tensor of one element"
         )
     if not fmt.has_global_scale:
-        raise OperandError(explain(f"global scale of {fmt.name}", got="a tensor", expected="None"))
+        raise OperandError.of(f"global scale of {fmt.name}", got="a tensor", expected="None")
     if value.dtype is not torch.float32:
-        raise OperandTypeError(explain("global scale", got=value.dtype, expected="torch.float32"))
+        raise OperandTypeError.of("global scale", got=value.dtype, expected="torch.float32")
     if value.numel() != 1:
-        raise OperandError(explain("global scale", got=_shape(value), expected="one element"))
+        raise OperandError.of("global scale", got=_shape(value), expected="one element")
     if value.device != data.device:
-        raise OperandError(explain("device of global scale", got=value.device, expected=f"{data.device}"))
+        raise OperandError.of("device of global scale", got=value.device, expected=f"{data.device}")

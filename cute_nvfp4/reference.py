@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import torch
 
-from cute_nvfp4.errors import OperandTypeError, explain
+from cute_nvfp4.errors import OperandTypeError
 from cute_nvfp4.operand import BlockScaledTensor, check_pair
-
-__all__ = ["gemm_reference", "gemv_reference"]
 
 # Elements of an operand decoded at once: 32 MiB of float64.
 _SLAB_ELEMENTS = 1 << 22
@@ -32,7 +30,7 @@ def gemv_reference(
     ``accumulate`` is float64, or float32 (products and sums in float32, in torch's order). The result is rounded
     once to ``out_dtype``. NaN and infinity propagate.
     """
-    return _product(a, b, 1, alpha, out_dtype, accumulate)[..., 0]
+    return gemm_reference(a, b, alpha=alpha, out_dtype=out_dtype, accumulate=accumulate, columns=1)[..., 0]
 
 
 def gemm_reference(
@@ -42,29 +40,18 @@ def gemm_reference(
     alpha: float | torch.Tensor | None = None,
     out_dtype: torch.dtype = torch.float16,
     accumulate: torch.dtype = torch.float64,
+    columns: int | None = None,
 ) -> torch.Tensor:
     """``alpha`` · A · Bᵀ of a (L, M, K) and b (L, N, K): (L, M, N), or (M, N) if a has no batch.
 
-    As ``gemv_reference`` otherwise.
+    ``columns``: only the first so many of N. As ``gemv_reference`` otherwise.
     """
-    return _product(a, b, None, alpha, out_dtype, accumulate)
-
-
-def _product(
-    a: BlockScaledTensor,
-    b: BlockScaledTensor,
-    columns: int | None,
-    alpha: float | torch.Tensor | None,
-    out_dtype: torch.dtype,
-    accumulate: torch.dtype,
-) -> torch.Tensor:
-    """The first ``columns`` columns of alpha · A · Bᵀ; None for all of them."""
     check_pair(a, b)
     columns = b.rows if columns is None else columns
     if accumulate not in (torch.float32, torch.float64):
-        raise OperandTypeError(explain("accumulate", got=accumulate, expected="torch.float64 or torch.float32"))
+        raise OperandTypeError.of("accumulate", got=accumulate, expected="torch.float64 or torch.float32")
     if out_dtype not in _OUT_DTYPES:
-        raise OperandTypeError(explain("out_dtype", got=out_dtype, expected=" or ".join(map(str, _OUT_DTYPES))))
+        raise OperandTypeError.of("out_dtype", got=out_dtype, expected=" or ".join(map(str, _OUT_DTYPES)))
     a_scale, b_scale = a.rowmajor_scale(), b.rowmajor_scale()
     a_data, b_data = (x.data if x.is_batched else x.data.unsqueeze(0) for x in (a, b))
     out = torch.empty((a.batch, a.rows, columns), dtype=out_dtype, device=a.device)

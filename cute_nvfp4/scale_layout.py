@@ -20,27 +20,8 @@ from typing import Any
 
 import torch
 
-from cute_nvfp4.errors import OperandError, explain
+from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import as_bytes
-
-__all__ = [
-    "ATOM_BYTES",
-    "ATOM_COLS",
-    "ATOM_ROWS",
-    "ATOM_SHAPE",
-    "ATOM_STRIDE",
-    "blocked_bytes",
-    "blocked_shape",
-    "blocked_stride",
-    "blocked_view",
-    "cute_atom",
-    "cute_layout",
-    "cute_layout_of_atoms",
-    "from_blocked",
-    "is_blocked",
-    "offset",
-    "to_blocked",
-]
 
 ATOM_SHAPE = ((32, 4), 4)
 ATOM_STRIDE = ((16, 4), 1)
@@ -94,12 +75,10 @@ def offset(row: int, col: int, rows: int, cols: int, batch_index: int = 0) -> in
     """Byte of scale (``row``, ``col``) of matrix ``batch_index`` in a blocked tensor of ``rows`` × ``cols`` scales."""
     rest_m, rest_k = _rest(rows, cols)
     if not (0 <= row < rest_m * ATOM_ROWS and 0 <= col < rest_k * ATOM_COLS and batch_index >= 0):
-        raise OperandError(
-            explain(
-                "index of a scale",
-                got=f"row {row}, column {col}, batch {batch_index}",
-                expected=f"0 <= row < {rest_m * ATOM_ROWS}, 0 <= column < {rest_k * ATOM_COLS} and batch >= 0",
-            )
+        raise OperandError.of(
+            "index of a scale",
+            got=f"row {row}, column {col}, batch {batch_index}",
+            expected=f"0 <= row < {rest_m * ATOM_ROWS}, 0 <= column < {rest_k * ATOM_COLS} and batch >= 0",
         )
     stride_m, stride_k, stride_l = _rest_stride(rest_m, rest_k)
     r0, r1 = row % ATOM_SHAPE[0][0], row % ATOM_ROWS // ATOM_SHAPE[0][0]
@@ -115,8 +94,8 @@ def _geometry(rows: int, cols: int, batch: int) -> tuple[tuple[int, ...], tuple[
 
 def _new_geometry(rows: int, cols: int, batch: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     if min(rows, cols, batch) < 1:
-        raise OperandError(
-            explain("scale matrix", got=f"{rows} rows, {cols} columns, batch {batch}", expected="positive sizes")
+        raise OperandError.of(
+            "scale matrix", got=f"{rows} rows, {cols} columns, batch {batch}", expected="positive sizes"
         )
     rest_m, rest_k = _rest(rows, cols)
     stride_m, stride_k, stride_l = _rest_stride(rest_m, rest_k)
@@ -163,13 +142,11 @@ def blocked_view(flat: torch.Tensor, rows: int, cols: int, batch: int = 1) -> to
     shape, stride, size = _geometry(rows, cols, batch)
     if flat.element_size() != 1 or flat.numel() != size or not flat.is_contiguous():
         kind = "contiguous" if flat.is_contiguous() else "non-contiguous"
-        raise OperandError(
-            explain(
-                f"blocked scales of {rows} rows, {cols} columns and batch {batch}",
-                got=f"{flat.numel()} {kind} elements of {flat.element_size()} byte(s)",
-                expected=f"{size} contiguous bytes",
-                hint="Rows are padded to 128 and columns to 4.",
-            )
+        raise OperandError.of(
+            f"blocked scales of {rows} rows, {cols} columns and batch {batch}",
+            got=f"{flat.numel()} {kind} elements of {flat.element_size()} byte(s)",
+            expected=f"{size} contiguous bytes",
+            hint="Rows are padded to 128 and columns to 4.",
         )
     return flat.as_strided(shape, stride)
 
@@ -181,9 +158,7 @@ def to_blocked(scale: torch.Tensor) -> torch.Tensor:
     (L, rest_m, rest_k, 32, 4, 4); L is 1 for a matrix.
     """
     if scale.ndim not in (2, 3):
-        raise OperandError(
-            explain("row-major scales", got=f"shape {tuple(scale.shape)}", expected="(MN, KS) or (L, MN, KS)")
-        )
+        raise OperandError.of("row-major scales", got=f"shape {tuple(scale.shape)}", expected="(MN, KS) or (L, MN, KS)")
     matrices = as_bytes(scale if scale.ndim == 3 else scale.unsqueeze(0))
     batch, rows, cols = matrices.shape
     shape, stride, size = _geometry(rows, cols, batch)
@@ -207,10 +182,8 @@ def from_blocked(blocked: torch.Tensor, rows: int, cols: int) -> torch.Tensor:
     batch = blocked.shape[-1] if blocked.ndim == 6 else 1
     shape = blocked_shape(rows, cols, batch)
     if blocked.shape != shape:
-        raise OperandError(
-            explain(
-                f"blocked scales of {rows} rows, {cols} columns", got=f"shape {tuple(blocked.shape)}", expected=shape
-            )
+        raise OperandError.of(
+            f"blocked scales of {rows} rows, {cols} columns", got=f"shape {tuple(blocked.shape)}", expected=shape
         )
     matrix = as_bytes(blocked).permute(_VIEW_TO_MATRIX).reshape(batch, shape[2] * ATOM_ROWS, shape[4] * ATOM_COLS)
     return matrix[:, :rows, :cols].contiguous().view(blocked.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from .errors import TargetError, explain
+from .errors import TargetError
 
 DEFAULT_ARCH = "sm_100a"
 
@@ -48,5 +48,5 @@ class Target:
 def architecture(name: str) -> Architecture:
     """The architecture called ``name`` (``sm_90a``, ``sm_100a``, ``sm_103a``)."""
     if name not in ARCHITECTURES:
-        raise TargetError(explain("architecture", got=repr(name), expected=f"one of {', '.join(ARCHITECTURES)}"))
+        raise TargetError.of("architecture", got=repr(name), expected=f"one of {', '.join(ARCHITECTURES)}")
     return ARCHITECTURES[name]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib import metadata
 
@@ -54,10 +54,8 @@ def _describe(error: Exception) -> str:
 def _packages() -> Iterator[Finding]:
     version = sys.version_info[:2]
     text = ".".join(str(part) for part in sys.version_info[:3])
-    if _PYTHON[0] <= version <= _PYTHON[1]:
-        yield Finding("packages", "python", "ok", text)
-    else:
-        yield Finding("packages", "python", "fail", text, "use Python 3.10, 3.11 or 3.12")
+    fits = _PYTHON[0] <= version <= _PYTHON[1]
+    yield Finding("packages", "python", "ok" if fits else "fail", text, "" if fits else "use Python 3.10, 3.11 or 3.12")
     for package in _REQUIRED:
         found = _version(package)
         if found is None:
@@ -100,22 +98,24 @@ def _tools() -> Iterator[Finding]:
 def _compilers() -> Iterator[Finding]:
     from ..target import ARCHITECTURES
 
+    advice = "pip install --force-reinstall nvidia-cutlass-dsl; if it persists, report the message above"
     for arch in ARCHITECTURES.values():
-        label = f"{arch.name} ({arch.example})"
-        try:
-            size = _compile(arch.name)
-        except Exception as error:  # whatever is broken, the user must be told, not shown a traceback
-            advice = "pip install --force-reinstall nvidia-cutlass-dsl; if it persists, report the message above"
-            yield Finding("compiles for", label, "fail", _describe(error), advice)
-        else:
-            yield Finding("compiles for", label, "ok", f"a small kernel: {size} bytes of cubin")
+        yield _tried("compiles for", f"{arch.name} ({arch.example})", _compile, arch.name, advice)
 
 
-def _compile(arch: str) -> int:
-    """Bytes of cubin of the probe."""
+def _tried(area: str, name: str, check: Callable[[str], tuple[str, str]], arch: str, advice: str) -> Finding:
+    """What ``check`` finds, its status and in words; or the error that it ends in, with ``advice``."""
+    try:
+        return Finding(area, name, *check(arch))
+    except Exception as error:  # whatever is broken, the user must be told, not shown a traceback
+        return Finding(area, name, "fail", _describe(error), advice)
+
+
+def _compile(arch: str) -> tuple[str, str]:
+    """Compiles the probe."""
     from ..ops.probe import compile_probe
 
-    return len(compile_probe(arch).cubin)
+    return "ok", f"a small kernel: {len(compile_probe(arch).cubin)} bytes of cubin"
 
 
 def _devices() -> Iterator[Finding]:
@@ -143,19 +143,13 @@ def _devices() -> Iterator[Finding]:
 def _simulator() -> Iterator[Finding]:
     from ..target import ARCHITECTURES
 
+    advice = "the simulator needs no GPU: report the message above"
     for arch in ARCHITECTURES.values():
-        try:
-            wrong = _simulate(arch.name)
-        except Exception as error:  # as above
-            advice = "the simulator needs no GPU: report the message above"
-            yield Finding("runs on", f"simulator, {arch.name}", "fail", _describe(error), advice)
-        else:
-            status, text = ("fail", f"{wrong} wrong results") if wrong else ("ok", "right on a small kernel")
-            yield Finding("runs on", f"simulator, {arch.name}", status, text)
+        yield _tried("runs on", f"simulator, {arch.name}", _simulate, arch.name, advice)
 
 
-def _simulate(arch: str) -> int:
-    """Runs the probe in the simulator; how many of its results are wrong."""
+def _simulate(arch: str) -> tuple[str, str]:
+    """Runs the probe in the simulator."""
     import torch
 
     from ..ops.probe import probe
@@ -163,7 +157,8 @@ def _simulate(arch: str) -> int:
 
     x = torch.arange(300, dtype=torch.float32)
     with simulating(arch):
-        return int((probe(x) != probe(x, backend="reference")).sum())
+        wrong = int((probe(x) != probe(x, backend="reference")).sum())
+    return ("fail", f"{wrong} wrong results") if wrong else ("ok", "right on a small kernel")
 
 
 def _cache() -> Iterator[Finding]:

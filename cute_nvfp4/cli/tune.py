@@ -65,12 +65,12 @@ def _benchmarks(name: str) -> list[tuple[int, int, int, int]]:
 
 
 def _problem(shape: tuple, format: str, out: str, out_major: str) -> GemmProblem:
-    from ..errors import OperandError, explain
+    from ..errors import OperandError
     from ..kernels.gemm.config import OUT_BYTES
     from ..planning.gemm_problem import GemmProblem
 
     if out not in OUT_BYTES:
-        raise OperandError(explain("out", got=out, expected=f"one of {', '.join(OUT_BYTES)}"))
+        raise OperandError.of("out", got=out, expected=f"one of {', '.join(OUT_BYTES)}")
     m, n, k, batch = shape
     row = (n if out_major == "n" else m) * OUT_BYTES[out]
     signature = {"a_format": format, "b_format": format, "out": out, "out_major": out_major, "vector": row % 16 == 0}

@@ -117,7 +117,7 @@ class Evaluation:
             mode=self.options.mode,
             backend=self.backend,
             arch=self.arch,
-            device=_device_name(self.device),
+            device=torch.cuda.get_device_name() if self.device == "cuda" else f"cpu ({platform.machine()})",
             data=self.options.data,
             submission=str(self.submission),
             seed=self._mixed,
@@ -176,12 +176,9 @@ class Evaluation:
 
     def _test(self, runner: Runner, result: CaseResult) -> None:
         self._checked(runner, result, result.seed)
-        if result.case == self._smallest():
+        if result.case == min((case for _, case in self.numbered), key=self.problem.flops):
             # new contents at the same addresses: shows results that are kept from call to call
             self._checked(runner, result, mix_seed(result.seed, 1))
-
-    def _smallest(self) -> Case:
-        return min((case for _, case in self.numbered), key=self.problem.flops)
 
     def _benchmark(self, runner: Runner, result: CaseResult) -> None:
         self._checked(runner, result, result.seed)
@@ -293,10 +290,6 @@ def _environment_seed() -> int | None:
         return int(text)
     except ValueError as error:
         raise HarnessError(f"{SEED_VARIABLE} is {text!r}, expected an integer") from error
-
-
-def _device_name(device: str) -> str:
-    return torch.cuda.get_device_name() if device == "cuda" else f"cpu ({platform.machine()})"
 
 
 def _versions() -> dict[str, str]:

@@ -99,7 +99,7 @@ def get_problem(name: str) -> Problem:
     known = known_problems()
     if name not in known:
         raise HarnessError(f"unknown problem {name!r}; known problems: {', '.join(known)}")
-    return importlib.import_module(f"cute_nvfp4.harness.problems.{name}").PROBLEM
+    return importlib.import_module(f"cute_nvfp4.harness.problems.{name}.reference").PROBLEM
 
 
 def mix_seed(seed: int, *others: int) -> int:

@@ -30,23 +30,21 @@ def _value(value: int | list[int]) -> str:
     return ",".join(str(entry) for entry in value)
 
 
-def _add_shape_column(table: Table, task: Task) -> None:
+def _case_table(title: str, task: Task) -> Table:
+    """A table with a row for each case: its number, its shape, and what is added."""
+    table = _table(title)
+    table.add_column("#", justify="right")
     table.add_column("shape", no_wrap=not task.grouped)
+    return table
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}"
 
 
-def _verdict(result: CaseResult) -> Text:
-    return Text("pass", "green") if result.passed else Text("FAIL", "bold red")
-
-
 def _check_table(run: RunResult, task: Task) -> Table:
     where = f"{run.backend}, {run.arch}" if run.arch else run.backend
-    table = _table(f"{run.problem} · {run.mode} · {where} · {run.data} data · {run.device}")
-    table.add_column("#", justify="right")
-    _add_shape_column(table, task)
+    table = _case_table(f"{run.problem} · {run.mode} · {where} · {run.data} data · {run.device}", task)
     for name in ("seed", "checks"):
         table.add_column(name, justify="right")
     table.add_column("result")
@@ -57,7 +55,8 @@ def _check_table(run: RunResult, task: Task) -> Table:
         what = "simulation" if run.backend == "sim" else "CPU call"
         table.add_column(f"{what},\nwall s", justify="right")
     for case in run.cases:
-        row = [str(case.index), _shape(case.case, task), str(case.seed), str(case.calls_checked), _verdict(case)]
+        verdict = Text("pass", "green") if case.passed else Text("FAIL", "bold red")
+        row = [str(case.index), _shape(case.case, task), str(case.seed), str(case.calls_checked), verdict]
         row += [_number(case.max_abs), _number(case.max_rel)]
         table.add_row(*row, *([_number(case.wall_s)] if cpu else []))
     return table
@@ -67,9 +66,7 @@ def _time_table(run: RunResult, task: Task) -> Table:
     peer = next((case.peer_name for case in run.cases if case.peer_name), "peer")
     batch = max(case.batch for case in run.cases)
     each = f", means of {batch} calls on {batch} inputs" if batch > 1 else ""
-    table = _table(f"measured on {run.device}: GPU times, L2 cold and clean{each}")
-    table.add_column("#", justify="right")
-    _add_shape_column(table, task)
+    table = _case_table(f"measured on {run.device}: GPU times, L2 cold and clean{each}", task)
     for name in ("runs", "mean µs", "± err", "std", "best", "median", "worst", "useful MB", "TB/s", "% of copy"):
         table.add_column(name, justify="right")
     table.add_column(f"{peer} µs", justify="right")
@@ -98,9 +95,7 @@ def _counter_table(run: RunResult, task: Task) -> Table | None:
     names = sorted({name for case in run.cases for name in case.counters})
     if not names:
         return None
-    table = _table("counted by the simulator, one call")
-    table.add_column("#", justify="right")
-    _add_shape_column(table, task)
+    table = _case_table("counted by the simulator, one call", task)
     for name in names:
         table.add_column(name.replace("_", " "), justify="right")
     for case in run.cases:
@@ -114,7 +109,7 @@ def _published_table(run: RunResult, task: Task) -> Table | None:
     if bound is None and public is None:
         return None
     table = _table("published figures: nothing here was measured in this run")
-    _add_shape_column(table, task)
+    table.add_column("shape", no_wrap=not task.grouped)
     if bound:
         table.add_column(f"{bound.gpu} speed of light, µs\n(computed)", justify="right")
     if public:

@@ -110,10 +110,14 @@ def time_cuda(
     for _ in range(warm_up):
         call()
     _synchronize()
+    return _repeated(lambda: time_once(call, clear), rule)
+
+
+def _repeated(measure: Callable[[], float], rule: StopRule) -> list[float]:
     samples: list[float] = []
     begin = _perf_counter()
     while not rule.done(samples, _perf_counter() - begin):
-        samples.append(time_once(call, clear))
+        samples.append(measure())
     return samples
 
 
@@ -121,15 +125,14 @@ def time_wall(
     call: Callable[[], object], *, rule: StopRule | None = None, clear: Callable[[], None] = lambda: None
 ) -> list[float]:
     """Wall times of ``call`` on the CPU until ``rule`` is met, in nanoseconds; never to be shown as GPU times."""
-    rule = rule or StopRule()
-    samples: list[float] = []
-    begin = _perf_counter()
-    while not rule.done(samples, _perf_counter() - begin):
+
+    def measure() -> float:
         clear()
         start = _perf_counter()
         call()
-        samples.append((_perf_counter() - start) * 1e9)
-    return samples
+        return (_perf_counter() - start) * 1e9
+
+    return _repeated(measure, rule or StopRule())
 
 
 def copy_bandwidth(device: torch.device | str = "cuda") -> float:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import torch
 
-from cute_nvfp4.errors import OperandError, explain
+from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.ops.quantize import tensor_amax
 from cute_nvfp4.quantization.blocks import global_scale_from_amax
 from cute_nvfp4.quantization.hadamard import Hadamard, resolve_hadamard
 from cute_nvfp4.quantization.rules import resolve_rule
-
-__all__ = ["AmaxObserver"]
 
 
 class AmaxObserver:
@@ -26,7 +24,7 @@ class AmaxObserver:
 
     def __init__(self, *, momentum: float | None = None, hadamard: Hadamard | int | None = None) -> None:
         if momentum is not None and not 0 < momentum <= 1:
-            raise OperandError(explain("momentum", got=momentum, expected="None, or 0 < momentum <= 1"))
+            raise OperandError.of("momentum", got=momentum, expected="None, or 0 < momentum <= 1")
         self.momentum = momentum
         self.hadamard = resolve_hadamard(hadamard)
         self.amax: torch.Tensor | None = None
@@ -47,5 +45,5 @@ class AmaxObserver:
     def global_scale(self, rule: str = "max") -> torch.Tensor:
         """The NVFP4 global scale that ``rule`` wants for what was observed: a float32 tensor of no dimensions."""
         if self.amax is None:
-            raise OperandError(explain("observer", got="no batch yet", expected="observe() first"))
+            raise OperandError.of("observer", got="no batch yet", expected="observe() first")
         return global_scale_from_amax(self.amax, resolve_rule(rule, NVFP4))

@@ -24,13 +24,11 @@ from pathlib import Path
 
 import torch
 
-from cute_nvfp4.errors import OperandError, OperandTypeError, explain
+from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.runtime.backend import Backend
-
-__all__ = ["CheckpointLayer", "load_checkpoint", "read_checkpoint"]
 
 
 @dataclass(frozen=True)
@@ -124,7 +122,7 @@ def load_checkpoint(
         _check_fits(modules[name], layer)
     for name, value in values.items():
         if value.shape != state[name].shape:
-            raise OperandError(explain(name, got=f"shape {tuple(value.shape)}", expected=tuple(state[name].shape)))
+            raise OperandError.of(name, got=f"shape {tuple(value.shape)}", expected=tuple(state[name].shape))
     linears = {name: layer.linear(input_rule=input_rule, backend=backend) for name, layer in layers.items()}
     with torch.no_grad():
         for name, value in values.items():
@@ -151,7 +149,7 @@ class _Tensors:
             reader = self._stack.enter_context(safe_open(str(file), framework="pt", device=self._device))
             for name in reader.keys():
                 if name in self._readers:
-                    raise OperandError(explain("checkpoint", got=f"{name!r} in two files", expected="each name once"))
+                    raise OperandError.of("checkpoint", got=f"{name!r} in two files", expected="each name once")
                 self._readers[name] = reader.get_tensor
         return self
 
@@ -164,7 +162,7 @@ class _Tensors:
 
     def read(self, name: str) -> torch.Tensor:
         if name not in self._readers:
-            raise OperandError(explain("checkpoint", got=f"no tensor {name!r}", expected="one, beside its layer's"))
+            raise OperandError.of("checkpoint", got=f"no tensor {name!r}", expected="one, beside its layer's")
         return self._readers[name](name)
 
     def read_if_present(self, name: str) -> torch.Tensor | None:
@@ -179,7 +177,7 @@ def _files(path: Path) -> list[Path]:
         else:
             found = sorted(path.glob("*.safetensors"))
             if not found:
-                raise OperandError(explain("checkpoint", got=str(path), expected="a folder with .safetensors files"))
+                raise OperandError.of("checkpoint", got=str(path), expected="a folder with .safetensors files")
             return found
     if path.name.endswith(".index.json"):
         names = json.loads(path.read_text())["weight_map"].values()
@@ -201,7 +199,7 @@ def _layer(name: str, convention: _Convention, tensors: _Tensors) -> CheckpointL
     scale = tensors.read(f"{name}.weight_scale")
     for what, tensor, dtype in (("weight", data, torch.uint8), ("weight_scale", scale, NVFP4.scale_dtype)):
         if tensor.dtype is not dtype:
-            raise OperandTypeError(explain(f"{what} of {name}", got=tensor.dtype, expected=dtype))
+            raise OperandTypeError.of(f"{what} of {name}", got=tensor.dtype, expected=dtype)
     global_scale = tensors.read(f"{name}.{convention.global_scale}")
     input_global_scale = tensors.read_if_present(f"{name}.{convention.input_global_scale}")
     return CheckpointLayer(
@@ -222,12 +220,10 @@ def _layer(name: str, convention: _Convention, tensors: _Tensors) -> CheckpointL
 def _multiplier(what: str, value: torch.Tensor, convention: _Convention) -> torch.Tensor:
     """A stored global scale as the number that multiplies."""
     if value.numel() != 1:
-        raise OperandError(
-            explain(f"global scale of {what}", got=f"shape {tuple(value.shape)}", expected="one element")
-        )
+        raise OperandError.of(f"global scale of {what}", got=f"shape {tuple(value.shape)}", expected="one element")
     value = value.to(torch.float32).reshape(())
     if not (torch.isfinite(value) and value > 0):
-        raise OperandError(explain(f"global scale of {what}", got=float(value), expected="a positive number"))
+        raise OperandError.of(f"global scale of {what}", got=float(value), expected="a positive number")
     return 1.0 / value if convention.divides else value
 
 
@@ -238,24 +234,22 @@ def _check_places(
     for name in quantized:
         if not isinstance(modules.get(name), torch.nn.Linear):
             got = type(modules[name]).__name__ if name in modules else "no such module"
-            raise OperandError(explain(f"module {name!r}", got=got, expected="torch.nn.Linear"))
+            raise OperandError.of(f"module {name!r}", got=got, expected="torch.nn.Linear")
     replaced = {name for layer in quantized for name in state if name.startswith(f"{layer}.")}
     unknown = [name for name in plain if name not in state]
     present = {id(state[name]) for name in plain if name in state}
     missing = [name for name, tensor in state.items() if name not in replaced and id(tensor) not in present]
     if unknown or missing:
-        raise OperandError(
-            explain(
-                "checkpoint",
-                got=f"tensors without a place {unknown}, parameters without a tensor {missing}",
-                expected="neither",
-            )
+        raise OperandError.of(
+            "checkpoint",
+            got=f"tensors without a place {unknown}, parameters without a tensor {missing}",
+            expected="neither",
         )
 
 
 def _check_fits(module: torch.nn.Module, layer: CheckpointLayer) -> None:
     got, want = (layer.weight.rows, layer.weight.k), (module.out_features, module.in_features)
     if got != want:
-        raise OperandError(explain(f"weight of {layer.name}", got=got, expected=want))
+        raise OperandError.of(f"weight of {layer.name}", got=got, expected=want)
     if (layer.bias is None) != (module.bias is None):
-        raise OperandError(explain(f"bias of {layer.name}", got="in one of the two", expected="in both, or neither"))
+        raise OperandError.of(f"bias of {layer.name}", got="in one of the two", expected="in both, or neither")

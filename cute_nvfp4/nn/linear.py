@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from cute_nvfp4.errors import OperandError, OperandTypeError, explain
+from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops.gemm import gemm
@@ -14,8 +14,6 @@ from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.quantization.rules import resolve_rule
 from cute_nvfp4.runtime.backend import Backend
 from cute_nvfp4.scale_layout import to_blocked
-
-__all__ = ["NVFP4Linear"]
 
 
 class NVFP4Linear(torch.nn.Module):
@@ -45,18 +43,18 @@ class NVFP4Linear(torch.nn.Module):
         super().__init__()
         if weight.format is not NVFP4 or weight.is_batched:
             got = f"{weight.format.name}, {'batched' if weight.is_batched else 'a matrix'}"
-            raise OperandError(explain("weight", got=got, expected="a matrix in nvfp4"))
+            raise OperandError.of("weight", got=got, expected="a matrix in nvfp4")
         if input_rule is not None and resolve_rule(input_rule, NVFP4).choice == "hessian":
-            raise OperandError(explain("input_rule", got="'hessian'", expected="a rule that needs only x"))
+            raise OperandError.of("input_rule", got="'hessian'", expected="a rule that needs only x")
         self.in_features = weight.k if in_features is None else in_features
         self.out_features = weight.rows
         self.input_rule = input_rule
         self.backend = backend
         if not weight.k - NVFP4.block < self.in_features <= weight.k:
-            raise OperandError(explain("in_features", got=self.in_features, expected=f"{weight.k}, less its padding"))
+            raise OperandError.of("in_features", got=self.in_features, expected=f"{weight.k}, less its padding")
         for name, tensor, size in (("bias", bias, self.out_features), ("input_scale", input_scale, self.in_features)):
             if tensor is not None and tuple(tensor.shape) != (size,):
-                raise OperandError(explain(name, got=f"shape {tuple(tensor.shape)}", expected=(size,)))
+                raise OperandError.of(name, got=f"shape {tuple(tensor.shape)}", expected=(size,))
         self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=bias.requires_grad)
         self.register_buffer("weight_data", weight.data.view(torch.uint8))
         self.register_buffer("weight_scale", _flat_scale(weight))
@@ -80,10 +78,10 @@ class NVFP4Linear(torch.nn.Module):
         in_features need not be a multiple of 16. ``linear`` keeps its own tensors.
         """
         if not isinstance(linear, torch.nn.Linear):
-            raise OperandTypeError(explain("linear", got=type(linear).__name__, expected="torch.nn.Linear"))
+            raise OperandTypeError.of("linear", got=type(linear).__name__, expected="torch.nn.Linear")
         for name in ("transpose", "axis", "hadamard", "scale_layout", "format"):
             if name in options:
-                raise OperandError(explain("option of from_linear", got=repr(name), expected="one of the weight's"))
+                raise OperandError.of("option of from_linear", got=repr(name), expected="one of the weight's")
         weight = quantize(linear.weight, "nvfp4", rule, pad=True, **options)
         bias = linear.bias
         if bias is not None:
@@ -105,7 +103,7 @@ class NVFP4Linear(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(…, K) to (…, N), in the dtype of x."""
         if x.shape[-1] != self.in_features:
-            raise OperandError(explain("x", got=f"shape {tuple(x.shape)}", expected=f"(…, {self.in_features})"))
+            raise OperandError.of("x", got=f"shape {tuple(x.shape)}", expected=f"(…, {self.in_features})")
         if self.input_scale is not None:
             x = x * self.input_scale.to(x.dtype)
         y = _Product.apply(x.reshape(-1, self.in_features), self).reshape(*x.shape[:-1], self.out_features)

@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 
-from cute_nvfp4.errors import OperandError, explain
+from cute_nvfp4.errors import OperandError
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops.gemm import gemm
 from cute_nvfp4.ops.quantize import dequantize, quantize
 from cute_nvfp4.quantization.hadamard import Hadamard, resolve_hadamard
 from cute_nvfp4.runtime.backend import Backend
-
-__all__ = ["LinearRecipe", "fake_quantize", "quantized_linear"]
 
 
 def fake_quantize(x: torch.Tensor, format: str = "nvfp4", rule: str = "max", **options: Any) -> torch.Tensor:
@@ -29,7 +27,7 @@ def fake_quantize(x: torch.Tensor, format: str = "nvfp4", rule: str = "max", **o
     """
     for name in ("scale_layout", "backend", "pad"):
         if name in options:
-            raise OperandError(explain("option of fake_quantize", got=repr(name), expected="one that changes values"))
+            raise OperandError.of("option of fake_quantize", got=repr(name), expected="one that changes values")
     return _FakeQuantize.apply(x, format, rule, options)
 
 
@@ -112,8 +110,8 @@ def quantized_linear(
     in the dtype of x.
     """
     if x.shape[-1] != weight.shape[-1] or weight.ndim != 2:
-        raise OperandError(
-            explain("x and weight", got=f"shapes {tuple(x.shape)} and {tuple(weight.shape)}", expected="(…, K), (N, K)")
+        raise OperandError.of(
+            "x and weight", got=f"shapes {tuple(x.shape)} and {tuple(weight.shape)}", expected="(…, K), (N, K)"
         )
     flat = x.reshape(-1, x.shape[-1])
     if flat.shape[0] == 0:

@@ -7,25 +7,39 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError, OperandTypeError, explain
-from ..formats import Format
-from ..operand import BlockScaledTensor
+from ..errors import OperandError, OperandTypeError
+from ..formats import FORMATS, Format
+from ..operand import BlockScaledTensor, check_pair
 
 DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 """dtypes of an output, and what configurations call them."""
+ALL_FORMATS = tuple(FORMATS.values())
 
 
 def check_dtype(what: str, dtype: torch.dtype) -> None:
     """Raises unless an output may have ``dtype``."""
     if dtype not in DTYPE_NAMES:
-        raise OperandTypeError(explain(what, got=dtype, expected=" or ".join(map(str, DTYPE_NAMES))))
+        raise OperandTypeError.of(what, got=dtype, expected=" or ".join(map(str, DTYPE_NAMES)))
 
 
-def check_format(name: str, operand: BlockScaledTensor, formats: Sequence[Format]) -> None:
+def check_format(name: str, operand: BlockScaledTensor, formats: Sequence[Format] = ALL_FORMATS) -> None:
     """Raises unless ``operand`` has one of ``formats``."""
     if operand.format not in formats:
         expected = " or ".join(fmt.name for fmt in formats)
-        raise OperandError(explain(f"format of {name}", got=operand.format.name, expected=expected))
+        raise OperandError.of(f"format of {name}", got=operand.format.name, expected=expected)
+
+
+def check_product(
+    a: BlockScaledTensor, others: Mapping[str, BlockScaledTensor], formats: Sequence[Format] = ALL_FORMATS
+) -> None:
+    """Raises unless each of ``others`` can be multiplied with ``a``, all of ``formats``, all with or without L."""
+    for b in others.values():
+        check_pair(a, b)
+    for name, operand in {"a": a, **others}.items():
+        check_format(name, operand, formats)
+        if operand.is_batched != a.is_batched:
+            got = f"a {a.data.ndim}-d, {name} {operand.data.ndim}-d"
+            raise OperandError.of("batch dimension", got=got, expected="the same")
 
 
 def number(name: str, value: float | None) -> float:
@@ -33,13 +47,11 @@ def number(name: str, value: float | None) -> float:
     if value is None:
         return 1.0
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise OperandTypeError(
-            explain(
-                name,
-                got=type(value).__name__,
-                expected="a Python number",
-                hint="A scale that lives on the device belongs in global_scale of an operand.",
-            )
+        raise OperandTypeError.of(
+            name,
+            got=type(value).__name__,
+            expected="a Python number",
+            hint="A scale that lives on the device belongs in global_scale of an operand.",
         )
     return float(value)
 
@@ -49,25 +61,23 @@ def split_alpha(alpha: Any, device: torch.device, groups: int = 1) -> tuple[floa
     if not isinstance(alpha, torch.Tensor):
         return number("alpha", alpha), None
     if alpha.dtype is not torch.float32:
-        raise OperandTypeError(explain("alpha", got=alpha.dtype, expected="torch.float32, or a Python number"))
+        raise OperandTypeError.of("alpha", got=alpha.dtype, expected="torch.float32, or a Python number")
     if alpha.numel() not in (1, groups) or not alpha.is_contiguous():
         expected = "one element" if groups == 1 else f"one element, or {groups}, contiguous"
-        raise OperandError(explain("alpha", got=f"shape {tuple(alpha.shape)}", expected=expected))
+        raise OperandError.of("alpha", got=f"shape {tuple(alpha.shape)}", expected=expected)
     if alpha.device != device:
-        raise OperandError(explain("device of alpha", got=alpha.device, expected=device))
+        raise OperandError.of("device of alpha", got=alpha.device, expected=device)
     return 1.0, alpha.reshape(-1)
 
 
 def refuse_config(config: Any) -> None:
     """Raises if a plan is given to exact torch, which has no kernel to run it."""
     if config is not None:
-        raise OperandError(
-            explain(
-                "config",
-                got=f"a {type(config).__name__} with backend 'reference', which runs no kernel",
-                expected="None",
-                hint="Use backend='sim', or a block of cute_nvfp4.simulating(), to run the plan on CPU tensors.",
-            )
+        raise OperandError.of(
+            "config",
+            got=f"a {type(config).__name__} with backend 'reference', which runs no kernel",
+            expected="None",
+            hint="Use backend='sim', or a block of cute_nvfp4.simulating(), to run the plan on CPU tensors.",
         )
 
 
@@ -101,23 +111,24 @@ def checked_output(
         check_dtype("out_dtype", dtype)
         return torch.empty(shape, dtype=dtype, device=device)
     if not isinstance(out, torch.Tensor):
-        raise OperandTypeError(explain("out", got=type(out).__name__, expected="torch.Tensor"))
+        raise OperandTypeError.of("out", got=type(out).__name__, expected="torch.Tensor")
     check_dtype("dtype of out", out.dtype)
     if dtype is not None and dtype is not out.dtype:
-        raise OperandTypeError(explain("out_dtype", got=dtype, expected=f"None or {out.dtype}, the dtype of out"))
+        raise OperandTypeError.of("out_dtype", got=dtype, expected=f"None or {out.dtype}, the dtype of out")
     if out.shape != shape:
-        raise OperandError(explain("shape of out", got=tuple(out.shape), expected=shape))
+        raise OperandError.of("shape of out", got=tuple(out.shape), expected=shape)
     if out.device != device:
-        raise OperandError(explain("device of out", got=out.device, expected=device))
+        raise OperandError.of("device of out", got=out.device, expected=device)
     check_overlap(inputs, out)
     return out
 
 
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
+def span(tensor: torch.Tensor) -> tuple[int, int]:
     """First byte, and first byte after the last."""
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride()))
-    start = tensor.data_ptr()
-    return start, start + (last + 1) * tensor.element_size()
+    start, size = tensor.data_ptr(), tensor.numel()
+    if size and not tensor.is_contiguous():
+        size = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
+    return start, start + size * tensor.element_size()
 
 
 def check_overlap(inputs: Mapping[str, torch.Tensor | None], out: torch.Tensor) -> None:
@@ -140,25 +151,21 @@ def _check_strides(out: torch.Tensor) -> None:
     reach = 0
     for stride, size in sorted((stride, size) for size, stride in zip(out.shape, out.stride()) if size > 1):
         if stride <= reach:
-            raise OperandError(
-                explain(
-                    "strides of out",
-                    got=f"{out.stride()} for shape {tuple(out.shape)}",
-                    expected="no element of out to be another's",
-                    hint="An expanded tensor cannot be written; .clone() it.",
-                )
+            raise OperandError.of(
+                "strides of out",
+                got=f"{out.stride()} for shape {tuple(out.shape)}",
+                expected="no element of out to be another's",
+                hint="An expanded tensor cannot be written; .clone() it.",
             )
         reach += (size - 1) * stride
 
 
 def _check_spans(name: str, tensor: torch.Tensor, out: torch.Tensor) -> None:
-    first, last = _span(tensor)
-    start, end = _span(out)
+    first, last = span(tensor)
+    start, end = span(out)
     if start < last and first < end:
-        raise OperandError(
-            explain(
-                "memory of out",
-                got=f"bytes {start:#x} to {end:#x}, which overlap {name} at {first:#x} to {last:#x}",
-                expected="memory of its own",
-            )
+        raise OperandError.of(
+            "memory of out",
+            got=f"bytes {start:#x} to {end:#x}, which overlap {name} at {first:#x} to {last:#x}",
+            expected="memory of its own",
         )

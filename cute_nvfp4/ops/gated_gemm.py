@@ -9,18 +9,26 @@ from typing import Any
 import torch
 
 from ..errors import OperandError, OperandTypeError, explain
-from ..formats import FORMATS, NVFP4, as_bytes
+from ..formats import NVFP4, as_bytes
 from ..kernels.gemm.arguments import GemmArguments, Operand, Output
 from ..kernels.gemm.config import GATE_NAMES, INTERLEAVED_ROWS, QUANTIZED, GemmConfig
 from ..kernels.gemm.limits import can_implement
-from ..operand import BlockScaledTensor, check_pair
+from ..operand import BlockScaledTensor
 from ..planning.gemm import GemmProblem, Plan
 from ..reference import gemm_reference
 from ..runtime.backend import Backend, resolve
-from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..scale_layout import blocked_bytes, blocked_view
-from .checks import check_format, check_overlap, checked_output, parts, refuse_config, split_alpha, tensors
+from .checks import (
+    check_format,
+    check_overlap,
+    check_product,
+    checked_output,
+    parts,
+    refuse_config,
+    split_alpha,
+    tensors,
+)
 from .gemm import addresses, host, launch, output_record, strides
 from .operands import check_operands, operand_record
 
@@ -148,36 +156,25 @@ def _common_global_scale(one: torch.Tensor | None, two: torch.Tensor | None) -> 
     if one.device.type != "cpu":
         return torch.where(one.reshape(()) == two.reshape(()), one.reshape(()), torch.nan)
     if float(one) != float(two):
-        raise OperandError(
-            explain(
-                "global scales of b1 and b2",
-                got=f"{float(one)} and {float(two)}",
-                expected="equal ones",
-                hint="Quantize both with the larger amax's: quantize(…, global_scale=…).",
-            )
+        raise OperandError.of(
+            "global scales of b1 and b2",
+            got=f"{float(one)} and {float(two)}",
+            expected="equal ones",
+            hint="Quantize both with the larger amax's: quantize(…, global_scale=…).",
         )
     return one
-
-
-def compile_gated_gemm(config: GemmConfig) -> CompiledKernel:
-    """The kernel of ``config``, which has two products, compiled once. Needs no GPU and no tensors.
-
-    Raises:
-        OperandError: the configuration cannot be; the message says which limit, and by how much.
-    """
-    return KERNEL.compile(config)
 
 
 def _check(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor], gate: str, interleaved: bool) -> int:
     """Raises unless the operands can be multiplied; N."""
     if gate not in GATE_NAMES:
-        raise OperandError(explain("gate", got=repr(gate), expected=f"one of {', '.join(GATE_NAMES)}"))
+        raise OperandError.of("gate", got=repr(gate), expected=f"one of {', '.join(GATE_NAMES)}")
     if not isinstance(interleaved, bool):
-        raise OperandTypeError(explain("interleaved", got=type(interleaved).__name__, expected="bool"))
+        raise OperandTypeError.of("interleaved", got=type(interleaved).__name__, expected="bool")
     _check_weights(a, weights)
     if len(weights) == 2:
         if interleaved:
-            raise OperandError(explain("interleaved", got="True with b2", expected="one weight b1 that has all rows"))
+            raise OperandError.of("interleaved", got="True with b2", expected="one weight b1 that has all rows")
         return weights["b1"].rows
     rows = weights["b"].rows
     _check_halves("rows of b1, which is both weights", rows, 2 * INTERLEAVED_ROWS)
@@ -187,17 +184,11 @@ def _check(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor], gate: st
 def _check_halves(what: str, rows: int, multiple: int) -> None:
     if rows % multiple:
         expected = f"a multiple of {multiple}: scales come in atoms of {INTERLEAVED_ROWS} rows"
-        raise OperandError(explain(what, got=rows, expected=expected, hint="Give b1 and b2 as two tensors."))
+        raise OperandError.of(what, got=rows, expected=expected, hint="Give b1 and b2 as two tensors.")
 
 
 def _check_weights(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor]) -> None:
-    for b in weights.values():
-        check_pair(a, b)
-    for name, operand in {"a": a, **weights}.items():
-        check_format(name, operand, tuple(FORMATS.values()))
-        if operand.is_batched != a.is_batched:
-            got = f"a {a.data.ndim}-d, {name} {operand.data.ndim}-d"
-            raise OperandError(explain("batch dimension", got=got, expected="the same"))
+    check_product(a, weights)
     first, last = weights.values() if len(weights) == 2 else [*weights.values()] * 2
     both = {
         "rows": [b.rows for b in (first, last)],
@@ -206,7 +197,7 @@ def _check_weights(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor]) 
     }
     for what, (one, two) in both.items():
         if one != two:
-            raise OperandError(explain(f"{what} of b1 and b2", got=f"{one} and {two}", expected="the same"))
+            raise OperandError.of(f"{what} of b1 and b2", got=f"{one} and {two}", expected="the same")
 
 
 def _result(
@@ -217,23 +208,21 @@ def _result(
     if global_scale is None and not isinstance(out, BlockScaledTensor):
         return checked_output({} if out is None else inputs, a.device, shape, out, dtype)
     if dtype is not None:
-        raise OperandTypeError(explain("out_dtype", got=dtype, expected="None for a quantized result"))
+        raise OperandTypeError.of("out_dtype", got=dtype, expected="None for a quantized result")
     if n % NVFP4.block:
-        raise OperandError(explain("N of a quantized result", got=n, expected=f"a multiple of {NVFP4.block}"))
+        raise OperandError.of("N of a quantized result", got=n, expected=f"a multiple of {NVFP4.block}")
     if out is None:
         return _new_quantized(a, shape, global_scale)
     if not isinstance(out, BlockScaledTensor):
-        raise OperandTypeError(
-            explain("out", got=type(out).__name__, expected="BlockScaledTensor, for a quantized result")
-        )
+        raise OperandTypeError.of("out", got=type(out).__name__, expected="BlockScaledTensor, for a quantized result")
     if global_scale is not None:
-        raise OperandError(explain("out_global_scale", got="one, with out", expected="None: that of out is used"))
+        raise OperandError.of("out_global_scale", got="one, with out", expected="None: that of out is used")
     check_format("out", out, (NVFP4,))
     if (*out.data.shape[:-1], out.k) != shape:
-        raise OperandError(explain("shape of out", got=(*out.data.shape[:-1], out.k), expected=shape))
+        raise OperandError.of("shape of out", got=(*out.data.shape[:-1], out.k), expected=shape)
     if out.scale_layout != "blocked" or out.global_scale is None or out.device != a.device:
         got = f"{out.scale_layout} scales, {'no' if out.global_scale is None else 'a'} global scale, {out.device}"
-        raise OperandError(explain("out", got=got, expected=f"blocked scales and a global scale on {a.device}"))
+        raise OperandError.of("out", got=got, expected=f"blocked scales and a global scale on {a.device}")
     for name in ("data", "scale"):
         others = {"out.data": out.data} if name == "scale" else {}
         check_overlap({**inputs, **others, "out.global_scale": out.global_scale}, as_bytes(getattr(out, name)))
@@ -301,3 +290,4 @@ def _can_implement(config: GemmConfig) -> str:
 
 
 KERNEL = Kernel("gated_gemm", GemmArguments, host, _can_implement)
+compile_gated_gemm = KERNEL.compile

@@ -7,20 +7,18 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError, OperandTypeError, explain
-from ..formats import FORMATS
+from ..errors import OperandError, OperandTypeError
 from ..kernels.gemm.arguments import Bias, GemmArguments, Output, PartialSums
 from ..kernels.gemm.config import CTA_ROWS, GemmConfig
 from ..kernels.gemm.limits import can_implement
-from ..operand import BlockScaledTensor, check_pair
+from ..operand import BlockScaledTensor
 from ..planning.gemm import GemmProblem, Plan, plan_for
 from ..reference import gemm_reference
 from ..runtime.backend import Backend, current_stream, resolve, sm_count
-from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..target import Target
-from .checks import DTYPE_NAMES, check_dtype, check_format, checked_output, parts, refuse_config, split_alpha, tensors
+from .checks import DTYPE_NAMES, check_dtype, check_product, checked_output, parts, refuse_config, split_alpha, tensors
 from .operands import check_operands, operand_record
 
 
@@ -60,11 +58,7 @@ def gemm(
             cannot be.
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
-    check_pair(a, b)
-    for name, operand in (("a", a), ("b", b)):
-        check_format(name, operand, tuple(FORMATS.values()))
-    if a.is_batched != b.is_batched:
-        raise OperandError(explain("batch dimension", got=f"a {a.data.ndim}-d, b {b.data.ndim}-d", expected="the same"))
+    check_product(a, {"b": b})
     scalar, alpha_tensor = split_alpha(alpha, a.device)
     _check_bias(bias, a, b)
     operands = {"a": a, "b": b}
@@ -123,28 +117,19 @@ def launch(
     kernel.run(plan.config, target, device, arguments, lambda: touched() | tensors({}, scratch))
 
 
-def compile_gemm(config: GemmConfig) -> CompiledKernel:
-    """The kernel of ``config``, compiled once. Needs no GPU and no tensors.
-
-    Raises:
-        OperandError: the configuration cannot be; the message says which limit, and by how much.
-    """
-    return KERNEL.compile(config)
-
-
 def _check_bias(bias: torch.Tensor | None, a: BlockScaledTensor, b: BlockScaledTensor) -> None:
     if bias is None:
         return
     if not isinstance(bias, torch.Tensor):
-        raise OperandTypeError(explain("bias", got=type(bias).__name__, expected="torch.Tensor"))
+        raise OperandTypeError.of("bias", got=type(bias).__name__, expected="torch.Tensor")
     check_dtype("dtype of bias", bias.dtype)
     shapes = [(b.rows,)] + ([(a.batch, b.rows)] if a.is_batched else [])
     if bias.shape not in shapes:
-        raise OperandError(explain("shape of bias", got=tuple(bias.shape), expected=" or ".join(map(str, shapes))))
+        raise OperandError.of("shape of bias", got=tuple(bias.shape), expected=" or ".join(map(str, shapes)))
     if b.rows > 1 and bias.stride(-1) != 1:
-        raise OperandError(explain("stride of bias along N", got=bias.stride(-1), expected="1"))
+        raise OperandError.of("stride of bias along N", got=bias.stride(-1), expected="1")
     if bias.device != a.device:
-        raise OperandError(explain("device of bias", got=bias.device, expected=a.device))
+        raise OperandError.of("device of bias", got=bias.device, expected=a.device)
 
 
 def _reference(a, b, scalar: float, alpha: torch.Tensor | None, bias: torch.Tensor | None, dtype) -> torch.Tensor:
@@ -171,13 +156,11 @@ def output_record(out: torch.Tensor) -> tuple[Output, dict[str, Any]]:
     elif m in (0, 1):
         major, stride, lines, length = "m", n, columns, rows
     else:
-        raise OperandError(
-            explain(
-                "strides of out",
-                got=out.stride(),
-                expected="1 along M or along N",
-                hint="Leave out to get a new tensor, and copy it.",
-            )
+        raise OperandError.of(
+            "strides of out",
+            got=out.stride(),
+            expected="1 along M or along N",
+            hint="Leave out to get a new tensor, and copy it.",
         )
     # dimensions of one element have no stride of their own, but tensor maps want one, of whole 16 bytes
     stride = stride or -(-length // 16) * 16
@@ -219,3 +202,4 @@ def host(config: GemmConfig) -> Callable[..., Any]:
 
 
 KERNEL = Kernel("gemm", GemmArguments, host, can_implement)
+compile_gemm = KERNEL.compile

@@ -8,20 +8,19 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError, OperandTypeError, explain
+from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4
 from ..kernels.gemv.arguments import GemvArguments, Strides
 from ..kernels.gemv.config import GemvConfig
-from ..operand import BlockScaledTensor, check_pair
+from ..operand import BlockScaledTensor
 from ..planning.gemv import GemvPlan, GemvProblem, choose, fitted
 from ..reference import gemv_reference
 from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
+from ..runtime.launch import Tensors
 from ..target import Target, architecture
-from .checks import DTYPE_NAMES, check_dtype, check_format, checked_output, number, parts
-
-__all__ = ["compile_gemv", "gemv", "plan_for"]
+from .checks import DTYPE_NAMES, check_dtype, check_product, checked_output, number, parts, tensors
 
 
 def gemv(
@@ -56,11 +55,7 @@ def gemv(
         OperandError, OperandTypeError: operands that do not fit together, or cannot be computed with (by ``config``).
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
-    check_pair(a, b)
-    check_format("a", a, (NVFP4,))
-    check_format("b", b, (NVFP4,))
-    if a.is_batched != b.is_batched:
-        raise OperandError(explain("batch dimension", got=f"a {a.data.ndim}-d, b {b.data.ndim}-d", expected="the same"))
+    check_product(a, {"b": b}, (NVFP4,))
     shape = (a.batch, a.rows) if a.is_batched else (a.rows,)
     inputs = {} if out is None else parts({"a": a, "b": b})
     out = checked_output(inputs, a.device, shape, out, out_dtype)
@@ -87,37 +82,26 @@ def _plan(problem: GemvProblem, target: Target, sm_count: int, plan: GemvPlan | 
     if plan is None:
         return choose(problem, target.arch, sm_count)
     if not isinstance(plan, GemvPlan):
-        raise OperandTypeError(explain("config", got=type(plan).__name__, expected="a GemvPlan of planning.gemv"))
+        raise OperandTypeError.of("config", got=type(plan).__name__, expected="a GemvPlan of planning.gemv")
     return fitted(plan, problem, target.arch)
 
 
-def _tensors(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor) -> dict[str, tuple[torch.Tensor, bool]]:
-    """Every tensor that the kernel may touch, by name, and whether it may write it."""
-    tensors = {"a": (a.data, False), "sfa": (a.scale, False), "b": (b.data, False), "sfb": (b.scale, False)}
-    tensors["c"] = (out, True)
-    for name, operand in (("a_global", a), ("b_global", b)):
-        if operand.global_scale is not None:
-            tensors[name] = (operand.global_scale, False)
-    return tensors
+def _tensors(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor) -> Tensors:
+    read = {"a": a.data, "sfa": a.scale, "b": b.data, "sfb": b.scale}
+    return tensors(read | {"a_global": a.global_scale, "b_global": b.global_scale}, {"c": out})
 
 
 def compile_gemv(
-    arch: str,
-    *,
-    m: int,
-    k: int,
-    batch: int = 1,
-    scales: str = "blocked",
-    out_dtype: torch.dtype = torch.float16,
+    arch: str, *, m: int, k: int, batch: int = 1, scales: str = "blocked", out_dtype: torch.dtype = torch.float16
 ) -> tuple[CompiledKernel, GemvConfig]:
     """The kernel that ``gemv`` would run for contiguous operands of these sizes on ``arch``, and its configuration.
 
     Needs no GPU and no tensors.
     """
     if min(m, k, batch) < 1 or k % NVFP4.block:
-        raise OperandError(explain("m, k, batch", got=(m, k, batch), expected="positive, and k a multiple of 16"))
+        raise OperandError.of("m, k, batch", got=(m, k, batch), expected="positive, and k a multiple of 16")
     if scales not in ("blocked", "rowmajor"):
-        raise OperandError(explain("scales", got=repr(scales), expected="'blocked' or 'rowmajor'"))
+        raise OperandError.of("scales", got=repr(scales), expected="'blocked' or 'rowmajor'")
     check_dtype("out_dtype", out_dtype)
     target = architecture(arch)
     alignment = min((k // 2) & -(k // 2), 32)

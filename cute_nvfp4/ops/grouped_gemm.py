@@ -8,13 +8,12 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError, OperandTypeError, explain
-from ..formats import FORMATS
+from ..errors import OperandError, OperandTypeError
 from ..operand import BlockScaledTensor, check_pair
 from ..planning.gemm_problem import Plan
 from ..reference import gemm_reference
 from ..runtime.backend import Backend, resolve
-from .checks import check_dtype, check_format, checked_output, parts, refuse_config, split_alpha
+from .checks import ALL_FORMATS, check_dtype, check_format, checked_output, parts, refuse_config, span, split_alpha
 from .grouped_launch import launch_contiguous, launch_list
 from .grouped_rows import GroupedRows, clamped
 from .operands import check_operands
@@ -103,7 +102,7 @@ def grouped_gemm_contiguous(
     """
     if not isinstance(a, GroupedRows) or not isinstance(b, BlockScaledTensor):
         got = f"{type(a).__name__} and {type(b).__name__}"
-        raise OperandTypeError(explain("a and b", got=got, expected="GroupedRows and BlockScaledTensor"))
+        raise OperandTypeError.of("a and b", got=got, expected="GroupedRows and BlockScaledTensor")
     same = {
         "K of a and b": (a.k, b.k),
         "groups of a and matrices of b": (a.groups, b.batch),
@@ -111,9 +110,9 @@ def grouped_gemm_contiguous(
     }
     for what, (left, right) in same.items():
         if left != right:
-            raise OperandError(explain(what, got=f"{left} and {right}", expected="the same"))
+            raise OperandError.of(what, got=f"{left} and {right}", expected="the same")
     for name, operand in (("a", a), ("b", b)):
-        check_format(name, operand, tuple(FORMATS.values()))
+        check_format(name, operand)
     scalar, alpha_tensor = split_alpha(alpha, a.device, a.groups)
     inputs = {**parts({"a": a, "b": b}), "a.offsets": a.offsets, "alpha": alpha_tensor}
     out = checked_output(inputs if out is not None else {}, a.device, (a.rows, b.rows), out, out_dtype)
@@ -147,36 +146,34 @@ def _checked(problems: Sequence[Problem]) -> list[Problem]:
     def check(problem: Any) -> Problem:
         nonlocal device
         if not isinstance(problem, (tuple, list)) or len(problem) != 2:
-            raise OperandTypeError(explain("problem", got=type(problem).__name__, expected="a pair (a, b)"))
+            raise OperandTypeError.of("problem", got=type(problem).__name__, expected="a pair (a, b)")
         a, b = problem
         if a is not None and b is not None:
             check_pair(a, b)
         elif a is b:
-            raise OperandError(explain("operands", got="None and None", expected="at least one with rows"))
+            raise OperandError.of("operands", got="None and None", expected="at least one with rows")
         for side, x in enumerate(problem):
             if x is not None:
                 _check_operand("ab"[side], x, formats[side])
                 formats[side] = x.format
                 device = device or x.device
                 if x.device != device:
-                    raise OperandError(
-                        explain("device", got=x.device, expected=f"{device}, where the groups before are")
-                    )
+                    raise OperandError.of("device", got=x.device, expected=f"{device}, where the groups before are")
         return a, b
 
     groups = _each(check, problems)
     if not groups:
-        raise OperandError(explain("problems", got="none", expected="at least one group"))
+        raise OperandError.of("problems", got="none", expected="at least one group")
     return groups
 
 
 def _check_operand(name: str, x: Any, fmt: Any) -> None:
     if not isinstance(x, BlockScaledTensor):
         expected = "BlockScaledTensor, or None for no rows"
-        raise OperandTypeError(explain(name, got=type(x).__name__, expected=expected))
+        raise OperandTypeError.of(name, got=type(x).__name__, expected=expected)
     if x.batch != 1:
-        raise OperandError(explain(f"batch of {name}", got=x.batch, expected="1: a group is one matrix"))
-    check_format(name, x, tuple(FORMATS.values()) if fmt is None else (fmt,))
+        raise OperandError.of(f"batch of {name}", got=x.batch, expected="1: a group is one matrix")
+    check_format(name, x, ALL_FORMATS if fmt is None else (fmt,))
 
 
 def _outputs(
@@ -191,28 +188,20 @@ def _outputs(
         return [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
     if not isinstance(out, (list, tuple)) or len(out) != len(groups):
         got = f"{type(out).__name__}" + (f" of {len(out)}" if isinstance(out, (list, tuple)) else "")
-        raise OperandError(explain("out", got=got, expected=f"a list of {len(groups)} tensors"))
+        raise OperandError.of("out", got=got, expected=f"a list of {len(groups)} tensors")
 
     def check(given: Any, shape: tuple[int, int]) -> None:
         checked_output({}, device, shape, given, dtype or out[0].dtype)
         _check_rows("out", given)
 
     _each(check, out, shapes)
-    spans = [(*_span(x), "out", i, True) for i, x in enumerate(out)]
+    spans = [(*span(x), "out", i, True) for i, x in enumerate(out)]
     for i, group in enumerate(groups):
         operands = [(name, x) for name, x in zip("ab", group) if x is not None]
-        spans += [(*_span(x.data), f"data of {name}", i, False) for name, x in operands]
-        spans += [(*_span(x.scale), f"scale of {name}", i, False) for name, x in operands]
+        spans += [(*span(x.data), f"data of {name}", i, False) for name, x in operands]
+        spans += [(*span(x.scale), f"scale of {name}", i, False) for name, x in operands]
     _check_spans(spans)
     return list(out)
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """First byte, and first byte after the last."""
-    start, size = tensor.data_ptr(), tensor.numel()
-    if size and not tensor.is_contiguous():
-        size = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
-    return start, start + size * tensor.element_size()
 
 
 def _check_spans(spans: list[tuple[int, int, str, int, bool]]) -> None:
@@ -223,7 +212,7 @@ def _check_spans(spans: list[tuple[int, int, str, int, bool]]) -> None:
             last, what, its_group = reach[other]
             if start < min(last, end):
                 got = f"bytes {start:#x} to {end:#x}, which overlap {what} of group {its_group}"
-                raise OperandError(explain(f"group {group}: memory of {name}", got=got, expected="memory of its own"))
+                raise OperandError.of(f"group {group}: memory of {name}", got=got, expected="memory of its own")
         if end > reach[written][0]:
             reach[written] = end, name, group
 
@@ -235,7 +224,7 @@ def _check_scales(a: BlockScaledTensor | None, b: BlockScaledTensor | None, back
 
 def _check_rows(name: str, out: torch.Tensor) -> None:
     if out.shape[-1] > 1 and out.stride(-1) != 1:
-        raise OperandError(explain(f"stride of {name} along N", got=out.stride(-1), expected="1"))
+        raise OperandError.of(f"stride of {name} along N", got=out.stride(-1), expected="1")
 
 
 def _checked_status(status: torch.Tensor | None, device: torch.device) -> torch.Tensor:
@@ -243,10 +232,10 @@ def _checked_status(status: torch.Tensor | None, device: torch.device) -> torch.
         return torch.empty(1, dtype=torch.int32, device=device)
     if not isinstance(status, torch.Tensor) or status.dtype is not torch.int32:
         got = status.dtype if isinstance(status, torch.Tensor) else type(status).__name__
-        raise OperandTypeError(explain("status", got=got, expected="a torch.int32 tensor"))
+        raise OperandTypeError.of("status", got=got, expected="a torch.int32 tensor")
     if status.numel() != 1 or status.device != device:
         got = f"shape {tuple(status.shape)} on {status.device}"
-        raise OperandError(explain("status", got=got, expected=f"one element on {device}"))
+        raise OperandError.of("status", got=got, expected=f"one element on {device}")
     return status
 
 

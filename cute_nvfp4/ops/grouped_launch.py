@@ -23,7 +23,6 @@ from ..operand import BlockScaledTensor
 from ..planning.gemm_problem import Plan
 from ..planning.grouped import GroupedProblem, plan_for_groups
 from ..runtime.backend import sm_count
-from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..target import Target
@@ -124,15 +123,6 @@ def launch_contiguous(
     _launch(plan, target, a.device, arguments, scalar, factors, touched)
 
 
-def compile_grouped_gemm(config: GroupedConfig) -> CompiledKernel:
-    """The kernels of ``config``, compiled once. Needs no GPU and no tensors.
-
-    Raises:
-        OperandError: the configuration cannot be; the message says which limit, and by how much.
-    """
-    return KERNEL.compile(config)
-
-
 def _aligned(out: torch.Tensor) -> bool:
     """Whether all rows start, and end, at multiples of 16 bytes."""
     stride = out.stride(0) if out.shape[0] > 1 else 0
@@ -201,3 +191,4 @@ def _host(config: GroupedConfig) -> Callable[..., Any]:
 
 
 KERNEL = Kernel("grouped_gemm", GroupedArguments, _host, can_implement_grouped)
+compile_grouped_gemm = KERNEL.compile

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from ..errors import OperandError, OperandTypeError, explain
+from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4, Format, as_bytes
 from ..operand import BlockScaledTensor, _check_data, _check_global_scale
 from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, to_blocked
@@ -41,7 +41,7 @@ class GroupedRows:
         data = self.data
         if not isinstance(data, torch.Tensor) or data.ndim != 2:
             got = f"shape {tuple(data.shape)}" if isinstance(data, torch.Tensor) else type(data).__name__
-            raise OperandError(explain("data of GroupedRows", got=got, expected="(T, bytes of K)"))
+            raise OperandError.of("data of GroupedRows", got=got, expected="(T, bytes of K)")
         rows, k, _ = _check_data(data, self.format)
         if self.global_scale is not None:
             _check_global_scale(self.global_scale, data, self.format)
@@ -57,7 +57,7 @@ class GroupedRows:
         Works on the matrix's device and waits for nothing.
         """
         if a.is_batched:
-            raise OperandError(explain("rows of groups", got=f"data of {a.data.ndim} dimensions", expected="2"))
+            raise OperandError.of("rows of groups", got=f"data of {a.data.ndim} dimensions", expected="2")
         offsets = _checked_offsets(offsets, a.data)
         return cls(a.data, padded_scales(a.rowmajor_scale()[0], offsets), offsets, a.global_scale, a.format)
 
@@ -138,24 +138,20 @@ def clamped(offsets: torch.Tensor, rows: int) -> torch.Tensor:
 def _checked_offsets(offsets: Sequence[int] | torch.Tensor, data: torch.Tensor) -> torch.Tensor:
     if isinstance(offsets, torch.Tensor):
         if offsets.dtype is not torch.int32:
-            raise OperandTypeError(explain("offsets", got=offsets.dtype, expected="torch.int32, or a sequence of ints"))
+            raise OperandTypeError.of("offsets", got=offsets.dtype, expected="torch.int32, or a sequence of ints")
         if offsets.ndim != 1 or offsets.shape[0] < 2 or offsets.stride(0) != 1:
-            raise OperandError(
-                explain("offsets", got=f"shape {tuple(offsets.shape)}", expected="(groups + 1,), contiguous")
-            )
+            raise OperandError.of("offsets", got=f"shape {tuple(offsets.shape)}", expected="(groups + 1,), contiguous")
         if offsets.device != data.device:
-            raise OperandError(explain("device of offsets", got=offsets.device, expected=data.device))
+            raise OperandError.of("device of offsets", got=offsets.device, expected=data.device)
         return offsets
     values = list(offsets)
     if len(values) < 2 or not all(isinstance(x, int) and not isinstance(x, bool) for x in values):
-        raise OperandTypeError(explain("offsets", got=repr(values)[:80], expected="one int more than there are groups"))
+        raise OperandTypeError.of("offsets", got=repr(values)[:80], expected="one int more than there are groups")
     for i, (before, value) in enumerate(zip([0, *values], values)):
         if value < before:
-            raise OperandError(explain(f"offsets[{i}]", got=value, expected=f"at least {before}, the one before it"))
+            raise OperandError.of(f"offsets[{i}]", got=value, expected=f"at least {before}, the one before it")
         if value > data.shape[0]:
-            raise OperandError(
-                explain(f"offsets[{i}]", got=value, expected=f"at most {data.shape[0]}, the rows of data")
-            )
+            raise OperandError.of(f"offsets[{i}]", got=value, expected=f"at most {data.shape[0]}, the rows of data")
     host = torch.tensor(values, dtype=torch.int32, pin_memory=data.is_cuda)
     return host.to(data.device, non_blocking=True)
 
@@ -163,19 +159,17 @@ def _checked_offsets(offsets: Sequence[int] | torch.Tensor, data: torch.Tensor) 
 def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, k: int) -> None:
     if not isinstance(scale, torch.Tensor) or scale.dtype not in (torch.uint8, fmt.scale_dtype):
         got = scale.dtype if isinstance(scale, torch.Tensor) else type(scale).__name__
-        raise OperandTypeError(explain("scale of GroupedRows", got=got, expected=f"{fmt.scale_dtype} or torch.uint8"))
+        raise OperandTypeError.of("scale of GroupedRows", got=got, expected=f"{fmt.scale_dtype} or torch.uint8")
     atom_bytes = -(-k // (fmt.block * ATOM_COLS)) * ATOM_BYTES
     size = scale.numel()
     if scale.ndim != 1 or size == 0 or size % atom_bytes or scale.stride(0) != 1:
-        raise OperandError(
-            explain(
-                "scale of GroupedRows",
-                got=f"shape {tuple(scale.shape)}, stride {scale.stride()}",
-                expected=f"one dimension, contiguous, a multiple of {atom_bytes} bytes: the atoms of 128 rows",
-                hint="GroupedRows.of builds it.",
-            )
+        raise OperandError.of(
+            "scale of GroupedRows",
+            got=f"shape {tuple(scale.shape)}, stride {scale.stride()}",
+            expected=f"one dimension, contiguous, a multiple of {atom_bytes} bytes: the atoms of 128 rows",
+            hint="GroupedRows.of builds it.",
         )
     if scale.device != data.device:
-        raise OperandError(explain("device of scale", got=scale.device, expected=data.device))
+        raise OperandError.of("device of scale", got=scale.device, expected=data.device)
     if scale.data_ptr() % 16:
-        raise OperandError(explain("address of scale", got=f"{scale.data_ptr():#x}", expected="a multiple of 16 bytes"))
+        raise OperandError.of("address of scale", got=f"{scale.data_ptr():#x}", expected="a multiple of 16 bytes")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..errors import OperandError, explain
+from ..errors import OperandError
 from ..formats import as_bytes
 from ..kernels.gemm.arguments import Operand
 from ..operand import BlockScaledTensor
@@ -21,39 +21,33 @@ def check_operands(operands: Mapping[str, BlockScaledTensor], backend: str) -> N
     """
     for name, operand in operands.items():
         if operand.scale_layout != "blocked":
-            raise OperandError(
-                explain(
-                    f"scales of {name}",
-                    got=operand.scale_layout,
-                    expected="blocked: tensor memory takes them as 128x4 atoms",
-                    hint="scale_layout.to_blocked(scale) makes them so.",
-                )
+            raise OperandError.of(
+                f"scales of {name}",
+                got=operand.scale_layout,
+                expected="blocked: tensor memory takes them as 128x4 atoms",
+                hint="scale_layout.to_blocked(scale) makes them so.",
             )
         if operand.k % K_MULTIPLE:
-            raise OperandError(
-                explain(f"K of {name}", got=operand.k, expected=f"a multiple of {K_MULTIPLE}", hint="Pad K with zeros.")
+            raise OperandError.of(
+                f"K of {name}", got=operand.k, expected=f"a multiple of {K_MULTIPLE}", hint="Pad K with zeros."
             )
         strides = [s for size, s in zip(operand.data.shape[:-1], operand.data.stride()) if size > 1]
         if operand.data.data_ptr() % 16 or any(s % 16 for s in strides):
-            raise OperandError(
-                explain(
-                    f"alignment of {name}",
-                    got=f"address {operand.data.data_ptr():#x}, strides {operand.data.stride()}",
-                    expected="multiples of 16 bytes, which TMA needs",
-                    hint=".contiguous() or .clone() aligns.",
-                )
+            raise OperandError.of(
+                f"alignment of {name}",
+                got=f"address {operand.data.data_ptr():#x}, strides {operand.data.stride()}",
+                expected="multiples of 16 bytes, which TMA needs",
+                hint=".contiguous() or .clone() aligns.",
             )
         if backend == "sim" and operand.format.scale == "e4m3":
             codes = as_bytes(operand.blocked_scale())
             negative = int(((codes & 0x80) != 0).sum())
             if negative:
-                raise OperandError(
-                    explain(
-                        f"scales of {name}",
-                        got=f"{negative} negative ones",
-                        expected="none: a block-scaled MMA reads them as unsigned (UE4M3)",
-                        hint="Move the sign into the elements.",
-                    )
+                raise OperandError.of(
+                    f"scales of {name}",
+                    got=f"{negative} negative ones",
+                    expected="none: a block-scaled MMA reads them as unsigned (UE4M3)",
+                    hint="Move the sign into the elements.",
                 )
 
 

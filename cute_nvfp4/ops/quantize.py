@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError, OperandTypeError, explain
+from ..errors import OperandError, OperandTypeError
 from ..formats import Format
 from ..operand import BlockScaledTensor
 from ..quantization import philox
@@ -25,8 +25,6 @@ from .quantize_request import (
     hessian_blocks,
     matrices,
 )
-
-__all__ = ["dequantize", "explain_backend", "quantize", "tensor_amax"]
 
 
 def quantize(
@@ -202,7 +200,7 @@ def dequantize(
     ``hadamard``, if it was given to ``quantize``, rotates back; ``k`` then drops what ``pad`` added beyond it.
     """
     if not isinstance(x, BlockScaledTensor):
-        raise OperandTypeError(explain("x to dequantize", got=type(x).__name__, expected="BlockScaledTensor"))
+        raise OperandTypeError.of("x to dequantize", got=type(x).__name__, expected="BlockScaledTensor")
     rotation = resolve_hadamard(hadamard)
     if rotation is None:
         values = x.dequantize(dtype)
@@ -211,7 +209,7 @@ def dequantize(
     if k is None:
         return values
     if not 0 < k <= x.k:
-        raise OperandError(explain("k to keep", got=k, expected=f"1 … {x.k}"))
+        raise OperandError.of("k to keep", got=k, expected=f"1 … {x.k}")
     return values[..., :k]
 
 

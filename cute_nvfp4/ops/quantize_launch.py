@@ -19,7 +19,7 @@ from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..scale_layout import blocked_bytes, blocked_view
 from ..target import Target, architecture
-from .checks import DTYPE_NAMES
+from .checks import DTYPE_NAMES, tensors
 from .quantize_request import QuantizeRequest
 
 
@@ -71,10 +71,7 @@ def launch_quantize(
         scale, scale_strides = blocked_view(flat, rows, columns, batch), Strides(0, flat.numel() // batch)
     else:
         scale = torch.empty((batch, rows, columns), dtype=torch.uint8, device=device)
-    tensors = {"x": (x, False), "data": (data, True), "scale": (scale, True)}
-    for name, tensor in (("global_in", given), ("global_out", computed)):
-        if tensor is not None:
-            tensors[name] = (tensor, name == "global_out")
+    touched = tensors({"x": x, "global_in": given}, {"data": data, "scale": scale, "global_out": computed})
     arguments = QuantizeArguments(
         x=x.data_ptr(),
         data=data.data_ptr(),
@@ -93,7 +90,7 @@ def launch_quantize(
         ctas=plan.ctas,
         walk=plan.walk,
     )
-    QUANTIZE.run(plan.config, target, device, arguments, lambda: tensors)
+    QUANTIZE.run(plan.config, target, device, arguments, lambda: touched)
     return BlockScaledTensor(data, scale, given if computed is None else computed, format)
 
 
@@ -156,14 +153,7 @@ def _alignment(x: torch.Tensor) -> int:
 
 
 def compile_quantize(
-    arch: str,
-    format: Format,
-    rule: Rule,
-    *,
-    rows: int,
-    k: int,
-    dtype: torch.dtype = torch.bfloat16,
-    **more: Any,
+    arch: str, format: Format, rule: Rule, *, rows: int, k: int, dtype: torch.dtype = torch.bfloat16, **more: Any
 ) -> tuple[CompiledKernel, QuantizeConfig]:
     """The kernel that quantizes a contiguous matrix of this size on ``arch``, and its configuration.
 

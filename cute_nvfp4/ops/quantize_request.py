@@ -78,16 +78,16 @@ def checked_request(
     resolved = resolve_rule(rule, format)
     rotation = resolve_hadamard(hadamard)
     if rounding not in ("nearest", "stochastic"):
-        raise OperandError(explain("rounding", got=repr(rounding), expected="'nearest' or 'stochastic'"))
+        raise OperandError.of("rounding", got=repr(rounding), expected="'nearest' or 'stochastic'")
     if generator is not None and rounding != "stochastic":
-        raise OperandError(explain("generator", got="one, with rounding 'nearest'", expected="rounding='stochastic'"))
+        raise OperandError.of("generator", got="one, with rounding 'nearest'", expected="rounding='stochastic'")
     if scale_layout not in ("blocked", "rowmajor"):
-        raise OperandError(explain("scale_layout", got=repr(scale_layout), expected="'blocked' or 'rowmajor'"))
+        raise OperandError.of("scale_layout", got=repr(scale_layout), expected="'blocked' or 'rowmajor'")
     if (hessian is not None) != (resolved.choice == "hessian"):
         got = f"rule {resolved.name!r} {'with' if hessian is not None else 'without'} hessian"
-        raise OperandError(explain("hessian", got=got, expected="both, or neither"))
+        raise OperandError.of("hessian", got=got, expected="both, or neither")
     if block_2d and resolved.choice == "hessian":
-        raise OperandError(explain("block_2d", got="rule 'hessian'", expected="a rule that does not weigh columns"))
+        raise OperandError.of("block_2d", got="rule 'hessian'", expected="a rule that does not weigh columns")
     views = matrices(x, transpose, axis)
     k = _padded(views.shape[-1], format, rotation, pad)
     source = Source(views, k, rotation, format.block if block_2d else 1)
@@ -103,7 +103,7 @@ def choose_backend(wanted: str, request: QuantizeRequest) -> BackendChoice:
     """
     if wanted not in BACKENDS:
         hint = "What used to be 'torch' is 'reference'." if wanted == "torch" else ""
-        raise TargetError(explain("backend", got=repr(wanted), expected=f"one of {', '.join(BACKENDS)}", hint=hint))
+        raise TargetError.of("backend", got=repr(wanted), expected=f"one of {', '.join(BACKENDS)}", hint=hint)
     if wanted == "reference":
         return BackendChoice("reference", "asked for")
     x = request.source.matrices
@@ -153,24 +153,22 @@ def _beyond_kernels(backend: str, request: QuantizeRequest) -> str:
 def matrices(x: torch.Tensor, transpose: bool = False, axis: int | None = None) -> torch.Tensor:
     """A view of ``x`` as (L, MN, K), blocks along the last dimension."""
     if not isinstance(x, torch.Tensor):
-        raise OperandTypeError(explain("x to quantize", got=type(x).__name__, expected="torch.Tensor"))
+        raise OperandTypeError.of("x to quantize", got=type(x).__name__, expected="torch.Tensor")
     if x.dtype not in DTYPE_NAMES:
-        raise OperandTypeError(explain("x to quantize", got=x.dtype, expected=" or ".join(map(str, DTYPE_NAMES))))
+        raise OperandTypeError.of("x to quantize", got=x.dtype, expected=" or ".join(map(str, DTYPE_NAMES)))
     shape = f"shape {tuple(x.shape)}"
     if x.ndim not in (1, 2, 3) or x.numel() == 0:
-        raise OperandError(
-            explain("x to quantize", got=shape, expected="(K,), (MN, K) or (L, MN, K), and no empty dimension")
+        raise OperandError.of(
+            "x to quantize", got=shape, expected="(K,), (MN, K) or (L, MN, K), and no empty dimension"
         )
     if transpose and axis is not None:
-        raise OperandError(explain("transpose", got=f"True with axis={axis}", expected="one of the two"))
+        raise OperandError.of("transpose", got=f"True with axis={axis}", expected="one of the two")
     if transpose:
         axis = -2
     x = x.detach()
     if axis is not None:
         if not -x.ndim <= axis < x.ndim:
-            raise OperandError(
-                explain("axis of the blocks", got=f"{axis} for {shape}", expected="one of its dimensions")
-            )
+            raise OperandError.of("axis of the blocks", got=f"{axis} for {shape}", expected="one of its dimensions")
         x = x.movedim(axis, -1)
     return x.reshape(1, 1, -1) if x.ndim == 1 else x.reshape(-1, *x.shape[-2:])
 
@@ -180,13 +178,11 @@ def _padded(k: int, format: Format, rotation: Hadamard | None, pad: bool) -> int
     multiple = format.block if rotation is None else math.lcm(format.block, rotation.size)
     padded = -(-k // multiple) * multiple
     if padded != k and not pad:
-        raise OperandError(
-            explain(
-                f"K of {format.name}",
-                got=k,
-                expected=f"a multiple of {multiple}",
-                hint=f"pad=True adds zeros up to {padded}.",
-            )
+        raise OperandError.of(
+            f"K of {format.name}",
+            got=k,
+            expected=f"a multiple of {multiple}",
+            hint=f"pad=True adds zeros up to {padded}.",
         )
     return padded
 
@@ -198,7 +194,7 @@ def global_scale_of(given: str | float | torch.Tensor | None, request: QuantizeR
     if given is None or (automatic and not format.has_global_scale):
         return None
     if not format.has_global_scale:
-        raise OperandError(explain(f"global scale of {format.name}", got="a number", expected="None or 'auto'"))
+        raise OperandError.of(f"global scale of {format.name}", got="a number", expected="None or 'auto'")
     if automatic:
         return global_scale_from_amax(amax(source), request.rule)
     return checked_global_scale(given, source.matrices.device)
@@ -208,20 +204,18 @@ def checked_global_scale(given: float | torch.Tensor, device: torch.device) -> t
     """A given global scale as a float32 tensor of no dimensions on ``device``."""
     if isinstance(given, torch.Tensor):
         if given.dtype is not torch.float32 or given.numel() != 1 or given.device != device:
-            raise OperandTypeError(
-                explain(
-                    "global scale",
-                    got=f"{given.dtype}, shape {tuple(given.shape)}, {given.device}",
-                    expected=f"one torch.float32 element on {device}",
-                )
+            raise OperandTypeError.of(
+                "global scale",
+                got=f"{given.dtype}, shape {tuple(given.shape)}, {given.device}",
+                expected=f"one torch.float32 element on {device}",
             )
         return given.detach().reshape(())
     if isinstance(given, (bool, str)) or not isinstance(given, (int, float)):
-        raise OperandTypeError(
-            explain("global scale", got=repr(given), expected="'auto', None, a number or a float32 tensor")
+        raise OperandTypeError.of(
+            "global scale", got=repr(given), expected="'auto', None, a number or a float32 tensor"
         )
     if not SMALLEST_GLOBAL_SCALE <= given <= LARGEST_GLOBAL_SCALE:
-        raise OperandError(explain("global scale", got=given, expected="2**-100 … 2**118"))
+        raise OperandError.of("global scale", got=given, expected="2**-100 … 2**118")
     # filled on the device: a copy from the host would wait for it
     return torch.full((), float(given), dtype=torch.float32, device=device)
 
@@ -230,16 +224,16 @@ def hessian_blocks(hessian: torch.Tensor, k: int, format: Format, device: torch.
     """(K/block, block, block) in float32, from activations or from blocks; columns that padding adds weigh nothing."""
     groups, block = k // format.block, format.block
     if not isinstance(hessian, torch.Tensor) or not hessian.is_floating_point():
-        raise OperandTypeError(explain("hessian", got=type(hessian).__name__, expected="a floating-point tensor"))
+        raise OperandTypeError.of("hessian", got=type(hessian).__name__, expected="a floating-point tensor")
     hessian = hessian.detach().to(torch.float32)
     shape = f"shape {tuple(hessian.shape)}"
     if hessian.device != device:
-        raise OperandError(explain("device of hessian", got=hessian.device, expected=device))
+        raise OperandError.of("device of hessian", got=hessian.device, expected=device)
     if tuple(hessian.shape) == (groups, block, block):
         return hessian
     if hessian.ndim < 1 or not k - block < hessian.shape[-1] <= k:
-        raise OperandError(
-            explain("hessian", got=shape, expected=f"(…, K) or ({groups}, {block}, {block}), with K {k} at most")
+        raise OperandError.of(
+            "hessian", got=shape, expected=f"(…, K) or ({groups}, {block}, {block}), with K {k} at most"
         )
     rows = hessian.reshape(-1, hessian.shape[-1])
     rows = torch.nn.functional.pad(rows, (0, k - rows.shape[-1])).unflatten(-1, (groups, block)).transpose(0, 1)

@@ -40,12 +40,10 @@ def _choose(problem: GemmProblem, arch: Architecture, sm_count: int, device: str
     for _, plan in _ranked(problem, arch, sm_count, every=False):
         if not can_implement(plan.config):
             return plan
-    raise OperandError(
-        explain(
-            f"plans for {problem.m} x {problem.n} x {problem.k} on {arch.name}",
-            got=f"none on {sm_count} multiprocessors",
-            expected="at least one",
-        )
+    raise OperandError.of(
+        f"plans for {problem.m} x {problem.n} x {problem.k} on {arch.name}",
+        got=f"none on {sm_count} multiprocessors",
+        expected="at least one",
     )
 
 

@@ -18,13 +18,12 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+import operator
+from dataclasses import dataclass, replace
 
-from ..formats import FORMATS
 from ..kernels.gemm.config import CTA_ROWS, GemmConfig
 from ..kernels.gemm.sm100.memory_plan import MIN_STAGES, SharedPlan, TensorPlan
 from ..scale_layout import ATOM_COLS, ATOM_ROWS
-from ..target import Architecture
 from . import rates
 
 LABEL = "model"
@@ -82,25 +81,6 @@ class Minimum:
         return max(self.bytes / rates.BEST_BYTES_S, self.flops / rates.BEST_FLOP_S) * 1e6
 
 
-def minimum(
-    m: int,
-    n: int,
-    k: int,
-    batch: int = 1,
-    *,
-    a_format: str = "nvfp4",
-    b_format: str = "nvfp4",
-    out_bytes: int = 2,
-    products: int = 1,
-) -> Minimum:
-    """Bytes and floating-point operations of A (M, K) times ``products`` matrices B (N, K), ``batch`` times."""
-    a, b = FORMATS[a_format], FORMATS[b_format]
-    operands = m * k * (1 / a.elements_per_byte + 1 / a.block) + products * n * k * (
-        1 / b.elements_per_byte + 1 / b.block
-    )
-    return Minimum(batch * (operands + m * n * out_bytes), 2.0 * batch * products * m * n * k)
-
-
 @dataclass(frozen=True)
 class _Stage:
     """What the model asks of the plans: stages, bytes of one (of A, of B, with their scales), its MMAs' times."""
@@ -114,38 +94,27 @@ class _Stage:
     acc_stages: int
 
 
+_STAGE_FIELDS = (
+    "arch", "a_format", "b_format", "tile_n", "pair", "split_k", "stages", "acc_stages", "scheduler", "store", "out",
+    "products", "shared",
+)  # fmt: skip
+_stage_values = operator.attrgetter(*_STAGE_FIELDS)
+
+
 def _stage(c: GemmConfig) -> _Stage:
-    tiling = (c.tile_n, c.pair, c.split_k, c.stages, c.acc_stages, c.scheduler)
-    return _stage_of(c.arch, c.a_format, c.b_format, tiling, c.store, c.out, c.products, c.shared)
+    return _stage_of(*_stage_values(c))
 
 
 @functools.lru_cache(maxsize=4096)
-def _stage_of(
-    arch: Architecture, a_format: str, b_format: str, tiling: tuple, store: str, out: str, products: int, shared: str
-) -> _Stage:
+def _stage_of(*values: object) -> _Stage:
     """Kept by the few fields that matter: a choice compares many clusters that have the same stage."""
-    tile_n, pair, split_k, stages, acc_stages, scheduler = tiling
-    c = GemmConfig(
-        arch=arch,
-        a_format=a_format,
-        b_format=b_format,
-        tile_n=tile_n,
-        pair=pair,
-        cluster=(2 if pair else 1, 1),
-        split_k=split_k,
-        stages=stages,
-        acc_stages=acc_stages,
-        scheduler=scheduler,
-        store=store,
-        out=out,
-        products=products,
-        shared=shared,
-    )
+    c = GemmConfig(**dict(zip(_STAGE_FIELDS, values)))
+    c = replace(c, cluster=(c.ctas, 1))
     plan = SharedPlan(c)
     b = sum(size for name, size in plan.stage.parts if "B" in name)
-    cycles = products * c.blocks_k * rates.MMA_CYCLES[c.ctas, tile_n]
+    cycles = c.products * c.blocks_k * rates.MMA_CYCLES[c.ctas, c.tile_n]
     # 8-bit kinds do half the operations in the same cycles, so "sustained" is a rate of cycles: of columns of N
-    ideal_flops = products * c.blocks_k * 2 * CTA_ROWS * tile_n * 64
+    ideal_flops = c.products * c.blocks_k * 2 * CTA_ROWS * c.tile_n * 64
     sustained = ideal_flops / (rates.SUSTAINED_FLOP_S / rates.SM_COUNT) * 1e6
     loaded = plan.stage.loaded
     mma_us = cycles / rates.CLOCK_GHZ * 1e-3

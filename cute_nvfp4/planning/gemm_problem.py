@@ -9,7 +9,7 @@ from ..errors import OperandTypeError, explain
 from ..formats import FORMATS
 from ..kernels.gemm.config import OUT_BYTES, QUANTIZED, TILE_BYTES, GemmConfig, GemmSignature
 from ..target import Architecture
-from .gemm_model import Minimum, minimum
+from .gemm_model import Minimum
 
 K_MULTIPLE = 32
 INT32_MAX = 2**31 - 1
@@ -34,16 +34,10 @@ class GemmProblem(GemmSignature):
     @property
     def minimum(self) -> Minimum:
         """What any kernel must move and compute for it."""
-        return minimum(
-            self.m,
-            self.n,
-            self.k,
-            self.batch,
-            a_format=self.a_format,
-            b_format=self.b_format,
-            out_bytes=OUT_BYTES[self.out],
-            products=self.products,
-        )
+        a, b = (1 / fmt.elements_per_byte + 1 / fmt.block for fmt in (FORMATS[self.a_format], FORMATS[self.b_format]))
+        operands = self.m * self.k * a + self.products * self.n * self.k * b
+        num_bytes = self.batch * (operands + self.m * self.n * OUT_BYTES[self.out])
+        return Minimum(num_bytes, 2.0 * self.batch * self.products * self.m * self.n * self.k)
 
     def config(self, arch: Architecture, swap: bool, **tiling: Any) -> GemmConfig:
         """The configuration with this tiling; ``swap``: for a kernel that computes Cᵀ = B · Aᵀ. The store is by TMA
@@ -73,7 +67,7 @@ def plan_tiling(plan: Plan) -> dict[str, Any]:
         OperandTypeError: it is not a plan.
     """
     if not isinstance(plan, Plan):
-        raise OperandTypeError(explain("config", got=type(plan).__name__, expected="a Plan of planning.gemm"))
+        raise OperandTypeError.of("config", got=type(plan).__name__, expected="a Plan of planning.gemm")
     return plan.config.tiling
 
 

@@ -12,7 +12,6 @@ import dataclasses
 import functools
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from platformdirs import user_config_path
 from ..errors import CuteNvfp4Error
 from ..kernels.gemm.config import TILING
 from ..kernels.gemm.limits import can_implement
+from ..runtime.cache import write_whole
 from ..target import ARCHITECTURES, Architecture
 from .gemm_problem import GemmProblem, Plan, can_run
 
@@ -186,21 +186,12 @@ def store(entry: Entry) -> Path:
     Raises:
         TableError: the table cannot be read or written; a broken table is never written over.
     """
-
     arch = ARCHITECTURES[entry.arch]
     kept = [e for e in entries() if e.device != entry.device or not e.fits(entry.problem, arch, entry.sm_count)]
     content = {"version": VERSION, "entries": [_raw(e) for e in (*kept, entry)]}
     file = path()
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".writing-", dir=file.parent)
-        try:
-            with os.fdopen(handle, "w") as out:
-                out.write(json.dumps(content, indent=1) + "\n")
-            os.replace(temporary, file)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(file, (json.dumps(content, indent=1) + "\n").encode())
     except OSError as error:
         raise TableError(f"cannot write the table of GEMM plans {file}: {error}") from error
     return file
@@ -209,12 +200,4 @@ def store(entry: Entry) -> Path:
 def _raw(entry: Entry) -> dict:
     config = entry.plan.config
     plan = config.tiling | {"cluster": list(config.cluster), "swap": entry.plan.swap, "workers": entry.plan.workers}
-    return {
-        "device": entry.device,
-        "arch": entry.arch,
-        "sm_count": entry.sm_count,
-        "problem": dataclasses.asdict(entry.problem),
-        "plan": plan,
-        "us": entry.us,
-        "note": entry.note,
-    }
+    return {**vars(entry), "problem": dataclasses.asdict(entry.problem), "plan": plan}

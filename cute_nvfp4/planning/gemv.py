@@ -143,7 +143,7 @@ def fitted(plan: GemvPlan, problem: GemvProblem, arch: Architecture) -> GemvPlan
         (shared_bytes(config) <= arch.shared_bytes, "shared memory", shared_bytes(config), arch.shared_bytes),
     ):
         if not fits:
-            raise OperandError(explain(f"{what} of the plan", got=got, expected=expected))
+            raise OperandError.of(f"{what} of the plan", got=got, expected=expected)
     return GemvPlan(config, plan.ctas)
 
 

@@ -104,7 +104,7 @@ def choose_grouped(problem: GroupedProblem, arch: Architecture, sm_count: int) -
         raise OperandError(reason)
     plans = [plan for plan in _candidates(problem, arch, sm_count) if not can_implement_grouped(plan.config)]
     if not plans:
-        raise OperandError(explain("plans for these groups", got=f"none on {sm_count} multiprocessors", expected="one"))
+        raise OperandError.of("plans for these groups", got=f"none on {sm_count} multiprocessors", expected="one")
     return min(plans, key=lambda plan: (round(modelled_us(plan, problem, sm_count), 2), plan.config.cluster_size))
 
 

@@ -9,95 +9,66 @@ same time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 _SEMIANALYSIS = "github.com/SemiAnalysisAI/microbench-blackwell @9a068d8"
 _STUART_SUL = "github.com/StuartSul/gpu-experiments @4cb7ade"
 _FLASHINFER = "github.com/flashinfer-ai/flashinfer/pull/2540 (GB200, 128x128 tiles, L2 cold)"
 _HACKATHON = "published speed of light of GPU MODE's NVFP4 hackathon (B200 at 1.5 GHz)"
 
 
-@dataclass(frozen=True)
-class Figure:
+class Figure(float):
     """A number with its unit, what kind of statement it is (see the module), and its source."""
 
-    value: float
     unit: str
     basis: str
     source: str
 
+    def __new__(cls, value: float, unit: str, basis: str, source: str) -> Figure:
+        figure = super().__new__(cls, value)
+        figure.unit, figure.basis, figure.source = unit, basis, source
+        return figure
 
-FIGURES = {
-    "peak_bytes_s": Figure(7.68e12, "B/s", "peak", _HACKATHON),
-    "peak_flop_s": Figure(6.90e15, "FLOP/s", "peak", f"{_HACKATHON}: dense FP4"),
-    "best_bytes_s": Figure(5.91e12, "B/s", "measured", "the hackathon's winner: realistic ceiling of a B200"),
-    "best_flop_s": Figure(
-        5.797e15, "FLOP/s", "measured", "the hackathon's winner: realistic ceiling of a B200, dense FP4"
-    ),
-    "clock_ghz": Figure(1.965, "GHz", "measured", f"{_SEMIANALYSIS}: clock that its cycles are given in"),
-    "sustained_flop_s": Figure(
-        6.69e15, "FLOP/s", "measured", "FlashInfer: best NVFP4 rate of its benchmark, which rests between runs"
-    ),
-    "dram_bytes_s": Figure(7.53e12, "B/s", "measured", f"{_STUART_SUL} 094: TMA loads of 512 MB, every byte once"),
-    "l2_bytes_s": Figure(20.5e12, "B/s", "measured", f"{_STUART_SUL} 094: TMA loads of 8 to 78 MB, again and again"),
-    "l2_bytes": Figure(78e6, "B", "measured", f"{_STUART_SUL} 094: up to here repeated loads come from L2 (of 126 MB)"),
-    "sm_bytes_s": Figure(
-        155e9, "B/s", "measured", f"{_SEMIANALYSIS} cutlass_gemm_mainloop: what a single multiprocessor can load"
-    ),
-    "launch_us": Figure(
-        1.54,
-        "us",
-        "measured",
-        "smallest cold GPU time of a published GEMM kernel (bf16 split-K, M = 1, N = 8192, K = 128)",
-    ),
-    "stage_latency_us": Figure(
-        0.665, "us", "fitted", f"{_FLASHINFER}: round trip of a stage, less its transfer and its MMAs"
-    ),
-    "start_us": Figure(
-        2.600, "us", "fitted", f"{_FLASHINFER}: all but mainloop and epilogue: launch, descriptors, barriers, exit"
-    ),
-    "epi_tile_us": Figure(
-        0.06,
-        "us",
-        "assumed",
-        "32 columns of the epilogue: 8 KB through shared memory at 128 B a cycle, as much again else",
-    ),
-    "direct_factor": Figure(
-        2.0, "", "assumed", "row-major stores by threads, which fill half sectors at a time, against TMA stores"
-    ),
-    "cluster_us": Figure(
-        0.2,
-        "us",
-        "assumed",
-        "two barriers of a cluster, at its start and at its exit, of about 190 cycles (as on H100)",
-    ),
-    "dsmem_bytes_s": Figure(
-        31e9, "B/s", "assumed", "16 B a cycle from one multiprocessor to another: the order of H100 (arXiv 2402.13499)"
-    ),
-    "dsmem_latency_us": Figure(
-        0.4, "us", "assumed", "a store to another multiprocessor, its mbarrier, and the wait for the slowest of them"
-    ),
-}
-"""Every figure by name. The numbers alone are attributes of this module, in capitals: ``rates.DRAM_BYTES_S``."""
 
-PEAK_BYTES_S = FIGURES["peak_bytes_s"].value
-PEAK_FLOP_S = FIGURES["peak_flop_s"].value
-BEST_BYTES_S = FIGURES["best_bytes_s"].value
-BEST_FLOP_S = FIGURES["best_flop_s"].value
-CLOCK_GHZ = FIGURES["clock_ghz"].value
-SUSTAINED_FLOP_S = FIGURES["sustained_flop_s"].value
-DRAM_BYTES_S = FIGURES["dram_bytes_s"].value
-L2_BYTES_S = FIGURES["l2_bytes_s"].value
-L2_BYTES = FIGURES["l2_bytes"].value
-SM_BYTES_S = FIGURES["sm_bytes_s"].value
-LAUNCH_US = FIGURES["launch_us"].value
-STAGE_LATENCY_US = FIGURES["stage_latency_us"].value
-START_US = FIGURES["start_us"].value
-EPI_TILE_US = FIGURES["epi_tile_us"].value
-DIRECT_FACTOR = FIGURES["direct_factor"].value
-CLUSTER_US = FIGURES["cluster_us"].value
-DSMEM_BYTES_S = FIGURES["dsmem_bytes_s"].value
-DSMEM_LATENCY_US = FIGURES["dsmem_latency_us"].value
+PEAK_BYTES_S = Figure(7.68e12, "B/s", "peak", _HACKATHON)
+PEAK_FLOP_S = Figure(6.90e15, "FLOP/s", "peak", f"{_HACKATHON}: dense FP4")
+BEST_BYTES_S = Figure(5.91e12, "B/s", "measured", "the hackathon's winner: realistic ceiling of a B200")
+BEST_FLOP_S = Figure(5.797e15, "FLOP/s", "measured", "the hackathon's winner: realistic ceiling of a B200, dense FP4")
+CLOCK_GHZ = Figure(1.965, "GHz", "measured", f"{_SEMIANALYSIS}: clock that its cycles are given in")
+SUSTAINED_FLOP_S = Figure(
+    6.69e15, "FLOP/s", "measured", "FlashInfer: best NVFP4 rate of its benchmark, which rests between runs"
+)
+DRAM_BYTES_S = Figure(7.53e12, "B/s", "measured", f"{_STUART_SUL} 094: TMA loads of 512 MB, every byte once")
+L2_BYTES_S = Figure(20.5e12, "B/s", "measured", f"{_STUART_SUL} 094: TMA loads of 8 to 78 MB, again and again")
+L2_BYTES = Figure(78e6, "B", "measured", f"{_STUART_SUL} 094: up to here repeated loads come from L2 (of 126 MB)")
+SM_BYTES_S = Figure(
+    155e9, "B/s", "measured", f"{_SEMIANALYSIS} cutlass_gemm_mainloop: what a single multiprocessor can load"
+)
+LAUNCH_US = Figure(
+    1.54, "us", "measured", "smallest cold GPU time of a published GEMM kernel (bf16 split-K, M = 1, N = 8192, K = 128)"
+)
+STAGE_LATENCY_US = Figure(
+    0.665, "us", "fitted", f"{_FLASHINFER}: round trip of a stage, less its transfer and its MMAs"
+)
+START_US = Figure(
+    2.600, "us", "fitted", f"{_FLASHINFER}: all but mainloop and epilogue: launch, descriptors, barriers, exit"
+)
+EPI_TILE_US = Figure(
+    0.06, "us", "assumed", "32 columns of the epilogue: 8 KB through shared memory at 128 B a cycle, as much again else"
+)
+DIRECT_FACTOR = Figure(
+    2.0, "", "assumed", "row-major stores by threads, which fill half sectors at a time, against TMA stores"
+)
+CLUSTER_US = Figure(
+    0.2, "us", "assumed", "two barriers of a cluster, at its start and at its exit, of about 190 cycles (as on H100)"
+)
+DSMEM_BYTES_S = Figure(
+    31e9, "B/s", "assumed", "16 B a cycle from one multiprocessor to another: the order of H100 (arXiv 2402.13499)"
+)
+DSMEM_LATENCY_US = Figure(
+    0.4, "us", "assumed", "a store to another multiprocessor, its mbarrier, and the wait for the slowest of them"
+)
+
+FIGURES = {name.lower(): figure for name, figure in vars().items() if isinstance(figure, Figure)}
+"""Every figure by name."""
 
 SM_COUNT = 148
 """Multiprocessors of the GPU that the figures are of; rates of the whole chip do not depend on how many are used."""

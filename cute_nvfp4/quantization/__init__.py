@@ -7,11 +7,7 @@ from __future__ import annotations
 
 from ..lazy import lazy_names
 
-_PUBLIC = {
-    "Hadamard": "hadamard",
-    "RULE_NAMES": "rules",
-    "rules_of": "rules",
-}
+_PUBLIC = {"Hadamard": "hadamard", "RULE_NAMES": "rules", "rules_of": "rules"}
 
 __all__ = sorted(_PUBLIC)
 __getattr__, __dir__ = lazy_names(__name__, _PUBLIC)

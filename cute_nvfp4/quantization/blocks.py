@@ -27,8 +27,6 @@ from cute_nvfp4.quantization.rounding import (
 )
 from cute_nvfp4.quantization.rules import Rule
 
-__all__ = ["GlobalScale", "Request", "global_scale_from_amax", "ordered_sum", "quantize_blocks"]
-
 _NAN_E4M3, _NAN_UE8M0 = 0x7F, 0xFF
 _LANES = 8
 

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from cute_nvfp4.errors import OperandError, OperandTypeError, explain
+from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.quantization.philox import key_of, philox4x32
-
-__all__ = ["Hadamard", "resolve_hadamard"]
 
 # keeps the signs' random bits apart from those of stochastic rounding with the same seed
 _SIGN_STREAM = 1 << 16
@@ -30,9 +28,9 @@ class Hadamard:
     def __post_init__(self) -> None:
         size = len(self.signs)
         if size < 2 or size > _MAX_SIZE or size & (size - 1):
-            raise OperandError(explain("size of a Hadamard transform", got=size, expected="a power of two, 2 … 256"))
+            raise OperandError.of("size of a Hadamard transform", got=size, expected="a power of two, 2 … 256")
         if any(sign not in (-1, 1) for sign in self.signs):
-            raise OperandError(explain("signs of a Hadamard transform", got=self.signs, expected="+1 or −1 each"))
+            raise OperandError.of("signs of a Hadamard transform", got=self.signs, expected="+1 or −1 each")
 
     @classmethod
     def from_seed(cls, seed: int, size: int = 16) -> Hadamard:
@@ -70,8 +68,8 @@ class Hadamard:
 
     def _check(self, x: torch.Tensor) -> None:
         if x.ndim == 0 or x.shape[-1] % self.size:
-            raise OperandError(
-                explain("x to rotate", got=f"shape {tuple(x.shape)}", expected=f"a last size divisible by {self.size}")
+            raise OperandError.of(
+                "x to rotate", got=f"shape {tuple(x.shape)}", expected=f"a last size divisible by {self.size}"
             )
 
 
@@ -93,4 +91,4 @@ def resolve_hadamard(hadamard: Hadamard | int | None) -> Hadamard | None:
         return hadamard
     if isinstance(hadamard, int) and not isinstance(hadamard, bool):
         return Hadamard.from_seed(hadamard)
-    raise OperandTypeError(explain("hadamard", got=type(hadamard).__name__, expected="None, a Hadamard or a seed"))
+    raise OperandTypeError.of("hadamard", got=type(hadamard).__name__, expected="None, a Hadamard or a seed")

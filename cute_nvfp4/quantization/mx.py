@@ -15,8 +15,6 @@ from cute_nvfp4.formats import Format
 from cute_nvfp4.quantization.rounding import _BIAS, _KINDS, _MANTISSA_BITS, divide
 from cute_nvfp4.quantization.rules import Rule
 
-__all__ = ["mx_scale_codes", "power_of_two"]
-
 _LARGEST = 254
 _FRACTION = (1 << _MANTISSA_BITS) - 1
 _HALF = 1 << (_MANTISSA_BITS - 1)

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from cute_nvfp4.errors import OperandError, OperandTypeError, explain
-
-__all__ = ["key_of", "philox4x32", "random_bits", "resolve_seed", "uniform"]
+from cute_nvfp4.errors import OperandError, OperandTypeError
 
 MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -53,7 +51,7 @@ def random_bits(seed: int, index: torch.Tensor, stream: int = 0) -> torch.Tensor
     the result is taken. ``stream`` keeps draws for different purposes apart.
     """
     if index.dtype is not torch.int64:
-        raise OperandTypeError(explain("index of random bits", got=index.dtype, expected="torch.int64"))
+        raise OperandTypeError.of("index of random bits", got=index.dtype, expected="torch.int64")
     group, word = index >> 2, index & 3
     counter = (group & _MASK, group >> 32, torch.full_like(group, stream), torch.zeros_like(group))
     words = philox4x32(counter, key_of(seed))
@@ -71,14 +69,14 @@ def uniform(seed: int, index: torch.Tensor, stream: int = 0) -> torch.Tensor:
 def resolve_seed(generator: int | torch.Generator | None) -> int:
     """A seed in [0, 2**63): the number given, or one drawn from a torch generator (None: torch's default one)."""
     if isinstance(generator, bool):
-        raise OperandTypeError(explain("generator", got="bool", expected="an int, a torch.Generator or None"))
+        raise OperandTypeError.of("generator", got="bool", expected="an int, a torch.Generator or None")
     if isinstance(generator, int):
         if not 0 <= generator < 2**63:
-            raise OperandError(explain("seed", got=generator, expected="0 <= seed < 2**63"))
+            raise OperandError.of("seed", got=generator, expected="0 <= seed < 2**63")
         return generator
     if generator is not None and not isinstance(generator, torch.Generator):
-        raise OperandTypeError(
-            explain("generator", got=type(generator).__name__, expected="an int, a torch.Generator or None")
+        raise OperandTypeError.of(
+            "generator", got=type(generator).__name__, expected="an int, a torch.Generator or None"
         )
     device = "cpu" if generator is None else generator.device
     return int(torch.randint(2**63 - 1, (), generator=generator, device=device, dtype=torch.int64))

@@ -13,8 +13,6 @@ import torch
 
 from cute_nvfp4 import formats
 
-__all__ = ["NAN_CODES", "divide", "encode", "encode_stochastic", "reciprocal", "round_e2m1", "rounded"]
-
 _ENCODE = {"e2m1": formats.encode_e2m1, "e4m3": formats.encode_e4m3, "e5m2": formats.encode_e5m2}
 _KINDS = {"e2m1": formats._E2M1, "e4m3": formats._E4M3, "e5m2": formats._E5M2}
 NAN_CODES = {name: kind.nan_code for name, kind in _KINDS.items()}

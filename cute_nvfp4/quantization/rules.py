@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cute_nvfp4.errors import OperandError, explain
+from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import FORMATS, Format
-
-__all__ = ["FORMAT_NAMES", "RULE_NAMES", "Rule", "resolve_format", "resolve_rule", "rules_of"]
 
 # the scales of an NVFP4 tensor whose global scale is computed: the largest block's is 448, E4M3's largest value …
 _TOP = 448.0
@@ -83,7 +81,7 @@ def resolve_format(format: str | Format) -> Format:
     if isinstance(format, Format):
         return format
     if format not in _FORMATS:
-        raise OperandError(explain("format", got=repr(format), expected=f"one of {', '.join(FORMAT_NAMES)}"))
+        raise OperandError.of("format", got=repr(format), expected=f"one of {', '.join(FORMAT_NAMES)}")
     return _FORMATS[format]
 
 
@@ -91,8 +89,8 @@ def resolve_rule(name: str, format: Format) -> Rule:
     """The rule called ``name`` for the scales of ``format``."""
     rule = _BY_NAME.get((_ALIASES.get(name, name), format.scale))
     if rule is None or (format.element != "e2m1" and rule.name in _ONLY_E2M1):
-        raise OperandError(
-            explain(f"rule for {format.name}", got=repr(name), expected=f"one of {', '.join(rules_of(format))}")
+        raise OperandError.of(
+            f"rule for {format.name}", got=repr(name), expected=f"one of {', '.join(rules_of(format))}"
         )
     return rule
 

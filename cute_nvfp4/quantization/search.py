@@ -30,8 +30,6 @@ from cute_nvfp4.quantization.mx import power_of_two
 from cute_nvfp4.quantization.rounding import _BIAS, round_e2m1
 from cute_nvfp4.quantization.rules import resolve_rule
 
-__all__ = ["search_e4m3", "search_ue8m0"]
-
 # relative margins on errors and on scales: sums of a few hundred float32 numbers are off by 2**-16 at most
 _ERROR_MARGIN = 1 + 2.0**-10
 _SCALE_MARGIN = 2.0**-18
@@ -120,11 +118,7 @@ def _(x, largest, start, global_scale, hessian, rule, tile):
 
 
 def _search(
-    x: torch.Tensor,
-    start: torch.Tensor,
-    candidates: _Candidates,
-    request: Request,
-    limits: _Limits = _EVERY_CODE,
+    x: torch.Tensor, start: torch.Tensor, candidates: _Candidates, request: Request, limits: _Limits = _EVERY_CODE
 ) -> torch.Tensor:
     """The best code of each block, within ``limits``."""
     step = _CPU_BLOCKS if x.device.type == "cpu" else max(1, _DEVICE_ELEMENTS // x.shape[0])

@@ -14,8 +14,6 @@ from cute_nvfp4.quantization.blocks import GlobalScale, Request, quantize_blocks
 from cute_nvfp4.quantization.hadamard import Hadamard
 from cute_nvfp4.quantization.rules import Rule
 
-__all__ = ["Source", "amax", "quantize_slabs"]
-
 # elements worked on at once; temporaries take some twenty bytes each, with stochastic rounding a hundred
 _CPU_SLAB, _DEVICE_SLAB = 1 << 19, 1 << 23
 

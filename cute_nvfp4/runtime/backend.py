@@ -14,7 +14,7 @@ from typing import Literal
 
 import torch
 
-from ..errors import TargetError, explain
+from ..errors import TargetError
 from ..target import ARCHITECTURES, DEFAULT_ARCH, Architecture, Target, architecture
 from .simulating import session_number, simulation
 
@@ -35,49 +35,43 @@ def _device_architecture(index: int, session: int) -> Architecture:
         if arch.capability == capability:
             return arch
     known = ", ".join(f"{a.name} {a.capability}" for a in ARCHITECTURES.values())
-    raise TargetError(
-        explain(
-            f"compute capability of cuda:{index} ({torch.cuda.get_device_name(index)})",
-            got=capability,
-            expected=f"one of {known}",
-            hint="Use backend='sim' with CPU tensors to run the kernels on this machine.",
-        )
+    raise TargetError.of(
+        f"compute capability of cuda:{index} ({torch.cuda.get_device_name(index)})",
+        got=capability,
+        expected=f"one of {known}",
+        hint="Use backend='sim' with CPU tensors to run the kernels on this machine.",
     )
 
 
 @functools.lru_cache(maxsize=256)
 def _resolve(backend: str, device: torch.device, arch: str | None, session: int) -> Target:
     if backend not in BACKENDS:
-        raise TargetError(explain("backend", got=repr(backend), expected=f"one of {', '.join(BACKENDS)}"))
+        raise TargetError.of("backend", got=repr(backend), expected=f"one of {', '.join(BACKENDS)}")
     if backend == "reference":
         return Target(architecture(arch or DEFAULT_ARCH), "reference")
     if device.type == "cuda":
         if backend == "sim":
-            raise TargetError(
-                explain(
-                    "device of the operands for backend='sim'",
-                    got=device,
-                    expected="cpu (the simulator works on host memory)",
-                    hint="Move the operands with .cpu(), or use backend='cuda'.",
-                )
+            raise TargetError.of(
+                "device of the operands for backend='sim'",
+                got=device,
+                expected="cpu (the simulator works on host memory)",
+                hint="Move the operands with .cpu(), or use backend='cuda'.",
             )
         index = torch.cuda.current_device() if device.index is None else device.index
         found = _device_architecture(index, session)
         if arch is not None and arch != found.name:
-            raise TargetError(explain(f"architecture for {device}", got=arch, expected=found.name))
+            raise TargetError.of(f"architecture for {device}", got=arch, expected=found.name)
         return Target(found, "cuda")
     if device.type == "cpu":
         if backend == "cuda":
-            raise TargetError(
-                explain(
-                    "device of the operands for backend='cuda'",
-                    got=device,
-                    expected="a CUDA device",
-                    hint="Move the operands with .cuda(), or use backend='sim' to run the kernel on this machine.",
-                )
+            raise TargetError.of(
+                "device of the operands for backend='cuda'",
+                got=device,
+                expected="a CUDA device",
+                hint="Move the operands with .cuda(), or use backend='sim' to run the kernel on this machine.",
             )
         return Target(architecture(arch or DEFAULT_ARCH), "reference" if backend == "auto" else "sim")
-    raise TargetError(explain("device of the operands", got=device, expected="cuda or cpu"))
+    raise TargetError.of("device of the operands", got=device, expected="cuda or cpu")
 
 
 def resolve(backend: Backend = "auto", device: torch.device | str = "cpu", arch: str | None = None) -> Target:

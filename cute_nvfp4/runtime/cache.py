@@ -125,12 +125,13 @@ def _warn_unusable(what: str, path: Path, error: OSError) -> None:
 def write(digest: str, kernel: CompiledKernel) -> None:
     """Stores ``kernel``, or says why it cannot; whoever comes last wins, with the same content."""
     try:
-        _write(entry_path(digest), _pack(kernel))
+        write_whole(entry_path(digest), _pack(kernel))
     except OSError as error:
         _warn_unusable("write", entry_path(digest), error)
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
+    """Writes a file that readers see whole or not at all; its folder is made if need be."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _remove_stale(path.parent)
     handle, temporary = tempfile.mkstemp(prefix=".writing-", dir=path.parent)

@@ -18,8 +18,6 @@ from pathlib import Path
 
 from ..errors import CompileError
 
-__all__ = ["Access", "KernelReport", "Loop", "Report", "disassemble", "find_tool", "innermost_loop", "inspect_cubin"]
-
 _WHEELS = {"nvdisasm": "nvidia-cuda-nvdisasm", "cuobjdump": "nvidia-cuda-cuobjdump"}
 _TIMEOUT_S = 120
 

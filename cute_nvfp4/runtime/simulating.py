@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import TargetError, explain
+from ..errors import TargetError
 from ..target import architecture
 
 if TYPE_CHECKING:
@@ -78,10 +78,7 @@ def session_number() -> int:
 
 @contextlib.contextmanager
 def simulating(
-    arch: str | None = None,
-    *,
-    kernel: Callable[[CompiledKernel], CompiledKernel] | None = None,
-    **options: Any,
+    arch: str | None = None, *, kernel: Callable[[CompiledKernel], CompiledKernel] | None = None, **options: Any
 ) -> Iterator[list[SimulatedLaunch]]:
     """Within it, ``backend="auto"`` runs CPU tensors in the simulator, and every simulated launch is kept::
 
@@ -107,7 +104,7 @@ def simulating(
         architecture(arch)
     unknown = [name for name in options if name not in OPTIONS]
     if unknown:
-        raise TargetError(explain("option of simulating", got=unknown[0], expected=f"one of {', '.join(OPTIONS)}"))
+        raise TargetError.of("option of simulating", got=unknown[0], expected=f"one of {', '.join(OPTIONS)}")
     outer = _active.get() or Simulation()
     runs: list[SimulatedLaunch] = []
     token = _active.set(

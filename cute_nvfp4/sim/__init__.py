@@ -6,29 +6,8 @@
 
 from __future__ import annotations
 
-from cute_nvfp4.sim.errors import (
-    BrokenRule,
-    CopiesInFlight,
-    Deadlock,
-    DivergentBarrier,
-    Hazard,
-    InvalidLanes,
-    LaunchError,
-    MbarrierMisuse,
-    Misaligned,
-    MissingProxyFence,
-    OutOfBounds,
-    PtxSyntaxError,
-    Race,
-    ReadOnlyWrite,
-    ResidencyError,
-    StepLimit,
-    TensorMemoryError,
-    Trap,
-    UndefinedRegister,
-    UninitializedRead,
-    UnsupportedInstruction,
-)
+from cute_nvfp4.sim import errors
+from cute_nvfp4.sim.errors import *  # noqa: F403 (all errors are public here)
 from cute_nvfp4.sim.host.module import HostModule
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory
 from cute_nvfp4.sim.machine.launch import Launch
@@ -40,38 +19,18 @@ from cute_nvfp4.sim.program import Program
 from cute_nvfp4.sim.runner import run
 
 __all__ = [
-    "BrokenRule",
-    "CopiesInFlight",
-    "Deadlock",
-    "DivergentBarrier",
+    *(name for name, value in vars(errors).items() if isinstance(value, type)),
     "EngineCounter",
     "GlobalMemory",
-    "Hazard",
     "HostModule",
-    "InvalidLanes",
     "L2Traffic",
     "Launch",
-    "LaunchError",
-    "MbarrierMisuse",
     "MemoryCounter",
-    "Misaligned",
-    "MissingProxyFence",
     "MmaCounter",
-    "OutOfBounds",
     "Program",
-    "PtxSyntaxError",
-    "Race",
-    "ReadOnlyWrite",
-    "ResidencyError",
     "Result",
     "Schedule",
-    "StepLimit",
-    "TensorMemoryError",
     "Trace",
-    "Trap",
-    "UndefinedRegister",
-    "UninitializedRead",
-    "UnsupportedInstruction",
     "WaitCounter",
     "adversarial",
     "run",

@@ -187,11 +187,7 @@ def blocked_view(storage: torch.Tensor) -> torch.Tensor:
 
 def stored(operand: Operand, elements: torch.Tensor, scales: torch.Tensor) -> dict[str, torch.Tensor]:
     """The contents of an operand's three buffers."""
-    return {
-        operand.name: elements,
-        f"sf{operand.name}": scales,
-        f"sf{operand.name}_permuted": blocked_storage(scales),
-    }
+    return {operand.name: elements, f"sf{operand.name}": scales, f"sf{operand.name}_permuted": blocked_storage(scales)}
 
 
 # draws

@@ -20,6 +20,7 @@ from cute_nvfp4.sim.machine.cluster import OFFSET_MASK
 from cute_nvfp4.sim.machine.engine import Footprint, Pending
 from cute_nvfp4.sim.machine.events import Listener
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
+from cute_nvfp4.sim.numerics.lanes import rounds
 from cute_nvfp4.sim.tma.operations import NarrowFootprint
 from cute_nvfp4.sim.tma.tensor_copy import TensorStore
 
@@ -262,9 +263,4 @@ def _rounds(cta: np.ndarray) -> list:
     """Rows in rounds without two of one CTA, so that rows of one batch see each other."""
     if len(cta) == 1 or (np.diff(cta) > 0).all():
         return [slice(None)]
-    order = np.argsort(cta, kind="stable")
-    ranked = cta[order]
-    starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
-    nth = np.empty(len(cta), np.int64)
-    nth[order] = np.arange(len(cta)) - np.repeat(starts, np.diff(np.r_[starts, len(cta)]))
-    return [np.flatnonzero(nth == j) for j in range(int(nth.max()) + 1)]
+    return [np.sort(r) for r in rounds(cta)]

@@ -45,18 +45,12 @@ def merge(into: Knowledge, more: Knowledge) -> None:
             into[cluster] = row if mine is None else _larger(mine, row)
 
 
-class Locations:
-    """Releases of a launch by host address."""
-
-    def __init__(self) -> None:
-        self.left: dict[int, list[Left]] = {}
-
-
 class Foreign:
-    """Order through memory in one wave. ``cluster_of_warp`` numbers clusters of the launch."""
+    """Order through memory in one wave. ``left`` has the releases of the launch by host address; ``cluster_of_warp``
+    numbers its clusters."""
 
-    def __init__(self, clocks: Clocks, locations: Locations, cluster_of_warp: np.ndarray) -> None:
-        self.clocks, self.left, self.cluster_of_warp = clocks, locations.left, cluster_of_warp
+    def __init__(self, clocks: Clocks, left: dict[int, list[Left]], cluster_of_warp: np.ndarray) -> None:
+        self.clocks, self.left, self.cluster_of_warp = clocks, left, cluster_of_warp
         self.of_warp: dict[int, Knowledge] = {}
         self.at_barrier: dict[tuple, Knowledge] = {}
         self.fenced: dict[int, tuple[np.ndarray, Knowledge]] = {}

@@ -8,7 +8,7 @@ epoch is the cluster here, and the instruction stands beside it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -31,11 +31,8 @@ class Watched(Shadow):
         self.wrote, self.read_by = np.zeros(size, np.uint16), np.zeros(size, np.uint16)
 
 
-@dataclass
-class Notes:
-    """Reads of a tensor that nobody has written: functions that enter them, and how many lanes they stand for."""
-
-    entries: list[tuple[int, Callable[[Watched], tuple[np.ndarray, Actor, int]]]] = field(default_factory=list)
+Enter = Callable[[Watched], tuple[np.ndarray, Actor, int]]
+"""Gives the granules, the actor and the label of the instruction of an access."""
 
 
 class NoClocks:
@@ -46,19 +43,20 @@ class NoClocks:
 
 
 class GlobalShadows:
-    """All tensors of a launch. ``grain``: bytes of the kernel's narrowest store to global memory, at most 16."""
+    """All tensors of a launch. ``grain``: bytes of the kernel's narrowest store to global memory, at most 16. ``notes``
+    are reads of tensors that nobody has written: how many lanes each stands for, and what enters it."""
 
     def __init__(self, memory: GlobalMemory, grain: int) -> None:
         self.memory, self.grain = memory, min(grain, 16)
         self.watched: dict[int, Watched] = {}
-        self.notes: dict[int, Notes] = {}
+        self.notes: dict[int, list[tuple[int, Enter]]] = {}
         self.noted = 0
         self.forgotten = False
         self.report: Callable[..., None] = lambda *a: None
         self.foreign: Callable | None = None
 
-    def touch(self, region: Region, write: bool, lanes: int, enter: Callable[[Watched], tuple]) -> None:
-        """An access to ``region`` by ``lanes`` lanes. ``enter`` gives (granules, actor, label of the instruction)."""
+    def touch(self, region: Region, write: bool, lanes: int, enter: Enter) -> None:
+        """An access to ``region`` by ``lanes`` lanes."""
         watched = self.watched.get(region.base)
         if watched is None:
             if not write:
@@ -74,18 +72,18 @@ class GlobalShadows:
             watched.read(index, who, initialised=True)
             watched.read_by[index] = label
 
-    def _note(self, region: Region, lanes: int, enter: Callable) -> None:
-        self.notes.setdefault(region.base, Notes()).entries.append((lanes, enter))
+    def _note(self, region: Region, lanes: int, enter: Enter) -> None:
+        self.notes.setdefault(region.base, []).append((lanes, enter))
         self.noted += lanes
         while self.noted > MOST_NOTES:
-            most = max(self.notes.values(), key=lambda n: len(n.entries))
-            self.noted -= most.entries.pop(0)[0]
+            most = max(self.notes.values(), key=len)
+            self.noted -= most.pop(0)[0]
             self.forgotten = True
 
     def _watch(self, region: Region) -> Watched:
         watched = Watched(region, self.grain, self._report, self._foreign)
         self.watched[region.base] = watched
-        for lanes, enter in self.notes.pop(region.base, Notes()).entries:
+        for lanes, enter in self.notes.pop(region.base, []):
             index, who, label = enter(watched)
             blind = replace(who, clocks=NoClocks(), base=np.zeros_like(who.base), distinct=False)
             watched.readers.place(index, blind)

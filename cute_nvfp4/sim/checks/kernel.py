@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 
-from cute_nvfp4.sim.frontend.flow import registers, successors
+from cute_nvfp4.sim.frontend.flow import Block, registers, successors
 from cute_nvfp4.sim.frontend.model import TYPE_BITS, Imm, Instruction, Kernel
+from cute_nvfp4.sim.frontend.opcodes import Op
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
+
+Test = Callable[[Instruction, Op], bool]
 
 _KIND_OF = {
     "cp_async": lambda i: i.base == "cp" and "bulk" not in i.mods,
     "init": lambda i: i.base == "mbarrier" and i.mods[:1] == ("init",),
-    "tensor": lambda i: i.base == "tcgen05" and i.mods[:1] in (("mma",), ("cp",), ("shift",), ("commit",)),
-    "tmem_load": lambda i: i.base == "tcgen05" and i.mods[:1] == ("ld",),
-    "tmem_store": lambda i: i.base == "tcgen05" and i.mods[:1] == ("st",),
+    "tensor": lambda i: is_tcgen05(i, "mma", "cp", "shift", "commit"),
+    "tmem_load": lambda i: is_tcgen05(i, "ld"),
+    "tmem_store": lambda i: is_tcgen05(i, "st"),
     "bulk_read": lambda i: "bulk" in i.mods,
     "bulk_write": lambda i: "bulk" in i.mods,
     "wgmma": lambda i: i.base == "wgmma",
@@ -49,7 +53,7 @@ def _width(i: Instruction) -> int | None:
         return min(16, count * TYPE_BITS[t] // 8)
     if i.base == "cp" and "bulk" not in i.mods and len(i.operands) > 2:
         return i.operands[2].value if isinstance(i.operands[2], Imm) else 4
-    if i.base == "tcgen05" and i.mods[:1] == ("alloc",):
+    if is_tcgen05(i, "alloc"):
         return 4
     if i.base == "tensormap" and i.mods[:1] == ("replace",):
         return 8
@@ -64,35 +68,46 @@ def self_completing(kernel: CompiledKernel) -> frozenset[int]:
     is over when its registers are read, which is taken to be at once.
     """
     out = set()
-    blocks = {b.index: b for b in kernel.blocks}
     for block in kernel.blocks:
         for at, (i, op) in enumerate(block.code):
-            if i.base != "tcgen05" or i.mods[:1] != ("ld",):
-                continue
-            results = frozenset(n for o in i.operands[: len(op.dst)] for n in registers(o))
-            seen, todo = set(), [(block.index, at + 1)]
-            while todo:
-                index, start = todo.pop()
-                verdict = _use(blocks[index].code[start:], results)
-                if verdict == "use":
+            if is_tcgen05(i, "ld"):
+                results = frozenset(n for o in i.operands[: len(op.dst)] for n in registers(o))
+                if first_on_the_way(kernel, block, at + 1, _is_load_wait, partial(_reads, results), results):
                     out.add(id(i))
-                    break
-                if verdict is None:
-                    for s in successors(blocks[index]):
-                        if s not in seen and results & blocks[s].live_in:
-                            seen.add(s)
-                            todo.append((s, 0))
     return frozenset(out)
 
 
-def _use(code, results: frozenset[str]) -> str | None:
-    """ "use" when a result is read before tcgen05.wait::ld, "wait" when that comes first, None when neither comes."""
-    for i, op in code:
-        if i.base == "tcgen05" and i.mods[:1] == ("wait::ld",):
-            return "wait"
-        read = {n for o in i.operands[len(op.dst) :] for n in registers(o)}
-        if i.guard is not None:
-            read.add(i.guard.name)
-        if read & results:
-            return "use"
+def first_on_the_way(
+    kernel: CompiledKernel, block: Block, at: int, ends: Test, target: Test, live: frozenset[str] | None = None
+) -> Instruction | None:
+    """The first ``target`` on some way from a place in the code that no ``ends`` comes before. With ``live`` only ways
+    on which one of these registers is still needed count."""
+    seen: set[int] = set()
+    todo = [(block.index, at)]
+    while todo:
+        index, start = todo.pop()
+        for i, op in kernel.blocks[index].code[start:]:
+            if ends(i, op):
+                break
+            if target(i, op):
+                return i
+        else:
+            for s in successors(kernel.blocks[index]):
+                if s not in seen and (live is None or live & kernel.blocks[s].live_in):
+                    seen.add(s)
+                    todo.append((s, 0))
     return None
+
+
+def is_tcgen05(i: Instruction, *operations: str) -> bool:
+    """Whether the instruction is one of these operations of tcgen05."""
+    return i.base == "tcgen05" and i.mods[0] in operations
+
+
+def _is_load_wait(i: Instruction, op: Op) -> bool:
+    return is_tcgen05(i, "wait::ld")
+
+
+def _reads(values: frozenset[str], i: Instruction, op: Op) -> bool:
+    read = {n for o in i.operands[len(op.dst) :] for n in registers(o)}
+    return bool(read & values) or (i.guard is not None and i.guard.name in values)

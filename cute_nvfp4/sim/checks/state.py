@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cute_nvfp4.sim.checks.clocks import Clocks
-from cute_nvfp4.sim.checks.foreign import Foreign, Locations
+from cute_nvfp4.sim.checks.foreign import Foreign, Left
 from cute_nvfp4.sim.checks.report import Labels, Reporter
 from cute_nvfp4.sim.machine.wave import Wave
 
@@ -17,11 +17,11 @@ class State:
     of a kind ("tensor", "bulk_read") that a warp has issued.
     """
 
-    def __init__(self, wave: Wave, labels: Labels, locations: Locations, kinds: tuple[str, ...]) -> None:
+    def __init__(self, wave: Wave, labels: Labels, left: dict[int, list[Left]], kinds: tuple[str, ...]) -> None:
         self.wave, self.labels, self.title = wave, labels, wave.run.launch.title
         slots = max(8, len(wave.mbarriers.offset_of))
         self.clocks = Clocks(wave.warps, wave.warps_per_cta, wave.cluster_size, kinds, slots)
         self.reporter = Reporter(wave, self.clocks, labels)
         self.cluster_of_warp = wave.cluster_index[wave.cta_of_warp]
-        self.foreign = Foreign(self.clocks, locations, self.cluster_of_warp)
+        self.foreign = Foreign(self.clocks, left, self.cluster_of_warp)
         self.flying = {k: np.zeros(wave.warps, np.int32) for k in ("tensor", "bulk_read") if k in self.clocks.kinds}

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from cute_nvfp4.sim.checks.kernel import self_completing
-from cute_nvfp4.sim.frontend.flow import EXIT, Block, registers, successors
+from cute_nvfp4.sim.checks.kernel import first_on_the_way, is_tcgen05, self_completing
+from cute_nvfp4.sim.frontend.flow import Block, registers, successors
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, clipped
+from cute_nvfp4.sim.frontend.opcodes import Op
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
 
 WARP = 32
@@ -48,80 +49,31 @@ def findings(kernel: CompiledKernel) -> tuple[Finding, ...]:
 def _init_fence(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
     """An mbarrier.init that no fence follows before other CTAs or the asynchronous proxy meet the mbarrier (PTX ISA,
     "fence.mbarrier_init", "Async proxy")."""
-    reported: set[int] = set()
-    for init, use in _reaching(kernel, _is_init, _is_init_fence, _needs_init):
-        if id(init) not in reported:
-            reported.add(id(init))
-            yield (
-                "error",
-                init,
-                f"reaches {use.where()} without fence.mbarrier_init.release.cluster (or fence.proxy.async)",
-            )
+    for block in kernel.blocks:
+        for at, (i, _) in enumerate(block.code):
+            if i.base == "mbarrier" and i.mods[:1] == ("init",):
+                use = first_on_the_way(kernel, block, at + 1, _is_init_fence, _needs_init)
+                if use is not None:
+                    how = "without fence.mbarrier_init.release.cluster (or fence.proxy.async)"
+                    yield "error", i, f"reaches {use.where()} {how}"
 
 
-def _is_init(i: Instruction) -> bool:
-    return i.base == "mbarrier" and i.mods[:1] == ("init",)
-
-
-def _is_init_fence(i: Instruction) -> bool:
+def _is_init_fence(i: Instruction, op: Op) -> bool:
     return i.base == "fence" and ("mbarrier_init" in i.mods or ("proxy" in i.mods and "async" in i.mods))
 
 
-def _needs_init(i: Instruction) -> bool:
+def _needs_init(i: Instruction, op: Op) -> bool:
     relaxed = i.base == "barrier" and {"cluster", "arrive", "relaxed"} <= set(i.mods)
-    return relaxed or "mbarrier::complete_tx::bytes" in i.mods or (i.base == "tcgen05" and i.mods[:1] == ("commit",))
-
-
-def _reaching(
-    kernel: CompiledKernel,
-    begins: Callable[[Instruction], bool],
-    ends: Callable[[Instruction], bool],
-    target: Callable[[Instruction], bool],
-) -> Iterator[tuple[Instruction, Instruction]]:
-    """(first, target) for each instruction that ``begins`` and can reach a ``target`` before one that ``ends``."""
-    for block in kernel.blocks:
-        for at, (i, _) in enumerate(block.code):
-            if begins(i):
-                hit = _first(kernel, block, at + 1, ends, target)
-                if hit is not None:
-                    yield i, hit
-
-
-def _first(kernel: CompiledKernel, block: Block, at: int, ends, target) -> Instruction | None:
-    """The first ``target`` on some way from a place in the code that no ``ends`` comes before."""
-    seen: set[int] = set()
-    todo = [(block.index, at)]
-    while todo:
-        index, start = todo.pop()
-        verdict = _look(kernel.blocks[index].code[start:], ends, target)
-        if isinstance(verdict, Instruction):
-            return verdict
-        if verdict:
-            for s in successors(kernel.blocks[index]):
-                if s != EXIT and s not in seen:
-                    seen.add(s)
-                    todo.append((s, 0))
-    return None
-
-
-def _look(code, ends, target) -> Instruction | bool:
-    """A target, False at an end, True when the code has neither."""
-    for i, _ in code:
-        if ends(i):
-            return False
-        if target(i):
-            return i
-    return True
+    return relaxed or "mbarrier::complete_tx::bytes" in i.mods or is_tcgen05(i, "commit")
 
 
 def _freed(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
     """Tensor memory that no instruction can free."""
-    code = [i for b in kernel.blocks for i, _ in b.code if i.base == "tcgen05"]
-    if any(i.mods[:1] == ("dealloc",) for i in code):
-        return
-    for i in code:
-        if i.mods[:1] == ("alloc",):
-            yield "error", i, "the kernel has no tcgen05.dealloc"
+    code = [i for b in kernel.blocks for i, _ in b.code]
+    if not any(is_tcgen05(i, "dealloc") for i in code):
+        for i in code:
+            if is_tcgen05(i, "alloc"):
+                yield "error", i, "the kernel has no tcgen05.dealloc"
 
 
 def _loads_waited_for(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
@@ -139,12 +91,11 @@ def _loads_stored(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, st
     A compiler may compute with the registers in front of the wait, but it cannot move a store there. Public kernels do
     it all the same, and kernels without any wait exist and run, so it is no more than a warning.
     """
-    tcgen05 = [i for b in kernel.blocks for i, _ in b.code if i.base == "tcgen05"]
-    if not any(i.mods[:1] == ("wait::ld",) for i in tcgen05):
+    if not any(is_tcgen05(i, "wait::ld") for b in kernel.blocks for i, _ in b.code):
         return
     for block in kernel.blocks:
         for at, (i, op) in enumerate(block.code):
-            if i.base == "tcgen05" and i.mods[:1] == ("ld",):
+            if is_tcgen05(i, "ld"):
                 results = frozenset(n for o in i.operands[: len(op.dst)] for n in registers(o))
                 store = _first_store(kernel, block, at + 1, results)
                 if store is not None:
@@ -158,7 +109,7 @@ def _first_store(kernel: CompiledKernel, block: Block, at: int, values: frozense
     while todo:
         index, start, now = todo.pop()
         for i, op in kernel.blocks[index].code[start:]:
-            if i.base == "tcgen05" and i.mods[:1] == ("wait::ld",):
+            if is_tcgen05(i, "wait::ld"):
                 break
             split = len(op.dst)
             if now.isdisjoint(n for o in i.operands[split:] for n in registers(o)):
@@ -170,7 +121,7 @@ def _first_store(kernel: CompiledKernel, block: Block, at: int, values: frozense
         else:
             for s in successors(kernel.blocks[index]):
                 live = now & kernel.blocks[s].live_in
-                if s != EXIT and not live <= known.get(s, frozenset()):
+                if not live <= known.get(s, frozenset()):
                     known[s] = known.get(s, frozenset()) | live
                     todo.append((s, 0, known[s]))
     return None

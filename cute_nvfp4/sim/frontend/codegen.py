@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from cute_nvfp4.sim.errors import UnsupportedInstruction
-from cute_nvfp4.sim.frontend.flow import EXIT, Block, successors
+from cute_nvfp4.sim.frontend.flow import Block, successors
 from cute_nvfp4.sim.frontend.model import (
     TYPE_BITS,
     Address,
@@ -84,7 +84,7 @@ class BlockCompiler:
     def _block(self, block: Block, blocks: list[Block]) -> list[str]:
         self._lines, self._assigned = [], set()
         reads = [n for n in block.reads if n in self.slots]
-        live_out = frozenset().union(*(blocks[s].live_in for s in successors(block) if s != EXIT))
+        live_out = frozenset().union(*(blocks[s].live_in for s in successors(block)))
         for instruction, op in block.code:
             try:
                 self._instruction(instruction, op)
@@ -97,11 +97,7 @@ class BlockCompiler:
         head = [f"def block{block.index}(g):", " R = g.regs"]
         head += [f" {self._local(n)} = R[{self.slots[n]}]" for n in sorted(reads, key=self.slots.get)]
         tail = [f" R[{self.slots[n]}] = {self._local(n)}" for n in sorted(writes, key=self.slots.get)]
-        result = (
-            self._lines.pop()
-            if block.control and self._lines and self._lines[-1].startswith(" return")
-            else " return None"
-        )
+        result = self._lines.pop() if block.control else " return None"
         return head + self._lines + tail + [result]
 
     def _local(self, name: str) -> str:
@@ -197,11 +193,7 @@ class BlockCompiler:
             text = f"g.special({o.name!r})"
             return text if bits(t) == width else f"{text}.astype('u{bits(t) // 8}')"
         if isinstance(o, Symbol):
-            space, address = self._symbol(o)
-            if space in ("global", "const"):
-                return f"g.variable({o.name!r}, {o.offset})"
-            text = self._constant(address + o.offset, "int", t)
-            return f"g.own_shared({text})" if space == "shared" else text
+            return self._symbol(o, t)
         raise UnsupportedInstruction(f"operand {o} is not modelled here")
 
     def _register(self, o: Reg, t: str, relaxed: bool) -> str:
@@ -217,10 +209,14 @@ class BlockCompiler:
             return f"{local}.astype('u{bits(t) // 8}').view({str(VIEW[t])!r})"
         raise UnsupportedInstruction(f"register {o.name} has {width} bits, the instruction wants {bits(t)}")
 
-    def _symbol(self, o: Symbol) -> tuple[str, int]:
+    def _symbol(self, o: Symbol, t: str) -> str:
         if o.name not in self.address:
             raise UnsupportedInstruction(f"{o.name} is not declared")
-        return self.address[o.name]
+        space, address = self.address[o.name]
+        if space in ("global", "const"):
+            return f"g.variable({o.name!r}, {o.offset})"
+        text = self._constant(address + o.offset, "int", t)
+        return f"g.own_shared({text})" if space == "shared" else text
 
     def _constant(self, value: int, kind: str, t: str) -> str:
         key = (value, kind, t)
@@ -232,11 +228,7 @@ class BlockCompiler:
         if not isinstance(o, Address) or o.extra:
             raise UnsupportedInstruction("an address [base + offset] is wanted")
         if isinstance(o.base, Symbol):
-            space, address = self._symbol(o.base)
-            if space in ("global", "const"):
-                return [f"g.variable({o.base.name!r}, 0)", str(o.offset)]
-            text = self._constant(address, "int", "u64")
-            return [f"g.own_shared({text})" if space == "shared" else text, str(o.offset)]
+            return [self._symbol(o.base, "u64"), str(o.offset)]
         if isinstance(o.base, Imm):
             return [self._constant(o.base.value, "int", "u64"), str(o.offset)]
         if self.widths.get(o.base.name) not in (32, 64):

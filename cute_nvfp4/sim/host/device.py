@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cute_nvfp4.errors import TargetError, explain
+from cute_nvfp4.sim.machine.cluster import MAX_CLUSTER
 
 MIB, GIB = 1 << 20, 1 << 30
 DEFAULT_ARCH = "sm_100a"
 DRIVER_VERSION = 13000
 """CUDA 13.0, the first version that knows all the architectures here."""
-MAX_CLUSTER = 16
-"""Largest cluster, non-portable sizes included."""
 
 
 @dataclass(frozen=True)
@@ -43,11 +42,8 @@ class Device:
 
     def attribute(self, number: int) -> int | None:
         """The value of a device attribute by its number, None where it is not modelled."""
-        return self._attributes().get(number)
-
-    def _attributes(self) -> dict[int, int]:
         shared = self.shared_bytes
-        return {
+        known = {
             1: 1024,  # threads of a block
             **{2: 1024, 3: 1024, 4: 64},  # extents of a block
             **{5: (1 << 31) - 1, 6: 65535, 7: 65535},  # extents of a grid
@@ -79,6 +75,7 @@ class Device:
             115: 1,  # memory pools
             120: 1,  # cluster launch
         }
+        return known.get(number)
 
     def max_active_clusters(self, size: int, blocks_per_sm: int = 1) -> int:
         """Clusters of ``size`` CTAs that run together, when one CTA fills a multiprocessor.

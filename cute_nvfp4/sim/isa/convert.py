@@ -214,7 +214,7 @@ def _packed(d: str, s: str, rounding: str, finite: bool, relu: bool, m: Mods):
             (s,),
         )
     if d == "tf32" and s == "f32" and rounding in ("rn", "rz", "rna"):
-        return lambda a: _to_tf32(rectify(a), rounding), (d,), ("f32",)
+        return lambda a: single.to_tf32(rectify(a), rounding), (d,), ("f32",)
     raise m.refuse(f"cvt from .{s} to .{d} with these modifiers is not modelled")
 
 
@@ -229,14 +229,3 @@ def _decode_pair(s: str, relu: bool):
     table = half.to_half(values).view("u2").astype("u4")
     pairs = (table[codes >> width] << np.uint32(16)) | table[codes & ((1 << width) - 1)]
     return lambda a: pairs.take(a)
-
-
-def _to_tf32(a: np.ndarray, rounding: str) -> np.ndarray:
-    """f32 with 10 mantissa bits kept. A NaN becomes 0x7fffe000; with .rna it keeps its sign and high bits."""
-    u = np.ascontiguousarray(a).view("u4")
-    if rounding == "rn":
-        out = u + (np.uint32(0xFFF) + (u >> np.uint32(13) & np.uint32(1)))
-    else:
-        out = u + np.uint32(0x1000) if rounding == "rna" else u
-    out = np.where(np.isfinite(a), out, u) & ~np.uint32(0x1FFF)
-    return out if rounding == "rna" else np.where(np.isnan(a), np.uint32(0x7FFFE000), out)

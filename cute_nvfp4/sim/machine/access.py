@@ -74,6 +74,15 @@ def locate(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
     return host, mask, None
 
 
+def located(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
+    """``locate``; raises too for the first lane that falls outside every region, where they are several."""
+    host, found, region = locate(g, a, space, mask, addr, off)
+    if region is None:
+        for _ in by_region(g, a, host, found, host.ravel() if found is None else host[found]):
+            pass
+    return host, found, region
+
+
 def _shared(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
     """(host addresses, offsets in the shared memory that is meant); the rank in an address of .shared::cta must be the
     own one."""
@@ -89,17 +98,15 @@ def _shared(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
     limit = 0 if space == "shared" else wave.cluster_size
     bad = np.broadcast_to((rank != own) & (rank >= limit), (g.n, 32)) & lanes
     if bad.any():
-        row, lane = np.argwhere(bad)[0]
-        what = f"the address belongs to CTA rank {int(np.broadcast_to(rank, bad.shape)[row, lane])} of the cluster"
+        what = f"the address belongs to CTA rank {int(np.broadcast_to(rank, bad.shape)[bad][0])} of the cluster"
         hint = "use .shared::cluster to reach it" if space == "shared" else f"which has {wave.cluster_size} CTAs"
-        raise OutOfBounds(_say(g, a, int(g.warps[row]), int(lane), f"{what}, {hint}"))
+        raise OutOfBounds(_say(g, a, bad, f"{what}, {hint}"))
     first = (wave.cluster_of_cta[wave.cta_of_warp[g.warps]] * wave.cluster_size)[:, None]
     cta = np.where(lanes, first + rank, first + own)
     dead = lanes & ~wave.cta_alive[cta]
     if dead.any():
-        row, lane = np.argwhere(dead)[0]
-        gone = wave.cta_name(int(cta[row, lane]))
-        raise OutOfBounds(_say(g, a, int(g.warps[row]), int(lane), f"shared memory of {gone}, which has exited"))
+        gone = wave.cta_name(int(cta[dead][0]))
+        raise OutOfBounds(_say(g, a, dead, f"shared memory of {gone}, which has exited"))
     return wave.shared.base - SHARED_BASE + cta * wave.shared_stride + offset, offset
 
 
@@ -123,8 +130,7 @@ def load(g: Group, a: Access, mask, addr: np.ndarray, off: int) -> Any:
         return _load(g, a, a.space, mask, addr, off)
     parts = list(split_generic(g, a, mask, addr, off))
     if len(parts) == 1:
-        space, mask, addr, off = parts[0]
-        return _load(g, a, space, mask, addr, off)
+        return _load(g, a, *parts[0])
     total = None
     for space, part, at, o in parts:
         values = _load(g, a, space, part, at, o)
@@ -137,15 +143,15 @@ def load(g: Group, a: Access, mask, addr: np.ndarray, off: int) -> Any:
 def _load(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int) -> Any:
     if space == "param" and addr.size == 1:
         return _parameter(g.wave.run, a, int(addr.item()) + off)
-    host, m, region = locate(g, a, space, mask, addr, off)
-    if region is None:
-        inside(g, a, host, m)
+    host, m, region = located(g, a, space, mask, addr, off)
     g.wave.events.load(g, a, space, host, mask)
     flat = host if m is None else host[m]
     if region is not None:
         rows = _gather(region, a, flat)
     else:
-        rows = _gather_many(g, a, host, m, flat)
+        rows = np.empty(flat.shape if a.count == 1 else (*flat.shape, a.count), f"u{a.element}")
+        for where, at in by_region(g, a, host, m, flat):
+            rows[at] = _gather(where, a, flat[at])
     if m is not None:
         full = np.zeros(host.shape + rows.shape[1:], rows.dtype)
         full[m] = rows
@@ -175,14 +181,6 @@ def _gather(region: Region, a: Access, flat: np.ndarray) -> np.ndarray:
     return rows.take((flat - first) >> (a.total.bit_length() - 1), axis=0)
 
 
-def _gather_many(g: Group, a: Access, host, m, flat: np.ndarray) -> np.ndarray:
-    shape = flat.shape if a.count == 1 else (*flat.shape, a.count)
-    out = np.empty(shape, f"u{a.element}")
-    for region, at in by_region(g, a, host, m, flat):
-        out[at] = _gather(region, a, flat[at])
-    return out
-
-
 def by_region(g: Group, a: Access, host, m, flat: np.ndarray):
     """Yields (region, lanes that fall into it); raises for the first lane that falls into none."""
     memory = g.wave.run.memory
@@ -191,7 +189,8 @@ def by_region(g: Group, a: Access, host, m, flat: np.ndarray):
     index = np.searchsorted(starts, flat, side="right") - 1
     bad = (index < 0) | (flat + a.total > (ends[index] if len(ends) else np.int64(0)))
     if bad.any():
-        _out_of_bounds(g, a, host, m, bad, memory)
+        lanes, address = _first(g, host, m, bad)
+        raise OutOfBounds(_say(g, a, lanes, memory.describe(address)))
     for k in np.unique(index).tolist():
         region = memory.regions[k]
         if a.kind != "load" and not region.writable:
@@ -199,20 +198,12 @@ def by_region(g: Group, a: Access, host, m, flat: np.ndarray):
         yield region, index == k
 
 
-def inside(g: Group, a: Access, host, m) -> None:
-    """Raises for the first lane that falls outside every region, as ``by_region`` does."""
-    for _ in by_region(g, a, host, m, host.ravel() if m is None else host[m]):
-        pass
-
-
 def store(g: Group, a: Access, mask, addr: np.ndarray, off: int, values: tuple[np.ndarray, ...]) -> None:
     """Scatters ``count`` arrays; of two lanes at one address the later in (warp, lane) order wins."""
     parts = [(a.space, mask, addr, off)] if a.space != "generic" else split_generic(g, a, mask, addr, off)
     g.wave.effects += 1
     for space, part, at, o in parts:
-        host, m, region = locate(g, a, space, part, at, o)
-        if region is None:
-            inside(g, a, host, m)
+        host, _, region = located(g, a, space, part, at, o)
         g.wave.events.store(g, a, space, host, part, values)
         shape = np.broadcast_shapes(host.shape, *(v.shape for v in values))
         m = reduce_mask(part, shape)
@@ -221,50 +212,41 @@ def store(g: Group, a: Access, mask, addr: np.ndarray, off: int, values: tuple[n
         columns = [np.broadcast_to(v, shape) for v in values]
         columns = [c.ravel() if m is None else c[m] for c in columns]
         data = columns[0] if a.count == 1 else np.stack(columns, axis=-1)
-        if region is not None:
-            first, rows = region.rows(a.element, a.total)
-            rows[(flat - first) >> (a.total.bit_length() - 1)] = data
-            continue
-        for where, chosen in by_region(g, a, np.broadcast_to(host, shape), m, flat):
+        several = region is None
+        for where, chosen in by_region(g, a, np.broadcast_to(host, shape), m, flat) if several else [(region, ...)]:
             first, rows = where.rows(a.element, a.total)
             rows[(flat[chosen] - first) >> (a.total.bit_length() - 1)] = data[chosen]
 
 
-def _first(g: Group, host: np.ndarray, mask, bad_flat: np.ndarray) -> tuple[int, int, int]:
-    """(warp in the wave, lane, address) of the first offending lane; ``bad_flat`` is over the lanes in ``mask``."""
+def _first(g: Group, host: np.ndarray, mask, bad_flat: np.ndarray) -> tuple[np.ndarray, int]:
+    """(offending lanes (n, 32), address of the first); ``bad_flat`` is over the lanes in ``mask``."""
     full = np.zeros(host.shape, bool)
     if mask is None:
         full[...] = bad_flat.reshape(host.shape)
     else:
         full[mask] = bad_flat
-    full = np.broadcast_to(full, (g.n, 32)) & g.lanes()
-    row, lane = np.argwhere(full)[0]
-    return int(g.warps[row]), int(lane), int(np.broadcast_to(host, (g.n, 32))[row, lane])
+    bad = np.broadcast_to(full, (g.n, 32)) & g.lanes()
+    return bad, int(np.broadcast_to(host, (g.n, 32))[bad][0])
 
 
-def _say(g: Group, a: Access, warp: int, lane: int, what: str) -> str:
-    who = f"{g.wave.thread(warp, lane)} in {g.wave.run.launch.title}"
+def _say(g: Group, a: Access, bad: np.ndarray, what: str) -> str:
+    """``what`` the first lane of ``bad`` (n, 32) has done wrong."""
+    who = f"{g.thread(bad)} in {g.wave.run.launch.title}"
     return f"{a.instruction.where()}: {what}; {a.kind} of {a.total} bytes by {who}"
 
 
 def _misaligned(g: Group, a: Access, space: str, host, mask) -> None:
     flat = host if mask is None else host[mask]
-    warp, lane, address = _first(g, host, mask, (flat & (a.total - 1)) != 0)
+    bad, address = _first(g, host, mask, (flat & (a.total - 1)) != 0)
     place = g.wave.run.memory.describe(address) if space == "global" else f"a {space} address"
-    raise Misaligned(_say(g, a, warp, lane, f"address is not a multiple of {a.total}: {place}"))
+    raise Misaligned(_say(g, a, bad, f"address is not a multiple of {a.total}: {place}"))
 
 
 def _read_only(g: Group, a: Access, region: Region, host, mask) -> None:
     flat = host if mask is None else host[mask]
-    warp, lane, address = _first(g, host, mask, (flat >= region.base) & (flat < region.end))
-    raise ReadOnlyWrite(
-        _say(g, a, warp, lane, f"tensor {region.name!r} is read-only: {g.wave.run.memory.describe(address)}")
-    )
-
-
-def _out_of_bounds(g: Group, a: Access, host, mask, bad, memory) -> None:
-    warp, lane, address = _first(g, host, mask, bad)
-    raise OutOfBounds(_say(g, a, warp, lane, memory.describe(address)))
+    bad, address = _first(g, host, mask, (flat >= region.base) & (flat < region.end))
+    text = f"tensor {region.name!r} is read-only: {g.wave.run.memory.describe(address)}"
+    raise ReadOnlyWrite(_say(g, a, bad, text))
 
 
 def _window_bounds(g: Group, a: Access, addr, off: int, mask, size: int, base: int, what: str) -> None:
@@ -275,6 +257,4 @@ def _window_bounds(g: Group, a: Access, addr, off: int, mask, size: int, base: i
     at = np.broadcast_to(addr.astype(np.int64) + off - base, (g.n, 32))
     full = g.lanes() if mask is None else g.lanes() & np.broadcast_to(mask, (g.n, 32))
     bad = ((at < 0) | (at + a.total > size)) & full
-    row, lane = np.argwhere(bad)[0]
-    text = f"byte {int(at[row, lane])} of {what}, which has {size} bytes"
-    raise OutOfBounds(_say(g, a, int(g.warps[row]), int(lane), text))
+    raise OutOfBounds(_say(g, a, bad, f"byte {int(at[bad][0])} of {what}, which has {size} bytes"))

@@ -40,15 +40,12 @@ class Barriers:
     def arrive(self, group: Group, block: Block, operands: tuple, live: np.ndarray) -> list[Group]:
         """Takes a group that executed a barrier; returns the groups that may go on."""
         ident, count, *rest = operands
-        ident = self._per_warp(group, ident)
-        if ident.max() >= BARRIERS:
-            raise Deadlock(
-                f"{block.code[-1][0].where()}: barrier {int(ident.max())} does not exist, a CTA has {BARRIERS}"
-            )
-        count = self._per_warp(group, count)
+        ident, count = self._per_warp(group, ident), self._per_warp(group, count)
         instruction = block.code[-1][0]
+        if ident.max() >= BARRIERS:
+            raise Deadlock(f"{instruction.where()}: barrier {int(ident.max())} does not exist, a CTA has {BARRIERS}")
         self.wave.events.barrier_arrived(group.warps, ident)
-        if instruction.mods[0] == "arrive" or (instruction.mods[:2] == ("cta", "arrive")):
+        if "arrive" in instruction.mods:
             np.add.at(self.arrived, (self.wave.cta_of_warp[group.warps], ident), group.lanes().sum(axis=1))
             group.block = block.next
             return [group, *self.release(live)]
@@ -67,9 +64,7 @@ class Barriers:
             return []
         here = self.arrived.copy()
         want = np.zeros_like(here)
-        cta_threads = np.bincount(self.wave.cta_of_warp, weights=live.sum(axis=1), minlength=self.wave.count).astype(
-            np.int64
-        )
+        cta_threads = live.reshape(self.wave.count, -1).sum(axis=1)
         for w in self.waiting:
             cta = self.wave.cta_of_warp[w.group.warps]
             np.add.at(here, (cta, w.ident), w.group.lanes().sum(axis=1))
@@ -77,18 +72,15 @@ class Barriers:
         open_ = (here >= want) & (want > 0)
         if not open_.any():
             return []
-        reduced = self._reduce(open_)
+        reduced = self._reduce(open_.shape)
         out, still = [], []
         for w in self.waiting:
             goes = open_[self.wave.cta_of_warp[w.group.warps], w.ident]
-            for flag, sink in ((True, out), (False, still)):
-                rows = np.flatnonzero(goes == flag)
-                if not len(rows):
-                    continue
-                part = self._part(w, rows)
-                if flag:
-                    self._finish(part, reduced)
-                sink.append(part)
+            if goes.any():
+                out.append(self._part(w, np.flatnonzero(goes)))
+                self._finish(out[-1], reduced)
+            if not goes.all():
+                still.append(self._part(w, np.flatnonzero(~goes)))
         self.arrived[open_] = 0
         self.waiting = still
         events = self.wave.events
@@ -101,28 +93,27 @@ class Barriers:
     def _part(self, w: Waiting, rows: np.ndarray) -> Waiting:
         if len(rows) == w.group.n:
             return w
-        mask = None if w.group.mask is None else w.group.mask[rows]
-        group = w.group.rows(rows, mask, w.group.block, list(range(len(w.group.regs))))
+        group = w.group.some(rows, list(range(len(w.group.regs))))
         predicate = None if w.predicate is None else np.broadcast_to(w.predicate, (w.group.n, 32))[rows]
         return Waiting(group, w.block, w.ident[rows], w.count[rows], predicate)
 
-    def _reduce(self, open_: np.ndarray) -> dict[str, np.ndarray]:
+    def _reduce(self, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
         """Per (CTA, barrier): how many threads brought a true predicate, and how many came."""
-        true, came = np.zeros(open_.shape, np.int64), np.zeros(open_.shape, np.int64)
+        true, came = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
         for w in self.waiting:
             if w.predicate is not None:
                 at = (self.wave.cta_of_warp[w.group.warps], w.ident)
                 np.add.at(true, at, (np.broadcast_to(w.predicate, (w.group.n, 32)) & w.group.lanes()).sum(axis=1))
                 np.add.at(came, at, w.group.lanes().sum(axis=1))
-        return {"true": true, "came": came}
+        return true, came
 
-    def _finish(self, w: Waiting, reduced: dict[str, np.ndarray]) -> None:
+    def _finish(self, w: Waiting, reduced: tuple[np.ndarray, np.ndarray]) -> None:
         w.group.block = w.block.next
         if w.predicate is None:
             return
         instruction = w.block.code[-1][0]
         at = (self.wave.cta_of_warp[w.group.warps], w.ident)
-        true, came = reduced["true"][at][:, None], reduced["came"][at][:, None]
+        true, came = (count[at][:, None] for count in reduced)
         kind = next(m for m in instruction.mods if m in ("popc", "and", "or"))
         value = {"popc": true.astype(np.uint32), "and": true == came, "or": true > 0}[kind]
         w.group.regs[self.wave.run.kernel.slots[instruction.operands[0].name]] = value

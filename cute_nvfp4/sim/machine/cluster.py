@@ -14,6 +14,7 @@ from cute_nvfp4.sim.machine.launch import Launch
 RANK_SHIFT = 24
 OFFSET_MASK = (1 << RANK_SHIFT) - 1
 MAX_CLUSTER = 16
+"""Largest cluster, non-portable sizes included."""
 
 
 class Clusters:

@@ -84,12 +84,7 @@ class WaveRunner:
     def _split(self, group: Group) -> list[Group]:
         """The warps in a few groups, at random."""
         parts = np.array([self.random.randrange(min(8, group.n)) for _ in range(group.n)])
-        out = []
-        for k in np.unique(parts):
-            rows = np.flatnonzero(parts == k)
-            mask = None if group.mask is None else group.mask[rows]
-            out.append(group.rows(rows, mask, group.block, []))
-        return out
+        return [group.some(np.flatnonzero(parts == k), []) for k in np.unique(parts)]
 
     def _part(self, group: Group) -> Group:
         """Some of the group's warps; the others wait for another turn. Warps that once stood at the same place would
@@ -130,10 +125,7 @@ class WaveRunner:
         self.parked = still
 
     def _rows(self, group: Group, rows: np.ndarray) -> Group:
-        if len(rows) == group.n:
-            return group
-        mask = None if group.mask is None else group.mask[rows]
-        return group.rows(rows, mask, group.block, self.kernel.live_slots(group.block))
+        return group if len(rows) == group.n else group.some(rows, self.kernel.live_slots(group.block))
 
     def _wake(self) -> None:
         """No warp can go on: the engines may change that; lanes that waited for others of their warp, now exited, may
@@ -142,16 +134,9 @@ class WaveRunner:
         if self.engines.work() or self.wave.progress != before or self.asked != before:
             self._ask()
             return
-        met = [g for g in self.unmet if not self._lanes_missing(g)]
-        if met:
-            self.unmet = [g for g in self.unmet if g not in met]
-            self.ready = met
-            return
-        released = self.barriers.release(self.live)
-        if released:
-            self.ready = released
-            return
-        raise (DivergentBarrier if self.unmet else Deadlock)(self._who_waits())
+        self.ready = self._met() or self.barriers.release(self.live)
+        if not self.ready:
+            raise (DivergentBarrier if self.unmet else Deadlock)(self._who_waits())
 
     def _next(self) -> Group:
         ready = self.ready
@@ -160,7 +145,8 @@ class WaveRunner:
             group = ready.pop()
         else:
             oldest = min(ready, key=lambda g: g.age)
-            block = oldest.block if self.clock - oldest.age > PATIENCE else _lowest(ready)
+            # Of the lowest blocks the exit comes first, because leaving lanes set others free.
+            block = oldest.block if self.clock - oldest.age > PATIENCE else min(g.block for g in ready)
             if self.wave.random is not None and block != EXIT:
                 block = self.random.choice(ready).block
             same = [g for g in ready if g.block == block]
@@ -187,9 +173,7 @@ class WaveRunner:
         """Loops that can never end; CTAs that have not started may be what they wait for."""
         lines = [f"{self.state.launch.title}: every warp that runs repeats a loop that changes nothing"]
         for g in groups:
-            who = self.wave.thread(int(g.warps[0]), int(g.lanes()[0].argmax()))
-            code = self.blocks[g.block].code
-            lines.append(f"  {g.n} warp(s), first {who}, come back to {code[0][0].where() if code else 'the end'}")
+            lines.append(f"  {g.n} warp(s), first {g.thread()}, come back to {self._place(g)}")
         lines += self.barriers.describe(self.live) + picture(self.parked, self.wave)
         if not len(self.state.clusters_left):
             return Deadlock("\n".join(lines))
@@ -224,16 +208,16 @@ class WaveRunner:
                 self._park(outcome)
         elif block.control == "table":
             self._branch_table(group, outcome[0])
-        elif outcome is None:
-            goes = {"branch": block.targets[0] if block.targets else EXIT, "exit": EXIT, "trap": EXIT}.get(
-                block.control, block.next
-            )
-            if block.control == "trap":
-                raise Trap(f"trap executed: {block.code[-1][0].where()}")
-            self._go(group, goes)
+        elif block.control == "trap":
+            raise Trap(f"trap executed: {block.code[-1][0].where()}")
+        elif not block.control:
+            self._go(group, block.next)
         else:
-            target = block.targets[0] if block.control == "branch" and block.targets else EXIT
-            self._branch(group, outcome, target, block.next)
+            target = block.targets[0] if block.control == "branch" else EXIT
+            if outcome is None:
+                self._go(group, target)
+            else:
+                self._branch(group, outcome, target, block.next)
 
     def _go(self, group: Group, block: int) -> None:
         group.block, group.age = block, self.clock
@@ -300,31 +284,26 @@ class WaveRunner:
             wave.progress += 1
         if self.barriers.waiting:
             self.ready += self.barriers.release(self.live)
-        if self.unmet:
-            met = [g for g in self.unmet if not self._lanes_missing(g)]
-            self.unmet = [g for g in self.unmet if g not in met]
-            self.ready += met
+        self.ready += self._met()
+
+    def _met(self) -> list[Group]:
+        """Groups that need wait no longer for lanes that are elsewhere."""
+        met = [g for g in self.unmet if not self._lanes_missing(g)]
+        self.unmet = [g for g in self.unmet if g not in met]
+        return met
 
     def _out_of_steps(self, group: Group) -> str:
+        who = f"{group.thread()} is at {self._place(group)} (step_limit={self.state.step_limit})"
+        return f"{self.state.launch.title}: {self.clock} blocks executed without an end; {who}"
+
+    def _place(self, group: Group) -> str:
         code = self.blocks[group.block].code if group.block != EXIT else []
-        where = code[0][0].where() if code else "the end"
-        who = self.wave.thread(int(group.warps[0]), int(group.lanes()[0].argmax()))
-        limit = f"(step_limit={self.state.step_limit})"
-        return f"{self.state.launch.title}: {self.clock} blocks executed without an end; {who} is at {where} {limit}"
+        return code[0][0].where() if code else "the end"
 
     def _who_waits(self) -> str:
         lines = [f"{self.state.launch.title}: nothing can run any more"]
         for g in self.unmet:
             text = self.blocks[g.block].code[0][0].where()
-            row = g.lanes()[0]
-            who = self.wave.thread(int(g.warps[0]), int(row.argmax()))
-            lanes = f"{int(row.sum())} lane(s) of it, wait for other lanes of the warp at {text}"
-            lines.append(f"  {len(g.warps)} warp(s), first {who}, {lanes}")
-        lines += self.barriers.describe(self.live)
-        lines += picture(self.parked, self.wave)
-        return "\n".join(lines)
-
-
-def _lowest(groups: list[Group]) -> int:
-    """The lowest block; the exit comes before all, because leaving lanes set others free."""
-    return min(g.block for g in groups)
+            lanes = f"{int(g.lanes()[0].sum())} lane(s) of it, wait for other lanes of the warp at {text}"
+            lines.append(f"  {g.n} warp(s), first {g.thread()}, {lanes}")
+        return "\n".join(lines + self.barriers.describe(self.live) + picture(self.parked, self.wave))

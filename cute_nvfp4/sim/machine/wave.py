@@ -194,6 +194,15 @@ class Group:
             self._row["local"] = w.local.base + thread * w.local_bytes
         return self._row["local"]
 
+    def thread(self, lanes: np.ndarray | None = None) -> str:
+        """Names the first thread of ``lanes`` (n, 32), or of the group, as an error should."""
+        row, lane = np.argwhere(self.lanes(lanes))[0]
+        return self.wave.thread(int(self.warps[row]), int(lane))
+
+    def some(self, select: np.ndarray, live: list[int]) -> Group:
+        """The group of the warps ``select`` with the lanes they have here, keeping only the registers ``live``."""
+        return self.rows(select, None if self.mask is None else self.mask[select], self.block, live)
+
     def rows(self, select: np.ndarray, mask: np.ndarray | None, block: int, live: list[int]) -> Group:
         """The group of the warps ``select`` (indices into this one), keeping only the registers ``live``."""
         whole = len(select) == self.n

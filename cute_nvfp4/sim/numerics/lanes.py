@@ -1,10 +1,21 @@
-"""What lanes of a warp tell each other: pure functions on (warps, 32) arrays."""
+"""What lanes of a warp tell each other, as pure functions on (warps, 32) arrays, and their turns."""
 
 from __future__ import annotations
 
 import numpy as np
 
 LANES = np.arange(32, dtype=np.int64)[None, :]
+
+
+def rounds(values: np.ndarray) -> list[np.ndarray]:
+    """Indices of ``values`` (k,) in rounds without two equal values: round r has the r-th of each."""
+    if not len(values):
+        return []
+    order = np.argsort(values, kind="stable")
+    ranked = values[order]
+    starts = np.flatnonzero(np.r_[True, ranked[1:] != ranked[:-1]])
+    nth = np.arange(len(values)) - np.repeat(starts, np.diff(np.r_[starts, len(values)]))
+    return np.split(order[np.argsort(nth, kind="stable")], np.cumsum(np.bincount(nth))[:-1])
 
 
 def ballot(p: np.ndarray, lanes: np.ndarray) -> np.ndarray:

@@ -1,5 +1,5 @@
-"""The 8- and 4-bit floating-point formats of cvt: E4M3, E5M2, E2M1 and UE8M0 (PTX ISA, "Alternate Floating-Point Data
-Formats").
+"""The 8-, 6- and 4-bit floating-point formats: E4M3, E5M2, E3M2, E2M3, E2M1 and UE8M0 (PTX ISA, "Alternate
+Floating-Point Data Formats").
 
 Decoding is by table; encoding finds the neighbours of a value in the sorted table of magnitudes, so that ties are
 resolved exactly.
@@ -12,12 +12,12 @@ from functools import cache
 import numpy as np
 
 #: exponent bits, mantissa bits, exponent bias
-_SHAPE = {"e4m3": (4, 3, 7), "e5m2": (5, 2, 15), "e2m1": (2, 1, 1)}
+_SHAPE = {"e4m3": (4, 3, 7), "e5m2": (5, 2, 15), "e3m2": (3, 2, 3), "e2m3": (2, 3, 1), "e2m1": (2, 1, 1)}
 
 
 @cache
 def decode_table(name: str) -> np.ndarray:
-    """f32 value of every code (256 entries, 16 for e2m1)."""
+    """f32 value of every code (256 entries, 64 for e3m2 and e2m3, 16 for e2m1)."""
     exponent, mantissa, bias = _SHAPE[name]
     codes = np.arange(1 << (1 + exponent + mantissa))
     e, f = codes >> mantissa & ((1 << exponent) - 1), codes & ((1 << mantissa) - 1)

@@ -83,6 +83,18 @@ def to_single(x: np.ndarray, mode: str) -> np.ndarray:
     raise ValueError(f"rounding mode {mode}")
 
 
+def to_tf32(a: np.ndarray, rounding: str) -> np.ndarray:
+    """The bits of f32 values with 10 mantissa bits kept, in mode rn, rz or rna. A NaN becomes 0x7fffe000; with .rna it
+    keeps its sign and high bits."""
+    u = np.ascontiguousarray(a).view("u4")
+    if rounding == "rn":
+        out = u + (np.uint32(0xFFF) + (u >> np.uint32(13) & np.uint32(1)))
+    else:
+        out = u + np.uint32(0x1000) if rounding == "rna" else u
+    out = np.where(np.isfinite(a), out, u) & ~np.uint32(0x1FFF)
+    return out if rounding == "rna" else np.where(np.isnan(a), np.uint32(0x7FFFE000), out)
+
+
 def exact_mul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return a.astype("f8") * b.astype("f8")
 

@@ -18,6 +18,8 @@ from cute_nvfp4.sim.errors import Hazard, UnsupportedInstruction
 LAYOUTS = {0: "none", 1: "128B_BASE32B", 2: "128B", 4: "64B", 6: "32B"}
 SPAN = {"none": 16, "32B": 32, "64B": 64, "128B": 128, "128B_BASE32B": 128}
 """Bytes of a swizzle atom along the leading dimension."""
+_ROWS = {"none": (0, 4), "32B": (1, 4), "64B": (3, 4), "128B": (7, 4), "128B_BASE32B": (3, 5)}
+"""Which bits of the row go into the address, and where."""
 PERIOD = 1024
 """The swizzle patterns repeat every 1024 bytes, or a divisor of that."""
 
@@ -85,16 +87,8 @@ def swizzle(address: np.ndarray, layout: str, base_offset: int = 0) -> np.ndarra
 
     ``base_offset`` says how many 128-byte rows the pattern's start is away from its natural boundary.
     """
-    row = (address >> 7) - base_offset
-    if layout == "128B":
-        return address ^ (row & 7) << 4
-    if layout == "64B":
-        return address ^ (row & 3) << 4
-    if layout == "32B":
-        return address ^ (row & 1) << 4
-    if layout == "128B_BASE32B":
-        return address ^ (row & 3) << 5
-    return address
+    mask, shift = _ROWS[layout]
+    return address ^ ((address >> 7) - base_offset & mask) << shift
 
 
 @lru_cache(maxsize=1024)

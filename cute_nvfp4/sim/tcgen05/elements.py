@@ -13,24 +13,11 @@ from cute_nvfp4.sim.numerics import narrow
 
 
 @cache
-def small_float(exponent: int, mantissa: int, bias: int) -> np.ndarray:
-    """f32 values of all codes of a sign-magnitude format without infinity and NaN (OCP MX: E2M1, E3M2, E2M3)."""
-    codes = np.arange(1 << (1 + exponent + mantissa))
-    e, f = codes >> mantissa & ((1 << exponent) - 1), codes & ((1 << mantissa) - 1)
-    value = np.where(e == 0, f * 2.0 ** (1 - bias - mantissa), (1 + f / 2**mantissa) * 2.0 ** (e - bias))
-    return np.where(codes >> (exponent + mantissa), -value, value).astype("f4")
-
-
-@cache
 def table(t: str) -> np.ndarray:
     """f32 value of each byte, for types with one element in a byte; what lies beyond the code is ignored."""
-    if t in ("e4m3", "e5m2"):
-        return narrow.decode_table(t)
     if t in ("u8", "s8"):
         return np.arange(256, dtype="u1").view("u1" if t == "u8" else "i1").astype("f4")
-    shape = {"e2m1": (2, 1, 1), "e3m2": (3, 2, 3), "e2m3": (2, 3, 1)}[t]
-    values = small_float(*shape)
-    return np.resize(values, 256)
+    return np.resize(narrow.decode_table(t), 256)
 
 
 @cache

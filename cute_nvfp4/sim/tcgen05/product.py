@@ -235,25 +235,18 @@ def _store(wave: Wave, r: Run, part: Part, product: np.ndarray) -> None:
             at[lanes, column : column + width] = result
 
 
+def _plus(product: np.ndarray, old: np.ndarray, first: Multiply) -> np.ndarray:
+    return product + (old * np.float32(2.0**-first.scale_d) if first.scale_d else old)
+
+
 def _add_f32(old: np.ndarray, product: np.ndarray, enable: bool, first: Multiply) -> np.ndarray:
-    if not enable:
-        return product.astype("f4", copy=False).view("u4") if product.flags.c_contiguous else _bits32(product)
-    before = old.view("f4")
-    if first.scale_d:
-        before = before * np.float32(2.0**-first.scale_d)
-    return _bits32(product + before)
-
-
-def _bits32(x: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(x.astype("f4", copy=False)).view("u4")
+    total = _plus(product, old.view("f4"), first) if enable else product
+    return np.ascontiguousarray(total.astype("f4", copy=False)).view("u4")
 
 
 def _add_f16(old: np.ndarray, product: np.ndarray, enable: bool, first: Multiply) -> np.ndarray:
     """An f16 accumulator is the low half of its word; the sum is rounded once for each instruction."""
-    total = product
-    if enable:
-        before = old.astype("u2").view("f2").astype("f4")
-        total = product + (before * np.float32(2.0**-first.scale_d) if first.scale_d else before)
+    total = _plus(product, old.astype("u2").view("f2").astype("f4"), first) if enable else product
     return total.astype("f2").view("u2").astype("u4")
 
 

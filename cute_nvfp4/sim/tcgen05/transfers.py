@@ -13,28 +13,36 @@ from cute_nvfp4.sim.tcgen05.layouts import COPIES, copy_lanes
 from cute_nvfp4.sim.tcgen05.mma import pair
 
 
-class Copy(Pending):
+class Transfer(Pending):
+    """What tcgen05.cp, shift and commit share: they keep their order with all work of the CTAs of their group."""
+
+    engine = "tensor"
+    completion = Completion("tensor")
+
+    def __init__(self, instruction, wave: Wave, warps, cta_group: int) -> None:
+        super().__init__(instruction, wave, warps)
+        self.cta_group = cta_group
+
+    def occupies(self, wave: Wave) -> np.ndarray:
+        return pair(wave, self.ctas, self.cta_group).ravel()
+
+
+class Copy(Transfer):
     """tcgen05.cp of k threads: shared memory at ``start`` (k,) to lane ``lane`` and columns ``column`` (k,).
 
     With cta_group::2 both CTAs copy from their own shared to their own tensor memory. ``bits`` is 4 or 6 when narrow
     elements are spread to bytes on the way, else 0.
     """
 
-    engine = "tensor"
-    completion = Completion("tensor")
-
     def __init__(
         self, instruction, wave: Wave, warps, *, form, desc: MatrixDescriptor, start, column, lane, bits, cta_group
     ):
-        super().__init__(instruction, wave, warps)
+        super().__init__(instruction, wave, warps, cta_group)
         self.form, self.desc, self.start, self.column, self.lane = form, desc, start, column, lane
-        self.bits, self.cta_group = bits, cta_group
+        self.bits = bits
         self.low = int(start[0]) % PERIOD
         self.chunks = k_major_chunks(desc, self.low, *COPIES[form])
         self.lanes = copy_lanes(*form) + lane
-
-    def occupies(self, wave: Wave) -> np.ndarray:
-        return pair(wave, self.ctas, self.cta_group).ravel()
 
     def run(self, wave: Wave) -> None:
         ctas = pair(wave, self.ctas, self.cta_group)
@@ -59,18 +67,12 @@ class Copy(Pending):
         return out
 
 
-class Shift(Pending):
+class Shift(Transfer):
     """tcgen05.shift.down of k threads: 32 bytes of each lane of one quarter go to the lane before it."""
 
-    engine = "tensor"
-    completion = Completion("tensor")
-
     def __init__(self, instruction, wave: Wave, warps, *, lane: np.ndarray, column: np.ndarray, cta_group: int) -> None:
-        super().__init__(instruction, wave, warps)
-        self.lane, self.column, self.cta_group = lane, column, cta_group
-
-    def occupies(self, wave: Wave) -> np.ndarray:
-        return pair(wave, self.ctas, self.cta_group).ravel()
+        super().__init__(instruction, wave, warps, cta_group)
+        self.lane, self.column = lane, column
 
     def run(self, wave: Wave) -> None:
         for group, lane, column in zip(pair(wave, self.ctas, self.cta_group), self.lane.tolist(), self.column.tolist()):
@@ -87,19 +89,14 @@ class Shift(Pending):
         return out
 
 
-class Commit(Pending):
+class Commit(Transfer):
     """tcgen05.commit of k threads: one arrival at the mbarriers ``offset`` (m,) of ``target`` (m,) once all earlier
     asynchronous tcgen05 operations of the thread are done. ``issuer`` (m,) says which of the k threads each is from."""
 
-    engine = "tensor"
-
     def __init__(self, instruction, wave: Wave, warps, *, issuer, target, offset, cta_group: int) -> None:
-        super().__init__(instruction, wave, warps)
-        self.issuer, self.target, self.offset, self.cta_group = issuer, target, offset, cta_group
+        super().__init__(instruction, wave, warps, cta_group)
+        self.issuer, self.target, self.offset = issuer, target, offset
         self.completion = Completion("mbarrier", target, offset)
-
-    def occupies(self, wave: Wave) -> np.ndarray:
-        return pair(wave, self.ctas, self.cta_group).ravel()
 
     def run(self, wave: Wave) -> None:
         wave.mbarriers.arrive(self.instruction.where(), self.target, self.offset, 1)

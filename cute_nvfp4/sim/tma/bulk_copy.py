@@ -12,14 +12,16 @@ from cute_nvfp4.sim.machine.bulk_groups import groups
 from cute_nvfp4.sim.machine.engine import Footprint, Spans
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
 from cute_nvfp4.sim.tma import memory
-from cute_nvfp4.sim.tma.operations import Copy, NarrowFootprint, Targets, footprint, span_chunks
+from cute_nvfp4.sim.tma.operations import Copy, NarrowFootprint, Targets, span_chunks
 from cute_nvfp4.sim.tma.reduce import Update
 
 ALIGN = 16
 
 
 class BulkCopy(Copy):
-    """``size`` (k,) bytes of each copy."""
+    """``size`` (k,) bytes of each copy; ``reduction`` is (raw type, update) of what is done there."""
+
+    reduction: tuple[np.dtype, Update] | None = None
 
     def sized(self, size: np.ndarray) -> None:
         self.check_aligned(size, ALIGN, "size")
@@ -29,11 +31,16 @@ class BulkCopy(Copy):
         """Bytes of shared memory, as a view."""
         return self.wave.shared2d[cta, offset - SHARED_BASE : offset - SHARED_BASE + size]
 
+    def put(self, there: np.ndarray, data: np.ndarray) -> None:
+        """Stores bytes ``data`` at the view ``there``, or combines the two."""
+        if self.reduction is not None:
+            raw, fn = self.reduction
+            data = np.ascontiguousarray(fn(there.view(raw), data.view(raw))).view(np.uint8)
+        there[:] = data
+
     def shared_footprints(self, cta, offset, size, write: bool, source=None) -> list[Footprint]:
-        return [
-            footprint(cta[rows], chunks, write, rows if source is None else source[rows])
-            for rows, chunks in span_chunks(offset, size)
-        ]
+        source = np.arange(len(offset)) if source is None else source
+        return [Footprint("shared", write, cta[r], chunks, source[r]) for r, chunks in span_chunks(offset, size)]
 
     def global_footprints(self, address: np.ndarray, write: bool) -> list[Footprint]:
         return [
@@ -71,14 +78,12 @@ class BulkLoad(BulkCopy):
 
 
 class BulkStore(BulkCopy):
-    """Shared to global memory, in bulk groups. ``byte_mask`` (k,) says which bytes of every 16 are written;
-    ``reduction`` is (raw type, update)."""
+    """Shared to global memory, in bulk groups. ``byte_mask`` (k,) says which bytes of every 16 are written."""
 
     engine = "store"
 
     def aim(self, address: np.ndarray, offset: np.ndarray, byte_mask=None, reduction=None) -> None:
-        self.address, self.offset, self.byte_mask = address, offset, byte_mask
-        self.reduction: tuple[np.dtype, Update] | None = reduction
+        self.address, self.offset, self.byte_mask, self.reduction = address, offset, byte_mask, reduction
         self.check_aligned(address, ALIGN, "global address")
         self.check_shared(offset, self.size, ALIGN, "source")
         self.grouped()
@@ -93,14 +98,11 @@ class BulkStore(BulkCopy):
             size = int(self.size[k])
             data = self.bytes_of(cta, int(self.offset[k]), size)
             there = memory.write_bytes(wave.run.memory, int(self.address[k]), size, self.say, k)
-            if self.reduction is not None:
-                raw, fn = self.reduction
-                there[:] = np.ascontiguousarray(fn(there.view(raw), data.view(raw))).view(np.uint8)
-            elif self.byte_mask is not None:
+            if self.byte_mask is not None:
                 chosen = np.tile(int(self.byte_mask[k]) >> np.arange(ALIGN) & 1, size // ALIGN).astype(bool)
                 there[chosen] = data[chosen]
             else:
-                there[:] = data
+                self.put(there, data)
         groups(wave, "bulk_group").finish(self)
 
 
@@ -126,12 +128,7 @@ class SharedCopy(BulkCopy):
         for k, (cta, to) in enumerate(zip(self.ctas.tolist(), t.cta.tolist())):
             size = int(self.size[k])
             data = self.bytes_of(cta, int(self.offset[k]), size)
-            there = self.bytes_of(to, int(t.offset[k]), size)
-            if self.reduction is None:
-                there[:] = data
-            else:
-                raw, fn = self.reduction
-                there[:] = np.ascontiguousarray(fn(there.view(raw), data.view(raw))).view(np.uint8)
+            self.put(self.bytes_of(to, int(t.offset[k]), size), data)
         self.count_bytes(self.size)
 
 
@@ -156,10 +153,5 @@ class ValueStore(BulkCopy):
     def run(self, wave) -> None:
         t = self.targets
         for k, (cta, offset) in enumerate(zip(t.cta.tolist(), t.offset.tolist())):
-            there = self.bytes_of(cta, offset, self.values.shape[1])
-            if self.reduction is None:
-                there[:] = self.values[k]
-            else:
-                raw, fn = self.reduction
-                there[:] = fn(there.view(raw), self.values[k].view(raw)).view(np.uint8)
+            self.put(self.bytes_of(cta, offset, self.values.shape[1]), self.values[k])
         self.count_bytes(self.size)

@@ -76,6 +76,8 @@ ELEMTYPES = (
 )
 #: in the order of CUtensorMapSwizzle: four modes, then mode 3 with swizzle atomicity 1
 SWIZZLES = ("none", "32B", "64B", "128B", "128B_ATOM_32B")
+CORNER_BITS = {1: 16, 2: 8, 3: 5}
+"""Width of a corner coordinate by spatial dimensions: three of them share what one has alone."""
 INTERLEAVES = ("none", "16B", "32B")
 SPAN = {"none": 16, "32B": 32, "64B": 64, "128B": 128, "128B_ATOM_32B": 128}
 """Bytes in which a swizzle moves things, and the most a box row may have."""
@@ -164,13 +166,8 @@ class TensorMap:
         return np.array(w, np.uint64).tobytes()
 
 
-def _corner_bits(spatial: int) -> int:
-    """Width of one corner coordinate: three spatial dimensions share what one has alone."""
-    return {1: 16, 2: 8, 3: 5}[spatial]
-
-
 def _corners(im: Im2col) -> int:
-    width = _corner_bits(len(im.lower))
+    width = CORNER_BITS[len(im.lower)]
     out = 0
     for j, (low, high) in enumerate(zip(im.lower, im.upper)):
         out |= (low & (1 << width) - 1) << width * j
@@ -208,7 +205,7 @@ def _decode(raw: bytes) -> TensorMap:
     if form == 1:
         if not 3 <= rank <= 5:
             raise InvalidTensorMap(f"an im2col tensor map has 3 to 5 dimensions, not {rank}")
-        width = _corner_bits(rank - 2)
+        width = CORNER_BITS[rank - 2]
         fields = [w[7] >> first + width * j & (1 << width) - 1 for first in (0, 16) for j in range(rank - 2)]
         corners = [_signed(f, width) for f in fields]
         im2col = Im2col(tuple(corners[: rank - 2]), tuple(corners[rank - 2 :]), box[0], (w[7] >> 32 & 1023) + 1)

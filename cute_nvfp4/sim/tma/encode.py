@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from cute_nvfp4.sim.errors import LaunchError
-from cute_nvfp4.sim.tma.descriptor import INTERLEAVES, SPAN, SWIZZLES, Im2col, InvalidTensorMap, TensorMap
+from cute_nvfp4.sim.tma.descriptor import CORNER_BITS, INTERLEAVES, SPAN, SWIZZLES, Im2col, InvalidTensorMap, TensorMap
 
 #: in the order of CUtensorMapDataType, which is not that of ``tensormap.replace``
 DATA_TYPES = (
@@ -26,7 +26,6 @@ DATA_TYPES = (
 _MAX_RANK, _MAX_BOX, _MAX_STEP, _MAX_STRIDE, _MAX_DIM, _MAX_PIXELS = 5, 256, 8, 1 << 40, 1 << 32, 1024
 _SUB_BYTE, _ATOMIC = DATA_TYPES.index("b4x16"), 4
 """From here on element types and swizzles are of compute capability 10.0 and later."""
-_CORNER_BITS = {1: 16, 2: 8, 3: 5}
 _TILED, _IM2COL = "cuTensorMapEncodeTiled", "cuTensorMapEncodeIm2col"
 
 
@@ -71,7 +70,7 @@ def im2col(
     common = _common(_IM2COL, kind, address, dims, strides, steps, modes, sm)
     _within(_IM2COL, "channels", (channels,), 1, _MAX_BOX)
     _within(_IM2COL, "pixels", (pixels,), 1, _MAX_PIXELS)
-    half = 1 << _CORNER_BITS[len(dims) - 2] - 1
+    half = 1 << CORNER_BITS[len(dims) - 2] - 1
     _within(_IM2COL, "corner", (*lower, *upper), -half, half - 1)
     for d, (low, high) in enumerate(zip(lower, upper), 1):
         if low >= dims[d] + high:
@@ -88,28 +87,11 @@ def encode_tiled(kind, rank, address, dims, strides, box, steps, interleave, swi
     return tiled(kind, address, sizes, bytes_apart, boxes, every, (interleave, swizzle, promotion, fill), sm)
 
 
-def encode_im2col(
-    kind,
-    rank,
-    address,
-    dims,
-    strides,
-    lower,
-    upper,
-    channels,
-    pixels,
-    steps,
-    interleave,
-    swizzle,
-    promotion,
-    fill,
-    sm=100,
-) -> bytes:
-    """``im2col`` with the driver's arguments."""
+def encode_im2col(kind, rank, address, dims, strides, lower, upper, channels, pixels, steps, *modes, sm=100) -> bytes:
+    """``im2col`` with the driver's arguments; ``modes`` are the last four, as for ``encode_tiled``."""
     sizes, bytes_apart = _shape(_IM2COL, rank, dims, strides)
     corners = (_read(ctypes.c_int, at, rank - 2) for at in (lower, upper))
     every = _read(ctypes.c_uint32, steps, rank)
-    modes = (interleave, swizzle, promotion, fill)
     return im2col(kind, address, sizes, bytes_apart, *corners, channels, pixels, every, modes, sm)
 
 
@@ -119,9 +101,8 @@ def _common(who: str, kind: int, address: int, dims, strides, steps, modes, sm: 
     _within(who, "dimension", dims, 1, _MAX_DIM)
     _within(who, "element stride", steps, 1, _MAX_STEP)
     _within(who, "stride", strides, 0, _MAX_STRIDE - 1)
-    for what, value, end in (("data type", kind, len(DATA_TYPES)), ("swizzle", swizzle, 7)):
-        _within(who, what, (value,), 0, end - 1)
-    for what, value, end in (("interleave", interleave, 3), ("L2 promotion", promotion, 4), ("fill", fill, 2)):
+    ends = {"data type": len(DATA_TYPES), "swizzle": 7, "interleave": 3, "L2 promotion": 4, "fill": 2}
+    for (what, end), value in zip(ends.items(), (kind, swizzle, interleave, promotion, fill)):
         _within(who, what, (value,), 0, end - 1)
     if sm < 100 and (kind >= _SUB_BYTE or swizzle >= _ATOMIC):
         raise LaunchError(f"{who}: data type {kind} or swizzle {swizzle} needs compute capability 10.0")

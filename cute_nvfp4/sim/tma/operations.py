@@ -93,11 +93,6 @@ def shared_cells(wave: Wave) -> np.ndarray:
     return wave.shared2d.view(CELL)
 
 
-def footprint(cta: np.ndarray, chunks: np.ndarray, write: bool, rows: np.ndarray | None = None) -> Footprint:
-    """Chunks (k, m) or (1, m) of shared memory, of operations ``rows`` (k,)."""
-    return Footprint("shared", write, cta, chunks, rows)
-
-
 def span_chunks(offset: np.ndarray, size: np.ndarray) -> list[tuple[np.ndarray, np.ndarray]]:
     """Groups of operations of equal size: (rows, chunks (k, m)) of ``size`` (k,) bytes from ``offset`` (k,)."""
     out = []

@@ -39,28 +39,8 @@ BULK_SHARED = {
 
 def reduction(op: str, t: str) -> tuple[np.dtype, Update]:
     """(raw type of an element, memory = update(memory, operand)) of an operation on a map type or PTX type."""
-    flush = t.endswith(".ftz")
+    # What flushes subnormals and keeps the payload of NaNs is the same as for an atomic in global memory.
+    space = "global" if t == "f64" or t.endswith(".ftz") else "shared"
     t = t.removesuffix(".ftz").replace("tf32", "f32")
     width = int(t.lstrip("bfusit"))
-    raw = np.dtype(f"u{width // 8}")
-    fn = update(op, f"b{width}" if op in ("and", "or", "xor") else t)
-    if t == "f64":
-        fn = _keep_payload
-    if flush:
-        inner = fn
-        fn = lambda old, b: _flush(inner(_flush(old), _flush(b)))  # noqa: E731
-    return raw, fn
-
-
-def _flush(x: np.ndarray) -> np.ndarray:
-    """Binary32 subnormals become zeros of their sign."""
-    small = x & np.uint32(0x7F800000) == 0
-    return np.where(small, x & np.uint32(0x80000000), x)
-
-
-def _keep_payload(old: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Binary64 sum; a NaN operand comes through as it is, the new one first, and inf - inf is 0xfff8000000000000."""
-    x, y = old.view("f8"), b.view("f8")
-    total = (x + y).view("u8")
-    total = np.where(np.isnan(total.view("f8")), np.uint64(0xFFF8000000000000), total)
-    return np.where(np.isnan(y), b, np.where(np.isnan(x), old, total))
+    return np.dtype(f"u{width // 8}"), update(op, f"b{width}" if op in ("and", "or", "xor") else t, space)

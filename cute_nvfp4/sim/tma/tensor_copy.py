@@ -15,7 +15,7 @@ from cute_nvfp4.sim.machine.engine import Footprint, Spans
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
 from cute_nvfp4.sim.tma import im2col, memory, tile
 from cute_nvfp4.sim.tma.descriptor import PADDED_BOX, InvalidTensorMap, TensorMap
-from cute_nvfp4.sim.tma.operations import Copy, Targets, footprint, shared_cells
+from cute_nvfp4.sim.tma.operations import Copy, Targets, shared_cells
 from cute_nvfp4.sim.tma.reduce import reduction
 
 CHUNK = tile.CHUNK
@@ -82,13 +82,9 @@ class TensorCopy(Copy):
         return [(np.flatnonzero(phase == p), tile.plan(self.map, p, self.row_count)) for p in np.unique(phase).tolist()]
 
     def shared_footprints(self, cta: np.ndarray, offset: np.ndarray, write: bool, source=None) -> list[Footprint]:
+        source = np.arange(len(offset)) if source is None else source
         return [
-            footprint(
-                cta[rows],
-                offset[rows][:, None] + CHUNK * p.place[None, :],
-                write,
-                rows if source is None else source[rows],
-            )
+            Footprint("shared", write, cta[rows], offset[rows][:, None] + CHUNK * p.place, source[rows])
             for rows, p in self.phases(offset)
         ]
 

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from cute_nvfp4.sim.numerics.single import to_tf32
 from cute_nvfp4.sim.tma.descriptor import SPAN, TensorMap
 
 CHUNK = 16
@@ -158,11 +159,7 @@ def row_chunks(m: TensorMap, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def round_tf32(chunks: np.ndarray) -> np.ndarray:
     """What a load of type tf32 does to binary32: 10 bits of mantissa, to nearest even; every NaN is 0x7fffe000."""
-    x = chunks.view("u4")
-    low, kept = x & np.uint32(0x1FFF), x & ~np.uint32(0x1FFF)
-    up = (low > 0x1000) | ((low == 0x1000) & (kept & np.uint32(0x2000) != 0))
-    out = kept + np.where(up, np.uint32(0x2000), np.uint32(0))
-    return np.where(x & np.uint32(0x7FFFFFFF) > np.uint32(0x7F800000), np.uint32(0x7FFFE000), out).view(chunks.dtype)
+    return to_tf32(chunks.view("f4"), "rn").view(chunks.dtype)
 
 
 PADDING = np.uint8(0xA5)

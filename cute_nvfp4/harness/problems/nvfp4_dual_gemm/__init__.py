@@ -1,5 +1,1 @@
 """``nvfp4_dual_gemm``: C = silu(A B1ᵀ) ∘ (A B2ᵀ) with NVFP4 operands."""
-
-from .reference import PROBLEM
-
-__all__ = ["PROBLEM"]

@@ -1,5 +1,1 @@
 """``nvfp4_gemm``: C = A Bᵀ with NVFP4 operands."""
-
-from .reference import PROBLEM
-
-__all__ = ["PROBLEM"]

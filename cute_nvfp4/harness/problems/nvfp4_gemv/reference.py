@@ -1,4 +1,4 @@
-"""Data and exact answer of ``nvfp4_gemv``: c = A b.
+"""``nvfp4_gemv``: c = A b.
 
 Operands are stored as :mod:`..data` describes; b has 128 rows, of which row 0 is the vector and the others are
 padding. c is stored as (L, M, 1) fp16.
@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from ...problem import Buffer, DataKind, Expected
+from ...problem import DataKind, Expected
 from ...schema import Case
 from ..data import (
     ANY_BYTE,
@@ -19,41 +19,32 @@ from ..data import (
     E4M3_MAGNITUDES,
     SCALE_PRODUCT_BOUND,
     Operand,
-    blocked_view,
-    check_k,
     draw_bytes,
     draw_codes,
     draw_integer_scales,
     e2m1_pair_table,
     e4m3_table,
-    elements_view,
     expected,
     partner_limit,
-    scales_view,
     stored,
 )
+from ..dense import DenseProblem
 
 B_ROWS = 128
 _PUBLIC_MASK = 3  # bytes 0 to 3: every odd element is zero
 _ELEMENTS_AT_ONCE = 1 << 21  # elements of A decoded to float64 at a time
 
 
-class GemvProblem:
-    """See :class:`cute_nvfp4.harness.problem.Problem`."""
-
+class GemvProblem(DenseProblem):
     name = "nvfp4_gemv"
     folder = Path(__file__).parent
 
-    def validate(self, case: Case) -> None:
-        check_k(case["k"])
+    def columns(self, case: Case) -> int:
+        return 1
 
-    def _operands(self, case: Case) -> tuple[Operand, Operand]:
+    def operands(self, case: Case) -> list[Operand]:
         m, k, batch = case["m"], case["k"], case["l"]
-        return Operand("a", m, k, batch), Operand("b", B_ROWS, k, batch)
-
-    def buffers(self, case: Case) -> list[Buffer]:
-        inputs = [buffer for operand in self._operands(case) for buffer in operand.buffers()]
-        return [*inputs, Buffer("c", (case["l"], case["m"], 1), "float16", output=True)]
+        return [Operand("a", m, k, batch), Operand("b", B_ROWS, k, batch)]
 
     def generate(self, case: Case, seed: int, kind: DataKind) -> dict[str, torch.Tensor]:
         """Draws the inputs with torch's CPU generator.
@@ -61,7 +52,7 @@ class GemvProblem:
         ``public``: elements are bytes 0..3, scales the integers 0..2. ``full``: every E2M1 code and every finite
         E4M3 code of both signs; within a block of K, |sfa * sfb| is at most ``SCALE_PRODUCT_BOUND``.
         """
-        a, b = self._operands(case)
+        a, b = self.operands(case)
         generator = torch.Generator().manual_seed(seed)
         mask = _PUBLIC_MASK if kind == "public" else ANY_BYTE
         elements_a, elements_b = (draw_bytes(operand.elements_shape, mask, generator) for operand in (a, b))
@@ -71,13 +62,6 @@ class GemvProblem:
             sfb = _draw_signed(torch.full(b.scales_shape, E4M3_MAGNITUDES), generator)
             sfa = _draw_signed(partner_limit(sfb[:, :1], SCALE_PRODUCT_BOUND).expand(a.scales_shape), generator)
         return stored(a, elements_a, sfa) | stored(b, elements_b, sfb)
-
-    def views(self, tensors: Mapping[str, torch.Tensor]) -> tuple:
-        """(a, b, sfa, sfb, sfa_permuted, sfb_permuted, c) as the protocol shapes them."""
-        elements = [elements_view(tensors[name]) for name in ("a", "b")]
-        scales = [scales_view(tensors[name]) for name in ("sfa", "sfb")]
-        blocked = [blocked_view(tensors[name]) for name in ("sfa_permuted", "sfb_permuted")]
-        return (*elements, *scales, *blocked, tensors["c"].permute(1, 2, 0))
 
     def reference(self, case: Case, tensors: Mapping[str, torch.Tensor], *, magnitude: bool = True) -> list[Expected]:
         """Products and sums in float64 (exact for these draws) from the row-major scales."""
@@ -98,16 +82,10 @@ class GemvProblem:
                 sizes[rows, 0, index] = (products.abs_().sum(-1) * scale.abs_()).sum(-1)
         return [expected(value, sizes)]
 
-    def output_shapes(self, case: Case) -> list[tuple[tuple[int, ...], str]]:
-        return [((case["m"], 1, case["l"]), "float16")]
-
     def useful_bytes(self, case: Case) -> int:
         """A, its scales, the vector (one row of b), its scales, and c."""
         m, k, batch = case["m"], case["k"], case["l"]
         return batch * ((m + 1) * (k // 2 + k // BLOCK) + 2 * m)
-
-    def flops(self, case: Case) -> int:
-        return 2 * case["m"] * case["k"] * case["l"]
 
     def peer(self, case: Case, device: torch.device) -> tuple[str, Callable[[], object]]:
         m, k, batch = case["m"], case["k"], case["l"]
