@@ -11,7 +11,7 @@ from cutlass import Int32, Int64
 from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_SHAPE, cute_layout
 from ..arith import div, mod
 from .arguments import GemvArguments
-from .config import ROWS_SHAPE, ROWS_STRIDE, SLICE_BYTES, TILE_STEP_ROWS, TILES_PER_ATOM, GemvConfig
+from .config import ROWS_SHAPE, ROWS_STRIDE, TILE_STEP_ROWS, TILES_PER_ATOM, GemvConfig
 from .dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS
 
 
@@ -167,15 +167,10 @@ def slice_scale_bytes(config: GemvConfig) -> int:
     return ATOM_BYTES * (SLICE_BLOCKS // ATOM_COLS) if config.a_scale == "blocked" else SLICE_BLOCKS
 
 
-def lane_addresses(
-    config: GemvConfig, a: MatrixA, sizes: Sizes, lane: Int32, slice_index: Int32, quad: Int32, inside: Int32
-) -> LaneAddresses:
-    """Where a lane starts in tile 0: ``inside`` bytes into the slice of the first row of ``quad``, and at the four
-    scales of each of its own rows; one address for both if blocked (neighbours)."""
-    start = Int64(slice_index * SLICE_BYTES + inside)
-    data = a.data + Int64(tile_row(0, quad, 0)) * a.row + start
+def lane_scales(config: GemvConfig, a: MatrixA, sizes: Sizes, lane: Any, slice_index: Any) -> list[Int64]:
+    """Addresses in tile 0 of the lane's four scales of each of its rows; one for both if blocked (neighbours)."""
     column = slice_index * SLICE_BLOCKS + mod(lane, QUAD) * LANE_BLOCKS
     rows = [tile_row(0, div(lane, QUAD), r) for r in range(2)]
     if config.a_scale == "blocked":
-        return LaneAddresses(data, a.scale + Int64(blocked_offset(rows[0], 0, column, sizes)))
-    return LaneAddresses(data, *(a.scale + Int64(row) * a.scale_row + Int64(column) for row in rows))
+        return [a.scale + Int64(blocked_offset(rows[0], 0, column, sizes))]
+    return [a.scale + Int64(row) * a.scale_row + Int64(column) for row in rows]

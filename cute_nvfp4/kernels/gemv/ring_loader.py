@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import cutlass
-from cutlass import Int32, Uint32
+from cutlass import Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
 from ...ptx.async_copy import copy_async
@@ -18,7 +18,7 @@ from ...ptx.memory import load_shared, store_shared
 from ..arith import div, mod
 from .config import ROW_SEGMENTS, ROWS_SHAPE, ROWS_STRIDE, SEGMENT_BYTES, SLICE_BYTES, TILE_ROWS, GemvConfig
 from .dot import BLOCK_K, LANE_BLOCKS, QUAD
-from .operands import Fragment, LaneAddresses, MatrixA, Rest, Sizes, lane_addresses, tile_row
+from .operands import Fragment, LaneAddresses, MatrixA, Rest, Sizes, lane_scales, tile_row
 from .scales import load_scales
 
 _DATA_BYTES = TILE_ROWS * SLICE_BYTES
@@ -64,8 +64,10 @@ class RingLoader:
 
     def addresses(self, a: MatrixA, sizes: Sizes, lane: Int32, slice_index: Int32) -> LaneAddresses:
         """The segment of the first row that a lane copies, and the scales that it reads, in tile 0."""
-        inside = mod(lane, ROW_SEGMENTS) * SEGMENT_BYTES
-        return lane_addresses(self.config, a, sizes, lane, slice_index, div(lane, ROW_SEGMENTS), inside)
+        inside = Int64(slice_index * SLICE_BYTES + mod(lane, ROW_SEGMENTS) * SEGMENT_BYTES)
+        row = Int64(tile_row(0, div(lane, ROW_SEGMENTS), 0))
+        data = a.data + row * a.row + inside
+        return LaneAddresses(data, *lane_scales(self.config, a, sizes, lane, slice_index))
 
     def fetch(self, a: MatrixA, where: LaneAddresses, rest: Rest | None, stages: RingStages, stage: Int32) -> None:
         """Starts copying a slice of a tile into ``stage``; ``rest`` is None if all of it exists."""

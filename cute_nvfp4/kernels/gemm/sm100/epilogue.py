@@ -17,7 +17,7 @@ from cutlass.cute.nvgpu import tcgen05 as cute_tcgen05
 
 from ....ptx import mbarrier, tcgen05
 from ..arguments import PartialSums
-from ..barriers import Barriers, Ring
+from ..barriers import Barriers
 from ..config import CTA_ROWS, GemmConfig
 from ..epilogue import EpilogueFunction, OneResult, Position, Result
 from ..group_source import GroupSource
@@ -101,48 +101,44 @@ class WholeTile:
 
 
 @dataclass(frozen=True)
-class SplitK:
+class SplitK(ClusterExchange):
     """Every CTA along K stores a slice of the columns: it sends the others theirs of its sums, and gets theirs."""
 
-    exchange: ClusterExchange
-
     def store(self, e: Epilogue, result: Result, at: Position, acc: Int32, phase: Int32, cursor: Int32, tile: WorkTile):
-        config, exchange = e.config, self.exchange
-        mbarrier.wait(exchange.ring.empty(), phase ^ 1, cluster=True)
-        for distance in range(1, config.split_k):
-            part = exchange.part_after(distance)
+        slice_n = e.config.slice_n
+        mbarrier.wait(self.ring.empty(), phase ^ 1, cluster=True)
+        for distance in range(1, e.config.split_k):
+            part = self.part_after(distance)
             for column in e.columns():
-                e.read(acc, part * config.slice_n + column)
-                exchange.send(distance, column, e.values)
-        mbarrier.wait(exchange.ring.full(), phase, cluster=True)
-        own = exchange.place.part * config.slice_n
+                e.read(acc, part * slice_n + column)
+                self.send(distance, column, e.values)
+        mbarrier.wait(self.ring.full(), phase, cluster=True)
+        own = self.place.part * slice_n
         for number, column in enumerate(e.columns()):
             e.read(acc, own + column)
-            exchange.add_received(column, e.values)
+            self.add_received(column, e.values)
             e.write(result, at, own + column, number)
         e.release(acc)
-        exchange.give_back()
+        self.give_back()
 
 
 @dataclass(frozen=True)
-class StreamK:
+class StreamK(WorkspaceExchange):
     """A share that does not begin its work tile goes to the workspace; one that does is finished here."""
-
-    exchange: WorkspaceExchange
 
     @cute.jit
     def store(self, e: Epilogue, result: Result, at: Position, acc: Int32, phase: Int32, cursor: Int32, tile: WorkTile):
         if tile.k_first > 0:
             for column in cutlass.range_constexpr(0, e.config.tile_n, e.config.epi_tile_n):
                 e.read(acc, Int32(column))
-                self.exchange.write(column, e.values)
-            self.exchange.raise_flag()
+                self.write(column, e.values)
+            self.raise_flag()
         else:
-            others = self.exchange.contributors(cursor, tile.k_count)
-            self.exchange.wait_for_flags(others)
+            others = self.contributors(cursor, tile.k_count)
+            self.wait_for_flags(others)
             for column in cutlass.range_constexpr(0, e.config.tile_n, e.config.epi_tile_n):
                 e.read(acc, Int32(column))
-                self.exchange.add(column, others, e.values)
+                self.add(column, others, e.values)
                 e.write(result, at, column, column // e.config.epi_tile_n)
         e.release(acc)
 
@@ -150,21 +146,14 @@ class StreamK:
 DividedK = WholeTile | SplitK | StreamK
 
 
-def divided_k(
-    config: GemmConfig,
-    ring: Ring | None,
-    received: Int32,
-    partials: PartialSums | None,
-    scheduler: Scheduler,
-    thread: Int32,
-    warp: Int32,
-) -> DividedK:
-    """How the sums of a work tile come together."""
+def divided_k(e: Epilogue, received: Int32, partials: PartialSums | None, scheduler: Scheduler) -> DividedK:
+    """How the sums of a work tile come together; ``received``: shared address of partial sums of other CTAs."""
+    config, own = e.config, (e.thread, e.warp)
     if config.split_k > 1:
-        return SplitK(ClusterExchange(config, config.slice_n, thread, warp, ring, received, scheduler.place))
+        return SplitK(config, config.slice_n, *own, e.barriers.partials, received, scheduler.place)
     if partials is not None:
         addresses = partials.workspace.toint(), partials.flags.toint()
-        return StreamK(WorkspaceExchange(config, config.tile_n, thread, warp, scheduler, *addresses))
+        return StreamK(config, config.tile_n, *own, scheduler, *addresses)
     return WholeTile()
 
 
@@ -185,7 +174,7 @@ def store_tiles(
         at = Position(tile.m * CTA_ROWS + e.thread, tile.n * config.tile_n, tile.batch)
         result = results.of(tile.batch)
         if cutlass.const_expr(config.split_k > 1):
-            divided.exchange.announce()
+            divided.announce()
         mbarrier.wait(e.barriers.accumulators.full(acc), acc_phase)
         tcgen05.fence_after()
         divided.store(e, result, at, acc, partial_phase, cursor, tile)
