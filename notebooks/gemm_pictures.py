@@ -1,4 +1,4 @@
-"""Pictures of what ``kernels/core`` plans, for ``03_gemm.ipynb``: memory, pipelines, scales, clusters, tiles."""
+"""Pictures of what ``kernels/gemm`` plans, for ``03_gemm.ipynb``: memory, pipelines, scales, clusters, tiles."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def _words(generator: np.random.Generator, *shape: int) -> np.ndarray:
 
 
 def _pad(words: np.ndarray) -> np.ndarray:
-    """Repeated up to a whole number of blocks of threads."""
+    """Repeated up to a whole number of CTAs."""
     return np.resize(words, (-(-len(words) // BLOCK) * BLOCK, words.shape[1]))
 
 

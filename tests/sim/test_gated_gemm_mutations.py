@@ -62,7 +62,7 @@ MUTANTS = (
     _mutant("an element's sign", rf"(mul\.f32\s+{_R}, {_R}, {_R};\s+)(mul\.f32\s+)({_R})(, {_R}, {_R};)",
            r"\1\2\3\4 neg.f32 \3, \3;", count=1),
     # blocks of a quantized result
-    _of_blocks("an element not looked at", rf"max\.NaN\.f32 ({_R}), x, y;", r"max.NaN.f32 \1, x, x;", 1),
+    _of_blocks("an element unused", rf"max\.NaN\.f32 ({_R}), x, y;", r"max.NaN.f32 \1, x, x;", 1),
     _of_blocks("seventh for sixth", "0fC0C00000", "0fC0E00000"),
     _of_blocks("nibbles exchanged", r"(cvt\.rn\.satfinite\.e2m1x2\.f32 b0), y, x;", r"\1, x, y;", 1),
     _of_blocks("the second scale of a pair", rf"cvt\.rn\.satfinite\.e4m3x2\.f32 ({_R}|%rs\d+), ({_R}), ({_R});",

@@ -162,7 +162,7 @@ def test_alpha_as_number_and_as_tensor_are_the_same() -> None:
 
 
 def test_global_scales() -> None:
-    """Both, and alpha in memory: three numbers on the device."""
+    """Both, and alpha in memory: three device scalars."""
     case = Case(130, 136, 288, a_global=0.037, b_global=-1.5)
     run(case)
     run(replace(case, alpha=2.0**-7, alpha_tensor=True))

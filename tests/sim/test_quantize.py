@@ -71,7 +71,7 @@ def test_equal_errors(arch: str, rule: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 @pytest.mark.parametrize("rule", FOUR_SIX)
 def test_nearly_equal_errors(arch: str, rule: str, dtype: torch.dtype) -> None:
-    """Blocks of which the usual way is not certain, many and few in a row, under global scales with many ties, with
+    """Blocks that the fast path leaves undecided, many and few in a row, under global scales with many ties, with
     some and without."""
     for value in (2.0**-9, 93 / 16 / 1536, 0.0014142135):
         for count in (32, 3):
@@ -81,7 +81,7 @@ def test_nearly_equal_errors(arch: str, rule: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("rule", FOUR_SIX)
-def test_doubtful_neighbours(arch: str, rule: str) -> None:
+def test_undecided_neighbours(arch: str, rule: str) -> None:
     """Infinity and NaN in some lanes, zeros and scales at both ends of the range in others: each block is its own."""
     x = torch.randn(64, 544, generator=torch.Generator().manual_seed(4))
     blocks = x.view(-1, 16)

@@ -40,7 +40,7 @@ def accesses(report: KernelReport, kind: str, space: str) -> dict[int, int]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("format,rule", KINDS)
 def test_no_spills(arch: str, format: str, rule: str, dtype: torch.dtype, options: dict) -> None:
-    """Everything stays in registers, and as many blocks of threads fit as the grid is made for."""
+    """Everything stays in registers, and as many CTAs fit as the grid is made for."""
     report, config = compiled(arch, format, rule, dtype=dtype, **options)
     assert (report.stack_bytes, report.local_bytes, report.spill_loads, report.spill_stores) == (0, 0, 0, 0)
     assert report.registers * 32 * config.warps * config.min_blocks <= REGISTERS_OF_A_MULTIPROCESSOR
@@ -60,7 +60,7 @@ def test_memory(arch: str) -> None:
 @pytest.mark.parametrize("rule", ["four_six_mse", "four_six_mae", "four_six_abs_max"])
 def test_four_rows_at_once(arch: str, rule: str) -> None:
     """4/6 has four rows in its loop, and a tensor core computes their differences: eight products a row. What is
-    doubtful is loaded and stored again, by a lane or by a warp."""
+    undecided is loaded and stored again, by a lane or by a warp."""
     report, _ = compiled(arch, "nvfp4", rule)
     assert report.count("UBLKCP") == 4 + 4
     assert report.count("HMMA") == 4 * 8
@@ -76,6 +76,6 @@ def test_conversions() -> None:
     assert report.count("F2FP.F16.F32") == 8 * 2 * 4
     report, _ = compiled("sm_100a", "nvfp4", "max")
     assert report.count("F2FP.SATFINITE.E2M1") == 8
-    # four rows of two candidates the usual way, and candidates in turn the exact one
+    # four rows of two candidates on the fast path, and candidates in turn on the slow one
     report, _ = compiled("sm_100a", "nvfp4", "four_six_mse")
     assert report.count("F2FP.SATFINITE.E2M1") == 8 * 2 * 4 + 8

@@ -78,7 +78,7 @@ MUTANTS = (
     mutant("zeros on the diagonal", (f16(-1.0) << 16, 0)),
     mutant("a square is lost", r"fma\.rn\.f32 (%r\d+), (%r\d+), \2, %r\d+", r"mul.rn.f32 \1, \2, \2"),
     mutant("six if four is better", r"setp\.gt\.f32 p, ", "setp.lt.f32 p, ", rule="four_six_mae", count=0),
-    mutant("a doubtful block's other half", r"shfl\.sync\.bfly\.b32(.*), 8, ", r"shfl.sync.bfly.b32\1, 4, ", count=0),
+    mutant("an undecided block's other half", r"shfl\.sync\.bfly\.b32(.*), 8, ", r"shfl.sync.bfly.b32\1, 4, ", count=0),
     mutant("elements alike decide", r"setp\.ne\.f16x2", "setp.eq.f16x2", rule="four_six_abs_max", count=0),
     # order
     mutant("no barrier after the table", r"bar\.sync\s+0;", "", error="Race"),
