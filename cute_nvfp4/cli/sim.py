@@ -194,15 +194,14 @@ def _run(options: Options) -> int:
 
 def _write_trace(trace: Trace, path: str) -> None:
     """Writes the timeline; where the disk does not take it, the program's own outcome is still told."""
+    console = stderr()
     try:
         trace.write(path)
     except OSError as error:
-        stderr().print(f"the trace was not written: {error}", style="red", markup=False, soft_wrap=True)
+        console.print(f"the trace was not written: {error}", style="red", markup=False, soft_wrap=True)
         return
-    console = stderr()
-    console.print(
-        f"trace: {path} (open it at https://ui.perfetto.dev; its time is logical)", markup=False, soft_wrap=True
-    )
+    text = f"trace: {path} (open it at https://ui.perfetto.dev; its time is logical)"
+    console.print(text, markup=False, soft_wrap=True)
     missing = [f"{count:,} {what}" for what, count in trace.left_out.items() if count]
     if missing:
         console.print(f"trace: left out {' and '.join(missing)}", markup=False, soft_wrap=True)

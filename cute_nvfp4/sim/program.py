@@ -1,4 +1,4 @@
-"""A PTX module: read once, its kernels translated when they are first asked for; everything is cached by the text."""
+"""PTX text to kernels that run: read once, and cached by the text."""
 
 from __future__ import annotations
 

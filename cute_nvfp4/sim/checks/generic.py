@@ -41,9 +41,8 @@ class GenericAccesses(Listener):
 
     def undefined(self, g: Group, slot: int, i: Instruction) -> None:
         name = list(g.wave.run.kernel.slots)[slot].partition("@")[0]
-        who = g.wave.thread(int(g.warps[0]), int(g.lanes()[0].argmax()))
-        title = g.wave.run.launch.title
-        raise UndefinedRegister(f"{i.where()}: register {name} has never been written; {who} in {title}")
+        who = f"{g.thread()} in {g.wave.run.launch.title}"
+        raise UndefinedRegister(f"{i.where()}: register {name} has never been written; {who}")
 
     def starts(self, pending: Pending) -> None:
         self.quiet = True
@@ -90,28 +89,23 @@ class GenericAccesses(Listener):
         if space not in ("shared", "cluster", "global"):
             return
         if space != "global":
-            address, who, _ = self._actor(g, a, host, mask, strong, False, values, write)
+            address, who, _ = self._actor(g, a, host, mask, strong, False, values)
             self._shared(a, address - self.wave.shared.base, who, write, a.kind == "atomic")
             return
         for region, where in self.globals.by_region(host):
             lanes = g.n * host.shape[-1]
-            part = mask if where is None else self._within(g, mask, where)
+            part = mask if where is None else g.lanes(mask) & np.broadcast_to(where, (g.n, 32))
             if part is not None and not part.any():
                 continue
             now = self.clocks.now[g.warps]
-            self.globals.touch(region, write, lanes, self._enter(g, a, host, part, strong, values, write, now))
+            self.globals.touch(region, write, lanes, self._enter(g, a, host, part, strong, values, now))
 
-    @staticmethod
-    def _within(g, mask, where) -> np.ndarray:
-        lanes = g.lanes(mask)
-        return lanes & np.broadcast_to(where, (g.n, 32))
-
-    def _enter(self, g, a, host, mask, strong: bool, values, write: bool, now):
+    def _enter(self, g, a, host, mask, strong: bool, values, now):
         warps, gmask, n = g.warps, g.mask, g.n
 
         def enter(watched):
             held = _Held(warps, gmask, n)
-            address, who, label = self._actor(held, a, host, mask, strong, True, values, write, now)
+            address, who, label = self._actor(held, a, host, mask, strong, True, values, now)
             index, count = self.globals.granules(watched, address, a.total)
             if count > 1:
                 who = who.at(address.shape, np.ones(address.shape, bool))
@@ -130,7 +124,7 @@ class GenericAccesses(Listener):
         self.shadows.barrier_words.touched(byte, a.total, who, write)
         self.shadows.touch_shared(byte, a.total, who, write, flag)
 
-    def _actor(self, g, a, host, mask, strong: bool, by_cluster: bool, values, write: bool, now=None):
+    def _actor(self, g, a, host, mask, strong: bool, by_cluster: bool, values, now=None):
         """(addresses, who, label): (n, 1) when each warp has one address, (n, 32), or (q,) under a mask."""
         c, warps, n = self.clocks, g.warps, g.n
         label = self.labels.label(a.instruction)
@@ -168,7 +162,7 @@ class GenericAccesses(Listener):
             who, address = who.at(shape, keep), address[keep]
         return address, who, label
 
-    def _elements(self, g, a, host, mask, values) -> tuple[np.ndarray, np.ndarray]:
+    def _elements(self, g, host, mask, values) -> tuple[np.ndarray, np.ndarray]:
         """(addresses (q,), values (q, count)) of the active lanes."""
         lanes = np.ones((g.n, 32), bool) if g.mask is None else g.mask
         lanes = lanes if mask is None else np.broadcast_to(mask, (g.n, 32))
@@ -177,16 +171,17 @@ class GenericAccesses(Listener):
 
     def _unchanged(self, g, a, host, mask, values) -> bool:
         """Whether the store writes what is there already: then it does not matter who is first."""
-        address, data = self._elements(g, a, host, mask, values)
+        address, data = self._elements(g, host, mask, values)
         wanted = np.ascontiguousarray(data).view(np.uint8).reshape(len(address), -1)
         for at, row in zip(address.tolist(), wanted):
-            if not np.array_equal(_bytes(at, a.total), row):
+            there = np.frombuffer((ctypes.c_uint8 * a.total).from_address(at), np.uint8)
+            if not np.array_equal(there, row):
                 return False
         return True
 
     def _clash(self, g, a, host, mask, values) -> bool:
         """Whether two lanes store different values at one address."""
-        address, data = self._elements(g, a, host, mask, values)
+        address, data = self._elements(g, host, mask, values)
         order_ = np.argsort(address, kind="stable")
         address, data = address[order_], data[order_]
         same = address[1:] == address[:-1]
@@ -198,7 +193,3 @@ class _Held:
 
     def __init__(self, warps: np.ndarray, mask: Mask, n: int) -> None:
         self.warps, self.mask, self.n = warps, mask, n
-
-
-def _bytes(address: int, size: int) -> np.ndarray:
-    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)

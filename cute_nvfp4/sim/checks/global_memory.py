@@ -51,7 +51,6 @@ class GlobalShadows:
         self.watched: dict[int, Watched] = {}
         self.notes: dict[int, list[tuple[int, Enter]]] = {}
         self.noted = 0
-        self.forgotten = False
         self.report: Callable[..., None] = lambda *a: None
         self.foreign: Callable | None = None
 
@@ -78,7 +77,6 @@ class GlobalShadows:
         while self.noted > MOST_NOTES:
             most = max(self.notes.values(), key=len)
             self.noted -= most.pop(0)[0]
-            self.forgotten = True
 
     def _watch(self, region: Region) -> Watched:
         watched = Watched(region, self.grain, self._report, self._foreign)

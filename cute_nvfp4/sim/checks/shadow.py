@@ -64,16 +64,8 @@ class Actor:
         def pick(a):
             return None if a is None else np.broadcast_to(a, shape)[where]
 
-        return replace(
-            self,
-            epoch=pick(self.epoch),
-            base=pick(self.base),
-            warps=pick(self.warps),
-            thread=pick(self.thread),
-            lane=pick(self.lane),
-            own=tuple(pick(o) for o in self.own),
-            cluster=pick(self.cluster),
-        )
+        arrays = {name: pick(getattr(self, name)) for name in ("epoch", "base", "warps", "thread", "lane", "cluster")}
+        return replace(self, **arrays, own=tuple(pick(o) for o in self.own))
 
     def unordered(self, found: np.ndarray, foreign: Callable | None = None) -> np.ndarray | None:
         """Which of the epochs ``found`` nothing orders before this access; None when all are. The answer is (r, 1) when

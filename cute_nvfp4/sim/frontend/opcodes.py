@@ -154,17 +154,6 @@ def lookup(instruction: Instruction, kernel: Kernel) -> Op:
     return op
 
 
-def leaves(types: tuple) -> list[str]:
-    """Flattens operand types to the types of single values."""
-    out: list[str] = []
-    for t in types:
-        if isinstance(t, tuple):
-            out.extend(leaves(t[1:] if t[0] == "pair" else t))
-        else:
-            out.append(t)
-    return out
-
-
 def bits(type_name: str) -> int:
     """Width of a type in bits."""
     return TYPE_BITS[type_name]

@@ -322,7 +322,7 @@ def _operand(text: str, names: dict[str, Operand], line: int) -> Operand:
     if text in names:
         return names[text]
     head = text[:1]
-    if head == "{":
+    if head in ("{", "("):
         return Vector(tuple(_operand(p, names, line) for p in _split(text[1:-1])))
     if head == "[":
         return _address(text[1:-1], names, line)
@@ -339,8 +339,6 @@ def _operand(text: str, names: dict[str, Operand], line: int) -> Operand:
         raise PtxSyntaxError(f"line {line}: register or special register {text} is not declared")
     if head.isdigit() or head == "-":
         return _immediate(text, line)
-    if head == "(":
-        return Vector(tuple(_operand(p, names, line) for p in _split(text[1:-1])))
     found = re.match(rf"({_NAME})\s*(?:\+\s*(-?\d+))?$", text)
     if not found:
         raise PtxSyntaxError(f"line {line}: cannot read the operand `{text}`")

@@ -138,11 +138,10 @@ class HostModule:
             raise LaunchError(f"the host code asks for device attribute {attribute}, which is not modelled")
         _write(_I, out, value)
 
-    def _on_cuKernelGetAttribute(self, out, attribute, kernel, device) -> None:
+    def _on_cudaGetDevice(self, out, *_: Any) -> None:
         _write(_I, out, 0)
 
-    def _on_cudaGetDevice(self, out) -> None:
-        _write(_I, out, 0)
+    _on_cuKernelGetAttribute = _on_cudaGetDevice
 
     def _nothing_to_do(self, *_: Any) -> None:
         """Limits of shared memory and clusters; waits, because a launch has ended when the next host code runs."""

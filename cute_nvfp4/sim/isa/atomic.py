@@ -16,15 +16,11 @@ from cute_nvfp4.sim.numerics.atomic import FLOATS, update
 _OPS = ("and", "or", "xor", "exch", "cas", "add", "inc", "dec", "min", "max")
 _TYPES = ("b16", "b32", "b64", "u32", "u64", "s32", "s64", "f32", "f64", "f16", "bf16", "f16x2", "bf16x2")
 _ALLOWED = {
-    **{
-        "and": ("b32", "b64"),
-        "or": ("b32", "b64"),
-        "xor": ("b32", "b64"),
-        "exch": ("b32", "b64"),
-        "cas": ("b16", "b32", "b64"),
-    },
-    **{"add": ("u32", "s32", "u64", "s64", *FLOATS), "inc": ("u32",), "dec": ("u32",)},
-    **{"min": ("u32", "s32", "u64", "s64", *FLOATS[2:]), "max": ("u32", "s32", "u64", "s64", *FLOATS[2:])},
+    **dict.fromkeys(("and", "or", "xor", "exch"), ("b32", "b64")),
+    "cas": ("b16", "b32", "b64"),
+    "add": ("u32", "s32", "u64", "s64", *FLOATS),
+    **dict.fromkeys(("inc", "dec"), ("u32",)),
+    **dict.fromkeys(("min", "max"), ("u32", "s32", "u64", "s64", *FLOATS[2:])),
 }
 
 

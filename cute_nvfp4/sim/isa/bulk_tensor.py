@@ -10,14 +10,13 @@ from cute_nvfp4.sim.frontend.model import Address, Instruction, Vector
 from cute_nvfp4.sim.frontend.opcodes import Mods, Op
 from cute_nvfp4.sim.isa.bulk import own_shared, pick, targets
 from cute_nvfp4.sim.machine.engine import issue_rows
-from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT, WINDOWS
+from cute_nvfp4.sim.machine.layout import WINDOW_MASK, WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.tma import memory
 from cute_nvfp4.sim.tma.descriptor import BYTES, InvalidTensorMap, TensorMap
 from cute_nvfp4.sim.tma.reduce import TENSOR_TYPES
 from cute_nvfp4.sim.tma.tensor_copy import TensorCopy, TensorLoad, TensorStore
 
 MAP_ALIGN = 64
-_LOW = (1 << WINDOW_SHIFT) - 1
 
 
 def tensor(i: Instruction, m: Mods, reduce: bool) -> Op:
@@ -156,7 +155,7 @@ def _read_map(wave, i: Instruction, warp: int, lane: int, address: int) -> Tenso
     def say(what: str, row: int = 0) -> str:
         return f"{i.where()}: {what}; by {wave.thread(warp, lane)} in {wave.run.launch.title}"
 
-    window, low = address >> WINDOW_SHIFT, address & _LOW
+    window, low = address >> WINDOW_SHIFT, address & WINDOW_MASK
     if low % MAP_ALIGN:
         raise Misaligned(say(f"the tensor map's address {low:#x} is not a multiple of {MAP_ALIGN}"))
     if window == WINDOWS["param"]:
@@ -167,7 +166,7 @@ def _read_map(wave, i: Instruction, warp: int, lane: int, address: int) -> Tenso
     elif window:
         raise InvalidTensorMap(say("the tensor map is neither in global memory nor among the parameters"))
     else:
-        raw = memory.read_bytes(wave.run.memory, low, BYTES, say)
+        raw = memory.bytes_at(wave.run.memory, low, BYTES, say)
     try:
         return TensorMap.decode(raw.tobytes())
     except InvalidTensorMap as error:

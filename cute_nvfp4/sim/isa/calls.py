@@ -15,11 +15,10 @@ import numpy as np
 from cute_nvfp4.sim.errors import OutOfBounds, Trap
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel, Symbol
 from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
-from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT, WINDOWS
+from cute_nvfp4.sim.machine.layout import WINDOW_MASK, WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.machine.wave import Group
 
 _CONVERSION = re.compile(r"%([-+ #0]*)(\*|\d+)?(?:\.(\*|\d*))?(hh|h|ll|l|j|z|t|L)?(.)", re.S)
-_LOW = (1 << WINDOW_SHIFT) - 1
 _LONGEST = 4096
 
 
@@ -68,7 +67,7 @@ class _Thread:
 
     def _bytes(self, address: int, size: int) -> bytes:
         """``size`` bytes at a generic address of global or local memory."""
-        window, low, wave = address >> WINDOW_SHIFT, address & _LOW, self._wave
+        window, low, wave = address >> WINDOW_SHIFT, address & WINDOW_MASK, self._wave
         if window == WINDOWS["local"] and low + size <= wave.local_bytes:
             at = self._row + low - wave.local.base
             return wave.local.rows(1, 1)[1][at : at + size].tobytes()

@@ -75,8 +75,7 @@ def _try_cancel(i: Instruction, m: Mods) -> Op:
 def _query(i: Instruction, m: Mods) -> Op:
     what = m.take("is_canceled", *(f"get_first_ctaid::{a}" for a in "xyz"), "get_first_ctaid", required=True)
     if what == "is_canceled":
-        m.type("pred")
-        m.type("b128")
+        m.words("pred", "b128")
         return Op(lambda r: (r["hi"] & _CANCELED) != 0, ("pred",), ("b128",), "launch control")
     words = {
         "x": lambda r: r["lo"].astype("u4"),
@@ -84,15 +83,8 @@ def _query(i: Instruction, m: Mods) -> Op:
         "z": lambda r: (r["hi"] & ~_CANCELED).astype("u4"),
     }
     if what == "get_first_ctaid":
-        m.take("v4", required=True)
-        m.type("b32")
-        m.type("b128")
-        return Op(
-            lambda r: (*(w(r) for w in words.values()), np.zeros((1, 1), "u4")),
-            (("b32",) * 4,),
-            ("b128",),
-            "launch control",
-        )
-    m.type("b32")
-    m.type("b128")
+        m.words("v4", "b32", "b128")
+        last = np.zeros((1, 1), "u4")
+        return Op(lambda r: (*(w(r) for w in words.values()), last), (("b32",) * 4,), ("b128",), "launch control")
+    m.words("b32", "b128")
     return Op(words[what[-1]], ("b32",), ("b128",), "launch control")

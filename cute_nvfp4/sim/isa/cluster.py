@@ -51,9 +51,7 @@ def cluster_barrier(i: Instruction, m: Mods) -> Op:
             lanes = g.lanes(mask)
             again = wave.cluster_barrier.arrive(g.warps, lanes, wave.live)
             if again.any():
-                row, lane = np.argwhere(again)[0]
-                who = wave.thread(int(g.warps[row]), int(lane))
-                raise Deadlock(f"{i.where()}: {who} arrives again before it has waited")
+                raise Deadlock(f"{i.where()}: {g.thread(again)} arrives again before it has waited")
             wave.progress += 1
             wave.events.cluster_arrived(g, lanes, order != "relaxed")
 
@@ -63,8 +61,7 @@ def cluster_barrier(i: Instruction, m: Mods) -> Op:
         wave, lanes = g.wave, g.lanes()
         early = lanes & (wave.cluster_barrier.waits_for[g.warps] < 0)
         if early.any():
-            row, lane = np.argwhere(early)[0]
-            raise Deadlock(f"{i.where()}: {wave.thread(int(g.warps[row]), int(lane))} waits without having arrived")
+            raise Deadlock(f"{i.where()}: {g.thread(early)} waits without having arrived")
 
         def passed(warps):
             return wave.cluster_barrier.passed(warps, _lanes_of(g, warps, lanes))

@@ -19,6 +19,7 @@ _ORDERED = {
     "ge": np.greater_equal,
 }
 _UNSIGNED = {"lo": np.less, "ls": np.less_equal, "hi": np.greater, "hs": np.greater_equal}
+_LOGIC = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 _NAMES = (*_ORDERED, *_UNSIGNED, "equ", "neu", "ltu", "leu", "gtu", "geu", "num", "nan")
 
 
@@ -67,14 +68,13 @@ def _setp(i: Instruction, m: Mods, k: Kernel) -> Op:
     two, packed = isinstance(i.operands[0], Pair), t.endswith("x2")
     dst = (("pair", "pred", "pred"),) if two else ("pred",)
     src = (t, t, *(("pred",) if combine else ()))
-    ops = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
     if packed:
         if not two:
             raise m.refuse("a packed setp has two destinations p|q")
 
         def halves(a, b, *c):
             both = decide(a, b)
-            both = ops[combine](both, c[0][..., None]) if combine else both
+            both = _LOGIC[combine](both, c[0][..., None]) if combine else both
             return both[..., 0], both[..., 1]
 
         return Op(halves, dst, src, "compare")
@@ -82,8 +82,8 @@ def _setp(i: Instruction, m: Mods, k: Kernel) -> Op:
     def fn(a, b, *c):
         p = decide(a, b)
         if not two:
-            return ops[combine](p, c[0]) if combine else p
-        return (ops[combine](p, c[0]), ops[combine](~p, c[0])) if combine else (p, ~p)
+            return _LOGIC[combine](p, c[0]) if combine else p
+        return (_LOGIC[combine](p, c[0]), _LOGIC[combine](~p, c[0])) if combine else (p, ~p)
 
     return Op(fn if combine or two else decide, dst, src, "compare")
 
@@ -95,7 +95,6 @@ def _set(i: Instruction, m: Mods, k: Kernel) -> Op:
     ftz, d = m.flag("ftz"), m.type("u32", "s32", "f32", "f16", "bf16", "f16x2", "bf16x2")
     t = m.type(*_TYPES)
     decide = comparison(name, t, ftz, m)
-    ops = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
     true = {"u32": 0xFFFFFFFF, "s32": -1, "f32": 1.0, "f16": 1.0, "bf16": 0x3F80}
     if t.endswith("x2"):
         if d != t or combine:
@@ -113,7 +112,7 @@ def _set(i: Instruction, m: Mods, k: Kernel) -> Op:
 
     def fn(a, b, *c):
         p = decide(a, b)
-        p = ops[combine](p, c[0]) if combine else p
+        p = _LOGIC[combine](p, c[0]) if combine else p
         return np.where(p, np.array(true[d], dtype), np.array(0, dtype))
 
     return Op(fn, (d,), (t, t, *(("pred",) if combine else ())), "compare")

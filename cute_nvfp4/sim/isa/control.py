@@ -45,12 +45,10 @@ def _bar(i: Instruction, m: Mods, k: Kernel) -> Op:
     m.flag("cta")
     kind = m.take("sync", "arrive", "red", required=True)
     reduction = m.take("popc", "and", "or", required=True) if kind == "red" else ""
-    aligned = m.flag("aligned") or i.base == "bar"
-    converge = -1 if aligned else None
+    converge = -1 if m.flag("aligned") or i.base == "bar" else None
     given = len(i.operands)
     if kind == "red":
-        m.type("u32" if reduction == "popc" else "pred")
-        d = "u32" if reduction == "popc" else "pred"
+        d = m.type("u32" if reduction == "popc" else "pred")
         if given == 3:
             i.operands = (*i.operands[:2], _ALL, i.operands[2])
         return Op(None, (d,), ("u32", "u32", "pred"), "barrier", control="barrier", converge=converge)

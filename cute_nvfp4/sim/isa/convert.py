@@ -33,7 +33,7 @@ def _cvt(i: Instruction, m: Mods, k: Kernel) -> Op:
         if s not in ("f32",) or d not in ("f16", "bf16"):
             raise m.refuse(".relu and .satfinite are for f32 to f16 or bf16 here")
     if d in _INTS and s in _INTS:
-        return Op(_int_to_int(d, s, sat, rounding, m), (d,), (s,), "convert", relaxed=True)
+        return Op(_int_to_int(d, sat, rounding, m), (d,), (s,), "convert", relaxed=True)
     if d in _INTS:
         return Op(_float_to_int(d, s, rounding, ftz, m), (d,), (s,), "convert", relaxed=True)
     if s in _INTS:
@@ -45,7 +45,7 @@ def _numpy(t: str) -> np.dtype:
     return np.dtype(("i" if t[0] == "s" else "u") + str(bits(t) // 8))
 
 
-def _int_to_int(d: str, s: str, sat: bool, rounding: str, m: Mods):
+def _int_to_int(d: str, sat: bool, rounding: str, m: Mods):
     if rounding:
         raise m.refuse("an integer conversion does not round")
     target = _numpy(d)

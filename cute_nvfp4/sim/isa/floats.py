@@ -97,10 +97,9 @@ def _add(i: Instruction, m: Mods, k: Kernel) -> Op:
         raise m.refuse("half precision has .rn only, and .ftz only for f16")
     if i.base == "mul":
         fn = lambda a, b: half.narrow(_exact_product(a, b, t), t)  # noqa: E731
-    elif i.base == "sub":
-        fn = lambda a, b: half.add_half(a, -b, t)  # noqa: E731
     else:
-        fn = lambda a, b: half.add_half(a, b, t)  # noqa: E731
+        sign = np.negative if i.base == "sub" else np.positive
+        fn = lambda a, b: half.add_half(a, sign(b), t)  # noqa: E731
     exact = single.exact_mul if i.base == "mul" else None
     return Op(_half_op(fn, t, ftz, sat, exact=exact), (t,), (t, t), "half")
 

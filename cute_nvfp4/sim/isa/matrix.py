@@ -26,15 +26,7 @@ _SHAPES = {f"m16n8k{k}": k for k in (4, 8, 16, 32)}
 
 def _whole_warp(g, mask, i: Instruction) -> None:
     if mask is not None:
-        row, lane = np.argwhere(~np.broadcast_to(mask, (g.n, 32)))[0]
-        raise InvalidLanes(
-            f"{i.where()}: {g.wave.thread(int(g.warps[row]), int(lane))} does not take part; all 32 lanes must"
-        )
-
-
-def _has_bytes(g, i: Instruction) -> None:
-    if g.wave.run.target.startswith("sm_90"):
-        raise UnsupportedInstruction(f"{i.where()}: matrices of bytes need sm_100a, this is {g.wave.run.target}")
+        raise InvalidLanes(f"{i.where()}: {g.thread(~mask)} does not take part; all 32 lanes must")
 
 
 def _wide(g, registers) -> list[np.ndarray]:
@@ -153,26 +145,26 @@ def _ldmatrix(i: Instruction, m: Mods, k: Kernel) -> Op:
     registers = ("b32",) * (tiles.count * tiles.each)
     owner = np.arange(32)[None, :] < lanes
     load = i.base == "ldmatrix"
-    new = "m8n8" not in i.mods
     a = Access(i, "shared", 4, 4, "load" if load else "store")
+
+    def begin(g, mask):
+        _whole_warp(g, mask, i)
+        if "m8n8" not in i.mods and g.wave.run.target.startswith("sm_90"):
+            raise UnsupportedInstruction(f"{i.where()}: matrices of bytes need sm_100a, this is {g.wave.run.target}")
 
     def owners(g):
         """Only the lanes that give a row address touch memory."""
         return None if lanes == 32 else np.broadcast_to(owner, (g.n, 32))
 
     def read(g, mask, addr, off):
-        _whole_warp(g, mask, i)
-        if new:
-            _has_bytes(g, i)
+        begin(g, mask)
         words = np.stack(access.load(g, a, owners(g), np.broadcast_to(addr, (g.n, 32)), off), axis=-1)
         raw = words[:, :lanes].view("u1").reshape(g.n, tiles.count, rows, 16)
         out = [r for j in range(tiles.count) for r in tiles.gather(np.ascontiguousarray(raw[:, j]))]
         return tuple(out) if len(out) > 1 else out[0]
 
     def write(g, mask, addr, off, values):
-        _whole_warp(g, mask, i)
-        if new:
-            _has_bytes(g, i)
+        begin(g, mask)
         words = np.zeros((g.n, 32, 4), "u4")
         for j, v in enumerate(values):
             raw = tiles.scatter(np.ascontiguousarray(np.broadcast_to(v, (g.n, 32))))

@@ -47,11 +47,15 @@ def _order(m: Mods) -> bool:
     return order != "relaxed"
 
 
-def _where(g, mask, addr: np.ndarray, off: int, i: Instruction):
-    """(rows, lanes, CTA, offset) of every lane that executes."""
+def _where(g, mask, addr: np.ndarray, off: int, i: Instruction, space: str):
+    """(rows, lanes, CTA, offset) of every lane that executes. Without .shared::cluster only the own CTA's barriers may
+    be named."""
     rows, lanes = np.nonzero(g.lanes(mask))
     address = np.broadcast_to(addr, (g.n, 32))[rows, lanes] + addr.dtype.type(off)
-    cta, offset = g.wave.resolve(g.wave.cta_of_warp[g.warps[rows]], address, i.where())
+    own = g.wave.cta_of_warp[g.warps[rows]]
+    cta, offset = g.wave.resolve(own, address, i.where())
+    if space != "shared::cluster" and (cta != own).any():
+        raise MbarrierMisuse(f"{i.where()}: the mbarrier belongs to another CTA of the cluster; use .shared::cluster")
     return rows, lanes, cta, offset
 
 
@@ -59,22 +63,10 @@ def _at(value: np.ndarray, g, rows: np.ndarray, lanes: np.ndarray) -> np.ndarray
     return np.broadcast_to(value, (g.n, 32))[rows, lanes].astype(np.int64)
 
 
-def _own(g, cta: np.ndarray, rows: np.ndarray, i: Instruction, space: str) -> None:
-    """Without .shared::cluster only the own CTA's barriers may be named."""
-    if space != "shared::cluster" and (cta != g.wave.cta_of_warp[g.warps[rows]]).any():
-        raise MbarrierMisuse(f"{i.where()}: the mbarrier belongs to another CTA of the cluster; use .shared::cluster")
-
-
 @opcode("mbarrier")
 def _mbarrier(i: Instruction, m: Mods, k: Kernel) -> Op:
-    kind = m.take(
-        *("init", "inval", "arrive", "arrive_drop", "expect_tx", "complete_tx", "test_wait", "try_wait"),
-        "pending_count",
-        required=True,
-    )
-    return {"init": _init, "inval": _inval, "pending_count": _pending_count}.get(
-        kind, {"arrive": _arrive, "arrive_drop": _arrive}.get(kind, _tx if kind.endswith("_tx") else _poll)
-    )(i, m, kind)
+    kind = m.take(*_OPERATIONS, required=True)
+    return _OPERATIONS[kind](i, m, kind)
 
 
 def _shared(m: Mods, *more: str) -> str:
@@ -86,8 +78,7 @@ def _init(i: Instruction, m: Mods, kind: str) -> Op:
     m.type("b64")
 
     def fn(g, mask, addr, off, count):
-        rows, lanes, cta, offset = _where(g, mask, addr, off, i)
-        _own(g, cta, rows, i, "shared")
+        rows, lanes, cta, offset = _where(g, mask, addr, off, i, "shared")
         g.wave.mbarriers.init(i.where(), cta, offset, _at(count, g, rows, lanes))
         g.wave.events.mbarrier_initialised(g, i, rows, lanes, cta, offset)
 
@@ -99,8 +90,7 @@ def _inval(i: Instruction, m: Mods, kind: str) -> Op:
     m.type("b64")
 
     def fn(g, mask, addr, off):
-        rows, lanes, cta, offset = _where(g, mask, addr, off, i)
-        _own(g, cta, rows, i, "shared")
+        rows, lanes, cta, offset = _where(g, mask, addr, off, i, "shared")
         g.wave.events.mbarrier_invalidated(g, i, rows, lanes, cta, offset)
         g.wave.mbarriers.invalidate(i.where(), cta, offset)
 
@@ -125,8 +115,7 @@ def _arrive(i: Instruction, m: Mods, kind: str) -> Op:
         raise m.refuse("an arrival at another CTA's mbarrier returns no state")
 
     def fn(g, mask, addr, off, *value):
-        rows, lanes, cta, offset = _where(g, mask, addr, off, i)
-        _own(g, cta, rows, i, space)
+        rows, lanes, cta, offset = _where(g, mask, addr, off, i, space)
         table = g.wave.mbarriers
         number = _at(value[0], g, rows, lanes) if value else np.ones(len(rows), np.int64)
         if expect:
@@ -168,8 +157,7 @@ def _tx(i: Instruction, m: Mods, kind: str) -> Op:
     m.type("b64")
 
     def fn(g, mask, addr, off, size):
-        rows, lanes, cta, offset = _where(g, mask, addr, off, i)
-        _own(g, cta, rows, i, space)
+        rows, lanes, cta, offset = _where(g, mask, addr, off, i, space)
         getattr(g.wave.mbarriers, kind)(i.where(), cta, offset, _at(size, g, rows, lanes))
 
     return Op(fn, (), ("addr", "u32"), "mbarrier", context=True)
@@ -194,7 +182,7 @@ def _poll(i: Instruction, m: Mods, kind: str) -> Op:
             slot = table.find(i.where(), cta, offset)
             cta, slot = cta[:, None], slot[:, None]
         else:
-            rows, lanes, c, offset = _where(g, mask, addr, off, i)
+            rows, lanes, c, offset = _where(g, mask, addr, off, i, "shared::cluster")
             cta, slot = np.zeros((2, g.n, 32), np.int64)
             cta[rows, lanes], slot[rows, lanes] = c, table.find(i.where(), c, offset)
         if (cta != g.ctas()[:, None]).any() and shape[1] == 1:
@@ -223,3 +211,9 @@ def _poll(i: Instruction, m: Mods, kind: str) -> Op:
 def _pending_count(i: Instruction, m: Mods, kind: str) -> Op:
     m.type("b64")
     return Op(lambda state: (state >> np.uint64(_PHASE_BITS)).astype("u4"), ("b32",), ("b64",), "mbarrier")
+
+
+_OPERATIONS = {
+    **{"init": _init, "inval": _inval, "arrive": _arrive, "arrive_drop": _arrive, "expect_tx": _tx, "complete_tx": _tx},
+    **{"test_wait": _poll, "try_wait": _poll, "pending_count": _pending_count},
+}

@@ -13,16 +13,8 @@ from cute_nvfp4.sim.machine.cluster import RANK_SHIFT
 from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT, WINDOWS
 
 SPACES = {
-    **{
-        "global": "global",
-        "shared": "shared",
-        "shared::cta": "shared",
-        "shared::cluster": "cluster",
-        "local": "local",
-        "param": "param",
-        "const": "global",
-    },
-    "param::entry": "param",
+    **{"global": "global", "shared": "shared", "shared::cta": "shared", "shared::cluster": "cluster", "local": "local"},
+    **{"param": "param", "const": "global", "param::entry": "param"},
 }
 _TYPES = ("b8", "u8", "s8", "b16", "u16", "s16", "b32", "u32", "s32", "b64", "u64", "s64", "f32", "f64", "b128")
 _EVICT = ("evict_normal", "evict_unchanged", "evict_first", "evict_last", "no_allocate")
@@ -36,15 +28,10 @@ def _order(m: Mods) -> str:
     return ".".join(filter(None, (order, scope)))
 
 
-def _space(m: Mods) -> str:
-    name = m.take(*SPACES)
-    return SPACES[name] if name else "generic"
-
-
 def _order_and_space(m: Mods) -> tuple[str, str]:
     """Memory order and state space, which ptxas takes in either order."""
     order = _order(m)
-    space = _space(m)
+    space = SPACES.get(m.take(*SPACES), "generic")
     return order or _order(m), space
 
 
@@ -70,63 +57,50 @@ def _vector(m: Mods, space: str) -> tuple[int, str]:
     return count, t
 
 
-def _elements(count: int, t: str) -> tuple[int, tuple]:
-    """Size of an element in bytes and register types of a vector; b128 is not modelled as a register."""
-    return bits(t) // 8, (t,) if count == 1 else (tuple([t] * count),)
-
-
-def _check_address(operand, space: str, m: Mods, k: Kernel) -> None:
-    """Checks that ``[...]`` is an address, and that a named parameter is one of the kernel's."""
+def _access(i: Instruction, m: Mods, k: Kernel, kind: str, address: int) -> tuple[Access, str, tuple[str, ...]]:
+    """(the access, the type of an element, the types of a cache policy); ``address`` is the operand that has it."""
+    order, space = _order_and_space(m)
+    policy = _policy(m)
+    count, t = _vector(m, space)
+    if t == "b128" or (kind == "store" and space == "param"):
+        also = "" if kind == "load" else " and stores to parameters"
+        raise m.refuse(f"b128 registers{also} are not modelled")
+    operand = i.operands[address]
     if not isinstance(operand, Address):
         raise m.refuse("an address in brackets is wanted")
     if space == "param" and isinstance(operand.base, Symbol) and operand.base.name not in {p.name for p in k.params}:
         raise m.refuse(f"{operand.base.name} is not a kernel parameter")
+    a = Access(i, space, bits(t) // 8, count, kind, (*([order] if order else []), *policy))
+    return a, t, ("b64",) if "L2::cache_hint" in policy else ()
 
 
 @opcode("ld", "ldu")
 def _ld(i: Instruction, m: Mods, k: Kernel) -> Op:
-    order, space = _order_and_space(m)
-    policy = _policy(m)
-    count, t = _vector(m, space)
-    if t == "b128":
-        raise m.refuse("b128 registers are not modelled")
-    size, dst = _elements(count, t)
-    _check_address(i.operands[1], space, m, k)
-    a = Access(i, space, size, count, "load", (*([order] if order else []), *policy))
-    klass = f"load.{space}"
-    hint = ("b64",) if "L2::cache_hint" in policy else ()
-    raw = f"b{8 * size}"
-    view = {"f32": "f4", "f64": "f8"}.get(t, t[0].replace("s", "i").replace("b", "u") + str(size))
+    a, t, hint = _access(i, m, k, "load", 1)
+    view = {"f32": "f4", "f64": "f8"}.get(t, t[0].replace("s", "i").replace("b", "u") + str(a.element))
 
     def fn(g, mask, addr, off, *_):
         out = access.load(g, a, mask, addr, off)
-        if t == raw or t[0] == "u":
+        if t[0] in "bu":
             return out
-        return tuple(v.view(view) for v in out) if count > 1 else out.view(view)
+        return tuple(v.view(view) for v in out) if a.count > 1 else out.view(view)
 
-    return Op(fn, dst, ("addr", *hint), klass, context=True, relaxed=True)
+    dst = (t,) if a.count == 1 else ((t,) * a.count,)
+    return Op(fn, dst, ("addr", *hint), f"load.{a.space}", context=True, relaxed=True)
 
 
 @opcode("st")
 def _st(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.flag("async"):
         return st_async(i, m, k)
-    order, space = _order_and_space(m)
-    policy = _policy(m)
-    count, t = _vector(m, space)
-    if t == "b128" or space == "param":
-        raise m.refuse("b128 registers and stores to parameters are not modelled")
-    size, src = _elements(count, t)
-    _check_address(i.operands[0], space, m, k)
-    a = Access(i, space, size, count, "store", (*([order] if order else []), *policy))
-    raw = f"b{8 * size}"
-    src = (raw,) if count == 1 else (tuple([raw] * count),)
-    hint = ("b64",) if "L2::cache_hint" in policy else ()
+    a, _, hint = _access(i, m, k, "store", 0)
+    raw = f"b{8 * a.element}"
 
     def fn(g, mask, addr, off, value, *_):
-        access.store(g, a, mask, addr, off, value if count > 1 else (value,))
+        access.store(g, a, mask, addr, off, value if a.count > 1 else (value,))
 
-    return Op(fn, (), ("addr", *src, *hint), f"store.{space}", context=True, relaxed=True)
+    src = (raw,) if a.count == 1 else ((raw,) * a.count,)
+    return Op(fn, (), ("addr", *src, *hint), f"store.{a.space}", context=True, relaxed=True)
 
 
 @opcode("prefetch", "prefetchu", "discard", "applypriority", "createpolicy")

@@ -32,10 +32,6 @@ def cta_group(m: Mods) -> int:
     return int(m.take("cta_group::1", "cta_group::2", required=True)[-1])
 
 
-def _aligned(m: Mods) -> None:
-    m.words("sync", "aligned")
-
-
 def per_warp(g, value: np.ndarray) -> np.ndarray:
     """(n,) int64: the operand of a warp-wide instruction, which must be the same in all lanes."""
     return np.broadcast_to(value, (g.n, 32))[:, 0].astype(np.int64)
@@ -43,7 +39,7 @@ def per_warp(g, value: np.ndarray) -> np.ndarray:
 
 def _alloc(i: Instruction, m: Mods, k: Kernel) -> Op:
     group = cta_group(m)
-    _aligned(m)
+    m.words("sync", "aligned")
     m.take("shared::cta")
     m.type("b32")
     word = Access(i, "shared", 4, 1, "store")
@@ -100,7 +96,7 @@ def _room(memory, ctas: np.ndarray, group: np.ndarray, want: np.ndarray, order: 
 
 def _dealloc(i: Instruction, m: Mods, k: Kernel) -> Op:
     group = cta_group(m)
-    _aligned(m)
+    m.words("sync", "aligned")
     m.type("b32")
 
     def fn(g, mask, address, columns):
@@ -117,7 +113,7 @@ def _dealloc(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 def _relinquish(i: Instruction, m: Mods, k: Kernel) -> Op:
     group = cta_group(m)
-    _aligned(m)
+    m.words("sync", "aligned")
 
     def fn(g, mask):
         tcgen05_move.whole_warp(g, mask, i)
@@ -129,8 +125,7 @@ def _relinquish(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 def _wait(i: Instruction, m: Mods, k: Kernel) -> Op:
     """tcgen05.wait::ld, ::st: loads and stores are done at once here; the checks see the edge."""
-    _aligned(m)
-
+    m.words("sync", "aligned")
     kind = "tmem_load" if i.mods[0] == "wait::ld" else "tmem_store"
 
     def fn(g, mask):
@@ -142,11 +137,7 @@ def _wait(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 def _fence(i: Instruction, m: Mods, k: Kernel) -> Op:
     """tcgen05.fence::before_thread_sync, ::after_thread_sync order nothing that is not in order here."""
-
-    def fn(g, mask):
-        g.wave.events.tensor_fenced(g, mask)
-
-    return Op(fn, (), (), "tensor", context=True)
+    return Op(lambda g, mask: g.wave.events.tensor_fenced(g, mask), (), (), "tensor", context=True)
 
 
 def _commit(i: Instruction, m: Mods, k: Kernel) -> Op:
@@ -160,12 +151,10 @@ def _commit(i: Instruction, m: Mods, k: Kernel) -> Op:
         wave = g.wave
         wave.tensor_memory.same_group(i.where(), group)
         warps, _, (address, *cta_mask) = issue_rows(g, mask, addr, *rest)
-        ctas = wave.cta_of_warp[warps]
-        issuer = np.arange(len(warps))
+        ctas, issuer = wave.cta_of_warp[warps], np.arange(len(warps))
         target, offset = wave.resolve(ctas, address + address.dtype.type(off), i.where())
         if multicast:
-            bits = cta_mask[0].astype(np.int64)[:, None] >> np.arange(16) & 1
-            issuer, rank = np.nonzero(bits)
+            issuer, rank = np.nonzero(cta_mask[0].astype(np.int64)[:, None] >> np.arange(16) & 1)
             target, offset = wave.peer(ctas[issuer], rank, i.where()), offset[issuer]
         wave.engines.submit(
             transfers.Commit(i, wave, warps, issuer=issuer, target=target, offset=offset, cta_group=group)

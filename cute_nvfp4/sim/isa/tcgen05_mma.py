@@ -126,8 +126,7 @@ class Issue:
             self.wave.engines.submit(one)
 
     def descriptor(self, idesc: int, scales: list[int]) -> instruction.InstructionDescriptor:
-        decode = instruction.decode
-        d = named(self.i, decode, idesc, self.kind, self.block, self.group, self.ws)
+        d = named(self.i, instruction.decode, idesc, self.kind, self.block, self.group, self.ws)
         if scales and (scales[0] >> 30, scales[1] >> 30) not in ((d.a_sf_id, d.b_sf_id), (0, 0)):
             raise DescriptorError(
                 f"{self.i.where()}: the scale addresses {scales[0]:#x}, {scales[1]:#x} and the ids {d.a_sf_id}, "

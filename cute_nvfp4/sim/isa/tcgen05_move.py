@@ -24,9 +24,7 @@ def whole_warp(g, mask, i: Instruction) -> None:
         return
     missing = g.wave.live[g.warps] & ~np.broadcast_to(mask, (g.n, 32))
     if missing.any():
-        row, lane = np.argwhere(missing)[0]
-        who = g.wave.thread(int(g.warps[row]), int(lane))
-        raise InvalidLanes(f"{i.where()}: {who} does not take part; the whole warp must")
+        raise InvalidLanes(f"{i.where()}: {g.thread(missing)} does not take part; the whole warp must")
 
 
 @lru_cache(maxsize=128)
@@ -166,19 +164,16 @@ def _build_reduction(i: Instruction, m: Mods) -> Op:
     absolute, keep_nan = m.flag("abs"), m.flag("NaN")
     t = m.type("f32") if absolute or keep_nan else m.type("f32", "u32", "s32")
     count = form.movement.registers
+    skips_nan = t == "f32" and not keep_nan
+    pick = {"min": np.fmin if skips_nan else np.minimum, "max": np.fmax if skips_nan else np.maximum}[operation]
 
     def fn(g, mask, addr, off):
         one = form.pending(g, mask, addr, off, "load")
         g.wave.engines.perform(one)
         values = one.values.view({"f32": "f4", "u32": "u4", "s32": "i4"}[t])
         values = np.abs(values) if absolute else values
-        if t != "f32":
-            reduced = (np.minimum if operation == "min" else np.maximum).reduce(values, axis=0)
-        elif keep_nan:
-            reduced = single.canonical((np.minimum if operation == "min" else np.maximum).reduce(values, axis=0))
-        else:
-            reduced = single.canonical((np.fmin if operation == "min" else np.fmax).reduce(values, axis=0))
-        return (*one.values, reduced)
+        reduced = pick.reduce(values, axis=0)
+        return (*one.values, single.canonical(reduced) if t == "f32" else reduced)
 
     return Op(fn, (("b32",) * count, t), ("addr", *form.statics), "tensor", context=True, converge=-1)
 

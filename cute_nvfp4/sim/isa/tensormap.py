@@ -19,10 +19,8 @@ _SCALAR = {
     "swizzle_atomicity": ((1, 19, 2, 0),),
     "fill_mode": ((1, 15, 1, 0),),
 }
-_CONSTANT = {
-    **{"elemtype": len(ELEMTYPES), "interleave_layout": 3, "swizzle_mode": 4, "swizzle_atomicity": 4},
-    **{"fill_mode": 2},
-}
+_CONSTANT = {"elemtype": len(ELEMTYPES), "interleave_layout": 3, "fill_mode": 2}
+_CONSTANT |= dict.fromkeys(("swizzle_mode", "swizzle_atomicity"), 4)
 _SPACES = {"shared::cta": "shared", "global": "global"}
 
 
@@ -64,6 +62,8 @@ def _tensormap(i: Instruction, m: Mods, k: Kernel) -> Op:
     align = Access(i, space, 128, 1, "store")
 
     def fn(g, mask, addr, off, *given):
+        if space != "generic":
+            access.locate(g, align, space, mask, addr, off)
         lanes = g.lanes(mask)
         if not change:
             new = np.broadcast_to(given[-1], (g.n, 32)).astype(np.uint64) - np.uint64(less)
@@ -74,13 +74,8 @@ def _tensormap(i: Instruction, m: Mods, k: Kernel) -> Op:
             put = np.asarray(bits_, np.uint64) << np.uint64(bit) & kept
             access.store(g, write, lanes, addr, off + 8 * word, (old & ~kept | put,))
 
-    def aligned(g, mask, addr, off, *given):
-        if space != "generic":
-            access.locate(g, align, space, mask, addr, off)
-        fn(g, mask, addr, off, *given)
-
     src = ("addr", *(("static",) if by_ordinal else ()), "static" if field in _CONSTANT and change else t)
-    return Op(aligned, (), src, "tensormap", context=True)
+    return Op(fn, (), src, "tensormap", context=True)
 
 
 def _element_type(index: int) -> list[tuple[int, int, int, int]]:

@@ -19,12 +19,10 @@ def participants(g, mask, member_mask: np.ndarray, i: Instruction) -> np.ndarray
     lanes = g.lanes(mask)
     if member_mask.size == 1 and member_mask.item() == 0xFFFFFFFF:
         return lanes
-    named = np.broadcast_to(members(member_mask), (g.n, 32)) if member_mask.shape[1] == 1 else None
-    own = named if named is not None else (member_mask >> LANES.astype("u4") & np.uint32(1)).astype(bool)
+    own = members(member_mask)
     bad = lanes & ~own
     if bad.any():
-        row, lane = np.argwhere(bad)[0]
-        raise InvalidLanes(f"{i.where()}: {g.wave.thread(int(g.warps[row]), int(lane))} is not in its own member mask")
+        raise InvalidLanes(f"{i.where()}: {g.thread(bad)} is not in its own member mask")
     return lanes & own
 
 

@@ -14,12 +14,11 @@ from cute_nvfp4.sim.errors import LaunchError, Misaligned, OutOfBounds, ReadOnly
 from cute_nvfp4.sim.machine.cluster import OFFSET_MASK, RANK_SHIFT
 from cute_nvfp4.sim.machine.global_memory import Region
 from cute_nvfp4.sim.machine.launched import Run
-from cute_nvfp4.sim.machine.layout import SHARED_BASE, WINDOW_SHIFT, WINDOWS
+from cute_nvfp4.sim.machine.layout import SHARED_BASE, WINDOW_MASK, WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.machine.requests import Access
 from cute_nvfp4.sim.machine.wave import Group
 
-_WINDOW_NAMES = {v: k for k, v in WINDOWS.items()}
-_LOW = (1 << WINDOW_SHIFT) - 1
+_SPACES = {0: "global", WINDOWS["shared"]: "cluster", WINDOWS["local"]: "local", WINDOWS["param"]: "param"}
 
 
 def split_generic(g: Group, a: Access, mask, addr: np.ndarray, off: int):
@@ -27,9 +26,7 @@ def split_generic(g: Group, a: Access, mask, addr: np.ndarray, off: int):
     window = addr >> np.uint64(WINDOW_SHIFT)
     found = np.unique(window if mask is None else np.broadcast_to(window, (g.n, 32))[mask])
     for w in found.tolist():
-        space = "global" if w == 0 else _WINDOW_NAMES.get(w)
-        if space == "shared":
-            space = "cluster"
+        space = _SPACES.get(w)
         if space is None:
             raise OutOfBounds(f"{a.instruction.where()}: generic address {int(addr.flat[0]):#x} is in no window")
         if len(found) == 1:
@@ -37,7 +34,7 @@ def split_generic(g: Group, a: Access, mask, addr: np.ndarray, off: int):
         else:
             part = np.broadcast_to(window == np.uint64(w), (g.n, 32)) & g.lanes()
             part = part if mask is None else part & mask
-        yield space, part, addr & np.uint64(_LOW), off
+        yield space, part, addr & np.uint64(WINDOW_MASK), off
 
 
 def locate(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):

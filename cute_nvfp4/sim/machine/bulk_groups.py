@@ -6,6 +6,9 @@ waits for all but the last N that were committed.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 
 from cute_nvfp4.sim.frontend.model import Instruction
@@ -26,7 +29,7 @@ class CopyGroups:
         self.wave, self.kind = wave, kind
         self.committed = np.zeros((wave.warps, 32), np.int64)
         self.in_flight: dict[Pending, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-        self._watchers: list[Watcher] = []
+        self._watchers: list[tuple[dict[Pending, None], Callable[[], Any]]] = []
 
     def begin(self, pending: Pending, warps: np.ndarray, lanes: np.ndarray) -> None:
         """``pending`` consists of one copy of each of the threads (warps, lanes) (k,)."""
@@ -35,9 +38,12 @@ class CopyGroups:
 
     def finish(self, pending: Pending) -> None:
         del self.in_flight[pending]
-        for watcher in [w for w in self._watchers if w.done(pending)]:
-            self._watchers.remove(watcher)
-            watcher.then()
+        for left, _ in self._watchers:
+            left.pop(pending, None)
+        over = [then for left, then in self._watchers if not left]
+        self._watchers = [(left, then) for left, then in self._watchers if left]
+        for then in over:
+            then()
 
     def commit(self, warps: np.ndarray, lanes: np.ndarray) -> None:
         """Threads ``lanes`` (n, 32) of ``warps`` (n,) close their open groups."""
@@ -59,22 +65,9 @@ class CopyGroups:
     def when_done(self, copies: dict[Pending, None], then) -> None:
         """Calls ``then`` when all of ``copies`` are complete, at once if they are."""
         if copies:
-            self._watchers.append(Watcher(copies, then))
+            self._watchers.append((dict(copies), then))
         else:
             then()
-
-
-class Watcher:
-    """Waits for some copies to end, then calls ``then``."""
-
-    def __init__(self, left: dict[Pending, None], then) -> None:
-        self.left, self.then = dict(left), then
-
-    def done(self, pending: Pending) -> bool:
-        if pending in self.left:
-            del self.left[pending]
-            return not self.left
-        return False
 
 
 def groups(wave: Wave, kind: str) -> CopyGroups:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim.errors import LaunchError, OutOfBounds
+from cute_nvfp4.sim.errors import LaunchError
 from cute_nvfp4.sim.machine.launch import Launch
 
 RANK_SHIFT = 24
@@ -85,7 +85,3 @@ class ClusterBarrier:
     def leave(self, warps: np.ndarray, lanes: np.ndarray) -> None:
         """The lanes have waited; they may arrive again."""
         self.waits_for[warps] = np.where(lanes, -1, self.waits_for[warps])
-
-
-def bad_rank(where: str, rank: int, size: int) -> OutOfBounds:
-    return OutOfBounds(f"{where}: CTA rank {rank} in a cluster of {size}")

@@ -78,7 +78,7 @@ class WaveRunner:
                 self._step(group)
         self.engines.drain()
         if self.wave.tensor_memory is not None:
-            self.wave.tensor_memory.at_exit()
+            self.wave.tensor_memory.cta_exited(np.arange(self.wave.count))
         self.events.finished()
 
     def _split(self, group: Group) -> list[Group]:

@@ -121,8 +121,8 @@ def _span(tensor: Any) -> tuple[int, int]:
     )
 
 
-def owned(size: int, name: str) -> tuple[np.ndarray, Region]:
+def owned(size: int, name: str) -> Region:
     """Zeroed bytes with an aligned start, as a region."""
     raw = np.zeros(size + _ALIGN, np.uint8)
     base = -(-raw.ctypes.data // _ALIGN) * _ALIGN
-    return raw, Region(base, size, name, True, raw)
+    return Region(base, size, name, True, raw)

@@ -6,10 +6,11 @@ import numpy as np
 
 from cute_nvfp4.sim.frontend.codegen import BlockCompiler
 from cute_nvfp4.sim.frontend.flow import EXIT, Block, build_blocks
-from cute_nvfp4.sim.frontend.model import TYPE_BITS, Imm, Instruction, Kernel, Reg
+from cute_nvfp4.sim.frontend.model import TYPE_BITS, Imm, Instruction, Kernel
 from cute_nvfp4.sim.frontend.opcodes import STORE
 from cute_nvfp4.sim.machine.layout import lay_out
 from cute_nvfp4.sim.machine.protocols import Group
+from cute_nvfp4.sim.numerics.lanes import members
 
 
 class CompiledKernel:
@@ -38,14 +39,9 @@ class CompiledKernel:
         """(n, 32) lanes named by the member mask of the block's first instruction."""
         instruction, op = block.code[0]
         operand = instruction.operands[len(op.dst) + op.converge]
-        value = (
-            group.regs[self.slots[operand.name]]
-            if isinstance(operand, Reg)
-            else np.full((1, 1), _mask(operand), np.uint32)
-        )
-        return (value >> np.arange(32, dtype=np.uint32)[None, :] & np.uint32(1)).astype(bool) & np.ones(
-            (group.n, 32), bool
-        )
+        constant = isinstance(operand, Imm)
+        value = np.full((1, 1), operand.value & 0xFFFFFFFF, "u4") if constant else group.regs[self.slots[operand.name]]
+        return np.broadcast_to(members(value), (group.n, 32))
 
 
 def _may_synchronise(i: Instruction) -> bool:
@@ -53,8 +49,3 @@ def _may_synchronise(i: Instruction) -> bool:
     if i.base not in ("ld", "atom") or {"shared", "shared::cta", "param", "local", "const"} & set(i.mods):
         return False
     return i.base == "atom" or bool({"acquire", "relaxed", "volatile", "mmio"} & set(i.mods))
-
-
-def _mask(operand) -> int:
-    assert isinstance(operand, Imm)
-    return operand.value & 0xFFFFFFFF

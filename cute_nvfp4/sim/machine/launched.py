@@ -42,7 +42,7 @@ class Run:
         self.shared_stride = -(-max(self.static_shared + launch.dynamic_smem, 1) // 128) * 128
         self.zeros = kernel.zeros
         self.variables: dict[str, int] = {}
-        self._param_bytes, self.params = owned(kernel.source.param_bytes, "kernel parameters")
+        self.params = owned(kernel.source.param_bytes, "kernel parameters")
         data = self.params.rows(1, 1)[1]
         for p, given in zip(kernel.source.params, launch.params):
             data[p.offset : p.offset + p.size] = np.frombuffer(given, np.uint8)

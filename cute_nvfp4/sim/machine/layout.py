@@ -12,7 +12,7 @@ from cute_nvfp4.sim.frontend.model import Kernel
 SHARED_BASE = 1024
 """Shared address of the first byte of a CTA: not 0, and a multiple of what a 128-byte swizzle needs."""
 
-WINDOW_SHIFT = 56
+WINDOW_SHIFT, WINDOW_MASK = 56, (1 << 56) - 1
 WINDOWS = {"shared": 1, "local": 2, "param": 3}
 """Generic address = window << 56 | address inside the space; window 0 is global memory."""
 

@@ -23,7 +23,6 @@ class Mbarriers:
         self.wave = wave
         self.slot_of: dict[int, int] = {}
         self.offset_of: list[int] = []
-        self._table = np.full(0, -1, np.int64)
         self.valid = np.zeros((wave.count, 0), bool)
         self.count, self.pending, self.tx, self.phase = (np.zeros((wave.count, 0), np.int64) for _ in range(4))
 

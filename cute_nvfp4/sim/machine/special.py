@@ -36,16 +36,7 @@ def _tid(axis: int):
     return read
 
 
-def _ctaid(axis: int):
-    def read(w: Wave) -> np.ndarray:
-        if w.grid[axis] == 1:
-            return _one(0)
-        return w.cta_coordinates[axis][w.cta_of_warp][:, None].astype(np.uint32)
-
-    return read
-
-
-def _cluster(of_cta: Callable[[Wave], np.ndarray]):
+def _by_cta(of_cta: Callable[[Wave], np.ndarray]):
     """A register that has one value a CTA."""
 
     def read(w: Wave) -> np.ndarray:
@@ -60,7 +51,7 @@ def _cluster(of_cta: Callable[[Wave], np.ndarray]):
 VALUES: dict[str, Callable[[Wave], np.ndarray]] = {
     **{f"%tid.{a}": _tid(i) for i, a in enumerate("xyz")},
     **{f"%ntid.{a}": (lambda w, i=i: _one(w.block[i])) for i, a in enumerate("xyz")},
-    **{f"%ctaid.{a}": _ctaid(i) for i, a in enumerate("xyz")},
+    **{f"%ctaid.{a}": _by_cta(lambda w, i=i: w.cta_coordinates[i]) for i, a in enumerate("xyz")},
     **{f"%nctaid.{a}": (lambda w, i=i: _one(w.grid[i])) for i, a in enumerate("xyz")},
     "%laneid": lambda w: _LANES,
     "%warpid": lambda w: w.warp_in_cta[:, None].astype(np.uint32),
@@ -82,14 +73,14 @@ VALUES: dict[str, Callable[[Wave], np.ndarray]] = {
     "%globaltimer_lo": lambda w: _one(w.steps),
     "WARP_SZ": lambda w: _one(32),
     # A launch without clusters is a grid of one-CTA clusters (PTX ISA, "Cluster special registers").
-    **{f"%cluster_ctaid.{a}": _cluster(lambda w, i=i: w.run.clusters.place(w.rank)[i]) for i, a in enumerate("xyz")},
+    **{f"%cluster_ctaid.{a}": _by_cta(lambda w, i=i: w.run.clusters.place(w.rank)[i]) for i, a in enumerate("xyz")},
     **{f"%cluster_nctaid.{a}": (lambda w, i=i: _one(w.run.clusters.shape[i])) for i, a in enumerate("xyz")},
     **{
-        f"%clusterid.{a}": _cluster(lambda w, i=i: w.run.clusters.corner(w.cluster_index)[i])
+        f"%clusterid.{a}": _by_cta(lambda w, i=i: w.run.clusters.corner(w.cluster_index)[i])
         for i, a in enumerate("xyz")
     },
     **{f"%nclusterid.{a}": (lambda w, i=i: _one(w.run.clusters.grid_of_clusters[i])) for i, a in enumerate("xyz")},
-    "%cluster_ctarank": _cluster(lambda w: w.rank),
+    "%cluster_ctarank": _by_cta(lambda w: w.rank),
     "%cluster_nctarank": lambda w: _one(w.cluster_size),
     "%is_explicit_cluster": lambda w: np.full((1, 1), w.cluster_size > 1),
 }

@@ -96,13 +96,9 @@ class TensorMemory:
                 name = self.wave.cta_name(c)
                 raise TensorMemoryError(f"{where}: column {column} of the tensor memory of {name} {state}")
 
-    def at_exit(self) -> None:
-        """The kernel ends."""
-        self.cta_exited(np.arange(len(self.blocks)))
-
     def cta_exited(self, ctas: np.ndarray) -> None:
         """CTAs (k,) end: everything they allocated must have been freed."""
-        for cta in np.atleast_1d(ctas).tolist():
+        for cta in ctas.tolist():
             if self.blocks[cta]:
                 base, columns = next(iter(sorted(self.blocks[cta].items())))
                 name = self.wave.cta_name(cta)

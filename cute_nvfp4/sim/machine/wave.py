@@ -10,7 +10,7 @@ from cute_nvfp4.sim.errors import OutOfBounds
 from cute_nvfp4.sim.frontend.codegen import NOTHING
 from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.frontend.special import TIMED
-from cute_nvfp4.sim.machine.cluster import OFFSET_MASK, RANK_SHIFT, ClusterBarrier, bad_rank
+from cute_nvfp4.sim.machine.cluster import OFFSET_MASK, RANK_SHIFT, ClusterBarrier
 from cute_nvfp4.sim.machine.engine import Engines
 from cute_nvfp4.sim.machine.events import Events
 from cute_nvfp4.sim.machine.global_memory import owned
@@ -51,10 +51,10 @@ class Wave:
         self.progress = self.effects = 0
         self.shared_bytes = run.static_shared + launch.dynamic_smem
         self.shared_stride = run.shared_stride
-        self._shared, self.shared = owned(self.shared_stride * self.count, "shared memory")
+        self.shared = owned(self.shared_stride * self.count, "shared memory")
         self.shared2d = self.shared.rows(1, 1)[1].reshape(self.count, self.shared_stride)
         self.local_bytes = run.local_bytes
-        self._local, self.local = owned(self.local_bytes * 32 * len(self.cta_of_warp), "local memory")
+        self.local = owned(self.local_bytes * 32 * len(self.cta_of_warp), "local memory")
         self._special: dict[str, np.ndarray] = {}
         self.mbarriers = Mbarriers(self)
         self.cluster_barrier = ClusterBarrier(self.cluster_of_cta[self.cta_of_warp], self.cluster_count)
@@ -70,7 +70,7 @@ class Wave:
         """In-wave indices of the CTAs with these ranks in the clusters of ``cta``."""
         rank = np.asarray(rank, np.int64)
         if rank.size and int(rank.max()) >= self.cluster_size:
-            raise bad_rank(where, int(rank.max()), self.cluster_size)
+            raise OutOfBounds(f"{where}: CTA rank {int(rank.max())} in a cluster of {self.cluster_size}")
         return self.cluster_of_cta[cta] * self.cluster_size + rank
 
     def resolve(self, cta: np.ndarray, address: np.ndarray, where: str = "") -> tuple[np.ndarray, np.ndarray]:

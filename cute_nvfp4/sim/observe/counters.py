@@ -21,9 +21,7 @@ from cute_nvfp4.sim.observe import banks
 from cute_nvfp4.sim.observe.l2 import L2
 from cute_nvfp4.sim.observe.result import EngineCounter, MemoryCounter, MmaCounter, Result, WaitCounter
 from cute_nvfp4.sim.observe.steps import Steps
-
-CHUNK = 16
-"""Bytes of a chunk of a footprint in shared memory."""
+from cute_nvfp4.sim.tma.memory import CHUNK
 
 
 class Instructions(Listener):

@@ -18,7 +18,6 @@ from cute_nvfp4.sim.host.device import DEFAULT_ARCH, DEVICES
 from cute_nvfp4.sim.machine.global_memory import SECTOR
 
 PAGE_SECTORS = 64
-PAGE = PAGE_SECTORS * SECTOR
 """2 KB: the sectors of a page fit the bits of one integer."""
 
 

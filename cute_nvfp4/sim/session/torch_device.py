@@ -61,7 +61,7 @@ class CudaMode(TorchFunctionMode):
             tensor.device.__get__: self._device,
             tensor.is_cuda.__get__: self._is_cuda,
             tensor.is_cpu.__get__: self._is_cpu,
-            tensor.get_device: lambda t: -1 if (i := self.memory.device_index(t)) is None else i,
+            tensor.get_device: self._place,
             tensor.cuda: self._cuda,
             tensor.cpu: self._cpu,
             tensor.to: self._to,
@@ -131,6 +131,11 @@ class CudaMode(TorchFunctionMode):
         index = self.memory.device_index(tensor)
         return tensor.device if index is None else torch.device("cuda", index)
 
+    def _place(self, tensor: torch.Tensor) -> int:
+        """The ordinal of the tensor's CUDA device, -1 for the CPU."""
+        index = self.memory.device_index(tensor)
+        return -1 if index is None else index
+
     def _is_cuda(self, tensor: torch.Tensor) -> bool:
         return self.memory.device_index(tensor) is not None
 
@@ -140,9 +145,7 @@ class CudaMode(TorchFunctionMode):
     def _move(self, tensor: torch.Tensor, target: int, copied: torch.Tensor) -> torch.Tensor:
         """``copied`` (the result of a conversion of ``tensor`` on the CPU) put on CUDA device ``target``, or -1 for the
         CPU; a copy is made where a GPU would make one."""
-        index = self.memory.device_index(tensor)
-        source = -1 if index is None else index
-        if source != target and storage_key(copied) == storage_key(tensor):
+        if self._place(tensor) != target and storage_key(copied) == storage_key(tensor):
             copied = copied.clone(memory_format=torch.preserve_format)
         if target >= 0:
             self.memory.adopt(copied, target)
@@ -171,10 +174,7 @@ class CudaMode(TorchFunctionMode):
         result = tensor.to(*parts, **kwargs)
         if result.device.type != "cpu":
             return result
-        if target is None:
-            index = self.memory.device_index(tensor)
-            target = -1 if index is None else index
-        return self._move(tensor, target, result)
+        return self._move(tensor, self._place(tensor) if target is None else target, result)
 
     def _numpy(self, tensor: torch.Tensor, *args: Any, force: bool = False) -> Any:
         self._refuse_array(tensor, force)

@@ -9,7 +9,7 @@ from functools import cache
 
 import numpy as np
 
-from cute_nvfp4.sim.numerics import narrow
+from cute_nvfp4.sim.numerics import half, narrow
 
 
 @cache
@@ -28,11 +28,6 @@ def _fp4_quads() -> np.ndarray:
     return np.ascontiguousarray(values).view("c16").reshape(-1)
 
 
-@cache
-def _halves() -> np.ndarray:
-    return np.arange(65536, dtype="u2").view("f2").astype("f4")
-
-
 def decode(raw: np.ndarray, t: str, *, tensor_memory: bool = False) -> np.ndarray:
     """(..., bytes) contiguous uint8 to (..., elements) f32.
 
@@ -41,10 +36,8 @@ def decode(raw: np.ndarray, t: str, *, tensor_memory: bool = False) -> np.ndarra
     """
     if t == "e2m1x2":
         return _fp4_quads().take(raw.view("u2")).view("f4")
-    if t == "f16":
-        return _halves().take(raw.view("u2"))
-    if t == "bf16":
-        return (raw.view("u2").astype("u4") << np.uint32(16)).view("f4")
+    if t in ("f16", "bf16"):
+        return half.widen(raw.view("u2"), t)
     if t == "tf32":
         return (raw.view("u4") & np.uint32(0xFFFFE000)).view("f4")
     if t in ("e2m1", "e2m3", "e3m2"):

@@ -38,8 +38,7 @@ class Copy(Transfer):
         self, instruction, wave: Wave, warps, *, form, desc: MatrixDescriptor, start, column, lane, bits, cta_group
     ):
         super().__init__(instruction, wave, warps, cta_group)
-        self.form, self.desc, self.start, self.column, self.lane = form, desc, start, column, lane
-        self.bits = bits
+        self.start, self.column, self.lane, self.bits = start, column, lane, bits
         self.low = int(start[0]) % PERIOD
         self.chunks = k_major_chunks(desc, self.low, *COPIES[form])
         self.lanes = copy_lanes(*form) + lane

@@ -72,7 +72,7 @@ class BulkLoad(BulkCopy):
         t = self.targets
         for k, cta, offset in zip(t.source.tolist(), t.cta.tolist(), t.offset.tolist()):
             size = int(self.size[k])
-            data = memory.read_bytes(wave.run.memory, int(self.address[k]), size, self.say, k)
+            data = memory.bytes_at(wave.run.memory, int(self.address[k]), size, self.say, k)
             self.bytes_of(cta, offset, size)[:] = data
         self.count_bytes(self.size[t.source])
 
@@ -97,7 +97,7 @@ class BulkStore(BulkCopy):
         for k, cta in enumerate(self.ctas.tolist()):
             size = int(self.size[k])
             data = self.bytes_of(cta, int(self.offset[k]), size)
-            there = memory.write_bytes(wave.run.memory, int(self.address[k]), size, self.say, k)
+            there = memory.bytes_at(wave.run.memory, int(self.address[k]), size, self.say, k, write=True)
             if self.byte_mask is not None:
                 chosen = np.tile(int(self.byte_mask[k]) >> np.arange(ALIGN) & 1, size // ALIGN).astype(bool)
                 there[chosen] = data[chosen]

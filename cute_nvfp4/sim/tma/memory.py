@@ -110,17 +110,8 @@ def _first_outside(memory: GlobalMemory, address: int) -> int:
     return address
 
 
-def read_bytes(memory: GlobalMemory, address: int, count: int, say: Say, row: int = 0) -> np.ndarray:
-    """Bytes of one tensor, as a view (count,) of live memory."""
-    return _span(memory, address, count, say, row, write=False)
-
-
-def write_bytes(memory: GlobalMemory, address: int, count: int, say: Say, row: int = 0) -> np.ndarray:
-    """The same, to be written."""
-    return _span(memory, address, count, say, row, write=True)
-
-
-def _span(memory: GlobalMemory, address: int, count: int, say: Say, row: int, write: bool) -> np.ndarray:
+def bytes_at(memory: GlobalMemory, address: int, count: int, say: Say, row: int = 0, write: bool = False) -> np.ndarray:
+    """Bytes of one tensor, as a view (count,) of live memory; ``write``: they will be written."""
     if not count:
         return np.empty(0, np.uint8)
     region = memory.find(address)

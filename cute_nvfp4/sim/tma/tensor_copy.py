@@ -143,7 +143,7 @@ class TensorLoad(TensorCopy):
         raw = out.view(np.uint8).reshape(len(chosen), count, CHUNK)
         for j, start in enumerate(first.tolist()) if len(w.tail) else ():
             for at, chunk in zip(w.tail.tolist(), w.tail_chunks.tolist()):
-                here = memory.read_bytes(held, (start + chunk) * CHUNK, w.tail_bytes, say, j)
+                here = memory.bytes_at(held, (start + chunk) * CHUNK, w.tail_bytes, say, j)
                 raw[j, at, : w.tail_bytes] = self._rounded(here.copy())
         return out
 
@@ -160,7 +160,7 @@ class TensorLoad(TensorCopy):
             out[full] = self._rounded(memory.gather(self.wave.run.memory, chunks[None, full], say)[0])
         raw = out.view(np.uint8).reshape(-1, CHUNK)
         for j in part.tolist():
-            data = memory.read_bytes(self.wave.run.memory, int(chunks[j]) * CHUNK, int(valid[j]), say)
+            data = memory.bytes_at(self.wave.run.memory, int(chunks[j]) * CHUNK, int(valid[j]), say)
             raw[j, : valid[j]] = self._rounded(data.copy())
         return tile.unpacked(out, self.map) if self.map.padded else out
 
