@@ -90,10 +90,7 @@ class BlockScaledTensor:
     @property
     def data_alignment(self) -> int:
         """Largest power of two, up to 128 bytes, that divides the address of every row."""
-        bits = self.data.data_ptr() | 128
-        for size, stride in zip(self.data.shape[:-1], self.data.stride()):
-            bits |= stride if size > 1 else 0
-        return bits & -bits
+        return row_alignment(self.data, 128)
 
     def rowmajor_scale(self) -> torch.Tensor:
         """Scales as (L, MN, K/block), whatever their layout: a view if they are row-major, else a copy."""
@@ -142,6 +139,14 @@ class BlockScaledTensor:
             f"{self.data.dtype}, {self.scale_layout} {self.scale.dtype}, global_scale={self.global_scale is not None}, "
             f"{self.device})"
         )
+
+
+def row_alignment(x: torch.Tensor, most: int) -> int:
+    """Largest power of two, up to ``most`` bytes, that divides the address of every row of ``x``."""
+    bits = x.data_ptr() | most
+    for size, stride in zip(x.shape[:-1], x.stride()):
+        bits |= stride * x.element_size() if size > 1 else 0
+    return bits & -bits
 
 
 def check_pair(a: BlockScaledTensor, b: BlockScaledTensor) -> None:

@@ -78,7 +78,6 @@ def _run(evaluation: Evaluation) -> RunResult:
 
     from ..harness.schema import spec
 
-    console = stderr()
     columns = (
         SpinnerColumn(),
         TextColumn("{task.description}"),
@@ -86,7 +85,7 @@ def _run(evaluation: Evaluation) -> RunResult:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
     )
-    with Progress(*columns, console=console, transient=True) as progress:
+    with Progress(*columns, console=stderr(), transient=True) as progress:
         line = progress.add_task("starting the submission", total=len(evaluation.numbered))
 
         def show(result, state: str) -> None:

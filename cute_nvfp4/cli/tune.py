@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -160,23 +162,17 @@ def _note(runs: int) -> str:
     return f"{_TIMES}, {runs} calls, {day}, torch {torch.__version__}"
 
 
-def _progress(what: str):
-    """A context that gives a function to report progress to: a line on standard error."""
-    import contextlib
-
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[Callable[[str, int, int], None]]:
+    """Gives a function to report progress to: a line on standard error."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-
-    @contextlib.contextmanager
-    def shown():
-        with Progress(*columns, console=stderr(), transient=True) as progress:
-            line = progress.add_task(what)
-            yield lambda doing, done, total: progress.update(
-                line, description=f"{what}: {doing}", completed=done, total=total
-            )
-
-    return shown()
+    with Progress(*columns, console=stderr(), transient=True) as progress:
+        line = progress.add_task(what)
+        yield lambda doing, done, total: progress.update(
+            line, description=f"{what}: {doing}", completed=done, total=total
+        )
 
 
 def _show(record: dict) -> None:

@@ -12,7 +12,7 @@ from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4
 from ..kernels.gemv.arguments import GemvArguments, Strides
 from ..kernels.gemv.config import GemvConfig
-from ..operand import BlockScaledTensor
+from ..operand import BlockScaledTensor, row_alignment
 from ..planning.gemv import GemvPlan, GemvProblem, choose, fitted
 from ..reference import gemv_reference
 from ..runtime.backend import Backend, resolve, sm_count
@@ -110,13 +110,6 @@ def compile_gemv(
     return KERNEL.compile(config), config
 
 
-def _word_aligned(operand: BlockScaledTensor) -> bool:
-    """Whether four row-major scales can be read at once: address and strides are multiples of four."""
-    scale = operand.scale
-    strides = [stride for size, stride in zip(scale.shape[:-1], scale.stride()) if size > 1]
-    return not any(x % 4 for x in (scale.data_ptr(), *strides))
-
-
 def _problem(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor) -> GemvProblem:
     return GemvProblem(
         a.rows,
@@ -125,7 +118,8 @@ def _problem(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor) -> G
         min(a.data_alignment, 32),
         a.scale_layout,
         b.scale_layout,
-        a.scale_layout == "blocked" or _word_aligned(a),
+        # whether four row-major scales can be read at once
+        a.scale_layout == "blocked" or row_alignment(a.scale, 4) == 4,
         a.global_scale is not None,
         b.global_scale is not None,
         DTYPE_NAMES[out.dtype],

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from ..errors import OperandError
 from ..formats import as_bytes
 from ..kernels.gemm.arguments import Operand
-from ..operand import BlockScaledTensor
+from ..operand import BlockScaledTensor, row_alignment
 from ..scale_layout import blocked_bytes
 
 K_MULTIPLE = 32
@@ -31,8 +31,7 @@ def check_operands(operands: Mapping[str, BlockScaledTensor], backend: str) -> N
             raise OperandError.of(
                 f"K of {name}", got=operand.k, expected=f"a multiple of {K_MULTIPLE}", hint="Pad K with zeros."
             )
-        strides = [s for size, s in zip(operand.data.shape[:-1], operand.data.stride()) if size > 1]
-        if operand.data.data_ptr() % 16 or any(s % 16 for s in strides):
+        if row_alignment(operand.data, 16) < 16:
             raise OperandError.of(
                 f"alignment of {name}",
                 got=f"address {operand.data.data_ptr():#x}, strides {operand.data.stride()}",

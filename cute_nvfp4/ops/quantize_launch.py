@@ -11,7 +11,7 @@ import torch
 from ..formats import Format
 from ..kernels.quantize.arguments import AmaxArguments, Powers, QuantizeArguments, Seed, Strides
 from ..kernels.quantize.config import ITEM_BYTES, QuantizeConfig
-from ..operand import BlockScaledTensor
+from ..operand import BlockScaledTensor, row_alignment
 from ..planning.quantize import AmaxPlan, QuantizeProblem, choose
 from ..quantization.rules import Rule
 from ..runtime.backend import sm_count
@@ -50,7 +50,7 @@ def launch_quantize(
         k=k,
         batch=batch,
         dtype=DTYPE_NAMES[x.dtype],
-        alignment=_alignment(in_memory),
+        alignment=row_alignment(in_memory, 32),
         scale_layout=request.scale_layout,
         global_scale="none" if given is None else "given" if computed is None else "amax",
         stochastic=seed is not None,
@@ -136,20 +136,9 @@ def lies_transposed(x: torch.Tensor, tile: bool, choice: str) -> bool:
 
 def _readable(x: torch.Tensor) -> torch.Tensor:
     """``x`` if the kernel can read it, else a copy: K contiguous, and rows that start at multiples of four bytes."""
-    size = x.element_size()
-    strides = [stride * size for length, stride in zip(x.shape[:-1], x.stride()) if length > 1]
-    plain = x.stride(-1) == 1 or x.shape[-1] == 1
-    if plain and not any(place % 4 for place in (x.data_ptr(), *strides)):
+    if (x.stride(-1) == 1 or x.shape[-1] == 1) and row_alignment(x, 4) == 4:
         return x
     return x.clone(memory_format=torch.contiguous_format)
-
-
-def _alignment(x: torch.Tensor) -> int:
-    """Largest power of two, up to 32 bytes, that divides the address of every row."""
-    bits = x.data_ptr() | 32
-    for length, stride in zip(x.shape[:-1], x.stride()):
-        bits |= stride * x.element_size() if length > 1 else 0
-    return bits & -bits
 
 
 def compile_quantize(

@@ -68,9 +68,7 @@ def uniform(seed: int, index: torch.Tensor, stream: int = 0) -> torch.Tensor:
 
 def resolve_seed(generator: int | torch.Generator | None) -> int:
     """A seed in [0, 2**63): the number given, or one drawn from a torch generator (None: torch's default one)."""
-    if isinstance(generator, bool):
-        raise OperandTypeError.of("generator", got="bool", expected="an int, a torch.Generator or None")
-    if isinstance(generator, int):
+    if isinstance(generator, int) and not isinstance(generator, bool):
         if not 0 <= generator < 2**63:
             raise OperandError.of("seed", got=generator, expected="0 <= seed < 2**63")
         return generator

@@ -76,87 +76,46 @@ def group_alpha(alpha: Float32, factors: tuple[GroupFactor, ...], group: Int32) 
     return alpha
 
 
-# ---- products to one value -----------------------------------------------------------------------------------------
+@cute.jit
+def add_bias_along_m(bias: Bias, result: cute.Tensor, at: Position, out: OutputMatrix):
+    """Adds one number for each row of the output."""
+    first = bias.pointer + Int64(at.batch) * bias.batch_stride
+    number = Float32(0.0)
+    if at.row < out.m:
+        number = device_scalar(first + at.row).to(Float32)
+    for i in cutlass.range_constexpr(cute.size(result)):
+        result[i] = result[i] + number
 
 
-def scale(values: list[cute.Tensor], alphas: list[Float32], result: cute.Tensor) -> None:
-    """alpha · sum of the one product."""
-    result.store(values[0].load() * alphas[0])
-
-
-@dataclass(frozen=True)
-class Gated:
-    """gate(x) · y of two products x and y."""
-
-    gate: str
-
-    def __call__(self, values: list[cute.Tensor], alphas: list[Float32], result: cute.Tensor) -> None:
-        for i in range(cute.size(result)):
-            result[i] = GATES[self.gate](values[0][i] * alphas[0]) * (values[1][i] * alphas[1])
-
-
-# ---- bias ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class NoBias:
-    def add(self, result: cute.Tensor, at: Position, out: OutputMatrix) -> None:
-        pass
-
-
-@dataclass(frozen=True)
-class BiasAlongM:
-    """One number for each row of the output."""
-
-    bias: Bias
-
-    @cute.jit
-    def add(self, result: cute.Tensor, at: Position, out: OutputMatrix):
-        first = self.bias.pointer + Int64(at.batch) * self.bias.batch_stride
-        number = Float32(0.0)
-        if at.row < out.m:
-            number = device_scalar(first + at.row).to(Float32)
-        for i in cutlass.range_constexpr(cute.size(result)):
-            result[i] = result[i] + number
-
-
-@dataclass(frozen=True)
-class BiasAlongN:
-    """One number for each column of the output."""
-
-    bias: Bias
-
-    @cute.jit
-    def add(self, result: cute.Tensor, at: Position, out: OutputMatrix):
-        first = self.bias.pointer + Int64(at.batch) * self.bias.batch_stride
-        # a lane reads one column's number, and every lane gets it from there
-        lane = cute.arch.lane_idx()
-        own = Float32(0.0)
-        if (lane < cute.size(result)) & (at.column + lane < out.n):
-            own = device_scalar(first + (at.column + lane)).to(Float32)
-        for i in cutlass.range_constexpr(cute.size(result)):
-            result[i] = result[i] + cute.arch.shuffle_sync(own, i)
-
-
-BIASES = {"m": BiasAlongM, "n": BiasAlongN}
+@cute.jit
+def add_bias_along_n(bias: Bias, result: cute.Tensor, at: Position, out: OutputMatrix):
+    """Adds one number for each column of the output."""
+    first = bias.pointer + Int64(at.batch) * bias.batch_stride
+    # a lane reads one column's number, and every lane gets it from there
+    lane = cute.arch.lane_idx()
+    own = Float32(0.0)
+    if (lane < cute.size(result)) & (at.column + lane < out.n):
+        own = device_scalar(first + (at.column + lane)).to(Float32)
+    for i in cutlass.range_constexpr(cute.size(result)):
+        result[i] = result[i] + cute.arch.shuffle_sync(own, i)
 
 
 @dataclass(frozen=True)
 class EpilogueFunction:
-    """``combine`` makes one value of the sums of every product, ``bias`` adds to it."""
+    """Makes one value of the sums of every product, alpha · x or gate(alpha · x) · (alpha · y), and adds the bias."""
 
-    combine: Any
-    bias: NoBias | BiasAlongM | BiasAlongN
+    config: GemmConfig
+    bias: Bias | None = None
 
     def __call__(self, values: list[cute.Tensor], result: Result, at: Position) -> cute.Tensor:
         """The output values of an epilogue tile, in fp32 registers."""
-        outputs = cute.make_rmem_tensor(values[0].layout, Float32)
-        self.combine(values, result.alphas, outputs)
-        self.bias.add(outputs, at, result.out)
+        outputs, alphas = cute.make_rmem_tensor(values[0].layout, Float32), result.alphas
+        if self.config.products == 1:
+            outputs.store(values[0].load() * alphas[0])
+        else:
+            for i in range(cute.size(outputs)):
+                outputs[i] = GATES[self.config.gate](values[0][i] * alphas[0]) * (values[1][i] * alphas[1])
+        if self.config.bias:
+            add_bias = add_bias_along_m if self.config.bias == "m" else add_bias_along_n
+            add_bias(self.bias, outputs, at, result.out)
         return outputs
-
-
-def make_epilogue_function(config: GemmConfig, bias: Bias | None = None) -> EpilogueFunction:
-    return EpilogueFunction(
-        Gated(config.gate) if config.products == 2 else scale, BIASES[config.bias](bias) if config.bias else NoBias()
-    )

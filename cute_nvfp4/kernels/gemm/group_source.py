@@ -13,16 +13,16 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from ...scale_layout import ATOM_ROWS
 from ..arith import ceil_div
-from .arguments import MAP_BYTES, GroupedArguments, GroupFactor
-from .epilogue import OUT_TYPES, EpilogueFunction, OutputMatrix, Result, group_alpha, make_epilogue_function
+from .arguments import MAP_BYTES, GroupedArguments
+from .epilogue import OUT_TYPES, EpilogueFunction, OutputMatrix, Result, group_alpha
 from .grouped_config import MAPS, WINDOW, GroupedConfig
 from .grouped_scheduler import GroupedScheduler, GroupSizes, Table, tiles_of
-from .operand_source import OperandMaps, Origin, Origins, address_of_map, map_pointer
+from .operand_source import OperandMaps, Origin, address_of_map, map_pointer
 from .tile_scheduler import cta_place
 
 LAST = WINDOW - 1
@@ -77,19 +77,6 @@ def enter(table: Table, group: Int32, values: dict[str, Any], m: Int32, n: Int32
 
 
 @dataclass(frozen=True)
-class GroupResults:
-    """The output and the factor of each group."""
-
-    source: GroupSource
-    alpha: Float32
-    factors: tuple[GroupFactor, ...]
-
-    def of(self, group: Int32) -> Result:
-        out = self.source.output(group)
-        return Result(out, [group_alpha(self.alpha, self.factors, group)])
-
-
-@dataclass(frozen=True)
 class GroupSource:
     """What the sources have in common. m, n: sizes of the one problem that ``ContiguousRows`` deals from."""
 
@@ -123,16 +110,20 @@ class GroupSource:
         pointer = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=align)
         return OutputMatrix(pointer, sizes.m, sizes.n, stride, Int64(0))
 
-    def origins(self, group: Int32) -> Origins:
+    def origins(self, group: Int32) -> tuple[Origin, Origin]:
         maps = self.maps(group)
         a, sfa, b, sfb = (map_pointer(address) for address in maps)
-        return Origins(Origin(Int32(0), data_map=a, scale_map=sfa), Origin(Int32(0), data_map=b, scale_map=sfb))
+        return Origin(Int32(0), data_map=a, scale_map=sfa), Origin(Int32(0), data_map=b, scale_map=sfb)
 
     def epilogue_function(self) -> EpilogueFunction:
-        return make_epilogue_function(self.config)
+        return EpilogueFunction(self.config)
 
-    def results(self) -> GroupResults:
-        return GroupResults(self, self.arguments.alpha, self.arguments.factors)
+    def results(self) -> GroupSource:
+        return self
+
+    def of(self, group: Int32) -> Result:
+        """The output and the factor of a group."""
+        return Result(self.output(group), [group_alpha(self.arguments.alpha, self.arguments.factors, group)])
 
     def scheduler(self) -> GroupedScheduler:
         """Once the table is written."""
@@ -273,10 +264,10 @@ class ContiguousRows(GroupSource):
         pointer = out.pointer + Int64(self.table.read("row", group)) * out.stride
         return OutputMatrix(pointer, sizes.m, sizes.n, out.stride, Int64(0))
 
-    def origins(self, group: Int32) -> Origins:
+    def origins(self, group: Int32) -> tuple[Origin, Origin]:
         dealt = Origin(Int32(0), row=self.table.read("row", group), atom=self.table.read("atom", group))
         stacked = Origin(group)
-        return Origins(dealt, stacked) if self.config.ragged == "a" else Origins(stacked, dealt)
+        return (dealt, stacked) if self.config.ragged == "a" else (stacked, dealt)
 
 
 def make_group_source(

@@ -25,11 +25,6 @@ class Origin(NamedTuple):
     scale_map: cute.Pointer | None = None
 
 
-class Origins(NamedTuple):
-    a: Origin
-    b: Origin
-
-
 class OperandMaps(NamedTuple):
     """The tensor maps of A, B and the scales of both: as addresses, or as the copies that hold them."""
 

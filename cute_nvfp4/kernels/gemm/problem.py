@@ -13,10 +13,10 @@ from cutlass import Int32
 
 from .arguments import GemmArguments, PartialSums
 from .config import GemmConfig
-from .epilogue import EpilogueFunction, OneResult, OutputMatrix, Result, make_epilogue_function, scaled_alphas
+from .epilogue import EpilogueFunction, OneResult, OutputMatrix, Result, scaled_alphas
 from .group_source import GroupSource
 from .grouped_scheduler import GroupedScheduler
-from .operand_source import Origin, Origins
+from .operand_source import Origin
 from .tile_scheduler import StaticScheduler, make_scheduler
 
 
@@ -40,8 +40,9 @@ class OneProblem:
     def acquire(self, batch: Int32, cursor: Int32, workers: Int32) -> None:
         """Before the first load of a work tile."""
 
-    def origins(self, batch: Int32) -> Origins:
-        return Origins(Origin(batch), Origin(batch))
+    def origins(self, batch: Int32) -> tuple[Origin, Origin]:
+        """Of A and of B."""
+        return Origin(batch), Origin(batch)
 
     def scheduler(self) -> StaticScheduler:
         return make_scheduler(self.config, self.m, self.n, self.arguments.k, self.arguments.batch)
@@ -53,7 +54,7 @@ class OneProblem:
         return OneResult(Result(matrix, scaled_alphas(self.arguments.alpha, self.arguments.factors)))
 
     def epilogue_function(self) -> EpilogueFunction:
-        return make_epilogue_function(self.config, self.arguments.bias)
+        return EpilogueFunction(self.config, self.arguments.bias)
 
 
 Problem = OneProblem | GroupSource

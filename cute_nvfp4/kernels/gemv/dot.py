@@ -50,12 +50,6 @@ LANE_BLOCKS = SLICE_BLOCKS // QUAD
 _MAGIC = 0x4B400000
 
 
-class FmaLane(NamedTuple):
-    """What a lane needs of shared memory: the address of its b in slice 0."""
-
-    address: Int32
-
-
 class FmaDot:
     """f16x2 FMAs. A cell of sixteen bytes of shared memory has eight elements of b in f16."""
 
@@ -81,13 +75,13 @@ class FmaDot:
         for i in range(2):
             store_shared(address + self.cell(i, 0), e2m1x8_to_f16x2(words[i], self.arch))
 
-    def lane_state(self, base: Int32, constants: Int32, lane: Int32) -> FmaLane:
-        """What :meth:`block_sums` needs of the lane."""
-        return FmaLane(base + self.cell(0, mod(lane, QUAD)))
+    def lane_state(self, base: Int32, constants: Int32, lane: Int32) -> Int32:
+        """What :meth:`block_sums` needs of the lane: the address of its b in slice 0."""
+        return base + self.cell(0, mod(lane, QUAD))
 
-    def block_sums(self, rows: list[list[Uint32]], state: FmaLane, slice_index: Int32) -> list[list]:
+    def block_sums(self, rows: list[list[Uint32]], state: Int32, slice_index: Int32) -> list[list]:
         """Sums of the four blocks of each of the two rows, fp32."""
-        address = state.address + slice_index * self.slice_bytes
+        address = state + slice_index * self.slice_bytes
         sums: list[list] = [[], []]
         for block in range(LANE_BLOCKS):
             b = []

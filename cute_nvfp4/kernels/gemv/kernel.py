@@ -58,10 +58,8 @@ from .operands import (
     vector_b,
 )
 from .register_loader import RegisterLoader, RegisterStages
-from .ring_loader import RingLoader, RingStages, synchronize
+from .ring_loader import RingLoader, RingStages
 from .scales import SCALE_SHIFT, load_b_block, scale_products, shifted_scale
-
-OUT_TYPES = {"float16": cutlass.Float16, "bfloat16": cutlass.BFloat16, "float32": cutlass.Float32}
 
 
 class TileShare(NamedTuple):
@@ -224,7 +222,8 @@ class Gemv:
                 if first + i < total:
                     if cutlass.const_expr(cfg.shared_stages):
                         wait_group(cfg.stages - 2)
-                        synchronize()
+                        # what one lane copied and waited for becomes visible to the others of the warp
+                        cute.arch.sync_warp()
                     fragment = self.loader.take(work.stages, stage if cfg.shared_stages else i)
                     if cutlass.const_expr(cfg.shared_stages):
                         if first + ahead < total:
@@ -346,4 +345,4 @@ class Gemv:
             total = sum_lanes(total, QUAD)
             row = tile_row(tiles.first + tile_of_cta, quad, row_of_lane)
             if row < arguments.m and mod(output, QUAD) == 0:
-                out[row] = (total * factor).to(OUT_TYPES[cfg.out])
+                out[row] = (total * factor).to(arguments.c.dtype)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import cutlass
-import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
@@ -117,11 +116,6 @@ class RingLoader:
                 words += load_shared(stages.segment(base, row, mod(lane, QUAD) * 2 + i), SEGMENT_BYTES)
             rows.append(words)
         return Fragment(rows, load_shared(stages.scales(base), 8))
-
-
-def synchronize() -> None:
-    """What one lane copied and waited for becomes visible to the others of the warp."""
-    cute.arch.sync_warp()
 
 
 def _later_row(copy: int) -> Any:

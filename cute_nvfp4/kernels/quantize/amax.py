@@ -59,7 +59,7 @@ class Amax:
         # (WARPS)
         found = SmemAllocator().allocate_tensor(Uint32, cute.make_layout(cfg.warps), byte_alignment=16)
         start = arguments.x.toint() + Int64(batch) * strides.batch
-        kind = cfg.after_rotation if cfg.hadamard else cfg
+        kind = cfg.after_rotation
         largest = Uint32(0)
         count = arguments.rows * arguments.chunks
         for number in cutlass.range(cta * cfg.warps + warp, count, ctas * cfg.warps, unroll=1):

@@ -132,5 +132,5 @@ class QuantizeConfig:
 
     @property
     def after_rotation(self) -> QuantizeConfig:
-        """The same for blocks that have been rotated, which are fp32."""
-        return replace(self, dtype="float32", hadamard=0)
+        """The same for blocks that have been rotated, which are fp32, or need not be."""
+        return replace(self, dtype="float32", hadamard=0) if self.hadamard else self

@@ -38,14 +38,12 @@ def atom_row(row: Int32) -> tuple[Int32, Int32]:
 class Matrices(NamedTuple):
     """One matrix of the batch, by rows and blocks of 16 (MX 32) elements; every tensor is one of bytes.
 
-    mX: (ROWS, COLUMNS), the first byte of a block; of transposed reads (ROWS, K), that of an element. mData: (ROWS,
-    BYTES). mScale: (ROWS, COLUMNS), or the first atom of the blocked
-    layout, ((32, 4), 4). rows, columns: those that exist.
+    rows, columns: those that exist.
     """
 
-    mX: cute.Tensor
-    mData: cute.Tensor
-    mScale: cute.Tensor
+    mX: cute.Tensor  # (ROWS, COLUMNS), the first byte of a block; of transposed reads (ROWS, K), that of an element
+    mData: cute.Tensor  # (ROWS, BYTES)
+    mScale: cute.Tensor  # (ROWS, COLUMNS), or the first atom of the blocked layout, ((32, 4), 4)
     rows: Int32
     columns: Int32
 
@@ -91,8 +89,8 @@ class QuantizeKernel:
 
     def matrices(self, arguments: QuantizeArguments, batch: Int32) -> Matrices:
         """The tensors of matrix ``batch``."""
-        cfg = self.config
-        rows, columns = arguments.rows, arguments.columns
+        cfg, rows, columns = self.config, arguments.rows, arguments.columns
+        x, data, scale = arguments.x_strides, arguments.data_strides, arguments.scale_strides
 
         def tensor(pointer: cute.Pointer, strides: Strides, layout: cute.Layout) -> cute.Tensor:
             return cute.make_tensor(pointer + Int64(batch) * strides.batch, layout)
@@ -100,18 +98,10 @@ class QuantizeKernel:
         def layout(row: Any, column: Any) -> cute.Layout:
             return cute.make_layout((rows, columns), stride=(row, column))
 
-        x_row = arguments.x_strides.row
-        mX = tensor(
-            arguments.x,
-            arguments.x_strides,
-            layout(cfg.item_bytes, x_row) if cfg.transposed else layout(x_row, cfg.block_bytes),
-        )
-        mData = tensor(arguments.data, arguments.data_strides, layout(arguments.data_strides.row, 1))
-        if cfg.layout == "blocked":
-            scales = cute_atom()
-        else:
-            scales = layout(arguments.scale_strides.row, 1)
-        mScale = tensor(arguments.scale, arguments.scale_strides, scales)
+        x_layout = layout(cfg.item_bytes, x.row) if cfg.transposed else layout(x.row, cfg.block_bytes)
+        mX = tensor(arguments.x, x, x_layout)
+        mData = tensor(arguments.data, data, layout(data.row, 1))
+        mScale = tensor(arguments.scale, scale, cute_atom() if cfg.layout == "blocked" else layout(scale.row, 1))
         return Matrices(mX, mData, mScale, rows, columns)
 
     def context(self, arguments: QuantizeArguments, smem: SmemAllocator, thread: Int32, cta: Int32) -> BlockContext:

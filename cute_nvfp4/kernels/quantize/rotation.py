@@ -12,13 +12,15 @@ from .block.definition import to_f32
 from .config import QuantizeConfig
 
 
-def rotated_words(config: QuantizeConfig, words: Sequence[Uint32], signs: Uint32) -> list[Uint32]:
-    """The bits in fp32 of the elements in ``words``, each ``config.hadamard`` of them rotated.
+def rotated_words(config: QuantizeConfig, words: Sequence[Uint32], signs: Uint32 | None) -> Sequence[Uint32]:
+    """The bits in fp32 of the elements in ``words``, each ``config.hadamard`` of them rotated; ``words`` for 0.
 
     signs: bit i is set where element i of a rotation is multiplied by −1. In order: signs, additions at distance 1, 2,
     4, …, one product. The result has the dtype of ``config.after_rotation``.
     """
     size = config.hadamard
+    if not size:
+        return words
     x = to_f32(config, _with_signs(config, words, signs))
     result = []
     for first in range(0, len(x), size):

@@ -123,21 +123,16 @@ class QuantizeTile(QuantizeKernel):
     def row(self, tile: SquareTile, i: Any, context: BlockContext) -> list[Uint32]:
         """The words of row ``i`` of a square tile, rotated if so configured; zeros if it does not exist."""
         words = self.load(tile.start + Int64(i) * tile.stride, i < tile.height)
-        return rotated_words(self.config, words, context.signs) if self.config.hadamard else words
+        return rotated_words(self.config, words, context.signs)
 
     def rows(self, tile: SquareTile, first: Int32, count: int, context: BlockContext) -> list[Uint32]:
         """The words of ``count`` rows."""
         return [word for step in range(count) for word in self.row(tile, first + step, context)]
 
     @property
-    def row_config(self) -> QuantizeConfig:
-        """The configuration of a row of a square tile."""
-        return self.config.after_rotation if self.config.hadamard else self.config
-
-    @property
     def fixed_scale(self) -> QuantizeConfig:
-        """The same for a scale that is decided."""
-        return replace(self.row_config, choice="")
+        """The configuration of a row, of which the scale is decided."""
+        return replace(self.config.after_rotation, choice="")
 
     @cute.jit
     def largest(self, tile: SquareTile, context: BlockContext):
@@ -147,7 +142,7 @@ class QuantizeTile(QuantizeKernel):
         largest = Float32(0.0)
         for i in cutlass.range(0, cfg.block, batch, unroll=1):
             words = self.rows(tile, i, batch, context)
-            largest = max_abs_f32(largest, largest_magnitude(self.row_config, words))
+            largest = max_abs_f32(largest, largest_magnitude(cfg.after_rotation, words))
         return largest
 
     @cute.jit
@@ -165,7 +160,7 @@ class QuantizeTile(QuantizeKernel):
             for i in cutlass.range(0, cfg.block, batch, unroll=1):
                 x = to_f32(self.fixed_scale, self.rows(tile, i, batch, context))
                 self.add_errors(sums, x, multipliers)
-            totals = [by_sums.total([sums[first + i] for i in range(by_sums.CHAINS)]) for first in (0, by_sums.CHAINS)]
+            totals = [ordered_sum([sums[first + i] for i in range(by_sums.CHAINS)]) for first in (0, by_sums.CHAINS)]
             less, decided = by_sums.compare(cfg, totals, values, wanted, factor, cfg.block * cfg.block)
             four = cutlass.select_(less, Int32(1), Int32(0))
             # neither zeros nor what is not finite need a second try
@@ -235,7 +230,7 @@ class QuantizeTile(QuantizeKernel):
     ) -> tuple[Uint32, tuple[Uint32, ...]]:
         """(scale code, words of codes) of a row of a square tile."""
         if best is None:
-            return encode_block(self.row_config, words, largest, context, index)
+            return encode_block(self.config.after_rotation, words, largest, context, index)
         kind = self.fixed_scale
         valid = (largest < Float32(_INFINITY)) & (context.factor.valid != 0)
         draw = Draw(context.seed, index, best.candidate)

@@ -160,9 +160,8 @@ class QuantizeTransposed(QuantizeKernel):
         """(scale code, words of codes) of each of a lane's blocks; index: of the first element, pitch: to the next
         row's."""
         cfg = self.config
-        kind = cfg.after_rotation if cfg.hadamard else cfg
-        if cfg.hadamard:
-            blocks = [rotated_words(cfg, words, context.signs) for words in blocks]
+        kind = cfg.after_rotation
+        blocks = [rotated_words(cfg, words, context.signs) for words in blocks]
         largest = [largest_magnitude(kind, words) for words in blocks]
         if cfg.tile:
             largest = [self.largest_of_tile(largest)] * len(blocks)

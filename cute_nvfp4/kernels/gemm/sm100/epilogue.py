@@ -17,38 +17,16 @@ from cutlass.cute.nvgpu import tcgen05 as cute_tcgen05
 
 from ....ptx import mbarrier, tcgen05
 from ..arguments import PartialSums
-from ..barriers import Barriers, Ring
+from ..barriers import Barriers
 from ..config import CTA_ROWS, GemmConfig
 from ..epilogue import EpilogueFunction, OneResult, Position, Result
-from ..group_source import GroupResults
+from ..group_source import GroupSource
 from ..problem import Scheduler
 from ..tile_scheduler import CtaPlace, WorkTile
 from .memory_plan import OUT_STAGES, TensorPlan
 from .operands import accumulator_layout, make_mma
 from .output import Store
 from .reduction import ClusterExchange, WorkspaceExchange
-
-
-@dataclass(frozen=True)
-class AccumulatorLoad:
-    """tcgen05.ld of an epilogue tile of this thread's row."""
-
-    copy: cute.TiledCopy
-    source: cute.Tensor  # (LD, LD_M, LD_N), at column 0 of the first accumulator
-    shape: Any  # of the registers
-
-
-def accumulator_load(config: GemmConfig, tensor_base: Int32, thread: Int32) -> AccumulatorLoad:
-    base = cute.make_ptr(Float32, tensor_base, cute.AddressSpace.tmem, assumed_align=16)
-    tCtAcc = cute.make_tensor(base, accumulator_layout(config, make_mma(config)))  # (MMA, MMA_M, MMA_N, PRODUCT, STAGE)
-    epi_tile = (CTA_ROWS, config.epi_tile_n)
-    tiles = cute.flat_divide(tCtAcc[((None, None), 0, 0, 0, 0)], epi_tile)  # (EPI_TILE_M, EPI_TILE_N, 1, REST_N)
-    repeat = cute_tcgen05.Repetition(config.epi_tile_n)
-    atom = cute.make_copy_atom(cute_tcgen05.Ld32x32bOp(repeat, cute_tcgen05.Pack.NONE), Float32)
-    copy = cute_tcgen05.make_tmem_copy(atom, tiles[None, None, 0, 0])
-    part = copy.get_slice(thread)
-    registers = part.partition_D(cute.make_identity_tensor(epi_tile))  # (LD, LD_M, LD_N)
-    return AccumulatorLoad(copy, part.partition_S(tiles[None, None, 0, 0]), registers.shape)
 
 
 @dataclass(frozen=True)
@@ -71,12 +49,22 @@ class Epilogue:
 
     def read(self, acc: Int32, column: Any) -> None:
         """The epilogue tile from ``column`` on of accumulator ``acc`` of every product, to registers; waits for it."""
-        config = self.config
-        load = accumulator_load(config, self.tensor_base, self.thread)
+        config, epi_tile = self.config, (CTA_ROWS, self.config.epi_tile_n)
+        base = cute.make_ptr(Float32, self.tensor_base, cute.AddressSpace.tmem, assumed_align=16)
+        tCtAcc = cute.make_tensor(
+            base, accumulator_layout(config, make_mma(config))
+        )  # (MMA, MMA_M, MMA_N, PRODUCT, STAGE)
+        tiles = cute.flat_divide(tCtAcc[((None, None), 0, 0, 0, 0)], epi_tile)  # (EPI_TILE_M, EPI_TILE_N, 1, REST_N)
+        repeat = cute_tcgen05.Repetition(config.epi_tile_n)
+        atom = cute.make_copy_atom(cute_tcgen05.Ld32x32bOp(repeat, cute_tcgen05.Pack.NONE), Float32)
+        copy = cute_tcgen05.make_tmem_copy(atom, tiles[None, None, 0, 0])
+        part = copy.get_slice(self.thread)
+        registers = cute.make_layout(part.partition_D(cute.make_identity_tensor(epi_tile)).shape)  # (LD, LD_M, LD_N)
+        first = part.partition_S(tiles[None, None, 0, 0])  # (LD, LD_M, LD_N), at column 0 of the first accumulator
         for p in range(config.products):
             start = acc * TensorPlan(config).acc + p * config.tile_n + column
-            source = cute.make_tensor(load.source.iterator + start, load.source.layout)
-            cute.copy(load.copy, source, cute.make_tensor(self.values[p].iterator, cute.make_layout(load.shape)))
+            source = cute.make_tensor(first.iterator + start, first.layout)
+            cute.copy(copy, source, cute.make_tensor(self.values[p].iterator, registers))
         cute.arch.fence_view_async_tmem_load()
 
     def write(self, result: Result, at: Position, column: Any, number: int) -> None:
@@ -104,9 +92,6 @@ class Epilogue:
 class WholeTile:
     """All sums of a work tile are here; its accumulator is free once the last epilogue tile is in registers."""
 
-    def announce(self) -> None:
-        """Before the wait for the accumulator."""
-
     def store(self, e: Epilogue, result: Result, at: Position, acc: Int32, phase: Int32, cursor: Int32, tile: WorkTile):
         for number, column in enumerate(e.columns()):
             e.read(acc, Int32(column))
@@ -116,54 +101,44 @@ class WholeTile:
 
 
 @dataclass(frozen=True)
-class SplitK:
+class SplitK(ClusterExchange):
     """Every CTA along K stores a slice of the columns: it sends the others theirs of its sums, and gets theirs."""
 
-    exchange: ClusterExchange
-
-    def announce(self) -> None:
-        self.exchange.announce()
-
     def store(self, e: Epilogue, result: Result, at: Position, acc: Int32, phase: Int32, cursor: Int32, tile: WorkTile):
-        config, exchange = e.config, self.exchange
-        mbarrier.wait(exchange.ring.empty(), phase ^ 1, cluster=True)
-        for distance in range(1, config.split_k):
-            part = exchange.part_after(distance)
+        slice_n = e.config.slice_n
+        mbarrier.wait(self.ring.empty(), phase ^ 1, cluster=True)
+        for distance in range(1, e.config.split_k):
+            part = self.part_after(distance)
             for column in e.columns():
-                e.read(acc, part * config.slice_n + column)
-                exchange.send(distance, column, e.values)
-        mbarrier.wait(exchange.ring.full(), phase, cluster=True)
-        own = exchange.place.part * config.slice_n
+                e.read(acc, part * slice_n + column)
+                self.send(distance, column, e.values)
+        mbarrier.wait(self.ring.full(), phase, cluster=True)
+        own = self.place.part * slice_n
         for number, column in enumerate(e.columns()):
             e.read(acc, own + column)
-            exchange.add_received(column, e.values)
+            self.add_received(column, e.values)
             e.write(result, at, own + column, number)
         e.release(acc)
-        exchange.give_back()
+        self.give_back()
 
 
 @dataclass(frozen=True)
-class StreamK:
+class StreamK(WorkspaceExchange):
     """A share that does not begin its work tile goes to the workspace; one that does is finished here."""
-
-    exchange: WorkspaceExchange
-
-    def announce(self) -> None:
-        """Nothing comes by asynchronous copies."""
 
     @cute.jit
     def store(self, e: Epilogue, result: Result, at: Position, acc: Int32, phase: Int32, cursor: Int32, tile: WorkTile):
         if tile.k_first > 0:
             for column in cutlass.range_constexpr(0, e.config.tile_n, e.config.epi_tile_n):
                 e.read(acc, Int32(column))
-                self.exchange.write(column, e.values)
-            self.exchange.raise_flag()
+                self.write(column, e.values)
+            self.raise_flag()
         else:
-            others = self.exchange.contributors(cursor, tile.k_count)
-            self.exchange.wait_for_flags(others)
+            others = self.contributors(cursor, tile.k_count)
+            self.wait_for_flags(others)
             for column in cutlass.range_constexpr(0, e.config.tile_n, e.config.epi_tile_n):
                 e.read(acc, Int32(column))
-                self.exchange.add(column, others, e.values)
+                self.add(column, others, e.values)
                 e.write(result, at, column, column // e.config.epi_tile_n)
         e.release(acc)
 
@@ -171,21 +146,14 @@ class StreamK:
 DividedK = WholeTile | SplitK | StreamK
 
 
-def divided_k(
-    config: GemmConfig,
-    ring: Ring | None,
-    received: Int32,
-    partials: PartialSums | None,
-    scheduler: Scheduler,
-    thread: Int32,
-    warp: Int32,
-) -> DividedK:
-    """How the sums of a work tile come together."""
+def divided_k(e: Epilogue, received: Int32, partials: PartialSums | None, scheduler: Scheduler) -> DividedK:
+    """How the sums of a work tile come together; ``received``: shared address of partial sums of other CTAs."""
+    config, own = e.config, (e.thread, e.warp)
     if config.split_k > 1:
-        return SplitK(ClusterExchange(config, ring, received, scheduler.place, thread, warp))
+        return SplitK(config, config.slice_n, *own, e.barriers.partials, received, scheduler.place)
     if partials is not None:
         addresses = partials.workspace.toint(), partials.flags.toint()
-        return StreamK(WorkspaceExchange(config, scheduler, *addresses, thread, warp))
+        return StreamK(config, config.tile_n, *own, scheduler, *addresses)
     return WholeTile()
 
 
@@ -194,7 +162,7 @@ def store_tiles(
     config: cutlass.Constexpr[GemmConfig],
     e: Epilogue,
     divided: DividedK,
-    results: OneResult | GroupResults,
+    results: OneResult | GroupSource,
     scheduler: Scheduler,
 ):
     """The loop of the epilogue warps."""
@@ -205,11 +173,13 @@ def store_tiles(
         tile = scheduler.tile(cursor, end)
         at = Position(tile.m * CTA_ROWS + e.thread, tile.n * config.tile_n, tile.batch)
         result = results.of(tile.batch)
-        divided.announce()
+        if cutlass.const_expr(config.split_k > 1):
+            divided.announce()
         mbarrier.wait(e.barriers.accumulators.full(acc), acc_phase)
         tcgen05.fence_after()
         divided.store(e, result, at, acc, partial_phase, cursor, tile)
         partial_phase = partial_phase ^ 1
         acc, acc_phase = e.barriers.accumulators.advance(acc, acc_phase)
         cursor = scheduler.after(cursor, tile)
-    e.store.finish(e.warp)
+    if cutlass.const_expr(config.store == "tma"):
+        e.store.finish(e.warp)

@@ -12,8 +12,6 @@ Three forms, which differ in where the tensor maps of a group are (``grouped_con
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
@@ -27,15 +25,8 @@ from ..group_source import ROW_WORDS, Word, make_group_source
 from ..grouped_config import MAPS, GroupedConfig
 from ..operand_source import OperandMaps, map_pointer
 from .kernel import run_roles
-from .operands import ELEMENT_TYPES, Loads, data_tensor, describe_a, describe_b, make_mma, scale_tensor
+from .operands import ELEMENT_TYPES, Loads, data_tensor, describe_operand, make_mma, scale_tensor
 from .warp_roles import ROLES, WARP
-
-
-class ScaleRows(NamedTuple):
-    """Rows of the scales of A and of B, where they are not those of the data."""
-
-    a: Int32 | None
-    b: Int32 | None
 
 
 def maps_of(loads: Loads) -> OperandMaps:
@@ -64,11 +55,10 @@ class GroupedGemm:
         mma = make_mma(cfg)
         groups, batch = arguments.groups, arguments.batch
         sets = groups if cfg.maps == "parameters" else (arguments,)
-        rows_a, rows_b = self.scale_rows(groups)
         loads = tuple(
             Loads(
-                (describe_a(cfg, mma, x.a._replace(scale_rows=rows_a), x.k, batch),),
-                (describe_b(cfg, mma, x.b._replace(scale_rows=rows_b), x.k, batch),),
+                (describe_operand(cfg, mma, 0, self.dealt("a", x.a, groups), x.k, batch),),
+                (describe_operand(cfg, mma, 1, self.dealt("b", x.b, groups), x.k, batch),),
             )
             for x in sets
         )
@@ -90,12 +80,9 @@ class GroupedGemm:
             use_pdl=cfg.maps == "workspace",
         )
 
-    def scale_rows(self, groups: tuple[Group, ...] | GroupTable | GroupOffsets) -> ScaleRows:
-        """Rows of the scales of A and of B, where they are not those of the data."""
-        if self.config.maps != "shared":
-            return ScaleRows(None, None)
-        rows = groups.atoms * ATOM_ROWS
-        return ScaleRows(rows, None) if self.config.ragged == "a" else ScaleRows(None, rows)
+    def dealt(self, side: str, operand: Operand, groups: tuple[Group, ...] | GroupTable | GroupOffsets) -> Operand:
+        """``operand`` with the rows of its scales, where it is the one whose rows are dealt to the groups."""
+        return operand._replace(scale_rows=groups.atoms * ATOM_ROWS) if self.config.ragged == side else operand
 
     @cute.kernel
     def kernel(self, loads: Loads, atoms: tuple[OperandMaps, ...], m: Int32, n: Int32, arguments: GroupedArguments):

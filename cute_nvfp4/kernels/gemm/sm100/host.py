@@ -18,7 +18,7 @@ from ..arguments import GemmArguments
 from ..config import GemmConfig
 from ..problem import OneProblem
 from .kernel import run_roles
-from .operands import Loads, TmaCopy, describe_a, describe_b, make_mma
+from .operands import Loads, TmaCopy, describe_operand, make_mma
 from .output import describe_store
 from .warp_roles import ROLES
 
@@ -37,8 +37,8 @@ class Gemm:
         out, k, batch = arguments.out, arguments.k, arguments.batch
         m, n = arguments.a[0].rows, arguments.b[0].rows
         loads = Loads(
-            tuple(describe_a(cfg, mma, x, k, batch) for x in arguments.a),
-            tuple(describe_b(cfg, mma, x, k, batch) for x in arguments.b),
+            tuple(describe_operand(cfg, mma, 0, x, k, batch) for x in arguments.a),
+            tuple(describe_operand(cfg, mma, 1, x, k, batch) for x in arguments.b),
         )
         store = None
         if cutlass.const_expr(cfg.store == "tma"):

@@ -87,12 +87,12 @@ def run_roles(config: cutlass.Constexpr[GemmConfig], loads: Loads, store: TmaCop
         if scheduler.place.v == 0:
             multiply(config, memory.stages, barriers, tensor_base, scheduler)
     if warp < ROLES.epilogue:
-        divided = divided_k(config, barriers.partials, memory.partials, problem.partials, scheduler, thread, warp)
         values = [cute.make_rmem_tensor(cute.make_layout(config.epi_tile_n), Float32) for _ in range(config.products)]
         results = problem.results()
         stores = make_store(config, problem.arguments.out, store, memory.output, thread)
         function = problem.epilogue_function()
         e = Epilogue(config, barriers, tensor_base, scheduler.place, function, stores, values, thread, warp)
+        divided = divided_k(e, memory.partials, problem.partials, scheduler)
         store_tiles(config, e, divided, results, scheduler)
     # every warp has read its lanes, and no CTA of the cluster goes while another may still signal it
     cute.arch.sync_threads()

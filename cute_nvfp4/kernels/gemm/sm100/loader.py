@@ -21,7 +21,7 @@ from ..config import GemmConfig
 from ..operand_source import Origin
 from ..problem import Problem, Scheduler
 from ..tile_scheduler import CtaPlace, WorkTile
-from .operands import Loads, OperandLoad, SharedOperands, make_mma, shared_operands
+from .operands import Loads, OperandLoad, SharedOperands, TmaCopy, make_mma, shared_operands
 
 
 class LoadMasks(NamedTuple):
@@ -38,7 +38,7 @@ class Slot:
 
     index: Int32
     count: int
-    mask: Int16 | None
+    mask: Int16
 
 
 class StageCopy(NamedTuple):
@@ -47,7 +47,7 @@ class StageCopy(NamedTuple):
     atom: cute.CopyAtom
     source: cute.Tensor  # ((atom, rest), REST_K)
     target: cute.Tensor  # ((atom, rest), STAGE)
-    mask: Int16 | None
+    slot: Slot
     tensor_map: cute.Pointer | None
 
 
@@ -66,30 +66,31 @@ def multicast_masks(config: GemmConfig, place: CtaPlace) -> LoadMasks:
     )
 
 
+def partition(copy: TmaCopy, slot: Slot, shared: cute.Tensor, tiles: cute.Tensor) -> tuple[cute.Tensor, cute.Tensor]:
+    """This CTA's part of ``shared``, ((atom, rest), STAGE), and of ``tiles``, ((atom, rest), …)."""
+    shared, tiles = cute.group_modes(shared, 0, 3), cute.group_modes(tiles, 0, 3)
+    return cpasync.tma_partition(copy.atom, slot.index, cute.make_layout(slot.count), shared, tiles)
+
+
 def data_copy(
     load: OperandLoad,
-    partition: Any,
+    partition_tile: Any,
     shared: cute.Tensor,
     tile: tuple[int, int],
     index: Int32,
     slot: Slot,
     origin: Origin,
 ) -> StageCopy:
-    """The copy of tile ``index`` of an A or of a B; ``partition``: partition_A or partition_B of the tiled MMA."""
+    """The copy of tile ``index`` of an A or of a B; ``partition_tile``: partition_A or partition_B of the tiled MMA."""
     tensor = load.data.tensor  # (MN, K, L)
     if origin.row is not None:
         tensor = cute.domain_offset((origin.row, 0, 0), tensor)
-    tiles = partition(cute.local_tile(tensor, tile, (None, None, None)))  # (MMA, MMA_MN, MMA_K, REST_MN, REST_K, L)
-    # ((atom, rest), STAGE), ((atom, rest), REST_MN, REST_K, L)
-    target, source = cpasync.tma_partition(
-        load.data.atom,
-        slot.index,
-        cute.make_layout(slot.count),
-        cute.group_modes(shared, 0, 3),
-        cute.group_modes(tiles, 0, 3),
-    )
+    tiles = partition_tile(
+        cute.local_tile(tensor, tile, (None, None, None))
+    )  # (MMA, MMA_MN, MMA_K, REST_MN, REST_K, L)
+    target, source = partition(load.data, slot, shared, tiles)  # source: ((atom, rest), REST_MN, REST_K, L)
     matrix = cutlass.min(origin.batch, load.batches - 1)
-    return StageCopy(load.data.atom, source[None, index, None, matrix], target, slot.mask, origin.data_map)
+    return StageCopy(load.data.atom, source[None, index, None, matrix], target, slot, origin.data_map)
 
 
 def scale_copy(load: OperandLoad, shared: cute.Tensor, atom_mn: Int32, slot: Slot, origin: Origin) -> StageCopy:
@@ -98,43 +99,32 @@ def scale_copy(load: OperandLoad, shared: cute.Tensor, atom_mn: Int32, slot: Slo
         atom_mn = atom_mn + origin.atom
     tensor = cute.domain_offset((0, 0, atom_mn, 0), load.scales.tensor)  # (WORD, REST_K, REST_MN, L)
     tiles = cute.local_tile(tensor, shared.shape[:3], (0, None, 0, origin.batch))  # (WORD, ATOM_K, ATOM_MN, REST_K)
-    # ((atom, rest), STAGE), ((atom, rest), REST_K)
-    target, source = cpasync.tma_partition(
-        load.scales.atom,
-        slot.index,
-        cute.make_layout(slot.count),
-        cute.group_modes(shared, 0, 3),
-        cute.group_modes(tiles, 0, 3),
-    )
-    return StageCopy(load.scales.atom, source, target, slot.mask, origin.scale_map)
+    target, source = partition(load.scales, slot, shared, tiles)  # source: ((atom, rest), REST_K)
+    return StageCopy(load.scales.atom, source, target, slot, origin.scale_map)
 
 
 @dataclass(frozen=True)
 class StageLoader:
-    """What the loading warp needs for the copies of any work tile."""
+    """What the loading warp needs for the copies of any work tile. part: this CTA's slice of the tiled MMA."""
 
     config: GemmConfig
     loads: Loads
     shared: SharedOperands
-    part: Any  # this CTA's slice of the tiled MMA
+    part: Any
     place: CtaPlace
     masks: LoadMasks
     problem: Problem
 
-    def slot(self, index: Int32, count: int, mask: Int16) -> Slot:
-        return Slot(index, count, mask if count > 1 else None)
-
     def copies(self, work: WorkTile) -> list[StageCopy]:
         """The copies of each stage of a work tile."""
         config, part, shared, copies = self.config, self.part, self.shared, []
-        (cm, cn), place, masks = config.cluster, self.place, self.masks
-        for_a = self.slot(place.y, cn, masks.a)
-        for_b = self.slot(place.x // config.ctas, cm // config.ctas, masks.b)
-        for_sfb = self.slot(place.x, cm, masks.sfb)
+        (cm, cn), ctas, place, masks = config.cluster, config.ctas, self.place, self.masks
+        for_a, for_sfb = Slot(place.y, cn, masks.a), Slot(place.x, cm, masks.sfb)
+        for_b = Slot(place.x // ctas, cm // ctas, masks.b)
         origin_a, origin_b = self.problem.origins(work.batch)
         tile_a, tile_b = (config.tile_m, config.tile_k), (config.tile_n, config.tile_k)
         for load, sA, sSFA in zip(self.loads.a, shared.sA, shared.sSFA):
-            copies.append(data_copy(load, part.partition_A, sA, tile_a, work.m // config.ctas, for_a, origin_a))
+            copies.append(data_copy(load, part.partition_A, sA, tile_a, work.m // ctas, for_a, origin_a))
             copies.append(scale_copy(load, sSFA, work.m, for_a, origin_a))
         for load, sB, sSFB in zip(self.loads.b, shared.sB, shared.sSFB):
             copies.append(data_copy(load, part.partition_B, sB, tile_b, work.n, for_b, origin_b))
@@ -145,7 +135,7 @@ class StageLoader:
 def issue(copies: list[StageCopy], k_tile: Int32, stage: Int32, full: cute.Pointer) -> None:
     """The copies of one stage; each signals ``full``."""
     for copy in copies:
-        options = {} if copy.mask is None else {"mcast_mask": copy.mask}
+        options = {"mcast_mask": copy.slot.mask} if copy.slot.count > 1 else {}
         if copy.tensor_map is not None:
             options["tma_desc_ptr"] = copy.tensor_map
         cute.copy(copy.atom, copy.source[None, k_tile], copy.target[None, stage], tma_bar_ptr=full, **options)

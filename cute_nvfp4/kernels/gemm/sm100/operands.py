@@ -65,11 +65,6 @@ def make_mma(config: GemmConfig, ctas: int | None = None) -> cute.TiledMma:
     return cute.make_tiled_mma(tcgen05.MmaMXF8F6F4Op(a, b, shape, group, source, k_major, k_major))
 
 
-def cluster_layout(config: GemmConfig, mma: cute.TiledMma) -> cute.Layout:
-    """(V, M, N, K) to rank in the cluster, V being the CTA's place in its MMA."""
-    return cute.tiled_divide(cute.make_layout(config.cluster_mnk), (mma.thr_id.shape,))
-
-
 def _staged(layout: Any, config: GemmConfig, element: type) -> Any:
     """A layout of one stage with the ring's mode: stages of all operands lie together, ``StagePlan.bytes`` apart."""
     plan = SharedPlan(config)
@@ -172,40 +167,30 @@ def scale_tensor(
     return cute.make_tensor(cute.recast_ptr(operand.scale, dtype=SCALE_WORD), cute.make_layout(shape, stride=strides))
 
 
-def describe_a(config: GemmConfig, mma: cute.TiledMma, operand: Operand, k: Int32, batch: Int32) -> OperandLoad:
-    """TMA loads of an A and of its scales."""
-    layout, _ = data_layouts(config, mma)
-    op = blackwell.cluster_shape_to_tma_atom_A(config.cluster, mma.thr_id)
-    data = cute.nvgpu.make_tiled_tma_atom_A(
-        op,
-        data_tensor(operand, k, interleaved(config, 0)),
-        cute.slice_(layout, (None, None, None, 0)),
+def describe_operand(
+    config: GemmConfig, mma: cute.TiledMma, which: int, operand: Operand, k: Int32, batch: Int32
+) -> OperandLoad:
+    """TMA loads of an A (``which`` 0) or of a B (1), and of its scales.
+
+    Scales of B go to every CTA of the column, both of a pair included.
+    """
+    make_op, make_atom = (
+        (blackwell.cluster_shape_to_tma_atom_A, cute.nvgpu.make_tiled_tma_atom_A),
+        (blackwell.cluster_shape_to_tma_atom_B, cute.nvgpu.make_tiled_tma_atom_B),
+    )[which]
+    data = make_atom(
+        make_op(config.cluster, mma.thr_id),
+        data_tensor(operand, k, interleaved(config, which)),
+        cute.slice_(data_layouts(config, mma)[which], (None, None, None, 0)),
         (config.tile_m, config.tile_n, config.tile_k),
         mma,
-        cluster_layout(config, mma).shape,
+        cute.tiled_divide(cute.make_layout(config.cluster_mnk), (mma.thr_id.shape,)).shape,  # (V, M, N, K)
     )
-    scales = _describe_scales(config, 0, operand, k, batch, config.cluster[1])
-    return OperandLoad(TmaCopy(data[0], data[1]), scales, operand.batches)
+    return OperandLoad(TmaCopy(data[0], data[1]), _describe_scales(config, which, operand, k, batch), operand.batches)
 
 
-def describe_b(config: GemmConfig, mma: cute.TiledMma, operand: Operand, k: Int32, batch: Int32) -> OperandLoad:
-    """The same of a B; its scales go to every CTA of the column, both of a pair included."""
-    _, layout = data_layouts(config, mma)
-    op = blackwell.cluster_shape_to_tma_atom_B(config.cluster, mma.thr_id)
-    data = cute.nvgpu.make_tiled_tma_atom_B(
-        op,
-        data_tensor(operand, k, interleaved(config, 1)),
-        cute.slice_(layout, (None, None, None, 0)),
-        (config.tile_m, config.tile_n, config.tile_k),
-        mma,
-        cluster_layout(config, mma).shape,
-    )
-    scales = _describe_scales(config, 1, operand, k, batch, config.cluster[0])
-    return OperandLoad(TmaCopy(data[0], data[1]), scales, operand.batches)
-
-
-def _describe_scales(config: GemmConfig, which: int, operand: Operand, k: Int32, batch: Int32, places: int) -> TmaCopy:
-    """The TMA load of the scales of an A (``which`` 0) or of a B (1), shared by ``places`` CTAs."""
+def _describe_scales(config: GemmConfig, which: int, operand: Operand, k: Int32, batch: Int32) -> TmaCopy:
+    places = config.cluster[1 - which]  # CTAs that share the load
     group = tcgen05.CtaGroup.TWO if config.pair else tcgen05.CtaGroup.ONE
     op = cpasync.CopyBulkTensorTileG2SMulticastOp(group) if places > 1 else cpasync.CopyBulkTensorTileG2SOp(group)
     layout = cute.slice_(scale_layouts(config)[which], (None, None, None, 0))

@@ -67,9 +67,6 @@ class ColumnStore:
             if (at.row < out.m) & (at.column + i < out.n):
                 cute.make_tensor(first + i * out.stride, cute.make_layout(1))[0] = numbers[i]
 
-    def finish(self, warp: Int32) -> None:
-        pass
-
 
 @dataclass(frozen=True)
 class RowStore:
@@ -91,9 +88,6 @@ class RowStore:
                 for j in cutlass.range_constexpr(vector - 1):
                     if at.column + i + j < out.n:
                         cute.make_tensor(first + (i + j), cute.make_layout(1))[0] = numbers[i + j]
-
-    def finish(self, warp: Int32) -> None:
-        pass
 
 
 def _together() -> None:

@@ -68,9 +68,6 @@ class QuantizedStore:
         self.write_data(out, blocks.words, at)
         self.write_scales(out, blocks.scales, at)
 
-    def finish(self, warp: Int32) -> None:
-        pass
-
     @cute.jit
     def write_data(self, out: OutputMatrix, words: list, at: Position):
         """Elements: sixteen bytes at a time where rows are so aligned, else a block."""

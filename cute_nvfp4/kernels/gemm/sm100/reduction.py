@@ -30,10 +30,6 @@ FLOATS = 4
 """fp32 numbers of a store or load of sixteen bytes."""
 
 
-def slot_bytes(config: GemmConfig, columns: int) -> int:
-    return 4 * config.products * columns * CTA_ROWS
-
-
 class Quad(NamedTuple):
     """Four columns of a thread's row: their product, their first register, and bytes from the start of a slot."""
 
@@ -43,12 +39,17 @@ class Quad(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Slots:
-    """Where this thread's sums lie in the slots of ``columns`` columns."""
+class Exchange:
+    """This thread's row of sums, in slots of ``columns`` columns."""
 
     config: GemmConfig
     columns: int
     row: Int32
+    warp: Int32
+
+    @property
+    def slot_bytes(self) -> int:
+        return 4 * self.config.products * self.columns * CTA_ROWS
 
     def quads(self, column: int) -> list[Quad]:
         """Of the epilogue tile that starts at ``column``."""
@@ -61,22 +62,15 @@ class Slots:
 
 
 @dataclass(frozen=True)
-class ClusterExchange:
+class ClusterExchange(Exchange):
     """split_k: sums sent through distributed shared memory. received: shared address of the slots of the others."""
 
-    config: GemmConfig
     ring: Ring
     received: Int32
     place: CtaPlace
-    row: Int32
-    warp: Int32
-
-    @property
-    def slots(self) -> Slots:
-        return Slots(self.config, self.config.slice_n, self.row)
 
     def slot(self, index: int) -> Int32:
-        return self.received + index * slot_bytes(self.config, self.config.slice_n)
+        return self.received + index * self.slot_bytes
 
     def part_after(self, distance: int) -> Int32:
         """The CTA ``distance`` after this one along K."""
@@ -99,14 +93,14 @@ class ClusterExchange:
         slot = self.slot(self.config.split_k - distance - 1)
         barrier = remote_address(self.ring.full(), rank)
         target = remote_address(slot, rank)
-        for p, j, offset in self.slots.quads(column):
+        for p, j, offset in self.quads(column):
             store_async(target + offset, [values[p][j + i] for i in range(FLOATS)], barrier)
 
     def add_received(self, column: int, values: list[cute.Tensor]) -> None:
         """Adds the sums of all other CTAs along K to an epilogue tile of this CTA's slice."""
         for index in range(self.config.split_k - 1):
             start = self.slot(index)
-            for p, j, offset in self.slots.quads(column):
+            for p, j, offset in self.quads(column):
                 received = load_shared_floats(start + offset)
                 for i in range(FLOATS):
                     values[p][j + i] = values[p][j + i] + received[i]
@@ -121,29 +115,24 @@ class ClusterExchange:
 
 
 @dataclass(frozen=True)
-class WorkspaceExchange:
+class WorkspaceExchange(Exchange):
     """stream_k: sums through global memory. workspace, flags: addresses."""
 
-    config: GemmConfig
     scheduler: StreamKScheduler
     workspace: Int64
     flags: Int64
-    row: Int32
-    warp: Int32
 
-    @property
-    def slots(self) -> Slots:
-        return Slots(self.config, self.config.tile_n, self.row)
+    def cta(self, worker: Int32) -> Int64:
+        """This CTA of cluster ``worker``, counted over all clusters."""
+        return Int64(worker) * self.config.ctas + self.scheduler.place.v
 
     def slot(self, worker: Int32) -> Int64:
         """Address of the slot of this CTA's rows in cluster ``worker``."""
-        index = Int64(worker) * self.config.ctas + self.scheduler.place.v
-        return self.workspace + index * slot_bytes(self.config, self.config.tile_n)
+        return self.workspace + self.cta(worker) * self.slot_bytes
 
     def flag(self, worker: Int32) -> Int64:
         """Address of the flag that this warp of cluster ``worker`` raises."""
-        cta = Int64(worker) * self.config.ctas + self.scheduler.place.v
-        return self.flags + (cta * (CTA_ROWS // WARP) + self.warp) * 4
+        return self.flags + (self.cta(worker) * (CTA_ROWS // WARP) + self.warp) * 4
 
     @cute.jit
     def raise_flag(self):
@@ -180,7 +169,7 @@ class WorkspaceExchange:
     def write(self, column: int, values: list[cute.Tensor]) -> None:
         """Writes an epilogue tile of this CTA's sums to its slot."""
         slot = self.slot(self.scheduler.place.worker)
-        for p, j, offset in self.slots.quads(column):
+        for p, j, offset in self.quads(column):
             target = _quad(slot + offset)
             for i in range(FLOATS):
                 target[i] = values[p][j + i]
@@ -192,7 +181,7 @@ class WorkspaceExchange:
             self._add_slot(self.slot(self.scheduler.place.worker + other), column, values)
 
     def _add_slot(self, slot: Int64, column: int, values: list[cute.Tensor]) -> None:
-        for p, j, offset in self.slots.quads(column):
+        for p, j, offset in self.quads(column):
             source = _quad(slot + offset)
             for i in range(FLOATS):
                 values[p][j + i] = values[p][j + i] + source[i]

@@ -6,6 +6,7 @@ This is the slow path, which is always right.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import reduce
 
 import cutlass
 import cutlass.cute as cute
@@ -32,10 +33,7 @@ def to_f32(config: QuantizeConfig, words: Sequence[Uint32]) -> list[Float32]:
 
 def max_abs(values: Sequence[Float32]) -> Float32:
     """The largest magnitude, NaN if there is one."""
-    largest = max_abs_f32(values[0], values[1])
-    for value in values[2:]:
-        largest = max_abs_f32(largest, value)
-    return largest
+    return reduce(max_abs_f32, values)
 
 
 def largest_magnitude(config: QuantizeConfig, words: Sequence[Uint32]) -> Float32:
@@ -70,10 +68,7 @@ def ordered_sum(values: Sequence[Float32]) -> Float32:
     lanes = values[:8]
     for start in range(8, len(values), 8):
         lanes = [add_rn(a, b) for a, b in zip(lanes, values[start : start + 8])]
-    total = lanes[0]
-    for lane in lanes[1:]:
-        total = add_rn(total, lane)
-    return total
+    return reduce(add_rn, lanes)
 
 
 def block_error(choice: str, difference: Sequence[Float32]) -> Float32:

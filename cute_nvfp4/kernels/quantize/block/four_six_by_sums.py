@@ -20,7 +20,7 @@ from ....ptx.arithmetic import abs_f32, add_rn, fma_rn, mul_rn, rcp_rn, sub_rn
 from ....ptx.convert import f16x2_to_f32
 from ....ptx.encode import CODE_AND_SIGN, HALF_UNIT, f32_to_e2m1x8
 from ..config import QuantizeConfig
-from .definition import candidate_scales, decode, encode_elements, to_f32, wanted_scale
+from .definition import candidate_scales, decode, encode_elements, ordered_sum, to_f32, wanted_scale
 from .fast_path import cut_to_f16
 from .records import BlockResult, GlobalFactor
 from .scale_table import LEAST_WANTED, UNIT, is_usable, largest_wanted
@@ -89,21 +89,13 @@ def compare(
     return weighted[1] < weighted[0], clear & inside
 
 
-def total(sums: Sequence[Float32]) -> Float32:
-    """The sum of ``sums``."""
-    result = sums[0]
-    for value in sums[1:]:
-        result = add_rn(result, value)
-    return result
-
-
 def by_sums(config: QuantizeConfig, words: Sequence[Uint32], largest: Float32, factor: GlobalFactor) -> BlockResult:
     """A block of finite numbers."""
     x = to_f32(config, words)
     wanted = wanted_scale(config, largest, factor)
     codes, values = candidate_scales(config, wanted)
     none = [Float32(0.0)] * CHAINS
-    sums = [total(add_errors(config, x, multiplier, none)) for multiplier in multipliers(config, values, factor)]
+    sums = [ordered_sum(add_errors(config, x, multiplier, none)) for multiplier in multipliers(config, values, factor)]
     take_four, decided = compare(config, sums, values, wanted, factor, len(x))
     value = cutlass.select_(take_four, values[1], values[0])
     found = encode_elements(config, x, value, factor)

@@ -29,8 +29,7 @@ def quantize_block(
     ``words``: its elements as they lie in memory. ``index``: of its first element in the result, for stochastic
     rounding.
     """
-    if config.hadamard:
-        words, config = rotated_words(config, words, context.signs), config.after_rotation
+    words, config = rotated_words(config, words, context.signs), config.after_rotation
     return encode_block(config, tuple(words), largest_magnitude(config, words), context, index)
 
 
