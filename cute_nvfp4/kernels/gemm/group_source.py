@@ -22,7 +22,7 @@ from .arguments import MAP_BYTES, GroupedArguments
 from .epilogue import OUT_TYPES, EpilogueFunction, OutputMatrix, Result, group_alpha
 from .grouped_config import MAPS, WINDOW, GroupedConfig
 from .grouped_scheduler import GroupedScheduler, GroupSizes, Table, tiles_of
-from .operand_source import OperandMaps, Origin, address_of_map, map_pointer
+from .operand_source import OperandMaps, Origin, Origins, address_of_map, map_pointer
 from .tile_scheduler import cta_place
 
 LAST = WINDOW - 1
@@ -110,10 +110,10 @@ class GroupSource:
         pointer = cute.make_ptr(dtype, address, cute.AddressSpace.gmem, assumed_align=align)
         return OutputMatrix(pointer, sizes.m, sizes.n, stride, Int64(0))
 
-    def origins(self, group: Int32) -> tuple[Origin, Origin]:
+    def origins(self, group: Int32) -> Origins:
         maps = self.maps(group)
         a, sfa, b, sfb = (map_pointer(address) for address in maps)
-        return Origin(Int32(0), data_map=a, scale_map=sfa), Origin(Int32(0), data_map=b, scale_map=sfb)
+        return Origins(Origin(Int32(0), data_map=a, scale_map=sfa), Origin(Int32(0), data_map=b, scale_map=sfb))
 
     def epilogue_function(self) -> EpilogueFunction:
         return EpilogueFunction(self.config)
@@ -264,10 +264,10 @@ class ContiguousRows(GroupSource):
         pointer = out.pointer + Int64(self.table.read("row", group)) * out.stride
         return OutputMatrix(pointer, sizes.m, sizes.n, out.stride, Int64(0))
 
-    def origins(self, group: Int32) -> tuple[Origin, Origin]:
+    def origins(self, group: Int32) -> Origins:
         dealt = Origin(Int32(0), row=self.table.read("row", group), atom=self.table.read("atom", group))
         stacked = Origin(group)
-        return (dealt, stacked) if self.config.ragged == "a" else (stacked, dealt)
+        return Origins(dealt, stacked) if self.config.ragged == "a" else Origins(stacked, dealt)
 
 
 def make_group_source(

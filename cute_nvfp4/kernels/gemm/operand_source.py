@@ -25,6 +25,13 @@ class Origin(NamedTuple):
     scale_map: cute.Pointer | None = None
 
 
+class Origins(NamedTuple):
+    """Those of A and of B."""
+
+    a: Origin
+    b: Origin
+
+
 class OperandMaps(NamedTuple):
     """The tensor maps of A, B and the scales of both: as addresses, or as the copies that hold them."""
 

@@ -16,7 +16,7 @@ from .config import GemmConfig
 from .epilogue import EpilogueFunction, OneResult, OutputMatrix, Result, scaled_alphas
 from .group_source import GroupSource
 from .grouped_scheduler import GroupedScheduler
-from .operand_source import Origin
+from .operand_source import Origin, Origins
 from .tile_scheduler import StaticScheduler, make_scheduler
 
 
@@ -40,9 +40,9 @@ class OneProblem:
     def acquire(self, batch: Int32, cursor: Int32, workers: Int32) -> None:
         """Before the first load of a work tile."""
 
-    def origins(self, batch: Int32) -> tuple[Origin, Origin]:
+    def origins(self, batch: Int32) -> Origins:
         """Of A and of B."""
-        return Origin(batch), Origin(batch)
+        return Origins(Origin(batch), Origin(batch))
 
     def scheduler(self) -> StaticScheduler:
         return make_scheduler(self.config, self.m, self.n, self.arguments.k, self.arguments.batch)

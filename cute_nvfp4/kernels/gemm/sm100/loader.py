@@ -121,14 +121,14 @@ class StageLoader:
         (cm, cn), ctas, place, masks = config.cluster, config.ctas, self.place, self.masks
         for_a, for_sfb = Slot(place.y, cn, masks.a), Slot(place.x, cm, masks.sfb)
         for_b = Slot(place.x // ctas, cm // ctas, masks.b)
-        origin_a, origin_b = self.problem.origins(work.batch)
+        origins = self.problem.origins(work.batch)
         tile_a, tile_b = (config.tile_m, config.tile_k), (config.tile_n, config.tile_k)
         for load, sA, sSFA in zip(self.loads.a, shared.sA, shared.sSFA):
-            copies.append(data_copy(load, part.partition_A, sA, tile_a, work.m // ctas, for_a, origin_a))
-            copies.append(scale_copy(load, sSFA, work.m, for_a, origin_a))
+            copies.append(data_copy(load, part.partition_A, sA, tile_a, work.m // ctas, for_a, origins.a))
+            copies.append(scale_copy(load, sSFA, work.m, for_a, origins.a))
         for load, sB, sSFB in zip(self.loads.b, shared.sB, shared.sSFB):
-            copies.append(data_copy(load, part.partition_B, sB, tile_b, work.n, for_b, origin_b))
-            copies.append(scale_copy(load, sSFB, work.n * config.tile_n // ATOM_ROWS, for_sfb, origin_b))
+            copies.append(data_copy(load, part.partition_B, sB, tile_b, work.n, for_b, origins.b))
+            copies.append(scale_copy(load, sSFB, work.n * config.tile_n // ATOM_ROWS, for_sfb, origins.b))
         return copies
 
 
