@@ -41,7 +41,7 @@ class Matrices(NamedTuple):
     rows, columns: those that exist.
     """
 
-    mX: cute.Tensor  # (ROWS, COLUMNS), the first byte of a block; of transposed reads (ROWS, K), that of an element
+    mX: cute.Tensor  # (ROWS, COLUMNS), the first byte of a block
     mData: cute.Tensor  # (ROWS, BYTES)
     mScale: cute.Tensor  # (ROWS, COLUMNS), or the first atom of the blocked layout, ((32, 4), 4)
     rows: Int32
@@ -98,8 +98,7 @@ class QuantizeKernel:
         def layout(row: Any, column: Any) -> cute.Layout:
             return cute.make_layout((rows, columns), stride=(row, column))
 
-        x_layout = layout(cfg.item_bytes, x.row) if cfg.transposed else layout(x.row, cfg.block_bytes)
-        mX = tensor(arguments.x, x, x_layout)
+        mX = tensor(arguments.x, x, layout(x.row, cfg.block_bytes))
         mData = tensor(arguments.data, data, layout(data.row, 1))
         mScale = tensor(arguments.scale, scale, cute_atom() if cfg.layout == "blocked" else layout(scale.row, 1))
         return Matrices(mX, mData, mScale, rows, columns)

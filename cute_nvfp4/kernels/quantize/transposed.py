@@ -18,15 +18,15 @@ from cutlass.memory import SmemAllocator
 from ...ptx.arithmetic import max_abs_f32
 from ...ptx.memory import load_global_if, load_shared, store_global, store_global_byte, store_shared
 from ...ptx.move import prmt
-from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, cute_layout_of_atoms
-from ..arith import div, mod
+from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_STRIDE
+from ..arith import ceil_div, div, mod
 from .amax import Amax
-from .arguments import QuantizeArguments
+from .arguments import QuantizeArguments, Strides
 from .block.definition import largest_magnitude
 from .block.quantize_block import encode_block
 from .block.records import BlockContext
 from .config import WARP, QuantizeConfig
-from .kernel import Matrices, QuantizeKernel, address_of, atom_row
+from .kernel import QuantizeKernel, atom_row
 from .rotation import rotated_words
 
 # bytes of a store
@@ -60,6 +60,48 @@ def one_by_one(config: QuantizeConfig) -> bool:
     )
 
 
+class RowAddress(NamedTuple):
+    """The address of a matrix's first row, and the bytes from one row to the next."""
+
+    start: Int64
+    stride: Int64
+
+
+class MatrixAddresses(NamedTuple):
+    """Where one matrix of the batch lies. rows, columns: rows and blocks of 16 (MX 32) elements that exist.
+
+    Addresses are written out as sums in this file: as tensors they take 10 more instructions, and measured slower on an
+    H200.
+    """
+
+    x: RowAddress  # by rows of memory, along K
+    data: RowAddress
+    scale: RowAddress  # blocked scales have no row stride
+    rows: Int32
+    columns: Int32
+
+    @staticmethod
+    def of(arguments: QuantizeArguments, batch: Int32) -> MatrixAddresses:
+        """Those of matrix ``batch``."""
+
+        def address(pointer: cute.Pointer, strides: Strides) -> RowAddress:
+            return RowAddress(pointer.toint() + Int64(batch) * strides.batch, strides.row)
+
+        x, data = address(arguments.x, arguments.x_strides), address(arguments.data, arguments.data_strides)
+        scale = address(arguments.scale, arguments.scale_strides)
+        return MatrixAddresses(x, data, scale, arguments.rows, arguments.columns)
+
+    def has(self, row: Int32, column: Int32) -> Boolean:
+        """Whether the matrix has this block."""
+        return (row < self.rows) & (column < self.columns)
+
+
+def scale_offset(row: Int32) -> Int32:
+    """Bytes from the start of a scale atom to the scales of one of its rows."""
+    inside, quarter = atom_row(row)
+    return inside * ATOM_STRIDE[0][0] + quarter * ATOM_STRIDE[0][1]
+
+
 class WorkTile(NamedTuple):
     """128 rows, those of scale atom ``atom``, and ``blocks_along_k`` blocks from column ``first`` on."""
 
@@ -68,9 +110,11 @@ class WorkTile(NamedTuple):
 
 
 class LanePlace(NamedTuple):
-    """A lane's part of a work tile: its first row, counted in the matrix, and the first column not its warp's."""
+    """A lane's part of a work tile: its first row, counted in the matrix and whether that has it, and the first column
+    not its warp's."""
 
     row: Int32
+    exists: Boolean
     end: Int32
 
 
@@ -91,26 +135,22 @@ class QuantizeTransposed(QuantizeKernel):
         # (depth · out_bytes, ATOM_ROWS), chunks of 16 bytes swizzled
         codes = smem.allocate_array(Uint8, depth * cfg.out_bytes * ATOM_ROWS, byte_alignment=128).toint()
         # (((32, 4), 1), (4, depth / 4)), the blocked layout
-        scale_bytes = smem.allocate_array(Uint8, depth // ATOM_COLS * ATOM_BYTES, byte_alignment=128)
-        sScale = cute.make_tensor(scale_bytes, cute.select(cute_layout_of_atoms(1, depth // ATOM_COLS), mode=[0, 1]))
+        scale_atoms = smem.allocate_array(Uint8, depth // ATOM_COLS * ATOM_BYTES, byte_alignment=128).toint()
         context = self.context(arguments, smem, thread, cta + batch)
-        matrices = self.matrices(arguments, batch)
-        rows, columns = matrices.rows, matrices.columns
+        matrix = MatrixAddresses.of(arguments, batch)
+        rows, columns = matrix.rows, matrix.columns
         # the lane's first row in the atom, and the warp's first block
         warp, lane = cute.arch.make_warp_uniform(div(thread, WARP)), mod(thread, WARP)
         own_row = (div(warp, along_k) * WARP + lane) * cfg.lane_rows
-        # (depth / 4) for each of the lane's rows: four scales
-        own_scales = [sScale[(atom_row(own_row + r), 0), (0, None)] for r in range(cfg.lane_rows)]
         own_depth = depth // along_k
         first_block = mod(warp, along_k) * own_depth
 
         for number in cutlass.range(cta, walk.count, ctas, unroll=1):
             tile = WorkTile(number % walk.inner, number // walk.inner * depth)
-            lane_place = LanePlace(tile.atom * ATOM_ROWS + own_row, tile.first + first_block + own_depth)
-            row = lane_place.row
+            row = tile.atom * ATOM_ROWS + own_row
             line = Int64(batch) * Int64(rows) + Int64(row)
-            k_stride = arguments.x_strides.row
-            words = self.fetch(matrices, k_stride, lane_place, tile.first + first_block)
+            lane_place = LanePlace(row, row < rows, tile.first + first_block + own_depth)
+            words = self.fetch(matrix, lane_place, tile.first + first_block)
             for step in cutlass.range(0, own_depth, ATOM_COLS, unroll=1):
                 # (lane_rows): scales of the lane's rows, a byte for each of four blocks
                 scales = cute.make_rmem_tensor(cfg.lane_rows, Uint32)
@@ -121,7 +161,7 @@ class QuantizeTransposed(QuantizeKernel):
                     column = tile.first + place + i
                     exists = (row < rows) & (column < columns)
                     # the next block's words are under way while this one is worked on
-                    following = self.fetch(matrices, k_stride, lane_place, column + 1)
+                    following = self.fetch(matrix, lane_place, column + 1)
                     index = (line * Int64(columns) + Int64(column)) * cfg.block
                     pitch = Int64(columns) * cfg.block
                     if cutlass.const_expr(one_by_one(cfg)):
@@ -143,18 +183,19 @@ class QuantizeTransposed(QuantizeKernel):
                             scales[r] = scales[r] | (code << Uint32(8 * i))
                     words = following
                 for r in cutlass.range_constexpr(cfg.lane_rows):
-                    store_shared(address_of(own_scales[r], div(place, ATOM_COLS)), [scales[r]])
+                    atom = scale_atoms + div(place, ATOM_COLS) * ATOM_BYTES
+                    store_shared(atom + scale_offset(own_row + r), [scales[r]])
             cute.arch.sync_threads()
-            self.write_data(codes, thread, matrices, tile)
-            self.write_scales(sScale, thread, matrices, tile)
+            self.write_data(codes, thread, matrix, tile)
+            self.write_scales(scale_atoms, thread, matrix, tile)
             cute.arch.sync_threads()
 
-    def fetch(self, matrices: Matrices, k_stride: Int64, place: LanePlace, column: Int32) -> list[Uint32]:
+    def fetch(self, matrix: MatrixAddresses, place: LanePlace, column: Int32) -> list[Uint32]:
         """The words of the lane's block in ``column``; zeros if it does not exist, or is another warp's."""
-        exists = matrices.has(place.row, column) & (column < place.end)
-        return load_words(
-            self.config, address_of(matrices.mX, (place.row, column * self.config.block)), k_stride, exists
-        )
+        cfg, x = self.config, matrix.x
+        address = x.start + Int64(column * cfg.block) * x.stride + Int64(place.row * cfg.item_bytes)
+        exists = place.exists & (column < matrix.columns) & (column < place.end)
+        return load_words(cfg, address, x.stride, exists)
 
     def encode(self, blocks: list, context: BlockContext, index: Int64, pitch: Int64) -> list:
         """(scale code, words of codes) of each of a lane's blocks; index: of the first element, pitch: to the next
@@ -197,43 +238,42 @@ class QuantizeTransposed(QuantizeKernel):
             store_shared(self.place(codes, row, block * chunks + i), words[4 * i : 4 * i + 4])
 
     @cute.jit
-    def write_data(self, codes: Int32, thread: Int32, matrices: Matrices, tile: WorkTile):
+    def write_data(self, codes: Int32, thread: Int32, matrix: MatrixAddresses, tile: WorkTile):
         """Stores the codes of a work tile: as wide as their rows are aligned, a line of a row after the other."""
-        cfg = self.config
+        cfg, data = self.config, matrix.data
         width = min(_CHUNK, cfg.out_bytes)
         per_row = cfg.blocks_along_k * cfg.out_bytes // width
-        # (ATOM_ROWS, depth · out_bytes)
-        gData = cute.domain_offset((tile.atom * ATOM_ROWS, tile.first * cfg.out_bytes), matrices.mData)
         for i in cutlass.range(thread, ATOM_ROWS * per_row, WARP * cfg.warps, unroll=4):
             inside, part = div(i, per_row), mod(i, per_row)
             offset = part * width
             row, column = tile.atom * ATOM_ROWS + inside, tile.first + div(offset, cfg.out_bytes)
             words = load_shared(self.place(codes, inside, div(offset, _CHUNK)) + mod(offset, _CHUNK), width)
-            if matrices.has(row, column):
-                store_global(address_of(gData, (inside, offset)), words)
+            if matrix.has(row, column):
+                place = Int64(row) * data.stride + Int64(tile.first * cfg.out_bytes + offset)
+                store_global(data.start + place, words)
 
     @cute.jit
-    def write_scales(self, sScale: cute.Tensor, thread: Int32, matrices: Matrices, tile: WorkTile):
+    def write_scales(self, scale_atoms: Int32, thread: Int32, matrix: MatrixAddresses, tile: WorkTile):
         """Stores the scales of a work tile."""
-        cfg = self.config
+        cfg, scale = self.config, matrix.scale
         atoms = cfg.blocks_along_k // ATOM_COLS
         if cutlass.const_expr(cfg.layout == "blocked"):
-            first = div(tile.first, ATOM_COLS)
+            rest_k = ceil_div(matrix.columns, ATOM_COLS)
             # atoms along K lie one after the other: bytes as they are
-            source, target = sScale.iterator.toint(), matrices.blocked_scale((0, 0), tile.atom, first)
+            target = scale.start + Int64(tile.atom * rest_k + div(tile.first, ATOM_COLS)) * ATOM_BYTES
             for i in cutlass.range(thread, atoms * ATOM_BYTES // _CHUNK, WARP * cfg.warps, unroll=1):
-                words = load_shared(source + i * _CHUNK, _CHUNK)
-                if first + div(i * _CHUNK, ATOM_BYTES) < matrices.rest_k:
+                words = load_shared(scale_atoms + i * _CHUNK, _CHUNK)
+                if div(tile.first, ATOM_COLS) + div(i * _CHUNK, ATOM_BYTES) < rest_k:
                     store_global(target + Int64(i * _CHUNK), words)
         else:
             for i in cutlass.range(thread, ATOM_ROWS * atoms, WARP * cfg.warps, unroll=1):
                 inside, part = div(i, atoms), mod(i, atoms)
-                row = tile.atom * ATOM_ROWS + inside
-                word = load_shared(address_of(sScale, ((atom_row(inside), 0), (0, part))), 4)[0]
-                column = tile.first + part * ATOM_COLS
+                row, column = tile.atom * ATOM_ROWS + inside, tile.first + part * ATOM_COLS
+                word = load_shared(scale_atoms + part * ATOM_BYTES + scale_offset(inside), 4)[0]
                 for b in cutlass.range_constexpr(ATOM_COLS):
-                    if matrices.has(row, column + b):
-                        store_global_byte(address_of(matrices.mScale, (row, column + b)), word >> Uint32(8 * b))
+                    if matrix.has(row, column + b):
+                        target = scale.start + Int64(row) * scale.stride + Int64(column + b)
+                        store_global_byte(target, word >> Uint32(8 * b))
 
 
 class AmaxTransposed(Amax):
