@@ -257,7 +257,8 @@ def main() -> int:
                 print(f"{name}: {words}", flush=True)
     print(f"{len(names)} kernels, {changed} changed")
     if args.write:
-        kernels = {**{k: v for k, v in old.items() if args.only and args.only not in k}, **new}
+        known = {**old, **new}
+        kernels = {name: known[name] for name in configurations() if name in known}
         RECORDED.write_text(json.dumps({"versions": versions(), "kernels": kernels}, indent=1) + "\n")
         print(f"recorded in {RECORDED}")
         return 0
