@@ -85,29 +85,29 @@ def test_computed_global_scale(arch: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.usefixtures("no_copies")
+@pytest.mark.parametrize("dtype,seed", list(zip(DTYPES, (0, 7, 2**63 - 1))), ids=str)
 @pytest.mark.parametrize(
     "format,rule", [("nvfp4", "max"), ("nvfp4", "four_six_mae"), ("mxfp4", "even"), ("mxfp8_e5m2", "floor")]
 )
-def test_stochastic_and_rotated(arch: str, format: str, rule: str) -> None:
+def test_stochastic_and_rotated(arch: str, format: str, rule: str, dtype: torch.dtype, seed: int) -> None:
     scale = torch.tensor(0.01) if format == "nvfp4" else None
-    for dtype, seed in zip(DTYPES, (0, 7, 2**63 - 1)):
-        x = edges(192, 46).to(dtype).reshape(2, 96, 46).transpose(1, 2)
-        check(x, format, rule, global_scale=scale, seed=seed)
-        check(x, format, rule, global_scale=scale, hadamard=Hadamard.from_seed(3, 8), seed=seed)
+    x = edges(192, 46).to(dtype).reshape(2, 96, 46).transpose(1, 2)
+    check(x, format, rule, global_scale=scale, seed=seed)
+    check(x, format, rule, global_scale=scale, hadamard=Hadamard.from_seed(3, 8), seed=seed)
 
 
 @pytest.mark.usefixtures("no_copies")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "format,rule", [("nvfp4", "max"), ("nvfp4", "static_4"), ("mxfp4", "ceil"), ("mxfp8_e4m3", "max")]
 )
-def test_tiles(arch: str, format: str, rule: str) -> None:
+def test_tiles(arch: str, format: str, rule: str, dtype: torch.dtype) -> None:
     """A tile's lanes find its largest magnitude together; ragged tiles, NaN, rotations, random rounding."""
     scale = torch.tensor(0.01) if format == "nvfp4" else None
-    for dtype in DTYPES:
-        x = edges(96, 138).to(dtype).t()
-        x[40:60] *= 1e-3
-        for options in ({}, {"hadamard": Hadamard.from_seed(3)}, {"seed": 5}):
-            check(x, format, rule, global_scale=scale, block_2d=True, **options)
+    x = edges(96, 138).to(dtype).t()
+    x[40:60] *= 1e-3
+    for options in ({}, {"hadamard": Hadamard.from_seed(3)}, {"seed": 5}):
+        check(x, format, rule, global_scale=scale, block_2d=True, **options)
 
 
 def test_tiles_of_four_six_are_copied(arch: str) -> None:
