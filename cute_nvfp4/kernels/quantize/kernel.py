@@ -79,8 +79,12 @@ class QuantizeKernel:
     def __call__(self, arguments: QuantizeArguments, stream: CUstream):
         """Launches ``arguments.ctas`` CTAs for each matrix."""
         # what only the host uses does not become a parameter of the kernel
-        self.kernel(arguments._replace(batch=None, ctas=None)).launch(
-            grid=(arguments.ctas, arguments.batch, 1),
+        self.launch(arguments._replace(batch=None, ctas=None), arguments, stream)
+
+    def launch(self, arguments: Any, sizes: QuantizeArguments, stream: CUstream) -> None:
+        """Launches the kernel with ``arguments`` on as many CTAs as ``sizes`` says."""
+        self.kernel(arguments).launch(
+            grid=(sizes.ctas, sizes.batch, 1),
             block=(WARP * self.config.warps, 1, 1),
             stream=stream,
             min_blocks_per_mp=self.config.min_blocks,
