@@ -30,6 +30,8 @@ _PUBLIC = {
     "grouped_gemm_contiguous": "ops.grouped_gemm",
     "interleave": "ops.gated_gemm",
     "quantize": "ops.quantize",
+    "rmsnorm_quantize": "ops.rmsnorm_quantize",
+    "silu_mul_quantize": "ops.silu_mul_quantize",
     "simulating": "runtime.simulating",
     "tensor_amax": "ops.quantize",
     "to_blocked": "scale_layout",
