@@ -20,11 +20,10 @@ from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..target import Target, architecture
-from .checks import DTYPE_NAMES, tensors
+from .checks import DTYPE_NAMES, check_overlap, tensors
 from .fused import (
     Quantization,
     alignment,
-    check_written,
     checked_matrix,
     checked_quantization,
     matrix,
@@ -69,8 +68,7 @@ def rmsnorm_quantize(
             residual.
         format, rule, scale_layout: as in ``quantize``; a rule that does not search.
         return_normed: whether the rows that are quantized are wanted, too.
-        out: where to put data and scales: contiguous, as a former call returned them. The result shares its memory,
-            and has the global scale of this call.
+        out: as in ``quantize``. Where its global scale is the given one, nothing is copied.
         residual_out: where to put the new residual; ``residual`` or ``x`` itself will do.
         backend: as in ``quantize``.
 
@@ -98,12 +96,10 @@ def rmsnorm_quantize(
     _check_weight(weight, rows)
     if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not (0 <= eps < math.inf):
         raise OperandError.of("eps", got=repr(eps), expected="a finite number that is not negative")
-    quantization = checked_quantization(x, tuple(rows.shape), format, rule, global_scale, scale_layout, out)
-    new = _residual_out(rows, old, residual_out)
+    new = _residual_out(rows, old, weight, residual_out)
+    others = {"residual": old, "weight": weight, "residual_out": new}
+    quantization = checked_quantization(rows, format, rule, global_scale, scale_layout, out, others)
     target = resolve(backend, x.device)
-    read = {"x": None if _same(rows, new) else rows, "residual": None if _same(old, new) else old, "weight": weight}
-    if out is not None or residual_out is not None:
-        check_written(read, quantization, {"residual_out": new})
     if target.backend == "reference":
         summed = rows if old is None else new.copy_(rows + old)
         normed = rmsnorm_reference(summed, weight, eps)
@@ -140,9 +136,11 @@ def _launch(
     x, residual = readable(x), None if residual is None else readable(residual)
     weight = None if weight is None else readable(weight[None])[0]
     normed = torch.empty(x.shape, dtype=x.dtype, device=device) if wants_normed or quantization.computes_scale else None
-    result = quantization.result(device)
+    result = quantization.result()
+    # the new residual and the weight have addresses of their own
+    aligned = alignment(x, residual, residual_out, None if weight is None else weight[None])
     problem = RmsnormProblem(
-        quantization.problem(x.dtype, alignment(x, residual, residual_out, weight)),
+        quantization.problem(aligned),
         values=normed is not None,
         residual=residual is not None,
         weight="" if weight is None else DTYPE_NAMES[weight.dtype],
@@ -179,7 +177,7 @@ def _check_weight(weight: torch.Tensor | None, x: torch.Tensor) -> None:
 
 
 def _residual_out(
-    x: torch.Tensor, residual: torch.Tensor | None, out: torch.Tensor | None
+    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, out: torch.Tensor | None
 ) -> torch.Tensor | None:
     """Where the new residual goes, (M, K)."""
     if out is None:
@@ -187,9 +185,12 @@ def _residual_out(
     if residual is None:
         raise OperandError.of("residual_out", got="one, without a residual", expected="None")
     out = checked_matrix("residual_out", out, x)
-    if out.stride(-1) != 1 or alignment(out) < 16:
+    if readable(out) is not out:
         got = f"address {out.data_ptr():#x}, strides {out.stride()}"
         raise OperandError.of("residual_out", got=got, expected="contiguous rows at multiples of 16 bytes")
+    # a thread reads a block before it writes it: x and the residual may be the same memory, but not lie across it
+    read = {"x": None if _same(x, out) else x, "residual": None if _same(residual, out) else residual}
+    check_overlap({**read, "weight": weight}, out)
     return out
 
 
@@ -216,7 +217,9 @@ def compile_rmsnorm_quantize(
     Needs no GPU and no tensors. ``more``: fields of ``QuantizeProblem``.
     """
     format, found = resolve_format(format), architecture(arch)
-    quantized = QuantizeProblem(format, resolve_rule(rule, format), rows, k, dtype=DTYPE_NAMES[dtype], alignment=16, **more)
+    quantized = QuantizeProblem(
+        format, resolve_rule(rule, format), rows, k, dtype=DTYPE_NAMES[dtype], alignment=16, **more
+    )
     problem = RmsnormProblem(quantized, values, residual, "" if weight is None else DTYPE_NAMES[weight])
     config = choose_rmsnorm(problem, found, found.sm_count).config
     return KERNEL.compile(config), config

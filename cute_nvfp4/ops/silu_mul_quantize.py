@@ -22,7 +22,6 @@ from .checks import DTYPE_NAMES, tensors
 from .fused import (
     Quantization,
     alignment,
-    check_written,
     checked_matrix,
     checked_quantization,
     matrix,
@@ -76,9 +75,7 @@ def silu_mul_quantize(
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
     gates, ups = _halves(gate, up)
-    quantization = checked_quantization(gates, tuple(gates.shape), format, rule, global_scale, scale_layout, out)
-    if out is not None:
-        check_written({"gate": gates, "up": ups}, quantization)
+    quantization = checked_quantization(gates, format, rule, global_scale, scale_layout, out, {"up": ups})
     target = resolve(backend, gate.device)
     if target.backend == "reference":
         activation = silu_mul_reference(gates, ups)
@@ -116,8 +113,8 @@ def _launch(
     activation = None
     if wants_activation or quantization.computes_scale:
         activation = torch.empty(gate.shape, dtype=gate.dtype, device=device)
-    result = quantization.result(device)
-    problem = FusedProblem(quantization.problem(gate.dtype, alignment(gate, up)), values=activation is not None)
+    result = quantization.result()
+    problem = FusedProblem(quantization.problem(alignment(gate, up)), values=activation is not None)
     plan = choose_silu_mul(problem, target.arch, sm_count(target, device))
     arguments = SiluMulArguments(
         quantize=quantize_arguments(gate, result, quantization, plan), up=matrix(up), values=matrix(activation)
@@ -144,7 +141,9 @@ def compile_silu_mul_quantize(
     Needs no GPU and no tensors. ``more``: fields of ``QuantizeProblem``.
     """
     format, found = resolve_format(format), architecture(arch)
-    quantized = QuantizeProblem(format, resolve_rule(rule, format), rows, k, dtype=DTYPE_NAMES[dtype], alignment=16, **more)
+    quantized = QuantizeProblem(
+        format, resolve_rule(rule, format), rows, k, dtype=DTYPE_NAMES[dtype], alignment=16, **more
+    )
     config = choose_silu_mul(FusedProblem(quantized, values), found, found.sm_count).config
     return KERNEL.compile(config), config
 

@@ -5,8 +5,9 @@ own by FMAs, in four sums; then the lanes of a warp; then the warps, through sha
 the dtype alone, so that a row's result does not depend on the other rows. One barrier a row is enough, because the sums
 of the warps have two places that take turns. Then each thread has whole blocks, and quantizes them as all kernels do.
 
-A CTA that takes several rows loads the next one before it quantizes this one, and the first one before it looks at the
-global scale: in decoding a row's time is that of its loads. Quads of lanes join the scales of four columns to a word.
+The first row is loaded before the global scale is looked at: in decoding a row's time is that of its loads. A CTA that
+takes several rows loads the next one, weights once more, after it has quantized this one, when its registers are free:
+other CTAs of the multiprocessor compute meanwhile. Quads of lanes join the scales of four columns to a word.
 
 Rows that only the blocked layout has are walked like others: nothing is read for them, and their scales are zero.
 """
@@ -18,7 +19,7 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Boolean, Float32, Int32, Int64, Uint32
+from cutlass import Float32, Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
 from ...ptx.arithmetic import add_rn, fma_rn, mul_rn, rsqrt_approx
@@ -38,10 +39,11 @@ _SUMS = 4
 
 
 class RowWords(NamedTuple):
-    """A thread's words of a row: of its blocks of x, and of the residual if there is one."""
+    """A thread's words of a row: of its blocks of x, and of the residual and the weight if there are."""
 
     x: tuple[Uint32, ...]
     residual: tuple[Uint32, ...] | None
+    weight: tuple[Uint32, ...] | None
 
 
 class RmsnormQuantize(QuantizeKernel):
@@ -67,8 +69,7 @@ class RmsnormQuantize(QuantizeKernel):
         sums = smem.allocate_array(Float32, 2 * WARP, byte_alignment=16).toint()
         matrices, residual_out = self.tensors(arguments)
 
-        words = self.load_row(matrices, cta, thread)
-        weight = self.load_weight(arguments, thread)
+        words = self.load_row(arguments, matrices, cta, thread)
         context = self.context(arguments.quantize, smem, thread, cta)
         place = Int32(0)
         for row in cutlass.range(cta, arguments.quantize.walk.count, ctas, unroll=1):
@@ -76,13 +77,18 @@ class RmsnormQuantize(QuantizeKernel):
                 words = self.with_residual(words, residual_out, row, thread, matrices)
             total = self.sum_of_squares(words.x, sums + 4 * WARP * place, thread)
             inverse = rsqrt_approx(fma_rn(total, arguments.inverse_k, arguments.eps))
-            following = self.load_row(matrices, row + ctas, thread)
             for i in cutlass.range_constexpr(cfg.blocks):
                 column = thread + i * cfg.threads
-                values = self.normed(words.x, weight, inverse, i)
-                code, out = quantize_block(self.config, values, context)
-                self.store_block(matrices, row, column, values, code, out)
-            words = following
+                exists = matrices.has(row, column)
+                values = self.normed(words, inverse, i)
+                if cutlass.const_expr(cfg.values):
+                    if exists:
+                        self.store(address_of(matrices.mValues, (row, column)), values)
+                code, out = quantize_block(cfg, values, context)
+                if exists:
+                    self.store(address_of(matrices.mData, (row, column * cfg.out_bytes)), out)
+                self.store_scale(matrices, row, column, Uint32(cutlass.select_(exists, code, Uint32(0))))
+            words = self.load_row(arguments, matrices, row + ctas, thread)
             place = place ^ 1
 
     def tensors(self, arguments: RmsnormArguments) -> tuple[Matrices, cute.Tensor | None]:
@@ -98,7 +104,7 @@ class RmsnormQuantize(QuantizeKernel):
         """The thread's blocks."""
         return [thread + i * self.config.threads for i in range(self.config.blocks)]
 
-    def load_row(self, matrices: Matrices, row: Int32, thread: Int32) -> RowWords:
+    def load_row(self, arguments: RmsnormArguments, matrices: Matrices, row: Int32, thread: Int32) -> RowWords:
         """The thread's blocks of a row; zeros of what does not exist."""
 
         def words(tensor: cute.Tensor | None) -> tuple[Uint32, ...] | None:
@@ -109,7 +115,7 @@ class RmsnormQuantize(QuantizeKernel):
                 found += self.load(address_of(tensor, (row, column)), matrices.has(row, column))
             return tuple(found)
 
-        return RowWords(words(matrices.mX), words(matrices.mOther))
+        return RowWords(words(matrices.mX), words(matrices.mOther), self.load_weight(arguments, thread))
 
     def load_weight(self, arguments: RmsnormArguments, thread: Int32) -> tuple[Uint32, ...] | None:
         """The words of the weights of the thread's blocks."""
@@ -135,7 +141,7 @@ class RmsnormQuantize(QuantizeKernel):
             column = thread + i * self.config.threads
             if matrices.has(row, column):
                 self.store(address_of(out, (row, column)), found[i * count : (i + 1) * count])
-        return RowWords(found, words.residual)
+        return words._replace(x=found)
 
     @cute.jit
     def sum_of_squares(self, words: tuple[Uint32, ...], sums: Int32, thread: Int32) -> Float32:
@@ -154,9 +160,7 @@ class RmsnormQuantize(QuantizeKernel):
             total = sum_lanes(cutlass.select_(lane < warps, mine, Float32(0.0)), WARP)
         return total
 
-    def normed(
-        self, words: tuple[Uint32, ...], weight: tuple[Uint32, ...] | None, inverse: Float32, i: int
-    ) -> tuple[Uint32, ...]:
+    def normed(self, words: RowWords, inverse: Float32, i: int) -> tuple[Uint32, ...]:
         """The words of the thread's ``i``-th block, normed, times the weight, rounded once."""
         cfg, block = self.config, self.config.block
 
@@ -164,29 +168,16 @@ class RmsnormQuantize(QuantizeKernel):
             count = block * item_bytes // 4
             return words[i * count : (i + 1) * count]
 
-        values = [mul_rn(x, inverse) for x in to_f32(cfg, part(words, cfg.item_bytes))]
-        if weight is not None:
-            kind = cfg.with_dtype(self.config.weight)
-            values = [mul_rn(y, w) for y, w in zip(values, to_f32(kind, part(weight, kind.item_bytes)))]
+        values = [mul_rn(x, inverse) for x in to_f32(cfg, part(words.x, cfg.item_bytes))]
+        if words.weight is not None:
+            kind = cfg.with_dtype(cfg.weight)
+            values = [mul_rn(y, w) for y, w in zip(values, to_f32(kind, part(words.weight, kind.item_bytes)))]
         return from_f32(cfg, values)
 
     @cute.jit
-    def store_block(
-        self,
-        matrices: Matrices,
-        row: Int32,
-        column: Int32,
-        values: tuple[Uint32, ...],
-        code: Uint32,
-        out: tuple[Uint32, ...],
-    ):
-        """Stores a block's codes and scale, and its values where the configuration says so."""
+    def store_scale(self, matrices: Matrices, row: Int32, column: Int32, code: Uint32):
+        """Stores a block's scale: 0 where there is no block."""
         cfg, exists = self.config, matrices.has(row, column)
-        if exists:
-            self.store(address_of(matrices.mData, (row, column * cfg.out_bytes)), out)
-            if cutlass.const_expr(self.config.values):
-                self.store(address_of(matrices.mValues, (row, column)), values)
-        code = Uint32(cutlass.select_(exists, code, Uint32(0)))
         if cutlass.const_expr(cfg.layout == "blocked" or cfg.scale_word):
             # the lanes of a quad have four columns
             word = code << Uint32(8 * mod(column, ATOM_COLS))
