@@ -22,7 +22,7 @@ def test_cuda_sources_are_refused_with_the_reason(loaded_before: bool, monkeypat
     with simulated_gpu("sm_100a"):
         from torch.utils.cpp_extension import load, load_inline
 
-        with pytest.raises(TargetError, match="load_inline with CUDA sources needs a GPU: nvcc .* no PTX"):
+        with pytest.raises(TargetError, match=r"load_inline with CUDA sources needs a GPU: nvcc .* no PTX"):
             load_inline("mine", "void run();", CUDA, functions=["run"])
         with pytest.raises(TargetError, match="load_inline with CUDA sources"):
             load_inline("mine", "void run();", with_cuda=True)
