@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 
 import pytest
@@ -17,7 +18,7 @@ CUDA = "__global__ void twice(float* x) { x[threadIdx.x] *= 2; }"
 def test_cuda_sources_are_refused_with_the_reason(loaded_before: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     if loaded_before:
-        import torch.utils.cpp_extension
+        importlib.import_module(MODULE)
     finders = list(sys.meta_path)
     with simulated_gpu("sm_100a"):
         from torch.utils.cpp_extension import load, load_inline
@@ -34,8 +35,7 @@ def test_cuda_sources_are_refused_with_the_reason(loaded_before: bool, monkeypat
 
 
 def test_extensions_in_c_plus_plus_are_left_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    import torch.utils.cpp_extension as module
-
+    module = importlib.import_module(MODULE)
     asked = []
     monkeypatch.setattr(module, "load_inline", lambda name, cpp_sources, cuda_sources=None: asked.append(name))
     with simulated_gpu("sm_100a"):

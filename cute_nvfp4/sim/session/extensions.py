@@ -64,8 +64,8 @@ def _host_only(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
         files = [sources] if isinstance(sources, str) else sources
         if given.get("cuda_sources") or given.get("with_cuda") or any(str(f).endswith((".cu", ".cuh")) for f in files):
             raise TargetError(
-                f"torch.utils.cpp_extension.{name} with CUDA sources needs a GPU: nvcc makes a library of them that calls "
-                "the CUDA driver, and no PTX that could be simulated is to be had. Run it on a machine with a GPU, or "
+                f"{_MODULE}.{name} with CUDA sources needs a GPU: nvcc makes a library of them that calls the CUDA "
+                "driver, and no PTX that could be simulated is to be had. Run it on a machine with a GPU, or "
                 "write the kernel in the CuTe DSL, where PTX can stand inline"
             )
         return original(*args, **kwargs)
