@@ -61,7 +61,8 @@ def test_turnstile_of_many_ctas(order: str) -> None:
     """As serial split-K: a ticket says whose turn it is, the last one first as well."""
     out = np.zeros(2, "u4")
     turn = "" if order == "up" else "mov.u32 %r6, %nctaid.x; sub.s32 %r2, %r6, %r2; sub.s32 %r2, %r2, 1;"
-    text = module(BEGIN.replace("setp", f"{turn} setp", 1) + f"{WAITS['rotated']} MEET: bar.sync 0; {WORK} {RELEASE}", 1)
+    begin = BEGIN.replace("setp", f"{turn} setp", 1)
+    text = module(f"{begin} {WAITS['rotated']} MEET: bar.sync 0; {WORK} {RELEASE}", 1)
     launch_kernel(text, [out], grid=(120, 1, 1), block=(96, 1, 1), step_limit=20_000)
     assert out.tolist() == [120, turns(120)]
 
