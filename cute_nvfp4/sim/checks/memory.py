@@ -39,7 +39,7 @@ class Shadows:
 
     def touch_global(self, address: np.ndarray, length: int, who: Actor, write: bool, label: int) -> None:
         """An access to rows of ``length`` bytes at ``address`` (k, m) of global memory."""
-        for region, where in self.globals.by_region(address):
+        for region, where in self.globals.by_region(address, length):
 
             def enter(watched, where=where):
                 first, count = self.globals.granules(watched, address, length)
