@@ -209,7 +209,7 @@ def test_hazards_are_allowed_or_collected(program, tmp_path) -> None:
     assert line.startswith("warning: race-in-warp at ld.shared.b32 (PTX line ") and line.endswith(", and 1 more")
     found = json.loads(report.read_text())
     assert [f["severity"] for f in found["findings"]] == ["warning", "warning"] and found["allow"] == ["race-in-warp"]
-    assert {f["loc"].rpartition("/")[2] for f in found["findings"]} == {"program.py:14", "program.py:16"}
+    assert {f["loc"].rpartition("/")[2] for f in found["findings"]} == {"program.py:13", "program.py:15"}
     collected = invoke("--continue", "--json", str(report), path)
     assert collected.exit_code == EXIT_HAZARD and "2 hazard(s): race-in-warp at ld.shared.b32" in collected.stderr
     found = json.loads(report.read_text())
