@@ -15,6 +15,7 @@ from cute_nvfp4.sim.checks import kernel as facts
 from cute_nvfp4.sim.checks.asynchronous import AsynchronousAccesses
 from cute_nvfp4.sim.checks.barrier_use import BarrierUse
 from cute_nvfp4.sim.checks.ending import Ending
+from cute_nvfp4.sim.checks.findings import Findings
 from cute_nvfp4.sim.checks.foreign import Left
 from cute_nvfp4.sim.checks.generic import GenericAccesses
 from cute_nvfp4.sim.checks.global_memory import GlobalShadows
@@ -35,7 +36,8 @@ __all__ = ["Checks"]
 class Checks:
     """The checks of a launch: what lasts over its waves. CTAs of different waves are as unordered as those of one."""
 
-    def __init__(self, kernel: CompiledKernel, memory: GlobalMemory) -> None:
+    def __init__(self, kernel: CompiledKernel, memory: GlobalMemory, findings: Findings) -> None:
+        self._findings = findings
         self._labels = Labels()
         self._left: dict[int, list[Left]] = {}
         self._kinds = facts.kinds(kernel.source)
@@ -46,7 +48,7 @@ class Checks:
 
     def listeners(self, wave: Wave) -> list[Listener]:
         """The parts, for one wave."""
-        state = State(wave, self._labels, self._left, self._kinds)
+        state = State(wave, self._labels, self._left, self._kinds, self._findings)
         shadows = Shadows(state, self._globals, self._shared_grain)
         barriers, maps = BarrierUse(state), TensorMaps(state, shadows, self._map_versions)
         return [

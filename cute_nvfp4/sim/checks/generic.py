@@ -11,7 +11,6 @@ from cute_nvfp4.sim.checks.memory import Shadows
 from cute_nvfp4.sim.checks.shadow import Actor
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
-from cute_nvfp4.sim.errors import UndefinedRegister
 from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.engine import Pending
 from cute_nvfp4.sim.machine.events import Listener, Mask, Values
@@ -35,14 +34,14 @@ class GenericAccesses(Listener):
 
     def __init__(self, state: State, shadows: Shadows, maps: TensorMaps) -> None:
         self.wave, self.clocks, self.labels, self.foreign = state.wave, state.clocks, state.labels, state.foreign
-        self.cluster_of_warp, self.maps = state.cluster_of_warp, maps
+        self.cluster_of_warp, self.maps, self.findings = state.cluster_of_warp, maps, state.findings
         self.shadows, self.globals = shadows, shadows.globals
         self.quiet = False
 
     def undefined(self, g: Group, slot: int, i: Instruction) -> None:
         name = list(g.wave.run.kernel.slots)[slot].partition("@")[0]
         who = f"{g.thread()} in {g.wave.run.launch.title}"
-        raise UndefinedRegister(f"{i.where()}: register {name} has never been written; {who}")
+        self.findings.hazard("undefined-register", f"{i.where()}: register {name} has never been written; {who}", i)
 
     def starts(self, pending: Pending) -> None:
         self.quiet = True

@@ -56,17 +56,17 @@ class Shadows:
         at, granule, found = first(bad, index, epochs)
         cta, byte = divmod(granule * size, self.state.wave.shared_stride)
         place = f"byte {byte} of the shared memory (address {byte + SHARED_BASE:#x}) of {self.state.wave.cta_name(cta)}"
-        raise self.state.reporter.hazard(kind, who, place, at, found, None)
+        self.state.reporter.conflict(kind, who, place, at, found, None)
 
     def _in_tensor(self, kind: str, who, index, bad, epochs) -> None:
         at, granule, found = first(bad, index, epochs)
         cta, lane, column = self.tensor.place(granule)
         place = f"tensor memory of {self.state.wave.cta_name(cta)}, lanes {lane}..{lane + 15}, column {column}"
-        raise self.state.reporter.hazard(kind, who, place, at, found, None)
+        self.state.reporter.conflict(kind, who, place, at, found, None)
 
     def _in_global(self, watched, kind: str, who, index, bad, epochs) -> None:
         at, granule, found = first(bad, index, epochs)
         address = max(watched.start + granule * watched.grain, watched.region.base)
         label = int((watched.read_by if kind == "write after read" else watched.wrote)[granule])
         place = self.state.wave.run.memory.describe(address).partition(" is ")[2]
-        raise self.state.reporter.hazard(kind, who, place, at, found, label)
+        self.state.reporter.conflict(kind, who, place, at, found, label)

@@ -16,7 +16,7 @@ from cute_nvfp4.sim.machine.launch import Launch
 from cute_nvfp4.sim.observe.result import Result
 from cute_nvfp4.sim.program import Program
 from cute_nvfp4.sim.runner import run
-from cute_nvfp4.sim.session import driver
+from cute_nvfp4.sim.session import driver, extensions
 from cute_nvfp4.sim.session.dsl import DslHooks
 from cute_nvfp4.sim.session.memory import DeviceMemory
 from cute_nvfp4.sim.session.patches import Patches
@@ -146,6 +146,7 @@ def simulated_gpu(
         hooks.install(patches)
         driver.install(patches, session.runtime)
         session.cuda.install(patches)
+        extensions.install(patches)
         session.active, _current = True, session
         with session.mode:
             yield session
