@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .output import STDOUT, fail, shown_errors, stderr, write_json
+from .output import check_writable, fail, shown_errors, stderr, write_json
 from .sim_findings import show_findings
 from .sim_outcome import EXIT_HAZARD, EXIT_INTERNAL, EXIT_NOT_MODELLED, launch_line, show_outcome
 
@@ -126,7 +126,7 @@ def sim(
         kind = "option" if script.startswith("-") else "file"
         fail(f"there is no {kind} {script}" + (" (see --help)" if kind == "option" else ""), 2)
     for name, path in (("--trace", trace), ("--json", json)):
-        _check_writable(name, path)
+        check_writable(name, path)
     options = Options(script, list(context.args), arch, str(chosen), checks, counters, trace, json)
     options.quiet, options.traceback, options.execute = quiet, with_traceback, execute
     options.benchmarks, options.step_limit = benchmarks, step_limit
@@ -138,20 +138,6 @@ def sim(
 
         status = run_schedules(options, schedules, chosen.seed)
     raise typer.Exit(status)
-
-
-def _check_writable(option: str, path: str) -> None:
-    """Ends the command now if the file cannot be written later."""
-    if not path or (option == "--json" and path == STDOUT):
-        return
-    there = Path(path).exists()
-    try:
-        with open(path, "a"):
-            pass
-        if not there:
-            Path(path).unlink()
-    except OSError as error:
-        fail(f"{option}: cannot write {path}: {error.strerror}", 2)
 
 
 def _run(options: Options) -> int:
