@@ -18,6 +18,8 @@ from cute_nvfp4.sim.checks import kernel as facts
 from cute_nvfp4.sim.checks.asynchronous import AsynchronousAccesses
 from cute_nvfp4.sim.checks.barrier_use import BarrierUse
 from cute_nvfp4.sim.checks.ending import Ending
+from cute_nvfp4.sim.checks.exchanges import Exchanges
+from cute_nvfp4.sim.checks.exchanges import sources as exchanges_of
 from cute_nvfp4.sim.checks.findings import Findings
 from cute_nvfp4.sim.checks.foreign import Left
 from cute_nvfp4.sim.checks.generic import GenericAccesses
@@ -48,15 +50,18 @@ class Checks:
         self._shared_grain, grain = facts.grains(kernel.source)
         self._globals = GlobalShadows(memory, grain, unwritten.written)
         self._self_completing = facts.self_completing(kernel)
+        self._exchanges = exchanges_of(kernel)
         self._map_versions: dict[int, int] = {}
 
     def listeners(self, wave: Wave) -> list[Listener]:
         """The parts, for one wave."""
         state = State(wave, self._labels, self._left, self._kinds, self._findings)
         shadows = Shadows(state, self._globals, self._shared_grain, partial(self._unwritten.read, next(self._waves)))
+        exchanges = Exchanges(state, self._exchanges) if self._exchanges else None
         barriers, maps = BarrierUse(state), TensorMaps(state, shadows, self._map_versions)
         return [
-            GenericAccesses(state, shadows, maps),
+            *([exchanges] if exchanges else []),
+            GenericAccesses(state, shadows, maps, exchanges),
             AsynchronousAccesses(state, shadows, barriers, self._self_completing),
             Synchronisation(state, shadows, barriers, maps),
             maps,
