@@ -1,7 +1,7 @@
 """Chunks of 16 bytes in host memory: gathers and scatters of the copy engines, with bounds.
 
-A chunk travels as one complex128, which numpy moves as 16 bytes without looking at them. Addresses are 64 bits and wrap:
-maps of ragged tensors reach their rows by way of the far end of memory.
+A chunk travels as one complex128, which numpy moves as 16 bytes without looking at them. Addresses have 64 bits and
+wrap: maps of ragged tensors reach their rows by way of the far end of memory.
 """
 
 from __future__ import annotations
