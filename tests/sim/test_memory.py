@@ -274,7 +274,8 @@ def test_warps_that_take_no_part_may_hold_any_address(space: str, address: str) 
 def test_addresses_beside_what_there_is(code: str, what: str, checks: bool) -> None:
     """Every instruction that takes an address says where it was, with checks on as well as off."""
     body = f"""mov.u32 %r2, %tid.x; mov.u32 %a, cell; setp.ne.u32 %q1, %r2, 0; @%q1 bra END;
-    mbarrier.init.shared.b64 [bar], 1; st.shared.v4.b32 [%a], {{%r2, %r2, %r2, %r2}}; fence.proxy.async; {code} cp.async.bulk.commit_group;
+    mbarrier.init.shared.b64 [bar], 1; st.shared.v4.b32 [%a], {{%r2, %r2, %r2, %r2}}; fence.proxy.async;
+    {code} cp.async.bulk.commit_group;
     cp.async.bulk.wait_group 0; END:"""
     for cluster in (1, 2):
         with pytest.raises((OutOfBounds, MbarrierMisuse), match=what) as error:
