@@ -71,11 +71,12 @@ class Quantization:
         request = self.request
         x, format = request.source.matrices, request.format
         _, rows, k = x.shape
-        data = x.new_empty((rows, format.data_columns(k)), dtype=torch.uint8)
+        data = torch.empty((rows, format.data_columns(k)), dtype=torch.uint8, device=x.device)
         if request.scale_layout == "rowmajor":
-            scale = x.new_empty((rows, self.columns), dtype=torch.uint8)
+            scale = torch.empty((rows, self.columns), dtype=torch.uint8, device=x.device)
         else:
-            scale = blocked_view(x.new_empty(blocked_bytes(rows, self.columns), dtype=torch.uint8), rows, self.columns)
+            flat = torch.empty(blocked_bytes(rows, self.columns), dtype=torch.uint8, device=x.device)
+            scale = blocked_view(flat, rows, self.columns)
         return BlockScaledTensor(data, scale, factor, format)
 
     def of_values(self, values: torch.Tensor, backend: str) -> BlockScaledTensor:

@@ -74,18 +74,18 @@ def rmsnorm_quantize(
 
     Returns: the result; or, with ``residual`` or ``return_normed``, ``RmsnormQuantized``.
 
-    **What is rounded.** normed = s · (1 / sqrt(mean(s²) + eps)) · weight in float32, each product rounded, and then once
-    to x's dtype: as ``torch.nn.functional.rms_norm`` of one kernel does. The data and the scales are bit for bit what
-    ``quantize(normed, …)`` gives; the new residual is exact. Sums of squares have an order: it depends on K and dtypes
-    alone, so a row's result does not depend on the other rows, and repeats bit for bit.
+    **What is rounded.** normed = s · (1 / sqrt(mean(s²) + eps)) · weight in float32, each product rounded, and then
+    once to x's dtype, as ``torch.nn.functional.rms_norm`` does in one kernel. The data and the scales are bit for bit
+    what ``quantize(normed, …)`` gives; the new residual is exact. Sums of squares have an order: it depends on K,
+    format and dtype alone, so a row's result does not depend on the other rows, and repeats bit for bit.
 
-    **How near normed is.** All squares are positive, and a sum passes at most 28 roundings (a thread's chain, four sums,
-    a warp, the warps); the mean and eps add two; the root halves what is relative; ``rsqrt.approx`` is off by 2**-22.9,
-    each product by 2**-24: altogether less than 2**-19 of the value. Float16 and bfloat16 results are therefore within
-    1 ulp (0.51) of the value computed without rounding; float32 ones within 2**-19 of it. The reference computes in
-    float64 and rounds once. A sum of squares beyond float32 (|s| near 1e19) is infinity, and the row zeros, on every
-    backend; squares below 2**-126 vanish, which eps hides if it is 2**-100 or more. A NaN makes its row NaN; infinity
-    its own block, and the others zeros.
+    **How near normed is.** All squares are positive, and a sum passes at most 28 roundings (a thread's chain, four
+    sums, a warp, the warps); the mean and eps add two; the root halves what is relative; ``rsqrt.approx`` is off by
+    2**-22.9, each product by 2**-24: altogether less than 2**-19 of the value. Float16 and bfloat16 results are
+    therefore within 1 ulp (0.51) of the value computed without rounding; float32 ones within 2**-19 of it. The
+    reference computes in float64 and rounds once. A sum of squares beyond float32 (|s| near 1e19) is infinity, and the
+    row zeros, on every backend; squares below 2**-126 vanish, which eps hides if it is 2**-100 or more. A NaN makes its
+    row NaN; infinity its own block, and the others zeros.
 
     Raises:
         OperandError, OperandTypeError: an argument that does not fit; results that overlap.

@@ -62,10 +62,11 @@ def silu_mul_quantize(
     Returns: the result; with ``return_activation`` ``SiluMulQuantized``.
 
     **What is rounded.** activation = silu(gate) · up in float32, and then once to the inputs' dtype: torch's
-    ``silu(gate) * up`` rounds silu, too. The data and the scales are bit for bit what ``quantize(activation, …)`` gives.
+    ``silu(gate) * up`` rounds silu, too. The data and the scales are bit for bit what ``quantize(activation, …)``
+    gives.
 
-    **How near the activation is.** silu is x / (1 + exp(−x)) by ``ex2.approx`` and ``rcp.approx``: its relative error is
-    at most 4·10⁻⁶ for gates down to −80, and 6·10⁻⁷ above −8 (``kernels/gemm/gates.py``); the product adds 2**-24.
+    **How near the activation is.** silu is x / (1 + exp(−x)) by ``ex2.approx`` and ``rcp.approx``: its relative error
+    is at most 4·10⁻⁶ for gates down to −80, and 6·10⁻⁷ above −8 (``kernels/gemm/gates.py``); the product adds 2**-24.
     Float16 and bfloat16 results are therefore within 1 ulp (0.51) of the value computed without rounding, float32 ones
     within 5·10⁻⁶ of it. Below −80 silu is smaller than 2·10⁻³³, and may be 0. The reference computes in float64 and
     rounds once. NaN stays NaN, and silu(−inf) is one, as in torch.

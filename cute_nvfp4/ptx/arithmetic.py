@@ -50,7 +50,7 @@ def rcp_rn(a: Float32) -> Float32:
 
 
 def rsqrt_approx(a: Float32) -> Float32:
-    """1 / sqrt(a), off by at most 2**-22.9 of it; infinity for 0. PTX 1.4: ``rsqrt.approx.f32``, subnormals included."""
+    """1 / sqrt(a), off by at most 2**-22.9 of it; infinity for 0. PTX 1.4: ``rsqrt.approx.f32``."""
     return asm("rsqrt.approx.f32 $0, $1;", [Float32], [Float32(a)])[0]
 
 
