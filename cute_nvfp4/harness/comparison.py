@@ -16,16 +16,22 @@ from .timing import geometric_mean
 @dataclass(frozen=True)
 class Figure:
     """One thing that is compared. ``kind`` is counted (by the simulator), compiled (read from the cubin) or measured
-    (on a GPU): figures of different kinds share no column. ``of`` gives None where a case has none."""
+    (on a GPU): figures of different kinds share no column. ``of`` gives None where a case has none;
+    ``plotted`` figures are bars on the page."""
 
     key: str
     title: str
     kind: str
     of: Callable[[CaseResult], float | None]
     digits: int = 0
+    plotted: bool = True
 
     def text(self, value: float | None) -> str:
         return "-" if value is None else f"{value:,.{self.digits}f}"
+
+    def ratio(self, value: float | None, first: float | None) -> str:
+        """How many times the first submission's it is, where that differs."""
+        return f"×{value / first:.2f}" if value is not None and first and value != first else ""
 
 
 def _count(name: str) -> Callable[[CaseResult], float | None]:
@@ -57,15 +63,17 @@ def _mean_us(case: CaseResult) -> float | None:
 
 FIGURES = (
     Figure("mean_us", "mean of a call, µs", "measured", _mean_us, 2),
-    Figure("launches", "launches", "counted", _count("launches")),
+    Figure("launches", "launches", "counted", _count("launches"), plotted=False),
     Figure("instructions", "warp instructions", "counted", _count("instructions")),
-    Figure("load_requests", "load requests", "counted", _count("load_requests")),
+    Figure("load_requests", "load requests", "counted", _count("load_requests"), plotted=False),
     Figure("sectors_per_request", "sectors a load request", "counted", _sectors_each, 2),
     Figure("bytes_read", "bytes asked for (sectors, TMA)", "counted", _bytes_read),
-    Figure("distinct_load_bytes", "bytes read at least once", "counted", _count("distinct_load_bytes")),
+    Figure("distinct_load_bytes", "bytes read at least once", "counted", _count("distinct_load_bytes"), plotted=False),
     Figure("mma_operations", "MMA instructions", "counted", _count("mma_operations")),
     Figure("shared_passes", "bank passes", "counted", _count("shared_passes")),
-    Figure("shared_ideal_passes", "bank passes without conflicts", "counted", _count("shared_ideal_passes")),
+    Figure(
+        "shared_ideal_passes", "bank passes without conflicts", "counted", _count("shared_ideal_passes"), plotted=False
+    ),
     Figure("registers", "registers a thread", "compiled", _largest("registers")),
     Figure("spills", "spill instructions", "compiled", _largest("spills")),
 )
@@ -88,8 +96,7 @@ class Contestant:
     def verdict(self) -> str:
         if self.run is None:
             return "cannot be loaded"
-        right = sum(case.passed for case in self.run.cases)
-        return f"all {right} cases" if self.passed else f"{right} of {len(self.run.cases)} cases"
+        return f"{sum(case.passed for case in self.run.cases)} of {len(self.run.cases)}"
 
     def case(self, position: int) -> CaseResult | None:
         return None if self.run is None else self.run.cases[position]
@@ -100,11 +107,13 @@ class Contestant:
         return figure.of(case) if case is not None and case.passed else None
 
     def mean(self, figure: Figure) -> float | None:
-        """The geometric mean over the cases, as the contest has it; None unless every case has a figure above zero."""
+        """The geometric mean over the cases, as the contest has it; None unless every case has the figure."""
         if self.run is None:
             return None
         values = [self.figure(figure, position) for position in range(len(self.run.cases))]
-        return geometric_mean(values) if values and all(values) else None
+        if any(value is None for value in values):
+            return None
+        return geometric_mean(values) if all(values) else 0.0
 
     def to_dict(self) -> dict:
         if self.run is None:
@@ -132,13 +141,14 @@ class Comparison:
         return next((contestant.run for contestant in self.contestants if contestant.run), None)
 
     def figures(self, kind: str, position: int | None = None) -> list[Figure]:
-        """Those of a kind of which somebody has more than nothing, in the case at ``position`` or in any."""
+        """Those of a kind that somebody has, in the case at ``position`` or in any; counts only if they are not 0."""
         places = range(len(self.run.cases) if self.run else 0) if position is None else [position]
-        return [
-            figure
-            for figure in FIGURES
-            if figure.kind == kind and any(c.figure(figure, place) for c in self.contestants for place in places)
-        ]
+
+        def known(figure: Figure) -> bool:
+            values = (contestant.figure(figure, place) for contestant in self.contestants for place in places)
+            return any(value is not None and (value or kind != "counted") for value in values)
+
+        return [figure for figure in FIGURES if figure.kind == kind and known(figure)]
 
     def to_dict(self) -> dict:
         return {"passed": self.passed, "submissions": [contestant.to_dict() for contestant in self.contestants]}

@@ -7,25 +7,26 @@ from pathlib import Path
 
 from .comparison import Comparison, Contestant, Figure
 from .counters import Launch
-from .schema import Case, Task, spec
+from .report import COUNTED, alike, counted, kernel_text, shape_text
+from .schema import Task
 
 COLORS = ("#3b76c4", "#e0813a", "#3a9a6b", "#b5539c", "#8a7a3d", "#6d63c9", "#c94f4f", "#5f7f8c")
 KINDS = {
-    "measured": "measured on the GPU named above, L2 cold and clean, launch included",
-    "counted": "counted by the simulator over the launches of one call; counts, not time",
-    "compiled": "read from the compiled kernel; the largest of a call's launches",
+    "measured": "Measured on the GPU named above, L2 cold and clean, launch included",
+    "counted": "Counted by the simulator over the launches of one call; counts, not time",
+    "compiled": "Read from the machine code; the largest of a call's launches",
 }
 _TEMPLATE = "comparison.html.j2"
 
 
 @dataclass(frozen=True)
 class Bar:
-    """``share``: of the longest bar of the case, from 0 to 1."""
+    """``share``: of the longest bar of the case, from 0 to 1; None where there is nothing to draw."""
 
     name: str
     color: str
     text: str
-    share: float
+    share: float | None
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,13 @@ def write_page(comparison: Comparison, task: Task, path: Path) -> None:
         run=comparison.run,
         figures=figures,
         rows=[_row(comparison, position, figures) for position in range(len(comparison.contestants))],
-        panels={kind: [_panel(comparison, figure) for figure in found] for kind, found in kinds.items()},
+        panels={
+            kind: [_panel(comparison, figure, task) for figure in found if figure.plotted]
+            for kind, found in kinds.items()
+        },
         kinds=KINDS,
-        launches=_launches(comparison),
-        launch_heads=LAUNCH_HEADS,
+        launches=_launches(comparison, task),
+        launch_heads=COUNTED,
     )
     path.write_text(text)
 
@@ -81,37 +85,54 @@ def _row(comparison: Comparison, position: int, figures: list[Figure]) -> Row:
     cells = []
     for figure in figures:
         value, other = contestant.mean(figure), first.mean(figure)
-        cells.append((figure.text(value), f"× {value / other:.2f}" if position and value and other else ""))
+        cells.append((figure.text(value), figure.ratio(value, other)))
     return Row(contestant, _color(position), contestant.verdict, cells)
 
 
-def _panel(comparison: Comparison, figure: Figure) -> Panel:
+def _panel(comparison: Comparison, figure: Figure, task: Task) -> Panel:
     cases = []
     for position, case in enumerate(comparison.run.cases):
         values = [contestant.figure(figure, position) for contestant in comparison.contestants]
         longest = max((value for value in values if value), default=1.0)
         bars = [
-            Bar(contestant.name, _color(number), figure.text(value), (value or 0.0) / longest)
+            Bar(contestant.name, _color(number), figure.text(value), None if value is None else value / longest)
             for number, (contestant, value) in enumerate(zip(comparison.contestants, values))
         ]
-        cases.append((_shape(case.case), bars))
+        cases.append((shape_text(case.case, task), bars))
     return Panel(figure.title, cases)
 
 
-def _shape(case: Case) -> str:
-    return " · ".join(part for part in spec(case).replace(":", "").split("; ") if not part.startswith("seed"))
+@dataclass(frozen=True)
+class LaunchRow:
+    """Launches that did the same, of one contestant in one case."""
+
+    name: str
+    color: str
+    kernel: str
+    launch: Launch
+    cells: list[str]
 
 
-def _launches(comparison: Comparison) -> list[tuple[str, list[tuple[str, str, Launch, list[str]]]]]:
-    """(case, (contestant, its colour, a launch, its cells)) of the cases in which the simulator launched something."""
+def _launches(comparison: Comparison, task: Task) -> list[tuple[str, list[LaunchRow]]]:
+    """The cases in which the simulator launched something, with what every contestant launched."""
     found = []
     for position, case in enumerate(comparison.run.cases if comparison.run else []):
         rows = [
-            (contestant.name, _color(number), launch, counted(launch.counters))
+            LaunchRow(
+                contestant.name,
+                _color(number),
+                _times(times) + kernel_text(launch.kernel),
+                launch,
+                counted(launch.counters),
+            )
             for number, contestant in enumerate(comparison.contestants)
             if contestant.run
-            for launch in contestant.run.cases[position].launches
+            for times, launch in alike(contestant.run.cases[position].launches)
         ]
         if rows:
-            found.append((_shape(case.case), rows))
+            found.append((shape_text(case.case, task), rows))
     return found
+
+
+def _times(count: int) -> str:
+    return f"{count} × " if count > 1 else ""
