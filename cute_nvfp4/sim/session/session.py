@@ -48,10 +48,11 @@ class LaunchRecord:
 class Session:
     """The state of a simulated GPU; made by ``simulated_gpu``.
 
-    ``launches`` lists what was launched, ``failure`` is the first launch that was stopped and its error, even where
-    the program went on. ``options`` are passed to ``sim.run``. ``observe`` is called before a launch
-    runs and, with its result in place, after it. With ``execute=False`` launches are recorded and not run. ``number``
-    is the session's own in this process; ``kept`` is for libraries to keep what belongs to the session.
+    ``launches`` lists what was launched, ``failure`` is the first launch that was stopped, or that went on past a
+    hazard (``on_hazard="collect"``), and its error, even where the program went on. ``options`` are passed to
+    ``sim.run``. ``observe`` is called before a launch runs and, with its result in place, after it. With
+    ``execute=False`` launches are recorded and not run. ``number`` is the session's own in this process; ``kept`` is
+    for libraries to keep what belongs to the session.
     """
 
     device: Device
@@ -112,6 +113,10 @@ class Session:
             except Exception as error:
                 self.failure = self.failure or (record, error)
                 raise
+            else:
+                found = next((f for f in record.result.findings if f.severity == "hazard"), None)
+                if found is not None:
+                    self.failure = self.failure or (record, found.error())
             finally:
                 record.seconds = time.perf_counter() - begin
         record.ended = True
