@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from cute_nvfp4.errors import SimError
 from cute_nvfp4.sim.checks import Checks, static
 from cute_nvfp4.sim.checks.findings import Findings
+from cute_nvfp4.sim.checks.unwritten import Unwritten
 from cute_nvfp4.sim.machine.events import Client
 from cute_nvfp4.sim.machine.executor import execute
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory
@@ -54,22 +55,28 @@ def run(
     found = Findings(kernel.source.name, allow, on_hazard)
     for finding in static.findings(kernel) if checks else ():
         found.add(finding)
-    state = Run(kernel, target, launch, memory, step_limit, sm_count, schedule or Schedule())
-    state.variables = program.variables(memory)
+    variables, unwritten = program.variables(memory), Unwritten(found, memory)
+
+    def execute_for(clients: Sequence[Client]) -> None:
+        state = Run(kernel, target, launch, memory, step_limit, sm_count, schedule or Schedule())
+        state.variables, state.clients = variables, clients
+        execute(state, warps_per_wave)
+
     steps, instructions = Steps(), Instructions(kernel)
     counted = Counters(memory, L2.of(target), steps) if counters else None
     clients: list[Client | None] = [
         steps if counters or trace is not None else None,
         instructions,
-        Checks(kernel, memory, found) if checks else None,
+        Checks(kernel, memory, found, unwritten) if checks else None,
         counted,
         trace.client(kernel, launch, steps) if trace is not None else None,
     ]
-    state.clients = [client for client in clients if client is not None]
     try:
-        execute(state, warps_per_wave)
+        execute_for([client for client in clients if client is not None])
     except SimError as error:
+        unwritten.stopped()
         error.findings = found.all()
         raise
+    unwritten.settle(lambda client: execute_for([client]))
     result = replace(instructions.result(launch), findings=found.all())
     return counted.complete(result) if counted else result

@@ -67,6 +67,10 @@ class Finding:
     def __str__(self) -> str:
         return f"{self.severity}: {self.message} [{self.rule}]"
 
+    def error(self) -> Hazard:
+        """What is raised for it."""
+        return CLASSES[self.rule](f"{self.message} [{self.rule}]")
+
     @staticmethod
     def at(instruction: Instruction, severity: str, rule: str, kernel: str, message: str) -> Finding:
         """The finding at ``instruction``."""
@@ -95,7 +99,7 @@ class Findings:
         if finding.severity == "hazard" and finding.rule in self.allow:
             finding = replace(finding, severity="warning")
         if finding.severity == "hazard" and not self.collect:
-            raise CLASSES[finding.rule](str(finding).removeprefix("hazard: "))
+            raise finding.error()
         key = (finding.rule, finding.line, finding.instruction)
         before = self._found.get(key)
         self._found[key] = replace(before, count=before.count + 1) if before else finding

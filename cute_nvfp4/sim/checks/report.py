@@ -86,7 +86,7 @@ class Reporter:
         kernel, report, i = self.wave.run.launch.title, self.findings.hazard, who.instruction
         mine = self.actor(who, row)
         if kind == "uninitialized":
-            report("uninitialized-read", f"{kernel}: {place}\n  is read by {mine},\n  and nobody has written it", i)
+            report("uninitialized-read", self.uninitialized(who, place, row), i)
             return
         other = self.other(found, who, row, label)
         if kind == "proxy":
@@ -117,6 +117,11 @@ class Reporter:
             f"  and nothing orders the two; {other.end.removesuffix(',')} would have to come between",
             i,
         )
+
+    def uninitialized(self, who: Actor, place: str, row: Any) -> str:
+        """That the agent at ``row`` reads what nobody has written."""
+        kernel = self.wave.run.launch.title
+        return f"{kernel}: {place}\n  is read by {self.actor(who, row)},\n  and nobody has written it"
 
     def actor(self, who: Actor, row: Any) -> str:
         warp = int(np.broadcast_to(who.warps, _wide(who, row))[row])

@@ -20,7 +20,7 @@ from cute_nvfp4.errors import SimError
 from cute_nvfp4.sim.errors import Deadlock, DivergentBarrier, LaunchError, ResidencyError, StepLimit, Trap
 from cute_nvfp4.sim.frontend.flow import EXIT, asks
 from cute_nvfp4.sim.machine.barriers import Barriers
-from cute_nvfp4.sim.machine.deadlock import picture
+from cute_nvfp4.sim.machine.deadlock import picture, who
 from cute_nvfp4.sim.machine.engine import MemoryWait, Wait
 from cute_nvfp4.sim.machine.launched import Run
 from cute_nvfp4.sim.machine.livelock import Livelock
@@ -191,8 +191,8 @@ class WaveRunner:
         """Loops that can never end; CTAs that have not started may be what they wait for."""
         lines = [f"{self.state.launch.title}: every warp that runs repeats a loop that changes nothing"]
         for g in groups:
-            lines.append(f"  {g.n} warp(s), first {g.thread()}, come back to {self._place(g)}")
-        lines += self.barriers.describe(self.live) + picture(self.parked, self.wave)
+            lines.append(f"  {who(self.wave, g.warps.tolist())} come back to {self._place(g)}")
+        lines += picture(self.wave, self.unmet, self.barriers, self.parked)
         if not len(self.state.clusters_left):
             return Deadlock("\n".join(lines))
         lines.append(f"  {TOGETHER}")
@@ -350,9 +350,5 @@ class WaveRunner:
         return code[0][0].where() if code else "the end"
 
     def _who_waits(self) -> str:
-        lines = [f"{self.state.launch.title}: nothing can run any more"]
-        for g in self.unmet:
-            text = self.blocks[g.block].code[0][0].where()
-            lanes = f"{int(g.lanes()[0].sum())} lane(s) of it, wait for other lanes of the warp at {text}"
-            lines.append(f"  {g.n} warp(s), first {g.thread()}, {lanes}")
-        return "\n".join(lines + self.barriers.describe(self.live) + picture(self.parked, self.wave))
+        title = f"{self.state.launch.title}: nothing can run any more"
+        return "\n".join([title, *picture(self.wave, self.unmet, self.barriers, self.parked)])
