@@ -133,7 +133,8 @@ def test_kernels_of_ones_own_are_compared(tmp_path: Path) -> None:
     assert done.exit_code == 112, done.output
     assert "2 of 3 submissions are right" in done.output and "syntax error in" in done.output
     cute, ptx, refused = json.loads(file.read_text())["submissions"]
-    assert (cute["name"], ptx["name"]) == ("starter_cute", "starter_inline_ptx") and "syntax error" in refused["refusal"]
+    assert (cute["name"], ptx["name"]) == ("starter_cute", "starter_inline_ptx")
+    assert "syntax error" in refused["refusal"]
     figures = [one["cases"][0]["figures"] for one in (cute, ptx)]
     assert figures[1]["instructions"] < 0.6 * figures[0]["instructions"]
     assert all(0 < found["registers"] < 64 and found["spills"] == 0 for found in figures)
