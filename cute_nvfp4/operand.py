@@ -19,6 +19,7 @@ from cute_nvfp4.scale_layout import blocked_bytes, blocked_shape, blocked_stride
 _BLOCKED_ALIGNMENT = 16
 # The widest load there is on any architecture is 32 bytes; TMA wants its tensors at 16.
 _MAX_DATA_ALIGNMENT = 16
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -250,7 +251,13 @@ def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, rows: int
 
 def _address(tensor: torch.Tensor) -> int:
     """Where a tensor is; 0 while torch traces, when it is nowhere yet. Kernels look again when they are called."""
-    return 0 if torch.compiler.is_compiling() else tensor.data_ptr()
+    return 0 if torch.compiler.is_dynamo_compiling() or is_wrapper(tensor) else tensor.data_ptr()
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for others: a fake or functional one, or another library's. It has no memory."""
+    kind = type(tensor)
+    return kind not in _PLAIN and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def _explain_blocked(scale: torch.Tensor, rows: int, columns: int, batch: int) -> str:

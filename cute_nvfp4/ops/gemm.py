@@ -19,6 +19,8 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..target import Target
 from .checks import DTYPE_NAMES, check_dtype, check_product, checked_output, parts, refuse_config, split_alpha, tensors
+from .library import products as operators
+from .library.registration import by_operator
 from .operands import check_operands, operand_record
 
 
@@ -58,6 +60,8 @@ def gemm(
             cannot be.
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
+    if by_operator((a, b), alpha, bias, out):
+        return operators.gemm(a, b, alpha, bias, out, out_dtype, config, backend)
     check_product(a, {"b": b})
     scalar, alpha_tensor = split_alpha(alpha, a.device)
     _check_bias(bias, a, b)

@@ -21,6 +21,8 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..target import Target, architecture
 from .checks import DTYPE_NAMES, check_dtype, check_product, checked_output, number, parts, tensors
+from .library import products as operators
+from .library.registration import by_operator
 
 
 def gemv(
@@ -55,6 +57,8 @@ def gemv(
         OperandError, OperandTypeError: operands that do not fit together, or cannot be computed with (by ``config``).
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
+    if by_operator((a, b), out):
+        return operators.gemv(a, b, alpha, out, out_dtype, backend, config)
     check_product(a, {"b": b}, (NVFP4,))
     shape = (a.batch, a.rows) if a.is_batched else (a.rows,)
     inputs = {} if out is None else parts({"a": a, "b": b})
