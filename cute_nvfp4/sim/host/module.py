@@ -17,8 +17,8 @@ from cute_nvfp4.sim.errors import LaunchError
 from cute_nvfp4.sim.frontend.model import clipped
 from cute_nvfp4.sim.host.cubin import elf_at, parameter_sizes
 from cute_nvfp4.sim.host.device import DEFAULT_ARCH, DEVICES, Device
-from cute_nvfp4.sim.machine.launch import Launch
-from cute_nvfp4.sim.tma.encode import encode_im2col, encode_tiled
+from cute_nvfp4.sim.machine.launch import Launch, TiledMap
+from cute_nvfp4.sim.tma.encode import encode_im2col, encode_tiled, tiled_map
 
 _I, _P, _U64 = ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64
 _TYPES = {"!llvm.ptr": _P, "i32": _I, "i64": _U64, "f32": ctypes.c_float}
@@ -29,6 +29,9 @@ _CLUSTER, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
 #: cudaLaunchAttributeID of what changes no result here: policies of access, synchronization and cluster scheduling,
 #: events, priority, memory domains, carve-out, and the preferred cluster (a wish, on top of the one that is granted)
 _HARMLESS = {0, 1, 3, 5, 7, 8, 9, 10, 11, 12, 14, 16, 17}
+
+#: bytes of an attribute's value that mean something, where they are not four: the DSL leaves the others as they were
+_ATTRIBUTE_BYTES = {_CLUSTER: 12, 11: 12, 1: 32, 7: 16, 12: 16}
 
 
 class HostModule:
@@ -48,6 +51,7 @@ class HostModule:
         self._sizes: dict[str, list[int]] = {}
         self._kernels: dict[int, str] = {}
         self._names: list[ctypes.Array] = []
+        self._encoded: dict[bytes, TiledMap] = {}
         with ir.Context():
             self._module = ir.Module.parse(host_ir)
             self._engine = ExecutionEngine(self._module, opt_level=2, shared_libs=[])
@@ -86,6 +90,7 @@ class HostModule:
         """Runs the host entry on arguments that lie at ``addresses``; ``take`` gets each launch at its place in the
         host's execution, and what it raises comes out here."""
         before, self._take = self._take, take
+        self._encoded.clear()
         try:
             self._invoke(self.entry, addresses)
         finally:
@@ -159,7 +164,9 @@ class HostModule:
             raise LaunchError(f"the host code stops because of CUDA error {status}")
 
     def _on_cuTensorMapEncodeTiled(self, out, *arguments) -> None:
-        ctypes.memmove(out, encode_tiled(*arguments), 128)
+        made = encode_tiled(*arguments)
+        self._encoded[made] = tiled_map(*arguments)
+        ctypes.memmove(out, made, 128)
 
     def _on_cuTensorMapEncodeIm2col(self, out, *arguments) -> None:
         ctypes.memmove(out, encode_im2col(*arguments), 128)
@@ -196,9 +203,14 @@ class HostModule:
         unknown = sorted(attributes.keys() - _HARMLESS - {_CLUSTER, _COOPERATIVE, _PROGRAMMATIC})
         if unknown:
             raise LaunchError(f"{clipped(name)} is launched with attributes {unknown}, which are not modelled")
+        cooperative, programmatic = flag[_COOPERATIVE], flag[_PROGRAMMATIC]
+        maps = tuple((i, self._encoded[copy]) for i, copy in enumerate(copies) if copy in self._encoded)
         self._take(
-            Launch(name, grid, block, copies, cluster, smem, flag[_COOPERATIVE], flag[_PROGRAMMATIC], stream or 0)
-        )
+            Launch(
+                name, grid, block, copies, cluster, smem, cooperative, programmatic, stream or 0, maps,
+                tuple((k, raw[: _ATTRIBUTE_BYTES.get(k, 4)]) for k, raw in attributes.items()),
+            )
+        )  # fmt: skip
 
 
 def _write(kind: Any, address: int, value: int) -> None:
