@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..formats import Format
+from ..formats import Format, as_bytes
 from ..operand import BlockScaledTensor
 from ..quantization import philox
 from ..quantization.hadamard import Hadamard, resolve_hadamard
@@ -19,6 +19,7 @@ from .quantize_launch import launch_quantize
 from .quantize_request import (
     BackendChoice,
     QuantizeRequest,
+    check_out,
     checked_request,
     choose_backend,
     global_scale_of,
@@ -42,6 +43,7 @@ def quantize(
     axis: int | None = None,
     pad: bool = False,
     scale_layout: str = "blocked",
+    out: BlockScaledTensor | None = None,
     backend: Backend = "auto",
 ) -> BlockScaledTensor:
     """``x`` in a block-scaled format: data and scales as ``uint8``, ready for the products of this library.
@@ -67,6 +69,9 @@ def quantize(
         axis: the dimension of x along which blocks run (last by default), moved last; ``transpose`` is ``axis=-2``.
         pad: zeros up to a whole number of blocks along K, which a product does not notice; otherwise an error.
         scale_layout: "blocked" (``cute_nvfp4.scale_layout``) or "rowmajor".
+        out: where to put the result, and what is returned: an operand of its shape, format and scale layout, with a
+            global scale unless ``global_scale`` is None or the format has none, which is written, too (it may be the
+            given one). Nothing may overlap. Padding of blocked scales is written.
         backend: ``auto`` (the kernels for CUDA tensors, and within ``simulating`` for CPU tensors, where they take the
             request; else exact torch), ``cuda``, ``sim`` (the kernels; what they cannot do is an error: "hessian",
             "optimal" of MXFP4 or of tiles, padding, rotations larger than a block), ``reference`` (exact torch: any
@@ -99,16 +104,20 @@ def quantize(
         pad=pad,
         scale_layout=scale_layout,
     )
+    if out is not None:
+        check_out(out, request, global_scale)
     chosen = choose_backend(backend, request)
     seed = philox.resolve_seed(generator) if rounding == "stochastic" else None
     if chosen.backend != "reference":
-        return _by_kernels(request, global_scale, seed, backend)
+        return _by_kernels(request, global_scale, seed, out, backend)
     factor = global_scale_of(global_scale, request)
     blocks = None if hessian is None else hessian_blocks(hessian, request.source.k, request.format, x.device)
     data, scale = quantize_slabs(request.source, request.rule, request.format, factor, seed, blocks)
     if x.ndim < 3:
         data, scale = data[0], scale[0]
-    return BlockScaledTensor(data, to_blocked(scale) if scale_layout == "blocked" else scale, factor, request.format)
+    scale = to_blocked(scale) if scale_layout == "blocked" else scale
+    result = BlockScaledTensor(data, scale, factor, request.format)
+    return result if out is None else _stored(result, out)
 
 
 def explain_backend(
@@ -126,8 +135,22 @@ def explain_backend(
     return choose_backend(backend, checked_request(x, format, rule, **options))
 
 
+def _stored(result: BlockScaledTensor, out: BlockScaledTensor) -> BlockScaledTensor:
+    """``out`` with the values of ``result``."""
+    as_bytes(out.data).copy_(result.data)
+    blocked = out.scale_layout == "blocked"
+    as_bytes(out.blocked_scale() if blocked else out.scale).copy_(result.scale)
+    if out.global_scale is not None:
+        out.global_scale.copy_(result.global_scale.reshape(out.global_scale.shape))
+    return out
+
+
 def _by_kernels(
-    request: QuantizeRequest, given: str | float | torch.Tensor | None, seed: int | None, backend: Backend
+    request: QuantizeRequest,
+    given: str | float | torch.Tensor | None,
+    seed: int | None,
+    out: BlockScaledTensor | None,
+    backend: Backend,
 ) -> BlockScaledTensor:
     """``request`` quantized by the kernels; under ``torch.compile`` they are one operator of the graph."""
     x, format, blocked = request.source.matrices, request.format, request.scale_layout == "blocked"
@@ -142,11 +165,13 @@ def _by_kernels(
             scale = blocked_view(scale, x.shape[1], format.scale_columns(x.shape[2]), x.shape[0])
         result = BlockScaledTensor(data, scale, found if computed else given, format)
     else:
-        result = launch_quantize(request, factor, seed, resolve(backend, x.device))
-    if request.ndim == 3:
-        return result
-    scale = result.scale if blocked else result.scale[0]
-    return BlockScaledTensor(result.data[0], scale, result.global_scale, format)
+        result = launch_quantize(request, factor, seed, resolve(backend, x.device), out)
+        if out is not None:
+            return out
+    if request.ndim != 3:
+        scale = result.scale if blocked else result.scale[0]
+        result = BlockScaledTensor(result.data[0], scale, result.global_scale, format)
+    return result if out is None else _stored(result, out)
 
 
 _SCHEMA = (

@@ -24,12 +24,17 @@ from .quantize_request import QuantizeRequest
 
 
 def launch_quantize(
-    request: QuantizeRequest, global_scale: torch.Tensor | str | None, seed: int | None, target: Target
+    request: QuantizeRequest,
+    global_scale: torch.Tensor | str | None,
+    seed: int | None,
+    target: Target,
+    out: BlockScaledTensor | None = None,
 ) -> BlockScaledTensor:
     """``request`` quantized by the kernels: (L, MN, K), the bits of the reference.
 
     global_scale: a float32 tensor of no dimensions: one pass; "auto": a pass over x finds its largest finite magnitude,
-    and the next one computes the global scale from it; or None. seed: of stochastic rounding.
+    and the next one computes the global scale from it; or None. seed: of stochastic rounding. out: a checked one, to
+    write to.
 
     Runs on the current stream, without synchronising the device.
     """
@@ -42,7 +47,12 @@ def launch_quantize(
     given, computed = global_scale, None
     if isinstance(global_scale, str):
         given = torch.zeros((), dtype=torch.float32, device=device)
-        computed = torch.empty((), dtype=torch.float32, device=device)
+        computed = torch.empty((), dtype=torch.float32, device=device) if out is None else out.global_scale
+    elif out is not None and given is not None:
+        # the kernel reads what the result will have
+        if given.data_ptr() != out.global_scale.data_ptr():
+            out.global_scale.copy_(given.reshape(out.global_scale.shape))
+        given = out.global_scale
     problem = QuantizeProblem(
         format=format,
         rule=request.rule,
@@ -64,13 +74,11 @@ def launch_quantize(
         signs = sum(1 << i for i, sign in enumerate(request.source.rotation.signs) if sign < 0)
     if plan.amax is not None:
         _launch_amax(plan.amax, x, in_memory, given, _int32(signs), target)
-    data = torch.empty((batch, rows, format.data_columns(k)), dtype=torch.uint8, device=device)
-    columns, scale_strides = problem.columns, Strides(problem.columns, rows * problem.columns)
-    if request.scale_layout == "blocked":
-        flat = torch.empty(blocked_bytes(rows, columns, batch), dtype=torch.uint8, device=device)
-        scale, scale_strides = blocked_view(flat, rows, columns, batch), Strides(0, flat.numel() // batch)
-    else:
-        scale = torch.empty((batch, rows, columns), dtype=torch.uint8, device=device)
+    columns = problem.columns
+    data, scale = _new(request, rows, columns) if out is None else (out.data, out.scale)
+    data = data if data.ndim == 3 else data.unsqueeze(0)
+    blocked = request.scale_layout == "blocked"
+    scale_strides = Strides(0 if blocked else columns, scale.numel() // batch)
     touched = tensors({"x": x, "global_in": given}, {"data": data, "scale": scale, "global_out": computed})
     arguments = QuantizeArguments(
         x=x.data_ptr(),
@@ -91,7 +99,18 @@ def launch_quantize(
         walk=plan.walk,
     )
     QUANTIZE.run(plan.config, target, device, arguments, lambda: touched)
-    return BlockScaledTensor(data, scale, given if computed is None else computed, format)
+    return BlockScaledTensor(data, scale, given if computed is None else computed, format) if out is None else out
+
+
+def _new(request: QuantizeRequest, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Data and scales of matrices (L, MN, K), not written yet."""
+    x, format = request.source.matrices, request.format
+    batch = x.shape[0]
+    data = x.new_empty((batch, rows, format.data_columns(request.source.k)), dtype=torch.uint8)
+    if request.scale_layout == "rowmajor":
+        return data, x.new_empty((batch, rows, columns), dtype=torch.uint8)
+    flat = x.new_empty(blocked_bytes(rows, columns, batch), dtype=torch.uint8)
+    return data, blocked_view(flat, rows, columns, batch)
 
 
 def _launch_amax(
