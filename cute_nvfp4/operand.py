@@ -20,7 +20,8 @@ from cute_nvfp4.scale_layout import blocked_bytes, blocked_shape, blocked_stride
 _BLOCKED_ALIGNMENT = 16
 # The widest load there is on any architecture is 32 bytes; TMA wants its tensors at 16.
 _MAX_DATA_ALIGNMENT = 16
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Classes of tensors whose memory a kernel can read."""
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -30,7 +31,8 @@ class OperandKey:
 
     rows, k, batch, batched, scale_layout: of the operand. strides, scale_strides: (MN, L) of the data, and of row-major
     scales, in bytes; 0 for L where there is none. data_bytes, scale_bytes: from the first to after the last.
-    alignment, scale_alignment: largest power of two, up to 128 bytes, that divides the address of every row.
+    alignment, scale_alignment: largest power of two, up to 32 bytes, that divides the address of every row; new tensors
+    of torch's have that much on any device.
     plain: whether data and scales are tensors of torch's own class. on_cpu: whether they are in host memory.
     """
 
@@ -116,10 +118,17 @@ class BlockScaledTensor:
     ) -> BlockScaledTensor:
         """An operand with ``key``, of tensors that fit it because they were made for it: nothing is checked."""
         self = object.__new__(cls)
-        fields = dict(
-            data=data, scale=scale, global_scale=global_scale, format=key.format, rows=key.rows, k=key.k,
-            batch=key.batch, scale_layout=key.scale_layout, key=key,
-        )  # fmt: skip
+        fields = {
+            "data": data,
+            "scale": scale,
+            "global_scale": global_scale,
+            "format": key.format,
+            "rows": key.rows,
+            "k": key.k,
+            "batch": key.batch,
+            "scale_layout": key.scale_layout,
+            "key": key,
+        }
         object.__setattr__(self, "__dict__", fields)
         return self
 
@@ -127,7 +136,7 @@ class BlockScaledTensor:
     def key(self) -> OperandKey:
         """What plans for this operand are kept by; made when it is first asked for."""
         data, scale, given = self.data, self.scale, self.global_scale
-        plain = type(data) in _PLAIN and type(scale) in _PLAIN and (given is None or type(given) in _PLAIN)
+        plain = type(data) in PLAIN and type(scale) in PLAIN and (given is None or type(given) in PLAIN)
         batched = self.is_batched
         strides = (data.stride(-2), data.stride(0) if batched else 0)
         per_matrix = scale.numel() // self.batch
@@ -135,9 +144,10 @@ class BlockScaledTensor:
         if self.scale_layout == "rowmajor":
             scales = (scale.stride(-2), scale.stride(0) if batched else 0)
         found = (
-            self.format, self.rows, self.k, self.batch, batched, self.scale_layout, data.device, given is not None,
-            strides, scales, _span(data), _span(scale), row_alignment(data, 128), row_alignment(scale, 128), plain, data.device.type == "cpu",
-        )  # fmt: skip
+            *(self.format, self.rows, self.k, self.batch, batched, self.scale_layout, data.device, given is not None),
+            *(strides, scales, _span(data), _span(scale), row_alignment(data, 32), row_alignment(scale, 32)),
+            *(plain, data.device.type == "cpu"),
+        )
         return _keys.setdefault(found, OperandKey(*found))
 
     @property

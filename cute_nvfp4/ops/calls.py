@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from ..errors import OperandTypeError
-
+from ..operand import BlockScaledTensor
+from .checks import number
 
 
 def output_key(out: torch.Tensor | None) -> tuple | None:
@@ -31,6 +32,13 @@ def tensor_key(x: Any) -> tuple | type | None:
     return None if x is None else type(x)
 
 
+def operand_key(x: Any) -> Any:
+    """The same of an operand that may be None."""
+    if isinstance(x, BlockScaledTensor):
+        return x.key
+    return None if x is None else type(x)
+
+
 def pointer(x: torch.Tensor | None) -> int:
     """The address of a tensor that may be absent."""
     return 0 if x is None else x.data_ptr()
@@ -41,3 +49,19 @@ def span_bytes(x: torch.Tensor) -> int:
     return x.element_size() * (1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride())))
 
 
+def as_alpha(alpha: float | torch.Tensor | None) -> tuple[float, torch.Tensor | None]:
+    """A number, and a tensor if it is one; its dtype and shape are known to be right."""
+    return (1.0, alpha) if isinstance(alpha, torch.Tensor) else (1.0 if alpha is None else number("alpha", alpha), None)
+
+
+def scalars(*given: torch.Tensor | None) -> tuple[int, ...]:
+    """The addresses of those device scalars that there are."""
+    return tuple([x.data_ptr() for x in given if x is not None])
+
+
+def near(start: int, end: int, places: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    """Whether bytes from ``start`` to ``end`` meet one of the ranges: then a call looks closely."""
+    for at, size in zip(places, sizes):
+        if at < end and start < at + size:
+            return True
+    return False

@@ -10,6 +10,13 @@ LIMIT = 4096
 class Bounded(dict):
     """Keeps the last ``LIMIT`` entries that were added. A lookup is a dictionary's: it does not count as use."""
 
+    def find(self, key: Any) -> Any:
+        """What was added with ``key``, or None; also for a key with something unhashable in it."""
+        try:
+            return self.get(key)
+        except TypeError:
+            return None
+
     def __setitem__(self, key: Any, value: Any) -> None:
         if len(self) >= LIMIT:
             self.pop(next(iter(self)), None)

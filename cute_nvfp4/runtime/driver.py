@@ -1,6 +1,6 @@
-"""The CUDA driver, as a launch needs it: a cubin's kernels, tensor maps, and ``cuLaunchKernelEx``.
+"""The CUDA driver, as a launch needs it: a cubin's kernels, and ``cuLaunchKernelEx``.
 
-Everything that happens once goes through ``cuda.bindings``. The launch itself goes through ctypes with arguments that are
+Everything that happens once goes through ``cuda.bindings``. The launch goes through ctypes, with arguments that are
 laid out once: on an H200's host that takes a third of the time of building a ``CUlaunchConfig`` for each call.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,24 +16,21 @@ import torch
 from ..errors import CompileError
 
 if TYPE_CHECKING:
-    from ..sim.machine.launch import Launch, TiledMap
+    from ..sim.machine.launch import Launch
 
 INVALID_CONTEXT = 201
-_MAP_BYTES = 128
-_ADDRESS_BYTES = 8
-"""The address comes first in a tensor map; ``encoded`` checks that it does."""
 
 
 class Attribute(ctypes.Structure):
     """``CUlaunchAttribute``."""
 
-    _fields_ = [("id", ctypes.c_int32), ("pad", ctypes.c_int32), ("value", ctypes.c_uint8 * 64)]  # noqa: RUF012
+    _fields_ = [("id", ctypes.c_int32), ("pad", ctypes.c_int32), ("value", ctypes.c_uint8 * 64)]
 
 
 class Config(ctypes.Structure):
     """``CUlaunchConfig``."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("grid", ctypes.c_uint32 * 3),
         ("block", ctypes.c_uint32 * 3),
         ("shared", ctypes.c_uint32),
@@ -85,8 +82,8 @@ def load(cubin: bytes, names: Iterable[str], device: int, title: str) -> dict[st
 
     if torch.cuda.is_current_stream_capturing():
         raise CompileError(
-            f"kernel {title} is not loaded on cuda:{device} yet, and loading it would break the CUDA graph that is being "
-            "captured. Make the same call once before the capture (warm up)."
+            f"kernel {title} is not loaded on cuda:{device} yet, and loading it would break the CUDA graph that is "
+            "being captured. Make the same call once before the capture (warm up)."
         )
     bind_context(device)
     status, library = driver.cuLibraryLoadData(cubin, None, None, 0, None, None, 0)
@@ -112,42 +109,3 @@ def load(cubin: bytes, names: Iterable[str], device: int, title: str) -> dict[st
         check(status, f"loading {name} on cuda:{device}")
         found[name] = int(kernel)
     return found
-
-
-def encoded(wanted: TiledMap, address: int) -> bytes:
-    """The tensor map that the driver makes. Its first eight bytes are the address, and nothing else depends on that:
-    both are checked here, because launches write other addresses there.
-
-    Raises:
-        CompileError: the driver refuses the map, or lays it out in another way.
-    """
-    one, two = (_encoded(wanted, a) for a in (address, address ^ (1 << 32)))
-    start = [int.from_bytes(x[:_ADDRESS_BYTES], "little") for x in (one, two)]
-    if start != [address, address ^ (1 << 32)] or one[_ADDRESS_BYTES:] != two[_ADDRESS_BYTES:]:
-        raise CompileError("tensor maps of this driver do not hold their address in the first eight bytes")
-    return one
-
-
-def _encoded(wanted: TiledMap, address: int) -> bytes:
-    function = ctypes.CDLL("libcuda.so.1").cuTensorMapEncodeTiled
-    room = ctypes.create_string_buffer(2 * _MAP_BYTES)
-    # the driver wants 64-byte alignment
-    at = -(-ctypes.addressof(room) // 64) * 64
-    rank = len(wanted.dims)
-    dims, strides = (ctypes.c_uint64 * rank)(*wanted.dims), (ctypes.c_uint64 * max(1, rank - 1))(*wanted.strides)
-    box, steps = (ctypes.c_uint32 * rank)(*wanted.box), (ctypes.c_uint32 * rank)(*wanted.steps)
-    status = function(
-        ctypes.c_void_p(at), wanted.kind, ctypes.c_uint32(rank), ctypes.c_void_p(address), dims, strides, box, steps,
-        *wanted.modes,
-    )  # fmt: skip
-    check(status, "cuTensorMapEncodeTiled")
-    return ctypes.string_at(at, _MAP_BYTES)
-
-
-def with_maps(launch: Launch) -> tuple[bytes, ...]:
-    """The parameters of ``launch``, its tensor maps as the driver encodes them."""
-    maps: Mapping[int, TiledMap] = dict(launch.maps)
-    return tuple(
-        encoded(maps[i], int.from_bytes(param[:_ADDRESS_BYTES], "little")) if i in maps else param
-        for i, param in enumerate(launch.params)
-    )

@@ -55,9 +55,7 @@ class Kernel:
             raise OperandError(reason)
         return build(self.host(config), self.signature(config).examples(), name=self.name, arch=config.arch.name)
 
-    def launcher(
-        self, config: Any, target: Target, device: torch.device, arguments: Any, touched: Touched
-    ) -> Launcher:
+    def launcher(self, config: Any, target: Target, device: torch.device, arguments: Any, touched: Touched) -> Launcher:
         """Launches ``config`` with ``arguments``, of which only what varies is given in each call.
 
         arguments: the kernel's record, of plain numbers; addresses and other varying values are not looked at (0 will

@@ -20,7 +20,7 @@ import torch
 from . import driver
 from .backend import raw_stream
 from .cache import CompiledKernel
-from .simulating import Simulation, SimulatedLaunch, simulation
+from .simulating import SimulatedLaunch, Simulation, simulation
 from .template import Patch, Template
 
 Tensors = Mapping[str, tuple[torch.Tensor, bool]]
@@ -52,12 +52,11 @@ class CudaLauncher:
         self._writes: list[Callable[[tuple], None]] = []
         self._launches, self._buffers = [], []
         for number, (launch, config) in enumerate(zip(template.launches, self._configs)):
-            params = driver.with_maps(launch)
-            places, buffer = _laid_out(params)
+            places, buffer = _laid_out(launch.params)
             patches = [p for p in template.patches if p.launch == number]
             self._writes += _writes(buffer, [(places[p.param] + p.offset, p) for p in patches], template.values)
             base = ctypes.addressof(buffer)
-            pointers = (ctypes.c_void_p * max(1, len(params)))(*[base + place for place in places])
+            pointers = (ctypes.c_void_p * max(1, len(places)))(*[base + place for place in places])
             self._buffers.append((buffer, pointers))
             handle = kernel.loaded[device][launch.kernel]
             self._launches.append((ctypes.addressof(config), handle, ctypes.addressof(pointers)))

@@ -1,7 +1,7 @@
 """The launches of a compiled host function, with places left for what varies from call to call.
 
-The host code (grid arithmetic, tensor maps, packing) runs when a call is planned, never when it is made: it is run twice
-on made-up values of the arguments that vary, its launches are captured, and the bytes that differ say where each value
+The host code (grid arithmetic, tensor maps, packing) runs when a call is planned, never when it is made: twice, on
+made-up values of the arguments that vary. Its launches are captured, and the bytes that differ say where each value
 goes. Every difference must be explained by exactly one value, or the kernel is refused; so a template is a proof about
 this host code, not a guess.
 """
@@ -26,6 +26,7 @@ CODES = {ctypes.c_void_p: "Q", ctypes.c_float: "f", ctypes.c_int32: "i"}
 # Made-up addresses are this far apart, so that one plus any offset within a tensor is nobody else's.
 _APART, _FIRST = 1 << 36, 1 << 46
 _MAX_ADDED = 1 << 35
+_MAP_BYTES = 128
 
 
 @dataclass(frozen=True)
@@ -68,10 +69,11 @@ def capture(kernel: CompiledKernel, types: Sequence[type], values: Sequence[Any]
         made_up = list(values)
         for n, i in enumerate(varying):
             made_up[i] = _made_up(codes[n], n, len(varying), probe)
-        return kernel.host.call([kind(value) for kind, value in zip(types, made_up)])
+        found = kernel.host.call([kind(value) for kind, value in zip(types, made_up)])
+        return [replace(launch, params=tuple(map(_defined, launch.params))) for launch in found]
 
     first, second = launches(0), launches(1)
-    if [replace(x, params=(), maps=()) for x in first] != [replace(x, params=(), maps=()) for x in second]:
+    if [replace(x, params=()) for x in first] != [replace(x, params=()) for x in second]:
         raise CompileError(f"kernel {kernel.name}: what it launches depends on addresses or other varying arguments")
     pairs = [[_made_up(code, n, len(codes), probe) for probe in (0, 1)] for n, code in enumerate(codes)]
     patches = []
@@ -82,6 +84,19 @@ def capture(kernel: CompiledKernel, types: Sequence[type], values: Sequence[Any]
                 for offset, n, added in _explained(kernel, codes, pairs, x, y)
             ]
     return Template(tuple(first), tuple(patches), len(varying))
+
+
+def _defined(param: bytes) -> bytes:
+    """The parameter; of a tensor map what the host code writes and copies read, which is its first half."""
+    from ..sim.tma.descriptor import InvalidTensorMap, TensorMap
+
+    if len(param) != _MAP_BYTES:
+        return param
+    try:
+        TensorMap.decode(param)
+    except InvalidTensorMap:
+        return param
+    return param[: _MAP_BYTES // 2].ljust(_MAP_BYTES, b"\0")
 
 
 def _made_up(code: str, n: int, count: int, probe: int) -> Any:
@@ -113,8 +128,8 @@ def _explained(
             number = _number(codes, pairs, *four)
             if number is None:
                 raise CompileError(
-                    f"kernel {kernel.name}: byte {at} of a parameter of {len(x)} bytes depends on an address or another "
-                    "varying argument, but does not hold it"
+                    f"kernel {kernel.name}: byte {at} of a parameter of {len(x)} bytes depends on an address or "
+                    "another varying argument, but does not hold it"
                 )
             found.append((at, number, 0))
         at += 4

@@ -17,8 +17,8 @@ from cute_nvfp4.sim.errors import LaunchError
 from cute_nvfp4.sim.frontend.model import clipped
 from cute_nvfp4.sim.host.cubin import elf_at, parameter_sizes
 from cute_nvfp4.sim.host.device import DEFAULT_ARCH, DEVICES, Device
-from cute_nvfp4.sim.machine.launch import Launch, TiledMap
-from cute_nvfp4.sim.tma.encode import encode_im2col, encode_tiled, tiled_map
+from cute_nvfp4.sim.machine.launch import Launch
+from cute_nvfp4.sim.tma.encode import encode_im2col, encode_tiled
 
 _I, _P, _U64 = ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64
 _TYPES = {"!llvm.ptr": _P, "i32": _I, "i64": _U64, "f32": ctypes.c_float}
@@ -51,7 +51,6 @@ class HostModule:
         self._sizes: dict[str, list[int]] = {}
         self._kernels: dict[int, str] = {}
         self._names: list[ctypes.Array] = []
-        self._encoded: dict[bytes, TiledMap] = {}
         with ir.Context():
             self._module = ir.Module.parse(host_ir)
             self._engine = ExecutionEngine(self._module, opt_level=2, shared_libs=[])
@@ -90,7 +89,6 @@ class HostModule:
         """Runs the host entry on arguments that lie at ``addresses``; ``take`` gets each launch at its place in the
         host's execution, and what it raises comes out here."""
         before, self._take = self._take, take
-        self._encoded.clear()
         try:
             self._invoke(self.entry, addresses)
         finally:
@@ -164,9 +162,7 @@ class HostModule:
             raise LaunchError(f"the host code stops because of CUDA error {status}")
 
     def _on_cuTensorMapEncodeTiled(self, out, *arguments) -> None:
-        made = encode_tiled(*arguments)
-        self._encoded[made] = tiled_map(*arguments)
-        ctypes.memmove(out, made, 128)
+        ctypes.memmove(out, encode_tiled(*arguments), 128)
 
     def _on_cuTensorMapEncodeIm2col(self, out, *arguments) -> None:
         ctypes.memmove(out, encode_im2col(*arguments), 128)
@@ -203,14 +199,9 @@ class HostModule:
         unknown = sorted(attributes.keys() - _HARMLESS - {_CLUSTER, _COOPERATIVE, _PROGRAMMATIC})
         if unknown:
             raise LaunchError(f"{clipped(name)} is launched with attributes {unknown}, which are not modelled")
-        cooperative, programmatic = flag[_COOPERATIVE], flag[_PROGRAMMATIC]
-        maps = tuple((i, self._encoded[copy]) for i, copy in enumerate(copies) if copy in self._encoded)
-        self._take(
-            Launch(
-                name, grid, block, copies, cluster, smem, cooperative, programmatic, stream or 0, maps,
-                tuple((k, raw[: _ATTRIBUTE_BYTES.get(k, 4)]) for k, raw in attributes.items()),
-            )
-        )  # fmt: skip
+        values = tuple((k, raw[: _ATTRIBUTE_BYTES.get(k, 4)]) for k, raw in attributes.items())
+        flags = flag[_COOPERATIVE], flag[_PROGRAMMATIC]
+        self._take(Launch(name, grid, block, copies, cluster, smem, *flags, stream or 0, values))
 
 
 def _write(kind: Any, address: int, value: int) -> None:

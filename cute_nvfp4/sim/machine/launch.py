@@ -3,21 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from cute_nvfp4.sim.frontend.model import clipped
-
-
-class TiledMap(NamedTuple):
-    """What ``cuTensorMapEncodeTiled`` was asked for, but the address: sizes in elements, innermost first, ``strides`` in
-    bytes from dimension 1 on; ``modes``: interleave, swizzle, L2 promotion, fill."""
-
-    kind: int
-    dims: tuple[int, ...]
-    strides: tuple[int, ...]
-    box: tuple[int, ...]
-    steps: tuple[int, ...]
-    modes: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -25,8 +12,8 @@ class Launch:
     """One captured launch.
 
     ``grid``, ``block`` and ``cluster`` are (x, y, z); ``dynamic_smem`` is in bytes; ``params`` holds a copy of the
-    bytes of each kernel parameter as they were when the launch was made. ``maps`` says of which parameters are tensor
-    maps that the host code encoded; ``attributes`` are the launch's as the driver gets them: number and bytes.
+    bytes of each kernel parameter as they were when the launch was made. ``attributes`` are the launch's as the
+    driver gets them: number and bytes.
     """
 
     kernel: str
@@ -38,7 +25,6 @@ class Launch:
     cooperative: bool = False
     programmatic: bool = False
     stream: int = 0
-    maps: tuple[tuple[int, TiledMap], ...] = ()
     attributes: tuple[tuple[int, bytes], ...] = ()
 
     @property

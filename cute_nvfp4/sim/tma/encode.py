@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 
 from cute_nvfp4.sim.errors import LaunchError
-from cute_nvfp4.sim.machine.launch import TiledMap
 from cute_nvfp4.sim.tma.descriptor import CORNER_BITS, INTERLEAVES, SPAN, SWIZZLES, Im2col, InvalidTensorMap, TensorMap
 
 #: in the order of CUtensorMapDataType, which is not that of ``tensormap.replace``
@@ -86,13 +85,6 @@ def encode_tiled(kind, rank, address, dims, strides, box, steps, interleave, swi
     sizes, bytes_apart = _shape(_TILED, rank, dims, strides)
     boxes, every = _read(ctypes.c_uint32, box, rank), _read(ctypes.c_uint32, steps, rank)
     return tiled(kind, address, sizes, bytes_apart, boxes, every, (interleave, swizzle, promotion, fill), sm)
-
-
-def tiled_map(kind, rank, address, dims, strides, box, steps, *modes) -> TiledMap:
-    """What the driver's arguments ask for, but the address."""
-    boxes, every = _read(ctypes.c_uint32, box, rank), _read(ctypes.c_uint32, steps, rank)
-    sizes, apart = _shape(_TILED, rank, dims, strides)
-    return TiledMap(kind, sizes, apart, boxes, every, modes)
 
 
 def encode_im2col(kind, rank, address, dims, strides, lower, upper, channels, pixels, steps, *modes, sm=100) -> bytes:
