@@ -328,7 +328,13 @@ def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, rows: int
 
 def _address(tensor: torch.Tensor) -> int:
     """Where a tensor is; 0 while torch traces, when it is nowhere yet. Kernels look again when they are called."""
-    return 0 if torch.compiler.is_compiling() else tensor.data_ptr()
+    return 0 if torch.compiler.is_dynamo_compiling() or is_wrapper(tensor) else tensor.data_ptr()
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for others: a fake or functional one, or another library's. It has no memory."""
+    kind = type(tensor)
+    return kind not in PLAIN and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def _explain_blocked(scale: torch.Tensor, rows: int, columns: int, batch: int) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .output import STDOUT, JsonOption, shown_errors, stderr, stdout, write_json
+from .output import STDOUT, JsonOption, check_writable, shown_errors, stderr, stdout, write_json
 
 if TYPE_CHECKING:
     from ..harness.evaluate import Evaluation
@@ -41,20 +42,30 @@ def evaluate(
         Path | None,
         typer.Option(help="Task file with other shapes, seeds or tolerances.", show_default="the problem's"),
     ] = None,
+    schedules: Annotated[
+        int, typer.Option(metavar="N", help="Simulator: N schedules of warps and engines that look for trouble.")
+    ] = 1,
+    schedule: Annotated[
+        str, typer.Option(metavar="TEXT", help="Simulator: one schedule of your own, such as seed=3,tma=lazy.")
+    ] = "",
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Simulator: writes a timeline of the first call for ui.perfetto.dev.", show_default=False),
+    ] = None,
 ) -> None:
     """Runs a submission on a problem: is it right, how fast is it.
 
     Exit codes: 0 pass, 112 a check failed, 113 bad task file, 2 anything unknown. With POPCORN_FD set, results are
     also written there as 'key: value' lines; POPCORN_SEED is mixed into every case's seed.
     """
+    check_writable("--trace", str(trace or ""))
     with shown_errors():
         from ..harness.errors import EXIT_CHECK_FAILED, SubmissionError
         from ..harness.evaluate import Evaluation, Options
         from ..harness.protocol import report, report_refusal
 
-        evaluation = Evaluation(
-            Options(problem, mode, submission, backend, arch, data, task, seed=seed, case=case, timeout=timeout)
-        )
+        options = Options(problem, mode, submission, backend, arch, data, task, seed=seed, case=case, timeout=timeout)
+        evaluation = Evaluation(replace(options, schedules=schedules, schedule=schedule, trace=trace))
         try:
             run = _run(evaluation)
         except SubmissionError as error:

@@ -8,9 +8,12 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from .counters import Launch
 from .evaluate import percent_of_copy
 from .results import CaseResult, RunResult
 from .schema import Case, Task, spec
+
+_KERNEL_WIDTH = 32
 
 
 def _table(title: str) -> Table:
@@ -92,16 +95,51 @@ def _time_table(run: RunResult, task: Task) -> Table:
 
 
 def _counter_table(run: RunResult, task: Task) -> Table | None:
-    names = sorted({name for case in run.cases for name in case.counters})
-    if not names:
+    if not any(case.launches for case in run.cases):
         return None
-    table = _case_table("counted by the simulator, one call", task)
-    for name in names:
-        table.add_column(name.replace("_", " "), justify="right")
+    table = _case_table("counted by the simulator, each launch of one call", task)
+    for name in ("kernel", "grid", "block"):
+        table.add_column(name)
+    for name in (
+        "warp instr.",
+        "load req.",
+        "sectors\neach",
+        "TMA, bulk\nbytes read",
+        "DRAM bytes\n(model)",
+        "MMA\nM·N·K",
+    ):
+        table.add_column(name, justify="right")
+    table.add_column("bank passes\n(ideal)", justify="right")
     for case in run.cases:
-        values = (f"{case.counters[name]:,.0f}" if name in case.counters else "-" for name in names)
-        table.add_row(str(case.index), _shape(case.case, task), *values)
+        for alike, launch in _alike(case.launches):
+            name = launch.kernel.removeprefix("kernel_cutlass_")
+            name = name if len(name) <= _KERNEL_WIDTH else name[: _KERNEL_WIDTH - 1] + "…"
+            times = f"{alike} × " if alike > 1 else ""
+            shape = ("x".join(map(str, extent)) for extent in (launch.grid, launch.block))
+            table.add_row(str(case.index), _shape(case.case, task), times + name, *shape, *_counted(launch.counters))
     return table
+
+
+def _alike(launches: list[Launch]) -> list[tuple[int, Launch]]:
+    """How many launches did the same, and the first of them."""
+    found: dict[str, tuple[int, Launch]] = {}
+    for launch in launches:
+        key = launch.model_dump_json(exclude={"seconds"})
+        found[key] = found.get(key, (0, launch))[0] + 1, launch
+    return list(found.values())
+
+
+def _counted(counters: dict[str, int]) -> list[str]:
+    """The cells of a launch; "-" for what it has none of."""
+
+    def cell(name: str) -> str:
+        return f"{counters[name]:,}" if counters.get(name) else "-"
+
+    requests, passes = counters.get("load_requests"), counters.get("shared_passes")
+    each = f"{counters['load_sectors'] / requests:.2f}" if requests else "-"
+    banks = f"{passes:,} ({counters['shared_ideal_passes']:,})" if passes else "-"
+    names = "instructions", "load_requests", None, "async_load_bytes", "dram_read_bytes", "mma_multiply_adds"
+    return [each if name is None else cell(name) for name in names] + [banks]
 
 
 def _published_table(run: RunResult, task: Task) -> Table | None:
@@ -134,7 +172,9 @@ def print_run(run: RunResult, task: Task, console: Console) -> None:
     timed = run.mode in ("benchmark", "leaderboard")
     console.print(_check_table(run, task))
     if run.backend == "sim" and run.mode == "test":
-        console.print("Wall times include compiling where the kernel was not in the cache; they say nothing of a GPU.")
+        console.print("Wall times are of the simulation, with compiling; they say nothing of a GPU.")
+        if run.passed and not any(case.launches for case in run.cases):
+            console.print("No kernel was launched: torch did all of the work, on the CPU.", style="yellow")
     if any(case.gpu for case in run.cases):
         console.print(_time_table(run, task))
         if run.copy_bytes_s:

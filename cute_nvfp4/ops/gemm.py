@@ -35,6 +35,8 @@ from .checks import (
     tensors,
 )
 from .gemm_launch import GemmCall, output_record
+from .library import products as operators
+from .library.registration import by_operator
 from .operands import check_operands, check_signs, operand_record
 
 
@@ -74,6 +76,8 @@ def gemm(
             cannot be.
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
+    if by_operator((a, b), alpha, bias, out):
+        return operators.gemm(a, b, alpha, bias, out, out_dtype, config, backend)
     check_types(a, b)
     key = (
         *(a.key, b.key, output_key(out), out_dtype, tensor_key(alpha), tensor_key(bias)),

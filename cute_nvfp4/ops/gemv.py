@@ -34,6 +34,8 @@ from .checks import (
     parts,
     tensors,
 )
+from .library import products as operators
+from .library.registration import by_operator
 
 
 def gemv(
@@ -68,6 +70,8 @@ def gemv(
         OperandError, OperandTypeError: operands that do not fit together, or cannot be computed with (by ``config``).
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
+    if by_operator((a, b), out):
+        return operators.gemv(a, b, alpha, out, out_dtype, backend, config)
     check_types(a, b)
     key = (a.key, b.key, output_key(out), out_dtype, backend, config, world(a.key.on_cpu))
     call = _calls.get(key)

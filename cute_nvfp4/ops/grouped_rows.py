@@ -11,7 +11,7 @@ import torch
 from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4, Format, as_bytes
 from ..operand import BlockScaledTensor, _check_data, _check_global_scale, row_alignment
-from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, to_blocked
+from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, blocked_flat, to_blocked
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -135,7 +135,7 @@ def padded_scales(scale: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     target = torch.where(inside, first[group] + row - edges[group], room)
     padded = torch.zeros(room + 1, columns, dtype=torch.uint8, device=scale.device)
     padded[target] = as_bytes(scale)
-    return to_blocked(padded[:room]).permute(5, 2, 4, 0, 1, 3).reshape(-1)
+    return blocked_flat(to_blocked(padded[:room]))
 
 
 def clamped(offsets: torch.Tensor, rows: int) -> torch.Tensor:

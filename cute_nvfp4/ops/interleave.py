@@ -8,7 +8,7 @@ from ..errors import OperandError
 from ..formats import as_bytes
 from ..kernels.gemm.config import INTERLEAVED_ROWS
 from ..operand import BlockScaledTensor
-from ..scale_layout import blocked_view
+from ..scale_layout import blocked_flat, blocked_view
 from .checks import check_product
 
 
@@ -29,7 +29,7 @@ def interleave(b1: BlockScaledTensor, b2: BlockScaledTensor) -> BlockScaledTenso
     data = torch.stack([as_bytes(b.data).unflatten(-2, block) for b in (b1, b2)], -3).flatten(-4, -2)
     # (32, 4, rest_m, 4, rest_k, L): whole atoms along the rows, which are the slowest but the batch
     scale = torch.stack([as_bytes(b.blocked_scale()) for b in (b1, b2)], 3).flatten(2, 3)
-    flat = scale.permute(5, 2, 4, 0, 1, 3).contiguous()
+    flat = blocked_flat(scale)
     columns = b1.format.scale_columns(b1.k)
     return BlockScaledTensor(data, blocked_view(flat, 2 * b1.rows, columns, b1.batch), global_scale, b1.format)
 

@@ -44,10 +44,11 @@ class NoClocks:
 
 class GlobalShadows:
     """All tensors of a launch. ``grain``: bytes of the kernel's narrowest store to global memory, at most 16. ``notes``
-    are reads of tensors that nobody has written: how many lanes each stands for, and what enters it."""
+    are reads of tensors that nobody has written: how many lanes each stands for, and what enters it. ``written`` is
+    told of each tensor before its first write."""
 
-    def __init__(self, memory: GlobalMemory, grain: int) -> None:
-        self.memory, self.grain = memory, min(grain, 16)
+    def __init__(self, memory: GlobalMemory, grain: int, written: Callable[[Region], None]) -> None:
+        self.memory, self.grain, self.written = memory, min(grain, 16), written
         self.watched: dict[int, Watched] = {}
         self.notes: dict[int, list[tuple[int, Enter]]] = {}
         self.noted = 0
@@ -79,6 +80,7 @@ class GlobalShadows:
             self.noted -= most.pop(0)[0]
 
     def _watch(self, region: Region) -> Watched:
+        self.written(region)
         watched = Watched(region, self.grain, self._report, self._foreign)
         self.watched[region.base] = watched
         for lanes, enter in self.notes.pop(region.base, []):

@@ -149,17 +149,10 @@ class Mbarriers:
             self.wave.events.phase_ended(c, s, self.phase[c, s])
         self.wave.progress += 1
 
-    def check_left(self) -> None:
-        """At the end of a wave: a phase that some but not all have arrived in, or bytes that were expected and never
-        came, are counts that do not fit together, even if nobody waited for them."""
+    def unfinished(self) -> list[tuple[int, int]]:
+        """(CTA, slot) of every phase that some but not all have arrived in, or that still expects bytes."""
         part = self.valid & ((self.pending != self.count) | (self.tx != 0))
-        if part.any():
-            cta, slot = (int(x) for x in np.argwhere(part)[0])
-            kernel, name = self.wave.run.launch.title, self.name(cta, slot)
-            raise MbarrierMisuse(
-                f"{kernel}: the kernel ends in the middle of a phase of the {name}: "
-                f"{self.state(cta, slot)}; who arrives, and how often, does not fit the count it was initialised with"
-            )
+        return [(int(cta), int(slot)) for cta, slot in np.argwhere(part)]
 
     def name(self, cta: int, slot: int) -> str:
         return f"mbarrier at shared address {self.offset_of[slot]:#x} of {self.wave.cta_name(cta)}"

@@ -16,7 +16,7 @@ from cute_nvfp4.sim.machine.launch import Launch
 from cute_nvfp4.sim.observe.result import Result
 from cute_nvfp4.sim.program import Program
 from cute_nvfp4.sim.runner import run
-from cute_nvfp4.sim.session import driver
+from cute_nvfp4.sim.session import driver, extensions
 from cute_nvfp4.sim.session.dsl import DslHooks
 from cute_nvfp4.sim.session.memory import DeviceMemory
 from cute_nvfp4.sim.session.patches import Patches
@@ -45,10 +45,11 @@ class LaunchRecord:
 class Session:
     """The state of a simulated GPU; made by ``simulated_gpu``.
 
-    ``launches`` lists what was launched, ``failure`` is the first launch that was stopped and its error, even where
-    the program went on. ``options`` are passed to ``sim.run``. ``observe`` is called before a launch
-    runs and, with its result in place, after it. With ``execute=False`` launches are recorded and not run. ``number``
-    is the session's own in this process; ``kept`` is for libraries to keep what belongs to the session.
+    ``launches`` lists what was launched, ``failure`` is the first launch that was stopped, or that went on past a
+    hazard (``on_hazard="collect"``), and its error, even where the program went on. ``options`` are passed to
+    ``sim.run``. ``observe`` is called before a launch runs and, with its result in place, after it. With
+    ``execute=False`` launches are recorded and not run. ``number`` is the session's own in this process; ``kept`` is
+    for libraries to keep what belongs to the session.
     """
 
     device: Device
@@ -98,6 +99,10 @@ class Session:
             except Exception as error:
                 self.failure = self.failure or (record, error)
                 raise
+            else:
+                found = next((f for f in record.result.findings if f.severity == "hazard"), None)
+                if found is not None:
+                    self.failure = self.failure or (record, found.error())
             finally:
                 record.seconds = time.perf_counter() - begin
         record.ended = True
@@ -146,6 +151,7 @@ def simulated_gpu(
         hooks.install(patches)
         driver.install(patches, session.runtime)
         session.cuda.install(patches)
+        extensions.install(patches)
         session.active, _current = True, session
         with session.mode:
             yield session
