@@ -96,7 +96,7 @@ def by_operator(operands: Sequence[Any], *others: Any) -> bool:
             return True
         if wanted and getattr(getattr(x, "global_scale", None), "requires_grad", False):
             return True
-    return wanted and any([getattr(x, "requires_grad", False) for x in others if x is not None])
+    return wanted and any(getattr(x, "requires_grad", False) for x in others if x is not None)
 
 
 def refuse_gradients(named: Mapping[str, Any]) -> None:
