@@ -29,7 +29,8 @@ def custom_kernel(data: input_t) -> output_t:
 
     codes, scales = cutlass.Float4E2M1FN, cutlass.Float8E4M3FN
     arguments = (
-        pointer(codes, a), pointer(scales, sfa), (pointer(codes, b),), (pointer(scales, sfb),), pointer(cutlass.Float16, c),
+        pointer(codes, a), pointer(scales, sfa), (pointer(codes, b),), (pointer(scales, sfb),),
+        pointer(cutlass.Float16, c),
         m, n, 2 * half, batch, driver.CUstream(torch.cuda.current_stream().cuda_stream),
     )  # fmt: skip
     if _compiled is None:
