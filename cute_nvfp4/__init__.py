@@ -31,6 +31,8 @@ _PUBLIC = {
     "interleave": "ops.interleave",
     "prepare": "ops.prepare",
     "quantize": "ops.quantize",
+    "rmsnorm_quantize": "ops.rmsnorm_quantize",
+    "silu_mul_quantize": "ops.silu_mul_quantize",
     "simulating": "runtime.simulating",
     "tensor_amax": "ops.quantize",
     "to_blocked": "scale_layout",
