@@ -45,6 +45,7 @@ class HostModule:
         self.entry, self.device = entry, device or DEVICES[DEFAULT_ARCH]
         self._error: BaseException | None = None
         self._take: Callable[[Launch], None] = lambda launch: None
+        self._cubin = b""
         self._sizes: dict[str, list[int]] = {}
         self._kernels: dict[int, str] = {}
         self._names: list[ctypes.Array] = []
@@ -122,7 +123,8 @@ class HostModule:
         return callback
 
     def _on_cudaLibraryLoadData(self, library, code, *_: Any) -> None:
-        self._sizes.update(parameter_sizes(elf_at(code)))
+        self._cubin = elf_at(code)
+        self._sizes.update(parameter_sizes(self._cubin))
         _write(_P, library, 1)
 
     def _on_cudaLibraryGetKernel(self, kernel, library, name) -> None:
@@ -196,9 +198,8 @@ class HostModule:
         unknown = sorted(attributes.keys() - _HARMLESS - {_CLUSTER, _COOPERATIVE, _PROGRAMMATIC})
         if unknown:
             raise LaunchError(f"{clipped(name)} is launched with attributes {unknown}, which are not modelled")
-        self._take(
-            Launch(name, grid, block, copies, cluster, smem, flag[_COOPERATIVE], flag[_PROGRAMMATIC], stream or 0)
-        )
+        how = flag[_COOPERATIVE], flag[_PROGRAMMATIC], stream or 0
+        self._take(Launch(name, grid, block, copies, cluster, smem, *how, self._cubin))
 
 
 def _write(kind: Any, address: int, value: int) -> None:
