@@ -116,7 +116,6 @@ moe_unpermute tokens=16 top_k=4 n=1024
 """
 _CUDNN = """
 gemm_amax m=128 n=128 k=256
-gemm_amax m=256 n=256 k=256 tiler=(256,128) cluster=(2,1)
 gemm_swiglu m=128 n=128 k=128
 gemm_swiglu m=256 n=256 k=128 tiler=(256,128) dtype=float16
 grouped_gemm lengths=[256,256] n=256 k=128
@@ -154,6 +153,10 @@ TRUE_HAZARDS = {
     "norm variant=group_norm shape=[2,16,8,8] backward=True": _NO_FENCE,
     "norm variant=instance_norm shape=[2,16,8,8]": _NO_FENCE,
     "norm variant=rms_norm shape=[16,1024] backward=True": _NO_FENCE,
+    "norm variant=layer_norm shape=[16,1024] backward=True": _NO_FENCE,
+    "gemm_amax m=128 n=128 k=256": "four warps free the tensor memory that one has allocated",
+    "gemm_bf16 m=16 n=128 k=2048 how=splitk": "the allocating warp reads the address of tensor memory without a barrier",
+    "fp8_paged_mqa_logits b=2 next_n=1 heads=64 blocks=4": "lanes read what others stored, and only shuffled between",
 }
 """Programs that stop at a hazard that docs/findings.md argues to be true, and what it says of them in a line."""
 KNOWN: dict[str, str] = {}

@@ -60,11 +60,12 @@ def markdown(outcomes: list[dict[str, Any]], about: dict[str, str]) -> str:
 
 def _row(outcome: dict[str, Any]) -> str:
     name, _, arguments = outcome["arguments"].partition(" ")
-    known = outcome | {
-        "expect": outcome["expect"].removeprefix("true: "),
-        "reason": outcome["reason"].partition("\n")[0],
-    }
-    told = "passes" if outcome["outcome"] == "passed" else words(known)
+    if outcome["outcome"] == "passed":
+        told = "passes"
+    elif argued(outcome):
+        told = f"stops at a true hazard: {outcome['expect'].removeprefix('true: ')} ([findings](findings.md))"
+    else:
+        told = words(outcome | {"reason": outcome["reason"].partition("\n")[0]})
     arch = "" if outcome["arch"] == "sm_100a" else f" ({outcome['arch']})"
     shown = f"`{arguments}`" if arguments else ""
     return f"| {name}{arch} | {shown} | {outcome['seconds']:.0f} | {told} |\n"
