@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..formats import Format, as_bytes
-from ..operand import BlockScaledTensor
+from ..operand import PLAIN, BlockScaledTensor
 from ..quantization import philox
 from ..quantization.hadamard import Hadamard, resolve_hadamard
 from ..quantization.rules import resolve_format
 from ..quantization.slabs import Source, amax, quantize_slabs
 from ..runtime.backend import Backend, resolve
+from ..runtime.bounded import Bounded
+from ..runtime.simulating import world
 from ..scale_layout import blocked_bytes, blocked_view, to_blocked
-from .quantize_launch import launch_quantize
+from .calls import Preparation, operand_key, preparable, span_bytes, tensor_key
+from .quantize_launch import QuantizeCall
 from .quantize_request import (
     BackendChoice,
     QuantizeRequest,
@@ -90,32 +96,118 @@ def quantize(
             cannot do, where they are asked for by name.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
-    request = checked_request(
-        x,
-        format,
-        rule,
-        block_2d=block_2d,
-        rounding=rounding,
-        generator=generator,
-        hadamard=hadamard,
-        hessian=hessian,
-        transpose=transpose,
-        axis=axis,
-        pad=pad,
-        scale_layout=scale_layout,
+    options = {
+        "block_2d": block_2d,
+        "rounding": rounding,
+        "hadamard": hadamard,
+        "transpose": transpose,
+        "axis": axis,
+        "pad": pad,
+        "scale_layout": scale_layout,
+    }
+    call = None
+    if hessian is None:
+        call = planned(x, format, rule, global_scale, generator, out, backend, options)
+    if call is None:
+        request = checked_request(x, format, rule, generator=generator, hessian=hessian, **options)
+        return _unplanned(request, global_scale, generator, out, backend)
+    return call(x, global_scale, philox.resolve_seed(generator) if rounding == "stochastic" else 0, out)
+
+
+def planned(
+    x: torch.Tensor,
+    format: str | Format,
+    rule: str,
+    global_scale: str | float | torch.Tensor | None,
+    generator: int | torch.Generator | None,
+    out: BlockScaledTensor | None,
+    backend: Backend,
+    options: Mapping[str, Any],
+) -> QuantizeCall | None:
+    """The kernels' call: the one that was planned for others like it, or a new one; None where exact torch runs, or a
+    graph is traced."""
+    if torch.compiler.is_compiling() or type(x) not in PLAIN or x.layout is not torch.strided:
+        return None
+    # all that a plan depends on
+    key = (
+        *(type(x), x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 31, format, rule),
+        *(global_scale if isinstance(global_scale, str) else tensor_key(global_scale), generator is None),
+        *(*options.values(), operand_key(out), backend, world(not x.is_cuda)),
     )
+    call = _calls.find(key)
+    if call is None:
+        request = checked_request(x, format, rule, generator=generator, **options)
+        if out is not None:
+            check_out(out, request, global_scale)
+        if choose_backend(backend, request).backend == "reference":
+            return None
+        view = functools.partial(matrices, transpose=options["transpose"], axis=options["axis"])
+        call = _calls[key] = QuantizeCall(request, global_scale, out, resolve(backend, x.device), view)
+    return call
+
+
+def prepared(
+    x: torch.Tensor,
+    format: str | Format = "nvfp4",
+    rule: str = "max",
+    *,
+    global_scale: str | float | torch.Tensor | None = "auto",
+    out: BlockScaledTensor | None = None,
+    backend: Backend = "auto",
+    **options: Any,
+) -> Preparation:
+    """``quantize`` called once, for ``prepare``."""
+    out = quantize(x, format, rule, global_scale=global_scale, out=out, backend=backend, **options)
+    given = global_scale if isinstance(global_scale, str) else out.global_scale
+    defaults = inspect.signature(quantize).parameters
+    options = {name: options.get(name, defaults[name].default) for name in _PLANNED}
+    call = preparable(planned(x, format, rule, given, None, out, backend, options), QuantizeCall)
+    if call.launches > 1 or options["rounding"] != "nearest":
+        got = "random rounding" if options["rounding"] != "nearest" else f"{call.launches} launches, or a copy of x"
+        raise OperandError.of("request to prepare", got=got, expected="one launch, the same in every call")
+    slots = {"x": ((None, 0),), "out": (("data", 1), ("scale", 2))}
+    factor, computed = (None, out.global_scale) if call.computes else (out.global_scale, None)
+    if out.global_scale is not None:
+        slots["out"] += (("global_scale", 4 if call.computes else 3),)
+    return Preparation(
+        call.launch,
+        call.values(x, out.data, out.scale, factor, computed, 0),
+        {"x": x, "out": out},
+        slots,
+        {0: span_bytes(x)},
+        ((1, span_bytes(out.data)), (2, span_bytes(out.scale))),
+        lambda o: (
+            *(o["x"], o["out"].data, o["out"].scale),
+            *((None, o["out"].global_scale) if call.computes else (o["out"].global_scale, None)),
+        ),
+    )
+
+
+_PLANNED = ("block_2d", "rounding", "hadamard", "transpose", "axis", "pad", "scale_layout")
+_calls = Bounded()
+
+
+def _unplanned(
+    request: QuantizeRequest,
+    global_scale: str | float | torch.Tensor | None,
+    generator: int | torch.Generator | None,
+    out: BlockScaledTensor | None,
+    backend: Backend,
+) -> BlockScaledTensor:
+    """By exact torch, or while ``torch.compile`` traces."""
     if out is not None:
         check_out(out, request, global_scale)
-    chosen = choose_backend(backend, request)
-    seed = philox.resolve_seed(generator) if rounding == "stochastic" else None
-    if chosen.backend != "reference":
-        return _by_kernels(request, global_scale, seed, out, backend)
+    seed = philox.resolve_seed(generator) if request.rounding == "stochastic" else None
+    if choose_backend(backend, request).backend != "reference":
+        result = _traced(request, global_scale, seed, backend)
+        return result if out is None else _stored(result, out)
     factor = global_scale_of(global_scale, request)
-    blocks = None if hessian is None else hessian_blocks(hessian, request.source.k, request.format, x.device)
+    device, k, hessian = request.source.matrices.device, request.source.k, request.hessian
+    blocks = None if hessian is None else hessian_blocks(hessian, k, request.format, device)
     data, scale = quantize_slabs(request.source, request.rule, request.format, factor, seed, blocks)
-    if x.ndim < 3:
+    if request.ndim < 3:
         data, scale = data[0], scale[0]
-    scale = to_blocked(scale) if scale_layout == "blocked" else scale
+    scale = to_blocked(scale) if request.scale_layout == "blocked" else scale
     result = BlockScaledTensor(data, scale, factor, request.format)
     return result if out is None else _stored(result, out)
 
@@ -145,33 +237,21 @@ def _stored(result: BlockScaledTensor, out: BlockScaledTensor) -> BlockScaledTen
     return out
 
 
-def _by_kernels(
-    request: QuantizeRequest,
-    given: str | float | torch.Tensor | None,
-    seed: int | None,
-    out: BlockScaledTensor | None,
-    backend: Backend,
+def _traced(
+    request: QuantizeRequest, given: str | float | torch.Tensor | None, seed: int | None, backend: Backend
 ) -> BlockScaledTensor:
-    """``request`` quantized by the kernels; under ``torch.compile`` they are one operator of the graph."""
+    """``request`` as one operator of a graph, which chooses when it runs."""
     x, format, blocked = request.source.matrices, request.format, request.scale_layout == "blocked"
     computed = isinstance(given, str) and given == "auto" and format.has_global_scale
-    factor = "auto" if computed else global_scale_of(given, request)
-    if torch.compiler.is_compiling():
-        signs = None if request.source.rotation is None else list(request.source.rotation.signs)
-        names = format.name, request.rule.name, request.scale_layout, backend
-        given = None if computed else factor
-        data, scale, found = _operator(x, given, computed, seed, signs, request.tile, *names)
-        if blocked:
-            scale = blocked_view(scale, x.shape[1], format.scale_columns(x.shape[2]), x.shape[0])
-        result = BlockScaledTensor(data, scale, found if computed else given, format)
-    else:
-        result = launch_quantize(request, factor, seed, resolve(backend, x.device), out)
-        if out is not None:
-            return out
+    factor = None if computed else global_scale_of(given, request)
+    signs = None if request.source.rotation is None else list(request.source.rotation.signs)
+    names = format.name, request.rule.name, request.scale_layout, backend
+    data, scale, found = _operator(x, factor, computed, seed, signs, request.tile, *names)
+    if blocked:
+        scale = blocked_view(scale, x.shape[1], format.scale_columns(x.shape[2]), x.shape[0])
     if request.ndim != 3:
-        scale = result.scale if blocked else result.scale[0]
-        result = BlockScaledTensor(result.data[0], scale, result.global_scale, format)
-    return result if out is None else _stored(result, out)
+        data, scale = data[0], scale if blocked else scale[0]
+    return BlockScaledTensor(data, scale, found if computed else factor, format)
 
 
 _SCHEMA = (

@@ -115,14 +115,19 @@ def check_out(out: Any, request: QuantizeRequest, given: Any) -> None:
             raise OperandError.of(what, got=got, expected=expected)
     if scaled and out.global_scale.requires_grad:
         raise OperandError.of("global scale of out", got="one that requires a gradient", expected="one that does not")
-    if torch.compiler.is_compiling():
-        return
+    if not torch.compiler.is_compiling():
+        check_out_memory(out, x, given, request.hessian)
+
+
+def check_out_memory(out: BlockScaledTensor, x: torch.Tensor, given: Any, hessian: torch.Tensor | None = None) -> None:
+    """Raises if the parts of ``out`` overlap each other or an input, or cannot be written where they are."""
     scale = out.scale
     if out.scale_layout == "rowmajor" and not (scale.is_contiguous() and scale.data_ptr() % 4 == 0):
         got = f"address {scale.data_ptr():#x}, strides {scale.stride()}"
         raise OperandError.of("scale of out", got=got, expected="contiguous, at a multiple of 4 bytes")
-    inputs = {"x": x, "hessian": request.hessian}
+    inputs = {"x": x, "hessian": hessian}
     # the global scale of out may itself be the given one
+    scaled = out.global_scale is not None
     if isinstance(given, torch.Tensor) and not (scaled and given.data_ptr() == out.global_scale.data_ptr()):
         inputs["global_scale"] = given
     for name in ("data", "scale", "global_scale"):

@@ -89,13 +89,14 @@ def by_operator(operands: Sequence[Any], *others: Any) -> bool:
     """
     if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack():
         return True
+    wanted = torch.is_grad_enabled()
     for x in operands:
-        data, scale = getattr(x, "data", None), getattr(x, "global_scale", None)
+        data = getattr(x, "data", None)
         if type(data) is not torch.Tensor and isinstance(data, torch.Tensor) and is_wrapper(data):
             return True
-        if scale is not None and scale.requires_grad and torch.is_grad_enabled():
+        if wanted and getattr(getattr(x, "global_scale", None), "requires_grad", False):
             return True
-    return any(getattr(x, "requires_grad", False) for x in others if x is not None) and torch.is_grad_enabled()
+    return wanted and any(getattr(x, "requires_grad", False) for x in others if x is not None)
 
 
 def refuse_gradients(named: Mapping[str, Any]) -> None:

@@ -30,6 +30,9 @@ _CLUSTER, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
 #: events, priority, memory domains, carve-out, and the preferred cluster (a wish, on top of the one that is granted)
 _HARMLESS = {0, 1, 3, 5, 7, 8, 9, 10, 11, 12, 14, 16, 17}
 
+#: bytes of an attribute's value that mean something, where they are not four: the DSL leaves the others as they were
+_ATTRIBUTE_BYTES = {_CLUSTER: 12, 11: 12, 1: 32, 7: 16, 12: 16}
+
 
 class HostModule:
     """The host half of a compiled DSL function.
@@ -199,7 +202,8 @@ class HostModule:
         if unknown:
             raise LaunchError(f"{clipped(name)} is launched with attributes {unknown}, which are not modelled")
         how = flag[_COOPERATIVE], flag[_PROGRAMMATIC], stream or 0
-        self._take(Launch(name, grid, block, copies, cluster, smem, *how, self._cubin))
+        values = tuple((k, raw[: _ATTRIBUTE_BYTES.get(k, 4)]) for k, raw in attributes.items())
+        self._take(Launch(name, grid, block, copies, cluster, smem, *how, values, self._cubin))
 
 
 def _write(kind: Any, address: int, value: int) -> None:
