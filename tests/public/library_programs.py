@@ -155,7 +155,7 @@ TRUE_HAZARDS = {
     "norm variant=rms_norm shape=[16,1024] backward=True": _NO_FENCE,
     "norm variant=layer_norm shape=[16,1024] backward=True": _NO_FENCE,
     "gemm_amax m=128 n=128 k=256": "four warps free the tensor memory that one has allocated",
-    "gemm_bf16 m=16 n=128 k=2048 how=splitk": "the allocating warp reads the address of tensor memory without a barrier",
+    "gemm_bf16 m=16 n=128 k=2048 how=splitk": "the allocating warp reads the address of its columns unordered",
     "fp8_paged_mqa_logits b=2 next_n=1 heads=64 blocks=4": "lanes read what others stored, and only shuffled between",
 }
 """Programs that stop at a hazard that docs/findings.md argues to be true, and what it says of them in a line."""
