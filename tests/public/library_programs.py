@@ -148,6 +148,7 @@ TRUE_HAZARDS = {
     "backward sq=200 sk=136 dtype=float16": _LAST_STORE,
     "autograd": _LAST_STORE,
     "gdn_prefill lengths=[128,70]": "a warp frees tensor memory that three others may still load",
+    "gdn_prefill lengths=[192,70] parallel=True": "a warp frees tensor memory that three others may still load",
     "selection_attention s=256 blocks=2": "lanes shuffle that are not in their member mask",
     "indexer_forward sq=128 sk=128": "tensor memory is freed when one warp of the four that load it has signed",
     "norm variant=group_norm shape=[2,16,8,8] backward=True": _NO_FENCE,
