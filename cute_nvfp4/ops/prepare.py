@@ -38,8 +38,8 @@ def prepare(operation: Callable[..., Any], *operands: Any, vary: Sequence[str] =
             "x" and "out". They are like those given here in all but addresses and values. The others stay where they
             are.
 
-    A call returns what the operation returns, of the same bits. Preparing makes the call once, which compiles and loads
-    the kernel. Threads may share the result.
+    A call returns what the operation returns, of the same bits. Preparing compiles and loads the kernel, and runs
+    nothing. Threads may share the result.
 
     Raises:
         OperandError: an operation or a name that cannot be prepared; a request that needs more than one launch; from a
