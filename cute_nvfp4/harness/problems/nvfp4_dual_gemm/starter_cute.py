@@ -26,8 +26,8 @@ Three things to try next:
 
     1. Load ahead. The tensor core waits for every copy here, and every copy for the tensor core. With several stages of
        shared memory, a warp that loads and one that multiplies (cutlass.pipeline.PipelineTmaUmma) both go on.
-    2. Better stores. Each thread writes its own row, 16 bytes at a time: a store of a warp is 32 half sectors. By way
-       of shared memory and a TMA store it is whole lines.
+    2. A smaller epilogue. A thread holds 128 sums of each product, more than there are registers, and spills. Read 32
+       columns at a time (tcgen05.Repetition(32)), and store by way of shared memory and TMA.
     3. Pairs of CTAs (CtaGroup.TWO) that share a tile of 256 rows: each loads half of B1 and B2, most of the bytes.
 
 cute-nvfp4 eval nvfp4_dual_gemm FILE says whether a file is right, and counts its instructions and sectors.
