@@ -72,7 +72,10 @@ def test_what_varies_is_found_where_it_is() -> None:
 def test_several_launches_and_values_that_are_not_used() -> None:
     def call(values: list) -> list[Launch]:
         p = values[1].value
-        return [replace(LAUNCH, params=(struct.pack("<Q", p),)), replace(LAUNCH, params=(struct.pack("<IQI", 9, p, 9),))]
+        return [
+            replace(LAUNCH, params=(struct.pack("<Q", p),)),
+            replace(LAUNCH, params=(struct.pack("<IQI", 9, p, 9),)),
+        ]
 
     made = capture(Fake(Host(call)), [POINTER, POINTER], [0, 0], (0, 1))
     assert [(p.launch, p.offset, p.value) for p in made.patches[:1]] == [(0, 0, 1)]
