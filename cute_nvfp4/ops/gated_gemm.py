@@ -30,6 +30,8 @@ from .checks import (
     tensors,
 )
 from .gemm import addresses, host, launch, output_record, strides
+from .library import gated as operators
+from .library.registration import by_operator
 from .operands import check_operands, operand_record
 
 _GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -83,6 +85,9 @@ def gated_gemm(
             plan.
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
+    if by_operator((a, b1, b2), alpha, out_global_scale, out, getattr(out, "global_scale", None)):
+        options = gate, alpha, interleaved, out, out_dtype, out_global_scale, config, backend
+        return operators.gated_gemm(a, b1, b2, *options)
     weights = {"b": b1} if b2 is None else {"b1": b1, "b2": b2}
     n = _check(a, weights, gate, interleaved)
     scalar, alpha_tensor = split_alpha(alpha, a.device)

@@ -16,6 +16,8 @@ from ..runtime.backend import Backend, resolve
 from .checks import ALL_FORMATS, check_dtype, check_format, checked_output, parts, refuse_config, span, split_alpha
 from .grouped_launch import launch_contiguous, launch_list
 from .grouped_rows import GroupedRows, clamped
+from .library import grouped as operators
+from .library.registration import by_operator
 from .operands import check_operands
 
 Problem = tuple["BlockScaledTensor | None", "BlockScaledTensor | None"]
@@ -51,6 +53,8 @@ def grouped_gemm(
     Raises:
         OperandError, OperandTypeError: as ``gemm``; "group i: …" names the problem it is about.
     """
+    if by_operator(operators.operands_in(problems), alpha, out):
+        return operators.grouped_gemm(problems, alpha, out, out_dtype, config, backend)
     groups = _checked(problems)
     outs = _outputs(groups, out, out_dtype)
     device = outs[0].device
@@ -100,6 +104,8 @@ def grouped_gemm_contiguous(
     Raises:
         OperandError, OperandTypeError: as ``gemm``.
     """
+    if by_operator((a, b), alpha, out):
+        return operators.grouped_gemm_contiguous(a, b, alpha, out, out_dtype, status, config, backend)
     if not isinstance(a, GroupedRows) or not isinstance(b, BlockScaledTensor):
         got = f"{type(a).__name__} and {type(b).__name__}"
         raise OperandTypeError.of("a and b", got=got, expected="GroupedRows and BlockScaledTensor")

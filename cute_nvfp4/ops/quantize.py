@@ -11,10 +11,10 @@ from ..formats import Format, as_bytes
 from ..operand import BlockScaledTensor
 from ..quantization import philox
 from ..quantization.hadamard import Hadamard, resolve_hadamard
-from ..quantization.rules import resolve_format
 from ..quantization.slabs import Source, amax, quantize_slabs
 from ..runtime.backend import Backend, resolve
-from ..scale_layout import blocked_bytes, blocked_view, to_blocked
+from ..scale_layout import to_blocked
+from .library import quantization as operators
 from .quantize_launch import launch_quantize
 from .quantize_request import (
     BackendChoice,
@@ -153,64 +153,17 @@ def _by_kernels(
     backend: Backend,
 ) -> BlockScaledTensor:
     """``request`` quantized by the kernels; under ``torch.compile`` they are one operator of the graph."""
-    x, format, blocked = request.source.matrices, request.format, request.scale_layout == "blocked"
+    format = request.format
     computed = isinstance(given, str) and given == "auto" and format.has_global_scale
     factor = "auto" if computed else global_scale_of(given, request)
-    if torch.compiler.is_compiling():
-        signs = None if request.source.rotation is None else list(request.source.rotation.signs)
-        names = format.name, request.rule.name, request.scale_layout, backend
-        given = None if computed else factor
-        data, scale, found = _operator(x, given, computed, seed, signs, request.tile, *names)
-        if blocked:
-            scale = blocked_view(scale, x.shape[1], format.scale_columns(x.shape[2]), x.shape[0])
-        result = BlockScaledTensor(data, scale, found if computed else given, format)
+    if request.recorded:
+        result = operators.quantize(request, None if computed else factor, computed, seed, out, backend)
     else:
-        result = launch_quantize(request, factor, seed, resolve(backend, x.device), out)
-        if out is not None:
-            return out
-    if request.ndim != 3:
-        scale = result.scale if blocked else result.scale[0]
-        result = BlockScaledTensor(result.data[0], scale, result.global_scale, format)
-    return result if out is None else _stored(result, out)
-
-
-_SCHEMA = (
-    "(Tensor x, Tensor? global_scale, bool computed, SymInt? seed, int[]? signs, bool block_2d, str format, str rule, "
-    "str scale_layout, str backend) -> (Tensor, Tensor, Tensor)"
-)
-
-
-@torch.library.custom_op("cute_nvfp4::quantize", mutates_args=(), schema=_SCHEMA)
-def _operator(x, global_scale, computed, seed, signs, block_2d, format, rule, scale_layout, backend):
-    """Data, scales (blocked ones in one dimension) and the global scale, if it is computed, of matrices (L, MN, K)."""
-    # "auto" on a GPU that has no kernels shows only here: then torch gives the same bits
-    found = quantize(
-        x,
-        format,
-        rule,
-        global_scale="auto" if computed else global_scale,
-        rounding="nearest" if seed is None else "stochastic",
-        generator=seed,
-        hadamard=None if signs is None else Hadamard(tuple(signs)),
-        block_2d=block_2d,
-        scale_layout=scale_layout,
-        backend=backend,
-    )
-    scale = found.scale.permute(5, 2, 4, 0, 1, 3).reshape(-1) if scale_layout == "blocked" else found.scale
-    return found.data, scale, found.global_scale if computed else x.new_empty(0, dtype=torch.float32)
-
-
-@_operator.register_fake
-def _(x, global_scale, computed, seed, signs, block_2d, format, rule, scale_layout, backend):
-    format = resolve_format(format)
-    batch, rows, k = x.shape
-    columns = format.scale_columns(k)
-    blocked = scale_layout == "blocked"
-    return (
-        x.new_empty((batch, rows, format.data_columns(k)), dtype=torch.uint8),
-        x.new_empty(blocked_bytes(rows, columns, batch) if blocked else (batch, rows, columns), dtype=torch.uint8),
-        x.new_empty(() if computed else 0, dtype=torch.float32),
-    )
+        result = launch_quantize(request, factor, seed, resolve(backend, request.source.matrices.device), out)
+    if request.ndim == 3 or out is not None:
+        return result
+    scale = result.scale if request.scale_layout == "blocked" else result.scale[0]
+    return BlockScaledTensor(result.data[0], scale, result.global_scale, format)
 
 
 def dequantize(

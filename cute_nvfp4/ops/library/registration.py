@@ -43,7 +43,7 @@ def define(
     """
     overload = f"{name}.out"
     LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=_TAGS)
-    outputs = "".join(f", {kind} {x}" for x, kind in written.items())
+    outputs = "".join(f", {kind} {x}{'=None' if kind.endswith('?') else ''}" for x, kind in written.items())
     LIBRARY.define(f"{overload}({arguments}{outputs}) -> ()", tags=_TAGS)
     names = [x.name for x in getattr(torch.ops, NAMESPACE).__getattr__(name).default._schema.arguments]
 
@@ -87,7 +87,7 @@ def by_operator(operands: Sequence[Any], *others: Any) -> bool:
     operands: of the call. others: what else may require a gradient; numbers and None do not. Elsewhere the dispatcher
     would only cost time. What is no operand is for the call itself to refuse.
     """
-    if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack():
+    if is_recorded(None):
         return True
     for x in operands:
         data, scale = getattr(x, "data", None), getattr(x, "global_scale", None)
@@ -95,20 +95,34 @@ def by_operator(operands: Sequence[Any], *others: Any) -> bool:
             return True
         if scale is not None and scale.requires_grad and torch.is_grad_enabled():
             return True
-    return any(getattr(x, "requires_grad", False) for x in others if x is not None) and torch.is_grad_enabled()
+    for x in others:
+        if x is not None and _requires_grad(x) and torch.is_grad_enabled():
+            return True
+    return False
+
+
+def _requires_grad(x: Any) -> bool:
+    """Whether a tensor, or one in a list, requires a gradient."""
+    return any(map(_requires_grad, x)) if isinstance(x, (list, tuple)) else getattr(x, "requires_grad", False)
+
+
+def is_recorded(tensor: torch.Tensor | None) -> bool:
+    """Whether torch records what is done with ``tensor``, or in general: it traces, or a dispatch mode is on."""
+    if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack():
+        return True
+    return tensor is not None and is_wrapper(tensor)
 
 
 def refuse_gradients(named: Mapping[str, Any]) -> None:
     """Raises if one of these requires a gradient."""
-    for name, given in named.items():
-        for x in given if isinstance(given, (list, tuple)) else (given,):
-            if isinstance(x, torch.Tensor) and x.requires_grad:
-                raise OperandError.of(
-                    name,
-                    got="a tensor that requires a gradient",
-                    expected="one that does not: there is no formula for it here",
-                    hint=f"Give {name}.detach(), or call within torch.no_grad().",
-                )
+    for name, x in named.items():
+        if _requires_grad(x):
+            raise OperandError.of(
+                name,
+                got="a tensor that requires a gradient",
+                expected="one that does not: there is no formula for it here",
+                hint=f"Give {name}.detach(), or call within torch.no_grad().",
+            )
 
 
 def call(
