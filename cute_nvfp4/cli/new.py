@@ -33,5 +33,5 @@ def new(
         fail(f"{output} exists. Write elsewhere with --output FILE, or over it with --force.", 2)
     except OSError as error:
         fail(f"cannot write {output}: {error}", 2)
-    told = f"wrote {output}. Is it right? cute-nvfp4 eval {problem} --submission {output}"
+    told = f"wrote {output}. Is it right? cute-nvfp4 eval {problem} {output}"
     stdout().print(told, markup=False, soft_wrap=True)

@@ -56,6 +56,7 @@ def report(session: Session, run: dict[str, Any], error: BaseException | None) -
 def _launch(record: LaunchRecord, counted: bool) -> dict[str, Any]:
     entry = {"number": record.number, **dataclasses.asdict(record.launch)}
     entry["params"] = [len(p) for p in record.launch.params]
+    del entry["cubin"]
     entry |= {"seconds": record.seconds, "instructions": record.instructions, "warnings": [], "counters": None}
     if record.result is not None:
         counts = dataclasses.asdict(record.result)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
 from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
 if TYPE_CHECKING:
+    from ..runtime.inspection import KernelReport
     from ..sim import Result
     from ..sim.session import LaunchRecord
 
@@ -17,7 +19,8 @@ Extent = tuple[int, int, int]
 class Launch(BaseModel):
     """One launch of a kernel in the simulated GPU; ``seconds`` are of this machine and say nothing of a GPU.
 
-    ``counters`` (see ``summary``) are empty where the launch was stopped.
+    ``counters`` (see ``summary``) are empty where the launch was stopped. ``registers`` a thread and ``spills``
+    (instructions that read or write local memory) are those of the kernel's machine code, where they were asked for.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -30,10 +33,13 @@ class Launch(BaseModel):
     seconds: float = 0.0
     warnings: list[str] = []
     counters: dict[str, int] = {}
+    registers: int | None = None
+    spills: int | None = None
 
     @classmethod
-    def of(cls, record: LaunchRecord) -> Launch:
+    def of(cls, record: LaunchRecord, *, inspect: bool = False) -> Launch:
         launch, result = record.launch, record.result
+        found = _inspected(launch.cubin).get(launch.kernel) if inspect and launch.cubin else None
         return cls(
             kernel=launch.kernel,
             grid=launch.grid,
@@ -43,7 +49,16 @@ class Launch(BaseModel):
             seconds=record.seconds,
             warnings=[] if result is None else list(result.warnings),
             counters={} if result is None else summary(result),
+            registers=found and found.registers,
+            spills=found and found.spill_loads + found.spill_stores,
         )
+
+
+@cache
+def _inspected(cubin: bytes) -> dict[str, KernelReport]:
+    from ..runtime.inspection import inspect_cubin
+
+    return {kernel.name: kernel for kernel in inspect_cubin(cubin, "").kernels}
 
 
 def summary(result: Result) -> dict[str, int]:

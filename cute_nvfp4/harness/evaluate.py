@@ -37,7 +37,8 @@ class Options:
     """What to run. ``case`` picks one case; ``seed`` replaces every case's own; ``timeout`` is seconds a request.
 
     In the simulator: ``schedules`` is how many adversarial schedules each case runs under (mode test), ``schedule`` one
-    of one's own, and ``trace`` a file for the timeline of the first case's first call.
+    of one's own, ``trace`` a file for the timeline of the first case's first call; with ``inspect``, launches tell
+    registers and spills.
     """
 
     problem: str
@@ -53,6 +54,16 @@ class Options:
     schedules: int = 1
     schedule: str = ""
     trace: Path | None = None
+    inspect: bool = False
+
+
+def task_of(options: Options) -> Task:
+    """The task that is asked for: shapes, tolerances, limits.
+
+    Raises:
+        HarnessError: an unknown problem, or a bad task file.
+    """
+    return load_task(options.task_file or get_problem(options.problem).folder / "task.yml")
 
 
 class Evaluation:
@@ -69,7 +80,7 @@ class Evaluation:
         _one_of("data", options.data, DATA_KINDS)
         self.options = options
         self.problem: Problem = get_problem(options.problem)
-        self.task: Task = load_task(options.task_file or self.problem.folder / "task.yml")
+        self.task = task_of(options)
         if self.task.name != options.problem:
             raise TaskFileError(f"{options.task_file} is for problem {self.task.name!r}, not {options.problem!r}")
         self.submission = options.submission or self.problem.folder / "submission.py"
@@ -161,6 +172,7 @@ class Evaluation:
             data=self.options.data,
             batch=self.batch,
             timeout=self.timeout,
+            inspect=self.options.inspect,
         ) as runner:
             for index, case in self.numbered:
                 result = CaseResult(index, case, self._seed(case), useful_bytes=self.problem.useful_bytes(case))

@@ -14,13 +14,23 @@ from .results import CaseResult, RunResult
 from .schema import Case, Task, spec
 
 _KERNEL_WIDTH = 32
+COUNTED = (
+    "warp instr.",
+    "load req.",
+    "sectors\neach",
+    "TMA, bulk\nbytes read",
+    "DRAM bytes\n(model)",
+    "MMA\nM·N·K",
+    "bank passes\n(ideal)",
+)
+"""What is shown of a launch in the simulator."""
 
 
-def _table(title: str) -> Table:
+def table_of(title: str | None = None) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def _shape(case: Case, task: Task) -> str:
+def shape_text(case: Case, task: Task) -> str:
     return " ".join(f"{name}={_value(case[name])}" for name in task.parameters)
 
 
@@ -35,7 +45,7 @@ def _value(value: int | list[int]) -> str:
 
 def _case_table(title: str, task: Task) -> Table:
     """A table with a row for each case: its number, its shape, and what is added."""
-    table = _table(title)
+    table = table_of(title)
     table.add_column("#", justify="right")
     table.add_column("shape", no_wrap=not task.grouped)
     return table
@@ -59,7 +69,7 @@ def _check_table(run: RunResult, task: Task) -> Table:
         table.add_column(f"{what},\nwall s", justify="right")
     for case in run.cases:
         verdict = Text("pass", "green") if case.passed else Text("FAIL", "bold red")
-        row = [str(case.index), _shape(case.case, task), str(case.seed), str(case.calls_checked), verdict]
+        row = [str(case.index), shape_text(case.case, task), str(case.seed), str(case.calls_checked), verdict]
         row += [_number(case.max_abs), _number(case.max_rel)]
         table.add_row(*row, *([_number(case.wall_s)] if cpu else []))
     return table
@@ -82,7 +92,7 @@ def _time_table(run: RunResult, task: Task) -> Table:
         percent = "-" if run.copy_bytes_s is None else f"{percent_of_copy(case, run.copy_bytes_s):.1f}"
         table.add_row(
             str(case.index),
-            _shape(case.case, task),
+            shape_text(case.case, task),
             str(timing.runs),
             *(f"{value / 1e3:.2f}" for value in microseconds),
             f"{case.useful_bytes / 1e6:.1f}",
@@ -100,27 +110,27 @@ def _counter_table(run: RunResult, task: Task) -> Table | None:
     table = _case_table("counted by the simulator, each launch of one call", task)
     for name in ("kernel", "grid", "block"):
         table.add_column(name)
-    for name in (
-        "warp instr.",
-        "load req.",
-        "sectors\neach",
-        "TMA, bulk\nbytes read",
-        "DRAM bytes\n(model)",
-        "MMA\nM·N·K",
-    ):
+    for name in COUNTED:
         table.add_column(name, justify="right")
-    table.add_column("bank passes\n(ideal)", justify="right")
     for case in run.cases:
-        for alike, launch in _alike(case.launches):
-            name = launch.kernel.removeprefix("kernel_cutlass_")
-            name = name if len(name) <= _KERNEL_WIDTH else name[: _KERNEL_WIDTH - 1] + "…"
-            times = f"{alike} × " if alike > 1 else ""
-            shape = ("x".join(map(str, extent)) for extent in (launch.grid, launch.block))
-            table.add_row(str(case.index), _shape(case.case, task), times + name, *shape, *_counted(launch.counters))
+        for times, launch in alike(case.launches):
+            table.add_row(str(case.index), shape_text(case.case, task), *_who(times, launch), *counted(launch.counters))
     return table
 
 
-def _alike(launches: list[Launch]) -> list[tuple[int, Launch]]:
+def _who(times: int, launch: Launch) -> tuple[str, str, str]:
+    """A launch's kernel, with the number of launches that did the same, its grid and its block."""
+    grid, block = ("x".join(map(str, extent)) for extent in (launch.grid, launch.block))
+    return (f"{times} × " if times > 1 else "") + kernel_text(launch.kernel), grid, block
+
+
+def kernel_text(name: str) -> str:
+    """A kernel's name without what all names of the DSL begin with, and cut."""
+    name = name.removeprefix("kernel_cutlass_")
+    return name if len(name) <= _KERNEL_WIDTH else name[: _KERNEL_WIDTH - 1] + "…"
+
+
+def alike(launches: list[Launch]) -> list[tuple[int, Launch]]:
     """How many launches did the same, and the first of them."""
     found: dict[str, tuple[int, Launch]] = {}
     for launch in launches:
@@ -129,8 +139,8 @@ def _alike(launches: list[Launch]) -> list[tuple[int, Launch]]:
     return list(found.values())
 
 
-def _counted(counters: dict[str, int]) -> list[str]:
-    """The cells of a launch; "-" for what it has none of."""
+def counted(counters: dict[str, int]) -> list[str]:
+    """The cells of a launch under ``COUNTED``; "-" for what it has none of."""
 
     def cell(name: str) -> str:
         return f"{counters[name]:,}" if counters.get(name) else "-"
@@ -146,7 +156,7 @@ def _published_table(run: RunResult, task: Task) -> Table | None:
     bound, public = task.speed_of_light, task.public_results
     if bound is None and public is None:
         return None
-    table = _table("published figures: nothing here was measured in this run")
+    table = table_of("published figures: nothing here was measured in this run")
     table.add_column("shape", no_wrap=not task.grouped)
     if bound:
         table.add_column(f"{bound.gpu} speed of light, µs\n(computed)", justify="right")
@@ -154,7 +164,7 @@ def _published_table(run: RunResult, task: Task) -> Table | None:
         table.add_column(f"{public.gpu} best public result, µs\n(measured by others)", justify="right")
     for index, case in enumerate(task.benchmarks):
         values = [figures.microseconds[index] for figures in (bound, public) if figures]
-        table.add_row(_shape(case, task), *(f"{value:g}" for value in values))
+        table.add_row(shape_text(case, task), *(f"{value:g}" for value in values))
     if public:
         table.add_row("geometric mean", *([""] if bound else []), f"{public.geometric_mean:g}", style="dim")
     return table

@@ -87,7 +87,8 @@ class Runner:
     ``backend`` is where the submission's kernels run: ``cuda``, ``sim`` (a simulated GPU of ``arch``, which serves
     device "cuda") or ``reference`` (tensors are on the CPU). ``arch`` is also what the process finds in
     ``CUTE_NVFP4_ARCH``; ``batch`` is how many calls, each on inputs of its own, are made together at most; ``timeout``
-    (seconds) bounds every request (without a GPU, every call).
+    (seconds) bounds every request (without a GPU, every call). With ``inspect``, simulated launches tell registers and
+    spills.
     """
 
     def __init__(
@@ -102,10 +103,12 @@ class Runner:
         data: DataKind = "public",
         batch: int = 1,
         timeout: float = 180.0,
+        inspect: bool = False,
     ) -> None:
         self._problem, self._submission = problem, submission
         self._simulate = arch if backend == "sim" else ""
         self._arch, self._device = arch, "cpu" if backend == "reference" else "cuda"
+        self._inspect = inspect
         self._home = "cuda" if backend == "cuda" else "cpu"  # where its inputs are kept and compared
         self._tolerances, self._data, self._batch, self._timeout = tolerances, data, batch, timeout
         self._arena = Arena(max(Layout.of(problem, case).nbytes for case in cases))
@@ -159,7 +162,7 @@ class Runner:
         self._connection = ours
         try:
             self._receive(_START_TIMEOUT_S, "starting its process")
-            where = {"device": self._device, "simulate": self._simulate}
+            where = {"device": self._device, "simulate": self._simulate, "inspect": self._inspect}
             request = {"op": "load", "problem": self._problem.name, "path": str(self._submission), **where}
             self._ask(request, "loading the submission")
         except CallFailed as error:

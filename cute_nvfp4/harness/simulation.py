@@ -22,11 +22,12 @@ MAX_LAUNCHES = 256
 
 
 class Simulation:
-    """One simulated GPU for the life of the process."""
+    """One simulated GPU for the life of the process; ``inspect``: launches tell what their machine code uses."""
 
-    def __init__(self, arch: str) -> None:
+    def __init__(self, arch: str, *, inspect: bool = False) -> None:
         from ..runtime.session import simulated_gpu
 
+        self._inspect = inspect
         self._open = contextlib.ExitStack()
         self._session: Session = self._open.enter_context(simulated_gpu(arch))
 
@@ -69,7 +70,7 @@ class Simulation:
 
     def report(self) -> list[Launch]:
         """The launches since ``launches`` was entered or ``forget`` called, the first of them if there were many."""
-        return [Launch.of(record) for record in self._session.launches[:MAX_LAUNCHES]]
+        return [Launch.of(record, inspect=self._inspect) for record in self._session.launches[:MAX_LAUNCHES]]
 
     def protect(self, workspace: Workspace) -> None:
         """Lets kernels touch only the tensors of ``workspace``, and write only its outputs."""

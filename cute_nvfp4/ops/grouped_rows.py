@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -9,7 +10,7 @@ import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4, Format, as_bytes
-from ..operand import BlockScaledTensor, _check_data, _check_global_scale, address_of
+from ..operand import BlockScaledTensor, _check_data, _check_global_scale, address_of, row_alignment
 from ..pytree import register
 from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, blocked_flat, to_blocked
 
@@ -62,6 +63,13 @@ class GroupedRows:
             raise OperandError.of("rows of groups", got=f"data of {a.data.ndim} dimensions", expected="2")
         offsets = _checked_offsets(offsets, a.data)
         return cls(a.data, padded_scales(a.rowmajor_scale()[0], offsets), offsets, a.global_scale, a.format)
+
+    @functools.cached_property
+    def key(self) -> tuple:
+        """All that a plan depends on: everything but addresses and values."""
+        data, alignment = self.data, row_alignment(self.data, 32)
+        shapes = (data.shape, data.stride(), self.scale.shape, self.offsets.shape)
+        return (*shapes, self.format, data.device, self.global_scale is not None, alignment)
 
     @property
     def groups(self) -> int:

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..formats import Format, as_bytes
-from ..operand import BlockScaledTensor
+from ..operand import PLAIN, BlockScaledTensor
 from ..quantization import philox
 from ..quantization.hadamard import Hadamard, resolve_hadamard
 from ..quantization.slabs import Source, amax, quantize_slabs
 from ..runtime.backend import Backend, resolve
+from ..runtime.bounded import Bounded
+from ..runtime.simulating import world
 from ..scale_layout import to_blocked
+from .calls import operand_key, tensor_key
+from .dispatch import is_recorded
 from .library import quantization as operators
-from .quantize_launch import launch_quantize
+from .quantize_launch import QuantizeCall
 from .quantize_request import (
     BackendChoice,
     QuantizeRequest,
@@ -90,32 +95,61 @@ def quantize(
             cannot do, where they are asked for by name.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
-    request = checked_request(
-        x,
-        format,
-        rule,
-        block_2d=block_2d,
-        rounding=rounding,
-        generator=generator,
-        hadamard=hadamard,
-        hessian=hessian,
-        transpose=transpose,
-        axis=axis,
-        pad=pad,
-        scale_layout=scale_layout,
+    options = {
+        "block_2d": block_2d,
+        "rounding": rounding,
+        "generator": generator,
+        "hadamard": hadamard,
+        "hessian": hessian,
+        "transpose": transpose,
+        "axis": axis,
+        "pad": pad,
+        "scale_layout": scale_layout,
+    }
+    if is_recorded(None) or type(x) not in PLAIN or x.layout is not torch.strided:
+        return _unplanned(checked_request(x, format, rule, **options), global_scale, generator, out, backend)
+    # all that a plan depends on
+    key = (
+        *(type(x), x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 31, format, rule),
+        *(global_scale if isinstance(global_scale, str) else tensor_key(global_scale), block_2d, rounding),
+        *(generator is None, hadamard, hessian is None, transpose, axis, pad, scale_layout),
+        *(operand_key(out), backend, world(not x.is_cuda)),
     )
+    call = _calls.find(key)
+    if call is None:
+        request = checked_request(x, format, rule, **options)
+        if out is not None:
+            check_out(out, request, global_scale)
+        if choose_backend(backend, request).backend == "reference":
+            return _unplanned(request, global_scale, generator, out, "reference")
+        view = functools.partial(matrices, transpose=transpose, axis=axis)
+        call = _calls[key] = QuantizeCall(request, global_scale, out, resolve(backend, x.device), view)
+    return call(x, global_scale, philox.resolve_seed(generator) if rounding == "stochastic" else 0, out)
+
+
+_calls = Bounded()
+
+
+def _unplanned(
+    request: QuantizeRequest,
+    global_scale: str | float | torch.Tensor | None,
+    generator: int | torch.Generator | None,
+    out: BlockScaledTensor | None,
+    backend: Backend,
+) -> BlockScaledTensor:
+    """By exact torch, or while torch records the call."""
     if out is not None:
         check_out(out, request, global_scale)
-    chosen = choose_backend(backend, request)
-    seed = philox.resolve_seed(generator) if rounding == "stochastic" else None
-    if chosen.backend != "reference":
-        return _by_kernels(request, global_scale, seed, out, backend)
+    seed = philox.resolve_seed(generator) if request.rounding == "stochastic" else None
+    if choose_backend(backend, request).backend != "reference":
+        return _recorded(request, global_scale, seed, out, backend)
     factor = global_scale_of(global_scale, request)
-    blocks = None if hessian is None else hessian_blocks(hessian, request.source.k, request.format, x.device)
+    device, k, hessian = request.source.matrices.device, request.source.k, request.hessian
+    blocks = None if hessian is None else hessian_blocks(hessian, k, request.format, device)
     data, scale = quantize_slabs(request.source, request.rule, request.format, factor, seed, blocks)
-    if x.ndim < 3:
+    if request.ndim < 3:
         data, scale = data[0], scale[0]
-    scale = to_blocked(scale) if scale_layout == "blocked" else scale
+    scale = to_blocked(scale) if request.scale_layout == "blocked" else scale
     result = BlockScaledTensor(data, scale, factor, request.format)
     return result if out is None else _stored(result, out)
 
@@ -145,21 +179,18 @@ def _stored(result: BlockScaledTensor, out: BlockScaledTensor) -> BlockScaledTen
     return out
 
 
-def _by_kernels(
+def _recorded(
     request: QuantizeRequest,
     given: str | float | torch.Tensor | None,
     seed: int | None,
     out: BlockScaledTensor | None,
     backend: Backend,
 ) -> BlockScaledTensor:
-    """``request`` quantized by the kernels; under ``torch.compile`` they are one operator of the graph."""
+    """``request`` as one operator of a graph, which chooses when it runs."""
     format = request.format
     computed = isinstance(given, str) and given == "auto" and format.has_global_scale
-    factor = "auto" if computed else global_scale_of(given, request)
-    if request.recorded:
-        result = operators.quantize(request, None if computed else factor, computed, seed, out, backend)
-    else:
-        result = launch_quantize(request, factor, seed, resolve(backend, request.source.matrices.device), out)
+    factor = None if computed else global_scale_of(given, request)
+    result = operators.quantize(request, factor, computed, seed, out, backend)
     if request.ndim == 3 or out is not None:
         return result
     scale = result.scale if request.scale_layout == "blocked" else result.scale[0]

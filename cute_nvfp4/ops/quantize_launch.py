@@ -17,118 +17,212 @@ from ..quantization.rules import Rule
 from ..runtime.backend import sm_count
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
-from ..scale_layout import blocked_bytes, blocked_view
+from ..runtime.launch import Launcher
+from ..scale_layout import blocked_bytes, blocked_shape, blocked_stride
 from ..target import Target, architecture
+from .calls import span_bytes
 from .checks import DTYPE_NAMES, tensors
-from .quantize_request import QuantizeRequest
+from .quantize_request import QuantizeRequest, check_out_memory, checked_global_scale, global_scale_of
 
 
-def launch_quantize(
-    request: QuantizeRequest,
-    global_scale: torch.Tensor | str | None,
-    seed: int | None,
-    target: Target,
-    out: BlockScaledTensor | None = None,
-) -> BlockScaledTensor:
-    """``request`` quantized by the kernels: (L, MN, K), the bits of the reference.
+class QuantizeCall:
+    """The kernels for one kind of request, planned: (L, MN, K) quantized to the bits of the reference.
 
-    global_scale: a float32 tensor of no dimensions: one pass; "auto": a pass over x finds its largest finite magnitude,
-    and the next one computes the global scale from it; or None. seed: of stochastic rounding. out: a checked one, to
-    write to.
-
-    Runs on the current stream, without synchronising the device.
+    Runs on the current stream, without synchronising the device. x is copied first where the kernels cannot read it.
     """
-    x, format = request.source.matrices, request.format
-    transposed = lies_transposed(x, request.tile, request.rule.choice)
-    x = x if transposed else _readable(x)
-    in_memory = x.transpose(1, 2) if transposed else x
-    device, (batch, rows, k) = x.device, x.shape
-    # the scale that the kernel reads, and the one that it writes
-    given, computed = global_scale, None
-    if isinstance(global_scale, str):
-        given = torch.zeros((), dtype=torch.float32, device=device)
-        computed = torch.empty((), dtype=torch.float32, device=device) if out is None else out.global_scale
-    elif out is not None and given is not None:
-        # the kernel reads what the result will have
-        if given.data_ptr() != out.global_scale.data_ptr():
-            out.global_scale.copy_(given.reshape(out.global_scale.shape))
-        given = out.global_scale
-    problem = QuantizeProblem(
-        format=format,
-        rule=request.rule,
-        rows=rows,
-        k=k,
-        batch=batch,
-        dtype=DTYPE_NAMES[x.dtype],
-        alignment=row_alignment(in_memory, 32),
-        scale_layout=request.scale_layout,
-        global_scale="none" if given is None else "given" if computed is None else "amax",
-        stochastic=seed is not None,
-        rotation=request.rotation_size,
-        tile=request.tile,
-        transposed=transposed,
-    )
-    plan = choose(problem, target.arch, sm_count(target, device))
-    signs = 0
-    if request.source.rotation is not None:
-        signs = sum(1 << i for i, sign in enumerate(request.source.rotation.signs) if sign < 0)
-    if plan.amax is not None:
-        _launch_amax(plan.amax, x, in_memory, given, _int32(signs), target)
-    columns = problem.columns
-    data, scale = _new(request, rows, columns) if out is None else (out.data, out.scale)
-    data = data if data.ndim == 3 else data.unsqueeze(0)
-    blocked = request.scale_layout == "blocked"
-    scale_strides = Strides(0 if blocked else columns, scale.numel() // batch)
-    touched = tensors({"x": x, "global_in": given}, {"data": data, "scale": scale, "global_out": computed})
-    arguments = QuantizeArguments(
-        x=x.data_ptr(),
-        data=data.data_ptr(),
-        scale=scale.data_ptr(),
-        global_in=0 if given is None else given.data_ptr(),
-        global_out=0 if computed is None else computed.data_ptr(),
-        rows=rows,
-        columns=columns,
-        batch=batch,
-        x_strides=_byte_strides(in_memory),
-        data_strides=_byte_strides(data),
-        scale_strides=scale_strides,
-        seed=Seed(_int32(seed or 0), _int32((seed or 0) >> 32)),
-        signs=_int32(signs),
-        powers=Powers(1, 1 << 16),
-        ctas=plan.ctas,
-        walk=plan.walk,
-    )
-    QUANTIZE.run(plan.config, target, device, arguments, lambda: touched)
-    return BlockScaledTensor(data, scale, given if computed is None else computed, format) if out is None else out
+
+    def __init__(
+        self,
+        request: QuantizeRequest,
+        global_scale: str | float | torch.Tensor | None,
+        out: BlockScaledTensor | None,
+        target: Target,
+        view: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        """global_scale: a number or a tensor: one pass; "auto": a pass over x finds its largest finite magnitude, and
+        the next one computes the global scale from it; or None. view: from the caller's x to (L, MN, K)."""
+        x, format = request.source.matrices, request.format
+        self._transposed = lies_transposed(x, request.tile, request.rule.choice)
+        readable = x if self._transposed else _readable(x)
+        self._view = view if readable is not x else None
+        self._global_scale = _kind(global_scale, request)
+        in_memory = readable.transpose(1, 2) if self._transposed else readable
+        (batch, rows, k), device = x.shape, x.device
+        problem = QuantizeProblem(
+            format=format,
+            rule=request.rule,
+            rows=rows,
+            k=k,
+            batch=batch,
+            dtype=DTYPE_NAMES[x.dtype],
+            alignment=row_alignment(in_memory, 32),
+            scale_layout=request.scale_layout,
+            global_scale=self._global_scale,
+            stochastic=request.rounding == "stochastic",
+            rotation=request.rotation_size,
+            tile=request.tile,
+            transposed=self._transposed,
+        )
+        plan = choose(problem, target.arch, sm_count(target, device))
+        signs = 0
+        if request.source.rotation is not None:
+            signs = sum(1 << i for i, sign in enumerate(request.source.rotation.signs) if sign < 0)
+        self._amax = None
+        if plan.amax is not None:
+            self._amax = _amax_launcher(plan.amax, batch, _byte_strides(in_memory), _int32(signs), target, device)
+        self._new = _Results(request, out)
+        data_strides = _byte_strides(out.data) if out is not None else self._new.data_strides
+        columns, atoms = problem.columns, blocked_bytes(rows, problem.columns, 1)
+        blocked = request.scale_layout == "blocked"
+        arguments = QuantizeArguments(
+            # what varies from call to call
+            *(0,) * 5,
+            rows=rows,
+            columns=columns,
+            batch=batch,
+            x_strides=_byte_strides(in_memory),
+            data_strides=data_strides,
+            scale_strides=Strides(0, atoms) if blocked else Strides(columns, rows * columns),
+            seed=Seed(0, 0),
+            signs=_int32(signs),
+            powers=Powers(1, 1 << 16),
+            ctas=plan.ctas,
+            walk=plan.walk,
+        )
+        self._launch = QUANTIZE.launcher(plan.config, target, device, arguments, _touched)
+        if out is not None:
+            self._bytes = span_bytes(x), span_bytes(out.data), span_bytes(out.scale)
+
+    def __call__(
+        self, x: torch.Tensor, given: str | float | torch.Tensor | None, seed: int, out: BlockScaledTensor | None
+    ) -> BlockScaledTensor:
+        """x, given, out: the caller's, like those that were planned for. seed: of stochastic rounding."""
+        source = x if self._view is None else _readable(self._view(x))
+        factor = _factor(given, x.device) if self._global_scale == "given" else None
+        if out is None:
+            data, scale = self._new.tensors()
+        else:
+            self._check_memory(x, given, out)
+            data, scale = out.data, out.scale
+            if factor is not None and factor.data_ptr() != out.global_scale.data_ptr():
+                # the result's own
+                out.global_scale.copy_(factor.reshape(out.global_scale.shape))
+        computed = None
+        if self._amax is not None:
+            factor = torch.zeros((), dtype=torch.float32, device=x.device)
+            computed = factor.new_empty(()) if out is None else out.global_scale
+            self._amax((source.data_ptr(), factor.data_ptr()), (source, factor))
+        self._launch(self.values(source, data, scale, factor, computed, seed), (source, data, scale, factor, computed))
+        return out or self._new.operand(data, scale, factor if computed is None else computed)
+
+    def values(
+        self,
+        x: torch.Tensor,
+        data: torch.Tensor,
+        scale: torch.Tensor,
+        given: torch.Tensor | None,
+        computed: torch.Tensor | None,
+        seed: int,
+    ) -> tuple:
+        """What varies, in the order of ``QuantizeArguments``."""
+        return (
+            x.data_ptr(),
+            data.data_ptr(),
+            scale.data_ptr(),
+            0 if given is None else given.data_ptr(),
+            0 if computed is None else computed.data_ptr(),
+            _int32(seed) if seed else 0,
+            _int32(seed >> 32) if seed else 0,
+        )
+
+    def _check_memory(self, x: torch.Tensor, given: Any, out: BlockScaledTensor) -> None:
+        """Raises if the result overlaps itself or an input; looks closely only where something is near."""
+        x_bytes, data_bytes, scale_bytes = self._bytes
+        at, data, scale = x.data_ptr(), out.data.data_ptr(), out.scale.data_ptr()
+        factor = data - 4 if out.global_scale is None else out.global_scale.data_ptr()
+        if (
+            (at < data + data_bytes and data < at + x_bytes)
+            or (at < scale + scale_bytes and scale < at + x_bytes)
+            or (data < scale + scale_bytes and scale < data + data_bytes)
+            or data - 4 < factor < data + data_bytes
+            or scale - 4 < factor < scale + scale_bytes
+            or at - 4 < factor < at + x_bytes
+            or (isinstance(given, torch.Tensor) and given is not out.global_scale)
+        ):
+            check_out_memory(out, x, given)
 
 
-def _new(request: QuantizeRequest, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Data and scales of matrices (L, MN, K), not written yet."""
-    x, format = request.source.matrices, request.format
-    batch = x.shape[0]
-    data = x.new_empty((batch, rows, format.data_columns(request.source.k)), dtype=torch.uint8)
-    if request.scale_layout == "rowmajor":
-        return data, x.new_empty((batch, rows, columns), dtype=torch.uint8)
-    flat = x.new_empty(blocked_bytes(rows, columns, batch), dtype=torch.uint8)
-    return data, blocked_view(flat, rows, columns, batch)
+def _kind(given: str | float | torch.Tensor | None, request: QuantizeRequest) -> str:
+    """Which global scale the kernel has: "none", "given", or "amax", from which it computes its own."""
+    if isinstance(given, str) and given == "auto":
+        return "amax" if request.format.has_global_scale else "none"
+    return "none" if global_scale_of(given, request) is None else "given"
 
 
-def _launch_amax(
-    plan: AmaxPlan, x: torch.Tensor, in_memory: torch.Tensor, amax: torch.Tensor, signs: int, target: Target
-) -> None:
-    """Raises ``amax`` to the largest finite magnitude of ``x``."""
+def _factor(given: float | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A given global scale, known to be one, as a tensor of no dimensions."""
+    if not isinstance(given, torch.Tensor):
+        return checked_global_scale(given, device)
+    return given.detach().reshape(()) if given.ndim or given.requires_grad else given
+
+
+class _Results:
+    """New results of one kind of request, with as many dimensions as the caller's tensor has, if those are two or
+    three."""
+
+    def __init__(self, request: QuantizeRequest, out: BlockScaledTensor | None) -> None:
+        format, x = request.format, request.source.matrices
+        batch, rows, k = x.shape[0], x.shape[1], request.source.k
+        lead = (batch, rows) if request.ndim == 3 else (rows,)
+        columns = format.scale_columns(k)
+        self._data = (*lead, format.data_columns(k))
+        self._scale, self._scale_strides = (*lead, columns), None
+        if request.scale_layout == "blocked":
+            self._scale, self._scale_strides = blocked_shape(rows, columns, batch), blocked_stride(rows, columns, batch)
+        self._format, self._key = format, None
+        self._options = {"dtype": torch.uint8, "device": x.device}
+        self.data_strides = Strides(self._data[-1], rows * self._data[-1])
+
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Data and scales, not written yet."""
+        data = torch.empty(self._data, **self._options)
+        if self._scale_strides is None:
+            return data, torch.empty(self._scale, **self._options)
+        return data, torch.empty_strided(self._scale, self._scale_strides, **self._options)
+
+    def operand(self, data: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None) -> BlockScaledTensor:
+        """The operand; the first one is checked, the others are like it."""
+        if self._key is None:
+            first = BlockScaledTensor(data, scale, factor, self._format)
+            self._key = first.key
+            return first
+        return BlockScaledTensor.like(self._key, data, scale, factor)
+
+
+def _touched(
+    x: torch.Tensor, data: torch.Tensor, scale: torch.Tensor, given: Any, computed: Any
+) -> dict[str, tuple[torch.Tensor, bool]]:
+    return tensors({"x": x, "global_in": given}, {"data": data, "scale": scale, "global_out": computed})
+
+
+def _amax_launcher(
+    plan: AmaxPlan, batch: int, x_strides: Strides, signs: int, target: Target, device: torch.device
+) -> Launcher:
+    """Raises a magnitude to the largest finite one of x."""
     arguments = AmaxArguments(
-        x=x.data_ptr(),
-        amax=amax.data_ptr(),
+        x=0,
+        amax=0,
         rows=plan.rows,
         row_bytes=plan.row_bytes,
-        batch=x.shape[0],
-        x_strides=_byte_strides(in_memory),
+        batch=batch,
+        x_strides=x_strides,
         chunks=plan.chunks,
         ctas=plan.ctas,
         signs=signs,
     )
-    AMAX.run(plan.config, target, x.device, arguments, lambda: {"x": (x, False), "amax": (amax, True)})
+    return AMAX.launcher(
+        plan.config, target, device, arguments, lambda x, amax: {"x": (x, False), "amax": (amax, True)}
+    )
 
 
 def _int32(bits: int) -> int:
@@ -137,8 +231,9 @@ def _int32(bits: int) -> int:
 
 
 def _byte_strides(tensor: torch.Tensor) -> Strides:
-    """Strides of (L, MN, …) in bytes."""
-    return Strides(tensor.stride(1) * tensor.element_size(), tensor.stride(0) * tensor.element_size())
+    """Strides of (L, MN, …) or (MN, …) in bytes."""
+    size = tensor.element_size()
+    return Strides(tensor.stride(-2) * size, tensor.stride(0) * size if tensor.ndim == 3 else 0)
 
 
 def lies_transposed(x: torch.Tensor, tile: bool, choice: str) -> bool:

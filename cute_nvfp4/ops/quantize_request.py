@@ -10,7 +10,7 @@ import torch
 
 from ..errors import OperandError, OperandTypeError, TargetError, explain
 from ..formats import FORMATS, LARGEST_GLOBAL_SCALE, SMALLEST_GLOBAL_SCALE, Format
-from ..operand import BlockScaledTensor, is_wrapper
+from ..operand import PLAIN, BlockScaledTensor
 from ..planning.quantize import QuantizeProblem, can_implement
 from ..quantization.blocks import global_scale_from_amax
 from ..quantization.hadamard import Hadamard, resolve_hadamard
@@ -18,7 +18,7 @@ from ..quantization.rules import Rule, resolve_format, resolve_rule
 from ..quantization.slabs import Source, amax
 from ..runtime.backend import BACKENDS, resolve
 from .checks import DTYPE_NAMES, check_overlap
-from .library.registration import is_recorded
+from .dispatch import is_recorded
 
 _HINT = "backend='auto' or 'reference' does it by torch, with the bits that the kernels would give."
 
@@ -35,7 +35,7 @@ class QuantizeRequest:
     """What is to be quantized, and how.
 
     ndim: dimensions of the caller's tensor; those of ``source`` are three. hessian: as the caller gave it. recorded:
-    whether torch records what is done (``by_operator``).
+    whether torch records what is done with it.
     """
 
     source: Source
@@ -118,14 +118,19 @@ def check_out(out: Any, request: QuantizeRequest, given: Any) -> None:
             raise OperandError.of(what, got=got, expected=expected)
     if scaled and out.global_scale.requires_grad:
         raise OperandError.of("global scale of out", got="one that requires a gradient", expected="one that does not")
-    if request.recorded:
-        return
+    if not request.recorded:
+        check_out_memory(out, x, given, request.hessian)
+
+
+def check_out_memory(out: BlockScaledTensor, x: torch.Tensor, given: Any, hessian: torch.Tensor | None = None) -> None:
+    """Raises if the parts of ``out`` overlap each other or an input, or cannot be written where they are."""
     scale = out.scale
     if out.scale_layout == "rowmajor" and not (scale.is_contiguous() and scale.data_ptr() % 4 == 0):
         got = f"address {scale.data_ptr():#x}, strides {scale.stride()}"
         raise OperandError.of("scale of out", got=got, expected="contiguous, at a multiple of 4 bytes")
-    inputs = {"x": x, "hessian": request.hessian}
+    inputs = {"x": x, "hessian": hessian}
     # the global scale of out may itself be the given one
+    scaled = out.global_scale is not None
     if isinstance(given, torch.Tensor) and not (scaled and given.data_ptr() == out.global_scale.data_ptr()):
         inputs["global_scale"] = given
     for name in ("data", "scale", "global_scale"):
@@ -171,7 +176,7 @@ def choose_backend(wanted: str, request: QuantizeRequest) -> BackendChoice:
     if backend == "reference":
         where = "on CUDA devices, and on others within simulating()"
         return BackendChoice("reference", f"x is on {x.device}; the kernels run {where}")
-    if not tracing and is_wrapper(x):
+    if not tracing and type(x) not in PLAIN:
         return BackendChoice("reference", f"x is a {type(x).__name__}, whose memory a kernel cannot read")
     reason = _beyond_kernels(backend, request)
     return BackendChoice("reference" if reason else backend, reason)

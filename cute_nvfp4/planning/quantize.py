@@ -112,7 +112,7 @@ def choose(problem: QuantizeProblem, arch: Architecture, sm_count: int) -> Quant
         raise OperandError(reason)
     config = _config(problem, arch)
     places = sm_count // problem.batch
-    ctas, walk = _grid(problem, config, places)
+    ctas, walk = grid(problem, config, places)
     return QuantizePlan(config, ctas, walk, _amax(problem, config, places) if config.global_scale == "amax" else None)
 
 
@@ -172,7 +172,7 @@ def _resident_others(config: QuantizeConfig) -> int:
     return 4 if config.has_fast_path and not config.choice else 3
 
 
-def _grid(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> tuple[int, Walk]:
+def grid(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> tuple[int, Walk]:
     """CTAs for a matrix, no more than have work, and how they walk it on ``places`` multiprocessors."""
     atoms, columns = -(-problem.rows // ATOM_ROWS), problem.columns
     waves = _WAVES

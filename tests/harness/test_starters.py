@@ -80,8 +80,8 @@ def new(*arguments: object):
 def test_new_writes_a_submission_that_eval_takes(tmp_path: Path) -> None:
     path = tmp_path / "mine.py"
     done = new("nvfp4_gemv", "--style", "torch", "--output", path)
-    assert done.exit_code == 0 and f"cute-nvfp4 eval nvfp4_gemv --submission {path}" in done.output
-    judged = CliRunner().invoke(app, ["eval", "nvfp4_gemv", "--submission", str(path), "--case", "0"])
+    assert done.exit_code == 0 and f"cute-nvfp4 eval nvfp4_gemv {path}" in done.output
+    judged = CliRunner().invoke(app, ["eval", "nvfp4_gemv", str(path), "--case", "0"])
     assert judged.exit_code == 0 and "1 of 1 cases passed" in judged.output
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from ptx_lab import launch_kernel, module, wait
-from test_checks import INIT, MEMORY, OUT, THREAD
+from test_checks import FREE, INIT, MEMORY, OUT, THREAD
 
 from cute_nvfp4.sim import CopiesInFlight, LaunchError, MbarrierMisuse, Race, Result
 
@@ -81,3 +81,23 @@ def test_findings_are_told_by_class() -> None:
     found = result(body.replace(OUT, OUT + "\n"), on_hazard="collect")
     (text,) = found.hazards
     assert text.endswith(f", and {len(found.findings) - 1} more [race-in-warp]") and len(found.findings) > 1
+
+
+ALLOC = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [cell], 32; {} ld.shared.b32 %r15, [cell]; {}"
+
+
+def test_the_result_of_an_allocation_is_read_by_its_warp() -> None:
+    assert result(ALLOC.format("bar.warp.sync -1;", FREE)).findings == ()
+    with pytest.raises(Race, match=r"bar\.warp\.sync .* would have to come between \[alloc-result\]"):
+        result(ALLOC.format("", FREE))
+    (found,) = result(ALLOC.format("", FREE), allow=["alloc-result"]).findings
+    assert (found.severity, found.instruction) == ("warning", "ld.shared.b32 %r15, [cell]")
+
+
+def test_tensor_memory_freed_while_others_use_it() -> None:
+    use = """setp.ne.u32 %q4, %r3, 0; @%q4 bra J; tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [cell], 32;
+    J: bar.sync 0; ld.shared.b32 %r15, [cell]; shl.b32 %r14, %r3, 21; add.s32 %r13, %r15, %r14;
+    tcgen05.st.sync.aligned.32x32b.x1.b32 [%r13], {%r1}; tcgen05.wait::st.sync.aligned; MEET @%q4 bra E;"""
+    assert result(use.replace("MEET", "bar.sync 1;") + FREE + "E:", block=128).findings == ()
+    with pytest.raises(Race, match=r"and freed by CTA \(0, 0, 0\), warp 0 at `tcgen05\.dealloc.*\n.*\[free-in-use\]"):
+        result(use.replace("MEET", "") + FREE + "E:", block=128)

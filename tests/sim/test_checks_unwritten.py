@@ -91,3 +91,30 @@ def test_what_stops_the_kernel_first() -> None:
 def test_an_atomic_on_what_nobody_wrote_is_a_hazard_at_once() -> None:
     with pytest.raises(Hazard):
         result(READ + "red.shared.add.u32 [%r7+256], 1;")
+
+
+TENSOR = """tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [cell], 32; bar.sync 0; ld.shared.b32 %r15, [cell];
+    tcgen05.st.sync.aligned.32x32b.x1.b32 [%r15], {%r1}; tcgen05.wait::st.sync.aligned;
+    tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r12}, [%r15+COLUMN]; tcgen05.wait::ld.sync.aligned;
+    setp.lt.u32 %q4, %r1, 64; selp.b32 %r13, 5, %r12, %q4; STORE
+    tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r15, 32;"""
+
+
+def test_tensor_memory() -> None:
+    """Of the 32 columns the first is written."""
+    safe, uses = ("st.global.b32 [%rd2], " + r for r in ("%r13;", "%r12;"))
+    assert not result(TENSOR.replace("COLUMN", "0").replace("STORE", uses))[0].findings
+    (found,) = result(TENSOR.replace("COLUMN", "3").replace("STORE", safe))[0].findings
+    assert (found.severity, found.rule) == ("warning", "uninitialized-read")
+    assert "tensor memory of CTA (0, 0, 0), lanes 0..15, column 3" in found.message
+    with pytest.raises(UninitializedRead, match="its value decides what is stored at byte 0 of"):
+        result(TENSOR.replace("COLUMN", "3").replace("STORE", uses))
+
+
+def test_tensor_memory_of_an_earlier_owner() -> None:
+    """Columns that were written, freed and allocated again hold what nobody has written since."""
+    twice = TENSOR.replace("COLUMN", "0").replace("STORE", "") + "bar.sync 0;" + TENSOR.replace("COLUMN", "0")
+    twice = twice[::-1].replace("tcgen05.st.sync.aligned.32x32b.x1.b32 [%r15], {%r1};"[::-1], "", 1)[::-1]
+    with pytest.raises(UninitializedRead, match="its value decides"):
+        result(twice.replace("STORE", "st.global.b32 [%rd2], %r12;"))
+    assert result(twice.replace("STORE", "st.global.b32 [%rd2], %r13;"))[0].findings[0].severity == "warning"

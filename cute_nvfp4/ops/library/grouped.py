@@ -150,7 +150,7 @@ def _grouped_gemm_contiguous(
     status=None,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    from ..grouped_gemm import grouped_gemm_contiguous
+    from ..grouped_gemm_contiguous import grouped_gemm_contiguous
 
     y = operand(b, b_scale, b_global_scale, b_format)
     rows = GroupedRows(a, a_scale, offsets, a_global_scale, resolve_format(a_format))

@@ -1,4 +1,4 @@
-"""How an operator of ``torch.library`` is made, and when a call goes through it.
+"""How an operator of ``torch.library`` is made.
 
 An operator takes plain tensors: an operand is its data and its scales (blocked ones in one dimension, row-major ones
 as they are), and a global scale or None. Its kernel rebuilds the operands and calls the public function, which checks
@@ -14,10 +14,11 @@ import torch
 
 from ...errors import OperandError, OperandTypeError
 from ...formats import FORMATS
-from ...operand import BlockScaledTensor, is_wrapper
+from ...operand import BlockScaledTensor
 from ...quantization.rules import resolve_format
 from ...scale_layout import blocked_flat
 from ..checks import check_dtype
+from ..dispatch import requires_grad
 
 NAMESPACE = "cute_nvfp4"
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -81,42 +82,10 @@ def written_to(*outs: Any) -> None:
                 torch.autograd.graph.increment_version(x)
 
 
-def by_operator(operands: Sequence[Any], *others: Any) -> bool:
-    """Whether a call goes through torch's dispatcher: where torch records it, or a gradient is asked for.
-
-    operands: of the call. others: what else may require a gradient; numbers and None do not. Elsewhere the dispatcher
-    would only cost time. What is no operand is for the call itself to refuse.
-    """
-    if is_recorded(None):
-        return True
-    for x in operands:
-        data, scale = getattr(x, "data", None), getattr(x, "global_scale", None)
-        if type(data) is not torch.Tensor and isinstance(data, torch.Tensor) and is_wrapper(data):
-            return True
-        if scale is not None and scale.requires_grad and torch.is_grad_enabled():
-            return True
-    for x in others:
-        if x is not None and _requires_grad(x) and torch.is_grad_enabled():
-            return True
-    return False
-
-
-def _requires_grad(x: Any) -> bool:
-    """Whether a tensor, or one in a list, requires a gradient."""
-    return any(map(_requires_grad, x)) if isinstance(x, (list, tuple)) else getattr(x, "requires_grad", False)
-
-
-def is_recorded(tensor: torch.Tensor | None) -> bool:
-    """Whether torch records what is done with ``tensor``, or in general: it traces, or a dispatch mode is on."""
-    if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack():
-        return True
-    return tensor is not None and is_wrapper(tensor)
-
-
 def refuse_gradients(named: Mapping[str, Any]) -> None:
     """Raises if one of these requires a gradient."""
     for name, x in named.items():
-        if _requires_grad(x):
+        if requires_grad(x):
             raise OperandError.of(
                 name,
                 got="a tensor that requires a gradient",

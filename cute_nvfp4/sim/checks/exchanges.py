@@ -37,15 +37,34 @@ def is_exchange(i: Instruction) -> bool:
     return i.base in ("shfl", "vote", "match", "redux") and i.guard is None
 
 
+@lru_cache(maxsize=64)
 def sources(kernel: CompiledKernel) -> dict[int, Instruction]:
-    """The exchanges of a kernel that all lanes take part in, by the block that begins with them."""
+    """The exchanges of a kernel that all lanes take part in and that may carry what a load has read, by the block that
+    begins with them."""
+    loaded = _from_loads(kernel) if any(is_exchange(i) for i in kernel.source.code) else set()
     out = {}
     for block in kernel.blocks:
         if block.code and is_exchange(block.code[0][0]):
-            member_mask = block.code[0][0].operands[-1]
-            if isinstance(member_mask, Imm) and member_mask.value & _EVERYBODY == _EVERYBODY:
-                out[block.index] = block.code[0][0]
+            i, op = block.code[0]
+            everybody = isinstance(i.operands[-1], Imm) and i.operands[-1].value & _EVERYBODY == _EVERYBODY
+            if everybody and not loaded.isdisjoint(registers(i.operands[len(op.dst)])):
+                out[block.index] = i
     return out
+
+
+def _from_loads(kernel: CompiledKernel) -> set[str]:
+    """Registers that may hold something computed from what was loaded from shared memory, anywhere in the kernel."""
+    code = [pair for block in kernel.blocks for pair in block.code if pair[1].dst]
+    found: set[str] = set()
+    before = -1
+    while len(found) > before:
+        before = len(found)
+        for i, op in code:
+            split = len(op.dst)
+            loads = i.base in ("ld", "ldu", "ldmatrix") and not {"global", "param", "const", "local"} & set(i.mods)
+            if loads or not found.isdisjoint(n for o in i.operands[split:] for n in registers(o)):
+                found.update(n for o in i.operands[:split] for n in registers(o))
+    return found
 
 
 @dataclass

@@ -97,17 +97,18 @@ class GlobalShadows:
     def _foreign(self, *args: Any) -> np.ndarray:
         return self.foreign(*args) if self.foreign is not None else np.zeros(len(args[0]), bool)
 
-    def by_region(self, addresses: np.ndarray):
-        """Yields (region, which addresses lie in it) for addresses of any shape; what lies nowhere is left out."""
+    def by_region(self, addresses: np.ndarray, length: int = 1):
+        """Yields (region, which addresses lie in it) for ``length`` bytes at addresses of any shape; what lies in no
+        region is left out: the access itself is out of bounds."""
         low, high = int(addresses.min()), int(addresses.max())
         region = self.memory.find(low)
-        if region is not None and high < region.end:
+        if region is not None and high + length <= region.end:
             yield region, None
             return
-        starts = np.array([r.base for r in self.memory.regions], np.int64)
-        which = np.searchsorted(starts, addresses, side="right") - 1
-        for k in np.unique(which[which >= 0]).tolist():
-            yield self.memory.regions[k], which == k
+        for region in self.memory.regions:
+            inside = (addresses >= region.base) & (addresses + length <= region.end)
+            if inside.any():
+                yield region, inside
 
     def granules(self, watched: Watched, address: np.ndarray, width: int) -> tuple[np.ndarray, int]:
         """(first granule, how many) of ``width`` bytes at ``address``, whole granules only."""

@@ -46,7 +46,7 @@ class Shadows:
 
     def touch_global(self, address: np.ndarray, length: int, who: Actor, write: bool, label: int) -> None:
         """An access to rows of ``length`` bytes at ``address`` (k, m) of global memory."""
-        for region, where in self.globals.by_region(address):
+        for region, where in self.globals.by_region(address, length):
 
             def enter(watched, where=where):
                 first, count = self.globals.granules(watched, address, length)
@@ -67,7 +67,7 @@ class Shadows:
             bad, index = np.broadcast_arrays(bad, index)
             bytes_ = (index[bad][:, None] * size + np.arange(size)).ravel()
             say = partial(self.state.reporter.uninitialized, who, place, at)
-            self.unwritten(self.state.wave.shared2d.size, bytes_, say, who.instruction)
+            self.unwritten("shared", self.state.wave.shared2d.size, bytes_, say, who.instruction)
             return
         self.state.reporter.conflict(kind, who, place, at, found, None)
 
@@ -75,6 +75,12 @@ class Shadows:
         at, granule, found = first(bad, index, epochs)
         cta, lane, column = self.tensor.place(granule)
         place = f"tensor memory of {self.state.wave.cta_name(cta)}, lanes {lane}..{lane + 15}, column {column}"
+        if kind == "uninitialized" and "ld" in who.instruction.mods:
+            bad, index = np.broadcast_arrays(bad, index)
+            say = partial(self.state.reporter.uninitialized, who, place, at)
+            tmem = self.state.wave.tmem
+            self.unwritten("tensor", tmem.nbytes, self.tensor.bytes_of(index[bad]), say, who.instruction)
+            return
         self.state.reporter.conflict(kind, who, place, at, found, None)
 
     def _in_global(self, watched, kind: str, who, index, bad, epochs) -> None:

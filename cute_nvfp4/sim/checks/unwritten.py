@@ -1,4 +1,4 @@
-"""Whether it matters what a load has read from shared memory that nobody has written.
+"""Whether it matters what a load has read from shared or tensor memory that nobody has written.
 
 Kernels read rows beyond the last one, compute with them and store nothing of it. So the launch goes on, and at its end
 it is run again from the same global memory, each time with other values in exactly the bytes that were read too early:
@@ -34,21 +34,23 @@ _LOW = 0x03FF
 
 
 class Unwritten:
-    """The reads of one launch. ``bytes_read[wave]`` marks bytes of the wave's shared memory."""
+    """The reads of one launch. ``bytes_read[wave, space]`` marks bytes of the wave's "shared" or "tensor" memory."""
 
     def __init__(self, findings: Findings, memory: GlobalMemory) -> None:
         self.findings, self.memory = findings, memory
         self.reads: dict[tuple[int, str], tuple[str, Instruction]] = {}
-        self.bytes_read: dict[int, np.ndarray] = {}
+        self.bytes_read: dict[tuple[int, str], np.ndarray] = {}
         self._before: dict[int, tuple[Region, np.ndarray]] = {}
 
     def written(self, region: Region) -> None:
         """The launch is about to write ``region`` for the first time."""
         self._before[region.base] = (region, _bytes(region).copy())
 
-    def read(self, wave: int, size: int, at: np.ndarray, say: Callable[[], str], instruction: Instruction) -> None:
-        """``instruction`` reads bytes ``at`` of the shared memory, ``size`` bytes, of a wave; ``say`` words it."""
-        marked = self.bytes_read.setdefault(wave, np.zeros(size, bool))
+    def read(
+        self, wave: int, space: str, size: int, at: np.ndarray, say: Callable[[], str], instruction: Instruction
+    ) -> None:
+        """``instruction`` reads bytes ``at`` of a memory of ``size`` bytes of a wave; ``say`` words it."""
+        marked = self.bytes_read.setdefault((wave, space), np.zeros(size, bool))
         marked[at[at < size]] = True
         key = (instruction.line, instruction.text)
         if key not in self.reads:
@@ -116,22 +118,38 @@ class Trail(Listener):
     ``steps`` are check sums. Addresses are taken from the start of the memory they lie in, for it may lie elsewhere.
     """
 
-    def __init__(self, bytes_read: dict[int, np.ndarray], fill: int, first: Trail | None) -> None:
+    def __init__(self, bytes_read: dict[tuple[int, str], np.ndarray], fill: int, first: Trail | None) -> None:
         self.bytes_read, self.fill, self.first = bytes_read, fill, first
         self.steps: list[int] = []
         self.text = ""
         self._waves = 0
         self._quiet = False
+        self._tensor: tuple[np.ndarray, np.ndarray] | None = None
 
     def listeners(self, wave: Wave) -> Iterable[Listener]:
         """Fills the bytes, and listens."""
-        marked = self.bytes_read.get(self._waves)
-        self._waves += 1
+        marked = self.bytes_read.get((self._waves, "shared"))
         if marked is not None:
-            words = np.random.default_rng(0).integers(0, _LOW + 1, -(-len(marked) // 2), np.uint16) | self.fill
-            raw = words.astype(np.uint16).view(np.uint8)[: len(marked)]
-            wave.shared2d.reshape(-1)[marked] = raw[marked]
+            wave.shared2d.reshape(-1)[marked] = self._values(len(marked))[marked]
+        marked, self._tensor = self.bytes_read.get((self._waves, "tensor")), None
+        if marked is not None:
+            self._tensor = wave.tmem, marked.reshape(*wave.tmem.shape, 4).any(axis=-1)
+        self._waves += 1
         return (self,)
+
+    def _values(self, size: int) -> np.ndarray:
+        words = np.random.default_rng(0).integers(0, _LOW + 1, -(-size // 2), np.uint16) | self.fill
+        return words.astype(np.uint16).view(np.uint8)[:size]
+
+    def tensor_allocated(self, cta: np.ndarray, first: np.ndarray, columns: np.ndarray) -> None:
+        """Fresh columns hold what an earlier owner left."""
+        if self._tensor is None:
+            return
+        memory, marked = self._tensor
+        for c, f, n in zip(cta.tolist(), first.tolist(), columns.tolist()):
+            words = self._values(4 * 128 * n).view(np.uint32).reshape(128, n)
+            span = slice(f, f + n)
+            memory[c, :, span] = np.where(marked[c, :, span], words, memory[c, :, span])
 
     def starts(self, pending: Pending) -> None:
         self._quiet = True

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim.errors import MbarrierMisuse
+from cute_nvfp4.sim.errors import MbarrierMisuse, OutOfBounds
+from cute_nvfp4.sim.machine.layout import SHARED_BASE
 from cute_nvfp4.sim.machine.protocols import Wave
 
 MAX_COUNT = (1 << 20) - 1
@@ -56,6 +57,11 @@ class Mbarriers:
         if (offset & 7).any():
             at = int(offset[(offset & 7) != 0][0])
             raise MbarrierMisuse(f"{where}: an mbarrier must be aligned to 8 bytes, not at shared address {at:#x}")
+        bad = (offset < SHARED_BASE) | (offset + 8 > SHARED_BASE + self.wave.shared_bytes)
+        if bad.any():
+            k, size = int(bad.argmax()), self.wave.shared_bytes
+            place = f"{int(offset[k]):#x} in the shared memory of {self.wave.cta_name(int(cta[k]))}"
+            raise OutOfBounds(f"{where}: mbarrier.init at {place}, which has {size} bytes from {SHARED_BASE:#x} on")
         self._new_slots(offset)
         slot = self.slots(offset)
         again = self.valid[cta, slot]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
@@ -43,6 +43,18 @@ def aligned_buffer(size: int) -> np.ndarray:
     data = np.empty(size + ALIGNMENT, np.uint8)
     start = -data.ctypes.data % ALIGNMENT
     return data[start : start + size]
+
+
+def tensors_in(value: object, depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors of an argument or a result, inside sequences and dictionaries too."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)) and depth < 4:
+        for part in value:
+            yield from tensors_in(part, depth + 1)
+    elif isinstance(value, dict) and depth < 4:
+        for part in value.values():
+            yield from tensors_in(part, depth + 1)
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:

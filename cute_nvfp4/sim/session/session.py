@@ -23,6 +23,9 @@ from cute_nvfp4.sim.session.patches import Patches
 from cute_nvfp4.sim.session.runtime import Runtime
 from cute_nvfp4.sim.session.torch_cuda import TorchCuda
 from cute_nvfp4.sim.session.torch_device import CudaMode
+from cute_nvfp4.sim.session.torch_dispatch import CudaDispatch
+from cute_nvfp4.sim.session.torch_ops import host_operators
+from cute_nvfp4.sim.session.torch_python import install as install_python
 
 
 @dataclass
@@ -57,7 +60,7 @@ class Session:
     execute: bool = True
     options: dict[str, Any] = field(default_factory=dict)
     observe: Callable[[LaunchRecord], None] | None = None
-    host_versions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+    host_operators: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     launches: list[LaunchRecord] = field(default_factory=list)
     failure: tuple[LaunchRecord, Exception] | None = None
     active: bool = False
@@ -67,13 +70,24 @@ class Session:
     def __post_init__(self) -> None:
         self.memory = DeviceMemory()
         self.runtime = Runtime(self.device, self.memory)
-        self.mode = CudaMode(self.memory, self.host_versions)
+        self.dispatch = CudaDispatch(self.memory, {**host_operators(), **self.host_operators})
+        self.mode = CudaMode(self.memory, self.dispatch)
+        self.dispatch.inside, self.dispatch.direct = self.modes, lambda: self.mode.on
         self.cuda = TorchCuda(self.runtime, self.mode)
 
     @property
     def instructions(self) -> int:
         """Warp instructions of all launches so far."""
         return sum(record.instructions for record in self.launches)
+
+    @contextlib.contextmanager
+    def modes(self) -> Iterator[None]:
+        """Within it, torch's functions and operators know the session, also where torch has switched its modes off."""
+        with contextlib.ExitStack() as stack:
+            for mode in (self.mode, self.dispatch):
+                if self.active and not mode.on:
+                    stack.enter_context(mode)
+            yield
 
     def current_stream(self) -> int:
         """The handle of torch's current stream."""
@@ -126,7 +140,7 @@ def simulated_gpu(
     benchmarks: str = "once",
     execute: bool = True,
     observe: Callable[[LaunchRecord], None] | None = None,
-    host_versions: Mapping[Any, Callable[..., Any]] | None = None,
+    host_operators: Mapping[Any, Callable[..., Any]] | None = None,
     **options: Any,
 ) -> Iterator[Session]:
     """Within it, torch and CuTe DSL programs find a GPU of ``arch``, and their kernels run in the simulator.
@@ -134,7 +148,7 @@ def simulated_gpu(
     Device "cuda" of torch is served from host memory, ``cuda.bindings`` answers as a GPU would, and launches of
     compiled DSL functions are executed from their PTX, one after another. ``options`` go to ``sim.run`` (counters,
     step_limit, …). ``benchmarks`` is "once" (the DSL's benchmark helpers run their function once) or "full".
-    ``lineinfo`` puts source lines into the PTX, so that hazards can name them. ``host_versions`` adds functions of
+    ``lineinfo`` puts source lines into the PTX, so that hazards can name them. ``host_operators`` adds operators of
     torch that only a GPU has, by what computes them on host tensors. Everything is as before when it ends.
 
     Raises:
@@ -145,15 +159,16 @@ def simulated_gpu(
         raise TargetError("a simulated session is already active")
     if benchmarks not in ("once", "full"):
         raise TargetError(f"benchmarks: got {benchmarks!r}, expected 'once' or 'full'")
-    session = Session(Device.of(arch), benchmarks, execute, options, observe, host_versions or {})
+    session = Session(Device.of(arch), benchmarks, execute, options, observe, host_operators or {})
     hooks, patches = DslHooks(session, lineinfo), Patches()
     try:
         hooks.install(patches)
         driver.install(patches, session.runtime)
         session.cuda.install(patches)
+        install_python(patches, session)
         extensions.install(patches)
         session.active, _current = True, session
-        with session.mode:
+        with session.modes():
             yield session
     finally:
         session.active, _current = False, None
