@@ -73,12 +73,21 @@ def _grouped_gemm(
     alpha=1.0,
     a_format="nvfp4",
     b_format="nvfp4",
-    **options: Any,
+    out_dtype=None,
+    out=None,
+    backend="auto",
 ) -> list[torch.Tensor]:
     from ..grouped_gemm import grouped_gemm
 
     problems = list(_problems(a, a_scale, b, b_scale, a_global_scale, b_global_scale, a_format, b_format))
-    return grouped_gemm(problems, alpha=either(alpha, alpha_tensor), **options)
+    if out is None:
+        # results of an operator may not share memory, as those of the function do
+        out = [new(next(x.data for x in pair if x is not None), _sizes(pair), out_dtype) for pair in problems]
+    return grouped_gemm(problems, alpha=either(alpha, alpha_tensor), out=out, out_dtype=out_dtype, backend=backend)
+
+
+def _sizes(pair: tuple[BlockScaledTensor | None, BlockScaledTensor | None]) -> list[int]:
+    return [0 if x is None else x.rows for x in pair]
 
 
 def _fake_grouped_gemm(
@@ -97,11 +106,10 @@ def _fake_grouped_gemm(
     backend="auto",
 ) -> list[torch.Tensor]:
     found = []
-    like = next(x for x in (*a, *b) if x is not None)
     for x, y in _problems(a, a_scale, b, b_scale, a_global_scale, b_global_scale, a_format, b_format):
         if x is not None and y is not None:
             check_pair(x, y)
-        found.append(new(like, (0 if x is None else x.rows, 0 if y is None else y.rows), out_dtype))
+        found.append(new((y if x is None else x).data, _sizes((x, y)), out_dtype))
     return found
 
 
