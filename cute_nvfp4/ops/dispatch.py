@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ..operand import is_wrapper
+from ..runtime.simulating import current_session
 
 
 def by_operator(operands: Sequence[Any], *others: Any) -> bool:
@@ -35,6 +36,13 @@ def requires_grad(x: Any) -> bool:
 
 def is_recorded(tensor: torch.Tensor | None) -> bool:
     """Whether torch records what is done with ``tensor``, or in general: it traces, or a dispatch mode is on."""
-    if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack():
+    if torch.compiler.is_dynamo_compiling() or _modes():
         return True
     return tensor is not None and is_wrapper(tensor)
+
+
+def _modes() -> int:
+    """How many of torch's dispatch modes are on, that of a simulated session not counted: it records nothing."""
+    count = torch._C._len_torch_dispatch_stack()
+    session = current_session() if count else None
+    return count - (session is not None and session.dispatch.on)

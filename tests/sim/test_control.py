@@ -155,9 +155,9 @@ def test_refused(code: str, why: str) -> None:
 
 
 def test_unreadable_text() -> None:
-    with pytest.raises(PtxSyntaxError, match="register or special register %nowhere is not declared"):
+    with pytest.raises(PtxSyntaxError, match="got the undeclared %nowhere, expected a special"):
         Program.parse(module("mov.b32 %r1, %nowhere;", 0))
-    with pytest.raises(PtxSyntaxError, match="ends inside"):
+    with pytest.raises(PtxSyntaxError, match="got the end of the module, expected"):
         Program.parse(module("mov.b32 %r1, %r2;", 0)[:-20])
 
 

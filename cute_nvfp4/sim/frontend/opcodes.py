@@ -144,7 +144,11 @@ def lookup(instruction: Instruction, kernel: Kernel) -> Op:
     if builder is None:
         raise UnsupportedInstruction(f"the simulator does not know `{instruction.opcode}`: {instruction.where()}")
     mods = Mods(instruction)
-    op = builder(instruction, mods, kernel)
+    try:
+        op = builder(instruction, mods, kernel)
+    except IndexError:
+        # builders look at operands by position
+        raise mods.refuse(f"{len(instruction.operands)} operands are too few") from None
     mods.done()
     want = len(op.dst) + len(op.src)
     if len(instruction.operands) != want:

@@ -35,8 +35,8 @@ def picture(wave: Wave, unmet: list[Group], barriers: Barriers, parked: list[Wai
     lines.append(
         f"  {every} of {wave.warps} warps wait, {done} have exited; {pending} asynchronous operations are under way"
     )
-    if wave.run.clusters_left.size:
-        waiting = wave.run.clusters_left.size * wave.cluster_size
+    if wave.run.clusters_left:
+        waiting = len(wave.run.clusters_left) * wave.cluster_size
         lines.append(f"  {waiting} CTAs have not started: the GPU holds {wave.count} of them at a time")
     return lines
 
