@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -220,3 +222,10 @@ def test_no_gradient_costs_no_function(monkeypatch: pytest.MonkeyPatch) -> None:
     layer(normal(7, 64))
     with torch.no_grad():
         layer(normal(7, 64).requires_grad_())
+
+
+def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "torch.md").read_text()
+    monkeypatch.chdir(tmp_path)
+    exec("\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)), {})
+    assert (tmp_path / "layer.pt2").exists()

@@ -12,7 +12,7 @@ from ...operand import BlockScaledTensor
 from ...scale_layout import blocked_bytes, blocked_flat, blocked_view
 from ..checks import check_product, split_alpha
 from ..quantize_request import checked_global_scale
-from .registration import call, define, either, new, operand, tensors_of
+from .registration import call, define, either, new, operand, refuse_gradients, tensors_of
 
 _OPS = torch.ops.cute_nvfp4
 _TENSORS = (
@@ -71,6 +71,8 @@ def _quantized(
         written = {"out": data, "out_scale": scale}
         call(_OPS.gated_gemm_quantized, [*tensors, out.global_scale], options, config, written)
         return out
+    if torch.is_grad_enabled():
+        refuse_gradients({"out_global_scale": out_global_scale})
     value = checked_global_scale(out_global_scale, tensors[0].device)
     data, scale = call(_OPS.gated_gemm_quantized, [*tensors, value], options, config, None)
     rows, batch = data.shape[-2], data.shape[0] if data.ndim == 3 else 1
