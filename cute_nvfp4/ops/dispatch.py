@@ -19,14 +19,19 @@ def by_operator(operands: Sequence[Any], *others: Any) -> bool:
     """
     if is_recorded(None):
         return True
-    wanted = torch.is_grad_enabled()
+    if torch.is_grad_enabled():
+        for x in operands:
+            factor = getattr(x, "global_scale", None)
+            if factor is not None and factor.requires_grad:
+                return True
+        for x in others:
+            if x is not None and requires_grad(x):
+                return True
     for x in operands:
         data = getattr(x, "data", None)
         if type(data) is not torch.Tensor and isinstance(data, torch.Tensor) and is_wrapper(data):
             return True
-        if wanted and getattr(getattr(x, "global_scale", None), "requires_grad", False):
-            return True
-    return wanted and any(requires_grad(x) for x in others if x is not None)
+    return False
 
 
 def requires_grad(x: Any) -> bool:
