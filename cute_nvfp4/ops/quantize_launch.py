@@ -24,12 +24,17 @@ from .quantize_request import QuantizeRequest
 
 
 def launch_quantize(
-    request: QuantizeRequest, global_scale: torch.Tensor | str | None, seed: int | None, target: Target
+    request: QuantizeRequest,
+    global_scale: torch.Tensor | str | None,
+    seed: int | None,
+    target: Target,
+    cluster: int | None = None,
 ) -> BlockScaledTensor:
     """``request`` quantized by the kernels: (L, MN, K), the bits of the reference.
 
-    global_scale: a float32 tensor of no dimensions: one pass; "auto": a pass over x finds its largest finite magnitude,
-    and the next one computes the global scale from it; or None. seed: of stochastic rounding.
+    global_scale: a float32 tensor of no dimensions: one pass; "auto": computed from the largest finite magnitude of x,
+    which the same kernel or, of a large x, one before it finds; or None. seed: of stochastic rounding. cluster: as in
+    :func:`choose`.
 
     Runs on the current stream, without synchronising the device.
     """
@@ -41,8 +46,7 @@ def launch_quantize(
     # the scale that the kernel reads, and the one that it writes
     given, computed = global_scale, None
     if isinstance(global_scale, str):
-        given = torch.zeros((), dtype=torch.float32, device=device)
-        computed = torch.empty((), dtype=torch.float32, device=device)
+        given, computed = None, torch.empty((), dtype=torch.float32, device=device)
     problem = QuantizeProblem(
         format=format,
         rule=request.rule,
@@ -52,17 +56,18 @@ def launch_quantize(
         dtype=DTYPE_NAMES[x.dtype],
         alignment=row_alignment(in_memory, 32),
         scale_layout=request.scale_layout,
-        global_scale="none" if given is None else "given" if computed is None else "amax",
+        global_scale="computed" if computed is not None else "none" if given is None else "given",
         stochastic=seed is not None,
         rotation=request.rotation_size,
         tile=request.tile,
         transposed=transposed,
     )
-    plan = choose(problem, target.arch, sm_count(target, device))
+    plan = choose(problem, target.arch, sm_count(target, device), cluster)
     signs = 0
     if request.source.rotation is not None:
         signs = sum(1 << i for i, sign in enumerate(request.source.rotation.signs) if sign < 0)
     if plan.amax is not None:
+        given = torch.zeros((), dtype=torch.float32, device=device)
         _launch_amax(plan.amax, x, in_memory, given, _int32(signs), target)
     data = torch.empty((batch, rows, format.data_columns(k)), dtype=torch.uint8, device=device)
     columns, scale_strides = problem.columns, Strides(problem.columns, rows * problem.columns)
@@ -89,6 +94,7 @@ def launch_quantize(
         powers=Powers(1, 1 << 16),
         ctas=plan.ctas,
         walk=plan.walk,
+        chunks=plan.chunks,
     )
     QUANTIZE.run(plan.config, target, device, arguments, lambda: touched)
     return BlockScaledTensor(data, scale, given if computed is None else computed, format)
@@ -101,8 +107,6 @@ def _launch_amax(
     arguments = AmaxArguments(
         x=x.data_ptr(),
         amax=amax.data_ptr(),
-        rows=plan.rows,
-        row_bytes=plan.row_bytes,
         batch=x.shape[0],
         x_strides=_byte_strides(in_memory),
         chunks=plan.chunks,
@@ -142,16 +146,24 @@ def _readable(x: torch.Tensor) -> torch.Tensor:
 
 
 def compile_quantize(
-    arch: str, format: Format, rule: Rule, *, rows: int, k: int, dtype: torch.dtype = torch.bfloat16, **more: Any
+    arch: str,
+    format: Format,
+    rule: Rule,
+    *,
+    rows: int,
+    k: int,
+    dtype: torch.dtype = torch.bfloat16,
+    cluster: int | None = None,
+    **more: Any,
 ) -> tuple[CompiledKernel, QuantizeConfig]:
     """The kernel that quantizes a contiguous matrix of this size on ``arch``, and its configuration.
 
-    Needs no GPU and no tensors. ``more``: fields of :class:`QuantizeProblem`.
+    Needs no GPU and no tensors. cluster: as in :func:`choose`. ``more``: fields of :class:`QuantizeProblem`.
     """
     name, found = DTYPE_NAMES[dtype], architecture(arch)
     row_bytes = k * ITEM_BYTES[name]
     problem = QuantizeProblem(format, rule, rows, k, dtype=name, alignment=min(row_bytes & -row_bytes, 32), **more)
-    config = choose(problem, found, found.sm_count).config
+    config = choose(problem, found, found.sm_count, cluster).config
     return QUANTIZE.compile(config), config
 
 
