@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import OperandError, explain
 from ..formats import Format
@@ -24,10 +25,10 @@ _WAVES, _WAVES_OF_SUMS, _WAVES_OF_SEARCHES = 2, 1, 8
 _AMAX_WARPS, _AMAX_CTAS = 8, 8
 # CTAs of a cluster that may look for the largest magnitude: what every GPU with clusters runs, and divides the grid
 _CLUSTERS = (1, 2, 4, 8)
-# microseconds, for H200: a second launch, with the one that clears its result; what each cluster needs to find the
-# largest magnitude on its own: a warp's chunk (one round trip to L2), the barriers of a cluster of several CTAs, and
-# a megabyte that all clusters together read from L2
-_SECOND_LAUNCH_US, _CHUNK_US, _CLUSTER_US, _MEGABYTE_US = 3.7, 0.3, 0.5, 0.2
+# microseconds that a second launch takes, with the one that clears its result (measured on an H200); and what each part
+# of AmaxWork takes (assumed; benchmarks/quantize_launches.py fits them)
+_SECOND_LAUNCH_US = 3.7
+_ROUND_US, _CLUSTER_US, _MEGABYTE_US = 0.3, 0.5, 0.2
 
 
 @dataclass(frozen=True)
@@ -139,18 +140,33 @@ def _plan(problem: QuantizeProblem, arch: Architecture, sm_count: int, cluster: 
 @functools.lru_cache(maxsize=1024)
 def _best_cluster(problem: QuantizeProblem, arch: Architecture, sm_count: int) -> int:
     """CTAs of the clusters that compute the global scale the soonest; 0 if another launch before takes less."""
-    times = {size: _amax_us(problem, _plan(problem, arch, sm_count, size)) for size in _CLUSTERS}
+    times = {}
+    for size in _CLUSTERS:
+        work = amax_work(problem, _plan(problem, arch, sm_count, size))
+        times[size] = work.rounds * _ROUND_US + work.barriers * _CLUSTER_US + work.megabytes * _MEGABYTE_US
     best = min(times, key=times.__getitem__)
     return best if times[best] < _SECOND_LAUNCH_US else 0
 
 
-def _amax_us(problem: QuantizeProblem, plan: QuantizePlan) -> float:
-    """What the kernel takes longer because each cluster finds the largest magnitude on its own, in microseconds."""
-    config, chunks = plan.config, plan.chunks
-    rounds = problem.batch * -(-chunks.count // (config.cluster * config.warps))
+class AmaxWork(NamedTuple):
+    """What a kernel does more where each of its clusters finds the largest magnitude on its own.
+
+    rounds: chunks that a warp reads, one after the other. barriers: 1 for clusters of several CTAs, which wait for one
+    another. megabytes: what all clusters together read, from L2.
+    """
+
+    rounds: int
+    barriers: int
+    megabytes: float
+
+
+def amax_work(problem: QuantizeProblem, plan: QuantizePlan) -> AmaxWork:
+    """The work of ``plan``, whose ``chunks`` are set."""
+    config = plan.config
+    rounds = problem.batch * -(-plan.chunks.count // (config.cluster * config.warps))
+    x_bytes = problem.batch * problem.rows * problem.k * ITEM_BYTES[problem.dtype]
     clusters = plan.ctas // config.cluster * problem.batch
-    read = clusters * problem.batch * problem.rows * problem.k * ITEM_BYTES[problem.dtype]
-    return rounds * _CHUNK_US + (config.cluster > 1) * _CLUSTER_US + read / 1e6 * _MEGABYTE_US
+    return AmaxWork(rounds, int(config.cluster > 1), clusters * x_bytes / 1e6)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -197,8 +213,8 @@ def _resident_rows(config: QuantizeConfig) -> int:
     elif config.stochastic:
         wanted = 3
     elif config.has_fast_path:
-        # for 4/6 more registers are worth more than more warps
-        wanted = 4 if config.choice else 10
+        # for 4/6 more registers are worth more than more warps; the first loads of a computed global scale need 60
+        wanted = 4 if config.choice else 6 if config.global_scale == "computed" else 10
     else:
         wanted = 6
     return min(wanted, most)

@@ -50,7 +50,8 @@ MUTANTS = (
     mutant("another product", (f32(0.25), f32(0.25) + 1), "", _ROTATED),
     mutant("a difference for a sum", r"add\.rn\.f32", "sub.rn.f32", _ROTATED),
     mutant("a sum for a difference", r"sub\.rn\.f32", "add.rn.f32", _ROTATED),
-    mutant("largest of x as it is", r"sub\.rn\.f32", "add.rn.f32", _ROTATED, global_scale="auto"),
+    # the first 64 are those of a chunk, before anything is quantized
+    mutant("largest of x as it is", r"sub\.rn\.f32", "add.rn.f32", _ROTATED, global_scale="auto", count=64),
     # tiles
     mutant("scales of other lanes", r"shfl\.sync\.bfly\.b32(.*), 1, ", r"shfl.sync.bfly.b32\1, 4, ", _TILE),
     mutant("scales of another tile", r"shfl\.sync\.idx\.b32(?![\s\S]*shfl\.sync\.idx)", "shfl.sync.up.b32", _TILE),

@@ -102,7 +102,9 @@ class Amax:
         cfg, chunks, kind = self.config, arguments.chunks, self.config.after_rotation
         start = arguments.x.toint() + Int64(batch) * arguments.x_strides.batch
         largest = Uint32(0)
-        row, chunk = first // chunks.in_row, first % chunks.in_row
+        # unsigned: a third of the instructions
+        row = Int32(Uint32(first) // Uint32(chunks.in_row))
+        chunk = first - row * chunks.in_row
         for _ in cutlass.range(first, chunks.count, step, unroll=1):
             words = self.load(start, arguments.x_strides.row, row, chunk, lane, chunks)
             if cutlass.const_expr(cfg.hadamard):
