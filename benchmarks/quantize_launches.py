@@ -6,8 +6,8 @@ For activations of a decoding step and larger ones, (M, K) in bf16, rule max, al
 - two: a launch clears a word, one raises it to the largest magnitude, one quantizes;
 - one: the kernel that quantizes finds the largest magnitude first, in each cluster of 1, 2, 4 and 8 CTAs on its own.
 
-``*`` is the one that ``quantize`` takes. Where it is not the fastest, the figures in ``planning/quantize.py`` are not this
-GPU's: the last line fits them to the times.
+``*`` is the one that ``quantize`` takes. Where it is not the fastest, the figures in ``planning/quantize.py`` are not
+this GPU's: the last line fits them to the times.
 
 A call is captured ten times in a CUDA graph, so that no host time is in it; times are those of one call, medians over
 replays, with x in L2, as the kernel before leaves it. All results are compared bit for bit with the reference first.
@@ -18,6 +18,7 @@ Exit codes: 0 done, 1 a result is wrong, 2 no CUDA device, or one that no kernel
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import sys
@@ -30,9 +31,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import gpu_target, machine, results_path, write
 
-from cute_nvfp4 import BlockScaledTensor
 from cute_nvfp4.ops.quantize import quantize
-from cute_nvfp4.ops.quantize_launch import launch_quantize
+from cute_nvfp4.ops.quantize_launch import QuantizeCall
 from cute_nvfp4.ops.quantize_request import checked_request
 from cute_nvfp4.planning.quantize import QuantizeProblem, amax_work, choose
 from cute_nvfp4.runtime.backend import sm_count
@@ -77,7 +77,7 @@ def measure(rows: int, k: int, target: Target) -> dict:
     """Checks and times every way to quantize a matrix of this size."""
     x = torch.randn(rows, k, device="cuda", generator=torch.Generator("cuda").manual_seed(rows)).bfloat16()
     request = checked_request(x, "nvfp4", "max")
-    want = quantize(x[None], backend="reference")
+    want = quantize(x, backend="reference")
     problem = QuantizeProblem(request.format, request.rule, rows, k, global_scale="computed")
     processors = sm_count(target, x.device)
     planned = choose(problem, target.arch, processors)
@@ -85,10 +85,8 @@ def measure(rows: int, k: int, target: Target) -> dict:
     ways = {"given": (want.global_scale, None), "two": ("auto", 0)}
     ways |= {name_of(size): ("auto", size) for size in CLUSTERS}
     for name, (scale, cluster) in ways.items():
-
-        def call(scale: object = scale, cluster: int | None = cluster) -> BlockScaledTensor:
-            return launch_quantize(request, scale, None, target, cluster=cluster)
-
+        planned_call = QuantizeCall(request, scale, None, target, lambda x: x, cluster)
+        call = functools.partial(planned_call, x, scale, 0, None)
         got = call()
         for part in ("data", "scale", "global_scale"):
             if not torch.equal(getattr(got, part), getattr(want, part)):

@@ -33,7 +33,10 @@ class CompileError(CuteNvfp4Error, RuntimeError):
 
 
 class SimError(CuteNvfp4Error, RuntimeError):
-    """The simulator refused or stopped a kernel; subclasses name the hazard."""
+    """The simulator refused or stopped a kernel; subclasses name the hazard. ``findings`` are what its checks had found
+    in the launch before (``sim.checks.findings``)."""
+
+    findings: tuple = ()
 
 
 def explain(what: str, *, got: object, expected: object, hint: str = "") -> str:

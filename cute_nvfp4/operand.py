@@ -7,6 +7,7 @@ is legal, and makes its whole block NaN, zeros included; so does a scale of the 
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import torch
@@ -19,7 +20,41 @@ from cute_nvfp4.scale_layout import blocked_bytes, blocked_shape, blocked_stride
 _BLOCKED_ALIGNMENT = 16
 # The widest load there is on any architecture is 32 bytes; TMA wants its tensors at 16.
 _MAX_DATA_ALIGNMENT = 16
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Classes of tensors whose memory a kernel can read."""
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, eq=False)
+class OperandKey:
+    """All that a plan depends on of an operand: everything but addresses and values. Equal keys are the same object.
+
+    rows, k, batch, batched, scale_layout: of the operand. strides, scale_strides: (MN, L) of the data, and of row-major
+    scales, in bytes; 0 for L where there is none. data_bytes, scale_bytes: from the first to after the last.
+    alignment, scale_alignment: largest power of two, up to 32 bytes, that divides the address of every row; new tensors
+    of torch's have that much on any device.
+    plain: whether data and scales are tensors of torch's own class. on_cpu: whether they are in host memory.
+    """
+
+    format: Format
+    rows: int
+    k: int
+    batch: int
+    batched: bool
+    scale_layout: str
+    device: torch.device
+    has_global_scale: bool
+    strides: tuple[int, int]
+    scale_strides: tuple[int, int]
+    data_bytes: int
+    scale_bytes: int
+    alignment: int
+    scale_alignment: int
+    plain: bool
+    on_cpu: bool
+
+
+_keys: dict[tuple, OperandKey] = {}
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -76,6 +111,44 @@ class BlockScaledTensor:
         if scale.ndim == 3:
             scale = scale.permute(2, 0, 1)
         return cls(data.permute(2, 0, 1), scale, global_scale, format)
+
+    @classmethod
+    def like(
+        cls, key: OperandKey, data: torch.Tensor, scale: torch.Tensor, global_scale: torch.Tensor | None
+    ) -> BlockScaledTensor:
+        """An operand with ``key``, of tensors that fit it because they were made for it: nothing is checked."""
+        self = object.__new__(cls)
+        fields = {
+            "data": data,
+            "scale": scale,
+            "global_scale": global_scale,
+            "format": key.format,
+            "rows": key.rows,
+            "k": key.k,
+            "batch": key.batch,
+            "scale_layout": key.scale_layout,
+            "key": key,
+        }
+        object.__setattr__(self, "__dict__", fields)
+        return self
+
+    @functools.cached_property
+    def key(self) -> OperandKey:
+        """What plans for this operand are kept by; made when it is first asked for."""
+        data, scale, given = self.data, self.scale, self.global_scale
+        plain = type(data) in PLAIN and type(scale) in PLAIN and (given is None or type(given) in PLAIN)
+        batched = self.is_batched
+        strides = (data.stride(-2), data.stride(0) if batched else 0)
+        per_matrix = scale.numel() // self.batch
+        scales = (0, per_matrix)
+        if self.scale_layout == "rowmajor":
+            scales = (scale.stride(-2), scale.stride(0) if batched else 0)
+        found = (
+            *(self.format, self.rows, self.k, self.batch, batched, self.scale_layout, data.device, given is not None),
+            *(strides, scales, _span(data), _span(scale), row_alignment(data, 32), row_alignment(scale, 32)),
+            *(plain, data.device.type == "cpu"),
+        )
+        return _keys.setdefault(found, OperandKey(*found))
 
     @property
     def device(self) -> torch.device:
@@ -139,6 +212,11 @@ class BlockScaledTensor:
             f"{self.data.dtype}, {self.scale_layout} {self.scale.dtype}, global_scale={self.global_scale is not None}, "
             f"{self.device})"
         )
+
+
+def _span(x: torch.Tensor) -> int:
+    """Bytes from the first element to after the last."""
+    return 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride()))
 
 
 def row_alignment(x: torch.Tensor, most: int) -> int:
@@ -250,7 +328,13 @@ def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, rows: int
 
 def _address(tensor: torch.Tensor) -> int:
     """Where a tensor is; 0 while torch traces, when it is nowhere yet. Kernels look again when they are called."""
-    return 0 if torch.compiler.is_compiling() else tensor.data_ptr()
+    return 0 if torch.compiler.is_dynamo_compiling() or is_wrapper(tensor) else tensor.data_ptr()
+
+
+def is_wrapper(tensor: torch.Tensor) -> bool:
+    """Whether a tensor stands for others: a fake or functional one, or another library's. It has no memory."""
+    kind = type(tensor)
+    return kind not in PLAIN and kind.__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
 
 
 def _explain_blocked(scale: torch.Tensor, rows: int, columns: int, batch: int) -> str:

@@ -88,8 +88,9 @@ def offset(row: int, col: int, rows: int, cols: int, batch_index: int = 0) -> in
 
 def _geometry(rows: int, cols: int, batch: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Shape, stride and bytes of the six-dimensional view."""
-    # torch.compile looks through a cache, but warns of it
-    return (_new_geometry if torch.compiler.is_compiling() else _cached_geometry)(rows, cols, batch)
+    # torch.compile looks through a cache, but warns of it; symbolic sizes cannot be looked up
+    numbers = type(rows) is type(cols) is type(batch) is int
+    return (_cached_geometry if numbers and not torch.compiler.is_compiling() else _new_geometry)(rows, cols, batch)
 
 
 def _new_geometry(rows: int, cols: int, batch: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
@@ -149,6 +150,11 @@ def blocked_view(flat: torch.Tensor, rows: int, cols: int, batch: int = 1) -> to
             hint="Rows are padded to 128 and columns to 4.",
         )
     return flat.as_strided(shape, stride)
+
+
+def blocked_flat(blocked: torch.Tensor) -> torch.Tensor:
+    """The bytes of the (32, 4, rest_m, 4, rest_k, L) view in one dimension: no copy where they lie in their order."""
+    return blocked.permute(5, 2, 4, 0, 1, 3).reshape(-1)
 
 
 def to_blocked(scale: torch.Tensor) -> torch.Tensor:

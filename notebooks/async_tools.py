@@ -17,13 +17,13 @@ from cute_nvfp4 import simulating
 from cute_nvfp4.errors import SimError
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.runtime.compile import CompiledKernel, build
-from cute_nvfp4.runtime.launch import launcher
+from cute_nvfp4.runtime.launch import SimLauncher
 from cute_nvfp4.runtime.signature import Signature
+from cute_nvfp4.runtime.template import capture
 from cute_nvfp4.scale_layout import to_blocked
 from cute_nvfp4.sim import Trace
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
 from cute_nvfp4.sim.observe.trace import Row
-from cute_nvfp4.target import Target, architecture
 
 NOTEBOOK = "02_async_machine.ipynb"
 ARCH = "sm_100a"
@@ -53,11 +53,12 @@ def compiled(host: Any, arguments: type) -> tuple[CompiledKernel, Signature]:
 def launch(host: Any, arguments: type, tensors: dict[str, torch.Tensor], *sizes: int, **options: Any) -> None:
     """Simulates a kernel, by default without checks; the last of ``tensors`` is written, the others are not."""
     kernel, signature = compiled(host, arguments)
-    values = arguments(*(t.data_ptr() for t in tensors.values()), *sizes)
+    values = signature.values(arguments(*(t.data_ptr() for t in tensors.values()), *sizes), 0)
     touched = {name: (t, name == list(tensors)[-1]) for name, t in tensors.items()}
+    plan = functools.partial(capture, types=signature.types, values=values, varying=signature.varying)
     with simulating(ARCH, **{"checks": False} | options):
-        run = launcher(kernel, Target(architecture(ARCH), "sim"), signature.types)
-        run(signature.values(values, 0), lambda: touched)
+        run = SimLauncher(kernel, plan(kernel), plan, lambda: touched)
+        run([values[i] for i in signature.varying], ())
 
 
 def run_ring(ring: Any, x: torch.Tensor, **options: Any) -> torch.Tensor:

@@ -16,13 +16,9 @@ from gemm_problems import DTYPES, GUARD, Problem, blocked_scales, poisoned_memor
 from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.kernels.gemm.grouped_config import GroupedConfig
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops.grouped_gemm import (
-    grouped_gemm,
-    grouped_gemm_contiguous,
-)
-from cute_nvfp4.ops.grouped_rows import (
-    GroupedRows,
-)
+from cute_nvfp4.ops.grouped_gemm import grouped_gemm
+from cute_nvfp4.ops.grouped_gemm_contiguous import grouped_gemm_contiguous
+from cute_nvfp4.ops.grouped_rows import GroupedRows
 from cute_nvfp4.planning.gemm_problem import Plan
 
 TILINGS = (

@@ -195,9 +195,32 @@ def _quantizations() -> Iterator[tuple[str, Callable]]:
         yield f"quantize {arch} {format} {rule} {words.replace('torch.', '')}", compiled(arch, format, rule, **more)
 
 
+def _fused() -> Iterator[tuple[str, Callable]]:
+    import torch
+
+    from cute_nvfp4.ops.rmsnorm_quantize import compile_rmsnorm_quantize
+    from cute_nvfp4.ops.silu_mul_quantize import compile_silu_mul_quantize
+
+    half, wide = torch.float16, torch.float32
+    for name, arch, make, format, rule, more in (
+        ("rmsnorm_quantize", "sm_90a", compile_rmsnorm_quantize, "nvfp4", "max", {"residual": True}),
+        ("rmsnorm_quantize", "sm_100a", compile_rmsnorm_quantize, "nvfp4", "max", {"residual": True}),
+        ("rmsnorm_quantize", "sm_90a", compile_rmsnorm_quantize, "nvfp4", "max", {"rows": 4096, "weight": None}),
+        ("rmsnorm_quantize", "sm_100a", compile_rmsnorm_quantize, "mxfp8_e4m3", "rceil",
+         {"dtype": half, "weight": wide, "values": True, "global_scale": "none", "scale_layout": "rowmajor"}),
+        ("silu_mul_quantize", "sm_90a", compile_silu_mul_quantize, "nvfp4", "max", {}),
+        ("silu_mul_quantize", "sm_100a", compile_silu_mul_quantize, "nvfp4", "four_six_mse", {"values": True}),
+    ):  # fmt: skip
+        words = " ".join(f"{k} {v}" for k, v in more.items())
+        yield (
+            f"{name} {arch} {format} {rule} {words.replace('torch.', '')}".rstrip(),
+            lambda make=make, args=(arch, format, rule), more={"rows": 16, "k": 4096, **more}: make(*args, **more)[0],
+        )
+
+
 def configurations() -> dict[str, Callable]:
     """What is compiled, by name."""
-    return dict([*_gemms(), *_grouped(), *_gemvs(), *_quantizations()])
+    return dict([*_gemms(), *_grouped(), *_gemvs(), *_quantizations(), *_fused()])
 
 
 # ---- comparing -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,7 @@ from cute_nvfp4.ptx.mma import mma_m16n8k8_f16, mma_m16n8k32_s8
 from cute_nvfp4.ptx.warp import sum_lanes
 from cute_nvfp4.runtime.compile import CompiledKernel, build
 from cute_nvfp4.runtime.launch import CudaLauncher, SimLauncher
+from cute_nvfp4.runtime.template import Template, capture
 from cute_nvfp4.target import Architecture, architecture
 
 BLOCK = 128
@@ -253,9 +254,21 @@ def compiled(name: str, arch: str) -> CompiledKernel:
     return build(PerThread(BODIES[name], architecture(arch)), args, name=name, arch=arch)
 
 
+def template(kernel: CompiledKernel, blocks: int) -> Template:
+    """The launch of ``blocks`` CTAs; what varies are the addresses x, y and data."""
+    return capture(kernel, ARGUMENT_TYPES, (0, 0, 0, blocks, 0), (0, 1, 2))
+
+
+def touched(x: torch.Tensor, y: torch.Tensor, data: torch.Tensor) -> dict[str, tuple[torch.Tensor, bool]]:
+    return {"x": (x, False), "y": (y, True), "data": (data, False)}
+
+
 @functools.cache
-def launcher(kernel: CompiledKernel, backend: str) -> CudaLauncher | SimLauncher:
-    return (CudaLauncher if backend == "cuda" else SimLauncher)(kernel, ARGUMENT_TYPES)
+def launcher(kernel: CompiledKernel, backend: str, blocks: int) -> CudaLauncher | SimLauncher:
+    planned = template(kernel, blocks)
+    if backend == "cuda":
+        return CudaLauncher(kernel, planned, torch.cuda.current_device())
+    return SimLauncher(kernel, planned, functools.partial(template, blocks=blocks), touched)
 
 
 def run_kernel(
@@ -272,9 +285,8 @@ def run_kernel(
     start = -room.data_ptr() % 32
     place = room[start : start + given.numel()]
     place.copy_(given)
-    stream = torch.cuda.current_stream().cuda_stream if backend == "cuda" else 0
-    values: Sequence[Any] = (x.data_ptr(), y.data_ptr(), place.data_ptr(), len(words) // BLOCK, stream)
-    launcher(kernel, backend)(values, lambda: {"x": (x, False), "y": (y, True), "data": (place, False)})
+    tensors = x, y, place
+    launcher(kernel, backend, len(words) // BLOCK)(tuple(t.data_ptr() for t in tensors), tensors)
     return y.cpu().numpy().view(np.uint32)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import lzma
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ import torch
 from gemv_problems import exact_storage
 
 from cute_nvfp4.runtime.compile import CompiledKernel
-from cute_nvfp4.sim import GlobalMemory, HostModule, Launch, Program, run
+from cute_nvfp4.sim import GlobalMemory, Launch, Program, run
 
 Tensors = Mapping[str, tuple[torch.Tensor, bool]]
 
@@ -85,15 +85,12 @@ class Recorder:
         self,
         name: str,
         kernel: CompiledKernel,
-        types: Sequence[type],
-        values: Sequence[Any],
+        found: Launch,
         tensors: Tensors,
         launch: Any,
         **notes: Any,
     ) -> None:
-        """Captures the launch that ``launch()`` makes, its inputs before and its output after."""
-        captured = HostModule(kernel.host_ir, kernel.entry).call([kind(v or 0) for kind, v in zip(types, values)])
-        (found,) = captured
+        """Records ``found``, which is the launch that ``launch()`` makes, its inputs before and its output after."""
         places = {tensor.data_ptr(): i for i, (tensor, _) in enumerate(tensors.values())}
         pointers = []
         for i, parameter in enumerate(found.params):

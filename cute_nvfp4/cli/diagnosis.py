@@ -12,8 +12,8 @@ from importlib import metadata
 from ..errors import CuteNvfp4Error
 
 _REQUIRED = (
-    "torch", "nvidia-cutlass-dsl", "cuda-python", "numpy", "ml_dtypes", "typer", "rich", "pydantic", "PyYAML",
-    "filelock", "platformdirs",
+    "torch", "nvidia-cutlass-dsl", "cuda-python", "numpy", "ml_dtypes", "typer", "rich", "pydantic", "Jinja2",
+    "PyYAML", "filelock", "platformdirs",
 )  # fmt: skip
 _TOOLS = ("nvdisasm", "cuobjdump")
 _PYTHON = ((3, 10), (3, 12))

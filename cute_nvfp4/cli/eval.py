@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .output import STDOUT, JsonOption, shown_errors, stderr, stdout, write_json
+from .output import STDOUT, JsonOption, check_writable, shown_errors, stderr, stdout, write_json
 
 if TYPE_CHECKING:
     from ..harness.evaluate import Evaluation
     from ..harness.results import RunResult
+    from ..harness.schema import Task
 
 
 def evaluate(
     problem: Annotated[str, typer.Argument(help="Name of the problem, such as nvfp4_gemv.", show_default=False)],
-    submission: Annotated[
-        Path | None, typer.Option(help="Python file with custom_kernel(data); the library's own kernel by default.")
+    submissions: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            help="Python files with custom_kernel(data): several are compared. The library's own kernel by default.",
+            show_default=False,
+        ),
     ] = None,
+    submission: Annotated[Path | None, typer.Option(help="The same, for one file.", show_default=False)] = None,
     mode: Annotated[
         str, typer.Option(help="test (is it right), benchmark (time it), leaderboard (check every repeat), profile.")
     ] = "test",
@@ -32,6 +40,10 @@ def evaluate(
         str, typer.Option(help="public (the problem's kind draws) or full (all E2M1 codes, scales of any size).")
     ] = "public",
     json: JsonOption = "",
+    html: Annotated[
+        Path | None,
+        typer.Option(help="Writes a page with tables and plots, one file that needs no other.", show_default=False),
+    ] = None,
     seed: Annotated[int | None, typer.Option(help="Replaces the seed of every case.", show_default=False)] = None,
     case: Annotated[int | None, typer.Option(help="Runs one case only, numbered from 0.", show_default=False)] = None,
     timeout: Annotated[
@@ -41,34 +53,86 @@ def evaluate(
         Path | None,
         typer.Option(help="Task file with other shapes, seeds or tolerances.", show_default="the problem's"),
     ] = None,
+    schedules: Annotated[
+        int, typer.Option(metavar="N", help="Simulator: N schedules of warps and engines that look for trouble.")
+    ] = 1,
+    schedule: Annotated[
+        str, typer.Option(metavar="TEXT", help="Simulator: one schedule of your own, such as seed=3,tma=lazy.")
+    ] = "",
+    trace: Annotated[
+        Path | None,
+        typer.Option(help="Simulator: writes a timeline of the first call for ui.perfetto.dev.", show_default=False),
+    ] = None,
 ) -> None:
-    """Runs a submission on a problem: is it right, how fast is it.
+    """Runs submissions on a problem: are they right, how fast are they.
 
-    Exit codes: 0 pass, 112 a check failed, 113 bad task file, 2 anything unknown. With POPCORN_FD set, results are
-    also written there as 'key: value' lines; POPCORN_SEED is mixed into every case's seed.
+    Exit codes: 0 pass, 112 a check failed, 113 bad task file, 2 anything unknown. With POPCORN_FD set, the results of
+    one submission are also written there as 'key: value' lines; POPCORN_SEED is mixed into every case's seed.
     """
+    check_writable("--trace", str(trace or ""))
+    check_writable("--html", str(html or ""))
+    paths = [*(submissions or []), *([submission] if submission else [])]
     with shown_errors():
-        from ..harness.errors import EXIT_CHECK_FAILED, SubmissionError
-        from ..harness.evaluate import Evaluation, Options
-        from ..harness.protocol import report, report_refusal
+        from ..harness.errors import EXIT_CHECK_FAILED, HarnessError
+        from ..harness.evaluate import Evaluation, Options, task_of
 
-        evaluation = Evaluation(
-            Options(problem, mode, submission, backend, arch, data, task, seed=seed, case=case, timeout=timeout)
-        )
-        try:
-            run = _run(evaluation)
-        except SubmissionError as error:
-            report_refusal(error)
-            raise
-        report(run)
+        options = Options(problem, mode, None, backend, arch, data, task, seed=seed, case=case, timeout=timeout)
+        several = len(paths) > 1
+        if several and trace:
+            raise HarnessError("--trace writes the timeline of one submission; several were given")
+        options = replace(options, schedules=schedules, schedule=schedule, trace=trace, inspect=several or bool(html))
+
+        def prepare(path: Path | None) -> Evaluation:
+            return Evaluation(replace(options, submission=path))
+
+        if several or html:
+            passed = _compare(paths or [prepare(None).submission], prepare, task_of(options), json, html)
+        else:
+            passed = _judge(prepare(paths[0] if paths else None), json)
+    if not passed:
+        raise typer.Exit(EXIT_CHECK_FAILED)
+
+
+def _judge(evaluation: Evaluation, json: str) -> bool:
+    """Runs one submission and shows what it did; whether it passed."""
+    from ..harness.errors import SubmissionError
+    from ..harness.protocol import report, report_refusal
+    from ..harness.report import print_run
+
+    try:
+        run = _run(evaluation)
+    except SubmissionError as error:
+        report_refusal(error)
+        raise
+    report(run)
     if json:
         write_json(run.to_dict(), json)
     if json != STDOUT:
-        from ..harness.report import print_run
-
         print_run(run, evaluation.task, stdout())
-    if not run.passed:
-        raise typer.Exit(EXIT_CHECK_FAILED)
+    return run.passed
+
+
+def _compare(
+    paths: list[Path], prepare: Callable[[Path], Evaluation], task: Task, json: str, html: Path | None
+) -> bool:
+    """Runs submissions one after the other and shows what they did side by side; whether all passed."""
+    from ..harness.comparison import compare
+    from ..harness.comparison_page import write_page
+    from ..harness.comparison_report import print_comparison
+    from ..harness.errors import SubmissionError
+    from ..harness.protocol import report, report_refusal
+
+    comparison = compare(paths, prepare, _run)
+    if len(paths) == 1:  # the protocol knows of one submission
+        (one,) = comparison.contestants
+        report(one.run) if one.run else report_refusal(SubmissionError(one.refusal))
+    if json:
+        write_json(comparison.to_dict(), json)
+    if html:
+        write_page(comparison, task, html)
+    if json != STDOUT:
+        print_comparison(comparison, task, stdout())
+    return comparison.passed
 
 
 def _run(evaluation: Evaluation) -> RunResult:

@@ -10,6 +10,7 @@ from .. import __version__
 from .doctor import doctor
 from .eval import evaluate
 from .inspect import inspect
+from .new import new
 from .output import JsonCommand
 from .sim import SETTINGS, sim
 from .tune import tune
@@ -22,6 +23,7 @@ app = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 app.command("eval", cls=JsonCommand)(evaluate)
+app.command("new")(new)
 app.command("inspect", cls=JsonCommand)(inspect)
 app.command("sim", context_settings=SETTINGS)(sim)
 app.command("tune", cls=JsonCommand)(tune)

@@ -64,6 +64,20 @@ def write_json(content: dict, where: str) -> None:
         fail(f"cannot write {where}: {error}", 2)
 
 
+def check_writable(option: str, path: str) -> None:
+    """Ends the command now if the file cannot be written later."""
+    if not path or path == STDOUT:
+        return
+    there = Path(path).exists()
+    try:
+        with open(path, "a"):
+            pass
+        if not there:
+            Path(path).unlink()
+    except OSError as error:
+        fail(f"{option}: cannot write {path}: {error.strerror}", 2)
+
+
 def fail(message: str, code: int) -> None:
     """Shows an error and ends the process with ``code``."""
     console = stderr()

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .output import STDOUT, fail, shown_errors, stderr, write_json
+from .output import check_writable, fail, shown_errors, stderr, write_json
+from .sim_findings import show_findings
 from .sim_outcome import EXIT_HAZARD, EXIT_INTERNAL, EXIT_NOT_MODELLED, launch_line, show_outcome
 
 if TYPE_CHECKING:
@@ -42,6 +43,8 @@ class Options:
     benchmarks: str = "once"
     step_limit: int = 0
     execute: bool = True
+    allow: tuple[str, ...] = ()
+    collect: bool = False
 
     def command(self, schedule: str, extra: list[str] | None = None) -> list[str]:
         """The command that repeats this run with one schedule."""
@@ -50,6 +53,8 @@ class Options:
         words += [] if self.benchmarks == "once" else ["--benchmarks", self.benchmarks]
         words += ["--step-limit", str(self.step_limit)] if self.step_limit else []
         words += [] if self.execute else ["--no-execute"]
+        words += [word for name in self.allow for word in ("--allow", name)]
+        words += ["--continue"] if self.collect else []
         return [*words, *(extra or []), self.script, *self.arguments]
 
 
@@ -70,6 +75,12 @@ def sim(
         int, typer.Option(metavar="N", min=1, help="Run N times under schedules that look for trouble.")
     ] = 1,
     checks: Annotated[bool, typer.Option(help="Look for hazards that a run need not show.")] = True,
+    allow: Annotated[
+        list[str] | None, typer.Option(metavar="CLASS", help="Go on past hazards of this class; may be given again.")
+    ] = None,
+    collect: Annotated[
+        bool, typer.Option("--continue", help="Go on past every hazard a check finds, and list them all.")
+    ] = False,
     counters: Annotated[
         bool, typer.Option("--counters", help="Count instructions, copies, sectors, conflicts, waits.")
     ] = False,
@@ -100,11 +111,13 @@ def sim(
     112  a hazard, even if the program went on after it
     130  interrupted
     """
+    from ..sim.checks.findings import known
     from ..sim.machine.schedule import Schedule
 
     with shown_errors():
         chosen = Schedule.parse(schedule)
         chosen = chosen if seed is None else dataclasses.replace(chosen, seed=seed)
+        known(allow or ())
     if schedules > 1 and schedule:
         fail("--schedules makes the schedules itself: give --schedule or --schedules, not both", 2)
     if benchmarks not in ("once", "full"):
@@ -113,10 +126,11 @@ def sim(
         kind = "option" if script.startswith("-") else "file"
         fail(f"there is no {kind} {script}" + (" (see --help)" if kind == "option" else ""), 2)
     for name, path in (("--trace", trace), ("--json", json)):
-        _check_writable(name, path)
+        check_writable(name, path)
     options = Options(script, list(context.args), arch, str(chosen), checks, counters, trace, json)
     options.quiet, options.traceback, options.execute = quiet, with_traceback, execute
     options.benchmarks, options.step_limit = benchmarks, step_limit
+    options.allow, options.collect = tuple(allow or ()), collect
     if schedules == 1:
         status = _run(options)
     else:
@@ -124,20 +138,6 @@ def sim(
 
         status = run_schedules(options, schedules, chosen.seed)
     raise typer.Exit(status)
-
-
-def _check_writable(option: str, path: str) -> None:
-    """Ends the command now if the file cannot be written later."""
-    if not path or (option == "--json" and path == STDOUT):
-        return
-    there = Path(path).exists()
-    try:
-        with open(path, "a"):
-            pass
-        if not there:
-            Path(path).unlink()
-    except OSError as error:
-        fail(f"{option}: cannot write {path}: {error.strerror}", 2)
 
 
 def _run(options: Options) -> int:
@@ -151,6 +151,7 @@ def _run(options: Options) -> int:
         fail(f"the simulator cannot start: {error}; `cute-nvfp4 doctor` says what is missing", 2)
 
     more: dict[str, Any] = {"checks": options.checks, "counters": options.counters}
+    more |= {"allow": options.allow, "on_hazard": "collect" if options.collect else "raise"}
     more |= {"step_limit": options.step_limit} if options.step_limit else {}
     trace = Trace() if options.trace else None
     more |= {"trace": trace} if trace is not None else {}
@@ -178,6 +179,7 @@ def _run(options: Options) -> int:
     status, outcome = show_outcome(
         session, status, error, options.script, repeat, full=options.traceback, traced=bool(options.trace)
     )
+    show_findings(session, options.quiet)
     if options.counters:
         _show_counters(session)
     if not options.quiet:
@@ -185,7 +187,7 @@ def _run(options: Options) -> int:
     if options.json:
         from .sim_report import report
 
-        asked = ("script", "arguments", "arch", "schedule", "checks")
+        asked = ("script", "arguments", "arch", "schedule", "checks", "allow")
         run = {name: getattr(options, name) for name in asked}
         run |= {"status": status, "outcome": outcome, "seconds": seconds}
         write_json(report(session, run, error), options.json)
@@ -227,8 +229,6 @@ def _show_summary(options: Options, session: Session, status: int, outcome: str)
         launches += (", no hazard found" if options.checks else ", checks off") if count else ""
     else:
         launches += ", not run"
-    if warnings := len({w for r in session.launches if r.result for w in r.result.warnings}):
-        launches += f", {warnings} warning(s): --counters or --json tells them"
     stderr().print(f"status {status}: {launches}", style="dim", markup=False, soft_wrap=True)
 
 

@@ -111,17 +111,6 @@ def _block(records: list[LaunchRecord], width: int) -> Iterator[str]:
     lost = result.bank_conflicts
     if not lost and any(m.passes for m in result.memory):
         yield "  no bank conflicts in shared memory"
-    for warning in result.warnings:
-        yield from textwrap.wrap(
-            f"  warning: {_short_warning(warning, result.kernel)}", width, subsequent_indent="    "
-        )
-
-
-def _short_warning(text: str, kernel: str) -> str:
-    """Without what the block says already, without operands and folders."""
-    text = text.removeprefix("warning: ").replace(f"{kernel}: ", "", 1)
-    text = re.sub(r"`(\S+) [^`]*`", r"`\1 …`", text)
-    return re.sub(r"(?<=, )/?(?:[^/,()]+/)+(?=[^/,()]+:\d+\))", "", text)
 
 
 def _dram(result: Result, width: int) -> Iterator[str]:

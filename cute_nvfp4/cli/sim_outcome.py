@@ -18,6 +18,7 @@ EXIT_INTERNAL = 70
 EXIT_NOT_MODELLED = 111
 EXIT_HAZARD = 112
 EXIT_INTERRUPTED = 130
+_STATUS = {"hazard": EXIT_HAZARD, "not modelled": EXIT_NOT_MODELLED, "internal error": EXIT_INTERNAL}
 _NAME_WIDTH = 72
 _INSTRUCTION = re.compile(r"`(?:@!?%?\w+ )?([a-z]\w*)[^`]*` \(PTX line")
 _HINTS = {
@@ -51,10 +52,12 @@ def show_outcome(
     adds the traceback to errors that have a place of their own, ``traced`` tells that a trace was written.
     """
     from ..errors import SimError, TargetError
+    from ..sim.session import outcome_of
 
     if session.failure is not None:
         record, found = session.failure
-        code, outcome = _classify(found)
+        outcome = outcome_of(found)
+        code = _STATUS[outcome]
         advice = [] if traced and type(found).__name__ == "Deadlock" else _advice(found, outcome)
         lines = [f"in launch {record.number}: {launch_line(record)}", *advice]
         _show(outcome, f"{type(found).__name__}: {found}", [*lines, f"repeat with: {repeat}"])
@@ -80,17 +83,6 @@ def show_outcome(
     return 1, "program failed"
 
 
-def _classify(found: BaseException) -> tuple[int, str]:
-    from ..errors import SimError, TargetError
-    from ..sim.errors import PtxSyntaxError, UnsupportedInstruction
-
-    if isinstance(found, (UnsupportedInstruction, PtxSyntaxError, TargetError)):
-        return EXIT_NOT_MODELLED, "not modelled"
-    if isinstance(found, SimError):
-        return EXIT_HAZARD, "hazard"
-    return EXIT_INTERNAL, "internal error"
-
-
 def _advice(found: BaseException, outcome: str) -> list[str]:
     """What to do about it."""
     from ..sim.errors import PtxSyntaxError, UnsupportedInstruction
@@ -108,6 +100,10 @@ def _advice(found: BaseException, outcome: str) -> list[str]:
         part = f"other forms of {name} are modelled, this one is not" if name in OPCODES else f"no {name} is modelled"
         return [f"{part}; docs/simulator.md lists what is. Please report it with these lines"]
     hint = _HINTS.get(type(found).__name__)
+    if name := re.search(r"\[([a-z-]+)\]$", str(found)):
+        return [hint] * bool(hint) + [
+            f"docs/checks.md explains it; --allow {name[1]} goes on past it, --continue past all"
+        ]
     return [hint] if hint else []
 
 

@@ -3,20 +3,23 @@
 A run of one schedule is an object with these keys, all of them always there:
 
     schema      1; grows when a key changes its meaning
-    script, arguments, arch, schedule, checks    what was run, and how; ``schedule`` can be given to ``--schedule``
+    script, arguments, arch, schedule, checks, allow    what was run, and how; ``schedule`` is as for ``--schedule``
     status      the exit status of the command
     outcome     "ended" | "hazard" | "not modelled" | "internal error" | "program failed"
-    failure     null, or {kind, message, launch}: what stopped the first launch that was stopped, even if the program
-                went on after it; ``kind`` is the name of the error's class
+    failure     null, or {kind, message, launch}: what stopped the first launch that was stopped, or the first hazard
+                that --continue went on past, even if the program went on after it; ``kind`` is the
+                name of the error's class
     error       null, or {kind, message}: what ended the program, where that was an exception
+    findings    what the checks found, hazards and warnings, over all launches: objects {severity, rule, kernel,
+                instruction, line, loc, message, count}, one for a class (rule) at an instruction
     seconds     of the whole program, on this machine
     launches    one object a launch, in order:
         number, kernel, grid, block, cluster, dynamic_smem, cooperative, programmatic, stream
         params          bytes of each parameter
         seconds         on this machine; it says nothing of a GPU
         instructions    warp instructions; 0 where the launch was stopped or not run
-        warnings        what the static rules found suspicious, as text; empty with --no-checks
-        counters        null without --counters, else every field of ``cute_nvfp4.sim.Result`` but the warnings: kernel,
+        warnings        what the checks found suspicious, a text a class; empty with --no-checks
+        counters        null without --counters, else every field of ``cute_nvfp4.sim.Result`` but the findings: kernel,
                         warps, opcodes, classes, memory, distinct_bytes, engines, waits, mma, l2 and lines as described
                         there, and bank_conflicts
 
@@ -29,6 +32,8 @@ from __future__ import annotations
 
 import dataclasses
 from typing import TYPE_CHECKING, Any
+
+from .sim_findings import all_findings
 
 if TYPE_CHECKING:
     from ..sim.session import LaunchRecord, Session
@@ -44,16 +49,19 @@ def report(session: Session, run: dict[str, Any], error: BaseException | None) -
         failure = {"kind": type(found).__name__, "message": str(found), "launch": record.number}
     ended = None if error is None else {"kind": type(error).__name__, "message": str(error)}
     launches = [_launch(r, session.options.get("counters", False)) for r in session.launches]
-    return {"schema": SCHEMA, **run, "failure": failure, "error": ended, "launches": launches}
+    found = [dataclasses.asdict(f) for f in all_findings(session)]
+    return {"schema": SCHEMA, **run, "failure": failure, "error": ended, "findings": found, "launches": launches}
 
 
 def _launch(record: LaunchRecord, counted: bool) -> dict[str, Any]:
     entry = {"number": record.number, **dataclasses.asdict(record.launch)}
     entry["params"] = [len(p) for p in record.launch.params]
+    del entry["cubin"]
     entry |= {"seconds": record.seconds, "instructions": record.instructions, "warnings": [], "counters": None}
     if record.result is not None:
         counts = dataclasses.asdict(record.result)
-        entry["warnings"] = list(counts.pop("warnings"))
+        del counts["findings"]
+        entry["warnings"] = list(record.result.warnings)
         if counted:
             entry["counters"] = counts | {"bank_conflicts": record.result.bank_conflicts}
     return entry

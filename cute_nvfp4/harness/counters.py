@@ -1,27 +1,105 @@
-"""What the simulator counted during a call, summed over its launches."""
+"""What the simulator counted in the launches of a call."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import cache
+from typing import TYPE_CHECKING
 
-from ..runtime.simulating import SimulatedLaunch
+from pydantic import BaseModel, ConfigDict
+
+if TYPE_CHECKING:
+    from ..runtime.inspection import KernelReport
+    from ..sim import Result
+    from ..sim.session import LaunchRecord
+
+Extent = tuple[int, int, int]
 
 
-def totals(runs: Iterable[SimulatedLaunch]) -> dict[str, int]:
-    """Totals over simulated launches; empty if nothing ran in the simulator.
+class Launch(BaseModel):
+    """One launch of a kernel in the simulated GPU; ``seconds`` are of this machine and say nothing of a GPU.
 
-    ``instructions`` are issued by warps; requests and sectors (32 bytes) are those of global memory, where the
-    simulator was asked to count them.
+    ``counters`` (see ``summary``) are empty where the launch was stopped. ``registers`` a thread and ``spills``
+    (instructions that read or write local memory) are those of the kernel's machine code, where they were asked for.
     """
+
+    model_config = ConfigDict(extra="forbid")
+
+    kernel: str
+    grid: Extent
+    block: Extent
+    cluster: Extent
+    dynamic_smem: int = 0
+    seconds: float = 0.0
+    warnings: list[str] = []
+    counters: dict[str, int] = {}
+    registers: int | None = None
+    spills: int | None = None
+
+    @classmethod
+    def of(cls, record: LaunchRecord, *, inspect: bool = False) -> Launch:
+        launch, result = record.launch, record.result
+        found = _inspected(launch.cubin).get(launch.kernel) if inspect and launch.cubin else None
+        return cls(
+            kernel=launch.kernel,
+            grid=launch.grid,
+            block=launch.block,
+            cluster=launch.cluster,
+            dynamic_smem=launch.dynamic_smem,
+            seconds=record.seconds,
+            warnings=[] if result is None else list(result.warnings),
+            counters={} if result is None else summary(result),
+            registers=found and found.registers,
+            spills=found and found.spill_loads + found.spill_stores,
+        )
+
+
+@cache
+def _inspected(cubin: bytes) -> dict[str, KernelReport]:
+    from ..runtime.inspection import inspect_cubin
+
+    return {kernel.name: kernel for kernel in inspect_cubin(cubin, "").kernels}
+
+
+def summary(result: Result) -> dict[str, int]:
+    """Sums over the instructions of a launch; kinds of which there were none are left out.
+
+    ``instructions`` are issued by warps. ``load``, ``store``, ``atomic`` are of global memory by threads:
+    ``…_requests`` of warps, ``…_sectors`` of 32 bytes, ``…_bytes`` of active lanes. ``shared_passes`` are the turns
+    of the banks, ``shared_ideal_passes`` those without conflicts. ``async_…`` are TMA and bulk copies, ``mma_…`` matrix
+    instructions, ``distinct_…_bytes`` sectors touched at least once, ``dram_read_bytes`` those of the modelled L2.
+    """
+    found = {"warps": result.warps, "instructions": result.instructions}
+
+    def add(name: str, value: int) -> None:
+        found[name] = found.get(name, 0) + int(value)
+
+    for access in result.memory:
+        if access.space == "global":
+            for name in ("requests", "sectors", "bytes"):
+                add(f"{access.kind}_{name}", getattr(access, name))
+        elif access.space == "shared":
+            for name in ("requests", "passes", "ideal_passes"):
+                add(f"shared_{name}", getattr(access, name))
+    for engine in result.engines:
+        if engine.engine in ("tma", "store", "copy"):
+            add("async_operations", engine.operations)
+            add("async_load_bytes", engine.global_read)
+            add("async_store_bytes", engine.global_written)
+    for kind in result.mma:
+        add("mma_operations", kind.operations)
+        add("mma_multiply_adds", kind.multiply_adds)
+    for kind, value in result.distinct_bytes.items():
+        add(f"distinct_{kind}_bytes", value)
+    if result.l2 is not None:
+        add("dram_read_bytes", result.l2.read_bytes)
+    return found
+
+
+def totals(launches: Iterable[Launch]) -> dict[str, int]:
+    """Their number and the sums of their counters; empty where nothing was launched."""
     found: dict[str, int] = {}
-    for run in runs:
-        result = run.result
-        counted = {"launches": 1, "warps": result.warps, "instructions": result.instructions}
-        for access in result.memory:
-            if access.space == "global":
-                for name in ("requests", "sectors"):
-                    key = f"{access.kind}_{name}"
-                    counted[key] = counted.get(key, 0) + getattr(access, name)
-        for name, value in counted.items():
-            found[name] = found.get(name, 0) + int(value)
+    for launch in launches:
+        for name, value in ({"launches": 1} | launch.counters).items():
+            found[name] = found.get(name, 0) + value
     return found

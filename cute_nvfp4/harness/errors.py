@@ -17,6 +17,10 @@ class HarnessError(CuteNvfp4Error):
     exit_code = EXIT_USAGE
 
 
+class StoppedLaunch(CuteNvfp4Error):
+    """A launch of a submission that the simulator stopped, and why."""
+
+
 class TaskFileError(HarnessError):
     """A task file, or a list of test cases, that cannot be used."""
 

@@ -34,7 +34,12 @@ Progress = Callable[[CaseResult, str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What to run. ``case`` picks one case; ``seed`` replaces every case's own; ``timeout`` is seconds a request."""
+    """What to run. ``case`` picks one case; ``seed`` replaces every case's own; ``timeout`` is seconds a request.
+
+    In the simulator: ``schedules`` is how many adversarial schedules each case runs under (mode test), ``schedule`` one
+    of one's own, ``trace`` a file for the timeline of the first case's first call; with ``inspect``, launches tell
+    registers and spills.
+    """
 
     problem: str
     mode: str = "test"
@@ -46,6 +51,19 @@ class Options:
     seed: int | None = None
     case: int | None = None
     timeout: float | None = None
+    schedules: int = 1
+    schedule: str = ""
+    trace: Path | None = None
+    inspect: bool = False
+
+
+def task_of(options: Options) -> Task:
+    """The task that is asked for: shapes, tolerances, limits.
+
+    Raises:
+        HarnessError: an unknown problem, or a bad task file.
+    """
+    return load_task(options.task_file or get_problem(options.problem).folder / "task.yml")
 
 
 class Evaluation:
@@ -62,7 +80,7 @@ class Evaluation:
         _one_of("data", options.data, DATA_KINDS)
         self.options = options
         self.problem: Problem = get_problem(options.problem)
-        self.task: Task = load_task(options.task_file or self.problem.folder / "task.yml")
+        self.task = task_of(options)
         if self.task.name != options.problem:
             raise TaskFileError(f"{options.task_file} is for problem {self.task.name!r}, not {options.problem!r}")
         self.submission = options.submission or self.problem.folder / "submission.py"
@@ -77,6 +95,7 @@ class Evaluation:
         self.numbered = self._select(cases)
         self.timeout = options.timeout or self.task.limits.timeout_seconds
         self.batch = self._batch()
+        self.schedules = self._schedules()
         full = options.data == "full"
         self.tolerances = self.task.full_range_tolerances if full else self.task.tolerances
         self._mixed = _environment_seed()
@@ -106,6 +125,23 @@ class Evaluation:
             return 1
         return limits.batch if self.device == "cuda" else min(limits.batch, limits.cpu_batch)
 
+    def _schedules(self) -> list[str]:
+        """The schedules of the simulator that every case runs under, as text; one is the default of it."""
+        from ..sim.machine.schedule import Schedule, adversarial
+
+        options = self.options
+        asked = [("--schedules", options.schedules != 1), ("--schedule", options.schedule), ("--trace", options.trace)]
+        for name, given in asked:
+            if given and (self.backend != "sim" or options.mode != "test"):
+                raise HarnessError(f"{name} is for the simulator: it needs --backend sim and --mode test")
+        if options.schedules < 1 or (options.schedules > 1 and options.schedule):
+            raise HarnessError(
+                "--schedules N makes N schedules itself (N > 0); give --schedule TEXT for one of your own"
+            )
+        if options.schedules > 1:
+            return [str(schedule) for schedule in adversarial(options.schedules)]
+        return [str(Schedule.parse(options.schedule)) if options.schedule else ""]
+
     def _seed(self, case: Case) -> int:
         seed = case["seed"] if self.options.seed is None else self.options.seed
         return seed if self._mixed is None else mix_seed(seed, self._mixed)
@@ -132,11 +168,11 @@ class Evaluation:
             [case for _, case in self.numbered],
             backend=self.backend,
             arch=self.arch,
-            device=self.device,
             tolerances=self.tolerances,
             data=self.options.data,
             batch=self.batch,
             timeout=self.timeout,
+            inspect=self.options.inspect,
         ) as runner:
             for index, case in self.numbered:
                 result = CaseResult(index, case, self._seed(case), useful_bytes=self.problem.useful_bytes(case))
@@ -166,16 +202,20 @@ class Evaluation:
             check_bandwidth(result.useful_bytes, result.gpu.mean, copy_bytes_s)
 
     def _checked(
-        self, runner: Runner, result: CaseResult, seed: int, *, calls: int = 1, timed: bool = False
+        self, runner: Runner, result: CaseResult, seed: int, *, calls: int = 1, timed: bool = False, schedule: str = ""
     ) -> Outcome:
-        outcome = runner.call(result.case, seed, calls=calls, timed=timed)
+        first = result.index == self.numbered[0][0] and not result.calls_checked
+        trace = str(self.options.trace.resolve()) if first and self.options.trace else ""
+        outcome = runner.call(result.case, seed, calls=calls, timed=timed, schedule=schedule, trace=trace)
         _record(result, outcome.check, calls)
         if self.device == "cpu" and result.wall_s is None:
-            result.wall_s, result.counters = outcome.wall_s, outcome.counters
+            result.wall_s = outcome.wall_s
+            result.add_launches(outcome.launches)
         return outcome
 
     def _test(self, runner: Runner, result: CaseResult) -> None:
-        self._checked(runner, result, result.seed)
+        for schedule in self.schedules:
+            self._checked(runner, result, result.seed, schedule=schedule)
         if result.case == min((case for _, case in self.numbered), key=self.problem.flops):
             # new contents at the same addresses: shows results that are kept from call to call
             self._checked(runner, result, mix_seed(result.seed, 1))
@@ -209,7 +249,8 @@ class Evaluation:
             self._time_peer(result)
 
     def _profile(self, runner: Runner, result: CaseResult) -> None:
-        result.profile, result.counters = runner.profile(result.case, result.seed)
+        result.profile, launches = runner.profile(result.case, result.seed)
+        result.add_launches(launches)
         self._checked(runner, result, mix_seed(result.seed, 1))
 
     def _rule(self) -> StopRule:

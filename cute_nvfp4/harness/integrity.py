@@ -28,13 +28,14 @@ _TORCH = {
         "fill_", "is_contiguous", "layout", "numel", "permute", "shape", "stride", "sum", "to", "untyped_storage",
         "view", "zero_",
     ),
-    torch.cuda.Event: ("__new__", "elapsed_time", "query", "record", "synchronize", "wait"),
-    torch.cuda.Stream: ("__new__", "record_event", "synchronize", "wait_event", "wait_stream"),
 }  # fmt: skip
+_EVENT = ("__new__", "elapsed_time", "query", "record", "synchronize", "wait")
+_STREAM = ("__new__", "record_event", "synchronize", "wait_event", "wait_stream")
 
 
 def _watched_modules() -> list[ModuleType]:
-    own = [module for name, module in sorted(sys.modules.items()) if name.startswith("cute_nvfp4.harness")]
+    judging = "cute_nvfp4.harness", "cute_nvfp4.sim."
+    own = [module for name, module in sorted(sys.modules.items()) if name.startswith(judging)]
     main = sys.modules.get("__main__")  # the worker itself runs under this name
     return [time, *own, *([main] if main is not None else [])]
 
@@ -48,7 +49,8 @@ class Snapshot:
             for name, value in list(vars(module).items()):
                 if callable(value):
                     self._entries.append((module, name, value))
-        for owner, names in _TORCH.items():
+        # a simulated GPU has events and streams of its own
+        for owner, names in {**_TORCH, torch.cuda.Event: _EVENT, torch.cuda.Stream: _STREAM}.items():
             self._entries += [(owner, name, getattr(owner, name)) for name in names]
         self._missing = object()
 

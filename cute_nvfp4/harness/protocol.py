@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import os
 from typing import TextIO
 
@@ -13,7 +14,10 @@ FD_VARIABLE = "POPCORN_FD"
 
 
 def lines(run: RunResult) -> list[str]:
-    """The lines of a run. Times are in nanoseconds, and only GPU times are ever reported as benchmarks."""
+    """The lines of a run. Times are in nanoseconds, and only GPU times are ever reported as benchmarks.
+
+    A profile's ``report`` is the profiler's table in base64, as a line cannot hold several.
+    """
     kind = "test" if run.mode in ("test", "profile") else "benchmark"
     out = [f"{kind}-count: {len(run.cases)}"]
     for index, case in enumerate(run.cases):
@@ -25,6 +29,8 @@ def lines(run: RunResult) -> list[str]:
             out += [f"{key}.{name}: {getattr(timing, name)}" for name in names]
         else:
             out.append(f"{key}.status: {'pass' if case.passed else 'fail'}")
+        if case.profile:
+            out.append(f"{key}.report: {base64.b64encode(case.profile.encode()).decode()}")
         if case.error:
             out.append(f"{key}.error: {' '.join(case.error.split())}")
     out.append(f"check: {'pass' if run.passed else 'fail'}")

@@ -8,16 +8,29 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from .counters import Launch
 from .evaluate import percent_of_copy
 from .results import CaseResult, RunResult
 from .schema import Case, Task, spec
 
+_KERNEL_WIDTH = 32
+COUNTED = (
+    "warp instr.",
+    "load req.",
+    "sectors\neach",
+    "TMA, bulk\nbytes read",
+    "DRAM bytes\n(model)",
+    "MMA\nM·N·K",
+    "bank passes\n(ideal)",
+)
+"""What is shown of a launch in the simulator."""
 
-def _table(title: str) -> Table:
+
+def table_of(title: str | None = None) -> Table:
     return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def _shape(case: Case, task: Task) -> str:
+def shape_text(case: Case, task: Task) -> str:
     return " ".join(f"{name}={_value(case[name])}" for name in task.parameters)
 
 
@@ -32,7 +45,7 @@ def _value(value: int | list[int]) -> str:
 
 def _case_table(title: str, task: Task) -> Table:
     """A table with a row for each case: its number, its shape, and what is added."""
-    table = _table(title)
+    table = table_of(title)
     table.add_column("#", justify="right")
     table.add_column("shape", no_wrap=not task.grouped)
     return table
@@ -56,7 +69,7 @@ def _check_table(run: RunResult, task: Task) -> Table:
         table.add_column(f"{what},\nwall s", justify="right")
     for case in run.cases:
         verdict = Text("pass", "green") if case.passed else Text("FAIL", "bold red")
-        row = [str(case.index), _shape(case.case, task), str(case.seed), str(case.calls_checked), verdict]
+        row = [str(case.index), shape_text(case.case, task), str(case.seed), str(case.calls_checked), verdict]
         row += [_number(case.max_abs), _number(case.max_rel)]
         table.add_row(*row, *([_number(case.wall_s)] if cpu else []))
     return table
@@ -79,7 +92,7 @@ def _time_table(run: RunResult, task: Task) -> Table:
         percent = "-" if run.copy_bytes_s is None else f"{percent_of_copy(case, run.copy_bytes_s):.1f}"
         table.add_row(
             str(case.index),
-            _shape(case.case, task),
+            shape_text(case.case, task),
             str(timing.runs),
             *(f"{value / 1e3:.2f}" for value in microseconds),
             f"{case.useful_bytes / 1e6:.1f}",
@@ -92,23 +105,58 @@ def _time_table(run: RunResult, task: Task) -> Table:
 
 
 def _counter_table(run: RunResult, task: Task) -> Table | None:
-    names = sorted({name for case in run.cases for name in case.counters})
-    if not names:
+    if not any(case.launches for case in run.cases):
         return None
-    table = _case_table("counted by the simulator, one call", task)
-    for name in names:
-        table.add_column(name.replace("_", " "), justify="right")
+    table = _case_table("counted by the simulator, each launch of one call", task)
+    for name in ("kernel", "grid", "block"):
+        table.add_column(name)
+    for name in COUNTED:
+        table.add_column(name, justify="right")
     for case in run.cases:
-        values = (f"{case.counters[name]:,.0f}" if name in case.counters else "-" for name in names)
-        table.add_row(str(case.index), _shape(case.case, task), *values)
+        for times, launch in alike(case.launches):
+            table.add_row(str(case.index), shape_text(case.case, task), *_who(times, launch), *counted(launch.counters))
     return table
+
+
+def _who(times: int, launch: Launch) -> tuple[str, str, str]:
+    """A launch's kernel, with the number of launches that did the same, its grid and its block."""
+    grid, block = ("x".join(map(str, extent)) for extent in (launch.grid, launch.block))
+    return (f"{times} × " if times > 1 else "") + kernel_text(launch.kernel), grid, block
+
+
+def kernel_text(name: str) -> str:
+    """A kernel's name without what all names of the DSL begin with, and cut."""
+    name = name.removeprefix("kernel_cutlass_")
+    return name if len(name) <= _KERNEL_WIDTH else name[: _KERNEL_WIDTH - 1] + "…"
+
+
+def alike(launches: list[Launch]) -> list[tuple[int, Launch]]:
+    """How many launches did the same, and the first of them."""
+    found: dict[str, tuple[int, Launch]] = {}
+    for launch in launches:
+        key = launch.model_dump_json(exclude={"seconds"})
+        found[key] = found.get(key, (0, launch))[0] + 1, launch
+    return list(found.values())
+
+
+def counted(counters: dict[str, int]) -> list[str]:
+    """The cells of a launch under ``COUNTED``; "-" for what it has none of."""
+
+    def cell(name: str) -> str:
+        return f"{counters[name]:,}" if counters.get(name) else "-"
+
+    requests, passes = counters.get("load_requests"), counters.get("shared_passes")
+    each = f"{counters['load_sectors'] / requests:.2f}" if requests else "-"
+    banks = f"{passes:,} ({counters['shared_ideal_passes']:,})" if passes else "-"
+    names = "instructions", "load_requests", None, "async_load_bytes", "dram_read_bytes", "mma_multiply_adds"
+    return [each if name is None else cell(name) for name in names] + [banks]
 
 
 def _published_table(run: RunResult, task: Task) -> Table | None:
     bound, public = task.speed_of_light, task.public_results
     if bound is None and public is None:
         return None
-    table = _table("published figures: nothing here was measured in this run")
+    table = table_of("published figures: nothing here was measured in this run")
     table.add_column("shape", no_wrap=not task.grouped)
     if bound:
         table.add_column(f"{bound.gpu} speed of light, µs\n(computed)", justify="right")
@@ -116,7 +164,7 @@ def _published_table(run: RunResult, task: Task) -> Table | None:
         table.add_column(f"{public.gpu} best public result, µs\n(measured by others)", justify="right")
     for index, case in enumerate(task.benchmarks):
         values = [figures.microseconds[index] for figures in (bound, public) if figures]
-        table.add_row(_shape(case, task), *(f"{value:g}" for value in values))
+        table.add_row(shape_text(case, task), *(f"{value:g}" for value in values))
     if public:
         table.add_row("geometric mean", *([""] if bound else []), f"{public.geometric_mean:g}", style="dim")
     return table
@@ -134,7 +182,9 @@ def print_run(run: RunResult, task: Task, console: Console) -> None:
     timed = run.mode in ("benchmark", "leaderboard")
     console.print(_check_table(run, task))
     if run.backend == "sim" and run.mode == "test":
-        console.print("Wall times include compiling where the kernel was not in the cache; they say nothing of a GPU.")
+        console.print("Wall times are of the simulation, with compiling; they say nothing of a GPU.")
+        if run.passed and not any(case.launches for case in run.cases):
+            console.print("No kernel was launched: torch did all of the work, on the CPU.", style="yellow")
     if any(case.gpu for case in run.cases):
         console.print(_time_table(run, task))
         if run.copy_bytes_s:

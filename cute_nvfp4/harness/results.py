@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
 
+from .counters import Launch, totals
 from .schema import Case, spec
 from .timing import Timing
 
@@ -13,7 +15,8 @@ class CaseResult:
     """One case. ``gpu`` holds GPU times; ``wall_s`` is the wall time of the checked call on a CPU backend.
 
     Both are of one call: of a timed repeat, which makes ``batch`` calls, they are the mean. The two never stand in for
-    one another: on a CPU backend ``gpu`` is None, on CUDA ``wall_s`` is None.
+    one another: on a CPU backend ``gpu`` is None, on CUDA ``wall_s`` is None. ``launches`` are those of one call in the
+    simulator, with their counters; ``counters`` are their number and the sums.
     """
 
     index: int
@@ -31,11 +34,17 @@ class CaseResult:
     peer: Timing | None = None
     peer_name: str = ""
     useful_bytes: int = 0
-    counters: dict[str, float] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+    launches: list[Launch] = field(default_factory=list)
     profile: str = ""
 
+    def add_launches(self, launches: Sequence[Launch]) -> None:
+        """Notes what a call launched in the simulator, with the sums of its counters."""
+        self.launches, self.counters = list(launches), totals(launches)
+
     def to_dict(self) -> dict:
-        return asdict(self) | {"spec": spec(self.case)}
+        own = asdict(replace(self, launches=[]))
+        return own | {"spec": spec(self.case), "launches": [launch.model_dump() for launch in self.launches]}
 
 
 @dataclass

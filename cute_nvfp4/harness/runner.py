@@ -26,6 +26,7 @@ from pydantic import BaseModel, ValidationError
 
 from .arena import Arena, Layout
 from .checker import Check, check_output
+from .counters import Launch
 from .errors import SubmissionError
 from .problem import DataKind, Problem, mix_seed
 from .schema import Case, Tolerances
@@ -64,28 +65,30 @@ class _Answer(BaseModel):
     outputs: list[_Output] = []
     wall_ns: float = 0.0
     gpu_ns: float | None = None
-    counters: dict[str, float] = {}
+    launches: list[Launch] = []
     samples: list[float] = []
     table: str = ""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Checked calls: the verdict on all, times of one (their mean), and what the simulator counted in the last."""
+    """Checked calls: the verdict on all, times of one (their mean), and the simulated launches of the last."""
 
     check: Check
     calls: int
     wall_s: float
     gpu_ns: float | None
-    counters: dict[str, float] = field(default_factory=dict)
+    launches: list[Launch] = field(default_factory=list)
 
 
 class Runner:
     """A context manager around the process of one submission.
 
-    ``device`` is where its tensors live (``cpu`` or ``cuda``), ``backend`` is what our own functions do there by
-    default, ``arch`` what the process finds in ``CUTE_NVFP4_ARCH``; ``batch`` is how many calls, each on inputs of
-    its own, are made together at most; ``timeout`` (seconds) bounds every request (on a CPU, every call).
+    ``backend`` is where the submission's kernels run: ``cuda``, ``sim`` (a simulated GPU of ``arch``, which serves
+    device "cuda") or ``reference`` (tensors are on the CPU). ``arch`` is also what the process finds in
+    ``CUTE_NVFP4_ARCH``; ``batch`` is how many calls, each on inputs of its own, are made together at most; ``timeout``
+    (seconds) bounds every request (without a GPU, every call). With ``inspect``, simulated launches tell registers and
+    spills.
     """
 
     def __init__(
@@ -96,14 +99,17 @@ class Runner:
         *,
         backend: str,
         arch: str | None,
-        device: str,
         tolerances: Tolerances,
         data: DataKind = "public",
         batch: int = 1,
         timeout: float = 180.0,
+        inspect: bool = False,
     ) -> None:
         self._problem, self._submission = problem, submission
-        self._backend, self._arch, self._device = backend, arch, device
+        self._simulate = arch if backend == "sim" else ""
+        self._arch, self._device = arch, "cpu" if backend == "reference" else "cuda"
+        self._inspect = inspect
+        self._home = "cuda" if backend == "cuda" else "cpu"  # where its inputs are kept and compared
         self._tolerances, self._data, self._batch, self._timeout = tolerances, data, batch, timeout
         self._arena = Arena(max(Layout.of(problem, case).nbytes for case in cases))
         self._process: subprocess.Popen | None = None
@@ -156,7 +162,7 @@ class Runner:
         self._connection = ours
         try:
             self._receive(_START_TIMEOUT_S, "starting its process")
-            where = {"device": self._device, "backend": self._backend}
+            where = {"device": self._device, "simulate": self._simulate, "inspect": self._inspect}
             request = {"op": "load", "problem": self._problem.name, "path": str(self._submission), **where}
             self._ask(request, "loading the submission")
         except CallFailed as error:
@@ -223,18 +229,22 @@ class Runner:
 
     # requests
 
-    def call(self, case: Case, seed: int, *, calls: int = 1, timed: bool = False) -> Outcome:
+    def call(
+        self, case: Case, seed: int, *, calls: int = 1, timed: bool = False, schedule: str = "", trace: str = ""
+    ) -> Outcome:
         """Calls on fresh data, made together and then checked one by one.
+
+        In the simulator they run under ``schedule``, and their timeline is written to the file ``trace``.
 
         Raises:
             CallFailed: one raised, died, hung, or returned something that is not an output.
         """
         staged = self._stage(case, seed, calls)
-        request = {"op": "call", "order": list(staged), "timed": timed}
+        request = {"op": "call", "order": list(staged), "timed": timed, "schedule": schedule, "trace": trace}
         answer = self._ask(request, "running custom_kernel", self._timeout_of(calls))
         gpu_ns = None if answer.gpu_ns is None else answer.gpu_ns / calls
         check = self._judge(case, staged)
-        return Outcome(check, calls, answer.wall_ns * 1e-9 / calls, gpu_ns, answer.counters)
+        return Outcome(check, calls, answer.wall_ns * 1e-9 / calls, gpu_ns, answer.launches)
 
     def measure(self, case: Case, seed: int, rule: StopRule, *, calls: int = 1) -> tuple[list[float], Check]:
         """Times (ns, of one call) of repeats of ``calls`` calls on fresh data, and the verdict on all of a last repeat.
@@ -251,15 +261,15 @@ class Runner:
             raise CallFailed(f"the timer was tampered with: {len(samples)} times for at most {rule.repeats} repeats")
         return [sample / calls for sample in samples], self._judge(case, staged)
 
-    def profile(self, case: Case, seed: int) -> tuple[str, dict[str, float]]:
-        """One call under torch's profiler: its table, and the simulator's counters where it ran there."""
+    def profile(self, case: Case, seed: int) -> tuple[str, list[Launch]]:
+        """One call under torch's profiler: its table, and its launches where they were simulated."""
         staged = self._stage(case, seed, 1)
         answer = self._ask({"op": "profile", "order": list(staged)}, "profiling custom_kernel")
-        return answer.table, answer.counters
+        return answer.table, answer.launches
 
     def _timeout_of(self, calls: int) -> float:
         """A GPU is far quicker than the timeout of a call; on a CPU every call may take that long."""
-        return self._timeout if self._device == "cuda" else self._timeout * calls
+        return self._timeout if self._home == "cuda" else self._timeout * calls
 
     # staging
 
@@ -276,7 +286,7 @@ class Runner:
             for slot in layout.inputs:
                 self._arena.tensor(slot).copy_(inputs[slot.buffer.name])
             self._ask({"op": "stage", "case": case, "index": place, "batch": self._batch}, "taking its inputs")
-            staged[place] = {name: tensor.to(self._device) for name, tensor in inputs.items()}
+            staged[place] = {name: tensor.to(self._home) for name, tensor in inputs.items()}
         return staged
 
     def _judge(self, case: Case, staged: dict[int, dict[str, torch.Tensor]]) -> Check:
@@ -302,7 +312,7 @@ class Runner:
         changed = [
             slot.buffer.name
             for slot in layout.inputs
-            if not torch.equal(self._arena.tensor(slot).to(self._device), inputs[slot.buffer.name])
+            if not torch.equal(self._arena.tensor(slot).to(self._home), inputs[slot.buffer.name])
         ]
         if changed:
             raise CallFailed(f"custom_kernel changed its inputs: {', '.join(changed)}")

@@ -17,16 +17,19 @@ import traceback
 import types
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..runtime.simulating import simulating
-from . import counters, timing
+from . import timing
 from .arena import Arena
+from .errors import StoppedLaunch
 from .integrity import Snapshot
 from .problem import Problem, get_problem
 from .workspace import Workspace
+
+if TYPE_CHECKING:
+    from .simulation import Simulation
 
 _clock = time.perf_counter_ns
 _event = torch.cuda.Event
@@ -63,7 +66,8 @@ class Worker:
         self._kernel: Any = None
         self._snapshot: Snapshot | None = None
         self._device = torch.device("cpu")
-        self._simulate = False
+        self._simulation: Simulation | None = None
+        self._gpu = False
         self._workspace: Workspace | None = None
         self._outputs: dict[int, tuple[list, list]] = {}  # what each call returned, and copies of it
         self._returned: list[torch.Tensor] = []
@@ -71,12 +75,18 @@ class Worker:
 
     # requests
 
-    def load(self, *, problem: str, path: str, device: str, backend: str) -> dict:
-        """Imports the submission. backend: "sim" runs our kernels on CPU tensors in the simulator, calls for call."""
-        self._simulate = backend == "sim"
+    def load(self, *, problem: str, path: str, device: str, simulate: str, inspect: bool) -> dict:
+        """Imports the submission. simulate: the architecture of the GPU to simulate, "" for none; inspect: launches
+        there tell what their machine code uses."""
         self._problem, self._device = get_problem(problem), torch.device(device)
-        self._workspace = Workspace(self._problem, self._device, self._arena)
-        if self._device.type == "cuda":
+        gap = 0
+        if simulate:
+            from .simulation import GAP, Simulation
+
+            self._simulation, gap = Simulation(simulate, inspect=inspect), GAP
+        self._workspace = Workspace(self._problem, self._device, self._arena, gap)
+        self._gpu = self._device.type == "cuda" and not simulate
+        if self._gpu:
             self._clear = timing.ColdL2(self._device)
         self._snapshot = Snapshot()
         sys.modules["task"] = _task_module()
@@ -85,7 +95,7 @@ class Worker:
         specification = importlib.util.spec_from_file_location("submission", file)
         module = importlib.util.module_from_spec(specification)
         sys.modules["submission"] = module
-        with self._backend():
+        with self._launches():
             specification.loader.exec_module(module)
         self._kernel = getattr(module, "custom_kernel", None)
         if not callable(self._kernel):
@@ -94,28 +104,29 @@ class Worker:
 
     def stage(self, *, case: dict, index: int, batch: int) -> dict:
         """Takes what the arena holds as the inputs of call ``index`` of at most ``batch``."""
-        self._workspace.lay_out(case, batch)
+        if self._workspace.lay_out(case, batch) and self._simulation:
+            self._simulation.protect(self._workspace)
         self._workspace.take_inputs(index)
         self._synchronize()
         return {}
 
-    def call(self, *, order: list[int], timed: bool) -> dict:
-        """The calls of ``order``, one after the other; times are of all of them, counters of the last."""
+    def call(self, *, order: list[int], timed: bool, schedule: str = "", trace: str = "") -> dict:
+        """The calls of ``order``, one after the other; times are of all of them, launches of the last."""
         batch = self._prepare(order)
         gpu_ns = None
-        runs: list = []
         begin = _clock()
-        if timed and self._device.type == "cuda":
+        if timed and self._gpu:
             gpu_ns = self._timed_calls(order, batch)
         else:
             outs = []
-            with simulating(counters=True) as runs:
+            with self._launches(schedule, trace):
                 for data in batch:
-                    runs.clear()
+                    if self._simulation:
+                        self._simulation.forget()
                     outs.append(self._kernel(data))
             self._keep(order, outs)
         self._synchronize()
-        return {"wall_ns": _clock() - begin, "gpu_ns": gpu_ns, "counters": counters.totals(runs)}
+        return {"wall_ns": _clock() - begin, "gpu_ns": gpu_ns, "launches": self._reported()}
 
     def measure(self, *, order: list[int], repeats: int, relative_error: float, seconds: float) -> dict:
         """Repeats the calls of ``order``; GPU times on CUDA, wall times otherwise, of all of them together.
@@ -136,12 +147,13 @@ class Worker:
             if self._clear is not None:
                 self._clear()
 
-        if self._device.type == "cuda":
+        if self._gpu:
             samples = timing.time_cuda(calls, rule=rule, clear=clear)
             clear()
             self._timed_calls(order, batch)
         else:
-            samples = timing.time_wall(calls, rule=rule, clear=clear)
+            with self._launches():
+                samples = timing.time_wall(calls, rule=rule, clear=clear)
             self._keep(order, last)
         self._synchronize()
         return {"samples": samples}
@@ -158,23 +170,28 @@ class Worker:
         from torch.profiler import ProfilerActivity, profile
 
         (data,) = self._prepare(order)
-        self._kernel(data)
+        with self._launches():
+            self._kernel(data)
         self._synchronize()
         activities = [ProfilerActivity.CPU]
-        if self._device.type == "cuda":
+        if self._gpu:
             activities.append(ProfilerActivity.CUDA)
-        with simulating(counters=True) as runs, profile(activities=activities) as recorded:
+        with self._launches(), profile(activities=activities) as recorded:
             self._kernel(data)
             self._synchronize()
-        key = "device_time_total" if self._device.type == "cuda" else "cpu_time_total"
+        key = "device_time_total" if self._gpu else "cpu_time_total"
         table = recorded.key_averages().table(sort_by=key, row_limit=15, max_name_column_width=60)
-        return {"table": table, "counters": counters.totals(runs)}
+        return {"table": table, "launches": self._reported()}
 
     # parts of the requests
 
-    def _backend(self) -> contextlib.AbstractContextManager[object]:
-        """Within it, ``backend="auto"`` is what the harness was asked for."""
-        return simulating() if self._simulate else contextlib.nullcontext()
+    def _launches(self, schedule: str = "", trace: str = "") -> contextlib.AbstractContextManager[object]:
+        """Within it, kernels of a simulated GPU run as asked, and one that is stopped ends the request."""
+        return self._simulation.launches(schedule, trace) if self._simulation else contextlib.nullcontext()
+
+    def _reported(self) -> list[dict]:
+        """The simulated launches of the last call."""
+        return [launch.model_dump() for launch in self._simulation.report()] if self._simulation else []
 
     def _prepare(self, order: list[int]) -> list[tuple]:
         """The ``data`` tuples of the calls; every output is NaN, and nothing of earlier calls is left."""
@@ -253,7 +270,7 @@ class Worker:
         return described
 
     def _synchronize(self) -> None:
-        if self._device.type == "cuda":
+        if self._gpu:
             _synchronize()
 
     def answer(self, request: dict) -> dict:
@@ -261,10 +278,11 @@ class Worker:
         arguments = dict(request)
         operations = (self.load, self.stage, self.call, self.measure, self.collect, self.profile)
         try:
-            with self._backend():
-                result = {operation.__name__: operation for operation in operations}[arguments.pop("op")](**arguments)
+            result = {operation.__name__: operation for operation in operations}[arguments.pop("op")](**arguments)
         except Refused as error:
             return {"error": str(error), "traceback": ""}
+        except StoppedLaunch as error:
+            return {"error": str(error), "traceback": _launched_at(error.__cause__)}
         except (Exception, SystemExit, KeyboardInterrupt) as error:  # all of it is the submission's doing
             return {"error": f"{type(error).__name__}: {error}", "traceback": _own_traceback(error)}
         replaced = self._snapshot.changed()
@@ -284,6 +302,13 @@ def _own_traceback(error: BaseException) -> str:
     kept = [frame for frame in trace.stack if frame.filename != here and package not in frame.filename]
     trace.stack = traceback.StackSummary.from_list(kept)
     return "".join(trace.format()).rstrip()
+
+
+def _launched_at(error: BaseException) -> str:
+    """Where the submission launched what was stopped: its frames, without those of the DSL and of the simulator."""
+    libraries = str(Path(__file__).parents[1]), "nvidia_cutlass_dsl", "<"
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not any(part in f.filename for part in libraries)]
+    return "launched at\n" + "".join(traceback.format_list(frames)).rstrip() if frames else ""
 
 
 def main() -> None:

@@ -6,9 +6,11 @@ may have seen before.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 
-from .arena import ALIGNMENT, Arena, Layout, tensor_at
+from .arena import ALIGNMENT, Arena, Layout, Slot, tensor_at
 from .problem import Problem
 from .schema import Case
 
@@ -18,30 +20,52 @@ _copy = torch.Tensor.copy_
 
 
 class Workspace:
-    """Tensors for up to ``batch`` calls on one case, on ``device``; the arena is how their contents come and go."""
+    """Tensors for up to ``batch`` calls on one case, on ``device``; the arena is how their contents come and go.
 
-    def __init__(self, problem: Problem, device: torch.device, arena: Arena) -> None:
-        self._problem, self._device, self._arena = problem, device, arena
+    ``gap`` bytes (a multiple of the alignment) follow each tensor and belong to none.
+    """
+
+    def __init__(self, problem: Problem, device: torch.device, arena: Arena, gap: int = 0) -> None:
+        self._problem, self._device, self._arena, self._gap = problem, device, arena, gap
         self._memory = torch.empty(0, dtype=torch.uint8, device=device)
         self._laid_out: tuple[Case, int] | None = None
         self._calls: list[dict[str, torch.Tensor]] = []
         self.layout: Layout
 
-    def lay_out(self, case: Case, batch: int) -> None:
-        """Makes room for ``batch`` calls on ``case``; what the tensors hold is then undefined."""
+    def lay_out(self, case: Case, batch: int) -> bool:
+        """Makes room for ``batch`` calls on ``case``; what the tensors hold is then undefined.
+
+        False where it was laid out so before, and nothing changed.
+        """
         if (case, batch) == self._laid_out:
-            return
+            return False
         self.layout = Layout.of(self._problem, case)
-        needed = batch * self.layout.buffer_nbytes + ALIGNMENT
+        each = self.layout.buffer_nbytes + len(self.layout.buffers) * self._gap
+        needed = batch * each + ALIGNMENT
         if self._memory.numel() < needed:
             self._calls, self._memory = [], None  # the old memory goes first
             self._memory = torch.empty(needed, dtype=torch.uint8, device=self._device)
         first = -self._memory.data_ptr() % ALIGNMENT
-        starts = [first + index * self.layout.buffer_nbytes for index in range(batch)]
         self._calls = [
-            {slot.buffer.name: tensor_at(self._memory, slot, start) for slot in self.layout.buffers} for start in starts
+            {
+                slot.buffer.name: tensor_at(self._memory, slot, first + call * each + index * self._gap)
+                for index, slot in enumerate(self.layout.buffers)
+            }
+            for call in range(batch)
         ]
         self._laid_out = case, batch
+        return True
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """The piece of memory that holds all of them."""
+        return self._memory
+
+    def tensors(self) -> Iterator[tuple[int, Slot, torch.Tensor]]:
+        """Every tensor, with the number of its call and its place in the layout."""
+        for number, tensors in enumerate(self._calls):
+            for slot in self.layout.buffers:
+                yield number, slot, tensors[slot.buffer.name]
 
     def data(self, index: int) -> tuple:
         """The ``data`` tuple of call ``index``, newly made."""

@@ -13,7 +13,7 @@ from cute_nvfp4.ops.gemm import gemm
 from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.quantization.rules import resolve_rule
 from cute_nvfp4.runtime.backend import Backend
-from cute_nvfp4.scale_layout import to_blocked
+from cute_nvfp4.scale_layout import blocked_flat, to_blocked
 
 
 class NVFP4Linear(torch.nn.Module):
@@ -146,5 +146,4 @@ class _Product(torch.autograd.Function):
 def _flat_scale(weight: BlockScaledTensor) -> torch.Tensor:
     """The blocked scales' bytes in one dimension, without a copy where they are blocked already."""
     blocked = weight.blocked_scale() if weight.scale_layout == "blocked" else to_blocked(weight.rowmajor_scale())
-    # the order of memory: batch, atoms along the rows, atoms along K, then the atom's own 32, 4, 4
-    return blocked.view(torch.uint8).permute(5, 2, 4, 0, 1, 3).reshape(-1)
+    return blocked_flat(blocked.view(torch.uint8))

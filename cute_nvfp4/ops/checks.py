@@ -29,6 +29,12 @@ def check_format(name: str, operand: BlockScaledTensor, formats: Sequence[Format
         raise OperandError.of(f"format of {name}", got=operand.format.name, expected=expected)
 
 
+def check_types(a: BlockScaledTensor, b: BlockScaledTensor) -> None:
+    """Raises unless both are operands: what a key is made of."""
+    if not (isinstance(a, BlockScaledTensor) and isinstance(b, BlockScaledTensor)):
+        check_pair(a, b)
+
+
 def check_product(
     a: BlockScaledTensor, others: Mapping[str, BlockScaledTensor], formats: Sequence[Format] = ALL_FORMATS
 ) -> None:

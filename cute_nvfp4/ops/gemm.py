@@ -1,25 +1,43 @@
-"""gemm: validate, choose a backend and a plan, launch; and what gated_gemm shares with it."""
+"""gemm: validate, choose a backend and a plan, launch."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..kernels.gemm.arguments import Bias, GemmArguments, Output, PartialSums
-from ..kernels.gemm.config import CTA_ROWS, GemmConfig
+from ..kernels.gemm.arguments import Bias, GemmArguments
+from ..kernels.gemm.config import GemmConfig
 from ..kernels.gemm.limits import can_implement
 from ..operand import BlockScaledTensor
-from ..planning.gemm import GemmProblem, Plan, plan_for
+from ..planning.gemm import GemmProblem, Plan
 from ..reference import gemm_reference
-from ..runtime.backend import Backend, current_stream, resolve, sm_count
+from ..runtime.backend import Backend, resolve
+from ..runtime.bounded import Bounded
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
+from ..runtime.simulating import world
 from ..target import Target
-from .checks import DTYPE_NAMES, check_dtype, check_product, checked_output, parts, refuse_config, split_alpha, tensors
-from .operands import check_operands, operand_record
+from .calls import as_alpha, near, output_key, scalars, span_bytes, tensor_key
+from .checks import (
+    DTYPE_NAMES,
+    check_dtype,
+    check_overlap,
+    check_product,
+    check_types,
+    checked_output,
+    parts,
+    refuse_config,
+    split_alpha,
+    tensors,
+)
+from .gemm_launch import GemmCall, output_record
+from .library import products as operators
+from .library.registration import by_operator
+from .operands import check_operands, check_signs, operand_record
 
 
 def gemm(
@@ -58,63 +76,124 @@ def gemm(
             cannot be.
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
+    if by_operator((a, b), alpha, bias, out):
+        return operators.gemm(a, b, alpha, bias, out, out_dtype, config, backend)
+    check_types(a, b)
+    key = (
+        *(a.key, b.key, output_key(out), out_dtype, tensor_key(alpha), tensor_key(bias)),
+        *(backend, config, world(a.key.on_cpu)),
+    )
+    call = _calls.find(key)
+    if call is None:
+        call = _calls[key] = _plan(a, b, alpha, bias, out, out_dtype, backend, config)
+    return call(a, b, alpha, bias, out)
+
+
+class _Call:
+    """A planned call: the kernel, and what to check before it runs."""
+
+    def __init__(
+        self,
+        a: BlockScaledTensor,
+        b: BlockScaledTensor,
+        alpha: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+        target: Target,
+        config: Plan | None,
+    ) -> None:
+        check_operands({"a": a, "b": b}, target.backend)
+        output, described = output_record(out)
+        factors = scalars(alpha, a.global_scale, b.global_scale)
+        problem = GemmProblem(
+            m=a.rows,
+            n=b.rows,
+            k=a.k,
+            batch=a.batch,
+            a_format=a.format.name,
+            b_format=b.format.name,
+            bias="" if bias is None else "n",
+            bias_dtype="float32" if bias is None else DTYPE_NAMES[bias.dtype],
+            factors=len(factors),
+            **described,
+        )
+        arguments = GemmArguments(
+            a=(operand_record(a),),
+            b=(operand_record(b),),
+            out=output,
+            bias=None if bias is None else Bias(0, bias.stride(0) if bias.ndim == 2 else 0),
+            alpha=1.0,
+            factors=(factors,),
+            k=a.k,
+            batch=a.batch,
+        )
+        self._launch = GemmCall(KERNEL, problem, config, target, a.device, arguments, _touched)
+        self._new = functools.partial(torch.empty, out.shape, dtype=out.dtype, device=out.device)
+        self._out_bytes = span_bytes(out)
+        inputs = (a.data, a.scale, b.data, b.scale, alpha, bias, a.global_scale, b.global_scale)
+        self._sizes = tuple(span_bytes(x) for x in inputs if x is not None)
+        self._simulated = target.backend == "sim"
+
+    def __call__(
+        self, a: BlockScaledTensor, b: BlockScaledTensor, alpha: Any, bias: Any, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        scalar, alpha = as_alpha(alpha)
+        first, second = (a.data.data_ptr(), a.scale.data_ptr()), (b.data.data_ptr(), b.scale.data_ptr())
+        factors, biases = scalars(alpha, a.global_scale, b.global_scale), scalars(bias)
+        if out is None:
+            out = self._new()
+        else:
+            start = out.data_ptr()
+            places = (*first, *second, *scalars(alpha), *biases, *scalars(a.global_scale, b.global_scale))
+            if near(start, start + self._out_bytes, places, self._sizes):
+                check_overlap(parts({"a": a, "b": b}) | {"alpha": alpha, "bias": bias}, out)
+        if self._simulated:
+            check_signs("a", a)
+            check_signs("b", b)
+        rest = (out.data_ptr(), *biases, scalar, *factors)
+        self._launch(first, second, rest, (a, b, alpha, bias, out))
+        return out
+
+
+def _touched(a: Any, b: Any, alpha: Any, bias: Any, out: torch.Tensor, scratch: dict[str, torch.Tensor]) -> Tensors:
+    return tensors(parts({"a": a, "b": b}) | {"alpha": alpha, "bias": bias}, {"out": out} | scratch)
+
+
+_calls = Bounded()
+
+
+def _plan(
+    a: BlockScaledTensor,
+    b: BlockScaledTensor,
+    alpha: Any,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    backend: Backend,
+    config: Plan | None,
+) -> Callable[..., torch.Tensor]:
+    """The call for these operands and all like them, which it checks."""
     check_product(a, {"b": b})
-    scalar, alpha_tensor = split_alpha(alpha, a.device)
+    _, alpha = split_alpha(alpha, a.device)
     _check_bias(bias, a, b)
-    operands = {"a": a, "b": b}
-    read = parts(operands) | {"alpha": alpha_tensor, "bias": bias}
     shape = (a.batch, a.rows, b.rows) if a.is_batched else (a.rows, b.rows)
-    out = checked_output({} if out is None else read, a.device, shape, out, out_dtype)
+    inputs = parts({"a": a, "b": b}) | {"alpha": alpha, "bias": bias}
+    out = checked_output(inputs, a.device, shape, out, out_dtype)
     target = resolve(backend, a.device)
     if target.backend == "reference":
         refuse_config(config)
-        return out.copy_(_reference(a, b, scalar, alpha_tensor, bias, out.dtype))
-    check_operands(operands, target.backend)
-    result, described = output_record(out)
-    factors = addresses(alpha_tensor, a.global_scale, b.global_scale)
-    problem = GemmProblem(
-        m=a.rows,
-        n=b.rows,
-        k=a.k,
-        batch=a.batch,
-        a_format=a.format.name,
-        b_format=b.format.name,
-        bias="" if bias is None else "n",
-        bias_dtype="float32" if bias is None else DTYPE_NAMES[bias.dtype],
-        factors=len(factors),
-        **described,
-    )
-    arguments = GemmArguments(
-        a=(operand_record(a),),
-        b=(operand_record(b),),
-        out=result,
-        bias=None if bias is None else Bias(bias.data_ptr(), bias.stride(0) if bias.ndim == 2 else 0),
-        alpha=scalar,
-        factors=(factors,),
-        k=a.k,
-        batch=a.batch,
-    )
-    launch(KERNEL, problem, config, target, a.device, arguments, lambda: tensors(read, {"out": out}))
-    return out
+        return functools.partial(_reference_call, dtype=out.dtype)
+    return _Call(a, b, alpha, bias, out, target, config)
 
 
-def launch(
-    kernel: Kernel,
-    problem: GemmProblem,
-    config: Plan | None,
-    target: Target,
-    device: torch.device,
-    arguments: GemmArguments,
-    touched: Callable[[], Tensors],
-) -> None:
-    """Plans and launches. ``arguments`` are in the caller's order, and lack only what the plan decides."""
-    plan = plan_for(problem, target.arch, sm_count(target, device), config)
-    scratch = _workspace(plan, device, current_stream(target, device))
-    partials = PartialSums(*(x.data_ptr() for x in scratch.values())) if scratch else None
-    arguments = arguments._replace(partials=partials, workers=plan.workers)
-    if plan.swap:
-        arguments = arguments._replace(a=arguments.b, b=arguments.a)
-    kernel.run(plan.config, target, device, arguments, lambda: touched() | tensors({}, scratch))
+def _reference_call(
+    a: BlockScaledTensor, b: BlockScaledTensor, alpha: Any, bias: Any, out: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    scalar, alpha = as_alpha(alpha)
+    if out is not None:
+        check_overlap(parts({"a": a, "b": b}) | {"alpha": alpha, "bias": bias}, out)
+    exact = _reference(a, b, scalar, alpha, bias, dtype)
+    return exact if out is None else out.copy_(exact)
 
 
 def _check_bias(bias: torch.Tensor | None, a: BlockScaledTensor, b: BlockScaledTensor) -> None:
@@ -138,60 +217,6 @@ def _reference(a, b, scalar: float, alpha: torch.Tensor | None, bias: torch.Tens
         return gemm_reference(a, b, alpha=factor, out_dtype=dtype)
     total = gemm_reference(a, b, alpha=factor, out_dtype=torch.float64)
     return total.add_(bias.double().unsqueeze(-2)).to(dtype)
-
-
-def strides(tensor: torch.Tensor) -> tuple[int, int, int]:
-    """(M, N, L) strides of (L, M, N) or (M, N); 0 where a dimension has one element."""
-    m, n = (tensor.stride(i) if tensor.shape[i] > 1 else 0 for i in (-2, -1))
-    batch = tensor.stride(0) if tensor.ndim == 3 and tensor.shape[0] > 1 else 0
-    return m, n, batch
-
-
-def output_record(out: torch.Tensor) -> tuple[Output, dict[str, Any]]:
-    """The record of an output, and what a problem says of it: dtype, contiguous dimension, whether rows are aligned."""
-    m, n, batch = strides(out)
-    rows, columns = out.shape[-2:]
-    if n in (0, 1):
-        major, stride, lines, length = "n", m, rows, columns
-    elif m in (0, 1):
-        major, stride, lines, length = "m", n, columns, rows
-    else:
-        raise OperandError.of(
-            "strides of out",
-            got=out.stride(),
-            expected="1 along M or along N",
-            hint="Leave out to get a new tensor, and copy it.",
-        )
-    # dimensions of one element have no stride of their own, but tensor maps want one, of whole 16 bytes
-    stride = stride or -(-length // 16) * 16
-    batch = batch or -(-stride * lines // 16) * 16
-    vector = (out.data_ptr() | (stride | batch | length) * out.element_size()) % 16 == 0
-    described = {"out": DTYPE_NAMES[out.dtype], "out_major": major, "vector": vector}
-    return Output(out.data_ptr(), stride, batch, None, None), described
-
-
-def addresses(*scalars: torch.Tensor | None) -> tuple[int, ...]:
-    """The addresses of those device scalars that there are."""
-    return tuple(x.data_ptr() for x in scalars if x is not None)
-
-
-_flags: dict[tuple[torch.device, int], torch.Tensor] = {}
-
-
-def _workspace(plan: Plan, device: torch.device, stream: int) -> dict[str, torch.Tensor]:
-    """Partial sums and flags of a stream-K launch. Kernels lower the flags they raised, so a stream's are kept."""
-    config = plan.config
-    if config.scheduler != "stream_k":
-        return {}
-    ctas = plan.workers * config.ctas
-    workspace = torch.empty(ctas * config.products * config.tile_n * CTA_ROWS, dtype=torch.float32, device=device)
-    words = ctas * 4
-    flags = _flags.get((device, stream)) if device.type == "cuda" else None
-    if flags is None or flags.numel() < words:
-        flags = torch.zeros(words, dtype=torch.int32, device=device)
-        if device.type == "cuda":
-            _flags[device, stream] = flags
-    return {"workspace": workspace, "flags": flags}
 
 
 def host(config: GemmConfig) -> Callable[..., Any]:

@@ -12,15 +12,30 @@ from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4
 from ..kernels.gemv.arguments import GemvArguments, Strides
 from ..kernels.gemv.config import GemvConfig
-from ..operand import BlockScaledTensor, row_alignment
+from ..operand import BlockScaledTensor, OperandKey
 from ..planning.gemv import GemvPlan, GemvProblem, choose, fitted
 from ..reference import gemv_reference
 from ..runtime.backend import Backend, resolve, sm_count
+from ..runtime.bounded import Bounded
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
+from ..runtime.simulating import world
 from ..target import Target, architecture
-from .checks import DTYPE_NAMES, check_dtype, check_product, checked_output, number, parts, tensors
+from .calls import output_key, span_bytes
+from .checks import (
+    DTYPE_NAMES,
+    check_dtype,
+    check_overlap,
+    check_product,
+    check_types,
+    checked_output,
+    number,
+    parts,
+    tensors,
+)
+from .library import products as operators
+from .library.registration import by_operator
 
 
 def gemv(
@@ -55,18 +70,92 @@ def gemv(
         OperandError, OperandTypeError: operands that do not fit together, or cannot be computed with (by ``config``).
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
+    if by_operator((a, b), out):
+        return operators.gemv(a, b, alpha, out, out_dtype, backend, config)
+    check_types(a, b)
+    key = (a.key, b.key, output_key(out), out_dtype, backend, config, world(a.key.on_cpu))
+    call = _calls.get(key)
+    if call is None:
+        call = _calls[key] = _plan(a, b, out, out_dtype, backend, config)
+    return call(a, b, out, 1.0 if alpha is None else number("alpha", alpha))
+
+
+class _Call:
+    """A planned call: the kernel, and what to check before it runs."""
+
+    def __init__(self, a: OperandKey, b: OperandKey, out: torch.Tensor, target: Target, config: GemvPlan | None):
+        plan = _chosen(_problem(a, b, out.dtype), target, sm_count(target, a.device), config)
+        self.launch = KERNEL.launcher(plan.config, target, a.device, _arguments(a, b, out, plan.ctas), _tensors)
+        self._new = functools.partial(torch.empty, out.shape, dtype=out.dtype, device=out.device)
+        self._bytes = a.data_bytes, a.scale_bytes, b.data_bytes, b.scale_bytes, span_bytes(out)
+
+    def __call__(
+        self, a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor | None, alpha: float
+    ) -> torch.Tensor:
+        new = out is None
+        if new:
+            out = self._new()
+        values = self.values(a, b, out, alpha)
+        if not new and self._overlaps(*values):
+            check_overlap(parts({"a": a, "b": b}), out)
+        self.launch(values, (a, b, out))
+        return out
+
+    def values(self, a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor, alpha: float) -> tuple:
+        """What varies, in the order of ``GemvArguments``."""
+        return (
+            a.data.data_ptr(),
+            a.scale.data_ptr(),
+            b.data.data_ptr(),
+            b.scale.data_ptr(),
+            out.data_ptr(),
+            0 if a.global_scale is None else a.global_scale.data_ptr(),
+            0 if b.global_scale is None else b.global_scale.data_ptr(),
+            alpha,
+        )
+
+    def _overlaps(self, a: int, sfa: int, b: int, sfb: int, c: int, a_global: int, b_global: int, alpha: float) -> bool:
+        """Whether the output may overlap an operand."""
+        a_bytes, sfa_bytes, b_bytes, sfb_bytes, c_bytes = self._bytes
+        end = c + c_bytes
+        return (
+            (a < end and c < a + a_bytes)
+            or (sfa < end and c < sfa + sfa_bytes)
+            or (b < end and c < b + b_bytes)
+            or (sfb < end and c < sfb + sfb_bytes)
+            or c - 4 < a_global < end
+            or c - 4 < b_global < end
+        )
+
+
+def _reference_call(
+    a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor | None, alpha: float, *, dtype: torch.dtype
+) -> torch.Tensor:
+    if out is not None:
+        check_overlap(parts({"a": a, "b": b}), out)
+    exact = gemv_reference(a, b, alpha=alpha, out_dtype=dtype)
+    return exact if out is None else out.copy_(exact)
+
+
+_calls = Bounded()
+
+
+def _plan(
+    a: BlockScaledTensor,
+    b: BlockScaledTensor,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    backend: Backend,
+    config: GemvPlan | None,
+) -> Callable[..., torch.Tensor]:
+    """The call for these operands and all like them, which it checks."""
     check_product(a, {"b": b}, (NVFP4,))
     shape = (a.batch, a.rows) if a.is_batched else (a.rows,)
-    inputs = {} if out is None else parts({"a": a, "b": b})
-    out = checked_output(inputs, a.device, shape, out, out_dtype)
-    scalar = number("alpha", alpha)
+    out = checked_output(parts({"a": a, "b": b}), a.device, shape, out, out_dtype)
     target = resolve(backend, a.device)
     if target.backend == "reference":
-        return out.copy_(gemv_reference(a, b, alpha=scalar, out_dtype=out.dtype))
-    plan = _plan(_problem(a, b, out), target, sm_count(target, a.device), config)
-    arguments = _arguments(a, b, out, scalar, plan.ctas)
-    KERNEL.run(plan.config, target, a.device, arguments, lambda: _tensors(a, b, out))
-    return out
+        return functools.partial(_reference_call, dtype=out.dtype)
+    return _Call(a.key, b.key, out, target, config)
 
 
 def plan_for(
@@ -74,21 +163,15 @@ def plan_for(
 ) -> GemvPlan:
     """The plan that ``gemv(a, b, out=out)`` chooses, on ``sms`` multiprocessors (None: those of the device)."""
     target = resolve(backend, a.device)
-    return _plan(_problem(a, b, out), target, sms or sm_count(target, a.device), None)
+    return _chosen(_problem(a.key, b.key, out.dtype), target, sms or sm_count(target, a.device), None)
 
 
-@functools.lru_cache(maxsize=4096)
-def _plan(problem: GemvProblem, target: Target, sm_count: int, plan: GemvPlan | None) -> GemvPlan:
+def _chosen(problem: GemvProblem, target: Target, sms: int, plan: GemvPlan | None) -> GemvPlan:
     if plan is None:
-        return choose(problem, target.arch, sm_count)
+        return choose(problem, target.arch, sms)
     if not isinstance(plan, GemvPlan):
         raise OperandTypeError.of("config", got=type(plan).__name__, expected="a GemvPlan of planning.gemv")
     return fitted(plan, problem, target.arch)
-
-
-def _tensors(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor) -> Tensors:
-    read = {"a": a.data, "sfa": a.scale, "b": b.data, "sfb": b.scale}
-    return tensors(read | {"a_global": a.global_scale, "b_global": b.global_scale}, {"c": out})
 
 
 def compile_gemv(
@@ -110,51 +193,39 @@ def compile_gemv(
     return KERNEL.compile(config), config
 
 
-def _problem(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor) -> GemvProblem:
+def _tensors(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor) -> Tensors:
+    read = {"a": a.data, "sfa": a.scale, "b": b.data, "sfb": b.scale}
+    return tensors(read | {"a_global": a.global_scale, "b_global": b.global_scale}, {"c": out})
+
+
+def _problem(a: OperandKey, b: OperandKey, dtype: torch.dtype) -> GemvProblem:
     return GemvProblem(
         a.rows,
         a.k,
         a.batch,
-        min(a.data_alignment, 32),
+        min(a.alignment, 32),
         a.scale_layout,
         b.scale_layout,
         # whether four row-major scales can be read at once
-        a.scale_layout == "blocked" or row_alignment(a.scale, 4) == 4,
-        a.global_scale is not None,
-        b.global_scale is not None,
-        DTYPE_NAMES[out.dtype],
+        a.scale_layout == "blocked" or a.scale_alignment >= 4,
+        a.has_global_scale,
+        b.has_global_scale,
+        DTYPE_NAMES[dtype],
     )
 
 
-def _strides(tensor: torch.Tensor) -> Strides:
-    """Strides of (L, MN, …) or (MN, …)."""
-    return Strides(tensor.stride(1), tensor.stride(0)) if tensor.ndim == 3 else Strides(tensor.stride(0), 0)
-
-
-def _scale_strides(operand: BlockScaledTensor) -> Strides:
-    """Strides of the scales in bytes; blocked scales have no rows of their own."""
-    if operand.scale_layout == "rowmajor":
-        return _strides(operand.scale)
-    return Strides(0, operand.scale.numel() // operand.batch)
-
-
-def _arguments(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor, alpha: float, ctas: int) -> GemvArguments:
+def _arguments(a: OperandKey, b: OperandKey, out: torch.Tensor, ctas: int) -> GemvArguments:
     return GemvArguments(
-        a=a.data.data_ptr(),
-        sfa=a.scale.data_ptr(),
-        b=b.data.data_ptr(),
-        sfb=b.scale.data_ptr(),
-        c=out.data_ptr(),
-        a_global=0 if a.global_scale is None else a.global_scale.data_ptr(),
-        b_global=0 if b.global_scale is None else b.global_scale.data_ptr(),
-        alpha=alpha,
+        # what varies from call to call
+        *(0,) * 7,
+        alpha=1.0,
         m=a.rows,
         k=a.k,
         batch=a.batch,
-        a_strides=_strides(a.data),
-        sfa_strides=_scale_strides(a),
-        b_batch=_strides(b.data).batch,
-        sfb_batch=_scale_strides(b).batch,
+        a_strides=Strides(*a.strides),
+        sfa_strides=Strides(*a.scale_strides),
+        b_batch=b.strides[1],
+        sfb_batch=b.scale_strides[1],
         c_strides=Strides(out.stride(1), out.stride(0)) if out.ndim == 2 else Strides(out.stride(0), 0),
         ctas=ctas,
     )

@@ -1,9 +1,9 @@
-"""grouped_gemm and grouped_gemm_contiguous: validate, plan once, compile once, launch."""
+"""grouped_gemm: validate, plan once, compile once, launch."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
 import torch
@@ -13,10 +13,13 @@ from ..operand import BlockScaledTensor, check_pair
 from ..planning.gemm_problem import Plan
 from ..reference import gemm_reference
 from ..runtime.backend import Backend, resolve
-from .checks import ALL_FORMATS, check_dtype, check_format, checked_output, parts, refuse_config, span, split_alpha
-from .grouped_launch import launch_contiguous, launch_list
-from .grouped_rows import GroupedRows, clamped
-from .operands import check_operands
+from ..runtime.bounded import Bounded
+from ..runtime.simulating import world
+from ..target import Target
+from .calls import as_alpha, operand_key, output_key, tensor_key
+from .checks import ALL_FORMATS, check_dtype, check_format, checked_output, refuse_config, span, split_alpha
+from .grouped_launch import ListCall
+from .operands import check_operands, check_signs
 
 Problem = tuple["BlockScaledTensor | None", "BlockScaledTensor | None"]
 
@@ -51,80 +54,101 @@ def grouped_gemm(
     Raises:
         OperandError, OperandTypeError: as ``gemm``; "group i: …" names the problem it is about.
     """
+    key = None
+    if all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in problems) and len(problems):
+        first = next((x for x in problems[0] if isinstance(x, BlockScaledTensor)), None)
+        outs = tuple(map(output_key, out)) if isinstance(out, (list, tuple)) else type(out)
+        pairs = [(operand_key(a), operand_key(b)) for a, b in problems]
+        on_cpu = first is None or first.key.on_cpu
+        key = (*pairs, outs, tensor_key(alpha), out_dtype, backend, config, world(on_cpu))
+    call = _calls.find(key)
+    if call is None:
+        call = _calls[key] = _plan(problems, alpha, out, out_dtype, backend, config)
+    return call(problems, alpha, out)
+
+
+_calls = Bounded()
+
+
+def _plan(
+    problems: Sequence[Problem], alpha: Any, out: Any, out_dtype: torch.dtype | None, backend: Backend, config: Any
+) -> Callable[..., list[torch.Tensor]]:
+    """The call for these groups and all like them, which it checks."""
     groups = _checked(problems)
     outs = _outputs(groups, out, out_dtype)
     device = outs[0].device
-    scalar, alpha_tensor = split_alpha(alpha, device, len(groups))
+    _, alpha = split_alpha(alpha, device, len(groups))
     target = resolve(backend, device)
     if target.backend == "reference":
         refuse_config(config)
-        for i, (a, b) in enumerate(groups):
-            if a is not None and b is not None:
-                factor = _factor(scalar, alpha_tensor, i)
-                outs[i].copy_(gemm_reference(_matrix(a), _matrix(b), alpha=factor, out_dtype=outs[i].dtype))
-        return outs
-    live = [i for i, (a, b) in enumerate(groups) if a is not None and b is not None]
+        return functools.partial(_reference_call, dtype=outs[0].dtype)
     _each(lambda a, b: _check_scales(a, b, target.backend), *zip(*groups))
-    if live:
-        pairs, results = [groups[i] for i in live], [outs[i] for i in live]
-        if alpha_tensor is not None and alpha_tensor.shape[0] > 1 and len(live) < len(groups):
-            alpha_tensor = alpha_tensor[live]
-        launch_list(pairs, results, scalar, alpha_tensor, target, config)
+    return _Call(groups, outs, alpha, target, config)
+
+
+class _Call:
+    """A planned call: the kernel of the groups that have rows, and what to check before it runs."""
+
+    def __init__(
+        self,
+        groups: list[Problem],
+        outs: list[torch.Tensor],
+        alpha: torch.Tensor | None,
+        target: Target,
+        config: Plan | None,
+    ) -> None:
+        self._live = [i for i, (a, b) in enumerate(groups) if a is not None and b is not None]
+        self._whole = len(self._live) == len(groups)
+        alpha = self._alpha_of_live(alpha)
+        self._simulated = target.backend == "sim"
+        self._launch = None
+        if self._live:
+            pairs, results = [groups[i] for i in self._live], [outs[i] for i in self._live]
+            self._launch = ListCall(pairs, results, alpha, target, config)
+        self._new = functools.partial(_new_outputs, [tuple(x.shape) for x in outs], outs[0].dtype, outs[0].device)
+        self._apart = Bounded()
+
+    def __call__(self, groups: Sequence[Problem], alpha: Any, out: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+        scalar, alpha = as_alpha(alpha)
+        outs = self._new() if out is None else list(out)
+        if out is not None:
+            self._check_memory(groups, outs)
+        if self._simulated:
+            _each(lambda a, b: _check_signs(a, b), *zip(*groups))
+        if self._launch is None:
+            return outs
+        if self._whole:
+            self._launch(groups, outs, scalar, alpha)
+        else:
+            pairs, results = [groups[i] for i in self._live], [outs[i] for i in self._live]
+            self._launch(pairs, results, scalar, self._alpha_of_live(alpha))
+        return outs
+
+    def _alpha_of_live(self, alpha: torch.Tensor | None) -> torch.Tensor | None:
+        """The factors of the groups that have rows."""
+        if alpha is None or self._whole or alpha.numel() == 1:
+            return alpha if alpha is None else alpha.reshape(-1)
+        return alpha.reshape(-1)[self._live]
+
+    def _check_memory(self, groups: Sequence[Problem], outs: list[torch.Tensor]) -> None:
+        """Raises if the outputs overlap each other or an operand. Addresses that were found to be apart stay so."""
+        operands = [x for pair in groups for x in pair if x is not None]
+        places = tuple([x.data_ptr() for x in outs] + [y.data_ptr() for x in operands for y in (x.data, x.scale)])
+        if places not in self._apart:
+            _check_apart(groups, outs)
+            self._apart[places] = True
+
+
+def _reference_call(
+    groups: Sequence[Problem], alpha: Any, out: Sequence[torch.Tensor] | None, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    scalar, alpha = as_alpha(alpha)
+    outs = _outputs(list(groups), out, dtype)
+    for i, (a, b) in enumerate(groups):
+        if a is not None and b is not None:
+            factor = alpha_of_group(scalar, alpha if alpha is None else alpha.reshape(-1), i)
+            outs[i].copy_(gemm_reference(_matrix(a), _matrix(b), alpha=factor, out_dtype=outs[i].dtype))
     return outs
-
-
-def grouped_gemm_contiguous(
-    a: GroupedRows,
-    b: BlockScaledTensor,
-    *,
-    alpha: float | torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    status: torch.Tensor | None = None,
-    config: Plan | None = None,
-    backend: Backend = "auto",
-) -> torch.Tensor:
-    """Rows of group e of A times the matrix e of a stack B: C[r] = alphaₑ · A[r] · B[e]ᵀ, (T, N), a mixture of experts.
-
-    Args:
-        a: rows (T, K) of E groups with their offsets; b: (E, N, K), of the same format. Groups may have no rows.
-        alpha: a number, or a float32 tensor on the operands' device of one element, or of one for each group.
-        out, out_dtype, config, backend: as in ``grouped_gemm``. Rows of no group are not written.
-        status: (1,) int32 on the device, in which the kernel leaves 0; or i + 1 if offsets[i] is the first offset that
-            is negative, less than the one before it, or more than T; or -1 if ``a.scale`` has fewer atoms than the
-            groups have. Offsets are used as max(0, all up to it), at most T, so that nothing is read or written out of
-            bounds whatever they are; scales that are not there are zeros.
-
-    The host never reads the offsets and never waits. The plan is made for even shares of the rows.
-
-    Raises:
-        OperandError, OperandTypeError: as ``gemm``.
-    """
-    if not isinstance(a, GroupedRows) or not isinstance(b, BlockScaledTensor):
-        got = f"{type(a).__name__} and {type(b).__name__}"
-        raise OperandTypeError.of("a and b", got=got, expected="GroupedRows and BlockScaledTensor")
-    same = {
-        "K of a and b": (a.k, b.k),
-        "groups of a and matrices of b": (a.groups, b.batch),
-        "device of a and b": (a.device, b.device),
-    }
-    for what, (left, right) in same.items():
-        if left != right:
-            raise OperandError.of(what, got=f"{left} and {right}", expected="the same")
-    for name, operand in (("a", a), ("b", b)):
-        check_format(name, operand)
-    scalar, alpha_tensor = split_alpha(alpha, a.device, a.groups)
-    inputs = {**parts({"a": a, "b": b}), "a.offsets": a.offsets, "alpha": alpha_tensor}
-    out = checked_output(inputs if out is not None else {}, a.device, (a.rows, b.rows), out, out_dtype)
-    _check_rows("out", out)
-    status = _checked_status(status, a.device)
-    target = resolve(backend, a.device)
-    if target.backend == "reference":
-        refuse_config(config)
-        return _reference(a, b, scalar, alpha_tensor, out, status)
-    check_operands({"a": a, "b": b}, target.backend)
-    launch_contiguous(a, b, out, status, scalar, alpha_tensor, target, config)
-    return out
 
 
 def _each(function: Callable[..., Any], *columns: Iterable[Any]) -> list:
@@ -185,23 +209,37 @@ def _outputs(
     if out is None:
         dtype = torch.float16 if dtype is None else dtype
         check_dtype("out_dtype", dtype)
-        return [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+        return _new_outputs(shapes, dtype, device)
     if not isinstance(out, (list, tuple)) or len(out) != len(groups):
         got = f"{type(out).__name__}" + (f" of {len(out)}" if isinstance(out, (list, tuple)) else "")
         raise OperandError.of("out", got=got, expected=f"a list of {len(groups)} tensors")
 
     def check(given: Any, shape: tuple[int, int]) -> None:
         checked_output({}, device, shape, given, dtype or out[0].dtype)
-        _check_rows("out", given)
+        check_rows("out", given)
 
     _each(check, out, shapes)
+    _check_apart(groups, out)
+    return list(out)
+
+
+def _new_outputs(shapes: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
+    """New results; rows of one tensor where that leaves them aligned."""
+    n = shapes[0][1]
+    if any(shape[1] != n for shape in shapes) or n * dtype.itemsize % 16:
+        return [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+    rows = [shape[0] for shape in shapes]
+    return list(torch.empty((sum(rows), n), dtype=dtype, device=device).split(rows))
+
+
+def _check_apart(groups: Sequence[Problem], out: Sequence[torch.Tensor]) -> None:
+    """Raises if the outputs overlap each other or an operand."""
     spans = [(*span(x), "out", i, True) for i, x in enumerate(out)]
     for i, group in enumerate(groups):
         operands = [(name, x) for name, x in zip("ab", group) if x is not None]
         spans += [(*span(x.data), f"data of {name}", i, False) for name, x in operands]
         spans += [(*span(x.scale), f"scale of {name}", i, False) for name, x in operands]
     _check_spans(spans)
-    return list(out)
 
 
 def _check_spans(spans: list[tuple[int, int, str, int, bool]]) -> None:
@@ -222,21 +260,15 @@ def _check_scales(a: BlockScaledTensor | None, b: BlockScaledTensor | None, back
         check_operands({"a": a, "b": b}, backend)
 
 
-def _check_rows(name: str, out: torch.Tensor) -> None:
+def _check_signs(a: BlockScaledTensor | None, b: BlockScaledTensor | None) -> None:
+    if a is not None and b is not None:
+        check_signs("a", a)
+        check_signs("b", b)
+
+
+def check_rows(name: str, out: torch.Tensor) -> None:
     if out.shape[-1] > 1 and out.stride(-1) != 1:
         raise OperandError.of(f"stride of {name} along N", got=out.stride(-1), expected="1")
-
-
-def _checked_status(status: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    if status is None:
-        return torch.empty(1, dtype=torch.int32, device=device)
-    if not isinstance(status, torch.Tensor) or status.dtype is not torch.int32:
-        got = status.dtype if isinstance(status, torch.Tensor) else type(status).__name__
-        raise OperandTypeError.of("status", got=got, expected="a torch.int32 tensor")
-    if status.numel() != 1 or status.device != device:
-        got = f"shape {tuple(status.shape)} on {status.device}"
-        raise OperandError.of("status", got=got, expected=f"one element on {device}")
-    return status
 
 
 def _matrix(x: BlockScaledTensor) -> BlockScaledTensor:
@@ -244,28 +276,5 @@ def _matrix(x: BlockScaledTensor) -> BlockScaledTensor:
     return x if not x.is_batched else BlockScaledTensor(x.data[0], x.rowmajor_scale()[0], x.global_scale, x.format)
 
 
-def _factor(scalar: float, alpha: torch.Tensor | None, group: int) -> Any:
+def alpha_of_group(scalar: float, alpha: torch.Tensor | None, group: int) -> Any:
     return scalar if alpha is None else alpha[group if alpha.shape[0] > 1 else 0].double()
-
-
-def _reference(
-    a: GroupedRows,
-    b: BlockScaledTensor,
-    scalar: float,
-    alpha: torch.Tensor | None,
-    out: torch.Tensor,
-    status: torch.Tensor,
-) -> torch.Tensor:
-    """Group by group in float64. Reads the offsets, so it waits for the device."""
-    given = a.offsets.tolist()
-    wrong = [i for i, (x, y) in enumerate(zip([0, *given], given)) if y < x or y > a.rows]
-    edges, scales = clamped(a.offsets, a.rows).tolist(), b.rowmajor_scale()
-    atom = 0
-    for e, (start, end) in enumerate(pairwise(edges)):
-        if end > start:
-            rows = a.matrix(start, end, atom)
-            weights = BlockScaledTensor(b.data[e] if b.is_batched else b.data, scales[e], b.global_scale, b.format)
-            out[start:end] = gemm_reference(rows, weights, alpha=_factor(scalar, alpha, e), out_dtype=out.dtype)
-        atom += -(-(end - start) // 128)
-    status.fill_(wrong[0] + 1 if wrong else -1 if atom > a.atoms else 0)
-    return out

@@ -15,7 +15,6 @@ from ..kernels.gemm.arguments import (
     GroupFactor,
     GroupOffsets,
     GroupTable,
-    Operand,
     Output,
 )
 from ..kernels.gemm.grouped_config import MAPS, GroupedConfig, can_implement_grouped
@@ -24,8 +23,9 @@ from ..planning.gemm_problem import Plan
 from ..planning.grouped import GroupedProblem, plan_for_groups
 from ..runtime.backend import sm_count
 from ..runtime.kernel import Kernel
-from ..runtime.launch import Tensors
+from ..runtime.launch import Launcher, Tensors, Touched
 from ..target import Target
+from .calls import scalars
 from .checks import DTYPE_NAMES, parts, tensors
 from .grouped_rows import GroupedRows
 from .operands import operand_record
@@ -34,93 +34,149 @@ _TABLES = 64
 """Tables of groups that are kept on the device."""
 
 
-def launch_list(
-    pairs: Sequence[tuple[BlockScaledTensor, BlockScaledTensor]],
-    outs: Sequence[torch.Tensor],
-    scalar: float,
-    alpha: torch.Tensor | None,
-    target: Target,
-    config: Plan | None,
-) -> None:
-    """Runs the groups that have rows."""
-    device = outs[0].device
-    factors = [] if alpha is None else [(alpha, int(alpha.shape[0] > 1))]
-    for scales in ([a.global_scale for a, _ in pairs], [b.global_scale for _, b in pairs]):
-        if any(x is not None for x in scales):
-            one = torch.ones(1, dtype=torch.float32, device=device) if any(x is None for x in scales) else None
-            factors.append((torch.cat([one if x is None else x.reshape(1) for x in scales]), 1))
-    problem = GroupedProblem(
-        sizes=tuple((a.rows, b.rows, a.k) for a, b in pairs),
-        a_format=pairs[0][0].format.name,
-        b_format=pairs[0][1].format.name,
-        out=DTYPE_NAMES[outs[0].dtype],
-        vector=all(_aligned(x) for x in outs),
-        factors=len(factors),
-    )
-    plan = plan_for_groups(problem, target.arch, sm_count(target, device), config)
-    groups = [_group(plan, a, b, out) for (a, b), out in zip(pairs, outs)]
-    out = Output(outs[0].data_ptr(), 0, None, None, None)
-    scratch: dict[str, torch.Tensor] = {}
-    table = None
-    if plan.config.maps == "parameters":
-        # slots that no group has are another without rows
-        padding = [groups[0]._replace(m=0, n=0)] * (plan.config.slots - len(groups))
-        arguments = GroupedArguments(groups=(*groups, *padding), a=None, b=None, k=None, out=out, batch=1)
-    else:
-        table = _table(tuple(_table_row(group) for group in groups), device)
+class ListCall:
+    """The kernel for a list of groups, all with rows, planned."""
+
+    def __init__(
+        self,
+        pairs: Sequence[tuple[BlockScaledTensor, BlockScaledTensor]],
+        outs: Sequence[torch.Tensor],
+        alpha: torch.Tensor | None,
+        target: Target,
+        config: Plan | None,
+    ) -> None:
+        self._device = device = outs[0].device
+        strides = [] if alpha is None else [int(alpha.shape[0] > 1)]
+        # which of a and b have global scales in any group
+        self._scaled = tuple(any(pair[side].global_scale is not None for pair in pairs) for side in (0, 1))
+        strides += [1] * sum(self._scaled)
+        problem = GroupedProblem(
+            sizes=tuple((a.rows, b.rows, a.k) for a, b in pairs),
+            a_format=pairs[0][0].format.name,
+            b_format=pairs[0][1].format.name,
+            out=DTYPE_NAMES[outs[0].dtype],
+            vector=all(_aligned(x) for x in outs),
+            factors=len(strides),
+        )
+        plan = plan_for_groups(problem, target.arch, sm_count(target, device), config)
+        self._groups = [_group(plan, a, b, out) for (a, b), out in zip(pairs, outs)]
+        self._swap, self._listed = plan.swap, plan.config.maps != "parameters"
+        out = Output(0, 0, None, None, None)
+        if self._listed:
+            a, b, k = self._groups[0].a, self._groups[0].b, self._groups[0].k
+            filled = GroupTable(0, len(pairs), 0)
+            arguments = GroupedArguments(groups=filled, a=a, b=b, k=k, out=out, batch=1)
+        else:
+            # slots that no group has are another without rows
+            self._padding = plan.config.slots - len(pairs)
+            padding = [self._groups[0]._replace(m=0, n=0)] * self._padding
+            arguments = GroupedArguments(groups=(*self._groups, *padding), a=None, b=None, k=None, out=out, batch=1)
+        self._launch = _launcher(plan, target, device, arguments, strides, _touched_list)
+
+    def __call__(
+        self,
+        pairs: Sequence[tuple[BlockScaledTensor, BlockScaledTensor]],
+        outs: Sequence[torch.Tensor],
+        scalar: float,
+        alpha: torch.Tensor | None,
+    ) -> None:
+        factors = [] if alpha is None else [alpha]
+        for side in (0, 1):
+            if self._scaled[side]:
+                factors.append(_gathered([pair[side].global_scale for pair in pairs], self._device))
+        addresses = [
+            (*scalars(b.data, b.scale, a.data, a.scale), out.data_ptr())
+            if self._swap
+            else (*scalars(a.data, a.scale, b.data, b.scale), out.data_ptr())
+            for (a, b), out in zip(pairs, outs)
+        ]
+        table, maps = None, None
+        if self._listed:
+            table, maps = self._table(addresses)
+            values = (table.data_ptr(), maps.data_ptr(), *addresses[0])
+        else:
+            values = (*(x for group in addresses for x in group), *addresses[0] * self._padding, addresses[0][4])
+        self._launch((*values, scalar, *scalars(*factors)), (pairs, outs, table, maps, factors))
+
+    def _table(self, addresses: list[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The table of the groups on the device, and room for their tensor maps."""
+        rows = tuple(_table_row(group, at) for group, at in zip(self._groups, addresses))
         words = MAP_BYTES // 8
-        maps = torch.empty((len(groups) * len(MAPS) + 1) * words, dtype=torch.int64, device=device)
+        maps = torch.empty((len(rows) * len(MAPS) + 1) * words, dtype=torch.int64, device=self._device)
         # the host's allocator aligns less than a GPU's does
-        maps = scratch["tensor maps"] = maps[-maps.data_ptr() // 8 % words :]
-        filled = GroupTable(table.data_ptr(), len(groups), maps.data_ptr())
-        a, b, k = groups[0].a, groups[0].b, groups[0].k
-        arguments = GroupedArguments(groups=filled, a=a, b=b, k=k, out=out, batch=1)
-
-    def touched() -> Tensors:
-        read = parts({f"group {i}: {side}": x for i, pair in enumerate(pairs) for side, x in zip("ab", pair)})
-        read["table of groups"] = table
-        return tensors(read, {f"out[{i}]": x for i, x in enumerate(outs)} | scratch)
-
-    _launch(plan, target, device, arguments, scalar, factors, touched)
+        return _table(rows, self._device), maps[-maps.data_ptr() // 8 % words :]
 
 
-def launch_contiguous(
-    a: GroupedRows,
-    b: BlockScaledTensor,
-    out: torch.Tensor,
-    status: torch.Tensor,
-    scalar: float,
-    alpha: torch.Tensor | None,
-    target: Target,
-    config: Plan | None,
-) -> None:
-    """Runs the contiguous form."""
-    factors = [] if alpha is None else [(alpha, int(alpha.shape[0] > 1))]
-    factors += [(x, 0) for x in (a.global_scale, b.global_scale) if x is not None]
-    problem = GroupedProblem(
-        sizes=((a.rows, b.rows, a.k),),
-        a_format=a.format.name,
-        b_format=b.format.name,
-        out=DTYPE_NAMES[out.dtype],
-        vector=_aligned(out),
-        factors=len(factors),
-        stack=b.batch,
-    )
-    plan = plan_for_groups(problem, target.arch, sm_count(target, a.device), config)
-    group = _group(plan, a, b, out)
-    arguments = GroupedArguments(
-        groups=GroupOffsets(a.offsets.data_ptr(), a.groups, a.rows, a.atoms, status.data_ptr()),
-        a=group.a,
-        b=group.b,
-        k=group.k,
-        out=Output(group.out, group.stride, None, None, None),
-        batch=b.batch,
+def _gathered(scales: list[torch.Tensor | None], device: torch.device) -> torch.Tensor:
+    """The groups' global scales in one tensor; 1 for those that have none."""
+    one = torch.ones(1, dtype=torch.float32, device=device) if any(x is None for x in scales) else None
+    return torch.cat([one if x is None else x.reshape(1) for x in scales])
+
+
+def _touched_list(pairs: Any, outs: Any, table: Any, maps: Any, factors: list[torch.Tensor]) -> Tensors:
+    read = parts({f"group {i}: {side}": x for i, pair in enumerate(pairs) for side, x in zip("ab", pair)})
+    read["table of groups"] = table
+    return tensors(
+        read | {f"factors[{i}]": x for i, x in enumerate(factors)},
+        {f"out[{i}]": x for i, x in enumerate(outs)} | {"tensor maps": maps},
     )
 
-    def touched() -> Tensors:
-        return tensors({**parts({"a": a, "b": b}), "a.offsets": a.offsets}, {"out": out, "status": status})
 
-    _launch(plan, target, a.device, arguments, scalar, factors, touched)
+class ContiguousCall:
+    """The kernel of the contiguous form, planned."""
+
+    def __init__(
+        self,
+        a: GroupedRows,
+        b: BlockScaledTensor,
+        out: torch.Tensor,
+        alpha: torch.Tensor | None,
+        target: Target,
+        config: Plan | None,
+    ) -> None:
+        strides = [] if alpha is None else [int(alpha.shape[0] > 1)]
+        strides += [0 for x in (a.global_scale, b.global_scale) if x is not None]
+        problem = GroupedProblem(
+            sizes=((a.rows, b.rows, a.k),),
+            a_format=a.format.name,
+            b_format=b.format.name,
+            out=DTYPE_NAMES[out.dtype],
+            vector=_aligned(out),
+            factors=len(strides),
+            stack=b.batch,
+        )
+        plan = plan_for_groups(problem, target.arch, sm_count(target, a.device), config)
+        group = _group(plan, a, b, out)
+        arguments = GroupedArguments(
+            groups=GroupOffsets(0, a.groups, a.rows, a.atoms, 0),
+            a=group.a,
+            b=group.b,
+            k=group.k,
+            out=Output(0, group.stride, None, None, None),
+            batch=b.batch,
+        )
+        self._swap = plan.swap
+        self._launch = _launcher(plan, target, a.device, arguments, strides, _touched_contiguous)
+
+    def __call__(
+        self,
+        a: GroupedRows,
+        b: BlockScaledTensor,
+        out: torch.Tensor,
+        status: torch.Tensor,
+        scalar: float,
+        alpha: torch.Tensor | None,
+    ) -> None:
+        first, second = scalars(a.data, a.scale), scalars(b.data, b.scale)
+        operands = second + first if self._swap else first + second
+        factors = scalars(alpha, a.global_scale, b.global_scale)
+        values = (a.offsets.data_ptr(), status.data_ptr(), *operands, out.data_ptr(), scalar, *factors)
+        self._launch(values, (a, b, out, status, alpha))
+
+
+def _touched_contiguous(a: Any, b: Any, out: torch.Tensor, status: torch.Tensor, alpha: Any) -> Tensors:
+    read = {**parts({"a": a, "b": b}), "a.offsets": a.offsets, "alpha": alpha}
+    return tensors(read, {"out": out, "status": status})
 
 
 def _aligned(out: torch.Tensor) -> bool:
@@ -130,19 +186,17 @@ def _aligned(out: torch.Tensor) -> bool:
 
 
 def _group(plan: Plan, a: Any, b: Any, out: torch.Tensor) -> Group:
-    """A group as the kernel sees it."""
+    """A group as the kernel sees it, without addresses."""
     first, second = (operand_record(x) for x in ((b, a) if plan.swap else (a, b)))
     stride = out.stride(0) if out.shape[0] > 1 else 0
-    return Group(first, second, first.rows, second.rows, a.k, out.data_ptr(), stride)
+    return Group(first, second, first.rows, second.rows, a.k, 0, stride)
 
 
-def _table_row(group: Group) -> tuple[int, ...]:
-    """A row of the table on the device (``grouped_scheduler.ROW_WORDS``)."""
-
-    def side(x: Operand) -> tuple[int, int, int]:
-        return x.data, x.row_stride, x.scale
-
-    return (group.m, group.n, group.k, group.out, group.stride, *side(group.a), *side(group.b))
+def _table_row(group: Group, addresses: tuple[int, ...]) -> tuple[int, ...]:
+    """A row of the table on the device (``grouped_scheduler.ROW_WORDS``). addresses: of data and scales of A and of B,
+    and of the output."""
+    a, sfa, b, sfb, out = addresses
+    return (group.m, group.n, group.k, out, group.stride, a, group.a.row_stride, sfa, b, group.b.row_stride, sfb)
 
 
 _tables: OrderedDict[tuple, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
@@ -168,20 +222,18 @@ def _table(rows: tuple[tuple[int, ...], ...], device: torch.device) -> torch.Ten
     return _tables[key][1]
 
 
-def _launch(
+def _launcher(
     plan: Plan,
     target: Target,
     device: torch.device,
     arguments: GroupedArguments,
-    scalar: float,
-    factors: list[tuple[torch.Tensor, int]],
-    touched: Callable[[], Tensors],
-) -> None:
-    """factors: tensors of device scalars, and elements from a group's to the next."""
-    pointers = tuple(GroupFactor(x.data_ptr(), stride) for x, stride in factors)
-    arguments = arguments._replace(alpha=scalar, factors=pointers, workers=plan.workers)
-    scalars = {f"factors[{i}]": x for i, (x, _) in enumerate(factors)}
-    KERNEL.run(plan.config, target, device, arguments, lambda: touched() | tensors(scalars, {}))
+    strides: Sequence[int],
+    touched: Touched,
+) -> Launcher:
+    """strides: of each tensor of device scalars, the elements from a group's to the next."""
+    factors = tuple(GroupFactor(0, stride) for stride in strides)
+    arguments = arguments._replace(alpha=1.0, factors=factors, workers=plan.workers)
+    return KERNEL.launcher(plan.config, target, device, arguments, touched)
 
 
 def _host(config: GroupedConfig) -> Callable[..., Any]:

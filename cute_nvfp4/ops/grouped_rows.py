@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -9,8 +10,8 @@ import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4, Format, as_bytes
-from ..operand import BlockScaledTensor, _check_data, _check_global_scale
-from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, to_blocked
+from ..operand import BlockScaledTensor, _check_data, _check_global_scale, row_alignment
+from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, blocked_flat, to_blocked
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -60,6 +61,13 @@ class GroupedRows:
             raise OperandError.of("rows of groups", got=f"data of {a.data.ndim} dimensions", expected="2")
         offsets = _checked_offsets(offsets, a.data)
         return cls(a.data, padded_scales(a.rowmajor_scale()[0], offsets), offsets, a.global_scale, a.format)
+
+    @functools.cached_property
+    def key(self) -> tuple:
+        """All that a plan depends on: everything but addresses and values."""
+        data, alignment = self.data, row_alignment(self.data, 32)
+        shapes = (data.shape, data.stride(), self.scale.shape, self.offsets.shape)
+        return (*shapes, self.format, data.device, self.global_scale is not None, alignment)
 
     @property
     def groups(self) -> int:
@@ -127,7 +135,7 @@ def padded_scales(scale: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     target = torch.where(inside, first[group] + row - edges[group], room)
     padded = torch.zeros(room + 1, columns, dtype=torch.uint8, device=scale.device)
     padded[target] = as_bytes(scale)
-    return to_blocked(padded[:room]).permute(5, 2, 4, 0, 1, 3).reshape(-1)
+    return blocked_flat(to_blocked(padded[:room]))
 
 
 def clamped(offsets: torch.Tensor, rows: int) -> torch.Tensor:

@@ -38,26 +38,32 @@ def check_operands(operands: Mapping[str, BlockScaledTensor], backend: str) -> N
                 expected="multiples of 16 bytes, which TMA needs",
                 hint=".contiguous() or .clone() aligns.",
             )
-        if backend == "sim" and operand.format.scale == "e4m3":
-            codes = as_bytes(operand.blocked_scale())
-            negative = int(((codes & 0x80) != 0).sum())
-            if negative:
-                raise OperandError.of(
-                    f"scales of {name}",
-                    got=f"{negative} negative ones",
-                    expected="none: a block-scaled MMA reads them as unsigned (UE4M3)",
-                    hint="Move the sign into the elements.",
-                )
+        if backend == "sim":
+            check_signs(name, operand)
+
+
+def check_signs(name: str, operand: BlockScaledTensor) -> None:
+    """Raises if a scale is negative: values, which each call in the simulator looks at."""
+    if operand.format.scale != "e4m3":
+        return
+    negative = int(((as_bytes(operand.blocked_scale()) & 0x80) != 0).sum())
+    if negative:
+        raise OperandError.of(
+            f"scales of {name}",
+            got=f"{negative} negative ones",
+            expected="none: a block-scaled MMA reads them as unsigned (UE4M3)",
+            hint="Move the sign into the elements.",
+        )
 
 
 def operand_record(operand: BlockScaledTensor) -> Operand:
-    """The operand in plain numbers; strides of data in elements, of scales in bytes."""
+    """The operand in plain numbers, without its addresses; strides of data in elements, of scales in bytes."""
     data, each = operand.data, operand.format.elements_per_byte
     # one matrix for all of L, or L of them
     repeated = operand.batch == 1 or data.stride(0) == 0
     return Operand(
-        data=data.data_ptr(),
-        scale=operand.scale.data_ptr(),
+        data=0,
+        scale=0,
         rows=operand.rows,
         row_stride=data.stride(-2) * each if operand.rows > 1 else operand.k,
         batch_stride=operand.rows * operand.k if repeated else data.stride(0) * each,

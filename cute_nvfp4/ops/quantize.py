@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..formats import Format
-from ..operand import BlockScaledTensor
+from ..formats import Format, as_bytes
+from ..operand import PLAIN, BlockScaledTensor
 from ..quantization import philox
 from ..quantization.hadamard import Hadamard, resolve_hadamard
 from ..quantization.rules import resolve_format
 from ..quantization.slabs import Source, amax, quantize_slabs
 from ..runtime.backend import Backend, resolve
+from ..runtime.bounded import Bounded
+from ..runtime.simulating import world
 from ..scale_layout import blocked_bytes, blocked_view, to_blocked
-from .quantize_launch import launch_quantize
+from .calls import operand_key, tensor_key
+from .quantize_launch import QuantizeCall
 from .quantize_request import (
     BackendChoice,
     QuantizeRequest,
+    check_out,
     checked_request,
     choose_backend,
     global_scale_of,
@@ -42,6 +47,7 @@ def quantize(
     axis: int | None = None,
     pad: bool = False,
     scale_layout: str = "blocked",
+    out: BlockScaledTensor | None = None,
     backend: Backend = "auto",
 ) -> BlockScaledTensor:
     """``x`` in a block-scaled format: data and scales as ``uint8``, ready for the products of this library.
@@ -67,6 +73,9 @@ def quantize(
         axis: the dimension of x along which blocks run (last by default), moved last; ``transpose`` is ``axis=-2``.
         pad: zeros up to a whole number of blocks along K, which a product does not notice; otherwise an error.
         scale_layout: "blocked" (``cute_nvfp4.scale_layout``) or "rowmajor".
+        out: where to put the result, and what is returned: an operand of its shape, format and scale layout, with a
+            global scale unless ``global_scale`` is None or the format has none, which is written, too (it may be the
+            given one). Nothing may overlap. Padding of blocked scales is written.
         backend: ``auto`` (the kernels for CUDA tensors, and within ``simulating`` for CPU tensors, where they take the
             request; else exact torch), ``cuda``, ``sim`` (the kernels; what they cannot do is an error: "hessian",
             "optimal" of MXFP4 or of tiles, padding, rotations larger than a block), ``reference`` (exact torch: any
@@ -85,30 +94,64 @@ def quantize(
             cannot do, where they are asked for by name.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
-    request = checked_request(
-        x,
-        format,
-        rule,
-        block_2d=block_2d,
-        rounding=rounding,
-        generator=generator,
-        hadamard=hadamard,
-        hessian=hessian,
-        transpose=transpose,
-        axis=axis,
-        pad=pad,
-        scale_layout=scale_layout,
+    options = {
+        "block_2d": block_2d,
+        "rounding": rounding,
+        "generator": generator,
+        "hadamard": hadamard,
+        "hessian": hessian,
+        "transpose": transpose,
+        "axis": axis,
+        "pad": pad,
+        "scale_layout": scale_layout,
+    }
+    if torch.compiler.is_compiling() or type(x) not in PLAIN or x.layout is not torch.strided:
+        return _unplanned(checked_request(x, format, rule, **options), global_scale, generator, out, backend)
+    # all that a plan depends on
+    key = (
+        *(type(x), x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 31, format, rule),
+        *(global_scale if isinstance(global_scale, str) else tensor_key(global_scale), block_2d, rounding),
+        *(generator is None, hadamard, hessian is None, transpose, axis, pad, scale_layout),
+        *(operand_key(out), backend, world(not x.is_cuda)),
     )
-    chosen = choose_backend(backend, request)
-    seed = philox.resolve_seed(generator) if rounding == "stochastic" else None
-    if chosen.backend != "reference":
-        return _by_kernels(request, global_scale, seed, backend)
+    call = _calls.find(key)
+    if call is None:
+        request = checked_request(x, format, rule, **options)
+        if out is not None:
+            check_out(out, request, global_scale)
+        if choose_backend(backend, request).backend == "reference":
+            return _unplanned(request, global_scale, generator, out, "reference")
+        view = functools.partial(matrices, transpose=transpose, axis=axis)
+        call = _calls[key] = QuantizeCall(request, global_scale, out, resolve(backend, x.device), view)
+    return call(x, global_scale, philox.resolve_seed(generator) if rounding == "stochastic" else 0, out)
+
+
+_calls = Bounded()
+
+
+def _unplanned(
+    request: QuantizeRequest,
+    global_scale: str | float | torch.Tensor | None,
+    generator: int | torch.Generator | None,
+    out: BlockScaledTensor | None,
+    backend: Backend,
+) -> BlockScaledTensor:
+    """By exact torch, or while ``torch.compile`` traces."""
+    if out is not None:
+        check_out(out, request, global_scale)
+    seed = philox.resolve_seed(generator) if request.rounding == "stochastic" else None
+    if choose_backend(backend, request).backend != "reference":
+        result = _traced(request, global_scale, seed, backend)
+        return result if out is None else _stored(result, out)
     factor = global_scale_of(global_scale, request)
-    blocks = None if hessian is None else hessian_blocks(hessian, request.source.k, request.format, x.device)
+    device, k, hessian = request.source.matrices.device, request.source.k, request.hessian
+    blocks = None if hessian is None else hessian_blocks(hessian, k, request.format, device)
     data, scale = quantize_slabs(request.source, request.rule, request.format, factor, seed, blocks)
-    if x.ndim < 3:
+    if request.ndim < 3:
         data, scale = data[0], scale[0]
-    return BlockScaledTensor(data, to_blocked(scale) if scale_layout == "blocked" else scale, factor, request.format)
+    scale = to_blocked(scale) if request.scale_layout == "blocked" else scale
+    result = BlockScaledTensor(data, scale, factor, request.format)
+    return result if out is None else _stored(result, out)
 
 
 def explain_backend(
@@ -126,27 +169,31 @@ def explain_backend(
     return choose_backend(backend, checked_request(x, format, rule, **options))
 
 
-def _by_kernels(
+def _stored(result: BlockScaledTensor, out: BlockScaledTensor) -> BlockScaledTensor:
+    """``out`` with the values of ``result``."""
+    as_bytes(out.data).copy_(result.data)
+    blocked = out.scale_layout == "blocked"
+    as_bytes(out.blocked_scale() if blocked else out.scale).copy_(result.scale)
+    if out.global_scale is not None:
+        out.global_scale.copy_(result.global_scale.reshape(out.global_scale.shape))
+    return out
+
+
+def _traced(
     request: QuantizeRequest, given: str | float | torch.Tensor | None, seed: int | None, backend: Backend
 ) -> BlockScaledTensor:
-    """``request`` quantized by the kernels; under ``torch.compile`` they are one operator of the graph."""
+    """``request`` as one operator of a graph, which chooses when it runs."""
     x, format, blocked = request.source.matrices, request.format, request.scale_layout == "blocked"
     computed = isinstance(given, str) and given == "auto" and format.has_global_scale
-    factor = "auto" if computed else global_scale_of(given, request)
-    if torch.compiler.is_compiling():
-        signs = None if request.source.rotation is None else list(request.source.rotation.signs)
-        names = format.name, request.rule.name, request.scale_layout, backend
-        given = None if computed else factor
-        data, scale, found = _operator(x, given, computed, seed, signs, request.tile, *names)
-        if blocked:
-            scale = blocked_view(scale, x.shape[1], format.scale_columns(x.shape[2]), x.shape[0])
-        result = BlockScaledTensor(data, scale, found if computed else given, format)
-    else:
-        result = launch_quantize(request, factor, seed, resolve(backend, x.device))
-    if request.ndim == 3:
-        return result
-    scale = result.scale if blocked else result.scale[0]
-    return BlockScaledTensor(result.data[0], scale, result.global_scale, format)
+    factor = None if computed else global_scale_of(given, request)
+    signs = None if request.source.rotation is None else list(request.source.rotation.signs)
+    names = format.name, request.rule.name, request.scale_layout, backend
+    data, scale, found = _operator(x, factor, computed, seed, signs, request.tile, *names)
+    if blocked:
+        scale = blocked_view(scale, x.shape[1], format.scale_columns(x.shape[2]), x.shape[0])
+    if request.ndim != 3:
+        data, scale = data[0], scale if blocked else scale[0]
+    return BlockScaledTensor(data, scale, found if computed else factor, format)
 
 
 _SCHEMA = (

@@ -17,103 +17,214 @@ from ..quantization.rules import Rule
 from ..runtime.backend import sm_count
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
-from ..scale_layout import blocked_bytes, blocked_view
+from ..runtime.launch import Launcher
+from ..scale_layout import blocked_bytes, blocked_shape, blocked_stride
 from ..target import Target, architecture
+from .calls import span_bytes
 from .checks import DTYPE_NAMES, tensors
-from .quantize_request import QuantizeRequest
+from .quantize_request import QuantizeRequest, check_out_memory, checked_global_scale, global_scale_of
 
 
-def launch_quantize(
-    request: QuantizeRequest,
-    global_scale: torch.Tensor | str | None,
-    seed: int | None,
-    target: Target,
-    cluster: int | None = None,
-) -> BlockScaledTensor:
-    """``request`` quantized by the kernels: (L, MN, K), the bits of the reference.
+class QuantizeCall:
+    """The kernels for one kind of request, planned: (L, MN, K) quantized to the bits of the reference.
 
-    global_scale: a float32 tensor of no dimensions: one pass; "auto": computed from the largest finite magnitude of x,
-    which the same kernel or, of a large x, one before it finds; or None. seed: of stochastic rounding. cluster: as in
-    :func:`choose`.
-
-    Runs on the current stream, without synchronising the device.
+    Runs on the current stream, without synchronising the device. x is copied first where the kernels cannot read it.
     """
-    x, format = request.source.matrices, request.format
-    transposed = lies_transposed(x, request.tile, request.rule.choice)
-    x = x if transposed else _readable(x)
-    in_memory = x.transpose(1, 2) if transposed else x
-    device, (batch, rows, k) = x.device, x.shape
-    # the scale that the kernel reads, and the one that it writes
-    given, computed = global_scale, None
-    if isinstance(global_scale, str):
-        given, computed = None, torch.empty((), dtype=torch.float32, device=device)
-    problem = QuantizeProblem(
-        format=format,
-        rule=request.rule,
-        rows=rows,
-        k=k,
-        batch=batch,
-        dtype=DTYPE_NAMES[x.dtype],
-        alignment=row_alignment(in_memory, 32),
-        scale_layout=request.scale_layout,
-        global_scale="computed" if computed is not None else "none" if given is None else "given",
-        stochastic=seed is not None,
-        rotation=request.rotation_size,
-        tile=request.tile,
-        transposed=transposed,
-    )
-    plan = choose(problem, target.arch, sm_count(target, device), cluster)
-    signs = 0
-    if request.source.rotation is not None:
-        signs = sum(1 << i for i, sign in enumerate(request.source.rotation.signs) if sign < 0)
-    if plan.amax is not None:
-        given = torch.zeros((), dtype=torch.float32, device=device)
-        _launch_amax(plan.amax, x, in_memory, given, _int32(signs), target)
-    data = torch.empty((batch, rows, format.data_columns(k)), dtype=torch.uint8, device=device)
-    columns, scale_strides = problem.columns, Strides(problem.columns, rows * problem.columns)
-    if request.scale_layout == "blocked":
-        flat = torch.empty(blocked_bytes(rows, columns, batch), dtype=torch.uint8, device=device)
-        scale, scale_strides = blocked_view(flat, rows, columns, batch), Strides(0, flat.numel() // batch)
-    else:
-        scale = torch.empty((batch, rows, columns), dtype=torch.uint8, device=device)
-    touched = tensors({"x": x, "global_in": given}, {"data": data, "scale": scale, "global_out": computed})
-    arguments = QuantizeArguments(
-        x=x.data_ptr(),
-        data=data.data_ptr(),
-        scale=scale.data_ptr(),
-        global_in=0 if given is None else given.data_ptr(),
-        global_out=0 if computed is None else computed.data_ptr(),
-        rows=rows,
-        columns=columns,
-        batch=batch,
-        x_strides=_byte_strides(in_memory),
-        data_strides=_byte_strides(data),
-        scale_strides=scale_strides,
-        seed=Seed(_int32(seed or 0), _int32((seed or 0) >> 32)),
-        signs=_int32(signs),
-        powers=Powers(1, 1 << 16),
-        ctas=plan.ctas,
-        walk=plan.walk,
-        chunks=plan.chunks,
-    )
-    QUANTIZE.run(plan.config, target, device, arguments, lambda: touched)
-    return BlockScaledTensor(data, scale, given if computed is None else computed, format)
+
+    def __init__(
+        self,
+        request: QuantizeRequest,
+        global_scale: str | float | torch.Tensor | None,
+        out: BlockScaledTensor | None,
+        target: Target,
+        view: Callable[[torch.Tensor], torch.Tensor],
+        cluster: int | None = None,
+    ) -> None:
+        """global_scale: a number or a tensor; "auto": computed from the largest finite magnitude of x, which the same
+        kernel or, of a large x, one before it finds; or None. view: from the caller's x to (L, MN, K). cluster: as in
+        :func:`choose`."""
+        x, format = request.source.matrices, request.format
+        self._transposed = lies_transposed(x, request.tile, request.rule.choice)
+        readable = x if self._transposed else _readable(x)
+        self._view = view if readable is not x else None
+        self._global_scale = _kind(global_scale, request)
+        in_memory = readable.transpose(1, 2) if self._transposed else readable
+        (batch, rows, k), device = x.shape, x.device
+        problem = QuantizeProblem(
+            format=format,
+            rule=request.rule,
+            rows=rows,
+            k=k,
+            batch=batch,
+            dtype=DTYPE_NAMES[x.dtype],
+            alignment=row_alignment(in_memory, 32),
+            scale_layout=request.scale_layout,
+            global_scale=self._global_scale,
+            stochastic=request.rounding == "stochastic",
+            rotation=request.rotation_size,
+            tile=request.tile,
+            transposed=self._transposed,
+        )
+        plan = choose(problem, target.arch, sm_count(target, device), cluster)
+        signs = 0
+        if request.source.rotation is not None:
+            signs = sum(1 << i for i, sign in enumerate(request.source.rotation.signs) if sign < 0)
+        self._amax = None
+        if plan.amax is not None:
+            self._amax = _amax_launcher(plan.amax, batch, _byte_strides(in_memory), _int32(signs), target, device)
+        self._new = _Results(request, out)
+        data_strides = _byte_strides(out.data) if out is not None else self._new.data_strides
+        columns, atoms = problem.columns, blocked_bytes(rows, problem.columns, 1)
+        blocked = request.scale_layout == "blocked"
+        arguments = QuantizeArguments(
+            # what varies from call to call
+            *(0,) * 5,
+            rows=rows,
+            columns=columns,
+            batch=batch,
+            x_strides=_byte_strides(in_memory),
+            data_strides=data_strides,
+            scale_strides=Strides(0, atoms) if blocked else Strides(columns, rows * columns),
+            seed=Seed(0, 0),
+            signs=_int32(signs),
+            powers=Powers(1, 1 << 16),
+            ctas=plan.ctas,
+            walk=plan.walk,
+            chunks=plan.chunks,
+        )
+        self._launch = QUANTIZE.launcher(plan.config, target, device, arguments, _touched)
+        if out is not None:
+            self._bytes = span_bytes(x), span_bytes(out.data), span_bytes(out.scale)
+
+    def __call__(
+        self, x: torch.Tensor, given: str | float | torch.Tensor | None, seed: int, out: BlockScaledTensor | None
+    ) -> BlockScaledTensor:
+        """x, given, out: the caller's, like those that were planned for. seed: of stochastic rounding."""
+        source = x if self._view is None else _readable(self._view(x))
+        factor = _factor(given, x.device) if self._global_scale == "given" else None
+        if out is None:
+            data, scale = self._new.tensors()
+        else:
+            self._check_memory(x, given, out)
+            data, scale = out.data, out.scale
+            if factor is not None and factor.data_ptr() != out.global_scale.data_ptr():
+                # the result's own
+                out.global_scale.copy_(factor.reshape(out.global_scale.shape))
+        computed = None
+        if self._global_scale == "computed":
+            computed = torch.empty((), dtype=torch.float32, device=x.device) if out is None else out.global_scale
+        if self._amax is not None:
+            factor = torch.zeros((), dtype=torch.float32, device=x.device)
+            self._amax((source.data_ptr(), factor.data_ptr()), (source, factor))
+        self._launch(self.values(source, data, scale, factor, computed, seed), (source, data, scale, factor, computed))
+        return out or self._new.operand(data, scale, factor if computed is None else computed)
+
+    def values(
+        self,
+        x: torch.Tensor,
+        data: torch.Tensor,
+        scale: torch.Tensor,
+        given: torch.Tensor | None,
+        computed: torch.Tensor | None,
+        seed: int,
+    ) -> tuple:
+        """What varies, in the order of ``QuantizeArguments``."""
+        return (
+            x.data_ptr(),
+            data.data_ptr(),
+            scale.data_ptr(),
+            0 if given is None else given.data_ptr(),
+            0 if computed is None else computed.data_ptr(),
+            _int32(seed) if seed else 0,
+            _int32(seed >> 32) if seed else 0,
+        )
+
+    def _check_memory(self, x: torch.Tensor, given: Any, out: BlockScaledTensor) -> None:
+        """Raises if the result overlaps itself or an input; looks closely only where something is near."""
+        x_bytes, data_bytes, scale_bytes = self._bytes
+        at, data, scale = x.data_ptr(), out.data.data_ptr(), out.scale.data_ptr()
+        factor = data - 4 if out.global_scale is None else out.global_scale.data_ptr()
+        if (
+            (at < data + data_bytes and data < at + x_bytes)
+            or (at < scale + scale_bytes and scale < at + x_bytes)
+            or (data < scale + scale_bytes and scale < data + data_bytes)
+            or data - 4 < factor < data + data_bytes
+            or scale - 4 < factor < scale + scale_bytes
+            or at - 4 < factor < at + x_bytes
+            or (isinstance(given, torch.Tensor) and given is not out.global_scale)
+        ):
+            check_out_memory(out, x, given)
 
 
-def _launch_amax(
-    plan: AmaxPlan, x: torch.Tensor, in_memory: torch.Tensor, amax: torch.Tensor, signs: int, target: Target
-) -> None:
-    """Raises ``amax`` to the largest finite magnitude of ``x``."""
+def _kind(given: str | float | torch.Tensor | None, request: QuantizeRequest) -> str:
+    """Which global scale the kernel has: "none", "given", or its own, "computed"."""
+    if isinstance(given, str) and given == "auto":
+        return "computed" if request.format.has_global_scale else "none"
+    return "none" if global_scale_of(given, request) is None else "given"
+
+
+def _factor(given: float | torch.Tensor, device: torch.device) -> torch.Tensor:
+    """A given global scale, known to be one, as a tensor of no dimensions."""
+    if not isinstance(given, torch.Tensor):
+        return checked_global_scale(given, device)
+    return given.detach().reshape(()) if given.ndim or given.requires_grad else given
+
+
+class _Results:
+    """New results of one kind of request, with as many dimensions as the caller's tensor has, if those are two or
+    three."""
+
+    def __init__(self, request: QuantizeRequest, out: BlockScaledTensor | None) -> None:
+        format, x = request.format, request.source.matrices
+        batch, rows, k = x.shape[0], x.shape[1], request.source.k
+        lead = (batch, rows) if request.ndim == 3 else (rows,)
+        columns = format.scale_columns(k)
+        self._data = (*lead, format.data_columns(k))
+        self._scale, self._scale_strides = (*lead, columns), None
+        if request.scale_layout == "blocked":
+            self._scale, self._scale_strides = blocked_shape(rows, columns, batch), blocked_stride(rows, columns, batch)
+        self._format, self._key = format, None
+        self._options = {"dtype": torch.uint8, "device": x.device}
+        self.data_strides = Strides(self._data[-1], rows * self._data[-1])
+
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Data and scales, not written yet."""
+        data = torch.empty(self._data, **self._options)
+        if self._scale_strides is None:
+            return data, torch.empty(self._scale, **self._options)
+        return data, torch.empty_strided(self._scale, self._scale_strides, **self._options)
+
+    def operand(self, data: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None) -> BlockScaledTensor:
+        """The operand; the first one is checked, the others are like it."""
+        if self._key is None:
+            first = BlockScaledTensor(data, scale, factor, self._format)
+            self._key = first.key
+            return first
+        return BlockScaledTensor.like(self._key, data, scale, factor)
+
+
+def _touched(
+    x: torch.Tensor, data: torch.Tensor, scale: torch.Tensor, given: Any, computed: Any
+) -> dict[str, tuple[torch.Tensor, bool]]:
+    return tensors({"x": x, "global_in": given}, {"data": data, "scale": scale, "global_out": computed})
+
+
+def _amax_launcher(
+    plan: AmaxPlan, batch: int, x_strides: Strides, signs: int, target: Target, device: torch.device
+) -> Launcher:
+    """Raises a magnitude to the largest finite one of x."""
     arguments = AmaxArguments(
-        x=x.data_ptr(),
-        amax=amax.data_ptr(),
-        batch=x.shape[0],
-        x_strides=_byte_strides(in_memory),
+        x=0,
+        amax=0,
+        batch=batch,
+        x_strides=x_strides,
         chunks=plan.chunks,
         ctas=plan.ctas,
         signs=signs,
     )
-    AMAX.run(plan.config, target, x.device, arguments, lambda: {"x": (x, False), "amax": (amax, True)})
+    return AMAX.launcher(
+        plan.config, target, device, arguments, lambda x, amax: {"x": (x, False), "amax": (amax, True)}
+    )
 
 
 def _int32(bits: int) -> int:
@@ -122,8 +233,9 @@ def _int32(bits: int) -> int:
 
 
 def _byte_strides(tensor: torch.Tensor) -> Strides:
-    """Strides of (L, MN, …) in bytes."""
-    return Strides(tensor.stride(1) * tensor.element_size(), tensor.stride(0) * tensor.element_size())
+    """Strides of (L, MN, …) or (MN, …) in bytes."""
+    size = tensor.element_size()
+    return Strides(tensor.stride(-2) * size, tensor.stride(0) * size if tensor.ndim == 3 else 0)
 
 
 def lies_transposed(x: torch.Tensor, tile: bool, choice: str) -> bool:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import OperandError, OperandTypeError, TargetError, explain
 from ..formats import FORMATS, LARGEST_GLOBAL_SCALE, SMALLEST_GLOBAL_SCALE, Format
+from ..operand import BlockScaledTensor
 from ..planning.quantize import QuantizeProblem, can_implement
 from ..quantization.blocks import global_scale_from_amax
 from ..quantization.hadamard import Hadamard, resolve_hadamard
 from ..quantization.rules import Rule, resolve_format, resolve_rule
 from ..quantization.slabs import Source, amax
 from ..runtime.backend import BACKENDS, resolve
-from .checks import DTYPE_NAMES
+from .checks import DTYPE_NAMES, check_overlap
 
 _HINT = "backend='auto' or 'reference' does it by torch, with the bits that the kernels would give."
 
@@ -92,6 +93,47 @@ def checked_request(
     k = _padded(views.shape[-1], format, rotation, pad)
     source = Source(views, k, rotation, format.block if block_2d else 1)
     return QuantizeRequest(source, x.ndim, format, resolved, rounding, scale_layout, hessian)
+
+
+def check_out(out: Any, request: QuantizeRequest, given: Any) -> None:
+    """Raises unless the result of ``request`` can be written to ``out``. given: the caller's global scale."""
+    if not isinstance(out, BlockScaledTensor):
+        raise OperandTypeError.of("out", got=type(out).__name__, expected="BlockScaledTensor")
+    x, format = request.source.matrices, request.format
+    batch, rows, _ = x.shape
+    shape = (batch, rows, format.data_columns(request.source.k))
+    scaled = format.has_global_scale and given is not None
+    same = {
+        "format of out": (out.format.name, format.name),
+        "shape of the data of out": (tuple(out.data.shape), shape if request.ndim == 3 else shape[1:]),
+        "scale layout of out": (out.scale_layout, request.scale_layout),
+        "device of out": (out.device, x.device),
+        "global scale of out": ("none" if out.global_scale is None else "one", "one" if scaled else "none"),
+    }
+    for what, (got, expected) in same.items():
+        if got != expected:
+            raise OperandError.of(what, got=got, expected=expected)
+    if scaled and out.global_scale.requires_grad:
+        raise OperandError.of("global scale of out", got="one that requires a gradient", expected="one that does not")
+    if not torch.compiler.is_compiling():
+        check_out_memory(out, x, given, request.hessian)
+
+
+def check_out_memory(out: BlockScaledTensor, x: torch.Tensor, given: Any, hessian: torch.Tensor | None = None) -> None:
+    """Raises if the parts of ``out`` overlap each other or an input, or cannot be written where they are."""
+    scale = out.scale
+    if out.scale_layout == "rowmajor" and not (scale.is_contiguous() and scale.data_ptr() % 4 == 0):
+        got = f"address {scale.data_ptr():#x}, strides {scale.stride()}"
+        raise OperandError.of("scale of out", got=got, expected="contiguous, at a multiple of 4 bytes")
+    inputs = {"x": x, "hessian": hessian}
+    # the global scale of out may itself be the given one
+    scaled = out.global_scale is not None
+    if isinstance(given, torch.Tensor) and not (scaled and given.data_ptr() == out.global_scale.data_ptr()):
+        inputs["global_scale"] = given
+    for name in ("data", "scale", "global_scale"):
+        if (written := getattr(out, name)) is not None:
+            check_overlap(inputs, written)
+            inputs[f"out.{name}"] = written
 
 
 def choose_backend(wanted: str, request: QuantizeRequest) -> BackendChoice:

@@ -130,7 +130,7 @@ def choose(problem: QuantizeProblem, arch: Architecture, sm_count: int, cluster:
 def _plan(problem: QuantizeProblem, arch: Architecture, sm_count: int, cluster: int = 0) -> QuantizePlan:
     config = _config(problem, arch, cluster)
     places = sm_count // problem.batch
-    ctas, walk = _grid(problem, config, places)
+    ctas, walk = grid(problem, config, places)
     if config.global_scale == "amax":
         return QuantizePlan(config, ctas, walk, amax=_amax(problem, config, places))
     chunks = _chunks(problem, config, config.cluster * config.warps) if config.global_scale == "computed" else None
@@ -229,7 +229,7 @@ def _resident_others(config: QuantizeConfig) -> int:
     return 4 if config.has_fast_path and not config.choice else 3
 
 
-def _grid(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> tuple[int, Walk]:
+def grid(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> tuple[int, Walk]:
     """CTAs for a matrix, no more than have work, and how they walk it on ``places`` multiprocessors."""
     atoms, columns = -(-problem.rows // ATOM_ROWS), problem.columns
     waves = _WAVES

@@ -49,6 +49,11 @@ def rcp_rn(a: Float32) -> Float32:
     return asm("rcp.rn.f32 $0, $1;", [Float32], [Float32(a)])[0]
 
 
+def rsqrt_approx(a: Float32) -> Float32:
+    """1 / sqrt(a), off by at most 2**-22.9 of it; infinity for 0. PTX 1.4: ``rsqrt.approx.f32``."""
+    return asm("rsqrt.approx.f32 $0, $1;", [Float32], [Float32(a)])[0]
+
+
 def div_rn(a: Float32, b: Float32) -> Float32:
     """a / b, rounded to nearest. PTX 2.0: ``div.rn.f32``."""
     return asm("div.rn.f32 $0, $1, $2;", [Float32], [Float32(a), Float32(b)])[0]

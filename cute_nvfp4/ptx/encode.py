@@ -42,6 +42,14 @@ def f32_to_f16_twice(a: Float32) -> Uint32:
     return asm("cvt.rn.f16x2.f32 $0, $1, $1;", [Uint32], [Float32(a)])[0]
 
 
+def f32x2_to_16bit(low: Float32, high: Float32, kind: str) -> Uint32:
+    """Two numbers as ``kind``, "f16" or "bf16", to nearest, ties to even; beyond its range infinity.
+
+    PTX 7.0, sm_80 or later: ``cvt.rn.f16x2.f32``, ``cvt.rn.bf16x2.f32``.
+    """
+    return asm(f"cvt.rn.{kind}x2.f32 $0, $1, $2;", [Uint32], [Float32(high), Float32(low)])[0]
+
+
 def pack_e2m1_halves(halves: Sequence[Uint32]) -> Uint32:
     """Eight E2M1 codes from four words of two binary16 numbers each, which are the codes' values times 2**-14.
 

@@ -7,23 +7,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
+from collections.abc import Callable
 from typing import Literal
 
 import torch
 
 from ..errors import TargetError
 from ..target import ARCHITECTURES, DEFAULT_ARCH, Architecture, Target, architecture
-from .simulating import session_number, simulation
+from .simulating import ARCH_VARIABLE, session_number, simulation
 
 Backend = Literal["auto", "cuda", "sim", "reference"]
 BACKENDS = ("auto", "cuda", "sim", "reference")
-
-ARCH_VARIABLE = "CUTE_NVFP4_ARCH"
-
-_NOTHING = contextlib.nullcontext()
 
 # What is remembered of a device is remembered for the session that simulates it; 0 is the real one.
 
@@ -57,7 +53,7 @@ def _resolve(backend: str, device: torch.device, arch: str | None, session: int)
                 expected="cpu (the simulator works on host memory)",
                 hint="Move the operands with .cpu(), or use backend='cuda'.",
             )
-        index = torch.cuda.current_device() if device.index is None else device.index
+        index = device_index(device)
         found = _device_architecture(index, session)
         if arch is not None and arch != found.name:
             raise TargetError.of(f"architecture for {device}", got=arch, expected=found.name)
@@ -97,8 +93,7 @@ def resolve(backend: Backend = "auto", device: torch.device | str = "cpu", arch:
 def sm_count(target: Target, device: torch.device) -> int:
     """Multiprocessors of the device that runs ``target`` (the example part's in the simulator)."""
     if target.backend == "cuda":
-        index = torch.cuda.current_device() if device.index is None else device.index
-        return _device_sm_count(index, session_number())
+        return _device_sm_count(device_index(device), session_number())
     return target.arch.sm_count
 
 
@@ -107,13 +102,25 @@ def _device_sm_count(index: int, session: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
 
 
-def current_stream(target: Target, device: torch.device) -> int:
+def device_index(device: torch.device) -> int:
+    """Its number; that of the current device where it has none."""
+    return torch.cuda.current_device() if device.index is None else device.index
+
+
+def _raw_stream(index: int) -> int:
+    return torch.cuda.current_stream(index).cuda_stream
+
+
+raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream)
+"""The handle of torch's current stream on device ``index``. The public way makes a ``Stream`` object first, which takes
+longer than a launch; inductor and Triton ask this way too."""
+
+
+def stream_of(target: Target, device: torch.device) -> int:
     """The handle of the stream that a call on ``device`` runs on; 0 in the simulator."""
     return torch.cuda.current_stream(device).cuda_stream if target.backend == "cuda" else 0
 
 
-def on_device(target: Target, device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Makes ``device`` the current one: the DSL's host code launches there."""
-    if target.backend != "cuda" or device.index in (None, torch.cuda.current_device()):
-        return _NOTHING
-    return torch.cuda.device(device)
+def capturing(target: Target) -> bool:
+    """Whether the call becomes part of a CUDA graph."""
+    return target.backend == "cuda" and torch.cuda.is_current_stream_capturing()

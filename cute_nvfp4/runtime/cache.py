@@ -9,6 +9,7 @@ written is reported, and the kernel kept in this process only. The folder is the
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -20,9 +21,13 @@ import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
+
+if TYPE_CHECKING:
+    from ..sim import HostModule, Program
 
 CACHE_DIR_VARIABLE = "CUTE_NVFP4_CACHE_DIR"
 CACHE_SWITCH_VARIABLE = "CUTE_NVFP4_CACHE"
@@ -48,6 +53,26 @@ class CompiledKernel:
     ptx: str
     cubin: bytes
     host_ir: str
+
+    @functools.cached_property
+    def loaded(self) -> dict[int, dict[str, int]]:
+        """The driver's handles of the kernels, by device and name; filled by who loads them."""
+        return {}
+
+    @functools.cached_property
+    def host(self) -> HostModule:
+        """The host function, compiled again so that its launches are captured; some 10 ms."""
+        from ..sim import HostModule
+        from ..sim.host.device import Device
+
+        return HostModule(self.host_ir, self.entry, Device.of(self.arch))
+
+    @functools.cached_property
+    def program(self) -> Program:
+        """The PTX as the simulator runs it."""
+        from ..sim import Program
+
+        return Program.parse(self.ptx)
 
 
 def cache_dir() -> Path:

@@ -11,11 +11,14 @@ import torch
 
 from ..errors import OperandError
 from ..target import Target
-from .backend import current_stream, on_device
+from .backend import device_index
+from .bounded import Bounded
 from .cache import CompiledKernel
 from .compile import build, compile_cached
-from .launch import Tensors, launcher
+from .launch import CudaLauncher, Launcher, SessionLauncher, SimLauncher, Touched
 from .signature import Signature
+from .simulating import current_session, session_number
+from .template import capture
 
 
 @dataclass(frozen=True)
@@ -52,15 +55,36 @@ class Kernel:
             raise OperandError(reason)
         return build(self.host(config), self.signature(config).examples(), name=self.name, arch=config.arch.name)
 
-    def run(
-        self, config: Any, target: Target, device: torch.device, arguments: Any, tensors: Callable[[], Tensors]
-    ) -> None:
-        """Launches on the current stream of ``device``, or simulates.
+    def launcher(self, config: Any, target: Target, device: torch.device, arguments: Any, touched: Touched) -> Launcher:
+        """Launches ``config`` with ``arguments``, of which only what varies is given in each call.
 
-        arguments: the kernel's record, of plain numbers, pointers as addresses. tensors: what the kernel may touch;
-        only asked for in the simulator.
+        arguments: the kernel's record, of plain numbers; addresses and other varying values are not looked at (0 will
+        do). touched: from the owners that a call names to the tensors that the kernel may touch.
+        """
+        kernel, signature = self.compile(config), self.signature(config)
+        values = signature.values(arguments, 0)
+        plan = functools.partial(capture, types=signature.types, values=values, varying=signature.varying)
+        if target.backend == "sim":
+            return SimLauncher(kernel, plan(kernel), plan, touched)
+        session = current_session()
+        if session is not None:
+            return SessionLauncher(kernel, plan(kernel), device_index(device), session)
+        return CudaLauncher(kernel, plan(kernel), device_index(device))
+
+    def run(self, config: Any, target: Target, device: torch.device, arguments: Any, touched: Touched) -> None:
+        """Plans, or finds the plan of, one call, and makes it. ``touched`` takes no owners.
+
+        For calls that are rare: an operation that is called often keeps its launcher.
         """
         signature = self.signature(config)
-        launch = launcher(self.compile(config), target, signature.types)
-        with on_device(target, device):
-            launch(signature.values(arguments, current_stream(target, device)), tensors)
+        values = signature.values(arguments, 0)
+        varying = frozenset(signature.varying)
+        fixed = tuple(v for i, v in enumerate(values) if i not in varying)
+        key = (self.name, config, target, device, session_number(), fixed)
+        found = _launchers.get(key)
+        if found is None:
+            found = _launchers[key] = self.launcher(config, target, device, arguments, lambda touched: touched())
+        found(tuple(values[i] for i in signature.varying), (touched,))
+
+
+_launchers = Bounded()

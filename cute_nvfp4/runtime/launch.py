@@ -1,171 +1,176 @@
-"""Running a compiled kernel: the same host code on a GPU or, with the launch captured, in the simulator.
+"""Launching a planned kernel: on a GPU, in the simulator, or on the simulated GPU of a session.
 
-A launcher takes the arguments of the host function as plain numbers, pointers as addresses, in the order of the
-kernel's :class:`~.signature.Signature`. Nothing above this file asks which backend runs.
+A launcher is made once for a plan, from the launches that the host function makes (:mod:`.template`). A call gives it
+what varies (addresses and a few numbers, in the order of the kernel's :class:`~.signature.Signature`) and the objects
+that own the memory. Nothing above this file asks which backend runs.
 """
 
 from __future__ import annotations
 
 import ctypes
+import dataclasses
+import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Protocol
 
 import torch
 
-from ..errors import CompileError
-from ..target import Target
+from . import driver
+from .backend import raw_stream
 from .cache import CompiledKernel
-from .simulating import SimulatedLaunch, current_session, simulation
+from .simulating import SimulatedLaunch, Simulation, simulation
+from .template import Patch, Template
 
 Tensors = Mapping[str, tuple[torch.Tensor, bool]]
 """Every tensor that a kernel may touch, by name, and whether it may write it."""
+Touched = Callable[..., Tensors]
+"""From the owners of a call's memory to its tensors; only the simulator asks."""
 
 
 class Launcher(Protocol):
-    """Launches one compiled kernel."""
+    """Launches one kernel as planned."""
 
-    def __call__(self, values: Sequence[Any], tensors: Callable[[], Tensors]) -> None:
-        """Runs the host function on ``values``; only the simulator asks for ``tensors``."""
-
-
-def packed_arguments(types: Sequence[type], values: Sequence[Any]) -> tuple[ctypes.Structure, ctypes.Array]:
-    """Lays out ``values`` and an array of pointers to them, as the DSL's packed host entry takes them."""
-    struct, offsets = _layout(tuple(types))
-    storage = struct(*values)
-    base = ctypes.addressof(storage)
-    return storage, (ctypes.c_void_p * len(offsets))(*[base + offset for offset in offsets])
-
-
-_layouts: dict[tuple, tuple[type[ctypes.Structure], list[int]]] = {}
-
-
-def _layout(types: tuple) -> tuple[type[ctypes.Structure], list[int]]:
-    found = _layouts.get(types)
-    if found is None:
-        # the last slot is where the entry writes its cudaError_t
-        fields = [(f"a{i}", t) for i, t in enumerate((*types, ctypes.c_int32))]
-        struct = type("Arguments", (ctypes.Structure,), {"_fields_": fields})
-        found = _layouts[types] = struct, [getattr(struct, name).offset for name, _ in fields]
-    return found
+    def __call__(self, values: tuple, owners: tuple) -> None:
+        """``values``: what varies, in order. ``owners``: what ``touched`` takes, kept alive by the caller."""
 
 
 class CudaLauncher:
-    """Runs the host code through the CUDA runtime, on the current device and the stream given as an argument."""
+    """``cuLaunchKernelEx`` on parameters that are kept: a call writes the varying values in place, and launches.
 
-    def __init__(self, kernel: CompiledKernel, types: Sequence[type]) -> None:
-        from cutlass._mlir import ir
-        from cutlass._mlir.execution_engine import ExecutionEngine
-        from cutlass.cutlass_dsl import CuTeDSL
+    On torch's current stream of ``device``, whatever device is current. Threads take turns.
+    """
 
-        self._kernel, self._types = kernel, tuple(types)
-        with ir.Context(), ir.Location.unknown():
-            module = ir.Module.parse(kernel.host_ir)
-            self._engine = ExecutionEngine(module, opt_level=2, shared_libs=CuTeDSL._get_dsl().get_shared_libs())
-        self._library = ctypes.c_void_p()
-        self._loaded: set[int] = set()
-        self._call_host("cuda_init")
-        address = self._engine.raw_lookup(kernel.entry)
-        if not address:
-            raise CompileError(f"kernel {kernel.name}: host function {kernel.entry} is missing from its module")
-        self._entry = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)
+    def __init__(self, kernel: CompiledKernel, template: Template, device: int) -> None:
+        names = [launch.kernel for launch in template.launches]
+        if device not in kernel.loaded:
+            kernel.loaded[device] = driver.load(kernel.cubin, names, device, kernel.name)
+        self._kernel, self._device, self._stream = kernel, device, 0
+        self._function, self._several = driver.launch_function(), torch.cuda.device_count() > 1
+        self._configs = [driver.config_of(launch) for launch in template.launches]
+        self._writes: list[Callable[[tuple], None]] = []
+        self._launches, self._buffers = [], []
+        for number, (launch, config) in enumerate(zip(template.launches, self._configs)):
+            places, buffer = _laid_out(launch.params)
+            patches = [p for p in template.patches if p.launch == number]
+            self._writes += _writes(buffer, [(places[p.param] + p.offset, p) for p in patches], template.values)
+            base = ctypes.addressof(buffer)
+            pointers = (ctypes.c_void_p * max(1, len(places)))(*[base + place for place in places])
+            self._buffers.append((buffer, pointers))
+            handle = kernel.loaded[device][launch.kernel]
+            self._launches.append((ctypes.addressof(config), handle, ctypes.addressof(pointers)))
+        self._lock = threading.Lock()
 
-    def _call_host(self, symbol: str, *extra: int) -> None:
-        """Calls ``symbol(cudaLibrary_t *library, int32 …extra)`` of the host module."""
-        address = self._engine.raw_lookup(symbol)
-        if not address:
-            raise CompileError(f"kernel {self._kernel.name}: {symbol} is missing from its host module")
-        types = [ctypes.c_void_p, *[ctypes.c_int32] * len(extra)]
-        storage, pointers = packed_arguments(types, [ctypes.addressof(self._library), *extra])
-        ctypes.CFUNCTYPE(None, ctypes.c_void_p)(address)(pointers)
-        _check(getattr(storage, f"a{len(types)}"), f"{symbol} of kernel {self._kernel.name}")
+    def __call__(self, values: tuple, owners: tuple) -> None:
+        if self._several and torch.cuda.current_device() != self._device:
+            with torch.cuda.device(self._device):
+                return self(values, owners)
+        stream, launch = raw_stream(self._device), self._function
+        with self._lock:
+            if stream != self._stream:
+                for config in self._configs:
+                    config.stream = stream
+                self._stream = stream
+            for write in self._writes:
+                write(values)
+            for config, function, params in self._launches:
+                status = launch(config, function, params, None)
+                if status:
+                    self._retry(status, config, function, params)
 
-    def __call__(self, values: Sequence[Any], tensors: Callable[[], Tensors]) -> None:
-        device = torch.cuda.current_device()
-        if device not in self._loaded:
-            self._call_host("cuda_load_to_device", device)
-            self._loaded.add(device)
-        storage, pointers = packed_arguments(self._types, values)
-        self._entry(pointers)
-        status = getattr(storage, f"a{len(self._types)}")
-        if status:
-            _check(status, f"launch of kernel {self._kernel.name}")
+    def _retry(self, status: int, *arguments: int) -> None:
+        """A thread that torch has not used yet has no context; all else is an error."""
+        if status == driver.INVALID_CONTEXT:
+            driver.bind_context(self._device)
+            status = self._function(*arguments, None)
+        driver.check(status, f"launch of kernel {self._kernel.name}")
 
 
-def _check(status: int, what: str) -> None:
-    if status:
-        from cuda.bindings import runtime
+def _laid_out(params: Sequence[bytes]) -> tuple[list[int], ctypes.Array]:
+    """Where each parameter starts in one buffer, and the buffer with their bytes."""
+    places, end = [], 0
+    for param in params:
+        end = -(-end // 64) * 64 if len(param) >= 64 else -(-end // 8) * 8 if len(param) >= 8 else -(-end // 4) * 4
+        places.append(end)
+        end += len(param)
+    room = ctypes.create_string_buffer(end + 64)
+    start = -ctypes.addressof(room) % 64
+    buffer = (ctypes.c_char * max(1, end)).from_buffer(room, start)
+    for place, param in zip(places, params):
+        buffer[place : place + len(param)] = param
+    return places, buffer
 
-        name = runtime.cudaGetErrorName(runtime.cudaError_t(status))[1]
-        raise CompileError(f"{what} failed: {name.decode() if isinstance(name, bytes) else name} ({status})")
+
+def _writes(buffer: Any, places: Sequence[tuple[int, Patch]], count: int) -> list[Callable[[tuple], None]]:
+    """Functions that write the varying values: one for each run of neighbours in ``buffer``."""
+    runs: list[list[tuple[int, Patch]]] = []
+    end = -1
+    for at, patch in sorted(places, key=itemgetter(0)):
+        if at != end:
+            runs.append([])
+        runs[-1].append((at, patch))
+        end = at + struct.calcsize("<" + patch.code)
+    return [_write(buffer, run[0][0], [patch for _, patch in run], count) for run in runs]
+
+
+def _write(buffer: Any, at: int, patches: Sequence[Patch], count: int) -> Callable[[tuple], None]:
+    pack = struct.Struct("<" + "".join(p.code for p in patches)).pack_into
+    if any(p.added for p in patches):
+        takes = [(p.value, p.added) for p in patches]
+        return lambda values: pack(buffer, at, *[values[i] + added for i, added in takes])
+    indexes = [p.value for p in patches]
+    if indexes == list(range(count)):
+        return lambda values: pack(buffer, at, *values)
+    if len(indexes) == 1:
+        index = indexes[0]
+        return lambda values: pack(buffer, at, values[index])
+    take = itemgetter(*indexes)
+    return lambda values: pack(buffer, at, *take(values))
 
 
 class SimLauncher:
-    """Runs the host code with its launches captured, and executes the captured launches from the kernel's PTX."""
+    """Executes the launches from the kernel's PTX, as the ``simulating`` around the call says."""
 
-    def __init__(self, kernel: CompiledKernel, types: Sequence[type]) -> None:
-        from ..sim import HostModule, Program
+    def __init__(self, kernel: CompiledKernel, template: Template, plan: Callable, touched: Touched) -> None:
+        self._kernel, self._template, self._plan, self._touched = kernel, template, plan, touched
 
-        self._kernel, self._types = kernel, tuple(types)
-        self._host = HostModule(kernel.host_ir, kernel.entry)
-        self._program = Program.parse(kernel.ptx)
-
-    def __call__(self, values: Sequence[Any], tensors: Callable[[], Tensors]) -> None:
+    def __call__(self, values: tuple, owners: tuple) -> None:
         from ..sim import GlobalMemory, Trace, run
 
         memory = GlobalMemory()
-        for name, (tensor, writable) in tensors().items():
+        for name, (tensor, writable) in self._touched(*owners).items():
             memory.add(tensor, name=name, writable=writable)
         active = simulation()
+        kernel, template = self._what_runs(active)
         options = dict(active.options) if active else {}
         traced = options.pop("trace", None)
-        for launch in self._host.call([kind(value) for kind, value in zip(self._types, values)]):
+        for launch in template.filled(values):
             trace = Trace() if traced is True else traced or None
-            result = run(self._program, launch, memory, trace=trace, **options)
+            result = run(kernel.program, launch, memory, trace=trace, **options)
             if active:
-                active.record(SimulatedLaunch(self._kernel, launch, result, trace))
+                active.record(SimulatedLaunch(kernel, launch, result, trace))
+
+    def _what_runs(self, active: Simulation | None) -> tuple[CompiledKernel, Template]:
+        """The kernel, or what ``simulating(kernel=…)`` wants instead: asked for once in its block."""
+        if active is None or active.kernel is None:
+            return self._kernel, self._template
+        found = active.replaced.get(id(self))
+        if found is None:
+            other = active.kernel(self._kernel)
+            template = self._template if other.host_ir == self._kernel.host_ir else self._plan(other)
+            # this launcher is kept beside them so that its id stays its own
+            found = active.replaced[id(self)] = other, template, self
+        return found[:2]
 
 
 class SessionLauncher:
-    """Runs the host code as ``CudaLauncher`` does, on the simulated GPU of a session (``sim.session``)."""
+    """Submits the launches to the simulated GPU of a session (``sim.session``)."""
 
-    def __init__(self, kernel: CompiledKernel, types: Sequence[type], session: Any) -> None:
-        from ..sim import HostModule, Program
+    def __init__(self, kernel: CompiledKernel, template: Template, device: int, session: Any) -> None:
+        self._kernel, self._template, self._device, self._session = kernel, template, device, session
 
-        self._types, self._session = tuple(types), session
-        self._host = HostModule(kernel.host_ir, kernel.entry, session.device)
-        self._program = Program.parse(kernel.ptx)
-
-    def __call__(self, values: Sequence[Any], tensors: Callable[[], Tensors]) -> None:
-        arguments = [kind(value) for kind, value in zip(self._types, values)]
-        submit = self._session.submit
-        self._host.call_at([ctypes.addressof(a) for a in arguments], lambda launch: submit(self._program, launch))
-
-
-_launchers: dict[tuple[int, str], tuple[CompiledKernel, Launcher]] = {}
-_lock = threading.Lock()
-
-
-def launcher(kernel: CompiledKernel, target: Target, types: Sequence[type]) -> Launcher:
-    """The launcher of ``kernel`` on ``target.backend``, made once; ``types`` are the ctypes of the arguments."""
-    active = simulation()
-    if target.backend == "sim" and active is not None and active.kernel is not None:
-        kernel = active.kernel(kernel)
-    session = current_session() if target.backend == "cuda" else None
-    # what belongs to a session goes with it
-    kept = _launchers if session is None else session.kept
-    key = (id(kernel), target.backend)
-    found = kept.get(key)
-    if found is None:
-        with _lock:
-            found = kept.get(key)
-            if found is None:
-                # the kernel is kept beside its launcher so that its id stays its own
-                found = kept[key] = kernel, _make(kernel, target, types, session)
-    return found[1]
-
-
-def _make(kernel: CompiledKernel, target: Target, types: Sequence[type], session: Any) -> Launcher:
-    if session is not None:
-        return SessionLauncher(kernel, types, session)
-    return CudaLauncher(kernel, types) if target.backend == "cuda" else SimLauncher(kernel, types)
+    def __call__(self, values: tuple, owners: tuple) -> None:
+        stream = torch.cuda.current_stream(self._device).cuda_stream
+        for launch in self._template.filled(values):
+            self._session.submit(self._kernel.program, dataclasses.replace(launch, stream=stream))

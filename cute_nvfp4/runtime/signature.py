@@ -28,28 +28,32 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Scalar:
-    """A number: the name of its DSL type, and its C type."""
+    """A number: the name of its DSL type, its C type, and whether it may be another in each call of a plan."""
 
     dtype: str
     ctype: type
+    varies: bool = False
 
 
 INT32 = Scalar("Int32", ctypes.c_int32)
 INT64 = Scalar("Int64", ctypes.c_int64)
 FLOAT32 = Scalar("Float32", ctypes.c_float)
+VARYING_INT32 = Scalar("Int32", ctypes.c_int32, varies=True)
+VARYING_FLOAT32 = Scalar("Float32", ctypes.c_float, varies=True)
 
 
 @dataclass(frozen=True)
 class Pointer:
     """An address in global memory: the name of the DSL type it points to, and the bytes it is aligned to.
 
-    Either may be a function of the kernel's configuration.
+    Either may be a function of the kernel's configuration. Addresses vary from call to call.
     """
 
     dtype: str | Callable[[Any], str]
     alignment: int | Callable[[Any], int]
 
     ctype = ctypes.c_void_p
+    varies = True
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class Signature:
         declared: the record, with everything that depended on the configuration filled in.
         names: of the arguments in the order in which the host function takes them: ``a.data`` and so on.
         types: their C types, and last that of the stream.
+        varying: places in ``names`` of what a call may change without another plan, in order.
     """
 
     def __init__(self, record: type, config: Any = None) -> None:
@@ -73,6 +78,7 @@ class Signature:
         leaves = list(_leaves(self.declared, ""))
         self.names = tuple(name for name, _ in leaves)
         self.types = (*(leaf.ctype for _, leaf in leaves), ctypes.c_void_p)
+        self.varying = tuple(i for i, (_, leaf) in enumerate(leaves) if leaf.varies)
 
     def examples(self) -> list[Any]:
         """What the host function is compiled with: a record of example values, and a stream. Nothing reads them."""

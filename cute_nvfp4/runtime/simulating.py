@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import contextvars
+import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from ..sim import Launch, Result, Trace
     from .cache import CompiledKernel
 
-OPTIONS = ("checks", "counters", "schedule", "step_limit", "trace", "warps_per_wave", "sm_count")
+ARCH_VARIABLE = "CUTE_NVFP4_ARCH"
+OPTIONS = ("checks", "counters", "schedule", "step_limit", "trace", "warps_per_wave", "sm_count", "allow", "on_hazard")
 
 
 @dataclass(frozen=True)
@@ -44,12 +46,16 @@ class SimulatedLaunch:
 
 @dataclass(frozen=True)
 class Simulation:
-    """The innermost ``simulating``: its options, and the lists to which every launch is added, its own last."""
+    """The innermost ``simulating``: its options, and the lists to which every launch is added, its own last.
+
+    replaced: what ``kernel`` gave instead of a kernel, for each launcher that asked (:mod:`.launch`).
+    """
 
     arch: str | None = None
     kernel: Callable[[CompiledKernel], CompiledKernel] | None = None
     options: dict[str, Any] = field(default_factory=dict)
     runs: tuple[list[SimulatedLaunch], ...] = ()
+    replaced: dict[int, tuple] = field(default_factory=dict)
 
     def record(self, launch: SimulatedLaunch) -> None:
         for runs in self.runs:
@@ -68,6 +74,14 @@ def current_session() -> Any:
     """The simulated GPU that stands in for torch's "cuda" (``sim.session``), or None."""
     session = sys.modules.get("cute_nvfp4.sim.session")  # absent unless somebody opened one
     return None if session is None else session.current_session()
+
+
+def world(on_cpu: bool) -> Any:
+    """What decides where a call runs besides its tensors and ``backend``: the simulation or the session around it."""
+    if not on_cpu:
+        return session_number()
+    active = _active.get()
+    return os.environ.get(ARCH_VARIABLE) if active is None else (active.arch, os.environ.get(ARCH_VARIABLE))
 
 
 def session_number() -> int:
@@ -91,8 +105,8 @@ def simulating(
             variable ``CUTE_NVFP4_ARCH``, or sm_100a.
         kernel: what is to run instead of a compiled kernel: a function from one ``CompiledKernel`` to another.
         options: those of ``sim.run``: ``checks``, ``counters``, ``schedule``, ``trace`` (a ``sim.Trace``, or True for
-            one for each launch), ``step_limit``, ``warps_per_wave``, ``sm_count``. Blocks nest: what is not given is as
-            it is outside.
+            one for each launch), ``step_limit``, ``warps_per_wave``, ``sm_count``, ``allow``, ``on_hazard``.
+            Blocks nest: what is not given is as it is outside.
 
     Yields:
         A list, to which each launch is added when it has ended. A hazard raises, and its launch is not in the list.

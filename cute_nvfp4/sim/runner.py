@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from cute_nvfp4.sim.checks import Checks
-from cute_nvfp4.sim.checks.static import findings
-from cute_nvfp4.sim.errors import BrokenRule
+from cute_nvfp4.errors import SimError
+from cute_nvfp4.sim.checks import Checks, static
+from cute_nvfp4.sim.checks.findings import Findings
+from cute_nvfp4.sim.checks.unwritten import Unwritten
 from cute_nvfp4.sim.machine.events import Client
 from cute_nvfp4.sim.machine.executor import execute
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory
@@ -35,6 +37,8 @@ def run(
     step_limit: int = DEFAULT_STEPS,
     warps_per_wave: int | None = None,
     sm_count: int = 148,
+    allow: Collection[str] = (),
+    on_hazard: str = "raise",
 ) -> Result:
     """Executes one launch on ``memory`` and returns what was counted.
 
@@ -42,26 +46,37 @@ def run(
     ``trace`` collects who did what, step by step (``trace.Trace``). ``checks`` looks for races and other hazards that
     this run need not show (``checks``). ``schedule`` says how warps and engines interleave. ``step_limit``
     bounds the blocks executed by one wave. ``warps_per_wave`` is how many warps are resident together (whole clusters;
-    a cooperative launch is one wave). Raises a subclass of ``SimError`` for every hazard, ``LaunchError`` when launch
-    and kernel do not fit together.
+    a cooperative launch is one wave). ``allow`` names classes of hazards (``checks.findings.CLASSES``) that are only
+    warnings; with ``on_hazard="collect"`` no hazard that a check finds stops the launch, and ``Result.findings`` has
+    them. Raises a subclass of ``SimError`` for every other hazard, with what was found before it in its ``findings``,
+    and ``LaunchError`` when launch and kernel do not fit together.
     """
     kernel, target = program.kernel(launch.kernel), program.module.target
-    found = findings(kernel) if checks else ()
-    for finding in found:
-        if finding.severity == "error":
-            raise BrokenRule(str(finding).removeprefix("error: "))
-    state = Run(kernel, target, launch, memory, step_limit, sm_count, schedule or Schedule())
-    state.variables = program.variables(memory)
+    found = Findings(kernel.source.name, allow, on_hazard)
+    for finding in static.findings(kernel) if checks else ():
+        found.add(finding)
+    variables, unwritten = program.variables(memory), Unwritten(found, memory)
+
+    def execute_for(clients: Sequence[Client]) -> None:
+        state = Run(kernel, target, launch, memory, step_limit, sm_count, schedule or Schedule())
+        state.variables, state.clients = variables, clients
+        execute(state, warps_per_wave)
+
     steps, instructions = Steps(), Instructions(kernel)
     counted = Counters(memory, L2.of(target), steps) if counters else None
     clients: list[Client | None] = [
         steps if counters or trace is not None else None,
         instructions,
-        Checks(kernel, memory) if checks else None,
+        Checks(kernel, memory, found, unwritten) if checks else None,
         counted,
         trace.client(kernel, launch, steps) if trace is not None else None,
     ]
-    state.clients = [client for client in clients if client is not None]
-    execute(state, warps_per_wave)
-    result = replace(instructions.result(launch), warnings=tuple(str(finding) for finding in found))
+    try:
+        execute_for([client for client in clients if client is not None])
+    except SimError as error:
+        unwritten.stopped()
+        error.findings = found.all()
+        raise
+    unwritten.settle(lambda client: execute_for([client]))
+    result = replace(instructions.result(launch), findings=found.all())
     return counted.complete(result) if counted else result

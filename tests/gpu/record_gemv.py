@@ -13,7 +13,6 @@ import datetime
 import os
 import platform
 import sys
-from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -29,9 +28,9 @@ import ptx_kernels
 from gemv_problems import Case, Problem, check, make
 from recordings import Recorder
 
-from cute_nvfp4.runtime import kernel as running
-from cute_nvfp4.runtime import launch
 from cute_nvfp4.runtime.compile import CompiledKernel
+from cute_nvfp4.runtime.kernel import Kernel
+from cute_nvfp4.runtime.template import capture
 from cute_nvfp4.target import Target
 
 _F16, _BF16 = torch.float16, torch.bfloat16
@@ -61,16 +60,21 @@ def record_gemv(recorder: Recorder, case: Case, backend: str) -> None:
     """Runs gemv() with its launch recorded; the result is checked as well."""
     problem: Problem = make(case, "cuda" if backend == "cuda" else "cpu")
 
-    def recording_launcher(kernel: CompiledKernel, target: Target, types: tuple):
-        runs = launch.launcher(kernel, target, types)
+    actual = Kernel.launcher
 
-        def launches(values: list, tensors: Callable[[], launch.Tensors]) -> None:
+    def recording_launcher(self: Kernel, config: Any, target: Target, device: Any, arguments: Any, touched: Any):
+        kernel, signature = self.compile(config), self.signature(config)
+        runs = actual(self, config, target, device, arguments, touched)
+        template = capture(kernel, signature.types, signature.values(arguments, 0), signature.varying)
+
+        def launches(values: tuple, owners: tuple) -> None:
             notes = {"case": str(case), "alpha": case.alpha, "kind": "gemv"}
-            recorder.record(f"gemv {case}", kernel, types, values, tensors(), lambda: runs(values, tensors), **notes)
+            (found,) = template.filled(values)
+            recorder.record(f"gemv {case}", kernel, found, touched(*owners), lambda: runs(values, owners), **notes)
 
         return launches
 
-    with mock.patch.object(running, "launcher", recording_launcher):
+    with mock.patch.object(Kernel, "launcher", recording_launcher):
         check(problem, problem.run(backend))
 
 
@@ -86,12 +90,13 @@ def record_instructions(recorder: Recorder, body: str, rows: int, backend: str, 
         words = words.reshape(warps, 32, -1)[keep].reshape(rows, -1)
     kernel = ptx_kernels.compiled(body, arch)
 
-    def recording_launcher(kernel_: CompiledKernel, backend_: str):
-        runs = actual(kernel_, backend_)
+    def recording_launcher(kernel_: CompiledKernel, backend_: str, blocks: int):
+        runs, template = actual(kernel_, backend_, blocks), ptx_kernels.template(kernel_, blocks)
 
-        def launches(values: list, tensors: Callable[[], launch.Tensors]) -> None:
-            types = ptx_kernels.ARGUMENT_TYPES
-            recorder.record(f"ptx {body}", kernel_, types, values, tensors(), lambda: runs(values, tensors), kind="ptx")
+        def launches(values: tuple, owners: tuple) -> None:
+            (launch,) = template.filled(values)
+            tensors = ptx_kernels.touched(*owners)
+            recorder.record(f"ptx {body}", kernel_, launch, tensors, lambda: runs(values, owners), kind="ptx")
 
         return launches
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
+from cute_nvfp4.harness.counters import Launch
 from cute_nvfp4.harness.evaluate import percent_of_copy
 from cute_nvfp4.harness.problem import get_problem
 from cute_nvfp4.harness.protocol import lines
@@ -19,6 +20,8 @@ from cute_nvfp4.harness.timing import Timing
 
 PROBLEM = get_problem("nvfp4_gemv")
 TASK = load_task(PROBLEM.folder / "task.yml")
+COUNTERS = {"instructions": 123456, "load_requests": 200, "load_sectors": 500}
+LAUNCH = Launch(kernel="gemv", grid=(4, 1, 1), block=(128, 1, 1), cluster=(1, 1, 1), counters=COUNTERS)
 TIMES = Timing.of([20_000.0, 22_000.0])
 
 
@@ -31,7 +34,8 @@ def a_run(backend: str, **changes) -> RunResult:
         if gpu:
             result.gpu, result.peer, result.peer_name = TIMES, replace(TIMES, mean=63_000.0), "torch bf16 bmm"
         else:
-            result.wall_s, result.counters = 1.25, {"instructions": 123456, "load_sectors": 789}
+            result.wall_s = 1.25
+            result.add_launches([LAUNCH] * 3)
         run.cases.append(result)
     run.copy_bytes_s = 4.25e12 if gpu else None
     run.score_us = 21.0 if gpu else None
@@ -73,7 +77,7 @@ def test_gpu_times_stand_beside_their_peers_and_not_beside_published_figures():
 def test_a_simulation_shows_counters_and_wall_time_and_no_gpu_time():
     text = printed(a_run("sim"))
     assert "simulation" in text and "wall s" in text and "1.25" in text
-    assert "123,456" in text and "load sectors" in text
+    assert "123,456" in text and "2.50" in text and "3 × gemv" in text  # sectors of a request, launches alike
     assert "No GPU ran" in text
     assert "mean µs" not in text and "score (" not in text
 

@@ -59,7 +59,7 @@ def runner(tmp_path_factory):
     problem = get_problem("nvfp4_gemv")
     cases = [case(rows) for rows in range(1, 12)]
     tolerances = load_task(TINY).tolerances
-    options = {"backend": "reference", "arch": None, "device": "cpu", "tolerances": tolerances, "timeout": 30.0}
+    options = {"backend": "reference", "arch": None, "tolerances": tolerances, "timeout": 30.0}
     with Runner(problem, path, cases, **options) as started:
         yield started
 
@@ -136,7 +136,7 @@ def list_runner(tmp_path_factory):
     path = tmp_path_factory.mktemp("lists") / "submission.py"
     path.write_text(LISTS.format(honest=str(HONEST.parent)))
     cases = [list_case(rows) for rows in range(1, 8)]
-    options = {"backend": "reference", "arch": None, "device": "cpu", "batch": 3, "timeout": 30.0}
+    options = {"backend": "reference", "arch": None, "batch": 3, "timeout": 30.0}
     with Runner(
         get_problem("nvfp4_group_gemm"), path, cases, tolerances=load_task(TINY).tolerances, **options
     ) as started:
@@ -175,7 +175,7 @@ def test_a_batch_is_checked_call_by_call_and_timed_as_one(list_runner):
 def test_tensors_of_the_submission_are_poisoned_before_the_next_request():
     """Two cases with the same contents (nvfp4_gemv has such) must both be computed."""
     path = HONEST.parent / "kept_by_content.py"
-    options = {"backend": "reference", "arch": None, "device": "cpu", "tolerances": load_task(TINY).tolerances}
+    options = {"backend": "reference", "arch": None, "tolerances": load_task(TINY).tolerances}
     with Runner(get_problem("nvfp4_group_gemm"), path, [list_case(7)], **options) as started:
         assert started.call(list_case(7), 1).check.passed
         again = started.call(list_case(7), 1).check

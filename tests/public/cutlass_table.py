@@ -36,10 +36,10 @@ that check nothing only show that they run to their end. The simulator's own che
 def versions(checkout: Path, commit: str = "") -> dict[str, str]:
     """Commit of the checkout (``commit``, or what git says) and versions of the packages that took part."""
     names = ("nvidia-cutlass-dsl", "torch", "numpy", "cute-nvfp4")
-    return {"CUTLASS": commit or _commit(checkout) or "unknown commit"} | {name: _installed(name) for name in names}
+    return {"CUTLASS": commit or _commit(checkout) or "unknown commit"} | {name: installed(name) for name in names}
 
 
-def _installed(name: str) -> str:
+def installed(name: str) -> str:
     try:
         return version(name)
     except PackageNotFoundError:

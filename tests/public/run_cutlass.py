@@ -50,24 +50,31 @@ class Outcome:
 
 def run(program: Program, checkout: Path, options: list[str], scale: float) -> Outcome:
     path = checkout / ROOT / program.path
-    out = Outcome(program.path, program.arguments, program.arch, program.expect, "", 0, 0.0, checked=program.checked)
-    if not path.is_file():
-        out.outcome, out.status, out.reason = "absent", 127, "the checkout has no such file"
-        return out
-    with tempfile.TemporaryDirectory() as folder:
-        _run(out, program, path, Path(folder) / "report.json", options, program.limit * scale)
+    out = run_program(program, path, path.parent, options, scale)
     # nothing of this machine in what is written
     out.reason = out.reason.replace(str(checkout.resolve()), "cutlass").replace(str(checkout), "cutlass")
     return out
 
 
-def _run(out: Outcome, program: Program, path: Path, report: Path, options: list[str], limit: float) -> None:
-    command = [sys.executable, "-m", "cute_nvfp4", "sim", "--arch", program.arch, "--json", str(report), *options]
+def run_program(program: Program, path: Path, folder: Path, options: list[str], scale: float) -> Outcome:
+    """Runs the file ``path`` in ``folder``."""
+    out = Outcome(program.path, program.arguments, program.arch, program.expect, "", 0, 0.0, checked=program.checked)
+    if not path.is_file():
+        out.outcome, out.status, out.reason = "absent", 127, "there is no such file"
+        return out
+    with tempfile.TemporaryDirectory() as reports:
+        report = Path(reports) / "report.json"
+        command = [sys.executable, "-m", "cute_nvfp4", "sim", "--arch", program.arch, "--json", str(report), *options]
+        _run(out, program, [*command, str(path)], folder, report, program.limit * scale)
+    return out
+
+
+def _run(out: Outcome, program: Program, command: list[str], folder: Path, report: Path, limit: float) -> None:
     begin = time.perf_counter()
     try:
         done = subprocess.run(
-            [*command, path.name, *program.arguments.split()],
-            cwd=path.parent, capture_output=True, text=True, errors="replace", timeout=limit, stdin=subprocess.DEVNULL,
+            [*command, *program.arguments.split()],
+            cwd=folder, capture_output=True, text=True, errors="replace", timeout=limit, stdin=subprocess.DEVNULL,
         )  # fmt: skip
         out.status, text = done.returncode, done.stdout + done.stderr
     except subprocess.TimeoutExpired:

@@ -27,18 +27,18 @@ def found(body: str) -> list[tuple[str, str]]:
         (
             INIT + "fence.mbarrier_init.release.cluster; bar.sync 0;" + COPY,
             INIT + "bar.sync 0; @%q2 bra L; fence.mbarrier_init.release.cluster; L:" + COPY,
-            ("error", "mbarrier-init-fence"),
+            ("hazard", "mbarrier-init-fence"),
         ),
         (
             INIT + "fence.proxy.async; barrier.cluster.arrive.relaxed; barrier.cluster.wait;",
             INIT + "barrier.cluster.arrive.relaxed; barrier.cluster.wait;",
-            ("error", "mbarrier-init-fence"),
+            ("hazard", "mbarrier-init-fence"),
         ),
         (INIT + "bar.sync 0;" + wait("%r5", "0"), None, None),
         (
             ALLOC + "tcgen05.dealloc.cta_group::1.sync.aligned.b32 %r3, 32;",
             ALLOC,
-            ("error", "tensor-memory-freed"),
+            ("hazard", "tensor-memory-freed"),
         ),
         (
             LOAD + "tcgen05.wait::ld.sync.aligned; st.global.b32 [%p0], %r2;",
@@ -50,7 +50,7 @@ def found(body: str) -> list[tuple[str, str]]:
             "mbarrier.try_wait.parity.shared.b64 %q2, [bar], 0;",
             ("warning", "wait-answer-read"),
         ),
-        ("bar.sync 1, 64; barrier.cta.arrive 2, 96;", "bar.sync 1, 48;", ("error", "barrier-thread-count")),
+        ("bar.sync 1, 64; barrier.cta.arrive 2, 96;", "bar.sync 1, 48;", ("hazard", "barrier-thread-count")),
     ],
 )
 def test_rules(good: str, bad: str | None, finding: tuple[str, str] | None) -> None:
@@ -62,11 +62,11 @@ def test_rules(good: str, bad: str | None, finding: tuple[str, str] | None) -> N
 def test_findings_name_kernel_and_instruction() -> None:
     program = Program.parse(module("bar.sync 1, 48;", 0))
     (finding,) = findings(program.kernel("kernel"))
-    assert str(finding).startswith("error: kernel: `bar.sync 1, 48` (PTX line ")
+    assert str(finding).startswith("hazard: kernel: `bar.sync 1, 48` (PTX line ")
     assert "48 threads are no whole number of warps [barrier-thread-count]" in str(finding)
 
 
 def test_the_count_of_a_reducing_barrier_is_its_third_operand() -> None:
     text = "setp.eq.u32 %q1, %r1, 0; barrier.red.and.pred %q2, 1, COUNT, %q1;"
     assert found(text.replace("COUNT", "64")) == []
-    assert found(text.replace("COUNT", "40")) == [("error", "barrier-thread-count")]
+    assert found(text.replace("COUNT", "40")) == [("hazard", "barrier-thread-count")]

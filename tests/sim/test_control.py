@@ -105,8 +105,24 @@ def test_deadlock_says_who_waits() -> None:
     body = "mov.u32 %r1, %tid.x; setp.lt.u32 %q1, %r1, 32; @%q1 bra A; bar.sync 1, 64; bra END; A: bar.sync 2, 64; END:"
     with pytest.raises(Deadlock) as error:
         launch_kernel(module(body, 0), [], block=(64, 1, 1))
-    assert "wait at barrier 1" in str(error.value) and "wait at barrier 2: `bar.sync 2, 64`" in str(error.value)
-    assert "32 thread(s) of that CTA here, 64 wanted" in str(error.value)
+    assert "warp 1 waits at barrier 1" in str(error.value) and "waits at barrier 2: `bar.sync 2, 64`" in str(
+        error.value
+    )
+    assert "32 thread(s) of the CTA here, 64 wanted, 64 alive" in str(error.value)
+
+
+def test_a_deadlock_names_every_warp_that_waits() -> None:
+    """Of each CTA's 32 warps fourteen wait at barriers of their own, 17 at barrier 15; the last has exited."""
+    body = """mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; setp.eq.u32 %q1, %r2, 31; @%q1 bra END;
+    add.u32 %r2, %r2, 1; min.u32 %r2, %r2, 15; bar.sync %r2, 992; END:"""
+    with pytest.raises(Deadlock) as error:
+        launch_kernel(module(body, 0), [], block=(1024, 1, 1), grid=(2, 1, 1))
+    text = str(error.value)
+    for warp in range(14):
+        assert f"  CTA (0, 0, 0), warp {warp}; CTA (1, 0, 0), warp {warp} wait at barrier {warp + 1}: `bar.sync" in text
+    assert "CTA (0, 0, 0), warps 14-30; CTA (1, 0, 0), warps 14-30 wait at barrier 15" in text
+    assert "544 thread(s) of the CTA here, 992 wanted, 992 alive" in text
+    assert "62 of 64 warps wait, 2 have exited" in text
 
 
 def test_step_limit() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from ptx_lab import launch_kernel, module
 
-from cute_nvfp4.sim import Misaligned, OutOfBounds, ReadOnlyWrite
+from cute_nvfp4.sim import MbarrierMisuse, Misaligned, OutOfBounds, ReadOnlyWrite
 
 ADDRESS = "mov.u32 %r1, %tid.x; mad.wide.u32 %rd1, %r1, {0}, %p0; mad.wide.u32 %rd2, %r1, {0}, %p1;"
 
@@ -235,3 +235,50 @@ def test_a_parameter_array_with_an_index_per_lane() -> None:
     assert out.tolist() == [5, 6, 7, 8] * 8
     with pytest.raises(OutOfBounds, match="byte 24 of the kernel's parameters, which has 24 bytes"):
         launch_kernel(text.replace("and.b32 %r2, %r1, 3", "and.b32 %r2, %r1, 7"), [out], [table.tobytes()])
+
+
+SHARED = ".shared .align 16 .b8 cell[256]; .shared .align 8 .b64 bar; .reg .b32 %a;"
+
+
+@pytest.mark.parametrize("space", ["shared", "local", "shared::cluster"])
+@pytest.mark.parametrize("address", ["selp.b32 %a, %r3, -16, %q1;", "selp.b32 %a, %r3, 16777216, %q1;"])
+def test_warps_that_take_no_part_may_hold_any_address(space: str, address: str) -> None:
+    """One address a warp: of warp 1, whose address is nowhere, no lane loads."""
+    out = np.zeros(64, "u4")
+    where = "local" if space == "local" else "shared"
+    body = f"""mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 5; setp.eq.u32 %q1, %r2, 0; mov.u32 %r3, room; {address}
+    mov.b32 %r4, 5; @%q1 st.{space}.b32 [%a], 9; @%q1 ld.{space}.b32 %r4, [%a];
+    mad.wide.u32 %rd1, %r1, 4, %p0; st.global.b32 [%rd1], %r4;"""
+    text = module(body, 1, f".{where} .align 4 .b8 room[4]; .reg .b32 %a;")
+    launch_kernel(text, [out], block=(64, 1, 1))
+    assert out.tolist() == [9] * 32 + [5] * 32
+
+
+@pytest.mark.parametrize("checks", [False, True])
+@pytest.mark.parametrize(
+    "code,what",
+    [
+        ("cp.async.ca.shared.global [%a+4096], [%p0], 16;", "byte 4096 of shared memory"),
+        ("cp.async.ca.shared.global [%a+-16], [%p0], 16;", "byte -16 of shared memory"),
+        ("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%a+-16], [%p0], 16, [bar];", "bytes -16"),
+        ("cp.async.bulk.global.shared::cta.bulk_group [%p0+-64], [%a], 16;", "64 bytes before tensor 't0'"),
+        ("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%a+-4], 1, [bar];", "bytes -4 to 0 of shared"),
+        ("mbarrier.init.shared.b64 [%a+-8], 1;", "0x3f8 in the shared memory"),
+        ("mbarrier.init.shared.b64 [%a+512], 1;", "which has 264 bytes"),
+        ("mbarrier.arrive.shared.b64 _, [%a+-8];", "0x3f8"),
+        ("st.shared::cluster.b32 [%a+-2147483648], 1;", "CTA rank -128|byte -2147483648|CTA rank 128"),
+        ("ld.shared.b32 %r1, [%a+-2147483648];", "CTA rank -128|byte -2147483648|CTA rank 128"),
+        ("red.global.add.u32 [%p0+-4], 1;", "4 bytes before tensor 't0'"),
+    ],
+)
+def test_addresses_beside_what_there_is(code: str, what: str, checks: bool) -> None:
+    """Every instruction that takes an address says where it was, with checks on as well as off."""
+    body = f"""mov.u32 %r2, %tid.x; mov.u32 %a, cell; setp.ne.u32 %q1, %r2, 0; @%q1 bra END;
+    mbarrier.init.shared.b64 [bar], 1; st.shared.v4.b32 [%a], {{%r2, %r2, %r2, %r2}}; fence.proxy.async;
+    {code} cp.async.bulk.commit_group;
+    cp.async.bulk.wait_group 0; END:"""
+    for cluster in (1, 2):
+        with pytest.raises((OutOfBounds, MbarrierMisuse), match=what) as error:
+            options = {"grid": (cluster, 1, 1), "cluster": (cluster, 1, 1)}
+            launch_kernel(module(body, 1, SHARED), [aligned(64, "u4")], checks=checks, **options)
+        assert code.rstrip(";") in str(error.value)

@@ -188,3 +188,32 @@ def test_tables_keep_to_the_width(width) -> None:
     lines = list(_table("title", ("ops", "bytes", "per op"), rows, width))
     assert max(map(len, lines)) <= width and lines[-1].strip() == "… and 12 more"
     assert lines[2].startswith("    …") and ".py:0 " in lines[2] and "… ×12" in lines[2]
+
+
+TWO_RACES = """
+    shared = cute.make_tensor(memory, cute.make_layout(1024))
+    shared[i] = a[i]
+    b[i] = shared[i ^ 1]
+    shared[i + 64] = a[i]
+    b[i] = shared[(i ^ 1) + 64]
+"""
+
+
+def test_hazards_are_allowed_or_collected(program, tmp_path) -> None:
+    report, path = tmp_path / "r.json", program(TWO_RACES)
+    stops = invoke("-q", path)
+    assert stops.exit_code == EXIT_HAZARD and "--allow race-in-warp goes on past it" in stops.stderr
+    allowed = invoke("--allow", "race-in-warp", "--json", str(report), path)
+    assert allowed.exit_code == 0 and "no hazard found" in allowed.stderr, allowed.stderr
+    (line,) = [text for text in allowed.stderr.splitlines() if text.startswith("warning: ")]
+    assert line.startswith("warning: race-in-warp at ld.shared.b32 (PTX line ") and line.endswith(", and 1 more")
+    found = json.loads(report.read_text())
+    assert [f["severity"] for f in found["findings"]] == ["warning", "warning"] and found["allow"] == ["race-in-warp"]
+    assert {f["loc"].rpartition("/")[2] for f in found["findings"]} == {"program.py:13", "program.py:15"}
+    collected = invoke("--continue", "--json", str(report), path)
+    assert collected.exit_code == EXIT_HAZARD and "2 hazard(s): race-in-warp at ld.shared.b32" in collected.stderr
+    found = json.loads(report.read_text())
+    assert (found["outcome"], found["failure"]["kind"], len(found["findings"])) == ("hazard", "Race", 2)
+    assert found["launches"][0]["instructions"] > 0
+    unknown = invoke("--allow", "races", path)
+    assert unknown.exit_code == 2 and "got 'races', expected one of race, race-in-warp" in unknown.stderr

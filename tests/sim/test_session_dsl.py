@@ -101,7 +101,8 @@ def test_arguments_of_functions_compiled_for_tvm_ffi(session) -> None:
     compiled = cute.compile(kernels.launch_double, *examples, ambient, options="--enable-tvm-ffi")
     a, b = vectors()
     assert compiled(a, b) is None and torch.equal(b, 2 * a)
-    with torch.cuda.stream(torch.cuda.Stream()) as chosen:
+    chosen = torch.cuda.Stream()
+    with torch.cuda.stream(chosen):
         compiled(b, a)
     assert torch.equal(a, 2 * b) and session.launches[-1].launch.stream == chosen.cuda_stream
     wrapped = [from_dlpack(t, enable_tvm_ffi=True).mark_layout_dynamic() for t in (a, b)]

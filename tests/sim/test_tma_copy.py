@@ -205,6 +205,50 @@ def test_store_hazards():
         lab.store(plain(), memory(), shared, [0, 0], operation="inc")
 
 
+def ragged(way: str, columns: int, first: int, count: int) -> tuple[TensorMap, list[int]]:
+    """A map under which rows ``first`` to ``first + count`` of a matrix of u16 are a tensor with edges of its own, and
+    the coordinates of its row 0; only the coordinates depend on the rows. The address runs around the 2^64 bytes that
+    there are: two more dimensions lead there and back, or the address itself lies before the matrix by as much as the
+    rows before the first may take."""
+    pitch, most, far = 2 * columns, 0x7FFF0000, 1 << 30
+    if way == "two dimensions":
+        dims, strides = (columns, far, most, most), (pitch, pitch, (1 << 34) - pitch)
+        return TensorMap(0, "u16", dims, strides, (32, 8, 1, 1), (1,) * 4), [0, far - count, first + count, far]
+    start = far * pitch
+    dims, strides = (columns, far, most), (pitch, pitch)
+    return TensorMap(-start, "u16", dims, strides, (32, 8, 1), (1,) * 3), [0, far - count, first + count]
+
+
+@pytest.mark.parametrize("way", ["two dimensions", "address"])
+@pytest.mark.parametrize("checks", [False, True])
+def test_addresses_wrap(way, checks):
+    """Ragged tensors: rows past the end of a group of rows are filled, and stores leave them alone."""
+    matrix = memory(64 * 40)
+    want = matrix.reshape(40, 64)
+    for first, count in ((0, 5), (7, 8), (20, 3), (39, 1)):
+        m, coords = ragged(way, 32, first, count)
+        out = lab.load(m, matrix, coords, total=512, checks=checks).reshape(8, 64)
+        assert (out[:count] == want[first : first + count]).all() and not out[count:].any()
+        after = want.copy()
+        after[first : first + count] = first
+        lab.store(m, matrix, np.full(512, first, np.uint8), coords, checks=checks)
+        assert (want == after).all()
+
+
+@pytest.mark.parametrize("checks", [False, True])
+def test_addresses_that_wrap_to_nowhere(checks):
+    """One row too many before or after the matrix, and a map that never comes back."""
+    m, coords = ragged("address", 32, 38, 3)
+    with pytest.raises(OutOfBounds, match="past the end of tensor 't3'"):
+        lab.load(m, memory(64 * 40), coords, checks=checks)
+    m, coords = ragged("two dimensions", 32, -1, 3)
+    with pytest.raises(OutOfBounds, match="bytes before tensor"):
+        lab.store(m, memory(64 * 40), np.zeros(512, np.uint8), coords, checks=checks)
+    m, coords = ragged("address", 32, 0, 3)
+    with pytest.raises(OutOfBounds, match=r"tensor 't\d'"):
+        lab.load(m, memory(64 * 40), [0, 0, 0], checks=checks)
+
+
 def test_descriptors_that_are_refused():
     good = np.frombuffer(plain().encode(), np.uint64)
 

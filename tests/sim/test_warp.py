@@ -107,7 +107,7 @@ def test_lanes_meet_again_before_a_shuffle() -> None:
 def test_lanes_that_never_meet_are_reported() -> None:
     body = f"""mov.u32 %r1, %tid.x; setp.lt.u32 %q1, %r1, 16; @%q1 bra LOW; shfl.sync.idx.b32 %r2, %r1, 0, 31, {FULL};
     bra END; LOW: shfl.sync.idx.b32 %r2, %r1, 1, 31, {FULL}; END:"""
-    with pytest.raises(DivergentBarrier, match=r"16 lane\(s\) of it, wait for other lanes of the warp at `shfl"):
+    with pytest.raises(DivergentBarrier, match=r"waits \(16 lane\(s\) of it\) for other lanes of the warp at `shfl"):
         launch_kernel(module(body, 0), [])
 
 

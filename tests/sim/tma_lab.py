@@ -51,7 +51,7 @@ def aligned(raw: bytes) -> np.ndarray:
 
 def encoded(m: TensorMap, data: np.ndarray) -> np.ndarray:
     """The tensor map over ``data``; an address of its own is added."""
-    values = dict(m.__dict__, address=m.address + data.ctypes.data)
+    values = dict(m.__dict__, address=(m.address + data.ctypes.data) % (1 << 64))
     return aligned(TensorMap(**values).encode())
 
 

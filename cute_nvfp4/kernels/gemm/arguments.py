@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from ...formats import NVFP4
-from ...runtime.signature import FLOAT32, INT32, INT64, PerConfig, Pointer, Scalar
+from ...runtime.signature import INT32, INT64, VARYING_FLOAT32, PerConfig, Pointer, Scalar
 from .config import OUT_BYTES, QUANTIZED, GemmConfig
 from .grouped_config import GroupedConfig
 
@@ -92,7 +92,7 @@ class GemmArguments(NamedTuple):
     b: tuple[Operand, ...] = PerConfig(lambda c: (B,) * c.counts[1])
     out: Output = Output()
     bias: Bias | None = PerConfig(lambda c: Bias() if c.bias else None)
-    alpha: Scalar = FLOAT32
+    alpha: Scalar = VARYING_FLOAT32
     factors: tuple[tuple[Pointer, ...], ...] = PerConfig(lambda c: ((Pointer("Float32", 4),) * c.factors,) * c.products)
     partials: PartialSums | None = PerConfig(lambda c: PartialSums() if c.scheduler == "stream_k" else None)
     k: Scalar = INT32
@@ -161,7 +161,7 @@ class GroupedArguments(NamedTuple):
     b: Operand | None = _unless_listed(B)
     k: Scalar | None = _unless_listed(INT32)
     out: Output = Output(batch_stride=None)
-    alpha: Scalar = FLOAT32
+    alpha: Scalar = VARYING_FLOAT32
     factors: tuple[GroupFactor, ...] = PerConfig(lambda c: (GroupFactor(),) * c.factors)
     batch: Scalar = INT32
     workers: Scalar = INT32

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...runtime.signature import FLOAT32, INT32, INT64, Pointer, Scalar
+from ...runtime.signature import INT32, INT64, VARYING_FLOAT32, Pointer, Scalar
 from .config import GemvConfig
 
 _BLOCKED_ALIGNMENT = 16
@@ -38,7 +38,7 @@ class GemvArguments(NamedTuple):
     c: Pointer = Pointer(lambda c: _DTYPES[c.out][0], lambda c: _DTYPES[c.out][1])
     a_global: Pointer = Pointer("Float32", 4)
     b_global: Pointer = Pointer("Float32", 4)
-    alpha: Scalar = FLOAT32
+    alpha: Scalar = VARYING_FLOAT32
     m: Scalar = INT32
     k: Scalar = INT32
     batch: Scalar = INT32

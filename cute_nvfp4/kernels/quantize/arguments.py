@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...runtime.signature import INT32, INT64, PerConfig, Pointer, Scalar
+from ...runtime.signature import INT32, INT64, VARYING_INT32, PerConfig, Pointer, Scalar
 from .config import QuantizeConfig
 
 
@@ -22,8 +22,8 @@ class Strides(NamedTuple):
 class Seed(NamedTuple):
     """The halves of the 64-bit seed of stochastic rounding."""
 
-    low: Scalar = INT32
-    high: Scalar = INT32
+    low: Scalar = VARYING_INT32
+    high: Scalar = VARYING_INT32
 
 
 class Powers(NamedTuple):

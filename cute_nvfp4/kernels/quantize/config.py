@@ -50,7 +50,8 @@ class QuantizeConfig:
     row-major scales may be stored four at a time; ragged: whether some of the rows or blocks of a work tile may not
     exist; bulk: whether rows come to shared memory by bulk copies (x is aligned to 16 bytes); vector_bytes: widest load
     that the alignment of x allows, if not; warps: of a CTA, a power of two, at most 32; min_blocks: CTAs that must fit
-    on a multiprocessor, which bounds the registers (0: no bound); fast_path: whether blocks may take it.
+    on a multiprocessor, which bounds the registers (0: no bound); fast_path: whether blocks may take it; defers:
+    whether 4/6 may leave blocks for later, and read them once more from x.
     """
 
     arch: Architecture
@@ -77,6 +78,7 @@ class QuantizeConfig:
     warps: int = 4
     min_blocks: int = 8
     fast_path: bool = True
+    defers: bool = True
 
     @property
     def item_bytes(self) -> int:
@@ -142,7 +144,7 @@ class QuantizeConfig:
     def has_fast_path(self) -> bool:
         """Whether blocks take the fast path (``optimal`` has its own)."""
         # 4/6 has one for rows that are read as they lie
-        apart = self.choice != "" and (self.tile or self.transposed)
+        apart = self.choice != "" and (self.tile or self.transposed or not self.defers)
         plain = self.fast_path and self.scale == "e4m3" and self.item_bytes == 2
         return plain and not (self.stochastic or self.hadamard or self.tries_all_scales or apart)
 
@@ -154,4 +156,8 @@ class QuantizeConfig:
     @property
     def after_rotation(self) -> QuantizeConfig:
         """The same for blocks that have been rotated, which are fp32, or need not be."""
-        return replace(self, dtype="float32", hadamard=0) if self.hadamard else self
+        return replace(self.with_dtype("float32"), hadamard=0) if self.hadamard else self
+
+    def with_dtype(self, dtype: str) -> QuantizeConfig:
+        """The same for an x of ``dtype``."""
+        return replace(self, dtype=dtype)

@@ -39,7 +39,7 @@ def atom_row(row: Int32) -> tuple[Int32, Int32]:
 class Matrices(NamedTuple):
     """One matrix of the batch, by rows and blocks of 16 (MX 32) elements; every tensor is one of bytes.
 
-    rows, columns: those that exist.
+    rows, columns: those that exist. mOther, mValues: of kernels that compute what they quantize.
     """
 
     mX: cute.Tensor  # (ROWS, COLUMNS), the first byte of a block
@@ -47,6 +47,8 @@ class Matrices(NamedTuple):
     mScale: cute.Tensor  # (ROWS, COLUMNS), or the first atom of the blocked layout, ((32, 4), 4)
     rows: Int32
     columns: Int32
+    mOther: cute.Tensor | None = None  # (ROWS, COLUMNS), a second input of x's dtype
+    mValues: cute.Tensor | None = None  # (ROWS, COLUMNS), what is quantized, stored too
 
     def has(self, row: Int32, column: Int32) -> Boolean:
         """Whether the matrix has this block."""
@@ -85,8 +87,12 @@ class QuantizeKernel:
     def __call__(self, arguments: QuantizeArguments, stream: CUstream):
         """Launches ``arguments.ctas`` CTAs for each matrix."""
         # what only the host uses does not become a parameter of the kernel
-        self.kernel(arguments._replace(batch=None, ctas=None)).launch(
-            grid=(arguments.ctas, arguments.batch, 1),
+        self.launch(arguments._replace(batch=None, ctas=None), arguments, stream)
+
+    def launch(self, arguments: Any, sizes: QuantizeArguments, stream: CUstream) -> None:
+        """Launches the kernel with ``arguments`` on as many CTAs as ``sizes`` says."""
+        self.kernel(arguments).launch(
+            grid=(sizes.ctas, sizes.batch, 1),
             block=(WARP * self.config.warps, 1, 1),
             cluster=(self.config.cluster, 1, 1) if self.config.cluster > 1 else None,
             stream=stream,
@@ -109,6 +115,11 @@ class QuantizeKernel:
         mData = tensor(arguments.data, data, layout(data.row, 1))
         mScale = tensor(arguments.scale, scale, cute_atom() if cfg.layout == "blocked" else layout(scale.row, 1))
         return Matrices(mX, mData, mScale, rows, columns)
+
+    def like_x(self, matrices: Matrices, pointer: cute.Pointer, strides: Strides) -> cute.Tensor:
+        """The tensor of another matrix of the dtype of x, (ROWS, COLUMNS): the first byte of a block."""
+        layout = cute.make_layout((matrices.rows, matrices.columns), stride=(strides.row, self.config.block_bytes))
+        return cute.make_tensor(pointer, layout)
 
     def context(self, arguments: QuantizeArguments, smem: SmemAllocator, thread: Int32, cta: Int32) -> BlockContext:
         """What all blocks share; ``cta``: 0 for the one that stores a computed global scale."""

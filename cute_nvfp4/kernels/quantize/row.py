@@ -25,6 +25,7 @@ them, no data is stored, and their scales are zero.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import cutlass
@@ -63,15 +64,16 @@ class WarpRows(NamedTuple):
 
 
 class Source(NamedTuple):
-    """What bulk copies bring: the address of the first row, the bytes of a row, the rows from the first on."""
+    """What bulk copies bring: the address of the first row of each input, the bytes of a row of one, the rows from the
+    first on."""
 
-    start: Int64
+    starts: tuple[Int64, ...]
     size: Int32
     rows: Int32
 
 
 class Ring(NamedTuple):
-    """A warp's stages in shared memory, a row of x each, and the barriers of the rows that are fetched together.
+    """A warp's stages in shared memory, a row of each input, and the barriers of the rows that are fetched together.
 
     stages: the address of (STAGE_BYTES, WARP_ROWS). barriers: of (WARP_ROWS / rows_together) mbarriers.
     """
@@ -81,15 +83,45 @@ class Ring(NamedTuple):
 
 
 class QuantizeRow(QuantizeKernel):
-    """The kernel that reads x row after row."""
+    """The kernel that reads x row after row.
+
+    A subclass may have several inputs of x's shape (``inputs``), of which ``prepared`` makes the elements.
+    """
+
+    # tensors that are read
+    input_count = 1
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row of a work tile in shared memory, of one input."""
+        return self.config.block_bytes * WARP if self.config.bulk else 16
 
     @property
     def stage_bytes(self) -> int:
-        """Bytes of a row of a work tile."""
-        return self.config.block_bytes * WARP if self.config.bulk else 16
+        """The same of all inputs."""
+        return self.input_count * self.row_bytes
+
+    def extended(self, matrices: Matrices, extra: Any) -> Matrices:
+        """``matrices`` with the tensors in ``extra``."""
+        return matrices
+
+    def inputs(self, matrices: Matrices) -> tuple[cute.Tensor, ...]:
+        """The tensors that are read."""
+        return (matrices.mX,)
+
+    def prepared(
+        self, matrices: Matrices, words: list[Uint32], row: Int32, column: Int32, exists: Boolean
+    ) -> Sequence[Uint32]:
+        """The elements of a block, of its words in each input."""
+        return words
 
     @cute.kernel
     def kernel(self, arguments: QuantizeArguments):
+        self.quantize_rows(arguments, None)
+
+    @cute.jit
+    def quantize_rows(self, arguments: QuantizeArguments, extra: Any):
+        """All work tiles of this CTA; ``extra``: arguments of a subclass, for ``extended``."""
         cfg, walk = self.config, arguments.walk
         thread, _, _ = cute.arch.thread_idx()
         cta, batch, _ = cute.arch.block_idx()
@@ -98,7 +130,7 @@ class QuantizeRow(QuantizeKernel):
         lane = mod(thread, WARP)
         smem = SmemAllocator()
         ring = self.make_ring(smem, warp)
-        matrices = self.matrices(arguments, batch)
+        matrices = self.extended(self.matrices(arguments, batch), extra)
 
         # work tiles are counted along K first; those of a CTA are ``ctas`` apart
         group, chunk = cta // walk.inner, cta % walk.inner
@@ -109,7 +141,7 @@ class QuantizeRow(QuantizeKernel):
                     mbarrier.initialise(ring.barriers + 8 * i, 1)
                 mbarrier.fence_initialised()
                 for i in cutlass.range_constexpr(WARP_ROWS // cfg.rows_together):
-                    self.fetch(source, arguments.x_strides.row, ring, i)
+                    self.fetch(source, matrices, ring, i)
             cute.arch.sync_warp()
         context = self.context(arguments, smem, thread, cta + batch)
 
@@ -139,9 +171,10 @@ class QuantizeRow(QuantizeKernel):
                         cute.arch.sync_warp()
                         if more:
                             with cute.arch.elect_one():
-                                self.fetch(source, arguments.x_strides.row, ring, phase)
+                                self.fetch(source, matrices, ring, phase)
                 else:
                     words = self.load(address_of(matrices.mX, (row, column)), exists)
+                words = self.prepared(matrices, words, row, column, exists)
                 if cutlass.const_expr(cfg.defers_undecided):
                     found = four_six(cfg, words, context)
                     code, out = found.code, found.words
@@ -219,28 +252,31 @@ class QuantizeRow(QuantizeKernel):
         """Where the work tile of ``rows`` and the ``chunk``-th 32 blocks comes from."""
         columns = cutlass.min(matrices.columns - chunk * WARP, WARP) if self.config.ragged else Int32(WARP)
         # opaque: or rows would be multiplied by the stride for each copy
-        start = opaque(address_of(matrices.mX, (rows.base, chunk * WARP)))
-        return Source(start, columns * self.config.block_bytes, matrices.rows - rows.base)
+        place = rows.base, chunk * WARP
+        starts = tuple(opaque(address_of(tensor, place)) for tensor in self.inputs(matrices))
+        return Source(starts, columns * self.config.block_bytes, matrices.rows - rows.base)
 
-    def fetch(self, source: Source, row_bytes: Int64, ring: Ring, phase: Any) -> None:
-        """Starts the copies of rows that are fetched together, ``row_bytes`` apart; one thread does this."""
+    def fetch(self, source: Source, matrices: Matrices, ring: Ring, phase: Any) -> None:
+        """Starts the copies of rows that are fetched together; one thread does this."""
         together = self.config.rows_together
         barrier = ring.barriers + 8 * phase
-        mbarrier.expect_bytes(barrier, source.size * together)
+        mbarrier.expect_bytes(barrier, source.size * (together * self.input_count))
         for i in range(together):
             row = phase * together + i
             # in place of a row that does not exist comes the last one, of which nothing is kept
             mine = cutlass.min(row * ROW_STEP, source.rows - 1) if self.config.ragged else row * ROW_STEP
-            copy_bulk(
-                ring.stages + row * self.stage_bytes, source.start + Int64(mine) * row_bytes, source.size, barrier
-            )
+            stage = ring.stages + row * self.stage_bytes
+            for n, (start, tensor) in enumerate(zip(source.starts, self.inputs(matrices))):
+                address = start + Int64(mine) * tensor.stride[0]
+                copy_bulk(stage + n * self.row_bytes, address, source.size, barrier)
 
     def take(self, stage: Int32, lane: Int32, columns: Int32) -> list[Uint32]:
-        """The words of the lane's block in ``stage``; those of another block if it has none."""
+        """The words of the lane's block in ``stage``, of each input; those of another block if it has none."""
         cfg = self.config
         mine = cutlass.min(lane, columns - 1) if cfg.ragged else lane
         start = stage + mine * cfg.block_bytes
-        return [word for offset in range(0, cfg.block_bytes, 16) for word in load_shared(start + offset, 16)]
+        offsets = [n * self.row_bytes + i for n in range(self.input_count) for i in range(0, cfg.block_bytes, 16)]
+        return [word for offset in offsets for word in load_shared(start + offset, 16)]
 
     @cute.jit
     def transpose_scales(self, scales: Uint32, lane: Int32) -> Uint32:

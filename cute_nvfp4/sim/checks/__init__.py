@@ -11,10 +11,16 @@ allocation of tensor memory, the end of CTAs, registers nobody wrote.
 
 from __future__ import annotations
 
+import itertools
+from functools import partial
+
 from cute_nvfp4.sim.checks import kernel as facts
 from cute_nvfp4.sim.checks.asynchronous import AsynchronousAccesses
 from cute_nvfp4.sim.checks.barrier_use import BarrierUse
 from cute_nvfp4.sim.checks.ending import Ending
+from cute_nvfp4.sim.checks.exchanges import Exchanges
+from cute_nvfp4.sim.checks.exchanges import sources as exchanges_of
+from cute_nvfp4.sim.checks.findings import Findings
 from cute_nvfp4.sim.checks.foreign import Left
 from cute_nvfp4.sim.checks.generic import GenericAccesses
 from cute_nvfp4.sim.checks.global_memory import GlobalShadows
@@ -24,6 +30,7 @@ from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.checks.synchronisation import Synchronisation
 from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
 from cute_nvfp4.sim.checks.tensor_memory import TensorMemoryUse
+from cute_nvfp4.sim.checks.unwritten import Unwritten
 from cute_nvfp4.sim.machine.events import Listener
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
@@ -35,22 +42,26 @@ __all__ = ["Checks"]
 class Checks:
     """The checks of a launch: what lasts over its waves. CTAs of different waves are as unordered as those of one."""
 
-    def __init__(self, kernel: CompiledKernel, memory: GlobalMemory) -> None:
+    def __init__(self, kernel: CompiledKernel, memory: GlobalMemory, findings: Findings, unwritten: Unwritten) -> None:
+        self._findings, self._unwritten, self._waves = findings, unwritten, itertools.count()
         self._labels = Labels()
         self._left: dict[int, list[Left]] = {}
         self._kinds = facts.kinds(kernel.source)
         self._shared_grain, grain = facts.grains(kernel.source)
-        self._globals = GlobalShadows(memory, grain)
+        self._globals = GlobalShadows(memory, grain, unwritten.written)
         self._self_completing = facts.self_completing(kernel)
+        self._exchanges = exchanges_of(kernel)
         self._map_versions: dict[int, int] = {}
 
     def listeners(self, wave: Wave) -> list[Listener]:
         """The parts, for one wave."""
-        state = State(wave, self._labels, self._left, self._kinds)
-        shadows = Shadows(state, self._globals, self._shared_grain)
+        state = State(wave, self._labels, self._left, self._kinds, self._findings)
+        shadows = Shadows(state, self._globals, self._shared_grain, partial(self._unwritten.read, next(self._waves)))
+        exchanges = Exchanges(state, self._exchanges) if self._exchanges else None
         barriers, maps = BarrierUse(state), TensorMaps(state, shadows, self._map_versions)
         return [
-            GenericAccesses(state, shadows, maps),
+            *([exchanges] if exchanges else []),
+            GenericAccesses(state, shadows, maps, exchanges),
             AsynchronousAccesses(state, shadows, barriers, self._self_completing),
             Synchronisation(state, shadows, barriers, maps),
             maps,

@@ -46,7 +46,7 @@ class AsynchronousAccesses(Listener):
 
     def __init__(self, state: State, shadows: Shadows, barriers: BarrierUse, self_completing: frozenset[int]) -> None:
         self.wave, self.clocks, self.labels = state.wave, state.clocks, state.labels
-        self.cluster_of_warp, self.flying = state.cluster_of_warp, state.flying
+        self.cluster_of_warp, self.flying, self.flying_at = state.cluster_of_warp, state.flying, state.flying_at
         self.shadows, self.barriers, self.self_completing = shadows, barriers, self_completing
         self.carried: dict[int, np.ndarray] = {}
         self.stored: dict[tuple[int, int, bytes], tuple[int, int]] = {}
@@ -63,6 +63,7 @@ class AsynchronousAccesses(Listener):
             name = "tensor" if kind == "tensor" else "bulk_read"
             clock = self.clocks.open["tensor"][pending.warps] if kind == "tensor" else pending.group + 1
             np.maximum.at(self.flying[name], pending.warps, clock)
+            self.flying_at[name][pending.warps] = self.labels.label(pending.instruction)
         prints = pending.footprints(self.wave)
         done = kind == "tmem_load" and id(pending.instruction) in self.self_completing
         for j, one in enumerate(prints):
@@ -99,7 +100,8 @@ class AsynchronousAccesses(Listener):
         # It arrives when the operations so far are over: who knows that they are need not wait for the arrival too.
         flying = self.flying["tensor"][warps]
         over = np.where(flying > 0, flying, clock)
-        c.signal(pending.target, slot, component[pending.issuer], over[pending.issuer])
+        label = self.labels.label(pending.instruction)
+        c.signal(pending.target, slot, component[pending.issuer], over[pending.issuer], label)
         c.commit("tensor", warps)
 
     def _signals(self, pending: Pending) -> None:
@@ -110,7 +112,8 @@ class AsynchronousAccesses(Listener):
         generic = pending.instruction.base in _SYNCHRONOUS
         self.barriers.ready(pending.instruction, pending.warps[issuer], done.cta, slot, proxy=not generic)
         b = self.clocks.first_barrier + self.clocks.barrier(done.cta, slot)
-        self.clocks.signal(done.cta, slot, b, self.wave.mbarriers.phase[done.cta, slot] + 1)
+        label = self.labels.label(pending.instruction)
+        self.clocks.signal(done.cta, slot, b, self.wave.mbarriers.phase[done.cta, slot] + 1, label)
 
     def _agents(self, pending: Pending, one: Footprint) -> _Agents:
         c, kind = self.clocks, pending.completion.kind

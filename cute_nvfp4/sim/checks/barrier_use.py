@@ -6,7 +6,6 @@ import numpy as np
 
 from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.state import State
-from cute_nvfp4.sim.errors import MissingProxyFence, Race
 from cute_nvfp4.sim.frontend.model import Instruction
 
 
@@ -15,7 +14,7 @@ class BarrierUse:
 
     def __init__(self, state: State) -> None:
         self.wave, self.title, self.clocks = state.wave, state.title, state.clocks
-        self.labels, self.reporter = state.labels, state.reporter
+        self.labels, self.reporter, self.findings = state.labels, state.reporter, state.findings
 
     def slots(self, where: str, cta: np.ndarray, offset: np.ndarray) -> np.ndarray:
         """The slots of the mbarriers at ``offset`` (k,) of CTAs (k,); the clocks have room for them."""
@@ -41,11 +40,16 @@ class BarrierUse:
         name, who = self.wave.mbarriers.name(int(cta[k]), int(slot[k])), self.reporter.thread(int(warps[k]), ep.MANY)
         text = f"{self.title}: the {name}\n  is initialised by {self.reporter.thread(int(by), ep.MANY)} at {init_at}"
         if late[k]:
-            raise Race(
+            self.findings.hazard(
+                "mbarrier-init-order",
                 f"{text}\n  and used by {who} at {instruction.where()},\n  and nothing orders the two; a barrier (with "
-                "fence.mbarrier_init before it, in a cluster) would have to come between"
+                "fence.mbarrier_init before it, in a cluster) would have to come between",
+                instruction,
             )
-        raise MissingProxyFence(
+            return
+        self.findings.hazard(
+            "mbarrier-init-proxy",
             f"{text}\n  and used through the asynchronous proxy by {who} at {instruction.where()};\n"
-            "  fence.mbarrier_init (or fence.proxy.async) is missing between"
+            "  fence.mbarrier_init (or fence.proxy.async) is missing between",
+            instruction,
         )

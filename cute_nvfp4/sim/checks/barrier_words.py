@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 
 from cute_nvfp4.sim.checks.state import State
-from cute_nvfp4.sim.errors import MbarrierMisuse
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
 
 WORD = 8
@@ -45,7 +44,9 @@ class BarrierWords:
         cta, byte = divmod(int(word[at]) * WORD, wave.shared_stride)
         name = wave.mbarriers.name(cta, wave.mbarriers.slot_of[byte + SHARED_BASE])
         by = self.state.reporter.actor(who, at)
-        raise MbarrierMisuse(
+        self.state.findings.hazard(
+            "mbarrier-bytes",
             f"{self.state.title}: the {name} is {'overwritten' if write else 'read'} by {by}: between "
-            "mbarrier.init and mbarrier.inval only mbarrier instructions may touch its 8 bytes"
+            "mbarrier.init and mbarrier.inval only mbarrier instructions may touch its 8 bytes",
+            who.instruction,
         )

@@ -53,7 +53,9 @@ class Clocks:
         self.gathering = np.zeros((self.clusters, self.barriers, 2, self.room), np.int32)
         self.ended = np.zeros_like(self.gathering)
         self.signals = np.zeros((self.clusters, self.barriers, self.room), np.int32)
+        self.sender = np.zeros((self.clusters, self.barriers, self.room), np.uint16)
         self.initialised = np.zeros((self.clusters, self.barriers), np.uint64)
+        self.last_use = np.zeros((self.clusters, self.barriers), np.uint16)
         self.exit = np.zeros((self.ctas, self.room), np.int32)
         self.flat = self.known.reshape(-1)
 
@@ -64,10 +66,21 @@ class Clocks:
         more = max(self.barriers, (slot + 1) * self.cluster_size - self.barriers)
         self.barriers += more
         self.room += more
-        for name in ("gathering", "ended", "signals", "initialised"):
+        for name in ("gathering", "ended", "signals", "sender", "initialised", "last_use"):
             a = getattr(self, name)
             setattr(self, name, np.pad(a, [(0, 0), (0, more)] + [(0, 0)] * (a.ndim - 2)))
-        for name in ("known", "seen", "prepared", "named", "cluster", "gathering", "ended", "signals", "exit"):
+        for name in (
+            "known",
+            "seen",
+            "prepared",
+            "named",
+            "cluster",
+            "gathering",
+            "ended",
+            "signals",
+            "sender",
+            "exit",
+        ):
             a = getattr(self, name)
             setattr(self, name, np.pad(a, [(0, 0)] * (a.ndim - 1) + [(0, more)]))
         self.flat = self.known.reshape(-1)
@@ -153,10 +166,12 @@ class Clocks:
         at = cta // self.cluster_size * self.barriers + self.barrier(cta, slot)
         join(self.gathering.reshape(self.clusters * self.barriers, -1), at, rows.reshape(len(at), -1))
 
-    def signal(self, cta: np.ndarray, slot: np.ndarray, component: np.ndarray, clock: np.ndarray) -> None:
-        """Something of ``component`` will arrive at the barriers: their CTAs must not exit before."""
+    def signal(self, cta: np.ndarray, slot: np.ndarray, component: np.ndarray, clock: np.ndarray, label: int) -> None:
+        """Something of ``component`` will arrive at the barriers: their CTAs must not exit before. ``label`` is the
+        instruction that sends it."""
         at = (cta // self.cluster_size, self.barrier(cta, slot), component)
         np.maximum.at(self.signals, at, clock)
+        self.sender[at] = self.last_use[at[:2]] = label
 
     def end_phase(self, cta: np.ndarray, slot: np.ndarray, phase: np.ndarray) -> None:
         """The barriers (each once) have now ended ``phase`` phases."""

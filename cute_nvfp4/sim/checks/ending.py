@@ -7,14 +7,22 @@ import numpy as np
 from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.memory import Shadows
 from cute_nvfp4.sim.checks.state import State
-from cute_nvfp4.sim.errors import CopiesInFlight
 from cute_nvfp4.sim.machine.events import Listener
 from cute_nvfp4.sim.machine.wave import Group
 
 _WHAT = {
-    "tensor": ("a tensor-core operation of", "no thread of the CTA has waited for a tcgen05.commit after it"),
-    "bulk_read": ("a bulk copy out of shared memory issued by", "cp.async.bulk.wait_group.read is missing after it"),
+    "tensor": (
+        "tensor-work-at-exit",
+        "a tensor-core operation of",
+        "no thread of the CTA has waited for a tcgen05.commit after it",
+    ),
+    "bulk_read": (
+        "bulk-store-at-exit",
+        "a bulk copy out of shared memory issued by",
+        "cp.async.bulk.wait_group.read is missing after it",
+    ),
 }
+"""The class of the hazard, whose operation it is, and what is missing."""
 
 
 class Ending(Listener):
@@ -37,7 +45,24 @@ class Ending(Listener):
 
     def finished(self) -> None:
         self.shadows.release()
-        self.state.wave.mbarriers.check_left()
+        self._phases()
+
+    def _phases(self) -> None:
+        """Phases that never end. The ISA lets a kernel exit so: a phase that somebody waits for would be a deadlock,
+        and copies and arrivals on their way to a CTA that exits are hazards of their own. Bytes beyond those expected
+        are of a copy that no phase has room for."""
+        barriers, c, labels = self.state.wave.mbarriers, self.state.clocks, self.state.labels
+        for cta, slot in barriers.unfinished():
+            last = c.last_use[cta // c.cluster_size, c.barrier(cta, slot)]
+            instruction = labels.instruction(int(last))
+            text = (
+                f"{self.state.title}: the kernel ends in the middle of a phase of the {barriers.name(cta, slot)}: "
+                f"{barriers.state(cta, slot)}; its last use is {instruction.where()}"
+            )
+            if barriers.tx[cta, slot] < 0:
+                self.state.findings.hazard("phase-overrun", text, instruction)
+            else:
+                self.state.findings.warn("unfinished-phase", f"{text}, and nobody waits for the phase", instruction)
 
     def _check(self, ctas: np.ndarray) -> None:
         """Everything that touches CTAs that exit must have happened before, as far as they know."""
@@ -57,11 +82,15 @@ class Ending(Listener):
             bad = per_cta > over
             if bad.any():
                 row, col = np.argwhere(bad)[0]
-                what, how = _WHAT[kind]
-                who = self.state.reporter.thread(int(warps[row, col]), ep.MANY)
+                rule, what, how = _WHAT[kind]
+                warp = int(warps[row, col])
+                instruction = self.state.labels.instruction(int(self.state.flying_at[kind][warp]))
+                who = f"{self.state.reporter.thread(warp, ep.MANY)} at {instruction.where()}"
                 cta = self.state.wave.cta_name(int(ctas[row]))
-                raise CopiesInFlight(
-                    f"{self.state.title}: {cta} exits while {what} {who} may still be under way: {how}"
+                self.state.findings.hazard(
+                    rule,
+                    f"{self.state.title}: {cta} exits while {what} {who} may still be under way: {how}",
+                    instruction,
                 )
 
     def _signals(self, ctas: np.ndarray) -> None:
@@ -78,9 +107,12 @@ class Ending(Listener):
         cta = int(ctas[row])
         name = self.state.wave.mbarriers.name(cta, slot)
         source = self.state.reporter.arrival(component, int(cluster[row]))
-        raise CopiesInFlight(
-            f"{self.state.title}: {self.state.wave.cta_name(cta)} exits while {source} may still be on the way "
-            f"to its {name}: no thread of the CTA has waited for it"
+        instruction = self.state.labels.instruction(int(c.sender[int(cluster[row]), b[row, slot], component]))
+        self.state.findings.hazard(
+            "arrival-at-exit",
+            f"{self.state.title}: {self.state.wave.cta_name(cta)} exits while {source} (of {instruction.where()}) may "
+            f"still be on the way to its {name}: no thread of the CTA has waited for it",
+            instruction,
         )
 
     def _memory(self, cta: int) -> None:
@@ -94,14 +126,16 @@ class Ending(Listener):
             for epochs in found:
                 bad = ep.clocks(epochs) > known.take(ep.components(epochs))
                 if bad.any():
-                    self._raise(cta, shadow, int(index[bad.argmax()]), int(epochs[bad.argmax()]))
+                    self._report(cta, shadow, int(index[bad.argmax()]), int(epochs[bad.argmax()]))
 
-    def _raise(self, cta: int, shadow, index: int, found: int) -> None:
+    def _report(self, cta: int, shadow, index: int, found: int) -> None:
         e = np.array([found], np.uint64)
         wave = self.state.wave
-        where = self.state.labels.instruction(int(ep.labels(e)[0])).where()
+        instruction = self.state.labels.instruction(int(ep.labels(e)[0]))
         offset = self.shadows.shared.byte_of(shadow, index) - cta * wave.shared_stride
-        raise CopiesInFlight(
-            f"{self.state.title}: {wave.cta_name(cta)} exits while {where} may still access byte {offset} "
-            "of its shared memory: nothing makes it wait for that"
+        self.state.findings.hazard(
+            "access-at-exit",
+            f"{self.state.title}: {wave.cta_name(cta)} exits while {instruction.where()} may still access byte "
+            f"{offset} of its shared memory: nothing makes it wait for that",
+            instruction,
         )

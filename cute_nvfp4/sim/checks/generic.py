@@ -7,11 +7,11 @@ import ctypes
 import numpy as np
 
 from cute_nvfp4.sim.checks import epoch as ep
+from cute_nvfp4.sim.checks.exchanges import Exchanges
 from cute_nvfp4.sim.checks.memory import Shadows
 from cute_nvfp4.sim.checks.shadow import Actor
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
-from cute_nvfp4.sim.errors import UndefinedRegister
 from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.engine import Pending
 from cute_nvfp4.sim.machine.events import Listener, Mask, Values
@@ -33,16 +33,17 @@ class GenericAccesses(Listener):
     """Checks accesses before they are made. Engines use the same functions as lanes do to reach memory; their accesses
     are checked when they are issued, and not here (``quiet``)."""
 
-    def __init__(self, state: State, shadows: Shadows, maps: TensorMaps) -> None:
+    def __init__(self, state: State, shadows: Shadows, maps: TensorMaps, exchanges: Exchanges | None) -> None:
+        self.depends = exchanges.still_bad if exchanges else None
         self.wave, self.clocks, self.labels, self.foreign = state.wave, state.clocks, state.labels, state.foreign
-        self.cluster_of_warp, self.maps = state.cluster_of_warp, maps
+        self.cluster_of_warp, self.maps, self.findings = state.cluster_of_warp, maps, state.findings
         self.shadows, self.globals = shadows, shadows.globals
         self.quiet = False
 
     def undefined(self, g: Group, slot: int, i: Instruction) -> None:
         name = list(g.wave.run.kernel.slots)[slot].partition("@")[0]
         who = f"{g.thread()} in {g.wave.run.launch.title}"
-        raise UndefinedRegister(f"{i.where()}: register {name} has never been written; {who}")
+        self.findings.hazard("undefined-register", f"{i.where()}: register {name} has never been written; {who}", i)
 
     def starts(self, pending: Pending) -> None:
         self.quiet = True
@@ -156,6 +157,7 @@ class GenericAccesses(Listener):
             unchanged=(lambda: self._unchanged(g, a, host, mask, values)) if values else None,
             clash=(lambda: self._clash(g, a, host, mask, values)) if values and not strong else None,
             together=host.shape[-1] == 1 and any(v.shape[-1] > 1 for v in values),
+            depends=self.depends if values and not by_cluster else None,
         )
         if keep is not None:
             keep = np.broadcast_to(keep, shape)

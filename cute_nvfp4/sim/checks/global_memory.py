@@ -44,10 +44,11 @@ class NoClocks:
 
 class GlobalShadows:
     """All tensors of a launch. ``grain``: bytes of the kernel's narrowest store to global memory, at most 16. ``notes``
-    are reads of tensors that nobody has written: how many lanes each stands for, and what enters it."""
+    are reads of tensors that nobody has written: how many lanes each stands for, and what enters it. ``written`` is
+    told of each tensor before its first write."""
 
-    def __init__(self, memory: GlobalMemory, grain: int) -> None:
-        self.memory, self.grain = memory, min(grain, 16)
+    def __init__(self, memory: GlobalMemory, grain: int, written: Callable[[Region], None]) -> None:
+        self.memory, self.grain, self.written = memory, min(grain, 16), written
         self.watched: dict[int, Watched] = {}
         self.notes: dict[int, list[tuple[int, Enter]]] = {}
         self.noted = 0
@@ -79,6 +80,7 @@ class GlobalShadows:
             self.noted -= most.pop(0)[0]
 
     def _watch(self, region: Region) -> Watched:
+        self.written(region)
         watched = Watched(region, self.grain, self._report, self._foreign)
         self.watched[region.base] = watched
         for lanes, enter in self.notes.pop(region.base, []):
@@ -95,17 +97,18 @@ class GlobalShadows:
     def _foreign(self, *args: Any) -> np.ndarray:
         return self.foreign(*args) if self.foreign is not None else np.zeros(len(args[0]), bool)
 
-    def by_region(self, addresses: np.ndarray):
-        """Yields (region, which addresses lie in it) for addresses of any shape; what lies nowhere is left out."""
+    def by_region(self, addresses: np.ndarray, length: int = 1):
+        """Yields (region, which addresses lie in it) for ``length`` bytes at addresses of any shape; what lies in no
+        region is left out: the access itself is out of bounds."""
         low, high = int(addresses.min()), int(addresses.max())
         region = self.memory.find(low)
-        if region is not None and high < region.end:
+        if region is not None and high + length <= region.end:
             yield region, None
             return
-        starts = np.array([r.base for r in self.memory.regions], np.int64)
-        which = np.searchsorted(starts, addresses, side="right") - 1
-        for k in np.unique(which[which >= 0]).tolist():
-            yield self.memory.regions[k], which == k
+        for region in self.memory.regions:
+            inside = (addresses >= region.base) & (addresses + length <= region.end)
+            if inside.any():
+                yield region, inside
 
     def granules(self, watched: Watched, address: np.ndarray, width: int) -> tuple[np.ndarray, int]:
         """(first granule, how many) of ``width`` bytes at ``address``, whole granules only."""

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from cute_nvfp4.sim.checks.barrier_words import BarrierWords
@@ -12,12 +15,16 @@ from cute_nvfp4.sim.checks.spaces import CHUNK, SharedShadow, TensorShadow
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
 
+_LOADS = ("ld", "ldu", "ldmatrix")
+"""What loads registers: of what nobody has written, that may go nowhere."""
+
 
 class Shadows:
     """``shared`` and ``tensor`` last for the wave, ``globals`` for the launch. ``barrier_words`` are the bytes of
-    shared memory that only mbarrier instructions may touch."""
+    shared memory that only mbarrier instructions may touch. ``unwritten`` takes loads of what nobody has written."""
 
-    def __init__(self, state: State, globals_: GlobalShadows, grain: int) -> None:
+    def __init__(self, state: State, globals_: GlobalShadows, grain: int, unwritten: Callable[..., None]) -> None:
+        self.unwritten = unwritten
         wave, self.state = state.wave, state
         self.shared = SharedShadow(wave.shared_stride * wave.count, grain, self._in_shared)
         self.tensor = TensorShadow(wave.count, self._in_tensor)
@@ -39,7 +46,7 @@ class Shadows:
 
     def touch_global(self, address: np.ndarray, length: int, who: Actor, write: bool, label: int) -> None:
         """An access to rows of ``length`` bytes at ``address`` (k, m) of global memory."""
-        for region, where in self.globals.by_region(address):
+        for region, where in self.globals.by_region(address, length):
 
             def enter(watched, where=where):
                 first, count = self.globals.granules(watched, address, length)
@@ -56,17 +63,29 @@ class Shadows:
         at, granule, found = first(bad, index, epochs)
         cta, byte = divmod(granule * size, self.state.wave.shared_stride)
         place = f"byte {byte} of the shared memory (address {byte + SHARED_BASE:#x}) of {self.state.wave.cta_name(cta)}"
-        raise self.state.reporter.hazard(kind, who, place, at, found, None)
+        if kind == "uninitialized" and who.instruction.base in _LOADS:
+            bad, index = np.broadcast_arrays(bad, index)
+            bytes_ = (index[bad][:, None] * size + np.arange(size)).ravel()
+            say = partial(self.state.reporter.uninitialized, who, place, at)
+            self.unwritten("shared", self.state.wave.shared2d.size, bytes_, say, who.instruction)
+            return
+        self.state.reporter.conflict(kind, who, place, at, found, None)
 
     def _in_tensor(self, kind: str, who, index, bad, epochs) -> None:
         at, granule, found = first(bad, index, epochs)
         cta, lane, column = self.tensor.place(granule)
         place = f"tensor memory of {self.state.wave.cta_name(cta)}, lanes {lane}..{lane + 15}, column {column}"
-        raise self.state.reporter.hazard(kind, who, place, at, found, None)
+        if kind == "uninitialized" and "ld" in who.instruction.mods:
+            bad, index = np.broadcast_arrays(bad, index)
+            say = partial(self.state.reporter.uninitialized, who, place, at)
+            tmem = self.state.wave.tmem
+            self.unwritten("tensor", tmem.nbytes, self.tensor.bytes_of(index[bad]), say, who.instruction)
+            return
+        self.state.reporter.conflict(kind, who, place, at, found, None)
 
     def _in_global(self, watched, kind: str, who, index, bad, epochs) -> None:
         at, granule, found = first(bad, index, epochs)
         address = max(watched.start + granule * watched.grain, watched.region.base)
         label = int((watched.read_by if kind == "write after read" else watched.wrote)[granule])
         place = self.state.wave.run.memory.describe(address).partition(" is ")[2]
-        raise self.state.reporter.hazard(kind, who, place, at, found, label)
+        self.state.reporter.conflict(kind, who, place, at, found, label)

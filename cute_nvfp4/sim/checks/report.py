@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.clocks import Clocks
+from cute_nvfp4.sim.checks.findings import Findings
 from cute_nvfp4.sim.checks.shadow import Actor
-from cute_nvfp4.sim.errors import MissingProxyFence, Race, UninitializedRead
 from cute_nvfp4.sim.machine.wave import Wave
 
 _END = {
@@ -27,6 +28,8 @@ _BY_ISSUER = ("cp_async", "tmem_load", "tmem_store", "bulk_read", "bulk_write")
 
 class _Unknown:
     """Stands for an instruction that is not known any more."""
+
+    mods, text, line, loc = (), "", 0, ""
 
     @staticmethod
     def where() -> str:
@@ -51,38 +54,74 @@ class Labels:
         return self._instructions[label]
 
 
+@dataclass(frozen=True)
+class Other:
+    """The earlier side of a conflict: ``who`` did it where, what would ``end`` or order it, what it was (``verb``), and
+    whether lanes of the same warp are the two sides."""
+
+    who: str
+    end: str
+    verb: str
+    instruction: Any
+    same_warp: bool = False
+
+
+def _race(mine: Any, other: Other) -> str:
+    """The class of a race."""
+    if "dealloc" in mine.mods:
+        return "free-in-use"
+    if not other.same_warp:
+        return "race"
+    return "alloc-result" if "alloc" in other.instruction.mods else "race-in-warp"
+
+
 class Reporter:
-    """Turns a conflict found by a shadow into the hazard that is raised."""
+    """Turns a conflict found by a shadow into the hazard that is reported."""
 
-    def __init__(self, wave: Wave, clocks: Clocks, labels: Labels) -> None:
-        self.wave, self.clocks, self.labels = wave, clocks, labels
+    def __init__(self, wave: Wave, clocks: Clocks, labels: Labels, findings: Findings) -> None:
+        self.wave, self.clocks, self.labels, self.findings = wave, clocks, labels, findings
 
-    def hazard(self, kind: str, who: Actor, place: str, row: Any, found: int, label: int | None) -> Exception:
-        """The exception for the conflict between the agent at ``row`` and the access with epoch ``found``."""
-        kernel = self.wave.run.launch.title
+    def conflict(self, kind: str, who: Actor, place: str, row: Any, found: int, label: int | None) -> None:
+        """Reports the conflict between the agent at ``row`` and the access with epoch ``found``."""
+        kernel, report, i = self.wave.run.launch.title, self.findings.hazard, who.instruction
         mine = self.actor(who, row)
         if kind == "uninitialized":
-            return UninitializedRead(f"{kernel}: {place}\n  is read by {mine},\n  and nobody has written it")
-        other, end, verb = self.other(found, who, row, label)
+            report("uninitialized-read", self.uninitialized(who, place, row), i)
+            return
+        other = self.other(found, who, row, label)
         if kind == "proxy":
-            return MissingProxyFence(
-                f"{kernel}: {place}\n  is written by {other}\n  and used through the asynchronous proxy by {mine},\n"
-                f"  which does not see the {verb}: fence.proxy.async, by a thread that does, is missing between"
+            report(
+                "proxy-fence",
+                f"{kernel}: {place}\n  is written by {other.who}\n  and used through the asynchronous proxy by "
+                f"{mine},\n  which does not see the {other.verb}: fence.proxy.async, by a thread that does, is missing "
+                "between",
+                i,
             )
+            return
         if kind == "same instruction":
-            return Race(
+            report(
+                "stores-collide",
                 f"{kernel}: {place}\n  is written by {mine}\n  and by another thread that executes the same "
-                "instruction, with different values"
+                "instruction, with different values",
+                i,
             )
+            return
         first, second = {"read after write": ("written", "read"), "write after read": ("read", "written")}.get(
             kind, ("written", "written again")
         )
         if "dealloc" in who.instruction.mods:
             second = "freed"
-        return Race(
-            f"{kernel}: {place}\n  is {first} by {other}\n  and {second} by {mine},\n"
-            f"  and nothing orders the two; {end.removesuffix(',')} would have to come between"
+        report(
+            _race(who.instruction, other),
+            f"{kernel}: {place}\n  is {first} by {other.who}\n  and {second} by {mine},\n"
+            f"  and nothing orders the two; {other.end.removesuffix(',')} would have to come between",
+            i,
         )
+
+    def uninitialized(self, who: Actor, place: str, row: Any) -> str:
+        """That the agent at ``row`` reads what nobody has written."""
+        kernel = self.wave.run.launch.title
+        return f"{kernel}: {place}\n  is read by {self.actor(who, row)},\n  and nobody has written it"
 
     def actor(self, who: Actor, row: Any) -> str:
         warp = int(np.broadcast_to(who.warps, _wide(who, row))[row])
@@ -104,36 +143,41 @@ class Reporter:
         tensor = list(c.kinds)[component // c.per_cluster] == "tensor"
         return f"the arrival of a tcgen05.commit of {by}" if tensor else f"an arrival of {by}"
 
-    def other(self, found: int, who: Actor, row: Any, label: int | None) -> tuple[str, str, str]:
-        """(the earlier access, what would end or order it, what it was) for an epoch."""
+    def other(self, found: int, who: Actor, row: Any, label: int | None) -> Other:
+        """The earlier access, for an epoch."""
         e = np.array([found], np.uint64)
         component, lane, clocks = int(ep.components(e)[0]), int(ep.lanes(e)[0]), self.clocks
-        where = self.labels.instruction(label if label is not None else int(ep.labels(e)[0])).where()
+        instruction = self.labels.instruction(label if label is not None else int(ep.labels(e)[0]))
+        where = instruction.where()
         warp = int(np.broadcast_to(who.warps, _wide(who, row))[row])
         cluster = warp // clocks.per_cluster
         if component >= clocks.first_barrier:
             slot, rank = divmod(component - clocks.first_barrier, clocks.cluster_size)
             name = self.wave.mbarriers.name(cluster * clocks.cluster_size + rank, slot)
-            return f"the asynchronous {where}, which ends with a phase of the {name}", "a wait for that phase", "copy"
+            by = f"the asynchronous {where}, which ends with a phase of the {name}"
+            return Other(by, "a wait for that phase", "copy", instruction)
         kind = list(clocks.kinds)[component // clocks.per_cluster]
         if who.cluster is not None and int(ep.labels(e)[0]) != int(np.broadcast_to(who.cluster, _wide(who, row))[row]):
-            return (
+            return Other(
                 f"another cluster (number {int(ep.labels(e)[0])}) at {where}",
                 "a release by that thread and an acquire of what it released, at gpu scope,",
                 "store",
+                instruction,
             )
         by = cluster * clocks.per_cluster + component % clocks.per_cluster
         seen = int(ep.clocks(e)[0]) <= int(clocks.known[by, 0, component])
         if kind in _END and not seen:
             end = _END[kind] + (" by that warp, and a barrier after it," if by != warp and kind in _BY_ISSUER else "")
-            return f"the asynchronous {where} of {self.thread(by, lane)}", end, "store"
+            return Other(f"the asynchronous {where} of {self.thread(by, lane)}", end, "store", instruction)
         if by == warp:
-            return f"{self.thread(by, lane)} at {where}", "bar.warp.sync (or a barrier)", "store"
+            return Other(
+                f"{self.thread(by, lane)} at {where}", "bar.warp.sync (or a barrier)", "store", instruction, True
+            )
         where = f"the asynchronous {where}" if kind in _END else where
         same_cta = self.wave.cta_of_warp[by] == self.wave.cta_of_warp[warp]
         how = "a barrier, or an arrival at an mbarrier and a wait for it," if same_cta else "a cluster barrier, or an "
         how += "" if same_cta else "arrival at a remote mbarrier and a wait for it,"
-        return f"{self.thread(by, lane)} at {where}", how, "store"
+        return Other(f"{self.thread(by, lane)} at {where}", how, "store", instruction)
 
 
 def _wide(who: Actor, row: Any) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ class Actor:
     ``cluster``: cluster of the launch, for global memory. ``proxy``: the access is of the asynchronous proxy.
     ``distinct``: no granule appears twice. ``unchanged``: whether all that is written is there already; ``clash``:
     whether two lanes write different values to one place, which ``together`` says may be although no granule is
-    named twice.
+    named twice. ``depends`` leaves out reads that what is written depends on.
     """
 
     clocks: Clocks
@@ -51,6 +51,7 @@ class Actor:
     unchanged: Callable[[], bool] | None = None
     clash: Callable[[], bool] | None = None
     together: bool = False
+    depends: Callable[[Actor, np.ndarray, np.ndarray], np.ndarray | None] | None = None
 
     @property
     def asynchronous(self) -> bool:
@@ -228,7 +229,10 @@ class Shadow:
     def write(self, index: np.ndarray, who: Actor, reads: bool = False) -> None:
         """Granules ``index`` are written; with ``reads`` they are read first, by the same operation."""
         for plane, epochs in self.readers.present(index):
-            if (bad := who.unordered(epochs, self.foreign)) is not None:
+            bad = who.unordered(epochs, self.foreign)
+            if bad is not None and who.depends is not None:
+                bad = who.depends(who, bad, epochs)
+            if bad is not None:
                 self.report("write after read", who, index, bad, epochs)
             if who.strong and who.asynchronous:
                 # Who sees its end need not know of the reads that it came after.

@@ -131,3 +131,11 @@ class TensorShadow:
         """(CTA, first lane, column) of a granule."""
         cta, rest = divmod(index, self.per_cta)
         return cta, rest // TENSOR_COLUMNS * TENSOR_LANES, rest % TENSOR_COLUMNS
+
+    def bytes_of(self, index: np.ndarray) -> np.ndarray:
+        """The bytes of granules (k,) in ``wave.tmem``, (CTAs, 128, 512) words."""
+        cta, rest = np.divmod(index, self.per_cta)
+        group, column = np.divmod(rest, TENSOR_COLUMNS)
+        lanes = (cta * 128 + group * TENSOR_LANES)[:, None] + np.arange(TENSOR_LANES)
+        words = lanes * TENSOR_COLUMNS + column[:, None]
+        return (4 * words.ravel()[:, None] + np.arange(4)).ravel()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cute_nvfp4.sim.checks.clocks import Clocks
+from cute_nvfp4.sim.checks.findings import Findings
 from cute_nvfp4.sim.checks.foreign import Foreign, Left
 from cute_nvfp4.sim.checks.report import Labels, Reporter
 from cute_nvfp4.sim.machine.wave import Wave
@@ -14,14 +15,18 @@ class State:
     """The clocks of a wave, what its warps know of other clusters, and the words for what is found.
 
     ``cluster_of_warp`` numbers clusters of the launch. ``flying[kind]`` (warps,) is the clock of the last operation
-    of a kind ("tensor", "bulk_read") that a warp has issued.
+    of a kind ("tensor", "bulk_read") that a warp has issued, ``flying_at[kind]`` the label of its instruction.
     """
 
-    def __init__(self, wave: Wave, labels: Labels, left: dict[int, list[Left]], kinds: tuple[str, ...]) -> None:
-        self.wave, self.labels, self.title = wave, labels, wave.run.launch.title
+    def __init__(
+        self, wave: Wave, labels: Labels, left: dict[int, list[Left]], kinds: tuple[str, ...], findings: Findings
+    ) -> None:
+        self.wave, self.labels, self.title, self.findings = wave, labels, wave.run.launch.title, findings
         slots = max(8, len(wave.mbarriers.offset_of))
         self.clocks = Clocks(wave.warps, wave.warps_per_cta, wave.cluster_size, kinds, slots)
-        self.reporter = Reporter(wave, self.clocks, labels)
+        self.reporter = Reporter(wave, self.clocks, labels, findings)
         self.cluster_of_warp = wave.cluster_index[wave.cta_of_warp]
         self.foreign = Foreign(self.clocks, left, self.cluster_of_warp)
-        self.flying = {k: np.zeros(wave.warps, np.int32) for k in ("tensor", "bulk_read") if k in self.clocks.kinds}
+        flying = [k for k in ("tensor", "bulk_read") if k in self.clocks.kinds]
+        self.flying = {k: np.zeros(wave.warps, np.int32) for k in flying}
+        self.flying_at = {k: np.zeros(wave.warps, np.uint16) for k in flying}

@@ -1,15 +1,15 @@
 """Rules that are read off the code of a kernel: what one execution may never show.
 
-A finding is an "error" (the ISA forbids it, or data can be lost) or a "warning" (compiled DSL kernels do it, and
-hardware is known to bear it). None of the rules finds an error in an unmodified public kernel.
+A finding is a "hazard" (the ISA forbids it, or data can be lost) or a "warning" (compiled DSL kernels do it, and
+hardware is known to bear it). None of the rules finds a hazard in an unmodified public kernel.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 
+from cute_nvfp4.sim.checks.findings import Finding
 from cute_nvfp4.sim.checks.kernel import first_on_the_way, is_tcgen05, self_completing, tensor_loads
 from cute_nvfp4.sim.frontend.flow import Block, registers, successors
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, clipped
@@ -17,22 +17,6 @@ from cute_nvfp4.sim.frontend.opcodes import Op
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
 
 WARP = 32
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One violation: ``rule`` names it, ``instruction`` is where."""
-
-    severity: str
-    rule: str
-    kernel: str
-    instruction: Instruction
-    message: str
-
-    def __str__(self) -> str:
-        return f"{self.severity}: {clipped(self.kernel)}: {self.instruction.where()}: {self.message} [{self.rule}]"
-
-
 Rule = Callable[[CompiledKernel], Iterator[tuple[str, Instruction, str]]]
 
 
@@ -40,7 +24,7 @@ Rule = Callable[[CompiledKernel], Iterator[tuple[str, Instruction, str]]]
 def findings(kernel: CompiledKernel) -> tuple[Finding, ...]:
     """All findings of one kernel, in the order of the rules and of the code."""
     return tuple(
-        Finding(severity, name, kernel.source.name, i, text)
+        Finding.at(i, severity, name, kernel.source.name, f"{clipped(kernel.source.name)}: {i.where()}: {text}")
         for name, rule in RULES.items()
         for severity, i, text in rule(kernel)
     )
@@ -55,7 +39,7 @@ def _init_fence(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]
                 use = first_on_the_way(kernel, block, at + 1, _is_init_fence, _needs_init)
                 if use is not None:
                     how = "without fence.mbarrier_init.release.cluster (or fence.proxy.async)"
-                    yield "error", i, f"reaches {use.where()} {how}"
+                    yield "hazard", i, f"reaches {use.where()} {how}"
 
 
 def _is_init_fence(i: Instruction, op: Op) -> bool:
@@ -73,7 +57,7 @@ def _freed(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
     if not any(is_tcgen05(i, "dealloc") for i in code):
         for i in code:
             if is_tcgen05(i, "alloc"):
-                yield "error", i, "the kernel has no tcgen05.dealloc"
+                yield "hazard", i, "the kernel has no tcgen05.dealloc"
 
 
 def _loads_waited_for(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
@@ -148,7 +132,7 @@ def _thread_counts(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, s
                 at = 2 if "red" in i.mods else 1
                 for o in i.operands[at : at + 1]:
                     if isinstance(o, Imm) and o.value % WARP:
-                        yield "error", i, f"{o.value} threads are no whole number of warps"
+                        yield "hazard", i, f"{o.value} threads are no whole number of warps"
 
 
 RULES: dict[str, Rule] = {

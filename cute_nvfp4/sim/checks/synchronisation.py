@@ -9,7 +9,6 @@ from cute_nvfp4.sim.checks.barrier_use import BarrierUse
 from cute_nvfp4.sim.checks.memory import Shadows
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
-from cute_nvfp4.sim.errors import MbarrierMisuse
 from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.bulk_groups import groups
 from cute_nvfp4.sim.machine.events import Listener, Mask
@@ -21,7 +20,7 @@ class Synchronisation(Listener):
 
     def __init__(self, state: State, shadows: Shadows, barriers: BarrierUse, maps: TensorMaps) -> None:
         self.wave, self.clocks, self.labels, self.foreign = state.wave, state.clocks, state.labels, state.foreign
-        self.title, self.reporter = state.title, state.reporter
+        self.title, self.reporter, self.findings = state.title, state.reporter, state.findings
         self.barriers, self.maps, self.barrier_words = barriers, maps, shadows.barrier_words
         self.cluster_parity = np.zeros(state.wave.warps, np.int64)
 
@@ -75,9 +74,11 @@ class Synchronisation(Listener):
         if late.any():
             k, component = (int(x) for x in np.argwhere(late)[0])
             source = self.reporter.arrival(component, int(cta[k]) // c.cluster_size)
-            raise MbarrierMisuse(
+            self.findings.hazard(
+                "mbarrier-inval",
                 f"{self.title}: {self.reporter.thread(int(warps[k]), int(lanes[k]))} at {i.where()} ends the "
-                f"{self.wave.mbarriers.name(int(cta[k]), int(slot[k]))} while {source} may still be on the way to it"
+                f"{self.wave.mbarriers.name(int(cta[k]), int(slot[k]))} while {source} may still be on the way to it",
+                i,
             )
         self.barrier_words.set(cta, offset, False)
 
@@ -93,7 +94,7 @@ class Synchronisation(Listener):
             warps, cta, slot = warps[new], cta[new], slot[new]
         self.foreign.give("gather", warps, cta, slot)
         c.gather(c.release(warps) if release else c.prepared[warps], cta, slot)
-        c.signal(cta, slot, c.component("thread", warps), c.now[warps] - int(release))
+        c.signal(cta, slot, c.component("thread", warps), c.now[warps] - int(release), self.labels.label(i))
 
     def phase_ended(self, cta: np.ndarray, slot: np.ndarray, phase: np.ndarray) -> None:
         self.clocks.ensure(int(slot.max()))

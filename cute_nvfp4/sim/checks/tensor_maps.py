@@ -12,7 +12,6 @@ from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.memory import Shadows
 from cute_nvfp4.sim.checks.shadow import Actor
 from cute_nvfp4.sim.checks.state import State
-from cute_nvfp4.sim.errors import MissingProxyFence
 from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.events import Listener
 from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT
@@ -54,10 +53,12 @@ class TensorMaps(Listener):
             version = self.versions.get(at, 0)
             if self.seen.get((w, at), 0) < version:
                 where = self.state.wave.run.memory.describe(at).partition(" is ")[2]
-                raise MissingProxyFence(
+                self.state.findings.hazard(
+                    "tensor-map-fence",
                     f"{self.state.title}: the tensor map at {where} has been changed by the kernel, and "
                     f"{self.state.reporter.thread(w, ep.MANY)} uses it at {i.where()} without "
-                    "fence.proxy.tensormap::generic.acquire after the change"
+                    "fence.proxy.tensormap::generic.acquire after the change",
+                    i,
                 )
         if len(warps):
             self._map_read(i, warps, addresses)

@@ -11,11 +11,14 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cute_nvfp4.sim.errors import UnsupportedInstruction
-from cute_nvfp4.sim.frontend.model import Address, Instruction, Kernel, Operand, Pair, Reg, Symbol, Vector
+from cute_nvfp4.sim.frontend.model import Address, Instruction, Kernel, Operand, Pair, Reg, Special, Symbol, Vector
 from cute_nvfp4.sim.frontend.opcodes import Op, lookup
+from cute_nvfp4.sim.frontend.special import TIMED
 
 EXIT = -1
 """The block index that stands for the end of the kernel."""
+_OTHERS_WRITE = {"load.global", "load.shared", "load.cluster", "load.generic"}
+"""Loads of what other threads may change."""
 
 
 @dataclass
@@ -24,7 +27,8 @@ class Block:
 
     ``next`` is where control falls through to, ``targets`` where its last instruction may jump; ``live_in`` has the
     registers whose values are still needed on entry. ``converge`` is set when the first instruction needs lanes to
-    meet before it runs. ``spins`` is the successor that leads straight back here, for a block that polls an mbarrier.
+    meet before it runs. ``spins`` is the successor that leads straight back here, for a block that polls an mbarrier;
+    ``polls`` is the head of the loop around a block, for a loop that only reads memory until it changes.
     """
 
     index: int
@@ -35,6 +39,7 @@ class Block:
     reads: set[str] = field(default_factory=set)
     writes: set[str] = field(default_factory=set)
     spins: int | None = None
+    polls: int | None = None
 
     @property
     def last(self) -> Op:
@@ -87,6 +92,7 @@ def build_blocks(kernel: Kernel) -> list[Block]:
     _liveness(blocks)
     for block in blocks:
         block.spins = _spins(block, blocks)
+    _find_polls(blocks)
     return blocks
 
 
@@ -109,6 +115,60 @@ def _spins(block: Block, blocks: list[Block]) -> int | None:
                 break
             s = onward[0]
     return None
+
+
+def _only_reads(block: Block) -> bool:
+    """Whether the code has no effect but on registers, and reads nothing but registers and memory. An atomic that
+    changes memory counts as an effect when it does."""
+    return all(
+        not op.context or i.base == "nanosleep" or op.klass == "atomic" or op.klass.startswith("load.")
+        for i, op in block.code
+    ) and not any(isinstance(o, Special) and o.name in TIMED for i, _ in block.code for o in i.operands)
+
+
+def _find_polls(blocks: list[Block]) -> None:
+    """Marks the loops that poll memory: cycles of blocks that only read, through a head where no register that they
+    write is still needed. Another round with the same memory then does the same."""
+    pure = {b.index for b in blocks if _only_reads(b)}
+    onward = {k: [s for s in successors(blocks[k]) if s in pure] for k in pure}
+    for loop in _cycles(onward):
+        written = set().union(*(blocks[k].writes for k in loop))
+        heads = [k for k in sorted(loop) if asks(blocks[k]) and not written & blocks[k].live_in]
+        for k in loop if heads else ():
+            blocks[k].polls = heads[0]
+
+
+def asks(block: Block) -> Instruction | None:
+    """The first instruction that reads what other threads may write."""
+    return next((i for i, op in block.code if op.klass == "atomic" or op.klass in _OTHERS_WRITE), None)
+
+
+def _cycles(onward: dict[int, list[int]]) -> list[set[int]]:
+    """The strongly connected components of a graph that have a cycle: what reaches a block and is reached by it."""
+    back: dict[int, list[int]] = {k: [] for k in onward}
+    for k, targets in onward.items():
+        for s in targets:
+            back[s].append(k)
+    out, left = [], {s for k, targets in onward.items() for s in targets if s <= k}
+    while left:
+        head = left.pop()
+        loop = _reached(head, onward) & _reached(head, back)
+        left -= loop
+        if loop:
+            out.append(loop)
+    return out
+
+
+def _reached(start: int, onward: dict[int, list[int]]) -> set[int]:
+    """What a walk of one step or more from ``start`` comes to."""
+    seen: set[int] = set()
+    todo = list(onward[start])
+    while todo:
+        k = todo.pop()
+        if k not in seen:
+            seen.add(k)
+            todo += onward[k]
+    return seen
 
 
 def _unguard(kernel: Kernel, ops: list[Op]) -> list[Op]:

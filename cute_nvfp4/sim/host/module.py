@@ -30,6 +30,9 @@ _CLUSTER, _COOPERATIVE, _PROGRAMMATIC = 4, 2, 6
 #: events, priority, memory domains, carve-out, and the preferred cluster (a wish, on top of the one that is granted)
 _HARMLESS = {0, 1, 3, 5, 7, 8, 9, 10, 11, 12, 14, 16, 17}
 
+#: bytes of an attribute's value that mean something, where they are not four: the DSL leaves the others as they were
+_ATTRIBUTE_BYTES = {_CLUSTER: 12, 11: 12, 1: 32, 7: 16, 12: 16}
+
 
 class HostModule:
     """The host half of a compiled DSL function.
@@ -45,6 +48,7 @@ class HostModule:
         self.entry, self.device = entry, device or DEVICES[DEFAULT_ARCH]
         self._error: BaseException | None = None
         self._take: Callable[[Launch], None] = lambda launch: None
+        self._cubin = b""
         self._sizes: dict[str, list[int]] = {}
         self._kernels: dict[int, str] = {}
         self._names: list[ctypes.Array] = []
@@ -122,7 +126,8 @@ class HostModule:
         return callback
 
     def _on_cudaLibraryLoadData(self, library, code, *_: Any) -> None:
-        self._sizes.update(parameter_sizes(elf_at(code)))
+        self._cubin = elf_at(code)
+        self._sizes.update(parameter_sizes(self._cubin))
         _write(_P, library, 1)
 
     def _on_cudaLibraryGetKernel(self, kernel, library, name) -> None:
@@ -196,9 +201,9 @@ class HostModule:
         unknown = sorted(attributes.keys() - _HARMLESS - {_CLUSTER, _COOPERATIVE, _PROGRAMMATIC})
         if unknown:
             raise LaunchError(f"{clipped(name)} is launched with attributes {unknown}, which are not modelled")
-        self._take(
-            Launch(name, grid, block, copies, cluster, smem, flag[_COOPERATIVE], flag[_PROGRAMMATIC], stream or 0)
-        )
+        how = flag[_COOPERATIVE], flag[_PROGRAMMATIC], stream or 0
+        values = tuple((k, raw[: _ATTRIBUTE_BYTES.get(k, 4)]) for k, raw in attributes.items())
+        self._take(Launch(name, grid, block, copies, cluster, smem, *how, values, self._cubin))
 
 
 def _write(kind: Any, address: int, value: int) -> None:

@@ -10,6 +10,7 @@ from cute_nvfp4.sim.frontend.model import Instruction, Kernel
 from cute_nvfp4.sim.frontend.opcodes import Mods, Op, bits
 from cute_nvfp4.sim.machine.engine import issue_rows
 from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT
+from cute_nvfp4.sim.machine.requests import displaced
 from cute_nvfp4.sim.tma.bulk_copy import BulkLoad, BulkStore, SharedCopy, ValueStore
 from cute_nvfp4.sim.tma.operations import Copy, Targets
 from cute_nvfp4.sim.tma.reduce import BULK_GLOBAL, BULK_SHARED, reduction
@@ -112,7 +113,7 @@ def _operation(m: Mods, table: dict[str, tuple[str, ...]]):
 
 def _rows(g, mask, addresses, *operands, once: bool = False):
     """Threads and values, with offsets added to addresses."""
-    full = [a + a.dtype.type(off) for a, off in addresses]
+    full = [displaced(a, off) for a, off in addresses]
     return issue_rows(g, mask, *full, *operands, once=once)
 
 

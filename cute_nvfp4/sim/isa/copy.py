@@ -15,6 +15,7 @@ from cute_nvfp4.sim.isa import bulk, bulk_tensor
 from cute_nvfp4.sim.machine import access, bulk_groups
 from cute_nvfp4.sim.machine.access import Access
 from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending, Spans
+from cute_nvfp4.sim.machine.requests import displaced
 
 KIND = "cp_async"
 
@@ -124,6 +125,7 @@ def _copy(i: Instruction, m: Mods, k: Kernel) -> Op:
                 data = _partial(issuer, i, chosen, src, src_off, count, words, cache)
             access.store(issuer, target, chosen, dst, dst_off, data)
 
+        access.locate(g, target, "shared", mask, dst, dst_off)
         at = dst.astype(np.int64) + dst_off, src.astype(np.int64) + src_off
         g.wave.engines.submit(AsyncCopy(i, g, mask, *at, size.value, move, count))
 
@@ -159,7 +161,7 @@ def _arrive(i: Instruction, m: Mods) -> Op:
 
     def fn(g, mask, addr, off):
         rows, cols = np.nonzero(g.lanes(mask))
-        address = np.broadcast_to(addr, (g.n, 32))[rows, cols] + addr.dtype.type(off)
+        address = np.broadcast_to(displaced(addr, off), (g.n, 32))[rows, cols]
         wave, warps = g.wave, g.warps[rows]
         cta, offset = wave.resolve(wave.cta_of_warp[warps], address, i.where())
         held = bulk_groups.groups(wave, KIND)

@@ -9,6 +9,7 @@ from cute_nvfp4.sim.frontend.model import Instruction, Kernel, Sink
 from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.machine.engine import Wait
 from cute_nvfp4.sim.machine.mbarrier import Mbarriers
+from cute_nvfp4.sim.machine.requests import displaced
 
 _PHASE_BITS = 32
 
@@ -51,7 +52,7 @@ def _where(g, mask, addr: np.ndarray, off: int, i: Instruction, space: str):
     """(rows, lanes, CTA, offset) of every lane that executes. Without .shared::cluster only the own CTA's barriers may
     be named."""
     rows, lanes = np.nonzero(g.lanes(mask))
-    address = np.broadcast_to(addr, (g.n, 32))[rows, lanes] + addr.dtype.type(off)
+    address = np.broadcast_to(displaced(addr, off), (g.n, 32))[rows, lanes]
     own = g.wave.cta_of_warp[g.warps[rows]]
     cta, offset = g.wave.resolve(own, address, i.where())
     if space != "shared::cluster" and (cta != own).any():
@@ -177,7 +178,7 @@ def _poll(i: Instruction, m: Mods, kind: str) -> Op:
         table = wave.mbarriers
         shape = np.broadcast_shapes(addr.shape, value.shape, (g.n, 1))
         if shape[1] == 1:
-            address = np.broadcast_to(addr, shape)[:, 0] + addr.dtype.type(off)
+            address = np.broadcast_to(displaced(addr, off), shape)[:, 0]
             cta, offset = wave.resolve(g.ctas(), address, i.where())
             slot = table.find(i.where(), cta, offset)
             cta, slot = cta[:, None], slot[:, None]

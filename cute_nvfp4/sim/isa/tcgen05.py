@@ -12,6 +12,7 @@ from cute_nvfp4.sim.isa import tcgen05_mma, tcgen05_move
 from cute_nvfp4.sim.machine import access
 from cute_nvfp4.sim.machine.access import Access
 from cute_nvfp4.sim.machine.engine import RowWait, issue_rows
+from cute_nvfp4.sim.machine.requests import displaced
 from cute_nvfp4.sim.tcgen05 import transfers
 from cute_nvfp4.sim.tcgen05.descriptor import decode, start_of
 from cute_nvfp4.sim.tcgen05.layouts import COPIES
@@ -152,7 +153,7 @@ def _commit(i: Instruction, m: Mods, k: Kernel) -> Op:
         wave.tensor_memory.same_group(i.where(), group)
         warps, _, (address, *cta_mask) = issue_rows(g, mask, addr, *rest)
         ctas, issuer = wave.cta_of_warp[warps], np.arange(len(warps))
-        target, offset = wave.resolve(ctas, address + address.dtype.type(off), i.where())
+        target, offset = wave.resolve(ctas, displaced(address, off), i.where())
         if multicast:
             issuer, rank = np.nonzero(cta_mask[0].astype(np.int64)[:, None] >> np.arange(16) & 1)
             target, offset = wave.peer(ctas[issuer], rank, i.where()), offset[issuer]

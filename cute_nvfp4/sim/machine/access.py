@@ -93,7 +93,7 @@ def _shared(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int):
         return g.shared_rows() + offset, offset
     lanes = g.lanes() if mask is None else g.lanes() & np.broadcast_to(mask, (g.n, 32))
     limit = 0 if space == "shared" else wave.cluster_size
-    bad = np.broadcast_to((rank != own) & (rank >= limit), (g.n, 32)) & lanes
+    bad = np.broadcast_to((rank != own) & ((rank >= limit) | (rank < 0)), (g.n, 32)) & lanes
     if bad.any():
         what = f"the address belongs to CTA rank {int(np.broadcast_to(rank, bad.shape)[bad][0])} of the cluster"
         hint = "use .shared::cluster to reach it" if space == "shared" else f"which has {wave.cluster_size} CTAs"
@@ -254,4 +254,6 @@ def _window_bounds(g: Group, a: Access, addr, off: int, mask, size: int, base: i
     at = np.broadcast_to(addr.astype(np.int64) + off - base, (g.n, 32))
     full = g.lanes() if mask is None else g.lanes() & np.broadcast_to(mask, (g.n, 32))
     bad = ((at < 0) | (at + a.total > size)) & full
-    raise OutOfBounds(_say(g, a, bad, f"byte {int(at[bad][0])} of {what}, which has {size} bytes"))
+    # Addresses of a smaller shape than the mask's have been seen with those of lanes that do not take part.
+    if bad.any():
+        raise OutOfBounds(_say(g, a, bad, f"byte {int(at[bad][0])} of {what}, which has {size} bytes"))

@@ -117,19 +117,3 @@ class Barriers:
         kind = next(m for m in instruction.mods if m in ("popc", "and", "or"))
         value = {"popc": true.astype(np.uint32), "and": true == came, "or": true > 0}[kind]
         w.group.regs[self.wave.run.kernel.slots[instruction.operands[0].name]] = value
-
-    def describe(self, live: np.ndarray) -> list[str]:
-        """Who waits where, for an error."""
-        lines = []
-        for w in self.waiting:
-            for ident in np.unique(w.ident).tolist():
-                rows = np.flatnonzero(w.ident == ident)
-                warp = int(w.group.warps[rows[0]])
-                cta = self.wave.cta_of_warp[warp]
-                came = int(w.group.lanes()[self.wave.cta_of_warp[w.group.warps] == cta].sum())
-                threads = int(live[self.wave.cta_of_warp == cta].sum())
-                want = int(w.count[rows[0]]) or threads
-                where = w.block.code[-1][0].where()
-                text = f"  {len(rows)} warp(s), first {self.wave.thread(warp, 0)}, wait at barrier {ident}: {where}"
-                lines.append(f"{text}; {came} thread(s) of that CTA here, {want} wanted, {threads} alive")
-        return lines

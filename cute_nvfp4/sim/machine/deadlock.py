@@ -2,36 +2,90 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Iterator
 
+import numpy as np
+
+from cute_nvfp4.sim.machine.barriers import Barriers
 from cute_nvfp4.sim.machine.engine import Wait
-from cute_nvfp4.sim.machine.wave import Wave
+from cute_nvfp4.sim.machine.wave import Group, Wave
 
-MOST = 12
-"""Lines shown for waits of one kind."""
+MOST = 32
+"""Reasons to wait that are shown."""
+MOST_CTAS = 8
+"""CTAs whose warps are listed for one reason."""
 
 
-def picture(parked: list[Wait], wave: Wave) -> list[str]:
-    """One line for each place and reason, with the first warp that waits there and how many more do."""
-    seen: dict[tuple[str, str], list[Any]] = {}
-    for wait in parked:
-        for row in range(len(wait.group.warps)):
-            what = wait.describe(row)
-            key = (wait.instruction.where(), what.partition(" of CTA")[0])
-            entry = seen.setdefault(key, [0, int(wait.group.warps[row]), wait, row])
-            entry[0] += 1
+def picture(wave: Wave, unmet: list[Group], barriers: Barriers, parked: list[Wait]) -> list[str]:
+    """Every warp that waits, by what it waits for."""
+    by: dict[tuple[str, ...], tuple[list[int], list[str]]] = {}
+    reasons = (*_for_lanes(wave, unmet), *_at_barriers(wave, barriers), *_parked(parked))
+    for warp, key, lines in reasons:
+        by.setdefault(key, ([], lines))[0].append(warp)
     lines = []
-    for (where, _), (count, warp, wait, row) in list(seen.items())[:MOST]:
-        who = f"{wave.cta_name(int(wave.cta_of_warp[warp]))}, warp {int(wave.warp_in_cta[warp])}"
-        others = f" and {count - 1} more warp{'s' if count > 2 else ''} wait" if count > 1 else " waits"
-        lines.append(f"  {who}{others} at {where}")
-        lines.append(f"    for {wait.describe(row)}")
-    if len(seen) > MOST:
-        lines.append(f"  … and {len(seen) - MOST} other waits")
+    for warps, (first, *more) in list(by.values())[:MOST]:
+        lines.append(f"  {who(wave, warps)} wait{'s' if len(warps) == 1 else ''} {first}")
+        lines += [f"    {line}" for line in more]
+    left = [warps for warps, _ in list(by.values())[MOST:]]
+    if left:
+        lines.append(f"  … and {sum(map(len, left))} more for {len(left)} other reasons")
+    every = len({warp for warp, _, _ in reasons})
     done = int((~wave.live.any(axis=1)).sum())
     pending = sum(len(q) for q in wave.engines.queues.values())
-    lines.append(f"  {done} of {wave.warps} warps have exited; {pending} asynchronous operations are under way")
+    lines.append(
+        f"  {every} of {wave.warps} warps wait, {done} have exited; {pending} asynchronous operations are under way"
+    )
     if wave.run.clusters_left.size:
         waiting = wave.run.clusters_left.size * wave.cluster_size
         lines.append(f"  {waiting} CTAs have not started: the GPU holds {wave.count} of them at a time")
     return lines
+
+
+def who(wave: Wave, warps: Iterable[int]) -> str:
+    """Warps in words, CTA by CTA."""
+    by: dict[int, list[int]] = {}
+    for warp in sorted(set(warps)):
+        by.setdefault(int(wave.cta_of_warp[warp]), []).append(int(wave.warp_in_cta[warp]))
+    parts = [f"{wave.cta_name(cta)}, {_ranges(own)}" for cta, own in list(by.items())[:MOST_CTAS]]
+    rest = list(by.values())[MOST_CTAS:]
+    return "; ".join(parts) + (f"; and {sum(map(len, rest))} warps of {len(rest)} more CTAs" if rest else "")
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Ascending numbers of warps: "warps 0-3, 7"."""
+    cuts = np.flatnonzero(np.diff(numbers) != 1) + 1
+    parts = [f"{p[0]}-{p[-1]}" if len(p) > 1 else f"{p[0]}" for p in np.split(np.array(numbers), cuts)]
+    return f"warp{'s' if len(numbers) > 1 else ''} {', '.join(parts)}"
+
+
+Reason = tuple[int, tuple[str, ...], list[str]]
+"""A warp, what makes its reason the same as another's, and the reason in lines."""
+
+
+def _for_lanes(wave: Wave, unmet: list[Group]) -> Iterator[Reason]:
+    for g in unmet:
+        where = wave.run.kernel.blocks[g.block].code[0][0].where()
+        lanes = int(g.lanes()[0].sum())
+        for warp in g.warps.tolist():
+            yield warp, ("lanes", where), [f"({lanes} lane(s) of it) for other lanes of the warp at {where}"]
+
+
+def _at_barriers(wave: Wave, barriers: Barriers) -> Iterator[Reason]:
+    here = barriers.arrived.copy()
+    for w in barriers.waiting:
+        np.add.at(here, (wave.cta_of_warp[w.group.warps], w.ident), w.group.lanes().sum(axis=1))
+    for w in barriers.waiting:
+        where = w.block.code[-1][0].where()
+        for warp, ident, count in zip(w.group.warps.tolist(), w.ident.tolist(), w.count.tolist()):
+            cta = int(wave.cta_of_warp[warp])
+            alive = int(wave.live[wave.cta_of_warp == cta].sum())
+            threads = f"{int(here[cta, ident])} thread(s) of the CTA here, {count or alive} wanted, {alive} alive"
+            yield warp, ("barrier", str(ident), where, threads), [f"at barrier {ident}: {where}", threads]
+
+
+def _parked(parked: list[Wait]) -> Iterator[Reason]:
+    for wait in parked:
+        where = wait.instruction.where()
+        for row, warp in enumerate(wait.group.warps.tolist()):
+            what = wait.describe(row)
+            yield warp, ("wait", where, what.partition(" of CTA")[0]), [f"at {where}", f"for {what}"]

@@ -143,6 +143,23 @@ class RowWait(Wait):
         return self._say(*(r[row] for r in self._rows))
 
 
+class MemoryWait(Wait):
+    """A loop that polls memory, and has seen it in a state in which it only goes round."""
+
+    def __init__(self, group: Group, instruction: Instruction, seen: int) -> None:
+        super().__init__(group, instruction)
+        self._seen = seen
+
+    def ready(self) -> np.ndarray:
+        return np.full(self.group.n, self.group.wave.changes != self._seen)
+
+    def part(self, rows: np.ndarray, group: Group) -> MemoryWait:
+        return MemoryWait(group, self.instruction, self._seen)
+
+    def describe(self, row: int) -> str:
+        return "memory that another thread writes: it repeats a loop that changes nothing"
+
+
 def issue_rows(g: Group, mask: np.ndarray | None, *operands: np.ndarray, once: bool = False):
     """(warps (k,), lanes (k,), [operand (k,), ...]) of the threads that execute the instruction.
 

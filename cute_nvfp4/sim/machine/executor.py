@@ -4,6 +4,10 @@ Lanes of a warp that go different ways become different groups, and so do warps.
 (reverse post-order) runs first; groups that reach the same block are joined again. A group that has waited long for
 its turn goes before all, so that a warp which spins on a flag cannot starve the one that sets it. Everything is
 deterministic.
+
+A loop that polls memory is parked until memory changes. Where some warps of a group wait for lanes that are elsewhere,
+the others wait with them, so that they stay together, but not for ever: when nothing else runs, or the group has
+waited long, they go on alone.
 """
 
 from __future__ import annotations
@@ -14,22 +18,26 @@ import numpy as np
 
 from cute_nvfp4.errors import SimError
 from cute_nvfp4.sim.errors import Deadlock, DivergentBarrier, LaunchError, ResidencyError, StepLimit, Trap
-from cute_nvfp4.sim.frontend.flow import EXIT
+from cute_nvfp4.sim.frontend.flow import EXIT, asks
 from cute_nvfp4.sim.machine.barriers import Barriers
-from cute_nvfp4.sim.machine.deadlock import picture
-from cute_nvfp4.sim.machine.engine import Wait
+from cute_nvfp4.sim.machine.deadlock import picture, who
+from cute_nvfp4.sim.machine.engine import MemoryWait, Wait
 from cute_nvfp4.sim.machine.launched import Run
 from cute_nvfp4.sim.machine.livelock import Livelock
 from cute_nvfp4.sim.machine.merge import merge
 from cute_nvfp4.sim.machine.residency import clusters_together
-from cute_nvfp4.sim.machine.wave import Group, Wave
+from cute_nvfp4.sim.machine.wave import PATIENCE, Group, Wave
 
-PATIENCE = 512
-"""How many blocks others may run before a waiting group goes first."""
+IMPATIENCE = 8
+"""The patience of a group that always had to wait for its turn."""
 SPLITS = 1 / 16
 """How often a group of warps is parted where warps go at random."""
 IDLE = 64
 """How many blocks may run before engines that wait for quiet get a turn: a warp may poll memory for ever."""
+
+
+TOGETHER = "CTAs that wait for one another must be resident together: launch fewer, or cooperatively"
+_NONE = np.zeros(1, bool)
 
 
 def execute(run: Run, warps_per_wave: int | None) -> None:
@@ -55,6 +63,7 @@ class WaveRunner:
         self.unmet: list[Group] = []
         self.parked: list[Wait] = []
         self.asked = -1
+        self.polls: int | None = None
         self.barriers = Barriers(wave)
         self.engines = wave.engines
         self.livelock = Livelock(wave)
@@ -63,16 +72,20 @@ class WaveRunner:
 
     def run(self) -> None:
         while self.ready or self.unmet or self.parked or self.barriers.waiting:
-            self.engines.turn(idle=not self.ready or self.clock % IDLE == 0)
-            if self.parked and (not self.ready or self.wave.random is not None):
+            idle = not self.ready or self.clock % IDLE == 0
+            self.engines.turn(idle)
+            if self.parked and (idle or self.wave.random is not None):
                 self._ask()
+            if self.unmet and idle and self.clock - min(g.age for g in self.unmet) > PATIENCE:
+                self._part_unmet()
             if not self.ready:
                 self._wake()
                 continue
             group = self._next()
             if group.block == EXIT:
                 self._retire(group)
-            elif self._lanes_missing(group):
+            elif self._lanes_missing(group).any():
+                group.age = self.clock
                 self.unmet.append(group)
             else:
                 self._step(group)
@@ -104,9 +117,9 @@ class WaveRunner:
 
     def _ask(self) -> None:
         """Parked groups go on where what they wait for has happened."""
-        if self.asked == self.wave.progress:
+        if self.asked == self.wave.changes:
             return
-        self.asked = self.wave.progress
+        self.asked = self.wave.changes
         still = []
         for wait in self.parked:
             go = wait.ready()
@@ -128,15 +141,17 @@ class WaveRunner:
         return group if len(rows) == group.n else group.some(rows, self.kernel.live_slots(group.block))
 
     def _wake(self) -> None:
-        """No warp can go on: the engines may change that; lanes that waited for others of their warp, now exited, may
-        go; otherwise this is the end."""
-        before = self.wave.progress
-        if self.engines.work() or self.wave.progress != before or self.asked != before:
+        """No warp can go on: those may that waited for lanes of others, or the engines may change it; otherwise this
+        is the end."""
+        if self._part_unmet():
+            return
+        before = self.wave.changes
+        if self.engines.work() or self.wave.changes != before or self.asked != before:
             self._ask()
             return
-        self.ready = self._met() or self.barriers.release(self.live)
+        self.ready = self.barriers.release(self.live)
         if not self.ready:
-            raise (DivergentBarrier if self.unmet else Deadlock)(self._who_waits())
+            raise self._stuck()
 
     def _next(self) -> Group:
         ready = self.ready
@@ -144,9 +159,10 @@ class WaveRunner:
         if len(ready) == 1:
             group = ready.pop()
         else:
-            oldest = min(ready, key=lambda g: g.age)
+            first = min(ready, key=lambda g: g.age + g.patience)
             # Of the lowest blocks the exit comes first, because leaving lanes set others free.
-            block = oldest.block if self.clock - oldest.age > PATIENCE else min(g.block for g in ready)
+            overdue = self.clock - first.age > first.patience
+            block = first.block if overdue else min(g.block for g in ready)
             if self.wave.random is not None and block != EXIT:
                 block = self.random.choice(ready).block
             same = [g for g in ready if g.block == block]
@@ -154,6 +170,8 @@ class WaveRunner:
                 same = [self.random.choice(same)]
             self.ready = [g for g in ready if g not in same]
             group = same[0] if len(same) == 1 else merge(same, self.kernel.live_slots(block))
+            # Behind a loop that polls a group need not wait as long again.
+            group.patience = max(first.patience // 2, IMPATIENCE) if overdue else PATIENCE
         if self.unmet and group.block != EXIT:
             same = [g for g in self.unmet if g.block == group.block]
             if same:
@@ -173,27 +191,33 @@ class WaveRunner:
         """Loops that can never end; CTAs that have not started may be what they wait for."""
         lines = [f"{self.state.launch.title}: every warp that runs repeats a loop that changes nothing"]
         for g in groups:
-            lines.append(f"  {g.n} warp(s), first {g.thread()}, come back to {self._place(g)}")
-        lines += self.barriers.describe(self.live) + picture(self.parked, self.wave)
+            lines.append(f"  {who(self.wave, g.warps.tolist())} come back to {self._place(g)}")
+        lines += picture(self.wave, self.unmet, self.barriers, self.parked)
         if not len(self.state.clusters_left):
             return Deadlock("\n".join(lines))
-        lines.append("  CTAs that wait for one another must be resident together: launch fewer, or cooperatively")
+        lines.append(f"  {TOGETHER}")
         return ResidencyError("\n".join(lines))
 
-    def _lanes_missing(self, group: Group) -> bool:
-        """Whether the group's block begins with an instruction that must wait for lanes that are elsewhere."""
+    def _lanes_missing(self, group: Group) -> np.ndarray:
+        """(n,) or one False: the warps that must wait for lanes which are elsewhere, because of the instruction that
+        the group's block begins with."""
         block = self.blocks[group.block] if group.block != EXIT else None
         if block is None or block.converge is None or group.mask is None:
-            return False
+            return _NONE
         need = self.live[group.warps]
         if block.converge >= 0:
             need = need & self.kernel.member_lanes(group, block)
-        return bool((need & ~group.mask).any())
+        return (need & ~group.mask).any(axis=1)
 
     def _step(self, group: Group) -> None:
         block = self.blocks[group.block]
         self.wave.steps = self.clock
         self.events.block(group, block.index)
+        self.polls = block.polls
+        if block.polls is None:
+            group.seen = -1
+        elif block.polls == block.index:
+            group.seen = self.wave.changes
         outcome = self.functions[block.index](group)
         if block.control == "barrier":
             released = self.barriers.arrive(group, block, outcome, self.live)
@@ -221,7 +245,10 @@ class WaveRunner:
 
     def _go(self, group: Group, block: int) -> None:
         group.block, group.age = block, self.clock
-        self.ready.append(group)
+        if block == self.polls and group.seen >= 0:
+            self._park(MemoryWait(group, asks(self.blocks[block]), group.seen))
+        else:
+            self.ready.append(group)
 
     def _branch(self, group: Group, p: np.ndarray, target: int, fall: int) -> None:
         if self.blocks[group.block].spins is not None and group.polled is not None:
@@ -284,13 +311,35 @@ class WaveRunner:
             wave.progress += 1
         if self.barriers.waiting:
             self.ready += self.barriers.release(self.live)
-        self.ready += self._met()
-
-    def _met(self) -> list[Group]:
-        """Groups that need wait no longer for lanes that are elsewhere."""
-        met = [g for g in self.unmet if not self._lanes_missing(g)]
+        met = [g for g in self.unmet if not self._lanes_missing(g).any()]
         self.unmet = [g for g in self.unmet if g not in met]
-        return met
+        self.ready += met
+
+    def _part_unmet(self) -> bool:
+        """Runs the warps that need not wait for lanes which are elsewhere, though others of their group must; whether
+        there are any."""
+        complete, self.unmet, unmet = [], [], self.unmet
+        for g in unmet:
+            missing = np.broadcast_to(self._lanes_missing(g), g.n)
+            for rows, where in ((~missing, complete), (missing, self.unmet)):
+                if rows.any():
+                    where.append(self._rows(g, np.flatnonzero(rows)))
+                    where[-1].age = self.clock
+        for g in complete:
+            self.clock += 1
+            self._step(g)
+        return bool(complete)
+
+    def _stuck(self) -> SimError:
+        """Nothing can run any more."""
+        text = self._who_waits()
+        polls = any(isinstance(wait, MemoryWait) for wait in self.parked)
+        if polls and len(self.state.clusters_left):
+            return ResidencyError(f"{text}\n  {TOGETHER}")
+        # Lanes that wait elsewhere are not lanes that went another way for good.
+        waiting = {w for wait in self.parked for w in wait.group.warps.tolist()}
+        diverged = self.unmet and not waiting.intersection(w for g in self.unmet for w in g.warps.tolist())
+        return (DivergentBarrier if diverged else Deadlock)(text)
 
     def _out_of_steps(self, group: Group) -> str:
         who = f"{group.thread()} is at {self._place(group)} (step_limit={self.state.step_limit})"
@@ -301,9 +350,5 @@ class WaveRunner:
         return code[0][0].where() if code else "the end"
 
     def _who_waits(self) -> str:
-        lines = [f"{self.state.launch.title}: nothing can run any more"]
-        for g in self.unmet:
-            text = self.blocks[g.block].code[0][0].where()
-            lanes = f"{int(g.lanes()[0].sum())} lane(s) of it, wait for other lanes of the warp at {text}"
-            lines.append(f"  {g.n} warp(s), first {g.thread()}, {lanes}")
-        return "\n".join(lines + self.barriers.describe(self.live) + picture(self.parked, self.wave))
+        title = f"{self.state.launch.title}: nothing can run any more"
+        return "\n".join([title, *picture(self.wave, self.unmet, self.barriers, self.parked)])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cute_nvfp4.sim.frontend.model import clipped
 
@@ -12,7 +12,8 @@ class Launch:
     """One captured launch.
 
     ``grid``, ``block`` and ``cluster`` are (x, y, z); ``dynamic_smem`` is in bytes; ``params`` holds a copy of the
-    bytes of each kernel parameter as they were when the launch was made.
+    bytes of each kernel parameter as they were when the launch was made. ``attributes`` are the launch's as the driver
+    gets them: number and bytes; ``cubin`` is the machine code that a GPU would have run, where host code loaded it.
     """
 
     kernel: str
@@ -24,6 +25,8 @@ class Launch:
     cooperative: bool = False
     programmatic: bool = False
     stream: int = 0
+    attributes: tuple[tuple[int, bytes], ...] = ()
+    cubin: bytes = field(default=b"", repr=False, compare=False)
 
     @property
     def title(self) -> str:

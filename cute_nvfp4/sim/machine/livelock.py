@@ -26,7 +26,7 @@ class Livelock:
     def hangs(self, group: Group, clock: int, live: list[int]) -> bool:
         """Called before ``group`` runs its block; whether it and all others that can run are caught in loops."""
         wave = self.wave
-        now = wave.effects + wave.progress
+        now = wave.changes
         if now != self.effects:
             self.effects, self.since, self.stuck = now, clock, None
             return False

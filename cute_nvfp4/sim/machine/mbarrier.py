@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim.errors import MbarrierMisuse
+from cute_nvfp4.sim.errors import MbarrierMisuse, OutOfBounds
+from cute_nvfp4.sim.machine.layout import SHARED_BASE
 from cute_nvfp4.sim.machine.protocols import Wave
 
 MAX_COUNT = (1 << 20) - 1
@@ -56,6 +57,11 @@ class Mbarriers:
         if (offset & 7).any():
             at = int(offset[(offset & 7) != 0][0])
             raise MbarrierMisuse(f"{where}: an mbarrier must be aligned to 8 bytes, not at shared address {at:#x}")
+        bad = (offset < SHARED_BASE) | (offset + 8 > SHARED_BASE + self.wave.shared_bytes)
+        if bad.any():
+            k, size = int(bad.argmax()), self.wave.shared_bytes
+            place = f"{int(offset[k]):#x} in the shared memory of {self.wave.cta_name(int(cta[k]))}"
+            raise OutOfBounds(f"{where}: mbarrier.init at {place}, which has {size} bytes from {SHARED_BASE:#x} on")
         self._new_slots(offset)
         slot = self.slots(offset)
         again = self.valid[cta, slot]
@@ -149,17 +155,10 @@ class Mbarriers:
             self.wave.events.phase_ended(c, s, self.phase[c, s])
         self.wave.progress += 1
 
-    def check_left(self) -> None:
-        """At the end of a wave: a phase that some but not all have arrived in, or bytes that were expected and never
-        came, are counts that do not fit together, even if nobody waited for them."""
+    def unfinished(self) -> list[tuple[int, int]]:
+        """(CTA, slot) of every phase that some but not all have arrived in, or that still expects bytes."""
         part = self.valid & ((self.pending != self.count) | (self.tx != 0))
-        if part.any():
-            cta, slot = (int(x) for x in np.argwhere(part)[0])
-            kernel, name = self.wave.run.launch.title, self.name(cta, slot)
-            raise MbarrierMisuse(
-                f"{kernel}: the kernel ends in the middle of a phase of the {name}: "
-                f"{self.state(cta, slot)}; who arrives, and how often, does not fit the count it was initialised with"
-            )
+        return [(int(cta), int(slot)) for cta, slot in np.argwhere(part)]
 
     def name(self, cta: int, slot: int) -> str:
         return f"mbarrier at shared address {self.offset_of[slot]:#x} of {self.wave.cta_name(cta)}"

@@ -26,6 +26,8 @@ def merge(groups: list[Group], live: list[int]) -> Group:
         regs[slot] = _join([g.regs[slot] for g in groups], groups, rows, len(warps), disjoint)
     merged = Group(first.wave, first.block, warps, None if masks.all() else masks, regs)
     merged.age = min(g.age for g in groups)
+    merged.patience = min(g.patience for g in groups)
+    merged.seen = min(g.seen for g in groups)
     return merged
 
 

@@ -35,6 +35,7 @@ class Wave(Protocol):
     dynamic_smem: int
     steps: int
     progress: int
+    changes: int
     rank: np.ndarray
     cluster_index: np.ndarray
     cta_alive: np.ndarray

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from cute_nvfp4.sim.frontend.model import Instruction
 
 
@@ -23,3 +25,8 @@ class Access:
     @property
     def total(self) -> int:
         return self.element * self.count
+
+
+def displaced(address: np.ndarray, offset: int) -> np.ndarray:
+    """``[address + offset]`` in the address's own width, where it may wrap."""
+    return address + np.array(offset, np.int64).astype(address.dtype) if offset else address

@@ -20,6 +20,9 @@ from cute_nvfp4.sim.machine.mbarrier import Mbarriers
 from cute_nvfp4.sim.machine.special import VALUES
 from cute_nvfp4.sim.machine.tensor_memory import TensorMemory
 
+PATIENCE = 512
+"""How many blocks others may run before a waiting group goes first."""
+
 
 class Wave:
     """Clusters ``first`` to ``first + count`` of a launch, their CTAs numbered cluster by cluster."""
@@ -91,6 +94,11 @@ class Wave:
     def warps(self) -> int:
         return len(self.cta_of_warp)
 
+    @property
+    def changes(self) -> int:
+        """Counts everything that a warp could be waiting for."""
+        return self.effects + self.progress
+
     def special(self, name: str) -> np.ndarray:
         """A special register over every warp of the wave."""
         if name in TIMED:
@@ -113,16 +121,18 @@ class Group:
     """Warps that are about to run the same block.
 
     ``warps`` (n,) are indices into the wave; ``mask`` (n, 32) marks the lanes the group owns, None meaning all of
-    them. ``regs`` holds one array a register, each of a shape that broadcasts to (n, 32).
+    them. ``regs`` holds one array a register, each of a shape that broadcasts to (n, 32). ``age`` is the step it last
+    ran, ``patience`` how many steps it waits for its turn; ``seen`` is the state of memory that a loop which polls has
+    last looked at, -1 outside of such a loop.
     """
 
-    __slots__ = ("_row", "age", "block", "mask", "polled", "regs", "special_cache", "warps", "wave")
+    __slots__ = ("_row", "age", "block", "mask", "patience", "polled", "regs", "seen", "special_cache", "warps", "wave")
 
     def __init__(
         self, wave: Wave, block: int, warps: np.ndarray, mask: np.ndarray | None, regs: list[np.ndarray]
     ) -> None:
         self.wave, self.block, self.warps, self.mask, self.regs = wave, block, warps, mask, regs
-        self.age = 0
+        self.age, self.patience, self.seen = 0, PATIENCE, -1
         self.polled: Any = None
         self.special_cache: dict[str, np.ndarray] = {}
         self._row: dict[str, np.ndarray] = {}
@@ -212,4 +222,6 @@ class Group:
             regs[slot] = value if whole or value.shape[0] == 1 else value[select]
         if mask is not None and mask.all():
             mask = None
-        return Group(self.wave, block, self.warps if whole else self.warps[select], mask, regs)
+        part = Group(self.wave, block, self.warps if whole else self.warps[select], mask, regs)
+        part.patience, part.seen = self.patience, self.seen
+        return part

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from cute_nvfp4.sim.checks.findings import Finding, grouped
 from cute_nvfp4.sim.observe.l2 import L2Traffic
 
 
@@ -83,8 +84,8 @@ class Result:
     """Counters of one launch.
 
     ``opcodes`` and ``classes`` count warp-level instructions issued (one for a warp, however many lanes are active),
-    ``lines`` the same by line of the PTX: lines that never ran are not in it. ``warnings`` are what the static rules
-    find suspicious in the code and hardware is known to bear.
+    ``lines`` the same by line of the PTX: lines that never ran are not in it. ``findings`` are what the
+    checks found and went on past, one entry a class and instruction; ``warnings`` and ``hazards`` tell them by class.
     All else is empty unless counters were asked for. ``memory`` has one entry a memory instruction; ``distinct_bytes``
     the bytes of distinct global sectors by kind ("load", "store", "atomic"), each counted once in the launch, whether
     threads or engines touched it; ``engines`` one entry an asynchronous instruction, ``waits`` one an instruction at
@@ -102,7 +103,17 @@ class Result:
     mma: list[MmaCounter] = field(default_factory=list)
     l2: L2Traffic | None = None
     lines: dict[int, int] = field(default_factory=dict)
-    warnings: tuple[str, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What is suspicious, and hazards of classes that were allowed; one text a class."""
+        return grouped(self.findings, "warning")
+
+    @property
+    def hazards(self) -> tuple[str, ...]:
+        """What ``on_hazard="collect"`` went on past; one text a class."""
+        return grouped(self.findings, "hazard")
 
     @property
     def instructions(self) -> int:

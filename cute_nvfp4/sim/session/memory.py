@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from types import FrameType
 
@@ -17,6 +18,16 @@ _MOST_NAMES = 3
 _DEPTH = 12
 
 
+@dataclass(frozen=True)
+class Part:
+    """A tensor that lies in a larger storage: kernels may touch its bytes, and none between it and the next one."""
+
+    base: int
+    size: int
+    name: str
+    writable: bool = True
+
+
 @dataclass
 class _Entry:
     storage: StorageWeakRef
@@ -24,6 +35,7 @@ class _Entry:
     size: int
     label: str
     index: int
+    parts: tuple[Part, ...] = ()
 
 
 def aligned_buffer(size: int) -> np.ndarray:
@@ -31,6 +43,18 @@ def aligned_buffer(size: int) -> np.ndarray:
     data = np.empty(size + ALIGNMENT, np.uint8)
     start = -data.ctypes.data % ALIGNMENT
     return data[start : start + size]
+
+
+def tensors_in(value: object, depth: int = 0) -> Iterator[torch.Tensor]:
+    """The tensors of an argument or a result, inside sequences and dictionaries too."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)) and depth < 4:
+        for part in value:
+            yield from tensors_in(part, depth + 1)
+    elif isinstance(value, dict) and depth < 4:
+        for part in value.values():
+            yield from tensors_in(part, depth + 1)
 
 
 def storage_key(tensor: torch.Tensor) -> int | None:
@@ -102,6 +126,11 @@ class DeviceMemory:
             for key in [k for k, e in entries.items() if e.storage.expired()]:
                 del entries[key]
 
+    def divide(self, tensor: torch.Tensor, parts: Iterable[Part]) -> None:
+        """Lets kernels touch only ``parts`` of the storage of ``tensor``, which is device memory already."""
+        with torch._C.DisableTorchFunction():
+            self._tensors[storage_key(tensor)].parts = tuple(parts)
+
     def allocate(self, size: int, label: str) -> int:
         """A block of ``size`` bytes; returns its address."""
         data = aligned_buffer(max(size, 1))
@@ -125,7 +154,9 @@ class DeviceMemory:
         memory = GlobalMemory()
         for entries in (self._tensors, self._pinned):
             for key, entry in entries.items():
-                if entry.size:
+                for part in entry.parts:
+                    memory.add_span(part.base, part.size, part.name, part.writable)
+                if entry.size and not entry.parts:
                     found = names.get(key)
                     name = f"{'/'.join(found)} ({entry.label})" if found else entry.label
                     memory.add_span(entry.base, entry.size, name)

@@ -14,7 +14,7 @@ class Patches:
     """Replaces attributes and undoes it in the opposite order."""
 
     def __init__(self) -> None:
-        self._undo: list[Callable[[], None]] = []
+        self._undo: list[Callable[[], object]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> Any:
         """Sets ``owner.name`` and returns what it was (None where there was nothing)."""
@@ -29,6 +29,10 @@ class Patches:
         before = mapping.get(key, _ABSENT)
         self._undo.append(functools.partial(_put_back, operator.setitem, operator.delitem, mapping, key, before))
         mapping[key] = value
+
+    def at_end(self, undo: Callable[[], object]) -> None:
+        """Calls ``undo`` when the session ends."""
+        self._undo.append(undo)
 
     def restore(self) -> None:
         while self._undo:

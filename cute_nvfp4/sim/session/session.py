@@ -16,13 +16,16 @@ from cute_nvfp4.sim.machine.launch import Launch
 from cute_nvfp4.sim.observe.result import Result
 from cute_nvfp4.sim.program import Program
 from cute_nvfp4.sim.runner import run
-from cute_nvfp4.sim.session import driver
+from cute_nvfp4.sim.session import driver, extensions
 from cute_nvfp4.sim.session.dsl import DslHooks
 from cute_nvfp4.sim.session.memory import DeviceMemory
 from cute_nvfp4.sim.session.patches import Patches
 from cute_nvfp4.sim.session.runtime import Runtime
 from cute_nvfp4.sim.session.torch_cuda import TorchCuda
 from cute_nvfp4.sim.session.torch_device import CudaMode
+from cute_nvfp4.sim.session.torch_dispatch import CudaDispatch
+from cute_nvfp4.sim.session.torch_ops import host_operators
+from cute_nvfp4.sim.session.torch_python import install as install_python
 
 
 @dataclass
@@ -45,10 +48,11 @@ class LaunchRecord:
 class Session:
     """The state of a simulated GPU; made by ``simulated_gpu``.
 
-    ``launches`` lists what was launched, ``failure`` is the first launch that was stopped and its error, even where
-    the program went on. ``options`` are passed to ``sim.run``. ``observe`` is called before a launch
-    runs and, with its result in place, after it. With ``execute=False`` launches are recorded and not run. ``number``
-    is the session's own in this process; ``kept`` is for libraries to keep what belongs to the session.
+    ``launches`` lists what was launched, ``failure`` is the first launch that was stopped, or that went on past a
+    hazard (``on_hazard="collect"``), and its error, even where the program went on. ``options`` are passed to
+    ``sim.run``. ``observe`` is called before a launch runs and, with its result in place, after it. With
+    ``execute=False`` launches are recorded and not run. ``number`` is the session's own in this process; ``kept`` is
+    for libraries to keep what belongs to the session.
     """
 
     device: Device
@@ -56,7 +60,7 @@ class Session:
     execute: bool = True
     options: dict[str, Any] = field(default_factory=dict)
     observe: Callable[[LaunchRecord], None] | None = None
-    host_versions: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+    host_operators: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     launches: list[LaunchRecord] = field(default_factory=list)
     failure: tuple[LaunchRecord, Exception] | None = None
     active: bool = False
@@ -66,13 +70,24 @@ class Session:
     def __post_init__(self) -> None:
         self.memory = DeviceMemory()
         self.runtime = Runtime(self.device, self.memory)
-        self.mode = CudaMode(self.memory, self.host_versions)
+        self.dispatch = CudaDispatch(self.memory, {**host_operators(), **self.host_operators})
+        self.mode = CudaMode(self.memory, self.dispatch)
+        self.dispatch.inside, self.dispatch.direct = self.modes, lambda: self.mode.on
         self.cuda = TorchCuda(self.runtime, self.mode)
 
     @property
     def instructions(self) -> int:
         """Warp instructions of all launches so far."""
         return sum(record.instructions for record in self.launches)
+
+    @contextlib.contextmanager
+    def modes(self) -> Iterator[None]:
+        """Within it, torch's functions and operators know the session, also where torch has switched its modes off."""
+        with contextlib.ExitStack() as stack:
+            for mode in (self.mode, self.dispatch):
+                if self.active and not mode.on:
+                    stack.enter_context(mode)
+            yield
 
     def current_stream(self) -> int:
         """The handle of torch's current stream."""
@@ -98,6 +113,10 @@ class Session:
             except Exception as error:
                 self.failure = self.failure or (record, error)
                 raise
+            else:
+                found = next((f for f in record.result.findings if f.severity == "hazard"), None)
+                if found is not None:
+                    self.failure = self.failure or (record, found.error())
             finally:
                 record.seconds = time.perf_counter() - begin
         record.ended = True
@@ -121,7 +140,7 @@ def simulated_gpu(
     benchmarks: str = "once",
     execute: bool = True,
     observe: Callable[[LaunchRecord], None] | None = None,
-    host_versions: Mapping[Any, Callable[..., Any]] | None = None,
+    host_operators: Mapping[Any, Callable[..., Any]] | None = None,
     **options: Any,
 ) -> Iterator[Session]:
     """Within it, torch and CuTe DSL programs find a GPU of ``arch``, and their kernels run in the simulator.
@@ -129,7 +148,7 @@ def simulated_gpu(
     Device "cuda" of torch is served from host memory, ``cuda.bindings`` answers as a GPU would, and launches of
     compiled DSL functions are executed from their PTX, one after another. ``options`` go to ``sim.run`` (counters,
     step_limit, …). ``benchmarks`` is "once" (the DSL's benchmark helpers run their function once) or "full".
-    ``lineinfo`` puts source lines into the PTX, so that hazards can name them. ``host_versions`` adds functions of
+    ``lineinfo`` puts source lines into the PTX, so that hazards can name them. ``host_operators`` adds operators of
     torch that only a GPU has, by what computes them on host tensors. Everything is as before when it ends.
 
     Raises:
@@ -140,14 +159,16 @@ def simulated_gpu(
         raise TargetError("a simulated session is already active")
     if benchmarks not in ("once", "full"):
         raise TargetError(f"benchmarks: got {benchmarks!r}, expected 'once' or 'full'")
-    session = Session(Device.of(arch), benchmarks, execute, options, observe, host_versions or {})
+    session = Session(Device.of(arch), benchmarks, execute, options, observe, host_operators or {})
     hooks, patches = DslHooks(session, lineinfo), Patches()
     try:
         hooks.install(patches)
         driver.install(patches, session.runtime)
         session.cuda.install(patches)
+        install_python(patches, session)
+        extensions.install(patches)
         session.active, _current = True, session
-        with session.mode:
+        with session.modes():
             yield session
     finally:
         session.active, _current = False, None

@@ -14,7 +14,7 @@ from cute_nvfp4.errors import TargetError
 from cute_nvfp4.sim.session.patches import Patches
 from cute_nvfp4.sim.session.runtime import Runtime
 from cute_nvfp4.sim.session.torch_device import CudaMode
-from cute_nvfp4.sim.session.torch_types import generator_type, profile_type
+from cute_nvfp4.sim.session.torch_types import device_type, generator_type, profile_type, stream_context_type
 
 
 class TorchCuda:
@@ -29,6 +29,7 @@ class TorchCuda:
     def install(self, patches: Patches) -> None:
         for name, value in (self._devices() | self._streams() | self._memory() | self._random()).items():
             patches.set(torch.cuda, name, value)
+        patches.set(torch.Tensor, "record_stream", lambda tensor, stream: None)
         patches.set(torch, "Generator", generator_type())
         patches.set(torch.profiler, "profile", profile_type())
         patches.set(torch, "from_dlpack", self._from_dlpack(torch.from_dlpack))
@@ -38,17 +39,8 @@ class TorchCuda:
         if device is not None and not (isinstance(device, int) and device < 0):
             self.mode.current = self.runtime.current = self.mode.ordinal(device)
 
-    @contextlib.contextmanager
-    def _on_device(self, device: Any) -> Iterator[None]:
-        before = self.mode.current
-        self._set_device(device)
-        try:
-            yield
-        finally:
-            self._set_device(before)
-
     def _devices(self) -> dict[str, Any]:
-        device = self.runtime.device
+        device, on_device = self.runtime.device, device_type(self.mode, self._set_device)
         return {
             "is_available": lambda: True,
             "is_initialized": lambda: True,
@@ -57,8 +49,8 @@ class TorchCuda:
             "device_count": lambda: self.mode.count,
             "current_device": lambda: self.mode.current,
             "set_device": self._set_device,
-            "device": self._on_device,
-            "device_of": lambda tensor: self._on_device(tensor.get_device() if tensor.is_cuda else None),
+            "device": on_device,
+            "device_of": lambda tensor: on_device(tensor.get_device() if tensor.is_cuda else None),
             "get_device_name": lambda d=None: device.name,
             "get_device_capability": lambda d=None: device.capability,
             "get_device_properties": lambda d=None: self._properties(),
@@ -108,6 +100,7 @@ class TorchCuda:
         )
 
     def _streams(self) -> dict[str, Any]:
+        on_stream = stream_context_type(self.streams)
         return {
             "Stream": self.stream_type,
             "ExternalStream": lambda pointer, device=None: self.stream_type(handle=int(pointer)),
@@ -115,9 +108,10 @@ class TorchCuda:
             "synchronize": lambda device=None: None,
             "current_stream": lambda device=None: self.streams[-1],
             "default_stream": lambda device=None: self.default,
-            "stream": lambda s: s if s is not None else _no_context(),
+            "stream": on_stream,
             "set_stream": self._set_stream,
-            "StreamContext": lambda s: s,
+            "StreamContext": on_stream,
+            "is_current_stream_capturing": lambda: self.streams[-1].cuda_stream in self.runtime.captures,
         }
 
     def _set_stream(self, stream: Any) -> None:

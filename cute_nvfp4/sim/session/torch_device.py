@@ -8,31 +8,19 @@ the ``device`` argument says, else where the inputs are.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils import _device as default_device
 
 from cute_nvfp4.errors import TargetError
-from cute_nvfp4.sim.session.memory import DeviceMemory, storage_key
-from cute_nvfp4.sim.session.torch_ops import HOST_VERSIONS
+from cute_nvfp4.sim.session.memory import DeviceMemory, storage_key, tensors_in
+from cute_nvfp4.sim.session.torch_dispatch import CudaDispatch
 
 _CUDA_DLPACK = 2
 _FACTORIES = default_device._device_constructors()
-
-
-def tensors_in(value: Any, depth: int = 0) -> Iterator[torch.Tensor]:
-    """The tensors of an argument or a result, inside sequences and dictionaries too."""
-    if isinstance(value, torch.Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)) and depth < 4:
-        for part in value:
-            yield from tensors_in(part, depth + 1)
-    elif isinstance(value, dict) and depth < 4:
-        for part in value.values():
-            yield from tensors_in(part, depth + 1)
 
 
 def as_device(value: Any) -> torch.device | None:
@@ -48,12 +36,11 @@ def as_device(value: Any) -> torch.device | None:
 
 
 class CudaMode(TorchFunctionMode):
-    """While entered, torch has CUDA devices 0 … ``count`` - 1 in host memory."""
+    """While entered, torch has CUDA devices 0 … ``count`` - 1 in host memory; ``dispatch`` sees what it computes."""
 
-    def __init__(self, memory: DeviceMemory, host_versions: Mapping[Any, Callable[..., Any]], count: int = 1) -> None:
+    def __init__(self, memory: DeviceMemory, dispatch: CudaDispatch, count: int = 1) -> None:
         super().__init__()
-        self._host_versions = {**HOST_VERSIONS, **host_versions}
-        self.memory, self.count, self.current = memory, count, 0
+        self.memory, self.dispatch, self.count, self.current = memory, dispatch, count, 0
         #: called with the function of torch that is about to work on CUDA tensors
         self.on_work: Callable[[Any], None] = lambda func: None
         tensor = torch.Tensor
@@ -71,9 +58,13 @@ class CudaMode(TorchFunctionMode):
             tensor.__dlpack_device__: self._dlpack_device,
             tensor.pin_memory: self._pin,
             tensor.is_pinned: lambda t, *a, **k: self.memory.is_pinned(t),
-            tensor.record_stream: lambda t, stream: None,
             tensor.__repr__: self._repr,
         }
+
+    @property
+    def on(self) -> bool:
+        """Whether it sees calls at present: torch switches it off in what its own functions call back."""
+        return any(mode is self for mode in _get_current_function_mode_stack())
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -81,10 +72,13 @@ class CudaMode(TorchFunctionMode):
             special = self._special.get(func)
         except TypeError:
             special = None
-        return special(*args, **kwargs) if special else self._call(func, args, kwargs)
+        if special is None:
+            return self._call(func, args, kwargs)
+        with self.dispatch.place(-1):  # they say themselves where a result lies
+            return special(*args, **kwargs)
 
     def _call(self, func: Any, args: tuple, kwargs: dict) -> Any:
-        target = self._requested(func, kwargs)
+        asked = target = self._requested(func, kwargs)
         pinned = bool(kwargs.pop("pin_memory", False)) if target is None or target < 0 else False
         inputs = list(tensors_in((args, kwargs)))
         if target is None:
@@ -92,8 +86,8 @@ class CudaMode(TorchFunctionMode):
         known = {storage_key(t) for t in inputs}
         if target >= 0:
             self.on_work(func)
-            func = self._host_versions.get(func, func)
-        result = func(*args, **kwargs)
+        with self.dispatch.place(asked):
+            result = func(*args, **kwargs)
         if target >= 0 or pinned:
             for tensor in tensors_in(result):
                 if storage_key(tensor) not in known:

@@ -1,43 +1,117 @@
-"""Operations that programs use as their reference, where torch's CPU rounds more often than a GPU."""
+"""Operators of torch that a GPU computes otherwise than the CPU, or that only a GPU has."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
+from cute_nvfp4.errors import TargetError
 
-def _accumulating_wide(product: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+Operator = Callable[..., torch.Tensor]
+_NARROW = {torch.float16, torch.bfloat16}
+
+
+def host_operators() -> dict[Any, Operator]:
+    """Operator overload to what computes it here, called with host tensors."""
+    aten, table = torch.ops.aten, {}
+    for name in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "addmv"):
+        packet = getattr(aten, name)
+        table[packet.default] = _accumulating_wide(packet.default)
+        table[packet.out] = _writing(table[packet.default])
+        if "dtype" in packet.overloads():
+            table[packet.dtype] = _with_dtype(packet.default)
+            table[packet.dtype_out] = _writing(table[packet.dtype])
+    table[aten._grouped_mm.default] = grouped_mm
+    table[aten._scaled_grouped_mm.default] = scaled_grouped_mm
+    return table
+
+
+def _accumulating_wide(product: Operator) -> Operator:
     """``product`` of 16-bit floats with sums in binary32 and one rounding at the end, as cuBLAS does."""
 
     def wide(*args: Any, **kwargs: Any) -> torch.Tensor:
-        found = {a.dtype for a in _flat(args) if isinstance(a, torch.Tensor)}
-        if len(found) != 1 or not found <= {torch.float16, torch.bfloat16} or kwargs:
+        found = {a.dtype for a in args if isinstance(a, torch.Tensor)}
+        if len(found) != 1 or not found <= _NARROW:
             return product(*args, **kwargs)
-        return product(*_widened(args)).to(found.pop())
+        return product(*_widened(args), **kwargs).to(found.pop())
 
     return wide
 
 
-def _flat(values: Any) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, (list, tuple)):
-            yield from _flat(value)
+def _with_dtype(product: Operator) -> Operator:
+    """``product`` with a result of the dtype among its arguments, computed in binary32."""
+
+    def typed(*args: Any, **kwargs: Any) -> torch.Tensor:
+        (dtype,) = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.dtype)]
+        kept = [a for a in args if not isinstance(a, torch.dtype)]
+        kwargs.pop("out_dtype", None)
+        return product(*_widened(kept), **kwargs).to(dtype)
+
+    return typed
+
+
+def _writing(operator: Operator) -> Operator:
+    def into(*args: Any, out: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        result = operator(*args, **kwargs)
+        return out.resize_(result.shape).copy_(result)
+
+    return into
+
+
+def _widened(values: Iterable[Any]) -> list[Any]:
+    return [v.float() if isinstance(v, torch.Tensor) and v.dtype in _NARROW else v for v in values]
+
+
+def grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """``torch._grouped_mm``: a product a group, in binary32. ``offs`` are the ends of the groups along the dimension
+    that a two-dimensional operand has too many: rows of ``a`` (M, K) or columns of ``b`` (K, N), or K of both.
+    (G, M, K) × (G, K, N) needs none."""
+    left, right = a.float(), b.float()
+    if a.dim() == b.dim() == 3:
+        out = torch.bmm(left, right)
+    else:
+        ends = offs.tolist()
+        groups = [slice(begin, end) for begin, end in zip([0, *ends], ends)]
+        if a.dim() == b.dim() == 2:
+            out = torch.stack([left[:, g] @ right[g] for g in groups])
+        elif a.dim() == 2:
+            out = left.new_zeros(a.shape[0], b.shape[2])
+            for i, g in enumerate(groups):
+                out[g] = left[g] @ right[i]
         else:
-            yield value
+            out = left.new_zeros(a.shape[1], b.shape[1])
+            for i, g in enumerate(groups):
+                out[:, g] = left[i] @ right[:, g]
+    out = out if bias is None else out + bias.float()
+    return out.to(out_dtype or a.dtype)
 
 
-def _widened(values: Any) -> list[Any]:
-    out = []
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            value = value.float()
-        out.append(_widened(value) if isinstance(value, (list, tuple)) else value)
-    return out
-
-
-_PRODUCTS = (torch.matmul, torch.mm, torch.bmm, torch.einsum, torch.addmm, torch.baddbmm, torch.nn.functional.linear)
-_METHODS = (torch.Tensor.__matmul__, torch.Tensor.matmul, torch.Tensor.mm, torch.Tensor.bmm)
-HOST_VERSIONS: dict[Any, Any] = {f: _accumulating_wide(f) for f in (*_PRODUCTS, *_METHODS)}
-"""Function of torch to what computes it here, called with host tensors."""
+def scaled_grouped_mm(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    scale_a: torch.Tensor,
+    scale_b: torch.Tensor,
+    offs: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    scale_result: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> torch.Tensor:
+    """``torch._scaled_grouped_mm`` with a float32 scale a row of ``a`` and a column of ``b``, those of each group."""
+    if scale_a.dtype != torch.float32 or scale_b.dtype != torch.float32 or (a.dim() == 2 and b.dim() == 2):
+        raise TargetError.of(
+            "torch._scaled_grouped_mm in a simulated session",
+            got=f"{scale_a.dtype} scales, operands of {a.dim()} and {b.dim()} dimensions",
+            expected="a float32 scale a row or column, and groups of rows or columns",
+        )
+    left = a.float() * scale_a.unsqueeze(-1)
+    right = b.float() * scale_b.unsqueeze(-2)
+    return grouped_mm(left, right, offs, bias, out_dtype or torch.bfloat16)

@@ -1,12 +1,13 @@
-"""Classes of torch that take a device or a list of activities, for a session: they work on the host."""
+"""Classes of torch that take a device, a stream or a list of activities, for a session."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from cute_nvfp4.sim.session.torch_device import as_device
+from cute_nvfp4.sim.session.torch_device import CudaMode, as_device
 
 
 def generator_type() -> type:
@@ -34,3 +35,36 @@ def profile_type() -> type:
             super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **kwargs)
 
     return Profile
+
+
+def device_type(mode: CudaMode, select: Callable[[Any], None]) -> type:
+    class OnDevice:
+        """Makes a device the current one; None and -1 change nothing."""
+
+        def __init__(self, device: Any) -> None:
+            self.idx = device
+
+        def __enter__(self) -> None:
+            self.prev_idx = mode.current
+            select(self.idx)
+
+        def __exit__(self, *_: object) -> None:
+            select(self.prev_idx)
+
+    return OnDevice
+
+
+def stream_context_type(streams: list[Any]) -> type:
+    class StreamContext:
+        """Makes a stream the current one; None changes nothing."""
+
+        def __init__(self, stream: Any) -> None:
+            self.stream = stream
+
+        def __enter__(self) -> None:
+            streams.append(self.stream if self.stream is not None else streams[-1])
+
+        def __exit__(self, *_: object) -> None:
+            streams.pop()
+
+    return StreamContext

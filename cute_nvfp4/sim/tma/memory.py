@@ -1,6 +1,7 @@
 """Chunks of 16 bytes in host memory: gathers and scatters of the copy engines, with bounds.
 
-A chunk travels as one complex128, which numpy moves as 16 bytes without looking at them.
+A chunk travels as one complex128, which numpy moves as 16 bytes without looking at them. Addresses have 64 bits and
+wrap: maps of ragged tensors reach their rows by way of the far end of memory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from cute_nvfp4.sim.machine.global_memory import GlobalMemory, Region
 
 CHUNK = 16
 CELL = np.dtype("c16")
+ALL_CHUNKS = (1 << 60) - 1
+"""Addresses / 16 are counted modulo this, and one more."""
 Say = Callable[[str, int], str]
 """Makes the text of an error from what is wrong and the index of the operation."""
 
@@ -34,11 +37,16 @@ def home(memory: GlobalMemory, chunks: np.ndarray, write: bool) -> Region | None
     return region
 
 
+def wrapped(chunks: np.ndarray) -> np.ndarray:
+    """Addresses / 16 as they are modulo 2^64 bytes."""
+    return chunks & ALL_CHUNKS
+
+
 def gather_boxes(memory: GlobalMemory, first: np.ndarray, chunks: np.ndarray, say: Say) -> np.ndarray:
     """Cells (k, m) at ``chunks`` (m,) after each ``first`` (k,)."""
     region = _home_of_boxes(memory, first, chunks, write=False)
     if region is None:
-        return gather(memory, first[:, None] + chunks[None, :], say)
+        return gather(memory, wrapped(first[:, None] + chunks[None, :]), say)
     start, table = cells(region)
     return table.take((first - start)[:, None] + chunks[None, :])
 
@@ -47,7 +55,7 @@ def scatter_boxes(memory: GlobalMemory, first: np.ndarray, chunks: np.ndarray, d
     """Writes cells (k, m) at ``chunks`` (m,) after each ``first`` (k,); of several for one address the last stays."""
     region = _home_of_boxes(memory, first, chunks, write=True)
     if region is None:
-        scatter(memory, first[:, None] + chunks[None, :], data, say)
+        scatter(memory, wrapped(first[:, None] + chunks[None, :]), data, say)
         return
     start, table = cells(region)
     table[(first - start)[:, None] + chunks[None, :]] = data
@@ -87,11 +95,12 @@ def scatter(memory: GlobalMemory, chunks: np.ndarray, data: np.ndarray, say: Say
 
 def _split(memory: GlobalMemory, chunks: np.ndarray, say: Say, row: int, write: bool):
     """Yields (region, positions) for chunks (m,) of one operation."""
-    starts = np.array([r.base for r in memory.regions], np.int64)
-    ends = np.array([r.end for r in memory.regions], np.int64)
-    address = chunks * CHUNK
+    starts = np.array([r.base for r in memory.regions], np.uint64)
+    ends = np.array([r.end for r in memory.regions], np.uint64)
+    address = chunks.astype(np.uint64) * np.uint64(CHUNK)
     index = np.searchsorted(starts, address, side="right") - 1
-    bad = (index < 0) | (address + CHUNK > (ends[index] if len(ends) else np.int64(0)))
+    last = address + np.uint64(CHUNK - 1)
+    bad = (index < 0) | (last >= (ends[index] if len(ends) else np.uint64(0)))
     if bad.any():
         raise OutOfBounds(say(memory.describe(_first_outside(memory, int(address[bad.argmax()]))), row))
     for k in np.unique(index).tolist():
@@ -114,6 +123,7 @@ def bytes_at(memory: GlobalMemory, address: int, count: int, say: Say, row: int 
     """Bytes of one tensor, as a view (count,) of live memory; ``write``: they will be written."""
     if not count:
         return np.empty(0, np.uint8)
+    address &= (1 << 64) - 1
     region = memory.find(address)
     if region is None or address + count > region.end:
         at = address if region is None or address >= region.end else region.end

@@ -65,7 +65,7 @@ class TensorCopy(Copy):
             if keep is None:
                 chunks, size = np.sort(chunks[self.plan.order.argsort()][:: self.plan.chunks]), CHUNK * self.plan.chunks
             if len(chunks):
-                address = (self.first[rows][:, None] + chunks[None, :]) * CHUNK
+                address = memory.wrapped(self.first[rows][:, None] + chunks[None, :]) * CHUNK
                 out.append(Footprint("global", write, self.ctas[rows], Spans(address, size), rows))
         for k in range(len(self.coords)) if self.bounds is None else ():
             chunks, valid = self.chunks(k)

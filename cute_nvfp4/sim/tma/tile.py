@@ -16,6 +16,7 @@ import numpy as np
 
 from cute_nvfp4.sim.numerics.single import to_tf32
 from cute_nvfp4.sim.tma.descriptor import SPAN, TensorMap
+from cute_nvfp4.sim.tma.memory import wrapped
 
 CHUNK = 16
 FILL = {False: np.uint64(0), True: np.uint64(0x7FF77FF77FF77FF7)}
@@ -104,7 +105,7 @@ def _in_chunks(m: TensorMap, coords: np.ndarray) -> np.ndarray:
 
 
 def corner(m: TensorMap, coords: np.ndarray) -> np.ndarray:
-    """(k,) host addresses / 16 of the elements at ``coords`` (k, rank), which need not exist."""
+    """(k,) host addresses / 16 of the elements at ``coords`` (k, rank), which need not exist; before they wrap."""
     return _in_chunks(m, coords) @ _limits(m)[3] + m.address // CHUNK
 
 
@@ -154,7 +155,7 @@ def row_chunks(m: TensorMap, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     along = rows[:, :1] * m.bits // 8 + CHUNK * np.arange(chunks)[None, :]
     valid = np.where(along < 0, 0, np.clip(m.dims[0] * m.bits // 8 - along, 0, CHUNK))
     others = ((rows[:, 1:] >= 0) & (rows[:, 1:] < np.array(m.dims[1:], np.int64))).all(axis=1)
-    return corner(m, rows)[:, None] + np.arange(chunks)[None, :], valid * others[:, None]
+    return wrapped(corner(m, rows)[:, None] + np.arange(chunks)[None, :]), valid * others[:, None]
 
 
 def round_tf32(chunks: np.ndarray) -> np.ndarray:

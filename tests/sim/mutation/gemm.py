@@ -13,8 +13,7 @@ import torch
 from gemm_problems import Case
 
 from cute_nvfp4 import simulating
-from cute_nvfp4.ops import gemm as ops
-from cute_nvfp4.runtime import launch
+from cute_nvfp4.ops import gemm_launch
 from cute_nvfp4.sim import Result
 
 from .judge import Subject
@@ -37,14 +36,8 @@ and with stream-K there are clusters that only help others."""
 @contextmanager
 def ptx_is(ptx: str) -> Iterator[None]:
     """Within it ``gemm`` runs this PTX instead of its kernels'."""
-    patch = pytest.MonkeyPatch()
-    # none is kept
-    patch.setattr(launch, "_launchers", {})
-    try:
-        with simulating(kernel=functools.cache(lambda kernel: replace(kernel, ptx=ptx))):
-            yield
-    finally:
-        patch.undo()
+    with simulating(kernel=lambda kernel: replace(kernel, ptx=ptx)):
+        yield
 
 
 def once(found: list[Mutant]) -> list[Mutant]:
@@ -67,14 +60,14 @@ def small(case: Case) -> Case:
 @contextmanager
 def keeping_flags() -> Iterator[list[torch.Tensor]]:
     """Within it the flags of stream-K launches are kept; a launch must leave them as it found them, zero."""
-    patch, workspace, kept = pytest.MonkeyPatch(), ops._workspace, []
+    patch, workspace, kept = pytest.MonkeyPatch(), gemm_launch.stream_k_scratch, []
 
     def keeping(*args: object) -> dict:
         found = workspace(*args)
         kept.extend(x for name, x in found.items() if name == "flags")
         return found
 
-    patch.setattr(ops, "_workspace", keeping)
+    patch.setattr(gemm_launch, "stream_k_scratch", keeping)
     try:
         yield kept
     finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -18,7 +17,7 @@ WRONG = "wrong result"
 
 @dataclass(frozen=True)
 class Verdict:
-    """``by``: a hazard's class, "wrong result", a static rule that warns where it did not before, or "" for nothing."""
+    """``by``: a hazard's class, "wrong result", a class that warns where it did not before, or "" for nothing."""
 
     mutant: str
     by: str
@@ -58,8 +57,8 @@ def judge(subject: Subject, mutant: Mutant | None) -> Verdict:
 
 
 def rules(result: Result) -> Counter[str]:
-    """How often each static rule warns."""
-    return Counter(re.search(r"\[([\w-]+)\]$", w).group(1) for w in result.warnings)
+    """At how many instructions each class of warning was found."""
+    return Counter(f.rule for f in result.findings)
 
 
 def reached(subject: Subject) -> set[int]:

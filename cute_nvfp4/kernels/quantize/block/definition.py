@@ -14,9 +14,9 @@ from cutlass import Boolean, Float32, Int64, Uint32
 
 from ....ptx.arithmetic import abs_f32, add_rn, div_rn_constant, max_abs_f32, mul_rn, rcp_rn, sub_rn
 from ....ptx.convert import bf16x2_to_f32, e2m1x8_to_f16x2, e4m3x2_to_f16x2, f16x2_to_f32
-from ....ptx.encode import f32x2_to_e4m3x2, scaled_to_e2m1x8
+from ....ptx.encode import f32x2_to_16bit, f32x2_to_e4m3x2, scaled_to_e2m1x8
 from ....ptx.half import max_abs_halves
-from ....ptx.move import f32_from_bits
+from ....ptx.move import f32_bits, f32_from_bits
 from ....target import Architecture
 from ..config import QuantizeConfig
 from ..random_bits import stochastic
@@ -29,6 +29,14 @@ def to_f32(config: QuantizeConfig, words: Sequence[Uint32]) -> list[Float32]:
         return [f32_from_bits(word) for word in words]
     unpack = bf16x2_to_f32 if config.dtype == "bfloat16" else f16x2_to_f32
     return [x for word in words for x in unpack(word)]
+
+
+def from_f32(config: QuantizeConfig, values: Sequence[Float32]) -> tuple[Uint32, ...]:
+    """The words of elements: ``values`` rounded once to the dtype of x."""
+    if config.dtype == "float32":
+        return tuple(f32_bits(x) for x in values)
+    kind = "bf16" if config.dtype == "bfloat16" else "f16"
+    return tuple(f32x2_to_16bit(low, high, kind) for low, high in zip(values[0::2], values[1::2]))
 
 
 def max_abs(values: Sequence[Float32]) -> Float32:

@@ -1,0 +1,63 @@
+"""What the checks found in a run of ``cute-nvfp4 sim`` and went on past, class by class."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING
+
+from .output import stderr
+
+if TYPE_CHECKING:
+    from ..sim.checks.findings import Finding
+    from ..sim.session import Session
+
+
+def all_findings(session: Session) -> list[Finding]:
+    """Those of all launches; one entry for a class at an instruction of a kernel, with how often it was found."""
+    lists = [r.result.findings for r in session.launches if r.result is not None]
+    if session.failure is not None:
+        lists.append(getattr(session.failure[1], "findings", ()))
+    merged: dict[tuple[str, str, str, int, str], Finding] = {}
+    for finding in (f for found in lists for f in found):
+        key = (finding.severity, finding.rule, finding.kernel, finding.line, finding.instruction)
+        before = merged.get(key)
+        merged[key] = finding if before is None else dataclasses.replace(before, count=before.count + finding.count)
+    return list(merged.values())
+
+
+def show_findings(session: Session, quiet: bool) -> None:
+    """Every class of hazard in full with its first message, and, unless ``quiet``, a line for each class of warning."""
+    from ..sim.checks.findings import grouped
+
+    console, found = stderr(), all_findings(session)
+    told = "" if session.failure is None else str(session.failure[1])
+    for text in grouped(found, "hazard"):
+        if not told or not text.removeprefix("hazard: ").startswith(told.rpartition(" [")[0]):
+            console.print(text, style="red", markup=False, soft_wrap=True)
+    hazards = [f for f in found if f.severity == "hazard"]
+    if hazards:
+        where = sorted({f"{f.rule} at {place(f)}" for f in hazards})
+        console.print(f"{len(where)} hazard(s): {'; '.join(where)}", style="red", markup=False, soft_wrap=True)
+    for line in [] if quiet else warning_lines(found):
+        console.print(line, style="dim", markup=False, soft_wrap=True)
+
+
+def warning_lines(found: list[Finding]) -> list[str]:
+    """A line for each class: where it was found first, how often there, and at how many more instructions."""
+    by: dict[str, list[Finding]] = {}
+    for finding in found:
+        if finding.severity == "warning":
+            by.setdefault(finding.rule, []).append(finding)
+    lines = []
+    for rule, (first, *more) in by.items():
+        times = f" ({first.count} times)" if first.count > 1 else ""
+        lines.append(f"warning: {rule} at {place(first)}{times}{f', and {len(more)} more' if more else ''}")
+    return [*lines, "--json FILE has the warnings in full, docs/checks.md what they mean"] if lines else []
+
+
+def place(finding: Finding) -> str:
+    """An instruction in a few words: its opcode, its line of the PTX, the file and line of its source."""
+    opcode = re.sub(r"^@!?\S+\s+", "", finding.instruction).partition(" ")[0]
+    source = f", {re.sub(r'^.*/', '', finding.loc)}" if finding.loc else ""
+    return f"{opcode} (PTX line {finding.line}{source})" if finding.line else "an earlier instruction"

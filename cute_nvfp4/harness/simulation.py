@@ -1,0 +1,88 @@
+"""The simulated GPU that a submission's process finds on a machine without one (``--backend sim``).
+
+Device "cuda" of torch is served from host memory, and every kernel that is launched there runs from its PTX, the
+submission's own too, with the simulator's checks on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+from ..sim import Schedule, Trace
+from ..sim.session import Part, Session, outcome_of
+from .counters import Launch
+from .errors import StoppedLaunch
+from .workspace import Workspace
+
+GAP = 1 << 16
+"""Bytes between two tensors of the workspace: an access that runs past the end of one does not reach the next."""
+MAX_LAUNCHES = 256
+"""Launches of a call that are reported one by one."""
+
+
+class Simulation:
+    """One simulated GPU for the life of the process; ``inspect``: launches tell what their machine code uses."""
+
+    def __init__(self, arch: str, *, inspect: bool = False) -> None:
+        from ..runtime.session import simulated_gpu
+
+        self._inspect = inspect
+        self._open = contextlib.ExitStack()
+        self._session: Session = self._open.enter_context(simulated_gpu(arch))
+
+    @contextlib.contextmanager
+    def launches(self, schedule: str = "", trace: str = "") -> Iterator[None]:
+        """Within it, kernels run under ``schedule`` and, if there is a file to write, are traced.
+
+        Raises:
+            StoppedLaunch: one was stopped, whatever the submission made of the error.
+        """
+        session, traced = self._session, Trace() if trace else None
+        session.launches.clear()
+        session.failure = None
+        # set anew for every request: what a submission changes here does not last
+        how = Schedule.parse(schedule)
+        session.options = {"checks": True, "counters": True, "schedule": how, "trace": traced}
+        session.execute = True
+        try:
+            yield
+        except Exception as error:
+            if session.failure is None:
+                raise
+            raise self._stopped(schedule) from error
+        finally:
+            if traced is not None:
+                traced.write(trace)
+        if session.failure is not None:
+            raise self._stopped(schedule) from session.failure[1]
+
+    def _stopped(self, schedule: str) -> StoppedLaunch:
+        record, error = self._session.failure
+        launch = record.launch
+        where = f"in launch {record.number} of the call, grid {launch.grid} block {launch.block}"
+        how = f"; repeat it with --schedule {schedule}" if schedule else ""
+        return StoppedLaunch(f"{outcome_of(error)}: {type(error).__name__}: {error}\n{where}{how}")
+
+    def forget(self) -> None:
+        """Drops the launches so far."""
+        self._session.launches.clear()
+
+    def report(self) -> list[Launch]:
+        """The launches since ``launches`` was entered or ``forget`` called, the first of them if there were many."""
+        return [Launch.of(record, inspect=self._inspect) for record in self._session.launches[:MAX_LAUNCHES]]
+
+    def protect(self, workspace: Workspace) -> None:
+        """Lets kernels touch only the tensors of ``workspace``, and write only its outputs."""
+        many = len({number for number, _, _ in workspace.tensors()}) > 1
+        self._session.memory.divide(
+            workspace.memory,
+            [
+                Part(tensor.data_ptr(), slot.nbytes, _name(slot.buffer.name, number, many), slot.buffer.output)
+                for number, slot, tensor in workspace.tensors()
+            ],
+        )
+
+
+def _name(buffer: str, number: int, many: bool) -> str:
+    return f"{buffer} of place {number} in the batch" if many else buffer

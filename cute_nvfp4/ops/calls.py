@@ -1,0 +1,67 @@
+"""What calls of the operations have in common: keys to find a plan by, and what has to be looked at in every call.
+
+An operation decides once, for a key, all that does not depend on addresses, and keeps that: a *call*. What it is given
+later under the same key has passed the same checks. Addresses are read anew in each call, and so is whether the output
+overlaps an input.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..errors import OperandTypeError
+from ..operand import BlockScaledTensor
+from .checks import number
+
+
+def output_key(out: torch.Tensor | None) -> tuple | None:
+    """All that a plan depends on of a given output."""
+    if out is None:
+        return None
+    if not isinstance(out, torch.Tensor):
+        raise OperandTypeError.of("out", got=type(out).__name__, expected="torch.Tensor")
+    return out.dtype, out.shape, out.stride(), out.device, out.data_ptr() & 15
+
+
+def tensor_key(x: Any) -> tuple | type | None:
+    """The same of an input that may be None or a number; numbers vary from call to call."""
+    if isinstance(x, torch.Tensor):
+        return x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15
+    return None if x is None else type(x)
+
+
+def operand_key(x: Any) -> Any:
+    """The same of an operand that may be None."""
+    if isinstance(x, BlockScaledTensor):
+        return x.key
+    return None if x is None else type(x)
+
+
+def pointer(x: torch.Tensor | None) -> int:
+    """The address of a tensor that may be absent."""
+    return 0 if x is None else x.data_ptr()
+
+
+def span_bytes(x: torch.Tensor) -> int:
+    """Bytes from the first element to after the last."""
+    return x.element_size() * (1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride())))
+
+
+def as_alpha(alpha: float | torch.Tensor | None) -> tuple[float, torch.Tensor | None]:
+    """A number, and a tensor if it is one; its dtype and shape are known to be right."""
+    return (1.0, alpha) if isinstance(alpha, torch.Tensor) else (1.0 if alpha is None else number("alpha", alpha), None)
+
+
+def scalars(*given: torch.Tensor | None) -> tuple[int, ...]:
+    """The addresses of those device scalars that there are."""
+    return tuple([x.data_ptr() for x in given if x is not None])
+
+
+def near(start: int, end: int, places: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+    """Whether bytes from ``start`` to ``end`` meet one of the ranges: then a call looks closely."""
+    for at, size in zip(places, sizes):
+        if at < end and start < at + size:
+            return True
+    return False

@@ -1,0 +1,13 @@
+"""What an error that stopped a launch means."""
+
+from __future__ import annotations
+
+from cute_nvfp4.errors import SimError, TargetError
+from cute_nvfp4.sim.errors import PtxSyntaxError, UnsupportedInstruction
+
+
+def outcome_of(error: BaseException) -> str:
+    """ "hazard", "not modelled" or "internal error"."""
+    if isinstance(error, (UnsupportedInstruction, PtxSyntaxError, TargetError)):
+        return "not modelled"
+    return "hazard" if isinstance(error, SimError) else "internal error"

@@ -1,0 +1,132 @@
+"""Operators of torch below autograd: where results lie, which kernel computes them, and what a GPU refuses.
+
+A ``TorchDispatchMode`` sees every operator that is computed, those of backward passes and of C++ too, which the
+function mode (``torch_device``) does not. Results on a new storage lie where the inputs do.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from cute_nvfp4.errors import TargetError
+from cute_nvfp4.sim.session.memory import DeviceMemory, storage_key, tensors_in
+
+_TORCHS_OWN = ("aten", "prims", "prim", "c10d", "_c10d_functional")
+_CUDA, _CPU = (torch._C.DispatchKeySet(key) for key in (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.CPU))
+
+
+class CudaDispatch(TorchDispatchMode):
+    """``operators`` are computed as given here; ``inside`` is what operators written in Python are called in;
+    ``direct`` tells whether an operator was called by C++, and not by a function of torch's Python API."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, memory: DeviceMemory, operators: Mapping[Any, Callable[..., Any]]) -> None:
+        super().__init__()
+        self.memory, self.operators = memory, operators
+        self.inside: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
+        self.direct: Callable[[], bool] = lambda: False
+        self._here = threading.local()
+
+    @property
+    def placing(self) -> int | None:
+        return getattr(self._here, "placing", None)
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """False: nothing is compiled in a session, and torch's compiler is slow to load."""
+        return False
+
+    @property
+    def on(self) -> bool:
+        """Whether it sees operators at present."""
+        return any(mode is self for mode in _get_current_dispatch_mode_stack())
+
+    @contextlib.contextmanager
+    def place(self, index: int | None) -> Iterator[None]:
+        """New results go to CUDA device ``index``, -1 for the CPU; None changes nothing."""
+        before = self.placing
+        self._here.placing = before if index is None else index
+        try:
+            yield
+        finally:
+            self._here.placing = before
+
+    @contextlib.contextmanager
+    def backward(self, index: int) -> Iterator[None]:
+        """A backward pass on device ``index`` (-1 for the CPU): what it makes of nothing, in C++, lies there."""
+        before = getattr(self._here, "backward", -1)
+        self._here.backward = index
+        try:
+            with self.place(None), self.inside():
+                self._here.placing = None
+                yield
+        finally:
+            self._here.backward = before
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if isinstance(func, torch._ops.OpOverload) and func.namespace not in _TORCHS_OWN:
+            return self._foreign(func, args, kwargs)
+        with torch._C.DisableTorchFunction():
+            inputs = list(tensors_in((args, kwargs)))
+            places = {self.memory.device_index(t) for t in inputs if t.dim()}
+            index = max((i for t in inputs if (i := self.memory.device_index(t)) is not None), default=-1)
+            if len(places) > 1 and self.placing is None:
+                _refuse_mixed(func)
+            target = index if self.placing is None else self.placing
+            if not inputs and self.placing is None and self.direct():
+                target = getattr(self._here, "backward", -1)
+            known = {storage_key(t) for t in inputs} if target >= 0 else None
+            computed = self.operators.get(func, func) if index >= 0 else func
+            result = computed(*args, **kwargs)
+            if known is not None:
+                self._adopt(result, known, target)
+            return result
+
+    def _foreign(self, func: Any, args: tuple, kwargs: dict) -> Any:
+        """An operator of somebody's own: the kernel that is registered for the device its tensors are on."""
+        with torch._C.DisableTorchFunction():
+            inputs = list(tensors_in((args, kwargs)))
+            index = max((i for t in inputs if (i := self.memory.device_index(t)) is not None), default=-1)
+            known = {storage_key(t) for t in inputs}
+        name = func.name()
+        with self.inside():
+            if index < 0:
+                return func.redispatch(_CPU, *args, **kwargs)
+            result = func.redispatch(_CUDA if self._has_python_kernel(name) else _CPU, *args, **kwargs)
+        with torch._C.DisableTorchFunction():
+            self._adopt(result, known, index)
+        return result
+
+    def _has_python_kernel(self, name: str) -> bool:
+        """Whether an operator has a kernel for CUDA that is written in Python, else for the CPU or any device."""
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        if f"{name.replace('::', '/')}/CUDA" in torch.library._impls:
+            return True
+        if has(name, "CUDA") and not has(name, "CPU"):
+            raise TargetError(f"operator {name} has machine code for CUDA only, which a simulated session cannot run")
+        return False
+
+    def _adopt(self, result: Any, known: set[int | None], index: int) -> None:
+        for tensor in tensors_in(result):
+            if storage_key(tensor) not in known:
+                self.memory.adopt(tensor, index)
+
+
+_PRODUCTS = {f"aten::{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "addmv", "cat", "stack")}
+
+
+def _refuse_mixed(func: Any) -> None:
+    """What torch says of tensors on a GPU and on the CPU, for the operators of which it is known."""
+    if func.name().partition(".")[0] in _PRODUCTS or torch.Tag.pointwise in func.tags:
+        raise RuntimeError(
+            "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu! "
+            f"(in {func.name()})"
+        )

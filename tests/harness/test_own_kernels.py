@@ -1,0 +1,76 @@
+"""Submissions with kernels of their own, judged without a GPU: in the simulated GPU of ``--backend sim``."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from cute_nvfp4.harness.evaluate import Evaluation, Options
+
+KERNELS = Path(__file__).parent / "own_kernels"
+
+
+def judge(path: Path, **options):
+    """The result of the smallest correctness shape."""
+    options = {"problem": "nvfp4_gemv", "backend": "sim", "case": 0, "submission": path} | options
+    run = Evaluation(Options(**options)).run()
+    (case,) = run.cases
+    return case
+
+
+def with_fault(folder: Path, fault: str, hidden: bool = False) -> Path:
+    """``gemv_shared.py`` with one thing wrong in it."""
+    text = (KERNELS / "gemv_shared.py").read_text()
+    assert 'FAULT = ""' in text
+    path = folder / "submission.py"
+    path.write_text(text.replace('FAULT = ""', f'FAULT = "{fault}"').replace("HIDE = False", f"HIDE = {hidden}"))
+    return path
+
+
+def test_raw_pointers_and_a_compiled_function_for_each_shape():
+    case = judge(KERNELS / "gemv_pointers.py", data="full")
+    assert case.passed, case.error
+    (launch,) = case.launches
+    assert (launch.grid, launch.block) == ((32, 1, 1), (128, 1, 1))
+    # a row's 128 bytes of codes, 16 of scales; the vector is the same for all rows, the result is fp16
+    assert launch.counters["distinct_load_bytes"] == 128 * (128 + 16) + 128 + 32
+    assert launch.counters["distinct_store_bytes"] == 256 and launch.counters["store_requests"] == 128
+    assert case.counters == {"launches": 1} | launch.counters
+
+
+@pytest.mark.parametrize("arch", ["sm_90a", "sm_103a"])
+def test_dlpack_under_schedules_that_look_for_trouble(arch, tmp_path):
+    trace = tmp_path / "trace.json"
+    case = judge(KERNELS / "gemv_shared.py", data="full", arch=arch, schedules=2, trace=trace)
+    assert case.passed, case.error
+    assert case.calls_checked == 3  # two schedules, and the smallest case a second time
+    assert any("st.shared" in str(event) for event in json.loads(trace.read_text())["traceEvents"])
+
+
+@pytest.mark.parametrize(
+    "fault,message",
+    [
+        ("wrong", "128 of 128 elements are wrong"),
+        ("out of bounds", r"hazard: OutOfBounds: .* past the end of tensor 'a' \(16384 bytes\)"),
+        ("race", r"hazard: Race: .* of the shared memory .* nothing orders the two"),
+        ("deadlock", "hazard: Deadlock: .* wait at barrier 1"),
+        ("writes an input", "hazard: ReadOnlyWrite: .* tensor 'a' is read-only"),
+    ],
+)
+def test_what_is_wrong_with_a_kernel_is_said(fault, message, tmp_path):
+    case = judge(with_fault(tmp_path, fault), data="full")
+    assert not case.passed
+    error = " ".join(case.error.split())
+    assert re.search(message, error), error
+    if fault != "wrong":
+        assert "submission.py:" in error and "in launch 0 of the call" in error
+        assert case.details.startswith("launched at") and "_compiled(*arguments, stream)" in case.details
+        assert "simulation.py" not in case.details
+
+
+def test_a_hazard_that_the_submission_hides_is_found(tmp_path):
+    case = judge(with_fault(tmp_path, "race", hidden=True))
+    assert not case.passed and "hazard: Race" in case.error
