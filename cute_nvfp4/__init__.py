@@ -29,6 +29,7 @@ _PUBLIC = {
     "grouped_gemm": "ops.grouped_gemm",
     "grouped_gemm_contiguous": "ops.grouped_gemm_contiguous",
     "interleave": "ops.interleave",
+    "prepare": "ops.prepare",
     "quantize": "ops.quantize",
     "rmsnorm_quantize": "ops.rmsnorm_quantize",
     "silu_mul_quantize": "ops.silu_mul_quantize",

@@ -145,6 +145,9 @@ class Runner:
         environment["PYTHONUNBUFFERED"] = "1"
         if self._arch is not None:
             environment[ARCH_VARIABLE] = self._arch
+        if self._simulate:
+            # the simulator's products are small: numpy's threads only fight with torch's for the cores
+            environment.setdefault("OPENBLAS_NUM_THREADS", "1")
         root = str(Path(__file__).resolve().parents[2])
         environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
         command = [sys.executable, "-m", "cute_nvfp4.harness.worker"]

@@ -7,12 +7,15 @@ overlaps an input.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..errors import OperandTypeError
+from ..errors import OperandError, OperandTypeError
 from ..operand import BlockScaledTensor
+from ..runtime.launch import SimLauncher
 from .checks import number
 
 
@@ -59,9 +62,51 @@ def scalars(*given: torch.Tensor | None) -> tuple[int, ...]:
     return tuple([x.data_ptr() for x in given if x is not None])
 
 
-def near(start: int, end: int, places: tuple[int, ...], sizes: tuple[int, ...]) -> bool:
+def near(start: int, end: int, places: Iterable[int], sizes: Iterable[int]) -> bool:
     """Whether bytes from ``start`` to ``end`` meet one of the ranges: then a call looks closely."""
     for at, size in zip(places, sizes):
         if at < end and start < at + size:
             return True
     return False
+
+
+@dataclass
+class Preparation:
+    """One launch of an operation that was called once, for ``prepare``.
+
+    values: of that call. operands: by name, "out" among them. slots: for each that may vary, its parts (None: it is a
+    tensor) and their places among the values. sizes: bytes of what is read, by place. written: place and bytes of what
+    is written. owners: from operands to what the launcher takes.
+    """
+
+    launch: Callable[[tuple, tuple], None]
+    values: tuple
+    operands: dict[str, Any]
+    slots: dict[str, tuple[tuple[str | None, int], ...]]
+    sizes: dict[int, int]
+    written: tuple[tuple[int, int], ...]
+    owners: Callable[[dict[str, Any]], tuple]
+
+    def __post_init__(self) -> None:
+        self.read_bytes = tuple(self.sizes.values())
+        self.simulated = isinstance(self.launch, SimLauncher)
+
+    def read(self, values: list) -> list[int]:
+        """The addresses of what is read, of ``read_bytes``."""
+        return [values[place] for place in self.sizes]
+
+
+def preparable(call: Any, kind: type) -> Any:
+    """``call`` if it runs a kernel.
+
+    Raises:
+        OperandError: it runs exact torch.
+    """
+    if isinstance(call, kind):
+        return call
+    raise OperandError.of(
+        "backend of a prepared call",
+        got="exact torch",
+        expected="the kernels",
+        hint="Use CUDA tensors, or a block of cute_nvfp4.simulating().",
+    )

@@ -21,7 +21,7 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..runtime.simulating import world
 from ..target import Target
-from .calls import as_alpha, near, output_key, scalars, span_bytes, tensor_key
+from .calls import Preparation, as_alpha, near, output_key, preparable, scalars, span_bytes, tensor_key
 from .checks import (
     DTYPE_NAMES,
     check_dtype,
@@ -78,6 +78,20 @@ def gemm(
     """
     if by_operator((a, b), alpha, bias, out):
         return operators.gemm(a, b, alpha, bias, out, out_dtype, config, backend)
+    return planned(a, b, alpha, bias, out, out_dtype, config, backend)(a, b, alpha, bias, out)
+
+
+def planned(
+    a: BlockScaledTensor,
+    b: BlockScaledTensor,
+    alpha: Any,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    config: Plan | None,
+    backend: Backend,
+) -> Callable[..., torch.Tensor]:
+    """The call for these operands: the one that was planned for others like them, or a new one."""
     check_types(a, b)
     key = (
         *(a.key, b.key, output_key(out), out_dtype, tensor_key(alpha), tensor_key(bias)),
@@ -86,7 +100,47 @@ def gemm(
     call = _calls.find(key)
     if call is None:
         call = _calls[key] = _plan(a, b, alpha, bias, out, out_dtype, backend, config)
-    return call(a, b, alpha, bias, out)
+    return call
+
+
+def prepared(
+    a: BlockScaledTensor,
+    b: BlockScaledTensor,
+    *,
+    alpha: float | torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    config: Plan | None = None,
+    backend: Backend = "auto",
+) -> Preparation:
+    """``gemm`` called once, for ``prepare``."""
+    call = preparable(planned(a, b, alpha, bias, out, out_dtype, config, backend), _Call)
+    out = call(a, b, alpha, bias, out)
+    scalar, alpha = as_alpha(alpha)
+    made, scratch = call.gemm, call.gemm.scratch(kept=False)
+    first, second = (2, 0) if made.swap else (0, 2)
+    places = {"a": [("data", first), ("scale", first + 1)], "b": [("data", second), ("scale", second + 1)]}
+    # after the output, the bias, alpha and its tensor
+    factor = 5 + sum(x is not None for x in (bias, alpha)) + 1
+    sizes = {}
+    for name, x in (("a", a), ("b", b)):
+        sizes |= zip((place for _, place in places[name]), (x.key.data_bytes, x.key.scale_bytes))
+        if x.global_scale is not None:
+            places[name].append(("global_scale", factor))
+            sizes[factor] = 4
+            factor += 1
+    return Preparation(
+        made.launch,
+        made.values(
+            scalars(a.data, a.scale), scalars(b.data, b.scale), call.rest(a, b, scalar, alpha, bias, out), scratch
+        ),
+        {"a": a, "b": b, "out": out},
+        places | {"out": [(None, 4)]},
+        sizes,
+        ((4, span_bytes(out)),),
+        lambda x: (x["a"], x["b"], alpha, bias, x["out"], scratch),
+    )
 
 
 class _Call:
@@ -127,7 +181,7 @@ class _Call:
             k=a.k,
             batch=a.batch,
         )
-        self._launch = GemmCall(KERNEL, problem, config, target, a.device, arguments, _touched)
+        self.gemm = GemmCall(KERNEL, problem, config, target, a.device, arguments, _touched)
         self._new = functools.partial(torch.empty, out.shape, dtype=out.dtype, device=out.device)
         self._out_bytes = span_bytes(out)
         inputs = (a.data, a.scale, b.data, b.scale, alpha, bias, a.global_scale, b.global_scale)
@@ -139,20 +193,22 @@ class _Call:
     ) -> torch.Tensor:
         scalar, alpha = as_alpha(alpha)
         first, second = (a.data.data_ptr(), a.scale.data_ptr()), (b.data.data_ptr(), b.scale.data_ptr())
-        factors, biases = scalars(alpha, a.global_scale, b.global_scale), scalars(bias)
         if out is None:
             out = self._new()
         else:
             start = out.data_ptr()
-            places = (*first, *second, *scalars(alpha), *biases, *scalars(a.global_scale, b.global_scale))
+            places = (*first, *second, *scalars(alpha, bias, a.global_scale, b.global_scale))
             if near(start, start + self._out_bytes, places, self._sizes):
                 check_overlap(parts({"a": a, "b": b}) | {"alpha": alpha, "bias": bias}, out)
         if self._simulated:
             check_signs("a", a)
             check_signs("b", b)
-        rest = (out.data_ptr(), *biases, scalar, *factors)
-        self._launch(first, second, rest, (a, b, alpha, bias, out))
+        self.gemm(first, second, self.rest(a, b, scalar, alpha, bias, out), (a, b, alpha, bias, out))
         return out
+
+    def rest(self, a: Any, b: Any, scalar: float, alpha: Any, bias: Any, out: torch.Tensor) -> tuple:
+        """What varies after the operands."""
+        return (out.data_ptr(), *scalars(bias), scalar, *scalars(alpha, a.global_scale, b.global_scale))
 
 
 def _touched(a: Any, b: Any, alpha: Any, bias: Any, out: torch.Tensor, scratch: dict[str, torch.Tensor]) -> Tensors:

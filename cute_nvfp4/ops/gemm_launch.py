@@ -14,6 +14,7 @@ from ..runtime.backend import capturing, sm_count, stream_of
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Touched
 from ..target import Target
+from .calls import scalars
 from .checks import DTYPE_NAMES
 
 
@@ -37,16 +38,24 @@ class GemmCall:
         arguments = arguments._replace(partials=PartialSums(0, 0) if self._stream_k else None, workers=plan.workers)
         if plan.swap:
             arguments = arguments._replace(a=arguments.b, b=arguments.a)
-        self._launch = kernel.launcher(plan.config, target, device, arguments, touched)
+        self.swap = plan.swap
+        self.launch = kernel.launcher(plan.config, target, device, arguments, touched)
 
     def __call__(self, a: tuple, b: tuple, rest: tuple, owners: tuple) -> None:
         """a, b: addresses of data and scales of each matrix. rest: of the output, its scales and global scale, bias;
         alpha; addresses of device scalars."""
-        scratch = {}
-        if self._stream_k:
-            scratch = stream_k_scratch(self._plan, self._target, self._device)
-            rest += tuple(x.data_ptr() for x in scratch.values())
-        self._launch(b + a + rest if self._plan.swap else a + b + rest, (*owners, scratch))
+        scratch = self.scratch()
+        self.launch(self.values(a, b, rest, scratch), (*owners, scratch))
+
+    def values(self, a: tuple, b: tuple, rest: tuple, scratch: dict[str, torch.Tensor]) -> tuple:
+        """What varies, in the order of ``GemmArguments``."""
+        return (
+            (*b, *a, *rest, *scalars(*scratch.values())) if self.swap else (*a, *b, *rest, *scalars(*scratch.values()))
+        )
+
+    def scratch(self, kept: bool = True) -> dict[str, torch.Tensor]:
+        """Memory of a stream-K launch; kept: its flags may be those of the calls before on the stream."""
+        return stream_k_scratch(self._plan, self._target, self._device, kept) if self._stream_k else {}
 
 
 def strides(tensor: torch.Tensor) -> tuple[int, int, int]:
@@ -82,13 +91,13 @@ def output_record(out: torch.Tensor) -> tuple[Output, dict[str, Any]]:
 _flags: dict[tuple[torch.device, int], torch.Tensor] = {}
 
 
-def stream_k_scratch(plan: Plan, target: Target, device: torch.device) -> dict[str, torch.Tensor]:
+def stream_k_scratch(plan: Plan, target: Target, device: torch.device, kept: bool = True) -> dict[str, torch.Tensor]:
     """Partial sums and flags of a stream-K launch. Kernels lower the flags they raised, so a stream's are kept; a CUDA
     graph has its own, because it may run beside that stream."""
     config = plan.config
     ctas = plan.workers * config.ctas
     workspace = torch.empty(ctas * config.products * config.tile_n * CTA_ROWS, dtype=torch.float32, device=device)
-    words, kept = ctas * 4, target.backend == "cuda" and not capturing(target)
+    words, kept = ctas * 4, kept and target.backend == "cuda" and not capturing(target)
     place = device, stream_of(target, device)
     flags = _flags.get(place) if kept else None
     if flags is None or flags.numel() < words:

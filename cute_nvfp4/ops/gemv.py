@@ -22,7 +22,7 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..runtime.simulating import world
 from ..target import Target, architecture
-from .calls import output_key, span_bytes
+from .calls import Preparation, output_key, preparable, span_bytes
 from .checks import (
     DTYPE_NAMES,
     check_dtype,
@@ -72,12 +72,56 @@ def gemv(
     """
     if by_operator((a, b), out):
         return operators.gemv(a, b, alpha, out, out_dtype, backend, config)
+    call = planned(a, b, out=out, out_dtype=out_dtype, backend=backend, config=config)
+    return call(a, b, out, 1.0 if alpha is None else number("alpha", alpha))
+
+
+def planned(
+    a: BlockScaledTensor,
+    b: BlockScaledTensor,
+    *,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    backend: Backend,
+    config: GemvPlan | None,
+) -> Callable[..., torch.Tensor]:
+    """The call for these operands: the one that was planned for others like them, or a new one."""
     check_types(a, b)
     key = (a.key, b.key, output_key(out), out_dtype, backend, config, world(a.key.on_cpu))
-    call = _calls.get(key)
+    call = _calls.find(key)
     if call is None:
         call = _calls[key] = _plan(a, b, out, out_dtype, backend, config)
-    return call(a, b, out, 1.0 if alpha is None else number("alpha", alpha))
+    return call
+
+
+def prepared(
+    a: BlockScaledTensor,
+    b: BlockScaledTensor,
+    *,
+    alpha: float | None = None,
+    out: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    backend: Backend = "auto",
+    config: GemvPlan | None = None,
+) -> Preparation:
+    """``gemv`` called once, for ``prepare``."""
+    call = planned(a, b, out=out, out_dtype=out_dtype, backend=backend, config=config)
+    call = preparable(call, _Call)
+    scalar = number("alpha", alpha)
+    out = call(a, b, out, scalar)
+    slots = {"a": [("data", 0), ("scale", 1)], "b": [("data", 2), ("scale", 3)], "out": [(None, 4)]}
+    for name, x, place in (("a", a, 5), ("b", b, 6)):
+        if x.global_scale is not None:
+            slots[name].append(("global_scale", place))
+    return Preparation(
+        call.launch,
+        call.values(a, b, out, scalar),
+        {"a": a, "b": b, "out": out},
+        slots,
+        call.sizes,
+        ((4, span_bytes(out)),),
+        lambda x: (x["a"], x["b"], x["out"]),
+    )
 
 
 class _Call:
@@ -87,6 +131,7 @@ class _Call:
         plan = _chosen(_problem(a, b, out.dtype), target, sm_count(target, a.device), config)
         self.launch = KERNEL.launcher(plan.config, target, a.device, _arguments(a, b, out, plan.ctas), _tensors)
         self._new = functools.partial(torch.empty, out.shape, dtype=out.dtype, device=out.device)
+        self.sizes = {0: a.data_bytes, 1: a.scale_bytes, 2: b.data_bytes, 3: b.scale_bytes, 5: 4, 6: 4}
         self._bytes = a.data_bytes, a.scale_bytes, b.data_bytes, b.scale_bytes, span_bytes(out)
 
     def __call__(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import inspect
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,7 +20,7 @@ from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
 from ..scale_layout import blocked_bytes, blocked_view, to_blocked
-from .calls import operand_key, tensor_key
+from .calls import Preparation, operand_key, preparable, span_bytes, tensor_key
 from .quantize_launch import QuantizeCall
 from .quantize_request import (
     BackendChoice,
@@ -97,35 +99,91 @@ def quantize(
     options = {
         "block_2d": block_2d,
         "rounding": rounding,
-        "generator": generator,
         "hadamard": hadamard,
-        "hessian": hessian,
         "transpose": transpose,
         "axis": axis,
         "pad": pad,
         "scale_layout": scale_layout,
     }
-    if torch.compiler.is_compiling() or type(x) not in PLAIN or x.layout is not torch.strided:
-        return _unplanned(checked_request(x, format, rule, **options), global_scale, generator, out, backend)
-    # all that a plan depends on
-    key = (
-        *(type(x), x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 31, format, rule),
-        *(global_scale if isinstance(global_scale, str) else tensor_key(global_scale), block_2d, rounding),
-        *(generator is None, hadamard, hessian is None, transpose, axis, pad, scale_layout),
-        *(operand_key(out), backend, world(not x.is_cuda)),
-    )
-    call = _calls.find(key)
+    call = None
+    if hessian is None:
+        call = planned(x, format, rule, global_scale, generator, out, backend, options)
     if call is None:
-        request = checked_request(x, format, rule, **options)
-        if out is not None:
-            check_out(out, request, global_scale)
-        if choose_backend(backend, request).backend == "reference":
-            return _unplanned(request, global_scale, generator, out, "reference")
-        view = functools.partial(matrices, transpose=transpose, axis=axis)
-        call = _calls[key] = QuantizeCall(request, global_scale, out, resolve(backend, x.device), view)
+        request = checked_request(x, format, rule, generator=generator, hessian=hessian, **options)
+        return _unplanned(request, global_scale, generator, out, backend)
     return call(x, global_scale, philox.resolve_seed(generator) if rounding == "stochastic" else 0, out)
 
 
+def planned(
+    x: torch.Tensor,
+    format: str | Format,
+    rule: str,
+    global_scale: str | float | torch.Tensor | None,
+    generator: int | torch.Generator | None,
+    out: BlockScaledTensor | None,
+    backend: Backend,
+    options: Mapping[str, Any],
+) -> QuantizeCall | None:
+    """The kernels' call: the one that was planned for others like it, or a new one; None where exact torch runs, or a
+    graph is traced."""
+    if torch.compiler.is_compiling() or type(x) not in PLAIN or x.layout is not torch.strided:
+        return None
+    # all that a plan depends on
+    key = (
+        *(type(x), x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 31, format, rule),
+        *(global_scale if isinstance(global_scale, str) else tensor_key(global_scale), generator is None),
+        *(*options.values(), operand_key(out), backend, world(not x.is_cuda)),
+    )
+    call = _calls.find(key)
+    if call is None:
+        request = checked_request(x, format, rule, generator=generator, **options)
+        if out is not None:
+            check_out(out, request, global_scale)
+        if choose_backend(backend, request).backend == "reference":
+            return None
+        view = functools.partial(matrices, transpose=options["transpose"], axis=options["axis"])
+        call = _calls[key] = QuantizeCall(request, global_scale, out, resolve(backend, x.device), view)
+    return call
+
+
+def prepared(
+    x: torch.Tensor,
+    format: str | Format = "nvfp4",
+    rule: str = "max",
+    *,
+    global_scale: str | float | torch.Tensor | None = "auto",
+    out: BlockScaledTensor | None = None,
+    backend: Backend = "auto",
+    **options: Any,
+) -> Preparation:
+    """``quantize`` called once, for ``prepare``."""
+    out = quantize(x, format, rule, global_scale=global_scale, out=out, backend=backend, **options)
+    given = global_scale if isinstance(global_scale, str) else out.global_scale
+    defaults = inspect.signature(quantize).parameters
+    options = {name: options.get(name, defaults[name].default) for name in _PLANNED}
+    call = preparable(planned(x, format, rule, given, None, out, backend, options), QuantizeCall)
+    if call.launches > 1 or options["rounding"] != "nearest":
+        got = "random rounding" if options["rounding"] != "nearest" else f"{call.launches} launches, or a copy of x"
+        raise OperandError.of("request to prepare", got=got, expected="one launch, the same in every call")
+    slots = {"x": ((None, 0),), "out": (("data", 1), ("scale", 2))}
+    factor, computed = (None, out.global_scale) if call.computes else (out.global_scale, None)
+    if out.global_scale is not None:
+        slots["out"] += (("global_scale", 4 if call.computes else 3),)
+    return Preparation(
+        call.launch,
+        call.values(x, out.data, out.scale, factor, computed, 0),
+        {"x": x, "out": out},
+        slots,
+        {0: span_bytes(x)},
+        ((1, span_bytes(out.data)), (2, span_bytes(out.scale))),
+        lambda o: (
+            *(o["x"], o["out"].data, o["out"].scale),
+            *((None, o["out"].global_scale) if call.computes else (o["out"].global_scale, None)),
+        ),
+    )
+
+
+_PLANNED = ("block_2d", "rounding", "hadamard", "transpose", "axis", "pad", "scale_layout")
 _calls = Bounded()
 
 

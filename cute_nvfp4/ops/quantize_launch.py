@@ -92,7 +92,7 @@ class QuantizeCall:
             walk=plan.walk,
             chunks=plan.chunks,
         )
-        self._launch = QUANTIZE.launcher(plan.config, target, device, arguments, _touched)
+        self.launch = QUANTIZE.launcher(plan.config, target, device, arguments, _touched)
         if out is not None:
             self._bytes = span_bytes(x), span_bytes(out.data), span_bytes(out.scale)
 
@@ -116,7 +116,7 @@ class QuantizeCall:
         if self._amax is not None:
             factor = torch.zeros((), dtype=torch.float32, device=x.device)
             self._amax((source.data_ptr(), factor.data_ptr()), (source, factor))
-        self._launch(self.values(source, data, scale, factor, computed, seed), (source, data, scale, factor, computed))
+        self.launch(self.values(source, data, scale, factor, computed, seed), (source, data, scale, factor, computed))
         return out or self._new.operand(data, scale, factor if computed is None else computed)
 
     def values(
@@ -138,6 +138,16 @@ class QuantizeCall:
             _int32(seed) if seed else 0,
             _int32(seed >> 32) if seed else 0,
         )
+
+    @property
+    def computes(self) -> bool:
+        """Whether the kernel computes the global scale."""
+        return self._global_scale not in ("none", "given")
+
+    @property
+    def launches(self) -> int:
+        """How many a call makes; a copy of x counts as one."""
+        return 1 + (self._view is not None) + 2 * (self._amax is not None)
 
     def _check_memory(self, x: torch.Tensor, given: Any, out: BlockScaledTensor) -> None:
         """Raises if the result overlaps itself or an input; looks closely only where something is near."""

@@ -15,7 +15,8 @@ from ..target import DEFAULT_ARCH
 
 def simulated_gpu(arch: str = DEFAULT_ARCH, **options: Any) -> AbstractContextManager[session.Session]:
     """``sim.session.simulated_gpu`` with ``torch._scaled_mm`` of block-scaled operands; the same options."""
-    return session.simulated_gpu(arch, host_operators={torch.ops.aten._scaled_mm.default: scaled_mm}, **options)
+    operators = {torch.ops.aten._scaled_mm.default: scaled_mm}
+    return session.simulated_gpu(arch, host_operators=operators, opener=__name__, **options)
 
 
 def scaled_mm(

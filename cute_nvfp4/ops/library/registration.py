@@ -16,6 +16,7 @@ from ...errors import OperandError, OperandTypeError
 from ...formats import FORMATS
 from ...operand import BlockScaledTensor, is_wrapper
 from ...quantization.rules import resolve_format
+from ...runtime.simulating import current_session
 from ...scale_layout import blocked_flat
 from ..checks import check_dtype
 
@@ -87,7 +88,7 @@ def by_operator(operands: Sequence[Any], *others: Any) -> bool:
     operands: of the call. others: what else may require a gradient; numbers and None do not. Elsewhere the dispatcher
     would only cost time. What is no operand is for the call itself to refuse.
     """
-    if torch.compiler.is_dynamo_compiling() or torch._C._len_torch_dispatch_stack():
+    if torch.compiler.is_dynamo_compiling() or _modes():
         return True
     wanted = torch.is_grad_enabled()
     for x in operands:
@@ -97,6 +98,13 @@ def by_operator(operands: Sequence[Any], *others: Any) -> bool:
         if wanted and getattr(getattr(x, "global_scale", None), "requires_grad", False):
             return True
     return wanted and any(getattr(x, "requires_grad", False) for x in others if x is not None)
+
+
+def _modes() -> int:
+    """How many of torch's dispatch modes are on, that of a simulated session not counted: it records nothing."""
+    count = torch._C._len_torch_dispatch_stack()
+    session = current_session() if count else None
+    return count - (session is not None and session.dispatch.on)
 
 
 def refuse_gradients(named: Mapping[str, Any]) -> None:

@@ -127,17 +127,22 @@ def _streams(gpu: Runtime, module: ModuleType, p: str, ok: Any, types: tuple[str
         gpu.submit(int(s), lambda: gpu.replay(int(g)))
         return (ok,)
 
+    def record(e: Any, s: Any = 0, *_: Any) -> tuple:
+        gpu.record(int(e))
+        return (ok,)
+
     def nodes(g: Any, n: int = 0) -> tuple:
         return ok, [], len(gpu.graphs[int(g)])
 
     made = ("Create", "CreateWithPriority", "CreateWithFlags")
     return {
         **_done(ok, *(f"{p}Stream{n}" for n in ("Destroy", "Synchronize", "Query", "WaitEvent"))),
-        **_done(ok, *(f"{p}Event{n}" for n in ("Destroy", "Record", "RecordWithFlags", "Synchronize", "Query"))),
+        **_done(ok, *(f"{p}Event{n}" for n in ("Destroy", "Synchronize", "Query"))),
+        **{f"{p}Event{n}": record for n in ("Record", "RecordWithFlags")},
         **_done(ok, *(f"{p}Graph{n}" for n in ("Upload", "Destroy", "ExecDestroy"))),
         **{f"{p}Stream{n}": lambda *a: (ok, stream(gpu.handle())) for n in made},
         **{f"{p}Event{n}": lambda *a: (ok, event(gpu.handle())) for n in ("Create", "CreateWithFlags")},
-        f"{p}EventElapsedTime": lambda a, b: (ok, gpu.elapsed()),
+        f"{p}EventElapsedTime": lambda a, b: (ok, gpu.elapsed(int(a), int(b))),
         f"{p}StreamBeginCapture": begin,
         f"{p}StreamEndCapture": lambda s: (ok, graph(gpu.end_capture(int(s)))),
         f"{p}GraphGetNodes": nodes,

@@ -20,6 +20,7 @@ from cute_nvfp4.sim.program import Program
 from cute_nvfp4.sim.session import ffi
 from cute_nvfp4.sim.session.patches import Patches
 from cute_nvfp4.sim.session.protocol import Session
+from cute_nvfp4.sim.session.runtime import NO_TIME
 
 _ENDED = "this function was compiled in a simulated session that has ended; compile it again"
 
@@ -72,6 +73,10 @@ def _without_tvm_ffi(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
+def _no_export(compiled: Any, *_: Any, **__: Any) -> None:
+    raise TargetError(f"{compiled.function_name} was compiled in a simulated session: an object file would hold no PTX")
+
+
 class DslHooks:
     """Installs the hooks for one session."""
 
@@ -94,6 +99,7 @@ class DslHooks:
         patches.set(Compiled, "__init__", self._constructing(Compiled.__init__))
         patches.set(Compiled, "__call__", self._calling(Compiled.__call__))
         patches.set(_Tensor, "__init__", _without_tvm_ffi(_Tensor.__init__))
+        patches.set(Compiled, "export_to_c", _no_export)
         patches.set(Compiled, "to", lambda compiled, device=None: SimExecutor(self.session, compiled))
         self._set_testing(patches)
 
@@ -167,18 +173,20 @@ class DslHooks:
     def _benchmark(
         self, callable: Any, *, kernel_arguments: Any = None, workspace_generator: Any = None, **_: Any
     ) -> float:
-        """Runs what is to be measured once; its time is not a number."""
+        """Runs what is to be measured once; what it gives is counted work, not a time."""
         if (kernel_arguments is None) == (workspace_generator is None):
             raise ValueError("give kernel_arguments or workspace_generator")
         work = kernel_arguments if workspace_generator is None else workspace_generator()
-        callable(*work.args, **work.kwargs)
-        self.session.runtime.say("benchmarks run once, and their times are nan: the simulator does not model time")
-        return float("nan")
+        return self._work(callable, *work.args, **work.kwargs)
 
     def _rank(self, callable: Any, *args: Any, **kwargs: Any) -> float:
         for name in ("warmup_iterations", "iterations", "use_cold_l2", "print_verbose", "current_stream"):
             kwargs.pop(name, None)
-        before = self.session.instructions
+        return self._work(callable, *args, **kwargs)
+
+    def _work(self, callable: Any, *args: Any, **kwargs: Any) -> float:
+        runtime = self.session.runtime
+        before = runtime.counted
         callable(*args, **kwargs)
-        self.session.runtime.say("autotuning ranks by executed warp instructions: the simulator does not model time")
-        return float(self.session.instructions - before)
+        runtime.say(f"benchmarks run once; {NO_TIME}")
+        return runtime.counted - before

@@ -17,6 +17,7 @@ from cute_nvfp4.sim.observe.result import Result
 from cute_nvfp4.sim.program import Program
 from cute_nvfp4.sim.runner import run
 from cute_nvfp4.sim.session import driver, extensions
+from cute_nvfp4.sim.session.children import install as install_children
 from cute_nvfp4.sim.session.dsl import DslHooks
 from cute_nvfp4.sim.session.memory import DeviceMemory
 from cute_nvfp4.sim.session.patches import Patches
@@ -73,6 +74,7 @@ class Session:
         self.dispatch = CudaDispatch(self.memory, {**host_operators(), **self.host_operators})
         self.mode = CudaMode(self.memory, self.dispatch)
         self.dispatch.inside, self.dispatch.direct = self.modes, lambda: self.mode.on
+        self.dispatch.count = self.runtime.count_operator
         self.cuda = TorchCuda(self.runtime, self.mode)
 
     @property
@@ -119,6 +121,7 @@ class Session:
                     self.failure = self.failure or (record, found.error())
             finally:
                 record.seconds = time.perf_counter() - begin
+        self.runtime.count_launch(record.instructions)
         record.ended = True
         if self.observe:
             self.observe(record)
@@ -141,6 +144,7 @@ def simulated_gpu(
     execute: bool = True,
     observe: Callable[[LaunchRecord], None] | None = None,
     host_operators: Mapping[Any, Callable[..., Any]] | None = None,
+    opener: str = "cute_nvfp4.sim.session",
     **options: Any,
 ) -> Iterator[Session]:
     """Within it, torch and CuTe DSL programs find a GPU of ``arch``, and their kernels run in the simulator.
@@ -149,7 +153,8 @@ def simulated_gpu(
     compiled DSL functions are executed from their PTX, one after another. ``options`` go to ``sim.run`` (counters,
     step_limit, …). ``benchmarks`` is "once" (the DSL's benchmark helpers run their function once) or "full".
     ``lineinfo`` puts source lines into the PTX, so that hazards can name them. ``host_operators`` adds operators of
-    torch that only a GPU has, by what computes them on host tensors. Everything is as before when it ends.
+    torch that only a GPU has, by what computes them on host tensors. Python processes started within it are in a
+    session too, which the ``simulated_gpu`` of the module ``opener`` opens. Everything is as before when it ends.
 
     Raises:
         TargetError: an unknown architecture, or a session inside another.
@@ -166,6 +171,7 @@ def simulated_gpu(
         driver.install(patches, session.runtime)
         session.cuda.install(patches)
         install_python(patches, session)
+        install_children(patches, opener, arch, options)
         extensions.install(patches)
         session.active, _current = True, session
         with session.modes():

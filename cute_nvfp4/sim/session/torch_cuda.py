@@ -204,20 +204,21 @@ def _stream_type(runtime: Runtime, owner: TorchCuda) -> type:
 
 def _event_type(runtime: Runtime, owner: TorchCuda) -> type:
     class Event:
-        """An event; the time between two is not a number."""
+        """An event; what lies between two is counted work, not time."""
 
         def __init__(self, enable_timing: bool = False, **_: Any) -> None:
             self.cuda_event, self._timed, self._recorded = runtime.handle(), enable_timing, False
 
         def record(self, stream: Any = None) -> None:
             self._recorded = True
+            runtime.record(self.cuda_event)
 
         def elapsed_time(self, end: Any) -> float:
             if not (self._timed and end._timed):
                 raise ValueError("both events must be made with enable_timing=True")
             if not (self._recorded and end._recorded):
                 raise ValueError("both events must be recorded before the time between them is asked for")
-            return runtime.elapsed()
+            return runtime.elapsed(self.cuda_event, end.cuda_event)
 
         def synchronize(self) -> None: ...
 

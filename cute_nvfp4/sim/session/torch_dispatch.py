@@ -23,7 +23,8 @@ _CUDA, _CPU = (torch._C.DispatchKeySet(key) for key in (torch._C.DispatchKey.CUD
 
 class CudaDispatch(TorchDispatchMode):
     """``operators`` are computed as given here; ``inside`` is what operators written in Python are called in;
-    ``direct`` tells whether an operator was called by C++, and not by a function of torch's Python API."""
+    ``direct`` tells whether an operator was called by C++, and not by a function of torch's Python API; ``count`` is
+    called for each operator on CUDA tensors that is not a view."""
 
     supports_higher_order_operators = True
 
@@ -32,6 +33,7 @@ class CudaDispatch(TorchDispatchMode):
         self.memory, self.operators = memory, operators
         self.inside: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
         self.direct: Callable[[], bool] = lambda: False
+        self.count: Callable[[], None] = lambda: None
         self._here = threading.local()
 
     @property
@@ -86,6 +88,8 @@ class CudaDispatch(TorchDispatchMode):
             known = {storage_key(t) for t in inputs} if target >= 0 else None
             computed = self.operators.get(func, func) if index >= 0 else func
             result = computed(*args, **kwargs)
+            if max(index, target) >= 0 and not getattr(func, "is_view", False):
+                self.count()
             if known is not None:
                 self._adopt(result, known, target)
             return result

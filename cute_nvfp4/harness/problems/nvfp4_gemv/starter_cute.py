@@ -22,8 +22,8 @@ Three things to try next:
 
     1. A warp a row. The threads of a warp are in 32 rows here, K/2 bytes apart: a load of 8 bytes a thread touches 32
        sectors of 32 bytes. Let the lanes of a warp take neighbouring blocks of one row, and add up what they have.
-    2. Half precision for the products of a block: each is exact in float16, and so is the sum of sixteen. Two a
-       register and instruction; the scales multiply the sum.
+    2. Half precision for the products of a block, two a register and instruction: each is exact in float16, and so is
+       a sum of eight. The scales multiply the sum.
     3. Wider loads, 16 or 32 bytes a thread, and several rows a warp, so that b is decoded once for all of them.
 
 cute-nvfp4 eval nvfp4_gemv FILE says whether a file is right, and counts its instructions and sectors.

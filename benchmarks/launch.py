@@ -1,0 +1,165 @@
+"""Host time of every operation, beside torch's own: ``python benchmarks/launch.py``.
+
+Medians of single warm calls, by the host's clock, with the GPU's queue drained every few calls; all in one run, as
+ratios to ``torch.mm(out=)`` of the same run. ``--host-only`` needs no GPU: the driver is replaced by a function that
+does nothing, so that what is left is the time of this package's own code, for every operation and architecture.
+
+Exit codes: 0 done, 2 no CUDA device (and not ``--host-only``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from unittest import mock
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common import gpu_target, machine, results_path, write
+
+import cute_nvfp4 as nv
+from cute_nvfp4.runtime import backend, launch, template
+from cute_nvfp4.runtime.kernel import Kernel
+from cute_nvfp4.target import Target, architecture
+
+CALLS, DRAIN = 300, 8
+
+
+def host_us(call: Callable[[], object], calls: int = CALLS) -> float:
+    """Median host time of a warm call."""
+    drain = torch.cuda.synchronize if torch.cuda.is_available() else lambda: None
+    for _ in range(20):
+        call()
+    drain()
+    times = []
+    for i in range(calls):
+        if i % DRAIN == 0:
+            drain()
+        start = time.perf_counter_ns()
+        call()
+        times.append(time.perf_counter_ns() - start)
+    drain()
+    return statistics.median(times) / 1e3
+
+
+@contextlib.contextmanager
+def without_driver(arch: str) -> Iterator[None]:
+    """Within it every call on CPU tensors is planned and made as on a GPU, but ``cuLaunchKernelEx`` does nothing."""
+    nothing = ctypes.CDLL(None).srand
+    nothing.argtypes, nothing.restype = (ctypes.c_void_p,) * 4, None
+
+    def launcher(self: Kernel, config, target, device, arguments, touched):
+        kernel, signature = self.compile(config), self.signature(config)
+        planned = template.capture(kernel, signature.types, signature.values(arguments, 0), signature.varying)
+        return launch.CudaLauncher(kernel, planned, 0)
+
+    def names(cubin: bytes, names: list[str], device: int, title: str) -> dict[str, int]:
+        return dict.fromkeys(names, 0)
+
+    target = Target(architecture(arch), "cuda")
+    with (
+        mock.patch.object(Kernel, "launcher", launcher),
+        mock.patch.object(launch.driver, "load", names),
+        mock.patch.object(launch.driver, "launch_function", lambda: nothing),
+        mock.patch.object(launch, "raw_stream", lambda index: 0),
+        mock.patch.object(backend, "_resolve", lambda *args: target),
+        mock.patch.object(backend, "device_index", lambda device: 0),
+        mock.patch.object(backend, "_device_sm_count", lambda index, session: target.arch.sm_count),
+    ):
+        yield
+
+
+def operations(device: str, gemms: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Every call that is timed, by name. gemms: those that need tcgen05 as well."""
+    k = 4096
+    weight = nv.quantize(torch.randn(k, k, device=device, dtype=torch.bfloat16))
+    x = torch.randn(16, k, device=device, dtype=torch.bfloat16)
+    row = x[:1].contiguous()
+    scale = torch.tensor(0.01, device=device)
+    small, vector = nv.quantize(x), nv.quantize(row)
+    y, y16 = torch.empty(k, device=device, dtype=torch.bfloat16), torch.empty(16, k, device=device)
+    out = nv.quantize(x, global_scale=scale)
+    yield "gemv out=", lambda: nv.gemv(weight, vector, out=y)
+    yield "gemv", lambda: nv.gemv(weight, vector, out_dtype=torch.bfloat16)
+    run = nv.prepare(nv.gemv, weight, vector, out=y)
+    yield "gemv prepared", run
+    vary = nv.prepare(nv.gemv, weight, vector, out=y, vary=("b", "out"))
+    yield "gemv prepared, b and out vary", lambda: vary(vector, y)
+    yield "quantize out=, scale given", lambda: nv.quantize(x, global_scale=out.global_scale, out=out)
+    yield "quantize, scale given", lambda: nv.quantize(x, global_scale=scale)
+    yield "quantize, scale computed", lambda: nv.quantize(x)
+    ready = nv.prepare(nv.quantize, x, global_scale=out.global_scale, out=out, vary=("x",))
+    yield "quantize prepared, x varies", lambda: ready(x)
+    yield "BlockScaledTensor(…)", lambda: nv.BlockScaledTensor(weight.data, weight.scale, weight.global_scale)
+    if not gemms:
+        return
+    yield "gemm out=", lambda: nv.gemm(small, weight, out=y16)
+    yield "gemm", lambda: nv.gemm(small, weight)
+    multiply = nv.prepare(nv.gemm, small, weight, out=y16)
+    yield "gemm prepared", multiply
+    halves = [nv.quantize(torch.randn(512, k, device=device)) for _ in range(2)]
+    yield "gated_gemm", lambda: nv.gated_gemm(small, *halves)
+    weights = [nv.quantize(torch.randn(256, k, device=device), global_scale=None) for _ in range(8)]
+    rows = [nv.quantize(torch.randn(16 + i, k, device=device), global_scale=None) for i in range(8)]
+    groups = list(zip(rows, weights))
+    outs = nv.grouped_gemm(groups)
+    yield "grouped_gemm of 8 out=", lambda: nv.grouped_gemm(groups, out=outs)
+    yield "grouped_gemm of 8", lambda: nv.grouped_gemm(groups)
+
+
+def torch_calls(device: str) -> Iterator[tuple[str, Callable[[], object]]]:
+    """What they are set beside."""
+    a, b = (torch.randn(16, 16, device=device) for _ in range(2))
+    c = torch.empty(16, 16, device=device)
+    wide = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
+    row = torch.randn(1, 4096, device=device, dtype=torch.bfloat16)
+    yield "torch.add(out=)", lambda: torch.add(a, b, out=c)
+    yield "torch.mm(out=)", lambda: torch.mm(a, b, out=c)
+    yield "torch.mm", lambda: torch.mm(a, b)
+    yield "functional.linear", lambda: torch.nn.functional.linear(row, wide)
+
+
+def measured(arch: str, host_only: bool) -> dict[str, float]:
+    """Microseconds by name."""
+    device = "cpu" if host_only else "cuda"
+    found = {name: host_us(call) for name, call in torch_calls(device)}
+    with without_driver(arch) if host_only else contextlib.nullcontext():
+        for name, call in operations(device, gemms=arch.startswith("sm_10")):
+            found[name] = host_us(call)
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--host-only", action="store_true", help="no GPU: the driver does nothing")
+    parser.add_argument("--arch", default="sm_100a", help="what --host-only plans for")
+    parser.add_argument("--json", type=Path, help="where to write the results")
+    given = parser.parse_args(arguments)
+    if not given.host_only:
+        gpu_target("--host-only measures this package's own code.")
+    arch = given.arch if given.host_only else backend.resolve("cuda", "cuda").arch.name
+    found = measured(arch, given.host_only)
+    unit = found["torch.mm(out=)"]
+    print(f"host time of a call on {arch}, µs, and as a multiple of torch.mm(out=)")
+    for name, us in found.items():
+        print(f"{name:34} {us:8.2f} {us / unit:6.2f}")
+    record = {"arch": arch, "host_only": given.host_only, "host_us": found}
+    if not given.host_only:
+        record = {"machine": machine(), **record}
+        write(record, given.json or results_path("launch"))
+    elif given.json:
+        given.json.write_text(json.dumps(record, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

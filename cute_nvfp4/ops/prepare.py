@@ -1,0 +1,99 @@
+"""prepare: an operation for fixed shapes, of which a call writes addresses and launches, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..errors import OperandError
+from ..operand import BlockScaledTensor
+from .calls import Preparation, near, output_key
+from .gemm import gemm
+from .gemm import prepared as prepared_gemm
+from .gemv import gemv
+from .gemv import prepared as prepared_gemv
+from .quantize import prepared as prepared_quantize
+from .quantize import quantize
+
+_OPERATIONS: dict[Callable[..., Any], Callable[..., Preparation]] = {
+    gemv: prepared_gemv,
+    gemm: prepared_gemm,
+    quantize: prepared_quantize,
+}
+
+
+def prepare(operation: Callable[..., Any], *operands: Any, vary: Sequence[str] = (), **options: Any) -> Prepared:
+    """``operation(*operands, **options)`` as a callable that decides nothing any more: for a loop over the same shapes.
+
+    ::
+
+        step = prepare(gemv, weight, x, out=y, vary=("b", "out"))
+        for x, y in activations:
+            step(x, y)
+
+    Args:
+        operation: ``gemv``, ``gemm`` or ``quantize``.
+        operands, options: its arguments. They are kept; without ``out`` one is made, which every call writes to.
+        vary: names of operands that each call gives, in this order: of gemv and gemm "a", "b" and "out"; of quantize
+            "x" and "out". They are like those given here in all but addresses and values. The others stay where they
+            are.
+
+    A call returns what the operation returns, of the same bits. Preparing makes the call once, which compiles and loads
+    the kernel. Threads may share the result.
+
+    Raises:
+        OperandError: an operation or a name that cannot be prepared; a request that needs more than one launch; from a
+            call: an operand that is not like the one given here, or overlaps the output.
+        OperandTypeError, TargetError: those of the operation.
+    """
+    if operation not in _OPERATIONS:
+        known = ", ".join(x.__name__ for x in _OPERATIONS)
+        raise OperandError.of("operation to prepare", got=getattr(operation, "__name__", operation), expected=known)
+    return Prepared(_OPERATIONS[operation](*operands, **options), tuple(vary))
+
+
+class Prepared:
+    """A prepared operation; calling it with the operands that vary runs it."""
+
+    def __init__(self, made: Preparation, vary: tuple[str, ...]) -> None:
+        for name in vary:
+            if name not in made.slots or vary.count(name) > 1:
+                expected = f"one of {', '.join(made.slots)}, each once"
+                raise OperandError.of("operand that varies", got=repr(name), expected=expected)
+        self._made, self._launch, self._values, self._result = made, made.launch, made.values, made.operands["out"]
+        self._owners = made.owners(made.operands)
+        self._vary = [(name, _key(made.operands[name]), made.slots[name]) for name in vary]
+        self._out = vary.index("out") if "out" in vary else None
+
+    def __call__(self, *given: Any) -> Any:
+        vary = self._vary
+        if len(given) != len(vary):
+            names = ", ".join(name for name, _, _ in vary) or "none"
+            raise OperandError.of("operands of a prepared call", got=len(given), expected=f"{len(vary)}: {names}")
+        if not vary:
+            self._launch(self._values, self._owners)
+            return self._result
+        values = list(self._values)
+        for (name, key, slots), x in zip(vary, given):
+            if _key(x) != key:
+                raise OperandError.of(
+                    name,
+                    got="another kind",
+                    expected="an operand like the one that was prepared",
+                    hint=f"That was {key}.",
+                )
+            for part, place in slots:
+                values[place] = (x if part is None else getattr(x, part)).data_ptr()
+        made, owners = self._made, self._owners
+        read, sizes = made.read(values), made.read_bytes
+        for place, size in made.written:
+            if near(values[place], values[place] + size, read, sizes):
+                raise OperandError.of("memory of out", got="bytes of an input", expected="memory of its own")
+        if made.simulated:
+            owners = made.owners(made.operands | {name: x for (name, _, _), x in zip(vary, given)})
+        self._launch(tuple(values), owners)
+        return self._result if self._out is None else given[self._out]
+
+
+def _key(x: Any) -> Any:
+    return x.key if isinstance(x, BlockScaledTensor) else output_key(x)
