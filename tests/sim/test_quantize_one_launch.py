@@ -9,7 +9,21 @@ import cutlass.cute as cute
 import pytest
 import torch
 from cutlass import Uint32
-from mutants import BOTH, FIRST, LAST, Change, Mutant, Source, at, become, drop, is_noticed, outcome, parameters
+from mutants import (
+    BOTH,
+    FIRST,
+    LAST,
+    Change,
+    Mutant,
+    Source,
+    at,
+    become,
+    drop,
+    is_noticed,
+    outcome,
+    parameters,
+    plan_anew,
+)
 from quantize_problems import DTYPES, TILE_PAIRS, differences, rules
 
 from cute_nvfp4 import simulating
@@ -31,6 +45,7 @@ ROTATED = {"hadamard": Hadamard.from_seed(1)}
 def cluster(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     """CTAs of the clusters that compute the global scale; 0 for two launches."""
     monkeypatch.setattr(planning, "_best_cluster", lambda *_: request.param)
+    plan_anew(monkeypatch)
     return request.param
 
 

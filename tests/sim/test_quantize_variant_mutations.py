@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import quantize_problems as problems
 import torch
-from mutants import BOTH, HOPPER, Mutant, Text, at, constant, f32, is_noticed, outcome, parameters
+from mutants import BOTH, HOPPER, Mutant, Text, at, constant, f32, is_noticed, outcome, parameters, plan_anew
 
 from cute_nvfp4.planning import quantize as planning
 from cute_nvfp4.ptx.encode import HALF_UNIT
@@ -95,6 +95,7 @@ def found(mutant: Mutant, changed: bool, arch: str, monkeypatch: pytest.MonkeyPa
         x = x.t()[:, :160]
     if options.pop("one_block", False):
         monkeypatch.setattr(planning, "_WAVES", 0)
+        plan_anew(monkeypatch)
     return outcome(
         mutant.change if changed else None,
         lambda: not problems.differences(x, "nvfp4", case.rule, global_scale=scale, **options),
