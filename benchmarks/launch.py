@@ -1,8 +1,9 @@
 """Host time of every operation, beside torch's own: ``python benchmarks/launch.py``.
 
 Medians of single warm calls, by the host's clock, with the GPU's queue drained every few calls; all in one run, as
-ratios to ``torch.mm(out=)`` of the same run. ``--host-only`` needs no GPU: the driver is replaced by a function that
-does nothing, so that what is left is the time of this package's own code, for every operation and architecture.
+ratios to ``torch.mm(out=)`` of the same run: (1, 4096) · (4096, 4096) in bf16, the product that a GEMV stands for.
+``--host-only`` needs no GPU: the driver is replaced by a function that does nothing, so that what is left is the time
+of this package's own code, for every operation and architecture.
 
 Exit codes: 0 done, 2 no CUDA device (and not ``--host-only``).
 """
@@ -29,6 +30,7 @@ from common import gpu_target, machine, results_path, write
 import cute_nvfp4 as nv
 from cute_nvfp4.runtime import backend, launch, template
 from cute_nvfp4.runtime.kernel import Kernel
+from cute_nvfp4.sim.host.cubin import parameter_sizes
 from cute_nvfp4.target import Target, architecture
 
 CALLS, DRAIN = 300, 8
@@ -54,7 +56,7 @@ def host_us(call: Callable[[], object], calls: int = CALLS) -> float:
 @contextlib.contextmanager
 def without_driver(arch: str) -> Iterator[None]:
     """Within it every call on CPU tensors is planned and made as on a GPU, but ``cuLaunchKernelEx`` does nothing."""
-    nothing = ctypes.CDLL(None).srand
+    nothing = ctypes.CDLL(None).pthread_testcancel
     nothing.argtypes, nothing.restype = (ctypes.c_void_p,) * 4, None
 
     def launcher(self: Kernel, config, target, device, arguments, touched):
@@ -62,13 +64,13 @@ def without_driver(arch: str) -> Iterator[None]:
         planned = template.capture(kernel, signature.types, signature.values(arguments, 0), signature.varying)
         return launch.CudaLauncher(kernel, planned, 0)
 
-    def names(cubin: bytes, names: list[str], device: int, title: str) -> dict[str, int]:
-        return dict.fromkeys(names, 0)
+    def load(cubin: bytes, names: list[str], device: int, title: str) -> dict[str, launch.driver.Function]:
+        return {name: launch.driver.Function(0, offsets(sizes)) for name, sizes in parameter_sizes(cubin).items()}
 
     target = Target(architecture(arch), "cuda")
     with (
         mock.patch.object(Kernel, "launcher", launcher),
-        mock.patch.object(launch.driver, "load", names),
+        mock.patch.object(launch.driver, "load", load),
         mock.patch.object(launch.driver, "launch_function", lambda: nothing),
         mock.patch.object(launch, "raw_stream", lambda index: 0),
         mock.patch.object(backend, "_resolve", lambda *args: target),
@@ -76,6 +78,16 @@ def without_driver(arch: str) -> Iterator[None]:
         mock.patch.object(backend, "_device_sm_count", lambda index, session: target.arch.sm_count),
     ):
         yield
+
+
+def offsets(sizes: list[int]) -> tuple[int, ...]:
+    """Where parameters of these sizes start, each at a multiple of its own size, up to 64."""
+    found, end = [], 0
+    for size in sizes:
+        step = min(size & -size, 64)
+        found.append(-(-end // step) * step)
+        end = found[-1] + size
+    return tuple(found)
 
 
 def operations(device: str, gemms: bool) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -122,10 +134,13 @@ def torch_calls(device: str) -> Iterator[tuple[str, Callable[[], object]]]:
     c = torch.empty(16, 16, device=device)
     wide = torch.randn(4096, 4096, device=device, dtype=torch.bfloat16)
     row = torch.randn(1, 4096, device=device, dtype=torch.bfloat16)
+    product = torch.empty(1, 4096, device=device, dtype=torch.bfloat16)
     yield "torch.add(out=)", lambda: torch.add(a, b, out=c)
-    yield "torch.mm(out=)", lambda: torch.mm(a, b, out=c)
-    yield "torch.mm", lambda: torch.mm(a, b)
-    yield "functional.linear", lambda: torch.nn.functional.linear(row, wide)
+    yield "torch.mm(out=) of 16 × 16", lambda: torch.mm(a, b, out=c)
+    if device != "cpu":
+        yield "torch.mm(out=)", lambda: torch.mm(row, wide, out=product)
+        yield "torch.mm", lambda: torch.mm(row, wide)
+        yield "functional.linear", lambda: torch.nn.functional.linear(row, wide)
 
 
 def measured(arch: str, host_only: bool) -> dict[str, float]:
@@ -148,8 +163,8 @@ def main(arguments: list[str] | None = None) -> int:
         gpu_target("--host-only measures this package's own code.")
     arch = given.arch if given.host_only else backend.resolve("cuda", "cuda").arch.name
     found = measured(arch, given.host_only)
-    unit = found["torch.mm(out=)"]
-    print(f"host time of a call on {arch}, µs, and as a multiple of torch.mm(out=)")
+    unit = found.get("torch.mm(out=)", found["torch.add(out=)"])
+    print(f"host time of a call on {arch}, µs, and as a multiple of torch.{'add' if given.host_only else 'mm'}(out=)")
     for name, us in found.items():
         print(f"{name:34} {us:8.2f} {us / unit:6.2f}")
     record = {"arch": arch, "host_only": given.host_only, "host_us": found}

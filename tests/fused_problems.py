@@ -11,8 +11,7 @@ from cute_nvfp4 import BlockScaledTensor, quantize, rmsnorm_quantize, silu_mul_q
 from cute_nvfp4.ops.rmsnorm_quantize import RmsnormQuantized, rmsnorm_reference
 from cute_nvfp4.ops.silu_mul_quantize import SiluMulQuantized, silu_mul_reference
 
-# how far values may be from float64's, rounded once: steps of the dtype; float32 ones relative to the value
-STEPS = {torch.bfloat16: 1, torch.float16: 1}
+# how far float32 values may be from float64's, relative to the value; others, rounded once, by a step of the dtype
 RMSNORM_ERROR, SILU_ERROR = 2.0**-19, 5e-6
 
 
@@ -33,18 +32,20 @@ def same(got: BlockScaledTensor, want: BlockScaledTensor) -> list[str]:
     return [f"{name}: {int((a != b).sum())} of {a.numel()}" for name, a, b in pairs if not torch.equal(a, b)]
 
 
-def steps(got: torch.Tensor, want: torch.Tensor) -> int:
-    """How many numbers of a 16-bit dtype lie between the two, at most; NaN is like NaN and nothing else."""
+def steps(got: torch.Tensor, want: torch.Tensor) -> torch.Tensor:
+    """How many numbers of a 16-bit dtype lie between the two; NaN is like NaN and nothing else."""
     assert torch.equal(got.isnan(), want.isnan())
     bits = [x.masked_fill(x.isnan(), 0).contiguous().view(torch.int16).int() for x in (got, want)]
     places = [torch.where(x < 0, -(x & 0x7FFF), x) for x in bits]
-    return int((places[0] - places[1]).abs().max())
+    return (places[0] - places[1]).abs()
 
 
 def near(got: torch.Tensor, want: torch.Tensor, error: float) -> bool:
     """Whether ``got`` is as near the reference as the docstrings say."""
-    if got.dtype in STEPS:
-        return steps(got, want) <= STEPS[got.dtype]
+    if got.dtype is not torch.float32:
+        apart = steps(got, want)
+        # few are so near the middle of two numbers that the other one is taken
+        return int(apart.max()) <= 1 and int((apart > 0).sum()) <= 1 + 0.03 * apart.numel()
     got, want = got.double(), want.double()
     assert torch.equal(got.isnan(), want.isnan())
     close = (got == want) | ((got - want).abs() <= error * want.abs() + 1e-37)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import shlex
 import sys
 import time
@@ -101,7 +102,7 @@ def sim(
     """Runs an unmodified CuTe DSL program as if this machine had the GPU.
 
     Host code runs for real, kernels run in the simulator. What follows SCRIPT
-    belongs to the program. Times between CUDA events are nan: time is not modelled.
+    belongs to the program. Times between CUDA events are counted work, not times.
 
     Exit status: the program's own (1 where it ends with an exception), or
     \b
@@ -112,6 +113,9 @@ def sim(
     130  interrupted
     """
     from ..sim.checks.findings import known
+
+    # before numpy is loaded: the simulator's products are small, and numpy's threads only fight with torch's
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from ..sim.machine.schedule import Schedule
 
     with shown_errors():

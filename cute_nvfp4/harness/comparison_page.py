@@ -65,10 +65,7 @@ def write_page(comparison: Comparison, task: Task, path: Path) -> None:
         run=comparison.run,
         figures=figures,
         rows=[_row(comparison, position, figures) for position in range(len(comparison.contestants))],
-        panels={
-            kind: [_panel(comparison, figure, task) for figure in found if figure.plotted]
-            for kind, found in kinds.items()
-        },
+        panels={kind: _panels(comparison, found, task) for kind, found in kinds.items()},
         kinds=KINDS,
         launches=_launches(comparison, task),
         launch_heads=COUNTED,
@@ -87,6 +84,12 @@ def _row(comparison: Comparison, position: int, figures: list[Figure]) -> Row:
         value, other = contestant.mean(figure), first.mean(figure)
         cells.append((figure.text(value), figure.ratio(value, other)))
     return Row(contestant, _color(position), contestant.verdict, cells)
+
+
+def _panels(comparison: Comparison, figures: list[Figure], task: Task) -> list[Panel]:
+    """Those in which there is anything to draw."""
+    panels = [_panel(comparison, figure, task) for figure in figures if figure.plotted]
+    return [panel for panel in panels if any(bar.share for _, bars in panel.cases for bar in bars)]
 
 
 def _panel(comparison: Comparison, figure: Figure, task: Task) -> Panel:

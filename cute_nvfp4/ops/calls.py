@@ -72,9 +72,9 @@ def near(start: int, end: int, places: Iterable[int], sizes: Iterable[int]) -> b
 
 @dataclass
 class Preparation:
-    """One launch of an operation that was called once, for ``prepare``.
+    """One launch of an operation that was planned, for ``prepare`` and ``export``.
 
-    values: of that call. operands: by name, "out" among them. slots: for each that may vary, its parts (None: it is a
+    values: of a call. operands: by name, "out" among them. slots: for each that may vary, its parts (None: it is a
     tensor) and their places among the values. sizes: bytes of what is read, by place. written: place and bytes of what
     is written. owners: from operands to what the launcher takes.
     """

@@ -114,9 +114,9 @@ def prepared(
     config: Plan | None = None,
     backend: Backend = "auto",
 ) -> Preparation:
-    """``gemm`` called once, for ``prepare``."""
+    """``gemm`` planned, for ``prepare``."""
     call = preparable(planned(a, b, alpha, bias, out, out_dtype, config, backend), _Call)
-    out = call(a, b, alpha, bias, out)
+    out = call.new() if out is None else out
     scalar, alpha = as_alpha(alpha)
     made, scratch = call.gemm, call.gemm.scratch(kept=False)
     first, second = (2, 0) if made.swap else (0, 2)
@@ -182,7 +182,7 @@ class _Call:
             batch=a.batch,
         )
         self.gemm = GemmCall(KERNEL, problem, config, target, a.device, arguments, _touched)
-        self._new = functools.partial(torch.empty, out.shape, dtype=out.dtype, device=out.device)
+        self.new = functools.partial(torch.empty, out.shape, dtype=out.dtype, device=out.device)
         self._out_bytes = span_bytes(out)
         inputs = (a.data, a.scale, b.data, b.scale, alpha, bias, a.global_scale, b.global_scale)
         self._sizes = tuple(span_bytes(x) for x in inputs if x is not None)
@@ -194,7 +194,7 @@ class _Call:
         scalar, alpha = as_alpha(alpha)
         first, second = (a.data.data_ptr(), a.scale.data_ptr()), (b.data.data_ptr(), b.scale.data_ptr())
         if out is None:
-            out = self._new()
+            out = self.new()
         else:
             start = out.data_ptr()
             places = (*first, *second, *scalars(alpha, bias, a.global_scale, b.global_scale))

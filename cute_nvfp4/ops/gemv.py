@@ -104,11 +104,11 @@ def prepared(
     backend: Backend = "auto",
     config: GemvPlan | None = None,
 ) -> Preparation:
-    """``gemv`` called once, for ``prepare``."""
+    """``gemv`` planned, for ``prepare``."""
     call = planned(a, b, out=out, out_dtype=out_dtype, backend=backend, config=config)
     call = preparable(call, _Call)
     scalar = number("alpha", alpha)
-    out = call(a, b, out, scalar)
+    out = call.new() if out is None else out
     slots = {"a": [("data", 0), ("scale", 1)], "b": [("data", 2), ("scale", 3)], "out": [(None, 4)]}
     for name, x, place in (("a", a, 5), ("b", b, 6)):
         if x.global_scale is not None:
@@ -130,7 +130,7 @@ class _Call:
     def __init__(self, a: OperandKey, b: OperandKey, out: torch.Tensor, target: Target, config: GemvPlan | None):
         plan = _chosen(_problem(a, b, out.dtype), target, sm_count(target, a.device), config)
         self.launch = KERNEL.launcher(plan.config, target, a.device, _arguments(a, b, out, plan.ctas), _tensors)
-        self._new = functools.partial(torch.empty, out.shape, dtype=out.dtype, device=out.device)
+        self.new = functools.partial(torch.empty, out.shape, dtype=out.dtype, device=out.device)
         self.sizes = {0: a.data_bytes, 1: a.scale_bytes, 2: b.data_bytes, 3: b.scale_bytes, 5: 4, 6: 4}
         self._bytes = a.data_bytes, a.scale_bytes, b.data_bytes, b.scale_bytes, span_bytes(out)
 
@@ -139,7 +139,7 @@ class _Call:
     ) -> torch.Tensor:
         new = out is None
         if new:
-            out = self._new()
+            out = self.new()
         values = self.values(a, b, out, alpha)
         if not new and self._overlaps(*values):
             check_overlap(parts({"a": a, "b": b}), out)

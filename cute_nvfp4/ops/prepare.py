@@ -38,8 +38,8 @@ def prepare(operation: Callable[..., Any], *operands: Any, vary: Sequence[str] =
             "x" and "out". They are like those given here in all but addresses and values. The others stay where they
             are.
 
-    A call returns what the operation returns, of the same bits. Preparing makes the call once, which compiles and loads
-    the kernel. Threads may share the result.
+    A call returns what the operation returns, of the same bits. Preparing compiles and loads the kernel, and runs
+    nothing. Threads may share the result.
 
     Raises:
         OperandError: an operation or a name that cannot be prepared; a request that needs more than one launch; from a
@@ -62,17 +62,18 @@ class Prepared:
                 raise OperandError.of("operand that varies", got=repr(name), expected=expected)
         self._made, self._launch, self._values, self._result = made, made.launch, made.values, made.operands["out"]
         self._owners = made.owners(made.operands)
+        self._fixed = made.launch.fixed(made.values, self._owners)
         self._vary = [(name, _key(made.operands[name]), made.slots[name]) for name in vary]
         self._out = vary.index("out") if "out" in vary else None
 
     def __call__(self, *given: Any) -> Any:
         vary = self._vary
+        if not (given or vary):
+            self._fixed()
+            return self._result
         if len(given) != len(vary):
             names = ", ".join(name for name, _, _ in vary) or "none"
             raise OperandError.of("operands of a prepared call", got=len(given), expected=f"{len(vary)}: {names}")
-        if not vary:
-            self._launch(self._values, self._owners)
-            return self._result
         values = list(self._values)
         for (name, key, slots), x in zip(vary, given):
             if _key(x) != key:

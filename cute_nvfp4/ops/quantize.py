@@ -156,12 +156,18 @@ def prepared(
     backend: Backend = "auto",
     **options: Any,
 ) -> Preparation:
-    """``quantize`` called once, for ``prepare``."""
-    out = quantize(x, format, rule, global_scale=global_scale, out=out, backend=backend, **options)
-    given = global_scale if isinstance(global_scale, str) else out.global_scale
+    """``quantize`` planned, for ``prepare``."""
     defaults = inspect.signature(quantize).parameters
+    unknown = [name for name in options if name not in _PLANNED]
+    if unknown:
+        expected = f"one of {', '.join(_PLANNED)}"
+        raise OperandError.of("option of a prepared quantize", got=unknown[0], expected=expected)
     options = {name: options.get(name, defaults[name].default) for name in _PLANNED}
-    call = preparable(planned(x, format, rule, given, None, out, backend, options), QuantizeCall)
+    call = preparable(planned(x, format, rule, global_scale, None, out, backend, options), QuantizeCall)
+    if out is None:
+        out = call.new(x.device, global_scale)
+    elif isinstance(global_scale, torch.Tensor) and global_scale is not out.global_scale:
+        raise OperandError.of("global scale with out", got="another tensor", expected="out.global_scale, which is read")
     if call.launches > 1 or options["rounding"] != "nearest":
         got = "random rounding" if options["rounding"] != "nearest" else f"{call.launches} launches, or a copy of x"
         raise OperandError.of("request to prepare", got=got, expected="one launch, the same in every call")

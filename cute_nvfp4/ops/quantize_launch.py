@@ -139,6 +139,13 @@ class QuantizeCall:
             _int32(seed >> 32) if seed else 0,
         )
 
+    def new(self, device: torch.device, given: str | float | torch.Tensor | None) -> BlockScaledTensor:
+        """A result that is not written yet, with the global scale that is given, or room for one."""
+        factor = _factor(given, device) if self._global_scale == "given" else None
+        if self.computes:
+            factor = torch.empty((), dtype=torch.float32, device=device)
+        return self._new.operand(*self._new.tensors(), factor)
+
     @property
     def computes(self) -> bool:
         """Whether the kernel computes the global scale."""

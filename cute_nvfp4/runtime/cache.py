@@ -28,6 +28,7 @@ from platformdirs import user_cache_path
 
 if TYPE_CHECKING:
     from ..sim import HostModule, Program
+    from .driver import Function
 
 CACHE_DIR_VARIABLE = "CUTE_NVFP4_CACHE_DIR"
 CACHE_SWITCH_VARIABLE = "CUTE_NVFP4_CACHE"
@@ -55,7 +56,7 @@ class CompiledKernel:
     host_ir: str
 
     @functools.cached_property
-    def loaded(self) -> dict[int, dict[str, int]]:
+    def loaded(self) -> dict[int, dict[str, Function]]:
         """The driver's handles of the kernels, by device and name; filled by who loads them."""
         return {}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -18,7 +18,9 @@ from ..errors import CompileError
 if TYPE_CHECKING:
     from ..sim.machine.launch import Launch
 
-INVALID_CONTEXT = 201
+_INVALID_CONTEXT = 201
+# CU_LAUNCH_PARAM_BUFFER_POINTER and so on: one buffer costs less than a pointer to each parameter
+_BUFFER_POINTER, _BUFFER_SIZE, _END = 1, 2, 0
 
 
 class Attribute(ctypes.Structure):
@@ -40,13 +42,35 @@ class Config(ctypes.Structure):
     ]
 
 
-def config_of(launch: Launch) -> Config:
-    """The configuration of ``launch``; its stream is written by each call."""
-    attributes = (Attribute * max(1, len(launch.attributes)))()
-    for place, (number, value) in zip(attributes, launch.attributes):
-        place.id, place.value = number, (ctypes.c_uint8 * 64)(*value)
-    sizes = (ctypes.c_uint32 * 3)(*launch.grid), (ctypes.c_uint32 * 3)(*launch.block)
-    return Config(*sizes, launch.dynamic_smem, None, attributes, len(launch.attributes))
+class Function(NamedTuple):
+    """A kernel that is loaded on a device: the driver's handle, and where each parameter starts in their buffer."""
+
+    handle: int
+    offsets: tuple[int, ...]
+
+
+class PackedLaunch:
+    """A launch laid out as ``cuLaunchKernelEx`` takes it.
+
+    buffer: its parameters; config: its configuration, of which each call writes the stream; arguments: of the call.
+    """
+
+    def __init__(self, launch: Launch, function: Function) -> None:
+        size = max([place + len(param) for place, param in zip(function.offsets, launch.params)], default=0)
+        self.buffer = ctypes.create_string_buffer(max(1, size))
+        for place, param in zip(function.offsets, launch.params):
+            self.buffer[place : place + len(param)] = param
+        # an attribute of zeros asks for nothing
+        wanted = [(number, value) for number, value in launch.attributes if any(value)]
+        attributes = (Attribute * max(1, len(wanted)))()
+        for place, (number, value) in zip(attributes, wanted):
+            place.id, place.value = number, (ctypes.c_uint8 * 64)(*value)
+        sizes = (ctypes.c_uint32 * 3)(*launch.grid), (ctypes.c_uint32 * 3)(*launch.block)
+        self.config = Config(*sizes, launch.dynamic_smem, None, attributes, len(wanted))
+        self._size = ctypes.c_size_t(size)
+        given = (_BUFFER_POINTER, ctypes.addressof(self.buffer), _BUFFER_SIZE, ctypes.addressof(self._size), _END)
+        self._extra = (ctypes.c_void_p * 5)(*given)
+        self.arguments = ctypes.addressof(self.config), function.handle, None, ctypes.addressof(self._extra)
 
 
 @functools.lru_cache(maxsize=1)
@@ -66,13 +90,21 @@ def check(status: Any, what: str) -> None:
         raise CompileError(f"{what} failed: {name.decode() if isinstance(name, bytes) else name} ({int(status)})")
 
 
+def retry(status: int, arguments: tuple, device: int, name: str) -> None:
+    """A launch that did not succeed: a thread that torch has not used yet has no context; all else is an error."""
+    if status == _INVALID_CONTEXT:
+        bind_context(device)
+        status = launch_function()(*arguments)
+    check(status, f"launch of kernel {name}")
+
+
 def bind_context(device: int) -> None:
     """Makes the primary context of ``device`` current on this thread, where torch has not done so yet."""
     with torch.cuda.device(device):
         torch.cuda.current_stream(device).query()
 
 
-def load(cubin: bytes, names: Iterable[str], device: int, title: str) -> dict[str, int]:
+def load(cubin: bytes, names: Iterable[str], device: int, title: str) -> dict[str, Function]:
     """The kernels ``names`` of ``cubin``, loaded on ``device`` and allowed its shared memory and large clusters.
 
     Raises:
@@ -105,7 +137,20 @@ def load(cubin: bytes, names: Iterable[str], device: int, title: str) -> dict[st
         for what, value in wanted.items():
             check(driver.cuKernelSetAttribute(what, value, kernel, device)[0], f"setting {what.name} of {name}")
         # loads the code now: the first launch might be captured
-        status, _ = driver.cuKernelGetFunction(kernel)
+        status, function = driver.cuKernelGetFunction(kernel)
         check(status, f"loading {name} on cuda:{device}")
-        found[name] = int(kernel)
+        found[name] = Function(int(function), _offsets(kernel))
     return found
+
+
+def _offsets(kernel: Any) -> tuple[int, ...]:
+    """Where the kernel's parameters start in a buffer of them."""
+    from cuda.bindings import driver
+
+    found: list[int] = []
+    while True:
+        # an index beyond the last is an error
+        status, offset, _ = driver.cuKernelGetParamInfo(kernel, len(found))
+        if int(status):
+            return tuple(found)
+        found.append(int(offset))

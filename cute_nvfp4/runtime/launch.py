@@ -7,8 +7,8 @@ that own the memory. Nothing above this file asks which backend runs.
 
 from __future__ import annotations
 
-import ctypes
 import dataclasses
+import functools
 import struct
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -35,6 +35,9 @@ class Launcher(Protocol):
     def __call__(self, values: tuple, owners: tuple) -> None:
         """``values``: what varies, in order. ``owners``: what ``touched`` takes, kept alive by the caller."""
 
+    def fixed(self, values: tuple, owners: tuple) -> Callable[[], None]:
+        """The call with these values, for a call that is made again and again."""
+
 
 class CudaLauncher:
     """``cuLaunchKernelEx`` on parameters that are kept: a call writes the varying values in place, and launches.
@@ -43,63 +46,75 @@ class CudaLauncher:
     """
 
     def __init__(self, kernel: CompiledKernel, template: Template, device: int) -> None:
-        names = [launch.kernel for launch in template.launches]
         if device not in kernel.loaded:
+            names = [launch.kernel for launch in template.launches]
             kernel.loaded[device] = driver.load(kernel.cubin, names, device, kernel.name)
-        self._kernel, self._device, self._stream = kernel, device, 0
-        self._function, self._several = driver.launch_function(), torch.cuda.device_count() > 1
-        self._configs = [driver.config_of(launch) for launch in template.launches]
-        self._writes: list[Callable[[tuple], None]] = []
-        self._launches, self._buffers = [], []
-        for number, (launch, config) in enumerate(zip(template.launches, self._configs)):
-            places, buffer = _laid_out(launch.params)
-            patches = [p for p in template.patches if p.launch == number]
-            self._writes += _writes(buffer, [(places[p.param] + p.offset, p) for p in patches], template.values)
-            base = ctypes.addressof(buffer)
-            pointers = (ctypes.c_void_p * max(1, len(places)))(*[base + place for place in places])
-            self._buffers.append((buffer, pointers))
-            handle = kernel.loaded[device][launch.kernel]
-            self._launches.append((ctypes.addressof(config), handle, ctypes.addressof(pointers)))
-        self._lock = threading.Lock()
+        self._kernel, self._template, self._device = kernel, template, device
+        write, launch = self._parts()
+        lock = threading.Lock()
+
+        def call(values: tuple, owners: tuple) -> None:
+            with lock:
+                write(values)
+                launch()
+
+        self._call = call
 
     def __call__(self, values: tuple, owners: tuple) -> None:
-        if self._several and torch.cuda.current_device() != self._device:
-            with torch.cuda.device(self._device):
-                return self(values, owners)
-        stream, launch = raw_stream(self._device), self._function
-        with self._lock:
-            if stream != self._stream:
-                for config in self._configs:
+        self._call(values, owners)
+
+    def fixed(self, values: tuple, owners: tuple) -> Callable[[], None]:
+        """The call with these values, in memory of its own: nothing is written any more."""
+        write, launch = self._parts()
+        write(values)
+        return launch
+
+    def _parts(self) -> tuple[Callable[[tuple], None], Callable[[], None]]:
+        """What writes the varying values, and what launches; both closures, which are called most quickly."""
+        loaded, device, name = self._kernel.loaded[self._device], self._device, self._kernel.name
+        writes, prepared = [], []
+        for number, launch in enumerate(self._template.launches):
+            function = loaded[launch.kernel]
+            packed = driver.PackedLaunch(launch, function)
+            patches = [p for p in self._template.patches if p.launch == number]
+            places = [(function.offsets[p.param] + p.offset, p) for p in patches]
+            writes += _writes(packed.buffer, places, self._template.values)
+            prepared.append(packed)
+        write = writes[0] if len(writes) == 1 else _in_turn(writes)
+        entry, stream_before, stream_of = driver.launch_function(), 0, raw_stream
+        first = prepared[0].arguments
+        several, configs = len(prepared) > 1, [packed.config for packed in prepared]
+
+        def launch_here() -> None:
+            nonlocal stream_before
+            stream = stream_of(device)
+            if stream != stream_before:
+                for config in configs:
                     config.stream = stream
-                self._stream = stream
-            for write in self._writes:
-                write(values)
-            for config, function, params in self._launches:
-                status = launch(config, function, params, None)
-                if status:
-                    self._retry(status, config, function, params)
+                stream_before = stream
+            status = entry(*first)
+            if status:
+                driver.retry(status, first, device, name)
+            if several:
+                for packed in prepared[1:]:
+                    driver.retry(entry(*packed.arguments), packed.arguments, device, name)
 
-    def _retry(self, status: int, *arguments: int) -> None:
-        """A thread that torch has not used yet has no context; all else is an error."""
-        if status == driver.INVALID_CONTEXT:
-            driver.bind_context(self._device)
-            status = self._function(*arguments, None)
-        driver.check(status, f"launch of kernel {self._kernel.name}")
+        def launch_there() -> None:
+            with torch.cuda.device(device):
+                launch_here()
+
+        def launch_anywhere() -> None:
+            (launch_here if torch.cuda.current_device() == device else launch_there)()
+
+        return write, launch_anywhere if torch.cuda.device_count() > 1 else launch_here
 
 
-def _laid_out(params: Sequence[bytes]) -> tuple[list[int], ctypes.Array]:
-    """Where each parameter starts in one buffer, and the buffer with their bytes."""
-    places, end = [], 0
-    for param in params:
-        end = -(-end // 64) * 64 if len(param) >= 64 else -(-end // 8) * 8 if len(param) >= 8 else -(-end // 4) * 4
-        places.append(end)
-        end += len(param)
-    room = ctypes.create_string_buffer(end + 64)
-    start = -ctypes.addressof(room) % 64
-    buffer = (ctypes.c_char * max(1, end)).from_buffer(room, start)
-    for place, param in zip(places, params):
-        buffer[place : place + len(param)] = param
-    return places, buffer
+def _in_turn(functions: Sequence[Callable[[tuple], None]]) -> Callable[[tuple], None]:
+    def call(values: tuple) -> None:
+        for function in functions:
+            function(values)
+
+    return call
 
 
 def _writes(buffer: Any, places: Sequence[tuple[int, Patch]], count: int) -> list[Callable[[tuple], None]]:
@@ -151,6 +166,10 @@ class SimLauncher:
             if active:
                 active.record(SimulatedLaunch(kernel, launch, result, trace))
 
+    def fixed(self, values: tuple, owners: tuple) -> Callable[[], None]:
+        """The call with these values."""
+        return functools.partial(self, values, owners)
+
     def _what_runs(self, active: Simulation | None) -> tuple[CompiledKernel, Template]:
         """The kernel, or what ``simulating(kernel=…)`` wants instead: asked for once in its block."""
         if active is None or active.kernel is None:
@@ -174,3 +193,7 @@ class SessionLauncher:
         stream = torch.cuda.current_stream(self._device).cuda_stream
         for launch in self._template.filled(values):
             self._session.submit(self._kernel.program, dataclasses.replace(launch, stream=stream))
+
+    def fixed(self, values: tuple, owners: tuple) -> Callable[[], None]:
+        """The call with these values."""
+        return functools.partial(self, values, owners)

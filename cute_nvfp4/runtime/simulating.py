@@ -113,12 +113,17 @@ def simulating(
 
     Raises:
         TargetError: an unknown architecture or option.
+        LaunchError: an unknown class of hazards to ``allow``.
     """
     if arch is not None:
         architecture(arch)
     unknown = [name for name in options if name not in OPTIONS]
     if unknown:
         raise TargetError.of("option of simulating", got=unknown[0], expected=f"one of {', '.join(OPTIONS)}")
+    if "allow" in options:
+        from ..sim.checks.findings import known
+
+        known(options["allow"])
     outer = _active.get() or Simulation()
     runs: list[SimulatedLaunch] = []
     token = _active.set(

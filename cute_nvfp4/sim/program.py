@@ -13,6 +13,8 @@ from cute_nvfp4.sim.frontend.parse import parse_module
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
 
+MOST_BYTES = 8 << 30
+"""Of a variable in global memory, on this machine."""
 assert isa.OPCODES, "the opcode table fills itself when the package is imported"
 
 
@@ -51,6 +53,8 @@ class Program:
             if v.space not in ("global", "const"):
                 continue
             if v.name not in self._storage:
+                if v.size > MOST_BYTES:
+                    raise LaunchError.of(f"variable {v.name}", got=f"{v.size} bytes", expected=f"at most {MOST_BYTES}")
                 data = np.zeros(max(v.size, 1) + v.align, np.uint8)
                 at = -data.ctypes.data % v.align
                 data[at : at + len(v.init)] = np.frombuffer(v.init, np.uint8)

@@ -12,12 +12,12 @@ from cute_nvfp4.harness.evaluate import Evaluation, Options
 HERE = Path(__file__).parent
 
 
-def run(name: str, mode: str, data: str = "public"):
+def run(name: str, mode: str, data: str = "public", backend: str = "reference"):
     options = Options(
         "nvfp4_gemv",
         mode=mode,
         submission=HERE / "submissions" / f"{name}.py",
-        backend="reference",
+        backend=backend,
         data=data,
         task_file=HERE / "tiny.yml",
     )
@@ -81,3 +81,24 @@ def test_cheat_is_caught_when_it_is_imported(name, replaced):
 def test_public_draws_alone_do_not_see_ignored_elements():
     """Why ``--data full`` exists: every high nibble of the public data is zero."""
     assert run("even_elements", "test").passed
+
+
+def test_an_honest_submission_passes_in_the_simulated_gpu():
+    result = run("own_output", "leaderboard", "full", "sim")
+    assert result.passed, result.cases[0].error
+
+
+@pytest.mark.parametrize(
+    "name,mode,message",
+    [
+        ("stale_output", "test", "call 2, fresh data"),
+        ("input_mutation", "test", "changed its inputs: sfa"),
+        ("lazy_output", "test", "returned a Lazy, expected a torch.Tensor"),
+        ("disarmed", "test", "replaced cute_nvfp4.sim.session.session.run"),
+    ],
+)
+def test_cheat_is_caught_in_the_simulated_gpu(name, mode, message):
+    """Tensors are on "cuda" there; the other cheats do nothing that depends on where tensors are."""
+    result = run(name, mode, backend="sim")
+    errors = [case.error for case in result.cases if not case.passed]
+    assert any(message in error for error in errors), errors

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fused_problems import check_rmsnorm, check_silu_mul
 from quantize_problems import DTYPES, PAIRS, TILE_PAIRS, differences, fused, near_ties, rules
 
+from cute_nvfp4 import rmsnorm_quantize
 from cute_nvfp4.quantization.hadamard import Hadamard
 
 pytestmark = pytest.mark.gpu
@@ -89,3 +91,39 @@ def test_in_a_cuda_graph_and_without_waiting() -> None:
     torch.cuda.synchronize()
     expected = fused(x, "nvfp4", "four_six_mse", global_scale="auto")
     assert got.data.equal(expected.data) and got.global_scale.equal(expected.global_scale)
+
+
+@pytest.mark.parametrize("rows,k", [(1, 4096), (16, 8192), (130, 14336), (3000, 4096), (300, 16384)])
+def test_many_rows_of_fused_kernels(rows: int, k: int) -> None:
+    x, other, weight = (random(n, k, torch.bfloat16).flip(0) for n in (rows, rows, 2))
+    scale = torch.tensor(0.004)
+    check_rmsnorm(x, weight[0], other, global_scale=scale, alone=True)
+    check_rmsnorm(x, weight[0].float(), global_scale=scale, alone=True)
+    check_silu_mul(x, other, global_scale=scale, alone=True)
+
+
+def test_fused_kernels_in_a_cuda_graph() -> None:
+    """The residual in place, codes in the same memory: a step of decoding, replayed with other numbers."""
+    x, residual = (torch.randn(16, 4096, device="cuda").bfloat16() for _ in range(2))
+    weight, scale = torch.rand(4096, device="cuda").bfloat16(), torch.tensor(0.004, device="cuda")
+    first = rmsnorm_quantize(x, weight, residual=residual, global_scale=scale)
+    out, kept = first.quantized, residual.clone()
+
+    def step() -> None:
+        rmsnorm_quantize(x, weight, residual=residual, residual_out=residual, global_scale=scale, out=out)
+
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    x.copy_(x.flip(-1) * 3)
+    residual.copy_(kept)
+    graph.replay()
+    torch.cuda.synchronize()
+    want = rmsnorm_quantize(x, weight, residual=kept, global_scale=scale)
+    assert residual.equal(want.residual)
+    assert out.data.equal(want.quantized.data) and out.scale.equal(want.quantized.scale)

@@ -1,4 +1,4 @@
-"""The public protocol from a parent's side: every mode, run as the public evaluator is, heard through POPCORN_FD."""
+"""The public protocol from a parent's side, heard through POPCORN_FD; ``test_eval_command.py`` has mode test."""
 
 from __future__ import annotations
 
@@ -70,10 +70,6 @@ def expected(kind: str) -> dict[str, str]:
     for index, case in enumerate(CASES.splitlines()):
         lines |= {f"{kind}.{index}.spec": case, f"{kind}.{index}.status": "pass"}
     return lines | {"check": "pass"}
-
-
-def test_mode_test(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert heard("test", folder, monkeypatch) == (0, expected("test"))
 
 
 def test_timed_modes_tell_no_times_without_a_gpu(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

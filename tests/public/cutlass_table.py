@@ -21,6 +21,8 @@ _HEADINGS = (
     ("", "Others"),
 )
 _REASON = 200
+LIBRARIES = "\n# Libraries\n"
+"""Line of the page where what ``run_libraries.py`` writes begins."""
 _INTRODUCTION = """\
 # Public programs
 
@@ -28,7 +30,8 @@ NVIDIA publishes CuTe DSL programs with CUTLASS. These were run in the simulator
 them small. A program passes when it ends with status 0 and, where it checks its own result, its check holds. Programs
 that check nothing only show that they run to their end. The simulator's own checks for hazards were {checks}.
 
-`python tests/public/run_cutlass.py --cutlass DIR --markdown FILE` makes this file.
+`python tests/public/run_cutlass.py --cutlass DIR --markdown FILE` makes this half of the page; kernels of other
+[libraries](#libraries) are below.
 
 """
 
@@ -71,6 +74,12 @@ def markdown(outcomes: list[dict[str, Any]], about: dict[str, str], options: lis
             passed = sum(o["outcome"] == "passed" for o in group)
             text += f"\n## {heading}\n\n{passed} of {len(group)} pass.\n\n{_table(group)}"
     return text
+
+
+def half(text: str, page: Path) -> str:
+    """``text`` in place of the first half of ``page``."""
+    below = page.read_text().partition(LIBRARIES)[2] if page.is_file() else ""
+    return text.rstrip("\n") + "\n" + (LIBRARIES + below if below else "")
 
 
 def _summary(outcomes: list[dict[str, Any]]) -> str:

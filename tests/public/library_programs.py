@@ -107,6 +107,7 @@ normalize_qk rows=9 heads=4 d=128
 gdn_decode b=2 h=2 hv=4
 gdn_decode b=2 h=2 hv=4 pretranspose=False
 gdn_prefill lengths=[128,70]
+gdn_prefill lengths=[192,70] parallel=True
 recurrent_kda b=2 h=2
 top_k_varlen rows=3 n=4096 k=64
 top_k_varlen rows=2 n=8192 k=512 backend=gvr_2
@@ -115,7 +116,6 @@ moe_unpermute tokens=16 top_k=4 n=1024
 """
 _CUDNN = """
 gemm_amax m=128 n=128 k=256
-gemm_amax m=256 n=256 k=256 tiler=(256,128) cluster=(2,1)
 gemm_swiglu m=128 n=128 k=128
 gemm_swiglu m=256 n=256 k=128 tiler=(256,128) dtype=float16
 grouped_gemm lengths=[256,256] n=256 k=128
@@ -140,9 +140,29 @@ indexer_top_k rows=3 n=4096 k=64
 compactify rows=5 k=128
 sparse_attention_forward s=2 sk=256 k=128
 """
-TRUE_HAZARDS: dict[str, str] = {}
+_LAST_STORE = "the last store of dK and dV is neither committed nor waited for"
+_NO_FENCE = "no fence between an mbarrier.init and the bulk copy that signals it"
+TRUE_HAZARDS = {
+    "backward": _LAST_STORE,
+    "backward sq=128 sk=256 d=128 causal=True": _LAST_STORE,
+    "backward sq=200 sk=136 dtype=float16": _LAST_STORE,
+    "autograd": _LAST_STORE,
+    "gdn_prefill lengths=[128,70]": "a warp frees tensor memory that three others may still load",
+    "gdn_prefill lengths=[192,70] parallel=True": "a warp frees tensor memory that three others may still load",
+    "selection_attention s=256 blocks=2": "lanes shuffle that are not in their member mask",
+    "indexer_forward sq=128 sk=128": "tensor memory is freed when one warp of the four that load it has signed",
+    "norm variant=group_norm shape=[2,16,8,8] backward=True": _NO_FENCE,
+    "norm variant=instance_norm shape=[2,16,8,8]": _NO_FENCE,
+    "norm variant=rms_norm shape=[16,1024] backward=True": _NO_FENCE,
+    "norm variant=layer_norm shape=[16,1024] backward=True": _NO_FENCE,
+    "gemm_amax m=128 n=128 k=256": "four warps free the tensor memory that one has allocated",
+    "gemm_bf16 m=16 n=128 k=2048 how=splitk": "the allocating warp reads the address of its columns unordered",
+    "fp8_paged_mqa_logits b=2 next_n=1 heads=64 blocks=4": "lanes read what others stored, and only shuffled between",
+}
 """Programs that stop at a hazard that docs/findings.md argues to be true, and what it says of them in a line."""
-KNOWN: dict[str, str] = {}
+KNOWN = {
+    "sparse_attention_forward s=2 sk=256 k=128": "tcgen05.mma.ws with A in tensor memory and M < 128 is not modelled",
+}
 """Programs that do not pass, and why."""
 
 

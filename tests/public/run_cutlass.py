@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from cutlass_programs import PROGRAMS, Program
-from cutlass_table import markdown, versions
+from cutlass_table import half, markdown, versions
 
 ROOT = Path("examples/python/CuTeDSL")
 _TAIL = 40
@@ -146,7 +146,7 @@ def main() -> int:
         if given.json:
             given.json.write_text(json.dumps({"versions": about, "programs": outcomes}, indent=1) + "\n")
         if given.markdown:
-            given.markdown.write_text(markdown(outcomes, about, given.option))
+            given.markdown.write_text(half(markdown(outcomes, about, given.option), given.markdown))
     ended = list(found.values())
     passed, checked = ([o for o in ended if o.outcome == "passed" and (o.checked or not c)] for c in (False, True))
     odd = sum(not o.as_expected for o in ended)

@@ -18,6 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from cutlass_programs import Program
+from cutlass_table import LIBRARIES
 from library_programs import PROGRAMS
 from library_table import markdown, versions
 from run_cutlass import Outcome, run_program
@@ -25,13 +26,12 @@ from run_cutlass import Outcome, run_program
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "libraries.json"
 PAGE = HERE.parents[1] / "docs" / "public_programs.md"
-BEGIN = "\n# Libraries\n"
-"""Line of the page where what this writes begins; what is before it is of ``run_cutlass.py``."""
 
 
 def page(before: str, results: dict) -> str:
     """The page with its second half made from ``results``."""
-    return before.partition(BEGIN)[0].rstrip("\n") + "\n" + BEGIN + markdown(results["programs"], results["versions"])
+    above = before.partition(LIBRARIES)[0].rstrip("\n") + "\n"
+    return above + LIBRARIES + markdown(results["programs"], results["versions"])
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:

@@ -7,6 +7,7 @@ import pytest
 from ptx_lab import launch_kernel, module, wait
 from test_checks import FREE, INIT, MEMORY, OUT, THREAD
 
+from cute_nvfp4 import simulating
 from cute_nvfp4.sim import CopiesInFlight, LaunchError, MbarrierMisuse, Race, Result
 
 TAIL = "@%q1 mbarrier.arrive.expect_tx.shared.b64 _, [bar], 64;"
@@ -101,3 +102,13 @@ def test_tensor_memory_freed_while_others_use_it() -> None:
     assert result(use.replace("MEET", "bar.sync 1;") + FREE + "E:", block=128).findings == ()
     with pytest.raises(Race, match=r"and freed by CTA \(0, 0, 0\), warp 0 at `tcgen05\.dealloc.*\n.*\[free-in-use\]"):
         result(use.replace("MEET", "") + FREE + "E:", block=128)
+
+
+def test_simulating_knows_the_classes() -> None:
+    with simulating(allow=["race-in-warp"], on_hazard="collect"):
+        pass
+    with (
+        pytest.raises(LaunchError, match="got 'races', expected one of race, race-in-warp"),
+        simulating(allow=["races"]),
+    ):
+        pass

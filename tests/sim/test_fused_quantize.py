@@ -35,13 +35,13 @@ def test_formats(arch: str, format: str, rule: str, dtype: torch.dtype, layout: 
 
 
 @pytest.mark.parametrize("residual", [False, True], ids=["x", "x+residual"])
-@pytest.mark.parametrize("k", [16, 48, 512, 528, 2048, 4080, 8192, 9216, 16384])
+@pytest.mark.parametrize("k", [16, 528, 4080, 8192, 16384])
 @pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
 def test_every_kind_of_row(arch: str, k: int, dtype: torch.dtype, residual: bool) -> None:
     """One warp to sixteen, one block a thread to two, threads without a block."""
     x, other = random(2, k, dtype), random(2, k, dtype, 1)
     weight = (random(1, k, torch.float32, 2)[0] + 1).to(dtype)
-    check_rmsnorm(x, weight, other if residual else None, global_scale=SCALE, scale_layout="rowmajor", alone=True)
+    check_rmsnorm(x, weight, other if residual else None, global_scale=SCALE, scale_layout="rowmajor")
 
 
 @pytest.mark.parametrize("rows", [1, 33, 128, 130])
@@ -90,18 +90,16 @@ def test_eps(arch: str, eps: float) -> None:
         assert zeros.isnan().all() and not normed.isnan().any()
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", DTYPES[::2], ids=str)
 def test_strides_and_alignments(arch: str, dtype: torch.dtype) -> None:
     """Halves of one tensor, rows apart, columns that a kernel cannot read where they are, a vector."""
     wide = random(6, 512, dtype)
     both = check_silu_mul(wide, global_scale=SCALE)
     apart = check_silu_mul(wide[:, :256].clone(), wide[:, 256:].clone(), global_scale=SCALE)
     assert both.activation.equal(apart.activation)
-    views = (wide[::2, :256], wide[::2, 16:272], wide[1::2, 3:259], wide.t()[:6, :].t()[:3, :6].repeat(1, 8)[:, ::3])
-    for first in views:
-        first = first[:, : first.shape[1] // 16 * 16]
-        check_silu_mul(first, wide[:3, : first.shape[1]], global_scale=SCALE)
-        check_rmsnorm(first, wide[0, 5 : 5 + first.shape[1]], wide[3:, : first.shape[1]], global_scale=SCALE)
+    for first in (wide[::2, :256], wide[1::2, 3:259], wide[::2, ::2]):
+        check_silu_mul(first, wide[:3, :256], global_scale=SCALE)
+        check_rmsnorm(first, wide[0, 5:261], wide[3:, :256], global_scale=SCALE)
     check_rmsnorm(wide[0], wide[1], wide[2], global_scale=SCALE)
     check_silu_mul(wide[0], global_scale=SCALE)
 

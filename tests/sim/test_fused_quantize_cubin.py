@@ -32,8 +32,8 @@ def options(format: str, dtype: torch.dtype, values: bool) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("rows,k", [(16, 4096), (4096, 8192), (16, 16384)])
-@pytest.mark.parametrize("residual,values", [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize("rows,k", [(4096, 8192), (16, 16384)])
+@pytest.mark.parametrize("residual,values", [(False, False), (True, True)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("format,rule", KINDS)
 def test_rmsnorm(

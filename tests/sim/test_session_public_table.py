@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "public"))
-from cutlass_table import markdown, versions, words
+from cutlass_table import half, markdown, versions, words
 
 
 def outcome(program: str = "cute/ampere/x.py", **more: object) -> dict:
@@ -52,3 +52,10 @@ def test_versions_do_not_take_the_commit_of_another_repository(tmp_path) -> None
     assert versions(tmp_path)["CUTLASS"] == "unknown commit"
     assert versions(Path(__file__).parent)["CUTLASS"] == "unknown commit"
     assert versions(tmp_path, "1234")["CUTLASS"] == "1234" and "nvidia-cutlass-dsl" in versions(tmp_path)
+
+
+def test_the_other_half_of_the_page_stays(tmp_path) -> None:
+    page = tmp_path / "page.md"
+    assert half("# New\n", page) == "# New\n"
+    page.write_text("# Old\n\n# Libraries\n\nrows\n")
+    assert half("# New\n\n", page) == "# New\n\n# Libraries\n\nrows\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cute_nvfp4.sim.errors import OutOfBounds, TensorMemoryError
+from cute_nvfp4.sim.errors import OutOfBounds, TensorMemoryError, UnsupportedInstruction
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
 from cute_nvfp4.sim.machine.schedule import Schedule
 from cute_nvfp4.sim.tcgen05.descriptor import DescriptorError
@@ -106,6 +106,18 @@ def test_four_k_steps_of_three_ctas(schedule):
         exact.append(lab.values(a, "f16") @ lab.values(b, "f16").T)
     work = mma("tcgen05.mma.cta_group::1.kind::f16", da, db, idesc_bits("f16", "f16", "f16", 128, 64), 4)
     assert (launch(work, images, 64, schedule=schedule).view("f4") == np.array(exact)).all()
+
+
+def test_a_zero_column_mask_of_zero_masks_nothing():
+    rng, image = np.random.default_rng(0), np.zeros((1, IMAGE), "u1")
+    a, b = lab.codes(rng, "f16", (128, 16)), lab.codes(rng, "f16", (64, 16))
+    da, db = place(image[0], 0, a, "f16", "32B"), place(image[0], B_AT, b, "f16", "32B")
+    work = mma("tcgen05.mma.ws.cta_group::1.kind::f16", da, db, idesc_bits("f16", "f16", "f16", 128, 64), 1)
+    exact = lab.values(a, "f16") @ lab.values(b, "f16").T
+    for mask in ("%q4;", "%q4, 0;"):
+        assert (launch(work[: -len("%q4;")] + mask, image, 64)[0].view("f4") == exact).all()
+    with pytest.raises(UnsupportedInstruction, match="zero-column mask other than the constant 0"):
+        launch(work[: -len("%q4;")] + "%q4, 1;", image, 64)
 
 
 def atom(codes: np.ndarray) -> np.ndarray:

@@ -99,20 +99,23 @@ def test_extreme_scales_meet_their_opposites():
 
 @pytest.mark.parametrize("kind,block", [("mxf4", 32), ("mxf4nvf4", 16)])
 def test_sparsity_version_of_dense_operands_does_not_matter(kind, block):
-    """Bits 10 and 11 are the type of B; CUTLASS's builder sets bit 12 for these kinds. Bits 3 and 6 are reserved."""
+    """Bits 7 to 9 are the type of A, bits 10 and 11 that of B, and E2M1 is 1 for both; 5 is its code in the 8-bit
+    kinds. Bits 3 and 6 are reserved."""
     scale = "ue8m0" if kind == "mxf4" else "ue4m3"
     bits = block_bits(kind, "e2m1x2", "e2m1x2", 128, 256, scale)
     assert idesc.decode(bits | 1 << 12, kind, block, 2, False) == idesc.decode(bits, kind, block, 2, False)
     for wrong in (bits | 1 << 3, bits | 1 << 6, bits | 1 << 11, bits & ~(1 << 10)):
         with pytest.raises(DescriptorError, match=r"reserved|do not exist"):
             idesc.decode(wrong, kind, block, 2, False)
+    with pytest.raises(DescriptorError, match=r"codes 5 \(A\) and 1 \(B\) do not exist here: 1 is e2m1"):
+        idesc.decode(bits | 1 << 9, kind, block, 2, False)
 
 
 def test_type_of_b_has_three_bits_where_types_are_mixed():
     """Code 5 of kind::mxf8f6f4 is E2M1; 6 does not exist."""
     bits = block_bits("mxf8f6f4", "e5m2", "e2m1", 128, 64, "ue8m0")
     assert idesc.decode(bits, "mxf8f6f4", 32, 1, False).b == "e2m1"
-    with pytest.raises(DescriptorError, match="type codes 1 and 6"):
+    with pytest.raises(DescriptorError, match=r"type codes 1 \(A\) and 6 \(B\)"):
         idesc.decode(bits & ~(7 << 10) | 6 << 10, "mxf8f6f4", 32, 1, False)
 
 

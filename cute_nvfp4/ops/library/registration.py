@@ -90,14 +90,19 @@ def by_operator(operands: Sequence[Any], *others: Any) -> bool:
     """
     if torch.compiler.is_dynamo_compiling() or _modes():
         return True
-    wanted = torch.is_grad_enabled()
+    if torch.is_grad_enabled():
+        for x in operands:
+            factor = getattr(x, "global_scale", None)
+            if factor is not None and factor.requires_grad:
+                return True
+        for x in others:
+            if x is not None and getattr(x, "requires_grad", False):
+                return True
     for x in operands:
         data = getattr(x, "data", None)
         if type(data) is not torch.Tensor and isinstance(data, torch.Tensor) and is_wrapper(data):
             return True
-        if wanted and getattr(getattr(x, "global_scale", None), "requires_grad", False):
-            return True
-    return wanted and any(getattr(x, "requires_grad", False) for x in others if x is not None)
+    return False
 
 
 def _modes() -> int:

@@ -205,7 +205,7 @@ class BlockCompiler:
         if width == bits(t):
             text = f"~{local}" if o.negated else local
             return text if VIEW[t] == STORE[width] else f"{text}.view({str(VIEW[t])!r})"
-        if relaxed and t[1:].isdigit() and t[0] in "bus" and width > bits(t):
+        if relaxed and t[1:].isdigit() and t[0] in "bus" and 64 >= width > bits(t):
             return f"{local}.astype('u{bits(t) // 8}').view({str(VIEW[t])!r})"
         raise UnsupportedInstruction(f"register {o.name} has {width} bits, the instruction wants {bits(t)}")
 
@@ -255,7 +255,7 @@ class BlockCompiler:
         width, view = self.widths[register], VIEW[t]
         if width == bits(t):
             return temp if view == STORE[width] else f"{temp}.view('u{width // 8}')"
-        if relaxed and t[1:].isdigit() and t[0] in "bus" and width > bits(t):
+        if relaxed and t[1:].isdigit() and t[0] in "bus" and 64 >= width > bits(t):
             if view.kind == "i":
                 return f"{temp}.astype('i{width // 8}').view('u{width // 8}')"
             return f"{temp}.astype('u{width // 8}')"

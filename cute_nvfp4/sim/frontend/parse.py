@@ -6,29 +6,28 @@ Scopes are kept as nested lists until their end, because a label may be used bef
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
-import struct
+from collections.abc import Iterator
 
 from cute_nvfp4.sim.errors import PtxSyntaxError
 from cute_nvfp4.sim.frontend.model import (
+    MOST_OF_TEXT,
     TYPE_BITS,
     Address,
-    Imm,
     Instruction,
     Kernel,
     Module,
     Operand,
-    Pair,
     Param,
     Reg,
-    Sink,
-    Special,
     Symbol,
     Variable,
     Vector,
+    clipped,
 )
-from cute_nvfp4.sim.frontend.special import BITS
+from cute_nvfp4.sim.frontend.operands import NAME, Unreadable, immediate, operand, split
 
 _TOKEN = re.compile(r"[;{}]|[^;{}]+")
 _DIRECTIVE = re.compile(r"\.(version|target|address_size|file|loc|section)\b\s*(.*)")
@@ -36,39 +35,48 @@ _FILE = re.compile(r'^\s*\.file\s+(\d+)\s+"([^"]*)"', re.M)
 _INLINE = re.compile(r"// begin inline asm.*?// end inline asm", re.S)
 _LOC = re.compile(r"^\s*\.loc\b[^\n]*", re.M)
 _HEADER = re.compile(r"(?:\.\w+\s+)*\.(entry|func)\b")
-_NAME = r"[A-Za-z_$%][\w$]*"
-_LABEL = re.compile(rf"\s*({_NAME})\s*:(?!:)\s*")
+_LABEL = re.compile(rf"\s*({NAME})\s*:(?!:)\s*")
 _PARAM = re.compile(
     rf"\.param\s+(?:\.align\s+(\d+)\s+)?\.(\w+)((?:\s+\.ptr(?:\s+\.(?:global|shared|const|local))?(?:\s+\.align\s+\d+)?)?)"
-    rf"\s+({_NAME})(?:\[(\d+)\])?$"
+    rf"\s+({NAME})(?:\[(\d+)\])?$"
 )
 _VARIABLE = re.compile(
     rf"(?:\.(?:visible|extern|weak|common)\s+)*\.(shared|local|global|const)\s+(?:\.align\s+(\d+)\s+)?(?:\.v([24])\s+)?\.(\w+)"
-    rf"\s+({_NAME})((?:\[\d*\])*)(?:\s*=\s*(.+))?$"
+    rf"\s+({NAME})((?:\[\d*\])*)(?:\s*=\s*(.+))?$"
 )
-_INSTRUCTION = re.compile(rf"(?:@(!?)({_NAME})\s+)?([a-z][\w]*(?:\.[\w]+(?:::[\w]+)*)*)(?:\s+(.*))?$", re.S)
-_INT = re.compile(r"(-?)(0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
-_FLOAT = re.compile(r"-?(?:\d+\.\d*(?:[eE][-+]?\d+)?|\d+[eE][-+]?\d+)$")
+_INSTRUCTION = re.compile(rf"(?:@(!?)({NAME})\s+)?([a-z][\w]*(?:\.[\w]+(?:::[\w]+)*)*)(?:\s+(.*))?$", re.S)
+MOST_REGISTERS = 1 << 20
+"""Registers that one declaration may make."""
 _PERFORMANCE = re.compile(r"\.(\w+)(?:\s+([\d\s,]+))?")
 
 
 def parse_module(text: str) -> Module:
-    """Parses a whole module; raises ``PtxSyntaxError`` with the line of what it cannot read."""
+    """Parses a whole module; raises ``PtxSyntaxError``, which has the line and the text of what it cannot read, its
+    place in the source where a .loc tells it, and what was expected."""
     # .file directives come after the .loc lines that use them.
     module = Module(files={int(n): path for n, path in _FILE.findall(text)})
     for header, line, body in _toplevel(text, module):
-        if body is None:
-            _module_variable(module, header, line)
-            continue
-        kind = _HEADER.match(header).group(1)
-        if kind == "func":
+        try:
+            if body is None:
+                _module_variable(module, header)
+                continue
             # Device functions are read only to be skipped: a call to one is refused where it is executed.
-            continue
-        kernel = _kernel_header(header, line)
-        _resolve(kernel, body, {}, [0])
+            if (found := _HEADER.match(header)) and found.group(1) == "func":
+                continue
+            kernel = _kernel_header(header)
+        except Unreadable as error:
+            raise _refused(error, header, line) from None
+        _resolve(kernel, body, {}, itertools.count())
         kernel.variables = {**module.variables, **kernel.variables}
         module.kernels[kernel.name] = kernel
     return module
+
+
+def _refused(error: Unreadable, text: str, line: int, loc: str = "", kernel: str = "") -> PtxSyntaxError:
+    """What cannot be read, with the place where it stands."""
+    inside = f" of {clipped(kernel)}" if kernel else ""
+    place = f"PTX line {line}{inside}{', ' + loc if loc else ''}: `{clipped(text, MOST_OF_TEXT)}`"
+    return PtxSyntaxError.of(place, got=error.got, expected=error.expected)
 
 
 def _strip_comments(text: str) -> str:
@@ -94,7 +102,7 @@ def _toplevel(text: str, module: Module):
             if found:
                 name, rest = found.groups()
                 if name == "loc":
-                    loc = _location(rest, module)
+                    loc = _location(rest, module, number)
                 elif name == "section":
                     in_section = "}" not in line
                 else:
@@ -120,11 +128,11 @@ def _toplevel(text: str, module: Module):
                 buffer = ""
                 stack.append([])
             elif token == "}" and not vector_depth:
+                if not stack:
+                    raise _refused(Unreadable("a `}` that closes nothing", "a kernel or a declaration"), line, number)
                 if buffer.strip():
                     stack[-1].append((" ".join(buffer.split()), start, loc))
                     buffer = ""
-                if not stack:
-                    raise PtxSyntaxError(f"line {number}: `}}` closes nothing")
                 body = stack.pop()
                 if stack:
                     stack[-1].append(body)
@@ -135,9 +143,8 @@ def _toplevel(text: str, module: Module):
                 vector_depth += (token == "{") - (token == "}")
                 buffer += token
     if stack or buffer.strip():
-        raise PtxSyntaxError(
-            f"the module ends inside a statement or scope begun on line {start}: `{buffer.strip()[:80]}`"
-        )
+        missing = "`;` after it" if buffer.strip() and not vector_depth else "`}` that closes it"
+        raise _refused(Unreadable("the end of the module", missing), buffer.strip() or header, start)
 
 
 def _opens_scope(buffer: str, inside: bool) -> bool:
@@ -145,8 +152,11 @@ def _opens_scope(buffer: str, inside: bool) -> bool:
     return not text or text.endswith(":") or (not inside and _HEADER.match(text) is not None)
 
 
-def _location(rest: str, module: Module) -> str:
-    file, line, *_ = rest.replace(",", " ").split()
+def _location(rest: str, module: Module, number: int) -> str:
+    found = re.match(r"(\d+)[\s,]+(\d+)", rest)
+    if not found:
+        raise _refused(Unreadable(f"`{rest}`", "numbers of a file and a line"), f".loc {rest}", number)
+    file, line = found.groups()
     return f"{module.files.get(int(file), 'file ' + file)}:{line}"
 
 
@@ -157,44 +167,58 @@ def _module_directive(module: Module, name: str, rest: str) -> None:
         module.target = rest.split(",")[0].strip()
 
 
-def _module_variable(module: Module, statement: str, line: int) -> None:
+def _module_variable(module: Module, statement: str) -> None:
     if re.match(r"(?:\.\w+\s+)*\.(func|entry|pragma|alias)\b", statement):
         return
-    variable = _variable(statement, line)
+    variable = _variable(statement)
     module.variables[variable.name] = variable
 
 
-def _variable(statement: str, line: int) -> Variable:
+def _variable(statement: str) -> Variable:
     found = _VARIABLE.match(statement)
     if not found:
-        raise PtxSyntaxError(f"line {line}: cannot read the declaration `{statement}`")
+        raise Unreadable("a declaration of another form", ".space {.align n} {.v2, .v4} .type name {[size]} {= value}")
     space, align, vector, kind, name, dims, init = found.groups()
-    if kind not in TYPE_BITS:
-        raise PtxSyntaxError(f"line {line}: unknown type .{kind} in `{statement}`")
-    element = TYPE_BITS[kind] // 8
+    element = _size_of(kind)
     size = element * int(vector or 1)
     count = math.prod(int(d) if d else 0 for d in re.findall(r"\[(\d*)\]", dims))
     data = b""
     if init:
-        numbers = [_immediate(v.strip(), line) for v in init.strip("{} ").split(",")]
+        numbers = [immediate(v.strip()) for v in init.strip("{} ").split(",")]
         data = b"".join((v.value & ((1 << 8 * element) - 1)).to_bytes(element, "little") for v in numbers)
-    return Variable(name, space, size * count, int(align or size), data)
+        if len(data) > size * count:
+            raise Unreadable(f"{len(numbers)} values", f"at most {size * count // element}")
+    return Variable(name, space, size * count, _alignment(align, size), data)
 
 
-def _kernel_header(header: str, line: int) -> Kernel:
-    found = re.match(rf"(?:\.\w+\s+)*\.entry\s+({_NAME})\s*(?:\((.*?)\))?\s*(.*)$", header, re.S)
+def _size_of(kind: str) -> int:
+    """Bytes of a type."""
+    if kind not in TYPE_BITS:
+        raise Unreadable(f"type .{kind}", f"one of .{' .'.join(TYPE_BITS)}")
+    return TYPE_BITS[kind] // 8
+
+
+def _alignment(text: str | None, size: int) -> int:
+    align = int(text or size)
+    if align < 1 or align & (align - 1):
+        raise Unreadable(f".align {align}", "a power of two")
+    return align
+
+
+def _kernel_header(header: str) -> Kernel:
+    found = re.match(rf"(?:\.\w+\s+)*\.entry\s+({NAME})\s*(?:\((.*?)\))?\s*(.*)$", header, re.S)
     if not found:
-        raise PtxSyntaxError(f"line {line}: cannot read the kernel header `{header[:120]}`")
+        raise Unreadable("a header of another form", ".entry name (parameters) {directives}")
     name, params, tail = found.groups()
     kernel = Kernel(name)
     offset, out = 0, []
     for text in filter(None, (p.strip() for p in (params or "").split(","))):
         read = _PARAM.match(text)
-        if not read or read.group(2) not in TYPE_BITS:
-            raise PtxSyntaxError(f"line {line}: cannot read the parameter `{text}`")
+        if not read:
+            raise Unreadable(f"the parameter `{text}`", ".param {.align n} .type {.ptr …} name {[size]}")
         align, kind, _, pname, count = read.groups()
-        element = TYPE_BITS[kind] // 8
-        size, align = element * int(count or 1), int(align or element)
+        element = _size_of(kind)
+        size, align = element * int(count or 1), _alignment(align, element)
         offset = -(-offset // align) * align
         out.append(Param(pname, kind, size, align, offset))
         offset += size
@@ -204,10 +228,10 @@ def _kernel_header(header: str, line: int) -> Kernel:
     return kernel
 
 
-def _resolve(kernel: Kernel, body: list, outer: dict[str, Operand], counter: list[int]) -> None:
+def _resolve(kernel: Kernel, body: list, outer: dict[str, Operand], counter: Iterator[int]) -> None:
     """Flattens a scope into ``kernel``; ``outer`` maps visible names of registers and labels to operands."""
-    suffix = f"@{counter[0]}" if counter[0] else ""
-    counter[0] += 1
+    number = next(counter)
+    suffix = f"@{number}" if number else ""
     names = dict(outer)
     statements = []
     for item in body:
@@ -215,57 +239,83 @@ def _resolve(kernel: Kernel, body: list, outer: dict[str, Operand], counter: lis
             statements.append(item)
             continue
         text, line, loc = item
-        while (found := _LABEL.match(text)) is not None:
-            label = found.group(1)
-            names[label] = Symbol(label + suffix)
-            text = text[found.end() :]
-            if text.startswith((".branchtargets", ".calltargets")):
-                targets = tuple(t.strip() for t in text.split(None, 1)[1].split(","))
-                kernel.branch_tables[label + suffix] = targets
-                text = ""
-            else:
-                statements.append(label + suffix)
-        if text.startswith(".reg"):
-            _registers(kernel, text, line, names, suffix)
-        elif text.startswith(".param"):
-            _call_parameter(kernel, text, line, names, suffix)
-        elif text.startswith((".shared", ".local", ".extern", ".global", ".const")):
-            variable = _variable(text, line)
-            kernel.variables[variable.name] = variable
-        elif text.startswith(".pragma") or not text:
-            continue
-        else:
-            statements.append((text, line, loc))
+        try:
+            text = _labels(kernel, text, names, suffix, statements)
+            if text and not _declared(kernel, text, names, suffix):
+                statements.append((text, line, loc))
+        except Unreadable as error:
+            raise _refused(error, text, line, loc, kernel.name) from None
     for item in statements:
         if isinstance(item, list):
             _resolve(kernel, item, names, counter)
         elif isinstance(item, str):
             kernel.labels[item] = len(kernel.code)
         else:
-            kernel.code.append(_instruction(*item, names))
+            try:
+                kernel.code.append(_instruction(*item, names))
+            except Unreadable as error:
+                raise _refused(error, *item, kernel.name) from None
     for table, targets in list(kernel.branch_tables.items()):
         kernel.branch_tables[table] = tuple(names[t].name if t in names else t for t in targets)
 
 
-def _registers(kernel: Kernel, text: str, line: int, names: dict[str, Operand], suffix: str) -> None:
-    found = re.match(r"\.reg\s+(?:\.v[24]\s+)?\.(\w+)\s+(.*)$", text, re.S)
-    if not found or found.group(1) not in TYPE_BITS:
-        raise PtxSyntaxError(f"line {line}: cannot read the register declaration `{text}`")
-    kind, rest = found.groups()
-    for name in rest.split(","):
-        name = name.strip()
-        many = re.match(rf"({_NAME})<(\d+)>$", name)
-        for each in [f"{many.group(1)}{i}" for i in range(int(many.group(2)))] if many else [name]:
-            names[each] = Reg(each + suffix)
-            kernel.regs[each + suffix] = kind
+def _labels(kernel: Kernel, text: str, names: dict[str, Operand], suffix: str, statements: list) -> str:
+    """Takes the labels before a statement, and the targets of a branch table; returns what is left."""
+    while (found := _LABEL.match(text)) is not None:
+        label = found.group(1)
+        names[label] = Symbol(label + suffix)
+        text = text[found.end() :]
+        if text.startswith((".branchtargets", ".calltargets")):
+            kernel.branch_tables[label + suffix] = tuple(split(text.partition("targets")[2]))
+            return ""
+        statements.append(label + suffix)
+    return text
 
 
-def _call_parameter(kernel: Kernel, text: str, line: int, names: dict[str, Operand], suffix: str) -> None:
+def _declared(kernel: Kernel, text: str, names: dict[str, Operand], suffix: str) -> bool:
+    """Whether ``text`` is a declaration or says nothing to the simulator; declares what it does."""
+    if text.startswith(".reg"):
+        _registers(kernel, text, names, suffix)
+    elif text.startswith(".param"):
+        _call_parameter(kernel, text, names, suffix)
+    elif text.startswith((".shared", ".local", ".extern", ".global", ".const")):
+        variable = _variable(text)
+        kernel.variables[variable.name] = variable
+    else:
+        return text.startswith(".pragma")
+    return True
+
+
+def _registers(kernel: Kernel, text: str, names: dict[str, Operand], suffix: str) -> None:
+    found = re.match(r"\.reg\s+(?:\.v([24])\s+)?\.(\w+)\s+(.*)$", text, re.S)
+    if not found:
+        raise Unreadable("a declaration of another form", ".reg {.v2, .v4} .type names, each with <count> if wanted")
+    vector, kind, rest = found.groups()
+    if kind not in TYPE_BITS:
+        raise Unreadable(f"type .{kind}", f"one of .{' .'.join(TYPE_BITS)}")
+    for name in split(rest):
+        many = re.match(rf"({NAME})(?:<(\d+)>)?$", name)
+        if not many or int(many.group(2) or 0) > MOST_REGISTERS:
+            raise Unreadable(f"`{name}`", f"a name, or name<count> with a count of at most {MOST_REGISTERS}")
+        base, count = many.groups()
+        for each in [base] if count is None else [f"{base}{i}" for i in range(int(count))]:
+            if not vector:
+                names[each] = Reg(each + suffix)
+                kernel.regs[each + suffix] = kind
+                continue
+            parts = tuple(Reg(f"{each}.{c}{suffix}") for c in "xyzw"[: int(vector)])
+            names[each] = Vector(parts)
+            for part, position, colour in zip(parts, "xyzw", "rgba"):
+                names[f"{each}.{position}"] = names[f"{each}.{colour}"] = part
+                kernel.regs[part.name] = kind
+
+
+def _call_parameter(kernel: Kernel, text: str, names: dict[str, Operand], suffix: str) -> None:
     """A parameter or result of a call, declared in the scope around it: a register that ``st.param`` and ``ld.param``
     move to and from."""
     read = _PARAM.match(text)
     if not read or read.group(5) or read.group(2) not in TYPE_BITS:
-        raise PtxSyntaxError(f"line {line}: cannot read the parameter `{text}` of a call")
+        raise Unreadable("a parameter of a call of another form", ".param .type name, without a size")
     name = f"[{read.group(4)}]{suffix}"
     names[read.group(4)] = Reg(name)
     kernel.regs[name] = read.group(2)
@@ -289,85 +339,13 @@ def _is_call_parameter(o: Operand) -> bool:
 def _instruction(text: str, line: int, loc: str, names: dict[str, Operand]) -> Instruction:
     found = _INSTRUCTION.match(text)
     if not found:
-        raise PtxSyntaxError(f"line {line}: cannot read the instruction `{text}`")
+        raise Unreadable("a statement of another form", "{@{!}predicate} opcode{.modifiers} {operand, ...}")
     negated, guard, opcode, rest = found.groups()
-    operands = tuple(_operand(o, names, line) for o in _split(rest or ""))
+    operands = tuple(operand(o, names) for o in split(rest or ""))
     predicate = None
     if guard:
         if not isinstance(names.get(guard), Reg):
-            raise PtxSyntaxError(f"line {line}: predicate {guard} is not declared")
+            raise Unreadable(f"the undeclared predicate {guard}", "one that a .reg .pred of this scope declares")
         predicate = Reg(names[guard].name, bool(negated))
     read = Instruction(opcode, operands, predicate, text, line, loc)
     return _call_move(read) if ".param." in opcode and operands else read
-
-
-def _split(text: str) -> list[str]:
-    """Splits at commas outside brackets."""
-    if not any(c in text for c in "{[("):
-        return [p.strip() for p in text.split(",")] if text.strip() else []
-    parts, depth, start = [], 0, 0
-    for i, c in enumerate(text):
-        if c in "{[(":
-            depth += 1
-        elif c in "}])":
-            depth -= 1
-        elif c == "," and not depth:
-            parts.append(text[start:i].strip())
-            start = i + 1
-    parts.append(text[start:].strip())
-    return parts
-
-
-def _operand(text: str, names: dict[str, Operand], line: int) -> Operand:
-    if text in names:
-        return names[text]
-    head = text[:1]
-    if head in ("{", "("):
-        return Vector(tuple(_operand(p, names, line) for p in _split(text[1:-1])))
-    if head == "[":
-        return _address(text[1:-1], names, line)
-    if head == "!":
-        return Reg(_operand(text[1:].strip(), names, line).name, negated=True)
-    if text == "_":
-        return Sink()
-    if "|" in text:
-        first, second = text.split("|")
-        return Pair(_operand(first.strip(), names, line), _operand(second.strip(), names, line))
-    if head == "%" or text == "WARP_SZ":
-        if text in BITS:
-            return Special(text)
-        raise PtxSyntaxError(f"line {line}: register or special register {text} is not declared")
-    if head.isdigit() or head == "-":
-        return _immediate(text, line)
-    found = re.match(rf"({_NAME})\s*(?:\+\s*(-?\d+))?$", text)
-    if not found:
-        raise PtxSyntaxError(f"line {line}: cannot read the operand `{text}`")
-    return Symbol(found.group(1), int(found.group(2) or 0))
-
-
-def _address(text: str, names: dict[str, Operand], line: int) -> Address:
-    first, *extra = _split(text)
-    found = re.match(r"([^+\s]+)\s*(?:\+\s*(-?\w+))?$", first)
-    if not found:
-        raise PtxSyntaxError(f"line {line}: cannot read the address `[{text}]`")
-    base = _operand(found.group(1), names, line)
-    offset = _immediate(found.group(2), line).value if found.group(2) else 0
-    if isinstance(base, Symbol):
-        base, offset = Symbol(base.name), offset + base.offset
-    return Address(base, offset, tuple(_operand(e, names, line) for e in extra))
-
-
-def _immediate(text: str, line: int) -> Imm:
-    if text[:2] in ("0f", "0F") and len(text) == 10:
-        return Imm(int(text[2:], 16), "f32")
-    if text[:2] in ("0d", "0D") and len(text) == 18:
-        return Imm(int(text[2:], 16), "f64")
-    found = _INT.match(text)
-    if found:
-        sign, digits = found.groups()
-        octal = len(digits) > 1 and digits[0] == "0" and digits.isdigit()
-        value = int(digits, 8) if octal else int(digits, 0)
-        return Imm(-value if sign else value)
-    if _FLOAT.match(text):
-        return Imm(struct.unpack("<Q", struct.pack("<d", float(text)))[0], "f64")
-    raise PtxSyntaxError(f"line {line}: cannot read the constant `{text}`")

@@ -3,7 +3,7 @@ Communication Instructions")."""
 
 from __future__ import annotations
 
-from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel
+from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel, Reg
 from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.isa.cluster import cluster_barrier
 
@@ -51,6 +51,8 @@ def _bar(i: Instruction, m: Mods, k: Kernel) -> Op:
         d = m.type("u32" if reduction == "popc" else "pred")
         if given == 3:
             i.operands = (*i.operands[:2], _ALL, i.operands[2])
+        if not isinstance(i.operands[0], Reg):
+            raise m.refuse("the result of bar.red must be a register")
         return Op(None, (d,), ("u32", "u32", "pred"), "barrier", control="barrier", converge=converge)
     if given == 1:
         i.operands = (*i.operands, _ALL)

@@ -155,6 +155,8 @@ def _commit(i: Instruction, m: Mods, k: Kernel) -> Op:
         ctas, issuer = wave.cta_of_warp[warps], np.arange(len(warps))
         target, offset = wave.resolve(ctas, displaced(address, off), i.where())
         if multicast:
+            if (cta_mask[0] == 0).any():
+                raise TensorMemoryError(f"{i.where()}: a multicast to no CTA: its mask is 0")
             issuer, rank = np.nonzero(cta_mask[0].astype(np.int64)[:, None] >> np.arange(16) & 1)
             target, offset = wave.peer(ctas[issuer], rank, i.where()), offset[issuer]
         wave.engines.submit(

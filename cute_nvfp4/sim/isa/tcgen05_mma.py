@@ -89,10 +89,12 @@ def _op(i: Instruction, m: Mods, kind: str, block: int, group: int, ws: bool, as
 
 
 def _trailing(operand: Any, m: Mods, kind: str, ws: bool) -> int:
-    """The last operand: scale-input-d, or the zero-column mask of .ws, of which only 0 is known."""
+    """The last operand: scale-input-d, or the zero-column mask of .ws, of which only 0 (none) is known."""
     value = operand.value if isinstance(operand, Imm) and operand.kind == "int" else None
+    if ws and value != 0:
+        raise m.refuse("a zero-column mask other than the constant 0 is not modelled")
     if ws:
-        raise m.refuse("a zero-column mask is not modelled")
+        return 0
     if value is None or not 0 <= value <= 15 or kind not in ("f16", "tf32"):
         raise m.refuse("scale-input-d is a constant from 0 to 15, for kind::f16 and kind::tf32")
     return value

@@ -16,6 +16,8 @@ from cute_nvfp4.sim.machine.launch import Launch
 from cute_nvfp4.sim.machine.schedule import Schedule
 
 SHARED_PER_SM, SHARED_RESERVED = 228 * 1024, 1024
+MAX_THREADS = 1024
+_LIMITS = {"grid": ((1 << 31) - 1, 65535, 65535), "block": (1024, 1024, 64), "cluster": (16, 16, 16)}
 
 
 class Run:
@@ -35,8 +37,9 @@ class Run:
         self.kernel, self.target, self.launch, self.memory = kernel, target, launch, memory
         self.step_limit, self.sm_count, self.schedule = step_limit, sm_count, schedule
         self.clients: Sequence[Client] = ()
+        self._check_sizes()
         self.clusters = Clusters(launch)
-        self.clusters_left = np.arange(self.clusters.count)
+        self.clusters_left = range(self.clusters.count)
         self.static_shared, self.local_bytes = kernel.layout.static_shared, kernel.layout.local_bytes
         self._check()
         self.shared_stride = -(-max(self.static_shared + launch.dynamic_smem, 1) // 128) * 128
@@ -47,6 +50,20 @@ class Run:
         for p, given in zip(kernel.source.params, launch.params):
             data[p.offset : p.offset + p.size] = np.frombuffer(given, np.uint8)
         self.parameters_read: dict[tuple[int, int, int], Any] = {}
+
+    def _check_sizes(self) -> None:
+        """What the driver refuses for every kernel."""
+        launch = self.launch
+        for name, most in _LIMITS.items():
+            given = getattr(launch, name)
+            if len(given) != 3 or any(not 1 <= n <= m for n, m in zip(given, most)):
+                expected = "three numbers from 1 to " + ", ".join(map(str, most))
+                raise LaunchError.of(f"the {name} of {launch.title}", got=given, expected=expected)
+        threads = int(np.prod(launch.block))
+        if threads > MAX_THREADS:
+            raise LaunchError.of(f"threads of a CTA of {launch.title}", got=threads, expected=f"at most {MAX_THREADS}")
+        if launch.dynamic_smem < 0:
+            raise LaunchError.of(f"shared memory of {launch.title}", got=launch.dynamic_smem, expected="0 or more")
 
     def _check(self) -> None:
         kernel, launch = self.kernel.source, self.launch
@@ -74,4 +91,4 @@ class Run:
     def take(self, count: int) -> np.ndarray:
         """The next clusters to start; they are no longer waiting."""
         taken, self.clusters_left = self.clusters_left[:count], self.clusters_left[count:]
-        return taken
+        return np.arange(taken.start, taken.stop)

@@ -106,6 +106,7 @@ class TorchCuda:
             "ExternalStream": lambda pointer, device=None: self.stream_type(handle=int(pointer)),
             "Event": self.event_type,
             "synchronize": lambda device=None: None,
+            "_sleep": lambda cycles: None,
             "current_stream": lambda device=None: self.streams[-1],
             "default_stream": lambda device=None: self.default,
             "stream": on_stream,

@@ -65,12 +65,14 @@ def decode(idesc: int, kind: str, block: int, cta_group: int, ws: bool) -> Instr
     text = f"instruction descriptor {idesc:#010x} of kind::{kind}"
     if idesc >> 2 & 1:
         raise UnsupportedInstruction(f"{text}: sparse A is not modelled")
-    # The 4-bit kinds have two bits for the type of B; bit 12 is a sparsity version, which dense A does not have and
-    # which CUTLASS's builder sets nevertheless.
+    # The 4-bit kinds have three bits for the type of A and two for that of B; bit 12 is a sparsity version, which dense
+    # operands do not have. Their only type is E2M1 = 1, for both: 5, its code in the 8-bit kinds, is of no meaning in
+    # the ISA, and neither CUTLASS nor Triton writes it.
     codes = idesc >> 7 & 7, idesc >> 10 & (3 if kind in ("mxf4", "mxf4nvf4") else 7)
     a, b = (INPUTS[kind].get(c) for c in codes)
     if a is None or b is None:
-        raise DescriptorError(f"{text}: type codes {codes[0]} and {codes[1]} do not exist")
+        known = ", ".join(f"{code} is {name.removesuffix('x2')}" for code, name in INPUTS[kind].items())
+        raise DescriptorError(f"{text}: type codes {codes[0]} (A) and {codes[1]} (B) do not exist here: {known}")
     m, n = (idesc >> 24 & 31) << 4, (idesc >> 17 & 63) << 3
     _check_shape(text, m, n, kind, cta_group, ws)
     major = idesc >> 15 & 1, idesc >> 16 & 1

@@ -236,7 +236,9 @@ def gdn_decode(b: int, h: int, hv: int, pretranspose: bool = True, d: int = 128)
         close(after.cpu()[i] if pretranspose else after.cpu()[i].mT, state_want, 2e-2, "state")
 
 
-def gdn_prefill(lengths: list[int], h: int = 1, hv: int = 1, d: int = 128) -> None:
+def gdn_prefill(lengths: list[int], h: int = 1, hv: int = 1, d: int = 128, parallel: bool = False) -> None:
+    """The whole of each sequence; ``parallel`` cuts it into chunks that go on at the same time."""
+    from flashinfer.gdn_kernels.blackwell.gdn_cp_prefill import cp_delta_rule_dsl_sm100
     from flashinfer.gdn_kernels.blackwell.gdn_prefill import chunk_gated_delta_rule_sm100
 
     total = sum(lengths)
@@ -246,7 +248,11 @@ def gdn_prefill(lengths: list[int], h: int = 1, hv: int = 1, d: int = 128) -> No
     out = torch.empty(total, hv, d, dtype=torch.bfloat16, device="cuda")
     last = torch.empty(len(lengths), hv, d, d, device="cuda")
     starts = torch.tensor([0, *lengths]).cumsum(0).int().cuda()
-    chunk_gated_delta_rule_sm100(q, k, v, gate, beta, out, starts, None, last, d**-0.5)
+    if parallel:
+        more = {"max_seqlen": max(lengths), "cp_chunk_len": 64}
+        cp_delta_rule_dsl_sm100(out, last, q, k, v, gate, beta, starts, d**-0.5, **more)
+    else:
+        chunk_gated_delta_rule_sm100(q, k, v, gate, beta, out, starts, None, last, d**-0.5)
     for i, n in enumerate(lengths):
         part = slice(sum(lengths[:i]), sum(lengths[:i]) + n)
         args = [t.cpu().float()[part] for t in (q, k, v, gate, beta)]

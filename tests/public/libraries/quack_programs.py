@@ -276,7 +276,7 @@ def gemm_quantized_out(m: int, n: int, k: int, fmt: str = "nvfp4") -> None:
     scales = unpack_scale_blocked_to_2d(got.scale.cpu().unsqueeze(0), m, math.ceil(n / vector))[0].float()
     codes = got.qdata.cpu()
     values = dequant_operand(codes) if codes.dtype == torch.float4_e2m1fn_x2 else codes.float()
-    close(values * scales.repeat_interleave(vector, 1), a.cpu().float() @ b.cpu().float(), 0.12)
+    close(values * scales.repeat_interleave(vector, 1), a.cpu().float() @ b.cpu().float(), 0.2)
 
 
 def gemm_split_k(m: int, n: int, k: int, split_k: int, mode: str) -> None:

@@ -51,6 +51,7 @@ BLOCK = 16  # elements along K that share a scale
 M, N, K = TILE = (128, 128, 256)  # rows and columns of C that a CTA makes, and how much of K it loads at a time
 MMA_K = 64  # elements of K that one tcgen05.mma takes
 VECTOR = 8  # elements of C that a thread stores at once, 16 bytes: N must be a multiple of it
+STEP = 32  # columns that a thread has in registers at a time
 THREADS = 128  # one for each row of the tile: lane m of tensor memory is row m
 STEP_BYTES = (M + 2 * N) * (K // 2 + K // BLOCK)  # what the six copies of a step bring
 
@@ -233,25 +234,28 @@ def multiply(mma, shared: list, base: cute.Pointer, accs: list, first):
 
 @cute.jit
 def store(accs: list, thread: Int32, c: cute.Tensor, row: Int32, column: Int32, batch: Int32):
-    """A row a thread: both sums to registers, silu(x) y, and to c what lies inside it; column counts in vectors."""
-    found = []
+    """A row a thread, STEP columns at a time: both sums to registers, silu(x) y, and to c what lies inside it."""
+    atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(STEP), tcgen05.Pack.NONE), Float32)
+    loads = []
     for acc in accs:
-        rows = acc[((None, None), 0, 0)]  # (M, N)
-        atom = cute.make_copy_atom(tcgen05.Ld32x32bOp(tcgen05.Repetition(N), tcgen05.Pack.NONE), Float32)
-        copy = tcgen05.make_tmem_copy(atom, rows)
+        steps = cute.flat_divide(acc[((None, None), 0, 0)], (M, STEP))  # (M, STEP, 1, N / STEP)
+        copy = tcgen05.make_tmem_copy(atom, steps[None, None, 0, 0])
         part = copy.get_slice(thread)
-        mine = cute.make_rmem_tensor(part.partition_D(cute.make_identity_tensor((M, N))).shape, Float32)
-        cute.copy(copy, part.partition_S(rows), mine)
-        found.append(mine)
-    cute.arch.fence_view_async_tmem_load()  # the loads are asynchronous
-    gate, up = (registers.load() for registers in found)
-    value = gate / (1.0 + cute.math.exp(-gate)) * up
-    rounded = cute.make_rmem_tensor((VECTOR, N // VECTOR), Float16)
-    rounded.store(value.to(Float16).reshape((VECTOR, N // VECTOR)))
+        shape = part.partition_D(cute.make_identity_tensor((M, STEP))).shape
+        loads.append((copy, part.partition_S(steps), cute.make_rmem_tensor(shape, Float32)))
+    rounded = cute.make_rmem_tensor((VECTOR, STEP // VECTOR), Float16)
     row += thread
-    for i in cutlass.range_constexpr(N // VECTOR):
-        if (row < cute.size(c, mode=[2])) & (column + i < cute.size(c, mode=[1])):
-            cute.autovec_copy(rounded[None, i], c[None, column + i, row, batch])
+    for step in cutlass.range_constexpr(N // STEP):
+        for copy, source, target in loads:
+            cute.copy(copy, source[None, None, None, 0, step], target)
+        cute.arch.fence_view_async_tmem_load()  # the loads are asynchronous
+        gate, up = (target.load() for _, _, target in loads)
+        value = gate / (1.0 + cute.math.exp(-gate)) * up
+        rounded.store(value.to(Float16).reshape((VECTOR, STEP // VECTOR)))
+        for i in cutlass.range_constexpr(STEP // VECTOR):
+            at = column + step * (STEP // VECTOR) + i
+            if (row < cute.size(c, mode=[2])) & (at < cute.size(c, mode=[1])):
+                cute.autovec_copy(rounded[None, i], c[None, at, row, batch])
 
 
 def pointer(dtype, tensor):
