@@ -119,8 +119,8 @@ def test_a_deadlock_names_every_warp_that_waits() -> None:
         launch_kernel(module(body, 0), [], block=(1024, 1, 1), grid=(2, 1, 1))
     text = str(error.value)
     for warp in range(14):
-        assert f"  CTA (0, 0, 0), warp {warp}; CTA (1, 0, 0), warp {warp} wait at barrier {warp + 1}: `bar.sync" in text
-    assert "CTA (0, 0, 0), warps 14-30; CTA (1, 0, 0), warps 14-30 wait at barrier 15" in text
+        assert f"  CTAs (0, 0, 0), (1, 0, 0), warp {warp} wait at barrier {warp + 1}: `bar.sync" in text
+    assert "  CTAs (0, 0, 0), (1, 0, 0), warps 14-30 wait at barrier 15" in text
     assert "544 thread(s) of the CTA here, 992 wanted, 992 alive" in text
     assert "62 of 64 warps wait, 2 have exited" in text
 

@@ -1,4 +1,4 @@
-"""The code of the README and of the tour runs, CI uses the README's command, and links lead somewhere."""
+"""The code of the README, the tour and docs/fused.md runs, CI uses the README's command, and links lead somewhere."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 TOUR = (ROOT / "docs" / "tour.md").read_text()
-BLOCKS = re.findall(r"(?:<!-- (.*?) -->\n)?```(\w+)\n(.*?)```", README + TOUR, flags=re.DOTALL)
+FUSED = (ROOT / "docs" / "fused.md").read_text()
+BLOCKS = re.findall(r"(?:<!-- (.*?) -->\n)?```(\w+)\n(.*?)```", README + TOUR + FUSED, flags=re.DOTALL)
 DOCUMENTS = [
     "README.md",
     "CONTRIBUTING.md",
@@ -43,7 +44,7 @@ def test_examples_run(source: str, arch: str, tmp_path: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert sum(language == "python" and not mark for mark, language, _ in BLOCKS) == 2
+    assert sum(language == "python" and not mark for mark, language, _ in BLOCKS) == 3
 
 
 @pytest.mark.parametrize("change, code", [(("", ""), 0), (("[:, 0, :, None]", "[:, 1, :, None]"), 112)])

@@ -42,13 +42,23 @@ def picture(wave: Wave, unmet: list[Group], barriers: Barriers, parked: list[Wai
 
 
 def who(wave: Wave, warps: Iterable[int]) -> str:
-    """Warps in words, CTA by CTA."""
+    """Warps in words; CTAs with the same warps are told together."""
     by: dict[int, list[int]] = {}
     for warp in sorted(set(warps)):
         by.setdefault(int(wave.cta_of_warp[warp]), []).append(int(wave.warp_in_cta[warp]))
-    parts = [f"{wave.cta_name(cta)}, {_ranges(own)}" for cta, own in list(by.items())[:MOST_CTAS]]
+    alike: dict[str, list[str]] = {}
+    for cta, own in list(by.items())[:MOST_CTAS]:
+        alike.setdefault(_ranges(own), []).append(wave.cta_name(cta))
+    parts = [f"{_several(names)}, {own}" for own, names in alike.items()]
     rest = list(by.values())[MOST_CTAS:]
     return "; ".join(parts) + (f"; and {sum(map(len, rest))} warps of {len(rest)} more CTAs" if rest else "")
+
+
+def _several(names: list[str]) -> str:
+    """Names of CTAs in one; of several, the ranks are left out."""
+    if len(names) == 1:
+        return names[0]
+    return "CTAs " + ", ".join(name.partition(" (rank")[0].removeprefix("CTA ") for name in names)
 
 
 def _ranges(numbers: list[int]) -> str:
