@@ -137,6 +137,13 @@ def test_one_buffer_is_replaced() -> None:
         check(layer, x)
     layer.weight_global_scale = None
     check(layer, x)
+    # another tensor, in the same memory
+    layer.weight_scale = layer.weight_scale.view(torch.float8_e4m3fn)
+    assert layer.weight.scale is layer.weight_scale
+    layer.weight_data = layer.weight_data[:32]
+    layer.weight_scale = layer.weight_scale[:512]
+    layer.out_features, layer.bias = 32, None
+    check(layer, x)
 
 
 def test_copies_are_their_own() -> None:
