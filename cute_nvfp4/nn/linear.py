@@ -106,7 +106,10 @@ class NVFP4Linear(torch.nn.Module):
             raise OperandError.of("x", got=f"shape {tuple(x.shape)}", expected=f"(…, {self.in_features})")
         if self.input_scale is not None:
             x = x * self.input_scale.to(x.dtype)
-        y = _Product.apply(x.reshape(-1, self.in_features), self).reshape(*x.shape[:-1], self.out_features)
+        flat = x if x.ndim == 2 else x.reshape(-1, self.in_features)
+        # where no gradient of x is wanted, nothing is paid for one
+        y = _Product.apply(flat, self) if x.requires_grad and torch.is_grad_enabled() else self._multiply(flat)
+        y = y if x.ndim == 2 else y.reshape(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     def _multiply(self, x: torch.Tensor) -> torch.Tensor:

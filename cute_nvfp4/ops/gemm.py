@@ -34,9 +34,9 @@ from .checks import (
     split_alpha,
     tensors,
 )
+from .dispatch import by_operator
 from .gemm_launch import GemmCall, output_record
 from .library import products as operators
-from .library.registration import by_operator
 from .operands import check_operands, check_signs, operand_record
 
 

@@ -34,8 +34,8 @@ from .checks import (
     parts,
     tensors,
 )
+from .dispatch import by_operator
 from .library import products as operators
-from .library.registration import by_operator
 
 
 def gemv(
