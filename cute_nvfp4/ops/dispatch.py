@@ -25,7 +25,9 @@ def by_operator(operands: Sequence[Any], *others: Any) -> bool:
             if factor is not None and factor.requires_grad:
                 return True
         for x in others:
-            if x is not None and requires_grad(x):
+            if x is not None and (
+                getattr(x, "requires_grad", False) or (type(x) is not torch.Tensor and requires_grad(x))
+            ):
                 return True
     for x in operands:
         data = getattr(x, "data", None)

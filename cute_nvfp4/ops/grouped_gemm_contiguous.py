@@ -118,7 +118,7 @@ class _Call:
         config: Plan | None,
     ) -> None:
         self._launch = ContiguousCall(a, b, out, alpha, target, config)
-        self._new = functools.partial(torch.empty, out.shape, dtype=out.dtype, device=out.device)
+        self._shape, self._options = out.shape, {"dtype": out.dtype, "device": out.device}
         self._sizes = tuple(span_bytes(x) for x in _inputs(a, b, alpha).values() if x is not None)
         self._out_bytes, self._simulated = span_bytes(out), target.backend == "sim"
 
@@ -132,7 +132,7 @@ class _Call:
     ) -> torch.Tensor:
         scalar, alpha = as_alpha(alpha)
         if out is None:
-            out = self._new()
+            out = torch.empty(self._shape, **self._options)
         else:
             read, start = _inputs(a, b, alpha), out.data_ptr()
             if near(start, start + self._out_bytes, scalars(*read.values()), self._sizes):
