@@ -213,7 +213,7 @@ def main(arguments: list[str] | None = None) -> int:
     if not given.host_only:
         graphs = linear_graphs()
         whole, kernels = graphs.values()
-        print(f"in a CUDA graph: NVFP4Linear {whole:.2f} µs, its kernels alone {kernels:.2f} µs: {whole / kernels:.3f} ×")
+        print(f"in a CUDA graph: NVFP4Linear {whole:.2f} µs, its kernels {kernels:.2f} µs: {whole / kernels:.3f} ×")
         record = {"machine": machine(), **record, "graph_us": graphs, "linear_to_its_kernels": whole / kernels}
         write(record, given.json or results_path("launch"))
     elif given.json:
