@@ -2,6 +2,7 @@
 
 Medians of single warm calls, by the host's clock, with the GPU's queue drained every few calls; all in one run, as
 ratios to ``torch.mm(out=)`` of the same run: (1, 4096) · (4096, 4096) in bf16, the product that a GEMV stands for.
+On a GPU also what a CUDA graph of ``NVFP4Linear`` costs beside a graph of its two kernels.
 ``--host-only`` needs no GPU: the driver is replaced by a function that does nothing, so that what is left is the time
 of this package's own code, for every operation and architecture.
 
@@ -17,7 +18,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from unittest import mock
 
@@ -112,6 +113,11 @@ def operations(device: str, gemms: bool) -> Iterator[tuple[str, Callable[[], obj
     ready = nv.prepare(nv.quantize, x, global_scale=out.global_scale, out=out, vary=("x",))
     yield "quantize prepared, x varies", lambda: ready(x)
     yield "BlockScaledTensor(…)", lambda: nv.BlockScaledTensor(weight.data, weight.scale, weight.global_scale)
+    linear = nv.NVFP4Linear(weight, input_global_scale=scale)
+    yield "NVFP4Linear, 1 row", lambda: linear(row)
+    gain, gate = torch.ones(k, device=device, dtype=torch.bfloat16), torch.randn_like(x)
+    yield "rmsnorm_quantize", lambda: nv.rmsnorm_quantize(x, gain, global_scale=scale)
+    yield "silu_mul_quantize", lambda: nv.silu_mul_quantize(gate, x, global_scale=scale)
     if not gemms:
         return
     yield "gemm out=", lambda: nv.gemm(small, weight, out=y16)
@@ -143,6 +149,42 @@ def torch_calls(device: str) -> Iterator[tuple[str, Callable[[], object]]]:
         yield "functional.linear", lambda: torch.nn.functional.linear(row, wide)
 
 
+def graph_us(calls: Mapping[str, Callable[[], object]], repeats: int = 32, rounds: int = 60) -> dict[str, float]:
+    """GPU time of a call in a CUDA graph of ``repeats`` of them: the median of replays, which take turns."""
+    graphs, times = {}, {name: [] for name in calls}
+    for name, call in calls.items():
+        call()
+        torch.cuda.synchronize()
+        graphs[name] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[name]):
+            for _ in range(repeats):
+                call()
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    for i in range(rounds + 5):
+        for name, graph in graphs.items():
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            if i >= 5:
+                times[name].append(start.elapsed_time(end) * 1e3 / repeats)
+    return {name: statistics.median(found) for name, found in times.items()}
+
+
+def linear_graphs() -> dict[str, float]:
+    """GPU time of ``NVFP4Linear`` on one row, 4096 → 4096 in bf16, and of its kernels alone, in graphs."""
+    k, options = 4096, {"device": "cuda", "dtype": torch.bfloat16}
+    weight, row = nv.quantize(torch.randn(k, k, **options)), torch.randn(1, k, **options)
+    linear = nv.NVFP4Linear(weight, input_global_scale=torch.tensor(0.01, device="cuda"))
+    a, y = nv.quantize(row, global_scale=linear.input_global_scale), torch.empty(k, **options)
+
+    def kernels() -> None:
+        nv.quantize(row, global_scale=a.global_scale, out=a)
+        nv.gemv(weight, a, out=y)
+
+    return graph_us({"NVFP4Linear, 1 row": lambda: linear(row), "quantize out= and gemv out=": kernels})
+
+
 def measured(arch: str, host_only: bool) -> dict[str, float]:
     """Microseconds by name."""
     device = "cpu" if host_only else "cuda"
@@ -169,7 +211,10 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{name:34} {us:8.2f} {us / unit:6.2f}")
     record = {"arch": arch, "host_only": given.host_only, "host_us": found}
     if not given.host_only:
-        record = {"machine": machine(), **record}
+        graphs = linear_graphs()
+        whole, kernels = graphs.values()
+        print(f"in a CUDA graph: NVFP4Linear {whole:.2f} µs, its kernels {kernels:.2f} µs: {whole / kernels:.3f} ×")
+        record = {"machine": machine(), **record, "graph_us": graphs, "linear_to_its_kernels": whole / kernels}
         write(record, given.json or results_path("launch"))
     elif given.json:
         given.json.write_text(json.dumps(record, indent=1) + "\n")

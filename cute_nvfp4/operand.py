@@ -14,6 +14,7 @@ import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError, explain
 from cute_nvfp4.formats import NVFP4, Format
+from cute_nvfp4.pytree import register
 from cute_nvfp4.scale_layout import blocked_bytes, blocked_shape, blocked_stride, blocked_view, from_blocked, is_blocked
 
 # Kernels read four scales of a row at once, and sixteen bytes of an atom through TMA.
@@ -214,6 +215,9 @@ class BlockScaledTensor:
         )
 
 
+register(BlockScaledTensor, ("data", "scale", "global_scale"))
+
+
 def _span(x: torch.Tensor) -> int:
     """Bytes from the first element to after the last."""
     return 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride()))
@@ -276,7 +280,7 @@ def _check_data(data: torch.Tensor, fmt: Format) -> tuple[int, int, int]:
             hint="from_problem takes tensors with the batch last; .contiguous() copies.",
         )
     alignment = min(fmt.block_bytes, _MAX_DATA_ALIGNMENT)
-    bits = _address(data)
+    bits = address_of(data)
     for size, step in zip(shape[:-1], stride):
         if size > 1:
             bits |= step
@@ -317,7 +321,7 @@ def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, rows: int
     else:
         _check_rowmajor(scale, data, rows, columns)
         return "rowmajor"
-    if _address(scale) % _BLOCKED_ALIGNMENT:
+    if address_of(scale) % _BLOCKED_ALIGNMENT:
         raise OperandError.of(
             "alignment of blocked scales",
             got=f"address {scale.data_ptr():#x}",
@@ -326,7 +330,7 @@ def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, rows: int
     return "blocked"
 
 
-def _address(tensor: torch.Tensor) -> int:
+def address_of(tensor: torch.Tensor) -> int:
     """Where a tensor is; 0 while torch traces, when it is nowhere yet. Kernels look again when they are called."""
     return 0 if torch.compiler.is_dynamo_compiling() or is_wrapper(tensor) else tensor.data_ptr()
 

@@ -94,7 +94,7 @@ def _geometry(rows: int, cols: int, batch: int) -> tuple[tuple[int, ...], tuple[
 
 
 def _new_geometry(rows: int, cols: int, batch: int) -> tuple[tuple[int, ...], tuple[int, ...], int]:
-    if min(rows, cols, batch) < 1:
+    if rows < 1 or cols < 1 or batch < 1:
         raise OperandError.of(
             "scale matrix", got=f"{rows} rows, {cols} columns, batch {batch}", expected="positive sizes"
         )

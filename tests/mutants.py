@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import re
 import struct
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +23,7 @@ import pytest
 from cute_nvfp4 import simulating
 from cute_nvfp4.errors import SimError
 from cute_nvfp4.runtime import kernel as compiling
+from cute_nvfp4.runtime.bounded import Bounded
 from cute_nvfp4.runtime.cache import CompiledKernel
 
 BOTH = ("sm_100a", "sm_90a")
@@ -264,6 +266,13 @@ def unguarded() -> Edit:
 # --- running them
 
 
+def plan_anew(patch: pytest.MonkeyPatch) -> None:
+    """Until ``patch`` is undone, operations find no call that was planned before; what they plan is for nobody else."""
+    for module in [module for name, module in sys.modules.items() if name.startswith("cute_nvfp4.")]:
+        for name, kept in [(name, kept) for name, kept in vars(module).items() if isinstance(kept, Bounded)]:
+            patch.setattr(module, name, type(kept)())
+
+
 @contextlib.contextmanager
 def mutated(change: Change | None, arch: str | None = None, kernel: str = "", **options: Any) -> Iterator[None]:
     """Within it kernels run in the simulator with ``change``: those called ``kernel``, or all.
@@ -277,6 +286,7 @@ def mutated(change: Change | None, arch: str | None = None, kernel: str = "", **
             patch.setattr(change.module, change.name, change.value)
             # nothing that was compiled before, and nothing for others
             patch.setattr(compiling, "compile_cached", lambda key, build: build())
+            plan_anew(patch)
             stack.enter_context(simulating(arch, **options))
             yield
             return

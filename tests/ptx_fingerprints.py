@@ -182,7 +182,9 @@ def _quantizations() -> Iterator[tuple[str, Callable]]:
     for arch, format, rule, more in (
         ("sm_100a", "mxfp4", "floor", {"global_scale": "none", "stochastic": True}),
         ("sm_100a", "mxfp8_e5m2", "even", {"global_scale": "none", "transposed": True}),
-        ("sm_90a", "nvfp4", "max_normal", {"global_scale": "amax", "scale_layout": "rowmajor"}),
+        ("sm_90a", "nvfp4", "max_normal", {"global_scale": "computed", "cluster": 0, "scale_layout": "rowmajor"}),
+        ("sm_90a", "nvfp4", "max", {"global_scale": "computed", "cluster": 8, "rows": 16}),
+        ("sm_100a", "nvfp4", "max", {"global_scale": "computed", "cluster": 1, "rotation": 16, "transposed": True}),
         ("sm_100a", "nvfp4", "max", {"dtype": torch.float32, "rows": 130, "k": 272}),
         ("sm_90a", "nvfp4", "static_4", {"stochastic": True, "dtype": torch.float16}),
         ("sm_100a", "nvfp4", "four_six_mse", {"rotation": 16}),

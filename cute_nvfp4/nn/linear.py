@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.ops.dispatch import is_recorded
 from cute_nvfp4.ops.gemm import gemm
+from cute_nvfp4.ops.gemv import gemv
 from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.quantization.rules import resolve_rule
 from cute_nvfp4.runtime.backend import Backend
 from cute_nvfp4.scale_layout import blocked_flat, to_blocked
+
+
+class _Kept(NamedTuple):
+    """The weight as an operand, and where its data and scales were when it was checked."""
+
+    operand: BlockScaledTensor
+    data: int
+    scale: int
 
 
 class NVFP4Linear(torch.nn.Module):
@@ -23,11 +34,17 @@ class NVFP4Linear(torch.nn.Module):
     move and save with the module and no optimizer sees them. The gradient flows to x and to the bias, through the
     weights as they are (straight-through).
 
+    One row of x is multiplied by ``gemv``, on every architecture: it reads the weight once, and needs no tensor cores.
+    More rows take ``gemm``. Both sum in float32, in different orders: a row alone and the same row among others may
+    differ in the last bits.
+
     input_rule: how x is quantized; None leaves x as it is, and decodes the weights for each call instead.
     input_global_scale: x's, calibrated; None computes it for each batch.
     input_scale: (K,) multiplies x first (what AWQ moved out of the weights); None for none.
     backend: of the product, as for ``gemm``. With "reference" x is quantized by torch, too, else by "auto".
     """
+
+    _kept: _Kept | None = None
 
     def __init__(
         self,
@@ -55,7 +72,8 @@ class NVFP4Linear(torch.nn.Module):
         for name, tensor, size in (("bias", bias, self.out_features), ("input_scale", input_scale, self.in_features)):
             if tensor is not None and tuple(tensor.shape) != (size,):
                 raise OperandError.of(name, got=f"shape {tuple(tensor.shape)}", expected=(size,))
-        self.bias = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=bias.requires_grad)
+        parameter = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=bias.requires_grad)
+        self.register_parameter("bias", parameter)
         self.register_buffer("weight_data", weight.data.view(torch.uint8))
         self.register_buffer("weight_scale", _flat_scale(weight))
         self.register_buffer("weight_global_scale", weight.global_scale)
@@ -97,26 +115,59 @@ class NVFP4Linear(torch.nn.Module):
 
     @property
     def weight(self) -> BlockScaledTensor:
-        """The weight as an operand, (N, K) with K padded to a multiple of 16."""
-        return BlockScaledTensor(self.weight_data, self.weight_scale, self.weight_global_scale)
+        """The weight as an operand, (N, K) with K padded to a multiple of 16: one object, until a buffer changes."""
+        # torch.nn.Module's own attributes take longer than dictionaries
+        buffers = self._buffers
+        data, scale, factor = buffers["weight_data"], buffers["weight_scale"], buffers["weight_global_scale"]
+        if torch.compiler.is_dynamo_compiling():
+            return BlockScaledTensor(data, scale, factor)
+        if self._kept is not None:
+            kept, data_at, scale_at = self._kept
+            if kept.data is data and kept.scale is scale and kept.global_scale is factor:
+                # a tensor may have got other memory, or contents swapped in
+                if data.data_ptr() == data_at and scale.data_ptr() == scale_at:
+                    return kept
+        operand = BlockScaledTensor(data, scale, factor)
+        if not is_recorded(data):
+            self._kept = _Kept(operand, data.data_ptr(), scale.data_ptr())
+        return operand
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> NVFP4Linear:
+        # what moves elsewhere is not kept here
+        self._kept = None
+        return super()._apply(fn, recurse)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What is copied and pickled: the buffers, and no operand beside them."""
+        return {name: value for name, value in self.__dict__.items() if name != "_kept"}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(…, K) to (…, N), in the dtype of x."""
-        if x.shape[-1] != self.in_features:
-            raise OperandError.of("x", got=f"shape {tuple(x.shape)}", expected=f"(…, {self.in_features})")
-        if self.input_scale is not None:
-            x = x * self.input_scale.to(x.dtype)
-        y = _Product.apply(x.reshape(-1, self.in_features), self).reshape(*x.shape[:-1], self.out_features)
-        return y if self.bias is None else y + self.bias.to(y.dtype)
+        shape = x.shape
+        if shape[-1] != self.in_features:
+            raise OperandError.of("x", got=f"shape {tuple(shape)}", expected=f"(…, {self.in_features})")
+        factors, bias = self._buffers["input_scale"], self._parameters["bias"]
+        if factors is not None:
+            x = x * factors.to(x.dtype)
+        flat = x if len(shape) == 2 else x.reshape(-1, self.in_features)
+        # where no gradient of x is wanted, nothing is paid for one
+        y = _Product.apply(flat, self) if x.requires_grad and torch.is_grad_enabled() else self._multiply(flat)
+        y = y if len(shape) == 2 else y.reshape(*shape[:-1], self.out_features)
+        return y if bias is None else y + bias.to(y.dtype)
 
     def _multiply(self, x: torch.Tensor) -> torch.Tensor:
-        if x.shape[0] == 0:
+        rows = x.shape[0]
+        if rows == 0:
             return x.new_empty((0, self.out_features))
         if self.input_rule is None:
             return torch.nn.functional.linear(x, self._decoded(x.dtype))
-        scale = "auto" if self.input_global_scale is None else self.input_global_scale
+        scale = self._buffers["input_global_scale"]
         quantizer = "reference" if self.backend == "reference" else "auto"
-        a = quantize(x, "nvfp4", self.input_rule, global_scale=scale, pad=True, backend=quantizer)
+        a = quantize(
+            x, "nvfp4", self.input_rule, global_scale="auto" if scale is None else scale, pad=True, backend=quantizer
+        )
+        if rows == 1:
+            return gemv(self.weight, a, out_dtype=x.dtype, backend=self.backend).unsqueeze(0)
         return gemm(a, self.weight, out_dtype=x.dtype, backend=self.backend)
 
     def _decoded(self, dtype: torch.dtype) -> torch.Tensor:

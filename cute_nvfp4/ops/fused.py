@@ -180,4 +180,5 @@ def quantize_arguments(
         powers=Powers(1, 1 << 16),
         ctas=plan.ctas,
         walk=plan.walk,
+        chunks=None,
     )

@@ -34,9 +34,11 @@ from .checks import (
     split_alpha,
     tensors,
 )
+from .dispatch import by_operator
 from .gemm import host
 from .gemm_launch import GemmCall, output_record, strides
 from .interleave import check_halves, check_weights
+from .library import gated as operators
 from .operands import check_operands, check_signs, operand_record
 
 _GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -90,6 +92,9 @@ def gated_gemm(
             plan.
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
+    if by_operator((a, b1, b2), alpha, out_global_scale, out, getattr(out, "global_scale", None)):
+        options = gate, alpha, interleaved, out, out_dtype, out_global_scale, config, backend
+        return operators.gated_gemm(a, b1, b2, *options)
     check_types(a, b1)
     key = (
         *(a.key, b1.key, operand_key(b2), gate, tensor_key(alpha), interleaved, type(interleaved), out_dtype),

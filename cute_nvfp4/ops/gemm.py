@@ -34,9 +34,9 @@ from .checks import (
     split_alpha,
     tensors,
 )
+from .dispatch import by_operator
 from .gemm_launch import GemmCall, output_record
 from .library import products as operators
-from .library.registration import by_operator
 from .operands import check_operands, check_signs, operand_record
 
 
@@ -184,7 +184,7 @@ class _Call:
             batch=a.batch,
         )
         self.gemm = GemmCall(KERNEL, problem, config, target, a.device, arguments, _touched)
-        self.new = functools.partial(torch.empty, out.shape, dtype=out.dtype, device=out.device)
+        self._shape, self._options = out.shape, {"dtype": out.dtype, "device": out.device}
         self._out_bytes = span_bytes(out)
         inputs = (a.data, a.scale, b.data, b.scale, alpha, bias, a.global_scale, b.global_scale)
         self._sizes = tuple(span_bytes(x) for x in inputs if x is not None)
@@ -207,6 +207,10 @@ class _Call:
             check_signs("b", b)
         self.gemm(first, second, self.rest(a, b, scalar, alpha, bias, out), (a, b, alpha, bias, out))
         return out
+
+    def new(self) -> torch.Tensor:
+        """A result that is not written yet."""
+        return torch.empty(self._shape, **self._options)
 
     def rest(self, a: Any, b: Any, scalar: float, alpha: Any, bias: Any, out: torch.Tensor) -> tuple:
         """What varies after the operands."""

@@ -34,8 +34,8 @@ from .checks import (
     parts,
     tensors,
 )
+from .dispatch import by_operator
 from .library import products as operators
-from .library.registration import by_operator
 
 
 def gemv(
@@ -130,7 +130,7 @@ class _Call:
     def __init__(self, a: OperandKey, b: OperandKey, out: torch.Tensor, target: Target, config: GemvPlan | None):
         plan = _chosen(_problem(a, b, out.dtype), target, sm_count(target, a.device), config)
         self.launch = KERNEL.launcher(plan.config, target, a.device, _arguments(a, b, out, plan.ctas), _tensors)
-        self.new = functools.partial(torch.empty, out.shape, dtype=out.dtype, device=out.device)
+        self._shape, self._options = out.shape, {"dtype": out.dtype, "device": out.device}
         self.sizes = {0: a.data_bytes, 1: a.scale_bytes, 2: b.data_bytes, 3: b.scale_bytes, 5: 4, 6: 4}
         self._bytes = a.data_bytes, a.scale_bytes, b.data_bytes, b.scale_bytes, span_bytes(out)
 
@@ -145,6 +145,10 @@ class _Call:
             check_overlap(parts({"a": a, "b": b}), out)
         self.launch(values, (a, b, out))
         return out
+
+    def new(self) -> torch.Tensor:
+        """A result that is not written yet."""
+        return torch.empty(self._shape, **self._options)
 
     def values(self, a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor, alpha: float) -> tuple:
         """What varies, in the order of ``GemvArguments``."""

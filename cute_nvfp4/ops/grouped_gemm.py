@@ -18,7 +18,9 @@ from ..runtime.simulating import world
 from ..target import Target
 from .calls import as_alpha, operand_key, output_key, tensor_key
 from .checks import ALL_FORMATS, check_dtype, check_format, checked_output, refuse_config, span, split_alpha
+from .dispatch import by_operator
 from .grouped_launch import ListCall
+from .library import grouped as operators
 from .operands import check_operands, check_signs
 
 Problem = tuple["BlockScaledTensor | None", "BlockScaledTensor | None"]
@@ -54,6 +56,8 @@ def grouped_gemm(
     Raises:
         OperandError, OperandTypeError: as ``gemm``; "group i: …" names the problem it is about.
     """
+    if by_operator(operators.operands_in(problems), alpha, out):
+        return operators.grouped_gemm(problems, alpha, out, out_dtype, config, backend)
     key = None
     if all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in problems) and len(problems):
         first = next((x for x in problems[0] if isinstance(x, BlockScaledTensor)), None)

@@ -19,9 +19,11 @@ from ..runtime.simulating import world
 from ..target import Target
 from .calls import as_alpha, near, output_key, scalars, span_bytes, tensor_key
 from .checks import check_format, check_overlap, checked_output, parts, refuse_config, split_alpha
+from .dispatch import by_operator
 from .grouped_gemm import alpha_of_group, check_rows
 from .grouped_launch import ContiguousCall
 from .grouped_rows import GroupedRows, clamped
+from .library import grouped as operators
 from .operands import check_operands, check_signs
 
 
@@ -52,6 +54,8 @@ def grouped_gemm_contiguous(
     Raises:
         OperandError, OperandTypeError: as ``gemm``.
     """
+    if by_operator((a, b), alpha, out):
+        return operators.grouped_gemm_contiguous(a, b, alpha, out, out_dtype, status, config, backend)
     if not isinstance(a, GroupedRows) or not isinstance(b, BlockScaledTensor):
         got = f"{type(a).__name__} and {type(b).__name__}"
         raise OperandTypeError.of("a and b", got=got, expected="GroupedRows and BlockScaledTensor")
@@ -114,7 +118,7 @@ class _Call:
         config: Plan | None,
     ) -> None:
         self._launch = ContiguousCall(a, b, out, alpha, target, config)
-        self._new = functools.partial(torch.empty, out.shape, dtype=out.dtype, device=out.device)
+        self._shape, self._options = out.shape, {"dtype": out.dtype, "device": out.device}
         self._sizes = tuple(span_bytes(x) for x in _inputs(a, b, alpha).values() if x is not None)
         self._out_bytes, self._simulated = span_bytes(out), target.backend == "sim"
 
@@ -128,7 +132,7 @@ class _Call:
     ) -> torch.Tensor:
         scalar, alpha = as_alpha(alpha)
         if out is None:
-            out = self._new()
+            out = torch.empty(self._shape, **self._options)
         else:
             read, start = _inputs(a, b, alpha), out.data_ptr()
             if near(start, start + self._out_bytes, scalars(*read.values()), self._sizes):

@@ -10,7 +10,8 @@ import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4, Format, as_bytes
-from ..operand import BlockScaledTensor, _check_data, _check_global_scale, row_alignment
+from ..operand import BlockScaledTensor, _check_data, _check_global_scale, address_of, row_alignment
+from ..pytree import register
 from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, blocked_flat, to_blocked
 
 
@@ -34,7 +35,8 @@ class GroupedRows:
     scale: torch.Tensor
     offsets: torch.Tensor
     global_scale: torch.Tensor | None = None
-    format: Format = NVFP4
+    # by a factory, as in BlockScaledTensor
+    format: Format = field(default_factory=lambda: NVFP4)
     rows: int = field(init=False)
     k: int = field(init=False)
 
@@ -110,6 +112,9 @@ class GroupedRows:
         return f"GroupedRows({self.format.name}, rows={self.rows}, k={self.k}, groups={self.groups}, {self.device})"
 
 
+register(GroupedRows, ("data", "scale", "offsets", "global_scale"))
+
+
 def scale_atoms(rows: int, groups: int) -> int:
     """Atoms of 128 rows that suffice for the scales of ``rows`` rows in ``groups`` groups, however they are dealt."""
     return max(1, (rows + min(rows, groups) * (ATOM_ROWS - 1)) // ATOM_ROWS)
@@ -179,5 +184,5 @@ def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, k: int) -
         )
     if scale.device != data.device:
         raise OperandError.of("device of scale", got=scale.device, expected=data.device)
-    if scale.data_ptr() % 16:
+    if address_of(scale) % 16:
         raise OperandError.of("address of scale", got=f"{scale.data_ptr():#x}", expected="a multiple of 16 bytes")

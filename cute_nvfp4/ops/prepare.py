@@ -48,10 +48,19 @@ def prepare(operation: Callable[..., Any], *operands: Any, vary: Sequence[str] =
             call: an operand that is not like the one given here, or overlaps the output.
         OperandTypeError, TargetError: those of the operation.
     """
+    return Prepared(preparation(operation, *operands, **options), tuple(vary))
+
+
+def preparation(operation: Callable[..., Any], *operands: Any, **options: Any) -> Preparation:
+    """One launch of ``operation``, planned.
+
+    Raises:
+        OperandError: an operation that has none.
+    """
     if operation not in _OPERATIONS:
         known = ", ".join(x.__name__ for x in _OPERATIONS)
         raise OperandError.of("operation to prepare", got=getattr(operation, "__name__", operation), expected=known)
-    return Prepared(_OPERATIONS[operation](*operands, **options), tuple(vary))
+    return _OPERATIONS[operation](*operands, **options)
 
 
 class Prepared:

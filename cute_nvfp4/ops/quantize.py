@@ -14,13 +14,14 @@ from ..formats import Format, as_bytes
 from ..operand import PLAIN, BlockScaledTensor
 from ..quantization import philox
 from ..quantization.hadamard import Hadamard, resolve_hadamard
-from ..quantization.rules import resolve_format
 from ..quantization.slabs import Source, amax, quantize_slabs
 from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
-from ..scale_layout import blocked_bytes, blocked_view, to_blocked
+from ..scale_layout import to_blocked
 from .calls import Preparation, operand_key, preparable, span_bytes, tensor_key
+from .dispatch import is_recorded
+from .library import quantization as operators
 from .quantize_launch import QuantizeCall
 from .quantize_request import (
     BackendChoice,
@@ -126,7 +127,7 @@ def planned(
 ) -> QuantizeCall | None:
     """The kernels' call: the one that was planned for others like it, or a new one; None where exact torch runs, or a
     graph is traced."""
-    if torch.compiler.is_compiling() or type(x) not in PLAIN or x.layout is not torch.strided:
+    if is_recorded(None) or type(x) not in PLAIN or x.layout is not torch.strided:
         return None
     # all that a plan depends on
     key = (
@@ -202,13 +203,12 @@ def _unplanned(
     out: BlockScaledTensor | None,
     backend: Backend,
 ) -> BlockScaledTensor:
-    """By exact torch, or while ``torch.compile`` traces."""
+    """By exact torch, or while torch records the call."""
     if out is not None:
         check_out(out, request, global_scale)
     seed = philox.resolve_seed(generator) if request.rounding == "stochastic" else None
     if choose_backend(backend, request).backend != "reference":
-        result = _traced(request, global_scale, seed, backend)
-        return result if out is None else _stored(result, out)
+        return _recorded(request, global_scale, seed, out, backend)
     factor = global_scale_of(global_scale, request)
     device, k, hessian = request.source.matrices.device, request.source.k, request.hessian
     blocks = None if hessian is None else hessian_blocks(hessian, k, request.format, device)
@@ -245,60 +245,22 @@ def _stored(result: BlockScaledTensor, out: BlockScaledTensor) -> BlockScaledTen
     return out
 
 
-def _traced(
-    request: QuantizeRequest, given: str | float | torch.Tensor | None, seed: int | None, backend: Backend
+def _recorded(
+    request: QuantizeRequest,
+    given: str | float | torch.Tensor | None,
+    seed: int | None,
+    out: BlockScaledTensor | None,
+    backend: Backend,
 ) -> BlockScaledTensor:
     """``request`` as one operator of a graph, which chooses when it runs."""
-    x, format, blocked = request.source.matrices, request.format, request.scale_layout == "blocked"
+    format = request.format
     computed = isinstance(given, str) and given == "auto" and format.has_global_scale
     factor = None if computed else global_scale_of(given, request)
-    signs = None if request.source.rotation is None else list(request.source.rotation.signs)
-    names = format.name, request.rule.name, request.scale_layout, backend
-    data, scale, found = _operator(x, factor, computed, seed, signs, request.tile, *names)
-    if blocked:
-        scale = blocked_view(scale, x.shape[1], format.scale_columns(x.shape[2]), x.shape[0])
-    if request.ndim != 3:
-        data, scale = data[0], scale if blocked else scale[0]
-    return BlockScaledTensor(data, scale, found if computed else factor, format)
-
-
-_SCHEMA = (
-    "(Tensor x, Tensor? global_scale, bool computed, SymInt? seed, int[]? signs, bool block_2d, str format, str rule, "
-    "str scale_layout, str backend) -> (Tensor, Tensor, Tensor)"
-)
-
-
-@torch.library.custom_op("cute_nvfp4::quantize", mutates_args=(), schema=_SCHEMA)
-def _operator(x, global_scale, computed, seed, signs, block_2d, format, rule, scale_layout, backend):
-    """Data, scales (blocked ones in one dimension) and the global scale, if it is computed, of matrices (L, MN, K)."""
-    # "auto" on a GPU that has no kernels shows only here: then torch gives the same bits
-    found = quantize(
-        x,
-        format,
-        rule,
-        global_scale="auto" if computed else global_scale,
-        rounding="nearest" if seed is None else "stochastic",
-        generator=seed,
-        hadamard=None if signs is None else Hadamard(tuple(signs)),
-        block_2d=block_2d,
-        scale_layout=scale_layout,
-        backend=backend,
-    )
-    scale = found.scale.permute(5, 2, 4, 0, 1, 3).reshape(-1) if scale_layout == "blocked" else found.scale
-    return found.data, scale, found.global_scale if computed else x.new_empty(0, dtype=torch.float32)
-
-
-@_operator.register_fake
-def _(x, global_scale, computed, seed, signs, block_2d, format, rule, scale_layout, backend):
-    format = resolve_format(format)
-    batch, rows, k = x.shape
-    columns = format.scale_columns(k)
-    blocked = scale_layout == "blocked"
-    return (
-        x.new_empty((batch, rows, format.data_columns(k)), dtype=torch.uint8),
-        x.new_empty(blocked_bytes(rows, columns, batch) if blocked else (batch, rows, columns), dtype=torch.uint8),
-        x.new_empty(() if computed else 0, dtype=torch.float32),
-    )
+    result = operators.quantize(request, factor, computed, seed, out, backend)
+    if request.ndim == 3 or out is not None:
+        return result
+    scale = result.scale if request.scale_layout == "blocked" else result.scale[0]
+    return BlockScaledTensor(result.data[0], scale, result.global_scale, format)
 
 
 def dequantize(

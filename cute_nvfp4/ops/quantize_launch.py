@@ -44,9 +44,11 @@ class QuantizeCall:
         out: BlockScaledTensor | None,
         target: Target,
         view: Callable[[torch.Tensor], torch.Tensor],
+        cluster: int | None = None,
     ) -> None:
-        """global_scale: a number or a tensor: one pass; "auto": a pass over x finds its largest finite magnitude, and
-        the next one computes the global scale from it; or None. view: from the caller's x to (L, MN, K)."""
+        """global_scale: a number or a tensor; "auto": computed from the largest finite magnitude of x, which the same
+        kernel or, of a large x, one before it finds; or None. view: from the caller's x to (L, MN, K). cluster: as in
+        :func:`choose`."""
         x, format = request.source.matrices, request.format
         self._transposed = lies_transposed(x, request.tile, request.rule.choice)
         readable = x if self._transposed else _readable(x)
@@ -69,7 +71,7 @@ class QuantizeCall:
             tile=request.tile,
             transposed=self._transposed,
         )
-        plan = choose(problem, target.arch, sm_count(target, device))
+        plan = choose(problem, target.arch, sm_count(target, device), cluster)
         signs = 0
         if request.source.rotation is not None:
             signs = sum(1 << i for i, sign in enumerate(request.source.rotation.signs) if sign < 0)
@@ -94,6 +96,7 @@ class QuantizeCall:
             powers=Powers(1, 1 << 16),
             ctas=plan.ctas,
             walk=plan.walk,
+            chunks=plan.chunks,
         )
         self.launch = QUANTIZE.launcher(plan.config, target, device, arguments, _touched)
         if out is not None:
@@ -114,9 +117,10 @@ class QuantizeCall:
                 # the result's own
                 out.global_scale.copy_(factor.reshape(out.global_scale.shape))
         computed = None
+        if self._global_scale == "computed":
+            computed = torch.empty((), dtype=torch.float32, device=x.device) if out is None else out.global_scale
         if self._amax is not None:
             factor = torch.zeros((), dtype=torch.float32, device=x.device)
-            computed = factor.new_empty(()) if out is None else out.global_scale
             self._amax((source.data_ptr(), factor.data_ptr()), (source, factor))
         self.launch(self.values(source, data, scale, factor, computed, seed), (source, data, scale, factor, computed))
         return out or self._new.operand(data, scale, factor if computed is None else computed)
@@ -177,9 +181,9 @@ class QuantizeCall:
 
 
 def _kind(given: str | float | torch.Tensor | None, request: QuantizeRequest) -> str:
-    """Which global scale the kernel has: "none", "given", or "amax", from which it computes its own."""
+    """Which global scale the kernel has: "none", "given", or its own, "computed"."""
     if isinstance(given, str) and given == "auto":
-        return "amax" if request.format.has_global_scale else "none"
+        return "computed" if request.format.has_global_scale else "none"
     return "none" if global_scale_of(given, request) is None else "given"
 
 
@@ -236,8 +240,6 @@ def _amax_launcher(
     arguments = AmaxArguments(
         x=0,
         amax=0,
-        rows=plan.rows,
-        row_bytes=plan.row_bytes,
         batch=batch,
         x_strides=x_strides,
         chunks=plan.chunks,
@@ -280,16 +282,24 @@ def _readable(x: torch.Tensor) -> torch.Tensor:
 
 
 def compile_quantize(
-    arch: str, format: Format, rule: Rule, *, rows: int, k: int, dtype: torch.dtype = torch.bfloat16, **more: Any
+    arch: str,
+    format: Format,
+    rule: Rule,
+    *,
+    rows: int,
+    k: int,
+    dtype: torch.dtype = torch.bfloat16,
+    cluster: int | None = None,
+    **more: Any,
 ) -> tuple[CompiledKernel, QuantizeConfig]:
     """The kernel that quantizes a contiguous matrix of this size on ``arch``, and its configuration.
 
-    Needs no GPU and no tensors. ``more``: fields of :class:`QuantizeProblem`.
+    Needs no GPU and no tensors. cluster: as in :func:`choose`. ``more``: fields of :class:`QuantizeProblem`.
     """
     name, found = DTYPE_NAMES[dtype], architecture(arch)
     row_bytes = k * ITEM_BYTES[name]
     problem = QuantizeProblem(format, rule, rows, k, dtype=name, alignment=min(row_bytes & -row_bytes, 32), **more)
-    config = choose(problem, found, found.sm_count).config
+    config = choose(problem, found, found.sm_count, cluster).config
     return QUANTIZE.compile(config), config
 
 

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import OperandError, OperandTypeError, TargetError, explain
 from ..formats import FORMATS, LARGEST_GLOBAL_SCALE, SMALLEST_GLOBAL_SCALE, Format
-from ..operand import BlockScaledTensor
+from ..operand import PLAIN, BlockScaledTensor
 from ..planning.quantize import QuantizeProblem, can_implement
 from ..quantization.blocks import global_scale_from_amax
 from ..quantization.hadamard import Hadamard, resolve_hadamard
@@ -18,6 +18,7 @@ from ..quantization.rules import Rule, resolve_format, resolve_rule
 from ..quantization.slabs import Source, amax
 from ..runtime.backend import BACKENDS, resolve
 from .checks import DTYPE_NAMES, check_overlap
+from .dispatch import is_recorded
 
 _HINT = "backend='auto' or 'reference' does it by torch, with the bits that the kernels would give."
 
@@ -33,7 +34,8 @@ class BackendChoice(NamedTuple):
 class QuantizeRequest:
     """What is to be quantized, and how.
 
-    ndim: dimensions of the caller's tensor; those of ``source`` are three. hessian: as the caller gave it.
+    ndim: dimensions of the caller's tensor; those of ``source`` are three. hessian: as the caller gave it. recorded:
+    whether torch records what is done with it.
     """
 
     source: Source
@@ -43,6 +45,7 @@ class QuantizeRequest:
     rounding: str
     scale_layout: str
     hessian: torch.Tensor | None
+    recorded: bool
 
     @property
     def rotation_size(self) -> int:
@@ -92,7 +95,7 @@ def checked_request(
     views = matrices(x, transpose, axis)
     k = _padded(views.shape[-1], format, rotation, pad)
     source = Source(views, k, rotation, format.block if block_2d else 1)
-    return QuantizeRequest(source, x.ndim, format, resolved, rounding, scale_layout, hessian)
+    return QuantizeRequest(source, x.ndim, format, resolved, rounding, scale_layout, hessian, is_recorded(x))
 
 
 def check_out(out: Any, request: QuantizeRequest, given: Any) -> None:
@@ -114,7 +117,7 @@ def check_out(out: Any, request: QuantizeRequest, given: Any) -> None:
         if got != expected:
             raise OperandError.of(what, got=got, expected=expected)
     check_out_gradient(out)
-    if not torch.compiler.is_compiling():
+    if not request.recorded:
         check_out_memory(out, x, given, request.hessian)
 
 
@@ -154,8 +157,8 @@ def choose_backend(wanted: str, request: QuantizeRequest) -> BackendChoice:
     if wanted == "reference":
         return BackendChoice("reference", "asked for")
     x = request.source.matrices
-    # torch.compile can trace neither questions to the driver nor ``simulating``; the operator asks when it runs
-    tracing = torch.compiler.is_compiling()
+    # torch can record neither questions to the driver nor ``simulating``; the operator asks when it runs
+    tracing = request.recorded
     if wanted != "auto":
         if not tracing:
             resolve(wanted, x.device)
@@ -164,6 +167,9 @@ def choose_backend(wanted: str, request: QuantizeRequest) -> BackendChoice:
             raise OperandError(f"{reason} {_HINT}")
         return BackendChoice(wanted)
     backend = "cuda" if x.device.type == "cuda" else "reference"
+    if tracing and torch.compiler.is_exporting() and _fits_operator(request):
+        # a program that is exported here may run anywhere: the operator chooses where it runs
+        return BackendChoice("cuda")
     if not tracing:
         try:
             backend = resolve("auto", x.device).backend
@@ -175,10 +181,16 @@ def choose_backend(wanted: str, request: QuantizeRequest) -> BackendChoice:
     if backend == "reference":
         where = "on CUDA devices, and on others within simulating()"
         return BackendChoice("reference", f"x is on {x.device}; the kernels run {where}")
-    if type(x) not in (torch.Tensor, torch.nn.Parameter):
+    if not tracing and type(x) not in PLAIN:
         return BackendChoice("reference", f"x is a {type(x).__name__}, whose memory a kernel cannot read")
     reason = _beyond_kernels(backend, request)
     return BackendChoice("reference" if reason else backend, reason)
+
+
+def _fits_operator(request: QuantizeRequest) -> bool:
+    """Whether the operator has arguments for all of ``request``."""
+    same_k = request.source.k == request.source.matrices.shape[-1]
+    return same_k and request.hessian is None and FORMATS.get(request.format.name) is request.format
 
 
 def _beyond_kernels(backend: str, request: QuantizeRequest) -> str:
@@ -190,8 +202,8 @@ def _beyond_kernels(backend: str, request: QuantizeRequest) -> str:
     if k != given_k:
         got = f"K {given_k}, which pad makes {k}"
         return explain(f"padding with backend={backend!r}", got=got, expected="no padding")
-    if torch.compiler.is_compiling() and FORMATS.get(format.name) is not format:
-        return explain("format within torch.compile", got=format.name, expected=f"one of {', '.join(FORMATS)}")
+    if request.recorded and FORMATS.get(format.name) is not format:
+        return explain("format where torch records the call", got=format.name, expected=f"one of {', '.join(FORMATS)}")
     return can_implement(
         QuantizeProblem(format, request.rule, rows, k, batch, rotation=request.rotation_size, tile=request.tile)
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import functools
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..errors import OperandError, explain
 from ..formats import Format
-from ..kernels.quantize.arguments import Walk
+from ..kernels.quantize.arguments import Chunks, Walk
 from ..kernels.quantize.config import ITEM_BYTES, ROW_STEP, WARP, WARP_ROWS, QuantizeConfig
 from ..quantization.rules import Rule
 from ..scale_layout import ATOM_COLS, ATOM_ROWS
@@ -22,8 +23,12 @@ _CHOICES = {"e4m3": ("", "mse", "mae", "abs_max", "optimal"), "ue8m0": ("",)}
 _WAVES, _WAVES_OF_SUMS, _WAVES_OF_SEARCHES = 2, 1, 8
 # warps of a CTA of the amax kernel, and its CTAs on a multiprocessor
 _AMAX_WARPS, _AMAX_CTAS = 8, 8
-# bytes of a row that a lane of the amax kernel takes together where elements are rotated
-_RUN = 64
+# CTAs of a cluster that may look for the largest magnitude: what every GPU with clusters runs, and divides the grid
+_CLUSTERS = (1, 2, 4, 8)
+# microseconds that a second launch takes, with the one that clears its result (measured on an H200); and what each part
+# of AmaxWork takes (assumed; benchmarks/quantize_launches.py fits them)
+_SECOND_LAUNCH_US = 3.7
+_ROUND_US, _CLUSTER_US, _MEGABYTE_US = 0.3, 0.5, 0.2
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,7 @@ class QuantizeProblem:
     """What the choice depends on: ``batch`` matrices of (rows, k), and what becomes of them.
 
     dtype: of x. alignment: power of two, 32 at most, that divides the address of every row of x in memory.
-    scale_layout: "blocked" or "rowmajor". global_scale: "none", "given", or "amax" where the kernels compute it.
+    scale_layout: "blocked" or "rowmajor". global_scale: "none", "given", or "computed" by the kernels.
     rotation: how many elements are rotated together, 0 for none. tile: square tiles. transposed: K is the strided
     dimension of x, which is read where it lies.
     """
@@ -58,23 +63,25 @@ class QuantizeProblem:
 
 @dataclass(frozen=True)
 class AmaxPlan:
-    """A way to find the largest magnitude: ``rows`` of ``row_bytes`` in memory, ``chunks`` of each row, CTAs."""
+    """A way to find the largest magnitude in a launch of its own: a variant of the kernel, CTAs for each matrix."""
 
     config: QuantizeConfig
-    rows: int
-    row_bytes: int
-    chunks: int
     ctas: int
+    chunks: Chunks
 
 
 @dataclass(frozen=True)
 class QuantizePlan:
-    """A way to run a problem: a variant of the kernel, CTAs for each matrix, and the pass before it, if any."""
+    """A way to run a problem: a variant of the kernel, CTAs for each matrix, and the pass before it, if any.
+
+    chunks: where the kernel itself looks for the largest magnitude.
+    """
 
     config: QuantizeConfig
     ctas: int
     walk: Walk
-    amax: AmaxPlan | None
+    amax: AmaxPlan | None = None
+    chunks: Chunks | None = None
 
 
 def can_implement(problem: QuantizeProblem) -> str:
@@ -101,8 +108,11 @@ def can_implement(problem: QuantizeProblem) -> str:
     return ""
 
 
-def choose(problem: QuantizeProblem, arch: Architecture, sm_count: int) -> QuantizePlan:
+def choose(problem: QuantizeProblem, arch: Architecture, sm_count: int, cluster: int | None = None) -> QuantizePlan:
     """The plan for ``problem`` on ``sm_count`` multiprocessors of ``arch``.
+
+    cluster: CTAs of the clusters that compute the global scale, a power of two up to 8; 0: a launch of its own does;
+    None: what takes less time.
 
     Raises:
         OperandError: the kernels cannot run it.
@@ -110,16 +120,62 @@ def choose(problem: QuantizeProblem, arch: Architecture, sm_count: int) -> Quant
     reason = can_implement(problem)
     if reason:
         raise OperandError(reason)
-    config = _config(problem, arch)
+    if problem.global_scale != "computed":
+        return _plan(problem, arch, sm_count)
+    if cluster is None:
+        cluster = _best_cluster(problem, arch, sm_count)
+    return _plan(problem, arch, sm_count, cluster)
+
+
+def _plan(problem: QuantizeProblem, arch: Architecture, sm_count: int, cluster: int = 0) -> QuantizePlan:
+    config = _config(problem, arch, cluster)
     places = sm_count // problem.batch
     ctas, walk = grid(problem, config, places)
-    return QuantizePlan(config, ctas, walk, _amax(problem, config, places) if config.global_scale == "amax" else None)
+    if config.global_scale == "amax":
+        return QuantizePlan(config, ctas, walk, amax=_amax(problem, config, places))
+    chunks = _chunks(problem, config, config.cluster * config.warps) if config.global_scale == "computed" else None
+    return QuantizePlan(config, ctas, walk, chunks=chunks)
 
 
 @functools.lru_cache(maxsize=1024)
-def _config(problem: QuantizeProblem, arch: Architecture) -> QuantizeConfig:
+def _best_cluster(problem: QuantizeProblem, arch: Architecture, sm_count: int) -> int:
+    """CTAs of the clusters that compute the global scale the soonest; 0 if another launch before takes less."""
+    times = {}
+    for size in _CLUSTERS:
+        work = amax_work(problem, _plan(problem, arch, sm_count, size))
+        times[size] = work.rounds * _ROUND_US + work.barriers * _CLUSTER_US + work.megabytes * _MEGABYTE_US
+    best = min(times, key=times.__getitem__)
+    return best if times[best] < _SECOND_LAUNCH_US else 0
+
+
+class AmaxWork(NamedTuple):
+    """What a kernel does more where each of its clusters finds the largest magnitude on its own.
+
+    rounds: chunks that a warp reads, one after the other. barriers: 1 for clusters of several CTAs, which wait for one
+    another. megabytes: what all clusters together read, from L2.
+    """
+
+    rounds: int
+    barriers: int
+    megabytes: float
+
+
+def amax_work(problem: QuantizeProblem, plan: QuantizePlan) -> AmaxWork:
+    """The work of ``plan``, whose ``chunks`` are set."""
+    config = plan.config
+    rounds = problem.batch * -(-plan.chunks.count // (config.cluster * config.warps))
+    x_bytes = problem.batch * problem.rows * problem.k * ITEM_BYTES[problem.dtype]
+    clusters = plan.ctas // config.cluster * problem.batch
+    return AmaxWork(rounds, int(config.cluster > 1), clusters * x_bytes / 1e6)
+
+
+@functools.lru_cache(maxsize=1024)
+def _config(problem: QuantizeProblem, arch: Architecture, cluster: int) -> QuantizeConfig:
+    """The variant; cluster: as in :func:`choose`."""
     format, rule = problem.format, problem.rule
     reads_rows = not (problem.tile or problem.transposed)
+    # a transposed read takes words, but where it finds the largest magnitude of elements as they lie
+    by_words = problem.transposed and not (cluster and not problem.rotation)
     config = QuantizeConfig(
         arch=arch,
         element=format.element,
@@ -134,13 +190,14 @@ def _config(problem: QuantizeProblem, arch: Architecture) -> QuantizeConfig:
         hadamard=problem.rotation,
         tile=problem.tile,
         transposed=problem.transposed,
-        global_scale=problem.global_scale,
+        global_scale="amax" if problem.global_scale == "computed" and not cluster else problem.global_scale,
+        cluster=max(cluster, 1),
         stochastic=problem.stochastic,
         layout=problem.scale_layout,
         scale_word=problem.columns % ATOM_COLS == 0,
         ragged=reads_rows and (problem.rows % ATOM_ROWS != 0 or problem.columns % WARP != 0),
         bulk=problem.alignment >= 16 and reads_rows,
-        vector_bytes=4 if problem.transposed else min(arch.vector_bytes, problem.alignment),
+        vector_bytes=4 if by_words else min(arch.vector_bytes, _row_vector(problem)),
     )
     return dataclasses.replace(config, min_blocks=_resident_rows(config) if reads_rows else _resident_others(config))
 
@@ -156,8 +213,8 @@ def _resident_rows(config: QuantizeConfig) -> int:
     elif config.stochastic:
         wanted = 3
     elif config.has_fast_path:
-        # for 4/6 more registers are worth more than more warps
-        wanted = 4 if config.choice else 10
+        # for 4/6 more registers are worth more than more warps; the first loads of a computed global scale need 60
+        wanted = 4 if config.choice else 6 if config.global_scale == "computed" else 10
     else:
         wanted = 6
     return min(wanted, most)
@@ -192,7 +249,8 @@ def grid(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> tuple
             waves = _WAVES_OF_SEARCHES
         elif config.defers_undecided and config.choice != "abs_max":
             waves = _WAVES_OF_SUMS
-    ctas = max(1, min(busy, waves * config.min_blocks * places))
+    # whole clusters: row groups are a multiple of them, and tiles may have CTAs without work
+    ctas = -(-max(1, min(busy, waves * config.min_blocks * places)) // config.cluster) * config.cluster
     if config.transposed or config.tile:
         return ctas, Walk(inner, count, 0, 0)
     return ctas, Walk(inner, count, ctas // inner, ctas % inner)
@@ -202,19 +260,35 @@ def _amax(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> Amax
     """How the pass before ``config``'s finds the largest magnitude of x, rotated if so configured."""
     # a rotation of a transposed read needs all rows of a block at once; else rows of memory will do
     by_blocks = config.transposed and config.hadamard > 0
-    rows, length = (problem.k, problem.rows) if config.transposed else (problem.rows, problem.k)
-    row_bytes = length * ITEM_BYTES[problem.dtype]
-    width = min(problem.alignment, row_bytes & -row_bytes, 16)
     found = QuantizeConfig(
         arch=config.arch,
         dtype=config.dtype,
         hadamard=config.hadamard,
         transposed=by_blocks,
-        vector_bytes=4 if by_blocks else width,
+        vector_bytes=4 if by_blocks else min(_row_vector(problem), 16),
         warps=_AMAX_WARPS,
     )
-    lane_bytes = 4 if by_blocks else _RUN if config.hadamard else 4 * width
-    rows = rows // config.block if by_blocks else rows
-    chunks = -(-row_bytes // (WARP * lane_bytes))
-    ctas = max(1, min(-(-rows * chunks // _AMAX_WARPS), _AMAX_CTAS * places))
-    return AmaxPlan(found, rows, row_bytes, chunks, ctas)
+    count = _chunks(problem, found, 1).count
+    ctas = max(1, min(-(-count // _AMAX_WARPS), _AMAX_CTAS * places))
+    return AmaxPlan(found, ctas, _chunks(problem, found, ctas * _AMAX_WARPS))
+
+
+def _row_vector(problem: QuantizeProblem) -> int:
+    """The widest load, in bytes, of which rows in memory are whole numbers."""
+    row_bytes = _memory_rows(problem)[1]
+    return min(problem.alignment, row_bytes & -row_bytes)
+
+
+def _memory_rows(problem: QuantizeProblem) -> tuple[int, int]:
+    """Rows of a matrix as it lies in memory, and their bytes."""
+    rows, length = (problem.k, problem.rows) if problem.transposed else (problem.rows, problem.k)
+    return rows, length * ITEM_BYTES[problem.dtype]
+
+
+def _chunks(problem: QuantizeProblem, config: QuantizeConfig, warps: int) -> Chunks:
+    """The chunks of a matrix that ``warps`` walk together."""
+    rows, row_bytes = _memory_rows(problem)
+    if config.transposed and config.hadamard:
+        rows //= problem.format.block
+    in_row = -(-row_bytes // config.chunk_bytes)
+    return Chunks(row_bytes, in_row, rows * in_row, warps // in_row, warps % in_row)

@@ -1,11 +1,11 @@
-"""Distributed shared memory (PTX ISA, "st.async", "mapa"; sm_90 or later)."""
+"""Distributed shared memory (PTX ISA, "st", "st.async", "mapa"; sm_90 or later)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from cutlass import Float32, Int32
+from cutlass import Float32, Int32, Uint32
 
 from ._asm import asm
 
@@ -13,6 +13,11 @@ from ._asm import asm
 def remote_address(address: Int32, rank: Int32) -> Int32:
     """Where the cluster sees ``address`` of CTA ``rank``."""
     return asm("mapa.shared::cluster.u32 $0, $1, $2;", [Int32], [Int32(address), Int32(rank)])[0]
+
+
+def store_remote(address: Int32, word: Uint32) -> None:
+    """Stores a word at a cluster address; a barrier of the cluster makes it visible to the CTA that has it."""
+    asm("st.shared::cluster.b32 [$0], $1;", [], [Int32(address), Uint32(word)], volatile=True)
 
 
 def store_async(address: Int32, values: Sequence[Any], barrier: Int32) -> None:

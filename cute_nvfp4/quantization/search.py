@@ -25,6 +25,7 @@ from typing import NamedTuple
 import torch
 
 from cute_nvfp4 import formats
+from cute_nvfp4.operand import is_wrapper
 from cute_nvfp4.quantization.blocks import GlobalScale, Request, ordered_sum, residual
 from cute_nvfp4.quantization.mx import power_of_two
 from cute_nvfp4.quantization.rounding import _BIAS, round_e2m1
@@ -70,7 +71,7 @@ _EVERY_CODE = _Limits(None, None)
 
 def search_e4m3(x: torch.Tensor, largest: torch.Tensor, start: torch.Tensor, request: Request) -> torch.Tensor:
     """The best E4M3 code (n,) for each block of ``x`` (B, n), finite, given the formula's code ``start``."""
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_wrapper(x):
         return _as_operator(x, largest, start, request)
     factor = request.global_scale
     table = formats.decode_e4m3(torch.arange(_LARGEST_E4M3 + 1, dtype=torch.uint8, device=x.device))
@@ -83,7 +84,7 @@ def search_ue8m0(x: torch.Tensor, largest: torch.Tensor, start: torch.Tensor, re
 
     A block is searched as a multiple of its formula scale, so that no square over- or underflows.
     """
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() or is_wrapper(x):
         return _as_operator(x, largest, start, request)
     first, last = _UE8M0_CODES
     start = start.clamp(first, last)

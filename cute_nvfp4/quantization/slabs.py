@@ -39,8 +39,9 @@ class Source:
         """The whole source, in parts that are small enough."""
         batch, rows, _ = self.matrices.shape
         if torch.compiler.is_compiling():
-            # compiled code has few temporaries, and one copy of it is enough
-            yield self._read(slice(0, batch), slice(0, rows))
+            # compiled code has few temporaries, and one copy of it is enough; it would be one for these sizes only, if
+            # a slice had them
+            yield self._read(slice(None), slice(None))
             return
         limit = _CPU_SLAB if self.matrices.device.type == "cpu" else _DEVICE_SLAB
         row_step = max(1, limit // (self.k * self.tile)) * self.tile
@@ -72,7 +73,7 @@ def quantize_slabs(
     one = torch.ones((), device=device)
     scaling = GlobalScale.of(one if factor is None else factor) if format.has_global_scale else None
     for slab in source.slabs():
-        shape, height = slab.values.shape, slab.rows.stop - slab.rows.start
+        shape, height = slab.values.shape, data[:, slab.rows].shape[1]
         uniform = None
         if seed is not None:
 
@@ -106,8 +107,8 @@ def _from_blocks(blocks: torch.Tensor, shape: torch.Size, format: Format, tile: 
 def _element_index(slab: Slab, rows: int) -> torch.Tensor:
     """(l · MN + row) · K + k of the elements of a slab, as int64. What a ragged tile adds repeats later indices."""
     (batch, slab_rows, k), device = slab.values.shape, slab.values.device
-    matrix = torch.arange(batch, device=device)[:, None] + slab.batch.start
-    lines = matrix * rows + torch.arange(slab_rows, device=device) + slab.rows.start
+    matrix = torch.arange(batch, device=device)[:, None] + (slab.batch.start or 0)
+    lines = matrix * rows + torch.arange(slab_rows, device=device) + (slab.rows.start or 0)
     return lines[:, :, None] * k + torch.arange(k, device=device)
 
 

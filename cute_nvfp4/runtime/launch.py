@@ -30,7 +30,10 @@ Touched = Callable[..., Tensors]
 
 
 class Launcher(Protocol):
-    """Launches one kernel as planned."""
+    """Launches one kernel as planned. kernel, template: what it was made from."""
+
+    kernel: CompiledKernel
+    template: Template
 
     def __call__(self, values: tuple, owners: tuple) -> None:
         """``values``: what varies, in order. ``owners``: what ``touched`` takes, kept alive by the caller."""
@@ -49,7 +52,7 @@ class CudaLauncher:
         if device not in kernel.loaded:
             names = [launch.kernel for launch in template.launches]
             kernel.loaded[device] = driver.load(kernel.cubin, names, device, kernel.name)
-        self._kernel, self._template, self._device = kernel, template, device
+        self.kernel, self.template, self._device = kernel, template, device
         write, launch = self._parts()
         lock = threading.Lock()
 
@@ -78,14 +81,14 @@ class CudaLauncher:
 
     def _parts(self) -> tuple[Callable[[tuple], None], Callable[[], None]]:
         """What writes the varying values, and what launches; both closures, which are called most quickly."""
-        loaded, device, name = self._kernel.loaded[self._device], self._device, self._kernel.name
+        loaded, device, name = self.kernel.loaded[self._device], self._device, self.kernel.name
         writes, prepared = [], []
-        for number, launch in enumerate(self._template.launches):
+        for number, launch in enumerate(self.template.launches):
             function = loaded[launch.kernel]
             packed = driver.PackedLaunch(launch, function)
-            patches = [p for p in self._template.patches if p.launch == number]
+            patches = [p for p in self.template.patches if p.launch == number]
             places = [(function.offsets[p.param] + p.offset, p) for p in patches]
-            writes += _writes(packed.buffer, places, self._template.values)
+            writes += _writes(packed.buffer, places, self.template.values)
             prepared.append(packed)
         write = writes[0] if len(writes) == 1 else _in_turn(writes)
         entry, stream_before, stream_of = driver.launch_function(), 0, raw_stream
@@ -155,7 +158,7 @@ class SimLauncher:
     """Executes the launches from the kernel's PTX, as the ``simulating`` around the call says."""
 
     def __init__(self, kernel: CompiledKernel, template: Template, plan: Callable, touched: Touched) -> None:
-        self._kernel, self._template, self._plan, self._touched = kernel, template, plan, touched
+        self.kernel, self.template, self._plan, self._touched = kernel, template, plan, touched
 
     def __call__(self, values: tuple, owners: tuple) -> None:
         from ..sim import GlobalMemory, Trace, run
@@ -180,11 +183,11 @@ class SimLauncher:
     def _what_runs(self, active: Simulation | None) -> tuple[CompiledKernel, Template]:
         """The kernel, or what ``simulating(kernel=…)`` wants instead: asked for once in its block."""
         if active is None or active.kernel is None:
-            return self._kernel, self._template
+            return self.kernel, self.template
         found = active.replaced.get(id(self))
         if found is None:
-            other = active.kernel(self._kernel)
-            template = self._template if other.host_ir == self._kernel.host_ir else self._plan(other)
+            other = active.kernel(self.kernel)
+            template = self.template if other.host_ir == self.kernel.host_ir else self._plan(other)
             # this launcher is kept beside them so that its id stays its own
             found = active.replaced[id(self)] = other, template, self
         return found[:2]
@@ -194,12 +197,12 @@ class SessionLauncher:
     """Submits the launches to the simulated GPU of a session (``sim.session``)."""
 
     def __init__(self, kernel: CompiledKernel, template: Template, device: int, session: Any) -> None:
-        self._kernel, self._template, self._device, self._session = kernel, template, device, session
+        self.kernel, self.template, self._device, self._session = kernel, template, device, session
 
     def __call__(self, values: tuple, owners: tuple) -> None:
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        for launch in self._template.filled(values):
-            self._session.submit(self._kernel.program, dataclasses.replace(launch, stream=stream))
+        for launch in self.template.filled(values):
+            self._session.submit(self.kernel.program, dataclasses.replace(launch, stream=stream))
 
     def fixed(self, values: tuple, owners: tuple) -> Callable[[], None]:
         """The call with these values."""

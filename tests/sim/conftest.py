@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import backends
 import pytest
 import sampling
@@ -26,12 +28,15 @@ def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 @pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs hold what no result has, until the kernels write them."""
-    empty = torch.empty
 
-    def poison(*args: object, **options: object) -> torch.Tensor:
-        out = empty(*args, **options)
-        if out.is_floating_point():
-            return out.fill_(float("nan"))
-        return out.fill_(0xA5) if out.dtype is torch.uint8 else out
+    def poisoning(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        def poison(*args: object, **options: object) -> torch.Tensor:
+            out = make(*args, **options)
+            if out.is_floating_point():
+                return out.fill_(float("nan"))
+            return out.fill_(0xA5) if out.dtype is torch.uint8 else out
 
-    monkeypatch.setattr(torch, "empty", poison)
+        return poison
+
+    for name in ("empty", "empty_strided"):
+        monkeypatch.setattr(torch, name, poisoning(getattr(torch, name)))

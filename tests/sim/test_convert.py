@@ -145,6 +145,24 @@ def test_encoding_fp8(t: str, dtype, top: float) -> None:
     assert set((got & np.uint16(255)).tolist()) == {int(np.float32(1).astype(dtype).view("u1"))}
 
 
+@pytest.mark.parametrize("t,dtype", [("e2m3", ml_dtypes.float6_e2m3fn), ("e3m2", ml_dtypes.float6_e3m2fn)])
+def test_six_bits(t: str, dtype) -> None:
+    """A code has the low six bits of a byte; there is no NaN and no infinity."""
+    table = np.arange(64, dtype="u1").view(dtype).astype("f4")
+    a = (CODES[:64] << np.uint16(8) | CODES[:64][::-1] | np.uint16(0x40C0)).astype("u2")
+    (got,) = apply(f"cvt.rn.f16x2.{t}x2 %x, %a;", [a], ["u4"])
+    halves = got.view("f2").reshape(-1, 2).astype("f4")
+    assert np.array_equal(halves[:, 1], table) and np.array_equal(halves[:, 0], table[::-1])
+    grid = np.sort(table)
+    middle = (grid[1:] + grid[:-1]) / 2
+    near = [np.nextafter(middle, np.float32(s * 99)) for s in (1, -1)]
+    x = np.concatenate([grid, middle, *near, float_edges("f4"), [np.nan, np.inf, -np.inf]]).astype("f4")
+    (got,) = apply(f"cvt.rn.satfinite.{t}x2.f32 %x, %a, 0f40000000;", [x], ["u2"])
+    want = np.clip(x, grid[0], grid[-1]).astype(dtype).view("u1")
+    assert (got >> np.uint16(8)).tolist() == np.where(np.isnan(x), 31, want).tolist()
+    assert set((got & np.uint16(255)).tolist()) == {int(np.float32(2).astype(dtype).view("u1"))}
+
+
 def test_encoding_e2m1_rounds_to_even_and_saturates() -> None:
     grid = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], "f4")
     middle = (grid[1:] + grid[:-1]) / 2
@@ -175,6 +193,18 @@ def test_ue8m0() -> None:
         exponent = math.log2(v) if v else -200
         assert u == max(0, min(254, math.ceil(exponent) + 127)) and d == max(0, min(254, math.floor(exponent) + 127))
         assert values(np.array([z], "u2"), "bf16")[0] == 2.0 ** (d - 127)
+
+
+def test_ue8m0_of_bf16() -> None:
+    """The same codes as from f32."""
+    a = np.arange(0, 1 << 16, 37, dtype="u4")
+    pair = a << np.uint32(16) | a[::-1]
+    for mode in ("rz", "rp"):
+        code = (
+            f"cvt.{mode}.ue8m0x2.bf16x2 %x, %a; mov.b32 {{%h1, %h2}}, %a; cvt.f32.bf16 %r1, %h1; cvt.f32.bf16 %r2, %h2;"
+        )
+        got, want = apply(f"{code} cvt.{mode}.ue8m0x2.f32 %y, %r2, %r1;", [pair], ["u2", "u2"])
+        assert got.tolist() == want.tolist()
 
 
 def test_tf32() -> None:

@@ -282,3 +282,19 @@ def test_addresses_beside_what_there_is(code: str, what: str, checks: bool) -> N
             options = {"grid": (cluster, 1, 1), "cluster": (cluster, 1, 1)}
             launch_kernel(module(body, 1, SHARED), [aligned(64, "u4")], checks=checks, **options)
         assert code.rstrip(";") in str(error.value)
+
+
+@pytest.mark.parametrize("space", ["global", "shared"])
+def test_registers_of_128_bits(space: str) -> None:
+    """Loaded, stored, unpacked and chosen; hints about the cache take their operands."""
+    a, b = filled(64, "u8"), aligned(64, "u8")
+    through = "st.shared.b128 [%r2], %w0; ld.shared.b128 %w1, [%r2];" if space == "shared" else "mov.b128 %w1, %w0;"
+    body = f"""{ADDRESS.format(16)} mov.u32 %r2, cell; mad.lo.u32 %r2, %r1, 16, %r2; ld.global.b128 %w0, [%rd1];
+    {through} setp.lt.u32 %q1, %r1, 9; mov.b128 {{%rd5, %rd6}}, %w1; mov.b128 %w2, {{%rd6, %rd5}};
+    @%q1 mov.b128 %w1, %w2; st.global.b128 [%rd2], %w1; discard.global.L2 [%rd1], 128;
+    applypriority.global.L2::evict_normal [%rd1], 128;
+    createpolicy.range.global.L2::evict_last.L2::evict_unchanged.b64 %rd7, [%rd1], 1024, 2048;"""
+    launch_kernel(module(body, 2, ".reg .b128 %w<3>; .shared .align 16 .b8 cell[512];"), [a, b], checks=True)
+    want = a.reshape(32, 2).copy()
+    want[:9] = want[:9, ::-1]
+    assert np.array_equal(b.reshape(32, 2), want)

@@ -1,4 +1,4 @@
-"""gated_gemm and the grouped GEMMs refuse bad input alike, whether a call of the same kind was planned before or not."""
+"""gated_gemm and the grouped GEMMs refuse bad input alike, whether a call like it was planned before or not."""
 
 from __future__ import annotations
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mutants import plan_anew
 from quantize_problems import DTYPES, TILE_PAIRS, differences, edges, fused, golden_inputs, near_ties
 
 from cute_nvfp4.planning import quantize as planning
@@ -107,4 +108,5 @@ def test_a_matrix_and_its_transpose(rule: str) -> None:
 def test_one_block_of_threads_for_all(arch: str, rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes unit after unit; every other grid is somewhere between this one and one unit for each."""
     monkeypatch.setattr(planning, "_WAVES", 0)
+    plan_anew(monkeypatch)
     check(spread(300, 288).bfloat16(), "nvfp4", rule, global_scale="auto")

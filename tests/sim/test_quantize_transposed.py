@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from mutants import plan_anew
 from quantize_problems import DTYPES, PAIRS, differences, edges, golden_inputs, near_ties
 
 from cute_nvfp4.ops import quantize_launch as ops
@@ -127,5 +128,6 @@ def test_what_is_read_as_it_lies() -> None:
 def test_one_block_of_threads_for_all(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Takes task after task; every other grid is somewhere between this one and one task for each."""
     monkeypatch.setattr(planning, "_WAVES", 0)
+    plan_anew(monkeypatch)
     check(edges(288, 300).bfloat16().t(), "nvfp4", "max", global_scale="auto")
     check(edges(288, 300).t(), "mxfp4", "even")

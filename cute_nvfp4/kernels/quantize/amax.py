@@ -1,12 +1,19 @@
-"""The largest finite magnitude of a tensor: the first of the two passes where the global scale is to be computed.
+"""The largest finite magnitude of a tensor, from which its global scale is computed.
 
-Warps walk chunks of rows, 2 KiB at a time where x is aligned to 16 bytes, so that each lane has four loads under way
-(where elements are to be rotated first, of its own 64 bytes, elsewhere of every 32nd part of the chunk);
-their maxima meet in shared memory, and those of the CTAs in one atomic maximum (magnitudes are ordered as
-their bits are). A thread that meets infinity or NaN takes its elements again, one by one.
+Warps walk chunks of rows, each lane with four loads or more under way: 2 KiB at a time and more where x is aligned to
+16 bytes (where elements are to be rotated first, a lane takes its own 64 bytes). Magnitudes are ordered as their bits
+are. A thread that meets infinity or NaN takes its elements again, one by one.
+
+Either a pass of its own does this (:class:`Amax` as a kernel): the maxima of the CTAs meet in one atomic maximum, and
+the kernel that quantizes reads that. Or, where x is small, that kernel does it itself (:meth:`Amax.of_tensor`): each of
+its clusters reads all of x, which costs less than a second launch. Warps send their maxima to every CTA of the cluster;
+no memory but theirs is written, no CTA waits for another cluster, and the result does not depend on an order.
 """
 
 from __future__ import annotations
+
+import functools
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -14,32 +21,25 @@ from cuda.bindings.driver import CUstream
 from cutlass import Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
-from ...ptx.memory import atomic_max_global, load_global_if
+from ...ptx.cluster import remote_address, store_remote
+from ...ptx.memory import atomic_max_global, load_global_if, load_shared, store_shared
 from ...ptx.move import f32_bits
 from ...ptx.warp import max_lanes
 from ..arith import div, mod
-from .arguments import AmaxArguments
+from .arguments import AmaxArguments, Chunks, QuantizeArguments
 from .block.definition import largest_magnitude, to_f32
-from .config import WARP, QuantizeConfig
+from .config import AMAX_RUN, WARP, QuantizeConfig
 from .rotation import rotated_words
 
-_LOADS = 4
-# bytes of whole rotations, which a lane takes together
-_RUN = 64
 _INFINITY = 0x7F800000
 
 
 class Amax:
     """The kernel of one :class:`QuantizeConfig`; only its ``arch``, ``dtype``, ``hadamard``, ``vector_bytes`` and
-    ``warps`` count."""
+    ``warps`` count, and within the kernel that quantizes also its ``cluster``."""
 
     def __init__(self, config: QuantizeConfig) -> None:
         self.config = config
-
-    @property
-    def chunk_bytes(self) -> int:
-        """Bytes of a row that a warp takes at once."""
-        return _RUN * WARP if self.config.hadamard else self.config.vector_bytes * WARP * _LOADS
 
     @cute.jit
     def __call__(self, arguments: AmaxArguments, stream: CUstream):
@@ -51,20 +51,62 @@ class Amax:
 
     @cute.kernel
     def kernel(self, arguments: AmaxArguments):
-        cfg, row_bytes, strides = self.config, arguments.row_bytes, arguments.x_strides
+        cfg = self.config
         thread, _, _ = cute.arch.thread_idx()
         cta, batch, _ = cute.arch.block_idx()
         ctas, _, _ = cute.arch.grid_dim()
         warp, lane = cute.arch.make_warp_uniform(div(thread, WARP)), mod(thread, WARP)
         # (WARPS)
         found = SmemAllocator().allocate_tensor(Uint32, cute.make_layout(cfg.warps), byte_alignment=16)
-        start = arguments.x.toint() + Int64(batch) * strides.batch
-        kind = cfg.after_rotation
+        largest = self.of_matrix(arguments, batch, cta * cfg.warps + warp, ctas * cfg.warps, lane)
+        if lane == 0:
+            found[warp] = largest
+        cute.arch.sync_threads()
+        if thread == 0:
+            for w in cutlass.range_constexpr(1, cfg.warps):
+                largest = cutlass.max(largest, found[w])
+            atomic_max_global(arguments.amax.toint(), largest)
+
+    @cute.jit
+    def of_tensor(self, arguments: QuantizeArguments, smem: SmemAllocator, thread: Int32) -> Uint32:
+        """The bits of the largest finite magnitude of all matrices; all threads of a cluster ask for it together."""
+        cfg = self.config
+        cta, _, _ = cute.arch.block_idx()
+        _, batch, _ = cute.arch.grid_dim()
+        warp, lane = cute.arch.make_warp_uniform(div(thread, WARP)), mod(thread, WARP)
+        count, own = cfg.cluster * cfg.warps, mod(cta, cfg.cluster) * cfg.warps + warp
+        # (WARPS, CLUSTER), the same in every CTA
+        found = smem.allocate_array(Uint32, count, byte_alignment=16).toint()
+        if cutlass.const_expr(cfg.cluster > 1):
+            # nobody writes to a CTA that has not started; while the others start, this one reads
+            cute.arch.cluster_arrive_relaxed()
         largest = Uint32(0)
-        count = arguments.rows * arguments.chunks
-        for number in cutlass.range(cta * cfg.warps + warp, count, ctas * cfg.warps, unroll=1):
-            row, chunk = number // arguments.chunks, number % arguments.chunks
-            words = self.load(start, strides.row, row, chunk, lane, row_bytes)
+        for number in cutlass.range(batch, unroll=1):
+            largest = cutlass.max(largest, self.of_matrix(arguments, number, own, count, lane))
+        if cutlass.const_expr(cfg.cluster > 1):
+            cute.arch.cluster_wait()
+            if lane < cfg.cluster:
+                store_remote(remote_address(found + 4 * own, lane), largest)
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+        else:
+            if lane == 0:
+                store_shared(found + 4 * own, [largest])
+            cute.arch.sync_threads()
+        maxima = [load_shared(found + 4 * mod(lane + i, count), 4)[0] for i in range(0, count, WARP)]
+        return max_lanes(functools.reduce(cutlass.max, maxima))
+
+    @cute.jit
+    def of_matrix(self, arguments: Any, batch: Int32, first: Int32, step: Int32, lane: Int32) -> Uint32:
+        """The bits of the largest finite magnitude of a warp's chunks: ``first``, and every ``step``-th after it."""
+        cfg, chunks, kind = self.config, arguments.chunks, self.config.after_rotation
+        start = arguments.x.toint() + Int64(batch) * arguments.x_strides.batch
+        largest = Uint32(0)
+        # unsigned: a third of the instructions
+        row = Int32(Uint32(first) // Uint32(chunks.in_row))
+        chunk = first - row * chunks.in_row
+        for _ in cutlass.range(first, chunks.count, step, unroll=1):
+            words = self.load(start, arguments.x_strides.row, row, chunk, lane, chunks)
             if cutlass.const_expr(cfg.hadamard):
                 words = rotated_words(cfg, words, Uint32(arguments.signs))
             bits = f32_bits(largest_magnitude(kind, words))
@@ -75,27 +117,20 @@ class Amax:
                     magnitude = cutlass.select_(magnitude >= Uint32(_INFINITY), Uint32(0), magnitude)
                     bits = cutlass.max(bits, magnitude)
             largest = cutlass.max(largest, bits)
-        largest = max_lanes(largest)
-        if lane == 0:
-            found[warp] = largest
-        cute.arch.sync_threads()
-        if thread == 0:
-            for w in cutlass.range_constexpr(1, cfg.warps):
-                largest = cutlass.max(largest, found[w])
-            atomic_max_global(arguments.amax.toint(), largest)
+            row, chunk = row + chunks.row_step, chunk + chunks.chunk_step
+            if chunk >= chunks.in_row:
+                row, chunk = row + 1, chunk - chunks.in_row
+        return max_lanes(largest)
 
-    def load(
-        self, start: Int64, stride: Int64, row: Int32, chunk: Int32, lane: Int32, row_bytes: Int32
-    ) -> list[Uint32]:
+    def load(self, start: Int64, stride: Int64, row: Int32, chunk: Int32, lane: Int32, chunks: Chunks) -> list[Uint32]:
         """A lane's words of a chunk of a row; zeros beyond the row's end."""
-        width, count, step = self.config.vector_bytes, _LOADS, self.config.vector_bytes * WARP
-        offset = chunk * self.chunk_bytes + lane * width
-        if self.config.hadamard:
-            count, step = _RUN // width, width
-            offset = chunk * self.chunk_bytes + lane * _RUN
+        cfg = self.config
+        width, count = cfg.vector_bytes, cfg.amax_loads
+        mine, step = (AMAX_RUN, width) if cfg.hadamard else (width, width * WARP)
+        offset = chunk * cfg.chunk_bytes + lane * mine
         address = start + Int64(row) * stride
         words = []
         for i in range(count):
-            inside = cutlass.select_(offset + i * step < row_bytes, Int32(1), Int32(0))
+            inside = cutlass.select_(offset + i * step < chunks.row_bytes, Int32(1), Int32(0))
             words += load_global_if(inside, address + Int64(offset + i * step), width, l1="no_allocate")
         return words

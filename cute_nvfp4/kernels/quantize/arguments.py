@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from ...runtime.signature import INT32, INT64, VARYING_INT32, Pointer, Scalar
+from ...runtime.signature import INT32, INT64, VARYING_INT32, PerConfig, Pointer, Scalar
 from .config import QuantizeConfig
 
 
@@ -47,6 +47,20 @@ class Walk(NamedTuple):
     inner_step: Scalar = INT32
 
 
+class Chunks(NamedTuple):
+    """How warps walk the chunks of a matrix for its largest magnitude: as it lies in memory, along its rows first.
+
+    row_bytes: of a row; a row of a transposed read that rotates is a row of blocks. in_row, count: chunks of a row, and
+    of the matrix. row_step, chunk_step: how far a warp's next chunk is.
+    """
+
+    row_bytes: Scalar = INT32
+    in_row: Scalar = INT32
+    count: Scalar = INT32
+    row_step: Scalar = INT32
+    chunk_step: Scalar = INT32
+
+
 class QuantizeArguments(NamedTuple):
     """Quantizes ``batch`` matrices of ``rows`` × ``columns`` blocks.
 
@@ -54,7 +68,7 @@ class QuantizeArguments(NamedTuple):
     blocked scales, which have no row stride, or (batch, rows, columns). global_in: the global scale or the largest
     magnitude, global_out: the global scale that the kernel computes; read and written if the configuration has them.
     columns: blocks of a row. signs: bit i is set where the rotation multiplies its element i by −1. ctas: for each
-    matrix.
+    matrix. chunks: where the kernel itself looks for the largest magnitude.
     """
 
     x: Pointer = Pointer("Uint8", lambda c: c.vector_bytes)
@@ -73,21 +87,19 @@ class QuantizeArguments(NamedTuple):
     powers: Powers = Powers()
     ctas: Scalar = INT32
     walk: Walk = Walk()
+    chunks: Chunks | None = PerConfig(lambda c: Chunks() if c.global_scale == "computed" else None)
 
 
 class AmaxArguments(NamedTuple):
     """Raises ``amax``, which holds a magnitude, to the largest finite one of ``batch`` matrices.
 
-    rows, row_bytes, x_strides: of x as it lies in memory; a row of a transposed read is a row of blocks. chunks: of a
-    row, each of them a warp's. signs: as in :class:`QuantizeArguments`. ctas: for each matrix.
+    x_strides, chunks: of x as it lies in memory. signs: as in :class:`QuantizeArguments`. ctas: for each matrix.
     """
 
     x: Pointer = Pointer("Uint8", lambda c: c.vector_bytes)
     amax: Pointer = Pointer("Uint32", 4)
-    rows: Scalar = INT32
-    row_bytes: Scalar = INT32
     batch: Scalar = INT32
     x_strides: Strides = Strides()
-    chunks: Scalar = INT32
+    chunks: Chunks = Chunks()
     ctas: Scalar = INT32
     signs: Scalar = INT32

@@ -12,6 +12,10 @@ WARP = 32
 WARP_ROWS = 4
 ROW_STEP = 32
 _LINE = 128
+# bytes that a lane takes together where it looks for the largest magnitude of rotated elements: whole rotations
+AMAX_RUN = 64
+# elsewhere: loads of a lane that are under way in a pass of its own; and, with their bytes, where few warps read all
+_AMAX_LOADS, _MOST_AMAX_LOADS, _MOST_AMAX_BYTES = 4, 8, 128
 
 
 @dataclass(frozen=True)
@@ -40,8 +44,9 @@ class QuantizeConfig:
     exponent, choice: those of the rule, ``top`` being its ``max_code`` or the format's largest element; full_scale:
     amax / global scale; dtype: of x; hadamard: how many elements along K are rotated together, 0 for none;
     tile: whether scales are those of square tiles; transposed: whether K is the strided dimension of x;
-    global_scale: "none", "given" (a pointer to it) or "amax" (a pointer to the largest magnitude, from which the kernel
-    computes and stores it); stochastic: rounding; layout: of the scales, "blocked" or "rowmajor"; scale_word: whether
+    global_scale: "none", "given" (a pointer to it), "amax" (a pointer to the largest magnitude, from which the kernel
+    computes and stores it) or "computed" (each cluster finds the largest magnitude first); cluster: CTAs of one, a
+    power of two; stochastic: rounding; layout: of the scales, "blocked" or "rowmajor"; scale_word: whether
     row-major scales may be stored four at a time; ragged: whether some of the rows or blocks of a work tile may not
     exist; bulk: whether rows come to shared memory by bulk copies (x is aligned to 16 bytes); vector_bytes: widest load
     that the alignment of x allows, if not; warps: of a CTA, a power of two, at most 32; min_blocks: CTAs that must fit
@@ -63,6 +68,7 @@ class QuantizeConfig:
     tile: bool = False
     transposed: bool = False
     global_scale: str = "given"
+    cluster: int = 1
     stochastic: bool = False
     layout: str = "blocked"
     scale_word: bool = True
@@ -103,6 +109,21 @@ class QuantizeConfig:
     def blocks_along_k(self) -> int:
         """``transposed``: blocks of a CTA's work tile: at least a line of data, and for each warp four scales."""
         return max(_LINE // self.out_bytes, ATOM_COLS * self.warps_along_k)
+
+    @property
+    def amax_loads(self) -> int:
+        """Loads of a lane that are under way where it looks for the largest magnitude."""
+        if self.hadamard:
+            return AMAX_RUN // self.vector_bytes
+        if self.global_scale == "computed":
+            return min(_MOST_AMAX_LOADS, _MOST_AMAX_BYTES // self.vector_bytes)
+        return _AMAX_LOADS
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes of a row in memory that a warp takes at once where it looks for the largest magnitude."""
+        # a rotation of a transposed read takes a word of each of a block's rows
+        return WARP * (4 if self.transposed and self.hadamard else self.amax_loads * self.vector_bytes)
 
     @property
     def rounds_in_f16(self) -> bool:

@@ -17,6 +17,7 @@ from ...ptx.mma import MINUS_ONE_F16, diagonal
 from ...ptx.move import f32_bits, f32_from_bits
 from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_SHAPE, cute_atom
 from ..arith import ceil_div, div, mod
+from .amax import Amax
 from .arguments import QuantizeArguments, Strides
 from .block.fast_path import hidden_constants
 from .block.optimal import optimal_scales
@@ -77,6 +78,11 @@ class QuantizeKernel:
     def __init__(self, config: QuantizeConfig) -> None:
         self.config = config
 
+    @property
+    def amax(self) -> Amax:
+        """What finds the largest magnitude where this kernel does."""
+        return Amax(self.config)
+
     @cute.jit
     def __call__(self, arguments: QuantizeArguments, stream: CUstream):
         """Launches ``arguments.ctas`` CTAs for each matrix."""
@@ -88,6 +94,7 @@ class QuantizeKernel:
         self.kernel(arguments).launch(
             grid=(sizes.ctas, sizes.batch, 1),
             block=(WARP * self.config.warps, 1, 1),
+            cluster=(self.config.cluster, 1, 1) if self.config.cluster > 1 else None,
             stream=stream,
             min_blocks_per_mp=self.config.min_blocks,
             preferred_smem_carveout=self.smem_carveout,
@@ -117,7 +124,8 @@ class QuantizeKernel:
     def context(self, arguments: QuantizeArguments, smem: SmemAllocator, thread: Int32, cta: Int32) -> BlockContext:
         """What all blocks share; ``cta``: 0 for the one that stores a computed global scale."""
         cfg = self.config
-        factor = self.global_factor(arguments.global_in, arguments.global_out, thread + cta)
+        largest = self.amax.of_tensor(arguments, smem, thread) if cfg.global_scale == "computed" else None
+        factor = self.global_factor(arguments.global_in, arguments.global_out, thread + cta, largest)
         return BlockContext(
             factor,
             constants=hidden_constants(cfg, arguments.powers),
@@ -129,13 +137,18 @@ class QuantizeKernel:
         )
 
     @cute.jit
-    def global_factor(self, global_in: cute.Pointer, global_out: cute.Pointer, thread: Int32) -> GlobalFactor:
-        """The global scale: none, given, or computed from the largest magnitude; thread 0 stores a computed one."""
+    def global_factor(
+        self, global_in: cute.Pointer, global_out: cute.Pointer, thread: Int32, largest: Uint32 | None = None
+    ) -> GlobalFactor:
+        """The global scale: none, given, or computed from the largest magnitude, whose bits are ``largest`` or in
+        ``global_in``; thread 0 stores a computed one."""
         cfg = self.config
         value = Float32(1.0)
-        if cutlass.const_expr(cfg.global_scale != "none"):
+        if cutlass.const_expr(largest is not None):
+            value = f32_from_bits(largest)
+        elif cutlass.const_expr(cfg.global_scale != "none"):
             value = cute.make_tensor(global_in, cute.make_layout(1))[0]
-        if cutlass.const_expr(cfg.global_scale == "amax"):
+        if cutlass.const_expr(cfg.global_scale in ("amax", "computed")):
             least = Float32(cfg.full_scale * SMALLEST_GLOBAL_SCALE)
             value = div_rn(cute.arch.fmax(value, least), Float32(cfg.full_scale))
             value = cute.arch.fmin(value, Float32(LARGEST_GLOBAL_SCALE))

@@ -21,7 +21,7 @@ from ...ptx.move import prmt
 from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_STRIDE
 from ..arith import ceil_div, div, mod
 from .amax import Amax
-from .arguments import QuantizeArguments, Strides
+from .arguments import Chunks, QuantizeArguments, Strides
 from .block.definition import largest_magnitude
 from .block.quantize_block import encode_block
 from .block.records import BlockContext
@@ -123,6 +123,10 @@ class QuantizeTransposed(QuantizeKernel):
 
     The stride of K stands in place of the rows' in ``x_strides``. Work tiles are counted along the rows first.
     """
+
+    @property
+    def amax(self) -> Amax:
+        return AmaxTransposed(self.config) if self.config.hadamard else Amax(self.config)
 
     @cute.kernel
     def kernel(self, arguments: QuantizeArguments):
@@ -279,12 +283,8 @@ class QuantizeTransposed(QuantizeKernel):
 class AmaxTransposed(Amax):
     """The largest finite magnitude of rotated blocks along the strided dimension. A row is a row of blocks."""
 
-    @property
-    def chunk_bytes(self) -> int:
-        return WARP * 4
-
-    def load(self, start: Int64, stride: Int64, row: Int32, chunk: Int32, lane: Int32, row_bytes: Int32) -> list:
-        offset = chunk * self.chunk_bytes + lane * 4
+    def load(self, start: Int64, stride: Int64, row: Int32, chunk: Int32, lane: Int32, chunks: Chunks) -> list[Uint32]:
+        offset = chunk * self.config.chunk_bytes + lane * 4
         address = start + Int64(row * self.config.block) * stride + Int64(offset)
-        words = load_words(self.config, address, stride, offset < row_bytes)
+        words = load_words(self.config, address, stride, offset < chunks.row_bytes)
         return [word for block in separated(self.config, words) for word in block]

@@ -1,5 +1,11 @@
 """The public functions as operators of ``torch.library``: ``torch.ops.cute_nvfp4`` (docs/torch.md).
 
-Importing this package registers all of them. It imports the public functions where they are called only: each of those
-asks ``by_operator`` first.
+Importing this package registers all of them. It imports the public functions only where they are called: those ask
+``by_operator`` first, and so import it.
 """
+
+from __future__ import annotations
+
+from . import gated, grouped, products, quantization
+
+__all__ = ["gated", "grouped", "products", "quantization"]

@@ -1,4 +1,4 @@
-"""How an operator of ``torch.library`` is made, and when a call goes through it.
+"""How an operator of ``torch.library`` is made.
 
 An operator takes plain tensors: an operand is its data and its scales (blocked ones in one dimension, row-major ones
 as they are), and a global scale or None. Its kernel rebuilds the operands and calls the public function, which checks
@@ -14,11 +14,11 @@ import torch
 
 from ...errors import OperandError, OperandTypeError
 from ...formats import FORMATS
-from ...operand import BlockScaledTensor, is_wrapper
+from ...operand import BlockScaledTensor
 from ...quantization.rules import resolve_format
-from ...runtime.simulating import current_session
 from ...scale_layout import blocked_flat
 from ..checks import check_dtype
+from ..dispatch import requires_grad
 
 NAMESPACE = "cute_nvfp4"
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -44,7 +44,7 @@ def define(
     """
     overload = f"{name}.out"
     LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=_TAGS)
-    outputs = "".join(f", {kind} {x}" for x, kind in written.items())
+    outputs = "".join(f", {kind} {x}{'=None' if kind.endswith('?') else ''}" for x, kind in written.items())
     LIBRARY.define(f"{overload}({arguments}{outputs}) -> ()", tags=_TAGS)
     names = [x.name for x in getattr(torch.ops, NAMESPACE).__getattr__(name).default._schema.arguments]
 
@@ -82,47 +82,16 @@ def written_to(*outs: Any) -> None:
                 torch.autograd.graph.increment_version(x)
 
 
-def by_operator(operands: Sequence[Any], *others: Any) -> bool:
-    """Whether a call goes through torch's dispatcher: where torch records it, or a gradient is asked for.
-
-    operands: of the call. others: what else may require a gradient; numbers and None do not. Elsewhere the dispatcher
-    would only cost time. What is no operand is for the call itself to refuse.
-    """
-    if torch.compiler.is_dynamo_compiling() or _modes():
-        return True
-    if torch.is_grad_enabled():
-        for x in operands:
-            factor = getattr(x, "global_scale", None)
-            if factor is not None and factor.requires_grad:
-                return True
-        for x in others:
-            if x is not None and getattr(x, "requires_grad", False):
-                return True
-    for x in operands:
-        data = getattr(x, "data", None)
-        if type(data) is not torch.Tensor and isinstance(data, torch.Tensor) and is_wrapper(data):
-            return True
-    return False
-
-
-def _modes() -> int:
-    """How many of torch's dispatch modes are on, that of a simulated session not counted: it records nothing."""
-    count = torch._C._len_torch_dispatch_stack()
-    session = current_session() if count else None
-    return count - (session is not None and session.dispatch.on)
-
-
 def refuse_gradients(named: Mapping[str, Any]) -> None:
     """Raises if one of these requires a gradient."""
-    for name, given in named.items():
-        for x in given if isinstance(given, (list, tuple)) else (given,):
-            if isinstance(x, torch.Tensor) and x.requires_grad:
-                raise OperandError.of(
-                    name,
-                    got="a tensor that requires a gradient",
-                    expected="one that does not: there is no formula for it here",
-                    hint=f"Give {name}.detach(), or call within torch.no_grad().",
-                )
+    for name, x in named.items():
+        if requires_grad(x):
+            raise OperandError.of(
+                name,
+                got="a tensor that requires a gradient",
+                expected="one that does not: there is no formula for it here",
+                hint=f"Give {name}.detach(), or call within torch.no_grad().",
+            )
 
 
 def call(

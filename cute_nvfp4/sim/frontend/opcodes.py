@@ -24,7 +24,7 @@ VIEW = {
     **{"f16": np.dtype("f2"), "f32": np.dtype("f4"), "f64": np.dtype("f8"), "pred": np.dtype(bool)},
     **{"bf16": np.dtype("u2"), "f16x2": np.dtype("u4"), "bf16x2": np.dtype("u4"), "tf32": np.dtype("u4")},
     **{"f32x2": np.dtype("u8"), "e2m1x2": np.dtype("u1"), "e4m3x2": np.dtype("u2"), "e5m2x2": np.dtype("u2")},
-    "ue8m0x2": np.dtype("u2"),
+    **{"ue8m0x2": np.dtype("u2"), "e2m3x2": np.dtype("u2"), "e3m2x2": np.dtype("u2")},
     "b128": WIDE,
 }
 #: numpy type in which a register of a given width is stored

@@ -10,7 +10,8 @@ from cute_nvfp4.sim.numerics import half, narrow, single
 
 _INTS = tuple(f"{k}{n}" for k in "us" for n in (8, 16, 32, 64))
 _FLOATS = ("f16", "bf16", "f32", "f64")
-_PACKED = ("f16x2", "bf16x2", "e4m3x2", "e5m2x2", "e2m1x2", "ue8m0x2", "tf32")
+_PACKED = ("f16x2", "bf16x2", "e4m3x2", "e5m2x2", "e2m3x2", "e3m2x2", "e2m1x2", "ue8m0x2", "tf32")
+_NARROW = ("e4m3x2", "e5m2x2", "e2m3x2", "e3m2x2", "e2m1x2")
 _TO_INT = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
 _ROUND = ("rn", "rz", "rm", "rp", "rna")
 
@@ -182,7 +183,7 @@ def _packed(d: str, s: str, rounding: str, finite: bool, relu: bool, m: Mods):
             return _pack(high, low, "u4", 16)
 
         return halves, (d,), ("f32", "f32")
-    if d in ("e4m3x2", "e5m2x2", "e2m1x2") and s == "f32" and rounding == "rn" and finite:
+    if d in _NARROW and s == "f32" and rounding == "rn" and finite:
         shift, kind = (4, "u1") if d == "e2m1x2" else (8, "u2")
         return (
             lambda a, b: _pack(narrow.encode(a, d[:-2], relu), narrow.encode(b, d[:-2], relu), kind, shift),
@@ -196,7 +197,7 @@ def _packed(d: str, s: str, rounding: str, finite: bool, relu: bool, m: Mods):
             return _pack(codes[..., 1], codes[..., 0], "u2", 8)
 
         return from_pair, (d,), (s,)
-    if d == "f16x2" and s in ("e4m3x2", "e5m2x2", "e2m1x2") and rounding == "rn" and not finite:
+    if d == "f16x2" and s in _NARROW and rounding == "rn" and not finite:
         return _decode_pair(s, relu), (d,), (s,)
     if d == "ue8m0x2" and s == "f32" and rounding in ("rz", "rp") and not relu:
 
@@ -205,6 +206,13 @@ def _packed(d: str, s: str, rounding: str, finite: bool, relu: bool, m: Mods):
             return _pack(high, low, "u2", 8)
 
         return to_powers, (d,), ("f32", "f32")
+    if d == "ue8m0x2" and s == "bf16x2" and rounding in ("rz", "rp") and not relu:
+
+        def pair_to_powers(a):
+            codes = narrow.encode_ue8m0(half.widen(a, s), rounding == "rp", bool(finite))
+            return _pack(codes[..., 1], codes[..., 0], "u2", 8)
+
+        return pair_to_powers, (d,), (s,)
     if d == "bf16x2" and s == "ue8m0x2" and rounding == "rn" and not relu and not finite:
         return (
             lambda a: _pack(
@@ -227,5 +235,7 @@ def _decode_pair(s: str, relu: bool):
     if relu:
         values = np.where(np.isnan(values), values, np.maximum(values, np.float32(0)))
     table = half.to_half(values).view("u2").astype("u4")
-    pairs = (table[codes >> width] << np.uint32(16)) | table[codes & ((1 << width) - 1)]
+    # of six bits the upper two of a byte are padding
+    own = len(values) - 1
+    pairs = (table[codes >> width & own] << np.uint32(16)) | table[codes & ((1 << width) - 1) & own]
     return lambda a: pairs.take(a)

@@ -62,15 +62,16 @@ def _access(i: Instruction, m: Mods, k: Kernel, kind: str, address: int) -> tupl
     order, space = _order_and_space(m)
     policy = _policy(m)
     count, t = _vector(m, space)
-    if t == "b128" or (kind == "store" and space == "param"):
-        also = "" if kind == "load" else " and stores to parameters"
-        raise m.refuse(f"b128 registers{also} are not modelled")
+    if (t == "b128" and count > 1) or (kind == "store" and space == "param"):
+        what = "vectors of b128" if count > 1 else "stores to parameters"
+        raise m.refuse(f"{what} are not modelled")
     operand = i.operands[address]
     if not isinstance(operand, Address):
         raise m.refuse("an address in brackets is wanted")
     if space == "param" and isinstance(operand.base, Symbol) and operand.base.name not in {p.name for p in k.params}:
         raise m.refuse(f"{operand.base.name} is not a kernel parameter")
-    a = Access(i, space, bits(t) // 8, count, kind, (*([order] if order else []), *policy))
+    element, count = (8, 2) if t == "b128" else (bits(t) // 8, count)
+    a = Access(i, space, element, count, kind, (*([order] if order else []), *policy))
     return a, t, ("b64",) if "L2::cache_hint" in policy else ()
 
 
@@ -81,11 +82,13 @@ def _ld(i: Instruction, m: Mods, k: Kernel) -> Op:
 
     def fn(g, mask, addr, off, *_):
         out = access.load(g, a, mask, addr, off)
+        if t == "b128":
+            return _join(out)
         if t[0] in "bu":
             return out
         return tuple(v.view(view) for v in out) if a.count > 1 else out.view(view)
 
-    dst = (t,) if a.count == 1 else ((t,) * a.count,)
+    dst = (t,) if a.count == 1 or t == "b128" else ((t,) * a.count,)
     return Op(fn, dst, ("addr", *hint), f"load.{a.space}", context=True, relaxed=True)
 
 
@@ -93,13 +96,15 @@ def _ld(i: Instruction, m: Mods, k: Kernel) -> Op:
 def _st(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.flag("async"):
         return st_async(i, m, k)
-    a, _, hint = _access(i, m, k, "store", 0)
+    a, t, hint = _access(i, m, k, "store", 0)
     raw = f"b{8 * a.element}"
 
     def fn(g, mask, addr, off, value, *_):
+        if t == "b128":
+            value = (value["lo"], value["hi"])
         access.store(g, a, mask, addr, off, value if a.count > 1 else (value,))
 
-    src = (raw,) if a.count == 1 else ((raw,) * a.count,)
+    src = (t,) if t == "b128" else (raw,) if a.count == 1 else ((raw,) * a.count,)
     return Op(fn, (), ("addr", *src, *hint), f"store.{a.space}", context=True, relaxed=True)
 
 
@@ -110,8 +115,10 @@ def _prefetch(i: Instruction, m: Mods, k: Kernel) -> Op:
     if i.base == "createpolicy":
         words = i.mods
         m.left.clear()
-        if words[0] not in ("fractional", "cvt") or words[-1] != "b64":
-            raise m.refuse("only createpolicy.fractional and .cvt are modelled")
+        if words[0] not in ("fractional", "cvt", "range") or words[-1] != "b64":
+            raise m.refuse("only createpolicy.fractional, .cvt and .range are modelled")
+        if words[0] == "range":
+            return Op(lambda g, mask, *a: np.zeros((1, 1), "u8"), ("b64",), ("addr", "u32", "u32"), "cache", True)
         src = tuple("f32" if words[0] == "fractional" else "b32" for _ in i.operands[1:])
         return Op(lambda *a: np.zeros((1, 1), "u8"), ("b64",), src, "cache")
     space = m.take("global", "local", "param", "const")
@@ -119,7 +126,8 @@ def _prefetch(i: Instruction, m: Mods, k: Kernel) -> Op:
         if space in ("param", "const"):
             raise m.refuse("only tensor maps are prefetched from there")
         m.take("L1", "L2", "L2::evict_last", "L2::evict_normal", required=True)
-    return Op(lambda g, mask, addr, off: None, (), ("addr",), "cache", context=True)
+    size = ("static",) if i.base in ("discard", "applypriority") else ()
+    return Op(lambda g, mask, addr, off: None, (), ("addr", *size), "cache", context=True)
 
 
 @opcode("mov")

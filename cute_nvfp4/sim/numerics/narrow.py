@@ -38,7 +38,7 @@ def _magnitudes(name: str) -> np.ndarray:
 def encode(x: np.ndarray, name: str, relu: bool = False) -> np.ndarray:
     """f32 or f64 to codes, round to nearest even, saturating to the largest finite magnitude (``.satfinite``).
 
-    NaN becomes 0x7f in E4M3 and E5M2, and the largest positive value in E2M1, which has no NaN.
+    NaN becomes 0x7f in E4M3 and E5M2, and the largest positive value in the others, which have no NaN.
     """
     table = _magnitudes(name)
     if relu:
@@ -51,7 +51,7 @@ def encode(x: np.ndarray, name: str, relu: bool = False) -> np.ndarray:
     code = np.where(magnitude >= table[-1], len(table) - 1, code).astype("u1")
     sign = np.uint8(len(decode_table(name)) // 2)
     code = np.where(np.signbit(x) & (not relu), code | sign, code)
-    return np.where(np.isnan(x), np.uint8(7 if name == "e2m1" else 0x7F), code).astype("u1")
+    return np.where(np.isnan(x), np.uint8(0x7F if name in ("e4m3", "e5m2") else len(table) - 1), code).astype("u1")
 
 
 def encode_ue8m0(x: np.ndarray, up: bool, finite: bool = True) -> np.ndarray:

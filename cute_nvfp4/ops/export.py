@@ -1,0 +1,64 @@
+"""export: a planned operation in a file, for ``runtime.exported`` to load."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..errors import OperandError
+from ..runtime.exported import VERSION, described
+from .prepare import preparation
+
+
+def export(path: str | Path, operation: Callable[..., Any], *operands: Any, **options: Any) -> None:
+    """Writes the kernel that ``operation(*operands, **options)`` would run, and its plan, to ``path``.
+
+    Args:
+        path: of the file, which is replaced.
+        operation: ``gemv``, ``gemm`` or ``quantize``.
+        operands, options: as for it. Their shapes, strides, dtypes and alignments are kept, and numbers such as alpha;
+            alpha and bias that are tensors are refused, because the file has no memory of its own.
+
+    Nothing runs. Without a GPU, use CPU tensors in a block of ``simulating(arch)``: the file is then for GPUs of that
+    architecture, and for the simulator.
+
+    Raises:
+        OperandError, OperandTypeError, TargetError: what ``prepare`` raises.
+    """
+    made = preparation(operation, *operands, **options)
+    kernel, template = made.launch.kernel, made.launch.template
+    places = {place for slots in made.slots.values() for _, place in slots}
+    constants = {i: value for i, value in enumerate(made.values) if i not in places}
+    if any(isinstance(value, int) and value for value in constants.values()):
+        raise OperandError.of(
+            "call to export", got="one that reads other tensors than its operands", expected="alpha and bias as numbers"
+        )
+    plan = {
+        "version": VERSION,
+        "operation": operation.__name__,
+        "kernel": {"name": kernel.name, "arch": kernel.arch, "entry": kernel.entry},
+        "launches": [_launch_record(launch) for launch in template.launches],
+        "patches": [dataclasses.asdict(patch) for patch in template.patches],
+        "values": template.values,
+        "constants": list(constants.items()),
+        "slots": made.slots,
+        "sizes": list(made.sizes.items()),
+        "written": made.written,
+        "operands": {name: described(x) for name, x in made.operands.items()},
+    }
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("plan.json", json.dumps(plan, indent=1))
+        archive.writestr("kernel.cubin", kernel.cubin)
+        archive.writestr("kernel.ptx", kernel.ptx)
+
+
+def _launch_record(launch: Any) -> dict[str, Any]:
+    record = {name: getattr(launch, name) for name in ("kernel", "grid", "block", "cluster", "dynamic_smem")}
+    record |= {"cooperative": launch.cooperative, "programmatic": launch.programmatic}
+    record["params"] = [param.hex() for param in launch.params]
+    record["attributes"] = [(number, value.hex()) for number, value in launch.attributes]
+    return record

@@ -1,0 +1,168 @@
+"""Operations that were exported: loading and calling them needs neither the compiler nor the DSL.
+
+The file is a zip archive: ``plan.json`` (launches, places of what varies, what each operand must be), ``kernel.cubin``
+for a GPU, and ``kernel.ptx``, from which the simulator runs it. ``ops.export`` writes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..errors import OperandError, TargetError
+from ..formats import FORMATS
+from ..operand import BlockScaledTensor, OperandKey
+from ..scale_layout import blocked_shape, blocked_stride
+from .backend import device_index, resolve
+from .cache import CompiledKernel
+from .launch import CudaLauncher, Launcher, SimLauncher
+from .template import Patch, Template
+
+VERSION = 1
+
+
+def load_exported(path: str | Path) -> Exported:
+    """The operation that ``export`` wrote to ``path``.
+
+    Raises:
+        OperandError: no such file, or not one of this version.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            plan = json.loads(archive.read("plan.json"))
+            cubin, ptx = archive.read("kernel.cubin"), archive.read("kernel.ptx").decode()
+    except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise OperandError.of(
+            "exported operation", got=f"{path}: {error}", expected="a file that export wrote"
+        ) from error
+    if plan.get("version") != VERSION:
+        got = f"version {plan.get('version')}"
+        raise OperandError.of(f"exported operation {path}", got=got, expected=VERSION, hint="Export it again.")
+    return Exported(plan, CompiledKernel(ptx=ptx, cubin=cubin, host_ir="", **plan["kernel"]))
+
+
+class Exported:
+    """A loaded operation. Call it with its operands by name; without ``out`` it makes a result.
+
+    operation: its name. arch: what it was compiled for. operands: what each operand must be, by name.
+    """
+
+    def __init__(self, plan: Mapping[str, Any], kernel: CompiledKernel) -> None:
+        self.operation, self.arch, self.operands = plan["operation"], kernel.arch, plan["operands"]
+        self._plan, self._kernel = plan, kernel
+        self._launchers: dict[torch.device, Launcher] = {}
+        launches = tuple(_launch_from(record) for record in plan["launches"])
+        self._template = Template(launches, tuple(Patch(**patch) for patch in plan["patches"]), plan["values"])
+
+    def __repr__(self) -> str:
+        return f"Exported({self.operation} for {self.arch}: {self.operands})"
+
+    def __call__(self, **given: Any) -> Any:
+        """Runs it on the operands ``given``, and returns the result.
+
+        Raises:
+            OperandError: operands that are not like the exported ones, or overlap the output.
+            TargetError: tensors on a device that the kernel was not compiled for.
+        """
+        missing = [name for name in self.operands if name not in given and name != "out"]
+        unknown = [name for name in given if name not in self.operands]
+        if missing or unknown:
+            got = f"{'no ' + missing[0] if missing else unknown[0]}"
+            raise OperandError.of(f"operands of {self.operation}", got=got, expected=", ".join(self.operands))
+        device = next(iter(given.values())).device
+        if given.get("out") is None:
+            given["out"] = _new(self.operands["out"], device, given)
+        for name, expected in self.operands.items():
+            if described(given[name]) != expected:
+                raise OperandError.of(name, got=described(given[name]), expected=expected)
+            if given[name].device != device:
+                raise OperandError.of(f"device of {name}", got=given[name].device, expected=device)
+        values: list[Any] = [0] * self._plan["values"]
+        for place, value in self._plan["constants"]:
+            values[place] = value
+        for name, slots in self._plan["slots"].items():
+            for part, place in slots:
+                values[place] = (given[name] if part is None else getattr(given[name], part)).data_ptr()
+        for place, size in self._plan["written"]:
+            for read, length in self._plan["sizes"]:
+                if values[read] < values[place] + size and values[place] < values[read] + length:
+                    raise OperandError.of("memory of out", got="bytes of an input", expected="memory of its own")
+        self._launcher(device)(tuple(values), (given,))
+        return given["out"]
+
+    def _launcher(self, device: torch.device) -> Launcher:
+        found = self._launchers.get(device)
+        if found is None:
+            if device.type == "cpu":
+                found = SimLauncher(self._kernel, self._template, lambda kernel: self._template, self._touched)
+            else:
+                target = resolve("cuda", device)
+                if target.arch.name != self.arch:
+                    raise TargetError.of(
+                        f"architecture of {device} ({torch.cuda.get_device_name(device)})",
+                        got=target.arch.name,
+                        expected=f"{self.arch}, which the exported {self.operation} was compiled for",
+                        hint="Export it again for this GPU.",
+                    )
+                found = CudaLauncher(self._kernel, self._template, device_index(device))
+            self._launchers[device] = found
+        return found
+
+    def _touched(self, given: Mapping[str, Any]) -> dict[str, tuple[torch.Tensor, bool]]:
+        found = {}
+        for name, x in given.items():
+            parts = {name: x}
+            if isinstance(x, BlockScaledTensor):
+                parts = {f"{name}.{part}": getattr(x, part) for part in ("data", "scale", "global_scale")}
+            found |= {key: (tensor, name == "out") for key, tensor in parts.items() if tensor is not None}
+        return found
+
+
+def described(x: Any) -> dict[str, Any]:
+    """What an operand must be, in what JSON can say: everything but its device and addresses."""
+    if isinstance(x, BlockScaledTensor):
+        key = {field.name: getattr(x.key, field.name) for field in dataclasses.fields(OperandKey)}
+        for name in ("device", "on_cpu", "plain", "format", "alignment", "scale_alignment"):
+            del key[name]
+        key |= {name: list(key[name]) for name in ("strides", "scale_strides")}
+        return {"format": x.format.name, "alignment": min(x.key.alignment, 16), **key}
+    return {
+        "dtype": str(x.dtype).removeprefix("torch."),
+        "shape": list(x.shape),
+        "strides": list(x.stride()),
+        "aligned": x.data_ptr() % 16 == 0,
+    }
+
+
+def _new(expected: Mapping[str, Any], device: torch.device, given: Mapping[str, Any]) -> Any:
+    """An output as it is described."""
+    if "dtype" in expected:
+        dtype = getattr(torch, expected["dtype"])
+        return torch.empty_strided(expected["shape"], expected["strides"], dtype=dtype, device=device)
+    rows, batch, format = expected["rows"], expected["batch"], FORMATS[expected["format"]]
+    lead = (batch, rows) if expected["batched"] else (rows,)
+    columns = format.scale_columns(expected["k"])
+    data = torch.empty((*lead, format.data_columns(expected["k"])), dtype=torch.uint8, device=device)
+    if expected["scale_layout"] == "blocked":
+        sizes = rows, columns, batch
+        scale = torch.empty_strided(blocked_shape(*sizes), blocked_stride(*sizes), dtype=torch.uint8, device=device)
+    else:
+        scale = torch.empty((*lead, columns), dtype=torch.uint8, device=device)
+    factor = torch.empty((), dtype=torch.float32, device=device) if expected["has_global_scale"] else None
+    return BlockScaledTensor(data, scale, factor, format)
+
+
+def _launch_from(record: Mapping[str, Any]) -> Any:
+    from ..sim.machine.launch import Launch
+
+    fields = dict(record)
+    fields |= {name: tuple(record[name]) for name in ("grid", "block", "cluster")}
+    fields["params"] = tuple(bytes.fromhex(param) for param in record["params"])
+    fields["attributes"] = tuple((number, bytes.fromhex(value)) for number, value in record["attributes"])
+    return Launch(**fields)

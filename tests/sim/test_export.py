@@ -1,0 +1,106 @@
+"""Exported operations: written in one process, run in another that has no DSL, refused where they do not fit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+
+import cute_nvfp4 as nv
+from cute_nvfp4.errors import OperandError
+
+WITHOUT_DSL = """
+import sys
+
+class Missing:
+    def find_spec(self, name, *rest):
+        if name.split(".")[0] == "cutlass":
+            raise ImportError("no DSL here")
+
+sys.meta_path.insert(0, Missing())
+import torch
+import cute_nvfp4 as nv
+
+given, expected = torch.load(sys.argv[2], weights_only=False)
+found = nv.load_exported(sys.argv[1])(**given)
+pairs = [(found.data, expected.data)] if hasattr(found, "scale") else [(found, expected)]
+assert all(torch.equal(x, y) for x, y in pairs)
+assert "cutlass" not in sys.modules
+"""
+
+
+def operand(rows: int, k: int = 256) -> nv.BlockScaledTensor:
+    return nv.quantize(torch.randn(rows, k))
+
+
+def exported(path: Path, operation: str) -> tuple[dict, object]:
+    """Writes an operation to ``path``: other operands for it, and their result."""
+    if operation == "gemv":
+        with nv.simulating("sm_90a"):
+            nv.export(path, nv.gemv, operand(130), operand(1), alpha=2.0)
+            given = {"a": operand(130), "b": operand(1)}
+            return given, nv.gemv(*given.values(), alpha=2.0)
+    if operation == "gemm":
+        with nv.simulating("sm_100a"):
+            nv.export(path, nv.gemm, operand(20), operand(72), out_dtype=torch.float32)
+            given = {"a": operand(20), "b": operand(72)}
+            return given, nv.gemm(*given.values(), out_dtype=torch.float32)
+    with nv.simulating("sm_90a"):
+        nv.export(path, nv.quantize, torch.randn(16, 256), global_scale=0.01)
+        x = torch.randn(16, 256)
+        out = nv.quantize(torch.randn(16, 256), global_scale=torch.tensor(0.01))
+        return {"x": x, "out": out}, nv.quantize(x, global_scale=0.01)
+
+
+@pytest.mark.parametrize("operation", ["gemv", "gemm", "quantize"])
+def test_runs_without_the_dsl(operation: str, tmp_path: Path) -> None:
+    given, expected = exported(tmp_path / "op", operation)
+    torch.save((given, expected), tmp_path / "data")
+    command = [sys.executable, "-c", WITHOUT_DSL, str(tmp_path / "op"), str(tmp_path / "data")]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
+    given, _ = exported(tmp_path / "op", "gemv")
+    run = nv.load_exported(tmp_path / "op")
+    with pytest.raises(OperandError, match=r"a: got .*rows.*expected .*rows"):
+        run(a=operand(131), b=given["b"])
+    with pytest.raises(OperandError, match="operands of gemv: got no b, expected a, b, out"):
+        run(a=given["a"])
+    with pytest.raises(OperandError, match="operands of gemv: got c"):
+        run(**given, c=given["a"])
+    overlapping = given["a"].data.view(-1)[: 2 * 130].view(torch.float16)
+    with pytest.raises(OperandError, match="memory of out"):
+        run(**given, out=overlapping)
+
+
+def test_files_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(OperandError, match="expected a file that export wrote"):
+        nv.load_exported(tmp_path / "missing")
+    exported(tmp_path / "op", "gemv")
+    with zipfile.ZipFile(tmp_path / "op") as archive:
+        plan = json.loads(archive.read("plan.json"))
+        rest = {name: archive.read(name) for name in ("kernel.cubin", "kernel.ptx")}
+    with zipfile.ZipFile(tmp_path / "new", "w") as archive:
+        archive.writestr("plan.json", json.dumps(plan | {"version": 99}))
+        for name, data in rest.items():
+            archive.writestr(name, data)
+    with pytest.raises(OperandError, match=r"got version 99, expected 1\. Export it again"):
+        nv.load_exported(tmp_path / "new")
+
+
+def test_what_cannot_be_exported(tmp_path: Path) -> None:
+    with nv.simulating("sm_100a"):
+        a, b = operand(20), operand(72)
+        with pytest.raises(OperandError, match="expected alpha and bias as numbers"):
+            nv.export(tmp_path / "op", nv.gemm, a, b, bias=torch.zeros(72))
+        with pytest.raises(OperandError, match="operation to prepare"):
+            nv.export(tmp_path / "op", nv.gated_gemm, a, b, b)
+        with pytest.raises(OperandError, match="backend of a prepared call: got exact torch"):
+            nv.export(tmp_path / "op", nv.gemv, a, operand(1), backend="reference")

@@ -1,0 +1,161 @@
+"""The operators of ``torch.ops.cute_nvfp4``: what ``opcheck`` asks, on the CPU and in the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from cute_nvfp4 import GroupedRows, gated_gemm, gemm, gemv, grouped_gemm, grouped_gemm_contiguous, quantize
+from cute_nvfp4.ops import library
+from cute_nvfp4.scale_layout import blocked_flat
+
+OPS = torch.ops.cute_nvfp4
+assert library
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+A, B, B2 = quantize(normal(40, 64)), quantize(normal(48, 64)), quantize(normal(48, 64) * 2)
+MX = quantize(normal(2, 40, 64), "mxfp8_e4m3"), quantize(normal(2, 48, 64), "mxfp8_e5m2")
+ROWS = GroupedRows.of(A, [0, 7, 7, 40])
+STACK = quantize(normal(3, 48, 64))
+ALPHA = torch.tensor([0.5])
+
+
+def parts(*operands: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(t for x in operands for t in (x.data, blocked_flat(x.scale) if x.scale.ndim == 6 else x.scale))
+
+
+def lists(*pairs: Any) -> tuple[list, ...]:
+    data, scales, factors = [], [], []
+    for side in zip(*pairs):
+        data.append([None if x is None else x.data for x in side])
+        scales.append([None if x is None else parts(x)[1] for x in side])
+        factors.append([None if x is None else x.global_scale for x in side])
+    return data[0], scales[0], data[1], scales[1], *factors
+
+
+class Case(NamedTuple):
+    """Arguments of an operator; ``outs``: of its out variant besides; ``public``: the same by a public function."""
+
+    name: str
+    args: tuple
+    options: dict[str, Any]
+    outs: dict[str, Any]
+    public: Callable[[], Any]
+
+
+def half(*shape: int) -> torch.Tensor:
+    return torch.empty(shape, dtype=torch.float16)
+
+
+def byte(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.uint8)
+
+
+FACTORS = A.global_scale, B.global_scale
+BIAS = normal(48)
+CASES = {
+    "gemv": Case("gemv", (*parts(A, B), *FACTORS), {"alpha": 2.0}, {"out": half(40)}, lambda: gemv(A, B, alpha=2.0)),
+    "gemm": Case(
+        "gemm",
+        (*parts(A, B), *FACTORS, ALPHA, BIAS),
+        {"out_dtype": torch.float32},
+        {"out": torch.empty(40, 48)},
+        lambda: gemm(A, B, alpha=ALPHA, bias=BIAS, out_dtype=torch.float32),
+    ),
+    "gemm, MX": Case(
+        "gemm",
+        parts(*MX),
+        {"a_format": "mxfp8", "b_format": "mxfp8_e5m2", "alpha": 0.5},
+        {"out": half(2, 40, 48)},
+        lambda: gemm(*MX, alpha=0.5),
+    ),
+    "gated_gemm": Case(
+        "gated_gemm",
+        (*parts(A, B, B2), *FACTORS, B2.global_scale, ALPHA),
+        {"gate": "relu"},
+        {"out": half(40, 48)},
+        lambda: gated_gemm(A, B, B2, alpha=ALPHA, gate="relu"),
+    ),
+    "gated_gemm_quantized": Case(
+        "gated_gemm_quantized",
+        (*parts(A, B, B2), *FACTORS, B2.global_scale, None, torch.tensor(0.1)),
+        {},
+        {"out": byte(40, 24), "out_scale": byte(512)},
+        lambda: parts(gated_gemm(A, B, B2, out_global_scale=0.1)),
+    ),
+    "grouped_gemm": Case(
+        "grouped_gemm",
+        lists((A, B), (None, B2), (B2, B)),
+        {"alpha": 2.0},
+        {"out": [half(40, 48), half(0, 48), half(48, 48)]},
+        lambda: grouped_gemm([(A, B), (None, B2), (B2, B)], alpha=2.0),
+    ),
+    "grouped_gemm_contiguous": Case(
+        "grouped_gemm_contiguous",
+        (*parts(ROWS), ROWS.offsets, *parts(STACK), ROWS.global_scale, STACK.global_scale),
+        {},
+        {"out": half(40, 48), "status": torch.zeros(1, dtype=torch.int32)},
+        lambda: (grouped_gemm_contiguous(ROWS, STACK), torch.zeros(1, dtype=torch.int32)),
+    ),
+    "quantize": Case(
+        "quantize",
+        (normal(40, 64),),
+        {"compute_global_scale": True},
+        {"out": byte(40, 32), "out_scale": byte(512), "out_global_scale": torch.zeros(())},
+        lambda: (*parts(A), A.global_scale),
+    ),
+    "quantize, MX": Case(
+        "quantize",
+        (normal(2, 40, 64),),
+        {"format": "mxfp8", "scale_layout": "rowmajor", "seed": 3},
+        {"out": byte(2, 40, 64), "out_scale": byte(2, 40, 2)},
+        lambda: _stochastic(),
+    ),
+    "dequantize": Case(
+        "dequantize",
+        (*parts(A), A.global_scale),
+        {},
+        {"out": torch.empty(40, 64)},
+        lambda: A.dequantize(),
+    ),
+}
+
+
+def _stochastic() -> tuple[torch.Tensor, ...]:
+    x = quantize(normal(2, 40, 64), "mxfp8", rounding="stochastic", generator=3, scale_layout="rowmajor")
+    return x.data, x.scale, torch.empty(0)
+
+
+def tensors(result: Any) -> list[torch.Tensor]:
+    return [result] if isinstance(result, torch.Tensor) else list(result)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_opcheck(name: str) -> None:
+    case = CASES[name]
+    operator = getattr(OPS, case.name)
+    torch.library.opcheck(operator.default, case.args, case.options)
+    torch.library.opcheck(operator.out, case.args, case.options | case.outs)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_they_are_the_public_functions(name: str) -> None:
+    """``default`` gives what the function gives, and ``out`` writes it."""
+    case = CASES[name]
+    operator, want = getattr(OPS, case.name), tensors(case.public())
+    got = tensors(operator.default(*case.args, **case.options))
+    assert len(got) == len(want)
+    for one, other in zip(got, want):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
+    outs = {k: [t.clone() for t in v] if isinstance(v, list) else v.clone() for k, v in case.outs.items()}
+    assert operator.out(*case.args, **case.options, **outs) is None
+    written = [t for v in outs.values() for t in tensors(v)]
+    for one, other in zip(written, want):
+        torch.testing.assert_close(one, other, rtol=0, atol=0)
