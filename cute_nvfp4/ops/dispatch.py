@@ -17,7 +17,7 @@ def by_operator(operands: Sequence[Any], *others: Any) -> bool:
     operands: of the call. others: what else may require a gradient; numbers and None do not. Elsewhere the dispatcher
     would only cost time. What is no operand is for the call itself to refuse.
     """
-    if is_recorded(None):
+    if torch.compiler.is_dynamo_compiling() or (torch._C._len_torch_dispatch_stack() and _modes()):
         return True
     if torch.is_grad_enabled():
         for x in operands:
