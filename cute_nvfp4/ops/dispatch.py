@@ -53,3 +53,11 @@ def _modes() -> int:
     count = torch._C._len_torch_dispatch_stack()
     session = current_session() if count else None
     return count - (session is not None and session.dispatch.on)
+
+
+def written_to(*outs: Any) -> None:
+    """Tells autograd that a kernel wrote to these, so that what it had saved of them is not used."""
+    for out in outs:
+        for x in out if isinstance(out, (list, tuple)) else (out,):
+            if isinstance(x, torch.Tensor) and not x.is_inference():
+                torch.autograd.graph.increment_version(x)
