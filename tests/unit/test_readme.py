@@ -1,4 +1,4 @@
-"""The code of the README, the tour, docs/fused.md and docs/launch.md runs, CI uses the README's command, and links lead somewhere."""
+"""The code of the README, the tour and two pages runs, CI uses the README's command, and links lead somewhere."""
 
 from __future__ import annotations
 
