@@ -97,7 +97,7 @@ def gated_gemm(
         return operators.gated_gemm(a, b1, b2, *options)
     check_types(a, b1)
     key = (
-        *(a.key, b1.key, operand_key(b2), gate, tensor_key(alpha), interleaved, out_dtype),
+        *(a.key, b1.key, operand_key(b2), gate, tensor_key(alpha), interleaved, type(interleaved), out_dtype),
         *(operand_key(out) if isinstance(out, BlockScaledTensor) else output_key(out), tensor_key(out_global_scale)),
         *(backend, config, world(a.key.on_cpu)),
     )

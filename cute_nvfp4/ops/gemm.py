@@ -126,7 +126,9 @@ def prepared(
     places = {"a": [("data", first), ("scale", first + 1)], "b": [("data", second), ("scale", second + 1)]}
     # after the output, the bias, alpha and its tensor
     factor = 5 + sum(x is not None for x in (bias, alpha)) + 1
-    sizes = {}
+    sizes = {} if bias is None else {5: span_bytes(bias)}
+    if alpha is not None:
+        sizes[factor - 1] = 4
     for name, x in (("a", a), ("b", b)):
         sizes |= zip((place for _, place in places[name]), (x.key.data_bytes, x.key.scale_bytes))
         if x.global_scale is not None:
