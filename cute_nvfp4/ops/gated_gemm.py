@@ -34,7 +34,7 @@ from .checks import (
     split_alpha,
     tensors,
 )
-from .dispatch import by_operator
+from .dispatch import by_operator, written_to
 from .gemm import host
 from .gemm_launch import GemmCall, output_record, strides
 from .interleave import check_halves, check_weights
@@ -105,7 +105,10 @@ def gated_gemm(
     if call is None:
         made = _plan(a, b1, b2, gate, alpha, interleaved, out, out_dtype, out_global_scale, backend, config)
         call = _calls[key] = made
-    return call(a, b1, b2, alpha, out, out_global_scale)
+    result = call(a, b1, b2, alpha, out, out_global_scale)
+    if out is not None and torch.is_grad_enabled():
+        written_to(out)
+    return result
 
 
 _calls = Bounded()

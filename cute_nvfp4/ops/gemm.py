@@ -34,7 +34,7 @@ from .checks import (
     split_alpha,
     tensors,
 )
-from .dispatch import by_operator
+from .dispatch import by_operator, written_to
 from .gemm_launch import GemmCall, output_record
 from .library import products as operators
 from .operands import check_operands, check_signs, operand_record
@@ -78,7 +78,10 @@ def gemm(
     """
     if by_operator((a, b), alpha, bias, out):
         return operators.gemm(a, b, alpha, bias, out, out_dtype, config, backend)
-    return planned(a, b, alpha, bias, out, out_dtype, config, backend)(a, b, alpha, bias, out)
+    result = planned(a, b, alpha, bias, out, out_dtype, config, backend)(a, b, alpha, bias, out)
+    if out is not None and torch.is_grad_enabled():
+        written_to(out)
+    return result
 
 
 def planned(
