@@ -44,8 +44,8 @@ def prepare(operation: Callable[..., Any], *operands: Any, vary: Sequence[str] =
     nothing. Threads may share the result.
 
     Raises:
-        OperandError: an operation or a name that cannot be prepared; a request that needs more than one launch; from a
-            call: an operand that is not like the one given here, or overlaps the output.
+        OperandError: an operation or a name that cannot be prepared; a request that needs more than one launch; an
+            output that overlaps an operand, here or at a call; from a call: an operand that is not like the one given.
         OperandTypeError, TargetError: those of the operation.
     """
     return Prepared(preparation(operation, *operands, **options), tuple(vary))

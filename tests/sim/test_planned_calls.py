@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import struct
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -213,56 +215,78 @@ def test_a_replaced_kernel_is_left_with_its_block(name: str) -> None:
 THREADS, TURNS = 3, 60
 
 
+@contextlib.contextmanager
+def recording(note: Callable[[launch.driver.PackedLaunch], Any]) -> Iterator[list[Any]]:
+    """Calls are planned as on a GPU, and the driver notes something of each launch; torch's stream is the thread."""
+    made: list[Any] = []
+    seen: list[Any] = []
+
+    class Kept(launch.driver.PackedLaunch):
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            made.append(self)
+
+    def entry(*arguments: Any) -> int:
+        (one,) = [x for x in made if x.arguments == arguments]
+        # the driver lets others run while it reads
+        time.sleep(1e-6)
+        seen.append(note(one))
+        return 0
+
+    gemv._calls.clear()
+    with (
+        without_driver("sm_100a"),
+        mock.patch.object(launch.driver, "PackedLaunch", Kept),
+        mock.patch.object(launch.driver, "launch_function", lambda: entry),
+        mock.patch.object(launch, "raw_stream", lambda device: threading.get_ident()),
+    ):
+        yield seen
+    gemv._calls.clear()
+
+
+def in_threads(call: Callable[[int], object]) -> None:
+    """Makes calls from several threads, which take turns as often as they can."""
+    switch = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=lambda i=i: [call(i) for _ in range(TURNS)]) for i in range(THREADS)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(switch)
+
+
 def test_threads_do_not_mix_values() -> None:
     """Parameters are kept between calls: what the driver gets is one call's, whoever calls at the same time."""
     problems = [gemv_problems.make(replace(GEMV, seed=i, a_global=0.5)) for i in range(THREADS)]
     outs = [torch.empty(1, 20) for _ in problems]
-    seen: list[bytes] = []
     wanted = [
         (*(x.data_ptr() for x in (p.a.data, p.a.scale, p.b.data, p.b.scale, out)), p.a.global_scale.data_ptr(), i + 0.5)
         for i, (p, out) in enumerate(zip(problems, outs))
     ]
-    with without_driver("sm_100a"):
-        made: list[Any] = []
-        packed = launch.driver.PackedLaunch
 
-        class Kept(packed):
-            def __init__(self, *args: Any) -> None:
-                super().__init__(*args)
-                made.append(self)
+    def call(i: int) -> None:
+        nv.gemv(problems[i].a, problems[i].b, out=outs[i], alpha=i + 0.5)
 
-        def entry(*arguments: Any) -> int:
-            (one,) = [x for x in made if x.arguments == arguments]
-            seen.append(bytes(one.buffer.raw))
-            return 0
+    with recording(lambda packed: (id(packed), bytes(packed.buffer.raw))) as seen:
+        # planned in a thread, which does not see the simulator of these tests
+        first = threading.Thread(target=call, args=(0,))
+        first.start()
+        first.join()
+        in_threads(call)
+    assert len(seen) == 1 + THREADS * TURNS and len({which for which, _ in seen}) == 1
+    assert sorted(_meant(buffer, wanted) for buffer in {buffer for _, buffer in seen}) == list(range(THREADS))
 
-        gemv._calls.clear()
-        with (
-            mock.patch.object(launch.driver, "PackedLaunch", Kept),
-            mock.patch.object(launch.driver, "launch_function", lambda: entry),
-        ):
 
-            def call(i: int) -> None:
-                nv.gemv(problems[i].a, problems[i].b, out=outs[i], alpha=i + 0.5)
-
-            # in a thread, which does not see the simulator of these tests
-            first = threading.Thread(target=call, args=(0,))
-            first.start()
-            first.join()
-            switch = sys.getswitchinterval()
-            sys.setswitchinterval(1e-6)
-            try:
-                threads = [threading.Thread(target=lambda i=i: [call(i) for _ in range(TURNS)]) for i in range(THREADS)]
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
-            finally:
-                sys.setswitchinterval(switch)
-    gemv._calls.clear()
-    assert len(made) == 1 and len(seen) == 1 + THREADS * TURNS
-    found = [_meant(buffer, wanted) for buffer in set(seen)]
-    assert sorted(found) == list(range(THREADS))
+def test_threads_share_a_prepared_call() -> None:
+    """Each launches on its own stream, also where nothing but the stream is written."""
+    problem = gemv_problems.make(GEMV)
+    with recording(lambda packed: packed.config.stream == threading.get_ident()) as seen:
+        run = nv.prepare(nv.gemv, problem.a, problem.b)
+        in_threads(lambda i: run())
+    assert seen == [True] * (THREADS * TURNS)
 
 
 def _meant(buffer: bytes, wanted: list[tuple]) -> int:
