@@ -69,7 +69,7 @@ class RowProduct:
 def row_product(
     x: torch.Tensor, scale: torch.Tensor, weight: BlockScaledTensor, rule: str, backend: Backend
 ) -> RowProduct | None:
-    """``RowProduct`` of these; None where the public functions have to be called: they do it otherwise, or say why not."""
+    """``RowProduct`` of these; None where the public functions have to be called: they can, or say why they cannot."""
     try:
         return RowProduct(x, scale, weight, rule, backend)
     except OperandError:

@@ -46,7 +46,7 @@ def test_bits_of_two_calls(device: torch.device, monkeypatch: pytest.MonkeyPatch
         return plans[-1]
 
     def check() -> None:
-        for row in (many[:1], many[2:], wide[:, 1:97], wide[:, 2:98], many[0]):
+        for row in (many[:1], many[2:], wide[:, :96], wide[:, 1:97], wide[:, 2:98], tall.t()[:1], many[0]):
             a = quantize(row.reshape(1, 96), global_scale=layer.input_global_scale)
             want = gemv(layer.weight, a, out_dtype=row.dtype)
             assert layer(row).equal(want if row.ndim == 1 else want[None])
@@ -54,9 +54,11 @@ def test_bits_of_two_calls(device: torch.device, monkeypatch: pytest.MonkeyPatch
     plan = module.row_product
     monkeypatch.setattr(module, "row_product", planned)
     many, wide = normal(3, 96, seed=3).to(device), normal(1, 128, seed=4).to(device).half()
+    tall = normal(96, 2, seed=7).to(device).half()
     weights = [quantize(normal(40, 96, seed=5 + i).to(device)) for i in range(2)]
     scale = torch.tensor(0.002, device=device)
     layer = NVFP4Linear(weights[0], input_global_scale=scale)
+    assert not layer(many[:1]).equal(layer(many[1:2]))
     check()
     count = len(plans)
     assert count >= 2 and sum(x is not None for x in plans) >= 2
@@ -90,3 +92,21 @@ def test_rows_that_need_more_than_two_launches(device: torch.device) -> None:
         assert layer(x).equal(gemv(weight, a, out_dtype=x.dtype)[None])
     with pytest.raises(TypeError, match="float64"):
         layer(x.double())
+
+
+@pytest.mark.sim_only("architectures change")
+def test_another_architecture() -> None:
+    """One layer runs what each block asks for, and exact torch where it asks for that."""
+    x = normal(1, 64, seed=9)
+    layer = NVFP4Linear(quantize(normal(40, 64, seed=8)), input_global_scale=torch.tensor(0.002))
+    results = []
+    for arch in ("sm_100a", "sm_90a", "sm_100a"):
+        with simulating(arch) as runs:
+            results.append(layer(x))
+        assert [(run.name, run.kernel.arch) for run in runs] == [("quantize", arch), ("gemv", arch)]
+    layer.backend = "reference"
+    with simulating("sm_100a") as runs:
+        results.append(layer(x))
+    assert not runs
+    for y in results[1:]:
+        torch.testing.assert_close(y, results[0], rtol=1e-5, atol=1e-5)
