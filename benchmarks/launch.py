@@ -1,7 +1,8 @@
 """Host time of every operation, beside torch's own: ``python benchmarks/launch.py``.
 
-Medians of single warm calls, by the host's clock, with the GPU's queue drained every few calls; all in one run, as
-ratios to ``torch.mm(out=)`` of the same run: (1, 4096) · (4096, 4096) in bf16, the product that a GEMV stands for.
+Medians of single warm calls, by the host's clock, with the GPU's queue drained every few calls, in five rounds of
+alternating order; all in one run, as ratios to ``torch.mm(out=)`` of the same run: (1, 4096) · (4096, 4096) in bf16,
+the product that a GEMV stands for.
 On a GPU also what a CUDA graph of ``NVFP4Linear`` costs beside a graph of its two kernels.
 ``--host-only`` needs no GPU: the driver is replaced by a function that does nothing, so that what is left is the time
 of this package's own code, for every operation and architecture.
@@ -34,7 +35,7 @@ from cute_nvfp4.runtime.kernel import Kernel
 from cute_nvfp4.sim.host.cubin import parameter_sizes
 from cute_nvfp4.target import Target, architecture
 
-CALLS, DRAIN = 300, 8
+CALLS, ROUNDS, DRAIN = 100, 5, 8
 
 
 def host_us(call: Callable[[], object], calls: int = CALLS) -> float:
@@ -188,11 +189,13 @@ def linear_graphs() -> dict[str, float]:
 def measured(arch: str, host_only: bool) -> dict[str, float]:
     """Microseconds by name."""
     device = "cpu" if host_only else "cuda"
-    found = {name: host_us(call) for name, call in torch_calls(device)}
     with without_driver(arch) if host_only else contextlib.nullcontext():
-        for name, call in operations(device, gemms=arch.startswith("sm_10")):
-            found[name] = host_us(call)
-    return found
+        calls = {**dict(torch_calls(device)), **dict(operations(device, gemms=arch.startswith("sm_10")))}
+        found: dict[str, list[float]] = {name: [] for name in calls}
+        for turn in range(ROUNDS):
+            for name in list(calls)[:: 1 if turn % 2 == 0 else -1]:
+                found[name].append(host_us(calls[name]))
+    return {name: statistics.median(times) for name, times in found.items()}
 
 
 def main(arguments: list[str] | None = None) -> int:

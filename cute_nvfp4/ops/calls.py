@@ -7,7 +7,7 @@ overlaps an input.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -88,12 +88,19 @@ class Preparation:
     owners: Callable[[dict[str, Any]], tuple]
 
     def __post_init__(self) -> None:
-        self.read_bytes = tuple(self.sizes.values())
         self.simulated = isinstance(self.launch, SimLauncher)
+        # of each that is written: what it must be apart from
+        read, self._apart = dict(self.sizes), []
+        for place, size in self.written:
+            self._apart.append((place, size, tuple(read), tuple(read.values())))
+            read[place] = size
 
-    def read(self, values: list) -> list[int]:
-        """The addresses of what is read, of ``read_bytes``."""
-        return [values[place] for place in self.sizes]
+    def check(self, values: Sequence[Any]) -> None:
+        """Raises if the output of a call with ``values`` overlaps an input, or another part of the output."""
+        for place, size, places, sizes in self._apart:
+            start = values[place]
+            if near(start, start + size, [values[i] for i in places], sizes):
+                raise OperandError.of("memory of out", got="bytes of an input", expected="memory of its own")
 
 
 def preparable(call: Any, kind: type) -> Any:

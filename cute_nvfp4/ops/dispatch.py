@@ -17,7 +17,7 @@ def by_operator(operands: Sequence[Any], *others: Any) -> bool:
     operands: of the call. others: what else may require a gradient; numbers and None do not. Elsewhere the dispatcher
     would only cost time. What is no operand is for the call itself to refuse.
     """
-    if is_recorded(None):
+    if torch.compiler.is_dynamo_compiling() or (torch._C._len_torch_dispatch_stack() and _modes()):
         return True
     if torch.is_grad_enabled():
         for x in operands:
@@ -53,3 +53,11 @@ def _modes() -> int:
     count = torch._C._len_torch_dispatch_stack()
     session = current_session() if count else None
     return count - (session is not None and session.dispatch.on)
+
+
+def written_to(*outs: Any) -> None:
+    """Tells autograd that a kernel wrote to these, so that what it had saved of them is not used."""
+    for out in outs:
+        for x in out if isinstance(out, (list, tuple)) else (out,):
+            if isinstance(x, torch.Tensor) and not x.is_inference():
+                torch.autograd.graph.increment_version(x)

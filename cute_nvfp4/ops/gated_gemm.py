@@ -34,7 +34,7 @@ from .checks import (
     split_alpha,
     tensors,
 )
-from .dispatch import by_operator
+from .dispatch import by_operator, written_to
 from .gemm import host
 from .gemm_launch import GemmCall, output_record, strides
 from .interleave import check_halves, check_weights
@@ -97,7 +97,7 @@ def gated_gemm(
         return operators.gated_gemm(a, b1, b2, *options)
     check_types(a, b1)
     key = (
-        *(a.key, b1.key, operand_key(b2), gate, tensor_key(alpha), interleaved, out_dtype),
+        *(a.key, b1.key, operand_key(b2), gate, tensor_key(alpha), interleaved, type(interleaved), out_dtype),
         *(operand_key(out) if isinstance(out, BlockScaledTensor) else output_key(out), tensor_key(out_global_scale)),
         *(backend, config, world(a.key.on_cpu)),
     )
@@ -105,7 +105,10 @@ def gated_gemm(
     if call is None:
         made = _plan(a, b1, b2, gate, alpha, interleaved, out, out_dtype, out_global_scale, backend, config)
         call = _calls[key] = made
-    return call(a, b1, b2, alpha, out, out_global_scale)
+    result = call(a, b1, b2, alpha, out, out_global_scale)
+    if out is not None and torch.is_grad_enabled():
+        written_to(out)
+    return result
 
 
 _calls = Bounded()

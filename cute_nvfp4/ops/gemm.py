@@ -34,7 +34,7 @@ from .checks import (
     split_alpha,
     tensors,
 )
-from .dispatch import by_operator
+from .dispatch import by_operator, written_to
 from .gemm_launch import GemmCall, output_record
 from .library import products as operators
 from .operands import check_operands, check_signs, operand_record
@@ -78,7 +78,10 @@ def gemm(
     """
     if by_operator((a, b), alpha, bias, out):
         return operators.gemm(a, b, alpha, bias, out, out_dtype, config, backend)
-    return planned(a, b, alpha, bias, out, out_dtype, config, backend)(a, b, alpha, bias, out)
+    result = planned(a, b, alpha, bias, out, out_dtype, config, backend)(a, b, alpha, bias, out)
+    if out is not None and torch.is_grad_enabled():
+        written_to(out)
+    return result
 
 
 def planned(
@@ -123,7 +126,9 @@ def prepared(
     places = {"a": [("data", first), ("scale", first + 1)], "b": [("data", second), ("scale", second + 1)]}
     # after the output, the bias, alpha and its tensor
     factor = 5 + sum(x is not None for x in (bias, alpha)) + 1
-    sizes = {}
+    sizes = {} if bias is None else {5: span_bytes(bias)}
+    if alpha is not None:
+        sizes[factor - 1] = 4
     for name, x in (("a", a), ("b", b)):
         sizes |= zip((place for _, place in places[name]), (x.key.data_bytes, x.key.scale_bytes))
         if x.global_scale is not None:

@@ -34,7 +34,7 @@ from .checks import (
     parts,
     tensors,
 )
-from .dispatch import by_operator
+from .dispatch import by_operator, written_to
 from .library import products as operators
 
 
@@ -73,7 +73,10 @@ def gemv(
     if by_operator((a, b), out):
         return operators.gemv(a, b, alpha, out, out_dtype, backend, config)
     call = planned(a, b, out=out, out_dtype=out_dtype, backend=backend, config=config)
-    return call(a, b, out, 1.0 if alpha is None else number("alpha", alpha))
+    result = call(a, b, out, 1.0 if alpha is None else number("alpha", alpha))
+    if out is not None and torch.is_grad_enabled():
+        written_to(out)
+    return result
 
 
 def planned(

@@ -18,7 +18,7 @@ from ..runtime.simulating import world
 from ..target import Target
 from .calls import as_alpha, operand_key, output_key, tensor_key
 from .checks import ALL_FORMATS, check_dtype, check_format, checked_output, refuse_config, span, split_alpha
-from .dispatch import by_operator
+from .dispatch import by_operator, written_to
 from .grouped_launch import ListCall
 from .library import grouped as operators
 from .operands import check_operands, check_signs
@@ -68,7 +68,10 @@ def grouped_gemm(
     call = _calls.find(key)
     if call is None:
         call = _calls[key] = _plan(problems, alpha, out, out_dtype, backend, config)
-    return call(problems, alpha, out)
+    result = call(problems, alpha, out)
+    if out is not None and torch.is_grad_enabled():
+        written_to(out)
+    return result
 
 
 _calls = Bounded()

@@ -19,7 +19,7 @@ from ..runtime.simulating import world
 from ..target import Target
 from .calls import as_alpha, near, output_key, scalars, span_bytes, tensor_key
 from .checks import check_format, check_overlap, checked_output, parts, refuse_config, split_alpha
-from .dispatch import by_operator
+from .dispatch import by_operator, written_to
 from .grouped_gemm import alpha_of_group, check_rows
 from .grouped_launch import ContiguousCall
 from .grouped_rows import GroupedRows, clamped
@@ -66,7 +66,10 @@ def grouped_gemm_contiguous(
     call = _calls.find(key)
     if call is None:
         call = _calls[key] = _plan(a, b, alpha, out, out_dtype, status, backend, config)
-    return call(a, b, alpha, out, status)
+    result = call(a, b, alpha, out, status)
+    if out is not None and torch.is_grad_enabled():
+        written_to(out)
+    return result
 
 
 _calls = Bounded()

@@ -134,6 +134,8 @@ def planned(
         *(type(x), x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 31, format, rule),
         *(global_scale if isinstance(global_scale, str) else tensor_key(global_scale), generator is None),
         *(*options.values(), operand_key(out), backend, world(not x.is_cuda)),
+        # 1 and 1.0 are equal keys
+        *(type(options["hadamard"]), type(options["axis"])),
     )
     call = _calls.find(key)
     if call is None:
@@ -181,8 +183,8 @@ def prepared(
         call.values(x, out.data, out.scale, factor, computed, 0),
         {"x": x, "out": out},
         slots,
-        {0: span_bytes(x)},
-        ((1, span_bytes(out.data)), (2, span_bytes(out.scale))),
+        {0: span_bytes(x), 3: 0 if factor is None else 4},
+        ((1, span_bytes(out.data)), (2, span_bytes(out.scale)), (4, 0 if computed is None else 4)),
         lambda o: (
             *(o["x"], o["out"].data, o["out"].scale),
             *((None, o["out"].global_scale) if call.computes else (o["out"].global_scale, None)),

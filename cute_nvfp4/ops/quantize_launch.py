@@ -22,7 +22,13 @@ from ..scale_layout import blocked_bytes, blocked_shape, blocked_stride
 from ..target import Target, architecture
 from .calls import span_bytes
 from .checks import DTYPE_NAMES, tensors
-from .quantize_request import QuantizeRequest, check_out_memory, checked_global_scale, global_scale_of
+from .quantize_request import (
+    QuantizeRequest,
+    check_out_gradient,
+    check_out_memory,
+    checked_global_scale,
+    global_scale_of,
+)
 
 
 class QuantizeCall:
@@ -158,6 +164,7 @@ class QuantizeCall:
 
     def _check_memory(self, x: torch.Tensor, given: Any, out: BlockScaledTensor) -> None:
         """Raises if the result overlaps itself or an input; looks closely only where something is near."""
+        check_out_gradient(out)
         x_bytes, data_bytes, scale_bytes = self._bytes
         at, data, scale = x.data_ptr(), out.data.data_ptr(), out.scale.data_ptr()
         factor = data - 4 if out.global_scale is None else out.global_scale.data_ptr()

@@ -116,10 +116,15 @@ def check_out(out: Any, request: QuantizeRequest, given: Any) -> None:
     for what, (got, expected) in same.items():
         if got != expected:
             raise OperandError.of(what, got=got, expected=expected)
-    if scaled and out.global_scale.requires_grad:
-        raise OperandError.of("global scale of out", got="one that requires a gradient", expected="one that does not")
+    check_out_gradient(out)
     if not request.recorded:
         check_out_memory(out, x, given, request.hessian)
+
+
+def check_out_gradient(out: BlockScaledTensor) -> None:
+    """Raises if the global scale of ``out`` cannot be written."""
+    if out.global_scale is not None and out.global_scale.requires_grad:
+        raise OperandError.of("global scale of out", got="one that requires a gradient", expected="one that does not")
 
 
 def check_out_memory(out: BlockScaledTensor, x: torch.Tensor, given: Any, hessian: torch.Tensor | None = None) -> None:

@@ -70,7 +70,14 @@ class CudaLauncher:
         """The call with these values, in memory of its own: nothing is written any more."""
         write, launch = self._parts()
         write(values)
-        return launch
+        lock = threading.Lock()
+
+        def call() -> None:
+            # the stream is written
+            with lock:
+                launch()
+
+        return call
 
     def _parts(self) -> tuple[Callable[[tuple], None], Callable[[], None]]:
         """What writes the varying values, and what launches; both closures, which are called most quickly."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from cute_nvfp4 import BlockScaledTensor, dequantize, gated_gemm, gemm, gemv, grouped_gemm, quantize
+from cute_nvfp4 import BlockScaledTensor, dequantize, gated_gemm, gemm, gemv, grouped_gemm, quantize, simulating
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.scale_layout import blocked_flat
 
@@ -112,3 +112,15 @@ def test_what_was_saved_is_not_used_when_it_was_written(backend: str) -> None:
     )  # fmt: skip
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         loss.backward()
+
+
+def test_a_saved_out_that_is_overwritten_is_noticed() -> None:
+    """As with torch's own ``out=``: the gradient would be of what is not there any more."""
+    a, b = quantize(torch.randn(8, 64)), quantize(torch.randn(1, 64))
+    factor = torch.ones(8, requires_grad=True)
+    with simulating("sm_90a"):
+        out = gemv(a, b, out_dtype=torch.float32)
+        product = (factor * out).sum()
+        gemv(a, b, out=out)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.backward()

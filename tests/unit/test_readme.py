@@ -1,4 +1,4 @@
-"""The code of the README, the tour and docs/fused.md runs, CI uses the README's command, and links lead somewhere."""
+"""The code of the README, the tour and two pages runs, CI uses the README's command, and links lead somewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 TOUR = (ROOT / "docs" / "tour.md").read_text()
 FUSED = (ROOT / "docs" / "fused.md").read_text()
+LAUNCH = (ROOT / "docs" / "launch.md").read_text()
 BLOCKS = re.findall(r"(?:<!-- (.*?) -->\n)?```(\w+)\n(.*?)```", README + TOUR + FUSED, flags=re.DOTALL)
+# the blocks of this page go on from each other
+EXAMPLES = [text for mark, language, text in BLOCKS if language == "python" and not mark]
+EXAMPLES += ["\n".join(re.findall(r"```python\n(.*?)```", LAUNCH, flags=re.DOTALL))]
 DOCUMENTS = [
     "README.md",
     "CONTRIBUTING.md",
@@ -35,7 +39,7 @@ def run(command: list[str], folder: Path, **environment: str) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=variables, timeout=280)
 
 
-@pytest.mark.parametrize("source", [text for mark, language, text in BLOCKS if language == "python" and not mark])
+@pytest.mark.parametrize("source", EXAMPLES)
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
 def test_examples_run(source: str, arch: str, tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(source)
@@ -44,7 +48,7 @@ def test_examples_run(source: str, arch: str, tmp_path: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert sum(language == "python" and not mark for mark, language, _ in BLOCKS) == 3
+    assert len(EXAMPLES) == 4
 
 
 @pytest.mark.parametrize("change, code", [(("", ""), 0), (("[:, 0, :, None]", "[:, 1, :, None]"), 112)])

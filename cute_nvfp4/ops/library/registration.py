@@ -18,7 +18,7 @@ from ...operand import BlockScaledTensor
 from ...quantization.rules import resolve_format
 from ...scale_layout import blocked_flat
 from ..checks import check_dtype
-from ..dispatch import requires_grad
+from ..dispatch import requires_grad, written_to
 
 NAMESPACE = "cute_nvfp4"
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
@@ -72,14 +72,6 @@ def define(
     for which, real, made_up in ((name, run, fake_run), (overload, run_out, fake_out)):
         LIBRARY.impl(which, real, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{which}", made_up, lib=LIBRARY)
-
-
-def written_to(*outs: Any) -> None:
-    """Tells autograd that a kernel wrote to these, so that what it had saved of them is not used."""
-    for out in outs:
-        for x in out if isinstance(out, (list, tuple)) else (out,):
-            if isinstance(x, torch.Tensor) and not x.is_inference():
-                torch.autograd.graph.increment_version(x)
 
 
 def refuse_gradients(named: Mapping[str, Any]) -> None:

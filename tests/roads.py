@@ -1,0 +1,43 @@
+"""Bad input over both roads of a call: where nothing is planned yet, and where a good call was planned before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from cute_nvfp4.runtime.launch import SimLauncher
+
+
+def table(test: Callable[..., Any]) -> list[tuple]:
+    """The rows that a test is parametrized with."""
+    (mark,) = [x for x in test.pytestmark if x.name == "parametrize"]
+    return list(mark.args[1])
+
+
+class Roads:
+    """The plans of one operation: none, or those of the ``good`` calls, which are made once."""
+
+    def __init__(self, calls: dict, good: Iterable[Callable[[], Any]]) -> None:
+        self._calls = calls
+        calls.clear()
+        # what is planned does not depend on what is run
+        with mock.patch.object(SimLauncher, "__call__", lambda *args: None):
+            for call in good:
+                call()
+        self._warm = dict(calls)
+        assert self._warm, "no good call was planned"
+
+    def refused(self, bad: Callable[[], Any]) -> str:
+        """What both roads say of ``bad``: the same type and message."""
+        said = []
+        for plans in ({}, self._warm):
+            self._calls.clear()
+            self._calls.update(plans)
+            with pytest.raises((ValueError, TypeError, RuntimeError)) as error:
+                bad()
+            said.append((type(error.value), str(error.value)))
+        assert said[0] == said[1], "planned calls refuse it in other words"
+        return said[0][1]

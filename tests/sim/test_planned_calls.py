@@ -1,0 +1,276 @@
+"""Calls that were planned before: right numbers with other tensors, nothing planned anew, and never a wrong plan."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import struct
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import gated_gemm_problems
+import gemm_problems
+import gemv_problems
+import grouped_problems
+import pytest
+import torch
+from gated_gemm_problems import Gated
+from grouped_problems import Grouped
+
+import cute_nvfp4 as nv
+from cute_nvfp4 import simulating
+from cute_nvfp4.ops import gated_gemm, gemm, gemv, grouped_gemm, grouped_gemm_contiguous, quantize
+from cute_nvfp4.runtime import launch
+from cute_nvfp4.runtime.kernel import Kernel
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from launch import without_driver
+
+MODULES = {
+    "gemv": gemv,
+    "gemm": gemm,
+    "gated_gemm": gated_gemm,
+    "grouped_gemm": grouped_gemm,
+    "grouped_gemm_contiguous": grouped_gemm_contiguous,
+    "quantize": quantize,
+}
+GEMV = gemv_problems.Case(20, 64)
+GEMM = gemm_problems.Case(20, 24, 64, batch=0, alpha=1.0)
+GATED = Gated(gemm_problems.Case(20, 32, 64, batch=0, alpha=gated_gemm_problems.usual_alpha(64)))
+GROUPED = Grouped(((3, 8, 64), (2, 8, 64)))
+DEALT = Grouped(((3, 8, 64), (2, 8, 64)), True, after=1)
+X = {"shape": (8, 64), "dtype": torch.float32}
+
+
+@pytest.fixture(params=MODULES)
+def name(request: pytest.FixtureRequest) -> Iterator[str]:
+    """An operation, with nothing planned."""
+    calls = MODULES[request.param]._calls
+    kept = dict(calls)
+    calls.clear()
+    yield request.param
+    calls.clear()
+    calls.update(kept)
+
+
+# (name, what is another plan): changes to the case; seed: other numbers of the same kind
+OTHERS: dict[str, list[dict[str, Any]]] = {
+    "gemv": [
+        *({"m": 33}, {"k": 128}, {"batch": 2}, {"batch": 0}, {"a_layout": "rowmajor"}, {"dtype": torch.bfloat16}),
+        *({"out": "contiguous"}, {"out": "strided"}, {"pitch": 32}, {"alignment": 8}, {"a_global": 0.5}),
+    ],
+    "gemm": [
+        *({"m": 21}, {"n": 32}, {"k": 96}, {"batch": 2}, {"out": "strided"}, {"pitch": 32}, {"workers": 1}),
+        *({"batch": 2, "repeat_b": True}, {"a_global": 0.5}, {"out": "sliced"}),
+    ],
+    "gated_gemm": [{"m": 21}, {"out": "strided"}, {"gate": "relu"}],
+    "grouped_gemm": [
+        *({"sizes": ((3, 8, 64), (5, 8, 64))}, {"sizes": ((3, 8, 64), (0, 8, 64))}, {"out": "strided"}),
+        *({"alphas": "one"}, {"alphas": "each"}),
+    ],
+    "grouped_gemm_contiguous": [
+        *({"sizes": ((3, 8, 64), (2, 8, 64), (1, 8, 64))}, {"after": 2}, {"alphas": "each"}, {"alphas": "one"}),
+    ],
+    "quantize": [
+        *({"shape": (9, 64)}, {"shape": (8, 96)}, {"shape": (2, 8, 64)}, {"dtype": torch.float16}),
+        *({"offset": 4}, {"pitch": 4}, {"global_scale": 0.02}, {"global_scale": torch.tensor(0.02)}),
+        *(
+            {"rounding": "stochastic", "generator": 3},
+            {"transpose": True, "shape": (32, 8)},
+            {"axis": 0, "shape": (32, 8)},
+        ),
+    ],
+}
+# numbers that are no part of a plan
+NUMBERS: dict[str, list[dict[str, Any]]] = {
+    "gemv": [{"alpha": 0.5}],
+    "gemm": [{"alpha": 0.5}],
+    "gated_gemm": [{"alpha": GATED.case.alpha / 2}],
+    "grouped_gemm": [],
+    "grouped_gemm_contiguous": [{"sizes": ((1, 8, 64), (4, 8, 64))}],
+    "quantize": [],
+}
+
+
+def run(name: str, seed: int = 0, **changes: Any) -> None:
+    """One call of ``name``, of which every number is right."""
+    if name == "gemv":
+        problem = gemv_problems.make(replace(GEMV, seed=seed, **changes))
+        gemv_problems.check(problem, problem.run())
+    elif name == "gemm":
+        problem = gemm_problems.make(replace(GEMM, seed=seed, **changes))
+        gemm_problems.check(problem, problem.run())
+    elif name == "gated_gemm":
+        outer = {k: changes.pop(k) for k in ("gate", "form") if k in changes}
+        problem = gated_gemm_problems.make(replace(GATED, case=replace(GATED.case, seed=2 * seed, **changes), **outer))
+        problem.check(problem.run())
+    elif name == "quantize":
+        _quantize(seed, **changes)
+    else:
+        problem = grouped_problems.make(replace(GROUPED if name == "grouped_gemm" else DEALT, seed=seed, **changes))
+        problem.check(problem.run())
+
+
+def _quantize(seed: int, offset: int = 0, pitch: int = 0, **options: Any) -> None:
+    given = {**X, **options}
+    shape, dtype = given.pop("shape"), given.pop("dtype")
+    *rows, k = shape
+    generator = torch.Generator().manual_seed(seed)
+    room = torch.randn(math.prod(rows) * (k + pitch) + offset, generator=generator).to(dtype)
+    x = room[offset:].view(*rows, k + pitch)[..., :k]
+    if given.get("rounding") == "stochastic":
+        given["generator"] += seed
+    got, want = nv.quantize(x, backend="sim", **given), nv.quantize(x, backend="reference", **given)
+    assert got.data.equal(want.data) and got.scale.equal(want.scale)
+    if want.global_scale is not None:
+        assert float(got.global_scale) == float(want.global_scale)
+
+
+@pytest.fixture
+def planned() -> Iterator[list[str]]:
+    """The kernels that were planned so far."""
+    names: list[str] = []
+    launcher = Kernel.launcher
+
+    def counted(self: Kernel, *args: Any, **options: Any) -> Any:
+        names.append(self.name)
+        return launcher(self, *args, **options)
+
+    with mock.patch.object(Kernel, "launcher", counted):
+        yield names
+
+
+def test_the_same_kind_is_planned_once(name: str, planned: list[str]) -> None:
+    run(name)
+    first, calls = list(planned), dict(MODULES[name]._calls)
+    assert first and len(calls) == 1
+    run(name, seed=1)
+    for changes in NUMBERS[name]:
+        run(name, seed=2, **changes)
+    assert planned == first and dict(MODULES[name]._calls) == calls
+
+
+def test_another_kind_is_another_plan(name: str, planned: list[str]) -> None:
+    """Each is right after the others, and so is the first kind after each."""
+    calls = MODULES[name]._calls
+    run(name)
+    for changes in OTHERS[name]:
+        before = len(calls)
+        run(name, **changes)
+        assert len(calls) > before, changes
+    run(name, seed=1)
+    count, plans = len(calls), len(planned)
+    for i, changes in enumerate(OTHERS[name]):
+        if i % 4 == 0:
+            run(name, seed=3, **changes)
+    assert (len(calls), len(planned)) == (count, plans)
+
+
+def test_another_architecture_is_another_plan() -> None:
+    archs = []
+    for arch in ("sm_100a", "sm_90a", "sm_103a", "sm_100a"):
+        with simulating(arch) as runs:
+            run("gemv")
+            run("quantize", global_scale=0.02)
+        archs.append([x.kernel.arch for x in runs])
+    assert archs == [[arch] * 2 for arch in ("sm_100a", "sm_90a", "sm_103a", "sm_100a")]
+
+
+def test_exact_torch_is_another_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = gemv_problems.make(GEMV)
+    with simulating() as runs:
+        for backend in ("sim", "reference", "auto"):
+            nv.gemv(problem.a, problem.b, backend=backend)
+    assert len(runs) == 2
+
+
+def test_a_replaced_kernel_is_left_with_its_block(name: str) -> None:
+    """What runs instead runs within the block only; its own host code is planned for."""
+    asked: list[str] = []
+
+    def other(kernel: Any) -> Any:
+        asked.append(kernel.name)
+        return dataclasses.replace(kernel, name=f"other {kernel.name}", host_ir=kernel.host_ir + "\n")
+
+    options = {"global_scale": 0.02} if name == "quantize" else {}
+    run(name, **options)
+    with simulating(kernel=other) as runs:
+        run(name, **options)
+        run(name, seed=1, **options)
+    assert len(asked) == 1 and {x.kernel.name for x in runs} == {f"other {asked[0]}"}
+    with simulating() as runs:
+        run(name, **options)
+    assert {x.kernel.name for x in runs} == set(asked)
+
+
+# --- threads
+
+THREADS, TURNS = 3, 60
+
+
+def test_threads_do_not_mix_values() -> None:
+    """Parameters are kept between calls: what the driver gets is one call's, whoever calls at the same time."""
+    problems = [gemv_problems.make(replace(GEMV, seed=i, a_global=0.5)) for i in range(THREADS)]
+    outs = [torch.empty(1, 20) for _ in problems]
+    seen: list[bytes] = []
+    wanted = [
+        (*(x.data_ptr() for x in (p.a.data, p.a.scale, p.b.data, p.b.scale, out)), p.a.global_scale.data_ptr(), i + 0.5)
+        for i, (p, out) in enumerate(zip(problems, outs))
+    ]
+    with without_driver("sm_100a"):
+        made: list[Any] = []
+        packed = launch.driver.PackedLaunch
+
+        class Kept(packed):
+            def __init__(self, *args: Any) -> None:
+                super().__init__(*args)
+                made.append(self)
+
+        def entry(*arguments: Any) -> int:
+            (one,) = [x for x in made if x.arguments == arguments]
+            seen.append(bytes(one.buffer.raw))
+            return 0
+
+        gemv._calls.clear()
+        with (
+            mock.patch.object(launch.driver, "PackedLaunch", Kept),
+            mock.patch.object(launch.driver, "launch_function", lambda: entry),
+        ):
+
+            def call(i: int) -> None:
+                nv.gemv(problems[i].a, problems[i].b, out=outs[i], alpha=i + 0.5)
+
+            # in a thread, which does not see the simulator of these tests
+            first = threading.Thread(target=call, args=(0,))
+            first.start()
+            first.join()
+            switch = sys.getswitchinterval()
+            sys.setswitchinterval(1e-6)
+            try:
+                threads = [threading.Thread(target=lambda i=i: [call(i) for _ in range(TURNS)]) for i in range(THREADS)]
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+            finally:
+                sys.setswitchinterval(switch)
+    gemv._calls.clear()
+    assert len(made) == 1 and len(seen) == 1 + THREADS * TURNS
+    found = [_meant(buffer, wanted) for buffer in set(seen)]
+    assert sorted(found) == list(range(THREADS))
+
+
+def _meant(buffer: bytes, wanted: list[tuple]) -> int:
+    """Whose call the parameters are of: all of one's values are there."""
+    fits = [
+        i
+        for i, (*addresses, alpha) in enumerate(wanted)
+        if all(struct.pack("<Q", x) in buffer for x in addresses) and struct.pack("<f", alpha) in buffer
+    ]
+    assert len(fits) == 1, "the values of two calls"
+    return fits[0]

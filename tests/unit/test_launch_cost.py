@@ -1,0 +1,125 @@
+"""What a warm call costs besides its launch, counted: operations of torch, and nothing of them with ``out=``.
+
+The driver is replaced, so that calls on CPU tensors take the road that CUDA tensors take. Operations are counted by
+torch's profiler: a dispatch mode would send calls through the operators of ``torch.library``.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.autograd.profiler import profile
+
+import cute_nvfp4 as nv
+from cute_nvfp4 import BlockScaledTensor
+from cute_nvfp4.ops import gated_gemm, gemm, gemv, grouped_gemm, grouped_gemm_contiguous, quantize
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from launch import without_driver
+
+K = 64
+NEW, NEW_SCALES = "aten::empty", "aten::empty_strided"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_driver() -> Iterator[None]:
+    """Plans of calls that launch nothing are forgotten."""
+    modules = (gated_gemm, gemm, gemv, grouped_gemm, grouped_gemm_contiguous, quantize)
+    kept = [dict(x._calls) for x in modules]
+    for module in modules:
+        module._calls.clear()
+    with without_driver("sm_100a"):
+        yield
+    for module, calls in zip(modules, kept):
+        module._calls.clear()
+        module._calls.update(calls)
+
+
+def operand(rows: int, scaled: bool = False) -> BlockScaledTensor:
+    x = torch.randn(rows, K, generator=torch.Generator().manual_seed(rows))
+    return nv.quantize(x, global_scale=0.5 if scaled else None, backend="reference")
+
+
+def operations(call: Callable[[], object]) -> list[str]:
+    """What a warm call does in torch, the outermost operations only."""
+    call()
+    with profile() as found:
+        call()
+    return [x.name for x in found.function_events if x.cpu_parent is None]
+
+
+A, B, WIDE = operand(16, scaled=True), operand(24, scaled=True), operand(128)
+PLAIN = operand(16)
+ROWS = nv.GroupedRows.of(operand(6), torch.tensor([0, 3, 6], dtype=torch.int32))
+STACK = nv.quantize(torch.randn(2, 8, K), global_scale=None, backend="reference")
+GROUPS = [(operand(3), operand(8)), (operand(5), operand(8))]
+X, OTHER = torch.randn(16, K), torch.randn(16, K)
+ALPHA = torch.ones(1)
+QUANTIZED = nv.quantize(X, global_scale=0.5, backend="reference")
+VECTOR, MATRIX, SQUARE = torch.empty(16), torch.empty(16, 24), torch.empty(16, 128)
+OUTS = [torch.empty(3, 8), torch.empty(5, 8)]
+DEALT, STATUS = torch.empty(6, 8), torch.zeros(1, dtype=torch.int32)
+
+WITH_OUT: dict[str, Callable[[], object]] = {
+    "gemv": lambda: nv.gemv(A, B, out=VECTOR, alpha=0.5),
+    "gemm": lambda: nv.gemm(A, B, out=MATRIX, alpha=ALPHA),
+    "gated_gemm": lambda: nv.gated_gemm(PLAIN, WIDE, WIDE, out=SQUARE),
+    "grouped_gemm": lambda: nv.grouped_gemm(GROUPS, out=OUTS),
+    "grouped_gemm_contiguous": lambda: nv.grouped_gemm_contiguous(ROWS, STACK, out=DEALT, status=STATUS),
+    "quantize, scale given": lambda: nv.quantize(X, global_scale=QUANTIZED.global_scale, out=QUANTIZED),
+    "quantize, scale computed": lambda: nv.quantize(X, out=QUANTIZED),
+}
+
+
+@pytest.mark.parametrize("name", WITH_OUT)
+def test_with_out_nothing_but_a_launch(name: str) -> None:
+    assert operations(WITH_OUT[name]) == []
+
+
+NEW_RESULT: dict[str, tuple[Callable[[], object], list[str]]] = {
+    "gemv": (lambda: nv.gemv(A, B), [NEW]),
+    "gemm": (lambda: nv.gemm(A, B), [NEW]),
+    "gated_gemm": (lambda: nv.gated_gemm(PLAIN, WIDE, WIDE), [NEW]),
+    "grouped_gemm": (lambda: nv.grouped_gemm(GROUPS), [NEW]),
+    "grouped_gemm_contiguous": (lambda: nv.grouped_gemm_contiguous(ROWS, STACK, status=STATUS), [NEW]),
+    "quantize, scale given": (lambda: nv.quantize(X, global_scale=QUANTIZED.global_scale), [NEW, NEW_SCALES]),
+    "quantize, scale computed": (lambda: nv.quantize(X), [NEW, NEW_SCALES, NEW]),
+    "quantize, no scale": (lambda: nv.quantize(X, global_scale=None), [NEW, NEW_SCALES]),
+}
+
+
+@pytest.mark.parametrize("name", NEW_RESULT)
+def test_without_out_only_the_result_is_allocated(name: str) -> None:
+    call, allowed = NEW_RESULT[name]
+    # results of groups are views of one
+    assert [x for x in operations(call) if not x.startswith("aten::split")] == allowed
+
+
+PREPARED: dict[str, Callable[[], Callable[[], object]]] = {
+    "gemv": lambda: nv.prepare(nv.gemv, A, B, out=VECTOR),
+    "gemv, result of its own": lambda: nv.prepare(nv.gemv, A, B),
+    "gemv, b and out vary": lambda: _with(nv.prepare(nv.gemv, A, B, out=VECTOR, vary=("b", "out")), B, VECTOR),
+    "gemm, a varies": lambda: _with(nv.prepare(nv.gemm, A, B, out=MATRIX, vary=("a",)), A),
+    "quantize, x varies": lambda: _with(
+        nv.prepare(nv.quantize, X, global_scale=QUANTIZED.global_scale, out=QUANTIZED, vary=("x",)), OTHER
+    ),
+}
+
+
+def _with(run: Callable[..., object], *given: object) -> Callable[[], object]:
+    return lambda: run(*given)
+
+
+@pytest.mark.parametrize("name", PREPARED)
+def test_a_prepared_call_is_nothing_but_a_launch(name: str) -> None:
+    assert operations(PREPARED[name]()) == []
+
+
+def test_what_is_counted() -> None:
+    """The count sees allocations, copies and views."""
+    found = operations(lambda: torch.empty(3).zero_()[1:].copy_(torch.ones(())))
+    assert found[:2] == [NEW, "aten::zero_"] and "aten::copy_" in found
