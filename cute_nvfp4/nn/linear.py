@@ -9,22 +9,28 @@ import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import NVFP4
-from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.operand import PLAIN, BlockScaledTensor
+from cute_nvfp4.ops.calls import pointer
 from cute_nvfp4.ops.dispatch import is_recorded
 from cute_nvfp4.ops.gemm import gemm
 from cute_nvfp4.ops.gemv import gemv
 from cute_nvfp4.ops.quantize import quantize
+from cute_nvfp4.ops.row_product import RowProduct, row_product
 from cute_nvfp4.quantization.rules import resolve_rule
 from cute_nvfp4.runtime.backend import Backend
+from cute_nvfp4.runtime.bounded import Bounded
+from cute_nvfp4.runtime.simulating import world
 from cute_nvfp4.scale_layout import blocked_flat, to_blocked
 
 
 class _Kept(NamedTuple):
-    """The weight as an operand, and where its data and scales were when it was checked."""
+    """The weight as an operand, and where its tensors were when they were checked; what was planned with it and with
+    the global scale of x, by kind of row (None: nothing is)."""
 
     operand: BlockScaledTensor
-    data: int
-    scale: int
+    places: tuple[int, ...]
+    input_global_scale: torch.Tensor | None
+    rows: dict[tuple, RowProduct | None]
 
 
 class NVFP4Linear(torch.nn.Module):
@@ -116,21 +122,28 @@ class NVFP4Linear(torch.nn.Module):
     @property
     def weight(self) -> BlockScaledTensor:
         """The weight as an operand, (N, K) with K padded to a multiple of 16: one object, until a buffer changes."""
+        operand, _ = self._checked()
+        return operand
+
+    def _checked(self) -> tuple[BlockScaledTensor, dict[tuple, RowProduct | None] | None]:
+        """The weight, and what was planned with it; None while torch records, when nothing is kept."""
         # torch.nn.Module's own attributes take longer than dictionaries
         buffers = self._buffers
         data, scale, factor = buffers["weight_data"], buffers["weight_scale"], buffers["weight_global_scale"]
         if torch.compiler.is_dynamo_compiling():
-            return BlockScaledTensor(data, scale, factor)
+            return BlockScaledTensor(data, scale, factor), None
+        given = buffers["input_global_scale"]
         if self._kept is not None:
-            kept, data_at, scale_at = self._kept
-            if kept.data is data and kept.scale is scale and kept.global_scale is factor:
+            kept, places, before, rows = self._kept
+            if kept.data is data and kept.scale is scale and kept.global_scale is factor and before is given:
                 # a tensor may have got other memory, or contents swapped in
-                if data.data_ptr() == data_at and scale.data_ptr() == scale_at:
-                    return kept
+                if places == (data.data_ptr(), scale.data_ptr(), pointer(factor)):
+                    return kept, rows
         operand = BlockScaledTensor(data, scale, factor)
-        if not is_recorded(data):
-            self._kept = _Kept(operand, data.data_ptr(), scale.data_ptr())
-        return operand
+        if is_recorded(data):
+            return operand, None
+        self._kept = _Kept(operand, (data.data_ptr(), scale.data_ptr(), pointer(factor)), given, Bounded())
+        return operand, self._kept.rows
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> NVFP4Linear:
         # what moves elsewhere is not kept here
@@ -162,13 +175,31 @@ class NVFP4Linear(torch.nn.Module):
         if self.input_rule is None:
             return torch.nn.functional.linear(x, self._decoded(x.dtype))
         scale = self._buffers["input_global_scale"]
+        weight, planned = self._checked()
+        if rows == 1 and scale is not None and planned is not None and not is_recorded(None):
+            product = self._row_product(x, scale, weight, planned)
+            if product is not None:
+                return product(x, scale)
         quantizer = "reference" if self.backend == "reference" else "auto"
         a = quantize(
             x, "nvfp4", self.input_rule, global_scale="auto" if scale is None else scale, pad=True, backend=quantizer
         )
         if rows == 1:
-            return gemv(self.weight, a, out_dtype=x.dtype, backend=self.backend).unsqueeze(0)
-        return gemm(a, self.weight, out_dtype=x.dtype, backend=self.backend)
+            return gemv(weight, a, out_dtype=x.dtype, backend=self.backend).unsqueeze(0)
+        return gemm(a, weight, out_dtype=x.dtype, backend=self.backend)
+
+    def _row_product(
+        self, x: torch.Tensor, scale: torch.Tensor, weight: BlockScaledTensor, planned: dict[tuple, RowProduct | None]
+    ) -> RowProduct | None:
+        """What was planned for a row like x (1, K), or is now; None where the public functions are called."""
+        factor = weight.global_scale
+        if type(x) not in PLAIN or scale.requires_grad or (factor is not None and factor.requires_grad):
+            return None
+        # of a row's strides the second one matters
+        key = x.dtype, x.stride(1), x.device, x.data_ptr() & 31, self.input_rule, self.backend, world(not x.is_cuda)
+        if key not in planned:
+            planned[key] = row_product(x, scale, weight, self.input_rule, self.backend)
+        return planned[key]
 
     def _decoded(self, dtype: torch.dtype) -> torch.Tensor:
         return self.weight.dequantize(dtype)[:, : self.in_features]

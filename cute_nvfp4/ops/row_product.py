@@ -1,0 +1,83 @@
+"""One row of activations, quantized and multiplied by a weight: two launches, planned once for rows like it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+
+import torch
+
+from ..errors import OperandError
+from ..operand import BlockScaledTensor
+from ..runtime.backend import Backend
+from ..scale_layout import blocked_bytes
+from .calls import Preparation
+from .gemv import prepared as prepared_gemv
+from .quantize import prepared as prepared_quantize
+
+# of scales behind their data in memory: what torch's own allocations have at least
+_ALIGNMENT = 64
+
+
+class RowProduct:
+    """W · x for rows of x like the one that was planned for, (1, K) to (1, N): bits and launches of ``quantize`` with a
+    given global scale and ``gemv``.
+
+    A call allocates the quantized row and the result, writes their addresses, and launches; it shares nothing that is
+    written with other calls. The caller sees to it that the weight stays where it is, and that rows are alike.
+    """
+
+    def __init__(
+        self, x: torch.Tensor, scale: torch.Tensor, weight: BlockScaledTensor, rule: str, backend: Backend
+    ) -> None:
+        """Raises OperandError, TargetError: bad arguments, or a request that takes more than two launches."""
+        self._data_bytes = weight.k // 2
+        self._scale_at = -(-self._data_bytes // _ALIGNMENT) * _ALIGNMENT
+        size = self._scale_at + blocked_bytes(1, weight.k // 16)
+        self._memory = functools.partial(torch.empty, size, dtype=torch.uint8, device=x.device)
+        self._result = functools.partial(torch.empty, (1, weight.rows), dtype=x.dtype, device=x.device)
+        self._weight = weight
+        operand = self._operand(self._memory(), scale)
+        first = prepared_quantize(x, rule=rule, global_scale=scale, out=operand)
+        second = prepared_gemv(weight, operand, out=self._result()[0], backend=backend)
+        # (x, data, scales, global scale), and (data, scales, global scale, result)
+        data, blocks, factor = (place for _, place in first.slots["out"])
+        self._first = _filler(first, {first.slots["x"][0][1]: 0, data: 1, blocks: 2, factor: 3})
+        data, blocks, factor = (place for _, place in second.slots["b"])
+        self._second = _filler(second, {data: 0, blocks: 1, factor: 2, second.slots["out"][0][1]: 3})
+        self._quantize, self._gemv = first.launch, second.launch
+        self._owners = (first.owners, second.owners) if first.simulated else None
+
+    def __call__(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        memory, y = self._memory(), self._result()
+        data, factor = memory.data_ptr(), scale.data_ptr()
+        blocks = data + self._scale_at
+        written = read = (memory, y)
+        if self._owners is not None:
+            a = self._operand(memory, scale)
+            written = self._owners[0]({"x": x, "out": a})
+            read = self._owners[1]({"a": self._weight, "b": a, "out": y})
+        self._quantize(self._first((x.data_ptr(), data, blocks, factor)), written)
+        self._gemv(self._second((data, blocks, factor, y.data_ptr())), read)
+        return y
+
+    def _operand(self, memory: torch.Tensor, scale: torch.Tensor) -> BlockScaledTensor:
+        return BlockScaledTensor(memory[: self._data_bytes][None], memory[self._scale_at :], scale)
+
+
+def row_product(
+    x: torch.Tensor, scale: torch.Tensor, weight: BlockScaledTensor, rule: str, backend: Backend
+) -> RowProduct | None:
+    """``RowProduct`` of these; None where the public functions have to be called: they can, or say why they cannot."""
+    try:
+        return RowProduct(x, scale, weight, rule, backend)
+    except OperandError:
+        return None
+
+
+def _filler(made: Preparation, given: Mapping[int, int]) -> Callable[[tuple], tuple]:
+    """From what a call gives to all values of ``made``. given: from places among these to places of what is given."""
+    values, count = made.values, len(made.values)
+    take = itemgetter(*(count + given[i] if i in given else i for i in range(count)))
+    return lambda addresses: take(values + addresses)
