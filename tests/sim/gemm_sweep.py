@@ -35,7 +35,7 @@ from gemm_structures import Pairs, random_case, structures
 
 import cute_nvfp4.runtime.compile
 from cute_nvfp4 import simulating
-from cute_nvfp4.runtime import kernel
+from cute_nvfp4.runtime.bounded import Bounded
 from cute_nvfp4.sim import Schedule, adversarial
 
 
@@ -58,7 +58,9 @@ class Outcome:
 def forget() -> None:
     """Drops compiled kernels: thousands of them are too many to keep."""
     cute_nvfp4.runtime.compile._memory.clear()
-    kernel._launchers.clear()
+    for module in [module for name, module in sys.modules.items() if name.startswith("cute_nvfp4.")]:
+        for kept in [kept for kept in vars(module).values() if isinstance(kept, Bounded)]:
+            kept.clear()
 
 
 def run_case(case: Case, schedules: list[Schedule]) -> Outcome:

@@ -10,6 +10,7 @@ import gemm_problems
 import pytest
 from cutlass import Int16, Int32
 from gemm_problems import Case
+from mutants import plan_anew
 
 import cute_nvfp4.runtime.compile
 from cute_nvfp4 import simulating
@@ -18,7 +19,6 @@ from cute_nvfp4.kernels.gemm import tile_scheduler as scheduler
 from cute_nvfp4.kernels.gemm.pipeline_graph import Edge
 from cute_nvfp4.kernels.gemm.sm100 import loader, memory_plan
 from cute_nvfp4.kernels.gemm.sm100 import mainloop as mma
-from cute_nvfp4.runtime import kernel
 from cute_nvfp4.sim import Schedule, adversarial
 from tests.sim.mutation import survivors
 from tests.sim.mutation.gemm import CASES, once, small, subject
@@ -36,7 +36,7 @@ def nothing_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """No kernel from before, and none left for others."""
     monkeypatch.setenv("CUTE_NVFP4_CACHE", "0")
     monkeypatch.setattr(cute_nvfp4.runtime.compile, "_memory", {})
-    monkeypatch.setattr(kernel, "_launchers", {})
+    plan_anew(monkeypatch)
 
 
 # the default; one that parts the CTAs of a cluster and runs their MMAs one by one; the extremes
