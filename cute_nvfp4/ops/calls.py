@@ -35,6 +35,13 @@ def tensor_key(x: Any) -> tuple | type | None:
     return None if x is None else type(x)
 
 
+def scalar_key(x: Any) -> tuple | type | None:
+    """The same of a device scalar, a number or None."""
+    if isinstance(x, torch.Tensor):
+        return x.dtype, x.shape, x.device
+    return None if x is None else type(x)
+
+
 def operand_key(x: Any) -> Any:
     """The same of an operand that may be None."""
     if isinstance(x, BlockScaledTensor):

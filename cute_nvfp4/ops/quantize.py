@@ -19,7 +19,7 @@ from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
 from ..scale_layout import to_blocked
-from .calls import Preparation, operand_key, preparable, span_bytes, tensor_key
+from .calls import Preparation, operand_key, preparable, scalar_key, span_bytes
 from .dispatch import is_recorded
 from .library import quantization as operators
 from .quantize_launch import QuantizeCall
@@ -132,7 +132,7 @@ def planned(
     # all that a plan depends on
     key = (
         *(type(x), x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 31, format, rule),
-        *(global_scale if isinstance(global_scale, str) else tensor_key(global_scale), generator is None),
+        *(global_scale if isinstance(global_scale, str) else scalar_key(global_scale), generator is None),
         *(*options.values(), operand_key(out), backend, world(not x.is_cuda)),
         # 1 and 1.0 are equal keys
         *(type(options["hadamard"]), type(options["axis"])),

@@ -22,8 +22,8 @@ class Strides(NamedTuple):
 class Seed(NamedTuple):
     """The halves of the 64-bit seed of stochastic rounding."""
 
-    low: Scalar = VARYING_INT32
-    high: Scalar = VARYING_INT32
+    low: Scalar = INT32
+    high: Scalar = INT32
 
 
 class Powers(NamedTuple):
@@ -82,7 +82,7 @@ class QuantizeArguments(NamedTuple):
     x_strides: Strides = Strides()
     data_strides: Strides = Strides()
     scale_strides: Strides = Strides()
-    seed: Seed = Seed()
+    seed: Seed = PerConfig(lambda c: Seed(VARYING_INT32, VARYING_INT32) if c.stochastic else Seed())
     signs: Scalar = INT32
     powers: Powers = Powers()
     ctas: Scalar = INT32
