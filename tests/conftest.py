@@ -61,6 +61,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in gone]
+    # what takes longest first: at the end one process would wait for it
+    items.sort(key=lambda item: "test_notebooks" not in item.nodeid)
     for item in items:
         reason = _why_skipped(item)
         if reason:

@@ -67,7 +67,7 @@ def test_right_or_refused() -> None:
     assert len(ran) >= 10
 
 
-@settings(max_examples=200, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=120, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def right_or_refused(ran: list[Case], data: st.DataObject) -> None:
     draw = data.draw

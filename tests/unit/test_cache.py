@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 import torch
 from gemv_problems import Case, make
-from operations import Operations
 
 from cute_nvfp4 import gemv
 from cute_nvfp4.runtime import cache
@@ -344,18 +343,14 @@ def test_gemv_in_a_fresh_process(folder: Path) -> None:
     assert len(entries(folder)) == 1
 
 
-# --- what a second call costs
+# --- a second call
 
 
 @pytest.mark.parametrize("given", [False, True])
-def test_a_second_call_compiles_nothing_and_allocates_its_output(
-    given: bool, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_second_call_compiles_nothing(given: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     problem = make(Case(9, 256, out="contiguous" if given else ""))
     first = problem.run().clone()
 
     monkeypatch.setattr(Kernel, "build", lambda *_: pytest.fail("compiled again"))
-    with Operations() as operations:
-        second = gemv(problem.a, problem.b, out=problem.out, out_dtype=torch.float32, backend="sim")
-    assert operations.names == ([] if given else ["aten.empty.memory_format"])
+    second = gemv(problem.a, problem.b, out=problem.out, out_dtype=torch.float32, backend="sim")
     assert second.equal(first)

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from launch import without_driver
 
 K = 64
-NEW, NEW_SCALES = "aten::empty", "aten::empty_strided"
+NEW, STRIDED = "aten::empty", "aten::empty_strided"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -86,9 +86,9 @@ NEW_RESULT: dict[str, tuple[Callable[[], object], list[str]]] = {
     "gated_gemm": (lambda: nv.gated_gemm(PLAIN, WIDE, WIDE), [NEW]),
     "grouped_gemm": (lambda: nv.grouped_gemm(GROUPS), [NEW]),
     "grouped_gemm_contiguous": (lambda: nv.grouped_gemm_contiguous(ROWS, STACK, status=STATUS), [NEW]),
-    "quantize, scale given": (lambda: nv.quantize(X, global_scale=QUANTIZED.global_scale), [NEW, NEW_SCALES]),
-    "quantize, scale computed": (lambda: nv.quantize(X), [NEW, NEW_SCALES, NEW]),
-    "quantize, no scale": (lambda: nv.quantize(X, global_scale=None), [NEW, NEW_SCALES]),
+    "quantize, scale given": (lambda: nv.quantize(X, global_scale=QUANTIZED.global_scale), [STRIDED, STRIDED]),
+    "quantize, scale computed": (lambda: nv.quantize(X), [STRIDED, STRIDED, NEW]),
+    "quantize, no scale": (lambda: nv.quantize(X, global_scale=None), [STRIDED, STRIDED]),
 }
 
 

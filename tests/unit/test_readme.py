@@ -39,6 +39,7 @@ def run(command: list[str], folder: Path, **environment: str) -> subprocess.Comp
     return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=variables, timeout=280)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("source", EXAMPLES)
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
 def test_examples_run(source: str, arch: str, tmp_path: Path) -> None:
