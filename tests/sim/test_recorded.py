@@ -64,6 +64,7 @@ def test_recorded_launches(name: str) -> None:
     check_replay(load(name))
 
 
+@pytest.mark.slow
 @recorded
 def test_current_kernel(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     check_current_kernel(load(name), monkeypatch)

@@ -139,6 +139,7 @@ def test_benchmarks_run_once_and_give_counted_work(session, capfd) -> None:
     assert "counted work, not times" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_full_benchmarks_run_as_often_as_asked() -> None:
     from cutlass.testing import JitArguments, benchmark
 

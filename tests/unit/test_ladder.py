@@ -123,6 +123,7 @@ def test_two_half_loads_ask_for_everything_twice_and_the_ring_does_not(cases: di
     assert found == {(TileOfQuads, "sm_90a"): 2.0, (TileOfQuads, "sm_100a"): 1.0, (RingOfCopies, "sm_90a"): 1.0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("arch", ARCHS)
 def test_the_ladder_goes_up(arch: str) -> None:
     """No spills anywhere; fewer instructions, and less asked for than once too often, from the second rung on."""

@@ -185,6 +185,7 @@ def test_the_fused_kernels_are_an_operator(options: dict) -> None:
     assert sum(differences(x, compiled, lambda x: quantize(x, backend="reference", **options))) == 0
 
 
+@pytest.mark.slow
 def test_dynamic_sizes() -> None:
     compiled = torch.compile(lambda x: quantize(x), fullgraph=True, backend="aot_eager", dynamic=True)
     for rows, k in ((48, 64), (129, 544), (3, 16)):
