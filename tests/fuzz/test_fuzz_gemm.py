@@ -85,7 +85,7 @@ def test_right_or_refused() -> None:
     assert len(ran) >= 20 and len(refused) >= 20 and len({text.split(":")[0] for text in refused}) >= 8
 
 
-@settings(max_examples=50, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=80, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def right_or_refused(ran: list[Case], refused: list[str], data: st.DataObject) -> None:
     problem = make(data.draw(cases()))
