@@ -33,7 +33,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-
 if TYPE_CHECKING:
     from ..sim.session import LaunchRecord, Session
 

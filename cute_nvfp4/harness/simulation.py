@@ -25,8 +25,8 @@ MAX_LAUNCHES = 256
 class Simulation:
     """One simulated GPU for the life of the process; ``inspect``: launches tell what their machine code uses.
 
-    Hazards of the classes ``allow`` are warnings; with ``collect``, no hazard of a check stops a launch, and all are told
-    at the end.
+    Hazards of the classes ``allow`` are warnings; with ``collect``, no hazard of a check stops a launch, and all are
+    told at the end.
     """
 
     def __init__(self, arch: str, *, inspect: bool = False, allow: Sequence[str] = (), collect: bool = False) -> None:
