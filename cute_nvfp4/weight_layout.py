@@ -22,7 +22,7 @@ A block whose scale is zero has zero codes; a negative scale's sign goes to the 
 
 from __future__ import annotations
 
-from functools import lru_cache
+import functools
 from typing import Any, NamedTuple
 
 import torch
@@ -107,7 +107,7 @@ def registers_of(word: Any, decoder: Decoder) -> list[Any]:
     return found
 
 
-@lru_cache(maxsize=None)
+@functools.cache
 def encoder(dtype: torch.dtype) -> tuple[tuple[int, ...], ...]:
     """For each of the eight elements of a word, the words of its sixteen codes; a word is their exclusive or.
 

@@ -52,7 +52,9 @@ def test_every_scale(dtype):
     scales = torch.arange(256, dtype=torch.uint8).view(1, 256, 1)
     codes = torch.full((1, 256, 16), 2, dtype=torch.uint8)  # 1.0
     found = layout.unpack(layout.pack(codes, scales, dtype), dtype)[0, :256, 0]
-    assert torch.equal(found.nan_to_num(12345.0), scales.view(torch.float8_e4m3fn).float().flatten().nan_to_num(12345.0))
+    assert torch.equal(
+        found.nan_to_num(12345.0), scales.view(torch.float8_e4m3fn).float().flatten().nan_to_num(12345.0)
+    )
 
 
 def test_a_wrong_shift_is_seen(dtype, monkeypatch):
