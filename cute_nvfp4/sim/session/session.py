@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import sys
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cute_nvfp4.errors import TargetError
+from cute_nvfp4.sim.checks.findings import Finding
 from cute_nvfp4.sim.host.device import DEFAULT_ARCH, Device
 from cute_nvfp4.sim.machine.launch import Launch
 from cute_nvfp4.sim.observe.result import Result
@@ -79,6 +81,18 @@ class Session:
     def instructions(self) -> int:
         """Warp instructions of all launches so far."""
         return sum(record.instructions for record in self.launches)
+
+    def findings(self) -> list[Finding]:
+        """Those of all launches; one entry for a class at an instruction of a kernel, with how often it was found."""
+        lists = [record.result.findings for record in self.launches if record.result is not None]
+        if self.failure is not None:
+            lists.append(getattr(self.failure[1], "findings", ()))
+        merged: dict[tuple[str, str, str, int, str], Finding] = {}
+        for finding in (f for found in lists for f in found):
+            key = (finding.severity, finding.rule, finding.kernel, finding.line, finding.instruction)
+            before = merged.get(key)
+            merged[key] = finding if before is None else dataclasses.replace(before, count=before.count + finding.count)
+        return list(merged.values())
 
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
