@@ -54,8 +54,7 @@ class Session:
     ``launches`` lists what was launched, ``failure`` is the first launch that was stopped, or that went on past a
     hazard (``on_hazard="collect"``), and its error, even where the program went on. ``options`` are passed to
     ``sim.run``. ``observe`` is called before a launch runs and, with its result in place, after it. With
-    ``execute=False`` launches are recorded and not run. ``number`` is the session's own in this process; ``kept`` is
-    for libraries to keep what belongs to the session.
+    ``execute=False`` launches are recorded and not run. ``number`` is the session's own in this process.
     """
 
     device: Device
@@ -68,7 +67,6 @@ class Session:
     failure: tuple[LaunchRecord, Exception] | None = None
     active: bool = False
     number: int = field(default_factory=itertools.count(1).__next__)
-    kept: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.memory = DeviceMemory()
