@@ -33,8 +33,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from .sim_findings import all_findings
-
 if TYPE_CHECKING:
     from ..sim.session import LaunchRecord, Session
 
@@ -49,7 +47,7 @@ def report(session: Session, run: dict[str, Any], error: BaseException | None) -
         failure = {"kind": type(found).__name__, "message": str(found), "launch": record.number}
     ended = None if error is None else {"kind": type(error).__name__, "message": str(error)}
     launches = [_launch(r, session.options.get("counters", False)) for r in session.launches]
-    found = [dataclasses.asdict(f) for f in all_findings(session)]
+    found = [dataclasses.asdict(f) for f in session.findings()]
     return {"schema": SCHEMA, **run, "failure": failure, "error": ended, "findings": found, "launches": launches}
 
 

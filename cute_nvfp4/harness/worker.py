@@ -75,15 +75,15 @@ class Worker:
 
     # requests
 
-    def load(self, *, problem: str, path: str, device: str, simulate: str, inspect: bool) -> dict:
-        """Imports the submission. simulate: the architecture of the GPU to simulate, "" for none; inspect: launches
-        there tell what their machine code uses."""
+    def load(self, *, problem: str, path: str, device: str, simulate: str, options: dict[str, Any]) -> dict:
+        """Imports the submission. simulate: the architecture of the GPU to simulate, "" for none; options: those of
+        ``Simulation``."""
         self._problem, self._device = get_problem(problem), torch.device(device)
         gap = 0
         if simulate:
             from .simulation import GAP, Simulation
 
-            self._simulation, gap = Simulation(simulate, inspect=inspect), GAP
+            self._simulation, gap = Simulation(simulate, **options), GAP
         self._workspace = Workspace(self._problem, self._device, self._arena, gap)
         self._gpu = self._device.type == "cuda" and not simulate
         if self._gpu:

@@ -96,6 +96,23 @@ def test_what_torch_cannot_do_here_is_named(tmp_path):
     assert not case.passed and "get_sync_debug_mode is not modelled" in case.error and "simulated session" in case.error
 
 
+def test_a_class_of_hazards_that_is_allowed_is_a_warning(tmp_path):
+    path = with_fault(tmp_path, "race")
+    case = judge(path, data="full", allow=("race", "race-in-warp"))
+    assert case.passed, case.error
+    (launch,) = case.launches
+    assert [text.rpartition(" ")[2] for text in launch.warnings] == ["[race-in-warp]", "[race]"]
+    case = judge(path, data="full", allow=("race-in-warp",))
+    assert not case.passed and case.error.startswith("hazard: Race: ") and "[race]" in case.error
+
+
+def test_going_on_past_hazards_lists_them_and_fails_the_case(tmp_path):
+    case = judge(with_fault(tmp_path, "race"), data="full", collect=True)
+    assert not case.passed
+    assert re.findall(r"\[race[a-z-]*\]", case.error) == ["[race-in-warp]", "[race]"], case.error
+    assert "in launch 0 of the call" in case.error
+
+
 def test_a_hazard_that_the_submission_hides_is_found(tmp_path):
     case = judge(with_fault(tmp_path, "race", hidden=True))
     assert not case.passed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import sys
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cute_nvfp4.errors import TargetError
+from cute_nvfp4.sim.checks.findings import Finding
 from cute_nvfp4.sim.host.device import DEFAULT_ARCH, Device
 from cute_nvfp4.sim.machine.launch import Launch
 from cute_nvfp4.sim.observe.result import Result
@@ -52,8 +54,7 @@ class Session:
     ``launches`` lists what was launched, ``failure`` is the first launch that was stopped, or that went on past a
     hazard (``on_hazard="collect"``), and its error, even where the program went on. ``options`` are passed to
     ``sim.run``. ``observe`` is called before a launch runs and, with its result in place, after it. With
-    ``execute=False`` launches are recorded and not run. ``number`` is the session's own in this process; ``kept`` is
-    for libraries to keep what belongs to the session.
+    ``execute=False`` launches are recorded and not run. ``number`` is the session's own in this process.
     """
 
     device: Device
@@ -66,7 +67,6 @@ class Session:
     failure: tuple[LaunchRecord, Exception] | None = None
     active: bool = False
     number: int = field(default_factory=itertools.count(1).__next__)
-    kept: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.memory = DeviceMemory()
@@ -81,6 +81,18 @@ class Session:
     def instructions(self) -> int:
         """Warp instructions of all launches so far."""
         return sum(record.instructions for record in self.launches)
+
+    def findings(self) -> list[Finding]:
+        """Those of all launches; one entry for a class at an instruction of a kernel, with how often it was found."""
+        lists = [record.result.findings for record in self.launches if record.result is not None]
+        if self.failure is not None:
+            lists.append(getattr(self.failure[1], "findings", ()))
+        merged: dict[tuple[str, str, str, int, str], Finding] = {}
+        for finding in (f for found in lists for f in found):
+            key = (finding.severity, finding.rule, finding.kernel, finding.line, finding.instruction)
+            before = merged.get(key)
+            merged[key] = finding if before is None else dataclasses.replace(before, count=before.count + finding.count)
+        return list(merged.values())
 
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
