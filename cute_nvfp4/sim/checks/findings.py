@@ -35,6 +35,7 @@ CLASSES: dict[str, type[Hazard]] = {
     "phase-overrun": MbarrierMisuse,
     "bulk-store-at-exit": CopiesInFlight,
     "tensor-work-at-exit": CopiesInFlight,
+    "wgmma-at-exit": CopiesInFlight,
     "arrival-at-exit": CopiesInFlight,
     "access-at-exit": CopiesInFlight,
     "mbarrier-init-fence": BrokenRule,
