@@ -120,12 +120,12 @@ class WgmmaGemm:
                 cpasync.prefetch_descriptor(x.atom)
                 for stage in cutlass.range_constexpr(cfg.ring_stages):
                     mbarrier.initialise(memory.ring.full + 8 * stage, 1)
-                    mbarrier.initialise(memory.ring.empty + 8 * stage, cfg.warpgroups)
+                    mbarrier.initialise(memory.ring.empty + 8 * stage, 4 * cfg.warpgroups)
                 mbarrier.fence_initialised()
         cute.arch.sync_threads()
         scheduler = self.scheduler(arguments, x_rows)
         if group == cfg.warpgroups:
-            cute.arch.setmaxregister_decrease(40 if cfg.warpgroups == 2 else 24)
+            cute.arch.setmaxregister_decrease(24)
             if warp == 4 * cfg.warpgroups:
                 self.load(x, arguments, memory, scheduler)
         else:
@@ -137,7 +137,7 @@ class WgmmaGemm:
         """Of a thread that multiplies."""
         if self.config.ctas_per_sm == 2:
             return 104
-        return 232 if self.config.warpgroups == 2 else 112
+        return 240 if self.config.warpgroups == 2 else 112
 
     def allocate(self) -> Memory:
         cfg, smem = self.config, SmemAllocator()
@@ -267,6 +267,7 @@ class WgmmaGemm:
 
     @cute.jit
     def release(self, ring: Pipeline, stage: Int32, thread: Int32):
-        """This warpgroup has read a stage."""
-        if thread % WARPGROUP == 0:
+        """This warp has read a stage: its lanes by loads, its warpgroup's MMAs by themselves."""
+        cute.arch.sync_warp()
+        if thread % 32 == 0:
             mbarrier.arrive(ring.empty + 8 * stage)
