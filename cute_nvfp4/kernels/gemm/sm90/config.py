@@ -30,7 +30,7 @@ class WgmmaConfig:
 
     The weight is operand A of the MMA, so a tile has ``tile_m`` rows of the weight and ``tile_n`` rows of x. dtype: of
     x, and what weights are decoded to. warpgroups: that multiply, 64 rows of the weight each. ctas: of a
-    multiprocessor. stages: 0 for as many as fit. scheduler, raster: as in ``GemmTiling``.
+    multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by multicast. stages: 0 for as many as fit. scheduler, raster: as in ``GemmTiling``.
     """
 
     dtype: str = "bfloat16"
@@ -38,14 +38,20 @@ class WgmmaConfig:
     tile_n: int = 128
     warpgroups: int = 2
     ctas_per_sm: int = 1
+    cluster_rows: int = 1
     stages: int = 0
     scheduler: str = "stream_k"
     raster: str = "m"
     factors: int = 0
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
-    # a work tile is one CTA's
-    cluster, split_k, ctas = (1, 1), 1, 1
+    # for the tile schedulers
+    split_k, ctas = 1, 1
+
+    @property
+    def cluster(self) -> tuple[int, int]:
+        """CTAs along the weight's rows, and along those of x."""
+        return self.cluster_rows, 1
 
     @property
     def tile_m(self) -> int:
@@ -92,6 +98,8 @@ def can_implement(c: WgmmaConfig) -> str:
         return explain("architecture of a wgmma kernel", got=c.arch.name, expected="sm_90a")
     if c.tile_n % 8 or not 8 <= c.tile_n <= 256:
         return explain("tile_n", got=c.tile_n, expected="a multiple of 8 up to 256")
+    if c.cluster_rows not in (1, 2, 4) or c.tile_n % (8 * c.cluster_rows):
+        return explain("cluster_rows", got=c.cluster_rows, expected=f"1, 2 or 4, at most {c.tile_n // 8}: tile_n / 8")
     if c.warpgroups not in (2, 4):
         return explain("warpgroups", got=c.warpgroups, expected="2 or 4: whole packed tiles")
     if c.ring_stages < 2:

@@ -70,13 +70,17 @@ class Epilogue:
 
     # partial sums: fp32 (4, THREAD, QUAD) for each warpgroup of each CTA
 
+    def cta(self, worker: Int32) -> Int32:
+        """The CTA of cluster ``worker`` that has this one's rows."""
+        return worker * self.config.cluster_rows + self.scheduler.place.x
+
     def slot(self, worker: Int32) -> Int64:
         floats = MMA_ROWS * self.config.tile_n
-        index = Int64(worker) * self.config.warpgroups + self.group
+        index = Int64(self.cta(worker)) * self.config.warpgroups + self.group
         return self.arguments.partials.workspace.toint() + index * (4 * floats) + self.thread * (4 * FLOATS)
 
     def flag(self, worker: Int32) -> Int64:
-        index = worker * self.config.warpgroups + self.group
+        index = self.cta(worker) * self.config.warpgroups + self.group
         return self.arguments.partials.flags.toint() + Int64(index) * 4
 
     @cute.jit

@@ -90,18 +90,21 @@ class WgmmaGemm:
 
     @cute.jit
     def __call__(self, arguments: WgmmaArguments, stream: CUstream):
-        """Launches ``arguments.workers`` CTAs."""
+        """Launches ``arguments.workers`` clusters."""
         cfg, x = self.config, arguments.x
         row_stride, batch_stride = cute.assume(x.row_stride, 8), cute.assume(x.batch_stride, 8)
         layout = cute.make_layout((x.rows, arguments.k, arguments.batch), stride=(row_stride, 1, batch_stride))
         tensor = cute.make_tensor(x.data, layout)  # (M, K, L)
         one_stage = cute.slice_(x_layout(cfg), (None, None, 0))
-        op = cpasync.CopyBulkTensorTileG2SOp()
-        copy = cpasync.make_tiled_tma_atom(op, tensor, one_stage, (cfg.tile_n, cfg.tile_k))
+        shared = cfg.cluster_rows > 1
+        op = cpasync.CopyBulkTensorTileG2SMulticastOp() if shared else cpasync.CopyBulkTensorTileG2SOp()
+        tile = (cfg.tile_n, cfg.tile_k)
+        copy = cpasync.make_tiled_tma_atom(op, tensor, one_stage, tile, num_multicast=cfg.cluster_rows)
         passed = arguments._replace(workers=None)
         self.kernel(TmaCopy(copy[0], copy[1]), x.rows, passed._replace(x=None)).launch(
-            grid=(arguments.workers, 1, 1),
+            grid=(cfg.cluster_rows, 1, arguments.workers),
             block=(cfg.threads, 1, 1),
+            cluster=(cfg.cluster_rows, 1, 1),
             min_blocks_per_mp=cfg.ctas_per_sm,
             # all of L1 can be shared memory (and the DSL need not ask a device what it has)
             preferred_smem_carveout=100,
@@ -120,9 +123,13 @@ class WgmmaGemm:
                 cpasync.prefetch_descriptor(x.atom)
                 for stage in cutlass.range_constexpr(cfg.ring_stages):
                     mbarrier.initialise(memory.ring.full + 8 * stage, 1)
-                    mbarrier.initialise(memory.ring.empty + 8 * stage, 4 * cfg.warpgroups)
+                    mbarrier.initialise(memory.ring.empty + 8 * stage, 4 * cfg.warpgroups * cfg.cluster_rows)
                 mbarrier.fence_initialised()
         cute.arch.sync_threads()
+        if cutlass.const_expr(cfg.cluster_rows > 1):
+            # nobody signals a barrier of another CTA before it is initialised
+            cute.arch.cluster_arrive_relaxed()
+            cute.arch.cluster_wait()
         scheduler = self.scheduler(arguments, x_rows)
         if group == cfg.warpgroups:
             cute.arch.setmaxregister_decrease(24)
@@ -131,6 +138,10 @@ class WgmmaGemm:
         else:
             cute.arch.setmaxregister_increase(self.registers)
             self.multiply(arguments, x_rows, memory, scheduler, group, thread)
+        if cutlass.const_expr(cfg.cluster_rows > 1):
+            # no CTA goes while another may still signal it
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
 
     @property
     def registers(self) -> int:
@@ -150,22 +161,23 @@ class WgmmaGemm:
 
     def scheduler(self, arguments: WgmmaArguments, x_rows: Int32) -> StaticScheduler:
         cfg = self.config
-        worker, _, _ = cute.arch.block_idx()
-        workers, _, _ = cute.arch.grid_dim()
+        rank, _, worker = cute.arch.block_idx()
+        _, _, workers = cute.arch.grid_dim()
         zero = Int32(0)
         return SCHEDULERS[cfg.scheduler](
             cfg,
-            cute.ceil_div(arguments.weight.rows, cfg.tile_m),
+            cute.ceil_div(arguments.weight.rows, cfg.tile_m * cfg.cluster_rows),
             cute.ceil_div(x_rows, cfg.tile_n),
             arguments.batch,
             cute.ceil_div(arguments.k, cfg.tile_k),
-            CtaPlace(workers, worker, zero, zero, zero, zero),
+            CtaPlace(workers, worker, rank, zero, zero, zero),
         )
 
     @cute.jit
     def load(self, x: TmaCopy, arguments: WgmmaArguments, memory: Memory, scheduler: StaticScheduler):
         """The loop of the loading warp."""
-        cfg, weight = self.config, arguments.weight
+        cfg, weight, rank = self.config, arguments.weight, scheduler.place.x
+        options = {"mcast_mask": cutlass.Int16((1 << cfg.cluster_rows) - 1)} if cfg.cluster_rows > 1 else {}
         row_tiles = cute.ceil_div(weight.rows, TILE_ROWS)
         at = Position(Int32(0), Int32(0))
         cursor, end = scheduler.range()
@@ -175,7 +187,7 @@ class WgmmaGemm:
                 x.tensor, (cfg.tile_n, cfg.tile_k), (tile.n, None, tile.batch)
             )  # (tile_n, tile_k, REST_K)
             tXsX, tXgX = cpasync.tma_partition(
-                x.atom, 0, cute.make_layout(1), cute.group_modes(memory.sX, 0, 2), cute.group_modes(gX, 0, 2)
+                x.atom, rank, cute.make_layout(cfg.cluster_rows), cute.group_modes(memory.sX, 0, 2), cute.group_modes(gX, 0, 2)
             )  # ((atom, rest), STAGE), ((atom, rest), REST_K)
             first = weight.tiles.toint() + tile.batch * weight.batch_stride
             for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
@@ -190,7 +202,7 @@ class WgmmaGemm:
                         target = memory.weights + at.stage * cfg.weight_bytes + i * (STAGE_TILES * TILE_BYTES)
                         copy_bulk(target, first + index * TILE_BYTES, Int32(STAGE_TILES * TILE_BYTES), full)
                 pointer = cute.make_ptr(Int64, full, cute.AddressSpace.smem, assumed_align=8)
-                cute.copy(x.atom, tXgX[None, k_tile], tXsX[None, at.stage], tma_bar_ptr=pointer)
+                cute.copy(x.atom, tXgX[None, k_tile], tXsX[None, at.stage], tma_bar_ptr=pointer, **options)
                 at = advance(cfg, at)
             cursor = scheduler.after(cursor, tile)
 
@@ -269,5 +281,10 @@ class WgmmaGemm:
     def release(self, ring: Pipeline, stage: Int32, thread: Int32):
         """This warp has read a stage: its lanes by loads, its warpgroup's MMAs by themselves."""
         cute.arch.sync_warp()
-        if thread % 32 == 0:
-            mbarrier.arrive(ring.empty + 8 * stage)
+        if cutlass.const_expr(self.config.cluster_rows == 1):
+            if thread % 32 == 0:
+                mbarrier.arrive(ring.empty + 8 * stage)
+        else:
+            # x went to every CTA of the cluster: each waits for all
+            if thread % 32 < self.config.cluster_rows:
+                mbarrier.arrive_at(ring.empty + 8 * stage, thread % 32)
