@@ -85,14 +85,12 @@ class Replayed:
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def capture(call) -> Captured:
         graph = Replayed(call)
-        return Captured(graph, graph.result)
+        return Captured(graph, graph.result, call)
 
     random = Problem.random
     monkeypatch.setattr(Problem, "random", lambda shape: random(shape, "cpu"))
     monkeypatch.setattr(benchmark, "capture", capture)
-    monkeypatch.setattr(
-        benchmark, "take_turns", lambda graphs, rounds, clear: {name: [2.0, 1.0, 3.0] for name in graphs}
-    )
+    monkeypatch.setattr(benchmark, "take_turns", lambda calls, rounds, clear: {name: [2.0, 1.0, 3.0] for name in calls})
 
 
 def measured(shape: Shape, *contestants: Contestant) -> dict:
