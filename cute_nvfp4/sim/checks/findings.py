@@ -38,6 +38,8 @@ CLASSES: dict[str, type[Hazard]] = {
     "wgmma-at-exit": CopiesInFlight,
     "arrival-at-exit": CopiesInFlight,
     "access-at-exit": CopiesInFlight,
+    "register-in-flight": Race,
+    "wgmma-fence": BrokenRule,
     "mbarrier-init-fence": BrokenRule,
     "tensor-memory-freed": BrokenRule,
     "barrier-thread-count": BrokenRule,
