@@ -115,9 +115,10 @@ class Clocks:
     def acquire(self, warps: np.ndarray, rows: np.ndarray) -> None:
         join(self.known.reshape(self.warps, -1), warps, rows.reshape(len(warps), -1))
 
-    def learn(self, kind: str, warps: np.ndarray, clock: np.ndarray) -> None:
-        """The warps have seen that their own operations of ``kind`` up to ``clock`` are over."""
-        at = (warps, 0, self.component(kind, warps))
+    def learn(self, kind: str, warps: np.ndarray, clock: np.ndarray, of: np.ndarray | None = None) -> None:
+        """The warps have seen that their own operations of ``kind``, or those of the warps ``of``, up to ``clock`` are
+        over."""
+        at = (warps, 0, self.component(kind, warps if of is None else of))
         self.known[at] = np.maximum(self.known[at], clock)
 
     # barriers

@@ -164,6 +164,16 @@ class Synchronisation(Listener):
         if kind in self.clocks.kinds:
             self.clocks.wait_all(kind, self._active(g, mask))
 
+    def warpgroup_committed(self, warps: np.ndarray, i: Instruction) -> None:
+        self.clocks.commit("wgmma", warps)
+
+    def warpgroup_waited(self, warps: np.ndarray, i: Instruction, pending: int) -> None:
+        """A warp that has waited knows of all four of its warpgroup."""
+        groups_ = warps.reshape(-1, 4)
+        over = self.clocks.open["wgmma"][groups_] - 1 - pending
+        for j in range(4):
+            self.clocks.learn("wgmma", warps, np.repeat(over[:, j], 4), of=np.repeat(groups_[:, j], 4))
+
     def _active(self, g: Group, mask: Mask) -> np.ndarray:
         if mask is None:
             return g.warps

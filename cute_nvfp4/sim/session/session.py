@@ -58,8 +58,7 @@ class Session:
     hazard (``on_hazard="collect"``), and its error, even where the program went on; the launch is None for a hazard
     between streams that torch's own work has. ``between`` are the hazards between streams. ``options`` are passed to
     ``sim.run``. ``observe`` is called before a launch runs and, with its result in place, after it. With
-    ``execute=False`` launches are recorded and not run. ``number`` is the session's own in this process; ``kept`` is
-    for libraries to keep what belongs to the session.
+    ``execute=False`` launches are recorded and not run. ``number`` is the session's own in this process.
     """
 
     device: Device
@@ -73,7 +72,6 @@ class Session:
     between: dict[str, Finding] = field(default_factory=dict)
     active: bool = False
     number: int = field(default_factory=itertools.count(1).__next__)
-    kept: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.memory = DeviceMemory()

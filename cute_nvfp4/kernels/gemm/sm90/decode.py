@@ -1,0 +1,82 @@
+"""Packed weights from shared memory to the registers of operand A (``weight_layout`` defines their bytes)."""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+import torch
+from cutlass import Int32, Uint32
+
+from ....ptx.half import multiply_by_half
+from ....ptx.memory import load_shared
+from ....weight_layout import (
+    CODE_BYTES,
+    DECODERS,
+    LANE_BYTES,
+    ROW_SCALE_BYTES,
+    STEPS,
+    Decoder,
+    Shift,
+)
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+LANES = 32
+ROW_LANES = 4
+"""Lanes that have elements of one row."""
+
+
+def _shifted(word: Uint32, shift: Shift) -> Uint32:
+    kind, bits = shift
+    if bits == 0:
+        return word
+    if kind == "left":
+        return word << bits
+    return word >> bits if kind == "right" else (word >> bits) | (word << (32 - bits))
+
+
+def _registers(word: Uint32, decoder: Decoder) -> list[Uint32]:
+    """Four pairs of elements, not scaled yet."""
+    found = []
+    for shifts in decoder.registers:
+        value = _shifted(word, shifts[0])
+        for shift in shifts[1:]:
+            value = value ^ _shifted(word, shift)
+        found.append(value & Uint32(decoder.mask))
+    return found
+
+
+def _scales(word: Uint32, odd: int, decoder: Decoder) -> Uint32:
+    """The scales of rows g (low half) and g + 8 of a step, from the word of its pair of steps."""
+    byte = 0xFF << decoder.scale_shift
+    bits = 0x10001 * decoder.scale_bits
+    placed = word << decoder.scale_shift if not odd else word >> (8 - decoder.scale_shift)
+    return (placed & Uint32(0x10001 * byte)) | Uint32(bits)
+
+
+def load_codes(tile: Int32, slab: Int32, lane: Int32) -> list[Uint32]:
+    """A lane's words of one tile, one a step; ``tile``: shared address of the tile."""
+    return load_shared(tile + slab * (LANES * LANE_BYTES) + lane * LANE_BYTES, LANE_BYTES)
+
+
+def load_scales(tile: Int32, slab: Int32, lane: Int32) -> list[Uint32]:
+    """A lane's scale words of one tile, one for two steps; the four lanes of a row read the same."""
+    row = lane // ROW_LANES
+    return load_shared(tile + CODE_BYTES + slab * (8 * ROW_SCALE_BYTES) + row * ROW_SCALE_BYTES, ROW_SCALE_BYTES)
+
+
+def decode_step(codes: list[Uint32], scales: list[Uint32], step: int, dtype: str) -> list[Uint32]:
+    """The four registers of A of one step: pairs of ``dtype``, 2**-7 times the weights."""
+    decoder = DECODERS[DTYPES[dtype]]
+    pairs = _registers(codes[step], decoder)
+    scale = _scales(scales[step // 2], step % 2, decoder)
+    return [multiply_by_half(pair, scale, i % 2, dtype) for i, pair in enumerate(pairs)]
+
+
+@cute.jit
+def decode_tile(tCrA: cute.Tensor, tile: Int32, slab: Int32, lane: Int32, dtype: cutlass.Constexpr[str]):
+    """Decodes a lane's part of one tile into ``tCrA`` (REGISTER, STEP), 32-bit words."""
+    codes, scales = load_codes(tile, slab, lane), load_scales(tile, slab, lane)
+    for step in cutlass.range_constexpr(STEPS):
+        registers = decode_step(codes, scales, step, dtype)
+        for i in cutlass.range_constexpr(4):
+            tCrA[i, step] = registers[i]
