@@ -33,6 +33,11 @@ def fma_rn(a: Float32, b: Float32, c: Float32) -> Float32:
     return asm("fma.rn.f32 $0, $1, $2, $3;", [Float32], [Float32(x) for x in (a, b, c)])[0]
 
 
+def multiply_add(a: Uint32, b: Uint32, c: Uint32) -> Uint32:
+    """a · b + c, the low 32 bits; what the compiler may not turn into shifts. PTX 1.0: ``mad.lo.u32``."""
+    return asm("mad.lo.u32 $0, $1, $2, $3;", [Uint32], [Uint32(x) for x in (a, b, c)])[0]
+
+
 def abs_f32(a: Float32) -> Float32:
     """|a|. PTX 1.0: ``abs.f32``."""
     return asm("abs.f32 $0, $1;", [Float32], [Float32(a)])[0]

@@ -29,8 +29,9 @@ class WgmmaConfig:
     """One variant of the kernel for out (M, N) = x (M, K) · weight (N, K)ᵀ.
 
     The weight is operand A of the MMA, so a tile has ``tile_m`` rows of the weight and ``tile_n`` rows of x. dtype: of
-    x, and what weights are decoded to. warpgroups: that multiply, 64 rows of the weight each. ctas: of a
-    multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by multicast. stages: 0 for as many as fit. scheduler, raster: as in ``GemmTiling``.
+    x, and what weights are decoded to. warpgroups: that multiply, 64 rows of the weight each. ctas_per_sm: CTAs of a
+    multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by multicast. stages: 0 for as
+    many as fit. scheduler, raster: as in ``GemmTiling``.
     """
 
     dtype: str = "bfloat16"

@@ -186,9 +186,9 @@ class WgmmaGemm:
             gX = cute.local_tile(
                 x.tensor, (cfg.tile_n, cfg.tile_k), (tile.n, None, tile.batch)
             )  # (tile_n, tile_k, REST_K)
-            tXsX, tXgX = cpasync.tma_partition(
-                x.atom, rank, cute.make_layout(cfg.cluster_rows), cute.group_modes(memory.sX, 0, 2), cute.group_modes(gX, 0, 2)
-            )  # ((atom, rest), STAGE), ((atom, rest), REST_K)
+            shared, tiles = cute.group_modes(memory.sX, 0, 2), cute.group_modes(gX, 0, 2)
+            # ((atom, rest), STAGE), ((atom, rest), REST_K)
+            tXsX, tXgX = cpasync.tma_partition(x.atom, rank, cute.make_layout(cfg.cluster_rows), shared, tiles)
             first = weight.tiles.toint() + tile.batch * weight.batch_stride
             for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
                 mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
