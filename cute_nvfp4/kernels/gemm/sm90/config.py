@@ -16,12 +16,15 @@ MMA_ROWS = 64
 STAGE_TILES = 2
 """Packed tiles along K in a stage: while one is multiplied the other is decoded."""
 RESERVED_SHARED = 1024
-"""Bytes of shared memory that the system keeps for each CTA."""
+"""Bytes of shared memory that the system keeps for each CTA, beside ``Architecture.shared_bytes``."""
+ALIGNMENT = 256
+"""Bytes that the alignment of what lies in shared memory may cost."""
+MAX_STAGES = 16
 OUT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 EPILOGUE_COLUMNS = 16
-"""Columns of an epilogue tile of 16-bit outputs."""
-EPILOGUE_PITCH = 2 * MMA_ROWS + 16
-"""Bytes from one column of an epilogue tile to the next in shared memory: no two of eight columns in the same banks."""
+"""Rows of x that a warp turns at a time: columns of the MMA become rows of the output."""
+EPILOGUE_PITCH = 48
+"""Bytes from one of them to the next in shared memory, 32 of them used: no two of eight in the same banks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +34,8 @@ class WgmmaConfig:
     The weight is operand A of the MMA, so a tile has ``tile_m`` rows of the weight and ``tile_n`` rows of x. dtype: of
     x, and what weights are decoded to. warpgroups: that multiply, 64 rows of the weight each. ctas_per_sm: CTAs of a
     multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by multicast. stages: 0 for as
-    many as fit. scheduler, raster: as in ``GemmTiling``.
+    many as fit. scheduler, raster: as in ``GemmTiling``. factors: device scalars that multiply alpha.
+    vector: whether rows of the output are 16-bit numbers and start at multiples of 16 bytes.
     """
 
     dtype: str = "bfloat16"
@@ -44,6 +48,7 @@ class WgmmaConfig:
     scheduler: str = "stream_k"
     raster: str = "m"
     factors: int = 0
+    vector: bool = True
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
     # for the tile schedulers
@@ -83,14 +88,15 @@ class WgmmaConfig:
 
     @property
     def epilogue_bytes(self) -> int:
-        """Shared memory in which a CTA turns its output."""
-        return self.warpgroups * EPILOGUE_COLUMNS * EPILOGUE_PITCH
+        """Shared memory in which the warps of a CTA turn their output."""
+        return 4 * self.warpgroups * EPILOGUE_COLUMNS * EPILOGUE_PITCH if self.vector else 0
 
     @cached_property
     def ring_stages(self) -> int:
         """Stages in shared memory."""
-        room = self.arch.shared_bytes // self.ctas_per_sm - RESERVED_SHARED - self.epilogue_bytes - 1024
-        return self.stages or min(room // (self.stage_bytes + 16), 16)
+        each = (self.arch.shared_bytes + RESERVED_SHARED) // self.ctas_per_sm - RESERVED_SHARED
+        room = each - self.epilogue_bytes - ALIGNMENT
+        return self.stages or min(room // (self.stage_bytes + 16), MAX_STAGES)
 
 
 def can_implement(c: WgmmaConfig) -> str:
@@ -101,6 +107,8 @@ def can_implement(c: WgmmaConfig) -> str:
         return explain("tile_n", got=c.tile_n, expected="a multiple of 8 up to 256")
     if c.cluster_rows not in (1, 2, 4) or c.tile_n % (8 * c.cluster_rows):
         return explain("cluster_rows", got=c.cluster_rows, expected=f"1, 2 or 4, at most {c.tile_n // 8}: tile_n / 8")
+    if c.vector and OUT_BYTES[c.out] != 2:
+        return explain("output stored in vectors", got=c.out, expected="float16 or bfloat16")
     if c.warpgroups not in (2, 4):
         return explain("warpgroups", got=c.warpgroups, expected="2 or 4: whole packed tiles")
     if c.ring_stages < 2:

@@ -7,17 +7,20 @@ from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Float32, Int32, Int64, Uint32
 
-from ....ptx.memory import load_flag, store_flag
-from ....weight_layout import WEIGHT_FACTOR
+from ....ptx.matrix import pack_pair, store_matrices_transposed
+from ....ptx.memory import load_flag, load_shared, store_flag, store_global
+from ....weight_layout import SLAB_ROWS, WEIGHT_FACTOR
 from ..arguments import OUT_DTYPES
 from ..epilogue import device_scalar
 from ..tile_scheduler import StaticScheduler, WorkTile
 from .arguments import WgmmaArguments
-from .config import MMA_ROWS, WARPGROUP, WgmmaConfig
+from .config import EPILOGUE_COLUMNS, EPILOGUE_PITCH, MMA_ROWS, WARPGROUP, WgmmaConfig
 
+WARP = 32
 FLOATS = 4
+VECTOR_BYTES = 16
 
 
 @dataclass(frozen=True)
@@ -52,21 +55,67 @@ class Epilogue:
 
     @cute.jit
     def store_tile(self, acc: cute.Tensor, tile: WorkTile):
-        """alpha · acc, element by element."""
-        cfg, out, rows = self.config, self.arguments.out, self.arguments.weight.rows
+        """alpha · acc. Columns of the MMA are rows of the output: vectors are turned through shared memory."""
+        cfg, out = self.config, self.arguments.out
         alpha = self.alpha()
-        dtype = getattr(cutlass, OUT_DTYPES[cfg.out])
-        lane, warp = self.thread % 32, self.thread // 32
-        row = tile.m * cfg.tile_m + self.group * MMA_ROWS + warp * 16 + lane // 4
-        column = tile.n * cfg.tile_n + 2 * (lane % 4)
+        for i in cutlass.range_constexpr(cute.size(acc)):
+            acc[i] = acc[i] * alpha
+        row = tile.m * cfg.tile_m + self.group * MMA_ROWS + self.thread // WARP * SLAB_ROWS
         first = out.pointer + Int64(tile.batch) * out.batch_stride
+        if cutlass.const_expr(cfg.vector):
+            for column in cutlass.range_constexpr(0, cfg.tile_n, EPILOGUE_COLUMNS):
+                self.store_vectors(acc, column, first, row, tile.n * cfg.tile_n + column)
+        else:
+            self.store_elements(acc, first, row, tile.n * cfg.tile_n)
+
+    @cute.jit
+    def store_vectors(
+        self,
+        acc: cute.Tensor,
+        column: cutlass.Constexpr[int],
+        first: cute.Pointer,
+        row: Int32,
+        x_row: Int32,
+    ):
+        """Sixteen columns of a warp's slab: its 16 rows of each are two vectors of 16 bytes in the output."""
+        cfg, rows = self.config, self.arguments.weight.rows
+        lane, size = self.thread % WARP, cute.size(acc)
+        own = self.shared + (self.group * 4 + self.thread // WARP) * (EPILOGUE_COLUMNS * EPILOGUE_PITCH)
+        # two parts of eight columns, rows 0 to 7 and 8 to 15 of each; a part beyond the tile is stored, not copied
+        at = [min(column // 8 * 4 + 2 * i, size - 2) for i in range(4)]
+        words = [pack_pair(acc[i], acc[i + 1], cfg.out) for i in at]
+        matrix = lane // 8
+        place = own + (lane % 8 + matrix // 2 * 8) * EPILOGUE_PITCH + matrix % 2 * VECTOR_BYTES
+        store_matrices_transposed(place, words)
+        cute.arch.sync_warp()
+        vector = load_shared(own + lane // 2 * EPILOGUE_PITCH + lane % 2 * VECTOR_BYTES, VECTOR_BYTES)
+        n, m = row + lane % 2 * 8, x_row + lane // 2
+        limit = self.x_rows
+        if cutlass.const_expr(column + EPILOGUE_COLUMNS > cfg.tile_n):
+            limit = cutlass.min(limit, x_row + cfg.tile_n - column)
+        target = first + (Int64(m) * self.arguments.out.row_stride + n)
+        if m < limit:
+            if n + 8 <= rows:
+                store_global(target.toint(), vector)
+            elif n < rows:
+                for i in cutlass.range_constexpr(8):
+                    if n + i < rows:
+                        _store_half(target + i, vector[i // 2] >> (16 * (i % 2)))
+        cute.arch.sync_warp()
+
+    @cute.jit
+    def store_elements(self, acc: cute.Tensor, first: cute.Pointer, row: Int32, x_row: Int32):
+        """An element at a time; eight lanes have neighbours."""
+        cfg, rows = self.config, self.arguments.weight.rows
+        dtype = getattr(cutlass, OUT_DTYPES[cfg.out])
+        lane = self.thread % WARP
         for i in cutlass.range_constexpr(cfg.tile_n // 8):
             for j in cutlass.range_constexpr(4):
                 # registers of an m64n8 part: (row, column), (row, column + 1), (row + 8, …)
-                n, m = row + 8 * (j // 2), column + 8 * i + j % 2
+                n, m = row + lane // 4 + 8 * (j // 2), x_row + 8 * i + 2 * (lane % 4) + j % 2
                 if (n < rows) & (m < self.x_rows):
-                    target = cute.make_tensor(first + (Int64(m) * out.row_stride + n), cute.make_layout(1))
-                    target[0] = (acc[4 * i + j] * alpha).to(dtype)
+                    target = first + (Int64(m) * self.arguments.out.row_stride + n)
+                    cute.make_tensor(target, cute.make_layout(1))[0] = acc[4 * i + j].to(dtype)
 
     # partial sums: fp32 (4, THREAD, QUAD) for each warpgroup of each CTA
 
@@ -116,6 +165,12 @@ class Epilogue:
     def barrier(self) -> None:
         """All threads of the warpgroup."""
         cute.arch.barrier(barrier_id=self.group + 1, number_of_threads=WARPGROUP)
+
+
+def _store_half(target: cute.Pointer, word: Uint32) -> None:
+    """Stores the low half of a word."""
+    pointer = cute.recast_ptr(target, dtype=cutlass.Uint16)
+    cute.make_tensor(pointer, cute.make_layout(1))[0] = word.to(cutlass.Uint16)
 
 
 def _quad(address: Any) -> cute.Tensor:
