@@ -11,6 +11,8 @@ from ....weight_layout import TILE_BYTES, TILE_K, TILE_ROWS
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
+TILE_N = (8, 16, 32, 64, 128, 256)
+"""Rows of x in a tile."""
 MMA_ROWS = 64
 """Rows of A of a wgmma: one warpgroup's."""
 STAGE_TILES = 2
@@ -35,7 +37,7 @@ class WgmmaConfig:
     x, and what weights are decoded to. warpgroups: that multiply, 64 rows of the weight each. ctas_per_sm: CTAs of a
     multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by multicast. stages: 0 for as
     many as fit. scheduler, raster: as in ``GemmTiling``. factors: device scalars that multiply alpha.
-    vector: whether rows of the output are 16-bit numbers and start at multiples of 16 bytes.
+    vector: whether rows of the output are 16-bit numbers and start at multiples of 16 bytes. bias: its dtype, or "".
     """
 
     dtype: str = "bfloat16"
@@ -49,6 +51,7 @@ class WgmmaConfig:
     raster: str = "m"
     factors: int = 0
     vector: bool = True
+    bias: str = ""
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
     # for the tile schedulers
@@ -103,10 +106,15 @@ def can_implement(c: WgmmaConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
     if c.arch.capability != (9, 0):
         return explain("architecture of a wgmma kernel", got=c.arch.name, expected="sm_90a")
-    if c.tile_n % 8 or not 8 <= c.tile_n <= 256:
-        return explain("tile_n", got=c.tile_n, expected="a multiple of 8 up to 256")
+    if c.tile_n not in TILE_N:
+        return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, TILE_N))}")
     if c.cluster_rows not in (1, 2, 4) or c.tile_n % (8 * c.cluster_rows):
         return explain("cluster_rows", got=c.cluster_rows, expected=f"1, 2 or 4, at most {c.tile_n // 8}: tile_n / 8")
+    if c.tile_n == 256 and c.warpgroups == 4:
+        return explain("warpgroups of tiles of 256 columns", got=4, expected="2: four have too few registers")
+    if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > 64)):
+        got = f"{c.ctas_per_sm} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"
+        return explain("ctas_per_sm", got=got, expected="1, or 2 with 2 warpgroups and at most 64 columns")
     if c.vector and OUT_BYTES[c.out] != 2:
         return explain("output stored in vectors", got=c.out, expected="float16 or bfloat16")
     if c.warpgroups not in (2, 4):

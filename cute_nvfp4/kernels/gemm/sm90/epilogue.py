@@ -10,7 +10,8 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
 from ....ptx.matrix import pack_pair, store_matrices_transposed
-from ....ptx.memory import load_flag, load_shared, store_flag, store_global
+from ....ptx.memory import load_flag, load_global, load_shared, store_flag, store_global
+from ....ptx.move import f32_from_bits
 from ....weight_layout import SLAB_ROWS, WEIGHT_FACTOR
 from ..arguments import OUT_DTYPES
 from ..epilogue import device_scalar
@@ -60,6 +61,8 @@ class Epilogue:
         alpha = self.alpha()
         for i in cutlass.range_constexpr(cute.size(acc)):
             acc[i] = acc[i] * alpha
+        if cutlass.const_expr(cfg.bias):
+            self.add_bias(acc, tile)
         row = tile.m * cfg.tile_m + self.group * MMA_ROWS + self.thread // WARP * SLAB_ROWS
         first = out.pointer + Int64(tile.batch) * out.batch_stride
         if cutlass.const_expr(cfg.vector):
@@ -67,6 +70,20 @@ class Epilogue:
                 self.store_vectors(acc, column, first, row, tile.n * cfg.tile_n + column)
         else:
             self.store_elements(acc, first, row, tile.n * cfg.tile_n)
+
+    @cute.jit
+    def add_bias(self, acc: cute.Tensor, tile: WorkTile):
+        """Adds a number for each row of the MMA: a thread has two."""
+        cfg = self.config
+        row = tile.m * cfg.tile_m + self.group * MMA_ROWS + self.thread // WARP * SLAB_ROWS + self.thread % WARP // 4
+        for half in cutlass.range_constexpr(2):
+            number = Float32(0.0)
+            if row + 8 * half < self.arguments.weight.rows:
+                number = device_scalar(self.arguments.bias.pointer + (row + 8 * half)).to(Float32)
+            for i in cutlass.range_constexpr(cute.size(acc) // 4):
+                for j in cutlass.range_constexpr(2):
+                    at = 4 * i + 2 * half + j
+                    acc[at] = acc[at] + number
 
     @cute.jit
     def store_vectors(
@@ -144,23 +161,40 @@ class Epilogue:
             store_flag(self.flag(self.scheduler.place.worker), Int32(1))
 
     @cute.jit
+    def contributors(self, missing: Int32) -> Int32:
+        """How many CTAs before this one have the first ``missing`` k-tiles of its work tile."""
+        count = Int32(0)
+        while missing > 0:
+            count = count + 1
+            missing = missing - self.scheduler.share_of(self.scheduler.place.worker - count).count
+        return count
+
+    @cute.jit
     def add_partials(self, acc: cute.Tensor, tile: WorkTile):
         """Adds the sums of the CTAs before this one that have the work tile's first k-tiles."""
-        worker, missing = self.scheduler.place.worker, tile.k_first
-        while missing > 0:
-            worker = worker - 1
-            missing = missing - self.scheduler.share_of(worker).count
-            if self.thread == 0:
-                raised = load_flag(self.flag(worker))
-                while raised == 0:
-                    raised = load_flag(self.flag(worker))
-                store_flag(self.flag(worker), Int32(0))
+        worker = self.scheduler.place.worker
+        count = self.contributors(tile.k_first)
+        if count > 0:
+            # all flags at once: each is as far away as memory
+            for i in cutlass.range(self.thread, count, WARPGROUP, unroll=1):
+                while load_flag(self.flag(worker - 1 - i)) == 0:
+                    pass
+                # lowered without a fence: this launch raises it no more, and the next begins after this one's end
+                store_global(self.flag(worker - 1 - i), [Uint32(0)])
             self.barrier()
-            slot = self.slot(worker)
-            for i in cutlass.range_constexpr(cute.size(acc) // FLOATS):
-                source = _quad(slot + i * (4 * FLOATS * WARPGROUP))
-                for j in cutlass.range_constexpr(FLOATS):
-                    acc[FLOATS * i + j] = acc[FLOATS * i + j] + source[j]
+            for i in cutlass.range(1, count + 1, unroll=1):
+                self.add_slot(acc, self.slot(worker - i))
+
+    def add_slot(self, acc: cute.Tensor, slot: Int64) -> None:
+        """Adds one CTA's sums; as many loads are asked for before the first is used as there are registers for."""
+        total = cute.size(acc) // FLOATS
+        ahead = 16 if self.config.warpgroups == 2 and self.config.ctas_per_sm == 1 else 8
+        for first in range(0, total, ahead):
+            quads = range(first, min(first + ahead, total))
+            received = [load_global(slot + i * (4 * FLOATS * WARPGROUP), 4 * FLOATS) for i in quads]
+            for i, words in zip(quads, received):
+                for j in range(FLOATS):
+                    acc[FLOATS * i + j] = acc[FLOATS * i + j] + f32_from_bits(words[j])
 
     def barrier(self) -> None:
         """All threads of the warpgroup."""
