@@ -93,7 +93,7 @@ def block_scaled(i: Instruction, m: Mods, kind: str, shape: str) -> Op:
     def fn(g, mask, ra, rb, rc, sfa, sfb):
         whole_warp(g, mask, i)
         needs_target(i, g)
-        every = [*ra, *rb, *rc, sfa, sfb]
+        every = [*ra, *rb, *rc, *sfa, *sfb]
         n = max(r.shape[0] for r in every)
         every = [np.broadcast_to(r, (n, 32)) for r in every]
         left = fragments.matrix_a(every[:4], type_a)  # (n, 16, K)
@@ -105,7 +105,7 @@ def block_scaled(i: Instruction, m: Mods, kind: str, shape: str) -> Op:
             return tuple(fragments.spread(single.canonical(total.astype("f4"))))
 
     acc = ("f32",) * 4
-    source = (("b32",) * 4, ("b32",) * 2, acc, "b32", "static", "b32", "static")
+    source = (("b32",) * 4, ("b32",) * 2, acc, ("b32",), "static", ("b32",), "static")
     # the builder has read the selectors
     return Op(fn, (acc,), source, "matrix", context=True, converge=-1)
 
