@@ -79,7 +79,7 @@ class QuantizeCall:
         self._amax = None
         if plan.amax is not None:
             self._amax = _amax_launcher(plan.amax, batch, _byte_strides(in_memory), _int32(signs), target, device)
-        self._new = _Results(request, self._global_scale != "none")
+        self._new = Results(request, self._global_scale != "none")
         data_strides = self._new.data_strides if out is None else _byte_strides(out.data)
         columns, atoms = problem.columns, blocked_bytes(rows, problem.columns, 1)
         blocked = request.scale_layout == "blocked"
@@ -112,7 +112,7 @@ class QuantizeCall:
         if out is None:
             data, scale = self._new.data(), self._new.scale()
             if self._global_scale == "given":
-                factor = _factor(given, x.device)
+                factor = given_scale(given, x.device)
             elif self._global_scale == "computed":
                 computed = self._new.factor()
         else:
@@ -121,7 +121,7 @@ class QuantizeCall:
             if self._global_scale == "computed":
                 computed = own
             elif self._global_scale == "given":
-                factor = own if given is own else _factor(given, x.device)
+                factor = own if given is own else given_scale(given, x.device)
                 if factor.data_ptr() != own.data_ptr():
                     own.copy_(factor.reshape(own.shape))
         if self._amax is not None:
@@ -155,7 +155,7 @@ class QuantizeCall:
         """A result that is not written yet, with the global scale that is given, or room for one."""
         factor = self._new.factor() if self.computes else None
         if self._global_scale == "given":
-            factor = _factor(given, device)
+            factor = given_scale(given, device)
         return BlockScaledTensor.like(self._new.key, self._new.data(), self._new.scale(), factor)
 
     @property
@@ -199,14 +199,14 @@ def _kind(given: str | float | torch.Tensor | None, request: QuantizeRequest) ->
     return "none" if global_scale_of(given, request) is None else "given"
 
 
-def _factor(given: float | torch.Tensor, device: torch.device) -> torch.Tensor:
+def given_scale(given: float | torch.Tensor, device: torch.device) -> torch.Tensor:
     """A given global scale, known to be one, as a tensor of no dimensions."""
     if not isinstance(given, torch.Tensor):
         return checked_global_scale(given, device)
     return given.detach().reshape(()) if given.ndim or given.requires_grad else given
 
 
-class _Results:
+class Results:
     """New results of one kind of request, with as many dimensions as the caller's tensor has, if those are two or
     three: ``data()``, ``scale()`` and ``factor()`` make them, and ``key`` is theirs."""
 
