@@ -1,7 +1,8 @@
 """Weights as tensor-core kernels of sm_90a read them: repacked once, decoded with few instructions.
 
 The decoded weight is operand A of a 16-bit MMA, from registers. Memory is a grid of tiles of 128 rows and 64 columns
-along K, (L, row tiles, K tiles, ``TILE_BYTES``), K innermost, so that a range of K of some rows is one run of bytes.
+along K, (L, row tiles, K tiles, ``TILE_BYTES``), K innermost, so that a range of K of some rows is one run of bytes;
+the K tiles are even in number, padded with zeros.
 A tile has the codes of its 8 slabs of 16 rows and then their scales:
 
 * codes (SLAB, LANE, STEP) of 32-bit words: a word has the 8 elements that lane 4·g + c holds of A for step s, 16
@@ -144,8 +145,8 @@ def encoder(dtype: torch.dtype) -> tuple[tuple[int, ...], ...]:
 
 
 def tiles(rows: int, k: int) -> tuple[int, int]:
-    """Tiles that cover ``rows`` rows, and ``k`` columns."""
-    return -(-rows // TILE_ROWS), -(-k // TILE_K)
+    """Tiles that cover ``rows`` rows, and ``k`` columns: an even number of those, which a stage has two of."""
+    return -(-rows // TILE_ROWS), 2 * -(-k // (2 * TILE_K))
 
 
 def pack(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
