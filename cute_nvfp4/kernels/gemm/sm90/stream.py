@@ -22,7 +22,7 @@ from ....ptx.memory import load_shared
 from ....ptx.mma import mma_m16n8k16
 from ....weight_layout import CODE_BYTES, LANE_BYTES, ROW_SCALE_BYTES, SLABS, STEPS, TILE_BYTES
 from ...arith import div, mod
-from .decode import decode_step
+from .decode import PackedLane, decode_step
 from .stream_arguments import StreamArguments
 from .stream_config import MMA_COLUMNS, SLAB_CODE_BYTES, SLAB_SCALE_BYTES, WARP, StreamConfig
 from .stream_shares import Shares, deal
@@ -213,7 +213,7 @@ class Stream:
         for t in tiles:
             for step in range(STEPS):
                 for s in slabs:
-                    a = decode_step(codes[t][s], scales[t][s], step, cfg.dtype)
+                    a = decode_step(PackedLane(codes[t][s], scales[t][s]), step, cfg.dtype)
                     for n, b in enumerate(x[t][step]):
                         c = [acc[i, n, s] for i in range(4)]
                         for i, value in enumerate(mma_m16n8k16(a, b, c, cfg.dtype)):
