@@ -76,10 +76,11 @@ def write(record: dict, path: Path) -> None:
 
 
 class Captured(NamedTuple):
-    """A call in a CUDA graph, and what the call returned: tensors that every replay writes."""
+    """A call in a CUDA graph, and what it returned: tensors that every replay writes. The call owns what they read."""
 
     graph: torch.cuda.CUDAGraph
     result: Any
+    call: Callable[[], Any]
 
 
 def capture(call: Callable[[], Any]) -> Captured:
@@ -94,24 +95,22 @@ def capture(call: Callable[[], Any]) -> Captured:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         result = call()
-    return Captured(graph, result)
+    return Captured(graph, result, call)
 
 
-def take_turns(
-    graphs: Mapping[str, torch.cuda.CUDAGraph], rounds: int, clear: Callable[[], None]
-) -> dict[str, list[float]]:
-    """Microseconds of each graph's replays, which take turns in alternating order, L2 cleared before each.
+def take_turns(calls: Mapping[str, Captured], rounds: int, clear: Callable[[], None]) -> dict[str, list[float]]:
+    """Microseconds of each call's replays, which take turns in alternating order, L2 cleared before each.
 
     ``clear`` keeps the GPU busy while the host queues the next replay, so that no host time is in a figure.
     """
-    times: dict[str, list[float]] = {name: [] for name in graphs}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(-1, rounds):  # the first one warms up
         events = {}
-        for name in list(graphs)[:: 1 if turn % 2 == 0 else -1]:
+        for name in list(calls)[:: 1 if turn % 2 == 0 else -1]:
             clear()
             events[name] = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
             events[name][0].record()
-            graphs[name].replay()
+            calls[name].graph.replay()
             events[name][1].record()
         torch.cuda.synchronize()
         if turn >= 0:

@@ -48,8 +48,8 @@ def ceilings(clear: ColdL2) -> Ceilings:
     """What this machine's floors are made of."""
     x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
     tiny = torch.empty(1, device="cuda")
-    graphs = {"dense": capture(lambda: x @ x).graph, "tiny": capture(lambda: tiny.fill_(1.0)).graph}
-    times = {name: statistics.median(us) for name, us in take_turns(graphs, 20, clear).items()}
+    calls = {"dense": capture(lambda: x @ x), "tiny": capture(lambda: tiny.fill_(1.0))}
+    times = {name: statistics.median(us) for name, us in take_turns(calls, 20, clear).items()}
     return Ceilings(copy_bandwidth(), 2 * 8192**3 / times["dense"] * 1e6, times["tiny"])
 
 
@@ -68,17 +68,17 @@ def error_of(got: Sequence[torch.Tensor], problem: Problem, activations: str) ->
 
 
 def fastest(contestant: Contestant, problem: Problem, clear: ColdL2) -> tuple[Captured, int]:
-    """The fastest of a contestant's calls as a graph, and which one it is."""
-    graphs = [capture(call) for call in contestant.calls(problem)]
-    if len(graphs) == 1:
-        return graphs[0], 0
-    times = take_turns({str(i): found.graph for i, found in enumerate(graphs)}, TUNING_ROUNDS, clear)
-    best = min(range(len(graphs)), key=lambda i: statistics.median(times[str(i)]))
-    return graphs[best], best
+    """The fastest of a contestant's calls, and which one it is."""
+    found = [capture(call) for call in contestant.calls(problem)]
+    if len(found) == 1:
+        return found[0], 0
+    times = take_turns({str(i): captured for i, captured in enumerate(found)}, TUNING_ROUNDS, clear)
+    best = min(range(len(found)), key=lambda i: statistics.median(times[str(i)]))
+    return found[best], best
 
 
 def entered(contestant: Contestant, problem: Problem, clear: ColdL2) -> tuple[Captured | None, dict]:
-    """A contestant's graph if its result is right, and what the record says of it before it is timed."""
+    """A contestant's captured call if its result is right, and what the record says of it before it is timed."""
     try:
         found, variant = fastest(contestant, problem, clear)
         for result in found.result:
@@ -96,13 +96,13 @@ def entered(contestant: Contestant, problem: Problem, clear: ColdL2) -> tuple[Ca
 
 def measure(shape: Shape, contestants: Sequence[Contestant], rounds: int, clear: ColdL2, limits: Ceilings) -> dict:
     """One row of the record."""
-    problem, graphs, results = Problem.random(shape), {}, {}
+    problem, captured, results = Problem.random(shape), {}, {}
     for contestant in contestants:
         if contestant.runs(shape):
             found, results[contestant.name] = entered(contestant, problem, clear)
             if found:
-                graphs[contestant.name] = found.graph
-    for name, times in take_turns(graphs, rounds, clear).items():
+                captured[contestant.name] = found
+    for name, times in take_turns(captured, rounds, clear).items():
         low, *_, high = statistics.quantiles(times, n=10)
         results[name] |= {"median_us": statistics.median(times), "p10_us": low, "p90_us": high}
     sizes = {"problem": shape.problem, "m": list(shape.m), "n": shape.n, "k": shape.k}

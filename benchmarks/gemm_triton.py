@@ -114,15 +114,16 @@ def silu_mul_kernel(both, out, n, block: tl.constexpr):
 
 
 def configs(m: int, n: int, k: int) -> list[Config]:
-    """The configurations that are tried: two tile sizes along each side, and shares of K that give each SM a CTA."""
-    widest = max(16, min(128, triton.next_power_of_2(m)))
+    """The configurations that are tried: a few tile sizes, and shares of K that give an SM up to four CTAs."""
+    widest = max(16, min(256, triton.next_power_of_2(m)))
     found = []
-    for block_n, warps in ((64, 4), (128, 8)):
-        for block_m in {widest, max(16, widest // 2)}:
+    for block_m in {widest, max(16, widest // 2)}:
+        deep = 6 if block_m <= 32 else 4 if block_m <= 64 else 3
+        # the last one: two CTAs of an SM decode and multiply in turns
+        for block_n, warps, stages in ((64, 4, deep), (128, 8, deep), *(((64, 4, 2),) if block_m >= 128 else ())):
             tiles = triton.cdiv(n, block_n) * triton.cdiv(m, block_m)
-            most = min(264 // tiles, k // GROUP // 4)
-            splits = [split for split in (1, 2, 4, 8) if split <= max(1, most)]
-            found += [Config(block_n, block_m, split, warps, 4 if block_m < 128 else 3) for split in splits]
+            most = max(1, min(528 // tiles, k // GROUP // 4))
+            found += [Config(block_n, block_m, split, warps, stages) for split in (1, 2, 4) if split <= most]
     return found
 
 

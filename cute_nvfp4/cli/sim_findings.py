@@ -46,4 +46,4 @@ def place(finding: Finding) -> str:
     """An instruction in a few words: its opcode, its line of the PTX, the file and line of its source."""
     opcode = re.sub(r"^@!?\S+\s+", "", finding.instruction).partition(" ")[0]
     source = f", {re.sub(r'^.*/', '', finding.loc)}" if finding.loc else ""
-    return f"{opcode} (PTX line {finding.line}{source})" if finding.line else "an earlier instruction"
+    return f"{opcode} (PTX line {finding.line}{source})" if finding.line else finding.loc or "an earlier instruction"

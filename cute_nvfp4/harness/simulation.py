@@ -46,6 +46,7 @@ class Simulation:
         """
         session, traced = self._session, Trace() if trace else None
         session.launches.clear()
+        session.between.clear()
         session.failure = None
         # set anew for every request: what a submission changes here does not last
         how = Schedule.parse(schedule)
@@ -65,8 +66,10 @@ class Simulation:
 
     def _stopped(self, schedule: str) -> StoppedLaunch:
         record, error = self._session.failure
-        launch = record.launch
-        where = f"in launch {record.number} of the call, grid {launch.grid} block {launch.block}"
+        where = "in torch's own work"
+        if record is not None:
+            launch = record.launch
+            where = f"in launch {record.number} of the call, grid {launch.grid} block {launch.block}"
         how = f"; repeat it with --schedule {schedule}" if schedule else ""
         said, rest = str(error), []
         for text in grouped(self._session.findings(), "hazard"):
@@ -75,6 +78,10 @@ class Simulation:
             else:
                 rest.append(text)
         return StoppedLaunch("\n".join([f"{outcome_of(error)}: {type(error).__name__}: {said}\n{where}{how}", *rest]))
+
+    def synchronize(self) -> None:
+        """The host waits for all that was issued."""
+        self._session.runtime.order.synchronize()
 
     def forget(self) -> None:
         """Drops the launches so far."""

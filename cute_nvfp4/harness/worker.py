@@ -124,7 +124,7 @@ class Worker:
                     if self._simulation:
                         self._simulation.forget()
                     outs.append(self._kernel(data))
-            self._keep(order, outs)
+                self._keep(order, outs)
         self._synchronize()
         return {"wall_ns": _clock() - begin, "gpu_ns": gpu_ns, "launches": self._reported()}
 
@@ -154,7 +154,7 @@ class Worker:
         else:
             with self._launches():
                 samples = timing.time_wall(calls, rule=rule, clear=clear)
-            self._keep(order, last)
+                self._keep(order, last)
         self._synchronize()
         return {"samples": samples}
 
@@ -272,6 +272,8 @@ class Worker:
     def _synchronize(self) -> None:
         if self._gpu:
             _synchronize()
+        elif self._simulation:
+            self._simulation.synchronize()
 
     def answer(self, request: dict) -> dict:
         """Runs one request and turns whatever the submission raises into an answer."""

@@ -22,7 +22,7 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..runtime.simulating import world
 from ..target import Target
-from .calls import Preparation, addresses, as_alpha, output_key, preparable, tensor_key
+from .calls import Preparation, addresses, allocator, as_alpha, output_key, preparable, tensor_key
 from .checks import (
     DTYPE_NAMES,
     check_dtype,
@@ -187,7 +187,7 @@ class _Call:
             batch=a.batch,
         )
         self.gemm = GemmCall(KERNEL, problem, config, target, a.device, arguments, _touched)
-        self._shape, self._options = out.shape, {"dtype": out.dtype, "device": out.device}
+        self.new = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
         self._out_bytes = span_bytes(out)
         inputs = (a.data, a.scale, b.data, b.scale, alpha, bias, a.global_scale, b.global_scale)
         self._sizes = tuple(span_bytes(x) for x in inputs if x is not None)
@@ -210,10 +210,6 @@ class _Call:
             check_signs("b", b)
         self.gemm(first, second, self.rest(a, b, scalar, alpha, bias, out), (a, b, alpha, bias, out))
         return out
-
-    def new(self) -> torch.Tensor:
-        """A result that is not written yet."""
-        return torch.empty(self._shape, **self._options)
 
     def rest(self, a: Any, b: Any, scalar: float, alpha: Any, bias: Any, out: torch.Tensor) -> tuple:
         """What varies after the operands."""

@@ -85,14 +85,12 @@ class Replayed:
 def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def capture(call) -> Captured:
         graph = Replayed(call)
-        return Captured(graph, graph.result)
+        return Captured(graph, graph.result, call)
 
     random = Problem.random
     monkeypatch.setattr(Problem, "random", lambda shape: random(shape, "cpu"))
     monkeypatch.setattr(benchmark, "capture", capture)
-    monkeypatch.setattr(
-        benchmark, "take_turns", lambda graphs, rounds, clear: {name: [2.0, 1.0, 3.0] for name in graphs}
-    )
+    monkeypatch.setattr(benchmark, "take_turns", lambda calls, rounds, clear: {name: [2.0, 1.0, 3.0] for name in calls})
 
 
 def measured(shape: Shape, *contestants: Contestant) -> dict:
@@ -174,8 +172,8 @@ def test_table(record: dict) -> None:
     """× is over the faster product in bf16; each reason stands once."""
     lines = report.table(record).splitlines()
     first, second = (line for line in lines[:6] if line.lstrip().startswith(("1, 64", "2, 64")))
-    assert "5.0 ±2%" in first and first.split()[-3:] == ["2.00", "1.25", "layer"]
-    assert second.split()[-3:] == ["1.50", "–", "layer"]
+    assert "5.0 ±2%" in first and first.split()[-4:] == ["2.00", "–", "1.25", "layer"]
+    assert second.split()[-4:] == ["1.50", "–", "–", "layer"]
     assert "w4a4: not available: no kernel (2 shapes)" in lines
 
 

@@ -139,6 +139,9 @@ class Listener:
     def warpgroup_waited(self, warps: Warps, i: Instruction, pending: int) -> None:
         """wgmma.wait_group: at most the ``pending`` groups committed last are not over."""
 
+    def registers_used(self, g: Group, i: Instruction, mask: Mask, names: tuple[str, ...]) -> None:
+        """An instruction is about to read or write registers that a wgmma may be using."""
+
     def map_used(self, i: Instruction, warps: Warps, addresses: np.ndarray) -> None:
         """Copies by ``warps`` (k,) are issued with the tensor maps at ``addresses`` (k,)."""
 

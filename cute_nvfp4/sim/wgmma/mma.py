@@ -97,14 +97,15 @@ class Mma(Pending):
         self.result = sums.multiply(a, b, c, (form.a, form.b, form.d), form.saturate)
 
     def footprints(self, wave: Wave) -> list[Footprint]:
-        """Each warp answers for a quarter of an operand: of A in shared memory for its own rows."""
+        """Each warp answers for a quarter of an operand, which another warp is likely to have written: all that a
+        warpgroup reads must be known to all of its warps."""
         out = []
         for one in (self.a, self.b):
             if isinstance(one, Operand):
                 table = one.chunks()
                 base = one.start - one.low
                 operands.check_inside(base, table, wave.shared_bytes, self.instruction.where)
-                quarters = table.reshape(WARPS, -1) if not one.mn_major else table.reshape(-1, WARPS).T
+                quarters = np.roll(table.reshape(WARPS, -1), -1, axis=0)
                 chunks = base[:, None, None] + 16 * quarters
                 out.append(Footprint("shared", False, self.ctas, chunks.reshape(len(self.ctas), -1)))
         return out
