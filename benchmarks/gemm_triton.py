@@ -46,17 +46,27 @@ def repack(data: torch.Tensor, scale: torch.Tensor) -> Weight:
 
 
 @triton.jit
-def decode(code):
-    """E2M1 codes (low four bits of int16) as bf16: exponent and mantissa moved into bf16's, whose bias is 126 more."""
-    bits = ((code & 8) << 12) | ((code & 7) << 6)
-    return bits.to(tl.bfloat16, bitcast=True) * 8.507059173023462e37  # 2**126
+def decode(packed):
+    """Low and high E2M1 codes of bytes as bf16, times 2**-126: exponent and mantissa moved to where bf16 has them."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 a, b, s;
+        prmt.b32 a, $4, 0, 0x4140;
+        prmt.b32 b, $4, 0, 0x4342;
+        shl.b32 s, a, 12;  and.b32 s, s, 0x80008000;  shl.b32 $0, a, 6;  lop3.b32 $0, $0, 0x01C001C0, s, 0xEA;
+        shl.b32 s, b, 12;  and.b32 s, s, 0x80008000;  shl.b32 $1, b, 6;  lop3.b32 $1, $1, 0x01C001C0, s, 0xEA;
+        shl.b32 s, a, 8;   and.b32 s, s, 0x80008000;  shl.b32 $2, a, 2;  lop3.b32 $2, $2, 0x01C001C0, s, 0xEA;
+        shl.b32 s, b, 8;   and.b32 s, s, 0x80008000;  shl.b32 $3, b, 2;  lop3.b32 $3, $3, 0x01C001C0, s, 0xEA;
+        }""",
+        "=&r,=&r,=&r,=&r,r", [packed], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
+    )  # fmt: skip
 
 
 @triton.jit
-def scaled(code, scale, rows: tl.constexpr, columns: tl.constexpr):
-    """(rows, columns) of codes as bf16, each block of 16 times its scale of (rows, columns / 16)."""
-    blocks = tl.reshape(decode(code), (rows, columns // 16, 16))
-    return tl.reshape(blocks * scale.to(tl.bfloat16)[:, :, None], (rows, columns))
+def scaled(values, scale, rows: tl.constexpr, columns: tl.constexpr):
+    """(rows, columns) of decoded values, each block of 16 times its scale of (rows, columns / 16), times 2**-7."""
+    factor = scale.to(tl.bfloat16) * 6.646139978924579e35  # 2**119: 2**126 would take a scale of 448 out of range
+    return tl.reshape(tl.reshape(values, (rows, columns // 16, 16)) * factor[:, :, None], (rows, columns))
 
 
 @triton.jit
@@ -73,24 +83,29 @@ def gemm_kernel(
     row_m = tile_m * block_m + tl.arange(0, block_m)
     column = tl.arange(0, half)
     first = split * groups_a_split
+    last = min(first + groups_a_split, k // (2 * half))
     data += row_n[:, None].to(tl.int64) * data_stride + first * half + column[None, :]
     scale += row_n[:, None].to(tl.int64) * scale_stride + first * (half // 8) + tl.arange(0, half // 16)[None, :]
     x += row_m[None, :].to(tl.int64) * k + first * half * 2 + column[:, None]
     in_m, in_n = row_m[None, :] < m, row_n[:, None] < n
     accumulator = tl.zeros((block_n, block_m), dtype=tl.float32)
-    for _ in range(first, min(first + groups_a_split, k // (2 * half))):
-        code = tl.load(data, mask=in_n, other=0).to(tl.int16)
-        low_scale = tl.load(scale, mask=in_n, other=0.0)
-        high_scale = tl.load(scale + half // 16, mask=in_n, other=0.0)
-        low = scaled(code, low_scale, block_n, half)
-        high = scaled(code >> 4, high_scale, block_n, half)
+    low_scale = tl.load(scale, mask=in_n & (first < last), other=0.0)
+    high_scale = tl.load(scale + half // 16, mask=in_n & (first < last), other=0.0)
+    for group in range(first, last):
+        # Triton's pipeline leaves loads of four bytes a row out: those of the next step are under way during this one
+        scale += half // 8
+        next_low = tl.load(scale, mask=in_n & (group + 1 < last), other=0.0)
+        next_high = tl.load(scale + half // 16, mask=in_n & (group + 1 < last), other=0.0)
+        low, high = decode(tl.load(data, mask=in_n, other=0))
+        low = scaled(low, low_scale, block_n, half)
+        high = scaled(high, high_scale, block_n, half)
         accumulator = tl.dot(low, tl.load(x, mask=in_m, other=0.0), accumulator)
         accumulator = tl.dot(high, tl.load(x + half, mask=in_m, other=0.0), accumulator)
+        low_scale, high_scale = next_low, next_high
         data += half
-        scale += half // 8
         x += 2 * half
     out += split.to(tl.int64) * m * n + row_m[None, :].to(tl.int64) * n + row_n[:, None]
-    tl.store(out, accumulator.to(out.dtype.element_ty), mask=in_m & in_n)
+    tl.store(out, (accumulator * 128).to(out.dtype.element_ty), mask=in_m & in_n)
 
 
 @triton.jit
