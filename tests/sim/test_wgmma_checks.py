@@ -6,6 +6,8 @@ negated A from registers by what has come to stage 0 in the meantime.
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 from ptx_lab import launch_kernel, module
@@ -149,3 +151,31 @@ def test_a_group_is_waited_for_in_its_order() -> None:
     np.testing.assert_array_equal(found, want)
     with pytest.raises(Race, match="register-in-flight"):
         go(body.replace(WAIT_1, "wgmma.wait_group.sync.aligned 2;"))
+
+
+FILL = """mbarrier.arrive.expect_tx.shared.b64 _, [full], 2048;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [c], [%p0], 2048, [full];"""
+LOADED = "mad.wide.u32 %rd0, %t, 16, %p0; ld.global.v4.b32 {%a0, %a1, %a2, %a3}, [%rd0];"
+
+
+def from_shared(after: str = "") -> str:
+    """The kernel with A from shared memory through registers; one thread fills it again when a product of the whole
+    warpgroup is over. ``after`` comes behind that product."""
+    body = BODY.replace(LOADED, "mad.wide.u32 %rd0, %t, 16, %p0; shl.b32 %r8, %t, 4; add.u32 %r8, %r8, c;")
+    for tile in (0, 2):
+        body = body.replace(load(tile, 0), FILL + load(tile, 0))
+    body = body.replace("[full], 1;", "[full], 2;").replace(REFILL, f"{WAIT_1} {NEGATE}")
+    return body.replace(f"{FENCE} {FIRST}", f"ld.shared.v4.b32 {{%a0, %a1, %a2, %a3}}, [%r8]; {FENCE} {FIRST} {after}")
+
+
+def test_what_a_product_came_from_has_been_read(monkeypatch) -> None:
+    """The end of a wgmma is the end of the loads of all warps that its registers came from, and of no others."""
+    monkeypatch.setattr(sys.modules[__name__], "MEMORY", MEMORY + ".shared .align 16 .b8 c[2048];")
+    found, want = go(from_shared())
+    np.testing.assert_array_equal(found, want)
+    with pytest.raises(Race, match=r"read by .*ld.shared.b32 %r9(.|\n)*written by .*cp.async.bulk"):
+        go(from_shared("ld.shared.b32 %r9, [%r8];"))
+    # nor does it order what they have written
+    with pytest.raises(Race, match=r"written by .*st.shared(.|\n)*written again by .*cp.async.bulk"):
+        stores = "setp.gt.u32 %q6, %t, 31; @%q6 st.shared.b32 [%r8], %t; fence.proxy.async;"
+        go(from_shared().replace(FENCE, stores + FENCE, 1))

@@ -13,6 +13,7 @@ from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.bulk_groups import groups
 from cute_nvfp4.sim.machine.events import Listener, Mask
 from cute_nvfp4.sim.machine.wave import Group
+from cute_nvfp4.sim.wgmma.fragments import WARPS
 
 
 class Synchronisation(Listener):
@@ -169,10 +170,9 @@ class Synchronisation(Listener):
 
     def warpgroup_waited(self, warps: np.ndarray, i: Instruction, pending: int) -> None:
         """A warp that has waited knows of all four of its warpgroup."""
-        groups_ = warps.reshape(-1, 4)
-        over = self.clocks.open["wgmma"][groups_] - 1 - pending
-        for j in range(4):
-            self.clocks.learn("wgmma", warps, np.repeat(over[:, j], 4), of=np.repeat(groups_[:, j], 4))
+        for other in warps.reshape(-1, WARPS).T:
+            of = np.repeat(other, WARPS)
+            self.clocks.learn("wgmma", warps, self.clocks.open["wgmma"][of] - 1 - pending, of=of)
 
     def _active(self, g: Group, mask: Mask) -> np.ndarray:
         if mask is None:

@@ -10,7 +10,10 @@ from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.engine import Pending
 from cute_nvfp4.sim.machine.events import Listener, Mask
 from cute_nvfp4.sim.machine.wave import Group
+from cute_nvfp4.sim.wgmma.fragments import WARPS
 
+_GROUPS = 16
+"""Groups that are told apart: at most 8 are under way."""
 FRAGMENT = 0
 """The number of a register of A, where those of accumulators have the number of theirs."""
 
@@ -20,12 +23,13 @@ class WarpgroupRegisters(Listener):
 
     ``used`` (warps, registers of wgmma) is the number of the group that uses a register last, ``by`` the accumulator it
     is part of, ``at`` the label of the instruction; groups up to ``over`` (warps,) have been waited for, ``open``
-    (warps,) is the one that the next commit closes.
+    (warps,) is the one that the next commit closes. ``loaded`` (warps, 16) has for the groups, modulo 16, the clock of
+    what a warp has loaded before their last wgmma: no wgmma ends before the registers of all its warps are there.
     """
 
     def __init__(self, state: State) -> None:
         self.wave, self.findings, self.title, self.labels = state.wave, state.findings, state.title, state.labels
-        self.reporter = state.reporter
+        self.clocks = state.clocks
         code = [i for i in state.wave.run.kernel.source.code if i.base == "wgmma" and i.mods[0] == "mma_async"]
         names = dict.fromkeys(n for i in code for n in (*accumulator(i), *fragment(i)))
         self.column = {name: j for j, name in enumerate(names)}
@@ -37,6 +41,7 @@ class WarpgroupRegisters(Listener):
         }
         shape = (state.wave.warps, len(names))
         self.used, self.by, self.at = np.zeros(shape, np.int32), np.zeros(shape, np.int16), np.zeros(shape, np.uint16)
+        self.loaded = np.zeros((state.wave.warps, _GROUPS), np.int32)
         self.open, self.over = np.ones(state.wave.warps, np.int32), np.zeros(state.wave.warps, np.int32)
 
     def _columns(self, names: tuple[str, ...]) -> np.ndarray:
@@ -53,15 +58,22 @@ class WarpgroupRegisters(Listener):
         if len(a):
             flying_a = (self.used[warps, a] > self.over[warps]) & (self.by[warps, a] != FRAGMENT)
             self._report(i, pending.warps, a, flying_a, " as A")
+            self.loaded[pending.warps, self.open[pending.warps] % _GROUPS] = self.clocks.now[pending.warps]
+            self.clocks.now[pending.warps] += 1
         for columns, what in ((a, FRAGMENT), (d, number)):
             self.used[warps, columns] = self.open[warps]
             self.by[warps, columns], self.at[warps, columns] = what, self.labels.label(i)
 
     def warpgroup_committed(self, warps: np.ndarray, i: Instruction) -> None:
+        self.loaded[warps, (self.open[warps] + 1) % _GROUPS] = self.loaded[warps, self.open[warps] % _GROUPS]
         self.open[warps] += 1
 
     def warpgroup_waited(self, warps: np.ndarray, i: Instruction, pending: int) -> None:
         self.over[warps] = np.maximum(self.over[warps], self.open[warps] - 1 - pending)
+        if "load" in self.clocks.kinds:
+            for other in warps.reshape(-1, WARPS).T:
+                of = np.repeat(other, WARPS)
+                self.clocks.learn("load", warps, self.loaded[of, self.over[of] % _GROUPS], of=of)
 
     def registers_used(self, g: Group, i: Instruction, mask: Mask, names: tuple[str, ...]) -> None:
         warps = g.warps if mask is None else g.warps[np.broadcast_to(mask, (g.n, 32)).any(axis=1)]
