@@ -14,7 +14,6 @@ from ..kernels.gemm.config import GemmConfig
 from ..kernels.gemm.limits import can_implement
 from ..operand import BlockScaledTensor, span_bytes
 from ..planning.gemm import GemmProblem, Plan
-from ..planning.packed import PackedPlan
 from ..prepared_weight import PreparedWeight
 from ..reference import gemm_reference
 from ..runtime.apart import Apart, near

@@ -59,8 +59,7 @@ class Epilogue:
         """alpha · acc. Columns of the MMA are rows of the output: vectors are turned through shared memory."""
         cfg, out = self.config, self.arguments.out
         alpha = self.alpha()
-        for i in cutlass.range_constexpr(cute.size(acc)):
-            acc[i] = acc[i] * alpha
+        acc.store(acc.load() * alpha)
         if cutlass.const_expr(cfg.bias):
             self.add_bias(acc, tile)
         row = tile.m * cfg.tile_m + self.group * MMA_ROWS + self.thread // WARP * SLAB_ROWS
