@@ -282,9 +282,13 @@ def _reference(a, b, scalar: float, alpha: torch.Tensor | None, bias: torch.Tens
 
 def host(config: GemmConfig) -> Callable[..., Any]:
     """The host function of ``config``, of one product or of two."""
-    from ..kernels.gemm.sm100.host import Gemm
+    if config.arch.generation == "sm120":
+        from ..kernels.gemm.sm120 import host as sm120
 
-    return Gemm(config)
+        return sm120.Gemm(config)
+    from ..kernels.gemm.sm100 import host as sm100
+
+    return sm100.Gemm(config)
 
 
 KERNEL = Kernel("gemm", GemmArguments, host, can_implement)

@@ -260,9 +260,13 @@ def _launcher(
 
 
 def _host(config: GroupedConfig) -> Callable[..., Any]:
-    from ..kernels.gemm.sm100.grouped import GroupedGemm
+    if config.arch.generation == "sm120":
+        from ..kernels.gemm.sm120 import grouped as sm120
 
-    return GroupedGemm(config)
+        return sm120.GroupedGemm(config)
+    from ..kernels.gemm.sm100 import grouped as sm100
+
+    return sm100.GroupedGemm(config)
 
 
 KERNEL = Kernel("grouped_gemm", GroupedArguments, _host, can_implement_grouped)
