@@ -14,8 +14,6 @@ from ..kernels.gemm.arguments import PartialSums
 from ..kernels.gemm.sm90.arguments import Activations, Bias, Result, Weight, WgmmaArguments
 from ..kernels.gemm.sm90.config import WgmmaConfig, can_implement
 from ..kernels.gemm.sm90.stream_arguments import FewRows, PackedWeight, StreamArguments
-from ..kernels.gemm.sm90.stream_config import StreamConfig
-from ..kernels.gemm.sm90.stream_config import can_implement as can_stream
 from ..operand import BlockScaledTensor, row_alignment, span_bytes
 from ..planning.packed import PackedPlan, PackedProblem, choose
 from ..prepared_weight import PreparedWeight
@@ -27,6 +25,7 @@ from ..runtime.simulating import world
 from ..target import Target
 from .calls import addresses, as_alpha, output_key, tensor_key
 from .checks import DTYPE_NAMES, check_dtype, check_format, check_overlap, checked_output, refuse_config, split_alpha
+from .streamed import KERNEL as STREAM
 
 X = torch.Tensor | BlockScaledTensor
 
@@ -302,11 +301,4 @@ def _wgmma(config: WgmmaConfig) -> Callable[..., Any]:
     return WgmmaGemm(config)
 
 
-def _stream(config: StreamConfig) -> Callable[..., Any]:
-    from ..kernels.gemm.sm90.stream import Stream
-
-    return Stream(config)
-
-
 WGMMA = Kernel("wgmma_gemm", WgmmaArguments, _wgmma, can_implement)
-STREAM = Kernel("stream_gemm", StreamArguments, _stream, can_stream)
