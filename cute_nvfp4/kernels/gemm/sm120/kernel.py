@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
@@ -34,6 +34,10 @@ def run_warps(config: cutlass.Constexpr[GemmConfig], loads: Loads, problem: Prob
         for operand in (*loads.a, *loads.b):
             cpasync.prefetch_descriptor(operand.data.atom)
             cpasync.prefetch_descriptor(operand.scales.atom)
+    if cutlass.const_expr(config.table_bytes):
+        problem = problem.with_table(smem.allocate_array(Int64, config.table_bytes // 8, byte_alignment=16).toint())
+        if warp == 1:
+            problem.fill()
     if warp == 0:
         with cute.arch.elect_one():
             initialise(barriers)
