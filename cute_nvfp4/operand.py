@@ -146,7 +146,7 @@ class BlockScaledTensor:
             scales = (scale.stride(-2), scale.stride(0) if batched else 0)
         found = (
             *(self.format, self.rows, self.k, self.batch, batched, self.scale_layout, data.device, given is not None),
-            *(strides, scales, _span(data), _span(scale), row_alignment(data, 32), row_alignment(scale, 32)),
+            *(strides, scales, span_bytes(data), span_bytes(scale), row_alignment(data, 32), row_alignment(scale, 32)),
             *(plain, data.device.type == "cpu"),
         )
         return _keys.setdefault(found, OperandKey(*found))
@@ -218,9 +218,11 @@ class BlockScaledTensor:
 register(BlockScaledTensor, ("data", "scale", "global_scale"))
 
 
-def _span(x: torch.Tensor) -> int:
-    """Bytes from the first element to after the last."""
-    return 1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride()))
+def span_bytes(x: torch.Tensor) -> int:
+    """Bytes from the first element to after the last; 0 if there is none."""
+    if not x.numel():
+        return 0
+    return x.element_size() * (1 + sum((n - 1) * stride for n, stride in zip(x.shape, x.stride())))
 
 
 def row_alignment(x: torch.Tensor, most: int) -> int:

@@ -12,16 +12,17 @@ from ..errors import OperandError, OperandTypeError
 from ..kernels.gemm.arguments import Bias, GemmArguments
 from ..kernels.gemm.config import GemmConfig
 from ..kernels.gemm.limits import can_implement
-from ..operand import BlockScaledTensor
+from ..operand import BlockScaledTensor, span_bytes
 from ..planning.gemm import GemmProblem, Plan
 from ..reference import gemm_reference
+from ..runtime.apart import Apart, near
 from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..runtime.simulating import world
 from ..target import Target
-from .calls import Preparation, as_alpha, near, output_key, preparable, scalars, span_bytes, tensor_key
+from .calls import Preparation, addresses, as_alpha, output_key, preparable, tensor_key
 from .checks import (
     DTYPE_NAMES,
     check_dtype,
@@ -138,12 +139,11 @@ def prepared(
     return Preparation(
         made.launch,
         made.values(
-            scalars(a.data, a.scale), scalars(b.data, b.scale), call.rest(a, b, scalar, alpha, bias, out), scratch
+            addresses(a.data, a.scale), addresses(b.data, b.scale), call.rest(a, b, scalar, alpha, bias, out), scratch
         ),
         {"a": a, "b": b, "out": out},
         places | {"out": [(None, 4)]},
-        sizes,
-        ((4, span_bytes(out)),),
+        Apart(sizes, ((4, span_bytes(out)),)),
         lambda x: (x["a"], x["b"], alpha, bias, x["out"], scratch),
     )
 
@@ -163,7 +163,7 @@ class _Call:
     ) -> None:
         check_operands({"a": a, "b": b}, target.backend)
         output, described = output_record(out)
-        factors = scalars(alpha, a.global_scale, b.global_scale)
+        factors = addresses(alpha, a.global_scale, b.global_scale)
         problem = GemmProblem(
             m=a.rows,
             n=b.rows,
@@ -202,7 +202,7 @@ class _Call:
             out = self.new()
         else:
             start = out.data_ptr()
-            places = (*first, *second, *scalars(alpha, bias, a.global_scale, b.global_scale))
+            places = (*first, *second, *addresses(alpha, bias, a.global_scale, b.global_scale))
             if near(start, start + self._out_bytes, places, self._sizes):
                 check_overlap(parts({"a": a, "b": b}) | {"alpha": alpha, "bias": bias}, out)
         if self._simulated:
@@ -217,7 +217,7 @@ class _Call:
 
     def rest(self, a: Any, b: Any, scalar: float, alpha: Any, bias: Any, out: torch.Tensor) -> tuple:
         """What varies after the operands."""
-        return (out.data_ptr(), *scalars(bias), scalar, *scalars(alpha, a.global_scale, b.global_scale))
+        return (out.data_ptr(), *addresses(bias), scalar, *addresses(alpha, a.global_scale, b.global_scale))
 
 
 def _touched(a: Any, b: Any, alpha: Any, bias: Any, out: torch.Tensor, scratch: dict[str, torch.Tensor]) -> Tensors:

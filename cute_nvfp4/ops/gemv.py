@@ -12,9 +12,10 @@ from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4
 from ..kernels.gemv.arguments import GemvArguments, Strides
 from ..kernels.gemv.config import GemvConfig
-from ..operand import BlockScaledTensor, OperandKey
+from ..operand import BlockScaledTensor, OperandKey, span_bytes
 from ..planning.gemv import GemvPlan, GemvProblem, choose, fitted
 from ..reference import gemv_reference
+from ..runtime.apart import Apart
 from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.bounded import Bounded
 from ..runtime.compile import CompiledKernel
@@ -22,7 +23,7 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..runtime.simulating import world
 from ..target import Target, architecture
-from .calls import Preparation, output_key, preparable, span_bytes
+from .calls import Preparation, output_key, preparable
 from .checks import (
     DTYPE_NAMES,
     check_dtype,
@@ -121,8 +122,7 @@ def prepared(
         call.values(a, b, out, scalar),
         {"a": a, "b": b, "out": out},
         slots,
-        call.sizes,
-        ((4, span_bytes(out)),),
+        Apart(call.sizes, ((4, span_bytes(out)),)),
         lambda x: (x["a"], x["b"], x["out"]),
     )
 

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..operand import BlockScaledTensor
+from ..operand import BlockScaledTensor, span_bytes
 from ..planning.gemm_problem import Plan
 from ..reference import gemm_reference
+from ..runtime.apart import near
 from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
 from ..target import Target
-from .calls import as_alpha, near, output_key, scalars, span_bytes, tensor_key
+from .calls import addresses, as_alpha, output_key, tensor_key
 from .checks import check_format, check_overlap, checked_output, parts, refuse_config, split_alpha
 from .dispatch import by_operator, written_to
 from .grouped_gemm import alpha_of_group, check_rows
@@ -138,7 +139,7 @@ class _Call:
             out = torch.empty(self._shape, **self._options)
         else:
             read, start = _inputs(a, b, alpha), out.data_ptr()
-            if near(start, start + self._out_bytes, scalars(*read.values()), self._sizes):
+            if near(start, start + self._out_bytes, addresses(*read.values()), self._sizes):
                 check_overlap(read, out)
         if self._simulated:
             check_signs("a", a)

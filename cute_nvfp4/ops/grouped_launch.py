@@ -25,7 +25,7 @@ from ..runtime.backend import sm_count
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Launcher, Tensors, Touched
 from ..target import Target
-from .calls import scalars
+from .calls import addresses
 from .checks import DTYPE_NAMES, parts, tensors
 from .grouped_rows import GroupedRows
 from .operands import operand_record
@@ -84,23 +84,23 @@ class ListCall:
         for side in (0, 1):
             if self._scaled[side]:
                 factors.append(_gathered([pair[side].global_scale for pair in pairs], self._device))
-        addresses = [
-            (*scalars(b.data, b.scale, a.data, a.scale), out.data_ptr())
+        places = [
+            (*addresses(b.data, b.scale, a.data, a.scale), out.data_ptr())
             if self._swap
-            else (*scalars(a.data, a.scale, b.data, b.scale), out.data_ptr())
+            else (*addresses(a.data, a.scale, b.data, b.scale), out.data_ptr())
             for (a, b), out in zip(pairs, outs)
         ]
         table, maps = None, None
         if self._listed:
-            table, maps = self._table(addresses)
-            values = (table.data_ptr(), maps.data_ptr(), *addresses[0])
+            table, maps = self._table(places)
+            values = (table.data_ptr(), maps.data_ptr(), *places[0])
         else:
-            values = (*(x for group in addresses for x in group), *addresses[0] * self._padding, addresses[0][4])
-        self._launch((*values, scalar, *scalars(*factors)), (pairs, outs, table, maps, factors))
+            values = (*(x for group in places for x in group), *places[0] * self._padding, places[0][4])
+        self._launch((*values, scalar, *addresses(*factors)), (pairs, outs, table, maps, factors))
 
-    def _table(self, addresses: list[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _table(self, places: list[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
         """The table of the groups on the device, and room for their tensor maps."""
-        rows = tuple(_table_row(group, at) for group, at in zip(self._groups, addresses))
+        rows = tuple(_table_row(group, at) for group, at in zip(self._groups, places))
         words = MAP_BYTES // 8
         maps = torch.empty((len(rows) * len(MAPS) + 1) * words, dtype=torch.int64, device=self._device)
         # the host's allocator aligns less than a GPU's does
@@ -167,9 +167,9 @@ class ContiguousCall:
         scalar: float,
         alpha: torch.Tensor | None,
     ) -> None:
-        first, second = scalars(a.data, a.scale), scalars(b.data, b.scale)
+        first, second = addresses(a.data, a.scale), addresses(b.data, b.scale)
         operands = second + first if self._swap else first + second
-        factors = scalars(alpha, a.global_scale, b.global_scale)
+        factors = addresses(alpha, a.global_scale, b.global_scale)
         values = (a.offsets.data_ptr(), status.data_ptr(), *operands, out.data_ptr(), scalar, *factors)
         self._launch(values, (a, b, out, status, alpha))
 
@@ -192,10 +192,12 @@ def _group(plan: Plan, a: Any, b: Any, out: torch.Tensor) -> Group:
     return Group(first, second, first.rows, second.rows, a.k, 0, stride)
 
 
-def _table_row(group: Group, addresses: tuple[int, ...]) -> tuple[int, ...]:
-    """A row of the table on the device (``grouped_scheduler.ROW_WORDS``). addresses: of data and scales of A and of B,
-    and of the output."""
-    a, sfa, b, sfb, out = addresses
+def _table_row(group: Group, places: tuple[int, ...]) -> tuple[int, ...]:
+    """A row of the table on the device (``grouped_scheduler.ROW_WORDS``).
+
+    places: addresses of data and scales of A and of B, and of the output.
+    """
+    a, sfa, b, sfb, out = places
     return (group.m, group.n, group.k, out, group.stride, a, group.a.row_stride, sfa, b, group.b.row_stride, sfb)
 
 

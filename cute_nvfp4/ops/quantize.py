@@ -11,15 +11,16 @@ import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..formats import Format, as_bytes
-from ..operand import PLAIN, BlockScaledTensor
+from ..operand import PLAIN, BlockScaledTensor, span_bytes
 from ..quantization import philox
 from ..quantization.hadamard import Hadamard, resolve_hadamard
 from ..quantization.slabs import Source, amax, quantize_slabs
+from ..runtime.apart import Apart
 from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
 from ..scale_layout import to_blocked
-from .calls import Preparation, operand_key, preparable, scalar_key, span_bytes
+from .calls import Preparation, operand_key, preparable, scalar_key
 from .dispatch import is_recorded
 from .library import quantization as operators
 from .quantize_launch import QuantizeCall
@@ -183,8 +184,10 @@ def prepared(
         call.values(x, out.data, out.scale, factor, computed, 0),
         {"x": x, "out": out},
         slots,
-        {0: span_bytes(x), 3: 0 if factor is None else 4},
-        ((1, span_bytes(out.data)), (2, span_bytes(out.scale)), (4, 0 if computed is None else 4)),
+        Apart(
+            {0: span_bytes(x), 3: 0 if factor is None else 4},
+            ((1, span_bytes(out.data)), (2, span_bytes(out.scale)), (4, 0 if computed is None else 4)),
+        ),
         lambda o: (
             *(o["x"], o["out"].data, o["out"].scale),
             *((None, o["out"].global_scale) if call.computes else (o["out"].global_scale, None)),

@@ -12,7 +12,7 @@ import torch
 from ..formats import Format
 from ..kernels.quantize.arguments import AmaxArguments, Powers, QuantizeArguments, Seed, Strides
 from ..kernels.quantize.config import ITEM_BYTES, QuantizeConfig
-from ..operand import BlockScaledTensor, row_alignment
+from ..operand import BlockScaledTensor, row_alignment, span_bytes
 from ..planning.quantize import AmaxPlan, QuantizeProblem, choose
 from ..quantization.rules import Rule
 from ..runtime.backend import sm_count
@@ -21,7 +21,6 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Launcher
 from ..scale_layout import blocked_bytes, blocked_shape, blocked_stride
 from ..target import Target, architecture
-from .calls import span_bytes
 from .checks import DTYPE_NAMES, tensors
 from .quantize_request import (
     QuantizeRequest,

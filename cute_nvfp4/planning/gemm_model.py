@@ -22,7 +22,8 @@ import operator
 from dataclasses import dataclass, replace
 
 from ..kernels.gemm.config import CTA_ROWS, GemmConfig
-from ..kernels.gemm.sm100.memory_plan import MIN_STAGES, SharedPlan, TensorPlan
+from ..kernels.gemm.shared_plan import MIN_STAGES
+from ..kernels.gemm.sm100.memory_plan import SharedPlan, TensorPlan
 from ..scale_layout import ATOM_COLS, ATOM_ROWS
 from . import rates
 

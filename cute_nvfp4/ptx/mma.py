@@ -36,6 +36,18 @@ def mma_m16n8k8_f16(a: Sequence[Any], b: Any, c: Sequence[Any]) -> list[Float32]
     return asm(text, [Float32] * 4, operands, volatile=True)
 
 
+def mma_m16n8k16(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], dtype: str) -> list[Float32]:
+    """D = A·B + C, A 16×16 and B 16×8 of ``dtype`` ("float16", "bfloat16"), C and D 16×8 of f32. PTX 7.0, sm_80.
+
+    ``mma.sync.aligned.m16n8k16.row.col``. Lane t holds, with g = t // 4 and q = t % 4: a = A[g, 2q…2q+1], A[g+8, 2q…],
+    A[g, 8+2q…], A[g+8, 8+2q…]; b = B[2q…2q+1, g], B[8+2q…, g]; c, d = [g, 2q], [g, 2q+1], [g+8, 2q], [g+8, 2q+1].
+    """
+    half = {"float16": "f16", "bfloat16": "bf16"}[dtype]
+    text = f"mma.sync.aligned.m16n8k16.row.col.f32.{half}.{half}.f32 "
+    text += f"{refs(0, 4)}, {refs(4, 4)}, {refs(8, 2)}, {refs(10, 4)};"
+    return asm(text, [Float32] * 4, [*map(Uint32, a), *map(Uint32, b), *map(Float32, c)])
+
+
 def diagonal(value: int, lane: Int32) -> Uint32:
     """``b`` of :func:`mma_m16n8k8_f16`: the f16 with the bits ``value`` on the diagonal, zero elsewhere."""
     row, column = lane >> 2, lane & 3

@@ -14,7 +14,8 @@ from gemm_structures import config_of, structures
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.config import OUT_BYTES, GemmConfig
 from cute_nvfp4.kernels.gemm.limits import can_implement
-from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, StagePlan, TensorPlan
+from cute_nvfp4.kernels.gemm.shared_plan import StagePlan
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, TensorPlan
 from cute_nvfp4.ops.gemm import compile_gemm
 from cute_nvfp4.target import ARCHITECTURES
 

@@ -222,8 +222,12 @@ def mma_work(pending: Pending) -> tuple[str, int] | None:
 
 def _mma_sync(opcode: str) -> tuple[str, int] | None:
     """The same for mma.sync, from its shape and the type of A."""
-    shape = re.match(r"mma\..*?m(\d+)n(\d+)k(\d+)\.row\.col(?:\.satfinite)?\.\w+\.(\w+)", opcode)
+    shape = re.match(
+        r"mma\..*?m(\d+)n(\d+)k(\d+)\.row\.col(?:\.kind::(\w+))?(?:\.block_scale)?(?:\.scale_vec::\dX)?"
+        r"(?:\.satfinite)?\.\w+\.(\w+)",
+        opcode,
+    )
     if shape is None:
         return None
     m, n, k = (int(x) for x in shape.groups()[:3])
-    return f"mma.sync {shape[4]}", m * n * k
+    return f"mma.sync {shape[4] or shape[5]}", m * n * k

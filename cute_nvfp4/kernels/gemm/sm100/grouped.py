@@ -24,8 +24,9 @@ from ..arguments import MAP_BYTES, Group, GroupedArguments, GroupOffsets, GroupT
 from ..group_source import ROW_WORDS, Word, make_group_source
 from ..grouped_config import MAPS, GroupedConfig
 from ..operand_source import OperandMaps, map_pointer
+from ..operands import ELEMENT_TYPES, Loads, data_tensor, scale_tensor
 from .kernel import run_roles
-from .operands import ELEMENT_TYPES, Loads, data_tensor, describe_operand, make_mma, scale_tensor
+from .operands import describe_operand, make_mma
 from .warp_roles import ROLES, WARP
 
 
