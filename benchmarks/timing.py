@@ -1,7 +1,8 @@
-"""Measured and modelled times of the same launches: ``python benchmarks/timing.py --measure`` on a GPU, else ``--model``.
+"""Measured and modelled times of the same launches: ``python benchmarks/timing.py --measure`` on a GPU, or ``--model``.
 
 ``LOOKED_AT`` are launches whose errors were looked at while the clock was built. ``HELD_OUT`` were written down before,
-and are compared only. Measured: medians of one call between two CUDA events, launch included, L2 cold and clean.
+and are compared only. Measured: medians of a CUDA graph of one call between two events, launch included, L2 cold
+and clean.
 Modelled: ``sim.run(..., clock="h200")`` (docs/timing.md). Each goes to a file of its own in ``benchmarks/results``;
 without an option both are read and set side by side.
 
@@ -109,16 +110,25 @@ def call_of(case: Case, device: str) -> Callable[[], object]:
     return lambda: rmsnorm_quantize(x, weight, global_scale=scale, backend=backend)
 
 
+def graph_of(call: Callable[[], object]) -> Callable[[], object]:
+    """``call`` as a CUDA graph: no host time is in what it takes."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        call()
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
 def measure(cases: tuple[Case, ...]) -> dict[str, object]:
     """Medians in microseconds, by name."""
     clear, out = ColdL2(), {}
     for case in cases:
         try:
-            call = call_of(case, "cuda")
-            call()
-            torch.cuda.synchronize()
-            torch.cuda._sleep(20_000_000)
-            samples = time_cuda(call, rule=_RULE, clear=clear)
+            samples = time_cuda(graph_of(call_of(case, "cuda")), rule=_RULE, clear=clear)
             out[case.name] = round(statistics.median(samples) / 1e3, 3)
         except Exception as error:
             print(case.name, repr(error)[:300], file=sys.stderr, flush=True)

@@ -104,10 +104,22 @@ def bandwidth(memory: Module, out: torch.Tensor, data: torch.Tensor, sms: int) -
 def whole_launches(
     memory: Module, bulk: Module, out: torch.Tensor, data: torch.Tensor, sms: int, cold
 ) -> dict[str, Any]:
-    """Microseconds of plain kernels that read so many MB once, L2 cold: what a short launch reaches of the rates above."""
+    """Microseconds of plain kernels that read so many MB once, L2 cold; rates by chunk, and of cp.async."""
     results: dict[str, Any] = {}
     sink = out.view(torch.float32)
-    for size in (1, 2, 4, 8, 16, 32, 64, 128):
+    for log_chunk in (2, 3, 4, 5, 6, 8, 10, 14):
+        args = [sink, data, log_chunk, 26 - log_chunk]
+        time = microseconds(partial(memory.launch, "read_chunks", sms * 2, 1024, args))
+        results[f"1 GB in scrambled chunks of {16 << log_chunk} B"] = {"GB/s": round((1 << 30) / time / 1e3, 1)}
+    for depth in (2, 4, 8):
+        for threads in (256, 512, 1024):
+            stride, shared_bytes = sms * threads, depth * threads * 16
+            entry = results[f"cp.async, {depth} x {threads} x 16 B in flight an SM"] = {}
+            for place, bytes_ in (("DRAM", 1 << 30), ("L2", 16 * MB)):
+                vectors = bytes_ // 16 // stride * stride
+                call = partial(memory.launch, f"copy_async_{depth}", sms, threads, [sink, data, vectors], shared_bytes)
+                entry[f"{place} GB/s"] = round(vectors * 16 / microseconds(call) / 1e3, 1)
+    for size in (8, 16, 32, 64, 128):
         vectors = size * MB // 16 // (sms * 1024 * 4) * (sms * 1024 * 4)
         boxes = size * MB // 8192
         calls = {

@@ -44,6 +44,43 @@ extern "C" __global__ void read_2(float* out, const float4* in, int vectors, int
 extern "C" __global__ void read_4(float* out, const float4* in, int vectors, int repeats) { read_all<4>(out, in, vectors, repeats); }
 extern "C" __global__ void read_8(float* out, const float4* in, int vectors, int repeats) { read_all<8>(out, in, vectors, repeats); }
 
+// The same in chunks of 2^log_chunk vectors whose order is scrambled: 2^log_chunks of them, chunk i is number i * 40503 + 7.
+extern "C" __global__ void read_chunks(float* out, const float4* in, int log_chunk, int log_chunks) {
+  float s = 0.f;
+  unsigned stride = gridDim.x * blockDim.x, vectors = 1u << (log_chunk + log_chunks), mask = (1u << log_chunks) - 1;
+  for (unsigned i = blockIdx.x * blockDim.x + threadIdx.x; i < vectors; i += stride * 4) {
+    float4 v[4];
+#pragma unroll
+    for (int u = 0; u < 4; ++u) {
+      unsigned at = i + u * stride;
+      unsigned chunk = ((at >> log_chunk) * 40503u + 7u) & mask;
+      const float4* p = in + ((size_t)chunk << log_chunk) + (at & ((1u << log_chunk) - 1));
+      v[u] = make_float4(0.f, 0.f, 0.f, 0.f);
+      if (at < vectors) asm volatile("ld.global.L1::no_allocate.v4.f32 {%0,%1,%2,%3}, [%4];" : "=f"(v[u].x), "=f"(v[u].y), "=f"(v[u].z), "=f"(v[u].w) : "l"(p));
+    }
+#pragma unroll
+    for (int u = 0; u < 4; ++u) s += v[u].x + v[u].y + v[u].z + v[u].w;
+  }
+  if (s == 1.2345f) out[0] = s;
+}
+// cp.async of 16 bytes a thread, `depth` groups in flight.
+template <int DEPTH>
+__device__ __forceinline__ void copy_async(float* out, const float4* in, int vectors) {
+  extern __shared__ __align__(128) unsigned char s[];
+  u32 base; asm("{.reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t;}" : "=r"(base) : "l"(s));
+  int stride = gridDim.x * blockDim.x, at = blockIdx.x * blockDim.x + threadIdx.x;
+#pragma unroll 1
+  for (int i = at, k = 0; i < vectors; i += stride, ++k) {
+    u32 to = base + ((k % DEPTH) * blockDim.x + threadIdx.x) * 16;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16; cp.async.commit_group; cp.async.wait_group %2;" ::"r"(to), "l"(in + i), "n"(DEPTH - 1) : "memory");
+  }
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+  if (*(volatile float*)(s + threadIdx.x * 16) == 1.2345f) out[0] = 1.f;
+}
+extern "C" __global__ void copy_async_2(float* out, const float4* in, int vectors) { copy_async<2>(out, in, vectors); }
+extern "C" __global__ void copy_async_4(float* out, const float4* in, int vectors) { copy_async<4>(out, in, vectors); }
+extern "C" __global__ void copy_async_8(float* out, const float4* in, int vectors) { copy_async<8>(out, in, vectors); }
+
 extern "C" __global__ void write_all(float4* to, int vectors) {
   for (int i = blockIdx.x * blockDim.x + threadIdx.x; i < vectors; i += gridDim.x * blockDim.x) to[i] = make_float4(1.f, 2.f, 3.f, 4.f);
 }

@@ -41,12 +41,9 @@ def run(
     sm_count: int = 148,
     allow: Collection[str] = (),
     on_hazard: str = "raise",
-<<<<<<< HEAD
     clock: str | Machine | None = None,
     warm: bool = False,
-=======
     others: Sequence[Client] = (),
->>>>>>> main
 ) -> Result:
     """Executes one launch on ``memory`` and returns what was counted.
 
@@ -56,14 +53,11 @@ def run(
     bounds the blocks executed by one wave. ``warps_per_wave`` is how many warps are resident together (whole clusters;
     a cooperative launch is one wave). ``allow`` names classes of hazards (``checks.findings.CLASSES``) that are only
     warnings; with ``on_hazard="collect"`` no hazard that a check finds stops the launch, and ``Result.findings`` has
-<<<<<<< HEAD
     them. ``clock`` names the machine whose modelled time ``Result.timing`` then is (docs/timing.md); its L2 is cold at
     the start, or ``warm``. Raises a subclass of ``SimError`` for every other hazard, with what was found before it in
     its ``findings``, and ``LaunchError`` when launch and kernel do not fit together.
-=======
     them. ``others`` hear the events too. Raises a subclass of ``SimError`` for every other hazard, with what was found
     before it in its ``findings``, and ``LaunchError`` when launch and kernel do not fit together.
->>>>>>> main
     """
     kernel, target = program.kernel(launch.kernel), program.module.target
     found = Findings(kernel.source.name, allow, on_hazard)
@@ -84,11 +78,8 @@ def run(
         Checks(kernel, memory, found, unwritten) if checks else None,
         counted,
         trace.client(kernel, launch, steps) if trace is not None else None,
-<<<<<<< HEAD
         timed := Clock(program, kernel, launch, memory, clock, warm) if clock is not None else None,
-=======
         *others,
->>>>>>> main
     ]
     try:
         execute_for([client for client in clients if client is not None])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +31,9 @@ class Machine:
             raise ClockError.of(f"the machine {self.name}", got="no figure", expected=name, hint="measure it first")
         return self.figures[name]
 
-    def get(self, name: str, otherwise: str) -> float:
-        """The figure ``name``, or the one that stands for it where it is not known apart."""
-        return self.figures[name] if name in self.figures else self[otherwise]
+    def first(self, *names: str) -> float:
+        """The first of these figures that the file has."""
+        return self[next((name for name in names if name in self.figures), names[-1])]
 
     @property
     def sms(self) -> int:
@@ -51,7 +51,7 @@ class Machine:
         return replace(self, figures={**self.figures, **new})
 
 
-@cache
+@functools.cache
 def machine(name: str) -> Machine:
     """The machine of a file; raises ``ClockError`` for one that there is not, or a figure without a source."""
     path = FOLDER / f"{name}.yml"
@@ -67,3 +67,11 @@ def machine(name: str) -> Machine:
             full = key if section == "gpu" else f"{section}.{key}"
             figures[full], sources[full] = float(value), data["sources"][source]
     return Machine(name, data["arch"], figures, sources)
+
+
+def clock_of(arch: str) -> str:
+    """The machine that stands for a PTX target; raises ``ClockError`` where there is none."""
+    known = {machine(p.stem).arch: p.stem for p in sorted(FOLDER.glob("*.yml"))}
+    if arch not in known:
+        raise ClockError.of("the clock", got=f"PTX for {arch}", expected=f"one of {', '.join(known)}")
+    return known[arch]

@@ -18,11 +18,33 @@ class Answer(NamedTuple):
     by: str
 
 
+PERCENTILES = (10, 50, 90, 99)
+STEP = 0.6180339887498949
+"""Fractions of the multiples of the golden ratio fill the interval from 0 to 1 evenly, in the same order always."""
+
+
+class Latency:
+    """Latencies as they were measured: each request gets the next of a sequence that has their distribution."""
+
+    def __init__(self, machine: Machine, name: str) -> None:
+        self._known = [machine[f"{name}.latency_{p}"] for p in PERCENTILES]
+        self._drawn = 0.0
+
+    def next(self) -> float:
+        self._drawn = (self._drawn + STEP) % 1.0
+        percent, known = 100 * self._drawn, self._known
+        k = sum(percent > p for p in PERCENTILES[1:-1])
+        low, high = PERCENTILES[k], PERCENTILES[k + 1]
+        share = min(max((percent - low) / (high - low), 0.0), 1.0)
+        return known[k] + share * (known[k + 1] - known[k])
+
+
 class Shared:
     """L2 and DRAM. A request of an SM that stands for ``weight`` SMs takes that many times its bytes."""
 
     def __init__(self, machine: Machine) -> None:
         self._l2_rate, self._dram_rate = machine["l2.bytes_per_cycle"], machine["dram.bytes_per_cycle"]
+        self.latency = {name: Latency(machine, name) for name in ("l2", "dram")}
         self._l2_free = self._dram_free = 0.0
         self.l2_busy = self.dram_busy = 0.0
 
@@ -54,12 +76,11 @@ class Port:
         self._shared, self._weight = shared, weight
         self._turn, self._pass = machine["l1.cycles_per_request"], machine["shared.cycles_per_pass"]
         self._l1, self._in, self._out = machine["l1.latency"], machine["l2.to_sm"], machine["l2.from_sm"]
-        self._latency = {"l2": machine["l2.latency"], "dram": machine["dram.latency"]}
-        self._tma_latency = {"l2": machine["tma.l2_latency"], "dram": machine["tma.dram_latency"]}
+        self._more = {"l2": -machine["tma.l2_less"], "dram": machine["tma.dram_more"]}
         self._tma_rate, self._tma_store = machine["tma.bytes_per_cycle"], machine["tma.store_latency"]
         self._lines: OrderedDict[int, None] = OrderedDict()
         self._room = max(0, l1_bytes // LINE)
-        self._turns = self._arrivals = self._leavings = self._tma = 0.0
+        self._turns = self._arrivals = self._leavings = 0.0
 
     def passes(self, time: float, passes: int) -> float:
         """When shared memory has served a request of so many passes."""
@@ -77,7 +98,7 @@ class Port:
         size = request.sectors * SECTOR
         self._arrivals = max(time, self._arrivals) + size / self._in
         served = self._shared.fetch(time, size, request.new * SECTOR, self._weight)
-        return Answer(max(served.time, self._arrivals) + self._latency[served.by], served.by)
+        return Answer(max(served.time, self._arrivals) + self._shared.latency[served.by].next(), served.by)
 
     def _holds(self, lines: tuple[int, ...]) -> bool:
         """Whether L1 has all of ``lines``; they are there afterwards."""
@@ -107,4 +128,5 @@ class Port:
             return Answer(self._shared.write(self._leavings, copy.size, self._weight) + self._tma_store, "l2")
         self._arrivals = max(time, self._arrivals) + copy.size / self._tma_rate
         served = self._shared.fetch(time, copy.size, copy.new, self._weight)
-        return Answer(max(served.time, self._arrivals) + self._tma_latency[served.by], served.by)
+        latency = self._shared.latency[served.by].next() + self._more[served.by]
+        return Answer(max(served.time, self._arrivals) + latency, served.by)

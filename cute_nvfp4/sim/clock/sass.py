@@ -12,6 +12,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import NamedTuple
 
 from cute_nvfp4.sim.clock import tools
@@ -76,6 +77,12 @@ def machine_code(ptx: str, target: str, kernel: Kernel, blocks: Sequence[Block])
 
 def _opcodes(placed: Sequence[_Placed]) -> tuple[str, ...]:
     return tuple(p.slot.opcode for p in placed)
+
+
+def differing(code: MachineCode, cubin: bytes, name: str) -> int:
+    """How many opcodes of the kernel ``name`` of a cubin are not those of ``code``, place by place."""
+    other = _opcodes(read(tools.disassemble(cubin), name))
+    return sum(a != b for a, b in zip_longest(code.opcodes, other))
 
 
 def chains(blocks: Sequence[Block]) -> list[int]:
@@ -190,13 +197,13 @@ def match(placed: Sequence[_Placed], blocks: Sequence[Sequence[int]]) -> tuple[l
     lives = defaultdict(list)
     for b, segment in home.items():
         lives[segment].append(b)
-    at_home = {(p.slot.source, p.segment) for p in placed}
+    at_home = {(p.slot.source, p.slot.base, p.segment) for p in placed}
     out: list[list[Slot]] = [[] for _ in blocks]
     last = 0
     for p in placed:
         b = block_of.get(p.slot.source, last)
         if b in home and p.segment != home[b]:
-            if (p.slot.source, home[b]) in at_home:
+            if (p.slot.source, p.slot.base, home[b]) in at_home:
                 continue  # a copy
             if lives[p.segment]:
                 b = last if last in lives[p.segment] else lives[p.segment][0]  # moved

@@ -85,14 +85,14 @@ def _step(slot: Slot, machine: Machine) -> Step:
     kind = _KIND_OF.get(slot.base, "plain")
     if kind == "wgmma_wait" and "DEPBAR" not in slot.opcode:
         kind = "plain"
-    interval, latency = machine[f"interval.{pipe}"], 0.0
+    # control takes an issue slot, and what tensor cores take is in their own figures
+    interval, latency = 0.0 if pipe in ("control", "tensor") else machine[f"interval.{pipe}"], 0.0
     if slot.base in ("HMMA", "IMMA", "QMMA"):
-        name = _sync_name(slot)
-        interval, latency = machine[f"mma.{name}.interval"], machine[f"mma.{name}.latency"]
+        interval = machine[f"mma.{_sync_name(slot)}.interval"]
     elif kind == "wgmma":
         interval, latency = wgmma(slot, machine)
     elif kind == "plain" and slot.releases != NO_SCOREBOARD:
-        latency = machine.get(f"latency.{slot.base}", f"latency.{pipe}")
+        latency = machine.first(f"latency.{slot.base}", f"latency.{pipe}", "latency.other")
     elif kind == "shared":
         latency = machine["shared.latency"]
     return Step(

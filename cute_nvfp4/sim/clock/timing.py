@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from cute_nvfp4.sim.clock.machine import Machine, machine
 from cute_nvfp4.sim.clock.recorder import Recorder
 from cute_nvfp4.sim.clock.replay import Replay
 from cute_nvfp4.sim.clock.sampling import SHARED, Sample, sample
-from cute_nvfp4.sim.clock.sass import MachineCode, machine_code
+from cute_nvfp4.sim.clock.sass import MachineCode, differing, machine_code
 from cute_nvfp4.sim.errors import ClockError
 from cute_nvfp4.sim.machine.events import Listener
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory
@@ -42,37 +42,36 @@ class Clock:
     def listeners(self, wave: Wave) -> Iterable[Listener]:
         return self.recorder.listeners(wave)
 
-    def timing(self) -> Timing:
-        """Replays the launch."""
-        m, replay = self.machine, Replay(self.recorder, self.code, self._sample, self.machine, self._l1_bytes)
+    def timing(self, on: Machine | None = None) -> Timing:
+        """Replays the launch, on another machine with as many SMs if one is given."""
+        m = on or self.machine
+        replay = Replay(self.recorder, self.code, self._sample, m, self._l1_bytes)
         cycles = replay.run()
-        total = sum(replay.lost.values()) + 1e-9
-        alive = sum(w.ready for w in replay.warps)
-        sms = [sm for _, each in replay._places for sm in each]
-        issued = sum(sm.issued * sm.weight for sm in sms)
-        bounds = {
-            "dram": (self.recorder.bytes_fetched + self.recorder.bytes_written) / m["dram.bytes_per_cycle"],
-            "issue": issued / (4 * m.sms),
-        }
-        launch_us = m["launch.empty_us"]
-        notes = [] if not replay.unmatched else [f"{replay.unmatched} arrivals have no instruction in the machine code"]
+        alive = sum(w.ready - w.begin for w in replay.warps)
+        issued = sum(sm.issued * sm.weight for sm in replay.sms) / (4 * m.sms)
+        memory = self.recorder.bytes_fetched + self.recorder.bytes_written
+        bounds = {"dram": memory / m["dram.bytes_per_cycle"], "issue": issued}
+        busy = {"dram": replay.shared.dram_busy, "issue": issued, "l2": replay.shared.l2_busy}
         return Timing(
-            m.name,
-            launch_us + m.microseconds(cycles),
-            launch_us,
-            cycles,
-            {k: v / max(alive, total) for k, v in sorted(replay.lost.items())},
-            {
-                "l2": replay.shared.l2_busy / cycles,
-                "dram": replay.shared.dram_busy / cycles,
-                "issue": issued / (4 * m.sms * cycles),
-            },
-            {k: m.microseconds(v) for k, v in bounds.items()},
-            len(sms),
-            sum(sm.issued for sm in sms),
-            tuple((w.cta, w.warp, wait) for w in replay.warps for wait in w.waits),
-            tuple(notes),
+            machine=m.name,
+            microseconds=m["launch.empty_us"] + m.microseconds(cycles),
+            launch_us=m["launch.empty_us"],
+            cycles=cycles,
+            lost={name: time / alive for name, time in sorted(replay.lost.items())},
+            busy={name: time / cycles for name, time in busy.items()},
+            bounds_us={name: m.microseconds(time) for name, time in bounds.items()},
+            replayed_sms=len(replay.sms),
+            instructions=sum(sm.issued for sm in replay.sms),
+            waits=tuple((w.cta, w.warp, wait) for w in replay.warps for wait in w.waits),
+            notes=tuple(self._notes(replay)),
         )
+
+    def _notes(self, replay: Replay) -> Iterator[str]:
+        """What may make the time wrong, in words."""
+        if replay.unmatched:
+            yield f"{replay.unmatched} arrivals have no instruction in the machine code"
+        if self._launch.cubin and (differ := differing(self.code, self._launch.cubin, self._launch.kernel)):
+            yield f"the launch's own cubin differs from this machine code: {differ} of {len(self.code.opcodes)} opcodes"
 
 
 _CODES: dict[tuple[int, str], MachineCode] = {}
