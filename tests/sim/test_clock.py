@@ -202,7 +202,8 @@ def test_a_kernel_of_the_dsl_and_what_the_command_says_of_it():
     with cute_nvfp4.simulating("sm_90a", clock="h200", checks=False) as runs:
         cute_nvfp4.gemv(operand(264), operand(1))
     found = runs[0].result.timing
-    assert found.microseconds > found.roofline_us > found.launch_us and not found.notes
+    assert found.microseconds > found.roofline_us > found.launch_us
+    assert not [note for note in found.notes if "arrivals" in note]
     assert found.replayed_sms == 2 and abs(sum(found.lost.values()) - 0.5) < 0.5
     lines = list(time_lines(SimpleNamespace(launches=[runs[0], runs[0]])))
     assert f"{found.microseconds:.2f} us modelled on H200" in lines[0]

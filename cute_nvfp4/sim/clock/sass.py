@@ -149,7 +149,7 @@ def read(text: str, name: str) -> list[_Placed]:
     out: list[_Placed] = []
     source, segment, here, pending = -1, 0, False, None
     for line in text.split("\n"):
-        if line.startswith("\t.section") or line.startswith(".section"):
+        if line.lstrip().startswith(".section\t"):
             here = f".text.{name}," in line
         if not here:
             continue
