@@ -11,7 +11,7 @@ from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.operand import PLAIN, BlockScaledTensor
 from cute_nvfp4.ops.calls import addresses
-from cute_nvfp4.ops.dispatch import is_recorded
+from cute_nvfp4.ops.dispatch import is_recorded, recording
 from cute_nvfp4.ops.gemm import gemm
 from cute_nvfp4.ops.gemv import gemv
 from cute_nvfp4.ops.quantize import quantize
@@ -176,7 +176,7 @@ class NVFP4Linear(torch.nn.Module):
             return torch.nn.functional.linear(x, self._decoded(x.dtype))
         scale = self._buffers["input_global_scale"]
         weight, planned = self._checked()
-        if rows == 1 and scale is not None and planned is not None and not is_recorded(None):
+        if rows == 1 and scale is not None and planned is not None and not recording():
             product = self._row_product(x, scale, weight, planned)
             if product is not None:
                 return product(x, scale)

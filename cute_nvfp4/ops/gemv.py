@@ -23,7 +23,7 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..runtime.simulating import world
 from ..target import Target, architecture
-from .calls import Preparation, output_key, preparable
+from .calls import Preparation, allocator, output_key, preparable
 from .checks import (
     DTYPE_NAMES,
     check_dtype,
@@ -73,8 +73,7 @@ def gemv(
     """
     if by_operator((a, b), out):
         return operators.gemv(a, b, alpha, out, out_dtype, backend, config)
-    call = planned(a, b, out=out, out_dtype=out_dtype, backend=backend, config=config)
-    result = call(a, b, out, 1.0 if alpha is None else number("alpha", alpha))
+    result = planned(a, b, out, out_dtype, backend, config)(a, b, out, 1.0 if alpha is None else number("alpha", alpha))
     if out is not None and torch.is_grad_enabled():
         written_to(out)
     return result
@@ -83,7 +82,6 @@ def gemv(
 def planned(
     a: BlockScaledTensor,
     b: BlockScaledTensor,
-    *,
     out: torch.Tensor | None,
     out_dtype: torch.dtype | None,
     backend: Backend,
@@ -109,8 +107,7 @@ def prepared(
     config: GemvPlan | None = None,
 ) -> Preparation:
     """``gemv`` planned, for ``prepare``."""
-    call = planned(a, b, out=out, out_dtype=out_dtype, backend=backend, config=config)
-    call = preparable(call, _Call)
+    call = preparable(planned(a, b, out, out_dtype, backend, config), _Call)
     scalar = number("alpha", alpha)
     out = call.new() if out is None else out
     slots = {"a": [("data", 0), ("scale", 1)], "b": [("data", 2), ("scale", 3)], "out": [(None, 4)]}
@@ -133,7 +130,7 @@ class _Call:
     def __init__(self, a: OperandKey, b: OperandKey, out: torch.Tensor, target: Target, config: GemvPlan | None):
         plan = _chosen(_problem(a, b, out.dtype), target, sm_count(target, a.device), config)
         self.launch = KERNEL.launcher(plan.config, target, a.device, _arguments(a, b, out, plan.ctas), _tensors)
-        self._shape, self._options = out.shape, {"dtype": out.dtype, "device": out.device}
+        self.new = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
         self.sizes = {0: a.data_bytes, 1: a.scale_bytes, 2: b.data_bytes, 3: b.scale_bytes, 5: 4, 6: 4}
         self._bytes = a.data_bytes, a.scale_bytes, b.data_bytes, b.scale_bytes, span_bytes(out)
 
@@ -148,10 +145,6 @@ class _Call:
             check_overlap(parts({"a": a, "b": b}), out)
         self.launch(values, (a, b, out))
         return out
-
-    def new(self) -> torch.Tensor:
-        """A result that is not written yet."""
-        return torch.empty(self._shape, **self._options)
 
     def values(self, a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor, alpha: float) -> tuple:
         """What varies, in the order of ``GemvArguments``."""

@@ -18,7 +18,7 @@ from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
 from ..target import Target
-from .calls import addresses, as_alpha, output_key, tensor_key
+from .calls import addresses, allocator, as_alpha, output_key, tensor_key
 from .checks import check_format, check_overlap, checked_output, parts, refuse_config, split_alpha
 from .dispatch import by_operator, written_to
 from .grouped_gemm import alpha_of_group, check_rows
@@ -122,7 +122,7 @@ class _Call:
         config: Plan | None,
     ) -> None:
         self._launch = ContiguousCall(a, b, out, alpha, target, config)
-        self._shape, self._options = out.shape, {"dtype": out.dtype, "device": out.device}
+        self._new = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
         self._sizes = tuple(span_bytes(x) for x in _inputs(a, b, alpha).values() if x is not None)
         self._out_bytes, self._simulated = span_bytes(out), target.backend == "sim"
 
@@ -136,7 +136,7 @@ class _Call:
     ) -> torch.Tensor:
         scalar, alpha = as_alpha(alpha)
         if out is None:
-            out = torch.empty(self._shape, **self._options)
+            out = self._new()
         else:
             read, start = _inputs(a, b, alpha), out.data_ptr()
             if near(start, start + self._out_bytes, addresses(*read.values()), self._sizes):

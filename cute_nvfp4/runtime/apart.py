@@ -30,11 +30,16 @@ class Apart:
             self._checks.append((place, size, tuple(others), tuple(others.values())))
             others[place] = size
 
-    def check(self, values: Sequence[Any]) -> None:
-        """Raises ``OperandError`` if the output of a call with ``values`` overlaps an input, or itself."""
+    def near(self, values: Sequence[Any]) -> bool:
+        """Whether what a call with ``values`` writes meets what it reads, or itself."""
         for place, size, places, sizes in self._checks:
             start = values[place]
             if near(start, start + size, [values[i] for i in places], sizes):
-                raise OperandError.of(
-                    "memory of out", got="bytes of an input, or of another part of it", expected="memory of its own"
-                )
+                return True
+        return False
+
+    def check(self, values: Sequence[Any]) -> None:
+        """Raises ``OperandError`` where ``near``."""
+        if self.near(values):
+            got = "bytes of an input, or of another part of it"
+            raise OperandError.of("memory of out", got=got, expected="memory of its own")

@@ -173,6 +173,17 @@ def test_copies_to_pinned_memory_end_when_the_host_has_waited(waits, session) ->
             copy.sum()
 
 
+@pytest.mark.parametrize("asked,waits", [(False, True), (True, False)])
+def test_copies_into_pinned_memory_wait_unless_asked_not_to(asked, waits, session) -> None:
+    x, pinned = torch.ones(32, device="cuda"), torch.zeros(32).pin_memory()
+    pinned.copy_(x, non_blocking=asked)
+    if waits:
+        assert pinned.sum() == 32
+        return
+    with unordered("written by torch's copy_ on the default stream", "and written by torch's zero_ on the host"):
+        pinned.zero_()
+
+
 def test_copies_of_the_bindings(session, double) -> None:
     x, y, side = device_vector(), torch.empty(32, device="cuda"), torch.cuda.Stream()
     stream = cuda.CUstream(side.cuda_stream)

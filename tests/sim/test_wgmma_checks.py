@@ -177,8 +177,5 @@ def test_what_a_product_came_from_has_been_read(monkeypatch) -> None:
         go(from_shared("ld.shared.b32 %r9, [%r8];"))
     # nor does it order what they have written
     with pytest.raises(Race, match=r"written by .*st.shared(.|\n)*written again by .*cp.async.bulk"):
-        go(
-            from_shared().replace(
-                FENCE, "setp.gt.u32 %q6, %t, 31; @%q6 st.shared.b32 [%r8], %t; fence.proxy.async;" + FENCE, 1
-            )
-        )
+        stores = "setp.gt.u32 %q6, %t, 31; @%q6 st.shared.b32 [%r8], %t; fence.proxy.async;"
+        go(from_shared().replace(FENCE, stores + FENCE, 1))
