@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import json
 import platform
 import re
@@ -93,8 +94,13 @@ def capture(call: Callable[[], Any]) -> Captured:
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = call()
+    gc.collect()  # the end of an older graph within a capture would spoil it
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            result = call()
+    finally:
+        gc.enable()
     return Captured(graph, result, call)
 
 

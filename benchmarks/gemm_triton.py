@@ -29,7 +29,7 @@ class Config(NamedTuple):
 
 
 class Weight(NamedTuple):
-    """Repacked weights: data (N, K/2) and E4M3 scales (N, K/16)."""
+    """Repacked weights: data (N, K/2), and four E4M3 scales in a word (N, K/64)."""
 
     data: torch.Tensor
     scale: torch.Tensor
@@ -42,21 +42,33 @@ def repack(data: torch.Tensor, scale: torch.Tensor) -> Weight:
         raise ValueError(f"K of the Triton baseline: got {k}, expected a multiple of {GROUP}.")
     nibbles = torch.stack((data & 15, data >> 4), -1).view(n, k // GROUP, 2, GROUP // 2)
     halves = nibbles[:, :, 0] | nibbles[:, :, 1] << 4
-    return Weight(halves.reshape(n, k // 2), scale.contiguous().view(torch.float8_e4m3fn))
+    return Weight(halves.reshape(n, k // 2), scale.contiguous().view(torch.int32))
 
 
 @triton.jit
-def decode(code):
-    """E2M1 codes (low four bits of int16) as bf16: exponent and mantissa moved into bf16's, whose bias is 126 more."""
-    bits = ((code & 8) << 12) | ((code & 7) << 6)
-    return bits.to(tl.bfloat16, bitcast=True) * 8.507059173023462e37  # 2**126
+def decode(packed):
+    """Low and high E2M1 codes of bytes as bf16, times 2**-126: exponent and mantissa moved to where bf16 has them."""
+    return tl.inline_asm_elementwise(
+        """{
+        .reg .b32 a, b, s;
+        prmt.b32 a, $4, 0, 0x4140;
+        prmt.b32 b, $4, 0, 0x4342;
+        shl.b32 s, a, 12;  and.b32 s, s, 0x80008000;  shl.b32 $0, a, 6;  lop3.b32 $0, $0, 0x01C001C0, s, 0xEA;
+        shl.b32 s, b, 12;  and.b32 s, s, 0x80008000;  shl.b32 $1, b, 6;  lop3.b32 $1, $1, 0x01C001C0, s, 0xEA;
+        shl.b32 s, a, 8;   and.b32 s, s, 0x80008000;  shl.b32 $2, a, 2;  lop3.b32 $2, $2, 0x01C001C0, s, 0xEA;
+        shl.b32 s, b, 8;   and.b32 s, s, 0x80008000;  shl.b32 $3, b, 2;  lop3.b32 $3, $3, 0x01C001C0, s, 0xEA;
+        }""",
+        "=&r,=&r,=&r,=&r,r", [packed], (tl.bfloat16, tl.bfloat16), is_pure=True, pack=4,
+    )  # fmt: skip
 
 
 @triton.jit
-def scaled(code, scale, rows: tl.constexpr, columns: tl.constexpr):
-    """(rows, columns) of codes as bf16, each block of 16 times its scale of (rows, columns / 16)."""
-    blocks = tl.reshape(decode(code), (rows, columns // 16, 16))
-    return tl.reshape(blocks * scale.to(tl.bfloat16)[:, :, None], (rows, columns))
+def scaled(values, scale, rows: tl.constexpr, columns: tl.constexpr):
+    """(rows, columns) of decoded values, each block of 16 times its E4M3 scale, times 2**-7. scale: four in a word."""
+    codes = (scale[:, None] >> (8 * tl.arange(0, 4))[None, :]).to(tl.uint8)
+    # times 2**119: 2**126 would take a scale of 448 out of range
+    factor = codes.to(tl.float8e4nv, bitcast=True).to(tl.bfloat16) * 6.646139978924579e35
+    return tl.reshape(tl.reshape(values, (rows, columns // 16, 16)) * factor[:, :, None], (rows, columns))
 
 
 @triton.jit
@@ -64,7 +76,7 @@ def gemm_kernel(
     x, data, scale, out, m, n, k, data_stride, scale_stride, groups_a_split,
     block_m: tl.constexpr, block_n: tl.constexpr, half: tl.constexpr,
 ):  # fmt: skip
-    """A tile of out (split, M, N) = x (M, K) · Wᵀ over one share of K; W is (N, K), strides in bytes."""
+    """A tile of out (split, M, N) = x (M, K) · Wᵀ over one share of K; W is (N, K)."""
     tiles_m, tiles_n = tl.cdiv(m, block_m), tl.cdiv(n, block_n)
     # eight tiles along M take turns, so that what CTAs of one wave read stays in L2
     tile_m, tile_n = tl.swizzle2d(tl.program_id(0) % tiles_m, tl.program_id(0) // tiles_m, tiles_m, tiles_n, 8)
@@ -73,24 +85,25 @@ def gemm_kernel(
     row_m = tile_m * block_m + tl.arange(0, block_m)
     column = tl.arange(0, half)
     first = split * groups_a_split
+    last = min(first + groups_a_split, k // (2 * half))
     data += row_n[:, None].to(tl.int64) * data_stride + first * half + column[None, :]
-    scale += row_n[:, None].to(tl.int64) * scale_stride + first * (half // 8) + tl.arange(0, half // 16)[None, :]
+    scale += row_n.to(tl.int64) * scale_stride + first * 2
     x += row_m[None, :].to(tl.int64) * k + first * half * 2 + column[:, None]
     in_m, in_n = row_m[None, :] < m, row_n[:, None] < n
     accumulator = tl.zeros((block_n, block_m), dtype=tl.float32)
-    for _ in range(first, min(first + groups_a_split, k // (2 * half))):
-        code = tl.load(data, mask=in_n, other=0).to(tl.int16)
-        low_scale = tl.load(scale, mask=in_n, other=0.0)
-        high_scale = tl.load(scale + half // 16, mask=in_n, other=0.0)
-        low = scaled(code, low_scale, block_n, half)
-        high = scaled(code >> 4, high_scale, block_n, half)
+    for _ in range(first, last):
+        low_scale = tl.load(scale, mask=row_n < n, other=0)
+        high_scale = tl.load(scale + 1, mask=row_n < n, other=0)
+        low, high = decode(tl.load(data, mask=in_n, other=0))
+        low = scaled(low, low_scale, block_n, half)
+        high = scaled(high, high_scale, block_n, half)
         accumulator = tl.dot(low, tl.load(x, mask=in_m, other=0.0), accumulator)
         accumulator = tl.dot(high, tl.load(x + half, mask=in_m, other=0.0), accumulator)
         data += half
-        scale += half // 8
+        scale += 2
         x += 2 * half
     out += split.to(tl.int64) * m * n + row_m[None, :].to(tl.int64) * n + row_n[:, None]
-    tl.store(out, accumulator.to(out.dtype.element_ty), mask=in_m & in_n)
+    tl.store(out, (accumulator * 128).to(out.dtype.element_ty), mask=in_m & in_n)
 
 
 @triton.jit
@@ -118,9 +131,9 @@ def configs(m: int, n: int, k: int) -> list[Config]:
     widest = max(16, min(256, triton.next_power_of_2(m)))
     found = []
     for block_m in {widest, max(16, widest // 2)}:
-        deep = 6 if block_m <= 32 else 4 if block_m <= 64 else 3
+        deep = {16: 6, 32: 6, 64: 4, 128: 3, 256: 2}[block_m]
         # the last one: two CTAs of an SM decode and multiply in turns
-        for block_n, warps, stages in ((64, 4, deep), (128, 8, deep), *(((64, 4, 2),) if block_m >= 128 else ())):
+        for block_n, warps, stages in ((64, 4, deep), (128, 8, deep), *(((64, 4, 2),) if block_m == 128 else ())):
             tiles = triton.cdiv(n, block_n) * triton.cdiv(m, block_m)
             most = max(1, min(528 // tiles, k // GROUP // 4))
             found += [Config(block_n, block_m, split, warps, stages) for split in (1, 2, 4) if split <= most]

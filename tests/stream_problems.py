@@ -9,8 +9,10 @@ import torch
 
 from cute_nvfp4 import weight_layout
 from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
+from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops.streamed import StreamCall
 from cute_nvfp4.runtime.backend import resolve
+from cute_nvfp4.scale_layout import blocked_flat, to_blocked
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 ALPHA, FACTOR = 0.75, 2.5
@@ -35,6 +37,7 @@ class Case:
 
     @property
     def config(self) -> StreamConfig:
+        """``tiling`` may also say that x is NVFP4."""
         columns = 8 if self.m <= 8 else 16 if self.m <= 16 else 32
         vector = self.n % 4 == 0
         return replace(
@@ -47,7 +50,7 @@ class Problem:
     """Operands, the exact result in float64, and the sums of the magnitudes of its products."""
 
     case: Case
-    x: torch.Tensor
+    x: torch.Tensor | BlockScaledTensor
     packed: torch.Tensor
     exact: torch.Tensor
     magnitude: torch.Tensor
@@ -57,7 +60,7 @@ class Problem:
         case = self.case
         out = torch.full((case.m, case.n), float("nan"), dtype=DTYPES[case.out])
         factor = torch.tensor([FACTOR])
-        target = resolve("sim", self.x.device)
+        target = resolve("sim", self.packed.device)
         call = StreamCall(self.x, self.packed, case.n, out, case.config, case.ctas, target)
         call(self.x, self.packed, out, ALPHA, (factor,))
         assert not call.flags.any()
@@ -78,6 +81,18 @@ def make(case: Case) -> Problem:
     scales[scales & 0x7F == 0x7F] = 1
     packed = weight_layout.pack(codes, scales, dtype)
     weight = weight_layout.unpack(packed, dtype)[0, : case.n, : case.k].double()
-    x = torch.randn(case.m, case.k, generator=generator).to(dtype)
-    factor = ALPHA * FACTOR
-    return Problem(case, x, packed[0], factor * x.double() @ weight.T, factor * x.double().abs() @ weight.abs().T)
+    x = values = torch.randn(case.m, case.k, generator=generator).to(dtype)
+    if case.config.quantized_x:
+        x = quantized(case, generator)
+        values = x.dequantize(torch.float64)
+    values, factor = values.double(), ALPHA * FACTOR
+    return Problem(case, x, packed[0], factor * values @ weight.T, factor * values.abs() @ weight.abs().T)
+
+
+def quantized(case: Case, generator: torch.Generator) -> BlockScaledTensor:
+    """x (m, k) of every code and every scale but NaN; NaN in the scales' padding."""
+    data = torch.randint(0, 256, (case.m, case.k // 2), dtype=torch.uint8, generator=generator)
+    scales = torch.full((128, case.k // 16), 0x7F, dtype=torch.uint8)
+    scales[: case.m] = torch.randint(0, 127, (case.m, case.k // 16), dtype=torch.uint8, generator=generator)
+    scales[: case.m] |= torch.randint(0, 2, (case.m, case.k // 16), dtype=torch.uint8, generator=generator) << 7
+    return BlockScaledTensor(data, blocked_flat(to_blocked(scales)))

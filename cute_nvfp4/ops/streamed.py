@@ -10,6 +10,7 @@ import torch
 from ..kernels.gemm.arguments import PartialSums
 from ..kernels.gemm.sm90.stream_arguments import FewRows, PackedWeight, StreamArguments
 from ..kernels.gemm.sm90.stream_config import StreamConfig, can_implement
+from ..operand import BlockScaledTensor
 from ..runtime.kernel import Kernel
 from ..target import Target
 from .checks import tensors
@@ -21,19 +22,21 @@ def _host(config: StreamConfig) -> Callable[..., Any]:
     return Stream(config)
 
 
+Activations = torch.Tensor | BlockScaledTensor
+
 KERNEL = Kernel("stream_gemm", StreamArguments, _host, can_implement)
 
 
 class StreamCall:
     """A planned call: out (M, N) = alpha · factor · x (M, K) · weightᵀ, on ``ctas`` CTAs.
 
-    x: contiguous along K. packed: (row tiles, K tiles, bytes) of ``rows`` rows (``weight_layout``). out: contiguous
-    along N.
+    x: numbers, contiguous along K, or NVFP4 with blocked scales; global scales are factors. packed: (row tiles,
+    K tiles, bytes) of ``rows`` rows (``weight_layout``). out: contiguous along N.
     """
 
     def __init__(
         self,
-        x: torch.Tensor,
+        x: Activations,
         packed: torch.Tensor,
         rows: int,
         out: torch.Tensor,
@@ -42,29 +45,34 @@ class StreamCall:
         target: Target,
     ) -> None:
         k_tiles = packed.shape[-2]
+        x_rows, k = x.shape if isinstance(x, torch.Tensor) else (x.rows, x.k)
         self.partials, self.flags = scratch(config, ctas, x.device)
         arguments = StreamArguments(
             PackedWeight(0, rows, k_tiles),
-            FewRows(0, x.shape[0], x.stride(0)),
+            FewRows(0, 0 if config.quantized_x else None, x_rows, parts(x)[0].stride(0)),
             0,
             out.stride(0),
             1.0,
             (0,) * config.factors,
             PartialSums(0, 0),
-            x.shape[1],
+            k,
             ctas,
         )
         self.launch = KERNEL.launcher(config, target, x.device, arguments, self._touched)
 
     def _touched(
-        self, x: torch.Tensor, packed: torch.Tensor, out: torch.Tensor, factors: tuple[torch.Tensor, ...]
+        self, x: Activations, packed: torch.Tensor, out: torch.Tensor, factors: tuple[torch.Tensor, ...]
     ) -> Any:
-        read = {"x": x, "weight": packed} | {f"factor {i}": f for i, f in enumerate(factors)}
+        read = (
+            dict(zip(("x", "x's scales"), parts(x)))
+            | {"weight": packed}
+            | {f"factor {i}": f for i, f in enumerate(factors)}
+        )
         return tensors(read, {"out": out, "partials": self.partials, "flags": self.flags})
 
     def __call__(
         self,
-        x: torch.Tensor,
+        x: Activations,
         packed: torch.Tensor,
         out: torch.Tensor,
         alpha: float,
@@ -72,7 +80,7 @@ class StreamCall:
     ) -> None:
         values = (
             packed.data_ptr(),
-            x.data_ptr(),
+            *(part.data_ptr() for part in parts(x)),
             out.data_ptr(),
             alpha,
             *(f.data_ptr() for f in factors),
@@ -80,6 +88,11 @@ class StreamCall:
             self.flags.data_ptr(),
         )
         self.launch(values, (x, packed, out, factors))
+
+
+def parts(x: Activations) -> tuple[torch.Tensor, ...]:
+    """What x is in memory: numbers, or data and scales."""
+    return (x,) if isinstance(x, torch.Tensor) else (x.data, x.scale)
 
 
 def scratch(config: StreamConfig, ctas: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:

@@ -141,7 +141,7 @@ def config(**changes: object) -> GemmConfig:
 
 
 REFUSED = (
-    ({"arch": ARCHITECTURES["sm_90a"]}, r"architecture of a tcgen05 kernel: got sm_90a, expected sm_100a or sm_103a"),
+    ({"arch": ARCHITECTURES["sm_90a"]}, r"architecture of a block-scaled GEMM: got sm_90a, expected sm_100a or"),
     ({"a_format": "fp6"}, r"a_format: got fp6, expected one of nvfp4, mxfp4, mxfp8, mxfp8_e5m2"),
     ({"b_format": "int4"}, r"b_format: got int4, expected one of"),
     ({"a_format": "nvfp4", "b_format": "mxfp4"}, r"got nvfp4 and mxfp4, expected two that one kind of MMA multiplies"),

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int16, Int32
 from cutlass.cute.nvgpu import cpasync
 
+from ...ptx import mbarrier
+from .barriers import Barriers
 from .operand_source import Origin
 from .operands import OperandLoad, TmaCopy
+from .problem import Problem, Scheduler
+from .tile_scheduler import CtaPlace, WorkTile
 
 
 @dataclass(frozen=True)
@@ -78,3 +82,36 @@ def issue(copies: list[StageCopy], k_tile: Int32, stage: Int32, full: cute.Point
         if copy.tensor_map is not None:
             options["tma_desc_ptr"] = copy.tensor_map
         cute.copy(copy.atom, copy.source[None, k_tile], copy.target[None, stage], tma_bar_ptr=full, **options)
+
+
+class StageLoader(Protocol):
+    """What an architecture's loading warp knows: where its CTA is, and the copies of each stage of a work tile."""
+
+    place: CtaPlace
+
+    def copies(self, work: WorkTile) -> list[StageCopy]: ...
+
+
+@cute.jit
+def fill_stages(loader: StageLoader, barriers: Barriers, scheduler: Scheduler, problem: Problem):
+    """The loop of the loading warp."""
+    index, phase = Int32(0), Int32(0)
+    problem.wait()
+    cursor, end = scheduler.range()
+    while cursor < end:
+        tile = scheduler.tile(cursor, end)
+        problem.acquire(tile.batch, cursor, loader.place.workers)
+        copies = loader.copies(tile)
+        for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
+            mbarrier.wait(barriers.operands.empty(index), phase ^ 1)
+            full = barriers.operands.full_pointer(index)
+            if loader.place.v == 0:
+                with cute.arch.elect_one():
+                    mbarrier.expect_bytes(full.toint(), Int32(barriers.operands.edge.full.tx_bytes))
+            issue(copies, k_tile, index, full)
+            index, phase = barriers.operands.advance(index, phase)
+        cursor = scheduler.after(cursor, tile)
+    # commits of other CTAs may still be on their way to this one's barriers: all must come before it ends
+    for _ in cutlass.range_constexpr(barriers.operands.edge.stages):
+        mbarrier.wait(barriers.operands.empty(index), phase ^ 1)
+        index, phase = barriers.operands.advance(index, phase)

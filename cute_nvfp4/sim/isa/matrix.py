@@ -15,7 +15,7 @@ import numpy as np
 from cute_nvfp4.sim.errors import UnsupportedInstruction
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel
 from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
-from cute_nvfp4.sim.isa.matrix_scaled import block_scaled, needs_target
+from cute_nvfp4.sim.isa.matrix_scaled import block_scaled, needs_target, take_kind
 from cute_nvfp4.sim.isa.warp import whole_warp
 from cute_nvfp4.sim.machine import access
 from cute_nvfp4.sim.machine.access import Access
@@ -25,7 +25,6 @@ from cute_nvfp4.sim.tcgen05.elements import unpack
 _NARROW = ("e3m2", "e2m3", "e2m1")
 _ELEMENTS = {"f16": 2, "bf16": 2, "tf32": 1, "e4m3": 4, "e5m2": 4, "s8": 4, "u8": 4, **dict.fromkeys(_NARROW, 4)}
 _SHAPES = {f"m16n8k{k}": k for k in (4, 8, 16, 32, 64)}
-_KINDS = ("f8f6f4", "mxf8f6f4", "mxf4", "mxf4nvf4")
 
 
 def _wide(g, registers) -> list[np.ndarray]:
@@ -39,11 +38,14 @@ def _mma(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.take("sp", "sp::ordered_metadata"):
         raise m.refuse("sparse mma is not modelled")
     m.words("sync", "aligned")
+    # ptxas takes the kind before the shape and after the layouts
+    kind, scaled, vector = before = take_kind(m)
     shape = m.take(*_SHAPES, required=True)
     m.words("row", "col")
-    kind = m.take(*(f"kind::{name}" for name in _KINDS)).removeprefix("kind::")
-    if m.flag("block_scale"):
-        return block_scaled(i, m, kind, shape)
+    if not any(before):
+        kind, scaled, vector = take_kind(m)
+    if scaled:
+        return block_scaled(i, m, kind, vector, shape)
     if kind not in ("", "f8f6f4"):
         raise m.refuse(f"kind::{kind} needs .block_scale")
     saturate = m.flag("satfinite")

@@ -13,13 +13,12 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Int16, Int32
 
-from ....ptx import mbarrier
 from ....scale_layout import ATOM_ROWS
 from ..barriers import Barriers
 from ..config import GemmConfig
 from ..operands import Loads, SharedOperands
 from ..problem import Problem, Scheduler
-from ..stage_copies import Slot, StageCopy, data_copy, issue, scale_copy
+from ..stage_copies import Slot, StageCopy, data_copy, fill_stages, scale_copy
 from ..tile_scheduler import CtaPlace, WorkTile
 from .operands import make_mma, shared_operands
 
@@ -89,23 +88,4 @@ def load(
     mma, place = make_mma(config), scheduler.place
     part, shared = mma.get_slice(place.v), shared_operands(config, mma, base)
     loader = StageLoader(config, loads, shared, part, place, multicast_masks(config, place), problem)
-    index, phase = Int32(0), Int32(0)
-    problem.wait()
-    cursor, end = scheduler.range()
-    while cursor < end:
-        tile = scheduler.tile(cursor, end)
-        problem.acquire(tile.batch, cursor, place.workers)
-        copies = loader.copies(tile)
-        for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
-            mbarrier.wait(barriers.operands.empty(index), phase ^ 1)
-            full = barriers.operands.full_pointer(index)
-            if place.v == 0:
-                with cute.arch.elect_one():
-                    mbarrier.expect_bytes(full.toint(), Int32(barriers.operands.edge.full.tx_bytes))
-            issue(copies, k_tile, index, full)
-            index, phase = barriers.operands.advance(index, phase)
-        cursor = scheduler.after(cursor, tile)
-    # commits of other CTAs may still be on their way to this one's barriers: all must come before it ends
-    for _ in cutlass.range_constexpr(barriers.operands.edge.stages):
-        mbarrier.wait(barriers.operands.empty(index), phase ^ 1)
-        index, phase = barriers.operands.advance(index, phase)
+    fill_stages(loader, barriers, scheduler, problem)

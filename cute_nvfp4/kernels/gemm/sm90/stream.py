@@ -8,47 +8,35 @@ those of units that are cut in global memory, always in the same order.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
 from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
 from ....ptx import mbarrier
 from ....ptx.async_copy import copy_bulk
-from ....ptx.memory import load_matrices, load_shared
+from ....ptx.memory import load_shared
 from ....ptx.mma import mma_m16n8k16
-from ....weight_layout import CODE_BYTES, LANE_BYTES, ROW_SCALE_BYTES, SLABS, STEPS, TILE_BYTES, TILE_K
+from ....weight_layout import CODE_BYTES, LANE_BYTES, ROW_SCALE_BYTES, SLABS, STEPS, TILE_BYTES
 from ...arith import div, mod
-from ..arguments import OUT_DTYPES
 from .decode import PackedLane, decode_step
 from .stream_arguments import StreamArguments
 from .stream_config import MMA_COLUMNS, SLAB_CODE_BYTES, SLAB_SCALE_BYTES, WARP, StreamConfig
 from .stream_shares import Shares, deal
 from .stream_sums import Sums
+from .stream_x import SharedX, TmaCopy, X
 
-TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()}
 START_BARRIER = 1
 """Named barrier: the ring's barriers are there."""
-X_ROW_BYTES = 2 * TILE_K
-"""Of a row of x in a tile: eight chunks of sixteen bytes, swizzled."""
-
-
-class TmaCopy(NamedTuple):
-    """A TMA copy, and the tensor in global memory as its partitions see it."""
-
-    atom: cute.CopyAtom
-    tensor: cute.Tensor
 
 
 class Memory(NamedTuple):
-    """Shared memory: sX (columns, stage_k, STAGE), and addresses of its first byte, of the weights, sums, barriers."""
+    """Shared memory: x, and addresses of the weights, of sums, and of the first full and empty barrier."""
 
-    sX: cute.Tensor
-    x: Int32
+    x: SharedX
     weights: Int32
     sums: Int32
     full: Int32
@@ -77,30 +65,22 @@ class Place(NamedTuple):
     lane: Int32
 
 
-def x_layout(config: StreamConfig) -> Any:
-    """x in shared memory: (columns, stage_k, STAGE), swizzled; eight rows and 64 columns are 1024 bytes."""
-    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, TYPES[config.dtype])
-    return cute.tile_to_shape(atom, (config.columns, config.stage_k, config.ring_stages), order=(0, 1, 2))
-
-
 class Stream:
     """The host function and the kernel of one :class:`StreamConfig`."""
 
     def __init__(self, config: StreamConfig) -> None:
         self.config = config
+        self.x = X(config)
 
     @cute.jit
     def __call__(self, arguments: StreamArguments, stream: CUstream):
         """Launches ``arguments.ctas`` CTAs."""
         cfg, x = self.config, arguments.x
-        layout = cute.make_layout((x.rows, arguments.k), stride=(cute.assume(x.row_stride, 8), 1))
-        tensor = cute.make_tensor(x.data, layout)  # (M, K)
-        one_stage = cute.slice_(x_layout(cfg), (None, None, 0))
-        op = cpasync.CopyBulkTensorTileG2SOp()
-        copy = cpasync.make_tiled_tma_atom(op, tensor, one_stage, (cfg.columns, cfg.stage_k))
         units = cute.ceil_div(arguments.weight.rows, cfg.rows)
         shares = deal(units, arguments.weight.k_tiles // cfg.stage_tiles, arguments.ctas)
-        self.kernel(TmaCopy(copy[0], copy[1]), x.rows, shares, arguments._replace(x=None, ctas=None)).launch(
+        # what only the host uses does not become a parameter of the kernel
+        passed = arguments._replace(x=x._replace(data=None, row_stride=None), k=None, ctas=None)
+        self.kernel(self.x.describe(x, arguments.k), shares, passed).launch(
             grid=(arguments.ctas, 1, 1),
             block=(cfg.threads, 1, 1),
             min_blocks_per_mp=cfg.ctas_per_sm,
@@ -110,13 +90,13 @@ class Stream:
         )
 
     @cute.kernel
-    def kernel(self, x: TmaCopy, x_rows: Int32, shares: Shares, arguments: StreamArguments):
+    def kernel(self, x: TmaCopy, shares: Shares, arguments: StreamArguments):
         cfg = self.config
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         memory = self.allocate()
-        sums = Sums(cfg, arguments, shares, cta, x_rows, memory.sums, thread)
+        sums = Sums(cfg, arguments, shares, cta, memory.sums, thread)
         if warp == cfg.warps:
             with cute.arch.elect_one():
                 for stage in cutlass.range_constexpr(cfg.ring_stages):
@@ -137,14 +117,13 @@ class Stream:
 
     def allocate(self) -> Memory:
         cfg, smem = self.config, SmemAllocator()
-        layout = x_layout(cfg)
-        sX = smem.allocate_tensor(TYPES[cfg.dtype], layout.outer, byte_alignment=1024, swizzle=layout.inner)
+        x = self.x.allocate(smem)
         weight_bytes = cfg.ring_stages * cfg.stage_tiles * cfg.tile_bytes
         weights = smem.allocate_array(cutlass.Uint8, weight_bytes, byte_alignment=128)
         sums = smem.allocate_array(cutlass.Uint8, cfg.sums_bytes, byte_alignment=128)
         barriers = smem.allocate_array(Int64, 2 * cfg.ring_stages).toint()
         full, empty = barriers, barriers + 8 * cfg.ring_stages
-        return Memory(sX, sX.iterator.toint(), weights.toint(), sums.toint(), full, empty)
+        return Memory(x, weights.toint(), sums.toint(), full, empty)
 
     def advance(self, at: Position, count: int) -> Position:
         """``count`` stages further; they divide the ring."""
@@ -157,10 +136,7 @@ class Stream:
     def load(self, x: TmaCopy, arguments: StreamArguments, memory: Memory, shares: Shares, cta: Int32):
         """The loop of the loading warp."""
         cfg = self.config
-        gX = cute.local_tile(x.tensor, (cfg.columns, cfg.stage_k), (0, None))  # (columns, stage_k, REST_K)
-        tXsX, tXgX = cpasync.tma_partition(
-            x.atom, 0, cute.make_layout(1), cute.group_modes(memory.sX, 0, 2), cute.group_modes(gX, 0, 2)
-        )  # ((atom, rest), STAGE), ((atom, rest), REST_K)
+        stages = self.x.stages(x, arguments.x, memory.x)
         at, cursor, end = Position(Int32(0), Int32(0)), Int32(0), shares.steps(cta)
         while cursor < end:
             segment = shares.segment(cta, cursor)
@@ -171,8 +147,7 @@ class Stream:
                 with cute.arch.elect_one():
                     mbarrier.expect_bytes(full, Int32(cfg.stage_bytes))
                     self.copy_weights(source, k, memory.weights + at.stage * (cfg.stage_tiles * cfg.tile_bytes), full)
-                pointer = cute.make_ptr(Int64, full, cute.AddressSpace.smem, assumed_align=8)
-                cute.copy(x.atom, tXgX[None, k], tXsX[None, at.stage], tma_bar_ptr=pointer)
+                self.x.copy(stages, k, at.stage, full)
                 at = self.advance(at, 1)
             cursor = cursor + segment.count
 
@@ -223,9 +198,6 @@ class Stream:
         codes_at = weights + place.m * (cfg.warp_slabs * SLAB_CODE_BYTES) + lane * LANE_BYTES
         scales_at = weights + cfg.slabs * SLAB_CODE_BYTES + place.m * (cfg.warp_slabs * SLAB_SCALE_BYTES)
         scales_at = scales_at + div(lane, 4) * ROW_SCALE_BYTES
-        # the address of a row in a swizzled tile of x: chunk c of row r lies at chunk c ^ r
-        row = mod(lane, 8)
-        x_at = memory.x + stage * (cfg.stage_tiles * cfg.x_bytes) + row * X_ROW_BYTES + (div(lane, 8) ^ row) * 16
         tiles, slabs = range(cfg.stage_tiles), range(cfg.warp_slabs)
         codes = [
             [load_shared(codes_at + t * cfg.tile_bytes + s * SLAB_CODE_BYTES, LANE_BYTES) for s in slabs] for t in tiles
@@ -234,7 +206,7 @@ class Stream:
             [load_shared(scales_at + t * cfg.tile_bytes + s * SLAB_SCALE_BYTES, ROW_SCALE_BYTES) for s in slabs]
             for t in tiles
         ]
-        x = [self.load_x(x_at + t * cfg.x_bytes) for t in tiles]
+        x = self.x.load(memory.x, stage, lane)
         cute.arch.sync_warp()
         with cute.arch.elect_one():
             mbarrier.arrive(memory.empty + 8 * stage)
@@ -246,13 +218,3 @@ class Stream:
                         c = [acc[i, n, s] for i in range(4)]
                         for i, value in enumerate(mma_m16n8k16(a, b, c, cfg.dtype)):
                             acc[i, n, s] = value
-
-    def load_x(self, address: Int32) -> list[list[list]]:
-        """Operand B of each step, for each eight rows of x."""
-        steps: list[list[list]] = [[] for _ in range(STEPS)]
-        for n in range(self.config.columns // MMA_COLUMNS):
-            for pair in range(STEPS // 2):
-                found = load_matrices((address + n * (MMA_COLUMNS * X_ROW_BYTES)) ^ (pair * 64))
-                steps[2 * pair].append(found[:2])
-                steps[2 * pair + 1].append(found[2:])
-        return steps

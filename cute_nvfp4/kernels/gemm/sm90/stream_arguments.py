@@ -23,9 +23,11 @@ class PackedWeight(NamedTuple):
 
 
 class FewRows(NamedTuple):
-    """x: (rows, K) numbers; ``row_stride`` in elements, a multiple of eight."""
+    """x: (rows, K) numbers, or NVFP4: bytes and their blocked scales. ``row_stride`` in numbers or bytes, a multiple of
+    sixteen bytes."""
 
-    data: Pointer = Pointer(lambda c: OUT_DTYPES[c.dtype], 16)
+    data: Pointer = Pointer(lambda c: "Uint8" if c.quantized_x else OUT_DTYPES[c.dtype], 16)
+    scale: Pointer | None = PerConfig(lambda c: Pointer("Uint8", 16) if c.quantized_x else None)
     rows: Scalar = INT32
     row_stride: Scalar = INT64
 

@@ -16,6 +16,8 @@ SLAB_CODE_BYTES, SLAB_SCALE_BYTES = CODE_BYTES // SLABS, SCALE_BYTES // SLABS
 RESERVED_SHARED = 2048
 """Bytes of shared memory that the system keeps for each CTA, and that alignment may cost."""
 MAX_STAGES = 32
+X_SCALE_BYTES = 16
+"""Of a row of x in an atom of its scales; four of them are those of a tile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +27,8 @@ class StreamConfig:
     dtype: of x, and what weights are decoded to. columns: the most rows of x (8, 16, 32). slabs: of 16 rows of the
     weight in a unit, what a CTA has at a time (1, 2, 4, 8). warps_m, warps_k: the warps that multiply divide a unit's
     slabs, and take stages in turn. stage_tiles: packed tiles along K in a stage. stages: 0 for as many as fit.
-    factors: device scalars that multiply alpha. vector: whether four neighbours of a row of the output can be stored at
-    once.
+    quantized_x: whether x is NVFP4. factors: device scalars that multiply alpha. vector: whether four neighbours of a
+    row of the output can be stored at once.
     """
 
     dtype: str = "bfloat16"
@@ -38,6 +40,7 @@ class StreamConfig:
     stage_tiles: int = 1
     stages: int = 0
     ctas_per_sm: int = 1
+    quantized_x: bool = False
     factors: int = 0
     vector: bool = True
     arch: Architecture = ARCHITECTURES["sm_90a"]
@@ -73,7 +76,7 @@ class StreamConfig:
     @property
     def x_bytes(self) -> int:
         """Of a tile's columns of x."""
-        return self.columns * TILE_K * 2
+        return self.columns * (TILE_K // 2 + X_SCALE_BYTES if self.quantized_x else TILE_K * 2)
 
     @property
     def stage_bytes(self) -> int:
@@ -104,6 +107,8 @@ def can_implement(c: StreamConfig) -> str:
         return explain("columns", got=c.columns, expected="8, 16 or 32")
     if c.slabs not in (1, 2, 4, 8) or c.slabs % c.warps_m:
         return explain("slabs, warps_m", got=(c.slabs, c.warps_m), expected="1, 2, 4 or 8, and a divisor of them")
+    if c.quantized_x and c.dtype != "float16":
+        return explain("dtype of NVFP4 times packed weights", got=c.dtype, expected="float16")
     if not 1 <= c.warps <= 16:
         return explain("warps_m · warps_k", got=c.warps, expected="at most 16")
     if c.ring_stages < 2:

@@ -36,7 +36,6 @@ class Sums:
     arguments: StreamArguments
     shares: Shares
     cta: Int32
-    x_rows: Int32
     shared: Int32
     thread: Int32
 
@@ -47,7 +46,7 @@ class Sums:
     @property
     def quads(self) -> Int32:
         """Fours of rows in the columns that exist."""
-        return self.x_rows * (self.config.rows // FLOATS)
+        return self.arguments.x.rows * (self.config.rows // FLOATS)
 
     def put(self, acc: cute.Tensor, place: Any) -> None:
         """Writes a warp's accumulators (REGISTER, MMA_COLUMNS of x, SLAB) to shared memory."""
