@@ -77,7 +77,7 @@ MUTANTS = (
     ("the mask of the codes", at("", constant(0x81C081C0, 0x81808180)), "wrong"),
     ("the chunk of x not swizzled", at("xor.b32", number(2, 64, 32)), "wrong"),
     ("flags not waited for", at("ld.acquire.gpu", instead("mov.b32 {0}, 1;")), "Race"),
-    ("sums read before they are written", at("bar.sync", drop(), slice(2, 3)), "Race"),
+    ("sums read before they are written", at("bar.sync", drop(), slice(3, 4)), "Race"),
     ("stages not waited for", at("mbarrier.try_wait", instead("setp.eq.b32 {0}, 0, 0;"), LAST), "Race"),
 )
 

@@ -9,6 +9,8 @@ from ....target import ARCHITECTURES, Architecture
 from ....weight_layout import CODE_BYTES, SCALE_BYTES, SLAB_ROWS, SLABS, TILE_K
 
 WARP = 32
+LOADING_WARPS = 2
+"""One for weights, one for x."""
 MMA_COLUMNS = 8
 """Rows of x of one MMA."""
 SLAB_CODE_BYTES, SLAB_SCALE_BYTES = CODE_BYTES // SLABS, SCALE_BYTES // SLABS
@@ -61,8 +63,8 @@ class StreamConfig:
 
     @property
     def threads(self) -> int:
-        """Those of the warps that multiply, and of one that loads."""
-        return WARP * (self.warps + 1)
+        """Those of the warps that load, which come first, and of those that multiply."""
+        return WARP * (LOADING_WARPS + self.warps)
 
     @property
     def stage_k(self) -> int:
