@@ -14,6 +14,7 @@ from ..kernels.gemm.config import GemmConfig
 from ..kernels.gemm.limits import can_implement
 from ..operand import BlockScaledTensor, span_bytes
 from ..planning.gemm import GemmProblem, Plan
+from ..prepared_weight import PreparedWeight
 from ..reference import gemm_reference
 from ..runtime.apart import Apart, near
 from ..runtime.backend import Backend, resolve
@@ -39,6 +40,7 @@ from .dispatch import by_operator, written_to
 from .gemm_launch import GemmCall, output_record
 from .library import products as operators
 from .operands import check_operands, check_signs, operand_record
+from .packed_gemm import packed_gemm
 
 
 def gemm(
@@ -77,6 +79,8 @@ def gemm(
             cannot be.
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
+    if isinstance(b, PreparedWeight):
+        return packed_gemm(a, b, alpha, bias, out, out_dtype, config, backend)
     if by_operator((a, b), alpha, bias, out):
         return operators.gemm(a, b, alpha, bias, out, out_dtype, config, backend)
     result = planned(a, b, alpha, bias, out, out_dtype, config, backend)(a, b, alpha, bias, out)

@@ -47,9 +47,8 @@ class ListCall:
     ) -> None:
         self._device = device = outs[0].device
         strides = [] if alpha is None else [int(alpha.shape[0] > 1)]
-        # which of a and b have global scales in any group
-        self._scaled = tuple(any(pair[side].global_scale is not None for pair in pairs) for side in (0, 1))
-        strides += [1] * sum(self._scaled)
+        self._scales = arrangements(pairs)
+        strides += [int(found != "one") for found in self._scales if found != "none"]
         problem = GroupedProblem(
             sizes=tuple((a.rows, b.rows, a.k) for a, b in pairs),
             a_format=pairs[0][0].format.name,
@@ -81,9 +80,12 @@ class ListCall:
         alpha: torch.Tensor | None,
     ) -> None:
         factors = [] if alpha is None else [alpha]
-        for side in (0, 1):
-            if self._scaled[side]:
+        for side, arranged in enumerate(self._scales):
+            if arranged == "apart":
                 factors.append(_gathered([pair[side].global_scale for pair in pairs], self._device))
+            elif arranged != "none":
+                # read where they are, from the first one's address on
+                factors.append(pairs[0][side].global_scale)
         places = [
             (*addresses(b.data, b.scale, a.data, a.scale), out.data_ptr())
             if self._swap
@@ -105,6 +107,25 @@ class ListCall:
         maps = torch.empty((len(rows) * len(MAPS) + 1) * words, dtype=torch.int64, device=self._device)
         # the host's allocator aligns less than a GPU's does
         return _table(rows, self._device), maps[-maps.data_ptr() // 8 % words :]
+
+
+def arrangements(pairs: Sequence[tuple[Any, Any]]) -> tuple[str, str]:
+    """How the kernel finds the global scales of all a, and of all b: "none", "one" that all groups share, "row" (one
+    after the other in memory, as elements of one tensor are), or "apart": they are gathered first. Groups without rows
+    have none."""
+    live = [pair for pair in pairs if pair[0] is not None and pair[1] is not None]
+    return _arranged([a.global_scale for a, _ in live]), _arranged([b.global_scale for _, b in live])
+
+
+def _arranged(scales: list[torch.Tensor | None]) -> str:
+    if not any(x is not None for x in scales):
+        return "none"
+    if any(x is None for x in scales):
+        return "apart"
+    places = addresses(*scales)
+    if places.count(places[0]) == len(places):
+        return "one"
+    return "row" if places == tuple(range(places[0], places[0] + 4 * len(places), 4)) else "apart"
 
 
 def _gathered(scales: list[torch.Tensor | None], device: torch.device) -> torch.Tensor:

@@ -73,6 +73,8 @@ QUANTIZED = nv.quantize(X, global_scale=0.5, backend="reference")
 SCALE, GAIN, BOTH = QUANTIZED.global_scale, torch.ones(K), torch.randn(16, 2 * K)
 VECTOR, MATRIX, SQUARE = torch.empty(16), torch.empty(16, 24), torch.empty(16, 128)
 OUTS = [torch.empty(3, 8), torch.empty(5, 8)]
+OUTS_OF_ONE = [torch.empty(0, 8), OUTS[1]]
+FACTORS, ALPHAS = torch.tensor([0.5, 2.0]).unbind(), torch.ones(2)
 DEALT, STATUS = torch.empty(6, 8), torch.zeros(1, dtype=torch.int32)
 
 WITH_OUT: dict[str, Callable[[], object]] = {
@@ -80,6 +82,11 @@ WITH_OUT: dict[str, Callable[[], object]] = {
     "gemm": lambda: nv.gemm(A, B, out=MATRIX, alpha=ALPHA),
     "gated_gemm": lambda: nv.gated_gemm(PLAIN, WIDE, WIDE, out=SQUARE),
     "grouped_gemm": lambda: nv.grouped_gemm(GROUPS, out=OUTS),
+    "grouped_gemm, one scale for all": lambda: nv.grouped_gemm(with_scales(FACTORS[0], FACTORS[0]), out=OUTS),
+    "grouped_gemm, scales in a row": lambda: nv.grouped_gemm(with_scales(*FACTORS), alpha=ALPHAS, out=OUTS),
+    "grouped_gemm, one group of two": lambda: nv.grouped_gemm(
+        [(None, GROUPS[0][1]), GROUPS[1]], alpha=1.0, out=OUTS_OF_ONE
+    ),
     "grouped_gemm_contiguous": lambda: nv.grouped_gemm_contiguous(ROWS, STACK, out=DEALT, status=STATUS),
     "quantize, scale given": lambda: nv.quantize(X, global_scale=QUANTIZED.global_scale, out=QUANTIZED),
     "quantize, scale computed": lambda: nv.quantize(X, out=QUANTIZED),
@@ -90,6 +97,10 @@ WITH_OUT: dict[str, Callable[[], object]] = {
     "silu_mul_quantize": lambda: nv.silu_mul_quantize(X, OTHER, global_scale=SCALE, out=QUANTIZED),
     "silu_mul_quantize, one tensor": lambda: nv.silu_mul_quantize(BOTH, global_scale=SCALE, out=QUANTIZED),
 }
+
+
+def with_scales(*scales: torch.Tensor) -> list[tuple[BlockScaledTensor, BlockScaledTensor]]:
+    return [(BlockScaledTensor(a.data, a.scale, scale), b) for (a, b), scale in zip(GROUPS, scales)]
 
 
 @pytest.mark.parametrize("name", WITH_OUT)

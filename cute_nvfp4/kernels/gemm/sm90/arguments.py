@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from ....runtime.signature import INT32, INT64, VARYING_FLOAT32, PerConfig, Pointer, Scalar
 from ..arguments import PartialSums
+from .config import OUT_BYTES
 
 _DTYPES = {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32"}
 
@@ -31,17 +32,24 @@ class Activations(NamedTuple):
 class Result(NamedTuple):
     """out: (L, rows of x, rows of the weight), the last contiguous, strides in elements."""
 
-    pointer: Pointer = Pointer(lambda c: _DTYPES[c.out], 16)
+    pointer: Pointer = Pointer(lambda c: _DTYPES[c.out], lambda c: 16 if c.vector else OUT_BYTES[c.out])
     row_stride: Scalar = INT64
     batch_stride: Scalar = INT64
 
 
+class Bias(NamedTuple):
+    """A number for each row of the weight."""
+
+    pointer: Pointer = Pointer(lambda c: _DTYPES[c.bias], lambda c: OUT_BYTES[c.bias])
+
+
 class WgmmaArguments(NamedTuple):
-    """out = alpha · x · weightᵀ. factors: device scalars that multiply alpha. batch: L. workers: CTAs."""
+    """out = alpha · x · weightᵀ + bias. factors: device scalars that multiply alpha. batch: L. workers: CTAs."""
 
     weight: Weight = Weight()
     x: Activations = Activations()
     out: Result = Result()
+    bias: Bias | None = PerConfig(lambda c: Bias() if c.bias else None)
     alpha: Scalar = VARYING_FLOAT32
     factors: tuple[Pointer, ...] = PerConfig(lambda c: (Pointer("Float32", 4),) * c.factors)
     partials: PartialSums | None = PerConfig(lambda c: PartialSums() if c.scheduler == "stream_k" else None)

@@ -85,6 +85,8 @@ def advance(config: WgmmaConfig, at: Position) -> Position:
 class WgmmaGemm:
     """The host function and the kernel of one :class:`WgmmaConfig`."""
 
+    epilogue_type = Epilogue
+
     def __init__(self, config: WgmmaConfig) -> None:
         self.config = config
 
@@ -155,7 +157,7 @@ class WgmmaGemm:
         layout = x_layout(cfg)
         sX = smem.allocate_tensor(TYPES[cfg.dtype], layout.outer, byte_alignment=1024, swizzle=layout.inner)
         weights = smem.allocate_array(cutlass.Uint8, cfg.ring_stages * cfg.weight_bytes, byte_alignment=128)
-        epilogue = smem.allocate_array(cutlass.Uint8, cfg.epilogue_bytes, byte_alignment=128)
+        epilogue = smem.allocate_array(cutlass.Uint8, max(cfg.epilogue_bytes, 16), byte_alignment=128)
         barriers = smem.allocate_array(Int64, 2 * cfg.ring_stages).toint()
         return Memory(weights.toint(), sX, Pipeline(barriers, barriers + 8 * cfg.ring_stages), epilogue.toint())
 
@@ -229,7 +231,7 @@ class WgmmaGemm:
         lane, warp = thread % 32, (thread % WARPGROUP) // 32
         # where this warp's slab is: in which packed tile of the CTA's rows, and which of its slabs
         row_tile, slab = group // 2, (group % 2) * 4 + warp
-        epilogue = Epilogue(cfg, arguments, x_rows, memory.epilogue, scheduler, group, thread % WARPGROUP)
+        epilogue = self.epilogue_type(cfg, arguments, x_rows, memory.epilogue, scheduler, group, thread % WARPGROUP)
         at = Position(Int32(0), Int32(0))
         cursor, end = scheduler.range()
         while cursor < end:
@@ -287,4 +289,4 @@ class WgmmaGemm:
         else:
             # x went to every CTA of the cluster: each waits for all
             if thread % 32 < self.config.cluster_rows:
-                mbarrier.arrive_at(ring.empty + 8 * stage, thread % 32)
+                mbarrier.arrive_after_reads(ring.empty + 8 * stage, thread % 32)
