@@ -27,6 +27,7 @@ CASES = (
     Case(16, 41, 512, 9, tiling={"slabs": 1, "warps_m": 1, "warps_k": 4, "stages": 8}),
     Case(32, 384, 256, 4, tiling={"warps_m": 8, "warps_k": 2, "stages": 4}),
     Case(2, 128, 256, 4, tiling={"stages": 2}),
+    Case(3, 130, 256, 3, "float16", "float16", tiling={"stages": 4}, padded=True),
     # NVFP4 times NVFP4
     Case(5, 128, 512, 3, "float16", tiling={**HALF, "warps_m": 1, "quantized_x": True}),
     Case(16, 100, 256, 2, "float16", tiling={"stage_tiles": 2, "stages": 4, "quantized_x": True}),
