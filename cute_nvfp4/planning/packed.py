@@ -12,7 +12,7 @@ from ..kernels.gemm.sm90.config import can_implement as can_wgmma
 from ..kernels.gemm.sm90.stream_config import StreamConfig
 from ..kernels.gemm.sm90.stream_config import can_implement as can_stream
 from ..target import Architecture
-from ..weight_layout import TILE_K
+from ..weight_layout import TILE_K, tiles
 
 STREAM_ROWS = 16
 """Rows of x up to which weights are streamed: more are faster on WGMMA."""
@@ -150,16 +150,20 @@ def _streams(p: PackedProblem) -> bool:
 
 
 def _streamed(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
-    """Half a row tile a CTA, and whole ones only where that keeps most multiprocessors busy: sums that meet in global
-    memory cost more than a few that idle, because memory is the limit."""
-    config = StreamConfig(
-        arch=arch, slabs=4, warps_m=2, warps_k=4, stage_tiles=STAGE_TILES, **_decided(p, streams=True)
-    )
-    units = -(-p.n // config.rows)
-    each = -(-units // sm_count)
-    if units >= each * sm_count * LEAST_BUSY:
-        return PackedPlan(config, -(-units // each))
-    return PackedPlan(config, min(sm_count, units * -(-p.k // config.stage_k)))
+    """The tallest units of which every CTA has whole ones while few multiprocessors idle: sums that meet in global
+    memory take longer, for memory is the limit. Units are cut where there are none such."""
+    k_tiles = tiles(p.n, p.k)[1]
+    long_stage = 4 if k_tiles % 4 == 0 else STAGE_TILES
+    half = {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": STAGE_TILES, "stages": 16}
+    quarter = {"slabs": 2, "warps_m": 2, "warps_k": 4, "stage_tiles": long_stage, "stages": 64 // long_stage}
+    for tiling in (half, quarter):
+        config = StreamConfig(arch=arch, **tiling, **_decided(p, streams=True))
+        units = -(-p.n // config.rows)
+        each = -(-units // sm_count)
+        if units >= each * sm_count * LEAST_BUSY:
+            return PackedPlan(config, -(-units // each))
+    config = StreamConfig(arch=arch, **half, **_decided(p, streams=True))
+    return PackedPlan(config, min(sm_count, -(-p.n // config.rows) * (k_tiles // config.stage_tiles)))
 
 
 def _decided(p: PackedProblem, streams: bool) -> dict[str, Any]:
