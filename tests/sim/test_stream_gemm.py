@@ -11,7 +11,9 @@ from cute_nvfp4 import simulating
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
 from cute_nvfp4.ops.streamed import KERNEL
+from cute_nvfp4.planning.packed import PackedProblem, choose
 from cute_nvfp4.sim import adversarial
+from cute_nvfp4.target import ARCHITECTURES
 
 pytestmark = [pytest.mark.kernels]
 
@@ -70,6 +72,22 @@ def test_limits_are_named() -> None:
     for tiling, message in (({"columns": 24}, "columns"), ({"slabs": 2}, "divisor"), ({"warps_k": 8}, "at most 16")):
         with pytest.raises(OperandError, match=message):
             KERNEL.build(StreamConfig(**tiling))
+
+
+@pytest.mark.parametrize(
+    "n, k, quantized, expected",
+    [
+        (8192, 8192, False, (4, 128)),
+        (28672, 8192, False, (4, 112)),
+        (4096, 14336, True, (2, 128)),
+        (1024, 8192, False, (4, 132)),  # cut: too few units of either height
+        (4096, 192, True, None),  # no scales of x for the last tile of the packed weight
+    ],
+)
+def test_units_are_whole_where_they_can_be(n, k, quantized, expected) -> None:
+    dtype = "float16" if quantized else "bfloat16"
+    plan = choose(PackedProblem(m=4, n=n, k=k, dtype=dtype, quantized=quantized), ARCHITECTURES["sm_90a"], 132)
+    assert ((plan.config.slabs, plan.workers) if plan.streams else None) == expected
 
 
 MUTANTS = (
