@@ -1,4 +1,5 @@
-"""Which kernel of sm_90a multiplies a packed weight: the streaming one for few rows of x, WGMMA for more."""
+"""Which kernel multiplies a packed weight: the streaming one for few rows of x (sm_90a, sm_120a), WGMMA for more
+(sm_90a)."""
 
 from __future__ import annotations
 
@@ -104,7 +105,8 @@ def _refused(p: PackedProblem, plan: PackedPlan) -> str:
 
 
 def _chosen(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
-    if _streams(p):
+    # sm_120a has the streaming kernel alone: what it cannot run is refused
+    if _streams(p) or arch.generation == "sm120":
         return _streamed(p, arch, sm_count)
     plans = [
         plan
@@ -154,7 +156,9 @@ def _streamed(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan
     memory take longer, for memory is the limit. Units are cut where there are none such."""
     k_tiles = tiles(p.n, p.k)[1]
     long_stage = 4 if k_tiles % 4 == 0 else STAGE_TILES
-    half = {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": STAGE_TILES, "stages": 16}
+    # eight warps along K need eight stages, and as many sums, in shared memory
+    warps_k = 8 if arch.generation == "sm90" else 4
+    half = {"slabs": 4, "warps_m": 8 // warps_k, "warps_k": warps_k, "stage_tiles": STAGE_TILES, "stages": 16}
     quarter = {"slabs": 2, "warps_m": 2, "warps_k": 4, "stage_tiles": long_stage, "stages": 64 // long_stage}
     for tiling in (half, quarter):
         config = StreamConfig(arch=arch, **tiling, **_decided(p, streams=True))
@@ -170,5 +174,7 @@ def _decided(p: PackedProblem, streams: bool) -> dict[str, Any]:
     """The fields of a configuration that the problem decides."""
     found = {"dtype": p.dtype, "out": p.out, "factors": p.factors}
     if streams:
-        return found | {"columns": 8 if p.m <= 8 else 16, "quantized_x": p.quantized, "vector": p.vector}
+        # rows that are aligned may still end within a vector: a single one, or those of a slice
+        vector = p.vector and p.n % 4 == 0
+        return found | {"columns": 8 if p.m <= 8 else 16, "quantized_x": p.quantized, "vector": vector}
     return found | {"vector": p.vector and p.out != "float32", "bias": p.bias}

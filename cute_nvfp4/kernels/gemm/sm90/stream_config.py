@@ -28,7 +28,8 @@ class StreamConfig:
 
     dtype: of x, and what weights are decoded to. columns: the most rows of x (8, 16, 32). slabs: of 16 rows of the
     weight in a unit, what a CTA has at a time (1, 2, 4, 8). warps_m, warps_k: the warps that multiply divide a unit's
-    slabs, and take stages in turn. stage_tiles: packed tiles along K in a stage. stages: 0 for as many as fit.
+    slabs, and take stages in turn. stage_tiles: packed tiles along K in a stage. stages: the most there may be,
+    0 for as many as fit.
     quantized_x: whether x is NVFP4. factors: device scalars that multiply alpha. vector: whether four neighbours of a
     row of the output can be stored at once.
     """
@@ -97,14 +98,15 @@ class StreamConfig:
     def ring_stages(self) -> int:
         """Stages in shared memory, as many for each of ``warps_k``."""
         room = self.arch.shared_bytes // self.ctas_per_sm - RESERVED_SHARED - self.sums_bytes
-        found = self.stages or min(room // (self.stage_bytes + 16), MAX_STAGES)
+        found = min(room // (self.stage_bytes + 16), self.stages or MAX_STAGES)
         return found // self.warps_k * self.warps_k
 
 
 def can_implement(c: StreamConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
-    if c.arch.capability != (9, 0):
-        return explain("architecture of the streaming kernel", got=c.arch.name, expected="sm_90a")
+    # bulk copies, mbarriers and mma.sync of 16-bit numbers; sm_100a would do too, and is not tested
+    if c.arch.generation not in ("sm90", "sm120"):
+        return explain("architecture of the streaming kernel", got=c.arch.name, expected="sm_90a, sm_120a or sm_121a")
     if c.columns not in (8, 16, 32):
         return explain("columns", got=c.columns, expected="8, 16 or 32")
     if c.slabs not in (1, 2, 4, 8) or c.slabs % c.warps_m:
