@@ -21,6 +21,9 @@ Why so:
   subnormals. Only the fp32 sum over blocks rounds.
 * ``warps_k`` warps share the rows of a tile along K, so that short problems fill the machine; their sums meet
   in shared memory at the end, always in the same order: results repeat bit for bit.
+* So do the CTAs of a cluster, where the tiles do not divide evenly by multiprocessors: 448 tiles on 132 leave some with
+  four and most with three, but on 66 pairs with seven or six halves each. The first CTA of a cluster gets the sums of
+  the others by distributed shared memory.
 """
 
 from __future__ import annotations
@@ -30,11 +33,13 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from ...ptx.async_copy import commit_group, wait_group
+from ...ptx.cluster import remote_address, store_remote
 from ...ptx.memory import load_shared, store_shared
+from ...ptx.move import f32_bits, f32_from_bits
 from ...ptx.warp import sum_lanes
 from ..arith import ceil_div, div, mod
 from .arguments import GemvArguments
@@ -63,7 +68,7 @@ from .scales import SCALE_SHIFT, load_b_block, scale_products, shifted_scale
 
 
 class TileShare(NamedTuple):
-    """Tiles of a CTA: ``each``, and one more for the first ``rest`` CTAs."""
+    """Tiles of a cluster: ``each``, and one more for the first ``rest`` clusters."""
 
     each: Int32
     rest: Int32
@@ -109,12 +114,13 @@ class Gemv:
     def __call__(self, arguments: GemvArguments, stream: CUstream):
         """Launches ``arguments.ctas`` CTAs for each matrix, which divide its tiles evenly: at most ``tiles`` each."""
         cfg = self.config
-        total_tiles = count_tiles(arguments.m, cutlass.min)
-        share = TileShare(total_tiles // arguments.ctas, total_tiles % arguments.ctas)
+        total_tiles, clusters = count_tiles(arguments.m, cutlass.min), arguments.ctas // cfg.cluster
+        share = TileShare(total_tiles // clusters, total_tiles % clusters)
         # what only the host uses does not become a parameter of the kernel
         self.kernel(arguments._replace(batch=None, ctas=share)).launch(
             grid=(arguments.ctas, arguments.batch, 1),
             block=(cfg.threads, 1, 1),
+            cluster=(cfg.cluster, 1, 1) if cfg.cluster > 1 else None,
             stream=stream,
             min_blocks_per_mp=cfg.min_blocks,
             # nothing lives in L1: all of it can be shared memory (and the DSL need not ask a device what it has)
@@ -139,19 +145,34 @@ class Gemv:
         sums = smem.allocate_tensor(Float32, sums_layout, byte_alignment=16)
         stages = self.loader.allocate(smem, warp, lane)
 
-        # tiles of this CTA, and of this warp: first + warp_m, + warps_m, …
-        tiles = Span(cta * share.each + cutlass.min(cta, share.rest), share.each + Int32(cta < share.rest))
+        # tiles of this cluster, and of this warp: first + warp_m, + warps_m, …
+        group, rank = div(cta, cfg.cluster), mod(cta, cfg.cluster)
+        tiles = Span(group * share.each + cutlass.min(group, share.rest), share.each + Int32(group < share.rest))
         a, b = matrix_a(cfg, arguments, batch), vector_b(arguments, batch)
-        slices = ceil_div(k, SLICE_K)
-        work = Work(a, b, Sizes(m, k), shared_b, stages, sums, thread, tiles, Span(Int32(0), slices))
+        slices = Span(Int32(0), ceil_div(k, SLICE_K))
+        remote = None
+        if cutlass.const_expr(cfg.cluster > 1):
+            cute.arch.cluster_arrive_relaxed()  # all CTAs run before any sends its sums
+            remote = smem.allocate_array(Float32, cfg.tiles * TILE_ROWS * (cfg.cluster - 1), byte_alignment=16).toint()
+            each = ceil_div(slices.count, cfg.cluster)
+            slices = Span(rank * each, cutlass.min(each, slices.count - rank * each))
+        work = Work(a, b, Sizes(m, k), shared_b, stages, sums, thread, tiles, slices)
         if cutlass.const_expr(cfg.chunked):
-            for first_slice in cutlass.range(0, slices, cfg.capacity_slices, unroll=1):
-                chunk = Span(first_slice, cutlass.min(slices - first_slice, cfg.capacity_slices))
-                self.add_chunk(work._replace(slices=chunk))
+            end = slices.first + slices.count
+            for first_slice in cutlass.range(slices.first, end, cfg.capacity_slices, unroll=1):
+                chunk = Span(first_slice, cutlass.min(end - first_slice, cfg.capacity_slices))
+                self.add_chunk(work._replace(slices=chunk), first_slice > slices.first)
         else:
-            self.add_chunk(work)
+            self.add_chunk(work, None)
         cute.arch.sync_threads()
-        self.store(arguments, sums, tiles, index, batch)
+        if cutlass.const_expr(cfg.cluster > 1):
+            cute.arch.cluster_wait()
+            if rank > 0:
+                self.send(sums, remote, tiles, index, rank)
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+        if rank == 0:
+            self.store(arguments, sums, remote, tiles, index, batch)
 
     def allocate_b(self, smem: SmemAllocator) -> SharedB:
         """Shared memory for a chunk of b: its values, the engine's constants, its scales."""
@@ -163,8 +184,11 @@ class Gemv:
         return SharedB(values.toint(), constants.toint(), scales, scales.iterator.toint())
 
     @cute.jit
-    def add_chunk(self, work: Work):
-        """Adds the products over one chunk of K, as much of b as shared memory holds, to ``work.sums``."""
+    def add_chunk(self, work: Work, later: Boolean | None):
+        """Adds the products over one chunk of K, as much of b as shared memory holds, to ``work.sums``.
+
+        later: whether another chunk came before it, if there are several.
+        """
         cfg = self.config
         if cutlass.const_expr(cfg.chunked):
             cute.arch.sync_threads()  # the chunk before this one has been used: its b, and the stages of the warps
@@ -174,7 +198,7 @@ class Gemv:
         steps = ceil_div(work.slices.count - work.thread.warp_k, cfg.warps_k)
         warp_tiles = cute.ceil_div(cutlass.max(work.tiles.count - work.thread.warp_m, 0), cfg.warps_m)
         cursor = self.prologue(work, tile, steps, steps * warp_tiles)
-        self.mainloop(work, cursor, quad_lane, steps, steps * warp_tiles)
+        self.mainloop(work, cursor, quad_lane, steps, steps * warp_tiles, later)
 
     @cute.jit
     def prologue(self, work: Work, tile: Int32, steps: Int32, total: Int32):
@@ -207,7 +231,9 @@ class Gemv:
         return cursor
 
     @cute.jit
-    def mainloop(self, work: Work, cursor: Cursor, quad_lane: Int32, steps: Int32, total: Int32):
+    def mainloop(
+        self, work: Work, cursor: Cursor, quad_lane: Int32, steps: Int32, total: Int32, later: Boolean | None
+    ):
         """Walks the warp's slices of the chunk, for one tile after the other, and stores the sums of each tile."""
         cfg, thread = self.config, work.thread
         ahead, unroll = self.loader.ahead, self.loader.unroll
@@ -241,7 +267,7 @@ class Gemv:
                             cursor = self.step(work, cursor, steps)
                     step += 1
                     if step == steps:
-                        self.put_sums(work, sum0, sum1, tile_of_cta)
+                        self.put_sums(work, sum0, sum1, tile_of_cta, later)
                         sum0, sum1, step = Float32(0.0), Float32(0.0), Int32(0)
                         tile_of_cta += cfg.warps_m
 
@@ -255,11 +281,11 @@ class Gemv:
                 store_shared(shared_constants + index * 4, [self.engine.constant(index)])
 
     @cute.jit
-    def put_sums(self, work: Work, sum0: Float32, sum1: Float32, tile_of_cta: Int32):
+    def put_sums(self, work: Work, sum0: Float32, sum1: Float32, tile_of_cta: Int32, later: Boolean | None):
         """Stores a tile's sums over this warp's slices of the chunk, or adds them to those of the chunks before."""
         sums, lane, warp_k = work.sums, work.thread.lane, work.thread.warp_k
         if cutlass.const_expr(self.config.chunked):
-            if work.slices.first > 0:
+            if later:
                 sum0 = sum0 + sums[lane, 0, warp_k, tile_of_cta]
                 sum1 = sum1 + sums[lane, 1, warp_k, tile_of_cta]
         sums[lane, 0, warp_k, tile_of_cta] = sum0
@@ -323,9 +349,35 @@ class Gemv:
             self.engine.stage_block(work.shared_b.values, block, [loaded.words[0, i], loaded.words[1, i]])
             work.shared_b.scales[block] = shifted_scale(loaded.scales[i])
 
+    def total(self, sums: cute.Tensor, output: Int32) -> Float32:
+        """The CTA's sum of a row: of output // 4, four lanes a row, one for each of the quad that summed it."""
+        row_of_tile, tile_of_cta = mod(div(output, QUAD), TILE_ROWS), div(output, TILE_ROWS * QUAD)
+        quad, row_of_lane = mod(row_of_tile, 8), div(row_of_tile, 8)
+        total = Float32(0.0)
+        for w in range(self.config.warps_k):
+            total = total + sums[quad * QUAD + mod(output, QUAD), row_of_lane, w, tile_of_cta]
+        return sum_lanes(total, QUAD)
+
     @cute.jit
-    def store(self, arguments: GemvArguments, sums: cute.Tensor, tiles: Span, thread: Int32, batch: Int32):
-        """Sums over lanes and warps, scales and stores the rows of the CTA's tiles."""
+    def send(self, sums: cute.Tensor, remote: Int32, tiles: Span, thread: Int32, rank: Int32):
+        """Sends the sums of this CTA to ``remote`` of its cluster's first, (TILES * 16, CLUSTER - 1)."""
+        target = remote_address(remote, Int32(0)) + (rank - 1) * (4 * self.config.tiles * TILE_ROWS)
+        for output in cutlass.range(thread, tiles.count * TILE_ROWS * QUAD, self.config.threads, unroll=1):
+            total = self.total(sums, output)
+            if mod(output, QUAD) == 0:
+                store_remote(target + output, f32_bits(total))
+
+    @cute.jit
+    def store(
+        self,
+        arguments: GemvArguments,
+        sums: cute.Tensor,
+        remote: Int32 | None,
+        tiles: Span,
+        thread: Int32,
+        batch: Int32,
+    ):
+        """Sums over lanes, warps and CTAs, scales and stores the rows of the cluster's tiles."""
         cfg = self.config
         factor = arguments.alpha * Float32(SCALE_SHIFT * self.engine.factor)
         if cutlass.const_expr(cfg.a_global):
@@ -334,15 +386,13 @@ class Gemv:
             factor = factor * cute.make_tensor(arguments.b_global, cute.make_layout(1))[0]
         out_layout = cute.make_layout(arguments.m, stride=arguments.c_strides.row)  # (M) of this batch
         out = cute.make_tensor(arguments.c + Int64(batch) * arguments.c_strides.batch, out_layout)
-        # four threads a row, one for each lane of the quad that summed it
         for output in cutlass.range(thread, tiles.count * TILE_ROWS * QUAD, cfg.threads, unroll=1):
             row_of_tile = mod(div(output, QUAD), TILE_ROWS)
             tile_of_cta = div(output, TILE_ROWS * QUAD)
-            quad, row_of_lane = mod(row_of_tile, 8), div(row_of_tile, 8)
-            total = Float32(0.0)
-            for w in cutlass.range_constexpr(cfg.warps_k):
-                total = total + sums[quad * QUAD + mod(output, QUAD), row_of_lane, w, tile_of_cta]
-            total = sum_lanes(total, QUAD)
-            row = tile_row(tiles.first + tile_of_cta, quad, row_of_lane)
+            total = self.total(sums, output)
+            for other in cutlass.range_constexpr(cfg.cluster - 1):
+                word = load_shared(remote + (other * cfg.tiles * TILE_ROWS + div(output, QUAD)) * 4, 4)[0]
+                total = total + f32_from_bits(word)
+            row = tile_row(tiles.first + tile_of_cta, mod(row_of_tile, 8), div(row_of_tile, 8))
             if row < arguments.m and mod(output, QUAD) == 0:
                 out[row] = (total * factor).to(arguments.c.dtype)

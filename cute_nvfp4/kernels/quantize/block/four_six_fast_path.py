@@ -15,8 +15,10 @@ scale)) are cut to binary16 and rounded there. The errors are those of y, in uni
 
 The bounds, with u = 2⁻²⁴. y is x / (global scale · scale) times 1 + ε, with ε ≤ 2 u where the reciprocal is refined
 and no tie is near, else ε ≤ 8 u (three roundings, and 4 u where it is lowered; a tie that goes the other way counts no
-more). The definition rounds (q · scale) · global scale, and the difference. |y| < 7 and |q| ≤ 6, as scales are not
-rounded by more than an eighth. So besides a relative ρ ≤ 24 u for sums and products, and in units of the scale,
+more). The definition rounds (q · scale) · global scale, and the difference. |q| ≤ 6, and |y| < 7, as scales are not
+rounded by more than an eighth, and the largest one is not used if more than 464 is wanted for the 6 (1.5 times that for
+the 4, which is cut off, but still larger than the 6's or the same). So besides a relative ρ ≤ 24 u for sums and
+products, and in units of the scale,
 
 * one |d| is off by less than 7 ε + 6 u, that is 20 u or 62 u; the sum of 16 by 16 times that;
 * the norm √Σ d² is off by less than β = 28 ε + 24 u, that is 80 u or 248 u. With T the larger of t₆ and t₄ their
@@ -46,10 +48,12 @@ from ..config import QuantizeConfig
 from .definition import largest_magnitude, wanted_scale
 from .fast_path import elements, encode_scaled, pack
 from .records import BlockContext, BlockResult, GlobalFactor
-from .scale_table import ODD, UNIT, TableEntry, load_entry
+from .scale_table import LARGEST_WANTED, ODD, UNIT, TableEntry, load_entry
 
 # the part of an error that two errors must be apart, besides the margin of the table
 _PARTS = {"mse": 3 * 2.0**-17, "mae": 2.0**-18, "abs_max": 2.0**-18}
+# wanted scales from this on become E4M3's largest, 448
+_BOTH_LARGEST = 432.0
 
 
 @dataclass(frozen=True)
@@ -104,9 +108,14 @@ def _largest_of_different(d: list[Float32], six: list[Uint32], four: list[Uint32
 
 
 def _compare(
-    config: QuantizeConfig, six: Candidate, four: Candidate, factor: GlobalFactor, minus_one: Uint32
+    config: QuantizeConfig,
+    six: Candidate,
+    four: Candidate,
+    wanted: Float32,
+    factor: GlobalFactor,
+    minus_one: Uint32,
 ) -> tuple[Float32, Boolean]:
-    """(what is positive if 4 is better, whether that is certain)."""
+    """(what is positive if 4 is better, whether that is certain); ``wanted``: the 6's scale before rounding."""
     six_d, four_d = (add_diagonal(c.elements, minus_one, c.products) for c in (six, four))
     if config.choice == "abs_max":
         undo = mul_rn(factor.value, Float32(1 / UNIT if config.rounds_in_f16 else 1.0))
@@ -119,6 +128,9 @@ def _compare(
     difference = fma_rn(four_error, -four.entry.weight, total)
     bound = fma_rn(total, Float32(_PARTS[config.choice]), six.entry.margin)
     bound = add_rn(bound, four.entry.margin)
+    # from here on both are the largest scale and equal: certain, unless products may be too large
+    largest = wanted >= Float32(_BOTH_LARGEST)
+    bound = cutlass.select_(largest, add_rn(wanted, Float32(-(LARGEST_WANTED + 0.25))), bound)
     # false where something is not a number, and where an entry is not to be used
     return difference, abs_f32(difference) > bound
 
@@ -185,7 +197,7 @@ def four_six(config: QuantizeConfig, words: Sequence[Uint32], context: BlockCont
     offsets = [(both << Uint32(4)) & Uint32(0xFF0), (both >> Uint32(4)) & Uint32(0xFF0)]
     entries = [load_entry(context.table.address + Int32(offset)) for offset in offsets]
     six, four = (_candidate(config, x, entry, one) for entry in entries)
-    difference, decided = _compare(config, six, four, factor, context.minus_one)
+    difference, decided = _compare(config, six, four, wanted, factor, context.minus_one)
     codes = tuple(take_if_positive(difference, four.codes, six.codes, one))
     take_four = difference > Float32(0.0)
     packed = _pack_winner(config, tuple(x), codes, six.entry, four.entry, take_four, context.table.ties)

@@ -4,8 +4,8 @@ An entry starts with 1 / (global scale · scale) in fp32. Where no instruction c
 little less under scales under which ties are possible that go down (:mod:`.fast_path` says why).
 
 For 4/6 three words follow (:class:`TableEntry`; :mod:`.four_six_fast_path` derives weight and margin). NaN as weight
-or margin makes every comparison false: where ties spoil the entry, where too small a scale was rounded too much, where
-so large a one may have been cut off, and where no entry is good.
+or margin makes every comparison false: where ties spoil the entry, where too small a scale was rounded too much, and
+where no entry is good.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ _LOWERED_UNIT, _NEAR = UNIT * (1 - 2.0**-22), 2.0**-20
 # how far below a tie numbers are cut to the last number in binary16 before it, and more
 _BESIDE = 2.0**-8
 # scales wanted in this range are not cut off, nor rounded so far that a product would round to more than E2M1 has; and
-# the codes between which all of them are so
-LEAST_WANTED, _LARGEST_WANTED = 3.5 * 2.0**-9, 464.0
-_FIRST_CODE, _LAST_CODE = 4, 0x7D
+# the code from which on all of them are so
+LEAST_WANTED, LARGEST_WANTED = 3.5 * 2.0**-9, 464.0
+_FIRST_CODE = 4
 # global scales up to this keep the reciprocals of scales times UNIT normal
 _PLAIN_GLOBAL_SCALE = 2.0**100
 # bits of a significand in fp32 that x does not have
@@ -134,7 +134,6 @@ def _weight_and_margin(
 ) -> list[Uint32]:
     """Weight and margin of an entry for 4/6; ``inexact``: whether the reciprocal is not the refined one."""
     not_weight = cutlass.select_(unusable | ((code > 0) & (code < _FIRST_CODE)), Float32(_NAN), Float32(0.0))
-    not_margin = cutlass.select_(code > _LAST_CODE, Float32(_NAN), not_weight)
     unit = UNIT if config.rounds_in_f16 else 1.0
     plain, other = _MARGINS[config.choice]
     weight = value
@@ -143,7 +142,7 @@ def _weight_and_margin(
     margin = mul_rn(weight, cutlass.select_(inexact, Float32(other * unit), Float32(plain * unit)))
     # zeros are certain to be zeros
     margin = cutlass.select_(code == 0, Float32(-1.0), margin)
-    return [f32_bits(add_rn(weight, not_weight)), f32_bits(add_rn(margin, not_margin))]
+    return [f32_bits(add_rn(weight, not_weight)), f32_bits(add_rn(margin, not_weight))]
 
 
 @cute.jit
@@ -213,4 +212,4 @@ def is_usable(factor: GlobalFactor) -> Boolean:
 
 def largest_wanted(usable: Boolean) -> Float32:
     """Up to which wanted scale the fast path goes."""
-    return cutlass.select_(usable, Float32(_LARGEST_WANTED), Float32(-1.0))
+    return cutlass.select_(usable, Float32(LARGEST_WANTED), Float32(-1.0))
