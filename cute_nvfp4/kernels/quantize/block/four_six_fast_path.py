@@ -41,14 +41,14 @@ from cutlass import Boolean, Float32, Int32, Uint32
 from ....ptx.arithmetic import abs_f32, add_rn, fma_rn, mul_rn
 from ....ptx.convert import e2m1x8_to_f16x2
 from ....ptx.encode import CODE_AND_SIGN, f32_to_f16_twice, f32x2_to_e4m3x2, scaled_to_e2m1x8
-from ....ptx.half import max_abs_where_different, mul_f16x2
+from ....ptx.half import fma_f16x2, max_abs_where_different, mul_f16x2
 from ....ptx.mma import add_diagonal
 from ....ptx.move import prmt, take_if_positive
 from ..config import QuantizeConfig
 from .definition import largest_magnitude, wanted_scale
 from .fast_path import elements, encode_scaled, pack
 from .records import BlockContext, BlockResult, GlobalFactor
-from .scale_table import LARGEST_WANTED, ODD, UNIT, TableEntry, load_entry
+from .scale_table import LARGEST_WANTED, RAISING, UNIT, TableEntry, load_entry
 
 # the part of an error that two errors must be apart, besides the margin of the table
 _PARTS = {"mse": 3 * 2.0**-17, "mae": 2.0**-18, "abs_max": 2.0**-18}
@@ -164,16 +164,8 @@ def _pack_winner(
             halves[i] = codes[i]
         if ties != 0:
             mask = cutlass.select_(take_four, four.raised, six.raised)
-            if ties == 1:
-                for i in cutlass.range_constexpr(8):
-                    # an odd code, and all ones after it
-                    halves[i] = codes[i] + ((codes[i] >> Uint32(9)) & mask)
-            else:
-                nonzero = (mask >> Uint32(8)) & Uint32(ODD)
-                lowest = (mask & Uint32(ODD)) | nonzero
-                for i in cutlass.range_constexpr(8):
-                    others = (codes[i] >> Uint32(10)) | (codes[i] >> Uint32(11))
-                    halves[i] = codes[i] + (((codes[i] >> Uint32(9)) & lowest) | (others & nonzero))
+            for i in cutlass.range_constexpr(8):
+                halves[i] = fma_f16x2(codes[i] & mask, Uint32(RAISING), codes[i])
         first, second = pack(config, [halves[i] for i in range(8)])
     return first, second
 

@@ -19,6 +19,7 @@ from cutlass.memory import SmemAllocator
 
 from ....ptx.arithmetic import abs_f32, add_rn, fma_rn, mul_rn, rcp_rn, sub_rn
 from ....ptx.convert import e4m3x2_to_f16x2, f16x2_to_f32
+from ....ptx.encode import CODE_AND_SIGN
 from ....ptx.memory import load_shared, store_shared
 from ....ptx.move import f32_bits, f32_from_bits
 from ....ptx.warp import max_lanes
@@ -47,8 +48,10 @@ _MARGINS = {
     "mae": (320 * 2.0**-24, 992 * 2.0**-24),
     "abs_max": (20 * 2.0**-24, 62 * 2.0**-24),
 }
-# raised codes: odd ones, all but zero
-ODD, NONZERO = 0x00010001, 0x01000100
+# raised codes, by the bits of them that are added: none (the sign alone, so that -0 stays), odd ones, all but zero
+NONE, ODD, NONZERO = 0x80008000, 0x82008200, CODE_AND_SIGN
+# 2**-9 in f16x2, by which those bits are multiplied: an odd code's is a unit in the last place of binary16, or half of one under all ones
+RAISING = 0x18001800
 _NAN = float("nan")
 
 
@@ -57,8 +60,8 @@ class TableEntry(NamedTuple):
 
     reciprocal: 1 / (global scale · scale), see above. weight: of the error: the scale, or its square for squares.
     margin: how much of the difference between two weighted errors may be due to rounding under this scale. raised:
-    which codes with all ones after them are to be raised, where some ties go up and others down under one scale: bits 0
-    and 16 are set for odd codes, bits 8 and 24 for all but zero.
+    which codes with all ones after them are to be raised, where some ties go up and others down under one scale: the
+    bits of a code that, times ``RAISING``, are added to it.
     """
 
     reciprocal: Float32
@@ -84,7 +87,7 @@ class _NearTie(NamedTuple):
 
 class _Ties(NamedTuple):
     """Under a scale, whether elements that are ties, or almost, must go up; whether the entry is to be lowered, as any
-    must go down; the mask where both is so, else 0; and whether no mask does it."""
+    must go down; the entry's ``raised``; and whether no mask does it."""
 
     any_up: Boolean
     lowered: Boolean
@@ -115,7 +118,7 @@ def _ties(config: QuantizeConfig, divisor: Float32, inverse: Float32) -> _Ties:
     up, down, beside = zip(*(_near(config, divisor, inverse, kind) for kind in range(4)))
     any_up, any_down = up[0] | up[1] | up[2] | up[3], down[0] | down[1] | down[2] | down[3]
     both = any_up & any_down
-    mask = cutlass.select_(both, cutlass.select_(up[1], Uint32(NONZERO), Uint32(ODD)), Uint32(0))
+    mask = cutlass.select_(both, cutlass.select_(up[1], Uint32(NONZERO), Uint32(ODD)), Uint32(NONE))
     if config.dtype == "float16":
         return _Ties(any_up, any_down & ~any_up, mask, Boolean(False))
     no_mask = up[0] | down[2] | down[3] | beside[2] | beside[3] | (up[1] & beside[1])
@@ -164,15 +167,14 @@ def fill_table(config: cutlass.Constexpr, smem: SmemAllocator, factor: GlobalFac
         divisor = mul_rn(factor.value, value)
         # of zero and NaN nothing is kept; their reciprocals would take long
         inverse = rcp_rn(cutlass.select_((code > 0) & (code < NAN_CODE), divisor, factor.value))
-        entry, raised, unusable, inexact = inverse, Uint32(0), ~usable, Boolean(True)
+        entry, raised, unusable, inexact = inverse, Uint32(NONE), ~usable, Boolean(True)
         if cutlass.const_expr(config.rounds_in_f16):
             ties = _ties(config, divisor, inverse)
             raised, unusable, inexact = ties.mask, ties.spoiled | ~usable, ties.any_up | ties.lowered
             if cutlass.const_expr(config.choice != ""):
                 entry = cutlass.select_(inexact, inverse, _refined(factor.value, value, divisor, inverse))
             entry = entry * cutlass.select_(ties.lowered, Float32(_LOWERED_UNIT), Float32(UNIT))
-            kinds = cutlass.select_(raised == Uint32(NONZERO), Int32(2), Int32(1))
-            found = cutlass.select_((raised != Uint32(0)) & (code < NAN_CODE), found | kinds, found)
+            found = cutlass.select_((raised != Uint32(NONE)) & (code < NAN_CODE), Int32(1), found)
         # everything is zero under a scale of zero; for 4/6 the sign tells it apart
         nothing = Float32(-0.0 if config.choice else 0.0)
         words = [f32_bits(cutlass.select_(value == Float32(0.0), nothing, entry))]
@@ -182,9 +184,9 @@ def fill_table(config: cutlass.Constexpr, smem: SmemAllocator, factor: GlobalFac
     all_found = Int32(0)
     if cutlass.const_expr(config.rounds_in_f16):
         found = cutlass.select_(factor.value > Float32(_PLAIN_GLOBAL_SCALE), Int32(1), found)
-        kinds = Uint32(max_lanes(Uint32(found)))
+        any_found = Uint32(max_lanes(Uint32(found)))
         if mod(thread, WARP) == 0:
-            store_shared(flags + div(thread, WARP) * 4, [kinds])
+            store_shared(flags + div(thread, WARP) * 4, [any_found])
     cute.arch.sync_threads()
     if cutlass.const_expr(config.rounds_in_f16):
         for w in cutlass.range_constexpr(config.warps):
