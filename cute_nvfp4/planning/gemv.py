@@ -25,7 +25,19 @@ _POWERS = (1, 2, 4, 8, 16, 32)
 _MAX_BATCH = 65535
 _INT32_MAX = 2**31 - 1
 # what a plan decides of a configuration, and what the operands decide; the rest follows from sizes and architecture
-_TILING = ("warps_m", "warps_k", "tiles", "stages", "shared_stages", "k", "capacity", "chunked", "min_blocks", "cluster", "dot")
+_TILING = (
+    "warps_m",
+    "warps_k",
+    "tiles",
+    "stages",
+    "shared_stages",
+    "k",
+    "capacity",
+    "chunked",
+    "min_blocks",
+    "cluster",
+    "dot",
+)
 _OPERAND_FIELDS = ("a_scale", "b_scale", "scale_word", "a_global", "b_global", "out")
 
 
@@ -153,7 +165,12 @@ def fitted(plan: GemvPlan, problem: GemvProblem, arch: Architecture) -> GemvPlan
     tiles, clusters, least = count_tiles(problem.m), plan.ctas // size, 2 if config.shared_stages else 1
     for fits, what, got, expected in (
         (config.k in (0, problem.k), "k", config.k, f"0 or K, {problem.k}"),
-        (config.chunked or config.capacity >= each * SLICE_K, "capacity", config.capacity, f"K {problem.k}, or chunked"),
+        (
+            config.chunked or config.capacity >= each * SLICE_K,
+            "capacity",
+            config.capacity,
+            f"K {problem.k}, or chunked",
+        ),
         (size in _POWERS[:4] and last >= 1, "cluster", size, f"1, 2, 4 or 8, each with slices of {slices}"),
         (config.warps_k in _POWERS and config.warps_k <= last, "warps_k", config.warps_k, f"1, 2, 4 … {last}"),
         (1 <= config.warps <= 32, "warps", config.warps, "1 to 32"),

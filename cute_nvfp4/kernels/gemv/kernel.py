@@ -37,14 +37,12 @@ from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from ...ptx.async_copy import commit_group, wait_group
-from ...ptx.cluster import remote_address, store_remote
 from ...ptx.memory import load_shared, store_shared
-from ...ptx.move import f32_bits, f32_from_bits
-from ...ptx.warp import sum_lanes
 from ..arith import ceil_div, div, mod
 from .arguments import GemvArguments
-from .config import SLICE_BYTES, SLICE_SCALE_BYTES, TILE_LAST_ROW, TILE_ROWS, GemvConfig, count_tiles
+from .config import SLICE_BYTES, SLICE_SCALE_BYTES, TILE_LAST_ROW, GemvConfig, count_tiles
 from .dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS, SLICE_K, dot_engine
+from .epilogue import Epilogue
 from .operands import (
     Cursor,
     Fragment,
@@ -64,7 +62,7 @@ from .operands import (
 )
 from .register_loader import RegisterLoader, RegisterStages
 from .ring_loader import RingLoader, RingStages
-from .scales import SCALE_SHIFT, load_b_block, scale_products, shifted_scale
+from .scales import load_b_block, scale_products, shifted_scale
 
 
 class TileShare(NamedTuple):
@@ -108,6 +106,7 @@ class Gemv:
         self.engine = dot_engine(config.arch, config.dot)
         # blocks of b that each thread asks for first; more would cost registers
         self.first_blocks = min(-(-config.capacity // (BLOCK_K * config.threads)), 4)
+        self.epilogue = Epilogue(config, self.engine.factor)
         self.loader = (RingLoader if config.shared_stages else RegisterLoader)(config)
 
     @cute.jit
@@ -150,10 +149,9 @@ class Gemv:
         tiles = Span(group * share.each + cutlass.min(group, share.rest), share.each + Int32(group < share.rest))
         a, b = matrix_a(cfg, arguments, batch), vector_b(arguments, batch)
         slices = Span(Int32(0), ceil_div(k, SLICE_K))
-        remote = None
+        mailbox = self.epilogue.allocate(smem)
         if cutlass.const_expr(cfg.cluster > 1):
-            cute.arch.cluster_arrive_relaxed()  # all CTAs run before any sends its sums
-            remote = smem.allocate_array(Float32, cfg.tiles * TILE_ROWS * (cfg.cluster - 1), byte_alignment=16).toint()
+            self.epilogue.open(mailbox, tiles, index)
             each = ceil_div(slices.count, cfg.cluster)
             slices = Span(rank * each, cutlass.min(each, slices.count - rank * each))
         work = Work(a, b, Sizes(m, k), shared_b, stages, sums, thread, tiles, slices)
@@ -164,15 +162,7 @@ class Gemv:
                 self.add_chunk(work._replace(slices=chunk), first_slice > slices.first)
         else:
             self.add_chunk(work, None)
-        cute.arch.sync_threads()
-        if cutlass.const_expr(cfg.cluster > 1):
-            cute.arch.cluster_wait()
-            if rank > 0:
-                self.send(sums, remote, tiles, index, rank)
-            cute.arch.cluster_arrive()
-            cute.arch.cluster_wait()
-        if rank == 0:
-            self.store(arguments, sums, remote, tiles, index, batch)
+        self.epilogue.finish(arguments, sums, mailbox, tiles, index, batch, rank)
 
     def allocate_b(self, smem: SmemAllocator) -> SharedB:
         """Shared memory for a chunk of b: its values, the engine's constants, its scales."""
@@ -197,28 +187,26 @@ class Gemv:
         # steps of this warp: its slices of the chunk, for each of its tiles
         steps = ceil_div(work.slices.count - work.thread.warp_k, cfg.warps_k)
         warp_tiles = cute.ceil_div(cutlass.max(work.tiles.count - work.thread.warp_m, 0), cfg.warps_m)
-        cursor = self.prologue(work, tile, steps, steps * warp_tiles)
-        self.mainloop(work, cursor, quad_lane, steps, steps * warp_tiles, later)
+        if cutlass.const_expr(cfg.shared_stages):
+            self.walk_ring(work, tile, quad_lane, steps, steps * warp_tiles, later)
+        else:
+            self.walk_registers(work, tile, quad_lane, steps, steps * warp_tiles, later)
 
-    @cute.jit
-    def prologue(self, work: Work, tile: Int32, steps: Int32, total: Int32):
-        """Asks for the first slices of A and decodes the chunk of b; the cursor to the next slice to ask for."""
-        cfg, thread = self.config, work.thread
-        offset = tile_offset(cfg, work.a, work.sizes, tile)
-        addresses = self.loader.addresses(work.a, work.sizes, thread.lane, work.first_slice)
-        cursor = Cursor(addresses.advanced(offset), tile, Int32(0), offset)
+    def start(self, work: Work, tile: Int32):
+        """The cursor to the warp's first slice, and the first blocks of b, asked for."""
+        offset = tile_offset(self.config, work.a, work.sizes, tile)
+        addresses = self.loader.addresses(work.a, work.sizes, work.thread.lane, work.first_slice)
         # (WORDS, BLOCKS) and (BLOCKS)
         words = cute.make_rmem_tensor((2, self.first_blocks), cutlass.Uint32)
         blocks = BlocksOfB(words, cute.make_rmem_tensor(self.first_blocks, cutlass.Uint32))
-        for i in cutlass.range_constexpr(self.first_blocks):
-            self.ask_b(work, thread.index + i * cfg.threads, blocks, i)
-        for i in cutlass.range_constexpr(self.loader.ahead):
-            if i < total:
-                self.fetch(work, cursor, i)
-                cursor = self.step(work, cursor, steps)
-            if cutlass.const_expr(cfg.shared_stages):
-                commit_group()
+        for i in range(self.first_blocks):
+            self.ask_b(work, work.thread.index + i * self.config.threads, blocks, i)
+        return Cursor(addresses.advanced(offset), tile, Int32(0), offset), blocks
 
+    @cute.jit
+    def decode_b(self, work: Work, blocks: BlocksOfB):
+        """Decodes the chunk of b into shared memory; all threads of the CTA meet."""
+        cfg, thread = self.config, work.thread
         self.put_constants(work.shared_b.constants, thread.index)
         for i in cutlass.range_constexpr(self.first_blocks):
             self.store_b(work, thread.index + i * cfg.threads, blocks, i)
@@ -228,43 +216,72 @@ class Gemv:
                 self.ask_b(work, block, blocks, 0)
                 self.store_b(work, block, blocks, 0)
         cute.arch.sync_threads()
-        return cursor
 
     @cute.jit
-    def mainloop(
-        self, work: Work, cursor: Cursor, quad_lane: Int32, steps: Int32, total: Int32, later: Boolean | None
-    ):
-        """Walks the warp's slices of the chunk, for one tile after the other, and stores the sums of each tile."""
-        cfg, thread = self.config, work.thread
-        ahead, unroll = self.loader.ahead, self.loader.unroll
+    def walk_ring(self, work: Work, tile: Int32, quad_lane: Int32, steps: Int32, total: Int32, later: Boolean | None):
+        """Walks the warp's slices of the chunk, for one tile after the other, and stores the sums of each tile.
+
+        One loop, in which the first slices are asked for, b is decoded, and slices are multiplied: instructions come
+        from memory too when a kernel starts, and of the copies of a loop unrolled each costs more than it saves.
+        """
+        cfg, thread, ahead = self.config, work.thread, self.loader.ahead
+        cursor, blocks = self.start(work, tile)
         lane_b = self.engine.lane_state(work.shared_b.values, work.shared_b.constants, thread.lane)
         # a lane's four scales of a slice are one 64-bit load
         scale_address = work.shared_b.scale_address + thread.warp_k * SLICE_SCALE_BYTES + quad_lane * (2 * LANE_BLOCKS)
         sum0, sum1 = Float32(0.0), Float32(0.0)
         tile_of_cta, step = thread.warp_m, Int32(0)
-        stage, free_stage = Int32(0), Int32(cfg.stages - 1)
+        stage, free_stage = Int32(0), Int32(0)
+        for i in cutlass.range(0, total + ahead, unroll=1):
+            wait_group(cfg.stages - 2)
+            # what one lane copied and waited for becomes visible to the others of the warp, which have read the rest
+            cute.arch.sync_warp()
+            if i < total:
+                self.fetch(work, cursor, free_stage)
+                cursor = self.step(work, cursor, steps)
+                free_stage = cutlass.select_(free_stage == cfg.stages - 1, Int32(0), free_stage + 1)
+            commit_group()
+            if i == ahead - 1:
+                self.decode_b(work, blocks)
+            if i >= ahead:
+                fragment = self.loader.take(work.stages, stage)
+                stage = cutlass.select_(stage == cfg.stages - 1, Int32(0), stage + 1)
+                b_scales = load_shared(scale_address + step * (cfg.warps_k * SLICE_SCALE_BYTES), 8)
+                slice_of_chunk = thread.warp_k + step * cfg.warps_k
+                sum0, sum1 = self.accumulate(sum0, sum1, fragment, b_scales, lane_b, slice_of_chunk)
+                step += 1
+                if step == steps:
+                    self.put_sums(work, sum0, sum1, tile_of_cta, later)
+                    sum0, sum1, step = Float32(0.0), Float32(0.0), Int32(0)
+                    tile_of_cta += cfg.warps_m
+
+    @cute.jit
+    def walk_registers(
+        self, work: Work, tile: Int32, quad_lane: Int32, steps: Int32, total: Int32, later: Boolean | None
+    ):
+        """The same with stages in registers, which need constant indices."""
+        cfg, thread = self.config, work.thread
+        ahead, unroll = self.loader.ahead, self.loader.unroll
+        cursor, blocks = self.start(work, tile)
+        for i in cutlass.range_constexpr(ahead):
+            if i < total:
+                self.fetch(work, cursor, i)
+                cursor = self.step(work, cursor, steps)
+        self.decode_b(work, blocks)
+        lane_b = self.engine.lane_state(work.shared_b.values, work.shared_b.constants, thread.lane)
+        scale_address = work.shared_b.scale_address + thread.warp_k * SLICE_SCALE_BYTES + quad_lane * (2 * LANE_BLOCKS)
+        sum0, sum1 = Float32(0.0), Float32(0.0)
+        tile_of_cta, step = thread.warp_m, Int32(0)
         for first in cutlass.range(0, total, unroll, unroll=1):
             for i in cutlass.range_constexpr(unroll):
                 if first + i < total:
-                    if cutlass.const_expr(cfg.shared_stages):
-                        wait_group(cfg.stages - 2)
-                        # what one lane copied and waited for becomes visible to the others of the warp
-                        cute.arch.sync_warp()
-                    fragment = self.loader.take(work.stages, stage if cfg.shared_stages else i)
-                    if cutlass.const_expr(cfg.shared_stages):
-                        if first + ahead < total:
-                            self.fetch(work, cursor, free_stage)
-                            cursor = self.step(work, cursor, steps)
-                        commit_group()
-                        free_stage = stage
-                        stage = cutlass.select_(stage == cfg.stages - 1, Int32(0), stage + 1)
+                    fragment = self.loader.take(work.stages, i)
                     b_scales = load_shared(scale_address + step * (cfg.warps_k * SLICE_SCALE_BYTES), 8)
                     slice_of_chunk = thread.warp_k + step * cfg.warps_k
                     sum0, sum1 = self.accumulate(sum0, sum1, fragment, b_scales, lane_b, slice_of_chunk)
-                    if cutlass.const_expr(not cfg.shared_stages):
-                        if first + i + ahead < total:
-                            self.fetch(work, cursor, i)
-                            cursor = self.step(work, cursor, steps)
+                    if first + i + ahead < total:
+                        self.fetch(work, cursor, i)
+                        cursor = self.step(work, cursor, steps)
                     step += 1
                     if step == steps:
                         self.put_sums(work, sum0, sum1, tile_of_cta, later)
@@ -348,51 +365,3 @@ class Gemv:
         if block < work.slices.count * SLICE_BLOCKS:
             self.engine.stage_block(work.shared_b.values, block, [loaded.words[0, i], loaded.words[1, i]])
             work.shared_b.scales[block] = shifted_scale(loaded.scales[i])
-
-    def total(self, sums: cute.Tensor, output: Int32) -> Float32:
-        """The CTA's sum of a row: of output // 4, four lanes a row, one for each of the quad that summed it."""
-        row_of_tile, tile_of_cta = mod(div(output, QUAD), TILE_ROWS), div(output, TILE_ROWS * QUAD)
-        quad, row_of_lane = mod(row_of_tile, 8), div(row_of_tile, 8)
-        total = Float32(0.0)
-        for w in range(self.config.warps_k):
-            total = total + sums[quad * QUAD + mod(output, QUAD), row_of_lane, w, tile_of_cta]
-        return sum_lanes(total, QUAD)
-
-    @cute.jit
-    def send(self, sums: cute.Tensor, remote: Int32, tiles: Span, thread: Int32, rank: Int32):
-        """Sends the sums of this CTA to ``remote`` of its cluster's first, (TILES * 16, CLUSTER - 1)."""
-        target = remote_address(remote, Int32(0)) + (rank - 1) * (4 * self.config.tiles * TILE_ROWS)
-        for output in cutlass.range(thread, tiles.count * TILE_ROWS * QUAD, self.config.threads, unroll=1):
-            total = self.total(sums, output)
-            if mod(output, QUAD) == 0:
-                store_remote(target + output, f32_bits(total))
-
-    @cute.jit
-    def store(
-        self,
-        arguments: GemvArguments,
-        sums: cute.Tensor,
-        remote: Int32 | None,
-        tiles: Span,
-        thread: Int32,
-        batch: Int32,
-    ):
-        """Sums over lanes, warps and CTAs, scales and stores the rows of the cluster's tiles."""
-        cfg = self.config
-        factor = arguments.alpha * Float32(SCALE_SHIFT * self.engine.factor)
-        if cutlass.const_expr(cfg.a_global):
-            factor = factor * cute.make_tensor(arguments.a_global, cute.make_layout(1))[0]
-        if cutlass.const_expr(cfg.b_global):
-            factor = factor * cute.make_tensor(arguments.b_global, cute.make_layout(1))[0]
-        out_layout = cute.make_layout(arguments.m, stride=arguments.c_strides.row)  # (M) of this batch
-        out = cute.make_tensor(arguments.c + Int64(batch) * arguments.c_strides.batch, out_layout)
-        for output in cutlass.range(thread, tiles.count * TILE_ROWS * QUAD, cfg.threads, unroll=1):
-            row_of_tile = mod(div(output, QUAD), TILE_ROWS)
-            tile_of_cta = div(output, TILE_ROWS * QUAD)
-            total = self.total(sums, output)
-            for other in cutlass.range_constexpr(cfg.cluster - 1):
-                word = load_shared(remote + (other * cfg.tiles * TILE_ROWS + div(output, QUAD)) * 4, 4)[0]
-                total = total + f32_from_bits(word)
-            row = tile_row(tiles.first + tile_of_cta, mod(row_of_tile, 8), div(row_of_tile, 8))
-            if row < arguments.m and mod(output, QUAD) == 0:
-                out[row] = (total * factor).to(arguments.c.dtype)

@@ -50,7 +50,8 @@ _MARGINS = {
 }
 # raised codes, by the bits of them that are added: none (the sign alone, so that -0 stays), odd ones, all but zero
 NONE, ODD, NONZERO = 0x80008000, 0x82008200, CODE_AND_SIGN
-# 2**-9 in f16x2, by which those bits are multiplied: an odd code's is a unit in the last place of binary16, or half of one under all ones
+# 2**-9 in f16x2, by which those bits are multiplied: an odd code's then is a unit in the last place of binary16, or half
+# of one, which is as good under all ones
 RAISING = 0x18001800
 _NAN = float("nan")
 
