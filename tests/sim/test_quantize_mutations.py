@@ -70,7 +70,7 @@ MUTANTS = (
     mutant("ties not lowered", (f32(2.0**-14 * (1 - 2.0**-22)), f32(2.0**-14)), "", HOPPER, "max",
            global_scale=LOWERED),
     mutant("ties not raised", (ODD, 0), "", HOPPER),
-    mutant("ties above zero not raised", (NONZERO, 0), "", HOPPER, global_scale=2.0**-8),
+    mutant("ties above zero not raised", (NONZERO, ODD), "selp", HOPPER, global_scale=2.0**-8),
     mutant("a decision is always clear", (f32(2.0**-16 * 1.5), f32(-1.0))),
     mutant("a decision of mae is clear", (f32(2.0**-18), f32(-1.0)), rule="four_six_mae"),
     mutant("a decision of abs_max is clear", (f32(2.0**-18), f32(-1.0)), rule="four_six_abs_max"),

@@ -72,6 +72,8 @@ class GemvConfig:
     out: str = "float16"
     min_blocks: int = 0
     cluster: int = 1
+    peeled: bool = True
+    late: bool = True
     dot: str = ""
 
     @property

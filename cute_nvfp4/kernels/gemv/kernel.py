@@ -42,7 +42,7 @@ from ..arith import ceil_div, div, mod
 from .arguments import GemvArguments
 from .config import SLICE_BYTES, SLICE_SCALE_BYTES, TILE_LAST_ROW, GemvConfig, count_tiles
 from .dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS, SLICE_K, dot_engine
-from .epilogue import Epilogue
+from .epilogue import Epilogue, Mailbox
 from .operands import (
     Cursor,
     Fragment,
@@ -91,6 +91,7 @@ class Work(NamedTuple):
     thread: Thread
     tiles: Span
     slices: Span
+    mailbox: Mailbox | None = None
 
     @property
     def first_slice(self) -> Int32:
@@ -151,10 +152,11 @@ class Gemv:
         slices = Span(Int32(0), ceil_div(k, SLICE_K))
         mailbox = self.epilogue.allocate(smem)
         if cutlass.const_expr(cfg.cluster > 1):
-            self.epilogue.open(mailbox, tiles, index)
+            if cutlass.const_expr(not cfg.late):
+                self.epilogue.open(mailbox, tiles, index)
             each = ceil_div(slices.count, cfg.cluster)
             slices = Span(rank * each, cutlass.min(each, slices.count - rank * each))
-        work = Work(a, b, Sizes(m, k), shared_b, stages, sums, thread, tiles, slices)
+        work = Work(a, b, Sizes(m, k), shared_b, stages, sums, thread, tiles, slices, mailbox)
         if cutlass.const_expr(cfg.chunked):
             end = slices.first + slices.count
             for first_slice in cutlass.range(slices.first, end, cfg.capacity_slices, unroll=1):
@@ -207,6 +209,8 @@ class Gemv:
     def decode_b(self, work: Work, blocks: BlocksOfB):
         """Decodes the chunk of b into shared memory; all threads of the CTA meet."""
         cfg, thread = self.config, work.thread
+        if cutlass.const_expr(cfg.late and cfg.cluster > 1):
+            self.epilogue.open(work.mailbox, work.tiles, thread.index)
         self.put_constants(work.shared_b.constants, thread.index)
         for i in cutlass.range_constexpr(self.first_blocks):
             self.store_b(work, thread.index + i * cfg.threads, blocks, i)
@@ -231,20 +235,23 @@ class Gemv:
         scale_address = work.shared_b.scale_address + thread.warp_k * SLICE_SCALE_BYTES + quad_lane * (2 * LANE_BLOCKS)
         sum0, sum1 = Float32(0.0), Float32(0.0)
         tile_of_cta, step = thread.warp_m, Int32(0)
-        stage, free_stage = Int32(0), Int32(0)
-        for i in cutlass.range(0, total + ahead, unroll=1):
-            wait_group(cfg.stages - 2)
-            # what one lane copied and waited for becomes visible to the others of the warp, which have read the rest
-            cute.arch.sync_warp()
-            if i < total:
-                self.fetch(work, cursor, free_stage)
-                cursor = self.step(work, cursor, steps)
-                free_stage = cutlass.select_(free_stage == cfg.stages - 1, Int32(0), free_stage + 1)
-            commit_group()
-            if i == ahead - 1:
-                self.decode_b(work, blocks)
-            if i >= ahead:
+        if cutlass.const_expr(cfg.peeled):
+            for i in cutlass.range_constexpr(ahead):
+                if i < total:
+                    self.fetch(work, cursor, i)
+                    cursor = self.step(work, cursor, steps)
+                commit_group()
+            self.decode_b(work, blocks)
+            stage, free_stage = Int32(0), Int32(ahead)
+            for i in cutlass.range(0, total, unroll=1):
+                wait_group(cfg.stages - 2)
+                cute.arch.sync_warp()
                 fragment = self.loader.take(work.stages, stage)
+                if i + ahead < total:
+                    self.fetch(work, cursor, free_stage)
+                    cursor = self.step(work, cursor, steps)
+                commit_group()
+                free_stage = stage
                 stage = cutlass.select_(stage == cfg.stages - 1, Int32(0), stage + 1)
                 b_scales = load_shared(scale_address + step * (cfg.warps_k * SLICE_SCALE_BYTES), 8)
                 slice_of_chunk = thread.warp_k + step * cfg.warps_k
@@ -254,6 +261,30 @@ class Gemv:
                     self.put_sums(work, sum0, sum1, tile_of_cta, later)
                     sum0, sum1, step = Float32(0.0), Float32(0.0), Int32(0)
                     tile_of_cta += cfg.warps_m
+        else:
+            stage, free_stage = Int32(0), Int32(0)
+            for i in cutlass.range(0, total + ahead, unroll=1):
+                wait_group(cfg.stages - 2)
+                # copies of all lanes become visible to each, and all have read what is copied over
+                cute.arch.sync_warp()
+                if i < total:
+                    self.fetch(work, cursor, free_stage)
+                    cursor = self.step(work, cursor, steps)
+                    free_stage = cutlass.select_(free_stage == cfg.stages - 1, Int32(0), free_stage + 1)
+                commit_group()
+                if i == ahead - 1:
+                    self.decode_b(work, blocks)
+                if i >= ahead:
+                    fragment = self.loader.take(work.stages, stage)
+                    stage = cutlass.select_(stage == cfg.stages - 1, Int32(0), stage + 1)
+                    b_scales = load_shared(scale_address + step * (cfg.warps_k * SLICE_SCALE_BYTES), 8)
+                    slice_of_chunk = thread.warp_k + step * cfg.warps_k
+                    sum0, sum1 = self.accumulate(sum0, sum1, fragment, b_scales, lane_b, slice_of_chunk)
+                    step += 1
+                    if step == steps:
+                        self.put_sums(work, sum0, sum1, tile_of_cta, later)
+                        sum0, sum1, step = Float32(0.0), Float32(0.0), Int32(0)
+                        tile_of_cta += cfg.warps_m
 
     @cute.jit
     def walk_registers(

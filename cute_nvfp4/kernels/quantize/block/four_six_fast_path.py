@@ -17,7 +17,7 @@ The bounds, with u = 2⁻²⁴. y is x / (global scale · scale) times 1 + ε, w
 and no tie is near, else ε ≤ 8 u (three roundings, and 4 u where it is lowered; a tie that goes the other way counts no
 more). The definition rounds (q · scale) · global scale, and the difference. |q| ≤ 6, and |y| < 7, as scales are not
 rounded by more than an eighth, and the largest one is not used if more than 464 is wanted for the 6 (1.5 times that for
-the 4, which is cut off, but still larger than the 6's or the same). So besides a relative ρ ≤ 24 u for sums and
+the 4, which is cut off, but still larger than the 6's or the same). So besides a relative ρ ≤ 28 u for sums and
 products, and in units of the scale,
 
 * one |d| is off by less than 7 ε + 6 u, that is 20 u or 62 u; the sum of 16 by 16 times that;
@@ -48,12 +48,10 @@ from ..config import QuantizeConfig
 from .definition import largest_magnitude, wanted_scale
 from .fast_path import elements, encode_scaled, pack
 from .records import BlockContext, BlockResult, GlobalFactor
-from .scale_table import LARGEST_WANTED, RAISING, UNIT, TableEntry, load_entry
+from .scale_table import FOURS, LARGEST_WANTED, RAISING, UNIT, TableEntry, load_entry
 
 # the part of an error that two errors must be apart, besides the margin of the table
 _PARTS = {"mse": 3 * 2.0**-17, "mae": 2.0**-18, "abs_max": 2.0**-18}
-# wanted scales from this on become E4M3's largest, 448
-_BOTH_LARGEST = 432.0
 
 
 @dataclass(frozen=True)
@@ -75,18 +73,18 @@ def _elements(config: QuantizeConfig, codes: list[Uint32]) -> list[Uint32]:
 
 
 def _total(config: QuantizeConfig, d: list[Float32]) -> Float32:
-    """Σ d² or Σ |d|, in two chains."""
+    """Σ d², or Σ |d| in two chains."""
+    if config.choice == "mse":
+        total = mul_rn(d[0], d[0])
+        for a in d[1:]:
+            total = fma_rn(a, a, total)
+        return total
     chains = []
     for first in (0, 1):
         part = d[first::2]
-        if config.choice == "mse":
-            chain = mul_rn(part[0], part[0])
-            for a in part[1:]:
-                chain = fma_rn(a, a, chain)
-        else:
-            chain = add_rn(abs_f32(part[0]), abs_f32(part[1]))
-            for a in part[2:]:
-                chain = add_rn(chain, abs_f32(a))
+        chain = add_rn(abs_f32(part[0]), abs_f32(part[1]))
+        for a in part[2:]:
+            chain = add_rn(chain, abs_f32(a))
         chains.append(chain)
     return add_rn(*chains)
 
@@ -128,11 +126,8 @@ def _compare(
     difference = fma_rn(four_error, -four.entry.weight, total)
     bound = fma_rn(total, Float32(_PARTS[config.choice]), six.entry.margin)
     bound = add_rn(bound, four.entry.margin)
-    # from here on both are the largest scale and equal: certain, unless products may be too large
-    largest = wanted >= Float32(_BOTH_LARGEST)
-    bound = cutlass.select_(largest, add_rn(wanted, Float32(-(LARGEST_WANTED + 0.25))), bound)
-    # false where something is not a number, and where an entry is not to be used
-    return difference, abs_f32(difference) > bound
+    # false where something is not a number, where an entry is not to be used, and where products may be too large
+    return difference, (abs_f32(difference) > bound) & (wanted <= Float32(LARGEST_WANTED))
 
 
 @cute.jit
@@ -187,7 +182,8 @@ def four_six(config: QuantizeConfig, words: Sequence[Uint32], context: BlockCont
     both = Uint32(f32x2_to_e4m3x2(wanted, mul_rn(wanted, Float32(1.5))))
     # a code times the 16 bytes of an entry
     offsets = [(both << Uint32(4)) & Uint32(0xFF0), (both >> Uint32(4)) & Uint32(0xFF0)]
-    entries = [load_entry(context.table.address + Int32(offset)) for offset in offsets]
+    tables = [context.table.address, context.table.address + FOURS]
+    entries = [load_entry(table + Int32(offset)) for table, offset in zip(tables, offsets)]
     six, four = (_candidate(config, x, entry, one) for entry in entries)
     difference, decided = _compare(config, six, four, wanted, factor, context.minus_one)
     codes = tuple(take_if_positive(difference, four.codes, six.codes, one))

@@ -27,7 +27,9 @@ from ...arith import div, mod
 from ..config import WARP, QuantizeConfig
 from .records import GlobalFactor, ScaleTable
 
-ENTRIES, NAN_CODE = 128, 0x7F
+ENTRIES, NAN_CODE, _LARGEST_CODE = 128, 0x7F, 0x7E
+# 4/6: bytes from the entries for the 6 to those for the 4
+FOURS = 16 * ENTRIES
 # products are times this in binary16, where the smallest normal number then is E2M1's
 UNIT = 2.0**-14
 # less by more than roundings can make up, and by less than elements that are not ties are away from them
@@ -50,8 +52,8 @@ _MARGINS = {
 }
 # raised codes, by the bits of them that are added: none (the sign alone, so that -0 stays), odd ones, all but zero
 NONE, ODD, NONZERO = 0x80008000, 0x82008200, CODE_AND_SIGN
-# 2**-9 in f16x2, by which those bits are multiplied: an odd code's then is a unit in the last place of binary16, or half
-# of one, which is as good under all ones
+# 2**-9 in f16x2, by which those bits are multiplied: an odd code's then is a unit in the last place of binary16, or
+# half of one, which is as good under all ones
 RAISING = 0x18001800
 _NAN = float("nan")
 
@@ -133,10 +135,18 @@ def _refined(global_scale: Float32, value: Float32, divisor: Float32, inverse: F
     return fma_rn(remainder, inverse, inverse)
 
 
-def _weight_and_margin(
+class _WeightAndMargins(NamedTuple):
+    """Bits of the weight of an entry for 4/6, and of its margins for the 6 and for the 4."""
+
+    weight: Uint32
+    six: Uint32
+    four: Uint32
+
+
+def _weight_and_margins(
     config: QuantizeConfig, code: Int32, value: Float32, inexact: Boolean, unusable: Boolean
-) -> list[Uint32]:
-    """Weight and margin of an entry for 4/6; ``inexact``: whether the reciprocal is not the refined one."""
+) -> _WeightAndMargins:
+    """Weight and margins of an entry for 4/6; ``inexact``: whether the reciprocal is not the refined one."""
     not_weight = cutlass.select_(unusable | ((code > 0) & (code < _FIRST_CODE)), Float32(_NAN), Float32(0.0))
     unit = UNIT if config.rounds_in_f16 else 1.0
     plain, other = _MARGINS[config.choice]
@@ -146,7 +156,9 @@ def _weight_and_margin(
     margin = mul_rn(weight, cutlass.select_(inexact, Float32(other * unit), Float32(plain * unit)))
     # zeros are certain to be zeros
     margin = cutlass.select_(code == 0, Float32(-1.0), margin)
-    return [f32_bits(add_rn(weight, not_weight)), f32_bits(add_rn(margin, not_weight))]
+    # and if the 6's scale is the largest, the 4's is the same
+    of_six = cutlass.select_(code == _LARGEST_CODE, Float32(-float("inf")), margin)
+    return _WeightAndMargins(*(f32_bits(add_rn(part, not_weight)) for part in (weight, of_six, margin)))
 
 
 @cute.jit
@@ -158,8 +170,9 @@ def fill_table(config: cutlass.Constexpr, smem: SmemAllocator, factor: GlobalFac
     """
     threads = Int32(WARP * config.warps)
     size = 16 if config.choice else 4
-    # (ENTRIES) of ``size`` bytes; and (WARPS): what each warp found of ties
-    table = smem.allocate_array(cutlass.Uint8, ENTRIES * size, byte_alignment=16).toint()
+    # (ENTRIES) of ``size`` bytes, for 4/6 twice; and (WARPS): what each warp found of ties
+    tables = 2 if config.choice else 1
+    table = smem.allocate_array(cutlass.Uint8, ENTRIES * size * tables, byte_alignment=16).toint()
     flags = smem.allocate_array(cutlass.Uint32, config.warps, byte_alignment=16).toint()
     usable = is_usable(factor)
     found = Int32(0)
@@ -180,7 +193,9 @@ def fill_table(config: cutlass.Constexpr, smem: SmemAllocator, factor: GlobalFac
         nothing = Float32(-0.0 if config.choice else 0.0)
         words = [f32_bits(cutlass.select_(value == Float32(0.0), nothing, entry))]
         if cutlass.const_expr(config.choice != ""):
-            words = words + _weight_and_margin(config, code, value, inexact, unusable) + [raised]
+            parts = _weight_and_margins(config, code, value, inexact, unusable)
+            store_shared(table + FOURS + code * size, [*words, parts.weight, parts.four, raised])
+            words = [*words, parts.weight, parts.six, raised]
         store_shared(table + code * size, words)
     all_found = Int32(0)
     if cutlass.const_expr(config.rounds_in_f16):
