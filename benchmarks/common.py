@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import json
 import platform
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 
@@ -71,3 +74,52 @@ def results_path(benchmark: str) -> Path:
 def write(record: dict, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
+
+
+class Captured(NamedTuple):
+    """A call in a CUDA graph, and what it returned: tensors that every replay writes. The call owns what they read."""
+
+    graph: torch.cuda.CUDAGraph
+    result: Any
+    call: Callable[[], Any]
+
+
+def capture(call: Callable[[], Any]) -> Captured:
+    """One ``call`` as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # compiles and allocates outside of the capture
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    gc.collect()  # the end of an older graph within a capture would spoil it
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            result = call()
+    finally:
+        gc.enable()
+    return Captured(graph, result, call)
+
+
+def take_turns(calls: Mapping[str, Captured], rounds: int, clear: Callable[[], None]) -> dict[str, list[float]]:
+    """Microseconds of each call's replays, which take turns in alternating order, L2 cleared before each.
+
+    ``clear`` keeps the GPU busy while the host queues the next replay, so that no host time is in a figure.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(-1, rounds):  # the first one warms up
+        events = {}
+        for name in list(calls)[:: 1 if turn % 2 == 0 else -1]:
+            clear()
+            events[name] = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+            events[name][0].record()
+            calls[name].graph.replay()
+            events[name][1].record()
+        torch.cuda.synchronize()
+        if turn >= 0:
+            for name, (start, end) in events.items():
+                times[name].append(start.elapsed_time(end) * 1e3)
+    return times

@@ -118,7 +118,11 @@ def operations(device: str, gemms: bool) -> Iterator[tuple[str, Callable[[], obj
     yield "NVFP4Linear, 1 row", lambda: linear(row)
     gain, gate = torch.ones(k, device=device, dtype=torch.bfloat16), torch.randn_like(x)
     yield "rmsnorm_quantize", lambda: nv.rmsnorm_quantize(x, gain, global_scale=scale)
+    place = {"global_scale": out.global_scale, "out": out}
+    in_place = {"residual": gate, "residual_out": gate, **place}
+    yield "rmsnorm_quantize out=, residual in place", lambda: nv.rmsnorm_quantize(x, gain, **in_place)
     yield "silu_mul_quantize", lambda: nv.silu_mul_quantize(gate, x, global_scale=scale)
+    yield "silu_mul_quantize out=", lambda: nv.silu_mul_quantize(gate, x, **place)
     if not gemms:
         return
     yield "gemm out=", lambda: nv.gemm(small, weight, out=y16)
@@ -211,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
     unit = found.get("torch.mm(out=)", found["torch.add(out=)"])
     print(f"host time of a call on {arch}, µs, and as a multiple of torch.{'add' if given.host_only else 'mm'}(out=)")
     for name, us in found.items():
-        print(f"{name:34} {us:8.2f} {us / unit:6.2f}")
+        print(f"{name:40} {us:8.2f} {us / unit:6.2f}")
     record = {"arch": arch, "host_only": given.host_only, "host_us": found}
     if not given.host_only:
         graphs = linear_graphs()

@@ -26,6 +26,11 @@ class Architecture:
     vector_bytes: int
     has_fp4_convert: bool
 
+    @property
+    def generation(self) -> str:
+        """Whose tensor cores it has, named as the folders of GEMM kernels: ``sm90``, ``sm100`` or ``sm120``."""
+        return f"sm{self.capability[0]}0"
+
 
 ARCHITECTURES = {
     arch.name: arch
@@ -33,6 +38,11 @@ ARCHITECTURES = {
         Architecture("sm_90a", (9, 0), "H100/H200", 132, 232448, 16, False),
         Architecture("sm_100a", (10, 0), "B200", 148, 232448, 32, True),
         Architecture("sm_103a", (10, 3), "B300", 148, 232448, 32, True),
+        Architecture("sm_120a", (12, 0), "RTX 5090", 170, 101376, 32, True),
+        Architecture("sm_121a", (12, 1), "GB10/DGX Spark", 48, 101376, 32, True),
+        # of the family: what is built for the first runs on the second too
+        Architecture("sm_120f", (12, 0), "RTX 5090", 170, 101376, 32, True),
+        Architecture("sm_121f", (12, 1), "GB10/DGX Spark", 48, 101376, 32, True),
     )
 }
 
@@ -46,7 +56,14 @@ class Target:
 
 
 def architecture(name: str) -> Architecture:
-    """The architecture called ``name`` (``sm_90a``, ``sm_100a``, ``sm_103a``)."""
+    """The architecture called ``name`` (``sm_90a``, ``sm_100a``, ``sm_120a`` …).
+
+    Raises:
+        TargetError: there is none; of a target without its letter, that it lacks FP4 and block scales, and which has.
+    """
     if name not in ARCHITECTURES:
-        raise TargetError.of("architecture", got=repr(name), expected=f"one of {', '.join(ARCHITECTURES)}")
+        hint = ""
+        if f"{name}a" in ARCHITECTURES:
+            hint = f"The plain target {name} lacks the FP4 and block-scaled instructions: use {name}a."
+        raise TargetError.of("architecture", got=repr(name), expected=f"one of {', '.join(ARCHITECTURES)}", hint=hint)
     return ARCHITECTURES[name]

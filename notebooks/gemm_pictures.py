@@ -12,15 +12,9 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from cute_nvfp4.kernels.gemm import pipeline_graph as graph
 from cute_nvfp4.kernels.gemm.config import GemmConfig
+from cute_nvfp4.kernels.gemm.shared_plan import OUT_STAGES, StagePlan
 from cute_nvfp4.kernels.gemm.sm100 import loader, memory_plan
-from cute_nvfp4.kernels.gemm.sm100.memory_plan import (
-    ATOM_COLUMNS,
-    OUT_STAGES,
-    TMEM_COLUMNS,
-    SharedPlan,
-    StagePlan,
-    TensorPlan,
-)
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import ATOM_COLUMNS, TMEM_COLUMNS, SharedPlan, TensorPlan
 from cute_nvfp4.kernels.gemm.sm100.warp_roles import ROLES
 from cute_nvfp4.kernels.gemm.tile_scheduler import CtaPlace
 from cute_nvfp4.scale_layout import ATOM_COLS, ATOM_ROWS

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cute_nvfp4.kernels.gemm.config import GemmConfig
-from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, StagePlan, TensorPlan
+from cute_nvfp4.kernels.gemm.shared_plan import StagePlan
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, TensorPlan
 from cute_nvfp4.kernels.gemm.sm100.warp_roles import ROLES
 from cute_nvfp4.planning import rates
 from cute_nvfp4.sim.observe.trace import Row, Trace

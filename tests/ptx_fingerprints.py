@@ -82,6 +82,11 @@ def _gemms() -> Iterator[tuple[str, Callable]]:
     plain = {
         "default": {},
         "sm_103a": {"arch": ARCHITECTURES["sm_103a"]},
+        "sm_120a": {"arch": ARCHITECTURES["sm_120a"], "store": "direct"},
+        "sm_120a n64 mxfp8": {
+            **{"arch": ARCHITECTURES["sm_120a"], "store": "direct", "tile_n": 64, "bias": "n", "raster": "n"},
+            **{"a_format": "mxfp8", "b_format": "mxfp8_e5m2", "out": "float32"},
+        },
         **{f"n{n}": {"tile_n": n} for n in (64, 192, 256)},
         "pair": {"pair": True, "cluster": (2, 1)},
         "pair n256 f32": {"pair": True, "cluster": (2, 1), "tile_n": 256, "out": "float32"},

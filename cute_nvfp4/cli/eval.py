@@ -63,6 +63,13 @@ def evaluate(
         Path | None,
         typer.Option(help="Simulator: writes a timeline of the first call for ui.perfetto.dev.", show_default=False),
     ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option(metavar="CLASS", help="Simulator: go on past hazards of this class; may be given again."),
+    ] = None,
+    collect: Annotated[
+        bool, typer.Option("--continue", help="Simulator: go on past every hazard a check finds, and list them all.")
+    ] = False,
 ) -> None:
     """Runs submissions on a problem: are they right, how fast are they.
 
@@ -81,6 +88,7 @@ def evaluate(
         if several and trace:
             raise HarnessError("--trace writes the timeline of one submission; several were given")
         options = replace(options, schedules=schedules, schedule=schedule, trace=trace, inspect=several or bool(html))
+        options = replace(options, allow=tuple(allow or ()), collect=collect)
 
         def prepare(path: Path | None) -> Evaluation:
             return Evaluation(replace(options, submission=path))

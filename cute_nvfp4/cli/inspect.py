@@ -22,7 +22,7 @@ _DTYPES = ("bfloat16", "float16", "float32")
 
 def inspect(
     kernel: Annotated[str, typer.Argument(help=f"Kernel: {', '.join(_KERNELS)}.", show_default=False)],
-    arch: Annotated[str, typer.Option(help="Architecture to compile for: sm_90a, sm_100a, sm_103a.")] = "sm_100a",
+    arch: Annotated[str, typer.Option(help="Architecture to compile for: sm_90a, sm_100a, sm_120a …")] = "sm_100a",
     m: Annotated[int | None, typer.Option(help="Rows of A or x.", show_default="7168, gemm 128, quantize 8192")] = None,
     n: Annotated[int | None, typer.Option(help="Rows of B (gemm).", show_default="7168")] = None,
     k: Annotated[int | None, typer.Option(help="Length of a row.", show_default="16384, quantize 8192")] = None,

@@ -66,7 +66,7 @@ def sim(
         typer.Argument(metavar="SCRIPT [ARGS]...", help="Python program, and its own arguments.", show_default=False),
     ],
     arch: Annotated[
-        str, typer.Option(metavar="ARCH", help="sm_90a (H200), sm_100a (B200) or sm_103a (B300).")
+        str, typer.Option(metavar="ARCH", help="sm_90a (H200), sm_100a (B200), sm_103a (B300), sm_120a (RTX 5090) …")
     ] = "sm_100a",
     schedule: Annotated[
         str, typer.Option(metavar="TEXT", help="How warps and engines interleave: seed=3,tma=lazy,tensor=eager.")

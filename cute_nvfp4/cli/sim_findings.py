@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import TYPE_CHECKING
 
@@ -13,24 +12,11 @@ if TYPE_CHECKING:
     from ..sim.session import Session
 
 
-def all_findings(session: Session) -> list[Finding]:
-    """Those of all launches; one entry for a class at an instruction of a kernel, with how often it was found."""
-    lists = [r.result.findings for r in session.launches if r.result is not None]
-    if session.failure is not None:
-        lists.append(getattr(session.failure[1], "findings", ()))
-    merged: dict[tuple[str, str, str, int, str], Finding] = {}
-    for finding in (f for found in lists for f in found):
-        key = (finding.severity, finding.rule, finding.kernel, finding.line, finding.instruction)
-        before = merged.get(key)
-        merged[key] = finding if before is None else dataclasses.replace(before, count=before.count + finding.count)
-    return list(merged.values())
-
-
 def show_findings(session: Session, quiet: bool) -> None:
     """Every class of hazard in full with its first message, and, unless ``quiet``, a line for each class of warning."""
     from ..sim.checks.findings import grouped
 
-    console, found = stderr(), all_findings(session)
+    console, found = stderr(), session.findings()
     told = "" if session.failure is None else str(session.failure[1])
     for text in grouped(found, "hazard"):
         if not told or not text.removeprefix("hazard: ").startswith(told.rpartition(" [")[0]):
@@ -60,4 +46,4 @@ def place(finding: Finding) -> str:
     """An instruction in a few words: its opcode, its line of the PTX, the file and line of its source."""
     opcode = re.sub(r"^@!?\S+\s+", "", finding.instruction).partition(" ")[0]
     source = f", {re.sub(r'^.*/', '', finding.loc)}" if finding.loc else ""
-    return f"{opcode} (PTX line {finding.line}{source})" if finding.line else "an earlier instruction"
+    return f"{opcode} (PTX line {finding.line}{source})" if finding.line else finding.loc or "an earlier instruction"

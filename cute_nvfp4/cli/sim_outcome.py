@@ -59,7 +59,7 @@ def show_outcome(
         outcome = outcome_of(found)
         code = _STATUS[outcome]
         advice = [] if traced and type(found).__name__ == "Deadlock" else _advice(found, outcome)
-        lines = [f"in launch {record.number}: {launch_line(record)}", *advice]
+        lines = ([f"in launch {record.number}: {launch_line(record)}"] if record else []) + advice
         _show(outcome, f"{type(found).__name__}: {found}", [*lines, f"repeat with: {repeat}"])
         if full or code == EXIT_INTERNAL:
             show_traceback(found, script)

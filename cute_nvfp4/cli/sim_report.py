@@ -8,7 +8,7 @@ A run of one schedule is an object with these keys, all of them always there:
     outcome     "ended" | "hazard" | "not modelled" | "internal error" | "program failed"
     failure     null, or {kind, message, launch}: what stopped the first launch that was stopped, or the first hazard
                 that --continue went on past, even if the program went on after it; ``kind`` is the
-                name of the error's class
+                name of the error's class, ``launch`` null for a hazard in torch's own work
     error       null, or {kind, message}: what ended the program, where that was an exception
     findings    what the checks found, hazards and warnings, over all launches: objects {severity, rule, kernel,
                 instruction, line, loc, message, count}, one for a class (rule) at an instruction
@@ -33,8 +33,6 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from .sim_findings import all_findings
-
 if TYPE_CHECKING:
     from ..sim.session import LaunchRecord, Session
 
@@ -46,10 +44,11 @@ def report(session: Session, run: dict[str, Any], error: BaseException | None) -
     failure = None
     if session.failure is not None:
         record, found = session.failure
-        failure = {"kind": type(found).__name__, "message": str(found), "launch": record.number}
+        number = record.number if record else None
+        failure = {"kind": type(found).__name__, "message": str(found), "launch": number}
     ended = None if error is None else {"kind": type(error).__name__, "message": str(error)}
     launches = [_launch(r, session.options.get("counters", False)) for r in session.launches]
-    found = [dataclasses.asdict(f) for f in all_findings(session)]
+    found = [dataclasses.asdict(f) for f in session.findings()]
     return {"schema": SCHEMA, **run, "failure": failure, "error": ended, "findings": found, "launches": launches}
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -37,8 +38,9 @@ class Options:
     """What to run. ``case`` picks one case; ``seed`` replaces every case's own; ``timeout`` is seconds a request.
 
     In the simulator: ``schedules`` is how many adversarial schedules each case runs under (mode test), ``schedule`` one
-    of one's own, ``trace`` a file for the timeline of the first case's first call; with ``inspect``, launches tell
-    registers and spills.
+    of one's own, ``trace`` a file for the timeline of the first case's first call; hazards of the classes ``allow`` are
+    warnings, and with ``collect`` none stops a launch, though the case fails; with ``inspect``, launches tell registers
+    and spills.
     """
 
     problem: str
@@ -54,6 +56,8 @@ class Options:
     schedules: int = 1
     schedule: str = ""
     trace: Path | None = None
+    allow: tuple[str, ...] = ()
+    collect: bool = False
     inspect: bool = False
 
 
@@ -96,6 +100,7 @@ class Evaluation:
         self.timeout = options.timeout or self.task.limits.timeout_seconds
         self.batch = self._batch()
         self.schedules = self._schedules()
+        self._check_hazards()
         full = options.data == "full"
         self.tolerances = self.task.full_range_tolerances if full else self.task.tolerances
         self._mixed = _environment_seed()
@@ -142,6 +147,20 @@ class Evaluation:
             return [str(schedule) for schedule in adversarial(options.schedules)]
         return [str(Schedule.parse(options.schedule)) if options.schedule else ""]
 
+    def _check_hazards(self) -> None:
+        """Refuses classes of hazards that do not exist, and any where nothing is simulated."""
+        from ..sim.checks.findings import known
+
+        known(self.options.allow)
+        for name, given in (("--allow", self.options.allow), ("--continue", self.options.collect)):
+            if given and self.backend != "sim":
+                raise HarnessError(f"{name} is for the simulator: it needs --backend sim")
+
+    def _simulation(self) -> dict[str, Any]:
+        """The options of the simulated GPU."""
+        options = self.options
+        return {"inspect": options.inspect, "allow": options.allow, "collect": options.collect}
+
     def _seed(self, case: Case) -> int:
         seed = case["seed"] if self.options.seed is None else self.options.seed
         return seed if self._mixed is None else mix_seed(seed, self._mixed)
@@ -172,7 +191,7 @@ class Evaluation:
             data=self.options.data,
             batch=self.batch,
             timeout=self.timeout,
-            inspect=self.options.inspect,
+            simulation=self._simulation(),
         ) as runner:
             for index, case in self.numbered:
                 result = CaseResult(index, case, self._seed(case), useful_bytes=self.problem.useful_bytes(case))

@@ -152,6 +152,15 @@ def counted(counters: dict[str, int]) -> list[str]:
     return [each if name is None else cell(name) for name in names] + [banks]
 
 
+def _warnings(run: RunResult) -> list[str]:
+    """A line for each class of what the simulator's checks warn of, where it was found first."""
+    first: dict[str, str] = {}
+    for case in run.cases:
+        for text in (text for launch in case.launches for text in launch.warnings):
+            first.setdefault(text.rpartition(" [")[2], f"case {case.index}: {text}")
+    return list(first.values())
+
+
 def _published_table(run: RunResult, task: Task) -> Table | None:
     bound, public = task.speed_of_light, task.public_results
     if bound is None and public is None:
@@ -194,6 +203,8 @@ def print_run(run: RunResult, task: Task, console: Console) -> None:
     counters = _counter_table(run, task) if run.mode != "leaderboard" else None
     if counters:
         console.print(counters)
+    for line in _warnings(run):
+        console.print(Text(line, "dim"), soft_wrap=True)
     published = _published_table(run, task) if timed else None
     if published:
         console.print(published)

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from multiprocessing import Pipe
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -87,8 +88,8 @@ class Runner:
     ``backend`` is where the submission's kernels run: ``cuda``, ``sim`` (a simulated GPU of ``arch``, which serves
     device "cuda") or ``reference`` (tensors are on the CPU). ``arch`` is also what the process finds in
     ``CUTE_NVFP4_ARCH``; ``batch`` is how many calls, each on inputs of its own, are made together at most; ``timeout``
-    (seconds) bounds every request (without a GPU, every call). With ``inspect``, simulated launches tell registers and
-    spills.
+    (seconds) bounds every request (without a GPU, every call). ``simulation`` are options of the simulated GPU
+    (``simulation.Simulation``).
     """
 
     def __init__(
@@ -103,12 +104,12 @@ class Runner:
         data: DataKind = "public",
         batch: int = 1,
         timeout: float = 180.0,
-        inspect: bool = False,
+        simulation: dict[str, Any] | None = None,
     ) -> None:
         self._problem, self._submission = problem, submission
         self._simulate = arch if backend == "sim" else ""
         self._arch, self._device = arch, "cpu" if backend == "reference" else "cuda"
-        self._inspect = inspect
+        self._simulation = simulation or {}
         self._home = "cuda" if backend == "cuda" else "cpu"  # where its inputs are kept and compared
         self._tolerances, self._data, self._batch, self._timeout = tolerances, data, batch, timeout
         self._arena = Arena(max(Layout.of(problem, case).nbytes for case in cases))
@@ -165,7 +166,7 @@ class Runner:
         self._connection = ours
         try:
             self._receive(_START_TIMEOUT_S, "starting its process")
-            where = {"device": self._device, "simulate": self._simulate, "inspect": self._inspect}
+            where = {"device": self._device, "simulate": self._simulate, "options": self._simulation}
             request = {"op": "load", "problem": self._problem.name, "path": str(self._submission), **where}
             self._ask(request, "loading the submission")
         except CallFailed as error:

@@ -7,9 +7,10 @@ submission's own too, with the simulator's checks on.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ..sim import Schedule, Trace
+from ..sim.checks.findings import grouped
 from ..sim.session import Part, Session, outcome_of
 from .counters import Launch
 from .errors import StoppedLaunch
@@ -22,12 +23,17 @@ MAX_LAUNCHES = 256
 
 
 class Simulation:
-    """One simulated GPU for the life of the process; ``inspect``: launches tell what their machine code uses."""
+    """One simulated GPU for the life of the process; ``inspect``: launches tell what their machine code uses.
 
-    def __init__(self, arch: str, *, inspect: bool = False) -> None:
+    Hazards of the classes ``allow`` are warnings; with ``collect``, no hazard of a check stops a launch, and all are
+    told at the end.
+    """
+
+    def __init__(self, arch: str, *, inspect: bool = False, allow: Sequence[str] = (), collect: bool = False) -> None:
         from ..runtime.session import simulated_gpu
 
         self._inspect = inspect
+        self._hazards = {"allow": tuple(allow), "on_hazard": "collect" if collect else "raise"}
         self._open = contextlib.ExitStack()
         self._session: Session = self._open.enter_context(simulated_gpu(arch))
 
@@ -40,10 +46,11 @@ class Simulation:
         """
         session, traced = self._session, Trace() if trace else None
         session.launches.clear()
+        session.between.clear()
         session.failure = None
         # set anew for every request: what a submission changes here does not last
         how = Schedule.parse(schedule)
-        session.options = {"checks": True, "counters": True, "schedule": how, "trace": traced}
+        session.options = {"checks": True, "counters": True, "schedule": how, "trace": traced} | self._hazards
         session.execute = True
         try:
             yield
@@ -59,10 +66,22 @@ class Simulation:
 
     def _stopped(self, schedule: str) -> StoppedLaunch:
         record, error = self._session.failure
-        launch = record.launch
-        where = f"in launch {record.number} of the call, grid {launch.grid} block {launch.block}"
+        where = "in torch's own work"
+        if record is not None:
+            launch = record.launch
+            where = f"in launch {record.number} of the call, grid {launch.grid} block {launch.block}"
         how = f"; repeat it with --schedule {schedule}" if schedule else ""
-        return StoppedLaunch(f"{outcome_of(error)}: {type(error).__name__}: {error}\n{where}{how}")
+        said, rest = str(error), []
+        for text in grouped(self._session.findings(), "hazard"):
+            if said.rpartition(" [")[0] in text:  # the same, and at how many more instructions
+                said = text.removeprefix("hazard: ")
+            else:
+                rest.append(text)
+        return StoppedLaunch("\n".join([f"{outcome_of(error)}: {type(error).__name__}: {said}\n{where}{how}", *rest]))
+
+    def synchronize(self) -> None:
+        """The host waits for all that was issued."""
+        self._session.runtime.order.synchronize()
 
     def forget(self) -> None:
         """Drops the launches so far."""

@@ -75,15 +75,15 @@ class Worker:
 
     # requests
 
-    def load(self, *, problem: str, path: str, device: str, simulate: str, inspect: bool) -> dict:
-        """Imports the submission. simulate: the architecture of the GPU to simulate, "" for none; inspect: launches
-        there tell what their machine code uses."""
+    def load(self, *, problem: str, path: str, device: str, simulate: str, options: dict[str, Any]) -> dict:
+        """Imports the submission. simulate: the architecture of the GPU to simulate, "" for none; options: those of
+        ``Simulation``."""
         self._problem, self._device = get_problem(problem), torch.device(device)
         gap = 0
         if simulate:
             from .simulation import GAP, Simulation
 
-            self._simulation, gap = Simulation(simulate, inspect=inspect), GAP
+            self._simulation, gap = Simulation(simulate, **options), GAP
         self._workspace = Workspace(self._problem, self._device, self._arena, gap)
         self._gpu = self._device.type == "cuda" and not simulate
         if self._gpu:
@@ -124,7 +124,7 @@ class Worker:
                     if self._simulation:
                         self._simulation.forget()
                     outs.append(self._kernel(data))
-            self._keep(order, outs)
+                self._keep(order, outs)
         self._synchronize()
         return {"wall_ns": _clock() - begin, "gpu_ns": gpu_ns, "launches": self._reported()}
 
@@ -154,7 +154,7 @@ class Worker:
         else:
             with self._launches():
                 samples = timing.time_wall(calls, rule=rule, clear=clear)
-            self._keep(order, last)
+                self._keep(order, last)
         self._synchronize()
         return {"samples": samples}
 
@@ -272,6 +272,8 @@ class Worker:
     def _synchronize(self) -> None:
         if self._gpu:
             _synchronize()
+        elif self._simulation:
+            self._simulation.synchronize()
 
     def answer(self, request: dict) -> dict:
         """Runs one request and turns whatever the submission raises into an answer."""

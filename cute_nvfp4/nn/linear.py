@@ -10,8 +10,8 @@ import torch
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.operand import PLAIN, BlockScaledTensor
-from cute_nvfp4.ops.calls import pointer
-from cute_nvfp4.ops.dispatch import is_recorded
+from cute_nvfp4.ops.calls import addresses
+from cute_nvfp4.ops.dispatch import is_recorded, recording
 from cute_nvfp4.ops.gemm import gemm
 from cute_nvfp4.ops.gemv import gemv
 from cute_nvfp4.ops.quantize import quantize
@@ -137,12 +137,12 @@ class NVFP4Linear(torch.nn.Module):
             kept, places, before, rows = self._kept
             if kept.data is data and kept.scale is scale and kept.global_scale is factor and before is given:
                 # a tensor may have got other memory, or contents swapped in
-                if places == (data.data_ptr(), scale.data_ptr(), pointer(factor)):
+                if places == addresses(data, scale, factor):
                     return kept, rows
         operand = BlockScaledTensor(data, scale, factor)
         if is_recorded(data):
             return operand, None
-        self._kept = _Kept(operand, (data.data_ptr(), scale.data_ptr(), pointer(factor)), given, Bounded())
+        self._kept = _Kept(operand, addresses(data, scale, factor), given, Bounded())
         return operand, self._kept.rows
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> NVFP4Linear:
@@ -176,7 +176,7 @@ class NVFP4Linear(torch.nn.Module):
             return torch.nn.functional.linear(x, self._decoded(x.dtype))
         scale = self._buffers["input_global_scale"]
         weight, planned = self._checked()
-        if rows == 1 and scale is not None and planned is not None and not is_recorded(None):
+        if rows == 1 and scale is not None and planned is not None and not recording():
             product = self._row_product(x, scale, weight, planned)
             if product is not None:
                 return product(x, scale)

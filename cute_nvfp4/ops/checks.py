@@ -9,7 +9,7 @@ import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..formats import FORMATS, Format
-from ..operand import BlockScaledTensor, check_pair
+from ..operand import BlockScaledTensor, check_pair, span_bytes
 
 DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
 """dtypes of an output, and what configurations call them."""
@@ -131,10 +131,8 @@ def checked_output(
 
 def span(tensor: torch.Tensor) -> tuple[int, int]:
     """First byte, and first byte after the last."""
-    start, size = tensor.data_ptr(), tensor.numel()
-    if size and not tensor.is_contiguous():
-        size = 1 + sum((n - 1) * stride for n, stride in zip(tensor.shape, tensor.stride()))
-    return start, start + size * tensor.element_size()
+    start = tensor.data_ptr()
+    return start, start + span_bytes(tensor)
 
 
 def check_overlap(inputs: Mapping[str, torch.Tensor | None], out: torch.Tensor) -> None:

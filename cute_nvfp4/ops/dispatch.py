@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..operand import is_wrapper
+from ..operand import BlockScaledTensor, is_wrapper
 from ..runtime.simulating import current_session
 
 
@@ -17,22 +17,19 @@ def by_operator(operands: Sequence[Any], *others: Any) -> bool:
     operands: of the call. others: what else may require a gradient; numbers and None do not. Elsewhere the dispatcher
     would only cost time. What is no operand is for the call itself to refuse.
     """
-    if torch.compiler.is_dynamo_compiling() or (torch._C._len_torch_dispatch_stack() and _modes()):
+    if recording():
         return True
-    if torch.is_grad_enabled():
-        for x in operands:
-            factor = getattr(x, "global_scale", None)
-            if factor is not None and factor.requires_grad:
-                return True
-        for x in others:
-            if x is not None and (
-                getattr(x, "requires_grad", False) or (type(x) is not torch.Tensor and requires_grad(x))
-            ):
-                return True
+    follows = torch.is_grad_enabled()
     for x in operands:
         data = getattr(x, "data", None)
         if type(data) is not torch.Tensor and isinstance(data, torch.Tensor) and is_wrapper(data):
             return True
+        if follows and (factor := getattr(x, "global_scale", None)) is not None and factor.requires_grad:
+            return True
+    if follows:
+        for x in others:
+            if x is not None and (x.requires_grad if type(x) is torch.Tensor else requires_grad(x)):
+                return True
     return False
 
 
@@ -41,23 +38,30 @@ def requires_grad(x: Any) -> bool:
     return any(map(requires_grad, x)) if isinstance(x, (list, tuple)) else getattr(x, "requires_grad", False)
 
 
-def is_recorded(tensor: torch.Tensor | None) -> bool:
-    """Whether torch records what is done with ``tensor``, or in general: it traces, or a dispatch mode is on."""
-    if torch.compiler.is_dynamo_compiling() or _modes():
+def is_recorded(tensor: torch.Tensor) -> bool:
+    """Whether torch records what is done with ``tensor``."""
+    return recording() or is_wrapper(tensor)
+
+
+def recording() -> bool:
+    """Whether torch records what is done with any tensor: it traces, or a dispatch mode is on."""
+    if torch.compiler.is_dynamo_compiling():
         return True
-    return tensor is not None and is_wrapper(tensor)
-
-
-def _modes() -> int:
-    """How many of torch's dispatch modes are on, that of a simulated session not counted: it records nothing."""
-    count = torch._C._len_torch_dispatch_stack()
-    session = current_session() if count else None
-    return count - (session is not None and session.dispatch.on)
+    modes = torch._C._len_torch_dispatch_stack()
+    if not modes:
+        return False
+    # that of a simulated session records nothing
+    session = current_session()
+    return modes > (session is not None and session.dispatch.on)
 
 
 def written_to(*outs: Any) -> None:
     """Tells autograd that a kernel wrote to these, so that what it had saved of them is not used."""
-    for out in outs:
-        for x in out if isinstance(out, (list, tuple)) else (out,):
-            if isinstance(x, torch.Tensor) and not x.is_inference():
+    for x in outs:
+        if isinstance(x, torch.Tensor):
+            if not x.is_inference():
                 torch.autograd.graph.increment_version(x)
+        elif isinstance(x, BlockScaledTensor):
+            written_to(x.data, x.scale, x.global_scale)
+        elif x is not None:
+            written_to(*x)

@@ -46,8 +46,8 @@ def export(path: str | Path, operation: Callable[..., Any], *operands: Any, **op
         "values": template.values,
         "constants": list(constants.items()),
         "slots": made.slots,
-        "sizes": list(made.sizes.items()),
-        "written": made.written,
+        "sizes": list(made.apart.sizes.items()),
+        "written": made.apart.written,
         "operands": {name: described(x) for name, x in made.operands.items()},
     }
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,9 +1,10 @@
-"""What ``rmsnorm_quantize`` and ``silu_mul_quantize`` share: checks, the result, the arguments of quantization."""
+"""What ``rmsnorm_quantize`` and ``silu_mul_quantize`` share: checks, the planned call, arguments of quantization."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -11,13 +12,25 @@ from ..errors import OperandError, OperandTypeError
 from ..formats import Format
 from ..kernels.quantize.arguments import Powers, QuantizeArguments, Seed, Strides
 from ..kernels.quantize.fused import Matrix
-from ..operand import BlockScaledTensor, row_alignment
+from ..operand import BlockScaledTensor, row_alignment, span_bytes
 from ..planning.fused import FusedPlan
 from ..planning.quantize import QuantizeProblem
-from ..scale_layout import blocked_bytes, blocked_view
-from .checks import DTYPE_NAMES, check_overlap
+from ..quantization.rules import resolve_format
+from ..runtime.apart import Apart
+from ..runtime.launch import Launcher, SimLauncher
+from .calls import addresses, allocator
+from .checks import DTYPE_NAMES, check_overlap, tensors
+from .library.fused import Fused, call_fused
 from .quantize import quantize
-from .quantize_request import QuantizeRequest, check_out, checked_global_scale, checked_request
+from .quantize_launch import Results, given_scale
+from .quantize_request import (
+    QuantizeRequest,
+    check_out,
+    check_out_gradient,
+    check_out_memory,
+    checked_global_scale,
+    checked_request,
+)
 
 # kernels copy sixteen bytes at a time
 _ALIGNMENT = 16
@@ -25,20 +38,19 @@ _ALIGNMENT = 16
 
 @dataclass(frozen=True)
 class Quantization:
-    """How values are quantized, and where to: ``out``, or a new result if it is None.
+    """How values are quantized.
 
-    request: that of values of the shape, dtype and device of ``request.source.matrices``. global_scale: a float32
-    tensor of no dimensions, None, or "auto".
+    request: that of values of the shape, dtype and device of ``request.source.matrices``. global_scale: "given",
+    "none", or "auto": then it is computed from all values, which are stored, and quantized by ``quantize``.
     """
 
     request: QuantizeRequest
-    global_scale: torch.Tensor | str | None
-    out: BlockScaledTensor | None
+    global_scale: str
 
     @property
     def computes_scale(self) -> bool:
-        """Whether the global scale is computed from all values: they are stored then, and quantized by ``quantize``."""
-        return isinstance(self.global_scale, str)
+        """Whether the global scale is computed from all values."""
+        return self.global_scale == "auto"
 
     @property
     def columns(self) -> int:
@@ -57,33 +69,124 @@ class Quantization:
             dtype=DTYPE_NAMES[request.source.matrices.dtype],
             alignment=alignment,
             scale_layout=request.scale_layout,
-            global_scale="given" if isinstance(self.global_scale, torch.Tensor) else "none",
+            global_scale="none" if self.computes_scale else self.global_scale,
         )
 
-    def result(self) -> BlockScaledTensor:
-        """Where the kernel puts data and scales, with the global scale that it reads."""
-        factor = None if self.computes_scale else self.global_scale
-        # the codes of values whose global scale is not known yet are dropped
-        if self.out is not None and not self.computes_scale:
-            if factor is not None and factor.data_ptr() != self.out.global_scale.data_ptr():
-                self.out.global_scale.copy_(factor.reshape(self.out.global_scale.shape))
-            return self.out
-        request = self.request
-        x, format = request.source.matrices, request.format
-        _, rows, k = x.shape
-        data = torch.empty((rows, format.data_columns(k)), dtype=torch.uint8, device=x.device)
-        if request.scale_layout == "rowmajor":
-            scale = torch.empty((rows, self.columns), dtype=torch.uint8, device=x.device)
-        else:
-            flat = torch.empty(blocked_bytes(rows, self.columns), dtype=torch.uint8, device=x.device)
-            scale = blocked_view(flat, rows, self.columns)
-        return BlockScaledTensor(data, scale, factor, format)
-
-    def of_values(self, values: torch.Tensor, backend: str) -> BlockScaledTensor:
+    def of_values(self, values: torch.Tensor, given: Any, out: BlockScaledTensor | None, backend: str) -> Any:
         """``values`` quantized by ``quantize``."""
         request = self.request
-        options = {"scale_layout": request.scale_layout, "out": self.out, "backend": backend}
-        return quantize(values, request.format, request.rule.name, global_scale=self.global_scale, **options)
+        options = {"scale_layout": request.scale_layout, "out": out, "backend": backend}
+        given = None if self.global_scale == "none" else given
+        return quantize(values, request.format, request.rule.name, global_scale=given, **options)
+
+
+class FusedCall:
+    """A kernel that quantizes what it computes, planned.
+
+    It reads x and other tensors, and writes codes and scales, and where there are any a new residual and the values.
+    """
+
+    def __init__(
+        self,
+        quantization: Quantization,
+        launch: Launcher,
+        read: Mapping[str, torch.Tensor],
+        half: int,
+        new: Sequence[torch.Tensor | None],
+        out: BlockScaledTensor | None,
+        residual_out: torch.Tensor | None,
+    ) -> None:
+        """read: what is read, as the caller gives it, by name, x first. half: where in x the second input starts, in
+        bytes, if it is not one of the others. new: tensors like the new residual and the values, whose memory is given
+        back. out, residual_out: the caller's."""
+        self._quantization, self._launch, self._names, self._half = quantization, launch, tuple(read), half
+        self._copied = tuple(readable(x) is not x for x in read.values())
+        self._given = quantization.global_scale == "given"
+        self._results = Results(quantization.request, self._given)
+        self._residual, self._values = (_nothing if x is None else allocator(x) for x in new)
+        self._backend = "sim" if isinstance(launch, SimLauncher) else "cuda"
+        # what is read and written at the same place counts once
+        others = 5 + len(read) - 1 + (half > 0)
+        places = zip((0, *range(5, others)), read.values())
+        sizes = {place: span_bytes(x) for place, x in places if not same(x, residual_out)}
+        written = [] if out is None else [(1, span_bytes(out.data)), (2, span_bytes(out.scale))]
+        if residual_out is not None:
+            written.append((others, span_bytes(residual_out)))
+        self._apart = Apart(sizes | {3: 4 * self._given}, written)
+        # codes of values whose global scale is not known yet are dropped, and ``quantize`` checks its own result
+        self._closely = any(self._copied) or quantization.computes_scale
+
+    def __call__(
+        self, read: Sequence[torch.Tensor], given: Any, out: BlockScaledTensor | None, residual_out: torch.Tensor | None
+    ) -> Fused:
+        """All arguments are like those that were planned for."""
+        quantization, results = self._quantization, self._results
+        automatic = quantization.computes_scale
+        sources = read
+        if self._closely and any(self._copied):
+            sources = [readable(x) if copied else x for x, copied in zip(read, self._copied)]
+        factor = given_scale(given, read[0].device) if self._given else None
+        if out is None or automatic:
+            data, scale = results.data(), results.scale()
+        else:
+            data, scale = out.data, out.scale
+        residual, values = self._residual() if residual_out is None else residual_out, self._values()
+        first, *others = addresses(*sources)
+        if self._half:
+            others = (first + self._half,)
+        at = (
+            *(first, data.data_ptr(), scale.data_ptr(), 0 if factor is None else factor.data_ptr(), 0),
+            *(*others, *addresses(residual, values)),
+        )
+        if out is not None or residual_out is not None:
+            own = None if out is None else out.global_scale
+            if self._closely or (own is not None and (own is not given or own.requires_grad)) or self._apart.near(at):
+                check_memory(dict(zip(self._names, read)), given, out, residual_out)
+            if factor is not None and own is not None and factor.data_ptr() != own.data_ptr():
+                own.copy_(factor.reshape(own.shape))
+        owners = ()
+        if self._backend == "sim":
+            owners = (self._touched(sources, factor, data, scale, residual, values),)
+        self._launch(at, owners)
+        if automatic:
+            result = quantization.of_values(values, given, out, self._backend)
+        else:
+            result = BlockScaledTensor.like(results.key, data, scale, factor) if out is None else out
+        return Fused(result, residual, values)
+
+    def _touched(
+        self,
+        read: Sequence[torch.Tensor],
+        factor: torch.Tensor | None,
+        data: torch.Tensor,
+        scale: torch.Tensor,
+        residual: torch.Tensor | None,
+        values: torch.Tensor | None,
+    ) -> dict[str, tuple[torch.Tensor, bool]]:
+        found = {name: None if same(x, residual) else x.detach() for name, x in zip(self._names, read)}
+        return tensors(
+            found | {"global_scale": factor}, {"data": data, "scale": scale, "residual_out": residual, "values": values}
+        )
+
+
+def _nothing() -> None:
+    return None
+
+
+def check_memory(
+    read: Mapping[str, torch.Tensor], given: Any, out: BlockScaledTensor | None, residual_out: torch.Tensor | None
+) -> None:
+    """Raises if what is written overlaps itself or what is read; but the new residual may be x, or the old one."""
+    if residual_out is not None:
+        # a thread reads a block before it writes it: they may be the same memory, but not lie across it
+        check_overlap({name: None if same(x, residual_out) else x for name, x in read.items()}, residual_out)
+    if out is not None:
+        first, *others = read
+        check_out_gradient(out)
+        check_out_memory(out, read[first], given)
+        for part in (out.data, out.scale, out.global_scale):
+            if part is not None:
+                check_overlap({name: read[name] for name in others} | {"residual_out": residual_out}, part)
 
 
 def checked_quantization(
@@ -93,30 +196,50 @@ def checked_quantization(
     global_scale: float | torch.Tensor | str | None,
     scale_layout: str,
     out: BlockScaledTensor | None,
-    others: Mapping[str, torch.Tensor | None],
 ) -> Quantization:
-    """The quantization of values like ``values`` (M, K).
-
-    others: what else the kernel reads, and writes: ``out`` may not overlap it.
-    """
+    """The quantization of values like ``values`` (M, K)."""
     request = checked_request(values, format, rule, scale_layout=scale_layout)
     if request.rule.choice in ("optimal", "hessian"):
         got, expected = repr(request.rule.name), "a rule that does not search"
         raise OperandError.of("rule", got=got, expected=expected, hint="quantize has it.")
     if out is not None:
         check_out(out, request, global_scale)
-        for part in (out.data, out.scale, out.global_scale):
-            if part is not None:
-                check_overlap(others, part)
-    automatic = isinstance(global_scale, str) and global_scale == "auto"
-    if not request.format.has_global_scale:
-        if not (global_scale is None or automatic):
-            got = f"{type(global_scale).__name__}"
-            raise OperandError.of(f"global scale of {request.format.name}", got=got, expected="None or 'auto'")
-        global_scale = None
-    elif global_scale is not None and not automatic:
-        global_scale = checked_global_scale(global_scale, values.device)
-    return Quantization(request, global_scale, out)
+    return Quantization(request, kind_of_scale(request.format, global_scale, values.device))
+
+
+def kind_of_scale(format: Format, given: float | torch.Tensor | str | None, device: torch.device) -> str:
+    """Which global scale the result has: "auto", "given" or "none"."""
+    automatic = isinstance(given, str) and given == "auto"
+    if not format.has_global_scale:
+        if not (given is None or automatic):
+            got = type(given).__name__
+            raise OperandError.of(f"global scale of {format.name}", got=got, expected="None or 'auto'")
+        return "none"
+    if automatic or given is None:
+        return "auto" if automatic else "none"
+    checked_global_scale(given, device)
+    return "given"
+
+
+def recorded(
+    name: str,
+    inputs: Sequence[torch.Tensor | None],
+    given: Any,
+    options: dict[str, Any],
+    out: BlockScaledTensor | None,
+    residual_out: torch.Tensor | None = None,
+) -> Fused:
+    """The operation as one operator of a graph, which chooses when it runs. inputs: x first."""
+    format = resolve_format(options["format"])
+    kind = kind_of_scale(format, given, inputs[0].device)
+    return call_fused(name, inputs, kind, given, options | {"format": format.name}, out, residual_out)
+
+
+def matrix_key(x: Any) -> tuple | type | None:
+    """All that a plan depends on of a matrix, or of what is none."""
+    if isinstance(x, torch.Tensor):
+        return x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 31
+    return None if x is None else type(x)
 
 
 def checked_matrix(name: str, x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
@@ -141,6 +264,13 @@ def checked_matrix(name: str, x: torch.Tensor, like: torch.Tensor | None = None)
     return x
 
 
+def same(a: Any, b: Any) -> bool:
+    """Whether two matrices of as many elements are the same memory."""
+    if not (isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)):
+        return False
+    return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
+
+
 def readable(x: torch.Tensor) -> torch.Tensor:
     """``x`` if the kernels can read it, else a copy: K contiguous, rows that start at multiples of sixteen bytes."""
     if (x.stride(-1) == 1 or x.shape[-1] == 1) and row_alignment(x, _ALIGNMENT) == _ALIGNMENT:
@@ -154,27 +284,26 @@ def alignment(*tensors: torch.Tensor | None) -> int:
 
 
 def matrix(x: torch.Tensor | None) -> Matrix | None:
-    """The argument for a matrix (M, K) that a variant may lack."""
-    return None if x is None else Matrix(x.data_ptr(), Strides(x.stride(0) * x.element_size(), 0))
+    """The argument for a matrix (M, K) that a variant may lack, without its address."""
+    return None if x is None else Matrix(0, Strides(x.stride(0) * x.element_size(), 0))
 
 
 def quantize_arguments(
-    x: torch.Tensor, result: BlockScaledTensor, quantization: Quantization, plan: FusedPlan
+    x: torch.Tensor, quantization: Quantization, out: BlockScaledTensor | None, plan: FusedPlan
 ) -> QuantizeArguments:
-    """The arguments that all kernels of quantization have."""
-    factor, columns = result.global_scale, quantization.columns
+    """The arguments that all kernels of quantization have, without addresses. x: (M, K)."""
+    request, columns = quantization.request, quantization.columns
+    row_bytes = request.format.data_columns(x.shape[1])
+    in_place = out is not None and not quantization.computes_scale
     return QuantizeArguments(
-        x=x.data_ptr(),
-        data=result.data.data_ptr(),
-        scale=result.scale.data_ptr(),
-        global_in=0 if factor is None else factor.data_ptr(),
-        global_out=0,
+        # what varies from call to call
+        *(0,) * 5,
         rows=x.shape[0],
         columns=columns,
         batch=1,
         x_strides=Strides(x.stride(0) * x.element_size(), 0),
-        data_strides=Strides(result.data.stride(0), 0),
-        scale_strides=Strides(columns if result.scale_layout == "rowmajor" else 0, 0),
+        data_strides=Strides(out.data.stride(0) if in_place else row_bytes, 0),
+        scale_strides=Strides(columns if request.scale_layout == "rowmajor" else 0, 0),
         seed=Seed(0, 0),
         signs=0,
         powers=Powers(1, 1 << 16),

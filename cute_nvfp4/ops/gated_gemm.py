@@ -13,9 +13,10 @@ from ..formats import NVFP4, as_bytes
 from ..kernels.gemm.arguments import GemmArguments, Operand, Output
 from ..kernels.gemm.config import GATE_NAMES, INTERLEAVED_ROWS, QUANTIZED, GemmConfig
 from ..kernels.gemm.limits import can_implement
-from ..operand import BlockScaledTensor
+from ..operand import BlockScaledTensor, span_bytes
 from ..planning.gemm import GemmProblem, Plan
 from ..reference import gemm_reference
+from ..runtime.apart import near
 from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.kernel import Kernel
@@ -23,7 +24,7 @@ from ..runtime.launch import Tensors
 from ..runtime.simulating import world
 from ..scale_layout import blocked_bytes, blocked_view
 from ..target import Target
-from .calls import as_alpha, near, operand_key, output_key, scalars, span_bytes, tensor_key
+from .calls import addresses, as_alpha, operand_key, output_key, tensor_key
 from .checks import (
     check_format,
     check_overlap,
@@ -157,7 +158,7 @@ class _Call:
         config: Plan | None,
     ) -> None:
         b1, b2 = weights.get("b1") or weights["b"], weights.get("b2")
-        factors = scalars(alpha, a.global_scale, b1.global_scale)
+        factors = addresses(alpha, a.global_scale, b1.global_scale)
         output, described = _output(result)
         problem = GemmProblem(
             m=a.rows,
@@ -204,25 +205,25 @@ class _Call:
         result = _new(a, self._n, self._dtype, out_global_scale) if out is None else out
         if out is not None:
             read = parts({"a": a, **weights}) | {"alpha": alpha}
-            places = scalars(*read.values())
-            ranges = zip(scalars(*_written(out).values()), self._out_sizes)
+            places = addresses(*read.values())
+            ranges = zip(addresses(*_written(out).values()), self._out_sizes)
             if self._dtype is None or any(near(x, x + size, places, self._sizes) for x, size in ranges):
                 _check_memory(read, out)
         if self._simulated:
             for name, operand in {"a": a, **weights}.items():
                 check_signs(name, operand)
         data, scale = b1.data.data_ptr(), b1.scale.data_ptr()
-        other = scalars(b2.data, b2.scale) if b2 is not None else (data + self._apart[0], scale + self._apart[1])
+        other = addresses(b2.data, b2.scale) if b2 is not None else (data + self._apart[0], scale + self._apart[1])
         second = b1 if b2 is None else b2
         results = (
-            scalars(result) if self._dtype is not None else scalars(result.data, result.scale, result.global_scale)
+            addresses(result) if self._dtype is not None else addresses(result.data, result.scale, result.global_scale)
         )
         factors = (
-            *scalars(alpha, a.global_scale, b1.global_scale),
-            *scalars(alpha, a.global_scale, second.global_scale),
+            *addresses(alpha, a.global_scale, b1.global_scale),
+            *addresses(alpha, a.global_scale, second.global_scale),
         )
         rest = (*results, scalar, *factors)
-        self._launch(scalars(a.data, a.scale), (data, scale, *other), rest, (a, b1, b2, alpha, result))
+        self._launch(addresses(a.data, a.scale), (data, scale, *other), rest, (a, b1, b2, alpha, result))
         return result
 
 

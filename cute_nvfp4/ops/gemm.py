@@ -12,16 +12,18 @@ from ..errors import OperandError, OperandTypeError
 from ..kernels.gemm.arguments import Bias, GemmArguments
 from ..kernels.gemm.config import GemmConfig
 from ..kernels.gemm.limits import can_implement
-from ..operand import BlockScaledTensor
+from ..operand import BlockScaledTensor, span_bytes
 from ..planning.gemm import GemmProblem, Plan
+from ..prepared_weight import PreparedWeight
 from ..reference import gemm_reference
+from ..runtime.apart import Apart, near
 from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..runtime.simulating import world
 from ..target import Target
-from .calls import Preparation, as_alpha, near, output_key, preparable, scalars, span_bytes, tensor_key
+from .calls import Preparation, addresses, allocator, as_alpha, output_key, preparable, tensor_key
 from .checks import (
     DTYPE_NAMES,
     check_dtype,
@@ -38,6 +40,7 @@ from .dispatch import by_operator, written_to
 from .gemm_launch import GemmCall, output_record
 from .library import products as operators
 from .operands import check_operands, check_signs, operand_record
+from .packed_gemm import packed_gemm
 
 
 def gemm(
@@ -76,6 +79,8 @@ def gemm(
             cannot be.
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
+    if isinstance(b, PreparedWeight):
+        return packed_gemm(a, b, alpha, bias, out, out_dtype, config, backend)
     if by_operator((a, b), alpha, bias, out):
         return operators.gemm(a, b, alpha, bias, out, out_dtype, config, backend)
     result = planned(a, b, alpha, bias, out, out_dtype, config, backend)(a, b, alpha, bias, out)
@@ -138,12 +143,11 @@ def prepared(
     return Preparation(
         made.launch,
         made.values(
-            scalars(a.data, a.scale), scalars(b.data, b.scale), call.rest(a, b, scalar, alpha, bias, out), scratch
+            addresses(a.data, a.scale), addresses(b.data, b.scale), call.rest(a, b, scalar, alpha, bias, out), scratch
         ),
         {"a": a, "b": b, "out": out},
         places | {"out": [(None, 4)]},
-        sizes,
-        ((4, span_bytes(out)),),
+        Apart(sizes, ((4, span_bytes(out)),)),
         lambda x: (x["a"], x["b"], alpha, bias, x["out"], scratch),
     )
 
@@ -163,7 +167,7 @@ class _Call:
     ) -> None:
         check_operands({"a": a, "b": b}, target.backend)
         output, described = output_record(out)
-        factors = scalars(alpha, a.global_scale, b.global_scale)
+        factors = addresses(alpha, a.global_scale, b.global_scale)
         problem = GemmProblem(
             m=a.rows,
             n=b.rows,
@@ -187,7 +191,7 @@ class _Call:
             batch=a.batch,
         )
         self.gemm = GemmCall(KERNEL, problem, config, target, a.device, arguments, _touched)
-        self._shape, self._options = out.shape, {"dtype": out.dtype, "device": out.device}
+        self.new = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
         self._out_bytes = span_bytes(out)
         inputs = (a.data, a.scale, b.data, b.scale, alpha, bias, a.global_scale, b.global_scale)
         self._sizes = tuple(span_bytes(x) for x in inputs if x is not None)
@@ -202,7 +206,7 @@ class _Call:
             out = self.new()
         else:
             start = out.data_ptr()
-            places = (*first, *second, *scalars(alpha, bias, a.global_scale, b.global_scale))
+            places = (*first, *second, *addresses(alpha, bias, a.global_scale, b.global_scale))
             if near(start, start + self._out_bytes, places, self._sizes):
                 check_overlap(parts({"a": a, "b": b}) | {"alpha": alpha, "bias": bias}, out)
         if self._simulated:
@@ -211,13 +215,9 @@ class _Call:
         self.gemm(first, second, self.rest(a, b, scalar, alpha, bias, out), (a, b, alpha, bias, out))
         return out
 
-    def new(self) -> torch.Tensor:
-        """A result that is not written yet."""
-        return torch.empty(self._shape, **self._options)
-
     def rest(self, a: Any, b: Any, scalar: float, alpha: Any, bias: Any, out: torch.Tensor) -> tuple:
         """What varies after the operands."""
-        return (out.data_ptr(), *scalars(bias), scalar, *scalars(alpha, a.global_scale, b.global_scale))
+        return (out.data_ptr(), *addresses(bias), scalar, *addresses(alpha, a.global_scale, b.global_scale))
 
 
 def _touched(a: Any, b: Any, alpha: Any, bias: Any, out: torch.Tensor, scratch: dict[str, torch.Tensor]) -> Tensors:
@@ -286,9 +286,13 @@ def _reference(a, b, scalar: float, alpha: torch.Tensor | None, bias: torch.Tens
 
 def host(config: GemmConfig) -> Callable[..., Any]:
     """The host function of ``config``, of one product or of two."""
-    from ..kernels.gemm.sm100.host import Gemm
+    if config.arch.generation == "sm120":
+        from ..kernels.gemm.sm120 import host as sm120
 
-    return Gemm(config)
+        return sm120.Gemm(config)
+    from ..kernels.gemm.sm100 import host as sm100
+
+    return sm100.Gemm(config)
 
 
 KERNEL = Kernel("gemm", GemmArguments, host, can_implement)

@@ -14,7 +14,7 @@ from ..runtime.backend import capturing, sm_count, stream_of
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Touched
 from ..target import Target
-from .calls import scalars
+from .calls import addresses
 from .checks import DTYPE_NAMES
 
 
@@ -49,9 +49,8 @@ class GemmCall:
 
     def values(self, a: tuple, b: tuple, rest: tuple, scratch: dict[str, torch.Tensor]) -> tuple:
         """What varies, in the order of ``GemmArguments``."""
-        return (
-            (*b, *a, *rest, *scalars(*scratch.values())) if self.swap else (*a, *b, *rest, *scalars(*scratch.values()))
-        )
+        first, second = (b, a) if self.swap else (a, b)
+        return *first, *second, *rest, *addresses(*scratch.values())
 
     def scratch(self, kept: bool = True) -> dict[str, torch.Tensor]:
         """Memory of a stream-K launch; kept: its flags may be those of the calls before on the stream."""

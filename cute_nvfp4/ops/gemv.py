@@ -12,9 +12,10 @@ from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4
 from ..kernels.gemv.arguments import GemvArguments, Strides
 from ..kernels.gemv.config import GemvConfig
-from ..operand import BlockScaledTensor, OperandKey
+from ..operand import BlockScaledTensor, OperandKey, span_bytes
 from ..planning.gemv import GemvPlan, GemvProblem, choose, fitted
 from ..reference import gemv_reference
+from ..runtime.apart import Apart
 from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.bounded import Bounded
 from ..runtime.compile import CompiledKernel
@@ -22,7 +23,7 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..runtime.simulating import world
 from ..target import Target, architecture
-from .calls import Preparation, output_key, preparable, span_bytes
+from .calls import Preparation, allocator, output_key, preparable
 from .checks import (
     DTYPE_NAMES,
     check_dtype,
@@ -72,8 +73,7 @@ def gemv(
     """
     if by_operator((a, b), out):
         return operators.gemv(a, b, alpha, out, out_dtype, backend, config)
-    call = planned(a, b, out=out, out_dtype=out_dtype, backend=backend, config=config)
-    result = call(a, b, out, 1.0 if alpha is None else number("alpha", alpha))
+    result = planned(a, b, out, out_dtype, backend, config)(a, b, out, 1.0 if alpha is None else number("alpha", alpha))
     if out is not None and torch.is_grad_enabled():
         written_to(out)
     return result
@@ -82,7 +82,6 @@ def gemv(
 def planned(
     a: BlockScaledTensor,
     b: BlockScaledTensor,
-    *,
     out: torch.Tensor | None,
     out_dtype: torch.dtype | None,
     backend: Backend,
@@ -108,8 +107,7 @@ def prepared(
     config: GemvPlan | None = None,
 ) -> Preparation:
     """``gemv`` planned, for ``prepare``."""
-    call = planned(a, b, out=out, out_dtype=out_dtype, backend=backend, config=config)
-    call = preparable(call, _Call)
+    call = preparable(planned(a, b, out, out_dtype, backend, config), _Call)
     scalar = number("alpha", alpha)
     out = call.new() if out is None else out
     slots = {"a": [("data", 0), ("scale", 1)], "b": [("data", 2), ("scale", 3)], "out": [(None, 4)]}
@@ -121,8 +119,7 @@ def prepared(
         call.values(a, b, out, scalar),
         {"a": a, "b": b, "out": out},
         slots,
-        call.sizes,
-        ((4, span_bytes(out)),),
+        Apart(call.sizes, ((4, span_bytes(out)),)),
         lambda x: (x["a"], x["b"], x["out"]),
     )
 
@@ -133,7 +130,7 @@ class _Call:
     def __init__(self, a: OperandKey, b: OperandKey, out: torch.Tensor, target: Target, config: GemvPlan | None):
         plan = _chosen(_problem(a, b, out.dtype), target, sm_count(target, a.device), config)
         self.launch = KERNEL.launcher(plan.config, target, a.device, _arguments(a, b, out, plan.ctas), _tensors)
-        self._shape, self._options = out.shape, {"dtype": out.dtype, "device": out.device}
+        self.new = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
         self.sizes = {0: a.data_bytes, 1: a.scale_bytes, 2: b.data_bytes, 3: b.scale_bytes, 5: 4, 6: 4}
         self._bytes = a.data_bytes, a.scale_bytes, b.data_bytes, b.scale_bytes, span_bytes(out)
 
@@ -148,10 +145,6 @@ class _Call:
             check_overlap(parts({"a": a, "b": b}), out)
         self.launch(values, (a, b, out))
         return out
-
-    def new(self) -> torch.Tensor:
-        """A result that is not written yet."""
-        return torch.empty(self._shape, **self._options)
 
     def values(self, a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor, alpha: float) -> tuple:
         """What varies, in the order of ``GemvArguments``."""

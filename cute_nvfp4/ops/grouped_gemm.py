@@ -19,7 +19,7 @@ from ..target import Target
 from .calls import as_alpha, operand_key, output_key, tensor_key
 from .checks import ALL_FORMATS, check_dtype, check_format, checked_output, refuse_config, span, split_alpha
 from .dispatch import by_operator, written_to
-from .grouped_launch import ListCall
+from .grouped_launch import ListCall, arrangements
 from .library import grouped as operators
 from .operands import check_operands, check_signs
 
@@ -51,7 +51,8 @@ def grouped_gemm(
 
     Tensor maps of up to 16 groups are parameters of the kernel. Those of more are built on the device by a small kernel
     that runs before, from a table that is copied there; a table of the same addresses and sizes is copied once. Neither
-    waits for the device. Global scales, if there are any, are gathered by one more launch.
+    waits for the device. Global scales are read where they are if all groups share one, or if they are neighbours in
+    memory (elements of one tensor); otherwise one more launch gathers them.
 
     Raises:
         OperandError, OperandTypeError: as ``gemm``; "group i: …" names the problem it is about.
@@ -59,12 +60,12 @@ def grouped_gemm(
     if by_operator(operators.operands_in(problems), alpha, out):
         return operators.grouped_gemm(problems, alpha, out, out_dtype, config, backend)
     key = None
-    if all(isinstance(pair, (tuple, list)) and len(pair) == 2 for pair in problems) and len(problems):
+    if len(problems) and all(map(_is_pair, problems)):
         first = next((x for x in problems[0] if isinstance(x, BlockScaledTensor)), None)
         outs = tuple(map(output_key, out)) if isinstance(out, (list, tuple)) else type(out)
         pairs = [(operand_key(a), operand_key(b)) for a, b in problems]
         on_cpu = first is None or first.key.on_cpu
-        key = (*pairs, outs, tensor_key(alpha), out_dtype, backend, config, world(on_cpu))
+        key = (*pairs, arrangements(problems), outs, tensor_key(alpha), out_dtype, backend, config, world(on_cpu))
     call = _calls.find(key)
     if call is None:
         call = _calls[key] = _plan(problems, alpha, out, out_dtype, backend, config)
@@ -72,6 +73,15 @@ def grouped_gemm(
     if out is not None and torch.is_grad_enabled():
         written_to(out)
     return result
+
+
+def _is_pair(pair: Any) -> bool:
+    """Whether a key can be made of it; what is none is for the plan to refuse."""
+    return (
+        isinstance(pair, (tuple, list))
+        and len(pair) == 2
+        and all(x is None or isinstance(x, BlockScaledTensor) for x in pair)
+    )
 
 
 _calls = Bounded()
@@ -132,10 +142,14 @@ class _Call:
         return outs
 
     def _alpha_of_live(self, alpha: torch.Tensor | None) -> torch.Tensor | None:
-        """The factors of the groups that have rows."""
-        if alpha is None or self._whole or alpha.numel() == 1:
+        """The factors of the groups that have rows. Nothing is copied from the host."""
+        if alpha is None or self._whole or alpha.numel() == 1 or not self._live:
             return alpha if alpha is None else alpha.reshape(-1)
-        return alpha.reshape(-1)[self._live]
+        first, last = self._live[0], self._live[-1] + 1
+        if len(self._live) == last - first:
+            return alpha.reshape(-1)[first:last]
+        each = alpha.reshape(-1).split(1)
+        return torch.cat([each[i] for i in self._live])
 
     def _check_memory(self, groups: Sequence[Problem], outs: list[torch.Tensor]) -> None:
         """Raises if the outputs overlap each other or an operand. Addresses that were found to be apart stay so."""

@@ -10,14 +10,15 @@ from typing import Any
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..operand import BlockScaledTensor
+from ..operand import BlockScaledTensor, span_bytes
 from ..planning.gemm_problem import Plan
 from ..reference import gemm_reference
+from ..runtime.apart import near
 from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
 from ..target import Target
-from .calls import as_alpha, near, output_key, scalars, span_bytes, tensor_key
+from .calls import addresses, allocator, as_alpha, output_key, tensor_key
 from .checks import check_format, check_overlap, checked_output, parts, refuse_config, split_alpha
 from .dispatch import by_operator, written_to
 from .grouped_gemm import alpha_of_group, check_rows
@@ -121,7 +122,7 @@ class _Call:
         config: Plan | None,
     ) -> None:
         self._launch = ContiguousCall(a, b, out, alpha, target, config)
-        self._shape, self._options = out.shape, {"dtype": out.dtype, "device": out.device}
+        self._new = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
         self._sizes = tuple(span_bytes(x) for x in _inputs(a, b, alpha).values() if x is not None)
         self._out_bytes, self._simulated = span_bytes(out), target.backend == "sim"
 
@@ -135,10 +136,10 @@ class _Call:
     ) -> torch.Tensor:
         scalar, alpha = as_alpha(alpha)
         if out is None:
-            out = torch.empty(self._shape, **self._options)
+            out = self._new()
         else:
             read, start = _inputs(a, b, alpha), out.data_ptr()
-            if near(start, start + self._out_bytes, scalars(*read.values()), self._sizes):
+            if near(start, start + self._out_bytes, addresses(*read.values()), self._sizes):
                 check_overlap(read, out)
         if self._simulated:
             check_signs("a", a)

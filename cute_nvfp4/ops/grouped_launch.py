@@ -25,7 +25,7 @@ from ..runtime.backend import sm_count
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Launcher, Tensors, Touched
 from ..target import Target
-from .calls import scalars
+from .calls import addresses
 from .checks import DTYPE_NAMES, parts, tensors
 from .grouped_rows import GroupedRows
 from .operands import operand_record
@@ -47,9 +47,8 @@ class ListCall:
     ) -> None:
         self._device = device = outs[0].device
         strides = [] if alpha is None else [int(alpha.shape[0] > 1)]
-        # which of a and b have global scales in any group
-        self._scaled = tuple(any(pair[side].global_scale is not None for pair in pairs) for side in (0, 1))
-        strides += [1] * sum(self._scaled)
+        self._scales = arrangements(pairs)
+        strides += [int(found != "one") for found in self._scales if found != "none"]
         problem = GroupedProblem(
             sizes=tuple((a.rows, b.rows, a.k) for a, b in pairs),
             a_format=pairs[0][0].format.name,
@@ -81,30 +80,52 @@ class ListCall:
         alpha: torch.Tensor | None,
     ) -> None:
         factors = [] if alpha is None else [alpha]
-        for side in (0, 1):
-            if self._scaled[side]:
+        for side, arranged in enumerate(self._scales):
+            if arranged == "apart":
                 factors.append(_gathered([pair[side].global_scale for pair in pairs], self._device))
-        addresses = [
-            (*scalars(b.data, b.scale, a.data, a.scale), out.data_ptr())
+            elif arranged != "none":
+                # read where they are, from the first one's address on
+                factors.append(pairs[0][side].global_scale)
+        places = [
+            (*addresses(b.data, b.scale, a.data, a.scale), out.data_ptr())
             if self._swap
-            else (*scalars(a.data, a.scale, b.data, b.scale), out.data_ptr())
+            else (*addresses(a.data, a.scale, b.data, b.scale), out.data_ptr())
             for (a, b), out in zip(pairs, outs)
         ]
         table, maps = None, None
         if self._listed:
-            table, maps = self._table(addresses)
-            values = (table.data_ptr(), maps.data_ptr(), *addresses[0])
+            table, maps = self._table(places)
+            values = (table.data_ptr(), maps.data_ptr(), *places[0])
         else:
-            values = (*(x for group in addresses for x in group), *addresses[0] * self._padding, addresses[0][4])
-        self._launch((*values, scalar, *scalars(*factors)), (pairs, outs, table, maps, factors))
+            values = (*(x for group in places for x in group), *places[0] * self._padding, places[0][4])
+        self._launch((*values, scalar, *addresses(*factors)), (pairs, outs, table, maps, factors))
 
-    def _table(self, addresses: list[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _table(self, places: list[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
         """The table of the groups on the device, and room for their tensor maps."""
-        rows = tuple(_table_row(group, at) for group, at in zip(self._groups, addresses))
+        rows = tuple(_table_row(group, at) for group, at in zip(self._groups, places))
         words = MAP_BYTES // 8
         maps = torch.empty((len(rows) * len(MAPS) + 1) * words, dtype=torch.int64, device=self._device)
         # the host's allocator aligns less than a GPU's does
         return _table(rows, self._device), maps[-maps.data_ptr() // 8 % words :]
+
+
+def arrangements(pairs: Sequence[tuple[Any, Any]]) -> tuple[str, str]:
+    """How the kernel finds the global scales of all a, and of all b: "none", "one" that all groups share, "row" (one
+    after the other in memory, as elements of one tensor are), or "apart": they are gathered first. Groups without rows
+    have none."""
+    live = [pair for pair in pairs if pair[0] is not None and pair[1] is not None]
+    return _arranged([a.global_scale for a, _ in live]), _arranged([b.global_scale for _, b in live])
+
+
+def _arranged(scales: list[torch.Tensor | None]) -> str:
+    if not any(x is not None for x in scales):
+        return "none"
+    if any(x is None for x in scales):
+        return "apart"
+    places = addresses(*scales)
+    if places.count(places[0]) == len(places):
+        return "one"
+    return "row" if places == tuple(range(places[0], places[0] + 4 * len(places), 4)) else "apart"
 
 
 def _gathered(scales: list[torch.Tensor | None], device: torch.device) -> torch.Tensor:
@@ -167,9 +188,9 @@ class ContiguousCall:
         scalar: float,
         alpha: torch.Tensor | None,
     ) -> None:
-        first, second = scalars(a.data, a.scale), scalars(b.data, b.scale)
+        first, second = addresses(a.data, a.scale), addresses(b.data, b.scale)
         operands = second + first if self._swap else first + second
-        factors = scalars(alpha, a.global_scale, b.global_scale)
+        factors = addresses(alpha, a.global_scale, b.global_scale)
         values = (a.offsets.data_ptr(), status.data_ptr(), *operands, out.data_ptr(), scalar, *factors)
         self._launch(values, (a, b, out, status, alpha))
 
@@ -192,10 +213,12 @@ def _group(plan: Plan, a: Any, b: Any, out: torch.Tensor) -> Group:
     return Group(first, second, first.rows, second.rows, a.k, 0, stride)
 
 
-def _table_row(group: Group, addresses: tuple[int, ...]) -> tuple[int, ...]:
-    """A row of the table on the device (``grouped_scheduler.ROW_WORDS``). addresses: of data and scales of A and of B,
-    and of the output."""
-    a, sfa, b, sfb, out = addresses
+def _table_row(group: Group, places: tuple[int, ...]) -> tuple[int, ...]:
+    """A row of the table on the device (``grouped_scheduler.ROW_WORDS``).
+
+    places: addresses of data and scales of A and of B, and of the output.
+    """
+    a, sfa, b, sfb, out = places
     return (group.m, group.n, group.k, out, group.stride, a, group.a.row_stride, sfa, b, group.b.row_stride, sfb)
 
 
@@ -237,9 +260,13 @@ def _launcher(
 
 
 def _host(config: GroupedConfig) -> Callable[..., Any]:
-    from ..kernels.gemm.sm100.grouped import GroupedGemm
+    if config.arch.generation == "sm120":
+        from ..kernels.gemm.sm120 import grouped as sm120
 
-    return GroupedGemm(config)
+        return sm120.GroupedGemm(config)
+    from ..kernels.gemm.sm100 import grouped as sm100
+
+    return sm100.GroupedGemm(config)
 
 
 KERNEL = Kernel("grouped_gemm", GroupedArguments, _host, can_implement_grouped)

@@ -71,7 +71,7 @@ class Prepared:
             if name not in made.slots or vary.count(name) > 1:
                 expected = f"one of {', '.join(made.slots)}, each once"
                 raise OperandError.of("operand that varies", got=repr(name), expected=expected)
-        made.check(made.values)
+        made.apart.check(made.values)
         self._made, self._launch, self._values, self._result = made, made.launch, made.values, made.operands["out"]
         self._owners = made.owners(made.operands)
         self._fixed = made.launch.fixed(made.values, self._owners)
@@ -98,7 +98,7 @@ class Prepared:
             for part, place in slots:
                 values[place] = (x if part is None else getattr(x, part)).data_ptr()
         made, owners = self._made, self._owners
-        made.check(values)
+        made.apart.check(values)
         if made.simulated:
             owners = made.owners(made.operands | {name: x for (name, _, _), x in zip(vary, given)})
         self._launch(tuple(values), owners)

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..formats import Format, as_bytes
-from ..operand import PLAIN, BlockScaledTensor
+from ..operand import PLAIN, BlockScaledTensor, span_bytes
 from ..quantization import philox
 from ..quantization.hadamard import Hadamard, resolve_hadamard
 from ..quantization.slabs import Source, amax, quantize_slabs
+from ..runtime.apart import Apart
 from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
 from ..scale_layout import to_blocked
-from .calls import Preparation, operand_key, preparable, scalar_key, span_bytes
-from .dispatch import is_recorded
+from .calls import Preparation, operand_key, preparable, scalar_key
+from .dispatch import recording
 from .library import quantization as operators
 from .quantize_launch import QuantizeCall
 from .quantize_request import (
@@ -97,22 +97,14 @@ def quantize(
             cannot do, where they are asked for by name.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
-    options = {
-        "block_2d": block_2d,
-        "rounding": rounding,
-        "hadamard": hadamard,
-        "transpose": transpose,
-        "axis": axis,
-        "pad": pad,
-        "scale_layout": scale_layout,
-    }
+    options = (block_2d, rounding, hadamard, transpose, axis, pad, scale_layout)
     call = None
     if hessian is None:
         call = planned(x, format, rule, global_scale, generator, out, backend, options)
     if call is None:
-        request = checked_request(x, format, rule, generator=generator, hessian=hessian, **options)
+        request = checked_request(x, format, rule, generator=generator, hessian=hessian, **dict(zip(_PLANNED, options)))
         return _unplanned(request, global_scale, generator, out, backend)
-    return call(x, global_scale, philox.resolve_seed(generator) if rounding == "stochastic" else 0, out)
+    return call(x, global_scale, 0 if rounding == "nearest" else philox.resolve_seed(generator), out)
 
 
 def planned(
@@ -123,22 +115,23 @@ def planned(
     generator: int | torch.Generator | None,
     out: BlockScaledTensor | None,
     backend: Backend,
-    options: Mapping[str, Any],
+    options: tuple,
 ) -> QuantizeCall | None:
     """The kernels' call: the one that was planned for others like it, or a new one; None where exact torch runs, or a
-    graph is traced."""
-    if is_recorded(None) or type(x) not in PLAIN or x.layout is not torch.strided:
+    graph is traced. options: those of ``_PLANNED``."""
+    if recording() or type(x) not in PLAIN or x.layout is not torch.strided:
         return None
-    # all that a plan depends on
+    # all that a plan depends on; 1 and 1.0 would be equal, so options have their types with them
+    # fmt: off
     key = (
-        *(type(x), x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 31, format, rule),
-        *(global_scale if isinstance(global_scale, str) else scalar_key(global_scale), generator is None),
-        *(*options.values(), operand_key(out), backend, world(not x.is_cuda)),
-        # 1 and 1.0 are equal keys
-        *(type(options["hadamard"]), type(options["axis"])),
+        x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 31, format, rule,
+        global_scale if type(global_scale) is str else scalar_key(global_scale), generator is None,
+        options, type(options[2]), type(options[4]), operand_key(out), backend, world(not x.is_cuda),
     )
+    # fmt: on
     call = _calls.find(key)
     if call is None:
+        options = dict(zip(_PLANNED, options))
         request = checked_request(x, format, rule, generator=generator, **options)
         if out is not None:
             check_out(out, request, global_scale)
@@ -165,8 +158,8 @@ def prepared(
     if unknown:
         expected = f"one of {', '.join(_PLANNED)}"
         raise OperandError.of("option of a prepared quantize", got=unknown[0], expected=expected)
-    options = {name: options.get(name, defaults[name].default) for name in _PLANNED}
-    call = preparable(planned(x, format, rule, global_scale, None, out, backend, options), QuantizeCall)
+    options = {name: defaults[name].default for name in _PLANNED} | options
+    call = preparable(planned(x, format, rule, global_scale, None, out, backend, tuple(options.values())), QuantizeCall)
     if out is None:
         out = call.new(x.device, global_scale)
     elif isinstance(global_scale, torch.Tensor) and global_scale is not out.global_scale:
@@ -183,8 +176,10 @@ def prepared(
         call.values(x, out.data, out.scale, factor, computed, 0),
         {"x": x, "out": out},
         slots,
-        {0: span_bytes(x), 3: 0 if factor is None else 4},
-        ((1, span_bytes(out.data)), (2, span_bytes(out.scale)), (4, 0 if computed is None else 4)),
+        Apart(
+            {0: span_bytes(x), 3: 0 if factor is None else 4},
+            ((1, span_bytes(out.data)), (2, span_bytes(out.scale)), (4, 0 if computed is None else 4)),
+        ),
         lambda o: (
             *(o["x"], o["out"].data, o["out"].scale),
             *((None, o["out"].global_scale) if call.computes else (o["out"].global_scale, None)),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -12,7 +11,7 @@ import torch
 from ..formats import Format
 from ..kernels.quantize.arguments import AmaxArguments, Powers, QuantizeArguments, Seed, Strides
 from ..kernels.quantize.config import ITEM_BYTES, QuantizeConfig
-from ..operand import BlockScaledTensor, row_alignment
+from ..operand import BlockScaledTensor, row_alignment, span_bytes
 from ..planning.quantize import AmaxPlan, QuantizeProblem, choose
 from ..quantization.rules import Rule
 from ..runtime.backend import sm_count
@@ -21,7 +20,7 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Launcher
 from ..scale_layout import blocked_bytes, blocked_shape, blocked_stride
 from ..target import Target, architecture
-from .calls import span_bytes
+from .calls import allocator
 from .checks import DTYPE_NAMES, tensors
 from .quantize_request import (
     QuantizeRequest,
@@ -80,8 +79,8 @@ class QuantizeCall:
         self._amax = None
         if plan.amax is not None:
             self._amax = _amax_launcher(plan.amax, batch, _byte_strides(in_memory), _int32(signs), target, device)
-        self._new = _Results(request, out)
-        data_strides = _byte_strides(out.data) if out is not None else self._new.data_strides
+        self._new = Results(request, self._global_scale != "none")
+        data_strides = self._new.data_strides if out is None else _byte_strides(out.data)
         columns, atoms = problem.columns, blocked_bytes(rows, problem.columns, 1)
         blocked = request.scale_layout == "blocked"
         arguments = QuantizeArguments(
@@ -109,23 +108,29 @@ class QuantizeCall:
     ) -> BlockScaledTensor:
         """x, given, out: the caller's, like those that were planned for. seed: of stochastic rounding."""
         source = x if self._view is None else _readable(self._view(x))
-        factor = _factor(given, x.device) if self._global_scale == "given" else None
+        factor = computed = None
         if out is None:
-            data, scale = self._new.tensors()
+            data, scale = self._new.data(), self._new.scale()
+            if self._global_scale == "given":
+                factor = given_scale(given, x.device)
+            elif self._global_scale == "computed":
+                computed = self._new.factor()
         else:
             self._check_memory(x, given, out)
-            data, scale = out.data, out.scale
-            if factor is not None and factor.data_ptr() != out.global_scale.data_ptr():
-                # the result's own
-                out.global_scale.copy_(factor.reshape(out.global_scale.shape))
-        computed = None
-        if self._global_scale == "computed":
-            computed = torch.empty((), dtype=torch.float32, device=x.device) if out is None else out.global_scale
+            data, scale, own = out.data, out.scale, out.global_scale
+            if self._global_scale == "computed":
+                computed = own
+            elif self._global_scale == "given":
+                factor = own if given is own else given_scale(given, x.device)
+                if factor.data_ptr() != own.data_ptr():
+                    own.copy_(factor.reshape(own.shape))
         if self._amax is not None:
             factor = torch.zeros((), dtype=torch.float32, device=x.device)
             self._amax((source.data_ptr(), factor.data_ptr()), (source, factor))
         self.launch(self.values(source, data, scale, factor, computed, seed), (source, data, scale, factor, computed))
-        return out or self._new.operand(data, scale, factor if computed is None else computed)
+        if out is not None:
+            return out
+        return BlockScaledTensor.like(self._new.key, data, scale, factor if computed is None else computed)
 
     def values(
         self,
@@ -148,10 +153,10 @@ class QuantizeCall:
 
     def new(self, device: torch.device, given: str | float | torch.Tensor | None) -> BlockScaledTensor:
         """A result that is not written yet, with the global scale that is given, or room for one."""
-        factor = _factor(given, device) if self._global_scale == "given" else None
-        if self.computes:
-            factor = torch.empty((), dtype=torch.float32, device=device)
-        return self._new.operand(*self._new.tensors(), factor)
+        factor = self._new.factor() if self.computes else None
+        if self._global_scale == "given":
+            factor = given_scale(given, device)
+        return BlockScaledTensor.like(self._new.key, self._new.data(), self._new.scale(), factor)
 
     @property
     def computes(self) -> bool:
@@ -165,19 +170,25 @@ class QuantizeCall:
 
     def _check_memory(self, x: torch.Tensor, given: Any, out: BlockScaledTensor) -> None:
         """Raises if the result overlaps itself or an input; looks closely only where something is near."""
-        check_out_gradient(out)
         x_bytes, data_bytes, scale_bytes = self._bytes
+        own = out.global_scale
         at, data, scale = x.data_ptr(), out.data.data_ptr(), out.scale.data_ptr()
-        factor = data - 4 if out.global_scale is None else out.global_scale.data_ptr()
-        if (
-            (at < data + data_bytes and data < at + x_bytes)
-            or (at < scale + scale_bytes and scale < at + x_bytes)
-            or (data < scale + scale_bytes and scale < data + data_bytes)
-            or data - 4 < factor < data + data_bytes
-            or scale - 4 < factor < scale + scale_bytes
-            or at - 4 < factor < at + x_bytes
-            or (isinstance(given, torch.Tensor) and given is not out.global_scale)
-        ):
+        at_end, data_end, scale_end = at + x_bytes, data + data_bytes, scale + scale_bytes
+        near = (
+            (at < data_end and data < at_end)
+            or (at < scale_end and scale < at_end)
+            or (data < scale_end and scale < data_end)
+        )
+        if own is not None and not near:
+            factor = own.data_ptr()
+            near = (
+                data - 4 < factor < data_end
+                or scale - 4 < factor < scale_end
+                or at - 4 < factor < at_end
+                or own.requires_grad
+            )
+        if near or (given is not own and isinstance(given, torch.Tensor)):
+            check_out_gradient(out)
             check_out_memory(out, x, given)
 
 
@@ -188,48 +199,32 @@ def _kind(given: str | float | torch.Tensor | None, request: QuantizeRequest) ->
     return "none" if global_scale_of(given, request) is None else "given"
 
 
-def _factor(given: float | torch.Tensor, device: torch.device) -> torch.Tensor:
+def given_scale(given: float | torch.Tensor, device: torch.device) -> torch.Tensor:
     """A given global scale, known to be one, as a tensor of no dimensions."""
     if not isinstance(given, torch.Tensor):
         return checked_global_scale(given, device)
     return given.detach().reshape(()) if given.ndim or given.requires_grad else given
 
 
-class _Results:
+class Results:
     """New results of one kind of request, with as many dimensions as the caller's tensor has, if those are two or
-    three."""
+    three: ``data()``, ``scale()`` and ``factor()`` make them, and ``key`` is theirs."""
 
-    def __init__(self, request: QuantizeRequest, out: BlockScaledTensor | None) -> None:
+    def __init__(self, request: QuantizeRequest, scaled: bool) -> None:
         format, x = request.format, request.source.matrices
         batch, rows, k = x.shape[0], x.shape[1], request.source.k
-        lead = (batch, rows) if request.ndim == 3 else (rows,)
-        columns = format.scale_columns(k)
-        self._data, self._scale = (*lead, format.data_columns(k)), (*lead, columns)
-        self._data_strides, self._scale_strides = _dense(self._data), _dense(self._scale)
+        lead, columns = (batch, rows) if request.ndim == 3 else (rows,), format.scale_columns(k)
+        options = {"dtype": torch.uint8, "device": x.device}
+        data = torch.empty((*lead, format.data_columns(k)), **options)
         if request.scale_layout == "blocked":
-            self._scale, self._scale_strides = blocked_shape(rows, columns, batch), blocked_stride(rows, columns, batch)
-        self._format, self._key = format, None
-        self._options = {"dtype": torch.uint8, "device": x.device}
-        self.data_strides = Strides(self._data[-1], rows * self._data[-1])
-
-    def tensors(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Data and scales, not written yet."""
-        # takes half the time of torch.empty
-        data = torch.empty_strided(self._data, self._data_strides, **self._options)
-        return data, torch.empty_strided(self._scale, self._scale_strides, **self._options)
-
-    def operand(self, data: torch.Tensor, scale: torch.Tensor, factor: torch.Tensor | None) -> BlockScaledTensor:
-        """The operand; the first one is checked, the others are like it."""
-        if self._key is None:
-            first = BlockScaledTensor(data, scale, factor, self._format)
-            self._key = first.key
-            return first
-        return BlockScaledTensor.like(self._key, data, scale, factor)
-
-
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The strides of a contiguous tensor."""
-    return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
+            sizes = rows, columns, batch
+            scale = torch.empty_strided(blocked_shape(*sizes), blocked_stride(*sizes), **options)
+        else:
+            scale = torch.empty((*lead, columns), **options)
+        factor = torch.empty((), dtype=torch.float32, device=x.device)
+        self.key = BlockScaledTensor(data, scale, factor if scaled else None, format).key
+        self.data_strides = _byte_strides(data)
+        self.data, self.scale, self.factor = allocator(data), allocator(scale), allocator(factor)
 
 
 def _touched(

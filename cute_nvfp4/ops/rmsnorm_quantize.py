@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,18 +18,28 @@ from ..planning.fused import RmsnormProblem, choose_rmsnorm
 from ..planning.quantize import QuantizeProblem
 from ..quantization.rules import resolve_format, resolve_rule
 from ..runtime.backend import Backend, resolve, sm_count
+from ..runtime.bounded import Bounded
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
-from ..target import Target, architecture
-from .checks import DTYPE_NAMES, check_overlap, tensors
+from ..runtime.simulating import world
+from ..target import architecture
+from .calls import operand_key, scalar_key
+from .checks import DTYPE_NAMES
+from .dispatch import is_recorded, written_to
 from .fused import (
+    Fused,
+    FusedCall,
     Quantization,
     alignment,
+    check_memory,
     checked_matrix,
     checked_quantization,
     matrix,
+    matrix_key,
     quantize_arguments,
     readable,
+    recorded,
+    same,
 )
 
 
@@ -91,25 +102,127 @@ def rmsnorm_quantize(
         OperandError, OperandTypeError: an argument that does not fit; results that overlap.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
-    rows = checked_matrix("x to norm", x)
-    old = None if residual is None else checked_matrix("residual", residual, rows)
-    _check_weight(weight, rows)
-    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not (0 <= eps < math.inf):
-        raise OperandError.of("eps", got=repr(eps), expected="a finite number that is not negative")
-    new = _residual_out(rows, old, weight, residual_out)
-    others = {"residual": old, "weight": weight, "residual_out": new}
-    quantization = checked_quantization(rows, format, rule, global_scale, scale_layout, out, others)
+    if isinstance(x, torch.Tensor) and is_recorded(x):
+        checked_inputs(x, weight, residual, eps, residual_out)
+        options = {"eps": eps, "return_values": return_normed}
+        options |= {"format": format, "rule": rule, "scale_layout": scale_layout, "backend": backend}
+        found = recorded("rmsnorm_quantize", (x, weight, residual), global_scale, options, out, residual_out)
+    else:
+        options = (eps, format, rule, scale_layout, return_normed, backend)
+        call = planned(x, weight, residual, global_scale, out, residual_out, options)
+        found = call([t for t in (x, weight, residual) if t is not None], global_scale, out, residual_out)
+        if (out is not None or residual_out is not None) and torch.is_grad_enabled():
+            written_to(out, residual_out)
+    if residual is None and not return_normed:
+        return found.quantized
+    new = found.residual
+    if new is not None and new.shape != x.shape:
+        new = new.reshape(x.shape)
+    return RmsnormQuantized(found.quantized, new, found.values if return_normed else None)
+
+
+def planned(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    global_scale: float | torch.Tensor | str | None,
+    out: BlockScaledTensor | None,
+    residual_out: torch.Tensor | None,
+    options: tuple,
+) -> Callable[..., Fused]:
+    """The call that was planned for others like these, or a new one. options: eps and those that follow it in the
+    plan."""
+    key = (
+        *(matrix_key(x), matrix_key(weight), matrix_key(residual)),
+        global_scale if type(global_scale) is str else scalar_key(global_scale),
+        *(operand_key(out), matrix_key(residual_out), same(x, residual_out), same(residual, residual_out)),
+        # True and 1 are equal keys
+        *(options, type(options[0]), world(isinstance(x, torch.Tensor) and not x.is_cuda)),
+    )
+    call = _calls.find(key)
+    if call is None:
+        call = _calls[key] = _plan(x, weight, residual, global_scale, out, residual_out, *options)
+    return call
+
+
+_calls = Bounded()
+
+
+def _plan(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    global_scale: float | torch.Tensor | str | None,
+    out: BlockScaledTensor | None,
+    residual_out: torch.Tensor | None,
+    eps: float,
+    format: str | Format,
+    rule: str,
+    scale_layout: str,
+    return_normed: bool,
+    backend: Backend,
+) -> Callable[..., Fused]:
+    """The call for these and all like them, which it checks."""
+    rows, old, new = checked_inputs(x, weight, residual, eps, residual_out)
+    if new is not None and readable(new) is not new:
+        got = f"address {new.data_ptr():#x}, strides {new.stride()}"
+        raise OperandError.of("residual_out", got=got, expected="contiguous rows at multiples of 16 bytes")
+    given = {"x": x, "weight": weight, "residual": residual}
+    read = {name: t for name, t in given.items() if t is not None}
+    check_memory(read, global_scale, None, residual_out)
+    quantization = checked_quantization(rows, format, rule, global_scale, scale_layout, out)
+    check_memory(read, global_scale, out, residual_out)
     target = resolve(backend, x.device)
     if target.backend == "reference":
-        summed = rows if old is None else new.copy_(rows + old)
-        normed = rmsnorm_reference(summed, weight, eps)
-        quantized = quantization.of_values(normed, "reference")
-    else:
-        quantized, normed = _launch(rows, old, new, weight, eps, quantization, return_normed, target)
-    if residual is None and not return_normed:
-        return quantized
-    shaped = [None if t is None else t.reshape(x.shape) for t in (new, normed if return_normed else None)]
-    return RmsnormQuantized(quantized, *shaped)
+        return functools.partial(_reference_call, tuple(read), quantization=quantization, eps=eps)
+    old = None if old is None else readable(old)
+    rows, factor = readable(rows), None if weight is None else readable(weight)
+    stores = return_normed or quantization.computes_scale
+    problem = RmsnormProblem(
+        # the new residual and the weight have addresses of their own
+        quantization.problem(alignment(rows, old, new, factor)),
+        values=stores,
+        residual=old is not None,
+        weight="" if weight is None else DTYPE_NAMES[weight.dtype],
+    )
+    plan = choose_rmsnorm(problem, target.arch, sm_count(target, x.device))
+    like = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    dense = like.reshape(rows.shape)
+    arguments = RmsnormArguments(
+        quantize=quantize_arguments(rows, quantization, out, plan),
+        weight=None if weight is None else 0,
+        residual=matrix(old),
+        residual_out=None if old is None else matrix(dense if new is None else new),
+        values=matrix(dense) if stores else None,
+        eps=eps,
+        inverse_k=1.0 / rows.shape[1],
+    )
+    launch = KERNEL.launcher(plan.config, target, x.device, arguments, lambda touched: touched)
+    made = (None if old is None else like, like if stores else None)
+    return FusedCall(quantization, launch, read, 0, made, out, residual_out)
+
+
+def _reference_call(
+    names: Sequence[str],
+    read: Sequence[torch.Tensor],
+    given: Any,
+    out: BlockScaledTensor | None,
+    residual_out: torch.Tensor | None,
+    *,
+    quantization: Quantization,
+    eps: float,
+) -> Fused:
+    """By exact torch."""
+    named = dict(zip(names, read))
+    check_memory(named, given, out, residual_out)
+    x, weight, residual = (None if t is None else t.detach() for t in map(named.get, ("x", "weight", "residual")))
+    rows, new = x if x.ndim == 2 else x[None], residual_out
+    if residual is not None:
+        rows = rows + residual.reshape(rows.shape)
+        new = torch.empty(x.shape, dtype=x.dtype, device=x.device) if new is None else new
+        new.detach().copy_(rows.reshape(new.shape))
+    normed = rmsnorm_reference(rows, weight, eps).reshape(x.shape).contiguous()
+    return Fused(quantization.of_values(normed, given, out, "reference"), new, normed)
 
 
 def rmsnorm_reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) -> torch.Tensor:
@@ -121,46 +234,22 @@ def rmsnorm_reference(x: torch.Tensor, weight: torch.Tensor | None, eps: float) 
     return (normed if weight is None else normed * weight.double()).to(x.dtype)
 
 
-def _launch(
+def checked_inputs(
     x: torch.Tensor,
-    residual: torch.Tensor | None,
-    residual_out: torch.Tensor | None,
     weight: torch.Tensor | None,
+    residual: torch.Tensor | None,
     eps: float,
-    quantization: Quantization,
-    wants_normed: bool,
-    target: Target,
-) -> tuple[BlockScaledTensor, torch.Tensor | None]:
-    """The result and, if it is wanted or needed, what was quantized."""
-    device, k = x.device, x.shape[1]
-    x, residual = readable(x), None if residual is None else readable(residual)
-    weight = None if weight is None else readable(weight[None])[0]
-    normed = torch.empty(x.shape, dtype=x.dtype, device=device) if wants_normed or quantization.computes_scale else None
-    result = quantization.result()
-    # the new residual and the weight have addresses of their own
-    aligned = alignment(x, residual, residual_out, None if weight is None else weight[None])
-    problem = RmsnormProblem(
-        quantization.problem(aligned),
-        values=normed is not None,
-        residual=residual is not None,
-        weight="" if weight is None else DTYPE_NAMES[weight.dtype],
-    )
-    plan = choose_rmsnorm(problem, target.arch, sm_count(target, device))
-    arguments = RmsnormArguments(
-        quantize=quantize_arguments(x, result, quantization, plan),
-        weight=None if weight is None else weight.data_ptr(),
-        residual=matrix(residual),
-        residual_out=matrix(residual_out),
-        values=matrix(normed),
-        eps=eps,
-        inverse_k=1.0 / k,
-    )
-    written = {"data": result.data, "scale": result.scale, "residual_out": residual_out, "normed": normed}
-    # what is read and written at the same place is named once
-    read = {"x": None if _same(x, residual_out) else x, "residual": None if _same(residual, residual_out) else residual}
-    read |= {"weight": weight, "global_scale": result.global_scale}
-    KERNEL.run(plan.config, target, device, arguments, lambda: tensors(read, written))
-    return (quantization.of_values(normed, target.backend) if quantization.computes_scale else result), normed
+    residual_out: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """x, the residual and the place of the new one as (M, K), of arguments that fit together."""
+    rows = checked_matrix("x to norm", x)
+    old = None if residual is None else checked_matrix("residual", residual, rows)
+    _check_weight(weight, rows)
+    if isinstance(eps, bool) or not isinstance(eps, (int, float)) or not (0 <= eps < math.inf):
+        raise OperandError.of("eps", got=repr(eps), expected="a finite number that is not negative")
+    if residual_out is not None and residual is None:
+        raise OperandError.of("residual_out", got="one, without a residual", expected="None")
+    return rows, old, None if residual_out is None else checked_matrix("residual_out", residual_out, rows)
 
 
 def _check_weight(weight: torch.Tensor | None, x: torch.Tensor) -> None:
@@ -174,29 +263,6 @@ def _check_weight(weight: torch.Tensor | None, x: torch.Tensor) -> None:
         raise OperandError.of("shape of weight", got=tuple(weight.shape), expected=f"({x.shape[1]},)")
     if weight.device != x.device:
         raise OperandError.of("device of weight", got=weight.device, expected=x.device)
-
-
-def _residual_out(
-    x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor | None, out: torch.Tensor | None
-) -> torch.Tensor | None:
-    """Where the new residual goes, (M, K)."""
-    if out is None:
-        return None if residual is None else torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    if residual is None:
-        raise OperandError.of("residual_out", got="one, without a residual", expected="None")
-    out = checked_matrix("residual_out", out, x)
-    if readable(out) is not out:
-        got = f"address {out.data_ptr():#x}, strides {out.stride()}"
-        raise OperandError.of("residual_out", got=got, expected="contiguous rows at multiples of 16 bytes")
-    # a thread reads a block before it writes it: x and the residual may be the same memory, but not lie across it
-    read = {"x": None if _same(x, out) else x, "residual": None if _same(residual, out) else residual}
-    check_overlap({**read, "weight": weight}, out)
-    return out
-
-
-def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    """Whether two matrices of one shape are the same memory."""
-    return a is not None and b is not None and a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
 
 
 def compile_rmsnorm_quantize(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,18 +16,27 @@ from ..planning.fused import FusedProblem, choose_silu_mul
 from ..planning.quantize import QuantizeProblem
 from ..quantization.rules import resolve_format, resolve_rule
 from ..runtime.backend import Backend, resolve, sm_count
+from ..runtime.bounded import Bounded
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
-from ..target import Target, architecture
-from .checks import DTYPE_NAMES, tensors
+from ..runtime.simulating import world
+from ..target import architecture
+from .calls import operand_key, scalar_key
+from .checks import DTYPE_NAMES
+from .dispatch import is_recorded, written_to
 from .fused import (
+    Fused,
+    FusedCall,
     Quantization,
     alignment,
+    check_memory,
     checked_matrix,
     checked_quantization,
     matrix,
+    matrix_key,
     quantize_arguments,
     readable,
+    recorded,
 )
 
 
@@ -75,17 +85,103 @@ def silu_mul_quantize(
         OperandError, OperandTypeError: an argument that does not fit; results that overlap.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
-    gates, ups = _halves(gate, up)
-    quantization = checked_quantization(gates, format, rule, global_scale, scale_layout, out, {"up": ups})
+    if isinstance(gate, torch.Tensor) and is_recorded(gate):
+        halves(gate, up)
+        options = {"format": format, "rule": rule, "scale_layout": scale_layout, "backend": backend}
+        options["return_values"] = return_activation
+        found = recorded("silu_mul_quantize", (gate, up), global_scale, options, out)
+    else:
+        call = planned(gate, up, global_scale, out, (format, rule, scale_layout, return_activation, backend))
+        found = call((gate,) if up is None else (gate, up), global_scale, out, None)
+        if out is not None and torch.is_grad_enabled():
+            written_to(out)
+    return SiluMulQuantized(found.quantized, found.values) if return_activation else found.quantized
+
+
+def planned(
+    gate: torch.Tensor,
+    up: torch.Tensor | None,
+    global_scale: float | torch.Tensor | str | None,
+    out: BlockScaledTensor | None,
+    options: tuple,
+) -> Callable[..., Fused]:
+    """The call that was planned for others like these, or a new one. options: format and those that follow it in the
+    plan."""
+    key = (
+        *(matrix_key(gate), matrix_key(up)),
+        global_scale if type(global_scale) is str else scalar_key(global_scale),
+        *(operand_key(out), options, world(isinstance(gate, torch.Tensor) and not gate.is_cuda)),
+    )
+    call = _calls.find(key)
+    if call is None:
+        call = _calls[key] = _plan(gate, up, global_scale, out, *options)
+    return call
+
+
+_calls = Bounded()
+
+
+def _plan(
+    gate: torch.Tensor,
+    up: torch.Tensor | None,
+    global_scale: float | torch.Tensor | str | None,
+    out: BlockScaledTensor | None,
+    format: str | Format,
+    rule: str,
+    scale_layout: str,
+    return_activation: bool,
+    backend: Backend,
+) -> Callable[..., Fused]:
+    """The call for these and all like them, which it checks."""
+    first, second = halves(gate, up)
+    quantization = checked_quantization(first, format, rule, global_scale, scale_layout, out)
+    read = {"gate": gate} if up is None else {"gate": gate, "up": up}
+    check_memory(read, global_scale, out, None)
     target = resolve(backend, gate.device)
     if target.backend == "reference":
-        activation = silu_mul_reference(gates, ups)
-        quantized = quantization.of_values(activation, "reference")
-    else:
-        quantized, activation = _launch(gates, ups, quantization, return_activation, target)
-    if not return_activation:
-        return quantized
-    return SiluMulQuantized(quantized, activation if gate.ndim == 2 else activation[0])
+        return functools.partial(_reference_call, quantization=quantization)
+    half = 0
+    if up is None:
+        half = first.shape[1] * gate.element_size()
+        if readable(first) is not first or readable(second) is not second:
+            options = (format, rule, scale_layout, return_activation, backend)
+            return functools.partial(_of_halves, _plan(first, second, global_scale, out, *options))
+    first, second = readable(first), readable(second)
+    stores = return_activation or quantization.computes_scale
+    problem = FusedProblem(quantization.problem(alignment(first, second)), values=stores)
+    plan = choose_silu_mul(problem, target.arch, sm_count(target, gate.device))
+    shape = (*gate.shape[:-1], first.shape[1])
+    like = torch.empty(shape, dtype=gate.dtype, device=gate.device)
+    arguments = SiluMulArguments(
+        quantize=quantize_arguments(first, quantization, out, plan),
+        up=matrix(second),
+        values=matrix(like.reshape(first.shape)) if stores else None,
+    )
+    launch = KERNEL.launcher(plan.config, target, gate.device, arguments, lambda touched: touched)
+    return FusedCall(quantization, launch, read, half, (None, like if stores else None), out, None)
+
+
+def _of_halves(call: FusedCall, read: Sequence[torch.Tensor], *rest: Any) -> Fused:
+    """``call``, which takes gate and up, of one tensor: its halves cannot be read where they are."""
+    return call(halves(read[0], None), *rest)
+
+
+def _reference_call(
+    read: Sequence[torch.Tensor],
+    given: Any,
+    out: BlockScaledTensor | None,
+    residual_out: None,
+    *,
+    quantization: Quantization,
+) -> Fused:
+    """By exact torch."""
+    check_memory(dict(zip(("gate", "up"), read)), given, out, None)
+    gate, up = halves(*read)
+    activation = silu_mul_reference(gate, up)
+    shape = (*read[0].shape[:-1], gate.shape[1])
+    return Fused(
+        quantization.of_values(activation, given, out, "reference"), None, activation.reshape(shape).contiguous()
+    )
 
 
 def silu_mul_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
@@ -94,7 +190,7 @@ def silu_mul_reference(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     return (wide / (1.0 + torch.exp(-wide)) * up.double()).to(gate.dtype)
 
 
-def _halves(gate: torch.Tensor, up: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
+def halves(gate: torch.Tensor, up: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
     """Gate and up, (M, N) each."""
     gates = checked_matrix("gate", gate)
     if up is not None:
@@ -103,27 +199,6 @@ def _halves(gate: torch.Tensor, up: torch.Tensor | None) -> tuple[torch.Tensor, 
     if n % 2:
         raise OperandError.of("columns of gate and up in one tensor", got=n, expected="an even number")
     return gates[:, : n // 2], gates[:, n // 2 :]
-
-
-def _launch(
-    gate: torch.Tensor, up: torch.Tensor, quantization: Quantization, wants_activation: bool, target: Target
-) -> tuple[BlockScaledTensor, torch.Tensor | None]:
-    """The result and, if it is wanted or needed, what was quantized."""
-    device = gate.device
-    gate, up = readable(gate), readable(up)
-    activation = None
-    if wants_activation or quantization.computes_scale:
-        activation = torch.empty(gate.shape, dtype=gate.dtype, device=device)
-    result = quantization.result()
-    problem = FusedProblem(quantization.problem(alignment(gate, up)), values=activation is not None)
-    plan = choose_silu_mul(problem, target.arch, sm_count(target, device))
-    arguments = SiluMulArguments(
-        quantize=quantize_arguments(gate, result, quantization, plan), up=matrix(up), values=matrix(activation)
-    )
-    read = {"gate": gate, "up": up, "global_scale": result.global_scale}
-    written = {"data": result.data, "scale": result.scale, "activation": activation}
-    KERNEL.run(plan.config, target, device, arguments, lambda: tensors(read, written))
-    return (quantization.of_values(activation, target.backend) if quantization.computes_scale else result), activation
 
 
 def compile_silu_mul_quantize(

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from ..errors import OperandError, explain
 from ..formats import FORMATS
-from ..kernels.gemm.config import CTA_ROWS, MAX_CLUSTER, MIN_EPI_TILE_N, SPLITS, TILE_BYTES, TILE_N
+from ..kernels.gemm.config import CTA_ROWS, MAX_CLUSTER, MIN_EPI_TILE_N, SM120_TILE_N, SPLITS, TILE_BYTES, TILE_N
 from ..kernels.gemm.limits import can_implement
 from ..target import Architecture
-from . import gemm_table
-from .gemm_model import Prediction, has_room, predict
+from . import gemm_model, gemm_table, sm120_model
+from .gemm_model import Prediction
 from .gemm_problem import GemmProblem, Plan, can_deal, can_run, plan_tiling
 from .rates import L2_BYTES, concurrent_clusters
 
@@ -20,14 +20,18 @@ __all__ = ["GemmProblem", "Plan", "can_run", "candidates", "choose", "plan_for",
 
 _CLUSTERS = ((2, 1), (1, 2), (2, 2), (4, 1), (1, 4), (4, 2), (2, 4))
 _PAIR_CLUSTERS = ((4, 1), (2, 2), (4, 2), (2, 4))
+_MODELS = {"sm100": gemm_model, "sm120": sm120_model}
+_TILE_N = {"sm100": TILE_N, "sm120": SM120_TILE_N}
 _MIN_SHARE = 4
 """k-tiles that a CTA has at least where equal shares are dealt: fewer are not worth their partial sums."""
 
 
 def predict_plan(plan: Plan, problem: GemmProblem, sm_count: int, **counted: float) -> Prediction:
-    """The modelled time of ``plan``; ``counted`` is passed on to ``gemm_model.predict``."""
+    """The modelled time of ``plan``; ``counted`` is passed on to ``predict`` of the architecture's model."""
     m, n = problem.kernel_mn(plan.swap)
-    return predict(plan.config, m, n, problem.k, problem.batch, plan.workers, sm_count, **counted)
+    return _MODELS[plan.config.arch.generation].predict(
+        plan.config, m, n, problem.k, problem.batch, plan.workers, sm_count, **counted
+    )
 
 
 @functools.lru_cache(maxsize=1024)
@@ -110,8 +114,8 @@ def _ranked(problem: GemmProblem, arch: Architecture, sm_count: int, every: bool
     timed = []
     for swap in (False, True):
         m, n = problem.kernel_mn(swap)
-        for pair in (False, True) if m > CTA_ROWS else (False,):
-            for tile_n in TILE_N:
+        for pair in (False, True) if m > CTA_ROWS and arch.generation == "sm100" else (False,):
+            for tile_n in _TILE_N[arch.generation]:
                 # a tile wider than need be: the next narrower covers all columns
                 if tile_n == TILE_N[0] or tile_n - 64 < n:
                     timed += _Tile(problem, arch, sm_count, swap, pair, tile_n).plans(every)
@@ -142,7 +146,7 @@ class _Tile:
         """The plan on as many clusters as fit, but at most ``work_tiles``; None where it has no room."""
         config = self.problem.config(self.arch, self.swap, cluster=cluster, **self.tiling, **tiling)
         fit = concurrent_clusters(config.cluster_size, self.sm_count)
-        if fit == 0 or not has_room(config):
+        if fit == 0 or not _MODELS[config.arch.generation].has_room(config):
             return None
         plan = Plan(config, self.swap, min(fit, work_tiles))
         return predict_plan(plan, self.problem, self.sm_count), plan
@@ -155,6 +159,8 @@ class _Tile:
         rasters = ("m", "n") if (p.m + p.n) * p.k / 2 > L2_BYTES else ("m",)
         found = [self.plan(self.tiles, least, raster=raster) for raster in rasters]
         yield from filter(None, found)
+        if self.arch.generation == "sm120":
+            return
         if self.tiles >= fit and (every or any(x and x[0].l2_us >= x[0].mainloop_us for x in found)):
             yield from filter(None, self._sharing(rasters))
         for split in SPLITS[1:]:

@@ -22,7 +22,8 @@ import operator
 from dataclasses import dataclass, replace
 
 from ..kernels.gemm.config import CTA_ROWS, GemmConfig
-from ..kernels.gemm.sm100.memory_plan import MIN_STAGES, SharedPlan, TensorPlan
+from ..kernels.gemm.shared_plan import MIN_STAGES
+from ..kernels.gemm.sm100.memory_plan import SharedPlan, TensorPlan
 from ..scale_layout import ATOM_COLS, ATOM_ROWS
 from . import rates
 
@@ -126,7 +127,9 @@ def has_room(config: GemmConfig) -> bool:
     return _stage(config).stages >= MIN_STAGES
 
 
-def traffic(config: GemmConfig, m: int, n: int, k: int, batch: int, ctas: int) -> float:
+def traffic(
+    config: GemmConfig, m: int, n: int, k: int, batch: int, ctas: int, l2_bytes: float = rates.L2_BYTES
+) -> float:
     """Bytes between DRAM and L2: every operand once, with the padding of its scales, unless L2 cannot hold what is
     read again. Of two operands the one along which consecutive tiles do not move is read once for each wave of tiles.
     """
@@ -135,13 +138,13 @@ def traffic(config: GemmConfig, m: int, n: int, k: int, batch: int, ctas: int) -
     a = count_a * (m * k / fa.elements_per_byte + _up(m, ATOM_ROWS) * _up(k // fa.block, ATOM_COLS))
     b = count_b * (n * k / fb.elements_per_byte + _up(n, ATOM_ROWS) * _up(k // fb.block, ATOM_COLS))
     out = m * n * config.out_bytes
-    if a + b > rates.L2_BYTES:
+    if a + b > l2_bytes:
         tiles = max(1, ctas // config.ctas)
         tiles_m, tiles_n = -(-m // config.tile_m), -(-n // config.tile_n)
         if config.raster == "m":
-            a *= -(-tiles_n // max(1, tiles // tiles_m)) if a > rates.L2_BYTES else 1
+            a *= -(-tiles_n // max(1, tiles // tiles_m)) if a > l2_bytes else 1
         else:
-            b *= -(-tiles_m // max(1, tiles // tiles_n)) if b > rates.L2_BYTES else 1
+            b *= -(-tiles_m // max(1, tiles // tiles_n)) if b > l2_bytes else 1
     return batch * (a + b + out)
 
 

@@ -41,9 +41,9 @@ class GemmProblem(GemmSignature):
 
     def config(self, arch: Architecture, swap: bool, **tiling: Any) -> GemmConfig:
         """The configuration with this tiling; ``swap``: for a kernel that computes Cᵀ = B · Aᵀ. The store is by TMA
-        wherever TMA can do it."""
+        wherever TMA can do it, but on sm_120a."""
         signature = self.signature(swap)
-        by_tma = self.vector and signature["out_major"] == "n" and self.out != QUANTIZED
+        by_tma = arch.generation != "sm120" and self.vector and signature["out_major"] == "n" and self.out != QUANTIZED
         tiling = {"store": "tma" if by_tma else "direct", **tiling}
         return GemmConfig(arch=arch, shared="b" if swap and self.products == 2 else "a", **signature, **tiling)
 

@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from ..errors import OperandError, explain
-from ..kernels.gemm.config import CTA_ROWS, SPLITS, TILE_N, GemmConfig, GemmSignature
+from ..kernels.gemm.config import CTA_ROWS, SM120_TILE_N, SPLITS, TILE_N, GemmConfig, GemmSignature
 from ..kernels.gemm.grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, GroupedConfig, can_implement_grouped
 from ..target import Architecture
-from .gemm_model import predict, traffic
+from . import gemm_model, sm120_model
+from .gemm_model import traffic
 from .gemm_problem import INT32_MAX, Plan, can_deal, plan_tiling
 from .rates import concurrent_clusters
 
@@ -130,11 +131,12 @@ def plan_for_groups(problem: GroupedProblem, arch: Architecture, sm_count: int, 
 
 def _candidates(problem: GroupedProblem, arch: Architecture, sm_count: int) -> Iterator[Plan]:
     least_k = min(k for _, _, k in problem.expected)
+    several = arch.generation != "sm120"  # CTAs that share operands or K
     for swap in (False, True):
-        for pair in (False, True):
+        for pair in (False, True) if several else (False,):
             ctas = 2 if pair else 1
-            for tile_n in TILE_N:
-                for split in SPLITS:
+            for tile_n in TILE_N if several else SM120_TILE_N:
+                for split in SPLITS if several else (1,):
                     tiling = {"tile_n": tile_n, "pair": pair, "cluster": (ctas, 1), "split_k": split}
                     config = problem.config(arch, swap, **tiling)
                     if split > -(-least_k // config.tile_k) or not concurrent_clusters(config.cluster_size, sm_count):
@@ -160,4 +162,5 @@ def modelled_us(plan: Plan, problem: GroupedProblem, sm_count: int) -> float:
     waves = int(tiles.max())
     rows = CTA_ROWS * config.cluster[0] * workers * waves
     k = -(-int(steps.max()) // waves) * config.tile_k
-    return predict(config, rows, config.tile_n, k, 1, workers, sm_count, dram_bytes=num_bytes).us
+    model = sm120_model if config.arch.generation == "sm120" else gemm_model
+    return model.predict(config, rows, config.tile_n, k, 1, workers, sm_count, dram_bytes=num_bytes).us

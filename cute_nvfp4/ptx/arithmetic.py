@@ -33,6 +33,11 @@ def fma_rn(a: Float32, b: Float32, c: Float32) -> Float32:
     return asm("fma.rn.f32 $0, $1, $2, $3;", [Float32], [Float32(x) for x in (a, b, c)])[0]
 
 
+def multiply_add(a: Uint32, b: Uint32, c: Uint32) -> Uint32:
+    """a · b + c, the low 32 bits; what the compiler may not turn into shifts. PTX 1.0: ``mad.lo.u32``."""
+    return asm("mad.lo.u32 $0, $1, $2, $3;", [Uint32], [Uint32(x) for x in (a, b, c)])[0]
+
+
 def abs_f32(a: Float32) -> Float32:
     """|a|. PTX 1.0: ``abs.f32``."""
     return asm("abs.f32 $0, $1;", [Float32], [Float32(a)])[0]
@@ -92,3 +97,10 @@ def multiply_wide(a: Uint32, b: Uint32) -> list[Uint32]:
 def add_by_fma(a: Uint32, b: Any, one: Uint32) -> Uint32:
     """a + b as a · ``one`` + b, for the FMA pipe: the compiler must not know that ``one`` is 1."""
     return asm("mad.lo.u32 $0, $1, $2, $3;", [Uint32], [Uint32(a), Uint32(one), Uint32(b)])[0]
+
+
+def and_or(word: Uint32, mask: int, bits: int) -> Uint32:
+    """(word & mask) | bits, in one instruction: ``lop3.b32`` (PTX 4.3, sm_50 or later)."""
+    if not bits:
+        return word & Uint32(mask)
+    return asm(f"lop3.b32 $0, $1, 0x{mask:X}, $2, 0xEA;", [Uint32], [Uint32(word), Uint32(bits)])[0]

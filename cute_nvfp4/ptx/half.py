@@ -105,3 +105,18 @@ def fma_e2m1(acc: Any, words: Sequence[Any], b: Sequence[Any], arch: Architectur
     for pair, factors in zip(pairs, b):
         acc = fma_f16x2(pair, factors, acc)
     return acc
+
+
+def multiply_by_half(pair: Uint32, factors: Uint32, high: int, dtype: str) -> Uint32:
+    """Both 16-bit numbers of ``pair`` times one half of ``factors`` (the high one if ``high``).
+
+    dtype: "bfloat16" (``mul.rn.bf16x2``, PTX 7.8, sm_90 or later) or "float16". ptxas picks the half in the
+    instruction: HMUL2 with ``.H0_H0`` or ``.H1_H1``.
+    """
+    suffix = {"bfloat16": "bf16x2", "float16": "f16x2"}[dtype]
+    half = "hi" if high else "lo"
+    text = (
+        "{ .reg .b16 lo, hi; .reg .b32 both; mov.b32 {lo, hi}, $2; "
+        f"mov.b32 both, {{{half}, {half}}}; mul.rn.{suffix} $0, $1, both; }}"
+    )
+    return asm(text, [Uint32], [Uint32(pair), Uint32(factors)])[0]

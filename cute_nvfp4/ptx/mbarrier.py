@@ -45,6 +45,20 @@ def arrive_at(barrier: Int32, rank: Int32) -> None:
     asm(text, [], [Int32(barrier), Int32(rank)], volatile=True)
 
 
+def arrive_after_reads(barrier: Int32, rank: Int32) -> None:
+    """Arrives at the barrier that lies at this address in CTA ``rank``: for one that has only read what the other CTA
+    will overwrite by asynchronous copies.
+
+    Release at CTA scope, as CUTLASS's pipelines have it: at cluster scope each arrival is a fence of the GPU's memory,
+    hundreds of cycles, which loads whose values have come do not need.
+    """
+    text = (
+        "{ .reg .b32 remote; mapa.shared::cluster.u32 remote, $0, $1; "
+        "mbarrier.arrive.shared::cluster.b64 _, [remote]; }"
+    )
+    asm(text, [], [Int32(barrier), Int32(rank)], volatile=True)
+
+
 def fence_initialised() -> None:
     """Makes barriers that this thread initialised visible to the cluster and to the asynchronous proxy."""
     asm("fence.mbarrier_init.release.cluster;", [], [], volatile=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 from cutlass import Float32, Int32, Uint32
@@ -36,6 +36,18 @@ def mma_m16n8k8_f16(a: Sequence[Any], b: Any, c: Sequence[Any]) -> list[Float32]
     return asm(text, [Float32] * 4, operands, volatile=True)
 
 
+def mma_m16n8k16(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], dtype: str) -> list[Float32]:
+    """D = A·B + C, A 16×16 and B 16×8 of ``dtype`` ("float16", "bfloat16"), C and D 16×8 of f32. PTX 7.0, sm_80.
+
+    ``mma.sync.aligned.m16n8k16.row.col``. Lane t holds, with g = t // 4 and q = t % 4: a = A[g, 2q…2q+1], A[g+8, 2q…],
+    A[g, 8+2q…], A[g+8, 8+2q…]; b = B[2q…2q+1, g], B[8+2q…, g]; c, d = [g, 2q], [g, 2q+1], [g+8, 2q], [g+8, 2q+1].
+    """
+    half = {"float16": "f16", "bfloat16": "bf16"}[dtype]
+    text = f"mma.sync.aligned.m16n8k16.row.col.f32.{half}.{half}.f32 "
+    text += f"{refs(0, 4)}, {refs(4, 4)}, {refs(8, 2)}, {refs(10, 4)};"
+    return asm(text, [Float32] * 4, [*map(Uint32, a), *map(Uint32, b), *map(Float32, c)])
+
+
 def diagonal(value: int, lane: Int32) -> Uint32:
     """``b`` of :func:`mma_m16n8k8_f16`: the f16 with the bits ``value`` on the diagonal, zero elsewhere."""
     row, column = lane >> 2, lane & 3
@@ -52,3 +64,42 @@ def add_diagonal(halves: Sequence[Uint32], b: Uint32, c: Sequence[Float32]) -> l
     for i in range(0, len(halves), 2):
         found += mma_m16n8k8_f16(halves[i : i + 2], b, c[2 * i : 2 * i + 4])
     return found
+
+
+def load_matrices(address: Int32) -> list[Uint32]:
+    """Four 8×8 matrices of 16-bit elements: 32 rows of 16 bytes of shared memory, row i of matrix j at the address of
+    lane 8j + i. Lane 4g + q gets word q of row g of each. ``ldmatrix…m8n8.x4.shared.b16``: PTX 6.5, sm_75 or later."""
+    text = f"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {refs(0, 4)}, [$4];"
+    return asm(text, [Uint32] * 4, [Int32(address)], volatile=True)
+
+
+ELEMENT_TYPES = {"nvfp4": "e2m1", "mxfp4": "e2m1", "mxfp8": "e4m3", "mxfp8_e5m2": "e5m2"}
+SCALE_TYPES = ("ue4m3", "ue8m0")
+
+
+class ScaleWord(NamedTuple):
+    """A lane's four bytes of scales, and what of them is meant: the first byte, and which lanes of each quad are asked:
+    of A two from ``2 · thread`` on (rows g and g + 8), of B one (column g)."""
+
+    word: Uint32
+    byte: int
+    thread: int
+
+
+def mma_block_scaled(
+    kind: Any, formats: tuple[str, str], a: Sequence[Uint32], b: Sequence[Uint32], c: Sequence[Any],
+    sfa: ScaleWord, sfb: ScaleWord,
+) -> list[Float32]:  # fmt: skip
+    """D = (A · SFA) · (B · SFB) + C: 16×8×64 of E2M1, 16×8×32 of 8-bit elements. PTX 8.7; sm_120a, sm_121a.
+
+    ``mma.sync.aligned.m16n8k64.row.col.kind::mxf4nvf4.block_scale.scale_vec::4X.f32.e2m1.e2m1.f32.ue4m3`` and the other
+    kinds. kind: ``config.Kind``. a: rows g, g + 8 of the first half of K, then of the second; b: column g of each half;
+    c and d as of :func:`mma_m16n8k8_f16`. ``volatile`` so that it stays where all lanes of the warp are.
+    """
+    types = ".".join(ELEMENT_TYPES[name] for name in formats)
+    head = f"mma.sync.aligned.m16n8k{kind.k}.row.col.kind::{kind.name}.block_scale.{kind.vector}.f32.{types}.f32"
+    text = (
+        f"{head}.{SCALE_TYPES[kind.scale_type]} {refs(0, 4)}, {refs(4, 4)}, {refs(8, 2)}, {refs(10, 4)}, "
+        f"{{$14}}, {{{sfa.byte}, {sfa.thread}}}, {{$15}}, {{{sfb.byte}, {sfb.thread}}};"
+    )
+    return asm(text, [Float32] * 4, [*a, *b, *map(Float32, c), sfa.word, sfb.word], volatile=True)

@@ -19,12 +19,15 @@ from ..errors import OperandError, TargetError
 from ..formats import FORMATS
 from ..operand import BlockScaledTensor, OperandKey
 from ..scale_layout import blocked_shape, blocked_stride
+from .apart import Apart
 from .backend import device_index, resolve
 from .cache import CompiledKernel
 from .launch import CudaLauncher, Launcher, SimLauncher
 from .template import Patch, Template
 
 VERSION = 1
+# bytes, on any architecture
+_WIDEST_LOAD = 32
 
 
 def load_exported(path: str | Path) -> Exported:
@@ -58,6 +61,7 @@ class Exported:
         self._plan, self._kernel = plan, kernel
         self._launchers: dict[torch.device, Launcher] = {}
         launches = tuple(_launch_from(record) for record in plan["launches"])
+        self._apart = Apart(dict(plan["sizes"]), plan["written"])
         self._template = Template(launches, tuple(Patch(**patch) for patch in plan["patches"]), plan["values"])
 
     def __repr__(self) -> str:
@@ -77,10 +81,10 @@ class Exported:
             raise OperandError.of(f"operands of {self.operation}", got=got, expected=", ".join(self.operands))
         device = next(iter(given.values())).device
         if given.get("out") is None:
-            given["out"] = _new(self.operands["out"], device, given)
+            given["out"] = _new(self.operands["out"], device)
         for name, expected in self.operands.items():
-            if described(given[name]) != expected:
-                raise OperandError.of(name, got=described(given[name]), expected=expected)
+            if not _fits(found := described(given[name]), expected):
+                raise OperandError.of(name, got=found, expected=expected)
             if given[name].device != device:
                 raise OperandError.of(f"device of {name}", got=given[name].device, expected=device)
         values: list[Any] = [0] * self._plan["values"]
@@ -89,10 +93,7 @@ class Exported:
         for name, slots in self._plan["slots"].items():
             for part, place in slots:
                 values[place] = (given[name] if part is None else getattr(given[name], part)).data_ptr()
-        for place, size in self._plan["written"]:
-            for read, length in self._plan["sizes"]:
-                if values[read] < values[place] + size and values[place] < values[read] + length:
-                    raise OperandError.of("memory of out", got="bytes of an input", expected="memory of its own")
+        self._apart.check(values)
         self._launcher(device)(tuple(values), (given,))
         return given["out"]
 
@@ -128,19 +129,30 @@ def described(x: Any) -> dict[str, Any]:
     """What an operand must be, in what JSON can say: everything but its device and addresses."""
     if isinstance(x, BlockScaledTensor):
         key = {field.name: getattr(x.key, field.name) for field in dataclasses.fields(OperandKey)}
-        for name in ("device", "on_cpu", "plain", "format", "alignment", "scale_alignment"):
+        for name in ("device", "on_cpu", "plain", "format"):
             del key[name]
+        if x.scale_layout == "blocked":
+            # all are read in the same way
+            del key["scale_alignment"]
         key |= {name: list(key[name]) for name in ("strides", "scale_strides")}
-        return {"format": x.format.name, "alignment": min(x.key.alignment, 16), **key}
+        return {"format": x.format.name, **key}
+    bits = x.data_ptr() | _WIDEST_LOAD
     return {
         "dtype": str(x.dtype).removeprefix("torch."),
         "shape": list(x.shape),
         "strides": list(x.stride()),
-        "aligned": x.data_ptr() % 16 == 0,
+        "alignment": bits & -bits,
     }
 
 
-def _new(expected: Mapping[str, Any], device: torch.device, given: Mapping[str, Any]) -> Any:
+def _fits(found: Mapping[str, Any], expected: Mapping[str, Any]) -> bool:
+    """Whether an operand is as it must be; more alignment does no harm."""
+    if found.keys() != expected.keys():
+        return False
+    return all(x >= expected[name] if name.endswith("alignment") else x == expected[name] for name, x in found.items())
+
+
+def _new(expected: Mapping[str, Any], device: torch.device) -> Any:
     """An output as it is described."""
     if "dtype" in expected:
         dtype = getattr(torch, expected["dtype"])

@@ -58,8 +58,8 @@ class Kernel:
     def launcher(self, config: Any, target: Target, device: torch.device, arguments: Any, touched: Touched) -> Launcher:
         """Launches ``config`` with ``arguments``, of which only what varies is given in each call.
 
-        arguments: the kernel's record, of plain numbers; addresses and other varying values are not looked at (0 will
-        do). touched: from the owners that a call names to the tensors that the kernel may touch.
+        arguments: the kernel's record, of plain numbers; addresses and other varying values are unused (0 will do).
+        touched: from the owners that a call names to the tensors that the kernel may touch.
         """
         kernel, signature = self.compile(config), self.signature(config)
         values = signature.values(arguments, 0)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ..target import architecture
 from . import driver
 from .backend import raw_stream
 from .cache import CompiledKernel
@@ -168,7 +169,7 @@ class SimLauncher:
             memory.add(tensor, name=name, writable=writable)
         active = simulation()
         kernel, template = self._what_runs(active)
-        options = dict(active.options) if active else {}
+        options = {"sm_count": architecture(kernel.arch).sm_count} | (active.options if active else {})
         traced = options.pop("trace", None)
         for launch in template.filled(values):
             trace = Trace() if traced is True else traced or None

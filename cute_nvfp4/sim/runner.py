@@ -39,6 +39,7 @@ def run(
     sm_count: int = 148,
     allow: Collection[str] = (),
     on_hazard: str = "raise",
+    others: Sequence[Client] = (),
 ) -> Result:
     """Executes one launch on ``memory`` and returns what was counted.
 
@@ -48,8 +49,8 @@ def run(
     bounds the blocks executed by one wave. ``warps_per_wave`` is how many warps are resident together (whole clusters;
     a cooperative launch is one wave). ``allow`` names classes of hazards (``checks.findings.CLASSES``) that are only
     warnings; with ``on_hazard="collect"`` no hazard that a check finds stops the launch, and ``Result.findings`` has
-    them. Raises a subclass of ``SimError`` for every other hazard, with what was found before it in its ``findings``,
-    and ``LaunchError`` when launch and kernel do not fit together.
+    them. ``others`` hear the events too. Raises a subclass of ``SimError`` for every other hazard, with what was found
+    before it in its ``findings``, and ``LaunchError`` when launch and kernel do not fit together.
     """
     kernel, target = program.kernel(launch.kernel), program.module.target
     found = Findings(kernel.source.name, allow, on_hazard)
@@ -70,6 +71,7 @@ def run(
         Checks(kernel, memory, found, unwritten) if checks else None,
         counted,
         trace.client(kernel, launch, steps) if trace is not None else None,
+        *others,
     ]
     try:
         execute_for([client for client in clients if client is not None])

@@ -77,6 +77,42 @@ def test_several_launches_on_streams_with_torch_between_them():
     assert case.counters["launches"] == 3 and case.counters["distinct_store_bytes"] == 2 * 512 + 256
 
 
+@pytest.mark.parametrize(
+    "wait,where",
+    [
+        (
+            "main.wait_event(done)",
+            r"is written by launch 1 .* on stream .* and read by launch 2 .* on the default stream",
+        ),
+        (
+            "stream.wait_event(ready)",
+            r"is written by torch's \w+ on the default stream.* and read by launch 1 .* on stream",
+        ),
+    ],
+)
+def test_a_wait_between_streams_that_is_missing_fails_the_case(wait, where, tmp_path):
+    text = (KERNELS / "gemv_split.py").read_text()
+    path = tmp_path / "submission.py"
+    assert text.count(wait) == 1
+    path.write_text(text.replace(wait, "pass"))
+    case = judge(path)
+    error = " ".join(case.error.split())
+    assert error.startswith("hazard: Race: byte ") and re.search(where, error), error
+    assert judge(path, allow=("stream-order",)).passed
+
+
+def test_an_answer_left_on_another_stream_fails_the_case(tmp_path):
+    path = tmp_path / "submission.py"
+    path.write_text(
+        "import torch\n\nfrom cute_nvfp4.harness.problems.nvfp4_gemv.submission import custom_kernel as right\n\n\n"
+        "def custom_kernel(data):\n    side = torch.cuda.Stream()\n    side.wait_stream(torch.cuda.current_stream())\n"
+        "    with torch.cuda.stream(side):\n        return right(data)\n"
+    )
+    case = judge(path)
+    assert not case.passed
+    assert "on stream" in case.error and "and read by torch's clone on the default stream" in case.error
+
+
 def test_tensor_cores_are_counted():
     """All ten shapes of the problem pass; they take some 35 s of processor time together."""
     case = judge(KERNELS / "gemm_tcgen05.py", problem="nvfp4_gemm", data="full")
@@ -94,6 +130,23 @@ def test_what_torch_cannot_do_here_is_named(tmp_path):
     )
     case = judge(path)
     assert not case.passed and "get_sync_debug_mode is not modelled" in case.error and "simulated session" in case.error
+
+
+def test_a_class_of_hazards_that_is_allowed_is_a_warning(tmp_path):
+    path = with_fault(tmp_path, "race")
+    case = judge(path, data="full", allow=("race", "race-in-warp"))
+    assert case.passed, case.error
+    (launch,) = case.launches
+    assert [text.rpartition(" ")[2] for text in launch.warnings] == ["[race-in-warp]", "[race]"]
+    case = judge(path, data="full", allow=("race-in-warp",))
+    assert not case.passed and case.error.startswith("hazard: Race: ") and "[race]" in case.error
+
+
+def test_going_on_past_hazards_lists_them_and_fails_the_case(tmp_path):
+    case = judge(with_fault(tmp_path, "race"), data="full", collect=True)
+    assert not case.passed
+    assert re.findall(r"\[race[a-z-]*\]", case.error) == ["[race-in-warp]", "[race]"], case.error
+    assert "in launch 0 of the call" in case.error
 
 
 def test_a_hazard_that_the_submission_hides_is_found(tmp_path):

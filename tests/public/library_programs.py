@@ -78,6 +78,8 @@ combine splits=5 b=1 s=17 d=128
 backward
 backward sq=128 sk=256 d=128 causal=True
 backward h=2 hk=1 deterministic=True
+backward sq=200 sk=300 h=2 hk=1 deterministic=True
+backward sq=256 sk=256 causal=True deterministic=True
 backward sq=200 sk=136 dtype=float16
 autograd
 """
@@ -146,6 +148,7 @@ TRUE_HAZARDS = {
     "backward": _LAST_STORE,
     "backward sq=128 sk=256 d=128 causal=True": _LAST_STORE,
     "backward sq=200 sk=136 dtype=float16": _LAST_STORE,
+    "backward sq=256 sk=256 causal=True deterministic=True": _LAST_STORE,
     "autograd": _LAST_STORE,
     "gdn_prefill lengths=[128,70]": "a warp frees tensor memory that three others may still load",
     "gdn_prefill lengths=[192,70] parallel=True": "a warp frees tensor memory that three others may still load",

@@ -52,6 +52,15 @@ def test_warps_meet_at_barriers(drop: str) -> None:
     finds(Race, body, drop, "a barrier", block=64)
 
 
+def test_reads_of_a_tensor_before_its_first_write_are_remembered() -> None:
+    """CTAs read a word twice before one of them adds to it: in order where the reads are atomic."""
+    read = "ld.relaxed.gpu.global.b32 %r12, [%p0]; "
+    body = f"{read} bar.sync 0; {read} @%q1 red.relaxed.gpu.global.add.u32 [%p0], 1;"
+    go(body, grid=(3, 1, 1))
+    with pytest.raises(Race, match="is read by another cluster"):
+        go(body.replace("ld.relaxed.gpu", "ld"), grid=(3, 1, 1))
+
+
 def test_a_barrier_that_other_warps_use_orders_nothing() -> None:
     """Warps 0 and 1 meet at barrier 1, warps 2 and 3 at barrier 2; warp 2 reads what warp 0 wrote."""
     body = (

@@ -143,7 +143,7 @@ def test_step_limit() -> None:
         ("cvt.f32.f64 %r1, %rd1;", "a narrowing conversion needs a rounding mode"),
         ("cvt.rn.f32.f64 %r1, %r2;", "register %r2 has 32 bits"),
         ("cvt.rni.s32.f32 %r1, %rd2;", "register %rd2 has 64 bits"),
-        ("wgmma.fence.sync.aligned;", "does not know `wgmma.fence"),
+        ("wgmma.mma_async.sp.sync.aligned.m64n8k32.f32.f16.f16;", "sparse wgmma is not modelled"),
         ("call.uni (%r1), helper, (%r2);", "calls of device functions"),
         ("bra NOWHERE;", "label NOWHERE is not defined"),
     ],

@@ -80,6 +80,34 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         run(**given, out=overlapping)
 
 
+def at(x: torch.Tensor, alignment: int) -> torch.Tensor:
+    """A copy whose address is a multiple of ``alignment`` bytes, and of no larger power of two."""
+    room = torch.empty(x.numel() * x.element_size() + 128, dtype=torch.uint8)
+    start = -room.data_ptr() % 64 + alignment
+    return room[start : start + x.numel() * x.element_size()].view(x.dtype).view(x.shape).copy_(x)
+
+
+def test_less_alignment_than_exported_is_refused(tmp_path: Path) -> None:
+    a, b = operand(130), operand(1)
+    with nv.simulating("sm_90a"):
+        nv.export(tmp_path / "op", nv.gemv, a, b)
+        run = nv.load_exported(tmp_path / "op")
+        half = nv.BlockScaledTensor(at(a.data, 16), a.scale, a.global_scale)
+        with pytest.raises(OperandError, match=r"a: got .*'alignment': 16.*expected .*'alignment': 32"):
+            run(a=half, b=b)
+        # less is needed, more does no harm
+        nv.export(tmp_path / "op", nv.gemv, half, b)
+        assert torch.equal(nv.load_exported(tmp_path / "op")(a=a, b=b), nv.gemv(a, b))
+
+
+def test_parts_of_the_result_are_apart(tmp_path: Path) -> None:
+    given, _ = exported(tmp_path / "op", "quantize")
+    out = given["out"]
+    crossed = nv.BlockScaledTensor(out.data, out.data.view(-1)[: out.scale.numel()], out.global_scale)
+    with pytest.raises(OperandError, match="memory of out: got bytes of an input, or of another part"):
+        nv.load_exported(tmp_path / "op")(x=given["x"], out=crossed)
+
+
 def test_files_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(OperandError, match="expected a file that export wrote"):
         nv.load_exported(tmp_path / "missing")

@@ -19,7 +19,7 @@ from cute_nvfp4 import (
     to_blocked,
 )
 from cute_nvfp4.kernels.gemm.config import GATE_NAMES, GemmConfig
-from cute_nvfp4.kernels.gemm.sm100.memory_plan import StagePlan
+from cute_nvfp4.kernels.gemm.shared_plan import StagePlan
 from cute_nvfp4.ops import gated_gemm as ops
 from cute_nvfp4.planning.gemm import GemmProblem, candidates, choose
 from cute_nvfp4.sim import adversarial

@@ -13,7 +13,7 @@ from mutants import BLACKWELL, Change, Mutant, Text, at, constant, f32, outcome
 
 from cute_nvfp4.formats import as_bytes
 from cute_nvfp4.kernels.gemm.config import GemmConfig
-from cute_nvfp4.kernels.gemm.sm100.memory_plan import StagePlan
+from cute_nvfp4.kernels.gemm.shared_plan import StagePlan
 from cute_nvfp4.ops.quantize import quantize
 
 PLAIN = Gated(Case(m=140, n=136, k=544, alpha=usual_alpha(544), dtype="float32"))

@@ -12,7 +12,7 @@ import pytest
 import torch
 from grouped_problems import Grouped, make, random_grouped
 
-from cute_nvfp4 import simulating
+from cute_nvfp4 import BlockScaledTensor, grouped_gemm, quantize, simulating
 from cute_nvfp4.ops.grouped_rows import GroupedRows
 from cute_nvfp4.sim import adversarial
 from tests.sim.blackwell.shapes import GROUP_SHAPES
@@ -237,3 +237,35 @@ def test_traffic_is_near_the_minimum(maps: str) -> None:
     written = sum(2 * m * n for m, n, _ in BENCHMARK)
     assert least <= results[-1].l2.read_bytes <= 1.05 * least
     assert sum(x.l2.written_bytes + x.l2.dirty_bytes for x in results) <= 1.05 * written
+
+
+def test_where_global_scales_are() -> None:
+    """One for all groups, neighbours in memory, or apart: the same plan never serves two of them."""
+    sizes = ((3, 8), (0, 8), (5, 8))
+    row = torch.tensor([0.5, 2.0, 3.0, 0.25, 7.0])
+    ways = {
+        "neighbours, but for the empty group": [row[1], row[4], row[2]],
+        "neighbours of the empty group": [row[1], row[2], row[3]],
+        "apart": [row[0].clone(), row[1].clone(), row[2].clone()],
+        "one": [row[2]] * 3,
+        "not of all": [None, row[1], row[3]],
+        "backwards": [row[3], row[2], row[1]],
+    }
+    alpha = torch.tensor([1.5, 9.0, 2.5])
+    with simulating("sm_100a"):
+        for _ in range(2):
+            for left in ways.values():
+                groups = [
+                    (None if m == 0 else scaled(m, a), scaled(n, b))
+                    for (m, n), a, b in zip(sizes, left, [row[0], row[0], row[1]])
+                ]
+                options = {"alpha": alpha, "out_dtype": torch.float32}
+                got = grouped_gemm(groups, **options, backend="sim")
+                for x, y in zip(got, grouped_gemm(groups, **options, backend="reference")):
+                    torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-5)
+
+
+def scaled(rows: int, global_scale: torch.Tensor | None) -> BlockScaledTensor:
+    x = torch.randn(rows, 64, generator=torch.Generator().manual_seed(rows))
+    plain = quantize(x.abs(), global_scale=None, backend="reference")
+    return BlockScaledTensor(plain.data, plain.scale, global_scale)

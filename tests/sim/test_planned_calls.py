@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import fused_problems
 import gated_gemm_problems
 import gemm_problems
 import gemv_problems
@@ -26,7 +27,16 @@ from grouped_problems import Grouped
 
 import cute_nvfp4 as nv
 from cute_nvfp4 import simulating
-from cute_nvfp4.ops import gated_gemm, gemm, gemv, grouped_gemm, grouped_gemm_contiguous, quantize
+from cute_nvfp4.ops import (
+    gated_gemm,
+    gemm,
+    gemv,
+    grouped_gemm,
+    grouped_gemm_contiguous,
+    quantize,
+    rmsnorm_quantize,
+    silu_mul_quantize,
+)
 from cute_nvfp4.runtime import launch
 from cute_nvfp4.runtime.kernel import Kernel
 
@@ -40,6 +50,8 @@ MODULES = {
     "grouped_gemm": grouped_gemm,
     "grouped_gemm_contiguous": grouped_gemm_contiguous,
     "quantize": quantize,
+    "rmsnorm_quantize": rmsnorm_quantize,
+    "silu_mul_quantize": silu_mul_quantize,
 }
 GEMV = gemv_problems.Case(20, 64)
 GEMM = gemm_problems.Case(20, 24, 64, batch=0, alpha=1.0)
@@ -87,6 +99,15 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
             {"axis": 0, "shape": (32, 8)},
         ),
     ],
+    "rmsnorm_quantize": [
+        *({"shape": (9, 64)}, {"shape": (8, 96)}, {"dtype": torch.bfloat16}, {"other": True}, {"weight": False}),
+        *({"offset": 4}, {"offset": 1}, {"pitch": 4}, {"eps": 0.5}, {"global_scale": None}, {"format": "mxfp8"}),
+        {"scale_layout": "rowmajor"},
+    ],
+    "silu_mul_quantize": [
+        *({"shape": (9, 64)}, {"shape": (8, 96)}, {"dtype": torch.bfloat16}, {"other": False}, {"offset": 1}),
+        *({"other": False, "pitch": 1}, {"global_scale": None}, {"rule": "four_six_mse"}),
+    ],
 }
 # numbers that are no part of a plan
 NUMBERS: dict[str, list[dict[str, Any]]] = {
@@ -96,6 +117,8 @@ NUMBERS: dict[str, list[dict[str, Any]]] = {
     "grouped_gemm": [],
     "grouped_gemm_contiguous": [{"sizes": ((1, 8, 64), (4, 8, 64))}],
     "quantize": [],
+    "rmsnorm_quantize": [{"scale": 0.02}],
+    "silu_mul_quantize": [{"scale": 0.02}],
 }
 
 
@@ -113,18 +136,48 @@ def run(name: str, seed: int = 0, **changes: Any) -> None:
         problem.check(problem.run())
     elif name == "quantize":
         _quantize(seed, **changes)
+    elif name in FUSED:
+        _fused(name, seed, **changes)
     else:
         problem = grouped_problems.make(replace(GROUPED if name == "grouped_gemm" else DEALT, seed=seed, **changes))
         problem.check(problem.run())
 
 
-def _quantize(seed: int, offset: int = 0, pitch: int = 0, **options: Any) -> None:
-    given = {**X, **options}
-    shape, dtype = given.pop("shape"), given.pop("dtype")
+def _matrix(seed: int, shape: tuple[int, ...], dtype: torch.dtype, offset: int, pitch: int) -> torch.Tensor:
+    """Normal numbers, ``offset`` elements after the start of their memory, rows ``pitch`` apart."""
     *rows, k = shape
     generator = torch.Generator().manual_seed(seed)
     room = torch.randn(math.prod(rows) * (k + pitch) + offset, generator=generator).to(dtype)
-    x = room[offset:].view(*rows, k + pitch)[..., :k]
+    return room[offset:].view(*rows, k + pitch)[..., :k]
+
+
+FUSED = ("rmsnorm_quantize", "silu_mul_quantize")
+
+
+def _fused(
+    name: str,
+    seed: int,
+    offset: int = 0,
+    pitch: int = 0,
+    other: bool | None = None,
+    weight: bool = True,
+    scale: float = 0.01,
+    **options: Any,
+) -> None:
+    """other: whether there is a residual, or ``up`` in a tensor of its own."""
+    given = {**X, "global_scale": None if options.get("format") else torch.tensor(scale), **options}
+    shape, dtype = given.pop("shape"), given.pop("dtype")
+    x, second = (_matrix(seed + 10 * i, shape, dtype, offset, pitch) for i in (0, 1))
+    if name == "rmsnorm_quantize":
+        factor = _matrix(seed + 20, shape[1:], dtype, 0, 0) if weight else None
+        fused_problems.check_rmsnorm(x, factor, second if other else None, **given)
+    else:
+        fused_problems.check_silu_mul(x, None if other is False else second, **given)
+
+
+def _quantize(seed: int, offset: int = 0, pitch: int = 0, **options: Any) -> None:
+    given = {**X, **options}
+    x = _matrix(seed, given.pop("shape"), given.pop("dtype"), offset, pitch)
     if given.get("rounding") == "stochastic":
         given["generator"] += seed
     got, want = nv.quantize(x, backend="sim", **given), nv.quantize(x, backend="reference", **given)

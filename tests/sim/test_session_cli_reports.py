@@ -58,7 +58,8 @@ DEADLOCK = """
     b[i] = a[i]
 """
 UNKNOWN = """
-    llvm.inline_asm(None, [], "wgmma.fence.sync.aligned;", "", has_side_effects=True, is_align_stack=False,
+    asm = "{.reg .b32 t; mov.b32 t, 1; vadd4.s32.s32.s32 t, t, t, t;}"
+    llvm.inline_asm(None, [], asm, "", has_side_effects=True, is_align_stack=False,
                     asm_dialect=llvm.AsmDialect.AD_ATT)
     b[i] = a[i]
 """
@@ -149,8 +150,8 @@ def test_a_schedule_that_fails_gives_a_command_that_repeats_it(program, tmp_path
 def test_an_instruction_that_is_not_modelled_says_what_to_do(program) -> None:
     result = invoke("--arch", "sm_90a", program(UNKNOWN))
     assert result.exit_code == EXIT_NOT_MODELLED
-    assert "`wgmma.fence.sync.aligned` (PTX line" in result.stderr and "program.py:" in result.stderr
-    assert "no wgmma is modelled; docs/simulator.md" in result.stderr and "Please report it" in result.stderr
+    assert "`vadd4.s32.s32.s32 t, t, t, t` (PTX line" in result.stderr and "program.py:" in result.stderr
+    assert "no vadd4 is modelled; docs/simulator.md" in result.stderr and "Please report it" in result.stderr
 
 
 def test_a_package_that_is_missing_is_named(tmp_path) -> None:

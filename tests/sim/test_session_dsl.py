@@ -88,6 +88,7 @@ def test_host_memory_is_not_device_memory(session) -> None:
     pinned = host.pin_memory()
     pointer = make_ptr(cutlass.Float32, pinned.data_ptr(), cute.AddressSpace.gmem, assumed_align=128)
     kernels.launch_scale_pointer(pointer, 2.0)
+    torch.cuda.synchronize()
     assert pinned[31] == 2 and pinned[32] == 1 and host[0] == 1
 
 
@@ -102,6 +103,7 @@ def test_arguments_of_functions_compiled_for_tvm_ffi(session) -> None:
     chosen = torch.cuda.Stream()
     with torch.cuda.stream(chosen):
         compiled(b, a)
+    chosen.synchronize()
     assert torch.equal(a, 2 * b) and session.launches[-1].launch.stream == chosen.cuda_stream
     wrapped = [from_dlpack(t, enable_tvm_ffi=True).mark_layout_dynamic() for t in (a, b)]
     again = cute.compile(kernels.launch_double, *wrapped, ambient, options="--enable-tvm-ffi")

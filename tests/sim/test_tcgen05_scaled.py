@@ -111,6 +111,19 @@ def test_sparsity_version_of_dense_operands_does_not_matter(kind, block):
         idesc.decode(bits | 1 << 9, kind, block, 2, False)
 
 
+@pytest.mark.parametrize("version", [0, 1])
+def test_the_descriptor_that_nvidias_builder_makes(version):
+    """With its default, a sparsity version of 1, the three bits from 10 on read 5: B's type is the lower two."""
+    import cutlass
+    from cutlass.experimental.primitives import Tcgen05MxOmmaInstrDesc
+
+    e2m1, shape = cutlass.Float4E2M1FN, {"n_dim": 256, "m_dim": 128}
+    built = Tcgen05MxOmmaInstrDesc.build(a_dtype=e2m1, b_dtype=e2m1, scale_format=0, sparsity_version=version, **shape)
+    assert int(built) >> 10 & 7 == (5 if version else 1)
+    d = idesc.decode(int(built), "mxf4nvf4", 16, 1, False)
+    assert (d.a, d.b, d.m, d.n, d.k, d.scale) == ("e2m1x2", "e2m1x2", 128, 256, 64, "ue4m3")
+
+
 def test_type_of_b_has_three_bits_where_types_are_mixed():
     """Code 5 of kind::mxf8f6f4 is E2M1; 6 does not exist."""
     bits = block_bits("mxf8f6f4", "e5m2", "e2m1", 128, 64, "ue8m0")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from roads import Roads
 
 from cute_nvfp4 import quantize, rmsnorm_quantize, silu_mul_quantize, simulating
 from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError
+from cute_nvfp4.ops import rmsnorm_quantize as rmsnorm_module
+from cute_nvfp4.ops import silu_mul_quantize as silu_module
 
 X = torch.randn(4, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
 W = torch.ones(64, dtype=torch.bfloat16)
@@ -114,6 +118,26 @@ def _check(call: Callable, error: type, message: str, road: str) -> None:
     with simulating("sm_90a") as runs, pytest.raises(error, match=message):
         call()
     assert not runs
+
+
+def test_tables_over_planned_calls() -> None:
+    """The same words where a call of the same kind was planned before."""
+    good = [
+        f(global_scale=scale, out=out) for f in (norm, gated) for scale in (0.5, torch.ones(1)) for out in (None, OUT)
+    ]
+    good += [norm(global_scale=None), norm(residual=X), norm(residual=X, residual_out=X.clone()), gated(up=None)]
+    # of the same kind as outputs in the wrong place
+    good.append(norm(residual=SHARED[:, :64], residual_out=torch.zeros_like(SHARED)[:, :64]))
+    good.append(norm(residual=X.clone(), residual_out=torch.zeros_like(X)))
+    bad = [(message, call(f)) for f in (norm, gated) for call, _, message in BOTH.values()]
+    bad += [(message, call) for call, _, message in OTHERS.values()]
+    with simulating("sm_90a"):
+        roads = [Roads(module._calls, good) for module in (rmsnorm_module, silu_module)]
+        for message, call in bad:
+            for road in roads:
+                assert re.search(message, road.refused(call))
+    for module in (rmsnorm_module, silu_module):
+        module._calls.clear()
 
 
 def test_codes_onto_what_is_read() -> None:

@@ -162,7 +162,7 @@ def test_a_cold_choice_predicts_few_plans(shape: tuple, monkeypatch: pytest.Monk
     """Each prediction takes some 50 µs: of the hundreds of configurations that can be, at most 100 are timed."""
     timed = []
     counted = lambda *args, **options: timed.append(args) or predict(*args, **options)  # noqa: E731
-    monkeypatch.setattr(gemm_choose, "predict", counted)
+    monkeypatch.setattr(gemm_choose.gemm_model, "predict", counted)
     # a number of multiprocessors that no other test has
     choose(GemmProblem(*shape), ARCH, 147)
     assert 0 < len(timed) <= 100

@@ -263,7 +263,7 @@ def test_backends() -> None:
 @pytest.mark.parametrize("arch", ["sm_90a"])
 def test_an_architecture_without_tensor_memory(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUTE_NVFP4_ARCH", arch)
-    with pytest.raises(OperandError, match=r"architecture of a tcgen05 kernel: got sm_90a, expected sm_100a or sm_103"):
+    with pytest.raises(OperandError, match=r"architecture of a block-scaled GEMM: got sm_90a, expected sm_100a"):
         gemm(operand(), operand(rows=N))
 
 

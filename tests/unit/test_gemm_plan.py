@@ -14,7 +14,8 @@ from gemm_structures import config_of, structures
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.config import OUT_BYTES, GemmConfig
 from cute_nvfp4.kernels.gemm.limits import can_implement
-from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, StagePlan, TensorPlan
+from cute_nvfp4.kernels.gemm.shared_plan import StagePlan
+from cute_nvfp4.kernels.gemm.sm100.memory_plan import SharedPlan, TensorPlan
 from cute_nvfp4.ops.gemm import compile_gemm
 from cute_nvfp4.target import ARCHITECTURES
 
@@ -140,7 +141,7 @@ def config(**changes: object) -> GemmConfig:
 
 
 REFUSED = (
-    ({"arch": ARCHITECTURES["sm_90a"]}, r"architecture of a tcgen05 kernel: got sm_90a, expected sm_100a or sm_103a"),
+    ({"arch": ARCHITECTURES["sm_90a"]}, r"architecture of a block-scaled GEMM: got sm_90a, expected sm_100a or"),
     ({"a_format": "fp6"}, r"a_format: got fp6, expected one of nvfp4, mxfp4, mxfp8, mxfp8_e5m2"),
     ({"b_format": "int4"}, r"b_format: got int4, expected one of"),
     ({"a_format": "nvfp4", "b_format": "mxfp4"}, r"got nvfp4 and mxfp4, expected two that one kind of MMA multiplies"),

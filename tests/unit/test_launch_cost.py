@@ -16,19 +16,29 @@ from torch.autograd.profiler import profile
 
 import cute_nvfp4 as nv
 from cute_nvfp4 import BlockScaledTensor
-from cute_nvfp4.ops import gated_gemm, gemm, gemv, grouped_gemm, grouped_gemm_contiguous, quantize
+from cute_nvfp4.ops import (
+    gated_gemm,
+    gemm,
+    gemv,
+    grouped_gemm,
+    grouped_gemm_contiguous,
+    quantize,
+    rmsnorm_quantize,
+    silu_mul_quantize,
+)
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from launch import without_driver
 
 K = 64
-NEW, STRIDED = "aten::empty", "aten::empty_strided"
+NEW, EMPTY = "aten::empty_like", "aten::empty"
 
 
 @pytest.fixture(scope="module", autouse=True)
 def no_driver() -> Iterator[None]:
     """Plans of calls that launch nothing are forgotten."""
     modules = (gated_gemm, gemm, gemv, grouped_gemm, grouped_gemm_contiguous, quantize)
+    modules += (rmsnorm_quantize, silu_mul_quantize)
     kept = [dict(x._calls) for x in modules]
     for module in modules:
         module._calls.clear()
@@ -60,8 +70,11 @@ GROUPS = [(operand(3), operand(8)), (operand(5), operand(8))]
 X, OTHER = torch.randn(16, K), torch.randn(16, K)
 ALPHA = torch.ones(1)
 QUANTIZED = nv.quantize(X, global_scale=0.5, backend="reference")
+SCALE, GAIN, BOTH = QUANTIZED.global_scale, torch.ones(K), torch.randn(16, 2 * K)
 VECTOR, MATRIX, SQUARE = torch.empty(16), torch.empty(16, 24), torch.empty(16, 128)
 OUTS = [torch.empty(3, 8), torch.empty(5, 8)]
+OUTS_OF_ONE = [torch.empty(0, 8), OUTS[1]]
+FACTORS, ALPHAS = torch.tensor([0.5, 2.0]).unbind(), torch.ones(2)
 DEALT, STATUS = torch.empty(6, 8), torch.zeros(1, dtype=torch.int32)
 
 WITH_OUT: dict[str, Callable[[], object]] = {
@@ -69,10 +82,25 @@ WITH_OUT: dict[str, Callable[[], object]] = {
     "gemm": lambda: nv.gemm(A, B, out=MATRIX, alpha=ALPHA),
     "gated_gemm": lambda: nv.gated_gemm(PLAIN, WIDE, WIDE, out=SQUARE),
     "grouped_gemm": lambda: nv.grouped_gemm(GROUPS, out=OUTS),
+    "grouped_gemm, one scale for all": lambda: nv.grouped_gemm(with_scales(FACTORS[0], FACTORS[0]), out=OUTS),
+    "grouped_gemm, scales in a row": lambda: nv.grouped_gemm(with_scales(*FACTORS), alpha=ALPHAS, out=OUTS),
+    "grouped_gemm, one group of two": lambda: nv.grouped_gemm(
+        [(None, GROUPS[0][1]), GROUPS[1]], alpha=1.0, out=OUTS_OF_ONE
+    ),
     "grouped_gemm_contiguous": lambda: nv.grouped_gemm_contiguous(ROWS, STACK, out=DEALT, status=STATUS),
     "quantize, scale given": lambda: nv.quantize(X, global_scale=QUANTIZED.global_scale, out=QUANTIZED),
     "quantize, scale computed": lambda: nv.quantize(X, out=QUANTIZED),
+    "rmsnorm_quantize": lambda: nv.rmsnorm_quantize(X, GAIN, global_scale=SCALE, out=QUANTIZED),
+    "rmsnorm_quantize, in place": lambda: nv.rmsnorm_quantize(
+        X, GAIN, residual=OTHER, residual_out=OTHER, global_scale=SCALE, out=QUANTIZED
+    ),
+    "silu_mul_quantize": lambda: nv.silu_mul_quantize(X, OTHER, global_scale=SCALE, out=QUANTIZED),
+    "silu_mul_quantize, one tensor": lambda: nv.silu_mul_quantize(BOTH, global_scale=SCALE, out=QUANTIZED),
 }
+
+
+def with_scales(*scales: torch.Tensor) -> list[tuple[BlockScaledTensor, BlockScaledTensor]]:
+    return [(BlockScaledTensor(a.data, a.scale, scale), b) for (a, b), scale in zip(GROUPS, scales)]
 
 
 @pytest.mark.parametrize("name", WITH_OUT)
@@ -83,12 +111,19 @@ def test_with_out_nothing_but_a_launch(name: str) -> None:
 NEW_RESULT: dict[str, tuple[Callable[[], object], list[str]]] = {
     "gemv": (lambda: nv.gemv(A, B), [NEW]),
     "gemm": (lambda: nv.gemm(A, B), [NEW]),
-    "gated_gemm": (lambda: nv.gated_gemm(PLAIN, WIDE, WIDE), [NEW]),
-    "grouped_gemm": (lambda: nv.grouped_gemm(GROUPS), [NEW]),
+    "gated_gemm": (lambda: nv.gated_gemm(PLAIN, WIDE, WIDE), [EMPTY]),
+    "grouped_gemm": (lambda: nv.grouped_gemm(GROUPS), [EMPTY]),
     "grouped_gemm_contiguous": (lambda: nv.grouped_gemm_contiguous(ROWS, STACK, status=STATUS), [NEW]),
-    "quantize, scale given": (lambda: nv.quantize(X, global_scale=QUANTIZED.global_scale), [STRIDED, STRIDED]),
-    "quantize, scale computed": (lambda: nv.quantize(X), [STRIDED, STRIDED, NEW]),
-    "quantize, no scale": (lambda: nv.quantize(X, global_scale=None), [STRIDED, STRIDED]),
+    "quantize, scale given": (lambda: nv.quantize(X, global_scale=QUANTIZED.global_scale), [NEW, NEW]),
+    "quantize, scale computed": (lambda: nv.quantize(X), [NEW, NEW, NEW]),
+    "quantize, no scale": (lambda: nv.quantize(X, global_scale=None), [NEW, NEW]),
+    "rmsnorm_quantize": (lambda: nv.rmsnorm_quantize(X, GAIN, global_scale=SCALE), [NEW] * 2),
+    "rmsnorm_quantize, residual": (lambda: nv.rmsnorm_quantize(X, GAIN, residual=OTHER, global_scale=SCALE), [NEW] * 3),
+    "rmsnorm_quantize, one row": (
+        lambda: nv.rmsnorm_quantize(X[0], None, global_scale=SCALE, return_normed=True),
+        ["aten::select"] + [NEW] * 3,
+    ),
+    "silu_mul_quantize": (lambda: nv.silu_mul_quantize(BOTH, global_scale=SCALE, return_activation=True), [NEW] * 3),
 }
 
 
@@ -122,4 +157,4 @@ def test_a_prepared_call_is_nothing_but_a_launch(name: str) -> None:
 def test_what_is_counted() -> None:
     """The count sees allocations, copies and views."""
     found = operations(lambda: torch.empty(3).zero_()[1:].copy_(torch.ones(())))
-    assert found[:2] == [NEW, "aten::zero_"] and "aten::copy_" in found
+    assert found[:2] == [EMPTY, "aten::zero_"] and "aten::copy_" in found

@@ -8,7 +8,17 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from cute_nvfp4 import GroupedRows, gated_gemm, gemm, gemv, grouped_gemm, grouped_gemm_contiguous, quantize
+from cute_nvfp4 import (
+    GroupedRows,
+    gated_gemm,
+    gemm,
+    gemv,
+    grouped_gemm,
+    grouped_gemm_contiguous,
+    quantize,
+    rmsnorm_quantize,
+    silu_mul_quantize,
+)
 from cute_nvfp4.ops import library
 from cute_nvfp4.scale_layout import blocked_flat
 
@@ -126,6 +136,51 @@ CASES = {
         lambda: A.dequantize(),
     ),
 }
+
+
+X, RESIDUAL, WEIGHT = normal(40, 64).bfloat16(), normal(64, 40).t().contiguous().bfloat16(), normal(64) + 2
+CASES |= {
+    "rmsnorm_quantize": Case(
+        "rmsnorm_quantize",
+        (X, WEIGHT, RESIDUAL),
+        {"return_values": True, "eps": 0.5, "compute_global_scale": True},
+        {
+            **{"out": byte(40, 32), "out_scale": byte(512), "out_global_scale": torch.zeros(())},
+            **{"residual_out": torch.zeros_like(X), "values_out": torch.zeros_like(X)},
+        },
+        lambda: _rmsnorm(),
+    ),
+    "rmsnorm_quantize, one row": Case(
+        "rmsnorm_quantize",
+        (X[0],),
+        {"format": "mxfp8", "scale_layout": "rowmajor"},
+        {"out": byte(1, 64), "out_scale": byte(1, 2)},
+        lambda: (
+            *parts(rmsnorm_quantize(X[0], None, global_scale=None, format="mxfp8", scale_layout="rowmajor")),
+            *(torch.empty(0), torch.empty(0).bfloat16(), torch.empty(0).bfloat16()),
+        ),
+    ),
+    "silu_mul_quantize": Case(
+        "silu_mul_quantize",
+        (X,),
+        {"compute_global_scale": True, "return_values": True},
+        {
+            **{"out": byte(40, 16), "out_scale": byte(512), "out_global_scale": torch.zeros(())},
+            "values_out": torch.zeros(40, 32, dtype=torch.bfloat16),
+        },
+        lambda: _silu_mul(),
+    ),
+}
+
+
+def _rmsnorm() -> tuple[torch.Tensor, ...]:
+    found = rmsnorm_quantize(X, WEIGHT, residual=RESIDUAL, global_scale="auto", eps=0.5, return_normed=True)
+    return *parts(found.quantized), found.quantized.global_scale, found.residual, found.normed
+
+
+def _silu_mul() -> tuple[torch.Tensor, ...]:
+    found = silu_mul_quantize(X, global_scale="auto", return_activation=True)
+    return *parts(found.quantized), found.quantized.global_scale, found.activation
 
 
 def _stochastic() -> tuple[torch.Tensor, ...]:

@@ -15,7 +15,18 @@ import cute_nvfp4
 
 ROOT = Path(cute_nvfp4.__file__).parent
 NAME = ROOT.name
-NOUNS = ("formats", "scale_layout", "operand", "reference", "errors", "target", "lazy", "pytree")
+NOUNS = (
+    "formats",
+    "scale_layout",
+    "weight_layout",
+    "prepared_weight",
+    "operand",
+    "reference",
+    "errors",
+    "target",
+    "lazy",
+    "pytree",
+)
 RUNTIME = ("runtime", *NOUNS)
 KERNELS = ("kernels", "ptx", *RUNTIME)
 PLANNING = ("planning", "quantization", *KERNELS)

@@ -45,14 +45,22 @@ def test_figures() -> None:
         "sm_90a": ((9, 0), 132, 16, False),
         "sm_100a": ((10, 0), 148, 32, True),
         "sm_103a": ((10, 3), 148, 32, True),
+        **{f"sm_120{letter}": ((12, 0), 170, 32, True) for letter in "af"},
+        **{f"sm_121{letter}": ((12, 1), 48, 32, True) for letter in "af"},
     }
-    assert all(a.shared_bytes == 227 * 1024 for a in ARCHITECTURES.values())
+    assert all(a.shared_bytes == (99 if a.generation == "sm120" else 227) * 1024 for a in ARCHITECTURES.values())
     assert architecture("sm_90a") is ARCHITECTURES["sm_90a"]
 
 
-@pytest.mark.parametrize("name", ["sm_90", "SM_100A", "", "sm_120a"])
+@pytest.mark.parametrize("name", ["sm_91", "SM_100A", "", "sm_122a"])
 def test_unknown_architectures(name: str) -> None:
     with pytest.raises(TargetError, match=f"architecture: got '{name}', expected one of sm_90a, sm_100a, sm_103a"):
+        architecture(name)
+
+
+@pytest.mark.parametrize("name", ["sm_90", "sm_100", "sm_120", "sm_121"])
+def test_a_target_without_its_letter(name: str) -> None:
+    with pytest.raises(TargetError, match=f"plain target {name} lacks the FP4 and block-scaled .*: use {name}a"):
         architecture(name)
 
 
@@ -121,4 +129,7 @@ def test_a_gpu_without_a_kernel(gpu) -> None:
 
 
 def test_multiprocessors_of_the_simulated_part() -> None:
-    assert [sm_count(resolve(arch=a), torch.device("cpu")) for a in ARCHITECTURES] == [132, 148, 148]
+    assert [sm_count(resolve(arch=a), torch.device("cpu")) for a in ARCHITECTURES] == [
+        *(132, 148, 148),
+        *(170, 48) * 2,
+    ]

@@ -23,6 +23,8 @@ from cute_nvfp4 import (
     grouped_gemm,
     grouped_gemm_contiguous,
     quantize,
+    rmsnorm_quantize,
+    silu_mul_quantize,
     simulating,
 )
 from cute_nvfp4.errors import OperandError
@@ -61,7 +63,24 @@ def same(one: Any, other: Any) -> None:
         torch.testing.assert_close(x, y, rtol=0, atol=0)
 
 
+def norm_in_place(x: torch.Tensor, weight: torch.Tensor, residual: torch.Tensor, scale: torch.Tensor) -> Any:
+    """The new residual in place of the old one, and the product that follows."""
+    normed = rmsnorm_quantize(x, weight, residual=residual, residual_out=residual, global_scale=scale)
+    return gemm(normed.quantized, B), normed.residual, residual
+
+
+def norm_and_gate(x: torch.Tensor, residual: torch.Tensor, out: BlockScaledTensor) -> Any:
+    normed = rmsnorm_quantize(x, None, residual=residual, global_scale=out.global_scale, out=out, return_normed=True)
+    return normed, out, silu_mul_quantize(x, residual, global_scale="auto", return_activation=True)
+
+
 FUNCTIONS: dict[str, tuple[Callable, tuple]] = {
+    "rmsnorm_quantize, in place": (
+        norm_in_place,
+        (normal(40, 64), normal(64), normal(40, 64, seed=1), torch.tensor(0.01)),
+    ),
+    "rmsnorm_quantize and silu_mul_quantize": (norm_and_gate, (normal(40, 64), normal(40, 64, seed=1), A)),
+    "silu_mul_quantize": (lambda x: silu_mul_quantize(x, global_scale=0.02), (normal(40, 128),)),
     "gemv": (lambda a, b: gemv(a, b, alpha=2.0), (A, B)),
     "gemm": (lambda a, b, alpha: gemm(a, b, alpha=alpha, out_dtype=torch.float32), (A, B, torch.tensor([0.5]))),
     "gemm, out": (lambda a, b, out: gemm(a, b, out=out), (A, B, OUT)),
@@ -97,7 +116,8 @@ def test_dynamic_rows() -> None:
         return graph.forward
 
     def function(x: torch.Tensor, b: BlockScaledTensor) -> torch.Tensor:
-        return gemm(quantize(x), b, out_dtype=torch.float32)
+        y = gemm(quantize(x), b, out_dtype=torch.float32)
+        return y, rmsnorm_quantize(x, None, residual=x, global_scale=0.1), silu_mul_quantize(x, global_scale=0.1)
 
     compiled = torch.compile(function, fullgraph=True, backend=count, dynamic=True)
     for rows in (40, 41, 77, 129, 300):

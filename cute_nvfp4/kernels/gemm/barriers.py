@@ -50,10 +50,10 @@ class Ring:
 
 @dataclass(frozen=True)
 class Barriers:
-    """The rings of a kernel; ``partials`` with split_k only."""
+    """The rings of a kernel; ``accumulators`` where they are in tensor memory, ``partials`` with split_k only."""
 
     operands: Ring
-    accumulators: Ring
+    accumulators: Ring | None = None
     partials: Ring | None = None
 
 

@@ -100,6 +100,15 @@ def add_bias_along_n(bias: Bias, result: cute.Tensor, at: Position, out: OutputM
         result[i] = result[i] + cute.arch.shuffle_sync(own, i)
 
 
+@cute.jit
+def add_bias_along_own_n(bias: Bias, result: cute.Tensor, at: Position, out: OutputMatrix):
+    """The same where the lanes of a warp have different columns: each reads its own numbers."""
+    first = bias.pointer + Int64(at.batch) * bias.batch_stride + at.column
+    for i in cutlass.range_constexpr(cute.size(result)):
+        if at.column + i < out.n:
+            result[i] = result[i] + device_scalar(first + i).to(Float32)
+
+
 @dataclass(frozen=True)
 class EpilogueFunction:
     """Makes one value of the sums of every product, alpha · x or gate(alpha · x) · (alpha · y), and adds the bias."""
@@ -116,6 +125,7 @@ class EpilogueFunction:
             for i in range(cute.size(outputs)):
                 outputs[i] = GATES[self.config.gate](values[0][i] * alphas[0]) * (values[1][i] * alphas[1])
         if self.config.bias:
-            add_bias = add_bias_along_m if self.config.bias == "m" else add_bias_along_n
+            along_n = add_bias_along_own_n if self.config.arch.generation == "sm120" else add_bias_along_n
+            add_bias = add_bias_along_m if self.config.bias == "m" else along_n
             add_bias(self.bias, outputs, at, result.out)
         return outputs

@@ -12,19 +12,23 @@ from .config import (
     MIN_EPI_TILE_N,
     OUT_BYTES,
     QUANTIZED,
+    SM120_TILE_N,
     SPLITS,
     TILE_N,
     GemmConfig,
 )
 from .sm100.memory_plan import SharedPlan, TensorPlan
+from .sm120 import memory_plan as sm120
 
 
 def can_implement(config: GemmConfig) -> str:
     """Why no kernel can be made of ``config``: which limit, and by how much; an empty string if one can."""
-    for check in (_values, _cluster, _output):
+    for check in (_values, _SHARES.get(config.arch.generation, _cluster), _output):
         reason = check(config)
         if reason:
             return reason
+    if config.arch.generation == "sm120":
+        return sm120.SharedPlan(config).reason
     return TensorPlan(config).reason or SharedPlan(config).reason
 
 
@@ -33,8 +37,9 @@ def _one_of(name: str, got: object, expected: tuple[object, ...]) -> str:
 
 
 def _values(c: GemmConfig) -> str:
-    if c.arch.capability[0] != 10:
-        return explain("architecture of a tcgen05 kernel", got=c.arch.name, expected="sm_100a or sm_103a")
+    if c.arch.generation not in _TILE_N:
+        expected = "sm_100a or sm_103a (tcgen05), sm_120a or sm_121a (mma.sync)"
+        return explain("architecture of a block-scaled GEMM", got=c.arch.name, expected=expected)
     for name, fmt in (("a_format", c.a_format), ("b_format", c.b_format)):
         reason = _one_of(name, fmt, tuple(KINDS))
         if reason:
@@ -46,7 +51,7 @@ def _values(c: GemmConfig) -> str:
     if c.interleaved and c.shared == "a" and INTERLEAVED_ROWS % c.tile_n and c.tile_n % INTERLEAVED_ROWS:
         return explain("tile_n", got=c.tile_n, expected=f"64, or whole blocks of {INTERLEAVED_ROWS} interleaved rows")
     return (
-        _one_of("tile_n", c.tile_n, TILE_N)
+        _one_of("tile_n", c.tile_n, _TILE_N[c.arch.generation])
         or _one_of("split_k", c.split_k, SPLITS)
         or _one_of("scheduler", c.scheduler, ("static", "stream_k"))
         or _one_of("raster", c.raster, ("m", "n"))
@@ -86,6 +91,26 @@ def _cluster(c: GemmConfig) -> str:
             expected=f"{c.ctas} x 1 x 1: each MMA walks K at its own place",
         )
     return ""
+
+
+def _single(c: GemmConfig) -> str:
+    """sm_120a has no multicast and no MMA of two CTAs; their kernels are those of tcgen05."""
+    for name, got, expected in (
+        ("pair", c.pair, False),
+        ("cluster", c.cluster, (1, 1)),
+        ("split_k", c.split_k, 1),
+        ("scheduler", c.scheduler, "static"),
+        ("acc_stages", c.acc_stages, 0),
+        ("store", c.store, "direct"),
+    ):
+        if got != expected:
+            note = f"{expected}: CTAs of {c.arch.name} share nothing, and threads store (others: sm_100a, sm_103a)"
+            return explain(name, got=got, expected=note)
+    return ""
+
+
+_TILE_N = {"sm100": TILE_N, "sm120": SM120_TILE_N}
+_SHARES = {"sm120": _single}
 
 
 def _output(c: GemmConfig) -> str:

@@ -31,6 +31,7 @@ from cute_nvfp4.sim.checks.synchronisation import Synchronisation
 from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
 from cute_nvfp4.sim.checks.tensor_memory import TensorMemoryUse
 from cute_nvfp4.sim.checks.unwritten import Unwritten
+from cute_nvfp4.sim.checks.warpgroups import WarpgroupRegisters
 from cute_nvfp4.sim.machine.events import Listener
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
@@ -66,5 +67,6 @@ class Checks:
             Synchronisation(state, shadows, barriers, maps),
             maps,
             TensorMemoryUse(state, shadows),
+            *([WarpgroupRegisters(state)] if "wgmma" in self._kinds else []),
             Ending(state, shadows),
         ]

@@ -59,9 +59,9 @@ class AsynchronousAccesses(Listener):
         kind = pending.completion.kind
         if kind == "mbarrier":
             self._signals(pending)
-        if kind in ("tensor", "bulk_group"):
-            name = "tensor" if kind == "tensor" else "bulk_read"
-            clock = self.clocks.open["tensor"][pending.warps] if kind == "tensor" else pending.group + 1
+        if kind in self.flying or kind == "bulk_group":
+            name = "bulk_read" if kind == "bulk_group" else kind
+            clock = pending.group + 1 if kind == "bulk_group" else self.clocks.open[kind][pending.warps]
             np.maximum.at(self.flying[name], pending.warps, clock)
             self.flying_at[name][pending.warps] = self.labels.label(pending.instruction)
         prints = pending.footprints(self.wave)
@@ -136,6 +136,8 @@ class AsynchronousAccesses(Listener):
         if kind == "cp_async":
             component = c.component("cp_async", warps)
             return _Agents(issuer, component, pending.group[issuer] + 1, (component,), False)
+        if kind == "wgmma":
+            return _Agents(issuer, c.component(kind, warps), c.open[kind][warps], (), True)
         if kind in ("tmem_load", "tmem_store"):
             component = c.component(kind, warps)
             # A store over what the same warp has loaded: the values it stores come from there, or it does not matter.

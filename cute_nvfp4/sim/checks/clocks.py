@@ -17,6 +17,9 @@ import numpy as np
 GENERIC = ("thread",)
 """Kinds of components whose writes the asynchronous proxy sees only after a proxy fence. cp.async is not among them:
 NVIDIA's kernels let the tensor core read what it has copied without one."""
+OWN = ("thread", "load")
+"""Kinds whose clock is that of the thread itself. What it loads from shared memory is told apart in kernels where wgmma
+takes A from registers: the end of a wgmma is the end of the loads that its registers came from."""
 NAMED_BARRIERS = 16
 
 
@@ -38,6 +41,7 @@ class Clocks:
         self.per_cluster = warps_per_cta * cluster_size
         self.clusters, self.ctas = warps // self.per_cluster, warps // warps_per_cta
         self.kinds = {kind: j for j, kind in enumerate(kinds)}
+        self.own = [j * self.per_cluster for j, kind in enumerate(kinds) if kind in OWN]
         self.generic = sum(kind in GENERIC for kind in kinds) * self.per_cluster
         self.first_barrier = len(kinds) * self.per_cluster
         self.barriers = slots * cluster_size
@@ -90,6 +94,10 @@ class Clocks:
     def component(self, kind: str, warps: np.ndarray) -> np.ndarray:
         return self.kinds[kind] * self.per_cluster + warps % self.per_cluster
 
+    def thread_of(self, component: np.ndarray) -> np.ndarray:
+        """The component of the thread whose own clock a component has; other components as they are."""
+        return np.where(component < len(self.own) * self.per_cluster, component % self.per_cluster, component)
+
     def barrier(self, cta: np.ndarray, slot: np.ndarray) -> np.ndarray:
         """Index of an mbarrier among those of its cluster."""
         return slot * self.cluster_size + cta % self.cluster_size
@@ -103,7 +111,8 @@ class Clocks:
     def snapshot(self, warps: np.ndarray) -> np.ndarray:
         """(k, 2, room): what the warps know, their own clocks included."""
         rows = self.known[warps]
-        rows[np.arange(len(warps)), 0, self.component("thread", warps)] = self.now[warps]
+        for first in self.own:
+            rows[np.arange(len(warps)), 0, first + warps % self.per_cluster] = self.now[warps]
         return rows
 
     def release(self, warps: np.ndarray) -> np.ndarray:
@@ -115,16 +124,18 @@ class Clocks:
     def acquire(self, warps: np.ndarray, rows: np.ndarray) -> None:
         join(self.known.reshape(self.warps, -1), warps, rows.reshape(len(warps), -1))
 
-    def learn(self, kind: str, warps: np.ndarray, clock: np.ndarray) -> None:
-        """The warps have seen that their own operations of ``kind`` up to ``clock`` are over."""
-        at = (warps, 0, self.component(kind, warps))
+    def learn(self, kind: str, warps: np.ndarray, clock: np.ndarray, of: np.ndarray | None = None) -> None:
+        """The warps have seen that their own operations of ``kind``, or those of the warps ``of``, up to ``clock`` are
+        over."""
+        at = (warps, 0, self.component(kind, warps if of is None else of))
         self.known[at] = np.maximum(self.known[at], clock)
 
     # barriers
 
     def meet(self, warps: np.ndarray) -> None:
         """bar.warp.sync."""
-        self.known[warps, 0, self.component("thread", warps)] = self.now[warps]
+        for first in self.own:
+            self.known[warps, 0, first + warps % self.per_cluster] = self.now[warps]
         self.now[warps] += 1
 
     def named_arrive(self, warps: np.ndarray, ident: np.ndarray) -> None:

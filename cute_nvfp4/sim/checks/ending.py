@@ -16,6 +16,11 @@ _WHAT = {
         "a tensor-core operation of",
         "no thread of the CTA has waited for a tcgen05.commit after it",
     ),
+    "wgmma": (
+        "wgmma-at-exit",
+        "a wgmma of",
+        "wgmma.commit_group and wgmma.wait_group are missing after it",
+    ),
     "bulk_read": (
         "bulk-store-at-exit",
         "a bulk copy out of shared memory issued by",

@@ -118,7 +118,7 @@ class Exchanges(Listener):
         """Of the reads ``epochs`` that nothing orders before the store by ``who``, those that no value comes from."""
         shape = np.broadcast_shapes(epochs.shape, bad.shape)
         bad = np.broadcast_to(bad, shape).copy()
-        component = np.broadcast_to(ep.components(np.ascontiguousarray(epochs)), shape)
+        component = self.clocks.thread_of(np.broadcast_to(ep.components(np.ascontiguousarray(epochs)), shape))
         arrays = (who.thread, who.warps, ep.MANY if who.lane is None else who.lane, epochs)
         thread, warps, lane, epochs = (np.broadcast_to(a, shape) for a in arrays)
         known: dict[tuple[int, int, int], bool] = {}

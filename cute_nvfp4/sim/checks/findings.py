@@ -35,11 +35,15 @@ CLASSES: dict[str, type[Hazard]] = {
     "phase-overrun": MbarrierMisuse,
     "bulk-store-at-exit": CopiesInFlight,
     "tensor-work-at-exit": CopiesInFlight,
+    "wgmma-at-exit": CopiesInFlight,
     "arrival-at-exit": CopiesInFlight,
     "access-at-exit": CopiesInFlight,
+    "register-in-flight": Race,
+    "wgmma-fence": BrokenRule,
     "mbarrier-init-fence": BrokenRule,
     "tensor-memory-freed": BrokenRule,
     "barrier-thread-count": BrokenRule,
+    "stream-order": Race,
 }
 """Every class of hazard that a check can go on past, and the error it is otherwise (docs/checks.md explains each)."""
 

@@ -142,7 +142,9 @@ class GenericAccesses(Listener):
         thread = c.component("thread", warps)[:, None]
         cluster = self.cluster_of_warp[warps][:, None] if by_cluster else None
         clock = (c.now[warps] if now is None else now)[:, None]
-        row = ep.pack(label if cluster is None else cluster, thread, clock, 0, strong)
+        apart = a.kind == "load" and not by_cluster and "load" in c.kinds
+        own = c.component("load", warps)[:, None] if apart else thread
+        row = ep.pack(label if cluster is None else cluster, own, clock, 0, strong)
         who = Actor(
             c,
             a.instruction,

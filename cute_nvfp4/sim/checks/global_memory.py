@@ -41,6 +41,11 @@ class NoClocks:
     room, generic = 0, 0
     flat = np.zeros(1 << 16, np.int32)
 
+    @staticmethod
+    def thread_of(component: np.ndarray) -> np.ndarray:
+        """Global memory has the threads' own components only."""
+        return component
+
 
 class GlobalShadows:
     """All tensors of a launch. ``grain``: bytes of the kernel's narrowest store to global memory, at most 16. ``notes``

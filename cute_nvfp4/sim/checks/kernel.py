@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 
 from cute_nvfp4.sim.frontend.flow import Block, registers, successors
+from cute_nvfp4.sim.frontend.in_flight import fragment, is_wgmma
 from cute_nvfp4.sim.frontend.model import TYPE_BITS, Imm, Instruction, Kernel
 from cute_nvfp4.sim.frontend.opcodes import Op
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
@@ -13,6 +14,7 @@ from cute_nvfp4.sim.machine.kernel import CompiledKernel
 Test = Callable[[Instruction, Op], bool]
 
 _KIND_OF = {
+    "load": lambda i: is_wgmma(i, "mma_async") and bool(fragment(i)),
     "cp_async": lambda i: i.base == "cp" and "bulk" not in i.mods,
     "init": lambda i: i.base == "mbarrier" and i.mods[:1] == ("init",),
     "tensor": lambda i: is_tcgen05(i, "mma", "cp", "shift", "commit"),

@@ -22,7 +22,7 @@ _END = {
     "bulk_write": "cp.async.bulk.commit_group and cp.async.bulk.wait_group",
     "wgmma": "wgmma.commit_group and wgmma.wait_group",
 }
-_BY_ISSUER = ("cp_async", "tmem_load", "tmem_store", "bulk_read", "bulk_write")
+_BY_ISSUER = ("cp_async", "tmem_load", "tmem_store", "bulk_read", "bulk_write", "wgmma")
 """Kinds whose end only the warp that has issued them can wait for."""
 
 

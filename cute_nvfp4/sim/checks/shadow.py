@@ -87,7 +87,7 @@ class Actor:
         mine = True if self.cluster is None else ep.labels(found) == (self.cluster & 0xFFFF)
         for own in self.own:
             bad = bad & ~((component == own) & mine)
-        same = (component == self.thread) & mine
+        same = (self.clocks.thread_of(component) == self.thread) & mine
         if self.lane is not None:
             same = same & (ep.lanes(found) == self.lane) & (self.lane != ep.MANY)
         bad = bad & ~same

@@ -15,7 +15,7 @@ class State:
     """The clocks of a wave, what its warps know of other clusters, and the words for what is found.
 
     ``cluster_of_warp`` numbers clusters of the launch. ``flying[kind]`` (warps,) is the clock of the last operation
-    of a kind ("tensor", "bulk_read") that a warp has issued, ``flying_at[kind]`` the label of its instruction.
+    of a kind ("tensor", "wgmma", "bulk_read") that a warp has issued, ``flying_at[kind]`` the label of its instruction.
     """
 
     def __init__(
@@ -27,6 +27,6 @@ class State:
         self.reporter = Reporter(wave, self.clocks, labels, findings)
         self.cluster_of_warp = wave.cluster_index[wave.cta_of_warp]
         self.foreign = Foreign(self.clocks, left, self.cluster_of_warp)
-        flying = [k for k in ("tensor", "bulk_read") if k in self.clocks.kinds]
+        flying = [k for k in ("tensor", "wgmma", "bulk_read") if k in self.clocks.kinds]
         self.flying = {k: np.zeros(wave.warps, np.int32) for k in flying}
         self.flying_at = {k: np.zeros(wave.warps, np.uint16) for k in flying}

@@ -11,6 +11,7 @@ from functools import lru_cache
 
 from cute_nvfp4.sim.checks.findings import Finding
 from cute_nvfp4.sim.checks.kernel import first_on_the_way, is_tcgen05, self_completing, tensor_loads
+from cute_nvfp4.sim.checks.wgmma_fence import unfenced
 from cute_nvfp4.sim.frontend.flow import Block, registers, successors
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, clipped
 from cute_nvfp4.sim.frontend.opcodes import Op
@@ -142,4 +143,5 @@ RULES: dict[str, Rule] = {
     "tensor-load-stored": _loads_stored,
     "wait-answer-read": _answers_heard,
     "barrier-thread-count": _thread_counts,
+    "wgmma-fence": unfenced,
 }

@@ -13,6 +13,7 @@ from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.bulk_groups import groups
 from cute_nvfp4.sim.machine.events import Listener, Mask
 from cute_nvfp4.sim.machine.wave import Group
+from cute_nvfp4.sim.wgmma.fragments import WARPS
 
 
 class Synchronisation(Listener):
@@ -163,6 +164,15 @@ class Synchronisation(Listener):
     def tensor_waited(self, g: Group, mask: Mask, kind: str) -> None:
         if kind in self.clocks.kinds:
             self.clocks.wait_all(kind, self._active(g, mask))
+
+    def warpgroup_committed(self, warps: np.ndarray, i: Instruction) -> None:
+        self.clocks.commit("wgmma", warps)
+
+    def warpgroup_waited(self, warps: np.ndarray, i: Instruction, pending: int) -> None:
+        """A warp that has waited knows of all four of its warpgroup."""
+        for other in warps.reshape(-1, WARPS).T:
+            of = np.repeat(other, WARPS)
+            self.clocks.learn("wgmma", warps, self.clocks.open["wgmma"][of] - 1 - pending, of=of)
 
     def _active(self, g: Group, mask: Mask) -> np.ndarray:
         if mask is None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import UnsupportedInstruction
 from cute_nvfp4.sim.frontend.flow import Block, successors
+from cute_nvfp4.sim.frontend.in_flight import suspects
 from cute_nvfp4.sim.frontend.model import (
     TYPE_BITS,
     Address,
@@ -70,10 +71,12 @@ class BlockCompiler:
         self._unsure: frozenset[str] = frozenset()
         self._decides: Instruction | None = None
         self._whole: Instruction | None = None
+        self._suspects: dict[int, tuple[str, ...]] = {}
 
     def compile(self, blocks: list[Block]) -> list[Callable[[Any], Any]]:
         """One function a block, in the order of ``blocks``."""
         lines: list[str] = []
+        self._suspects = suspects(blocks)
         # What is live before the first instruction may be read before it is written.
         self._unsure = blocks[0].live_in if blocks else frozenset()
         for block in blocks:
@@ -112,6 +115,9 @@ class BlockCompiler:
         count = len(op.dst)
         self._decides = i if op.control or op.klass.startswith(("store", "atomic", "mbarrier")) else None
         guard = self._predicate(i.guard) if i.guard is not None else None
+        if id(i) in self._suspects:
+            touched = f"g.touched({self._bind('i', i)}, {guard}, {self._suspects[id(i)]!r})"
+            self._lines.append(f" {touched}")
         if op.control in ("branch", "exit", "trap"):
             self._lines.append(f" return {guard}")
             return

@@ -12,7 +12,7 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import UnsupportedInstruction
 from cute_nvfp4.sim.frontend.model import Address, Instruction, Kernel, Operand, Pair, Reg, Special, Symbol, Vector
-from cute_nvfp4.sim.frontend.opcodes import Op, lookup
+from cute_nvfp4.sim.frontend.opcodes import WARPGROUP, Op, lookup
 from cute_nvfp4.sim.frontend.special import TIMED
 
 EXIT = -1
@@ -196,9 +196,12 @@ def _unguard(kernel: Kernel, ops: list[Op]) -> list[Op]:
 def _leaders(kernel: Kernel, ops: list[Op]) -> set[int]:
     leaders = {0} if kernel.code else set()
     leaders.update(p for p in kernel.labels.values() if p < len(kernel.code))
+    together = False  # whether a warpgroup has met since the block began, and is still together
     for j, op in enumerate(ops):
-        if op.converge is not None or op.poll:
+        together = together and j not in leaders
+        if op.poll or (op.converge is not None and not (together and op.converge == WARPGROUP)):
             leaders.add(j)
+            together = op.converge == WARPGROUP
         if op.control and j + 1 < len(ops):
             leaders.add(j + 1)
     return leaders

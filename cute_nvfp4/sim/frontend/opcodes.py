@@ -31,6 +31,10 @@ VIEW = {
 STORE = {1: np.dtype(bool), 8: np.dtype("u1"), 16: np.dtype("u2"), 32: np.dtype("u4"), 64: np.dtype("u8"), 128: WIDE}
 
 
+WARPGROUP = -2
+"""``Op.converge`` of instructions that the four warps of a warpgroup execute together."""
+
+
 @dataclass(frozen=True)
 class Op:
     """The meaning of one instruction.
@@ -43,7 +47,8 @@ class Op:
     With ``context`` it gets the group and the mask of active lanes first, and may touch memory or look across lanes.
     ``relaxed``: registers may be wider than an integer or bit type (ld, st, cvt; PTX ISA, "Operand Size Exceeding
     Instruction-Type Size"); for floating-point types they may not.
-    ``converge``: index of the source operand with the member mask, or -1 for every live lane of the warp.
+    ``converge``: index of the source operand with the member mask, or -1 for every live lane of the warp,
+    or ``WARPGROUP`` for every live lane of the warpgroup.
     ``control``: how the instruction ends its block: "", "branch", "exit", "barrier", "wait", "table" or "trap". The
     function of a "wait" returns None when every row may go on, else an ``engine.Wait``.
     ``poll``: the instruction asks whether something has happened (mbarrier.test_wait, try_wait); it begins a block, so

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from cute_nvfp4.errors import TargetError, explain
 from cute_nvfp4.sim.machine.cluster import MAX_CLUSTER
+from cute_nvfp4.sim.machine.multiprocessor import SHARED_RESERVED, multiprocessor
 
 MIB, GIB = 1 << 20, 1 << 30
 DEFAULT_ARCH = "sm_100a"
@@ -18,8 +19,7 @@ DRIVER_VERSION = 13000
 
 @dataclass(frozen=True)
 class Device:
-    """The GPU that stands for an architecture: what host code can ask of it. ``shared_bytes`` is the opt-in limit of
-    one CTA."""
+    """The GPU that stands for an architecture: what host code can ask of it."""
 
     arch: str
     model: str
@@ -27,7 +27,12 @@ class Device:
     sm_count: int
     memory_bytes: int
     l2_bytes: int
-    shared_bytes: int = 232448
+    integrated: bool = False
+
+    @property
+    def shared_bytes(self) -> int:
+        """The opt-in limit of one CTA."""
+        return multiprocessor(self.arch).shared_of_cta
 
     @property
     def name(self) -> str:
@@ -35,14 +40,16 @@ class Device:
 
     @staticmethod
     def of(arch: str) -> Device:
-        """The device called ``arch`` (``sm_90a``, ``sm_100a``, ``sm_103a``); raises ``TargetError``."""
-        if arch not in DEVICES:
+        """The device called ``arch`` (``sm_90a``, ``sm_100a``, ``sm_120a`` …); raises ``TargetError``."""
+        # what is built for a family runs on its first member
+        name = f"{arch[:-1]}a" if arch.endswith("f") else arch
+        if name not in DEVICES:
             raise TargetError(explain("architecture", got=repr(arch), expected=f"one of {', '.join(DEVICES)}"))
-        return DEVICES[arch]
+        return DEVICES[name]
 
     def attribute(self, number: int) -> int | None:
         """The value of a device attribute by its number, None where it is not modelled."""
-        shared = self.shared_bytes
+        sm, shared = multiprocessor(self.arch), self.shared_bytes
         known = {
             1: 1024,  # threads of a block
             **{2: 1024, 3: 1024, 4: 64},  # extents of a block
@@ -52,17 +59,17 @@ class Device:
             10: 32,  # threads of a warp
             12: 65536,  # registers of a block
             16: self.sm_count,
-            18: 0,  # integrated
+            18: int(self.integrated),
             19: 1,  # host memory can be mapped
             31: 1,  # concurrent kernels
             **{33: 0, 34: 0, 50: 0},  # PCI address
             38: self.l2_bytes,
-            39: 2048,  # threads of a multiprocessor
+            39: sm.threads,  # of a multiprocessor
             41: 1,  # unified addressing
             75: self.capability[0],
             76: self.capability[1],
             78: 1,  # stream priorities
-            81: shared + 1024,  # shared memory of a multiprocessor
+            81: sm.shared,  # shared memory of a multiprocessor
             82: 65536,  # registers of a multiprocessor
             83: 1,  # managed memory
             84: 0,  # board of several GPUs
@@ -70,8 +77,8 @@ class Device:
             90: 1,  # preemption
             95: 1,  # cooperative launch
             97: shared,  # shared memory of a block, opting in
-            106: 32,  # blocks of a multiprocessor
-            111: 1024,  # shared memory that the driver keeps of each block
+            106: sm.ctas,  # of a multiprocessor
+            111: SHARED_RESERVED,  # shared memory that the driver keeps of each block
             115: 1,  # memory pools
             120: 1,  # cluster launch
         }
@@ -92,5 +99,7 @@ DEVICES = {
         Device("sm_90a", "H200", (9, 0), 132, 141 * GIB, 50 * MIB),
         Device("sm_100a", "B200", (10, 0), 148, 180 * GIB, 126 * MIB),
         Device("sm_103a", "B300", (10, 3), 148, 268 * GIB, 126 * MIB),
+        Device("sm_120a", "RTX 5090", (12, 0), 170, 32 * GIB, 96 * MIB),
+        Device("sm_121a", "GB10", (12, 1), 48, 128 * GIB, 24 * MIB, True),
     )
 }

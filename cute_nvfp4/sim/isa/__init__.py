@@ -22,6 +22,7 @@ from cute_nvfp4.sim.isa import (  # noqa: F401
     tcgen05,
     tensormap,
     warp,
+    wgmma,
 )
 
 __all__ = ["OPCODES"]

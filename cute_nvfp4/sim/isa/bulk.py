@@ -18,6 +18,11 @@ from cute_nvfp4.sim.tma.reduce import BULK_GLOBAL, BULK_SHARED, reduction
 TX = "mbarrier::complete_tx::bytes"
 
 
+def offset_by(base: np.ndarray, offset: int) -> np.ndarray:
+    """Addresses plus the offset that the instruction names, which may be negative."""
+    return base + base.dtype.type(offset & (1 << 8 * base.dtype.itemsize) - 1)
+
+
 def pick(m: Mods, *allowed: str, required: bool = False) -> str:
     """Consumes one of ``allowed`` wherever it stands: the order of these modifiers is not fixed in practice."""
     for word in m.left:

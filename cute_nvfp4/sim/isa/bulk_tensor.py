@@ -8,7 +8,7 @@ import numpy as np
 from cute_nvfp4.sim.errors import Misaligned, OutOfBounds
 from cute_nvfp4.sim.frontend.model import Address, Instruction, Vector
 from cute_nvfp4.sim.frontend.opcodes import Mods, Op
-from cute_nvfp4.sim.isa.bulk import own_shared, pick, targets
+from cute_nvfp4.sim.isa.bulk import offset_by, own_shared, pick, targets
 from cute_nvfp4.sim.machine.engine import issue_rows
 from cute_nvfp4.sim.machine.layout import WINDOW_MASK, WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.tma import memory
@@ -73,7 +73,7 @@ def _load(i: Instruction, m: Mods, rank: int, mode: str, coords: tuple, hint: tu
         rest = list(rest)
         steps = rest.pop(0) if info else ()
         chosen = (rest.pop(0),) if multicast else ()
-        fixed = (desc + desc.dtype.type(desc_off), dst + dst.dtype.type(dst_off), bar + bar.dtype.type(bar_off))
+        fixed = (offset_by(desc, desc_off), offset_by(dst, dst_off), offset_by(bar, bar_off))
         warps, lanes, values = issue_rows(g, mask, *fixed, *at, *steps, *chosen)
         maps, dst_, bar_, *more = values
         place = np.stack(more[: len(at)], axis=1).astype(np.int64)
@@ -105,7 +105,7 @@ def _store(i: Instruction, m: Mods, rank: int, mode: str, coords: tuple, hint: t
     operation = pick(m, *TENSOR_TYPES, required=True) if reduce else ""
 
     def fn(g, mask, desc, desc_off, at, src, src_off, *_):
-        fixed = (desc + desc.dtype.type(desc_off), src + src.dtype.type(src_off))
+        fixed = (offset_by(desc, desc_off), offset_by(src, src_off))
         warps, lanes, values = issue_rows(g, mask, *fixed, *at, once=True)
         maps, source, *more = values
         place = np.stack(more, axis=1).astype(np.int64)

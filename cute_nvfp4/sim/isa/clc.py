@@ -7,6 +7,7 @@ import numpy as np
 from cute_nvfp4.sim.errors import Misaligned
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel
 from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
+from cute_nvfp4.sim.isa.bulk import offset_by
 from cute_nvfp4.sim.machine.engine import Completion, Footprint, Pending, issue_rows
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
 
@@ -63,8 +64,8 @@ def _try_cancel(i: Instruction, m: Mods) -> Op:
         wave = g.wave
         warps, _, (at, bar) = issue_rows(g, mask, response, barrier)
         ctas = wave.cta_of_warp[warps]
-        _, at = wave.resolve(ctas, at + at.dtype.type(response_off), i.where())
-        _, bar = wave.resolve(ctas, bar + bar.dtype.type(barrier_off), i.where())
+        _, at = wave.resolve(ctas, offset_by(at, response_off), i.where())
+        _, bar = wave.resolve(ctas, offset_by(bar, barrier_off), i.where())
         if (at & 15).any():
             raise Misaligned(f"{i.where()}: the response needs 16-byte alignment, got shared address {int(at[0]):#x}")
         wave.engines.submit(TryCancel(i, wave, warps, at, bar, everywhere))

@@ -12,21 +12,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cute_nvfp4.sim.errors import InvalidLanes, UnsupportedInstruction
+from cute_nvfp4.sim.errors import UnsupportedInstruction
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel
 from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
+from cute_nvfp4.sim.isa.matrix_scaled import block_scaled, needs_target, take_kind
+from cute_nvfp4.sim.isa.warp import whole_warp
 from cute_nvfp4.sim.machine import access
 from cute_nvfp4.sim.machine.access import Access
 from cute_nvfp4.sim.numerics import fragments, half, single
 from cute_nvfp4.sim.tcgen05.elements import unpack
 
-_ELEMENTS = {"f16": 2, "bf16": 2, "tf32": 1, "e4m3": 4, "e5m2": 4, "s8": 4, "u8": 4}
-_SHAPES = {f"m16n8k{k}": k for k in (4, 8, 16, 32)}
-
-
-def _whole_warp(g, mask, i: Instruction) -> None:
-    if mask is not None:
-        raise InvalidLanes(f"{i.where()}: {g.thread(~mask)} does not take part; all 32 lanes must")
+_NARROW = ("e3m2", "e2m3", "e2m1")
+_ELEMENTS = {"f16": 2, "bf16": 2, "tf32": 1, "e4m3": 4, "e5m2": 4, "s8": 4, "u8": 4, **dict.fromkeys(_NARROW, 4)}
+_SHAPES = {f"m16n8k{k}": k for k in (4, 8, 16, 32, 64)}
 
 
 def _wide(g, registers) -> list[np.ndarray]:
@@ -40,9 +38,16 @@ def _mma(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.take("sp", "sp::ordered_metadata"):
         raise m.refuse("sparse mma is not modelled")
     m.words("sync", "aligned")
+    # ptxas takes the kind before the shape and after the layouts
+    kind, scaled, vector = before = take_kind(m)
     shape = m.take(*_SHAPES, required=True)
     m.words("row", "col")
-    m.take("kind::f8f6f4")
+    if not any(before):
+        kind, scaled, vector = take_kind(m)
+    if scaled:
+        return block_scaled(i, m, kind, vector, shape)
+    if kind not in ("", "f8f6f4"):
+        raise m.refuse(f"kind::{kind} needs .block_scale")
     saturate = m.flag("satfinite")
     d, a = m.type("f32", "f16", "s32"), m.type(*_ELEMENTS)
     b, c = m.type(*_ELEMENTS), m.type("f32", "f16", "s32")
@@ -51,7 +56,8 @@ def _mma(i: Instruction, m: Mods, k: Kernel) -> Op:
         (a in ("s8", "u8")) != integer
         or _ELEMENTS[a] != _ELEMENTS[b]
         or c != d
-        or (d == "f16" and a not in ("f16", "e4m3", "e5m2"))
+        or (d == "f16" and a not in ("f16", "e4m3", "e5m2", *_NARROW))
+        or (not kind and {a, b} & {*_NARROW})
     ):
         raise m.refuse("this combination of types does not exist or is not modelled")
     if saturate and not integer:
@@ -62,7 +68,9 @@ def _mma(i: Instruction, m: Mods, k: Kernel) -> Op:
     acc = ("f16x2", "f16x2") if d == "f16" else (d,) * 4
 
     def fn(g, mask, ra, rb, rc):
-        _whole_warp(g, mask, i)
+        whole_warp(g, mask, i)
+        if kind:
+            needs_target(i, g)
         every = _wide(g, [*ra, *rb, *rc])
         ra, rb, rc = every[: 2 * count], every[2 * count : 3 * count], every[3 * count :]
         product = np.matmul(fragments.matrix_a(ra, a), fragments.matrix_b(rb, b))
@@ -148,7 +156,7 @@ def _ldmatrix(i: Instruction, m: Mods, k: Kernel) -> Op:
     a = Access(i, "shared", 4, 4, "load" if load else "store")
 
     def begin(g, mask):
-        _whole_warp(g, mask, i)
+        whole_warp(g, mask, i)
         if "m8n8" not in i.mods and g.wave.run.target.startswith("sm_90"):
             raise UnsupportedInstruction(f"{i.where()}: matrices of bytes need sm_100a, this is {g.wave.run.target}")
 
@@ -181,7 +189,7 @@ def _movmatrix(i: Instruction, m: Mods, k: Kernel) -> Op:
     m.words("sync", "aligned", "m8n8", "trans", "b16")
 
     def fn(g, mask, a):
-        _whole_warp(g, mask, i)
+        whole_warp(g, mask, i)
         return fragments.transpose_8x8(np.broadcast_to(a, (g.n, 32)))
 
     return Op(fn, ("b32",), ("b32",), "matrix", context=True, converge=-1)

@@ -26,6 +26,12 @@ def participants(g, mask, member_mask: np.ndarray, i: Instruction) -> np.ndarray
     return lanes & own
 
 
+def whole_warp(g, mask, i: Instruction) -> None:
+    """For instructions that are ``.aligned``: a lane that is missing is an error."""
+    if mask is not None:
+        raise InvalidLanes(f"{i.where()}: {g.thread(~mask)} does not take part; all 32 lanes must")
+
+
 @opcode("shfl")
 def _shfl(i: Instruction, m: Mods, k: Kernel) -> Op:
     m.take("sync", required=True)

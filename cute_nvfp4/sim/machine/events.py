@@ -128,6 +128,20 @@ class Listener:
         """wait_group of ``kind`` "cp_async" or "bulk_group" has passed for lanes (n, 32): groups below ``until``
         (n, 32) are over, with ``read`` only their reads."""
 
+    # warpgroups: ``warps`` (4 w,) come warpgroup by warpgroup
+
+    def warpgroup_fenced(self, warps: Warps, i: Instruction) -> None:
+        """wgmma.fence."""
+
+    def warpgroup_committed(self, warps: Warps, i: Instruction) -> None:
+        """wgmma.commit_group."""
+
+    def warpgroup_waited(self, warps: Warps, i: Instruction, pending: int) -> None:
+        """wgmma.wait_group: at most the ``pending`` groups committed last are not over."""
+
+    def registers_used(self, g: Group, i: Instruction, mask: Mask, names: tuple[str, ...]) -> None:
+        """An instruction is about to read or write registers that a wgmma may be using."""
+
     def map_used(self, i: Instruction, warps: Warps, addresses: np.ndarray) -> None:
         """Copies by ``warps`` (k,) are issued with the tensor maps at ``addresses`` (k,)."""
 

@@ -19,6 +19,7 @@ import numpy as np
 from cute_nvfp4.errors import SimError
 from cute_nvfp4.sim.errors import Deadlock, DivergentBarrier, LaunchError, ResidencyError, StepLimit, Trap
 from cute_nvfp4.sim.frontend.flow import EXIT, asks
+from cute_nvfp4.sim.frontend.opcodes import WARPGROUP
 from cute_nvfp4.sim.machine.barriers import Barriers
 from cute_nvfp4.sim.machine.deadlock import picture, who
 from cute_nvfp4.sim.machine.engine import MemoryWait, Wait
@@ -202,12 +203,25 @@ class WaveRunner:
         """(n,) or one False: the warps that must wait for lanes which are elsewhere, because of the instruction that
         the group's block begins with."""
         block = self.blocks[group.block] if group.block != EXIT else None
-        if block is None or block.converge is None or group.mask is None:
+        if block is None or block.converge is None:
             return _NONE
+        absent = self._warps_missing(group) if block.converge == WARPGROUP else _NONE
+        if group.mask is None:
+            return absent
         need = self.live[group.warps]
         if block.converge >= 0:
             need = need & self.kernel.member_lanes(group, block)
-        return (need & ~group.mask).any(axis=1)
+        return (need & ~group.mask).any(axis=1) | absent
+
+    def _warps_missing(self, group: Group) -> np.ndarray:
+        """(n,) or one False: the warps that must wait for others of their warpgroups."""
+        if group.n == self.wave.warps:
+            return _NONE
+        here = ~self.live.any(axis=1)
+        here[group.warps] = True
+        inside, last = self.wave.warp_in_cta[group.warps], self.wave.warps_per_cta - 1
+        others = np.minimum((inside // 4 * 4)[:, None] + np.arange(4), last)
+        return ~here[(group.warps - inside)[:, None] + others].all(axis=1)
 
     def _step(self, group: Group) -> None:
         block = self.blocks[group.block]

@@ -13,9 +13,9 @@ from cute_nvfp4.sim.machine.events import Client
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory, owned
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
 from cute_nvfp4.sim.machine.launch import Launch
+from cute_nvfp4.sim.machine.multiprocessor import multiprocessor
 from cute_nvfp4.sim.machine.schedule import Schedule
 
-SHARED_PER_SM, SHARED_RESERVED = 228 * 1024, 1024
 MAX_THREADS = 1024
 _LIMITS = {"grid": ((1 << 31) - 1, 65535, 65535), "block": (1024, 1024, 64), "cluster": (16, 16, 16)}
 
@@ -36,6 +36,7 @@ class Run:
     ) -> None:
         self.kernel, self.target, self.launch, self.memory = kernel, target, launch, memory
         self.step_limit, self.sm_count, self.schedule = step_limit, sm_count, schedule
+        self.multiprocessor = multiprocessor(target)
         self.clients: Sequence[Client] = ()
         self._check_sizes()
         self.clusters = Clusters(launch)
@@ -81,11 +82,11 @@ class Run:
         required = kernel.directives.get("reqnctapercluster")
         if required and tuple((*required, 1, 1)[:3]) != tuple(launch.cluster):
             raise LaunchError(f"{launch.title} is compiled for clusters of {required}, the launch has {launch.cluster}")
-        limit = SHARED_PER_SM - SHARED_RESERVED
+        limit = self.multiprocessor.shared_of_cta
         if self.static_shared + launch.dynamic_smem > limit:
             raise LaunchError(
                 f"{launch.title} asks for {self.static_shared + launch.dynamic_smem} bytes of shared memory a CTA, "
-                f"an SM gives at most {limit}"
+                f"an SM of {self.target} gives at most {limit}"
             )
 
     def take(self, count: int) -> np.ndarray:

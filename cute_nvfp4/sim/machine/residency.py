@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from cute_nvfp4.sim.errors import LaunchError, ResidencyError
-from cute_nvfp4.sim.machine.launched import SHARED_PER_SM, SHARED_RESERVED, Run
+from cute_nvfp4.sim.machine.launched import Run
+from cute_nvfp4.sim.machine.multiprocessor import SHARED_RESERVED
 
-THREADS_PER_SM, MAX_CTAS_PER_SM = 2048, 32
 SIMT_WARPS, TENSOR_WARPS = 512, 1024
 """Warps that run together by default: few enough for the host's caches, many enough to share numpy's overhead."""
 HOST_MEMORY = 8 << 30
@@ -17,7 +17,8 @@ HOST_MEMORY = 8 << 30
 def ctas_per_sm(run: Run) -> int:
     """How many CTAs an SM holds, by threads and shared memory (registers are not known from PTX)."""
     shared = run.shared_stride + SHARED_RESERVED
-    return max(1, min(MAX_CTAS_PER_SM, THREADS_PER_SM // threads(run), SHARED_PER_SM // shared))
+    sm = run.multiprocessor
+    return max(1, min(sm.ctas, sm.threads // threads(run), sm.shared // shared))
 
 
 def threads(run: Run) -> int:

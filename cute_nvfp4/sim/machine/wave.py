@@ -178,6 +178,12 @@ class Group:
             self.wave.events.undefined(self, slot, instruction)
         return value
 
+    def touched(self, instruction: Instruction, guard: np.ndarray | None, names: tuple[str, ...]) -> None:
+        """An instruction under ``guard`` names registers that a wgmma may be using."""
+        mask = self.mask if guard is None else self.narrow(guard)
+        if mask is not NOTHING:
+            self.wave.events.registers_used(self, instruction, mask, names)
+
     def own_shared(self, address: np.ndarray) -> np.ndarray:
         """A shared address that the compiler knows, as this group's own CTAs see it: with their ranks."""
         if self.wave.cluster_size == 1:

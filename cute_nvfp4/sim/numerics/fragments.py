@@ -7,19 +7,39 @@ type.
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 
 from cute_nvfp4.sim.numerics import half, narrow
 
 
 def elements(register: np.ndarray, t: str) -> np.ndarray:
-    """(n, 32) registers of type ``t`` as (n, 32, e) numbers: f64 for floats, f64-exact integers for s8 and u8."""
+    """(n, 32) registers of type ``t`` as (n, 32, e) numbers: f64 for floats, f64-exact integers for s8 and u8. Of
+    ``e2m1x2`` eight are packed in a register; ``e2m1``, ``e2m3`` and ``e3m2`` have a byte each."""
     if t == "tf32":
         return (register & np.uint32(0xFFFFE000)).view("f4").astype("f8")[..., None]
     if t in ("f16", "bf16"):
         return half.widen(register, t + "x2").astype("f8")
     raw = np.ascontiguousarray(register).view("i1" if t == "s8" else "u1").reshape(*register.shape, 4)
-    return narrow.decode_table(t).astype("f8").take(raw) if t in ("e4m3", "e5m2") else raw.astype("f8")
+    if t == "e2m1x2":
+        return _pairs().take(raw, axis=0).reshape(*register.shape, 8)
+    return raw.astype("f8") if t in ("s8", "u8") else _bytes(t).take(raw)
+
+
+@cache
+def _pairs() -> np.ndarray:
+    """(256, 2): both E2M1 values of a byte, the low nibble's first."""
+    codes, values = np.arange(256), narrow.decode_table("e2m1").astype("f8")
+    return np.stack([values[codes & 15], values[codes >> 4]], axis=1)
+
+
+@cache
+def _bytes(t: str) -> np.ndarray:
+    """f64 value of each byte. An E2M1 code lies in bits 2 to 5, a 6-bit code in bits 0 to 5; the rest is ignored."""
+    values = narrow.decode_table(t).astype("f8")
+    codes = np.arange(256) >> (2 if t == "e2m1" else 0)
+    return values[codes & (len(values) - 1)]
 
 
 def matrix_a(registers: list[np.ndarray], t: str) -> np.ndarray:

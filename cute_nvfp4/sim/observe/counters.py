@@ -222,8 +222,9 @@ def mma_work(pending: Pending) -> tuple[str, int] | None:
 
 def _mma_sync(opcode: str) -> tuple[str, int] | None:
     """The same for mma.sync, from its shape and the type of A."""
-    shape = re.match(r"mma\..*?m(\d+)n(\d+)k(\d+)\.row\.col(?:\.satfinite)?\.\w+\.(\w+)", opcode)
-    if shape is None:
+    shape = re.search(r"\.m(\d+)n(\d+)k(\d+)\.", opcode)
+    if not opcode.startswith("mma.") or shape is None:
         return None
-    m, n, k = (int(x) for x in shape.groups()[:3])
-    return f"mma.sync {shape[4]}", m * n * k
+    m, n, k = (int(x) for x in shape.groups())
+    kind = re.search(r"\.kind::(\w+)", opcode) or re.search(r"\.row\.col(?:\.satfinite)?\.\w+\.(\w+)", opcode)
+    return f"mma.sync {kind[1]}", m * n * k

@@ -16,11 +16,13 @@ from cuda.bindings import driver, runtime
 
 from cute_nvfp4.errors import TargetError
 from cute_nvfp4.sim.host.device import DRIVER_VERSION
+from cute_nvfp4.sim.session.order import Timeline
 from cute_nvfp4.sim.session.patches import Patches
 from cute_nvfp4.sim.session.runtime import Runtime
 
 _OK, _BAD = driver.CUresult.CUDA_SUCCESS, driver.CUresult.CUDA_ERROR_INVALID_VALUE
 _RUNTIME_OK, _RUNTIME_BAD = runtime.cudaError_t.cudaSuccess, runtime.cudaError_t.cudaErrorInvalidValue
+_NON_BLOCKING = int(driver.CUstream_flags.CU_STREAM_NON_BLOCKING)
 _CLUSTER = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
 
 
@@ -80,7 +82,7 @@ def _devices(gpu: Runtime) -> dict[str, Callable[..., Any]]:
 
     return {
         **_done(_OK, "cuInit", "cuDevicePrimaryCtxRelease", "cuCtxSetCurrent", "cuCtxPushCurrent", "cuCtxDestroy"),
-        **_done(_OK, "cuCtxSynchronize"),
+        "cuCtxSynchronize": lambda: (_OK, gpu.order.synchronize())[:1],
         "cuDriverGetVersion": lambda: (_OK, DRIVER_VERSION),
         "cuDeviceGet": get,
         "cuDeviceGetCount": lambda: (_OK, gpu.count),
@@ -124,23 +126,44 @@ def _streams(gpu: Runtime, module: ModuleType, p: str, ok: Any, types: tuple[str
         return (ok,)
 
     def launch(g: Any, s: Any) -> tuple:
-        gpu.submit(int(s), lambda: gpu.replay(int(g)))
+        gpu.submit(int(s), lambda at: gpu.replay(int(g), at))
         return (ok,)
 
     def record(e: Any, s: Any = 0, *_: Any) -> tuple:
-        gpu.record(int(e))
+        gpu.record(int(e), int(s))
         return (ok,)
+
+    def wait(s: Any, e: Any, *_: Any) -> tuple:
+        gpu.wait(int(s), int(e))
+        return (ok,)
+
+    def synchronize(s: Any) -> tuple:
+        gpu.order.synchronize(int(s))
+        return (ok,)
+
+    def synchronize_event(e: Any) -> tuple:
+        gpu.order.synchronize_event(int(e))
+        return (ok,)
+
+    def create(flags: Any = 0, *_: Any) -> tuple:
+        handle = gpu.handle()
+        if not int(flags) & _NON_BLOCKING:
+            gpu.order.blocking.add(handle)
+        return ok, stream(handle)
 
     def nodes(g: Any, n: int = 0) -> tuple:
         return ok, [], len(gpu.graphs[int(g)])
 
     made = ("Create", "CreateWithPriority", "CreateWithFlags")
     return {
-        **_done(ok, *(f"{p}Stream{n}" for n in ("Destroy", "Synchronize", "Query", "WaitEvent"))),
-        **_done(ok, *(f"{p}Event{n}" for n in ("Destroy", "Synchronize", "Query"))),
+        **_done(ok, f"{p}StreamDestroy", f"{p}EventDestroy"),
+        # all is done when it is asked: so a program that asks and goes on is in order
+        **{f"{p}Stream{n}": synchronize for n in ("Synchronize", "Query")},
+        **{f"{p}Event{n}": synchronize_event for n in ("Synchronize", "Query")},
+        f"{p}StreamWaitEvent": wait,
         **{f"{p}Event{n}": record for n in ("Record", "RecordWithFlags")},
         **_done(ok, *(f"{p}Graph{n}" for n in ("Upload", "Destroy", "ExecDestroy"))),
-        **{f"{p}Stream{n}": lambda *a: (ok, stream(gpu.handle())) for n in made},
+        **{f"{p}Stream{n}": create for n in made},
         **{f"{p}Event{n}": lambda *a: (ok, event(gpu.handle())) for n in ("Create", "CreateWithFlags")},
         f"{p}EventElapsedTime": lambda a, b: (ok, gpu.elapsed(int(a), int(b))),
         f"{p}StreamBeginCapture": begin,
@@ -168,7 +191,8 @@ def _fill(gpu: Runtime, dtype: str, ok: Any) -> Callable[..., tuple]:
     size = np.dtype(dtype).itemsize
 
     def fill(address: Any, value: int, count: int, stream: Any = 0) -> tuple:
-        def work() -> None:
+        def work(at: Timeline) -> None:
+            gpu.streams.copied("a memset", at, 0, int(address), size * int(count))
             data = (ctypes.c_uint8 * (size * int(count))).from_address(int(address))
             np.frombuffer(data, dtype)[:] = int(value) & (1 << 8 * size) - 1
 
@@ -190,8 +214,17 @@ def _copy(gpu: Runtime, ok: Any, kinds: int = 0) -> Callable[..., tuple]:
     """Copies ``size`` bytes; ``kinds`` (0 or 1) arguments stand before the stream."""
 
     def copy(to: Any, source: Any, size: int, *rest: Any) -> tuple:
-        stream = rest[kinds] if len(rest) > kinds else 0
-        gpu.submit(int(stream), lambda: ctypes.memmove(_address(to), _address(source), int(size)) and None)
+        stream = int(rest[kinds] if len(rest) > kinds else 0)
+
+        def work(at: Timeline) -> None:
+            read, written = _address(source), _address(to)
+            gpu.streams.copied("a memcpy", at, read, written, int(size))
+            ctypes.memmove(written, read, int(size))
+
+        gpu.submit(stream, work)
+        known = [gpu.memory.uses_at(_address(at)) is not None for at in (to, source)]
+        if not all(known) and stream not in gpu.captures:  # from or to pageable memory: the host waits
+            gpu.order.synchronize(stream)
         return (ok,)
 
     return copy
@@ -218,7 +251,8 @@ def _runtime(gpu: Runtime) -> dict[str, Callable[..., Any]]:
         "cudaGetDeviceCount": lambda: (_RUNTIME_OK, gpu.count),
         "cudaGetDevice": lambda: (_RUNTIME_OK, gpu.current),
         "cudaSetDevice": set_device,
-        **_done(_RUNTIME_OK, "cudaDeviceSynchronize", "cudaGetLastError", "cudaPeekAtLastError"),
+        **_done(_RUNTIME_OK, "cudaGetLastError", "cudaPeekAtLastError"),
+        "cudaDeviceSynchronize": lambda: (_RUNTIME_OK, gpu.order.synchronize())[:1],
         **_done(_RUNTIME_OK, "cudaProfilerStart", "cudaProfilerStop"),
         **dict.fromkeys(("cudaDriverGetVersion", "cudaRuntimeGetVersion"), lambda: (_RUNTIME_OK, DRIVER_VERSION)),
         **_errors("cuda", _RUNTIME_OK, runtime.cudaError_t),

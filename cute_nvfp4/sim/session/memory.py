@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory
+from cute_nvfp4.sim.session.uses import Uses
 
 ALIGNMENT = 512
 """What cudaMalloc and torch's allocator promise."""
@@ -36,6 +38,17 @@ class _Entry:
     label: str
     index: int
     parts: tuple[Part, ...] = ()
+    uses: Uses = field(default_factory=Uses)
+
+
+class _Block(NamedTuple):
+    data: np.ndarray
+    label: str
+    uses: Uses
+
+    @property
+    def base(self) -> int:
+        return self.data.ctypes.data
 
 
 def aligned_buffer(size: int) -> np.ndarray:
@@ -77,13 +90,32 @@ class DeviceMemory:
     def __init__(self) -> None:
         self._tensors: dict[int, _Entry] = {}
         self._pinned: dict[int, _Entry] = {}
-        self._blocks: dict[int, tuple[np.ndarray, str]] = {}
+        self._blocks: dict[int, _Block] = {}
         self._made = 0
 
     def device_index(self, tensor: torch.Tensor) -> int | None:
         """The ordinal of the CUDA device that ``tensor`` is on, None for a host tensor."""
         entry = self._tensors.get(storage_key(tensor) or 0)
         return None if entry is None or entry.storage.expired() else entry.index
+
+    def entry(self, tensor: torch.Tensor) -> _Entry | None:
+        """What is known of the device or pinned storage of ``tensor``; None for any other."""
+        key = storage_key(tensor) or 0
+        found = self._tensors.get(key) or self._pinned.get(key)
+        return None if found is None or found.storage.expired() else found
+
+    def uses_at(self, address: int) -> _Entry | _Block | None:
+        """The storage or block in which ``address`` lies."""
+        for entries in (self._tensors, self._pinned):
+            for entry in entries.values():
+                if entry.base <= address < entry.base + entry.size and not entry.storage.expired():
+                    return entry
+        return next((b for at, b in self._blocks.items() if at <= address < at + b.data.nbytes), None)
+
+    @property
+    def pins(self) -> bool:
+        """Whether there is pinned memory."""
+        return bool(self._pinned)
 
     def is_pinned(self, tensor: torch.Tensor) -> bool:
         entry = self._pinned.get(storage_key(tensor) or 0)
@@ -134,7 +166,7 @@ class DeviceMemory:
     def allocate(self, size: int, label: str) -> int:
         """A block of ``size`` bytes; returns its address."""
         data = aligned_buffer(max(size, 1))
-        self._blocks[data.ctypes.data] = data, label
+        self._blocks[data.ctypes.data] = _Block(data, label, Uses())
         return data.ctypes.data
 
     def free(self, address: int) -> bool:
@@ -144,7 +176,7 @@ class DeviceMemory:
     def used(self) -> int:
         """Bytes of device memory in use."""
         self.forget_dead()
-        return sum(e.size for e in self._tensors.values()) + sum(d.nbytes for d, _ in self._blocks.values())
+        return sum(e.size for e in self._tensors.values()) + sum(block.data.nbytes for block in self._blocks.values())
 
     def snapshot(self, frame: FrameType | None = None) -> GlobalMemory:
         """What exists now, as the memory of a launch; tensors carry the names of the caller's variables."""
@@ -155,13 +187,13 @@ class DeviceMemory:
         for entries in (self._tensors, self._pinned):
             for key, entry in entries.items():
                 for part in entry.parts:
-                    memory.add_span(part.base, part.size, part.name, part.writable)
+                    memory.add_span(part.base, part.size, part.name, part.writable, entry.uses)
                 if entry.size and not entry.parts:
                     found = names.get(key)
                     name = f"{'/'.join(found)} ({entry.label})" if found else entry.label
-                    memory.add_span(entry.base, entry.size, name)
-        for data, label in self._blocks.values():
-            memory.add(data, label)
+                    memory.add_span(entry.base, entry.size, name, owner=entry.uses)
+        for at, block in self._blocks.items():
+            memory.add_span(at, block.data.nbytes, block.label, owner=block.uses)
         return memory
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import sys
 import time
@@ -11,17 +12,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cute_nvfp4.errors import TargetError
+from cute_nvfp4.sim.checks.findings import Finding
 from cute_nvfp4.sim.host.device import DEFAULT_ARCH, Device
 from cute_nvfp4.sim.machine.launch import Launch
 from cute_nvfp4.sim.observe.result import Result
+from cute_nvfp4.sim.observe.touched import Touched
 from cute_nvfp4.sim.program import Program
 from cute_nvfp4.sim.runner import run
 from cute_nvfp4.sim.session import driver, extensions
 from cute_nvfp4.sim.session.children import install as install_children
 from cute_nvfp4.sim.session.dsl import DslHooks
 from cute_nvfp4.sim.session.memory import DeviceMemory
+from cute_nvfp4.sim.session.order import Timeline
 from cute_nvfp4.sim.session.patches import Patches
 from cute_nvfp4.sim.session.runtime import Runtime
+from cute_nvfp4.sim.session.streams import place
 from cute_nvfp4.sim.session.torch_cuda import TorchCuda
 from cute_nvfp4.sim.session.torch_device import CudaMode
 from cute_nvfp4.sim.session.torch_dispatch import CudaDispatch
@@ -50,10 +55,10 @@ class Session:
     """The state of a simulated GPU; made by ``simulated_gpu``.
 
     ``launches`` lists what was launched, ``failure`` is the first launch that was stopped, or that went on past a
-    hazard (``on_hazard="collect"``), and its error, even where the program went on. ``options`` are passed to
+    hazard (``on_hazard="collect"``), and its error, even where the program went on; the launch is None for a hazard
+    between streams that torch's own work has. ``between`` are the hazards between streams. ``options`` are passed to
     ``sim.run``. ``observe`` is called before a launch runs and, with its result in place, after it. With
-    ``execute=False`` launches are recorded and not run. ``number`` is the session's own in this process; ``kept`` is
-    for libraries to keep what belongs to the session.
+    ``execute=False`` launches are recorded and not run. ``number`` is the session's own in this process.
     """
 
     device: Device
@@ -63,15 +68,17 @@ class Session:
     observe: Callable[[LaunchRecord], None] | None = None
     host_operators: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
     launches: list[LaunchRecord] = field(default_factory=list)
-    failure: tuple[LaunchRecord, Exception] | None = None
+    failure: tuple[LaunchRecord | None, Exception] | None = None
+    between: dict[str, Finding] = field(default_factory=dict)
     active: bool = False
     number: int = field(default_factory=itertools.count(1).__next__)
-    kept: dict[Any, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.memory = DeviceMemory()
         self.runtime = Runtime(self.device, self.memory)
-        self.dispatch = CudaDispatch(self.memory, {**host_operators(), **self.host_operators})
+        self.streams = self.runtime.streams
+        self.streams.report, self.streams.on = self._unordered, lambda: bool(self.options.get("checks", True))
+        self.dispatch = CudaDispatch(self.streams, {**host_operators(), **self.host_operators})
         self.mode = CudaMode(self.memory, self.dispatch)
         self.dispatch.inside, self.dispatch.direct = self.modes, lambda: self.mode.on
         self.dispatch.count = self.runtime.count_operator
@@ -81,6 +88,19 @@ class Session:
     def instructions(self) -> int:
         """Warp instructions of all launches so far."""
         return sum(record.instructions for record in self.launches)
+
+    def findings(self) -> list[Finding]:
+        """Those of all launches; one entry for a class at an instruction of a kernel, with how often it was found."""
+        lists = [tuple(self.between.values())]
+        lists += [record.result.findings for record in self.launches if record.result is not None]
+        if self.failure is not None:
+            lists.append(getattr(self.failure[1], "findings", ()))
+        merged: dict[tuple[str, str, str, int, str], Finding] = {}
+        for finding in (f for found in lists for f in found):
+            key = (finding.severity, finding.rule, finding.kernel, finding.line, finding.instruction)
+            before = merged.get(key)
+            merged[key] = finding if before is None else dataclasses.replace(before, count=before.count + finding.count)
+        return list(merged.values())
 
     @contextlib.contextmanager
     def modes(self) -> Iterator[None]:
@@ -100,18 +120,38 @@ class Session:
         if program is None:
             raise TargetError(f"a launch of {launch.kernel} by a function without device code")
         frame = sys._getframe(1)
-        self.runtime.submit(launch.stream, lambda: self._run(program, launch, frame))
+        self.runtime.submit(launch.stream, lambda at: self._run(program, launch, frame, at))
 
-    def _run(self, program: Program, launch: Launch, frame: Any) -> None:
+    def _unordered(self, text: str, what: str, where: str) -> None:
+        """A hazard between streams: an error, unless it is allowed or all are to be collected."""
+        launch = next((record for record in reversed(self.launches) if not record.ended), None)
+        rule, kernel = "stream-order", "" if launch is None else launch.launch.kernel
+        finding = Finding("hazard", rule, kernel, what, 0, where, text)
+        if rule in self.options.get("allow", ()):
+            finding = dataclasses.replace(finding, severity="warning")
+        before = self.between.get(text)
+        self.between[text] = dataclasses.replace(before, count=before.count + 1) if before else finding
+        if finding.severity == "hazard":
+            self.failure = self.failure or (launch, finding.error())
+            if self.options.get("on_hazard") != "collect":
+                raise finding.error()
+
+    def _run(self, program: Program, launch: Launch, frame: Any, stream: Timeline) -> None:
         record = LaunchRecord(len(self.launches), launch)
         self.launches.append(record)
         if self.observe:
             self.observe(record)
         if self.execute:
             memory = self.memory.snapshot(frame)
-            begin = time.perf_counter()
+            begin, issued = time.perf_counter(), self.runtime.order.issue(stream)
+            touched = Touched(memory) if self.streams.on() else None
+            others = [touched] if touched is not None else []
             try:
-                record.result = run(program, launch, memory, sm_count=self.device.sm_count, **self.options)
+                options = {"sm_count": self.device.sm_count, **self.options}
+                record.result = run(program, launch, memory, others=others, **options)
+                if touched is not None:
+                    what = f"launch {record.number} ({launch.title})"
+                    self.streams.launched(what, place(frame), touched, issued)
             except Exception as error:
                 self.failure = self.failure or (record, error)
                 raise

@@ -22,6 +22,7 @@ class TorchCuda:
 
     def __init__(self, runtime: Runtime, mode: CudaMode) -> None:
         self.runtime, self.mode = runtime, mode
+        runtime.streams.stream = lambda: self.streams[-1].cuda_stream
         self.stream_type, self.event_type = _stream_type(runtime, self), _event_type(runtime, self)
         self.default = self.stream_type(handle=0)
         self.streams = [self.default]
@@ -61,7 +62,7 @@ class TorchCuda:
             "nvtx": SimpleNamespace(
                 range_push=lambda text: 0, range_pop=lambda: 0, mark=lambda text: None, range=_no_context
             ),
-            "CUDAGraph": _graph_type(self.runtime),
+            "CUDAGraph": _graph_type(self.runtime, self),
             "graph": self._capture,
             "make_graphed_callables": _refusal("torch.cuda.make_graphed_callables"),
         }
@@ -70,6 +71,7 @@ class TorchCuda:
     def _capture(self, graph: Any, pool: Any = None, stream: Any = None, **_: Any) -> Iterator[None]:
         """``torch.cuda.graph``: launches on the stream are recorded; torch's own work there is refused."""
         stream = stream or self.stream_type()
+        self.runtime.order.synchronize()  # as torch does first
         self.runtime.begin_capture(stream.cuda_stream)
         self.mode.on_work = _refuse_in_capture
         try:
@@ -105,7 +107,7 @@ class TorchCuda:
             "Stream": self.stream_type,
             "ExternalStream": lambda pointer, device=None: self.stream_type(handle=int(pointer)),
             "Event": self.event_type,
-            "synchronize": lambda device=None: None,
+            "synchronize": lambda device=None: self.runtime.order.synchronize(),
             "_sleep": lambda cycles: None,
             "current_stream": lambda device=None: self.streams[-1],
             "default_stream": lambda device=None: self.default,
@@ -163,7 +165,7 @@ class TorchCuda:
 
 def _stream_type(runtime: Runtime, owner: TorchCuda) -> type:
     class Stream:
-        """A stream: work on it has ended when the call that issued it returns."""
+        """A non-blocking stream. Work on it is done at once; what it is in order with, ``Order`` knows."""
 
         def __init__(self, device: Any = None, priority: int = 0, *, handle: int | None = None, **_: Any) -> None:
             self.cuda_stream = runtime.handle() if handle is None else handle
@@ -173,13 +175,17 @@ def _stream_type(runtime: Runtime, owner: TorchCuda) -> type:
         def __cuda_stream__(self) -> tuple[int, int]:
             return 0, self.cuda_stream
 
-        def synchronize(self) -> None: ...
+        def synchronize(self) -> None:
+            runtime.order.synchronize(self.cuda_stream)
 
-        def wait_stream(self, stream: Any) -> None: ...
+        def wait_stream(self, stream: Any) -> None:
+            runtime.wait_stream(self.cuda_stream, stream.cuda_stream)
 
-        def wait_event(self, event: Any) -> None: ...
+        def wait_event(self, event: Any) -> None:
+            runtime.wait(self.cuda_stream, event.cuda_event)
 
         def query(self) -> bool:
+            self.synchronize()  # it says that all is done
             return True
 
         def record_event(self, event: Any = None) -> Any:
@@ -212,7 +218,7 @@ def _event_type(runtime: Runtime, owner: TorchCuda) -> type:
 
         def record(self, stream: Any = None) -> None:
             self._recorded = True
-            runtime.record(self.cuda_event)
+            runtime.record(self.cuda_event, (stream or owner.streams[-1]).cuda_stream)
 
         def elapsed_time(self, end: Any) -> float:
             if not (self._timed and end._timed):
@@ -221,17 +227,20 @@ def _event_type(runtime: Runtime, owner: TorchCuda) -> type:
                 raise ValueError("both events must be recorded before the time between them is asked for")
             return runtime.elapsed(self.cuda_event, end.cuda_event)
 
-        def synchronize(self) -> None: ...
+        def synchronize(self) -> None:
+            runtime.order.synchronize_event(self.cuda_event)
 
-        def wait(self, stream: Any = None) -> None: ...
+        def wait(self, stream: Any = None) -> None:
+            runtime.wait((stream or owner.streams[-1]).cuda_stream, self.cuda_event)
 
         def query(self) -> bool:
+            self.synchronize()  # it says that all is done
             return True
 
     return Event
 
 
-def _graph_type(runtime: Runtime) -> type:
+def _graph_type(runtime: Runtime, owner: TorchCuda) -> type:
     class CUDAGraph:
         """Launches recorded by ``torch.cuda.graph``."""
 
@@ -241,7 +250,7 @@ def _graph_type(runtime: Runtime) -> type:
         def replay(self) -> None:
             if self.handle is None:
                 raise RuntimeError("the graph has not been captured")
-            runtime.replay(self.handle)
+            runtime.replay(self.handle, owner.streams[-1].cuda_stream)
 
         def reset(self) -> None:
             self.handle = None

@@ -20,6 +20,7 @@ from cute_nvfp4.sim.session.memory import DeviceMemory, storage_key, tensors_in
 from cute_nvfp4.sim.session.torch_dispatch import CudaDispatch
 
 _CUDA_DLPACK = 2
+_FROM_HOST = (torch.tensor, torch.as_tensor, torch.asarray)
 _FACTORIES = default_device._device_constructors()
 
 
@@ -59,6 +60,7 @@ class CudaMode(TorchFunctionMode):
             tensor.pin_memory: self._pin,
             tensor.is_pinned: lambda t, *a, **k: self.memory.is_pinned(t),
             tensor.__repr__: self._repr,
+            tensor.tolist: self._tolist,
         }
 
     @property
@@ -74,7 +76,7 @@ class CudaMode(TorchFunctionMode):
             special = None
         if special is None:
             return self._call(func, args, kwargs)
-        with self.dispatch.place(-1):  # they say themselves where a result lies
+        with self.dispatch.place(-1, quiet=True):  # they say themselves where a result lies, and what is copied
             return special(*args, **kwargs)
 
     def _call(self, func: Any, args: tuple, kwargs: dict) -> Any:
@@ -88,6 +90,8 @@ class CudaMode(TorchFunctionMode):
             self.on_work(func)
         with self.dispatch.place(asked):
             result = func(*args, **kwargs)
+        if func in _FROM_HOST and target >= 0:
+            self.dispatch.streams.synchronize()
         if target >= 0 or pinned:
             for tensor in tensors_in(result):
                 if storage_key(tensor) not in known:
@@ -136,17 +140,35 @@ class CudaMode(TorchFunctionMode):
     def _is_cpu(self, tensor: torch.Tensor) -> bool:
         return tensor.is_cpu and self.memory.device_index(tensor) is None
 
-    def _move(self, tensor: torch.Tensor, target: int, copied: torch.Tensor) -> torch.Tensor:
+    def _move(self, tensor: torch.Tensor, target: int, copied: torch.Tensor, blocking: bool = True) -> torch.Tensor:
         """``copied`` (the result of a conversion of ``tensor`` on the CPU) put on CUDA device ``target``, or -1 for the
-        CPU; a copy is made where a GPU would make one."""
-        if self._place(tensor) != target and storage_key(copied) == storage_key(tensor):
+        CPU; a copy is made where a GPU would make one, for which the host waits if it is ``blocking``."""
+        place = self._place(tensor)
+        if place != target and storage_key(copied) == storage_key(tensor):
             copied = copied.clone(memory_format=torch.preserve_format)
-        if target >= 0:
-            self.memory.adopt(copied, target)
+        if storage_key(copied) == storage_key(tensor) or max(place, target) < 0:
+            return copied
+        if target >= 0 or not blocking:  # torch copies to pinned memory where it does not wait
+            self.memory.adopt(copied, max(target, 0), pinned=target < 0)
+        self.dispatch.streams.worked("a copy of torch's", [tensor], [copied])
+        if blocking and min(place, target) < 0:
+            self.dispatch.streams.synchronize()
         return copied
 
+    def _to_host(self, tensor: torch.Tensor) -> None:
+        """The host reads the tensor, and waits for it where it is on a device."""
+        if self.memory.device_index(tensor) is None:
+            self.dispatch.streams.host_worked("torch", [tensor], [])
+        else:
+            self.dispatch.streams.worked("a copy of torch's", [tensor], [])
+            self.dispatch.streams.synchronize()
+
+    def _tolist(self, tensor: torch.Tensor) -> Any:
+        self._to_host(tensor)
+        return tensor.tolist()
+
     def _cuda(self, tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
-        return self._move(tensor, self.ordinal(device), tensor.cpu(**kwargs))
+        return self._move(tensor, self.ordinal(device), tensor.cpu(**kwargs), not non_blocking)
 
     def _cpu(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self._move(tensor, -1, tensor.cpu(*args, **kwargs))
@@ -168,14 +190,17 @@ class CudaMode(TorchFunctionMode):
         result = tensor.to(*parts, **kwargs)
         if result.device.type != "cpu":
             return result
-        return self._move(tensor, self._place(tensor) if target is None else target, result)
+        blocking = not kwargs.get("non_blocking", next((p for p in parts if isinstance(p, bool)), False))
+        return self._move(tensor, self._place(tensor) if target is None else target, result, blocking)
 
     def _numpy(self, tensor: torch.Tensor, *args: Any, force: bool = False) -> Any:
         self._refuse_array(tensor, force)
+        self._to_host(tensor)
         return tensor.numpy(*args, force=force)
 
     def _array(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         self._refuse_array(tensor, False)
+        self._to_host(tensor)
         return tensor.__array__(*args, **kwargs)
 
     def _refuse_array(self, tensor: torch.Tensor, force: bool) -> None:
@@ -206,6 +231,7 @@ class CudaMode(TorchFunctionMode):
 
     def _repr(self, tensor: torch.Tensor, **kwargs: Any) -> str:
         index = self.memory.device_index(tensor)
+        self._to_host(tensor)
         text = torch.Tensor.__repr__(tensor, **kwargs)
         if index is None or not text.endswith(")"):
             return text

@@ -15,7 +15,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from cute_nvfp4.errors import TargetError
-from cute_nvfp4.sim.session.memory import DeviceMemory, storage_key, tensors_in
+from cute_nvfp4.sim.session import torch_work
+from cute_nvfp4.sim.session.memory import storage_key, tensors_in
+from cute_nvfp4.sim.session.streams import StreamChecks
 
 _TORCHS_OWN = ("aten", "prims", "prim", "c10d", "_c10d_functional")
 _CUDA, _CPU = (torch._C.DispatchKeySet(key) for key in (torch._C.DispatchKey.CUDA, torch._C.DispatchKey.CPU))
@@ -24,13 +26,13 @@ _CUDA, _CPU = (torch._C.DispatchKeySet(key) for key in (torch._C.DispatchKey.CUD
 class CudaDispatch(TorchDispatchMode):
     """``operators`` are computed as given here; ``inside`` is what operators written in Python are called in;
     ``direct`` tells whether an operator was called by C++, and not by a function of torch's Python API; ``count`` is
-    called for each operator on CUDA tensors that is not a view."""
+    called for each operator on CUDA tensors that is not a view; ``streams`` is told what each does to memory."""
 
     supports_higher_order_operators = True
 
-    def __init__(self, memory: DeviceMemory, operators: Mapping[Any, Callable[..., Any]]) -> None:
+    def __init__(self, streams: StreamChecks, operators: Mapping[Any, Callable[..., Any]]) -> None:
         super().__init__()
-        self.memory, self.operators = memory, operators
+        self.memory, self.streams, self.operators = streams.memory, streams, operators
         self.inside: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
         self.direct: Callable[[], bool] = lambda: False
         self.count: Callable[[], None] = lambda: None
@@ -51,20 +53,22 @@ class CudaDispatch(TorchDispatchMode):
         return any(mode is self for mode in _get_current_dispatch_mode_stack())
 
     @contextlib.contextmanager
-    def place(self, index: int | None) -> Iterator[None]:
-        """New results go to CUDA device ``index``, -1 for the CPU; None changes nothing."""
-        before = self.placing
-        self._here.placing = before if index is None else index
+    def place(self, index: int | None, *, quiet: bool = False) -> Iterator[None]:
+        """New results go to CUDA device ``index``, -1 for the CPU; None changes nothing. ``quiet``: the caller tells
+        ``streams`` itself."""
+        before = self.placing, getattr(self._here, "quiet", False)
+        self._here.placing, self._here.quiet = before[0] if index is None else index, quiet or before[1]
         try:
             yield
         finally:
-            self._here.placing = before
+            self._here.placing, self._here.quiet = before
 
     @contextlib.contextmanager
     def backward(self, index: int) -> Iterator[None]:
         """A backward pass on device ``index`` (-1 for the CPU): what it makes of nothing, in C++, lies there."""
         before = getattr(self._here, "backward", -1)
         self._here.backward = index
+        self.streams.gather()  # torch runs each step on the stream of its forward step, and orders them
         try:
             with self.place(None), self.inside():
                 self._here.placing = None
@@ -92,6 +96,8 @@ class CudaDispatch(TorchDispatchMode):
                 self.count()
             if known is not None:
                 self._adopt(result, known, target)
+            if not getattr(self._here, "quiet", False):
+                torch_work.note(self.streams, func, args, kwargs, result, max(index, target) >= 0)
             return result
 
     def _foreign(self, func: Any, args: tuple, kwargs: dict) -> Any:

@@ -65,9 +65,10 @@ def decode(idesc: int, kind: str, block: int, cta_group: int, ws: bool) -> Instr
     text = f"instruction descriptor {idesc:#010x} of kind::{kind}"
     if idesc >> 2 & 1:
         raise UnsupportedInstruction(f"{text}: sparse A is not modelled")
-    # The 4-bit kinds have three bits for the type of A and two for that of B; bit 12 is a sparsity version, which dense
-    # operands do not have. Their only type is E2M1 = 1, for both: 5, its code in the 8-bit kinds, is of no meaning in
-    # the ISA, and neither CUTLASS nor Triton writes it.
+    # The 4-bit kinds have three bits for the type of A and two, 10 and 11, for that of B. Their only type is E2M1 = 1
+    # (PTX ISA, instruction descriptor of kind::mxf4 and mxf4nvf4; CUTLASS, MXF4Format). Bit 12 is reserved in the ISA
+    # and a sparsity version in NVIDIA's own builder, which sets it ("irrelevant for SM100"): three bits from 10 on then
+    # read 5, which is E2M1 in the 8-bit kinds and no type of B here. For A nobody writes 5, and it means nothing.
     codes = idesc >> 7 & 7, idesc >> 10 & (3 if kind in ("mxf4", "mxf4nvf4") else 7)
     a, b = (INPUTS[kind].get(c) for c in codes)
     if a is None or b is None:

@@ -44,5 +44,5 @@ def close(got: torch.Tensor, want: torch.Tensor, tolerance: float = 1e-2, what: 
 
 
 def tensor(*shape: int, dtype: str = "float32", scale: float = 1.0, grad: bool = False) -> torch.Tensor:
-    """Normal numbers on the device, drawn on the host."""
+    """Normal values on the device, drawn on the host."""
     return (torch.randn(shape) * scale).to(getattr(torch, dtype)).cuda().requires_grad_(grad)

@@ -16,9 +16,10 @@ from cutlass import Int32
 
 from ..arguments import GemmArguments
 from ..config import GemmConfig
+from ..operands import Loads, TmaCopy
 from ..problem import OneProblem
 from .kernel import run_roles
-from .operands import Loads, TmaCopy, describe_operand, make_mma
+from .operands import describe_operand, make_mma
 from .output import describe_store
 from .warp_roles import ROLES
 

@@ -12,13 +12,14 @@ from cutlass.memory import SmemAllocator
 
 from ..barriers import Barriers, initialise, make_barriers
 from ..config import GemmConfig
+from ..operands import Loads, TmaCopy
 from ..pipeline_graph import barrier_words
 from ..problem import Problem
+from ..shared_plan import SWIZZLE_BYTES
 from .epilogue import Epilogue, divided_k, store_tiles
 from .loader import load
 from .mainloop import multiply
-from .memory_plan import SWIZZLE_BYTES, SharedPlan, TensorPlan, pipelines
-from .operands import Loads, TmaCopy
+from .memory_plan import SharedPlan, TensorPlan, pipelines
 from .output import make_store
 from .warp_roles import ROLES
 

@@ -22,8 +22,9 @@ from ....scale_layout import ATOM_ROWS
 from ..barriers import Barriers
 from ..config import GemmConfig
 from ..problem import Scheduler
+from ..shared_plan import SWIZZLE_BYTES, StagePlan
 from ..tile_scheduler import CtaPlace
-from .memory_plan import SWIZZLE_BYTES, StagePlan, TensorPlan
+from .memory_plan import TensorPlan
 from .mma_tensors import COLUMN_BYTES, MmaTensors, atom_in_tensor_memory, mma_tensors
 from .operands import make_mma, shared_operands
 

@@ -14,8 +14,9 @@ import cutlass.cute as cute
 from ....ptx.tcgen05 import DESCRIPTOR_UNIT
 from ....scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_SHAPE, ATOM_STRIDE
 from ..config import GemmConfig
-from .memory_plan import StagePlan
-from .operands import SCALE_WORD, SharedOperands, accumulator_layout
+from ..operands import SCALE_WORD, SharedOperands
+from ..shared_plan import StagePlan
+from .operands import accumulator_layout
 
 COLUMN_BYTES = 4
 """Bytes of one column of tensor memory in one lane."""

@@ -1,54 +1,23 @@
-"""Tensors in global memory, and how TMA brings their tiles to shared memory.
+"""How TMA brings the tiles of operands to shared memory, for the MMAs of tcgen05: in clusters, and in pairs of CTAs.
 
-Data goes through CuTe's tiled MMA, whose partition of a tile is also its place in shared memory. Scale factors are a
-grid of 512-byte atoms, and a tile's are a box of that grid: no layout but ``scale_layout``'s atom is needed.
+Data goes through CuTe's tiled MMA, whose partition of a tile is also its place in shared memory.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
 import cutlass.utils.blackwell_helpers as blackwell
-from cutlass import Int32, Int64
+from cutlass import Int32
 from cutlass.cute.nvgpu import OperandMajorMode, cpasync, tcgen05
 
-from ....scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
-from ..arguments import ELEMENT_DTYPES, Operand
-from ..config import CTA_ROWS, INTERLEAVED_ROWS, GemmConfig
-from .memory_plan import SharedPlan, StagePlan, TensorPlan
-
-ELEMENT_TYPES = {name: getattr(cutlass, dtype) for name, dtype in ELEMENT_DTYPES.items()}
-# TMA moves scales as 16-bit numbers: 256 of them are an atom, the longest row of a box
-SCALE_WORD = cutlass.Int16
-ATOM_WORDS = ATOM_BYTES // 2
-
-
-class TmaCopy(NamedTuple):
-    """A TMA copy, and the tensor in global memory as its partitions see it."""
-
-    atom: cute.CopyAtom
-    tensor: cute.Tensor
-
-
-class OperandLoad(NamedTuple):
-    """TMA loads of one matrix and of its scales; ``batches``: matrices of data there are."""
-
-    data: TmaCopy
-    scales: TmaCopy
-    batches: Int32
-
-
-class Loads(NamedTuple):
-    """Of every A and of every B."""
-
-    a: tuple[OperandLoad, ...]
-    b: tuple[OperandLoad, ...]
-
-
-def element_types(config: GemmConfig) -> tuple[type, type]:
-    return ELEMENT_TYPES[config.a_format], ELEMENT_TYPES[config.b_format]
+from .. import operands
+from ..arguments import Operand
+from ..config import CTA_ROWS, GemmConfig
+from ..operands import OperandLoad, SharedOperands, TmaCopy, element_types
+from .memory_plan import SharedPlan, TensorPlan
 
 
 def make_mma(config: GemmConfig, ctas: int | None = None) -> cute.TiledMma:
@@ -65,15 +34,6 @@ def make_mma(config: GemmConfig, ctas: int | None = None) -> cute.TiledMma:
     return cute.make_tiled_mma(tcgen05.MmaMXF8F6F4Op(a, b, shape, group, source, k_major, k_major))
 
 
-def _staged(layout: Any, config: GemmConfig, element: type) -> Any:
-    """A layout of one stage with the ring's mode: stages of all operands lie together, ``StagePlan.bytes`` apart."""
-    plan = SharedPlan(config)
-    distance = plan.stage.bytes * 8 // element.width
-    one = cute.slice_(layout.outer, (None, None, None, 0))
-    outer = cute.append(one, cute.make_layout(plan.stages, stride=distance))
-    return cute.make_composed_layout(layout.inner, 0, outer)
-
-
 def data_layouts(config: GemmConfig, mma: cute.TiledMma) -> tuple[Any, Any]:
     """A and B in shared memory: (MMA, MMA_M or MMA_N, MMA_K, STAGE), swizzled."""
     tile = (config.tile_m, config.tile_n, config.tile_k)
@@ -84,48 +44,14 @@ def data_layouts(config: GemmConfig, mma: cute.TiledMma) -> tuple[Any, Any]:
     )
 
 
-def scale_layouts(config: GemmConfig) -> tuple[cute.Layout, cute.Layout]:
-    """Scales of A and of B in shared memory: (WORD of an atom, ATOM_K, ATOM_MN, STAGE)."""
-    stage = StagePlan(config)
-    distance = stage.bytes // 2
-
-    def layout(atoms: int) -> cute.Layout:
-        shape = (ATOM_WORDS, stage.atoms_k, atoms, SharedPlan(config).stages)
-        return cute.make_layout(shape, stride=(1, ATOM_WORDS, ATOM_WORDS * stage.atoms_k, distance))
-
-    return layout(1), layout(stage.atoms_n)
-
-
-class SharedOperands(NamedTuple):
-    """The ring of stages in shared memory, of each A, each B, and the scales of each."""
-
-    sA: tuple[cute.Tensor, ...]  # (MMA, MMA_M, MMA_K, STAGE)
-    sB: tuple[cute.Tensor, ...]  # (MMA, MMA_N, MMA_K, STAGE)
-    sSFA: tuple[cute.Tensor, ...]  # (WORD, ATOM_K, ATOM_M, STAGE)
-    sSFB: tuple[cute.Tensor, ...]  # (WORD, ATOM_K, ATOM_N, STAGE)
+def _staged(layout: Any, config: GemmConfig, element: type) -> Any:
+    one = cute.slice_(layout.outer, (None, None, None, 0))
+    return operands.staged(layout.inner, one, config, element, SharedPlan(config).stages)
 
 
 def shared_operands(config: GemmConfig, mma: cute.TiledMma, base: cute.Pointer) -> SharedOperands:
     """The tensors of all stages, the first of which starts at ``base``."""
-    at = StagePlan(config).offsets
-    layout_a, layout_b = data_layouts(config, mma)
-    layout_sfa, layout_sfb = scale_layouts(config)
-    type_a, type_b = element_types(config)
-
-    def data(offsets: tuple[int, ...], dtype: type, layout: Any) -> tuple[cute.Tensor, ...]:
-        pointers = [cute.recast_ptr((base + x).align(1024), swizzle_=layout.inner, dtype=dtype) for x in offsets]
-        return tuple(cute.make_tensor(pointer, layout.outer) for pointer in pointers)
-
-    def scales(offsets: tuple[int, ...], layout: cute.Layout) -> tuple[cute.Tensor, ...]:
-        pointers = [cute.recast_ptr((base + x).align(128), dtype=SCALE_WORD) for x in offsets]
-        return tuple(cute.make_tensor(pointer, layout) for pointer in pointers)
-
-    return SharedOperands(
-        data(at.a, type_a, layout_a),
-        data(at.b, type_b, layout_b),
-        scales(at.sfa, layout_sfa),
-        scales(at.sfb, layout_sfb),
-    )
+    return operands.shared_operands(config, base, data_layouts(config, mma), SharedPlan(config).stages)
 
 
 def accumulator_layout(config: GemmConfig, mma: cute.TiledMma) -> cute.Layout:
@@ -134,37 +60,6 @@ def accumulator_layout(config: GemmConfig, mma: cute.TiledMma) -> cute.Layout:
     one = mma.make_fragment_C(mma.partition_shape_C((config.tile_m, config.tile_n))).layout  # (MMA, MMA_M, MMA_N)
     products = cute.append(one, cute.make_layout(config.products, stride=config.tile_n))
     return cute.append(products, cute.make_layout(plan.acc_stages, stride=plan.acc))
-
-
-def interleaved(config: GemmConfig, which: int) -> bool:
-    """Whether the matrices A (``which`` 0) or B (1) are two that alternate in one."""
-    return config.interleaved and config.counts[which] == 2
-
-
-@cute.jit
-def data_tensor(operand: Operand, k: Int32, alternate: cutlass.Constexpr[bool]) -> cute.Tensor:
-    """(rows, K, L) elements, K contiguous; strides are multiples of 16 bytes, as TMA wants."""
-    unit = 128 // operand.data.dtype.width
-    row_stride = cute.assume(operand.row_stride, unit)
-    rows, row_strides = operand.rows, row_stride
-    if cutlass.const_expr(alternate):
-        rows = (INTERLEAVED_ROWS, operand.rows // INTERLEAVED_ROWS)
-        row_strides = (row_stride, row_stride * (2 * INTERLEAVED_ROWS))
-    strides = (row_strides, 1, cute.assume(operand.batch_stride, unit))
-    return cute.make_tensor(operand.data, cute.make_layout((rows, k, operand.batches), stride=strides))
-
-
-@cute.jit
-def scale_tensor(
-    operand: Operand, k: Int32, batch: Int32, block: cutlass.Constexpr[int], alternate: cutlass.Constexpr[bool]
-) -> cute.Tensor:
-    """The grid of scale atoms: (WORD, REST_K, REST_MN, L) of 16-bit words."""
-    rest_mn = cute.ceil_div(operand.rows if operand.scale_rows is None else operand.scale_rows, ATOM_ROWS)
-    rest_k = cute.ceil_div(k, ATOM_COLS * block)
-    shape = (ATOM_WORDS, rest_k, rest_mn, batch)
-    band = Int64(rest_k) * (ATOM_WORDS * (2 if alternate else 1))
-    strides = (1, ATOM_WORDS, cute.assume(band, ATOM_WORDS), cute.assume(operand.scale_batch // 2, ATOM_WORDS))
-    return cute.make_tensor(cute.recast_ptr(operand.scale, dtype=SCALE_WORD), cute.make_layout(shape, stride=strides))
 
 
 def describe_operand(
@@ -180,20 +75,19 @@ def describe_operand(
     )[which]
     data = make_atom(
         make_op(config.cluster, mma.thr_id),
-        data_tensor(operand, k, interleaved(config, which)),
+        operands.data_tensor(operand, k, operands.interleaved(config, which)),
         cute.slice_(data_layouts(config, mma)[which], (None, None, None, 0)),
         (config.tile_m, config.tile_n, config.tile_k),
         mma,
         cute.tiled_divide(cute.make_layout(config.cluster_mnk), (mma.thr_id.shape,)).shape,  # (V, M, N, K)
     )
-    return OperandLoad(TmaCopy(data[0], data[1]), _describe_scales(config, which, operand, k, batch), operand.batches)
+    scales = operands.describe_scales(config, which, operand, k, batch, *_scale_op(config, which))
+    return OperandLoad(TmaCopy(data[0], data[1]), scales, operand.batches)
 
 
-def _describe_scales(config: GemmConfig, which: int, operand: Operand, k: Int32, batch: Int32) -> TmaCopy:
-    places = config.cluster[1 - which]  # CTAs that share the load
+def _scale_op(config: GemmConfig, which: int) -> tuple[Any, int]:
+    """The operation that loads scales, and how many CTAs share the load."""
+    places = config.cluster[1 - which]
     group = tcgen05.CtaGroup.TWO if config.pair else tcgen05.CtaGroup.ONE
     op = cpasync.CopyBulkTensorTileG2SMulticastOp(group) if places > 1 else cpasync.CopyBulkTensorTileG2SOp(group)
-    layout = cute.slice_(scale_layouts(config)[which], (None, None, None, 0))
-    tensor = scale_tensor(operand, k, batch, config.kind.block, interleaved(config, which))
-    atom = cpasync.make_tiled_tma_atom(op, tensor, layout, layout.shape, num_multicast=places)
-    return TmaCopy(atom[0], atom[1])
+    return op, places

@@ -13,16 +13,16 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint8, Uint16, Uint32
 
-from ....formats import LARGEST_GLOBAL_SCALE, NVFP4, SMALLEST_GLOBAL_SCALE
-from ....ptx.arithmetic import rcp_rn
-from ....ptx.memory import store_global
-from ....ptx.move import f32_bits
-from ....scale_layout import ATOM_COLS, ATOM_ROWS, cute_layout
-from ...quantize.block.quantize_block import quantize_block
-from ...quantize.block.records import BlockContext, GlobalFactor
-from ...quantize.config import QuantizeConfig
-from ..config import GemmConfig
-from ..epilogue import OutputMatrix, Position
+from ...formats import LARGEST_GLOBAL_SCALE, NVFP4, SMALLEST_GLOBAL_SCALE
+from ...ptx.arithmetic import rcp_rn
+from ...ptx.memory import store_global
+from ...ptx.move import f32_bits
+from ...scale_layout import ATOM_COLS, ATOM_ROWS, cute_layout
+from ..quantize.block.quantize_block import quantize_block
+from ..quantize.block.records import BlockContext, GlobalFactor
+from ..quantize.config import QuantizeConfig
+from .config import GemmConfig
+from .epilogue import OutputMatrix, Position
 
 _WORDS = NVFP4.block_bytes // 4
 

@@ -1,0 +1,181 @@
+"""Times NVFP4 products beside their peers on this machine's GPU: ``python benchmarks/gemm.py``.
+
+Sets of shapes (``gemm_shapes.py``): the contest's, M from 1 to 8192 at 8192², the layers of two model families, gated
+and grouped products. Each beside cuBLAS in bf16 (gated: one product of twice the columns and a fused silu · mul;
+grouped: torch's grouped product, too), quack's W4A16 GEMM where it is installed, a Triton W4A16 baseline
+(``gemm_triton.py``), and the floor: all weights read once at the bandwidth of a device copy, or all products done at
+the rate of a large bf16 product, and a tiny kernel; all three are measured in the same run.
+
+All contestants get the same weights: normal values in NVFP4, or the same numbers in bf16. W4A16 takes bf16 activations;
+W4A4 the same in NVFP4, quantized before. Weights are repacked before, too. Every result is checked against a float64
+product: the output of the very CUDA graph that is timed, filled with NaN before. Times are of replays of a graph of one
+call between two events, which take turns in alternating order, with L2 cold and clean (512 MiB read before each).
+
+What is not there (a package, a kernel for this GPU) is a note; what is wrong or fails is one, too, and the exit code
+is 1. The record is written after every shape; sets that were not run keep their results of earlier runs.
+
+Exit codes: 0 done, 1 a result is wrong or a contestant failed, 2 no CUDA device, or one that no kernel is written for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import gemm_report as report
+from common import Captured, capture, gpu_target, machine, results_path, take_turns, write
+from gemm_contestants import OURS, PEERS, Contestant, NotAvailableError, Problem
+from gemm_shapes import MEASURED, SETS, Ceilings, Shape, floor_us
+
+from cute_nvfp4.harness.timing import ColdL2, copy_bandwidth
+
+TUNING_ROUNDS = 7
+NORM_ERROR, LARGEST_ERROR = 6e-3, 0.03
+"""Of a result in bf16, relative to the norm and to the largest element; a gated one has three roundings."""
+
+
+def ceilings(clear: ColdL2) -> Ceilings:
+    """What this machine's floors are made of."""
+    x = torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16)
+    tiny = torch.empty(1, device="cuda")
+    calls = {"dense": capture(lambda: x @ x), "tiny": capture(lambda: tiny.fill_(1.0))}
+    times = {name: statistics.median(us) for name, us in take_turns(calls, 20, clear).items()}
+    return Ceilings(copy_bandwidth(), 2 * 8192**3 / times["dense"] * 1e6, times["tiny"])
+
+
+def error_of(got: Sequence[torch.Tensor], problem: Problem, activations: str) -> dict[str, float]:
+    """Errors of results, the largest of all groups; NaN where anything was left unwritten."""
+    norms, largest = [], []
+    for result, want in zip(got, problem.reference(activations), strict=True):
+        difference = result.double() - want
+        norms.append((difference.norm() / want.norm()).item())
+        largest.append((difference.abs().max() / want.abs().max()).item())
+    # NaN first: max() of Python would lose it
+    return {
+        "norm_error": max(norms, key=lambda x: (x != x, x)),
+        "largest_error": max(largest, key=lambda x: (x != x, x)),
+    }
+
+
+def fastest(contestant: Contestant, problem: Problem, clear: ColdL2) -> tuple[Captured, int]:
+    """The fastest of a contestant's calls, and which one it is."""
+    found = [capture(call) for call in contestant.calls(problem)]
+    if len(found) == 1:
+        return found[0], 0
+    times = take_turns({str(i): captured for i, captured in enumerate(found)}, TUNING_ROUNDS, clear)
+    best = min(range(len(found)), key=lambda i: statistics.median(times[str(i)]))
+    return found[best], best
+
+
+def entered(contestant: Contestant, problem: Problem, clear: ColdL2) -> tuple[Captured | None, dict]:
+    """A contestant's captured call if its result is right, and what the record says of it before it is timed."""
+    try:
+        found, variant = fastest(contestant, problem, clear)
+        for result in found.result:
+            result.fill_(float("nan"))
+        found.graph.replay()
+        errors = error_of(found.result, problem, contestant.activations)
+    except NotAvailableError as reason:
+        return None, {"status": "not available", "reason": str(reason)}
+    except Exception as error:  # one contestant's failure must not cost the others' results; the exit code tells
+        return None, {"status": "failed", "reason": f"{type(error).__name__}: {error}".splitlines()[0][:300]}
+    if not (errors["norm_error"] < NORM_ERROR and errors["largest_error"] < LARGEST_ERROR):
+        return None, {"status": "wrong", "reason": "not the float64 product", **errors}
+    return found, {"status": "timed", "variant": variant, **errors}
+
+
+def measure(shape: Shape, contestants: Sequence[Contestant], rounds: int, clear: ColdL2, limits: Ceilings) -> dict:
+    """One row of the record."""
+    problem, captured, results = Problem.random(shape), {}, {}
+    for contestant in contestants:
+        if contestant.runs(shape):
+            found, results[contestant.name] = entered(contestant, problem, clear)
+            if found:
+                captured[contestant.name] = found
+    for name, times in take_turns(captured, rounds, clear).items():
+        low, *_, high = statistics.quantiles(times, n=10)
+        results[name] |= {"median_us": statistics.median(times), "p10_us": low, "p90_us": high}
+    sizes = {"problem": shape.problem, "m": list(shape.m), "n": shape.n, "k": shape.k}
+    return {**sizes, "text": str(shape), "name": shape.name, "floor_us": floor_us(shape, limits), "results": results}
+
+
+def dry_run(names: Sequence[str], contestants: Sequence[Contestant], gpu: str) -> None:
+    """Prints what would run, and floors of a GPU that was measured."""
+    limits = MEASURED[gpu]
+    for name in names:
+        print(f"{name}: {gpu}, {report.of_ceilings(limits._asdict())}")
+        for shape in SETS[name]:
+            running = ", ".join(contestant.name for contestant in contestants if contestant.runs(shape))
+            print(f"  {shape!s:>50}  floor {floor_us(shape, limits):7.1f} µs  {running}  {shape.name}".rstrip())
+
+
+def run(names: Sequence[str], contestants: Sequence[Contestant], rounds: int, path: Path) -> dict:
+    """Measures sets of shapes; the record, with the sets of ``path`` that were not run."""
+    gpu_target("--dry-run needs no GPU.")
+    clear = ColdL2()
+    about = machine()
+    for package in ("triton", "quack-kernels"):
+        try:
+            about["versions"][package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            about["versions"][package] = "not installed"
+    before = json.loads(path.read_text()) if path.exists() else {}
+    record = {"gpu": about["gpu"], "sets": before["sets"] if before.get("gpu") == about["gpu"] else {}}
+    for name in names:
+        limits = ceilings(clear)
+        rows: list[dict] = []
+        record["sets"][name] = {**about, "ceilings": limits._asdict(), "rounds": rounds, "rows": rows}
+        for i, shape in enumerate(SETS[name]):
+            start = time.monotonic()
+            rows.append(measure(shape, contestants, rounds, clear, limits))
+            torch.cuda.empty_cache()
+            write(record, path)
+            times = {who: round(found.get("median_us", float("nan")), 2) for who, found in rows[-1]["results"].items()}
+            took = time.monotonic() - start
+            print(f"{name} {i + 1}/{len(SETS[name])}  {shape}  {took:.1f} s  {times}", file=sys.stderr, flush=True)
+    return record
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", nargs="+", default=["all"], choices=[*SETS, "all"])
+    names = [peer.name for peer in PEERS]
+    parser.add_argument("--peers", nargs="*", default=names, choices=names, help="beside this package (default: all)")
+    parser.add_argument("--rounds", type=int, default=60, help="timed replays of each contestant")
+    parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/gemm_<gpu>.json)")
+    parser.add_argument("--json", action="store_true", help="print the record as JSON instead of a table")
+    parser.add_argument("--plot", action="store_true", help="also draw the record, beside the results file (.svg)")
+    parser.add_argument("--dry-run", action="store_true", help="print shapes, floors and contestants; needs no GPU")
+    parser.add_argument("--gpu", default="H200", choices=MEASURED, help="whose floors --dry-run prints")
+    parser.add_argument("--from", dest="source", type=Path, help="print and plot this record instead of measuring")
+    options = parser.parse_args(arguments)
+    sets = list(SETS) if "all" in options.shapes else options.shapes
+    contestants = [*(peer for peer in PEERS if peer.name in options.peers), *OURS]
+    if options.dry_run:
+        dry_run(sets, contestants, options.gpu)
+        return 0
+    if options.source:
+        path, record = options.source, json.loads(options.source.read_text())
+    else:
+        gpu_target("--dry-run needs no GPU.")
+        path = options.output or results_path("gemm")
+        record = run(sets, contestants, options.rounds, path)
+    print(json.dumps(record, indent=1) if options.json else report.table(record))
+    if options.plot:
+        report.plot(record, path.with_suffix(".svg"))
+    rows = [row for name in sets if name in record["sets"] for row in record["sets"][name]["rows"]]
+    return int(any(found["status"] in ("wrong", "failed") for row in rows for found in row["results"].values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""Who runs in ``gemm.py``: this package's products, and its peers on the same operands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import torch
+from gemm_shapes import Shape
+from torch.nn.functional import linear, silu
+
+import cute_nvfp4 as nv
+from cute_nvfp4.errors import CuteNvfp4Error
+
+Call = Callable[[], list[torch.Tensor]]
+"""Does the whole problem; the results, one a group."""
+
+
+class NotAvailableError(Exception):
+    """What a contestant lacks here: a package, or a kernel for this GPU."""
+
+
+class Problem(NamedTuple):
+    """Operands of a shape, a list with one of each group.
+
+    x (M, K) in bf16 and a, the same in NVFP4; weights (N, K) in NVFP4, (2N, K) for a gated product: all rows of the
+    gate, then all of up; dense, the same values in bf16, where they are exact: (groups, N or 2N, K).
+    """
+
+    shape: Shape
+    x: list[torch.Tensor]
+    a: list[nv.BlockScaledTensor]
+    weights: list[nv.BlockScaledTensor]
+    dense: torch.Tensor
+
+    @classmethod
+    def random(cls, shape: Shape, device: str = "cuda", seed: int = 1111) -> Problem:
+        """Normal values, quantized without a global scale."""
+        generator = torch.Generator(device).manual_seed(seed)
+
+        def normal(rows: int) -> torch.Tensor:
+            return torch.randn(rows, shape.k, device=device, dtype=torch.bfloat16, generator=generator)
+
+        x = list(normal(sum(shape.m)).split(shape.m))
+        a = [nv.quantize(rows, global_scale=None) for rows in x]
+        weights = [nv.quantize(normal(shape.products * shape.n), global_scale=None) for _ in shape.m]
+        return cls(shape, x, a, weights, torch.stack([weight.dequantize(torch.bfloat16) for weight in weights]))
+
+    def reference(self, activations: str) -> Iterator[torch.Tensor]:
+        """Each group's result in float64; activations: "bf16" or "nvfp4"."""
+        rows = self.x if activations == "bf16" else (a.dequantize(torch.float64) for a in self.a)
+        for x, weight in zip(rows, self.dense):
+            product = x.double() @ weight.double().t()
+            if self.shape.problem == "gated":
+                gate, up = product.chunk(2, -1)
+                product = silu(gate) * up
+            yield product
+
+
+class Contestant(NamedTuple):
+    """``calls`` makes the ways to do a problem, of which the fastest counts; raises NotAvailableError with a reason."""
+
+    name: str
+    title: str
+    activations: str
+    calls: Callable[[Problem], list[Call]]
+    runs: Callable[[Shape], bool] = lambda shape: True
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Within it, this package's refusal of a call means that the contestant is not available."""
+    try:
+        yield
+    except CuteNvfp4Error as error:
+        raise NotAvailableError(str(error)) from error
+
+
+def ours(problem: Problem, activations: str, prepared: bool) -> list[Call]:
+    """The product of this package; prepared: with weights that were repacked once."""
+    shape, options = problem.shape, {"out_dtype": torch.bfloat16}
+    rows = problem.x if activations == "bf16" else problem.a
+    weights = problem.weights
+    with refusals():
+        if prepared:
+            if "prepare_weight" not in nv.__all__:
+                raise NotAvailableError("cute_nvfp4 has no prepare_weight")
+            weights = [nv.prepare_weight(weight) for weight in weights]
+        if shape.problem == "gated":
+            return checked(lambda: [nv.gated_gemm(rows[0], weights[0], **options)])
+        if shape.problem == "grouped":
+            pairs = list(zip(rows, weights))
+            return checked(lambda: nv.grouped_gemm(pairs, **options))
+        return checked(lambda: [nv.gemm(rows[0], weights[0], **options)])
+
+
+def checked(call: Call) -> list[Call]:
+    """The call, after a first one: this is when a kernel is planned, compiled or refused."""
+    call()
+    return [call]
+
+
+def gemv(problem: Problem) -> list[Call]:
+    """This package's GEMV, which is the product with one row."""
+    out = torch.empty(problem.shape.n, dtype=torch.bfloat16, device=problem.dense.device)
+    with refusals():
+        return checked(lambda: [nv.gemv(problem.weights[0], problem.a[0], out=out).unsqueeze(0)])
+
+
+def finished(problem: Problem, products: Call) -> Call:
+    """A peer's products and, for a gated problem, silu(gate) · up in one Triton kernel."""
+    if problem.shape.problem != "gated":
+        return products
+    fused = triton_module().silu_mul
+    return lambda: [fused(product) for product in products()]
+
+
+def cublas(problem: Problem) -> list[Call]:
+    """torch's linear in bf16, one after the other for groups."""
+    pairs = list(zip(problem.x, problem.dense))
+    return [finished(problem, lambda: [linear(x, weight) for x, weight in pairs])]
+
+
+def grouped_mm(problem: Problem) -> list[Call]:
+    """torch's grouped product in bf16: one launch for all groups."""
+    if not hasattr(torch, "_grouped_mm"):
+        raise NotAvailableError(f"torch {torch.__version__} has no _grouped_mm")
+    x, weights = torch.cat(problem.x), problem.dense.transpose(1, 2)
+    ends = torch.tensor(problem.shape.m, device=x.device).cumsum(0).to(torch.int32)
+    return [lambda: list(torch._grouped_mm(x, weights, offs=ends).split(problem.shape.m))]
+
+
+def quack(problem: Problem) -> list[Call]:
+    """quack's W4A16 GEMM with weights that it repacked before, in the configuration that it chooses."""
+    try:
+        from quack.gemm_w4 import gemm_w4a16, prepare_w4_weight
+    except ImportError as error:
+        raise NotAvailableError(f"quack-kernels: {error}") from error
+    form = {"wformat": "nvfp4"}
+    groups = []
+    for x, weight in zip(problem.x, problem.weights):
+        data, scale = prepare_w4_weight(weight.data, weight.rowmajor_scale()[0].view(torch.float8_e4m3fn), **form)
+        groups.append((x, data, scale, torch.empty(len(x), weight.rows, dtype=x.dtype, device=x.device)))
+    return [finished(problem, lambda: [gemm_w4a16(x, w, sf, out=out, **form) for x, w, sf, out in groups])]
+
+
+def triton_module():
+    """``gemm_triton``."""
+    try:
+        import gemm_triton
+    except ImportError as error:
+        raise NotAvailableError(f"triton: {error}") from error
+    return gemm_triton
+
+
+def triton(problem: Problem) -> list[Call]:
+    """The baseline of ``gemm_triton``, in every configuration that it lists for the largest group."""
+    module = triton_module()
+    weights = [module.repack(weight.data, weight.rowmajor_scale()[0]) for weight in problem.weights]
+    groups = list(zip(problem.x, weights))
+
+    def products(config) -> list[torch.Tensor]:
+        return [module.gemm(x, weight, config) for x, weight in groups]
+
+    listed = module.configs(max(problem.shape.m), problem.weights[0].rows, problem.shape.k)
+    return [finished(problem, lambda config=config: products(config)) for config in listed]
+
+
+OURS = (
+    Contestant("w4a16", "W4A16, repacked", "bf16", lambda p: ours(p, "bf16", True)),
+    Contestant("w4a4", "W4A4, repacked", "nvfp4", lambda p: ours(p, "nvfp4", True)),
+    Contestant("w4a16-plain", "W4A16", "bf16", lambda p: ours(p, "bf16", False)),
+    Contestant("w4a4-plain", "W4A4", "nvfp4", lambda p: ours(p, "nvfp4", False)),
+    Contestant("gemv", "GEMV (W4A4)", "nvfp4", gemv, lambda shape: shape.problem == "dense" and shape.m == (1,)),
+)
+PEERS = (
+    Contestant("cublas", "cuBLAS bf16", "bf16", cublas),
+    Contestant("grouped_mm", "torch grouped", "bf16", grouped_mm, lambda shape: shape.problem == "grouped"),
+    Contestant("quack", "quack W4A16", "bf16", quack),
+    Contestant("triton", "Triton W4A16", "bf16", triton),
+)

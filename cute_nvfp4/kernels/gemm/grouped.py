@@ -1,0 +1,136 @@
+"""Cᵢ = alphaᵢ · Aᵢ · Bᵢᵀ for many problems in one launch: the GEMM's roles, with tiles dealt from all groups.
+
+Three forms, which differ in where the tensor maps of a group are (``grouped_config``):
+
+* "parameters": the host encodes four maps for each group, and they are parameters of the kernel;
+* "workspace": a kernel of one warp for each group writes them to global memory, from a table of sizes and addresses;
+  the GEMM is launched along with it, and its loads wait for it;
+* "shared": the groups are rows of one A, dealt by offsets, with a stack of B: one set of maps serves them all.
+
+``docs/grouped_gemm.md`` says how scales of dealt rows lie, why the forms change at 16 groups, and what else was tried.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+from cutlass.memory import SmemAllocator
+
+from ...scale_layout import ATOM_ROWS
+from .arguments import MAP_BYTES, Group, GroupedArguments, GroupOffsets, GroupTable, Operand
+from .group_source import ROW_WORDS, GroupSource, Word, make_group_source
+from .grouped_config import MAPS, GroupedConfig
+from .operand_source import OperandMaps, map_pointer
+from .operands import ELEMENT_TYPES, Loads, OperandLoad, data_tensor, scale_tensor
+
+
+def maps_of(loads: Loads) -> OperandMaps:
+    """The copies that hold the maps of one problem."""
+    (a,), (b,) = loads
+    return OperandMaps(a.data.atom, a.scales.atom, b.data.atom, b.scales.atom)
+
+
+def operand_of_group(dtype: type, data: Int64, row_stride: Int64, scale: Int64, rows: Int32) -> Operand:
+    """An operand from the words of a group."""
+    pointer = cute.make_ptr(dtype, data, cute.AddressSpace.gmem, assumed_align=16)
+    scales = cute.make_ptr(cutlass.Uint8, scale, cute.AddressSpace.gmem, assumed_align=16)
+    return Operand(pointer, scales, rows, row_stride, Int64(0), Int32(1), Int64(0))
+
+
+WARP = 32
+
+
+class GroupedGemm:
+    """The host function and the kernels of one ``GroupedConfig``; an architecture has ``describe`` and ``run``.
+
+    threads: of a CTA; launch: further options of its launch.
+    """
+
+    threads: int
+    launch: dict[str, Any]
+
+    def __init__(self, config: GroupedConfig) -> None:
+        self.config = config
+
+    def describe(self, which: int, operand: Operand, k: Int32, batch: Int32) -> OperandLoad:
+        """TMA loads of an A (``which`` 0) or a B (1), and of its scales."""
+        raise NotImplementedError
+
+    def run(self, loads: Loads, problem: GroupSource) -> None:
+        """Everything that a CTA does."""
+        raise NotImplementedError
+
+    @cute.jit
+    def __call__(self, arguments: GroupedArguments, stream: CUstream):
+        """Launches ``arguments.workers`` clusters."""
+        cfg = self.config
+        groups, batch = arguments.groups, arguments.batch
+        sets = groups if cfg.maps == "parameters" else (arguments,)
+        loads = tuple(
+            Loads(
+                (self.describe(0, self.dealt("a", x.a, groups), x.k, batch),),
+                (self.describe(1, self.dealt("b", x.b, groups), x.k, batch),),
+            )
+            for x in sets
+        )
+        if cutlass.const_expr(cfg.maps == "workspace"):
+            self.build_maps(loads[0], groups).launch(grid=(groups.count, 1, 1), block=(WARP, 1, 1), stream=stream)
+        # of all groups but one only the maps are passed on
+        atoms = tuple(maps_of(x) for x in loads[1:])
+        m, n, k = sets[0].a.rows, sets[0].b.rows, sets[0].k
+        if cutlass.const_expr(cfg.maps == "parameters"):
+            groups = tuple(group._replace(a=None, b=None) for group in groups)
+        passed = arguments._replace(groups=groups, a=None, b=None, k=k, workers=None)
+        cm, cn, ck = cfg.cluster_mnk
+        self.kernel(loads[0], atoms, m, n, passed).launch(
+            grid=(cm, cn, arguments.workers * ck),
+            block=(self.threads, 1, 1),
+            cluster=(cm, cn, ck),
+            stream=stream,
+            # the GEMM starts while the maps are written, and its loads wait for them
+            use_pdl=cfg.maps == "workspace",
+            **self.launch,
+        )
+
+    def dealt(self, side: str, operand: Operand, groups: tuple[Group, ...] | GroupTable | GroupOffsets) -> Operand:
+        """``operand`` with the rows of its scales, where it is the one whose rows are dealt to the groups."""
+        return operand._replace(scale_rows=groups.atoms * ATOM_ROWS) if self.config.ragged == side else operand
+
+    @cute.kernel
+    def kernel(self, loads: Loads, atoms: tuple[OperandMaps, ...], m: Int32, n: Int32, arguments: GroupedArguments):
+        problem = make_group_source(self.config, arguments, m, n, (maps_of(loads), *atoms))
+        self.run(loads, problem)
+
+    @cute.kernel
+    def build_maps(self, loads: Loads, groups: GroupTable):
+        """Each CTA, one warp, writes the maps of a group: those of ``loads`` with its addresses, sizes and strides."""
+        cute.arch.griddepcontrol_launch_dependents()
+        cfg = self.config
+        group, _, _ = cute.arch.block_idx()
+        row = cute.make_tensor(groups.rows + Int64(group) * ROW_WORDS, cute.make_layout(ROW_WORDS))
+        k = Int32(row[Word.K])
+        shared = SmemAllocator().allocate_array(Int64, len(MAPS) * MAP_BYTES // 8, byte_alignment=MAP_BYTES)
+        sides = (
+            (loads.a[0], cfg.a_format, Word.M, Word.A_DATA, Word.A_ROW_STRIDE, Word.A_SCALE),
+            (loads.b[0], cfg.b_format, Word.N, Word.B_DATA, Word.B_ROW_STRIDE, Word.B_SCALE),
+        )
+        number = 0
+        for load, fmt, rows, data, row_stride, scale in sides:
+            words = row[data], row[row_stride], row[scale]
+            operand = operand_of_group(ELEMENT_TYPES[fmt], *words, Int32(row[rows]))
+            tensors = (data_tensor(operand, k, False), scale_tensor(operand, k, Int32(1), cfg.kind.block, False))
+            for copy, tensor in zip((load.data, load.scales), tensors):
+                place = shared + number * (MAP_BYTES // 8)
+                with cute.arch.elect_one():
+                    cpasync.copy_tensormap(copy.atom, place)
+                cute.arch.sync_warp()
+                cpasync.update_tma_descriptor(copy.atom, tensor, place)
+                cute.arch.sync_warp()
+                to = groups.maps.toint() + (Int64(group) * len(MAPS) + number) * MAP_BYTES
+                cpasync.cp_fence_tma_desc_release(map_pointer(to, cute.AddressSpace.gmem), place)
+                number += 1

@@ -1,0 +1,143 @@
+"""Operands in global memory as TMA sees them, and their ring of stages in shared memory.
+
+Scale factors are a grid of 512-byte atoms, and a tile's are a box of that grid: no layout but ``scale_layout``'s atom
+is needed. How data lies in a stage is the matter of the architecture's MMA.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+from cutlass.cute.nvgpu import cpasync
+
+from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
+from .arguments import ELEMENT_DTYPES, Operand
+from .config import INTERLEAVED_ROWS, GemmConfig
+from .shared_plan import StagePlan
+
+ELEMENT_TYPES = {name: getattr(cutlass, dtype) for name, dtype in ELEMENT_DTYPES.items()}
+# TMA moves scales as 16-bit numbers: 256 of them are an atom, the longest row of a box
+SCALE_WORD = cutlass.Int16
+ATOM_WORDS = ATOM_BYTES // 2
+
+
+class TmaCopy(NamedTuple):
+    """A TMA copy, and the tensor in global memory as its partitions see it."""
+
+    atom: cute.CopyAtom
+    tensor: cute.Tensor
+
+
+class OperandLoad(NamedTuple):
+    """TMA loads of one matrix and of its scales; ``batches``: matrices of data there are."""
+
+    data: TmaCopy
+    scales: TmaCopy
+    batches: Int32
+
+
+class Loads(NamedTuple):
+    """Of every A and of every B."""
+
+    a: tuple[OperandLoad, ...]
+    b: tuple[OperandLoad, ...]
+
+
+def element_types(config: GemmConfig) -> tuple[type, type]:
+    return ELEMENT_TYPES[config.a_format], ELEMENT_TYPES[config.b_format]
+
+
+def staged(inner: Any, one: cute.Layout, config: GemmConfig, element: type, stages: int) -> Any:
+    """The layout ``one`` of a stage, swizzled by ``inner``, with the ring's mode: stages of all operands lie together,
+    ``StagePlan.bytes`` apart."""
+    distance = StagePlan(config).bytes * 8 // element.width
+    outer = cute.append(one, cute.make_layout(stages, stride=distance))
+    return cute.make_composed_layout(inner, 0, outer)
+
+
+def scale_layouts(config: GemmConfig, stages: int) -> tuple[cute.Layout, cute.Layout]:
+    """Scales of A and of B in shared memory: (WORD of an atom, ATOM_K, ATOM_MN, STAGE)."""
+    stage = StagePlan(config)
+    distance = stage.bytes // 2
+
+    def layout(atoms: int) -> cute.Layout:
+        shape = (ATOM_WORDS, stage.atoms_k, atoms, stages)
+        return cute.make_layout(shape, stride=(1, ATOM_WORDS, ATOM_WORDS * stage.atoms_k, distance))
+
+    return layout(1), layout(stage.atoms_n)
+
+
+class SharedOperands(NamedTuple):
+    """The ring of stages in shared memory, of each A, each B, and the scales of each."""
+
+    sA: tuple[cute.Tensor, ...]  # (MMA, MMA_M, MMA_K, STAGE)
+    sB: tuple[cute.Tensor, ...]  # (MMA, MMA_N, MMA_K, STAGE)
+    sSFA: tuple[cute.Tensor, ...]  # (WORD, ATOM_K, ATOM_M, STAGE)
+    sSFB: tuple[cute.Tensor, ...]  # (WORD, ATOM_K, ATOM_N, STAGE)
+
+
+def shared_operands(config: GemmConfig, base: cute.Pointer, layouts: tuple[Any, Any], stages: int) -> SharedOperands:
+    """The tensors of all stages, the first of which starts at ``base``. ``layouts``: of A and of B, swizzled."""
+    at = StagePlan(config).offsets
+    layout_a, layout_b = layouts
+    layout_sfa, layout_sfb = scale_layouts(config, stages)
+    type_a, type_b = element_types(config)
+
+    def data(offsets: tuple[int, ...], dtype: type, layout: Any) -> tuple[cute.Tensor, ...]:
+        pointers = [cute.recast_ptr((base + x).align(1024), swizzle_=layout.inner, dtype=dtype) for x in offsets]
+        return tuple(cute.make_tensor(pointer, layout.outer) for pointer in pointers)
+
+    def scales(offsets: tuple[int, ...], layout: cute.Layout) -> tuple[cute.Tensor, ...]:
+        pointers = [cute.recast_ptr((base + x).align(128), dtype=SCALE_WORD) for x in offsets]
+        return tuple(cute.make_tensor(pointer, layout) for pointer in pointers)
+
+    return SharedOperands(
+        data(at.a, type_a, layout_a),
+        data(at.b, type_b, layout_b),
+        scales(at.sfa, layout_sfa),
+        scales(at.sfb, layout_sfb),
+    )
+
+
+def interleaved(config: GemmConfig, which: int) -> bool:
+    """Whether the matrices A (``which`` 0) or B (1) are two that alternate in one."""
+    return config.interleaved and config.counts[which] == 2
+
+
+@cute.jit
+def data_tensor(operand: Operand, k: Int32, alternate: cutlass.Constexpr[bool]) -> cute.Tensor:
+    """(rows, K, L) elements, K contiguous; strides are multiples of 16 bytes, as TMA wants."""
+    unit = 128 // operand.data.dtype.width
+    row_stride = cute.assume(operand.row_stride, unit)
+    rows, row_strides = operand.rows, row_stride
+    if cutlass.const_expr(alternate):
+        rows = (INTERLEAVED_ROWS, operand.rows // INTERLEAVED_ROWS)
+        row_strides = (row_stride, row_stride * (2 * INTERLEAVED_ROWS))
+    strides = (row_strides, 1, cute.assume(operand.batch_stride, unit))
+    return cute.make_tensor(operand.data, cute.make_layout((rows, k, operand.batches), stride=strides))
+
+
+@cute.jit
+def scale_tensor(
+    operand: Operand, k: Int32, batch: Int32, block: cutlass.Constexpr[int], alternate: cutlass.Constexpr[bool]
+) -> cute.Tensor:
+    """The grid of scale atoms: (WORD, REST_K, REST_MN, L) of 16-bit words."""
+    rest_mn = cute.ceil_div(operand.rows if operand.scale_rows is None else operand.scale_rows, ATOM_ROWS)
+    rest_k = cute.ceil_div(k, ATOM_COLS * block)
+    shape = (ATOM_WORDS, rest_k, rest_mn, batch)
+    band = Int64(rest_k) * (ATOM_WORDS * (2 if alternate else 1))
+    strides = (1, ATOM_WORDS, cute.assume(band, ATOM_WORDS), cute.assume(operand.scale_batch // 2, ATOM_WORDS))
+    return cute.make_tensor(cute.recast_ptr(operand.scale, dtype=SCALE_WORD), cute.make_layout(shape, stride=strides))
+
+
+def describe_scales(
+    config: GemmConfig, which: int, operand: Operand, k: Int32, batch: Int32, op: Any, places: int = 1
+) -> TmaCopy:
+    """TMA loads, by ``op``, of the scales of an A (``which`` 0) or a B (1); ``places``: CTAs that share a load."""
+    layout = cute.slice_(scale_layouts(config, 1)[which], (None, None, None, 0))
+    tensor = scale_tensor(operand, k, batch, config.kind.block, interleaved(config, which))
+    atom = cpasync.make_tiled_tma_atom(op, tensor, layout, layout.shape, num_multicast=places)
+    return TmaCopy(atom[0], atom[1])

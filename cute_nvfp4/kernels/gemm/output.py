@@ -1,0 +1,74 @@
+"""From registers to the output in global memory by each thread's own stores.
+
+A thread has ``config.epi_tile_n`` neighbours of a row. In a row-major output it stores sixteen bytes of them at a time.
+In a column-major one, where the 32 threads of a warp have 32 neighbours along M, plain stores fill whole sectors.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from .arguments import Output
+from .config import QUANTIZED, GemmConfig
+from .epilogue import OUT_TYPES, OutputMatrix, Position
+from .quantized_output import QuantizedStore, global_scaling
+
+VECTOR_BYTES = 16
+
+
+def rounded(config: GemmConfig, values: cute.Tensor) -> cute.Tensor:
+    """fp32 registers as the dtype of the output."""
+    result = cute.make_rmem_tensor(values.layout, OUT_TYPES[config.out])
+    result.store(values.load().to(OUT_TYPES[config.out]))
+    return result
+
+
+@dataclass(frozen=True)
+class ColumnStore:
+    """A column-major output: every thread stores its own numbers."""
+
+    config: GemmConfig
+
+    @cute.jit
+    def write(self, values: cute.Tensor, at: Position, out: OutputMatrix, buffer: cutlass.Constexpr[int], warp: Int32):
+        numbers = rounded(self.config, values)
+        first = out.pointer + (Int64(at.batch) * out.batch_stride + at.row + Int64(at.column) * out.stride)
+        for i in cutlass.range_constexpr(self.config.epi_tile_n):
+            if (at.row < out.m) & (at.column + i < out.n):
+                cute.make_tensor(first + i * out.stride, cute.make_layout(1))[0] = numbers[i]
+
+
+@dataclass(frozen=True)
+class RowStore:
+    """A row-major output: sixteen bytes at a time where the rows are aligned, the rest element by element."""
+
+    config: GemmConfig
+
+    @cute.jit
+    def write(self, values: cute.Tensor, at: Position, out: OutputMatrix, buffer: cutlass.Constexpr[int], warp: Int32):
+        numbers = rounded(self.config, values)
+        first = out.pointer + (Int64(at.batch) * out.batch_stride + Int64(at.row) * out.stride + at.column)
+        vector = VECTOR_BYTES // self.config.out_bytes if self.config.vector else 1
+        for i in cutlass.range_constexpr(0, self.config.epi_tile_n, vector):
+            inside = (at.row < out.m) & (at.column + i + vector <= out.n)
+            if inside:
+                target = cute.make_tensor((first + i).align(vector * self.config.out_bytes), cute.make_layout(vector))
+                cute.autovec_copy(cute.make_tensor(numbers.iterator + i, cute.make_layout(vector)), target)
+            elif at.row < out.m:
+                for j in cutlass.range_constexpr(vector - 1):
+                    if at.column + i + j < out.n:
+                        cute.make_tensor(first + (i + j), cute.make_layout(1))[0] = numbers[i + j]
+
+
+ThreadStore = ColumnStore | RowStore | QuantizedStore
+
+
+def thread_store(config: GemmConfig, out: Output) -> ThreadStore:
+    """How threads store the output of ``config``."""
+    if config.out == QUANTIZED:
+        return QuantizedStore(config, out.scale, global_scaling(out.global_scale))
+    return (RowStore if config.out_major == "n" else ColumnStore)(config)

@@ -1,0 +1,72 @@
+"""TMA loads of a stage: every CTA loads its own operands."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass.cute as cute
+from cutlass import Int16, Int32
+from cutlass.cute.nvgpu import cpasync, tcgen05
+
+from ....scale_layout import ATOM_ROWS
+from .. import operands
+from ..arguments import Operand
+from ..config import CTA_ROWS, GemmConfig
+from ..operands import Loads, OperandLoad, SharedOperands, TmaCopy, element_types
+from ..problem import Problem
+from ..stage_copies import Slot, StageCopy, data_copy, scale_copy
+from ..tile_scheduler import CtaPlace, WorkTile
+from .memory_plan import SharedPlan
+
+
+def data_layouts(config: GemmConfig) -> tuple[Any, Any]:
+    """A and B in shared memory: (ROW, K, STAGE), rows of 128 bytes, swizzled."""
+
+    def layout(rows: int, element: type) -> Any:
+        atom = tcgen05.make_smem_layout_atom(tcgen05.SmemLayoutAtomKind.K_SW128, element)
+        one = cute.tile_to_shape(atom, (rows, config.tile_k), (0, 1))
+        return operands.staged(one.inner, one.outer, config, element, SharedPlan(config).stages)
+
+    a, b = element_types(config)
+    return layout(CTA_ROWS, a), layout(config.tile_n, b)
+
+
+def shared_operands(config: GemmConfig, base: cute.Pointer) -> SharedOperands:
+    """The tensors of all stages, the first of which starts at ``base``."""
+    return operands.shared_operands(config, base, data_layouts(config), SharedPlan(config).stages)
+
+
+def describe_operand(config: GemmConfig, which: int, operand: Operand, k: Int32, batch: Int32) -> OperandLoad:
+    """TMA loads of an A (``which`` 0) or of a B (1), and of its scales."""
+    op = cpasync.CopyBulkTensorTileG2SOp()
+    tensor = operands.data_tensor(operand, k, operands.interleaved(config, which))
+    one = cute.slice_(data_layouts(config)[which], (None, None, 0))
+    data = cpasync.make_tiled_tma_atom(op, tensor, one, ((CTA_ROWS, config.tile_n)[which], config.tile_k))
+    scales = operands.describe_scales(config, which, operand, k, batch, op)
+    return OperandLoad(TmaCopy(data[0], data[1]), scales, operand.batches)
+
+
+@dataclass(frozen=True)
+class TileLoader:
+    """What the loading warp needs for the copies of any work tile."""
+
+    config: GemmConfig
+    loads: Loads
+    shared: SharedOperands
+    place: CtaPlace
+    problem: Problem
+
+    def copies(self, work: WorkTile) -> list[StageCopy]:
+        """The copies of each stage of a work tile."""
+        config, shared, copies = self.config, self.shared, []
+        alone = Slot(Int32(0), 1, Int16(0))
+        origins = self.problem.origins(work.batch)
+        for loads, data, scales, rows, index, origin in (
+            (self.loads.a, shared.sA, shared.sSFA, CTA_ROWS, work.m, origins.a),
+            (self.loads.b, shared.sB, shared.sSFB, config.tile_n, work.n, origins.b),
+        ):
+            for load, tile, atoms in zip(loads, data, scales):
+                copies.append(data_copy(load, lambda x: x, tile, (rows, config.tile_k), index, alone, origin))
+                copies.append(scale_copy(load, atoms, index * rows // ATOM_ROWS, alone, origin))
+        return copies

@@ -1,0 +1,149 @@
+"""Which rows and columns of a CTA's tile a warp and a lane have.
+
+``mma.sync`` leaves open which row of the tile is row g of an instruction, and which column is column i. Both are chosen
+so that shared memory is read without bank conflicts and a lane ends up with neighbours of a row. Lane 4g + q:
+
+* rows: an instruction's rows g and g + 8 are rows of two of the four 32-row blocks of a scale atom, 8r + g in each. The
+  scales of the atom's rows 8r … 8r + 7 of every block are 128 contiguous bytes, in the order in which the lanes want
+  them: lane 4g + q loads word 4g + q.
+* columns: an instruction's columns 2q and 2q + 1 are a pair of run q, sixteen contiguous columns of the tile; of the
+  eight instructions along N, tile (x, t) takes pair t ^ q of half x of the run. So the eight rows that an ``ldmatrix``
+  reads differ modulo 8, as do the scales that the 32 lanes load; and of the results of four instructions a lane has
+  eight contiguous columns of a row, in an order that two exchanges of registers restore.
+
+Warps lie 4 along M and 2 along N where a tile has 128 columns, and 8 along M where it has 64.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cutlass import Int32
+
+from ....scale_layout import ATOM_STRIDE
+from ..config import CTA_ROWS, MMA_BYTES, SM120_EPI_TILE_N, TILE_BYTES, GemmConfig
+from .memory_plan import MMA_WARPS
+
+WARP_COLUMNS = 64
+RUN = SM120_EPI_TILE_N
+"""Contiguous columns of a row in one lane: a block of NVFP4, and 32 bytes of a 16-bit output."""
+HALVES, PAIRS = 2, 4
+"""The halves of a run, and the pairs of columns in a half: of each pair an instruction."""
+BLOCK_ROWS = 32
+GROUP_ROWS = 8
+_ROW_OF_BLOCK, _BLOCK = ATOM_STRIDE[0]
+CHUNK_BYTES = 16
+
+
+@dataclass(frozen=True)
+class WarpTile:
+    """The part of a lane. ``m``, ``n``: of the warp; g, q: of the lane."""
+
+    config: GemmConfig
+    m: Int32
+    n: Int32
+    lane: Int32
+
+    @property
+    def g(self) -> Int32:
+        return self.lane >> 2
+
+    @property
+    def q(self) -> Int32:
+        return self.lane & 3
+
+    @property
+    def m_tiles(self) -> int:
+        """Instructions along M."""
+        return CTA_ROWS // (16 * warps_m(self.config))
+
+    @property
+    def first_block(self) -> Int32:
+        """The first 32-row block of the warp; its instructions take two each."""
+        return (self.m >> 2) * 2
+
+    @property
+    def group(self) -> Int32:
+        """Its eight rows of every block."""
+        return self.m & 3
+
+    def row(self, m_tile: int, half: int) -> Int32:
+        """Of the lane's results: row g (half 0) or g + 8 (half 1) of instruction ``m_tile``."""
+        return (self.first_block + (2 * m_tile + half)) * BLOCK_ROWS + self.group * GROUP_ROWS + self.g
+
+    @property
+    def column(self) -> Int32:
+        """The first of the lane's run."""
+        return self.q * (self.config.tile_n // 4) + self.n * RUN
+
+    # Data is swizzled: bits 4 to 6 of an address have bits 7 to 9 added to them. So k-blocks and pairs differ from the
+    # first in bits that an exclusive or changes, wherever a stage starts.
+
+    @staticmethod
+    def k_bits(k: int) -> int:
+        """What k-block ``k`` changes in an address of data."""
+        return k * MMA_BYTES
+
+    @staticmethod
+    def pair_bits(two: int) -> int:
+        """What instructions 2 · ``two`` and 2 · ``two`` + 1 along N change: pair t ^ run has bit 1 turned."""
+        return two * 4 * (TILE_BYTES + CHUNK_BYTES)
+
+    @property
+    def a_offset(self) -> Int32:
+        """Bytes from A to the row of 16 bytes whose address this lane gives to ``ldmatrix`` for the first k-block of
+        the first instruction along M: matrices are rows g, rows g + 8 of the first half of K, then of the second."""
+        i, matrix = self.lane & 7, self.lane >> 3
+        row = (self.first_block + (matrix & 1)) * BLOCK_ROWS + self.group * GROUP_ROWS + i
+        return row * TILE_BYTES + ((matrix >> 1) ^ i) * CHUNK_BYTES
+
+    @property
+    def a_step(self) -> int:
+        """Bytes to the next instruction along M."""
+        return 2 * BLOCK_ROWS * TILE_BYTES
+
+    @property
+    def b_offset(self) -> Int32:
+        """The same from B, for instructions (x, t) = (0, 0) and (0, 1): matrices are the two halves of K of the first,
+        then of the second."""
+        i, matrix = self.lane & 7, self.lane >> 3
+        run, within = i >> 1, i & 1
+        first = run * (self.config.tile_n // 4) + self.n * RUN
+        row = 2 * ((matrix >> 1) ^ run) + within
+        return (first + row) * TILE_BYTES + ((matrix & 1) ^ row) * CHUNK_BYTES
+
+    @property
+    def b_step(self) -> int:
+        """Bytes to the other half of a run."""
+        return GROUP_ROWS * TILE_BYTES
+
+    @property
+    def sfa_offset(self) -> Int32:
+        """Bytes from an atom of A's scales to this lane's word: quad lanes 2j and 2j + 1 have those of rows g and g + 8
+        of instruction j."""
+        block = self.first_block + (self.q & (2 * self.m_tiles - 1))
+        return (self.group * GROUP_ROWS + self.g) * _ROW_OF_BLOCK + block * _BLOCK
+
+    def sfb_offset(self, tile_n: Int32) -> Int32:
+        """Bytes from an atom of B's scales to this lane's word for x = 0: that of column g of instruction q. A tile of
+        64 columns may start in the middle of an atom; ``tile_n``: which tile it is."""
+        run, within = self.g >> 1, self.g & 1
+        column = run * (self.config.tile_n // 4) + self.n * RUN + 2 * (self.q ^ run) + within
+        if self.config.tile_n < CTA_ROWS:
+            column = column + (tile_n & (CTA_ROWS // self.config.tile_n - 1)) * self.config.tile_n
+        return (column & (BLOCK_ROWS - 1)) * _ROW_OF_BLOCK + (column >> 5) * _BLOCK
+
+    @property
+    def sfb_step(self) -> int:
+        """Bytes to the other half of a run."""
+        return GROUP_ROWS * _ROW_OF_BLOCK
+
+
+def warps_m(config: GemmConfig) -> int:
+    """Warps along M."""
+    return MMA_WARPS // (config.tile_n // WARP_COLUMNS)
+
+
+def warp_tile(config: GemmConfig, warp: Int32, lane: Int32) -> WarpTile:
+    along_m = warps_m(config)
+    return WarpTile(config, warp & (along_m - 1), warp // along_m if along_m < MMA_WARPS else Int32(0), lane)

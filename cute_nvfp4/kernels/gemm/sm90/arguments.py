@@ -1,0 +1,58 @@
+"""The arguments of the host function of the GEMM of packed weights."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ....runtime.signature import INT32, INT64, VARYING_FLOAT32, PerConfig, Pointer, Scalar
+from ..arguments import PartialSums
+from .config import OUT_BYTES
+
+_DTYPES = {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32"}
+
+
+class Weight(NamedTuple):
+    """(L, row tiles, K tiles) packed tiles (``weight_layout``) of ``rows`` rows; tiles count from ``k_tiles`` on K."""
+
+    tiles: Pointer = Pointer("Uint8", 128)
+    rows: Scalar = INT32
+    k_tiles: Scalar = INT32
+    batch_stride: Scalar = INT64
+
+
+class Activations(NamedTuple):
+    """x: (L, rows, K) numbers, strides in elements, multiples of eight."""
+
+    data: Pointer = Pointer(lambda c: _DTYPES[c.dtype], 16)
+    rows: Scalar = INT32
+    row_stride: Scalar = INT64
+    batch_stride: Scalar = INT64
+
+
+class Result(NamedTuple):
+    """out: (L, rows of x, rows of the weight), the last contiguous, strides in elements."""
+
+    pointer: Pointer = Pointer(lambda c: _DTYPES[c.out], lambda c: 16 if c.vector else OUT_BYTES[c.out])
+    row_stride: Scalar = INT64
+    batch_stride: Scalar = INT64
+
+
+class Bias(NamedTuple):
+    """A number for each row of the weight."""
+
+    pointer: Pointer = Pointer(lambda c: _DTYPES[c.bias], lambda c: OUT_BYTES[c.bias])
+
+
+class WgmmaArguments(NamedTuple):
+    """out = alpha · x · weightᵀ + bias. factors: device scalars that multiply alpha. batch: L. workers: CTAs."""
+
+    weight: Weight = Weight()
+    x: Activations = Activations()
+    out: Result = Result()
+    bias: Bias | None = PerConfig(lambda c: Bias() if c.bias else None)
+    alpha: Scalar = VARYING_FLOAT32
+    factors: tuple[Pointer, ...] = PerConfig(lambda c: (Pointer("Float32", 4),) * c.factors)
+    partials: PartialSums | None = PerConfig(lambda c: PartialSums() if c.scheduler == "stream_k" else None)
+    k: Scalar = INT32
+    batch: Scalar = INT32
+    workers: Scalar = INT32

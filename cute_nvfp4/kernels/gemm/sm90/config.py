@@ -1,0 +1,124 @@
+"""What a GEMM of packed weights is compiled for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from ....errors import explain
+from ....target import ARCHITECTURES, Architecture
+from ....weight_layout import TILE_BYTES, TILE_K, TILE_ROWS
+
+WARPGROUP = 128
+"""Threads of a warpgroup."""
+TILE_N = (8, 16, 32, 64, 128, 256)
+"""Rows of x in a tile."""
+MMA_ROWS = 64
+"""Rows of A of a wgmma: one warpgroup's."""
+STAGE_TILES = 2
+"""Packed tiles along K in a stage: while one is multiplied the other is decoded."""
+RESERVED_SHARED = 1024
+"""Bytes of shared memory that the system keeps for each CTA, beside ``Architecture.shared_bytes``."""
+ALIGNMENT = 256
+"""Bytes that the alignment of what lies in shared memory may cost."""
+MAX_STAGES = 16
+OUT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+EPILOGUE_COLUMNS = 16
+"""Rows of x that a warp turns at a time: columns of the MMA become rows of the output."""
+EPILOGUE_PITCH = 48
+"""Bytes from one of them to the next in shared memory, 32 of them used: no two of eight in the same banks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WgmmaConfig:
+    """One variant of the kernel for out (M, N) = x (M, K) · weight (N, K)ᵀ.
+
+    The weight is operand A of the MMA, so a tile has ``tile_m`` rows of the weight and ``tile_n`` rows of x. dtype: of
+    x, and what weights are decoded to. warpgroups: that multiply, 64 rows of the weight each. ctas_per_sm: CTAs of a
+    multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by multicast. stages: 0 for as
+    many as fit. scheduler, raster: as in ``GemmTiling``. factors: device scalars that multiply alpha.
+    vector: whether rows of the output are 16-bit numbers and start at multiples of 16 bytes. bias: its dtype, or "".
+    """
+
+    dtype: str = "bfloat16"
+    out: str = "bfloat16"
+    tile_n: int = 128
+    warpgroups: int = 2
+    ctas_per_sm: int = 1
+    cluster_rows: int = 1
+    stages: int = 0
+    scheduler: str = "stream_k"
+    raster: str = "m"
+    factors: int = 0
+    vector: bool = True
+    bias: str = ""
+    arch: Architecture = ARCHITECTURES["sm_90a"]
+
+    # for the tile schedulers
+    split_k, ctas = 1, 1
+
+    @property
+    def cluster(self) -> tuple[int, int]:
+        """CTAs along the weight's rows, and along those of x."""
+        return self.cluster_rows, 1
+
+    @property
+    def tile_m(self) -> int:
+        return MMA_ROWS * self.warpgroups
+
+    @property
+    def tile_k(self) -> int:
+        return STAGE_TILES * TILE_K
+
+    @property
+    def threads(self) -> int:
+        """Those of the warpgroups that multiply, and of one whose first warp loads."""
+        return WARPGROUP * (self.warpgroups + 1)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of a stage."""
+        return self.tile_m // TILE_ROWS * STAGE_TILES * TILE_BYTES
+
+    @property
+    def x_bytes(self) -> int:
+        """Of a stage."""
+        return self.tile_n * self.tile_k * 2
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.weight_bytes + self.x_bytes
+
+    @property
+    def epilogue_bytes(self) -> int:
+        """Shared memory in which the warps of a CTA turn their output."""
+        return 4 * self.warpgroups * EPILOGUE_COLUMNS * EPILOGUE_PITCH if self.vector else 0
+
+    @cached_property
+    def ring_stages(self) -> int:
+        """Stages in shared memory."""
+        each = (self.arch.shared_bytes + RESERVED_SHARED) // self.ctas_per_sm - RESERVED_SHARED
+        room = each - self.epilogue_bytes - ALIGNMENT
+        return self.stages or min(room // (self.stage_bytes + 16), MAX_STAGES)
+
+
+def can_implement(c: WgmmaConfig) -> str:
+    """Why no kernel can be made of ``c``, or an empty string."""
+    if c.arch.capability != (9, 0):
+        return explain("architecture of a wgmma kernel", got=c.arch.name, expected="sm_90a")
+    if c.tile_n not in TILE_N:
+        return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, TILE_N))}")
+    if c.cluster_rows not in (1, 2, 4) or c.tile_n % (8 * c.cluster_rows):
+        return explain("cluster_rows", got=c.cluster_rows, expected=f"1, 2 or 4, at most {c.tile_n // 8}: tile_n / 8")
+    if c.tile_n == 256 and c.warpgroups == 4:
+        return explain("warpgroups of tiles of 256 columns", got=4, expected="2: four have too few registers")
+    if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > 64)):
+        got = f"{c.ctas_per_sm} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"
+        return explain("ctas_per_sm", got=got, expected="1, or 2 with 2 warpgroups and at most 64 columns")
+    if c.vector and OUT_BYTES[c.out] != 2:
+        return explain("output stored in vectors", got=c.out, expected="float16 or bfloat16")
+    if c.warpgroups not in (2, 4):
+        return explain("warpgroups", got=c.warpgroups, expected="2 or 4: whole packed tiles")
+    if c.ring_stages < 2:
+        return explain("stages", got=c.ring_stages, expected="at least 2")
+    return ""

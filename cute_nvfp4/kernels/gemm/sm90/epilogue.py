@@ -1,0 +1,211 @@
+"""From the registers of a warpgroup to the output: partial sums, alpha, and rows of x that are columns of the MMA."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64, Uint32
+
+from ....ptx.matrix import pack_pair, store_matrices_transposed
+from ....ptx.memory import load_flag, load_global, load_shared, store_flag, store_global
+from ....ptx.move import f32_from_bits
+from ....weight_layout import SLAB_ROWS, WEIGHT_FACTOR
+from ..arguments import OUT_DTYPES
+from ..epilogue import device_scalar
+from ..tile_scheduler import StaticScheduler, WorkTile
+from .arguments import WgmmaArguments
+from .config import EPILOGUE_COLUMNS, EPILOGUE_PITCH, MMA_ROWS, WARPGROUP, WgmmaConfig
+
+WARP = 32
+FLOATS = 4
+VECTOR_BYTES = 16
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What a thread of a warpgroup needs to store its accumulators. thread: in the warpgroup."""
+
+    config: WgmmaConfig
+    arguments: WgmmaArguments
+    x_rows: Int32
+    shared: Int32
+    scheduler: StaticScheduler
+    group: Int32
+    thread: Int32
+
+    @cute.jit
+    def store(self, acc: cute.Tensor, tile: WorkTile):
+        """Stores a work tile, or adds to its partial sums."""
+        if cutlass.const_expr(self.config.scheduler == "stream_k"):
+            if tile.k_first + tile.k_count < self.scheduler.k_tiles:
+                self.write_partial(acc)
+            else:
+                self.add_partials(acc, tile)
+                self.store_tile(acc, tile)
+        else:
+            self.store_tile(acc, tile)
+
+    def alpha(self) -> Float32:
+        alpha = self.arguments.alpha * WEIGHT_FACTOR
+        for factor in self.arguments.factors:
+            alpha = alpha * device_scalar(factor)
+        return alpha
+
+    @cute.jit
+    def store_tile(self, acc: cute.Tensor, tile: WorkTile):
+        """alpha · acc. Columns of the MMA are rows of the output: vectors are turned through shared memory."""
+        cfg, out = self.config, self.arguments.out
+        alpha = self.alpha()
+        acc.store(acc.load() * alpha)
+        if cutlass.const_expr(cfg.bias):
+            self.add_bias(acc, tile)
+        row = tile.m * cfg.tile_m + self.group * MMA_ROWS + self.thread // WARP * SLAB_ROWS
+        first = out.pointer + Int64(tile.batch) * out.batch_stride
+        if cutlass.const_expr(cfg.vector):
+            for column in cutlass.range_constexpr(0, cfg.tile_n, EPILOGUE_COLUMNS):
+                self.store_vectors(acc, column, first, row, tile.n * cfg.tile_n + column)
+        else:
+            self.store_elements(acc, first, row, tile.n * cfg.tile_n)
+
+    @cute.jit
+    def add_bias(self, acc: cute.Tensor, tile: WorkTile):
+        """Adds a number for each row of the MMA: a thread has two."""
+        cfg = self.config
+        row = tile.m * cfg.tile_m + self.group * MMA_ROWS + self.thread // WARP * SLAB_ROWS + self.thread % WARP // 4
+        for half in cutlass.range_constexpr(2):
+            number = Float32(0.0)
+            if row + 8 * half < self.arguments.weight.rows:
+                number = device_scalar(self.arguments.bias.pointer + (row + 8 * half)).to(Float32)
+            for i in cutlass.range_constexpr(cute.size(acc) // 4):
+                for j in cutlass.range_constexpr(2):
+                    at = 4 * i + 2 * half + j
+                    acc[at] = acc[at] + number
+
+    @cute.jit
+    def store_vectors(
+        self,
+        acc: cute.Tensor,
+        column: cutlass.Constexpr[int],
+        first: cute.Pointer,
+        row: Int32,
+        x_row: Int32,
+    ):
+        """Sixteen columns of a warp's slab: its 16 rows of each are two vectors of 16 bytes in the output."""
+        cfg, rows = self.config, self.arguments.weight.rows
+        lane, size = self.thread % WARP, cute.size(acc)
+        own = self.shared + (self.group * 4 + self.thread // WARP) * (EPILOGUE_COLUMNS * EPILOGUE_PITCH)
+        # two parts of eight columns, rows 0 to 7 and 8 to 15 of each; a part beyond the tile is stored, not copied
+        at = [min(column // 8 * 4 + 2 * i, size - 2) for i in range(4)]
+        words = [pack_pair(acc[i], acc[i + 1], cfg.out) for i in at]
+        matrix = lane // 8
+        place = own + (lane % 8 + matrix // 2 * 8) * EPILOGUE_PITCH + matrix % 2 * VECTOR_BYTES
+        store_matrices_transposed(place, words)
+        cute.arch.sync_warp()
+        vector = load_shared(own + lane // 2 * EPILOGUE_PITCH + lane % 2 * VECTOR_BYTES, VECTOR_BYTES)
+        n, m = row + lane % 2 * 8, x_row + lane // 2
+        limit = self.x_rows
+        if cutlass.const_expr(column + EPILOGUE_COLUMNS > cfg.tile_n):
+            limit = cutlass.min(limit, x_row + cfg.tile_n - column)
+        target = first + (Int64(m) * self.arguments.out.row_stride + n)
+        if m < limit:
+            if n + 8 <= rows:
+                store_global(target.toint(), vector)
+            elif n < rows:
+                for i in cutlass.range_constexpr(8):
+                    if n + i < rows:
+                        _store_half(target + i, vector[i // 2] >> (16 * (i % 2)))
+        cute.arch.sync_warp()
+
+    @cute.jit
+    def store_elements(self, acc: cute.Tensor, first: cute.Pointer, row: Int32, x_row: Int32):
+        """An element at a time; eight lanes have neighbours."""
+        cfg, rows = self.config, self.arguments.weight.rows
+        dtype = getattr(cutlass, OUT_DTYPES[cfg.out])
+        lane = self.thread % WARP
+        for i in cutlass.range_constexpr(cfg.tile_n // 8):
+            for j in cutlass.range_constexpr(4):
+                # registers of an m64n8 part: (row, column), (row, column + 1), (row + 8, …)
+                n, m = row + lane // 4 + 8 * (j // 2), x_row + 8 * i + 2 * (lane % 4) + j % 2
+                if (n < rows) & (m < self.x_rows):
+                    target = first + (Int64(m) * self.arguments.out.row_stride + n)
+                    cute.make_tensor(target, cute.make_layout(1))[0] = acc[4 * i + j].to(dtype)
+
+    # partial sums: fp32 (4, THREAD, QUAD) for each warpgroup of each CTA
+
+    def cta(self, worker: Int32) -> Int32:
+        """The CTA of cluster ``worker`` that has this one's rows."""
+        return worker * self.config.cluster_rows + self.scheduler.place.x
+
+    def slot(self, worker: Int32) -> Int64:
+        floats = MMA_ROWS * self.config.tile_n
+        index = Int64(self.cta(worker)) * self.config.warpgroups + self.group
+        return self.arguments.partials.workspace.toint() + index * (4 * floats) + self.thread * (4 * FLOATS)
+
+    def flag(self, worker: Int32) -> Int64:
+        index = self.cta(worker) * self.config.warpgroups + self.group
+        return self.arguments.partials.flags.toint() + Int64(index) * 4
+
+    @cute.jit
+    def write_partial(self, acc: cute.Tensor):
+        slot = self.slot(self.scheduler.place.worker)
+        for i in cutlass.range_constexpr(cute.size(acc) // FLOATS):
+            target = _quad(slot + i * (4 * FLOATS * WARPGROUP))
+            for j in cutlass.range_constexpr(FLOATS):
+                target[j] = acc[FLOATS * i + j]
+        self.barrier()
+        if self.thread == 0:
+            store_flag(self.flag(self.scheduler.place.worker), Int32(1))
+
+    @cute.jit
+    def contributors(self, missing: Int32) -> Int32:
+        """How many CTAs before this one have the first ``missing`` k-tiles of its work tile."""
+        count = Int32(0)
+        while missing > 0:
+            count = count + 1
+            missing = missing - self.scheduler.share_of(self.scheduler.place.worker - count).count
+        return count
+
+    @cute.jit
+    def add_partials(self, acc: cute.Tensor, tile: WorkTile):
+        """Adds the sums of the CTAs before this one that have the work tile's first k-tiles."""
+        worker = self.scheduler.place.worker
+        count = self.contributors(tile.k_first)
+        if count > 0:
+            # all flags at once: each is as far away as memory
+            for i in cutlass.range(self.thread, count, WARPGROUP, unroll=1):
+                while load_flag(self.flag(worker - 1 - i)) == 0:
+                    pass
+                # lowered without a fence: this launch raises it no more, and the next begins after this one's end
+                store_global(self.flag(worker - 1 - i), [Uint32(0)])
+            self.barrier()
+            for i in cutlass.range(1, count + 1, unroll=1):
+                self.add_slot(acc, self.slot(worker - i))
+
+    def add_slot(self, acc: cute.Tensor, slot: Int64) -> None:
+        """Adds one CTA's sums; as many loads are asked for before the first is used as there are registers for."""
+        total = cute.size(acc) // FLOATS
+        ahead = 16 if self.config.warpgroups == 2 and self.config.ctas_per_sm == 1 else 8
+        for first in range(0, total, ahead):
+            quads = range(first, min(first + ahead, total))
+            received = [load_global(slot + i * (4 * FLOATS * WARPGROUP), 4 * FLOATS) for i in quads]
+            for i, words in zip(quads, received):
+                for j in range(FLOATS):
+                    acc[FLOATS * i + j] = acc[FLOATS * i + j] + f32_from_bits(words[j])
+
+    def barrier(self) -> None:
+        """All threads of the warpgroup."""
+        cute.arch.barrier(barrier_id=self.group + 1, number_of_threads=WARPGROUP)
+
+
+def _store_half(target: cute.Pointer, word: Uint32) -> None:
+    """Stores the low half of a word."""
+    pointer = cute.recast_ptr(target, dtype=cutlass.Uint16)
+    cute.make_tensor(pointer, cute.make_layout(1))[0] = word.to(cutlass.Uint16)
+
+
+def _quad(address: Any) -> cute.Tensor:
+    pointer = cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=16)
+    return cute.make_tensor(pointer, cute.make_layout(FLOATS))

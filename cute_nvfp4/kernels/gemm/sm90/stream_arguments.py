@@ -1,0 +1,47 @@
+"""The arguments of the host function of the streaming GEMM of packed weights."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ....runtime.signature import INT32, INT64, VARYING_FLOAT32, PerConfig, Pointer, Scalar
+from ..arguments import OUT_DTYPES, PartialSums
+from ..config import OUT_BYTES
+from .stream_config import StreamConfig
+
+
+def _out_alignment(config: StreamConfig) -> int:
+    return int(OUT_BYTES[config.out]) * (4 if config.vector else 1)
+
+
+class PackedWeight(NamedTuple):
+    """(row tiles, K tiles) packed tiles (``weight_layout``) of ``rows`` rows."""
+
+    tiles: Pointer = Pointer("Uint8", 128)
+    rows: Scalar = INT32
+    k_tiles: Scalar = INT32
+
+
+class FewRows(NamedTuple):
+    """x: (rows, K) numbers, or NVFP4: bytes and their blocked scales. ``row_stride`` in numbers or bytes, a multiple of
+    sixteen bytes."""
+
+    data: Pointer = Pointer(lambda c: "Uint8" if c.quantized_x else OUT_DTYPES[c.dtype], 16)
+    scale: Pointer | None = PerConfig(lambda c: Pointer("Uint8", 16) if c.quantized_x else None)
+    rows: Scalar = INT32
+    row_stride: Scalar = INT64
+
+
+class StreamArguments(NamedTuple):
+    """out = alpha · x · weightᵀ. out: (rows of x, rows of the weight), the last contiguous. factors: device scalars
+    that multiply alpha. partials: two slots and flags a CTA. ctas: to launch."""
+
+    weight: PackedWeight = PackedWeight()
+    x: FewRows = FewRows()
+    out: Pointer = Pointer(lambda c: OUT_DTYPES[c.out], _out_alignment)
+    out_stride: Scalar = INT64
+    alpha: Scalar = VARYING_FLOAT32
+    factors: tuple[Pointer, ...] = PerConfig(lambda c: (Pointer("Float32", 4),) * c.factors)
+    partials: PartialSums = PartialSums()
+    k: Scalar = INT32
+    ctas: Scalar = INT32

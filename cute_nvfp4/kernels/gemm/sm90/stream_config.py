@@ -1,0 +1,116 @@
+"""What the streaming GEMM of packed weights is compiled for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ....errors import explain
+from ....target import ARCHITECTURES, Architecture
+from ....weight_layout import CODE_BYTES, SCALE_BYTES, SLAB_ROWS, SLABS, TILE_K
+
+WARP = 32
+MMA_COLUMNS = 8
+"""Rows of x of one MMA."""
+SLAB_CODE_BYTES, SLAB_SCALE_BYTES = CODE_BYTES // SLABS, SCALE_BYTES // SLABS
+"""Of a slab in a packed tile."""
+RESERVED_SHARED = 2048
+"""Bytes of shared memory that the system keeps for each CTA, and that alignment may cost."""
+MAX_STAGES = 32
+X_SCALE_BYTES = 16
+"""Of a row of x in an atom of its scales; four of them are those of a tile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamConfig:
+    """One variant of the kernel for out (M, N) = x (M, K) · weight (N, K)ᵀ of few rows of x.
+
+    dtype: of x, and what weights are decoded to. columns: the most rows of x (8, 16, 32). slabs: of 16 rows of the
+    weight in a unit, what a CTA has at a time (1, 2, 4, 8). warps_m, warps_k: the warps that multiply divide a unit's
+    slabs, and take stages in turn. stage_tiles: packed tiles along K in a stage. stages: 0 for as many as fit.
+    quantized_x: whether x is NVFP4. factors: device scalars that multiply alpha. vector: whether four neighbours of a
+    row of the output can be stored at once.
+    """
+
+    dtype: str = "bfloat16"
+    out: str = "bfloat16"
+    columns: int = 8
+    slabs: int = 8
+    warps_m: int = 4
+    warps_k: int = 2
+    stage_tiles: int = 1
+    stages: int = 0
+    ctas_per_sm: int = 1
+    quantized_x: bool = False
+    factors: int = 0
+    vector: bool = True
+    arch: Architecture = ARCHITECTURES["sm_90a"]
+
+    @property
+    def rows(self) -> int:
+        """Of the weight, in a unit."""
+        return SLAB_ROWS * self.slabs
+
+    @property
+    def warp_slabs(self) -> int:
+        return self.slabs // self.warps_m
+
+    @property
+    def warps(self) -> int:
+        """Those that multiply."""
+        return self.warps_m * self.warps_k
+
+    @property
+    def threads(self) -> int:
+        """Those of the warps that multiply, and of one that loads."""
+        return WARP * (self.warps + 1)
+
+    @property
+    def stage_k(self) -> int:
+        return TILE_K * self.stage_tiles
+
+    @property
+    def tile_bytes(self) -> int:
+        """A unit's part of a packed tile: codes, then scales."""
+        return self.slabs * (SLAB_CODE_BYTES + SLAB_SCALE_BYTES)
+
+    @property
+    def x_bytes(self) -> int:
+        """Of a tile's columns of x."""
+        return self.columns * (TILE_K // 2 + X_SCALE_BYTES if self.quantized_x else TILE_K * 2)
+
+    @property
+    def stage_bytes(self) -> int:
+        return self.stage_tiles * (self.tile_bytes + self.x_bytes)
+
+    @property
+    def sums_pitch(self) -> int:
+        """Numbers from one column of sums in shared memory to the next: no two columns of a lane's in one bank."""
+        return self.rows + 4
+
+    @property
+    def sums_bytes(self) -> int:
+        return 4 * self.warps_k * self.columns * self.sums_pitch
+
+    @property
+    def ring_stages(self) -> int:
+        """Stages in shared memory, as many for each of ``warps_k``."""
+        room = self.arch.shared_bytes // self.ctas_per_sm - RESERVED_SHARED - self.sums_bytes
+        found = self.stages or min(room // (self.stage_bytes + 16), MAX_STAGES)
+        return found // self.warps_k * self.warps_k
+
+
+def can_implement(c: StreamConfig) -> str:
+    """Why no kernel can be made of ``c``, or an empty string."""
+    if c.arch.capability != (9, 0):
+        return explain("architecture of the streaming kernel", got=c.arch.name, expected="sm_90a")
+    if c.columns not in (8, 16, 32):
+        return explain("columns", got=c.columns, expected="8, 16 or 32")
+    if c.slabs not in (1, 2, 4, 8) or c.slabs % c.warps_m:
+        return explain("slabs, warps_m", got=(c.slabs, c.warps_m), expected="1, 2, 4 or 8, and a divisor of them")
+    if c.quantized_x and c.dtype != "float16":
+        return explain("dtype of NVFP4 times packed weights", got=c.dtype, expected="float16")
+    if not 1 <= c.warps <= 16:
+        return explain("warps_m · warps_k", got=c.warps, expected="at most 16")
+    if c.ring_stages < 2:
+        return explain("stages", got=c.ring_stages, expected="at least 2, and as many for each of warps_k")
+    return ""

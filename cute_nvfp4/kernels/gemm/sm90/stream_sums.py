@@ -1,0 +1,175 @@
+"""From the accumulators of the streaming GEMM to the output: over warps in shared memory, over CTAs in global memory.
+
+Sums of a unit are fp32 (ROW, COLUMN), columns being rows of x; a slot in global memory has ``config.columns`` columns
+of ``config.rows`` numbers. A thread takes four neighbours of a column.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Int64
+
+from ....ptx.memory import load_flag, load_shared_floats, store_flag
+from ....weight_layout import SLAB_ROWS, WEIGHT_FACTOR
+from ...arith import div, mod
+from ..arguments import OUT_DTYPES
+from ..epilogue import device_scalar
+from .stream_arguments import StreamArguments
+from .stream_config import MMA_COLUMNS, WARP, StreamConfig
+from .stream_shares import Segment, Shares
+
+FLOATS = 4
+"""fp32 numbers of a store or load of sixteen bytes."""
+SUMS_BARRIER = 2
+"""Named barrier of the warps that multiply."""
+
+
+@dataclass(frozen=True)
+class Sums:
+    """What a thread needs to add up its CTA's units. shared: address of (ROW, COLUMN, WARP_K) sums."""
+
+    config: StreamConfig
+    arguments: StreamArguments
+    shares: Shares
+    cta: Int32
+    shared: Int32
+    thread: Int32
+
+    def together(self) -> None:
+        """All threads of the warps that multiply meet."""
+        cute.arch.barrier(barrier_id=SUMS_BARRIER, number_of_threads=WARP * self.config.warps)
+
+    @property
+    def quads(self) -> Int32:
+        """Fours of rows in the columns that exist."""
+        return self.arguments.x.rows * (self.config.rows // FLOATS)
+
+    def put(self, acc: cute.Tensor, place: Any) -> None:
+        """Writes a warp's accumulators (REGISTER, MMA_COLUMNS of x, SLAB) to shared memory."""
+        cfg = self.config
+        self.together()  # what lay there has been read
+        layout = cute.make_layout(
+            (cfg.rows, cfg.columns, cfg.warps_k), stride=(1, cfg.sums_pitch, cfg.columns * cfg.sums_pitch)
+        )
+        pointer = cute.make_ptr(Float32, self.shared, cute.AddressSpace.smem, assumed_align=16)
+        sums = cute.make_tensor(pointer, layout)  # (ROW, COLUMN, WARP_K)
+        row, column = div(place.lane, 4), 2 * mod(place.lane, 4)
+        for s in range(cfg.warp_slabs):
+            first = (place.m * cfg.warp_slabs + s) * SLAB_ROWS + row
+            for n in range(cfg.columns // MMA_COLUMNS):
+                for i in range(4):
+                    sums[first + 8 * (i // 2), n * MMA_COLUMNS + column + i % 2, place.k] = acc[i, n, s]
+        self.together()
+
+    @cute.jit
+    def finish(self, segment: Segment):
+        """Stores the sums in shared memory: to the output, or if the unit is cut to this CTA's slot."""
+        cfg = self.config
+        if segment.count == self.shares.k_steps:
+            for index in cutlass.range(self.thread, self.quads, WARP * cfg.warps, unroll=1):
+                row, column = self.coordinates(index)
+                self.store(segment.unit, row, column, self.shared_sum(row, column))
+        else:
+            slot = self.slot(self.cta, Int32(segment.first == 0))
+            for index in cutlass.range(self.thread, self.quads, WARP * cfg.warps, unroll=1):
+                row, column = self.coordinates(index)
+                target, values = self.in_slot(slot, row, column), self.shared_sum(row, column)
+                for i in cutlass.range_constexpr(FLOATS):
+                    target[i] = values[i]
+            self.together()
+            if self.thread == 0:
+                store_flag(self.flag(self.cta, Int32(segment.first == 0)), Int32(1))
+
+    def coordinates(self, index: Int32) -> tuple[Int32, Int32]:
+        """First row and column of a thread's four sums."""
+        quads = self.config.rows // FLOATS
+        return mod(index, quads) * FLOATS, div(index, quads)
+
+    def shared_sum(self, row: Int32, column: Int32) -> list[Float32]:
+        """Four rows of a column, over the warps along K."""
+        cfg = self.config
+        address = self.shared + (column * cfg.sums_pitch + row) * 4
+        parts = [load_shared_floats(address + w * (4 * cfg.columns * cfg.sums_pitch)) for w in range(cfg.warps_k)]
+        total = parts[0]
+        for part in parts[1:]:
+            total = [a + b for a, b in zip(total, part)]
+        return total
+
+    def slot(self, cta: Int32, index: Int32) -> Int64:
+        """Address of a slot: 1 of a CTA for the unit of which it has the first step, else 0."""
+        bytes_each = 4 * self.config.columns * self.config.rows
+        return self.arguments.partials.workspace.toint() + (Int64(cta) * 2 + index) * bytes_each
+
+    def flag(self, cta: Int32, index: Int32) -> Int64:
+        return self.arguments.partials.flags.toint() + (Int64(cta) * 2 + index) * 4
+
+    def in_slot(self, slot: Int64, row: Int32, column: Int32) -> cute.Tensor:
+        address = slot + (column * self.config.rows + row) * 4
+        pointer = cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=16)
+        return cute.make_tensor(pointer, cute.make_layout(FLOATS))
+
+    @cute.jit
+    def add_cut(self, thread: Int32, threads: cutlass.Constexpr[int]):
+        """Adds up the unit whose last step, but not its first, this CTA has; ``threads`` do this together."""
+        shares = self.shares
+        start = shares.first_step(self.cta)
+        unit = shares.unit_of(start)
+        begin, end = unit * shares.k_steps, (unit + 1) * shares.k_steps
+        if (start > begin) & (start + shares.cut_steps(self.cta) >= end):
+            first = self.cta
+            while shares.first_step(first) > begin:
+                first = first - 1
+            for cta in cutlass.range(first + thread, self.cta + 1, threads, unroll=1):
+                address = self.flag(cta, self.index_of(cta, begin))
+                raised = load_flag(address)
+                while raised == 0:
+                    raised = load_flag(address)
+            self.meet(threads)
+            for index in cutlass.range(thread, self.quads, threads, unroll=1):
+                row, column = self.coordinates(index)
+                total = cute.make_rmem_tensor(FLOATS, Float32)
+                total.fill(0.0)
+                for cta in cutlass.range(first, self.cta + 1, unroll=1):
+                    part = self.in_slot(self.slot(cta, self.index_of(cta, begin)), row, column)
+                    for i in cutlass.range_constexpr(FLOATS):
+                        total[i] = total[i] + part[i]
+                self.store(unit, row, column, [total[i] for i in range(FLOATS)])
+            for cta in cutlass.range(first + thread, self.cta + 1, threads, unroll=1):
+                store_flag(self.flag(cta, self.index_of(cta, begin)), Int32(0))
+
+    def index_of(self, cta: Int32, begin: Int32) -> Int32:
+        """Which slot of ``cta`` has its part of the unit that starts at step ``begin``."""
+        return Int32(self.shares.first_step(cta) <= begin)
+
+    def meet(self, threads: int) -> None:
+        if threads == WARP:
+            cute.arch.sync_warp()
+        else:
+            self.together()
+
+    @cute.jit
+    def store(self, unit: Int32, row: Int32, column: Int32, values: list):
+        """alpha · values, four neighbours of a row of the output."""
+        cfg, arguments = self.config, self.arguments
+        alpha = arguments.alpha * Float32(WEIGHT_FACTOR)
+        for factor in arguments.factors:
+            alpha = alpha * device_scalar(factor)
+        dtype = getattr(cutlass, OUT_DTYPES[cfg.out])
+        numbers = cute.make_rmem_tensor(FLOATS, dtype)
+        for i in cutlass.range_constexpr(FLOATS):
+            numbers[i] = (values[i] * alpha).to(dtype)
+        first = unit * cfg.rows + row
+        target = arguments.out + (Int64(column) * arguments.out_stride + first)
+        if cutlass.const_expr(cfg.vector):
+            # the number of rows is a multiple of four
+            if first < arguments.weight.rows:
+                aligned = target.align(FLOATS * dtype.width // 8)
+                cute.autovec_copy(numbers, cute.make_tensor(aligned, cute.make_layout(FLOATS)))
+        else:
+            for i in cutlass.range_constexpr(FLOATS):
+                if first + i < arguments.weight.rows:
+                    cute.make_tensor(target + i, cute.make_layout(1))[0] = numbers[i]

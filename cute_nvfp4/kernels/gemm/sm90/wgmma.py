@@ -1,0 +1,292 @@
+"""out = alpha · x · weightᵀ on WGMMA, weights packed NVFP4 and decoded into the registers of operand A.
+
+Persistent and warp-specialised: a warp loads stages, weights as runs of bytes by bulk copies and x by TMA; two or four
+warpgroups decode a packed tile into registers while the tensor cores multiply the one before it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Float32, Int32, Int64, Uint32
+from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+
+from ....ptx import mbarrier
+from ....ptx.async_copy import copy_bulk
+from ....weight_layout import STEPS, TILE_BYTES, TILE_ROWS
+from ..arguments import OUT_DTYPES
+from ..tile_scheduler import CtaPlace, StaticScheduler
+from .arguments import WgmmaArguments
+from .config import MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
+from .decode import PackedLane, decode_tile, load_lane
+from .epilogue import Epilogue
+from .scheduler import SCHEDULERS
+
+TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()}
+
+
+class TmaCopy(NamedTuple):
+    """A TMA copy, and the tensor in global memory as its partitions see it."""
+
+    atom: cute.CopyAtom
+    tensor: cute.Tensor
+
+
+class Pipeline(NamedTuple):
+    """The ring of stages: shared addresses of the first full and the first empty barrier."""
+
+    full: Int32
+    empty: Int32
+
+
+class Position(NamedTuple):
+    """A stage of the ring, and the phase of its barriers."""
+
+    stage: Int32
+    phase: Int32
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Shared memory: ``weights`` the address of the first stage's packed tiles, sX (tile_n, tile_k, STAGE)."""
+
+    weights: Int32
+    sX: cute.Tensor
+    ring: Pipeline
+    epilogue: Int32
+
+
+def make_mma(config: WgmmaConfig) -> cute.TiledMma:
+    """A from registers, 64 rows a warpgroup."""
+    dtype, k_major = TYPES[config.dtype], OperandMajorMode.K
+    op = warpgroup.MmaF16BF16Op(
+        dtype, Float32, (MMA_ROWS, config.tile_n, 16), warpgroup.OperandSource.RMEM, k_major, k_major
+    )
+    return cute.make_tiled_mma(cute.make_mma_atom(op), (config.warpgroups, 1, 1))
+
+
+def x_layout(config: WgmmaConfig) -> Any:
+    """x in shared memory: (tile_n, tile_k, STAGE), swizzled."""
+    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, TYPES[config.dtype])
+    return cute.tile_to_shape(atom, (config.tile_n, config.tile_k, config.ring_stages), order=(0, 1, 2))
+
+
+def advance(config: WgmmaConfig, at: Position) -> Position:
+    following = at.stage + 1
+    last = following == config.ring_stages
+    return Position(cutlass.select_(last, Int32(0), following), cutlass.select_(last, at.phase ^ 1, at.phase))
+
+
+class WgmmaGemm:
+    """The host function and the kernel of one :class:`WgmmaConfig`."""
+
+    epilogue_type = Epilogue
+
+    def __init__(self, config: WgmmaConfig) -> None:
+        self.config = config
+
+    @cute.jit
+    def __call__(self, arguments: WgmmaArguments, stream: CUstream):
+        """Launches ``arguments.workers`` clusters."""
+        cfg, x = self.config, arguments.x
+        row_stride, batch_stride = cute.assume(x.row_stride, 8), cute.assume(x.batch_stride, 8)
+        layout = cute.make_layout((x.rows, arguments.k, arguments.batch), stride=(row_stride, 1, batch_stride))
+        tensor = cute.make_tensor(x.data, layout)  # (M, K, L)
+        one_stage = cute.slice_(x_layout(cfg), (None, None, 0))
+        shared = cfg.cluster_rows > 1
+        op = cpasync.CopyBulkTensorTileG2SMulticastOp() if shared else cpasync.CopyBulkTensorTileG2SOp()
+        tile = (cfg.tile_n, cfg.tile_k)
+        copy = cpasync.make_tiled_tma_atom(op, tensor, one_stage, tile, num_multicast=cfg.cluster_rows)
+        passed = arguments._replace(workers=None)
+        self.kernel(TmaCopy(copy[0], copy[1]), x.rows, passed._replace(x=None)).launch(
+            grid=(cfg.cluster_rows, 1, arguments.workers),
+            block=(cfg.threads, 1, 1),
+            cluster=(cfg.cluster_rows, 1, 1),
+            min_blocks_per_mp=cfg.ctas_per_sm,
+            # all of L1 can be shared memory (and the DSL need not ask a device what it has)
+            preferred_smem_carveout=100,
+            stream=stream,
+        )
+
+    @cute.kernel
+    def kernel(self, x: TmaCopy, x_rows: Int32, arguments: WgmmaArguments):
+        cfg = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        group = cute.arch.make_warp_uniform(warp // 4)
+        memory = self.allocate()
+        if warp == 4 * cfg.warpgroups:
+            with cute.arch.elect_one():
+                cpasync.prefetch_descriptor(x.atom)
+                for stage in cutlass.range_constexpr(cfg.ring_stages):
+                    mbarrier.initialise(memory.ring.full + 8 * stage, 1)
+                    mbarrier.initialise(memory.ring.empty + 8 * stage, 4 * cfg.warpgroups * cfg.cluster_rows)
+                mbarrier.fence_initialised()
+        cute.arch.sync_threads()
+        if cutlass.const_expr(cfg.cluster_rows > 1):
+            # nobody signals a barrier of another CTA before it is initialised
+            cute.arch.cluster_arrive_relaxed()
+            cute.arch.cluster_wait()
+        scheduler = self.scheduler(arguments, x_rows)
+        if group == cfg.warpgroups:
+            cute.arch.setmaxregister_decrease(24)
+            if warp == 4 * cfg.warpgroups:
+                self.load(x, arguments, memory, scheduler)
+        else:
+            cute.arch.setmaxregister_increase(self.registers)
+            self.multiply(arguments, x_rows, memory, scheduler, group, thread)
+        if cutlass.const_expr(cfg.cluster_rows > 1):
+            # no CTA goes while another may still signal it
+            cute.arch.cluster_arrive()
+            cute.arch.cluster_wait()
+
+    @property
+    def registers(self) -> int:
+        """Of a thread that multiplies."""
+        if self.config.ctas_per_sm == 2:
+            return 104
+        return 240 if self.config.warpgroups == 2 else 112
+
+    def allocate(self) -> Memory:
+        cfg, smem = self.config, SmemAllocator()
+        layout = x_layout(cfg)
+        sX = smem.allocate_tensor(TYPES[cfg.dtype], layout.outer, byte_alignment=1024, swizzle=layout.inner)
+        weights = smem.allocate_array(cutlass.Uint8, cfg.ring_stages * cfg.weight_bytes, byte_alignment=128)
+        epilogue = smem.allocate_array(cutlass.Uint8, max(cfg.epilogue_bytes, 16), byte_alignment=128)
+        barriers = smem.allocate_array(Int64, 2 * cfg.ring_stages).toint()
+        return Memory(weights.toint(), sX, Pipeline(barriers, barriers + 8 * cfg.ring_stages), epilogue.toint())
+
+    def scheduler(self, arguments: WgmmaArguments, x_rows: Int32) -> StaticScheduler:
+        cfg = self.config
+        rank, _, worker = cute.arch.block_idx()
+        _, _, workers = cute.arch.grid_dim()
+        zero = Int32(0)
+        return SCHEDULERS[cfg.scheduler](
+            cfg,
+            cute.ceil_div(arguments.weight.rows, cfg.tile_m * cfg.cluster_rows),
+            cute.ceil_div(x_rows, cfg.tile_n),
+            arguments.batch,
+            cute.ceil_div(arguments.k, cfg.tile_k),
+            CtaPlace(workers, worker, rank, zero, zero, zero),
+        )
+
+    @cute.jit
+    def load(self, x: TmaCopy, arguments: WgmmaArguments, memory: Memory, scheduler: StaticScheduler):
+        """The loop of the loading warp."""
+        cfg, weight, rank = self.config, arguments.weight, scheduler.place.x
+        options = {"mcast_mask": cutlass.Int16((1 << cfg.cluster_rows) - 1)} if cfg.cluster_rows > 1 else {}
+        row_tiles = cute.ceil_div(weight.rows, TILE_ROWS)
+        at = Position(Int32(0), Int32(0))
+        cursor, end = scheduler.range()
+        while cursor < end:
+            tile = scheduler.tile(cursor, end)
+            gX = cute.local_tile(
+                x.tensor, (cfg.tile_n, cfg.tile_k), (tile.n, None, tile.batch)
+            )  # (tile_n, tile_k, REST_K)
+            shared, tiles = cute.group_modes(memory.sX, 0, 2), cute.group_modes(gX, 0, 2)
+            # ((atom, rest), STAGE), ((atom, rest), REST_K)
+            tXsX, tXgX = cpasync.tma_partition(x.atom, rank, cute.make_layout(cfg.cluster_rows), shared, tiles)
+            first = weight.tiles.toint() + tile.batch * weight.batch_stride
+            for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
+                mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
+                full = memory.ring.full + 8 * at.stage
+                with cute.arch.elect_one():
+                    mbarrier.expect_bytes(full, Int32(cfg.stage_bytes))
+                    for i in cutlass.range_constexpr(cfg.tile_m // TILE_ROWS):
+                        # a row tile beyond the last: any bytes will do, its rows are not stored
+                        row_tile = cutlass.min(tile.m * (cfg.tile_m // TILE_ROWS) + i, row_tiles - 1)
+                        index = Int64(row_tile) * weight.k_tiles + k_tile * STAGE_TILES
+                        target = memory.weights + at.stage * cfg.weight_bytes + i * (STAGE_TILES * TILE_BYTES)
+                        copy_bulk(target, first + index * TILE_BYTES, Int32(STAGE_TILES * TILE_BYTES), full)
+                pointer = cute.make_ptr(Int64, full, cute.AddressSpace.smem, assumed_align=8)
+                cute.copy(x.atom, tXgX[None, k_tile], tXsX[None, at.stage], tma_bar_ptr=pointer, **options)
+                at = advance(cfg, at)
+            cursor = scheduler.after(cursor, tile)
+
+    @cute.jit
+    def multiply(
+        self,
+        arguments: WgmmaArguments,
+        x_rows: Int32,
+        memory: Memory,
+        scheduler: StaticScheduler,
+        group: Int32,
+        thread: Int32,
+    ):
+        """The loop of a warpgroup: decode, multiply, store."""
+        cfg = self.config
+        mma = make_mma(cfg)
+        part = mma.get_slice(thread)
+        mma.set(warpgroup.Field.ACCUMULATE, True)
+        tCrX = mma.make_fragment_B(part.partition_B(memory.sX))  # (MMA, MMA_N, MMA_K, STAGE)
+        acc = cute.make_rmem_tensor(part.partition_shape_C((cfg.tile_m, cfg.tile_n)), Float32)  # (MMA, MMA_M, MMA_N)
+        # one fragment for each packed tile of a stage: (MMA, MMA_M, STEP)
+        shape = part.partition_shape_A((cfg.tile_m, cfg.tile_k // STAGE_TILES))
+        fragments = [cute.make_rmem_tensor(shape, TYPES[cfg.dtype]) for _ in range(STAGE_TILES)]
+        lane, warp = thread % 32, (thread % WARPGROUP) // 32
+        # where this warp's slab is: in which packed tile of the CTA's rows, and which of its slabs
+        row_tile, slab = group // 2, (group % 2) * 4 + warp
+        epilogue = self.epilogue_type(cfg, arguments, x_rows, memory.epilogue, scheduler, group, thread % WARPGROUP)
+        at = Position(Int32(0), Int32(0))
+        cursor, end = scheduler.range()
+        while cursor < end:
+            tile = scheduler.tile(cursor, end)
+            acc.fill(0.0)
+            last = at.stage
+            mbarrier.wait(memory.ring.full + 8 * at.stage, at.phase)
+            packed = self.load_stage(memory, at.stage, row_tile, slab, lane)
+            for k_tile in cutlass.range(tile.k_count, unroll=1):
+                following = advance(cfg, at)
+                for half in cutlass.range_constexpr(STAGE_TILES):
+                    self.decode(fragments[half], packed[half])
+                    warpgroup.fence()
+                    for step in cutlass.range_constexpr(STEPS):
+                        k_block = (None, None, half * STEPS + step, at.stage)
+                        cute.gemm(mma, acc, fragments[half][None, None, step], tCrX[k_block], acc)
+                    warpgroup.commit_group()
+                    if cutlass.const_expr(half == STAGE_TILES - 1):
+                        if k_tile + 1 < tile.k_count:
+                            mbarrier.wait(memory.ring.full + 8 * following.stage, following.phase)
+                            packed = self.load_stage(memory, following.stage, row_tile, slab, lane)
+                    # all but the group just committed have been done: the tile before this one is free
+                    warpgroup.wait_group(1)
+                    if cutlass.const_expr(half == 0):
+                        if k_tile > 0:
+                            self.release(memory.ring, last, thread)
+                last = at.stage
+                at = following
+            warpgroup.wait_group(0)
+            self.release(memory.ring, last, thread)
+            epilogue.store(acc, tile)
+            cursor = scheduler.after(cursor, tile)
+
+    def load_stage(
+        self, memory: Memory, stage: Int32, row_tile: Int32, slab: Int32, lane: Int32
+    ) -> tuple[PackedLane, ...]:
+        """A lane's codes and scales of the packed tiles of a stage."""
+        weights = memory.weights + stage * self.config.weight_bytes + row_tile * (STAGE_TILES * TILE_BYTES)
+        return tuple(load_lane(weights + i * TILE_BYTES, slab, lane) for i in range(STAGE_TILES))
+
+    def decode(self, fragment: cute.Tensor, packed: PackedLane) -> None:
+        """Decodes one packed tile to its fragment, (MMA, MMA_M, STEP)."""
+        words = cute.make_tensor(
+            cute.recast_ptr(fragment.iterator, dtype=Uint32), cute.make_layout((4, STEPS))
+        )  # (REGISTER, STEP)
+        decode_tile(words, packed, self.config.dtype)
+
+    @cute.jit
+    def release(self, ring: Pipeline, stage: Int32, thread: Int32):
+        """This warp has read a stage: its lanes by loads, its warpgroup's MMAs by themselves."""
+        cute.arch.sync_warp()
+        if cutlass.const_expr(self.config.cluster_rows == 1):
+            if thread % 32 == 0:
+                mbarrier.arrive(ring.empty + 8 * stage)
+        else:
+            # x went to every CTA of the cluster: each waits for all
+            if thread % 32 < self.config.cluster_rows:
+                mbarrier.arrive_after_reads(ring.empty + 8 * stage, thread % 32)

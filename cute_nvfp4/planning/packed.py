@@ -1,0 +1,123 @@
+"""Which kernel of sm_90a multiplies a packed weight: the streaming one for few rows of x, WGMMA for more."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from ..errors import OperandError, OperandTypeError, explain
+from ..kernels.gemm.sm90.config import MMA_ROWS, WgmmaConfig
+from ..kernels.gemm.sm90.config import can_implement as can_wgmma
+from ..kernels.gemm.sm90.stream_config import StreamConfig
+from ..kernels.gemm.sm90.stream_config import can_implement as can_stream
+from ..target import Architecture
+
+STREAM_ROWS = 16
+"""Rows of x up to which weights are streamed: more are faster on WGMMA."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedProblem:
+    """out (m, n) = x (m, k) · weight (n, k)ᵀ. quantized: x is NVFP4. vector: rows of the output start at multiples of
+    16 bytes. factors: device scalars that multiply alpha. bias: its dtype, or ""."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "bfloat16"
+    out: str = "bfloat16"
+    quantized: bool = False
+    vector: bool = True
+    factors: int = 0
+    bias: str = ""
+
+
+class Scratch(NamedTuple):
+    """fp32 numbers of partial sums, and flags."""
+
+    floats: int
+    flags: int
+
+
+@dataclass(frozen=True)
+class PackedPlan:
+    """A kernel and the clusters of CTAs it is launched with."""
+
+    config: StreamConfig | WgmmaConfig
+    workers: int
+
+    @property
+    def streams(self) -> bool:
+        return isinstance(self.config, StreamConfig)
+
+    @property
+    def scratch(self) -> Scratch:
+        """Of a launch."""
+        c = self.config
+        if isinstance(c, StreamConfig):
+            return Scratch(2 * self.workers * c.columns * c.rows, 2 * self.workers)
+        if c.scheduler != "stream_k":
+            return Scratch(0, 0)
+        groups = self.workers * c.cluster_rows * c.warpgroups
+        return Scratch(groups * MMA_ROWS * c.tile_n, groups)
+
+
+@functools.lru_cache(maxsize=4096)
+def choose(problem: PackedProblem, arch: Architecture, sm_count: int, given: PackedPlan | None = None) -> PackedPlan:
+    """The plan for ``problem`` on ``sm_count`` multiprocessors, or the caller's with what the problem decides.
+
+    Raises:
+        OperandError: no kernel can run it.
+    """
+    if given is None:
+        plan = _chosen(problem, arch, sm_count)
+    elif isinstance(given, PackedPlan):
+        plan = replace(given, config=replace(given.config, arch=arch, **_decided(problem, given.streams)))
+    else:
+        raise OperandTypeError.of("config", got=type(given).__name__, expected="a PackedPlan of planning.packed")
+    reason = _refused(problem, plan) or (can_stream if plan.streams else can_wgmma)(plan.config)
+    if reason:
+        raise OperandError(reason)
+    return plan
+
+
+def _refused(p: PackedProblem, plan: PackedPlan) -> str:
+    """Why a caller's plan cannot run the problem, or an empty string."""
+    if plan.workers < 1:
+        return explain("workers", got=plan.workers, expected="at least 1")
+    if plan.streams and (p.m > STREAM_ROWS or p.bias):
+        got = f"{p.m} rows of x, {'a' if p.bias else 'no'} bias"
+        return explain("streaming kernel", got=got, expected=f"at most {STREAM_ROWS} rows, no bias")
+    return ""
+
+
+def _chosen(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
+    if p.m <= STREAM_ROWS and not p.bias:
+        return _streamed(p, arch, sm_count)
+    tile_n = next(n for n in (32, 64, 128, 256) if n >= min(p.m, 256) or n == 256)
+    if tile_n == 256 and p.m <= 256:
+        tile_n = 128  # two narrow tiles fill the machine better
+    ctas_per_sm = 2 if tile_n <= 64 else 1
+    config = WgmmaConfig(arch=arch, tile_n=tile_n, ctas_per_sm=ctas_per_sm, **_decided(p, False))
+    slots = sm_count * ctas_per_sm
+    tiles = -(-p.n // config.tile_m) * -(-p.m // tile_n)
+    rounds = -(-tiles // slots)
+    # whole tiles where the last round is nearly full: nothing has to be added up
+    if tiles >= 0.9 * rounds * slots:
+        return PackedPlan(replace(config, scheduler="static"), min(tiles, slots))
+    return PackedPlan(config, min(slots, tiles * -(-p.k // config.tile_k)))
+
+
+def _streamed(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
+    config = StreamConfig(arch=arch, slabs=4, warps_m=2, warps_k=4, stage_tiles=2, **_decided(p, True))
+    units = -(-p.n // config.rows)
+    return PackedPlan(config, min(sm_count, units * -(-p.k // config.stage_k)))
+
+
+def _decided(p: PackedProblem, streams: bool) -> dict[str, Any]:
+    """The fields of a configuration that the problem decides."""
+    found = {"dtype": p.dtype, "out": p.out, "factors": p.factors}
+    if streams:
+        return found | {"columns": 8 if p.m <= 8 else 16, "quantized_x": p.quantized, "vector": p.vector}
+    return found | {"vector": p.vector and p.out != "float32", "bias": p.bias}

@@ -1,0 +1,76 @@
+"""How long a GEMM takes on a GPU of sm_120a or sm_121a, by a model. No time from here is a measurement.
+
+    t = start + round trip + max(mma, latency + dram) + epilogues
+
+mma: k-tiles of the busiest CTA at the rate that whole kernels were seen to reach; latency: a ring of S stages asks for
+the next S k-tiles once a round trip; dram: all bytes at the published bandwidth; epilogues: of every tile of the
+busiest CTA, whose accumulators are in the registers of the warps that multiply, so that nothing hides them.
+"""
+
+from __future__ import annotations
+
+from ..kernels.gemm.config import CTA_ROWS, GemmConfig
+from ..kernels.gemm.shared_plan import MIN_STAGES, StagePlan
+from ..kernels.gemm.sm120.memory_plan import SharedPlan
+from .gemm_model import Prediction, traffic
+from .sm120_rates import DRAM_SHARE, EPILOGUE_CYCLES, LATENCY_US, START_US, part_of
+
+
+def has_room(config: GemmConfig) -> bool:
+    """Whether shared memory has room for enough stages."""
+    return SharedPlan(config).stages >= MIN_STAGES
+
+
+def predict(
+    config: GemmConfig,
+    m: int,
+    n: int,
+    k: int,
+    batch: int = 1,
+    workers: int = 0,
+    sm_count: int = 170,
+    *,
+    dram_bytes: float | None = None,
+) -> Prediction:
+    """Models one launch of ``config``, as ``gemm_model.predict`` does for B200."""
+    part = part_of(sm_count)
+    tiles = -(-m // CTA_ROWS) * -(-n // config.tile_n) * batch
+    k_tiles = -(-k // config.tile_k)
+    workers = min(workers or sm_count, tiles)
+    ctas = min(workers, sm_count)
+    waves = -(-tiles // workers) * -(-workers // sm_count)
+    steps = waves * k_tiles
+    flops = 2.0 * config.products * tiles * k_tiles * config.tile_k * CTA_ROWS * config.tile_n
+    # an instruction of 8-bit operands takes the cycles of one with twice the K of 4-bit ones
+    slow = 64 / config.kind.k
+    mma = steps * (flops / tiles / k_tiles) * slow / part.sm_flop_s * 1e6
+    if dram_bytes is None:
+        dram_bytes = traffic(config, m, n, k, batch, ctas, part.l2_bytes)
+    dram = dram_bytes / (part.dram_bytes_s * DRAM_SHARE) * 1e6
+    stages, loaded = SharedPlan(config).stages, StagePlan(config).loaded
+    round_trip = LATENCY_US + mma / steps
+    latency = (steps - 1) * round_trip / stages
+    columns = config.products * config.tile_n / 128
+    epilogue = waves * columns * EPILOGUE_CYCLES / part.clock_ghz * 1e-3
+    terms = {"mma": mma, "latency": latency, "dram": dram}
+    mainloop = max(mma, latency + dram)
+    return Prediction(
+        us=START_US + round_trip + mainloop + epilogue,
+        start_us=START_US,
+        round_trip_us=round_trip,
+        mainloop_us=mainloop,
+        latency_us=latency,
+        dram_us=dram,
+        mma_us=mma,
+        l2_us=0.0,
+        reduction_us=0.0,
+        epilogue_us=epilogue,
+        steps=steps,
+        waves=float(waves),
+        ctas=ctas,
+        stages=stages,
+        bytes_in_flight=ctas * min(stages, steps) * loaded,
+        dram_bytes=dram_bytes,
+        flops=flops,
+        bound=max(terms, key=terms.__getitem__),
+    )

@@ -1,0 +1,72 @@
+"""Published figures of the GPUs of sm_120a and sm_121a; nothing here was measured by us (``rates`` says what the kinds
+of statements are)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .rates import Figure
+
+_FLOP_PER_CLOCK = 4096
+"""Dense NVFP4 and MXFP4 of one multiprocessor; four clocks for an m16n8k64."""
+_BLACKWELL = "NVIDIA RTX Blackwell GPU architecture white paper"
+_SPARK = "NVIDIA DGX Spark data sheet"
+_MEASURED = "users' reports of the CuTe DSL's NVFP4 GEMM"
+
+
+@dataclass(frozen=True)
+class Part:
+    """One GPU. clock_ghz: boost; sustained: the share of its peak that whole kernels were seen to reach on large
+    problems."""
+
+    name: str
+    sm_count: int
+    clock_ghz: Figure
+    dram_bytes_s: Figure
+    l2_bytes: Figure
+    sustained: Figure
+
+    @property
+    def sm_flop_s(self) -> float:
+        """Of one multiprocessor, 4-bit operands; 8-bit ones take twice as long."""
+        return _FLOP_PER_CLOCK * self.clock_ghz * 1e9 * self.sustained
+
+
+PARTS = (
+    Part(
+        "RTX 5090",
+        170,
+        Figure(2.407, "GHz", "peak", _BLACKWELL),
+        Figure(1.792e12, "B/s", "peak", _BLACKWELL),
+        Figure(96 * 2**20, "B", "peak", _BLACKWELL),
+        Figure(0.81, "", "assumed", "as the RTX PRO 6000, which has the same multiprocessors"),
+    ),
+    Part(
+        "RTX PRO 6000",
+        188,
+        Figure(2.617, "GHz", "peak", "NVIDIA RTX PRO 6000 Blackwell data sheet: 4000 TOPS of sparse FP4"),
+        Figure(1.792e12, "B/s", "peak", "NVIDIA RTX PRO 6000 Blackwell data sheet"),
+        Figure(128 * 2**20, "B", "peak", _BLACKWELL),
+        Figure(0.81, "", "fitted", f"{_MEASURED}: 1629 TFLOPS at 8192 x 8192 x 8192"),
+    ),
+    Part(
+        "GB10",
+        48,
+        Figure(2.55, "GHz", "peak", f"{_SPARK}: 1 PFLOP of sparse FP4"),
+        Figure(0.273e12, "B/s", "peak", _SPARK),
+        Figure(24 * 2**20, "B", "peak", "NVIDIA at Hot Chips 2025"),
+        Figure(0.72, "", "fitted", f"{_MEASURED}: 356 TFLOPS at 4096 x 14336 x 4096"),
+    ),
+)
+
+DRAM_SHARE = Figure(0.9, "", "assumed", "of the peak bandwidth that a kernel reaches, as on other GPUs")
+START_US = Figure(3.0, "us", "assumed", "launch, descriptors, barriers, exit: the order of B200's fitted 2.6")
+LATENCY_US = Figure(0.7, "us", "assumed", "round trip of a stage, as fitted for B200")
+EPILOGUE_CYCLES = Figure(
+    1200.0, "cycles", "assumed", "a tile of 128 x 128: 64 results a lane, a few instructions each, eight warps"
+)
+
+
+def part_of(sm_count: int) -> Part:
+    """The part with this many multiprocessors, or the one nearest to it."""
+    return min(PARTS, key=lambda part: abs(part.sm_count - sm_count))

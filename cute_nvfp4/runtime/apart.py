@@ -1,0 +1,45 @@
+"""Whether what a launch writes is apart from what it reads: looked at in every call, by addresses alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ..errors import OperandError
+
+
+def near(start: int, end: int, places: Iterable[int], sizes: Iterable[int]) -> bool:
+    """Whether bytes from ``start`` to ``end`` meet one of the ranges: then a call looks closely."""
+    for at, size in zip(places, sizes):
+        if at < end and start < at + size:
+            return True
+    return False
+
+
+class Apart:
+    """What the varying values of a launch must satisfy.
+
+    sizes: bytes of what is read, by its place among the values. written: place and bytes of each part that is written;
+    a part is apart from the parts before it, too.
+    """
+
+    def __init__(self, sizes: Mapping[int, int], written: Sequence[tuple[int, int]]) -> None:
+        self.sizes, self.written = sizes, written
+        others, self._checks = dict(sizes), []
+        for place, size in written:
+            self._checks.append((place, size, tuple(others), tuple(others.values())))
+            others[place] = size
+
+    def near(self, values: Sequence[Any]) -> bool:
+        """Whether what a call with ``values`` writes meets what it reads, or itself."""
+        for place, size, places, sizes in self._checks:
+            start = values[place]
+            if near(start, start + size, [values[i] for i in places], sizes):
+                return True
+        return False
+
+    def check(self, values: Sequence[Any]) -> None:
+        """Raises ``OperandError`` where ``near``."""
+        if self.near(values):
+            got = "bytes of an input, or of another part of it"
+            raise OperandError.of("memory of out", got=got, expected="memory of its own")

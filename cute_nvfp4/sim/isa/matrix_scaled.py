@@ -1,0 +1,146 @@
+"""Warp-level products with block scales, and of 4- and 6-bit elements (PTX ISA, "mma", "block scaling"; sm_120a).
+
+A lane's scale register has four bytes. ``byte-id`` says which byte is the first block's along K, ``thread-id`` which
+lanes of a quad are asked: of A's two (row group and row group + 8), of B's one (column group). What ptxas refuses is
+refused here, with the values it takes. Sums are as in ``matrix``: exact products, in binary64, rounded once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cute_nvfp4.sim.errors import UnsupportedInstruction
+from cute_nvfp4.sim.frontend.model import Imm, Instruction, Vector
+from cute_nvfp4.sim.frontend.opcodes import Mods, Op
+from cute_nvfp4.sim.isa.warp import whole_warp
+from cute_nvfp4.sim.numerics import fragments, single
+from cute_nvfp4.sim.tcgen05.elements import scale_table
+
+_BYTES = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
+
+
+@dataclass(frozen=True)
+class _Form:
+    """One row of the ISA's table: blocks along K of one instruction by ``.scale_vec``, and the type of scales."""
+
+    shape: str
+    elements: tuple[str, ...]
+    blocks: int
+    scale: str
+
+    @property
+    def byte_ids(self) -> tuple[int, ...]:
+        """ptxas takes these: the blocks' bytes lie within the register, from a multiple of their number on."""
+        return tuple(range(0, 4, self.blocks))
+
+
+_FORMS = {
+    ("mxf4nvf4", "4X"): _Form("m16n8k64", ("e2m1",), 4, "ue4m3"),
+    ("mxf4nvf4", "2X"): _Form("m16n8k64", ("e2m1",), 2, "ue8m0"),
+    ("mxf4", "2X"): _Form("m16n8k64", ("e2m1",), 2, "ue8m0"),
+    ("mxf8f6f4", "1X"): _Form("m16n8k32", _BYTES, 1, "ue8m0"),
+}
+_DEFAULT = {"mxf4": "2X", "mxf8f6f4": "1X"}
+_TARGETS = ("sm_120a", "sm_120f", "sm_121a", "sm_121f")
+
+
+def needs_target(i: Instruction, g) -> None:
+    """Refuses a program for a target for which ptxas does."""
+    target = g.wave.run.target.partition(",")[0]
+    if target not in _TARGETS:
+        raise UnsupportedInstruction(f"{i.where()}: `{i.opcode}` needs one of {', '.join(_TARGETS)}, this is {target}")
+
+
+@dataclass(frozen=True)
+class _Selector:
+    """{byte-id, thread-id} of one operand: what ptxas takes. Both are constants, which may have come through registers;
+    then they are known when the instruction runs."""
+
+    bytes: tuple[int, ...]
+    threads: tuple[int, ...]
+
+    def known(self, m: Mods, index: int) -> None:
+        """Refuses constants that are written in the instruction."""
+        given = m.instruction.operands[index]
+        if not isinstance(given, Vector) or len(given.items) != 2:
+            raise m.refuse("a selector of scales is {byte-id, thread-id}")
+        if all(isinstance(x, Imm) for x in given.items):
+            self.refuse(m.instruction, [x.value for x in given.items])
+
+    def refuse(self, i: Instruction, values: list[int]) -> None:
+        for what, value, legal in zip(("byte-id", "thread-id"), values, (self.bytes, self.threads)):
+            if value not in legal:
+                expected = ", ".join(map(str, legal))
+                raise UnsupportedInstruction(
+                    f"{what} of a selector is {value}, expected one of {expected}: {i.where()}"
+                )
+
+    def read(self, i: Instruction, given: tuple[np.ndarray, ...]) -> list[int]:
+        """The two values, the same in every lane and warp."""
+        if any((x != x.flat[0]).any() for x in given):
+            raise UnsupportedInstruction(f"a selector of scales must be a constant: {i.where()}")
+        values = [int(x.flat[0]) for x in given]
+        self.refuse(i, values)
+        return values
+
+
+def take_kind(m: Mods) -> tuple[str, bool, str]:
+    """``.kind``, whether there is ``.block_scale``, and ``.scale_vec``; of what is not there the empty string."""
+    kind = m.take(*(f"kind::{name}" for name in ("f8f6f4", "mxf8f6f4", "mxf4", "mxf4nvf4"))).removeprefix("kind::")
+    scaled = m.flag("block_scale")
+    vectors = ("scale_vec::1X", "scale_vec::2X", "scale_vec::4X") if scaled else ()
+    return kind, scaled, m.take(*vectors).removeprefix("scale_vec::")
+
+
+def block_scaled(i: Instruction, m: Mods, kind: str, vector: str, shape: str) -> Op:
+    """``mma.sync.aligned.SHAPE.row.col.kind::KIND.block_scale.scale_vec::VECTOR…``, read up to the types."""
+    form = _FORMS.get((kind, vector or _DEFAULT.get(kind, "")))
+    if form is None or form.shape != shape:
+        raise m.refuse(f"kind::{kind} has no form with .{shape} and .scale_vec {vector or 'left out'}")
+    m.words("f32")
+    a, b = m.type(*form.elements), m.type(*form.elements)
+    m.words("f32", form.scale)
+    select_a, select_b = _Selector(form.byte_ids, (0, 1)), _Selector(form.byte_ids, (0, 1, 2, 3))
+    select_a.known(m, 5)
+    select_b.known(m, 7)
+    # 4-bit elements of kinds mxf4 and mxf4nvf4 are packed, two in a byte; those of mxf8f6f4 have a byte each
+    packed = shape == "m16n8k64"
+    type_a, type_b = ("e2m1x2", "e2m1x2") if packed else (a, b)
+    values, blocks = scale_table(form.scale).astype("f8"), form.blocks
+
+    def scales(register: np.ndarray, lanes: np.ndarray, byte: int) -> np.ndarray:
+        """(n, rows, blocks) from the lanes that have the rows' registers."""
+        raw = np.ascontiguousarray(register[:, lanes]).view("u1").reshape(len(register), len(lanes), 4)
+        return values.take(raw[:, :, byte : byte + blocks])
+
+    quads = np.arange(0, 32, 4)
+
+    def fn(g, mask, ra, rb, rc, sfa, at_a, sfb, at_b):
+        whole_warp(g, mask, i)
+        needs_target(i, g)
+        byte_a, thread_a = select_a.read(i, at_a)
+        byte_b, thread_b = select_b.read(i, at_b)
+        lanes_a = np.concatenate([quads + 2 * thread_a, quads + 2 * thread_a + 1])
+        every = [*ra, *rb, *rc, *sfa, *sfb]
+        n = max(r.shape[0] for r in every)
+        every = [np.broadcast_to(r, (n, 32)) for r in every]
+        left = fragments.matrix_a(every[:4], type_a)  # (n, 16, K)
+        right = fragments.matrix_b(every[4:6], type_b).transpose(0, 2, 1)  # (n, 8, K)
+        left = _scaled(left, scales(every[10], lanes_a, byte_a))
+        right = _scaled(right, scales(every[11], quads + thread_b, byte_b))
+        total = np.matmul(left, right.transpose(0, 2, 1)) + fragments.accumulator(every[6:10])
+        with np.errstate(over="ignore"):
+            return tuple(fragments.spread(single.canonical(total.astype("f4"))))
+
+    acc = ("f32",) * 4
+    selector = ("u16", "u16")
+    source = (("b32",) * 4, ("b32",) * 2, acc, ("b32",), selector, ("b32",), selector)
+    return Op(fn, (acc,), source, "matrix", context=True, converge=-1)
+
+
+def _scaled(matrix: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """(n, rows, K) times the scales (n, rows, blocks) of its blocks."""
+    n, rows, k = matrix.shape
+    return (matrix.reshape(n, rows, scale.shape[2], -1) * scale[..., None]).reshape(n, rows, k)

@@ -1,0 +1,78 @@
+"""What an operator of torch does to memory: which tensors it reads and writes, and whether the host waits for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+
+from cute_nvfp4.sim.session.memory import storage_key, tensors_in
+from cute_nvfp4.sim.session.streams import StreamChecks
+
+_NO_WORK = ("lift_fresh", "detach", "alias", "_unsafe_view", "set_", "resize_", "record_stream", "is_pinned")
+_WAITED_FOR = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
+_COPIES = ("copy_", "_to_copy")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """``silent``: it touches no memory. ``shapes_only``: it reads none of its inputs. ``written``: positions and names
+    of the arguments that it writes. ``waited``: the host waits for its result."""
+
+    name: str
+    silent: bool
+    shapes_only: bool
+    written: frozenset[int | str]
+    waited: bool
+
+    def writes(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+        """The arguments that a call writes."""
+        named = [*enumerate(args), *kwargs.items()] if self.written else ()
+        return [t for key, value in named if key in self.written for t in tensors_in(value)]
+
+
+@cache
+def operator(func: Any) -> Operator:
+    """The facts about an overload, from its schema and its name."""
+    name = func.name().partition("::")[2].partition(".")[0]
+    arguments = func._schema.arguments
+    written = [a.name if a.kwarg_only else i for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write]
+    makes_nothing = "empty" in name or name in _NO_WORK
+    return Operator(
+        name,
+        bool(getattr(func, "is_view", False)) or makes_nothing,
+        name.endswith("_like") or name.startswith("new_"),
+        frozenset([*written, *(arguments[i].name for i in written if isinstance(i, int))]),
+        any(tag in func.tags for tag in _WAITED_FOR),
+    )
+
+
+def note(
+    streams: StreamChecks, func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, on_device: bool
+) -> None:
+    """Tells ``streams`` what a call of ``func`` has done, on torch's current stream or, if not ``on_device``, on the
+    host."""
+    found = operator(func)
+    if found.silent or not (on_device or streams.memory.pins):
+        return
+    inputs, written = list(tensors_in((args, kwargs))), found.writes(args, kwargs)
+    known = {storage_key(t) for t in inputs}
+    writes = [*written, *(t for t in tensors_in(result) if storage_key(t) not in known)]
+    reads = [] if found.shapes_only else [t for t in inputs if not any(t is w for w in written)]
+    if not on_device:
+        streams.host_worked(f"torch's {found.name}", reads, writes)
+        return
+    streams.worked(f"torch's {found.name}", reads, writes)
+    if found.waited or (found.name in _COPIES and _blocks(streams, [*reads, *writes], args, kwargs)):
+        streams.synchronize()
+
+
+def _blocks(streams: StreamChecks, tensors: Iterable[torch.Tensor], args: Sequence[Any], kwargs: Mapping) -> bool:
+    """Whether the host waits for a copy: one from or to its memory, unless that is pinned and nobody asks to wait."""
+    asked = kwargs.get("non_blocking", any(a is True for a in args))
+    pageable = any(streams.memory.entry(t) is None for t in tensors)
+    pinned = any(streams.memory.is_pinned(t) for t in tensors)
+    return pageable or (pinned and not asked)

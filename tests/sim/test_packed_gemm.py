@@ -1,0 +1,226 @@
+"""gemm with a prepared weight: WGMMA and the streaming kernel against the exact product, on full-range data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import backends
+import pytest
+import torch
+from mutants import LAST, at, drop, instead, outcome
+
+from cute_nvfp4 import BlockScaledTensor, PreparedWeight, gemm, prepare_weight, quantize, simulating, to_blocked
+from cute_nvfp4.errors import OperandError, OperandTypeError
+from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
+from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, choose
+from cute_nvfp4.sim import adversarial
+from cute_nvfp4.target import ARCHITECTURES
+
+pytestmark = [pytest.mark.kernels]
+
+
+@dataclass(frozen=True)
+class Case:
+    """out (m, n) = x (m, k) · weight (n, k)ᵀ; ``tiling``: of WGMMA on ``workers`` clusters (None: the plan chosen)."""
+
+    m: int
+    n: int
+    k: int
+    dtype: torch.dtype = torch.bfloat16
+    out: torch.dtype = torch.float32
+    workers: int | None = None
+    tiling: dict[str, Any] = field(default_factory=dict)
+    quantized: bool = False
+    bias: torch.dtype | None = None
+
+    def __str__(self) -> str:
+        words = [f"{self.m}x{self.n}x{self.k}", str(self.dtype)[6:], str(self.out)[6:]]
+        words += [f"{name}{value}" for name, value in self.tiling.items()]
+        words += ["nvfp4"] * self.quantized + ["bias"] * (self.bias is not None)
+        return "-".join(words)
+
+    @property
+    def plan(self) -> PackedPlan | None:
+        return None if self.workers is None else PackedPlan(WgmmaConfig(**self.tiling), self.workers)
+
+
+def operand(rows: int, k: int, generator: torch.Generator) -> BlockScaledTensor:
+    """Every code, and scales of every magnitude but NaN."""
+    data = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, generator=generator)
+    scale = torch.randint(0, 0x7F, (rows, k // 16), dtype=torch.uint8, generator=generator)
+    factor = torch.tensor(0.5)
+    device = backends.device()
+    return BlockScaledTensor(data.to(device), to_blocked(scale).to(device), factor.to(device))
+
+
+class Problem:
+    """Operands of a case, the exact result and the sums of the magnitudes of its products."""
+
+    def __init__(self, case: Case) -> None:
+        generator = torch.Generator().manual_seed(case.m + case.n)
+        self.case, self.weight = case, operand(case.n, case.k, generator)
+        self.prepared = prepare_weight(self.weight, dtype=case.dtype)
+        if case.quantized:
+            self.x = operand(case.m, case.k, generator)
+            wide = self.x.dequantize(torch.float64)
+        else:
+            self.x = torch.randn(case.m, case.k, generator=generator).to(case.dtype).to(backends.device())
+            wide = self.x.double()
+        self.bias = None
+        if case.bias is not None:
+            self.bias = torch.randn(case.n, generator=generator).to(case.bias).to(backends.device()) * 100
+        values = self.weight.dequantize(torch.float64)
+        self.exact, self.magnitude = wide @ values.t() * 0.75, wide.abs() @ values.abs().t() * 0.75
+        if self.bias is not None:
+            self.exact = self.exact + self.bias.double()
+
+    def run(self) -> torch.Tensor:
+        """The kernel's result; an element that it does not write is NaN."""
+        case = self.case
+        out = torch.full((case.m, case.n), float("nan"), dtype=case.out, device=backends.device())
+        gemm(self.x, self.prepared, alpha=0.75, bias=self.bias, out=out, config=case.plan)
+        return out
+
+    def right(self, out: torch.Tensor) -> bool:
+        """Sums within 2**-20 of the magnitudes, then rounded once."""
+        steps = {torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[self.case.out]
+        bound = self.magnitude * 2.0**-20 + self.exact.abs() * steps + 2.0**-24
+        largest = torch.finfo(self.case.out).max
+        error = (out.double() - self.exact).abs()
+        return bool(((error <= bound) | (self.exact.abs() > largest * (1 - steps)) & out.isinf()).all())
+
+
+STREAMED = (
+    Case(1, 200, 256),
+    Case(16, 130, 272, torch.float16, torch.float16),
+    Case(9, 128, 128, torch.float16, quantized=True),
+)
+WGMMA = (
+    # chosen; with bias; a few rows with bias; decoded x
+    Case(33, 130, 272, out=torch.bfloat16),
+    Case(40, 96, 144, bias=torch.bfloat16),
+    Case(3, 200, 128, bias=torch.float32, out=torch.bfloat16),
+    Case(20, 100, 160, torch.float16, quantized=True),
+    # tiles cut between CTAs, whole tiles between; a tile of many CTAs; static; clusters; two CTAs an SM
+    Case(24, 600, 256, workers=3, tiling={"tile_n": 8}),
+    Case(5, 200, 640, workers=5, tiling={"tile_n": 8}),
+    Case(70, 130, 384, torch.float16, torch.float16, 2, {"tile_n": 64, "scheduler": "static"}),
+    Case(40, 1100, 256, workers=2, tiling={"tile_n": 32, "cluster_rows": 2}, out=torch.bfloat16),
+    Case(130, 300, 256, workers=2, tiling={"tile_n": 128, "cluster_rows": 4, "scheduler": "static"}),
+    Case(70, 300, 256, workers=3, tiling={"tile_n": 64, "warpgroups": 4}),
+    Case(60, 200, 256, workers=3, tiling={"tile_n": 32, "ctas_per_sm": 2, "raster": "n"}, out=torch.float16),
+    Case(260, 136, 256, workers=2, tiling={"tile_n": 256}, out=torch.bfloat16),
+)
+CUT = Case(24, 300, 384, workers=5, tiling={"tile_n": 16, "cluster_rows": 2}, out=torch.bfloat16)
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    monkeypatch.setenv("CUTE_NVFP4_ARCH", "sm_90a")
+
+
+def run(problem: Problem, **options: Any) -> torch.Tensor:
+    if backends.backend() == "cuda":
+        return problem.run()
+    with simulating("sm_90a", **options):
+        return problem.run()
+
+
+@pytest.mark.parametrize("case", STREAMED + WGMMA, ids=str)
+def test_exact(case: Case) -> None:
+    problem = Problem(case)
+    assert problem.right(run(problem))
+
+
+@pytest.mark.parametrize("schedule", adversarial(3), ids=str)
+def test_any_schedule_gives_the_same_bits(schedule) -> None:
+    problem = Problem(CUT)
+    out = run(problem, schedule=schedule)
+    assert problem.right(out) and torch.equal(out, run(problem))
+
+
+def test_reference_on_the_cpu() -> None:
+    problem = Problem(Case(5, 40, 64))
+    out = gemm(problem.x.cpu(), _cpu(problem.prepared), alpha=0.75, out_dtype=torch.float32)
+    assert torch.allclose(out.double(), problem.exact.cpu(), rtol=1e-6)
+
+
+def _cpu(weight: PreparedWeight) -> PreparedWeight:
+    return PreparedWeight(weight.packed.cpu(), weight.rows, weight.k, weight.dtype, weight.global_scale.cpu())
+
+
+def test_prepared_weight_is_the_weight() -> None:
+    weight = operand(130, 80, torch.Generator().manual_seed(3))
+    for dtype in (torch.bfloat16, torch.float16):
+        assert torch.equal(prepare_weight(weight, dtype=dtype).dequantize(), weight.dequantize())
+
+
+def test_nan_scale_is_its_row() -> None:
+    problem = Problem(Case(24, 200, 256, workers=3, tiling={"tile_n": 32}))
+    clean = run(problem)
+    problem.prepared.packed[1, 2, 4096 + 8 * 8] = 0xFF  # tile 1, slab 1, row 0: 128 + 16
+    out = run(problem)
+    row = torch.zeros(200, dtype=torch.bool, device=out.device)
+    row[144] = True
+    assert out[:, row].isnan().all() and torch.equal(out[:, ~row], clean[:, ~row])
+
+
+X, W = torch.zeros(4, 64, dtype=torch.bfloat16), quantize(torch.ones(32, 64))
+BAD = (
+    (lambda w: gemm(X.float(), w), OperandTypeError, "dtype of a"),
+    (lambda w: gemm(X.half(), w), OperandTypeError, "dtype of a"),
+    (lambda w: gemm(X[:, :48], w), OperandError, "shape of a"),
+    (lambda w: gemm(X[0], w), OperandError, "shape of a"),
+    (lambda w: gemm(torch.zeros(64, 4, dtype=torch.bfloat16).t(), w), OperandError, "stride of a"),
+    (lambda w: gemm(torch.zeros(4, 65, dtype=torch.bfloat16)[:, 1:], w), OperandError, "alignment of a"),
+    (lambda w: gemm([1.0], w), OperandTypeError, "a: got list"),
+    (lambda w: gemm(quantize(X), w), OperandTypeError, "prepared for NVFP4"),
+    (lambda w: gemm(X, w, bias=torch.zeros(31)), OperandError, "bias"),
+    (lambda w: gemm(X, w, out=torch.zeros(32, 4).t()), OperandError, "strides of out"),
+    (lambda w: gemm(X, w, out=torch.zeros(4, 31)), OperandError, "shape of out"),
+    (lambda w: gemm(X, w, config=object()), OperandTypeError, "config"),
+    (lambda w: gemm(X, w, config=PackedPlan(StreamConfig(), 0)), OperandError, "workers"),
+    (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(tile_n=24), 1)), OperandError, "tile_n"),
+    (lambda w: prepare_weight(X), OperandTypeError, "weight"),
+    (lambda w: prepare_weight(W, dtype=torch.float32), OperandTypeError, "dtype"),
+    (lambda w: prepare_weight(quantize(torch.ones(2, 32, 64))), OperandError, "batch"),
+    (lambda w: PreparedWeight(w.packed, 31, 640, w.dtype), OperandError, "packed weight"),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("call, error, message", BAD, ids=[message + str(i) for i, (_, _, message) in enumerate(BAD)])
+def test_bad_input(call, error, message) -> None:
+    weight = prepare_weight(W)
+    with simulating("sm_90a"), pytest.raises(error, match=message):
+        call(weight)
+
+
+def test_another_architecture_is_refused() -> None:
+    with simulating("sm_100a"), pytest.raises(OperandError, match="sm_90a"):
+        gemm(X, prepare_weight(W))
+
+
+@pytest.mark.parametrize("m", [1, 8, 16, 17, 32, 64, 128, 256, 512, 4096])
+def test_plans(m: int) -> None:
+    """Few rows are streamed; tiles are as narrow as the rows; no more CTAs than run at once."""
+    plan = choose(PackedProblem(m=m, n=8192, k=8192), ARCHITECTURES["sm_90a"], 132)
+    assert plan.streams == (m <= 16)
+    if not plan.streams:
+        assert plan.config.tile_n <= max(32, 2 * m) and plan.workers <= 132 * plan.config.ctas_per_sm
+
+
+MUTANTS = (
+    ("a step dropped", at("wgmma.mma_async", drop(), LAST), "wrong"),
+    ("a scale of the other row", at("mul.rn.bf16x2", instead("mul.rn.bf16x2 {0}, {1}, {1};"), LAST), "wrong"),
+    ("stages not waited for", at("mbarrier.try_wait", instead("setp.eq.b32 {0}, 0, 0;"), LAST), "Race"),
+    ("flags not waited for", at("ld.acquire.gpu", instead("mov.b32 {0}, 1;")), "Race"),
+    ("accumulators not waited for", at("wgmma.wait_group", drop(), LAST), "Race"),
+)
+
+
+@pytest.mark.parametrize("name, change, noticed", MUTANTS, ids=[m[0] for m in MUTANTS])
+def test_mutants_are_noticed(name, change, noticed) -> None:
+    problem = Problem(CUT)
+    assert outcome(change, lambda: problem.right(problem.run()), "sm_90a") == noticed

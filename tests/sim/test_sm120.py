@@ -1,0 +1,54 @@
+"""The kernels that sm_120a shares with the others: GEMV and quantization, from the same sources."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from cute_nvfp4 import gemv, quantize, simulating
+from cute_nvfp4.formats import NVFP4
+from cute_nvfp4.ops.gemv import compile_gemv
+from cute_nvfp4.ops.quantize_launch import compile_quantize
+from cute_nvfp4.quantization.rules import resolve_rule
+from cute_nvfp4.runtime.inspection import inspect_cubin
+
+ARCHS = ("sm_120a", "sm_121a")
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("m,k", [(256, 1024), (130, 272), (70, 5120)])
+def test_gemv(arch: str, m: int, k: int) -> None:
+    torch.manual_seed(m)
+    a, x = quantize(torch.randn(m, k).half()), quantize(torch.randn(1, k).half())
+    found = {}
+    for name in ("sm_100a", arch):
+        with simulating(name) as runs:
+            found[name] = gemv(a, x, out_dtype=torch.float32)
+        assert runs[0].kernel.arch == name
+    exact = gemv(a, x, out_dtype=torch.float32, backend="reference")
+    torch.testing.assert_close(found[arch], exact, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("format,rule", [("nvfp4", "max"), ("nvfp4", "four_six_mse"), ("mxfp8_e4m3", "rceil")])
+def test_quantize(format: str, rule: str) -> None:
+    torch.manual_seed(3)
+    x = (torch.randn(130, 544) * 3).bfloat16()
+    options = {} if format == "nvfp4" else {"format": format}
+    with simulating("sm_120a") as runs:
+        found = quantize(x, rule=rule, **options)
+    assert runs and runs[0].kernel.arch == "sm_120a"
+    exact = quantize(x, rule=rule, **options)
+    for name in ("data", "scale"):
+        assert torch.equal(getattr(found, name).view(torch.uint8), getattr(exact, name).view(torch.uint8))
+
+
+def test_hardware_conversions_and_wide_loads() -> None:
+    """ptxas emits 256-bit loads and FP4 conversions for sm_120a, and no kernel spills."""
+    gemv_kernel, _ = compile_gemv("sm_120a", m=4096, k=7168)
+    report = inspect_cubin(gemv_kernel.cubin, gemv_kernel.ptx).kernel
+    assert any(x.bits == 256 and x.space == "global" for x in report.sass_accesses)
+    assert any("E2M1" in opcode for opcode in report.opcodes)
+    quantize_kernel, _ = compile_quantize("sm_120a", NVFP4, resolve_rule("max", NVFP4), rows=256, k=4096)
+    for kernel in (gemv_kernel, quantize_kernel):
+        report = inspect_cubin(kernel.cubin, kernel.ptx).kernel
+        assert report.spill_loads == report.spill_stores == report.stack_bytes == 0

@@ -1,0 +1,78 @@
+"""Gated and grouped GEMMs on sm_120a, and quantized results: against float64, on problems of any size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import gated_gemm_problems
+import grouped_problems
+import numpy as np
+import pytest
+import torch
+from gated_gemm_problems import Gated, usual_alpha
+from gemm_problems import Case
+from grouped_problems import random_grouped
+
+from cute_nvfp4 import simulating
+from cute_nvfp4.formats import as_bytes
+from cute_nvfp4.ops.quantize import quantize
+from cute_nvfp4.sim import adversarial
+
+pytestmark = pytest.mark.sweep(2)
+BASE = Case(m=200, n=136, k=544, alpha=usual_alpha(544), tile_n=64, store="direct")
+WHOLE = replace(BASE, n=256, batch=2)
+GATED = {
+    "two": Gated(replace(BASE, batch=2)),
+    "sliced": Gated(replace(BASE, out="sliced"), "gelu_tanh"),
+    "swap": Gated(replace(BASE, swap=True, batch=2, out="columns"), "relu"),
+    "halves": Gated(WHOLE, form="halves"),
+    "interleaved": Gated(WHOLE, "gelu_erf", form="interleaved"),
+    "interleaved swap": Gated(replace(WHOLE, swap=True), form="interleaved"),
+    "mxfp4": Gated(replace(BASE, a_format="mxfp4", b_format="mxfp4", alpha=2.0**-11, workers=0)),
+    "mxfp8": Gated(replace(BASE, a_format="mxfp8_e5m2", b_format="mxfp8", alpha=2.0**-17, swap=True)),
+    "factors": Gated(replace(BASE, alpha_tensor=True, a_global=0.5, b_global=-1.5, batch=0, dtype="bfloat16")),
+}
+
+
+@pytest.fixture(autouse=True)
+def architecture() -> Iterator[None]:
+    with simulating("sm_120a"):
+        yield
+
+
+@pytest.mark.parametrize("name", GATED)
+def test_gated(name: str) -> None:
+    problem = gated_gemm_problems.make(GATED[name])
+    problem.check(problem.run())
+
+
+@pytest.mark.parametrize("m,n", [(140, 208), (1, 16), (130, 400)])
+def test_quantized(m: int, n: int) -> None:
+    """The bits of quantizing a float32 result; sums are exact here."""
+    case = Case(m=m, n=n, k=544, batch=2, alpha=2.0**-8, tile_n=64, exact=True, out="new", store="direct")
+    problem = gated_gemm_problems.make(Gated(case))
+    right = quantize(problem.run(out_dtype=torch.float32), global_scale=0.37, backend="reference")
+    found = problem.run(out_global_scale=0.37)
+    assert as_bytes(found.data).equal(right.data) and as_bytes(found.blocked_scale()).equal(right.blocked_scale())
+
+
+def grouped(seed: int) -> grouped_problems.Grouped:
+    """A list, a long list, or rows of groups dealt by offsets, in turn."""
+    drawn = random_grouped(np.random.default_rng([5, seed]), max_groups=(8, 20, 12)[seed % 3], contiguous=seed % 3 == 2)
+    return replace(drawn, pair=False, cluster=(1, 1), split_k=1, tile_n=(64, 128)[seed % 2])
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_grouped(seed: int) -> None:
+    problem = grouped_problems.make(grouped(seed))
+    problem.check(problem.run())
+
+
+def test_schedules() -> None:
+    problems = [gated_gemm_problems.make(GATED["two"]), grouped_problems.make(replace(grouped(1), maps="workspace"))]
+    for problem in problems:
+        problem.check(problem.run())
+        for schedule in adversarial(2):
+            with simulating(schedule=schedule):
+                problem.check(problem.run())

@@ -1,0 +1,89 @@
+"""The streaming GEMM of packed weights: its compiled PTX against the exact product, on full-range data."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from mutants import FIRST, LAST, at, constant, drop, instead, number, outcome
+from stream_problems import Case, Problem, make
+
+from cute_nvfp4 import simulating
+from cute_nvfp4.errors import OperandError
+from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
+from cute_nvfp4.ops.streamed import KERNEL
+from cute_nvfp4.sim import adversarial
+
+pytestmark = [pytest.mark.kernels]
+
+HALF = {"slabs": 4, "warps_m": 2, "warps_k": 4, "stages": 8}
+CASES = (
+    # one unit a CTA; units cut between CTAs; whole ones after them
+    Case(1, 128, 256, 2, out="bfloat16", tiling=HALF),
+    Case(16, 256, 512, 5, tiling={"stages": 6}),
+    Case(3, 640, 128, 2, tiling={"stages": 4}),
+    # rows, K and columns that fill no tile; fp16; two tiles a stage; one slab; one CTA for each step
+    Case(7, 97, 464, 7, "float16", "float16", HALF),
+    Case(9, 130, 512, 4, "float16", tiling={"slabs": 2, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "stages": 8}),
+    Case(16, 41, 512, 9, tiling={"slabs": 1, "warps_m": 1, "warps_k": 4, "stages": 8}),
+    Case(32, 384, 256, 4, tiling={"warps_m": 8, "warps_k": 2, "stages": 4}),
+    Case(2, 128, 256, 4, tiling={"stages": 2}),
+    # NVFP4 times NVFP4
+    Case(5, 128, 512, 3, "float16", tiling={**HALF, "warps_m": 1, "quantized_x": True}),
+    Case(16, 100, 256, 2, "float16", tiling={"stage_tiles": 2, "stages": 4, "quantized_x": True}),
+)  # fmt: skip
+CUT = Case(5, 256, 320, 3, tiling={**HALF, "stages": 4})
+
+
+def run(problem: Problem, **options) -> torch.Tensor:
+    with simulating("sm_90a", **options):
+        return problem.run()
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_exact(case: Case) -> None:
+    problem = make(case)
+    assert not problem.wrong(run(problem)).any()
+
+
+@pytest.mark.parametrize("schedule", adversarial(4), ids=str)
+def test_any_schedule_gives_the_same_bits(schedule) -> None:
+    problem = make(CUT)
+    out = run(problem, schedule=schedule)
+    assert not problem.wrong(out).any()
+    assert torch.equal(out, run(problem))
+
+
+def test_nan_scale_is_its_row() -> None:
+    """Row 20 of the second unit, in one column of scales; the rest does not notice."""
+    problem = make(CUT)
+    clean = run(problem)
+    slab, g = divmod(128 + 20 - 128, 16)
+    problem.packed[1, 2, 4096 + slab * 64 + g * 8] = 0xFF
+    out = run(problem)
+    rows = torch.zeros(256, dtype=torch.bool)
+    rows[128 + 20] = True
+    assert out[:, rows].isnan().all() and torch.equal(out[:, ~rows], clean[:, ~rows])
+
+
+def test_limits_are_named() -> None:
+    for tiling, message in (({"columns": 24}, "columns"), ({"slabs": 2}, "divisor"), ({"warps_k": 8}, "at most 16")):
+        with pytest.raises(OperandError, match=message):
+            KERNEL.build(StreamConfig(**tiling))
+
+
+MUTANTS = (
+    ("a scale of the other row", at("mul.rn.bf16x2", instead("mul.rn.bf16x2 {0}, {1}, {1};"), FIRST), "wrong"),
+    ("a product dropped", at("mma.sync", instead("mov.b32 %r1, %r1;"), LAST), "wrong"),
+    ("the mask of the codes", at("", constant(0x81C081C0, 0x81808180)), "wrong"),
+    ("the chunk of x not swizzled", at("xor.b32", number(2, 64, 32)), "wrong"),
+    ("flags not waited for", at("ld.acquire.gpu", instead("mov.b32 {0}, 1;")), "Race"),
+    ("sums read before they are written", at("bar.sync", drop(), slice(2, 3)), "Race"),
+    ("stages not waited for", at("mbarrier.try_wait", instead("setp.eq.b32 {0}, 0, 0;"), LAST), "Race"),
+)
+
+
+@pytest.mark.parametrize("name, change, noticed", MUTANTS, ids=[m[0] for m in MUTANTS])
+def test_mutants_are_noticed(name, change, noticed) -> None:
+    problem = make(CUT)
+    found = outcome(change, lambda: not problem.wrong(problem.run()).any(), "sm_90a")
+    assert found == noticed

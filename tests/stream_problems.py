@@ -1,0 +1,98 @@
+"""Problems for the streaming GEMM: full-range packed weights, and the exact product."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from cute_nvfp4 import weight_layout
+from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
+from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.ops.streamed import StreamCall
+from cute_nvfp4.runtime.backend import resolve
+from cute_nvfp4.scale_layout import blocked_flat, to_blocked
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+ALPHA, FACTOR = 0.75, 2.5
+
+
+@dataclass(frozen=True)
+class Case:
+    """out (m, n) of x (m, k) on ``ctas`` CTAs; ``tiling``: of the configuration."""
+
+    m: int
+    n: int
+    k: int
+    ctas: int
+    dtype: str = "bfloat16"
+    out: str = "float32"
+    tiling: dict[str, Any] = field(default_factory=dict)
+    seed: int = 0
+
+    def __str__(self) -> str:
+        tiling = "-".join(f"{name}{value}" for name, value in self.tiling.items())
+        return f"{self.m}x{self.n}x{self.k}-{self.ctas}-{self.dtype}-{self.out}-{tiling}"
+
+    @property
+    def config(self) -> StreamConfig:
+        """``tiling`` may also say that x is NVFP4."""
+        columns = 8 if self.m <= 8 else 16 if self.m <= 16 else 32
+        vector = self.n % 4 == 0
+        return replace(
+            StreamConfig(dtype=self.dtype, out=self.out, columns=columns, vector=vector, factors=1), **self.tiling
+        )
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Operands, the exact result in float64, and the sums of the magnitudes of its products."""
+
+    case: Case
+    x: torch.Tensor | BlockScaledTensor
+    packed: torch.Tensor
+    exact: torch.Tensor
+    magnitude: torch.Tensor
+
+    def run(self) -> torch.Tensor:
+        """The kernel's result; every element that it does not write is NaN."""
+        case = self.case
+        out = torch.full((case.m, case.n), float("nan"), dtype=DTYPES[case.out])
+        factor = torch.tensor([FACTOR])
+        target = resolve("sim", self.packed.device)
+        call = StreamCall(self.x, self.packed, case.n, out, case.config, case.ctas, target)
+        call(self.x, self.packed, out, ALPHA, (factor,))
+        assert not call.flags.any()
+        return out
+
+    def wrong(self, out: torch.Tensor) -> torch.Tensor:
+        """Elements beyond 2⁻²⁰ of the sum of magnitudes, and the rounding of the output."""
+        bound = 2.0**-20 * self.magnitude + self.exact.abs() * torch.finfo(DTYPES[self.case.out]).eps
+        return ~((out.double() - self.exact).abs() <= bound)
+
+
+def make(case: Case) -> Problem:
+    """Every code and every scale but NaN, x normal."""
+    generator = torch.Generator().manual_seed(case.seed)
+    dtype = DTYPES[case.dtype]
+    codes = torch.randint(0, 16, (1, case.n, case.k), dtype=torch.uint8, generator=generator)
+    scales = torch.randint(0, 256, (1, case.n, case.k // 16), dtype=torch.uint8, generator=generator)
+    scales[scales & 0x7F == 0x7F] = 1
+    packed = weight_layout.pack(codes, scales, dtype)
+    weight = weight_layout.unpack(packed, dtype)[0, : case.n, : case.k].double()
+    x = values = torch.randn(case.m, case.k, generator=generator).to(dtype)
+    if case.config.quantized_x:
+        x = quantized(case, generator)
+        values = x.dequantize(torch.float64)
+    values, factor = values.double(), ALPHA * FACTOR
+    return Problem(case, x, packed[0], factor * values @ weight.T, factor * values.abs() @ weight.abs().T)
+
+
+def quantized(case: Case, generator: torch.Generator) -> BlockScaledTensor:
+    """x (m, k) of every code and every scale but NaN; NaN in the scales' padding."""
+    data = torch.randint(0, 256, (case.m, case.k // 2), dtype=torch.uint8, generator=generator)
+    scales = torch.full((128, case.k // 16), 0x7F, dtype=torch.uint8)
+    scales[: case.m] = torch.randint(0, 127, (case.m, case.k // 16), dtype=torch.uint8, generator=generator)
+    scales[: case.m] |= torch.randint(0, 2, (case.m, case.k // 16), dtype=torch.uint8, generator=generator) << 7
+    return BlockScaledTensor(data, blocked_flat(to_blocked(scales)))
