@@ -7,7 +7,7 @@ stochastic rounding, and the reference, as it is and through ``torch.compile``.
 
 On Hopper the speed of NVFP4 depends on whether products of elements and the reciprocal of a scale can be exact ties
 between E2M1 numbers: with global scales that are powers of two, or amax / 2688 for most amax of few bits, they
-can, with others they cannot. Both are timed.
+can, with others they cannot. Both are timed, and scales that are not those of the rule or of the data.
 
 Times are medians of one call between two CUDA events, launch included, with L2 cold and clean.
 
