@@ -152,8 +152,6 @@ class Gemv:
         slices = Span(Int32(0), ceil_div(k, SLICE_K))
         mailbox = self.epilogue.allocate(smem)
         if cutlass.const_expr(cfg.cluster > 1):
-            if cutlass.const_expr(not cfg.late):
-                self.epilogue.open(mailbox, tiles, index)
             each = ceil_div(slices.count, cfg.cluster)
             slices = Span(rank * each, cutlass.min(each, slices.count - rank * each))
         work = Work(a, b, Sizes(m, k), shared_b, stages, sums, thread, tiles, slices, mailbox)
@@ -206,11 +204,14 @@ class Gemv:
         return Cursor(addresses.advanced(offset), tile, Int32(0), offset), blocks
 
     @cute.jit
-    def decode_b(self, work: Work, blocks: BlocksOfB):
+    def decode_b(self, work: Work, blocks: BlocksOfB, later: Boolean | None):
         """Decodes the chunk of b into shared memory; all threads of the CTA meet."""
         cfg, thread = self.config, work.thread
-        if cutlass.const_expr(cfg.late and cfg.cluster > 1):
-            self.epilogue.open(work.mailbox, work.tiles, thread.index)
+        if cutlass.const_expr(cfg.cluster > 1):
+            if cutlass.const_expr(later is None):
+                self.epilogue.open(work.mailbox, work.tiles, thread.index)
+            elif ~later:
+                self.epilogue.open(work.mailbox, work.tiles, thread.index)
         self.put_constants(work.shared_b.constants, thread.index)
         for i in cutlass.range_constexpr(self.first_blocks):
             self.store_b(work, thread.index + i * cfg.threads, blocks, i)
@@ -235,23 +236,20 @@ class Gemv:
         scale_address = work.shared_b.scale_address + thread.warp_k * SLICE_SCALE_BYTES + quad_lane * (2 * LANE_BLOCKS)
         sum0, sum1 = Float32(0.0), Float32(0.0)
         tile_of_cta, step = thread.warp_m, Int32(0)
-        if cutlass.const_expr(cfg.peeled):
-            for i in cutlass.range_constexpr(ahead):
-                if i < total:
-                    self.fetch(work, cursor, i)
-                    cursor = self.step(work, cursor, steps)
-                commit_group()
-            self.decode_b(work, blocks)
-            stage, free_stage = Int32(0), Int32(ahead)
-            for i in cutlass.range(0, total, unroll=1):
-                wait_group(cfg.stages - 2)
-                cute.arch.sync_warp()
+        stage, free_stage = Int32(0), Int32(0)
+        for i in cutlass.range(0, total + ahead, unroll=1):
+            wait_group(cfg.stages - 2)
+            # copies of all lanes become visible to each, and all have read what is copied over
+            cute.arch.sync_warp()
+            if i < total:
+                self.fetch(work, cursor, free_stage)
+                cursor = self.step(work, cursor, steps)
+                free_stage = cutlass.select_(free_stage == cfg.stages - 1, Int32(0), free_stage + 1)
+            commit_group()
+            if i == ahead - 1:
+                self.decode_b(work, blocks, later)
+            if i >= ahead:
                 fragment = self.loader.take(work.stages, stage)
-                if i + ahead < total:
-                    self.fetch(work, cursor, free_stage)
-                    cursor = self.step(work, cursor, steps)
-                commit_group()
-                free_stage = stage
                 stage = cutlass.select_(stage == cfg.stages - 1, Int32(0), stage + 1)
                 b_scales = load_shared(scale_address + step * (cfg.warps_k * SLICE_SCALE_BYTES), 8)
                 slice_of_chunk = thread.warp_k + step * cfg.warps_k
@@ -261,30 +259,6 @@ class Gemv:
                     self.put_sums(work, sum0, sum1, tile_of_cta, later)
                     sum0, sum1, step = Float32(0.0), Float32(0.0), Int32(0)
                     tile_of_cta += cfg.warps_m
-        else:
-            stage, free_stage = Int32(0), Int32(0)
-            for i in cutlass.range(0, total + ahead, unroll=1):
-                wait_group(cfg.stages - 2)
-                # copies of all lanes become visible to each, and all have read what is copied over
-                cute.arch.sync_warp()
-                if i < total:
-                    self.fetch(work, cursor, free_stage)
-                    cursor = self.step(work, cursor, steps)
-                    free_stage = cutlass.select_(free_stage == cfg.stages - 1, Int32(0), free_stage + 1)
-                commit_group()
-                if i == ahead - 1:
-                    self.decode_b(work, blocks)
-                if i >= ahead:
-                    fragment = self.loader.take(work.stages, stage)
-                    stage = cutlass.select_(stage == cfg.stages - 1, Int32(0), stage + 1)
-                    b_scales = load_shared(scale_address + step * (cfg.warps_k * SLICE_SCALE_BYTES), 8)
-                    slice_of_chunk = thread.warp_k + step * cfg.warps_k
-                    sum0, sum1 = self.accumulate(sum0, sum1, fragment, b_scales, lane_b, slice_of_chunk)
-                    step += 1
-                    if step == steps:
-                        self.put_sums(work, sum0, sum1, tile_of_cta, later)
-                        sum0, sum1, step = Float32(0.0), Float32(0.0), Int32(0)
-                        tile_of_cta += cfg.warps_m
 
     @cute.jit
     def walk_registers(
@@ -298,7 +272,7 @@ class Gemv:
             if i < total:
                 self.fetch(work, cursor, i)
                 cursor = self.step(work, cursor, steps)
-        self.decode_b(work, blocks)
+        self.decode_b(work, blocks, later)
         lane_b = self.engine.lane_state(work.shared_b.values, work.shared_b.constants, thread.lane)
         scale_address = work.shared_b.scale_address + thread.warp_k * SLICE_SCALE_BYTES + quad_lane * (2 * LANE_BLOCKS)
         sum0, sum1 = Float32(0.0), Float32(0.0)

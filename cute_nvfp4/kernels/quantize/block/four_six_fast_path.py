@@ -17,7 +17,7 @@ The bounds, with u = 2⁻²⁴. y is x / (global scale · scale) times 1 + ε, w
 and no tie is near, else ε ≤ 8 u (three roundings, and 4 u where it is lowered; a tie that goes the other way counts no
 more). The definition rounds (q · scale) · global scale, and the difference. |q| ≤ 6, and |y| < 7, as scales are not
 rounded by more than an eighth, and the largest one is not used if more than 464 is wanted for the 6 (1.5 times that for
-the 4, which is cut off, but still larger than the 6's or the same). So besides a relative ρ ≤ 28 u for sums and
+the 4, which is cut off, but still larger than the 6's or the same). So besides a relative ρ ≤ 24 u for sums and
 products, and in units of the scale,
 
 * one |d| is off by less than 7 ε + 6 u, that is 20 u or 62 u; the sum of 16 by 16 times that;
@@ -73,18 +73,18 @@ def _elements(config: QuantizeConfig, codes: list[Uint32]) -> list[Uint32]:
 
 
 def _total(config: QuantizeConfig, d: list[Float32]) -> Float32:
-    """Σ d², or Σ |d| in two chains."""
-    if config.choice == "mse":
-        total = mul_rn(d[0], d[0])
-        for a in d[1:]:
-            total = fma_rn(a, a, total)
-        return total
+    """Σ d² or Σ |d|, in two chains."""
     chains = []
     for first in (0, 1):
         part = d[first::2]
-        chain = add_rn(abs_f32(part[0]), abs_f32(part[1]))
-        for a in part[2:]:
-            chain = add_rn(chain, abs_f32(a))
+        if config.choice == "mse":
+            chain = mul_rn(part[0], part[0])
+            for a in part[1:]:
+                chain = fma_rn(a, a, chain)
+        else:
+            chain = add_rn(abs_f32(part[0]), abs_f32(part[1]))
+            for a in part[2:]:
+                chain = add_rn(chain, abs_f32(a))
         chains.append(chain)
     return add_rn(*chains)
 
