@@ -14,8 +14,8 @@ Why so:
 * A streams past L1 (``L1::no_allocate``) and leaves L2 first (``L2::evict_first``): nobody reads it again.
 * b is decoded once a CTA, into shared memory, in the order in which lanes read it; every row of the
   CTA shares it. Decoding b again for every row, from L1, would cost half as much as decoding A.
-* A lane keeps ``stages`` slices of A in flight in registers, across tiles; the first are asked for before b is
-  decoded. No barrier and no copy engine in the stream: a warp waits for nobody.
+* A warp keeps ``stages`` slices of A in flight, across tiles; the first are asked for before b is decoded. No barrier
+  and no copy engine in the stream: a warp waits for nobody.
 * The products of a block are summed unscaled, where the sum is exact (:mod:`.dot`), and then scaled in fp32 by the
   product of both scales, exact too: E4M3 · E4M3 · 2⁻⁶ has eight significant bits and lies in f16's range with its
   subnormals. Only the fp32 sum over blocks rounds.
@@ -226,8 +226,8 @@ class Gemv:
     def walk_ring(self, work: Work, tile: Int32, quad_lane: Int32, steps: Int32, total: Int32, later: Boolean | None):
         """Walks the warp's slices of the chunk, for one tile after the other, and stores the sums of each tile.
 
-        One loop, in which the first slices are asked for, b is decoded, and slices are multiplied: instructions come
-        from memory too when a kernel starts, and of the copies of a loop unrolled each costs more than it saves.
+        One loop, in which slices are asked for, b is decoded once the first are, and slices are multiplied: less code
+        than a prologue with copies of its own, and as fast.
         """
         cfg, thread, ahead = self.config, work.thread, self.loader.ahead
         cursor, blocks = self.start(work, tile)
