@@ -84,9 +84,8 @@ def ours(problem: Problem, activations: str, prepared: bool) -> list[Call]:
     weights = problem.weights
     with refusals():
         if prepared:
-            if "prepare_weight" not in nv.__all__:
-                raise NotAvailableError("cute_nvfp4 has no prepare_weight")
-            weights = [nv.prepare_weight(weight) for weight in weights]
+            dtype = torch.bfloat16 if activations == "bf16" else torch.float16
+            weights = [nv.prepare_weight(weight, dtype=dtype) for weight in weights]
         if shape.problem == "gated":
             return checked(lambda: [nv.gated_gemm(rows[0], weights[0], **options)])
         if shape.problem == "grouped":

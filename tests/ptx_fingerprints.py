@@ -83,6 +83,12 @@ def _gemms() -> Iterator[tuple[str, Callable]]:
         "default": {},
         "sm_103a": {"arch": ARCHITECTURES["sm_103a"]},
         "sm_120a": {"arch": ARCHITECTURES["sm_120a"], "store": "direct"},
+        "sm_120a stream_k": {
+            "arch": ARCHITECTURES["sm_120a"],
+            "store": "direct",
+            "scheduler": "stream_k",
+            "out": "bfloat16",
+        },
         "sm_120a n64 mxfp8": {
             **{"arch": ARCHITECTURES["sm_120a"], "store": "direct", "tile_n": 64, "bias": "n", "raster": "n"},
             **{"a_format": "mxfp8", "b_format": "mxfp8_e5m2", "out": "float32"},

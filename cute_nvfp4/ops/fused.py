@@ -125,7 +125,7 @@ class FusedCall:
         sources = read
         if self._closely and any(self._copied):
             sources = [readable(x) if copied else x for x, copied in zip(read, self._copied)]
-        factor = given_scale(given, read[0].device) if self._given else None
+        factor = given_scale(given, read[0]) if self._given else None
         if out is None or automatic:
             data, scale = results.data(), results.scale()
         else:

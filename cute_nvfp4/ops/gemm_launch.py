@@ -8,7 +8,7 @@ import torch
 
 from ..errors import OperandError
 from ..kernels.gemm.arguments import GemmArguments, Output, PartialSums
-from ..kernels.gemm.config import CTA_ROWS
+from ..kernels.gemm.config import CTA_ROWS, epilogue_threads
 from ..planning.gemm import GemmProblem, Plan, plan_for
 from ..runtime.backend import capturing, sm_count, stream_of
 from ..runtime.kernel import Kernel
@@ -96,7 +96,8 @@ def stream_k_scratch(plan: Plan, target: Target, device: torch.device, kept: boo
     config = plan.config
     ctas = plan.workers * config.ctas
     workspace = torch.empty(ctas * config.products * config.tile_n * CTA_ROWS, dtype=torch.float32, device=device)
-    words, kept = ctas * 4, kept and target.backend == "cuda" and not capturing(target)
+    # a flag for each warp that stores
+    words, kept = ctas * epilogue_threads(config) // 32, kept and target.backend == "cuda" and not capturing(target)
     place = device, stream_of(target, device)
     flags = _flags.get(place) if kept else None
     if flags is None or flags.numel() < words:

@@ -121,12 +121,14 @@ def planned(
     graph is traced. options: those of ``_PLANNED``."""
     if recording() or type(x) not in PLAIN or x.layout is not torch.strided:
         return None
-    # all that a plan depends on; 1 and 1.0 would be equal, so options have their types with them
+    _, _, hadamard, _, axis, _, _ = options
+    # all that a plan depends on; 1, 1.0 and True are equal
     # fmt: off
     key = (
         x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 31, format, rule,
         global_scale if type(global_scale) is str else scalar_key(global_scale), generator is None,
-        options, type(options[2]), type(options[4]), operand_key(out), backend, world(not x.is_cuda),
+        options, None if hadamard is axis is None else (type(hadamard), type(axis)),
+        operand_key(out), backend, world(not x.is_cuda),
     )
     # fmt: on
     call = _calls.find(key)
@@ -161,7 +163,7 @@ def prepared(
     options = {name: defaults[name].default for name in _PLANNED} | options
     call = preparable(planned(x, format, rule, global_scale, None, out, backend, tuple(options.values())), QuantizeCall)
     if out is None:
-        out = call.new(x.device, global_scale)
+        out = call.new(x, global_scale)
     elif isinstance(global_scale, torch.Tensor) and global_scale is not out.global_scale:
         raise OperandError.of("global scale with out", got="another tensor", expected="out.global_scale, which is read")
     if call.launches > 1 or options["rounding"] != "nearest":

@@ -112,7 +112,7 @@ class QuantizeCall:
         if out is None:
             data, scale = self._new.data(), self._new.scale()
             if self._global_scale == "given":
-                factor = given_scale(given, x.device)
+                factor = given_scale(given, x)
             elif self._global_scale == "computed":
                 computed = self._new.factor()
         else:
@@ -121,7 +121,7 @@ class QuantizeCall:
             if self._global_scale == "computed":
                 computed = own
             elif self._global_scale == "given":
-                factor = own if given is own else given_scale(given, x.device)
+                factor = own if given is own else given_scale(given, x)
                 if factor.data_ptr() != own.data_ptr():
                     own.copy_(factor.reshape(own.shape))
         if self._amax is not None:
@@ -151,11 +151,11 @@ class QuantizeCall:
             *((_int32(seed), _int32(seed >> 32)) if self._stochastic else ()),
         )
 
-    def new(self, device: torch.device, given: str | float | torch.Tensor | None) -> BlockScaledTensor:
+    def new(self, x: torch.Tensor, given: str | float | torch.Tensor | None) -> BlockScaledTensor:
         """A result that is not written yet, with the global scale that is given, or room for one."""
         factor = self._new.factor() if self.computes else None
         if self._global_scale == "given":
-            factor = given_scale(given, device)
+            factor = given_scale(given, x)
         return BlockScaledTensor.like(self._new.key, self._new.data(), self._new.scale(), factor)
 
     @property
@@ -199,10 +199,10 @@ def _kind(given: str | float | torch.Tensor | None, request: QuantizeRequest) ->
     return "none" if global_scale_of(given, request) is None else "given"
 
 
-def given_scale(given: float | torch.Tensor, device: torch.device) -> torch.Tensor:
-    """A given global scale, known to be one, as a tensor of no dimensions."""
+def given_scale(given: float | torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    """A given global scale, known to be one, as a tensor of no dimensions where x is."""
     if not isinstance(given, torch.Tensor):
-        return checked_global_scale(given, device)
+        return checked_global_scale(given, x.device)
     return given.detach().reshape(()) if given.ndim or given.requires_grad else given
 
 

@@ -159,8 +159,16 @@ class _Tile:
         rasters = ("m", "n") if (p.m + p.n) * p.k / 2 > L2_BYTES else ("m",)
         found = [self.plan(self.tiles, least, raster=raster) for raster in rasters]
         yield from filter(None, found)
-        if self.arch.generation == "sm120":
-            return
+        if self.arch.generation == "sm100":
+            yield from self._several(least, rasters, fit, every, found)
+        if fit and self.tiles % fit and self.k_tiles >= 2 * _MIN_SHARE:
+            shares = self.tiles * self.k_tiles // _MIN_SHARE
+            yield from filter(None, [self.plan(shares, least, scheduler="stream_k")])
+
+    def _several(
+        self, least: tuple[int, int], rasters: tuple[str, ...], fit: int, every: bool, found: list
+    ) -> Iterator[tuple[Prediction, Plan]]:
+        """Clusters of CTAs that share loads, or a tile along K. ``found``: the plain plans."""
         if self.tiles >= fit and (every or any(x and x[0].l2_us >= x[0].mainloop_us for x in found)):
             yield from filter(None, self._sharing(rasters))
         for split in SPLITS[1:]:
@@ -169,9 +177,6 @@ class _Tile:
                 # all tiles at once: K is split to fill the device, which more tiles do better
                 if self.tiles <= concurrent_clusters(size, self.sm_count):
                     yield from filter(None, [self.plan(self.tiles, least, split_k=split)])
-        if fit and self.tiles % fit and self.k_tiles >= 2 * _MIN_SHARE:
-            shares = self.tiles * self.k_tiles // _MIN_SHARE
-            yield from filter(None, [self.plan(shares, least, scheduler="stream_k")])
 
     def _sharing(self, rasters: tuple[str, ...]) -> Iterator[tuple[Prediction, Plan] | None]:
         for m, n in _PAIR_CLUSTERS if self.ctas == 2 else _CLUSTERS:

@@ -9,6 +9,8 @@ busiest CTA, whose accumulators are in the registers of the warps that multiply,
 
 from __future__ import annotations
 
+import math
+
 from ..kernels.gemm.config import CTA_ROWS, GemmConfig
 from ..kernels.gemm.shared_plan import MIN_STAGES, StagePlan
 from ..kernels.gemm.sm120.memory_plan import SharedPlan
@@ -36,26 +38,32 @@ def predict(
     part = part_of(sm_count)
     tiles = -(-m // CTA_ROWS) * -(-n // config.tile_n) * batch
     k_tiles = -(-k // config.tile_k)
-    workers = min(workers or sm_count, tiles)
+    stream = config.scheduler == "stream_k"
+    # k-tiles or work tiles that are dealt to the CTAs
+    work = tiles * k_tiles if stream else tiles
+    workers = min(workers or sm_count, work)
     ctas = min(workers, sm_count)
-    waves = -(-tiles // workers) * -(-workers // sm_count)
-    steps = waves * k_tiles
+    share = -(-work // workers) * -(-workers // sm_count)
+    steps, waves = (share, share / k_tiles) if stream else (share * k_tiles, float(share))
     flops = 2.0 * config.products * tiles * k_tiles * config.tile_k * CTA_ROWS * config.tile_n
     # an instruction of 8-bit operands takes the cycles of one with twice the K of 4-bit ones
     slow = 64 / config.kind.k
     mma = steps * (flops / tiles / k_tiles) * slow / part.sm_flop_s * 1e6
     if dram_bytes is None:
         dram_bytes = traffic(config, m, n, k, batch, ctas, part.l2_bytes)
+        # sums of tiles that two CTAs have are written and read once
+        dram_bytes += 2 * workers * config.products * CTA_ROWS * config.tile_n * 4 if stream else 0
     dram = dram_bytes / (part.dram_bytes_s * DRAM_SHARE) * 1e6
     stages, loaded = SharedPlan(config).stages, StagePlan(config).loaded
     round_trip = LATENCY_US + mma / steps
     latency = (steps - 1) * round_trip / stages
     columns = config.products * config.tile_n / 128
-    epilogue = waves * columns * EPILOGUE_CYCLES / part.clock_ghz * 1e-3
+    epilogue = math.ceil(waves) * columns * EPILOGUE_CYCLES / part.clock_ghz * 1e-3
+    reduction = 2 * LATENCY_US if stream and steps % k_tiles else 0.0
     terms = {"mma": mma, "latency": latency, "dram": dram}
     mainloop = max(mma, latency + dram)
     return Prediction(
-        us=START_US + round_trip + mainloop + epilogue,
+        us=START_US + round_trip + mainloop + reduction + epilogue,
         start_us=START_US,
         round_trip_us=round_trip,
         mainloop_us=mainloop,
@@ -63,10 +71,10 @@ def predict(
         dram_us=dram,
         mma_us=mma,
         l2_us=0.0,
-        reduction_us=0.0,
+        reduction_us=reduction,
         epilogue_us=epilogue,
         steps=steps,
-        waves=float(waves),
+        waves=waves,
         ctas=ctas,
         stages=stages,
         bytes_in_flight=ctas * min(stages, steps) * loaded,

@@ -54,23 +54,18 @@ class CudaLauncher:
             names = [launch.kernel for launch in template.launches]
             kernel.loaded[device] = driver.load(kernel.cubin, names, device, kernel.name)
         self.kernel, self.template, self._device = kernel, template, device
-        write, launch = self._parts()
-        lock = threading.Lock()
-
-        def call(values: tuple, owners: tuple) -> None:
-            with lock:
-                write(values)
-                launch()
-
-        self._call = call
+        self._write, self._launch = self._parts()
+        self._lock = threading.Lock()
 
     def __call__(self, values: tuple, owners: tuple) -> None:
-        self._call(values, owners)
+        with self._lock:
+            self._write(*values)
+            self._launch()
 
     def fixed(self, values: tuple, owners: tuple) -> Callable[[], None]:
         """The call with these values, in memory of its own: nothing is written any more."""
         write, launch = self._parts()
-        write(values)
+        write(*values)
         lock = threading.Lock()
 
         def call() -> None:
@@ -80,8 +75,8 @@ class CudaLauncher:
 
         return call
 
-    def _parts(self) -> tuple[Callable[[tuple], None], Callable[[], None]]:
-        """What writes the varying values, and what launches; both closures, which are called most quickly."""
+    def _parts(self) -> tuple[Callable[..., None], Callable[[], None]]:
+        """What writes the varying values, and what launches."""
         loaded, device, name = self.kernel.loaded[self._device], self._device, self.kernel.name
         writes, prepared = [], []
         for number, launch in enumerate(self.template.launches):
@@ -120,15 +115,15 @@ class CudaLauncher:
         return write, launch_anywhere if torch.cuda.device_count() > 1 else launch_here
 
 
-def _in_turn(functions: Sequence[Callable[[tuple], None]]) -> Callable[[tuple], None]:
-    def call(values: tuple) -> None:
+def _in_turn(functions: Sequence[Callable[..., None]]) -> Callable[..., None]:
+    def call(*values: Any) -> None:
         for function in functions:
-            function(values)
+            function(*values)
 
     return call
 
 
-def _writes(buffer: Any, places: Sequence[tuple[int, Patch]], count: int) -> list[Callable[[tuple], None]]:
+def _writes(buffer: Any, places: Sequence[tuple[int, Patch]], count: int) -> list[Callable[..., None]]:
     """Functions that write the varying values: one for each run of neighbours in ``buffer``."""
     runs: list[list[tuple[int, Patch]]] = []
     end = -1
@@ -140,19 +135,20 @@ def _writes(buffer: Any, places: Sequence[tuple[int, Patch]], count: int) -> lis
     return [_write(buffer, run[0][0], [patch for _, patch in run], count) for run in runs]
 
 
-def _write(buffer: Any, at: int, patches: Sequence[Patch], count: int) -> Callable[[tuple], None]:
+def _write(buffer: Any, at: int, patches: Sequence[Patch], count: int) -> Callable[..., None]:
     pack = struct.Struct("<" + "".join(p.code for p in patches)).pack_into
     if any(p.added for p in patches):
         takes = [(p.value, p.added) for p in patches]
-        return lambda values: pack(buffer, at, *[values[i] + added for i, added in takes])
+        return lambda *values: pack(buffer, at, *[values[i] + added for i, added in takes])
     indexes = [p.value for p in patches]
     if indexes == list(range(count)):
-        return lambda values: pack(buffer, at, *values)
+        # no frame of Python's
+        return functools.partial(pack, buffer, at)
     if len(indexes) == 1:
         index = indexes[0]
-        return lambda values: pack(buffer, at, values[index])
+        return lambda *values: pack(buffer, at, values[index])
     take = itemgetter(*indexes)
-    return lambda values: pack(buffer, at, *take(values))
+    return lambda *values: pack(buffer, at, *take(values))
 
 
 class SimLauncher:

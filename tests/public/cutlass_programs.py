@@ -209,6 +209,33 @@ EPILOGUES = [
     ),
 ]
 
+HOPPER = [
+    *_each(
+        "cute/hopper/kernel/dense_gemm",
+        ("dense_gemm", f"--mnkl 256,256,256,1 --tile_shape_mn 128,128 --cluster_shape_mn 2,2 {_ONCE}"),
+        ("dense_gemm_persistent", f"--mnkl 512,256,512,1 --tile_shape_mn 128,256 --cluster_shape_mn 2,1 {_ONCE}"),
+        ("dense_gemm_fp8_2xacc", f"--mnkl 256,256,256,1 --tile_shape_mn 128,128 --cluster_shape_mn 2,1 {_ONCE}"),
+        (
+            "dense_gemm_fp8_gelu_persistent",
+            f"--mnkl 256,256,256,1 --tile_shape_mn 128,128 --cluster_shape_mn 2,1 {_ONCE}",
+        ),
+        arch="sm_90a",
+    ),
+    # Its benchmark frees the tensors of its groups before it launches.
+    *_each(
+        "cute/hopper/kernel/grouped_gemm",
+        (
+            "grouped_gemm",
+            "--num_groups 2 --problem_sizes_mnkl (128,192,64,1),(40,128,128,1) --tile_shape_mn 128,64 --iterations 0",
+        ),
+        arch="sm_90a",
+    ),
+    *_each(
+        "cute/hopper/kernel/attention", ("fmha", f"--q_shape 1,256,2,64 --k_shape 1,256,2,64 {_ONCE}"), arch="sm_90a"
+    ),
+    *_each("cute/hopper/kernel/cta_norm", ("cta_norm", f"--M 16 --N 1024 {_ONCE}"), arch="sm_90a"),
+]
+
 AMPERE = [
     *_each(
         "cute/ampere/kernel/elementwise",
@@ -329,6 +356,8 @@ FINDINGS = {
     f"{_TCGEN05}/clusterMxN_2cta_mma.py": _HANDSHAKE,
     f"{_TCGEN05}/mcast_clusterMxN_2cta_mma.py": _HANDSHAKE,
     "cute_ext/blackwell/dense_gemm_2sm.py": _HANDSHAKE,
+    "cute/hopper/kernel/dense_gemm/dense_gemm_fp8_2xacc.py": "nothing orders its stream after the copy of its scales",
+    "cute/hopper/kernel/attention/fmha.py": "its last bulk store is not waited for",
     f"{_TCGEN05}/2cta_mma_blockscale_m128.py": "nobody waits for the scales that the odd CTA loads",
     f"{_TCGEN05}/mcast_clusterMxN_1cta_mma.py": "a CTA exits while its peer's multicast commit may still arrive",
     f"{_LESSONS}/gemm_M128_N128_Kany_TN_warpspec_multistage.py": "no barrier between alloc and reads of its address",
@@ -345,7 +374,7 @@ REASONS = {
     "cute/blackwell/kernel/moe/torch_scaled_grouped_mm.py": "its reference is a torch operation without a CPU version",
 }
 
-_ALL = TUTORIALS + KERNELS + ATTENTION + MOE + EPILOGUES + AMPERE + PRIMITIVES + LANGUAGE + EXTENSION
+_ALL = TUTORIALS + KERNELS + ATTENTION + MOE + EPILOGUES + HOPPER + AMPERE + PRIMITIVES + LANGUAGE + EXTENSION
 PROGRAMS = [
     replace(p, expect=f"checks: {FINDINGS[p.path]}" if p.path in FINDINGS else REASONS.get(p.path, p.expect))
     for p in _ALL

@@ -208,7 +208,25 @@ def test_plans(m: int) -> None:
     plan = choose(PackedProblem(m=m, n=8192, k=8192), ARCHITECTURES["sm_90a"], 132)
     assert plan.streams == (m <= 16)
     if not plan.streams:
-        assert plan.config.tile_n <= max(32, 2 * m) and plan.workers <= 132 * plan.config.ctas_per_sm
+        assert plan.config.tile_n <= max(32, 2 * m)
+        assert plan.workers * plan.config.cluster_rows <= 132 * plan.config.ctas_per_sm
+
+
+@pytest.mark.parametrize(
+    "m, n, k, expected",
+    [
+        (32, 8192, 8192, (32, "stream_k")),
+        (64, 8192, 8192, (64, "stream_k")),
+        (128, 7168, 16384, (128, "stream_k")),
+        (128, 7168, 2048, (64, "static")),
+        (256, 8192, 8192, (128, "static")),
+        (512, 8192, 8192, (256, "static")),
+        (2048, 8192, 8192, (256, "static")),
+    ],
+)
+def test_the_plans_that_were_fastest_on_an_h200(m: int, n: int, k: int, expected: tuple[int, str]) -> None:
+    config = choose(PackedProblem(m=m, n=n, k=k), ARCHITECTURES["sm_90a"], 132).config
+    assert (config.tile_n, config.scheduler) == expected
 
 
 MUTANTS = (

@@ -29,7 +29,7 @@ def architecture() -> Iterator[None]:
 
 def structures() -> list[Case]:
     """Every structure of the kernel."""
-    every = itertools.product(SM120_TILE_N, ("static",), ("m", "n"), (0, 2), FORMAT_PAIRS)
+    every = itertools.product(SM120_TILE_N, ("static", "stream_k"), ("m", "n"), (0, 2), FORMAT_PAIRS)
     return [
         Case(tile_n=tile_n, scheduler=scheduler, raster=raster, stages=stages, a_format=a, b_format=b, store="direct")
         for tile_n, scheduler, raster, stages, (a, b) in every

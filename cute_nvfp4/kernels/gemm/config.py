@@ -211,3 +211,8 @@ class GemmConfig(GemmSignature, GemmTiling):
         words += [f"{self.gate} of two {'B' if self.shared == 'a' else 'A'}"] if self.gate else []
         words += ["interleaved"] if self.interleaved else []
         return " ".join(words)
+
+
+def epilogue_threads(config: GemmConfig) -> int:
+    """Threads of a CTA that store its tile: a row of tensor memory each, or all that multiply."""
+    return 256 if config.arch.generation == "sm120" else CTA_ROWS

@@ -99,7 +99,6 @@ def _single(c: GemmConfig) -> str:
         ("pair", c.pair, False),
         ("cluster", c.cluster, (1, 1)),
         ("split_k", c.split_k, 1),
-        ("scheduler", c.scheduler, "static"),
         ("acc_stages", c.acc_stages, 0),
         ("store", c.store, "direct"),
     ):

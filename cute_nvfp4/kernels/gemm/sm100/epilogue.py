@@ -22,12 +22,13 @@ from ..config import CTA_ROWS, GemmConfig
 from ..epilogue import EpilogueFunction, OneResult, Position, Result
 from ..group_source import GroupSource
 from ..problem import Scheduler
+from ..reduction import WorkspaceExchange
 from ..shared_plan import OUT_STAGES
 from ..tile_scheduler import CtaPlace, WorkTile
 from .memory_plan import TensorPlan
 from .operands import accumulator_layout, make_mma
 from .output import Store
-from .reduction import ClusterExchange, WorkspaceExchange
+from .reduction import ClusterExchange
 
 
 @dataclass(frozen=True)

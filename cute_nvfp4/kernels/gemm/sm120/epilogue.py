@@ -8,10 +8,14 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32
 
+from ..arguments import PartialSums
 from ..config import CTA_ROWS, GemmConfig
 from ..epilogue import EpilogueFunction, Position, Result
 from ..output import ThreadStore
+from ..problem import Scheduler
+from ..reduction import WorkspaceExchange
 from ..tile_scheduler import WorkTile
+from .memory_plan import WARP
 from .warp_tile import HALVES, PAIRS, RUN, WarpTile
 
 
@@ -46,11 +50,50 @@ class Epilogue:
             found.append(values)
         return found
 
-    def store_tile(self, acc: cute.Tensor, work: WorkTile, result: Result) -> None:
-        """Finishes and stores the sums of a work tile."""
+    @property
+    def rows(self) -> list[tuple[int, int]]:
+        """(instruction, 0 or 1) of each row that the lane has."""
+        return [(m, row) for m in range(self.tile.m_tiles) for row in range(2)]
+
+    def write(self, values: list[cute.Tensor], m: int, row: int, work: WorkTile, result: Result) -> None:
+        """Finishes the sums of a row and stores them."""
         column = work.n * self.config.tile_n + self.tile.column
-        for m in range(self.tile.m_tiles):
-            for row in range(2):
-                at = Position(work.m * CTA_ROWS + self.tile.row(m, row), column, work.batch)
-                outputs = self.function(self.run(acc, m, row), result, at)
-                self.store.write(outputs, at, result.out, 0, self.warp)
+        at = Position(work.m * CTA_ROWS + self.tile.row(m, row), column, work.batch)
+        self.store.write(self.function(values, result, at), at, result.out, 0, self.warp)
+
+
+@dataclass(frozen=True)
+class WholeTile:
+    """All sums of a work tile are here."""
+
+    def store(self, e: Epilogue, acc: cute.Tensor, work: WorkTile, result: Result, cursor: Int32) -> None:
+        for m, row in e.rows:
+            e.write(e.run(acc, m, row), m, row, work, result)
+
+
+@dataclass(frozen=True)
+class StreamK(WorkspaceExchange):
+    """A share that does not begin its work tile goes to the workspace; one that does is finished here."""
+
+    @cute.jit
+    def store(self, e: Epilogue, acc: cute.Tensor, work: WorkTile, result: Result, cursor: Int32):
+        if work.k_first > 0:
+            for number in cutlass.range_constexpr(len(e.rows)):
+                self.write(number * RUN, e.run(acc, *e.rows[number]))
+            self.raise_flag()
+        else:
+            others = self.contributors(cursor, work.k_count)
+            self.wait_for_flags(others)
+            for number in cutlass.range_constexpr(len(e.rows)):
+                values = e.run(acc, *e.rows[number])
+                self.add(number * RUN, others, values)
+                e.write(values, *e.rows[number], work, result)
+
+
+def divided_k(e: Epilogue, partials: PartialSums | None, scheduler: Scheduler) -> WholeTile | StreamK:
+    """How the sums of a work tile come together."""
+    if partials is None:
+        return WholeTile()
+    thread = e.warp * WARP + e.tile.lane
+    addresses = partials.workspace.toint(), partials.flags.toint()
+    return StreamK(e.config, len(e.rows) * RUN, thread, e.warp, scheduler, *addresses)

@@ -16,7 +16,7 @@ from ..pipeline_graph import barrier_words
 from ..problem import Problem, Scheduler
 from ..shared_plan import SWIZZLE_BYTES
 from ..stage_copies import fill_stages
-from .epilogue import Epilogue
+from .epilogue import Epilogue, divided_k
 from .loader import TileLoader, shared_operands
 from .mainloop import make_accumulators, multiply
 from .memory_plan import LOAD_WARP, MMA_WARPS, SharedPlan, pipelines
@@ -64,11 +64,12 @@ def multiply_and_store(
     store = thread_store(config, problem.arguments.out)
     epilogue = Epilogue(config, tile, problem.epilogue_function(), store, warp)
     results = problem.results()
+    divided = divided_k(epilogue, problem.partials, scheduler)
     acc = make_accumulators(config, tile)  # (RESULT, PAIR, HALF, MMA_M, PRODUCT)
     index, phase = Int32(0), Int32(0)
     cursor, end = scheduler.range()
     while cursor < end:
         work = scheduler.tile(cursor, end)
         index, phase = multiply(config, tile, barriers.operands, base, work, acc, index, phase)
-        epilogue.store_tile(acc, work, results.of(work.batch))
+        divided.store(epilogue, acc, work, results.of(work.batch), cursor)
         cursor = scheduler.after(cursor, work)

@@ -76,9 +76,9 @@ class Multiplier:
         formats = config.a_format, config.b_format
         for p in range(config.products):
             ia, ib = (min(p, count - 1) for count in config.counts)
-            for m in range(self.tile.m_tiles):
-                for half in range(HALVES):
-                    for pair in range(PAIRS):
+            for half in range(HALVES):
+                for pair in range(PAIRS):
+                    for m in range(self.tile.m_tiles):
                         before = [acc[i, pair, half, m, p] for i in range(4)]
                         scales = ScaleWord(sfa[ia], byte, m), ScaleWord(sfb[ib][half], byte, pair)
                         found = mma_block_scaled(config.kind, formats, a[ia][m], b[ib][half][pair], before, *scales)

@@ -1,0 +1,79 @@
+"""PTX with one thing changed at random. The simulator may say anything of it, but must not crash or hang: a hazard, an
+error that names what is wrong, or a result."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from cute_nvfp4.errors import CuteNvfp4Error
+from tests.sim.mutation import gemm, programs
+from tests.sim.mutation.judge import Subject
+
+KERNELS = (*programs.NAMES, *gemm.CASES)
+STEPS = 20_000
+CHANGES = ("drop", "twice", "exchange", "operand", "number", "modifier", "character")
+_INSTRUCTION = re.compile(r"^\s*(?:@!?%?\w+\s+)?[a-z][\w.:]*\s.*;\s*$")
+_WORD = re.compile(r"%\w+")
+_NUMBER = re.compile(r"(?<![\w%.$])-?(?:0x[0-9a-fA-F]+|\d+)(?![\w.])")
+_MODIFIER = re.compile(r"\.[a-z_]\w*(?:::\w+)*")
+
+
+@dataclass(frozen=True)
+class FuzzCase:
+    """One change of a kernel: everything about it follows from ``seed``."""
+
+    kernel: str
+    seed: int
+
+
+def draw(generator: np.random.Generator, number: int) -> FuzzCase:
+    return FuzzCase(str(generator.choice(KERNELS)), int(generator.integers(1 << 30)))
+
+
+def subject(kernel: str) -> Subject:
+    return gemm.subject(kernel) if kernel in gemm.CASES else programs.subject(kernel)
+
+
+def run(case: FuzzCase) -> None:
+    """Anything but an error of ours comes out."""
+    one = subject(case.kernel)
+    try:
+        one.run(fuzzed(one.ptx, case.seed), checks=True, step_limit=STEPS)
+    except CuteNvfp4Error:
+        pass
+
+
+def fuzzed(ptx: str, seed: int) -> str:
+    """The text with one instruction changed."""
+    generator = np.random.default_rng(seed)
+    lines = ptx.split("\n")
+    places = [i for i, line in enumerate(lines) if _INSTRUCTION.match(line)]
+    at = places[generator.integers(len(places))]
+    other = places[generator.integers(len(places))]
+    line, change = lines[at], CHANGES[generator.integers(len(CHANGES))]
+    if change == "drop":
+        lines[at] = ""
+    elif change == "twice":
+        lines[at] = line + "\n" + line
+    elif change == "exchange":
+        lines[at], lines[other] = lines[other], line
+    elif change == "character":
+        where = int(generator.integers(len(line)))
+        lines[at] = line[:where] + str(generator.choice(list("%.,;[]{}0x-@ "))) + line[where + 1 :]
+    else:
+        pattern = {"operand": _WORD, "number": _NUMBER, "modifier": _MODIFIER}[change]
+        new = pattern.findall(lines[other]) or [str(int(generator.integers(-(1 << 31), 1 << 32)))]
+        lines[at] = _replaced(line, pattern, str(generator.choice(new)), generator)
+    return "\n".join(lines)
+
+
+def _replaced(line: str, pattern: re.Pattern[str], new: str, generator: np.random.Generator) -> str:
+    """One of the places that match, changed."""
+    found = list(pattern.finditer(line))
+    if not found:
+        return line
+    one = found[generator.integers(len(found))]
+    return line[: one.start()] + new + line[one.end() :]
