@@ -72,7 +72,6 @@ class GemvConfig:
     out: str = "float16"
     min_blocks: int = 0
     cluster: int = 1
-    late: bool = True
     dot: str = ""
 
     @property

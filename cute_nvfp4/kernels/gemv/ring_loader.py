@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import cutlass
-import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
@@ -34,8 +33,7 @@ class RingStages(NamedTuple):
 
     A stage is a tile's slice, (SEGMENT, ROW) of sixteen bytes, (8, 16) : (16, 128) with Swizzle<1, 4, 3>: segments of
     odd rows are swapped in pairs, so that the eight lanes of a 128-bit access (two rows, every other segment) use all
-    banks. Behind it lie the scales as in their atoms: four times sixteen bytes of each, ((16, 2), ROW_OF_LANE, 4) of
-    (LANE, ROW_OF_LANE, COLUMN), eight bytes a lane.
+    banks. Behind it lie the scales: (LANE, ROW_OF_LANE, 4), eight bytes a lane.
     """
 
     base: Int32
@@ -46,7 +44,7 @@ class RingStages(NamedTuple):
         return base + row * SLICE_BYTES + (segment ^ (row & 1)) * SEGMENT_BYTES
 
     def scales(self, base: Int32) -> Int32:
-        return base + _DATA_BYTES + mod(self.lane, 16) * 16 + div(self.lane, 16) * 8
+        return base + _DATA_BYTES + self.lane * 8
 
 
 class RingLoader:
@@ -92,10 +90,8 @@ class RingLoader:
     def _copy_scales(self, where: LaneAddresses, lane: Int32, rest: Rest | None, target: Int32) -> None:
         config = self.config
         if config.a_scale == "blocked" and rest is None:
-            if config.late:
-                self._copy_blocked(where.scale, target, lane)
-            else:
-                copy_async(target, where.scale, 8)
+            # the lane's two rows are neighbours in the atom
+            copy_async(target, where.scale, 8)
         elif config.a_scale == "rowmajor" and config.scale_word:
             for r, address in enumerate(where.scales):
                 size = None
@@ -107,12 +103,6 @@ class RingLoader:
         else:
             # what has to be masked or put together from bytes goes through registers
             store_shared(target, load_scales(config, where, lane, rest))
-
-    @cute.jit
-    def _copy_blocked(self, source: Int64, target: Int32, lane: Int32):
-        """Copies sixteen scales: the lane's two rows are neighbours in the atom, then come those of the lane 16 on."""
-        if lane < 16:
-            copy_async(target, source, SEGMENT_BYTES, evict_first=True)
 
     def take(self, stages: RingStages, stage: Int32) -> Fragment:
         """What :meth:`fetch` brought to the lane."""
