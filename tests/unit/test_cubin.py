@@ -78,7 +78,7 @@ def test_one_conversion_for_two_elements(shape: tuple[int, int, int]) -> None:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_tensor_cores_and_asynchronous_copies_on_sm_90a(shape: tuple[int, int, int]) -> None:
-    report, config, ptx = compiled("sm_90a", shape)
+    report, _, ptx = compiled("sm_90a", shape)
     # eight words of two rows, the two signs apart
     assert report.count("IMMA.16832.S8.S8") == 16 == ptx.count("mma.sync.aligned.m16n8k32")
     copies = accesses(report, "copy", "global")
