@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import backends
 import torch
 
 from cute_nvfp4 import weight_layout
@@ -58,9 +59,10 @@ class Problem:
     def run(self) -> torch.Tensor:
         """The kernel's result; every element that it does not write is NaN."""
         case = self.case
-        out = torch.full((case.m, case.n), float("nan"), dtype=DTYPES[case.out])
-        factor = torch.tensor([FACTOR])
-        target = resolve("sim", self.packed.device)
+        device = self.packed.device
+        out = torch.full((case.m, case.n), float("nan"), dtype=DTYPES[case.out], device=device)
+        factor = torch.tensor([FACTOR], device=device)
+        target = resolve(backends.backend(), device)
         call = StreamCall(self.x, self.packed, case.n, out, case.config, case.ctas, target)
         call(self.x, self.packed, out, ALPHA, (factor,))
         assert not call.flags.any()
@@ -86,7 +88,15 @@ def make(case: Case) -> Problem:
         x = quantized(case, generator)
         values = x.dequantize(torch.float64)
     values, factor = values.double(), ALPHA * FACTOR
-    return Problem(case, x, packed[0], factor * values @ weight.T, factor * values.abs() @ weight.abs().T)
+    exact, magnitude = factor * values @ weight.T, factor * values.abs() @ weight.abs().T
+    return Problem(case, on_device(x), *map(on_device, (packed[0], exact, magnitude)))
+
+
+def on_device(x: torch.Tensor | BlockScaledTensor) -> torch.Tensor | BlockScaledTensor:
+    """``x`` where kernels are tested."""
+    if isinstance(x, BlockScaledTensor):
+        return BlockScaledTensor(backends.place(x.data), backends.place(x.scale))
+    return x.to(backends.device())
 
 
 def quantized(case: Case, generator: torch.Generator) -> BlockScaledTensor:

@@ -37,6 +37,7 @@ class Options:
     schedule: str = ""
     checks: bool = True
     counters: bool = False
+    clock: str = ""
     trace: str = ""
     json: str = ""
     quiet: bool = False
@@ -53,6 +54,7 @@ class Options:
         words += [] if self.checks else ["--no-checks"]
         words += [] if self.benchmarks == "once" else ["--benchmarks", self.benchmarks]
         words += ["--step-limit", str(self.step_limit)] if self.step_limit else []
+        words += ["--time"] if self.clock else []
         words += [] if self.execute else ["--no-execute"]
         words += [word for name in self.allow for word in ("--allow", name)]
         words += ["--continue"] if self.collect else []
@@ -84,6 +86,9 @@ def sim(
     ] = False,
     counters: Annotated[
         bool, typer.Option("--counters", help="Count instructions, copies, sectors, conflicts, waits.")
+    ] = False,
+    timed: Annotated[
+        bool, typer.Option("--time", help="Say how long each launch would take: a modelled time.")
     ] = False,
     trace: Annotated[str, typer.Option(metavar="FILE", help="Write a timeline for ui.perfetto.dev.")] = "",
     json: Annotated[
@@ -131,7 +136,13 @@ def sim(
         fail(f"there is no {kind} {script}" + (" (see --help)" if kind == "option" else ""), 2)
     for name, path in (("--trace", trace), ("--json", json)):
         check_writable(name, path)
-    options = Options(script, list(context.args), arch, str(chosen), checks, counters, trace, json)
+    clock = ""
+    if timed:
+        from ..sim.clock.machine import clock_of
+
+        with shown_errors():
+            clock = clock_of(arch)
+    options = Options(script, list(context.args), arch, str(chosen), checks, counters, clock, trace, json)
     options.quiet, options.traceback, options.execute = quiet, with_traceback, execute
     options.benchmarks, options.step_limit = benchmarks, step_limit
     options.allow, options.collect = tuple(allow or ()), collect
@@ -156,6 +167,7 @@ def _run(options: Options) -> int:
 
     more: dict[str, Any] = {"checks": options.checks, "counters": options.counters}
     more |= {"allow": options.allow, "on_hazard": "collect" if options.collect else "raise"}
+    more |= {"clock": options.clock} if options.clock else {}
     more |= {"step_limit": options.step_limit} if options.step_limit else {}
     trace = Trace() if options.trace else None
     more |= {"trace": trace} if trace is not None else {}
@@ -186,6 +198,8 @@ def _run(options: Options) -> int:
     show_findings(session, options.quiet)
     if options.counters:
         _show_counters(session)
+    if options.clock:
+        _show_times(session)
     if not options.quiet:
         _show_summary(options, session, status, outcome)
     if options.json:
@@ -219,6 +233,13 @@ def _show_counters(session: Session) -> None:
     console = stderr()
     for line in counter_lines(session, console.width):
         console.print(line, markup=False, soft_wrap=True)
+
+
+def _show_times(session: Session) -> None:
+    from .sim_times import time_lines
+
+    for line in time_lines(session):
+        stderr().print(line, markup=False, soft_wrap=True)
 
 
 def _show_summary(options: Options, session: Session, status: int, outcome: str) -> None:

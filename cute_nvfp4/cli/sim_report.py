@@ -19,9 +19,10 @@ A run of one schedule is an object with these keys, all of them always there:
         seconds         on this machine; it says nothing of a GPU
         instructions    warp instructions; 0 where the launch was stopped or not run
         warnings        what the checks found suspicious, a text a class; empty with --no-checks
-        counters        null without --counters, else every field of ``cute_nvfp4.sim.Result`` but the findings: kernel,
-                        warps, opcodes, classes, memory, distinct_bytes, engines, waits, mma, l2 and lines as described
-                        there, and bank_conflicts
+        timing          null without --time, else the fields of ``cute_nvfp4.sim.Timing`` but the waits: a modelled time
+        counters        null without --counters, else every field of ``cute_nvfp4.sim.Result`` but findings and timing:
+                        kernel, warps, opcodes, classes, memory, distinct_bytes, engines, waits, mma, l2 and lines as
+                        described there, and bank_conflicts
 
 With ``--schedules N`` it is {schema, script, arguments, arch, status, schedules}: ``schedules`` has the object above
 for each schedule that was run, in order, and the last is the one that failed, if one did. Of a run that died before it
@@ -56,11 +57,20 @@ def _launch(record: LaunchRecord, counted: bool) -> dict[str, Any]:
     entry = {"number": record.number, **dataclasses.asdict(record.launch)}
     entry["params"] = [len(p) for p in record.launch.params]
     del entry["cubin"]
-    entry |= {"seconds": record.seconds, "instructions": record.instructions, "warnings": [], "counters": None}
+    entry |= {
+        "seconds": record.seconds,
+        "instructions": record.instructions,
+        "warnings": [],
+        "counters": None,
+        "timing": None,
+    }
     if record.result is not None:
         counts = dataclasses.asdict(record.result)
-        del counts["findings"]
+        del counts["findings"], counts["timing"]
         entry["warnings"] = list(record.result.warnings)
+        if (timing := record.result.timing) is not None:
+            entry["timing"] = dataclasses.asdict(dataclasses.replace(timing, waits=()))
+            del entry["timing"]["waits"]
         if counted:
             entry["counters"] = counts | {"bank_conflicts": record.result.bank_conflicts}
     return entry

@@ -1,4 +1,5 @@
-"""Which kernel of sm_90a multiplies a packed weight: the streaming one for few rows of x, WGMMA for more."""
+"""Which kernel multiplies a packed weight: the streaming one for few rows of x (sm_90a, sm_120a), WGMMA for more
+(sm_90a)."""
 
 from __future__ import annotations
 
@@ -100,7 +101,8 @@ def _refused(p: PackedProblem, plan: PackedPlan) -> str:
 
 
 def _chosen(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
-    if p.m <= STREAM_ROWS and not p.bias:
+    # sm_120a has the streaming kernel alone: what it cannot run is refused
+    if (p.m <= STREAM_ROWS and not p.bias) or arch.generation == "sm120":
         return _streamed(p, arch, sm_count)
     plans = [
         plan
@@ -150,5 +152,7 @@ def _decided(p: PackedProblem, streams: bool) -> dict[str, Any]:
     """The fields of a configuration that the problem decides."""
     found = {"dtype": p.dtype, "out": p.out, "factors": p.factors}
     if streams:
-        return found | {"columns": 8 if p.m <= 8 else 16, "quantized_x": p.quantized, "vector": p.vector}
+        # rows that are aligned may still end within a vector: a single one, or those of a slice
+        vector = p.vector and p.n % 4 == 0
+        return found | {"columns": 8 if p.m <= 8 else 16, "quantized_x": p.quantized, "vector": vector}
     return found | {"vector": p.vector and p.out != "float32", "bias": p.bias}

@@ -18,7 +18,19 @@ if TYPE_CHECKING:
     from .cache import CompiledKernel
 
 ARCH_VARIABLE = "CUTE_NVFP4_ARCH"
-OPTIONS = ("checks", "counters", "schedule", "step_limit", "trace", "warps_per_wave", "sm_count", "allow", "on_hazard")
+OPTIONS = (
+    "checks",
+    "counters",
+    "schedule",
+    "step_limit",
+    "trace",
+    "warps_per_wave",
+    "sm_count",
+    "allow",
+    "on_hazard",
+    "clock",
+    "warm",
+)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from cute_nvfp4.sim.machine.launch import Launch
 from cute_nvfp4.sim.machine.schedule import Schedule, adversarial
 from cute_nvfp4.sim.observe.l2 import L2Traffic
 from cute_nvfp4.sim.observe.result import EngineCounter, MemoryCounter, MmaCounter, Result, WaitCounter
+from cute_nvfp4.sim.observe.timing import Timing
 from cute_nvfp4.sim.observe.trace import Trace
 from cute_nvfp4.sim.program import Program
 from cute_nvfp4.sim.runner import run
@@ -30,6 +31,7 @@ __all__ = [
     "Program",
     "Result",
     "Schedule",
+    "Timing",
     "Trace",
     "WaitCounter",
     "adversarial",

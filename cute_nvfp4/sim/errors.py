@@ -87,3 +87,7 @@ class BrokenRule(Hazard):
 
 class UndefinedRegister(Hazard):
     """A register that was never written decides an address, a branch or what is stored."""
+
+
+class ClockError(SimError):
+    """The clock lacks a tool, a figure of the machine, or code that it can lay beside the PTX."""

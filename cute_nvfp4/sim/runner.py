@@ -9,6 +9,8 @@ from cute_nvfp4.errors import SimError
 from cute_nvfp4.sim.checks import Checks, static
 from cute_nvfp4.sim.checks.findings import Findings
 from cute_nvfp4.sim.checks.unwritten import Unwritten
+from cute_nvfp4.sim.clock.machine import Machine
+from cute_nvfp4.sim.clock.timing import Clock
 from cute_nvfp4.sim.machine.events import Client
 from cute_nvfp4.sim.machine.executor import execute
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory
@@ -39,6 +41,8 @@ def run(
     sm_count: int = 148,
     allow: Collection[str] = (),
     on_hazard: str = "raise",
+    clock: str | Machine | None = None,
+    warm: bool = False,
     others: Sequence[Client] = (),
 ) -> Result:
     """Executes one launch on ``memory`` and returns what was counted.
@@ -49,6 +53,9 @@ def run(
     bounds the blocks executed by one wave. ``warps_per_wave`` is how many warps are resident together (whole clusters;
     a cooperative launch is one wave). ``allow`` names classes of hazards (``checks.findings.CLASSES``) that are only
     warnings; with ``on_hazard="collect"`` no hazard that a check finds stops the launch, and ``Result.findings`` has
+    them. ``clock`` names the machine whose modelled time ``Result.timing`` then is (docs/timing.md); its L2 is cold at
+    the start, or ``warm``. Raises a subclass of ``SimError`` for every other hazard, with what was found before it in
+    its ``findings``, and ``LaunchError`` when launch and kernel do not fit together.
     them. ``others`` hear the events too. Raises a subclass of ``SimError`` for every other hazard, with what was found
     before it in its ``findings``, and ``LaunchError`` when launch and kernel do not fit together.
     """
@@ -71,6 +78,7 @@ def run(
         Checks(kernel, memory, found, unwritten) if checks else None,
         counted,
         trace.client(kernel, launch, steps) if trace is not None else None,
+        timed := Clock(program, kernel, launch, memory, clock, warm) if clock is not None else None,
         *others,
     ]
     try:
@@ -81,4 +89,6 @@ def run(
         raise
     unwritten.settle(lambda client: execute_for([client]))
     result = replace(instructions.result(launch), findings=found.all())
+    if timed is not None:
+        result = replace(result, timing=timed.timing())
     return counted.complete(result) if counted else result

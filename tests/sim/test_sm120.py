@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cute_nvfp4 import gemv, quantize, simulating
+from cute_nvfp4 import dequantize, gemm, gemv, prepare_weight, quantize, simulating
+from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.ops.gemv import compile_gemv
 from cute_nvfp4.ops.quantize_launch import compile_quantize
@@ -52,3 +53,22 @@ def test_hardware_conversions_and_wide_loads() -> None:
     for kernel in (gemv_kernel, quantize_kernel):
         report = inspect_cubin(kernel.cubin, kernel.ptx).kernel
         assert report.spill_loads == report.spill_stores == report.stack_bytes == 0
+
+
+@pytest.mark.parametrize("m", [1, 16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_packed_weights(m: int, dtype: torch.dtype) -> None:
+    """NVFP4 weights times 16-bit activations of few rows, by the streaming kernel of sm_90a."""
+    torch.manual_seed(m)
+    weight, x = quantize(torch.randn(130, 1056)), torch.randn(m, 1056).to(dtype)
+    with simulating("sm_120a") as runs:
+        found = gemm(x, prepare_weight(weight, dtype=dtype), out_dtype=torch.float32)
+    assert runs[-1].kernel.arch == "sm_120a" and runs[-1].launch.dynamic_smem <= 101376
+    exact = x.double() @ dequantize(weight, dtype=torch.float64).T
+    torch.testing.assert_close(found.double(), exact, rtol=1e-5, atol=2e-3)
+
+
+def test_packed_weights_times_many_rows_are_refused() -> None:
+    weight, x = prepare_weight(quantize(torch.randn(128, 256))), torch.randn(17, 256).bfloat16()
+    with simulating("sm_120a"), pytest.raises(OperandError, match=r"streaming kernel: got 17 rows of x, .* at most 16"):
+        gemm(x, weight)

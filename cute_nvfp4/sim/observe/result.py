@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from cute_nvfp4.sim.checks.findings import Finding, grouped
 from cute_nvfp4.sim.observe.l2 import L2Traffic
+from cute_nvfp4.sim.observe.timing import Timing
 
 
 @dataclass
@@ -90,6 +91,7 @@ class Result:
     the bytes of distinct global sectors by kind ("load", "store", "atomic"), each counted once in the launch, whether
     threads or engines touched it; ``engines`` one entry an asynchronous instruction, ``waits`` one an instruction at
     which warps were parked, ``mma`` one a kind of matrix instruction; ``l2`` the traffic of a modelled cache.
+    ``timing`` is the modelled time, if a clock was asked for.
     """
 
     kernel: str
@@ -104,6 +106,7 @@ class Result:
     l2: L2Traffic | None = None
     lines: dict[int, int] = field(default_factory=dict)
     findings: tuple[Finding, ...] = ()
+    timing: Timing | None = None
 
     @property
     def warnings(self) -> tuple[str, ...]:

@@ -1,0 +1,200 @@
+"""Measured and modelled times of the same launches: ``python benchmarks/timing.py --measure`` on a GPU, or ``--model``.
+
+``LOOKED_AT`` are launches whose errors were looked at while the clock was built. ``HELD_OUT`` were written down before,
+and are compared only. Measured: medians of a CUDA graph of one call between two events, launch included, L2 cold
+and clean.
+Modelled: ``sim.run(..., clock="h200")`` (docs/timing.md). Each goes to a file of its own in ``benchmarks/results``;
+without an option both are read and set side by side.
+
+Exit codes: 0 done, 2 no CUDA device to measure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from common import RESULTS, gpu_target, machine, write
+
+import cute_nvfp4
+from cute_nvfp4 import BlockScaledTensor
+from cute_nvfp4.harness.timing import ColdL2, StopRule, time_cuda
+from cute_nvfp4.ops.gemv import gemv
+from cute_nvfp4.ops.quantize import quantize
+from cute_nvfp4.ops.rmsnorm_quantize import rmsnorm_quantize
+from cute_nvfp4.ops.silu_mul_quantize import silu_mul_quantize
+from cute_nvfp4.scale_layout import to_blocked
+
+_RULE = StopRule(repeats=100, relative_error=0.002, seconds=3.0)
+MEASURED, MODELLED = RESULTS / "timing_nvidia_h200.json", RESULTS / "timing_modelled_h200.json"
+
+
+class Case(NamedTuple):
+    """One launch: an operation and its sizes; ``rule`` of quantization."""
+
+    operation: str
+    rows: int
+    k: int
+    batch: int = 1
+    rule: str = ""
+
+    @property
+    def name(self) -> str:
+        batch = f" x {self.batch}" if self.batch > 1 else ""
+        return f"{self.operation} {self.rows} x {self.k}{batch}{' ' + self.rule if self.rule else ''}"
+
+
+LOOKED_AT = (
+    Case("gemv", 7168, 16384),
+    Case("gemv", 7168, 2048),
+    Case("gemv", 7168, 2048, 4),
+    Case("gemv", 4096, 4096),
+    Case("quantize", 16, 4096, rule="max"),
+    Case("quantize", 1024, 4096, rule="max"),
+    Case("rmsnorm_quantize", 128, 4096),
+    Case("silu_mul_quantize", 128, 4096),
+)
+HELD_OUT = (
+    *(Case("gemv", m, k) for m, k in ((8192, 8192), (4096, 14336), (14336, 4096), (1024, 1024), (2048, 8192))),
+    *(Case("gemv", m, k) for m, k in ((128, 256), (512, 16384), (5120, 5120), (28672, 8192))),
+    *(Case("gemv", m, k, b) for m, k, b in ((4096, 7168, 8), (1536, 7168, 4), (256, 2048, 16))),
+    *(Case("quantize", m, k, rule="max") for m, k in ((1, 4096), (128, 7168), (512, 4096), (2048, 4096), (128, 16384))),
+    *(Case("quantize", m, k, rule="four_six_mse") for m, k in ((16, 4096), (128, 7168), (1024, 4096))),
+    *(Case("rmsnorm_quantize", m, k) for m, k in ((16, 4096), (128, 7168), (1024, 4096), (512, 8192))),
+    *(Case("silu_mul_quantize", m, k) for m, k in ((16, 4096), (128, 7168), (1024, 4096), (512, 14336))),
+)
+
+
+def operands(case: Case, device: str) -> tuple[BlockScaledTensor, BlockScaledTensor]:
+    """Random operands of a GEMV."""
+    generator = torch.Generator(device=device).manual_seed(1)
+
+    def draw(rows: int) -> BlockScaledTensor:
+        size = (case.batch, rows, case.k // 2), (case.batch, rows, case.k // 16)
+        data = torch.randint(0, 256, size[0], dtype=torch.uint8, device=device, generator=generator)
+        return BlockScaledTensor(
+            data, to_blocked(torch.randint(32, 96, size[1], dtype=torch.uint8, device=device, generator=generator))
+        )
+
+    return draw(case.rows), draw(1)
+
+
+def call_of(case: Case, device: str) -> Callable[[], object]:
+    """The launch, its operands made and its result's memory given where the operation takes it."""
+    if case.operation == "gemv":
+        a, b = operands(case, device)
+        return functools.partial(gemv, a, b, out=gemv(a, b)) if device == "cuda" else lambda: gemv(a, b)
+    generator = torch.Generator(device=device).manual_seed(1)
+    width = case.k * (2 if case.operation == "silu_mul_quantize" else 1)
+    x = torch.randn(case.rows, width, generator=generator, device=device).bfloat16()
+    scale = torch.tensor(6.1803 / 2688, device=device)
+    backend = "cuda" if device == "cuda" else "sim"
+    if case.operation == "quantize":
+        options = {"rule": case.rule, "global_scale": scale, "backend": backend}
+        out = quantize(x, **options) if device == "cuda" else None
+        return lambda: quantize(x, **options, out=out)
+    if case.operation == "silu_mul_quantize":
+        return lambda: silu_mul_quantize(x, global_scale=scale, backend=backend)
+    weight = torch.ones(case.k, dtype=torch.bfloat16, device=device)
+    return lambda: rmsnorm_quantize(x, weight, global_scale=scale, backend=backend)
+
+
+def graph_of(call: Callable[[], object]) -> Callable[[], object]:
+    """``call`` as a CUDA graph: no host time is in what it takes."""
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        call()
+        call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    return graph.replay
+
+
+def measure(cases: tuple[Case, ...]) -> dict[str, object]:
+    """Medians in microseconds, by name."""
+    clear, out = ColdL2(), {}
+    for case in cases:
+        try:
+            samples = time_cuda(graph_of(call_of(case, "cuda")), rule=_RULE, clear=clear)
+            out[case.name] = round(statistics.median(samples) / 1e3, 3)
+        except Exception as error:
+            print(case.name, repr(error)[:300], file=sys.stderr, flush=True)
+            continue
+        print(f"{case.name:45} {out[case.name]:9.2f} us measured", flush=True)
+    return {"machine": machine(), "microseconds": out}
+
+
+def model(cases: tuple[Case, ...]) -> dict[str, object]:
+    """Modelled microseconds and what they are made of, by name."""
+    out = {}
+    for case in cases:
+        begin = time.perf_counter()
+        with cute_nvfp4.simulating("sm_90a", checks=False, clock="h200", sm_count=132) as runs:
+            call_of(case, "cpu")()
+        timing = [run.result.timing for run in runs]
+        out[case.name] = {
+            "microseconds": round(sum(t.microseconds for t in timing), 3),
+            "launches": len(timing),
+            "roofline": round(sum(t.roofline_us for t in timing), 3),
+            "bound_by": timing[-1].bound_by,
+        }
+        seconds = time.perf_counter() - begin
+        print(f"{case.name:45} {out[case.name]['microseconds']:9.2f} us modelled ({seconds:.1f} s)", flush=True)
+    return {"clock": "h200", "cases": out}
+
+
+def compare() -> None:
+    """Both, and how far the model is off."""
+    measured, modelled = json.loads(MEASURED.read_text())["microseconds"], json.loads(MODELLED.read_text())["cases"]
+    for title, cases in (("looked at", LOOKED_AT), ("held out", HELD_OUT)):
+        errors = {}
+        print(f"{title}\n{'':45} {'measured':>9} {'modelled':>9} {'roofline':>9}  error")
+        for case in cases:
+            if case.name not in measured or case.name not in modelled:
+                continue
+            was, entry = measured[case.name], modelled[case.name]
+            errors[case.name] = error = entry["microseconds"] / was - 1
+            print(
+                f"{case.name:45} {was:9.2f} {entry['microseconds']:9.2f} {entry['roofline']:9.2f}  {error:+6.1%}"
+                f"  {entry['bound_by']}"
+            )
+        if errors:
+            worst = max(errors, key=lambda name: abs(errors[name]))
+            mean = statistics.mean(abs(e) for e in errors.values())
+            print(f"{len(errors)} launches: mean {mean:.1%}, worst {errors[worst]:+.1%} ({worst})\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--measure", action="store_true", help="measure on this machine's GPU")
+    parser.add_argument("--model", action="store_true", help="ask the clock")
+    parser.add_argument("--only", default="", help="only launches whose name contains this")
+    parser.add_argument("--looked-at", action="store_true", help="leave the held-out launches alone")
+    parser.add_argument("--output", type=Path, help="where the record goes")
+    options = parser.parse_args()
+    cases = tuple(c for c in LOOKED_AT + (() if options.looked_at else HELD_OUT) if options.only in c.name)
+    if options.measure:
+        gpu_target("--model works without one")
+        write(measure(cases), options.output or MEASURED)
+    elif options.model:
+        write(model(cases), options.output or MODELLED)
+    else:
+        compare()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

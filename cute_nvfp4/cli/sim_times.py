@@ -1,0 +1,31 @@
+"""The times of ``cute-nvfp4 sim --time`` as text: one line a launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .sim_outcome import launch_line
+
+if TYPE_CHECKING:
+    from ..sim.session import Session
+
+MOST_REASONS = 4
+
+
+def time_lines(session: Session) -> Iterator[str]:
+    """What each launch would take, what bounds it, and what its warps waited for."""
+    timed = [record for record in session.launches if record.result is not None and record.result.timing is not None]
+    total = 0.0
+    for record in timed:
+        timing = record.result.timing
+        total += timing.microseconds
+        yield f"{launch_line(record)}: {timing.microseconds:.2f} us modelled on {timing.machine.upper()}"
+        yield f"  roofline {timing.roofline_us:.2f} us, an empty kernel {timing.launch_us:.2f} us of both"
+        worst = sorted(timing.lost.items(), key=lambda item: -item[1])[:MOST_REASONS]
+        yield "  warps wait for " + ", ".join(f"{name} {share:.0%}" for name, share in worst)
+        yield "  busy: " + ", ".join(f"{name} {share:.0%}" for name, share in timing.busy.items())
+        for note in timing.notes:
+            yield f"  note: {note}"
+    if len(timed) > 1:
+        yield f"{len(timed)} launches, one after the other: {total:.2f} us modelled"

@@ -1,0 +1,195 @@
+"""What instructions of a variable time do to the queues, and which events release a warp."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import Any
+
+from cute_nvfp4.sim.clock.machine import Machine
+from cute_nvfp4.sim.clock.recorder import Arrive, Await, Bar, Copy, Key, Passes, Request
+from cute_nvfp4.sim.clock.sass import NO_SCOREBOARD
+from cute_nvfp4.sim.clock.steps import REASONS, Step
+from cute_nvfp4.sim.clock.warps import WORTH_SHOWING, Warp
+from cute_nvfp4.sim.observe.timing import Wait
+
+NOTES = {
+    **{"shared": (Passes,), "load": (Request, Passes), "store": (Request, Passes), "atomic": (Request, Passes)},
+    **{"copy": (Request,), "barrier": (Bar,), "mbarrier": (Arrive, Await), "bulk": (Copy,), "cluster_arrive": (Bar,)},
+    **{"cluster_wait": (Await,), "copies_end": (), "copies_wait": (), "wgmma": (), "wgmma_wait": (), "fence": ()},
+}
+"""What may have happened at an instruction of each kind."""
+
+
+class Effects:
+    """A method for each kind of step, ``kind`` of which returns None where the warp is parked; and the events."""
+
+    machine: Machine
+
+    def __init__(self, expected: Counter[Key]) -> None:
+        self._left = Counter(expected)
+        self._when: dict[Key, float] = defaultdict(float)
+        self._over: dict[Key, float] = {}
+        self._barriers: dict[Key, float] = defaultdict(float)
+        self._waiting: dict[Key, list[Warp]] = defaultdict(list)
+        self.lost: Counter[str] = Counter()
+        self._handlers = {kind: getattr(self, f"_{kind}") for kind in NOTES}
+
+    def _push(self, time: float, warp: Warp) -> None:
+        raise NotImplementedError
+
+    def lose(self, warp: Warp, begin: float, end: float, reason: str, step: Step) -> None:
+        """The warp has waited."""
+        self.lost[reason] += end - begin
+        if end - begin >= WORTH_SHOWING:
+            warp.waits.append(Wait(begin, end, reason, step.source))
+
+    def release(self, warp: Warp, step: Step, time: float, reason: str) -> None:
+        """The scoreboards of a step are released then."""
+        for board in (step.releases, step.reads):
+            if board != NO_SCOREBOARD and time > warp.boards[board]:
+                warp.boards[board], warp.reasons[board] = time, REASONS.get(reason, reason)
+
+    def _shared(self, warp: Warp, step: Step, what: Passes | None, time: float) -> float:
+        done = warp.sm.port.passes(time, what.passes if what is not None else 1)
+        self.release(warp, step, done + step.latency, "shared")
+        return done
+
+    def _load(self, warp: Warp, step: Step, what: Any, time: float) -> float:
+        if isinstance(what, Passes):
+            return self._shared(warp, step, what, time)
+        if what is None:
+            return time
+        answer = warp.sm.port.load(time, what)
+        self.release(warp, step, answer.time, answer.by)
+        return time
+
+    def _store(self, warp: Warp, step: Step, what: Any, time: float) -> float:
+        if isinstance(what, Request):
+            warp.stored = warp.sm.port.store(time, what)
+            self.release(warp, step, warp.stored, "l1")
+        elif what is not None:
+            return self._shared(warp, step, what, time)
+        return time
+
+    def _atomic(self, warp: Warp, step: Step, what: Any, time: float) -> float:
+        if isinstance(what, Request):
+            answer = warp.sm.port.atomic(time, what)
+            self.release(warp, step, answer.time + self.machine["atomic.latency"], "atomic")
+        return time
+
+    def _copy(self, warp: Warp, step: Step, what: Any, time: float) -> float:
+        if isinstance(what, Request):
+            answer = warp.sm.port.load(time, what)
+            warp.open = max(warp.open, answer.time)
+            self.release(warp, step, time + self.machine["l1.cycles_per_request"], "l1")
+        return time
+
+    def _copies_end(self, warp: Warp, step: Step, what: Any, time: float) -> float:
+        warp.groups.append(warp.open)
+        warp.open = 0.0
+        return time
+
+    def _copies_wait(self, warp: Warp, step: Step, what: Any, time: float) -> float:
+        left = int(step.slot.operands.split(",")[1].strip(), 0) if "," in step.slot.operands else 0
+        gone = warp.groups[: len(warp.groups) - left] if left else warp.groups
+        if gone:
+            self._hold(warp, max(gone), time, "copies", step)
+            warp.groups = warp.groups[len(gone) :]
+        return time
+
+    def _hold(self, warp: Warp, until: float, time: float, reason: str, step: Step) -> None:
+        """The warp issues nothing more until then."""
+        if until > warp.ready:
+            self.lose(warp, warp.ready, until, reason, step)
+            warp.ready = until
+
+    def _barrier(self, warp: Warp, step: Step, what: Bar | None, time: float) -> float | None:
+        if what is None:
+            return time
+        done = self._barriers[what.key] = max(self._barriers[what.key], time) + self.machine["barrier.interval"]
+        self._contribute(what.key, done)
+        return time if "ARV" in step.slot.opcode else self._await(warp, what.key, time, step, "barrier.wake", "barrier")
+
+    def _mbarrier(self, warp: Warp, step: Step, what: Any, time: float) -> float | None:
+        self.release(warp, step, time + self.machine["mbarrier.latency"], "mbarrier")
+        if isinstance(what, Arrive):
+            for key in what.keys:
+                far = key[0] != warp.cta
+                self._contribute(key, time + self.machine["mbarrier.remote" if far else "mbarrier.arrive"])
+        if isinstance(what, Await) and what.key is not None:
+            return self._await(warp, what.key, time, step, "mbarrier.wake", "mbarrier")
+        return time
+
+    def _cluster_arrive(self, warp: Warp, step: Step, what: Bar | None, time: float) -> float:
+        if what is not None:
+            self._contribute(what.key, time)
+        return time
+
+    def _cluster_wait(self, warp: Warp, step: Step, what: Await | None, time: float) -> float | None:
+        if what is None:
+            return time
+        return self._await(warp, what.key, time, step, "cluster.barrier", "cluster")
+
+    def _bulk(self, warp: Warp, step: Step, what: Copy | None, time: float) -> float:
+        if what is None:
+            return time
+        warp.sm.pipes[warp.sub][step.pipe] = time + self.machine["tma.issue"]
+        answer = warp.sm.port.copy(time + self.machine["tma.issue"], what)
+        for key in what.keys:
+            self._contribute(key, answer.time)
+        if what.store:
+            warp.open = max(warp.open, answer.time)
+        return time
+
+    def _wgmma(self, warp: Warp, step: Step, what: Any, time: float) -> float:
+        begin = max(time, warp.sm.tensor[warp.sub])
+        warp.sm.tensor[warp.sub] = begin + step.interval
+        warp.open = max(warp.open, begin + step.latency)
+        if "gsb0" in step.slot.operands:
+            warp.tensor.append(warp.open)
+            warp.open = 0.0
+        return time
+
+    def _wgmma_wait(self, warp: Warp, step: Step, what: Any, time: float) -> float:
+        left = int(step.slot.operands.split(",")[1].strip(), 0)
+        gone = warp.tensor[: len(warp.tensor) - left] if left else warp.tensor
+        if gone:
+            self._hold(warp, max(gone), time, "tensor", step)
+            warp.tensor = warp.tensor[len(gone) :]
+        return time
+
+    def _fence(self, warp: Warp, step: Step, what: Any, time: float) -> float:
+        """Of the GPU: until L2 has answered what the warp has stored."""
+        gpu = "GPU" in step.slot.opcode or "SYS" in step.slot.opcode
+        until = warp.stored + self.machine["fence.gpu"] if gpu else 0.0
+        self._hold(warp, max(until, time + self.machine["fence.cta"]), time, "fence", step)
+        return time
+
+    # events
+
+    def _contribute(self, key: Key, time: float) -> None:
+        """One of the things that ``key`` waits for is done, at ``time``."""
+        self._left[key] -= 1
+        self._when[key] = max(self._when[key], time)
+        if not self._left[key]:
+            self._over[key] = self._when.pop(key)
+            for warp in self._waiting.pop(key, ()):
+                self._wake(warp, key)
+
+    def _await(self, warp: Warp, key: Key, time: float, step: Step, figure: str, reason: str) -> float | None:
+        """Goes on when ``key`` is over; None if that is not known yet."""
+        warp.reason = reason
+        warp.happened = (figure, step)
+        if key in self._over:
+            self._resume(warp, key)
+            return time
+        self._waiting[key].append(warp)
+        return None
+
+    def _resume(self, warp: Warp, key: Key) -> None:
+        figure, step = warp.happened
+        self._hold(warp, self._over[key] + self.machine[figure], warp.ready, warp.reason, step)
+
+    def _wake(self, warp: Warp, key: Key) -> None:
+        self._resume(warp, key)
+        self._push(warp.ready, warp)

@@ -1,0 +1,132 @@
+"""L2 and DRAM, which all SMs share, and the ways of one SM to them: queues with a rate and a latency."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import NamedTuple
+
+from cute_nvfp4.sim.clock.machine import Machine
+from cute_nvfp4.sim.clock.recorder import Copy, Request
+
+SECTOR, LINE = 32, 128
+
+
+class Answer(NamedTuple):
+    """When a request is answered, and by whom: "l1", "l2" or "dram"."""
+
+    time: float
+    by: str
+
+
+PERCENTILES = (10, 50, 90, 99)
+STEP = 0.6180339887498949
+"""Fractions of the multiples of the golden ratio fill the interval from 0 to 1 evenly, in the same order always."""
+
+
+class Latency:
+    """Latencies as they were measured: each request gets the next of a sequence that has their distribution."""
+
+    def __init__(self, machine: Machine, name: str) -> None:
+        self._known = [machine[f"{name}.latency_{p}"] for p in PERCENTILES]
+        self._drawn = 0.0
+
+    def next(self) -> float:
+        self._drawn = (self._drawn + STEP) % 1.0
+        percent, known = 100 * self._drawn, self._known
+        k = sum(percent > p for p in PERCENTILES[1:-1])
+        low, high = PERCENTILES[k], PERCENTILES[k + 1]
+        share = min(max((percent - low) / (high - low), 0.0), 1.0)
+        return known[k] + share * (known[k + 1] - known[k])
+
+
+class Shared:
+    """L2 and DRAM. A request of an SM that stands for ``weight`` SMs takes that many times its bytes."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._l2_rate, self._dram_rate = machine["l2.bytes_per_cycle"], machine["dram.bytes_per_cycle"]
+        self.latency = {name: Latency(machine, name) for name in ("l2", "dram")}
+        self._l2_free = self._dram_free = 0.0
+        self.l2_busy = self.dram_busy = 0.0
+
+    def fetch(self, time: float, size: float, new: float, weight: float) -> Answer:
+        """``size`` bytes, ``new`` of them from DRAM, asked for at ``time``: when the queues have served them."""
+        busy = weight * size / self._l2_rate
+        self._l2_free = max(time, self._l2_free) + busy
+        self.l2_busy += busy
+        if new <= 0:
+            return Answer(self._l2_free, "l2")
+        busy = weight * new / self._dram_rate
+        self._dram_free = max(time, self._dram_free) + busy
+        self.dram_busy += busy
+        return Answer(max(self._l2_free, self._dram_free), "dram")
+
+    def write(self, time: float, size: float, weight: float) -> float:
+        """``size`` bytes for L2, and then for DRAM; when L2 has taken them."""
+        busy, later = weight * size / self._l2_rate, weight * size / self._dram_rate
+        self._l2_free = max(time, self._l2_free) + busy
+        self._dram_free = max(time, self._dram_free) + later
+        self.l2_busy, self.dram_busy = self.l2_busy + busy, self.dram_busy + later
+        return self._l2_free
+
+
+class Port:
+    """The L1 of one SM: turns of its load and store unit, bytes from L2, the lines it holds."""
+
+    def __init__(self, machine: Machine, shared: Shared, weight: float, l1_bytes: int) -> None:
+        self._shared, self._weight = shared, weight
+        self._turn, self._pass = machine["l1.cycles_per_request"], machine["shared.cycles_per_pass"]
+        self._l1, self._in, self._out = machine["l1.latency"], machine["l2.to_sm"], machine["l2.from_sm"]
+        self._more = {"l2": -machine["tma.l2_less"], "dram": machine["tma.dram_more"]}
+        self._tma_rate, self._tma_store = machine["tma.bytes_per_cycle"], machine["tma.store_latency"]
+        self._lines: OrderedDict[int, None] = OrderedDict()
+        self._room = max(0, l1_bytes // LINE)
+        self._turns = self._arrivals = self._leavings = 0.0
+
+    def passes(self, time: float, passes: int) -> float:
+        """When shared memory has served a request of so many passes."""
+        self._turns = max(time, self._turns) + passes * self._pass
+        return self._turns
+
+    def load(self, time: float, request: Request) -> Answer:
+        """A load of a warp."""
+        self._turns = max(time, self._turns) + self._turn * max(1, len(request.lines))
+        if request.through_l1 and self._holds(request.lines):
+            return Answer(self._turns + self._l1, "l1")
+        return self._fetch(self._turns, request)
+
+    def _fetch(self, time: float, request: Request) -> Answer:
+        size = request.sectors * SECTOR
+        self._arrivals = max(time, self._arrivals) + size / self._in
+        served = self._shared.fetch(time, size, request.new * SECTOR, self._weight)
+        return Answer(max(served.time, self._arrivals) + self._shared.latency[served.by].next(), served.by)
+
+    def _holds(self, lines: tuple[int, ...]) -> bool:
+        """Whether L1 has all of ``lines``; they are there afterwards."""
+        hit = all(line in self._lines for line in lines)
+        for line in lines:
+            self._lines[line] = None
+            self._lines.move_to_end(line)
+        while len(self._lines) > self._room:
+            self._lines.popitem(last=False)
+        return hit
+
+    def store(self, time: float, request: Request) -> float:
+        """A store or reduction of a warp; when the unit has taken it."""
+        self._turns = max(time, self._turns) + self._turn * max(1, len(request.lines))
+        self._leavings = max(self._turns, self._leavings) + request.sectors * SECTOR / self._out
+        self._shared.write(self._leavings, request.sectors * SECTOR, self._weight)
+        return self._turns
+
+    def atomic(self, time: float, request: Request) -> Answer:
+        self.store(time, request)
+        return self._fetch(self._turns, request)
+
+    def copy(self, time: float, copy: Copy) -> Answer:
+        """A bulk or tensor copy: when its bytes are there, or written."""
+        if copy.store:
+            self._leavings = max(time, self._leavings) + copy.size / self._out
+            return Answer(self._shared.write(self._leavings, copy.size, self._weight) + self._tma_store, "l2")
+        self._arrivals = max(time, self._arrivals) + copy.size / self._tma_rate
+        served = self._shared.fetch(time, copy.size, copy.new, self._weight)
+        latency = self._shared.latency[served.by].next() + self._more[served.by]
+        return Answer(max(served.time, self._arrivals) + latency, served.by)

@@ -1,0 +1,329 @@
+"""What the replay needs to know of a launch, heard while it is executed.
+
+Of the sampled CTAs every warp keeps the blocks that it runs, and what happened at each instruction of them that takes
+a variable time (``Visit.happened``). Of all CTAs the recorder keeps which lines of memory somebody has touched.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cute_nvfp4.sim.clock.sampling import Sample
+from cute_nvfp4.sim.frontend.model import Instruction
+from cute_nvfp4.sim.machine.engine import Pending
+from cute_nvfp4.sim.machine.events import Listener, Mask, Values
+from cute_nvfp4.sim.machine.global_memory import SECTOR, GlobalMemory
+from cute_nvfp4.sim.machine.kernel import CompiledKernel
+from cute_nvfp4.sim.machine.requests import Access
+from cute_nvfp4.sim.machine.wave import Group, Wave
+from cute_nvfp4.sim.observe import banks
+
+Key = tuple[int, int, int]
+"""An event that warps wait for: CTA of the grid, then an mbarrier's slot and phase; a named barrier (-1 - its number)
+and its opening; the cluster's barrier (``CLUSTER``) and its phase."""
+CLUSTER = -100
+_PAST_L1 = {"cg", "cv", "volatile", "relaxed", "acquire", "no_allocate"}
+
+
+class Request(NamedTuple):
+    """An access of a warp to global memory: ``sectors`` of 32 bytes in ``lines`` of 128, ``new`` of which come from
+    DRAM (a fraction where others ask in the same step)."""
+
+    kind: str
+    sectors: int
+    new: float
+    lines: tuple[int, ...]
+    through_l1: bool
+
+
+class Passes(NamedTuple):
+    """An access to shared memory; ``passes`` of its banks."""
+
+    passes: int
+
+
+class Bar(NamedTuple):
+    """A named barrier of a CTA, its ``number``-th opening."""
+
+    key: Key
+
+
+class Arrive(NamedTuple):
+    """Arrivals at phases of mbarriers: ``keys`` of (CTA, slot, phase), one for each arrival."""
+
+    keys: tuple[Key, ...]
+
+
+class Await(NamedTuple):
+    """A wait that has passed, for the end of a phase; None if it never had to wait."""
+
+    key: Key | None
+
+
+class Copy(NamedTuple):
+    """A bulk or tensor copy: ``size`` bytes of which ``new`` come from DRAM; whom it tells, "" for nobody."""
+
+    store: bool
+    size: int
+    new: float
+    boxes: int
+    keys: tuple[Key, ...]
+
+
+class Visit(NamedTuple):
+    """A warp has run block ``block``; what ``happened`` by the index of the instruction, and kind."""
+
+    block: int
+    happened: dict[tuple[int, type], list[Any]]
+
+
+class Recorder(Listener):
+    """Takes the notes of one launch; ``visits`` of each sampled warp (CTA of the grid, warp of the CTA)."""
+
+    def __init__(self, kernel: CompiledKernel, memory: GlobalMemory, sample: Sample, warm: bool) -> None:
+        self.visits: dict[tuple[int, int], list[Visit]] = {}
+        self.expected: Counter[Key] = Counter()
+        self.bytes_fetched = 0.0
+        self.bytes_written = 0
+        self._kernel, self._working = kernel, False
+        self._index = {id(i): n for n, i in enumerate(kernel.source.code)}
+        self._sample, self._memory, self._warm = sample, memory, warm
+        self._touched: dict[int, np.ndarray] = {}
+
+    def listeners(self, wave: Wave) -> Iterable[Listener]:
+        self._wave = wave
+        taken = np.isin(wave.cta_index, self._sample.ctas)
+        self._cta_taken = taken
+        warps = np.flatnonzero(taken[wave.cta_of_warp])
+        self._slot = np.full(wave.warps, -1)
+        self._slot[warps] = np.arange(len(warps))
+        self._lists: list[list[Visit]] = []
+        for w in warps.tolist():
+            key = (int(wave.cta_index[wave.cta_of_warp[w]]), int(wave.warp_in_cta[w]))
+            self._lists.append(self.visits.setdefault(key, []))
+        self._phase: Counter[tuple[int, int]] = Counter()
+        self._round: Counter[tuple[int, int]] = Counter()
+        self._cluster: Counter[int] = Counter()
+        yield self
+
+    # what warps do
+
+    def block(self, g: Group, index: int) -> None:
+        for k in self._rows(g.warps)[1]:
+            self._lists[k].append(Visit(index, {}))
+
+    def _rows(self, warps: np.ndarray) -> tuple[list[int], list[int]]:
+        """(rows, lists) of the sampled among ``warps``."""
+        slots = self._slot[warps]
+        rows = np.flatnonzero(slots >= 0)
+        return rows.tolist(), slots[rows].tolist()
+
+    def _note(self, warp_slot: int, i: Instruction, what: Any) -> None:
+        visits = self._lists[warp_slot]
+        if visits:
+            visits[-1].happened.setdefault((self._index.get(id(i), -1), type(what)), []).append(what)
+
+    # memory
+
+    def load(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask) -> None:
+        self._access(g, a, space, host, mask)
+
+    def store(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask, values: Values) -> None:
+        self._access(g, a, space, host, mask)
+
+    def atomic(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask) -> None:
+        self._access(g, a, space, host, mask)
+
+    def _access(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask) -> None:
+        if space in ("param", "local") or self._working:
+            return
+        lanes, full = g.lanes(mask), np.broadcast_to(host, (g.n, 32))
+        if space == "global":
+            through = a.kind == "load" and not _PAST_L1 & {word.split("::")[-1] for word in a.instruction.mods}
+            self._requests(g.warps, full, lanes, a.instruction, a.kind, through)
+            return
+        rows, slots = self._rows(g.warps)
+        if rows:
+            for slot, passes in zip(slots, banks.passes(full[rows], lanes[rows], a.total)[0].tolist()):
+                self._note(slot, a.instruction, Passes(passes))
+
+    def _requests(
+        self, warps: np.ndarray, address: np.ndarray, lanes: np.ndarray, i: Instruction, kind: str, through: bool
+    ) -> None:
+        """Requests of warps (n,) for addresses (n, 32) of global memory, none across a sector."""
+        held = address[np.arange(len(warps)), lanes.argmax(axis=1)][:, None]
+        sectors = np.sort(np.where(lanes, address, held) // SECTOR, axis=1)
+        first = np.ones(sectors.shape, bool)
+        first[:, 1:] = sectors[:, 1:] != sectors[:, :-1]
+        first &= lanes.any(axis=1)[:, None]
+        fresh = self._touch(sectors, first, kind)
+        for row, slot in zip(*self._rows(warps)):
+            mine = sectors[row][first[row]]
+            if len(mine):
+                lines = tuple(dict.fromkeys((mine // 4).tolist()))
+                new = float(fresh[row][first[row]].sum())
+                self._note(slot, i, Request(kind, len(mine), new, lines, through))
+
+    def _touch(self, sectors: np.ndarray, which: np.ndarray, kind: str) -> np.ndarray:
+        """Marks sectors as touched; the share of each that its reader must fetch from DRAM. A step's readers of one
+        sector share it."""
+        out = np.zeros(sectors.shape)
+        flat = sectors[which]
+        if not len(flat):
+            return out
+        if kind != "load":
+            self.bytes_written += SECTOR * len(flat)
+        share = np.zeros(len(flat))
+        for region in self._memory.regions:
+            base, end = region.base // SECTOR, -(-region.end // SECTOR)
+            inside = (flat >= base) & (flat < end)
+            if not inside.any():
+                continue
+            if region.base not in self._touched:
+                self._touched[region.base] = np.full(end - base, self._warm)
+            seen, at = self._touched[region.base], flat[inside] - base
+            fresh = ~seen[at]
+            if fresh.any() and kind == "load":
+                low = int(at.min())
+                asked = np.bincount(at - low)
+                share[inside] = np.where(fresh, 1.0 / asked[at - low], 0.0)
+            seen[at] = True
+        self.bytes_fetched += SECTOR * float(share.sum())
+        out[which] = share
+        return out
+
+    # asynchronous copies
+
+    def issued(self, pending: Pending, queued: bool) -> None:
+        if pending.engine == "copy":
+            self._copies(pending)
+        if pending.engine not in ("tma", "store"):
+            return
+        size, new = self._copied(pending)
+        done = pending.completion
+        rows, slots = self._rows(pending.warps)
+        taken = dict(zip(rows, slots))
+        keys: list[list[Key]] = [[] for _ in pending.warps]
+        if done.kind == "mbarrier" and done.cta is not None:
+            each = len(done.cta) // len(pending.warps)
+            for k, (cta, offset) in enumerate(zip(done.cta.tolist(), done.offset.tolist())):
+                if self._cta_taken[cta]:
+                    key = self._now(cta, int(self._wave.mbarriers.slots(np.array([offset]))[0]))
+                    keys[k // max(each, 1) % len(keys)].append(key)
+                    self.expected[key] += 1
+        for row, slot in taken.items():
+            copy = Copy(pending.engine == "store", int(size[row]), float(new[row]), 1, tuple(keys[row]))
+            self._note(slot, pending.instruction, copy)
+
+    def _copies(self, pending: Pending) -> None:
+        """cp.async: its threads load, at the time of the issue."""
+        warps, row = np.unique(pending.warps, return_inverse=True)
+        address, lanes = np.zeros((len(warps), 32), np.int64), np.zeros((len(warps), 32), bool)
+        address[row, pending.lanes] = pending.addresses[1]
+        lanes[row[pending.reads], pending.lanes[pending.reads]] = True
+        self._requests(warps, address, lanes, pending.instruction, "load", "ca" in pending.instruction.mods)
+
+    def starts(self, pending: Pending) -> None:
+        self._working = True
+
+    def ended(self, pending: Pending) -> None:
+        self._working = False
+
+    def _copied(self, pending: Pending) -> tuple[np.ndarray, np.ndarray]:
+        """(bytes of global memory, those of them from DRAM) of each operation of a batch."""
+        count = len(pending.warps)
+        size, new = np.zeros(count), np.zeros(count)
+        store = pending.engine == "store"
+        for f in pending.footprints(self._wave):
+            if f.space != "global" or f.write != store:
+                continue
+            address, length = f.place
+            if not address.size or not length:
+                continue
+            first = address // SECTOR
+            last = (address + length - 1) // SECTOR
+            each = first[..., None] + np.arange(int((last - first).max()) + 1)
+            inside = each <= last[..., None]
+            fresh = self._touch(each, inside, "store" if store else "load")
+            rows = np.arange(count) if f.rows is None else f.rows
+            np.add.at(size, rows, inside.reshape(len(rows), -1).sum(axis=1) * SECTOR)
+            np.add.at(new, rows, fresh.reshape(len(rows), -1).sum(axis=1) * SECTOR)
+        return size, new
+
+    # barriers
+
+    def barrier_arrived(self, warps: np.ndarray, ident: np.ndarray) -> None:
+        ctas = self._wave.cta_of_warp[warps]
+        for row, slot in zip(*self._rows(warps)):
+            key = (self._name(ctas[row]), -1 - int(ident[row]), self._round[int(ctas[row]), int(ident[row])])
+            self._count_at(slot, self._kernel.blocks[self._lists[slot][-1].block].code[-1][0], key)
+
+    def barrier_opened(self, warps: np.ndarray, ident: np.ndarray) -> None:
+        for key in set(zip(self._wave.cta_of_warp[warps].tolist(), ident.tolist())):
+            self._round[key] += 1
+
+    def _count_at(self, slot: int, i: Instruction, key: Key) -> None:
+        self.expected[key] += 1
+        self._note(slot, i, Bar(key))
+
+    def cluster_arrived(self, g: Group, lanes: np.ndarray, release: bool) -> None:
+        for row, slot in zip(*self._rows(g.warps)):
+            self._cluster[slot] += 1
+            self._count_at(slot, self._last(slot), self._cluster_key(g, row, slot))
+
+    def cluster_waited(self, g: Group, lanes: np.ndarray) -> None:
+        for row, slot in zip(*self._rows(g.warps)):
+            self._note(slot, self._last(slot), Await(self._cluster_key(g, row, slot)))
+
+    def _last(self, slot: int) -> Instruction:
+        """The cluster barrier of the block that a warp runs: its last instruction but for arrivals in its middle."""
+        code = self._kernel.blocks[self._lists[slot][-1].block].code
+        return next((i for i, _ in reversed(code) if i.base == "barrier"), code[-1][0])
+
+    def _cluster_key(self, g: Group, row: int, slot: int) -> Key:
+        cta = self._wave.cta_of_warp[g.warps[row]]
+        first = cta - self._wave.rank[cta]
+        return self._name(first), CLUSTER, self._cluster[slot]
+
+    def _name(self, cta: int) -> int:
+        return int(self._wave.cta_index[cta])
+
+    def _now(self, cta: int, slot: int) -> Key:
+        """The phase of an mbarrier that is under way."""
+        return self._name(cta), slot, self._phase[cta, slot]
+
+    def mbarrier_arrives(self, g: Group, i: Instruction, rows, lanes, cta, offset: np.ndarray, release: bool) -> None:
+        self._arrivals(g, i, rows, cta, offset)
+
+    def _arrivals(self, g: Group, i: Instruction, rows: np.ndarray, cta: np.ndarray, offset: np.ndarray) -> None:
+        taken = self._cta_taken[cta]
+        if not taken.any():
+            return
+        slots = self._wave.mbarriers.slots(offset)
+        keys: dict[int, list[Key]] = {}
+        for k in np.flatnonzero(taken).tolist():
+            key = self._now(int(cta[k]), int(slots[k]))
+            self.expected[key] += 1
+            keys.setdefault(int(rows[k]), []).append(key)
+        for row, found in keys.items():
+            slot = int(self._slot[g.warps[row]])
+            if slot >= 0:
+                self._note(slot, i, Arrive(tuple(found)))
+
+    def phase_ended(self, cta: np.ndarray, slot: np.ndarray, phase: np.ndarray) -> None:
+        for c, s, p in zip(cta.tolist(), slot.tolist(), phase.tolist()):
+            self._phase[c, s] = p
+
+    def mbarrier_passed(self, g: Group, i: Instruction, mask: Mask, done, cta, slot, acquire: bool) -> None:
+        yes = np.broadcast_to(done, (g.n, 32)) & g.lanes(mask)
+        ctas, slots = np.broadcast_to(cta, (g.n, 32)), np.broadcast_to(slot, (g.n, 32))
+        for row, number in zip(*self._rows(g.warps)):
+            if yes[row].any():
+                lane = int(yes[row].argmax())
+                c, s = int(ctas[row, lane]), int(slots[row, lane])
+                over = self._phase[c, s] - 1
+                self._note(number, i, Await((self._name(c), s, over) if over >= 0 else None))

@@ -1,0 +1,190 @@
+"""The event queue: warps of the sampled SMs issue their instructions in order, and wait for what they must.
+
+Time is in cycles of an SM from the start of the first CTA. Deterministic: of two warps at one time the one that came
+first in the queue goes first.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from cute_nvfp4.sim.clock.effects import NOTES, Effects
+from cute_nvfp4.sim.clock.machine import Machine
+from cute_nvfp4.sim.clock.memory import Shared
+from cute_nvfp4.sim.clock.recorder import Arrive, Bar, Copy, Recorder, Visit
+from cute_nvfp4.sim.clock.sampling import Place, Sample
+from cute_nvfp4.sim.clock.sass import NO_SCOREBOARD, MachineCode
+from cute_nvfp4.sim.clock.steps import PIPES, Step, stepper
+from cute_nvfp4.sim.clock.warps import Happened, Sm, Warp
+from cute_nvfp4.sim.errors import ClockError
+
+
+class Replay(Effects):
+    """Replays what a recorder has heard; ``run`` returns the cycles until the last sampled warp has ended."""
+
+    def __init__(self, recorder: Recorder, code: MachineCode, sample: Sample, machine: Machine, l1_bytes: int) -> None:
+        super().__init__(recorder.expected)
+        self.machine, self.code, self.sample, self.recorder = machine, code, sample, recorder
+        self.shared = Shared(machine)
+        self._step = stepper(machine)
+        self._lists = [[self._step(slot) for slot in slots] for slots in code.blocks]
+        self._queue: list[tuple[float, int, Warp]] = []
+        self._order = 0
+        self._places: list[tuple[Place, list[Sm]]] = []
+        self.warps: list[Warp] = []
+        self.sms: list[Sm] = []
+        self._l1_bytes = l1_bytes
+        self._next: dict[int, Iterator[tuple[int, ...]]] = {}
+        self._place_of: dict[int, int] = {}
+        self._cluster_of: dict[int, tuple[int, ...]] = {}
+        self._still: Counter[tuple[int, ...]] = Counter()
+        self.end, self.unmatched = 0.0, 0
+
+    # CTAs
+
+    def run(self) -> float:
+        """Cycles from the start of the first CTA to the end of the last."""
+        size = len(self.sample.places[0].clusters[0])
+        for number, place in enumerate(self.sample.places):
+            sms = [Sm(self.machine, self.shared, place.weight, self._l1_bytes) for _ in range(size)]
+            self._places.append((place, sms))
+            self.sms += sms
+            self._next[number] = iter(place.clusters)
+            begin = self.machine["launch.cta_skew"] * place.number / max(1, self.machine.sms // size)
+            for k in range(place.together):
+                self._start(number, begin + k * self.machine["launch.cta_interval"])
+        while self._queue:
+            time, _, warp = heapq.heappop(self._queue)
+            self._go(warp, time)
+        stuck = [w for waiting in self._waiting.values() for w in waiting]
+        if stuck:
+            raise ClockError.of("the replay", got=f"{len(stuck)} warps that wait for ever", expected="an end")
+        return self.end
+
+    def _start(self, number: int, time: float) -> None:
+        """Starts the next cluster of a place."""
+        cluster = next(self._next[number], None)
+        if cluster is None:
+            return
+        _, sms = self._places[number]
+        for rank, cta in enumerate(cluster):
+            self._place_of[cta], self._cluster_of[cta] = number, cluster
+            for w in self._warps_of(cta):
+                program = self._program(self.recorder.visits[cta, w])
+                warp = Warp(len(self.warps), cta, w, sms[rank], program)
+                warp.begin, warp.ready = time, time + self.machine["launch.constants"]
+                self.warps.append(warp)
+                self._still[cluster] += 1
+                self._push(warp.ready, warp)
+
+    def _warps_of(self, cta: int) -> list[int]:
+        out, w = [], 0
+        while (cta, w) in self.recorder.visits:
+            out.append(w)
+            w += 1
+        return out
+
+    def _program(self, visits: list[Visit]) -> list[tuple[list[Step], Happened]]:
+        """The lists of steps that a warp goes through, each with what happened at its instructions."""
+        leads, passes = self.code.leads, self.code.passes
+        out: list[tuple[list[Step], Happened]] = []
+        before, count = -1, 0
+        for visit in visits:
+            lead = leads[visit.block]
+            if visit.block == lead:
+                again = lead == before and count % passes[lead]
+                count = count + 1 if lead == before else 1
+                before = lead
+                if not again:
+                    out.append((self._lists[lead], {}))
+            if not out:
+                out.append((self._lists[lead], {}))
+            for index, what in visit.happened.items():
+                out[-1][1].setdefault(index, []).extend(what)
+        return out
+
+    def _push(self, time: float, warp: Warp) -> None:
+        self._order += 1
+        heapq.heappush(self._queue, (time, self._order, warp))
+
+    # issue
+
+    def _go(self, warp: Warp, time: float) -> None:
+        """Lets a warp issue from ``time`` on, as long as no other comes before it."""
+        queue = self._queue
+        while True:
+            part, index = warp.at
+            if part >= len(warp.program):
+                self._finish(warp, max(time, warp.ready))
+                return
+            steps, happened = warp.program[part]
+            if index >= len(steps):
+                self._left_over(warp, happened)
+                warp.at = (part + 1, 0)
+                warp.used.clear()
+                continue
+            step = steps[index]
+            ready = warp.ready
+            begin, reason = ready, "issue"
+            for board in step.waits:
+                if warp.boards[board] > begin:
+                    begin, reason = warp.boards[board], warp.reasons[board]
+            sm, sub = warp.sm, warp.sub
+            free = sm.free[sub]
+            pipes = sm.pipes[sub]
+            actual = begin if begin > free else free
+            if pipes[step.pipe] > actual:
+                actual = pipes[step.pipe]
+            if queue and actual > queue[0][0] and actual > time:
+                self._push(actual, warp)
+                return
+            if actual > ready:
+                if begin > ready:
+                    self.lose(warp, ready, begin, reason, step)
+                if actual > begin:
+                    self.lost["issue"] += actual - begin
+            sm.free[sub] = actual + 1.0
+            pipes[step.pipe] = actual + step.interval
+            sm.issued += 1
+            warp.at = (part, index + 1)
+            warp.ready = actual + step.stall
+            if step.kind == "plain":
+                if step.releases != NO_SCOREBOARD:
+                    self.release(warp, step, actual + step.latency, PIPES[step.pipe])
+            else:
+                what = self._what(warp, step, happened)
+                if self._handlers[step.kind](warp, step, what, actual) is None:
+                    return  # parked
+            time = warp.ready
+            if queue and queue[0][0] < time:
+                self._push(time, warp)
+                return
+
+    def _what(self, warp: Warp, step: Step, happened: Happened) -> Any:
+        """What happened at this instruction, the first time it is met in this visit and so on."""
+        for kind in NOTES[step.kind]:
+            key = (step.source, kind)
+            notes = happened.get(key)
+            if notes and warp.used[key] < len(notes):
+                warp.used[key] += 1
+                return notes[warp.used[key] - 1]
+        return None
+
+    def _left_over(self, warp: Warp, happened: Happened) -> None:
+        """Arrivals and copies of instructions that the machine code has elsewhere: others wait for them."""
+        for key, notes in happened.items():
+            for what in notes[warp.used[key] :]:
+                keys = (what.key,) if isinstance(what, Bar) else what.keys if isinstance(what, (Arrive, Copy)) else ()
+                for told in keys:
+                    self.unmatched += 1
+                    self._contribute(told, warp.ready)
+
+    def _finish(self, warp: Warp, time: float) -> None:
+        self.end = max(self.end, time)
+        cluster = self._cluster_of[warp.cta]
+        self._still[cluster] -= 1
+        if not self._still[cluster]:
+            self._start(self._place_of[warp.cta], time + self.machine["launch.cta_gap"])

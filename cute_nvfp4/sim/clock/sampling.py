@@ -1,0 +1,71 @@
+"""Which SMs are replayed, and how many each of them stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from cute_nvfp4.sim.clock.machine import Machine
+from cute_nvfp4.sim.machine.cluster import Clusters
+from cute_nvfp4.sim.machine.launch import Launch
+
+THREADS, CTAS, REGISTERS, WARP_REGISTERS = 2048, 32, 65536, 256
+SHARED, SHARED_OF_CTA = 228 * 1024, 1024
+
+
+@dataclass(frozen=True)
+class Place:
+    """SMs that a cluster fills together. ``clusters`` (each its CTAs in order of rank) run there one after the other,
+    ``together`` at a time; ``weight`` is how many such places it stands for."""
+
+    number: int
+    clusters: tuple[tuple[int, ...], ...]
+    together: int
+    weight: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The places that are replayed; ``ctas`` of the grid lie in them."""
+
+    places: tuple[Place, ...]
+    ctas: np.ndarray
+    ctas_per_sm: int
+
+
+def ctas_per_sm(threads: int, shared: int, registers: int) -> int:
+    """How many CTAs an SM holds (CUDA C++ Programming Guide, "Technical Specifications", 9.0 and 10.0)."""
+    warps = -(-threads // 32)
+    of_warp = -(-max(registers, 1) * 32 // WARP_REGISTERS) * WARP_REGISTERS
+    by_shared = SHARED // (-(-shared // 128) * 128 + SHARED_OF_CTA)
+    return max(1, min(CTAS, THREADS // (warps * 32), by_shared, REGISTERS // (of_warp * warps)))
+
+
+def sample(launch: Launch, machine: Machine, static_shared: int, registers: int, most: int) -> Sample:
+    """Deals the clusters of a launch to SMs in turn, and takes at most ``most`` places of each load."""
+    clusters = Clusters(launch)
+    places = max(1, machine.sms // clusters.size)
+    threads = int(np.prod(launch.block))
+    together = ctas_per_sm(threads, static_shared + launch.dynamic_smem, registers)
+    full, more = divmod(clusters.count, places)
+    taken = []
+    for first, last, count in ((0, more, full + 1), (more, places, full)):
+        alike = last - first
+        if not alike or not count:
+            continue
+        chosen = np.unique(np.linspace(first, last - 1, min(most, alike)).astype(int)).tolist()
+        for number in chosen:
+            mine = np.arange(number, clusters.count, places)
+            ctas = tuple(tuple(row) for row in _ctas(clusters, launch, mine).tolist())
+            taken.append(Place(number, ctas, together, alike / len(chosen)))
+    everyone = np.array(sorted({c for place in taken for cluster in place.clusters for c in cluster}), np.int64)
+    return Sample(tuple(taken), everyone, together)
+
+
+def _ctas(clusters: Clusters, launch: Launch, which: np.ndarray) -> np.ndarray:
+    """(n, size) CTAs of the grid in clusters (n,), by rank."""
+    rank = np.tile(np.arange(clusters.size), len(which))
+    x, y, z = clusters.coordinates(np.repeat(which, clusters.size), rank)
+    gx, gy, _ = launch.grid
+    return (x + gx * (y + gy * z)).reshape(len(which), clusters.size)

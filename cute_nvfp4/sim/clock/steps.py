@@ -1,0 +1,113 @@
+"""What a SASS instruction asks of an SM: which pipe takes it, for how long, and what the replay does with it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from cute_nvfp4.sim.clock.machine import Machine
+from cute_nvfp4.sim.clock.sass import NO_SCOREBOARD, Slot
+
+_PIPES = {
+    "alu": "IADD3 LOP3 LOP SHF LEA ISETP SEL PRMT VIADD VIMNMX VIMNMX3 VIADDMNMX FMNMX FSETP FSEL FSET IABS PLOP3 "
+    "IMNMX MOV P2R R2P SGXT BMSK FCHK CS2R VOTE MOV32I FSWZADD",
+    "fma": "FFMA FADD FMUL FFMA32I FADD32I FMUL32I",
+    "imad": "IMAD IDP IDP4A",
+    "half": "HADD2 HMUL2 HFMA2 HSET2 HSETP2 HMNMX2 HADD2_32I HFMA2_32I HMUL2_32I",
+    "fp64": "DFMA DADD DMUL DSETP",
+    "xu": "MUFU F2I I2F F2F FRND POPC FLO BREV I2FP I2I",
+    "convert": "F2FP",
+    "uniform": "ULDC UIADD3 ULOP3 USHF UISETP USEL UIMAD UMOV ULEA UPRMT UPLOP3 UP2UR UR2UP USGXT UBMSK UFLO UPOPC "
+    "UBREV R2UR S2UR UF2FP UIADD3.64",
+    "lsu": "LDS STS LDSM STSM ATOMS SHFL LDG STG LDGSTS LD ST ATOM ATOMG RED LDL STL LDC S2R MATCH REDUX SYNCS "
+    "QSPC CCTL ERRBAR MEMBAR FENCE ARRIVES LDGDEPBAR LDGMC REDG UTMALDG UTMASTG UTMAPF UTMAREDG UBLKCP UBLKPF "
+    "UTMACMDFLUSH UTMACCTL UCGABAR_ARV UCGABAR_WAIT",
+    "tensor": "HMMA IMMA QMMA BMMA DMMA HGMMA QGMMA IGMMA BGMMA",
+    "control": "BRA BRX JMP EXIT RET CALL BSSY BSYNC BREAK WARPSYNC NOP BAR DEPBAR WARPGROUP YIELD NANOSLEEP KILL "
+    "ELECT COLLECTIVE ENDCOLLECTIVE ACQBULK CCTLL BPT LEPC WARPGROUPSET USETMAXREG PREEXIT DEPBAR.LE R2B B2R",
+}
+PIPE_OF = {name: pipe for pipe, names in _PIPES.items() for name in names.split()}
+PIPES = tuple(_PIPES)
+_SHAPE = re.compile(r"\.(64)x(\d+)x(\d+)")
+_SYNC = {"16816": 16, "1688": 8, "16832": 32, "1684": 4, "16864": 64}
+_KINDS = {
+    "shared": "LDS STS LDSM STSM ATOMS",
+    "load": "LDG LD",
+    "store": "STG ST RED REDG",
+    "atomic": "ATOM ATOMG",
+    "copy": "LDGSTS",
+    "copies_end": "LDGDEPBAR UTMACMDFLUSH",
+    "copies_wait": "DEPBAR",
+    "barrier": "BAR",
+    "mbarrier": "SYNCS ARRIVES",
+    "bulk": "UTMALDG UTMASTG UBLKCP UTMAREDG",
+    "cluster_arrive": "UCGABAR_ARV",
+    "cluster_wait": "UCGABAR_WAIT",
+    "wgmma": "HGMMA QGMMA IGMMA",
+    "wgmma_wait": "WARPGROUP",
+    "fence": "MEMBAR FENCE",
+}
+_KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names.split()}
+REASONS = {"shared": "shared", "load": "memory", "atomic": "memory", "wgmma": "tensor", "tensor": "tensor"}
+
+
+class Step(NamedTuple):
+    """One issue. ``pipe`` is busy for ``interval`` cycles; ``latency`` is until its scoreboard is released, where no
+    server says otherwise."""
+
+    kind: str
+    pipe: int
+    interval: float
+    latency: float
+    stall: int
+    releases: int
+    reads: int
+    waits: tuple[int, ...]
+    source: int
+    slot: Slot
+
+
+def stepper(machine: Machine) -> Callable[[Slot], Step]:
+    """Makes steps of slots for one machine."""
+    cache: dict[Slot, Step] = {}
+
+    def step(slot: Slot) -> Step:
+        if slot not in cache:
+            cache[slot] = _step(slot, machine)
+        return cache[slot]
+
+    return step
+
+
+def _step(slot: Slot, machine: Machine) -> Step:
+    pipe = PIPE_OF.get(slot.base, "uniform" if slot.base.startswith("U") else "alu")
+    kind = _KIND_OF.get(slot.base, "plain")
+    if kind == "wgmma_wait" and "DEPBAR" not in slot.opcode:
+        kind = "plain"
+    # control takes an issue slot, and what tensor cores take is in their own figures
+    interval, latency = 0.0 if pipe in ("control", "tensor") else machine[f"interval.{pipe}"], 0.0
+    if slot.base in ("HMMA", "IMMA", "QMMA"):
+        interval = machine[f"mma.{_sync_name(slot)}.interval"]
+    elif kind == "wgmma":
+        interval, latency = wgmma(slot, machine)
+    elif kind == "plain" and slot.releases != NO_SCOREBOARD:
+        latency = machine.first(f"latency.{slot.base}", f"latency.{pipe}", "latency.other")
+    elif kind == "shared":
+        latency = machine["shared.latency"]
+    return Step(
+        kind, PIPES.index(pipe), interval, latency, slot.stall, slot.releases, slot.reads, slot.waits, slot.source, slot
+    )
+
+
+def _sync_name(slot: Slot) -> str:
+    words = slot.opcode.split(".")
+    return f"{words[0]}.{_SYNC.get(words[1], words[1])}"
+
+
+def wgmma(slot: Slot, machine: Machine) -> tuple[float, float]:
+    """(cycles a tensor core is busy, cycles until the result is there) of a warp's part of one wgmma."""
+    n, words = int(_SHAPE.search(slot.opcode)[2]), slot.operands.split(",")
+    source = "rs" if words[1].strip().startswith("R") else "ss"
+    busy = max(machine["wgmma.column"] * n, machine[f"wgmma.a_{source}"] + machine["wgmma.b_column"] * n)
+    return busy, machine[f"wgmma.latency_{source}"] + machine["wgmma.column"] * n

@@ -1,0 +1,84 @@
+"""``Clock``: hears a launch while it is executed, and says afterwards how long it would take."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from cute_nvfp4.sim.clock.machine import Machine, machine
+from cute_nvfp4.sim.clock.recorder import Recorder
+from cute_nvfp4.sim.clock.replay import Replay
+from cute_nvfp4.sim.clock.sampling import SHARED, Sample, sample
+from cute_nvfp4.sim.clock.sass import MachineCode, differing, machine_code
+from cute_nvfp4.sim.errors import ClockError
+from cute_nvfp4.sim.machine.events import Listener
+from cute_nvfp4.sim.machine.global_memory import GlobalMemory
+from cute_nvfp4.sim.machine.kernel import CompiledKernel
+from cute_nvfp4.sim.machine.launch import Launch
+from cute_nvfp4.sim.machine.wave import Wave
+from cute_nvfp4.sim.observe.timing import Timing
+from cute_nvfp4.sim.program import Program
+
+SAMPLES = 2
+
+
+class Clock:
+    """The clock of one launch: a client of its events; ``timing`` when it has ended."""
+
+    def __init__(
+        self, program: Program, kernel: CompiledKernel, launch: Launch, memory: GlobalMemory, on: str | Machine,
+        warm: bool = False,
+    ) -> None:  # fmt: skip
+        self.machine = machine(on) if isinstance(on, str) else on
+        target = program.module.target
+        if target != self.machine.arch:
+            raise ClockError.of(f"the clock {self.machine.name}", got=f"PTX for {target}", expected=self.machine.arch)
+        self._launch = launch
+        self.code = _code(program, kernel)
+        static = kernel.layout.static_shared
+        self._sample: Sample = sample(launch, self.machine, static, self.code.registers, SAMPLES)
+        self.recorder = Recorder(kernel, memory, self._sample, warm)
+        self._l1_bytes = 256 * 1024 - min(SHARED, self._sample.ctas_per_sm * (static + launch.dynamic_smem + 1024))
+
+    def listeners(self, wave: Wave) -> Iterable[Listener]:
+        return self.recorder.listeners(wave)
+
+    def timing(self, on: Machine | None = None) -> Timing:
+        """Replays the launch, on another machine with as many SMs if one is given."""
+        m = on or self.machine
+        replay = Replay(self.recorder, self.code, self._sample, m, self._l1_bytes)
+        cycles = replay.run()
+        alive = sum(w.ready - w.begin for w in replay.warps)
+        issued = sum(sm.issued * sm.weight for sm in replay.sms) / (4 * m.sms)
+        memory = self.recorder.bytes_fetched + self.recorder.bytes_written
+        bounds = {"dram": memory / m["dram.bytes_per_cycle"], "issue": issued}
+        busy = {"dram": replay.shared.dram_busy, "issue": issued, "l2": replay.shared.l2_busy}
+        return Timing(
+            machine=m.name,
+            microseconds=m["launch.empty_us"] + m.microseconds(cycles),
+            launch_us=m["launch.empty_us"],
+            cycles=cycles,
+            lost={name: time / alive for name, time in sorted(replay.lost.items())},
+            busy={name: time / cycles for name, time in busy.items()},
+            bounds_us={name: m.microseconds(time) for name, time in bounds.items()},
+            replayed_sms=len(replay.sms),
+            instructions=sum(sm.issued for sm in replay.sms),
+            waits=tuple((w.cta, w.warp, wait) for w in replay.warps for wait in w.waits),
+            notes=tuple(self._notes(replay)),
+        )
+
+    def _notes(self, replay: Replay) -> Iterator[str]:
+        """What may make the time wrong, in words."""
+        if replay.unmatched:
+            yield f"{replay.unmatched} arrivals have no instruction in the machine code"
+        if self._launch.cubin and (differ := differing(self.code, self._launch.cubin, self._launch.kernel)):
+            yield f"the launch's own cubin differs from this machine code: {differ} of {len(self.code.opcodes)} opcodes"
+
+
+_CODES: dict[tuple[int, str], MachineCode] = {}
+
+
+def _code(program: Program, kernel: CompiledKernel) -> MachineCode:
+    key = (hash(program.text), kernel.source.name)
+    if key not in _CODES:
+        _CODES[key] = machine_code(program.text, program.module.target, kernel.source, kernel.blocks)
+    return _CODES[key]

@@ -1,0 +1,47 @@
+"""The SMs and warps of a replay: what they are busy with, and until when."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from cute_nvfp4.sim.clock.machine import Machine
+from cute_nvfp4.sim.clock.memory import Port, Shared
+from cute_nvfp4.sim.clock.steps import PIPES, Step
+from cute_nvfp4.sim.observe.timing import Wait
+
+SCHEDULERS, BOARDS = 4, 6
+WORTH_SHOWING = 40
+"""Cycles of a wait that a time line shows."""
+Happened = dict[tuple[int, type], list[Any]]
+"""What happened at the instructions of one visit, by index and kind."""
+
+
+class Sm:
+    """One SM: what its schedulers, pipes and memory are busy with until when."""
+
+    def __init__(self, machine: Machine, shared: Shared, weight: float, l1_bytes: int) -> None:
+        self.free = [0.0] * SCHEDULERS
+        self.pipes = [[0.0] * len(PIPES) for _ in range(SCHEDULERS)]
+        self.tensor = [0.0] * SCHEDULERS
+        self.port, self.weight = Port(machine, shared, weight, l1_bytes), weight
+        self.issued = 0
+
+
+class Warp:
+    """One warp: where it is in its program, and what it waits for."""
+
+    __slots__ = (
+        *("at", "begin", "boards", "cta", "groups", "happened", "number", "open", "program", "ready", "reason"),
+        *("reasons", "sm", "stored", "sub", "tensor", "used", "waits", "warp"),
+    )
+
+    def __init__(self, number: int, cta: int, warp: int, sm: Sm, program: list[tuple[list[Step], Happened]]) -> None:
+        self.number, self.cta, self.warp, self.sm, self.sub = number, cta, warp, sm, warp % SCHEDULERS
+        self.program, self.at, self.ready = program, (0, 0), 0.0
+        self.boards, self.reasons = [0.0] * BOARDS, [""] * BOARDS
+        self.groups: list[float] = []
+        self.tensor: list[float] = []
+        self.open, self.stored, self.reason = 0.0, -1e9, "issue"
+        self.waits: list[Wait] = []
+        self.used: Counter[tuple[int, type]] = Counter()

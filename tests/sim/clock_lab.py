@@ -1,0 +1,170 @@
+"""Small kernels for the tests of the clock, each with something that takes time."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+from ptx_lab import module, wait
+from tma_lab import aligned
+
+from cute_nvfp4.errors import SimError
+from cute_nvfp4.sim import GlobalMemory, Launch, Program
+from cute_nvfp4.sim.clock import tools
+from cute_nvfp4.sim.clock.machine import Machine, machine
+from cute_nvfp4.sim.clock.timing import Clock
+from cute_nvfp4.sim.machine.executor import execute
+from cute_nvfp4.sim.machine.launched import Run
+from cute_nvfp4.sim.machine.schedule import Schedule
+from cute_nvfp4.sim.observe.timing import Timing
+
+
+def needs_ptxas(test):
+    """Leaves a test out where there is no ptxas: ``pip install nvidia-cuda-nvcc`` has one."""
+    try:
+        tools.tool("ptxas")
+    except SimError:
+        return pytest.mark.skip(reason="no ptxas")(test)
+    return test
+
+
+def kernel(body: str, params: int, declarations: str = "", scalars: int = 0) -> str:
+    return module(body, params, declarations, scalars).replace("sm_100a", "sm_90a")
+
+
+THREAD = "mov.u32 %r1, %tid.x; mov.u32 %r2, %ctaid.x; mov.u32 %r3, %ntid.x; mad.lo.s32 %r4, %r2, %r3, %r1;"
+ADDRESS = f"{THREAD} mul.wide.u32 %rd0, %r4, 16; add.s64 %rd1, %p0, %rd0; add.s64 %rd2, %p1, %rd0;"
+V4 = "{%r10, %r11, %r12, %r13}"
+COPY = f"{ADDRESS} ld.global.v4.b32 {V4}, [%rd1]; st.global.v4.b32 [%rd2], {V4};"
+AGAIN = (
+    f"{ADDRESS} ld.global.cg.v4.b32 {V4}, [%rd1]; st.global.v4.b32 [%rd2], {V4}; fence.acq_rel.gpu;"
+    f"ld.global.cg.v4.b32 {V4}, [%rd1]; add.u32 %r10, %r10, %r11; atom.global.add.u32 %r14, [%rd2], %r10;"
+    f"st.global.b32 [%rd2+4], %r14;"
+)
+NEAR = (
+    f"{ADDRESS} ld.global.v4.b32 {V4}, [%rd1]; add.u32 %r15, %r10, %r11; xor.b64 %rd1, %rd1, 16;"
+    f"ld.global.v4.b32 {V4}, [%rd1];"
+    "xor.b32 %r15, %r15, %r12; cvt.u64.u32 %rd5, %r15; add.s64 %rd1, %rd1, %rd5;"
+    f"ld.global.v4.b32 {V4}, [%rd1]; add.u32 %r15, %r15, %r13; st.global.b32 [%rd2], %r15;"
+)
+SHARED = (
+    f"{ADDRESS} mov.u32 %r5, sm; shl.b32 %r6, %r1, 4; add.u32 %r5, %r5, %r6;"
+    "cp.async.cg.shared.global [%r5], [%rd1], 16; cp.async.commit_group; cp.async.wait_group 0; bar.sync 0;"
+    f"xor.b32 %r5, %r5, 16; ld.shared.v4.b32 {V4}, [%r5]; bar.sync 0;"
+    f"st.shared.v4.b32 [%r5], {V4}; bar.sync 0; ld.shared.b32 %r11, [%r5+4]; st.global.b32 [%rd2], %r11;"
+)
+BULK = f"""
+mov.u32 %r0, sm; mov.u32 %r1, bar; mov.u32 %r2, %tid.x; setp.ne.u32 %q0, %r2, 0;
+@%q0 bra I; mbarrier.init.shared.b64 [%r1], 1; fence.mbarrier_init.release.cluster; I: bar.sync 0;
+@%q0 bra W;
+mbarrier.arrive.expect_tx.shared.b64 %rd5, [%r1], 4096;
+cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%p0], 4096, [%r1];
+W: {wait("%r1", "0")}
+@%q0 bra E;
+mbarrier.arrive.expect_tx.shared.b64 %rd5, [%r1], 4096;
+cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r0], [%p0], 4096, [%r1];
+{wait("%r1", "1")}
+fence.proxy.async.shared::cta;
+cp.async.bulk.global.shared::cta.bulk_group [%p1], [%r0], 4096;
+cp.async.bulk.commit_group; cp.async.bulk.wait_group 0;
+E:
+"""
+CLUSTER = f"""
+mov.u32 %r1, bar; mov.u32 %r2, %tid.x; mov.u32 %r3, %cluster_ctarank; setp.ne.u32 %q0, %r2, 0;
+@%q0 bra I; mbarrier.init.shared.b64 [%r1], 1; fence.mbarrier_init.release.cluster;
+I: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+@%q0 bra E;
+xor.b32 %r4, %r3, 1; mapa.shared::cluster.u32 %r5, %r1, %r4;
+mbarrier.arrive.release.cluster.shared::cluster.b64 _, [%r5];
+{wait("%r1", "0")}
+E: barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned;
+"""
+LOCAL = f"""
+mov.u32 %r1, bar; mov.u32 %r2, %tid.x; setp.ne.u32 %q0, %r2, 0;
+@%q0 bra I; mbarrier.init.shared.b64 [%r1], 64;
+I: bar.sync 0; mbarrier.arrive.shared.b64 %rd5, [%r1];
+{wait("%r1", "0")}
+st.global.b32 [%p0], %r2;
+"""
+
+
+def _repeat(*lines: str, times: int = 24) -> str:
+    return "".join(line.replace("#", str(10 + j % 8)) for j in range(times) for line in lines)
+
+
+_PIPES = {
+    "alu": "lop3.b32 %r#, %r#, %r1, %r4, 0x96;",
+    "fma": "fma.rn.f32 %f#, %f#, %f1, %f2;",
+    "imad": "mad.lo.s32 %r#, %r#, %r1, %r4;",
+    "half": "fma.rn.f16x2 %r#, %r#, %r1, %r4;",
+    "fp64": "fma.rn.f64 %g#, %g#, %g1, %g2;",
+    "xu": "ex2.approx.ftz.f32 %f#, %f#;",
+    "convert": "cvt.rn.f16x2.f32 %r#, %f#, %f1;",
+    "lsu": "shfl.sync.bfly.b32 %r#, %r#, 1, 31, -1;",
+    "redux": "redux.sync.add.s32 %r#, %r#, -1;",
+    "vote": "setp.lt.s32 %q1, %r#, %r4; vote.sync.ballot.b32 %r#, %q1, -1;",
+    "mma16": "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%f10,%f11,%f12,%f13}, {%r10,%r11,%r12,%r13}, "
+    "{%r14,%r15}, {%f10,%f11,%f12,%f13};",
+    "mma8": "mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%f10,%f11,%f12,%f13}, {%r10,%r11}, {%r14}, "
+    "{%f10,%f11,%f12,%f13};",
+    "imma": "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r20,%r21,%r22,%r23}, {%r10,%r11,%r12,%r13}, "
+    "{%r14,%r15}, {%r20,%r21,%r22,%r23};",
+}
+_SUM = "mov.b32 %r9, 0;" + "".join(
+    f"xor.b32 %r9, %r9, %r{10 + j}; mov.b32 %r8, %f{10 + j}; xor.b32 %r9, %r9, %r8; cvt.rn.f32.f64 %f3, %g{10 + j};"
+    "mov.b32 %r8, %f3; xor.b32 %r9, %r9, %r8; xor.b32 %r9, %r9, %r20;"
+    for j in range(8)
+)
+
+
+def pipe(name: str) -> str:
+    """A kernel of 24 instructions of one kind, in chains that ptxas cannot shorten."""
+    begin = f"{ADDRESS} ld.global.v4.b32 {V4}, [%rd1]; ld.global.v4.b32 {{%r14, %r15, %r16, %r17}}, [%rd1];"
+    begin += "".join(f"mov.b32 %f{j}, %r{j}; cvt.f64.f32 %g{j}, %f{j};" for j in (1, 2, *range(10, 18)))
+    begin += "".join(f"mov.b32 %r{20 + j}, %r{10 + j};" for j in range(4))
+    body = f"{begin} {_repeat(_PIPES[name])} {_SUM} st.global.b32 [%rd2], %r9;"
+    return kernel(body, 2, ".reg .f32 %f<32>; .reg .f64 %g<32>;")
+
+
+SMEM = ".shared .align 128 .b8 sm[4096]; .shared .align 8 .b64 bar;"
+TEXTS = {
+    **{"copy": kernel(COPY, 2), "again": kernel(AGAIN, 2), "near": kernel(NEAR, 2), "shared": kernel(SHARED, 2, SMEM)},
+    **{"bulk": kernel(BULK, 2, SMEM), "cluster": kernel(CLUSTER, 2, SMEM)},
+    "local": kernel(LOCAL, 2, SMEM),
+    **{name: pipe(name) for name in _PIPES},
+}
+SHAPES = {
+    "copy": ((600, 1, 1), (256, 1, 1), (1, 1, 1)),
+    "bulk": ((4, 1, 1), (64, 1, 1), (1, 1, 1)),
+    "cluster": ((8, 1, 1), (64, 1, 1), (2, 1, 1)),
+    "local": ((300, 1, 1), (64, 1, 1), (1, 1, 1)),
+}
+
+
+@functools.cache
+def clocked(name: str, warm: bool = False, schedule: str = "") -> Clock:
+    """The clock of a kernel that has run; ``timing`` replays it."""
+    grid, block, cluster = SHAPES.get(name, ((4, 1, 1), (256, 1, 1), (1, 1, 1)))
+    size = grid[0] * block[0] * 16
+    memory, tensors = GlobalMemory(), [aligned(np.zeros(size, np.uint8).tobytes()) for _ in range(2)]
+    for j, tensor in enumerate(tensors):
+        memory.add(tensor, f"t{j}")
+    program = Program.parse(TEXTS[name])
+    (entry,) = program.kernels
+    params = tuple(int(t.ctypes.data).to_bytes(8, "little") for t in tensors)
+    launch = Launch(entry, grid, block, params, cluster, 110 << 10 if name == "local" else 0)
+    compiled = program.kernel(entry)
+    run = Run(compiled, program.module.target, launch, memory, 100_000, 132, Schedule.parse(schedule))
+    clock = Clock(program, compiled, launch, memory, "h200", warm)
+    run.clients = [clock]
+    execute(run, None)
+    return clock
+
+
+def timing(name: str, on: Machine | None = None, **options) -> Timing:
+    return clocked(name, **options).timing(on)
+
+
+def h200(**figures: float) -> Machine:
+    return machine("h200").changed(**figures)

@@ -1,0 +1,210 @@
+"""The clock: machine code beside PTX, queues, replays of small kernels, and that every figure of a machine counts."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+from clock_lab import TEXTS, clocked, h200, kernel, needs_ptxas, timing
+
+from cute_nvfp4.sim import Program
+from cute_nvfp4.sim.clock import tools
+from cute_nvfp4.sim.clock.machine import clock_of, machine
+from cute_nvfp4.sim.clock.memory import Port, Shared
+from cute_nvfp4.sim.clock.recorder import Request
+from cute_nvfp4.sim.clock.sampling import ctas_per_sm, sample
+from cute_nvfp4.sim.clock.sass import Slot, machine_code, numbered, read
+from cute_nvfp4.sim.clock.steps import stepper
+from cute_nvfp4.sim.errors import ClockError
+from cute_nvfp4.sim.machine.launch import Launch
+
+WGMMA = tuple(name for name in machine("h200").figures if name.startswith("wgmma."))
+LATENCIES = tuple(name for name in machine("h200").figures if name.startswith("latency."))
+FIGURES = tuple(name for name in machine("h200").figures if name not in (*WGMMA, *LATENCIES, "sms"))
+
+
+def code_of(text: str):
+    program = Program.parse(text)
+    (name,) = program.kernels
+    compiled = program.kernel(name)
+    return machine_code(text, program.module.target, compiled.source, compiled.blocks), compiled
+
+
+@needs_ptxas
+@pytest.mark.parametrize("name", ["bulk", "shared", "imma"])
+def test_line_numbers_change_no_machine_code(name, tmp_path):
+    """ptxas makes the same instructions of the text with a ``.loc`` for each instruction and of the text as it was."""
+    path, cubin = tmp_path / "k.ptx", tmp_path / "k.cubin"
+    path.write_text(TEXTS[name])
+    subprocess.run([tools.tool("ptxas"), "-arch=sm_90a", "-o", cubin, path], check=True)
+    plain = tools.disassemble(cubin.read_bytes())
+    code, compiled = code_of(TEXTS[name])
+    assert code.opcodes == tuple(p.slot.opcode for p in read(plain, compiled.source.name))
+    assert name == "bulk" or sum(map(len, code.blocks)) == len(code.opcodes)
+
+
+@needs_ptxas
+def test_machine_code_lies_in_the_block_it_comes_from():
+    """Loads and stores of a kernel of three blocks are in the blocks of their PTX instructions."""
+    body = """mov.u32 %r1, %tid.x; setp.gt.u32 %q0, %r1, 40; ld.global.b32 %r2, [%p0]; @%q0 bra B;
+    bar.sync 1, 64; st.global.b32 [%p1], %r2; B: red.global.add.u32 [%p1+4], %r1;"""
+    code, compiled = code_of(kernel(body, 2))
+    sources = {s.base: (b, compiled.source.code[s.source].opcode) for b, code in enumerate(code.blocks) for s in code}
+    assert sources["LDG"][1] == "ld.global.b32" and sources["STG"][1] == "st.global.b32"
+    reduction = next(sources[base] for base in ("RED", "REDG") if base in sources)
+    assert reduction[1] == "red.global.add.u32" and sources["LDG"][0] < sources["STG"][0] < reduction[0]
+
+
+def test_each_instruction_gets_a_line():
+    """Several instructions of one line, in scopes of their own, with labels and guards."""
+    text = kernel("{ .reg .pred P; setp.ne.u32 P, %r1, 0; @P bra L; mov.u32 %r1, 5; L: } mov.u32 %r2, %r1;", 0)
+    compiled = Program.parse(text).kernel("kernel").source
+    lines = re.findall(r"\.loc 1 (\d+) 1\n(?:@\S+ )?([\w.:]+)", numbered(text, compiled))
+    assert [(int(n), word) for n, word in lines] == [(k + 1, i.opcode) for k, i in enumerate(compiled.code)]
+
+
+def test_control_codes():
+    """Stall counts and scoreboards of an instruction of a real cubin (sm_90a): LDG releases the second one."""
+    text = '\t.section\t.text.k,\n\t//## File "kernel.ptx", line 7\n'
+    text += "        /*0010*/                   S2R R8, SR_TID.X ;   /* 0x0000000000087919 */\n"
+    text += "                                                        /* 0x000e620000002100 */\n"
+    (placed,) = read(text, "k")
+    assert placed.slot == Slot("S2R", "S2R", "R8, SR_TID.X", 6, 1, 1, 7, ())
+
+
+def test_unknown_machines_and_figures():
+    with pytest.raises(ClockError, match="got 'gh300'"):
+        machine("gh300")
+    with pytest.raises(ClockError, match="sm_120a"):
+        clock_of("sm_120a")
+    with pytest.raises(ClockError, match=r"dram\.colour"):
+        h200(dram__colour=3)
+    assert clock_of("sm_90a") == "h200" and machine("h200").sms == 132
+
+
+def test_every_figure_has_a_source():
+    known = machine("h200")
+    assert set(known.figures) == set(known.sources) and all(known.sources.values())
+
+
+def test_queues():
+    """DRAM serves one after the other at its rate; an SM that stands for ten takes ten times as long; L1 remembers."""
+    m = h200(**{f"dram__latency_{p}": 700 for p in (10, 50, 90, 99)})
+    shared = Shared(m)
+    port, ten = Port(m, shared, 1, 1 << 16), Port(m, shared, 10, 1 << 16)
+    miss = Request("load", 16, 16.0, (1, 2, 3, 4), True)
+    alone = port.load(0.0, miss)
+    assert alone.by == "dram" and alone.time == pytest.approx(
+        700 + 4 * m["l1.cycles_per_request"] + 512 / m["l2.to_sm"]
+    )
+    ten.load(0.0, miss)
+    shared.fetch(0.0, 10_000_000, 10_000_000, 1)
+    behind = port.load(0.0, miss._replace(lines=(5, 6, 7, 8)))
+    assert behind.time == pytest.approx(700 + 4 + (10_000_000 + 12 * 512) / m["dram.bytes_per_cycle"])
+    hit = port.load(5000.0, miss._replace(new=0.0))
+    assert hit.by == "l1" and hit.time == 5000 + 4 * m["l1.cycles_per_request"] + m["l1.latency"]
+
+
+def test_residency_and_places():
+    """CTAs an SM holds; SMs with the most and with the fewest clusters stand for all."""
+    assert [ctas_per_sm(*a) for a in ((128, 0, 32), (1024, 0, 32), (128, 100 << 10, 32), (256, 0, 255))] == [
+        16,
+        2,
+        2,
+        1,
+    ]
+    launch = Launch("k", (300, 1, 1), (128, 1, 1), (), (2, 1, 1))
+    found = sample(launch, machine("h200"), 0, 32, 2)
+    assert [(len(p.clusters), p.weight) for p in found.places] == [(3, 9), (3, 9), (2, 24), (2, 24)]
+    assert sum(len(p.clusters) * p.weight for p in found.places) == 150
+    assert found.places[0].clusters[1] == (132, 133)
+
+
+def test_wgmma_figures():
+    """m64n256k16 from shared memory holds a tensor core for 128 cycles; every figure of wgmma counts."""
+
+    def steps(m):
+        shapes = [f"HGMMA.64x{n}x16.F32.BF16" for n in (8, 256)]
+        operands = ("R24, gdesc[UR8], R24", "R24, R4, gdesc[UR8], R24, gsb0")
+        return [stepper(m)(Slot("HGMMA", s, o, 0, 1, 7, 7, ())) for s in shapes for o in operands]
+
+    before = steps(h200())
+    assert [round(s.interval) for s in before] == [18, 16, 128, 128]
+    for name in WGMMA:
+        assert steps(h200(**{name.replace(".", "__"): 3 * machine("h200")[name]})) != before, name
+
+
+@pytest.mark.parametrize("name", LATENCIES)
+def test_latencies_of_scoreboards(name):
+    """Each is that of some instruction, and of no other."""
+    bases = {"fp64": "DFMA", "xu": "MUFU", "lsu": "LDC", "REDUX": "REDUX", "uniform": "S2UR", "other": "F2FP"}
+    other = h200(**{name.replace(".", "__"): 99.0})
+    found = {base for base in bases.values() if stepper(other)(Slot(base, base, "", 0, 1, 2, 7, ())).latency == 99}
+    assert found == {bases[name.removeprefix("latency.")]}
+
+
+@needs_ptxas
+@pytest.mark.parametrize("name", FIGURES)
+def test_every_figure_counts(name):
+    """A changed figure changes the time of some kernel; and no other than a rate makes anything faster."""
+    other = h200(**{name.replace(".", "__"): 3 * machine("h200")[name]})
+    before, after = ({k: clocked(k).timing(m).microseconds for k in TEXTS} for m in (h200(), other))
+    assert before != after
+
+
+@needs_ptxas
+@pytest.mark.parametrize("name", ["copy", "bulk", "cluster", "shared"])
+def test_the_same_launch_takes_the_same_time(name):
+    """Replayed again, and under another interleaving of the functional run."""
+    first = timing(name)
+    assert timing(name) == first
+    other = timing(name, schedule="seed=3,tma=lazy,copy=lazy,store=eager")
+    assert other.cycles == pytest.approx(first.cycles, rel=0.1)
+
+
+@needs_ptxas
+def test_what_bounds_a_launch():
+    """A cold copy waits for DRAM, a warm one takes less; the sampled SMs stand for all of the bytes."""
+    cold, warm = timing("copy"), timing("copy", warm=True)
+    assert warm.cycles < cold.cycles and cold.bound_by == "dram"
+    moved = 2 * 600 * 256 * 16
+    m = machine("h200")
+    assert cold.bounds_us["dram"] == pytest.approx(m.microseconds(moved / m["dram.bytes_per_cycle"]))
+    assert cold.busy["dram"] * cold.cycles == pytest.approx(moved / m["dram.bytes_per_cycle"], rel=1e-6)
+    assert cold.roofline_us > cold.launch_us
+
+
+@needs_ptxas
+def test_another_architecture_is_refused():
+    """PTX for a B200 has no time on an H200."""
+    from ptx_lab import launch_kernel, module
+
+    with pytest.raises(ClockError, match="sm_100a"):
+        launch_kernel(module("", 0), [], clock="h200")
+
+
+@needs_ptxas
+@pytest.mark.kernels("sm_90a")
+def test_a_kernel_of_the_dsl_and_what_the_command_says_of_it():
+    """GEMV on an H200: its time is modelled, every arrival has its instruction, and the command prints it."""
+    import torch
+
+    import cute_nvfp4
+    from cute_nvfp4.cli.sim_times import time_lines
+    from cute_nvfp4.scale_layout import to_blocked
+
+    def operand(rows: int) -> cute_nvfp4.BlockScaledTensor:
+        scale = to_blocked(torch.full((1, rows, 32), 56, dtype=torch.uint8))
+        return cute_nvfp4.BlockScaledTensor(torch.full((1, rows, 256), 0x22, dtype=torch.uint8), scale)
+
+    with cute_nvfp4.simulating("sm_90a", clock="h200", checks=False) as runs:
+        cute_nvfp4.gemv(operand(264), operand(1))
+    found = runs[0].result.timing
+    assert found.microseconds > found.roofline_us > found.launch_us
+    assert not [note for note in found.notes if "arrivals" in note]
+    assert found.replayed_sms == 2 and abs(sum(found.lost.values()) - 0.5) < 0.5
+    lines = list(time_lines(SimpleNamespace(launches=[runs[0], runs[0]])))
+    assert f"{found.microseconds:.2f} us modelled on H200" in lines[0]
+    assert f"2 launches, one after the other: {2 * found.microseconds:.2f} us modelled" in lines[-1]
