@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import backends
 import torch
 
 from cute_nvfp4 import weight_layout
@@ -20,7 +21,7 @@ ALPHA, FACTOR = 0.75, 2.5
 
 @dataclass(frozen=True)
 class Case:
-    """out (m, n) of x (m, k) on ``ctas`` CTAs; ``tiling``: of the configuration."""
+    """out (m, n) of x (m, k) on ``ctas`` CTAs; ``tiling``: of the configuration; ``padded``: rows of out lie apart."""
 
     m: int
     n: int
@@ -30,6 +31,7 @@ class Case:
     out: str = "float32"
     tiling: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    padded: bool = False
 
     def __str__(self) -> str:
         tiling = "-".join(f"{name}{value}" for name, value in self.tiling.items())
@@ -39,7 +41,7 @@ class Case:
     def config(self) -> StreamConfig:
         """``tiling`` may also say that x is NVFP4."""
         columns = 8 if self.m <= 8 else 16 if self.m <= 16 else 32
-        vector = self.n % 4 == 0
+        vector = self.n % 4 == 0 or self.padded
         return replace(
             StreamConfig(dtype=self.dtype, out=self.out, columns=columns, vector=vector, factors=1), **self.tiling
         )
@@ -58,12 +60,15 @@ class Problem:
     def run(self) -> torch.Tensor:
         """The kernel's result; every element that it does not write is NaN."""
         case = self.case
-        out = torch.full((case.m, case.n), float("nan"), dtype=DTYPES[case.out])
-        factor = torch.tensor([FACTOR])
-        target = resolve("sim", self.packed.device)
+        device = self.packed.device
+        wide = -(-case.n // 8) * 8 + 8 if case.padded else case.n
+        whole = torch.full((case.m, wide), float("nan"), dtype=DTYPES[case.out], device=device)
+        out = whole[:, : case.n]
+        factor = torch.tensor([FACTOR], device=device)
+        target = resolve(backends.backend(), device)
         call = StreamCall(self.x, self.packed, case.n, out, case.config, case.ctas, target)
         call(self.x, self.packed, out, ALPHA, (factor,))
-        assert not call.flags.any()
+        assert not call.flags.any() and whole[:, case.n :].isnan().all()
         return out
 
     def wrong(self, out: torch.Tensor) -> torch.Tensor:
@@ -86,7 +91,15 @@ def make(case: Case) -> Problem:
         x = quantized(case, generator)
         values = x.dequantize(torch.float64)
     values, factor = values.double(), ALPHA * FACTOR
-    return Problem(case, x, packed[0], factor * values @ weight.T, factor * values.abs() @ weight.abs().T)
+    exact, magnitude = factor * values @ weight.T, factor * values.abs() @ weight.abs().T
+    return Problem(case, on_device(x), *map(on_device, (packed[0], exact, magnitude)))
+
+
+def on_device(x: torch.Tensor | BlockScaledTensor) -> torch.Tensor | BlockScaledTensor:
+    """``x`` where kernels are tested."""
+    if isinstance(x, BlockScaledTensor):
+        return BlockScaledTensor(backends.place(x.data), backends.place(x.scale))
+    return x.to(backends.device())
 
 
 def quantized(case: Case, generator: torch.Generator) -> BlockScaledTensor:

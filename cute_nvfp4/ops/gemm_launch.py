@@ -10,12 +10,13 @@ from ..errors import OperandError
 from ..kernels.gemm.arguments import GemmArguments, Output, PartialSums
 from ..kernels.gemm.config import CTA_ROWS, epilogue_threads
 from ..planning.gemm import GemmProblem, Plan, plan_for
-from ..runtime.backend import capturing, sm_count, stream_of
+from ..runtime.backend import sm_count
 from ..runtime.kernel import Kernel
 from ..runtime.launch import Touched
 from ..target import Target
 from .calls import addresses
 from .checks import DTYPE_NAMES
+from .flags import lowered_flags
 
 
 class GemmCall:
@@ -87,21 +88,13 @@ def output_record(out: torch.Tensor) -> tuple[Output, dict[str, Any]]:
     return Output(0, stride, batch, None, None), described
 
 
-_flags: dict[tuple[torch.device, int], torch.Tensor] = {}
-
-
 def stream_k_scratch(plan: Plan, target: Target, device: torch.device, kept: bool = True) -> dict[str, torch.Tensor]:
-    """Partial sums and flags of a stream-K launch. Kernels lower the flags they raised, so a stream's are kept; a CUDA
-    graph has its own, because it may run beside that stream."""
+    """Partial sums and flags of a stream-K launch. kept: flags of the stream, or of the graph that records it; else
+    of its own."""
     config = plan.config
     ctas = plan.workers * config.ctas
     workspace = torch.empty(ctas * config.products * config.tile_n * CTA_ROWS, dtype=torch.float32, device=device)
     # a flag for each warp that stores
-    words, kept = ctas * epilogue_threads(config) // 32, kept and target.backend == "cuda" and not capturing(target)
-    place = device, stream_of(target, device)
-    flags = _flags.get(place) if kept else None
-    if flags is None or flags.numel() < words:
-        flags = torch.zeros(words, dtype=torch.int32, device=device)
-        if kept:
-            _flags[place] = flags
+    words = ctas * epilogue_threads(config) // 32
+    flags = lowered_flags(words, target, device) if kept else torch.zeros(words, dtype=torch.int32, device=device)
     return {"workspace": workspace, "flags": flags}

@@ -18,13 +18,14 @@ from ..operand import BlockScaledTensor, row_alignment, span_bytes
 from ..planning.packed import PackedPlan, PackedProblem, choose
 from ..prepared_weight import PreparedWeight
 from ..runtime.apart import near
-from ..runtime.backend import Backend, capturing, resolve, sm_count, stream_of
+from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.bounded import Bounded
 from ..runtime.kernel import Kernel
 from ..runtime.simulating import world
 from ..target import Target
 from .calls import addresses, as_alpha, output_key, tensor_key
 from .checks import DTYPE_NAMES, check_dtype, check_format, check_overlap, checked_output, refuse_config, split_alpha
+from .flags import lowered_flags
 from .streamed import KERNEL as STREAM
 
 X = torch.Tensor | BlockScaledTensor
@@ -250,23 +251,11 @@ class _Call:
         return out
 
     def _partials(self) -> dict[str, torch.Tensor]:
-        """Partial sums and flags of a launch. Kernels lower the flags they raised, so a stream's are kept; a CUDA graph
-        has its own, because it may run beside that stream."""
+        """Partial sums and flags of a launch."""
         if not self._flags:
             return {}
-        device, target = self._device, self._target
-        sums = torch.empty(self._floats, dtype=torch.float32, device=device)
-        kept = target.backend == "cuda" and not capturing(target)
-        place = device, stream_of(target, device)
-        flags = _flags.get(place) if kept else None
-        if flags is None or flags.numel() < self._flags:
-            flags = torch.zeros(self._flags, dtype=torch.int32, device=device)
-            if kept:
-                _flags[place] = flags
-        return {"workspace": sums, "flags": flags}
-
-
-_flags: dict[tuple[torch.device, int], torch.Tensor] = {}
+        sums = torch.empty(self._floats, dtype=torch.float32, device=self._device)
+        return {"workspace": sums, "flags": lowered_flags(self._flags, self._target, self._device)}
 
 
 def _decoded(x: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
