@@ -209,6 +209,33 @@ EPILOGUES = [
     ),
 ]
 
+_UE8M0 = "--sf_vec_size 32 --sf_dtype Float8E8M0FNU --mnkl 128,128,256,1"
+GEFORCE = [
+    *_each(
+        "cute/blackwell_geforce/kernel/blockscaled_gemm",
+        *(
+            (f"dense_blockscaled_gemm_persistent_{variant}", arguments)
+            for variant in ("cooperative", "pingpong")
+            for arguments in (
+                "--mnkl 256,256,256,1",
+                f"--mnkl 256,128,512,2 --tile_shape_mnk 128,128,{256 if variant == 'cooperative' else 128}",
+                _UE8M0,
+                f"{_UE8M0} --a_dtype Float8E4M3FN --b_dtype Float8E4M3FN",
+                f"{_UE8M0} --a_dtype Float8E5M2 --b_dtype Float8E5M2",
+                f"{_UE8M0} --a_dtype Float4E2M1FN --b_dtype Float8E4M3FN",
+                f"{_UE8M0} --a_dtype Float8E4M3FN --b_dtype Float4E2M1FN",
+            )
+        ),
+        arch="sm_120a",
+    ),
+    *_each(
+        "cute/blackwell_geforce/kernel/dense_gemm",
+        ("dense_gemm", "--mnkl 256,256,128,1"),
+        ("dense_gemm", "--mnkl 256,192,128,2 --a_major m --b_major n --c_major m"),
+        arch="sm_120a",
+    ),
+]
+
 HOPPER = [
     *_each(
         "cute/hopper/kernel/dense_gemm",
@@ -374,7 +401,7 @@ REASONS = {
     "cute/blackwell/kernel/moe/torch_scaled_grouped_mm.py": "its reference is a torch operation without a CPU version",
 }
 
-_ALL = TUTORIALS + KERNELS + ATTENTION + MOE + EPILOGUES + HOPPER + AMPERE + PRIMITIVES + LANGUAGE + EXTENSION
+_ALL = TUTORIALS + KERNELS + ATTENTION + MOE + EPILOGUES + GEFORCE + HOPPER + AMPERE + PRIMITIVES + LANGUAGE + EXTENSION
 PROGRAMS = [
     replace(p, expect=f"checks: {FINDINGS[p.path]}" if p.path in FINDINGS else REASONS.get(p.path, p.expect))
     for p in _ALL
