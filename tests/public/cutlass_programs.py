@@ -210,31 +210,19 @@ EPILOGUES = [
 ]
 
 _UE8M0 = "--sf_vec_size 32 --sf_dtype Float8E8M0FNU --mnkl 128,128,256,1"
-GEFORCE = [
-    *_each(
-        "cute/blackwell_geforce/kernel/blockscaled_gemm",
-        *(
-            (f"dense_blockscaled_gemm_persistent_{variant}", arguments)
-            for variant in ("cooperative", "pingpong")
-            for arguments in (
-                "--mnkl 256,256,256,1",
-                f"--mnkl 256,128,512,2 --tile_shape_mnk 128,128,{256 if variant == 'cooperative' else 128}",
-                _UE8M0,
-                f"{_UE8M0} --a_dtype Float8E4M3FN --b_dtype Float8E4M3FN",
-                f"{_UE8M0} --a_dtype Float8E5M2 --b_dtype Float8E5M2",
-                f"{_UE8M0} --a_dtype Float4E2M1FN --b_dtype Float8E4M3FN",
-                f"{_UE8M0} --a_dtype Float8E4M3FN --b_dtype Float4E2M1FN",
-            )
-        ),
-        arch="sm_120a",
+_PAIRS = (("8E4M3FN", "8E4M3FN"), ("8E5M2", "8E5M2"), ("4E2M1FN", "8E4M3FN"), ("8E4M3FN", "4E2M1FN"))
+_SCALED = (_UE8M0, *(f"{_UE8M0} --a_dtype Float{a} --b_dtype Float{b}" for a, b in _PAIRS))
+GEFORCE = _each(
+    "cute/blackwell_geforce/kernel",
+    *(
+        (f"blockscaled_gemm/dense_blockscaled_gemm_persistent_{variant}", arguments)
+        for variant, k in (("cooperative", 256), ("pingpong", 128))
+        for arguments in ("--mnkl 256,256,256,1", f"--mnkl 256,128,512,2 --tile_shape_mnk 128,128,{k}", *_SCALED)
     ),
-    *_each(
-        "cute/blackwell_geforce/kernel/dense_gemm",
-        ("dense_gemm", "--mnkl 256,256,128,1"),
-        ("dense_gemm", "--mnkl 256,192,128,2 --a_major m --b_major n --c_major m"),
-        arch="sm_120a",
-    ),
-]
+    ("dense_gemm/dense_gemm", "--mnkl 256,256,128,1"),
+    ("dense_gemm/dense_gemm", "--mnkl 256,192,128,2 --a_major m --b_major n --c_major m"),
+    arch="sm_120a",
+)
 
 HOPPER = [
     *_each(
