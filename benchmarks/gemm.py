@@ -99,7 +99,9 @@ def measure(shape: Shape, contestants: Sequence[Contestant], rounds: int, clear:
     problem, captured, results = Problem.random(shape), {}, {}
     for contestant in contestants:
         if contestant.runs(shape):
+            start = time.monotonic()
             found, results[contestant.name] = entered(contestant, problem, clear)
+            results[contestant.name]["seconds"] = round(time.monotonic() - start, 2)
             if found:
                 captured[contestant.name] = found
     for name, times in take_turns(captured, rounds, clear).items():

@@ -130,10 +130,10 @@ def configs(m: int, n: int, k: int) -> list[Config]:
     """The configurations that are tried: a few tile sizes, and shares of K that give an SM up to four CTAs."""
     widest = max(16, min(256, triton.next_power_of_2(m)))
     found = []
-    for block_m in {widest, max(16, widest // 2)}:
+    for block_m in {widest, 128} if widest == 256 else {widest}:
         deep = {16: 6, 32: 6, 64: 4, 128: 3, 256: 2}[block_m]
         # the last one: two CTAs of an SM decode and multiply in turns
-        for block_n, warps, stages in ((64, 4, deep), (128, 8, deep), *(((64, 4, 2),) if block_m == 128 else ())):
+        for block_n, warps, stages in ((64, 4, deep), (128, 8, deep), (64, 4, 2))[: 3 if block_m == 128 else 2]:
             tiles = triton.cdiv(n, block_n) * triton.cdiv(m, block_m)
             most = max(1, min(528 // tiles, k // GROUP // 4))
             found += [Config(block_n, block_m, split, warps, stages) for split in (1, 2, 4) if split <= most]

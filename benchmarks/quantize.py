@@ -7,7 +7,7 @@ stochastic rounding, and the reference, as it is and through ``torch.compile``.
 
 On Hopper the speed of NVFP4 depends on whether products of elements and the reciprocal of a scale can be exact ties
 between E2M1 numbers: with global scales that are powers of two, or amax / 2688 for most amax of few bits, they
-can, with others they cannot. Both are timed.
+can, with others they cannot. Both are timed, and scales that are not those of the rule or of the data.
 
 Times are medians of one call between two CUDA events, launch included, with L2 cold and clean.
 
@@ -141,6 +141,17 @@ def requests(x: torch.Tensor) -> list[tuple[torch.Tensor, dict]]:
         ):
             scale = torch.tensor(value, dtype=torch.float32, device="cuda")
             rows.append((x, {"rule": rule, "scale": scale, "note": note}))
+    uniform = torch.rand(x.shape, device="cuda", generator=torch.Generator("cuda").manual_seed(1112))
+    uniform = (uniform * 2 - 1).bfloat16()
+    for tensor, amax, full, note in (
+        (x, _PLAIN_AMAX, 2688, "given, that of rule max"),
+        (x, x.abs().max().item(), 1536, "given, from the largest magnitude"),
+        (uniform, _PLAIN_AMAX, 1536, "uniform numbers, given"),
+        (uniform, 1.0, 2688, "uniform numbers, given, that of rule max"),
+        (uniform, 1.0, 1536, "uniform numbers, given, from the largest magnitude"),
+    ):
+        scale = torch.tensor(amax / full, dtype=torch.float32, device="cuda")
+        rows.append((tensor, {"rule": "four_six_mse", "scale": scale, "note": note}))
     scale = plain_scale("max")
     for dtype in (torch.float16, torch.float32):
         rows.append((x.to(dtype), {"scale": scale, "note": "given"}))

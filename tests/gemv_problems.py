@@ -15,6 +15,8 @@ import torch
 
 from cute_nvfp4 import gemv
 from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.ops.gemv import plan_for
+from cute_nvfp4.planning.gemv import GemvPlan
 from cute_nvfp4.reference import gemv_reference
 from cute_nvfp4.scale_layout import to_blocked
 
@@ -33,7 +35,8 @@ class Case:
     """One problem. ``pitch``: bytes between rows of A beyond K/2; ``alignment``: of A's rows (8, 16 or 32, exactly).
 
     ``batch`` 0: operands without a batch dimension. ``repeat_a``, ``repeat_b``: batch stride 0. ``out``: "" for a new
-    tensor, else how the caller's lies in memory.
+    tensor, else how the caller's lies in memory. ``cluster``: CTAs of one, of which there are two then; 0: as planned.
+    ``capacity``: elements of b that a CTA holds at a time then.
     """
 
     m: int
@@ -52,6 +55,8 @@ class Case:
     repeat_a: bool = False
     repeat_b: bool = False
     seed: int = 0
+    cluster: int = 0
+    capacity: int = 1024
 
     def __str__(self) -> str:
         parts = [
@@ -59,6 +64,7 @@ class Case:
             self.a_layout,
             self.b_layout,
             str(self.dtype).removeprefix("torch."),
+            *([f"cluster{self.cluster}"] if self.cluster else []),
         ]
         return "-".join(parts).replace(" ", "_")
 
@@ -74,14 +80,22 @@ class Problem:
 
     def run(self, backend: str = "") -> torch.Tensor:
         """The output, which nothing had been written to before (NaN, if it is the caller's)."""
+        options = {"alpha": self.case.alpha, "backend": backend or backends.backend(), "config": self.plan()}
         if self.out is not None:
             self.out.fill_(math.nan)
-            c = gemv(self.a, self.b, alpha=self.case.alpha, out=self.out, backend=backend or backends.backend())
+            c = gemv(self.a, self.b, out=self.out, **options)
             assert c is self.out
             return c
-        return gemv(
-            self.a, self.b, alpha=self.case.alpha, out_dtype=self.case.dtype, backend=backend or backends.backend()
-        )
+        return gemv(self.a, self.b, out_dtype=self.case.dtype, **options)
+
+    def plan(self) -> GemvPlan | None:
+        """Two clusters for each matrix, if the case asks for clusters."""
+        if not self.case.cluster:
+            return None
+        tiling = {"cluster": self.case.cluster, "tiles": 16, "warps_m": 8, "warps_k": 2, "chunked": True}
+        out = torch.empty(self.a.data.shape[:-1], dtype=self.case.dtype, device=self.a.device)
+        config = replace(plan_for(self.a, self.b, out).config, capacity=self.case.capacity, **tiling)
+        return GemvPlan(config, 2 * self.case.cluster)
 
 
 def exact_storage(num_bytes: int, alignment: int, device: str) -> torch.Tensor:

@@ -21,7 +21,7 @@ ALPHA, FACTOR = 0.75, 2.5
 
 @dataclass(frozen=True)
 class Case:
-    """out (m, n) of x (m, k) on ``ctas`` CTAs; ``tiling``: of the configuration."""
+    """out (m, n) of x (m, k) on ``ctas`` CTAs; ``tiling``: of the configuration; ``padded``: rows of out lie apart."""
 
     m: int
     n: int
@@ -31,6 +31,7 @@ class Case:
     out: str = "float32"
     tiling: dict[str, Any] = field(default_factory=dict)
     seed: int = 0
+    padded: bool = False
 
     def __str__(self) -> str:
         tiling = "-".join(f"{name}{value}" for name, value in self.tiling.items())
@@ -40,7 +41,7 @@ class Case:
     def config(self) -> StreamConfig:
         """``tiling`` may also say that x is NVFP4."""
         columns = 8 if self.m <= 8 else 16 if self.m <= 16 else 32
-        vector = self.n % 4 == 0
+        vector = self.n % 4 == 0 or self.padded
         return replace(
             StreamConfig(dtype=self.dtype, out=self.out, columns=columns, vector=vector, factors=1), **self.tiling
         )
@@ -60,12 +61,14 @@ class Problem:
         """The kernel's result; every element that it does not write is NaN."""
         case = self.case
         device = self.packed.device
-        out = torch.full((case.m, case.n), float("nan"), dtype=DTYPES[case.out], device=device)
+        wide = -(-case.n // 8) * 8 + 8 if case.padded else case.n
+        whole = torch.full((case.m, wide), float("nan"), dtype=DTYPES[case.out], device=device)
+        out = whole[:, : case.n]
         factor = torch.tensor([FACTOR], device=device)
         target = resolve(backends.backend(), device)
         call = StreamCall(self.x, self.packed, case.n, out, case.config, case.ctas, target)
         call(self.x, self.packed, out, ALPHA, (factor,))
-        assert not call.flags.any()
+        assert not call.flags.any() and whole[:, case.n :].isnan().all()
         return out
 
     def wrong(self, out: torch.Tensor) -> torch.Tensor:

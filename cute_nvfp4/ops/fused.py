@@ -223,16 +223,17 @@ def kind_of_scale(format: Format, given: float | torch.Tensor | str | None, devi
 
 def recorded(
     name: str,
-    inputs: Sequence[torch.Tensor | None],
+    inputs: dict[str, torch.Tensor | None],
+    shape: Sequence[int],
     given: Any,
     options: dict[str, Any],
     out: BlockScaledTensor | None,
     residual_out: torch.Tensor | None = None,
 ) -> Fused:
-    """The operation as one operator of a graph, which chooses when it runs. inputs: x first."""
+    """The operation as one operator of a graph, which chooses when it runs. inputs: x first. shape: of the values."""
     format = resolve_format(options["format"])
-    kind = kind_of_scale(format, given, inputs[0].device)
-    return call_fused(name, inputs, kind, given, options | {"format": format.name}, out, residual_out)
+    kind = kind_of_scale(format, given, next(iter(inputs.values())).device)
+    return call_fused(name, inputs, shape, kind, given, options | {"format": format.name}, out, residual_out)
 
 
 def matrix_key(x: Any) -> tuple | type | None:

@@ -16,7 +16,7 @@ from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
 from ..target import Target
-from .calls import as_alpha, operand_key, output_key, tensor_key
+from .calls import addresses, as_alpha, operand_key, output_key, tensor_key
 from .checks import ALL_FORMATS, check_dtype, check_format, checked_output, refuse_config, span, split_alpha
 from .dispatch import by_operator, written_to
 from .grouped_launch import ListCall, arrangements
@@ -129,7 +129,7 @@ class _Call:
         scalar, alpha = as_alpha(alpha)
         outs = self._new() if out is None else list(out)
         if out is not None:
-            self._check_memory(groups, outs)
+            self._check_memory(groups, outs, alpha)
         if self._simulated:
             _each(lambda a, b: _check_signs(a, b), *zip(*groups))
         if self._launch is None:
@@ -151,12 +151,13 @@ class _Call:
         each = alpha.reshape(-1).split(1)
         return torch.cat([each[i] for i in self._live])
 
-    def _check_memory(self, groups: Sequence[Problem], outs: list[torch.Tensor]) -> None:
-        """Raises if the outputs overlap each other or an operand. Addresses that were found to be apart stay so."""
+    def _check_memory(self, groups: Sequence[Problem], outs: list[torch.Tensor], alpha: torch.Tensor | None) -> None:
+        """Raises if the outputs overlap each other or an input. Addresses that were found to be apart stay so."""
         operands = [x for pair in groups for x in pair if x is not None]
-        places = tuple([x.data_ptr() for x in outs] + [y.data_ptr() for x in operands for y in (x.data, x.scale)])
+        read = [y for x in operands for y in (x.data, x.scale, x.global_scale)]
+        places = addresses(*outs, *read, alpha)
         if places not in self._apart:
-            _check_apart(groups, outs)
+            _check_apart(groups, outs, alpha)
             self._apart[places] = True
 
 
@@ -165,6 +166,8 @@ def _reference_call(
 ) -> list[torch.Tensor]:
     scalar, alpha = as_alpha(alpha)
     outs = _outputs(list(groups), out, dtype)
+    if out is not None:
+        _check_apart(groups, outs, alpha)
     for i, (a, b) in enumerate(groups):
         if a is not None and b is not None:
             factor = alpha_of_group(scalar, alpha if alpha is None else alpha.reshape(-1), i)
@@ -240,7 +243,7 @@ def _outputs(
         check_rows("out", given)
 
     _each(check, out, shapes)
-    _check_apart(groups, out)
+    _check_apart(groups, out, None)
     return list(out)
 
 
@@ -253,13 +256,14 @@ def _new_outputs(shapes: Sequence[tuple[int, int]], dtype: torch.dtype, device: 
     return list(torch.empty((sum(rows), n), dtype=dtype, device=device).split(rows))
 
 
-def _check_apart(groups: Sequence[Problem], out: Sequence[torch.Tensor]) -> None:
-    """Raises if the outputs overlap each other or an operand."""
+def _check_apart(groups: Sequence[Problem], out: Sequence[torch.Tensor], alpha: torch.Tensor | None) -> None:
+    """Raises if the outputs overlap each other or an input."""
     spans = [(*span(x), "out", i, True) for i, x in enumerate(out)]
+    spans += [] if alpha is None else [(*span(alpha), "alpha", 0, False)]
     for i, group in enumerate(groups):
-        operands = [(name, x) for name, x in zip("ab", group) if x is not None]
-        spans += [(*span(x.data), f"data of {name}", i, False) for name, x in operands]
-        spans += [(*span(x.scale), f"scale of {name}", i, False) for name, x in operands]
+        for name, x in zip("ab", group):
+            parts = {} if x is None else {"data": x.data, "scale": x.scale, "global scale": x.global_scale}
+            spans += [(*span(y), f"{part} of {name}", i, False) for part, y in parts.items() if y is not None]
     _check_spans(spans)
 
 

@@ -131,7 +131,11 @@ def planned(
         operand_key(out), backend, world(not x.is_cuda),
     )
     # fmt: on
-    call = _calls.find(key)
+    try:
+        call = _calls.get(key)
+    except TypeError:
+        # something unhashable, which is refused below
+        call = None
     if call is None:
         options = dict(zip(_PLANNED, options))
         request = checked_request(x, format, rule, generator=generator, **options)

@@ -79,6 +79,8 @@ class QuantizeCall:
         self._amax = None
         if plan.amax is not None:
             self._amax = _amax_launcher(plan.amax, batch, _byte_strides(in_memory), _int32(signs), target, device)
+        # whether the given one can be that of a result, if no gradient is asked for
+        self._as_it_is = isinstance(global_scale, torch.Tensor) and not global_scale.ndim
         self._new = Results(request, self._global_scale != "none")
         data_strides = self._new.data_strides if out is None else _byte_strides(out.data)
         columns, atoms = problem.columns, blocked_bytes(rows, problem.columns, 1)
@@ -112,7 +114,7 @@ class QuantizeCall:
         if out is None:
             data, scale = self._new.data(), self._new.scale()
             if self._global_scale == "given":
-                factor = given_scale(given, x)
+                factor = given if self._as_it_is and not given.requires_grad else given_scale(given, x)
             elif self._global_scale == "computed":
                 computed = self._new.factor()
         else:

@@ -106,7 +106,8 @@ def rmsnorm_quantize(
         checked_inputs(x, weight, residual, eps, residual_out)
         options = {"eps": eps, "return_values": return_normed}
         options |= {"format": format, "rule": rule, "scale_layout": scale_layout, "backend": backend}
-        found = recorded("rmsnorm_quantize", (x, weight, residual), global_scale, options, out, residual_out)
+        inputs = {"x": x, "weight": weight, "residual": residual}
+        found = recorded("rmsnorm_quantize", inputs, x.shape, global_scale, options, out, residual_out)
     else:
         options = (eps, format, rule, scale_layout, return_normed, backend)
         call = planned(x, weight, residual, global_scale, out, residual_out, options)

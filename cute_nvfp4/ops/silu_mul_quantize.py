@@ -86,10 +86,11 @@ def silu_mul_quantize(
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
     if isinstance(gate, torch.Tensor) and is_recorded(gate):
-        halves(gate, up)
+        first, _ = halves(gate, up)
         options = {"format": format, "rule": rule, "scale_layout": scale_layout, "backend": backend}
         options["return_values"] = return_activation
-        found = recorded("silu_mul_quantize", (gate, up), global_scale, options, out)
+        shape = (*gate.shape[:-1], first.shape[1])
+        found = recorded("silu_mul_quantize", {"gate": gate, "up": up}, shape, global_scale, options, out)
     else:
         call = planned(gate, up, global_scale, out, (format, rule, scale_layout, return_activation, backend))
         found = call((gate,) if up is None else (gate, up), global_scale, out, None)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import OperandError, explain
-from ..kernels.gemv.config import SLICE_SCALE_BYTES, GemvConfig, count_tiles
+from ..kernels.gemv.config import SLICE_SCALE_BYTES, TILE_ROWS, GemvConfig, count_tiles
 from ..kernels.gemv.dot import SLICE_K, dot_engine
 from ..scale_layout import ATOM_ROWS
 from ..target import Architecture
@@ -19,11 +19,25 @@ MAX_CAPACITY = 16384
 # Warps of a CTA, and what changing from one tile to the next costs a warp, in slices.
 _WARPS = 16
 _TILE_COST = 0.3
+# CTAs of a cluster that may share tiles along K, and the part of the work that this must spare
+_CLUSTER, _CLUSTER_GAIN = 2, 0.05
 _POWERS = (1, 2, 4, 8, 16, 32)
 _MAX_BATCH = 65535
 _INT32_MAX = 2**31 - 1
 # what a plan decides of a configuration, and what the operands decide; the rest follows from sizes and architecture
-_TILING = ("warps_m", "warps_k", "tiles", "stages", "shared_stages", "k", "capacity", "chunked", "min_blocks", "dot")
+_TILING = (
+    "warps_m",
+    "warps_k",
+    "tiles",
+    "stages",
+    "shared_stages",
+    "k",
+    "capacity",
+    "chunked",
+    "min_blocks",
+    "cluster",
+    "dot",
+)
 _OPERAND_FIELDS = ("a_scale", "b_scale", "scale_word", "a_global", "b_global", "out")
 
 
@@ -56,7 +70,7 @@ class GemvProblem:
 
 @dataclass(frozen=True)
 class GemvPlan:
-    """A way to run a problem: a variant of the kernel, and CTAs for each matrix of the batch."""
+    """A way to run a problem: a variant of the kernel, and CTAs for each matrix of the batch, whole clusters."""
 
     config: GemvConfig
     ctas: int
@@ -83,6 +97,16 @@ def _split(tiles: int, slices: int) -> int:
     return min(candidates, key=lambda wk: -(-tiles * wk // _WARPS) * (-(-slices // wk) + _TILE_COST))
 
 
+def _cluster(tiles: int, slices: int, ctas: int) -> int:
+    """CTAs of a cluster: several if the busiest CTA then has clearly less to do."""
+
+    def work(size: int) -> int:
+        return -(-tiles // (ctas // size)) * -(-slices // size)
+
+    fits = ctas >= _CLUSTER and slices >= 2 * _CLUSTER and -(-tiles // (ctas // _CLUSTER)) <= MAX_TILES
+    return _CLUSTER if fits and work(_CLUSTER) < (1 - _CLUSTER_GAIN) * work(1) else 1
+
+
 @functools.lru_cache(maxsize=1024)
 def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> GemvPlan:
     """The plan for ``problem`` on ``sm_count`` multiprocessors of ``arch``.
@@ -101,11 +125,15 @@ def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> GemvPlan:
     registers = arch.vector_bytes >= 32
     resident = 2 if registers else 1
     ctas = min(max(1, resident * sm_count // problem.batch, -(-tiles // MAX_TILES)), tiles)
-    cta_tiles = -(-tiles // ctas)
     slices = -(-problem.k // SLICE_K)
-    warps_k = _split(cta_tiles, slices)
+    cluster = 1 if registers else _cluster(tiles, slices, ctas)
+    ctas -= ctas % cluster
+    cta_tiles = -(-tiles // (ctas // cluster))
+    cta_slices = -(-slices // cluster)
+    # the last CTA of a cluster may have fewer
+    warps_k = _split(cta_tiles, slices - (cluster - 1) * cta_slices)
     # a capacity of few sizes keeps the variants few; K itself is compiled in where the layout of rows is plain
-    capacity = min(MAX_CAPACITY, max(SLICE_K, 1 << (problem.k - 1).bit_length()))
+    capacity = min(MAX_CAPACITY, SLICE_K << (cta_slices - 1).bit_length())
     # of a ragged problem ptxas spills 8 bytes at 64 registers, but not inside the loop over chunks, be it run once
     ragged = problem.m % ATOM_ROWS != 0 or problem.k % SLICE_K != 0
     config = problem.config(
@@ -116,8 +144,9 @@ def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> GemvPlan:
         stages=1 if registers else 3,
         shared_stages=not registers,
         capacity=capacity,
-        chunked=problem.k > capacity or (registers and ragged),
+        chunked=cta_slices * SLICE_K > capacity or (registers and ragged),
         min_blocks=resident,
+        cluster=cluster,
     )
     assert resident * shared_bytes(config) <= arch.shared_bytes
     return GemvPlan(config, ctas)
@@ -130,16 +159,24 @@ def fitted(plan: GemvPlan, problem: GemvProblem, arch: Architecture) -> GemvPlan
         OperandError: the tiling cannot run the problem, or exceeds the architecture.
     """
     config = problem.config(arch, **{name: getattr(plan.config, name) for name in _TILING})
-    slices = min(-(-problem.k // SLICE_K), config.capacity_slices)
-    tiles, least = count_tiles(problem.m), 2 if config.shared_stages else 1
+    slices, size = -(-problem.k // SLICE_K), config.cluster
+    each = -(-slices // size)  # of a CTA; its last has the rest
+    last = min(slices - (size - 1) * each, config.capacity_slices)
+    tiles, clusters, least = count_tiles(problem.m), plan.ctas // size, 2 if config.shared_stages else 1
     for fits, what, got, expected in (
         (config.k in (0, problem.k), "k", config.k, f"0 or K, {problem.k}"),
-        (config.chunked or config.capacity >= problem.k, "capacity", config.capacity, f"K {problem.k}, or chunked"),
-        (config.warps_k in _POWERS and config.warps_k <= slices, "warps_k", config.warps_k, f"1, 2, 4 … {slices}"),
+        (
+            config.chunked or config.capacity >= each * SLICE_K,
+            "capacity",
+            config.capacity,
+            f"K {problem.k}, or chunked",
+        ),
+        (size in _POWERS[:4] and last >= 1, "cluster", size, f"1, 2, 4 or 8, each with slices of {slices}"),
+        (config.warps_k in _POWERS and config.warps_k <= last, "warps_k", config.warps_k, f"1, 2, 4 … {last}"),
         (1 <= config.warps <= 32, "warps", config.warps, "1 to 32"),
         (config.stages >= least, "stages", config.stages, f"at least {least}"),
-        (1 <= plan.ctas <= tiles, "CTAs", plan.ctas, f"1 to {tiles} (tiles)"),
-        (plan.ctas * config.tiles >= tiles, "tiles", config.tiles, f"at least {-(-tiles // plan.ctas)} a CTA"),
+        (plan.ctas % size == 0 and 1 <= clusters <= tiles, "CTAs", plan.ctas, f"clusters of {size}, 1 to {tiles}"),
+        (clusters * config.tiles >= tiles, "tiles", config.tiles, f"at least {-(-tiles // max(clusters, 1))} a CTA"),
         (shared_bytes(config) <= arch.shared_bytes, "shared memory", shared_bytes(config), arch.shared_bytes),
     ):
         if not fits:
@@ -148,10 +185,11 @@ def fitted(plan: GemvPlan, problem: GemvProblem, arch: Architecture) -> GemvPlan
 
 
 def shared_bytes(config: GemvConfig) -> int:
-    """Shared memory of a CTA: b and its scales, constants, sums and the warps' rings."""
+    """Shared memory of a CTA: b and its scales, constants, sums, those of the cluster, and the warps' rings."""
     engine = dot_engine(config.arch, config.dot)
     b = config.capacity_slices * (engine.slice_bytes + SLICE_SCALE_BYTES)
     # (LANES, ROW_OF_LANE, WARPS_K, TILES) in fp32; the last kilobyte covers what aligning these places costs
     sums = 32 * 2 * config.warps_k * config.tiles * 4
+    remote = TILE_ROWS * config.tiles * (config.cluster - 1) * 4
     ring = config.threads // 32 * config.stages * config.stage_bytes if config.shared_stages else 0
-    return b + 4 * max(engine.constant_words, 1) + sums + ring + 1024
+    return b + 4 * max(engine.constant_words, 1) + sums + remote + ring + 1024

@@ -8,14 +8,17 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..errors import OperandError, OperandTypeError, explain
-from ..kernels.gemm.sm90.config import MMA_ROWS, WgmmaConfig
+from ..kernels.gemm.sm90.config import MMA_ROWS, STAGE_TILES, WgmmaConfig
 from ..kernels.gemm.sm90.config import can_implement as can_wgmma
 from ..kernels.gemm.sm90.stream_config import StreamConfig
 from ..kernels.gemm.sm90.stream_config import can_implement as can_stream
 from ..target import Architecture
+from ..weight_layout import TILE_K, tiles
 
 STREAM_ROWS = 16
 """Rows of x up to which weights are streamed: more are faster on WGMMA."""
+LEAST_BUSY = 0.8
+"""Share of the multiprocessors that must have units of their own for none to be cut."""
 START_US = 5.0
 """Launch, first bytes and last store."""
 STAGE_US = {32: 0.40, 64: 0.49, 128: 0.68, 256: 1.22}
@@ -94,15 +97,16 @@ def _refused(p: PackedProblem, plan: PackedPlan) -> str:
     """Why a caller's plan cannot run the problem, or an empty string."""
     if plan.workers < 1:
         return explain("workers", got=plan.workers, expected="at least 1")
-    if plan.streams and (p.m > STREAM_ROWS or p.bias):
-        got = f"{p.m} rows of x, {'a' if p.bias else 'no'} bias"
-        return explain("streaming kernel", got=got, expected=f"at most {STREAM_ROWS} rows, no bias")
+    if plan.streams and not _streams(p):
+        got = f"{p.m} rows of x, K {p.k}, {'a' if p.bias else 'no'} bias"
+        expected = f"at most {STREAM_ROWS} rows, no bias, K a multiple of {STAGE_TILES * TILE_K} if x is NVFP4"
+        return explain("streaming kernel", got=got, expected=expected)
     return ""
 
 
 def _chosen(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
     # sm_120a has the streaming kernel alone: what it cannot run is refused
-    if (p.m <= STREAM_ROWS and not p.bias) or arch.generation == "sm120":
+    if _streams(p) or arch.generation == "sm120":
         return _streamed(p, arch, sm_count)
     plans = [
         plan
@@ -142,10 +146,28 @@ def _wgmma(p: PackedProblem, arch: Architecture, sm_count: int, tile_n: int, sch
     return PackedPlan(config, min(tiles, slots))
 
 
+def _streams(p: PackedProblem) -> bool:
+    """Whether the streaming kernel takes the problem: NVFP4 x must have scales for every tile of the weight."""
+    return p.m <= STREAM_ROWS and not p.bias and not (p.quantized and p.k % (STAGE_TILES * TILE_K))
+
+
 def _streamed(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
-    config = StreamConfig(arch=arch, slabs=4, warps_m=2, warps_k=4, stage_tiles=2, **_decided(p, streams=True))
-    units = -(-p.n // config.rows)
-    return PackedPlan(config, min(sm_count, units * -(-p.k // config.stage_k)))
+    """The tallest units of which every CTA has whole ones while few multiprocessors idle: sums that meet in global
+    memory take longer, for memory is the limit. Units are cut where there are none such."""
+    k_tiles = tiles(p.n, p.k)[1]
+    long_stage = 4 if k_tiles % 4 == 0 else STAGE_TILES
+    # eight warps along K need eight stages, and as many sums, in shared memory
+    warps_k = 8 if arch.generation == "sm90" else 4
+    half = {"slabs": 4, "warps_m": 8 // warps_k, "warps_k": warps_k, "stage_tiles": STAGE_TILES, "stages": 16}
+    quarter = {"slabs": 2, "warps_m": 2, "warps_k": 4, "stage_tiles": long_stage, "stages": 64 // long_stage}
+    for tiling in (half, quarter):
+        config = StreamConfig(arch=arch, **tiling, **_decided(p, streams=True))
+        units = -(-p.n // config.rows)
+        each = -(-units // sm_count)
+        if units >= each * sm_count * LEAST_BUSY:
+            return PackedPlan(config, -(-units // each))
+    config = StreamConfig(arch=arch, **half, **_decided(p, streams=True))
+    return PackedPlan(config, min(sm_count, -(-p.n // config.rows) * (k_tiles // config.stage_tiles)))
 
 
 def _decided(p: PackedProblem, streams: bool) -> dict[str, Any]:

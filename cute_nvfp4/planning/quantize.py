@@ -20,7 +20,7 @@ _FORMATS = {("e2m1", "e4m3", 16), ("e2m1", "ue8m0", 32), ("e4m3", "ue8m0", 32), 
 _CHOICES = {"e4m3": ("", "mse", "mae", "abs_max", "optimal"), "ue8m0": ("",)}
 # how many CTAs share a place on a multiprocessor, one after the other; for 4/6 by sums; and for searches, whose work
 # tiles take more or less time: more CTAs even that out
-_WAVES, _WAVES_OF_SUMS, _WAVES_OF_SEARCHES = 2, 1, 8
+_WAVES, _WAVES_OF_SUMS, _WAVES_OF_SEARCHES = 2, 2, 8
 # warps of a CTA of the amax kernel, and its CTAs on a multiprocessor
 _AMAX_WARPS, _AMAX_CTAS = 8, 8
 # CTAs of a cluster that may look for the largest magnitude: what every GPU with clusters runs, and divides the grid

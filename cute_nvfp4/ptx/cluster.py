@@ -25,3 +25,9 @@ def store_async(address: Int32, values: Sequence[Any], barrier: Int32) -> None:
     text = "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [$0], {$1, $2, $3, $4}, [$5];"
     operands = [Int32(address), *map(Float32, values), Int32(barrier)]
     asm(text, [], operands, volatile=True)
+
+
+def store_async_word(address: Int32, word: Uint32, barrier: Int32) -> None:
+    """Stores a word at a cluster address; ``barrier``, of the same CTA, counts its 4 bytes."""
+    text = "st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [$0], $1, [$2];"
+    asm(text, [], [Int32(address), Uint32(word), Int32(barrier)], volatile=True)

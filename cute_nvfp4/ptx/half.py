@@ -29,22 +29,6 @@ def mul_f16x2(a: Uint32, b: Uint32) -> Uint32:
     return asm("mul.rn.f16x2 $0, $1, $2;", [Uint32], [Uint32(a), Uint32(b)])[0]
 
 
-def sub_f16x2(a: Uint32, b: Uint32) -> Uint32:
-    """a − b of f16, rounded. PTX 4.2, sm_53: ``sub.rn.f16x2``."""
-    return asm("sub.rn.f16x2 $0, $1, $2;", [Uint32], [Uint32(a), Uint32(b)])[0]
-
-
-def sum_abs_f16x2(a: Uint32, b: Uint32) -> Uint32:
-    """|a| + b of f16, rounded. PTX 6.5, sm_53: ``abs.f16x2``, ``add.rn.f16x2``."""
-    text = "{ .reg .b32 m; abs.f16x2 m, $1; add.rn.f16x2 $0, m, $2; }"
-    return asm(text, [Uint32], [Uint32(a), Uint32(b)])[0]
-
-
-def min_f16x2(a: Uint32, b: Uint32) -> Uint32:
-    """The smaller of two f16. PTX 7.0, sm_80: ``min.f16x2``."""
-    return asm("min.f16x2 $0, $1, $2;", [Uint32], [Uint32(a), Uint32(b)])[0]
-
-
 def min_abs_f16x2(a: Uint32, b: Uint32) -> Uint32:
     """The smaller magnitude of two f16, with the product of their signs. PTX 7.2, sm_86: ``min.xorsign.abs.f16x2``."""
     return asm("min.xorsign.abs.f16x2 $0, $1, $2;", [Uint32], [Uint32(a), Uint32(b)])[0]

@@ -114,7 +114,7 @@ def test_an_answer_left_on_another_stream_fails_the_case(tmp_path):
 
 
 def test_tensor_cores_are_counted():
-    """All ten shapes of the problem pass; they take some 35 s of processor time together."""
+    """All ten shapes of the problem pass; they take some 35 s together."""
     case = judge(KERNELS / "gemm_tcgen05.py", problem="nvfp4_gemm", data="full")
     assert case.passed, case.error
     (launch,) = case.launches

@@ -209,6 +209,21 @@ EPILOGUES = [
     ),
 ]
 
+_UE8M0 = "--sf_vec_size 32 --sf_dtype Float8E8M0FNU --mnkl 128,128,256,1"
+_PAIRS = (("8E4M3FN", "8E4M3FN"), ("8E5M2", "8E5M2"), ("4E2M1FN", "8E4M3FN"), ("8E4M3FN", "4E2M1FN"))
+_SCALED = (_UE8M0, *(f"{_UE8M0} --a_dtype Float{a} --b_dtype Float{b}" for a, b in _PAIRS))
+GEFORCE = _each(
+    "cute/blackwell_geforce/kernel",
+    *(
+        (f"blockscaled_gemm/dense_blockscaled_gemm_persistent_{variant}", arguments)
+        for variant, k in (("cooperative", 256), ("pingpong", 128))
+        for arguments in ("--mnkl 256,256,256,1", f"--mnkl 256,128,512,2 --tile_shape_mnk 128,128,{k}", *_SCALED)
+    ),
+    ("dense_gemm/dense_gemm", "--mnkl 256,256,128,1"),
+    ("dense_gemm/dense_gemm", "--mnkl 256,192,128,2 --a_major m --b_major n --c_major m"),
+    arch="sm_120a",
+)
+
 HOPPER = [
     *_each(
         "cute/hopper/kernel/dense_gemm",
@@ -374,7 +389,7 @@ REASONS = {
     "cute/blackwell/kernel/moe/torch_scaled_grouped_mm.py": "its reference is a torch operation without a CPU version",
 }
 
-_ALL = TUTORIALS + KERNELS + ATTENTION + MOE + EPILOGUES + HOPPER + AMPERE + PRIMITIVES + LANGUAGE + EXTENSION
+_ALL = TUTORIALS + KERNELS + ATTENTION + MOE + EPILOGUES + GEFORCE + HOPPER + AMPERE + PRIMITIVES + LANGUAGE + EXTENSION
 PROGRAMS = [
     replace(p, expect=f"checks: {FINDINGS[p.path]}" if p.path in FINDINGS else REASONS.get(p.path, p.expect))
     for p in _ALL

@@ -13,6 +13,7 @@ _HEADINGS = (
     ("cute/blackwell/kernel/attention", "Blackwell attention and state space kernels"),
     ("cute/blackwell/kernel", "Blackwell kernels"),
     ("cute/blackwell/efc", "Blackwell GEMMs with an epilogue of the caller's"),
+    ("cute/blackwell_geforce", "Blackwell of GeForce (sm_120a)"),
     ("cute/hopper", "Hopper"),
     ("cute/ampere", "Ampere programs, compiled for Blackwell"),
     ("cute_ext", "The extension library"),

@@ -13,7 +13,9 @@ from gemv_problems import DTYPES, LAYOUTS, TEN_SHAPES, Case, make, random_cases
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops.gemv import gemv, plan_for
+from cute_nvfp4.planning.gemv import GemvProblem, choose
 from cute_nvfp4.reference import gemv_reference
+from cute_nvfp4.target import ARCHITECTURES
 
 pytestmark = [pytest.mark.kernels, pytest.mark.sweep]
 
@@ -64,6 +66,34 @@ def test_scale_layouts(arch: str, a_layout: str, b_layout: str) -> None:
 def test_long_k(arch: str, k: int) -> None:
     """b in one chunk of shared memory, one and a bit, two and a bit."""
     check(Case(9, k, 2, alignment=8 if k % 64 else 32))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Case(300, 2064, 2, cluster=2, alignment=8, capacity=2048),
+        Case(70, 4096, a_layout="rowmajor", cluster=2),
+        Case(200, 1536, cluster=2, dtype=torch.bfloat16, alpha=2.0**-14, out="strided"),
+        Case(64, 4096, cluster=4, a_global=0.5),
+    ],
+    ids=str,
+)
+def test_clusters(arch: str, case: Case) -> None:
+    """CTAs share tiles along K, in one chunk of b each or in several; the last has less."""
+    check(case)
+
+
+def test_where_clusters_are_chosen() -> None:
+    """On Hopper where they even out the tiles: 448 on 132 multiprocessors, but not 256 on 16 for each of 8 matrices."""
+
+    def chosen(arch: str, *shape: int) -> tuple[int, int]:
+        plan = choose(GemvProblem(*shape), ARCHITECTURES[arch], 132)
+        return plan.config.cluster, plan.ctas
+
+    assert chosen("sm_90a", 7168, 16384, 1) == (2, 132)
+    assert chosen("sm_90a", 4096, 7168, 8) == (1, 16)
+    assert chosen("sm_90a", 7168, 256, 1) == (1, 132)
+    assert chosen("sm_100a", 7168, 16384, 1)[0] == 1
 
 
 def _sweep(count: int, seed: int) -> list:
@@ -181,6 +211,8 @@ def test_a_plan_given_is_run_or_refused() -> None:
         ({"k": 512}, "k of the plan: got 512"),
         ({"capacity": 512}, "capacity of the plan"),
         ({"stages": 0}, "stages of the plan"),
+        ({"cluster": 3}, "cluster of the plan"),
+        ({"cluster": 8}, "cluster of the plan"),
     ):
         with pytest.raises(OperandError, match=words):
             gemv(problem.a, problem.b, config=replace(plan, config=replace(plan.config, **changes)))

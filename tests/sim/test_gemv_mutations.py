@@ -40,6 +40,7 @@ from mutants import (
 BLOCKED = Case(70, 528, 2, alignment=8, dtype=torch.float16, alpha=2.0**-14)
 FEW = Case(16, 1024, dtype=torch.float16, alpha=2.0**-14)
 FULL = Case(128, 1024, dtype=torch.float16, alpha=2.0**-14)
+PAIRS = Case(70, 1024, dtype=torch.float16, alpha=2.0**-14, cluster=2)
 _OUTSIDE = "OutOfBounds"
 _MMA, _COPY, _COPY_OF_DATA = "mma.sync.aligned.m16n8k32", "cp.async.ca", "cp.async.ca.shared.global.L2::cache_hint"
 _BYTE_OF_B = "ld.global.u8"
@@ -99,6 +100,14 @@ MUTANTS = (
     mutant("shuffle over 4 instead of 2 lanes", at("shfl.sync.bfly.b32", number(2, 2, 4), FIRST)),
     mutant("sum of a lane dropped", at("add.f32", instead("mov.b32 {0}, {1};"), LAST)),
     mutant("rows past the last written", at("bra", _IS_GUARDED_BRANCH, LAST, before="st.global"), noticed=_OUTSIDE),
+    # clusters
+    mutant("sums of the other CTA not added", at("ld.shared", drop(), LAST), HOPPER, PAIRS),
+    mutant("sums of the other CTA one row on", at("st.async", offset(4)), HOPPER, PAIRS, "MbarrierMisuse"),
+    mutant("sums of the other CTA not waited for", at("mbarrier.try_wait", instead("setp.eq.u32 p, 0, 0;")), HOPPER,
+           PAIRS, "Race"),
+    mutant("bytes of too few rows announced", at("mbarrier.arrive.expect_tx", operand(2, "64")), HOPPER, PAIRS,
+           "Deadlock"),
+    mutant("the other CTA may not run yet", at("barrier.cluster.wait", drop()), HOPPER, PAIRS, "Race"),
     # rounding
     mutant("output rounded toward zero", at("cvt.rn.f16.f32", become("rn", "rz"))),
     mutant("output rounded by way of bf16", at("cvt.rn.f16.f32", instead("and.b32 {1}, {1}, -65536; {this}"))),

@@ -41,6 +41,21 @@ def test_full_and_empty_barriers_carry_a_ring_of_one(schedule: Schedule) -> None
     assert out.tolist() == [sum(i + (t ^ 1) for i in range(10)) for t in range(32)]
 
 
+def test_a_warp_that_comes_late_misses_a_phase_of_the_other_parity() -> None:
+    """Warp 0 waits for the phase before the first: it is over, until warp 1 has ended the first."""
+    body = (
+        THREAD
+        + """setp.eq.u32 %q1, %r1, 0; @%q1 mbarrier.init.shared.b64 [bar], 32; bar.sync 0;
+    setp.ge.u32 %q2, %r1, 32; @%q2 bra OTHER; mov.b32 %r2, 1;"""
+        + wait("%r20", "%r2")
+        + "bra END; OTHER: mbarrier.arrive.shared.b64 _, [bar]; END:"
+    )
+    for schedule in adversarial(6)[:5]:
+        launch_kernel(module(body, 0, BARRIER), [], block=(64, 1, 1), schedule=schedule)
+    with pytest.raises(Deadlock, match=r"waits at `mbarrier\.try_wait"):
+        launch_kernel(module(body, 0, BARRIER), [], block=(64, 1, 1), schedule=Schedule(warps="late"))
+
+
 def test_a_missing_arrival_is_a_deadlock_with_a_picture() -> None:
     lost = RING.replace("mbarrier.arrive.shared::cta.b64 _, [%r22];", "", 1)
     with pytest.raises(Deadlock) as error:

@@ -135,6 +135,20 @@ def test_grouped_tables(grouped_roads: Roads) -> None:
         assert "memory of " in grouped_roads.refused(lambda problems=problems, out=out: grouped_gemm(problems, out=out))
 
 
+@pytest.mark.parametrize("backend", ["sim", "reference"])
+@pytest.mark.parametrize("what", ["alpha", "global scale of a of group 1"])
+def test_grouped_over_what_scales(what: str, backend: str) -> None:
+    """The kernel reads both where they are."""
+    room = torch.ones(192)
+    scaled = BlockScaledTensor(GOOD[0].data, GOOD[0].scale, room[4] if what != "alpha" else None)
+    options = {"backend": backend, "alpha": room[8:10] if what == "alpha" else None}
+    problems, apart = [GOOD, (scaled, GOOD[1])], room[128:].view(8, 8)
+    roads = Roads(grouped_module._calls, [lambda: grouped_gemm(problems, out=[apart, torch.empty(8, 8)], **options)])
+    said = roads.refused(lambda: grouped_gemm(problems, out=[room[:64].view(8, 8), torch.empty(8, 8)], **options))
+    # whichever comes first in memory is what the other overlaps
+    assert f"overlap {what}" in said or f"memory of {what.removesuffix(' of group 1')}: got bytes" in said
+
+
 def test_grouped_signs(grouped_roads: Roads) -> None:
     a, b = grouped_input.pair()
     a.scale[0] |= 0x80

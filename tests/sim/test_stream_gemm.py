@@ -12,7 +12,9 @@ from cute_nvfp4 import simulating
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
 from cute_nvfp4.ops.streamed import KERNEL
+from cute_nvfp4.planning.packed import PackedProblem, choose
 from cute_nvfp4.sim import adversarial
+from cute_nvfp4.target import ARCHITECTURES
 
 pytestmark = [pytest.mark.kernels]
 
@@ -28,6 +30,7 @@ CASES = (
     Case(16, 41, 512, 9, tiling={"slabs": 1, "warps_m": 1, "warps_k": 4, "stages": 8}),
     Case(32, 384, 256, 4, tiling={"warps_m": 8, "warps_k": 2, "stages": 4}),
     Case(2, 128, 256, 4, tiling={"stages": 2}),
+    Case(3, 130, 256, 3, "float16", "float16", tiling={"stages": 4}, padded=True),
     # NVFP4 times NVFP4
     Case(5, 128, 512, 3, "float16", tiling={**HALF, "warps_m": 1, "quantized_x": True}),
     Case(16, 100, 256, 2, "float16", tiling={"stage_tiles": 2, "stages": 4, "quantized_x": True}),
@@ -74,13 +77,29 @@ def test_limits_are_named() -> None:
             KERNEL.build(StreamConfig(**tiling))
 
 
+@pytest.mark.parametrize(
+    "n, k, quantized, expected",
+    [
+        (8192, 8192, False, (4, 128)),
+        (28672, 8192, False, (4, 112)),
+        (4096, 14336, True, (2, 128)),
+        (1024, 8192, False, (4, 132)),  # cut: too few units of either height
+        (4096, 192, True, None),  # no scales of x for the last tile of the packed weight
+    ],
+)
+def test_units_are_whole_where_they_can_be(n, k, quantized, expected) -> None:
+    dtype = "float16" if quantized else "bfloat16"
+    plan = choose(PackedProblem(m=4, n=n, k=k, dtype=dtype, quantized=quantized), ARCHITECTURES["sm_90a"], 132)
+    assert ((plan.config.slabs, plan.workers) if plan.streams else None) == expected
+
+
 MUTANTS = (
     ("a scale of the other row", at("mul.rn.bf16x2", instead("mul.rn.bf16x2 {0}, {1}, {1};"), FIRST), "wrong"),
     ("a product dropped", at("mma.sync", instead("mov.b32 %r1, %r1;"), LAST), "wrong"),
     ("the mask of the codes", at("", constant(0x81C081C0, 0x81808180)), "wrong"),
     ("the chunk of x not swizzled", at("xor.b32", number(2, 64, 32)), "wrong"),
     ("flags not waited for", at("ld.acquire.gpu", instead("mov.b32 {0}, 1;")), "Race"),
-    ("sums read before they are written", at("bar.sync", drop(), slice(2, 3)), "Race"),
+    ("sums read before they are written", at("bar.sync", drop(), slice(3, 4)), "Race"),
     ("stages not waited for", at("mbarrier.try_wait", instead("setp.eq.b32 {0}, 0, 0;"), LAST), "Race"),
 )
 

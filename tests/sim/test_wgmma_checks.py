@@ -153,6 +153,17 @@ def test_a_group_is_waited_for_in_its_order() -> None:
         go(body.replace(WAIT_1, "wgmma.wait_group.sync.aligned 2;"))
 
 
+def test_counters() -> None:
+    """An operation is one of a warpgroup; A and B in shared memory are read once each."""
+    text = module(BODY, 3, MEMORY).replace("sm_100a", "sm_90a")
+    buffers = [np.zeros(size, "u1") for size in (4096, 768, 2048)]
+    result = launch_kernel(text, buffers, block=(128, 1, 1), counters=True)
+    (work,) = (m for m in result.mma if m.kind == "wgmma f16")
+    assert (work.operations, work.multiply_adds) == (3, 3 * 64 * 8 * 16)
+    engines = [e for e in result.engines if "wgmma" in e.instruction]
+    assert [(e.operations, e.shared_read) for e in engines] == [(1, 256), (1, 2048 + 256), (1, 256)]
+
+
 FILL = """mbarrier.arrive.expect_tx.shared.b64 _, [full], 2048;
     cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [c], [%p0], 2048, [full];"""
 LOADED = "mad.wide.u32 %rd0, %t, 16, %p0; ld.global.v4.b32 {%a0, %a1, %a2, %a3}, [%rd0];"

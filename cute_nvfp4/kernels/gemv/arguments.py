@@ -27,8 +27,8 @@ class GemvArguments(NamedTuple):
 
     a, sfa: (batch, m, k) E2M1 and its scales; b, sfb: (batch, k) and its scales; c: (batch, m). a_global, b_global:
     one number each, read if the configuration has them. b_batch, sfb_batch: bytes from one matrix to the next.
-    ctas: CTAs for each matrix, which divide its tiles evenly; the kernel is given their TileShare instead (in this
-    place: with other orders of the parameters ptxas spills in ragged kernels of sm_100a).
+    ctas: CTAs for each matrix, whose clusters divide its tiles evenly; the kernel is given their TileShare instead (in
+    this place: with other orders of the parameters ptxas spills in ragged kernels of sm_100a).
     """
 
     a: Pointer = Pointer("Uint8", lambda c: c.vector_bytes)

@@ -49,7 +49,8 @@ class GemvConfig:
     alignment allows (8, 16, 32); ragged: whether M may not be a multiple of 128 or K of 256; a_scale, b_scale:
     "blocked" or "rowmajor"; scale_word: whether row-major scales of A can be read four at a time; a_global, b_global:
     whether there is a global scale; out: dtype; min_blocks: CTAs that must fit on a multiprocessor, which bounds the
-    registers (0: no bound); dot: the engine, "" for the architecture's own.
+    registers (0: no bound); cluster: CTAs that share their tiles along K, each with a range of slices of its own; dot:
+    the engine, "" for the architecture's own.
     """
 
     arch: Architecture
@@ -70,6 +71,7 @@ class GemvConfig:
     b_global: bool = False
     out: str = "float16"
     min_blocks: int = 0
+    cluster: int = 1
     dot: str = ""
 
     @property

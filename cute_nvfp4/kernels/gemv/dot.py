@@ -35,6 +35,7 @@ from ...ptx.convert import (
 from ...ptx.half import fma_e2m1
 from ...ptx.memory import load_shared, store_shared
 from ...ptx.mma import mma_m16n8k32_s8
+from ...ptx.move import per_lane
 from ...target import Architecture
 from ..arith import div, mod
 
@@ -112,16 +113,15 @@ class MmaDot:
     """Integer MMA. A cell of sixteen bytes of shared memory has a block of b as doubled s8.
 
     A lane whose column of B is zero reads zeros from a place of their own instead of masking what it reads.
-    The table of magnitudes is read from shared memory too, once: as a constant, or any value that ptxas sees to be the
-    same in all lanes, it would be copied into a register anew before each of the 64 look-ups of a slice. Hence two
-    copies, one for odd lanes.
+    As a constant, or any value that ptxas sees to be the same in all lanes, the table of magnitudes would be copied
+    into a register anew before each of the 64 look-ups of a slice.
     """
 
     slice_bytes = SLICE_K
     # ((PAIR g, HALF h) of the lane's blocks, LANE_OF_QUAD) → byte of a slice
     cell_shape, cell_stride = ((2, 2), QUAD), ((32 * QUAD, 16 * QUAD), 16)
-    # zeros for h = 0 and 1 (64 bytes each) at the offsets of g = 0 and 1 (128 bytes apart); then the table, twice
-    constant_words = 64 + 2 * len(E2M1_DOUBLED_MAGNITUDES)
+    # zeros for h = 0 and 1 (64 bytes each) at the offsets of g = 0 and 1 (128 bytes apart)
+    constant_words = 64
     # both operands are doubled
     factor = 0.25
 
@@ -130,8 +130,7 @@ class MmaDot:
 
     def constant(self, index: Int32) -> Uint32:
         """Word ``index`` of the constants in shared memory."""
-        low, high = map(Uint32, E2M1_DOUBLED_MAGNITUDES)
-        return cutlass.select_(index < 64, Uint32(0), cutlass.select_(mod(index, 2) == 0, low, high))
+        return Uint32(0)
 
     def cell(self, pair: Any, half: Any, quad_lane: Any) -> Any:
         return cute.crd2idx(((pair, half), quad_lane), cute.make_layout(self.cell_shape, stride=self.cell_stride))
@@ -154,7 +153,7 @@ class MmaDot:
             zeros = constants + self.cell(0, 1 - h, 0)
             address = cutlass.select_(active, base + self.cell(0, h, quad_lane), zeros)
             halves.append(ZeroOrBlock(address, cutlass.select_(active, Int32(self.slice_bytes), Int32(0))))
-        return MmaLane(tuple(halves), load_shared(constants + 256 + mod(lane, 2) * 8, 8))
+        return MmaLane(tuple(halves), [per_lane(Uint32(word)) for word in E2M1_DOUBLED_MAGNITUDES])
 
     def block_sums(self, rows: list[list[Uint32]], state: MmaLane, slice_index: Int32) -> list[list]:
         """Four times the sums of the four blocks of each of the two rows, fp32 (they are small integers)."""

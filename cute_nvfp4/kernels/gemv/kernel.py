@@ -14,13 +14,16 @@ Why so:
 * A streams past L1 (``L1::no_allocate``) and leaves L2 first (``L2::evict_first``): nobody reads it again.
 * b is decoded once a CTA, into shared memory, in the order in which lanes read it; every row of the
   CTA shares it. Decoding b again for every row, from L1, would cost half as much as decoding A.
-* A lane keeps ``stages`` slices of A in flight in registers, across tiles; the first are asked for before b is
-  decoded. No barrier and no copy engine in the stream: a warp waits for nobody.
+* A warp keeps ``stages`` slices of A in flight, across tiles; the first are asked for before b is decoded. No barrier
+  and no copy engine in the stream: a warp waits for nobody.
 * The products of a block are summed unscaled, where the sum is exact (:mod:`.dot`), and then scaled in fp32 by the
   product of both scales, exact too: E4M3 · E4M3 · 2⁻⁶ has eight significant bits and lies in f16's range with its
   subnormals. Only the fp32 sum over blocks rounds.
 * ``warps_k`` warps share the rows of a tile along K, so that short problems fill the machine; their sums meet
   in shared memory at the end, always in the same order: results repeat bit for bit.
+* So do the CTAs of a cluster, where the tiles do not divide evenly by multiprocessors: 448 tiles on 132 leave some with
+  four and most with three, but on 66 pairs with seven or six halves each. The first CTA of a cluster gets the sums of
+  the others by distributed shared memory.
 """
 
 from __future__ import annotations
@@ -30,16 +33,16 @@ from typing import NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Float32, Int32, Int64
+from cutlass import Boolean, Float32, Int32, Int64
 from cutlass.memory import SmemAllocator
 
 from ...ptx.async_copy import commit_group, wait_group
 from ...ptx.memory import load_shared, store_shared
-from ...ptx.warp import sum_lanes
 from ..arith import ceil_div, div, mod
 from .arguments import GemvArguments
-from .config import SLICE_BYTES, SLICE_SCALE_BYTES, TILE_LAST_ROW, TILE_ROWS, GemvConfig, count_tiles
+from .config import SLICE_BYTES, SLICE_SCALE_BYTES, TILE_LAST_ROW, GemvConfig, count_tiles
 from .dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS, SLICE_K, dot_engine
+from .epilogue import Epilogue, Mailbox
 from .operands import (
     Cursor,
     Fragment,
@@ -59,11 +62,11 @@ from .operands import (
 )
 from .register_loader import RegisterLoader, RegisterStages
 from .ring_loader import RingLoader, RingStages
-from .scales import SCALE_SHIFT, load_b_block, scale_products, shifted_scale
+from .scales import load_b_block, scale_products, shifted_scale
 
 
 class TileShare(NamedTuple):
-    """Tiles of a CTA: ``each``, and one more for the first ``rest`` CTAs."""
+    """Tiles of a cluster: ``each``, and one more for the first ``rest`` clusters."""
 
     each: Int32
     rest: Int32
@@ -88,6 +91,7 @@ class Work(NamedTuple):
     thread: Thread
     tiles: Span
     slices: Span
+    mailbox: Mailbox | None = None
 
     @property
     def first_slice(self) -> Int32:
@@ -103,18 +107,20 @@ class Gemv:
         self.engine = dot_engine(config.arch, config.dot)
         # blocks of b that each thread asks for first; more would cost registers
         self.first_blocks = min(-(-config.capacity // (BLOCK_K * config.threads)), 4)
+        self.epilogue = Epilogue(config, self.engine.factor)
         self.loader = (RingLoader if config.shared_stages else RegisterLoader)(config)
 
     @cute.jit
     def __call__(self, arguments: GemvArguments, stream: CUstream):
         """Launches ``arguments.ctas`` CTAs for each matrix, which divide its tiles evenly: at most ``tiles`` each."""
         cfg = self.config
-        total_tiles = count_tiles(arguments.m, cutlass.min)
-        share = TileShare(total_tiles // arguments.ctas, total_tiles % arguments.ctas)
+        total_tiles, clusters = count_tiles(arguments.m, cutlass.min), arguments.ctas // cfg.cluster
+        share = TileShare(total_tiles // clusters, total_tiles % clusters)
         # what only the host uses does not become a parameter of the kernel
         self.kernel(arguments._replace(batch=None, ctas=share)).launch(
             grid=(arguments.ctas, arguments.batch, 1),
             block=(cfg.threads, 1, 1),
+            cluster=(cfg.cluster, 1, 1) if cfg.cluster > 1 else None,
             stream=stream,
             min_blocks_per_mp=cfg.min_blocks,
             # nothing lives in L1: all of it can be shared memory (and the DSL need not ask a device what it has)
@@ -139,19 +145,24 @@ class Gemv:
         sums = smem.allocate_tensor(Float32, sums_layout, byte_alignment=16)
         stages = self.loader.allocate(smem, warp, lane)
 
-        # tiles of this CTA, and of this warp: first + warp_m, + warps_m, …
-        tiles = Span(cta * share.each + cutlass.min(cta, share.rest), share.each + Int32(cta < share.rest))
+        # tiles of this cluster, and of this warp: first + warp_m, + warps_m, …
+        group, rank = div(cta, cfg.cluster), mod(cta, cfg.cluster)
+        tiles = Span(group * share.each + cutlass.min(group, share.rest), share.each + Int32(group < share.rest))
         a, b = matrix_a(cfg, arguments, batch), vector_b(arguments, batch)
-        slices = ceil_div(k, SLICE_K)
-        work = Work(a, b, Sizes(m, k), shared_b, stages, sums, thread, tiles, Span(Int32(0), slices))
+        slices = Span(Int32(0), ceil_div(k, SLICE_K))
+        mailbox = self.epilogue.allocate(smem)
+        if cutlass.const_expr(cfg.cluster > 1):
+            each = ceil_div(slices.count, cfg.cluster)
+            slices = Span(rank * each, cutlass.min(each, slices.count - rank * each))
+        work = Work(a, b, Sizes(m, k), shared_b, stages, sums, thread, tiles, slices, mailbox)
         if cutlass.const_expr(cfg.chunked):
-            for first_slice in cutlass.range(0, slices, cfg.capacity_slices, unroll=1):
-                chunk = Span(first_slice, cutlass.min(slices - first_slice, cfg.capacity_slices))
-                self.add_chunk(work._replace(slices=chunk))
+            end = slices.first + slices.count
+            for first_slice in cutlass.range(slices.first, end, cfg.capacity_slices, unroll=1):
+                chunk = Span(first_slice, cutlass.min(end - first_slice, cfg.capacity_slices))
+                self.add_chunk(work._replace(slices=chunk), first_slice > slices.first)
         else:
-            self.add_chunk(work)
-        cute.arch.sync_threads()
-        self.store(arguments, sums, tiles, index, batch)
+            self.add_chunk(work, None)
+        self.epilogue.finish(arguments, sums, mailbox, tiles, index, batch, rank)
 
     def allocate_b(self, smem: SmemAllocator) -> SharedB:
         """Shared memory for a chunk of b: its values, the engine's constants, its scales."""
@@ -163,8 +174,11 @@ class Gemv:
         return SharedB(values.toint(), constants.toint(), scales, scales.iterator.toint())
 
     @cute.jit
-    def add_chunk(self, work: Work):
-        """Adds the products over one chunk of K, as much of b as shared memory holds, to ``work.sums``."""
+    def add_chunk(self, work: Work, later: Boolean | None):
+        """Adds the products over one chunk of K, as much of b as shared memory holds, to ``work.sums``.
+
+        later: whether another chunk came before it, if there are several.
+        """
         cfg = self.config
         if cutlass.const_expr(cfg.chunked):
             cute.arch.sync_threads()  # the chunk before this one has been used: its b, and the stages of the warps
@@ -173,28 +187,31 @@ class Gemv:
         # steps of this warp: its slices of the chunk, for each of its tiles
         steps = ceil_div(work.slices.count - work.thread.warp_k, cfg.warps_k)
         warp_tiles = cute.ceil_div(cutlass.max(work.tiles.count - work.thread.warp_m, 0), cfg.warps_m)
-        cursor = self.prologue(work, tile, steps, steps * warp_tiles)
-        self.mainloop(work, cursor, quad_lane, steps, steps * warp_tiles)
+        if cutlass.const_expr(cfg.shared_stages):
+            self.walk_ring(work, tile, quad_lane, steps, steps * warp_tiles, later)
+        else:
+            self.walk_registers(work, tile, quad_lane, steps, steps * warp_tiles, later)
 
-    @cute.jit
-    def prologue(self, work: Work, tile: Int32, steps: Int32, total: Int32):
-        """Asks for the first slices of A and decodes the chunk of b; the cursor to the next slice to ask for."""
-        cfg, thread = self.config, work.thread
-        offset = tile_offset(cfg, work.a, work.sizes, tile)
-        addresses = self.loader.addresses(work.a, work.sizes, thread.lane, work.first_slice)
-        cursor = Cursor(addresses.advanced(offset), tile, Int32(0), offset)
+    def start(self, work: Work, tile: Int32):
+        """The cursor to the warp's first slice, and the first blocks of b, asked for."""
+        offset = tile_offset(self.config, work.a, work.sizes, tile)
+        addresses = self.loader.addresses(work.a, work.sizes, work.thread.lane, work.first_slice)
         # (WORDS, BLOCKS) and (BLOCKS)
         words = cute.make_rmem_tensor((2, self.first_blocks), cutlass.Uint32)
         blocks = BlocksOfB(words, cute.make_rmem_tensor(self.first_blocks, cutlass.Uint32))
-        for i in cutlass.range_constexpr(self.first_blocks):
-            self.ask_b(work, thread.index + i * cfg.threads, blocks, i)
-        for i in cutlass.range_constexpr(self.loader.ahead):
-            if i < total:
-                self.fetch(work, cursor, i)
-                cursor = self.step(work, cursor, steps)
-            if cutlass.const_expr(cfg.shared_stages):
-                commit_group()
+        for i in range(self.first_blocks):
+            self.ask_b(work, work.thread.index + i * self.config.threads, blocks, i)
+        return Cursor(addresses.advanced(offset), tile, Int32(0), offset), blocks
 
+    @cute.jit
+    def decode_b(self, work: Work, blocks: BlocksOfB, later: Boolean | None):
+        """Decodes the chunk of b into shared memory; all threads of the CTA meet."""
+        cfg, thread = self.config, work.thread
+        if cutlass.const_expr(cfg.cluster > 1):
+            if cutlass.const_expr(later is None):
+                self.epilogue.open(work.mailbox, work.tiles, thread.index)
+            elif ~later:
+                self.epilogue.open(work.mailbox, work.tiles, thread.index)
         self.put_constants(work.shared_b.constants, thread.index)
         for i in cutlass.range_constexpr(self.first_blocks):
             self.store_b(work, thread.index + i * cfg.threads, blocks, i)
@@ -204,44 +221,75 @@ class Gemv:
                 self.ask_b(work, block, blocks, 0)
                 self.store_b(work, block, blocks, 0)
         cute.arch.sync_threads()
-        return cursor
 
     @cute.jit
-    def mainloop(self, work: Work, cursor: Cursor, quad_lane: Int32, steps: Int32, total: Int32):
-        """Walks the warp's slices of the chunk, for one tile after the other, and stores the sums of each tile."""
-        cfg, thread = self.config, work.thread
-        ahead, unroll = self.loader.ahead, self.loader.unroll
+    def walk_ring(self, work: Work, tile: Int32, quad_lane: Int32, steps: Int32, total: Int32, later: Boolean | None):
+        """Walks the warp's slices of the chunk, for one tile after the other, and stores the sums of each tile.
+
+        One loop, in which slices are asked for, b is decoded once the first are, and slices are multiplied: less code
+        than a prologue with copies of its own, and as fast.
+        """
+        cfg, thread, ahead = self.config, work.thread, self.loader.ahead
+        cursor, blocks = self.start(work, tile)
         lane_b = self.engine.lane_state(work.shared_b.values, work.shared_b.constants, thread.lane)
         # a lane's four scales of a slice are one 64-bit load
         scale_address = work.shared_b.scale_address + thread.warp_k * SLICE_SCALE_BYTES + quad_lane * (2 * LANE_BLOCKS)
         sum0, sum1 = Float32(0.0), Float32(0.0)
         tile_of_cta, step = thread.warp_m, Int32(0)
-        stage, free_stage = Int32(0), Int32(cfg.stages - 1)
+        stage, free_stage = Int32(0), Int32(0)
+        for i in cutlass.range(0, total + ahead, unroll=1):
+            wait_group(cfg.stages - 2)
+            # copies of all lanes become visible to each, and all have read what is copied over
+            cute.arch.sync_warp()
+            if i < total:
+                self.fetch(work, cursor, free_stage)
+                cursor = self.step(work, cursor, steps)
+                free_stage = cutlass.select_(free_stage == cfg.stages - 1, Int32(0), free_stage + 1)
+            commit_group()
+            if i == ahead - 1:
+                self.decode_b(work, blocks, later)
+            if i >= ahead:
+                fragment = self.loader.take(work.stages, stage)
+                stage = cutlass.select_(stage == cfg.stages - 1, Int32(0), stage + 1)
+                b_scales = load_shared(scale_address + step * (cfg.warps_k * SLICE_SCALE_BYTES), 8)
+                slice_of_chunk = thread.warp_k + step * cfg.warps_k
+                sum0, sum1 = self.accumulate(sum0, sum1, fragment, b_scales, lane_b, slice_of_chunk)
+                step += 1
+                if step == steps:
+                    self.put_sums(work, sum0, sum1, tile_of_cta, later)
+                    sum0, sum1, step = Float32(0.0), Float32(0.0), Int32(0)
+                    tile_of_cta += cfg.warps_m
+
+    @cute.jit
+    def walk_registers(
+        self, work: Work, tile: Int32, quad_lane: Int32, steps: Int32, total: Int32, later: Boolean | None
+    ):
+        """The same with stages in registers, which need constant indices."""
+        cfg, thread = self.config, work.thread
+        ahead, unroll = self.loader.ahead, self.loader.unroll
+        cursor, blocks = self.start(work, tile)
+        for i in cutlass.range_constexpr(ahead):
+            if i < total:
+                self.fetch(work, cursor, i)
+                cursor = self.step(work, cursor, steps)
+        self.decode_b(work, blocks, later)
+        lane_b = self.engine.lane_state(work.shared_b.values, work.shared_b.constants, thread.lane)
+        scale_address = work.shared_b.scale_address + thread.warp_k * SLICE_SCALE_BYTES + quad_lane * (2 * LANE_BLOCKS)
+        sum0, sum1 = Float32(0.0), Float32(0.0)
+        tile_of_cta, step = thread.warp_m, Int32(0)
         for first in cutlass.range(0, total, unroll, unroll=1):
             for i in cutlass.range_constexpr(unroll):
                 if first + i < total:
-                    if cutlass.const_expr(cfg.shared_stages):
-                        wait_group(cfg.stages - 2)
-                        # what one lane copied and waited for becomes visible to the others of the warp
-                        cute.arch.sync_warp()
-                    fragment = self.loader.take(work.stages, stage if cfg.shared_stages else i)
-                    if cutlass.const_expr(cfg.shared_stages):
-                        if first + ahead < total:
-                            self.fetch(work, cursor, free_stage)
-                            cursor = self.step(work, cursor, steps)
-                        commit_group()
-                        free_stage = stage
-                        stage = cutlass.select_(stage == cfg.stages - 1, Int32(0), stage + 1)
+                    fragment = self.loader.take(work.stages, i)
                     b_scales = load_shared(scale_address + step * (cfg.warps_k * SLICE_SCALE_BYTES), 8)
                     slice_of_chunk = thread.warp_k + step * cfg.warps_k
                     sum0, sum1 = self.accumulate(sum0, sum1, fragment, b_scales, lane_b, slice_of_chunk)
-                    if cutlass.const_expr(not cfg.shared_stages):
-                        if first + i + ahead < total:
-                            self.fetch(work, cursor, i)
-                            cursor = self.step(work, cursor, steps)
+                    if first + i + ahead < total:
+                        self.fetch(work, cursor, i)
+                        cursor = self.step(work, cursor, steps)
                     step += 1
                     if step == steps:
-                        self.put_sums(work, sum0, sum1, tile_of_cta)
+                        self.put_sums(work, sum0, sum1, tile_of_cta, later)
                         sum0, sum1, step = Float32(0.0), Float32(0.0), Int32(0)
                         tile_of_cta += cfg.warps_m
 
@@ -255,11 +303,11 @@ class Gemv:
                 store_shared(shared_constants + index * 4, [self.engine.constant(index)])
 
     @cute.jit
-    def put_sums(self, work: Work, sum0: Float32, sum1: Float32, tile_of_cta: Int32):
+    def put_sums(self, work: Work, sum0: Float32, sum1: Float32, tile_of_cta: Int32, later: Boolean | None):
         """Stores a tile's sums over this warp's slices of the chunk, or adds them to those of the chunks before."""
         sums, lane, warp_k = work.sums, work.thread.lane, work.thread.warp_k
         if cutlass.const_expr(self.config.chunked):
-            if work.slices.first > 0:
+            if later:
                 sum0 = sum0 + sums[lane, 0, warp_k, tile_of_cta]
                 sum1 = sum1 + sums[lane, 1, warp_k, tile_of_cta]
         sums[lane, 0, warp_k, tile_of_cta] = sum0
@@ -322,27 +370,3 @@ class Gemv:
         if block < work.slices.count * SLICE_BLOCKS:
             self.engine.stage_block(work.shared_b.values, block, [loaded.words[0, i], loaded.words[1, i]])
             work.shared_b.scales[block] = shifted_scale(loaded.scales[i])
-
-    @cute.jit
-    def store(self, arguments: GemvArguments, sums: cute.Tensor, tiles: Span, thread: Int32, batch: Int32):
-        """Sums over lanes and warps, scales and stores the rows of the CTA's tiles."""
-        cfg = self.config
-        factor = arguments.alpha * Float32(SCALE_SHIFT * self.engine.factor)
-        if cutlass.const_expr(cfg.a_global):
-            factor = factor * cute.make_tensor(arguments.a_global, cute.make_layout(1))[0]
-        if cutlass.const_expr(cfg.b_global):
-            factor = factor * cute.make_tensor(arguments.b_global, cute.make_layout(1))[0]
-        out_layout = cute.make_layout(arguments.m, stride=arguments.c_strides.row)  # (M) of this batch
-        out = cute.make_tensor(arguments.c + Int64(batch) * arguments.c_strides.batch, out_layout)
-        # four threads a row, one for each lane of the quad that summed it
-        for output in cutlass.range(thread, tiles.count * TILE_ROWS * QUAD, cfg.threads, unroll=1):
-            row_of_tile = mod(div(output, QUAD), TILE_ROWS)
-            tile_of_cta = div(output, TILE_ROWS * QUAD)
-            quad, row_of_lane = mod(row_of_tile, 8), div(row_of_tile, 8)
-            total = Float32(0.0)
-            for w in cutlass.range_constexpr(cfg.warps_k):
-                total = total + sums[quad * QUAD + mod(output, QUAD), row_of_lane, w, tile_of_cta]
-            total = sum_lanes(total, QUAD)
-            row = tile_row(tiles.first + tile_of_cta, quad, row_of_lane)
-            if row < arguments.m and mod(output, QUAD) == 0:
-                out[row] = (total * factor).to(arguments.c.dtype)

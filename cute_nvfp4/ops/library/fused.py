@@ -35,19 +35,19 @@ class Fused(NamedTuple):
 
 def call_fused(
     name: str,
-    inputs: Sequence[torch.Tensor | None],
+    inputs: Mapping[str, torch.Tensor | None],
+    shape: Sequence[int],
     kind: str,
     given: Any,
     options: Mapping[str, Any],
     out: BlockScaledTensor | None,
     residual_out: torch.Tensor | None = None,
 ) -> Fused:
-    """The operator ``name`` of ``inputs``, x first. kind: "given", "none" or "auto", the global scale. options: the
-    operator's."""
-    x, residual = inputs[0], inputs[2] if name == "rmsnorm_quantize" else None
-    shape = x.shape if len(inputs) == 3 or inputs[1] is not None else (*x.shape[:-1], x.shape[-1] // 2)
+    """The operator ``name`` of ``inputs``, x first. shape: of the values. kind: "given", "none" or "auto", the global
+    scale. options: the operator's."""
+    x, residual = next(iter(inputs.values())), inputs.get("residual")
     factor = checked_global_scale(given, x.device) if kind == "given" else None
-    tensors = [None if t is None else t.detach() for t in (*inputs, factor)]
+    tensors = [None if t is None else t.detach() for t in (*inputs.values(), factor)]
     options = {**options, "compute_global_scale": kind == "auto"}
     operator, wants_values = getattr(_OPS, name), options["return_values"]
     if out is None and residual_out is None:
@@ -59,13 +59,11 @@ def call_fused(
             data, scale = out.data, blocked_flat(out.scale) if out.scale.ndim == 6 else out.scale
             computed = out.global_scale
         written = {"out": data, "out_scale": scale, "values_out": values if wants_values else None}
-        # the given one may be that of out
-        written["out_global_scale"] = (
-            computed if kind == "auto" or (out is not None and computed is not given) else None
-        )
-        if name == "rmsnorm_quantize":
-            new = residual_out if residual_out is not None else None if residual is None else new
-            written["residual_out"] = new
+        # the given one may be that of out, which is read then
+        stored = kind == "auto" or (out is not None and computed is not given)
+        written["out_global_scale"] = computed if stored else None
+        if residual is not None:
+            written["residual_out"] = new = new if residual_out is None else residual_out
         operator.out(*tensors, **options, **written)
     found = Fused(out, None if residual is None else new, values if wants_values else None)
     if out is not None:
@@ -143,7 +141,8 @@ def _rmsnorm(
     from ..rmsnorm_quantize import rmsnorm_quantize
 
     inputs = {"x": x, "weight": weight, "residual": residual, "residual_out": residual_out}
-    return _run(rmsnorm_quantize, inputs, global_scale, return_normed=return_values, **options)
+    wanted = return_values or options.get("values_out") is not None
+    return _run(rmsnorm_quantize, inputs, global_scale, return_normed=wanted, **options)
 
 
 def _fake_rmsnorm(x, weight=None, residual=None, global_scale=None, *, eps=1e-6, **options: Any) -> Any:
@@ -167,8 +166,9 @@ define(
 def _silu_mul(gate, up=None, global_scale=None, *, return_values=False, **options: Any) -> Any:
     from ..silu_mul_quantize import silu_mul_quantize
 
-    inputs = {"gate": gate, "up": up}
-    found = _run(silu_mul_quantize, inputs, global_scale, return_activation=return_values, **options)
+    wanted = return_values or options.get("values_out") is not None
+    found = _run(silu_mul_quantize, {"gate": gate, "up": up}, global_scale, return_activation=wanted, **options)
+    # there is no residual
     return found if found is None else (*found[:3], found[4])
 
 

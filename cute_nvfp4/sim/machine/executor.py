@@ -13,6 +13,7 @@ waited long, they go on alone.
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -48,6 +49,12 @@ def execute(run: Run, warps_per_wave: int | None) -> None:
             WaveRunner(run, Wave(run, run.take(clusters_together(run, warps_per_wave)))).run()
 
 
+def _last_before_exit(blocks: Iterable[int]) -> int:
+    """The block furthest in the program, or the exit."""
+    every = list(blocks)
+    return EXIT if EXIT in every else max(every)
+
+
 class WaveRunner:
     """The scheduler of one wave."""
 
@@ -60,6 +67,7 @@ class WaveRunner:
         first = Group(wave, start, np.arange(wave.warps), mask, list(state.zeros))
         self.random = random.Random(state.schedule.seed)
         wave.random = self.random if state.schedule.warps == "random" else None
+        self.first = _last_before_exit if state.schedule.warps == "late" else min
         self.ready = [first] if wave.random is None else self._split(first)
         self.unmet: list[Group] = []
         self.parked: list[Wait] = []
@@ -163,7 +171,7 @@ class WaveRunner:
             first = min(ready, key=lambda g: g.age + g.patience)
             # Of the lowest blocks the exit comes first, because leaving lanes set others free.
             overdue = self.clock - first.age > first.patience
-            block = first.block if overdue else min(g.block for g in ready)
+            block = first.block if overdue else self.first(g.block for g in ready)
             if self.wave.random is not None and block != EXIT:
                 block = self.random.choice(ready).block
             same = [g for g in ready if g.block == block]

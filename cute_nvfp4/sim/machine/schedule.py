@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from cute_nvfp4.errors import OperandError, explain
 
 POLICIES = ("batch", "eager", "lazy", "random")
-WARPS = ("together", "random")
+WARPS = ("together", "random", "late")
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,8 @@ class Schedule:
     (cp.async) each have a policy: "batch" works when no warp can go on, and then does all there is; "eager" works at
     once; "lazy" does one operation, and only when nothing else in the CTAs can move; "random" works at random moments
     in a random order. ``warps`` is "together" (warps at the same place run as one) or "random" (they are split and
-    picked at random, and ``mbarrier.try_wait`` sometimes fails although it could succeed, which the ISA allows).
+    picked at random, and ``mbarrier.try_wait`` sometimes fails although it could succeed, which the ISA allows), or
+    "late" (as together, but who is furthest in the program goes first: roles that stand early in it come late).
     """
 
     seed: int = 0
@@ -70,6 +71,7 @@ def adversarial(count: int, seed: int = 0) -> list[Schedule]:
         Schedule(seed, tma="eager", store="lazy", tensor="lazy", copy="lazy"),
         Schedule(seed, tma="lazy", store="lazy", tensor="eager", copy="eager"),
         Schedule(seed, warps="random", tma="random", store="random", tensor="random", copy="random"),
+        Schedule(seed, warps="late", tma="eager", store="eager", tensor="eager", copy="eager"),
     ]
     out = extremes[:count]
     pick = random.Random(seed)

@@ -22,6 +22,9 @@ from cute_nvfp4.sim.observe.l2 import L2
 from cute_nvfp4.sim.observe.result import EngineCounter, MemoryCounter, MmaCounter, Result, WaitCounter
 from cute_nvfp4.sim.observe.steps import Steps
 from cute_nvfp4.sim.tma.memory import CHUNK
+from cute_nvfp4.sim.wgmma.fragments import WARPS
+from cute_nvfp4.sim.wgmma.mma import ROWS
+from cute_nvfp4.sim.wgmma.mma import Mma as WarpgroupMma
 
 
 class Instructions(Listener):
@@ -115,7 +118,8 @@ class Counters(Listener):
         counter = self._engines.get(id(i))
         if counter is None:
             counter = self._engines[id(i)] = EngineCounter(i.text, i.line, i.loc, pending.engine)
-        counter.operations += len(pending.warps)
+        operations = len(pending.warps) // (WARPS if i.base == "wgmma" else 1)
+        counter.operations += operations
         # Threads do cp.async by loads and stores, which are counted as such.
         for f in pending.footprints(self._wave) if pending.engine != "copy" else ():
             name = f"{f.space}_{'written' if f.write else 'read'}"
@@ -124,7 +128,7 @@ class Counters(Listener):
                 kind = ("atomic" if "reduce" in i.mods else "store") if f.write else "load"
                 self._touch(kind, _sectors(f))
         if (work := mma_work(pending)) is not None:
-            self._add_mma(work[0], len(pending.warps), work[1])
+            self._add_mma(work[0], operations, work[1])
 
     def _add_mma(self, kind: str, operations: int, each: int) -> None:
         counter = self._mma.setdefault(kind, MmaCounter(kind))
@@ -214,6 +218,9 @@ def _sectors(f: Footprint) -> np.ndarray:
 
 def mma_work(pending: Pending) -> tuple[str, int] | None:
     """(kind, multiply-adds of one operation) of an asynchronous matrix instruction."""
+    if isinstance(pending, WarpgroupMma):
+        form = pending.form
+        return f"wgmma {form.a}", ROWS * form.n * form.k
     if pending.engine != "tensor" or "mma" not in pending.instruction.mods:
         return None
     d = pending.spec.idesc

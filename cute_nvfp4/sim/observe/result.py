@@ -63,8 +63,8 @@ class EngineCounter(Counted):
 
 @dataclass
 class MmaCounter:
-    """Matrix work of one kind ("mma.sync f16", "tcgen05.mma mxf4nvf4"): ``multiply_adds`` is M * N * K summed over the
-    operations, whatever was masked or zero."""
+    """Matrix work of one kind ("mma.sync f16", "wgmma bf16", "tcgen05.mma mxf4nvf4"): ``multiply_adds`` is M * N * K
+    summed over the operations, whatever was masked or zero."""
 
     kind: str
     operations: int = 0

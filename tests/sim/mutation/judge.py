@@ -34,7 +34,7 @@ class Subject:
     name: str
     ptx: str
     run: Callable[..., tuple[bool, Result]]
-    schedules: Sequence[Schedule] = tuple(adversarial(6))
+    schedules: Sequence[Schedule] = tuple(adversarial(7))
 
 
 def judge(subject: Subject, mutant: Mutant | None) -> Verdict:

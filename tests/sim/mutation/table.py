@@ -48,14 +48,8 @@ def section(found: dict[str, dict]) -> str:
     ]
     verdicts = [v for kernel in found.values() for v in kernel["verdicts"]]
     days = sorted({kernel["day"] for kernel in found.values()})
-    every = sorted({kernel["every"] for kernel in found.values()})
-    sample = (
-        "all mutants"
-        if every == [1]
-        else f"every {', '.join(map(str, every))}th mutant of those at lines that are executed"
-    )
     said = (
-        f"Run on {days[0] if len(days) == 1 else f'{days[0]} to {days[-1]}'}, {sample}: "
+        f"Run on {days[0] if len(days) == 1 else f'{days[0]} to {days[-1]}'}: "
         f"{len(verdicts)} of {sum(kernel['mutants'] for kernel in found.values())}."
     )
     return "\n\n".join([said, *("\n".join(lines) for lines in parts)])

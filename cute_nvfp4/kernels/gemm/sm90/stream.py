@@ -1,9 +1,9 @@
 """out = alpha · x · weightᵀ for few rows of x: packed NVFP4 weights at the speed of memory, multiplied by mma.sync.
 
-Persistent. A warp keeps a ring of stages full: bulk copies of packed tiles, and x by TMA. The others decode weights
-into registers, operand A of the MMA; the rows of x are its columns. They read a stage into registers and give it back
-before they decode it. Which CTA has which steps says :mod:`.stream_shares`; partial sums meet in shared memory, and
-those of units that are cut in global memory, always in the same order.
+Persistent. Two warps keep a ring of stages full: one by bulk copies of packed tiles, one by TMA of x. The others decode
+weights into registers, operand A of the MMA; the rows of x are its columns. They read a stage into registers and give
+it back before they decode it. Which CTA has which steps says :mod:`.stream_shares`; partial sums meet in shared memory,
+and those of units that are cut in global memory, always in the same order.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ....weight_layout import CODE_BYTES, LANE_BYTES, ROW_SCALE_BYTES, SLABS, ST
 from ...arith import div, mod
 from .decode import PackedLane, decode_step
 from .stream_arguments import StreamArguments
-from .stream_config import MMA_COLUMNS, SLAB_CODE_BYTES, SLAB_SCALE_BYTES, WARP, StreamConfig
+from .stream_config import LOADING_WARPS, MMA_COLUMNS, SLAB_CODE_BYTES, SLAB_SCALE_BYTES, WARP, StreamConfig
 from .stream_shares import Shares, deal
 from .stream_sums import Sums
 from .stream_x import SharedX, TmaCopy, X
@@ -96,24 +96,29 @@ class Stream:
         cta, _, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         memory = self.allocate()
-        sums = Sums(cfg, arguments, shares, cta, memory.sums, thread)
-        if warp == cfg.warps:
+        sums = Sums(cfg, arguments, shares, cta, memory.sums, thread - LOADING_WARPS * WARP)
+        # the warps that load are the oldest: nothing may hold them up
+        if warp == 0:
             with cute.arch.elect_one():
                 for stage in cutlass.range_constexpr(cfg.ring_stages):
-                    mbarrier.initialise(memory.full + 8 * stage, 1)
+                    mbarrier.initialise(memory.full + 8 * stage, LOADING_WARPS)
                     mbarrier.initialise(memory.empty + 8 * stage, cfg.warps_m)
                 mbarrier.fence_initialised()
             cute.arch.sync_warp()
             cute.arch.barrier_arrive(barrier_id=START_BARRIER, number_of_threads=cfg.threads)
-            self.load(x, arguments, memory, shares, cta)
+            self.load_weights(arguments, memory, shares, cta)
             if shares.whole > 0:
-                sums.add_cut(mod(thread, WARP), WARP)
+                sums.add_cut(thread, WARP)
+        elif warp == 1:
+            cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=cfg.threads)
+            self.load_x(x, arguments, memory, shares, cta)
         else:
             cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=cfg.threads)
-            place = Place(mod(warp, cfg.warps_m), div(warp, cfg.warps_m), mod(thread, WARP))
+            index = warp - LOADING_WARPS
+            place = Place(mod(index, cfg.warps_m), div(index, cfg.warps_m), mod(thread, WARP))
             self.multiply(memory, shares, cta, place, sums)
             if shares.whole == 0:
-                sums.add_cut(thread, WARP * cfg.warps)
+                sums.add_cut(sums.thread, WARP * cfg.warps)
 
     def allocate(self) -> Memory:
         cfg, smem = self.config, SmemAllocator()
@@ -133,10 +138,10 @@ class Stream:
         return Position(stage, cutlass.select_(last, at.phase ^ 1, at.phase))
 
     @cute.jit
-    def load(self, x: TmaCopy, arguments: StreamArguments, memory: Memory, shares: Shares, cta: Int32):
-        """The loop of the loading warp."""
+    def load_weights(self, arguments: StreamArguments, memory: Memory, shares: Shares, cta: Int32):
+        """The loop of the warp that loads weights."""
         cfg = self.config
-        stages = self.x.stages(x, arguments.x, memory.x)
+        weight_bytes = cfg.stage_tiles * cfg.tile_bytes
         at, cursor, end = Position(Int32(0), Int32(0)), Int32(0), shares.steps(cta)
         while cursor < end:
             segment = shares.segment(cta, cursor)
@@ -145,8 +150,24 @@ class Stream:
                 mbarrier.wait(memory.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.full + 8 * at.stage
                 with cute.arch.elect_one():
-                    mbarrier.expect_bytes(full, Int32(cfg.stage_bytes))
-                    self.copy_weights(source, k, memory.weights + at.stage * (cfg.stage_tiles * cfg.tile_bytes), full)
+                    mbarrier.expect_bytes(full, Int32(weight_bytes))
+                    self.copy_weights(source, k, memory.weights + at.stage * weight_bytes, full)
+                at = self.advance(at, 1)
+            cursor = cursor + segment.count
+
+    @cute.jit
+    def load_x(self, x: TmaCopy, arguments: StreamArguments, memory: Memory, shares: Shares, cta: Int32):
+        """The loop of the warp that loads x."""
+        cfg = self.config
+        stages = self.x.stages(x, arguments.x, memory.x)
+        at, cursor, end = Position(Int32(0), Int32(0)), Int32(0), shares.steps(cta)
+        while cursor < end:
+            segment = shares.segment(cta, cursor)
+            for k in cutlass.range(segment.first, segment.first + segment.count, unroll=1):
+                mbarrier.wait(memory.empty + 8 * at.stage, at.phase ^ 1)
+                full = memory.full + 8 * at.stage
+                with cute.arch.elect_one():
+                    mbarrier.expect_bytes(full, Int32(cfg.stage_tiles * cfg.x_bytes))
                 self.x.copy(stages, k, at.stage, full)
                 at = self.advance(at, 1)
             cursor = cursor + segment.count

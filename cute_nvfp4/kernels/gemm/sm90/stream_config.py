@@ -9,6 +9,8 @@ from ....target import ARCHITECTURES, Architecture
 from ....weight_layout import CODE_BYTES, SCALE_BYTES, SLAB_ROWS, SLABS, TILE_K
 
 WARP = 32
+LOADING_WARPS = 2
+"""One for weights, one for x."""
 MMA_COLUMNS = 8
 """Rows of x of one MMA."""
 SLAB_CODE_BYTES, SLAB_SCALE_BYTES = CODE_BYTES // SLABS, SCALE_BYTES // SLABS
@@ -26,7 +28,8 @@ class StreamConfig:
 
     dtype: of x, and what weights are decoded to. columns: the most rows of x (8, 16, 32). slabs: of 16 rows of the
     weight in a unit, what a CTA has at a time (1, 2, 4, 8). warps_m, warps_k: the warps that multiply divide a unit's
-    slabs, and take stages in turn. stage_tiles: packed tiles along K in a stage. stages: 0 for as many as fit.
+    slabs, and take stages in turn. stage_tiles: packed tiles along K in a stage. stages: the most there may be,
+    0 for as many as fit.
     quantized_x: whether x is NVFP4. factors: device scalars that multiply alpha. vector: whether four neighbours of a
     row of the output can be stored at once.
     """
@@ -61,8 +64,8 @@ class StreamConfig:
 
     @property
     def threads(self) -> int:
-        """Those of the warps that multiply, and of one that loads."""
-        return WARP * (self.warps + 1)
+        """Those of the warps that load, which come first, and of those that multiply."""
+        return WARP * (LOADING_WARPS + self.warps)
 
     @property
     def stage_k(self) -> int:
@@ -95,7 +98,7 @@ class StreamConfig:
     def ring_stages(self) -> int:
         """Stages in shared memory, as many for each of ``warps_k``."""
         room = self.arch.shared_bytes // self.ctas_per_sm - RESERVED_SHARED - self.sums_bytes
-        found = self.stages or min(room // (self.stage_bytes + 16), MAX_STAGES)
+        found = min(room // (self.stage_bytes + 16), self.stages or MAX_STAGES)
         return found // self.warps_k * self.warps_k
 
 

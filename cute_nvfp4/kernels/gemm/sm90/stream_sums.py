@@ -164,12 +164,11 @@ class Sums:
             numbers[i] = (values[i] * alpha).to(dtype)
         first = unit * cfg.rows + row
         target = arguments.out + (Int64(column) * arguments.out_stride + first)
-        if cutlass.const_expr(cfg.vector):
-            # the number of rows is a multiple of four
-            if first < arguments.weight.rows:
-                aligned = target.align(FLOATS * dtype.width // 8)
-                cute.autovec_copy(numbers, cute.make_tensor(aligned, cute.make_layout(FLOATS)))
+        rows = arguments.weight.rows
+        if cutlass.const_expr(cfg.vector) and first + FLOATS <= rows:
+            aligned = target.align(FLOATS * dtype.width // 8)
+            cute.autovec_copy(numbers, cute.make_tensor(aligned, cute.make_layout(FLOATS)))
         else:
             for i in cutlass.range_constexpr(FLOATS):
-                if first + i < arguments.weight.rows:
+                if first + i < rows:
                     cute.make_tensor(target + i, cute.make_layout(1))[0] = numbers[i]

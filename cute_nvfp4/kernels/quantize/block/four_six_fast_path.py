@@ -15,8 +15,10 @@ scale)) are cut to binary16 and rounded there. The errors are those of y, in uni
 
 The bounds, with u = 2⁻²⁴. y is x / (global scale · scale) times 1 + ε, with ε ≤ 2 u where the reciprocal is refined
 and no tie is near, else ε ≤ 8 u (three roundings, and 4 u where it is lowered; a tie that goes the other way counts no
-more). The definition rounds (q · scale) · global scale, and the difference. |y| < 7 and |q| ≤ 6, as scales are not
-rounded by more than an eighth. So besides a relative ρ ≤ 24 u for sums and products, and in units of the scale,
+more). The definition rounds (q · scale) · global scale, and the difference. |q| ≤ 6, and |y| < 7, as scales are not
+rounded by more than an eighth, and the largest one is not used if more than 464 is wanted for the 6 (1.5 times that for
+the 4, which is cut off, but still larger than the 6's or the same). So besides a relative ρ ≤ 24 u for sums and
+products, and in units of the scale,
 
 * one |d| is off by less than 7 ε + 6 u, that is 20 u or 62 u; the sum of 16 by 16 times that;
 * the norm √Σ d² is off by less than β = 28 ε + 24 u, that is 80 u or 248 u. With T the larger of t₆ and t₄ their
@@ -39,14 +41,14 @@ from cutlass import Boolean, Float32, Int32, Uint32
 from ....ptx.arithmetic import abs_f32, add_rn, fma_rn, mul_rn
 from ....ptx.convert import e2m1x8_to_f16x2
 from ....ptx.encode import CODE_AND_SIGN, f32_to_f16_twice, f32x2_to_e4m3x2, scaled_to_e2m1x8
-from ....ptx.half import max_abs_where_different, mul_f16x2
+from ....ptx.half import fma_f16x2, max_abs_where_different, mul_f16x2
 from ....ptx.mma import add_diagonal
 from ....ptx.move import prmt, take_if_positive
 from ..config import QuantizeConfig
 from .definition import largest_magnitude, wanted_scale
 from .fast_path import elements, encode_scaled, pack
 from .records import BlockContext, BlockResult, GlobalFactor
-from .scale_table import ODD, UNIT, TableEntry, load_entry
+from .scale_table import FOURS, LARGEST_WANTED, RAISING, UNIT, TableEntry, load_entry
 
 # the part of an error that two errors must be apart, besides the margin of the table
 _PARTS = {"mse": 3 * 2.0**-17, "mae": 2.0**-18, "abs_max": 2.0**-18}
@@ -104,9 +106,14 @@ def _largest_of_different(d: list[Float32], six: list[Uint32], four: list[Uint32
 
 
 def _compare(
-    config: QuantizeConfig, six: Candidate, four: Candidate, factor: GlobalFactor, minus_one: Uint32
+    config: QuantizeConfig,
+    six: Candidate,
+    four: Candidate,
+    wanted: Float32,
+    factor: GlobalFactor,
+    minus_one: Uint32,
 ) -> tuple[Float32, Boolean]:
-    """(what is positive if 4 is better, whether that is certain)."""
+    """(what is positive if 4 is better, whether that is certain); ``wanted``: the 6's scale before rounding."""
     six_d, four_d = (add_diagonal(c.elements, minus_one, c.products) for c in (six, four))
     if config.choice == "abs_max":
         undo = mul_rn(factor.value, Float32(1 / UNIT if config.rounds_in_f16 else 1.0))
@@ -119,8 +126,8 @@ def _compare(
     difference = fma_rn(four_error, -four.entry.weight, total)
     bound = fma_rn(total, Float32(_PARTS[config.choice]), six.entry.margin)
     bound = add_rn(bound, four.entry.margin)
-    # false where something is not a number, and where an entry is not to be used
-    return difference, abs_f32(difference) > bound
+    # false where something is not a number, where an entry is not to be used, and where products may be too large
+    return difference, (abs_f32(difference) > bound) & (wanted <= Float32(LARGEST_WANTED))
 
 
 @cute.jit
@@ -152,16 +159,8 @@ def _pack_winner(
             halves[i] = codes[i]
         if ties != 0:
             mask = cutlass.select_(take_four, four.raised, six.raised)
-            if ties == 1:
-                for i in cutlass.range_constexpr(8):
-                    # an odd code, and all ones after it
-                    halves[i] = codes[i] + ((codes[i] >> Uint32(9)) & mask)
-            else:
-                nonzero = (mask >> Uint32(8)) & Uint32(ODD)
-                lowest = (mask & Uint32(ODD)) | nonzero
-                for i in cutlass.range_constexpr(8):
-                    others = (codes[i] >> Uint32(10)) | (codes[i] >> Uint32(11))
-                    halves[i] = codes[i] + (((codes[i] >> Uint32(9)) & lowest) | (others & nonzero))
+            for i in cutlass.range_constexpr(8):
+                halves[i] = fma_f16x2(codes[i] & mask, Uint32(RAISING), codes[i])
         first, second = pack(config, [halves[i] for i in range(8)])
     return first, second
 
@@ -183,9 +182,10 @@ def four_six(config: QuantizeConfig, words: Sequence[Uint32], context: BlockCont
     both = Uint32(f32x2_to_e4m3x2(wanted, mul_rn(wanted, Float32(1.5))))
     # a code times the 16 bytes of an entry
     offsets = [(both << Uint32(4)) & Uint32(0xFF0), (both >> Uint32(4)) & Uint32(0xFF0)]
-    entries = [load_entry(context.table.address + Int32(offset)) for offset in offsets]
+    tables = [context.table.address, context.table.address + FOURS]
+    entries = [load_entry(table + Int32(offset)) for table, offset in zip(tables, offsets)]
     six, four = (_candidate(config, x, entry, one) for entry in entries)
-    difference, decided = _compare(config, six, four, factor, context.minus_one)
+    difference, decided = _compare(config, six, four, wanted, factor, context.minus_one)
     codes = tuple(take_if_positive(difference, four.codes, six.codes, one))
     take_four = difference > Float32(0.0)
     packed = _pack_winner(config, tuple(x), codes, six.entry, four.entry, take_four, context.table.ties)

@@ -25,7 +25,7 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
 from ....ptx.arithmetic import add_by_fma, add_rn, fma_rn, mul_rn, rcp_rn
 from ....ptx.encode import CODE_AND_SIGN, HALF_UNIT, pack_e2m1_halves
-from ....ptx.half import min_abs_f16x2, min_f16x2, sub_f16x2, sum_abs_f16x2
+from ....ptx.half import fma_f16x2, min_abs_f16x2
 from ....ptx.mma import MINUS_ONE_F16, add_diagonal, diagonal
 from ....ptx.move import f32_bits, f32_from_bits
 from ...arith import mod
@@ -34,7 +34,7 @@ from .definition import to_f32
 from .fast_path import cut_to_f16
 from .optimal_definition import ERROR_MARGIN, LARGEST_CODE, encode, search_by_definition
 from .records import BlockContext, Draw, GlobalFactor, OptimalScales
-from .scale_table import scale_value
+from .scale_table import NONE, ODD, RAISING, scale_value
 
 _SIGNIFICANDS = range(8, 16)
 # products of this magnitude and more would round to more than E2M1 has
@@ -51,8 +51,8 @@ _LARGEST_GLOBAL_SCALE = 2.0**100
 _NEAR, _NEAR_DOUBLE = 2.0**-17, 2.0**-16
 # least E, in parts of top²: estimates are off by 2**-11 · E at most, less than ``ERROR_MARGIN`` allows for
 _LEAST_PART = 2.0**-14
-# distances from the codes 1/2 and 3/2 up to this (1/4 - 2**-8) are clear of ties, in units of 2**-24
-_CLEAR_F16 = 252
+# distances up to this from ties (2**-8) are almost ties, in both halves, in units of 2**-24
+_BESIDE_TIE = 0x00040004
 
 
 class _Units(NamedTuple):
@@ -260,20 +260,17 @@ def _has_halves(x: Sequence[Float32], multiplier: Float32, one: Uint32) -> Uint3
 
 
 def _has_clear_halves(x: Sequence[Float32], multiplier: Float32, one: Uint32) -> Uint32:
-    """Not 0 if some element is 1/2 or 3/2, and is not almost a tie.
+    """Not 0 if some element is 1/2 or 3/2, and is not almost a tie: a little less and a little more are, too.
 
     It would be 0, 1 or 2 under twice the scale, and its square larger by (1/4 − |d|) · scale² ≥ 2⁻⁹ · scale².
     """
-    least = None
+    found = Uint32(0)
     for half in cut_to_f16(_products(x, multiplier)):
-        rounded = add_by_fma(half, HALF_UNIT, one)
-        difference = sub_f16x2(half, rounded & Uint32(CODE_AND_SIGN))
-        # 0 for the codes 1/2 and 3/2 (001 and 011), at least 1/2 for others
-        other = (rounded ^ Uint32(0x02000200)) & Uint32(0x0A000A00)
-        distance = sum_abs_f16x2(difference, other)
-        least = distance if least is None else min_f16x2(least, distance)
-    inside = ((least & Uint32(0xFFFF)) <= Uint32(_CLEAR_F16)) | ((least >> Uint32(16)) <= Uint32(_CLEAR_F16))
-    return cutlass.select_(inside, Uint32(1), Uint32(0))
+        less = add_by_fma(half, HALF_UNIT - _BESIDE_TIE, one)
+        both = less & add_by_fma(half, HALF_UNIT + _BESIDE_TIE, one)
+        # codes 1/2 and 3/2 (001 and 011) have the lowest bit and not the highest
+        found = found | ((both * Uint32(4)) & (less ^ Uint32(0xFFFFFFFF)))
+    return found & Uint32(0x08000800)
 
 
 @cute.jit
@@ -316,7 +313,9 @@ def optimal(
 def _encode_in_f16(x: Sequence[Float32], multiplier: Float32, tie: Uint32) -> tuple[Uint32, Uint32]:
     """Two words of codes of x · multiplier, in units of 2**-14, of magnitude below 7; ``tie``: of its scale."""
     even = tie & Uint32(_Tie.TO_EVEN)
-    # half a unit, or a bit less of it where ties of even codes go down
-    mask, unit = even * Uint32(0x00010001), Uint32(HALF_UNIT) - even * Uint32(0x00010001)
-    halves = [half + unit + ((half >> Uint32(9)) & mask) for half in cut_to_f16(_products(x, multiplier))]
+    # half a unit, or a bit less of it where ties of even codes go down, and odd ones are raised
+    unit = Uint32(HALF_UNIT) - even * Uint32(0x00010001)
+    raised = Uint32(NONE) + even * Uint32(ODD - NONE)
+    codes = [half + unit for half in cut_to_f16(_products(x, multiplier))]
+    halves = [fma_f16x2(code & raised, Uint32(RAISING), code) for code in codes]
     return Uint32(pack_e2m1_halves(halves[:4])), Uint32(pack_e2m1_halves(halves[4:]))

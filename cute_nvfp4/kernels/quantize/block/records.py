@@ -38,7 +38,7 @@ class ScaleTable(NamedTuple):
     """The table of :mod:`.scale_table` in shared memory.
 
     address: of its entries, one for each E4M3 code. limit: up to which wanted scale the fast path goes. ties: not 0 if
-    ties go both ways under some scale: bit 0 for odd codes, bit 1 for all but zero.
+    ties go both ways under some scale.
     """
 
     address: Int32
