@@ -185,6 +185,7 @@ def test_another_architecture_is_refused():
         launch_kernel(module("", 0), [], clock="h200")
 
 
+@pytest.mark.sim_only("models a time")
 @needs_ptxas
 @pytest.mark.kernels("sm_90a")
 def test_a_kernel_of_the_dsl_and_what_the_command_says_of_it():

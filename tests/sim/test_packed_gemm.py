@@ -134,6 +134,7 @@ def test_exact(case: Case) -> None:
     assert problem.right(run(problem))
 
 
+@pytest.mark.sim_only("runs schedules")
 @pytest.mark.parametrize("schedule", adversarial(3), ids=str)
 def test_any_schedule_gives_the_same_bits(schedule) -> None:
     problem = Problem(CUT)
@@ -141,6 +142,7 @@ def test_any_schedule_gives_the_same_bits(schedule) -> None:
     assert problem.right(out) and torch.equal(out, run(problem))
 
 
+@pytest.mark.sim_only("compares exact torch on the CPU")
 def test_reference_on_the_cpu() -> None:
     problem = Problem(Case(5, 40, 64))
     out = gemm(problem.x.cpu(), _cpu(problem.prepared), alpha=0.75, out_dtype=torch.float32)
@@ -190,6 +192,7 @@ BAD = (
 )  # fmt: skip
 
 
+@pytest.mark.sim_only("refuses CPU tensors")
 @pytest.mark.parametrize("call, error, message", BAD, ids=[message + str(i) for i, (_, _, message) in enumerate(BAD)])
 def test_bad_input(call, error, message) -> None:
     weight = prepare_weight(W)
@@ -197,6 +200,7 @@ def test_bad_input(call, error, message) -> None:
         call(weight)
 
 
+@pytest.mark.sim_only("compiles for another architecture")
 def test_another_architecture_is_refused() -> None:
     with simulating("sm_100a"), pytest.raises(OperandError, match="sm_90a"):
         gemm(X, prepare_weight(W))
@@ -238,6 +242,7 @@ MUTANTS = (
 )
 
 
+@pytest.mark.sim_only("changes PTX")
 @pytest.mark.parametrize("name, change, noticed", MUTANTS, ids=[m[0] for m in MUTANTS])
 def test_mutants_are_noticed(name, change, noticed) -> None:
     problem = Problem(CUT)

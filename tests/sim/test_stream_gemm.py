@@ -51,6 +51,7 @@ def test_exact(case: Case) -> None:
     assert not problem.wrong(run(problem)).any()
 
 
+@pytest.mark.sim_only("runs schedules")
 @pytest.mark.parametrize("schedule", adversarial(4), ids=str)
 def test_any_schedule_gives_the_same_bits(schedule) -> None:
     problem = make(CUT)
@@ -104,6 +105,7 @@ MUTANTS = (
 )
 
 
+@pytest.mark.sim_only("changes PTX")
 @pytest.mark.parametrize("name, change, noticed", MUTANTS, ids=[m[0] for m in MUTANTS])
 def test_mutants_are_noticed(name, change, noticed) -> None:
     problem = make(CUT)
