@@ -39,8 +39,10 @@ from .checks import (
 from .dispatch import by_operator, written_to
 from .gemm_launch import GemmCall, output_record
 from .library import products as operators
+from .library.packed import packed_gemm as packed_operator
 from .operands import check_operands, check_signs, operand_record
 from .packed_gemm import packed_gemm
+from .packed_gemm import prepared as prepared_packed
 
 
 def gemm(
@@ -60,7 +62,8 @@ def gemm(
         a, b: (L, M, K) and (L, N, K), or (M, K) and (N, K): both NVFP4, both MXFP4, or both MXFP8 (E4M3 and E5M2 may
             be mixed). K is a multiple of 32, scales are blocked (``scale_layout.to_blocked``). A block-scaled MMA reads
             scales of NVFP4 as unsigned: they must not be negative. Padding of scales along K meets zeros, so it must be
-            finite (``to_blocked`` writes zeros). Global scales multiply the result.
+            finite (``to_blocked`` writes zeros). Global scales multiply the result. Or b is a
+            ``PreparedWeight`` (N, K) on sm_90a, and a (M, K) is numbers of its dtype, or NVFP4.
         alpha: a number, or a float32 tensor of one element on the operands' device; None is 1.
         bias: (N,), or (L, N) for a batch: float16, bfloat16 or float32, contiguous along N; added in float32.
         out: where to put the result: of that shape, float16, bfloat16 or float32, contiguous along N or along M, rows
@@ -80,7 +83,13 @@ def gemm(
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
     if isinstance(b, PreparedWeight):
-        return packed_gemm(a, b, alpha, bias, out, out_dtype, config, backend)
+        numbers = a if isinstance(a, torch.Tensor) else None
+        if by_operator((b,) if numbers is not None else (a, b), numbers, alpha, bias, out):
+            return packed_operator(a, b, alpha, bias, out, out_dtype, config, backend)
+        result = packed_gemm(a, b, alpha, bias, out, out_dtype, config, backend)
+        if out is not None and torch.is_grad_enabled():
+            written_to(out)
+        return result
     if by_operator((a, b), alpha, bias, out):
         return operators.gemm(a, b, alpha, bias, out, out_dtype, config, backend)
     result = planned(a, b, alpha, bias, out, out_dtype, config, backend)(a, b, alpha, bias, out)
@@ -123,6 +132,8 @@ def prepared(
     backend: Backend = "auto",
 ) -> Preparation:
     """``gemm`` planned, for ``prepare``."""
+    if isinstance(b, PreparedWeight):
+        return prepared_packed(a, b, alpha, bias, out, out_dtype, config, backend)
     call = preparable(planned(a, b, alpha, bias, out, out_dtype, config, backend), _Call)
     out = call.new() if out is None else out
     scalar, alpha = as_alpha(alpha)

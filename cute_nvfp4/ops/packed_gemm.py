@@ -15,15 +15,15 @@ from ..kernels.gemm.sm90.arguments import Activations, Bias, Result, Weight, Wgm
 from ..kernels.gemm.sm90.config import WgmmaConfig, can_implement
 from ..kernels.gemm.sm90.stream_arguments import FewRows, PackedWeight, StreamArguments
 from ..operand import BlockScaledTensor, row_alignment, span_bytes
-from ..planning.packed import PackedPlan, PackedProblem, choose
+from ..planning.packed import STREAM_ROWS, PackedPlan, PackedProblem, choose
 from ..prepared_weight import PreparedWeight
-from ..runtime.apart import near
+from ..runtime.apart import Apart, near
 from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.bounded import Bounded
 from ..runtime.kernel import Kernel
 from ..runtime.simulating import world
 from ..target import Target
-from .calls import addresses, as_alpha, output_key, tensor_key
+from .calls import Preparation, addresses, as_alpha, output_key, preparable, tensor_key
 from .checks import DTYPE_NAMES, check_dtype, check_format, check_overlap, checked_output, refuse_config, split_alpha
 from .flags import lowered_flags
 from .streamed import KERNEL as STREAM
@@ -42,6 +42,20 @@ def packed_gemm(
     backend: Backend,
 ) -> torch.Tensor:
     """``gemm`` of a prepared weight: out (M, N) = alpha · x · weightᵀ + bias."""
+    return planned(x, weight, alpha, bias, out, out_dtype, config, backend)(x, weight, alpha, bias, out)
+
+
+def planned(
+    x: X,
+    weight: PreparedWeight,
+    alpha: Any,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    config: PackedPlan | None,
+    backend: Backend,
+) -> Callable[..., torch.Tensor]:
+    """The call for these operands: the one that was planned for others like them, or a new one."""
     x_key = x.key if isinstance(x, BlockScaledTensor) else tensor_key(x)
     on_cpu = weight.packed.device.type == "cpu"
     key = (
@@ -51,7 +65,54 @@ def packed_gemm(
     call = _calls.find(key)
     if call is None:
         call = _calls[key] = _plan(x, weight, alpha, bias, out, out_dtype, config, backend)
-    return call(x, weight, alpha, bias, out)
+    return call
+
+
+def prepared(
+    x: X,
+    weight: PreparedWeight,
+    alpha: Any,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    out_dtype: torch.dtype | None,
+    config: PackedPlan | None,
+    backend: Backend,
+) -> Preparation:
+    """``gemm`` of a prepared weight planned, for ``prepare``."""
+    call = preparable(planned(x, weight, alpha, bias, out, out_dtype, config, backend), _Call)
+    if call.decodes:
+        raise OperandError.of(
+            "rows of NVFP4 in a prepared call",
+            got=x.rows,
+            expected=f"at most {STREAM_ROWS}: more are decoded by another launch",
+            hint="Use bfloat16 or float16.",
+        )
+    scalar, alpha = as_alpha(alpha)
+    out = call.new() if out is None else out
+    partials = call.partials(kept=False)
+    count = len(_x_parts(x))
+    slots = {"a": [(None, 1)] if count == 1 else [("data", 1), ("scale", 2)], "b": [("packed", 0)]}
+    # weight, x, out; then bias, alpha, and the device scalars: alpha's tensor, global scales of x and of the weight
+    at = count + 2 + (bias is not None) + 1
+    sizes = {0: span_bytes(weight.packed)} | {1 + i: span_bytes(part) for i, part in enumerate(_x_parts(x))}
+    if bias is not None:
+        sizes[count + 2] = span_bytes(bias)
+    named = {"alpha": alpha, "a": getattr(x, "global_scale", None), "b": weight.global_scale}
+    for name, factor in named.items():
+        if factor is not None:
+            sizes[at] = 4
+            if name != "alpha":
+                slots[name].append(("global_scale", at))
+            at += 1
+    values = call.values(x, weight, scalar, alpha, bias, out, partials)
+    return Preparation(
+        call.launch,
+        values,
+        {"a": x, "b": weight, "out": out},
+        slots | {"out": [(None, count + 1)]},
+        Apart(sizes, ((count + 1, span_bytes(out)),)),
+        lambda given: (given["a"], given["b"], alpha, bias, given["out"], partials),
+    )
 
 
 _calls = Bounded()
@@ -186,10 +247,10 @@ class _Call:
         )
         self._plan = choose(problem, target.arch, sm_count(target, weight.device), config)
         self._target, self._device = target, weight.device
-        self._decodes = quantized and not self._plan.streams
+        self.decodes = quantized and not self._plan.streams
         arguments = self._arguments(x, weight, bias, out)
         kernel = STREAM if self._plan.streams else WGMMA
-        self._launch = kernel.launcher(self._plan.config, target, weight.device, arguments, _touched)
+        self.launch = kernel.launcher(self._plan.config, target, weight.device, arguments, _touched)
         self._shape, self._options = out.shape, {"dtype": out.dtype, "device": out.device}
         self._out_bytes = span_bytes(out)
         self._sizes = tuple(span_bytes(t) for t in _read(x, weight, alpha, bias).values() if t is not None)
@@ -216,7 +277,7 @@ class _Call:
             )
         return WgmmaArguments(
             weight=Weight(0, weight.rows, k_tiles, 0),
-            x=Activations(0, m, weight.k if self._decodes else stride, 0),
+            x=Activations(0, m, weight.k if self.decodes else stride, 0),
             out=Result(0, out.stride(0), 0),
             bias=None if bias is None else Bias(0),
             alpha=1.0,
@@ -231,31 +292,50 @@ class _Call:
         self, x: X, weight: PreparedWeight, alpha: Any, bias: torch.Tensor | None, out: torch.Tensor | None
     ) -> torch.Tensor:
         scalar, alpha = as_alpha(alpha)
-        factors = addresses(*_factors(x, weight, alpha))
-        read = (*addresses(*_x_parts(x)), weight.packed.data_ptr(), *addresses(bias), *factors)
         if out is None:
-            out = torch.empty(self._shape, **self._options)
+            out = self.new()
         else:
             start = out.data_ptr()
+            factors = addresses(*_factors(x, weight, alpha))
+            read = (*addresses(*_x_parts(x)), weight.packed.data_ptr(), *addresses(bias), *factors)
             if near(start, start + self._out_bytes, read, self._sizes):
                 check_overlap(_read(x, weight, alpha, bias), out)
         # NVFP4 of more rows than the streaming kernel takes is decoded first, exactly
-        scratch = {"decoded a": _decoded(x, self._dtype)} if self._decodes else {}
-        matrix = addresses(*scratch.values()) or addresses(*_x_parts(x))
-        partials = self._partials()
-        values = (
-            *(weight.packed.data_ptr(), *matrix, out.data_ptr()),
-            *(*addresses(bias), scalar, *factors, *addresses(*partials.values())),
-        )
-        self._launch(values, (x, weight, alpha, bias, out, scratch | partials))
+        scratch = {"decoded a": _decoded(x, self._dtype)} if self.decodes else {}
+        partials = self.partials()
+        values = self.values(x, weight, scalar, alpha, bias, out, partials, tuple(scratch.values()))
+        self.launch(values, (x, weight, alpha, bias, out, scratch | partials))
         return out
 
-    def _partials(self) -> dict[str, torch.Tensor]:
-        """Partial sums and flags of a launch."""
-        if not self._flags:
+    def new(self) -> torch.Tensor:
+        """A result that is not written yet."""
+        return torch.empty(self._shape, **self._options)
+
+    def values(
+        self,
+        x: X,
+        weight: PreparedWeight,
+        scalar: float,
+        alpha: torch.Tensor | None,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+        partials: dict[str, torch.Tensor],
+        decoded: tuple[torch.Tensor, ...] = (),
+    ) -> tuple:
+        """What varies, in the order of both kernels' arguments."""
+        return (
+            *(weight.packed.data_ptr(), *addresses(*(decoded or _x_parts(x))), out.data_ptr(), *addresses(bias)),
+            *(scalar, *addresses(*_factors(x, weight, alpha)), *addresses(*partials.values())),
+        )
+
+    def partials(self, kept: bool = True) -> dict[str, torch.Tensor]:
+        """Partial sums and flags of a launch; kept: flags of the stream or graph, else of its own."""
+        words, target, device = self._flags, self._target, self._device
+        if not words:
             return {}
-        sums = torch.empty(self._floats, dtype=torch.float32, device=self._device)
-        return {"workspace": sums, "flags": lowered_flags(self._flags, self._target, self._device)}
+        sums = torch.empty(self._floats, dtype=torch.float32, device=device)
+        flags = lowered_flags(words, target, device) if kept else torch.zeros(words, dtype=torch.int32, device=device)
+        return {"workspace": sums, "flags": flags}
 
 
 def _decoded(x: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:

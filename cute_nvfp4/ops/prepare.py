@@ -9,6 +9,7 @@ import torch
 
 from ..errors import OperandError
 from ..operand import BlockScaledTensor
+from ..prepared_weight import PreparedWeight
 from .calls import Preparation
 from .gemm import gemm
 from .gemm import prepared as prepared_gemm
@@ -107,7 +108,7 @@ class Prepared:
 
 def _key(x: Any) -> Any:
     """All that a plan depends on of an operand; of what is none, its type."""
-    if isinstance(x, BlockScaledTensor):
+    if isinstance(x, (BlockScaledTensor, PreparedWeight)):
         return x.key
     if not isinstance(x, torch.Tensor):
         return type(x)

@@ -18,6 +18,7 @@ import torch
 from ..errors import OperandError, TargetError
 from ..formats import FORMATS
 from ..operand import BlockScaledTensor, OperandKey
+from ..prepared_weight import PreparedWeight
 from ..scale_layout import blocked_shape, blocked_stride
 from .apart import Apart
 from .backend import device_index, resolve
@@ -119,6 +120,8 @@ class Exported:
         found = {}
         for name, x in given.items():
             parts = {name: x}
+            if isinstance(x, PreparedWeight):
+                parts = {f"{name}.packed": x.packed, f"{name}.global_scale": x.global_scale}
             if isinstance(x, BlockScaledTensor):
                 parts = {f"{name}.{part}": getattr(x, part) for part in ("data", "scale", "global_scale")}
             found |= {key: (tensor, name == "out") for key, tensor in parts.items() if tensor is not None}
@@ -137,6 +140,9 @@ def described(x: Any) -> dict[str, Any]:
         key |= {name: list(key[name]) for name in ("strides", "scale_strides")}
         return {"format": x.format.name, **key}
     bits = x.data_ptr() | _WIDEST_LOAD
+    if isinstance(x, PreparedWeight):
+        dtype = str(x.dtype).removeprefix("torch.")
+        return {"prepared": dtype, "rows": x.rows, "k": x.k, "has_global_scale": x.global_scale is not None}
     return {
         "dtype": str(x.dtype).removeprefix("torch."),
         "shape": list(x.shape),

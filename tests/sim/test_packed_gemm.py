@@ -10,7 +10,16 @@ import pytest
 import torch
 from mutants import LAST, at, drop, instead, outcome
 
-from cute_nvfp4 import BlockScaledTensor, PreparedWeight, gemm, prepare_weight, quantize, simulating, to_blocked
+from cute_nvfp4 import (
+    BlockScaledTensor,
+    PreparedWeight,
+    gemm,
+    prepare,
+    prepare_weight,
+    quantize,
+    simulating,
+    to_blocked,
+)
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
@@ -167,6 +176,45 @@ def test_nan_scale_is_its_row() -> None:
     row = torch.zeros(200, dtype=torch.bool, device=out.device)
     row[144] = True
     assert out[:, row].isnan().all() and torch.equal(out[:, ~row], clean[:, ~row])
+
+
+@pytest.mark.sim_only("runs exact torch")
+def test_traced_and_differentiated() -> None:
+    """One graph, of one operator; gradients of x and of bias."""
+    weight = prepare_weight(quantize(torch.randn(48, 64)))
+    x, bias = torch.randn(5, 64).bfloat16().requires_grad_(), torch.randn(48).requires_grad_()
+    compiled = torch.compile(
+        lambda x, bias: gemm(x, weight, alpha=0.5, bias=bias) * 2, fullgraph=True, backend="aot_eager"
+    )
+    y = compiled(x, bias)
+    assert torch.equal(y, twice(x, bias))
+    y.float().sum().backward()
+    expected = torch.ones(5, 48) @ weight.dequantize()
+    assert torch.allclose(x.grad.float(), expected, rtol=2**-7, atol=1e-3) and torch.equal(
+        bias.grad, torch.full((48,), 10.0)
+    )
+
+
+@pytest.mark.parametrize("case", [STREAMED[0], STREAMED[2], WGMMA[1]], ids=str)
+def test_prepared_call(case: Case) -> None:
+    """x and out vary; the result is that of gemm, bit for bit."""
+    problem, other = Problem(case), Problem(case)
+    out = torch.empty((case.m, case.n), dtype=case.out, device=problem.exact.device)
+
+    def both() -> None:
+        options = {"alpha": 0.75, "bias": problem.bias}
+        step = prepare(gemm, problem.x, problem.prepared, out_dtype=case.out, vary=("a", "out"), **options)
+        assert step(other.x, out) is out
+        assert torch.equal(out, gemm(other.x, problem.prepared, out_dtype=case.out, **options))
+        inside = problem.prepared.packed.view(-1)[: out.numel() * out.element_size()].view(out.dtype)
+        with pytest.raises(OperandError, match="memory of out"):
+            step(other.x, inside.view(out.shape))
+
+    if backends.backend() == "cuda":
+        both()
+    else:
+        with simulating("sm_90a"):
+            both()
 
 
 X, W = torch.zeros(4, 64, dtype=torch.bfloat16), quantize(torch.ones(32, 64))

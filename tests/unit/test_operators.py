@@ -15,6 +15,7 @@ from cute_nvfp4 import (
     gemv,
     grouped_gemm,
     grouped_gemm_contiguous,
+    prepare_weight,
     quantize,
     rmsnorm_quantize,
     silu_mul_quantize,
@@ -138,6 +139,23 @@ CASES = {
 }
 
 
+PACKED, PACKED16 = prepare_weight(B), prepare_weight(B, dtype=torch.float16)
+CASES |= {
+    "packed_gemm": Case(
+        "packed_gemm",
+        (normal(5, 64).bfloat16(), None, PACKED.packed, None, PACKED.global_scale, ALPHA, BIAS),
+        {"rows": 48, "dtype": torch.bfloat16, "out_dtype": torch.float32},
+        {"out": torch.empty(5, 48)},
+        lambda: gemm(normal(5, 64).bfloat16(), PACKED, alpha=ALPHA, bias=BIAS, out_dtype=torch.float32),
+    ),
+    "packed_gemm, NVFP4": Case(
+        "packed_gemm",
+        (*parts(A), PACKED16.packed, A.global_scale, PACKED16.global_scale),
+        {"rows": 48, "dtype": torch.float16, "alpha": 0.5},
+        {"out": half(40, 48)},
+        lambda: gemm(A, PACKED16, alpha=0.5),
+    ),
+}
 X, RESIDUAL, WEIGHT = normal(40, 64).bfloat16(), normal(64, 40).t().contiguous().bfloat16(), normal(64) + 2
 CASES |= {
     "rmsnorm_quantize": Case(
