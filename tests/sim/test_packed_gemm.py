@@ -183,10 +183,11 @@ def test_traced_and_differentiated() -> None:
     """One graph, of one operator; gradients of x and of bias."""
     weight = prepare_weight(quantize(torch.randn(48, 64)))
     x, bias = torch.randn(5, 64).bfloat16().requires_grad_(), torch.randn(48).requires_grad_()
-    compiled = torch.compile(
-        lambda x, bias: gemm(x, weight, alpha=0.5, bias=bias) * 2, fullgraph=True, backend="aot_eager"
-    )
-    y = compiled(x, bias)
+
+    def twice(x: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return gemm(x, weight, alpha=0.5, bias=bias) * 2
+
+    y = torch.compile(twice, fullgraph=True, backend="aot_eager")(x, bias)
     assert torch.equal(y, twice(x, bias))
     y.float().sum().backward()
     expected = torch.ones(5, 48) @ weight.dequantize()
