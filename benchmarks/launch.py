@@ -75,6 +75,9 @@ def without_driver(arch: str) -> Iterator[None]:
         mock.patch.object(launch.driver, "load", load),
         mock.patch.object(launch.driver, "launch_function", lambda: nothing),
         mock.patch.object(launch, "raw_stream", lambda index: 0),
+        mock.patch.object(backend, "raw_stream", lambda index: 0),
+        mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
+        mock.patch.object(torch.cuda, "current_stream", lambda device: mock.Mock()),
         mock.patch.object(backend, "_resolve", lambda *args: target),
         mock.patch.object(backend, "device_index", lambda device: 0),
         mock.patch.object(backend, "_device_sm_count", lambda index, session: target.arch.sm_count),
@@ -92,8 +95,20 @@ def offsets(sizes: list[int]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def operations(device: str, gemms: bool) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Every call that is timed, by name. gemms: those that need tcgen05 as well."""
+def packed(weight: nv.BlockScaledTensor, x: torch.Tensor, row: torch.Tensor) -> Iterator[tuple[str, Callable]]:
+    """Calls of gemm with a prepared weight: one row, which is streamed, and 128, on WGMMA."""
+    weight = nv.prepare_weight(weight)
+    rows = x.repeat(8, 1)
+    for name, a in (("1 row", row), ("128 rows", rows)):
+        y = nv.gemm(a, weight)
+        yield f"gemm, prepared weight, {name} out=", lambda a=a, y=y: nv.gemm(a, weight, out=y)
+        yield f"gemm, prepared weight, {name}", lambda a=a: nv.gemm(a, weight)
+        step = nv.prepare(nv.gemm, a, weight, out=y, vary=("a",))
+        yield f"gemm, prepared weight, {name}, prepared, a varies", lambda a=a, step=step: step(a)
+
+
+def operations(device: str, arch: str) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Every call that is timed on an architecture, by name."""
     k = 4096
     weight = nv.quantize(torch.randn(k, k, device=device, dtype=torch.bfloat16))
     x = torch.randn(16, k, device=device, dtype=torch.bfloat16)
@@ -123,7 +138,9 @@ def operations(device: str, gemms: bool) -> Iterator[tuple[str, Callable[[], obj
     yield "rmsnorm_quantize out=, residual in place", lambda: nv.rmsnorm_quantize(x, gain, **in_place)
     yield "silu_mul_quantize", lambda: nv.silu_mul_quantize(gate, x, global_scale=scale)
     yield "silu_mul_quantize out=", lambda: nv.silu_mul_quantize(gate, x, **place)
-    if not gemms:
+    if arch == "sm_90a":
+        yield from packed(weight, x, row)
+    if not arch.startswith("sm_10"):
         return
     yield "gemm out=", lambda: nv.gemm(small, weight, out=y16)
     yield "gemm", lambda: nv.gemm(small, weight)
@@ -194,7 +211,7 @@ def measured(arch: str, host_only: bool) -> dict[str, float]:
     """Microseconds by name."""
     device = "cpu" if host_only else "cuda"
     with without_driver(arch) if host_only else contextlib.nullcontext():
-        calls = {**dict(torch_calls(device)), **dict(operations(device, gemms=arch.startswith("sm_10")))}
+        calls = {**dict(torch_calls(device)), **dict(operations(device, arch))}
         found: dict[str, list[float]] = {name: [] for name in calls}
         for turn in range(ROUNDS):
             for name in list(calls)[:: 1 if turn % 2 == 0 else -1]:

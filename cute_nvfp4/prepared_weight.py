@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.weight_layout import DECODERS, TILE_BYTES, tiles, unpack
+
+
+@dataclass(frozen=True, eq=False)
+class WeightKey:
+    """All that a plan depends on of a prepared weight. Equal keys are the same object."""
+
+    rows: int
+    k: int
+    dtype: torch.dtype
+    device: torch.device
+    has_global_scale: bool
+    on_cpu: bool
+
+
+_keys: dict[tuple, WeightKey] = {}
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,10 +63,11 @@ class PreparedWeight:
         """Where it is."""
         return self.packed.device
 
-    @property
-    def key(self) -> tuple:
-        """What plans depend on."""
-        return self.rows, self.k, self.dtype, self.packed.device, self.global_scale is not None
+    @functools.cached_property
+    def key(self) -> WeightKey:
+        """What plans for this weight are kept by."""
+        found = (self.rows, self.k, self.dtype, self.packed.device, self.global_scale is not None)
+        return _keys.setdefault(found, WeightKey(*found, self.packed.device.type == "cpu"))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Values (N, K), exact in float32 and float64 but for one rounding by the global scale; a copy."""

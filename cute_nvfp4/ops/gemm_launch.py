@@ -16,7 +16,7 @@ from ..runtime.launch import Touched
 from ..target import Target
 from .calls import addresses
 from .checks import DTYPE_NAMES
-from .flags import lowered_flags
+from .scratch import new_scratch, scratch_of
 
 
 class GemmCall:
@@ -89,12 +89,12 @@ def output_record(out: torch.Tensor) -> tuple[Output, dict[str, Any]]:
 
 
 def stream_k_scratch(plan: Plan, target: Target, device: torch.device, kept: bool = True) -> dict[str, torch.Tensor]:
-    """Partial sums and flags of a stream-K launch. kept: flags of the stream, or of the graph that records it; else
+    """Partial sums and flags of a stream-K launch. kept: those of the stream, or of the graph that records it; else
     of its own."""
     config = plan.config
     ctas = plan.workers * config.ctas
-    workspace = torch.empty(ctas * config.products * config.tile_n * CTA_ROWS, dtype=torch.float32, device=device)
+    floats = ctas * config.products * config.tile_n * CTA_ROWS
     # a flag for each warp that stores
     words = ctas * epilogue_threads(config) // 32
-    flags = lowered_flags(words, target, device) if kept else torch.zeros(words, dtype=torch.int32, device=device)
-    return {"workspace": workspace, "flags": flags}
+    found = scratch_of(floats, words, target, device) if kept else new_scratch(floats, words, device)
+    return {"workspace": found.sums, "flags": found.flags}

@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError, OperandTypeError
-from ..formats import NVFP4
+from ..errors import OperandError
 from ..kernels.gemm.arguments import PartialSums
 from ..kernels.gemm.sm90.arguments import Activations, Bias, Result, Weight, WgmmaArguments
 from ..kernels.gemm.sm90.config import WgmmaConfig, can_implement
@@ -17,18 +16,24 @@ from ..kernels.gemm.sm90.stream_arguments import FewRows, PackedWeight, StreamAr
 from ..operand import BlockScaledTensor, row_alignment, span_bytes
 from ..planning.packed import STREAM_ROWS, PackedPlan, PackedProblem, choose
 from ..prepared_weight import PreparedWeight
-from ..runtime.apart import Apart, near
+from ..runtime.apart import Apart
 from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.bounded import Bounded
 from ..runtime.kernel import Kernel
 from ..runtime.simulating import world
 from ..target import Target
-from .calls import Preparation, addresses, as_alpha, output_key, preparable, tensor_key
-from .checks import DTYPE_NAMES, check_dtype, check_format, check_overlap, checked_output, refuse_config, split_alpha
-from .flags import lowered_flags
+from .calls import Preparation, as_alpha, output_key, preparable, tensor_key
+from .checks import (
+    DTYPE_NAMES,
+    check_overlap,
+    checked_output,
+    refuse_config,
+    split_alpha,
+    tensors,
+)
+from .packed_operands import X, check_bias, check_x, device_scalars, everything_read, x_parts
+from .scratch import Scratch, new_scratch, scratch_of
 from .streamed import KERNEL as STREAM
-
-X = torch.Tensor | BlockScaledTensor
 
 
 def packed_gemm(
@@ -56,11 +61,17 @@ def planned(
     backend: Backend,
 ) -> Callable[..., torch.Tensor]:
     """The call for these operands: the one that was planned for others like them, or a new one."""
-    x_key = x.key if isinstance(x, BlockScaledTensor) else tensor_key(x)
-    on_cpu = weight.packed.device.type == "cpu"
+    kept = weight.key
     key = (
-        *(x_key, weight.key, output_key(out), out_dtype, tensor_key(alpha), tensor_key(bias)),
-        *(backend, config, world(on_cpu)),
+        x.key if isinstance(x, BlockScaledTensor) else tensor_key(x),
+        kept,
+        None if out is None else output_key(out),
+        out_dtype,
+        None if alpha is None else tensor_key(alpha),
+        None if bias is None else tensor_key(bias),
+        backend,
+        config,
+        world(kept.on_cpu),
     )
     call = _calls.find(key)
     if call is None:
@@ -89,12 +100,12 @@ def prepared(
         )
     scalar, alpha = as_alpha(alpha)
     out = call.new() if out is None else out
-    partials = call.partials(kept=False)
-    count = len(_x_parts(x))
+    scratch = call.scratch(kept=False)
+    count = len(x_parts(x))
     slots = {"a": [(None, 1)] if count == 1 else [("data", 1), ("scale", 2)], "b": [("packed", 0)]}
     # weight, x, out; then bias, alpha, and the device scalars: alpha's tensor, global scales of x and of the weight
     at = count + 2 + (bias is not None) + 1
-    sizes = {0: span_bytes(weight.packed)} | {1 + i: span_bytes(part) for i, part in enumerate(_x_parts(x))}
+    sizes = {0: span_bytes(weight.packed)} | {1 + i: span_bytes(part) for i, part in enumerate(x_parts(x))}
     if bias is not None:
         sizes[count + 2] = span_bytes(bias)
     named = {"alpha": alpha, "a": getattr(x, "global_scale", None), "b": weight.global_scale}
@@ -104,14 +115,14 @@ def prepared(
             if name != "alpha":
                 slots[name].append(("global_scale", at))
             at += 1
-    values = call.values(x, weight, scalar, alpha, bias, out, partials)
+    values = call.values(x, weight, scalar, alpha, bias, out, scratch)
     return Preparation(
         call.launch,
         values,
         {"a": x, "b": weight, "out": out},
         slots | {"out": [(None, count + 1)]},
         Apart(sizes, ((count + 1, span_bytes(out)),)),
-        lambda given: (given["a"], given["b"], alpha, bias, given["out"], partials),
+        lambda given: (given["a"], given["b"], alpha, bias, given["out"], scratch, None),
     )
 
 
@@ -129,12 +140,12 @@ def _plan(
     backend: Backend,
 ) -> Callable[..., torch.Tensor]:
     """The call for these operands and all like them, which it checks."""
-    m = _check_x(x, weight)
+    m = check_x(x, weight)
     _, scalar = split_alpha(alpha, weight.device)
-    _check_bias(bias, weight)
+    check_bias(bias, weight)
     if out is None and out_dtype is None:
         out_dtype = weight.dtype
-    out = checked_output(_read(x, weight, scalar, bias), weight.device, (m, weight.rows), out, out_dtype)
+    out = checked_output(everything_read(x, weight, scalar, bias), weight.device, (m, weight.rows), out, out_dtype)
     if weight.rows > 1 and out.stride(1) != 1:
         raise OperandError.of("strides of out", got=out.stride(), expected="1 along N, the rows of a prepared weight")
     target = resolve(backend, weight.device)
@@ -142,81 +153,6 @@ def _plan(
         refuse_config(config)
         return functools.partial(_reference, dtype=out.dtype)
     return _Call(x, weight, scalar, bias, out, target, config)
-
-
-def _check_x(x: X, weight: PreparedWeight) -> int:
-    """Raises unless x (M, K) can be multiplied with ``weight``; M."""
-    if isinstance(x, BlockScaledTensor):
-        check_format("a", x, (NVFP4,))
-        shape, device = ((x.batch,) if x.is_batched else ()) + (x.rows, x.k), x.device
-        if weight.dtype is not torch.float16:
-            raise OperandTypeError.of(
-                "dtype of a weight prepared for NVFP4",
-                got=weight.dtype,
-                expected="torch.float16",
-                hint="prepare_weight(weight, dtype=torch.float16).",
-            )
-        if x.scale_layout != "blocked":
-            raise OperandError.of(
-                "scales of a",
-                got=x.scale_layout,
-                expected="blocked",
-                hint="scale_layout.to_blocked(scale) makes them so.",
-            )
-    elif isinstance(x, torch.Tensor):
-        shape, device = tuple(x.shape), x.device
-        if x.dtype is not weight.dtype:
-            raise OperandTypeError.of(
-                "dtype of a", got=x.dtype, expected=f"{weight.dtype}, which the weight was prepared for"
-            )
-        if x.ndim == 2 and x.shape[1] > 1 and x.stride(1) != 1:
-            raise OperandError.of("stride of a along K", got=x.stride(1), expected="1", hint=".contiguous() copies.")
-        if x.ndim == 2 and x.numel() and row_alignment(x, 16) < 16:
-            raise OperandError.of(
-                "alignment of a",
-                got=f"address {x.data_ptr():#x}, strides {x.stride()}",
-                expected="rows at multiples of 16 bytes, which TMA needs",
-                hint=".clone() aligns.",
-            )
-    else:
-        raise OperandTypeError.of("a", got=type(x).__name__, expected="torch.Tensor or BlockScaledTensor")
-    if len(shape) != 2 or shape[1] != weight.k or shape[0] < 1:
-        raise OperandError.of("shape of a", got=shape, expected=f"(M, {weight.k}) with M ≥ 1")
-    if device != weight.device:
-        raise OperandError.of("device of a and b", got=f"{device} and {weight.device}", expected="the same")
-    return shape[0]
-
-
-def _check_bias(bias: torch.Tensor | None, weight: PreparedWeight) -> None:
-    if bias is None:
-        return
-    if not isinstance(bias, torch.Tensor):
-        raise OperandTypeError.of("bias", got=type(bias).__name__, expected="torch.Tensor")
-    check_dtype("dtype of bias", bias.dtype)
-    if tuple(bias.shape) != (weight.rows,) or (weight.rows > 1 and bias.stride(0) != 1):
-        got = f"shape {tuple(bias.shape)}, strides {bias.stride()}"
-        raise OperandError.of("bias", got=got, expected=f"({weight.rows},), contiguous")
-    if bias.device != weight.device:
-        raise OperandError.of("device of bias", got=bias.device, expected=weight.device)
-
-
-def _x_parts(x: X) -> tuple[torch.Tensor, ...]:
-    """What x is in memory: numbers, or data and scales."""
-    return (x,) if isinstance(x, torch.Tensor) else (x.data, x.scale)
-
-
-def _factors(x: X, weight: PreparedWeight, alpha: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    """The device scalars that there are."""
-    of_x = None if isinstance(x, torch.Tensor) else x.global_scale
-    return tuple(f for f in (alpha, of_x, weight.global_scale) if f is not None)
-
-
-def _read(
-    x: X, weight: PreparedWeight, alpha: torch.Tensor | None, bias: torch.Tensor | None
-) -> dict[str, torch.Tensor | None]:
-    """Every tensor that a call reads, by name."""
-    found = dict(zip(("a", "scales of a"), _x_parts(x))) | {"b": weight.packed, "bias": bias}
-    return found | {f"device scalar {i}": f for i, f in enumerate(_factors(x, weight, alpha))}
 
 
 class _Call:
@@ -242,7 +178,7 @@ class _Call:
             out=DTYPE_NAMES[out.dtype],
             quantized=quantized,
             vector=row_alignment(out, 16) >= 16,
-            factors=len(_factors(x, weight, alpha)),
+            factors=len(device_scalars(x, weight, alpha)),
             bias="" if bias is None else DTYPE_NAMES[bias.dtype],
         )
         self._plan = choose(problem, target.arch, sm_count(target, weight.device), config)
@@ -253,16 +189,21 @@ class _Call:
         self.launch = kernel.launcher(self._plan.config, target, weight.device, arguments, _touched)
         self._shape, self._options = out.shape, {"dtype": out.dtype, "device": out.device}
         self._out_bytes = span_bytes(out)
-        self._sizes = tuple(span_bytes(t) for t in _read(x, weight, alpha, bias).values() if t is not None)
-        self._floats, self._flags = self._plan.scratch
-        self._dtype = weight.dtype
+        self._needs, self._dtype, self._numbers = self._plan.scratch, weight.dtype, not quantized
+        # among the values: weight, x, out, bias, alpha, device scalars
+        parts = 1 if self._numbers or self.decodes else 2
+        self._out_at = 1 + parts
+        operands = enumerate((weight.packed, *x_parts(x)[:parts]))
+        rest = [*(() if bias is None else (bias,)), None, *device_scalars(x, weight, alpha)]
+        places = [*operands, *enumerate(rest, self._out_at + 1)]
+        self._read_at = tuple((i, span_bytes(t)) for i, t in places if t is not None)
 
     def _arguments(self, x: X, weight: PreparedWeight, bias: torch.Tensor | None, out: torch.Tensor) -> Any:
         """The kernel's record, without addresses."""
         config, m, k_tiles = self._plan.config, out.shape[0], weight.packed.shape[1]
         factors = (0,) * config.factors
         # one row has no stride of its own, but tensor maps want one, of whole 16 bytes
-        stride = _x_parts(x)[0].stride(0) if m > 1 else -(-weight.k // 32) * 32
+        stride = x_parts(x)[0].stride(0) if m > 1 else -(-weight.k // 32) * 32
         if self._plan.streams:
             return StreamArguments(
                 weight=PackedWeight(0, weight.rows, k_tiles),
@@ -291,21 +232,29 @@ class _Call:
     def __call__(
         self, x: X, weight: PreparedWeight, alpha: Any, bias: torch.Tensor | None, out: torch.Tensor | None
     ) -> torch.Tensor:
-        scalar, alpha = as_alpha(alpha)
-        if out is None:
+        scalar = 1.0
+        if alpha is not None:
+            scalar, alpha = as_alpha(alpha)
+        given = out is not None
+        if not given:
             out = self.new()
-        else:
-            start = out.data_ptr()
-            factors = addresses(*_factors(x, weight, alpha))
-            read = (*addresses(*_x_parts(x)), weight.packed.data_ptr(), *addresses(bias), *factors)
-            if near(start, start + self._out_bytes, read, self._sizes):
-                check_overlap(_read(x, weight, alpha, bias), out)
         # NVFP4 of more rows than the streaming kernel takes is decoded first, exactly
-        scratch = {"decoded a": _decoded(x, self._dtype)} if self.decodes else {}
-        partials = self.partials()
-        values = self.values(x, weight, scalar, alpha, bias, out, partials, tuple(scratch.values()))
-        self.launch(values, (x, weight, alpha, bias, out, scratch | partials))
+        decoded = _decoded(x, self._dtype) if self.decodes else None
+        scratch = self.scratch()
+        values = self.values(x, weight, scalar, alpha, bias, out, scratch, decoded)
+        if given and (self.decodes or self._overlaps(values)):
+            check_overlap(everything_read(x, weight, alpha, bias), out)
+        self.launch(values, (x, weight, alpha, bias, out, scratch, decoded))
         return out
+
+    def _overlaps(self, values: tuple) -> bool:
+        """Whether the output may overlap something that is read."""
+        start = values[self._out_at]
+        end = start + self._out_bytes
+        for i, size in self._read_at:
+            if values[i] < end and start < values[i] + size:
+                return True
+        return False
 
     def new(self) -> torch.Tensor:
         """A result that is not written yet."""
@@ -319,23 +268,31 @@ class _Call:
         alpha: torch.Tensor | None,
         bias: torch.Tensor | None,
         out: torch.Tensor,
-        partials: dict[str, torch.Tensor],
-        decoded: tuple[torch.Tensor, ...] = (),
+        scratch: Scratch | tuple[()],
+        decoded: torch.Tensor | None = None,
     ) -> tuple:
         """What varies, in the order of both kernels' arguments."""
-        return (
-            *(weight.packed.data_ptr(), *addresses(*(decoded or _x_parts(x))), out.data_ptr(), *addresses(bias)),
-            *(scalar, *addresses(*_factors(x, weight, alpha)), *addresses(*partials.values())),
-        )
+        values = [weight.packed.data_ptr()]
+        if self._numbers or decoded is not None:
+            values.append((x if decoded is None else decoded).data_ptr())
+        else:
+            values += x.data.data_ptr(), x.scale.data_ptr()
+        values.append(out.data_ptr())
+        if bias is not None:
+            values.append(bias.data_ptr())
+        values.append(scalar)
+        for factor in (alpha, None if self._numbers else x.global_scale, weight.global_scale, *scratch):
+            if factor is not None:
+                values.append(factor.data_ptr())
+        return tuple(values)
 
-    def partials(self, kept: bool = True) -> dict[str, torch.Tensor]:
-        """Partial sums and flags of a launch; kept: flags of the stream or graph, else of its own."""
-        words, target, device = self._flags, self._target, self._device
+    def scratch(self, kept: bool = True) -> Scratch | tuple[()]:
+        """That of a launch; kept: of the stream or graph, else of its own."""
+        floats, words = self._needs
         if not words:
-            return {}
-        sums = torch.empty(self._floats, dtype=torch.float32, device=device)
-        flags = lowered_flags(words, target, device) if kept else torch.zeros(words, dtype=torch.int32, device=device)
-        return {"workspace": sums, "flags": flags}
+            return ()
+        device = self._device
+        return scratch_of(floats, words, self._target, device) if kept else new_scratch(floats, words, device)
 
 
 def _decoded(x: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
@@ -344,10 +301,10 @@ def _decoded(x: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _touched(
-    x: X, weight: PreparedWeight, alpha: Any, bias: Any, out: torch.Tensor, scratch: dict[str, torch.Tensor]
+    x: X, weight: PreparedWeight, alpha: Any, bias: Any, out: torch.Tensor, scratch: tuple, decoded: torch.Tensor | None
 ) -> dict[str, tuple[torch.Tensor, bool]]:
-    read = {name: (t, False) for name, t in _read(x, weight, alpha, bias).items() if t is not None}
-    return read | {"out": (out, True)} | {name: (t, True) for name, t in scratch.items()}
+    read = everything_read(x, weight, alpha, bias) | {"decoded a": decoded}
+    return tensors(read, {"out": out} | dict(zip(Scratch._fields, scratch)))
 
 
 def _reference(
@@ -355,7 +312,7 @@ def _reference(
 ) -> torch.Tensor:
     scalar, alpha = as_alpha(alpha)
     if out is not None:
-        check_overlap(_read(x, weight, alpha, bias), out)
+        check_overlap(everything_read(x, weight, alpha, bias), out)
     wide = x.to(torch.float64) if isinstance(x, torch.Tensor) else x.dequantize(torch.float64)
     exact = wide @ weight.dequantize(torch.float64).t() * (scalar if alpha is None else alpha.double())
     if bias is not None:

@@ -118,7 +118,7 @@ longer than a launch; inductor and Triton ask this way too."""
 
 def stream_of(target: Target, device: torch.device) -> int:
     """The handle of the stream that a call on ``device`` runs on; 0 in the simulator."""
-    return torch.cuda.current_stream(device).cuda_stream if target.backend == "cuda" else 0
+    return raw_stream(device_index(device)) if target.backend == "cuda" else 0
 
 
 def capturing(target: Target) -> bool:

@@ -1,0 +1,89 @@
+"""Operands of a product with a prepared weight: what is checked, and what they are in memory."""
+
+from __future__ import annotations
+
+import torch
+
+from ..errors import OperandError, OperandTypeError
+from ..formats import NVFP4
+from ..operand import BlockScaledTensor, row_alignment
+from ..prepared_weight import PreparedWeight
+from .checks import check_dtype, check_format
+
+X = torch.Tensor | BlockScaledTensor
+"""Numbers of the weight's dtype, or NVFP4."""
+
+
+def check_x(x: X, weight: PreparedWeight) -> int:
+    """Raises unless x (M, K) can be multiplied with ``weight``; M."""
+    if isinstance(x, BlockScaledTensor):
+        check_format("a", x, (NVFP4,))
+        shape, device = ((x.batch,) if x.is_batched else ()) + (x.rows, x.k), x.device
+        if weight.dtype is not torch.float16:
+            raise OperandTypeError.of(
+                "dtype of a weight prepared for NVFP4",
+                got=weight.dtype,
+                expected="torch.float16",
+                hint="prepare_weight(weight, dtype=torch.float16).",
+            )
+        if x.scale_layout != "blocked":
+            raise OperandError.of(
+                "scales of a",
+                got=x.scale_layout,
+                expected="blocked",
+                hint="scale_layout.to_blocked(scale) makes them so.",
+            )
+    elif isinstance(x, torch.Tensor):
+        shape, device = tuple(x.shape), x.device
+        if x.dtype is not weight.dtype:
+            raise OperandTypeError.of(
+                "dtype of a", got=x.dtype, expected=f"{weight.dtype}, which the weight was prepared for"
+            )
+        if x.ndim == 2 and x.shape[1] > 1 and x.stride(1) != 1:
+            raise OperandError.of("stride of a along K", got=x.stride(1), expected="1", hint=".contiguous() copies.")
+        if x.ndim == 2 and x.numel() and row_alignment(x, 16) < 16:
+            raise OperandError.of(
+                "alignment of a",
+                got=f"address {x.data_ptr():#x}, strides {x.stride()}",
+                expected="rows at multiples of 16 bytes, which TMA needs",
+                hint=".clone() aligns.",
+            )
+    else:
+        raise OperandTypeError.of("a", got=type(x).__name__, expected="torch.Tensor or BlockScaledTensor")
+    if len(shape) != 2 or shape[1] != weight.k or shape[0] < 1:
+        raise OperandError.of("shape of a", got=shape, expected=f"(M, {weight.k}) with M ≥ 1")
+    if device != weight.device:
+        raise OperandError.of("device of a and b", got=f"{device} and {weight.device}", expected="the same")
+    return shape[0]
+
+
+def check_bias(bias: torch.Tensor | None, weight: PreparedWeight) -> None:
+    if bias is None:
+        return
+    if not isinstance(bias, torch.Tensor):
+        raise OperandTypeError.of("bias", got=type(bias).__name__, expected="torch.Tensor")
+    check_dtype("dtype of bias", bias.dtype)
+    if tuple(bias.shape) != (weight.rows,) or (weight.rows > 1 and bias.stride(0) != 1):
+        got = f"shape {tuple(bias.shape)}, strides {bias.stride()}"
+        raise OperandError.of("bias", got=got, expected=f"({weight.rows},), contiguous")
+    if bias.device != weight.device:
+        raise OperandError.of("device of bias", got=bias.device, expected=weight.device)
+
+
+def x_parts(x: X) -> tuple[torch.Tensor, ...]:
+    """What x is in memory: numbers, or data and scales."""
+    return (x,) if isinstance(x, torch.Tensor) else (x.data, x.scale)
+
+
+def device_scalars(x: X, weight: PreparedWeight, alpha: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    """The device scalars that there are."""
+    of_x = None if isinstance(x, torch.Tensor) else x.global_scale
+    return tuple(f for f in (alpha, of_x, weight.global_scale) if f is not None)
+
+
+def everything_read(
+    x: X, weight: PreparedWeight, alpha: torch.Tensor | None, bias: torch.Tensor | None
+) -> dict[str, torch.Tensor | None]:
+    """Every tensor that a call reads, by name."""
+    found = dict(zip(("a", "scales of a"), x_parts(x))) | {"b": weight.packed, "bias": bias}
+    return found | {f"device scalar {i}": f for i, f in enumerate(device_scalars(x, weight, alpha))}

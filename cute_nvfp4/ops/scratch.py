@@ -1,0 +1,63 @@
+"""Scratch memory of launches whose CTAs add up their sums: workspaces, and flags that are 0 before and after one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from ..runtime.backend import capturing, stream_of
+from ..target import Target
+
+POOL_WORDS = 1 << 18
+"""Words that are zeroed at once, outside of any graph, for the launches that graphs will record."""
+
+
+class Scratch(NamedTuple):
+    """fp32 numbers for partial sums, and flags, all lowered."""
+
+    sums: torch.Tensor
+    flags: torch.Tensor
+
+
+def scratch_of(floats: int, words: int, target: Target, device: torch.device) -> Scratch:
+    """At least so many of each, which no other launch uses at the same time.
+
+    Launches of a stream follow each other, so they share what is kept for it. A launch that a CUDA graph records has
+    its own, because the graph may run beside that stream: its flags come from a pool, so that no node of the graph
+    zeroes them. Only a graph of more launches than the pool holds zeroes the flags of the rest in each replay.
+    """
+    if target.backend != "cuda":
+        return new_scratch(floats, words, device)
+    if capturing(target):
+        pool = _pools.get(device)
+        if pool is None or pool.numel() < words:
+            return new_scratch(floats, words, device)
+        _pools[device] = pool[words:]
+        return Scratch(torch.empty(floats, dtype=torch.float32, device=device), pool[:words])
+    place = device, stream_of(target, device)
+    found = _kept.get(place)
+    if found is None or found.sums.numel() < floats or found.flags.numel() < words:
+        before = found or Scratch(torch.empty(0), torch.empty(0))
+        larger = max(floats, before.sums.numel()), max(words, before.flags.numel())
+        found = _kept[place] = new_scratch(*larger, device)
+        _fill_pool(device)
+    return found
+
+
+def new_scratch(floats: int, words: int, device: torch.device) -> Scratch:
+    """Memory of a launch's own."""
+    sums = torch.empty(floats, dtype=torch.float32, device=device)
+    return Scratch(sums, torch.zeros(words, dtype=torch.int32, device=device))
+
+
+def _fill_pool(device: torch.device) -> None:
+    pool = _pools.get(device)
+    if pool is None or pool.numel() < POOL_WORDS // 2:
+        _pools[device] = torch.zeros(POOL_WORDS, dtype=torch.int32, device=device)
+        # a graph may run on any stream
+        torch.cuda.current_stream(device).synchronize()
+
+
+_kept: dict[tuple[torch.device, int], Scratch] = {}
+_pools: dict[torch.device, torch.Tensor] = {}
