@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import os
 
-os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-# a compile for each structure: nobody needs them again
-os.environ.setdefault("CUTE_NVFP4_CACHE", "0")
+if __name__ == "__main__":
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    # a compile for each structure: nobody needs them again
+    os.environ.setdefault("CUTE_NVFP4_CACHE", "0")
 
 import argparse
 import json

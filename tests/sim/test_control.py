@@ -171,7 +171,7 @@ def test_launch_and_kernel_must_fit() -> None:
         run(program, Launch("other", (1, 1, 1), (64, 1, 1), (bytes(8),)), GlobalMemory())
     with pytest.raises(LaunchError, match="not a multiple of the cluster"):
         run(program, Launch("kernel", (3, 1, 1), (64, 1, 1), (bytes(8),), cluster=(2, 1, 1)), GlobalMemory())
-    with pytest.raises(LaunchError, match="bytes of shared memory a CTA, an SM gives at most"):
+    with pytest.raises(LaunchError, match="bytes of shared memory a CTA, an SM of sm_100a gives at most"):
         run(program, Launch("kernel", (1, 1, 1), (64, 1, 1), (bytes(8),), dynamic_smem=240000), GlobalMemory())
 
 

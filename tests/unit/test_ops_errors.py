@@ -278,7 +278,7 @@ def test_limits() -> None:
         ({"m": 0, "k": 16}, OperandError, r"m, k, batch: got \(0, 16, 1\), expected positive"),
         ({"m": 1, "k": 24}, OperandError, r"m, k, batch: got \(1, 24, 1\), expected .*multiple of 16"),
         ({"m": 1, "k": 16, "scales": "flat"}, OperandError, r"scales: got 'flat', expected 'blocked' or 'rowmajor'"),
-        ({"m": 1, "k": 16, "arch": "sm_120a"}, TargetError, r"architecture: got 'sm_120a'"),
+        ({"m": 1, "k": 16, "arch": "sm_80"}, TargetError, r"architecture: got 'sm_80'"),
         ({"m": 1, "k": 16, "out_dtype": torch.float64}, OperandTypeError, r"out_dtype: got torch.float64"),
     ],
 )
