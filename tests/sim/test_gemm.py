@@ -18,7 +18,7 @@ from cute_nvfp4 import simulating
 from tests.sim.blackwell.shapes import GEMM_SHAPES
 from tests.sim.mutation.gemm import keeping_flags
 
-pytestmark = [pytest.mark.kernels("sm_100a", "sm_103a"), pytest.mark.sweep(2)]
+pytestmark = [pytest.mark.kernels("sm_100a", "sm_103a"), pytest.mark.sweep(4)]
 
 
 def run(case: Case) -> torch.Tensor:

@@ -14,8 +14,11 @@ from tests.sim.mutation.judge import judge, reached
 from tests.sim.mutation.programs import NAMES, subject
 from tests.sim.mutation.sites import Mutant, mutants
 
+SMALL = ("gemm", "group")
+"""Kernels that the default run executes; the larger ones are slow."""
 
-@pytest.mark.parametrize("name", NAMES)
+
+@pytest.mark.parametrize("name", [x if x in SMALL else pytest.param(x, marks=pytest.mark.slow) for x in NAMES])
 def test_no_hazard_in_the_kernel_itself(name: str) -> None:
     verdict = judge(subject(name), None)
     assert not verdict.by, verdict.message

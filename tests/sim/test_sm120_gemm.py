@@ -18,7 +18,7 @@ from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.config import SM120_TILE_N
 from cute_nvfp4.sim import adversarial
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(4)
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +75,7 @@ def test_bits_of_sm_100a(a: str, b: str) -> None:
     assert found[0].double().equal(make(case).expected[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tile_n", SM120_TILE_N)
 def test_schedules(tile_n: int) -> None:
     """The same bits, and no hazard, however warps and copies are scheduled."""

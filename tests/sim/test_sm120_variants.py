@@ -19,7 +19,7 @@ from cute_nvfp4.formats import as_bytes
 from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.sim import adversarial
 
-pytestmark = pytest.mark.sweep(2)
+pytestmark = pytest.mark.sweep(4)
 BASE = Case(m=200, n=136, k=544, alpha=usual_alpha(544), tile_n=64, store="direct")
 WHOLE = replace(BASE, n=256, batch=2)
 GATED = {
@@ -69,6 +69,7 @@ def test_grouped(seed: int) -> None:
     problem.check(problem.run())
 
 
+@pytest.mark.slow
 def test_schedules() -> None:
     problems = [gated_gemm_problems.make(GATED["two"]), grouped_problems.make(replace(grouped(1), maps="workspace"))]
     for problem in problems:

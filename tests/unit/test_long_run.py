@@ -59,6 +59,7 @@ def serve(connection) -> None:
         connection.send(Ended("passed", 0.0))
 
 
+@pytest.mark.slow
 def test_workers_that_hang_or_die_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.long.worker.serve", serve)
     worker = Worker()
