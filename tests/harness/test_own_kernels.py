@@ -41,6 +41,7 @@ def test_raw_pointers_and_a_compiled_function_for_each_shape():
     assert case.counters == {"launches": 1} | launch.counters
 
 
+@pytest.mark.slow
 def test_dlpack_under_schedules_that_look_for_trouble(tmp_path):
     trace = tmp_path / "trace.json"
     case = judge(KERNELS / "gemv_shared.py", data="full", arch="sm_90a", schedules=2, trace=trace)
@@ -69,6 +70,7 @@ def test_what_is_wrong_with_a_kernel_is_said(fault, message, tmp_path):
         assert "simulation.py" not in case.details
 
 
+@pytest.mark.slow
 def test_several_launches_on_streams_with_torch_between_them():
     case = judge(KERNELS / "gemv_split.py", data="full")
     assert case.passed, case.error
@@ -101,6 +103,7 @@ def test_a_wait_between_streams_that_is_missing_fails_the_case(wait, where, tmp_
     assert judge(path, allow=("stream-order",)).passed
 
 
+@pytest.mark.slow
 def test_an_answer_left_on_another_stream_fails_the_case(tmp_path):
     path = tmp_path / "submission.py"
     path.write_text(

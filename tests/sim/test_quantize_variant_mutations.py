@@ -25,6 +25,9 @@ _FLOAT32 = {"dtype": torch.float32}
 # one block of threads does everything
 _ONE_BLOCK = {"one_block": True}
 
+# each compiles a kernel of its own; test_quantize_mutations has the same walks
+pytestmark = pytest.mark.slow
+
 
 @dataclass(frozen=True)
 class Case:
