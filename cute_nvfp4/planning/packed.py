@@ -109,12 +109,11 @@ def _chosen(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
     if _streams(p) or arch.generation == "sm120":
         return _streamed(p, arch, sm_count)
     plans = [
-        plan
+        _wgmma(p, arch, sm_count, tile_n, scheduler)
         for tile_n in STAGE_US
         # a tile wider than need be: the next narrower covers all rows of x
         if tile_n == min(STAGE_US) or tile_n // 2 < p.m
         for scheduler in ("static", "stream_k")
-        if (plan := _wgmma(p, arch, sm_count, tile_n, scheduler))
     ]
     return min(plans, key=lambda plan: predict(plan, p, sm_count))
 
@@ -129,8 +128,8 @@ def predict(plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
     return START_US + work / min(sm_count, work) * STAGE_US[c.tile_n] + FIX_UP_US[c.tile_n]
 
 
-def _wgmma(p: PackedProblem, arch: Architecture, sm_count: int, tile_n: int, scheduler: str) -> PackedPlan | None:
-    """The plan with this tile and scheduler; None where it cannot win."""
+def _wgmma(p: PackedProblem, arch: Architecture, sm_count: int, tile_n: int, scheduler: str) -> PackedPlan:
+    """The plan with this tile and scheduler."""
     ctas_per_sm = 2 if tile_n <= 64 else 1
     config = WgmmaConfig(
         arch=arch, tile_n=tile_n, ctas_per_sm=ctas_per_sm, scheduler=scheduler, **_decided(p, streams=False)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ....runtime.signature import INT32, INT64, VARYING_FLOAT32, PerConfig, Pointer, Scalar
-from ..arguments import PartialSums
-from .config import OUT_BYTES
-
-_DTYPES = {"float16": "Float16", "bfloat16": "BFloat16", "float32": "Float32"}
+from ..arguments import OUT_DTYPES, PartialSums
+from ..config import OUT_BYTES
 
 
 class Weight(NamedTuple):
@@ -23,7 +21,7 @@ class Weight(NamedTuple):
 class Activations(NamedTuple):
     """x: (L, rows, K) numbers, strides in elements, multiples of eight."""
 
-    data: Pointer = Pointer(lambda c: _DTYPES[c.dtype], 16)
+    data: Pointer = Pointer(lambda c: OUT_DTYPES[c.dtype], 16)
     rows: Scalar = INT32
     row_stride: Scalar = INT64
     batch_stride: Scalar = INT64
@@ -32,7 +30,7 @@ class Activations(NamedTuple):
 class Result(NamedTuple):
     """out: (L, rows of x, rows of the weight), the last contiguous, strides in elements."""
 
-    pointer: Pointer = Pointer(lambda c: _DTYPES[c.out], lambda c: 16 if c.vector else OUT_BYTES[c.out])
+    pointer: Pointer = Pointer(lambda c: OUT_DTYPES[c.out], lambda c: 16 if c.vector else int(OUT_BYTES[c.out]))
     row_stride: Scalar = INT64
     batch_stride: Scalar = INT64
 
@@ -40,7 +38,7 @@ class Result(NamedTuple):
 class Bias(NamedTuple):
     """A number for each row of the weight."""
 
-    pointer: Pointer = Pointer(lambda c: _DTYPES[c.bias], lambda c: OUT_BYTES[c.bias])
+    pointer: Pointer = Pointer(lambda c: OUT_DTYPES[c.bias], lambda c: int(OUT_BYTES[c.bias]))
 
 
 class WgmmaArguments(NamedTuple):

@@ -8,6 +8,7 @@ from functools import cached_property
 from ....errors import explain
 from ....target import ARCHITECTURES, Architecture
 from ....weight_layout import TILE_BYTES, TILE_K, TILE_ROWS
+from ..config import OUT_BYTES
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -22,7 +23,6 @@ RESERVED_SHARED = 1024
 ALIGNMENT = 256
 """Bytes that the alignment of what lies in shared memory may cost."""
 MAX_STAGES = 16
-OUT_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 EPILOGUE_COLUMNS = 16
 """Rows of x that a warp turns at a time: columns of the MMA become rows of the output."""
 EPILOGUE_PITCH = 48

@@ -85,8 +85,6 @@ def advance(config: WgmmaConfig, at: Position) -> Position:
 class WgmmaGemm:
     """The host function and the kernel of one :class:`WgmmaConfig`."""
 
-    epilogue_type = Epilogue
-
     def __init__(self, config: WgmmaConfig) -> None:
         self.config = config
 
@@ -231,7 +229,7 @@ class WgmmaGemm:
         lane, warp = thread % 32, (thread % WARPGROUP) // 32
         # where this warp's slab is: in which packed tile of the CTA's rows, and which of its slabs
         row_tile, slab = group // 2, (group % 2) * 4 + warp
-        epilogue = self.epilogue_type(cfg, arguments, x_rows, memory.epilogue, scheduler, group, thread % WARPGROUP)
+        epilogue = Epilogue(cfg, arguments, x_rows, memory.epilogue, scheduler, group, thread % WARPGROUP)
         at = Position(Int32(0), Int32(0))
         cursor, end = scheduler.range()
         while cursor < end:
