@@ -23,19 +23,13 @@ from ....scale_layout import ATOM_BYTES
 from ....weight_layout import STEPS, TILE_K
 from ...arith import div, mod
 from ..arguments import OUT_DTYPES
+from ..operands import TmaCopy
 from .stream_arguments import FewRows
 from .stream_config import MMA_COLUMNS, X_SCALE_BYTES, StreamConfig
 
 ROW_BYTES = 2 * TILE_K
 """Of a row of numbers in a tile: eight chunks of sixteen bytes, swizzled."""
 ROW_CODE_BYTES = TILE_K // 2
-
-
-class TmaCopy(NamedTuple):
-    """A TMA copy, and the tensor in global memory as its partitions see it."""
-
-    atom: cute.CopyAtom
-    tensor: cute.Tensor
 
 
 class SharedX(NamedTuple):

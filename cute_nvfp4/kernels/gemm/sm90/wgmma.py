@@ -20,6 +20,7 @@ from ....ptx import mbarrier
 from ....ptx.async_copy import copy_bulk
 from ....weight_layout import STEPS, TILE_BYTES, TILE_ROWS
 from ..arguments import OUT_DTYPES
+from ..operands import TmaCopy
 from ..tile_scheduler import CtaPlace, StaticScheduler
 from .arguments import WgmmaArguments
 from .config import MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
@@ -28,13 +29,6 @@ from .epilogue import Epilogue
 from .scheduler import SCHEDULERS
 
 TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()}
-
-
-class TmaCopy(NamedTuple):
-    """A TMA copy, and the tensor in global memory as its partitions see it."""
-
-    atom: cute.CopyAtom
-    tensor: cute.Tensor
 
 
 class Pipeline(NamedTuple):
