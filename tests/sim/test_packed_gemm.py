@@ -121,6 +121,9 @@ WGMMA = (
     Case(70, 300, 256, workers=3, tiling={"tile_n": 64, "warpgroups": 4}),
     Case(60, 200, 256, workers=3, tiling={"tile_n": 32, "ctas_per_sm": 2, "raster": "n"}, out=torch.float16),
     Case(260, 136, 256, workers=2, tiling={"tile_n": 256}, out=torch.bfloat16),
+    # tiles shared along K by two CTAs, and by four that have parts of different length
+    Case(40, 300, 640, workers=3, tiling={"tile_n": 64, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16),
+    Case(50, 200, 640, workers=4, tiling={"tile_n": 32, "split_k": 4, "scheduler": "static", "ctas_per_sm": 2}),
 )
 CUT = Case(24, 300, 384, workers=5, tiling={"tile_n": 16, "cluster_rows": 2}, out=torch.bfloat16)
 
@@ -137,7 +140,7 @@ def run(problem: Problem, **options: Any) -> torch.Tensor:
         return problem.run()
 
 
-DEFAULT = (*STREAMED, *(WGMMA[i] for i in (0, 2, 3, 4, 8, 9, 10, 11)))
+DEFAULT = (*STREAMED, *(WGMMA[i] for i in (0, 2, 3, 4, 8, 9, 10, 11, 12, 13)))
 """Every value of every axis of a tiling; the others are slow."""
 
 
