@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import backends
@@ -154,10 +154,14 @@ def test_exact(case: Case) -> None:
     assert problem.right(run(problem))
 
 
+SHARED = Case(12, 130, 384, workers=2, tiling={"tile_n": 16, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16)
+
+
 @pytest.mark.sim_only("runs schedules")
+@pytest.mark.parametrize("case", [CUT, SHARED], ids=str)
 @pytest.mark.parametrize("schedule", adversarial(3), ids=str)
-def test_any_schedule_gives_the_same_bits(schedule) -> None:
-    problem = Problem(CUT)
+def test_any_schedule_gives_the_same_bits(schedule, case: Case) -> None:
+    problem = Problem(case)
     out = run(problem, schedule=schedule)
     assert problem.right(out) and torch.equal(out, run(problem))
 
@@ -245,6 +249,8 @@ BAD = (
     (lambda w: gemm(X, w, config=object()), OperandTypeError, "config"),
     (lambda w: gemm(X, w, config=PackedPlan(StreamConfig(), 0)), OperandError, "workers"),
     (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(tile_n=24), 1)), OperandError, "tile_n"),
+    (lambda w: gemm(X, w, config=SHARED.plan), OperandError, "workers of a plan with split_k"),
+    (lambda w: gemm(X, w, config=replace(SHARED.plan, workers=1)), OperandError, "split_k: got 2"),
     (lambda w: prepare_weight(X), OperandTypeError, "weight"),
     (lambda w: prepare_weight(W, dtype=torch.float32), OperandTypeError, "dtype"),
     (lambda w: prepare_weight(quantize(torch.ones(2, 32, 64))), OperandError, "batch"),
@@ -306,4 +312,19 @@ MUTANTS = (
 @pytest.mark.parametrize("name, change, noticed", MUTANTS, ids=[m[0] for m in MUTANTS])
 def test_mutants_are_noticed(name, change, noticed) -> None:
     problem = Problem(CUT)
+    assert outcome(change, lambda: problem.right(problem.run()), "sm_90a") == noticed
+
+
+SHARED_MUTANTS = (
+    ("barriers of the cluster not waited for", at("barrier.cluster.wait", drop()), "Race"),
+    ("sums not waited for", at("mbarrier.try_wait.parity.acquire.cluster", instead("setp.eq.b32 {0}, 0, 0;")), "Race"),
+    ("a sum not sent", at("st.async", drop(), LAST), "Deadlock"),
+    ("bytes not announced", at("mbarrier.arrive.expect_tx", drop(), LAST), "Deadlock"),
+)
+
+
+@pytest.mark.sim_only("changes PTX")
+@pytest.mark.parametrize("name, change, noticed", SHARED_MUTANTS, ids=[m[0] for m in SHARED_MUTANTS])
+def test_mutants_of_shared_sums_are_noticed(name, change, noticed) -> None:
+    problem = Problem(SHARED)
     assert outcome(change, lambda: problem.right(problem.run()), "sm_90a") == noticed
