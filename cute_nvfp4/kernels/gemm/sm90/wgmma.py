@@ -6,7 +6,7 @@ warpgroups decode a packed tile into registers while the tensor cores multiply t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import cutlass
@@ -53,6 +53,20 @@ class Memory:
     sX: cute.Tensor
     ring: Pipeline
     epilogue: Int32
+
+
+@dataclass(frozen=True)
+class Products:
+    """What a thread multiplies with: tCrX (MMA, MMA_N, MMA_K, STAGE), acc (MMA, MMA_M, MMA_N), a fragment (MMA, MMA_M,
+    STEP) for each packed tile of a stage; and where the slab of its warp is in a stage."""
+
+    mma: cute.TiledMma
+    tCrX: cute.Tensor
+    acc: cute.Tensor
+    fragments: tuple[cute.Tensor, ...]
+    row_tile: Int32
+    slab: Int32
+    thread: Int32
 
 
 def make_mma(config: WgmmaConfig) -> cute.TiledMma:
@@ -211,58 +225,68 @@ class WgmmaGemm:
         thread: Int32,
     ):
         """The loop of a warpgroup: decode, multiply, store."""
-        cfg = self.config
-        mma = make_mma(cfg)
-        part = mma.get_slice(thread)
-        mma.set(warpgroup.Field.ACCUMULATE, True)
-        tCrX = mma.make_fragment_B(part.partition_B(memory.sX))  # (MMA, MMA_N, MMA_K, STAGE)
-        acc = cute.make_rmem_tensor(part.partition_shape_C((cfg.tile_m, cfg.tile_n)), Float32)  # (MMA, MMA_M, MMA_N)
-        # one fragment for each packed tile of a stage: (MMA, MMA_M, STEP)
-        shape = part.partition_shape_A((cfg.tile_m, cfg.tile_k // STAGE_TILES))
-        fragments = [cute.make_rmem_tensor(shape, TYPES[cfg.dtype]) for _ in range(STAGE_TILES)]
-        lane, warp = thread % 32, (thread % WARPGROUP) // 32
-        # where this warp's slab is: in which packed tile of the CTA's rows, and which of its slabs
-        row_tile, slab = group // 2, (group % 2) * 4 + warp
-        epilogue = Epilogue(cfg, arguments, x_rows, memory.epilogue, scheduler, group, thread % WARPGROUP)
+        products = self.products(memory, self.config.tile_n, group, thread)
+        epilogue = Epilogue(self.config, arguments, x_rows, memory.epilogue, scheduler, group, thread % WARPGROUP)
         at = Position(Int32(0), Int32(0))
         cursor, end = scheduler.range()
         while cursor < end:
             tile = scheduler.tile(cursor, end)
-            acc.fill(0.0)
-            last = at.stage
-            mbarrier.wait(memory.ring.full + 8 * at.stage, at.phase)
-            packed = self.load_stage(memory, at.stage, row_tile, slab, lane)
-            for k_tile in cutlass.range(tile.k_count, unroll=1):
-                following = advance(cfg, at)
-                for half in cutlass.range_constexpr(STAGE_TILES):
-                    self.decode(fragments[half], packed[half])
-                    warpgroup.fence()
-                    for step in cutlass.range_constexpr(STEPS):
-                        k_block = (None, None, half * STEPS + step, at.stage)
-                        cute.gemm(mma, acc, fragments[half][None, None, step], tCrX[k_block], acc)
-                    warpgroup.commit_group()
-                    if cutlass.const_expr(half == STAGE_TILES - 1):
-                        if k_tile + 1 < tile.k_count:
-                            mbarrier.wait(memory.ring.full + 8 * following.stage, following.phase)
-                            packed = self.load_stage(memory, following.stage, row_tile, slab, lane)
-                    # all but the group just committed have been done: the tile before this one is free
-                    warpgroup.wait_group(1)
-                    if cutlass.const_expr(half == 0):
-                        if k_tile > 0:
-                            self.release(memory.ring, last, thread)
-                last = at.stage
-                at = following
-            warpgroup.wait_group(0)
-            self.release(memory.ring, last, thread)
-            epilogue.store(acc, tile)
+            at = self.sum_products(products, memory, at, tile.k_count)
+            epilogue.store(products.acc, tile)
             cursor = scheduler.after(cursor, tile)
 
-    def load_stage(
-        self, memory: Memory, stage: Int32, row_tile: Int32, slab: Int32, lane: Int32
-    ) -> tuple[PackedLane, ...]:
+    def products(self, memory: Memory, columns: int, group: Int32, thread: Int32) -> Products:
+        """Registers of a thread for a work tile of so many rows of x."""
+        cfg = self.config
+        mma = make_mma(replace(cfg, tile_n=columns))
+        part = mma.get_slice(thread)
+        mma.set(warpgroup.Field.ACCUMULATE, True)
+        sX = cute.local_tile(memory.sX, (columns, cfg.tile_k), (0, 0, None))  # (columns, tile_k, STAGE)
+        tCrX = mma.make_fragment_B(part.partition_B(sX))  # (MMA, MMA_N, MMA_K, STAGE)
+        acc = cute.make_rmem_tensor(part.partition_shape_C((cfg.tile_m, columns)), Float32)  # (MMA, MMA_M, MMA_N)
+        # one fragment for each packed tile of a stage: (MMA, MMA_M, STEP)
+        shape = part.partition_shape_A((cfg.tile_m, cfg.tile_k // STAGE_TILES))
+        fragments = tuple(cute.make_rmem_tensor(shape, TYPES[cfg.dtype]) for _ in range(STAGE_TILES))
+        # where this warp's slab is: in which packed tile of the CTA's rows, and which of its slabs
+        row_tile, slab = group // 2, (group % 2) * 4 + (thread % WARPGROUP) // 32
+        return Products(mma, tCrX, acc, fragments, row_tile, slab, thread)
+
+    @cute.jit
+    def sum_products(self, products: Products, memory: Memory, at: Position, k_count: Int32) -> Position:
+        """Sets the accumulators to the sums over the next ``k_count`` stages; the position after them."""
+        acc, fragments, thread = products.acc, products.fragments, products.thread
+        acc.fill(0.0)
+        last = at.stage
+        mbarrier.wait(memory.ring.full + 8 * at.stage, at.phase)
+        packed = self.load_stage(memory, at.stage, products)
+        for k_tile in cutlass.range(k_count, unroll=1):
+            following = advance(self.config, at)
+            for half in cutlass.range_constexpr(STAGE_TILES):
+                self.decode(fragments[half], packed[half])
+                warpgroup.fence()
+                for step in cutlass.range_constexpr(STEPS):
+                    k_block = (None, None, half * STEPS + step, at.stage)
+                    cute.gemm(products.mma, acc, fragments[half][None, None, step], products.tCrX[k_block], acc)
+                warpgroup.commit_group()
+                if cutlass.const_expr(half == STAGE_TILES - 1):
+                    if k_tile + 1 < k_count:
+                        mbarrier.wait(memory.ring.full + 8 * following.stage, following.phase)
+                        packed = self.load_stage(memory, following.stage, products)
+                # all but the group just committed have been done: the tile before this one is free
+                warpgroup.wait_group(1)
+                if cutlass.const_expr(half == 0):
+                    if k_tile > 0:
+                        self.release(memory.ring, last, thread)
+            last = at.stage
+            at = following
+        warpgroup.wait_group(0)
+        self.release(memory.ring, last, thread)
+        return at
+
+    def load_stage(self, memory: Memory, stage: Int32, products: Products) -> tuple[PackedLane, ...]:
         """A lane's codes and scales of the packed tiles of a stage."""
-        weights = memory.weights + stage * self.config.weight_bytes + row_tile * (STAGE_TILES * TILE_BYTES)
-        return tuple(load_lane(weights + i * TILE_BYTES, slab, lane) for i in range(STAGE_TILES))
+        first = memory.weights + stage * self.config.weight_bytes + products.row_tile * (STAGE_TILES * TILE_BYTES)
+        return tuple(load_lane(first + i * TILE_BYTES, products.slab, products.thread % 32) for i in range(STAGE_TILES))
 
     def decode(self, fragment: cute.Tensor, packed: PackedLane) -> None:
         """Decodes one packed tile to its fragment, (MMA, MMA_M, STEP)."""
