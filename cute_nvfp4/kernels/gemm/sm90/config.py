@@ -40,7 +40,8 @@ class WgmmaConfig:
     multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by multicast. split_k: CTAs of
     a cluster that share a tile along K, and of which each stores some of its rows of x; there are as many clusters as
     tiles then. stages: 0 for as many as fit. scheduler, raster: as in ``GemmTiling``. factors: device scalars that
-    multiply alpha. vector: whether rows of the output are 16-bit numbers and start at multiples of 16 bytes. bias: its dtype, or "".
+    multiply alpha. vector: whether rows of the output are 16-bit numbers and start at multiples of 16 bytes. bias: its
+    dtype, or "".
     """
 
     dtype: str = "bfloat16"

@@ -1,7 +1,7 @@
 """out = alpha · x · weightᵀ on WGMMA, weights packed NVFP4 and decoded into the registers of operand A.
 
-Persistent and warp-specialised: two warps load stages, weights as runs of bytes by bulk copies and x by TMA; two or four
-warpgroups decode a packed tile into registers while the tensor cores multiply the one before it.
+Persistent and warp-specialised: two warps load stages, weights as runs of bytes by bulk copies and x by TMA; two or
+four warpgroups decode a packed tile into registers while the tensor cores multiply the one before it.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Memory:
-    """Shared memory: ``weights`` the address of the first stage's packed tiles, sX (tile_n, tile_k, STAGE); ``received``
-    and ``sums_barrier`` that of :class:`ClusterSums`."""
+    """Shared memory: ``weights`` the address of the first stage's packed tiles, sX (tile_n, tile_k, STAGE);
+    ``received`` and ``sums_barrier`` those of :class:`ClusterSums`."""
 
     weights: Int32
     sX: cute.Tensor
