@@ -1,4 +1,4 @@
-"""prepare_weight: repack an NVFP4 weight once, for the GEMMs of sm_90a."""
+"""prepare_weight: repack an NVFP4 or MXFP4 weight once, for the GEMMs of sm_90a."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..formats import NVFP4, as_bytes
+from ..formats import MXFP4, NVFP4, as_bytes, unpack_e2m1
 from ..kernels.pack.config import PackArguments, PackConfig
 from ..kernels.quantize.arguments import Strides
 from ..operand import BlockScaledTensor, OperandKey
@@ -20,7 +20,7 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..runtime.simulating import session_number
 from ..target import Target
-from ..weight_layout import DECODERS, TILE_BYTES, pack, tiles
+from ..weight_layout import DECODERS, EXPONENTS, TILE_BYTES, pack, pack_powers, tiles
 from .calls import addresses, allocator
 from .checks import DTYPE_NAMES, check_format, tensors
 
@@ -28,27 +28,31 @@ from .checks import DTYPE_NAMES, check_format, tensors
 def prepare_weight(
     weight: BlockScaledTensor, *, dtype: torch.dtype = torch.bfloat16, backend: Backend = "auto"
 ) -> PreparedWeight:
-    """Repacks an NVFP4 weight (N, K) for ``gemm(x, weight)`` on a Hopper GPU, once, when a model is loaded.
+    """Repacks an NVFP4 or MXFP4 weight (N, K) for ``gemm(x, weight)`` on a Hopper GPU, once, when a model is loaded.
 
     The result takes as many bytes (rows padded to 128, K to 128) and stands for the same numbers, bit for bit.
 
     Args:
-        weight: an NVFP4 operand without a batch dimension, scales in any layout, of either sign. K is a multiple of 16.
+        weight: an operand without a batch dimension, scales in any layout, of either sign. K is a multiple of a block.
+            Scales of MXFP4 lie within a factor of 2**30 (float16: 2**24), but for blocks of zeros: they are read here,
+            once, and a power of two may become the result's global scale.
         dtype: bfloat16 or float16: that of the x it will be multiplied with. An NVFP4 x takes float16.
-        backend: a kernel packs CUDA tensors, in one launch, to the bits of torch.
+        backend: a kernel packs NVFP4 on a GPU, in one launch, to the bits of torch.
 
     Raises:
         OperandError, OperandTypeError: another format, a batch, another dtype.
     """
     if not isinstance(weight, BlockScaledTensor):
         raise OperandTypeError.of("weight", got=type(weight).__name__, expected="BlockScaledTensor")
-    check_format("weight", weight, (NVFP4,))
+    check_format("weight", weight, (NVFP4, MXFP4))
     if weight.is_batched:
         raise OperandError.of(
             "weight", got=f"a batch of {weight.batch}", expected="a matrix (N, K)", hint="Prepare each matrix."
         )
     if dtype not in DECODERS:
         raise OperandTypeError.of("dtype", got=dtype, expected=" or ".join(map(str, DECODERS)))
+    if weight.format == MXFP4:
+        return _mxfp4(weight, dtype)
     key, target = weight.key, resolve(backend, weight.device)
     if target.backend == "reference" or not key.plain:
         return PreparedWeight(packed_by_torch(weight, dtype)[0], weight.rows, weight.k, dtype, weight.global_scale)
@@ -61,9 +65,35 @@ def prepare_weight(
 
 def packed_by_torch(weight: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
     """Tiles (L, row tiles, K tiles, bytes) of every matrix."""
-    data = as_bytes(weight.data)
-    codes = torch.stack((data & 0xF, data >> 4), dim=-1).flatten(-2)
-    return pack(codes if weight.is_batched else codes.unsqueeze(0), as_bytes(weight.rowmajor_scale()), dtype)
+    return pack(_codes(weight), as_bytes(weight.rowmajor_scale()), dtype)
+
+
+def _codes(weight: BlockScaledTensor) -> torch.Tensor:
+    """(L, N, K), one a byte."""
+    codes = unpack_e2m1(weight.data)
+    return codes if weight.is_batched else codes.unsqueeze(0)
+
+
+def _mxfp4(weight: BlockScaledTensor, dtype: torch.dtype) -> PreparedWeight:
+    """Scales as the exponents of NVFP4's bytes, times a power of two that brings them into range."""
+    codes, scales = _codes(weight), as_bytes(weight.rowmajor_scale())
+    nan = scales == 0xFF
+    # 2**7 times the scale, as a biased exponent of five bits
+    exponents = scales.to(torch.int16) - (127 - 7 - 15)
+    used = exponents[(codes & 7).bool().unflatten(-1, (-1, MXFP4.block)).any(-1) & ~nan]
+    least, most = EXPONENTS[dtype]
+    low, high = (least, least) if not used.numel() else torch.stack([used.min(), used.max()]).tolist()
+    if high - low > most - least:
+        raise OperandError.of(
+            f"scales of an MXFP4 weight for {dtype}",
+            got=f"2**{low - 22} to 2**{high - 22}",
+            expected=f"within a factor of 2**{most - least}, where a block is not zero",
+            hint="" if dtype is torch.bfloat16 else "torch.bfloat16 takes a factor of 2**30.",
+        )
+    shift = min(low - least, 0) + max(high - most, 0)
+    exponents = (exponents - shift).clamp(0, 30).masked_fill(nan, 31).to(torch.uint8)
+    factor = torch.tensor(2.0**shift, dtype=torch.float32, device=weight.device) if shift else None
+    return PreparedWeight(pack_powers(codes, exponents, dtype)[0], weight.rows, weight.k, dtype, factor)
 
 
 class PackCall:
