@@ -43,6 +43,7 @@ from .library.packed import packed_gemm as packed_operator
 from .operands import check_operands, check_signs, operand_record
 from .packed_gemm import packed_gemm
 from .packed_gemm import prepared as prepared_packed
+from .packed_operands import Request
 
 
 def gemm(
@@ -133,7 +134,7 @@ def prepared(
 ) -> Preparation:
     """``gemm`` planned, for ``prepare``."""
     if isinstance(b, PreparedWeight):
-        return prepared_packed(a, b, alpha, bias, out, out_dtype, config, backend)
+        return prepared_packed(Request(a, b, alpha, bias, out, out_dtype, config, backend))
     call = preparable(planned(a, b, alpha, bias, out, out_dtype, config, backend), _Call)
     out = call.new() if out is None else out
     scalar, alpha = as_alpha(alpha)
