@@ -10,7 +10,7 @@ import torch
 
 from ..errors import OperandError
 from ..operand import BlockScaledTensor, span_bytes
-from ..planning.packed import STREAM_ROWS, PackedPlan
+from ..planning.packed import PackedPlan
 from ..prepared_weight import PreparedWeight
 from ..runtime.apart import Apart
 from ..runtime.backend import Backend, resolve
@@ -78,13 +78,6 @@ def prepared(request: Request) -> Preparation:
     """``gemm`` of a prepared weight planned, for ``prepare``."""
     call = preparable(planned(request), PackedCall)
     x, weight, alpha, bias, out = request[:5]
-    if call.decodes:
-        raise OperandError.of(
-            "rows of NVFP4 in a prepared call",
-            got=x.rows,
-            expected=f"at most {STREAM_ROWS}: more are decoded by another launch",
-            hint="Use bfloat16 or float16.",
-        )
     scalar, alpha = as_alpha(alpha)
     out = call.new() if out is None else out
     scratch = call.own_scratch()
@@ -108,7 +101,7 @@ def prepared(request: Request) -> Preparation:
         {"a": x, "b": weight, "out": out},
         slots | {"out": [(None, count + 1)]},
         Apart(sizes, ((count + 1, span_bytes(out)),)),
-        lambda given: (given["a"], given["b"], alpha, bias, given["out"], scratch, None),
+        lambda given: (given["a"], given["b"], alpha, bias, given["out"], scratch),
     )
 
 

@@ -23,6 +23,7 @@ from ..runtime.launch import Tensors
 from ..target import Target
 from .calls import allocator, as_alpha
 from .checks import DTYPE_NAMES, check_overlap, tensors
+from .dequantize import DecodedFirst, DequantizeCall
 from .packed_operands import Request, X, device_scalars, everything_read, x_parts
 from .scratch import Scratch, new_scratch, scratch_of
 
@@ -45,18 +46,20 @@ class PackedCall:
             bias="" if bias is None else DTYPE_NAMES[bias.dtype],
         )
         self._plan = plan = choose(problem, target.arch, sm_count(target, weight.device), request.config)
-        self.decodes = quantized and not plan.streams
+        # NVFP4 of more rows than the streaming kernel takes is decoded first, exactly; its global scale is a factor
+        self._decodes = quantized and not plan.streams
         kernel = STREAM if plan.streams else WGMMA
         self.launch = kernel.launcher(plan.config, target, weight.device, self._arguments(request), _touched)
+        if self._decodes:
+            self.launch = DecodedFirst(DequantizeCall(x.key, weight.dtype, target, scaled=False), self.launch, 1)
         self.new = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
-        self._dtype, self._numbers = weight.dtype, not quantized
+        self._numbers = not quantized
         self._scratch = (*plan.scratch, target, weight.device) if plan.scratch.flags else None
         # among the values: weight, x, out, bias, alpha, device scalars
-        parts = 1 if self._numbers or self.decodes else 2
-        operands = enumerate((weight.packed, *x_parts(x)[:parts]))
+        operands = (weight.packed, *x_parts(x))
+        self._out_at, self._out_bytes = len(operands), span_bytes(out)
         rest = [*(() if bias is None else (bias,)), None, *device_scalars(x, weight, alpha)]
-        places = [*operands, *enumerate(rest, parts + 2)]
-        self._out_at, self._out_bytes = parts + 1, span_bytes(out)
+        places = [*enumerate(operands), *enumerate(rest, self._out_at + 1)]
         self._read_at = tuple((i, span_bytes(t)) for i, t in places if t is not None)
 
     def _arguments(self, request: Request) -> StreamArguments | WgmmaArguments:
@@ -80,7 +83,7 @@ class PackedCall:
             )
         return WgmmaArguments(
             weight=PackedWeight(0, weight.rows, k_tiles, 0),
-            x=Activations(0, m, weight.k if self.decodes else stride, 0),
+            x=Activations(0, m, weight.k if self._decodes else stride, 0),
             out=Result(0, out.stride(0), 0),
             bias=None if bias is None else Bias(0),
             alpha=1.0,
@@ -100,14 +103,11 @@ class PackedCall:
         given = out is not None
         if not given:
             out = self.new()
-        # NVFP4 of more rows than the streaming kernel takes is decoded first, exactly
-        decoded = _decoded(x, self._dtype) if self.decodes else None
         scratch = None if self._scratch is None else scratch_of(*self._scratch)
-        values = self.values(x, weight, scalar, alpha, bias, out, scratch, decoded)
-        # what is decoded is no operand: then the operands are looked at
-        if given and (decoded is not None or self._overlaps(values)):
+        values = self.values(x, weight, scalar, alpha, bias, out, scratch)
+        if given and self._overlaps(values):
             check_overlap(everything_read(x, weight, alpha, bias), out)
-        self.launch(values, (x, weight, alpha, bias, out, scratch, decoded))
+        self.launch(values, (x, weight, alpha, bias, out, scratch))
         return out
 
     def _overlaps(self, values: tuple) -> bool:
@@ -129,15 +129,12 @@ class PackedCall:
         bias: torch.Tensor | None,
         out: torch.Tensor,
         scratch: Scratch | None,
-        decoded: torch.Tensor | None = None,
     ) -> tuple:
         """What varies, in the order of both kernels' arguments."""
         if self._numbers:
             values = [weight.packed.data_ptr(), x.data_ptr(), out.data_ptr()]
-        elif decoded is None:
-            values = [weight.packed.data_ptr(), x.data.data_ptr(), x.scale.data_ptr(), out.data_ptr()]
         else:
-            values = [weight.packed.data_ptr(), decoded.data_ptr(), out.data_ptr()]
+            values = [weight.packed.data_ptr(), x.data.data_ptr(), x.scale.data_ptr(), out.data_ptr()]
         if bias is not None:
             values.append(bias.data_ptr())
         values.append(scalar)
@@ -156,11 +153,6 @@ class PackedCall:
         return None if self._scratch is None else new_scratch(*self._plan.scratch, self._scratch[-1])
 
 
-def _decoded(x: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
-    """The values of x (M, K) without its global scale, exact in either dtype."""
-    return BlockScaledTensor(x.data, x.scale, None, x.format).dequantize(dtype)
-
-
 def _touched(
     x: X,
     weight: PreparedWeight,
@@ -168,7 +160,7 @@ def _touched(
     bias: torch.Tensor | None,
     out: torch.Tensor,
     scratch: Scratch | None,
-    decoded: torch.Tensor | None,
+    decoded: torch.Tensor | None = None,
 ) -> Tensors:
     read = everything_read(x, weight, alpha, bias) | {"decoded a": decoded}
     used = {} if scratch is None else {"sums": scratch.sums, "flags": scratch.flags}
