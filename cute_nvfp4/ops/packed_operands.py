@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4
 from ..operand import BlockScaledTensor, row_alignment
+from ..planning.packed import PackedPlan
 from ..prepared_weight import PreparedWeight
+from ..runtime.backend import Backend
 from .checks import check_dtype, check_format
 
 X = torch.Tensor | BlockScaledTensor
 """Numbers of the weight's dtype, or NVFP4."""
+
+
+class Request(NamedTuple):
+    """What ``gemm`` is asked for with a prepared weight: out (M, N) = alpha · x (M, K) · weightᵀ + bias."""
+
+    x: X
+    weight: PreparedWeight
+    alpha: float | torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    out: torch.Tensor | None = None
+    out_dtype: torch.dtype | None = None
+    config: PackedPlan | None = None
+    backend: Backend = "auto"
 
 
 def check_x(x: X, weight: PreparedWeight) -> int:
