@@ -9,6 +9,7 @@ import torch
 from cute_nvfp4 import BlockScaledTensor, gemm, prepare_weight, quantize, simulating, to_blocked
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import MXFP4
+from cute_nvfp4.ops.library.packed import packed_gemm as packed_operator
 
 pytestmark = [pytest.mark.kernels("sm_90a")]
 
@@ -48,6 +49,24 @@ def test_products(dtype: torch.dtype, low: int, m: int) -> None:
     values = w.dequantize(torch.float64)
     error = (y.double() - x.double() @ values.t()).abs()
     assert (error <= 2.0**-20 * (x.double().abs() @ values.abs().t())).all() and (y != 0).all()
+
+
+@pytest.mark.parametrize("format, m", [("mxfp4", 3), ("mxfp8", 20), ("mxfp8_e5m2", 17), ("nvfp4", 5)])
+def test_block_scaled_rows(format: str, m: int) -> None:
+    """Decoded to bfloat16 first, whatever the kernel; the operator gives the same bits."""
+    w = weight(100, 160, 115, 125)
+    x = torch.randn(m, 160, generator=torch.Generator().manual_seed(m))
+    x = quantize(backends.place(x), format, backend="reference")
+    prepared = prepare_weight(w)
+
+    with simulating("sm_90a") if backends.backend() == "sim" else simulating() as runs:
+        y = gemm(x, prepared, out_dtype=torch.float32)
+        again = packed_operator(x, prepared, None, None, None, torch.float32, None, "auto")
+    assert torch.equal(y, again)
+    assert backends.backend() == "cuda" or [run.name for run in runs][:1] == ["dequantize"]
+    wide, values = x.dequantize(torch.float64), w.dequantize(torch.float64)
+    error = (y.double() - wide @ values.t()).abs()
+    assert (error <= 2.0**-20 * (wide.abs() @ values.abs().t())).all() and (y != 0).any()
 
 
 def test_other_formats_are_refused() -> None:
