@@ -1,4 +1,5 @@
-"""gemm with a prepared weight: check, plan, launch. Numbers (bfloat16, float16) or NVFP4 times packed NVFP4."""
+"""gemm and gated_gemm with a prepared weight: check, plan, launch. Numbers (bfloat16, float16) or NVFP4 times packed
+NVFP4."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from ..kernels.gemm.sm90.stream_arguments import FewRows, PackedWeight, StreamAr
 from ..operand import BlockScaledTensor, row_alignment, span_bytes
 from ..planning.packed import STREAM_ROWS, PackedPlan, PackedProblem, choose
 from ..prepared_weight import PreparedWeight
+from ..reference import GATES
 from ..runtime.apart import Apart
 from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.bounded import Bounded
@@ -31,7 +33,9 @@ from .checks import (
     split_alpha,
     tensors,
 )
-from .packed_operands import X, check_bias, check_x, device_scalars, everything_read, x_parts
+from .dispatch import by_operator, written_to
+from .library import packed as operators
+from .packed_operands import X, check_bias, check_products, check_x, device_scalars, everything_read, x_parts
 from .scratch import Scratch, new_scratch, scratch_of
 from .streamed import KERNEL as STREAM
 
@@ -45,9 +49,16 @@ def packed_gemm(
     out_dtype: torch.dtype | None,
     config: PackedPlan | None,
     backend: Backend,
+    gate: str = "",
 ) -> torch.Tensor:
-    """``gemm`` of a prepared weight: out (M, N) = alpha · x · weightᵀ + bias."""
-    return planned(x, weight, alpha, bias, out, out_dtype, config, backend)(x, weight, alpha, bias, out)
+    """Out (M, N) = alpha · x · weightᵀ + bias, or gate(alpha · x · gateᵀ) · (alpha · x · upᵀ)."""
+    numbers = x if isinstance(x, torch.Tensor) else None
+    if by_operator((weight,) if numbers is not None else (x, weight), numbers, alpha, bias, out, weight.up_global_scale):
+        return operators.packed_gemm(x, weight, alpha, bias, out, out_dtype, config, backend, gate)
+    result = planned(x, weight, alpha, bias, out, out_dtype, config, backend, gate)(x, weight, alpha, bias, out)
+    if out is not None and torch.is_grad_enabled():
+        written_to(out)
+    return result
 
 
 def planned(
@@ -59,6 +70,7 @@ def planned(
     out_dtype: torch.dtype | None,
     config: PackedPlan | None,
     backend: Backend,
+    gate: str,
 ) -> Callable[..., torch.Tensor]:
     """The call for these operands: the one that was planned for others like them, or a new one."""
     kept = weight.key
@@ -69,13 +81,14 @@ def planned(
         out_dtype,
         None if alpha is None else tensor_key(alpha),
         None if bias is None else tensor_key(bias),
+        gate,
         backend,
         config,
         world(kept.on_cpu),
     )
     call = _calls.find(key)
     if call is None:
-        call = _calls[key] = _plan(x, weight, alpha, bias, out, out_dtype, config, backend)
+        call = _calls[key] = _plan(x, weight, alpha, bias, out, out_dtype, config, backend, gate)
     return call
 
 
@@ -88,9 +101,10 @@ def prepared(
     out_dtype: torch.dtype | None,
     config: PackedPlan | None,
     backend: Backend,
+    gate: str = "",
 ) -> Preparation:
-    """``gemm`` of a prepared weight planned, for ``prepare``."""
-    call = preparable(planned(x, weight, alpha, bias, out, out_dtype, config, backend), _Call)
+    """The same planned, for ``prepare``."""
+    call = preparable(planned(x, weight, alpha, bias, out, out_dtype, config, backend, gate), _Call)
     if call.decodes:
         raise OperandError.of(
             "rows of NVFP4 in a prepared call",
@@ -103,18 +117,19 @@ def prepared(
     scratch = call.scratch(kept=False)
     count = len(x_parts(x))
     slots = {"a": [(None, 1)] if count == 1 else [("data", 1), ("scale", 2)], "b": [("packed", 0)]}
-    # weight, x, out; then bias, alpha, and the device scalars: alpha's tensor, global scales of x and of the weight
+    # weight, x, out, bias, alpha; of each product device scalars: alpha's tensor, global scales of x and the weight
     at = count + 2 + (bias is not None) + 1
     sizes = {0: span_bytes(weight.packed)} | {1 + i: span_bytes(part) for i, part in enumerate(x_parts(x))}
     if bias is not None:
         sizes[count + 2] = span_bytes(bias)
-    named = {"alpha": alpha, "a": getattr(x, "global_scale", None), "b": weight.global_scale}
-    for name, factor in named.items():
-        if factor is not None:
-            sizes[at] = 4
-            if name != "alpha":
-                slots[name].append(("global_scale", at))
-            at += 1
+    for part in ("global_scale", "up_global_scale")[: len(weight.global_scales)]:
+        factors = {"a": ("global_scale", getattr(x, "global_scale", None)), "b": (part, getattr(weight, part))}
+        for name, (own, factor) in ({"alpha": ("", alpha)} | factors).items():
+            if factor is not None:
+                sizes[at] = 4
+                if name != "alpha":
+                    slots[name].append((own, at))
+                at += 1
     values = call.values(x, weight, scalar, alpha, bias, out, scratch)
     return Preparation(
         call.launch,
@@ -138,8 +153,10 @@ def _plan(
     out_dtype: torch.dtype | None,
     config: PackedPlan | None,
     backend: Backend,
+    gate: str,
 ) -> Callable[..., torch.Tensor]:
     """The call for these operands and all like them, which it checks."""
+    check_products(weight, gate)
     m = check_x(x, weight)
     _, scalar = split_alpha(alpha, weight.device)
     check_bias(bias, weight)
@@ -151,8 +168,8 @@ def _plan(
     target = resolve(backend, weight.device)
     if target.backend == "reference":
         refuse_config(config)
-        return functools.partial(_reference, dtype=out.dtype)
-    return _Call(x, weight, scalar, bias, out, target, config)
+        return functools.partial(_reference, dtype=out.dtype, gate=gate)
+    return _Call(x, weight, scalar, bias, out, target, config, gate)
 
 
 class _Call:
@@ -167,6 +184,7 @@ class _Call:
         out: torch.Tensor,
         target: Target,
         config: PackedPlan | None,
+        gate: str,
     ) -> None:
         quantized = isinstance(x, BlockScaledTensor)
         m = out.shape[0]
@@ -178,8 +196,9 @@ class _Call:
             out=DTYPE_NAMES[out.dtype],
             quantized=quantized,
             vector=row_alignment(out, 16) >= 16,
-            factors=len(device_scalars(x, weight, alpha)),
+            factors=len(device_scalars(x, weight, alpha)) // len(weight.global_scales),
             bias="" if bias is None else DTYPE_NAMES[bias.dtype],
+            gate=gate,
         )
         self._plan = choose(problem, target.arch, sm_count(target, weight.device), config)
         self._target, self._device = target, weight.device
@@ -201,7 +220,7 @@ class _Call:
     def _arguments(self, x: X, weight: PreparedWeight, bias: torch.Tensor | None, out: torch.Tensor) -> Any:
         """The kernel's record, without addresses."""
         config, m, k_tiles = self._plan.config, out.shape[0], weight.packed.shape[1]
-        factors = (0,) * config.factors
+        factors = ((0,) * config.factors,) * config.products
         # one row has no stride of its own, but tensor maps want one, of whole 16 bytes
         stride = x_parts(x)[0].stride(0) if m > 1 else -(-weight.k // 32) * 32
         if self._plan.streams:
@@ -281,7 +300,11 @@ class _Call:
         if bias is not None:
             values.append(bias.data_ptr())
         values.append(scalar)
-        for factor in (alpha, None if self._numbers else x.global_scale, weight.global_scale, *scratch):
+        of_x = None if self._numbers else x.global_scale
+        factors = (alpha, of_x, weight.global_scale)
+        if weight.gated:
+            factors += (alpha, of_x, weight.up_global_scale)
+        for factor in factors + scratch:
             if factor is not None:
                 values.append(factor.data_ptr())
         return tuple(values)
@@ -308,13 +331,22 @@ def _touched(
 
 
 def _reference(
-    x: X, weight: PreparedWeight, alpha: Any, bias: torch.Tensor | None, out: torch.Tensor | None, *, dtype: torch.dtype
+    x: X,
+    weight: PreparedWeight,
+    alpha: Any,
+    bias: torch.Tensor | None,
+    out: torch.Tensor | None,
+    *,
+    dtype: torch.dtype,
+    gate: str,
 ) -> torch.Tensor:
     scalar, alpha = as_alpha(alpha)
     if out is not None:
         check_overlap(everything_read(x, weight, alpha, bias), out)
     wide = x.to(torch.float64) if isinstance(x, torch.Tensor) else x.dequantize(torch.float64)
-    exact = wide @ weight.dequantize(torch.float64).t() * (scalar if alpha is None else alpha.double())
+    exact = wide @ weight.dequantize(torch.float64).mT * (scalar if alpha is None else alpha.double())
+    if gate:
+        exact = GATES[gate](exact[0]) * exact[1]
     if bias is not None:
         exact = exact + bias.double()
     exact = exact.to(dtype)

@@ -11,6 +11,8 @@ from ..errors import OperandError
 from ..operand import BlockScaledTensor
 from ..prepared_weight import PreparedWeight
 from .calls import Preparation
+from .gated_gemm import gated_gemm
+from .gated_packed import prepared as prepared_gated
 from .gemm import gemm
 from .gemm import prepared as prepared_gemm
 from .gemv import gemv
@@ -21,6 +23,7 @@ from .quantize import quantize
 _OPERATIONS: dict[Callable[..., Any], Callable[..., Preparation]] = {
     gemv: prepared_gemv,
     gemm: prepared_gemm,
+    gated_gemm: prepared_gated,
     quantize: prepared_quantize,
 }
 

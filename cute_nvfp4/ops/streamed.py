@@ -53,7 +53,7 @@ class StreamCall:
             0,
             out.stride(0),
             1.0,
-            (0,) * config.factors,
+            ((0,) * config.factors,) * config.products,
             PartialSums(0, 0),
             k,
             ctas,

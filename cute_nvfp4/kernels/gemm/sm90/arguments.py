@@ -10,7 +10,7 @@ from ..config import OUT_BYTES
 
 
 class Weight(NamedTuple):
-    """(L, row tiles, K tiles) packed tiles (``weight_layout``) of ``rows`` rows; tiles count from ``k_tiles`` on K."""
+    """(L, row tiles, ``k_tiles``) packed tiles (``weight_layout``) of ``rows`` rows, or of so many pairs of rows."""
 
     tiles: Pointer = Pointer("Uint8", 128)
     rows: Scalar = INT32
@@ -42,14 +42,15 @@ class Bias(NamedTuple):
 
 
 class WgmmaArguments(NamedTuple):
-    """out = alpha · x · weightᵀ + bias. factors: device scalars that multiply alpha. batch: L. workers: CTAs."""
+    """out = alpha · x · weightᵀ + bias, or gate(alpha · x · gateᵀ) · (alpha · x · upᵀ). factors: of each product the
+    device scalars that multiply alpha. batch: L. workers: CTAs."""
 
     weight: Weight = Weight()
     x: Activations = Activations()
     out: Result = Result()
     bias: Bias | None = PerConfig(lambda c: Bias() if c.bias else None)
     alpha: Scalar = VARYING_FLOAT32
-    factors: tuple[Pointer, ...] = PerConfig(lambda c: (Pointer("Float32", 4),) * c.factors)
+    factors: tuple[tuple[Pointer, ...], ...] = PerConfig(lambda c: ((Pointer("Float32", 4),) * c.factors,) * c.products)
     partials: PartialSums | None = PerConfig(lambda c: PartialSums() if c.scheduler == "stream_k" else None)
     k: Scalar = INT32
     batch: Scalar = INT32

@@ -1,4 +1,5 @@
-"""out = alpha · x · weightᵀ for few rows of x: packed NVFP4 weights at the speed of memory, multiplied by mma.sync.
+"""out = alpha · x · weightᵀ for few rows of x: packed NVFP4 weights at the speed of memory, multiplied by mma.sync; or
+two such products, joined by a gate.
 
 Persistent. Two warps keep a ring of stages full: one by bulk copies of packed tiles, one by TMA of x. The others decode
 weights into registers, operand A of the MMA; the rows of x are its columns. They read a stage into registers and give
@@ -76,7 +77,7 @@ class Stream:
     def __call__(self, arguments: StreamArguments, stream: CUstream):
         """Launches ``arguments.ctas`` CTAs."""
         cfg, x = self.config, arguments.x
-        units = cute.ceil_div(arguments.weight.rows, cfg.rows)
+        units = cute.ceil_div(arguments.weight.rows, cfg.out_rows)
         shares = deal(units, arguments.weight.k_tiles // cfg.stage_tiles, arguments.ctas)
         # what only the host uses does not become a parameter of the kernel
         passed = arguments._replace(x=x._replace(data=None, row_stride=None), k=None, ctas=None)

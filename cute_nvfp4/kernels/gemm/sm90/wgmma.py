@@ -1,4 +1,5 @@
-"""out = alpha · x · weightᵀ on WGMMA, weights packed NVFP4 and decoded into the registers of operand A.
+"""out = alpha · x · weightᵀ on WGMMA, weights packed NVFP4 and decoded into the registers of operand A; or two such
+products, joined by a gate.
 
 Persistent and warp-specialised: a warp loads stages, weights as runs of bytes by bulk copies and x by TMA; two or four
 warpgroups decode a packed tile into registers while the tensor cores multiply the one before it.
@@ -160,7 +161,7 @@ class WgmmaGemm:
         zero = Int32(0)
         return SCHEDULERS[cfg.scheduler](
             cfg,
-            cute.ceil_div(arguments.weight.rows, cfg.tile_m * cfg.cluster_rows),
+            cute.ceil_div(arguments.weight.rows, cfg.out_rows * cfg.cluster_rows),
             cute.ceil_div(x_rows, cfg.tile_n),
             arguments.batch,
             cute.ceil_div(arguments.k, cfg.tile_k),
@@ -172,7 +173,7 @@ class WgmmaGemm:
         """The loop of the loading warp."""
         cfg, weight, rank = self.config, arguments.weight, scheduler.place.x
         options = {"mcast_mask": cutlass.Int16((1 << cfg.cluster_rows) - 1)} if cfg.cluster_rows > 1 else {}
-        row_tiles = cute.ceil_div(weight.rows, TILE_ROWS)
+        row_tiles = cute.ceil_div(weight.rows, TILE_ROWS // cfg.products)
         at = Position(Int32(0), Int32(0))
         cursor, end = scheduler.range()
         while cursor < end:
