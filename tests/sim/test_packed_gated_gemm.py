@@ -22,10 +22,11 @@ from cute_nvfp4 import (
     to_blocked,
 )
 from cute_nvfp4.errors import OperandError, OperandTypeError
-from cute_nvfp4.kernels.gemm.epilogue import scaled_alphas
 from cute_nvfp4.kernels.gemm.gates import gelu_tanh
-from cute_nvfp4.kernels.gemm.sm90 import epilogue, stream_sums
+from cute_nvfp4.kernels.gemm.sm90 import stream, stream_sums
+from cute_nvfp4.kernels.gemm.sm90 import wgmma as wgmma_kernel
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.decode import product_alphas
 from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, choose
 from cute_nvfp4.reference import GATES
@@ -127,10 +128,11 @@ CASES = (
     Case(40, 552, 256, out=BF16, plan=wgmma(2, tile_n=32, cluster_rows=2), name="cluster"),
     Case(70, 150, 256, plan=wgmma(3, tile_n=64, warpgroups=4), name="four warpgroups"),
     Case(260, 72, 256, out=BF16, plan=wgmma(2, tile_n=256), name="n256"),
+    Case(40, 72, 512, out=BF16, plan=wgmma(2, tile_n=64, scheduler="static", split_k=2), name="split"),
     Case(60, 104, 256, out=HALF, plan=wgmma(3, tile_n=32, ctas_per_sm=2, raster="n"), name="two an SM"),
 )
 CUT = Case(24, 152, 384, out=BF16, plan=wgmma(5, tile_n=16, cluster_rows=2))
-DEFAULT = (*CASES[:6], CASES[7], CASES[9], CASES[11])
+DEFAULT = (*CASES[:6], CASES[7], CASES[9], *CASES[11:13])
 """The others are slow."""
 
 
@@ -286,13 +288,13 @@ def test_plans_are_those_of_twice_the_rows(m: int) -> None:
     assert chosen.streams == (m <= 16) and chosen.workers == plain.workers and chosen.scratch == plain.scratch
 
 
-def _first_factors(alpha: Any, factors: Any) -> list:
-    return scaled_alphas(alpha, factors)[:1] * 2
+def _of_gate(arguments: Any) -> tuple:
+    return product_alphas(arguments)[:1] * 2
 
 
 MUTANTS = (
-    ("up has the scale of gate", CUT, Source(epilogue, "scaled_alphas", _first_factors), "wrong"),
-    ("streamed up has the scale of gate", CASES[0], Source(stream_sums, "scaled_alphas", _first_factors), "wrong"),
+    ("up has the scale of gate", CUT, Source(wgmma_kernel, "product_alphas", _of_gate), "wrong"),
+    ("streamed up has the scale of gate", CASES[0], Source(stream, "product_alphas", _of_gate), "wrong"),
     ("rows not turned", CUT, at("stmatrix", become(".trans", "")), "wrong"),
     ("another gate", CASES[0], Source(stream_sums, "GATES", {"silu": gelu_tanh}), "wrong"),
     ("flags not waited for", CUT, at("ld.acquire.gpu", instead("mov.b32 {0}, 1;")), "Race"),

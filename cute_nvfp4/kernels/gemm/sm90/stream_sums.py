@@ -15,10 +15,9 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from ....ptx.memory import load_flag, load_shared_floats, store_flag
-from ....weight_layout import SLAB_ROWS, WEIGHT_FACTOR
+from ....weight_layout import SLAB_ROWS
 from ...arith import div, mod
 from ..arguments import OUT_DTYPES
-from ..epilogue import scaled_alphas
 from ..gates import GATES
 from .stream_arguments import StreamArguments
 from .stream_config import MMA_COLUMNS, WARP, StreamConfig
@@ -32,7 +31,8 @@ SUMS_BARRIER = 2
 
 @dataclass(frozen=True)
 class Sums:
-    """What a thread needs to add up its CTA's units. shared: address of (ROW, COLUMN, WARP_K) sums."""
+    """What a thread needs to add up its CTA's units. shared: address of (ROW, COLUMN, WARP_K) sums. alphas: of each
+    product (``product_alphas``)."""
 
     config: StreamConfig
     arguments: StreamArguments
@@ -40,6 +40,7 @@ class Sums:
     cta: Int32
     shared: Int32
     thread: Int32
+    alphas: tuple[Float32, ...]
 
     def together(self) -> None:
         """All threads of the warps that multiply meet."""
@@ -165,13 +166,12 @@ class Sums:
     def store(self, unit: Int32, row: Int32, column: Int32, values: list):
         """alpha · values, or gate(alpha · first) · (alpha · second): four neighbours of a row of the output."""
         cfg, arguments = self.config, self.arguments
-        alphas = scaled_alphas(arguments.alpha * Float32(WEIGHT_FACTOR), arguments.factors)
         dtype = getattr(cutlass, OUT_DTYPES[cfg.out])
         numbers = cute.make_rmem_tensor(FLOATS, dtype)
         for i in cutlass.range_constexpr(FLOATS):
-            number = values[0][i] * alphas[0]
+            number = values[0][i] * self.alphas[0]
             if cutlass.const_expr(cfg.gate):
-                number = GATES[cfg.gate](number) * (values[1][i] * alphas[1])
+                number = GATES[cfg.gate](number) * (values[1][i] * self.alphas[1])
             numbers[i] = number.to(dtype)
         first = unit * cfg.out_rows + row
         target = arguments.out + (Int64(column) * arguments.out_stride + first)
