@@ -256,7 +256,9 @@ def _fused() -> Iterator[tuple[str, Callable]]:
 def _decoding() -> Iterator[tuple[str, Callable]]:
     from cute_nvfp4.formats import MXFP8, NVFP4
     from cute_nvfp4.kernels.dequantize.config import DequantizeConfig
+    from cute_nvfp4.kernels.pack.config import PackConfig
     from cute_nvfp4.ops.dequantize import compile_dequantize
+    from cute_nvfp4.ops.prepare_weight import compile_pack
     from cute_nvfp4.target import ARCHITECTURES
 
     for arch, format, *rest in (
@@ -268,6 +270,9 @@ def _decoding() -> Iterator[tuple[str, Callable]]:
         config = DequantizeConfig(format, *rest, ARCHITECTURES[arch])
         words = " ".join(map(str, rest))
         yield f"dequantize {arch} {format.name} {words}", lambda config=config: compile_dequantize(config)
+    for dtype, layout in (("bfloat16", "blocked"), ("float16", "rowmajor")):
+        config = PackConfig(NVFP4, dtype, layout, ARCHITECTURES["sm_90a"])
+        yield f"pack_weight nvfp4 {dtype} {layout}", lambda config=config: compile_pack(config)
 
 
 def configurations() -> dict[str, Callable]:

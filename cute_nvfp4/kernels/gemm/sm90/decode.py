@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import cutlass.cute as cute
-import torch
 from cutlass import Float32, Int32, Uint32
 
 from ....ptx.arithmetic import multiply_add
@@ -15,6 +14,7 @@ from ....ptx.move import prmt
 from ....weight_layout import (
     CODE_BYTES,
     DECODERS,
+    DTYPES,
     LANE_BYTES,
     ROW_SCALE_BYTES,
     SLAB_ROWS,
@@ -25,7 +25,6 @@ from ....weight_layout import (
 )
 from ..epilogue import scaled_alphas
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 LANES = 32
 ROW_LANES = 4
 """Lanes that have elements of one row."""
