@@ -209,8 +209,7 @@ def _quantizations() -> Iterator[tuple[str, Callable]]:
 def _packed() -> Iterator[tuple[str, Callable]]:
     from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
     from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
-    from cute_nvfp4.ops.packed_gemm import WGMMA
-    from cute_nvfp4.ops.streamed import KERNEL
+    from cute_nvfp4.ops.packed_launch import STREAM, WGMMA
 
     streams = {
         "m1": {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "stages": 16, "factors": 1},
@@ -225,7 +224,7 @@ def _packed() -> Iterator[tuple[str, Callable]]:
         "gated n256": {"tile_n": 256, "scheduler": "static", "gate": "gelu_tanh", "vector": False, "out": "float32"},
     }
     for name, fields in streams.items():
-        yield f"stream_gemm {name}", lambda fields=fields: KERNEL.compile(StreamConfig(**fields))
+        yield f"stream_gemm {name}", lambda fields=fields: STREAM.compile(StreamConfig(**fields))
     for name, fields in wgmmas.items():
         yield f"wgmma_gemm {name}", lambda fields=fields: WGMMA.compile(WgmmaConfig(**fields))
 

@@ -12,9 +12,11 @@ from ..prepared_weight import PreparedWeight
 from ..runtime.backend import Backend
 from .calls import Preparation
 from .checks import check_gate
+from .dispatch import by_operator, written_to
+from .library import packed as operators
 from .packed_gemm import packed_gemm
 from .packed_gemm import prepared as prepared_packed
-from .packed_operands import X
+from .packed_operands import Request, X
 
 
 def gated_packed(
@@ -40,7 +42,13 @@ def gated_packed(
         raise OperandError.of(
             "out_global_scale with a prepared weight", got="one", expected="None", hint="quantize the result."
         )
-    return packed_gemm(a, weight, alpha, None, out, out_dtype, config, backend, gate)
+    numbers, operands = (a, (weight,)) if isinstance(a, torch.Tensor) else (None, (a, weight))
+    if by_operator(operands, numbers, alpha, out, weight.up_global_scale):
+        return operators.packed_gemm(a, weight, alpha, None, out, out_dtype, config, backend, gate)
+    result = packed_gemm(a, weight, alpha, None, out, out_dtype, config, backend, gate)
+    if out is not None and torch.is_grad_enabled():
+        written_to(out)
+    return result
 
 
 def prepared(
@@ -59,4 +67,4 @@ def prepared(
         expected = "PreparedWeight, for a call that decides nothing any more"
         raise OperandTypeError.of("b1", got=type(b1).__name__, expected=expected)
     check_gate(gate)
-    return prepared_packed(a, b1, alpha, None, out, out_dtype, config, backend, gate)
+    return prepared_packed(Request(a, b1, alpha, None, out, out_dtype, config, backend, gate))

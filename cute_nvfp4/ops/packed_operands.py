@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4
 from ..operand import BlockScaledTensor, row_alignment
+from ..planning.packed import PackedPlan
 from ..prepared_weight import PreparedWeight
+from ..runtime.backend import Backend
 from .checks import check_dtype, check_format, check_gate
 
 X = torch.Tensor | BlockScaledTensor
 """Numbers of the weight's dtype, or NVFP4."""
+
+
+class Request(NamedTuple):
+    """What ``gemm`` is asked for with a prepared weight: out (M, N) = alpha · x (M, K) · weightᵀ + bias; or, with a
+    gate, ``gated_gemm``: gate(alpha · x · gateᵀ) · (alpha · x · upᵀ)."""
+
+    x: X
+    weight: PreparedWeight
+    alpha: float | torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    out: torch.Tensor | None = None
+    out_dtype: torch.dtype | None = None
+    config: PackedPlan | None = None
+    backend: Backend = "auto"
+    gate: str = ""
 
 
 def check_products(weight: PreparedWeight, gate: str) -> None:

@@ -51,8 +51,8 @@ class PackedProblem:
         return packed_rows(self.n, bool(self.gate))
 
 
-class Scratch(NamedTuple):
-    """fp32 numbers of partial sums, and flags."""
+class ScratchSize(NamedTuple):
+    """fp32 numbers of partial sums, and flags, of a launch."""
 
     floats: int
     flags: int
@@ -70,15 +70,14 @@ class PackedPlan:
         return isinstance(self.config, StreamConfig)
 
     @property
-    def scratch(self) -> Scratch:
-        """Of a launch."""
+    def scratch(self) -> ScratchSize:
         c = self.config
         if isinstance(c, StreamConfig):
-            return Scratch(2 * self.workers * c.columns * c.rows, 2 * self.workers)
+            return ScratchSize(2 * self.workers * c.columns * c.rows, 2 * self.workers)
         if c.scheduler != "stream_k":
-            return Scratch(0, 0)
+            return ScratchSize(0, 0)
         groups = self.workers * c.cluster_rows * c.warpgroups
-        return Scratch(groups * MMA_ROWS * c.tile_n, groups)
+        return ScratchSize(groups * MMA_ROWS * c.tile_n, groups)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -17,7 +17,15 @@ _OP = torch.ops.cute_nvfp4
 
 
 def packed_gemm(
-    a: Any, b: PreparedWeight, alpha: Any, bias: Any, out: Any, out_dtype: Any, config: Any, backend: str, gate: str
+    a: Any,
+    b: PreparedWeight,
+    alpha: Any,
+    bias: Any,
+    out: Any,
+    out_dtype: Any,
+    config: Any,
+    backend: str,
+    gate: str = "",
 ) -> torch.Tensor:
     """``ops.packed_gemm.packed_gemm`` by its operator."""
     numbers = isinstance(a, torch.Tensor)

@@ -7,19 +7,12 @@ from typing import NamedTuple
 from ....runtime.signature import INT32, INT64, VARYING_FLOAT32, PerConfig, Pointer, Scalar
 from ..arguments import OUT_DTYPES, PartialSums
 from ..config import OUT_BYTES
+from .arguments import PackedWeight
 from .stream_config import StreamConfig
 
 
 def _out_alignment(config: StreamConfig) -> int:
     return int(OUT_BYTES[config.out]) * (4 if config.vector else 1)
-
-
-class PackedWeight(NamedTuple):
-    """(row tiles, K tiles) packed tiles (``weight_layout``) of ``rows`` rows, or of so many pairs of rows."""
-
-    tiles: Pointer = Pointer("Uint8", 128)
-    rows: Scalar = INT32
-    k_tiles: Scalar = INT32
 
 
 class FewRows(NamedTuple):
@@ -37,7 +30,7 @@ class StreamArguments(NamedTuple):
     the last contiguous. factors: of each product the device scalars that multiply alpha. partials: two slots and flags
     a CTA. ctas: to launch."""
 
-    weight: PackedWeight = PackedWeight()
+    weight: PackedWeight = PackedWeight(batch_stride=None)
     x: FewRows = FewRows()
     out: Pointer = Pointer(lambda c: OUT_DTYPES[c.out], _out_alignment)
     out_stride: Scalar = INT64
