@@ -1,4 +1,4 @@
-"""The planned call of gemm with a prepared weight: the kernel, and what to look at before it runs."""
+"""The planned call of gemm and gated_gemm with a prepared weight: the kernel, and what to look at before it runs."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class PackedCall:
             out=DTYPE_NAMES[out.dtype],
             quantized=quantized,
             vector=row_alignment(out, 16) >= 16,
-            factors=len(device_scalars(x, weight, alpha)),
+            factors=len(device_scalars(x, weight, alpha)) // len(weight.global_scales),
             bias="" if bias is None else DTYPE_NAMES[bias.dtype],
+            gate=request.gate,
         )
         self._plan = plan = choose(problem, target.arch, sm_count(target, weight.device), request.config)
         # all else is decoded first, exactly; its global scale is a factor
@@ -68,7 +69,7 @@ class PackedCall:
         """The kernel's record, without addresses."""
         x, weight, _, bias, out = request[:5]
         config, m, k_tiles = self._plan.config, out.shape[0], weight.packed.shape[1]
-        factors = (0,) * config.factors
+        factors = ((0,) * config.factors,) * config.products
         # one row has no stride of its own, but tensor maps want one, of whole 16 bytes
         stride = x_parts(x)[0].stride(0) if m > 1 else -(-weight.k // 32) * 32
         if self._decodes:
@@ -142,12 +143,13 @@ class PackedCall:
         if bias is not None:
             values.append(bias.data_ptr())
         values.append(scalar)
-        if alpha is not None:
-            values.append(alpha.data_ptr())
-        if not self._numbers and x.global_scale is not None:
-            values.append(x.global_scale.data_ptr())
-        if weight.global_scale is not None:
-            values.append(weight.global_scale.data_ptr())
+        for factor in weight.global_scales:
+            if alpha is not None:
+                values.append(alpha.data_ptr())
+            if not self._numbers and x.global_scale is not None:
+                values.append(x.global_scale.data_ptr())
+            if factor is not None:
+                values.append(factor.data_ptr())
         if scratch is not None:
             values += scratch.addresses
         return tuple(values)

@@ -69,6 +69,15 @@ def test_block_scaled_rows(format: str, m: int) -> None:
     assert (error <= 2.0**-20 * (wide.abs() @ values.abs().t())).all() and (y != 0).any()
 
 
+def test_gate_and_up() -> None:
+    """Each has the power of two that it needs."""
+    gate, up = weight(44, 96, 105, 125), weight(44, 96, 60, 80)
+    prepared = prepare_weight(gate, up)
+    assert torch.equal(prepared.dequantize(), torch.stack([gate.dequantize(), up.dequantize()]))
+    with pytest.raises(OperandError, match=r"weights of a gated GEMM: got mxfp4 .* and nvfp4"):
+        prepare_weight(gate, quantize(torch.ones(44, 96), global_scale=None, backend="reference"))
+
+
 def test_other_formats_are_refused() -> None:
     with pytest.raises(OperandError, match="format of weight: got mxfp8, expected nvfp4 or mxfp4"):
         prepare_weight(quantize(torch.ones(32, 64), "mxfp8", backend="reference"))
