@@ -93,6 +93,9 @@ def advance(config: WgmmaConfig, at: Position) -> Position:
 class WgmmaGemm:
     """The host function and the kernel of one :class:`WgmmaConfig`."""
 
+    loading_registers = 24
+    """Of a thread of the warpgroup that loads."""
+
     def __init__(self, config: WgmmaConfig) -> None:
         self.config = config
 
@@ -140,7 +143,7 @@ class WgmmaGemm:
             cute.arch.cluster_wait()
         scheduler = self.scheduler(arguments, x_rows)
         if group == cfg.warpgroups:
-            cute.arch.setmaxregister_decrease(24)
+            cute.arch.setmaxregister_decrease(self.loading_registers)
             if warp == 4 * cfg.warpgroups:
                 self.load(x, arguments, memory, scheduler)
         else:
@@ -156,7 +159,7 @@ class WgmmaGemm:
         """Of a thread that multiplies."""
         if self.config.ctas_per_sm == 2:
             return 104
-        return 240 if self.config.warpgroups == 2 else 112
+        return (504 - self.loading_registers) // 16 * 8 if self.config.warpgroups == 2 else 112
 
     def allocate(self) -> Memory:
         cfg, smem = self.config, SmemAllocator()

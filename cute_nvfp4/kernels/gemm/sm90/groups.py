@@ -1,0 +1,181 @@
+"""The groups of a grouped GEMM of packed weights: a table of them in shared memory, and which CTA has which tiles.
+
+One warp of each CTA writes the table when the kernel starts, from offsets, parameters or a table in global memory; the
+group of a work tile is then found by the 32 lanes of a warp together, as in ``grouped_scheduler``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32, Int64
+
+from ..epilogue import group_alpha
+from ..group_source import LAST, maximum_to, sums_to
+from ..grouped_config import WINDOW
+from ..grouped_scheduler import Table, group_of
+from ..tile_scheduler import CursorRange
+from .arguments import Result, Weight, WgmmaArguments
+from .grouped_arguments import GroupedWgmmaArguments
+from .grouped_config import GroupedWgmmaConfig
+
+
+class GroupTiles(NamedTuple):
+    """How the output of a group is covered: tiles along the weight's rows and along x's, and rows of x in each."""
+
+    rest_m: Int32
+    rest_n: Int32
+    width: Int32
+
+
+class GroupTile(NamedTuple):
+    """What a CTA computes at a time: tile ``m`` along the weight's rows of a group, ``width`` rows of its x from
+    ``x_row`` on, of which the group has ``x_rows``; k-tiles as in ``WorkTile``."""
+
+    group: Int32
+    m: Int32
+    x_row: Int32
+    x_rows: Int32
+    width: Int32
+    k_first: Int32
+    k_count: Int32
+
+
+class PlaceOfX(NamedTuple):
+    """Where a group's x is: its first row in the tensor that is copied from, and the tensor map if it has its own."""
+
+    row: Int32
+    tensor_map: cute.Pointer | None
+
+
+def tiles_of(config: GroupedWgmmaConfig, rows: Int32, n: Int32) -> GroupTiles:
+    """Tiles as even as can be, for ``rows`` rows of x and ``n`` of the weight."""
+    rest_n = cute.ceil_div(rows, config.tile_n)
+    if len(config.widths) == 1:
+        width = Int32(config.tile_n)
+    else:
+        need = cute.ceil_div(rows, cutlass.max(rest_n, Int32(1)))
+        width = Int32(config.widths[-1])
+        for candidate in reversed(config.widths[:-1]):
+            width = cutlass.select_(need <= candidate, Int32(candidate), width)
+    return GroupTiles(cute.ceil_div(n, config.tile_m), rest_n, width)
+
+
+@dataclass(frozen=True)
+class Groups:
+    """What the forms have in common."""
+
+    config: GroupedWgmmaConfig
+    arguments: GroupedWgmmaArguments
+    table: Table
+
+    def enter(self, group: Int32, values: dict[str, Any], rows: Int32, n: Int32, total: Int32) -> Int32:
+        """Writes the columns of a window of groups, one a lane; the work tiles up to its end."""
+        tiles = tiles_of(self.config, rows, n)
+        count = tiles.rest_m * tiles.rest_n
+        through = sums_to(count)
+        for column, value in {"start": total + through - count, "rows": rows, **values}.items():
+            self.table.write(column, group, value)
+        return total + cute.arch.shuffle_sync(through, LAST)
+
+    def alpha(self, group: Int32) -> Any:
+        return group_alpha(self.arguments.alpha, self.arguments.factors, group)
+
+
+@dataclass(frozen=True)
+class DealtRows(Groups):
+    """Groups are consecutive rows of one x, by their offsets; each has a weight of a stack. x_rows: of all groups."""
+
+    x_rows: Int32 | None = None
+
+    @cute.jit
+    def fill(self):
+        """One warp writes the table, and says in ``status`` what is wrong with the offsets."""
+        groups, rows = self.arguments.groups, self.x_rows
+        offsets = cute.make_tensor(groups.offsets, cute.make_layout(groups.count + 1))
+        lane = cute.arch.lane_idx()
+        first = offsets[0]
+        # all at once: each window is as far away as memory
+        ends = []
+        for window in cutlass.range_constexpr(self.config.capacity // WINDOW):
+            end = Int32(0)
+            if window * WINDOW + lane < groups.count:
+                end = offsets[window * WINDOW + lane + 1]
+            ends.append(end)
+        reached = cutlass.min(cutlass.max(first, Int32(0)), rows)
+        total, before = Int32(0), first
+        wrong = cutlass.select_(first == reached, Int32(0), Int32(1))
+        for window in cutlass.range_constexpr(self.config.capacity // WINDOW):
+            group, end = window * WINDOW + lane, ends[window]
+            previous = cute.arch.shuffle_sync_up(end, 1)
+            previous = cutlass.select_(lane == 0, before, previous)
+            before = cute.arch.shuffle_sync(end, LAST)
+            bad = cute.arch.vote_ballot_sync((group < groups.count) & ((end < previous) | (end > rows)))
+            # the place of the lowest bit, of the first window that has one
+            found = window * WINDOW + cute.arch.popc((bad & -bad) - 1) + 2
+            wrong = cutlass.select_((wrong == 0) & (bad != 0), found, wrong)
+            end = cutlass.min(cutlass.max(maximum_to(end), reached), rows)
+            start = cute.arch.shuffle_sync_up(end, 1)
+            start = cutlass.select_(lane == 0, reached, start)
+            reached = cute.arch.shuffle_sync(end, LAST)
+            total = self.enter(group, {"row": start}, end - start, self.arguments.one.weight.rows, total)
+        self.table.write("total", 0, total)
+        _, _, worker = cute.arch.block_idx()
+        if (worker == 0) & (lane == 0):
+            cute.make_tensor(groups.status, cute.make_layout(1))[0] = wrong
+
+    def n(self, group: Int32) -> Int32:
+        return self.arguments.one.weight.rows
+
+    def k_tiles(self, group: Int32) -> Int32:
+        return cute.ceil_div(self.arguments.one.k, self.config.tile_k)
+
+    def x(self, group: Int32) -> PlaceOfX:
+        return PlaceOfX(self.table.read("row", group), None)
+
+    def weight(self, group: Int32) -> Int64:
+        """The address of a group's first packed tile."""
+        weight = self.arguments.one.weight
+        return weight.tiles.toint() + Int64(group) * weight.batch_stride
+
+    def out(self, group: Int32) -> Result:
+        out = self.arguments.one.out
+        return Result(out.pointer + Int64(self.table.read("row", group)) * out.row_stride, out.row_stride, Int64(0))
+
+
+@dataclass(frozen=True)
+class GroupScheduler:
+    """Work tiles of all groups, dealt in turn to ``workers`` CTAs."""
+
+    groups: Groups
+    worker: Int32
+    workers: Int32
+    total: Int32
+
+    def range(self) -> CursorRange:
+        return CursorRange(self.worker, self.total)
+
+    def tile(self, cursor: Int32, end: Int32) -> GroupTile:
+        groups, config = self.groups, self.groups.config
+        group = group_of(groups.table, cursor)
+        rows = groups.table.read("rows", group)
+        tiles = tiles_of(config, rows, groups.n(group))
+        index = cursor - groups.table.read("start", group)
+        m, n = index % tiles.rest_m, index // tiles.rest_m
+        x_row = n * tiles.width
+        return GroupTile(group, m, x_row, rows, tiles.width, Int32(0), groups.k_tiles(group))
+
+    def after(self, cursor: Int32, tile: GroupTile) -> Int32:
+        return cursor + self.workers
+
+
+def arguments_of(groups: Groups, tile: GroupTile) -> WgmmaArguments:
+    """Those of one problem with the output of a tile, which starts at its first row."""
+    out = groups.out(tile.group)
+    out = out._replace(pointer=out.pointer + Int64(tile.x_row) * out.row_stride)
+    weight = Weight(None, groups.n(tile.group), None, None)
+    alpha = groups.alpha(tile.group)
+    return WgmmaArguments(weight, None, out, None, alpha, (), None, None, None, None)
