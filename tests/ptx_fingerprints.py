@@ -229,9 +229,26 @@ def _fused() -> Iterator[tuple[str, Callable]]:
         )
 
 
+def _decoding() -> Iterator[tuple[str, Callable]]:
+    from cute_nvfp4.formats import MXFP8, NVFP4
+    from cute_nvfp4.kernels.dequantize.config import DequantizeConfig
+    from cute_nvfp4.ops.dequantize import compile_dequantize
+    from cute_nvfp4.target import ARCHITECTURES
+
+    for arch, format, *rest in (
+        ("sm_90a", NVFP4, "float16", "blocked", False),
+        ("sm_90a", NVFP4, "float32", "rowmajor", True),
+        ("sm_100a", NVFP4, "bfloat16", "blocked", True),
+        ("sm_90a", MXFP8, "bfloat16", "blocked", False),
+    ):
+        config = DequantizeConfig(format, *rest, ARCHITECTURES[arch])
+        words = " ".join(map(str, rest))
+        yield f"dequantize {arch} {format.name} {words}", lambda config=config: compile_dequantize(config)
+
+
 def configurations() -> dict[str, Callable]:
     """What is compiled, by name."""
-    return dict([*_gemms(), *_grouped(), *_gemvs(), *_quantizations(), *_fused()])
+    return dict([*_gemms(), *_grouped(), *_gemvs(), *_quantizations(), *_fused(), *_decoding()])
 
 
 # ---- comparing -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from ..kernels.gemm.sm90.arguments import Activations, Bias, Result, Weight, Wgm
 from ..kernels.gemm.sm90.config import WgmmaConfig, can_implement
 from ..kernels.gemm.sm90.stream_arguments import FewRows, PackedWeight, StreamArguments
 from ..operand import BlockScaledTensor, row_alignment, span_bytes
-from ..planning.packed import STREAM_ROWS, PackedPlan, PackedProblem, choose
+from ..planning.packed import PackedPlan, PackedProblem, choose
 from ..prepared_weight import PreparedWeight
 from ..runtime.apart import Apart
 from ..runtime.backend import Backend, resolve, sm_count
@@ -31,6 +31,7 @@ from .checks import (
     split_alpha,
     tensors,
 )
+from .dequantize import DecodedFirst, DequantizeCall
 from .packed_operands import X, check_bias, check_x, device_scalars, everything_read, x_parts
 from .scratch import Scratch, new_scratch, scratch_of
 from .streamed import KERNEL as STREAM
@@ -91,13 +92,6 @@ def prepared(
 ) -> Preparation:
     """``gemm`` of a prepared weight planned, for ``prepare``."""
     call = preparable(planned(x, weight, alpha, bias, out, out_dtype, config, backend), _Call)
-    if call.decodes:
-        raise OperandError.of(
-            "rows of NVFP4 in a prepared call",
-            got=x.rows,
-            expected=f"at most {STREAM_ROWS}: more are decoded by another launch",
-            hint="Use bfloat16 or float16.",
-        )
     scalar, alpha = as_alpha(alpha)
     out = call.new() if out is None else out
     scratch = call.scratch(kept=False)
@@ -122,7 +116,7 @@ def prepared(
         {"a": x, "b": weight, "out": out},
         slots | {"out": [(None, count + 1)]},
         Apart(sizes, ((count + 1, span_bytes(out)),)),
-        lambda given: (given["a"], given["b"], alpha, bias, given["out"], scratch, None),
+        lambda given: (given["a"], given["b"], alpha, bias, given["out"], scratch),
     )
 
 
@@ -183,19 +177,21 @@ class _Call:
         )
         self._plan = choose(problem, target.arch, sm_count(target, weight.device), config)
         self._target, self._device = target, weight.device
-        self.decodes = quantized and not self._plan.streams
+        # NVFP4 of more rows than the streaming kernel takes is decoded first, exactly; its global scale is a factor
+        self._decodes = quantized and not self._plan.streams
         arguments = self._arguments(x, weight, bias, out)
         kernel = STREAM if self._plan.streams else WGMMA
         self.launch = kernel.launcher(self._plan.config, target, weight.device, arguments, _touched)
+        if self._decodes:
+            self.launch = DecodedFirst(DequantizeCall(x.key, weight.dtype, target, scaled=False), self.launch, 1)
         self._shape, self._options = out.shape, {"dtype": out.dtype, "device": out.device}
         self._out_bytes = span_bytes(out)
-        self._needs, self._dtype, self._numbers = self._plan.scratch, weight.dtype, not quantized
+        self._needs, self._numbers = self._plan.scratch, not quantized
         # among the values: weight, x, out, bias, alpha, device scalars
-        parts = 1 if self._numbers or self.decodes else 2
-        self._out_at = 1 + parts
-        operands = enumerate((weight.packed, *x_parts(x)[:parts]))
+        operands = (weight.packed, *x_parts(x))
+        self._out_at = len(operands)
         rest = [*(() if bias is None else (bias,)), None, *device_scalars(x, weight, alpha)]
-        places = [*operands, *enumerate(rest, self._out_at + 1)]
+        places = [*enumerate(operands), *enumerate(rest, self._out_at + 1)]
         self._read_at = tuple((i, span_bytes(t)) for i, t in places if t is not None)
 
     def _arguments(self, x: X, weight: PreparedWeight, bias: torch.Tensor | None, out: torch.Tensor) -> Any:
@@ -218,7 +214,7 @@ class _Call:
             )
         return WgmmaArguments(
             weight=Weight(0, weight.rows, k_tiles, 0),
-            x=Activations(0, m, weight.k if self.decodes else stride, 0),
+            x=Activations(0, m, weight.k if self._decodes else stride, 0),
             out=Result(0, out.stride(0), 0),
             bias=None if bias is None else Bias(0),
             alpha=1.0,
@@ -238,13 +234,11 @@ class _Call:
         given = out is not None
         if not given:
             out = self.new()
-        # NVFP4 of more rows than the streaming kernel takes is decoded first, exactly
-        decoded = _decoded(x, self._dtype) if self.decodes else None
         scratch = self.scratch()
-        values = self.values(x, weight, scalar, alpha, bias, out, scratch, decoded)
-        if given and (self.decodes or self._overlaps(values)):
+        values = self.values(x, weight, scalar, alpha, bias, out, scratch)
+        if given and self._overlaps(values):
             check_overlap(everything_read(x, weight, alpha, bias), out)
-        self.launch(values, (x, weight, alpha, bias, out, scratch, decoded))
+        self.launch(values, (x, weight, alpha, bias, out, scratch))
         return out
 
     def _overlaps(self, values: tuple) -> bool:
@@ -269,12 +263,11 @@ class _Call:
         bias: torch.Tensor | None,
         out: torch.Tensor,
         scratch: Scratch | tuple[()],
-        decoded: torch.Tensor | None = None,
     ) -> tuple:
         """What varies, in the order of both kernels' arguments."""
         values = [weight.packed.data_ptr()]
-        if self._numbers or decoded is not None:
-            values.append((x if decoded is None else decoded).data_ptr())
+        if self._numbers:
+            values.append(x.data_ptr())
         else:
             values += x.data.data_ptr(), x.scale.data_ptr()
         values.append(out.data_ptr())
@@ -295,13 +288,14 @@ class _Call:
         return scratch_of(floats, words, self._target, device) if kept else new_scratch(floats, words, device)
 
 
-def _decoded(x: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
-    """The values of x (M, K) without its global scale, exact in either dtype."""
-    return BlockScaledTensor(x.data, x.scale, None, x.format).dequantize(dtype)
-
-
 def _touched(
-    x: X, weight: PreparedWeight, alpha: Any, bias: Any, out: torch.Tensor, scratch: tuple, decoded: torch.Tensor | None
+    x: X,
+    weight: PreparedWeight,
+    alpha: Any,
+    bias: Any,
+    out: torch.Tensor,
+    scratch: tuple,
+    decoded: torch.Tensor | None = None,
 ) -> dict[str, tuple[torch.Tensor, bool]]:
     read = everything_read(x, weight, alpha, bias) | {"decoded a": decoded}
     return tensors(read, {"out": out} | dict(zip(Scratch._fields, scratch)))

@@ -204,7 +204,7 @@ def test_traced_and_differentiated() -> None:
     )
 
 
-@pytest.mark.parametrize("case", [STREAMED[0], STREAMED[2], WGMMA[1]], ids=str)
+@pytest.mark.parametrize("case", [STREAMED[0], STREAMED[2], WGMMA[1], WGMMA[3]], ids=str)
 def test_prepared_call(case: Case) -> None:
     """x and out vary; the result is that of gemm, bit for bit."""
     problem, other = Problem(case), Problem(case)
