@@ -14,8 +14,12 @@ X = torch.Tensor | BlockScaledTensor
 """Numbers of the weight's dtype, or NVFP4."""
 
 
-def check_x(x: X, weight: PreparedWeight) -> int:
-    """Raises unless x (M, K) can be multiplied with ``weight``; M."""
+def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
+    """Raises unless x (M, K) can be multiplied with ``weight``, or with the matrices of a stack; M."""
+    if weight.is_batched != stack:
+        expected = "a stack (E, N, K)" if stack else "a matrix (N, K)"
+        hint = "prepare_weight takes stacks." if stack else "A stack is for grouped_gemm_contiguous."
+        raise OperandError.of("b", got=repr(weight), expected=expected, hint=hint)
     if isinstance(x, BlockScaledTensor):
         check_format("a", x, (NVFP4,))
         shape, device = ((x.batch,) if x.is_batched else ()) + (x.rows, x.k), x.device
