@@ -21,16 +21,25 @@ from cutlass.memory import SmemAllocator
 from ....ptx import mbarrier
 from ....ptx.async_copy import copy_bulk
 from ....weight_layout import TILE_BYTES, TILE_K, TILE_ROWS
+from ..arguments import MAP_BYTES
 from ..grouped_scheduler import Table
+from ..operand_source import address_of_map, map_pointer
 from ..operands import TmaCopy
 from ..tile_scheduler import WorkTile
 from .arguments import Activations
 from .config import STAGE_TILES, WARPGROUP
 from .epilogue import Epilogue
-from .grouped_arguments import GroupedWgmmaArguments
+from .grouped_arguments import GroupedWgmmaArguments, PackedGroupTable
 from .grouped_config import GroupedWgmmaConfig
-from .groups import DealtRows, GroupScheduler, arguments_of
+from .groups import ROW_WORDS, DealtRows, Groups, GroupScheduler, ParameterGroups, Word, WorkspaceGroups, arguments_of
 from .wgmma import TYPES, Memory, Position, WgmmaGemm, advance
+
+WARP = 32
+
+
+def matrix(data: cute.Pointer, rows: Int32, k: Int32, row_stride: Int64) -> cute.Tensor:
+    """x (M, K)."""
+    return cute.make_tensor(data, cute.make_layout((rows, k), stride=(cute.assume(row_stride, 8), 1)))
 
 
 class GroupedWgmma(WgmmaGemm):
@@ -43,15 +52,26 @@ class GroupedWgmma(WgmmaGemm):
     @cute.jit
     def __call__(self, arguments: GroupedWgmmaArguments, stream: CUstream):
         """Launches ``arguments.workers`` CTAs."""
-        cfg, one = self.config, arguments.one
-        copy = self.describe(one.x, one.k)
-        passed = arguments._replace(one=one._replace(x=None), workers=None)
-        self.kernel(copy, one.x.rows, passed).launch(
+        cfg, one, groups = self.config, arguments.one, arguments.groups
+        if cutlass.const_expr(cfg.maps == "parameters"):
+            copies = tuple(self.describe(group.x, group.k) for group in groups)
+            # of x only the maps and the rows are passed on
+            groups = tuple(group._replace(x=group.x._replace(data=None, row_stride=None)) for group in groups)
+        else:
+            copies = (self.describe(one.x, one.k),)
+        if cutlass.const_expr(cfg.maps == "workspace"):
+            self.build_maps(copies[0], groups).launch(grid=(groups.count, 1, 1), block=(WARP, 1, 1), stream=stream)
+        if cutlass.const_expr(one is not None):
+            one = one._replace(x=one.x._replace(data=None, row_stride=None))
+        passed = arguments._replace(groups=groups, one=one, workers=None)
+        self.kernel(copies[0], tuple(copy.atom for copy in copies[1:]), passed).launch(
             grid=(1, 1, arguments.workers),
             block=(cfg.threads, 1, 1),
             min_blocks_per_mp=cfg.ctas_per_sm,
             preferred_smem_carveout=100,
             stream=stream,
+            # the GEMM starts while the maps are written, and its loads wait for them
+            use_pdl=cfg.maps == "workspace",
         )
 
     def chunk_layout(self, chunks: int) -> Any:
@@ -61,22 +81,47 @@ class GroupedWgmma(WgmmaGemm):
 
     def describe(self, x: Activations, k: Int32) -> TmaCopy:
         """On the host: copies of boxes of x."""
-        layout = cute.make_layout((x.rows, k), stride=(cute.assume(x.row_stride, 8), 1))
-        tensor = cute.make_tensor(x.data, layout)  # (M, K)
+        tensor = matrix(x.data, x.rows, k, x.row_stride)
         one = cute.slice_(self.chunk_layout(1), (None, None, 0))
         op = cpasync.CopyBulkTensorTileG2SOp()
         made = cpasync.make_tiled_tma_atom(op, tensor, one, (self.config.box_rows, TILE_K))
         return TmaCopy(made[0], made[1])
 
     @cute.kernel
-    def kernel(self, x: TmaCopy, x_rows: Int32, arguments: GroupedWgmmaArguments):
+    def build_maps(self, x: TmaCopy, groups: PackedGroupTable):
+        """Each CTA, one warp, writes the map of a group: that of ``x`` with the group's address, sizes and stride."""
+        cute.arch.griddepcontrol_launch_dependents()
+        group, _, _ = cute.arch.block_idx()
+        words = cute.make_tensor(groups.rows + Int64(group) * ROW_WORDS, cute.make_layout(ROW_WORDS))
+        place = SmemAllocator().allocate_array(Int64, MAP_BYTES // 8, byte_alignment=MAP_BYTES)
+        data = cute.make_ptr(TYPES[self.config.dtype], words[Word.X_DATA], cute.AddressSpace.gmem, assumed_align=16)
+        tensor = matrix(data, Int32(words[Word.ROWS]), Int32(words[Word.K]), words[Word.X_ROW_STRIDE])
+        with cute.arch.elect_one():
+            cpasync.copy_tensormap(x.atom, place)
+        cute.arch.sync_warp()
+        cpasync.update_tma_descriptor(x.atom, tensor, place)
+        cute.arch.sync_warp()
+        to = groups.maps.toint() + Int64(group) * MAP_BYTES
+        cpasync.cp_fence_tma_desc_release(map_pointer(to, cute.AddressSpace.gmem), place)
+
+    def groups(
+        self, x: TmaCopy, atoms: tuple[cute.CopyAtom, ...], arguments: GroupedWgmmaArguments, table: Table
+    ) -> Groups:
+        """Those of the form that the configuration says."""
+        if self.config.maps == "parameters":
+            maps = tuple(address_of_map(atom) for atom in (x.atom, *atoms))
+            return ParameterGroups(self.config, arguments, table, maps)
+        return (WorkspaceGroups if self.config.maps == "workspace" else DealtRows)(self.config, arguments, table)
+
+    @cute.kernel
+    def kernel(self, x: TmaCopy, atoms: tuple[cute.CopyAtom, ...], arguments: GroupedWgmmaArguments):
         cfg = self.config
         thread, _, _ = cute.arch.thread_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         group = cute.arch.make_warp_uniform(warp // 4)
         memory = self.allocate()
         table = SmemAllocator().allocate_array(Int64, cfg.table_bytes // 8, byte_alignment=16).toint()
-        groups = DealtRows(cfg, arguments, Table(cfg, table), x_rows)
+        groups = self.groups(x, atoms, arguments, Table(cfg, table))
         if warp == 4 * cfg.warpgroups:
             with cute.arch.elect_one():
                 cpasync.prefetch_descriptor(x.atom)
@@ -106,10 +151,13 @@ class GroupedWgmma(WgmmaGemm):
         chunks = STAGE_TILES * boxes
         sX = cute.make_tensor(memory.sX.iterator, self.chunk_layout(cfg.ring_stages * chunks).outer)
         at = Position(Int32(0), Int32(0))
+        groups.wait()
         cursor, end = scheduler.range()
         while cursor < end:
             tile = scheduler.tile(cursor, end)
+            groups.acquire(tile.group, cursor, scheduler.workers)
             place = groups.x(tile.group)
+            options = {} if place.tensor_map is None else {"tma_desc_ptr": place.tensor_map}
             gX = cute.local_tile(
                 cute.domain_offset((place.row + tile.x_row, 0), x.tensor), (cfg.box_rows, TILE_K), (None, None)
             )  # (box_rows, TILE_K, REST_M, REST_K)
@@ -136,7 +184,7 @@ class GroupedWgmma(WgmmaGemm):
                         for half in cutlass.range_constexpr(STAGE_TILES):
                             from_ = tXgX[None, box, k_tile * STAGE_TILES + half]
                             to = tXsX[None, at.stage * chunks + half * boxes + box]
-                            cute.copy(x.atom, from_, to, tma_bar_ptr=barrier)
+                            cute.copy(x.atom, from_, to, tma_bar_ptr=barrier, **options)
                 at = advance(cfg, at)
             cursor = scheduler.after(cursor, tile)
 

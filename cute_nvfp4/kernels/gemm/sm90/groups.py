@@ -7,16 +7,20 @@ group of a work tile is then found by the 32 lanes of a warp together, as in ``g
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32, Int64
+from cutlass.cute.nvgpu import cpasync
 
+from ..arguments import MAP_BYTES, OUT_DTYPES
 from ..epilogue import group_alpha
 from ..group_source import LAST, maximum_to, sums_to
 from ..grouped_config import WINDOW
 from ..grouped_scheduler import Table, group_of
+from ..operand_source import map_pointer
 from ..tile_scheduler import CursorRange
 from .arguments import Result, Weight, WgmmaArguments
 from .grouped_arguments import GroupedWgmmaArguments
@@ -81,20 +85,24 @@ class Groups:
             self.table.write(column, group, value)
         return total + cute.arch.shuffle_sync(through, LAST)
 
+    def wait(self) -> None:
+        """Before the first load."""
+
+    def acquire(self, group: Int32, cursor: Int32, workers: Int32) -> None:
+        """Before the first load of a work tile."""
+
     def alpha(self, group: Int32) -> Any:
         return group_alpha(self.arguments.alpha, self.arguments.factors, group)
 
 
 @dataclass(frozen=True)
 class DealtRows(Groups):
-    """Groups are consecutive rows of one x, by their offsets; each has a weight of a stack. x_rows: of all groups."""
-
-    x_rows: Int32 | None = None
+    """Groups are consecutive rows of one x, by their offsets; each has a weight of a stack."""
 
     @cute.jit
     def fill(self):
         """One warp writes the table, and says in ``status`` what is wrong with the offsets."""
-        groups, rows = self.arguments.groups, self.x_rows
+        groups, rows = self.arguments.groups, self.arguments.one.x.rows
         offsets = cute.make_tensor(groups.offsets, cute.make_layout(groups.count + 1))
         lane = cute.arch.lane_idx()
         first = offsets[0]
@@ -144,6 +152,109 @@ class DealtRows(Groups):
     def out(self, group: Int32) -> Result:
         out = self.arguments.one.out
         return Result(out.pointer + Int64(self.table.read("row", group)) * out.row_stride, out.row_stride, Int64(0))
+
+
+class Word(IntEnum):
+    """The int64 words of a group in global memory."""
+
+    ROWS = 0
+    N = 1
+    K = 2
+    OUT = 3
+    STRIDE = 4
+    WEIGHT = 5
+    X_DATA = 6
+    X_ROW_STRIDE = 7
+
+
+ROW_WORDS = len(Word)
+
+
+@dataclass(frozen=True)
+class ListedGroups(Groups):
+    """Problems of any sizes, with an x, a weight and an output each."""
+
+    def columns(self, k: Int32, n: Int32, out: Int64, stride: Int64, weight: Int64) -> dict[str, Any]:
+        k_tiles = cute.ceil_div(k, self.config.tile_k)
+        return {"n": n, "k_tiles": k_tiles, "out": out, "stride": stride, "weight": weight}
+
+    def n(self, group: Int32) -> Int32:
+        return self.table.read("n", group)
+
+    def k_tiles(self, group: Int32) -> Int32:
+        return self.table.read("k_tiles", group)
+
+    def weight(self, group: Int32) -> Int64:
+        """The address of a group's first packed tile."""
+        return self.table.read("weight", group)
+
+    def out(self, group: Int32) -> Result:
+        dtype = getattr(cutlass, OUT_DTYPES[self.config.out])
+        align = 16 if self.config.vector else dtype.width // 8
+        pointer = cute.make_ptr(dtype, self.table.read("out", group), cute.AddressSpace.gmem, assumed_align=align)
+        return Result(pointer, self.table.read("stride", group), Int64(0))
+
+
+@dataclass(frozen=True)
+class ParameterGroups(ListedGroups):
+    """Tensor maps that are parameters of the kernel; ``maps``: the address of each."""
+
+    maps: tuple[Int64, ...] = ()
+
+    def fill(self) -> None:
+        """One warp writes the table."""
+        lane = cute.arch.lane_idx()
+        ints, longs = [Int32(0)] * 3, [Int64(0)] * 4
+        for i, (group, tensor_map) in enumerate(zip(self.arguments.groups, self.maps)):
+            mine = lane == i
+            numbers = group.x.rows, group.weight.rows, group.k
+            addresses = group.out.pointer.toint(), group.out.row_stride, group.weight.tiles.toint(), tensor_map
+            ints = [cutlass.select_(mine, new, old) for new, old in zip(numbers, ints)]
+            longs = [cutlass.select_(mine, new, old) for new, old in zip(addresses, longs)]
+        (rows, n, k), (out, stride, weight, x) = ints, longs
+        columns = self.columns(k, n, out, stride, weight) | {"x": x}
+        self.table.write("total", 0, self.enter(lane, columns, rows, n, Int32(0)))
+
+    def x(self, group: Int32) -> PlaceOfX:
+        return PlaceOfX(Int32(0), map_pointer(self.table.read("x", group)))
+
+
+@dataclass(frozen=True)
+class WorkspaceGroups(ListedGroups):
+    """Rows of ``ROW_WORDS`` in global memory, and a tensor map for each, which another kernel writes."""
+
+    @cute.jit
+    def fill(self):
+        """One warp writes the table."""
+        groups = self.arguments.groups
+        words = cute.make_tensor(groups.rows, cute.make_layout((ROW_WORDS, groups.count)))
+        lane = cute.arch.lane_idx()
+        total = Int32(0)
+        for window in cutlass.range(self.config.capacity // WINDOW, unroll=1):
+            group = window * WINDOW + lane
+            rows, n, k, out, stride, weight = Int64(0), Int64(0), Int64(0), Int64(0), Int64(0), Int64(0)
+            if group < groups.count:
+                rows, n, k = words[Word.ROWS, group], words[Word.N, group], words[Word.K, group]
+                out, stride, weight = words[Word.OUT, group], words[Word.STRIDE, group], words[Word.WEIGHT, group]
+            columns = self.columns(Int32(k), Int32(n), out, stride, weight)
+            total = self.enter(group, columns, Int32(rows), Int32(n), total)
+        self.table.write("total", 0, total)
+
+    def map_of(self, group: Int32) -> Int64:
+        return self.arguments.groups.maps.toint() + Int64(group) * MAP_BYTES
+
+    def x(self, group: Int32) -> PlaceOfX:
+        return PlaceOfX(Int32(0), map_pointer(self.map_of(group)))
+
+    def wait(self) -> None:
+        # the kernel that writes the maps may still run
+        cute.arch.griddepcontrol_wait()
+
+    @cute.jit
+    def acquire(self, group: Int32, cursor: Int32, workers: Int32):
+        """Lets this warp's copies see a group's map, which the kernel before wrote, when it meets the group first."""
+        if cursor - self.table.read("start", group) < workers:
+            cpasync.fence_tma_desc_acquire(map_pointer(self.map_of(group), cute.AddressSpace.gmem))
 
 
 @dataclass(frozen=True)
