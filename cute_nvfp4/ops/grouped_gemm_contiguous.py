@@ -22,9 +22,9 @@ from ..target import Target
 from .calls import addresses, allocator, as_alpha, output_key, tensor_key
 from .checks import check_format, check_overlap, checked_output, parts, refuse_config, split_alpha
 from .dispatch import by_operator, written_to
-from .grouped_gemm import alpha_of_group, check_rows
 from .grouped_launch import ContiguousCall
 from .grouped_rows import GroupedRows, clamped
+from .groups import alpha_of_group, check_rows
 from .library import grouped as operators
 from .operands import check_operands, check_signs
 from .packed_rows import checked_status, packed_rows
