@@ -97,6 +97,13 @@ def _refused(p: PackedProblem, plan: PackedPlan) -> str:
     """Why a caller's plan cannot run the problem, or an empty string."""
     if plan.workers < 1:
         return explain("workers", got=plan.workers, expected="at least 1")
+    c = plan.config
+    if not plan.streams and c.split_k > 1:
+        tiles, steps = -(-p.n // c.tile_m) * -(-p.m // c.tile_n), -(-p.k // c.tile_k)
+        if plan.workers != tiles:
+            return explain("workers of a plan with split_k", got=plan.workers, expected=f"{tiles}: a tile each")
+        if steps < c.split_k:
+            return explain("split_k", got=c.split_k, expected=f"at most {steps}: steps of {c.tile_k} along K")
     if plan.streams and not _streams(p):
         got = f"{p.m} rows of x, K {p.k}, {'a' if p.bias else 'no'} bias"
         expected = f"at most {STREAM_ROWS} rows, no bias, K a multiple of {STAGE_TILES * TILE_K} if x is NVFP4"

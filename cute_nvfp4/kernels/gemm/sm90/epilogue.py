@@ -18,10 +18,19 @@ from ..epilogue import device_scalar
 from ..tile_scheduler import StaticScheduler, WorkTile
 from .arguments import WgmmaArguments
 from .config import EPILOGUE_COLUMNS, EPILOGUE_PITCH, MMA_ROWS, WARPGROUP, WgmmaConfig
+from .exchange import ClusterSums
 
 WARP = 32
 FLOATS = 4
 VECTOR_BYTES = 16
+
+
+def scaled_alpha(arguments: WgmmaArguments) -> Float32:
+    """alpha times all device scalars; loaded before they are needed, for each is as far away as memory."""
+    alpha = arguments.alpha * WEIGHT_FACTOR
+    for factor in arguments.factors:
+        alpha = alpha * device_scalar(factor)
+    return alpha
 
 
 @dataclass(frozen=True)
@@ -31,10 +40,12 @@ class Epilogue:
     config: WgmmaConfig
     arguments: WgmmaArguments
     x_rows: Int32
+    alpha: Float32
     shared: Int32
     scheduler: StaticScheduler
     group: Int32
     thread: Int32
+    sums: ClusterSums
 
     @cute.jit
     def store(self, acc: cute.Tensor, tile: WorkTile):
@@ -46,29 +57,35 @@ class Epilogue:
                 self.add_partials(acc, tile)
                 self.store_tile(acc, tile)
         else:
+            if cutlass.const_expr(self.config.split_k > 1):
+                self.sums.exchange(acc)
             self.store_tile(acc, tile)
-
-    def alpha(self) -> Float32:
-        alpha = self.arguments.alpha * WEIGHT_FACTOR
-        for factor in self.arguments.factors:
-            alpha = alpha * device_scalar(factor)
-        return alpha
 
     @cute.jit
     def store_tile(self, acc: cute.Tensor, tile: WorkTile):
-        """alpha · acc. Columns of the MMA are rows of the output: vectors are turned through shared memory."""
-        cfg, out = self.config, self.arguments.out
-        alpha = self.alpha()
-        acc.store(acc.load() * alpha)
+        """alpha · acc: all columns, or those of this CTA's part."""
+        cfg = self.config
+        acc.store(acc.load() * self.alpha)
         if cutlass.const_expr(cfg.bias):
             self.add_bias(acc, tile)
+        columns = cfg.tile_n // cfg.split_k
+        for part in cutlass.range_constexpr(cfg.split_k):
+            if self.sums.part == part:
+                self.store_columns(acc, tile, part * columns, (part + 1) * columns)
+
+    @cute.jit
+    def store_columns(
+        self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]
+    ):
+        """Columns of the MMA are rows of the output: vectors are turned through shared memory."""
+        cfg, out = self.config, self.arguments.out
         row = tile.m * cfg.tile_m + self.group * MMA_ROWS + self.thread // WARP * SLAB_ROWS
         first = out.pointer + Int64(tile.batch) * out.batch_stride
         if cutlass.const_expr(cfg.vector):
-            for column in cutlass.range_constexpr(0, cfg.tile_n, EPILOGUE_COLUMNS):
-                self.store_vectors(acc, column, first, row, tile.n * cfg.tile_n + column)
+            for column in cutlass.range_constexpr(begin, end, EPILOGUE_COLUMNS):
+                self.store_vectors(acc, column, end, first, row, tile.n * cfg.tile_n)
         else:
-            self.store_elements(acc, first, row, tile.n * cfg.tile_n)
+            self.store_elements(acc, begin, end, first, row, tile.n * cfg.tile_n)
 
     @cute.jit
     def add_bias(self, acc: cute.Tensor, tile: WorkTile):
@@ -89,6 +106,7 @@ class Epilogue:
         self,
         acc: cute.Tensor,
         column: cutlass.Constexpr[int],
+        end: cutlass.Constexpr[int],
         first: cute.Pointer,
         row: Int32,
         x_row: Int32,
@@ -97,7 +115,7 @@ class Epilogue:
         cfg, rows = self.config, self.arguments.weight.rows
         lane, size = self.thread % WARP, cute.size(acc)
         own = self.shared + (self.group * 4 + self.thread // WARP) * (EPILOGUE_COLUMNS * EPILOGUE_PITCH)
-        # two parts of eight columns, rows 0 to 7 and 8 to 15 of each; a part beyond the tile is stored, not copied
+        # two parts of eight columns, rows 0 to 7 and 8 to 15 of each; a part beyond the end is stored, not copied
         at = [min(column // 8 * 4 + 2 * i, size - 2) for i in range(4)]
         words = [pack_pair(acc[i], acc[i + 1], cfg.out) for i in at]
         matrix = lane // 8
@@ -105,10 +123,10 @@ class Epilogue:
         store_matrices_transposed(place, words)
         cute.arch.sync_warp()
         vector = load_shared(own + lane // 2 * EPILOGUE_PITCH + lane % 2 * VECTOR_BYTES, VECTOR_BYTES)
-        n, m = row + lane % 2 * 8, x_row + lane // 2
+        n, m = row + lane % 2 * 8, x_row + column + lane // 2
         limit = self.x_rows
-        if cutlass.const_expr(column + EPILOGUE_COLUMNS > cfg.tile_n):
-            limit = cutlass.min(limit, x_row + cfg.tile_n - column)
+        if cutlass.const_expr(column + EPILOGUE_COLUMNS > end):
+            limit = cutlass.min(limit, x_row + end)
         target = first + (Int64(m) * self.arguments.out.row_stride + n)
         if m < limit:
             if n + 8 <= rows:
@@ -120,12 +138,20 @@ class Epilogue:
         cute.arch.sync_warp()
 
     @cute.jit
-    def store_elements(self, acc: cute.Tensor, first: cute.Pointer, row: Int32, x_row: Int32):
+    def store_elements(
+        self,
+        acc: cute.Tensor,
+        begin: cutlass.Constexpr[int],
+        end: cutlass.Constexpr[int],
+        first: cute.Pointer,
+        row: Int32,
+        x_row: Int32,
+    ):
         """An element at a time; eight lanes have neighbours."""
         cfg, rows = self.config, self.arguments.weight.rows
         dtype = getattr(cutlass, OUT_DTYPES[cfg.out])
         lane = self.thread % WARP
-        for i in cutlass.range_constexpr(cfg.tile_n // 8):
+        for i in cutlass.range_constexpr(begin // 8, end // 8):
             for j in cutlass.range_constexpr(4):
                 # registers of an m64n8 part: (row, column), (row, column + 1), (row + 8, …)
                 n, m = row + lane // 4 + 8 * (j // 2), x_row + 8 * i + 2 * (lane % 4) + j % 2

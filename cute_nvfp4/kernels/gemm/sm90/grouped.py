@@ -27,8 +27,9 @@ from ..operand_source import address_of_map, map_pointer
 from ..operands import TmaCopy
 from ..tile_scheduler import WorkTile
 from .arguments import Activations
-from .config import STAGE_TILES, WARPGROUP
+from .config import LOADING_WARPS, STAGE_TILES, WARPGROUP
 from .epilogue import Epilogue
+from .exchange import ClusterSums
 from .grouped_arguments import GroupedWgmmaArguments, PackedGroupTable
 from .grouped_config import GroupedWgmmaConfig
 from .groups import ROW_WORDS, DealtRows, Groups, GroupScheduler, ParameterGroups, Word, WorkspaceGroups, arguments_of
@@ -122,30 +123,53 @@ class GroupedWgmma(WgmmaGemm):
         memory = self.allocate()
         table = SmemAllocator().allocate_array(Int64, cfg.table_bytes // 8, byte_alignment=16).toint()
         groups = self.groups(x, atoms, arguments, Table(cfg, table))
-        if warp == 4 * cfg.warpgroups:
-            with cute.arch.elect_one():
-                cpasync.prefetch_descriptor(x.atom)
-                for stage in cutlass.range_constexpr(cfg.ring_stages):
-                    mbarrier.initialise(memory.ring.full + 8 * stage, 1)
-                    mbarrier.initialise(memory.ring.empty + 8 * stage, 4 * cfg.warpgroups)
-                mbarrier.fence_initialised()
         if warp == 0:
+            self.initialise(memory)
+        elif warp == 1:
+            cpasync.prefetch_descriptor(x.atom)
+        elif warp == LOADING_WARPS:
             groups.fill()
         cute.arch.sync_threads()
         _, _, worker = cute.arch.block_idx()
         _, _, workers = cute.arch.grid_dim()
         scheduler = GroupScheduler(groups, worker, workers, groups.table.read("total"))
-        if group == cfg.warpgroups:
+        if group == 0:
             cute.arch.setmaxregister_decrease(self.loading_registers)
-            if warp == 4 * cfg.warpgroups:
-                self.load(x, memory, scheduler)
+            if warp == 0:
+                self.load_weights(memory, scheduler)
+            elif warp == 1:
+                self.load_x(x, memory, scheduler)
         else:
             cute.arch.setmaxregister_increase(self.registers)
-            self.multiply(memory, scheduler, group, thread)
+            self.multiply(memory, scheduler, group - 1, thread - WARPGROUP)
 
     @cute.jit
-    def load(self, x: TmaCopy, memory: Memory, scheduler: GroupScheduler):
-        """The loop of the loading warp."""
+    def load_weights(self, memory: Memory, scheduler: GroupScheduler):
+        """The loop of the warp that loads weights."""
+        cfg, groups = self.config, scheduler.groups
+        at = Position(Int32(0), Int32(0))
+        cursor, end = scheduler.range()
+        while cursor < end:
+            tile = scheduler.tile(cursor, end)
+            first, k_tiles = groups.weight(tile.group), groups.k_tiles(tile.group)
+            row_tiles = cute.ceil_div(groups.n(tile.group), TILE_ROWS)
+            for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
+                mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
+                full = memory.ring.full + 8 * at.stage
+                with cute.arch.elect_one():
+                    mbarrier.expect_bytes(full, Int32(cfg.weight_bytes))
+                    for i in cutlass.range_constexpr(cfg.tile_m // TILE_ROWS):
+                        # a row tile beyond the last: any bytes will do, its rows are not stored
+                        row_tile = cutlass.min(tile.m * (cfg.tile_m // TILE_ROWS) + i, row_tiles - 1)
+                        index = Int64(row_tile) * (k_tiles * STAGE_TILES) + k_tile * STAGE_TILES
+                        target = memory.weights + at.stage * cfg.weight_bytes + i * (STAGE_TILES * TILE_BYTES)
+                        copy_bulk(target, first + index * TILE_BYTES, Int32(STAGE_TILES * TILE_BYTES), full)
+                at = advance(cfg, at)
+            cursor = scheduler.after(cursor, tile)
+
+    @cute.jit
+    def load_x(self, x: TmaCopy, memory: Memory, scheduler: GroupScheduler):
+        """The loop of the warp that loads x."""
         cfg, groups = self.config, scheduler.groups
         boxes = cfg.tile_n // cfg.box_rows
         chunks = STAGE_TILES * boxes
@@ -164,20 +188,12 @@ class GroupedWgmma(WgmmaGemm):
             tXsX, tXgX = cpasync.tma_partition(
                 x.atom, 0, cute.make_layout(1), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
             )  # ((atom, rest), CHUNK), ((atom, rest), REST_M, REST_K)
-            first, k_tiles = groups.weight(tile.group), groups.k_tiles(tile.group)
-            row_tiles = cute.ceil_div(groups.n(tile.group), TILE_ROWS)
-            num_bytes = cfg.weight_bytes + tile.width * (cfg.tile_k * 2)
+            num_bytes = tile.width * (cfg.tile_k * 2)
             for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
                 mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.ring.full + 8 * at.stage
                 with cute.arch.elect_one():
                     mbarrier.expect_bytes(full, num_bytes)
-                    for i in cutlass.range_constexpr(cfg.tile_m // TILE_ROWS):
-                        # a row tile beyond the last: any bytes will do, its rows are not stored
-                        row_tile = cutlass.min(tile.m * (cfg.tile_m // TILE_ROWS) + i, row_tiles - 1)
-                        index = Int64(row_tile) * (k_tiles * STAGE_TILES) + k_tile * STAGE_TILES
-                        target = memory.weights + at.stage * cfg.weight_bytes + i * (STAGE_TILES * TILE_BYTES)
-                        copy_bulk(target, first + index * TILE_BYTES, Int32(STAGE_TILES * TILE_BYTES), full)
                 barrier = cute.make_ptr(Int64, full, cute.AddressSpace.smem, assumed_align=8)
                 for box in cutlass.range_constexpr(boxes):
                     if box * cfg.box_rows < tile.width:
@@ -191,19 +207,20 @@ class GroupedWgmma(WgmmaGemm):
     @cute.jit
     def multiply(self, memory: Memory, scheduler: GroupScheduler, group: Int32, thread: Int32):
         """The loop of a warpgroup: decode, multiply, store."""
-        widths = self.config.widths
-        at = Position(Int32(0), Int32(0))
+        cfg, own, zero = self.config, thread % WARPGROUP, Int32(0)
+        sums = ClusterSums(cfg, zero, memory.sums_barrier, memory.received, group, own)
+        at = Position(zero, zero)
         cursor, end = scheduler.range()
         while cursor < end:
             tile = scheduler.tile(cursor, end)
-            for i in cutlass.range_constexpr(len(widths)):
-                if tile.width == widths[i]:
-                    products = self.products(memory, widths[i], group, thread)
+            # loaded before it is needed, for it is as far away as memory
+            alpha = scheduler.groups.alpha(tile.group)
+            for i in cutlass.range_constexpr(len(cfg.widths)):
+                if tile.width == cfg.widths[i]:
+                    products = self.products(memory, cfg.widths[i], group, thread)
                     at = self.sum_products(products, memory, at, tile.k_count)
-                    config = replace(self.config, tile_n=widths[i])
+                    config, rows = replace(cfg, tile_n=cfg.widths[i]), tile.x_rows - tile.x_row
                     arguments = arguments_of(scheduler.groups, tile)
-                    rows = tile.x_rows - tile.x_row
-                    epilogue = Epilogue(config, arguments, rows, memory.epilogue, scheduler, group, thread % WARPGROUP)
-                    zero = Int32(0)
+                    epilogue = Epilogue(config, arguments, rows, alpha, memory.epilogue, scheduler, group, own, sums)
                     epilogue.store(products.acc, WorkTile(tile.m, zero, zero, tile.k_first, tile.k_count))
             cursor = scheduler.after(cursor, tile)

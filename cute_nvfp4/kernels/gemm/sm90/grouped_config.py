@@ -47,7 +47,7 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
 def can_implement_groups(c: GroupedWgmmaConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
-    if c.scheduler != "static" or c.cluster_rows != 1:
+    if c.scheduler != "static" or c.clustered:
         got = f"scheduler {c.scheduler}, clusters of {c.cluster_rows}"
         return explain("a grouped GEMM of packed weights", got=got, expected="static, without clusters")
     if c.bias:

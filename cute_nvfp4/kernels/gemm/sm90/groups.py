@@ -15,6 +15,7 @@ import cutlass.cute as cute
 from cutlass import Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
+from ....weight_layout import WEIGHT_FACTOR
 from ..arguments import MAP_BYTES, OUT_DTYPES
 from ..epilogue import group_alpha
 from ..group_source import LAST, maximum_to, sums_to
@@ -92,7 +93,7 @@ class Groups:
         """Before the first load of a work tile."""
 
     def alpha(self, group: Int32) -> Any:
-        return group_alpha(self.arguments.alpha, self.arguments.factors, group)
+        return group_alpha(self.arguments.alpha * WEIGHT_FACTOR, self.arguments.factors, group)
 
 
 @dataclass(frozen=True)
@@ -288,5 +289,4 @@ def arguments_of(groups: Groups, tile: GroupTile) -> WgmmaArguments:
     out = groups.out(tile.group)
     out = out._replace(pointer=out.pointer + Int64(tile.x_row) * out.row_stride)
     weight = Weight(None, groups.n(tile.group), None, None)
-    alpha = groups.alpha(tile.group)
-    return WgmmaArguments(weight, None, out, None, alpha, (), None, None, None, None)
+    return WgmmaArguments(weight, None, out, None, None, (), None, None, None, None)

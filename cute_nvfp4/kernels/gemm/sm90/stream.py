@@ -26,7 +26,7 @@ from .decode import PackedLane, decode_step
 from .stream_arguments import StreamArguments
 from .stream_config import LOADING_WARPS, MMA_COLUMNS, SLAB_CODE_BYTES, SLAB_SCALE_BYTES, WARP, StreamConfig
 from .stream_shares import Shares, deal
-from .stream_sums import Sums
+from .stream_sums import Sums, scaled_alpha
 from .stream_x import SharedX, TmaCopy, X
 
 START_BARRIER = 1
@@ -96,7 +96,6 @@ class Stream:
         cta, _, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         memory = self.allocate()
-        sums = Sums(cfg, arguments, shares, cta, memory.sums, thread - LOADING_WARPS * WARP)
         # the warps that load are the oldest: nothing may hold them up
         if warp == 0:
             with cute.arch.elect_one():
@@ -108,7 +107,7 @@ class Stream:
             cute.arch.barrier_arrive(barrier_id=START_BARRIER, number_of_threads=cfg.threads)
             self.load_weights(arguments, memory, shares, cta)
             if shares.whole > 0:
-                sums.add_cut(thread, WARP)
+                self.sums(arguments, memory, shares, cta, thread).add_cut(thread, WARP)
         elif warp == 1:
             cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=cfg.threads)
             self.load_x(x, arguments, memory, shares, cta)
@@ -116,9 +115,14 @@ class Stream:
             cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=cfg.threads)
             index = warp - LOADING_WARPS
             place = Place(mod(index, cfg.warps_m), div(index, cfg.warps_m), mod(thread, WARP))
+            sums = self.sums(arguments, memory, shares, cta, thread)
             self.multiply(memory, shares, cta, place, sums)
             if shares.whole == 0:
                 sums.add_cut(sums.thread, WARP * cfg.warps)
+
+    def sums(self, arguments: StreamArguments, memory: Memory, shares: Shares, cta: Int32, thread: Int32) -> Sums:
+        own = thread - LOADING_WARPS * WARP
+        return Sums(self.config, arguments, shares, cta, memory.sums, own, scaled_alpha(arguments))
 
     def allocate(self) -> Memory:
         cfg, smem = self.config, SmemAllocator()

@@ -28,9 +28,18 @@ SUMS_BARRIER = 2
 """Named barrier of the warps that multiply."""
 
 
+def scaled_alpha(arguments: StreamArguments) -> Float32:
+    """alpha times all device scalars; loaded before they are needed, for each is as far away as memory."""
+    alpha = arguments.alpha * Float32(WEIGHT_FACTOR)
+    for factor in arguments.factors:
+        alpha = alpha * device_scalar(factor)
+    return alpha
+
+
 @dataclass(frozen=True)
 class Sums:
-    """What a thread needs to add up its CTA's units. shared: address of (ROW, COLUMN, WARP_K) sums."""
+    """What a thread needs to add up its CTA's units. shared: address of (ROW, COLUMN, WARP_K) sums. alpha: times all
+    device scalars."""
 
     config: StreamConfig
     arguments: StreamArguments
@@ -38,6 +47,7 @@ class Sums:
     cta: Int32
     shared: Int32
     thread: Int32
+    alpha: Float32
 
     def together(self) -> None:
         """All threads of the warps that multiply meet."""
@@ -155,13 +165,10 @@ class Sums:
     def store(self, unit: Int32, row: Int32, column: Int32, values: list):
         """alpha · values, four neighbours of a row of the output."""
         cfg, arguments = self.config, self.arguments
-        alpha = arguments.alpha * Float32(WEIGHT_FACTOR)
-        for factor in arguments.factors:
-            alpha = alpha * device_scalar(factor)
         dtype = getattr(cutlass, OUT_DTYPES[cfg.out])
         numbers = cute.make_rmem_tensor(FLOATS, dtype)
         for i in cutlass.range_constexpr(FLOATS):
-            numbers[i] = (values[i] * alpha).to(dtype)
+            numbers[i] = (values[i] * self.alpha).to(dtype)
         first = unit * cfg.rows + row
         target = arguments.out + (Int64(column) * arguments.out_stride + first)
         rows = arguments.weight.rows
