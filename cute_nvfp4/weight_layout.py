@@ -67,6 +67,7 @@ class Decoder(NamedTuple):
     scale_bits: int
 
 
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _WORD = Shift("left", 0)
 DECODERS = {
     torch.bfloat16: Decoder(
@@ -142,6 +143,27 @@ def encoder(dtype: torch.dtype) -> tuple[tuple[int, ...], ...]:
             words.append(word)
         elements.append(tuple(words))
     return tuple(elements)
+
+
+ENCODED_ORDER = (2, 6, 0, 4, 3, 7, 1, 5)
+"""The elements of a word in the nibbles that ``encoding`` takes: the order of the fewest rotations."""
+
+
+@functools.cache
+def encoding(dtype: torch.dtype) -> tuple[tuple[int, int], ...]:
+    """The encoder as rotations to the left and masks: a word is the exclusive or of nibbles & mask, rotated.
+
+    The nibbles of a 32-bit number, lowest first, are the codes of the elements in ``ENCODED_ORDER``.
+    """
+    masks: dict[int, int] = {}
+    for nibble, element in enumerate(ENCODED_ORDER):
+        for bit in range(4 * nibble, 4 * nibble + 4):
+            word = encoder(dtype)[element][1 << (bit - 4 * nibble)]
+            for target in range(32):
+                if word >> target & 1:
+                    rotation = (target - bit) % 32
+                    masks[rotation] = masks.get(rotation, 0) | 1 << bit
+    return tuple(sorted(masks.items()))
 
 
 def tiles(rows: int, k: int) -> tuple[int, int]:

@@ -151,6 +151,19 @@ def _grouped() -> Iterator[tuple[str, Callable]]:
         yield f"grouped_gemm {name}", lambda config=config: compile_grouped_gemm(config)
 
 
+def _packed_groups() -> Iterator[tuple[str, Callable]]:
+    from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
+    from cute_nvfp4.ops.packed_rows import compile_grouped_wgmma
+
+    configs = {
+        "rows": GroupedWgmmaConfig(tile_n=64, ctas_per_sm=2, factors=2),
+        "parameters": GroupedWgmmaConfig(maps="parameters", slots=4),
+        "workspace": GroupedWgmmaConfig(maps="workspace", capacity=64, tile_n=8, out="float32", vector=False),
+    }
+    for name, config in configs.items():
+        yield f"grouped_wgmma {name}", lambda config=config: compile_grouped_wgmma(config)
+
+
 def _gemvs() -> Iterator[tuple[str, Callable]]:
     import torch
 
@@ -232,7 +245,9 @@ def _fused() -> Iterator[tuple[str, Callable]]:
 def _decoding() -> Iterator[tuple[str, Callable]]:
     from cute_nvfp4.formats import MXFP8, NVFP4
     from cute_nvfp4.kernels.dequantize.config import DequantizeConfig
+    from cute_nvfp4.kernels.pack.config import PackConfig
     from cute_nvfp4.ops.dequantize import compile_dequantize
+    from cute_nvfp4.ops.prepare_weight import compile_pack
     from cute_nvfp4.target import ARCHITECTURES
 
     for arch, format, *rest in (
@@ -244,11 +259,14 @@ def _decoding() -> Iterator[tuple[str, Callable]]:
         config = DequantizeConfig(format, *rest, ARCHITECTURES[arch])
         words = " ".join(map(str, rest))
         yield f"dequantize {arch} {format.name} {words}", lambda config=config: compile_dequantize(config)
+    for dtype, layout in (("bfloat16", "blocked"), ("float16", "rowmajor")):
+        config = PackConfig(NVFP4, dtype, layout, ARCHITECTURES["sm_90a"])
+        yield f"pack_weight nvfp4 {dtype} {layout}", lambda config=config: compile_pack(config)
 
 
 def configurations() -> dict[str, Callable]:
     """What is compiled, by name."""
-    return dict([*_gemms(), *_grouped(), *_gemvs(), *_quantizations(), *_fused(), *_decoding()])
+    return dict([*_gemms(), *_grouped(), *_packed_groups(), *_gemvs(), *_quantizations(), *_fused(), *_decoding()])
 
 
 # ---- comparing -----------------------------------------------------------------------------------------------------

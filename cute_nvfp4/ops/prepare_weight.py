@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from ..errors import OperandTypeError
 from ..formats import NVFP4, as_bytes
-from ..operand import BlockScaledTensor
+from ..kernels.pack.config import PackArguments, PackConfig
+from ..kernels.quantize.arguments import Strides
+from ..operand import BlockScaledTensor, OperandKey
 from ..prepared_weight import PreparedWeight
-from ..weight_layout import DECODERS, pack
-from .checks import check_format
+from ..runtime.backend import Backend, resolve
+from ..runtime.bounded import Bounded
+from ..runtime.kernel import Kernel
+from ..runtime.launch import Tensors
+from ..runtime.simulating import session_number
+from ..target import Target
+from ..weight_layout import DECODERS, TILE_BYTES, pack, tiles
+from .calls import addresses, allocator
+from .checks import DTYPE_NAMES, check_format, tensors
 
 
-def prepare_weight(weight: BlockScaledTensor, *, dtype: torch.dtype = torch.bfloat16) -> PreparedWeight:
+def prepare_weight(
+    weight: BlockScaledTensor, *, dtype: torch.dtype = torch.bfloat16, backend: Backend = "auto"
+) -> PreparedWeight:
     """Repacks an NVFP4 weight (N, K) for ``gemm(x, weight)`` on a Hopper GPU, once, when a model is loaded; or a stack
     (L, N, K) for ``grouped_gemm_contiguous``.
 
@@ -21,6 +36,7 @@ def prepare_weight(weight: BlockScaledTensor, *, dtype: torch.dtype = torch.bflo
     Args:
         weight: an NVFP4 operand, scales in any layout, of either sign. K is a multiple of 16.
         dtype: bfloat16 or float16: that of the x it will be multiplied with. An NVFP4 x takes float16.
+        backend: a kernel packs CUDA tensors, in one launch, to the bits of torch.
 
     Raises:
         OperandError, OperandTypeError: another format, another dtype.
@@ -30,15 +46,64 @@ def prepare_weight(weight: BlockScaledTensor, *, dtype: torch.dtype = torch.bflo
     check_format("weight", weight, (NVFP4,))
     if dtype not in DECODERS:
         raise OperandTypeError.of("dtype", got=dtype, expected=" or ".join(map(str, DECODERS)))
-    data = as_bytes(weight.data)
-    scales = as_bytes(weight.rowmajor_scale())
-
-    def codes(data: torch.Tensor) -> torch.Tensor:
-        return torch.stack((data & 0xF, data >> 4), dim=-1).flatten(-2).unsqueeze(0)
-
-    if weight.is_batched:
-        # a matrix at a time: packing takes many times its bytes
-        packed = torch.cat([pack(codes(data[i]), scales[i : i + 1], dtype) for i in range(weight.batch)])
+    key, target = weight.key, resolve(backend, weight.device)
+    if target.backend == "reference" or not key.plain:
+        packed = packed_by_torch(weight, dtype)
     else:
-        packed = pack(codes(data), scales, dtype)[0]
+        found = key, dtype, target, session_number()
+        call = _calls.find(found)
+        if call is None:
+            call = _calls[found] = PackCall(key, dtype, target)
+        packed = call(weight)
+    packed = packed if weight.is_batched else packed[0]
     return PreparedWeight(packed, weight.rows, weight.k, dtype, weight.global_scale)
+
+
+def packed_by_torch(weight: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
+    """Tiles (L, row tiles, K tiles, bytes) of every matrix."""
+    data = as_bytes(weight.data)
+    codes = torch.stack((data & 0xF, data >> 4), dim=-1).flatten(-2)
+    return pack(codes if weight.is_batched else codes.unsqueeze(0), as_bytes(weight.rowmajor_scale()), dtype)
+
+
+class PackCall:
+    """The packing kernel for weights of one kind, (L, N, K) or (N, K)."""
+
+    def __init__(self, key: OperandKey, dtype: torch.dtype, target: Target) -> None:
+        shape = (key.batch, *tiles(key.rows, key.k), TILE_BYTES)
+        self.new = allocator(torch.empty(shape, dtype=torch.uint8, device=key.device))
+        arguments = PackArguments(
+            data=0,
+            scale=0,
+            packed=0,
+            rows=key.rows,
+            k=key.k,
+            k_tiles=shape[2],
+            batch=key.batch,
+            data_strides=Strides(*key.strides),
+            scale_strides=Strides(*key.scale_strides),
+            packed_batch_stride=math.prod(shape[1:]),
+        )
+        config = PackConfig(key.format, DTYPE_NAMES[dtype], key.scale_layout, target.arch)
+        self._launch = KERNEL.launcher(config, target, key.device, arguments, _touched)
+
+    def __call__(self, weight: BlockScaledTensor) -> torch.Tensor:
+        """Tiles (L, row tiles, K tiles, bytes)."""
+        packed = self.new()
+        self._launch(addresses(weight.data, weight.scale, packed), (weight, packed))
+        return packed
+
+
+def _touched(weight: BlockScaledTensor, packed: torch.Tensor) -> Tensors:
+    return tensors({"weight.data": weight.data, "weight.scale": weight.scale}, {"packed": packed})
+
+
+def _host(config: PackConfig) -> Callable[..., Any]:
+    from ..kernels.pack.kernel import Pack
+
+    return Pack(config)
+
+
+_calls = Bounded()
+KERNEL = Kernel("pack_weight", PackArguments, _host)
+compile_pack = KERNEL.compile

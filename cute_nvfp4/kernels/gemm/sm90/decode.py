@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import cutlass.cute as cute
-import torch
 from cutlass import Int32, Uint32
 
 from ....ptx.arithmetic import multiply_add
@@ -15,6 +14,7 @@ from ....ptx.move import prmt
 from ....weight_layout import (
     CODE_BYTES,
     DECODERS,
+    DTYPES,
     LANE_BYTES,
     ROW_SCALE_BYTES,
     SLAB_ROWS,
@@ -23,7 +23,6 @@ from ....weight_layout import (
     Shift,
 )
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 LANES = 32
 ROW_LANES = 4
 """Lanes that have elements of one row."""
