@@ -100,7 +100,7 @@ class ListCall:
             values = (*(x for group in places for x in group), *places[0] * self._padding, places[0][4])
         self._launch((*values, scalar, *addresses(*factors)), (pairs, outs, table, maps, factors))
 
-    def table_on_device(self, places: list[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
+    def _table(self, places: list[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
         """The table of the groups on the device, and room for their tensor maps."""
         rows = tuple(_table_row(group, at) for group, at in zip(self._groups, places))
         words = MAP_BYTES // 8
