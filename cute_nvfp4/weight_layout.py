@@ -33,6 +33,8 @@ from cute_nvfp4.formats import NVFP4
 TILE_ROWS, TILE_K = 128, 64
 SLAB_ROWS = 16
 """Rows of a warp's fragment of A."""
+HALF_SLAB = SLAB_ROWS // 2
+"""Rows of which a thread has one."""
 STEP_K = 16
 """Columns of one MMA."""
 STEPS = TILE_K // STEP_K
@@ -164,6 +166,27 @@ def encoding(dtype: torch.dtype) -> tuple[tuple[int, int], ...]:
                     rotation = (target - bit) % 32
                     masks[rotation] = masks.get(rotation, 0) | 1 << bit
     return tuple(sorted(masks.items()))
+
+
+def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Rows (…, N, C) of two weights in turn, eight of each, N padded with zeros to a multiple of eight: (…, 2 · padded
+    N, C).
+
+    A thread has rows g and g + 8 of a slab's accumulators: a row of either.
+    """
+    padding = (0, 0, 0, -gate.shape[-2] % HALF_SLAB)
+    both = torch.stack([torch.nn.functional.pad(x, padding) for x in (gate, up)], dim=-3)
+    return both.unflatten(-2, (-1, HALF_SLAB)).transpose(-4, -3).flatten(-4, -2)
+
+
+def separated(rows: torch.Tensor) -> torch.Tensor:
+    """(…, 2, padded N, C) of such rows."""
+    return rows.unflatten(-2, (-1, 2, HALF_SLAB)).transpose(-4, -3).flatten(-3, -2)
+
+
+def packed_rows(rows: int, gated: bool) -> int:
+    """Rows of the packed matrix of a weight with ``rows``, or of two such that are interleaved."""
+    return 2 * HALF_SLAB * -(-rows // HALF_SLAB) if gated else rows
 
 
 def tiles(rows: int, k: int) -> tuple[int, int]:

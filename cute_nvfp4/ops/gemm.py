@@ -43,6 +43,7 @@ from .library.packed import packed_gemm as packed_operator
 from .operands import check_operands, check_signs, operand_record
 from .packed_gemm import packed_gemm
 from .packed_gemm import prepared as prepared_packed
+from .packed_operands import Request
 from .plain_gemm import PlainGemm
 
 
@@ -135,7 +136,7 @@ def prepared(
 ) -> Preparation:
     """``gemm`` planned, for ``prepare``."""
     if isinstance(b, PreparedWeight):
-        return prepared_packed(a, b, alpha, bias, out, out_dtype, config, backend)
+        return prepared_packed(Request(a, b, alpha, bias, out, out_dtype, config, backend))
     call = planned(a, b, alpha, bias, out, out_dtype, config, backend)
     if isinstance(call, PlainGemm):
         raise OperandError.of(

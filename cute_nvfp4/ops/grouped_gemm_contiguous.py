@@ -35,6 +35,7 @@ def grouped_gemm_contiguous(
     b: BlockScaledTensor | PreparedWeight,
     *,
     offsets: Sequence[int] | torch.Tensor | None = None,
+    gate: str = "",
     alpha: float | torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -48,6 +49,7 @@ def grouped_gemm_contiguous(
         a: rows (T, K) of E groups with their offsets; b: (E, N, K), of the same format. Groups may have no rows. Or b
             is a ``PreparedWeight`` (E, N, K) on sm_90a, and a is numbers (T, K) of its dtype, or NVFP4.
         offsets: of a that is numbers, as those of ``GroupedRows``.
+        gate: with a prepared weight of gate and up, the result is gate(A · gateᵀ) ∘ (A · upᵀ): as in ``gated_gemm``.
         alpha: a number, or a float32 tensor on the operands' device of one element, or of one for each group.
         out, out_dtype, config, backend: as in ``grouped_gemm``. Rows of no group are not written.
         status: (1,) int32 on the device, in which the kernel leaves 0; or i + 1 if offsets[i] is the first offset that
@@ -61,10 +63,12 @@ def grouped_gemm_contiguous(
         OperandError, OperandTypeError: as ``gemm``.
     """
     if isinstance(b, PreparedWeight):
-        result = packed_rows(a, b, offsets, alpha, out, out_dtype, status, config, backend)
+        result = packed_rows(a, b, offsets, alpha, out, out_dtype, status, config, backend, gate)
         if out is not None and torch.is_grad_enabled():
             written_to(out)
         return result
+    if gate:
+        raise OperandError.of("gate", got=repr(gate), expected="a prepared weight of gate and up with it")
     if offsets is not None:
         raise OperandError.of("offsets", got=type(offsets).__name__, expected="None: GroupedRows have their own")
     if by_operator((a, b), alpha, out):

@@ -10,7 +10,7 @@ import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..kernels.gemm.arguments import MAP_BYTES, GroupFactor
-from ..kernels.gemm.sm90.arguments import Activations, Result, Weight
+from ..kernels.gemm.sm90.arguments import Activations, PackedWeight, Result
 from ..kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, PackedGroupTable
 from ..operand import BlockScaledTensor, row_alignment
 from ..planning.packed import PackedPlan
@@ -26,7 +26,7 @@ from .checks import DTYPE_NAMES, refuse_config, span, split_alpha, tensors
 from .dequantize import dequantize
 from .grouped_launch import arrangements, gathered, table_on_device
 from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group
-from .packed_operands import X, check_x, x_parts
+from .packed_operands import X, check_products, check_x, x_parts
 from .packed_rows import KERNEL
 
 Pair = tuple[X | None, PreparedWeight]
@@ -99,6 +99,7 @@ def _plan(
         if (b.dtype, b.device) != (first.dtype, first.device):
             expected = f"{first.dtype} on {first.device}, as in the first group"
             raise OperandError.of("prepared weight", got=f"{b.dtype} on {b.device}", expected=expected)
+        check_products(b, "")
         if x is None or (isinstance(x, torch.Tensor) and tuple(x.shape) == (0, b.k)):
             return
         check_x(x, b)
@@ -155,7 +156,7 @@ class _Launch:
             groups=PackedGroupTable(0, len(pairs), 0) if self._listed else (*self._groups, *padding),
             one=first if self._listed else None,
             alpha=1.0,
-            factors=tuple(GroupFactor(0, stride) for stride in strides),
+            factors=(tuple(GroupFactor(0, stride) for stride in strides),),
             workers=plan.workers,
         )
         self._launch = KERNEL.launcher(plan.config, target, device, arguments, _touched)
@@ -189,7 +190,7 @@ def _group(x: X, b: PreparedWeight, out: torch.Tensor) -> PackedGroup:
     rows = _rows(x)
     # one row has no stride of its own, but tensor maps want one, of whole 16 bytes
     stride = x.stride(0) if isinstance(x, torch.Tensor) and rows > 1 else b.k if rows > 1 else -(-b.k // 32) * 32
-    weight = Weight(0, b.rows, b.packed.shape[-2], 0)
+    weight = PackedWeight(0, b.rows, b.packed.shape[-2], 0)
     return PackedGroup(weight, Activations(0, rows, stride, 0), Result(0, out.stride(0), 0), b.k)
 
 

@@ -12,13 +12,14 @@ import torch
 from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4
 from ..kernels.gemm.arguments import GroupFactor
-from ..kernels.gemm.sm90.arguments import Activations, Result, Weight
+from ..kernels.gemm.sm90.arguments import Activations, PackedWeight, Result
 from ..kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RowsOfGroups
 from ..kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from ..operand import BlockScaledTensor, row_alignment, span_bytes
 from ..planning.packed import PackedPlan
 from ..planning.packed_groups import PackedGroups, choose_groups
 from ..prepared_weight import PreparedWeight
+from ..reference import GATES
 from ..runtime.apart import near
 from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.bounded import Bounded
@@ -29,7 +30,7 @@ from .calls import addresses, as_alpha, output_key, tensor_key
 from .checks import DTYPE_NAMES, check_format, check_overlap, checked_output, refuse_config, split_alpha, tensors
 from .dequantize import dequantize
 from .grouped_rows import GroupedRows, checked_offsets, clamped
-from .packed_operands import check_x
+from .packed_operands import check_products, check_x
 
 Rows = torch.Tensor | GroupedRows
 
@@ -44,16 +45,17 @@ def packed_rows(
     status: torch.Tensor | None,
     config: PackedPlan | None,
     backend: Backend,
+    gate: str = "",
 ) -> torch.Tensor:
-    """``grouped_gemm_contiguous`` of a stack of prepared weights."""
+    """``grouped_gemm_contiguous`` of a stack of prepared weights, or ``grouped_gated_gemm_contiguous``."""
     offsets = offsets_of(a, offsets)
     key = (
         *(a.key if isinstance(a, GroupedRows) else tensor_key(a), b.key, tensor_key(offsets), tensor_key(alpha)),
-        *(output_key(out), out_dtype, tensor_key(status), backend, config, world(b.key.on_cpu)),
+        *(output_key(out), out_dtype, tensor_key(status), gate, backend, config, world(b.key.on_cpu)),
     )
     call = _calls.find(key)
     if call is None:
-        call = _calls[key] = _plan(a, b, offsets, alpha, out, out_dtype, status, backend, config)
+        call = _calls[key] = _plan(a, b, offsets, alpha, out, out_dtype, status, backend, config, gate)
     return call(a, b, offsets, alpha, out, status)
 
 
@@ -83,8 +85,10 @@ def _plan(
     status: torch.Tensor | None,
     backend: Backend,
     config: PackedPlan | None,
+    gate: str,
 ) -> Callable[..., torch.Tensor]:
     """The call for these operands and all like them, which it checks."""
+    check_products(b, gate)
     if isinstance(a, GroupedRows):
         check_format("a", a, (NVFP4,))
         numbers = torch.empty((a.rows, a.k), dtype=torch.float16, device=a.device)
@@ -110,8 +114,8 @@ def _plan(
     target = resolve(backend, b.device)
     if target.backend == "reference":
         refuse_config(config)
-        return functools.partial(_reference, dtype=out.dtype)
-    return _Call(a, numbers, b, offsets, alpha, out, target, config)
+        return functools.partial(_reference, dtype=out.dtype, gate=gate)
+    return _Call(a, numbers, b, offsets, alpha, out, target, config, gate)
 
 
 class _Call:
@@ -127,6 +131,7 @@ class _Call:
         out: torch.Tensor,
         target: Target,
         config: PackedPlan | None,
+        gate: str,
     ) -> None:
         strides = [] if alpha is None else [int(alpha.shape[0] > 1)]
         strides += [0 for f in (getattr(a, "global_scale", None), b.global_scale) if f is not None]
@@ -137,6 +142,7 @@ class _Call:
             out=DTYPE_NAMES[out.dtype],
             vector=row_alignment(out, 16) >= 16,
             factors=len(strides),
+            gate=gate,
         )
         plan = choose_groups(problem, target.arch, sm_count(target, b.device), config)
         rows, k_tiles = x.shape[0], b.packed.shape[-2]
@@ -145,13 +151,13 @@ class _Call:
         arguments = GroupedWgmmaArguments(
             groups=RowsOfGroups(0, b.batch, 0),
             one=PackedGroup(
-                Weight(0, b.rows, k_tiles, b.packed.stride(0)),
+                PackedWeight(0, b.rows, k_tiles, b.packed.stride(0)),
                 Activations(0, rows, stride, 0),
                 Result(0, out.stride(0), 0),
                 b.k,
             ),
             alpha=1.0,
-            factors=tuple(GroupFactor(0, stride) for stride in strides),
+            factors=(tuple(GroupFactor(0, stride) for stride in strides),) * plan.config.products,
             workers=plan.workers,
         )
         self._launch = KERNEL.launcher(plan.config, target, b.device, arguments, _touched)
@@ -178,7 +184,8 @@ class _Call:
                 check_overlap(read, out)
         status = checked_status(None, b.device) if status is None else status
         x = a if isinstance(a, torch.Tensor) else decoded(a, self._backend)
-        factors = addresses(alpha, getattr(a, "global_scale", None), b.global_scale)
+        of_a = getattr(a, "global_scale", None)
+        factors = [x for scale in b.global_scales for x in addresses(alpha, of_a, scale)]
         values = (*addresses(offsets, status, b.packed, x, out), scalar, *factors)
         self._launch(values, (a, x, b, offsets, alpha, out, status))
         return out
@@ -191,7 +198,8 @@ def decoded(a: GroupedRows, backend: Backend) -> torch.Tensor:
 
 def _read(a: Rows, b: PreparedWeight, offsets: torch.Tensor, alpha: Any) -> dict[str, torch.Tensor | None]:
     x = {"a": a} if isinstance(a, torch.Tensor) else {"data of a": a.data, "scale of a": a.scale}
-    scales = {"global scale of a": getattr(a, "global_scale", None), "global scale of b": b.global_scale}
+    scales = {"global scale of a": getattr(a, "global_scale", None)}
+    scales |= {f"global scale {i} of b": scale for i, scale in enumerate(b.global_scales)}
     return x | {"b": b.packed, "offsets": offsets, "alpha": alpha} | scales
 
 
@@ -221,6 +229,7 @@ def _reference(
     status: torch.Tensor | None,
     *,
     dtype: torch.dtype,
+    gate: str,
 ) -> torch.Tensor:
     """Group by group in float64. Reads the offsets, so it waits for the device."""
     scalar, alpha = as_alpha(alpha)
@@ -233,7 +242,8 @@ def _reference(
         x = BlockScaledTensor(a.data, a.rowmajor_scale(), a.global_scale, a.format).dequantize(torch.float64)
     for e, (start, end) in enumerate(pairwise(clamped(offsets, rows).tolist())):
         factor = scalar if alpha is None else alpha.reshape(-1)[e if alpha.numel() > 1 else 0].double()
-        out[start:end] = (x[start:end] @ weights[e].t() * factor).to(dtype)
+        exact = x[start:end] @ weights[e].mT * factor
+        out[start:end] = (GATES[gate](exact[0]) * exact[1] if gate else exact).to(dtype)
     wrong = [i for i, (left, right) in enumerate(zip([0, *given], given)) if right < left or right > rows]
     checked_status(status, b.device).fill_(wrong[0] + 1 if wrong else 0)
     return out

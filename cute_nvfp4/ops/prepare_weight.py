@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandTypeError
+from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4, as_bytes
 from ..kernels.pack.config import PackArguments, PackConfig
 from ..kernels.quantize.arguments import Strides
@@ -20,13 +20,17 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..runtime.simulating import session_number
 from ..target import Target
-from ..weight_layout import DECODERS, TILE_BYTES, pack, tiles
+from ..weight_layout import DECODERS, TILE_BYTES, interleaved, pack, tiles
 from .calls import addresses, allocator
 from .checks import DTYPE_NAMES, check_format, tensors
 
 
 def prepare_weight(
-    weight: BlockScaledTensor, *, dtype: torch.dtype = torch.bfloat16, backend: Backend = "auto"
+    weight: BlockScaledTensor,
+    up: BlockScaledTensor | None = None,
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    backend: Backend = "auto",
 ) -> PreparedWeight:
     """Repacks an NVFP4 weight (N, K) for ``gemm(x, weight)`` on a Hopper GPU, once, when a model is loaded; or a stack
     (L, N, K) for ``grouped_gemm_contiguous``.
@@ -35,17 +39,52 @@ def prepare_weight(
 
     Args:
         weight: an NVFP4 operand, scales in any layout, of either sign. K is a multiple of 16.
+        up: another like it: the result is both, for ``gated_gemm(x, result)``; the gate takes the product of
+            ``weight``. Both have a global scale, each its own, or none.
         dtype: bfloat16 or float16: that of the x it will be multiplied with. An NVFP4 x takes float16.
         backend: a kernel packs CUDA tensors, in one launch, to the bits of torch.
 
     Raises:
-        OperandError, OperandTypeError: another format, another dtype.
+        OperandError, OperandTypeError: another format, another dtype, two weights that do not fit together.
     """
-    if not isinstance(weight, BlockScaledTensor):
-        raise OperandTypeError.of("weight", got=type(weight).__name__, expected="BlockScaledTensor")
-    check_format("weight", weight, (NVFP4,))
+    weights = {"weight": weight} if up is None else {"weight": weight, "up": up}
+    for name, x in weights.items():
+        _check(name, x)
     if dtype not in DECODERS:
         raise OperandTypeError.of("dtype", got=dtype, expected=" or ".join(map(str, DECODERS)))
+    if up is None:
+        return PreparedWeight(_packed(weight, dtype, backend), weight.rows, weight.k, dtype, weight.global_scale)
+    packed = _packed(_interleaved(weight, up), dtype, backend)
+    return PreparedWeight(packed, weight.rows, weight.k, dtype, weight.global_scale, True, up.global_scale)
+
+
+def _check(name: str, weight: BlockScaledTensor) -> None:
+    """Raises unless ``weight`` can be repacked."""
+    if not isinstance(weight, BlockScaledTensor):
+        raise OperandTypeError.of(name, got=type(weight).__name__, expected="BlockScaledTensor")
+    check_format(name, weight, (NVFP4,))
+
+
+def _interleaved(gate: BlockScaledTensor, up: BlockScaledTensor) -> BlockScaledTensor:
+    """Both in one, without global scales.
+
+    Raises:
+        OperandError: they do not fit together.
+    """
+    both = [
+        f"{tuple(x.data.shape)} bytes, {'no' if x.global_scale is None else 'a'} global scale, {x.device}"
+        for x in (gate, up)
+    ]
+    if both[0] != both[1]:
+        expected = "the same sizes and device, global scales or none"
+        raise OperandError.of("weights of a gated GEMM", got=" and ".join(both), expected=expected)
+    data = interleaved(as_bytes(gate.data), as_bytes(up.data))
+    scale = interleaved(*(as_bytes(x.rowmajor_scale()) for x in (gate, up)))
+    return BlockScaledTensor(data, scale if gate.is_batched else scale[0])
+
+
+def _packed(weight: BlockScaledTensor, dtype: torch.dtype, backend: Backend) -> torch.Tensor:
+    """Tiles (row tiles, K tiles, bytes), of a stack (L, …)."""
     key, target = weight.key, resolve(backend, weight.device)
     if target.backend == "reference" or not key.plain:
         packed = packed_by_torch(weight, dtype)
@@ -55,8 +94,7 @@ def prepare_weight(
         if call is None:
             call = _calls[found] = PackCall(key, dtype, target)
         packed = call(weight)
-    packed = packed if weight.is_batched else packed[0]
-    return PreparedWeight(packed, weight.rows, weight.k, dtype, weight.global_scale)
+    return packed if weight.is_batched else packed[0]
 
 
 def packed_by_torch(weight: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:

@@ -25,7 +25,8 @@ TILE_US = 1.0
 @dataclass(frozen=True, kw_only=True)
 class PackedGroups:
     """Products of groups: sizes (m, n, k) of each; of rows that offsets deal to ``stack`` groups, one of all rows.
-    vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply alpha."""
+    vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply alpha.
+    gate: as in ``WgmmaConfig``; n is of the output."""
 
     sizes: tuple[tuple[int, int, int], ...]
     stack: int = 0
@@ -33,6 +34,7 @@ class PackedGroups:
     out: str = "bfloat16"
     vector: bool = True
     factors: int = 0
+    gate: str = ""
 
     @property
     def expected(self) -> tuple[tuple[int, int, int], ...]:
@@ -58,6 +60,7 @@ class PackedGroups:
             out=self.out,
             vector=self.vector and self.out != "float32",
             factors=self.factors,
+            gate=self.gate,
             **tiling,
         )
 
@@ -95,10 +98,10 @@ def choose_groups(
 
 def _plan(p: PackedGroups, arch: Architecture, sm_count: int, tile_n: int) -> PackedPlan:
     config = p.config(arch, tile_n=tile_n, ctas_per_sm=2 if tile_n <= 64 else 1)
-    tiles = sum(-(-n // config.tile_m) * -(-m // tile_n) for m, n, _ in p.sizes)
+    tiles = sum(-(-n // config.out_rows) * -(-m // tile_n) for m, n, _ in p.sizes)
     if p.stack:
         # a group begun in each tile of rows
-        tiles += (p.stack - 1) * -(-p.sizes[0][1] // config.tile_m)
+        tiles += (p.stack - 1) * -(-p.sizes[0][1] // config.out_rows)
     return PackedPlan(config, max(1, min(tiles, sm_count * config.ctas_per_sm)))
 
 
@@ -109,7 +112,7 @@ def predict(plan: PackedPlan, p: PackedGroups) -> float:
     for m, n, k in p.expected:
         rest_n = -(-m // c.tile_n)
         width = min(w for w in c.widths if w * rest_n >= m)
-        tiles = -(-n // c.tile_m) * rest_n
+        tiles = -(-n // c.out_rows) * rest_n
         each, rest = divmod(tiles, plan.workers)
         cost = -(-k // c.tile_k) * (FIXED_STAGE_US + ROW_STAGE_US * width) * c.ctas_per_sm + TILE_US
         busy += each * cost

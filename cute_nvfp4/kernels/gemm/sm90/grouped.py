@@ -1,4 +1,5 @@
-"""outᵢ = alphaᵢ · xᵢ · weightᵢᵀ for many problems in one launch, on WGMMA, with packed weights.
+"""outᵢ = alphaᵢ · xᵢ · weightᵢᵀ, or two such products joined by a gate, for many problems in one launch, on WGMMA, with
+packed weights.
 
 ``WgmmaGemm`` with work tiles of all groups (``groups``). Weights are runs of bytes, so that only x has tensor maps: one
 where the groups are rows of one x, else one for each. A tile has as many rows of x as its group needs: there is a loop
@@ -47,8 +48,6 @@ class GroupedWgmma(WgmmaGemm):
     """The host function and the kernel of one :class:`GroupedWgmmaConfig`."""
 
     config: GroupedWgmmaConfig
-    # finding a group takes more than a loop of copies does
-    loading_registers = 40
 
     @cute.jit
     def __call__(self, arguments: GroupedWgmmaArguments, stream: CUstream):
@@ -134,7 +133,7 @@ class GroupedWgmma(WgmmaGemm):
         _, _, workers = cute.arch.grid_dim()
         scheduler = GroupScheduler(groups, worker, workers, groups.table.read("total"))
         if group == 0:
-            cute.arch.setmaxregister_decrease(self.loading_registers)
+            cute.arch.setmaxregister_decrease(24)
             if warp == 0:
                 self.load_weights(memory, scheduler)
             elif warp == 1:
@@ -152,7 +151,7 @@ class GroupedWgmma(WgmmaGemm):
         while cursor < end:
             tile = scheduler.tile(cursor, end)
             first, k_tiles = groups.weight(tile.group), groups.k_tiles(tile.group)
-            row_tiles = cute.ceil_div(groups.n(tile.group), TILE_ROWS)
+            row_tiles = groups.row_tiles(tile.group)
             for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
                 mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.ring.full + 8 * at.stage
@@ -214,13 +213,13 @@ class GroupedWgmma(WgmmaGemm):
         while cursor < end:
             tile = scheduler.tile(cursor, end)
             # loaded before it is needed, for it is as far away as memory
-            alpha = scheduler.groups.alpha(tile.group)
+            alphas = scheduler.groups.alphas(tile.group)
             for i in cutlass.range_constexpr(len(cfg.widths)):
                 if tile.width == cfg.widths[i]:
                     products = self.products(memory, cfg.widths[i], group, thread)
                     at = self.sum_products(products, memory, at, tile.k_count)
                     config, rows = replace(cfg, tile_n=cfg.widths[i]), tile.x_rows - tile.x_row
                     arguments = arguments_of(scheduler.groups, tile)
-                    epilogue = Epilogue(config, arguments, rows, alpha, memory.epilogue, scheduler, group, own, sums)
+                    epilogue = Epilogue(config, arguments, rows, alphas, memory.epilogue, scheduler, group, own, sums)
                     epilogue.store(products.acc, WorkTile(tile.m, zero, zero, tile.k_first, tile.k_count))
             cursor = scheduler.after(cursor, tile)

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from ....runtime.signature import INT32, VARYING_FLOAT32, PerConfig, Pointer, Scalar
 from ..arguments import MAP_BYTES, GroupFactor
-from .arguments import Activations, Result, Weight
+from .arguments import Activations, PackedWeight, Result
 from .grouped_config import GroupedWgmmaConfig
 
 
@@ -22,7 +22,7 @@ class RowsOfGroups(NamedTuple):
 class PackedGroup(NamedTuple):
     """One problem of a list; it has no rows of x in a slot that no group has."""
 
-    weight: Weight = Weight()
+    weight: PackedWeight = PackedWeight()
     x: Activations = Activations()
     out: Result = Result()
     k: Scalar = INT32
@@ -45,6 +45,7 @@ def _groups(config: GroupedWgmmaConfig) -> tuple:
 class GroupedWgmmaArguments(NamedTuple):
     """outᵢ = alphaᵢ · xᵢ · weightᵢᵀ for groups: a tuple of ``PackedGroup``, a ``PackedGroupTable`` or ``RowsOfGroups``.
 
+    Or, gated, gate(alphaᵢ · xᵢ · gateᵢᵀ) · (alphaᵢ · xᵢ · upᵢᵀ); factors: of each product.
     one: the matrices of which the groups have rows; those of any group where a kernel makes the tensor maps of all from
     one's; of none where each group has its own. workers: CTAs.
     """
@@ -52,5 +53,5 @@ class GroupedWgmmaArguments(NamedTuple):
     groups: tuple | PackedGroupTable | RowsOfGroups = PerConfig(_groups)
     one: PackedGroup | None = PerConfig(lambda c: None if c.maps == "parameters" else PackedGroup())
     alpha: Scalar = VARYING_FLOAT32
-    factors: tuple[GroupFactor, ...] = PerConfig(lambda c: (GroupFactor(),) * c.factors)
+    factors: tuple[tuple[GroupFactor, ...], ...] = PerConfig(lambda c: ((GroupFactor(),) * c.factors,) * c.products)
     workers: Scalar = INT32

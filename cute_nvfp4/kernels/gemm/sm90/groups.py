@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from ....weight_layout import WEIGHT_FACTOR
+from ....weight_layout import TILE_ROWS, WEIGHT_FACTOR
 from ..arguments import MAP_BYTES, OUT_DTYPES
 from ..epilogue import group_alpha
 from ..group_source import LAST, maximum_to, sums_to
@@ -23,7 +23,7 @@ from ..grouped_config import WINDOW
 from ..grouped_scheduler import Table, group_of
 from ..operand_source import map_pointer
 from ..tile_scheduler import CursorRange
-from .arguments import Result, Weight, WgmmaArguments
+from .arguments import PackedWeight, Result, WgmmaArguments
 from .grouped_arguments import GroupedWgmmaArguments
 from .grouped_config import GroupedWgmmaConfig
 
@@ -66,7 +66,7 @@ def tiles_of(config: GroupedWgmmaConfig, rows: Int32, n: Int32) -> GroupTiles:
         width = Int32(config.widths[-1])
         for candidate in reversed(config.widths[:-1]):
             width = cutlass.select_(need <= candidate, Int32(candidate), width)
-    return GroupTiles(cute.ceil_div(n, config.tile_m), rest_n, width)
+    return GroupTiles(cute.ceil_div(n, config.out_rows), rest_n, width)
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,14 @@ class Groups:
     def acquire(self, group: Int32, cursor: Int32, workers: Int32) -> None:
         """Before the first load of a work tile."""
 
-    def alpha(self, group: Int32) -> Any:
-        return group_alpha(self.arguments.alpha * WEIGHT_FACTOR, self.arguments.factors, group)
+    def alphas(self, group: Int32) -> tuple[Float32, ...]:
+        """The factors of a group's sums, one for each product."""
+        alpha = self.arguments.alpha * Float32(WEIGHT_FACTOR)
+        return tuple(group_alpha(alpha, factors, group) for factors in self.arguments.factors)
+
+    def row_tiles(self, group: Int32) -> Int32:
+        """Rows of packed tiles of a group's weight."""
+        return cute.ceil_div(self.n(group), TILE_ROWS // self.config.products)
 
 
 @dataclass(frozen=True)
@@ -288,5 +294,5 @@ def arguments_of(groups: Groups, tile: GroupTile) -> WgmmaArguments:
     """Those of one problem with the output of a tile, which starts at its first row."""
     out = groups.out(tile.group)
     out = out._replace(pointer=out.pointer + Int64(tile.x_row) * out.row_stride)
-    weight = Weight(None, groups.n(tile.group), None, None)
+    weight = PackedWeight(None, groups.n(tile.group), None, None)
     return WgmmaArguments(weight, None, out, None, None, (), None, None, None, None)
