@@ -212,14 +212,14 @@ class GroupedWgmma(WgmmaGemm):
         cursor, end = scheduler.range()
         while cursor < end:
             tile = scheduler.tile(cursor, end)
-            # loaded before it is needed, for it is as far away as memory
-            alphas = scheduler.groups.alphas(tile.group)
             for i in cutlass.range_constexpr(len(cfg.widths)):
                 if tile.width == cfg.widths[i]:
                     products = self.products(memory, cfg.widths[i], group, thread)
                     at = self.sum_products(products, memory, at, tile.k_count)
-                    config, rows = replace(cfg, tile_n=cfg.widths[i]), tile.x_rows - tile.x_row
-                    arguments = arguments_of(scheduler.groups, tile)
+                    # asked for again: there are no registers to keep it meanwhile
+                    done = scheduler.tile(cursor, end)
+                    config, alphas = replace(cfg, tile_n=cfg.widths[i]), scheduler.groups.alphas(done.group)
+                    arguments, rows = arguments_of(scheduler.groups, done), done.x_rows - done.x_row
                     epilogue = Epilogue(config, arguments, rows, alphas, memory.epilogue, scheduler, group, own, sums)
-                    epilogue.store(products.acc, WorkTile(tile.m, zero, zero, tile.k_first, tile.k_count))
-            cursor = scheduler.after(cursor, tile)
+                    epilogue.store(products.acc, WorkTile(done.m, zero, zero, done.k_first, done.k_count))
+            cursor = cursor + scheduler.workers

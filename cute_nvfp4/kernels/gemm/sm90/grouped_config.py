@@ -10,7 +10,8 @@ from ....errors import explain
 from ..grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, Columns, GroupTableConfig
 from .config import WgmmaConfig, can_implement
 
-_WIDTHS = {64: (32, 64), 128: (32, 64, 96, 128), 256: (64, 96, 128, 160, 192, 256)}
+_WIDTHS = {128: (32, 64, 96, 128), 256: (96, 128, 192, 256)}
+"""More of them, or two in 80 registers, and ptxas lets no two wgmma run at the same time (its note C7512)."""
 
 
 @dataclass(frozen=True, kw_only=True)
