@@ -30,8 +30,8 @@ _keys: dict[tuple, WeightKey] = {}
 
 @dataclass(frozen=True, eq=False)
 class PreparedWeight:
-    """An NVFP4 matrix (N, K), or a stack (L, N, K) of them, as ``prepare_weight`` packs it: no kernel of another
-    architecture reads it.
+    """An NVFP4 or MXFP4 matrix (N, K), or a stack (L, N, K) of them, as ``prepare_weight`` packs it: no kernel of
+    another architecture reads it.
 
     packed: (row tiles, K tiles, bytes), of a stack (L, …), of uint8 (:mod:`.weight_layout`). rows, k: N and K. dtype:
     bfloat16 or float16, what tensor cores multiply it in, exactly; that of x where x is not quantized. global_scale:
