@@ -157,6 +157,7 @@ def _packed_groups() -> Iterator[tuple[str, Callable]]:
 
     configs = {
         "rows": GroupedWgmmaConfig(tile_n=64, ctas_per_sm=2, factors=2),
+        "rows gated": GroupedWgmmaConfig(tile_n=16, gate="silu"),
         "parameters": GroupedWgmmaConfig(maps="parameters", slots=4),
         "workspace": GroupedWgmmaConfig(maps="workspace", capacity=64, tile_n=8, out="float32", vector=False),
     }

@@ -170,7 +170,7 @@ class _Launch:
             if arranged != "none":
                 # read where they are, from the first one's address on, unless they are apart
                 factors.append(gathered(given, self._device) if arranged == "apart" else given[0])
-        numbers = [x if isinstance(x, torch.Tensor) else _decoded(x, self._backend) for x, _ in pairs]
+        numbers = [x if isinstance(x, torch.Tensor) else _decoded(x, b.dtype, self._backend) for x, b in pairs]
         places = [addresses(b.packed, x, out) for x, (_, b), out in zip(numbers, pairs, outs)]
         table, maps = None, None
         if self._listed:
@@ -200,9 +200,9 @@ def _table_row(group: PackedGroup, places: tuple[int, ...]) -> tuple[int, ...]:
     return (group.x.rows, group.weight.rows, group.k, out, group.out.row_stride, weight, x, group.x.row_stride)
 
 
-def _decoded(x: BlockScaledTensor, backend: Backend) -> torch.Tensor:
-    """The values of NVFP4 in float16, exact, without its global scale."""
-    return dequantize(BlockScaledTensor(x.data, x.scale, None, x.format), torch.float16, backend=backend)
+def _decoded(x: BlockScaledTensor, dtype: torch.dtype, backend: Backend) -> torch.Tensor:
+    """The values of x, exact, without its global scale."""
+    return dequantize(BlockScaledTensor(x.data, x.scale, None, x.format), dtype, backend=backend)
 
 
 def _read(pairs: Sequence[Pair]) -> dict[str, torch.Tensor | None]:

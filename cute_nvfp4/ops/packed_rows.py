@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..formats import NVFP4
 from ..kernels.gemm.arguments import GroupFactor
 from ..kernels.gemm.sm90.arguments import Activations, PackedWeight, Result
 from ..kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RowsOfGroups
@@ -27,10 +26,10 @@ from ..runtime.kernel import Kernel
 from ..runtime.simulating import world
 from ..target import Target
 from .calls import addresses, as_alpha, output_key, tensor_key
-from .checks import DTYPE_NAMES, check_format, check_overlap, checked_output, refuse_config, split_alpha, tensors
+from .checks import DTYPE_NAMES, check_overlap, checked_output, refuse_config, split_alpha, tensors
 from .dequantize import dequantize
 from .grouped_rows import GroupedRows, checked_offsets, clamped
-from .packed_operands import check_products, check_x
+from .packed_operands import check_decodable, check_products, check_x
 
 Rows = torch.Tensor | GroupedRows
 
@@ -90,15 +89,8 @@ def _plan(
     """The call for these operands and all like them, which it checks."""
     check_products(b, gate)
     if isinstance(a, GroupedRows):
-        check_format("a", a, (NVFP4,))
-        numbers = torch.empty((a.rows, a.k), dtype=torch.float16, device=a.device)
-        if b.dtype is not torch.float16:
-            raise OperandTypeError.of(
-                "dtype of a weight prepared for NVFP4",
-                got=b.dtype,
-                expected="torch.float16",
-                hint="prepare_weight(weight, dtype=torch.float16).",
-            )
+        check_decodable(a, b)
+        numbers = torch.empty((a.rows, a.k), dtype=b.dtype, device=a.device)
     else:
         numbers = a
     rows = check_x(numbers, b, stack=True)
@@ -183,7 +175,7 @@ class _Call:
             if near(start, start + self._out_bytes, addresses(*read.values()), self._sizes):
                 check_overlap(read, out)
         status = checked_status(None, b.device) if status is None else status
-        x = a if isinstance(a, torch.Tensor) else decoded(a, self._backend)
+        x = a if isinstance(a, torch.Tensor) else decoded(a, b.dtype, self._backend)
         of_a = getattr(a, "global_scale", None)
         factors = [x for scale in b.global_scales for x in addresses(alpha, of_a, scale)]
         values = (*addresses(offsets, status, b.packed, x, out), scalar, *factors)
@@ -191,9 +183,9 @@ class _Call:
         return out
 
 
-def decoded(a: GroupedRows, backend: Backend) -> torch.Tensor:
-    """The values of rows of NVFP4 in float16, exact, without their global scale. Waits for nothing."""
-    return dequantize(BlockScaledTensor(a.data, a.rowmajor_scale(), None, a.format), torch.float16, backend=backend)
+def decoded(a: GroupedRows, dtype: torch.dtype, backend: Backend) -> torch.Tensor:
+    """The values of rows, exact, without their global scale. Waits for nothing."""
+    return dequantize(BlockScaledTensor(a.data, a.rowmajor_scale(), None, a.format), dtype, backend=backend)
 
 
 def _read(a: Rows, b: PreparedWeight, offsets: torch.Tensor, alpha: Any) -> dict[str, torch.Tensor | None]:

@@ -117,7 +117,7 @@ def _codes(weight: BlockScaledTensor) -> torch.Tensor:
 
 
 class Powers(NamedTuple):
-    """Codes (…, N, K) of an MXFP4 weight, and its scales (…, N, K / 32) as ``pack_powers`` takes them, times 2**shift."""
+    """Codes (…, N, K) of an MXFP4 weight, and scales (…, N, K / 32) as ``pack_powers`` takes them, times 2**shift."""
 
     codes: torch.Tensor
     exponents: torch.Tensor

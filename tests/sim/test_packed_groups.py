@@ -10,6 +10,7 @@ import backends
 import pytest
 import torch
 from mutants import LAST, at, drop, instead, outcome
+from torch.nn.functional import silu
 
 from cute_nvfp4 import (
     BlockScaledTensor,
@@ -18,6 +19,7 @@ from cute_nvfp4 import (
     grouped_gemm,
     grouped_gemm_contiguous,
     prepare_weight,
+    quantize,
     simulating,
     to_blocked,
 )
@@ -196,6 +198,33 @@ def test_lists(sizes, quantized, out) -> None:
         assert within(got, exact, magnitude)
 
 
+@pytest.mark.parametrize("out, n", [(torch.bfloat16, 72), (torch.float32, 20)])
+def test_gated(out: torch.dtype, n: int) -> None:
+    """Gate and up prepared together, with global scales and factors of their own."""
+    generator = torch.Generator().manual_seed(n)
+    device, sizes = backends.device(), (3, 0, 21)
+    both = [quantize(torch.randn(3, n, 160, generator=generator).to(device)) for _ in range(2)]
+    weight = prepare_weight(*both)
+    x = (torch.randn(24, 160, generator=generator) / 10).bfloat16().to(device)
+    alpha = torch.tensor([0.5, 2.0, 1.5], device=device)
+
+    def call() -> torch.Tensor:
+        offsets = [*accumulate(sizes, initial=0)]
+        return grouped_gemm_contiguous(x, weight, offsets=offsets, gate="silu", alpha=alpha, out_dtype=out)
+
+    if backends.backend() == "cuda":
+        got = call()
+    else:
+        with simulating("sm_90a"):
+            got = call()
+    values = [w.dequantize(torch.float64) for w in both]
+    parts = zip(x.double().split(sizes), *values, alpha.double())
+    exact = torch.cat([silu(f * (a @ gate.t())) * (f * (a @ up.t())) for a, gate, up, f in parts])
+    tolerance = 2.0**-8 if out is torch.bfloat16 else 1e-5
+    assert torch.allclose(got.double(), exact, rtol=tolerance, atol=1e-5)
+    assert torch.equal(weight.dequantize(torch.float64), torch.stack(values, dim=1))
+
+
 CUT = CASES[3]
 
 
@@ -261,6 +290,7 @@ BAD = (
     (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], out=X), OperandError, "shape of out"),
     (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], status=torch.zeros(2)), OperandTypeError, "status"),
     (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], config=1), OperandTypeError, "config"),
+    (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], gate="silu"), OperandError, "prepared weight"),
     (lambda s, w: gemm(X, s), OperandError, "a matrix"),
     (lambda s, w: grouped_gemm([(X, w), (X, s)]), OperandError, "group 1: b"),
     (lambda s, w: grouped_gemm([(X, w), (X, X)]), OperandTypeError, "group 1: b"),
