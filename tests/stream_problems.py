@@ -78,7 +78,7 @@ class Problem:
             out=out.data_ptr(),
             out_stride=out.stride(0),
             alpha=ALPHA,
-            factors=(factor.data_ptr(),),
+            factors=((factor.data_ptr(),),),
             partials=PartialSums(sums.data_ptr(), flags.data_ptr()),
             k=case.k,
             ctas=case.ctas,

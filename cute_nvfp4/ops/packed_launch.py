@@ -1,4 +1,4 @@
-"""The planned call of gemm with a prepared weight: the kernel, and what to look at before it runs."""
+"""The planned call of gemm and gated_gemm with a prepared weight: the kernel, and what to look at before it runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..formats import NVFP4
 from ..kernels.gemm.arguments import PartialSums
 from ..kernels.gemm.sm90.arguments import Activations, Bias, PackedWeight, Result, WgmmaArguments
 from ..kernels.gemm.sm90.config import WgmmaConfig
@@ -33,7 +34,9 @@ class PackedCall:
 
     def __init__(self, request: Request, target: Target) -> None:
         x, weight, alpha, bias, out = request[:5]
-        quantized = isinstance(x, BlockScaledTensor)
+        self._numbers = not isinstance(x, BlockScaledTensor)
+        # what the streaming kernel reads as it is
+        quantized = not self._numbers and x.format is NVFP4 and weight.dtype is torch.float16
         problem = PackedProblem(
             m=out.shape[0],
             n=weight.rows,
@@ -42,18 +45,18 @@ class PackedCall:
             out=DTYPE_NAMES[out.dtype],
             quantized=quantized,
             vector=row_alignment(out, 16) >= 16,
-            factors=len(device_scalars(x, weight, alpha)),
+            factors=len(device_scalars(x, weight, alpha)) // len(weight.global_scales),
             bias="" if bias is None else DTYPE_NAMES[bias.dtype],
+            gate=request.gate,
         )
         self._plan = plan = choose(problem, target.arch, sm_count(target, weight.device), request.config)
-        # NVFP4 of more rows than the streaming kernel takes is decoded first, exactly; its global scale is a factor
-        self._decodes = quantized and not plan.streams
+        # all else is decoded first, exactly; its global scale is a factor
+        self._decodes = not (self._numbers or (quantized and plan.streams))
         kernel = STREAM if plan.streams else WGMMA
         self.launch = kernel.launcher(plan.config, target, weight.device, self._arguments(request), _touched)
         if self._decodes:
             self.launch = DecodedFirst(DequantizeCall(x.key, weight.dtype, target, scaled=False), self.launch, 1)
         self.new = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
-        self._numbers = not quantized
         size = plan.scratch(weight.rows)
         self._scratch = (*size, target, weight.device) if size.flags else None
         # the streaming kernel has these arguments always
@@ -69,9 +72,11 @@ class PackedCall:
         """The kernel's record, without addresses."""
         x, weight, _, bias, out = request[:5]
         config, m, k_tiles = self._plan.config, out.shape[0], weight.packed.shape[1]
-        factors = (0,) * config.factors
+        factors = ((0,) * config.factors,) * config.products
         # one row has no stride of its own, but tensor maps want one, of whole 16 bytes
         stride = x_parts(x)[0].stride(0) if m > 1 else -(-weight.k // 32) * 32
+        if self._decodes:
+            stride = weight.k
         if self._plan.streams:
             return StreamArguments(
                 weight=PackedWeight(0, weight.rows, k_tiles, None),
@@ -86,7 +91,7 @@ class PackedCall:
             )
         return WgmmaArguments(
             weight=PackedWeight(0, weight.rows, k_tiles, 0),
-            x=Activations(0, m, weight.k if self._decodes else stride, 0),
+            x=Activations(0, m, stride, 0),
             out=Result(0, out.stride(0), 0),
             bias=None if bias is None else Bias(0),
             alpha=1.0,
@@ -141,12 +146,13 @@ class PackedCall:
         if bias is not None:
             values.append(bias.data_ptr())
         values.append(scalar)
-        if alpha is not None:
-            values.append(alpha.data_ptr())
-        if not self._numbers and x.global_scale is not None:
-            values.append(x.global_scale.data_ptr())
-        if weight.global_scale is not None:
-            values.append(weight.global_scale.data_ptr())
+        for factor in weight.global_scales:
+            if alpha is not None:
+                values.append(alpha.data_ptr())
+            if not self._numbers and x.global_scale is not None:
+                values.append(x.global_scale.data_ptr())
+            if factor is not None:
+                values.append(factor.data_ptr())
         values += self._no_scratch if scratch is None else scratch.addresses
         return tuple(values)
 

@@ -12,14 +12,15 @@ from ..operand import BlockScaledTensor, row_alignment
 from ..planning.packed import PackedPlan
 from ..prepared_weight import PreparedWeight
 from ..runtime.backend import Backend
-from .checks import check_dtype, check_format
+from .checks import check_dtype, check_format, check_gate
 
 X = torch.Tensor | BlockScaledTensor
-"""Numbers of the weight's dtype, or NVFP4."""
+"""Numbers of the weight's dtype, or block-scaled."""
 
 
 class Request(NamedTuple):
-    """What ``gemm`` is asked for with a prepared weight: out (M, N) = alpha · x (M, K) · weightᵀ + bias."""
+    """What ``gemm`` is asked for with a prepared weight: out (M, N) = alpha · x (M, K) · weightᵀ + bias; or, with a
+    gate, ``gated_gemm``: gate(alpha · x · gateᵀ) · (alpha · x · upᵀ)."""
 
     x: X
     weight: PreparedWeight
@@ -29,19 +30,34 @@ class Request(NamedTuple):
     out_dtype: torch.dtype | None = None
     config: PackedPlan | None = None
     backend: Backend = "auto"
+    gate: str = ""
+
+
+def check_products(weight: PreparedWeight, gate: str) -> None:
+    """Raises unless a gated weight comes to a gated product, another to one without a gate."""
+    if gate:
+        check_gate(gate)
+    if weight.gated != bool(gate):
+        kinds = "one weight", "gate and up"
+        raise OperandError.of(
+            "prepared weight",
+            got=kinds[weight.gated],
+            expected=kinds[bool(gate)],
+            hint="gated_gemm takes prepare_weight(gate, up), gemm takes prepare_weight(weight).",
+        )
 
 
 def check_x(x: X, weight: PreparedWeight) -> int:
     """Raises unless x (M, K) can be multiplied with ``weight``; M."""
     if isinstance(x, BlockScaledTensor):
-        check_format("a", x, (NVFP4,))
+        check_format("a", x)
         shape, device = ((x.batch,) if x.is_batched else ()) + (x.rows, x.k), x.device
-        if weight.dtype is not torch.float16:
+        if x.format is not NVFP4 and weight.dtype is not torch.bfloat16:
             raise OperandTypeError.of(
-                "dtype of a weight prepared for NVFP4",
+                f"dtype of a weight prepared for {x.format.name}",
                 got=weight.dtype,
-                expected="torch.float16",
-                hint="prepare_weight(weight, dtype=torch.float16).",
+                expected="torch.bfloat16, which has the range of UE8M0",
+                hint="prepare_weight(weight, dtype=torch.bfloat16).",
             )
         if x.scale_layout != "blocked":
             raise OperandError.of(
@@ -93,9 +109,9 @@ def x_parts(x: X) -> tuple[torch.Tensor, ...]:
 
 
 def device_scalars(x: X, weight: PreparedWeight, alpha: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    """The device scalars that there are."""
+    """The device scalars that there are, of each product."""
     of_x = None if isinstance(x, torch.Tensor) else x.global_scale
-    return tuple(f for f in (alpha, of_x, weight.global_scale) if f is not None)
+    return tuple(f for of_weight in weight.global_scales for f in (alpha, of_x, of_weight) if f is not None)
 
 
 def everything_read(

@@ -26,15 +26,16 @@ class FewRows(NamedTuple):
 
 
 class StreamArguments(NamedTuple):
-    """out = alpha · x · weightᵀ. out: (rows of x, rows of the weight), the last contiguous. factors: device scalars
-    that multiply alpha. partials: two slots and flags a CTA. ctas: to launch."""
+    """out = alpha · x · weightᵀ, or gate(alpha · x · gateᵀ) · (alpha · x · upᵀ). out: (rows of x, rows of the weight),
+    the last contiguous. factors: of each product the device scalars that multiply alpha. partials: two slots and flags
+    a CTA. ctas: to launch."""
 
     weight: PackedWeight = PackedWeight(batch_stride=None)
     x: FewRows = FewRows()
     out: Pointer = Pointer(lambda c: OUT_DTYPES[c.out], _out_alignment)
     out_stride: Scalar = INT64
     alpha: Scalar = VARYING_FLOAT32
-    factors: tuple[Pointer, ...] = PerConfig(lambda c: (Pointer("Float32", 4),) * c.factors)
+    factors: tuple[tuple[Pointer, ...], ...] = PerConfig(lambda c: ((Pointer("Float32", 4),) * c.factors,) * c.products)
     partials: PartialSums = PartialSums()
     k: Scalar = INT32
     ctas: Scalar = INT32

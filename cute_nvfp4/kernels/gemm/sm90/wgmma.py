@@ -1,4 +1,5 @@
-"""out = alpha · x · weightᵀ on WGMMA, weights packed NVFP4 and decoded into the registers of operand A.
+"""out = alpha · x · weightᵀ on WGMMA, weights packed NVFP4 and decoded into the registers of operand A; or two such
+products, joined by a gate.
 
 Persistent and warp-specialised: two warps load stages, weights as runs of bytes by bulk copies and x by TMA; two or
 four warpgroups decode a packed tile into registers while the tensor cores multiply the one before it.
@@ -24,8 +25,8 @@ from ..operands import TmaCopy
 from ..tile_scheduler import CtaPlace, StaticScheduler
 from .arguments import WgmmaArguments
 from .config import LOADING_WARPS, MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
-from .decode import PackedLane, decode_tile, load_lane
-from .epilogue import Epilogue, scaled_alpha
+from .decode import PackedLane, decode_tile, load_lane, product_alphas
+from .epilogue import Epilogue
 from .exchange import ClusterSums
 from .scheduler import SCHEDULERS
 
@@ -203,7 +204,7 @@ class WgmmaGemm:
         zero = Int32(0)
         return SCHEDULERS[cfg.scheduler](
             cfg,
-            cute.ceil_div(arguments.weight.rows, cfg.tile_m * cfg.cluster_rows),
+            cute.ceil_div(arguments.weight.rows, cfg.out_rows * cfg.cluster_rows),
             cute.ceil_div(x_rows, cfg.tile_n),
             arguments.batch,
             cute.ceil_div(arguments.k, cfg.tile_k),
@@ -214,7 +215,7 @@ class WgmmaGemm:
     def load_weights(self, arguments: WgmmaArguments, memory: Memory, scheduler: StaticScheduler):
         """The loop of the warp that loads weights."""
         cfg, weight = self.config, arguments.weight
-        row_tiles = cute.ceil_div(weight.rows, TILE_ROWS)
+        row_tiles = cute.ceil_div(weight.rows, TILE_ROWS // cfg.products)
         at = Position(Int32(0), Int32(0))
         cursor, end = scheduler.range()
         while cursor < end:
@@ -273,8 +274,8 @@ class WgmmaGemm:
         cfg, own = self.config, thread % WARPGROUP
         products = self.products(memory, cfg.tile_n, group, thread)
         sums = ClusterSums(cfg, scheduler.place.part, memory.sums_barrier, memory.received, group, own)
-        alpha = scaled_alpha(arguments)
-        epilogue = Epilogue(cfg, arguments, x_rows, alpha, memory.epilogue, scheduler, group, own, sums)
+        alphas = product_alphas(arguments)
+        epilogue = Epilogue(cfg, arguments, x_rows, alphas, memory.epilogue, scheduler, group, own, sums)
         if cutlass.const_expr(cfg.split_k > 1):
             sums.announce()
         at = Position(Int32(0), Int32(0))
