@@ -90,7 +90,7 @@ class Preparation:
     owners: Callable[[dict[str, Any]], tuple]
 
     def __post_init__(self) -> None:
-        self.simulated = isinstance(self.launch, SimLauncher)
+        self.simulated = isinstance(self.launch, SimLauncher) or getattr(self.launch, "simulated", False)
 
 
 def preparable(call: Any, kind: type) -> Any:
