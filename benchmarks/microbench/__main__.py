@@ -28,7 +28,6 @@ import torch  # noqa: E402
 from common import machine, results_path, write  # noqa: E402
 from device import Module  # noqa: E402
 
-
 MADE = {"instructions": instructions, "pairs": pairs, "fetch": fetch, "tensor": tensor}
 
 
