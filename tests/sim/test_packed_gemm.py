@@ -253,7 +253,7 @@ BAD = (
     (lambda w: gemm(X, w, config=replace(SHARED.plan, workers=1)), OperandError, "split_k: got 2"),
     (lambda w: prepare_weight(X), OperandTypeError, "weight"),
     (lambda w: prepare_weight(W, dtype=torch.float32), OperandTypeError, "dtype"),
-    (lambda w: prepare_weight(quantize(torch.ones(2, 32, 64))), OperandError, "batch"),
+    (lambda w: gemm(X, prepare_weight(quantize(torch.ones(2, 32, 64)))), OperandError, "a matrix"),
     (lambda w: PreparedWeight(w.packed, 31, 640, w.dtype), OperandError, "packed weight"),
 )  # fmt: skip
 

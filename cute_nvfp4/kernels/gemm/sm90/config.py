@@ -59,6 +59,8 @@ class WgmmaConfig:
 
     # for the tile schedulers
     ctas = 1
+    # of a table of groups in shared memory
+    table_bytes = 0
 
     @property
     def cluster(self) -> tuple[int, int]:
@@ -131,7 +133,7 @@ class WgmmaConfig:
     def ring_stages(self) -> int:
         """Stages in shared memory."""
         each = (self.arch.shared_bytes + RESERVED_SHARED) // self.ctas_per_sm - RESERVED_SHARED
-        room = each - self.epilogue_bytes - self.received_bytes - ALIGNMENT
+        room = each - self.epilogue_bytes - self.received_bytes - self.table_bytes - ALIGNMENT
         return self.stages or min(room // (self.stage_bytes + 16), MAX_STAGES)
 
 
