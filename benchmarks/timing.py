@@ -1,8 +1,8 @@
 """Measured and modelled times of the same launches: ``python benchmarks/timing.py --measure`` on a GPU, or ``--model``.
 
 ``SEEN`` and ``ALSO_SEEN`` are launches whose errors were looked at while the clock was built. ``HELD_OUT`` were written
-down, and predicted, before they were measured. Measured: medians of a CUDA graph of one call between two events, launch included, L2 cold
-and clean.
+down, and predicted, before they were measured. Measured: medians of a CUDA graph of one call between two events, launch
+included, L2 cold and clean.
 Modelled: ``sim.run(..., clock="h200")`` (docs/timing.md). Each goes to a file of its own in ``benchmarks/results``;
 without an option both are read and set side by side.
 
