@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 import quantize_problems as problems
 import torch
+from mutants import plan_anew
 from quantize_problems import DTYPES, PAIRS, differences, edges, fused, near_ties
 
 from cute_nvfp4.errors import OperandError, TargetError
 from cute_nvfp4.formats import Format
+from cute_nvfp4.kernels.quantize.arguments import Walk
+from cute_nvfp4.planning import quantize as planning
 from cute_nvfp4.planning.quantize import QuantizeProblem, can_implement
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
 
@@ -105,6 +108,24 @@ def test_every_kind_of_last_row(arch: str, rows: int, layout: str) -> None:
 @pytest.mark.parametrize("layout", ["blocked", "rowmajor"])
 def test_every_kind_of_last_block(arch: str, k: int, layout: str) -> None:
     check(edges(70, max(k, 64))[:, :k].contiguous().bfloat16(), "nvfp4", "max", scale_layout=layout)
+
+
+@pytest.mark.parametrize(
+    "rows,k,layout,rule,ctas", [(128, 1024, "blocked", "four_six_mse", 3), (129, 560, "rowmajor", "max", 1)]
+)
+def test_work_tiles_of_a_cta(
+    arch: str, rows: int, k: int, layout: str, rule: str, ctas: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Follow one another along K and from one group of rows to the next; some CTAs have one more."""
+    grid = planning.grid
+
+    def few(*arguments: object) -> tuple[int, Walk]:
+        walk = grid(*arguments)[1]
+        return ctas, Walk(walk.inner, walk.count, *divmod(ctas, walk.inner), *divmod(walk.count, ctas))
+
+    monkeypatch.setattr(planning, "grid", few)
+    plan_anew(monkeypatch)
+    check(edges(rows, k).bfloat16(), "nvfp4", rule, scale_layout=layout)
 
 
 @pytest.mark.parametrize("format", ["mxfp4", "mxfp8_e4m3"])

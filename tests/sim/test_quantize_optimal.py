@@ -114,6 +114,7 @@ MUTANTS = {
     "products that saturate": (optimal, "_LARGEST_PRODUCT", 9.0, "normal", SCALES[0]),
     "no candidates below the window": (optimal, "_may_be_better", _never, "uniform", SCALES[0]),
     "estimates always decide": (optimal, "_NEAR", -1.0, "integers", SCALES[2]),
+    "no code of a tie is raised": (optimal, "RAISING", 0, "integers", 1.0),
     "halves of a unit for whole ones": (optimal, "HALF_UNIT", 0x00800080, "normal", SCALES[0]),
     "bounds too narrow": (optimal_definition, "ERROR_MARGIN", 0.1, "from large to small", 2.0**6),
 }
