@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import gpu_target, machine, results_path, write
 
 import cute_nvfp4 as nv
+from cute_nvfp4.ops import scratch
 from cute_nvfp4.runtime import backend, launch, template
 from cute_nvfp4.runtime.kernel import Kernel
 from cute_nvfp4.sim.host.cubin import parameter_sizes
@@ -75,7 +76,8 @@ def without_driver(arch: str) -> Iterator[None]:
         mock.patch.object(launch.driver, "load", load),
         mock.patch.object(launch.driver, "launch_function", lambda: nothing),
         mock.patch.object(launch, "raw_stream", lambda index: 0),
-        mock.patch.object(backend, "raw_stream", lambda index: 0),
+        mock.patch.object(scratch, "raw_stream", lambda index: 0),
+        mock.patch.object(scratch, "device_index", lambda device: 0),
         mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
         mock.patch.object(torch.cuda, "current_stream", lambda device: mock.Mock()),
         mock.patch.object(backend, "_resolve", lambda *args: target),
@@ -103,6 +105,7 @@ def packed(weight: nv.BlockScaledTensor, x: torch.Tensor, row: torch.Tensor) -> 
         y = nv.gemm(a, weight)
         yield f"gemm, prepared weight, {name} out=", lambda a=a, y=y: nv.gemm(a, weight, out=y)
         yield f"gemm, prepared weight, {name}", lambda a=a: nv.gemm(a, weight)
+        yield f"gemm, prepared weight, {name}, prepared", nv.prepare(nv.gemm, a, weight, out=y)
         step = nv.prepare(nv.gemm, a, weight, out=y, vary=("a",))
         yield f"gemm, prepared weight, {name}, prepared, a varies", lambda a=a, step=step: step(a)
 
@@ -232,7 +235,7 @@ def main(arguments: list[str] | None = None) -> int:
     unit = found.get("torch.mm(out=)", found["torch.add(out=)"])
     print(f"host time of a call on {arch}, µs, and as a multiple of torch.{'add' if given.host_only else 'mm'}(out=)")
     for name, us in found.items():
-        print(f"{name:40} {us:8.2f} {us / unit:6.2f}")
+        print(f"{name:48} {us:8.2f} {us / unit:6.2f}")
     record = {"arch": arch, "host_only": given.host_only, "host_us": found}
     if not given.host_only:
         graphs = linear_graphs()

@@ -21,7 +21,7 @@ _PUBLIC = {
     "NVFP4": "formats",
     "PreparedWeight": "prepared_weight",
     "NVFP4Linear": "nn.linear",
-    "dequantize": "ops.quantize",
+    "dequantize": "ops.dequantize",
     "explain_backend": "ops.quantize",
     "export": "ops.export",
     "from_blocked": "scale_layout",

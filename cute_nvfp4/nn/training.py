@@ -13,8 +13,9 @@ import torch
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.ops.dequantize import dequantize
 from cute_nvfp4.ops.gemm import gemm
-from cute_nvfp4.ops.quantize import dequantize, quantize
+from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.quantization.hadamard import Hadamard, resolve_hadamard
 from cute_nvfp4.runtime.backend import Backend
 

@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, is_grad_enabled
+from torch.autograd.graph import increment_version
+from torch.compiler import is_dynamo_compiling
 
 from ..operand import BlockScaledTensor, is_wrapper
 from ..runtime.simulating import current_session
+
+modes = torch._C._len_torch_dispatch_stack
 
 
 def by_operator(operands: Sequence[Any], *others: Any) -> bool:
@@ -17,20 +22,36 @@ def by_operator(operands: Sequence[Any], *others: Any) -> bool:
     operands: of the call. others: what else may require a gradient; numbers and None do not. Elsewhere the dispatcher
     would only cost time. What is no operand is for the call itself to refuse.
     """
-    if recording():
+    if is_dynamo_compiling() or (modes() and recording()):
         return True
-    follows = torch.is_grad_enabled()
+    follows = is_grad_enabled()
     for x in operands:
         data = getattr(x, "data", None)
-        if type(data) is not torch.Tensor and isinstance(data, torch.Tensor) and is_wrapper(data):
+        if type(data) is not Tensor and isinstance(data, Tensor) and is_wrapper(data):
             return True
         if follows and (factor := getattr(x, "global_scale", None)) is not None and factor.requires_grad:
             return True
-    if follows:
-        for x in others:
-            if x is not None and (x.requires_grad if type(x) is torch.Tensor else requires_grad(x)):
+    for x in others:
+        if type(x) is Tensor:
+            if follows and x.requires_grad:
                 return True
+        elif x is not None and ((follows and requires_grad(x)) or (isinstance(x, Tensor) and is_wrapper(x))):
+            return True
     return False
+
+
+def is_plain(x: Any, out: Any, factor: Tensor | None) -> bool:
+    """Whether ``by_operator`` is false, for a call of these alone, sooner than it says so; False where it may be true.
+
+    x, factor: numbers, and a device scalar or None. out: what is written, or None.
+    """
+    if type(x) is not Tensor or (out is not None and type(out) is not Tensor) or is_dynamo_compiling() or modes():
+        return False
+    if not is_grad_enabled():
+        return True
+    return not (
+        x.requires_grad or (out is not None and out.requires_grad) or (factor is not None and factor.requires_grad)
+    )
 
 
 def requires_grad(x: Any) -> bool:
@@ -45,22 +66,22 @@ def is_recorded(tensor: torch.Tensor) -> bool:
 
 def recording() -> bool:
     """Whether torch records what is done with any tensor: it traces, or a dispatch mode is on."""
-    if torch.compiler.is_dynamo_compiling():
+    if is_dynamo_compiling():
         return True
-    modes = torch._C._len_torch_dispatch_stack()
-    if not modes:
+    count = modes()
+    if not count:
         return False
     # that of a simulated session records nothing
     session = current_session()
-    return modes > (session is not None and session.dispatch.on)
+    return count > (session is not None and session.dispatch.on)
 
 
 def written_to(*outs: Any) -> None:
     """Tells autograd that a kernel wrote to these, so that what it had saved of them is not used."""
     for x in outs:
-        if isinstance(x, torch.Tensor):
+        if isinstance(x, Tensor):
             if not x.is_inference():
-                torch.autograd.graph.increment_version(x)
+                increment_version(x)
         elif isinstance(x, BlockScaledTensor):
             written_to(x.data, x.scale, x.global_scale)
         elif x is not None:

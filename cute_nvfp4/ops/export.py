@@ -11,6 +11,7 @@ from typing import Any
 
 from ..errors import OperandError
 from ..runtime.exported import VERSION, described
+from .dequantize import DecodedFirst
 from .prepare import preparation
 
 
@@ -30,6 +31,13 @@ def export(path: str | Path, operation: Callable[..., Any], *operands: Any, **op
         OperandError, OperandTypeError, TargetError: what ``prepare`` raises.
     """
     made = preparation(operation, *operands, **options)
+    if isinstance(made.launch, DecodedFirst):
+        raise OperandError.of(
+            "call to export",
+            got="rows of NVFP4 that another launch decodes",
+            expected="one launch",
+            hint="Use fewer rows, or bfloat16 or float16.",
+        )
     kernel, template = made.launch.kernel, made.launch.template
     places = {place for slots in made.slots.values() for _, place in slots}
     constants = {i: value for i, value in enumerate(made.values) if i not in places}

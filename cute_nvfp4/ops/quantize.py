@@ -1,4 +1,4 @@
-"""``quantize`` and ``dequantize``: from a tensor to a ``BlockScaledTensor`` and back, on any device."""
+"""``quantize``: from a tensor to a ``BlockScaledTensor``, on any device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError, OperandTypeError
+from ..errors import OperandError
 from ..formats import Format, as_bytes
 from ..operand import PLAIN, BlockScaledTensor, span_bytes
 from ..quantization import philox
@@ -262,31 +262,6 @@ def _recorded(
         return result
     scale = result.scale if request.scale_layout == "blocked" else result.scale[0]
     return BlockScaledTensor(result.data[0], scale, result.global_scale, format)
-
-
-def dequantize(
-    x: BlockScaledTensor,
-    dtype: torch.dtype = torch.float32,
-    *,
-    k: int | None = None,
-    hadamard: Hadamard | int | None = None,
-) -> torch.Tensor:
-    """The values of ``x`` (``BlockScaledTensor.dequantize``), (MN, K) or (L, MN, K).
-
-    ``hadamard``, if it was given to ``quantize``, rotates back; ``k`` then drops what ``pad`` added beyond it.
-    """
-    if not isinstance(x, BlockScaledTensor):
-        raise OperandTypeError.of("x to dequantize", got=type(x).__name__, expected="BlockScaledTensor")
-    rotation = resolve_hadamard(hadamard)
-    if rotation is None:
-        values = x.dequantize(dtype)
-    else:
-        values = rotation.unrotate(x.dequantize(torch.float32)).to(dtype)
-    if k is None:
-        return values
-    if not 0 < k <= x.k:
-        raise OperandError.of("k to keep", got=k, expected=f"1 … {x.k}")
-    return values[..., :k]
 
 
 def tensor_amax(x: torch.Tensor, *, hadamard: Hadamard | int | None = None) -> torch.Tensor:

@@ -91,6 +91,11 @@ def e4m3x2_to_f16x2(pair: Uint16) -> Uint32:
     return asm("cvt.rn.f16x2.e4m3x2 $0, $1;", [Uint32], [Uint16(pair)])[0]
 
 
+def e5m2x2_to_f16x2(pair: Uint16) -> Uint32:
+    """Decodes two E5M2 elements. PTX 7.8, sm_89 or later: ``cvt.rn.f16x2.e5m2x2``; infinities and NaN stay."""
+    return asm("cvt.rn.f16x2.e5m2x2 $0, $1;", [Uint32], [Uint16(pair)])[0]
+
+
 def e4m3x4_to_f16x2(word: Uint32) -> list[Uint32]:
     """Decodes four E4M3 elements (a 32-bit word) to two f16x2 in order. PTX 7.8, sm_89 or later."""
     text = "{ .reg .b16 l, h; mov.b32 {l, h}, $2; cvt.rn.f16x2.e4m3x2 $0, l; cvt.rn.f16x2.e4m3x2 $1, h; }"

@@ -7,13 +7,12 @@ that own the memory. Nothing above this file asks which backend runs.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
-import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -43,6 +42,26 @@ class Launcher(Protocol):
         """The call with these values, for a call that is made again and again."""
 
 
+class Slot(NamedTuple):
+    """Element ``index`` of ``words``, a launch's parameters as numbers, is varying value ``value`` plus ``added``."""
+
+    words: ctypes.Array
+    index: int
+    value: int
+    added: int
+
+    @classmethod
+    def of(cls, buffer: ctypes.Array, at: int, patch: Patch) -> Slot:
+        """That of ``patch``, at byte ``at`` of ``buffer``: parameters are aligned."""
+        kind = {"Q": ctypes.c_uint64, "f": ctypes.c_float, "i": ctypes.c_int32}[patch.code]
+        size = ctypes.sizeof(kind)
+        return cls((kind * (len(buffer) // size)).from_buffer(buffer), at // size, patch.value, patch.added)
+
+    def write(self, values: tuple) -> None:
+        value = values[self.value]
+        self.words[self.index] = value + self.added if self.added else value
+
+
 class CudaLauncher:
     """``cuLaunchKernelEx`` on parameters that are kept: a call writes the varying values in place, and launches.
 
@@ -54,39 +73,56 @@ class CudaLauncher:
             names = [launch.kernel for launch in template.launches]
             kernel.loaded[device] = driver.load(kernel.cubin, names, device, kernel.name)
         self.kernel, self.template, self._device = kernel, template, device
-        self._write, self._launch = self._parts()
-        self._lock = threading.Lock()
+        slots, launch = self._parts()
+        plain = [(slot.words, slot.index, slot.value) for slot in slots if not slot.added]
+        moved = [slot for slot in slots if slot.added]
+        lock = threading.Lock()
+        # half the time of a with statement
+        acquire, release = lock.acquire, lock.release
+
+        def call(values: tuple) -> None:
+            acquire()
+            try:
+                for words, index, value in plain:
+                    words[index] = values[value]
+                for slot in moved:
+                    slot.write(values)
+                launch()
+            finally:
+                release()
+
+        self._call = call
 
     def __call__(self, values: tuple, owners: tuple) -> None:
-        with self._lock:
-            self._write(*values)
-            self._launch()
+        self._call(values)
 
     def fixed(self, values: tuple, owners: tuple) -> Callable[[], None]:
-        """The call with these values, in memory of its own: nothing is written any more."""
-        write, launch = self._parts()
-        write(*values)
+        """The call with these values, in memory of its own: nothing but the stream is written any more."""
+        slots, launch = self._parts()
+        for slot in slots:
+            slot.write(values)
         lock = threading.Lock()
+        acquire, release = lock.acquire, lock.release
 
         def call() -> None:
-            # the stream is written
-            with lock:
+            acquire()
+            try:
                 launch()
+            finally:
+                release()
 
         return call
 
-    def _parts(self) -> tuple[Callable[..., None], Callable[[], None]]:
-        """What writes the varying values, and what launches."""
+    def _parts(self) -> tuple[list[Slot], Callable[[], None]]:
+        """Where the varying values go, and what launches."""
         loaded, device, name = self.kernel.loaded[self._device], self._device, self.kernel.name
-        writes, prepared = [], []
+        slots, prepared = [], []
         for number, launch in enumerate(self.template.launches):
             function = loaded[launch.kernel]
             packed = driver.PackedLaunch(launch, function)
             patches = [p for p in self.template.patches if p.launch == number]
-            places = [(function.offsets[p.param] + p.offset, p) for p in patches]
-            writes += _writes(packed.buffer, places, self.template.values)
+            slots += [Slot.of(packed.buffer, function.offsets[p.param] + p.offset, p) for p in patches]
             prepared.append(packed)
-        write = writes[0] if len(writes) == 1 else _in_turn(writes)
         entry, stream_before, stream_of = driver.launch_function(), 0, raw_stream
         first = prepared[0].arguments
         several, configs = len(prepared) > 1, [packed.config for packed in prepared]
@@ -112,43 +148,7 @@ class CudaLauncher:
         def launch_anywhere() -> None:
             (launch_here if torch.cuda.current_device() == device else launch_there)()
 
-        return write, launch_anywhere if torch.cuda.device_count() > 1 else launch_here
-
-
-def _in_turn(functions: Sequence[Callable[..., None]]) -> Callable[..., None]:
-    def call(*values: Any) -> None:
-        for function in functions:
-            function(*values)
-
-    return call
-
-
-def _writes(buffer: Any, places: Sequence[tuple[int, Patch]], count: int) -> list[Callable[..., None]]:
-    """Functions that write the varying values: one for each run of neighbours in ``buffer``."""
-    runs: list[list[tuple[int, Patch]]] = []
-    end = -1
-    for at, patch in sorted(places, key=itemgetter(0)):
-        if at != end:
-            runs.append([])
-        runs[-1].append((at, patch))
-        end = at + struct.calcsize("<" + patch.code)
-    return [_write(buffer, run[0][0], [patch for _, patch in run], count) for run in runs]
-
-
-def _write(buffer: Any, at: int, patches: Sequence[Patch], count: int) -> Callable[..., None]:
-    pack = struct.Struct("<" + "".join(p.code for p in patches)).pack_into
-    if any(p.added for p in patches):
-        takes = [(p.value, p.added) for p in patches]
-        return lambda *values: pack(buffer, at, *[values[i] + added for i, added in takes])
-    indexes = [p.value for p in patches]
-    if indexes == list(range(count)):
-        # no frame of Python's
-        return functools.partial(pack, buffer, at)
-    if len(indexes) == 1:
-        index = indexes[0]
-        return lambda *values: pack(buffer, at, values[index])
-    take = itemgetter(*indexes)
-    return lambda *values: pack(buffer, at, *take(values))
+        return slots, launch_anywhere if torch.cuda.device_count() > 1 else launch_here
 
 
 class SimLauncher:

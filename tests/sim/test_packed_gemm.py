@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import backends
@@ -121,6 +121,9 @@ WGMMA = (
     Case(70, 300, 256, workers=3, tiling={"tile_n": 64, "warpgroups": 4}),
     Case(60, 200, 256, workers=3, tiling={"tile_n": 32, "ctas_per_sm": 2, "raster": "n"}, out=torch.float16),
     Case(260, 136, 256, workers=2, tiling={"tile_n": 256}, out=torch.bfloat16),
+    # tiles shared along K by two CTAs, and by four that have parts of different length
+    Case(40, 300, 640, workers=3, tiling={"tile_n": 64, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16),
+    Case(50, 200, 640, workers=4, tiling={"tile_n": 32, "split_k": 4, "scheduler": "static", "ctas_per_sm": 2}),
 )
 CUT = Case(24, 300, 384, workers=5, tiling={"tile_n": 16, "cluster_rows": 2}, out=torch.bfloat16)
 
@@ -137,7 +140,7 @@ def run(problem: Problem, **options: Any) -> torch.Tensor:
         return problem.run()
 
 
-DEFAULT = (*STREAMED, *(WGMMA[i] for i in (0, 2, 3, 4, 8, 9, 10, 11)))
+DEFAULT = (*STREAMED, *(WGMMA[i] for i in (0, 2, 3, 4, 8, 9, 10, 11, 12, 13)))
 """Every value of every axis of a tiling; the others are slow."""
 
 
@@ -151,10 +154,14 @@ def test_exact(case: Case) -> None:
     assert problem.right(run(problem))
 
 
+SHARED = Case(12, 130, 384, workers=2, tiling={"tile_n": 16, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16)
+
+
 @pytest.mark.sim_only("runs schedules")
+@pytest.mark.parametrize("case", [CUT, SHARED], ids=str)
 @pytest.mark.parametrize("schedule", adversarial(3), ids=str)
-def test_any_schedule_gives_the_same_bits(schedule) -> None:
-    problem = Problem(CUT)
+def test_any_schedule_gives_the_same_bits(schedule, case: Case) -> None:
+    problem = Problem(case)
     out = run(problem, schedule=schedule)
     assert problem.right(out) and torch.equal(out, run(problem))
 
@@ -204,7 +211,7 @@ def test_traced_and_differentiated() -> None:
     )
 
 
-@pytest.mark.parametrize("case", [STREAMED[0], STREAMED[2], WGMMA[1]], ids=str)
+@pytest.mark.parametrize("case", [STREAMED[0], STREAMED[2], WGMMA[1], WGMMA[3]], ids=str)
 def test_prepared_call(case: Case) -> None:
     """x and out vary; the result is that of gemm, bit for bit."""
     problem, other = Problem(case), Problem(case)
@@ -235,16 +242,18 @@ BAD = (
     (lambda w: gemm(torch.zeros(64, 4, dtype=torch.bfloat16).t(), w), OperandError, "stride of a"),
     (lambda w: gemm(torch.zeros(4, 65, dtype=torch.bfloat16)[:, 1:], w), OperandError, "alignment of a"),
     (lambda w: gemm([1.0], w), OperandTypeError, "a: got list"),
-    (lambda w: gemm(quantize(X), w), OperandTypeError, "prepared for NVFP4"),
+    (lambda w: gemm(quantize(X, "mxfp8"), prepare_weight(W, dtype=torch.float16)), OperandTypeError, "for mxfp8"),
     (lambda w: gemm(X, w, bias=torch.zeros(31)), OperandError, "bias"),
     (lambda w: gemm(X, w, out=torch.zeros(32, 4).t()), OperandError, "strides of out"),
     (lambda w: gemm(X, w, out=torch.zeros(4, 31)), OperandError, "shape of out"),
     (lambda w: gemm(X, w, config=object()), OperandTypeError, "config"),
     (lambda w: gemm(X, w, config=PackedPlan(StreamConfig(), 0)), OperandError, "workers"),
     (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(tile_n=24), 1)), OperandError, "tile_n"),
+    (lambda w: gemm(X, w, config=SHARED.plan), OperandError, "workers of a plan with split_k"),
+    (lambda w: gemm(X, w, config=replace(SHARED.plan, workers=1)), OperandError, "split_k: got 2"),
     (lambda w: prepare_weight(X), OperandTypeError, "weight"),
     (lambda w: prepare_weight(W, dtype=torch.float32), OperandTypeError, "dtype"),
-    (lambda w: prepare_weight(quantize(torch.ones(2, 32, 64))), OperandError, "batch"),
+    (lambda w: gemm(X, prepare_weight(quantize(torch.ones(2, 32, 64)))), OperandError, "a matrix"),
     (lambda w: PreparedWeight(w.packed, 31, 640, w.dtype), OperandError, "packed weight"),
 )  # fmt: skip
 
@@ -303,4 +312,19 @@ MUTANTS = (
 @pytest.mark.parametrize("name, change, noticed", MUTANTS, ids=[m[0] for m in MUTANTS])
 def test_mutants_are_noticed(name, change, noticed) -> None:
     problem = Problem(CUT)
+    assert outcome(change, lambda: problem.right(problem.run()), "sm_90a") == noticed
+
+
+SHARED_MUTANTS = (
+    ("barriers of the cluster not waited for", at("barrier.cluster.wait", drop()), "Race"),
+    ("sums not waited for", at("mbarrier.try_wait.parity.acquire.cluster", instead("setp.eq.b32 {0}, 0, 0;")), "Race"),
+    ("a sum not sent", at("st.async", drop(), LAST), "Deadlock"),
+    ("bytes not announced", at("mbarrier.arrive.expect_tx", drop(), LAST), "Deadlock"),
+)
+
+
+@pytest.mark.sim_only("changes PTX")
+@pytest.mark.parametrize("name, change, noticed", SHARED_MUTANTS, ids=[m[0] for m in SHARED_MUTANTS])
+def test_mutants_of_shared_sums_are_noticed(name, change, noticed) -> None:
+    problem = Problem(SHARED)
     assert outcome(change, lambda: problem.right(problem.run()), "sm_90a") == noticed

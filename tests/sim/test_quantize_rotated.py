@@ -7,7 +7,7 @@ import torch
 from quantize_problems import DTYPES, differences, edges, fused
 
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.ops.quantize import dequantize
+from cute_nvfp4.ops.dequantize import dequantize
 from cute_nvfp4.quantization.hadamard import Hadamard
 
 pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]

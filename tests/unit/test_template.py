@@ -14,6 +14,7 @@ from cute_nvfp4.kernels.gemm.arguments import GemmArguments, Operand, Output
 from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.ops import gemm, gemv
 from cute_nvfp4.runtime import template
+from cute_nvfp4.runtime.launch import Slot
 from cute_nvfp4.runtime.template import Patch, capture
 from cute_nvfp4.sim import Launch
 
@@ -67,6 +68,21 @@ def test_what_varies_is_found_where_it_is() -> None:
     )
     for values in ((1 << 40, 3 << 33, 1.5, -7), (256, 4096, float("-inf"), 2**31 - 1)):
         assert made.filled(values) == [replace(LAUNCH, params=params(*values, 5))]
+
+
+def test_what_a_call_writes() -> None:
+    """Each value is where its patch says, one twice and one with a constant; every other byte stays."""
+    codes, before = "QQif", bytes(range(64))
+    patches = [(0, 1, 0), (8, 3, 0), (12, 2, 0), (24, 0, -48), (32, 0, 0), (56, 1, 4096)]
+    held = tuple(Patch(0, 0, at, codes[i], i, added) for at, i, added in patches)
+    buffer = ctypes.create_string_buffer(before, 64)
+    slots = [Slot.of(buffer, p.offset, p) for p in held]
+    for seed in range(2):
+        values = (2**63 + seed, 2**46 + 3 * seed, seed - 7, seed - 0.25)
+        for slot in slots:
+            slot.write(values)
+        made = template.Template((replace(LAUNCH, params=(before,)),), held, len(codes))
+        assert made.filled(values)[0].params == (buffer.raw,)
 
 
 def test_several_launches_and_values_that_are_not_used() -> None:

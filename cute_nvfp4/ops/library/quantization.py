@@ -113,9 +113,12 @@ define(
 
 
 def _dequantize(data, scale, global_scale=None, *, format="nvfp4", out_dtype=None, out=None) -> torch.Tensor:
-    dtype = torch.float32 if out_dtype is None else out_dtype
+    from ..dequantize import dequantize
+
     x = operand(data, scale, global_scale, format)
-    return x.dequantize(dtype) if out is None else out.copy_(x.dequantize(out.dtype))
+    if out is not None:
+        return out.copy_(dequantize(x, out.dtype))
+    return dequantize(x, torch.float32 if out_dtype is None else out_dtype)
 
 
 def _fake_dequantize(data, scale, global_scale=None, *, format="nvfp4", out_dtype=None) -> torch.Tensor:

@@ -17,8 +17,8 @@ from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops import (
     quantize_request,
 )
+from cute_nvfp4.ops.dequantize import dequantize
 from cute_nvfp4.ops.quantize import (
-    dequantize,
     quantize,
     tensor_amax,
 )

@@ -10,8 +10,8 @@ import torch
 from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError
 from cute_nvfp4.formats import FORMATS, decode_e2m1, decode_e4m3, unpack_e2m1
 from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.ops.dequantize import dequantize
 from cute_nvfp4.ops.quantize import (
-    dequantize,
     quantize,
     tensor_amax,
 )

@@ -15,8 +15,8 @@ from cute_nvfp4.nn.checkpoint import (
     read_checkpoint,
 )
 from cute_nvfp4.nn.linear import NVFP4Linear
+from cute_nvfp4.ops.dequantize import dequantize
 from cute_nvfp4.ops.quantize import (
-    dequantize,
     quantize,
 )
 

@@ -8,8 +8,8 @@ import torch
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import decode_e2m1, decode_e4m3, decode_e5m2
+from cute_nvfp4.ops.dequantize import dequantize
 from cute_nvfp4.ops.quantize import (
-    dequantize,
     quantize,
 )
 from cute_nvfp4.quantization import philox

@@ -15,8 +15,8 @@ from cute_nvfp4.nn.training import (
     fake_quantize,
     quantized_linear,
 )
+from cute_nvfp4.ops.dequantize import dequantize
 from cute_nvfp4.ops.quantize import (
-    dequantize,
     quantize,
 )
 from cute_nvfp4.quantization.hadamard import Hadamard

@@ -1,4 +1,9 @@
-"""From the registers of a warpgroup to the output: partial sums, alpha, and rows of x that are columns of the MMA."""
+"""From the registers of a warpgroup to the output: partial sums, alpha and gate, and rows of x that are columns of the
+MMA.
+
+A thread has rows g and g + 8 of its warp's slab, in pairs of registers. In a gated GEMM these are a row of each
+product: the pair of the first becomes the output's, and the slab has eight rows of the output instead of sixteen.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +17,14 @@ from cutlass import Float32, Int32, Int64, Uint32
 from ....ptx.matrix import pack_pair, store_matrices_transposed
 from ....ptx.memory import load_flag, load_global, load_shared, store_flag, store_global
 from ....ptx.move import f32_from_bits
-from ....weight_layout import SLAB_ROWS, WEIGHT_FACTOR
+from ....weight_layout import SLAB_ROWS
 from ..arguments import OUT_DTYPES
 from ..epilogue import device_scalar
+from ..gates import GATES
 from ..tile_scheduler import StaticScheduler, WorkTile
 from .arguments import WgmmaArguments
-from .config import EPILOGUE_COLUMNS, EPILOGUE_PITCH, MMA_ROWS, WARPGROUP, WgmmaConfig
+from .config import MMA_ROWS, WARPGROUP, WgmmaConfig
+from .exchange import ClusterSums
 
 WARP = 32
 FLOATS = 4
@@ -26,15 +33,18 @@ VECTOR_BYTES = 16
 
 @dataclass(frozen=True)
 class Epilogue:
-    """What a thread of a warpgroup needs to store its accumulators. thread: in the warpgroup."""
+    """What a thread of a warpgroup needs to store its accumulators. alphas: of each product (``product_alphas``).
+    thread: in the warpgroup."""
 
     config: WgmmaConfig
     arguments: WgmmaArguments
     x_rows: Int32
+    alphas: tuple[Float32, ...]
     shared: Int32
     scheduler: StaticScheduler
     group: Int32
     thread: Int32
+    sums: ClusterSums
 
     @cute.jit
     def store(self, acc: cute.Tensor, tile: WorkTile):
@@ -46,35 +56,60 @@ class Epilogue:
                 self.add_partials(acc, tile)
                 self.store_tile(acc, tile)
         else:
+            if cutlass.const_expr(self.config.split_k > 1):
+                self.sums.exchange(acc)
             self.store_tile(acc, tile)
 
-    def alpha(self) -> Float32:
-        alpha = self.arguments.alpha * WEIGHT_FACTOR
-        for factor in self.arguments.factors:
-            alpha = alpha * device_scalar(factor)
-        return alpha
+    @property
+    def slab_parts(self) -> int:
+        """Eights of rows of the output in a slab."""
+        return SLAB_ROWS // 8 // self.config.products
+
+    def first_row(self, tile: WorkTile) -> Int32:
+        """The first row of the warp's slab: a column of the output."""
+        slab = self.group * (MMA_ROWS // SLAB_ROWS) + self.thread // WARP
+        return tile.m * self.config.out_rows + slab * (8 * self.slab_parts)
 
     @cute.jit
     def store_tile(self, acc: cute.Tensor, tile: WorkTile):
-        """alpha · acc. Columns of the MMA are rows of the output: vectors are turned through shared memory."""
-        cfg, out = self.config, self.arguments.out
-        alpha = self.alpha()
-        acc.store(acc.load() * alpha)
+        """alpha · acc, or both products joined: all columns, or those of this CTA's part."""
+        cfg = self.config
+        if cutlass.const_expr(not cfg.gate):
+            acc.store(acc.load() * self.alphas[0])
         if cutlass.const_expr(cfg.bias):
             self.add_bias(acc, tile)
-        row = tile.m * cfg.tile_m + self.group * MMA_ROWS + self.thread // WARP * SLAB_ROWS
+        columns = cfg.tile_n // cfg.split_k
+        for part in cutlass.range_constexpr(cfg.split_k):
+            if self.sums.part == part:
+                self.store_columns(acc, tile, part * columns, (part + 1) * columns)
+
+    def join(self, acc: cute.Tensor, begin: int, end: int) -> None:
+        """gate(alpha · first) · (alpha · second) of these columns, in place of the first."""
+        gate, (alpha, other) = GATES[self.config.gate], self.alphas
+        for i in range(begin // 2, end // 2, 4):
+            for j in range(i, i + 2):
+                acc[j] = gate(acc[j] * alpha) * (acc[j + 2] * other)
+
+    @cute.jit
+    def store_columns(
+        self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]
+    ):
+        """Columns of the MMA are rows of the output: vectors are turned through shared memory."""
+        cfg, out = self.config, self.arguments.out
+        if cutlass.const_expr(cfg.gate):
+            self.join(acc, begin, end)
+        row = self.first_row(tile)
         first = out.pointer + Int64(tile.batch) * out.batch_stride
         if cutlass.const_expr(cfg.vector):
-            for column in cutlass.range_constexpr(0, cfg.tile_n, EPILOGUE_COLUMNS):
-                self.store_vectors(acc, column, first, row, tile.n * cfg.tile_n + column)
+            for column in cutlass.range_constexpr(begin, end, cfg.epilogue_columns):
+                self.store_vectors(acc, column, end, first, row, tile.n * cfg.tile_n)
         else:
-            self.store_elements(acc, first, row, tile.n * cfg.tile_n)
+            self.store_elements(acc, begin, end, first, row, tile.n * cfg.tile_n)
 
     @cute.jit
     def add_bias(self, acc: cute.Tensor, tile: WorkTile):
         """Adds a number for each row of the MMA: a thread has two."""
-        cfg = self.config
-        row = tile.m * cfg.tile_m + self.group * MMA_ROWS + self.thread // WARP * SLAB_ROWS + self.thread % WARP // 4
+        row = self.first_row(tile) + self.thread % WARP // 4
         for half in cutlass.range_constexpr(2):
             number = Float32(0.0)
             if row + 8 * half < self.arguments.weight.rows:
@@ -89,26 +124,28 @@ class Epilogue:
         self,
         acc: cute.Tensor,
         column: cutlass.Constexpr[int],
+        end: cutlass.Constexpr[int],
         first: cute.Pointer,
         row: Int32,
         x_row: Int32,
     ):
-        """Sixteen columns of a warp's slab: its 16 rows of each are two vectors of 16 bytes in the output."""
-        cfg, rows = self.config, self.arguments.weight.rows
+        """Sixteen columns of a warp's slab, whose 16 rows are two vectors of 16 bytes in the output; or, of a gated
+        GEMM, 32 columns of which the eight rows are one."""
+        cfg, rows, parts = self.config, self.arguments.weight.rows, self.slab_parts
         lane, size = self.thread % WARP, cute.size(acc)
-        own = self.shared + (self.group * 4 + self.thread // WARP) * (EPILOGUE_COLUMNS * EPILOGUE_PITCH)
-        # two parts of eight columns, rows 0 to 7 and 8 to 15 of each; a part beyond the tile is stored, not copied
-        at = [min(column // 8 * 4 + 2 * i, size - 2) for i in range(4)]
+        own = self.shared + (self.group * 4 + self.thread // WARP) * (cfg.epilogue_columns * cfg.epilogue_pitch)
+        # parts of eight columns, of each those of the rows; a part beyond the end is stored, not copied
+        at = [min((column // 8 + i // parts) * 4 + 2 * (i % parts), size - 2) for i in range(4)]
         words = [pack_pair(acc[i], acc[i + 1], cfg.out) for i in at]
         matrix = lane // 8
-        place = own + (lane % 8 + matrix // 2 * 8) * EPILOGUE_PITCH + matrix % 2 * VECTOR_BYTES
+        place = own + (lane % 8 + matrix // parts * 8) * cfg.epilogue_pitch + matrix % parts * VECTOR_BYTES
         store_matrices_transposed(place, words)
         cute.arch.sync_warp()
-        vector = load_shared(own + lane // 2 * EPILOGUE_PITCH + lane % 2 * VECTOR_BYTES, VECTOR_BYTES)
-        n, m = row + lane % 2 * 8, x_row + lane // 2
+        vector = load_shared(own + lane // parts * cfg.epilogue_pitch + lane % parts * VECTOR_BYTES, VECTOR_BYTES)
+        n, m = row + lane % parts * 8, x_row + column + lane // parts
         limit = self.x_rows
-        if cutlass.const_expr(column + EPILOGUE_COLUMNS > cfg.tile_n):
-            limit = cutlass.min(limit, x_row + cfg.tile_n - column)
+        if cutlass.const_expr(column + cfg.epilogue_columns > end):
+            limit = cutlass.min(limit, x_row + end)
         target = first + (Int64(m) * self.arguments.out.row_stride + n)
         if m < limit:
             if n + 8 <= rows:
@@ -120,13 +157,21 @@ class Epilogue:
         cute.arch.sync_warp()
 
     @cute.jit
-    def store_elements(self, acc: cute.Tensor, first: cute.Pointer, row: Int32, x_row: Int32):
+    def store_elements(
+        self,
+        acc: cute.Tensor,
+        begin: cutlass.Constexpr[int],
+        end: cutlass.Constexpr[int],
+        first: cute.Pointer,
+        row: Int32,
+        x_row: Int32,
+    ):
         """An element at a time; eight lanes have neighbours."""
         cfg, rows = self.config, self.arguments.weight.rows
         dtype = getattr(cutlass, OUT_DTYPES[cfg.out])
         lane = self.thread % WARP
-        for i in cutlass.range_constexpr(cfg.tile_n // 8):
-            for j in cutlass.range_constexpr(4):
+        for i in cutlass.range_constexpr(begin // 8, end // 8):
+            for j in cutlass.range_constexpr(2 * self.slab_parts):
                 # registers of an m64n8 part: (row, column), (row, column + 1), (row + 8, …)
                 n, m = row + lane // 4 + 8 * (j // 2), x_row + 8 * i + 2 * (lane % 4) + j % 2
                 if (n < rows) & (m < self.x_rows):

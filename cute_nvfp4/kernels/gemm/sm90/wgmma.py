@@ -1,12 +1,13 @@
-"""out = alpha · x · weightᵀ on WGMMA, weights packed NVFP4 and decoded into the registers of operand A.
+"""out = alpha · x · weightᵀ on WGMMA, weights packed NVFP4 and decoded into the registers of operand A; or two such
+products, joined by a gate.
 
-Persistent and warp-specialised: a warp loads stages, weights as runs of bytes by bulk copies and x by TMA; two or four
-warpgroups decode a packed tile into registers while the tensor cores multiply the one before it.
+Persistent and warp-specialised: two warps load stages, weights as runs of bytes by bulk copies and x by TMA; two or
+four warpgroups decode a packed tile into registers while the tensor cores multiply the one before it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import cutlass
@@ -23,11 +24,14 @@ from ..arguments import OUT_DTYPES
 from ..operands import TmaCopy
 from ..tile_scheduler import CtaPlace, StaticScheduler
 from .arguments import WgmmaArguments
-from .config import MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
-from .decode import PackedLane, decode_tile, load_lane
+from .config import LOADING_WARPS, MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
+from .decode import PackedLane, decode_tile, load_lane, product_alphas
 from .epilogue import Epilogue
+from .exchange import ClusterSums
 from .scheduler import SCHEDULERS
 
+START_BARRIER = 5
+"""Named barrier: the ring's barriers are there. Those before are the warpgroups'."""
 TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()}
 
 
@@ -47,12 +51,29 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Memory:
-    """Shared memory: ``weights`` the address of the first stage's packed tiles, sX (tile_n, tile_k, STAGE)."""
+    """Shared memory: ``weights`` the address of the first stage's packed tiles, sX (tile_n, tile_k, STAGE);
+    ``received`` and ``sums_barrier`` those of :class:`ClusterSums`."""
 
     weights: Int32
     sX: cute.Tensor
     ring: Pipeline
     epilogue: Int32
+    received: Int32
+    sums_barrier: Int32
+
+
+@dataclass(frozen=True)
+class Products:
+    """What a thread multiplies with: tCrX (MMA, MMA_N, MMA_K, STAGE), acc (MMA, MMA_M, MMA_N), a fragment (MMA, MMA_M,
+    STEP) for each packed tile of a stage; and where the slab of its warp is in a stage."""
+
+    mma: cute.TiledMma
+    tCrX: cute.Tensor
+    acc: cute.Tensor
+    fragments: tuple[cute.Tensor, ...]
+    row_tile: Int32
+    slab: Int32
+    thread: Int32
 
 
 def make_mma(config: WgmmaConfig) -> cute.TiledMma:
@@ -96,9 +117,9 @@ class WgmmaGemm:
         copy = cpasync.make_tiled_tma_atom(op, tensor, one_stage, tile, num_multicast=cfg.cluster_rows)
         passed = arguments._replace(workers=None)
         self.kernel(TmaCopy(copy[0], copy[1]), x.rows, passed._replace(x=None)).launch(
-            grid=(cfg.cluster_rows, 1, arguments.workers),
+            grid=(cfg.cluster_rows, cfg.split_k, arguments.workers),
             block=(cfg.threads, 1, 1),
-            cluster=(cfg.cluster_rows, 1, 1),
+            cluster=(cfg.cluster_rows, cfg.split_k, 1),
             min_blocks_per_mp=cfg.ctas_per_sm,
             # all of L1 can be shared memory (and the DSL need not ask a device what it has)
             preferred_smem_carveout=100,
@@ -112,30 +133,50 @@ class WgmmaGemm:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         group = cute.arch.make_warp_uniform(warp // 4)
         memory = self.allocate()
-        if warp == 4 * cfg.warpgroups:
-            with cute.arch.elect_one():
-                cpasync.prefetch_descriptor(x.atom)
-                for stage in cutlass.range_constexpr(cfg.ring_stages):
-                    mbarrier.initialise(memory.ring.full + 8 * stage, 1)
-                    mbarrier.initialise(memory.ring.empty + 8 * stage, 4 * cfg.warpgroups * cfg.cluster_rows)
-                mbarrier.fence_initialised()
-        cute.arch.sync_threads()
+        # the warps that load are the oldest: nothing may hold them up
+        if warp == 0:
+            self.initialise(memory)
+        if cutlass.const_expr(cfg.clustered):
+            cute.arch.cluster_arrive_relaxed()
         if cutlass.const_expr(cfg.cluster_rows > 1):
             # nobody signals a barrier of another CTA before it is initialised
-            cute.arch.cluster_arrive_relaxed()
             cute.arch.cluster_wait()
         scheduler = self.scheduler(arguments, x_rows)
-        if group == cfg.warpgroups:
+        if group == 0:
             cute.arch.setmaxregister_decrease(24)
-            if warp == 4 * cfg.warpgroups:
-                self.load(x, arguments, memory, scheduler)
+            if warp == 0:
+                cute.arch.barrier_arrive(barrier_id=START_BARRIER, number_of_threads=self.starting)
+                self.load_weights(arguments, memory, scheduler)
+            elif warp == 1:
+                cpasync.prefetch_descriptor(x.atom)
+                cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=self.starting)
+                self.load_x(x, memory, scheduler)
+            if cutlass.const_expr(cfg.split_k > 1):
+                cute.arch.cluster_wait()
         else:
             cute.arch.setmaxregister_increase(self.registers)
-            self.multiply(arguments, x_rows, memory, scheduler, group, thread)
+            cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=self.starting)
+            self.multiply(arguments, x_rows, memory, scheduler, group - 1, thread - WARPGROUP)
         if cutlass.const_expr(cfg.cluster_rows > 1):
             # no CTA goes while another may still signal it
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
+
+    def initialise(self, memory: Memory) -> None:
+        """One thread of the first warp makes the barriers."""
+        cfg = self.config
+        with cute.arch.elect_one():
+            for stage in range(cfg.ring_stages):
+                mbarrier.initialise(memory.ring.full + 8 * stage, LOADING_WARPS)
+                mbarrier.initialise(memory.ring.empty + 8 * stage, 4 * cfg.warpgroups * cfg.cluster_rows)
+            mbarrier.initialise(memory.sums_barrier, 1)
+            mbarrier.fence_initialised()
+        cute.arch.sync_warp()
+
+    @property
+    def starting(self) -> int:
+        """Threads that load or multiply."""
+        return self.config.threads - WARPGROUP + 32 * LOADING_WARPS
 
     @property
     def registers(self) -> int:
@@ -150,29 +191,55 @@ class WgmmaGemm:
         sX = smem.allocate_tensor(TYPES[cfg.dtype], layout.outer, byte_alignment=1024, swizzle=layout.inner)
         weights = smem.allocate_array(cutlass.Uint8, cfg.ring_stages * cfg.weight_bytes, byte_alignment=128)
         epilogue = smem.allocate_array(cutlass.Uint8, max(cfg.epilogue_bytes, 16), byte_alignment=128)
-        barriers = smem.allocate_array(Int64, 2 * cfg.ring_stages).toint()
-        return Memory(weights.toint(), sX, Pipeline(barriers, barriers + 8 * cfg.ring_stages), epilogue.toint())
+        received = smem.allocate_array(cutlass.Uint8, max(cfg.received_bytes, 16), byte_alignment=128)
+        barriers = smem.allocate_array(Int64, 2 * cfg.ring_stages + 1).toint()
+        ring = Pipeline(barriers, barriers + 8 * cfg.ring_stages)
+        last = barriers + 16 * cfg.ring_stages
+        return Memory(weights.toint(), sX, ring, epilogue.toint(), received.toint(), last)
 
     def scheduler(self, arguments: WgmmaArguments, x_rows: Int32) -> StaticScheduler:
         cfg = self.config
-        rank, _, worker = cute.arch.block_idx()
+        rank, part, worker = cute.arch.block_idx()
         _, _, workers = cute.arch.grid_dim()
         zero = Int32(0)
         return SCHEDULERS[cfg.scheduler](
             cfg,
-            cute.ceil_div(arguments.weight.rows, cfg.tile_m * cfg.cluster_rows),
+            cute.ceil_div(arguments.weight.rows, cfg.out_rows * cfg.cluster_rows),
             cute.ceil_div(x_rows, cfg.tile_n),
             arguments.batch,
             cute.ceil_div(arguments.k, cfg.tile_k),
-            CtaPlace(workers, worker, rank, zero, zero, zero),
+            CtaPlace(workers, worker, rank, zero, zero, part),
         )
 
     @cute.jit
-    def load(self, x: TmaCopy, arguments: WgmmaArguments, memory: Memory, scheduler: StaticScheduler):
-        """The loop of the loading warp."""
-        cfg, weight, rank = self.config, arguments.weight, scheduler.place.x
+    def load_weights(self, arguments: WgmmaArguments, memory: Memory, scheduler: StaticScheduler):
+        """The loop of the warp that loads weights."""
+        cfg, weight = self.config, arguments.weight
+        row_tiles = cute.ceil_div(weight.rows, TILE_ROWS // cfg.products)
+        at = Position(Int32(0), Int32(0))
+        cursor, end = scheduler.range()
+        while cursor < end:
+            tile = scheduler.tile(cursor, end)
+            first = weight.tiles.toint() + tile.batch * weight.batch_stride
+            for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
+                mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
+                full = memory.ring.full + 8 * at.stage
+                with cute.arch.elect_one():
+                    mbarrier.expect_bytes(full, Int32(cfg.weight_bytes))
+                    for i in cutlass.range_constexpr(cfg.tile_m // TILE_ROWS):
+                        # a row tile beyond the last: any bytes will do, its rows are not stored
+                        row_tile = cutlass.min(tile.m * (cfg.tile_m // TILE_ROWS) + i, row_tiles - 1)
+                        index = Int64(row_tile) * weight.k_tiles + k_tile * STAGE_TILES
+                        target = memory.weights + at.stage * cfg.weight_bytes + i * (STAGE_TILES * TILE_BYTES)
+                        copy_bulk(target, first + index * TILE_BYTES, Int32(STAGE_TILES * TILE_BYTES), full)
+                at = advance(cfg, at)
+            cursor = scheduler.after(cursor, tile)
+
+    @cute.jit
+    def load_x(self, x: TmaCopy, memory: Memory, scheduler: StaticScheduler):
+        """The loop of the warp that loads x."""
+        cfg, rank = self.config, scheduler.place.x
         options = {"mcast_mask": cutlass.Int16((1 << cfg.cluster_rows) - 1)} if cfg.cluster_rows > 1 else {}
-        row_tiles = cute.ceil_div(weight.rows, TILE_ROWS)
         at = Position(Int32(0), Int32(0))
         cursor, end = scheduler.range()
         while cursor < end:
@@ -183,18 +250,11 @@ class WgmmaGemm:
             shared, tiles = cute.group_modes(memory.sX, 0, 2), cute.group_modes(gX, 0, 2)
             # ((atom, rest), STAGE), ((atom, rest), REST_K)
             tXsX, tXgX = cpasync.tma_partition(x.atom, rank, cute.make_layout(cfg.cluster_rows), shared, tiles)
-            first = weight.tiles.toint() + tile.batch * weight.batch_stride
             for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
                 mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.ring.full + 8 * at.stage
                 with cute.arch.elect_one():
-                    mbarrier.expect_bytes(full, Int32(cfg.stage_bytes))
-                    for i in cutlass.range_constexpr(cfg.tile_m // TILE_ROWS):
-                        # a row tile beyond the last: any bytes will do, its rows are not stored
-                        row_tile = cutlass.min(tile.m * (cfg.tile_m // TILE_ROWS) + i, row_tiles - 1)
-                        index = Int64(row_tile) * weight.k_tiles + k_tile * STAGE_TILES
-                        target = memory.weights + at.stage * cfg.weight_bytes + i * (STAGE_TILES * TILE_BYTES)
-                        copy_bulk(target, first + index * TILE_BYTES, Int32(STAGE_TILES * TILE_BYTES), full)
+                    mbarrier.expect_bytes(full, Int32(cfg.x_bytes))
                 pointer = cute.make_ptr(Int64, full, cute.AddressSpace.smem, assumed_align=8)
                 cute.copy(x.atom, tXgX[None, k_tile], tXsX[None, at.stage], tma_bar_ptr=pointer, **options)
                 at = advance(cfg, at)
@@ -211,58 +271,73 @@ class WgmmaGemm:
         thread: Int32,
     ):
         """The loop of a warpgroup: decode, multiply, store."""
-        cfg = self.config
-        mma = make_mma(cfg)
-        part = mma.get_slice(thread)
-        mma.set(warpgroup.Field.ACCUMULATE, True)
-        tCrX = mma.make_fragment_B(part.partition_B(memory.sX))  # (MMA, MMA_N, MMA_K, STAGE)
-        acc = cute.make_rmem_tensor(part.partition_shape_C((cfg.tile_m, cfg.tile_n)), Float32)  # (MMA, MMA_M, MMA_N)
-        # one fragment for each packed tile of a stage: (MMA, MMA_M, STEP)
-        shape = part.partition_shape_A((cfg.tile_m, cfg.tile_k // STAGE_TILES))
-        fragments = [cute.make_rmem_tensor(shape, TYPES[cfg.dtype]) for _ in range(STAGE_TILES)]
-        lane, warp = thread % 32, (thread % WARPGROUP) // 32
-        # where this warp's slab is: in which packed tile of the CTA's rows, and which of its slabs
-        row_tile, slab = group // 2, (group % 2) * 4 + warp
-        epilogue = Epilogue(cfg, arguments, x_rows, memory.epilogue, scheduler, group, thread % WARPGROUP)
+        cfg, own = self.config, thread % WARPGROUP
+        products = self.products(memory, cfg.tile_n, group, thread)
+        sums = ClusterSums(cfg, scheduler.place.part, memory.sums_barrier, memory.received, group, own)
+        alphas = product_alphas(arguments)
+        epilogue = Epilogue(cfg, arguments, x_rows, alphas, memory.epilogue, scheduler, group, own, sums)
+        if cutlass.const_expr(cfg.split_k > 1):
+            sums.announce()
         at = Position(Int32(0), Int32(0))
         cursor, end = scheduler.range()
         while cursor < end:
             tile = scheduler.tile(cursor, end)
-            acc.fill(0.0)
-            last = at.stage
-            mbarrier.wait(memory.ring.full + 8 * at.stage, at.phase)
-            packed = self.load_stage(memory, at.stage, row_tile, slab, lane)
-            for k_tile in cutlass.range(tile.k_count, unroll=1):
-                following = advance(cfg, at)
-                for half in cutlass.range_constexpr(STAGE_TILES):
-                    self.decode(fragments[half], packed[half])
-                    warpgroup.fence()
-                    for step in cutlass.range_constexpr(STEPS):
-                        k_block = (None, None, half * STEPS + step, at.stage)
-                        cute.gemm(mma, acc, fragments[half][None, None, step], tCrX[k_block], acc)
-                    warpgroup.commit_group()
-                    if cutlass.const_expr(half == STAGE_TILES - 1):
-                        if k_tile + 1 < tile.k_count:
-                            mbarrier.wait(memory.ring.full + 8 * following.stage, following.phase)
-                            packed = self.load_stage(memory, following.stage, row_tile, slab, lane)
-                    # all but the group just committed have been done: the tile before this one is free
-                    warpgroup.wait_group(1)
-                    if cutlass.const_expr(half == 0):
-                        if k_tile > 0:
-                            self.release(memory.ring, last, thread)
-                last = at.stage
-                at = following
-            warpgroup.wait_group(0)
-            self.release(memory.ring, last, thread)
-            epilogue.store(acc, tile)
+            at = self.sum_products(products, memory, at, tile.k_count)
+            epilogue.store(products.acc, tile)
             cursor = scheduler.after(cursor, tile)
 
-    def load_stage(
-        self, memory: Memory, stage: Int32, row_tile: Int32, slab: Int32, lane: Int32
-    ) -> tuple[PackedLane, ...]:
+    def products(self, memory: Memory, columns: int, group: Int32, thread: Int32) -> Products:
+        """Registers of a thread for a work tile of so many rows of x."""
+        cfg = self.config
+        mma = make_mma(replace(cfg, tile_n=columns))
+        part = mma.get_slice(thread)
+        mma.set(warpgroup.Field.ACCUMULATE, True)
+        sX = cute.local_tile(memory.sX, (columns, cfg.tile_k), (0, 0, None))  # (columns, tile_k, STAGE)
+        tCrX = mma.make_fragment_B(part.partition_B(sX))  # (MMA, MMA_N, MMA_K, STAGE)
+        acc = cute.make_rmem_tensor(part.partition_shape_C((cfg.tile_m, columns)), Float32)  # (MMA, MMA_M, MMA_N)
+        # one fragment for each packed tile of a stage: (MMA, MMA_M, STEP)
+        shape = part.partition_shape_A((cfg.tile_m, cfg.tile_k // STAGE_TILES))
+        fragments = tuple(cute.make_rmem_tensor(shape, TYPES[cfg.dtype]) for _ in range(STAGE_TILES))
+        # where this warp's slab is: in which packed tile of the CTA's rows, and which of its slabs
+        row_tile, slab = group // 2, (group % 2) * 4 + (thread % WARPGROUP) // 32
+        return Products(mma, tCrX, acc, fragments, row_tile, slab, thread)
+
+    @cute.jit
+    def sum_products(self, products: Products, memory: Memory, at: Position, k_count: Int32) -> Position:
+        """Sets the accumulators to the sums over the next ``k_count`` stages; the position after them."""
+        acc, fragments, thread = products.acc, products.fragments, products.thread
+        acc.fill(0.0)
+        last = at.stage
+        mbarrier.wait(memory.ring.full + 8 * at.stage, at.phase)
+        packed = self.load_stage(memory, at.stage, products)
+        for k_tile in cutlass.range(k_count, unroll=1):
+            following = advance(self.config, at)
+            for half in cutlass.range_constexpr(STAGE_TILES):
+                self.decode(fragments[half], packed[half])
+                warpgroup.fence()
+                for step in cutlass.range_constexpr(STEPS):
+                    k_block = (None, None, half * STEPS + step, at.stage)
+                    cute.gemm(products.mma, acc, fragments[half][None, None, step], products.tCrX[k_block], acc)
+                warpgroup.commit_group()
+                if cutlass.const_expr(half == STAGE_TILES - 1):
+                    if k_tile + 1 < k_count:
+                        mbarrier.wait(memory.ring.full + 8 * following.stage, following.phase)
+                        packed = self.load_stage(memory, following.stage, products)
+                # all but the group just committed have been done: the tile before this one is free
+                warpgroup.wait_group(1)
+                if cutlass.const_expr(half == 0):
+                    if k_tile > 0:
+                        self.release(memory.ring, last, thread)
+            last = at.stage
+            at = following
+        warpgroup.wait_group(0)
+        self.release(memory.ring, last, thread)
+        return at
+
+    def load_stage(self, memory: Memory, stage: Int32, products: Products) -> tuple[PackedLane, ...]:
         """A lane's codes and scales of the packed tiles of a stage."""
-        weights = memory.weights + stage * self.config.weight_bytes + row_tile * (STAGE_TILES * TILE_BYTES)
-        return tuple(load_lane(weights + i * TILE_BYTES, slab, lane) for i in range(STAGE_TILES))
+        first = memory.weights + stage * self.config.weight_bytes + products.row_tile * (STAGE_TILES * TILE_BYTES)
+        return tuple(load_lane(first + i * TILE_BYTES, products.slab, products.thread % 32) for i in range(STAGE_TILES))
 
     def decode(self, fragment: cute.Tensor, packed: PackedLane) -> None:
         """Decodes one packed tile to its fragment, (MMA, MMA_M, STEP)."""

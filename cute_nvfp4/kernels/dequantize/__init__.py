@@ -1,0 +1,1 @@
+"""Block-scaled matrices to 16-bit or 32-bit numbers."""

@@ -1,0 +1,60 @@
+"""The variants of the decoding kernel, and its arguments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...formats import Format
+from ...runtime.signature import INT32, INT64, PerConfig, Pointer, Scalar
+from ...target import Architecture
+from ..quantize.arguments import Strides
+from ..quantize.config import ITEM_BYTES, WARP
+
+VECTOR_BYTES = 16
+"""Bytes that a lane stores at once."""
+WARPS = 8
+LANE_ROWS = 4
+"""Rows r, r + 32, r + 64, r + 96 of a scale atom are a lane's: their scales are sixteen bytes."""
+
+
+@dataclass(frozen=True)
+class DequantizeConfig:
+    """One variant. format: of the matrix. out: dtype of the values. layout: of the scales, "blocked" or "rowmajor".
+    global_scale: whether there is one."""
+
+    format: Format
+    out: str
+    layout: str
+    global_scale: bool
+    arch: Architecture
+
+    @property
+    def elements(self) -> int:
+        """That a lane decodes of a row: sixteen bytes of the result."""
+        return VECTOR_BYTES // ITEM_BYTES[self.out]
+
+    @property
+    def data_bytes(self) -> int:
+        """Of those elements."""
+        return self.elements // self.format.elements_per_byte
+
+    @property
+    def cta_columns(self) -> int:
+        """Columns that the lanes of a warp decode together."""
+        return WARP * self.elements
+
+
+class DequantizeArguments(NamedTuple):
+    """Values (batch, rows, k), contiguous, of data (batch, rows, bytes) and scales; strides in bytes."""
+
+    data: Pointer = Pointer("Uint8", lambda c: min(c.format.block_bytes, 16))
+    scale: Pointer = Pointer("Uint8", lambda c: 16 if c.layout == "blocked" else 1)
+    global_scale: Pointer | None = PerConfig(lambda c: Pointer("Float32", 4) if c.global_scale else None)
+    out: Pointer = Pointer("Uint8", VECTOR_BYTES)
+    rows: Scalar = INT32
+    k: Scalar = INT32
+    batch: Scalar = INT32
+    data_strides: Strides = Strides()
+    scale_strides: Strides = Strides()
+    out_batch_stride: Scalar = INT64

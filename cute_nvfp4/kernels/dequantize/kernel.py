@@ -1,0 +1,137 @@
+"""value = element · scale · global scale, rounded as ``BlockScaledTensor.dequantize`` rounds, at the speed of memory.
+
+A warp takes four rows of a scale atom that lie 32 apart, whose scales are sixteen contiguous bytes, and as many columns
+as its lanes store in sixteen bytes each.
+"""
+
+from __future__ import annotations
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Boolean, Float32, Int32, Int64, Uint16, Uint32
+
+from ...ptx.arithmetic import mul_rn
+from ...ptx.convert import e2m1x8_to_f16x2, e4m3x2_to_f16x2, e5m2x2_to_f16x2, f16x2_to_f32
+from ...ptx.half import multiply_by_half
+from ...ptx.matrix import pack_pair
+from ...ptx.memory import load_global, load_global_byte_if, load_global_if, store_global
+from ...ptx.move import f32_bits, f32_from_bits
+from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_SHAPE
+from ..arith import ceil_div, div, mod
+from ..quantize.config import WARP
+from .config import LANE_ROWS, WARPS, DequantizeArguments, DequantizeConfig
+
+ROW_STEP = ATOM_SHAPE[0][0]
+_ROW_BYTES = ATOM_BYTES // ROW_STEP
+
+
+class Dequantize:
+    """The host function and the kernel of one :class:`DequantizeConfig`."""
+
+    def __init__(self, config: DequantizeConfig) -> None:
+        self.config = config
+
+    @cute.jit
+    def __call__(self, arguments: DequantizeArguments, stream: CUstream):
+        """A CTA for 32 rows, eight of each quarter of a scale atom, and the columns of a warp."""
+        down = ceil_div(arguments.rows, ATOM_ROWS) * (ROW_STEP // WARPS)
+        ctas = down * ceil_div(arguments.k, self.config.cta_columns)
+        self.kernel(arguments._replace(batch=None)).launch(
+            grid=(ctas, arguments.batch, 1), block=(WARP * WARPS, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(self, arguments: DequantizeArguments):
+        cfg = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        cta, batch, _ = cute.arch.block_idx()
+        lane, warp = mod(thread, WARP), div(thread, WARP)
+        # CTAs walk along K first
+        across = ceil_div(arguments.k, cfg.cta_columns)
+        cta_row, cta_column = cta // across, cta % across
+        place = cta_row * WARPS + warp
+        atom, row_in_atom = div(place, ROW_STEP), mod(place, ROW_STEP)
+        column = (cta_column * WARP + lane) * cfg.elements
+        rows = [atom * ATOM_ROWS + row_in_atom + ROW_STEP * i for i in range(LANE_ROWS)]
+        exist = [(row < arguments.rows) & (column < arguments.k) for row in rows]
+        data = arguments.data.toint() + Int64(batch) * arguments.data_strides.batch
+        first = data + div(column, cfg.format.elements_per_byte)
+        loaded = [self.load(first + Int64(r) * arguments.data_strides.row, e) for r, e in zip(rows, exist)]
+        scales = self.scales(arguments, batch, rows, exist, atom, row_in_atom, column)
+        factor = None
+        if cutlass.const_expr(cfg.global_scale):
+            factor = f32_from_bits(load_global(arguments.global_scale.toint(), 4)[0])
+        out = arguments.out.toint() + Int64(batch) * arguments.out_batch_stride
+        for i in cutlass.range_constexpr(LANE_ROWS):
+            words = self.values(loaded[i], scales[i], factor, column)
+            if exist[i]:
+                at = Int64(rows[i]) * arguments.k + column
+                store_global(out + at * (16 // cfg.elements), words)
+
+    def load(self, address: Int64, exists: Boolean) -> list[Uint32]:
+        """The words that have a lane's elements of a row; two lanes share one where each has two bytes of it."""
+        size = self.config.data_bytes
+        address = address & ~Int64(3) if size < 4 else address
+        return load_global_if(cutlass.select_(exists, Int32(1), Int32(0)), address, max(size, 4))
+
+    def scales(
+        self,
+        arguments: DequantizeArguments,
+        batch: Int32,
+        rows: list[Int32],
+        exist: list[Boolean],
+        atom: Int32,
+        row_in_atom: Int32,
+        column: Int32,
+    ) -> list[Uint32]:
+        """The codes of the scales of a lane's rows."""
+        cfg, strides = self.config, arguments.scale_strides
+        block = div(column, cfg.format.block)
+        first = arguments.scale.toint() + Int64(batch) * strides.batch
+        if cfg.layout == "rowmajor":
+            found = [cutlass.select_(e, Int32(1), Int32(0)) for e in exist]
+            return [load_global_byte_if(e, first + Int64(r) * strides.row + block) for r, e in zip(rows, found)]
+        number = Int64(atom) * ceil_div(div(arguments.k, cfg.format.block), ATOM_COLS) + div(block, ATOM_COLS)
+        # any of the four rows stands for all: padding of an atom is there to be read
+        exists = cutlass.select_(column < arguments.k, Int32(1), Int32(0))
+        words = load_global_if(exists, first + number * ATOM_BYTES + row_in_atom * _ROW_BYTES, _ROW_BYTES)
+        shift = Uint32(mod(block, ATOM_COLS) * 8)
+        return [(word >> shift) & Uint32(0xFF) for word in words]
+
+    def values(self, words: list[Uint32], scale: Uint32, factor: Float32 | None, column: Int32) -> list[Uint32]:
+        """Sixteen bytes of the result."""
+        cfg = self.config
+        pairs = self.pairs(words, column)
+        if cfg.format.scale == "e4m3":
+            # at most six significant bits, from 2**-10 to 2688: exact in binary16
+            half = e4m3x2_to_f16x2(Uint16(scale))
+            pairs = [multiply_by_half(pair, half, 0, "float16") for pair in pairs]
+            if cfg.out == "float16" and factor is None:
+                return pairs
+        numbers = [x for pair in pairs for x in f16x2_to_f32(pair)]
+        if cfg.format.scale == "ue8m0":
+            power = ue8m0_to_f32(scale)
+            numbers = [mul_rn(x, power) for x in numbers]
+        if factor is not None:
+            numbers = [mul_rn(x, factor) for x in numbers]
+        if cfg.out == "float32":
+            return [f32_bits(x) for x in numbers]
+        return [pack_pair(low, high, cfg.out) for low, high in zip(numbers[::2], numbers[1::2])]
+
+    def pairs(self, words: list[Uint32], column: Int32) -> list[Uint32]:
+        """A lane's elements in pairs of binary16."""
+        cfg = self.config
+        if cfg.format.element == "e2m1":
+            word = words[0]
+            if cfg.data_bytes == 2:
+                word = word >> Uint32(mod(column, 8) * 4)
+            return e2m1x8_to_f16x2(word, cfg.arch)[: cfg.elements // 2]
+        to_pair = {"e4m3": e4m3x2_to_f16x2, "e5m2": e5m2x2_to_f16x2}[cfg.format.element]
+        return [to_pair(Uint16(half)) for word in words for half in (word & Uint32(0xFFFF), word >> Uint32(16))]
+
+
+def ue8m0_to_f32(code: Uint32) -> Float32:
+    """2**(code − 127), subnormal for code 0; NaN for 255."""
+    bits = cutlass.select_(code == Uint32(0), Uint32(1 << 22), code << Uint32(23))
+    return f32_from_bits(cutlass.select_(code == Uint32(0xFF), Uint32(0x7FC00000), bits))

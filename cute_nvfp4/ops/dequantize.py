@@ -1,0 +1,151 @@
+"""``dequantize``: the values of a ``BlockScaledTensor``, by a kernel or by torch, with equal bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ..errors import OperandError, OperandTypeError
+from ..kernels.dequantize.config import DequantizeArguments, DequantizeConfig
+from ..kernels.quantize.arguments import Strides
+from ..operand import BlockScaledTensor, OperandKey
+from ..quantization.hadamard import Hadamard, resolve_hadamard
+from ..runtime.backend import Backend, resolve
+from ..runtime.bounded import Bounded
+from ..runtime.kernel import Kernel
+from ..runtime.launch import Launcher, SimLauncher, Tensors
+from ..runtime.simulating import world
+from ..target import Target
+from .calls import addresses, allocator
+from .checks import DTYPE_NAMES, parts, tensors
+from .dispatch import by_operator
+
+
+def dequantize(
+    x: BlockScaledTensor,
+    dtype: torch.dtype = torch.float32,
+    *,
+    k: int | None = None,
+    hadamard: Hadamard | int | None = None,
+    backend: Backend = "auto",
+) -> torch.Tensor:
+    """The values of ``x`` (``BlockScaledTensor.dequantize``), (MN, K) or (L, MN, K).
+
+    ``hadamard``, if it was given to ``quantize``, rotates back; ``k`` then drops what ``pad`` added beyond it.
+    ``backend``: a kernel gives torch's bits, in one launch. Torch does float64, and what is traced or differentiated.
+
+    Raises:
+        OperandError, OperandTypeError: bad arguments.
+        TargetError: the backend cannot run tensors of this device, or is unknown.
+    """
+    if not isinstance(x, BlockScaledTensor):
+        raise OperandTypeError.of("x to dequantize", got=type(x).__name__, expected="BlockScaledTensor")
+    rotation = resolve_hadamard(hadamard)
+    if rotation is None:
+        values = _values(x, dtype, backend)
+    else:
+        values = rotation.unrotate(_values(x, torch.float32, backend)).to(dtype)
+    if k is None:
+        return values
+    if not 0 < k <= x.k:
+        raise OperandError.of("k to keep", got=k, expected=f"1 … {x.k}")
+    return values[..., :k]
+
+
+def _values(x: BlockScaledTensor, dtype: torch.dtype, backend: Backend) -> torch.Tensor:
+    if dtype not in DTYPE_NAMES or by_operator((x,)):
+        return x.dequantize(dtype)
+    key = x.key
+    found = key, dtype, backend, world(key.on_cpu)
+    call = _calls.find(found)
+    if call is None:
+        target = resolve(backend, x.device)
+        kernel = target.backend != "reference" and key.plain
+        call = _calls[found] = DequantizeCall(key, dtype, target) if kernel else BlockScaledTensor.dequantize
+    return call(x, dtype)
+
+
+_calls: dict[Any, Callable[[BlockScaledTensor, torch.dtype], torch.Tensor]] = Bounded()
+
+
+class DequantizeCall:
+    """The kernel for operands of one kind. scaled: whether the global scale multiplies."""
+
+    def __init__(self, key: OperandKey, dtype: torch.dtype, target: Target, scaled: bool = True) -> None:
+        self._scaled = scaled and key.has_global_scale
+        config = DequantizeConfig(key.format, DTYPE_NAMES[dtype], key.scale_layout, self._scaled, target.arch)
+        arguments = DequantizeArguments(
+            data=0,
+            scale=0,
+            global_scale=0 if self._scaled else None,
+            out=0,
+            rows=key.rows,
+            k=key.k,
+            batch=key.batch,
+            data_strides=Strides(*key.strides),
+            scale_strides=Strides(*key.scale_strides),
+            out_batch_stride=key.rows * key.k * dtype.itemsize,
+        )
+        self.launch = KERNEL.launcher(config, target, key.device, arguments, _touched)
+        shape = (key.batch, key.rows, key.k) if key.batched else (key.rows, key.k)
+        self.new = allocator(torch.empty(shape, dtype=dtype, device=key.device))
+
+    def __call__(self, x: BlockScaledTensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+        out = self.new()
+        self.launch(self.values(x, out), (x, out))
+        return out
+
+    def values(self, x: BlockScaledTensor, out: torch.Tensor) -> tuple[int, ...]:
+        """What varies, in the order of ``DequantizeArguments``."""
+        return addresses(x.data, x.scale, x.global_scale if self._scaled else None, out)
+
+
+def _touched(x: BlockScaledTensor, out: torch.Tensor) -> Tensors:
+    return tensors(parts({"x": x}), {"out": out})
+
+
+def _host(config: DequantizeConfig) -> Callable[..., Any]:
+    from ..kernels.dequantize.kernel import Dequantize
+
+    return Dequantize(config)
+
+
+class DecodedFirst:
+    """A launch that reads numbers, for an operand whose numbers another launch decodes first.
+
+    ``values`` and ``owners`` are those of ``launch``, but for the address of the numbers, ``place`` among the values:
+    that of data and that of scales stand there, and ``owners`` begin with the operand. Global scales stay apart.
+    """
+
+    def __init__(self, decode: DequantizeCall, launch: Launcher, place: int) -> None:
+        self._decode, self._launch, self._place = decode, launch, place
+        self.simulated = isinstance(launch, SimLauncher)
+
+    def __call__(self, values: tuple, owners: tuple) -> None:
+        decoded = self._decode.new()
+        first, then = self._values(values, decoded)
+        self._decode.launch(first, (owners[0], decoded))
+        self._launch(then, (*owners, decoded))
+
+    def fixed(self, values: tuple, owners: tuple) -> Callable[[], None]:
+        """The call with these values, and memory of its own for the numbers."""
+        decoded = self._decode.new()
+        first, then = self._values(values, decoded)
+        decode = self._decode.launch.fixed(first, (owners[0], decoded))
+        launch = self._launch.fixed(then, (*owners, decoded))
+
+        def call(kept: torch.Tensor = decoded) -> None:
+            decode()
+            launch()
+
+        return call
+
+    def _values(self, values: tuple, decoded: torch.Tensor) -> tuple[tuple, tuple]:
+        place, at = self._place, decoded.data_ptr()
+        return (*values[place : place + 2], at), (*values[:place], at, *values[place + 2 :])
+
+
+KERNEL = Kernel("dequantize", DequantizeArguments, _host)
+compile_dequantize = KERNEL.compile
