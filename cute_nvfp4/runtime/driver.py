@@ -113,7 +113,6 @@ def load(cubin: bytes, names: Iterable[str], device: int, title: str) -> dict[st
     Raises:
         CompileError: the driver does not take the cubin, or a stream is being captured, which loading would break.
     """
-    from cuda.bindings import driver
 
     if torch.cuda.is_current_stream_capturing():
         raise CompileError(

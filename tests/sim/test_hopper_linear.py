@@ -18,7 +18,7 @@ N = 72
 
 def made(k: int = 144, seed: int = 0, **options: object) -> NVFP4Linear:
     torch.manual_seed(seed)
-    plain = torch.nn.Linear(k, N, bias=False)
+    plain = torch.nn.Linear(k, N, bias=False).to(backends.device())
     return NVFP4Linear.from_linear(plain, input_global_scale=torch.tensor(0.004), **options).to(backends.device())
 
 
