@@ -16,10 +16,10 @@ TILE_N = (8, 16, 32, 64, 128, 256)
 """Rows of x in a tile."""
 MMA_ROWS = 64
 """Rows of A of a wgmma: one warpgroup's."""
-LOADING_WARPS = 2
-"""One for weights, one for x."""
 STAGE_TILES = 2
-"""Packed tiles along K in a stage: while one is multiplied the other is decoded."""
+"""Packed tiles along K of a work tile's step: while one is multiplied the other is decoded."""
+CHUNK_BYTES = 512
+"""What a warp copies at a time."""
 RESERVED_SHARED = 1024
 """Bytes of shared memory that the system keeps for each CTA, beside ``Architecture.shared_bytes``."""
 ALIGNMENT = 256
@@ -39,7 +39,8 @@ class WgmmaConfig:
     x, and what weights are decoded to. warpgroups: that multiply, 64 rows of the weight each. ctas_per_sm: CTAs of a
     multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by multicast. split_k: CTAs of
     a cluster that share a tile along K, and of which each stores some of its rows of x; there are as many clusters as
-    tiles then. stages: 0 for as many as fit. scheduler, raster: as in ``GemmTiling``. factors: device scalars that
+    tiles then. stage_tiles: packed tiles along K in a stage. async_weights: whether three warps copy weights by
+    cp.async, beside the TMA of x, or one by bulk copies. stages: 0 for as many as fit. scheduler, raster: as in ``GemmTiling``. factors: device scalars that
     multiply alpha. vector: whether rows of the output are 16-bit numbers and start at multiples of 16 bytes. bias: its
     dtype, or "".
     """
@@ -51,6 +52,8 @@ class WgmmaConfig:
     ctas_per_sm: int = 1
     cluster_rows: int = 1
     split_k: int = 1
+    stage_tiles: int = STAGE_TILES
+    async_weights: bool = False
     stages: int = 0
     scheduler: str = "stream_k"
     raster: str = "m"
@@ -81,6 +84,20 @@ class WgmmaConfig:
         return STAGE_TILES * TILE_K
 
     @property
+    def stage_k(self) -> int:
+        return self.stage_tiles * TILE_K
+
+    @property
+    def loading_warps(self) -> int:
+        """The first ones: one for x, the others for weights."""
+        return 4 if self.async_weights else 2
+
+    @property
+    def full_arrivals(self) -> int:
+        """Of the warps that load, at a stage: one for x, and one for weights or one of each thread that copies them."""
+        return 1 + 32 * (self.loading_warps - 1) if self.async_weights else 2
+
+    @property
     def threads(self) -> int:
         """Those of a warpgroup whose first warps load, and of those that multiply."""
         return WARPGROUP * (self.warpgroups + 1)
@@ -88,12 +105,12 @@ class WgmmaConfig:
     @property
     def weight_bytes(self) -> int:
         """Of a stage."""
-        return self.tile_m // TILE_ROWS * STAGE_TILES * TILE_BYTES
+        return self.tile_m // TILE_ROWS * self.stage_tiles * TILE_BYTES
 
     @property
     def x_bytes(self) -> int:
         """Of a stage."""
-        return self.tile_n * self.tile_k * 2
+        return self.tile_n * self.stage_k * 2
 
     @property
     def stage_bytes(self) -> int:
@@ -130,6 +147,8 @@ def can_implement(c: WgmmaConfig) -> str:
     if c.split_k > 1 and (c.cluster_rows > 1 or c.scheduler != "static"):
         got = f"{c.split_k} with cluster_rows {c.cluster_rows} and scheduler {c.scheduler}"
         return explain("split_k", got=got, expected="cluster_rows 1 and scheduler static")
+    if c.stage_tiles not in (1, STAGE_TILES):
+        return explain("stage_tiles", got=c.stage_tiles, expected=f"1 or {STAGE_TILES}")
     if c.tile_n == 256 and c.warpgroups == 4:
         return explain("warpgroups of tiles of 256 columns", got=4, expected="2: four have too few registers")
     if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > 64)):
