@@ -126,11 +126,25 @@ class WgmmaConfig:
         """Shared memory for the sums of the other CTAs that share a tile along K."""
         return (self.split_k - 1) * self.tile_m * self.tile_n // self.split_k * 4
 
+    @property
+    def part_columns(self) -> int:
+        """Those that a CTA stores of a tile shared along K."""
+        return self.tile_n // self.split_k
+
+    @property
+    def piece_columns(self) -> int:
+        """Those of which sums are received, and stored, together."""
+        return min(self.part_columns, 16)
+
+    @property
+    def pieces(self) -> int:
+        return self.part_columns // self.piece_columns if self.split_k > 1 else 0
+
     @cached_property
     def ring_stages(self) -> int:
         """Stages in shared memory."""
         each = (self.arch.shared_bytes + RESERVED_SHARED) // self.ctas_per_sm - RESERVED_SHARED
-        room = each - self.epilogue_bytes - self.received_bytes - ALIGNMENT
+        room = each - self.epilogue_bytes - self.received_bytes - 8 * self.pieces - ALIGNMENT
         return self.stages or min(room // (self.stage_bytes + 16), MAX_STAGES)
 
 

@@ -55,23 +55,38 @@ class Epilogue:
                 self.write_partial(acc)
             else:
                 self.add_partials(acc, tile)
-                self.store_tile(acc, tile)
+                self.store_tile(acc, tile, 0, self.config.tile_n)
+        elif cutlass.const_expr(self.config.split_k > 1):
+            self.share_tile(acc, tile)
         else:
-            if cutlass.const_expr(self.config.split_k > 1):
-                self.sums.exchange(acc)
-            self.store_tile(acc, tile)
+            self.store_tile(acc, tile, 0, self.config.tile_n)
 
     @cute.jit
-    def store_tile(self, acc: cute.Tensor, tile: WorkTile):
-        """alpha · acc: all columns, or those of this CTA's part."""
+    def share_tile(self, acc: cute.Tensor, tile: WorkTile):
+        """Stores this CTA's part of a tile that a cluster shares along K, a piece as its sums come."""
         cfg = self.config
-        acc.store(acc.load() * self.alpha)
-        if cutlass.const_expr(cfg.bias):
-            self.add_bias(acc, tile)
-        columns = cfg.tile_n // cfg.split_k
+        self.sums.send(acc)
         for part in cutlass.range_constexpr(cfg.split_k):
             if self.sums.part == part:
-                self.store_columns(acc, tile, part * columns, (part + 1) * columns)
+                for piece in cutlass.range_constexpr(cfg.pieces):
+                    begin = part * cfg.part_columns + piece * cfg.piece_columns
+                    self.sums.receive(acc, begin)
+                    self.store_tile(acc, tile, begin, begin + cfg.piece_columns)
+
+    @cute.jit
+    def store_tile(
+        self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]
+    ):
+        """alpha · acc, columns ``begin`` to ``end`` of the tile."""
+        cfg = self.config
+        self.scale(acc, begin, end)
+        if cutlass.const_expr(cfg.bias):
+            self.add_bias(acc, tile, begin, end)
+        self.store_columns(acc, tile, begin, end)
+
+    def scale(self, acc: cute.Tensor, begin: int, end: int) -> None:
+        for i in range(begin // 2, end // 2):
+            acc[i] = acc[i] * self.alpha
 
     @cute.jit
     def store_columns(
@@ -88,7 +103,9 @@ class Epilogue:
             self.store_elements(acc, begin, end, first, row, tile.n * cfg.tile_n)
 
     @cute.jit
-    def add_bias(self, acc: cute.Tensor, tile: WorkTile):
+    def add_bias(
+        self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]
+    ):
         """Adds a number for each row of the MMA: a thread has two."""
         cfg = self.config
         row = tile.m * cfg.tile_m + self.group * MMA_ROWS + self.thread // WARP * SLAB_ROWS + self.thread % WARP // 4
@@ -96,7 +113,7 @@ class Epilogue:
             number = Float32(0.0)
             if row + 8 * half < self.arguments.weight.rows:
                 number = device_scalar(self.arguments.bias.pointer + (row + 8 * half)).to(Float32)
-            for i in cutlass.range_constexpr(cute.size(acc) // 4):
+            for i in cutlass.range_constexpr(begin // 8, end // 8):
                 for j in cutlass.range_constexpr(2):
                     at = 4 * i + 2 * half + j
                     acc[at] = acc[at] + number

@@ -51,14 +51,14 @@ class Position(NamedTuple):
 @dataclass(frozen=True)
 class Memory:
     """Shared memory: ``weights`` the address of the first stage's packed tiles, sX (tile_n, stage_k, STAGE);
-    ``received`` and ``sums_barrier`` those of :class:`ClusterSums`."""
+    ``received`` and ``sums_barriers`` those of :class:`ClusterSums`."""
 
     weights: Int32
     sX: cute.Tensor
     ring: Pipeline
     epilogue: Int32
     received: Int32
-    sums_barrier: Int32
+    sums_barriers: Int32
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,8 @@ class WgmmaGemm:
             for stage in range(cfg.ring_stages):
                 mbarrier.initialise(memory.ring.full + 8 * stage, cfg.full_arrivals)
                 mbarrier.initialise(memory.ring.empty + 8 * stage, 4 * cfg.warpgroups * cfg.cluster_rows)
-            mbarrier.initialise(memory.sums_barrier, 1)
+            for piece in range(cfg.pieces):
+                mbarrier.initialise(memory.sums_barriers + 8 * piece, 1)
             mbarrier.fence_initialised()
         cute.arch.sync_warp()
 
@@ -198,7 +199,7 @@ class WgmmaGemm:
         weights = smem.allocate_array(cutlass.Uint8, cfg.ring_stages * cfg.weight_bytes, byte_alignment=128)
         epilogue = smem.allocate_array(cutlass.Uint8, max(cfg.epilogue_bytes, 16), byte_alignment=128)
         received = smem.allocate_array(cutlass.Uint8, max(cfg.received_bytes, 16), byte_alignment=128)
-        barriers = smem.allocate_array(Int64, 2 * cfg.ring_stages + 1).toint()
+        barriers = smem.allocate_array(Int64, 2 * cfg.ring_stages + cfg.pieces).toint()
         ring = Pipeline(barriers, barriers + 8 * cfg.ring_stages)
         last = barriers + 16 * cfg.ring_stages
         return Memory(weights.toint(), sX, ring, epilogue.toint(), received.toint(), last)
@@ -315,7 +316,7 @@ class WgmmaGemm:
         """The loop of a warpgroup: decode, multiply, store."""
         cfg, own = self.config, thread % WARPGROUP
         products = self.products(memory, cfg.tile_n, group, thread)
-        sums = ClusterSums(cfg, scheduler.place.part, memory.sums_barrier, memory.received, group, own)
+        sums = ClusterSums(cfg, scheduler.place.part, memory.sums_barriers, memory.received, group, own)
         alpha = scaled_alpha(arguments)
         epilogue = Epilogue(cfg, arguments, x_rows, alpha, memory.epilogue, scheduler, group, own, sums)
         if cutlass.const_expr(cfg.split_k > 1):
