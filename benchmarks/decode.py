@@ -1,4 +1,4 @@
-"""Times ``dequantize`` on this machine's GPU: ``python benchmarks/decode.py``.
+"""Times ``dequantize`` and the packing of weights on this machine's GPU: ``python benchmarks/decode.py``.
 
 Every format at 8192 × 8192, NVFP4 at fewer rows too, checked bit for bit against torch's definition first. The floor is
 the bytes that are read and written once, at the speed of a device copy, and an empty launch; copy and launch are
@@ -12,26 +12,53 @@ from __future__ import annotations
 import argparse
 import statistics
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from common import capture, gpu_target, machine, results_path, take_turns, write
+from common import Captured, capture, gpu_target, machine, results_path, take_turns, write
 
-from cute_nvfp4 import BlockScaledTensor, dequantize, quantize
+from cute_nvfp4 import BlockScaledTensor, dequantize, prepare_weight, quantize
 from cute_nvfp4.harness.timing import ColdL2, copy_bandwidth
 
 SIZE = 8192
 CASES = [("nvfp4", m, dtype) for m in (32, 128, 512, SIZE) for dtype in (torch.float16,)]
 CASES += [("nvfp4", SIZE, torch.bfloat16), ("nvfp4", SIZE, torch.float32)]
 CASES += [(name, SIZE, torch.bfloat16) for name in ("mxfp4", "mxfp8", "mxfp8_e5m2")]
+PACKED = (("nvfp4", torch.bfloat16), ("nvfp4", torch.float16))
 
 
-def moved_bytes(x: BlockScaledTensor, dtype: torch.dtype) -> int:
-    """Data, scales and values, each once."""
-    return x.data.numel() + x.rows * x.format.scale_columns(x.k) + x.rows * x.k * dtype.itemsize
+class Contestant(NamedTuple):
+    """A call, the result that it must have bit for bit, and the bytes that it reads and writes once."""
+
+    name: str
+    call: Captured
+    expected: torch.Tensor
+    bytes: int
+
+
+def contestants() -> Iterator[Contestant]:
+    for format, m, dtype in CASES:
+        x = operand(format, m)
+        moved = stored_bytes(x) + m * SIZE * dtype.itemsize
+        call = capture(lambda x=x, dtype=dtype: dequantize(x, dtype))
+        yield Contestant(f"dequantize {format} {m} {str(dtype)[6:]}", call, x.dequantize(dtype), moved)
+    for format, dtype in PACKED:
+        x = operand(format, SIZE)
+        call = capture(lambda x=x, dtype=dtype: prepare_weight(x, dtype=dtype).packed)
+        expected = prepare_weight(x, dtype=dtype, backend="reference").packed
+        yield Contestant(
+            f"prepare_weight {format} {str(dtype)[6:]}", call, expected, stored_bytes(x) + expected.numel()
+        )
+
+
+def stored_bytes(x: BlockScaledTensor) -> int:
+    """Data and scales."""
+    return x.data.numel() + x.rows * x.format.scale_columns(x.k)
 
 
 def operand(format: str, rows: int) -> BlockScaledTensor:
@@ -48,15 +75,13 @@ def main() -> int:
     copy = copy_bandwidth()
     nothing = torch.zeros(1, device="cuda")
     calls, rows = {"launch": capture(lambda: nothing.zero_())}, []
-    for format, m, dtype in CASES:
-        x = operand(format, m)
-        name = f"{format} {m} {str(dtype)[6:]}"
-        calls[name] = capture(lambda x=x, dtype=dtype: dequantize(x, dtype))
-        calls[name].graph.replay()
-        if not torch.equal(calls[name].result, x.dequantize(dtype)):
+    for name, call, expected, moved in contestants():
+        call.graph.replay()
+        if not torch.equal(call.result, expected):
             print(f"{name}: not the bits of torch", file=sys.stderr)
             return 1
-        rows.append({"format": format, "rows": m, "k": SIZE, "dtype": str(dtype)[6:], "bytes": moved_bytes(x, dtype)})
+        calls[name] = call
+        rows.append({"name": name, "k": SIZE, "bytes": moved})
     times = take_turns(calls, options.rounds, ColdL2())
     launch = statistics.median(times.pop("launch"))
     record = machine() | {"copy_bytes_s": copy, "launch_us": launch, "rows": rows}
@@ -64,7 +89,7 @@ def main() -> int:
     for row, (name, found) in zip(rows, times.items()):
         low, middle, high = statistics.quantiles(found, n=4)
         row |= {"us": middle, "quartiles": [low, high], "floor_us": row["bytes"] / copy * 1e6 + launch}
-        print(f"{name:>24} {middle:7.1f} us ({low:.1f} to {high:.1f}), floor {row['floor_us']:6.1f}", flush=True)
+        print(f"{name:>34} {middle:7.1f} us ({low:.1f} to {high:.1f}), floor {row['floor_us']:6.1f}", flush=True)
     write(record, options.output or results_path("decode"))
     return 0
 

@@ -85,13 +85,20 @@ def ours(problem: Problem, activations: str, prepared: bool) -> list[Call]:
     with refusals():
         if prepared:
             dtype = torch.bfloat16 if activations == "bf16" else torch.float16
-            weights = [nv.prepare_weight(weight, dtype=dtype) for weight in weights]
+            gated = shape.problem == "gated"
+            weights = [nv.prepare_weight(*(halves(w) if gated else (w,)), dtype=dtype) for w in weights]
         if shape.problem == "gated":
             return checked(lambda: [nv.gated_gemm(rows[0], weights[0], **options)])
         if shape.problem == "grouped":
             pairs = list(zip(rows, weights))
             return checked(lambda: nv.grouped_gemm(pairs, **options))
         return checked(lambda: [nv.gemm(rows[0], weights[0], **options)])
+
+
+def halves(weight: nv.BlockScaledTensor) -> tuple[nv.BlockScaledTensor, ...]:
+    """Gate and up of a weight that has all rows of the one, then of the other."""
+    parts = zip(weight.data.chunk(2), weight.rowmajor_scale()[0].chunk(2))
+    return tuple(nv.BlockScaledTensor(data, scale, weight.global_scale) for data, scale in parts)
 
 
 def checked(call: Call) -> list[Call]:

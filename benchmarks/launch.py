@@ -30,6 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import gpu_target, machine, results_path, write
 
 import cute_nvfp4 as nv
+from cute_nvfp4.ops import scratch
 from cute_nvfp4.runtime import backend, launch, template
 from cute_nvfp4.runtime.kernel import Kernel
 from cute_nvfp4.sim.host.cubin import parameter_sizes
@@ -75,7 +76,8 @@ def without_driver(arch: str) -> Iterator[None]:
         mock.patch.object(launch.driver, "load", load),
         mock.patch.object(launch.driver, "launch_function", lambda: nothing),
         mock.patch.object(launch, "raw_stream", lambda index: 0),
-        mock.patch.object(backend, "raw_stream", lambda index: 0),
+        mock.patch.object(scratch, "raw_stream", lambda index: 0),
+        mock.patch.object(scratch, "device_index", lambda device: 0),
         mock.patch.object(torch.cuda, "is_current_stream_capturing", lambda: False),
         mock.patch.object(torch.cuda, "current_stream", lambda device: mock.Mock()),
         mock.patch.object(backend, "_resolve", lambda *args: target),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
-from cute_nvfp4.weight_layout import DECODERS, TILE_BYTES, tiles, unpack
+from cute_nvfp4.weight_layout import DECODERS, TILE_BYTES, packed_rows, separated, tiles, unpack
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,6 +20,7 @@ class WeightKey:
     dtype: torch.dtype
     device: torch.device
     has_global_scale: bool
+    gated: bool
     on_cpu: bool
 
 
@@ -32,7 +33,8 @@ class PreparedWeight:
 
     packed: (row tiles, K tiles, bytes) of uint8 (:mod:`.weight_layout`). rows, k: N and K. dtype: bfloat16 or float16,
     what tensor cores multiply it in, exactly; that of x where x is not quantized. global_scale: None, or one float32
-    number on the same device that multiplies every value.
+    number on the same device that multiplies every value. gated: it is two matrices (N, K), gate and up, for
+    ``gated_gemm``; global_scale is then that of gate.
 
     Raises:
         OperandError, OperandTypeError: tensors that no ``prepare_weight`` gives.
@@ -43,19 +45,27 @@ class PreparedWeight:
     k: int
     dtype: torch.dtype
     global_scale: torch.Tensor | None = None
+    gated: bool = False
+    up_global_scale: torch.Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.dtype not in DECODERS:
             expected = " or ".join(map(str, DECODERS))
             raise OperandTypeError.of("dtype of a prepared weight", got=self.dtype, expected=expected)
-        expected = (*tiles(self.rows, self.k), TILE_BYTES)
+        expected = (*tiles(packed_rows(self.rows, self.gated), self.k), TILE_BYTES)
         packed = self.packed
         if packed.dtype is not torch.uint8 or tuple(packed.shape) != expected or not packed.is_contiguous():
             raise OperandError.of(
-                f"packed weight of {self.rows} rows, K {self.k}",
+                f"packed weight of {'two times ' * self.gated}{self.rows} rows, K {self.k}",
                 got=f"{packed.dtype}, shape {tuple(packed.shape)}, strides {packed.stride()}",
                 expected=f"contiguous torch.uint8 of shape {expected}",
                 hint="prepare_weight makes one.",
+            )
+        if (self.up_global_scale is not None) != (self.gated and self.global_scale is not None):
+            raise OperandError.of(
+                "global scales of gate and up",
+                got=" and ".join("none" if x is None else "one" for x in (self.global_scale, self.up_global_scale)),
+                expected="one for each of a gated weight, or none",
             )
 
     @property
@@ -63,21 +73,29 @@ class PreparedWeight:
         """Where it is."""
         return self.packed.device
 
+    @property
+    def global_scales(self) -> tuple[torch.Tensor | None, ...]:
+        """Those of gate and up, or the one that there is."""
+        return (self.global_scale, self.up_global_scale) if self.gated else (self.global_scale,)
+
     @functools.cached_property
     def key(self) -> WeightKey:
         """What plans for this weight are kept by."""
-        found = (self.rows, self.k, self.dtype, self.packed.device, self.global_scale is not None)
+        found = (self.rows, self.k, self.dtype, self.packed.device, self.global_scale is not None, self.gated)
         return _keys.setdefault(found, WeightKey(*found, self.packed.device.type == "cpu"))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Values (N, K), exact in float32 and float64 but for one rounding by the global scale; a copy."""
-        values = unpack(self.packed.unsqueeze(0), self.dtype)[0, : self.rows, : self.k]
+        """Values (N, K), gated (2, N, K), exact in float32 and float64 but for one rounding by the global scale."""
+        values = unpack(self.packed.unsqueeze(0), self.dtype)[0]
+        values = (separated(values) if self.gated else values)[..., : self.rows, : self.k]
         wide = values.to(torch.float64 if dtype is torch.float64 else torch.float32)
         if self.global_scale is not None:
-            wide = wide * self.global_scale.reshape(()).to(wide.dtype)
+            scales = torch.stack([x.reshape(1, 1) for x in self.global_scales])
+            wide = wide * (scales if self.gated else scales[0]).to(wide.dtype)
         return wide.to(dtype)
 
     def __repr__(self) -> str:
         """Shapes and dtypes, never values: printing must not wait for the device."""
         scale = self.global_scale is not None
-        return f"PreparedWeight({self.rows} x {self.k}, for {self.dtype}, global_scale={scale}, {self.device})"
+        sizes = f"{'2 x ' * self.gated}{self.rows} x {self.k}"
+        return f"PreparedWeight({sizes}, for {self.dtype}, global_scale={scale}, {self.device})"

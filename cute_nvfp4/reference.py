@@ -7,11 +7,22 @@ output dtype. Operands are decoded a slab at a time, so that a reference costs l
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import torch
 
 from cute_nvfp4.errors import OperandTypeError
 from cute_nvfp4.operand import BlockScaledTensor, check_pair
 
+GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "silu": torch.nn.functional.silu,
+    "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+    "gelu_erf": torch.nn.functional.gelu,
+    "relu": torch.relu,
+    "identity": lambda x: x,
+}
+"""Of a gated GEMM, by name."""
 # Elements of an operand decoded at once: 32 MiB of float64.
 _SLAB_ELEMENTS = 1 << 22
 _OUT_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

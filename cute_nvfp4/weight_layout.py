@@ -33,6 +33,8 @@ from cute_nvfp4.formats import NVFP4
 TILE_ROWS, TILE_K = 128, 64
 SLAB_ROWS = 16
 """Rows of a warp's fragment of A."""
+HALF_SLAB = SLAB_ROWS // 2
+"""Rows of which a thread has one."""
 STEP_K = 16
 """Columns of one MMA."""
 STEPS = TILE_K // STEP_K
@@ -67,6 +69,7 @@ class Decoder(NamedTuple):
     scale_bits: int
 
 
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _WORD = Shift("left", 0)
 DECODERS = {
     torch.bfloat16: Decoder(
@@ -142,6 +145,46 @@ def encoder(dtype: torch.dtype) -> tuple[tuple[int, ...], ...]:
             words.append(word)
         elements.append(tuple(words))
     return tuple(elements)
+
+
+ENCODED_ORDER = (2, 6, 0, 4, 3, 7, 1, 5)
+"""The elements of a word in the nibbles that ``encoding`` takes: the order of the fewest rotations."""
+
+
+@functools.cache
+def encoding(dtype: torch.dtype) -> tuple[tuple[int, int], ...]:
+    """The encoder as rotations to the left and masks: a word is the exclusive or of nibbles & mask, rotated.
+
+    The nibbles of a 32-bit number, lowest first, are the codes of the elements in ``ENCODED_ORDER``.
+    """
+    masks: dict[int, int] = {}
+    for nibble, element in enumerate(ENCODED_ORDER):
+        for bit in range(4 * nibble, 4 * nibble + 4):
+            word = encoder(dtype)[element][1 << (bit - 4 * nibble)]
+            for target in range(32):
+                if word >> target & 1:
+                    rotation = (target - bit) % 32
+                    masks[rotation] = masks.get(rotation, 0) | 1 << bit
+    return tuple(sorted(masks.items()))
+
+
+def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Rows (N, …) of two weights in turn, eight of each, N padded with zeros to a multiple of eight: (2 · padded N, …).
+
+    A thread has rows g and g + 8 of a slab's accumulators: a row of either.
+    """
+    both = torch.stack([torch.nn.functional.pad(x, (0, 0, 0, -len(x) % HALF_SLAB)) for x in (gate, up)])
+    return both.unflatten(1, (-1, HALF_SLAB)).transpose(0, 1).flatten(0, 2)
+
+
+def separated(rows: torch.Tensor) -> torch.Tensor:
+    """(2, padded N, …) of such rows."""
+    return rows.unflatten(0, (-1, 2, HALF_SLAB)).transpose(0, 1).flatten(1, 2)
+
+
+def packed_rows(rows: int, gated: bool) -> int:
+    """Rows of the packed matrix of a weight with ``rows``, or of two such that are interleaved."""
+    return 2 * HALF_SLAB * -(-rows // HALF_SLAB) if gated else rows
 
 
 def tiles(rows: int, k: int) -> tuple[int, int]:

@@ -206,6 +206,29 @@ def _quantizations() -> Iterator[tuple[str, Callable]]:
         yield f"quantize {arch} {format} {rule} {words.replace('torch.', '')}", compiled(arch, format, rule, **more)
 
 
+def _packed() -> Iterator[tuple[str, Callable]]:
+    from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+    from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
+    from cute_nvfp4.ops.packed_launch import STREAM, WGMMA
+
+    streams = {
+        "m1": {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "stages": 16, "factors": 1},
+        "m16 nvfp4": {"columns": 16, "dtype": "float16", "out": "float16", "quantized_x": True},
+        "gated": {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "stages": 16, "factors": 1, "gate": "silu"},
+    }
+    wgmmas = {
+        "n32": {"tile_n": 32, "ctas_per_sm": 2, "factors": 1},
+        "n128": {"tile_n": 128, "bias": "bfloat16"},
+        "n256 cluster": {"tile_n": 256, "cluster_rows": 2, "scheduler": "static", "dtype": "float16", "out": "float16"},
+        "gated n64": {"tile_n": 64, "ctas_per_sm": 2, "factors": 1, "gate": "silu"},
+        "gated n256": {"tile_n": 256, "scheduler": "static", "gate": "gelu_tanh", "vector": False, "out": "float32"},
+    }
+    for name, fields in streams.items():
+        yield f"stream_gemm {name}", lambda fields=fields: STREAM.compile(StreamConfig(**fields))
+    for name, fields in wgmmas.items():
+        yield f"wgmma_gemm {name}", lambda fields=fields: WGMMA.compile(WgmmaConfig(**fields))
+
+
 def _fused() -> Iterator[tuple[str, Callable]]:
     import torch
 
@@ -232,7 +255,9 @@ def _fused() -> Iterator[tuple[str, Callable]]:
 def _decoding() -> Iterator[tuple[str, Callable]]:
     from cute_nvfp4.formats import MXFP8, NVFP4
     from cute_nvfp4.kernels.dequantize.config import DequantizeConfig
+    from cute_nvfp4.kernels.pack.config import PackConfig
     from cute_nvfp4.ops.dequantize import compile_dequantize
+    from cute_nvfp4.ops.prepare_weight import compile_pack
     from cute_nvfp4.target import ARCHITECTURES
 
     for arch, format, *rest in (
@@ -244,11 +269,14 @@ def _decoding() -> Iterator[tuple[str, Callable]]:
         config = DequantizeConfig(format, *rest, ARCHITECTURES[arch])
         words = " ".join(map(str, rest))
         yield f"dequantize {arch} {format.name} {words}", lambda config=config: compile_dequantize(config)
+    for dtype, layout in (("bfloat16", "blocked"), ("float16", "rowmajor")):
+        config = PackConfig(NVFP4, dtype, layout, ARCHITECTURES["sm_90a"])
+        yield f"pack_weight nvfp4 {dtype} {layout}", lambda config=config: compile_pack(config)
 
 
 def configurations() -> dict[str, Callable]:
     """What is compiled, by name."""
-    return dict([*_gemms(), *_grouped(), *_gemvs(), *_quantizations(), *_fused(), *_decoding()])
+    return dict([*_gemms(), *_grouped(), *_gemvs(), *_packed(), *_quantizations(), *_fused(), *_decoding()])
 
 
 # ---- comparing -----------------------------------------------------------------------------------------------------

@@ -9,9 +9,13 @@ import backends
 import torch
 
 from cute_nvfp4 import weight_layout
+from cute_nvfp4.kernels.gemm.arguments import PartialSums
+from cute_nvfp4.kernels.gemm.sm90.arguments import PackedWeight
+from cute_nvfp4.kernels.gemm.sm90.stream_arguments import FewRows, StreamArguments
 from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops.streamed import StreamCall
+from cute_nvfp4.ops.checks import tensors
+from cute_nvfp4.ops.packed_launch import STREAM
 from cute_nvfp4.runtime.backend import resolve
 from cute_nvfp4.scale_layout import blocked_flat, to_blocked
 
@@ -65,10 +69,24 @@ class Problem:
         whole = torch.full((case.m, wide), float("nan"), dtype=DTYPES[case.out], device=device)
         out = whole[:, : case.n]
         factor = torch.tensor([FACTOR], device=device)
-        target = resolve(backends.backend(), device)
-        call = StreamCall(self.x, self.packed, case.n, out, case.config, case.ctas, target)
-        call(self.x, self.packed, out, ALPHA, (factor,))
-        assert not call.flags.any() and whole[:, case.n :].isnan().all()
+        sums = torch.empty(2 * case.ctas * case.config.columns * case.config.rows, device=device)
+        flags = torch.zeros(2 * case.ctas, dtype=torch.int32, device=device)
+        x = (self.x,) if isinstance(self.x, torch.Tensor) else (self.x.data, self.x.scale)
+        arguments = StreamArguments(
+            weight=PackedWeight(self.packed.data_ptr(), case.n, self.packed.shape[1], None),
+            x=FewRows(x[0].data_ptr(), x[1].data_ptr() if x[1:] else None, case.m, x[0].stride(0)),
+            out=out.data_ptr(),
+            out_stride=out.stride(0),
+            alpha=ALPHA,
+            factors=((factor.data_ptr(),),),
+            partials=PartialSums(sums.data_ptr(), flags.data_ptr()),
+            k=case.k,
+            ctas=case.ctas,
+        )
+        read = dict(zip(("x", "x's scales"), x)) | {"weight": self.packed, "factor": factor}
+        touched = tensors(read, {"out": out, "sums": sums, "flags": flags})
+        STREAM.run(case.config, resolve(backends.backend(), device), device, arguments, lambda: touched)
+        assert not flags.any() and whole[:, case.n :].isnan().all()
         return out
 
     def wrong(self, out: torch.Tensor) -> torch.Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..formats import FORMATS, Format
+from ..kernels.gemm.config import GATE_NAMES
 from ..operand import BlockScaledTensor, check_pair, span_bytes
 
 DTYPE_NAMES = {torch.float16: "float16", torch.bfloat16: "bfloat16", torch.float32: "float32"}
@@ -20,6 +21,12 @@ def check_dtype(what: str, dtype: torch.dtype) -> None:
     """Raises unless an output may have ``dtype``."""
     if dtype not in DTYPE_NAMES:
         raise OperandTypeError.of(what, got=dtype, expected=" or ".join(map(str, DTYPE_NAMES)))
+
+
+def check_gate(gate: str) -> None:
+    """Raises unless a gated GEMM has ``gate``."""
+    if gate not in GATE_NAMES:
+        raise OperandError.of("gate", got=repr(gate), expected=f"one of {', '.join(GATE_NAMES)}")
 
 
 def check_format(name: str, operand: BlockScaledTensor, formats: Sequence[Format] = ALL_FORMATS) -> None:

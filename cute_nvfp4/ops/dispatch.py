@@ -10,6 +10,9 @@ import torch
 from ..operand import BlockScaledTensor, is_wrapper
 from ..runtime.simulating import current_session
 
+Tensor = torch.Tensor
+_modes = torch._C._len_torch_dispatch_stack
+
 
 def by_operator(operands: Sequence[Any], *others: Any) -> bool:
     """Whether a call goes through torch's dispatcher: where torch records it, or a gradient is asked for.
@@ -17,19 +20,21 @@ def by_operator(operands: Sequence[Any], *others: Any) -> bool:
     operands: of the call. others: what else may require a gradient; numbers and None do not. Elsewhere the dispatcher
     would only cost time. What is no operand is for the call itself to refuse.
     """
-    if recording():
+    if torch.compiler.is_dynamo_compiling() or (_modes() and recording()):
         return True
     follows = torch.is_grad_enabled()
     for x in operands:
         data = getattr(x, "data", None)
-        if type(data) is not torch.Tensor and isinstance(data, torch.Tensor) and is_wrapper(data):
+        if type(data) is not Tensor and isinstance(data, Tensor) and is_wrapper(data):
             return True
         if follows and (factor := getattr(x, "global_scale", None)) is not None and factor.requires_grad:
             return True
-    if follows:
-        for x in others:
-            if x is not None and (x.requires_grad if type(x) is torch.Tensor else requires_grad(x)):
+    for x in others:
+        if type(x) is Tensor:
+            if follows and x.requires_grad:
                 return True
+        elif x is not None and ((follows and requires_grad(x)) or (isinstance(x, Tensor) and is_wrapper(x))):
+            return True
     return False
 
 
@@ -47,7 +52,7 @@ def recording() -> bool:
     """Whether torch records what is done with any tensor: it traces, or a dispatch mode is on."""
     if torch.compiler.is_dynamo_compiling():
         return True
-    modes = torch._C._len_torch_dispatch_stack()
+    modes = _modes()
     if not modes:
         return False
     # that of a simulated session records nothing

@@ -11,11 +11,12 @@ import torch
 from ..errors import OperandError, OperandTypeError, explain
 from ..formats import NVFP4, as_bytes
 from ..kernels.gemm.arguments import GemmArguments, Operand, Output
-from ..kernels.gemm.config import GATE_NAMES, INTERLEAVED_ROWS, QUANTIZED, GemmConfig
+from ..kernels.gemm.config import INTERLEAVED_ROWS, QUANTIZED, GemmConfig
 from ..kernels.gemm.limits import can_implement
 from ..operand import BlockScaledTensor, span_bytes
 from ..planning.gemm import GemmProblem, Plan
-from ..reference import gemm_reference
+from ..prepared_weight import PreparedWeight
+from ..reference import GATES, gemm_reference
 from ..runtime.apart import near
 from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
@@ -27,6 +28,7 @@ from ..target import Target
 from .calls import addresses, as_alpha, operand_key, output_key, tensor_key
 from .checks import (
     check_format,
+    check_gate,
     check_overlap,
     check_types,
     checked_output,
@@ -36,24 +38,17 @@ from .checks import (
     tensors,
 )
 from .dispatch import by_operator, written_to
+from .gated_packed import gated_packed
 from .gemm import host
 from .gemm_launch import GemmCall, output_record, strides
 from .interleave import check_halves, check_weights
 from .library import gated as operators
 from .operands import check_operands, check_signs, operand_record
 
-_GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "silu": torch.nn.functional.silu,
-    "gelu_tanh": functools.partial(torch.nn.functional.gelu, approximate="tanh"),
-    "gelu_erf": torch.nn.functional.gelu,
-    "relu": torch.relu,
-    "identity": lambda x: x,
-}
-
 
 def gated_gemm(
-    a: BlockScaledTensor,
-    b1: BlockScaledTensor,
+    a: BlockScaledTensor | torch.Tensor,
+    b1: BlockScaledTensor | PreparedWeight,
     b2: BlockScaledTensor | None = None,
     *,
     gate: str = "silu",
@@ -71,6 +66,8 @@ def gated_gemm(
         a, b1, b2: (L, M, K), (L, N, K), (L, N, K), or without L, as ``gemm`` takes them; b1 and b2 of one format.
             b2 None: b1 is both, 2N rows with N a multiple of 128: first all rows of B1, then all of B2, or
             ``interleaved``: 128 rows of B1, 128 of B2, and so on (``interleave`` makes it). Neither is copied.
+            Or b1 is a gated ``PreparedWeight`` on sm_90a, both weights in one: a (M, K) is then numbers of its dtype,
+            or NVFP4, and the result, not quantized, has that dtype by default.
         gate: "silu" (SwiGLU), "gelu_tanh" or "gelu_erf" (GEGLU), "relu", or "identity" (the product alone).
         alpha: a number, or a float32 tensor of one element: multiplies A, and so both products before the gate; so do
             the global scales of a and b1, or of a and b2. None is 1.
@@ -93,6 +90,8 @@ def gated_gemm(
             plan.
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
+    if isinstance(b1, PreparedWeight):
+        return gated_packed(a, b1, b2, gate, alpha, interleaved, out, out_dtype, out_global_scale, config, backend)
     if by_operator((a, b1, b2), alpha, out_global_scale, out, getattr(out, "global_scale", None)):
         options = gate, alpha, interleaved, out, out_dtype, out_global_scale, config, backend
         return operators.gated_gemm(a, b1, b2, *options)
@@ -269,8 +268,7 @@ def _weights(b1: BlockScaledTensor, b2: BlockScaledTensor | None) -> dict[str, B
 
 def _check(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor], gate: str, interleaved: bool) -> int:
     """Raises unless the operands can be multiplied; N."""
-    if gate not in GATE_NAMES:
-        raise OperandError.of("gate", got=repr(gate), expected=f"one of {', '.join(GATE_NAMES)}")
+    check_gate(gate)
     if not isinstance(interleaved, bool):
         raise OperandTypeError.of("interleaved", got=type(interleaved).__name__, expected="bool")
     check_weights(a, weights)
@@ -359,7 +357,7 @@ def _reference(a, weights: dict, n: int, gate: str, interleaved: bool, alpha: An
         rows = INTERLEAVED_ROWS if interleaved else n
         both = products[0].unflatten(-1, (-1, 2, rows))
         products = [both[..., i, :].flatten(-2) for i in (0, 1)]
-    return _GATES[gate](products[0]) * products[1]
+    return GATES[gate](products[0]) * products[1]
 
 
 def _store_reference(exact: torch.Tensor, result: Any) -> torch.Tensor | BlockScaledTensor:

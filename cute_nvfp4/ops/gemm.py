@@ -43,6 +43,8 @@ from .library.packed import packed_gemm as packed_operator
 from .operands import check_operands, check_signs, operand_record
 from .packed_gemm import packed_gemm
 from .packed_gemm import prepared as prepared_packed
+from .packed_operands import Request
+from .plain_gemm import PlainGemm
 
 
 def gemm(
@@ -63,7 +65,8 @@ def gemm(
             be mixed). K is a multiple of 32, scales are blocked (``scale_layout.to_blocked``). A block-scaled MMA reads
             scales of NVFP4 as unsigned: they must not be negative. Padding of scales along K meets zeros, so it must be
             finite (``to_blocked`` writes zeros). Global scales multiply the result. Or b is a
-            ``PreparedWeight`` (N, K) on sm_90a, and a (M, K) is numbers of its dtype, or NVFP4.
+            ``PreparedWeight`` (N, K) on sm_90a, and a (M, K) is numbers of its dtype, or NVFP4. Where b is none, both
+            are NVFP4 on sm_90a, and each call packs b.
         alpha: a number, or a float32 tensor of one element on the operands' device; None is 1.
         bias: (N,), or (L, N) for a batch: float16, bfloat16 or float32, contiguous along N; added in float32.
         out: where to put the result: of that shape, float16, bfloat16 or float32, contiguous along N or along M, rows
@@ -133,8 +136,16 @@ def prepared(
 ) -> Preparation:
     """``gemm`` planned, for ``prepare``."""
     if isinstance(b, PreparedWeight):
-        return prepared_packed(a, b, alpha, bias, out, out_dtype, config, backend)
-    call = preparable(planned(a, b, alpha, bias, out, out_dtype, config, backend), _Call)
+        return prepared_packed(Request(a, b, alpha, bias, out, out_dtype, config, backend))
+    call = planned(a, b, alpha, bias, out, out_dtype, config, backend)
+    if isinstance(call, PlainGemm):
+        raise OperandError.of(
+            "b of a prepared call on sm_90a",
+            got="an operand that each call packs",
+            expected="a PreparedWeight",
+            hint="prepare_weight(b) packs it once.",
+        )
+    call = preparable(call, _Call)
     out = call.new() if out is None else out
     scalar, alpha = as_alpha(alpha)
     made, scratch = call.gemm, call.gemm.scratch(kept=False)
@@ -259,6 +270,8 @@ def _plan(
     if target.backend == "reference":
         refuse_config(config)
         return functools.partial(_reference_call, dtype=out.dtype)
+    if target.arch.generation == "sm90":
+        return PlainGemm(a, b, out, target, config, backend)
     return _Call(a, b, alpha, bias, out, target, config)
 
 

@@ -2,16 +2,49 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4
 from ..operand import BlockScaledTensor, row_alignment
+from ..planning.packed import PackedPlan
 from ..prepared_weight import PreparedWeight
-from .checks import check_dtype, check_format
+from ..runtime.backend import Backend
+from .checks import check_dtype, check_format, check_gate
 
 X = torch.Tensor | BlockScaledTensor
 """Numbers of the weight's dtype, or NVFP4."""
+
+
+class Request(NamedTuple):
+    """What ``gemm`` is asked for with a prepared weight: out (M, N) = alpha · x (M, K) · weightᵀ + bias; or, with a
+    gate, ``gated_gemm``: gate(alpha · x · gateᵀ) · (alpha · x · upᵀ)."""
+
+    x: X
+    weight: PreparedWeight
+    alpha: float | torch.Tensor | None = None
+    bias: torch.Tensor | None = None
+    out: torch.Tensor | None = None
+    out_dtype: torch.dtype | None = None
+    config: PackedPlan | None = None
+    backend: Backend = "auto"
+    gate: str = ""
+
+
+def check_products(weight: PreparedWeight, gate: str) -> None:
+    """Raises unless a gated weight comes to a gated product, another to one without a gate."""
+    if gate:
+        check_gate(gate)
+    if weight.gated != bool(gate):
+        kinds = "one weight", "gate and up"
+        raise OperandError.of(
+            "prepared weight",
+            got=kinds[weight.gated],
+            expected=kinds[bool(gate)],
+            hint="gated_gemm takes prepare_weight(gate, up), gemm takes prepare_weight(weight).",
+        )
 
 
 def check_x(x: X, weight: PreparedWeight) -> int:
@@ -76,9 +109,9 @@ def x_parts(x: X) -> tuple[torch.Tensor, ...]:
 
 
 def device_scalars(x: X, weight: PreparedWeight, alpha: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    """The device scalars that there are."""
+    """The device scalars that there are, of each product."""
     of_x = None if isinstance(x, torch.Tensor) else x.global_scale
-    return tuple(f for f in (alpha, of_x, weight.global_scale) if f is not None)
+    return tuple(f for of_weight in weight.global_scales for f in (alpha, of_x, of_weight) if f is not None)
 
 
 def everything_read(

@@ -11,6 +11,8 @@ from ..errors import OperandError
 from ..operand import BlockScaledTensor
 from ..prepared_weight import PreparedWeight
 from .calls import Preparation
+from .gated_gemm import gated_gemm
+from .gated_packed import prepared as prepared_gated
 from .gemm import gemm
 from .gemm import prepared as prepared_gemm
 from .gemv import gemv
@@ -21,6 +23,7 @@ from .quantize import quantize
 _OPERATIONS: dict[Callable[..., Any], Callable[..., Preparation]] = {
     gemv: prepared_gemv,
     gemm: prepared_gemm,
+    gated_gemm: prepared_gated,
     quantize: prepared_quantize,
 }
 
@@ -35,9 +38,9 @@ def prepare(operation: Callable[..., Any], *operands: Any, vary: Sequence[str] =
             step(x, y)
 
     Args:
-        operation: ``gemv``, ``gemm`` or ``quantize``.
+        operation: ``gemv``, ``gemm``, ``gated_gemm`` of a prepared weight, or ``quantize``.
         operands, options: its arguments. They are kept; without ``out`` one is made, which every call writes to.
-        vary: names of operands that each call gives, in this order: of gemv and gemm "a", "b" and "out"; of quantize
+        vary: names of operands that each call gives, in this order: of products "a", "b" and "out"; of quantize
             "x" and "out". They are like those given here in all but addresses and values. The others stay where they
             are.
 

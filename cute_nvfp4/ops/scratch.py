@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
-from ..runtime.backend import capturing, stream_of
+from ..runtime.backend import device_index, raw_stream
 from ..target import Target
 
 POOL_WORDS = 1 << 18
 """Words that are zeroed at once, outside of any graph, for the launches that graphs will record."""
 
 
-class Scratch(NamedTuple):
-    """fp32 numbers for partial sums, and flags, all lowered."""
+class Scratch:
+    """fp32 numbers for partial sums, and flags, all lowered. addresses: of both."""
 
-    sums: torch.Tensor
-    flags: torch.Tensor
+    def __init__(self, sums: torch.Tensor, flags: torch.Tensor) -> None:
+        self.sums, self.flags = sums, flags
+        self.floats, self.words = sums.numel(), flags.numel()
+        self.addresses = sums.data_ptr(), flags.data_ptr()
 
 
 def scratch_of(floats: int, words: int, target: Target, device: torch.device) -> Scratch:
@@ -29,18 +29,19 @@ def scratch_of(floats: int, words: int, target: Target, device: torch.device) ->
     """
     if target.backend != "cuda":
         return new_scratch(floats, words, device)
-    if capturing(target):
+    if torch.cuda.is_current_stream_capturing():
         pool = _pools.get(device)
         if pool is None or pool.numel() < words:
             return new_scratch(floats, words, device)
         _pools[device] = pool[words:]
         return Scratch(torch.empty(floats, dtype=torch.float32, device=device), pool[:words])
-    place = device, stream_of(target, device)
+    index = device_index(device)
+    place = index, raw_stream(index)
     found = _kept.get(place)
-    if found is None or found.sums.numel() < floats or found.flags.numel() < words:
-        before = found or Scratch(torch.empty(0), torch.empty(0))
-        larger = max(floats, before.sums.numel()), max(words, before.flags.numel())
-        found = _kept[place] = new_scratch(*larger, device)
+    if found is None or found.floats < floats or found.words < words:
+        if found is not None:
+            floats, words = max(floats, found.floats), max(words, found.words)
+        found = _kept[place] = new_scratch(floats, words, device)
         _fill_pool(device)
     return found
 
@@ -59,5 +60,5 @@ def _fill_pool(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-_kept: dict[tuple[torch.device, int], Scratch] = {}
+_kept: dict[tuple[int, int], Scratch] = {}
 _pools: dict[torch.device, torch.Tensor] = {}

@@ -13,7 +13,7 @@ from ..kernels.gemm.sm90.config import can_implement as can_wgmma
 from ..kernels.gemm.sm90.stream_config import StreamConfig
 from ..kernels.gemm.sm90.stream_config import can_implement as can_stream
 from ..target import Architecture
-from ..weight_layout import TILE_K, tiles
+from ..weight_layout import TILE_K, packed_rows, tiles
 
 STREAM_ROWS = 16
 """Rows of x up to which weights are streamed: more are faster on WGMMA."""
@@ -30,8 +30,9 @@ FIX_UP_US = {32: 4.0, 64: 4.5, 128: 5.0, 256: 12.0}
 
 @dataclass(frozen=True, kw_only=True)
 class PackedProblem:
-    """out (m, n) = x (m, k) · weight (n, k)ᵀ. quantized: x is NVFP4. vector: rows of the output start at multiples of
-    16 bytes. factors: device scalars that multiply alpha. bias: its dtype, or ""."""
+    """out (m, n) = x (m, k) · weight (n, k)ᵀ, or two such products, joined by ``gate``. quantized: x is NVFP4. vector:
+    rows of the output start at multiples of 16 bytes. factors: device scalars that multiply alpha, of each product.
+    bias: its dtype, or ""."""
 
     m: int
     n: int
@@ -42,10 +43,16 @@ class PackedProblem:
     vector: bool = True
     factors: int = 0
     bias: str = ""
+    gate: str = ""
+
+    @property
+    def rows(self) -> int:
+        """Of the packed weight."""
+        return packed_rows(self.n, bool(self.gate))
 
 
-class Scratch(NamedTuple):
-    """fp32 numbers of partial sums, and flags."""
+class ScratchSize(NamedTuple):
+    """fp32 numbers of partial sums, and flags, of a launch."""
 
     floats: int
     flags: int
@@ -63,15 +70,14 @@ class PackedPlan:
         return isinstance(self.config, StreamConfig)
 
     @property
-    def scratch(self) -> Scratch:
-        """Of a launch."""
+    def scratch(self) -> ScratchSize:
         c = self.config
         if isinstance(c, StreamConfig):
-            return Scratch(2 * self.workers * c.columns * c.rows, 2 * self.workers)
+            return ScratchSize(2 * self.workers * c.columns * c.rows, 2 * self.workers)
         if c.scheduler != "stream_k":
-            return Scratch(0, 0)
+            return ScratchSize(0, 0)
         groups = self.workers * c.cluster_rows * c.warpgroups
-        return Scratch(groups * MMA_ROWS * c.tile_n, groups)
+        return ScratchSize(groups * MMA_ROWS * c.tile_n, groups)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -99,7 +105,7 @@ def _refused(p: PackedProblem, plan: PackedPlan) -> str:
         return explain("workers", got=plan.workers, expected="at least 1")
     c = plan.config
     if not plan.streams and c.split_k > 1:
-        tiles, steps = -(-p.n // c.tile_m) * -(-p.m // c.tile_n), -(-p.k // c.tile_k)
+        tiles, steps = -(-p.rows // c.tile_m) * -(-p.m // c.tile_n), -(-p.k // c.tile_k)
         if plan.workers != tiles:
             return explain("workers of a plan with split_k", got=plan.workers, expected=f"{tiles}: a tile each")
         if steps < c.split_k:
@@ -128,7 +134,7 @@ def _chosen(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
 def predict(plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
     """Modelled µs of a WGMMA plan on an H200, launch included; within about 15 % of what was measured there."""
     c = plan.config
-    tiles = -(-p.n // c.tile_m) * -(-p.m // c.tile_n)
+    tiles = -(-p.rows // c.tile_m) * -(-p.m // c.tile_n)
     work = tiles * -(-p.k // c.tile_k)
     if c.scheduler == "static":
         return START_US + -(-tiles // sm_count) * -(-p.k // c.tile_k) * STAGE_US[c.tile_n]
@@ -142,7 +148,7 @@ def _wgmma(p: PackedProblem, arch: Architecture, sm_count: int, tile_n: int, sch
         arch=arch, tile_n=tile_n, ctas_per_sm=ctas_per_sm, scheduler=scheduler, **_decided(p, streams=False)
     )
     slots = sm_count * ctas_per_sm
-    rows = -(-p.n // config.tile_m)
+    rows = -(-p.rows // config.tile_m)
     tiles = rows * -(-p.m // tile_n)
     if scheduler == "stream_k":
         return PackedPlan(config, min(slots, tiles * -(-p.k // config.tile_k)))
@@ -160,7 +166,7 @@ def _streams(p: PackedProblem) -> bool:
 def _streamed(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
     """The tallest units of which every CTA has whole ones while few multiprocessors idle: sums that meet in global
     memory take longer, for memory is the limit. Units are cut where there are none such."""
-    k_tiles = tiles(p.n, p.k)[1]
+    k_tiles = tiles(p.rows, p.k)[1]
     long_stage = 4 if k_tiles % 4 == 0 else STAGE_TILES
     # eight warps along K need eight stages, and as many sums, in shared memory
     warps_k = 8 if arch.generation == "sm90" else 4
@@ -168,17 +174,17 @@ def _streamed(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan
     quarter = {"slabs": 2, "warps_m": 2, "warps_k": 4, "stage_tiles": long_stage, "stages": 64 // long_stage}
     for tiling in (half, quarter):
         config = StreamConfig(arch=arch, **tiling, **_decided(p, streams=True))
-        units = -(-p.n // config.rows)
+        units = -(-p.rows // config.rows)
         each = -(-units // sm_count)
         if units >= each * sm_count * LEAST_BUSY:
             return PackedPlan(config, -(-units // each))
     config = StreamConfig(arch=arch, **half, **_decided(p, streams=True))
-    return PackedPlan(config, min(sm_count, -(-p.n // config.rows) * (k_tiles // config.stage_tiles)))
+    return PackedPlan(config, min(sm_count, -(-p.rows // config.rows) * (k_tiles // config.stage_tiles)))
 
 
 def _decided(p: PackedProblem, streams: bool) -> dict[str, Any]:
     """The fields of a configuration that the problem decides."""
-    found = {"dtype": p.dtype, "out": p.out, "factors": p.factors}
+    found = {"dtype": p.dtype, "out": p.out, "factors": p.factors, "gate": p.gate}
     if streams:
         # rows that are aligned may still end within a vector: a single one, or those of a slice
         vector = p.vector and p.n % 4 == 0

@@ -114,13 +114,3 @@ def _raw_stream(index: int) -> int:
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream)
 """The handle of torch's current stream on device ``index``. The public way makes a ``Stream`` object first, which takes
 longer than a launch; inductor and Triton ask this way too."""
-
-
-def stream_of(target: Target, device: torch.device) -> int:
-    """The handle of the stream that a call on ``device`` runs on; 0 in the simulator."""
-    return raw_stream(device_index(device)) if target.backend == "cuda" else 0
-
-
-def capturing(target: Target) -> bool:
-    """Whether the call becomes part of a CUDA graph."""
-    return target.backend == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -121,7 +121,7 @@ class Exported:
         for name, x in given.items():
             parts = {name: x}
             if isinstance(x, PreparedWeight):
-                parts = {f"{name}.packed": x.packed, f"{name}.global_scale": x.global_scale}
+                parts = {f"{name}.{part}": getattr(x, part) for part in ("packed", "global_scale", "up_global_scale")}
             if isinstance(x, BlockScaledTensor):
                 parts = {f"{name}.{part}": getattr(x, part) for part in ("data", "scale", "global_scale")}
             found |= {key: (tensor, name == "out") for key, tensor in parts.items() if tensor is not None}
@@ -142,7 +142,8 @@ def described(x: Any) -> dict[str, Any]:
     bits = x.data_ptr() | _WIDEST_LOAD
     if isinstance(x, PreparedWeight):
         dtype = str(x.dtype).removeprefix("torch.")
-        return {"prepared": dtype, "rows": x.rows, "k": x.k, "has_global_scale": x.global_scale is not None}
+        found = {"prepared": dtype, "rows": x.rows, "k": x.k, "has_global_scale": x.global_scale is not None}
+        return found | {"gated": x.gated}
     return {
         "dtype": str(x.dtype).removeprefix("torch."),
         "shape": list(x.shape),

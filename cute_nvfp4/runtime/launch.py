@@ -84,7 +84,8 @@ class CudaLauncher:
             packed = driver.PackedLaunch(launch, function)
             patches = [p for p in self.template.patches if p.launch == number]
             places = [(function.offsets[p.param] + p.offset, p) for p in patches]
-            writes += _writes(packed.buffer, places, self.template.values)
+            if places:
+                writes.append(_write(packed.buffer, places, self.template.values))
             prepared.append(packed)
         write = writes[0] if len(writes) == 1 else _in_turn(writes)
         entry, stream_before, stream_of = driver.launch_function(), 0, raw_stream
@@ -123,32 +124,34 @@ def _in_turn(functions: Sequence[Callable[..., None]]) -> Callable[..., None]:
     return call
 
 
-def _writes(buffer: Any, places: Sequence[tuple[int, Patch]], count: int) -> list[Callable[..., None]]:
-    """Functions that write the varying values: one for each run of neighbours in ``buffer``."""
-    runs: list[list[tuple[int, Patch]]] = []
-    end = -1
-    for at, patch in sorted(places, key=itemgetter(0)):
+def _write(buffer: Any, places: Sequence[tuple[int, Patch]], count: int) -> Callable[..., None]:
+    """What writes the varying values of a launch to ``buffer`` at once, and between them the bytes that are there."""
+    places = sorted(places, key=itemgetter(0))
+    start = end = places[0][0]
+    code, taken, added, between = "<", [], [], []
+    for at, patch in places:
         if at != end:
-            runs.append([])
-        runs[-1].append((at, patch))
-        end = at + struct.calcsize("<" + patch.code)
-    return [_write(buffer, run[0][0], [patch for _, patch in run], count) for run in runs]
-
-
-def _write(buffer: Any, at: int, patches: Sequence[Patch], count: int) -> Callable[..., None]:
-    pack = struct.Struct("<" + "".join(p.code for p in patches)).pack_into
-    if any(p.added for p in patches):
-        takes = [(p.value, p.added) for p in patches]
-        return lambda *values: pack(buffer, at, *[values[i] + added for i, added in takes])
-    indexes = [p.value for p in patches]
-    if indexes == list(range(count)):
+            code += f"{at - end}s"
+            taken.append(count + len(between))
+            added.append(0)
+            between.append(buffer[end:at])
+        code += patch.code
+        taken.append(patch.value)
+        added.append(patch.added)
+        end = start + struct.calcsize(code)
+    pack, rest = struct.Struct(code).pack_into, tuple(between)
+    if len(taken) == 1:
+        index, more = taken[0], added[0]
+        return lambda *values: pack(buffer, start, values[index] + more)
+    take = itemgetter(*taken)
+    if any(added):
+        return lambda *values: pack(
+            buffer, start, *[x + more if more else x for x, more in zip(take(values + rest), added)]
+        )
+    if taken == list(range(count)):
         # no frame of Python's
-        return functools.partial(pack, buffer, at)
-    if len(indexes) == 1:
-        index = indexes[0]
-        return lambda *values: pack(buffer, at, values[index])
-    take = itemgetter(*indexes)
-    return lambda *values: pack(buffer, at, *take(values))
+        return functools.partial(pack, buffer, start)
+    return lambda *values: pack(buffer, start, *take(values + rest))
 
 
 class SimLauncher:

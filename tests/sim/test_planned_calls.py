@@ -33,6 +33,7 @@ from cute_nvfp4.ops import (
     gemv,
     grouped_gemm,
     grouped_gemm_contiguous,
+    packed_gemm,
     quantize,
     rmsnorm_quantize,
     silu_mul_quantize,
@@ -46,6 +47,7 @@ from launch import without_driver
 MODULES = {
     "gemv": gemv,
     "gemm": gemm,
+    "packed_gemm": packed_gemm,
     "gated_gemm": gated_gemm,
     "grouped_gemm": grouped_gemm,
     "grouped_gemm_contiguous": grouped_gemm_contiguous,
@@ -67,7 +69,9 @@ def name(request: pytest.FixtureRequest) -> Iterator[str]:
     calls = MODULES[request.param]._calls
     kept = dict(calls)
     calls.clear()
-    yield request.param
+    # nothing else multiplies a prepared weight
+    with simulating("sm_90a") if request.param == "packed_gemm" else contextlib.nullcontext():
+        yield request.param
     calls.clear()
     calls.update(kept)
 
@@ -81,6 +85,10 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
     "gemm": [
         *({"m": 21}, {"n": 32}, {"k": 96}, {"batch": 2}, {"out": "strided"}, {"pitch": 32}, {"workers": 1}),
         *({"batch": 2, "repeat_b": True}, {"a_global": 0.5}, {"out": "sliced"}),
+    ],
+    "packed_gemm": [
+        *({"m": 17}, {"n": 72}, {"k": 384}, {"pitch": 8}, {"out": torch.float32}, {"out_pitch": 4}, {"bias": True}),
+        *({"factor": True}, {"alpha": torch.tensor(0.5)}, {"dtype": torch.float16}, {"quantized": True}),
     ],
     "gated_gemm": [{"m": 21}, {"out": "strided"}, {"gate": "relu"}],
     "grouped_gemm": [
@@ -113,6 +121,7 @@ OTHERS: dict[str, list[dict[str, Any]]] = {
 NUMBERS: dict[str, list[dict[str, Any]]] = {
     "gemv": [{"alpha": 0.5}],
     "gemm": [{"alpha": 0.5}],
+    "packed_gemm": [{"alpha": 0.25}],
     "gated_gemm": [{"alpha": GATED.case.alpha / 2}],
     "grouped_gemm": [],
     "grouped_gemm_contiguous": [{"sizes": ((1, 8, 64), (4, 8, 64))}],
@@ -136,6 +145,8 @@ def run(name: str, seed: int = 0, **changes: Any) -> None:
         problem.check(problem.run())
     elif name == "quantize":
         _quantize(seed, **changes)
+    elif name == "packed_gemm":
+        _packed(seed, **changes)
     elif name in FUSED:
         _fused(name, seed, **changes)
     else:
@@ -184,6 +195,36 @@ def _quantize(seed: int, offset: int = 0, pitch: int = 0, **options: Any) -> Non
     assert got.data.equal(want.data) and got.scale.equal(want.scale)
     if want.global_scale is not None:
         assert float(got.global_scale) == float(want.global_scale)
+
+
+def _packed(
+    seed: int,
+    m: int = 3,
+    n: int = 64,
+    k: int = 256,
+    dtype: torch.dtype = torch.bfloat16,
+    quantized: bool = False,
+    pitch: int = 0,
+    out: torch.dtype = torch.bfloat16,
+    out_pitch: int = 0,
+    bias: bool = False,
+    factor: bool = False,
+    alpha: Any = 0.5,
+) -> None:
+    """pitch, out_pitch: elements between rows of x and of out. factor: the weight has a global scale."""
+    weight = nv.quantize(
+        _matrix(seed, (n, k), torch.float32, 0, 0), global_scale=torch.tensor(0.01), backend="reference"
+    )
+    weight = replace(weight, global_scale=weight.global_scale if factor else None)
+    x = _matrix(seed + 1, (m, k), dtype, 0, pitch)
+    x = nv.quantize(x, global_scale=None, backend="reference") if quantized else x
+    numbers = torch.arange(n).float() if bias else None
+    got = torch.zeros(m, n + out_pitch, dtype=out)[:, :n]
+    packed = nv.prepare_weight(weight, dtype=torch.float16 if quantized else dtype)
+    nv.gemm(x, packed, alpha=alpha, bias=numbers, out=got)
+    wide = x.dequantize(torch.float64) if quantized else x.double()
+    want = wide @ weight.dequantize(torch.float64).t() * float(alpha) + (0 if numbers is None else numbers)
+    torch.testing.assert_close(got.double(), want, rtol=2**-7, atol=1e-3 * float(want.abs().max()))
 
 
 @pytest.fixture

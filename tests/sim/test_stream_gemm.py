@@ -11,7 +11,7 @@ from stream_problems import Case, Problem, make
 from cute_nvfp4 import simulating
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
-from cute_nvfp4.ops.streamed import KERNEL
+from cute_nvfp4.ops.packed_launch import STREAM
 from cute_nvfp4.planning.packed import PackedProblem, choose
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
@@ -75,7 +75,7 @@ def test_nan_scale_is_its_row() -> None:
 def test_limits_are_named() -> None:
     for tiling, message in (({"columns": 24}, "columns"), ({"slabs": 2}, "divisor"), ({"warps_k": 8}, "at most 16")):
         with pytest.raises(OperandError, match=message):
-            KERNEL.build(StreamConfig(**tiling))
+            STREAM.build(StreamConfig(**tiling))
 
 
 @pytest.mark.parametrize(

@@ -143,7 +143,7 @@ PACKED, PACKED16 = prepare_weight(B), prepare_weight(B, dtype=torch.float16)
 CASES |= {
     "packed_gemm": Case(
         "packed_gemm",
-        (normal(5, 64).bfloat16(), None, PACKED.packed, None, PACKED.global_scale, ALPHA, BIAS),
+        (normal(5, 64).bfloat16(), None, PACKED.packed, None, PACKED.global_scale, None, ALPHA, BIAS),
         {"rows": 48, "dtype": torch.bfloat16, "out_dtype": torch.float32},
         {"out": torch.empty(5, 48)},
         lambda: gemm(normal(5, 64).bfloat16(), PACKED, alpha=ALPHA, bias=BIAS, out_dtype=torch.float32),
@@ -156,6 +156,14 @@ CASES |= {
         lambda: gemm(A, PACKED16, alpha=0.5),
     ),
 }
+BOTH = prepare_weight(B, B2)
+CASES["packed_gemm, gated"] = Case(
+    "packed_gemm",
+    (normal(5, 64).bfloat16(), None, BOTH.packed, None, BOTH.global_scale, BOTH.up_global_scale),
+    {"rows": 48, "dtype": torch.bfloat16, "alpha": 0.5, "gate": "relu"},
+    {"out": half(5, 48).bfloat16()},
+    lambda: gated_gemm(normal(5, 64).bfloat16(), BOTH, alpha=0.5, gate="relu"),
+)
 X, RESIDUAL, WEIGHT = normal(40, 64).bfloat16(), normal(64, 40).t().contiguous().bfloat16(), normal(64) + 2
 CASES |= {
     "rmsnorm_quantize": Case(

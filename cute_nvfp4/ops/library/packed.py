@@ -1,4 +1,4 @@
-"""The operator ``packed_gemm``: ``gemm`` with a prepared weight."""
+"""The operator ``packed_gemm``: ``gemm`` and ``gated_gemm`` with a prepared weight."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from ...errors import OperandError
 from ...operand import BlockScaledTensor
 from ...prepared_weight import PreparedWeight
+from ...reference import GATES
 from ..checks import check_dtype, split_alpha
 from .registration import LIBRARY, NAMESPACE, call, define, either, operand, refuse_gradients, tensors_of
 
@@ -16,14 +17,29 @@ _OP = torch.ops.cute_nvfp4
 
 
 def packed_gemm(
-    a: Any, b: PreparedWeight, alpha: Any, bias: Any, out: Any, out_dtype: Any, config: Any, backend: str
+    a: Any,
+    b: PreparedWeight,
+    alpha: Any,
+    bias: Any,
+    out: Any,
+    out_dtype: Any,
+    config: Any,
+    backend: str,
+    gate: str = "",
 ) -> torch.Tensor:
     """``ops.packed_gemm.packed_gemm`` by its operator."""
     numbers = isinstance(a, torch.Tensor)
     data, scale, factor = (a, None, None) if numbers else (*tensors_of("a", a), a.global_scale)
     scalar, alpha_tensor = split_alpha(alpha, b.device)
-    tensors = (data, scale, b.packed, factor, b.global_scale, alpha_tensor, bias)
-    options = {"rows": b.rows, "dtype": b.dtype, "alpha": scalar, "out_dtype": out_dtype, "backend": backend}
+    tensors = (data, scale, b.packed, factor, b.global_scale, b.up_global_scale, alpha_tensor, bias)
+    options = {
+        "gate": gate,
+        "rows": b.rows,
+        "dtype": b.dtype,
+        "alpha": scalar,
+        "out_dtype": out_dtype,
+        "backend": backend,
+    }
     result = call(_OP.packed_gemm, tensors, options, config, None if out is None else {"out": out})
     return result if out is None else out
 
@@ -34,19 +50,23 @@ def _packed_gemm(
     b,
     a_global_scale=None,
     b_global_scale=None,
+    up_global_scale=None,
     alpha_tensor=None,
     bias=None,
     *,
     rows: int,
     dtype: torch.dtype,
     alpha=1.0,
-    **options: Any,
+    gate="",
+    out=None,
+    out_dtype=None,
+    backend="auto",
 ) -> torch.Tensor:
-    from ..gemm import gemm
+    from ..packed_gemm import packed_gemm
 
     x: torch.Tensor | BlockScaledTensor = a if a_scale is None else operand(a, a_scale, a_global_scale)
-    weight = PreparedWeight(b, rows, _k(a, a_scale), dtype, b_global_scale)
-    return gemm(x, weight, alpha=either(alpha, alpha_tensor), bias=bias, **options)
+    weight = PreparedWeight(b, rows, _k(a, a_scale), dtype, b_global_scale, bool(gate), up_global_scale)
+    return packed_gemm(x, weight, either(alpha, alpha_tensor), bias, out, out_dtype, None, backend, gate)
 
 
 def _k(a: torch.Tensor, a_scale: torch.Tensor | None) -> int:
@@ -60,16 +80,18 @@ def _fake(
     b,
     a_global_scale=None,
     b_global_scale=None,
+    up_global_scale=None,
     alpha_tensor=None,
     bias=None,
     *,
     rows,
     dtype,
     alpha=1.0,
+    gate="",
     out_dtype=None,
     backend="auto",
 ) -> torch.Tensor:
-    weight = PreparedWeight(b, rows, _k(a, a_scale), dtype, b_global_scale)
+    weight = PreparedWeight(b, rows, _k(a, a_scale), dtype, b_global_scale, bool(gate), up_global_scale)
     if a.ndim != 2 or (a_scale is None and a.dtype is not dtype):
         raise OperandError.of("a", got=f"{a.dtype}, shape {tuple(a.shape)}", expected=f"{dtype} (M, {weight.k})")
     out_dtype = dtype if out_dtype is None else out_dtype
@@ -80,8 +102,8 @@ def _fake(
 define(
     "packed_gemm",
     "Tensor a, Tensor? a_scale, Tensor b, Tensor? a_global_scale=None, Tensor? b_global_scale=None, "
-    "Tensor? alpha_tensor=None, Tensor? bias=None, *, int rows, ScalarType dtype, float alpha=1.0, "
-    'ScalarType? out_dtype=None, str backend="auto"',
+    "Tensor? up_global_scale=None, Tensor? alpha_tensor=None, Tensor? bias=None, *, int rows, ScalarType dtype, "
+    'float alpha=1.0, str gate="", ScalarType? out_dtype=None, str backend="auto"',
     "Tensor",
     {"out": "Tensor(a!)"},
     _packed_gemm,
@@ -89,26 +111,35 @@ define(
     ("a", "bias"),
 )
 _TENSORS = tuple(x.name for x in _OP.packed_gemm.default._schema.arguments if not x.kwarg_only)
-_A, _B, _FACTOR, _ALPHA, _BIAS = (_TENSORS.index(x) for x in ("a", "b", "b_global_scale", "alpha_tensor", "bias"))
+_A, _B, _FACTOR, _UP, _ALPHA, _BIAS = (
+    _TENSORS.index(x) for x in ("a", "b", "b_global_scale", "up_global_scale", "alpha_tensor", "bias")
+)
 
 
 def _keep(ctx: Any, inputs: tuple, keyword_only_inputs: dict, output: torch.Tensor) -> None:
     refuse_gradients({name: x for name, x in zip(_TENSORS, inputs) if name not in ("a", "bias")})
-    ctx.save_for_backward(inputs[_B], inputs[_FACTOR], inputs[_ALPHA])
     a, bias = inputs[_A], inputs[_BIAS]
+    gated = bool(keyword_only_inputs["gate"])
+    ctx.save_for_backward(inputs[_B], inputs[_FACTOR], inputs[_UP], inputs[_ALPHA], a if gated else None)
     ctx.like, ctx.k = (a.dtype, None if bias is None else bias.dtype), a.shape[-1]
     ctx.options = keyword_only_inputs
 
 
 def _gradients(ctx: Any, dy: torch.Tensor) -> tuple:
-    """Those of a, alpha · dy · weight, and of bias; products and sums in float32."""
-    packed, factor, alpha = ctx.saved_tensors
+    """Those of a, alpha · dy · weight, and of bias; products and sums in float32. Gated products are done again."""
+    packed, factor, up, alpha, a = ctx.saved_tensors
     dtype, bias_dtype = ctx.like
     found = [None] * len(_TENSORS)
     if ctx.needs_input_grad[_A]:
-        weight = PreparedWeight(packed, ctx.options["rows"], ctx.k, ctx.options["dtype"], factor)
+        gate, dy_wide = ctx.options["gate"], dy.float()
+        weight = PreparedWeight(packed, ctx.options["rows"], ctx.k, ctx.options["dtype"], factor, bool(gate), up)
+        values = weight.dequantize(torch.float32)
         scale = ctx.options.get("alpha", 1.0) if alpha is None else alpha.reshape(())
-        found[_A] = (dy.float() @ weight.dequantize(torch.float32) * scale).to(dtype)
+        if gate:
+            products = a.float() @ values.mT * scale
+            dy_wide = torch.stack(torch.func.vjp(lambda x, y: GATES[gate](x) * y, *products)[1](dy_wide))
+        of_a = dy_wide @ values * scale
+        found[_A] = (of_a.sum(0) if gate else of_a).to(dtype)
     if bias_dtype is not None:
         found[_BIAS] = dy.sum(0, dtype=torch.float32).to(bias_dtype)
     return tuple(found)

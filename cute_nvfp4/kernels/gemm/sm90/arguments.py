@@ -9,13 +9,14 @@ from ..arguments import OUT_DTYPES, PartialSums
 from ..config import OUT_BYTES
 
 
-class Weight(NamedTuple):
-    """(L, row tiles, K tiles) packed tiles (``weight_layout``) of ``rows`` rows; tiles count from ``k_tiles`` on K."""
+class PackedWeight(NamedTuple):
+    """(L, row tiles, K tiles) packed tiles (``weight_layout``) of ``rows`` rows, or of so many pairs of rows,
+    ``k_tiles`` along K; batches are ``batch_stride`` bytes apart (None: there is one)."""
 
     tiles: Pointer = Pointer("Uint8", 128)
     rows: Scalar = INT32
     k_tiles: Scalar = INT32
-    batch_stride: Scalar = INT64
+    batch_stride: Scalar | None = INT64
 
 
 class Activations(NamedTuple):
@@ -42,14 +43,15 @@ class Bias(NamedTuple):
 
 
 class WgmmaArguments(NamedTuple):
-    """out = alpha · x · weightᵀ + bias. factors: device scalars that multiply alpha. batch: L. workers: CTAs."""
+    """out = alpha · x · weightᵀ + bias, or gate(alpha · x · gateᵀ) · (alpha · x · upᵀ). factors: of each product the
+    device scalars that multiply alpha. batch: L. workers: CTAs."""
 
-    weight: Weight = Weight()
+    weight: PackedWeight = PackedWeight()
     x: Activations = Activations()
     out: Result = Result()
     bias: Bias | None = PerConfig(lambda c: Bias() if c.bias else None)
     alpha: Scalar = VARYING_FLOAT32
-    factors: tuple[Pointer, ...] = PerConfig(lambda c: (Pointer("Float32", 4),) * c.factors)
+    factors: tuple[tuple[Pointer, ...], ...] = PerConfig(lambda c: ((Pointer("Float32", 4),) * c.factors,) * c.products)
     partials: PartialSums | None = PerConfig(lambda c: PartialSums() if c.scheduler == "stream_k" else None)
     k: Scalar = INT32
     batch: Scalar = INT32

@@ -8,7 +8,7 @@ from functools import cached_property
 from ....errors import explain
 from ....target import ARCHITECTURES, Architecture
 from ....weight_layout import TILE_BYTES, TILE_K, TILE_ROWS
-from ..config import OUT_BYTES
+from ..config import GATE_NAMES, OUT_BYTES
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -25,10 +25,6 @@ RESERVED_SHARED = 1024
 ALIGNMENT = 256
 """Bytes that the alignment of what lies in shared memory may cost."""
 MAX_STAGES = 16
-EPILOGUE_COLUMNS = 16
-"""Rows of x that a warp turns at a time: columns of the MMA become rows of the output."""
-EPILOGUE_PITCH = 48
-"""Bytes from one of them to the next in shared memory, 32 of them used: no two of eight in the same banks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +38,8 @@ class WgmmaConfig:
     tiles then. stage_tiles: packed tiles along K in a stage. async_weights: whether three warps copy weights by
     cp.async, beside the TMA of x, or one by bulk copies. stages: 0 for as many as fit. scheduler, raster: as in ``GemmTiling``. factors: device scalars that
     multiply alpha. vector: whether rows of the output are 16-bit numbers and start at multiples of 16 bytes. bias: its
-    dtype, or "".
+    dtype, or "". gate: "" for one product; else the weight has rows of two in turn, eight of each, and the output is
+    gate(first) · second: ``factors`` are of each of them.
     """
 
     dtype: str = "bfloat16"
@@ -60,6 +57,7 @@ class WgmmaConfig:
     factors: int = 0
     vector: bool = True
     bias: str = ""
+    gate: str = ""
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
     # for the tile schedulers
@@ -76,8 +74,17 @@ class WgmmaConfig:
         return self.cluster_rows * self.split_k > 1
 
     @property
+    def products(self) -> int:
+        return 2 if self.gate else 1
+
+    @property
     def tile_m(self) -> int:
         return MMA_ROWS * self.warpgroups
+
+    @property
+    def out_rows(self) -> int:
+        """Columns of the output in a tile."""
+        return self.tile_m // self.products
 
     @property
     def tile_k(self) -> int:
@@ -117,9 +124,20 @@ class WgmmaConfig:
         return self.weight_bytes + self.x_bytes
 
     @property
+    def epilogue_columns(self) -> int:
+        """Rows of x that a warp turns at a time: columns of the MMA become rows of the output."""
+        return 16 * self.products
+
+    @property
+    def epilogue_pitch(self) -> int:
+        """Bytes from one of them to the next in shared memory, 32 (gated: 16) of them used: no two of eight in the same
+        banks."""
+        return 16 if self.gate else 48
+
+    @property
     def epilogue_bytes(self) -> int:
         """Shared memory in which the warps of a CTA turn their output."""
-        return 4 * self.warpgroups * EPILOGUE_COLUMNS * EPILOGUE_PITCH if self.vector else 0
+        return 4 * self.warpgroups * self.epilogue_columns * self.epilogue_pitch if self.vector else 0
 
     @property
     def received_bytes(self) -> int:
@@ -134,7 +152,7 @@ class WgmmaConfig:
     @property
     def piece_columns(self) -> int:
         """Those of which sums are received, and stored, together."""
-        return min(self.part_columns, 16)
+        return min(self.part_columns, self.epilogue_columns)
 
     @property
     def pieces(self) -> int:
@@ -168,6 +186,10 @@ def can_implement(c: WgmmaConfig) -> str:
     if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > 64)):
         got = f"{c.ctas_per_sm} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"
         return explain("ctas_per_sm", got=got, expected="1, or 2 with 2 warpgroups and at most 64 columns")
+    if c.gate not in ("", *GATE_NAMES):
+        return explain("gate", got=repr(c.gate), expected=f"one of {', '.join(GATE_NAMES)}")
+    if c.gate and c.bias:
+        return explain("bias of a gated GEMM", got=c.bias, expected="none")
     if c.vector and OUT_BYTES[c.out] != 2:
         return explain("output stored in vectors", got=c.out, expected="float16 or bfloat16")
     if c.warpgroups not in (2, 4):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass.cute as cute
-import torch
-from cutlass import Int32, Uint32
+from cutlass import Float32, Int32, Uint32
 
 from ....ptx.arithmetic import multiply_add
 from ....ptx.half import multiply_by_half
@@ -15,15 +14,17 @@ from ....ptx.move import prmt
 from ....weight_layout import (
     CODE_BYTES,
     DECODERS,
+    DTYPES,
     LANE_BYTES,
     ROW_SCALE_BYTES,
     SLAB_ROWS,
     STEPS,
+    WEIGHT_FACTOR,
     Decoder,
     Shift,
 )
+from ..epilogue import scaled_alphas
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 LANES = 32
 ROW_LANES = 4
 """Lanes that have elements of one row."""
@@ -86,3 +87,11 @@ def decode_tile(tCrA: cute.Tensor, packed: PackedLane, dtype: str) -> None:
     for step in range(STEPS):
         for i, register in enumerate(decode_step(packed, step, dtype)):
             tCrA[i, step] = register
+
+
+def product_alphas(arguments: Any) -> tuple[Float32, ...]:
+    """Of each product what multiplies its sums: alpha, device scalars, and what decoding leaves out.
+
+    To be asked for before it is needed: each device scalar is as far away as memory.
+    """
+    return tuple(scaled_alphas(arguments.alpha * Float32(WEIGHT_FACTOR), arguments.factors))

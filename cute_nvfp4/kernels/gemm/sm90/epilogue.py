@@ -1,4 +1,9 @@
-"""From the registers of a warpgroup to the output: partial sums, alpha, and rows of x that are columns of the MMA."""
+"""From the registers of a warpgroup to the output: partial sums, alpha and gate, and rows of x that are columns of the
+MMA.
+
+A thread has rows g and g + 8 of its warp's slab, in pairs of registers. In a gated GEMM these are a row of each
+product: the pair of the first becomes the output's, and the slab has eight rows of the output instead of sixteen.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +17,13 @@ from cutlass import Float32, Int32, Int64, Uint32
 from ....ptx.matrix import pack_pair, store_matrices_transposed
 from ....ptx.memory import load_flag, load_global, load_shared, store_flag, store_global
 from ....ptx.move import f32_from_bits
-from ....weight_layout import SLAB_ROWS, WEIGHT_FACTOR
+from ....weight_layout import SLAB_ROWS
 from ..arguments import OUT_DTYPES
 from ..epilogue import device_scalar
+from ..gates import GATES
 from ..tile_scheduler import StaticScheduler, WorkTile
 from .arguments import WgmmaArguments
-from .config import EPILOGUE_COLUMNS, EPILOGUE_PITCH, MMA_ROWS, WARPGROUP, WgmmaConfig
+from .config import MMA_ROWS, WARPGROUP, WgmmaConfig
 from .exchange import ClusterSums
 
 WARP = 32
@@ -25,22 +31,15 @@ FLOATS = 4
 VECTOR_BYTES = 16
 
 
-def scaled_alpha(arguments: WgmmaArguments) -> Float32:
-    """alpha times all device scalars; loaded before they are needed, for each is as far away as memory."""
-    alpha = arguments.alpha * WEIGHT_FACTOR
-    for factor in arguments.factors:
-        alpha = alpha * device_scalar(factor)
-    return alpha
-
-
 @dataclass(frozen=True)
 class Epilogue:
-    """What a thread of a warpgroup needs to store its accumulators. thread: in the warpgroup."""
+    """What a thread of a warpgroup needs to store its accumulators. alphas: of each product (``product_alphas``).
+    thread: in the warpgroup."""
 
     config: WgmmaConfig
     arguments: WgmmaArguments
     x_rows: Int32
-    alpha: Float32
+    alphas: tuple[Float32, ...]
     shared: Int32
     scheduler: StaticScheduler
     group: Int32
@@ -61,6 +60,16 @@ class Epilogue:
         else:
             self.store_tile(acc, tile, 0, self.config.tile_n)
 
+    @property
+    def slab_parts(self) -> int:
+        """Eights of rows of the output in a slab."""
+        return SLAB_ROWS // 8 // self.config.products
+
+    def first_row(self, tile: WorkTile) -> Int32:
+        """The first row of the warp's slab: a column of the output."""
+        slab = self.group * (MMA_ROWS // SLAB_ROWS) + self.thread // WARP
+        return tile.m * self.config.out_rows + slab * (8 * self.slab_parts)
+
     @cute.jit
     def share_tile(self, acc: cute.Tensor, tile: WorkTile):
         """Stores this CTA's part of a tile that a cluster shares along K, a piece as its sums come."""
@@ -77,16 +86,26 @@ class Epilogue:
     def store_tile(
         self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]
     ):
-        """alpha · acc, columns ``begin`` to ``end`` of the tile."""
+        """alpha · acc, or both products joined: columns ``begin`` to ``end`` of the tile."""
         cfg = self.config
-        self.scale(acc, begin, end)
+        if cutlass.const_expr(cfg.gate):
+            self.join(acc, begin, end)
+        else:
+            self.scale(acc, begin, end)
         if cutlass.const_expr(cfg.bias):
             self.add_bias(acc, tile, begin, end)
         self.store_columns(acc, tile, begin, end)
 
     def scale(self, acc: cute.Tensor, begin: int, end: int) -> None:
         for i in range(begin // 2, end // 2):
-            acc[i] = acc[i] * self.alpha
+            acc[i] = acc[i] * self.alphas[0]
+
+    def join(self, acc: cute.Tensor, begin: int, end: int) -> None:
+        """gate(alpha · first) · (alpha · second) of these columns, in place of the first."""
+        gate, (alpha, other) = GATES[self.config.gate], self.alphas
+        for i in range(begin // 2, end // 2, 4):
+            for j in range(i, i + 2):
+                acc[j] = gate(acc[j] * alpha) * (acc[j + 2] * other)
 
     @cute.jit
     def store_columns(
@@ -94,10 +113,10 @@ class Epilogue:
     ):
         """Columns of the MMA are rows of the output: vectors are turned through shared memory."""
         cfg, out = self.config, self.arguments.out
-        row = tile.m * cfg.tile_m + self.group * MMA_ROWS + self.thread // WARP * SLAB_ROWS
+        row = self.first_row(tile)
         first = out.pointer + Int64(tile.batch) * out.batch_stride
         if cutlass.const_expr(cfg.vector):
-            for column in cutlass.range_constexpr(begin, end, EPILOGUE_COLUMNS):
+            for column in cutlass.range_constexpr(begin, end, cfg.epilogue_columns):
                 self.store_vectors(acc, column, end, first, row, tile.n * cfg.tile_n)
         else:
             self.store_elements(acc, begin, end, first, row, tile.n * cfg.tile_n)
@@ -107,8 +126,7 @@ class Epilogue:
         self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]
     ):
         """Adds a number for each row of the MMA: a thread has two."""
-        cfg = self.config
-        row = tile.m * cfg.tile_m + self.group * MMA_ROWS + self.thread // WARP * SLAB_ROWS + self.thread % WARP // 4
+        row = self.first_row(tile) + self.thread % WARP // 4
         for half in cutlass.range_constexpr(2):
             number = Float32(0.0)
             if row + 8 * half < self.arguments.weight.rows:
@@ -128,21 +146,22 @@ class Epilogue:
         row: Int32,
         x_row: Int32,
     ):
-        """Sixteen columns of a warp's slab: its 16 rows of each are two vectors of 16 bytes in the output."""
-        cfg, rows = self.config, self.arguments.weight.rows
+        """Sixteen columns of a warp's slab, whose 16 rows are two vectors of 16 bytes in the output; or, of a gated
+        GEMM, 32 columns of which the eight rows are one."""
+        cfg, rows, parts = self.config, self.arguments.weight.rows, self.slab_parts
         lane, size = self.thread % WARP, cute.size(acc)
-        own = self.shared + (self.group * 4 + self.thread // WARP) * (EPILOGUE_COLUMNS * EPILOGUE_PITCH)
-        # two parts of eight columns, rows 0 to 7 and 8 to 15 of each; a part beyond the end is stored, not copied
-        at = [min(column // 8 * 4 + 2 * i, size - 2) for i in range(4)]
+        own = self.shared + (self.group * 4 + self.thread // WARP) * (cfg.epilogue_columns * cfg.epilogue_pitch)
+        # parts of eight columns, of each those of the rows; a part beyond the end is stored, not copied
+        at = [min((column // 8 + i // parts) * 4 + 2 * (i % parts), size - 2) for i in range(4)]
         words = [pack_pair(acc[i], acc[i + 1], cfg.out) for i in at]
         matrix = lane // 8
-        place = own + (lane % 8 + matrix // 2 * 8) * EPILOGUE_PITCH + matrix % 2 * VECTOR_BYTES
+        place = own + (lane % 8 + matrix // parts * 8) * cfg.epilogue_pitch + matrix % parts * VECTOR_BYTES
         store_matrices_transposed(place, words)
         cute.arch.sync_warp()
-        vector = load_shared(own + lane // 2 * EPILOGUE_PITCH + lane % 2 * VECTOR_BYTES, VECTOR_BYTES)
-        n, m = row + lane % 2 * 8, x_row + column + lane // 2
+        vector = load_shared(own + lane // parts * cfg.epilogue_pitch + lane % parts * VECTOR_BYTES, VECTOR_BYTES)
+        n, m = row + lane % parts * 8, x_row + column + lane // parts
         limit = self.x_rows
-        if cutlass.const_expr(column + EPILOGUE_COLUMNS > end):
+        if cutlass.const_expr(column + cfg.epilogue_columns > end):
             limit = cutlass.min(limit, x_row + end)
         target = first + (Int64(m) * self.arguments.out.row_stride + n)
         if m < limit:
@@ -169,7 +188,7 @@ class Epilogue:
         dtype = getattr(cutlass, OUT_DTYPES[cfg.out])
         lane = self.thread % WARP
         for i in cutlass.range_constexpr(begin // 8, end // 8):
-            for j in cutlass.range_constexpr(4):
+            for j in cutlass.range_constexpr(2 * self.slab_parts):
                 # registers of an m64n8 part: (row, column), (row, column + 1), (row + 8, …)
                 n, m = row + lane // 4 + 8 * (j // 2), x_row + 8 * i + 2 * (lane % 4) + j % 2
                 if (n < rows) & (m < self.x_rows):

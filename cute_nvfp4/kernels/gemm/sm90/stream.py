@@ -1,4 +1,5 @@
-"""out = alpha · x · weightᵀ for few rows of x: packed NVFP4 weights at the speed of memory, multiplied by mma.sync.
+"""out = alpha · x · weightᵀ for few rows of x: packed NVFP4 weights at the speed of memory, multiplied by mma.sync; or
+two such products, joined by a gate.
 
 Persistent. Two warps keep a ring of stages full: one by bulk copies of packed tiles, one by TMA of x. The others decode
 weights into registers, operand A of the MMA; the rows of x are its columns. They read a stage into registers and give
@@ -22,11 +23,11 @@ from ....ptx.memory import load_shared
 from ....ptx.mma import mma_m16n8k16
 from ....weight_layout import CODE_BYTES, LANE_BYTES, ROW_SCALE_BYTES, SLABS, STEPS, TILE_BYTES
 from ...arith import div, mod
-from .decode import PackedLane, decode_step
+from .decode import PackedLane, decode_step, product_alphas
 from .stream_arguments import StreamArguments
 from .stream_config import LOADING_WARPS, MMA_COLUMNS, SLAB_CODE_BYTES, SLAB_SCALE_BYTES, WARP, StreamConfig
 from .stream_shares import Shares, deal
-from .stream_sums import Sums, scaled_alpha
+from .stream_sums import Sums
 from .stream_x import SharedX, TmaCopy, X
 
 START_BARRIER = 1
@@ -76,7 +77,7 @@ class Stream:
     def __call__(self, arguments: StreamArguments, stream: CUstream):
         """Launches ``arguments.ctas`` CTAs."""
         cfg, x = self.config, arguments.x
-        units = cute.ceil_div(arguments.weight.rows, cfg.rows)
+        units = cute.ceil_div(arguments.weight.rows, cfg.out_rows)
         shares = deal(units, arguments.weight.k_tiles // cfg.stage_tiles, arguments.ctas)
         # what only the host uses does not become a parameter of the kernel
         passed = arguments._replace(x=x._replace(data=None, row_stride=None), k=None, ctas=None)
@@ -122,7 +123,7 @@ class Stream:
 
     def sums(self, arguments: StreamArguments, memory: Memory, shares: Shares, cta: Int32, thread: Int32) -> Sums:
         own = thread - LOADING_WARPS * WARP
-        return Sums(self.config, arguments, shares, cta, memory.sums, own, scaled_alpha(arguments))
+        return Sums(self.config, arguments, shares, cta, memory.sums, own, product_alphas(arguments))
 
     def allocate(self) -> Memory:
         cfg, smem = self.config, SmemAllocator()

@@ -7,19 +7,12 @@ from typing import NamedTuple
 from ....runtime.signature import INT32, INT64, VARYING_FLOAT32, PerConfig, Pointer, Scalar
 from ..arguments import OUT_DTYPES, PartialSums
 from ..config import OUT_BYTES
+from .arguments import PackedWeight
 from .stream_config import StreamConfig
 
 
 def _out_alignment(config: StreamConfig) -> int:
     return int(OUT_BYTES[config.out]) * (4 if config.vector else 1)
-
-
-class PackedWeight(NamedTuple):
-    """(row tiles, K tiles) packed tiles (``weight_layout``) of ``rows`` rows."""
-
-    tiles: Pointer = Pointer("Uint8", 128)
-    rows: Scalar = INT32
-    k_tiles: Scalar = INT32
 
 
 class FewRows(NamedTuple):
@@ -33,15 +26,16 @@ class FewRows(NamedTuple):
 
 
 class StreamArguments(NamedTuple):
-    """out = alpha · x · weightᵀ. out: (rows of x, rows of the weight), the last contiguous. factors: device scalars
-    that multiply alpha. partials: two slots and flags a CTA. ctas: to launch."""
+    """out = alpha · x · weightᵀ, or gate(alpha · x · gateᵀ) · (alpha · x · upᵀ). out: (rows of x, rows of the weight),
+    the last contiguous. factors: of each product the device scalars that multiply alpha. partials: two slots and flags
+    a CTA. ctas: to launch."""
 
-    weight: PackedWeight = PackedWeight()
+    weight: PackedWeight = PackedWeight(batch_stride=None)
     x: FewRows = FewRows()
     out: Pointer = Pointer(lambda c: OUT_DTYPES[c.out], _out_alignment)
     out_stride: Scalar = INT64
     alpha: Scalar = VARYING_FLOAT32
-    factors: tuple[Pointer, ...] = PerConfig(lambda c: (Pointer("Float32", 4),) * c.factors)
+    factors: tuple[tuple[Pointer, ...], ...] = PerConfig(lambda c: ((Pointer("Float32", 4),) * c.factors,) * c.products)
     partials: PartialSums = PartialSums()
     k: Scalar = INT32
     ctas: Scalar = INT32

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from ....errors import explain
 from ....target import ARCHITECTURES, Architecture
 from ....weight_layout import CODE_BYTES, SCALE_BYTES, SLAB_ROWS, SLABS, TILE_K
+from ..config import GATE_NAMES
 
 WARP = 32
 LOADING_WARPS = 2
@@ -31,7 +32,7 @@ class StreamConfig:
     slabs, and take stages in turn. stage_tiles: packed tiles along K in a stage. stages: the most there may be,
     0 for as many as fit.
     quantized_x: whether x is NVFP4. factors: device scalars that multiply alpha. vector: whether four neighbours of a
-    row of the output can be stored at once.
+    row of the output can be stored at once. gate: as in ``WgmmaConfig``.
     """
 
     dtype: str = "bfloat16"
@@ -46,12 +47,22 @@ class StreamConfig:
     quantized_x: bool = False
     factors: int = 0
     vector: bool = True
+    gate: str = ""
     arch: Architecture = ARCHITECTURES["sm_90a"]
+
+    @property
+    def products(self) -> int:
+        return 2 if self.gate else 1
 
     @property
     def rows(self) -> int:
         """Of the weight, in a unit."""
         return SLAB_ROWS * self.slabs
+
+    @property
+    def out_rows(self) -> int:
+        """Columns of the output in a unit."""
+        return self.rows // self.products
 
     @property
     def warp_slabs(self) -> int:
@@ -111,6 +122,8 @@ def can_implement(c: StreamConfig) -> str:
         return explain("columns", got=c.columns, expected="8, 16 or 32")
     if c.slabs not in (1, 2, 4, 8) or c.slabs % c.warps_m:
         return explain("slabs, warps_m", got=(c.slabs, c.warps_m), expected="1, 2, 4 or 8, and a divisor of them")
+    if c.gate not in ("", *GATE_NAMES):
+        return explain("gate", got=repr(c.gate), expected=f"one of {', '.join(GATE_NAMES)}")
     if c.quantized_x and c.dtype != "float16":
         return explain("dtype of NVFP4 times packed weights", got=c.dtype, expected="float16")
     if not 1 <= c.warps <= 16:

@@ -1,7 +1,8 @@
 """From the accumulators of the streaming GEMM to the output: over warps in shared memory, over CTAs in global memory.
 
 Sums of a unit are fp32 (ROW, COLUMN), columns being rows of x; a slot in global memory has ``config.columns`` columns
-of ``config.rows`` numbers. A thread takes four neighbours of a column.
+of ``config.rows`` numbers. A thread takes four neighbours of a column of the output: of a gated GEMM these are four
+rows of each product, eight apart.
 """
 
 from __future__ import annotations
@@ -14,10 +15,10 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
 from ....ptx.memory import load_flag, load_shared_floats, store_flag
-from ....weight_layout import SLAB_ROWS, WEIGHT_FACTOR
+from ....weight_layout import SLAB_ROWS
 from ...arith import div, mod
 from ..arguments import OUT_DTYPES
-from ..epilogue import device_scalar
+from ..gates import GATES
 from .stream_arguments import StreamArguments
 from .stream_config import MMA_COLUMNS, WARP, StreamConfig
 from .stream_shares import Segment, Shares
@@ -28,18 +29,10 @@ SUMS_BARRIER = 2
 """Named barrier of the warps that multiply."""
 
 
-def scaled_alpha(arguments: StreamArguments) -> Float32:
-    """alpha times all device scalars; loaded before they are needed, for each is as far away as memory."""
-    alpha = arguments.alpha * Float32(WEIGHT_FACTOR)
-    for factor in arguments.factors:
-        alpha = alpha * device_scalar(factor)
-    return alpha
-
-
 @dataclass(frozen=True)
 class Sums:
-    """What a thread needs to add up its CTA's units. shared: address of (ROW, COLUMN, WARP_K) sums. alpha: times all
-    device scalars."""
+    """What a thread needs to add up its CTA's units. shared: address of (ROW, COLUMN, WARP_K) sums. alphas: of each
+    product (``product_alphas``)."""
 
     config: StreamConfig
     arguments: StreamArguments
@@ -47,16 +40,15 @@ class Sums:
     cta: Int32
     shared: Int32
     thread: Int32
-    alpha: Float32
+    alphas: tuple[Float32, ...]
 
     def together(self) -> None:
         """All threads of the warps that multiply meet."""
         cute.arch.barrier(barrier_id=SUMS_BARRIER, number_of_threads=WARP * self.config.warps)
 
-    @property
-    def quads(self) -> Int32:
-        """Fours of rows in the columns that exist."""
-        return self.arguments.x.rows * (self.config.rows // FLOATS)
+    def quads(self, rows: int) -> Int32:
+        """Fours of ``rows`` in the columns that exist."""
+        return self.arguments.x.rows * (rows // FLOATS)
 
     def put(self, acc: cute.Tensor, place: Any) -> None:
         """Writes a warp's accumulators (REGISTER, MMA_COLUMNS of x, SLAB) to shared memory."""
@@ -80,13 +72,13 @@ class Sums:
         """Stores the sums in shared memory: to the output, or if the unit is cut to this CTA's slot."""
         cfg = self.config
         if segment.count == self.shares.k_steps:
-            for index in cutlass.range(self.thread, self.quads, WARP * cfg.warps, unroll=1):
-                row, column = self.coordinates(index)
-                self.store(segment.unit, row, column, self.shared_sum(row, column))
+            for index in cutlass.range(self.thread, self.quads(cfg.out_rows), WARP * cfg.warps, unroll=1):
+                row, column = self.coordinates(index, cfg.out_rows)
+                self.store(segment.unit, row, column, [self.shared_sum(r, column) for r in self.weight_rows(row)])
         else:
             slot = self.slot(self.cta, Int32(segment.first == 0))
-            for index in cutlass.range(self.thread, self.quads, WARP * cfg.warps, unroll=1):
-                row, column = self.coordinates(index)
+            for index in cutlass.range(self.thread, self.quads(cfg.rows), WARP * cfg.warps, unroll=1):
+                row, column = self.coordinates(index, cfg.rows)
                 target, values = self.in_slot(slot, row, column), self.shared_sum(row, column)
                 for i in cutlass.range_constexpr(FLOATS):
                     target[i] = values[i]
@@ -94,10 +86,17 @@ class Sums:
             if self.thread == 0:
                 store_flag(self.flag(self.cta, Int32(segment.first == 0)), Int32(1))
 
-    def coordinates(self, index: Int32) -> tuple[Int32, Int32]:
-        """First row and column of a thread's four sums."""
-        quads = self.config.rows // FLOATS
+    def coordinates(self, index: Int32, rows: int) -> tuple[Int32, Int32]:
+        """First row, of ``rows``, and column of a thread's four sums."""
+        quads = rows // FLOATS
         return mod(index, quads) * FLOATS, div(index, quads)
+
+    def weight_rows(self, row: Int32) -> list[Int32]:
+        """Where the sums of four rows of the output start: those of each product."""
+        if not self.config.gate:
+            return [row]
+        first = row + div(row, 8) * 8
+        return [first, first + 8]
 
     def shared_sum(self, row: Int32, column: Int32) -> list[Float32]:
         """Four rows of a column, over the warps along K."""
@@ -125,7 +124,7 @@ class Sums:
     @cute.jit
     def add_cut(self, thread: Int32, threads: cutlass.Constexpr[int]):
         """Adds up the unit whose last step, but not its first, this CTA has; ``threads`` do this together."""
-        shares = self.shares
+        cfg, shares = self.config, self.shares
         start = shares.first_step(self.cta)
         unit = shares.unit_of(start)
         begin, end = unit * shares.k_steps, (unit + 1) * shares.k_steps
@@ -139,15 +138,17 @@ class Sums:
                 while raised == 0:
                     raised = load_flag(address)
             self.meet(threads)
-            for index in cutlass.range(thread, self.quads, threads, unroll=1):
-                row, column = self.coordinates(index)
-                total = cute.make_rmem_tensor(FLOATS, Float32)
+            for index in cutlass.range(thread, self.quads(cfg.out_rows), threads, unroll=1):
+                row, column = self.coordinates(index, cfg.out_rows)
+                total = cute.make_rmem_tensor((FLOATS, cfg.products), Float32)
                 total.fill(0.0)
                 for cta in cutlass.range(first, self.cta + 1, unroll=1):
-                    part = self.in_slot(self.slot(cta, self.index_of(cta, begin)), row, column)
-                    for i in cutlass.range_constexpr(FLOATS):
-                        total[i] = total[i] + part[i]
-                self.store(unit, row, column, [total[i] for i in range(FLOATS)])
+                    slot = self.slot(cta, self.index_of(cta, begin))
+                    parts = [self.in_slot(slot, r, column) for r in self.weight_rows(row)]
+                    for product in cutlass.range_constexpr(cfg.products):
+                        for i in cutlass.range_constexpr(FLOATS):
+                            total[i, product] = total[i, product] + parts[product][i]
+                self.store(unit, row, column, [[total[i, p] for i in range(FLOATS)] for p in range(cfg.products)])
             for cta in cutlass.range(first + thread, self.cta + 1, threads, unroll=1):
                 store_flag(self.flag(cta, self.index_of(cta, begin)), Int32(0))
 
@@ -163,13 +164,16 @@ class Sums:
 
     @cute.jit
     def store(self, unit: Int32, row: Int32, column: Int32, values: list):
-        """alpha · values, four neighbours of a row of the output."""
+        """alpha · values, or gate(alpha · first) · (alpha · second): four neighbours of a row of the output."""
         cfg, arguments = self.config, self.arguments
         dtype = getattr(cutlass, OUT_DTYPES[cfg.out])
         numbers = cute.make_rmem_tensor(FLOATS, dtype)
         for i in cutlass.range_constexpr(FLOATS):
-            numbers[i] = (values[i] * self.alpha).to(dtype)
-        first = unit * cfg.rows + row
+            number = values[0][i] * self.alphas[0]
+            if cutlass.const_expr(cfg.gate):
+                number = GATES[cfg.gate](number) * (values[1][i] * self.alphas[1])
+            numbers[i] = number.to(dtype)
+        first = unit * cfg.out_rows + row
         target = arguments.out + (Int64(column) * arguments.out_stride + first)
         rows = arguments.weight.rows
         if cutlass.const_expr(cfg.vector) and first + FLOATS <= rows:

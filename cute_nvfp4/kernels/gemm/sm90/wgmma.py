@@ -1,4 +1,5 @@
-"""out = alpha · x · weightᵀ on WGMMA, weights packed NVFP4 and decoded into the registers of operand A.
+"""out = alpha · x · weightᵀ on WGMMA, weights packed NVFP4 and decoded into the registers of operand A; or two such
+products, joined by a gate.
 
 Persistent and warp-specialised: two warps load stages, weights as runs of bytes by bulk copies and x by TMA; two or
 four warpgroups decode a packed tile into registers while the tensor cores multiply the one before it.
@@ -22,15 +23,18 @@ from ....weight_layout import STEPS, TILE_BYTES, TILE_K, TILE_ROWS
 from ..arguments import OUT_DTYPES
 from ..operands import TmaCopy
 from ..tile_scheduler import CtaPlace, CursorRange, StaticScheduler, WorkTile
-from .arguments import Weight, WgmmaArguments
+from .arguments import PackedWeight, WgmmaArguments
 from .config import CHUNK_BYTES, MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
-from .decode import PackedLane, decode_tile, load_lane
-from .epilogue import Epilogue, scaled_alpha
+from .decode import PackedLane, decode_tile, load_lane, product_alphas
+from .epilogue import Epilogue
 from .exchange import ClusterSums
 from .scheduler import SCHEDULERS
 
 START_BARRIER = 5
 """Named barrier: the ring's barriers are there. Those before are the warpgroups'."""
+REGISTERS = 65536
+"""Of a multiprocessor."""
+MAX_REGISTERS = 240
 TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()}
 
 
@@ -142,7 +146,7 @@ class WgmmaGemm:
             cute.arch.cluster_wait()
         scheduler = self.scheduler(arguments, x_rows)
         if group == 0:
-            cute.arch.setmaxregister_decrease(40 if cfg.async_weights else 24)
+            cute.arch.setmaxregister_decrease(self.loading_registers)
             if warp == 0:
                 cute.arch.barrier_arrive(barrier_id=START_BARRIER, number_of_threads=self.starting)
                 if cutlass.const_expr(cfg.async_weights):
@@ -184,13 +188,16 @@ class WgmmaGemm:
         return self.config.threads - WARPGROUP + 32 * self.config.loading_warps
 
     @property
+    def loading_registers(self) -> int:
+        return 40 if self.config.async_weights else 24
+
+    @property
     def registers(self) -> int:
-        """Of a thread that multiplies."""
-        if self.config.ctas_per_sm == 2:
-            return 104
-        if self.config.warpgroups == 4:
-            return 112
-        return 232 if self.config.async_weights else 240
+        """Of a thread that multiplies: what the others leave of those that the launch gave, in eights."""
+        cfg = self.config
+        given = REGISTERS // cfg.ctas_per_sm // cfg.threads // 8 * 8
+        groups = cfg.warpgroups
+        return min(((groups + 1) * given - self.loading_registers) // groups // 8 * 8, MAX_REGISTERS)
 
     def allocate(self) -> Memory:
         cfg, smem = self.config, SmemAllocator()
@@ -211,7 +218,7 @@ class WgmmaGemm:
         zero = Int32(0)
         return SCHEDULERS[cfg.scheduler](
             cfg,
-            cute.ceil_div(arguments.weight.rows, cfg.tile_m * cfg.cluster_rows),
+            cute.ceil_div(arguments.weight.rows, cfg.out_rows * cfg.cluster_rows),
             cute.ceil_div(x_rows, cfg.tile_n),
             arguments.batch,
             cute.ceil_div(arguments.k, cfg.tile_k),
@@ -245,9 +252,9 @@ class WgmmaGemm:
         each = STAGE_TILES // self.config.stage_tiles
         return CursorRange(tile.k_first * each, (tile.k_first + tile.k_count) * each)
 
-    def weight_addresses(self, weight: Weight, tile: WorkTile) -> tuple[Int64, ...]:
+    def weight_addresses(self, weight: PackedWeight, tile: WorkTile) -> tuple[Int64, ...]:
         """Those of the first packed tile of each row tile of a work tile."""
-        each, row_tiles = self.config.tile_m // TILE_ROWS, cute.ceil_div(weight.rows, TILE_ROWS)
+        each, row_tiles = self.config.tile_m // TILE_ROWS, cute.ceil_div(weight.rows, TILE_ROWS // self.config.products)
         # beyond the last: any bytes will do, its rows are not stored
         rows = [cutlass.min(tile.m * each + i, row_tiles - 1) for i in range(each)]
         first = weight.tiles.toint() + tile.batch * weight.batch_stride
@@ -317,8 +324,8 @@ class WgmmaGemm:
         cfg, own = self.config, thread % WARPGROUP
         products = self.products(memory, cfg.tile_n, group, thread)
         sums = ClusterSums(cfg, scheduler.place.part, memory.sums_barriers, memory.received, group, own)
-        alpha = scaled_alpha(arguments)
-        epilogue = Epilogue(cfg, arguments, x_rows, alpha, memory.epilogue, scheduler, group, own, sums)
+        alphas = product_alphas(arguments)
+        epilogue = Epilogue(cfg, arguments, x_rows, alphas, memory.epilogue, scheduler, group, own, sums)
         if cutlass.const_expr(cfg.split_k > 1):
             sums.announce()
         at = Position(Int32(0), Int32(0))

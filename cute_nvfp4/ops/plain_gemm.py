@@ -1,0 +1,65 @@
+"""gemm of two NVFP4 operands on sm_90a: b is packed by each call, and multiplied as a prepared weight is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ..formats import NVFP4
+from ..operand import BlockScaledTensor
+from ..planning.packed import PackedPlan
+from ..prepared_weight import PreparedWeight
+from ..runtime.backend import Backend
+from ..scale_layout import to_blocked
+from ..target import Target
+from .checks import check_format, check_overlap, parts
+from .packed_gemm import packed_gemm
+from .prepare_weight import PackCall
+
+DTYPE = torch.float16
+"""Of the products: both operands are exact in it."""
+
+
+class PlainGemm:
+    """A planned call: a launch packs all matrices of b, and each is multiplied by one launch, or by two where a has
+    more rows than the streaming kernel takes. An output contiguous along M is a copy of the product's.
+
+    Raises:
+        OperandError: another format than NVFP4.
+    """
+
+    def __init__(
+        self,
+        a: BlockScaledTensor,
+        b: BlockScaledTensor,
+        out: torch.Tensor,
+        target: Target,
+        config: PackedPlan | None,
+        backend: Backend,
+    ) -> None:
+        for name, operand in (("a", a), ("b", b)):
+            check_format(f"{name} on {target.arch.name}", operand, (NVFP4,))
+        self._pack = PackCall(b.key, DTYPE, target)
+        self._shape, self._options = out.shape, {"dtype": out.dtype, "device": out.device}
+        self._config, self._backend = config, backend
+
+    def __call__(
+        self, a: BlockScaledTensor, b: BlockScaledTensor, alpha: Any, bias: Any, out: torch.Tensor | None
+    ) -> torch.Tensor:
+        if out is not None:
+            check_overlap(parts({"a": a, "b": b}) | {"alpha": alpha, "bias": bias}, out)
+        along_n = out is not None and (b.rows == 1 or out.stride(-1) == 1)
+        product = out if along_n else torch.empty(self._shape, **self._options)
+        packed, products = self._pack(b), product if a.is_batched else product.unsqueeze(0)
+        for i in range(a.batch):
+            weight = PreparedWeight(packed[i], b.rows, b.k, DTYPE, b.global_scale)
+            own = bias[i] if bias is not None and bias.ndim == 2 else bias
+            packed_gemm(_matrix(a, i), weight, alpha, own, products[i], None, self._config, self._backend)
+        return product if out is None or along_n else out.copy_(product)
+
+
+def _matrix(a: BlockScaledTensor, i: int) -> BlockScaledTensor:
+    """Matrix i of a batch, scales blocked."""
+    blocked = a.blocked_scale() if a.scale_layout == "blocked" else to_blocked(a.rowmajor_scale())
+    return BlockScaledTensor(a.data[i] if a.is_batched else a.data, blocked[..., i : i + 1], a.global_scale)

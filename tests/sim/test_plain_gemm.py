@@ -1,0 +1,101 @@
+"""gemm of NVFP4 operands on sm_90a, which packs b in each call; packing by the kernel against packing by torch."""
+
+from __future__ import annotations
+
+import backends
+import gemm_problems
+import pytest
+import torch
+from gemm_problems import Case, make
+from mutants import LAST, Ptx, at, constant, instead, outcome
+
+from cute_nvfp4 import BlockScaledTensor, gemm, prepare, prepare_weight, quantize, simulating, to_blocked
+from cute_nvfp4.errors import OperandError
+from cute_nvfp4.ops.prepare_weight import PackCall, packed_by_torch
+from cute_nvfp4.runtime.backend import resolve
+
+pytestmark = [pytest.mark.kernels("sm_90a")]
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    monkeypatch.setenv("CUTE_NVFP4_ARCH", "sm_90a")
+
+
+PROBLEMS = (
+    # streamed; decoded; K that ends in a tile; batches; outputs along M; rows of operands with room between
+    "workers=0,m=3,n=200,k=256,out=strided",
+    "workers=0,m=20,n=136,k=160,bias=n,alpha=0.5,alpha_tensor=True",
+    "workers=0,m=40,n=130,k=96,batch=2,bias=batch,out=sliced,dtype=bfloat16,a_global=0.5,b_global=0.25",
+    "workers=0,m=5,n=100,k=128,batch=2,repeat_b=True,out=columns,pitch=48",
+    "workers=0,m=33,n=70,k=544,out=new,dtype=float16,alpha=1e-5,batch=0",
+)
+
+
+@pytest.mark.parametrize("text", PROBLEMS)
+def test_plain_operands(text: str) -> None:
+    problem = make(Case.parse(text))
+    with simulating("sm_90a") if backends.backend() == "sim" else simulating():
+        gemm_problems.check(problem, problem.run())
+
+
+def operand(rows: int, k: int, batch: int, layout: str) -> BlockScaledTensor:
+    """Every code and every scale, NaN too."""
+    generator = torch.Generator().manual_seed(rows)
+    data = torch.randint(0, 256, (batch, rows, k // 2), dtype=torch.uint8, generator=generator)
+    scale = torch.randint(0, 256, (batch, rows, k // 16), dtype=torch.uint8, generator=generator)
+    scale[:, :7, 0] = torch.tensor([0, 0x80, 0x7F, 0xFF, 1, 0x87, 0x7E], dtype=torch.uint8)
+    if layout == "blocked":
+        scale = to_blocked(scale)
+        # padding may hold anything
+        padded = torch.randint(0, 256, scale.shape, dtype=torch.uint8, generator=generator)
+        own = to_blocked(torch.full((batch, rows, k // 16), 255, dtype=torch.uint8)) == 255
+        scale = scale.copy_(torch.where(own, scale, padded))
+    return BlockScaledTensor(backends.place(data), backends.place(scale))
+
+
+def packs(weight: BlockScaledTensor, dtype: torch.dtype) -> bool:
+    """Whether the kernel has the bits of torch."""
+    packed = PackCall(weight.key, dtype, resolve(backends.backend(), weight.device))(weight)
+    return torch.equal(packed, packed_by_torch(weight, dtype))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "rows, k, batch, layout", [(150, 272, 2, "blocked"), (130, 208, 2, "rowmajor"), (16, 16, 1, "blocked")]
+)
+def test_packing_by_the_kernel(rows: int, k: int, batch: int, layout: str, dtype: torch.dtype) -> None:
+    assert packs(operand(rows, k, batch, layout), dtype)
+
+
+MUTANTS = (
+    ("a rotation left out", at("xor.b32", instead("mov.b32 {0}, {1};"), LAST)),
+    ("signs of scales dropped", at("and.b32", constant(0x88888888, 0))),
+    ("rows g and g + 8 exchanged", at("prmt.b32", instead("prmt.b32 {0}, {2}, {1}, {3};"), LAST)),
+    ("scales not shifted", at("mul.rn.f16x2", instead("mov.b32 {0}, {1};"), LAST)),
+)
+
+
+@pytest.mark.sim_only("changes PTX")
+@pytest.mark.parametrize("name, change", MUTANTS, ids=[m[0] for m in MUTANTS])
+def test_mutants_of_packing_are_noticed(name: str, change: Ptx) -> None:
+    weight = operand(130, 144, 1, "blocked")
+    with simulating("sm_90a"):
+        assert packs(weight, torch.float16)
+    assert outcome(change, lambda: packs(weight, torch.float16), "sm_90a") == "wrong"
+
+
+@pytest.mark.sim_only("refuses CPU tensors")
+def test_what_is_refused() -> None:
+    x = quantize(torch.ones(32, 64))
+    with simulating("sm_90a"):
+        with pytest.raises(OperandError, match="prepare_weight"):
+            prepare(gemm, x, x)
+        with pytest.raises(OperandError, match="format of a on sm_90a: got mxfp8"):
+            gemm(quantize(torch.ones(32, 64), "mxfp8"), quantize(torch.ones(32, 64), "mxfp8"))
+        memory = torch.zeros(4096, dtype=torch.uint8)
+        a = BlockScaledTensor(memory[:1024].view(32, 32), x.scale)
+        with pytest.raises(OperandError, match="memory of out"):
+            gemm(a, x, out=memory[:2048].view(torch.float16).view(32, 32))
+        weight = prepare_weight(x, dtype=torch.float16)
+        assert torch.equal(gemm(x, x), gemm(x, weight, out_dtype=torch.float16))
