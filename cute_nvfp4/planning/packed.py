@@ -24,8 +24,12 @@ START_US = 5.0
 STAGE_US = {32: 0.40, 64: 0.49, 128: 0.68, 256: 1.22}
 """µs of a multiprocessor for 128 rows of the weight and 128 of K, by rows of x in a tile; with these, measured on an
 NVIDIA H200 on 2026-11-22 at 8192 x 8192."""
-FIX_UP_US = {32: 4.0, 64: 4.5, 128: 5.0, 256: 12.0}
+FIX_UP_US = {32: 3.5, 64: 4.5, 128: 6.7, 256: 12.0}
 """µs to add the partial sums of stream-K."""
+EXCHANGE_US = {32: 0.5, 64: 1.3, 128: 2.1}
+"""µs to add those of two CTAs of a cluster."""
+SPLIT_K = 2
+"""CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +109,7 @@ def _refused(p: PackedProblem, plan: PackedPlan) -> str:
         return explain("workers", got=plan.workers, expected="at least 1")
     c = plan.config
     if not plan.streams and c.split_k > 1:
-        tiles, steps = -(-p.rows // c.tile_m) * -(-p.m // c.tile_n), -(-p.k // c.tile_k)
+        tiles, steps = _tiles(p, c), -(-p.k // c.tile_k)
         if plan.workers != tiles:
             return explain("workers of a plan with split_k", got=plan.workers, expected=f"{tiles}: a tile each")
         if steps < c.split_k:
@@ -121,24 +125,28 @@ def _chosen(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
     # sm_120a has the streaming kernel alone: what it cannot run is refused
     if _streams(p) or arch.generation == "sm120":
         return _streamed(p, arch, sm_count)
-    plans = [
-        _wgmma(p, arch, sm_count, tile_n, scheduler)
-        for tile_n in STAGE_US
-        # a tile wider than need be: the next narrower covers all rows of x
-        if tile_n == min(STAGE_US) or tile_n // 2 < p.m
-        for scheduler in ("static", "stream_k")
-    ]
+    # a tile wider than need be: the next narrower covers all rows of x
+    widths = [tile_n for tile_n in STAGE_US if tile_n == min(STAGE_US) or tile_n // 2 < p.m]
+    plans = [_wgmma(p, arch, sm_count, tile_n, scheduler) for tile_n in widths for scheduler in ("static", "stream_k")]
+    if p.k > STAGE_TILES * TILE_K:
+        plans += [_shared(p, arch, tile_n) for tile_n in widths if tile_n in EXCHANGE_US]
     return min(plans, key=lambda plan: predict(plan, p, sm_count))
+
+
+def _tiles(p: PackedProblem, c: WgmmaConfig) -> int:
+    return -(-p.rows // c.tile_m) * -(-p.m // c.tile_n)
 
 
 def predict(plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
     """Modelled µs of a WGMMA plan on an H200, launch included; within about 15 % of what was measured there."""
     c = plan.config
-    tiles = -(-p.rows // c.tile_m) * -(-p.m // c.tile_n)
-    work = tiles * -(-p.k // c.tile_k)
-    if c.scheduler == "static":
-        return START_US + -(-tiles // sm_count) * -(-p.k // c.tile_k) * STAGE_US[c.tile_n]
-    return START_US + work / min(sm_count, work) * STAGE_US[c.tile_n] + FIX_UP_US[c.tile_n]
+    tiles, steps = _tiles(p, c), -(-p.k // c.tile_k)
+    if c.scheduler == "stream_k":
+        work = tiles * steps
+        return START_US + work / min(sm_count, work) * STAGE_US[c.tile_n] + FIX_UP_US[c.tile_n]
+    rounds = -(-tiles * c.split_k // sm_count)
+    exchange = EXCHANGE_US[c.tile_n] if c.split_k > 1 else 0.0
+    return START_US + rounds * -(-steps // c.split_k) * STAGE_US[c.tile_n] + exchange
 
 
 def _wgmma(p: PackedProblem, arch: Architecture, sm_count: int, tile_n: int, scheduler: str) -> PackedPlan:
@@ -147,15 +155,21 @@ def _wgmma(p: PackedProblem, arch: Architecture, sm_count: int, tile_n: int, sch
     config = WgmmaConfig(
         arch=arch, tile_n=tile_n, ctas_per_sm=ctas_per_sm, scheduler=scheduler, **_decided(p, streams=False)
     )
-    slots = sm_count * ctas_per_sm
-    rows = -(-p.rows // config.tile_m)
-    tiles = rows * -(-p.m // tile_n)
+    slots, tiles = sm_count * ctas_per_sm, _tiles(p, config)
     if scheduler == "stream_k":
         return PackedPlan(config, min(slots, tiles * -(-p.k // config.tile_k)))
-    if tile_n == 256 and rows % 2 == 0 and tiles >= 2 * slots:
+    if tile_n == 256 and -(-p.rows // config.tile_m) % 2 == 0 and tiles >= 2 * slots:
         # x from L2 once for two CTAs
         return PackedPlan(replace(config, cluster_rows=2), min(tiles, slots) // 2)
     return PackedPlan(config, min(tiles, slots))
+
+
+def _shared(p: PackedProblem, arch: Architecture, tile_n: int) -> PackedPlan:
+    """The plan whose clusters share tiles along K."""
+    # two CTAs a multiprocessor, where each still has a ring that is deep enough
+    tiling = {"tile_n": tile_n, "ctas_per_sm": 2 if tile_n <= 32 else 1, "split_k": SPLIT_K, "scheduler": "static"}
+    config = WgmmaConfig(arch=arch, **tiling, **_decided(p, streams=False))
+    return PackedPlan(config, _tiles(p, config))
 
 
 def _streams(p: PackedProblem) -> bool:

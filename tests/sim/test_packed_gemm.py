@@ -283,24 +283,26 @@ def test_plans(m: int) -> None:
     assert plan.streams == (m <= 16)
     if not plan.streams:
         assert plan.config.tile_n <= max(32, 2 * m)
-        assert plan.workers * plan.config.cluster_rows <= 132 * plan.config.ctas_per_sm
+        assert plan.workers * plan.config.cluster_rows * plan.config.split_k <= 132 * plan.config.ctas_per_sm
 
 
 @pytest.mark.parametrize(
     "m, n, k, expected",
     [
-        (32, 8192, 8192, (32, "stream_k")),
-        (64, 8192, 8192, (64, "stream_k")),
-        (128, 7168, 16384, (128, "stream_k")),
-        (128, 7168, 2048, (64, "static")),
-        (256, 8192, 8192, (128, "static")),
-        (512, 8192, 8192, (256, "static")),
-        (2048, 8192, 8192, (256, "static")),
+        (32, 8192, 8192, (32, "static", 2)),
+        (64, 8192, 8192, (64, "static", 2)),
+        (128, 8192, 8192, (128, "static", 2)),
+        (128, 7168, 16384, (128, "stream_k", 1)),
+        (128, 4096, 7168, (64, "static", 2)),
+        (128, 7168, 2048, (128, "static", 2)),
+        (256, 8192, 8192, (128, "static", 1)),
+        (512, 8192, 8192, (256, "static", 1)),
+        (2048, 8192, 8192, (256, "static", 1)),
     ],
 )
-def test_the_plans_that_were_fastest_on_an_h200(m: int, n: int, k: int, expected: tuple[int, str]) -> None:
+def test_the_plans_that_were_fastest_on_an_h200(m: int, n: int, k: int, expected: tuple[int, str, int]) -> None:
     config = choose(PackedProblem(m=m, n=n, k=k), ARCHITECTURES["sm_90a"], 132).config
-    assert (config.tile_n, config.scheduler) == expected
+    assert (config.tile_n, config.scheduler, config.split_k) == expected
 
 
 MUTANTS = (
