@@ -29,7 +29,7 @@ _keys: dict[tuple, WeightKey] = {}
 
 @dataclass(frozen=True, eq=False)
 class PreparedWeight:
-    """An NVFP4 matrix (N, K) as ``prepare_weight`` packs it: no kernel of another architecture reads it.
+    """An NVFP4 or MXFP4 matrix (N, K) as ``prepare_weight`` packs it: no kernel of another architecture reads it.
 
     packed: (row tiles, K tiles, bytes) of uint8 (:mod:`.weight_layout`). rows, k: N and K. dtype: bfloat16 or float16,
     what tensor cores multiply it in, exactly; that of x where x is not quantized. global_scale: None, or one float32

@@ -18,7 +18,8 @@ word to registers is linear over GF(2), and these have an inverse, which packing
 for eight elements, where a table or masks with one place an element need fifteen.
 
 Products with the scales are exact, and 2**-7 times the weight: the scale has at most four significant bits, E2M1 two.
-A block whose scale is zero has zero codes; a negative scale's sign goes to the codes. NaN stays NaN.
+A block whose scale is zero has zero codes; a negative scale's sign goes to the codes. NaN stays NaN. MXFP4 has the same
+bytes: a power of two is an exponent without mantissa, and a block of 32 two equal scales.
 """
 
 from __future__ import annotations
@@ -90,6 +91,10 @@ DECODERS = {
         0,
     ),
 }
+
+
+EXPONENTS = {torch.bfloat16: (0, 30), torch.float16: (6, 30)}
+"""Exponents of scale bytes, from first to last, whose products with every E2M1 are exact and finite in the dtype."""
 
 
 def shifted(word: Any, shift: Shift) -> Any:
@@ -197,13 +202,29 @@ def pack(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch
 
     codes: (L, N, K) E2M1 codes, one a byte. scales: (L, N, K / 16) E4M3 codes. dtype: bfloat16 or float16, of the MMA.
     """
+    # −0 for blocks without a value would do no harm, but one code is as good
+    block = scales.repeat_interleave(STEP_K, dim=-1)
+    codes = torch.where(block & 0x7F == 0, 0, codes ^ (block >> 7 << 3))
+    return _tiled(codes, _scale_bytes(scales), dtype)
+
+
+def pack_powers(codes: torch.Tensor, exponents: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Tiles of weights whose blocks of 32 have powers of two for scales.
+
+    codes: as ``pack`` takes them. exponents: (L, N, K / 32) of uint8, of 2**7 times the scale, with bias 15: within
+    ``EXPONENTS``, or anything up to 30 under codes of zero; 31 is NaN.
+    """
+    nan = exponents == 31
+    codes = torch.where(nan.repeat_interleave(2 * STEP_K, dim=-1), 0, codes)
+    return _tiled(codes, torch.where(nan, 0xFF, exponents << 3).repeat_interleave(2, dim=-1), dtype)
+
+
+def _tiled(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Tiles of codes, and of scale bytes for each step."""
     batch, rows, k = codes.shape
     row_tiles, k_tiles = tiles(rows, k)
     scales = _padded(scales, row_tiles * TILE_ROWS, k_tiles * STEPS)
     codes = _padded(codes, row_tiles * TILE_ROWS, k_tiles * TILE_K)
-    # −0 for blocks without a value would do no harm, but one code is as good
-    block = scales.repeat_interleave(NVFP4.block, dim=-1)
-    codes = torch.where(block & 0x7F == 0, 0, codes ^ (block >> 7 << 3))
     # (L, row tile, slab, row half, g; K tile, step, column half, c, e): from matrices to fragments
     codes = codes.view(batch, row_tiles, SLABS, 2, 8, k_tiles, STEPS, 2, 4, 2)
     # (L, row tile, K tile, slab, g, c, step, element: column half, row half, e)
@@ -213,7 +234,7 @@ def pack(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch
     for element in range(8):
         words ^= table[element][codes[..., element].int()]
     packed = _low_words(words)
-    scales = _scale_bytes(scales).view(batch, row_tiles, SLABS, 2, 8, k_tiles, STEPS // 2, 2)
+    scales = scales.view(batch, row_tiles, SLABS, 2, 8, k_tiles, STEPS // 2, 2)
     # (L, row tile, K tile, slab, g, pair of steps, row half, step)
     scales = scales.permute(0, 1, 5, 2, 4, 6, 3, 7).reshape(batch, row_tiles, k_tiles, SCALE_BYTES)
     return torch.cat([packed.view(torch.uint8).view(batch, row_tiles, k_tiles, CODE_BYTES), scales], dim=-1)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ..formats import NVFP4
 from ..kernels.gemm.arguments import PartialSums
 from ..kernels.gemm.sm90.arguments import Activations, Bias, PackedWeight, Result, WgmmaArguments
 from ..kernels.gemm.sm90.config import WgmmaConfig
@@ -33,7 +34,9 @@ class PackedCall:
 
     def __init__(self, request: Request, target: Target) -> None:
         x, weight, alpha, bias, out = request[:5]
-        quantized = isinstance(x, BlockScaledTensor)
+        self._numbers = not isinstance(x, BlockScaledTensor)
+        # what the streaming kernel reads as it is
+        quantized = not self._numbers and x.format is NVFP4 and weight.dtype is torch.float16
         problem = PackedProblem(
             m=out.shape[0],
             n=weight.rows,
@@ -47,14 +50,13 @@ class PackedCall:
             gate=request.gate,
         )
         self._plan = plan = choose(problem, target.arch, sm_count(target, weight.device), request.config)
-        # NVFP4 of more rows than the streaming kernel takes is decoded first, exactly; its global scale is a factor
-        self._decodes = quantized and not plan.streams
+        # all else is decoded first, exactly; its global scale is a factor
+        self._decodes = not (self._numbers or (quantized and plan.streams))
         kernel = STREAM if plan.streams else WGMMA
         self.launch = kernel.launcher(plan.config, target, weight.device, self._arguments(request), _touched)
         if self._decodes:
             self.launch = DecodedFirst(DequantizeCall(x.key, weight.dtype, target, scaled=False), self.launch, 1)
         self.new = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
-        self._numbers = not quantized
         self._scratch = (*plan.scratch, target, weight.device) if plan.scratch.flags else None
         # among the values: weight, x, out, bias, alpha, device scalars
         operands = (weight.packed, *x_parts(x))
@@ -70,6 +72,8 @@ class PackedCall:
         factors = ((0,) * config.factors,) * config.products
         # one row has no stride of its own, but tensor maps want one, of whole 16 bytes
         stride = x_parts(x)[0].stride(0) if m > 1 else -(-weight.k // 32) * 32
+        if self._decodes:
+            stride = weight.k
         if self._plan.streams:
             return StreamArguments(
                 weight=PackedWeight(0, weight.rows, k_tiles, None),
@@ -84,7 +88,7 @@ class PackedCall:
             )
         return WgmmaArguments(
             weight=PackedWeight(0, weight.rows, k_tiles, 0),
-            x=Activations(0, m, weight.k if self._decodes else stride, 0),
+            x=Activations(0, m, stride, 0),
             out=Result(0, out.stride(0), 0),
             bias=None if bias is None else Bias(0),
             alpha=1.0,

@@ -15,7 +15,7 @@ from ..runtime.backend import Backend
 from .checks import check_dtype, check_format, check_gate
 
 X = torch.Tensor | BlockScaledTensor
-"""Numbers of the weight's dtype, or NVFP4."""
+"""Numbers of the weight's dtype, or block-scaled."""
 
 
 class Request(NamedTuple):
@@ -50,14 +50,14 @@ def check_products(weight: PreparedWeight, gate: str) -> None:
 def check_x(x: X, weight: PreparedWeight) -> int:
     """Raises unless x (M, K) can be multiplied with ``weight``; M."""
     if isinstance(x, BlockScaledTensor):
-        check_format("a", x, (NVFP4,))
+        check_format("a", x)
         shape, device = ((x.batch,) if x.is_batched else ()) + (x.rows, x.k), x.device
-        if weight.dtype is not torch.float16:
+        if x.format is not NVFP4 and weight.dtype is not torch.bfloat16:
             raise OperandTypeError.of(
-                "dtype of a weight prepared for NVFP4",
+                f"dtype of a weight prepared for {x.format.name}",
                 got=weight.dtype,
-                expected="torch.float16",
-                hint="prepare_weight(weight, dtype=torch.float16).",
+                expected="torch.bfloat16, which has the range of UE8M0",
+                hint="prepare_weight(weight, dtype=torch.bfloat16).",
             )
         if x.scale_layout != "blocked":
             raise OperandError.of(

@@ -1,15 +1,15 @@
-"""prepare_weight: repack an NVFP4 weight once, for the GEMMs of sm_90a."""
+"""prepare_weight: repack an NVFP4 or MXFP4 weight once, for the GEMMs of sm_90a."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..formats import NVFP4, as_bytes
+from ..formats import MXFP4, NVFP4, as_bytes, unpack_e2m1
 from ..kernels.pack.config import PackArguments, PackConfig
 from ..kernels.quantize.arguments import Strides
 from ..operand import BlockScaledTensor, OperandKey
@@ -20,7 +20,7 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..runtime.simulating import session_number
 from ..target import Target
-from ..weight_layout import DECODERS, TILE_BYTES, interleaved, pack, tiles
+from ..weight_layout import DECODERS, EXPONENTS, TILE_BYTES, interleaved, pack, pack_powers, tiles
 from .calls import addresses, allocator
 from .checks import DTYPE_NAMES, check_format, tensors
 
@@ -32,16 +32,18 @@ def prepare_weight(
     dtype: torch.dtype = torch.bfloat16,
     backend: Backend = "auto",
 ) -> PreparedWeight:
-    """Repacks an NVFP4 weight (N, K) for ``gemm(x, weight)`` on a Hopper GPU, once, when a model is loaded.
+    """Repacks an NVFP4 or MXFP4 weight (N, K) for ``gemm(x, weight)`` on a Hopper GPU, once, when a model is loaded.
 
     The result takes as many bytes (rows padded to 128, K to 128) and stands for the same numbers, bit for bit.
 
     Args:
-        weight: an NVFP4 operand without a batch dimension, scales in any layout, of either sign. K is a multiple of 16.
+        weight: an operand without a batch dimension, scales in any layout, of either sign. K is a multiple of a block.
+            Scales of MXFP4 lie within a factor of 2**30 (float16: 2**24), but for blocks of zeros: they are read here,
+            once, and a power of two may become the result's global scale.
         up: another (N, K): the result is both, for ``gated_gemm(x, result)``; the gate takes the product of ``weight``.
             Both have a global scale, each its own, or none.
         dtype: bfloat16 or float16: that of the x it will be multiplied with. An NVFP4 x takes float16.
-        backend: a kernel packs CUDA tensors, in one launch, to the bits of torch.
+        backend: a kernel packs NVFP4 on a GPU, in one launch, to the bits of torch.
 
     Raises:
         OperandError, OperandTypeError: another format, a batch, another dtype, two weights that do not fit together.
@@ -51,33 +53,42 @@ def prepare_weight(
         _check(name, x)
     if dtype not in DECODERS:
         raise OperandTypeError.of("dtype", got=dtype, expected=" or ".join(map(str, DECODERS)))
+    if up is not None:
+        _check_pair(weight, up)
+    if weight.format == MXFP4:
+        packed, factors = _packed_mxfp4(list(weights.values()), dtype)
+    else:
+        packed = _packed(weight if up is None else _interleaved(weight, up), dtype, backend)
+        factors = [x.global_scale for x in weights.values()]
     if up is None:
-        return PreparedWeight(_packed(weight, dtype, backend), weight.rows, weight.k, dtype, weight.global_scale)
-    packed = _packed(_interleaved(weight, up), dtype, backend)
-    return PreparedWeight(packed, weight.rows, weight.k, dtype, weight.global_scale, True, up.global_scale)
+        return PreparedWeight(packed, weight.rows, weight.k, dtype, factors[0])
+    return PreparedWeight(packed, weight.rows, weight.k, dtype, factors[0], True, factors[1])
 
 
 def _check(name: str, weight: BlockScaledTensor) -> None:
     """Raises unless ``weight`` can be repacked."""
     if not isinstance(weight, BlockScaledTensor):
         raise OperandTypeError.of(name, got=type(weight).__name__, expected="BlockScaledTensor")
-    check_format(name, weight, (NVFP4,))
+    check_format(name, weight, (NVFP4, MXFP4))
     if weight.is_batched:
         raise OperandError.of(
             name, got=f"a batch of {weight.batch}", expected="a matrix (N, K)", hint="Prepare each matrix."
         )
 
 
-def _interleaved(gate: BlockScaledTensor, up: BlockScaledTensor) -> BlockScaledTensor:
-    """Both in one, without global scales.
-
-    Raises:
-        OperandError: they do not fit together.
-    """
-    both = [f"{x.rows} x {x.k}, {'no' if x.global_scale is None else 'a'} global scale, {x.device}" for x in (gate, up)]
+def _check_pair(gate: BlockScaledTensor, up: BlockScaledTensor) -> None:
+    """Raises unless they fit together."""
+    both = [
+        f"{x.format.name} {x.rows} x {x.k}, {'no' if x.global_scale is None else 'a'} global scale, {x.device}"
+        for x in (gate, up)
+    ]
     if both[0] != both[1]:
-        expected = "the same sizes and device, global scales or none"
+        expected = "the same format, sizes and device, global scales or none"
         raise OperandError.of("weights of a gated GEMM", got=" and ".join(both), expected=expected)
+
+
+def _interleaved(gate: BlockScaledTensor, up: BlockScaledTensor) -> BlockScaledTensor:
+    """Both in one, without global scales."""
     data = interleaved(as_bytes(gate.data), as_bytes(up.data))
     return BlockScaledTensor(data, interleaved(*(as_bytes(x.rowmajor_scale())[0] for x in (gate, up))))
 
@@ -96,9 +107,58 @@ def _packed(weight: BlockScaledTensor, dtype: torch.dtype, backend: Backend) -> 
 
 def packed_by_torch(weight: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
     """Tiles (L, row tiles, K tiles, bytes) of every matrix."""
-    data = as_bytes(weight.data)
-    codes = torch.stack((data & 0xF, data >> 4), dim=-1).flatten(-2)
-    return pack(codes if weight.is_batched else codes.unsqueeze(0), as_bytes(weight.rowmajor_scale()), dtype)
+    return pack(_codes(weight), as_bytes(weight.rowmajor_scale()), dtype)
+
+
+def _codes(weight: BlockScaledTensor) -> torch.Tensor:
+    """(L, N, K), one a byte."""
+    codes = unpack_e2m1(weight.data)
+    return codes if weight.is_batched else codes.unsqueeze(0)
+
+
+class Powers(NamedTuple):
+    """Codes (N, K) of an MXFP4 weight, and its scales (N, K / 32) as ``pack_powers`` takes them, times 2**shift."""
+
+    codes: torch.Tensor
+    exponents: torch.Tensor
+    shift: int
+
+
+def _powers(weight: BlockScaledTensor, dtype: torch.dtype) -> Powers:
+    """Scales as the exponents of NVFP4's bytes. Waits for the device, once.
+
+    Raises:
+        OperandError: no power of two brings all that matter into range.
+    """
+    codes, scales = unpack_e2m1(weight.data), as_bytes(weight.rowmajor_scale())[0]
+    nan = scales == 0xFF
+    # 2**7 times the scale, with the bias of five bits
+    exponents = scales.to(torch.int16) - (127 - 7 - 15)
+    used = exponents[(codes & 7).bool().unflatten(-1, (-1, MXFP4.block)).any(-1) & ~nan]
+    least, most = EXPONENTS[dtype]
+    low, high = torch.stack([used.min(), used.max()]).tolist() if used.numel() else (least, least)
+    if high - low > most - least:
+        raise OperandError.of(
+            f"scales of an MXFP4 weight for {dtype}",
+            got=f"2**{low - 22} to 2**{high - 22}",
+            expected=f"within a factor of 2**{most - least}, where a block is not zero",
+            hint="" if dtype is torch.bfloat16 else "torch.bfloat16 takes a factor of 2**30.",
+        )
+    shift = min(low - least, 0) + max(high - most, 0)
+    return Powers(codes, (exponents - shift).clamp(0, 30).masked_fill(nan, 31).to(torch.uint8), shift)
+
+
+def _packed_mxfp4(
+    weights: Sequence[BlockScaledTensor], dtype: torch.dtype
+) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
+    """Tiles (row tiles, K tiles, bytes) of one weight, or of two that are interleaved, and their global scales."""
+    found = [_powers(x, dtype) for x in weights]
+    codes, exponents = found[0][:2]
+    if len(found) > 1:
+        codes, exponents = (interleaved(*x) for x in zip(*(powers[:2] for powers in found)))
+    factors = [torch.tensor(2.0**x.shift, dtype=torch.float32, device=codes.device) for x in found]
+    packed = pack_powers(codes.unsqueeze(0), exponents.unsqueeze(0), dtype)[0]
+    return packed, factors if any(x.shift for x in found) else [None] * len(found)
 
 
 class PackCall:

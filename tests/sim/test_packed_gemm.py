@@ -246,7 +246,7 @@ BAD = (
     (lambda w: gemm(torch.zeros(64, 4, dtype=torch.bfloat16).t(), w), OperandError, "stride of a"),
     (lambda w: gemm(torch.zeros(4, 65, dtype=torch.bfloat16)[:, 1:], w), OperandError, "alignment of a"),
     (lambda w: gemm([1.0], w), OperandTypeError, "a: got list"),
-    (lambda w: gemm(quantize(X), w), OperandTypeError, "prepared for NVFP4"),
+    (lambda w: gemm(quantize(X, "mxfp8"), prepare_weight(W, dtype=torch.float16)), OperandTypeError, "for mxfp8"),
     (lambda w: gemm(X, w, bias=torch.zeros(31)), OperandError, "bias"),
     (lambda w: gemm(X, w, out=torch.zeros(32, 4).t()), OperandError, "strides of out"),
     (lambda w: gemm(X, w, out=torch.zeros(4, 31)), OperandError, "shape of out"),

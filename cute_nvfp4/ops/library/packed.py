@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ...errors import OperandError
+from ...formats import FORMATS
 from ...operand import BlockScaledTensor
 from ...prepared_weight import PreparedWeight
 from ...reference import GATES
@@ -40,6 +41,7 @@ def packed_gemm(
         "out_dtype": out_dtype,
         "backend": backend,
     }
+    options |= {} if numbers else {"a_format": a.format.name}
     result = call(_OP.packed_gemm, tensors, options, config, None if out is None else {"out": out})
     return result if out is None else out
 
@@ -60,18 +62,19 @@ def _packed_gemm(
     gate="",
     out=None,
     out_dtype=None,
+    a_format="nvfp4",
     backend="auto",
 ) -> torch.Tensor:
     from ..packed_gemm import packed_gemm
 
-    x: torch.Tensor | BlockScaledTensor = a if a_scale is None else operand(a, a_scale, a_global_scale)
-    weight = PreparedWeight(b, rows, _k(a, a_scale), dtype, b_global_scale, bool(gate), up_global_scale)
+    x: torch.Tensor | BlockScaledTensor = a if a_scale is None else operand(a, a_scale, a_global_scale, a_format)
+    weight = PreparedWeight(b, rows, _k(a, a_scale, a_format), dtype, b_global_scale, bool(gate), up_global_scale)
     return packed_gemm(x, weight, either(alpha, alpha_tensor), bias, out, out_dtype, None, backend, gate)
 
 
-def _k(a: torch.Tensor, a_scale: torch.Tensor | None) -> int:
-    """K, of numbers or of pairs of E2M1 elements."""
-    return a.shape[-1] if a_scale is None else 2 * a.shape[-1]
+def _k(a: torch.Tensor, a_scale: torch.Tensor | None, a_format: str) -> int:
+    """K, of numbers or of bytes of elements."""
+    return a.shape[-1] * (1 if a_scale is None else FORMATS[a_format].elements_per_byte)
 
 
 def _fake(
@@ -89,9 +92,10 @@ def _fake(
     alpha=1.0,
     gate="",
     out_dtype=None,
+    a_format="nvfp4",
     backend="auto",
 ) -> torch.Tensor:
-    weight = PreparedWeight(b, rows, _k(a, a_scale), dtype, b_global_scale, bool(gate), up_global_scale)
+    weight = PreparedWeight(b, rows, _k(a, a_scale, a_format), dtype, b_global_scale, bool(gate), up_global_scale)
     if a.ndim != 2 or (a_scale is None and a.dtype is not dtype):
         raise OperandError.of("a", got=f"{a.dtype}, shape {tuple(a.shape)}", expected=f"{dtype} (M, {weight.k})")
     out_dtype = dtype if out_dtype is None else out_dtype
@@ -103,7 +107,7 @@ define(
     "packed_gemm",
     "Tensor a, Tensor? a_scale, Tensor b, Tensor? a_global_scale=None, Tensor? b_global_scale=None, "
     "Tensor? up_global_scale=None, Tensor? alpha_tensor=None, Tensor? bias=None, *, int rows, ScalarType dtype, "
-    'float alpha=1.0, str gate="", ScalarType? out_dtype=None, str backend="auto"',
+    'float alpha=1.0, str gate="", ScalarType? out_dtype=None, str a_format="nvfp4", str backend="auto"',
     "Tensor",
     {"out": "Tensor(a!)"},
     _packed_gemm,
