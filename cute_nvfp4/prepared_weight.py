@@ -17,6 +17,7 @@ class WeightKey:
 
     rows: int
     k: int
+    stack: int
     dtype: torch.dtype
     device: torch.device
     has_global_scale: bool
@@ -29,12 +30,13 @@ _keys: dict[tuple, WeightKey] = {}
 
 @dataclass(frozen=True, eq=False)
 class PreparedWeight:
-    """An NVFP4 or MXFP4 matrix (N, K) as ``prepare_weight`` packs it: no kernel of another architecture reads it.
+    """An NVFP4 or MXFP4 matrix (N, K), or a stack (L, N, K) of them, as ``prepare_weight`` packs it: no kernel of
+    another architecture reads it.
 
-    packed: (row tiles, K tiles, bytes) of uint8 (:mod:`.weight_layout`). rows, k: N and K. dtype: bfloat16 or float16,
-    what tensor cores multiply it in, exactly; that of x where x is not quantized. global_scale: None, or one float32
-    number on the same device that multiplies every value. gated: it is two matrices (N, K), gate and up, for
-    ``gated_gemm``; global_scale is then that of gate.
+    packed: (row tiles, K tiles, bytes), of a stack (L, …), of uint8 (:mod:`.weight_layout`). rows, k: N and K. dtype:
+    bfloat16 or float16, what tensor cores multiply it in, exactly; that of x where x is not quantized. global_scale:
+    None, or one float32 number on the same device that multiplies every value. gated: each is two matrices (N, K), gate
+    and up, for gated products; global_scale is then that of gate.
 
     Raises:
         OperandError, OperandTypeError: tensors that no ``prepare_weight`` gives.
@@ -54,11 +56,12 @@ class PreparedWeight:
             raise OperandTypeError.of("dtype of a prepared weight", got=self.dtype, expected=expected)
         expected = (*tiles(packed_rows(self.rows, self.gated), self.k), TILE_BYTES)
         packed = self.packed
-        if packed.dtype is not torch.uint8 or tuple(packed.shape) != expected or not packed.is_contiguous():
+        fits = packed.ndim in (3, 4) and tuple(packed.shape[-3:]) == expected and packed.numel() > 0
+        if packed.dtype is not torch.uint8 or not fits or not packed.is_contiguous():
             raise OperandError.of(
                 f"packed weight of {'two times ' * self.gated}{self.rows} rows, K {self.k}",
                 got=f"{packed.dtype}, shape {tuple(packed.shape)}, strides {packed.stride()}",
-                expected=f"contiguous torch.uint8 of shape {expected}",
+                expected=f"contiguous torch.uint8 of shape {expected}, or of a stack of such",
                 hint="prepare_weight makes one.",
             )
         if (self.up_global_scale is not None) != (self.gated and self.global_scale is not None):
@@ -67,6 +70,16 @@ class PreparedWeight:
                 got=" and ".join("none" if x is None else "one" for x in (self.global_scale, self.up_global_scale)),
                 expected="one for each of a gated weight, or none",
             )
+
+    @property
+    def is_batched(self) -> bool:
+        """Whether it is a stack of matrices."""
+        return self.packed.ndim == 4
+
+    @property
+    def batch(self) -> int:
+        """Matrices, or pairs of gate and up."""
+        return self.packed.shape[0] if self.is_batched else 1
 
     @property
     def device(self) -> torch.device:
@@ -81,13 +94,16 @@ class PreparedWeight:
     @functools.cached_property
     def key(self) -> WeightKey:
         """What plans for this weight are kept by."""
-        found = (self.rows, self.k, self.dtype, self.packed.device, self.global_scale is not None, self.gated)
+        stack = self.batch if self.is_batched else 0
+        found = (self.rows, self.k, stack, self.dtype, self.packed.device, self.global_scale is not None, self.gated)
         return _keys.setdefault(found, WeightKey(*found, self.packed.device.type == "cpu"))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Values (N, K), gated (2, N, K), exact in float32 and float64 but for one rounding by the global scale."""
-        values = unpack(self.packed.unsqueeze(0), self.dtype)[0]
+        """Values (N, K), gated (2, N, K), of a stack (L, …), exact in float32 and float64 but for one rounding by the
+        global scale."""
+        values = unpack(self.packed if self.is_batched else self.packed.unsqueeze(0), self.dtype)
         values = (separated(values) if self.gated else values)[..., : self.rows, : self.k]
+        values = values if self.is_batched else values[0]
         wide = values.to(torch.float64 if dtype is torch.float64 else torch.float32)
         if self.global_scale is not None:
             scales = torch.stack([x.reshape(1, 1) for x in self.global_scales])
@@ -97,5 +113,6 @@ class PreparedWeight:
     def __repr__(self) -> str:
         """Shapes and dtypes, never values: printing must not wait for the device."""
         scale = self.global_scale is not None
-        sizes = f"{'2 x ' * self.gated}{self.rows} x {self.k}"
+        stack = f"{self.batch} x " if self.is_batched else ""
+        sizes = f"{stack}{'2 x ' * self.gated}{self.rows} x {self.k}"
         return f"PreparedWeight({sizes}, for {self.dtype}, global_scale={scale}, {self.device})"

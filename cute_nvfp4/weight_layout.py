@@ -174,17 +174,19 @@ def encoding(dtype: torch.dtype) -> tuple[tuple[int, int], ...]:
 
 
 def interleaved(gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-    """Rows (N, …) of two weights in turn, eight of each, N padded with zeros to a multiple of eight: (2 · padded N, …).
+    """Rows (…, N, C) of two weights in turn, eight of each, N padded with zeros to a multiple of eight: (…, 2 · padded
+    N, C).
 
     A thread has rows g and g + 8 of a slab's accumulators: a row of either.
     """
-    both = torch.stack([torch.nn.functional.pad(x, (0, 0, 0, -len(x) % HALF_SLAB)) for x in (gate, up)])
-    return both.unflatten(1, (-1, HALF_SLAB)).transpose(0, 1).flatten(0, 2)
+    padding = (0, 0, 0, -gate.shape[-2] % HALF_SLAB)
+    both = torch.stack([torch.nn.functional.pad(x, padding) for x in (gate, up)], dim=-3)
+    return both.unflatten(-2, (-1, HALF_SLAB)).transpose(-4, -3).flatten(-4, -2)
 
 
 def separated(rows: torch.Tensor) -> torch.Tensor:
-    """(2, padded N, …) of such rows."""
-    return rows.unflatten(0, (-1, 2, HALF_SLAB)).transpose(0, 1).flatten(1, 2)
+    """(…, 2, padded N, C) of such rows."""
+    return rows.unflatten(-2, (-1, 2, HALF_SLAB)).transpose(-4, -3).flatten(-3, -2)
 
 
 def packed_rows(rows: int, gated: bool) -> int:

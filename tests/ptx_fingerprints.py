@@ -151,6 +151,20 @@ def _grouped() -> Iterator[tuple[str, Callable]]:
         yield f"grouped_gemm {name}", lambda config=config: compile_grouped_gemm(config)
 
 
+def _packed_groups() -> Iterator[tuple[str, Callable]]:
+    from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
+    from cute_nvfp4.ops.packed_rows import compile_grouped_wgmma
+
+    configs = {
+        "rows": GroupedWgmmaConfig(tile_n=64, ctas_per_sm=2, factors=2),
+        "rows gated": GroupedWgmmaConfig(tile_n=16, gate="silu"),
+        "parameters": GroupedWgmmaConfig(maps="parameters", slots=4),
+        "workspace": GroupedWgmmaConfig(maps="workspace", capacity=64, tile_n=8, out="float32", vector=False),
+    }
+    for name, config in configs.items():
+        yield f"grouped_wgmma {name}", lambda config=config: compile_grouped_wgmma(config)
+
+
 def _gemvs() -> Iterator[tuple[str, Callable]]:
     import torch
 
@@ -276,7 +290,9 @@ def _decoding() -> Iterator[tuple[str, Callable]]:
 
 def configurations() -> dict[str, Callable]:
     """What is compiled, by name."""
-    return dict([*_gemms(), *_grouped(), *_gemvs(), *_packed(), *_quantizations(), *_fused(), *_decoding()])
+    return dict(
+        [*_gemms(), *_grouped(), *_gemvs(), *_packed(), *_packed_groups(), *_quantizations(), *_fused(), *_decoding()]
+    )
 
 
 # ---- comparing -----------------------------------------------------------------------------------------------------

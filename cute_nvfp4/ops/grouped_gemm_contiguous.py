@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -12,6 +12,7 @@ import torch
 from ..errors import OperandError, OperandTypeError
 from ..operand import BlockScaledTensor, span_bytes
 from ..planning.gemm_problem import Plan
+from ..prepared_weight import PreparedWeight
 from ..reference import gemm_reference
 from ..runtime.apart import near
 from ..runtime.backend import Backend, resolve
@@ -21,17 +22,20 @@ from ..target import Target
 from .calls import addresses, allocator, as_alpha, output_key, tensor_key
 from .checks import check_format, check_overlap, checked_output, parts, refuse_config, split_alpha
 from .dispatch import by_operator, written_to
-from .grouped_gemm import alpha_of_group, check_rows
 from .grouped_launch import ContiguousCall
 from .grouped_rows import GroupedRows, clamped
+from .groups import alpha_of_group, check_rows
 from .library import grouped as operators
 from .operands import check_operands, check_signs
+from .packed_rows import checked_status, packed_rows
 
 
 def grouped_gemm_contiguous(
-    a: GroupedRows,
-    b: BlockScaledTensor,
+    a: GroupedRows | torch.Tensor,
+    b: BlockScaledTensor | PreparedWeight,
     *,
+    offsets: Sequence[int] | torch.Tensor | None = None,
+    gate: str = "",
     alpha: float | torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
@@ -42,7 +46,10 @@ def grouped_gemm_contiguous(
     """Rows of group e of A times the matrix e of a stack B: C[r] = alphaₑ · A[r] · B[e]ᵀ, (T, N), a mixture of experts.
 
     Args:
-        a: rows (T, K) of E groups with their offsets; b: (E, N, K), of the same format. Groups may have no rows.
+        a: rows (T, K) of E groups with their offsets; b: (E, N, K), of the same format. Groups may have no rows. Or b
+            is a ``PreparedWeight`` (E, N, K) on sm_90a, and a is numbers (T, K) of its dtype, or NVFP4.
+        offsets: of a that is numbers, as those of ``GroupedRows``.
+        gate: with a prepared weight of gate and up, the result is gate(A · gateᵀ) ∘ (A · upᵀ): as in ``gated_gemm``.
         alpha: a number, or a float32 tensor on the operands' device of one element, or of one for each group.
         out, out_dtype, config, backend: as in ``grouped_gemm``. Rows of no group are not written.
         status: (1,) int32 on the device, in which the kernel leaves 0; or i + 1 if offsets[i] is the first offset that
@@ -55,6 +62,15 @@ def grouped_gemm_contiguous(
     Raises:
         OperandError, OperandTypeError: as ``gemm``.
     """
+    if isinstance(b, PreparedWeight):
+        result = packed_rows(a, b, offsets, alpha, out, out_dtype, status, config, backend, gate)
+        if out is not None and torch.is_grad_enabled():
+            written_to(out)
+        return result
+    if gate:
+        raise OperandError.of("gate", got=repr(gate), expected="a prepared weight of gate and up with it")
+    if offsets is not None:
+        raise OperandError.of("offsets", got=type(offsets).__name__, expected="None: GroupedRows have their own")
     if by_operator((a, b), alpha, out):
         return operators.grouped_gemm_contiguous(a, b, alpha, out, out_dtype, status, config, backend)
     if not isinstance(a, GroupedRows) or not isinstance(b, BlockScaledTensor):
@@ -100,7 +116,7 @@ def _plan(
     _, alpha = split_alpha(alpha, a.device, a.groups)
     out = checked_output(_inputs(a, b, alpha), a.device, (a.rows, b.rows), out, out_dtype)
     check_rows("out", out)
-    _checked_status(status, a.device)
+    checked_status(status, a.device)
     target = resolve(backend, a.device)
     if target.backend == "reference":
         refuse_config(config)
@@ -144,7 +160,7 @@ class _Call:
         if self._simulated:
             check_signs("a", a)
             check_signs("b", b)
-        self._launch(a, b, out, _checked_status(status, a.device) if status is None else status, scalar, alpha)
+        self._launch(a, b, out, checked_status(status, a.device) if status is None else status, scalar, alpha)
         return out
 
 
@@ -163,19 +179,7 @@ def _reference_call(
     scalar, alpha = as_alpha(alpha)
     out = checked_output(_inputs(a, b, alpha), a.device, (a.rows, b.rows), out, dtype)
     alpha = alpha if alpha is None else alpha.reshape(-1)
-    return _reference(a, b, scalar, alpha, out, _checked_status(status, a.device))
-
-
-def _checked_status(status: torch.Tensor | None, device: torch.device) -> torch.Tensor:
-    if status is None:
-        return torch.empty(1, dtype=torch.int32, device=device)
-    if not isinstance(status, torch.Tensor) or status.dtype is not torch.int32:
-        got = status.dtype if isinstance(status, torch.Tensor) else type(status).__name__
-        raise OperandTypeError.of("status", got=got, expected="a torch.int32 tensor")
-    if status.numel() != 1 or status.device != device:
-        got = f"shape {tuple(status.shape)} on {status.device}"
-        raise OperandError.of("status", got=got, expected=f"one element on {device}")
-    return status
+    return _reference(a, b, scalar, alpha, out, checked_status(status, a.device))
 
 
 def _reference(

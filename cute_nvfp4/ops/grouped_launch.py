@@ -82,7 +82,7 @@ class ListCall:
         factors = [] if alpha is None else [alpha]
         for side, arranged in enumerate(self._scales):
             if arranged == "apart":
-                factors.append(_gathered([pair[side].global_scale for pair in pairs], self._device))
+                factors.append(gathered([pair[side].global_scale for pair in pairs], self._device))
             elif arranged != "none":
                 # read where they are, from the first one's address on
                 factors.append(pairs[0][side].global_scale)
@@ -106,7 +106,7 @@ class ListCall:
         words = MAP_BYTES // 8
         maps = torch.empty((len(rows) * len(MAPS) + 1) * words, dtype=torch.int64, device=self._device)
         # the host's allocator aligns less than a GPU's does
-        return _table(rows, self._device), maps[-maps.data_ptr() // 8 % words :]
+        return table_on_device(rows, self._device), maps[-maps.data_ptr() // 8 % words :]
 
 
 def arrangements(pairs: Sequence[tuple[Any, Any]]) -> tuple[str, str]:
@@ -128,7 +128,7 @@ def _arranged(scales: list[torch.Tensor | None]) -> str:
     return "row" if places == tuple(range(places[0], places[0] + 4 * len(places), 4)) else "apart"
 
 
-def _gathered(scales: list[torch.Tensor | None], device: torch.device) -> torch.Tensor:
+def gathered(scales: list[torch.Tensor | None], device: torch.device) -> torch.Tensor:
     """The groups' global scales in one tensor; 1 for those that have none."""
     one = torch.ones(1, dtype=torch.float32, device=device) if any(x is None for x in scales) else None
     return torch.cat([one if x is None else x.reshape(1) for x in scales])
@@ -226,7 +226,7 @@ _tables: OrderedDict[tuple, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
 _captured: list[tuple[torch.Tensor, torch.Tensor]] = []
 
 
-def _table(rows: tuple[tuple[int, ...], ...], device: torch.device) -> torch.Tensor:
+def table_on_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> torch.Tensor:
     """``rows`` on the device, copied there without waiting; the same rows are copied once while they are remembered."""
     host = torch.tensor(rows, dtype=torch.int64, pin_memory=device.type == "cuda")
     if device.type != "cuda":

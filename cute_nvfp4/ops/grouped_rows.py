@@ -12,7 +12,7 @@ from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4, Format, as_bytes
 from ..operand import BlockScaledTensor, _check_data, _check_global_scale, address_of, row_alignment
 from ..pytree import register
-from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, blocked_flat, to_blocked
+from ..scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, blocked_flat, blocked_view, from_blocked, to_blocked
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -51,7 +51,7 @@ class GroupedRows:
         _check_scale(self.scale, data, self.format, k)
         object.__setattr__(self, "rows", rows)
         object.__setattr__(self, "k", k)
-        object.__setattr__(self, "offsets", _checked_offsets(self.offsets, data))
+        object.__setattr__(self, "offsets", checked_offsets(self.offsets, data))
 
     @classmethod
     def of(cls, a: BlockScaledTensor, offsets: Sequence[int] | torch.Tensor) -> GroupedRows:
@@ -61,7 +61,7 @@ class GroupedRows:
         """
         if a.is_batched:
             raise OperandError.of("rows of groups", got=f"data of {a.data.ndim} dimensions", expected="2")
-        offsets = _checked_offsets(offsets, a.data)
+        offsets = checked_offsets(offsets, a.data)
         return cls(a.data, padded_scales(a.rowmajor_scale()[0], offsets), offsets, a.global_scale, a.format)
 
     @functools.cached_property
@@ -89,6 +89,19 @@ class GroupedRows:
 
     def blocked_scale(self) -> torch.Tensor:
         return self.scale
+
+    def rowmajor_scale(self) -> torch.Tensor:
+        """Scales (T, K/block); of rows of no group, and of those whose scales are not there, some scale."""
+        edges = clamped(self.offsets, self.rows).long()
+        atoms = (edges.diff() + (ATOM_ROWS - 1)) // ATOM_ROWS
+        row = torch.arange(self.rows, device=self.device)
+        group = torch.searchsorted(edges[1:].contiguous(), row, right=True).clamp(max=self.groups - 1)
+        place = (atoms.cumsum(0) - atoms)[group] * ATOM_ROWS + row - edges[group]
+        columns = self.format.scale_columns(self.k)
+        room = self.atoms * ATOM_ROWS
+        blocked = blocked_view(as_bytes(self.scale), room, columns)
+        scales = from_blocked(blocked, room, columns)[0]
+        return scales[place.clamp(0, room - 1)]
 
     def matrix(self, start: int, end: int, atom: int) -> BlockScaledTensor:
         """Rows ``start`` to ``end``, whose scales start at atom row ``atom``; scales that are not there are zeros."""
@@ -148,7 +161,8 @@ def clamped(offsets: torch.Tensor, rows: int) -> torch.Tensor:
     return offsets.clamp(0, rows).cummax(0).values
 
 
-def _checked_offsets(offsets: Sequence[int] | torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+def checked_offsets(offsets: Sequence[int] | torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+    """Offsets of groups of the rows of ``data``, on its device; those of a tensor are not read."""
     if isinstance(offsets, torch.Tensor):
         if offsets.dtype is not torch.int32:
             raise OperandTypeError.of("offsets", got=offsets.dtype, expected="torch.int32, or a sequence of ints")

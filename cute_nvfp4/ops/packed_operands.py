@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -47,18 +47,27 @@ def check_products(weight: PreparedWeight, gate: str) -> None:
         )
 
 
-def check_x(x: X, weight: PreparedWeight) -> int:
-    """Raises unless x (M, K) can be multiplied with ``weight``; M."""
+def check_decodable(x: Any, weight: PreparedWeight) -> None:
+    """Raises unless numbers of the weight's dtype can be all values of a block-scaled x."""
+    check_format("a", x)
+    if x.format is not NVFP4 and weight.dtype is not torch.bfloat16:
+        raise OperandTypeError.of(
+            f"dtype of a weight prepared for {x.format.name}",
+            got=weight.dtype,
+            expected="torch.bfloat16, which has the range of UE8M0",
+            hint="prepare_weight(weight, dtype=torch.bfloat16).",
+        )
+
+
+def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
+    """Raises unless x (M, K) can be multiplied with ``weight``, or with the matrices of a stack; M."""
+    if weight.is_batched != stack:
+        expected = "a stack (E, N, K)" if stack else "a matrix (N, K)"
+        hint = "prepare_weight takes stacks." if stack else "A stack is for grouped_gemm_contiguous."
+        raise OperandError.of("b", got=repr(weight), expected=expected, hint=hint)
     if isinstance(x, BlockScaledTensor):
-        check_format("a", x)
+        check_decodable(x, weight)
         shape, device = ((x.batch,) if x.is_batched else ()) + (x.rows, x.k), x.device
-        if x.format is not NVFP4 and weight.dtype is not torch.bfloat16:
-            raise OperandTypeError.of(
-                f"dtype of a weight prepared for {x.format.name}",
-                got=weight.dtype,
-                expected="torch.bfloat16, which has the range of UE8M0",
-                hint="prepare_weight(weight, dtype=torch.bfloat16).",
-            )
         if x.scale_layout != "blocked":
             raise OperandError.of(
                 "scales of a",

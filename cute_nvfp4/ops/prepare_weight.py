@@ -32,21 +32,22 @@ def prepare_weight(
     dtype: torch.dtype = torch.bfloat16,
     backend: Backend = "auto",
 ) -> PreparedWeight:
-    """Repacks an NVFP4 or MXFP4 weight (N, K) for ``gemm(x, weight)`` on a Hopper GPU, once, when a model is loaded.
+    """Repacks an NVFP4 or MXFP4 weight (N, K) for ``gemm(x, weight)`` on a Hopper GPU, once, when a model is loaded;
+    or a stack (L, N, K) for ``grouped_gemm_contiguous``.
 
     The result takes as many bytes (rows padded to 128, K to 128) and stands for the same numbers, bit for bit.
 
     Args:
-        weight: an operand without a batch dimension, scales in any layout, of either sign. K is a multiple of a block.
+        weight: an operand, scales in any layout, of either sign. K is a multiple of a block.
             Scales of MXFP4 lie within a factor of 2**30 (float16: 2**24), but for blocks of zeros: they are read here,
             once, and a power of two may become the result's global scale.
-        up: another (N, K): the result is both, for ``gated_gemm(x, result)``; the gate takes the product of ``weight``.
-            Both have a global scale, each its own, or none.
+        up: another like it: the result is both, for ``gated_gemm(x, result)``; the gate takes the product of
+            ``weight``. Both have a global scale, each its own, or none.
         dtype: bfloat16 or float16: that of the x it will be multiplied with. An NVFP4 x takes float16.
         backend: a kernel packs NVFP4 on a GPU, in one launch, to the bits of torch.
 
     Raises:
-        OperandError, OperandTypeError: another format, a batch, another dtype, two weights that do not fit together.
+        OperandError, OperandTypeError: another format, another dtype, two weights that do not fit together.
     """
     weights = {"weight": weight} if up is None else {"weight": weight, "up": up}
     for name, x in weights.items():
@@ -70,16 +71,12 @@ def _check(name: str, weight: BlockScaledTensor) -> None:
     if not isinstance(weight, BlockScaledTensor):
         raise OperandTypeError.of(name, got=type(weight).__name__, expected="BlockScaledTensor")
     check_format(name, weight, (NVFP4, MXFP4))
-    if weight.is_batched:
-        raise OperandError.of(
-            name, got=f"a batch of {weight.batch}", expected="a matrix (N, K)", hint="Prepare each matrix."
-        )
 
 
 def _check_pair(gate: BlockScaledTensor, up: BlockScaledTensor) -> None:
     """Raises unless they fit together."""
     both = [
-        f"{x.format.name} {x.rows} x {x.k}, {'no' if x.global_scale is None else 'a'} global scale, {x.device}"
+        f"{x.format.name} {tuple(x.data.shape)}, {'no' if x.global_scale is None else 'a'} global scale, {x.device}"
         for x in (gate, up)
     ]
     if both[0] != both[1]:
@@ -90,19 +87,22 @@ def _check_pair(gate: BlockScaledTensor, up: BlockScaledTensor) -> None:
 def _interleaved(gate: BlockScaledTensor, up: BlockScaledTensor) -> BlockScaledTensor:
     """Both in one, without global scales."""
     data = interleaved(as_bytes(gate.data), as_bytes(up.data))
-    return BlockScaledTensor(data, interleaved(*(as_bytes(x.rowmajor_scale())[0] for x in (gate, up))))
+    scale = interleaved(*(as_bytes(x.rowmajor_scale()) for x in (gate, up)))
+    return BlockScaledTensor(data, scale if gate.is_batched else scale[0])
 
 
 def _packed(weight: BlockScaledTensor, dtype: torch.dtype, backend: Backend) -> torch.Tensor:
-    """Tiles (row tiles, K tiles, bytes)."""
+    """Tiles (row tiles, K tiles, bytes), of a stack (L, …)."""
     key, target = weight.key, resolve(backend, weight.device)
     if target.backend == "reference" or not key.plain:
-        return packed_by_torch(weight, dtype)[0]
-    found = key, dtype, target, session_number()
-    call = _calls.find(found)
-    if call is None:
-        call = _calls[found] = PackCall(key, dtype, target)
-    return call(weight)[0]
+        packed = packed_by_torch(weight, dtype)
+    else:
+        found = key, dtype, target, session_number()
+        call = _calls.find(found)
+        if call is None:
+            call = _calls[found] = PackCall(key, dtype, target)
+        packed = call(weight)
+    return packed if weight.is_batched else packed[0]
 
 
 def packed_by_torch(weight: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
@@ -117,7 +117,7 @@ def _codes(weight: BlockScaledTensor) -> torch.Tensor:
 
 
 class Powers(NamedTuple):
-    """Codes (N, K) of an MXFP4 weight, and its scales (N, K / 32) as ``pack_powers`` takes them, times 2**shift."""
+    """Codes (…, N, K) of an MXFP4 weight, and scales (…, N, K / 32) as ``pack_powers`` takes them, times 2**shift."""
 
     codes: torch.Tensor
     exponents: torch.Tensor
@@ -130,7 +130,8 @@ def _powers(weight: BlockScaledTensor, dtype: torch.dtype) -> Powers:
     Raises:
         OperandError: no power of two brings all that matter into range.
     """
-    codes, scales = unpack_e2m1(weight.data), as_bytes(weight.rowmajor_scale())[0]
+    codes, scales = unpack_e2m1(weight.data), as_bytes(weight.rowmajor_scale())
+    scales = scales if weight.is_batched else scales[0]
     nan = scales == 0xFF
     # 2**7 times the scale, with the bias of five bits
     exponents = scales.to(torch.int16) - (127 - 7 - 15)
@@ -151,13 +152,16 @@ def _powers(weight: BlockScaledTensor, dtype: torch.dtype) -> Powers:
 def _packed_mxfp4(
     weights: Sequence[BlockScaledTensor], dtype: torch.dtype
 ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
-    """Tiles (row tiles, K tiles, bytes) of one weight, or of two that are interleaved, and their global scales."""
+    """Tiles of one weight, or of two that are interleaved, as those of ``_packed``, and their global scales."""
     found = [_powers(x, dtype) for x in weights]
     codes, exponents = found[0][:2]
     if len(found) > 1:
         codes, exponents = (interleaved(*x) for x in zip(*(powers[:2] for powers in found)))
     factors = [torch.tensor(2.0**x.shift, dtype=torch.float32, device=codes.device) for x in found]
-    packed = pack_powers(codes.unsqueeze(0), exponents.unsqueeze(0), dtype)[0]
+    if weights[0].is_batched:
+        packed = pack_powers(codes, exponents, dtype)
+    else:
+        packed = pack_powers(codes.unsqueeze(0), exponents.unsqueeze(0), dtype)[0]
     return packed, factors if any(x.shift for x in found) else [None] * len(found)
 
 

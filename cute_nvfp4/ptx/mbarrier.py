@@ -59,11 +59,6 @@ def arrive_after_reads(barrier: Int32, rank: Int32) -> None:
     asm(text, [], [Int32(barrier), Int32(rank)], volatile=True)
 
 
-def arrive_after_copies(barrier: Int32) -> None:
-    """Arrives when all ``cp.async`` of this thread so far are done (PTX 7.1, sm_80 or later)."""
-    asm("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [$0];", [], [Int32(barrier)], volatile=True)
-
-
 def fence_initialised() -> None:
     """Makes barriers that this thread initialised visible to the cluster and to the asynchronous proxy."""
     asm("fence.mbarrier_init.release.cluster;", [], [], volatile=True)

@@ -124,10 +124,10 @@ WGMMA = (
     # tiles shared along K by two CTAs, and by four that have parts of different length
     Case(40, 300, 640, workers=3, tiling={"tile_n": 64, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16),
     Case(50, 200, 640, workers=4, tiling={"tile_n": 32, "split_k": 4, "scheduler": "static", "ctas_per_sm": 2}),
-    # other stages and copies
+    # other stages, and MMAs in turn
     Case(70, 300, 384, workers=5, tiling={"tile_n": 64, "stage_tiles": 1, "stages": 5}, out=torch.bfloat16),
-    Case(20, 300, 640, workers=3, tiling={"tile_n": 32, "async_weights": True, "stages": 3}),
-    Case(20, 300, 640, workers=2, tiling={"tile_n": 32, "async_weights": True, "stage_tiles": 1, "warpgroups": 4}),
+    Case(20, 300, 640, workers=3, tiling={"tile_n": 32, "turns": True, "stages": 3}),
+    Case(20, 300, 640, workers=2, tiling={"tile_n": 32, "turns": True, "stage_tiles": 1, "warpgroups": 4}),
 )
 CUT = Case(24, 300, 384, workers=5, tiling={"tile_n": 16, "cluster_rows": 2}, out=torch.bfloat16)
 
@@ -257,7 +257,7 @@ BAD = (
     (lambda w: gemm(X, w, config=replace(SHARED.plan, workers=1)), OperandError, "split_k: got 2"),
     (lambda w: prepare_weight(X), OperandTypeError, "weight"),
     (lambda w: prepare_weight(W, dtype=torch.float32), OperandTypeError, "dtype"),
-    (lambda w: prepare_weight(quantize(torch.ones(2, 32, 64))), OperandError, "batch"),
+    (lambda w: gemm(X, prepare_weight(quantize(torch.ones(2, 32, 64)))), OperandError, "a matrix"),
     (lambda w: PreparedWeight(w.packed, 31, 640, w.dtype), OperandError, "packed weight"),
 )  # fmt: skip
 

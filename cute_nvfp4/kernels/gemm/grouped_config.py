@@ -7,6 +7,7 @@ have no tiles. Sizes are those of the kernel's A and B, which are the caller's B
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 from ...errors import explain
 from .config import OUT_BYTES, GemmConfig
@@ -18,16 +19,47 @@ MAX_GROUPS = WINDOW * WINDOW
 """A group is found in two looks: at the first of each window, then at a window."""
 PARAMETER_GROUPS = 16
 """Most groups whose tensor maps are parameters of the kernel (``docs/grouped_gemm.md``)."""
-# columns of the table, of 4 and of 8 bytes: first work tile, sizes, first row and first scale atom in the shared
-# matrix; output and its stride, addresses of the tensor maps
-_SIZES = ("start", "m", "n", "k_tiles")
-INTS = {"parameters": _SIZES, "workspace": _SIZES, "shared": ("start", "rows", "row", "atom")}
-LONGS = {"parameters": ("out", "stride", "a", "sfa", "b", "sfb"), "workspace": ("out", "stride"), "shared": ()}
 MAPS = ("a", "sfa", "b", "sfb")
+_SIZES = ("start", "m", "n", "k_tiles")
+
+
+class Columns(NamedTuple):
+    """Names of the columns of a table, of 4 and of 8 bytes."""
+
+    ints: tuple[str, ...]
+    longs: tuple[str, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupedConfig(GemmConfig):
+class GroupTableConfig:
+    """Where the columns of the table are: those of ``tables[maps]``, each for ``capacity`` groups; those of 8 bytes
+    first, and last the number of work tiles ("total")."""
+
+    tables: ClassVar[dict[str, Columns]]
+
+    maps: str
+    capacity: int
+
+    @property
+    def columns(self) -> Columns:
+        return self.tables[self.maps]
+
+    @property
+    def table_bytes(self) -> int:
+        """The table, and the number of work tiles after it."""
+        ints, longs = self.columns
+        return self.capacity * (4 * len(ints) + 8 * len(longs)) + 16
+
+    def column(self, name: str) -> int:
+        """Bytes from the start of the table to a column."""
+        ints, longs = self.columns
+        if name in longs:
+            return 8 * self.capacity * longs.index(name)
+        return 8 * self.capacity * len(longs) + 4 * self.capacity * (len(ints) if name == "total" else ints.index(name))
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedConfig(GroupTableConfig, GemmConfig):
     """A ``GemmConfig`` for many problems.
 
     maps: where the tensor maps of the groups are: "parameters" of the kernel, built on the host; a "workspace" in
@@ -37,23 +69,17 @@ class GroupedConfig(GemmConfig):
     other is a stack of matrices.
     """
 
+    tables: ClassVar[dict[str, Columns]] = {
+        "parameters": Columns(_SIZES, ("out", "stride", *MAPS)),
+        "workspace": Columns(_SIZES, ("out", "stride")),
+        "shared": Columns(("start", "rows", "row", "atom"), ()),
+    }
+
     store: str = "direct"
     maps: str = "parameters"
     capacity: int = WINDOW
     slots: int = 0
     ragged: str = ""
-
-    @property
-    def table_bytes(self) -> int:
-        """The table, and the number of work tiles after it."""
-        return self.capacity * (4 * len(INTS[self.maps]) + 8 * len(LONGS[self.maps])) + 16
-
-    def column(self, name: str) -> int:
-        """Bytes from the start of the table to a column: those of 8 bytes come first."""
-        longs, ints = LONGS[self.maps], INTS[self.maps]
-        if name in longs:
-            return 8 * self.capacity * longs.index(name)
-        return 8 * self.capacity * len(longs) + 4 * self.capacity * (len(ints) if name == "total" else ints.index(name))
 
     def __str__(self) -> str:
         words = (super().__str__(), f"{self.slots or self.capacity} groups, maps {self.maps}", self.ragged)
@@ -73,8 +99,8 @@ def can_implement_grouped(config: GroupedConfig) -> str:
         return explain("store of a grouped GEMM", got=c.store, expected="direct: a box would cross into the next group")
     if c.out not in OUT_BYTES or c.bias or c.products != 1:
         return explain("a grouped GEMM", got=f"bias {c.bias!r}, {c.products} products", expected="one product, no bias")
-    if c.maps not in INTS:
-        return explain("maps", got=c.maps, expected=f"one of {', '.join(INTS)}")
+    if c.maps not in c.tables:
+        return explain("maps", got=c.maps, expected=f"one of {', '.join(c.tables)}")
     if c.ragged not in (("a", "b") if c.maps == "shared" else ("",)):
         return explain("ragged", got=repr(c.ragged), expected="'a' or 'b' with shared maps, else ''")
     if c.capacity % WINDOW or not WINDOW <= c.capacity <= MAX_GROUPS:

@@ -16,7 +16,7 @@ from cutlass import Int32, Int64
 
 from ..arith import ceil_div
 from .config import CTA_ROWS
-from .grouped_config import LONGS, WINDOW, GroupedConfig
+from .grouped_config import WINDOW, GroupedConfig, GroupTableConfig
 from .tile_scheduler import CtaPlace, CursorRange, WorkTile, in_cluster, k_slice
 
 
@@ -48,12 +48,12 @@ class Located(NamedTuple):
 class Table:
     """The table of groups in shared memory, at ``address``."""
 
-    config: GroupedConfig
+    config: GroupTableConfig
     address: Int32
 
     def entry(self, column: str, group: Any = 0) -> cute.Tensor:
         """A number of the table, as a tensor of one element."""
-        dtype = Int64 if column in LONGS[self.config.maps] else Int32
+        dtype = Int64 if column in self.config.columns.longs else Int32
         address = self.address + (self.config.column(column) + group * (dtype.width // 8))
         pointer = cute.make_ptr(dtype, address, cute.AddressSpace.smem, assumed_align=dtype.width // 8)
         return cute.make_tensor(pointer, cute.make_layout(1))

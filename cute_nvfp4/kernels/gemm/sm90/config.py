@@ -16,10 +16,10 @@ TILE_N = (8, 16, 32, 64, 128, 256)
 """Rows of x in a tile."""
 MMA_ROWS = 64
 """Rows of A of a wgmma: one warpgroup's."""
+LOADING_WARPS = 2
+"""One for weights, one for x."""
 STAGE_TILES = 2
 """Packed tiles along K of a work tile's step: while one is multiplied the other is decoded."""
-CHUNK_BYTES = 512
-"""What a warp copies at a time."""
 RESERVED_SHARED = 1024
 """Bytes of shared memory that the system keeps for each CTA, beside ``Architecture.shared_bytes``."""
 ALIGNMENT = 256
@@ -35,11 +35,11 @@ class WgmmaConfig:
     x, and what weights are decoded to. warpgroups: that multiply, 64 rows of the weight each. ctas_per_sm: CTAs of a
     multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by multicast. split_k: CTAs of
     a cluster that share a tile along K, and of which each stores some of its rows of x; there are as many clusters as
-    tiles then. stage_tiles: packed tiles along K in a stage. async_weights: whether three warps copy weights by
-    cp.async, beside the TMA of x, or one by bulk copies. stages: 0 for as many as fit. scheduler, raster: as in ``GemmTiling``. factors: device scalars that
-    multiply alpha. vector: whether rows of the output are 16-bit numbers and start at multiples of 16 bytes. bias: its
-    dtype, or "". gate: "" for one product; else the weight has rows of two in turn, eight of each, and the output is
-    gate(first) · second: ``factors`` are of each of them.
+    tiles then. stage_tiles: packed tiles along K in a stage. turns: whether the warpgroups give their MMAs in turn, so
+    that one decodes while the other's are done. stages: 0 for as many as fit. scheduler, raster: as in ``GemmTiling``.
+    factors: device scalars that multiply alpha. vector: whether rows of the output are 16-bit numbers and start at
+    multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
+    eight of each, and the output is gate(first) · second: ``factors`` are of each of them.
     """
 
     dtype: str = "bfloat16"
@@ -50,7 +50,7 @@ class WgmmaConfig:
     cluster_rows: int = 1
     split_k: int = 1
     stage_tiles: int = STAGE_TILES
-    async_weights: bool = False
+    turns: bool = False
     stages: int = 0
     scheduler: str = "stream_k"
     raster: str = "m"
@@ -62,6 +62,8 @@ class WgmmaConfig:
 
     # for the tile schedulers
     ctas = 1
+    # of a table of groups in shared memory
+    table_bytes = 0
 
     @property
     def cluster(self) -> tuple[int, int]:
@@ -93,16 +95,6 @@ class WgmmaConfig:
     @property
     def stage_k(self) -> int:
         return self.stage_tiles * TILE_K
-
-    @property
-    def loading_warps(self) -> int:
-        """The first ones: one for x, the others for weights."""
-        return 4 if self.async_weights else 2
-
-    @property
-    def full_arrivals(self) -> int:
-        """Of the warps that load, at a stage: one for x, and one for weights or one of each thread that copies them."""
-        return 1 + 32 * (self.loading_warps - 1) if self.async_weights else 2
 
     @property
     def threads(self) -> int:
@@ -162,7 +154,8 @@ class WgmmaConfig:
     def ring_stages(self) -> int:
         """Stages in shared memory."""
         each = (self.arch.shared_bytes + RESERVED_SHARED) // self.ctas_per_sm - RESERVED_SHARED
-        room = each - self.epilogue_bytes - self.received_bytes - 8 * self.pieces - ALIGNMENT
+        kept = self.epilogue_bytes + self.received_bytes + 8 * self.pieces + self.table_bytes
+        room = each - kept - ALIGNMENT
         return self.stages or min(room // (self.stage_bytes + 16), MAX_STAGES)
 
 

@@ -18,13 +18,13 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
 from ....ptx import mbarrier
-from ....ptx.async_copy import copy_async, copy_bulk
+from ....ptx.async_copy import copy_bulk
 from ....weight_layout import STEPS, TILE_BYTES, TILE_K, TILE_ROWS
 from ..arguments import OUT_DTYPES
 from ..operands import TmaCopy
 from ..tile_scheduler import CtaPlace, CursorRange, StaticScheduler, WorkTile
 from .arguments import PackedWeight, WgmmaArguments
-from .config import CHUNK_BYTES, MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
+from .config import LOADING_WARPS, MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
 from .decode import PackedLane, decode_tile, load_lane, product_alphas
 from .epilogue import Epilogue
 from .exchange import ClusterSums
@@ -32,9 +32,8 @@ from .scheduler import SCHEDULERS
 
 START_BARRIER = 5
 """Named barrier: the ring's barriers are there. Those before are the warpgroups'."""
-REGISTERS = 65536
-"""Of a multiprocessor."""
-MAX_REGISTERS = 240
+TURN_BARRIER = 6
+"""The first of the named barriers on which a warpgroup waits for its turn."""
 TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()}
 
 
@@ -55,14 +54,14 @@ class Position(NamedTuple):
 @dataclass(frozen=True)
 class Memory:
     """Shared memory: ``weights`` the address of the first stage's packed tiles, sX (tile_n, stage_k, STAGE);
-    ``received`` and ``sums_barriers`` those of :class:`ClusterSums`."""
+    ``received`` and ``sums_barrier`` those of :class:`ClusterSums`."""
 
     weights: Int32
     sX: cute.Tensor
     ring: Pipeline
     epilogue: Int32
     received: Int32
-    sums_barriers: Int32
+    sums_barrier: Int32
 
 
 @dataclass(frozen=True)
@@ -77,6 +76,7 @@ class Products:
     row_tile: Int32
     slab: Int32
     thread: Int32
+    group: Int32
 
 
 def make_mma(config: WgmmaConfig) -> cute.TiledMma:
@@ -146,19 +146,14 @@ class WgmmaGemm:
             cute.arch.cluster_wait()
         scheduler = self.scheduler(arguments, x_rows)
         if group == 0:
-            cute.arch.setmaxregister_decrease(self.loading_registers)
+            cute.arch.setmaxregister_decrease(24)
             if warp == 0:
                 cute.arch.barrier_arrive(barrier_id=START_BARRIER, number_of_threads=self.starting)
-                if cutlass.const_expr(cfg.async_weights):
-                    self.load_x(x, memory, scheduler)
-                else:
-                    self.load_weights(arguments, memory, scheduler)
-            elif warp < cfg.loading_warps:
+                self.load_weights(arguments, memory, scheduler)
+            elif warp == 1:
+                cpasync.prefetch_descriptor(x.atom)
                 cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=self.starting)
-                if cutlass.const_expr(cfg.async_weights):
-                    self.copy_weights(arguments, memory, scheduler, thread - 32)
-                else:
-                    self.load_x(x, memory, scheduler)
+                self.load_x(x, memory, scheduler)
             if cutlass.const_expr(cfg.split_k > 1):
                 cute.arch.cluster_wait()
         else:
@@ -175,29 +170,24 @@ class WgmmaGemm:
         cfg = self.config
         with cute.arch.elect_one():
             for stage in range(cfg.ring_stages):
-                mbarrier.initialise(memory.ring.full + 8 * stage, cfg.full_arrivals)
+                mbarrier.initialise(memory.ring.full + 8 * stage, LOADING_WARPS)
                 mbarrier.initialise(memory.ring.empty + 8 * stage, 4 * cfg.warpgroups * cfg.cluster_rows)
             for piece in range(cfg.pieces):
-                mbarrier.initialise(memory.sums_barriers + 8 * piece, 1)
+                mbarrier.initialise(memory.sums_barrier + 8 * piece, 1)
             mbarrier.fence_initialised()
         cute.arch.sync_warp()
 
     @property
     def starting(self) -> int:
         """Threads that load or multiply."""
-        return self.config.threads - WARPGROUP + 32 * self.config.loading_warps
-
-    @property
-    def loading_registers(self) -> int:
-        return 40 if self.config.async_weights else 24
+        return self.config.threads - WARPGROUP + 32 * LOADING_WARPS
 
     @property
     def registers(self) -> int:
-        """Of a thread that multiplies: what the others leave of those that the launch gave, in eights."""
-        cfg = self.config
-        given = REGISTERS // cfg.ctas_per_sm // cfg.threads // 8 * 8
-        groups = cfg.warpgroups
-        return min(((groups + 1) * given - self.loading_registers) // groups // 8 * 8, MAX_REGISTERS)
+        """Of a thread that multiplies."""
+        if self.config.ctas_per_sm == 2:
+            return 104
+        return 240 if self.config.warpgroups == 2 else 112
 
     def allocate(self) -> Memory:
         cfg, smem = self.config, SmemAllocator()
@@ -261,30 +251,6 @@ class WgmmaGemm:
         return tuple(first + Int64(row) * weight.k_tiles * TILE_BYTES for row in rows)
 
     @cute.jit
-    def copy_weights(self, arguments: WgmmaArguments, memory: Memory, scheduler: StaticScheduler, thread: Int32):
-        """The loop of the warps that copy weights by cp.async; ``thread`` of theirs."""
-        cfg = self.config
-        run = cfg.stage_tiles * TILE_BYTES
-        warps = cfg.loading_warps - 1
-        own = thread * 16
-        at = Position(Int32(0), Int32(0))
-        cursor, end = scheduler.range()
-        while cursor < end:
-            tile = scheduler.tile(cursor, end)
-            first, after = self.stages_of(tile)
-            sources = self.weight_addresses(arguments.weight, tile)
-            for step in cutlass.range(first, after, unroll=1):
-                mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
-                for i in cutlass.range_constexpr(cfg.tile_m // TILE_ROWS):
-                    target = memory.weights + at.stage * cfg.weight_bytes + i * run + own
-                    source = sources[i] + (Int64(step) * run + Int64(own))
-                    for j in cutlass.range_constexpr(run // (warps * CHUNK_BYTES)):
-                        copy_async(target + j * (warps * CHUNK_BYTES), source + j * (warps * CHUNK_BYTES), 16)
-                mbarrier.arrive_after_copies(memory.ring.full + 8 * at.stage)
-                at = advance(cfg, at)
-            cursor = scheduler.after(cursor, tile)
-
-    @cute.jit
     def load_x(self, x: TmaCopy, memory: Memory, scheduler: StaticScheduler):
         """The loop of the warp that loads x."""
         cfg, rank = self.config, scheduler.place.x
@@ -323,11 +289,15 @@ class WgmmaGemm:
         """The loop of a warpgroup: decode, multiply, store."""
         cfg, own = self.config, thread % WARPGROUP
         products = self.products(memory, cfg.tile_n, group, thread)
-        sums = ClusterSums(cfg, scheduler.place.part, memory.sums_barriers, memory.received, group, own)
+        sums = ClusterSums(cfg, scheduler.place.part, memory.sums_barrier, memory.received, group, own)
         alphas = product_alphas(arguments)
         epilogue = Epilogue(cfg, arguments, x_rows, alphas, memory.epilogue, scheduler, group, own, sums)
         if cutlass.const_expr(cfg.split_k > 1):
             sums.announce()
+        if cutlass.const_expr(cfg.turns):
+            # the first turn is the first warpgroup's
+            if group == cfg.warpgroups - 1:
+                self.pass_turn(products)
         at = Position(Int32(0), Int32(0))
         cursor, end = scheduler.range()
         while cursor < end:
@@ -335,6 +305,10 @@ class WgmmaGemm:
             at = self.sum_products(products, memory, at, tile.k_count)
             epilogue.store(products.acc, tile)
             cursor = scheduler.after(cursor, tile)
+        if cutlass.const_expr(cfg.turns):
+            # what the last warpgroup's last turn left
+            if group == 0:
+                self.await_turn(products)
 
     def products(self, memory: Memory, columns: int, group: Int32, thread: Int32) -> Products:
         """Registers of a thread for a work tile of so many rows of x."""
@@ -350,7 +324,7 @@ class WgmmaGemm:
         fragments = tuple(cute.make_rmem_tensor(shape, TYPES[cfg.dtype]) for _ in range(STAGE_TILES))
         # where this warp's slab is: in which packed tile of the CTA's rows, and which of its slabs
         row_tile, slab = group // 2, (group % 2) * 4 + (thread % WARPGROUP) // 32
-        return Products(mma, tCrX, acc, fragments, row_tile, slab, thread)
+        return Products(mma, tCrX, acc, fragments, row_tile, slab, thread, group)
 
     @cute.jit
     def sum_products(self, products: Products, memory: Memory, at: Position, k_count: Int32) -> Position:
@@ -365,11 +339,15 @@ class WgmmaGemm:
             for half in cutlass.range_constexpr(STAGE_TILES):
                 part = half % self.config.stage_tiles
                 self.decode(fragments[half], packed[part])
+                if cutlass.const_expr(self.config.turns):
+                    self.await_turn(products)
                 warpgroup.fence()
                 for step in cutlass.range_constexpr(STEPS):
                     k_block = (None, None, part * STEPS + step, at.stage)
                     cute.gemm(products.mma, acc, fragments[half][None, None, step], products.tCrX[k_block], acc)
                 warpgroup.commit_group()
+                if cutlass.const_expr(self.config.turns):
+                    self.pass_turn(products)
                 if cutlass.const_expr(half == STAGE_TILES - 1):
                     if k_tile + 1 < k_count:
                         mbarrier.wait(memory.ring.full + 8 * following.stage, following.phase)
@@ -389,6 +367,15 @@ class WgmmaGemm:
         warpgroup.wait_group(0)
         self.release(memory.ring, last, thread)
         return at
+
+    # turns: the barrier of a warpgroup is complete when it waits and the one before it has given its MMAs
+
+    def await_turn(self, products: Products) -> None:
+        cute.arch.barrier(barrier_id=TURN_BARRIER + products.group, number_of_threads=2 * WARPGROUP)
+
+    def pass_turn(self, products: Products) -> None:
+        following = (products.group + 1) % self.config.warpgroups
+        cute.arch.barrier_arrive(barrier_id=TURN_BARRIER + following, number_of_threads=2 * WARPGROUP)
 
     def load_stage(self, memory: Memory, stage: Int32, products: Products) -> tuple[PackedLane, ...]:
         """A lane's codes and scales of the packed tiles of a stage."""

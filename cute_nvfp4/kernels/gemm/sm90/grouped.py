@@ -1,0 +1,225 @@
+"""outᵢ = alphaᵢ · xᵢ · weightᵢᵀ, or two such products joined by a gate, for many problems in one launch, on WGMMA, with
+packed weights.
+
+``WgmmaGemm`` with work tiles of all groups (``groups``). Weights are runs of bytes, so that only x has tensor maps: one
+where the groups are rows of one x, else one for each. A tile has as many rows of x as its group needs: there is a loop
+of multiplications for each of a few widths, and x is copied in boxes of their common divisor. Rows of a tile beyond the
+end of a group are the next one's, and are not stored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import cutlass
+import cutlass.cute as cute
+from cuda.bindings.driver import CUstream
+from cutlass import Int32, Int64
+from cutlass.cute.nvgpu import cpasync, warpgroup
+from cutlass.memory import SmemAllocator
+
+from ....ptx import mbarrier
+from ....ptx.async_copy import copy_bulk
+from ....weight_layout import TILE_BYTES, TILE_K, TILE_ROWS
+from ..arguments import MAP_BYTES
+from ..grouped_scheduler import Table
+from ..operand_source import address_of_map, map_pointer
+from ..operands import TmaCopy
+from ..tile_scheduler import WorkTile
+from .arguments import Activations
+from .config import LOADING_WARPS, STAGE_TILES, WARPGROUP
+from .epilogue import Epilogue
+from .exchange import ClusterSums
+from .grouped_arguments import GroupedWgmmaArguments, PackedGroupTable
+from .grouped_config import GroupedWgmmaConfig
+from .groups import ROW_WORDS, DealtRows, Groups, GroupScheduler, ParameterGroups, Word, WorkspaceGroups, arguments_of
+from .wgmma import TYPES, Memory, Position, WgmmaGemm, advance
+
+WARP = 32
+
+
+def matrix(data: cute.Pointer, rows: Int32, k: Int32, row_stride: Int64) -> cute.Tensor:
+    """x (M, K)."""
+    return cute.make_tensor(data, cute.make_layout((rows, k), stride=(cute.assume(row_stride, 8), 1)))
+
+
+class GroupedWgmma(WgmmaGemm):
+    """The host function and the kernel of one :class:`GroupedWgmmaConfig`."""
+
+    config: GroupedWgmmaConfig
+
+    @cute.jit
+    def __call__(self, arguments: GroupedWgmmaArguments, stream: CUstream):
+        """Launches ``arguments.workers`` CTAs."""
+        cfg, one, groups = self.config, arguments.one, arguments.groups
+        if cutlass.const_expr(cfg.maps == "parameters"):
+            copies = tuple(self.describe(group.x, group.k) for group in groups)
+            # of x only the maps and the rows are passed on
+            groups = tuple(group._replace(x=group.x._replace(data=None, row_stride=None)) for group in groups)
+        else:
+            copies = (self.describe(one.x, one.k),)
+        if cutlass.const_expr(cfg.maps == "workspace"):
+            self.build_maps(copies[0], groups).launch(grid=(groups.count, 1, 1), block=(WARP, 1, 1), stream=stream)
+        if cutlass.const_expr(one is not None):
+            one = one._replace(x=one.x._replace(data=None, row_stride=None))
+        passed = arguments._replace(groups=groups, one=one, workers=None)
+        self.kernel(copies[0], tuple(copy.atom for copy in copies[1:]), passed).launch(
+            grid=(1, 1, arguments.workers),
+            block=(cfg.threads, 1, 1),
+            min_blocks_per_mp=cfg.ctas_per_sm,
+            preferred_smem_carveout=100,
+            stream=stream,
+            # the GEMM starts while the maps are written, and its loads wait for them
+            use_pdl=cfg.maps == "workspace",
+        )
+
+    def chunk_layout(self, chunks: int) -> Any:
+        """Boxes of x in shared memory: (box_rows, TILE_K, chunks), swizzled."""
+        atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, TYPES[self.config.dtype])
+        return cute.tile_to_shape(atom, (self.config.box_rows, TILE_K, chunks), order=(0, 1, 2))
+
+    def describe(self, x: Activations, k: Int32) -> TmaCopy:
+        """On the host: copies of boxes of x."""
+        tensor = matrix(x.data, x.rows, k, x.row_stride)
+        one = cute.slice_(self.chunk_layout(1), (None, None, 0))
+        op = cpasync.CopyBulkTensorTileG2SOp()
+        made = cpasync.make_tiled_tma_atom(op, tensor, one, (self.config.box_rows, TILE_K))
+        return TmaCopy(made[0], made[1])
+
+    @cute.kernel
+    def build_maps(self, x: TmaCopy, groups: PackedGroupTable):
+        """Each CTA, one warp, writes the map of a group: that of ``x`` with the group's address, sizes and stride."""
+        cute.arch.griddepcontrol_launch_dependents()
+        group, _, _ = cute.arch.block_idx()
+        words = cute.make_tensor(groups.rows + Int64(group) * ROW_WORDS, cute.make_layout(ROW_WORDS))
+        place = SmemAllocator().allocate_array(Int64, MAP_BYTES // 8, byte_alignment=MAP_BYTES)
+        data = cute.make_ptr(TYPES[self.config.dtype], words[Word.X_DATA], cute.AddressSpace.gmem, assumed_align=16)
+        tensor = matrix(data, Int32(words[Word.ROWS]), Int32(words[Word.K]), words[Word.X_ROW_STRIDE])
+        with cute.arch.elect_one():
+            cpasync.copy_tensormap(x.atom, place)
+        cute.arch.sync_warp()
+        cpasync.update_tma_descriptor(x.atom, tensor, place)
+        cute.arch.sync_warp()
+        to = groups.maps.toint() + Int64(group) * MAP_BYTES
+        cpasync.cp_fence_tma_desc_release(map_pointer(to, cute.AddressSpace.gmem), place)
+
+    def groups(
+        self, x: TmaCopy, atoms: tuple[cute.CopyAtom, ...], arguments: GroupedWgmmaArguments, table: Table
+    ) -> Groups:
+        """Those of the form that the configuration says."""
+        if self.config.maps == "parameters":
+            maps = tuple(address_of_map(atom) for atom in (x.atom, *atoms))
+            return ParameterGroups(self.config, arguments, table, maps)
+        return (WorkspaceGroups if self.config.maps == "workspace" else DealtRows)(self.config, arguments, table)
+
+    @cute.kernel
+    def kernel(self, x: TmaCopy, atoms: tuple[cute.CopyAtom, ...], arguments: GroupedWgmmaArguments):
+        cfg = self.config
+        thread, _, _ = cute.arch.thread_idx()
+        warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
+        group = cute.arch.make_warp_uniform(warp // 4)
+        memory = self.allocate()
+        table = SmemAllocator().allocate_array(Int64, cfg.table_bytes // 8, byte_alignment=16).toint()
+        groups = self.groups(x, atoms, arguments, Table(cfg, table))
+        if warp == 0:
+            self.initialise(memory)
+        elif warp == 1:
+            cpasync.prefetch_descriptor(x.atom)
+        elif warp == LOADING_WARPS:
+            groups.fill()
+        cute.arch.sync_threads()
+        _, _, worker = cute.arch.block_idx()
+        _, _, workers = cute.arch.grid_dim()
+        scheduler = GroupScheduler(groups, worker, workers, groups.table.read("total"))
+        if group == 0:
+            cute.arch.setmaxregister_decrease(24)
+            if warp == 0:
+                self.load_weights(memory, scheduler)
+            elif warp == 1:
+                self.load_x(x, memory, scheduler)
+        else:
+            cute.arch.setmaxregister_increase(self.registers)
+            self.multiply(memory, scheduler, group - 1, thread - WARPGROUP)
+
+    @cute.jit
+    def load_weights(self, memory: Memory, scheduler: GroupScheduler):
+        """The loop of the warp that loads weights."""
+        cfg, groups = self.config, scheduler.groups
+        at = Position(Int32(0), Int32(0))
+        cursor, end = scheduler.range()
+        while cursor < end:
+            tile = scheduler.tile(cursor, end)
+            first, k_tiles = groups.weight(tile.group), groups.k_tiles(tile.group)
+            row_tiles = groups.row_tiles(tile.group)
+            for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
+                mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
+                full = memory.ring.full + 8 * at.stage
+                with cute.arch.elect_one():
+                    mbarrier.expect_bytes(full, Int32(cfg.weight_bytes))
+                    for i in cutlass.range_constexpr(cfg.tile_m // TILE_ROWS):
+                        # a row tile beyond the last: any bytes will do, its rows are not stored
+                        row_tile = cutlass.min(tile.m * (cfg.tile_m // TILE_ROWS) + i, row_tiles - 1)
+                        index = Int64(row_tile) * (k_tiles * STAGE_TILES) + k_tile * STAGE_TILES
+                        target = memory.weights + at.stage * cfg.weight_bytes + i * (STAGE_TILES * TILE_BYTES)
+                        copy_bulk(target, first + index * TILE_BYTES, Int32(STAGE_TILES * TILE_BYTES), full)
+                at = advance(cfg, at)
+            cursor = scheduler.after(cursor, tile)
+
+    @cute.jit
+    def load_x(self, x: TmaCopy, memory: Memory, scheduler: GroupScheduler):
+        """The loop of the warp that loads x."""
+        cfg, groups = self.config, scheduler.groups
+        boxes = cfg.tile_n // cfg.box_rows
+        chunks = STAGE_TILES * boxes
+        sX = cute.make_tensor(memory.sX.iterator, self.chunk_layout(cfg.ring_stages * chunks).outer)
+        at = Position(Int32(0), Int32(0))
+        groups.wait()
+        cursor, end = scheduler.range()
+        while cursor < end:
+            tile = scheduler.tile(cursor, end)
+            groups.acquire(tile.group, cursor, scheduler.workers)
+            place = groups.x(tile.group)
+            options = {} if place.tensor_map is None else {"tma_desc_ptr": place.tensor_map}
+            gX = cute.local_tile(
+                cute.domain_offset((place.row + tile.x_row, 0), x.tensor), (cfg.box_rows, TILE_K), (None, None)
+            )  # (box_rows, TILE_K, REST_M, REST_K)
+            tXsX, tXgX = cpasync.tma_partition(
+                x.atom, 0, cute.make_layout(1), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
+            )  # ((atom, rest), CHUNK), ((atom, rest), REST_M, REST_K)
+            num_bytes = tile.width * (cfg.tile_k * 2)
+            for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
+                mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
+                full = memory.ring.full + 8 * at.stage
+                with cute.arch.elect_one():
+                    mbarrier.expect_bytes(full, num_bytes)
+                barrier = cute.make_ptr(Int64, full, cute.AddressSpace.smem, assumed_align=8)
+                for box in cutlass.range_constexpr(boxes):
+                    if box * cfg.box_rows < tile.width:
+                        for half in cutlass.range_constexpr(STAGE_TILES):
+                            from_ = tXgX[None, box, k_tile * STAGE_TILES + half]
+                            to = tXsX[None, at.stage * chunks + half * boxes + box]
+                            cute.copy(x.atom, from_, to, tma_bar_ptr=barrier, **options)
+                at = advance(cfg, at)
+            cursor = scheduler.after(cursor, tile)
+
+    @cute.jit
+    def multiply(self, memory: Memory, scheduler: GroupScheduler, group: Int32, thread: Int32):
+        """The loop of a warpgroup: decode, multiply, store."""
+        cfg, own, zero = self.config, thread % WARPGROUP, Int32(0)
+        sums = ClusterSums(cfg, zero, memory.sums_barrier, memory.received, group, own)
+        at = Position(zero, zero)
+        cursor, end = scheduler.range()
+        while cursor < end:
+            tile = scheduler.tile(cursor, end)
+            for i in cutlass.range_constexpr(len(cfg.widths)):
+                if tile.width == cfg.widths[i]:
+                    products = self.products(memory, cfg.widths[i], group, thread)
+                    at = self.sum_products(products, memory, at, tile.k_count)
+                    # asked for again: there are no registers to keep it meanwhile
+                    done = scheduler.tile(cursor, end)
+                    config, alphas = replace(cfg, tile_n=cfg.widths[i]), scheduler.groups.alphas(done.group)
+                    arguments, rows = arguments_of(scheduler.groups, done), done.x_rows - done.x_row
+                    epilogue = Epilogue(config, arguments, rows, alphas, memory.epilogue, scheduler, group, own, sums)
+                    epilogue.store(products.acc, WorkTile(done.m, zero, zero, done.k_first, done.k_count))
+            cursor = cursor + scheduler.workers

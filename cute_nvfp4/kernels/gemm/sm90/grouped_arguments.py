@@ -1,0 +1,57 @@
+"""The arguments of the host function of the grouped GEMM of packed weights."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from ....runtime.signature import INT32, VARYING_FLOAT32, PerConfig, Pointer, Scalar
+from ..arguments import MAP_BYTES, GroupFactor
+from .arguments import Activations, PackedWeight, Result
+from .grouped_config import GroupedWgmmaConfig
+
+
+class RowsOfGroups(NamedTuple):
+    """``count`` groups of consecutive rows of one x by their count + 1 offsets, and a stack of weights. ``status`` is
+    one word, which the kernel writes."""
+
+    offsets: Pointer = Pointer("Int32", 4)
+    count: Scalar = INT32
+    status: Pointer = Pointer("Int32", 4)
+
+
+class PackedGroup(NamedTuple):
+    """One problem of a list; it has no rows of x in a slot that no group has."""
+
+    weight: PackedWeight = PackedWeight()
+    x: Activations = Activations()
+    out: Result = Result()
+    k: Scalar = INT32
+
+
+class PackedGroupTable(NamedTuple):
+    """Groups in global memory: ``count`` rows of ``groups.ROW_WORDS``, and a place for their tensor maps."""
+
+    rows: Pointer = Pointer("Int64", MAP_BYTES)
+    count: Scalar = INT32
+    maps: Pointer = Pointer("Int64", MAP_BYTES)
+
+
+def _groups(config: GroupedWgmmaConfig) -> tuple:
+    if config.maps == "parameters":
+        return (PackedGroup(),) * config.slots
+    return PackedGroupTable() if config.maps == "workspace" else RowsOfGroups()
+
+
+class GroupedWgmmaArguments(NamedTuple):
+    """outᵢ = alphaᵢ · xᵢ · weightᵢᵀ for groups: a tuple of ``PackedGroup``, a ``PackedGroupTable`` or ``RowsOfGroups``.
+
+    Or, gated, gate(alphaᵢ · xᵢ · gateᵢᵀ) · (alphaᵢ · xᵢ · upᵢᵀ); factors: of each product.
+    one: the matrices of which the groups have rows; those of any group where a kernel makes the tensor maps of all from
+    one's; of none where each group has its own. workers: CTAs.
+    """
+
+    groups: tuple | PackedGroupTable | RowsOfGroups = PerConfig(_groups)
+    one: PackedGroup | None = PerConfig(lambda c: None if c.maps == "parameters" else PackedGroup())
+    alpha: Scalar = VARYING_FLOAT32
+    factors: tuple[tuple[GroupFactor, ...], ...] = PerConfig(lambda c: ((GroupFactor(),) * c.factors,) * c.products)
+    workers: Scalar = INT32

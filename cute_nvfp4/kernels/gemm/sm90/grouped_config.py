@@ -1,0 +1,65 @@
+"""What a grouped GEMM of packed weights is compiled for."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from ....errors import explain
+from ..grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, Columns, GroupTableConfig
+from .config import STAGE_TILES, WgmmaConfig, can_implement
+
+_WIDTHS = {128: (32, 64, 96, 128), 256: (96, 128, 192, 256)}
+"""More of them, or two in 80 registers, and ptxas lets no two wgmma run at the same time (its note C7512)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
+    """A ``WgmmaConfig`` for many problems.
+
+    A tile has at most ``tile_n`` rows of x; those of a group are all of the narrowest of ``widths`` that covers it.
+    maps: where the tensor maps of x are: "rows", one for the rows of all groups, which have one N and K; "parameters"
+    of the kernel, one for each of ``slots`` groups; or a "workspace" in global memory. capacity: groups that the table
+    has room for, a multiple of 32.
+    """
+
+    tables: ClassVar[dict[str, Columns]] = {
+        "rows": Columns(("start", "rows", "row"), ()),
+        "parameters": Columns(("start", "rows", "n", "k_tiles"), ("out", "stride", "weight", "x")),
+        "workspace": Columns(("start", "rows", "n", "k_tiles"), ("out", "stride", "weight")),
+    }
+
+    scheduler: str = "static"
+    maps: str = "rows"
+    capacity: int = WINDOW
+    slots: int = 0
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Rows of x that a tile may have."""
+        return _WIDTHS.get(self.tile_n, (self.tile_n,))
+
+    @property
+    def box_rows(self) -> int:
+        """Rows of x that are copied at a time."""
+        return math.gcd(*self.widths)
+
+
+def can_implement_groups(c: GroupedWgmmaConfig) -> str:
+    """Why no kernel can be made of ``c``, or an empty string."""
+    if c.scheduler != "static" or c.clustered:
+        got = f"scheduler {c.scheduler}, clusters of {c.cluster_rows}"
+        return explain("a grouped GEMM of packed weights", got=got, expected="static, without clusters")
+    if c.stage_tiles != STAGE_TILES or c.turns:
+        got = f"stage_tiles {c.stage_tiles}, turns {c.turns}"
+        return explain("stages of a grouped GEMM", got=got, expected=f"stage_tiles {STAGE_TILES}, turns False")
+    if c.bias:
+        return explain("bias of a grouped GEMM", got=c.bias, expected="none")
+    if c.maps not in c.tables:
+        return explain("maps", got=c.maps, expected=f"one of {', '.join(c.tables)}")
+    if c.capacity % WINDOW or not WINDOW <= c.capacity <= MAX_GROUPS:
+        return explain("capacity", got=c.capacity, expected=f"a multiple of {WINDOW} up to {MAX_GROUPS}")
+    if not (1 <= c.slots <= PARAMETER_GROUPS if c.maps == "parameters" else c.slots == 0):
+        return explain("slots", got=c.slots, expected=f"1 to {PARAMETER_GROUPS} with maps as parameters, else 0")
+    return can_implement(c)

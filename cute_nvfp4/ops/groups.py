@@ -1,0 +1,127 @@
+"""What the calls of grouped GEMMs have in common: errors that name the group, outputs, and factors of groups."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import OperandError, OperandTypeError
+from ..runtime.bounded import Bounded
+from .calls import as_alpha
+from .checks import check_dtype, checked_output
+
+
+def each_group(function: Callable[..., Any], *columns: Iterable[Any]) -> list:
+    """``function`` of every group; errors say which group they are about."""
+    results: list[Any] = []
+    try:
+        for group in zip(*columns):
+            results.append(function(*group))
+    except (OperandError, OperandTypeError) as error:
+        raise type(error)(f"group {len(results)}: {error}") from None
+    return results
+
+
+def new_outputs(shapes: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
+    """New results; rows of one tensor where that leaves them aligned."""
+    n = shapes[0][1]
+    if any(shape[1] != n for shape in shapes) or n * dtype.itemsize % 16:
+        return [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+    rows = [shape[0] for shape in shapes]
+    return list(torch.empty((sum(rows), n), dtype=dtype, device=device).split(rows))
+
+
+def checked_outputs(
+    shapes: Sequence[tuple[int, int]],
+    device: torch.device,
+    out: Sequence[torch.Tensor] | None,
+    dtype: torch.dtype | None,
+    default: torch.dtype,
+) -> list[torch.Tensor]:
+    """Results: new ones, or the caller's, which may still overlap something."""
+    if out is None:
+        dtype = default if dtype is None else dtype
+        check_dtype("out_dtype", dtype)
+        return new_outputs(shapes, dtype, device)
+    if not isinstance(out, (list, tuple)) or len(out) != len(shapes):
+        got = f"{type(out).__name__}" + (f" of {len(out)}" if isinstance(out, (list, tuple)) else "")
+        raise OperandError.of("out", got=got, expected=f"a list of {len(shapes)} tensors")
+
+    def check(given: Any, shape: tuple[int, int]) -> None:
+        checked_output({}, device, shape, given, dtype or out[0].dtype)
+        check_rows("out", given)
+
+    each_group(check, out, shapes)
+    return list(out)
+
+
+def check_spans(spans: list[tuple[int, int, str, int, bool]]) -> None:
+    """Refuses bytes that are written and belong to something else too. spans: (…, what, group, whether written)."""
+    reach: dict[bool, tuple] = {True: (0, "", 0), False: (0, "", 0)}
+    for start, end, name, group, written in sorted(spans):
+        for other in (True, False) if written else (True,):
+            last, what, its_group = reach[other]
+            if start < min(last, end):
+                got = f"bytes {start:#x} to {end:#x}, which overlap {what} of group {its_group}"
+                raise OperandError.of(f"group {group}: memory of {name}", got=got, expected="memory of its own")
+        if end > reach[written][0]:
+            reach[written] = end, name, group
+
+
+def check_rows(name: str, out: torch.Tensor) -> None:
+    if out.shape[-1] > 1 and out.stride(-1) != 1:
+        raise OperandError.of(f"stride of {name} along N", got=out.stride(-1), expected="1")
+
+
+def alpha_of_group(scalar: float, alpha: torch.Tensor | None, group: int) -> Any:
+    return scalar if alpha is None else alpha[group if alpha.shape[0] > 1 else 0].double()
+
+
+def alpha_of_live(live: Sequence[int], whole: bool, alpha: torch.Tensor | None) -> torch.Tensor | None:
+    """The factors (n,) of the groups ``live``, those with rows; whole: all have. Nothing is copied from the host."""
+    if alpha is None or whole or alpha.numel() == 1 or not live:
+        return alpha if alpha is None else alpha.reshape(-1)
+    first, last = live[0], live[-1] + 1
+    if len(live) == last - first:
+        return alpha.reshape(-1)[first:last]
+    each = alpha.reshape(-1).split(1)
+    return torch.cat([each[i] for i in live])
+
+
+class GroupsCall:
+    """A planned call: the launch of the groups that have rows, and what to check before it.
+
+    outs: results like which new ones are made. live: the groups that have rows. check: raises where the given outputs
+    overlap something; it remembers what it found in a dictionary.
+    """
+
+    def __init__(self, outs: Sequence[torch.Tensor], live: Sequence[int], check: Callable[..., None]) -> None:
+        self._live, self._whole = live, len(live) == len(outs)
+        self._new = functools.partial(new_outputs, [tuple(x.shape) for x in outs], outs[0].dtype, outs[0].device)
+        self._check, self._apart = check, Bounded()
+        self._launch: Callable[..., None] | None = None
+
+    def plan(
+        self, make: Callable[..., Any], groups: Sequence[Any], outs: Sequence[torch.Tensor], alpha: torch.Tensor | None
+    ) -> None:
+        """make: plans a launch of pairs, results and factors."""
+        if self._live:
+            self._launch = make(*self._of_live(groups, outs, alpha))
+
+    def _of_live(self, groups: Sequence[Any], outs: Sequence[torch.Tensor], alpha: torch.Tensor | None) -> tuple:
+        if not self._whole:
+            groups, outs = [groups[i] for i in self._live], [outs[i] for i in self._live]
+        return groups, outs, alpha_of_live(self._live, self._whole, alpha)
+
+    def __call__(self, groups: Sequence[Any], alpha: Any, out: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+        scalar, alpha = as_alpha(alpha)
+        outs = self._new() if out is None else list(out)
+        if out is not None:
+            self._check(groups, outs, alpha, self._apart)
+        if self._launch is not None:
+            groups, results, alpha = self._of_live(groups, outs, alpha)
+            self._launch(groups, results, scalar, alpha)
+        return outs

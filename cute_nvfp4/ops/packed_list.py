@@ -1,0 +1,253 @@
+"""grouped_gemm with prepared weights: check, plan, launch."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ..errors import OperandError, OperandTypeError
+from ..kernels.gemm.arguments import MAP_BYTES, GroupFactor
+from ..kernels.gemm.sm90.arguments import Activations, PackedWeight, Result
+from ..kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, PackedGroupTable
+from ..operand import BlockScaledTensor, row_alignment
+from ..planning.packed import PackedPlan
+from ..planning.packed_groups import PackedGroups, choose_groups
+from ..prepared_weight import PreparedWeight
+from ..runtime.backend import Backend, resolve, sm_count
+from ..runtime.bounded import Bounded
+from ..runtime.launch import Tensors
+from ..runtime.simulating import world
+from ..target import Target
+from .calls import addresses, as_alpha, operand_key, output_key, tensor_key
+from .checks import DTYPE_NAMES, refuse_config, span, split_alpha, tensors
+from .dequantize import dequantize
+from .grouped_launch import arrangements, gathered, table_on_device
+from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group
+from .packed_operands import X, check_products, check_x, x_parts
+from .packed_rows import KERNEL
+
+Pair = tuple[X | None, PreparedWeight]
+
+
+def is_packed(problems: Any) -> bool:
+    """Whether the weights of problems are prepared ones: whether the first is."""
+    first = problems[0] if isinstance(problems, (list, tuple)) and problems else None
+    return isinstance(first, (list, tuple)) and len(first) == 2 and isinstance(first[1], PreparedWeight)
+
+
+def packed_list(
+    problems: Sequence[Pair],
+    alpha: float | torch.Tensor | None,
+    out: Sequence[torch.Tensor] | None,
+    out_dtype: torch.dtype | None,
+    config: PackedPlan | None,
+    backend: Backend,
+) -> list[torch.Tensor]:
+    """``grouped_gemm`` of prepared weights; an x of no rows may be None or (0, K)."""
+    first = problems[0][1].key
+    each_group(_check_pair, problems)
+    keys = [(operand_key(x) if isinstance(x, BlockScaledTensor) else tensor_key(x), b.key) for x, b in problems]
+    outs = tuple(map(output_key, out)) if isinstance(out, (list, tuple)) else type(out)
+    live = [pair for pair in problems if _rows(pair[0])]
+    key = (*keys, _arranged(live), outs, tensor_key(alpha), out_dtype, backend, config, world(first.on_cpu))
+    call = _calls.find(key)
+    if call is None:
+        call = _calls[key] = _plan(problems, alpha, out, out_dtype, backend, config)
+    return call(problems, alpha, out)
+
+
+_calls = Bounded()
+
+
+def _check_pair(pair: Any) -> None:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise OperandTypeError.of("problem", got=type(pair).__name__, expected="a pair (a, b)")
+    if not isinstance(pair[1], PreparedWeight):
+        expected = "PreparedWeight, as in the first group"
+        raise OperandTypeError.of("b", got=type(pair[1]).__name__, expected=expected)
+
+
+def _rows(x: X | None) -> int:
+    """Rows of an x, which may be None."""
+    if x is None:
+        return 0
+    return x.rows if isinstance(x, BlockScaledTensor) else len(x)
+
+
+class _Scaled:
+    """An x as ``arrangements`` wants it: with a global scale or None."""
+
+    def __init__(self, x: X) -> None:
+        self.global_scale = getattr(x, "global_scale", None)
+
+
+def _arranged(pairs: Sequence[Pair]) -> tuple[str, str]:
+    return arrangements([(_Scaled(x), b) for x, b in pairs])
+
+
+def _plan(
+    problems: Sequence[Pair], alpha: Any, out: Any, out_dtype: torch.dtype | None, backend: Backend, config: Any
+) -> Callable[..., list[torch.Tensor]]:
+    """The call for these groups and all like them, which it checks."""
+    first = problems[0][1]
+
+    def check(pair: Pair) -> None:
+        x, b = pair
+        if (b.dtype, b.device) != (first.dtype, first.device):
+            expected = f"{first.dtype} on {first.device}, as in the first group"
+            raise OperandError.of("prepared weight", got=f"{b.dtype} on {b.device}", expected=expected)
+        check_products(b, "")
+        if x is None or (isinstance(x, torch.Tensor) and tuple(x.shape) == (0, b.k)):
+            return
+        check_x(x, b)
+
+    each_group(check, problems)
+    kinds = {type(x) for x, _ in problems if x is not None}
+    if len(kinds) > 1:
+        raise OperandTypeError.of("a of all groups", got="numbers and NVFP4", expected="the same")
+    shapes = [(_rows(x), b.rows) for x, b in problems]
+    outs = checked_outputs(shapes, first.device, out, out_dtype, first.dtype)
+    _, alpha = split_alpha(alpha, first.device, len(problems))
+    if out is not None:
+        _check_apart(problems, outs, alpha)
+    target = resolve(backend, first.device)
+    if target.backend == "reference":
+        refuse_config(config)
+        return functools.partial(_reference, dtype=outs[0].dtype)
+    call = GroupsCall(outs, [i for i, (x, _) in enumerate(problems) if _rows(x)], _check_call)
+    call.plan(lambda pairs, outs, alpha: _Launch(pairs, outs, alpha, target, config), problems, outs, alpha)
+    return call
+
+
+class _Launch:
+    """The kernel for a list of groups, all with rows, planned."""
+
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        outs: Sequence[torch.Tensor],
+        alpha: torch.Tensor | None,
+        target: Target,
+        config: PackedPlan | None,
+    ) -> None:
+        self._device = device = outs[0].device
+        self._backend: Backend = target.backend
+        strides = [] if alpha is None else [int(alpha.shape[0] > 1)]
+        self._scales = _arranged(pairs)
+        strides += [int(found != "one") for found in self._scales if found != "none"]
+        problem = PackedGroups(
+            sizes=tuple((_rows(x), b.rows, b.k) for x, b in pairs),
+            dtype=DTYPE_NAMES[pairs[0][1].dtype],
+            out=DTYPE_NAMES[outs[0].dtype],
+            vector=all(row_alignment(out, 16) >= 16 for out in outs),
+            factors=len(strides),
+        )
+        plan = choose_groups(problem, target.arch, sm_count(target, device), config)
+        self._groups = [_group(x, b, out) for (x, b), out in zip(pairs, outs)]
+        self._listed = plan.config.maps == "workspace"
+        # slots that no group has are another without rows
+        first = self._groups[0]
+        self._padding = 0 if self._listed else plan.config.slots - len(pairs)
+        padding = [first._replace(weight=first.weight._replace(rows=0))] * self._padding
+        arguments = GroupedWgmmaArguments(
+            groups=PackedGroupTable(0, len(pairs), 0) if self._listed else (*self._groups, *padding),
+            one=first if self._listed else None,
+            alpha=1.0,
+            factors=(tuple(GroupFactor(0, stride) for stride in strides),),
+            workers=plan.workers,
+        )
+        self._launch = KERNEL.launcher(plan.config, target, device, arguments, _touched)
+
+    def __call__(
+        self, pairs: Sequence[Pair], outs: Sequence[torch.Tensor], scalar: float, alpha: torch.Tensor | None
+    ) -> None:
+        factors = [] if alpha is None else [alpha]
+        for side, arranged in enumerate(self._scales):
+            given = [getattr(pair[side], "global_scale", None) for pair in pairs]
+            if arranged != "none":
+                # read where they are, from the first one's address on, unless they are apart
+                factors.append(gathered(given, self._device) if arranged == "apart" else given[0])
+        numbers = [x if isinstance(x, torch.Tensor) else _decoded(x, b.dtype, self._backend) for x, b in pairs]
+        places = [addresses(b.packed, x, out) for x, (_, b), out in zip(numbers, pairs, outs)]
+        table, maps = None, None
+        if self._listed:
+            rows = tuple(_table_row(group, at) for group, at in zip(self._groups, places))
+            words = MAP_BYTES // 8
+            maps = torch.empty((len(rows) + 1) * words, dtype=torch.int64, device=self._device)
+            # the host's allocator aligns less than a GPU's does
+            table, maps = table_on_device(rows, self._device), maps[-maps.data_ptr() // 8 % words :]
+            values = (*addresses(table, maps), *places[0])
+        else:
+            values = tuple(x for group in places for x in group) + places[0] * self._padding
+        self._launch((*values, scalar, *addresses(*factors)), (pairs, numbers, outs, table, maps, factors))
+
+
+def _group(x: X, b: PreparedWeight, out: torch.Tensor) -> PackedGroup:
+    """A group as the kernel sees it, without addresses."""
+    rows = _rows(x)
+    # one row has no stride of its own, but tensor maps want one, of whole 16 bytes
+    stride = x.stride(0) if isinstance(x, torch.Tensor) and rows > 1 else b.k if rows > 1 else -(-b.k // 32) * 32
+    weight = PackedWeight(0, b.rows, b.packed.shape[-2], 0)
+    return PackedGroup(weight, Activations(0, rows, stride, 0), Result(0, out.stride(0), 0), b.k)
+
+
+def _table_row(group: PackedGroup, places: tuple[int, ...]) -> tuple[int, ...]:
+    """A row of the table on the device (``sm90.groups.Word``). places: addresses of weight, x and output."""
+    weight, x, out = places
+    return (group.x.rows, group.weight.rows, group.k, out, group.out.row_stride, weight, x, group.x.row_stride)
+
+
+def _decoded(x: BlockScaledTensor, dtype: torch.dtype, backend: Backend) -> torch.Tensor:
+    """The values of x, exact, without its global scale."""
+    return dequantize(BlockScaledTensor(x.data, x.scale, None, x.format), dtype, backend=backend)
+
+
+def _read(pairs: Sequence[Pair]) -> dict[str, torch.Tensor | None]:
+    """Every tensor of the operands, by name."""
+    found: dict[str, torch.Tensor | None] = {}
+    for i, (x, b) in enumerate(pairs):
+        parts = () if x is None else (*x_parts(x), getattr(x, "global_scale", None))
+        found |= {f"group {i}: a[{j}]": part for j, part in enumerate(parts)}
+        found |= {f"group {i}: b": b.packed, f"group {i}: global scale of b": b.global_scale}
+    return found
+
+
+def _touched(pairs: Any, numbers: Any, outs: Any, table: Any, maps: Any, factors: list[torch.Tensor]) -> Tensors:
+    read = _read(pairs) | {f"group {i}: numbers of a": x for i, x in enumerate(numbers)}
+    read |= {"table of groups": table} | {f"factors[{i}]": x for i, x in enumerate(factors)}
+    return tensors(read, {f"out[{i}]": x for i, x in enumerate(outs)} | {"tensor maps": maps})
+
+
+def _check_call(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], alpha: Any, apart: Bounded) -> None:
+    """Raises if the outputs overlap each other or an input. Addresses that were found to be apart stay so."""
+    places = addresses(*outs, *_read(pairs).values(), alpha)
+    if places not in apart:
+        _check_apart(pairs, outs, alpha)
+        apart[places] = True
+
+
+def _check_apart(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], alpha: torch.Tensor | None) -> None:
+    spans = [(*span(out), "out", i, True) for i, out in enumerate(outs)]
+    spans += [] if alpha is None else [(*span(alpha), "alpha", 0, False)]
+    for i, pair in enumerate(pairs):
+        spans += [(*span(x), "an operand", i, False) for x in _read([pair]).values() if x is not None]
+    check_spans(spans)
+
+
+def _reference(
+    pairs: Sequence[Pair], alpha: Any, out: Sequence[torch.Tensor] | None, *, dtype: torch.dtype
+) -> list[torch.Tensor]:
+    scalar, alpha = as_alpha(alpha)
+    shapes = [(_rows(x), b.rows) for x, b in pairs]
+    outs = checked_outputs(shapes, pairs[0][1].device, out, dtype, dtype)
+    if out is not None:
+        _check_apart(pairs, outs, alpha)
+    for i, (x, b) in enumerate(pairs):
+        if _rows(x):
+            wide = x.double() if isinstance(x, torch.Tensor) else x.dequantize(torch.float64)
+            factor = alpha_of_group(scalar, alpha if alpha is None else alpha.reshape(-1), i)
+            outs[i].copy_(wide @ b.dequantize(torch.float64).t() * factor)
+    return outs

@@ -1,0 +1,121 @@
+"""The tile of a grouped GEMM of packed weights (sm_90a): the shortest modelled time of those whose work is dealt out as
+the kernel will deal it."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from ..errors import OperandError, OperandTypeError, explain
+from ..kernels.gemm.grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW
+from ..kernels.gemm.sm90.config import TILE_N
+from ..kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
+from ..target import Architecture
+from .packed import START_US, PackedPlan
+
+FIXED_STAGE_US, ROW_STAGE_US = 0.36, 0.0027
+"""µs of a multiprocessor for 128 rows of the weight and 128 of K, and for each row of x in a tile more (``packed``)."""
+TILE_US = 1.0
+"""µs to begin and to store a tile."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedGroups:
+    """Products of groups: sizes (m, n, k) of each; of rows that offsets deal to ``stack`` groups, one of all rows.
+    vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply alpha.
+    gate: as in ``WgmmaConfig``; n is of the output."""
+
+    sizes: tuple[tuple[int, int, int], ...]
+    stack: int = 0
+    dtype: str = "bfloat16"
+    out: str = "bfloat16"
+    vector: bool = True
+    factors: int = 0
+    gate: str = ""
+
+    @property
+    def expected(self) -> tuple[tuple[int, int, int], ...]:
+        """Sizes to plan for: even shares of the rows where the host does not know them."""
+        if not self.stack:
+            return self.sizes
+        ((m, n, k),) = self.sizes
+        groups = min(self.stack, m)
+        each, rest = divmod(m, groups)
+        return tuple((each + (i < rest), n, k) for i in range(groups))
+
+    def config(self, arch: Architecture, **tiling: Any) -> GroupedWgmmaConfig:
+        """The configuration with this tiling."""
+        groups = self.stack or len(self.sizes)
+        maps = "rows" if self.stack else "parameters" if groups <= PARAMETER_GROUPS else "workspace"
+        return GroupedWgmmaConfig(
+            arch=arch,
+            maps=maps,
+            # powers of two, so that few kernels serve all numbers of groups
+            slots=1 << (groups - 1).bit_length() if maps == "parameters" else 0,
+            capacity=WINDOW << (-(-groups // WINDOW) - 1).bit_length(),
+            dtype=self.dtype,
+            out=self.out,
+            vector=self.vector and self.out != "float32",
+            factors=self.factors,
+            gate=self.gate,
+            **tiling,
+        )
+
+
+@functools.lru_cache(maxsize=1024)
+def choose_groups(
+    problem: PackedGroups, arch: Architecture, sm_count: int, given: PackedPlan | None = None
+) -> PackedPlan:
+    """The plan for ``problem`` on ``sm_count`` multiprocessors, or the caller's with what the problem decides.
+
+    Raises:
+        OperandError, OperandTypeError: no kernel can run it.
+    """
+    groups = problem.stack or len(problem.sizes)
+    if groups > MAX_GROUPS:
+        reason = explain("groups that have rows", got=groups, expected=f"at most {MAX_GROUPS} in one launch")
+        raise OperandError(reason)
+    if given is None:
+        plans = [_plan(problem, arch, sm_count, tile_n) for tile_n in TILE_N]
+        plan = min(plans, key=lambda plan: predict(plan, problem))
+    elif isinstance(given, PackedPlan) and isinstance(given.config, GroupedWgmmaConfig):
+        c = given.config
+        tiling = {name: getattr(c, name) for name in ("tile_n", "warpgroups", "ctas_per_sm", "stages")}
+        plan = replace(given, config=problem.config(arch, **tiling))
+    else:
+        expected = "a PackedPlan of planning.packed of a GroupedWgmmaConfig"
+        raise OperandTypeError.of("config", got=type(given).__name__, expected=expected)
+    reason = can_implement_groups(plan.config)
+    if plan.workers < 1:
+        reason = explain("workers", got=plan.workers, expected="at least 1")
+    if reason:
+        raise OperandError(reason)
+    return plan
+
+
+def _plan(p: PackedGroups, arch: Architecture, sm_count: int, tile_n: int) -> PackedPlan:
+    config = p.config(arch, tile_n=tile_n, ctas_per_sm=2 if tile_n <= 64 else 1)
+    tiles = sum(-(-n // config.out_rows) * -(-m // tile_n) for m, n, _ in p.sizes)
+    if p.stack:
+        # a group begun in each tile of rows
+        tiles += (p.stack - 1) * -(-p.sizes[0][1] // config.out_rows)
+    return PackedPlan(config, max(1, min(tiles, sm_count * config.ctas_per_sm)))
+
+
+def predict(plan: PackedPlan, p: PackedGroups) -> float:
+    """Modelled µs on an H200, launch included."""
+    c = plan.config
+    busy, first = np.zeros(plan.workers), 0
+    for m, n, k in p.expected:
+        rest_n = -(-m // c.tile_n)
+        width = min(w for w in c.widths if w * rest_n >= m)
+        tiles = -(-n // c.out_rows) * rest_n
+        each, rest = divmod(tiles, plan.workers)
+        cost = -(-k // c.tile_k) * (FIXED_STAGE_US + ROW_STAGE_US * width) * c.ctas_per_sm + TILE_US
+        busy += each * cost
+        busy[(first + np.arange(rest)) % plan.workers] += cost
+        first = (first + rest) % plan.workers
+    return START_US + float(busy.max())

@@ -1,0 +1,321 @@
+"""Grouped GEMM of prepared weights on sm_90a against the exact products, on full-range data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
+
+import backends
+import pytest
+import torch
+from mutants import LAST, at, drop, instead, outcome
+from torch.nn.functional import silu
+
+from cute_nvfp4 import (
+    BlockScaledTensor,
+    GroupedRows,
+    gemm,
+    grouped_gemm,
+    grouped_gemm_contiguous,
+    prepare_weight,
+    quantize,
+    simulating,
+    to_blocked,
+)
+from cute_nvfp4.errors import OperandError, OperandTypeError
+from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
+from cute_nvfp4.planning.packed import PackedPlan
+from cute_nvfp4.sim import adversarial
+
+pytestmark = [pytest.mark.kernels]
+
+
+@dataclass(frozen=True)
+class Case:
+    """Groups of ``sizes`` rows, each times an own (n, k); ``before``: rows before the first group."""
+
+    sizes: tuple[int, ...]
+    n: int
+    k: int
+    dtype: torch.dtype = torch.bfloat16
+    out: torch.dtype = torch.float32
+    workers: int | None = None
+    tiling: dict[str, Any] = field(default_factory=dict)
+    quantized: bool = False
+    before: int = 0
+
+    def __str__(self) -> str:
+        words = ["+".join(map(str, self.sizes[:6])), f"{self.n}x{self.k}", str(self.out)[6:]]
+        words += [f"{name}{value}" for name, value in self.tiling.items()]
+        return "-".join(words + ["nvfp4"] * self.quantized)
+
+    @property
+    def plan(self) -> PackedPlan | None:
+        return None if self.workers is None else PackedPlan(GroupedWgmmaConfig(**self.tiling), self.workers)
+
+
+def operand(shape: tuple[int, ...], generator: torch.Generator) -> BlockScaledTensor:
+    """Every code, and scales of every magnitude but NaN."""
+    *rows, k = shape
+    data = torch.randint(0, 256, (*rows, k // 2), dtype=torch.uint8, generator=generator)
+    scale = torch.randint(0, 0x7F, (*rows, k // 16), dtype=torch.uint8, generator=generator)
+    factor = torch.tensor(0.5)
+    device = backends.device()
+    return BlockScaledTensor(data.to(device), to_blocked(scale).to(device), factor.to(device))
+
+
+class Problem:
+    """Operands of a case, the exact result and the sums of the magnitudes of its products."""
+
+    def __init__(self, case: Case) -> None:
+        generator = torch.Generator().manual_seed(case.n + sum(case.sizes))
+        device = backends.device()
+        self.case, rows, groups = case, case.before + sum(case.sizes) + 3, len(case.sizes)
+        self.offsets = torch.tensor([*accumulate(case.sizes, initial=case.before)], dtype=torch.int32, device=device)
+        weight = operand((groups, case.n, case.k), generator)
+        self.weight = prepare_weight(weight, dtype=case.dtype)
+        self.alpha = (torch.randn(groups, generator=generator)).to(device)
+        if case.quantized:
+            x = operand((rows, case.k), generator)
+            self.x, wide = GroupedRows.of(x, self.offsets), x.dequantize(torch.float64)
+        else:
+            self.x = torch.randn(rows, case.k, generator=generator).to(case.dtype).to(device)
+            wide = self.x.double()
+        values = weight.dequantize(torch.float64)
+        self.exact = torch.full((rows, case.n), float("nan"), dtype=torch.float64, device=device)
+        self.magnitude = torch.zeros_like(self.exact)
+        edges = self.offsets.tolist()
+        for e in range(groups):
+            mine = slice(edges[e], edges[e + 1])
+            self.exact[mine] = wide[mine] @ values[e].t() * self.alpha[e].double()
+            self.magnitude[mine] = wide[mine].abs() @ values[e].abs().t() * self.alpha[e].double().abs()
+
+    def run(self) -> torch.Tensor:
+        """The kernel's result; an element that it does not write is NaN."""
+        case = self.case
+        out = torch.full(self.exact.shape, float("nan"), dtype=case.out, device=backends.device())
+        offsets = None if case.quantized else self.offsets
+        status = torch.full((1,), 7, dtype=torch.int32, device=backends.device())
+        grouped_gemm_contiguous(
+            self.x, self.weight, offsets=offsets, alpha=self.alpha, out=out, status=status, config=case.plan
+        )
+        assert status.item() == 0
+        return out
+
+    def right(self, out: torch.Tensor) -> bool:
+        """Sums within 2**-20 of the magnitudes, then rounded once; rows of no group are not written."""
+        return within(out, self.exact, self.magnitude)
+
+
+def within(out: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) -> bool:
+    """Whether sums are as near as they must be; NaN where the exact ones are."""
+    steps = {torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[out.dtype]
+    bound = magnitude * 2.0**-20 + exact.abs() * steps + 2.0**-24
+    error = (out.double() - exact).abs()
+    good = (error <= bound) | (exact.abs() > torch.finfo(out.dtype).max * (1 - steps)) & out.isinf()
+    return bool((good | (exact.isnan() & out.isnan())).all())
+
+
+SLOW = Case((250, 60, 150), 40, 128, torch.float16, torch.float16, 2, {"tile_n": 256})
+CASES = (
+    # chosen: few rows, many groups, some empty; decoded x
+    Case((1, 0, 3), 130, 256, out=torch.bfloat16),
+    Case((0,) * 30 + (2, 5, 0, 0, 0, 9), 130, 144, torch.float16, workers=3, tiling={"tile_n": 8}, before=2),
+    Case((5, 0, 20), 100, 160, torch.float16, torch.float16, 2, {"tile_n": 16}, quantized=True, before=1),
+    # widths of tiles, tiles of two rows of tiles, more tiles than CTAs
+    Case((33, 7, 70), 136, 256, workers=3, tiling={"tile_n": 64}, out=torch.bfloat16),
+    Case((130, 0, 20, 90), 130, 384, workers=2, tiling={"tile_n": 128}),
+    SLOW,
+    Case((40, 17), 300, 256, workers=2, tiling={"tile_n": 32, "warpgroups": 4}),
+)
+
+
+@pytest.fixture(autouse=True)
+def hopper(monkeypatch):
+    monkeypatch.setenv("CUTE_NVFP4_ARCH", "sm_90a")
+
+
+def run(problem: Problem, **options: Any) -> torch.Tensor:
+    if backends.backend() == "cuda":
+        return problem.run()
+    with simulating("sm_90a", **options):
+        return problem.run()
+
+
+@pytest.mark.parametrize("case", [x if x != SLOW else pytest.param(x, marks=pytest.mark.slow) for x in CASES], ids=str)
+def test_exact(case: Case) -> None:
+    problem = Problem(case)
+    assert problem.right(run(problem))
+
+
+def groups(sizes: list[tuple[int, int, int]], quantized: bool, out: torch.dtype) -> tuple[list, list, list]:
+    """Pairs of sizes (m, n, k), results that are not written yet, and what they should be with their bounds."""
+    generator = torch.Generator().manual_seed(len(sizes))
+    dtype = torch.float16 if quantized else torch.bfloat16
+    pairs, outs, expected = [], [], []
+    for i, (m, n, k) in enumerate(sizes):
+        weight = operand((n, k), generator)
+        x: Any = None
+        if m:
+            x = torch.randn(m, k, generator=generator).to(dtype).to(backends.device())
+            x = operand((m, k), generator) if quantized else x
+        elif i % 2:
+            x = torch.empty(0, k, dtype=dtype, device=backends.device())
+        pairs.append((x, prepare_weight(weight, dtype=dtype)))
+        # rows apart, not all aligned
+        room = torch.full((m, n + 8 + i % 2), float("nan"), dtype=out, device=backends.device())
+        outs.append(room[:, :n])
+        wide = torch.zeros(m, k, dtype=torch.float64, device=backends.device())
+        if m:
+            wide = x.dequantize(torch.float64) if quantized else x.double()
+        values = weight.dequantize(torch.float64)
+        expected.append((wide @ values.t() * 0.75, wide.abs() @ values.abs().t() * 0.75))
+    return pairs, outs, expected
+
+
+LISTS = (
+    ([(3, 130, 256), (0, 64, 128), (20, 40, 384), (1, 200, 128)], False, torch.bfloat16),
+    ([(5, 64, 160), (17, 130, 128)], True, torch.float32),
+    ([(i % 4, 40 + i, 128 + 16 * (i % 3)) for i in range(19)], False, torch.float16),
+)
+
+
+@pytest.mark.parametrize("sizes, quantized, out", LISTS, ids=["parameters", "nvfp4", "workspace"])
+def test_lists(sizes, quantized, out) -> None:
+    pairs, outs, expected = groups(sizes, quantized, out)
+
+    def call() -> None:
+        results = grouped_gemm(pairs, alpha=0.75, out=outs)
+        assert all(x is y for x, y in zip(results, outs))
+
+    if backends.backend() == "cuda":
+        call()
+    else:
+        with simulating("sm_90a"):
+            call()
+    for got, (exact, magnitude) in zip(outs, expected):
+        assert within(got, exact, magnitude)
+
+
+@pytest.mark.parametrize("out, n", [(torch.bfloat16, 72), (torch.float32, 20)])
+def test_gated(out: torch.dtype, n: int) -> None:
+    """Gate and up prepared together, with global scales and factors of their own."""
+    generator = torch.Generator().manual_seed(n)
+    device, sizes = backends.device(), (3, 0, 21)
+    both = [quantize(torch.randn(3, n, 160, generator=generator).to(device)) for _ in range(2)]
+    weight = prepare_weight(*both)
+    x = (torch.randn(24, 160, generator=generator) / 10).bfloat16().to(device)
+    alpha = torch.tensor([0.5, 2.0, 1.5], device=device)
+
+    def call() -> torch.Tensor:
+        offsets = [*accumulate(sizes, initial=0)]
+        return grouped_gemm_contiguous(x, weight, offsets=offsets, gate="silu", alpha=alpha, out_dtype=out)
+
+    if backends.backend() == "cuda":
+        got = call()
+    else:
+        with simulating("sm_90a"):
+            got = call()
+    values = [w.dequantize(torch.float64) for w in both]
+    parts = zip(x.double().split(sizes), *values, alpha.double())
+    exact = torch.cat([silu(f * (a @ gate.t())) * (f * (a @ up.t())) for a, gate, up, f in parts])
+    tolerance = 2.0**-8 if out is torch.bfloat16 else 1e-5
+    assert torch.allclose(got.double(), exact, rtol=tolerance, atol=1e-5)
+    assert torch.equal(weight.dequantize(torch.float64), torch.stack(values, dim=1))
+
+
+CUT = CASES[3]
+
+
+@pytest.mark.sim_only("runs schedules")
+@pytest.mark.parametrize("schedule", adversarial(2), ids=str)
+def test_any_schedule_gives_the_same_bits(schedule) -> None:
+    problem = Problem(CUT)
+    out = run(problem, schedule=schedule)
+    assert problem.right(out) and torch.equal(out.nan_to_num(), run(problem).nan_to_num())
+
+
+MUTANTS = (
+    ("stages not waited for", at("mbarrier.try_wait", instead("setp.eq.b32 {0}, 0, 0;"), LAST), "Race"),
+    ("the table not waited for", at("bar.sync", drop()), "Race"),
+    ("a box of x not loaded", at("cp.async.bulk.tensor", drop(), LAST), "Deadlock"),
+)
+
+
+@pytest.mark.sim_only("changes PTX")
+@pytest.mark.parametrize("name, change, noticed", MUTANTS, ids=[m[0] for m in MUTANTS])
+def test_mutants_are_noticed(name, change, noticed) -> None:
+    problem = Problem(CUT)
+    assert outcome(change, lambda: problem.right(problem.run()), "sm_90a") == noticed
+
+
+@pytest.mark.parametrize(
+    "offsets, status, used",
+    [((0, 4, 3, 9), 3, (0, 4, 4, 9)), ((-1, 4, 5, 9), 1, (0, 4, 5, 9)), ((2, 4, 5, 70), 4, (2, 4, 5, 12))],
+)
+def test_bad_offsets_are_told_and_clamped(offsets, status, used) -> None:
+    problem = Problem(Case((4, 3, 2), 72, 128))
+    given = torch.tensor(offsets, dtype=torch.int32, device=backends.device())
+    said = torch.zeros(1, dtype=torch.int32, device=backends.device())
+    out = torch.full((12, 72), 3.0, dtype=torch.bfloat16, device=backends.device())
+
+    def call() -> None:
+        grouped_gemm_contiguous(problem.x, problem.weight, offsets=given, out=out, status=said)
+
+    if backends.backend() == "cuda":
+        call()
+    else:
+        with simulating("sm_90a"):
+            call()
+    assert said.item() == status
+    values = problem.weight.dequantize(torch.float64)
+    exact = torch.full((12, 72), 3.0, dtype=torch.float64, device=backends.device())
+    for e in range(3):
+        mine = slice(used[e], used[e + 1])
+        exact[mine] = problem.x[mine].double() @ values[e].t()
+    assert torch.allclose(out.double(), exact, rtol=2.0**-7, atol=1e-2)
+
+
+X = torch.zeros(4, 64, dtype=torch.bfloat16)
+STACK = BlockScaledTensor(torch.zeros(2, 32, 32, dtype=torch.uint8), torch.zeros(2, 32, 4, dtype=torch.uint8))
+BAD = (
+    (lambda s, w: grouped_gemm_contiguous(X, s), OperandError, "offsets"),
+    (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 5]), OperandError, r"offsets\[2\]"),
+    (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 3, 4]), OperandError, "matrices of b"),
+    (lambda s, w: grouped_gemm_contiguous(X, w, offsets=[0, 4]), OperandError, "a stack"),
+    (lambda s, w: grouped_gemm_contiguous(X.half(), s, offsets=[0, 2, 4]), OperandTypeError, "dtype of a"),
+    (lambda s, w: grouped_gemm_contiguous([1], s, offsets=[0, 2, 4]), OperandTypeError, "a: got list"),
+    (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], alpha=torch.ones(3)), OperandError, "alpha"),
+    (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], out=X), OperandError, "shape of out"),
+    (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], status=torch.zeros(2)), OperandTypeError, "status"),
+    (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], config=1), OperandTypeError, "config"),
+    (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], gate="silu"), OperandError, "prepared weight"),
+    (lambda s, w: gemm(X, s), OperandError, "a matrix"),
+    (lambda s, w: grouped_gemm([(X, w), (X, s)]), OperandError, "group 1: b"),
+    (lambda s, w: grouped_gemm([(X, w), (X, X)]), OperandTypeError, "group 1: b"),
+    (lambda s, w: grouped_gemm([(X, w), (X[:, :32], w)]), OperandError, "group 1: shape of a"),
+    (lambda s, w: grouped_gemm([(X, w)], out=[torch.zeros(3, 32)]), OperandError, "group 0: shape of out"),
+    (lambda s, w: grouped_gemm([(X, w)] * 2, out=[torch.zeros(4, 32)] * 2), OperandError, "memory of out"),
+)
+
+
+@pytest.mark.sim_only("refuses CPU tensors")
+@pytest.mark.parametrize("call, error, message", BAD, ids=[message + str(i) for i, (_, _, message) in enumerate(BAD)])
+def test_bad_input(call, error, message) -> None:
+    stack = prepare_weight(STACK)
+    one = prepare_weight(BlockScaledTensor(STACK.data[0], STACK.scale[0]))
+    with simulating("sm_90a"), pytest.raises(error, match=message):
+        call(stack, one)
+
+
+@pytest.mark.sim_only("compares exact torch on the CPU")
+def test_reference_on_the_cpu() -> None:
+    problem = Problem(CASES[0])
+    options = {"out_dtype": torch.float32, "backend": "reference"}
+    out = grouped_gemm_contiguous(problem.x, problem.weight, offsets=problem.offsets, alpha=problem.alpha, **options)
+    inside = ~problem.exact.isnan()
+    assert torch.allclose(out.double()[inside], problem.exact[inside], rtol=1e-6)
+    pairs, _, expected = groups(LISTS[0][0], False, torch.float32)
+    for got, (exact, _) in zip(grouped_gemm(pairs, alpha=0.75, **options), expected):
+        assert torch.allclose(got.double(), exact, rtol=1e-6)
