@@ -21,12 +21,12 @@ LEAST_BUSY = 0.8
 """Share of the multiprocessors that must have units of their own for none to be cut."""
 START_US = 5.0
 """Launch, first bytes and last store."""
-STAGE_US = {32: 0.40, 64: 0.49, 128: 0.68, 256: 1.22}
+STAGE_US = {32: 0.40, 64: 0.49, 128: 0.65, 256: 1.22}
 """µs of a multiprocessor for 128 rows of the weight and 128 of K, by rows of x in a tile; with these, measured on an
 NVIDIA H200 on 2026-11-22 at 8192 x 8192."""
-FIX_UP_US = {32: 3.5, 64: 4.5, 128: 6.7, 256: 12.0}
+FIX_UP_US = {32: 3.5, 64: 4.5, 128: 8.3, 256: 12.0}
 """µs to add the partial sums of stream-K."""
-EXCHANGE_US = {32: 0.5, 64: 1.3, 128: 2.1}
+EXCHANGE_US = {32: 0.5, 64: 1.3, 128: 1.7}
 """µs to add those of two CTAs of a cluster."""
 SPLIT_K = 2
 """CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
@@ -166,8 +166,9 @@ def _wgmma(p: PackedProblem, arch: Architecture, sm_count: int, tile_n: int, sch
 
 def _shared(p: PackedProblem, arch: Architecture, tile_n: int) -> PackedPlan:
     """The plan whose clusters share tiles along K."""
-    # two CTAs a multiprocessor, where each still has a ring that is deep enough
+    # two CTAs a multiprocessor, where each still has a ring that is deep enough; so that it is, short stages of x
     tiling = {"tile_n": tile_n, "ctas_per_sm": 2 if tile_n <= 32 else 1, "split_k": SPLIT_K, "scheduler": "static"}
+    tiling["stage_tiles"] = STAGE_TILES if tile_n <= 64 else 1
     config = WgmmaConfig(arch=arch, **tiling, **_decided(p, streams=False))
     return PackedPlan(config, _tiles(p, config))
 

@@ -197,9 +197,8 @@ class WgmmaGemm:
         epilogue = smem.allocate_array(cutlass.Uint8, max(cfg.epilogue_bytes, 16), byte_alignment=128)
         received = smem.allocate_array(cutlass.Uint8, max(cfg.received_bytes, 16), byte_alignment=128)
         barriers = smem.allocate_array(Int64, 2 * cfg.ring_stages + cfg.pieces).toint()
-        ring = Pipeline(barriers, barriers + 8 * cfg.ring_stages)
-        last = barriers + 16 * cfg.ring_stages
-        return Memory(weights.toint(), sX, ring, epilogue.toint(), received.toint(), last)
+        empty, sums = barriers + 8 * cfg.ring_stages, barriers + 16 * cfg.ring_stages
+        return Memory(weights.toint(), sX, Pipeline(barriers, empty), epilogue.toint(), received.toint(), sums)
 
     def scheduler(self, arguments: WgmmaArguments, x_rows: Int32) -> StaticScheduler:
         cfg = self.config
@@ -243,7 +242,7 @@ class WgmmaGemm:
         return CursorRange(tile.k_first * each, (tile.k_first + tile.k_count) * each)
 
     def weight_addresses(self, weight: PackedWeight, tile: WorkTile) -> tuple[Int64, ...]:
-        """Those of the first packed tile of each row tile of a work tile."""
+        """Of the first packed tile of each row tile of a work tile."""
         each, row_tiles = self.config.tile_m // TILE_ROWS, cute.ceil_div(weight.rows, TILE_ROWS // self.config.products)
         # beyond the last: any bytes will do, its rows are not stored
         rows = [cutlass.min(tile.m * each + i, row_tiles - 1) for i in range(each)]
@@ -294,10 +293,9 @@ class WgmmaGemm:
         epilogue = Epilogue(cfg, arguments, x_rows, alphas, memory.epilogue, scheduler, group, own, sums)
         if cutlass.const_expr(cfg.split_k > 1):
             sums.announce()
-        if cutlass.const_expr(cfg.turns):
+        if cutlass.const_expr(cfg.turns) and group == cfg.warpgroups - 1:
             # the first turn is the first warpgroup's
-            if group == cfg.warpgroups - 1:
-                self.pass_turn(products)
+            self.pass_turn(products)
         at = Position(Int32(0), Int32(0))
         cursor, end = scheduler.range()
         while cursor < end:
@@ -305,10 +303,9 @@ class WgmmaGemm:
             at = self.sum_products(products, memory, at, tile.k_count)
             epilogue.store(products.acc, tile)
             cursor = scheduler.after(cursor, tile)
-        if cutlass.const_expr(cfg.turns):
+        if cutlass.const_expr(cfg.turns) and group == 0:
             # what the last warpgroup's last turn left
-            if group == 0:
-                self.await_turn(products)
+            self.await_turn(products)
 
     def products(self, memory: Memory, columns: int, group: Int32, thread: Int32) -> Products:
         """Registers of a thread for a work tile of so many rows of x."""
@@ -368,9 +365,8 @@ class WgmmaGemm:
         self.release(memory.ring, last, thread)
         return at
 
-    # turns: the barrier of a warpgroup is complete when it waits and the one before it has given its MMAs
-
     def await_turn(self, products: Products) -> None:
+        """Waits until the warpgroup before has given its MMAs."""
         cute.arch.barrier(barrier_id=TURN_BARRIER + products.group, number_of_threads=2 * WARPGROUP)
 
     def pass_turn(self, products: Products) -> None:
