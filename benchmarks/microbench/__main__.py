@@ -19,18 +19,23 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent), str(HERE.parents[1])]
 
 import copies  # noqa: E402
+import fetch  # noqa: E402
 import instructions  # noqa: E402
 import launches  # noqa: E402
+import pairs  # noqa: E402
 import tensor  # noqa: E402
 import torch  # noqa: E402
 from common import machine, results_path, write  # noqa: E402
 from device import Module  # noqa: E402
 
+MADE = {"instructions": instructions, "pairs": pairs, "fetch": fetch, "tensor": tensor}
+
 
 def sources() -> dict[str, str]:
     """Every CUDA source, by name."""
     texts = {name: (HERE / f"{name}.cu").read_text() for name in ("memory", "tma", "sync")}
-    return {**texts, "instructions": instructions.source(), "tensor": tensor.source()}
+    made = {name: part.source() for name, part in MADE.items()}
+    return {**texts, **made}
 
 
 def parts(data: torch.Tensor, sms: int) -> dict[str, Callable[[], dict[str, Any]]]:
@@ -51,6 +56,8 @@ def parts(data: torch.Tensor, sms: int) -> dict[str, Callable[[], dict[str, Any]
         "launches": lambda: launches.measure(module("memory"), module("sync"), out, sms, cold),
         "latency": lambda: copies.latency(module("memory"), out, data, cold),
         "instructions": lambda: instructions.measure(module("instructions"), out),
+        "pairs": lambda: pairs.measure(module("pairs"), out),
+        "fetch": lambda: fetch.measure(module("fetch"), out, sms, cold),
         "shared": lambda: copies.shared(module("memory"), out),
         "barriers": lambda: launches.barriers(module("sync"), out),
         "tensor": lambda: tensor.measure(module("tensor"), out),

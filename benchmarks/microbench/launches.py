@@ -79,6 +79,14 @@ def measure(memory: Module, sync: Module, out: torch.Tensor, sms: int, cold: Cal
         rows = out[: 4 * sms].view(-1, 4).tolist()
         words = ("parameter", "special register", "load")
         results[f"first cycles of a CTA, {name}"] = {w: spread([r[k] for r in rows]) for k, w in enumerate(words)}
+    words = bytes(range(256)) * 4
+    for name, clear in (("cold", True), ("again", False)):
+        if clear:
+            cold()
+        memory.launch("parameters", sms, 32, [out, words])
+        rows = out[: 64 * sms].view(-1, 64)
+        each = rows.float().median(dim=0).values.tolist()
+        results[f"parameters, 32 bytes apart, {name}"] = {"first": each[:32], "again": each[32:]}
     for name, clear in (("first launch", False), ("again, L2 cold", True), ("again", False)):
         if clear:
             cold()

@@ -189,5 +189,21 @@ extern "C" __global__ void first_cycles(long long* out, const u32* data, int nev
   long long t3 = clock64();
   if (threadIdx.x == 0) { long long* o = out + 4 * blockIdx.x; o[0] = t1 - t0; o[1] = t2 - t1; o[2] = t3 - t2; o[3] = kept[1]; }
 }
+// Parameters in the order of their addresses, 32 bytes apart: cycles until each is there, and the same again.
+struct Many { u32 word[256]; };
+extern "C" __global__ void parameters(long long* out, const __grid_constant__ Many p) {
+  __shared__ u32 kept[64];
+  long long took[64];
+#pragma unroll
+  for (int pass = 0; pass < 2; ++pass)
+#pragma unroll
+    for (int k = 0; k < 32; ++k) {
+      long long t0 = clock64();
+      *(volatile u32*)&kept[k] = p.word[8 * k];
+      took[32 * pass + k] = clock64() - t0;
+    }
+  if (threadIdx.x == 0)
+    for (int k = 0; k < 64; ++k) out[64 * blockIdx.x + k] = took[k];
+}
 extern "C" __global__ void empty() {}
 extern "C" __global__ void empty_argument(long long* out, int never) { if (never == 77) out[0] = 1; }

@@ -90,5 +90,6 @@ def run(
     unwritten.settle(lambda client: execute_for([client]))
     result = replace(instructions.result(launch), findings=found.all())
     if timed is not None:
+        timed.settle(lambda client: execute_for([client]))
         result = replace(result, timing=timed.timing())
     return counted.complete(result) if counted else result

@@ -12,10 +12,11 @@ from clock_lab import TEXTS, clocked, h200, kernel, needs_ptxas, timing
 from cute_nvfp4.sim import Program
 from cute_nvfp4.sim.clock import tools
 from cute_nvfp4.sim.clock.machine import clock_of, machine
+from cute_nvfp4.sim.clock.matching import machine_code
 from cute_nvfp4.sim.clock.memory import Port, Shared
 from cute_nvfp4.sim.clock.recorder import Request
 from cute_nvfp4.sim.clock.sampling import ctas_per_sm, sample
-from cute_nvfp4.sim.clock.sass import Slot, machine_code, numbered, read
+from cute_nvfp4.sim.clock.sass import Slot, numbered, read
 from cute_nvfp4.sim.clock.steps import stepper
 from cute_nvfp4.sim.errors import ClockError
 from cute_nvfp4.sim.machine.launch import Launch
@@ -54,7 +55,27 @@ def test_machine_code_lies_in_the_block_it_comes_from():
     sources = {s.base: (b, compiled.source.code[s.source].opcode) for b, code in enumerate(code.blocks) for s in code}
     assert sources["LDG"][1] == "ld.global.b32" and sources["STG"][1] == "st.global.b32"
     reduction = next(sources[base] for base in ("RED", "REDG") if base in sources)
-    assert reduction[1] == "red.global.add.u32" and sources["LDG"][0] < sources["STG"][0] < reduction[0]
+    assert reduction[1] == "red.global.add.u32" and sources["LDG"][0] <= sources["STG"][0] <= reduction[0]
+    assert sum(code.coverage) == len(code.opcodes) and code.coverage.slow == 0
+
+
+@needs_ptxas
+def test_predicated_code_is_issued_by_everyone():
+    """ptxas makes predicated code of a short branch: its instructions are issued by warps that do not take it, too."""
+    body = """mov.u32 %r1, %tid.x; setp.gt.u32 %q0, %r1, 31; ld.global.b32 %r2, [%p0]; @%q0 bra B;
+    add.u32 %r2, %r2, 5; xor.b32 %r2, %r2, %r1; B: st.global.b32 [%p1], %r2;"""
+    code, compiled = code_of(kernel(body, 2))
+    middle = next(b.index for b in compiled.blocks if b.code and b.code[0][0].opcode == "add.u32")
+    holder = code.holders[code.leads[middle]]
+    assert holder < middle and not code.blocks[middle] and {"LDG", "STG"} <= {s.base for s in code.blocks[holder]}
+
+
+@needs_ptxas
+def test_the_slow_path_of_a_division_is_not_issued():
+    body = "ld.global.f32 %f1, [%p0]; ld.global.f32 %f2, [%p0+4]; div.rn.f32 %f3, %f1, %f2; st.global.f32 [%p1], %f3;"
+    code, _ = code_of(kernel(body, 2, ".reg .f32 %f<8>;"))
+    assert code.coverage.slow > 20 and "RET" not in {s.base for slots in code.blocks for s in slots}
+    assert sum(map(len, code.blocks)) + code.coverage.slow == len(code.opcodes)
 
 
 def test_each_instruction_gets_a_line():
@@ -71,7 +92,7 @@ def test_control_codes():
     text += "        /*0010*/                   S2R R8, SR_TID.X ;   /* 0x0000000000087919 */\n"
     text += "                                                        /* 0x000e620000002100 */\n"
     (placed,) = read(text, "k")
-    assert placed.slot == Slot("S2R", "S2R", "R8, SR_TID.X", 6, 1, 1, 7, ())
+    assert placed.slot == Slot("S2R", "S2R", "R8, SR_TID.X", 6, 1, 1, 7, (), address=16)
 
 
 def test_unknown_machines_and_figures():
@@ -139,7 +160,8 @@ def test_wgmma_figures():
 @pytest.mark.parametrize("name", LATENCIES)
 def test_latencies_of_scoreboards(name):
     """Each is that of some instruction, and of no other."""
-    bases = {"fp64": "DFMA", "xu": "MUFU", "lsu": "LDC", "REDUX": "REDUX", "uniform": "S2UR", "other": "F2FP"}
+    bases = {"fp64": "DFMA", "xu": "MUFU", "lsu": "LDC", "REDUX": "REDUX", "SHFL": "SHFL", "uniform": "S2UR"}
+    bases["other"] = "F2FP"
     other = h200(**{name.replace(".", "__"): 99.0})
     found = {base for base in bases.values() if stepper(other)(Slot(base, base, "", 0, 1, 2, 7, ())).latency == 99}
     assert found == {bases[name.removeprefix("latency.")]}
@@ -205,7 +227,7 @@ def test_a_kernel_of_the_dsl_and_what_the_command_says_of_it():
         cute_nvfp4.gemv(operand(264), operand(1))
     found = runs[0].result.timing
     assert found.microseconds > found.roofline_us > found.launch_us
-    assert not [note for note in found.notes if "arrivals" in note]
+    assert found.coverage["events"] > 0.99 and 0.9 < found.coverage["code"] <= 1
     assert found.replayed_sms == 2 and abs(sum(found.lost.values()) - 0.5) < 0.5
     lines = list(time_lines(SimpleNamespace(launches=[runs[0], runs[0]])))
     assert f"{found.microseconds:.2f} us modelled on H200" in lines[0]

@@ -14,7 +14,14 @@ from cute_nvfp4.sim.observe.timing import Wait
 
 NOTES = {
     **{"shared": (Passes,), "load": (Request, Passes), "store": (Request, Passes), "atomic": (Request, Passes)},
-    **{"copy": (Request,), "barrier": (Bar,), "mbarrier": (Arrive, Await), "bulk": (Copy,), "cluster_arrive": (Bar,)},
+    **{
+        "copy": (Request,),
+        "barrier": (Bar,),
+        "mbarrier": (Arrive, Await),
+        "bulk": (Copy,),
+        "far": (Copy,),
+        "cluster_arrive": (Bar,),
+    },
     **{"cluster_wait": (Await,), "copies_end": (), "copies_wait": (), "wgmma": (), "wgmma_wait": (), "fence": ()},
 }
 """What may have happened at an instruction of each kind."""
@@ -139,6 +146,12 @@ class Effects:
             self._contribute(key, answer.time)
         if what.store:
             warp.open = max(warp.open, answer.time)
+        return time
+
+    def _far(self, warp: Warp, step: Step, what: Copy | None, time: float) -> float:
+        """A store of a thread into another CTA's shared memory, which an mbarrier there counts."""
+        for key in what.keys if what is not None else ():
+            self._contribute(key, time + self.machine["mbarrier.remote"])
         return time
 
     def _wgmma(self, warp: Warp, step: Step, what: Any, time: float) -> float:

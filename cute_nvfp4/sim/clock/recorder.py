@@ -6,6 +6,7 @@ a variable time (``Visit.happened``). Of all CTAs the recorder keeps which lines
 
 from __future__ import annotations
 
+import ctypes
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from cute_nvfp4.sim.clock.sampling import Sample
 from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.engine import Pending
 from cute_nvfp4.sim.machine.events import Listener, Mask, Values
-from cute_nvfp4.sim.machine.global_memory import SECTOR, GlobalMemory
+from cute_nvfp4.sim.machine.global_memory import SECTOR, GlobalMemory, Region
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
 from cute_nvfp4.sim.machine.requests import Access
 from cute_nvfp4.sim.machine.wave import Group, Wave
@@ -87,9 +88,11 @@ class Recorder(Listener):
     def __init__(self, kernel: CompiledKernel, memory: GlobalMemory, sample: Sample, warm: bool) -> None:
         self.visits: dict[tuple[int, int], list[Visit]] = {}
         self.expected: Counter[Key] = Counter()
+        self._waves: list[tuple[np.ndarray, np.ndarray]] = []
+        self._kept: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.bytes_fetched = 0.0
         self.bytes_written = 0
-        self._kernel, self._working = kernel, False
+        self.kernel, self._working = kernel, False
         self._index = {id(i): n for n, i in enumerate(kernel.source.code)}
         self._sample, self._memory, self._warm = sample, memory, warm
         self._touched: dict[int, np.ndarray] = {}
@@ -105,14 +108,23 @@ class Recorder(Listener):
         for w in warps.tolist():
             key = (int(wave.cta_index[wave.cta_of_warp[w]]), int(wave.warp_in_cta[w]))
             self._lists.append(self.visits.setdefault(key, []))
+        self._work = np.zeros(wave.warps)
         self._phase: Counter[tuple[int, int]] = Counter()
         self._round: Counter[tuple[int, int]] = Counter()
         self._cluster: Counter[int] = Counter()
+        self._waves.append((wave.cta_index, self._work))
         yield self
+
+    def work(self) -> np.ndarray:
+        """(CTAs of the grid, 2) PTX instructions: of all warps of a CTA, and of the one with the most."""
+        ctas, each = zip(*((cta, counts.reshape(len(cta), -1)) for cta, counts in self._waves))
+        each = np.concatenate(each)
+        return np.stack((each.sum(axis=1), each.max(axis=1)), axis=1)[np.argsort(np.concatenate(ctas))]
 
     # what warps do
 
     def block(self, g: Group, index: int) -> None:
+        self._work[g.warps] += len(self.kernel.blocks[index].code)
         for k in self._rows(g.warps)[1]:
             self._lists[k].append(Visit(index, {}))
 
@@ -185,6 +197,8 @@ class Recorder(Listener):
                 continue
             if region.base not in self._touched:
                 self._touched[region.base] = np.full(end - base, self._warm)
+            if kind != "load" and region.base not in self._kept:
+                self._kept[region.base] = _bytes(region), _bytes(region).copy()
             seen, at = self._touched[region.base], flat[inside] - base
             fresh = ~seen[at]
             if fresh.any() and kind == "load":
@@ -195,6 +209,11 @@ class Recorder(Listener):
         self.bytes_fetched += SECTOR * float(share.sum())
         out[which] = share
         return out
+
+    def restore(self) -> None:
+        """Memory as it was before the launch."""
+        for now, before in self._kept.values():
+            now[:] = before
 
     # asynchronous copies
 
@@ -260,7 +279,7 @@ class Recorder(Listener):
         ctas = self._wave.cta_of_warp[warps]
         for row, slot in zip(*self._rows(warps)):
             key = (self._name(ctas[row]), -1 - int(ident[row]), self._round[int(ctas[row]), int(ident[row])])
-            self._count_at(slot, self._kernel.blocks[self._lists[slot][-1].block].code[-1][0], key)
+            self._count_at(slot, self.kernel.blocks[self._lists[slot][-1].block].code[-1][0], key)
 
     def barrier_opened(self, warps: np.ndarray, ident: np.ndarray) -> None:
         for key in set(zip(self._wave.cta_of_warp[warps].tolist(), ident.tolist())):
@@ -281,7 +300,7 @@ class Recorder(Listener):
 
     def _last(self, slot: int) -> Instruction:
         """The cluster barrier of the block that a warp runs: its last instruction but for arrivals in its middle."""
-        code = self._kernel.blocks[self._lists[slot][-1].block].code
+        code = self.kernel.blocks[self._lists[slot][-1].block].code
         return next((i for i, _ in reversed(code) if i.base == "barrier"), code[-1][0])
 
     def _cluster_key(self, g: Group, row: int, slot: int) -> Key:
@@ -327,3 +346,8 @@ class Recorder(Listener):
                 c, s = int(ctas[row, lane]), int(slots[row, lane])
                 over = self._phase[c, s] - 1
                 self._note(number, i, Await((self._name(c), s, over) if over >= 0 else None))
+
+
+def _bytes(region: Region) -> np.ndarray:
+    """The live bytes of a region."""
+    return np.frombuffer((ctypes.c_uint8 * region.size).from_address(region.base), np.uint8)

@@ -13,13 +13,17 @@ from typing import Any
 
 from cute_nvfp4.sim.clock.effects import NOTES, Effects
 from cute_nvfp4.sim.clock.machine import Machine
+from cute_nvfp4.sim.clock.matching import MachineCode
 from cute_nvfp4.sim.clock.memory import Shared
-from cute_nvfp4.sim.clock.recorder import Arrive, Bar, Copy, Recorder, Visit
+from cute_nvfp4.sim.clock.recorder import Arrive, Bar, Copy, Passes, Recorder, Request, Visit
 from cute_nvfp4.sim.clock.sampling import Place, Sample
-from cute_nvfp4.sim.clock.sass import NO_SCOREBOARD, MachineCode
+from cute_nvfp4.sim.clock.sass import NO_SCOREBOARD
 from cute_nvfp4.sim.clock.steps import PIPES, Step, stepper
 from cute_nvfp4.sim.clock.warps import Happened, Sm, Warp
 from cute_nvfp4.sim.errors import ClockError
+
+INSTRUCTION = 16
+"""Bytes of one."""
 
 
 class Replay(Effects):
@@ -30,6 +34,8 @@ class Replay(Effects):
         self.machine, self.code, self.sample, self.recorder = machine, code, sample, recorder
         self.shared = Shared(machine)
         self._step = stepper(machine)
+        self._made = {slot.source: b for b, slots in enumerate(code.blocks) for slot in slots}
+        self._moved = dict(self._moves(recorder))
         self._lists = [[self._step(slot) for slot in slots] for slots in code.blocks]
         self._queue: list[tuple[float, int, Warp]] = []
         self._order = 0
@@ -41,7 +47,7 @@ class Replay(Effects):
         self._place_of: dict[int, int] = {}
         self._cluster_of: dict[int, tuple[int, ...]] = {}
         self._still: Counter[tuple[int, ...]] = Counter()
-        self.end, self.unmatched = 0.0, 0
+        self.end, self.events, self.unmatched = 0.0, 0, 0
 
     # CTAs
 
@@ -80,6 +86,17 @@ class Replay(Effects):
                 self._still[cluster] += 1
                 self._push(warp.ready, warp)
 
+    def _moves(self, recorder: Recorder) -> Iterator[tuple[int, int]]:
+        """(PTX instruction, holder) of those whose machine code lies in another holder than their block's."""
+        index = {id(i): n for n, i in enumerate(recorder.kernel.source.code)}
+        for b in recorder.kernel.blocks:
+            holder = self.code.holders[self.code.leads[b.index]]
+            mine = {slot.source for slot in self.code.blocks[holder]}
+            for i, _ in b.code:
+                n = index[id(i)]
+                if n in self._made and n not in mine:
+                    yield n, self._made[n]
+
     def _warps_of(self, cta: int) -> list[int]:
         out, w = [], 0
         while (cta, w) in self.recorder.visits:
@@ -89,21 +106,34 @@ class Replay(Effects):
 
     def _program(self, visits: list[Visit]) -> list[tuple[list[Step], Happened]]:
         """The lists of steps that a warp goes through, each with what happened at its instructions."""
-        leads, passes = self.code.leads, self.code.passes
+        leads, holders, passes = self.code.leads, self.code.holders, self.code.passes
+        self.events += sum(len(what) for visit in visits for what in visit.happened.values())
         out: list[tuple[list[Step], Happened]] = []
+        latest: dict[int, Happened] = {}
+        sunk: dict[int, Happened] = {}  # of instructions that ptxas has moved to a block that runs later
         before, count = -1, 0
         for visit in visits:
             lead = leads[visit.block]
-            if visit.block == lead:
+            holder = holders[lead]
+            if visit.block == holder:
                 again = lead == before and count % passes[lead]
                 count = count + 1 if lead == before else 1
-                before = lead
-                if not again:
-                    out.append((self._lists[lead], {}))
-            if not out:
-                out.append((self._lists[lead], {}))
-            for index, what in visit.happened.items():
-                out[-1][1].setdefault(index, []).extend(what)
+                new = not again
+            else:
+                new = holder not in latest
+            if new:
+                latest[holder] = sunk.pop(holder, {})
+                out.append((self._lists[holder], latest[holder]))
+            before = lead
+            for key, what in visit.happened.items():
+                host = self._moved.get(key[0], holder)
+                if host != holder and (host not in latest or key in latest[host]):
+                    sunk.setdefault(host, {}).setdefault(key, []).extend(what)
+                else:
+                    latest[host].setdefault(key, []).extend(what)
+        for left in sunk.values():
+            for key, what in left.items():
+                out[-1][1].setdefault(key, []).extend(what)
         return out
 
     def _push(self, time: float, warp: Warp) -> None:
@@ -125,10 +155,16 @@ class Replay(Effects):
                 self._left_over(warp, happened)
                 warp.at = (part + 1, 0)
                 warp.used.clear()
+                if steps:
+                    warp.after = steps[-1].slot.address + INSTRUCTION
                 continue
             step = steps[index]
+            if step.line != warp.line or not index:
+                self._fetch(warp, step, index)
             ready = warp.ready
             begin, reason = ready, "issue"
+            if step.constant >= 0:
+                begin, reason = warp.sm.parameter(step.constant, ready), "constants"
             for board in step.waits:
                 if warp.boards[board] > begin:
                     begin, reason = warp.boards[board], warp.reasons[board]
@@ -136,8 +172,9 @@ class Replay(Effects):
             free = sm.free[sub]
             pipes = sm.pipes[sub]
             actual = begin if begin > free else free
-            if pipes[step.pipe] > actual:
-                actual = pipes[step.pipe]
+            pipe = step.pipe if pipes[step.pipe] <= pipes[step.other] else step.other
+            if pipes[pipe] > actual:
+                actual = pipes[pipe]
             if queue and actual > queue[0][0] and actual > time:
                 self._push(actual, warp)
                 return
@@ -147,7 +184,7 @@ class Replay(Effects):
                 if actual > begin:
                     self.lost["issue"] += actual - begin
             sm.free[sub] = actual + 1.0
-            pipes[step.pipe] = actual + step.interval
+            pipes[pipe] = actual + step.interval
             sm.issued += 1
             warp.at = (part, index + 1)
             warp.ready = actual + step.stall
@@ -163,23 +200,37 @@ class Replay(Effects):
                 self._push(time, warp)
                 return
 
+    def _fetch(self, warp: Warp, step: Step, index: int) -> None:
+        """The warp goes on when the line of the instruction is there, later behind a branch that was taken."""
+        until = warp.ready
+        if not index and step.slot.address != warp.after:
+            until += self.machine["branch.taken"]
+            warp.after = step.slot.address
+        until = warp.sm.fetch(step.line, until)
+        warp.line = step.line
+        self._hold(warp, until, warp.ready, "fetch", step)
+
     def _what(self, warp: Warp, step: Step, happened: Happened) -> Any:
         """What happened at this instruction, the first time it is met in this visit and so on."""
         for kind in NOTES[step.kind]:
             key = (step.source, kind)
             notes = happened.get(key)
+            if notes and step.kind == "far" and not warp.used[key]:  # a store of each lane
+                warp.used[key] = len(notes)
+                return Copy(False, 0, 0.0, 0, tuple(told for what in notes for told in what.keys))
             if notes and warp.used[key] < len(notes):
                 warp.used[key] += 1
                 return notes[warp.used[key] - 1]
         return None
 
     def _left_over(self, warp: Warp, happened: Happened) -> None:
-        """Arrivals and copies of instructions that the machine code has elsewhere: others wait for them."""
+        """What happened at instructions that the machine code has elsewhere: others wait for arrivals and copies.
+        Accesses that ptxas has left out, or made one of several, are no loss."""
         for key, notes in happened.items():
             for what in notes[warp.used[key] :]:
+                self.unmatched += key[0] in self._made or not isinstance(what, (Passes, Request))
                 keys = (what.key,) if isinstance(what, Bar) else what.keys if isinstance(what, (Arrive, Copy)) else ()
                 for told in keys:
-                    self.unmatched += 1
                     self._contribute(told, warp.ready)
 
     def _finish(self, warp: Warp, time: float) -> None:

@@ -12,6 +12,8 @@ from cute_nvfp4.sim.machine.launch import Launch
 
 THREADS, CTAS, REGISTERS, WARP_REGISTERS = 2048, 32, 65536, 256
 SHARED, SHARED_OF_CTA = 228 * 1024, 1024
+UNLIKE = 1.03
+"""How much more work than the replayed ones a place must have for the launch to be executed again, with it sampled."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,50 @@ def sample(launch: Launch, machine: Machine, static_shared: int, registers: int,
             mine = np.arange(number, clusters.count, places)
             ctas = tuple(tuple(row) for row in _ctas(clusters, launch, mine).tolist())
             taken.append(Place(number, ctas, together, alike / len(chosen)))
-    everyone = np.array(sorted({c for place in taken for cluster in place.clusters for c in cluster}), np.int64)
-    return Sample(tuple(taken), everyone, together)
+    return _sample(taken, together)
+
+
+def resample(taken: Sample, launch: Launch, machine: Machine, work: np.ndarray) -> Sample | None:
+    """Another sample where CTAs of one class turned out to differ; None where ``taken`` stands for all.
+
+    ``work`` (CTAs of the grid, 2): instructions of all warps of a CTA, and of the warp with the most. Of each class the
+    place with the most work is taken, for itself and all that come near it, and a middle one for the others.
+    """
+    clusters = Clusters(launch)
+    places = max(1, machine.sms // clusters.size)
+    full, more = divmod(clusters.count, places)
+    found, differ = [], False
+    for first, last, count in ((0, more, full + 1), (more, places, full)):
+        if first == last or not count:
+            continue
+        each = np.array(
+            [_work(clusters, launch, np.arange(n, clusters.count, places), work) for n in range(first, last)]
+        )
+        mine = [p.number - first for p in taken.places if first <= p.number < last]
+        most, usual = each.max(axis=0) > UNLIKE * each[mine].max(axis=0), each.mean(axis=0) / each[mine].mean(axis=0)
+        differ |= bool((most | (usual > UNLIKE) | (usual < 1 / UNLIKE)).any())
+        load = (each / each.max(axis=0).clip(1)).mean(axis=1)
+        order = np.argsort(load, kind="stable")
+        heavy = int((load * UNLIKE >= load.max()).sum())
+        chosen = [(order[-1], heavy)] + (
+            [(order[(last - first - heavy) // 2], last - first - heavy)] if heavy < last - first else []
+        )
+        for at, stands_for in chosen:
+            number = first + int(at)
+            ctas = _ctas(clusters, launch, np.arange(number, clusters.count, places))
+            found.append(Place(number, tuple(map(tuple, ctas.tolist())), taken.ctas_per_sm, stands_for))
+    return _sample(found, taken.ctas_per_sm) if differ else None
+
+
+def _work(clusters: Clusters, launch: Launch, which: np.ndarray, work: np.ndarray) -> tuple[float, float]:
+    """(instructions of all CTAs of a place, the most of one warp)."""
+    ctas = _ctas(clusters, launch, which)
+    return work[ctas, 0].sum(), work[ctas, 1].max()
+
+
+def _sample(places: list[Place], together: int) -> Sample:
+    everyone = np.array(sorted({c for place in places for cluster in place.clusters for c in cluster}), np.int64)
+    return Sample(tuple(places), everyone, together)
 
 
 def _ctas(clusters: Clusters, launch: Launch, which: np.ndarray) -> np.ndarray:

@@ -11,17 +11,15 @@ from cute_nvfp4.sim.clock.sass import NO_SCOREBOARD, Slot
 
 _PIPES = {
     "alu": "IADD3 LOP3 LOP SHF LEA ISETP SEL PRMT VIADD VIMNMX VIMNMX3 VIADDMNMX FMNMX FSETP FSEL FSET IABS PLOP3 "
-    "IMNMX MOV P2R R2P SGXT BMSK FCHK CS2R VOTE MOV32I FSWZADD",
-    "fma": "FFMA FADD FMUL FFMA32I FADD32I FMUL32I",
-    "imad": "IMAD IDP IDP4A",
-    "half": "HADD2 HMUL2 HFMA2 HSET2 HSETP2 HMNMX2 HADD2_32I HFMA2_32I HMUL2_32I",
+    "IMNMX MOV P2R R2P SGXT BMSK FCHK CS2R VOTE MOV32I FSWZADD F2FP I2FP HMNMX2",
+    "heavy": "IMAD IDP IDP4A HADD2 HMUL2 HFMA2 HSET2 HSETP2 HADD2_32I HFMA2_32I HMUL2_32I",
+    "lite": "FFMA FADD FMUL FFMA32I FADD32I FMUL32I HFMA2.MMA",
     "fp64": "DFMA DADD DMUL DSETP",
-    "xu": "MUFU F2I I2F F2F FRND POPC FLO BREV I2FP I2I",
-    "convert": "F2FP",
+    "xu": "MUFU F2I I2F F2F FRND POPC FLO BREV I2I",
     "uniform": "ULDC UIADD3 ULOP3 USHF UISETP USEL UIMAD UMOV ULEA UPRMT UPLOP3 UP2UR UR2UP USGXT UBMSK UFLO UPOPC "
     "UBREV R2UR S2UR UF2FP UIADD3.64",
     "lsu": "LDS STS LDSM STSM ATOMS SHFL LDG STG LDGSTS LD ST ATOM ATOMG RED LDL STL LDC S2R MATCH REDUX SYNCS "
-    "QSPC CCTL ERRBAR MEMBAR FENCE ARRIVES LDGDEPBAR LDGMC REDG UTMALDG UTMASTG UTMAPF UTMAREDG UBLKCP UBLKPF "
+    "QSPC STAS CCTL ERRBAR MEMBAR FENCE ARRIVES LDGDEPBAR LDGMC REDG UTMALDG UTMASTG UTMAPF UTMAREDG UBLKCP UBLKPF "
     "UTMACMDFLUSH UTMACCTL UCGABAR_ARV UCGABAR_WAIT",
     "tensor": "HMMA IMMA QMMA BMMA DMMA HGMMA QGMMA IGMMA BGMMA",
     "control": "BRA BRX JMP EXIT RET CALL BSSY BSYNC BREAK WARPSYNC NOP BAR DEPBAR WARPGROUP YIELD NANOSLEEP KILL "
@@ -29,10 +27,13 @@ _PIPES = {
 }
 PIPE_OF = {name: pipe for pipe, names in _PIPES.items() for name in names.split()}
 PIPES = tuple(_PIPES)
+CODE_LINE, CONSTANT_LINE = 128, 64
+_PARAMETER = re.compile(r"c\[0x0\]\[(0x[0-9a-f]+)\]")
+_SLOW = {"REDUX": "REDUX"}
 _SHAPE = re.compile(r"\.(64)x(\d+)x(\d+)")
 _SYNC = {"16816": 16, "1688": 8, "16832": 32, "1684": 4, "16864": 64}
 _KINDS = {
-    "shared": "LDS STS LDSM STSM ATOMS",
+    "shared": "LDS STS LDSM STSM ATOMS SHFL",
     "load": "LDG LD",
     "store": "STG ST RED REDG",
     "atomic": "ATOM ATOMG",
@@ -41,6 +42,7 @@ _KINDS = {
     "copies_wait": "DEPBAR",
     "barrier": "BAR",
     "mbarrier": "SYNCS ARRIVES",
+    "far": "STAS",
     "bulk": "UTMALDG UTMASTG UBLKCP UTMAREDG",
     "cluster_arrive": "UCGABAR_ARV",
     "cluster_wait": "UCGABAR_WAIT",
@@ -53,11 +55,12 @@ REASONS = {"shared": "shared", "load": "memory", "atomic": "memory", "wgmma": "t
 
 
 class Step(NamedTuple):
-    """One issue. ``pipe`` is busy for ``interval`` cycles; ``latency`` is until its scoreboard is released, where no
-    server says otherwise."""
+    """One issue. ``pipe`` is busy for ``interval`` cycles, or ``other`` if that one is free before (the same where
+    there is no choice); ``latency`` is until its scoreboard is released, where no server says otherwise."""
 
     kind: str
     pipe: int
+    other: int
     interval: float
     latency: float
     stall: int
@@ -66,6 +69,8 @@ class Step(NamedTuple):
     waits: tuple[int, ...]
     source: int
     slot: Slot
+    line: int
+    constant: int
 
 
 def stepper(machine: Machine) -> Callable[[Slot], Step]:
@@ -81,12 +86,16 @@ def stepper(machine: Machine) -> Callable[[Slot], Step]:
 
 
 def _step(slot: Slot, machine: Machine) -> Step:
-    pipe = PIPE_OF.get(slot.base, "uniform" if slot.base.startswith("U") else "alu")
+    name = "HFMA2.MMA" if slot.opcode.startswith("HFMA2.MMA") else slot.base
+    pipe = PIPE_OF.get(name, "uniform" if slot.base.startswith("U") else "alu")
+    other = "heavy" if pipe == "lite" and name != "HFMA2.MMA" else pipe
     kind = _KIND_OF.get(slot.base, "plain")
     if kind == "wgmma_wait" and "DEPBAR" not in slot.opcode:
         kind = "plain"
     # control takes an issue slot, and what tensor cores take is in their own figures
     interval, latency = 0.0 if pipe in ("control", "tensor") else machine[f"interval.{pipe}"], 0.0
+    if slot.base in _SLOW:
+        interval = machine[f"interval.{_SLOW[slot.base]}"]
     if slot.base in ("HMMA", "IMMA", "QMMA"):
         interval = machine[f"mma.{_sync_name(slot)}.interval"]
     elif kind == "wgmma":
@@ -94,10 +103,28 @@ def _step(slot: Slot, machine: Machine) -> Step:
     elif kind == "plain" and slot.releases != NO_SCOREBOARD:
         latency = machine.first(f"latency.{slot.base}", f"latency.{pipe}", "latency.other")
     elif kind == "shared":
-        latency = machine["shared.latency"]
+        latency = machine["latency.SHFL" if slot.base == "SHFL" else "shared.latency"]
     return Step(
-        kind, PIPES.index(pipe), interval, latency, slot.stall, slot.releases, slot.reads, slot.waits, slot.source, slot
+        kind,
+        PIPES.index(pipe),
+        PIPES.index(other),
+        interval,
+        latency,
+        slot.stall,
+        slot.releases,
+        slot.reads,
+        slot.waits,
+        slot.source,
+        slot,
+        slot.address // CODE_LINE,
+        _constant(slot),
     )
+
+
+def _constant(slot: Slot) -> int:
+    """The line of the kernel's parameters that an instruction reads, -1 for none."""
+    found = _PARAMETER.search(slot.operands)
+    return int(found[1], 16) // CONSTANT_LINE if found else -1
 
 
 def _sync_name(slot: Slot) -> str:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from cute_nvfp4.sim.clock.machine import Machine, machine
+from cute_nvfp4.sim.clock.matching import MachineCode, differing, machine_code
 from cute_nvfp4.sim.clock.recorder import Recorder
 from cute_nvfp4.sim.clock.replay import Replay
-from cute_nvfp4.sim.clock.sampling import SHARED, Sample, sample
-from cute_nvfp4.sim.clock.sass import MachineCode, differing, machine_code
+from cute_nvfp4.sim.clock.sampling import SHARED, Sample, resample, sample
 from cute_nvfp4.sim.errors import ClockError
-from cute_nvfp4.sim.machine.events import Listener
+from cute_nvfp4.sim.machine.events import Client, Listener
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
 from cute_nvfp4.sim.machine.launch import Launch
@@ -18,7 +19,7 @@ from cute_nvfp4.sim.machine.wave import Wave
 from cute_nvfp4.sim.observe.timing import Timing
 from cute_nvfp4.sim.program import Program
 
-SAMPLES = 2
+SAMPLES, LOST = 2, 0.05
 
 
 class Clock:
@@ -36,17 +37,30 @@ class Clock:
         self.code = _code(program, kernel)
         static = kernel.layout.static_shared
         self._sample: Sample = sample(launch, self.machine, static, self.code.registers, SAMPLES)
-        self.recorder = Recorder(kernel, memory, self._sample, warm)
+        self._record = lambda: Recorder(kernel, memory, self._sample, warm)
+        self.recorder = self._record()
         self._l1_bytes = 256 * 1024 - min(SHARED, self._sample.ctas_per_sm * (static + launch.dynamic_smem + 1024))
 
     def listeners(self, wave: Wave) -> Iterable[Listener]:
         return self.recorder.listeners(wave)
+
+    def settle(self, again: Callable[[Client], Any]) -> None:
+        """Has the launch executed ``again`` where its CTAs differ more than the sampled ones tell."""
+        better = resample(self._sample, self._launch, self.machine, self.recorder.work())
+        if better is not None:
+            self.recorder.restore()
+            self._sample = better
+            self.recorder = self._record()
+            again(self)
 
     def timing(self, on: Machine | None = None) -> Timing:
         """Replays the launch, on another machine with as many SMs if one is given."""
         m = on or self.machine
         replay = Replay(self.recorder, self.code, self._sample, m, self._l1_bytes)
         cycles = replay.run()
+        if replay.unmatched > LOST * replay.events:
+            got = f"{replay.unmatched} of {replay.events} accesses and arrivals without an instruction"
+            raise ClockError.of(f"the machine code of {self._launch.kernel}", got=got, expected=f"at most {LOST:.0%}")
         alive = sum(w.ready - w.begin for w in replay.warps)
         issued = sum(sm.issued * sm.weight for sm in replay.sms) / (4 * m.sms)
         memory = self.recorder.bytes_fetched + self.recorder.bytes_written
@@ -63,13 +77,14 @@ class Clock:
             replayed_sms=len(replay.sms),
             instructions=sum(sm.issued for sm in replay.sms),
             waits=tuple((w.cta, w.warp, wait) for w in replay.warps for wait in w.waits),
+            coverage={"code": self.code.coverage.issued, "events": 1 - replay.unmatched / max(1, replay.events)},
             notes=tuple(self._notes(replay)),
         )
 
     def _notes(self, replay: Replay) -> Iterator[str]:
         """What may make the time wrong, in words."""
         if replay.unmatched:
-            yield f"{replay.unmatched} arrivals have no instruction in the machine code"
+            yield f"{replay.unmatched} of {replay.events} accesses and arrivals have no instruction in the machine code"
         if self._launch.cubin and (differ := differing(self.code, self._launch.cubin, self._launch.kernel)):
             yield f"the launch's own cubin differs from this machine code: {differ} of {len(self.code.opcodes)} opcodes"
 

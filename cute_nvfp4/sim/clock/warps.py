@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from typing import Any
 
 from cute_nvfp4.sim.clock.machine import Machine
@@ -26,19 +26,57 @@ class Sm:
         self.tensor = [0.0] * SCHEDULERS
         self.port, self.weight = Port(machine, shared, weight, l1_bytes), weight
         self.issued = 0
+        self._line, self._lines = machine["fetch.cycles_per_line"], int(machine["fetch.lines"])
+        self._parameter = machine["constant.cycles_per_line"]
+        self._code: OrderedDict[int, float] = OrderedDict()
+        self._parameters: dict[int, float] = {}
+        self._fetched = 0.0
+
+    def fetch(self, line: int, time: float) -> float:
+        """When a line of code is there that a warp wants at ``time``; the one behind it is fetched, too."""
+        for wanted in (line, line + 1):
+            if wanted not in self._code:
+                self._fetched = max(time, self._fetched) + self._line
+                self._code[wanted] = self._fetched
+                if len(self._code) > self._lines:
+                    self._code.popitem(last=False)
+            else:
+                self._code.move_to_end(wanted)
+        return max(time, self._code[line])
+
+    def parameter(self, line: int, time: float) -> float:
+        """When a line of parameters is there."""
+        if line not in self._parameters:
+            self._parameters[line] = time + self._parameter
+        return max(time, self._parameters[line])
 
 
 class Warp:
     """One warp: where it is in its program, and what it waits for."""
 
     __slots__ = (
-        *("at", "begin", "boards", "cta", "groups", "happened", "number", "open", "program", "ready", "reason"),
+        *(
+            "after",
+            "at",
+            "begin",
+            "line",
+            "boards",
+            "cta",
+            "groups",
+            "happened",
+            "number",
+            "open",
+            "program",
+            "ready",
+            "reason",
+        ),
         *("reasons", "sm", "stored", "sub", "tensor", "used", "waits", "warp"),
     )
 
     def __init__(self, number: int, cta: int, warp: int, sm: Sm, program: list[tuple[list[Step], Happened]]) -> None:
         self.number, self.cta, self.warp, self.sm, self.sub = number, cta, warp, sm, warp % SCHEDULERS
         self.program, self.at, self.ready = program, (0, 0), 0.0
+        self.line, self.after = -1, 0
         self.boards, self.reasons = [0.0] * BOARDS, [""] * BOARDS
         self.groups: list[float] = []
         self.tensor: list[float] = []

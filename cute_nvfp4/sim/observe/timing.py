@@ -24,6 +24,8 @@ class Timing:
     busy), "l2", "dram", "shared", "copies", "barrier", "mbarrier", "tensor" and so on; "stalls" is the rest, which is
     issue itself and the fixed latencies of the code. ``busy`` has the share of the time that L2 and DRAM worked and
     schedulers issued. ``bounds_us`` is the analytic roofline: what each would take alone, at full rate.
+    ``coverage``: the share of the machine "code" that can be issued, and of the "events" (accesses, copies, arrivals)
+    that found their instruction in it.
     """
 
     machine: str
@@ -36,6 +38,7 @@ class Timing:
     replayed_sms: int
     instructions: int
     waits: tuple[tuple[int, int, Wait], ...]
+    coverage: dict[str, float]
     notes: tuple[str, ...] = ()
 
     @property

@@ -1,0 +1,82 @@
+"""Every Hopper kernel once, at small sizes, for compute-sanitizer:
+
+    for tool in memcheck racecheck synccheck; do
+        compute-sanitizer --tool $tool --kernel-regex kns=cutlass --error-exitcode 1 python tests/gpu/sanitize.py
+    done
+
+Without a GPU the simulator runs the same launches. Right results are the business of the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+
+from cute_nvfp4 import (
+    dequantize,
+    gated_gemm,
+    gemm,
+    gemv,
+    prepare_weight,
+    quantize,
+    rmsnorm_quantize,
+    silu_mul_quantize,
+    simulating,
+)
+from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+from cute_nvfp4.planning.packed import PackedPlan
+
+N, K = 320, 512
+
+
+def plans() -> dict[str, PackedPlan]:
+    """Of the WGMMA kernel: every scheduler, clusters along rows and along K, two CTAs on a multiprocessor."""
+    return {
+        "stream_k": PackedPlan(WgmmaConfig(tile_n=64, vector=False), 7),
+        "static": PackedPlan(WgmmaConfig(tile_n=128, scheduler="static", vector=False), 3),
+        "two CTAs": PackedPlan(WgmmaConfig(tile_n=32, ctas_per_sm=2, vector=False), 9),
+        "multicast": PackedPlan(WgmmaConfig(tile_n=64, scheduler="static", cluster_rows=2, vector=False), 2),
+        "split_k": PackedPlan(WgmmaConfig(tile_n=32, scheduler="static", split_k=2, vector=False), 12),
+    }
+
+
+def launches(device: str) -> dict[str, Callable[[], object]]:
+    """Calls by name, each of one kernel."""
+    torch.manual_seed(0)
+    few, many = (torch.randn(m, K, device=device, dtype=torch.bfloat16) for m in (9, 100))
+    w = quantize(torch.randn(N, K, device=device), backend="reference")
+    weight, half = prepare_weight(w), prepare_weight(w, dtype=torch.float16)
+    both = prepare_weight(w, w)
+    a, row = (quantize(x, backend="reference") for x in (few, few[:1]))
+    found: dict[str, Callable[[], object]] = {
+        "gemv": lambda: gemv(w, row),
+        "prepare_weight": lambda: prepare_weight(w),
+        "dequantize": lambda: dequantize(w, torch.bfloat16),
+        "gemm, 9 rows": lambda: gemm(few, weight),
+        "gemm, 9 rows of NVFP4": lambda: gemm(a, half),
+        "gated_gemm, 9 rows": lambda: gated_gemm(few, both),
+        "gated_gemm, 100 rows": lambda: gated_gemm(many, both),
+        "rmsnorm_quantize": lambda: rmsnorm_quantize(many, None, global_scale=None),
+        "silu_mul_quantize": lambda: silu_mul_quantize(many, many, global_scale=None),
+    }
+    for rule in ("max", "four_six_mse", "optimal"):
+        found[f"quantize, {rule}"] = lambda rule=rule: quantize(many, rule=rule)
+    for name, plan in plans().items():
+        found[f"gemm, {name}"] = lambda plan=plan: gemm(many, weight, config=plan, out_dtype=torch.float32)
+    return found
+
+
+def main() -> None:
+    on_gpu = torch.cuda.is_available()
+    with nullcontext() if on_gpu else simulating("sm_90a"):
+        for name, launch in launches("cuda" if on_gpu else "cpu").items():
+            print(name, flush=True)
+            launch()
+    if on_gpu:
+        torch.cuda.synchronize()
+
+
+if __name__ == "__main__":
+    main()
