@@ -105,6 +105,7 @@ def packed(weight: nv.BlockScaledTensor, x: torch.Tensor, row: torch.Tensor) -> 
         y = nv.gemm(a, weight)
         yield f"gemm, prepared weight, {name} out=", lambda a=a, y=y: nv.gemm(a, weight, out=y)
         yield f"gemm, prepared weight, {name}", lambda a=a: nv.gemm(a, weight)
+        yield f"gemm, prepared weight, {name}, prepared", nv.prepare(nv.gemm, a, weight, out=y)
         step = nv.prepare(nv.gemm, a, weight, out=y, vary=("a",))
         yield f"gemm, prepared weight, {name}, prepared, a varies", lambda a=a, step=step: step(a)
 
@@ -234,7 +235,7 @@ def main(arguments: list[str] | None = None) -> int:
     unit = found.get("torch.mm(out=)", found["torch.add(out=)"])
     print(f"host time of a call on {arch}, µs, and as a multiple of torch.{'add' if given.host_only else 'mm'}(out=)")
     for name, us in found.items():
-        print(f"{name:40} {us:8.2f} {us / unit:6.2f}")
+        print(f"{name:48} {us:8.2f} {us / unit:6.2f}")
     record = {"arch": arch, "host_only": given.host_only, "host_us": found}
     if not given.host_only:
         graphs = linear_graphs()

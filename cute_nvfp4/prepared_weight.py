@@ -86,7 +86,7 @@ class PreparedWeight:
         """Where it is."""
         return self.packed.device
 
-    @property
+    @functools.cached_property
     def global_scales(self) -> tuple[torch.Tensor | None, ...]:
         """Those of gate and up, or the one that there is."""
         return (self.global_scale, self.up_global_scale) if self.gated else (self.global_scale,)

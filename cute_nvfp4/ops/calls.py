@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..errors import OperandError, OperandTypeError
 from ..operand import BlockScaledTensor
@@ -25,14 +26,14 @@ def output_key(out: torch.Tensor | None) -> tuple | None:
     """All that a plan depends on of a given output."""
     if out is None:
         return None
-    if not isinstance(out, torch.Tensor):
+    if not isinstance(out, Tensor):
         raise OperandTypeError.of("out", got=type(out).__name__, expected="torch.Tensor")
     return out.dtype, out.shape, out.stride(), out.device, out.data_ptr() & 15
 
 
 def tensor_key(x: Any) -> tuple | type | None:
     """The same of an input that may be None or a number; numbers vary from call to call."""
-    if isinstance(x, torch.Tensor):
+    if isinstance(x, Tensor):
         return x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 15
     return None if x is None else type(x)
 

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, is_grad_enabled
+from torch.autograd.graph import increment_version
+from torch.compiler import is_dynamo_compiling
 
 from ..operand import BlockScaledTensor, is_wrapper
 from ..runtime.simulating import current_session
 
-Tensor = torch.Tensor
-_modes = torch._C._len_torch_dispatch_stack
+modes = torch._C._len_torch_dispatch_stack
 
 
 def by_operator(operands: Sequence[Any], *others: Any) -> bool:
@@ -20,9 +22,9 @@ def by_operator(operands: Sequence[Any], *others: Any) -> bool:
     operands: of the call. others: what else may require a gradient; numbers and None do not. Elsewhere the dispatcher
     would only cost time. What is no operand is for the call itself to refuse.
     """
-    if torch.compiler.is_dynamo_compiling() or (_modes() and recording()):
+    if is_dynamo_compiling() or (modes() and recording()):
         return True
-    follows = torch.is_grad_enabled()
+    follows = is_grad_enabled()
     for x in operands:
         data = getattr(x, "data", None)
         if type(data) is not Tensor and isinstance(data, Tensor) and is_wrapper(data):
@@ -38,6 +40,20 @@ def by_operator(operands: Sequence[Any], *others: Any) -> bool:
     return False
 
 
+def is_plain(x: Any, out: Any, factor: Tensor | None) -> bool:
+    """Whether ``by_operator`` is false, for a call of these alone, sooner than it says so; False where it may be true.
+
+    x, factor: numbers, and a device scalar or None. out: what is written, or None.
+    """
+    if type(x) is not Tensor or (out is not None and type(out) is not Tensor) or is_dynamo_compiling() or modes():
+        return False
+    if not is_grad_enabled():
+        return True
+    return not (
+        x.requires_grad or (out is not None and out.requires_grad) or (factor is not None and factor.requires_grad)
+    )
+
+
 def requires_grad(x: Any) -> bool:
     """Whether a tensor, or one in a list, requires a gradient."""
     return any(map(requires_grad, x)) if isinstance(x, (list, tuple)) else getattr(x, "requires_grad", False)
@@ -50,22 +66,22 @@ def is_recorded(tensor: torch.Tensor) -> bool:
 
 def recording() -> bool:
     """Whether torch records what is done with any tensor: it traces, or a dispatch mode is on."""
-    if torch.compiler.is_dynamo_compiling():
+    if is_dynamo_compiling():
         return True
-    modes = _modes()
-    if not modes:
+    count = modes()
+    if not count:
         return False
     # that of a simulated session records nothing
     session = current_session()
-    return modes > (session is not None and session.dispatch.on)
+    return count > (session is not None and session.dispatch.on)
 
 
 def written_to(*outs: Any) -> None:
     """Tells autograd that a kernel wrote to these, so that what it had saved of them is not used."""
     for x in outs:
-        if isinstance(x, torch.Tensor):
+        if isinstance(x, Tensor):
             if not x.is_inference():
-                torch.autograd.graph.increment_version(x)
+                increment_version(x)
         elif isinstance(x, BlockScaledTensor):
             written_to(x.data, x.scale, x.global_scale)
         elif x is not None:

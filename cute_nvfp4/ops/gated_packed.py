@@ -12,8 +12,6 @@ from ..prepared_weight import PreparedWeight
 from ..runtime.backend import Backend
 from .calls import Preparation
 from .checks import check_gate
-from .dispatch import by_operator, written_to
-from .library import packed as operators
 from .packed_gemm import packed_gemm
 from .packed_gemm import prepared as prepared_packed
 from .packed_operands import Request, X
@@ -42,13 +40,7 @@ def gated_packed(
         raise OperandError.of(
             "out_global_scale with a prepared weight", got="one", expected="None", hint="quantize the result."
         )
-    numbers, operands = (a, (weight,)) if isinstance(a, torch.Tensor) else (None, (a, weight))
-    if by_operator(operands, numbers, alpha, out, weight.up_global_scale):
-        return operators.packed_gemm(a, weight, alpha, None, out, out_dtype, config, backend, gate)
-    result = packed_gemm(a, weight, alpha, None, out, out_dtype, config, backend, gate)
-    if out is not None and torch.is_grad_enabled():
-        written_to(out)
-    return result
+    return packed_gemm(a, weight, alpha, None, out, out_dtype, config, backend, gate)
 
 
 def prepared(

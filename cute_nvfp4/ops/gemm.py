@@ -39,7 +39,6 @@ from .checks import (
 from .dispatch import by_operator, written_to
 from .gemm_launch import GemmCall, output_record
 from .library import products as operators
-from .library.packed import packed_gemm as packed_operator
 from .operands import check_operands, check_signs, operand_record
 from .packed_gemm import packed_gemm
 from .packed_gemm import prepared as prepared_packed
@@ -86,13 +85,7 @@ def gemm(
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
     if isinstance(b, PreparedWeight):
-        numbers = a if isinstance(a, torch.Tensor) else None
-        if by_operator((b,) if numbers is not None else (a, b), numbers, alpha, bias, out):
-            return packed_operator(a, b, alpha, bias, out, out_dtype, config, backend)
-        result = packed_gemm(a, b, alpha, bias, out, out_dtype, config, backend)
-        if out is not None and torch.is_grad_enabled():
-            written_to(out)
-        return result
+        return packed_gemm(a, b, alpha, bias, out, out_dtype, config, backend)
     if by_operator((a, b), alpha, bias, out):
         return operators.gemm(a, b, alpha, bias, out, out_dtype, config, backend)
     result = planned(a, b, alpha, bias, out, out_dtype, config, backend)(a, b, alpha, bias, out)

@@ -21,6 +21,7 @@ from .dispatch import by_operator, written_to
 from .grouped_launch import ListCall, arrangements
 from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group
 from .library import grouped as operators
+from .library import packed_groups as packed_operators
 from .operands import check_operands, check_signs
 from .packed_list import is_packed, packed_list
 
@@ -60,6 +61,10 @@ def grouped_gemm(
         OperandError, OperandTypeError: as ``gemm``; "group i: …" names the problem it is about.
     """
     if is_packed(problems):
+        given = operators.operands_in(problems)
+        numbers = [x for x in given if isinstance(x, torch.Tensor)]
+        if by_operator([x for x in given if not isinstance(x, torch.Tensor)], numbers, alpha, out):
+            return packed_operators.packed_list(problems, alpha, out, out_dtype, config, backend)
         results = packed_list(problems, alpha, out, out_dtype, config, backend)
         if out is not None and torch.is_grad_enabled():
             written_to(out)

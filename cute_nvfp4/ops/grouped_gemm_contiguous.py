@@ -26,8 +26,9 @@ from .grouped_launch import ContiguousCall
 from .grouped_rows import GroupedRows, clamped
 from .groups import alpha_of_group, check_rows
 from .library import grouped as operators
+from .library import packed_groups as packed_operators
 from .operands import check_operands, check_signs
-from .packed_rows import checked_status, packed_rows
+from .packed_rows import checked_status, offsets_of, packed_rows
 
 
 def grouped_gemm_contiguous(
@@ -63,6 +64,10 @@ def grouped_gemm_contiguous(
         OperandError, OperandTypeError: as ``gemm``.
     """
     if isinstance(b, PreparedWeight):
+        numbers = a if isinstance(a, torch.Tensor) else None
+        if by_operator((b,) if numbers is not None else (a, b), numbers, alpha, out, b.up_global_scale):
+            edges = offsets_of(a, offsets)
+            return packed_operators.packed_rows(a, b, edges, alpha, out, out_dtype, status, config, backend, gate)
         result = packed_rows(a, b, offsets, alpha, out, out_dtype, status, config, backend, gate)
         if out is not None and torch.is_grad_enabled():
             written_to(out)

@@ -8,9 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor, is_grad_enabled
+from torch.autograd.graph import increment_version
 
 from ..errors import OperandError
-from ..operand import BlockScaledTensor, span_bytes
+from ..operand import span_bytes
 from ..planning.packed import PackedPlan
 from ..prepared_weight import PreparedWeight
 from ..reference import GATES
@@ -18,8 +20,10 @@ from ..runtime.apart import Apart
 from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
-from .calls import Preparation, as_alpha, output_key, preparable, tensor_key
+from .calls import Preparation, as_alpha, operand_key, output_key, preparable, tensor_key
 from .checks import check_overlap, checked_output, refuse_config, split_alpha
+from .dispatch import by_operator, is_plain
+from .library.packed import packed_gemm as packed_operator
 from .packed_launch import PackedCall
 from .packed_operands import Request, X, check_bias, check_products, check_x, everything_read, x_parts
 
@@ -37,10 +41,22 @@ def packed_gemm(
 ) -> torch.Tensor:
     """``gemm`` or ``gated_gemm`` of a prepared weight. A ``Request``, which a call that was planned before does not
     make."""
-    call = _calls.find(_key(x, weight, alpha, bias, out, out_dtype, config, backend, gate))
+    if gate or not (alpha is bias is None and is_plain(x, out, weight.global_scale)):
+        operands, numbers = ((weight,), x) if isinstance(x, Tensor) else ((x, weight), None)
+        if by_operator(operands, numbers, alpha, bias, out, weight.up_global_scale):
+            return packed_operator(x, weight, alpha, bias, out, out_dtype, config, backend, gate)
+    key = _key(x, weight, alpha, bias, out, out_dtype, config, backend, gate)
+    try:
+        call = _calls.get(key)
+    except TypeError:
+        # something unhashable, which is refused below
+        call = None
     if call is None:
         call = planned(Request(x, weight, alpha, bias, out, out_dtype, config, backend, gate))
-    return call(x, weight, alpha, bias, out)
+    result = call(x, weight, alpha, bias, out)
+    if out is not None and is_grad_enabled() and not out.is_inference():
+        increment_version(out)
+    return result
 
 
 def _key(
@@ -57,7 +73,7 @@ def _key(
     """All that a plan depends on."""
     kept = weight.key
     return (
-        x.key if isinstance(x, BlockScaledTensor) else tensor_key(x),
+        tensor_key(x) if isinstance(x, Tensor) else operand_key(x),
         kept,
         output_key(out),
         out_dtype,

@@ -57,7 +57,10 @@ class PackedCall:
         if self._decodes:
             self.launch = DecodedFirst(DequantizeCall(x.key, weight.dtype, target, scaled=False), self.launch, 1)
         self.new = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
-        self._scratch = (*plan.scratch, target, weight.device) if plan.scratch.flags else None
+        size = plan.scratch(weight.rows)
+        self._scratch = (*size, target, weight.device) if size.flags else None
+        # the streaming kernel has these arguments always
+        self._no_scratch = (0, 0) if plan.streams else ()
         # among the values: weight, x, out, bias, alpha, device scalars
         operands = (weight.packed, *x_parts(x))
         self._out_at, self._out_bytes = len(operands), span_bytes(out)
@@ -150,13 +153,15 @@ class PackedCall:
                 values.append(x.global_scale.data_ptr())
             if factor is not None:
                 values.append(factor.data_ptr())
-        if scratch is not None:
-            values += scratch.addresses
+        values += self._no_scratch if scratch is None else scratch.addresses
         return tuple(values)
 
     def own_scratch(self) -> Scratch | None:
         """Scratch memory that no other call uses."""
-        return None if self._scratch is None else new_scratch(*self._plan.scratch, self._scratch[-1])
+        if self._scratch is None:
+            return None
+        floats, words, _, device = self._scratch
+        return new_scratch(floats, words, device)
 
 
 def _touched(

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
 
 from ..formats import Format
 from ..kernels.quantize.arguments import AmaxArguments, Powers, QuantizeArguments, Seed, Strides
@@ -22,6 +23,7 @@ from ..scale_layout import blocked_bytes, blocked_shape, blocked_stride
 from ..target import Target, architecture
 from .calls import allocator
 from .checks import DTYPE_NAMES, tensors
+from .dispatch import written_to
 from .quantize_request import (
     QuantizeRequest,
     check_out_gradient,
@@ -131,6 +133,9 @@ class QuantizeCall:
             self._amax((source.data_ptr(), factor.data_ptr()), (source, factor))
         self.launch(self.values(source, data, scale, factor, computed, seed), (source, data, scale, factor, computed))
         if out is not None:
+            if is_grad_enabled():
+                # a global scale that was given is only read
+                written_to(data, scale, computed)
             return out
         return BlockScaledTensor.like(self._new.key, data, scale, factor if computed is None else computed)
 

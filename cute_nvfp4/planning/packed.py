@@ -73,11 +73,12 @@ class PackedPlan:
     def streams(self) -> bool:
         return isinstance(self.config, StreamConfig)
 
-    @property
-    def scratch(self) -> ScratchSize:
+    def scratch(self, n: int) -> ScratchSize:
+        """Of a launch for a weight of ``n`` rows: none where no unit or tile is cut."""
         c = self.config
         if isinstance(c, StreamConfig):
-            return ScratchSize(2 * self.workers * c.columns * c.rows, 2 * self.workers)
+            cut = -(-n // c.out_rows) % self.workers > 0
+            return ScratchSize(2 * self.workers * c.columns * c.rows, 2 * self.workers) if cut else ScratchSize(0, 0)
         if c.scheduler != "stream_k":
             return ScratchSize(0, 0)
         groups = self.workers * c.cluster_rows * c.warpgroups

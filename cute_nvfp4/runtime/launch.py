@@ -7,13 +7,12 @@ that own the memory. Nothing above this file asks which backend runs.
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import functools
-import struct
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -43,6 +42,26 @@ class Launcher(Protocol):
         """The call with these values, for a call that is made again and again."""
 
 
+class Slot(NamedTuple):
+    """Element ``index`` of ``words``, a launch's parameters as numbers, is varying value ``value`` plus ``added``."""
+
+    words: ctypes.Array
+    index: int
+    value: int
+    added: int
+
+    @classmethod
+    def of(cls, buffer: ctypes.Array, at: int, patch: Patch) -> Slot:
+        """That of ``patch``, at byte ``at`` of ``buffer``: parameters are aligned."""
+        kind = {"Q": ctypes.c_uint64, "f": ctypes.c_float, "i": ctypes.c_int32}[patch.code]
+        size = ctypes.sizeof(kind)
+        return cls((kind * (len(buffer) // size)).from_buffer(buffer), at // size, patch.value, patch.added)
+
+    def write(self, values: tuple) -> None:
+        value = values[self.value]
+        self.words[self.index] = value + self.added if self.added else value
+
+
 class CudaLauncher:
     """``cuLaunchKernelEx`` on parameters that are kept: a call writes the varying values in place, and launches.
 
@@ -54,40 +73,56 @@ class CudaLauncher:
             names = [launch.kernel for launch in template.launches]
             kernel.loaded[device] = driver.load(kernel.cubin, names, device, kernel.name)
         self.kernel, self.template, self._device = kernel, template, device
-        self._write, self._launch = self._parts()
-        self._lock = threading.Lock()
+        slots, launch = self._parts()
+        plain = [(slot.words, slot.index, slot.value) for slot in slots if not slot.added]
+        moved = [slot for slot in slots if slot.added]
+        lock = threading.Lock()
+        # half the time of a with statement
+        acquire, release = lock.acquire, lock.release
+
+        def call(values: tuple) -> None:
+            acquire()
+            try:
+                for words, index, value in plain:
+                    words[index] = values[value]
+                for slot in moved:
+                    slot.write(values)
+                launch()
+            finally:
+                release()
+
+        self._call = call
 
     def __call__(self, values: tuple, owners: tuple) -> None:
-        with self._lock:
-            self._write(*values)
-            self._launch()
+        self._call(values)
 
     def fixed(self, values: tuple, owners: tuple) -> Callable[[], None]:
-        """The call with these values, in memory of its own: nothing is written any more."""
-        write, launch = self._parts()
-        write(*values)
+        """The call with these values, in memory of its own: nothing but the stream is written any more."""
+        slots, launch = self._parts()
+        for slot in slots:
+            slot.write(values)
         lock = threading.Lock()
+        acquire, release = lock.acquire, lock.release
 
         def call() -> None:
-            # the stream is written
-            with lock:
+            acquire()
+            try:
                 launch()
+            finally:
+                release()
 
         return call
 
-    def _parts(self) -> tuple[Callable[..., None], Callable[[], None]]:
-        """What writes the varying values, and what launches."""
+    def _parts(self) -> tuple[list[Slot], Callable[[], None]]:
+        """Where the varying values go, and what launches."""
         loaded, device, name = self.kernel.loaded[self._device], self._device, self.kernel.name
-        writes, prepared = [], []
+        slots, prepared = [], []
         for number, launch in enumerate(self.template.launches):
             function = loaded[launch.kernel]
             packed = driver.PackedLaunch(launch, function)
             patches = [p for p in self.template.patches if p.launch == number]
-            places = [(function.offsets[p.param] + p.offset, p) for p in patches]
-            if places:
-                writes.append(_write(packed.buffer, places, self.template.values))
+            slots += [Slot.of(packed.buffer, function.offsets[p.param] + p.offset, p) for p in patches]
             prepared.append(packed)
-        write = writes[0] if len(writes) == 1 else _in_turn(writes)
         entry, stream_before, stream_of = driver.launch_function(), 0, raw_stream
         first = prepared[0].arguments
         several, configs = len(prepared) > 1, [packed.config for packed in prepared]
@@ -113,45 +148,7 @@ class CudaLauncher:
         def launch_anywhere() -> None:
             (launch_here if torch.cuda.current_device() == device else launch_there)()
 
-        return write, launch_anywhere if torch.cuda.device_count() > 1 else launch_here
-
-
-def _in_turn(functions: Sequence[Callable[..., None]]) -> Callable[..., None]:
-    def call(*values: Any) -> None:
-        for function in functions:
-            function(*values)
-
-    return call
-
-
-def _write(buffer: Any, places: Sequence[tuple[int, Patch]], count: int) -> Callable[..., None]:
-    """What writes the varying values of a launch to ``buffer`` at once, and between them the bytes that are there."""
-    places = sorted(places, key=itemgetter(0))
-    start = end = places[0][0]
-    code, taken, added, between = "<", [], [], []
-    for at, patch in places:
-        if at != end:
-            code += f"{at - end}s"
-            taken.append(count + len(between))
-            added.append(0)
-            between.append(buffer[end:at])
-        code += patch.code
-        taken.append(patch.value)
-        added.append(patch.added)
-        end = start + struct.calcsize(code)
-    pack, rest = struct.Struct(code).pack_into, tuple(between)
-    if len(taken) == 1:
-        index, more = taken[0], added[0]
-        return lambda *values: pack(buffer, start, values[index] + more)
-    take = itemgetter(*taken)
-    if any(added):
-        return lambda *values: pack(
-            buffer, start, *[x + more if more else x for x, more in zip(take(values + rest), added)]
-        )
-    if taken == list(range(count)):
-        # no frame of Python's
-        return functools.partial(pack, buffer, start)
-    return lambda *values: pack(buffer, start, *take(values + rest))
+        return slots, launch_anywhere if torch.cuda.device_count() > 1 else launch_here
 
 
 class SimLauncher:

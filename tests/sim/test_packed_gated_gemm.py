@@ -285,7 +285,9 @@ def test_bad_input(call, error, message) -> None:
 def test_plans_are_those_of_twice_the_rows(m: int) -> None:
     chosen = choose(PackedProblem(m=m, n=4096, k=7168, gate="silu"), ARCHITECTURES["sm_90a"], 132)
     plain = choose(PackedProblem(m=m, n=8192, k=7168), ARCHITECTURES["sm_90a"], 132)
-    assert chosen.streams == (m <= 16) and chosen.workers == plain.workers and chosen.scratch == plain.scratch
+    assert (
+        chosen.streams == (m <= 16) and chosen.workers == plain.workers and chosen.scratch(4096) == plain.scratch(8192)
+    )
 
 
 def _of_gate(arguments: Any) -> tuple:

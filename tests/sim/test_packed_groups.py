@@ -9,6 +9,7 @@ from typing import Any
 import backends
 import pytest
 import torch
+from moe import mixture_of_experts
 from mutants import LAST, at, drop, instead, outcome
 from torch.nn.functional import silu
 
@@ -223,6 +224,46 @@ def test_gated(out: torch.dtype, n: int) -> None:
     tolerance = 2.0**-8 if out is torch.bfloat16 else 1e-5
     assert torch.allclose(got.double(), exact, rtol=tolerance, atol=1e-5)
     assert torch.equal(weight.dequantize(torch.float64), torch.stack(values, dim=1))
+
+
+def test_mixture_of_experts() -> None:
+    """Against the same layer in float64; on a GPU in a CUDA graph, too, with other rows."""
+    generator = torch.Generator().manual_seed(5)
+    device, (tokens, k, inner, experts, top) = backends.device(), (9, 128, 64, 6, 2)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(device)
+
+    weights = [quantize(normal(experts, *size) / size[1] ** 0.5) for size in ((inner, k), (inner, k), (k, inner))]
+    x, router = normal(tokens, k).bfloat16(), normal(k, experts)
+    layer = router, prepare_weight(*weights[:2]), prepare_weight(weights[2]), top
+
+    def exact(x: torch.Tensor) -> torch.Tensor:
+        gate, up, down = (w.dequantize(torch.float64) for w in weights)
+        scores, chosen = (x.float() @ router).softmax(-1).topk(top)
+        y = torch.zeros(tokens, k, dtype=torch.float64, device=device)
+        for t in range(tokens):
+            for score, e in zip(scores[t], chosen[t]):
+                hidden = silu(gate[e] @ x[t].double()) * (up[e] @ x[t].double())
+                y[t] += score * (down[e] @ hidden)
+        return y
+
+    def near(y: torch.Tensor, x: torch.Tensor) -> bool:
+        want = exact(x)
+        # the hidden rows are rounded to bfloat16
+        return ((y.double() - want).norm() / want.norm()).item() < 2.0**-8
+
+    if backends.backend() == "sim":
+        with simulating("sm_90a"):
+            assert near(mixture_of_experts(x, *layer), x)
+        return
+    assert near(mixture_of_experts(x, *layer), x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = mixture_of_experts(x, *layer)
+    x.copy_(normal(tokens, k))
+    graph.replay()
+    assert near(y, x)
 
 
 CUT = CASES[3]

@@ -220,7 +220,7 @@ def _packed(
     x = nv.quantize(x, global_scale=None, backend="reference") if quantized else x
     numbers = torch.arange(n).float() if bias else None
     got = torch.zeros(m, n + out_pitch, dtype=out)[:, :n]
-    packed = nv.prepare_weight(weight, dtype=torch.float16 if quantized else dtype)
+    packed = nv.prepare_weight(weight, dtype=torch.float16 if quantized else dtype, backend="reference")
     nv.gemm(x, packed, alpha=alpha, bias=numbers, out=got)
     wide = x.dequantize(torch.float64) if quantized else x.double()
     want = wide @ weight.dequantize(torch.float64).t() * float(alpha) + (0 if numbers is None else numbers)

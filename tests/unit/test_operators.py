@@ -164,6 +164,27 @@ CASES["packed_gemm, gated"] = Case(
     {"out": half(5, 48).bfloat16()},
     lambda: gated_gemm(normal(5, 64).bfloat16(), BOTH, alpha=0.5, gate="relu"),
 )
+EXPERTS, OFFSETS = prepare_weight(STACK, STACK), torch.tensor([0, 3, 3, 5][: len(ROWS.offsets)], dtype=torch.int32)
+CASES |= {
+    "packed_grouped_gemm": Case(
+        "packed_grouped_gemm",
+        ([A.data, None, B2.data], [A.scale, None, B2.scale], [PACKED16.packed] * 3,
+         [A.global_scale, None, B2.global_scale], [PACKED16.global_scale] * 3),
+        {"rows": [48] * 3, "k": [64] * 3, "dtype": torch.float16, "alpha": 2.0},
+        {"out": [half(40, 48), half(0, 48), half(48, 48)]},
+        lambda: grouped_gemm([(A, PACKED16), (None, PACKED16), (B2, PACKED16)], alpha=2.0),
+    ),
+    "packed_grouped_gemm_contiguous": Case(
+        "packed_grouped_gemm_contiguous",
+        (normal(5, 64).bfloat16(), None, OFFSETS, EXPERTS.packed, None, EXPERTS.global_scale, EXPERTS.up_global_scale),
+        {"rows": EXPERTS.rows, "dtype": torch.bfloat16, "gate": "silu"},
+        {"out": half(5, EXPERTS.rows).bfloat16(), "status": torch.zeros(1, dtype=torch.int32)},
+        lambda: (
+            grouped_gemm_contiguous(normal(5, 64).bfloat16(), EXPERTS, offsets=OFFSETS, gate="silu"),
+            torch.zeros(1, dtype=torch.int32),
+        ),
+    ),
+}  # fmt: skip
 X, RESIDUAL, WEIGHT = normal(40, 64).bfloat16(), normal(64, 40).t().contiguous().bfloat16(), normal(64) + 2
 CASES |= {
     "rmsnorm_quantize": Case(

@@ -14,7 +14,7 @@ from cute_nvfp4.kernels.gemm.arguments import GemmArguments, Operand, Output
 from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.ops import gemm, gemv
 from cute_nvfp4.runtime import template
-from cute_nvfp4.runtime.launch import _write
+from cute_nvfp4.runtime.launch import Slot
 from cute_nvfp4.runtime.template import Patch, capture
 from cute_nvfp4.sim import Launch
 
@@ -70,27 +70,18 @@ def test_what_varies_is_found_where_it_is() -> None:
         assert made.filled(values) == [replace(LAUNCH, params=params(*values, 5))]
 
 
-WRITES = {
-    "in order": ("QQf", [(0, 0), (1, 0), (2, 0)], [0, 8, 16]),
-    "one": ("Qf", [(1, 0)], [12]),
-    "one with a constant": ("Qf", [(0, -48)], [4]),
-    "apart, out of order, one twice": ("QQif", [(1, 0), (3, 0), (0, 0), (1, 0)], [8, 32, 40, 50]),
-    "apart, with constants": ("QQf", [(1, 4096), (2, 0), (0, 0)], [0, 24, 28]),
-}
-
-
-@pytest.mark.parametrize("name", WRITES)
-def test_what_a_call_writes(name: str) -> None:
-    """Each value is where its patch says, and every other byte stays."""
-    codes, held, offsets = WRITES[name]
-    patches = tuple(Patch(0, 0, at, codes[i], i, added) for at, (i, added) in zip(offsets, held))
-    before = bytes(range(64))
+def test_what_a_call_writes() -> None:
+    """Each value is where its patch says, one twice and one with a constant; every other byte stays."""
+    codes, before = "QQif", bytes(range(64))
+    patches = [(0, 1, 0), (8, 3, 0), (12, 2, 0), (24, 0, -48), (32, 0, 0), (56, 1, 4096)]
+    held = tuple(Patch(0, 0, at, codes[i], i, added) for at, i, added in patches)
     buffer = ctypes.create_string_buffer(before, 64)
-    write = _write(buffer, [(p.offset, p) for p in reversed(patches)], len(codes))
+    slots = [Slot.of(buffer, p.offset, p) for p in held]
     for seed in range(2):
-        values = tuple({"Q": 2**46 + i + seed, "f": 0.5 * i + seed, "i": 7 * i + seed}[c] for i, c in enumerate(codes))
-        write(*values)
-        made = template.Template((replace(LAUNCH, params=(before,)),), patches, len(codes))
+        values = (2**63 + seed, 2**46 + 3 * seed, seed - 7, seed - 0.25)
+        for slot in slots:
+            slot.write(values)
+        made = template.Template((replace(LAUNCH, params=(before,)),), held, len(codes))
         assert made.filled(values)[0].params == (buffer.raw,)
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+from compilers import needs_compiler
 from quantize_problems import edges, near_ties
 
 from cute_nvfp4.nn.linear import NVFP4Linear
@@ -25,12 +24,6 @@ from cute_nvfp4.quantization import blocks
 from cute_nvfp4.quantization.rounding import divide, reciprocal, rounded
 from cute_nvfp4.quantization.rules import rules_of
 
-COMPILER = any(shutil.which(name) for name in (os.environ.get("CXX", "c++"), "g++", "clang++"))
-# with ATEN_CPU_CAPABILITY=default, inductor of torch 2.13 writes vector code and leaves out its headers
-VECTORS = torch.backends.cpu.get_cpu_capability() != "DEFAULT"
-needs_compiler = pytest.mark.skipif(
-    not (COMPILER and VECTORS), reason="inductor needs a C++ compiler, and vector instructions that torch may use"
-)
 ALL_RULES = [
     (fmt, rule) for fmt in ("nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2") for rule in rules_of(fmt) if rule != "hessian"
 ]

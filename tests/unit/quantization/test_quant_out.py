@@ -83,6 +83,21 @@ def test_the_global_scale_of_out_may_be_the_given_one(backend: str) -> None:
         )
 
 
+@pytest.mark.parametrize("backend", ["reference", "sim"])
+@pytest.mark.parametrize("scale", ["auto", "given"])
+def test_autograd_knows_what_was_written(backend: str, scale: str) -> None:
+    """What it had saved of ``out`` is not used. A global scale that is only read stays as it is."""
+    out = quantize(X[0], backend="reference")
+    parts = (out.data, out.scale, out.global_scale)
+    before = [x._version for x in parts]
+    quantize(X[1], global_scale=out.global_scale if scale == "given" else scale, out=out, backend=backend)
+    written = [x._version > old for x, old in zip(parts, before)]
+    assert written[:2] == [True, True]
+    assert written[2] or scale == "given"
+    with torch.inference_mode():
+        quantize(X[1], out=quantize(X[0]), backend=backend)
+
+
 def test_a_compiled_function_writes_to_it() -> None:
     out, want = room(quantize(X)), quantize(X)
     torch.compile(lambda x: quantize(x, out=out), fullgraph=True, backend="aot_eager")(X)
