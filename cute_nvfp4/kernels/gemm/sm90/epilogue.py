@@ -83,9 +83,7 @@ class Epilogue:
                     self.store_tile(acc, tile, begin, begin + cfg.piece_columns)
 
     @cute.jit
-    def store_tile(
-        self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]
-    ):
+    def store_tile(self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]):
         """alpha · acc, or both products joined: columns ``begin`` to ``end`` of the tile."""
         cfg = self.config
         if cutlass.const_expr(cfg.gate):
@@ -122,9 +120,7 @@ class Epilogue:
             self.store_elements(acc, begin, end, first, row, tile.n * cfg.tile_n)
 
     @cute.jit
-    def add_bias(
-        self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]
-    ):
+    def add_bias(self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]):
         """Adds a number for each row of the MMA: a thread has two."""
         row = self.first_row(tile) + self.thread % WARP // 4
         for half in cutlass.range_constexpr(2):

@@ -25,8 +25,8 @@ QUAD_BYTES = 16
 
 @dataclass(frozen=True)
 class ClusterSums:
-    """What a thread of a warpgroup needs: this CTA's ``part`` of K; shared addresses of the first piece's barrier and of
-    the slots, fp32 (4, THREAD, QUAD, WARPGROUP, SLOT)."""
+    """What a thread of a warpgroup needs: this CTA's ``part`` of K; shared addresses of the first piece's barrier and
+    of the slots, fp32 (4, THREAD, QUAD, WARPGROUP, SLOT)."""
 
     config: WgmmaConfig
     part: Int32
@@ -44,9 +44,10 @@ class ClusterSums:
     @cute.jit
     def announce(self):
         """One thread says how many bytes the others will send."""
+        pieces = self.config.pieces
         if (self.group == 0) & (self.thread == 0):
-            for piece in cutlass.range_constexpr(self.config.pieces):
-                mbarrier.expect_bytes(self.barriers + 8 * piece, Int32(self.config.received_bytes // self.config.pieces))
+            for piece in cutlass.range_constexpr(pieces):
+                mbarrier.expect_bytes(self.barriers + 8 * piece, Int32(self.config.received_bytes // pieces))
 
     @cute.jit
     def send(self, acc: cute.Tensor):
