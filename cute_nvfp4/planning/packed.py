@@ -170,7 +170,8 @@ def _wgmma(p: PackedProblem, arch: Architecture, sm_count: int, tile_n: int, sch
     slots, tiles = sm_count * ctas_per_sm, _tiles(p, config)
     if scheduler == "stream_k":
         return PackedPlan(config, min(slots, tiles * -(-p.k // config.tile_k)))
-    if tile_n == 256 and -(-p.rows // config.tile_m) % 2 == 0 and tiles >= 2 * slots:
+    even = -(-p.rows // config.tile_m) % 2 == 0
+    if even and (tile_n == 128 or (tile_n == 256 and tiles >= 2 * slots)):
         # x from L2 once for two CTAs
         return PackedPlan(replace(config, cluster_rows=2), min(tiles, slots) // 2)
     return PackedPlan(config, min(tiles, slots))
