@@ -14,7 +14,7 @@ from ..kernels.gemm.sm90.arguments import Activations, PackedWeight, Result
 from ..kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, PackedGroupTable
 from ..operand import BlockScaledTensor, row_alignment
 from ..planning.packed import PackedPlan
-from ..planning.packed_groups import PackedGroups, choose_groups
+from ..planning.packed_groups import PackedGroups, choose_groups, tile_us
 from ..prepared_weight import PreparedWeight
 from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.bounded import Bounded
@@ -146,7 +146,12 @@ class _Launch:
             factors=len(strides),
         )
         plan = choose_groups(problem, target.arch, sm_count(target, device), config)
-        self._groups = [_group(x, b, out) for (x, b), out in zip(pairs, outs)]
+        # the dearest tiles first, so that all CTAs end together; factors of groups have their places
+        self._order: Sequence[int] = range(len(pairs))
+        if not any(strides):
+            cost = [tile_us(plan.config, m, k) for m, _, k in problem.sizes]
+            self._order = sorted(self._order, key=lambda i: -cost[i])
+        self._groups = [_group(*pairs[i], outs[i]) for i in self._order]
         self._listed = plan.config.maps == "workspace"
         # slots that no group has are another without rows
         first = self._groups[0]
@@ -171,7 +176,7 @@ class _Launch:
                 # read where they are, from the first one's address on, unless they are apart
                 factors.append(gathered(given, self._device) if arranged == "apart" else given[0])
         numbers = [x if isinstance(x, torch.Tensor) else _decoded(x, b.dtype, self._backend) for x, b in pairs]
-        places = [addresses(b.packed, x, out) for x, (_, b), out in zip(numbers, pairs, outs)]
+        places = [addresses(pairs[i][1].packed, numbers[i], outs[i]) for i in self._order]
         table, maps = None, None
         if self._listed:
             rows = tuple(_table_row(group, at) for group, at in zip(self._groups, places))
