@@ -153,12 +153,13 @@ def encoder(dtype: torch.dtype) -> tuple[tuple[int, ...], ...]:
 
 
 ENCODED_ORDER = (2, 6, 0, 4, 3, 7, 1, 5)
-"""The elements of a word in the nibbles that ``encoding`` takes: the order of the fewest rotations."""
+"""The elements of a word in the nibbles that ``encoding`` takes: the order of the fewest shifts."""
 
 
 @functools.cache
 def encoding(dtype: torch.dtype) -> tuple[tuple[int, int], ...]:
-    """The encoder as rotations to the left and masks: a word is the exclusive or of nibbles & mask, rotated.
+    """The encoder as shifts to the left (negative: to the right) and masks: a word is the exclusive or of the nibbles
+    shifted, & mask.
 
     The nibbles of a 32-bit number, lowest first, are the codes of the elements in ``ENCODED_ORDER``.
     """
@@ -168,8 +169,7 @@ def encoding(dtype: torch.dtype) -> tuple[tuple[int, int], ...]:
             word = encoder(dtype)[element][1 << (bit - 4 * nibble)]
             for target in range(32):
                 if word >> target & 1:
-                    rotation = (target - bit) % 32
-                    masks[rotation] = masks.get(rotation, 0) | 1 << bit
+                    masks[target - bit] = masks.get(target - bit, 0) | 1 << target
     return tuple(sorted(masks.items()))
 
 

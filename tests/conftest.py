@@ -9,6 +9,7 @@ This file also puts ``tests/`` on the path, for the modules that several folders
 
 from __future__ import annotations
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Iterator
@@ -67,6 +68,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         reason = _why_skipped(item)
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish() -> None:
+    """Modules and tests stay to the end: the cyclic collector need not look at them again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 10, 10)
 
 
 def _left_out(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:

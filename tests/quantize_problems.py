@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ PAIRS = [(format, rule) for format in FORMATS for rule in rules(format)]
 TILE_PAIRS = [(format, rule) for format in FORMATS for rule in rules(format, tile=True)]
 
 
+@functools.cache
 def golden_inputs() -> dict[str, torch.Tensor]:
     """The inputs of the golden vectors that are matrices of whole blocks, by peer and name."""
     found = {}
@@ -92,6 +94,15 @@ def near_ties(dtype: torch.dtype, global_scale: float) -> torch.Tensor:
 def nearly_equal(rule: str, global_scale: float, dtype: torch.dtype, rows: int = 64, in_row: int = 32) -> torch.Tensor:
     """(rows, 512): of random blocks, ``in_row`` in each row, those whose errors under the two scales of 4/6 are the
     most alike; the others are those whose errors differ most."""
+    x, order = _by_likeness(rule, global_scale, dtype)
+    chosen = torch.cat([order[: rows * in_row].view(rows, -1), order.flip(0)[: rows * (32 - in_row)].view(rows, -1)], 1)
+    places = torch.rand(rows, 32, generator=torch.Generator().manual_seed(10)).argsort(1)
+    return x[:, chosen.gather(1, places).flatten()].t().reshape(rows, -1).to(dtype)
+
+
+@functools.lru_cache(maxsize=4)
+def _by_likeness(rule: str, global_scale: float, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """(16, 2**17) random blocks, and their order: the most alike first."""
     resolved = resolve_format("nvfp4")
     factor = GlobalScale.of(torch.tensor(global_scale))
     request = Request(resolved, resolve_rule(rule, resolved), factor)
@@ -103,10 +114,7 @@ def nearly_equal(rule: str, global_scale: float, dtype: torch.dtype, rows: int =
         value = decode_e4m3(scale)
         difference = residual(x, round_e2m1(x * (1.0 / (factor.value * value))), value, factor)
         errors.append(_error(difference, request))
-    order = ((errors[0] - errors[1]).abs() / errors[0]).argsort()
-    chosen = torch.cat([order[: rows * in_row].view(rows, -1), order.flip(0)[: rows * (32 - in_row)].view(rows, -1)], 1)
-    places = torch.rand(rows, 32, generator=torch.Generator().manual_seed(10)).argsort(1)
-    return x[:, chosen.gather(1, places).flatten()].t().reshape(rows, -1).to(dtype)
+    return x, ((errors[0] - errors[1]).abs() / errors[0]).argsort()
 
 
 def fused(x: torch.Tensor, format: str, rule: str, **options: object) -> BlockScaledTensor:

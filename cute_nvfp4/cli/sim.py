@@ -90,7 +90,9 @@ def sim(
     timed: Annotated[
         bool, typer.Option("--time", help="Say how long each launch would take: a modelled time.")
     ] = False,
-    trace: Annotated[str, typer.Option(metavar="FILE", help="Write a timeline for ui.perfetto.dev.")] = "",
+    trace: Annotated[
+        str, typer.Option(metavar="FILE", help="Write a timeline for ui.perfetto.dev; modelled times with --time.")
+    ] = "",
     json: Annotated[
         str, typer.Option(metavar="FILE", help="Write outcome, launches and counts as JSON (- prints it).")
     ] = "",
@@ -169,7 +171,7 @@ def _run(options: Options) -> int:
     more |= {"allow": options.allow, "on_hazard": "collect" if options.collect else "raise"}
     more |= {"clock": options.clock} if options.clock else {}
     more |= {"step_limit": options.step_limit} if options.step_limit else {}
-    trace = Trace() if options.trace else None
+    trace = Trace() if options.trace and not options.clock else None
     more |= {"trace": trace} if trace is not None else {}
     begin, error, status = time.perf_counter(), None, 1
     progress = _Progress(options.quiet)
@@ -200,6 +202,10 @@ def _run(options: Options) -> int:
         _show_counters(session)
     if options.clock:
         _show_times(session)
+        if options.trace:
+            from .sim_times import time_line
+
+            write_json(time_line(session), options.trace)
     if not options.quiet:
         _show_summary(options, session, status, outcome)
     if options.json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .sim_outcome import launch_line
 
@@ -11,6 +11,17 @@ if TYPE_CHECKING:
     from ..sim.session import Session
 
 MOST_REASONS = 4
+MOST_GAINS, LEAST_GAIN = 3, 0.01
+
+
+def time_line(session: Session) -> dict[str, Any]:
+    """The modelled time lines of all launches, for Perfetto, chrome://tracing."""
+    events = []
+    for number, record in enumerate(
+        r for r in session.launches if r.result is not None and r.result.timing is not None
+    ):
+        events += record.result.timing.events(number, f"launch {number}")
+    return {"traceEvents": events, "displayTimeUnit": "ns", "otherData": {"clock": "modelled microseconds"}}
 
 
 def time_lines(session: Session) -> Iterator[str]:
@@ -25,6 +36,9 @@ def time_lines(session: Session) -> Iterator[str]:
         worst = sorted(timing.lost.items(), key=lambda item: -item[1])[:MOST_REASONS]
         yield "  warps wait for " + ", ".join(f"{name} {share:.0%}" for name, share in worst)
         yield "  busy: " + ", ".join(f"{name} {share:.0%}" for name, share in timing.busy.items())
+        gains = [(what, saved) for what, saved in list(timing.gains().items())[:MOST_GAINS] if saved >= LEAST_GAIN]
+        if gains:
+            yield "  would save: " + ", ".join(f"{what} {saved:.2f} us" for what, saved in gains)
         for note in timing.notes:
             yield f"  note: {note}"
     if len(timed) > 1:

@@ -13,6 +13,7 @@ from ..prepared_weight import PreparedWeight
 from ..runtime.backend import Backend
 from ..scale_layout import to_blocked
 from ..target import Target
+from .calls import as_alpha
 from .checks import check_format, check_overlap, parts
 from .packed_gemm import packed_gemm
 from .prepare_weight import PackCall
@@ -48,7 +49,7 @@ class PlainGemm:
         self, a: BlockScaledTensor, b: BlockScaledTensor, alpha: Any, bias: Any, out: torch.Tensor | None
     ) -> torch.Tensor:
         if out is not None:
-            check_overlap(parts({"a": a, "b": b}) | {"alpha": alpha, "bias": bias}, out)
+            check_overlap(parts({"a": a, "b": b}) | {"alpha": as_alpha(alpha)[1], "bias": bias}, out)
         along_n = out is not None and (b.rows == 1 or out.stride(-1) == 1)
         product = out if along_n else torch.empty(self._shape, **self._options)
         packed, products = self._pack(b), product if a.is_batched else product.unsqueeze(0)

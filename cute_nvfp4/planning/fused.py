@@ -86,7 +86,7 @@ def choose_rmsnorm(problem: RmsnormProblem, arch: Architecture, sm_count: int) -
     fast_path = fast_path or config.choice != ""
     config = dataclasses.replace(config, warps=warps, min_blocks=min(resident, 16), bulk=False, fast_path=fast_path)
     more = {"blocks": blocks, "residual": problem.residual, "weight": problem.weight}
-    return FusedPlan(RmsnormConfig(**vars(config), values=problem.values, **more), ctas, Walk(1, rows, 0, 0))
+    return FusedPlan(RmsnormConfig(**vars(config), values=problem.values, **more), ctas, Walk(1, rows, 0, 0, 0, 0))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -21,6 +21,8 @@ _WARPS = 16
 _TILE_COST = 0.3
 # CTAs of a cluster that may share tiles along K, and the part of the work that this must spare
 _CLUSTER, _CLUSTER_GAIN = 2, 0.05
+# part of the clusters that is enough, if all of these then have the same number of tiles
+_EVEN = 15 / 16
 _POWERS = (1, 2, 4, 8, 16, 32)
 _MAX_BATCH = 65535
 _INT32_MAX = 2**31 - 1
@@ -127,8 +129,13 @@ def choose(problem: GemvProblem, arch: Architecture, sm_count: int) -> GemvPlan:
     ctas = min(max(1, resident * sm_count // problem.batch, -(-tiles // MAX_TILES)), tiles)
     slices = -(-problem.k // SLICE_K)
     cluster = 1 if registers else _cluster(tiles, slices, ctas)
-    ctas -= ctas % cluster
-    cta_tiles = -(-tiles // (ctas // cluster))
+    clusters = ctas // cluster
+    cta_tiles = -(-tiles // clusters)
+    # of 66 pairs for 448 tiles some have six instead of seven, and are early, but no other is sooner for it: 64 will do
+    even = -(-tiles // cta_tiles)
+    if not registers and even >= _EVEN * clusters:
+        clusters = even
+    ctas = clusters * cluster
     cta_slices = -(-slices // cluster)
     # the last CTA of a cluster may have fewer
     warps_k = _split(cta_tiles, slices - (cluster - 1) * cta_slices)

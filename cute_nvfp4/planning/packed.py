@@ -153,7 +153,7 @@ def _wgmma(p: PackedProblem, arch: Architecture, sm_count: int, tile_n: int, sch
     tiles = rows * -(-p.m // tile_n)
     if scheduler == "stream_k":
         return PackedPlan(config, min(slots, tiles * -(-p.k // config.tile_k)))
-    if tile_n == 256 and rows % 2 == 0 and tiles >= 2 * slots:
+    if rows % 2 == 0 and (tile_n == 128 or (tile_n == 256 and tiles >= 2 * slots)):
         # x from L2 once for two CTAs
         return PackedPlan(replace(config, cluster_rows=2), min(tiles, slots) // 2)
     return PackedPlan(config, min(tiles, slots))

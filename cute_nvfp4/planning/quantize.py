@@ -252,8 +252,8 @@ def grid(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> tuple
     # whole clusters: row groups are a multiple of them, and tiles may have CTAs without work
     ctas = -(-max(1, min(busy, waves * config.min_blocks * places)) // config.cluster) * config.cluster
     if config.transposed or config.tile:
-        return ctas, Walk(inner, count, 0, 0)
-    return ctas, Walk(inner, count, ctas // inner, ctas % inner)
+        return ctas, Walk(inner, count, 0, 0, 0, 0)
+    return ctas, Walk(inner, count, *divmod(ctas, inner), *divmod(count, ctas))
 
 
 def _amax(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> AmaxPlan:

@@ -59,7 +59,8 @@ def build(host: Callable[..., Any], args: Sequence[Any], *, name: str, arch: str
     with tempfile.TemporaryDirectory(prefix="cute_nvfp4-") as folder:
         flags = f"--gpu-arch {arch} --keep-ptx --keep-cubin --dump-dir {folder} {options}".strip()
         try:
-            compiled = cute.compile(host, *args, options=flags)
+            # no engine for the host function: it is launched from its IR, in the simulator as on a GPU
+            compiled = cute.compile(host, *args, options=flags, no_jit_engine=True)
         except Exception as error:  # the DSL raises many kinds; all are re-raised as one, with the cause kept
             raise CompileError(f"kernel {name} does not compile for {arch}: {error}") from error
         ptx, cubin = compiled.__ptx__, compiled.__cubin__

@@ -232,3 +232,18 @@ def test_a_kernel_of_the_dsl_and_what_the_command_says_of_it():
     lines = list(time_lines(SimpleNamespace(launches=[runs[0], runs[0]])))
     assert f"{found.microseconds:.2f} us modelled on H200" in lines[0]
     assert f"2 launches, one after the other: {2 * found.microseconds:.2f} us modelled" in lines[-1]
+
+
+@needs_ptxas
+def test_time_line_and_what_would_gain():
+    """Bars lie within the launch, waits within their warp; a copy gains by DRAM's latency and not by barriers."""
+    found = timing("copy")
+    bars = [event for event in found.events(1, "launch") if event["ph"] == "X"]
+    whole = {(e["pid"], e["tid"]): e for e in bars if e["name"] == "runs"}
+    assert len(whole) == len(found.warps) and max(e["ts"] + e["dur"] for e in bars) <= found.microseconds
+    for event in bars:
+        warp = whole[event["pid"], event["tid"]]
+        assert warp["ts"] - 1e-3 <= event["ts"] and event["ts"] + event["dur"] <= warp["ts"] + warp["dur"] + 1e-3
+    gains = found.gains()
+    assert gains["memory's latency halved"] > 0.1 and abs(gains["barriers at no cost"]) < 1e-9
+    assert list(gains.values()) == sorted(gains.values(), reverse=True)

@@ -19,6 +19,8 @@ from tests.sim.blackwell.shapes import GEMM_SHAPES
 from tests.sim.mutation.gemm import keeping_flags
 
 pytestmark = [pytest.mark.kernels("sm_100a", "sm_103a"), pytest.mark.sweep(4)]
+# what gemm promises on sm_90a too, which chooses its own plans; CUTE_NVFP4_ARCH=sm_90a runs these there
+ON_HOPPER_TOO = pytest.mark.kernels("sm_100a", "sm_103a", "sm_90a")
 
 
 def run(case: Case) -> torch.Tensor:
@@ -69,28 +71,33 @@ def test_structures(text: str) -> None:
 # --- sizes
 
 
+@ON_HOPPER_TOO
 @pytest.mark.parametrize("m", [1, 3, 127, 129, 257])
 def test_every_kind_of_last_rows(m: int) -> None:
     run(Case(m, 136, 544))
 
 
+@ON_HOPPER_TOO
 @pytest.mark.parametrize("n", [1, 3, 31, 127, 129])
 def test_every_kind_of_last_columns(n: int) -> None:
     """Not a multiple of four: rows of fp32 that start anywhere."""
     run(Case(130, n, 544, out="new"))
 
 
+@ON_HOPPER_TOO
 @pytest.mark.parametrize("n", [4, 28, 36, 124, 132])
 def test_every_kind_of_last_columns_by_tma(n: int) -> None:
     run(Case(130, n, 544))
 
 
+@ON_HOPPER_TOO
 @pytest.mark.parametrize("k", [32, 64, 96, 224, 256, 288, 800])
 def test_every_kind_of_last_step(k: int) -> None:
     """K a multiple of 32 ends in the middle of a scale atom, of an instruction, of a stage; rows with room between."""
     run(Case(130, 136, k, pitch=48))
 
 
+@ON_HOPPER_TOO
 @pytest.mark.parametrize("shape", [(1, 1, 32), (3, 200, 96), (200, 3, 288), (129, 127, 160)], ids=str)
 @pytest.mark.parametrize("swap", [False, True])
 def test_small(shape: tuple[int, int, int], swap: bool) -> None:
@@ -101,6 +108,7 @@ def test_more_clusters_than_tiles() -> None:
     run(Case(130, 136, 544, workers=40))
 
 
+@ON_HOPPER_TOO
 def test_without_a_plan() -> None:
     """One is chosen."""
     for shape in ((100, 300, 1056), (8, 512, 2048)):
@@ -124,6 +132,7 @@ def test_exact_sums_in_any_order(case: Case) -> None:
     assert problem.run().double().equal(problem.expected[0])
 
 
+@ON_HOPPER_TOO
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_narrow_outputs_are_rounded_once(dtype: str) -> None:
     """To nearest even, also those halfway between two; too large for fp16 is infinite."""
@@ -155,12 +164,14 @@ def test_flags_are_lowered() -> None:
 # --- factors
 
 
+@ON_HOPPER_TOO
 def test_alpha_as_number_and_as_tensor_are_the_same() -> None:
     case = Case(130, 136, 288, alpha=-3.7e-5)
     number, tensor = (run(replace(case, alpha_tensor=x)) for x in (False, True))
     assert number.equal(tensor)
 
 
+@ON_HOPPER_TOO
 def test_global_scales() -> None:
     """Both, and alpha in memory: three device scalars."""
     case = Case(130, 136, 288, a_global=0.037, b_global=-1.5)
@@ -168,12 +179,14 @@ def test_global_scales() -> None:
     run(replace(case, alpha=2.0**-7, alpha_tensor=True))
 
 
+@ON_HOPPER_TOO
 @pytest.mark.parametrize("swap,bias", [(False, "batch"), (True, "n")])
 def test_bias(swap: bool, bias: str) -> None:
     """Whether it lies along the kernel's columns or, swapped, its rows; one for all of the batch, or one each."""
     run(Case(130, 203, 288, 3, bias=bias, bias_dtype="bfloat16", alpha=1e-4, swap=swap, exact=False))
 
 
+@ON_HOPPER_TOO
 def test_alpha_of_nothing() -> None:
     """Zero, NaN and infinity go through; the bias is added after."""
     assert (make(Case(5, 8, 64, alpha=0.0)).run() == 0).all()
@@ -187,13 +200,16 @@ def test_alpha_of_nothing() -> None:
 # --- data
 
 
+@ON_HOPPER_TOO
 @pytest.mark.parametrize("repeat", ["a", "b"])
 def test_batch_stride_zero(repeat: str) -> None:
     """One matrix for all of a batch: its data is there once, its scales for each."""
     run(Case(130, 136, 288, 3, **{f"repeat_{repeat}": True}))
 
 
-@pytest.mark.parametrize("fmt,nan", [("nvfp4", 0x7F), ("mxfp4", 0xFF), ("mxfp8", 0xFF)])
+@pytest.mark.parametrize(
+    "fmt,nan", [pytest.param("nvfp4", 0x7F, marks=ON_HOPPER_TOO), ("mxfp4", 0xFF), ("mxfp8", 0xFF)]
+)
 @pytest.mark.parametrize("which", ["a", "b"])
 def test_a_nan_scale_is_its_row(fmt: str, nan: int, which: str) -> None:
     """Of A a row of the output, of B a column, though the block be zeros: 0 · NaN is NaN. No other element notices."""

@@ -265,7 +265,7 @@ BAD = (
     (lambda w: gated_gemm(X, w, out=torch.zeros(4, 64)), OperandError, "shape of out"),
     (lambda w: gated_gemm(X, w, out=quantize(X)), OperandTypeError, "out: got BlockScaledTensor"),
     (lambda w: prepare(gated_gemm, W, W), OperandTypeError, "b1: got BlockScaledTensor"),
-    (lambda w: prepare_weight(W, quantize(torch.ones(40, 64))), OperandError, "32 x 64.*40 x 64"),
+    (lambda w: prepare_weight(W, quantize(torch.ones(40, 64))), OperandError, r"nvfp4 \(32, 32\).*\(40, 32\)"),
     (lambda w: prepare_weight(W, quantize(torch.ones(32, 64), global_scale=None)), OperandError, "no global scale"),
     (lambda w: prepare_weight(W, X), OperandTypeError, "up: got Tensor"),
     (lambda w: PreparedWeight(w.packed, 32, 64, w.dtype, w.global_scale, True), OperandError, "one and none"),

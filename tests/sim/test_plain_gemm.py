@@ -24,7 +24,7 @@ def hopper(monkeypatch):
 
 PROBLEMS = (
     # streamed; decoded; K that ends in a tile; batches; outputs along M; rows of operands with room between
-    "workers=0,m=3,n=200,k=256,out=strided",
+    "workers=0,m=3,n=200,k=256,out=strided,alpha=0.25",
     "workers=0,m=20,n=136,k=160,bias=n,alpha=0.5,alpha_tensor=True",
     "workers=0,m=40,n=130,k=96,batch=2,bias=batch,out=sliced,dtype=bfloat16,a_global=0.5,b_global=0.25",
     "workers=0,m=5,n=100,k=128,batch=2,repeat_b=True,out=columns,pitch=48",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from mutants import (
     BLACKWELL,
     BOTH,
     HOPPER,
+    Change,
     Mutant,
     Text,
     at,
@@ -96,29 +98,39 @@ MUTANTS = (
 )  # fmt: skip
 
 
-def found(mutant: Mutant, changed: bool, arch: str) -> str:
-    """What is reported of the kernels with the mutation: "", "wrong", or the name of an error."""
-    case = mutant.case
-    scale = case.global_scale if not isinstance(case.global_scale, float) else torch.tensor(case.global_scale)
-    options = {"global_scale": scale, "seed": case.seed}
+@functools.cache
+def _inputs(case: Case) -> list[torch.Tensor]:
     inputs = [problems.edges(128, 512).bfloat16()]
     if case.format == "nvfp4" and isinstance(case.global_scale, float):
         inputs.append(problems.near_ties(torch.bfloat16, case.global_scale))
         inputs.append(torch.randint(-9, 10, (128, 512), generator=torch.Generator().manual_seed(3)).bfloat16())
         if case.rule.startswith("four_six"):
             inputs += [problems.nearly_equal(case.rule, case.global_scale, torch.bfloat16, 64, n) for n in (32, 3)]
+    return inputs
+
+
+def found(case: Case, change: Change | None, arch: str) -> str:
+    """What is reported of the kernels with ``change``: "", "wrong", or the name of an error."""
+    scale = case.global_scale if not isinstance(case.global_scale, float) else torch.tensor(case.global_scale)
+    options = {"global_scale": scale, "seed": case.seed}
     return outcome(
-        mutant.change if changed else None,
-        lambda: not any(problems.differences(x, case.format, case.rule, **options) for x in inputs),
+        change,
+        lambda: not any(problems.differences(x, case.format, case.rule, **options) for x in _inputs(case)),
         arch,
     )
+
+
+@functools.cache
+def unchanged(case: Case, arch: str) -> str:
+    """What is reported of the kernels themselves."""
+    return found(case, None, arch)
 
 
 @pytest.mark.sweep(4)
 @pytest.mark.parametrize("mutant,arch", parameters(MUTANTS))
 def test_mutant_is_noticed(mutant: Mutant, arch: str) -> None:
-    assert found(mutant, False, arch) == ""
-    assert is_noticed(found(mutant, True, arch), mutant)
+    assert unchanged(mutant.case, arch) == ""
+    assert is_noticed(found(mutant.case, mutant.change, arch), mutant)
 
 
 @pytest.mark.parametrize("arch", BOTH)

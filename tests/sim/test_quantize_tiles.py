@@ -37,9 +37,10 @@ def test_edges(arch: str, format: str, rule: str, dtype: torch.dtype) -> None:
         check(x.to(dtype), format, rule, global_scale=scale)
 
 
+@pytest.mark.parametrize("part", range(4))
 @pytest.mark.parametrize("rule", ["max", "four_six_mse"])
-def test_golden_inputs(arch: str, rule: str) -> None:
-    for name, x in golden_inputs().items():
+def test_golden_inputs(arch: str, rule: str, part: int) -> None:
+    for name, x in list(golden_inputs().items())[part::4]:
         assert (name, differences(x, "nvfp4", rule, global_scale="auto", block_2d=True)) == (name, [])
 
 
@@ -88,12 +89,15 @@ def test_strides_alignments_and_batches(arch: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize(
     "format,rule", [("nvfp4", "max"), *(("nvfp4", r) for r in FOUR_SIX), ("mxfp4", "even"), ("mxfp8_e5m2", "floor")]
 )
-def test_stochastic_and_rotated(arch: str, format: str, rule: str, dtype: torch.dtype, seed: int) -> None:
+@pytest.mark.parametrize("way", ["stochastic", "rotated", "both"])
+def test_stochastic_and_rotated(arch: str, format: str, rule: str, dtype: torch.dtype, seed: int, way: str) -> None:
+    options = {
+        "stochastic": {"seed": seed},
+        "rotated": {"hadamard": Hadamard.from_seed(3)},
+        "both": {"hadamard": Hadamard.from_seed(3, 8), "seed": seed},
+    }
     scale = torch.tensor(0.01) if format == "nvfp4" else None
-    x = spread(46, 64).to(dtype).reshape(2, 23, 64)
-    check(x, format, rule, global_scale=scale, seed=seed)
-    check(x, format, rule, global_scale=scale, hadamard=Hadamard.from_seed(3))
-    check(x, format, rule, global_scale=scale, hadamard=Hadamard.from_seed(3, 8), seed=seed)
+    check(spread(46, 64).to(dtype).reshape(2, 23, 64), format, rule, global_scale=scale, **options[way])
 
 
 @pytest.mark.parametrize("rule", ["max", *FOUR_SIX])

@@ -138,11 +138,9 @@ class Pack:
         nibbles = nibbles | ((natural << Uint32(12)) & Uint32(0x0F0F0000))
         nibbles = nibbles | ((natural >> Uint32(12)) & Uint32(0x0000F0F0))
         word = Uint32(0)
-        for rotation, mask in encoding(DTYPES[self.config.dtype]):
-            part = nibbles & Uint32(mask)
-            if rotation:
-                part = (part << Uint32(rotation)) | (part >> Uint32(32 - rotation))
-            word = word ^ part
+        for shift, mask in encoding(DTYPES[self.config.dtype]):
+            part = nibbles << Uint32(shift) if shift >= 0 else nibbles >> Uint32(-shift)
+            word = word ^ (part & Uint32(mask))
         return word
 
     def scale_pairs(self, word: Uint32) -> list[Uint32]:

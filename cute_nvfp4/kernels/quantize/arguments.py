@@ -37,14 +37,17 @@ class Walk(NamedTuple):
     """How CTAs walk the work tiles of a matrix, which are counted along one dimension first.
 
     inner: work tiles along that dimension: K, or the rows where x is read transposed. count: work tiles of a matrix.
-    outer_step, inner_step: ``ctas`` divided by ``inner``, and the remainder: how far a CTA's next work tile is. Only
-    the kernel of rows uses them; others get zeros.
+    Only the kernel of rows uses what follows; others get zeros. outer_step, inner_step: ``ctas`` divided by ``inner``,
+    and the remainder: how far a CTA's next work tile is. each, rest: in runs, work tiles of a CTA, and how many CTAs
+    have one more.
     """
 
     inner: Scalar = INT32
     count: Scalar = INT32
     outer_step: Scalar = INT32
     inner_step: Scalar = INT32
+    each: Scalar = INT32
+    rest: Scalar = INT32
 
 
 class Chunks(NamedTuple):

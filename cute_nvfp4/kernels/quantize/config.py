@@ -136,6 +136,12 @@ class QuantizeConfig:
         return self.has_fast_path and self.choice != ""
 
     @property
+    def in_runs(self) -> bool:
+        """Whether the work tiles of a CTA follow one another: fewer instructions for addresses, but more places of
+        memory are read at a time, which ``max`` would notice."""
+        return self.defers_undecided
+
+    @property
     def rows_together(self) -> int:
         """Rows of a work tile that are fetched and waited for together."""
         return 2 if self.defers_undecided else 1

@@ -37,14 +37,14 @@ from ...ptx import mbarrier
 from ...ptx.async_copy import copy_bulk
 from ...ptx.memory import load_shared, store_global, store_global_byte
 from ...ptx.move import opaque, prmt
-from ...scale_layout import ATOM_COLS, ATOM_ROWS
+from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS
 from ..arith import div, mod
 from .arguments import QuantizeArguments
 from .block.four_six_by_warp import by_whole_warp
 from .block.four_six_fast_path import four_six
 from .block.quantize_block import quantize_block
 from .block.records import BlockContext
-from .config import ROW_STEP, WARP, WARP_ROWS
+from .config import ROW_STEP, WARP, WARP_ROWS, QuantizeConfig
 from .kernel import Matrices, QuantizeKernel, address_of
 
 # undecided blocks of a row that a warp takes one after the other, rather than each lane its own
@@ -70,6 +70,19 @@ class Source(NamedTuple):
     starts: tuple[Int64, ...]
     size: Int32
     rows: Int32
+
+
+class Target(NamedTuple):
+    """Where the lane's codes of its next row go, and its word of four scales."""
+
+    codes: Int64
+    scales: Int64
+
+    def advanced(self, config: QuantizeConfig, row: Int64) -> Target:
+        """From behind the last row of a work tile to the next work tile of the same rows; row: bytes of codes."""
+        column_bytes = ATOM_BYTES // ATOM_COLS if config.layout == "blocked" else 1
+        codes = self.codes + (WARP * config.out_bytes - WARP_ROWS * ROW_STEP * row)
+        return Target(codes, self.scales + WARP * column_bytes)
 
 
 class Ring(NamedTuple):
@@ -132,10 +145,15 @@ class QuantizeRow(QuantizeKernel):
         ring = self.make_ring(smem, warp)
         matrices = self.extended(self.matrices(arguments, batch), extra)
 
-        # work tiles are counted along K first; those of a CTA are ``ctas`` apart
-        group, chunk = cta // walk.inner, cta % walk.inner
+        # work tiles are counted along K first; those of a CTA follow one another, or are ``ctas`` apart
+        first, end, step = cta, walk.count, ctas
+        if cutlass.const_expr(cfg.in_runs):
+            first, step = cta * walk.each + cutlass.min(cta, walk.rest), Int32(1)
+            end = first + walk.each + Int32(cta < walk.rest)
+        group, chunk = first // walk.inner, first % walk.inner
+        rows = self.warp_rows(group, warp)
         if cutlass.const_expr(cfg.bulk):
-            source = self.source(matrices, self.warp_rows(group, warp), chunk)
+            source = self.source(matrices, rows, chunk)
             with cute.arch.elect_one():
                 for i in cutlass.range_constexpr(WARP_ROWS // cfg.rows_together):
                     mbarrier.initialise(ring.barriers + 8 * i, 1)
@@ -146,19 +164,28 @@ class QuantizeRow(QuantizeKernel):
         context = self.context(arguments, smem, thread, cta + batch)
 
         parity = Int32(0)
-        for tile in cutlass.range(cta, walk.count, ctas, unroll=1):
-            next_group, next_chunk = group + walk.outer_step, chunk + walk.inner_step
-            if next_chunk >= walk.inner:
-                next_chunk = next_chunk - walk.inner
-                next_group = next_group + 1
-            if cutlass.const_expr(cfg.bulk):
-                source = self.source(matrices, self.warp_rows(next_group, warp), next_chunk)
+        target = self.target(matrices, rows, chunk, lane)
+        for tile in cutlass.range(first, end, step, unroll=1):
             rows = self.warp_rows(group, warp)
+            next_group, next_chunk = group, chunk + 1
+            if cutlass.const_expr(cfg.in_runs):
+                if cutlass.const_expr(cfg.bulk):
+                    source = self.advanced(source, matrices, next_chunk)
+                if next_chunk == walk.inner:
+                    next_group, next_chunk = group + 1, Int32(0)
+                    if cutlass.const_expr(cfg.bulk):
+                        source = self.source(matrices, self.warp_rows(next_group, warp), next_chunk)
+            else:
+                target = self.target(matrices, rows, chunk, lane)
+                next_group, next_chunk = group + walk.outer_step, chunk + walk.inner_step
+                if next_chunk >= walk.inner:
+                    next_group, next_chunk = next_group + 1, next_chunk - walk.inner
+                if cutlass.const_expr(cfg.bulk):
+                    source = self.source(matrices, self.warp_rows(next_group, warp), next_chunk)
             column = chunk * WARP + lane
-            out_address = address_of(matrices.mData, (rows.base, column * cfg.out_bytes))
             # scales of the lane's column, one byte a row; and a bit for each row with an undecided block
             scales, undecided = Uint32(0), Int32(0)
-            more = tile + ctas < walk.count
+            more = tile + step < end
             for i in cutlass.range(WARP_ROWS, unroll_full=cfg.defers_undecided, unroll=1):
                 row = rows.base + i * ROW_STEP
                 exists = matrices.has(row, column)
@@ -188,14 +215,21 @@ class QuantizeRow(QuantizeKernel):
                 if cutlass.const_expr(cfg.ragged):
                     code = cutlass.select_(exists, code, Uint32(0))
                     if exists:
-                        self.store(out_address, out)
+                        self.store(target.codes, out)
                 else:
-                    self.store(out_address, out)
+                    self.store(target.codes, out)
                 scales = scales + code * (Uint32(1) << Uint32(8 * i))
-                out_address = out_address + ROW_STEP * arguments.data_strides.row
+                target = target._replace(codes=target.codes + ROW_STEP * arguments.data_strides.row)
             if cutlass.const_expr(cfg.defers_undecided):
                 scales = self.decide(matrices, rows, column, context, undecided, scales)
-            self.store_scales(matrices, rows, chunk * WARP, lane, self.transpose_scales(scales, lane))
+            word = self.transpose_scales(scales, lane)
+            if cutlass.const_expr(cfg.in_runs):
+                self.store_scales(matrices, rows, column, target.scales, word)
+                target = target.advanced(cfg, arguments.data_strides.row)
+                if next_chunk == 0:
+                    target = self.target(matrices, self.warp_rows(next_group, warp), next_chunk, lane)
+            else:
+                self.store_scales(matrices, rows, column, self.target(matrices, rows, chunk, lane).scales, word)
             group, chunk = next_group, next_chunk
             parity = parity ^ 1
 
@@ -250,11 +284,34 @@ class QuantizeRow(QuantizeKernel):
 
     def source(self, matrices: Matrices, rows: WarpRows, chunk: Int32) -> Source:
         """Where the work tile of ``rows`` and the ``chunk``-th 32 blocks comes from."""
-        columns = cutlass.min(matrices.columns - chunk * WARP, WARP) if self.config.ragged else Int32(WARP)
         # opaque: or rows would be multiplied by the stride for each copy
         place = rows.base, chunk * WARP
         starts = tuple(opaque(address_of(tensor, place)) for tensor in self.inputs(matrices))
-        return Source(starts, columns * self.config.block_bytes, matrices.rows - rows.base)
+        return Source(starts, self.source_bytes(matrices, chunk), matrices.rows - rows.base)
+
+    def source_bytes(self, matrices: Matrices, chunk: Int32) -> Int32:
+        """Bytes of a row of the ``chunk``-th 32 blocks."""
+        columns = cutlass.min(matrices.columns - chunk * WARP, WARP) if self.config.ragged else Int32(WARP)
+        return columns * self.config.block_bytes
+
+    def advanced(self, source: Source, matrices: Matrices, chunk: Int32) -> Source:
+        """``source`` of the same rows, and of ``chunk``, the next."""
+        starts = tuple(start + self.config.block_bytes * WARP for start in source.starts)
+        return Source(starts, self.source_bytes(matrices, chunk), source.rows)
+
+    def target(self, matrices: Matrices, rows: WarpRows, chunk: Int32, lane: Int32) -> Target:
+        """Where the lane's results of a work tile go."""
+        column, row_of_four = chunk * WARP + lane, mod(lane, ATOM_COLS)
+        codes = address_of(matrices.mData, (rows.base, column * self.config.out_bytes))
+        if self.config.layout == "blocked":
+            scales = matrices.blocked_scale((rows.first, row_of_four), rows.atom, div(column, ATOM_COLS))
+        else:
+            place = rows.base + row_of_four * ROW_STEP, column - mod(column, ATOM_COLS)
+            scales = address_of(matrices.mScale, place)
+        if self.config.in_runs:
+            # opaque: or they would be computed for each work tile
+            codes, scales = opaque(codes), opaque(scales)
+        return Target(codes, scales)
 
     def fetch(self, source: Source, matrices: Matrices, ring: Ring, phase: Any) -> None:
         """Starts the copies of rows that are fetched together; one thread does this."""
@@ -288,26 +345,23 @@ class QuantizeRow(QuantizeKernel):
         return prmt(pairs, other, cutlass.select_(upper == 0, Uint32(0x5410), Uint32(0x3276)))
 
     @cute.jit
-    def store_scales(self, matrices: Matrices, rows: WarpRows, first_column: Int32, lane: Int32, word: Uint32):
-        """Stores the lane's four scales: of row lane % 4 of the four, and of the columns of its quad of lanes."""
+    def store_scales(self, matrices: Matrices, rows: WarpRows, column: Int32, address: Int64, word: Uint32):
+        """Stores the lane's four scales at ``address``: of row lane % 4 of the four, and of the columns of its quad."""
         cfg = self.config
-        row_of_four = mod(lane, ATOM_COLS)
-        column = first_column + lane
+        row = rows.base + mod(column, ATOM_COLS) * ROW_STEP
         column = column - mod(column, ATOM_COLS)
-        if cutlass.const_expr(cfg.layout == "blocked"):
+        if cutlass.const_expr(not cfg.ragged):
+            store_global(address, [word])
+        elif cutlass.const_expr(cfg.layout == "blocked"):
             if column < matrices.columns:
-                place = (rows.first, row_of_four)
-                store_global(matrices.blocked_scale(place, rows.atom, div(column, ATOM_COLS)), [word])
+                store_global(address, [word])
+        elif cutlass.const_expr(cfg.scale_word):
+            if matrices.has(row, column):
+                store_global(address, [word])
         else:
-            row = rows.base + row_of_four * ROW_STEP
-            address = address_of(matrices.mScale, (row, column))
-            if cutlass.const_expr(cfg.scale_word):
-                if matrices.has(row, column):
-                    store_global(address, [word])
-            else:
-                for i in cutlass.range_constexpr(ATOM_COLS):
-                    if matrices.has(row, column + i):
-                        store_global_byte(address + i, word >> Uint32(8 * i))
+            for i in cutlass.range_constexpr(ATOM_COLS):
+                if matrices.has(row, column + i):
+                    store_global_byte(address + i, word >> Uint32(8 * i))
 
 
 def _with_byte(word: Uint32, i: Int32, byte: Uint32) -> Uint32:

@@ -34,9 +34,9 @@ class Replay(Effects):
         self.machine, self.code, self.sample, self.recorder = machine, code, sample, recorder
         self.shared = Shared(machine)
         self._step = stepper(machine)
-        self._made = {slot.source: b for b, slots in enumerate(code.blocks) for slot in slots}
-        self._moved = dict(self._moves(recorder))
         self._lists = [[self._step(slot) for slot in slots] for slots in code.blocks]
+        self._made = {s.source: b for b, steps in enumerate(self._lists) for s in steps if s.kind != "plain"}
+        self._moved = dict(self._moves(recorder))
         self._queue: list[tuple[float, int, Warp]] = []
         self._order = 0
         self._places: list[tuple[Place, list[Sm]]] = []
@@ -91,7 +91,7 @@ class Replay(Effects):
         index = {id(i): n for n, i in enumerate(recorder.kernel.source.code)}
         for b in recorder.kernel.blocks:
             holder = self.code.holders[self.code.leads[b.index]]
-            mine = {slot.source for slot in self.code.blocks[holder]}
+            mine = {step.source for step in self._lists[holder] if step.kind != "plain"}
             for i, _ in b.code:
                 n = index[id(i)]
                 if n in self._made and n not in mine:

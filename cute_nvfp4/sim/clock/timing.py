@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from cute_nvfp4.sim.clock.machine import Machine, machine
@@ -10,13 +10,14 @@ from cute_nvfp4.sim.clock.matching import MachineCode, differing, machine_code
 from cute_nvfp4.sim.clock.recorder import Recorder
 from cute_nvfp4.sim.clock.replay import Replay
 from cute_nvfp4.sim.clock.sampling import SHARED, Sample, resample, sample
+from cute_nvfp4.sim.clock.warps import Warp
 from cute_nvfp4.sim.errors import ClockError
 from cute_nvfp4.sim.machine.events import Client, Listener
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
 from cute_nvfp4.sim.machine.launch import Launch
 from cute_nvfp4.sim.machine.wave import Wave
-from cute_nvfp4.sim.observe.timing import Timing
+from cute_nvfp4.sim.observe.timing import Timing, WarpTime
 from cute_nvfp4.sim.program import Program
 
 SAMPLES, LOST = 2, 0.05
@@ -77,9 +78,17 @@ class Clock:
             replayed_sms=len(replay.sms),
             instructions=sum(sm.issued for sm in replay.sms),
             waits=tuple((w.cta, w.warp, wait) for w in replay.warps for wait in w.waits),
+            warps=tuple(WarpTime(w.cta, w.warp, _role(w), w.begin, w.ready) for w in replay.warps),
+            cycles_per_us=m["clock_mhz"],
+            again=self._again,
             coverage={"code": self.code.coverage.issued, "events": 1 - replay.unmatched / max(1, replay.events)},
             notes=tuple(self._notes(replay)),
         )
+
+    def _again(self, factors: Mapping[str, float]) -> float:
+        """Microseconds with figures of the machine multiplied."""
+        known = {name: self.machine[name] * factor for name, factor in factors.items() if name in self.machine.figures}
+        return self.timing(self.machine.with_figures(known)).microseconds
 
     def _notes(self, replay: Replay) -> Iterator[str]:
         """What may make the time wrong, in words."""
@@ -87,6 +96,13 @@ class Clock:
             yield f"{replay.unmatched} of {replay.events} accesses and arrivals have no instruction in the machine code"
         if self._launch.cubin and (differ := differing(self.code, self._launch.cubin, self._launch.kernel)):
             yield f"the launch's own cubin differs from this machine code: {differ} of {len(self.code.opcodes)} opcodes"
+
+
+def _role(warp: Warp) -> str:
+    """What a warp does besides computing: "copies" that it asks for, products of "tensor" cores."""
+    kinds = {step.kind for steps, _ in warp.program for step in steps}
+    names = {"bulk": "copies", "copy": "copies", "wgmma": "tensor"}
+    return " and ".join(dict.fromkeys(names[kind] for kind in names if kind in kinds))
 
 
 _CODES: dict[tuple[int, str], MachineCode] = {}

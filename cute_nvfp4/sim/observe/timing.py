@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 
 class Wait(NamedTuple):
@@ -13,6 +14,28 @@ class Wait(NamedTuple):
     end: float
     reason: str
     source: int
+
+
+class WarpTime(NamedTuple):
+    """When a replayed warp of a CTA ran, in cycles; ``role`` is what it does besides computing."""
+
+    cta: int
+    warp: int
+    role: str
+    begin: float
+    end: float
+
+
+GAINS = {
+    "DRAM twice as fast": {"dram.bytes_per_cycle": 2.0},
+    "L2 twice as fast": {"l2.bytes_per_cycle": 2.0, "l2.to_sm": 2.0},
+    "memory's latency halved": {f"{at}.latency_{p}": 0.5 for at in ("l2", "dram") for p in (10, 50, 90, 99)},
+    "arithmetic twice as fast": {f"interval.{pipe}": 0.5 for pipe in ("alu", "heavy", "lite", "xu", "fp64")},
+    "shared memory twice as fast": {"shared.cycles_per_pass": 0.5, "shared.latency": 0.5},
+    "barriers at no cost": {f"{at}.wake": 0.0 for at in ("barrier", "mbarrier")},
+    "code and parameters in caches": {"fetch.cycles_per_line": 0.0, "constant.cycles_per_line": 0.0},
+}
+"""What ``Timing.gains`` tries: figures of the machine, and by what they are multiplied."""
 
 
 @dataclass(frozen=True)
@@ -39,12 +62,46 @@ class Timing:
     instructions: int
     waits: tuple[tuple[int, int, Wait], ...]
     coverage: dict[str, float]
+    warps: tuple[WarpTime, ...]
+    cycles_per_us: float
+    again: Callable[[Mapping[str, float]], float] = field(repr=False, compare=False)
     notes: tuple[str, ...] = ()
 
     @property
     def bound_by(self) -> str:
         """The largest of what cost the warps time."""
         return max(sorted(self.lost), key=self.lost.__getitem__)
+
+    def gains(self) -> dict[str, float]:
+        """Microseconds that each of ``GAINS`` would save, the most first. Each is a replay of its own."""
+        saved = {name: self.microseconds - self.again(factors) for name, factors in GAINS.items()}
+        return dict(sorted(saved.items(), key=lambda item: -item[1]))
+
+    def events(self, launch: int = 0, name: str = "") -> list[dict[str, Any]]:
+        """The time line in the Trace Event Format: a process is a CTA, its threads are warps; what they wait for lies
+        under their own bars. Times are modelled microseconds from the start of the launch."""
+        out: list[dict[str, Any]] = []
+        for w in self.warps:
+            at = {"pid": 1000 * launch + w.cta + 1, "tid": w.warp + 1}
+            out.append({"ph": "M", "name": "process_name", **at, "args": {"name": f"{name} CTA {w.cta} (modelled)"}})
+            role = f"warp {w.warp}" + (f", {w.role}" if w.role else "")
+            out.append({"ph": "M", "name": "thread_name", **at, "args": {"name": role}})
+            out.append({"ph": "X", "name": "runs", **at, "ts": self._us(w.begin), "dur": self._us(w.end - w.begin)})
+        for cta, warp, wait in self.waits:
+            at = {"pid": 1000 * launch + cta + 1, "tid": warp + 1, "args": {"PTX instruction": wait.source}}
+            out.append(
+                {
+                    "ph": "X",
+                    "name": wait.reason,
+                    **at,
+                    "ts": self._us(wait.begin),
+                    "dur": self._us(wait.end - wait.begin),
+                }
+            )
+        return out
+
+    def _us(self, cycles: float) -> float:
+        return round(cycles / self.cycles_per_us, 4)
 
     @property
     def roofline_us(self) -> float:

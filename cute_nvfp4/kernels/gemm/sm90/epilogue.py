@@ -96,14 +96,17 @@ class Epilogue:
     ):
         """Columns of the MMA are rows of the output: vectors are turned through shared memory."""
         cfg, out = self.config, self.arguments.out
-        if cutlass.const_expr(cfg.gate):
-            self.join(acc, begin, end)
         row = self.first_row(tile)
         first = out.pointer + Int64(tile.batch) * out.batch_stride
         if cutlass.const_expr(cfg.vector):
             for column in cutlass.range_constexpr(begin, end, cfg.epilogue_columns):
+                # one warp's exponentials while another stores
+                if cutlass.const_expr(cfg.gate):
+                    self.join(acc, column, min(column + cfg.epilogue_columns, end))
                 self.store_vectors(acc, column, end, first, row, tile.n * cfg.tile_n)
         else:
+            if cutlass.const_expr(cfg.gate):
+                self.join(acc, begin, end)
             self.store_elements(acc, begin, end, first, row, tile.n * cfg.tile_n)
 
     @cute.jit

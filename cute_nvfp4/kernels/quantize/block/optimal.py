@@ -47,7 +47,8 @@ _NAN, _INFINITY = 0x7FFFFFFF, 0x7F800000
 _LEAST_EXPONENT, _LARGEST_EXPONENT = -6, 8
 _LEAST_NORMAL_CODE = 8
 _LARGEST_GLOBAL_SCALE = 2.0**100
-# estimates closer than this part of top · √E + E are not decided; nor if scales twice as large are between them
+# estimates closer than this part of top · √E + E, for which stands top² / 16 + 5 E, which is not less, are not decided;
+# nor if scales twice as large are between them
 _NEAR, _NEAR_DOUBLE = 2.0**-17, 2.0**-16
 # least E, in parts of top²: estimates are off by 2**-11 · E at most, less than ``ERROR_MARGIN`` allows for
 _LEAST_PART = 2.0**-14
@@ -224,8 +225,9 @@ def _search(x: tuple[Float32, ...], largest: Float32, context: BlockContext) -> 
 
     code = cutlass.select_(regular, code, Int32(64))
     multiplier = _multiplier(code, scales.inverse)
-    spread = fma_rn(top, cute.math.sqrt(best), best)
-    certain = regular & (best > mul_rn(mul_rn(top, top), Float32(_LEAST_PART))) & (best < Float32(float("inf")))
+    top_squared = mul_rn(top, top)
+    spread = fma_rn(top_squared, Float32(1 / 16), mul_rn(best, Float32(5.0)))
+    certain = regular & (best > mul_rn(top_squared, Float32(_LEAST_PART))) & (best < Float32(float("inf")))
     # scales twice as large
     twice = code + 8 <= LARGEST_CODE
     unclear = regular & twice & (_has_clear_halves(x, multiplier, units.one) == 0)
@@ -298,7 +300,7 @@ def optimal(
         low, high = encode(config, words, code, factor, draw)
     else:
         tie = cute.arch.shuffle_sync(context.optimal.ties, mod(Int32(code), 8))
-        low, high = _encode_in_f16(x, found.multiplier, tie)
+        low, high = _encode_in_f16(x, found.multiplier, tie, context.constants.one)
         low = Uint32(cutlass.select_(live, low, Uint32(0)))
         high = Uint32(cutlass.select_(live, high, Uint32(0)))
         tie = cutlass.select_(found.inside != 0, tie, Uint32(_Tie.BY_DEFINITION))
@@ -310,12 +312,19 @@ def optimal(
     return code, (low, high)
 
 
-def _encode_in_f16(x: Sequence[Float32], multiplier: Float32, tie: Uint32) -> tuple[Uint32, Uint32]:
+@cute.jit
+def _encode_in_f16(x: tuple[Float32, ...], multiplier: Float32, tie: Uint32, one: Uint32):
     """Two words of codes of x · multiplier, in units of 2**-14, of magnitude below 7; ``tie``: of its scale."""
     even = tie & Uint32(_Tie.TO_EVEN)
     # half a unit, or a bit less of it where ties of even codes go down, and odd ones are raised
     unit = Uint32(HALF_UNIT) - even * Uint32(0x00010001)
-    raised = Uint32(NONE) + even * Uint32(ODD - NONE)
-    codes = [half + unit for half in cut_to_f16(_products(x, multiplier))]
-    halves = [fma_f16x2(code & raised, Uint32(RAISING), code) for code in codes]
-    return Uint32(pack_e2m1_halves(halves[:4])), Uint32(pack_e2m1_halves(halves[4:]))
+    # (8): f16x2, two elements each
+    halves = cute.make_rmem_tensor(8, Uint32)
+    for i, half in enumerate(cut_to_f16(_products(x, multiplier))):
+        halves[i] = add_by_fma(half, unit, one)
+    if cute.arch.vote_any_sync(even != 0):
+        raised = Uint32(NONE) + even * Uint32(ODD - NONE)
+        for i in cutlass.range_constexpr(8):
+            halves[i] = fma_f16x2(halves[i] & raised, Uint32(RAISING), halves[i])
+    codes = [halves[i] for i in range(8)]
+    return Uint32(pack_e2m1_halves(codes[:4])), Uint32(pack_e2m1_halves(codes[4:]))

@@ -1,0 +1,182 @@
+"""Products on sm_90a at random, by the public functions: the same problem, bit for bit, on a GPU and in the simulator.
+
+Data comes from NumPy's generators, which are the same everywhere. "exact" data is such that every sum has few bits: the
+result does not depend on the order of sums. Other data is of full range. Chosen plans and others are drawn.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from unittest import mock
+
+import numpy as np
+import torch
+
+from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, prepare_weight, simulating, to_blocked
+from cute_nvfp4.formats import MXFP4, NVFP4, Format
+from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+from cute_nvfp4.planning.packed import PackedPlan
+from cute_nvfp4.runtime.launch import CudaLauncher
+
+DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
+KINDS = ("numbers", "numbers", "nvfp4", "plain", "mxfp4", "gated")
+TILINGS = (
+    {"tile_n": 16}, {"tile_n": 32, "ctas_per_sm": 2, "raster": "n"}, {"tile_n": 64, "scheduler": "static"},
+    {"tile_n": 64, "cluster_rows": 2}, {"tile_n": 128, "warpgroups": 4}, {"tile_n": 256},
+    {"tile_n": 128, "cluster_rows": 2, "stages": 3},
+)  # fmt: skip
+PLACES = 128
+"""Elements that are kept of a result that is not exact."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """out (m, n) = alpha · x (m, k) · weight (n, k)ᵀ + bias.
+
+    kind: "numbers" (x of ``dtype``), "nvfp4" (x quantized), "plain" (both, neither prepared), "mxfp4" (the weight), or
+    "gated" (two weights, joined by the identity). tiling: of WGMMA, on ``workers`` clusters; -1: the plan chosen.
+    """
+
+    seed: int
+    kind: str
+    m: int
+    n: int
+    k: int
+    dtype: str
+    out: str
+    exact: bool
+    bias: bool
+    tiling: int
+    workers: int
+
+    @property
+    def plan(self) -> PackedPlan | None:
+        return None if self.tiling < 0 else PackedPlan(WgmmaConfig(**TILINGS[self.tiling]), self.workers)
+
+
+def random_case(seed: int) -> Case:
+    """Small enough for the simulator: at most a few seconds."""
+    rng = np.random.default_rng(seed)
+    kind = str(rng.choice(KINDS))
+    few = rng.random() < 0.4
+    m = int(rng.integers(1, 17) if few else rng.integers(17, 140))
+    k = 32 * int(rng.integers(1, 33 if few else 17))
+    n = int(rng.integers(1, 400 if few else 300))
+    half = "float16" if kind in ("nvfp4", "plain") else str(rng.choice(["bfloat16", "float16"]))
+    exact = kind == "gated" or bool(rng.random() < 0.6)
+    out = str(rng.choice(list(DTYPES))) if exact else "float32"
+    bias = kind != "gated" and not few and bool(rng.random() < 0.4)
+    drawn = not few and kind in ("numbers", "mxfp4") and rng.random() < 0.6
+    tiling = int(rng.integers(len(TILINGS))) if drawn else -1
+    return Case(seed, kind, m, n, k, half, out, exact, bias, tiling, int(rng.integers(1, 9)))
+
+
+class Problem:
+    """Operands of a case on ``device``."""
+
+    def __init__(self, case: Case, device: str) -> None:
+        self.case, self.device = case, device
+        self._rng = np.random.default_rng(case.seed + (1 << 32))
+        self._hash = hashlib.sha256(repr(case).encode())
+        weights = [self._operand(case.n, MXFP4 if case.kind == "mxfp4" else NVFP4) for _ in range(self._weights)]
+        if case.kind in ("nvfp4", "plain"):
+            self.x: torch.Tensor | BlockScaledTensor = self._operand(case.m, NVFP4)
+        else:
+            drawn = self._rng.integers(-4, 5, (case.m, case.k)) if case.exact else self._normal(case.m, case.k)
+            self.x = self._on_device(drawn.astype(np.float32)).to(DTYPES[case.dtype])
+        self.weights = weights
+        self.bias = self._on_device(self._rng.integers(-8, 9, case.n).astype(np.float32)) if case.bias else None
+        self.alpha = 0.5 if case.exact else 0.75
+
+    @property
+    def inputs(self) -> str:
+        """A digest of the case and its data."""
+        return self._hash.hexdigest()[:16]
+
+    @property
+    def _weights(self) -> int:
+        return 2 if self.case.kind == "gated" else 1
+
+    def _normal(self, *shape: int) -> np.ndarray:
+        # steps of 2**-6: NumPy promises integers, not the last bits of its normal numbers
+        return self._rng.integers(-256, 257, shape) / 64
+
+    def _on_device(self, x: np.ndarray) -> torch.Tensor:
+        self._hash.update(x.tobytes())
+        return torch.from_numpy(x).to(self.device)
+
+    def _operand(self, rows: int, format: Format) -> BlockScaledTensor:
+        case, one = self.case, 127 if format is MXFP4 else 0x38
+        data = self._rng.integers(0, 256, (rows, case.k // 2), dtype=np.uint8)
+        shape = rows, case.k // format.block
+        if case.exact:
+            scale = one + self._rng.integers(0, 2, shape) * (1 if format is MXFP4 else 8)
+        elif format is MXFP4:
+            scale = self._rng.integers(117, 138, shape)
+        else:
+            scale = self._rng.integers(0, 256, shape)
+            scale[scale & 0x7F == 0x7F] = one
+        scales = to_blocked(self._on_device(scale.astype(np.uint8)))
+        factor = self._on_device(np.array(2.0, np.float32)) if format is NVFP4 and self._rng.random() < 0.5 else None
+        if case.kind == "gated":
+            factor = None
+        return BlockScaledTensor(self._on_device(data), scales, factor, format)
+
+    def run(self) -> torch.Tensor:
+        """The kernels' result, float32 or as the case says; an element that they do not write is NaN."""
+        case, dtype = self.case, DTYPES[self.case.dtype]
+        out = torch.full((case.m, case.n), float("nan"), dtype=DTYPES[case.out], device=self.device)
+        if case.kind == "gated":
+            return gated_gemm(self.x, prepare_weight(*self.weights, dtype=dtype), gate="identity", alpha=0.25, out=out)
+        (weight,) = self.weights
+        if case.kind != "plain":
+            weight = prepare_weight(weight, dtype=dtype)
+        return gemm(self.x, weight, alpha=self.alpha, bias=self.bias, out=out, config=case.plan)
+
+    @functools.cached_property
+    def places(self) -> np.ndarray:
+        """Of the elements that are kept."""
+        return np.random.default_rng(self.case.seed).integers(0, self.case.m * self.case.n, PLACES)
+
+    def kept(self, out: torch.Tensor) -> np.ndarray:
+        return out.flatten()[torch.from_numpy(self.places).to(out.device)].cpu().numpy()
+
+    def magnitudes(self) -> np.ndarray:
+        """Of those elements: the sum of absolute products, and the bias."""
+        x = self.x.double() if isinstance(self.x, torch.Tensor) else self.x.dequantize(torch.float64)
+        total = x.abs() @ self.weights[0].dequantize(torch.float64).abs().t() * self.alpha
+        return self.kept(total if self.bias is None else total + self.bias.abs())
+
+
+def bits(out: torch.Tensor) -> str:
+    """A digest of a result's bits."""
+    words = out.contiguous().cpu().view(torch.uint8 if out.element_size() == 1 else torch.int16)
+    return hashlib.sha256(words.numpy().tobytes()).hexdigest()[:16]
+
+
+def digest(ptx: str) -> str:
+    return hashlib.sha256(ptx.encode()).hexdigest()[:16]
+
+
+@contextlib.contextmanager
+def kernels_of(device: str) -> Iterator[list[str]]:
+    """Within it, the PTX of what is launched on ``device``, which is sm_90a: filled when the block ends."""
+    found: list[str] = []
+    if device == "cpu":
+        with simulating("sm_90a") as runs:
+            yield found
+        found += [run.ptx for run in runs]
+        return
+    actual = CudaLauncher.__call__
+
+    def noted(self: CudaLauncher, values: tuple, owners: tuple) -> None:
+        found.append(self.kernel.ptx)
+        actual(self, values, owners)
+
+    with mock.patch.object(CudaLauncher, "__call__", noted):
+        yield found
+    torch.cuda.synchronize()
