@@ -22,8 +22,8 @@ Why so:
 * ``warps_k`` warps share the rows of a tile along K, so that short problems fill the machine; their sums meet
   in shared memory at the end, always in the same order: results repeat bit for bit.
 * So do the CTAs of a cluster, where the tiles do not divide evenly by multiprocessors: 448 tiles on 132 leave some with
-  four and most with three, but on 66 pairs with seven or six halves each. The first CTA of a cluster gets the sums of
-  the others by distributed shared memory.
+  four and most with three, but 64 pairs have seven halves each. The first CTA of a cluster gets the sums of the others
+  by distributed shared memory.
 """
 
 from __future__ import annotations
