@@ -17,8 +17,8 @@ from ..target import Architecture
 from .packed import START_US, PackedPlan
 
 STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.10, 256: 1.40}
-"""µs of a multiprocessor for 128 rows of the weight and 128 of K, by rows of x in a tile: up to 128 those of ``packed``,
-and between them; the wide ones, which load x without multicast, fitted on an NVIDIA H200 on 2026-11-22."""
+"""µs of a multiprocessor for 128 rows of the weight and 128 of K, by rows of x in a tile: up to 128 those of
+``packed``, and between them; the wide ones, which load x without multicast, fitted on an NVIDIA H200 on 2026-11-22."""
 TILE_US = 1.0
 """µs to begin and to store a tile."""
 
