@@ -110,6 +110,17 @@ def packed(weight: nv.BlockScaledTensor, x: torch.Tensor, row: torch.Tensor) -> 
         yield f"gemm, prepared weight, {name}, prepared, a varies", lambda a=a, step=step: step(a)
 
 
+def grouped(device: str) -> Iterator[tuple[str, Callable]]:
+    """Eight groups with prepared weights, of as many rows each as experts have in decoding."""
+    problems = []
+    for i in range(8):
+        weight = nv.prepare_weight(nv.quantize(torch.randn(256, 4096, device=device), global_scale=None))
+        problems.append((torch.randn(16 + i, 4096, device=device, dtype=torch.bfloat16), weight))
+    outs = nv.grouped_gemm(problems)
+    yield "grouped_gemm of 8, prepared weights, out=", lambda: nv.grouped_gemm(problems, out=outs)
+    yield "grouped_gemm of 8, prepared weights", lambda: nv.grouped_gemm(problems)
+
+
 def operations(device: str, arch: str) -> Iterator[tuple[str, Callable[[], object]]]:
     """Every call that is timed on an architecture, by name."""
     k = 4096
@@ -143,6 +154,7 @@ def operations(device: str, arch: str) -> Iterator[tuple[str, Callable[[], objec
     yield "silu_mul_quantize out=", lambda: nv.silu_mul_quantize(gate, x, **place)
     if arch == "sm_90a":
         yield from packed(weight, x, row)
+        yield from grouped(device)
     if not arch.startswith("sm_10"):
         return
     yield "gemm out=", lambda: nv.gemm(small, weight, out=y16)

@@ -285,6 +285,7 @@ def _random(ins: int) -> Callable:
 
 CASES = (
     Case("e2m1_f16x2", lambda: (every_byte(), None), lambda w, _: oracle.e2m1_pairs(w[:, 0])),
+    Case("e2m1_f16x2_table", lambda: (every_byte(), None), lambda w, _: oracle.e2m1_pairs(w[:, 0])),
     Case("e2m1_s8_apart", _apart_inputs, _apart),
     Case("e2m1_s8", lambda: (every_byte(), None), _s8),
     Case("e4m3_f16x2", lambda: (every_byte(), None), _e4m3),

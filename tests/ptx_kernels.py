@@ -57,6 +57,10 @@ def _e2m1_f16x2(place: Place, words: list) -> list:
     return convert.e2m1x8_to_f16x2(words[0], place.arch)
 
 
+def _e2m1_f16x2_table(place: Place, words: list) -> list:
+    return convert.e2m1x8_to_f16x2_by_table(words[0])
+
+
 def _e2m1_s8_apart(place: Place, words: list) -> list:
     # the table as constants, and in registers
     apart = convert.e2m1x8_to_s8x4_signs_apart
@@ -193,6 +197,7 @@ class Body:
 
 BODIES = {
     "e2m1_f16x2": Body(_e2m1_f16x2, 1, 4),
+    "e2m1_f16x2_table": Body(_e2m1_f16x2_table, 1, 4),
     "e2m1_s8_apart": Body(_e2m1_s8_apart, 3, 8),
     "e2m1_s8": Body(_e2m1_s8, 1, 2),
     "e4m3_f16x2": Body(_e4m3_f16x2, 1, 4),

@@ -85,4 +85,7 @@ def written_to(*outs: Any) -> None:
         elif isinstance(x, BlockScaledTensor):
             written_to(x.data, x.scale, x.global_scale)
         elif x is not None:
-            written_to(*x)
+            tensors = [y for y in x if isinstance(y, Tensor)]
+            increment_version([y for y in tensors if not y.is_inference()])
+            if len(tensors) < len(x):
+                written_to(*(y for y in x if not isinstance(y, Tensor)))

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor, is_grad_enabled
+from torch.compiler import is_dynamo_compiling
 
 from ..errors import OperandError, OperandTypeError
 from ..kernels.gemm.arguments import MAP_BYTES, GroupFactor
@@ -24,6 +26,7 @@ from ..target import Target
 from .calls import addresses, as_alpha, operand_key, output_key, tensor_key
 from .checks import DTYPE_NAMES, refuse_config, span, split_alpha, tensors
 from .dequantize import dequantize
+from .dispatch import modes
 from .grouped_launch import arrangements, gathered, table_on_device
 from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group
 from .packed_operands import X, check_products, check_x, x_parts
@@ -38,6 +41,33 @@ def is_packed(problems: Any) -> bool:
     return isinstance(first, (list, tuple)) and len(first) == 2 and isinstance(first[1], PreparedWeight)
 
 
+def plain_kinds(problems: Sequence[Any], out: Any) -> tuple | None:
+    """All that a plan depends on of groups that ``is_plain`` would say true of, without global scales; else None."""
+    if is_dynamo_compiling() or modes() or not (out is None or type(out) is list or type(out) is tuple):
+        return None
+    follows, kinds = is_grad_enabled(), []
+    for pair in problems:
+        if type(pair) is not tuple or len(pair) != 2:
+            return None
+        x, b = pair
+        if type(x) is not Tensor or type(b) is not PreparedWeight or b.global_scale is not None:
+            return None
+        if follows and x.requires_grad:
+            return None
+        kinds += _kind(x), b.key
+    kinds.append(out is None)
+    for x in out or ():
+        if type(x) is not Tensor or (follows and x.requires_grad):
+            return None
+        kinds.append(_kind(x))
+    return tuple(kinds)
+
+
+def _kind(x: Tensor) -> tuple:
+    """Of a contiguous tensor strides say nothing more: that of a dimension of one element is not used."""
+    return x.dtype, x.shape, x.is_contiguous() or x.stride(), x.device, x.data_ptr() & 15
+
+
 def packed_list(
     problems: Sequence[Pair],
     alpha: float | torch.Tensor | None,
@@ -45,14 +75,16 @@ def packed_list(
     out_dtype: torch.dtype | None,
     config: PackedPlan | None,
     backend: Backend,
+    kinds: tuple | None = None,
 ) -> list[torch.Tensor]:
-    """``grouped_gemm`` of prepared weights; an x of no rows may be None or (0, K)."""
+    """``grouped_gemm`` of prepared weights; an x of no rows may be None or (0, K). kinds: the ``plain_kinds``."""
     first = problems[0][1].key
-    each_group(_check_pair, problems)
-    keys = [(operand_key(x) if isinstance(x, BlockScaledTensor) else tensor_key(x), b.key) for x, b in problems]
-    outs = tuple(map(output_key, out)) if isinstance(out, (list, tuple)) else type(out)
-    live = [pair for pair in problems if _rows(pair[0])]
-    key = (*keys, _arranged(live), outs, tensor_key(alpha), out_dtype, backend, config, world(first.on_cpu))
+    if kinds is None:
+        each_group(_check_pair, problems)
+        keys = [(operand_key(x) if isinstance(x, BlockScaledTensor) else tensor_key(x), b.key) for x, b in problems]
+        outs = tuple(map(output_key, out)) if isinstance(out, (list, tuple)) else type(out)
+        kinds = *keys, _arranged([pair for pair in problems if _rows(pair[0])]), outs
+    key = (kinds, tensor_key(alpha), out_dtype, backend, config, world(first.on_cpu))
     call = _calls.find(key)
     if call is None:
         call = _calls[key] = _plan(problems, alpha, out, out_dtype, backend, config)
@@ -171,14 +203,14 @@ class _Launch:
     ) -> None:
         factors = [] if alpha is None else [alpha]
         for side, arranged in enumerate(self._scales):
-            given = [getattr(pair[side], "global_scale", None) for pair in pairs]
             if arranged != "none":
+                given = [getattr(pair[side], "global_scale", None) for pair in pairs]
                 # read where they are, from the first one's address on, unless they are apart
                 factors.append(gathered(given, self._device) if arranged == "apart" else given[0])
         numbers = [x if isinstance(x, torch.Tensor) else _decoded(x, b.dtype, self._backend) for x, b in pairs]
-        places = [addresses(pairs[i][1].packed, numbers[i], outs[i]) for i in self._order]
         table, maps = None, None
         if self._listed:
+            places = [addresses(pairs[i][1].packed, numbers[i], outs[i]) for i in self._order]
             rows = tuple(_table_row(group, at) for group, at in zip(self._groups, places))
             words = MAP_BYTES // 8
             maps = torch.empty((len(rows) + 1) * words, dtype=torch.int64, device=self._device)
@@ -186,7 +218,10 @@ class _Launch:
             table, maps = table_on_device(rows, self._device), maps[-maps.data_ptr() // 8 % words :]
             values = (*addresses(table, maps), *places[0])
         else:
-            values = tuple(x for group in places for x in group) + places[0] * self._padding
+            values = []
+            for i in self._order:
+                values += pairs[i][1].packed.data_ptr(), numbers[i].data_ptr(), outs[i].data_ptr()
+            values += values[:3] * self._padding
         self._launch((*values, scalar, *addresses(*factors)), (pairs, numbers, outs, table, maps, factors))
 
 
@@ -228,7 +263,16 @@ def _touched(pairs: Any, numbers: Any, outs: Any, table: Any, maps: Any, factors
 
 def _check_call(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], alpha: Any, apart: Bounded) -> None:
     """Raises if the outputs overlap each other or an input. Addresses that were found to be apart stay so."""
-    places = addresses(*outs, *_read(pairs).values(), alpha)
+    places = [] if alpha is None else [alpha.data_ptr()]
+    for (x, b), out in zip(pairs, outs):
+        places += out.data_ptr(), b.packed.data_ptr()
+        if type(x) is Tensor:
+            places.append(x.data_ptr())
+        elif x is not None:
+            places += addresses(*x_parts(x), getattr(x, "global_scale", None))
+        if b.global_scale is not None:
+            places.append(b.global_scale.data_ptr())
+    places = tuple(places)
     if places not in apart:
         _check_apart(pairs, outs, alpha)
         apart[places] = True

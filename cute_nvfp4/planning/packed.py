@@ -21,11 +21,21 @@ LEAST_BUSY = 0.8
 """Share of the multiprocessors that must have units of their own for none to be cut."""
 START_US = 5.0
 """Launch, first bytes and last store."""
-STAGE_US = {32: 0.40, 64: 0.49, 128: 0.68, 256: 1.22}
+STAGE_US = {32: 0.40, 64: 0.49, 128: 0.65, 256: 1.22}
 """µs of a multiprocessor for 128 rows of the weight and 128 of K, by rows of x in a tile; with these, measured on an
 NVIDIA H200 on 2026-11-22 at 8192 x 8192."""
-FIX_UP_US = {32: 4.0, 64: 4.5, 128: 5.0, 256: 12.0}
+FIX_UP_US = {32: 3.5, 64: 4.5, 128: 8.3, 256: 12.0}
 """µs to add the partial sums of stream-K."""
+EXCHANGE_US = {32: 0.5, 64: 1.3, 128: 1.7}
+"""µs to add those of two CTAs of a cluster."""
+TURNS = {32: False, 64: False, 128: False, 256: False}
+"""Whether warpgroups give their MMAs in turn."""
+SHARED_CTAS = {32: 2, 64: 1, 128: 1}
+"""CTAs of a multiprocessor where tiles are shared along K."""
+SHARED_STAGE_TILES = {32: 2, 64: 2, 128: 1}
+"""Packed tiles of a stage there: short stages where the ring would have few."""
+SPLIT_K = 2
+"""CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +116,7 @@ def _refused(p: PackedProblem, plan: PackedPlan) -> str:
         return explain("workers", got=plan.workers, expected="at least 1")
     c = plan.config
     if not plan.streams and c.split_k > 1:
-        tiles, steps = -(-p.rows // c.tile_m) * -(-p.m // c.tile_n), -(-p.k // c.tile_k)
+        tiles, steps = _tiles(p, c), -(-p.k // c.tile_k)
         if plan.workers != tiles:
             return explain("workers of a plan with split_k", got=plan.workers, expected=f"{tiles}: a tile each")
         if steps < c.split_k:
@@ -122,41 +132,64 @@ def _chosen(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
     # sm_120a has the streaming kernel alone: what it cannot run is refused
     if _streams(p) or arch.generation == "sm120":
         return _streamed(p, arch, sm_count)
-    plans = [
-        _wgmma(p, arch, sm_count, tile_n, scheduler)
-        for tile_n in STAGE_US
-        # a tile wider than need be: the next narrower covers all rows of x
-        if tile_n == min(STAGE_US) or tile_n // 2 < p.m
-        for scheduler in ("static", "stream_k")
-    ]
+    # a tile wider than need be: the next narrower covers all rows of x
+    widths = [tile_n for tile_n in STAGE_US if tile_n == min(STAGE_US) or tile_n // 2 < p.m]
+    plans = [_wgmma(p, arch, sm_count, tile_n, scheduler) for tile_n in widths for scheduler in ("static", "stream_k")]
+    if p.k > STAGE_TILES * TILE_K:
+        plans += [_shared(p, arch, tile_n) for tile_n in widths if tile_n in EXCHANGE_US]
     return min(plans, key=lambda plan: predict(plan, p, sm_count))
+
+
+def _tiles(p: PackedProblem, c: WgmmaConfig) -> int:
+    return -(-p.rows // c.tile_m) * -(-p.m // c.tile_n)
 
 
 def predict(plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
     """Modelled µs of a WGMMA plan on an H200, launch included; within about 15 % of what was measured there."""
     c = plan.config
-    tiles = -(-p.rows // c.tile_m) * -(-p.m // c.tile_n)
-    work = tiles * -(-p.k // c.tile_k)
-    if c.scheduler == "static":
-        return START_US + -(-tiles // sm_count) * -(-p.k // c.tile_k) * STAGE_US[c.tile_n]
-    return START_US + work / min(sm_count, work) * STAGE_US[c.tile_n] + FIX_UP_US[c.tile_n]
+    tiles, steps = _tiles(p, c), -(-p.k // c.tile_k)
+    if c.scheduler == "stream_k":
+        work = tiles * steps
+        return START_US + work / min(sm_count, work) * STAGE_US[c.tile_n] + FIX_UP_US[c.tile_n]
+    rounds = -(-tiles * c.split_k // sm_count)
+    exchange = EXCHANGE_US[c.tile_n] if c.split_k > 1 else 0.0
+    return START_US + rounds * -(-steps // c.split_k) * STAGE_US[c.tile_n] + exchange
 
 
 def _wgmma(p: PackedProblem, arch: Architecture, sm_count: int, tile_n: int, scheduler: str) -> PackedPlan:
     """The plan with this tile and scheduler."""
     ctas_per_sm = 2 if tile_n <= 64 else 1
     config = WgmmaConfig(
-        arch=arch, tile_n=tile_n, ctas_per_sm=ctas_per_sm, scheduler=scheduler, **_decided(p, streams=False)
+        arch=arch,
+        tile_n=tile_n,
+        ctas_per_sm=ctas_per_sm,
+        turns=TURNS[tile_n],
+        scheduler=scheduler,
+        **_decided(p, streams=False),
     )
-    slots = sm_count * ctas_per_sm
-    rows = -(-p.rows // config.tile_m)
-    tiles = rows * -(-p.m // tile_n)
+    slots, tiles = sm_count * ctas_per_sm, _tiles(p, config)
     if scheduler == "stream_k":
         return PackedPlan(config, min(slots, tiles * -(-p.k // config.tile_k)))
-    if rows % 2 == 0 and (tile_n == 128 or (tile_n == 256 and tiles >= 2 * slots)):
+    even = -(-p.rows // config.tile_m) % 2 == 0
+    if even and (tile_n == 128 or (tile_n == 256 and tiles >= 2 * slots)):
         # x from L2 once for two CTAs
         return PackedPlan(replace(config, cluster_rows=2), min(tiles, slots) // 2)
     return PackedPlan(config, min(tiles, slots))
+
+
+def _shared(p: PackedProblem, arch: Architecture, tile_n: int) -> PackedPlan:
+    """The plan whose clusters share tiles along K."""
+    config = WgmmaConfig(
+        arch=arch,
+        tile_n=tile_n,
+        ctas_per_sm=SHARED_CTAS[tile_n],
+        split_k=SPLIT_K,
+        stage_tiles=SHARED_STAGE_TILES[tile_n],
+        turns=TURNS[tile_n],
+        scheduler="static",
+        **_decided(p, streams=False),
+    )
+    return PackedPlan(config, _tiles(p, config))
 
 
 def _streams(p: PackedProblem) -> bool:

@@ -53,6 +53,26 @@ def e2m1x8_to_f16x2(word: Uint32, arch: Architecture) -> list[Uint32]:
     return asm(text, [Uint32] * 4, [Uint32(word)])
 
 
+# The high bytes of the magnitudes of E2M1 as binary16; the low ones are zero.
+_HIGH_BYTES = [0x3E3C3800, 0x46444240]
+
+
+def e2m1x8_to_f16x2_by_table(word: Uint32) -> list[Uint32]:
+    """As :func:`e2m1x8_to_f16x2`, with tables: thirteen integer instructions and no multiplication (PTX 2.0, any sm).
+
+    ``prmt`` looks the high bytes of four magnitudes up, with the nibbles as selectors; another replicates the signs of
+    the same four elements over bytes (selectors 8, 12 | 9, 13 of the word shifted by four and of the word itself).
+    """
+    text = "{ .reg .b32 m, h, l, s, u, v; and.b32 m, $4, 0x77777777; shr.u32 h, m, 16; shl.b32 l, $4, 4; "
+    for out, selector, signs in (("u", "m", "0xD9C8"), ("v", "h", "0xFBEA")):
+        # lop3 0xEA: (s & 0x80808080) | out
+        text += f"prmt.b32 {out}, $5, $6, {selector}; prmt.b32 s, l, $4, {signs}; "
+        text += f"lop3.b32 {out}, s, 0x80808080, {out}, 0xEA; "
+    for i, (source, bytes_of) in enumerate((("u", "0x1404"), ("u", "0x3424"), ("v", "0x1404"), ("v", "0x3424"))):
+        text += f"prmt.b32 ${i}, {source}, 0, {bytes_of}; "
+    return asm(text + "}", [Uint32] * 4, [Uint32(word), *map(Uint32, _HIGH_BYTES)])
+
+
 def e2m1x8_to_s8x4_signs_apart(word: Uint32, table: Sequence[Any] = E2M1_DOUBLED_MAGNITUDES) -> list[Uint32]:
     """Decodes eight E2M1 elements to doubled magnitudes in bytes, positive and negative elements apart.
 

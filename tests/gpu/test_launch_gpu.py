@@ -181,3 +181,43 @@ def test_a_first_call_within_a_capture_is_refused(given: Tensors, operation: str
     assert (mark == 1).all()
     again, _ = captured(run)
     replayed(again)
+
+
+# --- gemm with a prepared weight
+
+HOPPER = pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0),
+    reason="of sm_90a",
+)
+
+
+@HOPPER
+@pytest.mark.parametrize("rows", [1, 16, 48])
+def test_prepared_weight(given: Tensors, rows: int) -> None:
+    """A warm call allocates its result and waits for nothing; a graph of it replays with new contents."""
+    weight = nv.prepare_weight(given.weight)
+    x = torch.randn(rows, K, device="cuda").bfloat16()
+    out = nv.gemm(x, weight)
+    for call, allocations in ((lambda: nv.gemm(x, weight, out=out), 0), (lambda: nv.gemm(x, weight), 1)):
+        kept = [call()]
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_stats()["allocation.all.allocated"]
+        with no_waiting():
+            kept.append(call())
+        assert torch.cuda.memory_stats()["allocation.all.allocated"] - before == allocations
+    graph, result = captured(lambda: nv.gemm(x, weight, out=out))
+    x.copy_(torch.randn_like(x))
+    result.fill_(torch.nan)
+    replayed(graph)
+    assert result.equal(nv.gemm(x, weight))
+
+
+@HOPPER
+def test_prepared_weight_under_inductor(given: Tensors) -> None:
+    weight = nv.prepare_weight(given.weight)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return nv.gemm(x * 2, weight, bias=x[0, :M].float()) + 1
+
+    torch._dynamo.reset()
+    assert torch.compile(function, fullgraph=True)(given.x).equal(function(given.x))

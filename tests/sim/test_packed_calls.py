@@ -11,9 +11,10 @@ import torch
 from compilers import needs_compiler
 from roads import Roads, table
 
-from cute_nvfp4 import PreparedWeight, gemm, prepare_weight, quantize, simulating
+from cute_nvfp4 import PreparedWeight, gemm, grouped_gemm, prepare_weight, quantize, simulating
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.ops import packed_gemm as packed_module
+from cute_nvfp4.ops import packed_list as packed_groups
 
 pytestmark = [pytest.mark.kernels, pytest.mark.sim_only("CPU tensors")]
 
@@ -66,6 +67,30 @@ def test_over_an_input(where: str) -> None:
 
     roads = Roads(packed_module._calls, [lambda: call(torch.empty_like(over))])
     assert f"overlap {where} at" in roads.refused(lambda: call(over))
+
+
+def test_groups() -> None:
+    """The same of groups: what is wrong is refused also where good calls were planned."""
+    weight, x = prepare_weight(packed_input.W), packed_input.X
+    pairs, rows = [(x, weight)] * 2, torch.empty(12, 32, dtype=torch.bfloat16)
+    good = [lambda: grouped_gemm(pairs), lambda: grouped_gemm(pairs, out=[rows[:4], rows[4:8]])]
+    roads = Roads(packed_groups._calls, good)
+    over = torch.tensor([], dtype=torch.bfloat16).set_(weight.packed.untyped_storage(), 0, (4, 32))
+    for problems, out, message in (
+        (pairs, [], "out: got list of 0"),
+        (pairs, [rows[:4]], "out: got list of 1"),
+        (pairs, [rows[:4], rows[4:9]], "shape of out"),
+        (pairs, [rows[:4], rows[4:8].float()], "group 1"),
+        (pairs, [rows[:4], rows[2:6]], "memory of out"),
+        (pairs, [rows[:4], over], "memory of an operand"),
+        (pairs, [rows[:4], 5], "out: got int"),
+        ([(x, weight), (x.half(), weight)], None, "group 1: dtype of a"),
+        ([(x, weight), (x, None)], None, "group 1: b: got NoneType"),
+        ([(x, weight), x], None, "group 1: problem: got Tensor"),
+    ):
+        said = roads.refused(lambda problems=problems, out=out: grouped_gemm(problems, out=out))
+        assert message in said, said
+    packed_groups._calls.clear()
 
 
 def test_autograd_knows_what_was_written() -> None:

@@ -124,6 +124,10 @@ WGMMA = (
     # tiles shared along K by two CTAs, and by four that have parts of different length
     Case(40, 300, 640, workers=3, tiling={"tile_n": 64, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16),
     Case(50, 200, 640, workers=4, tiling={"tile_n": 32, "split_k": 4, "scheduler": "static", "ctas_per_sm": 2}),
+    # other stages, and MMAs in turn
+    Case(70, 300, 384, workers=5, tiling={"tile_n": 64, "stage_tiles": 1, "stages": 5}, out=torch.bfloat16),
+    Case(20, 300, 640, workers=3, tiling={"tile_n": 32, "turns": True, "stages": 3}),
+    Case(20, 300, 640, workers=2, tiling={"tile_n": 32, "turns": True, "stage_tiles": 1, "warpgroups": 4}),
 )
 CUT = Case(24, 300, 384, workers=5, tiling={"tile_n": 16, "cluster_rows": 2}, out=torch.bfloat16)
 
@@ -140,7 +144,7 @@ def run(problem: Problem, **options: Any) -> torch.Tensor:
         return problem.run()
 
 
-DEFAULT = (*STREAMED, *(WGMMA[i] for i in (0, 2, 3, 4, 8, 9, 10, 11, 12, 13)))
+DEFAULT = (*STREAMED, *(WGMMA[i] for i in (0, 2, 3, 4, 8, 9, 10, 11, 12, 13, 14, 15, 16)))
 """Every value of every axis of a tiling; the others are slow."""
 
 
@@ -279,24 +283,26 @@ def test_plans(m: int) -> None:
     assert plan.streams == (m <= 16)
     if not plan.streams:
         assert plan.config.tile_n <= max(32, 2 * m)
-        assert plan.workers * plan.config.cluster_rows <= 132 * plan.config.ctas_per_sm
+        assert plan.workers * plan.config.cluster_rows * plan.config.split_k <= 132 * plan.config.ctas_per_sm
 
 
 @pytest.mark.parametrize(
     "m, n, k, expected",
     [
-        (32, 8192, 8192, (32, "stream_k")),
-        (64, 8192, 8192, (64, "stream_k")),
-        (128, 7168, 16384, (128, "stream_k")),
-        (128, 7168, 2048, (64, "static")),
-        (256, 8192, 8192, (128, "static")),
-        (512, 8192, 8192, (256, "static")),
-        (2048, 8192, 8192, (256, "static")),
+        (32, 8192, 8192, (32, "static", 2)),
+        (64, 8192, 8192, (64, "static", 2)),
+        (128, 8192, 8192, (128, "static", 2)),
+        (128, 7168, 16384, (128, "static", 2)),
+        (128, 4096, 7168, (64, "static", 2)),
+        (128, 7168, 2048, (128, "static", 2)),
+        (256, 8192, 8192, (128, "static", 1)),
+        (512, 8192, 8192, (256, "static", 1)),
+        (2048, 8192, 8192, (256, "static", 1)),
     ],
 )
-def test_the_plans_that_were_fastest_on_an_h200(m: int, n: int, k: int, expected: tuple[int, str]) -> None:
+def test_the_plans_that_were_fastest_on_an_h200(m: int, n: int, k: int, expected: tuple[int, str, int]) -> None:
     config = choose(PackedProblem(m=m, n=n, k=k), ARCHITECTURES["sm_90a"], 132).config
-    assert (config.tile_n, config.scheduler) == expected
+    assert (config.tile_n, config.scheduler, config.split_k) == expected
 
 
 MUTANTS = (

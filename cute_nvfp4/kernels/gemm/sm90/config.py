@@ -19,7 +19,7 @@ MMA_ROWS = 64
 LOADING_WARPS = 2
 """One for weights, one for x."""
 STAGE_TILES = 2
-"""Packed tiles along K in a stage: while one is multiplied the other is decoded."""
+"""Packed tiles along K of a work tile's step: while one is multiplied the other is decoded."""
 RESERVED_SHARED = 1024
 """Bytes of shared memory that the system keeps for each CTA, beside ``Architecture.shared_bytes``."""
 ALIGNMENT = 256
@@ -35,10 +35,11 @@ class WgmmaConfig:
     x, and what weights are decoded to. warpgroups: that multiply, 64 rows of the weight each. ctas_per_sm: CTAs of a
     multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by multicast. split_k: CTAs of
     a cluster that share a tile along K, and of which each stores some of its rows of x; there are as many clusters as
-    tiles then. stages: 0 for as many as fit. scheduler, raster: as in ``GemmTiling``. factors: device scalars that
-    multiply alpha. vector: whether rows of the output are 16-bit numbers and start at multiples of 16 bytes. bias: its
-    dtype, or "". gate: "" for one product; else the weight has rows of two in turn, eight of each, and the output is
-    gate(first) · second: ``factors`` are of each of them.
+    tiles then. stage_tiles: packed tiles along K in a stage. turns: whether the warpgroups give their MMAs in turn, so
+    that one decodes while the other's are done. stages: 0 for as many as fit. scheduler, raster: as in ``GemmTiling``.
+    factors: device scalars that multiply alpha. vector: whether rows of the output are 16-bit numbers and start at
+    multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
+    eight of each, and the output is gate(first) · second: ``factors`` are of each of them.
     """
 
     dtype: str = "bfloat16"
@@ -48,6 +49,8 @@ class WgmmaConfig:
     ctas_per_sm: int = 1
     cluster_rows: int = 1
     split_k: int = 1
+    stage_tiles: int = STAGE_TILES
+    turns: bool = False
     stages: int = 0
     scheduler: str = "stream_k"
     raster: str = "m"
@@ -90,6 +93,10 @@ class WgmmaConfig:
         return STAGE_TILES * TILE_K
 
     @property
+    def stage_k(self) -> int:
+        return self.stage_tiles * TILE_K
+
+    @property
     def threads(self) -> int:
         """Those of a warpgroup whose first warps load, and of those that multiply."""
         return WARPGROUP * (self.warpgroups + 1)
@@ -97,12 +104,12 @@ class WgmmaConfig:
     @property
     def weight_bytes(self) -> int:
         """Of a stage."""
-        return self.tile_m // TILE_ROWS * STAGE_TILES * TILE_BYTES
+        return self.tile_m // TILE_ROWS * self.stage_tiles * TILE_BYTES
 
     @property
     def x_bytes(self) -> int:
         """Of a stage."""
-        return self.tile_n * self.tile_k * 2
+        return self.tile_n * self.stage_k * 2
 
     @property
     def stage_bytes(self) -> int:
@@ -129,11 +136,26 @@ class WgmmaConfig:
         """Shared memory for the sums of the other CTAs that share a tile along K."""
         return (self.split_k - 1) * self.tile_m * self.tile_n // self.split_k * 4
 
+    @property
+    def part_columns(self) -> int:
+        """Those that a CTA stores of a tile shared along K."""
+        return self.tile_n // self.split_k
+
+    @property
+    def piece_columns(self) -> int:
+        """Those of which sums are received, and stored, together."""
+        return min(self.part_columns, self.epilogue_columns)
+
+    @property
+    def pieces(self) -> int:
+        return self.part_columns // self.piece_columns if self.split_k > 1 else 0
+
     @cached_property
     def ring_stages(self) -> int:
         """Stages in shared memory."""
         each = (self.arch.shared_bytes + RESERVED_SHARED) // self.ctas_per_sm - RESERVED_SHARED
-        room = each - self.epilogue_bytes - self.received_bytes - self.table_bytes - ALIGNMENT
+        kept = self.epilogue_bytes + self.received_bytes + 8 * self.pieces + self.table_bytes
+        room = each - kept - ALIGNMENT
         return self.stages or min(room // (self.stage_bytes + 16), MAX_STAGES)
 
 
@@ -150,6 +172,8 @@ def can_implement(c: WgmmaConfig) -> str:
     if c.split_k > 1 and (c.cluster_rows > 1 or c.scheduler != "static"):
         got = f"{c.split_k} with cluster_rows {c.cluster_rows} and scheduler {c.scheduler}"
         return explain("split_k", got=got, expected="cluster_rows 1 and scheduler static")
+    if c.stage_tiles not in (1, STAGE_TILES):
+        return explain("stage_tiles", got=c.stage_tiles, expected=f"1 or {STAGE_TILES}")
     if c.tile_n == 256 and c.warpgroups == 4:
         return explain("warpgroups of tiles of 256 columns", got=4, expected="2: four have too few registers")
     if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > 64)):

@@ -54,11 +54,11 @@ class Epilogue:
                 self.write_partial(acc)
             else:
                 self.add_partials(acc, tile)
-                self.store_tile(acc, tile)
+                self.store_tile(acc, tile, 0, self.config.tile_n)
+        elif cutlass.const_expr(self.config.split_k > 1):
+            self.share_tile(acc, tile)
         else:
-            if cutlass.const_expr(self.config.split_k > 1):
-                self.sums.exchange(acc)
-            self.store_tile(acc, tile)
+            self.store_tile(acc, tile, 0, self.config.tile_n)
 
     @property
     def slab_parts(self) -> int:
@@ -71,17 +71,32 @@ class Epilogue:
         return tile.m * self.config.out_rows + slab * (8 * self.slab_parts)
 
     @cute.jit
-    def store_tile(self, acc: cute.Tensor, tile: WorkTile):
-        """alpha · acc, or both products joined: all columns, or those of this CTA's part."""
+    def share_tile(self, acc: cute.Tensor, tile: WorkTile):
+        """Stores this CTA's part of a tile that a cluster shares along K, a piece as its sums come."""
         cfg = self.config
-        if cutlass.const_expr(not cfg.gate):
-            acc.store(acc.load() * self.alphas[0])
-        if cutlass.const_expr(cfg.bias):
-            self.add_bias(acc, tile)
-        columns = cfg.tile_n // cfg.split_k
+        self.sums.send(acc)
         for part in cutlass.range_constexpr(cfg.split_k):
             if self.sums.part == part:
-                self.store_columns(acc, tile, part * columns, (part + 1) * columns)
+                for piece in cutlass.range_constexpr(cfg.pieces):
+                    begin = part * cfg.part_columns + piece * cfg.piece_columns
+                    self.sums.receive(acc, begin)
+                    self.store_tile(acc, tile, begin, begin + cfg.piece_columns)
+
+    @cute.jit
+    def store_tile(self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]):
+        """alpha · acc, or both products joined: columns ``begin`` to ``end`` of the tile."""
+        cfg = self.config
+        if cutlass.const_expr(cfg.gate):
+            self.join(acc, begin, end)
+        else:
+            self.scale(acc, begin, end)
+        if cutlass.const_expr(cfg.bias):
+            self.add_bias(acc, tile, begin, end)
+        self.store_columns(acc, tile, begin, end)
+
+    def scale(self, acc: cute.Tensor, begin: int, end: int) -> None:
+        for i in range(begin // 2, end // 2):
+            acc[i] = acc[i] * self.alphas[0]
 
     def join(self, acc: cute.Tensor, begin: int, end: int) -> None:
         """gate(alpha · first) · (alpha · second) of these columns, in place of the first."""
@@ -110,14 +125,14 @@ class Epilogue:
             self.store_elements(acc, begin, end, first, row, tile.n * cfg.tile_n)
 
     @cute.jit
-    def add_bias(self, acc: cute.Tensor, tile: WorkTile):
+    def add_bias(self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]):
         """Adds a number for each row of the MMA: a thread has two."""
         row = self.first_row(tile) + self.thread % WARP // 4
         for half in cutlass.range_constexpr(2):
             number = Float32(0.0)
             if row + 8 * half < self.arguments.weight.rows:
                 number = device_scalar(self.arguments.bias.pointer + (row + 8 * half)).to(Float32)
-            for i in cutlass.range_constexpr(cute.size(acc) // 4):
+            for i in cutlass.range_constexpr(begin // 8, end // 8):
                 for j in cutlass.range_constexpr(2):
                     at = 4 * i + 2 * half + j
                     acc[at] = acc[at] + number

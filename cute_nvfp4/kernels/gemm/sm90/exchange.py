@@ -1,7 +1,8 @@
 """Sums over the CTAs of a cluster that share a tile along K, through distributed shared memory.
 
 Each stores its part of the tile's columns: the others send it their sums of them by st.async into slots of its own, and
-it adds them in the order of the slots, so that results repeat bit for bit. A CTA has one tile: nothing is used twice.
+it adds them in the order of the slots, so that results repeat bit for bit. They come in pieces, each with a barrier of
+its own: one is stored while the next are under way. A CTA has one tile: nothing is used twice.
 """
 
 from __future__ import annotations
@@ -24,60 +25,59 @@ QUAD_BYTES = 16
 
 @dataclass(frozen=True)
 class ClusterSums:
-    """What a thread of a warpgroup needs: this CTA's ``part`` of K; shared addresses of the barrier and of the slots,
-    fp32 (4, THREAD, QUAD, WARPGROUP, SLOT)."""
+    """What a thread of a warpgroup needs: this CTA's ``part`` of K; shared addresses of the first piece's barrier and
+    of the slots, fp32 (4, THREAD, QUAD, WARPGROUP, SLOT)."""
 
     config: WgmmaConfig
     part: Int32
-    barrier: Int32
+    barriers: Int32
     slots: Int32
     group: Int32
     thread: Int32
 
-    @property
-    def quads(self) -> int:
-        """Of a CTA's columns."""
-        return self.config.tile_n // QUAD_COLUMNS // self.config.split_k
-
     def place(self, slot: Int32) -> Int32:
         """The thread's first sums in a slot."""
         row = slot * self.config.warpgroups + self.group
-        return self.slots + (row * (self.quads * WARPGROUP) + self.thread) * QUAD_BYTES
+        quads = self.config.part_columns // QUAD_COLUMNS
+        return self.slots + (row * (quads * WARPGROUP) + self.thread) * QUAD_BYTES
 
     @cute.jit
     def announce(self):
         """One thread says how many bytes the others will send."""
+        pieces = self.config.pieces
         if (self.group == 0) & (self.thread == 0):
-            mbarrier.expect_bytes(self.barrier, Int32(self.config.received_bytes))
+            for piece in cutlass.range_constexpr(pieces):
+                mbarrier.expect_bytes(self.barriers + 8 * piece, Int32(self.config.received_bytes // pieces))
 
     @cute.jit
-    def exchange(self, acc: cute.Tensor):
-        """Makes this CTA's columns of ``acc`` sums over all of K."""
-        parts = self.config.split_k
-        # the others have made their barriers
+    def send(self, acc: cute.Tensor):
+        """Sends the others what is theirs of ``acc``."""
+        # they have made their barriers
         cute.arch.cluster_wait()
-        for part in cutlass.range_constexpr(parts):
+        for part in cutlass.range_constexpr(self.config.split_k):
             if part != self.part:
-                self.send(acc, part)
-        mbarrier.wait(self.barrier, Int32(0), cluster=True)
-        for part in cutlass.range_constexpr(parts):
-            if part == self.part:
-                self.add(acc, part)
+                self.send_to(acc, part)
 
-    def send(self, acc: cute.Tensor, part: int) -> None:
-        """Sends the columns of CTA ``part`` to it: to slot 0 if this is the CTA after it, and so on."""
+    def send_to(self, acc: cute.Tensor, part: int) -> None:
+        """Sends CTA ``part`` its columns: to slot 0 if this is the CTA after it, and so on."""
+        columns = self.config.part_columns
         slot = (self.part - part - 1) & (self.config.split_k - 1)
-        target, barrier = remote_address(self.place(slot), Int32(part)), remote_address(self.barrier, Int32(part))
-        for quad in range(self.quads):
-            first = 4 * (part * self.quads + quad)
+        target, barriers = remote_address(self.place(slot), Int32(part)), remote_address(self.barriers, Int32(part))
+        for column in range(0, columns, QUAD_COLUMNS):
+            first = (part * columns + column) // 2
             values = [acc[first + i] for i in range(4)]
-            store_async(target + quad * (WARPGROUP * QUAD_BYTES), values, barrier)
+            place = target + column * (WARPGROUP * QUAD_BYTES // QUAD_COLUMNS)
+            store_async(place, values, barriers + column // self.config.piece_columns * 8)
 
-    def add(self, acc: cute.Tensor, part: int) -> None:
-        """Adds what came for this CTA's columns."""
+    def receive(self, acc: cute.Tensor, begin: int) -> None:
+        """Makes the piece of this CTA's columns that starts at column ``begin`` of the tile sums over all of K."""
+        columns, piece = self.config.part_columns, self.config.piece_columns
+        own = begin % columns
+        mbarrier.wait(self.barriers + own // piece * 8, Int32(0), cluster=True)
         for slot in range(self.config.split_k - 1):
             source = self.place(Int32(slot))
-            for quad in range(self.quads):
-                first = 4 * (part * self.quads + quad)
-                for i, value in enumerate(load_shared_floats(source + quad * (WARPGROUP * QUAD_BYTES))):
+            for column in range(own, own + piece, QUAD_COLUMNS):
+                first = (begin - own + column) // 2
+                place = source + column * (WARPGROUP * QUAD_BYTES // QUAD_COLUMNS)
+                for i, value in enumerate(load_shared_floats(place)):
                     acc[first + i] = acc[first + i] + value

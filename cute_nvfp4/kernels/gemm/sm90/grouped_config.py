@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ....errors import explain
 from ..grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, Columns, GroupTableConfig
-from .config import WgmmaConfig, can_implement
+from .config import STAGE_TILES, WgmmaConfig, can_implement
 
 _WIDTHS = {128: (32, 64, 96, 128), 256: (96, 128, 192, 256)}
 """More of them, or two in 80 registers, and ptxas lets no two wgmma run at the same time (its note C7512)."""
@@ -51,6 +51,9 @@ def can_implement_groups(c: GroupedWgmmaConfig) -> str:
     if c.scheduler != "static" or c.clustered:
         got = f"scheduler {c.scheduler}, clusters of {c.cluster_rows}"
         return explain("a grouped GEMM of packed weights", got=got, expected="static, without clusters")
+    if c.stage_tiles != STAGE_TILES or c.turns:
+        got = f"stage_tiles {c.stage_tiles}, turns {c.turns}"
+        return explain("stages of a grouped GEMM", got=got, expected=f"stage_tiles {STAGE_TILES}, turns False")
     if c.bias:
         return explain("bias of a grouped GEMM", got=c.bias, expected="none")
     if c.maps not in c.tables:

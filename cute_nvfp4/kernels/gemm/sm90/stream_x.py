@@ -15,7 +15,7 @@ from cutlass.cute.nvgpu import cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
 from ....ptx.async_copy import copy_bulk
-from ....ptx.convert import e2m1x8_to_f16x2, e4m3x4_to_f16x2
+from ....ptx.convert import e2m1x8_to_f16x2, e2m1x8_to_f16x2_by_table, e4m3x4_to_f16x2
 from ....ptx.half import multiply_by_half
 from ....ptx.memory import load_matrices, load_shared
 from ....ptx.move import prmt
@@ -147,7 +147,7 @@ class X:
             bytes_of = [prmt(words[2 * s], words[2 * s + 1], two_bytes) for s in range(STEPS)]
             for pair in range(STEPS // 2):
                 both = prmt(bytes_of[2 * pair], bytes_of[2 * pair + 1], Uint32(0x5410))
-                values = e2m1x8_to_f16x2(both, cfg.arch)
+                values = e2m1x8_to_f16x2(both, cfg.arch) if cfg.arch.has_fp4_convert else e2m1x8_to_f16x2_by_table(both)
                 for i in range(2):
                     numbers = values[2 * i : 2 * i + 2]
                     steps[2 * pair + i].append([multiply_by_half(v, scales[pair], i, cfg.dtype) for v in numbers])

@@ -19,11 +19,11 @@ from cutlass.memory import SmemAllocator
 
 from ....ptx import mbarrier
 from ....ptx.async_copy import copy_bulk
-from ....weight_layout import STEPS, TILE_BYTES, TILE_ROWS
+from ....weight_layout import STEPS, TILE_BYTES, TILE_K, TILE_ROWS
 from ..arguments import OUT_DTYPES
 from ..operands import TmaCopy
-from ..tile_scheduler import CtaPlace, StaticScheduler
-from .arguments import WgmmaArguments
+from ..tile_scheduler import CtaPlace, CursorRange, StaticScheduler, WorkTile
+from .arguments import PackedWeight, WgmmaArguments
 from .config import LOADING_WARPS, MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
 from .decode import PackedLane, decode_tile, load_lane, product_alphas
 from .epilogue import Epilogue
@@ -32,6 +32,8 @@ from .scheduler import SCHEDULERS
 
 START_BARRIER = 5
 """Named barrier: the ring's barriers are there. Those before are the warpgroups'."""
+TURN_BARRIER = 6
+"""The first of the named barriers on which a warpgroup waits for its turn."""
 TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()}
 
 
@@ -51,7 +53,7 @@ class Position(NamedTuple):
 
 @dataclass(frozen=True)
 class Memory:
-    """Shared memory: ``weights`` the address of the first stage's packed tiles, sX (tile_n, tile_k, STAGE);
+    """Shared memory: ``weights`` the address of the first stage's packed tiles, sX (tile_n, stage_k, STAGE);
     ``received`` and ``sums_barrier`` those of :class:`ClusterSums`."""
 
     weights: Int32
@@ -74,6 +76,7 @@ class Products:
     row_tile: Int32
     slab: Int32
     thread: Int32
+    group: Int32
 
 
 def make_mma(config: WgmmaConfig) -> cute.TiledMma:
@@ -86,9 +89,9 @@ def make_mma(config: WgmmaConfig) -> cute.TiledMma:
 
 
 def x_layout(config: WgmmaConfig) -> Any:
-    """x in shared memory: (tile_n, tile_k, STAGE), swizzled."""
+    """x in shared memory: (tile_n, stage_k, STAGE), swizzled."""
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, TYPES[config.dtype])
-    return cute.tile_to_shape(atom, (config.tile_n, config.tile_k, config.ring_stages), order=(0, 1, 2))
+    return cute.tile_to_shape(atom, (config.tile_n, config.stage_k, config.ring_stages), order=(0, 1, 2))
 
 
 def advance(config: WgmmaConfig, at: Position) -> Position:
@@ -113,7 +116,7 @@ class WgmmaGemm:
         one_stage = cute.slice_(x_layout(cfg), (None, None, 0))
         shared = cfg.cluster_rows > 1
         op = cpasync.CopyBulkTensorTileG2SMulticastOp() if shared else cpasync.CopyBulkTensorTileG2SOp()
-        tile = (cfg.tile_n, cfg.tile_k)
+        tile = (cfg.tile_n, cfg.stage_k)
         copy = cpasync.make_tiled_tma_atom(op, tensor, one_stage, tile, num_multicast=cfg.cluster_rows)
         passed = arguments._replace(workers=None)
         self.kernel(TmaCopy(copy[0], copy[1]), x.rows, passed._replace(x=None)).launch(
@@ -169,7 +172,8 @@ class WgmmaGemm:
             for stage in range(cfg.ring_stages):
                 mbarrier.initialise(memory.ring.full + 8 * stage, LOADING_WARPS)
                 mbarrier.initialise(memory.ring.empty + 8 * stage, 4 * cfg.warpgroups * cfg.cluster_rows)
-            mbarrier.initialise(memory.sums_barrier, 1)
+            for piece in range(cfg.pieces):
+                mbarrier.initialise(memory.sums_barrier + 8 * piece, 1)
             mbarrier.fence_initialised()
         cute.arch.sync_warp()
 
@@ -192,10 +196,9 @@ class WgmmaGemm:
         weights = smem.allocate_array(cutlass.Uint8, cfg.ring_stages * cfg.weight_bytes, byte_alignment=128)
         epilogue = smem.allocate_array(cutlass.Uint8, max(cfg.epilogue_bytes, 16), byte_alignment=128)
         received = smem.allocate_array(cutlass.Uint8, max(cfg.received_bytes, 16), byte_alignment=128)
-        barriers = smem.allocate_array(Int64, 2 * cfg.ring_stages + 1).toint()
-        ring = Pipeline(barriers, barriers + 8 * cfg.ring_stages)
-        last = barriers + 16 * cfg.ring_stages
-        return Memory(weights.toint(), sX, ring, epilogue.toint(), received.toint(), last)
+        barriers = smem.allocate_array(Int64, 2 * cfg.ring_stages + cfg.pieces).toint()
+        empty, sums = barriers + 8 * cfg.ring_stages, barriers + 16 * cfg.ring_stages
+        return Memory(weights.toint(), sX, Pipeline(barriers, empty), epilogue.toint(), received.toint(), sums)
 
     def scheduler(self, arguments: WgmmaArguments, x_rows: Int32) -> StaticScheduler:
         cfg = self.config
@@ -214,26 +217,37 @@ class WgmmaGemm:
     @cute.jit
     def load_weights(self, arguments: WgmmaArguments, memory: Memory, scheduler: StaticScheduler):
         """The loop of the warp that loads weights."""
-        cfg, weight = self.config, arguments.weight
-        row_tiles = cute.ceil_div(weight.rows, TILE_ROWS // cfg.products)
+        cfg = self.config
         at = Position(Int32(0), Int32(0))
         cursor, end = scheduler.range()
         while cursor < end:
             tile = scheduler.tile(cursor, end)
-            first = weight.tiles.toint() + tile.batch * weight.batch_stride
-            for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
+            first, after = self.stages_of(tile)
+            sources = self.weight_addresses(arguments.weight, tile)
+            for step in cutlass.range(first, after, unroll=1):
                 mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.ring.full + 8 * at.stage
                 with cute.arch.elect_one():
                     mbarrier.expect_bytes(full, Int32(cfg.weight_bytes))
                     for i in cutlass.range_constexpr(cfg.tile_m // TILE_ROWS):
-                        # a row tile beyond the last: any bytes will do, its rows are not stored
-                        row_tile = cutlass.min(tile.m * (cfg.tile_m // TILE_ROWS) + i, row_tiles - 1)
-                        index = Int64(row_tile) * weight.k_tiles + k_tile * STAGE_TILES
-                        target = memory.weights + at.stage * cfg.weight_bytes + i * (STAGE_TILES * TILE_BYTES)
-                        copy_bulk(target, first + index * TILE_BYTES, Int32(STAGE_TILES * TILE_BYTES), full)
+                        target = memory.weights + at.stage * cfg.weight_bytes + i * (cfg.stage_tiles * TILE_BYTES)
+                        source = sources[i] + Int64(step) * (cfg.stage_tiles * TILE_BYTES)
+                        copy_bulk(target, source, Int32(cfg.stage_tiles * TILE_BYTES), full)
                 at = advance(cfg, at)
             cursor = scheduler.after(cursor, tile)
+
+    def stages_of(self, tile: WorkTile) -> CursorRange:
+        """The stages of a work tile, as they lie along K."""
+        each = STAGE_TILES // self.config.stage_tiles
+        return CursorRange(tile.k_first * each, (tile.k_first + tile.k_count) * each)
+
+    def weight_addresses(self, weight: PackedWeight, tile: WorkTile) -> tuple[Int64, ...]:
+        """Of the first packed tile of each row tile of a work tile."""
+        each, row_tiles = self.config.tile_m // TILE_ROWS, cute.ceil_div(weight.rows, TILE_ROWS // self.config.products)
+        # beyond the last: any bytes will do, its rows are not stored
+        rows = [cutlass.min(tile.m * each + i, row_tiles - 1) for i in range(each)]
+        first = weight.tiles.toint() + tile.batch * weight.batch_stride
+        return tuple(first + Int64(row) * weight.k_tiles * TILE_BYTES for row in rows)
 
     @cute.jit
     def load_x(self, x: TmaCopy, memory: Memory, scheduler: StaticScheduler):
@@ -245,18 +259,19 @@ class WgmmaGemm:
         while cursor < end:
             tile = scheduler.tile(cursor, end)
             gX = cute.local_tile(
-                x.tensor, (cfg.tile_n, cfg.tile_k), (tile.n, None, tile.batch)
-            )  # (tile_n, tile_k, REST_K)
+                x.tensor, (cfg.tile_n, cfg.stage_k), (tile.n, None, tile.batch)
+            )  # (tile_n, stage_k, REST_K)
             shared, tiles = cute.group_modes(memory.sX, 0, 2), cute.group_modes(gX, 0, 2)
             # ((atom, rest), STAGE), ((atom, rest), REST_K)
             tXsX, tXgX = cpasync.tma_partition(x.atom, rank, cute.make_layout(cfg.cluster_rows), shared, tiles)
-            for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
+            first, after = self.stages_of(tile)
+            for step in cutlass.range(first, after, unroll=1):
                 mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.ring.full + 8 * at.stage
                 with cute.arch.elect_one():
                     mbarrier.expect_bytes(full, Int32(cfg.x_bytes))
                 pointer = cute.make_ptr(Int64, full, cute.AddressSpace.smem, assumed_align=8)
-                cute.copy(x.atom, tXgX[None, k_tile], tXsX[None, at.stage], tma_bar_ptr=pointer, **options)
+                cute.copy(x.atom, tXgX[None, step], tXsX[None, at.stage], tma_bar_ptr=pointer, **options)
                 at = advance(cfg, at)
             cursor = scheduler.after(cursor, tile)
 
@@ -278,6 +293,9 @@ class WgmmaGemm:
         epilogue = Epilogue(cfg, arguments, x_rows, alphas, memory.epilogue, scheduler, group, own, sums)
         if cutlass.const_expr(cfg.split_k > 1):
             sums.announce()
+        if cutlass.const_expr(cfg.turns) and group == cfg.warpgroups - 1:
+            # the first turn is the first warpgroup's
+            self.pass_turn(products)
         at = Position(Int32(0), Int32(0))
         cursor, end = scheduler.range()
         while cursor < end:
@@ -285,6 +303,9 @@ class WgmmaGemm:
             at = self.sum_products(products, memory, at, tile.k_count)
             epilogue.store(products.acc, tile)
             cursor = scheduler.after(cursor, tile)
+        if cutlass.const_expr(cfg.turns) and group == 0:
+            # what the last warpgroup's last turn left
+            self.await_turn(products)
 
     def products(self, memory: Memory, columns: int, group: Int32, thread: Int32) -> Products:
         """Registers of a thread for a work tile of so many rows of x."""
@@ -292,15 +313,15 @@ class WgmmaGemm:
         mma = make_mma(replace(cfg, tile_n=columns))
         part = mma.get_slice(thread)
         mma.set(warpgroup.Field.ACCUMULATE, True)
-        sX = cute.local_tile(memory.sX, (columns, cfg.tile_k), (0, 0, None))  # (columns, tile_k, STAGE)
+        sX = cute.local_tile(memory.sX, (columns, cfg.stage_k), (0, 0, None))  # (columns, stage_k, STAGE)
         tCrX = mma.make_fragment_B(part.partition_B(sX))  # (MMA, MMA_N, MMA_K, STAGE)
         acc = cute.make_rmem_tensor(part.partition_shape_C((cfg.tile_m, columns)), Float32)  # (MMA, MMA_M, MMA_N)
         # one fragment for each packed tile of a stage: (MMA, MMA_M, STEP)
-        shape = part.partition_shape_A((cfg.tile_m, cfg.tile_k // STAGE_TILES))
+        shape = part.partition_shape_A((cfg.tile_m, TILE_K))
         fragments = tuple(cute.make_rmem_tensor(shape, TYPES[cfg.dtype]) for _ in range(STAGE_TILES))
         # where this warp's slab is: in which packed tile of the CTA's rows, and which of its slabs
         row_tile, slab = group // 2, (group % 2) * 4 + (thread % WARPGROUP) // 32
-        return Products(mma, tCrX, acc, fragments, row_tile, slab, thread)
+        return Products(mma, tCrX, acc, fragments, row_tile, slab, thread, group)
 
     @cute.jit
     def sum_products(self, products: Products, memory: Memory, at: Position, k_count: Int32) -> Position:
@@ -313,31 +334,50 @@ class WgmmaGemm:
         for k_tile in cutlass.range(k_count, unroll=1):
             following = advance(self.config, at)
             for half in cutlass.range_constexpr(STAGE_TILES):
-                self.decode(fragments[half], packed[half])
+                part = half % self.config.stage_tiles
+                self.decode(fragments[half], packed[part])
+                if cutlass.const_expr(self.config.turns):
+                    self.await_turn(products)
                 warpgroup.fence()
                 for step in cutlass.range_constexpr(STEPS):
-                    k_block = (None, None, half * STEPS + step, at.stage)
+                    k_block = (None, None, part * STEPS + step, at.stage)
                     cute.gemm(products.mma, acc, fragments[half][None, None, step], products.tCrX[k_block], acc)
                 warpgroup.commit_group()
+                if cutlass.const_expr(self.config.turns):
+                    self.pass_turn(products)
                 if cutlass.const_expr(half == STAGE_TILES - 1):
                     if k_tile + 1 < k_count:
                         mbarrier.wait(memory.ring.full + 8 * following.stage, following.phase)
                         packed = self.load_stage(memory, following.stage, products)
-                # all but the group just committed have been done: the tile before this one is free
+                elif cutlass.const_expr(part == self.config.stage_tiles - 1):
+                    mbarrier.wait(memory.ring.full + 8 * following.stage, following.phase)
+                    packed = self.load_stage(memory, following.stage, products)
+                # all but the group just committed have been done: the stage before this one is free
                 warpgroup.wait_group(1)
-                if cutlass.const_expr(half == 0):
-                    if k_tile > 0:
+                if cutlass.const_expr(part == 0):
+                    if half > 0 or k_tile > 0:
                         self.release(memory.ring, last, thread)
-            last = at.stage
-            at = following
+                if cutlass.const_expr(part == self.config.stage_tiles - 1):
+                    last = at.stage
+                    at = following
+                    following = advance(self.config, at)
         warpgroup.wait_group(0)
         self.release(memory.ring, last, thread)
         return at
 
+    def await_turn(self, products: Products) -> None:
+        """Waits until the warpgroup before has given its MMAs."""
+        cute.arch.barrier(barrier_id=TURN_BARRIER + products.group, number_of_threads=2 * WARPGROUP)
+
+    def pass_turn(self, products: Products) -> None:
+        following = (products.group + 1) % self.config.warpgroups
+        cute.arch.barrier_arrive(barrier_id=TURN_BARRIER + following, number_of_threads=2 * WARPGROUP)
+
     def load_stage(self, memory: Memory, stage: Int32, products: Products) -> tuple[PackedLane, ...]:
         """A lane's codes and scales of the packed tiles of a stage."""
-        first = memory.weights + stage * self.config.weight_bytes + products.row_tile * (STAGE_TILES * TILE_BYTES)
-        return tuple(load_lane(first + i * TILE_BYTES, products.slab, products.thread % 32) for i in range(STAGE_TILES))
+        tiles = self.config.stage_tiles
+        first = memory.weights + stage * self.config.weight_bytes + products.row_tile * (tiles * TILE_BYTES)
+        return tuple(load_lane(first + i * TILE_BYTES, products.slab, products.thread % 32) for i in range(tiles))
 
     def decode(self, fragment: cute.Tensor, packed: PackedLane) -> None:
         """Decodes one packed tile to its fragment, (MMA, MMA_M, STEP)."""
