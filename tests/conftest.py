@@ -74,7 +74,6 @@ def pytest_collection_finish() -> None:
     """Modules and tests stay to the end: the cyclic collector need not look at them again and again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(50_000, 10, 10)
 
 
 def _left_out(config: pytest.Config, items: list[pytest.Item]) -> list[pytest.Item]:
