@@ -107,6 +107,7 @@ class Replay(Effects):
     def _program(self, visits: list[Visit]) -> list[tuple[list[Step], Happened]]:
         """The lists of steps that a warp goes through, each with what happened at its instructions."""
         leads, holders, passes = self.code.leads, self.code.holders, self.code.passes
+        visits = self._looked_once(visits)
         self.events += sum(len(what) for visit in visits for what in visit.happened.values())
         out: list[tuple[list[Step], Happened]] = []
         latest: dict[int, Happened] = {}
@@ -134,6 +135,18 @@ class Replay(Effects):
         for left in sunk.values():
             for key, what in left.items():
                 out[-1][1].setdefault(key, []).extend(what)
+        return out
+
+    def _looked_once(self, visits: list[Visit]) -> list[Visit]:
+        """Without all but the last pass of each loop that polls memory: how often the functional run looked says
+        nothing of time. The last look waits for the store that it sees (``Effects``)."""
+        polls = self.recorder.polls
+        out: list[Visit] = []
+        for visit in visits:
+            if polls[visit.block] == visit.block:
+                while out and polls[out[-1].block] == visit.block:
+                    out.pop()
+            out.append(visit)
         return out
 
     def _push(self, time: float, warp: Warp) -> None:
@@ -229,8 +242,8 @@ class Replay(Effects):
         for key, notes in happened.items():
             for what in notes[warp.used[key] :]:
                 self.unmatched += key[0] in self._made or not isinstance(what, (Passes, Request))
-                keys = (what.key,) if isinstance(what, Bar) else what.keys if isinstance(what, (Arrive, Copy)) else ()
-                for told in keys:
+                tells = isinstance(what, (Arrive, Copy)) or (isinstance(what, Request) and what.kind != "load")
+                for told in (what.key,) if isinstance(what, Bar) else what.keys if tells else ():
                     self._contribute(told, warp.ready)
 
     def _finish(self, warp: Warp, time: float) -> None:
