@@ -207,16 +207,19 @@ def compare(same_launch: bool, predicted: bool) -> None:
             if case.name not in measured or case.name not in modelled:
                 continue
             was, entry = measured[case.name], modelled[case.name]
-            errors[case.name] = error = (entry["microseconds"] + launch) / was - 1
+            time_now = entry["microseconds"] + launch
+            errors[case.name] = error = time_now / was - 1
             print(
-                f"{case.name:45} {was:9.2f} {entry['microseconds'] + launch:9.2f} {entry['roofline']:9.2f}  {error:+6.1%}"
+                f"{case.name:45} {was:9.2f} {time_now:9.2f} {entry['roofline']:9.2f}  {error:+6.1%}"
                 f"  {entry['bound_by']}"
             )
         if errors:
             worst = max(errors, key=lambda name: abs(errors[name]))
             sizes = [abs(e) for e in errors.values()]
             mean, median = statistics.mean(sizes), statistics.median(sizes)
-            print(f"{len(errors)} launches: mean {mean:.1%}, median {median:.1%}, worst {errors[worst]:+.1%} ({worst})\n")
+            print(
+                f"{len(errors)} launches: mean {mean:.1%}, median {median:.1%}, worst {errors[worst]:+.1%} ({worst})\n"
+            )
 
 
 def main() -> int:

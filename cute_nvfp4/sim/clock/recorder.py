@@ -194,7 +194,7 @@ class Recorder(Listener):
     def _flag(
         self, warps: np.ndarray, address: np.ndarray, lanes: np.ndarray, words: set[str], kind: str
     ) -> dict[int, list[Key]]:
-        """``Request.keys`` by row. Of a flag that a CTA raises which is not replayed nobody knows when, and none waits."""
+        """``Request.keys`` by row. A flag of a CTA that is not replayed: none waits."""
         keys: dict[int, list[Key]] = {}
         if kind == "load" and words & _LOOKS and self._flags:
             for row, _ in zip(*self._rows(warps)):
