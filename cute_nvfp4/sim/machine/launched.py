@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -46,6 +47,7 @@ class Run:
         self.shared_stride = -(-max(self.static_shared + launch.dynamic_smem, 1) // 128) * 128
         self.zeros = kernel.zeros
         self.variables: dict[str, int] = {}
+        self.instruction_limit: float = math.inf
         self.params = owned(kernel.source.param_bytes, "kernel parameters")
         data = self.params.rows(1, 1)[1]
         for p, given in zip(kernel.source.params, launch.params):
