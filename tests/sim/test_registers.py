@@ -73,9 +73,9 @@ def test_without_a_bound_the_instruction_does_nothing(directives: str) -> None:
 
 
 def test_a_warp_waits_until_others_have_done_their_work() -> None:
-    """The first warpgroup gives its registers away only after it has been told; each CTA has its own pool."""
+    """The first warpgroup works before it gives its registers away; each CTA has a pool of its own."""
     late = "@%q0 bra LOAD; setmaxnreg.inc.sync.aligned.u32 216; bar.arrive 1, 256; bra NEXT;"
-    late += "LOAD: mov.u32 %r3, 0; WORK: add.u32 %r3, %r3, 1; setp.lt.u32 %q1, %r3, 50; @%q1 bra WORK;"
+    late += "LOAD: mov.u32 %r3, 0; WORK: add.u32 %r3, %r3, 1; setp.lt.u32 %q1, %r3, 200; @%q1 bra WORK;"
     late += "setmaxnreg.dec.sync.aligned.u32 40; bar.sync 1, 256; setmaxnreg.dec.sync.aligned.u32 24; NEXT:"
     index = "mov.u32 %r1, %tid.x; shr.u32 %r2, %r1, 7; mov.u32 %r4, %ctaid.x; mad.lo.u32 %r1, %r4, 256, %r1;"
     out = np.zeros(768, "u4")
