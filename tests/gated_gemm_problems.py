@@ -214,7 +214,7 @@ def fits(gated: Gated) -> bool:
     case = gated.case
     sides = (case.b_format, case.a_format) if case.swap else (case.a_format, case.b_format)
     config = replace(
-        case.plan().config, a_format=sides[0], b_format=sides[1], out=case.dtype, products=2, gate=gated.gate,
+        case.tiling(), a_format=sides[0], b_format=sides[1], out=case.dtype, products=2, gate=gated.gate,
         shared="b" if case.swap else "a", interleaved=gated.form == "interleaved",
     )  # fmt: skip
     return not can_implement(config)

@@ -104,12 +104,15 @@ class Case:
         """The plan; the problem decides what this leaves out. None on sm_90a, which has other kernels."""
         if not self.workers or resolve(backends.backend(), backends.device()).arch.generation == "sm90":
             return None
-        config = GemmConfig(
+        return Plan(self.tiling(), self.swap, self.workers)
+
+    def tiling(self) -> GemmConfig:
+        """The structure of the tcgen05 kernel."""
+        return GemmConfig(
             tile_n=self.tile_n, pair=self.pair, cluster=(self.cluster_m, self.cluster_n), split_k=self.split_k,
             stages=self.stages, acc_stages=self.acc_stages, scheduler=self.scheduler, raster=self.raster,
             store=self.store,
         )  # fmt: skip
-        return Plan(config, self.swap, self.workers)
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ _STRUCTURE = (
 
 def config_of(case: Case) -> GemmConfig:
     """The case's structure as a configuration."""
-    return replace(case.plan().config, a_format=case.a_format, b_format=case.b_format, out=case.dtype)
+    return replace(case.tiling(), a_format=case.a_format, b_format=case.b_format, out=case.dtype)
 
 
 def structures() -> Iterator[Case]:

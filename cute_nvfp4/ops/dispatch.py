@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled
-from torch.autograd.graph import increment_version
 from torch.compiler import is_dynamo_compiling
 
 from ..operand import BlockScaledTensor, is_wrapper
 from ..runtime.simulating import current_session
 
 modes = torch._C._len_torch_dispatch_stack
+# torch.autograd.graph.increment_version of a tuple, without its look at the type; passes over tensors of inference mode
+increment_versions = torch._C._increment_version
 
 
 def by_operator(operands: Sequence[Any], *others: Any) -> bool:
@@ -78,14 +79,14 @@ def recording() -> bool:
 
 def written_to(*outs: Any) -> None:
     """Tells autograd that a kernel wrote to these, so that what it had saved of them is not used."""
+    increment_versions(tuple(_tensors(outs)))
+
+
+def _tensors(outs: Iterable[Any]) -> Iterator[Tensor]:
     for x in outs:
+        if x is None:
+            continue
         if isinstance(x, Tensor):
-            if not x.is_inference():
-                increment_version(x)
-        elif isinstance(x, BlockScaledTensor):
-            written_to(x.data, x.scale, x.global_scale)
-        elif x is not None:
-            tensors = [y for y in x if isinstance(y, Tensor)]
-            increment_version([y for y in tensors if not y.is_inference()])
-            if len(tensors) < len(x):
-                written_to(*(y for y in x if not isinstance(y, Tensor)))
+            yield x
+        else:
+            yield from _tensors((x.data, x.scale, x.global_scale) if isinstance(x, BlockScaledTensor) else x)

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, is_grad_enabled
-from torch.autograd.graph import increment_version
 
 from ..errors import OperandError
 from ..operand import span_bytes
@@ -22,7 +21,7 @@ from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
 from .calls import Preparation, as_alpha, operand_key, output_key, preparable, tensor_key
 from .checks import check_overlap, checked_output, refuse_config, split_alpha
-from .dispatch import by_operator, is_plain
+from .dispatch import by_operator, increment_versions, is_plain
 from .library.packed import packed_gemm as packed_operator
 from .packed_launch import PackedCall
 from .packed_operands import Request, X, check_bias, check_products, check_x, everything_read, x_parts
@@ -54,8 +53,8 @@ def packed_gemm(
     if call is None:
         call = planned(Request(x, weight, alpha, bias, out, out_dtype, config, backend, gate))
     result = call(x, weight, alpha, bias, out)
-    if out is not None and is_grad_enabled() and not out.is_inference():
-        increment_version(out)
+    if out is not None and is_grad_enabled():
+        increment_versions((out,))
     return result
 
 

@@ -16,7 +16,7 @@ from ..kernels.gemm.sm90.arguments import Activations, PackedWeight, Result
 from ..kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, PackedGroupTable
 from ..operand import BlockScaledTensor, row_alignment
 from ..planning.packed import PackedPlan
-from ..planning.packed_groups import PackedGroups, choose_groups
+from ..planning.packed_groups import PackedGroups, choose_groups, tile_us
 from ..prepared_weight import PreparedWeight
 from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.bounded import Bounded
@@ -178,7 +178,12 @@ class _Launch:
             factors=len(strides),
         )
         plan = choose_groups(problem, target.arch, sm_count(target, device), config)
-        self._groups = [_group(x, b, out) for (x, b), out in zip(pairs, outs)]
+        # the dearest tiles first, so that all CTAs end together; factors of groups have their places
+        self._order: Sequence[int] = range(len(pairs))
+        if not any(strides):
+            cost = [tile_us(plan.config, m, k) for m, _, k in problem.sizes]
+            self._order = sorted(self._order, key=lambda i: -cost[i])
+        self._groups = [_group(*pairs[i], outs[i]) for i in self._order]
         self._listed = plan.config.maps == "workspace"
         # slots that no group has are another without rows
         first = self._groups[0]
@@ -205,7 +210,7 @@ class _Launch:
         numbers = [x if isinstance(x, torch.Tensor) else _decoded(x, b.dtype, self._backend) for x, b in pairs]
         table, maps = None, None
         if self._listed:
-            places = [addresses(b.packed, x, out) for x, (_, b), out in zip(numbers, pairs, outs)]
+            places = [addresses(pairs[i][1].packed, numbers[i], outs[i]) for i in self._order]
             rows = tuple(_table_row(group, at) for group, at in zip(self._groups, places))
             words = MAP_BYTES // 8
             maps = torch.empty((len(rows) + 1) * words, dtype=torch.int64, device=self._device)
@@ -214,8 +219,8 @@ class _Launch:
             values = (*addresses(table, maps), *places[0])
         else:
             values = []
-            for x, (_, b), out in zip(numbers, pairs, outs):
-                values += b.packed.data_ptr(), x.data_ptr(), out.data_ptr()
+            for i in self._order:
+                values += pairs[i][1].packed.data_ptr(), numbers[i].data_ptr(), outs[i].data_ptr()
             values += values[:3] * self._padding
         self._launch((*values, scalar, *addresses(*factors)), (pairs, numbers, outs, table, maps, factors))
 

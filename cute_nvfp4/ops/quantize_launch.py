@@ -23,7 +23,7 @@ from ..scale_layout import blocked_bytes, blocked_shape, blocked_stride
 from ..target import Target, architecture
 from .calls import allocator
 from .checks import DTYPE_NAMES, tensors
-from .dispatch import written_to
+from .dispatch import increment_versions
 from .quantize_request import (
     QuantizeRequest,
     check_out_gradient,
@@ -135,7 +135,7 @@ class QuantizeCall:
         if out is not None:
             if is_grad_enabled():
                 # a global scale that was given is only read
-                written_to(data, scale, computed)
+                increment_versions((data, scale) if computed is None else (data, scale, computed))
             return out
         return BlockScaledTensor.like(self._new.key, data, scale, factor if computed is None else computed)
 

@@ -28,8 +28,6 @@ FIX_UP_US = {32: 3.5, 64: 4.5, 128: 8.3, 256: 12.0}
 """µs to add the partial sums of stream-K."""
 EXCHANGE_US = {32: 0.5, 64: 1.3, 128: 1.7}
 """µs to add those of two CTAs of a cluster."""
-TURNS = {32: False, 64: False, 128: False, 256: False}
-"""Whether warpgroups give their MMAs in turn."""
 SHARED_CTAS = {32: 2, 64: 1, 128: 1}
 """CTAs of a multiprocessor where tiles are shared along K."""
 SHARED_STAGE_TILES = {32: 2, 64: 2, 128: 1}
@@ -160,12 +158,7 @@ def _wgmma(p: PackedProblem, arch: Architecture, sm_count: int, tile_n: int, sch
     """The plan with this tile and scheduler."""
     ctas_per_sm = 2 if tile_n <= 64 else 1
     config = WgmmaConfig(
-        arch=arch,
-        tile_n=tile_n,
-        ctas_per_sm=ctas_per_sm,
-        turns=TURNS[tile_n],
-        scheduler=scheduler,
-        **_decided(p, streams=False),
+        arch=arch, tile_n=tile_n, ctas_per_sm=ctas_per_sm, scheduler=scheduler, **_decided(p, streams=False)
     )
     slots, tiles = sm_count * ctas_per_sm, _tiles(p, config)
     if scheduler == "stream_k":
@@ -185,7 +178,6 @@ def _shared(p: PackedProblem, arch: Architecture, tile_n: int) -> PackedPlan:
         ctas_per_sm=SHARED_CTAS[tile_n],
         split_k=SPLIT_K,
         stage_tiles=SHARED_STAGE_TILES[tile_n],
-        turns=TURNS[tile_n],
         scheduler="static",
         **_decided(p, streams=False),
     )

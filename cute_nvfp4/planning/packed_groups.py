@@ -16,8 +16,9 @@ from ..kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement
 from ..target import Architecture
 from .packed import START_US, PackedPlan
 
-FIXED_STAGE_US, ROW_STAGE_US = 0.36, 0.0027
-"""µs of a multiprocessor for 128 rows of the weight and 128 of K, and for each row of x in a tile more (``packed``)."""
+STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.10, 256: 1.40}
+"""µs of a multiprocessor for 128 rows of the weight and 128 of K, by rows of x in a tile: up to 128 those of
+``packed``, and between them; the wide ones, which load x without multicast, fitted on an NVIDIA H200 on 2026-11-22."""
 TILE_US = 1.0
 """µs to begin and to store a tile."""
 
@@ -105,17 +106,21 @@ def _plan(p: PackedGroups, arch: Architecture, sm_count: int, tile_n: int) -> Pa
     return PackedPlan(config, max(1, min(tiles, sm_count * config.ctas_per_sm)))
 
 
+def tile_us(config: GroupedWgmmaConfig, m: int, k: int) -> float:
+    """Modelled µs of each work tile of a group with ``m`` rows of x."""
+    rest_n = max(1, -(-m // config.tile_n))
+    width = min(w for w in config.widths if w * rest_n >= m)
+    return -(-k // config.tile_k) * STAGE_US[width] * config.ctas_per_sm + TILE_US
+
+
 def predict(plan: PackedPlan, p: PackedGroups) -> float:
     """Modelled µs on an H200, launch included."""
     c = plan.config
-    busy, first = np.zeros(plan.workers), 0
-    for m, n, k in p.expected:
-        rest_n = -(-m // c.tile_n)
-        width = min(w for w in c.widths if w * rest_n >= m)
-        tiles = -(-n // c.out_rows) * rest_n
-        each, rest = divmod(tiles, plan.workers)
-        cost = -(-k // c.tile_k) * (FIXED_STAGE_US + ROW_STAGE_US * width) * c.ctas_per_sm + TILE_US
-        busy += each * cost
-        busy[(first + np.arange(rest)) % plan.workers] += cost
-        first = (first + rest) % plan.workers
-    return START_US + float(busy.max())
+    costs = [
+        np.full(-(-n // c.out_rows) * -(-m // c.tile_n), tile_us(c, m, k))
+        for m, n, k in sorted(p.expected, key=lambda size: -tile_us(c, size[0], size[2]))
+    ]
+    dealt = np.concatenate(costs)
+    rounds = np.resize(np.pad(dealt, (0, -len(dealt) % plan.workers)), (-(-len(dealt) // plan.workers), plan.workers))
+    rounds[1::2] = rounds[1::2, ::-1]
+    return START_US + float(rounds.sum(0).max())

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -93,15 +94,17 @@ def check(status: Any, what: str) -> None:
 def retry(status: int, arguments: tuple, device: int, name: str) -> None:
     """A launch that did not succeed: a thread that torch has not used yet has no context; all else is an error."""
     if status == _INVALID_CONTEXT:
-        bind_context(device)
-        status = launch_function()(*arguments)
+        with context_of(device):
+            status = launch_function()(*arguments)
     check(status, f"launch of kernel {name}")
 
 
-def bind_context(device: int) -> None:
-    """Makes the primary context of ``device`` current on this thread, where torch has not done so yet."""
+@contextmanager
+def context_of(device: int) -> Iterator[None]:
+    """With the primary context of ``device`` current on this thread, where torch may not have made one yet."""
     with torch.cuda.device(device):
         torch.cuda.current_stream(device).query()
+        yield
 
 
 def load(cubin: bytes, names: Iterable[str], device: int, title: str) -> dict[str, Function]:
@@ -110,14 +113,21 @@ def load(cubin: bytes, names: Iterable[str], device: int, title: str) -> dict[st
     Raises:
         CompileError: the driver does not take the cubin, or a stream is being captured, which loading would break.
     """
-    from cuda.bindings import driver
 
     if torch.cuda.is_current_stream_capturing():
         raise CompileError(
             f"kernel {title} is not loaded on cuda:{device} yet, and loading it would break the CUDA graph that is "
             "being captured. Make the same call once before the capture (warm up)."
         )
-    bind_context(device)
+    # a function's handle is that of the context which is current when it is asked for
+    with context_of(device):
+        return _loaded(cubin, names, device, title)
+
+
+def _loaded(cubin: bytes, names: Iterable[str], device: int, title: str) -> dict[str, Function]:
+    """``load`` with the context of ``device`` current."""
+    from cuda.bindings import driver
+
     status, library = driver.cuLibraryLoadData(cubin, None, None, 0, None, None, 0)
     check(status, f"loading kernel {title} on cuda:{device}")
     status, most = driver.cuDeviceGetAttribute(

@@ -177,7 +177,7 @@ def test_a_is_read_once_for_both_products(name: str) -> None:
 def choose_config(problem: Problem) -> GemmConfig:
     """The case's configuration as it is compiled."""
     case, swap = problem.gated.case, problem.gated.case.swap
-    return replace(case.plan().config, products=2, gate="silu", shared="b" if swap else "a")
+    return replace(case.tiling(), products=2, gate="silu", shared="b" if swap else "a")
 
 
 def test_plans_of_gated_problems() -> None:

@@ -18,8 +18,8 @@ N = 72
 
 def made(k: int = 144, seed: int = 0, **options: object) -> NVFP4Linear:
     torch.manual_seed(seed)
-    plain = torch.nn.Linear(k, N, bias=False)
-    return NVFP4Linear.from_linear(plain, input_global_scale=torch.tensor(0.004), **options).to(backends.device())
+    plain, device = torch.nn.Linear(k, N, bias=False), backends.device()
+    return NVFP4Linear.from_linear(plain.to(device), input_global_scale=torch.tensor(0.004, device=device), **options)
 
 
 def rows(m: int, k: int = 144, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:

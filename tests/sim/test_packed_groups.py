@@ -27,7 +27,9 @@ from cute_nvfp4 import (
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
 from cute_nvfp4.planning.packed import PackedPlan
+from cute_nvfp4.planning.packed_groups import PackedGroups, choose_groups
 from cute_nvfp4.sim import adversarial
+from cute_nvfp4.target import ARCHITECTURES
 
 pytestmark = [pytest.mark.kernels]
 
@@ -360,3 +362,12 @@ def test_reference_on_the_cpu() -> None:
     pairs, _, expected = groups(LISTS[0][0], False, torch.float32)
     for got, (exact, _) in zip(grouped_gemm(pairs, alpha=0.75, **options), expected):
         assert torch.allclose(got.double(), exact, rtol=1e-6)
+
+
+def test_plans() -> None:
+    """Wide tiles where groups fill them, narrow ones for few rows; what was fastest of those run on an H200."""
+    arch = ARCHITECTURES["sm_90a"]
+    first = PackedGroups(sizes=tuple((m, 4096, 7168) for m in (80, 176, 128, 72, 64, 248, 96, 160)))
+    dealt = PackedGroups(sizes=((8, 4096, 4096),), stack=8)
+    assert choose_groups(first, arch, 132).config.tile_n == 128
+    assert choose_groups(dealt, arch, 132).config.tile_n == 8

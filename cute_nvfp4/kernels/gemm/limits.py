@@ -39,7 +39,7 @@ def _one_of(name: str, got: object, expected: tuple[object, ...]) -> str:
 def _values(c: GemmConfig) -> str:
     if c.arch.generation not in _TILE_N:
         expected = "sm_100a or sm_103a (tcgen05), sm_120a or sm_121a (mma.sync)"
-        hint = "On sm_90a gemm multiplies a weight that prepare_weight has repacked." if c.arch.name == "sm_90a" else ""
+        hint = "On sm_90a it takes weights that prepare_weight has repacked." if c.arch.name == "sm_90a" else ""
         return explain("architecture of a block-scaled GEMM", got=c.arch.name, expected=expected, hint=hint)
     for name, fmt in (("a_format", c.a_format), ("b_format", c.b_format)):
         reason = _one_of(name, fmt, tuple(KINDS))

@@ -166,6 +166,22 @@ def _cycles(onward: dict[int, list[int]]) -> list[set[int]]:
     return out
 
 
+def loop_around(blocks: list[Block], index: int) -> list[Block]:
+    """The shortest loop through a block; empty where there is none."""
+    todo, before = [index], dict[int, int]()
+    for k in todo:
+        for s in successors(blocks[k]):
+            if s == index:
+                loop = [k]
+                while loop[-1] != index:
+                    loop.append(before[loop[-1]])
+                return [blocks[j] for j in loop]
+            if s not in before:
+                before[s] = k
+                todo.append(s)
+    return []
+
+
 def _reached(start: int, onward: dict[int, list[int]]) -> set[int]:
     """What a walk of one step or more from ``start`` comes to."""
     seen: set[int] = set()

@@ -35,8 +35,8 @@ class WgmmaConfig:
     x, and what weights are decoded to. warpgroups: that multiply, 64 rows of the weight each. ctas_per_sm: CTAs of a
     multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by multicast. split_k: CTAs of
     a cluster that share a tile along K, and of which each stores some of its rows of x; there are as many clusters as
-    tiles then. stage_tiles: packed tiles along K in a stage. turns: whether the warpgroups give their MMAs in turn, so
-    that one decodes while the other's are done. stages: 0 for as many as fit. scheduler, raster: as in ``GemmTiling``.
+    tiles then. stage_tiles: packed tiles along K in a stage. stages: 0 for as many as fit. scheduler, raster: as in
+    ``GemmTiling``.
     factors: device scalars that multiply alpha. vector: whether rows of the output are 16-bit numbers and start at
     multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
     eight of each, and the output is gate(first) · second: ``factors`` are of each of them.
@@ -50,7 +50,6 @@ class WgmmaConfig:
     cluster_rows: int = 1
     split_k: int = 1
     stage_tiles: int = STAGE_TILES
-    turns: bool = False
     stages: int = 0
     scheduler: str = "stream_k"
     raster: str = "m"

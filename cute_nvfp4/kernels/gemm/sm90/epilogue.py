@@ -86,9 +86,7 @@ class Epilogue:
     def store_tile(self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]):
         """alpha · acc, or both products joined: columns ``begin`` to ``end`` of the tile."""
         cfg = self.config
-        if cutlass.const_expr(cfg.gate):
-            self.join(acc, begin, end)
-        else:
+        if cutlass.const_expr(not cfg.gate):
             self.scale(acc, begin, end)
         if cutlass.const_expr(cfg.bias):
             self.add_bias(acc, tile, begin, end)

@@ -164,7 +164,7 @@ class GroupedWgmma(WgmmaGemm):
                         target = memory.weights + at.stage * cfg.weight_bytes + i * (STAGE_TILES * TILE_BYTES)
                         copy_bulk(target, first + index * TILE_BYTES, Int32(STAGE_TILES * TILE_BYTES), full)
                 at = advance(cfg, at)
-            cursor = scheduler.after(cursor, tile)
+            cursor = scheduler.after(cursor)
 
     @cute.jit
     def load_x(self, x: TmaCopy, memory: Memory, scheduler: GroupScheduler):
@@ -201,7 +201,7 @@ class GroupedWgmma(WgmmaGemm):
                             to = tXsX[None, at.stage * chunks + half * boxes + box]
                             cute.copy(x.atom, from_, to, tma_bar_ptr=barrier, **options)
                 at = advance(cfg, at)
-            cursor = scheduler.after(cursor, tile)
+            cursor = scheduler.after(cursor)
 
     @cute.jit
     def multiply(self, memory: Memory, scheduler: GroupScheduler, group: Int32, thread: Int32):
@@ -222,4 +222,4 @@ class GroupedWgmma(WgmmaGemm):
                     arguments, rows = arguments_of(scheduler.groups, done), done.x_rows - done.x_row
                     epilogue = Epilogue(config, arguments, rows, alphas, memory.epilogue, scheduler, group, own, sums)
                     epilogue.store(products.acc, WorkTile(done.m, zero, zero, done.k_first, done.k_count))
-            cursor = cursor + scheduler.workers
+            cursor = scheduler.after(cursor)

@@ -51,9 +51,8 @@ def can_implement_groups(c: GroupedWgmmaConfig) -> str:
     if c.scheduler != "static" or c.clustered:
         got = f"scheduler {c.scheduler}, clusters of {c.cluster_rows}"
         return explain("a grouped GEMM of packed weights", got=got, expected="static, without clusters")
-    if c.stage_tiles != STAGE_TILES or c.turns:
-        got = f"stage_tiles {c.stage_tiles}, turns {c.turns}"
-        return explain("stages of a grouped GEMM", got=got, expected=f"stage_tiles {STAGE_TILES}, turns False")
+    if c.stage_tiles != STAGE_TILES:
+        return explain("stage_tiles of a grouped GEMM", got=c.stage_tiles, expected=STAGE_TILES)
     if c.bias:
         return explain("bias of a grouped GEMM", got=c.bias, expected="none")
     if c.maps not in c.tables:

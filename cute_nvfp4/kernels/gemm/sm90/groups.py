@@ -260,13 +260,15 @@ class WorkspaceGroups(ListedGroups):
     @cute.jit
     def acquire(self, group: Int32, cursor: Int32, workers: Int32):
         """Lets this warp's copies see a group's map, which the kernel before wrote, when it meets the group first."""
-        if cursor - self.table.read("start", group) < workers:
+        # a CTA's tiles are less than two rounds apart
+        if cursor - self.table.read("start", group) < 2 * workers:
             cpasync.fence_tma_desc_acquire(map_pointer(self.map_of(group), cute.AddressSpace.gmem))
 
 
 @dataclass(frozen=True)
 class GroupScheduler:
-    """Work tiles of all groups, dealt in turn to ``workers`` CTAs."""
+    """Work tiles of all groups, dealt in turn to ``workers`` CTAs: to the first to the last, to the last to the first,
+    and so on, so that where they get cheaper none has the dearest of every round."""
 
     groups: Groups
     worker: Int32
@@ -286,8 +288,9 @@ class GroupScheduler:
         x_row = n * tiles.width
         return GroupTile(group, m, x_row, rows, tiles.width, Int32(0), groups.k_tiles(group))
 
-    def after(self, cursor: Int32, tile: GroupTile) -> Int32:
-        return cursor + self.workers
+    def after(self, cursor: Int32) -> Int32:
+        back = (cursor // self.workers) & 1
+        return cursor + cutlass.select_(back == 1, 2 * self.worker + 1, 2 * (self.workers - self.worker) - 1)
 
 
 def arguments_of(groups: Groups, tile: GroupTile) -> WgmmaArguments:

@@ -32,8 +32,6 @@ from .scheduler import SCHEDULERS
 
 START_BARRIER = 5
 """Named barrier: the ring's barriers are there. Those before are the warpgroups'."""
-TURN_BARRIER = 6
-"""The first of the named barriers on which a warpgroup waits for its turn."""
 TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()}
 
 
@@ -76,7 +74,6 @@ class Products:
     row_tile: Int32
     slab: Int32
     thread: Int32
-    group: Int32
 
 
 def make_mma(config: WgmmaConfig) -> cute.TiledMma:
@@ -293,9 +290,6 @@ class WgmmaGemm:
         epilogue = Epilogue(cfg, arguments, x_rows, alphas, memory.epilogue, scheduler, group, own, sums)
         if cutlass.const_expr(cfg.split_k > 1):
             sums.announce()
-        if cutlass.const_expr(cfg.turns) and group == cfg.warpgroups - 1:
-            # the first turn is the first warpgroup's
-            self.pass_turn(products)
         at = Position(Int32(0), Int32(0))
         cursor, end = scheduler.range()
         while cursor < end:
@@ -303,9 +297,6 @@ class WgmmaGemm:
             at = self.sum_products(products, memory, at, tile.k_count)
             epilogue.store(products.acc, tile)
             cursor = scheduler.after(cursor, tile)
-        if cutlass.const_expr(cfg.turns) and group == 0:
-            # what the last warpgroup's last turn left
-            self.await_turn(products)
 
     def products(self, memory: Memory, columns: int, group: Int32, thread: Int32) -> Products:
         """Registers of a thread for a work tile of so many rows of x."""
@@ -321,7 +312,7 @@ class WgmmaGemm:
         fragments = tuple(cute.make_rmem_tensor(shape, TYPES[cfg.dtype]) for _ in range(STAGE_TILES))
         # where this warp's slab is: in which packed tile of the CTA's rows, and which of its slabs
         row_tile, slab = group // 2, (group % 2) * 4 + (thread % WARPGROUP) // 32
-        return Products(mma, tCrX, acc, fragments, row_tile, slab, thread, group)
+        return Products(mma, tCrX, acc, fragments, row_tile, slab, thread)
 
     @cute.jit
     def sum_products(self, products: Products, memory: Memory, at: Position, k_count: Int32) -> Position:
@@ -336,15 +327,11 @@ class WgmmaGemm:
             for half in cutlass.range_constexpr(STAGE_TILES):
                 part = half % self.config.stage_tiles
                 self.decode(fragments[half], packed[part])
-                if cutlass.const_expr(self.config.turns):
-                    self.await_turn(products)
                 warpgroup.fence()
                 for step in cutlass.range_constexpr(STEPS):
                     k_block = (None, None, part * STEPS + step, at.stage)
                     cute.gemm(products.mma, acc, fragments[half][None, None, step], products.tCrX[k_block], acc)
                 warpgroup.commit_group()
-                if cutlass.const_expr(self.config.turns):
-                    self.pass_turn(products)
                 if cutlass.const_expr(half == STAGE_TILES - 1):
                     if k_tile + 1 < k_count:
                         mbarrier.wait(memory.ring.full + 8 * following.stage, following.phase)
@@ -364,14 +351,6 @@ class WgmmaGemm:
         warpgroup.wait_group(0)
         self.release(memory.ring, last, thread)
         return at
-
-    def await_turn(self, products: Products) -> None:
-        """Waits until the warpgroup before has given its MMAs."""
-        cute.arch.barrier(barrier_id=TURN_BARRIER + products.group, number_of_threads=2 * WARPGROUP)
-
-    def pass_turn(self, products: Products) -> None:
-        following = (products.group + 1) % self.config.warpgroups
-        cute.arch.barrier_arrive(barrier_id=TURN_BARRIER + following, number_of_threads=2 * WARPGROUP)
 
     def load_stage(self, memory: Memory, stage: Int32, products: Products) -> tuple[PackedLane, ...]:
         """A lane's codes and scales of the packed tiles of a stage."""
