@@ -23,6 +23,7 @@ OPTIONS = (
     "counters",
     "schedule",
     "step_limit",
+    "instruction_limit",
     "trace",
     "warps_per_wave",
     "sm_count",
@@ -117,8 +118,8 @@ def simulating(
             variable ``CUTE_NVFP4_ARCH``, or sm_100a.
         kernel: what is to run instead of a compiled kernel: a function from one ``CompiledKernel`` to another.
         options: those of ``sim.run``: ``checks``, ``counters``, ``schedule``, ``trace`` (a ``sim.Trace``, or True for
-            one for each launch), ``step_limit``, ``warps_per_wave``, ``sm_count``, ``allow``, ``on_hazard``.
-            Blocks nest: what is not given is as it is outside.
+            one for each launch), ``step_limit``, ``instruction_limit``, ``warps_per_wave``, ``sm_count``, ``allow``,
+            ``on_hazard``. Blocks nest: what is not given is as it is outside.
 
     Yields:
         A list, to which each launch is added when it has ended. A hazard raises, and its launch is not in the list.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
@@ -37,6 +38,7 @@ def run(
     trace: Trace | None = None,
     schedule: Schedule | None = None,
     step_limit: int = DEFAULT_STEPS,
+    instruction_limit: float = math.inf,
     warps_per_wave: int | None = None,
     sm_count: int = 148,
     allow: Collection[str] = (),
@@ -49,15 +51,15 @@ def run(
 
     ``counters`` adds all that ``Result`` says of memory, engines and waits (instruction counts are always kept).
     ``trace`` collects who did what, step by step (``trace.Trace``). ``checks`` looks for races and other hazards that
-    this run need not show (``checks``). ``schedule`` says how warps and engines interleave. ``step_limit``
-    bounds the blocks executed by one wave. ``warps_per_wave`` is how many warps are resident together (whole clusters;
-    a cooperative launch is one wave). ``allow`` names classes of hazards (``checks.findings.CLASSES``) that are only
-    warnings; with ``on_hazard="collect"`` no hazard that a check finds stops the launch, and ``Result.findings`` has
-    them. ``clock`` names the machine whose modelled time ``Result.timing`` then is (docs/timing.md); its L2 is cold at
-    the start, or ``warm``. Raises a subclass of ``SimError`` for every other hazard, with what was found before it in
-    its ``findings``, and ``LaunchError`` when launch and kernel do not fit together.
-    them. ``others`` hear the events too. Raises a subclass of ``SimError`` for every other hazard, with what was found
-    before it in its ``findings``, and ``LaunchError`` when launch and kernel do not fit together.
+    this run need not show (``checks``). ``schedule`` says how warps and engines interleave. ``step_limit`` bounds the
+    blocks executed by one wave, ``instruction_limit`` its instructions, each counted once for all warps that execute it
+    together: what a simulation takes is about proportional to them (``StepLimit``). ``warps_per_wave`` is how many
+    warps are resident together (whole clusters; a cooperative launch is one wave). ``allow`` names classes of hazards
+    (``checks.findings.CLASSES``) that are only warnings; with ``on_hazard="collect"`` no hazard that a check finds
+    stops the launch, and ``Result.findings`` has them. ``clock`` names the machine whose modelled time
+    ``Result.timing`` then is (docs/timing.md); its L2 is cold at the start, or ``warm``. ``others`` hear the events
+    too. Raises a subclass of ``SimError`` for every other hazard, with what was found before it in its ``findings``,
+    and ``LaunchError`` when launch and kernel do not fit together.
     """
     kernel, target = program.kernel(launch.kernel), program.module.target
     found = Findings(kernel.source.name, allow, on_hazard)
@@ -67,7 +69,7 @@ def run(
 
     def execute_for(clients: Sequence[Client]) -> None:
         state = Run(kernel, target, launch, memory, step_limit, sm_count, schedule or Schedule())
-        state.variables, state.clients = variables, clients
+        state.variables, state.clients, state.instruction_limit = variables, clients, instruction_limit
         execute(state, warps_per_wave)
 
     steps, instructions = Steps(), Instructions(kernel)

@@ -13,7 +13,8 @@ from tests.sim.mutation import gemm, programs
 from tests.sim.mutation.judge import Subject
 
 KERNELS = (*programs.NAMES, *gemm.CASES)
-STEPS = 20_000
+INSTRUCTIONS = 50_000
+"""More than five times what any of the kernels executes, and at most some ten seconds."""
 CHANGES = ("drop", "twice", "exchange", "operand", "number", "modifier", "character")
 _INSTRUCTION = re.compile(r"^\s*(?:@!?%?\w+\s+)?[a-z][\w.:]*\s.*;\s*$")
 _WORD = re.compile(r"%\w+")
@@ -41,7 +42,7 @@ def run(case: FuzzCase) -> None:
     """Anything but an error of ours comes out."""
     one = subject(case.kernel)
     try:
-        one.run(fuzzed(one.ptx, case.seed), checks=True, step_limit=STEPS)
+        one.run(fuzzed(one.ptx, case.seed), checks=True, instruction_limit=INSTRUCTIONS)
     except CuteNvfp4Error:
         pass
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 from ptx_lab import apply, launch_kernel, module
@@ -128,6 +130,20 @@ def test_a_deadlock_names_every_warp_that_waits() -> None:
 def test_step_limit() -> None:
     with pytest.raises(StepLimit, match=r"1001 blocks executed without an end.*step_limit=1000"):
         launch_kernel(module("L: add.s32 %r1, %r1, 1; bra L;", 0), [], step_limit=1000)
+
+
+def test_a_loop_whose_state_never_comes_back_ends_at_the_instruction_limit() -> None:
+    """It counts to 2³¹, too far to see the same state twice."""
+    body = """mov.u32 %r1, 0;
+    L: add.s32 %r1, %r1, 1; and.b32 %r2, %r1, 1; setp.eq.u32 %q1, %r2, 0; @%q1 bra M;
+    add.s32 %r3, %r3, 2; add.s32 %r3, %r3, 3;
+    M: setp.ne.u32 %q2, %r1, 0x80000000; @%q2 bra L;"""
+    with pytest.raises(StepLimit) as error:
+        launch_kernel(module(body, 0), [], instruction_limit=500)
+    text = str(error.value)
+    assert re.search(r"\d+ blocks executed without an end, 50\d instructions \(instruction_limit=500\)", text)
+    assert re.search(r"in a loop of \d instructions, from `add.s32 %r1, %r1, 1.* to `@%q2 bra L", text)
+    assert "raise instruction_limit" in text
 
 
 @pytest.mark.parametrize(

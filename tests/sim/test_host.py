@@ -10,6 +10,7 @@ import torch
 from dsl_kernels import compiled, scale
 
 from cute_nvfp4.sim import HostModule, LaunchError
+from cute_nvfp4.sim.host.cubin import register_counts
 
 
 def arguments(n: int) -> list:
@@ -29,6 +30,7 @@ def test_parameter_sizes_of_the_cubin_are_those_of_the_ptx() -> None:
     program, host = compiled(scale, (torch.float32, torch.float32), 1, "sm_90a")
     (launch,) = host.call(arguments(5))
     assert [len(p) for p in launch.params] == [p.size for p in program.kernels[launch.kernel].params]
+    assert launch.registers == register_counts(launch.cubin)[launch.kernel] > 0
 
 
 def test_an_empty_grid_raises_out_of_the_callback() -> None:

@@ -310,6 +310,8 @@ MUTANTS = (
     ("stages not waited for", at("mbarrier.try_wait", instead("setp.eq.b32 {0}, 0, 0;"), LAST), "Race"),
     ("flags not waited for", at("ld.acquire.gpu", instead("mov.b32 {0}, 1;")), "Race"),
     ("accumulators not waited for", at("wgmma.wait_group", drop(), LAST), "Race"),
+    ("registers not given away", at("setmaxnreg.dec", drop()), "Deadlock"),
+    ("more registers than it gets", at("setmaxnreg.dec", instead("setmaxnreg.dec.sync.aligned.u32 40;")), "Deadlock"),
 )
 
 

@@ -12,6 +12,7 @@ from cute_nvfp4.errors import CompileError
 from cute_nvfp4.ops.probe import compile_probe
 from cute_nvfp4.runtime import inspection
 from cute_nvfp4.runtime.inspection import Access, inspect_cubin
+from cute_nvfp4.sim.host.cubin import register_counts
 
 SASS = """
 \t.section\t.text.one,"ax",@progbits
@@ -112,7 +113,7 @@ def test_a_real_kernel(arch):
     )  # fmt: skip
     assert found.count("FFMA") == 1 and found.mix["float"] == 1  # y = 2 x + 1
     assert "other" not in found.mix
-    assert 0 < found.registers <= 32
+    assert 0 < found.registers <= 32 and register_counts(kernel.cubin) == {found.name: found.registers}
     assert (found.spill_loads, found.spill_stores, found.stack_bytes, found.local_bytes) == (0, 0, 0, 0)
     assert sum(found.mix.values()) == sum(found.opcodes.values()) == found.instructions
     assert found.name in report.sass

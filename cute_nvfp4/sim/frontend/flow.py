@@ -138,6 +138,13 @@ def _find_polls(blocks: list[Block]) -> None:
             blocks[k].polls = heads[0]
 
 
+def poll_loop(block: Block) -> int | None:
+    """The head of the loop around a block that polls memory: ``polls``, or the block itself where it polls alone,
+    inside of a loop that goes on to other places."""
+    alone = block.index in successors(block) and asks(block) is not None and not block.writes & block.live_in
+    return block.index if block.polls is None and alone and _only_reads(block) else block.polls
+
+
 def asks(block: Block) -> Instruction | None:
     """The first instruction that reads what other threads may write."""
     return next((i for i, op in block.code if op.klass == "atomic" or op.klass in _OTHERS_WRITE), None)
@@ -157,6 +164,22 @@ def _cycles(onward: dict[int, list[int]]) -> list[set[int]]:
         if loop:
             out.append(loop)
     return out
+
+
+def loop_around(blocks: list[Block], index: int) -> list[Block]:
+    """The shortest loop through a block; empty where there is none."""
+    todo, before = [index], dict[int, int]()
+    for k in todo:
+        for s in successors(blocks[k]):
+            if s == index:
+                loop = [k]
+                while loop[-1] != index:
+                    loop.append(before[loop[-1]])
+                return [blocks[j] for j in loop]
+            if s not in before:
+                before[s] = k
+                todo.append(s)
+    return []
 
 
 def _reached(start: int, onward: dict[int, list[int]]) -> set[int]:

@@ -1,12 +1,15 @@
-"""Reads the sizes of kernel parameters out of the cubin that the host code hands to the driver.
+"""Reads the sizes of kernel parameters, and their registers, out of the cubin that host code hands to the driver.
 
 ``cudaLaunchKernelEx`` passes pointers only; the driver takes the sizes from ``.nv.info.<kernel>``, and so do we.
+The registers are in ``.nv.info``.
 """
 
 from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Iterator
+from typing import NamedTuple
 
 from cute_nvfp4.sim.errors import LaunchError
 
@@ -14,6 +17,7 @@ _ELF = b"\x7fELF"
 _KPARAM_INFO = 0x17
 # of kernels with more than 4 KB of parameters
 _KPARAM_INFO_LARGE = 0x45
+_REGCOUNT = 0x2F
 _SVAL = 4
 
 
@@ -34,31 +38,62 @@ def elf_at(address: int, limit: int = 1 << 16) -> bytes:
 
 def parameter_sizes(elf: bytes) -> dict[str, list[int]]:
     """Kernel name to the byte sizes of its parameters in order."""
-    section_offset = struct.unpack_from("<Q", elf, 0x28)[0]
+    prefix = ".nv.info."
+    return {s.name[len(prefix) :]: _kernel_info(s.data) for s in _sections(elf) if s.name.startswith(prefix)}
+
+
+def register_counts(elf: bytes) -> dict[str, int]:
+    """Kernel name to the registers of a thread, as ptxas -v prints them."""
+    counts, symbols = {}, {}
+    for section in _sections(elf):
+        if section.name == ".nv.info":
+            for attribute, data in _records(section.data):
+                if attribute == _REGCOUNT:
+                    symbol, count = struct.unpack("<II", data)
+                    counts[symbol] = count
+        elif section.name.startswith(".text."):
+            # the lower bits name the kernel's symbol
+            symbols[section.name[len(".text.") :]] = section.info & 0xFFFFFF
+    return {name: counts[symbol] for name, symbol in symbols.items() if symbol in counts}
+
+
+class _Section(NamedTuple):
+    name: str
+    info: int
+    data: bytes
+
+
+def _sections(elf: bytes) -> list[_Section]:
+    offset = struct.unpack_from("<Q", elf, 0x28)[0]
     entry_size, count, names_index = struct.unpack_from("<HHH", elf, 0x3A)
-    sections = [struct.unpack_from("<IIQQQQ", elf, section_offset + i * entry_size) for i in range(count)]
-    names = sections[names_index][4]
-    sizes: dict[str, list[int]] = {}
-    for name_offset, _, _, _, offset, size in sections:
-        name = elf[names + name_offset : elf.index(b"\0", names + name_offset)].decode()
-        if name.startswith(".nv.info."):
-            sizes[name[len(".nv.info.") :]] = _kernel_info(elf[offset : offset + size])
-    return sizes
+    headers = [struct.unpack_from("<IIQQQQII", elf, offset + i * entry_size) for i in range(count)]
+    names = headers[names_index][4]
+    out = []
+    for name, _, _, _, at, size, _, info in headers:
+        start = names + name
+        out.append(_Section(elf[start : elf.index(b"\0", start)].decode(), info, elf[at : at + size]))
+    return out
 
 
-def _kernel_info(data: bytes) -> list[int]:
-    """Walks the (format, attribute, value) records of one kernel; a record of format 4 carries its own length."""
-    found, at = {}, 0
+def _records(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """The (attribute, value) records of a section of attributes that carry their own length."""
+    at = 0
     while at + 4 <= len(data):
         kind, attribute, value = struct.unpack_from("<BBH", data, at)
         at += 4
-        if kind != _SVAL:
-            continue
+        if kind == _SVAL:
+            yield attribute, data[at : at + value]
+            at += value
+
+
+def _kernel_info(data: bytes) -> list[int]:
+    """Sizes of the parameters of one kernel."""
+    found = {}
+    for attribute, value in _records(data):
         if attribute == _KPARAM_INFO:
-            _, ordinal, _, flags = struct.unpack_from("<IHHI", data, at)
+            _, ordinal, _, flags = struct.unpack_from("<IHHI", value)
             found[ordinal] = flags >> 18
         elif attribute == _KPARAM_INFO_LARGE:
             # 16 bits of size, then what a pointer points to
-            _, ordinal, _, found[ordinal] = struct.unpack_from("<IHHH", data, at)
-        at += value
+            _, ordinal, _, found[ordinal] = struct.unpack_from("<IHHH", value)
     return [found[i] for i in sorted(found)]

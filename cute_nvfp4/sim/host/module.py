@@ -15,7 +15,7 @@ from typing import Any
 
 from cute_nvfp4.sim.errors import LaunchError
 from cute_nvfp4.sim.frontend.model import clipped
-from cute_nvfp4.sim.host.cubin import elf_at, parameter_sizes
+from cute_nvfp4.sim.host.cubin import elf_at, parameter_sizes, register_counts
 from cute_nvfp4.sim.host.device import DEFAULT_ARCH, DEVICES, Device
 from cute_nvfp4.sim.machine.launch import Launch
 from cute_nvfp4.sim.tma.encode import encode_im2col, encode_tiled
@@ -49,6 +49,7 @@ class HostModule:
         self._error: BaseException | None = None
         self._take: Callable[[Launch], None] = lambda launch: None
         self._cubin = b""
+        self._registers: dict[str, int] = {}
         self._sizes: dict[str, list[int]] = {}
         self._kernels: dict[int, str] = {}
         self._names: list[ctypes.Array] = []
@@ -128,6 +129,7 @@ class HostModule:
     def _on_cudaLibraryLoadData(self, library, code, *_: Any) -> None:
         self._cubin = elf_at(code)
         self._sizes.update(parameter_sizes(self._cubin))
+        self._registers.update(register_counts(self._cubin))
         _write(_P, library, 1)
 
     def _on_cudaLibraryGetKernel(self, kernel, library, name) -> None:
@@ -203,7 +205,8 @@ class HostModule:
             raise LaunchError(f"{clipped(name)} is launched with attributes {unknown}, which are not modelled")
         how = flag[_COOPERATIVE], flag[_PROGRAMMATIC], stream or 0
         values = tuple((k, raw[: _ATTRIBUTE_BYTES.get(k, 4)]) for k, raw in attributes.items())
-        self._take(Launch(name, grid, block, copies, cluster, smem, *how, values, self._cubin))
+        compiled = self._cubin, self._registers.get(name, 0)
+        self._take(Launch(name, grid, block, copies, cluster, smem, *how, values, *compiled))
 
 
 def _write(kind: Any, address: int, value: int) -> None:

@@ -3,9 +3,12 @@ Communication Instructions")."""
 
 from __future__ import annotations
 
+import numpy as np
+
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel, Reg
 from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.isa.cluster import cluster_barrier
+from cute_nvfp4.sim.machine.engine import RowWait
 
 _ALL = Imm(0)
 """The thread count that stands for every live thread of the CTA."""
@@ -73,14 +76,38 @@ def _sleep(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 @opcode("setmaxnreg")
 def _setmaxnreg(i: Instruction, m: Mods, k: Kernel) -> Op:
-    """Registers move between warps; how many there are decides nothing here."""
-    m.take("inc", "dec", required=True)
+    """Registers move between warps: it decides who waits, and no value."""
+    action = m.take("inc", "dec", required=True)
     m.words("sync", "aligned")
     m.type("u32")
     count = i.operands[0]
     if not isinstance(count, Imm) or count.value % 8 or not 24 <= count.value <= 256:
         raise m.refuse("the register count must be a multiple of 8 from 24 to 256")
-    return Op(lambda g, mask: None, (), ("static",), "control", context=True, converge=-1)
+    return (_more_registers if action == "inc" else _fewer_registers)(i, count.value)
+
+
+def _fewer_registers(i: Instruction, count: int) -> Op:
+    def fn(g, mask):
+        pool = g.wave.registers
+        if pool.each:
+            pool.release(g.warps[g.lanes(mask).any(axis=1)], count)
+
+    return Op(fn, (), ("static",), "control", context=True, converge=-1)
+
+
+def _more_registers(i: Instruction, count: int) -> Op:
+    def fn(g, mask):
+        pool = g.wave.registers
+        if not pool.each:
+            return None
+        pool.ask(g.warps, count)
+        wait = RowWait(g, i, pool.served, (g.warps,), pool.describe, lambda _, warps: pool.take(warps))
+        if not wait.ready().all():
+            return wait
+        wait.passed(np.arange(g.n), g)
+        return None
+
+    return Op(fn, (), ("static",), "control", context=True, converge=-1, control="wait")
 
 
 @opcode("griddepcontrol")

@@ -19,7 +19,7 @@ import numpy as np
 
 from cute_nvfp4.errors import SimError
 from cute_nvfp4.sim.errors import Deadlock, DivergentBarrier, LaunchError, ResidencyError, StepLimit, Trap
-from cute_nvfp4.sim.frontend.flow import EXIT, asks
+from cute_nvfp4.sim.frontend.flow import EXIT, asks, loop_around
 from cute_nvfp4.sim.frontend.opcodes import WARPGROUP
 from cute_nvfp4.sim.machine.barriers import Barriers
 from cute_nvfp4.sim.machine.deadlock import picture, who
@@ -77,7 +77,7 @@ class WaveRunner:
         self.engines = wave.engines
         self.livelock = Livelock(wave)
         self.events = wave.events
-        self.clock = 0
+        self.clock = self.instructions = 0
 
     def run(self) -> None:
         while self.ready or self.unmet or self.parked or self.barriers.waiting:
@@ -188,7 +188,7 @@ class WaveRunner:
                 group = merge([group, *same], self.kernel.live_slots(group.block))
         if self.wave.random is not None and group.n > 1 and group.block != EXIT and self.random.random() < SPLITS:
             group = self._part(group)
-        if self.clock > self.state.step_limit:
+        if self.clock > self.state.step_limit or self.instructions > self.state.instruction_limit:
             raise StepLimit(self._out_of_steps(group))
         if group.block != EXIT and self.livelock.hangs(group, self.clock, self.kernel.live_slots(group.block)):
             stuck = self.livelock.stuck
@@ -234,6 +234,7 @@ class WaveRunner:
     def _step(self, group: Group) -> None:
         block = self.blocks[group.block]
         self.wave.steps = self.clock
+        self.instructions += len(block.code)
         self.events.block(group, block.index)
         self.polls = block.polls
         if block.polls is None:
@@ -364,8 +365,19 @@ class WaveRunner:
         return (DivergentBarrier if diverged else Deadlock)(text)
 
     def _out_of_steps(self, group: Group) -> str:
-        who = f"{group.thread()} is at {self._place(group)} (step_limit={self.state.step_limit})"
-        return f"{self.state.launch.title}: {self.clock} blocks executed without an end; {who}"
+        state, option = self.state, "step_limit" if self.clock > self.state.step_limit else "instruction_limit"
+        lines = [
+            f"{state.launch.title}: {self.clock} blocks executed without an end, {self.instructions} instructions "
+            f"({option}={getattr(state, option)})",
+            f"  {group.thread()} is at {self._place(group)}",
+        ]
+        loop = loop_around(self.blocks, group.block) if group.block != EXIT else []
+        if loop:
+            code = sorted((i for block in loop for i, _ in block.code), key=lambda i: i.line)
+            lines.append(f"  in a loop of {len(code)} instructions, from {code[0].where()} to {code[-1].where()}")
+        return "\n".join(
+            [*lines, f"  If the kernel ends, raise {option}; if not, see what decides that loop's branch."]
+        )
 
     def _place(self, group: Group) -> str:
         code = self.blocks[group.block].code if group.block != EXIT else []

@@ -13,7 +13,8 @@ class Launch:
 
     ``grid``, ``block`` and ``cluster`` are (x, y, z); ``dynamic_smem`` is in bytes; ``params`` holds a copy of the
     bytes of each kernel parameter as they were when the launch was made. ``attributes`` are the launch's as the driver
-    gets them: number and bytes; ``cubin`` is the machine code that a GPU would have run, where host code loaded it.
+    gets them: number and bytes; ``cubin`` is the machine code that a GPU would have run, where host code loaded it, and
+    ``registers`` what a thread has in it; 0 where that is not known.
     """
 
     kernel: str
@@ -27,6 +28,7 @@ class Launch:
     stream: int = 0
     attributes: tuple[tuple[int, bytes], ...] = ()
     cubin: bytes = field(default=b"", repr=False, compare=False)
+    registers: int = field(default=0, repr=False, compare=False)
 
     @property
     def title(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from cute_nvfp4.sim.machine.global_memory import GlobalMemory, owned
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
 from cute_nvfp4.sim.machine.launch import Launch
 from cute_nvfp4.sim.machine.multiprocessor import multiprocessor
+from cute_nvfp4.sim.machine.registers import registers_at_launch
 from cute_nvfp4.sim.machine.schedule import Schedule
 
 MAX_THREADS = 1024
@@ -43,9 +45,11 @@ class Run:
         self.clusters_left = range(self.clusters.count)
         self.static_shared, self.local_bytes = kernel.layout.static_shared, kernel.layout.local_bytes
         self._check()
+        self.registers = registers_at_launch(kernel.source, launch.registers)
         self.shared_stride = -(-max(self.static_shared + launch.dynamic_smem, 1) // 128) * 128
         self.zeros = kernel.zeros
         self.variables: dict[str, int] = {}
+        self.instruction_limit: float = math.inf
         self.params = owned(kernel.source.param_bytes, "kernel parameters")
         data = self.params.rows(1, 1)[1]
         for p, given in zip(kernel.source.params, launch.params):

@@ -17,6 +17,7 @@ from cute_nvfp4.sim.machine.global_memory import owned
 from cute_nvfp4.sim.machine.launched import Run
 from cute_nvfp4.sim.machine.layout import SHARED_BASE, WINDOW_SHIFT, WINDOWS
 from cute_nvfp4.sim.machine.mbarrier import Mbarriers
+from cute_nvfp4.sim.machine.registers import RegisterPool
 from cute_nvfp4.sim.machine.special import VALUES
 from cute_nvfp4.sim.machine.tensor_memory import TensorMemory
 
@@ -61,6 +62,7 @@ class Wave:
         self._special: dict[str, np.ndarray] = {}
         self.mbarriers = Mbarriers(self)
         self.cluster_barrier = ClusterBarrier(self.cluster_of_cta[self.cta_of_warp], self.cluster_count)
+        self.registers = RegisterPool(self, run.registers)
         self.engines = Engines(self)
         self.tensor_memory: TensorMemory | None = None
         self.tmem: np.ndarray | None = None
