@@ -88,6 +88,18 @@ I: bar.sync 0; mbarrier.arrive.shared.b64 %rd5, [%r1];
 st.global.b32 [%p0], %r2;
 """
 
+FLAG = f"""
+{ADDRESS} mov.u32 %r5, %ctaid.x; setp.ne.u32 %q0, %r5, 0; mov.b32 %r6, 0; @%q0 bra L;
+W: ld.global.cg.b32 %r7, [%rd1]; cvt.u64.u32 %rd5, %r7; add.s64 %rd1, %rd1, %rd5; add.u32 %r6, %r6, 1;
+st.global.b32 [%rd2], %r7;
+setp.lt.u32 %q1, %r6, 50; @%q1 bra W;
+st.release.gpu.global.b32 [%p1], 1; bra E;
+L: ld.acquire.gpu.global.b32 %r7, [%p1]; setp.eq.u32 %q1, %r7, 0; @%q1 bra L;
+st.global.b32 [%rd2], %r7;
+E:
+"""
+"""CTA 0 goes through memory for long, and raises a flag that the other one polls."""
+
 
 def _repeat(*lines: str, times: int = 24) -> str:
     return "".join(line.replace("#", str(10 + j % 8)) for j in range(times) for line in lines)
@@ -131,7 +143,7 @@ SMEM = ".shared .align 128 .b8 sm[4096]; .shared .align 8 .b64 bar;"
 TEXTS = {
     **{"copy": kernel(COPY, 2), "again": kernel(AGAIN, 2), "near": kernel(NEAR, 2), "shared": kernel(SHARED, 2, SMEM)},
     **{"bulk": kernel(BULK, 2, SMEM), "cluster": kernel(CLUSTER, 2, SMEM)},
-    "local": kernel(LOCAL, 2, SMEM),
+    **{"local": kernel(LOCAL, 2, SMEM), "flag": kernel(FLAG, 2)},
     **{name: pipe(name) for name in _PIPES},
 }
 SHAPES = {
@@ -139,6 +151,7 @@ SHAPES = {
     "bulk": ((4, 1, 1), (64, 1, 1), (1, 1, 1)),
     "cluster": ((8, 1, 1), (64, 1, 1), (2, 1, 1)),
     "local": ((300, 1, 1), (64, 1, 1), (1, 1, 1)),
+    "flag": ((2, 1, 1), (32, 1, 1), (1, 1, 1)),
 }
 
 

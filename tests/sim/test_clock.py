@@ -15,6 +15,7 @@ from cute_nvfp4.sim.clock.machine import clock_of, machine
 from cute_nvfp4.sim.clock.matching import machine_code
 from cute_nvfp4.sim.clock.memory import Port, Shared
 from cute_nvfp4.sim.clock.recorder import Request
+from cute_nvfp4.sim.clock.replay import Replay
 from cute_nvfp4.sim.clock.sampling import ctas_per_sm, sample
 from cute_nvfp4.sim.clock.sass import Slot, numbered, read
 from cute_nvfp4.sim.clock.steps import stepper
@@ -197,6 +198,20 @@ def test_what_bounds_a_launch():
     assert cold.bounds_us["dram"] == pytest.approx(m.microseconds(moved / m["dram.bytes_per_cycle"]))
     assert cold.busy["dram"] * cold.cycles == pytest.approx(moved / m["dram.bytes_per_cycle"], rel=1e-6)
     assert cold.roofline_us > cold.launch_us
+
+
+@needs_ptxas
+@pytest.mark.parametrize("schedule", ["", "seed=3,tma=lazy,copy=lazy,store=eager"])
+def test_polling_costs_until_the_flag_is_raised(schedule):
+    """A CTA that polls ends a look after the store of the flag, however often the functional run has looked."""
+    clock = clocked("flag", schedule=schedule)
+    found = clock.timing()
+    raiser, poller = sorted(found.warps, key=lambda w: w.cta)
+    assert raiser.end - raiser.begin > 50 * h200()["l2.latency_10"]
+    assert -100 < poller.end - raiser.end < 4 * h200()["l2.latency_50"]
+    (visits,) = [v for (cta, _), v in clock.recorder.visits.items() if cta == 1]
+    again = [v for v in visits for _ in range(100 if clock.recorder.polls[v.block] == v.block else 1)]
+    assert len(again) > 100 and Replay._looked_once(SimpleNamespace(recorder=clock.recorder), again) == visits
 
 
 @needs_ptxas

@@ -61,19 +61,22 @@ class Effects:
         self.release(warp, step, done + step.latency, "shared")
         return done
 
-    def _load(self, warp: Warp, step: Step, what: Any, time: float) -> float:
+    def _load(self, warp: Warp, step: Step, what: Any, time: float) -> float | None:
         if isinstance(what, Passes):
             return self._shared(warp, step, what, time)
         if what is None:
             return time
         answer = warp.sm.port.load(time, what)
         self.release(warp, step, answer.time, answer.by)
+        if what.keys:  # polls until the flag's store is there, and sees it one look later
+            return self._await(warp, what.keys[0], time, step, "l2.latency_50", "flag")
         return time
 
     def _store(self, warp: Warp, step: Step, what: Any, time: float) -> float:
         if isinstance(what, Request):
             warp.stored = warp.sm.port.store(time, what)
             self.release(warp, step, warp.stored, "l1")
+            self._raise(what, warp.stored)
         elif what is not None:
             return self._shared(warp, step, what, time)
         return time
@@ -82,7 +85,13 @@ class Effects:
         if isinstance(what, Request):
             answer = warp.sm.port.atomic(time, what)
             self.release(warp, step, answer.time + self.machine["atomic.latency"], "atomic")
+            self._raise(what, answer.time)
         return time
+
+    def _raise(self, what: Request, time: float) -> None:
+        """Tells those who wait for a flag."""
+        for key in what.keys:
+            self._contribute(key, time)
 
     def _copy(self, warp: Warp, step: Step, what: Any, time: float) -> float:
         if isinstance(what, Request):

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from cute_nvfp4.sim.clock.sampling import Sample
+from cute_nvfp4.sim.frontend.flow import poll_loop
 from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.engine import Pending
 from cute_nvfp4.sim.machine.events import Listener, Mask, Values
@@ -25,20 +26,24 @@ from cute_nvfp4.sim.observe import banks
 
 Key = tuple[int, int, int]
 """An event that warps wait for: CTA of the grid, then an mbarrier's slot and phase; a named barrier (-1 - its number)
-and its opening; the cluster's barrier (``CLUSTER``) and its phase."""
-CLUSTER = -100
+and its opening; the cluster's barrier (``CLUSTER``) and its phase; a load of flags (``FLAG``) and its number."""
+CLUSTER, FLAG = -100, -200
 _PAST_L1 = {"cg", "cv", "volatile", "relaxed", "acquire", "no_allocate"}
+_RAISES, _LOOKS = {"release", "acq_rel", "relaxed", "volatile"}, {"acquire", "relaxed", "volatile"}
+"""Stores of flags, and loads of them."""
 
 
 class Request(NamedTuple):
     """An access of a warp to global memory: ``sectors`` of 32 bytes in ``lines`` of 128, ``new`` of which come from
-    DRAM (a fraction where others ask in the same step)."""
+    DRAM (a fraction where others ask in the same step). ``keys``: the loads that wait for this store, or the event
+    that this load of flags waits for."""
 
     kind: str
     sectors: int
     new: float
     lines: tuple[int, ...]
     through_l1: bool
+    keys: Sequence[Key] = ()
 
 
 class Passes(NamedTuple):
@@ -96,6 +101,9 @@ class Recorder(Listener):
         self._index = {id(i): n for n, i in enumerate(kernel.source.code)}
         self._sample, self._memory, self._warm = sample, memory, warm
         self._touched: dict[int, np.ndarray] = {}
+        self._flags: dict[int, list[Key]] = {}
+        self._looks = 0
+        self.polls = [poll_loop(b) for b in kernel.blocks]
 
     def listeners(self, wave: Wave) -> Iterable[Listener]:
         self._wave = wave
@@ -124,7 +132,9 @@ class Recorder(Listener):
     # what warps do
 
     def block(self, g: Group, index: int) -> None:
-        self._work[g.warps] += len(self.kernel.blocks[index].code)
+        block = self.kernel.blocks[index]
+        if self.polls[index] is None:  # how often a warp looks is not its work
+            self._work[g.warps] += len(block.code)
         for k in self._rows(g.warps)[1]:
             self._lists[k].append(Visit(index, {}))
 
@@ -173,12 +183,39 @@ class Recorder(Listener):
         first[:, 1:] = sectors[:, 1:] != sectors[:, :-1]
         first &= lanes.any(axis=1)[:, None]
         fresh = self._touch(sectors, first, kind)
+        keys = self._flag(warps, address, lanes, set(i.mods), kind)
         for row, slot in zip(*self._rows(warps)):
             mine = sectors[row][first[row]]
             if len(mine):
                 lines = tuple(dict.fromkeys((mine // 4).tolist()))
                 new = float(fresh[row][first[row]].sum())
-                self._note(slot, i, Request(kind, len(mine), new, lines, through))
+                self._note(slot, i, Request(kind, len(mine), new, lines, through, keys.get(row, ())))
+
+    def _flag(
+        self, warps: np.ndarray, address: np.ndarray, lanes: np.ndarray, words: set[str], kind: str
+    ) -> dict[int, list[Key]]:
+        """``Request.keys`` by row. A flag of a CTA that is not replayed: none waits."""
+        keys: dict[int, list[Key]] = {}
+        if kind == "load" and words & _LOOKS and self._flags:
+            for row, _ in zip(*self._rows(warps)):
+                raisers = [self._flags.get(a) for a in address[row][lanes[row]].tolist()]
+                told = list({id(r): r for r in raisers if r is not None}.values())
+                if told:
+                    self._looks += 1
+                    key = (self._name(self._wave.cta_of_warp[warps[row]]), FLAG, self._looks)
+                    self.expected[key] = len(told)
+                    keys[row] = [key]
+                    for raiser in told:
+                        raiser.append(key)
+        elif kind != "load" and words & _RAISES:
+            keys = {row: [] for row in self._rows(warps)[0]}
+            for row in range(len(warps)):
+                for a in address[row][lanes[row]].tolist():
+                    if row in keys:
+                        self._flags[a] = keys[row]
+                    else:
+                        self._flags.pop(a, None)
+        return keys
 
     def _touch(self, sectors: np.ndarray, which: np.ndarray, kind: str) -> np.ndarray:
         """Marks sectors as touched; the share of each that its reader must fetch from DRAM. A step's readers of one

@@ -94,6 +94,8 @@ class Clock:
         """What may make the time wrong, in words."""
         if replay.unmatched:
             yield f"{replay.unmatched} of {replay.events} accesses and arrivals have no instruction in the machine code"
+        if replay.flags_given_up:
+            yield f"{replay.flags_given_up} polls of flags went on before the flag was raised"
         if self._launch.cubin and (differ := differing(self.code, self._launch.cubin, self._launch.kernel)):
             yield f"the launch's own cubin differs from this machine code: {differ} of {len(self.code.opcodes)} opcodes"
 

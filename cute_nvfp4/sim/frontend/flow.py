@@ -138,6 +138,13 @@ def _find_polls(blocks: list[Block]) -> None:
             blocks[k].polls = heads[0]
 
 
+def poll_loop(block: Block) -> int | None:
+    """The head of the loop around a block that polls memory: ``polls``, or the block itself where it polls alone,
+    inside of a loop that goes on to other places."""
+    alone = block.index in successors(block) and asks(block) is not None and not block.writes & block.live_in
+    return block.index if block.polls is None and alone and _only_reads(block) else block.polls
+
+
 def asks(block: Block) -> Instruction | None:
     """The first instruction that reads what other threads may write."""
     return next((i for i, op in block.code if op.klass == "atomic" or op.klass in _OTHERS_WRITE), None)
