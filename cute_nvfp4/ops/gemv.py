@@ -33,6 +33,7 @@ from .checks import (
     checked_output,
     number,
     parts,
+    refuse_config,
     tensors,
 )
 from .dispatch import by_operator, written_to
@@ -60,7 +61,7 @@ def gemv(
         out_dtype: dtype of a new result (float16 by default); with ``out`` it must be None or that of ``out``.
         backend: ``auto`` (the kernel for CUDA tensors, exact torch for CPU tensors), ``cuda``, ``sim``, ``reference``
             (:mod:`cute_nvfp4.runtime.backend`).
-        config: a plan of ``planning.gemv``, whose tiling is kept; None has one chosen.
+        config: a plan of ``planning.gemv``, whose tiling is kept; None has one chosen. Refused where exact torch runs.
 
     Products and the sums of each block of 16 are exact; sums over blocks are in float32, in a fixed order, so the
     result repeats bit for bit. It is rounded once to the output's dtype. NaN scales make their row NaN.
@@ -199,6 +200,7 @@ def _plan(
     out = checked_output(parts({"a": a, "b": b}), a.device, shape, out, out_dtype)
     target = resolve(backend, a.device)
     if target.backend == "reference":
+        refuse_config(config)
         return functools.partial(_reference_call, dtype=out.dtype)
     return _Call(a.key, b.key, out, target, config)
 

@@ -8,7 +8,7 @@ import torch
 
 from ..formats import NVFP4
 from ..operand import BlockScaledTensor
-from ..planning.packed import PackedPlan
+from ..planning.packed import PackedPlan, check_plan
 from ..prepared_weight import PreparedWeight
 from ..runtime.backend import Backend
 from ..scale_layout import to_blocked
@@ -41,6 +41,7 @@ class PlainGemm:
     ) -> None:
         for name, operand in (("a", a), ("b", b)):
             check_format(f"{name} on {target.arch.name}", operand, (NVFP4,))
+        check_plan(config)
         self._pack = PackCall(b.key, DTYPE, target)
         self._shape, self._options = out.shape, {"dtype": out.dtype, "device": out.device}
         self._config, self._backend = config, backend

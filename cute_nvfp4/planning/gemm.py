@@ -10,6 +10,7 @@ from ..errors import OperandError, explain
 from ..formats import FORMATS
 from ..kernels.gemm.config import CTA_ROWS, MAX_CLUSTER, MIN_EPI_TILE_N, SM120_TILE_N, SPLITS, TILE_BYTES, TILE_N
 from ..kernels.gemm.limits import can_implement
+from ..runtime.bounded import remembered
 from ..target import Architecture
 from . import gemm_model, gemm_table, sm120_model
 from .gemm_model import Prediction
@@ -64,7 +65,7 @@ def choose(problem: GemmProblem, arch: Architecture, sm_count: int, device: str 
     return _choose(problem, arch, sm_count, device, gemm_table.stamp())
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def plan_for(problem: GemmProblem, arch: Architecture, sm_count: int, given: Plan | None = None) -> Plan:
     """``choose``, or the caller's plan with all that the problem decides filled in: formats, output, bias.
 

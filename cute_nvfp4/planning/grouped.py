@@ -16,6 +16,7 @@ import numpy as np
 from ..errors import OperandError, explain
 from ..kernels.gemm.config import CTA_ROWS, SM120_TILE_N, SPLITS, TILE_N, GemmConfig, GemmSignature
 from ..kernels.gemm.grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, GroupedConfig, can_implement_grouped
+from ..runtime.bounded import remembered
 from ..target import Architecture
 from . import gemm_model, sm120_model
 from .gemm_model import traffic
@@ -109,7 +110,7 @@ def choose_grouped(problem: GroupedProblem, arch: Architecture, sm_count: int) -
     return min(plans, key=lambda plan: (round(modelled_us(plan, problem, sm_count), 2), plan.config.cluster_size))
 
 
-@functools.lru_cache(maxsize=1024)
+@remembered
 def plan_for_groups(problem: GroupedProblem, arch: Architecture, sm_count: int, given: Plan | None = None) -> Plan:
     """``choose_grouped``, or the caller's plan with all that the problems decide filled in.
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ from ..kernels.gemm.sm90.config import MMA_ROWS, STAGE_TILES, WgmmaConfig
 from ..kernels.gemm.sm90.config import can_implement as can_wgmma
 from ..kernels.gemm.sm90.stream_config import StreamConfig
 from ..kernels.gemm.sm90.stream_config import can_implement as can_stream
+from ..runtime.bounded import remembered
 from ..target import Architecture
 from ..weight_layout import TILE_K, packed_rows, tiles
 
@@ -89,7 +89,7 @@ class PackedPlan:
         return ScratchSize(groups * MMA_ROWS * c.tile_n, groups)
 
 
-@functools.lru_cache(maxsize=4096)
+@remembered
 def choose(problem: PackedProblem, arch: Architecture, sm_count: int, given: PackedPlan | None = None) -> PackedPlan:
     """The plan for ``problem`` on ``sm_count`` multiprocessors, or the caller's with what the problem decides.
 
@@ -98,14 +98,19 @@ def choose(problem: PackedProblem, arch: Architecture, sm_count: int, given: Pac
     """
     if given is None:
         plan = _chosen(problem, arch, sm_count)
-    elif isinstance(given, PackedPlan):
-        plan = replace(given, config=replace(given.config, arch=arch, **_decided(problem, given.streams)))
     else:
-        raise OperandTypeError.of("config", got=type(given).__name__, expected="a PackedPlan of planning.packed")
+        check_plan(given)
+        plan = replace(given, config=replace(given.config, arch=arch, **_decided(problem, given.streams)))
     reason = _refused(problem, plan) or (can_stream if plan.streams else can_wgmma)(plan.config)
     if reason:
         raise OperandError(reason)
     return plan
+
+
+def check_plan(given: PackedPlan | None) -> None:
+    """Raises OperandTypeError for what is neither None nor a plan."""
+    if given is not None and not isinstance(given, PackedPlan):
+        raise OperandTypeError.of("config", got=type(given).__name__, expected="a PackedPlan of planning.packed")
 
 
 def _refused(p: PackedProblem, plan: PackedPlan) -> str:

@@ -3,7 +3,6 @@ the kernel will deal it."""
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +12,7 @@ from ..errors import OperandError, OperandTypeError, explain
 from ..kernels.gemm.grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW
 from ..kernels.gemm.sm90.config import TILE_N
 from ..kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
+from ..runtime.bounded import remembered
 from ..target import Architecture
 from .packed import START_US, PackedPlan
 
@@ -66,7 +66,7 @@ class PackedGroups:
         )
 
 
-@functools.lru_cache(maxsize=1024)
+@remembered
 def choose_groups(
     problem: PackedGroups, arch: Architecture, sm_count: int, given: PackedPlan | None = None
 ) -> PackedPlan:

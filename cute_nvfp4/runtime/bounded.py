@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 LIMIT = 4096
+F = TypeVar("F", bound=Callable)
 
 
 class Bounded(dict):
@@ -21,3 +24,18 @@ class Bounded(dict):
         if len(self) >= LIMIT:
             self.pop(next(iter(self)), None)
         super().__setitem__(key, value)
+
+
+def remembered(function: F) -> F:
+    """``functools.lru_cache``; arguments with something unhashable in them go to the function, which refuses them."""
+    cached = functools.lru_cache(LIMIT)(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **named: Any) -> Any:
+        try:
+            hash((*args, *named.values()))
+        except TypeError:
+            return function(*args, **named)
+        return cached(*args, **named)
+
+    return call

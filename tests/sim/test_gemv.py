@@ -220,5 +220,6 @@ def test_a_plan_given_is_run_or_refused() -> None:
     ):
         with pytest.raises(OperandError, match=words):
             gemv(problem.a, problem.b, config=replace(plan, config=replace(plan.config, **changes)))
-    with pytest.raises(OperandTypeError, match="GemvPlan"):
-        gemv(problem.a, problem.b, config=plan.config)
+    for other in (plan.config, [plan]):
+        with pytest.raises(OperandTypeError, match=r"config: got .*, expected a GemvPlan"):
+            gemv(problem.a, problem.b, config=other)

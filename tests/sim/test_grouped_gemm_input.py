@@ -101,6 +101,7 @@ def test_output_in_an_operand() -> None:
         ({"alpha": "1"}, "alpha: got str", OperandTypeError),
         ({"out_dtype": torch.int32}, "out_dtype: got torch.int32", OperandTypeError),
         ({"config": GemmConfig()}, "config: got GemmConfig, expected a Plan", OperandTypeError),
+        ({"config": [1]}, "config: got list, expected a Plan", OperandTypeError),
         ({"config": Plan(GemmConfig(scheduler="stream_k"), False, 1)}, "expected static", OperandError),
         ({"config": Plan(GemmConfig(split_k=2), False, 1)}, "split_k: got 2, expected at most 1", OperandError),
         ({"config": Plan(GemmConfig(), False, 0)}, "workers: got 0", OperandError),

@@ -48,6 +48,7 @@ def test_tables() -> None:
         ({"out": out, "out_dtype": torch.float16}, "out_dtype"),
         ({"backend": "gpu"}, "backend: got"),
         ({"config": "fast"}, "config: got str"),
+        ({"config": ["fast"]}, "config: got list"),
     ):
         said = roads.refused(lambda options=options: gemm(x, weight, **options))
         assert re.search(message, said), said

@@ -215,6 +215,7 @@ def test_no_bias_for_each_of_a_batch_without_one() -> None:
     [
         (GemmConfig(), OperandTypeError, r"config: got GemmConfig, expected a Plan"),
         ("fast", OperandTypeError, r"config: got str, expected a Plan"),
+        (["fast"], OperandTypeError, r"config: got list, expected a Plan"),
         (Plan(GemmConfig(), False, 0), OperandError, r"workers: got 0, expected at least 1"),
         (
             Plan(GemmConfig(split_k=2), False, 1),
