@@ -46,6 +46,7 @@ def gated_packed(
 def prepared(
     a: X,
     b1: PreparedWeight,
+    b2: None = None,
     *,
     gate: str = "silu",
     alpha: float | torch.Tensor | None = None,
@@ -55,8 +56,8 @@ def prepared(
     backend: Backend = "auto",
 ) -> Preparation:
     """``gated_gemm`` of a prepared weight, planned, for ``prepare``."""
-    if not isinstance(b1, PreparedWeight):
-        expected = "PreparedWeight, for a call that decides nothing any more"
-        raise OperandTypeError.of("b1", got=type(b1).__name__, expected=expected)
+    if b2 is not None or not isinstance(b1, PreparedWeight):
+        expected = "a PreparedWeight of both, for a call that decides nothing any more"
+        raise OperandTypeError.of("b1 and b2", got=f"{type(b1).__name__} and {type(b2).__name__}", expected=expected)
     check_gate(gate)
     return prepared_packed(Request(a, b1, alpha, None, out, out_dtype, config, backend, gate))

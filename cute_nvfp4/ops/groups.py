@@ -82,12 +82,16 @@ def alpha_of_group(scalar: float, alpha: torch.Tensor | None, group: int) -> Any
 
 def alpha_of_live(live: Sequence[int], whole: bool, alpha: torch.Tensor | None) -> torch.Tensor | None:
     """The factors (n,) of the groups ``live``, those with rows; whole: all have. Nothing is copied from the host."""
-    if alpha is None or whole or alpha.numel() == 1 or not live:
-        return alpha if alpha is None else alpha.reshape(-1)
+    if alpha is None:
+        return None
+    if alpha.ndim != 1:
+        alpha = alpha.reshape(-1)
+    if whole or alpha.numel() == 1 or not live:
+        return alpha
     first, last = live[0], live[-1] + 1
     if len(live) == last - first:
-        return alpha.reshape(-1)[first:last]
-    each = alpha.reshape(-1).split(1)
+        return alpha[first:last]
+    each = alpha.split(1)
     return torch.cat([each[i] for i in live])
 
 

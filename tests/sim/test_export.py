@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import cute_nvfp4 as nv
-from cute_nvfp4.errors import OperandError
+from cute_nvfp4.errors import OperandError, OperandTypeError
 
 WITHOUT_DSL = """
 import sys
@@ -129,6 +129,8 @@ def test_what_cannot_be_exported(tmp_path: Path) -> None:
         with pytest.raises(OperandError, match="expected alpha and bias as numbers"):
             nv.export(tmp_path / "op", nv.gemm, a, b, bias=torch.zeros(72))
         with pytest.raises(OperandError, match="operation to prepare"):
+            nv.export(tmp_path / "op", nv.dequantize, a)
+        with pytest.raises(OperandTypeError, match=r"b1 and b2: got .*, expected a PreparedWeight of both"):
             nv.export(tmp_path / "op", nv.gated_gemm, a, b, b)
         with pytest.raises(OperandError, match="backend of a prepared call: got exact torch"):
             nv.export(tmp_path / "op", nv.gemv, a, operand(1), backend="reference")
