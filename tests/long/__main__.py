@@ -30,7 +30,7 @@ from tests.long.worker import Ended, Task, Worker, perform
 
 LEDGER = ROOT / ".long" / "ledger.jsonl"
 LIMIT = 120.0
-"""Seconds that a case may take under one schedule, before it counts as hung."""
+"""Seconds of CPU time that a case may take under one schedule, before it counts as hung."""
 
 
 def work(seed: int, only: list[str]) -> Iterator[tuple[Family, str, str]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import multiprocessing
+import resource
+import signal
 import time
 import traceback
 from dataclasses import dataclass
@@ -12,6 +14,8 @@ from typing import Any
 
 AFTER = 40
 """Cases after which a process is replaced: compiled kernels are many."""
+SHARE = 20
+"""Times the limit of CPU time that a case may take on the clock, on a machine that others use."""
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,8 @@ class Task:
 
 @dataclass(frozen=True)
 class Ended:
+    """seconds: of CPU time."""
+
     outcome: str
     seconds: float
     runs: int = 0
@@ -48,7 +54,7 @@ def perform(task: Task) -> Ended:
     from tests.long.families import FAMILIES
     from tests.sim.gemm_sweep import forget
 
-    family, begin, runs, kernels = FAMILIES[task.family], time.perf_counter(), 0, []
+    family, begin, runs, kernels = FAMILIES[task.family], time.process_time(), 0, []
     case, schedule = family.parse(task.case), ""
 
     def note(kernel: Any) -> Any:
@@ -59,7 +65,7 @@ def perform(task: Task) -> Ended:
         return kernel
 
     def ended(outcome: str, error: str = "") -> Ended:
-        return Ended(outcome, time.perf_counter() - begin, runs, tuple(kernels), error, schedule)
+        return Ended(outcome, time.process_time() - begin, runs, tuple(kernels), error, schedule)
 
     try:
         for one in adversarial(task.schedules):
@@ -77,6 +83,12 @@ def perform(task: Task) -> Ended:
     return ended("passed")
 
 
+def allow(limit: float) -> None:
+    """Lets this process have so many seconds of CPU time more; then the system ends it, with SIGXCPU."""
+    _, most = resource.getrlimit(resource.RLIMIT_CPU)
+    resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time() + limit) + 1, most))
+
+
 def serve(connection: Connection) -> None:
     """Tasks come, what became of them goes."""
     import torch
@@ -84,9 +96,10 @@ def serve(connection: Connection) -> None:
     torch.set_num_threads(1)
     while True:
         try:
-            task = connection.recv()
+            task, limit = connection.recv()
         except EOFError:
             return
+        allow(limit)
         connection.send(perform(task))
 
 
@@ -98,22 +111,23 @@ class Worker:
         self._done = 0
 
     def run(self, task: Task, limit: float) -> Ended:
-        """What became of the task within ``limit`` seconds."""
+        """What became of the task within ``limit`` seconds of CPU time."""
         if self._process is None or self._done >= AFTER:
             self.close()
             self._start()
-        begin = time.perf_counter()
-        self._connection.send(task)
+        self._connection.send((task, limit))
         self._done += 1
+        outcome, error = "hung", f"no end after {SHARE * limit:g} s"
         try:
-            if self._connection.poll(limit):
+            if self._connection.poll(SHARE * limit):
                 return self._connection.recv()
-            outcome, error = "hung", f"no end after {limit:g} s"
         except (EOFError, ConnectionResetError):
             self._process.join()
             outcome, error = "crashed", f"the process ended with {self._process.exitcode}"
+            if self._process.exitcode == -signal.SIGXCPU:
+                outcome, error = "hung", f"no end after {limit:g} s of CPU time"
         self.close()
-        return Ended(outcome, time.perf_counter() - begin, error=error)
+        return Ended(outcome, limit, error=error)
 
     def _start(self) -> None:
         context = multiprocessing.get_context("spawn")

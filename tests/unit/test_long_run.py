@@ -15,7 +15,7 @@ from tests.long.__main__ import work
 from tests.long.families import FAMILIES
 from tests.long.ledger import BEGIN, END, Ledger, Record
 from tests.long.shrink import shrunk
-from tests.long.worker import Ended, Task, Worker, perform
+from tests.long.worker import Ended, Task, Worker, allow, perform
 
 
 def test_the_order_is_random_and_reproducible() -> None:
@@ -52,20 +52,27 @@ def test_failures_shrink_to_the_smallest_case() -> None:
 def serve(connection) -> None:
     """A worker that does as it is told."""
     while True:
-        case = connection.recv().case
-        if case == "die":
+        task, limit = connection.recv()
+        allow(limit)
+        if task.case == "die":
             os._exit(3)
-        time.sleep(30 if case == "hang" else 0)
+        while task.case == "spin":
+            pass
+        time.sleep(30 if task.case == "sleep" else 0)
         connection.send(Ended("passed", 0.0))
 
 
 @pytest.mark.slow
 def test_workers_that_hang_or_die_are_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.long.worker.serve", serve)
+    monkeypatch.setattr("tests.long.worker.SHARE", 3)
     worker = Worker()
     try:
         outcomes = [worker.run(Task("", case, "", 1), 10).outcome for case in ("fine", "die", "fine")]
-        assert [*outcomes, worker.run(Task("", "hang", "", 1), 0.5).outcome] == ["passed", "crashed", "passed", "hung"]
+        assert outcomes == ["passed", "crashed", "passed"]
+        ended = [worker.run(Task("", case, "", 1), limit) for case, limit in (("spin", 10.0), ("sleep", 0.5))]
+        assert [x.outcome for x in ended] == ["hung", "hung"]
+        assert [x.error for x in ended] == ["no end after 10 s of CPU time", "no end after 1.5 s"]
     finally:
         worker.close()
 
@@ -84,7 +91,7 @@ def test_the_ledger_keeps_the_last_of_each_case_and_sums_up(tmp_path) -> None:
     again.write(page)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "| gemm | 1 | 2 | 2 | 1 | 0 | 0 | 0 |" in text and "in 1.00 hours" in text
+    assert "| gemm | 1 | 2 | 2 | 1 | 0 | 0 | 0 |" in text and "in 1.00 core-hours" in text
     record = Record("gemm", "{}", "sm_90a", "failed", smallest='{"m":1}', **common)
     assert record.command == "python -m tests.long --case gemm '{\"m\":1}' --arch sm_90a"
 
