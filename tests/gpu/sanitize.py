@@ -19,6 +19,8 @@ from cute_nvfp4 import (
     gated_gemm,
     gemm,
     gemv,
+    grouped_gemm,
+    grouped_gemm_contiguous,
     prepare_weight,
     quantize,
     rmsnorm_quantize,
@@ -49,6 +51,9 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
     w = quantize(torch.randn(N, K, device=device), backend="reference")
     weight, half = prepare_weight(w), prepare_weight(w, dtype=torch.float16)
     both = prepare_weight(w, w)
+    stack = quantize(torch.randn(3, N, K, device=device), backend="reference")
+    experts, pairs = prepare_weight(stack), prepare_weight(stack, stack)
+    offsets = torch.tensor([0, 30, 30, 100], dtype=torch.int32, device=device)
     a, row = (quantize(x, backend="reference") for x in (few, few[:1]))
     found: dict[str, Callable[[], object]] = {
         "gemv": lambda: gemv(w, row),
@@ -58,6 +63,9 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
         "gemm, 9 rows of NVFP4": lambda: gemm(a, half),
         "gated_gemm, 9 rows": lambda: gated_gemm(few, both),
         "gated_gemm, 100 rows": lambda: gated_gemm(many, both),
+        "grouped_gemm, a list": lambda: grouped_gemm([(few, weight), (many, weight)]),
+        "grouped_gemm_contiguous": lambda: grouped_gemm_contiguous(many, experts, offsets=offsets),
+        "grouped_gemm_contiguous, gated": lambda: grouped_gemm_contiguous(many, pairs, offsets=offsets, gate="silu"),
         "rmsnorm_quantize": lambda: rmsnorm_quantize(many, None, global_scale=None),
         "silu_mul_quantize": lambda: silu_mul_quantize(many, many, global_scale=None),
     }
