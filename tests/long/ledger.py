@@ -76,7 +76,7 @@ class Ledger:
         lines = [
             f"{len(every):,} cases from {days[0]} to {days[-1]}, on {len(commits)} commit(s) and "
             f"{len({r.simulator for r in every})} version(s) of the simulator, "
-            f"in {sum(r.seconds for r in every) / 3600:.2f} core-hours.",
+            f"in {sum(r.seconds for r in every) / 3600:.2f} hours of one process.",
             "",
             "| cases of | run | schedules each | kernels | passed | failed | crashed | hung |",
             "|---|---:|---:|---:|---:|---:|---:|---:|",

@@ -57,7 +57,7 @@ def found(case: str, change: object, arch: str, monkeypatch: pytest.MonkeyPatch)
     return outcome(change, right, arch, case)
 
 
-@pytest.mark.sweep(6)
+@pytest.mark.sweep(10)
 @pytest.mark.parametrize("mutant,arch", parameters(MUTANTS))
 def test_mutant_is_noticed(mutant: Mutant, arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found(mutant.case, None, arch, monkeypatch) == ""

@@ -25,7 +25,7 @@ from cute_nvfp4.reference import GATES as REFERENCE
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
 
-pytestmark = [pytest.mark.kernels("sm_100a", "sm_103a"), pytest.mark.sweep(5)]
+pytestmark = [pytest.mark.kernels("sm_100a", "sm_103a"), pytest.mark.sweep(8)]
 ARCH = ARCHITECTURES["sm_100a"]
 BASE = Case(m=200, n=136, k=544, alpha=usual_alpha(544), dtype="float32")
 WHOLE = replace(BASE, n=256)

@@ -106,7 +106,7 @@ def test_the_quantizing_kernel_itself_passes() -> None:
     assert found(None, BLOCKS) == ""
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_mutants_are_noticed(mutant: Mutant) -> None:
     assert found(mutant.change, mutant.case) == mutant.noticed

@@ -16,7 +16,7 @@ from cute_nvfp4.formats import as_bytes
 from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.scale_layout import blocked_bytes, blocked_view
 
-pytestmark = [pytest.mark.kernels("sm_100a", "sm_103a"), pytest.mark.sweep(4)]
+pytestmark = [pytest.mark.kernels("sm_100a", "sm_103a"), pytest.mark.sweep(6)]
 BASE = Case(m=140, n=208, k=544, batch=2, alpha=2.0**-8, tile_n=128, exact=True, out="new")
 GUARD = 0xA5
 CASES = {

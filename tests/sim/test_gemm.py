@@ -18,7 +18,7 @@ from cute_nvfp4 import simulating
 from tests.sim.blackwell.shapes import GEMM_SHAPES
 from tests.sim.mutation.gemm import keeping_flags
 
-pytestmark = [pytest.mark.kernels("sm_100a", "sm_103a"), pytest.mark.sweep(4)]
+pytestmark = [pytest.mark.kernels("sm_100a", "sm_103a"), pytest.mark.sweep(6)]
 # what gemm promises on sm_90a too, which chooses its own plans; CUTE_NVFP4_ARCH=sm_90a runs these there
 ON_HOPPER_TOO = pytest.mark.kernels("sm_100a", "sm_103a", "sm_90a")
 

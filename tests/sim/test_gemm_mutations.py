@@ -195,7 +195,7 @@ def unexplained(name: str, chosen: list[Mutant]) -> list[str]:
     return [f"{m.name}: {m.old}" for m in left if not judge(subject(name), m).by]
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("name", CASES)
 def test_a_sample_of_mutants(name: str) -> None:
     verdict = judge(subject(name), None)

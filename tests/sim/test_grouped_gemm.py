@@ -17,7 +17,7 @@ from cute_nvfp4.ops.grouped_rows import GroupedRows
 from cute_nvfp4.sim import adversarial
 from tests.sim.blackwell.shapes import GROUP_SHAPES
 
-pytestmark = [pytest.mark.kernels("sm_100a", "sm_103a"), pytest.mark.sweep(5)]
+pytestmark = [pytest.mark.kernels("sm_100a", "sm_103a"), pytest.mark.sweep(8)]
 RAGGED = ((80, 128, 256), (129, 203, 544), (1, 1, 32), (300, 72, 1056), (5, 264, 96))
 DEALT = tuple((m, 200, 544) for m in (80, 0, 130, 1, 300, 0))
 PAIR = {"pair": True, "cluster": (2, 1)}

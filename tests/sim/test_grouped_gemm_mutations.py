@@ -159,7 +159,7 @@ def test_the_kernel_itself_passes(grouped: Grouped) -> None:
     assert found(None, grouped) == ""
 
 
-@pytest.mark.sweep(3)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=str)
 def test_mutants_are_noticed(mutant: Mutant) -> None:
     assert found(mutant.change, mutant.case) == mutant.noticed

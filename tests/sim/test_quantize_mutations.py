@@ -126,7 +126,7 @@ def unchanged(case: Case, arch: str) -> str:
     return found(case, None, arch)
 
 
-@pytest.mark.sweep(4)
+@pytest.mark.sweep(8)
 @pytest.mark.parametrize("mutant,arch", parameters(MUTANTS))
 def test_mutant_is_noticed(mutant: Mutant, arch: str) -> None:
     assert unchanged(mutant.case, arch) == ""

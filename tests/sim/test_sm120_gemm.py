@@ -18,7 +18,7 @@ from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.config import SM120_TILE_N
 from cute_nvfp4.sim import adversarial
 
-pytestmark = pytest.mark.sweep(4)
+pytestmark = pytest.mark.sweep(8)
 
 
 @pytest.fixture(autouse=True)

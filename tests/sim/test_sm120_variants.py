@@ -19,7 +19,7 @@ from cute_nvfp4.formats import as_bytes
 from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.sim import adversarial
 
-pytestmark = pytest.mark.sweep(4)
+pytestmark = pytest.mark.sweep(8)
 BASE = Case(m=200, n=136, k=544, alpha=usual_alpha(544), tile_n=64, store="direct")
 WHOLE = replace(BASE, n=256, batch=2)
 GATED = {

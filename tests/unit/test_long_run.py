@@ -91,7 +91,7 @@ def test_the_ledger_keeps_the_last_of_each_case_and_sums_up(tmp_path) -> None:
     again.write(page)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "| gemm | 1 | 2 | 2 | 1 | 0 | 0 | 0 |" in text and "in 1.00 core-hours" in text
+    assert "| gemm | 1 | 2 | 2 | 1 | 0 | 0 | 0 |" in text and "in 1.00 hours" in text
     record = Record("gemm", "{}", "sm_90a", "failed", smallest='{"m":1}', **common)
     assert record.command == "python -m tests.long --case gemm '{\"m\":1}' --arch sm_90a"
 
