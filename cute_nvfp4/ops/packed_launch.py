@@ -25,7 +25,7 @@ from ..target import Target
 from .calls import allocator, as_alpha
 from .checks import DTYPE_NAMES, check_overlap, tensors
 from .dequantize import DecodedFirst, DequantizeCall
-from .packed_operands import Request, X, device_scalars, everything_read, x_parts
+from .packed_operands import Request, X, device_scalars, everything_read, row_stride, x_parts
 from .scratch import Scratch, new_scratch, scratch_of
 
 
@@ -73,10 +73,7 @@ class PackedCall:
         x, weight, _, bias, out = request[:5]
         config, m, k_tiles = self._plan.config, out.shape[0], weight.packed.shape[1]
         factors = ((0,) * config.factors,) * config.products
-        # one row has no stride of its own, but tensor maps want one, of whole 16 bytes
-        stride = x_parts(x)[0].stride(0) if m > 1 else -(-weight.k // 32) * 32
-        if self._decodes:
-            stride = weight.k
+        stride = weight.k if self._decodes else row_stride(x_parts(x)[0].stride(0), m, weight.k)
         if self._plan.streams:
             return StreamArguments(
                 weight=PackedWeight(0, weight.rows, k_tiles, None),

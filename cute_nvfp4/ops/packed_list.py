@@ -29,7 +29,7 @@ from .dequantize import dequantize
 from .dispatch import modes
 from .grouped_launch import arrangements, gathered, table_on_device
 from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group
-from .packed_operands import X, check_products, check_x, x_parts
+from .packed_operands import X, check_products, check_x, row_stride, x_parts
 from .packed_rows import KERNEL
 
 Pair = tuple[X | None, PreparedWeight]
@@ -228,8 +228,7 @@ class _Launch:
 def _group(x: X, b: PreparedWeight, out: torch.Tensor) -> PackedGroup:
     """A group as the kernel sees it, without addresses."""
     rows = _rows(x)
-    # one row has no stride of its own, but tensor maps want one, of whole 16 bytes
-    stride = x.stride(0) if isinstance(x, torch.Tensor) and rows > 1 else b.k if rows > 1 else -(-b.k // 32) * 32
+    stride = row_stride(x.stride(0) if isinstance(x, torch.Tensor) else b.k, rows, b.k)
     weight = PackedWeight(0, b.rows, b.packed.shape[-2], 0)
     return PackedGroup(weight, Activations(0, rows, stride, 0), Result(0, out.stride(0), 0), b.k)
 

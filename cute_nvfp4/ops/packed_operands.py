@@ -112,6 +112,12 @@ def check_bias(bias: torch.Tensor | None, weight: PreparedWeight) -> None:
         raise OperandError.of("device of bias", got=bias.device, expected=weight.device)
 
 
+def row_stride(stride: int, rows: int, k: int) -> int:
+    """Elements from a row of x to the next, for its tensor map: one row has no stride of its own, but maps want one, of
+    whole 16 bytes."""
+    return stride if rows > 1 else -(-k // 32) * 32
+
+
 def x_parts(x: X) -> tuple[torch.Tensor, ...]:
     """What x is in memory: numbers, or data and scales."""
     return (x,) if isinstance(x, torch.Tensor) else (x.data, x.scale)

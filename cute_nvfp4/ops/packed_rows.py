@@ -29,7 +29,8 @@ from .calls import addresses, as_alpha, output_key, tensor_key
 from .checks import DTYPE_NAMES, check_overlap, checked_output, refuse_config, split_alpha, tensors
 from .dequantize import dequantize
 from .grouped_rows import GroupedRows, checked_offsets, clamped
-from .packed_operands import check_decodable, check_products, check_x
+from .groups import alpha_of_group
+from .packed_operands import check_decodable, check_products, check_x, row_stride
 
 Rows = torch.Tensor | GroupedRows
 
@@ -138,13 +139,11 @@ class _Call:
         )
         plan = choose_groups(problem, target.arch, sm_count(target, b.device), config)
         rows, k_tiles = x.shape[0], b.packed.shape[-2]
-        # one row has no stride of its own, but tensor maps want one, of whole 16 bytes
-        stride = x.stride(0) if rows > 1 else -(-b.k // 32) * 32
         arguments = GroupedWgmmaArguments(
             groups=RowsOfGroups(0, b.batch, 0),
             one=PackedGroup(
                 PackedWeight(0, b.rows, k_tiles, b.packed.stride(0)),
-                Activations(0, rows, stride, 0),
+                Activations(0, rows, row_stride(x.stride(0), rows, b.k), 0),
                 Result(0, out.stride(0), 0),
                 b.k,
             ),
@@ -233,7 +232,7 @@ def _reference(
     else:
         x = BlockScaledTensor(a.data, a.rowmajor_scale(), a.global_scale, a.format).dequantize(torch.float64)
     for e, (start, end) in enumerate(pairwise(clamped(offsets, rows).tolist())):
-        factor = scalar if alpha is None else alpha.reshape(-1)[e if alpha.numel() > 1 else 0].double()
+        factor = alpha_of_group(scalar, alpha if alpha is None else alpha.reshape(-1), e)
         exact = x[start:end] @ weights[e].mT * factor
         out[start:end] = (GATES[gate](exact[0]) * exact[1] if gate else exact).to(dtype)
     wrong = [i for i, (left, right) in enumerate(zip([0, *given], given)) if right < left or right > rows]

@@ -15,7 +15,7 @@ import numpy as np
 
 from ..errors import OperandError, explain
 from ..kernels.gemm.config import CTA_ROWS, SM120_TILE_N, SPLITS, TILE_N, GemmConfig, GemmSignature
-from ..kernels.gemm.grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, GroupedConfig, can_implement_grouped
+from ..kernels.gemm.grouped_config import MAX_GROUPS, PARAMETER_GROUPS, GroupedConfig, can_implement_grouped, table_size
 from ..runtime.bounded import remembered
 from ..target import Architecture
 from . import gemm_model, sm120_model
@@ -48,9 +48,7 @@ class GroupedProblem(GemmSignature):
         return GroupedConfig(
             arch=arch,
             maps=maps,
-            # powers of two, so that few kernels serve all numbers of groups
-            slots=1 << (groups - 1).bit_length() if maps == "parameters" else 0,
-            capacity=WINDOW << (-(-groups // WINDOW) - 1).bit_length(),
+            **table_size(maps, groups),
             ragged=("b" if swap else "a") if maps == "shared" else "",
             **self.signature(swap),
             **tiling,
@@ -58,20 +56,30 @@ class GroupedProblem(GemmSignature):
 
     @property
     def expected(self) -> tuple[tuple[int, int, int], ...]:
-        """Sizes to plan for: even shares of the rows where the host does not know them."""
-        if not self.stack:
-            return self.sizes
-        ((m, n, k),) = self.sizes
-        groups = min(self.stack, m)
-        each, rest = divmod(m, groups)
-        return tuple((each + (i < rest), n, k) for i in range(groups))
+        return expected_sizes(self.sizes, self.stack)
+
+
+def expected_sizes(sizes: tuple[tuple[int, int, int], ...], stack: int) -> tuple[tuple[int, int, int], ...]:
+    """Sizes (m, n, k) to plan for: even shares of the rows where offsets deal them to ``stack`` groups."""
+    if not stack:
+        return sizes
+    ((m, n, k),) = sizes
+    groups = min(stack, m)
+    each, rest = divmod(m, groups)
+    return tuple((each + (i < rest), n, k) for i in range(groups))
+
+
+def too_many_groups(groups: int) -> str:
+    """Why one launch cannot run so many groups, or an empty string."""
+    if groups <= MAX_GROUPS:
+        return ""
+    return explain("groups that have rows", got=groups, expected=f"at most {MAX_GROUPS} in one launch")
 
 
 def can_run_grouped(problem: GroupedProblem) -> str:
     """Why no configuration can run ``problem``, or an empty string."""
-    groups = problem.stack or len(problem.sizes)
-    if groups > MAX_GROUPS:
-        return explain("groups that have rows", got=groups, expected=f"at most {MAX_GROUPS} in one launch")
+    if reason := too_many_groups(problem.stack or len(problem.sizes)):
+        return reason
     tiles = sum(-(-m // CTA_ROWS) * -(-n // TILE_N[0]) for m, n, _ in problem.sizes) + problem.stack
     if tiles > INT32_MAX:
         return explain("tiles of all groups", got=tiles, expected=f"at most {INT32_MAX}")

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from ..errors import OperandError, OperandTypeError, explain
-from ..kernels.gemm.grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW
+from ..kernels.gemm.grouped_config import PARAMETER_GROUPS, table_size
 from ..kernels.gemm.sm90.config import TILE_N
 from ..kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from ..runtime.bounded import remembered
 from ..target import Architecture
+from .grouped import expected_sizes, too_many_groups
 from .packed import START_US, PackedPlan
 
 STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.10, 256: 1.40}
@@ -39,13 +40,7 @@ class PackedGroups:
 
     @property
     def expected(self) -> tuple[tuple[int, int, int], ...]:
-        """Sizes to plan for: even shares of the rows where the host does not know them."""
-        if not self.stack:
-            return self.sizes
-        ((m, n, k),) = self.sizes
-        groups = min(self.stack, m)
-        each, rest = divmod(m, groups)
-        return tuple((each + (i < rest), n, k) for i in range(groups))
+        return expected_sizes(self.sizes, self.stack)
 
     def config(self, arch: Architecture, **tiling: Any) -> GroupedWgmmaConfig:
         """The configuration with this tiling."""
@@ -54,9 +49,7 @@ class PackedGroups:
         return GroupedWgmmaConfig(
             arch=arch,
             maps=maps,
-            # powers of two, so that few kernels serve all numbers of groups
-            slots=1 << (groups - 1).bit_length() if maps == "parameters" else 0,
-            capacity=WINDOW << (-(-groups // WINDOW) - 1).bit_length(),
+            **table_size(maps, groups),
             dtype=self.dtype,
             out=self.out,
             vector=self.vector and self.out != "float32",
@@ -75,9 +68,7 @@ def choose_groups(
     Raises:
         OperandError, OperandTypeError: no kernel can run it.
     """
-    groups = problem.stack or len(problem.sizes)
-    if groups > MAX_GROUPS:
-        reason = explain("groups that have rows", got=groups, expected=f"at most {MAX_GROUPS} in one launch")
+    if reason := too_many_groups(problem.stack or len(problem.sizes)):
         raise OperandError(reason)
     if given is None:
         plans = [_plan(problem, arch, sm_count, tile_n) for tile_n in TILE_N]

@@ -9,9 +9,9 @@ import backends
 import pytest
 import torch
 from mutants import Source, at, become, instead, outcome
+from packed_problems import operand, run
 
 from cute_nvfp4 import (
-    BlockScaledTensor,
     PreparedWeight,
     gated_gemm,
     gemm,
@@ -19,7 +19,6 @@ from cute_nvfp4 import (
     prepare_weight,
     quantize,
     simulating,
-    to_blocked,
 )
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.kernels.gemm.gates import gelu_tanh
@@ -60,24 +59,16 @@ class Case:
         return "-".join(word for word in [*words, "nvfp4" * self.quantized] if word)
 
 
-def operand(rows: int, k: int, factor: float, generator: torch.Generator) -> BlockScaledTensor:
-    """Every code, and scales of every magnitude but NaN."""
-    data = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, generator=generator)
-    scale = torch.randint(0, 0x7F, (rows, k // 16), dtype=torch.uint8, generator=generator)
-    device = backends.device()
-    return BlockScaledTensor(data.to(device), to_blocked(scale).to(device), torch.tensor(factor).to(device))
-
-
 class Problem:
     """Operands of a case, and the exact result; global scales of gate and up differ."""
 
     def __init__(self, case: Case) -> None:
         generator = torch.Generator().manual_seed(case.m + case.n)
         self.case = case
-        self.weights = operand(case.n, case.k, 0.5, generator), operand(case.n, case.k, -0.125, generator)
+        self.weights = operand((case.n, case.k), generator, 0.5), operand((case.n, case.k), generator, -0.125)
         self.prepared = prepare_weight(*self.weights, dtype=case.dtype)
         if case.quantized:
-            self.x = operand(case.m, case.k, 0.25, generator)
+            self.x = operand((case.m, case.k), generator, 0.25)
             wide = self.x.dequantize(torch.float64)
         else:
             self.x = torch.randn(case.m, case.k, generator=generator).to(case.dtype).to(backends.device())
@@ -141,13 +132,6 @@ def hopper(monkeypatch):
     monkeypatch.setenv("CUTE_NVFP4_ARCH", "sm_90a")
 
 
-def run(problem: Problem, **options: Any) -> torch.Tensor:
-    if backends.backend() == "cuda":
-        return problem.run()
-    with simulating("sm_90a", **options):
-        return problem.run()
-
-
 @pytest.mark.parametrize(
     "case", [x if x in DEFAULT else pytest.param(x, marks=pytest.mark.slow) for x in CASES], ids=str
 )
@@ -175,7 +159,7 @@ def test_reference_on_the_cpu(case: Case) -> None:
 
 def test_prepared_weight_is_both_weights() -> None:
     generator = torch.Generator().manual_seed(3)
-    weights = operand(131, 80, 0.5, generator), operand(131, 80, 3.0, generator)
+    weights = operand((131, 80), generator, 0.5), operand((131, 80), generator, 3.0)
     for dtype in (BF16, HALF):
         gate, up = prepare_weight(*weights, dtype=dtype).dequantize()
         assert torch.equal(gate, weights[0].dequantize()) and torch.equal(up, weights[1].dequantize())

@@ -9,16 +9,15 @@ import backends
 import pytest
 import torch
 from mutants import LAST, at, drop, instead, outcome
+from packed_problems import operand, run
 
 from cute_nvfp4 import (
-    BlockScaledTensor,
     PreparedWeight,
     gemm,
     prepare,
     prepare_weight,
     quantize,
     simulating,
-    to_blocked,
 )
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
@@ -55,24 +54,15 @@ class Case:
         return None if self.workers is None else PackedPlan(WgmmaConfig(**self.tiling), self.workers)
 
 
-def operand(rows: int, k: int, generator: torch.Generator) -> BlockScaledTensor:
-    """Every code, and scales of every magnitude but NaN."""
-    data = torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8, generator=generator)
-    scale = torch.randint(0, 0x7F, (rows, k // 16), dtype=torch.uint8, generator=generator)
-    factor = torch.tensor(0.5)
-    device = backends.device()
-    return BlockScaledTensor(data.to(device), to_blocked(scale).to(device), factor.to(device))
-
-
 class Problem:
     """Operands of a case, the exact result and the sums of the magnitudes of its products."""
 
     def __init__(self, case: Case) -> None:
         generator = torch.Generator().manual_seed(case.m + case.n)
-        self.case, self.weight = case, operand(case.n, case.k, generator)
+        self.case, self.weight = case, operand((case.n, case.k), generator)
         self.prepared = prepare_weight(self.weight, dtype=case.dtype)
         if case.quantized:
-            self.x = operand(case.m, case.k, generator)
+            self.x = operand((case.m, case.k), generator)
             wide = self.x.dequantize(torch.float64)
         else:
             self.x = torch.randn(case.m, case.k, generator=generator).to(case.dtype).to(backends.device())
@@ -136,13 +126,6 @@ def hopper(monkeypatch):
     monkeypatch.setenv("CUTE_NVFP4_ARCH", "sm_90a")
 
 
-def run(problem: Problem, **options: Any) -> torch.Tensor:
-    if backends.backend() == "cuda":
-        return problem.run()
-    with simulating("sm_90a", **options):
-        return problem.run()
-
-
 DEFAULT = (*STREAMED, *(WGMMA[i] for i in (0, 2, 3, 4, 8, 9, 10, 11, 12, 13, 14, 15)))
 """Every value of every axis of a tiling; the others are slow."""
 
@@ -181,7 +164,7 @@ def _cpu(weight: PreparedWeight) -> PreparedWeight:
 
 
 def test_prepared_weight_is_the_weight() -> None:
-    weight = operand(130, 80, torch.Generator().manual_seed(3))
+    weight = operand((130, 80), torch.Generator().manual_seed(3))
     for dtype in (torch.bfloat16, torch.float16):
         assert torch.equal(prepare_weight(weight, dtype=dtype).dequantize(), weight.dequantize())
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from moe import mixture_of_experts
 from mutants import LAST, at, drop, instead, outcome
+from packed_problems import operand, run
 from torch.nn.functional import silu
 
 from cute_nvfp4 import (
@@ -22,7 +23,6 @@ from cute_nvfp4 import (
     prepare_weight,
     quantize,
     simulating,
-    to_blocked,
 )
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
@@ -56,16 +56,6 @@ class Case:
     @property
     def plan(self) -> PackedPlan | None:
         return None if self.workers is None else PackedPlan(GroupedWgmmaConfig(**self.tiling), self.workers)
-
-
-def operand(shape: tuple[int, ...], generator: torch.Generator) -> BlockScaledTensor:
-    """Every code, and scales of every magnitude but NaN."""
-    *rows, k = shape
-    data = torch.randint(0, 256, (*rows, k // 2), dtype=torch.uint8, generator=generator)
-    scale = torch.randint(0, 0x7F, (*rows, k // 16), dtype=torch.uint8, generator=generator)
-    factor = torch.tensor(0.5)
-    device = backends.device()
-    return BlockScaledTensor(data.to(device), to_blocked(scale).to(device), factor.to(device))
 
 
 class Problem:
@@ -137,13 +127,6 @@ CASES = (
 @pytest.fixture(autouse=True)
 def hopper(monkeypatch):
     monkeypatch.setenv("CUTE_NVFP4_ARCH", "sm_90a")
-
-
-def run(problem: Problem, **options: Any) -> torch.Tensor:
-    if backends.backend() == "cuda":
-        return problem.run()
-    with simulating("sm_90a", **options):
-        return problem.run()
 
 
 @pytest.mark.parametrize("case", [x if x != SLOW else pytest.param(x, marks=pytest.mark.slow) for x in CASES], ids=str)

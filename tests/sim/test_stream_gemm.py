@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import backends
 import pytest
 import torch
 from mutants import FIRST, LAST, at, constant, drop, instead, number, outcome
-from stream_problems import Case, Problem, make
+from packed_problems import run
+from stream_problems import Case, make
 
-from cute_nvfp4 import simulating
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
 from cute_nvfp4.ops.packed_launch import STREAM
@@ -36,13 +35,6 @@ CASES = (
     Case(16, 100, 256, 2, "float16", tiling={"stage_tiles": 2, "stages": 4, "quantized_x": True}),
 )  # fmt: skip
 CUT = Case(5, 256, 320, 3, tiling={**HALF, "stages": 4})
-
-
-def run(problem: Problem, **options) -> torch.Tensor:
-    if backends.backend() == "cuda":
-        return problem.run()
-    with simulating("sm_90a", **options):
-        return problem.run()
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

@@ -23,6 +23,14 @@ MAPS = ("a", "sfa", "b", "sfb")
 _SIZES = ("start", "m", "n", "k_tiles")
 
 
+def table_size(maps: str, groups: int) -> dict[str, int]:
+    """``slots`` and ``capacity`` for so many groups: powers of two, so that few kernels serve all."""
+    return {
+        "slots": 1 << (groups - 1).bit_length() if maps == "parameters" else 0,
+        "capacity": WINDOW << (-(-groups // WINDOW) - 1).bit_length(),
+    }
+
+
 class Columns(NamedTuple):
     """Names of the columns of a table, of 4 and of 8 bytes."""
 

@@ -1,0 +1,31 @@
+"""What tests of products with prepared weights have in common."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import backends
+import torch
+
+from cute_nvfp4 import BlockScaledTensor, simulating, to_blocked
+
+
+class Runs(Protocol):
+    def run(self) -> torch.Tensor: ...
+
+
+def operand(shape: tuple[int, ...], generator: torch.Generator, factor: float = 0.5) -> BlockScaledTensor:
+    """(…, rows, K) of every code, and scales of every magnitude but NaN; ``factor``: the global scale."""
+    *rows, k = shape
+    data = torch.randint(0, 256, (*rows, k // 2), dtype=torch.uint8, generator=generator)
+    scale = torch.randint(0, 0x7F, (*rows, k // 16), dtype=torch.uint8, generator=generator)
+    device = backends.device()
+    return BlockScaledTensor(data.to(device), to_blocked(scale).to(device), torch.tensor(factor).to(device))
+
+
+def run(problem: Runs, **options: Any) -> torch.Tensor:
+    """The kernel's result on the GPU that there is, or in the simulator with its ``options``."""
+    if backends.backend() == "cuda":
+        return problem.run()
+    with simulating("sm_90a", **options):
+        return problem.run()
