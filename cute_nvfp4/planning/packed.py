@@ -111,7 +111,7 @@ def _chosen(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
     if can_take(p) or arch.generation == "sm120":
         return _streamed(p, arch, sm_count)
     # a tile wider than need be: the next narrower covers all rows of x
-    widths = [tile_n for tile_n in STAGE_US if tile_n == min(STAGE_US) or tile_n // 2 < p.m]
+    widths = [tile_n for tile_n in STAGE_US if tile_n == 32 or (tile_n // 2 < p.m and tile_n > 32)]
     plans = [_wgmma(p, arch, sm_count, tile_n, scheduler) for tile_n in widths for scheduler in ("static", "stream_k")]
     if p.k > STAGE_TILES * TILE_K:
         plans += [_shared(p, arch, tile_n) for tile_n in widths if tile_n in EXCHANGE_US]

@@ -1,17 +1,28 @@
 """Every Hopper kernel once, at small sizes, for compute-sanitizer:
 
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1
     for tool in memcheck racecheck synccheck; do
-        compute-sanitizer --tool $tool --kernel-regex kns=cutlass --error-exitcode 1 python tests/gpu/sanitize.py
+        check="compute-sanitizer --tool $tool --kernel-regex kns=cutlass --report-api-errors no --error-exitcode 1"
+        $check python tests/gpu/sanitize.py
+        $check python tests/gpu/sanitize.py --broken $tool && echo "$tool notices nothing"
     done
+    python tests/gpu/sanitize.py --count
+
+Every tensor is an allocation of its own then: an access beyond one is not one within torch's pool. (A driver call that
+ends a list with an error is no fault: API errors are left out.) ``--broken`` runs a kernel that the tool must notice
+(``broken.py``), ``--count`` says which kernels ran, and fails where the tools' filter leaves out one.
 
 Without a GPU the simulator runs the same launches. Right results are the business of the tests.
 """
 
 from __future__ import annotations
 
+import argparse
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 
+import broken
 import torch
 
 from cute_nvfp4 import (
@@ -76,12 +87,38 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
     return found
 
 
+def count(run: Callable[[], None]) -> None:
+    """Prints how often each of this package's kernels is launched, and that there are some in every launch."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize()
+    names = Counter(event.name for event in profile.events() if event.device_type == torch.autograd.DeviceType.CUDA)
+    ours = {name: times for name, times in names.items() if "cutlass" in name}
+    for name, times in sorted(ours.items()):
+        print(f"{times:4d} {name[:100]}")
+    print(f"{sum(ours.values())} launches of {len(ours)} kernels; others: {len(names) - len(ours)}")
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--broken", choices=["memcheck", "racecheck", "synccheck"], help="run a wrong kernel instead")
+    parser.add_argument("--count", action="store_true", help="list the kernels that are launched")
+    options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
-    with nullcontext() if on_gpu else simulating("sm_90a"):
-        for name, launch in launches("cuda" if on_gpu else "cpu").items():
+    device = "cuda" if on_gpu else "cpu"
+
+    def run() -> None:
+        for name, launch in launches(device).items():
             print(name, flush=True)
             launch()
+
+    with nullcontext() if on_gpu else simulating("sm_90a"):
+        if options.broken:
+            broken.run(options.broken, device)
+        elif options.count:
+            count(run)
+        else:
+            run()
     if on_gpu:
         torch.cuda.synchronize()
 
