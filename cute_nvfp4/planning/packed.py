@@ -12,6 +12,7 @@ from ..kernels.gemm.sm90.stream_config import StreamConfig
 from ..runtime.bounded import remembered
 from ..target import Architecture
 from ..weight_layout import TILE_K, tiles
+from . import gemm_table
 from .packed_model import EXCHANGE_US, STAGE_US, predict
 from .packed_problem import (
     PackedPlan,
@@ -39,15 +40,24 @@ WIDE = 128
 """Rows of x in a tile from which on many tiles along them are worth trying."""
 
 
-@remembered
 def choose(problem: PackedProblem, arch: Architecture, sm_count: int, given: PackedPlan | None = None) -> PackedPlan:
-    """The plan for ``problem`` on ``sm_count`` multiprocessors, or the caller's with what the problem decides.
+    """The plan for ``problem`` on ``sm_count`` multiprocessors: the user's table's (``gemm_table``), or the model's
+    fastest candidate; or the caller's with what the problem decides.
 
     Raises:
         OperandError: no kernel can run it.
+        TableError: the user's table cannot be read.
     """
+    return _choose(problem, arch, sm_count, given, gemm_table.stamp())
+
+
+@remembered
+def _choose(
+    problem: PackedProblem, arch: Architecture, sm_count: int, given: PackedPlan | None, stamp: object
+) -> PackedPlan:
+    # ``stamp`` names the state of the table's file, so that a changed table is read again
     if given is None:
-        plan = _chosen(problem, arch, sm_count)
+        plan = gemm_table.lookup(problem, arch, sm_count) or _chosen(problem, arch, sm_count)
     else:
         check_plan(given)
         plan = replace(given, config=replace(given.config, arch=arch, **decided(problem, given.streams)))
