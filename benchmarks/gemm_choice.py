@@ -31,15 +31,18 @@ from cute_nvfp4.planning.tuning import Timed
 SMALLEST, LARGEST, MOST_ROWS = 512, 16384, 4096
 
 
-def problems(count: int, seed: int, quantized: bool = False) -> Iterator[PackedProblem]:
-    """M, N and K, each drawn evenly on a logarithmic scale."""
+def problems(count: int, seed: int, quantized: bool = False, sizes: Sequence[str] = ()) -> Iterator[PackedProblem]:
+    """M, N and K, each drawn evenly on a logarithmic scale; or those of ``sizes``, "M,N,K"."""
     drawn = random.Random(seed)
 
     def between(low: int, high: int, step: int) -> int:
         return round(math.exp(drawn.uniform(math.log(low), math.log(high))) / step) * step
 
     dtype = {"dtype": "float16", "quantized": True} if quantized else {}
-    for _ in range(count):
+    for size in sizes:
+        m, n, k = map(int, size.split(","))
+        yield PackedProblem(m=m, n=n, k=k, **dtype)
+    for _ in range(0 if sizes else count):
         m, n, k = between(1, MOST_ROWS, 1), *(between(SMALLEST, LARGEST, 16) for _ in range(2))
         yield PackedProblem(m=m, n=n, k=k, **dtype)
 
@@ -56,18 +59,20 @@ def row(problem: PackedProblem, timed: Sequence[Timed], chosen: object, sm_count
     return {"m": problem.m, "n": problem.n, "k": problem.k, "loss": round(us / plans[0]["us"] - 1, 4), "plans": plans}
 
 
-def run(count: int, seed: int, quantized: bool, rounds: int, path: Path) -> dict:
+def run(options: argparse.Namespace, path: Path) -> dict:
     """Measures, and writes what there is after every shape."""
     target, about = gpu_target(), machine()
     sm_count = about["multiprocessors"]
-    record = {**about, "seed": seed, "activations": "nvfp4" if quantized else "bfloat16", "rows": []}
-    for i, problem in enumerate(problems(count, seed, quantized)):
+    activations = "nvfp4" if options.quantized else "bfloat16"
+    record = {**about, "seed": None if options.sizes else options.seed, "activations": activations, "rows": []}
+    drawn = list(problems(options.count, options.seed, options.quantized, options.sizes))
+    for i, problem in enumerate(drawn):
         chosen = choose(problem, target.arch, sm_count)
         plans = list(dict.fromkeys([*candidates(problem, target.arch, sm_count), chosen]))
-        timed = measure(problem, plans, rounds=rounds)
+        timed = measure(problem, plans, rounds=options.rounds)
         record["rows"].append(row(problem, timed, chosen, sm_count))
         write(record, path)
-        print(f"{i + 1}/{count} {line(record['rows'][-1])}", file=sys.stderr, flush=True)
+        print(f"{i + 1}/{len(drawn)} {line(record['rows'][-1])}", file=sys.stderr, flush=True)
     return record
 
 
@@ -101,6 +106,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=30, help="shapes")
     parser.add_argument("--seed", type=int, default=1, help="of the shapes")
+    parser.add_argument("--sizes", nargs="+", default=(), metavar="M,N,K", help="these instead of random ones")
     parser.add_argument("--quantized", action="store_true", help="NVFP4 activations (default: bfloat16)")
     parser.add_argument("--rounds", type=int, default=40, help="timed replays of each candidate")
     parser.add_argument("--limit", type=float, default=5.0, help="percent that a choice may lose")
@@ -113,7 +119,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         gpu_target("--from prints a record without a GPU.")
         path = options.output or results_path("gemm_choice")
-        record = run(options.count, options.seed, options.quantized, options.rounds, path)
+        record = run(options, path)
     print(json.dumps(record, indent=1) if options.json else table(record))
     return int(not all(row["loss"] <= options.limit / 100 for row in record["rows"]))
 

@@ -112,11 +112,14 @@ def refused(p: PackedProblem, plan: PackedPlan) -> str:
             return explain("workers of a plan with split_k", got=plan.workers, expected=f"{tiles}: a tile each")
         if steps < c.split_k:
             return explain("split_k", got=c.split_k, expected=f"at most {steps}: steps of {c.tile_k} along K")
-    if plan.streams and not can_take(p):
-        got = f"{p.m} rows of x, K {p.k}, {'a' if p.bias else 'no'} bias"
-        expected = f"at most {STREAM_ROWS} rows, no bias, K a multiple of {STAGE_TILES * TILE_K} if x is NVFP4"
-        return explain("streaming kernel", got=got, expected=expected)
-    return ""
+    return refused_streaming(p) if plan.streams and not can_take(p) else ""
+
+
+def refused_streaming(p: PackedProblem) -> str:
+    """Why the streaming kernel does not take a problem that it does not take."""
+    got = f"{p.m} rows of x, K {p.k}, {'a' if p.bias else 'no'} bias"
+    expected = f"at most {STREAM_ROWS} rows, no bias, K a multiple of {STAGE_TILES * TILE_K} if x is NVFP4"
+    return explain("streaming kernel", got=got, expected=expected)
 
 
 def tile_count(p: PackedProblem, c: WgmmaConfig) -> int:
