@@ -1,5 +1,5 @@
-"""Which kernel multiplies a packed weight: the streaming one for few rows of x (sm_90a, sm_120a), WGMMA for more
-(sm_90a)."""
+"""Which kernel multiplies a packed weight: the streaming one for few rows of x; for more that on WGMMA (sm_90a), or the
+same on mma.sync (sm_120a)."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from ..kernels.gemm.sm90.stream_config import can_implement as can_stream
 from ..runtime.bounded import remembered
 from ..target import Architecture
 from ..weight_layout import TILE_K, packed_rows, tiles
+from . import sm120_model
+from .sm120_rates import LATENCY_US as SM120_LATENCY_US
+from .sm120_rates import START_US as SM120_START_US
 
 STREAM_ROWS = 16
 """Rows of x up to which weights are streamed: more are faster on WGMMA."""
@@ -34,6 +37,7 @@ SHARED_STAGE_TILES = {32: 2, 64: 2, 128: 1}
 """Packed tiles of a stage there: short stages where the ring would have few."""
 SPLIT_K = 2
 """CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
+SM120_TILE_N = (16, 32, 64, 128)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,13 +136,13 @@ def _refused(p: PackedProblem, plan: PackedPlan) -> str:
 
 
 def _chosen(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
-    # sm_120a has the streaming kernel alone: what it cannot run is refused
-    if _streams(p) or arch.generation == "sm120":
+    if _streams(p):
         return _streamed(p, arch, sm_count)
     # a tile wider than need be: the next narrower covers all rows of x
-    widths = [tile_n for tile_n in STAGE_US if tile_n == min(STAGE_US) or tile_n // 2 < p.m]
+    every = STAGE_US if arch.generation == "sm90" else SM120_TILE_N
+    widths = [tile_n for tile_n in every if tile_n == min(every) or tile_n // 2 < p.m]
     plans = [_wgmma(p, arch, sm_count, tile_n, scheduler) for tile_n in widths for scheduler in ("static", "stream_k")]
-    if p.k > STAGE_TILES * TILE_K:
+    if p.k > STAGE_TILES * TILE_K and arch.generation == "sm90":
         plans += [_shared(p, arch, tile_n) for tile_n in widths if tile_n in EXCHANGE_US]
     return min(plans, key=lambda plan: predict(plan, p, sm_count))
 
@@ -148,9 +152,11 @@ def _tiles(p: PackedProblem, c: WgmmaConfig) -> int:
 
 
 def predict(plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
-    """Modelled µs of a WGMMA plan on an H200, launch included; within about 15 % of what was measured there."""
+    """Modelled µs of a plan, launch included: of WGMMA on an H200, within about 15 % of what was measured there."""
     c = plan.config
     tiles, steps = _tiles(p, c), -(-p.k // c.tile_k)
+    if c.arch.generation == "sm120":
+        return _predict_sm120(plan, tiles, steps, sm_count)
     if c.scheduler == "stream_k":
         work = tiles * steps
         return START_US + work / min(sm_count, work) * STAGE_US[c.tile_n] + FIX_UP_US[c.tile_n]
@@ -159,16 +165,28 @@ def predict(plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
     return START_US + rounds * -(-steps // c.split_k) * STAGE_US[c.tile_n] + exchange
 
 
+def _predict_sm120(plan: PackedPlan, tiles: int, steps: int, sm_count: int) -> float:
+    c = plan.config
+    step = sm120_model.packed_us(c.tile_m, c.tile_n, c.tile_k, sm_count)
+    store = sm120_model.packed_epilogue_us(c.tile_n, sm_count)
+    start = SM120_START_US + SM120_LATENCY_US
+    if c.scheduler == "static":
+        return start + -(-tiles // plan.workers) * (steps * step + store)
+    share = -(-tiles * steps // plan.workers)
+    # sums go to memory, and those of others come from there
+    return start + share * step + -(-share // steps) * store + 2 * SM120_LATENCY_US + store
+
+
 def _wgmma(p: PackedProblem, arch: Architecture, sm_count: int, tile_n: int, scheduler: str) -> PackedPlan:
     """The plan with this tile and scheduler."""
-    ctas_per_sm = 2 if tile_n <= 64 else 1
-    config = WgmmaConfig(
-        arch=arch, tile_n=tile_n, ctas_per_sm=ctas_per_sm, scheduler=scheduler, **_decided(p, streams=False)
-    )
+    sm90 = arch.generation == "sm90"
+    ctas_per_sm = 2 if sm90 and tile_n <= 64 else 1
+    tiling = {"tile_n": tile_n, "ctas_per_sm": ctas_per_sm, "stage_tiles": STAGE_TILES if sm90 or tile_n < 128 else 1}
+    config = WgmmaConfig(arch=arch, scheduler=scheduler, **tiling, **_decided(p, streams=False))
     slots, tiles = sm_count * ctas_per_sm, _tiles(p, config)
     if scheduler == "stream_k":
         return PackedPlan(config, min(slots, tiles * -(-p.k // config.tile_k)))
-    even = -(-p.rows // config.tile_m) % 2 == 0
+    even = sm90 and -(-p.rows // config.tile_m) % 2 == 0
     if even and (tile_n == 128 or (tile_n == 256 and tiles >= 2 * slots)):
         # x from L2 once for two CTAs
         return PackedPlan(replace(config, cluster_rows=2), min(tiles, slots) // 2)

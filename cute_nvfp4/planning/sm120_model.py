@@ -15,7 +15,10 @@ from ..kernels.gemm.config import CTA_ROWS, GemmConfig
 from ..kernels.gemm.shared_plan import MIN_STAGES, StagePlan
 from ..kernels.gemm.sm120.memory_plan import SharedPlan
 from .gemm_model import Prediction, traffic
-from .sm120_rates import DRAM_SHARE, EPILOGUE_CYCLES, LATENCY_US, START_US, part_of
+from .sm120_rates import DRAM_SHARE, EPILOGUE_CYCLES, LATENCY_US, START_US, STEP_CYCLES, part_of
+
+PACKED_BYTES = 9 / 16
+"""Of an element of a packed weight, with its scale."""
 
 
 def has_room(config: GemmConfig) -> bool:
@@ -82,3 +85,16 @@ def predict(
         flops=flops,
         bound=max(terms, key=terms.__getitem__),
     )
+
+
+def packed_us(rows: int, columns: int, k: int, sm_count: int) -> float:
+    """µs of one of ``sm_count`` busy multiprocessors for the products of ``rows`` of a packed weight and ``columns`` of
+    16-bit x over ``k``: the tensor cores', or those of its share of memory."""
+    part = part_of(sm_count)
+    mma = 2 * rows * columns * k / part.sm_f16_flop_s + STEP_CYCLES / part.clock_ghz * 1e-9
+    return max(mma, rows * k * PACKED_BYTES * sm_count / (part.dram_bytes_s * DRAM_SHARE)) * 1e6
+
+
+def packed_epilogue_us(columns: int, sm_count: int) -> float:
+    """µs to store a tile of 128 rows of a packed weight and ``columns`` of x."""
+    return columns / 128 * EPILOGUE_CYCLES / part_of(sm_count).clock_ghz * 1e-3
