@@ -16,7 +16,9 @@ from ..runtime.bounded import remembered
 from ..target import Architecture
 from . import sm120_model
 from .grouped import expected_sizes, too_many_groups
-from .packed import SM120_TILE_N, START_US, PackedPlan
+from .packed import MMA_SYNC_TILE_N
+from .packed_model import START_US
+from .packed_problem import PackedPlan
 
 STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.10, 256: 1.40}
 """µs of a multiprocessor for 128 rows of the weight and 128 of K, by rows of x in a tile: up to 128 those of
@@ -72,7 +74,7 @@ def choose_groups(
     if reason := too_many_groups(problem.stack or len(problem.sizes)):
         raise OperandError(reason)
     if given is None:
-        most = max(TILE_N if arch.generation == "sm90" else SM120_TILE_N)
+        most = max(TILE_N if arch.generation == "sm90" else MMA_SYNC_TILE_N)
         plans = [_plan(problem, arch, sm_count, tile_n) for tile_n in TILE_N if tile_n <= most]
         plan = min(plans, key=lambda plan: predict(plan, problem))
     elif isinstance(given, PackedPlan) and isinstance(given.config, GroupedWgmmaConfig):
@@ -105,8 +107,8 @@ def tile_us(config: GroupedWgmmaConfig, m: int, k: int) -> float:
     width = min(w for w in config.widths if w * rest_n >= m)
     steps = -(-k // config.tile_k)
     if config.arch.generation == "sm120":
-        each = sm120_model.packed_us(config.tile_m, width, config.tile_k, config.arch.sm_count)
-        return steps * each + sm120_model.packed_epilogue_us(width, config.arch.sm_count)
+        count = config.arch.sm_count
+        return steps * sm120_model.packed_step_us(config, width, count) + sm120_model.packed_store_us(width, count)
     return steps * STAGE_US[width] * config.ctas_per_sm + TILE_US
 
 

@@ -62,7 +62,7 @@ class _WarpProducts:
                 mbarrier.wait(memory.ring.full + 8 * at.stage, at.phase)
                 packed = self.load_stage(memory, at.stage, products)
                 for tile in cutlass.range_constexpr(self.config.stage_tiles):
-                    self.multiply_tile(products, packed[tile], self.tile_of_x(memory, at.stage, tile) + products.x)
+                    self.multiply_tile(products, packed[tile], self.tile_of_x(memory, at.stage, tile))
                 self.release(memory.ring, at.stage, products.thread)
                 at = advance(self.config, at)
         return at
@@ -73,18 +73,25 @@ class _WarpProducts:
         return memory.sX.iterator.toint() + stage * self.config.x_bytes + tile * each
 
     def multiply_tile(self, products: Products, packed: PackedLane, x: Int32) -> None:
-        """Adds the products of a packed tile, decoded two steps at a time."""
+        """Adds the products of a packed tile, decoded two steps at a time. x: address of its columns of x, a multiple
+        of 1024 bytes."""
         acc, dtype = products.acc, self.config.dtype
+        columns = cute.size(acc, mode=[1])
         for pair in range(STEPS // 2):
             a = [decode_step(packed, 2 * pair + i, dtype) for i in range(2)]
-            first = x ^ (pair * STEPS_BYTES)
-            for n in range(cute.size(acc) // 4):
+            # not a sum: ptxas would add up the uniform part of each address anew
+            first = x ^ (products.x ^ (pair * STEPS_BYTES))
+            for n in range(0, columns, 2):
                 # of eight rows of x the two registers of either step
-                b = load_matrices(first + n * (MMA_COLUMNS * ROW_BYTES))
+                both = [
+                    (j, load_matrices(first + j * (MMA_COLUMNS * ROW_BYTES))) for j in range(n, min(n + 2, columns))
+                ]
                 for i in range(2):
-                    found = mma_m16n8k16(a[i], b[2 * i : 2 * i + 2], [acc[j, n] for j in range(4)], dtype)
-                    for j, value in enumerate(found):
-                        acc[j, n] = value
+                    # results that the next instruction does not wait for
+                    for j, b in both:
+                        sums = mma_m16n8k16(a[i], b[2 * i : 2 * i + 2], [acc[r, j] for r in range(4)], dtype)
+                        for r, value in enumerate(sums):
+                            acc[r, j] = value
 
 
 class PackedGemm(_WarpProducts, WgmmaGemm):
