@@ -15,7 +15,8 @@ from ..kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement
 from ..runtime.bounded import remembered
 from ..target import Architecture
 from .grouped import expected_sizes, too_many_groups
-from .packed import START_US, PackedPlan
+from .packed_model import START_US
+from .packed_problem import PackedPlan
 
 STAGE_US = {8: 0.38, 16: 0.39, 32: 0.41, 64: 0.50, 96: 0.60, 128: 0.68, 192: 1.10, 256: 1.40}
 """µs of a multiprocessor for 128 rows of the weight and 128 of K, by rows of x in a tile: up to 128 those of
