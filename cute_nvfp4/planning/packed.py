@@ -1,5 +1,5 @@
-"""Which kernel multiplies a packed weight: the streaming one for few rows of x (sm_90a, sm_120a), WGMMA for more
-(sm_90a)."""
+"""Which kernel multiplies a packed weight: the streaming one for few rows of x; for more that on WGMMA (sm_90a), or the
+same on mma.sync (sm_120a)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,6 @@ from .packed_problem import (
     check_plan,
     decided,
     refused,
-    refused_streaming,
     tile_count,
 )
 
@@ -36,6 +35,7 @@ SHARED_STAGE_TILES = {8: 2, 16: 2, 32: 2, 64: 2, 128: 1}
 """Packed tiles of a stage there: short stages where the ring would have few."""
 SPLIT_K = 2
 """CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
+MMA_SYNC_TILE_N = (16, 32, 64, 128)
 WIDE = 128
 """Rows of x in a tile from which on many tiles along them are worth trying."""
 
@@ -71,9 +71,7 @@ def _fastest(problem: PackedProblem, arch: Architecture, sm_count: int) -> Packe
     """The model's first candidate."""
     found = _sensible(problem, arch, sm_count)
     if not found:
-        # sm_120a has the streaming kernel alone
-        streams = arch.generation == "sm120"
-        raise OperandError(refused_streaming(problem) if streams else can_wgmma(WgmmaConfig(arch=arch)))
+        raise OperandError(can_wgmma(WgmmaConfig(arch=arch, **decided(problem, streams=False))))
     return min(found, key=lambda plan: predict(plan, problem, sm_count))
 
 
@@ -84,11 +82,8 @@ def candidates(problem: PackedProblem, arch: Architecture, sm_count: int) -> lis
 
 
 def _sensible(p: PackedProblem, arch: Architecture, sm_count: int) -> list[PackedPlan]:
-    found: Iterator[PackedPlan] = iter(())
-    if can_take(p):
-        found = _streaming(p, arch, sm_count)
-    elif arch.generation == "sm90":
-        found = _multiplying(p, arch, sm_count)
+    others = _by_mma_sync if arch.generation == "sm120" else _multiplying
+    found = (_streaming if can_take(p) else others)(p, arch, sm_count)
     return [plan for plan in dict.fromkeys(found) if not (refused(p, plan) or can_implement(plan))]
 
 
@@ -129,6 +124,17 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
                 yield PackedPlan(replace(config, cluster_rows=2), min(slots, count) // 2)
         if p.k > STAGE_TILES * TILE_K and tile_n in SHARED_CTAS:
             yield _shared(p, arch, tile_n)
+
+
+def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
+    """Tiles dealt whole or in equal shares; the widest have short stages, of which four fit."""
+    for tile_n in MMA_SYNC_TILE_N:
+        if tile_n == min(MMA_SYNC_TILE_N) or tile_n // 2 < p.m:
+            tiling = {"tile_n": tile_n, "stage_tiles": 1 if tile_n == WIDE else STAGE_TILES}
+            config = WgmmaConfig(arch=arch, **tiling, **decided(p, streams=False))
+            count, steps = tile_count(p, config), -(-p.k // config.tile_k)
+            yield PackedPlan(config, min(sm_count, count * steps))
+            yield PackedPlan(replace(config, scheduler="static"), min(sm_count, count))
 
 
 def _shared(p: PackedProblem, arch: Architecture, tile_n: int) -> PackedPlan:

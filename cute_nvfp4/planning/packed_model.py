@@ -1,6 +1,7 @@
-"""Modelled times of the GEMMs of packed weights, on an H200.
+"""Modelled times of the GEMMs of packed weights: on an H200 from what was measured there, on sm_120a from published
+figures (the streaming kernel as on an H200).
 
-All figures were fitted on an NVIDIA H200 on 2026-11-22 to 840 plans of 64 random products (``benchmarks/gemm_choice.py
+All figures here were fitted on an NVIDIA H200 on 2026-11-22 to 840 plans of 64 random products (``benchmarks/gemm_choice.py
 --seed 1``), which they meet to 5 % (root of the mean square; the fastest plans of a product count most).
 """
 
@@ -12,6 +13,7 @@ from typing import NamedTuple
 from ..kernels.gemm.sm90.config import WgmmaConfig
 from ..kernels.gemm.sm90.stream_config import StreamConfig
 from ..weight_layout import tiles
+from . import sm120_model
 from .packed_problem import PackedPlan, PackedProblem, tile_count
 
 BYTES_US = 3.7e6
@@ -58,10 +60,12 @@ EXCHANGE_US = 0.34
 
 
 def predict(plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
-    """Modelled µs of a plan on an H200, launch included."""
+    """Modelled µs of a plan, launch included."""
     c = plan.config
     if isinstance(c, StreamConfig):
         return STREAM_START_US + _streaming(c, plan.workers, p)
+    if c.arch.generation == "sm120":
+        return sm120_model.packed_us(c, tile_count(p, c), -(-p.k // c.tile_k), plan.workers, sm_count)
     # 4.5 bits an element, scales included
     return START_US + max(_multiplying(c, plan.workers, p, sm_count), p.rows * p.k * 0.5625 / BYTES_US)
 

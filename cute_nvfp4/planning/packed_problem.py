@@ -75,7 +75,8 @@ class PackedPlan:
     def __str__(self) -> str:
         defaults = type(self.config)()
         told = (f"{name} {value}" for name, value in self.tiling.items() if value != getattr(defaults, name))
-        kernel = "stream" if self.streams else f"wgmma tile_n {self.config.tile_n}"
+        mma = "wgmma" if self.config.arch.generation == "sm90" else "mma.sync"
+        kernel = "stream" if self.streams else f"{mma} tile_n {self.config.tile_n}"
         return f"{kernel}, {', '.join(x for x in told if not x.startswith('tile_n'))} on {self.workers}"
 
     def scratch(self, n: int) -> ScratchSize:
@@ -112,11 +113,8 @@ def refused(p: PackedProblem, plan: PackedPlan) -> str:
             return explain("workers of a plan with split_k", got=plan.workers, expected=f"{tiles}: a tile each")
         if steps < c.split_k:
             return explain("split_k", got=c.split_k, expected=f"at most {steps}: steps of {c.tile_k} along K")
-    return refused_streaming(p) if plan.streams and not can_take(p) else ""
-
-
-def refused_streaming(p: PackedProblem) -> str:
-    """Why the streaming kernel does not take a problem that it does not take."""
+    if not plan.streams or can_take(p):
+        return ""
     got = f"{p.m} rows of x, K {p.k}, {'a' if p.bias else 'no'} bias"
     expected = f"at most {STREAM_ROWS} rows, no bias, K a multiple of {STAGE_TILES * TILE_K} if x is NVFP4"
     return explain("streaming kernel", got=got, expected=expected)
