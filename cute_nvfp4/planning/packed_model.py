@@ -1,8 +1,9 @@
 """Modelled times of the GEMMs of packed weights: on an H200 from what was measured there, on sm_120a from published
 figures (the streaming kernel as on an H200).
 
-All figures here were fitted on an NVIDIA H200 on 2026-11-22 to 840 plans of 64 random products (``benchmarks/gemm_choice.py
---seed 1``), which they meet to 5 % (root of the mean square; the fastest plans of a product count most).
+The figures here were fitted on an NVIDIA H200 on 2026-11-22 to 840 plans of 64 random products
+(``benchmarks/gemm_choice.py --seed 1``), which they meet to 5 %: root of the mean square, where the fastest plans of a
+product count most.
 """
 
 from __future__ import annotations
