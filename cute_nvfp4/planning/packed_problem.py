@@ -11,6 +11,7 @@ from ..kernels.gemm.sm90.config import can_implement as can_wgmma
 from ..kernels.gemm.sm90.stream_config import StreamConfig
 from ..kernels.gemm.sm90.stream_config import can_implement as can_stream
 from ..weight_layout import TILE_K, packed_rows
+from ..weight_layout import tiles as packed_tiles
 
 STREAM_ROWS = 16
 """Rows of x up to which weights are streamed: more are faster on WGMMA."""
@@ -113,11 +114,13 @@ def refused(p: PackedProblem, plan: PackedPlan) -> str:
             return explain("workers of a plan with split_k", got=plan.workers, expected=f"{tiles}: a tile each")
         if steps < c.split_k:
             return explain("split_k", got=c.split_k, expected=f"at most {steps}: steps of {c.tile_k} along K")
-    if not plan.streams or can_take(p):
-        return ""
-    got = f"{p.m} rows of x, K {p.k}, {'a' if p.bias else 'no'} bias"
-    expected = f"at most {STREAM_ROWS} rows, no bias, K a multiple of {STAGE_TILES * TILE_K} if x is NVFP4"
-    return explain("streaming kernel", got=got, expected=expected)
+    if plan.streams and not can_take(p):
+        got = f"{p.m} rows of x, K {p.k}, {'a' if p.bias else 'no'} bias"
+        expected = f"at most {STREAM_ROWS} rows, no bias, K a multiple of {STAGE_TILES * TILE_K} if x is NVFP4"
+        return explain("streaming kernel", got=got, expected=expected)
+    if plan.streams and (k_tiles := packed_tiles(p.rows, p.k)[1]) % c.stage_tiles:
+        return explain("stage_tiles", got=c.stage_tiles, expected=f"a divisor of {k_tiles}: packed tiles along K")
+    return ""
 
 
 def tile_count(p: PackedProblem, c: WgmmaConfig) -> int:
