@@ -16,7 +16,7 @@ from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
 from .calls import addresses, as_alpha, operand_key, output_key, tensor_key
-from .checks import ALL_FORMATS, check_format, refuse_config, span, split_alpha
+from .checks import ALL_FORMATS, check_format, refuse_config, refuse_gate, span, split_alpha
 from .dispatch import by_operator, written_to
 from .grouped_launch import ListCall, arrangements
 from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group
@@ -31,6 +31,7 @@ Problem = tuple["BlockScaledTensor | None", "BlockScaledTensor | None"]
 def grouped_gemm(
     problems: Sequence[Problem],
     *,
+    gate: str = "",
     alpha: float | torch.Tensor | None = None,
     out: Sequence[torch.Tensor] | None = None,
     out_dtype: torch.dtype | None = None,
@@ -45,6 +46,7 @@ def grouped_gemm(
             either, (0, N) or (M, 0). At most 1024 groups have rows. K is at least 32: an operand without columns
             cannot be built, and no result is all zeros for want of K. Or each b is a ``PreparedWeight`` (N, K) on
             sm_90a, of one dtype, and each a is numbers (M, K) of that dtype, or each NVFP4.
+        gate: with prepared weights of gate and up, each result is gate(A · gateᵀ) ∘ (A · upᵀ): as in ``gated_gemm``.
         alpha: a number, or a float32 tensor on the operands' device of one element, or of one for each group.
         out: where to put the results: contiguous along N, all of one dtype. Nothing may overlap.
         out_dtype: dtype of new results (float16 by default); with ``out`` None or theirs.
@@ -61,7 +63,8 @@ def grouped_gemm(
         OperandError, OperandTypeError: as ``gemm``; "group i: …" names the problem it is about.
     """
     if is_packed(problems):
-        return packed_list(problems, alpha, out, out_dtype, config, backend)
+        return packed_list(problems, alpha, out, out_dtype, config, backend, gate)
+    refuse_gate(gate)
     if by_operator(operators.operands_in(problems), alpha, out):
         return operators.grouped_gemm(problems, alpha, out, out_dtype, config, backend)
     key = None

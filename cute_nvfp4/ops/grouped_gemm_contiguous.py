@@ -19,7 +19,7 @@ from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
 from ..target import Target
 from .calls import GivenOutput, allocator, as_alpha, output_key, tensor_key
-from .checks import check_format, checked_output, parts, refuse_config, split_alpha
+from .checks import check_format, checked_output, parts, refuse_config, refuse_gate, split_alpha
 from .dispatch import by_operator, written_to
 from .grouped_launch import ContiguousCall
 from .grouped_rows import GroupedRows, clamped
@@ -71,8 +71,7 @@ def grouped_gemm_contiguous(
         if out is not None and torch.is_grad_enabled():
             written_to(out)
         return result
-    if gate:
-        raise OperandError.of("gate", got=repr(gate), expected="a prepared weight of gate and up with it")
+    refuse_gate(gate)
     if offsets is not None:
         raise OperandError.of("offsets", got=type(offsets).__name__, expected="None: GroupedRows have their own")
     if by_operator((a, b), alpha, out):

@@ -114,10 +114,11 @@ def arrangements(pairs: Sequence[tuple[Any, Any]]) -> tuple[str, str]:
     after the other in memory, as elements of one tensor are), or "apart": they are gathered first. Groups without rows
     have none."""
     live = [pair for pair in pairs if pair[0] is not None and pair[1] is not None]
-    return _arranged([a.global_scale for a, _ in live]), _arranged([b.global_scale for _, b in live])
+    return arranged([a.global_scale for a, _ in live]), arranged([b.global_scale for _, b in live])
 
 
-def _arranged(scales: list[torch.Tensor | None]) -> str:
+def arranged(scales: Sequence[torch.Tensor | None]) -> str:
+    """One of ``arrangements``."""
     if not any(x is not None for x in scales):
         return "none"
     if any(x is None for x in scales):
@@ -128,7 +129,7 @@ def _arranged(scales: list[torch.Tensor | None]) -> str:
     return "row" if places == tuple(range(places[0], places[0] + 4 * len(places), 4)) else "apart"
 
 
-def gathered(scales: list[torch.Tensor | None], device: torch.device) -> torch.Tensor:
+def gathered(scales: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor:
     """The groups' global scales in one tensor; 1 for those that have none."""
     one = torch.ones(1, dtype=torch.float32, device=device) if any(x is None for x in scales) else None
     return torch.cat([one if x is None else x.reshape(1) for x in scales])
