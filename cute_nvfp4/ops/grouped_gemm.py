@@ -15,7 +15,7 @@ from ..reference import gemm_reference
 from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
-from .calls import addresses, as_alpha, operand_key, output_key, tensor_key
+from .calls import as_alpha, operand_key, output_key, tensor_key
 from .checks import ALL_FORMATS, check_format, refuse_config, refuse_gate, span, split_alpha
 from .dispatch import by_operator, written_to
 from .grouped_launch import ListCall, arrangements
@@ -109,7 +109,7 @@ def _plan(
         return functools.partial(_reference_call, dtype=outs[0].dtype)
     each_group(lambda a, b: _check_scales(a, b, target.backend), *zip(*groups))
     live = [i for i, (a, b) in enumerate(groups) if a is not None and b is not None]
-    call = GroupsCall(outs, live, _check_call)
+    call = GroupsCall(outs, live, _tensors, _check_apart)
     call.plan(lambda pairs, outs, alpha: ListCall(pairs, outs, alpha, target, config), groups, outs, alpha)
     if target.backend != "sim":
         return call
@@ -121,14 +121,10 @@ def _plan(
     return simulated
 
 
-def _check_call(groups: Sequence[Problem], outs: Sequence[torch.Tensor], alpha: Any, apart: Bounded) -> None:
-    """Raises if the outputs overlap each other or an input. Addresses that were found to be apart stay so."""
+def _tensors(groups: Sequence[Problem]) -> list[torch.Tensor | None]:
+    """Every tensor of the operands."""
     operands = [x for pair in groups for x in pair if x is not None]
-    read = [y for x in operands for y in (x.data, x.scale, x.global_scale)]
-    places = addresses(*outs, *read, alpha)
-    if places not in apart:
-        _check_apart(groups, outs, alpha)
-        apart[places] = True
+    return [y for x in operands for y in (x.data, x.scale, x.global_scale)]
 
 
 def _reference_call(

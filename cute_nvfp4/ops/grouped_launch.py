@@ -103,10 +103,7 @@ class ListCall:
     def _table(self, places: list[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
         """The table of the groups on the device, and room for their tensor maps."""
         rows = tuple(_table_row(group, at) for group, at in zip(self._groups, places))
-        words = MAP_BYTES // 8
-        maps = torch.empty((len(rows) * len(MAPS) + 1) * words, dtype=torch.int64, device=self._device)
-        # the host's allocator aligns less than a GPU's does
-        return table_on_device(rows, self._device), maps[-maps.data_ptr() // 8 % words :]
+        return table_on_device(rows, self._device), room_for_maps(len(rows) * len(MAPS), self._device)
 
 
 def arrangements(pairs: Sequence[tuple[Any, Any]]) -> tuple[str, str]:
@@ -225,6 +222,14 @@ def _table_row(group: Group, places: tuple[int, ...]) -> tuple[int, ...]:
 
 _tables: OrderedDict[tuple, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
 _captured: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+
+def room_for_maps(count: int, device: torch.device) -> torch.Tensor:
+    """Memory in which a kernel writes tensor maps."""
+    words = MAP_BYTES // 8
+    maps = torch.empty((count + 1) * words, dtype=torch.int64, device=device)
+    # the host's allocator aligns less than a GPU's does
+    return maps[-maps.data_ptr() // 8 % words :]
 
 
 def table_on_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> torch.Tensor:

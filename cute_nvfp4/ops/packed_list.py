@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..kernels.gemm.arguments import MAP_BYTES, GroupFactor
+from ..kernels.gemm.arguments import GroupFactor
 from ..kernels.gemm.sm90.arguments import Activations, PackedWeight, Result
 from ..kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, PackedGroupTable
 from ..operand import BlockScaledTensor, row_alignment
@@ -25,7 +25,7 @@ from ..runtime.simulating import world
 from ..target import Target
 from .calls import addresses, as_alpha, operand_key, output_key, tensor_key
 from .checks import DTYPE_NAMES, refuse_config, span, split_alpha, tensors
-from .grouped_launch import arranged, gathered, table_on_device
+from .grouped_launch import arranged, gathered, room_for_maps, table_on_device
 from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group
 from .packed_operands import X, check_products, check_x, decoded, row_stride, x_parts
 from .packed_rows import KERNEL
@@ -116,7 +116,7 @@ def _plan(request: Request) -> Callable[..., list[torch.Tensor]]:
     if target.backend == "reference":
         refuse_config(config)
         return functools.partial(_reference, dtype=outs[0].dtype, gate=gate)
-    call = GroupsCall(outs, [i for i, (x, _) in enumerate(problems) if _rows(x)], _check_call)
+    call = GroupsCall(outs, [i for i, (x, _) in enumerate(problems) if _rows(x)], _tensors, _check_apart)
     call.plan(lambda pairs, outs, alpha: ListLaunch(pairs, outs, alpha, target, request), problems, outs, alpha)
     return call
 
@@ -189,10 +189,7 @@ class ListLaunch:
         if self._listed:
             places = [addresses(pairs[i][1].packed, numbers[i], outs[i]) for i in self._order]
             rows = tuple(_table_row(group, at) for group, at in zip(self._groups, places))
-            words = MAP_BYTES // 8
-            maps = torch.empty((len(rows) + 1) * words, dtype=torch.int64, device=self._device)
-            # the host's allocator aligns less than a GPU's does
-            table, maps = table_on_device(rows, self._device), maps[-maps.data_ptr() // 8 % words :]
+            table, maps = table_on_device(rows, self._device), room_for_maps(len(rows), self._device)
             values = (*addresses(table, maps), *places[0])
         else:
             values = self.ordered(addresses(*[b.packed for _, b in pairs], *numbers, *outs))
@@ -230,15 +227,13 @@ def _touched(pairs: Any, numbers: Any, outs: Any, table: Any, maps: Any, factors
     return tensors(read, {f"out[{i}]": x for i, x in enumerate(outs)} | {"tensor maps": maps})
 
 
-def _check_call(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], alpha: Any, apart: Bounded) -> None:
-    """Raises if the outputs overlap each other or an input. Addresses that were found to be apart stay so."""
-    places = addresses(alpha, *outs, *_read(pairs).values())
-    if places not in apart:
-        _check_apart(pairs, outs, alpha)
-        apart[places] = True
+def _tensors(pairs: Sequence[Pair]) -> Iterable[torch.Tensor | None]:
+    """Every tensor of the operands."""
+    return _read(pairs).values()
 
 
 def _check_apart(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], alpha: torch.Tensor | None) -> None:
+    """Raises if the outputs overlap each other or an input."""
     spans = [(*span(out), "out", i, True) for i, out in enumerate(outs)]
     spans += [] if alpha is None else [(*span(alpha), "alpha", 0, False)]
     for i, pair in enumerate(pairs):
