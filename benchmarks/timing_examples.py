@@ -121,8 +121,8 @@ def _launch_of(path: str, function: str, arguments: dict[str, Any]) -> Callable[
         stack.enter_context(mock.patch.object(torch.cuda, "Stream", lambda *a, **k: torch.cuda.default_stream()))
         stack.enter_context(quiet())
         getattr(module, function)(**arguments)
-    if len(found) != 1:
-        raise RuntimeError(f"{path} timed {len(found)} functions, expected one")
+    if not found:
+        raise RuntimeError(f"{path} timed {len(found)} functions, expected one at least")
     return found[0]
 
 
