@@ -139,7 +139,7 @@ def _module(path: str) -> Any:
         raise FileNotFoundError(f"CUTLASS_EXAMPLES: got {root!r}, expected a folder with {path}")
     name = "example_" + Path(path).stem
     if name not in sys.modules:
-        sys.path.append(str((Path(root) / path).parent))
+        sys.path += [root, str((Path(root) / path).parent)]
         spec = importlib.util.spec_from_file_location(name, Path(root) / path)
         sys.modules[name] = module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
