@@ -26,7 +26,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import RESULTS, gpu_target, machine, write
-from timing_cases import HELD_OUT, HELD_OUT_2, OTHERS_SEEN, SEEN, Case, call_of
+from timing_cases import HELD_OUT, HELD_OUT_2, OTHERS_SEEN, SEEN, SEEN_EARLY, Case, call_of
 
 import cute_nvfp4
 from cute_nvfp4.harness.timing import ColdL2, StopRule, time_cuda
@@ -114,6 +114,8 @@ def model(cases: tuple[Case, ...], output: Path) -> None:
     """Writes modelled microseconds without the launch, and what they are made of, by name; after each case."""
     out = json.loads(output.read_text())["cases"] if output.exists() else {}
     for case in cases:
+        if case.name in out:
+            continue
         begin = time.perf_counter()
         try:
             timing = modelled(case)
@@ -208,8 +210,8 @@ def main() -> int:
     parser.add_argument("--against", type=Path, default=MODELLED, help="the modelled times to compare")
     parser.add_argument("--markdown", action="store_true", help="as the tables of docs/timing.md")
     options = parser.parse_args()
-    sets = {"seen": SEEN + HELD_OUT, "held-out": HELD_OUT_2, "others": OTHERS_SEEN}
-    cases = sets.get(options.cases, SEEN + HELD_OUT + OTHERS_SEEN + HELD_OUT_2)
+    sets = {"seen": SEEN + HELD_OUT, "held-out": HELD_OUT_2, "others": OTHERS_SEEN + SEEN_EARLY}
+    cases = sets.get(options.cases, SEEN + HELD_OUT + OTHERS_SEEN + SEEN_EARLY + HELD_OUT_2)
     first, step = map(int, options.share.split("/"))
     cases = tuple(c for c in cases if options.only in c.name)[first::step]
     if options.launch:

@@ -88,7 +88,7 @@ OTHERS_SEEN = (
 )
 
 
-HELD_OUT_2 = (
+SEEN_EARLY = (
     *(Case("gemv", m, k) for m, k in ((10240, 4096), (2048, 16384), (7168, 7168))),
     Case("gemv", 1536, 1536, 4),
     *(Case("quantize", m, k, rule="max") for m, k in ((384, 6144), (1536, 4096))),
@@ -99,8 +99,23 @@ HELD_OUT_2 = (
     *(Case("gemm", m, k, n=n) for m, n, k in ((64, 4096, 4096), (256, 2048, 2048), (384, 3072, 2048))),
     *_others("", ("copy", (6 << 20,)), ("axpy", (1 << 22,)), ("gelu", (1 << 22,)), ("row_sum", (512, 8192))),
     *_others("", ("column_sum", (2048, 2048)), ("transpose", (2048, 2048))),
-    *_others("nvidia ", ("add", (2048, 1024)), ("add_fp16", (2048, 2048)), ("layer_norm", (1024, 1024))),
-    *_others("nvidia ", ("rms_norm", (256, 4096)), ("sgemm", (512, 256, 128)), ("tensorop_gemm", (256, 512, 512))),
+    *_others("nvidia ", ("layer_norm", (1024, 1024)), ("rms_norm", (256, 4096))),
+)
+"""Meant to be held out; their measured times were seen before they were predicted."""
+
+HELD_OUT_2 = (
+    *(Case("gemv", m, k) for m, k in ((9216, 4096), (3584, 18432), (5120, 8192))),
+    Case("gemv", 2048, 2048, 4),
+    *(Case("quantize", m, k, rule="max") for m, k in ((320, 8192), (1280, 5120))),
+    Case("quantize", 160, 6144, rule="four_six_mse"),
+    *(Case("rmsnorm_quantize", m, k) for m, k in ((640, 4096), (24, 8192))),
+    *(Case("silu_mul_quantize", m, k) for m, k in ((384, 6144), (40, 11008))),
+    *(Case("gemm", m, k, n=n) for m, n, k in ((1, 4096, 7168), (6, 6144, 2048), (16, 4096, 4096))),
+    *(Case("gemm", m, k, n=n) for m, n, k in ((48, 4096, 2048), (96, 2048, 4096), (320, 2048, 2048))),
+    *_others("", ("copy", (5 << 20,)), ("axpy", (3 << 20,)), ("gelu", (3 << 20,)), ("row_sum", (768, 6144))),
+    *_others("", ("column_sum", (1536, 3072)), ("transpose", (1536, 2048))),
+    *_others("nvidia ", ("add", (2048, 1024)), ("add_fp16", (2048, 2048)), ("layer_norm", (768, 1536))),
+    *_others("nvidia ", ("rms_norm", (384, 3072)), ("sgemm", (512, 256, 128)), ("tensorop_gemm", (256, 512, 512))),
     *_others("nvidia ", ("flash_attention_v2", (1, 512, 2, 64)), ("wgmma_gemm", (1024, 512, 512))),
     *_others("nvidia ", ("wgmma_gemm_cluster", (512, 1024, 256)), ("wgmma_gemm_persistent", (1024, 512, 256))),
     *_others("nvidia ", ("fp8_gemm_2xacc", (512, 1024, 1024)), ("grouped_gemm", (3, 256, 512, 256))),

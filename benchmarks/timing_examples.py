@@ -118,7 +118,8 @@ def _launch_of(path: str, function: str, arguments: dict[str, Any]) -> Callable[
         for place in (cutlass.testing, cutlass.cute.testing):
             stack.enter_context(mock.patch.object(place, "benchmark", benchmark))
         # one stream for everything, so that events around the launch are on its own
-        stack.enter_context(mock.patch.object(torch.cuda, "Stream", lambda *a, **k: torch.cuda.default_stream()))
+        stream = torch.cuda.default_stream()
+        stack.enter_context(mock.patch.object(torch.cuda, "Stream", lambda *a, **k: stream))
         stack.enter_context(quiet())
         getattr(module, function)(**arguments)
     if not found:

@@ -35,6 +35,7 @@ class Sm:
         self._fetched = self._left = 0.0
         self._kept = code_lines <= machine["fetch.kept_lines"]
         self._near, self._far = machine["fetch.near_lines"], 0.0 if warm else machine["fetch.far_cycles_per_line"]
+        self._miss = machine["fetch.miss"]
         self._seen: set[int] = set()
         self._turnover = machine["launch.cta_turnover"]
 
@@ -46,7 +47,8 @@ class Sm:
             if wanted not in self._code:
                 far = wanted not in self._seen and len(self._seen) >= self._near
                 self._seen.add(wanted)
-                self._fetched = max(time, self._fetched) + (max(self._far, self._line) if far else self._line)
+                jump = self._miss if wanted == line and line - 1 not in self._code else 0.0
+                self._fetched = max(time, self._fetched) + jump + (max(self._far, self._line) if far else self._line)
                 self._code[wanted] = self._fetched
                 if len(self._code) > self._lines:
                     self._code.popitem(last=False)
