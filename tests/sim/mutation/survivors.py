@@ -137,9 +137,7 @@ _GEMM_LATE_MMA_WARP = (
     "parity is over until the sums of the next tile have come: the MMA warp hangs if it comes later than those, and "
     "none of the schedules holds it back that long."
 )
-_SAME_SCALES = (
-    "A warp has 16 rows, so that the lanes of both thread-ids load the same words (``WarpTile.sfa_offset``)."
-)
+_SAME_SCALES = "A warp has 16 rows, so that the lanes of both thread-ids load the same words (``WarpTile.sfa_offset``)."
 _SM120 = tuple(f"sm_120a {name}" for name in ("gemm", "wide", "stream_k", "mxfp8", "gated", "groups"))
 _GEMM = tuple(f"gemm {name}" for name in ("plain", "pair", "multicast", "split_k", "stream_k", "mxfp8"))
 _GEMM_STORES = ("gemm plain", "gemm mxfp8")
