@@ -90,8 +90,8 @@ def _streaming(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[
     long_stage = 4 if tiles(p.rows, p.k)[1] % 4 == 0 else STAGE_TILES
     tilings = [
         {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": STAGE_TILES, "stages": 16},
-        {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": STAGE_TILES, "stages": 16},
         {"slabs": 4, "warps_m": 2, "warps_k": 4, "stage_tiles": STAGE_TILES, "stages": 16},
+        {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": STAGE_TILES, "stages": 16},
         {"slabs": 2, "warps_m": 2, "warps_k": 4, "stage_tiles": long_stage, "stages": 64 // long_stage},
         {"slabs": 2, "warps_m": 1, "warps_k": 8, "stage_tiles": STAGE_TILES, "stages": 16},
     ]

@@ -1,9 +1,9 @@
 """Modelled times of the GEMMs of packed weights: on an H200 from what was measured there, on sm_120a from published
 figures (the streaming kernel as on an H200).
 
-The figures here were fitted on an NVIDIA H200 on 2026-11-22 to 1,500 plans of 124 products
-(``benchmarks/gemm_choice.py``: seeds 1 and 2, and the shapes of the other benchmarks), which they meet to 5 %: root of
-the mean square, where the fastest plans of a product count most. Tiles between powers of two are interpolated.
+The figures here were fitted on an NVIDIA H200 on 2026-11-22 to 2,600 plans of 194 products
+(``benchmarks/gemm_choice.py``: seeds 1 to 4, and the shapes of the other benchmarks), which they meet to 5.5 %: root of
+the mean square, where the fastest plans of a product count most.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from ..weight_layout import tiles
 from . import sm120_model
 from .packed_problem import PackedPlan, PackedProblem, tile_count
 
-BYTES_US = 4.04e6
+WEIGHT_BYTES = 9 / 16
+"""Of an element, its scale included."""
+BYTES_US = 3.96e6
 """Bytes of a weight that memory gives in a µs."""
-STREAM_START_US, START_US = 6.15, 5.82
+STREAM_START_US, START_US = 6.16, 6.13
 """Launch, first bytes and last store, of the streaming and of the WGMMA kernel."""
 
 
@@ -32,14 +34,16 @@ class Unit(NamedTuple):
 
 
 UNITS = {
-    2: Unit(0.0445, 1.07),
-    4: Unit(0.0621, 1.32),
-    8: Unit(0.1244, 1.26),
+    2: Unit(0.0441, 1.10),
+    4: Unit(0.0618, 1.32),
+    8: Unit(0.1249, 1.19),
 }
 """By slabs of a unit."""
 CTA_US = 0.0108
 """µs for each CTA."""
-CUT_US, CUT_PART_US, CUT_MANY_US = 1.74, 0.17, 0.84
+WARP_US, EIGHT_WARPS = 0.05, 0.97
+"""µs for each warp along K, whose sums are added, and with eight of them the time for more than eight rows of x."""
+CUT_US, CUT_PART_US, CUT_MANY_US = 2.07, 0.06, 0.92
 """µs to add the sums of a unit that is cut, for each of its parts, and for more than eight rows of x."""
 
 
@@ -53,29 +57,31 @@ class Width(NamedTuple):
 
 
 WIDTHS = {
-    8: Width(0.315, 0.94, 2.5),
-    16: Width(0.326, 0.93, 3.0),
-    32: Width(0.343, 1.11, 3.2),
-    48: Width(0.396, 1.29, 3.4),
-    64: Width(0.449, 1.47, 3.6),
-    80: Width(0.499, 1.53, 3.9),
-    96: Width(0.548, 1.59, 4.3),
-    112: Width(0.598, 1.65, 4.6),
-    128: Width(0.648, 1.70, 4.9),
-    160: Width(0.791, 1.84, 5.7),
-    192: Width(0.935, 1.97, 6.4),
-    224: Width(1.078, 2.10, 7.1),
-    256: Width(1.222, 2.23, 7.8),
+    8: Width(0.315, 0.65, 2.5),
+    16: Width(0.328, 0.67, 2.9),
+    32: Width(0.348, 0.86, 3.1),
+    48: Width(0.384, 1.07, 3.2),
+    64: Width(0.447, 1.29, 3.3),
+    80: Width(0.479, 1.36, 3.6),
+    96: Width(0.535, 1.44, 3.9),
+    112: Width(0.576, 1.51, 4.2),
+    128: Width(0.649, 1.59, 4.4),
+    160: Width(0.788, 1.79, 5.0),
+    192: Width(0.941, 2.00, 5.5),
+    224: Width(1.101, 2.20, 6.0),
+    256: Width(1.230, 2.41, 6.5),
 }
-BEYOND_US = 0.0022
+BEYOND_US = 0.0019
 """µs of a stage for a row of a tile beyond the end of x."""
-PART_US = 0.29
+PART_US = 0.31
 """µs for each part more of a tile that stream-K cuts, by 64 rows of x in it."""
-MULTICAST, MULTICAST_US = 0.94, 0.90
+MULTICAST, MULTICAST_US = 0.96, 0.69
 """Time of a stage whose x is loaded for two CTAs, and µs to start clusters."""
-SHORT_STAGE = 1.04
+L2_BYTES, BEYOND_L2 = 40e6, 1.9e-09
+"""Bytes of operands up to which equal shares find them in L2, and how much longer their stages take for a byte more."""
+SHORT_STAGE = 1.06
 """Time of stages of one packed tile."""
-EXCHANGE_US = 0.39
+EXCHANGE_US = 0.36
 """µs to add the sums of two CTAs of a cluster."""
 
 
@@ -86,8 +92,7 @@ def predict(plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
         return STREAM_START_US + _streaming(c, plan.workers, p)
     if c.arch.generation == "sm120":
         return sm120_model.packed_us(c, tile_count(p, c), -(-p.k // c.tile_k), plan.workers, sm_count)
-    # 4.5 bits an element, scales included
-    return START_US + max(_multiplying(c, plan.workers, p, sm_count), p.rows * p.k * 0.5625 / BYTES_US)
+    return START_US + max(_multiplying(c, plan.workers, p, sm_count), p.rows * p.k * WEIGHT_BYTES / BYTES_US)
 
 
 def _streaming(c: StreamConfig, workers: int, p: PackedProblem) -> float:
@@ -95,8 +100,8 @@ def _streaming(c: StreamConfig, workers: int, p: PackedProblem) -> float:
     units, steps = -(-p.rows // c.rows), tiles(p.rows, p.k)[1] // c.stage_tiles
     share, cut = -(-units * steps // workers) * c.stage_tiles, units % workers
     unit = UNITS[c.slabs]
-    tile = unit.tile * (unit.many if p.m > 8 else 1.0)
-    us = share * max(tile, workers * c.tile_bytes / BYTES_US) + CTA_US * workers
+    tile = unit.tile * (unit.many if p.m > 8 else 1.0) * (EIGHT_WARPS if p.m > 8 and c.warps_k == 8 else 1.0)
+    us = share * max(tile, workers * c.tile_bytes / BYTES_US) + CTA_US * workers + WARP_US * c.warps_k
     if cut:
         us += CUT_US + CUT_PART_US * workers / cut + (CUT_MANY_US if p.m > 8 else 0.0)
     return us
@@ -108,6 +113,7 @@ def _multiplying(c: WgmmaConfig, workers: int, p: PackedProblem, sm_count: int) 
     along_m = -(-p.m // c.tile_n)
     stage = width.stage + BEYOND_US * (along_m * c.tile_n - p.m) / along_m
     if c.scheduler == "stream_k":
+        stage *= 1 + BEYOND_L2 * max(0.0, p.rows * p.k * WEIGHT_BYTES + p.m * p.k * 2 - L2_BYTES)
         share = count * steps / workers
         cut = width.fix_up + PART_US * c.tile_n / 64 * max(0.0, workers / count - 1)
         return math.ceil(share) * stage * max(1.0, workers / sm_count) + width.tile * max(1.0, share / steps) + cut
