@@ -12,7 +12,7 @@ from ..config import GATE_NAMES, OUT_BYTES
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
-TILE_N = (8, 16, 32, 64, 128, 256)
+TILE_N = (8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 """Rows of x in a tile."""
 MMA_ROWS = 64
 """Rows of A of a wgmma: one warpgroup's."""
@@ -160,14 +160,22 @@ class WgmmaConfig:
 
 def can_implement(c: WgmmaConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
-    if c.arch.capability != (9, 0):
-        return explain("architecture of a wgmma kernel", got=c.arch.name, expected="sm_90a")
+    if c.arch.generation not in ("sm90", "sm120"):
+        return explain("architecture of packed weights", got=c.arch.name, expected="sm_90a, sm_120a or sm_121a")
+    if c.arch.generation == "sm120" and (c.clustered or c.warpgroups != 2 or c.tile_n > 128):
+        got = f"clusters of {c.cluster_rows * c.split_k}, {c.warpgroups} warpgroups, tiles of {c.tile_n} columns"
+        return explain(
+            f"a plan for {c.arch.name}", got=got, expected="clusters of 1, 2 warpgroups, at most 128 columns"
+        )
     if c.tile_n not in TILE_N:
         return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, TILE_N))}")
     if c.cluster_rows not in (1, 2, 4) or c.tile_n % (8 * c.cluster_rows):
         return explain("cluster_rows", got=c.cluster_rows, expected=f"1, 2 or 4, at most {c.tile_n // 8}: tile_n / 8")
     if c.split_k not in (1, 2, 4) or c.tile_n % (8 * c.split_k):
         return explain("split_k", got=c.split_k, expected=f"1, 2 or 4, at most {c.tile_n // 8}: tile_n / 8")
+    if c.split_k > 1 and c.part_columns % c.piece_columns:
+        expected = f"a divisor of {c.tile_n} into multiples of {c.epilogue_columns}"
+        return explain("split_k", got=c.split_k, expected=expected)
     if c.split_k > 1 and (c.cluster_rows > 1 or c.scheduler != "static"):
         got = f"{c.split_k} with cluster_rows {c.cluster_rows} and scheduler {c.scheduler}"
         return explain("split_k", got=got, expected="cluster_rows 1 and scheduler static")
@@ -186,6 +194,6 @@ def can_implement(c: WgmmaConfig) -> str:
         return explain("output stored in vectors", got=c.out, expected="float16 or bfloat16")
     if c.warpgroups not in (2, 4):
         return explain("warpgroups", got=c.warpgroups, expected="2 or 4: whole packed tiles")
-    if c.ring_stages < 2:
-        return explain("stages", got=c.ring_stages, expected="at least 2")
+    if c.ring_stages * c.stage_tiles < 3:
+        return explain("stages", got=c.ring_stages, expected="at least 2, of one tile 3: one is read ahead")
     return ""
