@@ -291,6 +291,7 @@ def test_a_kernel_of_the_dsl_and_what_the_command_says_of_it():
     assert found.replayed_sms == 2 and abs(sum(found.lost.values()) - 0.5) < 0.5
     lines = list(time_lines(SimpleNamespace(launches=[runs[0], runs[0]])))
     assert f"{found.microseconds:.2f} us modelled on H200" in lines[0]
+    assert "a launch 3.10 us of both" in lines[1] and any("bound by: 0.0 to" in line for line in lines)
     assert f"2 launches, one after the other: {2 * found.microseconds:.2f} us modelled" in lines[-1]
 
 
