@@ -24,13 +24,21 @@ START_US = 5.0
 STAGE_US = {32: 0.40, 64: 0.49, 128: 0.65, 256: 1.22}
 """µs of a multiprocessor for 128 rows of the weight and 128 of K, by rows of x in a tile; with these, measured on an
 NVIDIA H200 on 2026-11-22 at 8192 x 8192."""
+TURNS_STAGE_US = {32: 0.35, 64: 0.46}
+"""… with two warpgroups that have the same rows."""
 FIX_UP_US = {32: 3.5, 64: 4.5, 128: 8.3, 256: 12.0}
 """µs to add the partial sums of stream-K."""
-EXCHANGE_US = {32: 0.5, 64: 1.3, 128: 1.7}
-"""µs to add those of two CTAs of a cluster."""
-SHARED_CTAS = {32: 2, 64: 1, 128: 1}
-"""CTAs of a multiprocessor where tiles are shared along K."""
-SHARED_STAGE_TILES = {32: 2, 64: 2, 128: 1}
+EXCHANGE_US = {32: 0.5, 64: 1.3, 128: 1.7, 256: 2.0}
+"""µs to add those of two CTAs of a cluster, of 128 rows of the weight."""
+HELP_US = 1.3
+"""µs to add those of a helper, and …"""
+WRITE_US = 2.0
+"""… to write them."""
+SHARED_CTAS = {32: 2, 64: 1, 128: 1, 256: 1}
+"""CTAs of a multiprocessor where tiles are shared along K, if warpgroups do not take turns."""
+TURNS = 2
+"""Warpgroups that take turns at the stages there, in narrow tiles."""
+SHARED_STAGE_TILES = {32: 2, 64: 2, 128: 1, 256: 1}
 """Packed tiles of a stage there: short stages where the ring would have few."""
 SPLIT_K = 2
 """CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
@@ -68,10 +76,12 @@ class ScratchSize(NamedTuple):
 
 @dataclass(frozen=True)
 class PackedPlan:
-    """A kernel and the clusters of CTAs it is launched with."""
+    """A kernel and the clusters of CTAs it is launched with. helped: k-tiles of each tile for helpers, which are the
+    clusters more than tiles."""
 
     config: StreamConfig | WgmmaConfig
     workers: int
+    helped: int = 0
 
     @property
     def streams(self) -> bool:
@@ -83,10 +93,10 @@ class PackedPlan:
         if isinstance(c, StreamConfig):
             cut = -(-n // c.out_rows) % self.workers > 0
             return ScratchSize(2 * self.workers * c.columns * c.rows, 2 * self.workers) if cut else ScratchSize(0, 0)
-        if c.scheduler != "stream_k":
+        if c.scheduler == "static":
             return ScratchSize(0, 0)
         groups = self.workers * c.cluster_rows * c.warpgroups
-        return ScratchSize(groups * MMA_ROWS * c.tile_n, groups)
+        return ScratchSize(groups * MMA_ROWS * c.tile_n, groups * c.split_k)
 
 
 @remembered
@@ -118,10 +128,20 @@ def _refused(p: PackedProblem, plan: PackedPlan) -> str:
     if plan.workers < 1:
         return explain("workers", got=plan.workers, expected="at least 1")
     c = plan.config
-    if not plan.streams and c.split_k > 1:
+    if not plan.streams and c.scheduler == "helped":
+        tiles, steps = _tiles(p, c), _steps(p)
+        if plan.workers <= tiles:
+            return explain(
+                "workers of a plan with helpers", got=plan.workers, expected=f"more than {tiles}: a tile each"
+            )
+        if not 1 <= plan.helped <= steps - c.split_k:
+            return explain("helped", got=plan.helped, expected=f"1 to {steps - c.split_k}: steps of {c.tile_k} along K")
+    elif not plan.streams and c.split_k > 1:
         tiles, steps = _tiles(p, c), -(-p.k // c.tile_k)
         if plan.workers != tiles:
             return explain("workers of a plan with split_k", got=plan.workers, expected=f"{tiles}: a tile each")
+        if -(-p.k // (STAGE_TILES * TILE_K)) % c.k_groups:
+            return explain("K of a plan with k_groups", got=p.k, expected=f"a multiple of {c.tile_k}")
         if steps < c.split_k:
             return explain("split_k", got=c.split_k, expected=f"at most {steps}: steps of {c.tile_k} along K")
     if plan.streams and not _streams(p):
@@ -139,7 +159,10 @@ def _chosen(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
     widths = [tile_n for tile_n in STAGE_US if tile_n == min(STAGE_US) or tile_n // 2 < p.m]
     plans = [_wgmma(p, arch, sm_count, tile_n, scheduler) for tile_n in widths for scheduler in ("static", "stream_k")]
     if p.k > STAGE_TILES * TILE_K:
-        plans += [_shared(p, arch, tile_n) for tile_n in widths if tile_n in EXCHANGE_US]
+        plans += [_shared(p, arch, tile_n) for tile_n in widths]
+    if 128 in widths:
+        plans += [_wgmma(p, arch, sm_count, 128, "static", warpgroups=3), *_helped(p, arch, sm_count)]
+        plans += [_shared(p, arch, 128, warpgroups=3)] if p.k > STAGE_TILES * TILE_K else []
     return min(plans, key=lambda plan: predict(plan, p, sm_count))
 
 
@@ -150,43 +173,77 @@ def _tiles(p: PackedProblem, c: WgmmaConfig) -> int:
 def predict(plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
     """Modelled µs of a WGMMA plan on an H200, launch included; within about 15 % of what was measured there."""
     c = plan.config
-    tiles, steps = _tiles(p, c), -(-p.k // c.tile_k)
+    tiles, steps = _tiles(p, c), _steps(p)
+    stage = TURNS_STAGE_US[c.tile_n] if c.k_groups > 1 else STAGE_US[c.tile_n] * c.row_groups / 2
     if c.scheduler == "stream_k":
         work = tiles * steps
-        return START_US + work / min(sm_count, work) * STAGE_US[c.tile_n] + FIX_UP_US[c.tile_n]
+        return START_US + work / min(sm_count, work) * stage + FIX_UP_US[c.tile_n]
+    exchange = EXCHANGE_US[c.tile_n] * c.row_groups / 2 if c.split_k > 1 else 0.0
+    if c.scheduler == "helped":
+        each = -(-tiles // ((plan.workers - tiles) * c.split_k))
+        own = -(-(steps - plan.helped) // c.split_k) * stage
+        return START_US + max(own, each * (plan.helped * stage + WRITE_US)) + exchange + HELP_US
     rounds = -(-tiles * c.split_k // sm_count)
-    exchange = EXCHANGE_US[c.tile_n] if c.split_k > 1 else 0.0
-    return START_US + rounds * -(-steps // c.split_k) * STAGE_US[c.tile_n] + exchange
+    return START_US + rounds * -(-steps // c.split_k) * stage + exchange
 
 
-def _wgmma(p: PackedProblem, arch: Architecture, sm_count: int, tile_n: int, scheduler: str) -> PackedPlan:
+def _steps(p: PackedProblem) -> int:
+    """Of a work tile along K."""
+    return -(-p.k // (STAGE_TILES * TILE_K))
+
+
+def _wgmma(
+    p: PackedProblem, arch: Architecture, sm_count: int, tile_n: int, scheduler: str, warpgroups: int = 2
+) -> PackedPlan:
     """The plan with this tile and scheduler."""
     ctas_per_sm = 2 if tile_n <= 64 else 1
     config = WgmmaConfig(
-        arch=arch, tile_n=tile_n, ctas_per_sm=ctas_per_sm, scheduler=scheduler, **_decided(p, streams=False)
+        arch=arch,
+        tile_n=tile_n,
+        warpgroups=warpgroups,
+        ctas_per_sm=ctas_per_sm,
+        stage_tiles=STAGE_TILES if warpgroups == 2 else 1,
+        scheduler=scheduler,
+        **_decided(p, streams=False),
     )
     slots, tiles = sm_count * ctas_per_sm, _tiles(p, config)
     if scheduler == "stream_k":
         return PackedPlan(config, min(slots, tiles * -(-p.k // config.tile_k)))
     even = -(-p.rows // config.tile_m) % 2 == 0
-    if even and (tile_n == 128 or (tile_n == 256 and tiles >= 2 * slots)):
+    if warpgroups == 2 and even and (tile_n == 128 or (tile_n == 256 and tiles >= 2 * slots)):
         # x from L2 once for two CTAs
         return PackedPlan(replace(config, cluster_rows=2), min(tiles, slots) // 2)
     return PackedPlan(config, min(tiles, slots))
 
 
-def _shared(p: PackedProblem, arch: Architecture, tile_n: int) -> PackedPlan:
+def _shared(p: PackedProblem, arch: Architecture, tile_n: int, warpgroups: int = 2) -> PackedPlan:
     """The plan whose clusters share tiles along K."""
+    turns = tile_n in TURNS_STAGE_US and _steps(p) % TURNS == 0 and _steps(p) >= TURNS * SPLIT_K
     config = WgmmaConfig(
         arch=arch,
         tile_n=tile_n,
-        ctas_per_sm=SHARED_CTAS[tile_n],
+        warpgroups=TURNS * warpgroups if turns else warpgroups,
+        k_groups=TURNS if turns else 1,
+        ctas_per_sm=1 if turns else SHARED_CTAS[tile_n],
         split_k=SPLIT_K,
         stage_tiles=SHARED_STAGE_TILES[tile_n],
         scheduler="static",
         **_decided(p, streams=False),
     )
     return PackedPlan(config, _tiles(p, config))
+
+
+def _helped(p: PackedProblem, arch: Architecture, sm_count: int) -> list[PackedPlan]:
+    """The plan whose clusters share tiles of 128 columns along K, with helpers on the other multiprocessors."""
+    plan, steps = _shared(p, arch, 128), _steps(p)
+    clusters = sm_count // SPLIT_K - plan.workers
+    if clusters < 1:
+        return []
+    # a helper is to be done when the others are
+    each = -(-plan.workers // (clusters * SPLIT_K))
+    helped = int((steps / SPLIT_K - each * WRITE_US / STAGE_US[128]) / (each + 1 / SPLIT_K))
+    config = replace(plan.config, scheduler="helped")
+    return [PackedPlan(config, plan.workers + clusters, helped)] if helped >= 1 else []
 
 
 def _streams(p: PackedProblem) -> bool:

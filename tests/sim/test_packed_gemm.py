@@ -40,18 +40,20 @@ class Case:
     out: torch.dtype = torch.float32
     workers: int | None = None
     tiling: dict[str, Any] = field(default_factory=dict)
+    helped: int = 0
     quantized: bool = False
     bias: torch.dtype | None = None
 
     def __str__(self) -> str:
         words = [f"{self.m}x{self.n}x{self.k}", str(self.dtype)[6:], str(self.out)[6:]]
         words += [f"{name}{value}" for name, value in self.tiling.items()]
+        words += [f"helped{self.helped}"] * (self.helped > 0)
         words += ["nvfp4"] * self.quantized + ["bias"] * (self.bias is not None)
         return "-".join(words)
 
     @property
     def plan(self) -> PackedPlan | None:
-        return None if self.workers is None else PackedPlan(WgmmaConfig(**self.tiling), self.workers)
+        return None if self.workers is None else PackedPlan(WgmmaConfig(**self.tiling), self.workers, self.helped)
 
 
 class Problem:
@@ -91,6 +93,8 @@ class Problem:
         return bool(((error <= bound) | (self.exact.abs() > largest * (1 - steps)) & out.isinf()).all())
 
 
+SHARES = {"split_k": 2, "scheduler": "static"}
+TURNS = {"warpgroups": 4, "k_groups": 2, **SHARES}
 STREAMED = (
     Case(1, 200, 256),
     Case(16, 130, 272, torch.float16, torch.float16),
@@ -114,6 +118,16 @@ WGMMA = (
     # tiles shared along K by two CTAs, and by four that have parts of different length
     Case(40, 300, 640, workers=3, tiling={"tile_n": 64, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16),
     Case(50, 200, 640, workers=4, tiling={"tile_n": 32, "split_k": 4, "scheduler": "static", "ctas_per_sm": 2}),
+    # … by two warpgroups of each of two CTAs, of parts of different length, in two pieces, in a ring of odd length
+    Case(60, 130, 768, workers=2, tiling={**TURNS, "tile_n": 64, "stage_tiles": 1, "stages": 5}, out=torch.bfloat16),
+    Case(20, 200, 512, torch.float16, workers=2, tiling={**TURNS, "tile_n": 32}),
+    # three warpgroups: halves of packed tiles
+    Case(40, 390, 256, workers=2, tiling={"tile_n": 64, "warpgroups": 3, "scheduler": "static"}),
+    Case(20, 300, 512, workers=2, tiling={**SHARES, "tile_n": 32, "warpgroups": 3, "stage_tiles": 1}),
+    # helpers: fewer than tiles, more; of clusters
+    Case(30, 330, 512, workers=5, tiling={"tile_n": 32, "scheduler": "helped"}, helped=1),
+    Case(70, 200, 512, workers=8, tiling={"tile_n": 64, "scheduler": "helped", "warpgroups": 4}, helped=2),
+    Case(40, 300, 768, workers=4, tiling={"tile_n": 64, "scheduler": "helped", "split_k": 2}, helped=2, out=torch.half),
     # other stages
     Case(70, 300, 384, workers=5, tiling={"tile_n": 64, "stage_tiles": 1, "stages": 5}, out=torch.bfloat16),
     Case(20, 300, 640, workers=2, tiling={"tile_n": 32, "stage_tiles": 1, "warpgroups": 4}),
@@ -126,7 +140,7 @@ def hopper(monkeypatch):
     monkeypatch.setenv("CUTE_NVFP4_ARCH", "sm_90a")
 
 
-DEFAULT = (*STREAMED, *(WGMMA[i] for i in (0, 2, 3, 4, 8, 9, 10, 11, 12, 13, 14, 15)))
+DEFAULT = (*STREAMED, *(WGMMA[i] for i in (0, 2, 3, 4, 8, 9, 10, 11, 12, 13, 14, 17, 18, 20, 21, 22)))
 """Every value of every axis of a tiling; the others are slow."""
 
 
@@ -141,10 +155,11 @@ def test_exact(case: Case) -> None:
 
 
 SHARED = Case(12, 130, 384, workers=2, tiling={"tile_n": 16, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16)
+HELPED = Case(12, 130, 512, workers=3, tiling={"tile_n": 16, "split_k": 2, "scheduler": "helped"}, helped=1)
 
 
 @pytest.mark.sim_only("runs schedules")
-@pytest.mark.parametrize("case", [CUT, SHARED], ids=str)
+@pytest.mark.parametrize("case", [CUT, SHARED, HELPED], ids=str)
 @pytest.mark.parametrize("schedule", adversarial(3), ids=str)
 def test_any_schedule_gives_the_same_bits(schedule, case: Case) -> None:
     problem = Problem(case)
@@ -237,6 +252,10 @@ BAD = (
     (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(tile_n=24), 1)), OperandError, "tile_n"),
     (lambda w: gemm(X, w, config=SHARED.plan), OperandError, "workers of a plan with split_k"),
     (lambda w: gemm(X, w, config=replace(SHARED.plan, workers=1)), OperandError, "split_k: got 2"),
+    (lambda w: gemm(X, w, config=replace(HELPED.plan, workers=1)), OperandError, "plan with helpers"),
+    (lambda w: gemm(X, w, config=replace(HELPED.plan, workers=2)), OperandError, "helped"),
+    (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(**TURNS, tile_n=32), 1)), OperandError, "K of a plan"),
+    (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(**TURNS), 1)), OperandError, "k_groups"),
     (lambda w: prepare_weight(X), OperandTypeError, "weight"),
     (lambda w: prepare_weight(W, dtype=torch.float32), OperandTypeError, "dtype"),
     (lambda w: gemm(X, prepare_weight(quantize(torch.ones(2, 32, 64)))), OperandError, "a matrix"),
@@ -274,10 +293,10 @@ def test_plans(m: int) -> None:
         (32, 8192, 8192, (32, "static", 2)),
         (64, 8192, 8192, (64, "static", 2)),
         (128, 8192, 8192, (128, "static", 2)),
-        (128, 7168, 16384, (128, "static", 2)),
+        (128, 7168, 16384, (128, "helped", 2)),
         (128, 4096, 7168, (64, "static", 2)),
         (128, 7168, 2048, (128, "static", 2)),
-        (256, 8192, 8192, (128, "static", 1)),
+        (256, 8192, 8192, (256, "static", 2)),
         (512, 8192, 8192, (256, "static", 1)),
         (2048, 8192, 8192, (256, "static", 1)),
     ],
@@ -317,4 +336,24 @@ SHARED_MUTANTS = (
 @pytest.mark.parametrize("name, change, noticed", SHARED_MUTANTS, ids=[m[0] for m in SHARED_MUTANTS])
 def test_mutants_of_shared_sums_are_noticed(name, change, noticed) -> None:
     problem = Problem(SHARED)
+    assert outcome(change, lambda: problem.right(problem.run()), "sm_90a") == noticed
+
+
+HELPED_MUTANTS = (
+    ("flags of helpers not waited for", at("ld.acquire.gpu", instead("mov.b32 {0}, 1;")), "Race"),
+    ("a flag not raised", at("st.release.gpu", drop()), "Deadlock"),
+)
+
+
+@pytest.mark.sim_only("changes PTX")
+def test_an_output_turned_before_all_have_multiplied_is_noticed() -> None:
+    problem = Problem(Case(20, 128, 512, workers=1, tiling={**TURNS, "tile_n": 32, "stages": 2}, out=torch.bfloat16))
+    change = at("bar.sync", drop(), LAST)
+    assert outcome(change, lambda: problem.right(problem.run()), "sm_90a") == "Race"
+
+
+@pytest.mark.sim_only("changes PTX")
+@pytest.mark.parametrize("name, change, noticed", HELPED_MUTANTS, ids=[m[0] for m in HELPED_MUTANTS])
+def test_mutants_of_helpers_are_noticed(name, change, noticed) -> None:
+    problem = Problem(HELPED)
     assert outcome(change, lambda: problem.right(problem.run()), "sm_90a") == noticed

@@ -1,4 +1,4 @@
-"""Sums over the CTAs of a cluster that share a tile along K, through distributed shared memory.
+"""Sums over the warpgroups of a cluster that share a tile along K, through distributed shared memory.
 
 Each stores its part of the tile's columns: the others send it their sums of them by st.async into slots of its own, and
 it adds them in the order of the slots, so that results repeat bit for bit. They come in pieces, each with a barrier of
@@ -25,8 +25,8 @@ QUAD_BYTES = 16
 
 @dataclass(frozen=True)
 class ClusterSums:
-    """What a thread of a warpgroup needs: this CTA's ``part`` of K; shared addresses of the first piece's barrier and
-    of the slots, fp32 (4, THREAD, QUAD, WARPGROUP, SLOT)."""
+    """What a thread of a warpgroup needs: its ``part`` of K, the ``k_groups`` of a CTA having consecutive ones; shared
+    addresses of the first piece's barrier and of the slots, fp32 (4, THREAD, QUAD, WARPGROUP, SLOT)."""
 
     config: WgmmaConfig
     part: Int32
@@ -35,9 +35,9 @@ class ClusterSums:
     group: Int32
     thread: Int32
 
-    def place(self, slot: Int32) -> Int32:
-        """The thread's first sums in a slot."""
-        row = slot * self.config.warpgroups + self.group
+    def place(self, slot: Int32, group: Int32) -> Int32:
+        """The thread's first sums in a slot of a warpgroup."""
+        row = slot * self.config.warpgroups + group
         quads = self.config.part_columns // QUAD_COLUMNS
         return self.slots + (row * (quads * WARPGROUP) + self.thread) * QUAD_BYTES
 
@@ -54,15 +54,19 @@ class ClusterSums:
         """Sends the others what is theirs of ``acc``."""
         # they have made their barriers
         cute.arch.cluster_wait()
-        for part in cutlass.range_constexpr(self.config.split_k):
+        for part in cutlass.range_constexpr(self.config.k_parts):
             if part != self.part:
                 self.send_to(acc, part)
 
     def send_to(self, acc: cute.Tensor, part: int) -> None:
-        """Sends CTA ``part`` its columns: to slot 0 if this is the CTA after it, and so on."""
-        columns = self.config.part_columns
-        slot = (self.part - part - 1) & (self.config.split_k - 1)
-        target, barriers = remote_address(self.place(slot), Int32(part)), remote_address(self.barriers, Int32(part))
+        """Sends the warpgroup that has ``part`` its columns: to slot 0 if this one has the part after it, and so on."""
+        cfg, columns = self.config, self.config.part_columns
+        slot, group, barrier = (self.part - part - 1) & (cfg.k_parts - 1), self.group, self.barriers
+        rank, k_group = part // cfg.k_groups, part % cfg.k_groups
+        if cfg.k_groups > 1:
+            group = group % cfg.row_groups + k_group * cfg.row_groups
+            barrier = barrier + 8 * k_group * cfg.part_pieces
+        target, barriers = remote_address(self.place(slot, group), Int32(rank)), remote_address(barrier, Int32(rank))
         for column in range(0, columns, QUAD_COLUMNS):
             first = (part * columns + column) // 2
             values = [acc[first + i] for i in range(4)]
@@ -70,12 +74,13 @@ class ClusterSums:
             store_async(place, values, barriers + column // self.config.piece_columns * 8)
 
     def receive(self, acc: cute.Tensor, begin: int) -> None:
-        """Makes the piece of this CTA's columns that starts at column ``begin`` of the tile sums over all of K."""
-        columns, piece = self.config.part_columns, self.config.piece_columns
+        """Makes the piece of the warpgroup's columns that starts at column ``begin`` of the tile sums over all of K."""
+        cfg, columns, piece = self.config, self.config.part_columns, self.config.piece_columns
         own = begin % columns
-        mbarrier.wait(self.barriers + own // piece * 8, Int32(0), cluster=True)
-        for slot in range(self.config.split_k - 1):
-            source = self.place(Int32(slot))
+        k_group = begin // columns % cfg.k_groups
+        mbarrier.wait(self.barriers + (k_group * cfg.part_pieces + own // piece) * 8, Int32(0), cluster=True)
+        for slot in range(cfg.k_parts - 1):
+            source = self.place(Int32(slot), self.group)
             for column in range(own, own + piece, QUAD_COLUMNS):
                 first = (begin - own + column) // 2
                 place = source + column * (WARPGROUP * QUAD_BYTES // QUAD_COLUMNS)
