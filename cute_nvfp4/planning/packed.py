@@ -24,8 +24,8 @@ START_US = 5.0
 STAGE_US = {32: 0.40, 64: 0.49, 128: 0.65, 256: 1.22}
 """µs of a multiprocessor for 128 rows of the weight and 128 of K, by rows of x in a tile; with these, measured on an
 NVIDIA H200 on 2026-11-22 at 8192 x 8192."""
-TURNS_STAGE_US = {32: 0.35, 64: 0.46}
-"""… with two warpgroups that have the same rows."""
+TURNS_STAGE_US = {32: 0.35, 64: 0.46, 128: 0.39}
+"""… with two warpgroups that have the same rows: of the weight 128, or 64 in the widest tiles."""
 FIX_UP_US = {32: 3.5, 64: 4.5, 128: 8.3, 256: 12.0}
 """µs to add the partial sums of stream-K."""
 EXCHANGE_US = {32: 0.5, 64: 1.3, 128: 1.7, 256: 2.0}
@@ -34,12 +34,17 @@ HELP_US = 1.3
 """µs to add those of a helper, and …"""
 WRITE_US = 2.0
 """… to write them."""
-SHARED_CTAS = {32: 2, 64: 1, 128: 1, 256: 1}
-"""CTAs of a multiprocessor where tiles are shared along K, if warpgroups do not take turns."""
-TURNS = 2
-"""Warpgroups that take turns at the stages there, in narrow tiles."""
-SHARED_STAGE_TILES = {32: 2, 64: 2, 128: 1, 256: 1}
-"""Packed tiles of a stage there: short stages where the ring would have few."""
+SHARED: tuple[dict[str, int], ...] = (
+    {"tile_n": 32, "ctas_per_sm": 2},
+    {"tile_n": 64},
+    {"tile_n": 128, "stage_tiles": 1},
+    {"tile_n": 256, "stage_tiles": 1},
+    {"tile_n": 128, "stage_tiles": 1, "warpgroups": 3},
+    {"tile_n": 32, "warpgroups": 4, "k_groups": 2},
+    {"tile_n": 64, "warpgroups": 4, "k_groups": 2},
+    {"tile_n": 128, "stage_tiles": 1, "k_groups": 2},
+)
+"""Tilings where a cluster shares tiles along K: short stages where the ring would have few."""
 SPLIT_K = 2
 """CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
 
@@ -158,11 +163,9 @@ def _chosen(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
     # a tile wider than need be: the next narrower covers all rows of x
     widths = [tile_n for tile_n in STAGE_US if tile_n == min(STAGE_US) or tile_n // 2 < p.m]
     plans = [_wgmma(p, arch, sm_count, tile_n, scheduler) for tile_n in widths for scheduler in ("static", "stream_k")]
-    if p.k > STAGE_TILES * TILE_K:
-        plans += [_shared(p, arch, tile_n) for tile_n in widths]
+    plans += [plan for tiling in SHARED if tiling["tile_n"] in widths for plan in _shared(p, arch, tiling)]
     if 128 in widths:
         plans += [_wgmma(p, arch, sm_count, 128, "static", warpgroups=3), *_helped(p, arch, sm_count)]
-        plans += [_shared(p, arch, 128, warpgroups=3)] if p.k > STAGE_TILES * TILE_K else []
     return min(plans, key=lambda plan: predict(plan, p, sm_count))
 
 
@@ -216,34 +219,26 @@ def _wgmma(
     return PackedPlan(config, min(tiles, slots))
 
 
-def _shared(p: PackedProblem, arch: Architecture, tile_n: int, warpgroups: int = 2) -> PackedPlan:
-    """The plan whose clusters share tiles along K."""
-    turns = tile_n in TURNS_STAGE_US and _steps(p) % TURNS == 0 and _steps(p) >= TURNS * SPLIT_K
-    config = WgmmaConfig(
-        arch=arch,
-        tile_n=tile_n,
-        warpgroups=TURNS * warpgroups if turns else warpgroups,
-        k_groups=TURNS if turns else 1,
-        ctas_per_sm=1 if turns else SHARED_CTAS[tile_n],
-        split_k=SPLIT_K,
-        stage_tiles=SHARED_STAGE_TILES[tile_n],
-        scheduler="static",
-        **_decided(p, streams=False),
-    )
-    return PackedPlan(config, _tiles(p, config))
+def _shared(p: PackedProblem, arch: Architecture, tiling: dict[str, int]) -> list[PackedPlan]:
+    """The plan whose clusters share tiles along K, if that is long enough."""
+    config = WgmmaConfig(arch=arch, split_k=SPLIT_K, scheduler="static", **tiling, **_decided(p, streams=False))
+    if _steps(p) < SPLIT_K * config.k_groups or _steps(p) % config.k_groups:
+        return []
+    return [PackedPlan(config, _tiles(p, config))]
 
 
 def _helped(p: PackedProblem, arch: Architecture, sm_count: int) -> list[PackedPlan]:
-    """The plan whose clusters share tiles of 128 columns along K, with helpers on the other multiprocessors."""
-    plan, steps = _shared(p, arch, 128), _steps(p)
-    clusters = sm_count // SPLIT_K - plan.workers
-    if clusters < 1:
-        return []
-    # a helper is to be done when the others are
-    each = -(-plan.workers // (clusters * SPLIT_K))
-    helped = int((steps / SPLIT_K - each * WRITE_US / STAGE_US[128]) / (each + 1 / SPLIT_K))
-    config = replace(plan.config, scheduler="helped")
-    return [PackedPlan(config, plan.workers + clusters, helped)] if helped >= 1 else []
+    """Such a plan with helpers on the multiprocessors that are left."""
+    plans = []
+    for plan in _shared(p, arch, {"tile_n": 128, "stage_tiles": 1}):
+        clusters = sm_count // SPLIT_K - plan.workers
+        if clusters > 0:
+            # a helper is to be done when the others are
+            each = -(-plan.workers // (clusters * SPLIT_K))
+            helped = int((_steps(p) / SPLIT_K - each * WRITE_US / STAGE_US[128]) / (each + 1 / SPLIT_K))
+            config = replace(plan.config, scheduler="helped")
+            plans += [PackedPlan(config, plan.workers + clusters, helped)] if helped > 0 else []
+    return plans
 
 
 def _streams(p: PackedProblem) -> bool:
