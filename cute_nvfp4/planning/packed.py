@@ -1,40 +1,37 @@
-"""Which kernel multiplies a packed weight: the streaming one for few rows of x (sm_90a, sm_120a), WGMMA for more
-(sm_90a)."""
+"""Which kernel multiplies a packed weight: the streaming one for few rows of x; for more that on WGMMA (sm_90a), or the
+same on mma.sync (sm_120a)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import replace
 
-from ..errors import OperandError, OperandTypeError, explain
-from ..kernels.gemm.sm90.config import MMA_ROWS, STAGE_TILES, WgmmaConfig
+from ..errors import OperandError
+from ..kernels.gemm.sm90.config import STAGE_TILES, TILE_N, WgmmaConfig
 from ..kernels.gemm.sm90.config import can_implement as can_wgmma
 from ..kernels.gemm.sm90.stream_config import StreamConfig
-from ..kernels.gemm.sm90.stream_config import can_implement as can_stream
 from ..runtime.bounded import remembered
 from ..target import Architecture
-from ..weight_layout import TILE_K, packed_rows, tiles
+from ..weight_layout import tiles
+from . import gemm_table
+from .packed_model import predict
+from .packed_problem import (
+    PackedPlan,
+    PackedProblem,
+    ScratchSize,
+    can_implement,
+    can_take,
+    check_plan,
+    decided,
+    refused,
+    tile_count,
+)
 
-STREAM_ROWS = 16
-"""Rows of x up to which weights are streamed: more are faster on WGMMA."""
-LEAST_BUSY = 0.8
-"""Share of the multiprocessors that must have units of their own for none to be cut."""
-START_US = 5.0
-"""Launch, first bytes and last store."""
-STAGE_US = {32: 0.40, 64: 0.49, 128: 0.65, 256: 1.22}
-"""µs of a multiprocessor for 128 rows of the weight and 128 of K, by rows of x in a tile; with these, measured on an
-NVIDIA H200 on 2026-11-22 at 8192 x 8192."""
-TURNS_STAGE_US = {32: 0.35, 64: 0.46, 128: 0.39}
-"""… with two warpgroups that have the same rows: of the weight 128, or 64 in the widest tiles."""
-FIX_UP_US = {32: 3.5, 64: 4.5, 128: 8.3, 256: 12.0}
-"""µs to add the partial sums of stream-K."""
-EXCHANGE_US = {32: 0.5, 64: 1.3, 128: 1.7, 256: 2.0}
-"""µs to add those of two CTAs of a cluster, of 128 rows of the weight."""
-HELP_US = 1.3
-"""µs to add those of a helper, and …"""
-WRITE_US = 2.0
-"""… to write them."""
+__all__ = ["PackedPlan", "PackedProblem", "ScratchSize", "candidates", "check_plan", "choose", "predict"]
+
 SHARED: tuple[dict[str, int], ...] = (
+    {"tile_n": 8, "ctas_per_sm": 2},
+    {"tile_n": 16, "ctas_per_sm": 2},
     {"tile_n": 32, "ctas_per_sm": 2},
     {"tile_n": 64},
     {"tile_n": 128, "stage_tiles": 1},
@@ -47,229 +44,119 @@ SHARED: tuple[dict[str, int], ...] = (
 """Tilings where a cluster shares tiles along K: short stages where the ring would have few."""
 SPLIT_K = 2
 """CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
+MMA_SYNC_TILE_N = (16, 32, 64, 128)
+WIDE = 128
+"""Rows of x in a tile from which on many tiles along them are worth trying."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackedProblem:
-    """out (m, n) = x (m, k) · weight (n, k)ᵀ, or two such products, joined by ``gate``. quantized: x is NVFP4. vector:
-    rows of the output start at multiples of 16 bytes. factors: device scalars that multiply alpha, of each product.
-    bias: its dtype, or ""."""
-
-    m: int
-    n: int
-    k: int
-    dtype: str = "bfloat16"
-    out: str = "bfloat16"
-    quantized: bool = False
-    vector: bool = True
-    factors: int = 0
-    bias: str = ""
-    gate: str = ""
-
-    @property
-    def rows(self) -> int:
-        """Of the packed weight."""
-        return packed_rows(self.n, bool(self.gate))
-
-
-class ScratchSize(NamedTuple):
-    """fp32 numbers of partial sums, and flags, of a launch."""
-
-    floats: int
-    flags: int
-
-
-@dataclass(frozen=True)
-class PackedPlan:
-    """A kernel and the clusters of CTAs it is launched with. helped: k-tiles of each tile for helpers, which are the
-    clusters more than tiles."""
-
-    config: StreamConfig | WgmmaConfig
-    workers: int
-    helped: int = 0
-
-    @property
-    def streams(self) -> bool:
-        return isinstance(self.config, StreamConfig)
-
-    def scratch(self, n: int) -> ScratchSize:
-        """Of a launch for a weight of ``n`` rows: none where no unit or tile is cut."""
-        c = self.config
-        if isinstance(c, StreamConfig):
-            cut = -(-n // c.out_rows) % self.workers > 0
-            return ScratchSize(2 * self.workers * c.columns * c.rows, 2 * self.workers) if cut else ScratchSize(0, 0)
-        if c.scheduler == "static":
-            return ScratchSize(0, 0)
-        groups = self.workers * c.cluster_rows * c.warpgroups
-        return ScratchSize(groups * MMA_ROWS * c.tile_n, groups * c.split_k)
-
-
-@remembered
 def choose(problem: PackedProblem, arch: Architecture, sm_count: int, given: PackedPlan | None = None) -> PackedPlan:
-    """The plan for ``problem`` on ``sm_count`` multiprocessors, or the caller's with what the problem decides.
+    """The plan for ``problem`` on ``sm_count`` multiprocessors: the user's table's (``gemm_table``), or the model's
+    fastest candidate; or the caller's with what the problem decides.
 
     Raises:
         OperandError: no kernel can run it.
+        TableError: the user's table cannot be read.
     """
+    return _choose(problem, arch, sm_count, given, gemm_table.stamp())
+
+
+@remembered
+def _choose(
+    problem: PackedProblem, arch: Architecture, sm_count: int, given: PackedPlan | None, stamp: object
+) -> PackedPlan:
+    # ``stamp`` names the state of the table's file, so that a changed table is read again
     if given is None:
-        plan = _chosen(problem, arch, sm_count)
+        plan = gemm_table.lookup(problem, arch, sm_count) or _fastest(problem, arch, sm_count)
     else:
         check_plan(given)
-        plan = replace(given, config=replace(given.config, arch=arch, **_decided(problem, given.streams)))
-    reason = _refused(problem, plan) or (can_stream if plan.streams else can_wgmma)(plan.config)
+        plan = replace(given, config=replace(given.config, arch=arch, **decided(problem, given.streams)))
+    reason = refused(problem, plan) or can_implement(plan)
     if reason:
         raise OperandError(reason)
     return plan
 
 
-def check_plan(given: PackedPlan | None) -> None:
-    """Raises OperandTypeError for what is neither None nor a plan."""
-    if given is not None and not isinstance(given, PackedPlan):
-        raise OperandTypeError.of("config", got=type(given).__name__, expected="a PackedPlan of planning.packed")
+def _fastest(problem: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
+    """The model's first candidate."""
+    found = _sensible(problem, arch, sm_count)
+    if not found:
+        raise OperandError(can_wgmma(WgmmaConfig(arch=arch, **decided(problem, streams=False))))
+    return min(found, key=lambda plan: predict(plan, problem, sm_count))
 
 
-def _refused(p: PackedProblem, plan: PackedPlan) -> str:
-    """Why a caller's plan cannot run the problem, or an empty string."""
-    if plan.workers < 1:
-        return explain("workers", got=plan.workers, expected="at least 1")
-    c = plan.config
-    if not plan.streams and c.scheduler == "helped":
-        tiles, steps = _tiles(p, c), _steps(p)
-        if plan.workers <= tiles:
-            return explain(
-                "workers of a plan with helpers", got=plan.workers, expected=f"more than {tiles}: a tile each"
-            )
-        if not 1 <= plan.helped <= steps - c.split_k:
-            return explain("helped", got=plan.helped, expected=f"1 to {steps - c.split_k}: steps of {c.tile_k} along K")
-    elif not plan.streams and c.split_k > 1:
-        tiles, steps = _tiles(p, c), -(-p.k // c.tile_k)
-        if plan.workers != tiles:
-            return explain("workers of a plan with split_k", got=plan.workers, expected=f"{tiles}: a tile each")
-        if -(-p.k // (STAGE_TILES * TILE_K)) % c.k_groups:
-            return explain("K of a plan with k_groups", got=p.k, expected=f"a multiple of {c.tile_k}")
-        if steps < c.split_k:
-            return explain("split_k", got=c.split_k, expected=f"at most {steps}: steps of {c.tile_k} along K")
-    if plan.streams and not _streams(p):
-        got = f"{p.m} rows of x, K {p.k}, {'a' if p.bias else 'no'} bias"
-        expected = f"at most {STREAM_ROWS} rows, no bias, K a multiple of {STAGE_TILES * TILE_K} if x is NVFP4"
-        return explain("streaming kernel", got=got, expected=expected)
-    return ""
+def candidates(problem: PackedProblem, arch: Architecture, sm_count: int) -> list[PackedPlan]:
+    """Every sensible plan, the model's fastest first. Left out are those that can only lose: tiles wider than the
+    problem, narrow ones for many rows of x, WGMMA for what can be streamed."""
+    return sorted(_sensible(problem, arch, sm_count), key=lambda plan: predict(plan, problem, sm_count))
 
 
-def _chosen(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
-    # sm_120a has the streaming kernel alone: what it cannot run is refused
-    if _streams(p) or arch.generation == "sm120":
-        return _streamed(p, arch, sm_count)
-    # a tile wider than need be: the next narrower covers all rows of x
-    widths = [tile_n for tile_n in STAGE_US if tile_n == min(STAGE_US) or tile_n // 2 < p.m]
-    plans = [_wgmma(p, arch, sm_count, tile_n, scheduler) for tile_n in widths for scheduler in ("static", "stream_k")]
-    plans += [plan for tiling in SHARED if tiling["tile_n"] in widths for plan in _shared(p, arch, tiling)]
-    if 128 in widths:
-        plans += [_wgmma(p, arch, sm_count, 128, "static", warpgroups=3), *_helped(p, arch, sm_count)]
-    return min(plans, key=lambda plan: predict(plan, p, sm_count))
+def _sensible(p: PackedProblem, arch: Architecture, sm_count: int) -> list[PackedPlan]:
+    others = _by_mma_sync if arch.generation == "sm120" else _multiplying
+    found = (_streaming if can_take(p) else others)(p, arch, sm_count)
+    return [plan for plan in dict.fromkeys(found) if not (refused(p, plan) or can_implement(plan))]
 
 
-def _tiles(p: PackedProblem, c: WgmmaConfig) -> int:
-    return -(-p.rows // c.tile_m) * -(-p.m // c.tile_n)
-
-
-def predict(plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
-    """Modelled µs of a WGMMA plan on an H200, launch included; within about 15 % of what was measured there."""
-    c = plan.config
-    tiles, steps = _tiles(p, c), _steps(p)
-    stage = TURNS_STAGE_US[c.tile_n] if c.k_groups > 1 else STAGE_US[c.tile_n] * c.row_groups / 2
-    if c.scheduler == "stream_k":
-        work = tiles * steps
-        return START_US + work / min(sm_count, work) * stage + FIX_UP_US[c.tile_n]
-    exchange = EXCHANGE_US[c.tile_n] * c.row_groups / 2 if c.split_k > 1 else 0.0
-    if c.scheduler == "helped":
-        each = -(-tiles // ((plan.workers - tiles) * c.split_k))
-        own = -(-(steps - plan.helped) // c.split_k) * stage
-        return START_US + max(own, each * (plan.helped * stage + WRITE_US)) + exchange + HELP_US
-    rounds = -(-tiles * c.split_k // sm_count)
-    return START_US + rounds * -(-steps // c.split_k) * stage + exchange
-
-
-def _steps(p: PackedProblem) -> int:
-    """Of a work tile along K."""
-    return -(-p.k // (STAGE_TILES * TILE_K))
-
-
-def _wgmma(
-    p: PackedProblem, arch: Architecture, sm_count: int, tile_n: int, scheduler: str, warpgroups: int = 2
-) -> PackedPlan:
-    """The plan with this tile and scheduler."""
-    ctas_per_sm = 2 if tile_n <= 64 else 1
-    config = WgmmaConfig(
-        arch=arch,
-        tile_n=tile_n,
-        warpgroups=warpgroups,
-        ctas_per_sm=ctas_per_sm,
-        stage_tiles=STAGE_TILES if warpgroups == 2 else 1,
-        scheduler=scheduler,
-        **_decided(p, streams=False),
-    )
-    slots, tiles = sm_count * ctas_per_sm, _tiles(p, config)
-    if scheduler == "stream_k":
-        return PackedPlan(config, min(slots, tiles * -(-p.k // config.tile_k)))
-    even = -(-p.rows // config.tile_m) % 2 == 0
-    if warpgroups == 2 and even and (tile_n == 128 or (tile_n == 256 and tiles >= 2 * slots)):
-        # x from L2 once for two CTAs
-        return PackedPlan(replace(config, cluster_rows=2), min(tiles, slots) // 2)
-    return PackedPlan(config, min(tiles, slots))
-
-
-def _shared(p: PackedProblem, arch: Architecture, tiling: dict[str, int]) -> list[PackedPlan]:
-    """The plan whose clusters share tiles along K, if that is long enough."""
-    config = WgmmaConfig(arch=arch, split_k=SPLIT_K, scheduler="static", **tiling, **_decided(p, streams=False))
-    if _steps(p) < SPLIT_K * config.k_groups or _steps(p) % config.k_groups:
-        return []
-    return [PackedPlan(config, _tiles(p, config))]
-
-
-def _helped(p: PackedProblem, arch: Architecture, sm_count: int) -> list[PackedPlan]:
-    """Such a plan with helpers on the multiprocessors that are left."""
-    plans = []
-    for plan in _shared(p, arch, {"tile_n": 128, "stage_tiles": 1}):
-        clusters = sm_count // SPLIT_K - plan.workers
-        if clusters > 0:
-            # a helper is to be done when the others are
-            each = -(-plan.workers // (clusters * SPLIT_K))
-            helped = int((_steps(p) / SPLIT_K - each * WRITE_US / STAGE_US[128]) / (each + 1 / SPLIT_K))
-            config = replace(plan.config, scheduler="helped")
-            plans += [PackedPlan(config, plan.workers + clusters, helped)] if helped > 0 else []
-    return plans
-
-
-def _streams(p: PackedProblem) -> bool:
-    """Whether the streaming kernel takes the problem: NVFP4 x must have scales for every tile of the weight."""
-    return p.m <= STREAM_ROWS and not p.bias and not (p.quantized and p.k % (STAGE_TILES * TILE_K))
-
-
-def _streamed(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
-    """The tallest units of which every CTA has whole ones while few multiprocessors idle: sums that meet in global
-    memory take longer, for memory is the limit. Units are cut where there are none such."""
-    k_tiles = tiles(p.rows, p.k)[1]
-    long_stage = 4 if k_tiles % 4 == 0 else STAGE_TILES
-    # eight warps along K need eight stages, and as many sums, in shared memory
-    warps_k = 8 if arch.generation == "sm90" else 4
-    half = {"slabs": 4, "warps_m": 8 // warps_k, "warps_k": warps_k, "stage_tiles": STAGE_TILES, "stages": 16}
-    quarter = {"slabs": 2, "warps_m": 2, "warps_k": 4, "stage_tiles": long_stage, "stages": 64 // long_stage}
-    for tiling in (half, quarter):
-        config = StreamConfig(arch=arch, **tiling, **_decided(p, streams=True))
-        units = -(-p.rows // config.rows)
+def _streaming(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
+    """Units of a row tile, half and quarter of one: whole ones for each CTA, or cut where they do not divide."""
+    long_stage = 4 if tiles(p.rows, p.k)[1] % 4 == 0 else STAGE_TILES
+    tilings = [
+        {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": STAGE_TILES, "stages": 16},
+        {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": STAGE_TILES, "stages": 16},
+        {"slabs": 4, "warps_m": 2, "warps_k": 4, "stage_tiles": STAGE_TILES, "stages": 16},
+        {"slabs": 2, "warps_m": 2, "warps_k": 4, "stage_tiles": long_stage, "stages": 64 // long_stage},
+        {"slabs": 2, "warps_m": 1, "warps_k": 8, "stage_tiles": STAGE_TILES, "stages": 16},
+    ]
+    for tiling in tilings:
+        config = StreamConfig(arch=arch, **tiling, **decided(p, streams=True))
+        units, steps = -(-p.rows // config.rows), tiles(p.rows, p.k)[1] // config.stage_tiles
         each = -(-units // sm_count)
-        if units >= each * sm_count * LEAST_BUSY:
-            return PackedPlan(config, -(-units // each))
-    config = StreamConfig(arch=arch, **half, **_decided(p, streams=True))
-    return PackedPlan(config, min(sm_count, -(-p.rows // config.rows) * (k_tiles // config.stage_tiles)))
+        for workers in {-(-units // each), min(sm_count, units * steps)}:
+            yield PackedPlan(config, workers)
 
 
-def _decided(p: PackedProblem, streams: bool) -> dict[str, Any]:
-    """The fields of a configuration that the problem decides."""
-    found = {"dtype": p.dtype, "out": p.out, "factors": p.factors, "gate": p.gate}
-    if streams:
-        # rows that are aligned may still end within a vector: a single one, or those of a slice
-        vector = p.vector and p.n % 4 == 0
-        return found | {"columns": 8 if p.m <= 8 else 16, "quantized_x": p.quantized, "vector": vector}
-    return found | {"vector": p.vector and p.out != "float32", "bias": p.bias}
+def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
+    """WGMMA: tiles dealt whole, with x loaded for two CTAs at once or not, in equal shares, or shared along K."""
+    for tile_n in TILE_N:
+        # the next narrower covers all rows of x; many narrow tiles decode a weight as many times
+        if (tile_n > min(TILE_N) and tile_n // 2 >= p.m) or (tile_n < WIDE and 16 * tile_n < p.m):
+            continue
+        for ctas_per_sm in (1, 2) if tile_n <= 64 else (1,):
+            tiling = {"tile_n": tile_n, "ctas_per_sm": ctas_per_sm}
+            config = WgmmaConfig(arch=arch, scheduler="static", **tiling, **decided(p, streams=False))
+            slots, count = sm_count * ctas_per_sm, tile_count(p, config)
+            if ctas_per_sm == 1:
+                equal = replace(config, scheduler="stream_k")
+                yield PackedPlan(equal, min(slots, count * -(-p.k // config.tile_k)))
+            yield PackedPlan(config, min(slots, count))
+            if -(-p.rows // config.tile_m) % 2 == 0 and tile_n >= 64:
+                # x from L2 once for two CTAs
+                yield PackedPlan(replace(config, cluster_rows=2), min(slots, count) // 2)
+        if tile_n == WIDE:
+            config = WgmmaConfig(
+                arch=arch, warpgroups=3, stage_tiles=1, scheduler="static", **decided(p, streams=False)
+            )
+            yield PackedPlan(config, min(sm_count, tile_count(p, config)))
+        for tiling in SHARED:
+            if tiling["tile_n"] == tile_n:
+                yield _shared(p, arch, tiling)
+    # a cluster for each tile, and helpers on the multiprocessors that are left
+    plan = _shared(p, arch, {"tile_n": WIDE, "stage_tiles": 1})
+    if p.m > WIDE // 2 and plan.workers < sm_count // SPLIT_K:
+        yield PackedPlan(replace(plan.config, scheduler="helped"), sm_count // SPLIT_K)
+
+
+def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
+    """Tiles dealt whole or in equal shares; the widest have short stages, of which four fit."""
+    for tile_n in MMA_SYNC_TILE_N:
+        if tile_n == min(MMA_SYNC_TILE_N) or tile_n // 2 < p.m:
+            tiling = {"tile_n": tile_n, "stage_tiles": 1 if tile_n == WIDE else STAGE_TILES}
+            config = WgmmaConfig(arch=arch, **tiling, **decided(p, streams=False))
+            count, steps = tile_count(p, config), -(-p.k // config.tile_k)
+            yield PackedPlan(config, min(sm_count, count * steps))
+            yield PackedPlan(replace(config, scheduler="static"), min(sm_count, count))
+
+
+def _shared(p: PackedProblem, arch: Architecture, tiling: dict[str, int]) -> PackedPlan:
+    """The plan whose clusters share tiles along K."""
+    config = WgmmaConfig(arch=arch, split_k=SPLIT_K, scheduler="static", **tiling, **decided(p, streams=False))
+    return PackedPlan(config, tile_count(p, config))
