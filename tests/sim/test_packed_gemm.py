@@ -145,11 +145,12 @@ def test_exact(case: Case) -> None:
 
 
 SHARED = Case(12, 130, 384, workers=2, tiling={"tile_n": 16, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16)
+TAKEN = Case(20, 128, 1536, workers=1, tiling={**TURNS, "tile_n": 32, "stages": 3}, out=torch.bfloat16)
 HELPED = Case(12, 130, 512, workers=3, tiling={"tile_n": 16, "split_k": 2, "scheduler": "helped"})
 
 
 @pytest.mark.sim_only("runs schedules")
-@pytest.mark.parametrize("case", [CUT, SHARED, HELPED], ids=str)
+@pytest.mark.parametrize("case", [CUT, SHARED, TAKEN, HELPED], ids=str)
 @pytest.mark.parametrize("schedule", adversarial(3), ids=str)
 def test_any_schedule_gives_the_same_bits(schedule, case: Case) -> None:
     problem = Problem(case)
@@ -334,10 +335,10 @@ HELPED_MUTANTS = (
 
 
 @pytest.mark.sim_only("changes PTX")
-def test_an_output_turned_before_all_have_multiplied_is_noticed() -> None:
-    problem = Problem(Case(20, 128, 1536, workers=1, tiling={**TURNS, "tile_n": 32, "stages": 3}, out=torch.bfloat16))
-    change = at("bar.sync", drop(), LAST)
-    assert outcome(change, lambda: problem.right(problem.run()), "sm_90a") == "Race"
+@pytest.mark.parametrize("which", [slice(-2, -1), LAST], ids=["stages still read", "sums not there"])
+def test_warpgroups_that_do_not_meet_are_noticed(which: slice) -> None:
+    problem = Problem(TAKEN)
+    assert outcome(at("bar.sync", drop(), which), lambda: problem.right(problem.run()), "sm_90a") == "Race"
 
 
 @pytest.mark.sim_only("changes PTX")

@@ -149,8 +149,13 @@ class WgmmaConfig:
 
     @property
     def received_bytes(self) -> int:
-        """Shared memory for the sums of the others that share a tile along K."""
-        return (self.k_parts - 1) * self.warpgroups * MMA_ROWS * self.part_columns * 4
+        """Shared memory for the sums of the other CTAs that share a tile along K."""
+        return (self.split_k - 1) * self.warpgroups * MMA_ROWS * self.part_columns * 4
+
+    @property
+    def joined_bytes(self) -> int:
+        """Memory of the first stages for the sums of the other warpgroups that have the same rows."""
+        return (self.k_groups - 1) * self.warpgroups * MMA_ROWS * self.split_k * self.part_columns * 4
 
     @property
     def part_columns(self) -> int:

@@ -29,8 +29,6 @@ from .exchange import ClusterSums
 WARP = 32
 FLOATS = 4
 VECTOR_BYTES = 16
-ALL_BARRIER = 6
-"""Named barrier of the warpgroups."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +87,8 @@ class Epilogue:
     def share_tile(self, acc: cute.Tensor, tile: WorkTile):
         """Stores this warpgroup's part of a tile that a cluster shares along K, a piece as its sums come."""
         cfg = self.config
+        self.sums.join(acc)
         self.sums.send(acc)
-        if cutlass.const_expr(cfg.k_groups > 1):
-            # stages that nobody reads any more
-            cute.arch.barrier(barrier_id=ALL_BARRIER, number_of_threads=WARPGROUP * cfg.warpgroups)
         for part in cutlass.range_constexpr(cfg.k_parts):
             if self.sums.part == part:
                 self.add_help(acc, tile, part)

@@ -201,13 +201,13 @@ class WgmmaGemm:
         layout = x_layout(cfg)
         sX = smem.allocate_tensor(TYPES[cfg.dtype], layout.outer, byte_alignment=1024, swizzle=layout.inner)
         weights = smem.allocate_array(cutlass.Uint8, cfg.ring_stages * cfg.weight_bytes, byte_alignment=128)
-        epilogue = sX.iterator
+        epilogue = sX.iterator.toint() + cfg.joined_bytes
         if cfg.k_groups == 1:
-            epilogue = smem.allocate_array(cutlass.Uint8, max(cfg.epilogue_bytes, 16), byte_alignment=128)
+            epilogue = smem.allocate_array(cutlass.Uint8, max(cfg.epilogue_bytes, 16), byte_alignment=128).toint()
         received = smem.allocate_array(cutlass.Uint8, max(cfg.received_bytes, 16), byte_alignment=128)
         barriers = smem.allocate_array(Int64, 2 * cfg.ring_stages + cfg.pieces).toint()
         empty, sums = barriers + 8 * cfg.ring_stages, barriers + 16 * cfg.ring_stages
-        return Memory(weights.toint(), sX, Pipeline(barriers, empty), epilogue.toint(), received.toint(), sums)
+        return Memory(weights.toint(), sX, Pipeline(barriers, empty), epilogue, received.toint(), sums)
 
     def scheduler(self, arguments: WgmmaArguments, x_rows: Int32) -> StaticScheduler:
         cfg = self.config
@@ -292,7 +292,8 @@ class WgmmaGemm:
         if cutlass.const_expr(cfg.k_groups > 1):
             first = group // cfg.row_groups
             part = part * cfg.k_groups + first
-        sums = ClusterSums(cfg, part, memory.sums_barrier, memory.received, group, own)
+        joined = memory.sX.iterator.toint()
+        sums = ClusterSums(cfg, part, memory.sums_barrier, memory.received, joined, group, own)
         alphas = product_alphas(arguments)
         epilogue = Epilogue(cfg, arguments, x_rows, alphas, memory.epilogue, scheduler, group, own, sums)
         if cutlass.const_expr(cfg.split_k > 1):
