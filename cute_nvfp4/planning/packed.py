@@ -29,12 +29,12 @@ from .packed_problem import (
 
 __all__ = ["PackedPlan", "PackedProblem", "ScratchSize", "candidates", "check_plan", "choose", "predict"]
 
-<<<<<<< HEAD
 SHARED: tuple[dict[str, int], ...] = (
     {"tile_n": 8, "ctas_per_sm": 2},
     {"tile_n": 16, "ctas_per_sm": 2},
     {"tile_n": 32, "ctas_per_sm": 2},
     {"tile_n": 64},
+    {"tile_n": 96, "stage_tiles": 1},
     {"tile_n": 128, "stage_tiles": 1},
     {"tile_n": 256, "stage_tiles": 1},
     {"tile_n": 128, "stage_tiles": 1, "warpgroups": 3},
@@ -43,10 +43,6 @@ SHARED: tuple[dict[str, int], ...] = (
     {"tile_n": 128, "stage_tiles": 1, "k_groups": 2},
 )
 """Tilings where a cluster shares tiles along K: short stages where the ring would have few."""
-=======
-SHARED_TILE_N = (8, 16, 32, 64, 96, 128)
-"""Rows of x in tiles shared along K: whole epilogue tiles for both CTAs."""
->>>>>>> main
 SPLIT_K = 2
 """CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
 MMA_SYNC_TILE_N = (16, 32, 64, 128)
@@ -135,7 +131,6 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
             if -(-p.rows // config.tile_m) % 2 == 0 and tile_n >= 64:
                 # x from L2 once for two CTAs
                 yield PackedPlan(replace(config, cluster_rows=2), min(slots, count) // 2)
-<<<<<<< HEAD
         if tile_n == WIDE:
             config = WgmmaConfig(
                 arch=arch, warpgroups=3, stage_tiles=1, scheduler="static", **decided(p, streams=False)
@@ -148,10 +143,6 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
     plan = _shared(p, arch, {"tile_n": WIDE, "stage_tiles": 1})
     if p.m > WIDE // 2 and plan.workers < sm_count // SPLIT_K:
         yield PackedPlan(replace(plan.config, scheduler="helped"), sm_count // SPLIT_K)
-=======
-        if p.k > STAGE_TILES * TILE_K and tile_n in SHARED_TILE_N:
-            yield _shared(p, arch, tile_n)
->>>>>>> main
 
 
 def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
@@ -167,18 +158,5 @@ def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
 
 def _shared(p: PackedProblem, arch: Architecture, tiling: dict[str, int]) -> PackedPlan:
     """The plan whose clusters share tiles along K."""
-<<<<<<< HEAD
     config = WgmmaConfig(arch=arch, split_k=SPLIT_K, scheduler="static", **tiling, **decided(p, streams=False))
-=======
-    config = WgmmaConfig(
-        arch=arch,
-        tile_n=tile_n,
-        ctas_per_sm=2 if tile_n <= 32 else 1,
-        split_k=SPLIT_K,
-        # short stages where the ring would have few
-        stage_tiles=1 if tile_n >= 96 else STAGE_TILES,
-        scheduler="static",
-        **decided(p, streams=False),
-    )
->>>>>>> main
     return PackedPlan(config, tile_count(p, config))

@@ -133,11 +133,7 @@ WGMMA = (
 CUT = Case(24, 300, 384, workers=5, tiling={"tile_n": 16, "cluster_rows": 2}, out=torch.bfloat16)
 
 
-<<<<<<< HEAD
-DEFAULT = (*STREAMED, *(WGMMA[i] for i in (0, 2, 3, 4, *range(8, 15), 17, 18, *range(20, 24))))
-=======
-DEFAULT = (*STREAMED, *(WGMMA[i] for i in (0, 2, 3, 4, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18)))
->>>>>>> main
+DEFAULT = (*STREAMED, *(WGMMA[i] for i in (0, 2, 3, 4, *range(8, 15), 17, 18, *range(20, 26))))
 """Every value of every axis of a tiling; the others are slow."""
 
 

@@ -201,18 +201,14 @@ def can_implement(c: WgmmaConfig) -> str:
         return explain("cluster_rows", got=c.cluster_rows, expected=f"1, 2 or 4, at most {c.tile_n // 8}: tile_n / 8")
     if c.split_k not in (1, 2, 4) or c.tile_n % (8 * c.k_parts):
         return explain("split_k", got=c.split_k, expected=f"1, 2 or 4, at most {c.tile_n // 8}: tile_n / 8")
-<<<<<<< HEAD
     if c.k_groups > 1 and (c.k_groups != 2 or c.split_k == 1 or c.tile_n > {2: 128, 4: 64}.get(c.warpgroups, 0)):
         got = f"{c.k_groups} with {c.warpgroups} warpgroups, split_k {c.split_k} and tiles of {c.tile_n} columns"
         expected = "1, or 2 with split_k and 4 warpgroups, at most 64 columns, or 2 and at most 128"
         return explain("k_groups", got=got, expected=expected)
-    if c.split_k > 1 and (c.cluster_rows > 1 or c.scheduler == "stream_k"):
-=======
     if c.split_k > 1 and c.part_columns % c.piece_columns:
         expected = f"a divisor of {c.tile_n} into multiples of {c.epilogue_columns}"
         return explain("split_k", got=c.split_k, expected=expected)
-    if c.split_k > 1 and (c.cluster_rows > 1 or c.scheduler != "static"):
->>>>>>> main
+    if c.split_k > 1 and (c.cluster_rows > 1 or c.scheduler == "stream_k"):
         got = f"{c.split_k} with cluster_rows {c.cluster_rows} and scheduler {c.scheduler}"
         return explain("split_k", got=got, expected="cluster_rows 1 and scheduler static or helped")
     if c.scheduler == "helped" and (c.cluster_rows > 1 or c.k_groups > 1 or c.ctas_per_sm > 1):
