@@ -216,9 +216,9 @@ def can_implement(c: WgmmaConfig) -> str:
         return explain("tiling with helpers", got=got, expected="1 of each")
     if c.stage_tiles not in (1, STAGE_TILES):
         return explain("stage_tiles", got=c.stage_tiles, expected=f"1 or {STAGE_TILES}")
-    if c.tile_n == 256 and c.warpgroups > 2:
+    if c.tile_n > 128 and c.warpgroups > 2:
         expected = "2: more have too few registers"
-        return explain("warpgroups of tiles of 256 columns", got=c.warpgroups, expected=expected)
+        return explain(f"warpgroups of tiles of {c.tile_n} columns", got=c.warpgroups, expected=expected)
     if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > 64)):
         got = f"{c.ctas_per_sm} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"
         return explain("ctas_per_sm", got=got, expected="1, or 2 with 2 warpgroups and at most 64 columns")
