@@ -290,6 +290,7 @@ class Epilogue:
                     pass
                 # lowered without a fence, as that of stream-K
                 store_global(flag, [Uint32(0)])
+            cute.arch.sync_warp()
             self.barrier()
             quads = self.config.part_columns // 8
             self.add_slot(acc, self.help_slot(tile), part * quads, quads)

@@ -80,6 +80,7 @@ class ClusterSums:
                     self.add(acc, part * cfg.part_columns, self.stages + self._quads(part // cfg.k_groups, self.group))
 
     def together(self) -> None:
+        cute.arch.sync_warp()
         cute.arch.barrier(barrier_id=ALL_BARRIER, number_of_threads=WARPGROUP * self.config.warpgroups)
 
     def put(self, acc: cute.Tensor, part: int, place: Int32) -> None:
