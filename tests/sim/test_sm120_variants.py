@@ -16,6 +16,7 @@ from grouped_problems import random_grouped
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.formats import as_bytes
+from cute_nvfp4.kernels.gemm.config import SM120_TILE_N
 from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.sim import adversarial
 
@@ -26,6 +27,8 @@ GATED = {
     "two": Gated(replace(BASE, batch=2)),
     "sliced": Gated(replace(BASE, out="sliced"), "gelu_tanh"),
     "swap": Gated(replace(BASE, swap=True, batch=2, out="columns"), "relu"),
+    "narrow": Gated(replace(BASE, m=16, n=200, tile_n=16, swap=True, batch=2, out="columns")),
+    "narrow rows": Gated(replace(BASE, n=40, tile_n=32), "gelu_tanh"),
     "halves": Gated(WHOLE, form="halves"),
     "interleaved": Gated(WHOLE, "gelu_erf", form="interleaved"),
     "interleaved swap": Gated(replace(WHOLE, swap=True), form="interleaved"),
@@ -60,7 +63,7 @@ def test_quantized(m: int, n: int) -> None:
 def grouped(seed: int) -> grouped_problems.Grouped:
     """A list, a long list, or rows of groups dealt by offsets, in turn."""
     drawn = random_grouped(np.random.default_rng([5, seed]), max_groups=(8, 20, 12)[seed % 3], contiguous=seed % 3 == 2)
-    return replace(drawn, pair=False, cluster=(1, 1), split_k=1, tile_n=(64, 128)[seed % 2])
+    return replace(drawn, pair=False, cluster=(1, 1), split_k=1, tile_n=SM120_TILE_N[seed % 4])
 
 
 @pytest.mark.parametrize("seed", range(12))
