@@ -27,6 +27,13 @@ def make_accumulators(config: GemmConfig, tile: WarpTile) -> cute.Tensor:
     return cute.make_rmem_tensor(layout, Float32)
 
 
+def clear(acc: cute.Tensor) -> None:
+    """Zeros, one by one: of a vector of zeros LLVM makes pairs that it carries through the loop, and ptxas moves them
+    to the fours of an MMA and back."""
+    for i in range(cute.size(acc)):
+        acc[i] = Float32(0.0)
+
+
 class LaneOffsets(NamedTuple):
     """Bytes from a stage to what this lane reads of its first k-block: of each A, each B, and the scales of each."""
 
@@ -54,15 +61,16 @@ class Multiplier:
         return sfa, [[load_shared(stage + x + step, 4)[0] for step in steps] for x in self.offsets.sfb]
 
     def fragments(self, stage: Int32, k: int) -> tuple[list, list]:
-        """Of each A [m_tile], four words; of each B [half][pair], two words, for k-block ``k``."""
+        """Of each A [m_tile], four words; of each B [half][pair], two words, for k-block ``k``. Stages start where the
+        swizzle repeats, so that what it changes in an offset leaves them alone."""
         tile, a, b = self.tile, [], []
         for offset in self.offsets.a:
-            first = (stage + offset) ^ tile.k_bits(k)
+            first = stage + (offset ^ tile.k_bits(k))
             a.append([load_matrices(first + i * tile.a_step) for i in range(tile.m_tiles)])
         for offset in self.offsets.b:
             halves = [[] for _ in range(tile.halves)]
             for two in range(tile.pairs // 2):
-                first = (stage + offset) ^ (tile.k_bits(k) ^ tile.pair_bits(two))
+                first = stage + (offset ^ (tile.k_bits(k) ^ tile.pair_bits(two)))
                 for half in range(tile.halves):
                     words = load_matrices(first + half * tile.b_step)
                     halves[half] += [words[:2], words[2:]]
@@ -125,7 +133,7 @@ def multiply(
     phase: Int32,
 ):
     """Sums the k-tiles of a work tile in ``acc``; returns the next stage and its phase."""
-    acc.fill(0.0)
+    clear(acc)
     multiplier = Multiplier(config, tile, ring, base, lane_offsets(config, tile, work.n))
     for _ in cutlass.range(work.k_count, unroll=1):
         mbarrier.wait(ring.full(index), phase)
