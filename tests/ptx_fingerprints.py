@@ -229,12 +229,15 @@ def _packed() -> Iterator[tuple[str, Callable]]:
         "m1": {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "stages": 16, "factors": 1},
         "m16 nvfp4": {"columns": 16, "dtype": "float16", "out": "float16", "quantized_x": True},
         "gated": {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "stages": 16, "factors": 1, "gate": "silu"},
+        "mxfp8": {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "packing": "mxfp8"},
     }
     wgmmas = {
         "n32": {"tile_n": 32, "ctas_per_sm": 2, "factors": 1},
         "n128": {"tile_n": 128, "bias": "bfloat16"},
         "n256 cluster": {"tile_n": 256, "cluster_rows": 2, "scheduler": "static", "dtype": "float16", "out": "float16"},
         "gated n64": {"tile_n": 64, "ctas_per_sm": 2, "factors": 1, "gate": "silu"},
+        "n128 mxfp8_e5m2": {"tile_n": 128, "packing": "mxfp8_e5m2"},
+        "n64 mxfp8 fp16": {"tile_n": 64, "packing": "mxfp8", "dtype": "float16", "out": "float16"},
         "gated n256": {"tile_n": 256, "scheduler": "static", "gate": "gelu_tanh", "vector": False, "out": "float32"},
     }
     for name, fields in streams.items():

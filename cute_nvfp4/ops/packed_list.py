@@ -128,9 +128,9 @@ def _plan(
 
     def check(pair: Pair) -> None:
         x, b = pair
-        if (b.dtype, b.device) != (first.dtype, first.device):
-            expected = f"{first.dtype} on {first.device}, as in the first group"
-            raise OperandError.of("prepared weight", got=f"{b.dtype} on {b.device}", expected=expected)
+        if (b.packing, b.dtype, b.device) != (first.packing, first.dtype, first.device):
+            got, expected = (f"{w.packing} for {w.dtype} on {w.device}" for w in (b, first))
+            raise OperandError.of("prepared weight", got=got, expected=f"{expected}, as in the first group")
         check_products(b, "")
         if x is None or (isinstance(x, torch.Tensor) and tuple(x.shape) == (0, b.k)):
             return
@@ -176,6 +176,7 @@ class _Launch:
             out=DTYPE_NAMES[outs[0].dtype],
             vector=all(row_alignment(out, 16) >= 16 for out in outs),
             factors=len(strides),
+            packing=pairs[0][1].packing,
         )
         plan = choose_groups(problem, target.arch, sm_count(target, device), config)
         # the dearest tiles first, so that all CTAs end together; factors of groups have their places

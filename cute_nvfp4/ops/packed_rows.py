@@ -136,6 +136,7 @@ class _Call:
             vector=row_alignment(out, 16) >= 16,
             factors=len(strides),
             gate=gate,
+            packing=b.packing,
         )
         plan = choose_groups(problem, target.arch, sm_count(target, b.device), config)
         rows, k_tiles = x.shape[0], b.packed.shape[-2]

@@ -28,7 +28,7 @@ TILE_US = 1.0
 class PackedGroups:
     """Products of groups: sizes (m, n, k) of each; of rows that offsets deal to ``stack`` groups, one of all rows.
     vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply alpha.
-    gate: as in ``WgmmaConfig``; n is of the output."""
+    gate, packing: as in ``WgmmaConfig``; n is of the output."""
 
     sizes: tuple[tuple[int, int, int], ...]
     stack: int = 0
@@ -37,6 +37,7 @@ class PackedGroups:
     vector: bool = True
     factors: int = 0
     gate: str = ""
+    packing: str = "nvfp4"
 
     @property
     def expected(self) -> tuple[tuple[int, int, int], ...]:
@@ -51,6 +52,7 @@ class PackedGroups:
             maps=maps,
             **table_size(maps, groups),
             dtype=self.dtype,
+            packing=self.packing,
             out=self.out,
             vector=self.vector and self.out != "float32",
             factors=self.factors,

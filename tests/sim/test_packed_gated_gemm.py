@@ -21,6 +21,7 @@ from cute_nvfp4 import (
     simulating,
 )
 from cute_nvfp4.errors import OperandError, OperandTypeError
+from cute_nvfp4.formats import MXFP8, MXFP8_E5M2, NVFP4, Format
 from cute_nvfp4.kernels.gemm.gates import gelu_tanh
 from cute_nvfp4.kernels.gemm.sm90 import stream, stream_sums
 from cute_nvfp4.kernels.gemm.sm90 import wgmma as wgmma_kernel
@@ -31,6 +32,7 @@ from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, choose
 from cute_nvfp4.reference import GATES
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
+from cute_nvfp4.weight_layout import Packing
 
 pytestmark = [pytest.mark.kernels("sm_90a")]
 STEEPEST = 1.13
@@ -52,6 +54,7 @@ class Case:
     out: torch.dtype = torch.float32
     plan: PackedPlan | None = None
     quantized: bool = False
+    format: Format = NVFP4
     name: str = field(default="", compare=False)
 
     def __str__(self) -> str:
@@ -65,7 +68,7 @@ class Problem:
     def __init__(self, case: Case) -> None:
         generator = torch.Generator().manual_seed(case.m + case.n)
         self.case = case
-        self.weights = operand((case.n, case.k), generator, 0.5), operand((case.n, case.k), generator, -0.125)
+        self.weights = tuple(operand((case.n, case.k), generator, x, case.format) for x in (0.5, -0.125))
         self.prepared = prepare_weight(*self.weights, dtype=case.dtype)
         if case.quantized:
             self.x = operand((case.m, case.k), generator, 0.25)
@@ -115,6 +118,9 @@ CASES = (
     Case(20, 72, 160, "identity", HALF, quantized=True),
     # a tile of many CTAs; eight rows of x; clusters; four warpgroups; the widest tile; two CTAs an SM
     Case(5, 100, 640, plan=wgmma(5, tile_n=8), out=BF16, name="n8"),
+    # eight bits an element
+    Case(9, 70, 288, out=BF16, format=MXFP8, name="mxfp8"),
+    Case(20, 72, 160, "identity", format=MXFP8_E5M2, name="mxfp8_e5m2"),
     Case(70, 72, 384, "gelu_tanh", HALF, HALF, wgmma(2, tile_n=64, scheduler="static"), name="n64 static"),
     Case(40, 552, 256, out=BF16, plan=wgmma(2, tile_n=32, cluster_rows=2), name="cluster"),
     Case(70, 150, 256, plan=wgmma(3, tile_n=64, warpgroups=4), name="four warpgroups"),
@@ -274,8 +280,8 @@ def test_plans_are_those_of_twice_the_rows(m: int) -> None:
     )
 
 
-def _of_gate(arguments: Any) -> tuple:
-    return product_alphas(arguments)[:1] * 2
+def _of_gate(arguments: Any, packing: Packing) -> tuple:
+    return product_alphas(arguments, packing)[:1] * 2
 
 
 MUTANTS = (

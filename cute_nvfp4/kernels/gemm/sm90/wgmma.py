@@ -1,4 +1,4 @@
-"""out = alpha · x · weightᵀ on WGMMA, weights packed NVFP4 and decoded into the registers of operand A; or two such
+"""out = alpha · x · weightᵀ on WGMMA, weights packed and decoded into the registers of operand A; or two such
 products, joined by a gate.
 
 Persistent and warp-specialised: two warps load stages, weights as runs of bytes by bulk copies and x by TMA; two or
@@ -19,7 +19,7 @@ from cutlass.memory import SmemAllocator
 
 from ....ptx import mbarrier
 from ....ptx.async_copy import copy_bulk
-from ....weight_layout import STEPS, TILE_BYTES, TILE_K, TILE_ROWS
+from ....weight_layout import STEPS, TILE_K, TILE_ROWS
 from ..arguments import OUT_DTYPES
 from ..operands import TmaCopy
 from ..tile_scheduler import CtaPlace, CursorRange, StaticScheduler, WorkTile
@@ -227,9 +227,9 @@ class WgmmaGemm:
                 with cute.arch.elect_one():
                     mbarrier.expect_bytes(full, Int32(cfg.weight_bytes))
                     for i in cutlass.range_constexpr(cfg.tile_m // TILE_ROWS):
-                        target = memory.weights + at.stage * cfg.weight_bytes + i * (cfg.stage_tiles * TILE_BYTES)
-                        source = sources[i] + Int64(step) * (cfg.stage_tiles * TILE_BYTES)
-                        copy_bulk(target, source, Int32(cfg.stage_tiles * TILE_BYTES), full)
+                        target = memory.weights + at.stage * cfg.weight_bytes + i * cfg.tile_bytes
+                        source = sources[i] + Int64(step) * cfg.tile_bytes
+                        copy_bulk(target, source, Int32(cfg.tile_bytes), full)
                 at = advance(cfg, at)
             cursor = scheduler.after(cursor, tile)
 
@@ -244,7 +244,7 @@ class WgmmaGemm:
         # beyond the last: any bytes will do, its rows are not stored
         rows = [cutlass.min(tile.m * each + i, row_tiles - 1) for i in range(each)]
         first = weight.tiles.toint() + tile.batch * weight.batch_stride
-        return tuple(first + Int64(row) * weight.k_tiles * TILE_BYTES for row in rows)
+        return tuple(first + Int64(row) * weight.k_tiles * self.config.weights.tile_bytes for row in rows)
 
     @cute.jit
     def load_x(self, x: TmaCopy, memory: Memory, scheduler: StaticScheduler):
@@ -286,7 +286,7 @@ class WgmmaGemm:
         cfg, own = self.config, thread % WARPGROUP
         products = self.products(memory, cfg.tile_n, group, thread)
         sums = ClusterSums(cfg, scheduler.place.part, memory.sums_barrier, memory.received, group, own)
-        alphas = product_alphas(arguments)
+        alphas = product_alphas(arguments, cfg.weights)
         epilogue = Epilogue(cfg, arguments, x_rows, alphas, memory.epilogue, scheduler, group, own, sums)
         if cutlass.const_expr(cfg.split_k > 1):
             sums.announce()
@@ -354,16 +354,19 @@ class WgmmaGemm:
 
     def load_stage(self, memory: Memory, stage: Int32, products: Products) -> tuple[PackedLane, ...]:
         """A lane's codes and scales of the packed tiles of a stage."""
-        tiles = self.config.stage_tiles
-        first = memory.weights + stage * self.config.weight_bytes + products.row_tile * (tiles * TILE_BYTES)
-        return tuple(load_lane(first + i * TILE_BYTES, products.slab, products.thread % 32) for i in range(tiles))
+        cfg, packing, lane = self.config, self.config.weights, products.thread % 32
+        first = memory.weights + stage * cfg.weight_bytes + products.row_tile * cfg.tile_bytes
+        codes = first + products.slab * packing.slab_code_bytes
+        scales = first + (packing.code_bytes + products.slab * packing.slab_scale_bytes)
+        distances = [i * packing.tile_bytes for i in range(cfg.stage_tiles)]
+        return tuple(load_lane(codes + at, scales + at, lane, packing) for at in distances)
 
     def decode(self, fragment: cute.Tensor, packed: PackedLane) -> None:
         """Decodes one packed tile to its fragment, (MMA, MMA_M, STEP)."""
         words = cute.make_tensor(
             cute.recast_ptr(fragment.iterator, dtype=Uint32), cute.make_layout((4, STEPS))
         )  # (REGISTER, STEP)
-        decode_tile(words, packed, self.config.dtype)
+        decode_tile(words, packed, self.config.weights)
 
     @cute.jit
     def release(self, ring: Pipeline, stage: Int32, thread: Int32):
