@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import gc
 import json
 import platform
 import re
@@ -12,13 +11,15 @@ import sys
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
 
 import torch
 
 from cute_nvfp4.errors import TargetError
+from cute_nvfp4.harness.timing import Captured, capture
 from cute_nvfp4.runtime.backend import resolve
 from cute_nvfp4.target import Target
+
+__all__ = ["Captured", "capture", "driver_version", "gpu_target", "machine", "results_path", "take_turns", "write"]
 
 RESULTS = Path(__file__).resolve().parent / "results"
 
@@ -74,34 +75,6 @@ def results_path(benchmark: str) -> Path:
 def write(record: dict, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(record, indent=1) + "\n")
-
-
-class Captured(NamedTuple):
-    """A call in a CUDA graph, and what it returned: tensors that every replay writes. The call owns what they read."""
-
-    graph: torch.cuda.CUDAGraph
-    result: Any
-    call: Callable[[], Any]
-
-
-def capture(call: Callable[[], Any]) -> Captured:
-    """One ``call`` as a CUDA graph."""
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # compiles and allocates outside of the capture
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    gc.collect()  # the end of an older graph within a capture would spoil it
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph):
-            result = call()
-    finally:
-        gc.enable()
-    return Captured(graph, result, call)
 
 
 def take_turns(calls: Mapping[str, Captured], rounds: int, clear: Callable[[], None]) -> dict[str, list[float]]:

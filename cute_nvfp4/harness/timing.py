@@ -9,11 +9,13 @@ Every function here takes its clocks from names bound at import, before any subm
 
 from __future__ import annotations
 
+import gc
 import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
 
 import torch
 
@@ -85,6 +87,34 @@ class ColdL2:
 
     def __call__(self) -> None:
         self._read(self._buffer, dim=0, out=self._sum)
+
+
+class Captured(NamedTuple):
+    """A call in a CUDA graph, and what it returned: tensors that every replay writes. The call owns what they read."""
+
+    graph: torch.cuda.CUDAGraph
+    result: Any
+    call: Callable[[], Any]
+
+
+def capture(call: Callable[[], Any]) -> Captured:
+    """One ``call`` as a CUDA graph."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):  # compiles and allocates outside of the capture
+        for _ in range(2):
+            call()
+    torch.cuda.current_stream().wait_stream(stream)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    gc.collect()  # the end of an older graph within a capture would spoil it
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            result = call()
+    finally:
+        gc.enable()
+    return Captured(graph, result, call)
 
 
 def time_once(call: Callable[[], object], clear: Callable[[], None]) -> float:

@@ -1,0 +1,141 @@
+"""A GEMM of a packed weight as its kernel is chosen for it, a plan to run it, and which plans cannot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..errors import OperandTypeError, explain
+from ..kernels.gemm.sm90.config import MMA_ROWS, STAGE_TILES, WgmmaConfig
+from ..kernels.gemm.sm90.config import can_implement as can_wgmma
+from ..kernels.gemm.sm90.stream_config import StreamConfig
+from ..kernels.gemm.sm90.stream_config import can_implement as can_stream
+from ..weight_layout import TILE_K, packed_rows
+
+STREAM_ROWS = 16
+"""Rows of x up to which weights are streamed: more are faster on WGMMA."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackedProblem:
+    """out (m, n) = x (m, k) · weight (n, k)ᵀ, or two such products, joined by ``gate``. quantized: x is NVFP4. vector:
+    rows of the output start at multiples of 16 bytes. factors: device scalars that multiply alpha, of each product.
+    bias: its dtype, or "". packing: of the weight."""
+
+    m: int
+    n: int
+    k: int
+    dtype: str = "bfloat16"
+    out: str = "bfloat16"
+    quantized: bool = False
+    vector: bool = True
+    factors: int = 0
+    bias: str = ""
+    gate: str = ""
+    packing: str = "nvfp4"
+
+    @property
+    def rows(self) -> int:
+        """Of the packed weight."""
+        return packed_rows(self.n, bool(self.gate))
+
+
+TILING = {
+    StreamConfig: ("slabs", "warps_m", "warps_k", "stage_tiles", "stages", "ctas_per_sm"),
+    WgmmaConfig: (
+        *("tile_n", "warpgroups", "ctas_per_sm", "cluster_rows", "split_k"),
+        *("stage_tiles", "stages", "scheduler", "raster"),
+    ),
+}
+"""Fields of a configuration that a plan decides; the problem decides the others."""
+
+
+class ScratchSize(NamedTuple):
+    """fp32 numbers of partial sums, and flags, of a launch."""
+
+    floats: int
+    flags: int
+
+
+@dataclass(frozen=True)
+class PackedPlan:
+    """A kernel and the clusters of CTAs it is launched with."""
+
+    config: StreamConfig | WgmmaConfig
+    workers: int
+
+    @property
+    def streams(self) -> bool:
+        return isinstance(self.config, StreamConfig)
+
+    @property
+    def tiling(self) -> dict[str, int | str]:
+        """What the plan decides of its configuration."""
+        return {name: getattr(self.config, name) for name in TILING[type(self.config)]}
+
+    def __str__(self) -> str:
+        defaults = type(self.config)()
+        told = (f"{name} {value}" for name, value in self.tiling.items() if value != getattr(defaults, name))
+        mma = "wgmma" if self.config.arch.generation == "sm90" else "mma.sync"
+        kernel = "stream" if self.streams else f"{mma} tile_n {self.config.tile_n}"
+        return f"{kernel}, {', '.join(x for x in told if not x.startswith('tile_n'))} on {self.workers}"
+
+    def scratch(self, n: int) -> ScratchSize:
+        """Of a launch for a weight of ``n`` rows: none where no unit or tile is cut."""
+        c = self.config
+        if isinstance(c, StreamConfig):
+            cut = -(-n // c.out_rows) % self.workers > 0
+            return ScratchSize(2 * self.workers * c.columns * c.rows, 2 * self.workers) if cut else ScratchSize(0, 0)
+        if c.scheduler != "stream_k":
+            return ScratchSize(0, 0)
+        groups = self.workers * c.cluster_rows * c.warpgroups
+        return ScratchSize(groups * MMA_ROWS * c.tile_n, groups)
+
+
+def can_implement(plan: PackedPlan) -> str:
+    """Why there is no such kernel, or an empty string."""
+    return can_stream(plan.config) if isinstance(plan.config, StreamConfig) else can_wgmma(plan.config)
+
+
+def check_plan(given: PackedPlan | None) -> None:
+    """Raises OperandTypeError for what is neither None nor a plan."""
+    if given is not None and not isinstance(given, PackedPlan):
+        raise OperandTypeError.of("config", got=type(given).__name__, expected="a PackedPlan of planning.packed")
+
+
+def refused(p: PackedProblem, plan: PackedPlan) -> str:
+    """Why a caller's plan cannot run the problem, or an empty string."""
+    if plan.workers < 1:
+        return explain("workers", got=plan.workers, expected="at least 1")
+    c = plan.config
+    if not plan.streams and c.split_k > 1:
+        tiles, steps = tile_count(p, c), -(-p.k // c.tile_k)
+        if plan.workers != tiles:
+            return explain("workers of a plan with split_k", got=plan.workers, expected=f"{tiles}: a tile each")
+        if steps < c.split_k:
+            return explain("split_k", got=c.split_k, expected=f"at most {steps}: steps of {c.tile_k} along K")
+    if plan.streams and not can_take(p):
+        got = f"{p.m} rows of x, K {p.k}, {'a' if p.bias else 'no'} bias"
+        expected = f"at most {STREAM_ROWS} rows, no bias, K a multiple of {STAGE_TILES * TILE_K} if x is NVFP4"
+        return explain("streaming kernel", got=got, expected=expected)
+    return ""
+
+
+def tile_count(p: PackedProblem, c: WgmmaConfig) -> int:
+    """Output tiles."""
+    return -(-p.rows // c.tile_m) * -(-p.m // c.tile_n)
+
+
+def can_take(p: PackedProblem) -> bool:
+    """Whether the streaming kernel takes the problem: NVFP4 x must have scales for every tile of the weight."""
+    return p.m <= STREAM_ROWS and not p.bias and not (p.quantized and p.k % (STAGE_TILES * TILE_K))
+
+
+def decided(p: PackedProblem, streams: bool) -> dict[str, Any]:
+    """The fields of a configuration that the problem decides."""
+    found = {"dtype": p.dtype, "packing": p.packing, "out": p.out, "factors": p.factors, "gate": p.gate}
+    if streams:
+        # rows that are aligned may still end within a vector: a single one, or those of a slice
+        vector = p.vector and p.n % 4 == 0
+        return found | {"columns": 8 if p.m <= 8 else 16, "quantized_x": p.quantized, "vector": vector}
+    return found | {"vector": p.vector and p.out != "float32", "bias": p.bias}
