@@ -19,7 +19,6 @@ from .packed_gemm import packed_gemm
 from .prepare_weight import PackCall
 
 
-
 class PlainGemm:
     """A planned call: a launch packs all matrices of b, and each is multiplied by one launch, or by two where a has
     more rows than the streaming kernel takes, or is MX. An output contiguous along M is a copy of the product's.

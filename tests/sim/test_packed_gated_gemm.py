@@ -12,6 +12,7 @@ from mutants import Source, at, become, instead, outcome
 from packed_problems import operand, run
 
 from cute_nvfp4 import (
+    BlockScaledTensor,
     PreparedWeight,
     gated_gemm,
     gemm,
@@ -231,13 +232,41 @@ def test_prepared_call(case: Case) -> None:
         both()
 
 
+@pytest.mark.parametrize("m", [3, 20])
+def test_quantized_result(m: int) -> None:
+    """The bits of quantize of the result in float32, new or in the caller's memory."""
+    problem = Problem(Case(m, 64, 160))
+    scale = torch.tensor(0.37, device=backends.device())
+    out = quantize(torch.zeros(m, 64, device=backends.device()), global_scale=scale)
+
+    def check() -> None:
+        made = gated_gemm(problem.x, problem.prepared, alpha=problem.alpha, out_global_scale=0.37)
+        wide = gated_gemm(problem.x, problem.prepared, alpha=problem.alpha, out_dtype=torch.float32)
+        expected = quantize(wide, global_scale=0.37)
+        assert gated_gemm(problem.x, problem.prepared, alpha=problem.alpha, out=out) is out
+        for found in (made, out):
+            assert torch.equal(found.data, expected.data) and found.global_scale == scale
+            assert torch.equal(found.rowmajor_scale(), expected.rowmajor_scale())
+        inside = problem.prepared.packed.view(-1)[: m * 32].view(m, 32)
+        with pytest.raises(OperandError, match="memory of out"):
+            gated_gemm(problem.x, problem.prepared, out=BlockScaledTensor(inside, out.scale, scale))
+
+    if backends.backend() == "cuda":
+        check()
+    else:
+        with simulating("sm_90a"):
+            check()
+
+
 X, W, U = torch.zeros(4, 64, dtype=BF16), quantize(torch.ones(32, 64)), quantize(torch.ones(32, 64))
 BAD = (
     (lambda w: gemm(X, w), OperandError, "prepared weight: got gate and up"),
     (lambda w: gated_gemm(X, prepare_weight(W)), OperandError, "prepared weight: got one weight"),
     (lambda w: gated_gemm(X, w, W), OperandError, "weights: got b2"),
     (lambda w: gated_gemm(X, w, interleaved=True), OperandError, "interleaved=True"),
-    (lambda w: gated_gemm(X, w, out_global_scale=1.0), OperandError, "out_global_scale"),
+    (lambda w: gated_gemm(X, w, out_global_scale=1.0, out_dtype=torch.float32), OperandTypeError, "out_dtype"),
+    (lambda w: gated_gemm(X, w, out_global_scale=1.0, out=torch.zeros(4, 32)), OperandTypeError, "out: got Tensor"),
+    (lambda w: gated_gemm(X, w, out=quantize(torch.ones(4, 32), global_scale=None)), OperandError, "none and none"),
     (lambda w: gated_gemm(X, w, gate="tanh"), OperandError, "gate: got 'tanh'"),
     (lambda w: gated_gemm(X, w, gate=""), OperandError, "gate: got ''"),
     (lambda w: gated_gemm(X.half(), w), OperandTypeError, "dtype of a"),
