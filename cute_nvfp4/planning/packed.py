@@ -29,15 +29,13 @@ from .packed_problem import (
 
 __all__ = ["PackedPlan", "PackedProblem", "ScratchSize", "candidates", "check_plan", "choose", "predict"]
 
-SHARED_CTAS = {8: 2, 16: 2, 32: 2, 64: 1, 128: 1}
-"""CTAs of a multiprocessor where tiles are shared along K."""
-SHARED_STAGE_TILES = {8: 2, 16: 2, 32: 2, 64: 2, 128: 1}
-"""Packed tiles of a stage there: short stages where the ring would have few."""
+SHARED_TILE_N = (8, 16, 32, 64, 96, 128)
+"""Rows of x in tiles shared along K: whole epilogue tiles for both CTAs."""
 SPLIT_K = 2
 """CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
 MMA_SYNC_TILE_N = (16, 32, 64, 128)
-WIDE = 128
-"""Rows of x in a tile from which on many tiles along them are worth trying."""
+MANY, WIDE = 16, 128
+"""Tiles along the rows of x, more of which are worth trying only if they are so wide."""
 
 
 def choose(problem: PackedProblem, arch: Architecture, sm_count: int, given: PackedPlan | None = None) -> PackedPlan:
@@ -115,10 +113,9 @@ def _streaming(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[
 
 def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
     """WGMMA: tiles dealt whole, with x loaded for two CTAs at once or not, in equal shares, or shared along K."""
-    for tile_n in TILE_N:
-        # the next narrower covers all rows of x; many narrow tiles decode a weight as many times
-        if (tile_n > min(TILE_N) and tile_n // 2 >= p.m) or (tile_n < WIDE and 16 * tile_n < p.m):
-            continue
+    # a narrower one makes as many tiles along the rows of x; many narrow tiles decode a weight as many times
+    narrowest = {-(-p.m // tile_n): tile_n for tile_n in reversed(TILE_N)}
+    for tile_n in (tile_n for along, tile_n in narrowest.items() if along <= MANY or tile_n >= WIDE):
         for ctas_per_sm in (1, 2) if tile_n <= 64 else (1,):
             # of the widest tile and eight bits an element two stages would fit, and are too few
             short = tile_n == max(TILE_N) and wide_elements(p)
@@ -132,7 +129,7 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
             if -(-p.rows // config.tile_m) % 2 == 0 and tile_n >= 64:
                 # x from L2 once for two CTAs
                 yield PackedPlan(replace(config, cluster_rows=2), min(slots, count) // 2)
-        if p.k > STAGE_TILES * TILE_K and tile_n in SHARED_CTAS:
+        if p.k > STAGE_TILES * TILE_K and tile_n in SHARED_TILE_N:
             yield _shared(p, arch, tile_n)
 
 
@@ -152,9 +149,10 @@ def _shared(p: PackedProblem, arch: Architecture, tile_n: int) -> PackedPlan:
     config = WgmmaConfig(
         arch=arch,
         tile_n=tile_n,
-        ctas_per_sm=SHARED_CTAS[tile_n],
+        ctas_per_sm=2 if tile_n <= 32 else 1,
         split_k=SPLIT_K,
-        stage_tiles=SHARED_STAGE_TILES[tile_n],
+        # short stages where the ring would have few
+        stage_tiles=1 if tile_n >= 96 else STAGE_TILES,
         scheduler="static",
         **decided(p, streams=False),
     )

@@ -271,7 +271,7 @@ BAD = (
     (lambda w: gated_gemm(X, w, gate=""), OperandError, "gate: got ''"),
     (lambda w: gated_gemm(X.half(), w), OperandTypeError, "dtype of a"),
     (lambda w: gated_gemm(X, w, out=torch.zeros(4, 64)), OperandError, "shape of out"),
-    (lambda w: gated_gemm(X, w, out=quantize(X)), OperandTypeError, "out: got BlockScaledTensor"),
+    (lambda w: gated_gemm(X, w, out=quantize(X)), OperandError, "shape of the data of out"),
     (lambda w: prepare(gated_gemm, W, W), OperandTypeError, "b1 and b2: got BlockScaledTensor and NoneType"),
     (lambda w: prepare_weight(W, quantize(torch.ones(40, 64))), OperandError, r"nvfp4 \(32, 32\).*\(40, 32\)"),
     (lambda w: prepare_weight(W, quantize(torch.ones(32, 64), global_scale=None)), OperandError, "no global scale"),

@@ -12,7 +12,7 @@ from ..config import GATE_NAMES, OUT_BYTES
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
-TILE_N = (8, 16, 32, 64, 128, 256)
+TILE_N = (8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 """Rows of x in a tile."""
 MMA_ROWS = 64
 """Rows of A of a wgmma: one warpgroup's."""
@@ -183,6 +183,9 @@ def can_implement(c: WgmmaConfig) -> str:
         return explain("cluster_rows", got=c.cluster_rows, expected=f"1, 2 or 4, at most {c.tile_n // 8}: tile_n / 8")
     if c.split_k not in (1, 2, 4) or c.tile_n % (8 * c.split_k):
         return explain("split_k", got=c.split_k, expected=f"1, 2 or 4, at most {c.tile_n // 8}: tile_n / 8")
+    if c.split_k > 1 and c.part_columns % c.piece_columns:
+        expected = f"a divisor of {c.tile_n} into multiples of {c.epilogue_columns}"
+        return explain("split_k", got=c.split_k, expected=expected)
     if c.split_k > 1 and (c.cluster_rows > 1 or c.scheduler != "static"):
         got = f"{c.split_k} with cluster_rows {c.cluster_rows} and scheduler {c.scheduler}"
         return explain("split_k", got=got, expected="cluster_rows 1 and scheduler static")
