@@ -92,15 +92,15 @@ def wide_elements(p: PackedProblem) -> bool:
 
 def _streaming(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
     """Units of a row tile, half and quarter of one: whole ones for each CTA, or cut where they do not divide."""
-    stage, long_stage = STAGE_TILES, 4 if tiles(p.rows, p.k)[1] % 4 == 0 else STAGE_TILES
+    stage, long_stage, most = STAGE_TILES, 4 if tiles(p.rows, p.k)[1] % 4 == 0 else STAGE_TILES, 64
     if wide_elements(p):
         # as many bytes a stage
-        stage, long_stage = 1, long_stage // 2
+        stage, long_stage, most = 1, long_stage // 2, 32
     tilings = [
         {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": stage, "stages": 16},
         {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": stage, "stages": 16},
         {"slabs": 4, "warps_m": 2, "warps_k": 4, "stage_tiles": stage, "stages": 16},
-        {"slabs": 2, "warps_m": 2, "warps_k": 4, "stage_tiles": long_stage, "stages": 64 // long_stage},
+        {"slabs": 2, "warps_m": 2, "warps_k": 4, "stage_tiles": long_stage, "stages": most // long_stage},
         {"slabs": 2, "warps_m": 1, "warps_k": 8, "stage_tiles": stage, "stages": 16},
     ]
     for tiling in tilings:

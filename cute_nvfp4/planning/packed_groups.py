@@ -77,7 +77,9 @@ def choose_groups(
     if given is None:
         most = max(GROUP_TILE_N if arch.generation == "sm90" else MMA_SYNC_TILE_N)
         plans = [_plan(problem, arch, sm_count, tile_n) for tile_n in GROUP_TILE_N if tile_n <= most]
-        plan = min(plans, key=lambda plan: predict(plan, problem))
+        # two stages are too few: what the widest tiles have, and eight bits an element
+        deep = [plan for plan in plans if plan.config.ring_stages > 2]
+        plan = min(deep or plans, key=lambda plan: predict(plan, problem))
     elif isinstance(given, PackedPlan) and isinstance(given.config, GroupedWgmmaConfig):
         c = given.config
         tiling = {name: getattr(c, name) for name in ("tile_n", "warpgroups", "ctas_per_sm", "stages")}

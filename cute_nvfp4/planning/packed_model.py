@@ -17,6 +17,7 @@ from ..weight_layout import TILE_K, TILE_ROWS, tiles
 from . import sm120_model
 from .packed_problem import PackedPlan, PackedProblem, tile_count
 
+TILE_CODES = TILE_ROWS * TILE_K
 BYTES_US = 3.7e6
 """Bytes of a weight that memory gives in a µs."""
 STREAM_START_US = 6.7
@@ -27,6 +28,10 @@ TILE_US = {2: 0.048, 4: 0.062, 8: 0.122}
 """µs of a CTA of the streaming kernel for 64 of K of its unit, by slabs of a unit, for up to eight rows of x;"""
 SIXTEEN_ROWS = 1.29
 """this times as long for more."""
+EIGHT_BITS, EIGHT_BITS_BYTES_US = 1.2, 4.6e6
+"""Of elements of eight bits this times as long, and bytes that memory gives it in a µs (at 8192 x 8192)."""
+WAITING = 0.05
+"""Part of the time of WGMMA that is not hidden behind memory."""
 CUT_US, CUT_PART_US, CUT_SIXTEEN_US = 2.24, 0.17, 0.84
 """µs to add the sums of a unit that is cut, for each of its parts, and for more than eight rows of x."""
 
@@ -74,8 +79,9 @@ def predict(plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
         return STREAM_START_US + _streaming(c, plan.workers, p)
     if c.arch.generation == "sm120":
         return sm120_model.packed_us(c, tile_count(p, c), -(-p.k // c.tile_k), plan.workers, sm_count)
-    weight_bytes = p.rows * p.k * c.weights.tile_bytes / (TILE_ROWS * TILE_K)
-    return START_US + max(_multiplying(c, plan.workers, p, sm_count), weight_bytes / BYTES_US)
+    us, memory = _multiplying(c, plan.workers, p, sm_count), p.rows * p.k * c.weights.tile_bytes / TILE_CODES / BYTES_US
+    # most plans of elements of eight bits wait for memory: the one that does so least is first
+    return START_US + max(us, memory + (WAITING * us if c.weights.element_bits == 8 else 0.0))
 
 
 def _streaming(c: StreamConfig, workers: int, p: PackedProblem) -> float:
@@ -83,7 +89,10 @@ def _streaming(c: StreamConfig, workers: int, p: PackedProblem) -> float:
     units, steps = -(-p.rows // c.rows), tiles(p.rows, p.k)[1] // c.stage_tiles
     share, cut = -(-units * steps // workers) * c.stage_tiles, units % workers
     tile = TILE_US[c.slabs] * (SIXTEEN_ROWS if p.m > 8 else 1.0)
-    us = share * max(tile, workers * c.tile_bytes / BYTES_US)
+    if c.weights.element_bits == 8:
+        us = share * max(EIGHT_BITS * tile, workers * c.tile_bytes / EIGHT_BITS_BYTES_US)
+    else:
+        us = share * max(tile, workers * c.tile_bytes / BYTES_US)
     if cut:
         us += CUT_US + CUT_PART_US * workers / cut + (CUT_SIXTEEN_US if p.m > 8 else 0.0)
     return us
