@@ -12,7 +12,7 @@ from ..kernels.gemm.sm90.config import can_implement as can_wgmma
 from ..kernels.gemm.sm90.stream_config import StreamConfig
 from ..runtime.bounded import remembered
 from ..target import Architecture
-from ..weight_layout import DTYPES, PACKINGS, TILE_K, tiles
+from ..weight_layout import DTYPES, PACKINGS, tiles
 from . import gemm_table
 from .packed_model import predict
 from .packed_problem import (
@@ -29,8 +29,20 @@ from .packed_problem import (
 
 __all__ = ["PackedPlan", "PackedProblem", "ScratchSize", "candidates", "check_plan", "choose", "predict"]
 
-SHARED_TILE_N = (8, 16, 32, 64, 96, 128)
-"""Rows of x in tiles shared along K: whole epilogue tiles for both CTAs."""
+SHARED: tuple[dict[str, int], ...] = (
+    {"tile_n": 8, "ctas_per_sm": 2},
+    {"tile_n": 16, "ctas_per_sm": 2},
+    {"tile_n": 32, "ctas_per_sm": 2},
+    {"tile_n": 64},
+    {"tile_n": 96, "stage_tiles": 1},
+    {"tile_n": 128, "stage_tiles": 1},
+    {"tile_n": 256, "stage_tiles": 1},
+    {"tile_n": 128, "stage_tiles": 1, "warpgroups": 3},
+    {"tile_n": 32, "warpgroups": 4, "k_groups": 2},
+    {"tile_n": 64, "warpgroups": 4, "k_groups": 2},
+    {"tile_n": 128, "stage_tiles": 1, "k_groups": 2},
+)
+"""Tilings where a cluster shares tiles along K: short stages where the ring would have few."""
 SPLIT_K = 2
 """CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
 MMA_SYNC_TILE_N = (16, 32, 64, 128)
@@ -129,8 +141,18 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
             if -(-p.rows // config.tile_m) % 2 == 0 and tile_n >= 64:
                 # x from L2 once for two CTAs
                 yield PackedPlan(replace(config, cluster_rows=2), min(slots, count) // 2)
-        if p.k > STAGE_TILES * TILE_K and tile_n in SHARED_TILE_N:
-            yield _shared(p, arch, tile_n)
+        if tile_n == WIDE:
+            config = WgmmaConfig(
+                arch=arch, warpgroups=3, stage_tiles=1, scheduler="static", **decided(p, streams=False)
+            )
+            yield PackedPlan(config, min(sm_count, tile_count(p, config)))
+        for tiling in SHARED:
+            if tiling["tile_n"] == tile_n:
+                yield _shared(p, arch, tiling)
+    # a cluster for each tile, and helpers on the multiprocessors that are left
+    plan = _shared(p, arch, {"tile_n": WIDE, "stage_tiles": 1})
+    if p.m > WIDE // 2 and plan.workers < sm_count // SPLIT_K:
+        yield PackedPlan(replace(plan.config, scheduler="helped"), sm_count // SPLIT_K)
 
 
 def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
@@ -144,16 +166,7 @@ def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
             yield PackedPlan(replace(config, scheduler="static"), min(sm_count, count))
 
 
-def _shared(p: PackedProblem, arch: Architecture, tile_n: int) -> PackedPlan:
+def _shared(p: PackedProblem, arch: Architecture, tiling: dict[str, int]) -> PackedPlan:
     """The plan whose clusters share tiles along K."""
-    config = WgmmaConfig(
-        arch=arch,
-        tile_n=tile_n,
-        ctas_per_sm=2 if tile_n <= 32 else 1,
-        split_k=SPLIT_K,
-        # short stages where the ring would have few
-        stage_tiles=1 if tile_n >= 96 else STAGE_TILES,
-        scheduler="static",
-        **decided(p, streams=False),
-    )
+    config = WgmmaConfig(arch=arch, split_k=SPLIT_K, scheduler="static", **tiling, **decided(p, streams=False))
     return PackedPlan(config, tile_count(p, config))

@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..kernels.gemm.sm90.config import WgmmaConfig
+from ..kernels.gemm.sm90.config import STAGE_TILES, WgmmaConfig
 from ..kernels.gemm.sm90.stream_config import StreamConfig
 from ..weight_layout import TILE_K, TILE_ROWS, tiles
 from . import sm120_model
-from .packed_problem import PackedPlan, PackedProblem, tile_count
+from .packed_problem import PackedPlan, PackedProblem, helped_steps, tile_count
 
 TILE_CODES = TILE_ROWS * TILE_K
 BYTES_US = 4.04e6
@@ -78,8 +78,12 @@ PART_US = 0.29
 """µs for each part more of a tile that stream-K cuts, by 64 rows of x in it."""
 MULTICAST, MULTICAST_US = 0.94, 0.90
 """Time of a stage whose x is loaded for two CTAs, and µs to start clusters."""
-SHORT_STAGE = 1.04
-"""Time of stages of one packed tile."""
+SHORT_STAGE, WIDE_SHORT_STAGE = 1.04, 0.93
+"""Time of stages of one packed tile; of 256 rows of x, shared along K."""
+TURNS = {32: 0.88, 64: 0.925, 128: 0.99}
+"""Time of a stage where warpgroups take turns; with these and what follows, measured at a few sizes on another H200."""
+HELP_US, WRITE_US = 1.3, 2.0
+"""µs to add a helper's sums, and for it to write them."""
 EXCHANGE_US = 0.39
 """µs to add the sums of two CTAs of a cluster."""
 
@@ -91,7 +95,7 @@ def predict(plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
         return STREAM_START_US + _streaming(c, plan.workers, p)
     if c.arch.generation == "sm120":
         return sm120_model.packed_us(c, tile_count(p, c), -(-p.k // c.tile_k), plan.workers, sm_count)
-    us, memory = _multiplying(c, plan.workers, p, sm_count), p.rows * p.k * c.weights.tile_bytes / TILE_CODES / BYTES_US
+    us, memory = _multiplying(c, plan, p, sm_count), p.rows * p.k * c.weights.tile_bytes / TILE_CODES / BYTES_US
     # most plans of elements of eight bits wait for memory: the one that does so least is first
     return START_US + max(us, memory + (WAITING * us if c.weights.element_bits == 8 else 0.0))
 
@@ -109,16 +113,23 @@ def _streaming(c: StreamConfig, workers: int, p: PackedProblem) -> float:
     return us
 
 
-def _multiplying(c: WgmmaConfig, workers: int, p: PackedProblem, sm_count: int) -> float:
+def _multiplying(c: WgmmaConfig, plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
     """µs of the multiprocessor with the most work tiles."""
-    width, count, steps = WIDTHS[c.tile_n], tile_count(p, c), -(-p.k // c.tile_k)
+    workers = plan.workers
+    width, count, steps = WIDTHS[c.tile_n], tile_count(p, c), -(-p.k // (STAGE_TILES * TILE_K))
     along_m = -(-p.m // c.tile_n)
-    stage = width.stage + BEYOND_US * (along_m * c.tile_n - p.m) / along_m
+    stage = (width.stage + BEYOND_US * (along_m * c.tile_n - p.m) / along_m) * c.row_groups / 2
     if c.scheduler == "stream_k":
         share = count * steps / workers
         cut = width.fix_up + PART_US * c.tile_n / 64 * max(0.0, workers / count - 1)
         return math.ceil(share) * stage * max(1.0, workers / sm_count) + width.tile * max(1.0, share / steps) + cut
-    stage *= (MULTICAST if c.cluster_rows > 1 else 1.0) * (SHORT_STAGE if c.stage_tiles == 1 else 1.0)
+    stage *= (MULTICAST if c.cluster_rows > 1 else 1.0) * (TURNS[c.tile_n] if c.k_groups > 1 else 1.0)
+    if c.stage_tiles == 1:
+        stage *= WIDE_SHORT_STAGE if c.tile_n == 256 else SHORT_STAGE
+    if c.scheduler == "helped":
+        helped = helped_steps(p, plan)
+        helps = -(-count // ((workers - count) * c.split_k)) * (helped * stage + WRITE_US)
+        return max(-(-(steps - helped) // c.split_k) * stage, helps) + width.tile + EXCHANGE_US + HELP_US
     ctas = -(-count * c.split_k // sm_count)
     rest = (EXCHANGE_US if c.split_k > 1 else 0.0) + (MULTICAST_US if c.cluster_rows > 1 else 0.0)
     return ctas * -(-steps // c.split_k) * stage + -(-ctas // c.ctas_per_sm) * width.tile + rest

@@ -291,6 +291,7 @@ def test_a_kernel_of_the_dsl_and_what_the_command_says_of_it():
     assert found.replayed_sms == 2 and abs(sum(found.lost.values()) - 0.5) < 0.5
     lines = list(time_lines(SimpleNamespace(launches=[runs[0], runs[0]])))
     assert f"{found.microseconds:.2f} us modelled on H200" in lines[0]
+    assert "a launch 3.10 us of both" in lines[1] and any("bound by: 0.0 to" in line for line in lines)
     assert f"2 launches, one after the other: {2 * found.microseconds:.2f} us modelled" in lines[-1]
 
 
@@ -304,6 +305,10 @@ def test_time_line_and_what_would_gain():
     for event in bars:
         warp = whole[event["pid"], event["tid"]]
         assert warp["ts"] - 1e-3 <= event["ts"] and event["ts"] + event["dur"] <= warp["ts"] + warp["dur"] + 1e-3
+    phases = found.phases(5)
+    assert [p.begin for p in phases[1:]] == [p.end for p in phases[:-1]] and phases[0].begin == 0
+    assert phases[-1].end == pytest.approx(found.cycles / found.cycles_per_us, abs=1e-3)
+    assert "dram" in {p.bound_by for p in phases} and all(0 < p.share <= 1 for p in phases)
     gains = found.gains()
     assert gains["memory's latency halved"] > 0.05 and abs(gains["barriers at no cost"]) < 1e-9
     assert list(gains.values()) == sorted(gains.values(), reverse=True)
