@@ -13,12 +13,11 @@ from typing import NamedTuple
 
 from ..kernels.gemm.sm90.config import STAGE_TILES, WgmmaConfig
 from ..kernels.gemm.sm90.stream_config import StreamConfig
-from ..weight_layout import TILE_K, tiles
+from ..weight_layout import TILE_K, TILE_ROWS, tiles
 from . import sm120_model
 from .packed_problem import PackedPlan, PackedProblem, helped_steps, tile_count
 
-WEIGHT_BYTES = 9 / 16
-"""Of an element, its scale included."""
+TILE_CODES = TILE_ROWS * TILE_K
 BYTES_US = 3.96e6
 """Bytes of a weight that memory gives in a µs."""
 STREAM_START_US, START_US = 6.16, 6.13
@@ -39,6 +38,10 @@ UNITS = {
     8: Unit(0.1249, 1.19),
 }
 """By slabs of a unit."""
+EIGHT_BITS = 1.2
+"""Elements of eight bits take so many times as long."""
+WAITING = 0.05
+"""Part of the time of WGMMA that is not hidden behind memory, for elements of eight bits."""
 CTA_US = 0.0108
 """µs for each CTA."""
 WARP_US, EIGHT_WARPS = 0.05, 0.97
@@ -96,7 +99,13 @@ def predict(plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
         return STREAM_START_US + _streaming(c, plan.workers, p)
     if c.arch.generation == "sm120":
         return sm120_model.packed_us(c, tile_count(p, c), -(-p.k // c.tile_k), plan.workers, sm_count)
-    return START_US + max(_multiplying(c, plan, p, sm_count), p.rows * p.k * WEIGHT_BYTES / BYTES_US)
+    us, memory = _multiplying(c, plan, p, sm_count), _weight_bytes(c, p) / BYTES_US
+    # most plans of elements of eight bits wait for memory: the one that does so least is first
+    return START_US + max(us, memory + (WAITING * us if c.weights.element_bits == 8 else 0.0))
+
+
+def _weight_bytes(c: WgmmaConfig, p: PackedProblem) -> float:
+    return p.rows * p.k * c.weights.tile_bytes / TILE_CODES
 
 
 def _streaming(c: StreamConfig, workers: int, p: PackedProblem) -> float:
@@ -105,6 +114,7 @@ def _streaming(c: StreamConfig, workers: int, p: PackedProblem) -> float:
     share, cut = -(-units * steps // workers) * c.stage_tiles, units % workers
     unit = UNITS[c.slabs]
     tile = unit.tile * (unit.many if p.m > 8 else 1.0) * (EIGHT_WARPS if p.m > 8 and c.warps_k == 8 else 1.0)
+    tile *= EIGHT_BITS if c.weights.element_bits == 8 else 1.0
     us = share * max(tile, workers * c.tile_bytes / BYTES_US) + CTA_US * workers + WARP_US * c.warps_k
     if cut:
         us += CUT_US + CUT_PART_US * workers / cut + (CUT_MANY_US if p.m > 8 else 0.0)
@@ -118,7 +128,7 @@ def _multiplying(c: WgmmaConfig, plan: PackedPlan, p: PackedProblem, sm_count: i
     along_m = -(-p.m // c.tile_n)
     stage = (width.stage + BEYOND_US * (along_m * c.tile_n - p.m) / along_m) * c.row_groups / 2
     if c.scheduler == "stream_k":
-        stage *= 1 + BEYOND_L2 * max(0.0, p.rows * p.k * WEIGHT_BYTES + p.m * p.k * 2 - L2_BYTES)
+        stage *= 1 + BEYOND_L2 * max(0.0, _weight_bytes(c, p) + p.m * p.k * 2 - L2_BYTES)
         share = count * steps / workers
         cut = width.fix_up + PART_US * c.tile_n / 64 * max(0.0, workers / count - 1)
         return math.ceil(share) * stage * max(1.0, workers / sm_count) + width.tile * max(1.0, share / steps) + cut

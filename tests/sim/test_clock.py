@@ -229,6 +229,7 @@ def test_the_same_launch_takes_the_same_time(name):
     """Replayed again, and under another interleaving of the functional run."""
     first = timing(name)
     assert timing(name) == first
+    assert name == "bulk" or timing(name, shift=64).cycles == first.cycles
     other = timing(name, schedule="seed=3,tma=lazy,copy=lazy,store=eager")
     assert other.cycles == pytest.approx(first.cycles, rel=0.1)
 
@@ -243,6 +244,14 @@ def test_what_bounds_a_launch():
     assert cold.bounds_us["dram"] == pytest.approx(m.microseconds(moved / m["dram.bytes_per_cycle"]))
     assert cold.busy["dram"] * cold.cycles == pytest.approx(moved / m["dram.bytes_per_cycle"], rel=1e-6)
     assert cold.roofline_us > cold.launch_us
+
+
+@needs_ptxas
+def test_partial_stores_of_a_sector_are_joined():
+    """Four stores of 4 bytes a thread: DRAM gets each sector once, L2 four times."""
+    found, m = timing("parts"), machine("h200")
+    assert found.busy["dram"] * found.cycles == pytest.approx(600 * 256 * 16 / m["dram.bytes_per_cycle"], rel=1e-6)
+    assert found.busy["l2"] * found.cycles == pytest.approx(4 * 600 * 256 * 16 / m["l2.bytes_per_cycle"], rel=1e-6)
 
 
 @needs_ptxas
