@@ -23,6 +23,8 @@ from cute_nvfp4.sim.machine.kernel import CompiledKernel
 from cute_nvfp4.sim.machine.requests import Access
 from cute_nvfp4.sim.machine.wave import Group, Wave
 from cute_nvfp4.sim.observe import banks
+from cute_nvfp4.sim.tcgen05 import transfers
+from cute_nvfp4.sim.tcgen05.mma import Mma
 
 Key = tuple[int, int, int]
 """An event that warps wait for: CTA of the grid, then an mbarrier's slot and phase; a named barrier (-1 - its number)
@@ -77,6 +79,29 @@ class Copy(NamedTuple):
     size: int
     new: float
     boxes: int
+    keys: tuple[Key, ...]
+
+
+class Product(NamedTuple):
+    """A tcgen05.mma: ``m`` rows (of both CTAs of a pair, where ``ctas`` is 2) and ``n`` columns; ``a`` says where A is,
+    "shared" or "tensor" memory."""
+
+    m: int
+    n: int
+    ctas: int
+    a: str
+
+
+class Transfer(NamedTuple):
+    """A tcgen05.cp or .shift: ``size`` bytes of shared memory for each of ``ctas`` CTAs."""
+
+    size: int
+    ctas: int
+
+
+class Commit(NamedTuple):
+    """A tcgen05.commit; the phases it arrives at."""
+
     keys: tuple[Key, ...]
 
 
@@ -257,6 +282,8 @@ class Recorder(Listener):
     def issued(self, pending: Pending, queued: bool) -> None:
         if pending.engine == "copy":
             self._copies(pending)
+        if pending.engine == "tensor":
+            self._tensor(pending)
         if pending.engine not in ("tma", "store"):
             return
         size, new = self._copied(pending)
@@ -274,6 +301,31 @@ class Recorder(Listener):
         for row, slot in taken.items():
             copy = Copy(pending.engine == "store", int(size[row]), float(new[row]), 1, tuple(keys[row]))
             self._note(slot, pending.instruction, copy)
+
+    def _tensor(self, pending: Pending) -> None:
+        """Asynchronous operations of tcgen05; tcgen05.ld and .st are in the machine code."""
+        if isinstance(pending, Mma):
+            d = pending.spec.idesc
+            a = "tensor" if pending.spec.a is None else "shared"
+            notes: list[Any] = [Product(d.m, d.n, pending.spec.cta_group, a)] * len(pending.warps)
+        elif isinstance(pending, transfers.Commit):
+            notes = [Commit(keys) for keys in self._commits(pending)]
+        elif isinstance(pending, transfers.Copy):
+            notes = [Transfer(16 * pending.chunks.size, pending.cta_group)] * len(pending.warps)
+        else:
+            return
+        for row, slot in zip(*self._rows(pending.warps)):
+            self._note(slot, pending.instruction, notes[row])
+
+    def _commits(self, pending: transfers.Commit) -> list[tuple[Key, ...]]:
+        """The phases at which each of the issuing warps' commits arrives."""
+        keys: list[list[Key]] = [[] for _ in pending.warps]
+        slots = self._wave.mbarriers.slots(pending.offset)
+        for issuer, cta, slot in zip(pending.issuer.tolist(), pending.target.tolist(), slots.tolist()):
+            if self._cta_taken[cta]:
+                keys[issuer].append(self._now(cta, slot))
+                self.expected[keys[issuer][-1]] += 1
+        return [tuple(found) for found in keys]
 
     def _copies(self, pending: Pending) -> None:
         """cp.async: its threads load, at the time of the issue."""
