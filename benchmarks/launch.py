@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import itertools
 import json
 import statistics
 import sys
@@ -119,6 +120,14 @@ def grouped(device: str) -> Iterator[tuple[str, Callable]]:
     outs = nv.grouped_gemm(problems)
     yield "grouped_gemm of 8, prepared weights, out=", lambda: nv.grouped_gemm(problems, out=outs)
     yield "grouped_gemm of 8, prepared weights", lambda: nv.grouped_gemm(problems)
+    others = [(x.clone(), weight) for x, weight in problems], [x.clone() for x in outs]
+    turns = itertools.cycle([(problems, outs), others])
+
+    def vary() -> None:
+        now, out = next(turns)
+        nv.grouped_gemm(now, out=out)
+
+    yield "grouped_gemm of 8, prepared weights, x and out vary", vary
 
 
 def operations(device: str, arch: str) -> Iterator[tuple[str, Callable[[], object]]]:
@@ -247,7 +256,7 @@ def main(arguments: list[str] | None = None) -> int:
     unit = found.get("torch.mm(out=)", found["torch.add(out=)"])
     print(f"host time of a call on {arch}, µs, and as a multiple of torch.{'add' if given.host_only else 'mm'}(out=)")
     for name, us in found.items():
-        print(f"{name:48} {us:8.2f} {us / unit:6.2f}")
+        print(f"{name:52} {us:8.2f} {us / unit:6.2f}")
     record = {"arch": arch, "host_only": given.host_only, "host_us": found}
     if not given.host_only:
         graphs = linear_graphs()

@@ -16,11 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import backends
+import forked
 import pytest
 import sampling
 import torch
 
 from cute_nvfp4 import simulating
+from cute_nvfp4.harness import runner
 from cute_nvfp4.runtime.cache import CompiledKernel
 from cute_nvfp4.runtime.simulating import SimulatedLaunch
 
@@ -122,6 +124,13 @@ def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
             yield
     else:
         yield
+
+
+@pytest.fixture(autouse=True)
+def _forked_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The harness's workers are forked, which is quicker than to start them."""
+    if backends.backend() == "sim" and request.path.parent.name in ("harness", "cheats"):
+        monkeypatch.setattr(runner, "subprocess", forked.SUBPROCESS)
 
 
 @pytest.fixture

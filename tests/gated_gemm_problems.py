@@ -185,12 +185,19 @@ def make(gated: Gated) -> Problem:
     return Problem(gated, first.a, weights, alone, first.alpha, first.out, first.room)
 
 
-def random_gated(generator: np.random.Generator, every: list[Case]) -> Gated | None:
+def random_gated(
+    generator: np.random.Generator, every: list[Case], arch: str = "sm_100a", **fixed: Any
+) -> Gated | None:
     """A problem of any size with any structure that has room for two products, or with a plan chosen for it."""
     from gemm_structures import random_case
 
-    case = random_case(generator, every, max_mn=500, max_k=2048)
-    form = FORMS[generator.integers(3)]
+    case = random_case(generator, every, max_mn=500, max_k=2048, **fixed)
+    found = gated_of(generator, case, FORMS[generator.integers(3)])
+    return found if not case.workers or fits(found, arch) else None
+
+
+def gated_of(generator: np.random.Generator, case: Case, form: str) -> Gated:
+    """``case`` with a gate, and numbers at which gates are curved."""
     wide = (case.a_format, case.b_format)
     alpha = usual_alpha(case.k) if wide[0] == "nvfp4" else 2.0**-8 / math.sqrt(case.k)
     if case.exact:
@@ -201,21 +208,19 @@ def random_gated(generator: np.random.Generator, every: list[Case]) -> Gated | N
     changes: dict[str, Any] = {"bias": "", "alpha": alpha}
     if form != "two":
         changes |= {"n": 128 * max(1, case.n // 128), "repeat_b": False}
-    case = replace(case, **changes)
-    if case.workers and not fits(Gated(case, gate, form)):
-        return None
-    return Gated(case, gate, form)
+    return Gated(replace(case, **changes), gate, form)
 
 
-def fits(gated: Gated) -> bool:
+def fits(gated: Gated, arch: str = "sm_100a") -> bool:
     """Whether the case's configuration has room for two products."""
     from cute_nvfp4.kernels.gemm.limits import can_implement
+    from cute_nvfp4.target import ARCHITECTURES
 
     case = gated.case
     sides = (case.b_format, case.a_format) if case.swap else (case.a_format, case.b_format)
     config = replace(
         case.tiling(), a_format=sides[0], b_format=sides[1], out=case.dtype, products=2, gate=gated.gate,
-        shared="b" if case.swap else "a", interleaved=gated.form == "interleaved",
+        shared="b" if case.swap else "a", interleaved=gated.form == "interleaved", arch=ARCHITECTURES[arch],
     )  # fmt: skip
     return not can_implement(config)
 

@@ -15,8 +15,9 @@ import numpy as np
 from gemm_problems import DTYPES, FORMAT_PAIRS, OUTPUTS, Case
 
 from cute_nvfp4.formats import FORMATS
-from cute_nvfp4.kernels.gemm.config import SPLITS, TILE_BYTES, TILE_N, GemmConfig
+from cute_nvfp4.kernels.gemm.config import SM120_TILE_N, SPLITS, TILE_BYTES, TILE_N, GemmConfig
 from cute_nvfp4.kernels.gemm.limits import can_implement
+from cute_nvfp4.target import ARCHITECTURES
 
 CLUSTERS = tuple(itertools.product((1, 2, 4), (1, 2, 4)))
 RINGS = ((0, 0), (2, 1), (3, 2))
@@ -33,21 +34,25 @@ _STRUCTURE = (
 )  # fmt: skip
 
 
-def config_of(case: Case) -> GemmConfig:
+def config_of(case: Case, arch: str = "sm_100a") -> GemmConfig:
     """The case's structure as a configuration."""
-    return replace(case.tiling(), a_format=case.a_format, b_format=case.b_format, out=case.dtype)
+    signature = {"a_format": case.a_format, "b_format": case.b_format, "out": case.dtype}
+    return replace(case.tiling(), arch=ARCHITECTURES[arch], **signature)
 
 
-def structures() -> Iterator[Case]:
-    """Every structure that ``can_implement`` accepts."""
-    tilings = itertools.product(TILE_N, (False, True), CLUSTERS, SPLITS, ("static", "stream_k"))
+def structures(arch: str = "sm_100a") -> Iterator[Case]:
+    """Every structure of an architecture that ``can_implement`` accepts."""
+    alone = ARCHITECTURES[arch].generation == "sm120"
+    options = {"store": "direct"} if alone else {}
+    widths, rings = (SM120_TILE_N, ((0, 0), (2, 0))) if alone else (TILE_N, RINGS)
+    tilings = itertools.product(widths, (False, True), CLUSTERS, SPLITS, ("static", "stream_k"))
     for tile_n, pair, (cm, cn), split, scheduler in tilings:
-        for raster, (stages, acc), (a, b) in itertools.product(("m", "n"), RINGS, FORMAT_PAIRS):
+        for raster, (stages, acc), (a, b) in itertools.product(("m", "n"), rings, FORMAT_PAIRS):
             case = Case(
                 tile_n=tile_n, pair=pair, cluster_m=cm, cluster_n=cn, split_k=split, scheduler=scheduler,
-                raster=raster, stages=stages, acc_stages=acc, a_format=a, b_format=b,
+                raster=raster, stages=stages, acc_stages=acc, a_format=a, b_format=b, **options,
             )  # fmt: skip
-            if not can_implement(config_of(case)):
+            if not can_implement(config_of(case, arch)):
                 yield case
 
 
@@ -103,25 +108,28 @@ class Pairs:
         values = [(name, getattr(case, name)) for name in names]
         return set(itertools.combinations(values, 2)) - self.seen
 
-    def complete(self, structure: Case, tries: int = 12) -> Case:
-        """``structure`` with all else drawn, and sizes that fit it."""
+    def complete(self, structure: Case, tries: int = 12, **fixed: object) -> Case:
+        """``structure`` with all else drawn but what is ``fixed``, and sizes that fit it."""
         drawn = []
         for _ in range(tries):
             outside = {name: choices[self.generator.integers(len(choices))] for name, choices in _OUTSIDE.items()}
-            drawn.append(valid(replace(structure, **outside)))
+            drawn.append(valid(replace(structure, **outside | fixed)))
         new = [self._new(case) for case in drawn]
         best = max(range(tries), key=lambda i: len(new[i]))
         self.seen |= new[best]
         return fitting(drawn[best], self.generator)
 
 
-def random_case(generator: np.random.Generator, every: list[Case], max_mn: int = 700, max_k: int = 4096) -> Case:
+def random_case(
+    generator: np.random.Generator, every: list[Case], max_mn: int = 700, max_k: int = 4096, **fixed: object
+) -> Case:
     """A problem of any size with any structure of ``every``, or with a plan chosen for it."""
 
     def size(limit: int) -> int:
         return int(min(limit, 1 + generator.integers(0, 2 ** generator.integers(1, limit.bit_length() + 1))))
 
-    case = Pairs(int(generator.integers(1 << 30))).complete(every[generator.integers(len(every))], tries=1)
+    structure = every[generator.integers(len(every))]
+    case = Pairs(int(generator.integers(1 << 30))).complete(structure, tries=1, **fixed)
     k = 32 * size(max_k // 32)
     tile_k = TILE_BYTES * FORMATS[case.a_format].elements_per_byte
     chosen = generator.random() < 0.25

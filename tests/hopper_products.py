@@ -146,11 +146,33 @@ class Problem:
     def kept(self, out: torch.Tensor) -> np.ndarray:
         return out.flatten()[torch.from_numpy(self.places).to(out.device)].cpu().numpy()
 
-    def magnitudes(self) -> np.ndarray:
-        """Of those elements: the sum of absolute products, and the bias."""
+    @functools.cached_property
+    def wide(self) -> tuple[torch.Tensor, ...]:
+        """x and the weights in float64."""
         x = self.x.double() if isinstance(self.x, torch.Tensor) else self.x.dequantize(torch.float64)
-        total = x.abs() @ self.weights[0].dequantize(torch.float64).abs().t() * self.alpha
-        return self.kept(total if self.bias is None else total + self.bias.abs())
+        return x, *(w.dequantize(torch.float64) for w in self.weights)
+
+    @property
+    def totals(self) -> torch.Tensor:
+        """Of every element: the sum of absolute products, and the bias."""
+        x, weight, *_ = self.wide
+        total = x.abs() @ weight.abs().t() * self.alpha
+        return total if self.bias is None else total + self.bias.abs()
+
+    def magnitudes(self) -> np.ndarray:
+        """Of the elements that are kept."""
+        return self.kept(self.totals)
+
+    def wrong(self, out: torch.Tensor) -> torch.Tensor:
+        """Elements that are not the exact result, rounded once, or within 2⁻²⁰ of ``totals`` where sums may round."""
+        x, *weights = self.wide
+        products = [x @ weight.t() for weight in weights]
+        exact = products[0] * self.alpha if len(products) == 1 else products[0] * products[1] / 16
+        exact = exact if self.bias is None else exact + self.bias.double()
+        right = exact.float().to(DTYPES[self.case.out])
+        if self.case.exact:
+            return right != out
+        return ~((out.double() - exact).abs() <= 2.0**-20 * self.totals + 2.0**-23 * exact.abs())
 
 
 def bits(out: torch.Tensor) -> str:

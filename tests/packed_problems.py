@@ -23,9 +23,9 @@ def operand(shape: tuple[int, ...], generator: torch.Generator, factor: float = 
     return BlockScaledTensor(data.to(device), to_blocked(scale).to(device), torch.tensor(factor).to(device))
 
 
-def run(problem: Runs, **options: Any) -> torch.Tensor:
+def run(problem: Runs, arch: str = "sm_90a", **options: Any) -> torch.Tensor:
     """The kernel's result on the GPU that there is, or in the simulator with its ``options``."""
     if backends.backend() == "cuda":
         return problem.run()
-    with simulating("sm_90a", **options):
+    with simulating(arch, **options):
         return problem.run()

@@ -154,8 +154,11 @@ def _grouped() -> Iterator[tuple[str, Callable]]:
 def _packed_groups() -> Iterator[tuple[str, Callable]]:
     from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
     from cute_nvfp4.ops.packed_rows import compile_grouped_wgmma
+    from cute_nvfp4.target import ARCHITECTURES
 
+    sm120 = ARCHITECTURES["sm_120a"]
     configs = {
+        "sm_120a rows": GroupedWgmmaConfig(arch=sm120, tile_n=64, factors=2),
         "rows": GroupedWgmmaConfig(tile_n=64, ctas_per_sm=2, factors=2),
         "rows gated": GroupedWgmmaConfig(tile_n=16, gate="silu"),
         "parameters": GroupedWgmmaConfig(maps="parameters", slots=4),
@@ -224,6 +227,7 @@ def _packed() -> Iterator[tuple[str, Callable]]:
     from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
     from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
     from cute_nvfp4.ops.packed_launch import STREAM, WGMMA
+    from cute_nvfp4.target import ARCHITECTURES
 
     streams = {
         "m1": {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "stages": 16, "factors": 1},
@@ -235,6 +239,8 @@ def _packed() -> Iterator[tuple[str, Callable]]:
         "n128": {"tile_n": 128, "bias": "bfloat16"},
         "n256 cluster": {"tile_n": 256, "cluster_rows": 2, "scheduler": "static", "dtype": "float16", "out": "float16"},
         "gated n64": {"tile_n": 64, "ctas_per_sm": 2, "factors": 1, "gate": "silu"},
+        "sm_120a n128": {"tile_n": 128, "stage_tiles": 1, "bias": "bfloat16", "arch": ARCHITECTURES["sm_120a"]},
+        "sm_120a gated n64": {"tile_n": 64, "factors": 1, "gate": "silu", "arch": ARCHITECTURES["sm_120a"]},
         "gated n256": {"tile_n": 256, "scheduler": "static", "gate": "gelu_tanh", "vector": False, "out": "float32"},
     }
     for name, fields in streams.items():

@@ -19,24 +19,27 @@ def table(test: Callable[..., Any]) -> list[tuple]:
 
 
 class Roads:
-    """The plans of one operation: none, or those of the ``good`` calls, which are made once."""
+    """The plans of one operation: none, or those of the ``good`` calls, which are made once. more: what else is kept
+    of calls, and found by a road of its own."""
 
-    def __init__(self, calls: dict, good: Iterable[Callable[[], Any]]) -> None:
-        self._calls = calls
-        calls.clear()
+    def __init__(self, calls: dict, good: Iterable[Callable[[], Any]], *more: dict) -> None:
+        self._calls = (calls, *more)
+        for kept in self._calls:
+            kept.clear()
         # what is planned does not depend on what is run
         with mock.patch.object(SimLauncher, "__call__", lambda *args: None):
             for call in good:
                 call()
-        self._warm = dict(calls)
-        assert self._warm, "no good call was planned"
+        self._warm = [dict(kept) for kept in self._calls]
+        assert all(self._warm), "no good call was planned"
 
     def refused(self, bad: Callable[[], Any]) -> str:
         """What both roads say of ``bad``: the same type and message, but for addresses."""
         said = []
-        for plans in ({}, self._warm):
-            self._calls.clear()
-            self._calls.update(plans)
+        for roads in ([{}] * len(self._calls), self._warm):
+            for kept, plans in zip(self._calls, roads):
+                kept.clear()
+                kept.update(plans)
             with pytest.raises((ValueError, TypeError, RuntimeError)) as error:
                 bad()
             message = str(error.value)

@@ -19,17 +19,30 @@ def checked(answer: tuple) -> object:
     return results[0] if len(results) == 1 else results
 
 
+def compile_ptx(source: str) -> str:
+    """The PTX of ``source``; needs no GPU."""
+    program = _compiled(source, (OPTIONS[0].replace("sm_", "compute_"), *OPTIONS[1:]))
+    ptx = b" " * checked(nvrtc.nvrtcGetPTXSize(program))
+    checked(nvrtc.nvrtcGetPTX(program, ptx))
+    return ptx.decode().rstrip("\0")
+
+
 def compile_source(source: str) -> bytes:
     """The cubin of ``source``."""
+    program = _compiled(source, OPTIONS)
+    cubin = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
+    checked(nvrtc.nvrtcGetCUBIN(program, cubin))
+    return cubin
+
+
+def _compiled(source: str, options: Sequence[str]) -> object:
     program = checked(nvrtc.nvrtcCreateProgram(source.encode(), b"microbench.cu", 0, [], []))
-    (status,) = nvrtc.nvrtcCompileProgram(program, len(OPTIONS), [o.encode() for o in OPTIONS])
+    (status,) = nvrtc.nvrtcCompileProgram(program, len(options), [o.encode() for o in options])
     if int(status) != 0:
         log = b" " * checked(nvrtc.nvrtcGetProgramLogSize(program))
         nvrtc.nvrtcGetProgramLog(program, log)
         raise RuntimeError(log.decode())
-    cubin = b" " * checked(nvrtc.nvrtcGetCUBINSize(program))
-    checked(nvrtc.nvrtcGetCUBIN(program, cubin))
-    return cubin
+    return program
 
 
 class Module:

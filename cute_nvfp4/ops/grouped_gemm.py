@@ -21,9 +21,9 @@ from .dispatch import by_operator, written_to
 from .grouped_launch import ListCall, arrangements
 from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group
 from .library import grouped as operators
-from .library import packed_groups as packed_operators
 from .operands import check_operands, check_signs
-from .packed_list import is_packed, packed_list, plain_kinds
+from .packed_again import packed_list
+from .packed_list import is_packed
 
 Problem = tuple["BlockScaledTensor | None", "BlockScaledTensor | None"]
 
@@ -61,16 +61,7 @@ def grouped_gemm(
         OperandError, OperandTypeError: as ``gemm``; "group i: …" names the problem it is about.
     """
     if is_packed(problems):
-        kinds = plain_kinds(problems, out) if alpha is None else None
-        if kinds is None:
-            given = operators.operands_in(problems)
-            numbers = [x for x in given if isinstance(x, torch.Tensor)]
-            if by_operator([x for x in given if not isinstance(x, torch.Tensor)], numbers, alpha, out):
-                return packed_operators.packed_list(problems, alpha, out, out_dtype, config, backend)
-        results = packed_list(problems, alpha, out, out_dtype, config, backend, kinds)
-        if out is not None and torch.is_grad_enabled():
-            written_to(out)
-        return results
+        return packed_list(problems, alpha, out, out_dtype, config, backend)
     if by_operator(operators.operands_in(problems), alpha, out):
         return operators.grouped_gemm(problems, alpha, out, out_dtype, config, backend)
     key = None

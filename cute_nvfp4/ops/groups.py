@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..runtime.bounded import Bounded
-from .calls import as_alpha
+from .calls import allocator, as_alpha
 from .checks import check_dtype, checked_output
 
 
@@ -25,13 +24,17 @@ def each_group(function: Callable[..., Any], *columns: Iterable[Any]) -> list:
     return results
 
 
-def new_outputs(shapes: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> list[torch.Tensor]:
-    """New results; rows of one tensor where that leaves them aligned."""
+def maker(
+    shapes: Sequence[tuple[int, int]], dtype: torch.dtype, device: torch.device
+) -> Callable[[], list[torch.Tensor]]:
+    """Makes new results; rows of one tensor where that leaves them aligned."""
     n = shapes[0][1]
     if any(shape[1] != n for shape in shapes) or n * dtype.itemsize % 16:
-        return [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+        return lambda: [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
     rows = [shape[0] for shape in shapes]
-    return list(torch.empty((sum(rows), n), dtype=dtype, device=device).split(rows))
+    whole = allocator(torch.empty((sum(rows), n), dtype=dtype, device=device))
+    # autograd need not know that they were one
+    return lambda: whole().unsafe_split_with_sizes(rows)
 
 
 def checked_outputs(
@@ -45,7 +48,7 @@ def checked_outputs(
     if out is None:
         dtype = default if dtype is None else dtype
         check_dtype("out_dtype", dtype)
-        return new_outputs(shapes, dtype, device)
+        return maker(shapes, dtype, device)()
     if not isinstance(out, (list, tuple)) or len(out) != len(shapes):
         got = f"{type(out).__name__}" + (f" of {len(out)}" if isinstance(out, (list, tuple)) else "")
         raise OperandError.of("out", got=got, expected=f"a list of {len(shapes)} tensors")
@@ -98,34 +101,34 @@ def alpha_of_live(live: Sequence[int], whole: bool, alpha: torch.Tensor | None) 
 class GroupsCall:
     """A planned call: the launch of the groups that have rows, and what to check before it.
 
-    outs: results like which new ones are made. live: the groups that have rows. check: raises where the given outputs
-    overlap something; it remembers what it found in a dictionary.
+    outs: results like which ``new`` makes some. live: the groups that have rows; whole: all. check: raises where the
+    given outputs overlap something; it remembers what it found in a dictionary.
     """
 
     def __init__(self, outs: Sequence[torch.Tensor], live: Sequence[int], check: Callable[..., None]) -> None:
-        self._live, self._whole = live, len(live) == len(outs)
-        self._new = functools.partial(new_outputs, [tuple(x.shape) for x in outs], outs[0].dtype, outs[0].device)
+        self._live, self.whole = live, len(live) == len(outs)
+        self.new = maker([tuple(x.shape) for x in outs], outs[0].dtype, outs[0].device)
         self._check, self._apart = check, Bounded()
-        self._launch: Callable[..., None] | None = None
+        self.launch: Callable[..., None] | None = None
 
     def plan(
         self, make: Callable[..., Any], groups: Sequence[Any], outs: Sequence[torch.Tensor], alpha: torch.Tensor | None
     ) -> None:
         """make: plans a launch of pairs, results and factors."""
         if self._live:
-            self._launch = make(*self._of_live(groups, outs, alpha))
+            self.launch = make(*self._of_live(groups, outs, alpha))
 
     def _of_live(self, groups: Sequence[Any], outs: Sequence[torch.Tensor], alpha: torch.Tensor | None) -> tuple:
-        if not self._whole:
+        if not self.whole:
             groups, outs = [groups[i] for i in self._live], [outs[i] for i in self._live]
-        return groups, outs, alpha_of_live(self._live, self._whole, alpha)
+        return groups, outs, alpha_of_live(self._live, self.whole, alpha)
 
     def __call__(self, groups: Sequence[Any], alpha: Any, out: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
         scalar, alpha = as_alpha(alpha)
-        outs = self._new() if out is None else list(out)
+        outs = self.new() if out is None else list(out)
         if out is not None:
             self._check(groups, outs, alpha, self._apart)
-        if self._launch is not None:
+        if self.launch is not None:
             groups, results, alpha = self._of_live(groups, outs, alpha)
-            self._launch(groups, results, scalar, alpha)
+            self.launch(groups, results, scalar, alpha)
         return outs

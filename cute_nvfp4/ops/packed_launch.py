@@ -176,6 +176,10 @@ def _touched(
 
 
 def _wgmma(config: WgmmaConfig) -> Callable[..., Any]:
+    if config.arch.generation == "sm120":
+        from ..kernels.gemm.sm120.packed import PackedGemm
+
+        return PackedGemm(config)
     from ..kernels.gemm.sm90.wgmma import WgmmaGemm
 
     return WgmmaGemm(config)

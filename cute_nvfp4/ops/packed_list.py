@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import Tensor, is_grad_enabled
-from torch.compiler import is_dynamo_compiling
 
 from ..errors import OperandError, OperandTypeError
 from ..kernels.gemm.arguments import MAP_BYTES, GroupFactor
@@ -26,7 +25,6 @@ from ..target import Target
 from .calls import addresses, as_alpha, operand_key, output_key, tensor_key
 from .checks import DTYPE_NAMES, refuse_config, span, split_alpha, tensors
 from .dequantize import dequantize
-from .dispatch import modes
 from .grouped_launch import arrangements, gathered, table_on_device
 from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group
 from .packed_operands import X, check_products, check_x, row_stride, x_parts
@@ -41,54 +39,25 @@ def is_packed(problems: Any) -> bool:
     return isinstance(first, (list, tuple)) and len(first) == 2 and isinstance(first[1], PreparedWeight)
 
 
-def plain_kinds(problems: Sequence[Any], out: Any) -> tuple | None:
-    """All that a plan depends on of groups that ``is_plain`` would say true of, without global scales; else None."""
-    if is_dynamo_compiling() or modes() or not (out is None or type(out) is list or type(out) is tuple):
-        return None
-    follows, kinds = is_grad_enabled(), []
-    for pair in problems:
-        if type(pair) is not tuple or len(pair) != 2:
-            return None
-        x, b = pair
-        if type(x) is not Tensor or type(b) is not PreparedWeight or b.global_scale is not None:
-            return None
-        if follows and x.requires_grad:
-            return None
-        kinds += _kind(x), b.key
-    kinds.append(out is None)
-    for x in out or ():
-        if type(x) is not Tensor or (follows and x.requires_grad):
-            return None
-        kinds.append(_kind(x))
-    return tuple(kinds)
-
-
-def _kind(x: Tensor) -> tuple:
-    """Of a contiguous tensor strides say nothing more: that of a dimension of one element is not used."""
-    return x.dtype, x.shape, x.is_contiguous() or x.stride(), x.device, x.data_ptr() & 15
-
-
-def packed_list(
+def packed_list_call(
     problems: Sequence[Pair],
     alpha: float | torch.Tensor | None,
     out: Sequence[torch.Tensor] | None,
     out_dtype: torch.dtype | None,
     config: PackedPlan | None,
     backend: Backend,
-    kinds: tuple | None = None,
-) -> list[torch.Tensor]:
-    """``grouped_gemm`` of prepared weights; an x of no rows may be None or (0, K). kinds: the ``plain_kinds``."""
-    first = problems[0][1].key
-    if kinds is None:
-        each_group(_check_pair, problems)
-        keys = [(operand_key(x) if isinstance(x, BlockScaledTensor) else tensor_key(x), b.key) for x, b in problems]
-        outs = tuple(map(output_key, out)) if isinstance(out, (list, tuple)) else type(out)
-        kinds = *keys, _arranged([pair for pair in problems if _rows(pair[0])]), outs
-    key = (kinds, tensor_key(alpha), out_dtype, backend, config, world(first.on_cpu))
+) -> Callable[..., list[torch.Tensor]]:
+    """The call for these groups: the one that was planned for others like them, or a new one."""
+    each_group(_check_pair, problems)
+    keys = [(operand_key(x) if isinstance(x, BlockScaledTensor) else tensor_key(x), b.key) for x, b in problems]
+    outs = tuple(map(output_key, out)) if isinstance(out, (list, tuple)) else type(out)
+    arranged = _arranged([pair for pair in problems if _rows(pair[0])])
+    on_cpu = problems[0][1].key.on_cpu
+    key = (*keys, arranged, outs, tensor_key(alpha), out_dtype, backend, config, world(on_cpu))
     call = _calls.find(key)
     if call is None:
         call = _calls[key] = _plan(problems, alpha, out, out_dtype, backend, config)
-    return call(problems, alpha, out)
+    return call
 
 
 _calls = Bounded()
@@ -150,12 +119,16 @@ def _plan(
         refuse_config(config)
         return functools.partial(_reference, dtype=outs[0].dtype)
     call = GroupsCall(outs, [i for i, (x, _) in enumerate(problems) if _rows(x)], _check_call)
-    call.plan(lambda pairs, outs, alpha: _Launch(pairs, outs, alpha, target, config), problems, outs, alpha)
+    call.plan(lambda pairs, outs, alpha: ListLaunch(pairs, outs, alpha, target, config), problems, outs, alpha)
     return call
 
 
-class _Launch:
-    """The kernel for a list of groups, all with rows, planned."""
+class ListLaunch:
+    """The kernel for a list of groups, all with rows, planned.
+
+    only_addresses: whether a launch needs nothing but the addresses of numbers, weights, outputs, and a global scale.
+    arranged: from those of all weights, then of all numbers, then of all outputs, to their order in the launch.
+    """
 
     def __init__(
         self,
@@ -196,7 +169,11 @@ class _Launch:
             factors=(tuple(GroupFactor(0, stride) for stride in strides),),
             workers=plan.workers,
         )
-        self._launch = KERNEL.launcher(plan.config, target, device, arguments, _touched)
+        self.launch = KERNEL.launcher(plan.config, target, device, arguments, _touched)
+        n, order = len(pairs), [*self._order, *[self._order[0]] * self._padding]
+        self.arranged = itemgetter(*[place for i in order for place in (i, n + i, 2 * n + i)])
+        numbers = all(isinstance(x, torch.Tensor) for x, _ in pairs)
+        self.only_addresses = numbers and not self._listed and "apart" not in self._scales
 
     def __call__(
         self, pairs: Sequence[Pair], outs: Sequence[torch.Tensor], scalar: float, alpha: torch.Tensor | None
@@ -218,11 +195,8 @@ class _Launch:
             table, maps = table_on_device(rows, self._device), maps[-maps.data_ptr() // 8 % words :]
             values = (*addresses(table, maps), *places[0])
         else:
-            values = []
-            for i in self._order:
-                values += pairs[i][1].packed.data_ptr(), numbers[i].data_ptr(), outs[i].data_ptr()
-            values += values[:3] * self._padding
-        self._launch((*values, scalar, *addresses(*factors)), (pairs, numbers, outs, table, maps, factors))
+            values = self.arranged(addresses(*[b.packed for _, b in pairs], *numbers, *outs))
+        self.launch((*values, scalar, *addresses(*factors)), (pairs, numbers, outs, table, maps, factors))
 
 
 def _group(x: X, b: PreparedWeight, out: torch.Tensor) -> PackedGroup:
@@ -262,16 +236,7 @@ def _touched(pairs: Any, numbers: Any, outs: Any, table: Any, maps: Any, factors
 
 def _check_call(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], alpha: Any, apart: Bounded) -> None:
     """Raises if the outputs overlap each other or an input. Addresses that were found to be apart stay so."""
-    places = [] if alpha is None else [alpha.data_ptr()]
-    for (x, b), out in zip(pairs, outs):
-        places += out.data_ptr(), b.packed.data_ptr()
-        if type(x) is Tensor:
-            places.append(x.data_ptr())
-        elif x is not None:
-            places += addresses(*x_parts(x), getattr(x, "global_scale", None))
-        if b.global_scale is not None:
-            places.append(b.global_scale.data_ptr())
-    places = tuple(places)
+    places = addresses(alpha, *outs, *_read(pairs).values())
     if places not in apart:
         _check_apart(pairs, outs, alpha)
         apart[places] = True

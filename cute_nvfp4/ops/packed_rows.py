@@ -241,6 +241,10 @@ def _reference(
 
 
 def _host(config: GroupedWgmmaConfig) -> Callable[..., Any]:
+    if config.arch.generation == "sm120":
+        from ..kernels.gemm.sm120.packed import GroupedPackedGemm
+
+        return GroupedPackedGemm(config)
     from ..kernels.gemm.sm90.grouped import GroupedWgmma
 
     return GroupedWgmma(config)

@@ -1,5 +1,5 @@
-"""Which kernel multiplies a packed weight: the streaming one for few rows of x (sm_90a, sm_120a), WGMMA for more
-(sm_90a)."""
+"""Which kernel multiplies a packed weight: the streaming one for few rows of x; for more that on WGMMA (sm_90a), or the
+same on mma.sync (sm_120a)."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ SHARED_STAGE_TILES = {8: 2, 16: 2, 32: 2, 64: 2, 128: 1}
 """Packed tiles of a stage there: short stages where the ring would have few."""
 SPLIT_K = 2
 """CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
+MMA_SYNC_TILE_N = (16, 32, 64, 128)
 WIDE = 128
 """Rows of x in a tile from which on many tiles along them are worth trying."""
 
@@ -63,8 +64,7 @@ def candidates(problem: PackedProblem, arch: Architecture, sm_count: int) -> lis
     found = []
     if can_take(problem):
         found += _streaming(problem, arch, sm_count)
-    if arch.generation == "sm90":
-        found += _multiplying(problem, arch, sm_count)
+    found += (_multiplying if arch.generation == "sm90" else _by_mma_sync)(problem, arch, sm_count)
     return [plan for plan in dict.fromkeys(found) if not (refused(problem, plan) or can_implement(plan))]
 
 
@@ -107,9 +107,10 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
 
 
 def _chosen(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
-    # sm_120a has the streaming kernel alone: what it cannot run is refused
-    if can_take(p) or arch.generation == "sm120":
+    if can_take(p):
         return _streamed(p, arch, sm_count)
+    if arch.generation == "sm120":
+        return min(_by_mma_sync(p, arch, sm_count), key=lambda plan: predict(plan, p, sm_count))
     # a tile wider than need be: the next narrower covers all rows of x
     widths = [tile_n for tile_n in STAGE_US if tile_n == min(STAGE_US) or tile_n // 2 < p.m]
     plans = [_wgmma(p, arch, sm_count, tile_n, scheduler) for tile_n in widths for scheduler in ("static", "stream_k")]
@@ -132,6 +133,17 @@ def _wgmma(p: PackedProblem, arch: Architecture, sm_count: int, tile_n: int, sch
         # x from L2 once for two CTAs
         return PackedPlan(replace(config, cluster_rows=2), min(count, slots) // 2)
     return PackedPlan(config, min(count, slots))
+
+
+def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
+    """Tiles dealt whole or in equal shares; the widest have short stages, of which four fit."""
+    for tile_n in MMA_SYNC_TILE_N:
+        if tile_n == min(MMA_SYNC_TILE_N) or tile_n // 2 < p.m:
+            tiling = {"tile_n": tile_n, "stage_tiles": 1 if tile_n == WIDE else STAGE_TILES}
+            config = WgmmaConfig(arch=arch, **tiling, **decided(p, streams=False))
+            count, steps = tile_count(p, config), -(-p.k // config.tile_k)
+            yield PackedPlan(config, min(sm_count, count * steps))
+            yield PackedPlan(replace(config, scheduler="static"), min(sm_count, count))
 
 
 def _shared(p: PackedProblem, arch: Architecture, tile_n: int) -> PackedPlan:

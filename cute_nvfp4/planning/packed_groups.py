@@ -1,5 +1,5 @@
-"""The tile of a grouped GEMM of packed weights (sm_90a): the shortest modelled time of those whose work is dealt out as
-the kernel will deal it."""
+"""The tile of a grouped GEMM of packed weights (sm_90a, sm_120a): the shortest modelled time of those whose work is
+dealt out as the kernel will deal it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from ..kernels.gemm.sm90.config import TILE_N
 from ..kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from ..runtime.bounded import remembered
 from ..target import Architecture
+from . import sm120_model
 from .grouped import expected_sizes, too_many_groups
+from .packed import MMA_SYNC_TILE_N
 from .packed_model import START_US
 from .packed_problem import PackedPlan
 
@@ -72,7 +74,8 @@ def choose_groups(
     if reason := too_many_groups(problem.stack or len(problem.sizes)):
         raise OperandError(reason)
     if given is None:
-        plans = [_plan(problem, arch, sm_count, tile_n) for tile_n in TILE_N]
+        most = max(TILE_N if arch.generation == "sm90" else MMA_SYNC_TILE_N)
+        plans = [_plan(problem, arch, sm_count, tile_n) for tile_n in TILE_N if tile_n <= most]
         plan = min(plans, key=lambda plan: predict(plan, problem))
     elif isinstance(given, PackedPlan) and isinstance(given.config, GroupedWgmmaConfig):
         c = given.config
@@ -90,7 +93,7 @@ def choose_groups(
 
 
 def _plan(p: PackedGroups, arch: Architecture, sm_count: int, tile_n: int) -> PackedPlan:
-    config = p.config(arch, tile_n=tile_n, ctas_per_sm=2 if tile_n <= 64 else 1)
+    config = p.config(arch, tile_n=tile_n, ctas_per_sm=2 if arch.generation == "sm90" and tile_n <= 64 else 1)
     tiles = sum(-(-n // config.out_rows) * -(-m // tile_n) for m, n, _ in p.sizes)
     if p.stack:
         # a group begun in each tile of rows
@@ -102,11 +105,15 @@ def tile_us(config: GroupedWgmmaConfig, m: int, k: int) -> float:
     """Modelled µs of each work tile of a group with ``m`` rows of x."""
     rest_n = max(1, -(-m // config.tile_n))
     width = min(w for w in config.widths if w * rest_n >= m)
-    return -(-k // config.tile_k) * STAGE_US[width] * config.ctas_per_sm + TILE_US
+    steps = -(-k // config.tile_k)
+    if config.arch.generation == "sm120":
+        count = config.arch.sm_count
+        return steps * sm120_model.packed_step_us(config, width, count) + sm120_model.packed_store_us(width, count)
+    return steps * STAGE_US[width] * config.ctas_per_sm + TILE_US
 
 
 def predict(plan: PackedPlan, p: PackedGroups) -> float:
-    """Modelled µs on an H200, launch included."""
+    """Modelled µs, of sm_90a on an H200, launch included."""
     c = plan.config
     costs = [
         np.full(-(-n // c.out_rows) * -(-m // c.tile_n), tile_us(c, m, k))

@@ -75,7 +75,8 @@ class PackedPlan:
     def __str__(self) -> str:
         defaults = type(self.config)()
         told = (f"{name} {value}" for name, value in self.tiling.items() if value != getattr(defaults, name))
-        kernel = "stream" if self.streams else f"wgmma tile_n {self.config.tile_n}"
+        mma = "wgmma" if self.config.arch.generation == "sm90" else "mma.sync"
+        kernel = "stream" if self.streams else f"{mma} tile_n {self.config.tile_n}"
         return f"{kernel}, {', '.join(x for x in told if not x.startswith('tile_n'))} on {self.workers}"
 
     def scratch(self, n: int) -> ScratchSize:

@@ -13,9 +13,13 @@ import math
 
 from ..kernels.gemm.config import CTA_ROWS, GemmConfig
 from ..kernels.gemm.shared_plan import MIN_STAGES, StagePlan
+from ..kernels.gemm.sm90.config import WgmmaConfig
 from ..kernels.gemm.sm120.memory_plan import SharedPlan
 from .gemm_model import Prediction, traffic
-from .sm120_rates import DRAM_SHARE, EPILOGUE_CYCLES, LATENCY_US, START_US, part_of
+from .sm120_rates import DRAM_SHARE, EPILOGUE_CYCLES, LATENCY_US, START_US, STEP_CYCLES, part_of
+
+PACKED_BYTES = 9 / 16
+"""Of an element of a packed weight, with its scale."""
 
 
 def has_room(config: GemmConfig) -> bool:
@@ -82,3 +86,28 @@ def predict(
         flops=flops,
         bound=max(terms, key=terms.__getitem__),
     )
+
+
+def packed_us(config: WgmmaConfig, tiles: int, steps: int, workers: int, sm_count: int) -> float:
+    """µs of a product of 16-bit numbers and a packed weight: ``tiles`` of ``steps`` along K on ``workers`` CTAs."""
+    step = packed_step_us(config, config.tile_n, sm_count)
+    store = packed_store_us(config.tile_n, sm_count)
+    start = START_US + LATENCY_US
+    if config.scheduler == "static":
+        return start + -(-tiles // workers) * (steps * step + store)
+    share = -(-tiles * steps // workers)
+    # sums go to memory, and those of others come from there
+    return start + share * step + -(-share // steps) * store + 2 * LATENCY_US + store
+
+
+def packed_step_us(config: WgmmaConfig, columns: int, sm_count: int) -> float:
+    """µs of one of ``sm_count`` busy multiprocessors for a step along K of a tile with ``columns`` rows of x: the
+    tensor cores', or those of its share of memory."""
+    part, weights = part_of(sm_count), config.tile_m * config.tile_k
+    mma = 2 * weights * columns / part.sm_f16_flop_s + STEP_CYCLES / part.clock_ghz * 1e-9
+    return max(mma, weights * PACKED_BYTES * sm_count / (part.dram_bytes_s * DRAM_SHARE)) * 1e6
+
+
+def packed_store_us(columns: int, sm_count: int) -> float:
+    """µs to store a tile of 128 rows of a packed weight and ``columns`` of x."""
+    return columns / 128 * EPILOGUE_CYCLES / part_of(sm_count).clock_ghz * 1e-3

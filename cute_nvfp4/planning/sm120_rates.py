@@ -17,7 +17,7 @@ _MEASURED = "users' reports of the CuTe DSL's NVFP4 GEMM"
 @dataclass(frozen=True)
 class Part:
     """One GPU. clock_ghz: boost; sustained: the share of its peak that whole kernels were seen to reach on large
-    problems."""
+    problems; f16_flop_per_clock: dense, of 16-bit numbers with float32 sums, of one multiprocessor."""
 
     name: str
     sm_count: int
@@ -25,11 +25,17 @@ class Part:
     dram_bytes_s: Figure
     l2_bytes: Figure
     sustained: Figure
+    f16_flop_per_clock: Figure
 
     @property
     def sm_flop_s(self) -> float:
         """Of one multiprocessor, 4-bit operands; 8-bit ones take twice as long."""
         return _FLOP_PER_CLOCK * self.clock_ghz * 1e9 * self.sustained
+
+    @property
+    def sm_f16_flop_s(self) -> float:
+        """Of one multiprocessor, 16-bit operands and float32 sums."""
+        return self.f16_flop_per_clock * self.clock_ghz * 1e9 * self.sustained
 
 
 PARTS = (
@@ -40,6 +46,7 @@ PARTS = (
         Figure(1.792e12, "B/s", "peak", _BLACKWELL),
         Figure(96 * 2**20, "B", "peak", _BLACKWELL),
         Figure(0.81, "", "assumed", "as the RTX PRO 6000, which has the same multiprocessors"),
+        Figure(512, "FLOP", "peak", f"{_BLACKWELL}: 209.5 TFLOPS of dense FP16 with FP32 accumulate"),
     ),
     Part(
         "RTX PRO 6000",
@@ -48,6 +55,7 @@ PARTS = (
         Figure(1.792e12, "B/s", "peak", "NVIDIA RTX PRO 6000 Blackwell data sheet"),
         Figure(128 * 2**20, "B", "peak", _BLACKWELL),
         Figure(0.81, "", "fitted", f"{_MEASURED}: 1629 TFLOPS at 8192 x 8192 x 8192"),
+        Figure(1024, "FLOP", "peak", f"{_BLACKWELL}: 503.8 TFLOPS of dense FP16 with FP32 accumulate"),
     ),
     Part(
         "GB10",
@@ -56,6 +64,7 @@ PARTS = (
         Figure(0.273e12, "B/s", "peak", _SPARK),
         Figure(24 * 2**20, "B", "peak", "NVIDIA at Hot Chips 2025"),
         Figure(0.72, "", "fitted", f"{_MEASURED}: 356 TFLOPS at 4096 x 14336 x 4096"),
+        Figure(1024, "FLOP", "assumed", "as the RTX PRO 6000: a quarter of the 4-bit rate"),
     ),
 )
 
@@ -64,6 +73,10 @@ START_US = Figure(3.0, "us", "assumed", "launch, descriptors, barriers, exit: th
 LATENCY_US = Figure(0.7, "us", "assumed", "round trip of a stage, as fitted for B200")
 EPILOGUE_CYCLES = Figure(
     1200.0, "cycles", "assumed", "a tile of 128 x 128: 64 results a lane, a few instructions each, eight warps"
+)
+
+STEP_CYCLES = Figure(
+    100.0, "cycles", "assumed", "a step of a 16-bit kernel beside its MMAs: a barrier, and fragments before the first"
 )
 
 

@@ -79,14 +79,18 @@ class CudaLauncher:
         lock = threading.Lock()
         # half the time of a with statement
         acquire, release = lock.acquire, lock.release
+        written: tuple | None = None
 
         def call(values: tuple) -> None:
+            nonlocal written
             acquire()
             try:
-                for words, index, value in plain:
-                    words[index] = values[value]
-                for slot in moved:
-                    slot.write(values)
+                if values is not written:
+                    for words, index, value in plain:
+                        words[index] = values[value]
+                    for slot in moved:
+                        slot.write(values)
+                    written = values
                 launch()
             finally:
                 release()

@@ -15,17 +15,17 @@ import datetime
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from tests import long
-from tests.long.families import FAMILIES, Family
-from tests.long.ledger import ROOT, Ledger, Record, commit, simulator
+from tests.long.families import FAMILIES
+from tests.long.ledger import ROOT, Ledger, Record, commit, simulator, sources
+from tests.long.order import Stream, Work, mixed, streams
 from tests.long.shrink import shrunk
+from tests.long.summary import summary, write
 from tests.long.worker import Ended, Task, Worker, perform
 
 LEDGER = ROOT / ".long" / "ledger.jsonl"
@@ -33,82 +33,90 @@ LIMIT = 120.0
 """Seconds of CPU time that a case may take under one schedule, before it counts as hung."""
 
 
-def work(seed: int, only: list[str]) -> Iterator[tuple[Family, str, str]]:
-    """(family, case, architecture) without end, the same for the same seed."""
-    families = [FAMILIES[name] for name in only or FAMILIES]
-    weights = np.array([family.weight for family in families], float)
-    counts = dict.fromkeys(FAMILIES, 0)
-    number = 0
-    while True:
-        generator = np.random.default_rng([seed, number])
-        family = families[generator.choice(len(families), p=weights / weights.sum())]
-        case = family.draw(generator, counts[family.name])
-        yield family, family.text(case), str(generator.choice(list(family.archs)))
-        counts[family.name] += 1
-        number += 1
-
-
 class Run:
     """Takes cases one by one, by several workers, until the time is over."""
 
     def __init__(self, ledger: Ledger, given: argparse.Namespace) -> None:
         self.ledger, self.given = ledger, given
-        self.cases, self.lock = work(given.seed, given.only), threading.Lock()
+        families = [FAMILIES[name] for name in given.only or FAMILIES]
+        self.streams = streams(families, ledger, given.seed, given.archs, given.again)
+        self.works, self.lock = mixed(self.streams, given.seed), threading.Lock()
         self.end = time.monotonic() + 60 * given.minutes
-        self.failed = self.ran = self.skipped = 0
+        self.failed = self.ran = self.known = 0
 
-    def take(self) -> tuple[Family, str, str, tuple[str, ...]] | None:
-        """The next case that has not passed on this commit; with the kernels it has passed with."""
-        with self.lock:
-            while time.monotonic() < self.end and (not self.given.count or self.ran < self.given.count):
-                family, text, arch = next(self.cases)
-                known = self.ledger.passed((family.name, text, arch))
-                same = known and known.commit == commit() and not commit().endswith("+")
-                if same and not self.given.again:
-                    self.skipped += 1
-                    continue
-                self.ran += 1
-                return family, text, arch, () if known is None or self.given.again else known.kernels
+    def take(self) -> Work | None:
+        """What is to be done next."""
+        while time.monotonic() < self.end:
+            with self.lock:
+                if self.given.count and self.ran >= self.given.count:
+                    return None
+                try:
+                    work = next(self.works)
+                except StopIteration:
+                    return None
+                if work is not None:
+                    self.ran += bool(work.text)
+                    return work
+            time.sleep(0.5)
         return None
 
     def loop(self) -> None:
         """One worker's share."""
         worker = Worker()
         try:
-            while (taken := self.take()) is not None:
-                self.one(worker, *taken)
+            while (work := self.take()) is not None:
+                if work.text:
+                    self.one(worker, work)
+                else:
+                    self.list(worker, work.stream)
         finally:
             worker.close()
 
-    def one(self, worker: Worker, family: Family, text: str, arch: str, seen: tuple[str, ...]) -> None:
+    def list(self, worker: Worker, stream: Stream) -> None:
+        """Asks which cases a stream has."""
+        ended = worker.run(Task(stream.family.name, "", stream.arch, 1, part=stream.part), 10 * LIMIT, self.end)
+        if ended.outcome != "listed" and ended.outcome != "unfinished":
+            self.say(f"{ended.outcome.upper()} {ended.error}\n  listing {stream.name}")
+        with self.lock:
+            stream.take_list(ended.cases)
+
+    def one(self, worker: Worker, work: Work) -> None:
+        family, arch = work.stream.family, work.stream.arch
         schedules = min(family.schedules, self.given.schedules or family.schedules)
-        ended = worker.run(Task(family.name, text, arch, schedules, seen), LIMIT * schedules)
-        if ended.outcome == "known":
-            self.skipped += 1
-            return
-        smallest = "" if ended.outcome == "passed" else self.smallest(worker, family, text, arch, ended)
+        ended = worker.run(Task(family.name, work.text, arch, schedules, work.seen), LIMIT * schedules, self.end)
+        if ended.outcome in ("known", "unfinished"):
+            self.known += ended.outcome == "known"
+            self.ran -= ended.outcome == "unfinished"
+            if ended.outcome == "unfinished":
+                return
+        smallest = "" if ended.outcome in ("passed", "known") else self.smallest(worker, work, ended)
         record = Record(
-            family.name, text, arch, ended.outcome, round(ended.seconds, 3), datetime.date.today().isoformat(),
-            commit(), simulator(), ended.runs, ended.kernels, ended.error, smallest,
+            family.name, work.text, arch, ended.outcome, round(ended.seconds, 3), datetime.date.today().isoformat(),
+            commit(), simulator(), ended.runs, ended.kernels, ended.error, smallest, ended.note, sources(),
         )  # fmt: skip
         with self.lock:
+            if ended.outcome == "known":
+                record = replace(self.ledger.records[record.key], sources=sources())
             self.ledger.add(record)
-            if ended.outcome != "passed":
-                self.failed += 1
-                print(
-                    f"{ended.outcome.upper()} {ended.error}\n  under {ended.schedule}\n  {record.command}", flush=True
-                )
+        if record.outcome != "passed":
+            self.failed += 1
+            self.say(f"{ended.outcome.upper()} {ended.error}\n  under {ended.schedule}\n  {record.command}")
 
-    def smallest(self, worker: Worker, family: Family, text: str, arch: str, ended: Ended) -> str:
+    def say(self, text: str) -> None:
+        with self.lock:
+            print(text, flush=True)
+
+    def smallest(self, worker: Worker, work: Work, ended: Ended) -> str:
         """The smallest case that ends in the same kind of error."""
-        kind = ended.error.partition(":")[0]
+        family, kind = work.stream.family, ended.error.partition(":")[0]
         schedules = min(family.schedules, 3)
 
         def fails(candidate: Any) -> bool:
-            again = worker.run(Task(family.name, family.text(candidate), arch, schedules), LIMIT)
+            task = Task(family.name, family.text(candidate), work.stream.arch, schedules)
+            again = worker.run(task, LIMIT, self.end)
             return again.outcome == ended.outcome and again.error.partition(":")[0] == kind
 
-        return family.text(shrunk(family.parse(text), fails, self.given.shrink))
+        return family.text(shrunk(family.parse(work.text), fails, self.given.shrink))
 
 
 def arguments() -> argparse.Namespace:
@@ -118,6 +126,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=60.0, metavar="N", help="stop after this long (default: 60)")
     parser.add_argument("--resume", type=Path, default=LEDGER, metavar="LEDGER", help=f"default: {LEDGER}")
     parser.add_argument("--only", nargs="*", default=[], choices=FAMILIES, metavar="FAMILY", help=", ".join(FAMILIES))
+    parser.add_argument("--archs", nargs="*", default=[], metavar="ARCH", help="of these alone")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes")
     parser.add_argument("--seed", type=int, default=0, help="another order, and other cases")
     parser.add_argument("--count", type=int, default=0, metavar="N", help="at most N cases")
@@ -128,6 +137,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--again", action="store_true", help="also what has passed before")
     parser.add_argument("--case", nargs=2, metavar=("FAMILY", "CASE"), help="this one, in this process")
     parser.add_argument("--arch", default="sm_100a", help="of --case")
+    parser.add_argument("--merge", nargs="*", type=Path, metavar="LEDGER", help="run nothing, add what these have")
     parser.add_argument("--summary", action="store_true", help="run nothing, tell what the ledger holds")
     parser.add_argument("--write", action="store_true", help="with --summary: into docs/checks.md")
     return parser.parse_args()
@@ -136,10 +146,13 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     given = arguments()
     ledger = Ledger(given.resume)
+    if given.merge:
+        print(f"{sum(ledger.merge(Ledger(path)) for path in given.merge)} records")
+        return 0
     if given.summary:
-        print(ledger.summary())
+        print(summary(ledger))
         if given.write:
-            ledger.write()
+            write(ledger)
         return 0
     if given.case:
         name, text = given.case
@@ -150,7 +163,7 @@ def main() -> int:
     with ThreadPoolExecutor(given.jobs) as pool:
         for task in [pool.submit(run.loop) for _ in range(given.jobs)]:
             task.result()
-    print(f"{run.ran} cases, {run.skipped} skipped, {run.failed} failed: {given.resume}")
+    print(f"{run.ran} cases, {run.known} of them as before, {run.failed} failed: {given.resume}")
     return int(run.failed > 0)
 
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from cute_nvfp4.errors import CuteNvfp4Error
-from tests.sim.mutation import gemm, programs
-from tests.sim.mutation.judge import Subject
+from tests.long.family import Family, Once
+from tests.sim.mutation import subjects
 
-KERNELS = (*programs.NAMES, *gemm.CASES)
 INSTRUCTIONS = 50_000
 """More than five times what any of the kernels executes, and at most some ten seconds."""
 CHANGES = ("drop", "twice", "exchange", "operand", "number", "modifier", "character")
@@ -30,17 +29,17 @@ class FuzzCase:
     seed: int
 
 
-def draw(generator: np.random.Generator, number: int) -> FuzzCase:
-    return FuzzCase(str(generator.choice(KERNELS)), int(generator.integers(1 << 30)))
+def draw(generator: np.random.Generator, arch: str) -> FuzzCase:
+    return FuzzCase(str(generator.choice(subjects.names(arch))), int(generator.integers(1 << 30)))
 
 
-def subject(kernel: str) -> Subject:
-    return gemm.subject(kernel) if kernel in gemm.CASES else programs.subject(kernel)
+def prepare(case: FuzzCase) -> Once:
+    return lambda: run(case)
 
 
 def run(case: FuzzCase) -> None:
     """Anything but an error of ours comes out."""
-    one = subject(case.kernel)
+    one = subjects.subject(case.kernel)
     try:
         one.run(fuzzed(one.ptx, case.seed), checks=True, instruction_limit=INSTRUCTIONS)
     except CuteNvfp4Error:
@@ -78,3 +77,11 @@ def _replaced(line: str, pattern: re.Pattern[str], new: str, generator: np.rando
         return line
     one = found[generator.integers(len(found))]
     return line[: one.start()] + new + line[one.end() :]
+
+
+FAMILIES = (
+    Family(
+        "fuzzed-ptx", FuzzCase, prepare, draw, archs=subjects.ARCHS, weight=4, goal=700,
+        ptx=lambda case: subjects.subject(case.kernel).ptx,
+    ),
+)  # fmt: skip

@@ -1,24 +1,24 @@
-"""What was run: a line of JSON for each case, and the summary of all of them."""
+"""What was run: a line of JSON for each case."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import subprocess
-from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "checks.md"
-BEGIN, END = "<!-- long run: begin -->", "<!-- long run: end -->"
+PACKAGE = ROOT / "cute_nvfp4"
 
 
 @dataclass(frozen=True)
 class Record:
     """``outcome``: passed, failed, crashed or hung. ``kernels``: fingerprints of the PTX that ran, in order;
-    ``simulator``: of the sources that ran it; ``runs``: schedules done; ``smallest``: the shrunk case of a failure."""
+    ``simulator``, ``sources``: of the sources that ran it, and of all else of the package; ``runs``: schedules done;
+    ``smallest``: the shrunk case of a failure; ``note``: what there is to say of one that has passed."""
 
     family: str
     case: str
@@ -32,6 +32,8 @@ class Record:
     kernels: tuple[str, ...] = ()
     error: str = ""
     smallest: str = ""
+    note: str = ""
+    sources: str = ""
 
     @property
     def key(self) -> tuple[str, str, str]:
@@ -62,54 +64,44 @@ class Ledger:
         with self.path.open("a") as file:
             file.write(json.dumps(asdict(record)) + "\n")
 
+    def merge(self, other: Ledger) -> int:
+        """Adds what another has, which ran later; how many records that were."""
+        new = [record for key, record in other.records.items() if self.records.get(key) != record]
+        for record in new:
+            self.add(record)
+        return len(new)
+
     def passed(self, key: tuple[str, str, str]) -> Record | None:
         """The record of a case that passed the last time."""
         found = self.records.get(key)
         return found if found is not None and found.outcome == "passed" else None
 
-    def summary(self) -> str:
-        """A table of all records, family by family."""
-        if not self.records:
-            return "Nothing was run."
-        every = list(self.records.values())
-        days, commits = sorted({r.day for r in every}), {r.commit for r in every}
-        lines = [
-            f"{len(every):,} cases from {days[0]} to {days[-1]}, on {len(commits)} commit(s) and "
-            f"{len({r.simulator for r in every})} version(s) of the simulator, "
-            f"in {sum(r.seconds for r in every) / 3600:.2f} hours of one process.",
-            "",
-            "| cases of | run | schedules each | kernels | passed | failed | crashed | hung |",
-            "|---|---:|---:|---:|---:|---:|---:|---:|",
-        ]
-        for family in sorted({r.family for r in every}):
-            mine = [r for r in every if r.family == family]
-            ended = Counter(r.outcome for r in mine)
-            kernels = {kernel for r in mine for kernel in r.kernels}
-            counts = [len(mine), max(r.runs for r in mine), len(kernels)]
-            counts += [ended[name] for name in ("passed", "failed", "crashed", "hung")]
-            lines.append(f"| {family} | " + " | ".join(f"{n:,}" for n in counts) + " |")
-        return "\n".join(lines)
-
-    def write(self, page: Path = PAGE) -> None:
-        """Replaces the summary in the page."""
-        text = page.read_text()
-        before, _, rest = text.partition(BEGIN)
-        page.write_text(f"{before}{BEGIN}\n{self.summary()}\n{END}{rest.partition(END)[2]}")
-
 
 @cache
 def commit() -> str:
-    """The commit that is checked out, with ``+`` where files differ from it."""
+    """The commit that is checked out, with ``+`` where files differ from it; without git, ``sources``."""
+    if not (ROOT / ".git").exists():
+        return f"sources {sources()}"
     git = ["git", "-C", str(ROOT)]
     head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True).stdout.strip()
     changed = subprocess.run([*git, "status", "--porcelain"], capture_output=True, text=True).stdout.strip()
-    return (head or "unknown") + ("+" if changed else "")
+    return head + ("+" if changed else "")
 
 
 @cache
 def simulator() -> str:
     """A fingerprint of the simulator's sources."""
+    return _digest(path for path in PACKAGE.rglob("*.py") if PACKAGE / "sim" in path.parents)
+
+
+@cache
+def sources() -> str:
+    """A fingerprint of all else of the package: the same kernels."""
+    return _digest(path for path in PACKAGE.rglob("*.py") if PACKAGE / "sim" not in path.parents)
+
+
+def _digest(paths: Iterable[Path]) -> str:
     found = hashlib.sha256()
-    for path in sorted((ROOT / "cute_nvfp4" / "sim").rglob("*.py")):
+    for path in sorted(paths):
         found.update(path.read_bytes())
     return found.hexdigest()[:12]

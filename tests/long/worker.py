@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import multiprocessing
 import resource
 import signal
@@ -14,24 +15,29 @@ from typing import Any
 
 AFTER = 40
 """Cases after which a process is replaced: compiled kernels are many."""
+GRACE = 5.0
+"""Seconds that a case may go on when the time is over."""
 SHARE = 20
 """Times the limit of CPU time that a case may take on the clock, on a machine that others use."""
 
 
 @dataclass(frozen=True)
 class Task:
-    """``seen``: fingerprints of the kernels with which the case passed before; where they are the same, it is over."""
+    """A case, or with an empty one the question which cases there are, of ``part``. ``seen``: fingerprints of the
+    kernels with which the case passed before; where they are the same, it is over."""
 
     family: str
     case: str
     arch: str
     schedules: int
     seen: tuple[str, ...] = ()
+    part: str = ""
 
 
 @dataclass(frozen=True)
 class Ended:
-    """seconds: of CPU time."""
+    """seconds: of CPU time. note: what the family says of a case that has passed. cases: those there are, and what each
+    stands for."""
 
     outcome: str
     seconds: float
@@ -39,39 +45,53 @@ class Ended:
     kernels: tuple[str, ...] = ()
     error: str = ""
     schedule: str = ""
+    note: str = ""
+    cases: tuple[tuple[str, str], ...] = ()
 
 
 class Known(Exception):
     """All kernels are those with which the case has passed."""
 
 
-def perform(task: Task) -> Ended:
-    """Runs a case under its schedules, here."""
+def fingerprint(ptx: str) -> str:
     from ptx_fingerprints import normalised
 
+    return hashlib.sha256(normalised(ptx).encode()).hexdigest()[:12]
+
+
+def perform(task: Task) -> Ended:
+    """Runs a case under its schedules, here."""
     from cute_nvfp4 import simulating
     from cute_nvfp4.sim import adversarial
     from tests.long.families import FAMILIES
     from tests.sim.gemm_sweep import forget
 
     family, begin, runs, kernels = FAMILIES[task.family], time.process_time(), 0, []
-    case, schedule = family.parse(task.case), ""
+    if not task.case:
+        return listing(family, task)
+    case, schedule, once, note = family.parse(task.case), "", None, ""
 
-    def note(kernel: Any) -> Any:
-        if not runs:
-            kernels.append(hashlib.sha256(normalised(kernel.ptx).encode()).hexdigest()[:12])
-            if task.seen and tuple(kernels) == task.seen:
-                raise Known
+    def saw(ptx: str) -> None:
+        kernels.append(fingerprint(ptx))
+        if task.seen and tuple(kernels) == task.seen:
+            raise Known
+
+    def launched(kernel: Any) -> Any:
+        if not runs and family.ptx is None:
+            saw(kernel.ptx)
         return kernel
 
     def ended(outcome: str, error: str = "") -> Ended:
-        return Ended(outcome, time.process_time() - begin, runs, tuple(kernels), error, schedule)
+        return Ended(outcome, time.process_time() - begin, runs, tuple(kernels), error, schedule, note)
 
     try:
+        if family.ptx is not None:
+            saw(family.ptx(case))
         for one in adversarial(task.schedules):
             schedule = str(one)
-            with simulating(task.arch, schedule=one, kernel=note):
-                family.run(case)
+            with simulating(task.arch, schedule=one, kernel=launched):
+                once = once or family.prepare(case)
+                note = once() or ""
             runs += 1
     except Known:
         return ended("known")
@@ -81,6 +101,14 @@ def perform(task: Task) -> Ended:
     finally:
         forget()
     return ended("passed")
+
+
+def listing(family: Any, task: Task) -> Ended:
+    """The cases there are."""
+    begin = time.process_time()
+    texts = [family.text(case) for case in family.every(task.arch, task.part)]
+    cases = tuple((text, family.stands_for(text)) for text in texts)
+    return Ended("listed", time.process_time() - begin, cases=cases)
 
 
 def allow(limit: float) -> None:
@@ -110,16 +138,20 @@ class Worker:
         self._process: Any = None
         self._done = 0
 
-    def run(self, task: Task, limit: float) -> Ended:
-        """What became of the task within ``limit`` seconds of CPU time."""
+    def run(self, task: Task, limit: float, end: float = math.inf) -> Ended:
+        """What became of the task within ``limit`` seconds of CPU time; at ``end`` of the monotonic clock it is left
+        unfinished."""
         if self._process is None or self._done >= AFTER:
             self.close()
             self._start()
         self._connection.send((task, limit))
         self._done += 1
         outcome, error = "hung", f"no end after {SHARE * limit:g} s"
+        left = end + GRACE - time.monotonic()
+        if left < SHARE * limit:
+            outcome = "unfinished"
         try:
-            if self._connection.poll(SHARE * limit):
+            if self._connection.poll(max(0.0, min(SHARE * limit, left))):
                 return self._connection.recv()
         except (EOFError, ConnectionResetError):
             self._process.join()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Iterator
 
@@ -13,6 +14,7 @@ from roads import Roads, table
 
 from cute_nvfp4 import PreparedWeight, gemm, grouped_gemm, prepare_weight, quantize, simulating
 from cute_nvfp4.errors import OperandError
+from cute_nvfp4.ops import packed_again
 from cute_nvfp4.ops import packed_gemm as packed_module
 from cute_nvfp4.ops import packed_list as packed_groups
 
@@ -23,7 +25,8 @@ pytestmark = [pytest.mark.kernels, pytest.mark.sim_only("CPU tensors")]
 def simulator() -> Iterator[None]:
     with simulating("sm_90a"):
         yield
-    packed_module._calls.clear()
+    for module in (packed_module, packed_groups, packed_again):
+        module._calls.clear()
 
 
 def test_tables() -> None:
@@ -75,8 +78,9 @@ def test_groups() -> None:
     weight, x = prepare_weight(packed_input.W), packed_input.X
     pairs, rows = [(x, weight)] * 2, torch.empty(12, 32, dtype=torch.bfloat16)
     good = [lambda: grouped_gemm(pairs), lambda: grouped_gemm(pairs, out=[rows[:4], rows[4:8]])]
-    roads = Roads(packed_groups._calls, good)
+    roads = Roads(packed_groups._calls, good, packed_again._calls)
     over = torch.tensor([], dtype=torch.bfloat16).set_(weight.packed.untyped_storage(), 0, (4, 32))
+    unaligned = torch.zeros(4 * 64 + 1, dtype=torch.bfloat16)[1:].view(4, 64)
     for problems, out, message in (
         (pairs, [], "out: got list of 0"),
         (pairs, [rows[:4]], "out: got list of 1"),
@@ -85,13 +89,94 @@ def test_groups() -> None:
         (pairs, [rows[:4], rows[2:6]], "memory of out"),
         (pairs, [rows[:4], over], "memory of an operand"),
         (pairs, [rows[:4], 5], "out: got int"),
+        (pairs, rows[:8].view(2, 4, 32), "out: got Tensor"),
+        ([(x, weight), (x.clone().requires_grad_(), weight)], [rows[:4], rows[4:8]], "grad"),
+        ([(x, weight), (unaligned, weight)], None, "group 1: alignment of a"),
+        ([(x, weight), (x, weight, 1)], None, "group 1: problem: got tuple"),
         ([(x, weight), (x.half(), weight)], None, "group 1: dtype of a"),
         ([(x, weight), (x, None)], None, "group 1: b: got NoneType"),
         ([(x, weight), x], None, "group 1: problem: got Tensor"),
     ):
         said = roads.refused(lambda problems=problems, out=out: grouped_gemm(problems, out=out))
         assert message in said, said
-    packed_groups._calls.clear()
+
+
+class Groups:
+    """Two groups with new numbers: the weights' global scales are those of ``scales``, x of both is one tensor or not.
+
+    out: results are given.
+    """
+
+    def __init__(self, seed: int, scales: str, shared: bool, out: bool) -> None:
+        generator = torch.Generator().manual_seed(seed)
+        factors = (torch.rand(2, generator=generator) + 0.5).split(1)
+        kept = {"none": (None, None), "one": (factors[0],) * 2, "row": factors, "apart": factors[::-1]}[scales]
+        self.weights = [
+            prepare_weight(quantize(torch.randn(n, 64, generator=generator), global_scale=None)) for n in (32, 48)
+        ]
+        self.weights = [dataclasses.replace(w, global_scale=x) for w, x in zip(self.weights, kept)]
+        xs = [torch.randn(3, 64, generator=generator).bfloat16() for _ in range(2)]
+        self.xs = [xs[0]] * 2 if shared else xs
+        self.out = [torch.empty(3, n, dtype=torch.bfloat16) for n in (32, 48)] if out else None
+
+    def right(self) -> bool:
+        """Calls grouped_gemm."""
+        got = grouped_gemm([*zip(self.xs, self.weights)], out=self.out)
+        wanted = [x.double() @ w.dequantize(torch.float64).t() for x, w in zip(self.xs, self.weights)]
+        same = self.out is None or all(x is y for x, y in zip(got, self.out))
+        return same and all(torch.allclose(x.double(), y, rtol=2**-7, atol=1e-2) for x, y in zip(got, wanted))
+
+
+@pytest.mark.parametrize(
+    "scales, shared, out", [("none", False, True), ("one", True, True), ("row", False, False), ("apart", False, True)]
+)
+def test_groups_again(scales: str, shared: bool, out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tensors like those of a call take the short road, unless scales must be gathered; what is unlike them never."""
+    slow: list[int] = []
+    planned = packed_again.packed_list_call
+    monkeypatch.setattr(packed_again, "packed_list_call", lambda *given: slow.append(1) or planned(*given))
+    first, second = (Groups(seed, scales, shared, out) for seed in (0, 1))
+    for problem in (first, first, second, first):
+        assert problem.right()
+    assert len(slow) == (4 if scales == "apart" else 1)
+    slow.clear()
+    others = {"none": ("one", shared), "one": ("row", shared), "row": ("apart", shared), "apart": ("one", not shared)}
+    assert Groups(2, *others[scales], out).right() and Groups(2, scales, not shared, out).right() and len(slow) >= 2
+    assert second.right()
+    second.xs[0].requires_grad_()
+    with pytest.raises((RuntimeError, OperandError), match="grad"):
+        second.right()
+
+
+def test_groups_again_at_other_addresses() -> None:
+    """Looked at: which are aligned, and apart from each other."""
+    problem = Groups(0, "none", False, True)
+    assert problem.right() and problem.right()
+    room = torch.zeros(1024, dtype=torch.bfloat16)
+    good, x = problem.out, problem.xs[0]
+    for over, start in ((problem.xs[1], 8), (problem.weights[0].packed, 0), (good[1], 0), (good[1], 48)):
+        problem.out = [torch.tensor([], dtype=torch.bfloat16).set_(over.untyped_storage(), start, (3, 32)), good[1]]
+        with pytest.raises(OperandError, match="memory of"):
+            problem.right()
+    problem.out = good
+    problem.xs[0] = room[1 : 1 + 3 * 64].view(3, 64).copy_(x)
+    with pytest.raises(OperandError, match="group 0: alignment of a"):
+        problem.right()
+    problem.xs[0] = x
+    problem.out = [room[1 : 1 + 3 * 32].view(3, 32), good[1]]
+    assert problem.right()
+
+
+def test_groups_again_count_as_written() -> None:
+    """Autograd does not use what it had saved of an output that is written on the short road."""
+    problem = Groups(0, "none", False, True)
+    factor = torch.ones(3, 32, dtype=torch.bfloat16, requires_grad=True)
+    for _ in range(2):
+        assert problem.right()
+    y = (problem.out[0] * factor).sum()
+    assert problem.right()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.backward()
 
 
 def test_autograd_knows_what_was_written() -> None:

@@ -3,33 +3,86 @@
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 import quantize_problems
 
 from cute_nvfp4.errors import CuteNvfp4Error
 from tests.long import fuzzing
-from tests.long.__main__ import work
 from tests.long.families import FAMILIES
-from tests.long.ledger import BEGIN, END, Ledger, Record
+from tests.long.ledger import Ledger, Record, sources
+from tests.long.order import mixed, streams
 from tests.long.shrink import shrunk
+from tests.long.summary import BEGIN, END, total, write
 from tests.long.worker import Ended, Task, Worker, allow, perform
+
+COMMON = {"seconds": 1800.0, "day": "2030-01-02", "commit": "c", "simulator": "s", "runs": 2}
+
+
+def first(count: int, seed: int, only: list[str], ledger: Ledger | None = None) -> list[tuple[str, str, str]]:
+    """(family, case, architecture) of the first pieces of work."""
+    families = [FAMILIES[name] for name in only or FAMILIES]
+    works = mixed(streams(families, ledger or Ledger(Path("none")), seed), seed)
+    found = [work for work in itertools.islice(works, count) if work is not None]
+    return [(work.stream.family.name, work.text, work.stream.arch) for work in found]
 
 
 def test_the_order_is_random_and_reproducible() -> None:
-    def first(seed: int, only: list[str]) -> list[tuple[str, str, str]]:
-        return [(family.name, text, arch) for family, text, arch in itertools.islice(work(seed, only), 12)]
-
-    assert first(1, []) == first(1, []) != first(2, [])
-    assert {name for name, _, _ in first(1, ["gemv"])} == {"gemv"}
+    assert first(20, 1, []) == first(20, 1, []) != first(20, 2, [])
+    assert {name for name, _, _ in first(5, 1, ["gemv"])} == {"gemv"}
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_cases_are_plain_data(name: str) -> None:
-    for family, text, _ in itertools.islice(work(3, [name]), 3):
+@pytest.mark.parametrize("name", [family.name for family in FAMILIES.values() if family.draw is not None])
+def test_random_cases_are_plain_data(name: str) -> None:
+    family = FAMILIES[name]
+    for _, text, _ in first(3, 3, [name]):
         assert family.text(family.parse(text)) == text
+
+
+@pytest.mark.parametrize("arch", ["sm_120a", "sm_90a"])
+def test_lists_are_plain_data_and_each_case_stands_for_something_else(arch: str) -> None:
+    for family in FAMILIES.values():
+        if family.every is None or arch not in family.archs or family.ptx is not None:
+            continue
+        for part in family.parts(arch):
+            cases = perform(Task(family.name, "", arch, 1, part=part)).cases
+            assert len({stands_for for _, stands_for in cases}) == len(cases) > 20
+            for text, _ in cases[::50]:
+                assert family.text(family.parse(text)) == text and (not part or family.part_of(text) == part)
+
+
+def test_what_has_passed_does_not_come_again(tmp_path) -> None:
+    """Of a list what stands for the same; a random case no more, and one less is drawn; of other sources, last."""
+    family, ledger = FAMILIES["gemm-structure"], Ledger(tmp_path / "ledger.jsonl")
+    cases = perform(Task(family.name, "", "sm_120a", 1)).cases
+    done = json.loads(cases[5][0]) | {"m": 77, "seed": 3}
+    ledger.add(Record(family.name, json.dumps(done), "sm_120a", "passed", sources="old", kernels=("k",), **COMMON))
+    _, drawn, _ = first(1, 0, ["gated-gemm"])[0]
+    for arch in FAMILIES["gated-gemm"].archs:
+        ledger.add(Record("gated-gemm", drawn, arch, "passed", sources=sources(), **COMMON))
+    (stream,) = streams([family], ledger, 0, ["sm_120a"])
+    assert stream.next().text == "" and stream.waits
+    stream.take_list(cases)
+    works = list(iter(stream.next, None))
+    assert sorted(work.text for work in works[:-1]) == sorted(text for i, (text, _) in enumerate(cases) if i != 5)
+    assert (json.loads(works[-1].text), works[-1].seen) == (done, ("k",))
+    again = streams([FAMILIES["gated-gemm"]], ledger, 0)
+    assert [stream.left for stream in again] == [FAMILIES["gated-gemm"].goal - 1] * 2
+    assert drawn not in {stream.next().text for stream in again for _ in range(2)}
+
+
+def test_a_merged_ledger_has_what_ran_later(tmp_path) -> None:
+    here, there = Ledger(tmp_path / "here.jsonl"), Ledger(tmp_path / "there.jsonl")
+    for case, outcome in (("{}", "failed"), ('{"seed":1}', "passed")):
+        here.add(Record("gemv", case, "sm_90a", outcome, **COMMON))
+    there.add(Record("gemv", '{"seed":1}', "sm_90a", "passed", **COMMON))
+    there.add(Record("gemv", "{}", "sm_90a", "passed", **COMMON))
+    assert here.merge(there) == 1 and here.passed(("gemv", "{}", "sm_90a"))
+    assert len(Ledger(here.path).records) == 2
 
 
 def test_a_case_runs_and_is_known_the_next_time() -> None:
@@ -69,6 +122,7 @@ def test_workers_that_hang_or_die_are_replaced(monkeypatch: pytest.MonkeyPatch) 
     worker = Worker()
     try:
         outcomes = [worker.run(Task("", case, "", 1), 10).outcome for case in ("fine", "die", "fine")]
+        assert worker.run(Task("", "sleep", "", 1), 10, time.monotonic()).outcome == "unfinished"
         assert outcomes == ["passed", "crashed", "passed"]
         ended = [worker.run(Task("", case, "", 1), limit) for case, limit in (("spin", 10.0), ("sleep", 0.5))]
         assert [x.outcome for x in ended] == ["hung", "hung"]
@@ -79,25 +133,33 @@ def test_workers_that_hang_or_die_are_replaced(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_ledger_keeps_the_last_of_each_case_and_sums_up(tmp_path) -> None:
     file, page = tmp_path / "ledger.jsonl", tmp_path / "page.md"
-    common = {"seconds": 1800.0, "day": "2030-01-02", "commit": "c", "simulator": "s", "runs": 2}
     ledger = Ledger(file)
-    ledger.add(Record("gemm", "{}", "sm_100a", "failed", error="E: no", smallest='{"m":1}', **common))
-    ledger.add(Record("gemm", "{}", "sm_100a", "passed", kernels=("a", "b"), **common))
-    ledger.add(Record("gemv", '{"seed":1}', "sm_90a", "hung", **common))
+    ledger.add(Record("gemm", "{}", "sm_100a", "failed", error="E: no", smallest='{"m":1}', **COMMON))
+    ledger.add(Record("gemm", "{}", "sm_100a", "passed", kernels=("a", "b"), **COMMON))
+    ledger.add(Record("gemv", '{"seed":1}', "sm_90a", "hung", **COMMON))
     again = Ledger(file)
     assert again.records == ledger.records and len(again.records) == 2
     assert again.passed(("gemm", "{}", "sm_100a")).kernels == ("a", "b") and not again.passed(("gemv", "", ""))
     page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    again.write(page)
+    for kernel, note in (("a", "Race"), ("a", "Race"), ("a", "harmless"), ("b", "Race")):
+        case = json.dumps({"kernel": kernel, "kind": "drop", "ordinal": len(again.records)})
+        again.add(Record("mutant", case, "sm_90a", "passed", note=note, **COMMON | {"seconds": 0.0}))
+    write(again, page, lambda family, arch: 7 if family == "gemm" else None)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "| gemm | 1 | 2 | 2 | 1 | 0 | 0 | 0 |" in text and "in 1.00 hours" in text
-    record = Record("gemm", "{}", "sm_90a", "failed", smallest='{"m":1}', **common)
+    assert "| gemm | sm_100a | 1 | 7 | 2 | 2 | 1 | 0 | 0 | 0 |" in text and "in 1.00 hours" in text
+    assert (
+        "| mutants of | run | `Race` | harmless |" in text
+        and "| a | 3 | 2 | 1 |" in text
+        and "| b | 1 | 1 | 0 |" in text
+    )
+    assert total("gemm-structure", "sm_120a") > 90 and total("gemv", "sm_90a") == FAMILIES["gemv"].goal
+    record = Record("gemm", "{}", "sm_90a", "failed", smallest='{"m":1}', **COMMON)
     assert record.command == "python -m tests.long --case gemm '{\"m\":1}' --arch sm_90a"
 
 
 def test_a_fuzzed_text_differs_in_few_places_and_always_the_same() -> None:
-    ptx = fuzzing.subject("gemm").ptx
+    ptx = fuzzing.subjects.subject("gemm").ptx
     texts = [fuzzing.fuzzed(ptx, seed) for seed in range(30)]
     assert texts == [fuzzing.fuzzed(ptx, seed) for seed in range(30)] and len(set(texts)) > 20
     for text in texts:
@@ -112,7 +174,7 @@ def test_what_the_simulator_says_of_fuzzed_text_is_fine_and_its_own_errors_are_n
         def run(self, ptx: str, **_: object) -> None:
             raise error
 
-    monkeypatch.setattr(fuzzing, "subject", lambda name: Subject())
+    monkeypatch.setattr(fuzzing.subjects, "subject", lambda name: Subject())
     error: Exception = CuteNvfp4Error("a hazard")
     fuzzing.run(fuzzing.FuzzCase("gemm", 1))
     error = IndexError("index 7 is out of bounds")

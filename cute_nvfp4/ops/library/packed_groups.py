@@ -109,7 +109,7 @@ define(
 
 
 def packed_list(problems: Any, alpha: Any, out: Any, out_dtype: Any, config: Any, backend: str) -> list[torch.Tensor]:
-    """``ops.packed_list.packed_list`` by its operator."""
+    """``ops.packed_again.packed_list`` by its operator."""
     a, a_scale, a_global_scale = (list(x) for x in zip(*(_parts(x) for x, _ in problems)))
     weights = [b for _, b in problems]
     scalar, alpha_tensor = split_alpha(alpha, weights[0].device, len(weights))
@@ -148,7 +148,7 @@ def _run_list(
     backend="auto",
     out=None,
 ) -> list[torch.Tensor]:
-    from ..packed_list import packed_list
+    from ..packed_list import packed_list_call
 
     lists = (a, a_scale, a_global_scale, b, b_global_scale, rows, k)
     if len({len(x) for x in lists}) != 1:
@@ -159,7 +159,8 @@ def _run_list(
         problems.append((one, PreparedWeight(packed, n, depth, dtype, global_scale)))
     # results of an operator may not share memory, as those of the function do
     out = _new(a, a_scale, rows, b, out_dtype or dtype) if out is None else out
-    return packed_list(problems, either(alpha, alpha_tensor), out, None, None, backend)
+    factor = either(alpha, alpha_tensor)
+    return packed_list_call(problems, factor, out, None, None, backend)(problems, factor, out)
 
 
 def _fake_list(

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import Any
 
+from cute_nvfp4.sim.clock.flags import Key
 from cute_nvfp4.sim.clock.machine import Machine
-from cute_nvfp4.sim.clock.recorder import Arrive, Await, Bar, Commit, Copy, Key, Passes, Product, Request, Transfer
+from cute_nvfp4.sim.clock.recorder import Arrive, Await, Bar, Commit, Copy, Passes, Product, Request, Transfer
 from cute_nvfp4.sim.clock.sass import NO_SCOREBOARD
 from cute_nvfp4.sim.clock.steps import REASONS, Step
 from cute_nvfp4.sim.clock.warps import WORTH_SHOWING, Warp
@@ -80,7 +81,9 @@ class Effects:
             return time
         answer = warp.sm.port.load(time, what)
         self.release(warp, step, answer.time, answer.by)
-        if what.keys:  # polls until the flag's store is there, and sees it one look later
+        if what.keys and self._left[what.keys[0]] + (
+            what.keys[0] in self._over
+        ):  # polls until the flag's store is there, and sees it one look later
             return self._await(warp, what.keys[0], time, step, "l2.latency_50", "flag")
         return time
 

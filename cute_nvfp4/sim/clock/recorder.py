@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from cute_nvfp4.sim.clock.flags import Flags, Key
 from cute_nvfp4.sim.clock.sampling import Sample
 from cute_nvfp4.sim.frontend.flow import poll_loop
 from cute_nvfp4.sim.frontend.model import Instruction
@@ -26,10 +27,10 @@ from cute_nvfp4.sim.observe import banks
 from cute_nvfp4.sim.tcgen05 import transfers
 from cute_nvfp4.sim.tcgen05.mma import Mma
 
-Key = tuple[int, int, int]
-"""An event that warps wait for: CTA of the grid, then an mbarrier's slot and phase; a named barrier (-1 - its number)
-and its opening; the cluster's barrier (``CLUSTER``) and its phase; a load of flags (``FLAG``) and its number."""
-CLUSTER, FLAG = -100, -200
+CLUSTER = -100
+"""``Key`` is an event that warps wait for: CTA of the grid, then an mbarrier's slot and phase; a named barrier
+(-1 - its number) and its opening; the cluster's barrier (``CLUSTER``) and its phase; a load of flags (``FLAG``) and its
+number."""
 _PAST_L1 = {"cg", "cv", "volatile", "relaxed", "acquire", "no_allocate"}
 _RAISES, _LOOKS = {"release", "acq_rel", "relaxed", "volatile"}, {"acquire", "relaxed", "volatile"}
 """Stores of flags, and loads of them."""
@@ -126,8 +127,7 @@ class Recorder(Listener):
         self._index = {id(i): n for n, i in enumerate(kernel.source.code)}
         self._sample, self._memory, self._warm = sample, memory, warm
         self._touched: dict[int, np.ndarray] = {}
-        self._flags: dict[int, list[Key]] = {}
-        self._looks = 0
+        self.flags = Flags(self.expected)
         self.polls = [poll_loop(b) for b in kernel.blocks]
 
     def listeners(self, wave: Wave) -> Iterable[Listener]:
@@ -208,7 +208,7 @@ class Recorder(Listener):
         first[:, 1:] = sectors[:, 1:] != sectors[:, :-1]
         first &= lanes.any(axis=1)[:, None]
         fresh = self._touch(sectors, first, kind)
-        keys = self._flag(warps, address, lanes, set(i.mods), kind)
+        keys = self._flag(warps, address, lanes, i, kind)
         for row, slot in zip(*self._rows(warps)):
             mine = sectors[row][first[row]]
             if len(mine):
@@ -217,29 +217,20 @@ class Recorder(Listener):
                 self._note(slot, i, Request(kind, len(mine), new, lines, through, keys.get(row, ())))
 
     def _flag(
-        self, warps: np.ndarray, address: np.ndarray, lanes: np.ndarray, words: set[str], kind: str
+        self, warps: np.ndarray, address: np.ndarray, lanes: np.ndarray, i: Instruction, kind: str
     ) -> dict[int, list[Key]]:
-        """``Request.keys`` by row. A flag of a CTA that is not replayed: none waits."""
-        keys: dict[int, list[Key]] = {}
-        if kind == "load" and words & _LOOKS and self._flags:
-            for row, _ in zip(*self._rows(warps)):
-                raisers = [self._flags.get(a) for a in address[row][lanes[row]].tolist()]
-                told = list({id(r): r for r in raisers if r is not None}.values())
-                if told:
-                    self._looks += 1
-                    key = (self._name(self._wave.cta_of_warp[warps[row]]), FLAG, self._looks)
-                    self.expected[key] = len(told)
-                    keys[row] = [key]
-                    for raiser in told:
-                        raiser.append(key)
-        elif kind != "load" and words & _RAISES:
-            keys = {row: [] for row in self._rows(warps)[0]}
-            for row in range(len(warps)):
-                for a in address[row][lanes[row]].tolist():
-                    if row in keys:
-                        self._flags[a] = keys[row]
-                    else:
-                        self._flags.pop(a, None)
+        """``Request.keys`` by row."""
+        words, keys = set(i.mods), {}
+        looks = kind == "load" and words & _LOOKS and self.flags
+        if not looks and (kind == "load" or not words & _RAISES):
+            return keys
+        taken = self._slot[warps] >= 0
+        for row, warp in enumerate(warps.tolist()):
+            cta, places = self._name(self._wave.cta_of_warp[warp]), address[row][lanes[row]].tolist()
+            if looks:
+                keys[row] = self.flags.looked(places, cta, bool(taken[row]))
+            else:
+                keys[row] = self.flags.raised(places, cta, self._index.get(id(i), -1), bool(taken[row]))
         return keys
 
     def _touch(self, sectors: np.ndarray, which: np.ndarray, kind: str) -> np.ndarray:

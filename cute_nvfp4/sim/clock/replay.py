@@ -12,10 +12,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from cute_nvfp4.sim.clock.effects import NOTES, Effects
+from cute_nvfp4.sim.clock.flags import FLAG
 from cute_nvfp4.sim.clock.machine import Machine
 from cute_nvfp4.sim.clock.matching import MachineCode
 from cute_nvfp4.sim.clock.memory import Shared
-from cute_nvfp4.sim.clock.recorder import FLAG, Arrive, Bar, Commit, Copy, Passes, Recorder, Request, Visit
+from cute_nvfp4.sim.clock.recorder import Arrive, Bar, Commit, Copy, Passes, Recorder, Request, Visit
 from cute_nvfp4.sim.clock.sampling import Place, Sample
 from cute_nvfp4.sim.clock.sass import NO_SCOREBOARD
 from cute_nvfp4.sim.clock.steps import PIPES, Step, stepper

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -14,6 +16,10 @@ THREADS, CTAS, REGISTERS, WARP_REGISTERS = 2048, 32, 65536, 256
 SHARED, SHARED_OF_CTA = 228 * 1024, 1024
 UNLIKE = 1.03
 """How much more work than the replayed ones a place must have for the launch to be executed again, with it sampled."""
+
+
+RAISERS = 8
+"""How many more places are replayed because others wait for what their CTAs raise."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +100,41 @@ def resample(taken: Sample, launch: Launch, machine: Machine, work: np.ndarray) 
             ctas = _ctas(clusters, launch, np.arange(number, clusters.count, places))
             found.append(Place(number, tuple(map(tuple, ctas.tolist())), taken.ctas_per_sm, stands_for))
     return _sample(found, taken.ctas_per_sm) if differ else None
+
+
+def with_raisers(
+    taken: Sample, launch: Launch, machine: Machine, waits_for: Mapping[int, Collection[int]]
+) -> Sample | None:
+    """A sample with the places of those CTAs, too, whose flags the replayed ones wait for, and of those that these wait
+    for, ``RAISERS`` places more at most; None where all are there. Each of the new ones stands for itself."""
+    clusters = Clusters(launch)
+    places = max(1, machine.sms // clusters.size)
+    more = clusters.count % places
+    number = np.empty(clusters.count * clusters.size, int)
+    for first in range(places):
+        number[_ctas(clusters, launch, np.arange(first, clusters.count, places)).ravel()] = first
+    have = {p.number: p for p in taken.places}
+    known, new = set(have), {}
+    todo = deque(cta for p in taken.places for cluster in p.clusters for cta in cluster)
+    while todo and len(new) < RAISERS:
+        for other in sorted(waits_for.get(todo.popleft(), ())):
+            n = int(number[other])
+            if n not in known and len(new) < RAISERS:
+                known.add(n)
+                ctas = _ctas(clusters, launch, np.arange(n, clusters.count, places)).tolist()
+                new[n] = Place(n, tuple(map(tuple, ctas)), taken.ctas_per_sm, 1.0)
+                todo.extend(cta for cluster in ctas for cta in cluster)
+    if not new:
+        return None
+    kept = []
+    for low, high in ((0, more), (more, places)):
+        joined = sum(low <= n < high for n in new)
+        kept += [
+            replace(p, weight=p.weight * (high - low - joined) / (high - low))
+            for p in taken.places
+            if low <= p.number < high
+        ]
+    return _sample([*kept, *new.values()], taken.ctas_per_sm)
 
 
 def _work(clusters: Clusters, launch: Launch, which: np.ndarray, work: np.ndarray) -> tuple[float, float]:

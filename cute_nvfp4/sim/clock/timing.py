@@ -9,7 +9,7 @@ from cute_nvfp4.sim.clock.machine import Machine, machine
 from cute_nvfp4.sim.clock.matching import MachineCode, differing, machine_code
 from cute_nvfp4.sim.clock.recorder import Recorder
 from cute_nvfp4.sim.clock.replay import Replay
-from cute_nvfp4.sim.clock.sampling import SHARED, Sample, resample, sample
+from cute_nvfp4.sim.clock.sampling import SHARED, Sample, resample, sample, with_raisers
 from cute_nvfp4.sim.clock.warps import Warp
 from cute_nvfp4.sim.errors import ClockError
 from cute_nvfp4.sim.machine.events import Client, Listener
@@ -38,6 +38,7 @@ class Clock:
         self.code = _code(program, kernel)
         static = kernel.layout.static_shared
         self._sample: Sample = sample(launch, self.machine, static, self.code.registers, SAMPLES)
+        self._unknown = 0
         self._record = lambda: Recorder(kernel, memory, self._sample, warm)
         self.recorder = self._record()
         self._l1_bytes = 256 * 1024 - min(SHARED, self._sample.ctas_per_sm * (static + launch.dynamic_smem + 1024))
@@ -48,11 +49,15 @@ class Clock:
     def settle(self, again: Callable[[Client], Any]) -> None:
         """Has the launch executed ``again`` where its CTAs differ more than the sampled ones tell."""
         better = resample(self._sample, self._launch, self.machine, self.recorder.work())
+        waits_for = self.recorder.flags.waits_for
+        more = with_raisers(better or self._sample, self._launch, self.machine, waits_for)
+        better = more or better
         if better is not None:
             self.recorder.restore()
             self._sample = better
             self.recorder = self._record()
             again(self)
+        self._unknown = self.recorder.flags.settle()
 
     def timing(self, on: Machine | None = None) -> Timing:
         """Replays the launch, on another machine with as many SMs if one is given."""
@@ -94,6 +99,8 @@ class Clock:
         """What may make the time wrong, in words."""
         if replay.unmatched:
             yield f"{replay.unmatched} of {replay.events} accesses and arrivals have no instruction in the machine code"
+        if self._unknown:
+            yield f"{self._unknown} waits for flags of CTAs that are not replayed cost nothing"
         if replay.flags_given_up:
             yield f"{replay.flags_given_up} polls of flags went on before the flag was raised"
         if self._launch.cubin and (differ := differing(self.code, self._launch.cubin, self._launch.kernel)):

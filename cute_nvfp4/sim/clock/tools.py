@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -34,7 +35,7 @@ def assemble(ptx: str, target: str) -> tuple[bytes, int]:
         source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(ptx)
         said = _run([tool("ptxas"), "-v", "-lineinfo", f"-arch={target}", "-o", str(cubin), str(source)])
-        used = [int(words.split()[-1]) for words in said.split(" registers")[:-1]]
+        used = map(int, re.findall(r"Used (\d+) registers", said))
         return cubin.read_bytes(), max(used, default=0)
 
 

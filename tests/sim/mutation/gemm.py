@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -40,9 +40,9 @@ def ptx_is(ptx: str) -> Iterator[None]:
         yield
 
 
-def once(found: list[Mutant]) -> list[Mutant]:
-    """Of the copies of a step that the unrolled MMA loop is made of, the first: eight atoms of scales, four MMAs."""
-    limits = {"tcgen05.cp": 8, "tcgen05.mma": 4}
+def once(found: Iterable[Mutant]) -> list[Mutant]:
+    """Of the copies of a step that the unrolled MMA loop is made of, the first: eight atoms of scales, four MMAs, …"""
+    limits = {"tcgen05.cp": 8, "tcgen05.mma": 4, "mma.sync": 4, "ldmatrix": 4, "wgmma.mma_async": 4}
 
     def wanted(mutant: Mutant) -> bool:
         limit = next((n for opcode, n in limits.items() if mutant.old.startswith(opcode)), None)

@@ -142,6 +142,21 @@ def _coordinate(kind: str, index: int, by: int) -> Callable[[str, re.Match[str]]
     return change
 
 
+def _selector(kind: str, index: int) -> Callable[[str, re.Match[str]], Iterator[tuple[str, str]]]:
+    """Another thread-id in operand ``index``, {byte-id, thread-id}."""
+
+    def change(text: str, found: re.Match[str]) -> Iterator[tuple[str, str]]:
+        opcode, _, tail = text.rstrip(";").partition(" ")
+        parts = split(tail.strip())
+        byte, _, thread = parts[index].strip("{}").partition(", ")
+        if not thread.isdigit():
+            return
+        parts[index] = f"{{{byte}, {int(thread) ^ 1}}}"
+        yield kind, f"{opcode} {', '.join(parts)};"
+
+    return change
+
+
 def _text(kind: str, old: str, new: str) -> Callable[[str, re.Match[str]], Iterator[tuple[str, str]]]:
     def change(text: str, found: re.Match[str]) -> Iterator[tuple[str, str]]:
         if re.search(old, text):
@@ -247,6 +262,13 @@ def _rules() -> Iterator[Rule]:
     yield from rule(r"^ld\.acquire", _text("load without acquire", r"ld\.acquire", "ld.relaxed"))
     yield from rule(r"^st\.release", _drop("flag"), _text("flag without release", r"st\.release", "st.relaxed"))
     yield from rule(r"tensormap\.(replace|cp_fenceproxy)", _drop(r"tensormap.\1"))
+    yield from rule(r"^wgmma\.(\w+)", _drop(r"wgmma.\1"))
+    yield from rule(r"^wgmma\.wait_group\S*\s+\d+;", _text("wait for a wgmma less", r"\s\d+;", " 7;"))
+    yield from rule(r"^setmaxnreg", _drop("setmaxnreg"))
+    yield from rule(r"^(ldmatrix|stmatrix)", _drop(r"\1"))
+    yield from rule(r"^ldmatrix", _operand("matrix 512 bytes on", 1, 32, add(512)))
+    yield from rule(r"^mma\.sync", _drop("mma"))
+    yield from rule(r"^mma\.sync.*block_scale", _selector("scales of other rows", 5), _selector("of other columns", 7))
 
 
 _RULES = tuple(_rules())

@@ -160,8 +160,13 @@ class WgmmaConfig:
 
 def can_implement(c: WgmmaConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
-    if c.arch.capability != (9, 0):
-        return explain("architecture of a wgmma kernel", got=c.arch.name, expected="sm_90a")
+    if c.arch.generation not in ("sm90", "sm120"):
+        return explain("architecture of packed weights", got=c.arch.name, expected="sm_90a, sm_120a or sm_121a")
+    if c.arch.generation == "sm120" and (c.clustered or c.warpgroups != 2 or c.tile_n > 128):
+        got = f"clusters of {c.cluster_rows * c.split_k}, {c.warpgroups} warpgroups, tiles of {c.tile_n} columns"
+        return explain(
+            f"a plan for {c.arch.name}", got=got, expected="clusters of 1, 2 warpgroups, at most 128 columns"
+        )
     if c.tile_n not in TILE_N:
         return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, TILE_N))}")
     if c.cluster_rows not in (1, 2, 4) or c.tile_n % (8 * c.cluster_rows):

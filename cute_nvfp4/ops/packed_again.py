@@ -1,0 +1,158 @@
+"""grouped_gemm of prepared weights, as it is called: soon, where tensors are like those of an earlier call.
+
+torch's own guards say in C++, of all tensors at once, whether dtypes, shapes, strides, devices and gradients are those
+of a call that was planned and checked. What they do not see are addresses: those are looked at here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import add, or_
+from typing import Any
+
+from torch import Tensor, dtype, is_grad_enabled
+from torch._C._dynamo.guards import TensorGuards
+from torch.compiler import is_dynamo_compiling
+
+from ..operand import span_bytes
+from ..planning.packed import PackedPlan
+from ..prepared_weight import PreparedWeight
+from ..runtime.backend import Backend
+from ..runtime.bounded import Bounded
+from ..runtime.simulating import world
+from .dispatch import by_operator, increment_versions, modes, written_to
+from .groups import GroupsCall
+from .library.grouped import operands_in
+from .library.packed_groups import packed_list as by_its_operator
+from .packed_list import Pair, packed_list_call
+
+
+def packed_list(
+    problems: Sequence[Pair],
+    alpha: float | Tensor | None,
+    out: Sequence[Tensor] | None,
+    out_dtype: dtype | None,
+    config: PackedPlan | None,
+    backend: Backend,
+) -> list[Tensor]:
+    """``grouped_gemm`` of prepared weights; an x of no rows may be None or (0, K)."""
+    plain = alpha is None and config is None
+    if plain and (results := _again(problems, out, out_dtype, backend)) is not None:
+        return results
+    given = operands_in(problems)
+    numbers = [x for x in given if isinstance(x, Tensor)]
+    if by_operator([x for x in given if not isinstance(x, Tensor)], numbers, alpha, out):
+        return by_its_operator(problems, alpha, out, out_dtype, config, backend)
+    call = packed_list_call(problems, alpha, out, out_dtype, config, backend)
+    results = call(problems, alpha, out)
+    if out is not None and is_grad_enabled():
+        written_to(out)
+    if plain and isinstance(call, GroupsCall) and call.whole and call.launch.only_addresses:
+        again = _Again(call, *zip(*problems), results, out is not None)
+        if again.usable:
+            _calls[_key([b for _, b in problems], out, out_dtype, backend)] = again
+    return results
+
+
+_calls = Bounded()
+"""The last call that was planned or looked up, of those with the same ``_key``."""
+
+
+def _key(weights: Sequence[PreparedWeight], out: Any, out_dtype: dtype | None, backend: Backend) -> tuple:
+    kept = [b.key for b in weights]
+    return *kept, out_dtype, backend, world(kept[0].on_cpu), None if out is None else len(out)
+
+
+def _again(
+    problems: Sequence[Pair], out: Sequence[Tensor] | None, out_dtype: dtype | None, backend: Backend
+) -> list[Tensor] | None:
+    """Results, if tensors are like those of the last call of such weights, and apart; None: look closer."""
+    if is_dynamo_compiling() or modes() or not (out is None or type(out) is list or type(out) is tuple):
+        return None
+    try:
+        xs, weights = zip(*problems, strict=True)
+        call = _calls.get(_key(weights, out, out_dtype, backend))
+    except (AttributeError, TypeError, ValueError):
+        # no pairs with weights, or something unhashable: refused by the call
+        return None
+    return None if call is None else call(problems, xs, weights, out)
+
+
+class _Again:
+    """A call whose groups all have rows of numbers, for tensors like its own. usable: whether those are aligned."""
+
+    def __init__(
+        self, call: GroupsCall, xs: Sequence[Tensor], weights: Sequence[PreparedWeight], outs: list[Tensor], given: bool
+    ) -> None:
+        self._launch, self._arranged, self._new = call.launch.launch, call.launch.arranged, call.new
+        self._count, self._scaled = 3 * len(xs), weights[0].global_scale is not None
+        scales = [b.global_scale for b in weights] if self._scaled else []
+        like = [*xs, *(outs if given else ()), *scales]
+        # torch's guards take no tensor twice
+        first = [next(j for j, y in enumerate(like) if y is x) for x in like]
+        self._twice = [(i, j) for i, j in enumerate(first) if i != j]
+        self._distinct = sorted(set(first))
+        distinct = [like[i] for i in self._distinct]
+        self._like = TensorGuards(*distinct, dynamic_dims_sizes=[], dynamic_dims_strides=[])
+        every = (*[b.packed for b in weights], *xs, *outs, *scales)
+        self._sizes = [span_bytes(x) for x in every]
+        self._written = [x in range(2 * len(xs), self._count) for x in range(len(every))]
+        places = [x.data_ptr() for x in every]
+        self._steps = _steps(places[self._count :])
+        self._known = Bounded()
+        self.usable = self._values(places, given) is not None
+
+    def __call__(
+        self,
+        problems: Sequence[Pair],
+        xs: Sequence[Tensor],
+        weights: Sequence[PreparedWeight],
+        out: Sequence[Tensor] | None,
+    ) -> list[Tensor] | None:
+        """Results, or None if it is not sure that all is as it must be."""
+        scales = [b.global_scale for b in weights] if self._scaled else ()
+        like = (*xs, *(out or ()), *scales)
+        if self._twice:
+            if any(like[i] is not like[j] for i, j in self._twice):
+                return None
+            like = [like[i] for i in self._distinct]
+        if not self._like.check(*like):
+            return None
+        outs = self._new() if out is None else list(out)
+        places = tuple(map(Tensor.data_ptr, (*[b.packed for b in weights], *xs, *outs, *scales)))
+        values = self._known.get(places)
+        if values is None:
+            values = self._values(places, out is not None)
+            if values is None:
+                return None
+            self._known[places] = values
+        self._launch(values, (problems, xs, outs, None, None, ()))
+        if out is not None and is_grad_enabled():
+            increment_versions(tuple(outs))
+        return outs
+
+    def _values(self, places: Sequence[int], given: bool) -> tuple | None:
+        """What the launch varies, with tensors at ``places``; None unless they are aligned, and given outputs apart."""
+        if reduce(or_, places[: self._count]) % 16 or _steps(places[self._count :]) != self._steps:
+            return None
+        if given and self._overlap(places):
+            return None
+        return (*self._arranged(places), 1.0, *places[self._count : self._count + 1])
+
+    def _overlap(self, places: Sequence[int]) -> bool:
+        """Whether an output shares bytes with another tensor."""
+        last_read = last_written = 0
+        for start, end, written in sorted(zip(places, map(add, places, self._sizes), self._written)):
+            if start < last_written or (written and start < last_read):
+                return True
+            if written:
+                last_written = end
+            else:
+                last_read = max(last_read, end)
+        return False
+
+
+def _steps(places: Sequence[int]) -> list[int]:
+    """How far global scales are from the first."""
+    return [x - places[0] for x in places]

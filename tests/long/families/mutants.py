@@ -1,0 +1,55 @@
+"""Mutants of compiled kernels, by named sites: each is noticed, or proved harmless (``tests/sim/mutation``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tests.long.family import Family, Once
+from tests.sim.mutation import gemm, subjects
+from tests.sim.mutation.judge import judge, reached
+from tests.sim.mutation.sites import Mutant, mutants
+from tests.sim.mutation.survivors import explained
+
+
+@dataclass(frozen=True)
+class MutantCase:
+    """One change of a kernel; ``ordinal`` counts those of its kind."""
+
+    kernel: str
+    kind: str
+    ordinal: int
+
+
+def _every(arch: str, kernel: str) -> list[MutantCase]:
+    """Those of lines that the kernel's problem executes."""
+    one = subjects.subject(kernel)
+    lines = reached(one)
+    found = gemm.once(mutants(one.ptx))
+    return [MutantCase(kernel, mutant.kind, mutant.ordinal) for mutant in found if mutant.line in lines]
+
+
+def _mutant(case: MutantCase) -> Mutant:
+    every = mutants(subjects.subject(case.kernel).ptx)
+    return next(m for m in every if (m.kind, m.ordinal) == (case.kind, case.ordinal))
+
+
+def _prepare(case: MutantCase) -> Once:
+    mutant = _mutant(case)
+
+    def once() -> str:
+        verdict = judge(subjects.subject(case.kernel), mutant)
+        if verdict.by:
+            return verdict.by
+        what, _ = explained(case.kernel, mutant)
+        assert what, f"{mutant.name} is not noticed: {mutant.old}"
+        return what
+
+    return once
+
+
+FAMILIES = (
+    Family(
+        "mutant", MutantCase, _prepare, every=_every, parts=subjects.names, archs=subjects.ARCHS, weight=6,
+        ptx=lambda case: subjects.subject(case.kernel).ptx,
+    ),
+)  # fmt: skip

@@ -1,0 +1,284 @@
+"""Products with prepared weights: every structure of WGMMA and streaming kernels, alone, gated and of groups; and
+problems at random."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import zlib
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from typing import Any
+
+import hopper_products
+import numpy as np
+import torch
+
+from cute_nvfp4.kernels.gemm.config import GATE_NAMES
+from cute_nvfp4.kernels.gemm.sm90.config import TILE_N, WgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.config import can_implement as can_wgmma
+from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
+from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
+from cute_nvfp4.kernels.gemm.sm90.stream_config import can_implement as can_stream
+from cute_nvfp4.planning.packed import PackedPlan
+from cute_nvfp4.target import ARCHITECTURES
+from cute_nvfp4.weight_layout import TILE_K
+from tests.long.family import Family, Once
+from tests.sim import test_packed_gated_gemm as gated
+from tests.sim import test_packed_gemm as packed
+from tests.sim import test_packed_groups as grouped
+
+ARCHS, STREAM_ARCHS = ("sm_90a",), ("sm_90a", "sm_120a")
+_DTYPES = ("float16", "bfloat16", "float32")
+
+
+@dataclass(frozen=True)
+class Wgmma:
+    """A tiling of ``WgmmaConfig``."""
+
+    tile_n: int = 128
+    warpgroups: int = 2
+    ctas_per_sm: int = 1
+    cluster_rows: int = 1
+    split_k: int = 1
+    stage_tiles: int = 2
+    stages: int = 0
+    scheduler: str = "stream_k"
+    raster: str = "m"
+
+    def plan(self, workers: int) -> PackedPlan:
+        return PackedPlan(WgmmaConfig(**asdict(self)), workers)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """A tiling of ``StreamConfig``."""
+
+    slabs: int = 8
+    warps_m: int = 4
+    warps_k: int = 2
+    stage_tiles: int = 1
+    stages: int = 0
+
+    def plan(self, workers: int) -> PackedPlan:
+        return PackedPlan(StreamConfig(**asdict(self)), workers)
+
+
+@dataclass(frozen=True)
+class _Product:
+    """out (m, n) of x (m, k) and a weight, or of two and a gate; ``quantized``: x is NVFP4. What the problems of the
+    tests ask of a case."""
+
+    m: int
+    n: int
+    k: int
+    type: str = "bfloat16"
+    result: str = "float32"
+    workers: int = 1
+    gate: str = ""
+    quantized: bool = False
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return getattr(torch, self.type)
+
+    @property
+    def out(self) -> torch.dtype:
+        return getattr(torch, self.result)
+
+    bias = None
+
+    @property
+    def plan(self) -> PackedPlan:
+        return self.tiling.plan(self.workers)
+
+
+@dataclass(frozen=True)
+class WgmmaCase(_Product):
+    tiling: Wgmma = field(default_factory=Wgmma)
+
+
+@dataclass(frozen=True)
+class StreamCase(_Product):
+    tiling: Stream = field(default_factory=Stream)
+
+
+@dataclass(frozen=True)
+class GroupsCase:
+    """Rows of groups times a stack of weights (``tests.sim.test_packed_groups``)."""
+
+    sizes: tuple[int, ...]
+    n: int
+    k: int
+    type: str = "bfloat16"
+    result: str = "float32"
+    workers: int = 1
+    quantized: bool = False
+    before: int = 0
+    tile_n: int = 128
+    warpgroups: int = 2
+    ctas_per_sm: int = 1
+    stages: int = 0
+
+    dtype, out = _Product.dtype, _Product.out
+
+    @property
+    def plan(self) -> PackedPlan:
+        tiling = {name: getattr(self, name) for name in _GROUP_TILING}
+        return PackedPlan(GroupedWgmmaConfig(**tiling), self.workers)
+
+
+_GROUP_TILING = ("tile_n", "warpgroups", "ctas_per_sm", "stages")
+
+
+def _generator(*words: object) -> np.random.Generator:
+    return np.random.default_rng(zlib.crc32(repr(words).encode()))
+
+
+def _any(g: np.random.Generator, values: Any) -> Any:
+    return values[int(g.integers(len(values)))]
+
+
+def _ragged(g: np.random.Generator, tile: int, most: int) -> int:
+    """One to ``most`` tiles, the last whole or not."""
+    return int(g.integers(most)) * tile + int(_any(g, (1, 3, tile // 2 + 1, tile - 1, tile)))
+
+
+# --- every structure
+
+
+def _wgmmas(arch: str, part: str) -> list[WgmmaCase]:
+    axes = (
+        TILE_N, (2, 4), (1, 2), (1, 2, 4), (1, 2, 4), (1, 2), (0, 2, 3), ("stream_k", "static"), ("m", "n"),
+        (False, True),
+    )  # fmt: skip
+    found = []
+    for *values, two in itertools.product(*axes):
+        tiling = Wgmma(*values)
+        config = WgmmaConfig(**asdict(tiling), gate="silu" if two else "", out="bfloat16")
+        if not can_wgmma(config):
+            found.append(_wgmma(tiling, config))
+    return found
+
+
+def _wgmma(tiling: Wgmma, config: WgmmaConfig) -> WgmmaCase:
+    g = _generator(tiling, config.gate)
+    rows = config.out_rows * config.cluster_rows
+    m, n = _ragged(g, config.tile_n, 2), _ragged(g, rows, 2)
+    least = config.tile_k * (config.split_k - 1) if config.split_k > 1 else 0
+    k = least + 16 * int(g.integers(1, 25))
+    workers = int(g.integers(1, 5))
+    if config.split_k > 1:
+        workers = math.ceil(n / config.out_rows) * math.ceil(m / config.tile_n)
+    quantized = g.integers(6) == 0
+    k = -(-k // 32) * 32 if quantized else k
+    dtype = "float16" if quantized else _any(g, _DTYPES[:2])
+    gate = _any(g, GATE_NAMES) if config.gate else ""
+    return WgmmaCase(m, n, k, dtype, _any(g, _DTYPES), workers, gate, bool(quantized), tiling)
+
+
+def _streams(arch: str, part: str) -> list[StreamCase]:
+    axes = ((1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4, 8), (1, 2, 4), (0, 8), (8, 16), (False, True), (False, True))
+    found = []
+    for *values, columns, quantized, two in itertools.product(*axes):
+        tiling = Stream(*values)
+        options = {"columns": columns, "quantized_x": quantized, "gate": "silu" if two else "", "dtype": "float16"}
+        config = StreamConfig(**asdict(tiling), **options, arch=ARCHITECTURES[arch])
+        if not can_stream(config):
+            found.append(_stream(tiling, config))
+    return found
+
+
+def _stream(tiling: Stream, config: StreamConfig) -> StreamCase:
+    g = _generator(tiling, config.columns, config.quantized_x, config.gate)
+    m = int(g.integers(1, 9) if config.columns == 8 else g.integers(9, 17))
+    n = _ragged(g, config.out_rows, 3)
+    step = 2 * TILE_K if config.quantized_x else 16
+    k = step * int(g.integers(1, 6 * 2 * TILE_K // step))
+    dtype = "float16" if config.quantized_x else _any(g, _DTYPES[:2])
+    gate = _any(g, GATE_NAMES) if config.gate else ""
+    return StreamCase(m, n, k, dtype, _any(g, _DTYPES), int(g.integers(1, 5)), gate, config.quantized_x, tiling)
+
+
+def _groups(arch: str, part: str) -> list[GroupsCase]:
+    found = []
+    for tile_n, warpgroups, ctas, stages in itertools.product(TILE_N, (2, 4), (1, 2), (0, 2, 3)):
+        config = GroupedWgmmaConfig(tile_n=tile_n, warpgroups=warpgroups, ctas_per_sm=ctas, stages=stages)
+        if can_implement_groups(config):
+            continue
+        for quantized in (False, True):
+            g = _generator(config, quantized)
+            sizes = tuple(int(g.integers(0, max(4, 5 * tile_n // 4))) for _ in range(int(g.integers(2, 6))))
+            n, k = _ragged(g, config.tile_m, 2), 32 * int(g.integers(1, 13))
+            types = "float16" if quantized else _any(g, _DTYPES[:2]), _any(g, _DTYPES)
+            tiling = (tile_n, warpgroups, ctas, stages)
+            found.append(GroupsCase(sizes, n, k, *types, int(g.integers(1, 5)), quantized, int(g.integers(3)), *tiling))
+    return found
+
+
+def _product(case: WgmmaCase | StreamCase) -> Once:
+    problem = (gated if case.gate else packed).Problem(case)
+    return lambda: _right(problem)
+
+
+def _grouped(case: GroupsCase) -> Once:
+    problem = grouped.Problem(case)
+    return lambda: _right(problem)
+
+
+def _right(problem: Any) -> None:
+    assert problem.right(problem.run()), "wrong"
+
+
+def _structure(case: WgmmaCase | StreamCase) -> str:
+    few = (case.quantized, case.m > 8) if isinstance(case, StreamCase) else ()
+    return repr((case.tiling, bool(case.gate), *few))
+
+
+def _groups_structure(case: GroupsCase) -> str:
+    return repr((*(getattr(case, name) for name in _GROUP_TILING), case.quantized))
+
+
+# --- at random
+
+
+@dataclass(frozen=True)
+class ProductCase:
+    """A problem of ``hopper_products`` by its seed."""
+
+    seed: int
+
+    @cached_property
+    def drawn(self) -> hopper_products.Case:
+        return hopper_products.random_case(self.seed)
+
+
+def _random(generator: np.random.Generator, arch: str) -> ProductCase:
+    return ProductCase(int(generator.integers(1 << 30)))
+
+
+def _product_at_random(case: ProductCase) -> Once:
+    problem = hopper_products.Problem(case.drawn, "cpu")
+
+    def once() -> None:
+        bad = problem.wrong(problem.run())
+        places = bad.nonzero()[:5].tolist()
+        assert not places, f"{case.drawn}: {int(bad.sum())} of {bad.numel()} wrong, first at {places}"
+
+    return once
+
+
+FAMILIES = (
+    Family(
+        "packed-structure", WgmmaCase, _product, every=_wgmmas, identity=_structure, weight=2, schedules=20, archs=ARCHS
+    ),
+    Family(
+        "stream-structure", StreamCase, _product, every=_streams, identity=_structure, weight=2, schedules=20,
+        archs=STREAM_ARCHS,
+    ),
+    Family(
+        "packed-groups-structure", GroupsCase, _grouped, every=_groups, identity=_groups_structure, schedules=20,
+        archs=ARCHS,
+    ),
+    Family("packed", ProductCase, _product_at_random, _random, weight=3, goal=1000, archs=ARCHS),
+)  # fmt: skip

@@ -1,0 +1,126 @@
+"""In which order cases come: streams of cases, one for each family, architecture and part, mixed at random."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tests.long.family import Family
+from tests.long.ledger import Ledger, sources
+
+
+@dataclass(frozen=True)
+class Work:
+    """A case of a stream, or with no text the question which cases it has. seen: kernels with which it has passed."""
+
+    stream: Stream
+    text: str
+    seen: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class Stream:
+    """Cases of one family, architecture and part: those that the ledger has not, then those it has of other sources.
+
+    left: how many random cases are yet to be drawn, or the cases of a list, once somebody has listed them.
+    """
+
+    family: Family
+    arch: str
+    part: str
+    seed: int
+    again: list[Work] = field(default_factory=list)
+    left: int = 0
+    drawn: int = 0
+    listed: list[str] | None = None
+    asked: bool = False
+    known: set[str] = field(default_factory=set)
+
+    @property
+    def name(self) -> str:
+        return f"{self.family.name} {self.arch} {self.part}".rstrip()
+
+    @property
+    def waits(self) -> bool:
+        """Whether somebody is listing its cases."""
+        return self.family.every is not None and self.asked and self.listed is None
+
+    def next(self) -> Work | None:
+        """The next case; None where there is none left."""
+        if self.family.every is not None and not self.asked:
+            self.asked = True
+            return Work(self, "")
+        if self.family.draw is not None and self.left > 0:
+            self.left -= 1
+            return Work(self, self._draw())
+        if self.listed:
+            return Work(self, self.listed.pop())
+        return self.again.pop() if self.again else None
+
+    def _draw(self) -> str:
+        """A case that the ledger has not."""
+        while True:
+            self.drawn += 1
+            generator = np.random.default_rng([self.seed, zlib.crc32(self.name.encode()), self.drawn])
+            text = self.family.text(self.family.draw(generator, self.arch))
+            if text not in self.known:
+                return text
+
+    def take_list(self, cases: Iterable[tuple[str, str]]) -> None:
+        """Cases there are and what each stands for: those for which none stands in the ledger, in a random order."""
+        new = [text for text, stands_for in cases if stands_for not in self.known]
+        order = np.random.default_rng([self.seed, zlib.crc32(self.name.encode())]).permutation(len(new))
+        self.listed = [new[i] for i in order]
+
+
+def streams(
+    families: Iterable[Family], ledger: Ledger, seed: int, archs: Iterable[str] = (), again: bool = False
+) -> list[Stream]:
+    """One for each part of each family on each architecture. ``again``: as if nothing had been run."""
+    found = []
+    wanted = set(archs)
+    for family in families:
+        for arch in family.archs:
+            if wanted and arch not in wanted:
+                continue
+            found += [Stream(family, arch, part, seed, left=family.goal) for part in family.parts(arch)]
+    if not again:
+        for stream in found:
+            _resume(stream, ledger)
+    return found
+
+
+def _resume(stream: Stream, ledger: Ledger) -> None:
+    """Takes over what the ledger has of the stream."""
+    family = stream.family
+    for record in ledger.records.values():
+        if (record.family, record.arch) != (family.name, stream.arch) or record.outcome != "passed":
+            continue
+        if stream.part and stream.part != family.part_of(record.case):
+            continue
+        stream.left -= 1
+        stream.known.add(family.stands_for(record.case))
+        if record.sources != sources():
+            stream.again.append(Work(stream, record.case, record.kernels))
+
+
+def mixed(every: list[Stream], seed: int) -> Iterator[Work | None]:
+    """Work without end but that of the streams, in a random order by the families' weights; None where all that is left
+    waits for a list."""
+    generator, live = np.random.default_rng(seed), list(every)
+    shares = {s.family.name: sum(t.family is s.family for t in every) for s in every}
+    while live:
+        ready = [stream for stream in live if not stream.waits]
+        if not ready:
+            yield None
+            continue
+        weights = np.array([s.family.weight / shares[s.family.name] for s in ready])
+        stream = ready[generator.choice(len(ready), p=weights / weights.sum())]
+        work = stream.next()
+        if work is None:
+            live.remove(stream)
+        else:
+            yield work
