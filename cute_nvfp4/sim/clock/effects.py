@@ -31,13 +31,14 @@ NOTES = {
 
 def product(what: Product, machine: Machine) -> tuple[float, float]:
     """(cycles that each CTA's tensor cores are busy, cycles until the result is there) of a tcgen05.mma whose operands
-    have 32 bytes a row: the slower of multiplying and of reading rows of A and B from shared memory."""
+    have 32 bytes a row: the slower of multiplying, and of reading A and B from shared memory (each CTA of a pair reads
+    half of B)."""
     rows = what.m // what.ctas
-    per_column = machine["tcgen05.column" if rows > 64 else "tcgen05.column_of_64_rows"]
-    # each CTA of a pair reads its half of B
+    size = f"{what.ctas}_{64 if rows <= 64 else 128}"
     read = (rows * (what.a == "shared") + what.n // what.ctas) * 32 / machine["tcgen05.shared_bytes_per_cycle"]
-    base = machine[f"tcgen05.latency_{'pair' if what.ctas == 2 else what.a}"]
-    return max(per_column * what.n, read), base + machine["tcgen05.column"] * what.n
+    latency = machine[f"tcgen05.latency_{size}"] - (what.a == "tensor") * machine["tcgen05.latency_less_tensor"]
+    multiply = machine[f"tcgen05.column_{size}"] * what.n
+    return max(multiply, read), latency + multiply
 
 
 class Effects:

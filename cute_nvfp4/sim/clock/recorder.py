@@ -372,16 +372,17 @@ class Recorder(Listener):
     def cluster_arrived(self, g: Group, lanes: np.ndarray, release: bool) -> None:
         for row, slot in zip(*self._rows(g.warps)):
             self._cluster[slot] += 1
-            self._count_at(slot, self._last(slot), self._cluster_key(g, row, slot))
+            self._count_at(slot, self._last(slot, "arrive"), self._cluster_key(g, row, slot))
 
     def cluster_waited(self, g: Group, lanes: np.ndarray) -> None:
         for row, slot in zip(*self._rows(g.warps)):
-            self._note(slot, self._last(slot), Await(self._cluster_key(g, row, slot)))
+            self._note(slot, self._last(slot, "wait"), Await(self._cluster_key(g, row, slot)))
 
-    def _last(self, slot: int) -> Instruction:
-        """The cluster barrier of the block that a warp runs: its last instruction but for arrivals in its middle."""
+    def _last(self, slot: int, what: str) -> Instruction:
+        """The arrival or wait ("arrive", "wait") at the cluster's barrier in the block that a warp runs, the last one of
+        several."""
         code = self.kernel.blocks[self._lists[slot][-1].block].code
-        return next((i for i, _ in reversed(code) if i.base == "barrier"), code[-1][0])
+        return next((i for i, _ in reversed(code) if i.base == "barrier" and what in i.mods), code[-1][0])
 
     def _cluster_key(self, g: Group, row: int, slot: int) -> Key:
         cta = self._wave.cta_of_warp[g.warps[row]]
