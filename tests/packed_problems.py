@@ -29,3 +29,12 @@ def run(problem: Runs, arch: str = "sm_90a", **options: Any) -> torch.Tensor:
         return problem.run()
     with simulating(arch, **options):
         return problem.run()
+
+
+def within(out: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) -> bool:
+    """Whether sums are within 2**-20 of the magnitudes, then rounded once; NaN where the exact ones are."""
+    steps = {torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[out.dtype]
+    bound = magnitude * 2.0**-20 + exact.abs() * steps + 2.0**-24
+    error = (out.double() - exact).abs()
+    good = (error <= bound) | (exact.abs() > torch.finfo(out.dtype).max * (1 - steps)) & out.isinf()
+    return bool((good | (exact.isnan() & out.isnan())).all())

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from .output import STDOUT, JsonOption, fail, shown_errors, stderr, stdout, write_json
 
 if TYPE_CHECKING:
-    from ..planning.gemm_problem import GemmProblem
+    from ..planning.packed_problem import PackedProblem
+    from ..planning.table_families import AnyPlan, Problem
     from ..target import Architecture
 
-_TIMES = "median of single calls between CUDA events, L2 cold, plans in turn"
+_TIMES = "median of replays of CUDA graphs of one call, L2 cold, plans in turn"
 
 
 def tune(
@@ -26,19 +27,22 @@ def tune(
     k: Annotated[int | None, typer.Option(help="Length of a row.", show_default=False)] = None,
     batch: Annotated[int, typer.Option("--l", help="Batch.")] = 1,
     format: Annotated[str, typer.Option(help="Format of A and B: nvfp4, mxfp4, mxfp8, mxfp8_e5m2.")] = "nvfp4",
-    out: Annotated[str, typer.Option(help="dtype of the output: float16, bfloat16, float32.")] = "float16",
+    x: Annotated[str, typer.Option(help="A on sm_90a, where B is prepared: bfloat16, float16, nvfp4.")] = "bfloat16",
+    out: Annotated[
+        str, typer.Option(help="dtype of the output (default: float16; on sm_90a the weight's).", show_default=False)
+    ] = "",
     out_major: Annotated[str, typer.Option(help="Contiguous dimension of the output: n (row-major) or m.")] = "n",
     model: Annotated[bool, typer.Option("--model", help="Only rank plans by the model: needs no GPU.")] = False,
     top: Annotated[int, typer.Option(help="Plans to time (the model's first), or to show; 0 for all.")] = 24,
     rounds: Annotated[int, typer.Option(help="Times that each plan is timed.")] = 40,
-    arch: Annotated[str, typer.Option(help="Architecture to model: sm_100a, sm_103a.")] = "sm_100a",
+    arch: Annotated[str, typer.Option(help="Architecture to model: sm_100a, sm_103a, sm_90a.")] = "sm_100a",
     json: JsonOption = "",
 ) -> None:
     """Times plans of a GEMM on this GPU and stores the fastest, which gemm() then uses for this problem.
 
     The table is gemm.json in the user's configuration folder, or the file that CUTE_NVFP4_GEMM_TABLE names. With
-    --model nothing is run or stored: plans are ranked by modelled times of a B200. Exit code 2 where nothing can be
-    timed.
+    --model nothing is run or stored: plans are ranked by modelled times of a B200, or of an H200. On sm_90a B is a
+    weight that prepare_weight has repacked. Exit code 2 where nothing can be timed.
     """
     sizes = (m, n, k)
     if bool(problem) == any(size is not None for size in sizes) or (not problem and None in sizes):
@@ -47,8 +51,10 @@ def tune(
         fail(f"--top is {top} and --rounds is {rounds}, expected at least 0 and 1", 2)
     with shown_errors():
         shapes = _benchmarks(problem) if problem else [(*sizes, batch)]
-        problems = [_problem(shape, format, out, out_major) for shape in shapes]
-        records = _modelled(problems, arch, top) if model else _measured(problems, top, rounds)
+        device = _modelled_device(arch) if model else _gpu()
+        make = _packed_problem if device.arch.generation == "sm90" else _problem
+        problems = [make(shape, format, out, out_major, x) for shape in shapes]
+        records = _modelled(problems, device, top) if model else _measured(problems, device, top, rounds)
     if json:
         write_json({"kind": "model" if model else "measured", "problems": records}, json)
     if json != STDOUT:
@@ -66,11 +72,20 @@ def _benchmarks(name: str) -> list[tuple[int, int, int, int]]:
     return [(case["m"], case["n"], case["k"], case.get("l", 1)) for case in task.benchmarks]
 
 
-def _problem(shape: tuple, format: str, out: str, out_major: str) -> GemmProblem:
+class _Device(NamedTuple):
+    """Whose plans are ranked."""
+
+    arch: Architecture
+    sm_count: int
+    name: str
+
+
+def _problem(shape: tuple, format: str, out: str, out_major: str, x: str) -> Problem:
     from ..errors import OperandError
     from ..kernels.gemm.config import OUT_BYTES
     from ..planning.gemm_problem import GemmProblem
 
+    out = out or "float16"
     if out not in OUT_BYTES:
         raise OperandError.of("out", got=out, expected=f"one of {', '.join(OUT_BYTES)}")
     m, n, k, batch = shape
@@ -79,34 +94,67 @@ def _problem(shape: tuple, format: str, out: str, out_major: str) -> GemmProblem
     return GemmProblem(m, n, k, batch, **signature)
 
 
-def _modelled(problems: list[GemmProblem], arch: str, top: int) -> list[dict]:
-    from ..planning.gemm import ranked
+def _packed_problem(shape: tuple, format: str, out: str, out_major: str, x: str) -> PackedProblem:
+    from ..errors import OperandError
+    from ..kernels.gemm.config import OUT_BYTES
+    from ..planning.packed_problem import PackedProblem
+
+    m, n, k, batch = shape
+    dtype = "float16" if x == "nvfp4" else x
+    out = out or dtype
+    got = {"x": x, "out": out, "l, format, out-major": (batch, format, out_major)}
+    wanted = {
+        "x": ("bfloat16", "float16", "nvfp4"),
+        "out": tuple(OUT_BYTES),
+        "l, format, out-major": ((1, "nvfp4", "n"),),
+    }
+    for name, value in got.items():
+        if value not in wanted[name]:
+            raise OperandError.of(name, got=value, expected=f"one of {', '.join(map(str, wanted[name]))} on sm_90a")
+    vector = n * OUT_BYTES[out] % 16 == 0
+    return PackedProblem(m=m, n=n, k=k, dtype=dtype, out=out, quantized=x == "nvfp4", vector=vector)
+
+
+def _modelled_device(arch: str) -> _Device:
     from ..target import architecture
 
-    target = architecture(arch)
+    found = architecture(arch)
+    return _Device(found, found.sm_count, found.example.split("/")[-1 if found.generation == "sm90" else 0])
+
+
+def _ranked(problem: Problem, device: _Device) -> list[tuple[float, str, AnyPlan]]:
+    """Modelled µs and what bounds it, where the model says so, of every candidate, fastest first."""
+    if device.arch.generation == "sm90":
+        from ..planning.packed import candidates, predict
+
+        return [(predict(plan, problem, device.sm_count), "", plan) for plan in candidates(problem, *device[:2])]
+    from ..planning.gemm import ranked
+
+    return [(p.us, p.bound, plan) for p, plan in ranked(problem, *device[:2])]
+
+
+def _modelled(problems: list[Problem], device: _Device, top: int) -> list[dict]:
     records = []
     for problem in problems:
-        rows = ranked(problem, target, target.sm_count)
-        plans = [{"plan": str(plan), "model_us": round(p.us, 3), "bound": p.bound} for p, plan in rows[: top or None]]
-        records.append(_record(problem, target.example.split("/")[0], target.sm_count) | {"plans": plans})
+        rows = _ranked(problem, device)[: top or None]
+        plans = [{"plan": str(plan), "model_us": round(us, 3), "bound": bound} for us, bound, plan in rows]
+        records.append(_record(problem, device) | {"plans": plans})
     return records
 
 
-def _record(problem: GemmProblem, device: str, sm_count: int) -> dict:
+def _record(problem: Problem, device: _Device) -> dict:
     import dataclasses
 
+    record = {"problem": dataclasses.asdict(problem), "device": device.name, "sm_count": device.sm_count}
+    if device.arch.generation == "sm90":
+        return record
     least = problem.minimum
-    return {
-        "problem": dataclasses.asdict(problem),
-        "device": device,
-        "sm_count": sm_count,
-        "speed_of_light_us": round(least.speed_of_light_us, 3),
-        "ceiling_us": round(least.ceiling_us, 3),
-    }
+    light = {"speed_of_light_us": round(least.speed_of_light_us, 3), "ceiling_us": round(least.ceiling_us, 3)}
+    return record | light
 
 
-def _gpu() -> tuple[Architecture, int, str]:
-    """Architecture, multiprocessors and name of a GPU that has tcgen05; ends the command with the reason if none."""
+def _gpu() -> _Device:
+    """A GPU that has tcgen05 or wgmma; ends the command with the reason if none."""
     import torch
 
     from ..errors import TargetError
@@ -121,35 +169,36 @@ def _gpu() -> tuple[Architecture, int, str]:
         arch = resolve("cuda", device).arch
     except TargetError as error:
         fail(f"cannot time kernels on {name}: {error} {hint}", 2)
-    if arch.capability[0] != 10:
-        fail(f"cannot time kernels on {name} ({arch.name}): they need tcgen05, of sm_100a or sm_103a. {hint}", 2)
-    return arch, torch.cuda.get_device_properties(device).multi_processor_count, name
+    if arch.generation not in ("sm90", "sm100"):
+        fail(f"cannot time kernels on {name} ({arch.name}): expected sm_90a, sm_100a or sm_103a. {hint}", 2)
+    return _Device(arch, torch.cuda.get_device_properties(device).multi_processor_count, name)
 
 
-def _measured(problems: list[GemmProblem], top: int, rounds: int) -> list[dict]:
+def _measured(problems: list[Problem], device: _Device, top: int, rounds: int) -> list[dict]:
     from ..harness.tuning import measure
     from ..planning import gemm_table
-    from ..planning.gemm import predict_plan, ranked
 
-    arch, sm_count, name = _gpu()
     records = []
     for problem in problems:
-        plans = [plan for _, plan in ranked(problem, arch, sm_count)][: top or None]
-        what = f"m={problem.m} n={problem.n} k={problem.k} l={problem.batch}"
+        modelled = {plan: us for us, _, plan in _ranked(problem, device)[: top or None]}
+        what = f"m={problem.m} n={problem.n} k={problem.k}"
         with _progress(what) as progress:
-            timed = measure(problem, plans, rounds=rounds, progress=progress)
+            timed = measure(problem, list(modelled), rounds=rounds, progress=progress)
         ran = [t for t in timed if not t.error]
         if not ran:
-            fail(f"{what}: none of {len(plans)} plans could run; the first: {timed[0].error}", 1)
-        entry = gemm_table.Entry(name, arch.name, sm_count, problem, ran[0].plan, ran[0].us, _note(ran[0].runs))
+            fail(f"{what}: none of {len(modelled)} plans could run; the first: {timed[0].error}", 1)
+        winner = ran[0]
+        entry = gemm_table.Entry(
+            device.name, device.arch.name, device.sm_count, problem, winner.plan, winner.us, _note(winner.runs)
+        )
         rows = [
             {"plan": str(t.plan), "us": round(t.us, 3), "best_us": round(t.best_us, 3), "runs": t.runs}
-            | {"model_us": round(predict_plan(t.plan, problem, sm_count).us, 3)}
+            | {"model_us": round(modelled[t.plan], 3)}
             | ({"error": t.error} if t.error else {})
             for t in timed
         ]
         stored = str(gemm_table.store(entry))
-        records.append(_record(problem, name, sm_count) | {"timing": _TIMES, "stored": stored, "plans": rows})
+        records.append(_record(problem, device) | {"timing": _TIMES, "stored": stored, "plans": rows})
     return records
 
 
@@ -183,12 +232,12 @@ def _show(record: dict) -> None:
     console, p = stdout(), record["problem"]
     measured = "stored" in record
     kind = f"measured on {record['device']}" if measured else f"model of a {record['device']}, not measured"
-    console.print(
-        Text(f"gemm m={p['m']} n={p['n']} k={p['k']} l={p['batch']} {p['a_format']} → {p['out']}: {kind}", "bold"),
-        Text(f"speed of light {record['speed_of_light_us']} us, best published rates {record['ceiling_us']} us", "dim"),
-        sep="\n",
-        soft_wrap=True,
-    )
+    a = p["a_format"] if "a_format" in p else "nvfp4" if p["quantized"] else p["dtype"]
+    size = f"m={p['m']} n={p['n']} k={p['k']} l={p.get('batch', 1)}"
+    console.print(Text(f"gemm {size} {a} → {p['out']}: {kind}", "bold"), soft_wrap=True)
+    if "ceiling_us" in record:
+        light = f"speed of light {record['speed_of_light_us']} us, best published rates {record['ceiling_us']} us"
+        console.print(Text(light, "dim"), soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("measured us", "best") if measured else ():
         table.add_column(column, justify="right", no_wrap=True)

@@ -101,19 +101,22 @@ def capture(call: Callable[[], Any]) -> Captured:
     """One ``call`` as a CUDA graph."""
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):  # compiles and allocates outside of the capture
-        for _ in range(2):
-            call()
-    torch.cuda.current_stream().wait_stream(stream)
-    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    gc.collect()  # the end of an older graph within a capture would spoil it
-    gc.disable()
-    try:
-        with torch.cuda.graph(graph):
+    with torch.cuda.stream(stream):
+        for _ in range(2):  # compiles and allocates outside of the capture
+            call()
+        torch.cuda.synchronize()
+        collected = gc.isenabled()
+        gc.disable()  # the end of an older graph within a capture would spoil it
+        # not torch.cuda.graph, which collects garbage and empties the allocator each time: a third of a second
+        graph.capture_begin()
+        try:
             result = call()
-    finally:
-        gc.enable()
+        finally:
+            graph.capture_end()
+            if collected:
+                gc.enable()
+    torch.cuda.current_stream().wait_stream(stream)
     return Captured(graph, result, call)
 
 

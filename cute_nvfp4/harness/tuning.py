@@ -1,4 +1,4 @@
-"""Measuring plans of a GEMM on a GPU: random operands, a checked result, cold calls."""
+"""Measuring plans of a GEMM on a GPU: random operands, a checked result, cold replays of CUDA graphs."""
 
 from __future__ import annotations
 
@@ -6,40 +6,45 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ..formats import FORMATS, Format
+from ..formats import FORMATS, NVFP4, Format
 from ..operand import BlockScaledTensor
 from ..ops.gemm import gemm
+from ..ops.prepare_weight import prepare_weight
 from ..planning.gemm_problem import GemmProblem, Plan
+from ..planning.packed_problem import PackedPlan, PackedProblem
 from ..planning.tuning import Call, Timed, time_plans
+from ..prepared_weight import PreparedWeight
 from ..scale_layout import to_blocked
-from .timing import ColdL2, time_once
+from .timing import ColdL2, capture, time_once
+
+Operands = tuple[BlockScaledTensor | torch.Tensor, BlockScaledTensor | PreparedWeight]
 
 
 def measure(
-    problem: GemmProblem,
-    plans: Sequence[Plan],
+    problem: GemmProblem | PackedProblem,
+    plans: Sequence[Plan | PackedPlan],
     *,
     rounds: int = 40,
     progress: Callable[[str, int, int], None] = lambda what, done, total: None,
 ) -> list[Timed]:
     """``time_plans`` on the current GPU, with L2 cold: every plan's result is first checked against torch's."""
     a, b = operands(problem, "cuda")
-    clear = ColdL2()
+    expected, clear = product(a, b), ColdL2()
     return time_plans(
         plans,
-        lambda plan: checked_call(problem, plan, a, b),
+        lambda plan: capture(checked_call(problem, plan, a, b, expected)).graph.replay,
         lambda call: time_once(call, clear),
         rounds=rounds,
         progress=progress,
     )
 
 
-def operands(problem: GemmProblem, device: str, seed: int = 1111) -> tuple[BlockScaledTensor, BlockScaledTensor]:
-    """Random A and B of the problem: E2M1 of all codes, or 8-bit elements below 2; scales from 1/4 to 2."""
+def operands(problem: GemmProblem | PackedProblem, device: str, seed: int = 1111) -> Operands:
+    """Random A and B of the problem: E2M1 of all codes, or 8-bit elements below 2; scales from 1/4 to 2. Of a problem
+    with a packed weight x, numbers or NVFP4, and the weight."""
     generator = torch.Generator(device=device).manual_seed(seed)
 
-    def draw(rows: int, fmt: Format) -> BlockScaledTensor:
-        shape = (problem.batch, rows)
+    def draw(shape: tuple[int, ...], fmt: Format) -> BlockScaledTensor:
         size = (*shape, fmt.data_columns(problem.k))
         data = torch.randint(0, 256, size, dtype=torch.uint8, device=device, generator=generator)
         if fmt.element_bits == 8:
@@ -49,21 +54,39 @@ def operands(problem: GemmProblem, device: str, seed: int = 1111) -> tuple[Block
         code = exponent + 127 if fmt.scale == "ue8m0" else (exponent + 7) << 3
         return BlockScaledTensor(data, to_blocked(code.to(torch.uint8)), format=fmt)
 
-    return draw(problem.m, FORMATS[problem.a_format]), draw(problem.n, FORMATS[problem.b_format])
+    if isinstance(problem, GemmProblem):
+        a, b = (problem.m, problem.a_format), (problem.n, problem.b_format)
+        return tuple(draw((problem.batch, rows), FORMATS[name]) for rows, name in (a, b))
+    dtype = getattr(torch, problem.dtype)
+    x, weight = (draw((rows,), NVFP4) for rows in (problem.m, problem.n))
+    return x if problem.quantized else x.dequantize(dtype), prepare_weight(weight, dtype=dtype)
 
 
-def output(problem: GemmProblem, device: torch.device | str) -> torch.Tensor:
-    """(L, M, N), contiguous along the problem's dimension, full of NaN."""
-    shape = (problem.batch, problem.m, problem.n)
-    out = torch.full(shape, float("nan"), dtype=getattr(torch, problem.out), device=device)
-    return out if problem.out_major == "n" else out.mT.contiguous().mT
+def product(a: BlockScaledTensor | torch.Tensor, b: BlockScaledTensor | PreparedWeight) -> torch.Tensor:
+    """torch's product in float32, of packed operands in their dtype: a 16-bit product of exact operands."""
+    dtype = b.dtype if isinstance(b, PreparedWeight) else torch.float32
+    x = a if isinstance(a, torch.Tensor) else a.dequantize(dtype)
+    return torch.matmul(x, b.dequantize(dtype).mT).float()
 
 
-def checked_call(problem: GemmProblem, plan: Plan, a: BlockScaledTensor, b: BlockScaledTensor) -> Call:
+def output(problem: GemmProblem | PackedProblem, device: torch.device | str) -> torch.Tensor:
+    """(L, M, N), of a packed weight (M, N); contiguous along the problem's dimension, full of NaN."""
+    batch = (problem.batch,) if isinstance(problem, GemmProblem) else ()
+    out = torch.full((*batch, problem.m, problem.n), float("nan"), dtype=getattr(torch, problem.out), device=device)
+    return out.mT.contiguous().mT if isinstance(problem, GemmProblem) and problem.out_major == "m" else out
+
+
+def checked_call(
+    problem: GemmProblem | PackedProblem,
+    plan: Plan | PackedPlan,
+    a: BlockScaledTensor | torch.Tensor,
+    b: BlockScaledTensor | PreparedWeight,
+    expected: torch.Tensor,
+) -> Call:
     """A call that runs ``plan`` into one output, after its result was found right.
 
     Raises:
-        ValueError: the result is not that of torch's float32 product, to the rounding of the output.
+        ValueError: the result is not ``expected``, torch's product, to the rounding of the output.
     """
     out = output(problem, a.device)
 
@@ -71,7 +94,6 @@ def checked_call(problem: GemmProblem, plan: Plan, a: BlockScaledTensor, b: Bloc
         return gemm(a, b, out=out, config=plan)
 
     call()
-    expected = torch.matmul(a.dequantize(), b.dequantize().mT)
     error = (out.float() - expected).abs().max() / expected.abs().max()
     limit = 2.0**-7 if problem.out == "bfloat16" else 2.0**-9
     if not error <= limit:

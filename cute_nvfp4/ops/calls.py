@@ -8,7 +8,7 @@ overlaps an input.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ..errors import OperandError, OperandTypeError
-from ..operand import BlockScaledTensor
-from ..runtime.apart import Apart
+from ..operand import BlockScaledTensor, span_bytes
+from ..runtime.apart import Apart, near
 from ..runtime.launch import SimLauncher
-from .checks import number
+from .checks import check_overlap, number
 
 
 def output_key(out: torch.Tensor | None) -> tuple | None:
@@ -72,6 +72,20 @@ def allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
 def addresses(*given: torch.Tensor | None) -> tuple[int, ...]:
     """The addresses of those tensors that there are."""
     return tuple([x.data_ptr() for x in given if x is not None])
+
+
+class GivenOutput:
+    """What a planned call knows of an output that it is given, and of what it reads: their sizes in bytes."""
+
+    def __init__(self, read: Mapping[str, torch.Tensor | None], out: torch.Tensor) -> None:
+        self._sizes = tuple(span_bytes(x) for x in read.values() if x is not None)
+        self._bytes = span_bytes(out)
+
+    def check(self, read: Mapping[str, torch.Tensor | None], out: torch.Tensor) -> None:
+        """Raises if ``out`` overlaps something that is read."""
+        start = out.data_ptr()
+        if near(start, start + self._bytes, addresses(*read.values()), self._sizes):
+            check_overlap(read, out)
 
 
 @dataclass

@@ -10,17 +10,16 @@ from typing import Any
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..operand import BlockScaledTensor, span_bytes
+from ..operand import BlockScaledTensor
 from ..planning.gemm_problem import Plan
 from ..prepared_weight import PreparedWeight
 from ..reference import gemm_reference
-from ..runtime.apart import near
 from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
 from ..target import Target
-from .calls import addresses, allocator, as_alpha, output_key, tensor_key
-from .checks import check_format, check_overlap, checked_output, parts, refuse_config, split_alpha
+from .calls import GivenOutput, allocator, as_alpha, output_key, tensor_key
+from .checks import check_format, checked_output, parts, refuse_config, split_alpha
 from .dispatch import by_operator, written_to
 from .grouped_launch import ContiguousCall
 from .grouped_rows import GroupedRows, clamped
@@ -144,8 +143,8 @@ class _Call:
     ) -> None:
         self._launch = ContiguousCall(a, b, out, alpha, target, config)
         self._new = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
-        self._sizes = tuple(span_bytes(x) for x in _inputs(a, b, alpha).values() if x is not None)
-        self._out_bytes, self._simulated = span_bytes(out), target.backend == "sim"
+        self._output = GivenOutput(_inputs(a, b, alpha), out)
+        self._simulated = target.backend == "sim"
 
     def __call__(
         self,
@@ -159,9 +158,7 @@ class _Call:
         if out is None:
             out = self._new()
         else:
-            read, start = _inputs(a, b, alpha), out.data_ptr()
-            if near(start, start + self._out_bytes, addresses(*read.values()), self._sizes):
-                check_overlap(read, out)
+            self._output.check(_inputs(a, b, alpha), out)
         if self._simulated:
             check_signs("a", a)
             check_signs("b", b)

@@ -44,12 +44,7 @@ def packed_gemm(
         operands, numbers = ((weight,), x) if isinstance(x, Tensor) else ((x, weight), None)
         if by_operator(operands, numbers, alpha, bias, out, weight.up_global_scale):
             return packed_operator(x, weight, alpha, bias, out, out_dtype, config, backend, gate)
-    key = _key(x, weight, alpha, bias, out, out_dtype, config, backend, gate)
-    try:
-        call = _calls.get(key)
-    except TypeError:
-        # something unhashable, which is refused below
-        call = None
+    call = _calls.find(_key(x, weight, alpha, bias, out, out_dtype, config, backend, gate))
     if call is None:
         call = planned(Request(x, weight, alpha, bias, out, out_dtype, config, backend, gate))
     result = call(x, weight, alpha, bias, out)

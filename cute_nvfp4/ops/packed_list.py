@@ -24,10 +24,9 @@ from ..runtime.simulating import world
 from ..target import Target
 from .calls import addresses, as_alpha, operand_key, output_key, tensor_key
 from .checks import DTYPE_NAMES, refuse_config, span, split_alpha, tensors
-from .dequantize import dequantize
 from .grouped_launch import arrangements, gathered, table_on_device
 from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group
-from .packed_operands import X, check_products, check_x, row_stride, x_parts
+from .packed_operands import X, check_products, check_x, decoded, row_stride, x_parts
 from .packed_rows import KERNEL
 
 Pair = tuple[X | None, PreparedWeight]
@@ -184,7 +183,7 @@ class ListLaunch:
                 given = [getattr(pair[side], "global_scale", None) for pair in pairs]
                 # read where they are, from the first one's address on, unless they are apart
                 factors.append(gathered(given, self._device) if arranged == "apart" else given[0])
-        numbers = [x if isinstance(x, torch.Tensor) else _decoded(x, b.dtype, self._backend) for x, b in pairs]
+        numbers = [decoded(x, b.dtype, self._backend) for x, b in pairs]
         table, maps = None, None
         if self._listed:
             places = [addresses(pairs[i][1].packed, numbers[i], outs[i]) for i in self._order]
@@ -211,11 +210,6 @@ def _table_row(group: PackedGroup, places: tuple[int, ...]) -> tuple[int, ...]:
     """A row of the table on the device (``sm90.groups.Word``). places: addresses of weight, x and output."""
     weight, x, out = places
     return (group.x.rows, group.weight.rows, group.k, out, group.out.row_stride, weight, x, group.x.row_stride)
-
-
-def _decoded(x: BlockScaledTensor, dtype: torch.dtype, backend: Backend) -> torch.Tensor:
-    """The values of x, exact, without its global scale."""
-    return dequantize(BlockScaledTensor(x.data, x.scale, None, x.format), dtype, backend=backend)
 
 
 def _read(pairs: Sequence[Pair]) -> dict[str, torch.Tensor | None]:

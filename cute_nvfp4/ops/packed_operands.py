@@ -13,6 +13,8 @@ from ..planning.packed import PackedPlan
 from ..prepared_weight import PreparedWeight
 from ..runtime.backend import Backend
 from .checks import check_dtype, check_format, check_gate
+from .dequantize import dequantize
+from .grouped_rows import GroupedRows
 
 X = torch.Tensor | BlockScaledTensor
 """Numbers of the weight's dtype, or block-scaled."""
@@ -110,6 +112,14 @@ def check_bias(bias: torch.Tensor | None, weight: PreparedWeight) -> None:
         raise OperandError.of("bias", got=got, expected=f"({weight.rows},), contiguous")
     if bias.device != weight.device:
         raise OperandError.of("device of bias", got=bias.device, expected=weight.device)
+
+
+def decoded(x: X | GroupedRows, dtype: torch.dtype, backend: Backend) -> torch.Tensor:
+    """The values of x, exact, without its global scale; numbers as they are. Waits for nothing."""
+    if isinstance(x, torch.Tensor):
+        return x
+    scale = x.scale if isinstance(x, BlockScaledTensor) else x.rowmajor_scale()
+    return dequantize(BlockScaledTensor(x.data, scale, None, x.format), dtype, backend=backend)
 
 
 def row_stride(stride: int, rows: int, k: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -14,25 +14,38 @@ from ..kernels.gemm.arguments import GroupFactor
 from ..kernels.gemm.sm90.arguments import Activations, PackedWeight, Result
 from ..kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, RowsOfGroups
 from ..kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
-from ..operand import BlockScaledTensor, row_alignment, span_bytes
+from ..operand import BlockScaledTensor, row_alignment
 from ..planning.packed import PackedPlan
 from ..planning.packed_groups import PackedGroups, choose_groups
 from ..prepared_weight import PreparedWeight
 from ..reference import GATES
-from ..runtime.apart import near
 from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.bounded import Bounded
 from ..runtime.kernel import Kernel
 from ..runtime.simulating import world
 from ..target import Target
-from .calls import addresses, as_alpha, output_key, tensor_key
-from .checks import DTYPE_NAMES, check_overlap, checked_output, refuse_config, split_alpha, tensors
-from .dequantize import dequantize
+from .calls import GivenOutput, addresses, allocator, as_alpha, output_key, tensor_key
+from .checks import DTYPE_NAMES, checked_output, refuse_config, split_alpha, tensors
 from .grouped_rows import GroupedRows, checked_offsets, clamped
 from .groups import alpha_of_group
-from .packed_operands import check_decodable, check_products, check_x, row_stride
+from .packed_operands import check_decodable, check_products, check_x, decoded, row_stride
 
 Rows = torch.Tensor | GroupedRows
+
+
+class Request(NamedTuple):
+    """What ``grouped_gemm_contiguous`` is asked for with a stack of prepared weights."""
+
+    a: Rows
+    b: PreparedWeight
+    offsets: torch.Tensor
+    alpha: float | torch.Tensor | None
+    out: torch.Tensor | None
+    out_dtype: torch.dtype | None
+    status: torch.Tensor | None
+    config: PackedPlan | None
+    backend: Backend
+    gate: str
 
 
 def packed_rows(
@@ -55,7 +68,7 @@ def packed_rows(
     )
     call = _calls.find(key)
     if call is None:
-        call = _calls[key] = _plan(a, b, offsets, alpha, out, out_dtype, status, backend, config, gate)
+        call = _calls[key] = _plan(Request(a, b, offsets, alpha, out, out_dtype, status, config, backend, gate))
     return call(a, b, offsets, alpha, out, status)
 
 
@@ -75,19 +88,9 @@ def offsets_of(a: Rows, offsets: Sequence[int] | torch.Tensor | None) -> torch.T
 _calls = Bounded()
 
 
-def _plan(
-    a: Rows,
-    b: PreparedWeight,
-    offsets: torch.Tensor,
-    alpha: Any,
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    status: torch.Tensor | None,
-    backend: Backend,
-    config: PackedPlan | None,
-    gate: str,
-) -> Callable[..., torch.Tensor]:
+def _plan(request: Request) -> Callable[..., torch.Tensor]:
     """The call for these operands and all like them, which it checks."""
+    a, b, offsets, alpha, out, out_dtype, status, config, backend, gate = request
     check_products(b, gate)
     if isinstance(a, GroupedRows):
         check_decodable(a, b)
@@ -108,24 +111,15 @@ def _plan(
     if target.backend == "reference":
         refuse_config(config)
         return functools.partial(_reference, dtype=out.dtype, gate=gate)
-    return _Call(a, numbers, b, offsets, alpha, out, target, config, gate)
+    return _Call(request._replace(alpha=alpha, out=out), numbers, target)
 
 
 class _Call:
-    """A planned call: the kernel, and what to check before it runs."""
+    """A planned call: the kernel, and what to check before it runs. ``request`` has a tensor as alpha or None, and its
+    ``out`` is the output or one like it. x: the numbers of its rows, or some like them."""
 
-    def __init__(
-        self,
-        a: Rows,
-        x: torch.Tensor,
-        b: PreparedWeight,
-        offsets: torch.Tensor,
-        alpha: torch.Tensor | None,
-        out: torch.Tensor,
-        target: Target,
-        config: PackedPlan | None,
-        gate: str,
-    ) -> None:
+    def __init__(self, request: Request, x: torch.Tensor, target: Target) -> None:
+        a, b, offsets, alpha, out = request[:5]
         strides = [] if alpha is None else [int(alpha.shape[0] > 1)]
         strides += [0 for f in (getattr(a, "global_scale", None), b.global_scale) if f is not None]
         problem = PackedGroups(
@@ -135,9 +129,9 @@ class _Call:
             out=DTYPE_NAMES[out.dtype],
             vector=row_alignment(out, 16) >= 16,
             factors=len(strides),
-            gate=gate,
+            gate=request.gate,
         )
-        plan = choose_groups(problem, target.arch, sm_count(target, b.device), config)
+        plan = choose_groups(problem, target.arch, sm_count(target, b.device), request.config)
         rows, k_tiles = x.shape[0], b.packed.shape[-2]
         arguments = GroupedWgmmaArguments(
             groups=RowsOfGroups(0, b.batch, 0),
@@ -153,9 +147,8 @@ class _Call:
         )
         self._launch = KERNEL.launcher(plan.config, target, b.device, arguments, _touched)
         self._backend: Backend = target.backend
-        self._new = functools.partial(torch.empty, out.shape, dtype=out.dtype, device=out.device)
-        self._sizes = tuple(span_bytes(t) for t in _read(a, b, offsets, alpha).values() if t is not None)
-        self._out_bytes = span_bytes(out)
+        self._new = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
+        self._output = GivenOutput(_read(a, b, offsets, alpha), out)
 
     def __call__(
         self,
@@ -170,21 +163,14 @@ class _Call:
         if out is None:
             out = self._new()
         else:
-            read, start = _read(a, b, offsets, alpha), out.data_ptr()
-            if near(start, start + self._out_bytes, addresses(*read.values()), self._sizes):
-                check_overlap(read, out)
+            self._output.check(_read(a, b, offsets, alpha), out)
         status = checked_status(None, b.device) if status is None else status
-        x = a if isinstance(a, torch.Tensor) else decoded(a, b.dtype, self._backend)
+        x = decoded(a, b.dtype, self._backend)
         of_a = getattr(a, "global_scale", None)
         factors = [x for scale in b.global_scales for x in addresses(alpha, of_a, scale)]
         values = (*addresses(offsets, status, b.packed, x, out), scalar, *factors)
         self._launch(values, (a, x, b, offsets, alpha, out, status))
         return out
-
-
-def decoded(a: GroupedRows, dtype: torch.dtype, backend: Backend) -> torch.Tensor:
-    """The values of rows, exact, without their global scale. Waits for nothing."""
-    return dequantize(BlockScaledTensor(a.data, a.rowmajor_scale(), None, a.format), dtype, backend=backend)
 
 
 def _read(a: Rows, b: PreparedWeight, offsets: torch.Tensor, alpha: Any) -> dict[str, torch.Tensor | None]:

@@ -131,11 +131,7 @@ def planned(
         operand_key(out), backend, world(not x.is_cuda),
     )
     # fmt: on
-    try:
-        call = _calls.get(key)
-    except TypeError:
-        # something unhashable, which is refused below
-        call = None
+    call = _calls.find(key)
     if call is None:
         options = dict(zip(_PLANNED, options))
         request = checked_request(x, format, rule, generator=generator, **options)

@@ -93,9 +93,10 @@ def choose_rmsnorm(problem: RmsnormProblem, arch: Architecture, sm_count: int) -
 def choose_silu_mul(problem: FusedProblem, arch: Architecture, sm_count: int) -> FusedPlan:
     """As :func:`choose_rmsnorm`, for the kernel of rows with two inputs."""
     config = _quantization(problem.quantize, arch)
-    shared = config.warps * (2 * WARP_ROWS * WARP * config.block_bytes + 8 * WARP_ROWS) + 2048
-    # the system takes a kilobyte of each CTA's
-    config = dataclasses.replace(config, min_blocks=min(_SILU_CTAS, (arch.shared_bytes + 1024) // (shared + 1024)))
+    # two rows of a warp at a time, and a kilobyte of each CTA's that the system takes
+    of_warp, rest, room = 2 * WARP_ROWS * WARP * config.block_bytes + 8 * WARP_ROWS, 3072, arch.shared_bytes + 1024
+    warps = config.warps if config.warps * of_warp + rest <= room else config.warps // 2
+    config = dataclasses.replace(config, warps=warps, min_blocks=min(_SILU_CTAS, room // (warps * of_warp + rest)))
     ctas, walk = grid(problem.quantize, config, sm_count)
     return FusedPlan(SiluMulConfig(**vars(config), values=problem.values), ctas, walk)
 

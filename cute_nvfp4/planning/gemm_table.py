@@ -2,8 +2,9 @@
 
 It is ``gemm.json`` in the user's configuration folder, or what ``CUTE_NVFP4_GEMM_TABLE`` names; ``cute-nvfp4 tune``
 writes it, and it may be edited. An entry holds for one problem (sizes, formats and output; whatever bias, factors
-and gate it has), one architecture and one number of multiprocessors; a later entry for the same wins. A file that
-cannot be read stops with what is wrong in it: a plan that is quietly left out would look like a slow kernel.
+and gate it has), one architecture and one number of multiprocessors; a later entry for the same wins. Its "family" says
+whose problem it is: "gemm" (the default), or "packed" of a prepared weight. A file that cannot be read stops with what
+is wrong in it: a plan that is quietly left out would look like a slow kernel.
 """
 
 from __future__ import annotations
@@ -18,11 +19,9 @@ from typing import Any
 from platformdirs import user_config_path
 
 from ..errors import CuteNvfp4Error
-from ..kernels.gemm.config import TILING
-from ..kernels.gemm.limits import can_implement
 from ..runtime.cache import write_whole
 from ..target import ARCHITECTURES, Architecture
-from .gemm_problem import GemmProblem, Plan, can_run
+from .table_families import FAMILIES, KERNELS, AnyPlan, Family, Problem, family_of
 
 TABLE_VARIABLE = "CUTE_NVFP4_GEMM_TABLE"
 VERSION = 1
@@ -40,20 +39,21 @@ class Entry:
     device: str
     arch: str
     sm_count: int
-    problem: GemmProblem
-    plan: Plan
+    problem: Problem
+    plan: AnyPlan
     us: float
     note: str
 
-    def fits(self, problem: GemmProblem, arch: Architecture, sm_count: int) -> bool:
-        """Whether the entry is for this problem, bias, factors and gate aside, and this device."""
-        ours = (_tiled(self.problem), self.arch, self.sm_count)
-        return ours == (_tiled(problem), arch.name, sm_count)
+    @property
+    def family(self) -> Family:
+        return FAMILIES[family_of(self.problem)]
 
-
-def _tiled(problem: GemmProblem) -> GemmProblem:
-    """What of a problem an entry is found by: all that matters to its tiling."""
-    return dataclasses.replace(problem, bias="", bias_dtype="float32", factors=0, gate="")
+    def fits(self, problem: Problem, arch: Architecture, sm_count: int) -> bool:
+        """Whether the entry is for this problem, all aside that does not matter to its tiling, and this device."""
+        if type(problem) is not type(self.problem):
+            return False
+        tiled = self.family.tiled
+        return (tiled(self.problem), self.arch, self.sm_count) == (tiled(problem), arch.name, sm_count)
 
 
 def path() -> Path:
@@ -74,7 +74,7 @@ def stamp() -> object:
     return str(file), found.st_mtime_ns, found.st_size
 
 
-def lookup(problem: GemmProblem, arch: Architecture, sm_count: int, device: str = "") -> Plan | None:
+def lookup(problem: Problem, arch: Architecture, sm_count: int, device: str = "") -> AnyPlan | None:
     """The table's plan, or None. With ``device`` only entries made on a GPU of that name count.
 
     Raises:
@@ -86,12 +86,10 @@ def lookup(problem: GemmProblem, arch: Architecture, sm_count: int, device: str 
     return None
 
 
-def _applied(entry: Entry, problem: GemmProblem) -> Plan:
+def _applied(entry: Entry, problem: Problem) -> AnyPlan:
     """The entry's plan with the bias, factors and gate of ``problem``."""
-    config = entry.plan.config
-    plan = dataclasses.replace(entry.plan, config=problem.config(config.arch, entry.plan.swap, **config.tiling))
-    reason = can_implement(plan.config)
-    if reason:
+    plan = entry.family.applied(entry.plan, problem)
+    if reason := entry.family.can_plan(plan, problem):
         raise TableError(f"the plan of {path()} for {problem} cannot run: {reason}")
     return plan
 
@@ -119,53 +117,61 @@ def _read(found: tuple) -> tuple[Entry, ...]:
 
 
 def _entry(raw: Any, where: str) -> Entry:
-    _fields(raw, _NEEDED, _NEEDED, where)
+    _fields(raw, _NEEDED, _NEEDED | {"family"}, where)
     for name, kind in (("device", str), ("sm_count", int), ("note", str)):
         _check(raw[name], kind, f"{where}: {name}")
     if raw["arch"] not in ARCHITECTURES:
         raise TableError(f"{where}: arch is {raw['arch']!r}, expected one of {', '.join(ARCHITECTURES)}")
     if type(raw["us"]) not in (int, float) or not 0 < raw["us"] < float("inf"):
         raise TableError(f"{where}: us is {raw['us']!r}, expected a positive number")
-    problem = _problem(raw["problem"], f"{where}, problem")
-    plan = _plan(raw["plan"], problem, ARCHITECTURES[raw["arch"]], f"{where}, plan")
+    name = raw.get("family", "gemm")
+    if name not in FAMILIES:
+        raise TableError(f"{where}: family is {name!r}, expected one of {', '.join(FAMILIES)}")
+    problem = _problem(raw["problem"], FAMILIES[name], f"{where}, problem")
+    plan = _plan(raw["plan"], FAMILIES[name], problem, ARCHITECTURES[raw["arch"]], f"{where}, plan")
     return Entry(raw["device"], raw["arch"], raw["sm_count"], problem, plan, float(raw["us"]), raw["note"])
 
 
-def _problem(raw: Any, where: str) -> GemmProblem:
-    fields = dataclasses.fields(GemmProblem)
+def _problem(raw: Any, family: Family, where: str) -> Problem:
+    fields = dataclasses.fields(family.problem)
     _fields(raw, {"m", "n", "k"}, {field.name for field in fields}, where)
     for field in fields:
         if field.name in raw:
             kind = int if field.default is dataclasses.MISSING else type(field.default)
             _check(raw[field.name], kind, f"{where}: {field.name}")
-    problem = GemmProblem(**raw)
-    reason = can_run(problem)
-    if reason:
+    problem = family.problem(**raw)
+    if reason := family.can_run(problem):
         raise TableError(f"{where} cannot run: {reason}")
     return problem
 
 
-def _plan(raw: Any, problem: GemmProblem, arch: Architecture, where: str) -> Plan:
-    kinds = dict.fromkeys(TILING, int) | {"pair": bool, "scheduler": str, "raster": str, "store": str, "cluster": list}
-    kinds |= {"swap": bool, "workers": int}
+def _plan(raw: Any, family: Family, problem: Problem, arch: Architecture, where: str) -> AnyPlan:
+    raw = _dictionary(raw, where)
+    if str(raw.get("kernel", "wgmma")) not in KERNELS:
+        raise TableError(f"{where}: kernel is {raw['kernel']!r}, expected one of {', '.join(KERNELS)}")
+    kinds = family.kinds(raw)
     _fields(raw, set(kinds), set(kinds), where)
     for name, kind in kinds.items():
         _check(raw[name], kind, f"{where}: {name}")
-    if [type(x) for x in raw["cluster"]] != [int, int]:
+    if "cluster" in raw and [type(x) for x in raw["cluster"]] != [int, int]:
         raise TableError(f"{where}: cluster is {raw['cluster']!r}, expected two integers")
-    tiling = {name: raw[name] for name in TILING} | {"cluster": tuple(raw["cluster"])}
-    config = problem.config(arch, raw["swap"], **tiling)
-    reason = can_implement(config)
+    plan = family.plan(raw, problem, arch)
+    reason = family.can_plan(plan, problem)
     if not reason and raw["workers"] < 1:
         reason = f"workers is {raw['workers']}, expected at least 1"
     if reason:
         raise TableError(f"{where} cannot run: {reason}")
-    return Plan(config, raw["swap"], raw["workers"])
+    return plan
+
+
+def _dictionary(raw: Any, where: str) -> dict:
+    if not isinstance(raw, dict):
+        raise TableError(f"{where}: got {type(raw).__name__}, expected an object")
+    return raw
 
 
 def _fields(raw: Any, needed: set[str], known: set[str], where: str) -> dict:
-    if not isinstance(raw, dict):
-        raise TableError(f"{where}: got {type(raw).__name__}, expected an object")
+    raw = _dictionary(raw, where)
     missing, unknown = sorted(needed - set(raw)), sorted(set(raw) - known)
     if missing or unknown:
         raise TableError(f"{where}: missing {missing}, unknown {unknown}; expected {sorted(known)}")
@@ -198,6 +204,5 @@ def store(entry: Entry) -> Path:
 
 
 def _raw(entry: Entry) -> dict:
-    config = entry.plan.config
-    plan = config.tiling | {"cluster": list(config.cluster), "swap": entry.plan.swap, "workers": entry.plan.workers}
-    return {**vars(entry), "problem": dataclasses.asdict(entry.problem), "plan": plan}
+    raw = {"family": family_of(entry.problem), **vars(entry)}
+    return raw | {"problem": dataclasses.asdict(entry.problem), "plan": entry.family.written(entry.plan)}

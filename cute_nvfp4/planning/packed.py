@@ -8,11 +8,13 @@ from dataclasses import replace
 
 from ..errors import OperandError
 from ..kernels.gemm.sm90.config import STAGE_TILES, TILE_N, WgmmaConfig
+from ..kernels.gemm.sm90.config import can_implement as can_wgmma
 from ..kernels.gemm.sm90.stream_config import StreamConfig
 from ..runtime.bounded import remembered
 from ..target import Architecture
 from ..weight_layout import TILE_K, tiles
-from .packed_model import EXCHANGE_US, STAGE_US, predict
+from . import gemm_table
+from .packed_model import predict
 from .packed_problem import (
     PackedPlan,
     PackedProblem,
@@ -27,8 +29,6 @@ from .packed_problem import (
 
 __all__ = ["PackedPlan", "PackedProblem", "ScratchSize", "candidates", "check_plan", "choose", "predict"]
 
-LEAST_BUSY = 0.8
-"""Share of the multiprocessors that must have units of their own for none to be cut."""
 SHARED_CTAS = {8: 2, 16: 2, 32: 2, 64: 1, 128: 1}
 """CTAs of a multiprocessor where tiles are shared along K."""
 SHARED_STAGE_TILES = {8: 2, 16: 2, 32: 2, 64: 2, 128: 1}
@@ -40,15 +40,24 @@ WIDE = 128
 """Rows of x in a tile from which on many tiles along them are worth trying."""
 
 
-@remembered
 def choose(problem: PackedProblem, arch: Architecture, sm_count: int, given: PackedPlan | None = None) -> PackedPlan:
-    """The plan for ``problem`` on ``sm_count`` multiprocessors, or the caller's with what the problem decides.
+    """The plan for ``problem`` on ``sm_count`` multiprocessors: the user's table's (``gemm_table``), or the model's
+    fastest candidate; or the caller's with what the problem decides.
 
     Raises:
         OperandError: no kernel can run it.
+        TableError: the user's table cannot be read.
     """
+    return _choose(problem, arch, sm_count, given, gemm_table.stamp())
+
+
+@remembered
+def _choose(
+    problem: PackedProblem, arch: Architecture, sm_count: int, given: PackedPlan | None, stamp: object
+) -> PackedPlan:
+    # ``stamp`` names the state of the table's file, so that a changed table is read again
     if given is None:
-        plan = _chosen(problem, arch, sm_count)
+        plan = gemm_table.lookup(problem, arch, sm_count) or _fastest(problem, arch, sm_count)
     else:
         check_plan(given)
         plan = replace(given, config=replace(given.config, arch=arch, **decided(problem, given.streams)))
@@ -58,14 +67,24 @@ def choose(problem: PackedProblem, arch: Architecture, sm_count: int, given: Pac
     return plan
 
 
+def _fastest(problem: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
+    """The model's first candidate."""
+    found = _sensible(problem, arch, sm_count)
+    if not found:
+        raise OperandError(can_wgmma(WgmmaConfig(arch=arch, **decided(problem, streams=False))))
+    return min(found, key=lambda plan: predict(plan, problem, sm_count))
+
+
 def candidates(problem: PackedProblem, arch: Architecture, sm_count: int) -> list[PackedPlan]:
-    """Every sensible plan. Left out are those that can only lose: tiles wider than the problem, narrow ones for many
-    rows of x, and what cannot run it."""
-    found = []
-    if can_take(problem):
-        found += _streaming(problem, arch, sm_count)
-    found += (_multiplying if arch.generation == "sm90" else _by_mma_sync)(problem, arch, sm_count)
-    return [plan for plan in dict.fromkeys(found) if not (refused(problem, plan) or can_implement(plan))]
+    """Every sensible plan, the model's fastest first. Left out are those that can only lose: tiles wider than the
+    problem, narrow ones for many rows of x, WGMMA for what can be streamed."""
+    return sorted(_sensible(problem, arch, sm_count), key=lambda plan: predict(plan, problem, sm_count))
+
+
+def _sensible(p: PackedProblem, arch: Architecture, sm_count: int) -> list[PackedPlan]:
+    others = _by_mma_sync if arch.generation == "sm120" else _multiplying
+    found = (_streaming if can_take(p) else others)(p, arch, sm_count)
+    return [plan for plan in dict.fromkeys(found) if not (refused(p, plan) or can_implement(plan))]
 
 
 def _streaming(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
@@ -90,49 +109,21 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
     """WGMMA: tiles dealt whole, with x loaded for two CTAs at once or not, in equal shares, or shared along K."""
     for tile_n in TILE_N:
         # the next narrower covers all rows of x; many narrow tiles decode a weight as many times
-        if (tile_n > min(TILE_N) and tile_n // 2 >= p.m) or (tile_n < WIDE and 8 * tile_n < p.m):
+        if (tile_n > min(TILE_N) and tile_n // 2 >= p.m) or (tile_n < WIDE and 16 * tile_n < p.m):
             continue
         for ctas_per_sm in (1, 2) if tile_n <= 64 else (1,):
             tiling = {"tile_n": tile_n, "ctas_per_sm": ctas_per_sm}
-            config = WgmmaConfig(arch=arch, **tiling, **decided(p, streams=False))
+            config = WgmmaConfig(arch=arch, scheduler="static", **tiling, **decided(p, streams=False))
             slots, count = sm_count * ctas_per_sm, tile_count(p, config)
-            yield PackedPlan(config, min(slots, count * -(-p.k // config.tile_k)))
-            config = replace(config, scheduler="static")
+            if ctas_per_sm == 1:
+                equal = replace(config, scheduler="stream_k")
+                yield PackedPlan(equal, min(slots, count * -(-p.k // config.tile_k)))
             yield PackedPlan(config, min(slots, count))
             if -(-p.rows // config.tile_m) % 2 == 0 and tile_n >= 64:
                 # x from L2 once for two CTAs
                 yield PackedPlan(replace(config, cluster_rows=2), min(slots, count) // 2)
         if p.k > STAGE_TILES * TILE_K and tile_n in SHARED_CTAS:
             yield _shared(p, arch, tile_n)
-
-
-def _chosen(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
-    if can_take(p):
-        return _streamed(p, arch, sm_count)
-    if arch.generation == "sm120":
-        return min(_by_mma_sync(p, arch, sm_count), key=lambda plan: predict(plan, p, sm_count))
-    # a tile wider than need be: the next narrower covers all rows of x
-    widths = [tile_n for tile_n in STAGE_US if tile_n == min(STAGE_US) or tile_n // 2 < p.m]
-    plans = [_wgmma(p, arch, sm_count, tile_n, scheduler) for tile_n in widths for scheduler in ("static", "stream_k")]
-    if p.k > STAGE_TILES * TILE_K:
-        plans += [_shared(p, arch, tile_n) for tile_n in widths if tile_n in EXCHANGE_US]
-    return min(plans, key=lambda plan: predict(plan, p, sm_count))
-
-
-def _wgmma(p: PackedProblem, arch: Architecture, sm_count: int, tile_n: int, scheduler: str) -> PackedPlan:
-    """The plan with this tile and scheduler."""
-    ctas_per_sm = 2 if tile_n <= 64 else 1
-    config = WgmmaConfig(
-        arch=arch, tile_n=tile_n, ctas_per_sm=ctas_per_sm, scheduler=scheduler, **decided(p, streams=False)
-    )
-    slots, count = sm_count * ctas_per_sm, tile_count(p, config)
-    if scheduler == "stream_k":
-        return PackedPlan(config, min(slots, count * -(-p.k // config.tile_k)))
-    even = -(-p.rows // config.tile_m) % 2 == 0
-    if even and (tile_n == 128 or (tile_n == 256 and count >= 2 * slots)):
-        # x from L2 once for two CTAs
-        return PackedPlan(replace(config, cluster_rows=2), min(count, slots) // 2)
-    return PackedPlan(config, min(count, slots))
 
 
 def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
@@ -158,22 +149,3 @@ def _shared(p: PackedProblem, arch: Architecture, tile_n: int) -> PackedPlan:
         **decided(p, streams=False),
     )
     return PackedPlan(config, tile_count(p, config))
-
-
-def _streamed(p: PackedProblem, arch: Architecture, sm_count: int) -> PackedPlan:
-    """The tallest units of which every CTA has whole ones while few multiprocessors idle: sums that meet in global
-    memory take longer, for memory is the limit. Units are cut where there are none such."""
-    k_tiles = tiles(p.rows, p.k)[1]
-    long_stage = 4 if k_tiles % 4 == 0 else STAGE_TILES
-    # eight warps along K need eight stages, and as many sums, in shared memory
-    warps_k = 8 if arch.generation == "sm90" else 4
-    half = {"slabs": 4, "warps_m": 8 // warps_k, "warps_k": warps_k, "stage_tiles": STAGE_TILES, "stages": 16}
-    quarter = {"slabs": 2, "warps_m": 2, "warps_k": 4, "stage_tiles": long_stage, "stages": 64 // long_stage}
-    for tiling in (half, quarter):
-        config = StreamConfig(arch=arch, **tiling, **decided(p, streams=True))
-        units = -(-p.rows // config.rows)
-        each = -(-units // sm_count)
-        if units >= each * sm_count * LEAST_BUSY:
-            return PackedPlan(config, -(-units // each))
-    config = StreamConfig(arch=arch, **half, **decided(p, streams=True))
-    return PackedPlan(config, min(sm_count, -(-p.rows // config.rows) * (k_tiles // config.stage_tiles)))

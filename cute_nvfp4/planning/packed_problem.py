@@ -11,6 +11,7 @@ from ..kernels.gemm.sm90.config import can_implement as can_wgmma
 from ..kernels.gemm.sm90.stream_config import StreamConfig
 from ..kernels.gemm.sm90.stream_config import can_implement as can_stream
 from ..weight_layout import TILE_K, packed_rows
+from ..weight_layout import tiles as packed_tiles
 
 STREAM_ROWS = 16
 """Rows of x up to which weights are streamed: more are faster on WGMMA."""
@@ -117,6 +118,8 @@ def refused(p: PackedProblem, plan: PackedPlan) -> str:
         got = f"{p.m} rows of x, K {p.k}, {'a' if p.bias else 'no'} bias"
         expected = f"at most {STREAM_ROWS} rows, no bias, K a multiple of {STAGE_TILES * TILE_K} if x is NVFP4"
         return explain("streaming kernel", got=got, expected=expected)
+    if plan.streams and (k_tiles := packed_tiles(p.rows, p.k)[1]) % c.stage_tiles:
+        return explain("stage_tiles", got=c.stage_tiles, expected=f"a divisor of {k_tiles}: packed tiles along K")
     return ""
 
 

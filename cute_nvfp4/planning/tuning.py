@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from .gemm_problem import Plan
+from .packed_problem import PackedPlan
 
 Call = Callable[[], object]
 _FIRST_ROUNDS = 5
@@ -18,7 +19,7 @@ _HOPELESS = 1.25
 class Timed:
     """A plan with its median and best time in microseconds, over ``runs`` cold calls, or why it could not run."""
 
-    plan: Plan
+    plan: Plan | PackedPlan
     us: float = 0.0
     best_us: float = 0.0
     runs: int = 0
@@ -26,8 +27,8 @@ class Timed:
 
 
 def time_plans(
-    plans: Sequence[Plan],
-    prepare: Callable[[Plan], Call],
+    plans: Sequence[Plan | PackedPlan],
+    prepare: Callable[[Plan | PackedPlan], Call],
     timer: Callable[[Call], float],
     *,
     rounds: int = 40,
@@ -42,7 +43,7 @@ def time_plans(
     Returns:
         Plans that ran, fastest median first, then those that could not.
     """
-    calls: dict[Plan, Call] = {}
+    calls: dict[Plan | PackedPlan, Call] = {}
     failed: list[Timed] = []
     for index, plan in enumerate(plans):
         progress("compiling and checking", index, len(plans))
@@ -50,7 +51,7 @@ def time_plans(
             calls[plan] = prepare(plan)
         except Exception as error:  # shown beside the plan, whatever it is
             failed.append(Timed(plan, error=f"{type(error).__name__}: {error}"))
-    samples: dict[Plan, list[float]] = {plan: [] for plan in calls}
+    samples: dict[Plan | PackedPlan, list[float]] = {plan: [] for plan in calls}
     active = list(calls)
     for turn in range(rounds):
         progress(f"timing {len(active)} of {len(calls)} plans", turn, rounds)

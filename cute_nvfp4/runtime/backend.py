@@ -41,8 +41,6 @@ def _device_architecture(index: int, session: int) -> Architecture:
 
 @functools.lru_cache(maxsize=256)
 def _resolve(backend: str, device: torch.device, arch: str | None, session: int) -> Target:
-    if backend not in BACKENDS:
-        raise TargetError.of("backend", got=repr(backend), expected=f"one of {', '.join(BACKENDS)}")
     if backend == "reference":
         return Target(architecture(arch or DEFAULT_ARCH), "reference")
     if device.type == "cuda":
@@ -80,6 +78,8 @@ def resolve(backend: Backend = "auto", device: torch.device | str = "cpu", arch:
     Raises:
         TargetError: an unknown name, or a backend that cannot run tensors of that device.
     """
+    if backend not in BACKENDS:
+        raise TargetError.of("backend", got=repr(backend), expected=f"one of {', '.join(BACKENDS)}")
     device = torch.device(device)
     if device.type == "cpu":
         active = simulation()

@@ -1,17 +1,29 @@
 """Every Hopper kernel once, at small sizes, for compute-sanitizer:
 
+    export PYTORCH_NO_CUDA_MEMORY_CACHING=1
     for tool in memcheck racecheck synccheck; do
-        compute-sanitizer --tool $tool --kernel-regex kns=cutlass --error-exitcode 1 python tests/gpu/sanitize.py
+        check="compute-sanitizer --tool $tool --kernel-name kns=cutlass --report-api-errors no --error-exitcode 1"
+        $check python tests/gpu/sanitize.py
+        $check python tests/gpu/sanitize.py --broken $tool && echo "$tool notices nothing"
     done
+
+Every tensor is an allocation of its own then: an access beyond one is not one within torch's pool. (A driver call that
+ends a list with an error is no fault: API errors are left out.) ``--broken`` runs a kernel that the tool must notice
+(``broken.py``). How many kernels ran, and that the filter takes all of them, is said at the end.
 
 Without a GPU the simulator runs the same launches. Right results are the business of the tests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from typing import Any
 
+import broken
 import torch
 
 from cute_nvfp4 import (
@@ -29,7 +41,10 @@ from cute_nvfp4 import (
 )
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
 from cute_nvfp4.planning.packed import PackedPlan
+from cute_nvfp4.runtime import driver
 
+FILTER = "cutlass"
+"""A part of the name of every kernel that the DSL compiles."""
 N, K = 320, 512
 
 
@@ -76,14 +91,41 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
     return found
 
 
+def loaded() -> Counter[str]:
+    """Counts the kernels that are loaded from now on, by name."""
+    names: Counter[str] = Counter()
+    load = driver.load
+
+    def counted(cubin: bytes, wanted: Iterable[str], *rest: Any) -> dict[str, driver.Function]:
+        wanted = tuple(wanted)
+        names.update(wanted)
+        return load(cubin, wanted, *rest)
+
+    driver.load = counted
+    return names
+
+
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--broken", choices=["memcheck", "racecheck", "synccheck"], help="run a wrong kernel instead")
+    options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
+    device = "cuda" if on_gpu else "cpu"
+
+    names = loaded()
     with nullcontext() if on_gpu else simulating("sm_90a"):
-        for name, launch in launches("cuda" if on_gpu else "cpu").items():
-            print(name, flush=True)
-            launch()
+        if options.broken:
+            broken.run(options.broken, device)
+        else:
+            for name, launch in launches(device).items():
+                print(name, flush=True)
+                launch()
     if on_gpu:
         torch.cuda.synchronize()
+        checked = [name for name in names if FILTER in name]
+        print(f"{len(checked)} of {len(names)} kernels have {FILTER} in their names")
+        if len(checked) < len(names):
+            sys.exit(f"not checked: {', '.join(sorted(set(names) - set(checked)))}")
 
 
 if __name__ == "__main__":

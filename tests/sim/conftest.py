@@ -26,6 +26,12 @@ def arch(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @pytest.fixture
+def hopper(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors are simulated on sm_90a."""
+    monkeypatch.setenv("CUTE_NVFP4_ARCH", "sm_90a")
+
+
+@pytest.fixture
 def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     """Outputs hold what no result has, until the kernels write them."""
 

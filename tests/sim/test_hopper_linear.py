@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import backends
 import pytest
 import torch
@@ -12,7 +9,7 @@ import torch
 from cute_nvfp4 import NVFP4Linear, gemm, prepare_weight, quantize, simulating
 from cute_nvfp4.nn import linear as module
 
-pytestmark = [pytest.mark.kernels("sm_90a")]
+pytestmark = [pytest.mark.kernels("sm_90a"), pytest.mark.usefixtures("hopper")]
 N = 72
 
 
@@ -26,15 +23,6 @@ def rows(m: int, k: int = 144, dtype: torch.dtype = torch.bfloat16) -> torch.Ten
     return torch.randn(m, k, generator=torch.Generator().manual_seed(m)).to(dtype).to(backends.device())
 
 
-@contextmanager
-def hopper() -> Iterator[None]:
-    if backends.backend() == "cuda":
-        yield
-    else:
-        with simulating("sm_90a"):
-            yield
-
-
 def close(y: torch.Tensor, exact: torch.Tensor) -> None:
     rounding = 2**-7 if y.dtype is torch.bfloat16 else 2**-10
     torch.testing.assert_close(y.double(), exact, rtol=rounding, atol=rounding)
@@ -43,7 +31,7 @@ def close(y: torch.Tensor, exact: torch.Tensor) -> None:
 @pytest.mark.parametrize("m, k, dtype", [(3, 144, torch.bfloat16), (20, 70, torch.float32)], ids=str)
 def test_quantized_rows(m: int, k: int, dtype: torch.dtype) -> None:
     layer, x = made(k), rows(m, k, dtype)
-    with hopper():
+    with simulating():
         y = layer(x)
         a = quantize(x, global_scale=layer.input_global_scale, pad=True)
         assert y.equal(gemm(a, prepare_weight(layer.weight, dtype=torch.float16), out_dtype=dtype))
@@ -55,7 +43,7 @@ def test_rows_as_they_are(m: int, k: int, dtype: torch.dtype, monkeypatch: pytes
     """W4A16, K padded where it must be; rows anywhere."""
     layer, x = made(k, input_rule=None), rows(m, 2 * k + 1, dtype)[:, 1 : 2 * k + 1 : 2]
     monkeypatch.setattr(layer, "_decoded", lambda _: pytest.fail("the weight was decoded"))
-    with hopper():
+    with simulating():
         y = layer(x)
     close(y, x.double() @ layer.weight.dequantize(torch.float64)[:, :k].T)
 
@@ -66,7 +54,7 @@ def test_the_weight_is_packed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     names, packs = list(layer.state_dict()), []
     pack = prepare_weight
     monkeypatch.setattr(module, "prepare_weight", lambda *a, **k: packs.append(1) or pack(*a, **k))
-    with hopper():
+    with simulating():
         layer(x)
         first = layer(x)
         place = layer.weight_prepared_float16.data_ptr()
@@ -102,7 +90,7 @@ def test_compiled_after_prepare(rule: str | None) -> None:
         graphs.append(graph)
         return graph
 
-    with hopper():
+    with simulating():
         layer.prepare()
         y = torch.compile(layer, fullgraph=True, backend=keep)(x)
         assert y.equal(layer(x))
@@ -115,7 +103,7 @@ def test_compiled_with_other_weights() -> None:
     layer, other, x = made(), made(seed=1), rows(3)
     buffers = dict(other.named_buffers())
     run = torch.compile(lambda x, b: torch.func.functional_call(layer, b, (x,)), fullgraph=True, backend="eager")
-    with hopper():
+    with simulating():
         layer.prepare()
         assert run(x, buffers).equal(other(x))
 
@@ -123,6 +111,6 @@ def test_compiled_with_other_weights() -> None:
 def test_the_gradient_of_x() -> None:
     layer, x = made(input_rule=None), rows(20).requires_grad_()
     dy = rows(20, N)
-    with hopper():
+    with simulating():
         layer(x).backward(dy)
     torch.testing.assert_close(x.grad, dy @ layer.weight.dequantize(torch.bfloat16))

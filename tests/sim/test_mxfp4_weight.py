@@ -11,7 +11,7 @@ from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import MXFP4
 from cute_nvfp4.ops.library.packed import packed_gemm as packed_operator
 
-pytestmark = [pytest.mark.kernels("sm_90a")]
+pytestmark = [pytest.mark.kernels("sm_90a"), pytest.mark.usefixtures("hopper")]
 
 
 def weight(rows: int, k: int, first: int, last: int, special: bool = False) -> BlockScaledTensor:
@@ -44,7 +44,7 @@ def test_products(dtype: torch.dtype, low: int, m: int) -> None:
     w = weight(140, 160, low, low + 24)
     x = backends.place(torch.randn(m, 160, generator=torch.Generator().manual_seed(m)).to(dtype))
     prepared = prepare_weight(w, dtype=dtype)
-    with simulating("sm_90a") if backends.backend() == "sim" else simulating():
+    with simulating():
         y = gemm(x, prepared, out_dtype=torch.float32)
     values = w.dequantize(torch.float64)
     error = (y.double() - x.double() @ values.t()).abs()
@@ -59,7 +59,7 @@ def test_block_scaled_rows(format: str, m: int) -> None:
     x = quantize(backends.place(x), format, backend="reference")
     prepared = prepare_weight(w)
 
-    with simulating("sm_90a") if backends.backend() == "sim" else simulating() as runs:
+    with simulating() as runs:
         y = gemm(x, prepared, out_dtype=torch.float32)
         again = packed_operator(x, prepared, None, None, None, torch.float32, None, "auto")
     assert torch.equal(y, again)

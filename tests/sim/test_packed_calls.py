@@ -50,6 +50,7 @@ def test_tables() -> None:
         ({"out": out.double()}, "dtype of out"),
         ({"out": out, "out_dtype": torch.float16}, "out_dtype"),
         ({"backend": "gpu"}, "backend: got"),
+        ({"backend": ["sim"]}, "backend: got"),
         ({"config": "fast"}, "config: got str"),
         ({"config": ["fast"]}, "config: got list"),
     ):

@@ -32,7 +32,7 @@ from cute_nvfp4.reference import GATES
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
 
-pytestmark = [pytest.mark.kernels("sm_90a")]
+pytestmark = [pytest.mark.kernels("sm_90a"), pytest.mark.usefixtures("hopper")]
 STEEPEST = 1.13
 """Of every gate."""
 GATE_ERROR = 2e-5
@@ -127,11 +127,6 @@ DEFAULT = (*CASES[:6], CASES[7], CASES[9], *CASES[11:13])
 """The others are slow."""
 
 
-@pytest.fixture(autouse=True)
-def hopper(monkeypatch):
-    monkeypatch.setenv("CUTE_NVFP4_ARCH", "sm_90a")
-
-
 @pytest.mark.parametrize(
     "case", [x if x in DEFAULT else pytest.param(x, marks=pytest.mark.slow) for x in CASES], ids=str
 )
@@ -175,11 +170,8 @@ def test_it_is_the_gate_of_two_products() -> None:
         options = {"alpha": problem.alpha, "out_dtype": torch.float32, "config": case.plan}
         return [gemm(problem.x, prepare_weight(weight, dtype=case.dtype), **options) for weight in problem.weights]
 
-    if backends.backend() == "cuda":
+    with simulating():
         x, y = separate()
-    else:
-        with simulating("sm_90a"):
-            x, y = separate()
     assert torch.equal(out, x * y)
 
 
@@ -229,11 +221,8 @@ def test_prepared_call(case: Case) -> None:
         assert step(problem.x, other.prepared, out) is out
         assert torch.equal(out, gated_gemm(problem.x, other.prepared, **options))
 
-    if backends.backend() == "cuda":
+    with simulating():
         both()
-    else:
-        with simulating("sm_90a"):
-            both()
 
 
 X, W, U = torch.zeros(4, 64, dtype=BF16), quantize(torch.ones(32, 64)), quantize(torch.ones(32, 64))

@@ -9,7 +9,7 @@ import backends
 import pytest
 import torch
 from mutants import LAST, at, drop, instead, outcome
-from packed_problems import operand, run
+from packed_problems import operand, run, within
 
 from cute_nvfp4 import (
     PreparedWeight,
@@ -26,7 +26,7 @@ from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, choose
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
 
-pytestmark = [pytest.mark.kernels]
+pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("hopper")]
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,7 @@ class Problem:
         return out
 
     def right(self, out: torch.Tensor) -> bool:
-        """Sums within 2**-20 of the magnitudes, then rounded once."""
-        steps = {torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[self.case.out]
-        bound = self.magnitude * 2.0**-20 + self.exact.abs() * steps + 2.0**-24
-        largest = torch.finfo(self.case.out).max
-        error = (out.double() - self.exact).abs()
-        return bool(((error <= bound) | (self.exact.abs() > largest * (1 - steps)) & out.isinf()).all())
+        return within(out, self.exact, self.magnitude)
 
 
 STREAMED = (
@@ -117,16 +112,13 @@ WGMMA = (
     # other stages
     Case(70, 300, 384, workers=5, tiling={"tile_n": 64, "stage_tiles": 1, "stages": 5}, out=torch.bfloat16),
     Case(20, 300, 640, workers=2, tiling={"tile_n": 32, "stage_tiles": 1, "warpgroups": 4}),
+    # the shortest ring of stages of one tile
+    Case(20, 200, 640, workers=1, tiling={"tile_n": 16, "stage_tiles": 1, "stages": 3}),
 )
 CUT = Case(24, 300, 384, workers=5, tiling={"tile_n": 16, "cluster_rows": 2}, out=torch.bfloat16)
 
 
-@pytest.fixture(autouse=True)
-def hopper(monkeypatch):
-    monkeypatch.setenv("CUTE_NVFP4_ARCH", "sm_90a")
-
-
-DEFAULT = (*STREAMED, *(WGMMA[i] for i in (0, 2, 3, 4, 8, 9, 10, 11, 12, 13, 14, 15)))
+DEFAULT = (*STREAMED, *(WGMMA[i] for i in (0, 2, 3, 4, 8, 9, 10, 11, 12, 13, 14, 15, 16)))
 """Every value of every axis of a tiling; the others are slow."""
 
 
@@ -212,11 +204,8 @@ def test_prepared_call(case: Case) -> None:
         with pytest.raises(OperandError, match="memory of out"):
             step(other.x, inside.view(out.shape))
 
-    if backends.backend() == "cuda":
+    with simulating():
         both()
-    else:
-        with simulating("sm_90a"):
-            both()
 
 
 X, W = torch.zeros(4, 64, dtype=torch.bfloat16), quantize(torch.ones(32, 64))
@@ -234,7 +223,9 @@ BAD = (
     (lambda w: gemm(X, w, out=torch.zeros(4, 31)), OperandError, "shape of out"),
     (lambda w: gemm(X, w, config=object()), OperandTypeError, "config"),
     (lambda w: gemm(X, w, config=PackedPlan(StreamConfig(), 0)), OperandError, "workers"),
+    (lambda w: gemm(X, w, config=PackedPlan(StreamConfig(stage_tiles=4), 1)), OperandError, "stage_tiles: got 4"),
     (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(tile_n=24), 1)), OperandError, "tile_n"),
+    (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(stage_tiles=1, stages=2), 1)), OperandError, "stages: got 2"),
     (lambda w: gemm(X, w, config=SHARED.plan), OperandError, "workers of a plan with split_k"),
     (lambda w: gemm(X, w, config=replace(SHARED.plan, workers=1)), OperandError, "split_k: got 2"),
     (lambda w: prepare_weight(X), OperandTypeError, "weight"),
@@ -274,7 +265,6 @@ def test_plans(m: int) -> None:
         (32, 8192, 8192, (32, "static", 2)),
         (64, 8192, 8192, (64, "static", 2)),
         (128, 8192, 8192, (128, "static", 2)),
-        (128, 7168, 16384, (128, "static", 2)),
         (128, 4096, 7168, (64, "static", 2)),
         (128, 7168, 2048, (128, "static", 2)),
         (256, 8192, 8192, (128, "static", 1)),

@@ -14,12 +14,7 @@ from cute_nvfp4.errors import OperandError
 from cute_nvfp4.ops.prepare_weight import PackCall, packed_by_torch
 from cute_nvfp4.runtime.backend import resolve
 
-pytestmark = [pytest.mark.kernels("sm_90a")]
-
-
-@pytest.fixture(autouse=True)
-def hopper(monkeypatch):
-    monkeypatch.setenv("CUTE_NVFP4_ARCH", "sm_90a")
+pytestmark = [pytest.mark.kernels("sm_90a"), pytest.mark.usefixtures("hopper")]
 
 
 PROBLEMS = (
@@ -35,7 +30,7 @@ PROBLEMS = (
 @pytest.mark.parametrize("text", PROBLEMS)
 def test_plain_operands(text: str) -> None:
     problem = make(Case.parse(text))
-    with simulating("sm_90a") if backends.backend() == "sim" else simulating():
+    with simulating():
         gemm_problems.check(problem, problem.run())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from fused_problems import check_silu_mul, random
 
 from cute_nvfp4 import dequantize, gemm, gemv, prepare_weight, quantize, simulating
 from cute_nvfp4.formats import NVFP4
@@ -40,6 +41,12 @@ def test_quantize(format: str, rule: str) -> None:
     exact = quantize(x, rule=rule, **options)
     for name in ("data", "scale"):
         assert torch.equal(getattr(found, name).view(torch.uint8), getattr(exact, name).view(torch.uint8))
+
+
+def test_values_that_need_most_shared_memory() -> None:
+    """Two rows of float32 in blocks of 32: fewer warps than elsewhere."""
+    with simulating("sm_120a"):
+        check_silu_mul(random(40, 192, torch.float32), format="mxfp8_e4m3", rule="rceil")
 
 
 def test_hardware_conversions_and_wide_loads() -> None:

@@ -74,9 +74,9 @@ def test_limits_are_named() -> None:
     "n, k, quantized, expected",
     [
         (8192, 8192, False, (4, 128)),
-        (28672, 8192, False, (4, 112)),
+        (28672, 8192, False, (8, 112)),
         (4096, 14336, True, (2, 128)),
-        (1024, 8192, False, (4, 132)),  # cut: too few units of either height
+        (1024, 8192, False, (2, 132)),  # cut: too few units of any height
         (4096, 192, True, None),  # no scales of x for the last tile of the packed weight
     ],
 )

@@ -90,7 +90,13 @@ def test_gemv_tables(gemv_roads: Roads) -> None:
     for a, b, message in table(gemv_input.test_operands_must_match):
         pair = gemv_input.operand(**a), gemv_input.operand(rows=1, **b)
         assert re.search(message, gemv_roads.refused(lambda x=pair: gemv(*x)))
-    for options in ({"backend": "cuda"}, {"backend": "gpu"}, {"out_dtype": torch.float64}, {"config": "fast"}):
+    for options in (
+        {"backend": "cuda"},
+        {"backend": "gpu"},
+        {"backend": ["sim"]},
+        {"out_dtype": torch.float64},
+        {"config": "fast"},
+    ):
         gemv_roads.refused(lambda x=options: gemv(A, VECTOR, **x))
     gemv_roads.refused(lambda: gemv(A.data, VECTOR))
     gemv_roads.refused(lambda: gemv(A, None))
@@ -156,6 +162,7 @@ def _options() -> Iterator[tuple[dict, str]]:
         yield {"out": make()}, message
     yield {"out_dtype": torch.float64}, "out_dtype: got"
     yield {"backend": "gpu"}, "backend: got"
+    yield {"backend": ["sim"]}, "backend: got"
 
 
 def test_gemm_tables(gemm_roads: Roads) -> None:

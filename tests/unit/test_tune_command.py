@@ -13,9 +13,10 @@ from typer.testing import CliRunner
 from cute_nvfp4.cli import tune as command
 from cute_nvfp4.cli.main import app
 from cute_nvfp4.harness import tuning
-from cute_nvfp4.harness.tuning import checked_call, operands
-from cute_nvfp4.planning import gemm_table
+from cute_nvfp4.harness.tuning import checked_call, operands, product
+from cute_nvfp4.planning import gemm_table, packed
 from cute_nvfp4.planning.gemm import GemmProblem, candidates, choose
+from cute_nvfp4.planning.packed_problem import PackedProblem
 from cute_nvfp4.planning.tuning import Timed, time_plans
 from cute_nvfp4.target import ARCHITECTURES
 
@@ -79,6 +80,7 @@ def test_wrong_results_are_not_timed(fmt: str, monkeypatch: pytest.MonkeyPatch) 
     problem = GemmProblem(5, 7, 64, batch=2, a_format=fmt, b_format=fmt, out_major="m")
     a, b = operands(problem, "cpu")
     exact = a.dequantize(torch.float64) @ b.dequantize(torch.float64).mT
+    assert torch.allclose(product(a, b).double(), exact, rtol=1e-5, atol=1e-4)
     assert exact.isfinite().all() and exact.abs().max() > 1
     seen = []
 
@@ -88,7 +90,7 @@ def test_wrong_results_are_not_timed(fmt: str, monkeypatch: pytest.MonkeyPatch) 
         out.copy_(exact.to(out.dtype))
 
     monkeypatch.setattr(tuning, "gemm", gemm)
-    call = checked_call(problem, "a plan", a, b)
+    call = checked_call(problem, "a plan", a, b, exact)
     call()
     assert seen == ["a plan"] * 2
 
@@ -102,7 +104,7 @@ def test_wrong_results_are_not_timed(fmt: str, monkeypatch: pytest.MonkeyPatch) 
     for bad in (wrong, lazy):
         monkeypatch.setattr(tuning, "gemm", bad)
         with pytest.raises(ValueError, match="wrong result"):
-            checked_call(problem, "a plan", a, b)
+            checked_call(problem, "a plan", a, b, exact)
 
 
 @pytest.fixture
@@ -119,7 +121,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
             rounds=rounds,
         )
 
-    monkeypatch.setattr(command, "_gpu", lambda: (ARCH, 148, "NVIDIA B200"))
+    monkeypatch.setattr(command, "_gpu", lambda: command._Device(ARCH, 148, "NVIDIA B200"))
     monkeypatch.setattr(tuning, "measure", measure)
 
 
@@ -139,6 +141,50 @@ def test_the_winner_is_stored_and_chosen(gpu: None, table: Path) -> None:
     assert (entry.plan, entry.us, entry.device) == (plans[2], 5.0, "NVIDIA B200")
     assert "7 calls" in entry.note
     assert choose(PROBLEM, ARCH, 148) == plans[2] != plans[0]
+
+
+HOPPER = command._Device(ARCHITECTURES["sm_90a"], 132, "NVIDIA H200")
+
+
+@pytest.mark.parametrize(("m", "x"), [(5, "nvfp4"), (100, "bfloat16")])
+def test_a_prepared_weights_plan_is_stored_and_chosen(
+    m: int, x: str, gpu: None, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(command, "_gpu", lambda: HOPPER)
+    result = run("--m", str(m), "--n", "4096", "--k", "7168", "--x", x, "--json")
+    assert result.exit_code == 0, result.output
+    dtype = "float16" if x == "nvfp4" else x
+    problem = PackedProblem(m=m, n=4096, k=7168, dtype=dtype, out=dtype, quantized=x == "nvfp4")
+    plans = packed.candidates(problem, HOPPER.arch, 132)
+    (found,) = json.loads(result.stdout)["problems"]
+    assert found["problem"] == dataclasses.asdict(problem) and found["plans"][0]["us"] == 5.0
+    assert found["plans"][0]["plan"] == str(plans[2])
+    chosen = lambda p: packed.choose(p, HOPPER.arch, 132)  # noqa: E731
+    assert chosen(problem) == plans[2] != packed.choose(problem, HOPPER.arch, 131)
+    # a gated product of half the columns is tiled alike, one with another dtype of x is not
+    gated = dataclasses.replace(problem, n=2048, gate="silu", factors=1)
+    assert chosen(gated).tiling == plans[2].tiling and chosen(gated).config.gate == "silu"
+    other = "bfloat16" if dtype == "float16" else "float16"
+    assert chosen(dataclasses.replace(problem, dtype=other, quantized=False)) != plans[2]
+    # of both families, in one file
+    run(*SIZES, "--x", x)
+    raw = json.loads(table.read_text())
+    for change, message in (({"kernel": "mma"}, "kernel is 'mma'"), ({"workers": 0}, "at least 1")):
+        entry = {**raw["entries"][0], "plan": {**raw["entries"][0]["plan"], **change}}
+        table.write_text(json.dumps({**raw, "entries": [entry]}))
+        with pytest.raises(gemm_table.TableError, match=message):
+            gemm_table.entries()
+
+
+def test_results_of_prepared_weights_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = PackedProblem(m=5, n=48, k=272)
+    x, weight = operands(problem, "cpu")
+    assert (x.shape, weight.rows, weight.dtype) == ((5, 272), 48, torch.bfloat16)
+    exact = x.double() @ weight.dequantize(torch.float64).mT
+    assert torch.allclose(product(x, weight).double(), exact, rtol=2**-8, atol=1e-3) and exact.abs().max() > 1
+    checked_call(problem, None, x, weight, exact)()
+    with pytest.raises(ValueError, match="wrong result"):
+        checked_call(problem, None, x, weight, exact + 0.02 * exact.abs().max())
 
 
 def test_measured_and_modelled_have_columns_of_their_own(gpu: None) -> None:
@@ -162,18 +208,18 @@ def test_without_a_gpu(table: Path) -> None:
     assert not table.exists()
 
 
-def test_on_a_gpu_without_tcgen05(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_without_plans(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cute_nvfp4.runtime import backend
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA H200")
-    monkeypatch.setattr(backend, "_device_architecture", lambda *_: ARCHITECTURES["sm_90a"])
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA RTX PRO 6000")
+    monkeypatch.setattr(backend, "_device_architecture", lambda *_: ARCHITECTURES["sm_120a"])
     backend._resolve.cache_clear()
     result = run(*SIZES)
     backend._resolve.cache_clear()
     assert result.exit_code == 2 and not table.exists()
-    assert "cannot time kernels on NVIDIA H200 (sm_90a): they need tcgen05" in result.output
+    assert "cannot time kernels on NVIDIA RTX PRO 6000 (sm_120a): expected sm_90a" in result.output
 
 
 def test_the_model_ranks_and_stores_nothing(table: Path, tmp_path: Path) -> None:
@@ -214,7 +260,9 @@ def test_output_and_formats_reach_the_problem() -> None:
         ((*SIZES, "--model", "--format", "fp4"), "a_format: got fp4"),
         ((*SIZES, "--model", "--out", "int8"), "out: got int8"),
         ((*SIZES, "--model", "--out-major", "k"), "out_major: got k"),
-        ((*SIZES, "--model", "--arch", "sm_90a"), "expected sm_100a or sm_103a"),
+        ((*SIZES, "--model", "--arch", "sm_75"), "sm_75"),
+        ((*SIZES, "--model", "--arch", "sm_90a", "--x", "int8"), "x: got int8"),
+        ((*SIZES, "--model", "--arch", "sm_90a", "--l", "2"), "l, format, out-major: got (2"),
     ],
 )
 def test_bad_arguments(arguments: tuple, message: str) -> None:

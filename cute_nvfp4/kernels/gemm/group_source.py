@@ -7,13 +7,14 @@ dealt by offsets, with a stack of the other; all groups share one set of maps.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32, Int64
+from cutlass import Boolean, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
 from ...scale_layout import ATOM_ROWS
@@ -65,15 +66,44 @@ def maximum_to(value: Int32):
     return value
 
 
-def enter(table: Table, group: Int32, values: dict[str, Any], m: Int32, n: Int32, total: Int32) -> Int32:
-    """Writes the columns of a window of groups, one a lane; returns the work tiles up to its end."""
-    rest_m, rest_n = tiles_of(table.config, m, n)
-    tiles = rest_m * rest_n
+def enter(table: Table, group: Int32, values: dict[str, Any], tiles: Int32, total: Int32) -> Int32:
+    """Writes the columns of a window of groups, of which each has ``tiles``; returns the work tiles up to its end."""
     through = sums_to(tiles)
     table.write("start", group, total + through - tiles)
     for column, value in values.items():
         table.write(column, group, value)
     return total + cute.arch.shuffle_sync(through, LAST)
+
+
+def of_lane(columns: Sequence[tuple[Int32 | Int64, ...]]) -> list[Int32 | Int64]:
+    """The numbers of group i in lane i, of those of all groups; zeros in lanes that have none."""
+    lane = cute.arch.lane_idx()
+    mine = [type(x)(0) for x in columns[0]]
+    for i, new in enumerate(columns):
+        mine = [cutlass.select_(lane == i, x, old) for x, old in zip(new, mine)]
+    return mine
+
+
+class Window(NamedTuple):
+    """The rows of a window of groups, one a lane: from ``start`` to ``end``; ``reached``: the end of the last.
+    wrong: 1 + the number of the first offset so far that is wrong, or 0."""
+
+    start: Int32
+    end: Int32
+    reached: Int32
+    wrong: Int32
+
+
+def clamped(first_group: Int32 | int, bad: Boolean, end: Int32, rows: Int32, before: Window) -> Window:
+    """Groups end at ``end``, which is ``bad`` in some lanes, of ``rows``; ``before``: the window before."""
+    lanes = cute.arch.vote_ballot_sync(bad)
+    # the place of the lowest bit, of the first window that has one
+    found = first_group + cute.arch.popc((lanes & -lanes) - 1) + 2
+    wrong = cutlass.select_((before.wrong == 0) & (lanes != 0), found, before.wrong)
+    end = cutlass.min(cutlass.max(maximum_to(end), before.reached), rows)
+    start = cute.arch.shuffle_sync_up(end, 1)
+    start = cutlass.select_(cute.arch.lane_idx() == 0, before.reached, start)
+    return Window(start, end, cute.arch.shuffle_sync(end, LAST), wrong)
 
 
 @dataclass(frozen=True)
@@ -93,6 +123,11 @@ class GroupSource:
     def with_table(self, address: Int32) -> GroupSource:
         """The same, with the table at a shared address."""
         return replace(self, table=Table(self.config, address))
+
+    def enter(self, group: Int32, values: dict[str, Any], m: Int32, n: Int32, total: Int32) -> Int32:
+        """``enter`` of groups of m by n."""
+        rest_m, rest_n = tiles_of(self.config, m, n)
+        return enter(self.table, group, values, rest_m * rest_n, total)
 
     def wait(self) -> None:
         """Before the first load."""
@@ -145,17 +180,12 @@ class ParameterMaps(GroupSource):
 
     def fill(self) -> None:
         """One warp writes the table."""
-        lane = cute.arch.lane_idx()
-        m, n, k = Int32(0), Int32(0), Int32(0)
-        longs = [Int64(0) for _ in ("out", "stride", *MAPS)]
-        for i, (group, addresses) in enumerate(zip(self.arguments.groups, self.addresses)):
-            mine = lane == i
-            m, n, k = (cutlass.select_(mine, new, old) for new, old in zip((group.m, group.n, group.k), (m, n, k)))
-            new = (group.out.toint(), group.stride, *addresses)
-            longs = [cutlass.select_(mine, x, old) for x, old in zip(new, longs)]
+        groups = zip(self.arguments.groups, self.addresses)
+        columns = [(x.m, x.n, x.k, x.out.toint(), x.stride, *addresses) for x, addresses in groups]
+        m, n, k, *longs = of_lane(columns)
         values = {"m": m, "n": n, "k_tiles": ceil_div(k, self.config.tile_k)}
         values |= dict(zip(("out", "stride", *MAPS), longs))
-        self.table.write("total", 0, enter(self.table, lane, values, m, n, Int32(0)))
+        self.table.write("total", 0, self.enter(cute.arch.lane_idx(), values, m, n, Int32(0)))
 
     def maps(self, group: Int32) -> OperandMaps:
         return OperandMaps(*(self.table.read(column, group) for column in MAPS))
@@ -181,7 +211,7 @@ class WorkspaceMaps(GroupSource):
             m, n = Int32(m), Int32(n)
             k_tiles = ceil_div(Int32(k), self.config.tile_k)
             values = {"m": m, "n": n, "k_tiles": k_tiles, "out": out, "stride": stride}
-            total = enter(self.table, group, values, m, n, total)
+            total = self.enter(group, values, m, n, total)
         self.table.write("total", 0, total)
 
     def wait(self) -> None:
@@ -223,33 +253,25 @@ class ContiguousRows(GroupSource):
         first = offsets[0]
         reached = cutlass.min(cutlass.max(first, Int32(0)), groups.rows)
         total, atom = Int32(0), Int32(0)
-        wrong = cutlass.select_(first == reached, Int32(0), Int32(1))
-        for window in cutlass.range(self.config.capacity // WINDOW, unroll=1):
-            group = window * WINDOW + lane
+        window = Window(reached, reached, reached, cutlass.select_(first == reached, Int32(0), Int32(1)))
+        for index in cutlass.range(self.config.capacity // WINDOW, unroll=1):
+            group = index * WINDOW + lane
             start, end = Int32(0), Int32(0)
             if group < groups.count:
                 start, end = offsets[group], offsets[group + 1]
-            bad = cute.arch.vote_ballot_sync((end < start) | (end > groups.rows))
-            # the place of the lowest bit, of the first window that has one
-            found = window * WINDOW + cute.arch.popc((bad & -bad) - 1) + 2
-            wrong = cutlass.select_((wrong == 0) & (bad != 0), found, wrong)
-            end = cutlass.min(cutlass.max(maximum_to(end), reached), groups.rows)
-            start = cute.arch.shuffle_sync_up(end, 1)
-            start = cutlass.select_(lane == 0, reached, start)
-            reached = cute.arch.shuffle_sync(end, LAST)
-            size = end - start
+            window = clamped(index * WINDOW, (end < start) | (end > groups.rows), end, groups.rows, window)
+            size = window.end - window.start
             own_atoms = ceil_div(size, ATOM_ROWS)
             through = sums_to(own_atoms)
-            values = {"rows": size, "row": start, "atom": atom + through - own_atoms}
+            values = {"rows": size, "row": window.start, "atom": atom + through - own_atoms}
             atom = atom + cute.arch.shuffle_sync(through, LAST)
-            m, n = self.with_rows(size)
-            total = enter(self.table, group, values, m, n, total)
+            total = self.enter(group, values, *self.with_rows(size), total)
         self.table.write("total", 0, total)
         x, y, z = cute.arch.block_idx()
         if (x == 0) & (y == 0) & (z == 0) & (lane == 0):
             short = cutlass.select_(atom > groups.atoms, Int32(-1), Int32(0))
             status = cute.make_tensor(groups.status, cute.make_layout(1))
-            status[0] = cutlass.select_(wrong == 0, short, wrong)
+            status[0] = cutlass.select_(window.wrong == 0, short, window.wrong)
 
     def with_rows(self, rows: Int32) -> tuple[Int32, Int32]:
         """(m, n) of a group of so many rows."""

@@ -3,10 +3,15 @@
 A lane's scale register has four bytes. ``byte-id`` says which byte is the first block's along K, ``thread-id`` which
 lanes of a quad are asked: of A's two (row group and row group + 8), of B's one (column group). What ptxas refuses is
 refused here, with the values it takes. Sums are as in ``matrix``: exact products, in binary64, rounded once.
+
+Most of the work is to decode and scale fragments, and most fragments are operands of several instructions one after the
+other. A wave keeps the last ones; registers' values are arrays that nobody writes, so that the same array has the same
+fragment.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,31 +113,20 @@ def block_scaled(i: Instruction, m: Mods, kind: str, vector: str, shape: str) ->
     # 4-bit elements of kinds mxf4 and mxf4nvf4 are packed, two in a byte; those of mxf8f6f4 have a byte each
     packed = shape == "m16n8k64"
     type_a, type_b = ("e2m1x2", "e2m1x2") if packed else (a, b)
-    values, blocks = scale_table(form.scale).astype("f8"), form.blocks
-
-    def scales(register: np.ndarray, lanes: np.ndarray, byte: int) -> np.ndarray:
-        """(n, rows, blocks) from the lanes that have the rows' registers."""
-        raw = np.ascontiguousarray(register[:, lanes]).view("u1").reshape(len(register), len(lanes), 4)
-        return values.take(raw[:, :, byte : byte + blocks])
-
-    quads = np.arange(0, 32, 4)
+    blocks, k = form.blocks, 64 if packed else 32
 
     def fn(g, mask, ra, rb, rc, sfa, at_a, sfb, at_b):
         whole_warp(g, mask, i)
         needs_target(i, g)
         byte_a, thread_a = select_a.read(i, at_a)
         byte_b, thread_b = select_b.read(i, at_b)
-        lanes_a = np.concatenate([quads + 2 * thread_a, quads + 2 * thread_a + 1])
-        every = [*ra, *rb, *rc, *sfa, *sfb]
-        n = max(r.shape[0] for r in every)
-        every = [np.broadcast_to(r, (n, 32)) for r in every]
-        left = fragments.matrix_a(every[:4], type_a)  # (n, 16, K)
-        right = fragments.matrix_b(every[4:6], type_b).transpose(0, 2, 1)  # (n, 8, K)
-        left = _scaled(left, scales(every[10], lanes_a, byte_a))
-        right = _scaled(right, scales(every[11], quads + thread_b, byte_b))
-        total = np.matmul(left, right.transpose(0, 2, 1)) + fragments.accumulator(every[6:10])
+        of_a = _Operand(type_a, k, form.scale, byte_a, blocks, (2 * thread_a, 2 * thread_a + 1))
+        of_b = _Operand(type_b, k, form.scale, byte_b, blocks, (thread_b,))
+        left, right = (_kept(g.wave.kept, *x) for x in ((of_a, ra, sfa[0]), (of_b, rb, sfb[0])))
+        products = np.matmul(left, right.transpose(0, 2, 1))  # (n, 16, 8)
         with np.errstate(over="ignore"):
-            return tuple(fragments.spread(single.canonical(total.astype("f4"))))
+            sums = fragments.add(products, rc)
+            return tuple(single.canonical(x) for x in sums)
 
     acc = ("f32",) * 4
     selector = ("u16", "u16")
@@ -140,7 +134,50 @@ def block_scaled(i: Instruction, m: Mods, kind: str, vector: str, shape: str) ->
     return Op(fn, (acc,), source, "matrix", context=True, converge=-1)
 
 
-def _scaled(matrix: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    """(n, rows, K) times the scales (n, rows, blocks) of its blocks."""
-    n, rows, k = matrix.shape
-    return (matrix.reshape(n, rows, scale.shape[2], -1) * scale[..., None]).reshape(n, rows, k)
+@dataclass(frozen=True)
+class _Operand:
+    """How the registers of A or B are read. ``lanes``: of a quad, which have the scales of each eight rows."""
+
+    type: str
+    k: int
+    scale: str
+    byte: int
+    blocks: int
+    lanes: tuple[int, ...]
+
+    def matrix(self, registers: Sequence[np.ndarray], scale: np.ndarray) -> np.ndarray:
+        """(n, 8 or 16 rows, K) times the scales of their blocks. Register r has row group + 8 * (r % halves)."""
+        n = max(x.shape[0] for x in (*registers, scale))
+        halves, columns = len(self.lanes), len(registers) // len(self.lanes)
+        each = self.k // columns // 4
+        scales = np.ascontiguousarray(np.broadcast_to(scale, (n, 32))).view("u1").reshape(n, 8, 4, 4)
+        # the block of each quarter of the columns that a register has
+        at = self.byte + np.arange(4 * columns) * each * self.blocks // self.k
+        out = np.empty((n, halves, 8, columns, 4, each))
+        for half, lane in enumerate(self.lanes):
+            values = scale_table(self.scale).take(scales[:, :, lane])[..., at].astype("f8")
+            for column in range(columns):
+                register = np.broadcast_to(registers[halves * column + half], (n, 32))
+                elements = fragments.elements(register, self.type).reshape(n, 8, 4, each)
+                quarter = values[:, :, 4 * column : 4 * column + 4, None]
+                np.multiply(elements, quarter, out=out[:, half, :, column])
+        return out.reshape(n, 8 * halves, self.k)
+
+
+_KEEP = 16
+"""Fragments that a wave keeps: those of a step of a warp's tile of 32 × 64, and some of the next."""
+
+
+def _kept(
+    kept: dict[tuple, tuple[tuple, np.ndarray]], operand: _Operand, registers: tuple[np.ndarray, ...], scale: np.ndarray
+) -> np.ndarray:
+    """The operand's matrix, from the last ones if it is among them."""
+    arrays = (*registers, scale)
+    key = (operand, *map(id, arrays))
+    if key in kept:
+        return kept[key][1]
+    while len(kept) >= _KEEP:
+        del kept[next(iter(kept))]
+    # the arrays are kept too, so that no other gets their identity
+    kept[key] = arrays, operand.matrix(registers, scale)
+    return kept[key][1]

@@ -51,6 +51,8 @@ class Wave:
         self.live = np.arange(32)[None, :] < lanes
         self.cta_alive = np.ones(self.count, bool)
         self.steps = 0
+        # what instructions keep for the next ones (``isa.matrix_scaled``)
+        self.kept: dict = {}
         # ``progress`` counts changes that a parked warp could be waiting for, ``effects`` stores to memory.
         self.progress = self.effects = 0
         self.shared_bytes = run.static_shared + launch.dynamic_smem

@@ -7,6 +7,7 @@ type.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -21,17 +22,17 @@ def elements(register: np.ndarray, t: str) -> np.ndarray:
         return (register & np.uint32(0xFFFFE000)).view("f4").astype("f8")[..., None]
     if t in ("f16", "bf16"):
         return half.widen(register, t + "x2").astype("f8")
-    raw = np.ascontiguousarray(register).view("i1" if t == "s8" else "u1").reshape(*register.shape, 4)
     if t == "e2m1x2":
-        return _pairs().take(raw, axis=0).reshape(*register.shape, 8)
+        return _pairs().take(np.ascontiguousarray(register).view("u2"), axis=0).reshape(*register.shape, 8)
+    raw = np.ascontiguousarray(register).view("i1" if t == "s8" else "u1").reshape(*register.shape, 4)
     return raw.astype("f8") if t in ("s8", "u8") else _bytes(t).take(raw)
 
 
 @cache
 def _pairs() -> np.ndarray:
-    """(256, 2): both E2M1 values of a byte, the low nibble's first."""
-    codes, values = np.arange(256), narrow.decode_table("e2m1").astype("f8")
-    return np.stack([values[codes & 15], values[codes >> 4]], axis=1)
+    """(65536, 4): the E2M1 values of two bytes, the low nibble's of the first byte first."""
+    codes, values = np.arange(1 << 16), narrow.decode_table("e2m1").astype("f8")
+    return np.stack([values[codes >> 4 * i & 15] for i in range(4)], axis=1)
 
 
 @cache
@@ -67,6 +68,17 @@ def spread(d: np.ndarray) -> list[np.ndarray]:
     """The inverse of ``accumulator``."""
     halves = [d[:, 8 * h : 8 * h + 8, :].reshape(-1, 32, 2) for h in (0, 1)]
     return [np.ascontiguousarray(x[..., j]) for x in halves for j in (0, 1)]
+
+
+def add(d: np.ndarray, registers: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """``spread`` of the f64 matrix plus the accumulator in the registers, in f32: each sum is rounded once."""
+    n = max(d.shape[0], *(x.shape[0] for x in registers))
+    found = []
+    for r, register in enumerate(registers):
+        own = d[:, 8 * (r >> 1) : 8 * (r >> 1) + 8, r & 1 :: 2]
+        sums = own + np.broadcast_to(register, (register.shape[0], 32)).reshape(-1, 8, 4)
+        found.append(sums.astype("f4").reshape(n, 32))
+    return found
 
 
 def transpose_8x8(words: np.ndarray) -> np.ndarray:

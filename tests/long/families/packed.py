@@ -164,7 +164,8 @@ def _wgmmas(arch: str, part: str) -> list[WgmmaCase]:
 def _wgmma(tiling: Wgmma, config: WgmmaConfig) -> WgmmaCase:
     g = _generator(tiling, config.gate)
     rows = config.out_rows * config.cluster_rows
-    m, n = _ragged(g, config.tile_n, 2), _ragged(g, rows, 2)
+    # of one element the tests' problems take no deviation
+    m, n = _ragged(g, config.tile_n, 2), max(2, _ragged(g, rows, 2))
     least = config.tile_k * (config.split_k - 1) if config.split_k > 1 else 0
     k = least + 16 * int(g.integers(1, 25))
     workers = int(g.integers(1, 5))
@@ -192,9 +193,11 @@ def _streams(arch: str, part: str) -> list[StreamCase]:
 def _stream(tiling: Stream, config: StreamConfig) -> StreamCase:
     g = _generator(tiling, config.columns, config.quantized_x, config.gate)
     m = int(g.integers(1, 9) if config.columns == 8 else g.integers(9, 17))
-    n = _ragged(g, config.out_rows, 3)
-    step = 2 * TILE_K if config.quantized_x else 16
-    k = step * int(g.integers(1, 6 * 2 * TILE_K // step))
+    n = max(2, _ragged(g, config.out_rows, 3))
+    # the last stage is whole, or ends within its last two tiles
+    whole = max(2, config.stage_tiles) * TILE_K
+    k = whole * int(g.integers(1, 1 + 6 * 2 * TILE_K // whole))
+    k -= 0 if config.quantized_x else 16 * int(g.integers(2 * TILE_K // 16))
     dtype = "float16" if config.quantized_x else _any(g, _DTYPES[:2])
     gate = _any(g, GATE_NAMES) if config.gate else ""
     return StreamCase(m, n, k, dtype, _any(g, _DTYPES), int(g.integers(1, 5)), gate, config.quantized_x, tiling)

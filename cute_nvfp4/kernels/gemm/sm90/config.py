@@ -191,6 +191,6 @@ def can_implement(c: WgmmaConfig) -> str:
         return explain("output stored in vectors", got=c.out, expected="float16 or bfloat16")
     if c.warpgroups not in (2, 4):
         return explain("warpgroups", got=c.warpgroups, expected="2 or 4: whole packed tiles")
-    if c.ring_stages < 2:
-        return explain("stages", got=c.ring_stages, expected="at least 2")
+    if c.ring_stages * c.stage_tiles < 3:
+        return explain("stages", got=c.ring_stages, expected="at least 2, of one tile 3: one is read ahead")
     return ""

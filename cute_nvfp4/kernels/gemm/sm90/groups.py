@@ -18,7 +18,7 @@ from cutlass.cute.nvgpu import cpasync
 from ....weight_layout import TILE_ROWS, WEIGHT_FACTOR
 from ..arguments import MAP_BYTES, OUT_DTYPES
 from ..epilogue import group_alpha
-from ..group_source import LAST, maximum_to, sums_to
+from ..group_source import LAST, Window, clamped, enter, of_lane
 from ..grouped_config import WINDOW
 from ..grouped_scheduler import Table, group_of
 from ..operand_source import map_pointer
@@ -80,11 +80,7 @@ class Groups:
     def enter(self, group: Int32, values: dict[str, Any], rows: Int32, n: Int32, total: Int32) -> Int32:
         """Writes the columns of a window of groups, one a lane; the work tiles up to its end."""
         tiles = tiles_of(self.config, rows, n)
-        count = tiles.rest_m * tiles.rest_n
-        through = sums_to(count)
-        for column, value in {"start": total + through - count, "rows": rows, **values}.items():
-            self.table.write(column, group, value)
-        return total + cute.arch.shuffle_sync(through, LAST)
+        return enter(self.table, group, {"rows": rows, **values}, tiles.rest_m * tiles.rest_n, total)
 
     def wait(self) -> None:
         """Before the first load."""
@@ -115,32 +111,27 @@ class DealtRows(Groups):
         first = offsets[0]
         # all at once: each window is as far away as memory
         ends = []
-        for window in cutlass.range_constexpr(self.config.capacity // WINDOW):
+        for index in cutlass.range_constexpr(self.config.capacity // WINDOW):
             end = Int32(0)
-            if window * WINDOW + lane < groups.count:
-                end = offsets[window * WINDOW + lane + 1]
+            if index * WINDOW + lane < groups.count:
+                end = offsets[index * WINDOW + lane + 1]
             ends.append(end)
         reached = cutlass.min(cutlass.max(first, Int32(0)), rows)
         total, before = Int32(0), first
-        wrong = cutlass.select_(first == reached, Int32(0), Int32(1))
-        for window in cutlass.range_constexpr(self.config.capacity // WINDOW):
-            group, end = window * WINDOW + lane, ends[window]
+        window = Window(reached, reached, reached, cutlass.select_(first == reached, Int32(0), Int32(1)))
+        for index in cutlass.range_constexpr(self.config.capacity // WINDOW):
+            group, end = index * WINDOW + lane, ends[index]
             previous = cute.arch.shuffle_sync_up(end, 1)
             previous = cutlass.select_(lane == 0, before, previous)
             before = cute.arch.shuffle_sync(end, LAST)
-            bad = cute.arch.vote_ballot_sync((group < groups.count) & ((end < previous) | (end > rows)))
-            # the place of the lowest bit, of the first window that has one
-            found = window * WINDOW + cute.arch.popc((bad & -bad) - 1) + 2
-            wrong = cutlass.select_((wrong == 0) & (bad != 0), found, wrong)
-            end = cutlass.min(cutlass.max(maximum_to(end), reached), rows)
-            start = cute.arch.shuffle_sync_up(end, 1)
-            start = cutlass.select_(lane == 0, reached, start)
-            reached = cute.arch.shuffle_sync(end, LAST)
-            total = self.enter(group, {"row": start}, end - start, self.arguments.one.weight.rows, total)
+            bad = (group < groups.count) & ((end < previous) | (end > rows))
+            window = clamped(index * WINDOW, bad, end, rows, window)
+            size, n = window.end - window.start, self.arguments.one.weight.rows
+            total = self.enter(group, {"row": window.start}, size, n, total)
         self.table.write("total", 0, total)
         _, _, worker = cute.arch.block_idx()
         if (worker == 0) & (lane == 0):
-            cute.make_tensor(groups.status, cute.make_layout(1))[0] = wrong
+            cute.make_tensor(groups.status, cute.make_layout(1))[0] = window.wrong
 
     def n(self, group: Int32) -> Int32:
         return self.arguments.one.weight.rows
@@ -210,17 +201,14 @@ class ParameterGroups(ListedGroups):
 
     def fill(self) -> None:
         """One warp writes the table."""
-        lane = cute.arch.lane_idx()
-        ints, longs = [Int32(0)] * 3, [Int64(0)] * 4
-        for i, (group, tensor_map) in enumerate(zip(self.arguments.groups, self.maps)):
-            mine = lane == i
-            numbers = group.x.rows, group.weight.rows, group.k
-            addresses = group.out.pointer.toint(), group.out.row_stride, group.weight.tiles.toint(), tensor_map
-            ints = [cutlass.select_(mine, new, old) for new, old in zip(numbers, ints)]
-            longs = [cutlass.select_(mine, new, old) for new, old in zip(addresses, longs)]
-        (rows, n, k), (out, stride, weight, x) = ints, longs
+        rows, n, k, out, stride, weight, x = of_lane(
+            [
+                (g.x.rows, g.weight.rows, g.k, g.out.pointer.toint(), g.out.row_stride, g.weight.tiles.toint(), x)
+                for g, x in zip(self.arguments.groups, self.maps)
+            ]
+        )
         columns = self.columns(k, n, out, stride, weight) | {"x": x}
-        self.table.write("total", 0, self.enter(lane, columns, rows, n, Int32(0)))
+        self.table.write("total", 0, self.enter(cute.arch.lane_idx(), columns, rows, n, Int32(0)))
 
     def x(self, group: Int32) -> PlaceOfX:
         return PlaceOfX(Int32(0), map_pointer(self.table.read("x", group)))
