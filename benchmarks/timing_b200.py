@@ -5,8 +5,8 @@ public: this compiles and executes that program (flashinfer-python, not part of 
 simulator with ``clock="b200"``, at those shapes, and compares. Published are durations of kernels, as a profiler has
 them, without the launch; so the launch counts here as much as an empty kernel's duration (``launch.duration_us``).
 
-Writes ``results/timing_modelled_b200.json`` after every few shapes, and goes on from there; ``--report`` only tells what
-it holds, ``--plot FILE`` draws it. Nothing in ``sim/clock/machines/b200.yml`` is fitted to these times.
+Writes ``results/timing_modelled_b200.json`` after every few shapes, and goes on from there; ``--report`` only tells
+what it holds, ``--plot FILE`` draws it. Nothing in ``sim/clock/machines/b200.yml`` is fitted to these times.
 """
 
 from __future__ import annotations
@@ -23,13 +23,14 @@ from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cute_nvfp4.sim.clock.machine import machine
 
+HERE = Path(__file__).resolve().parent
 PUBLISHED = HERE / "data" / "nvfp4_dense_gb200.csv"
 RESULTS = HERE / "results" / "timing_modelled_b200.json"
+PAGE = HERE.parent / "docs" / "timing.md"
 DRIVER = HERE.parent / "tests" / "public" / "libraries" / "flashinfer_programs.py"
 UNLIKE = 1.1
 """Two times that differ by less are not ranked."""
@@ -58,7 +59,13 @@ def modelled(points: list[Point]) -> dict[str, dict[str, float]]:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "cute_nvfp4", "sim", "--arch", "sm_100a", "--no-checks", "--time"]
-        command += ["--json", str(report), DRIVER.name, "mm_fp4_published", "points=" + ",".join(p.name for p in points)]
+        command += [
+            "--json",
+            str(report),
+            DRIVER.name,
+            "mm_fp4_published",
+            "points=" + ",".join(p.name for p in points),
+        ]
         done = subprocess.run(command, cwd=DRIVER.parent, capture_output=True, text=True)
         if not report.exists():
             raise RuntimeError(f"{' '.join(command)}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
@@ -93,11 +100,34 @@ def report(times: dict[str, dict[str, float]]) -> None:
         error = found["modelled_us"] / p.us - 1
         errors.setdefault(p.m, []).append(error)
         print(f"{p.name:>20} {p.us:10.2f} {found['modelled_us']:9.2f} {error:+7.1%} {found['roofline_us']:9.2f}")
-    for m, of_m in [*sorted(errors.items()), ("all", [e for of_m in errors.values() for e in of_m])]:
+    everything = [error for some in errors.values() for error in some]
+    for m, of_m in [*sorted(errors.items()), ("all", everything)]:
         mean, bias = statistics.mean(map(abs, of_m)), statistics.mean(of_m)
         print(f"M = {m}: {len(of_m)} shapes, mean error {mean:.1%}, worst {max(of_m, key=abs):+.1%}, mean {bias:+.1%}")
     right, pairs = ranked(points, times)
-    print(f"{len(points)} of {len(published())} shapes; of {pairs} pairs {right / max(1, pairs):.1%} are in the right order")
+    share = right / max(1, pairs)
+    print(f"{len(points)} of {len(published())} shapes; of {pairs} pairs {share:.1%} are in the right order")
+
+
+TABLE = "<!-- timing_b200.py --write -->"
+
+
+def write(times: dict[str, dict[str, float]]) -> None:
+    """The errors by M into docs/timing.md, between two lines that say so."""
+    errors: dict[int, list[float]] = {}
+    for p in published():
+        if p.name in times:
+            errors.setdefault(p.m, []).append(times[p.name]["modelled_us"] / p.us - 1)
+    everything = [error for some in errors.values() for error in some]
+    right, pairs = ranked([p for p in published() if p.name in times], times)
+    lines = ["| M | shapes | mean error | worst | mean with its sign |", "|---|---|---|---|---|"]
+    for m, some in [*sorted(errors.items()), ("all", everything)]:
+        mean, worst = statistics.mean(map(abs, some)), max(some, key=abs)
+        lines.append(f"| {m} | {len(some)} | {mean:.1%} | {worst:+.1%} | {statistics.mean(some):+.1%} |")
+    share = f"{right / pairs:.1%} are ordered rightly."
+    lines += ["", f"Of {pairs} pairs whose published times differ by more than a tenth, {share}"]
+    before, _, after = PAGE.read_text().split(TABLE)
+    PAGE.write_text(TABLE.join((before, "\n" + "\n".join(lines) + "\n", after)))
 
 
 def plot(times: dict[str, dict[str, float]], path: Path) -> None:
@@ -121,6 +151,7 @@ def plot(times: dict[str, dict[str, float]], path: Path) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--report", action="store_true", help="execute nothing")
+    parser.add_argument("--write", action="store_true", help="the errors by M into docs/timing.md")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     parser.add_argument("--most", type=int, default=0, metavar="N", help="at most N more shapes")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th shape of the table")
@@ -137,6 +168,8 @@ def main() -> int:
         RESULTS.write_text(json.dumps(record, indent=1) + "\n")
         print(f"{begin + len(some)} of {len(left)}: {', '.join(p.name for p in some)}", flush=True)
     report(record["times"])
+    if given.write:
+        write(record["times"])
     if given.plot:
         plot(record["times"], given.plot)
     return 0

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE.parents[1])]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from common import machine, results_path, write
-
 from device import Module
 
+HERE = Path(__file__).resolve().parent
 CALLS = 60
 
 
@@ -44,10 +44,19 @@ def main() -> int:
     out = torch.zeros(1 << 20, dtype=torch.int64, device="cuda")
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     rows = {}
-    for grid, block, shared, cluster in ((1, 32, 0, 1), (sms, 128, 0, 1), (sms, 384, 200 << 10, 1), (sms, 384, 200 << 10, 2)):
+    for grid, block, shared, cluster in (
+        (1, 32, 0, 1),
+        (sms, 128, 0, 1),
+        (sms, 384, 200 << 10, 1),
+        (sms, 384, 200 << 10, 2),
+    ):
         times = durations(memory, out, grid, block, shared, cluster)
         name = f"empty, grid {grid}, {block} threads, {shared >> 10} KB, cluster {cluster}"
-        rows[name] = {"calls": len(times), "median_us": round(statistics.median(times), 3), "least_us": round(min(times), 3)}
+        rows[name] = {
+            "calls": len(times),
+            "median_us": round(statistics.median(times), 3),
+            "least_us": round(min(times), 3),
+        }
         print(f"{name:50} {rows[name]}")
     write(args.output or results_path("durations"), machine() | {"durations": rows})
     return 0

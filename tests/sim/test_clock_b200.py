@@ -13,7 +13,7 @@ from cute_nvfp4 import BlockScaledTensor, gemm, quantize, simulating
 from cute_nvfp4.planning.gemm import GemmProblem, Plan
 from cute_nvfp4.sim.clock.effects import product
 from cute_nvfp4.sim.clock.machine import clock_of, machine
-from cute_nvfp4.sim.clock.recorder import Product
+from cute_nvfp4.sim.clock.notes import Product
 from cute_nvfp4.sim.observe.timing import Timing
 from cute_nvfp4.target import ARCHITECTURES
 
@@ -59,7 +59,9 @@ def operands(rows: int, k: int, seed: int) -> BlockScaledTensor:
 def launch(ctas: int) -> Timing:
     """The modelled time of a GEMM of two tiles of 128 x 128, or of one of 256 x 128 by a pair of CTAs."""
     problem = GemmProblem(256, 128, 512)
-    plan = Plan(problem.config(ARCHITECTURES["sm_100a"], False, pair=ctas == 2, cluster=(ctas, 1), tile_n=128), False, 2 // ctas)
+    plan = Plan(
+        problem.config(ARCHITECTURES["sm_100a"], False, pair=ctas == 2, cluster=(ctas, 1), tile_n=128), False, 2 // ctas
+    )
     with simulating("sm_100a", clock="b200") as runs:
         gemm(operands(256, 512, 1), operands(128, 512, 2), config=plan)
     return runs[-1].result.timing

@@ -7,7 +7,7 @@ from typing import Any
 
 from cute_nvfp4.sim.clock.flags import Key
 from cute_nvfp4.sim.clock.machine import Machine
-from cute_nvfp4.sim.clock.recorder import Arrive, Await, Bar, Commit, Copy, Passes, Product, Request, Transfer
+from cute_nvfp4.sim.clock.notes import Arrive, Await, Bar, Commit, Copy, Passes, Product, Request, Transfer
 from cute_nvfp4.sim.clock.sass import NO_SCOREBOARD
 from cute_nvfp4.sim.clock.steps import REASONS, Step
 from cute_nvfp4.sim.clock.warps import WORTH_SHOWING, Warp

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from cute_nvfp4.sim.clock.flags import Flags, Key
+from cute_nvfp4.sim.clock.notes import Arrive, Await, Bar, Commit, Copy, Passes, Product, Request, Transfer, Visit
 from cute_nvfp4.sim.clock.sampling import Sample
 from cute_nvfp4.sim.frontend.flow import poll_loop
 from cute_nvfp4.sim.frontend.model import Instruction
@@ -34,83 +35,6 @@ number."""
 _PAST_L1 = {"cg", "cv", "volatile", "relaxed", "acquire", "no_allocate"}
 _RAISES, _LOOKS = {"release", "acq_rel", "relaxed", "volatile"}, {"acquire", "relaxed", "volatile"}
 """Stores of flags, and loads of them."""
-
-
-class Request(NamedTuple):
-    """An access of a warp to global memory: ``sectors`` of 32 bytes in ``lines`` of 128, ``new`` of which come from
-    DRAM (a fraction where others ask in the same step). ``keys``: the loads that wait for this store, or the event
-    that this load of flags waits for."""
-
-    kind: str
-    sectors: int
-    new: float
-    lines: tuple[int, ...]
-    through_l1: bool
-    keys: Sequence[Key] = ()
-
-
-class Passes(NamedTuple):
-    """An access to shared memory; ``passes`` of its banks."""
-
-    passes: int
-
-
-class Bar(NamedTuple):
-    """A named barrier of a CTA, its ``number``-th opening."""
-
-    key: Key
-
-
-class Arrive(NamedTuple):
-    """Arrivals at phases of mbarriers: ``keys`` of (CTA, slot, phase), one for each arrival."""
-
-    keys: tuple[Key, ...]
-
-
-class Await(NamedTuple):
-    """A wait that has passed, for the end of a phase; None if it never had to wait."""
-
-    key: Key | None
-
-
-class Copy(NamedTuple):
-    """A bulk or tensor copy: ``size`` bytes of which ``new`` come from DRAM; whom it tells, "" for nobody."""
-
-    store: bool
-    size: int
-    new: float
-    boxes: int
-    keys: tuple[Key, ...]
-
-
-class Product(NamedTuple):
-    """A tcgen05.mma: ``m`` rows (of both CTAs of a pair, where ``ctas`` is 2) and ``n`` columns; ``a`` says where A is,
-    "shared" or "tensor" memory."""
-
-    m: int
-    n: int
-    ctas: int
-    a: str
-
-
-class Transfer(NamedTuple):
-    """A tcgen05.cp or .shift: ``size`` bytes of shared memory for each of ``ctas`` CTAs."""
-
-    size: int
-    ctas: int
-
-
-class Commit(NamedTuple):
-    """A tcgen05.commit; the phases it arrives at."""
-
-    keys: tuple[Key, ...]
-
-
-class Visit(NamedTuple):
-    """A warp has run block ``block``; what ``happened`` by the index of the instruction, and kind."""
-
-    block: int
-    happened: dict[tuple[int, type], list[Any]]
 
 
 class Recorder(Listener):
@@ -379,8 +303,8 @@ class Recorder(Listener):
             self._note(slot, self._last(slot, "wait"), Await(self._cluster_key(g, row, slot)))
 
     def _last(self, slot: int, what: str) -> Instruction:
-        """The arrival or wait ("arrive", "wait") at the cluster's barrier in the block that a warp runs, the last one of
-        several."""
+        """The arrival or wait ("arrive", "wait") at the cluster's barrier in the block that a warp runs, the last
+        of several."""
         code = self.kernel.blocks[self._lists[slot][-1].block].code
         return next((i for i, _ in reversed(code) if i.base == "barrier" and what in i.mods), code[-1][0])
 

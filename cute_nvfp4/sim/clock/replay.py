@@ -16,7 +16,8 @@ from cute_nvfp4.sim.clock.flags import FLAG
 from cute_nvfp4.sim.clock.machine import Machine
 from cute_nvfp4.sim.clock.matching import MachineCode
 from cute_nvfp4.sim.clock.memory import Shared
-from cute_nvfp4.sim.clock.recorder import Arrive, Bar, Commit, Copy, Passes, Recorder, Request, Visit
+from cute_nvfp4.sim.clock.notes import Arrive, Bar, Commit, Copy, Passes, Request, Visit
+from cute_nvfp4.sim.clock.recorder import Recorder
 from cute_nvfp4.sim.clock.sampling import Place, Sample
 from cute_nvfp4.sim.clock.sass import NO_SCOREBOARD
 from cute_nvfp4.sim.clock.steps import PIPES, Step, stepper

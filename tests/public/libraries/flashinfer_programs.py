@@ -154,7 +154,7 @@ def mm_fp4(m: int, n: int, k: int, backend: str = "cute-dsl") -> None:
 
 def mm_fp4_published(points: str) -> None:
     """mm_fp4 at ``points`` ("1x512x7168,…": M, N and K), by the tactic of the times that FlashInfer has published (its
-    pull request 2540): tiles of 128 x 128, no cluster, no swap, no prefetch. Nothing is compared; ``mm_fp4`` does that."""
+    pull request 2540): tiles of 128 x 128, no cluster, no swap, no prefetch. Compares nothing."""
     from flashinfer import mm_fp4
     from flashinfer.gemm import gemm_base
 
