@@ -19,6 +19,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
@@ -156,17 +157,21 @@ def main() -> int:
     parser.add_argument("--most", type=int, default=0, metavar="N", help="at most N more shapes")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th shape of the table")
     parser.add_argument("--again", action="store_true", help="forget earlier times")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
+    parser.add_argument("--output", type=Path, default=RESULTS, metavar="FILE", help=f"default: {RESULTS.name}")
     parser.add_argument("--together", type=int, default=4, metavar="N", help="shapes in one process (default: 4)")
     given = parser.parse_args()
-    record = json.loads(RESULTS.read_text()) if RESULTS.exists() and not given.again else {"times": {}}
+    record = json.loads(given.output.read_text()) if given.output.exists() and not given.again else {"times": {}}
     left = [p for p in published()[:: given.every] if p.name not in record["times"]]
     left = [] if given.report else left[: given.most or None]
-    for begin in range(0, len(left), given.together):
-        some = left[begin : begin + given.together]
-        record["times"] |= modelled(some)
-        record |= {"program": f"flashinfer-python {metadata.version('flashinfer-python')}", "clock": "b200"}
-        RESULTS.write_text(json.dumps(record, indent=1) + "\n")
-        print(f"{begin + len(some)} of {len(left)}: {', '.join(p.name for p in some)}", flush=True)
+    parts = [left[begin : begin + given.together] for begin in range(0, len(left), given.together)]
+    with ThreadPoolExecutor(given.jobs) as pool:
+        for done in as_completed([pool.submit(modelled, part) for part in parts]):
+            times = done.result()
+            record["times"] |= times
+            record |= {"program": f"flashinfer-python {metadata.version('flashinfer-python')}", "clock": "b200"}
+            given.output.write_text(json.dumps(record, indent=1) + "\n")
+            print(f"{len(record['times'])} of {len(published())}: {', '.join(times)}", flush=True)
     report(record["times"])
     if given.write:
         write(record["times"])
