@@ -13,8 +13,10 @@ Exit codes: 0 done, 1 a choice is more than ``--limit`` percent slower than the 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import multiprocessing
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,7 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from common import gpu_target, machine, results_path, write
 
+from cute_nvfp4.errors import CuteNvfp4Error
 from cute_nvfp4.harness.tuning import measure
+from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
+from cute_nvfp4.ops.packed_launch import STREAM, WGMMA
 from cute_nvfp4.planning.packed import PackedProblem, candidates, choose, predict
 from cute_nvfp4.planning.tuning import Timed
 
@@ -47,6 +52,18 @@ def problems(count: int, seed: int, quantized: bool = False, sizes: Sequence[str
         yield PackedProblem(m=m, n=n, k=k, **dtype)
 
 
+def compile_all(configs: Sequence[object]) -> None:
+    """Compiles kernels side by side; they are kept on disk, where this process finds them."""
+    with multiprocessing.get_context("fork").Pool() as pool:
+        pool.map(compile_one, configs, chunksize=1)
+
+
+def compile_one(config: object) -> None:
+    """What cannot be compiled says so again when its plan is measured."""
+    with contextlib.suppress(CuteNvfp4Error):
+        (STREAM if isinstance(config, StreamConfig) else WGMMA).compile(config)
+
+
 def row(problem: PackedProblem, timed: Sequence[Timed], chosen: object, sm_count: int) -> dict:
     """One row of the record: every candidate, fastest first, and how much the chosen one loses."""
     plans = [
@@ -66,10 +83,11 @@ def run(options: argparse.Namespace, path: Path) -> dict:
     activations = "nvfp4" if options.quantized else "bfloat16"
     record = {**about, "seed": None if options.sizes else options.seed, "activations": activations, "rows": []}
     drawn = list(problems(options.count, options.seed, options.quantized, options.sizes))
-    for i, problem in enumerate(drawn):
+    everything = [candidates(problem, target.arch, sm_count) for problem in drawn]
+    compile_all(list({plan.config for plans in everything for plan in plans}))
+    for i, (problem, plans) in enumerate(zip(drawn, everything)):
         chosen = choose(problem, target.arch, sm_count)
-        plans = list(dict.fromkeys([*candidates(problem, target.arch, sm_count), chosen]))
-        timed = measure(problem, plans, rounds=options.rounds)
+        timed = measure(problem, list(dict.fromkeys([*plans, chosen])), rounds=options.rounds)
         record["rows"].append(row(problem, timed, chosen, sm_count))
         write(record, path)
         print(f"{i + 1}/{len(drawn)} {line(record['rows'][-1])}", file=sys.stderr, flush=True)

@@ -123,13 +123,15 @@ def measure() -> dict[str, Any]:
     return {"machine": machine(), "microseconds": times}
 
 
-def model(only: str = "") -> dict[str, float]:
+def model(only: str = "", launch: float | None = None) -> dict[str, float]:
     """Modelled microseconds by name."""
     import numpy as np
     from device import compile_ptx
 
     from cute_nvfp4 import sim
+    from cute_nvfp4.sim.clock.machine import machine
 
+    clock = machine("h200").with_figures({} if launch is None else {"launch.empty_us": launch})
     size, ptx, times = 80 * MB, {}, {}
     buffers = {name: np.zeros(size + 128, np.uint8) for name in ("out", "data", "target")}
     for case in CASES:
@@ -146,7 +148,7 @@ def model(only: str = "") -> dict[str, float]:
             for a in case.arguments
         )
         launch = sim.Launch(case.kernel, (case.grid, 1, 1), (case.block, 1, 1), parameters, dynamic_smem=case.shared)
-        timing = sim.run(ptx[case.source], launch, memory, checks=False, clock="h200", sm_count=132).timing
+        timing = sim.run(ptx[case.source], launch, memory, checks=False, clock=clock, sm_count=132).timing
         times[case.name] = round(timing.microseconds, 3)
         print(f"{case.name:50} {times[case.name]:8.2f} us modelled", flush=True)
     return times
@@ -163,12 +165,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", type=Path, help="measure, and write this file")
     parser.add_argument("--against", type=Path, help="model, beside this record")
+    parser.add_argument("--launch", type=float, help="microseconds of a launch, instead of the machine file's")
     parser.add_argument("--only", default="", help="only launches whose name contains this")
     options = parser.parse_args()
     if options.measure:
         options.measure.write_text(json.dumps(measure(), indent=1))
     else:
-        modelled = model(options.only)
+        modelled = model(options.only, options.launch)
         if options.against:
             compare(json.loads(options.against.read_text())["microseconds"], modelled)
     return 0

@@ -13,9 +13,9 @@ from ..errors import CuteNvfp4Error
 
 _REQUIRED = (
     "torch", "nvidia-cutlass-dsl", "cuda-python", "numpy", "ml_dtypes", "typer", "rich", "pydantic", "Jinja2",
-    "PyYAML", "filelock", "platformdirs",
+    "PyYAML", "filelock", "platformdirs", "safetensors",
 )  # fmt: skip
-_TOOLS = ("nvdisasm", "cuobjdump")
+_TOOLS = ("nvdisasm", "cuobjdump", "ptxas")
 _PYTHON = ((3, 10), (3, 12))
 _LIBRARIES = ("nvidia-cutlass-dsl-libs-cu12", "nvidia-cutlass-dsl-libs-cu13")
 
@@ -91,6 +91,10 @@ def _tools() -> Iterator[Finding]:
             release = next((line for line in done.stdout.splitlines() if "release" in line), "").strip()
             yield Finding("tools", name, "ok", f"{path} ({release})" if release else str(path))
         except (CuteNvfp4Error, OSError, subprocess.SubprocessError) as error:
+            if name == "ptxas":
+                advice = "only 'sim --time' needs it: pip install 'cute_nvfp4[clock]'"
+                yield Finding("tools", name, "note", str(error), advice)
+                continue
             advice = f"pip install --force-reinstall nvidia-cuda-{name}; without it 'inspect' does not work"
             yield Finding("tools", name, "fail", str(error), advice)
 

@@ -38,6 +38,7 @@ class Options:
     checks: bool = True
     counters: bool = False
     clock: str = ""
+    launch_us: float | None = None
     trace: str = ""
     json: str = ""
     quiet: bool = False
@@ -55,6 +56,7 @@ class Options:
         words += [] if self.benchmarks == "once" else ["--benchmarks", self.benchmarks]
         words += ["--step-limit", str(self.step_limit)] if self.step_limit else []
         words += ["--time"] if self.clock else []
+        words += [] if self.launch_us is None else ["--launch-us", str(self.launch_us)]
         words += [] if self.execute else ["--no-execute"]
         words += [word for name in self.allow for word in ("--allow", name)]
         words += ["--continue"] if self.collect else []
@@ -90,6 +92,10 @@ def sim(
     timed: Annotated[
         bool, typer.Option("--time", help="Say how long each launch would take: a modelled time.")
     ] = False,
+    launch_us: Annotated[
+        float | None,
+        typer.Option(metavar="US", help="What a launch costs on your host.", show_default="the machine file's"),
+    ] = None,
     trace: Annotated[
         str, typer.Option(metavar="FILE", help="Write a timeline for ui.perfetto.dev; modelled times with --time.")
     ] = "",
@@ -139,6 +145,8 @@ def sim(
     for name, path in (("--trace", trace), ("--json", json)):
         check_writable(name, path)
     clock = ""
+    if launch_us is not None and not timed:
+        fail("--launch-us says what a launch costs in modelled times: it needs --time", 2)
     if timed:
         from ..sim.clock.machine import clock_of
 
@@ -146,7 +154,7 @@ def sim(
             clock = clock_of(arch)
     options = Options(script, list(context.args), arch, str(chosen), checks, counters, clock, trace, json)
     options.quiet, options.traceback, options.execute = quiet, with_traceback, execute
-    options.benchmarks, options.step_limit = benchmarks, step_limit
+    options.benchmarks, options.step_limit, options.launch_us = benchmarks, step_limit, launch_us
     options.allow, options.collect = tuple(allow or ()), collect
     if schedules == 1:
         status = _run(options)
@@ -169,7 +177,11 @@ def _run(options: Options) -> int:
 
     more: dict[str, Any] = {"checks": options.checks, "counters": options.counters}
     more |= {"allow": options.allow, "on_hazard": "collect" if options.collect else "raise"}
-    more |= {"clock": options.clock} if options.clock else {}
+    if options.clock:
+        from ..sim.clock.machine import machine
+
+        given = {} if options.launch_us is None else {"launch.empty_us": options.launch_us}
+        more["clock"] = machine(options.clock).with_figures(given)
     more |= {"step_limit": options.step_limit} if options.step_limit else {}
     trace = Trace() if options.trace and not options.clock else None
     more |= {"trace": trace} if trace is not None else {}

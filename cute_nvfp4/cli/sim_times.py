@@ -32,7 +32,8 @@ def time_lines(session: Session) -> Iterator[str]:
         timing = record.result.timing
         total += timing.microseconds
         yield f"{launch_line(record)}: {timing.microseconds:.2f} us modelled on {timing.machine.upper()}"
-        yield f"  roofline {timing.roofline_us:.2f} us, an empty kernel {timing.launch_us:.2f} us of both"
+        launch = f"a launch {timing.launch_us:.2f} us of both ({timing.launch_from})"
+        yield f"  roofline {timing.roofline_us:.2f} us, {launch}"
         worst = sorted(timing.lost.items(), key=lambda item: -item[1])[:MOST_REASONS]
         yield "  warps wait for " + ", ".join(f"{name} {share:.0%}" for name, share in worst)
         yield "  busy: " + ", ".join(f"{name} {share:.0%}" for name, share in timing.busy.items())

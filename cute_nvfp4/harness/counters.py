@@ -19,6 +19,7 @@ Extent = tuple[int, int, int]
 class Launch(BaseModel):
     """One launch of a kernel in the simulated GPU; ``seconds`` are of this machine and say nothing of a GPU.
 
+    ``modelled_us`` is what the clock says (docs/timing.md), never a measured time, where it was asked.
     ``counters`` (see ``summary``) are empty where the launch was stopped. ``registers`` a thread and ``spills``
     (instructions that read or write local memory) are those of the kernel's machine code, where they were asked for.
     """
@@ -33,12 +34,16 @@ class Launch(BaseModel):
     seconds: float = 0.0
     warnings: list[str] = []
     counters: dict[str, int] = {}
+    modelled_us: float | None = None
+    roofline_us: float | None = None
+    bound_by: str = ""
     registers: int | None = None
     spills: int | None = None
 
     @classmethod
     def of(cls, record: LaunchRecord, *, inspect: bool = False) -> Launch:
         launch, result = record.launch, record.result
+        timing = None if result is None else result.timing
         found = _inspected(launch.cubin).get(launch.kernel) if inspect and launch.cubin else None
         return cls(
             kernel=launch.kernel,
@@ -49,6 +54,9 @@ class Launch(BaseModel):
             seconds=record.seconds,
             warnings=[] if result is None else list(result.warnings),
             counters={} if result is None else summary(result),
+            modelled_us=timing and timing.microseconds,
+            roofline_us=timing and timing.roofline_us,
+            bound_by=timing.bound_by if timing else "",
             registers=found and found.registers,
             spills=found and found.spill_loads + found.spill_stores,
         )

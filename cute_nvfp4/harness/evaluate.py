@@ -101,6 +101,7 @@ class Evaluation:
         self.batch = self._batch()
         self.schedules = self._schedules()
         self._check_hazards()
+        self.clock = clock_for(self.arch) if self.backend == "sim" and options.mode == "benchmark" else ""
         full = options.data == "full"
         self.tolerances = self.task.full_range_tolerances if full else self.task.tolerances
         self._mixed = _environment_seed()
@@ -159,7 +160,7 @@ class Evaluation:
     def _simulation(self) -> dict[str, Any]:
         """The options of the simulated GPU."""
         options = self.options
-        return {"inspect": options.inspect, "allow": options.allow, "collect": options.collect}
+        return {"inspect": options.inspect, "allow": options.allow, "collect": options.collect, "clock": self.clock}
 
     def _seed(self, case: Case) -> int:
         seed = case["seed"] if self.options.seed is None else self.options.seed
@@ -177,6 +178,7 @@ class Evaluation:
             submission=str(self.submission),
             seed=self._mixed,
             versions=_versions(),
+            clock=self.clock,
         )
         if self.device == "cuda" and self.options.mode in _GPU_MODES:
             run.copy_bytes_s = copy_bandwidth()
@@ -207,6 +209,9 @@ class Evaluation:
         means = [case.gpu.mean / 1e3 for case in run.cases if case.gpu]
         if run.passed and len(means) == len(run.cases):
             run.score_us = geometric_mean(means)
+        modelled = [case.modelled_us for case in run.cases if case.modelled_us is not None]
+        if run.passed and len(modelled) == len(run.cases):
+            run.modelled_score_us = geometric_mean(modelled)
         return run
 
     def _run_case(self, runner: Runner, result: CaseResult, copy_bytes_s: float | None) -> None:
@@ -240,7 +245,7 @@ class Evaluation:
             self._checked(runner, result, mix_seed(result.seed, 1))
 
     def _benchmark(self, runner: Runner, result: CaseResult) -> None:
-        self._checked(runner, result, result.seed)
+        self._checked(runner, result, result.seed, timed=self.device == "cpu")
         samples, check = runner.measure(result.case, mix_seed(result.seed, 1), self._rule(), calls=self.batch)
         _record(result, check, self.batch)
         if self.device == "cuda":
@@ -316,6 +321,14 @@ def percent_of_copy(result: CaseResult, copy_bytes_s: float) -> float:
 def _one_of(what: str, got: str, known: tuple[str, ...]) -> None:
     if got not in known:
         raise HarnessError(f"unknown {what} {got!r}; expected one of: {', '.join(known)}")
+
+
+def clock_for(arch: str | None) -> str:
+    """The machine whose clock gives modelled times for ``arch``; "" where there is none, or no ptxas."""
+    from ..sim.clock.machine import clocks
+    from ..sim.clock.tools import found
+
+    return clocks().get(arch or "", "") if found("ptxas") and found("nvdisasm") else ""
 
 
 def _choose_backend(backend: str) -> str:

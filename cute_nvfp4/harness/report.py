@@ -161,6 +161,22 @@ def _warnings(run: RunResult) -> list[str]:
     return list(first.values())
 
 
+def _modelled_table(run: RunResult, task: Task) -> Table:
+    """What the clock says of the launches of one call, one after the other, each with the cost of a launch."""
+    table = table_of(f"modelled times on {run.clock.upper()} (docs/timing.md): nothing here was measured")
+    table.add_column("shape", no_wrap=not task.grouped)
+    for name in ("launches", "modelled, µs", "roofline, µs"):
+        table.add_column(name, justify="right")
+    table.add_column("bound by")
+    for case in run.cases:
+        if case.modelled_us is not None:
+            roofline = sum(launch.roofline_us or 0.0 for launch in case.launches)
+            longest = max(case.launches, key=lambda launch: launch.modelled_us or 0.0)
+            cells = (str(len(case.launches)), f"{case.modelled_us:.2f}", f"{roofline:.2f}", longest.bound_by)
+            table.add_row(shape_text(case.case, task), *cells)
+    return table
+
+
 def _published_table(run: RunResult, task: Task) -> Table | None:
     bound, public = task.speed_of_light, task.public_results
     if bound is None and public is None:
@@ -200,6 +216,8 @@ def print_run(run: RunResult, task: Task, console: Console) -> None:
             console.print(f"device-to-device copy in this run: {run.copy_bytes_s / 1e12:.2f} TB/s (read + written)")
     elif timed:
         console.print(f"No GPU ran: backend {run.backend} gives no GPU times, and there is no score.", style="yellow")
+        if any(case.modelled_us is not None for case in run.cases):
+            console.print(_modelled_table(run, task))
     counters = _counter_table(run, task) if run.mode != "leaderboard" else None
     if counters:
         console.print(counters)
@@ -216,5 +234,8 @@ def print_run(run: RunResult, task: Task, console: Console) -> None:
     passed = sum(case.passed for case in run.cases)
     style = "bold green" if run.passed else "bold red"
     console.print(f"{passed} of {len(run.cases)} cases passed: {run.submission}", style=style, soft_wrap=True)
+    if run.modelled_score_us is not None:
+        what = f"modelled score (geometric mean of modelled times): {run.modelled_score_us:.2f} µs"
+        console.print(f"{what} by the clock of {run.clock.upper()}, not measured")
     if run.score_us is not None:
         console.print(f"score (geometric mean of the means): {run.score_us:.2f} µs on {run.device}", style="bold")

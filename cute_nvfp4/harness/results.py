@@ -16,7 +16,8 @@ class CaseResult:
 
     Both are of one call: of a timed repeat, which makes ``batch`` calls, they are the mean. The two never stand in for
     one another: on a CPU backend ``gpu`` is None, on CUDA ``wall_s`` is None. ``launches`` are those of one call in the
-    simulator, with their counters; ``counters`` are their number and the sums.
+    simulator, with their counters; ``counters`` are their number and the sums. ``modelled_us`` is what the clock says
+    of them, and stands in for neither.
     """
 
     index: int
@@ -36,11 +37,14 @@ class CaseResult:
     useful_bytes: int = 0
     counters: dict[str, int] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
+    modelled_us: float | None = None
     profile: str = ""
 
     def add_launches(self, launches: Sequence[Launch]) -> None:
         """Notes what a call launched in the simulator, with the sums of its counters."""
         self.launches, self.counters = list(launches), totals(launches)
+        times = [launch.modelled_us for launch in launches]
+        self.modelled_us = sum(times) if times and None not in times else None
 
     def to_dict(self) -> dict:
         own = asdict(replace(self, launches=[]))
@@ -63,6 +67,8 @@ class RunResult:
     cases: list[CaseResult] = field(default_factory=list)
     copy_bytes_s: float | None = None
     score_us: float | None = None
+    modelled_score_us: float | None = None
+    clock: str = ""
 
     @property
     def passed(self) -> bool:

@@ -26,20 +26,23 @@ class Simulation:
     """One simulated GPU for the life of the process; ``inspect``: launches tell what their machine code uses.
 
     Hazards of the classes ``allow`` are warnings; with ``collect``, no hazard of a check stops a launch, and all are
-    told at the end.
+    told at the end. ``clock`` is the machine whose modelled times ``launches`` gives where it is asked for them.
     """
 
-    def __init__(self, arch: str, *, inspect: bool = False, allow: Sequence[str] = (), collect: bool = False) -> None:
+    def __init__(
+        self, arch: str, *, inspect: bool = False, allow: Sequence[str] = (), collect: bool = False, clock: str = ""
+    ) -> None:
         from ..runtime.session import simulated_gpu
 
-        self._inspect = inspect
+        self._inspect, self._clock = inspect, clock
         self._hazards = {"allow": tuple(allow), "on_hazard": "collect" if collect else "raise"}
         self._open = contextlib.ExitStack()
         self._session: Session = self._open.enter_context(simulated_gpu(arch))
 
     @contextlib.contextmanager
-    def launches(self, schedule: str = "", trace: str = "") -> Iterator[None]:
-        """Within it, kernels run under ``schedule`` and, if there is a file to write, are traced.
+    def launches(self, schedule: str = "", trace: str = "", clocked: bool = False) -> Iterator[None]:
+        """Within it, kernels run under ``schedule`` and, if there is a file to write, are traced; with their modelled
+        times if they are to be ``clocked``.
 
         Raises:
             StoppedLaunch: one was stopped, whatever the submission made of the error.
@@ -51,6 +54,7 @@ class Simulation:
         # set anew for every request: what a submission changes here does not last
         how = Schedule.parse(schedule)
         session.options = {"checks": True, "counters": True, "schedule": how, "trace": traced} | self._hazards
+        session.options |= {"clock": self._clock} if self._clock and clocked else {}
         session.execute = True
         try:
             yield

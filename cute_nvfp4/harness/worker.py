@@ -111,7 +111,8 @@ class Worker:
         return {}
 
     def call(self, *, order: list[int], timed: bool, schedule: str = "", trace: str = "") -> dict:
-        """The calls of ``order``, one after the other; times are of all of them, launches of the last."""
+        """The calls of ``order``, one after the other; times are of all of them, launches of the last. ``timed``: on
+        CUDA their time is measured, on a simulated GPU that of their launches is modelled."""
         batch = self._prepare(order)
         gpu_ns = None
         begin = _clock()
@@ -119,7 +120,7 @@ class Worker:
             gpu_ns = self._timed_calls(order, batch)
         else:
             outs = []
-            with self._launches(schedule, trace):
+            with self._launches(schedule, trace, timed):
                 for data in batch:
                     if self._simulation:
                         self._simulation.forget()
@@ -185,9 +186,11 @@ class Worker:
 
     # parts of the requests
 
-    def _launches(self, schedule: str = "", trace: str = "") -> contextlib.AbstractContextManager[object]:
+    def _launches(
+        self, schedule: str = "", trace: str = "", clocked: bool = False
+    ) -> contextlib.AbstractContextManager[object]:
         """Within it, kernels of a simulated GPU run as asked, and one that is stopped ends the request."""
-        return self._simulation.launches(schedule, trace) if self._simulation else contextlib.nullcontext()
+        return self._simulation.launches(schedule, trace, clocked) if self._simulation else contextlib.nullcontext()
 
     def _reported(self) -> list[dict]:
         """The simulated launches of the last call."""

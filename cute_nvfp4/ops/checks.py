@@ -94,6 +94,12 @@ def refuse_config(config: Any) -> None:
         )
 
 
+def refuse_gate(gate: str) -> None:
+    """Raises if there is a gate with weights that are not prepared."""
+    if gate:
+        raise OperandError.of("gate", got=repr(gate), expected="a prepared weight of gate and up with it")
+
+
 def parts(operands: Mapping[str, BlockScaledTensor]) -> dict[str, torch.Tensor | None]:
     """Every tensor of the operands, by name: ``a.data`` and so on."""
     return {

@@ -15,8 +15,8 @@ from ..reference import gemm_reference
 from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
-from .calls import addresses, as_alpha, operand_key, output_key, tensor_key
-from .checks import ALL_FORMATS, check_format, refuse_config, span, split_alpha
+from .calls import as_alpha, operand_key, output_key, tensor_key
+from .checks import ALL_FORMATS, check_format, refuse_config, refuse_gate, span, split_alpha
 from .dispatch import by_operator, written_to
 from .grouped_launch import ListCall, arrangements
 from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group
@@ -31,6 +31,7 @@ Problem = tuple["BlockScaledTensor | None", "BlockScaledTensor | None"]
 def grouped_gemm(
     problems: Sequence[Problem],
     *,
+    gate: str = "",
     alpha: float | torch.Tensor | None = None,
     out: Sequence[torch.Tensor] | None = None,
     out_dtype: torch.dtype | None = None,
@@ -45,6 +46,7 @@ def grouped_gemm(
             either, (0, N) or (M, 0). At most 1024 groups have rows. K is at least 32: an operand without columns
             cannot be built, and no result is all zeros for want of K. Or each b is a ``PreparedWeight`` (N, K) on
             sm_90a, of one dtype, and each a is numbers (M, K) of that dtype, or each NVFP4.
+        gate: with prepared weights of gate and up, each result is gate(A · gateᵀ) ∘ (A · upᵀ): as in ``gated_gemm``.
         alpha: a number, or a float32 tensor on the operands' device of one element, or of one for each group.
         out: where to put the results: contiguous along N, all of one dtype. Nothing may overlap.
         out_dtype: dtype of new results (float16 by default); with ``out`` None or theirs.
@@ -61,7 +63,8 @@ def grouped_gemm(
         OperandError, OperandTypeError: as ``gemm``; "group i: …" names the problem it is about.
     """
     if is_packed(problems):
-        return packed_list(problems, alpha, out, out_dtype, config, backend)
+        return packed_list(problems, alpha, out, out_dtype, config, backend, gate)
+    refuse_gate(gate)
     if by_operator(operators.operands_in(problems), alpha, out):
         return operators.grouped_gemm(problems, alpha, out, out_dtype, config, backend)
     key = None
@@ -106,7 +109,7 @@ def _plan(
         return functools.partial(_reference_call, dtype=outs[0].dtype)
     each_group(lambda a, b: _check_scales(a, b, target.backend), *zip(*groups))
     live = [i for i, (a, b) in enumerate(groups) if a is not None and b is not None]
-    call = GroupsCall(outs, live, _check_call)
+    call = GroupsCall(outs, live, _tensors, _check_apart)
     call.plan(lambda pairs, outs, alpha: ListCall(pairs, outs, alpha, target, config), groups, outs, alpha)
     if target.backend != "sim":
         return call
@@ -118,14 +121,10 @@ def _plan(
     return simulated
 
 
-def _check_call(groups: Sequence[Problem], outs: Sequence[torch.Tensor], alpha: Any, apart: Bounded) -> None:
-    """Raises if the outputs overlap each other or an input. Addresses that were found to be apart stay so."""
+def _tensors(groups: Sequence[Problem]) -> list[torch.Tensor | None]:
+    """Every tensor of the operands."""
     operands = [x for pair in groups for x in pair if x is not None]
-    read = [y for x in operands for y in (x.data, x.scale, x.global_scale)]
-    places = addresses(*outs, *read, alpha)
-    if places not in apart:
-        _check_apart(groups, outs, alpha)
-        apart[places] = True
+    return [y for x in operands for y in (x.data, x.scale, x.global_scale)]
 
 
 def _reference_call(

@@ -19,10 +19,10 @@ from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
 from ..target import Target
 from .calls import GivenOutput, allocator, as_alpha, output_key, tensor_key
-from .checks import check_format, checked_output, parts, refuse_config, split_alpha
+from .checks import check_format, checked_output, parts, refuse_config, refuse_gate, split_alpha
 from .dispatch import by_operator, written_to
 from .grouped_launch import ContiguousCall
-from .grouped_rows import GroupedRows, clamped
+from .grouped_rows import GroupedRows, clamped, wrong_offset
 from .groups import alpha_of_group, check_rows
 from .library import grouped as operators
 from .library import packed_groups as packed_operators
@@ -71,8 +71,7 @@ def grouped_gemm_contiguous(
         if out is not None and torch.is_grad_enabled():
             written_to(out)
         return result
-    if gate:
-        raise OperandError.of("gate", got=repr(gate), expected="a prepared weight of gate and up with it")
+    refuse_gate(gate)
     if offsets is not None:
         raise OperandError.of("offsets", got=type(offsets).__name__, expected="None: GroupedRows have their own")
     if by_operator((a, b), alpha, out):
@@ -193,8 +192,6 @@ def _reference(
     status: torch.Tensor,
 ) -> torch.Tensor:
     """Group by group in float64. Reads the offsets, so it waits for the device."""
-    given = a.offsets.tolist()
-    wrong = [i for i, (x, y) in enumerate(zip([0, *given], given)) if y < x or y > a.rows]
     edges, scales = clamped(a.offsets, a.rows).tolist(), b.rowmajor_scale()
     atom = 0
     for e, (start, end) in enumerate(pairwise(edges)):
@@ -203,5 +200,5 @@ def _reference(
             weights = BlockScaledTensor(b.data[e] if b.is_batched else b.data, scales[e], b.global_scale, b.format)
             out[start:end] = gemm_reference(rows, weights, alpha=alpha_of_group(scalar, alpha, e), out_dtype=out.dtype)
         atom += -(-(end - start) // 128)
-    status.fill_(wrong[0] + 1 if wrong else -1 if atom > a.atoms else 0)
+    status.fill_(wrong_offset(a.offsets.tolist(), a.rows) or (-1 if atom > a.atoms else 0))
     return out

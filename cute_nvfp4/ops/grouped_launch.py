@@ -103,10 +103,7 @@ class ListCall:
     def _table(self, places: list[tuple[int, ...]]) -> tuple[torch.Tensor, torch.Tensor]:
         """The table of the groups on the device, and room for their tensor maps."""
         rows = tuple(_table_row(group, at) for group, at in zip(self._groups, places))
-        words = MAP_BYTES // 8
-        maps = torch.empty((len(rows) * len(MAPS) + 1) * words, dtype=torch.int64, device=self._device)
-        # the host's allocator aligns less than a GPU's does
-        return table_on_device(rows, self._device), maps[-maps.data_ptr() // 8 % words :]
+        return table_on_device(rows, self._device), room_for_maps(len(rows) * len(MAPS), self._device)
 
 
 def arrangements(pairs: Sequence[tuple[Any, Any]]) -> tuple[str, str]:
@@ -114,10 +111,11 @@ def arrangements(pairs: Sequence[tuple[Any, Any]]) -> tuple[str, str]:
     after the other in memory, as elements of one tensor are), or "apart": they are gathered first. Groups without rows
     have none."""
     live = [pair for pair in pairs if pair[0] is not None and pair[1] is not None]
-    return _arranged([a.global_scale for a, _ in live]), _arranged([b.global_scale for _, b in live])
+    return arranged([a.global_scale for a, _ in live]), arranged([b.global_scale for _, b in live])
 
 
-def _arranged(scales: list[torch.Tensor | None]) -> str:
+def arranged(scales: Sequence[torch.Tensor | None]) -> str:
+    """One of ``arrangements``."""
     if not any(x is not None for x in scales):
         return "none"
     if any(x is None for x in scales):
@@ -128,7 +126,7 @@ def _arranged(scales: list[torch.Tensor | None]) -> str:
     return "row" if places == tuple(range(places[0], places[0] + 4 * len(places), 4)) else "apart"
 
 
-def gathered(scales: list[torch.Tensor | None], device: torch.device) -> torch.Tensor:
+def gathered(scales: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor:
     """The groups' global scales in one tensor; 1 for those that have none."""
     one = torch.ones(1, dtype=torch.float32, device=device) if any(x is None for x in scales) else None
     return torch.cat([one if x is None else x.reshape(1) for x in scales])
@@ -224,6 +222,14 @@ def _table_row(group: Group, places: tuple[int, ...]) -> tuple[int, ...]:
 
 _tables: OrderedDict[tuple, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
 _captured: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+
+def room_for_maps(count: int, device: torch.device) -> torch.Tensor:
+    """Memory in which a kernel writes tensor maps."""
+    words = MAP_BYTES // 8
+    maps = torch.empty((count + 1) * words, dtype=torch.int64, device=device)
+    # the host's allocator aligns less than a GPU's does
+    return maps[-maps.data_ptr() // 8 % words :]
 
 
 def table_on_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> torch.Tensor:

@@ -156,6 +156,12 @@ def padded_scales(scale: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
     return blocked_flat(to_blocked(padded[:room]))
 
 
+def wrong_offset(offsets: Sequence[int], rows: int) -> int:
+    """1 + the number of the first offset that is negative, less than the one before it, or more than ``rows``; or 0."""
+    wrong = (i for i, (left, right) in enumerate(zip([0, *offsets], offsets)) if right < left or right > rows)
+    return next(wrong, -1) + 1
+
+
 def clamped(offsets: torch.Tensor, rows: int) -> torch.Tensor:
     """Offsets that do not decrease and lie in 0 to ``rows``: each at least those before it. What the kernel uses."""
     return offsets.clamp(0, rows).cummax(0).values

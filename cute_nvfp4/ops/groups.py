@@ -9,7 +9,7 @@ import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..runtime.bounded import Bounded
-from .calls import allocator, as_alpha
+from .calls import addresses, allocator, as_alpha
 from .checks import check_dtype, checked_output
 
 
@@ -101,14 +101,20 @@ def alpha_of_live(live: Sequence[int], whole: bool, alpha: torch.Tensor | None) 
 class GroupsCall:
     """A planned call: the launch of the groups that have rows, and what to check before it.
 
-    outs: results like which ``new`` makes some. live: the groups that have rows; whole: all. check: raises where the
-    given outputs overlap something; it remembers what it found in a dictionary.
+    outs: results like which ``new`` makes some. live: the groups that have rows; whole: all. read: the tensors of
+    groups. check: raises where given outputs overlap each other or an input.
     """
 
-    def __init__(self, outs: Sequence[torch.Tensor], live: Sequence[int], check: Callable[..., None]) -> None:
+    def __init__(
+        self,
+        outs: Sequence[torch.Tensor],
+        live: Sequence[int],
+        read: Callable[[Sequence[Any]], Iterable[torch.Tensor | None]],
+        check: Callable[[Sequence[Any], Sequence[torch.Tensor], torch.Tensor | None], None],
+    ) -> None:
         self._live, self.whole = live, len(live) == len(outs)
         self.new = maker([tuple(x.shape) for x in outs], outs[0].dtype, outs[0].device)
-        self._check, self._apart = check, Bounded()
+        self._read, self._check, self._apart = read, check, Bounded()
         self.launch: Callable[..., None] | None = None
 
     def plan(
@@ -127,7 +133,11 @@ class GroupsCall:
         scalar, alpha = as_alpha(alpha)
         outs = self.new() if out is None else list(out)
         if out is not None:
-            self._check(groups, outs, alpha, self._apart)
+            places = addresses(alpha, *outs, *self._read(groups))
+            # addresses that were found to be apart stay so
+            if places not in self._apart:
+                self._check(groups, outs, alpha)
+                self._apart[places] = True
         if self.launch is not None:
             groups, results, alpha = self._of_live(groups, outs, alpha)
             self.launch(groups, results, scalar, alpha)

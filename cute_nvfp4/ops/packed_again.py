@@ -25,7 +25,7 @@ from .dispatch import by_operator, increment_versions, modes, written_to
 from .groups import GroupsCall
 from .library.grouped import operands_in
 from .library.packed_groups import packed_list as by_its_operator
-from .packed_list import Pair, packed_list_call
+from .packed_list import Pair, Request, packed_list_call
 
 
 def packed_list(
@@ -35,23 +35,24 @@ def packed_list(
     out_dtype: dtype | None,
     config: PackedPlan | None,
     backend: Backend,
+    gate: str,
 ) -> list[Tensor]:
     """``grouped_gemm`` of prepared weights; an x of no rows may be None or (0, K)."""
     plain = alpha is None and config is None
-    if plain and (results := _again(problems, out, out_dtype, backend)) is not None:
+    if plain and (results := _again(problems, out, out_dtype, backend, gate)) is not None:
         return results
     given = operands_in(problems)
     numbers = [x for x in given if isinstance(x, Tensor)]
     if by_operator([x for x in given if not isinstance(x, Tensor)], numbers, alpha, out):
-        return by_its_operator(problems, alpha, out, out_dtype, config, backend)
-    call = packed_list_call(problems, alpha, out, out_dtype, config, backend)
+        return by_its_operator(problems, alpha, out, out_dtype, config, backend, gate)
+    call = packed_list_call(Request(problems, alpha, out, out_dtype, config, backend, gate))
     results = call(problems, alpha, out)
     if out is not None and is_grad_enabled():
         written_to(out)
     if plain and isinstance(call, GroupsCall) and call.whole and call.launch.only_addresses:
         again = _Again(call, *zip(*problems), results, out is not None)
         if again.usable:
-            _calls[_key([b for _, b in problems], out, out_dtype, backend)] = again
+            _calls[_key([b for _, b in problems], out, out_dtype, backend, gate)] = again
     return results
 
 
@@ -59,20 +60,20 @@ _calls = Bounded()
 """The last call that was planned or looked up, of those with the same ``_key``."""
 
 
-def _key(weights: Sequence[PreparedWeight], out: Any, out_dtype: dtype | None, backend: Backend) -> tuple:
+def _key(weights: Sequence[PreparedWeight], out: Any, out_dtype: dtype | None, backend: Backend, gate: str) -> tuple:
     kept = [b.key for b in weights]
-    return *kept, out_dtype, backend, world(kept[0].on_cpu), None if out is None else len(out)
+    return *kept, out_dtype, backend, gate, world(kept[0].on_cpu), None if out is None else len(out)
 
 
 def _again(
-    problems: Sequence[Pair], out: Sequence[Tensor] | None, out_dtype: dtype | None, backend: Backend
+    problems: Sequence[Pair], out: Sequence[Tensor] | None, out_dtype: dtype | None, backend: Backend, gate: str
 ) -> list[Tensor] | None:
     """Results, if tensors are like those of the last call of such weights, and apart; None: look closer."""
     if is_dynamo_compiling() or modes() or not (out is None or type(out) is list or type(out) is tuple):
         return None
     try:
         xs, weights = zip(*problems, strict=True)
-        call = _calls.get(_key(weights, out, out_dtype, backend))
+        call = _calls.get(_key(weights, out, out_dtype, backend, gate))
     except (AttributeError, TypeError, ValueError):
         # no pairs with weights, or something unhashable: refused by the call
         return None
@@ -85,9 +86,10 @@ class _Again:
     def __init__(
         self, call: GroupsCall, xs: Sequence[Tensor], weights: Sequence[PreparedWeight], outs: list[Tensor], given: bool
     ) -> None:
-        self._launch, self._arranged, self._new = call.launch.launch, call.launch.arranged, call.new
+        self._launch, self._ordered, self._new = call.launch.launch, call.launch.ordered, call.new
         self._count, self._scaled = 3 * len(xs), weights[0].global_scale is not None
-        scales = [b.global_scale for b in weights] if self._scaled else []
+        self._products = len(weights[0].global_scales)
+        scales = [x for b in weights for x in b.global_scales] if self._scaled else []
         like = [*xs, *(outs if given else ()), *scales]
         # torch's guards take no tensor twice
         first = [next(j for j, y in enumerate(like) if y is x) for x in like]
@@ -99,7 +101,7 @@ class _Again:
         self._sizes = [span_bytes(x) for x in every]
         self._written = [x in range(2 * len(xs), self._count) for x in range(len(every))]
         places = [x.data_ptr() for x in every]
-        self._steps = _steps(places[self._count :])
+        self._steps = self._steps_of(places[self._count :])
         self._known = Bounded()
         self.usable = self._values(places, given) is not None
 
@@ -111,7 +113,7 @@ class _Again:
         out: Sequence[Tensor] | None,
     ) -> list[Tensor] | None:
         """Results, or None if it is not sure that all is as it must be."""
-        scales = [b.global_scale for b in weights] if self._scaled else ()
+        scales = [x for b in weights for x in b.global_scales] if self._scaled else ()
         like = (*xs, *(out or ()), *scales)
         if self._twice:
             if any(like[i] is not like[j] for i, j in self._twice):
@@ -134,11 +136,15 @@ class _Again:
 
     def _values(self, places: Sequence[int], given: bool) -> tuple | None:
         """What the launch varies, with tensors at ``places``; None unless they are aligned, and given outputs apart."""
-        if reduce(or_, places[: self._count]) % 16 or _steps(places[self._count :]) != self._steps:
+        if reduce(or_, places[: self._count]) % 16 or self._steps_of(places[self._count :]) != self._steps:
             return None
         if given and self._overlap(places):
             return None
-        return (*self._arranged(places), 1.0, *places[self._count : self._count + 1])
+        return (*self._ordered(places), 1.0, *places[self._count : self._count + self._products])
+
+    def _steps_of(self, scales: Sequence[int]) -> list[int]:
+        """How far the global scales of a product are from its first."""
+        return [x - scales[i % self._products] for i, x in enumerate(scales)]
 
     def _overlap(self, places: Sequence[int]) -> bool:
         """Whether an output shares bytes with another tensor."""
@@ -151,8 +157,3 @@ class _Again:
             else:
                 last_read = max(last_read, end)
         return False
-
-
-def _steps(places: Sequence[int]) -> list[int]:
-    """How far global scales are from the first."""
-    return [x - places[0] for x in places]

@@ -17,6 +17,7 @@ from ..kernels.gemm.sm90.stream_config import StreamConfig
 from ..kernels.gemm.sm90.stream_config import can_implement as can_stream
 from ..operand import BlockScaledTensor, row_alignment, span_bytes
 from ..planning.packed import PackedProblem, choose
+from ..planning.packed_problem import helped_steps
 from ..prepared_weight import PreparedWeight
 from ..runtime.backend import sm_count
 from ..runtime.kernel import Kernel
@@ -49,6 +50,7 @@ class PackedCall:
             bias="" if bias is None else DTYPE_NAMES[bias.dtype],
             gate=request.gate,
         )
+        self._problem = problem
         self._plan = plan = choose(problem, target.arch, sm_count(target, weight.device), request.config)
         # all else is decoded first, exactly; its global scale is a factor
         self._decodes = not (self._numbers or (quantized and plan.streams))
@@ -93,7 +95,8 @@ class PackedCall:
             bias=None if bias is None else Bias(0),
             alpha=1.0,
             factors=factors,
-            partials=PartialSums(0, 0) if config.scheduler == "stream_k" else None,
+            partials=None if config.scheduler == "static" else PartialSums(0, 0),
+            helped=helped_steps(self._problem, self._plan) if config.scheduler == "helped" else None,
             k=weight.k,
             batch=1,
             workers=self._plan.workers,

@@ -26,7 +26,7 @@ from ..runtime.simulating import world
 from ..target import Target
 from .calls import GivenOutput, addresses, allocator, as_alpha, output_key, tensor_key
 from .checks import DTYPE_NAMES, checked_output, refuse_config, split_alpha, tensors
-from .grouped_rows import GroupedRows, checked_offsets, clamped
+from .grouped_rows import GroupedRows, checked_offsets, clamped, wrong_offset
 from .groups import alpha_of_group
 from .packed_operands import check_decodable, check_products, check_x, decoded, row_stride
 
@@ -212,7 +212,7 @@ def _reference(
     scalar, alpha = as_alpha(alpha)
     rows = a.shape[0] if isinstance(a, torch.Tensor) else a.rows
     out = checked_output(_read(a, b, offsets, alpha), b.device, (rows, b.rows), out, dtype)
-    given, weights = offsets.tolist(), b.dequantize(torch.float64)
+    weights = b.dequantize(torch.float64)
     if isinstance(a, torch.Tensor):
         x = a.double()
     else:
@@ -221,8 +221,7 @@ def _reference(
         factor = alpha_of_group(scalar, alpha if alpha is None else alpha.reshape(-1), e)
         exact = x[start:end] @ weights[e].mT * factor
         out[start:end] = (GATES[gate](exact[0]) * exact[1] if gate else exact).to(dtype)
-    wrong = [i for i, (left, right) in enumerate(zip([0, *given], given)) if right < left or right > rows]
-    checked_status(status, b.device).fill_(wrong[0] + 1 if wrong else 0)
+    checked_status(status, b.device).fill_(wrong_offset(offsets.tolist(), rows))
     return out
 
 

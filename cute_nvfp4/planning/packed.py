@@ -12,7 +12,7 @@ from ..kernels.gemm.sm90.config import can_implement as can_wgmma
 from ..kernels.gemm.sm90.stream_config import StreamConfig
 from ..runtime.bounded import remembered
 from ..target import Architecture
-from ..weight_layout import TILE_K, tiles
+from ..weight_layout import tiles
 from . import gemm_table
 from .packed_model import predict
 from .packed_problem import (
@@ -29,15 +29,25 @@ from .packed_problem import (
 
 __all__ = ["PackedPlan", "PackedProblem", "ScratchSize", "candidates", "check_plan", "choose", "predict"]
 
-SHARED_CTAS = {8: 2, 16: 2, 32: 2, 64: 1, 128: 1}
-"""CTAs of a multiprocessor where tiles are shared along K."""
-SHARED_STAGE_TILES = {8: 2, 16: 2, 32: 2, 64: 2, 128: 1}
-"""Packed tiles of a stage there: short stages where the ring would have few."""
+SHARED: tuple[dict[str, int], ...] = (
+    {"tile_n": 8, "ctas_per_sm": 2},
+    {"tile_n": 16, "ctas_per_sm": 2},
+    {"tile_n": 32, "ctas_per_sm": 2},
+    {"tile_n": 64},
+    {"tile_n": 96, "stage_tiles": 1},
+    {"tile_n": 128, "stage_tiles": 1},
+    {"tile_n": 256, "stage_tiles": 1},
+    {"tile_n": 128, "stage_tiles": 1, "warpgroups": 3},
+    {"tile_n": 32, "warpgroups": 4, "k_groups": 2},
+    {"tile_n": 64, "warpgroups": 4, "k_groups": 2},
+    {"tile_n": 128, "stage_tiles": 1, "k_groups": 2},
+)
+"""Tilings where a cluster shares tiles along K: short stages where the ring would have few."""
 SPLIT_K = 2
 """CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
 MMA_SYNC_TILE_N = (16, 32, 64, 128)
-WIDE = 128
-"""Rows of x in a tile from which on many tiles along them are worth trying."""
+MANY, WIDE = 16, 128
+"""Tiles along the rows of x, more of which are worth trying only if they are so wide."""
 
 
 def choose(problem: PackedProblem, arch: Architecture, sm_count: int, given: PackedPlan | None = None) -> PackedPlan:
@@ -107,10 +117,9 @@ def _streaming(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[
 
 def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
     """WGMMA: tiles dealt whole, with x loaded for two CTAs at once or not, in equal shares, or shared along K."""
-    for tile_n in TILE_N:
-        # the next narrower covers all rows of x; many narrow tiles decode a weight as many times
-        if (tile_n > min(TILE_N) and tile_n // 2 >= p.m) or (tile_n < WIDE and 16 * tile_n < p.m):
-            continue
+    # a narrower one makes as many tiles along the rows of x; many narrow tiles decode a weight as many times
+    narrowest = {-(-p.m // tile_n): tile_n for tile_n in reversed(TILE_N)}
+    for tile_n in (tile_n for along, tile_n in narrowest.items() if along <= MANY or tile_n >= WIDE):
         for ctas_per_sm in (1, 2) if tile_n <= 64 else (1,):
             tiling = {"tile_n": tile_n, "ctas_per_sm": ctas_per_sm}
             config = WgmmaConfig(arch=arch, scheduler="static", **tiling, **decided(p, streams=False))
@@ -122,8 +131,18 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
             if -(-p.rows // config.tile_m) % 2 == 0 and tile_n >= 64:
                 # x from L2 once for two CTAs
                 yield PackedPlan(replace(config, cluster_rows=2), min(slots, count) // 2)
-        if p.k > STAGE_TILES * TILE_K and tile_n in SHARED_CTAS:
-            yield _shared(p, arch, tile_n)
+        if tile_n == WIDE:
+            config = WgmmaConfig(
+                arch=arch, warpgroups=3, stage_tiles=1, scheduler="static", **decided(p, streams=False)
+            )
+            yield PackedPlan(config, min(sm_count, tile_count(p, config)))
+        for tiling in SHARED:
+            if tiling["tile_n"] == tile_n:
+                yield _shared(p, arch, tiling)
+    # a cluster for each tile, and helpers on the multiprocessors that are left
+    plan = _shared(p, arch, {"tile_n": WIDE, "stage_tiles": 1})
+    if p.m > WIDE // 2 and plan.workers < sm_count // SPLIT_K:
+        yield PackedPlan(replace(plan.config, scheduler="helped"), sm_count // SPLIT_K)
 
 
 def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
@@ -137,15 +156,7 @@ def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
             yield PackedPlan(replace(config, scheduler="static"), min(sm_count, count))
 
 
-def _shared(p: PackedProblem, arch: Architecture, tile_n: int) -> PackedPlan:
+def _shared(p: PackedProblem, arch: Architecture, tiling: dict[str, int]) -> PackedPlan:
     """The plan whose clusters share tiles along K."""
-    config = WgmmaConfig(
-        arch=arch,
-        tile_n=tile_n,
-        ctas_per_sm=SHARED_CTAS[tile_n],
-        split_k=SPLIT_K,
-        stage_tiles=SHARED_STAGE_TILES[tile_n],
-        scheduler="static",
-        **decided(p, streams=False),
-    )
+    config = WgmmaConfig(arch=arch, split_k=SPLIT_K, scheduler="static", **tiling, **decided(p, streams=False))
     return PackedPlan(config, tile_count(p, config))

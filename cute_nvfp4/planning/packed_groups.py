@@ -10,8 +10,7 @@ import numpy as np
 
 from ..errors import OperandError, OperandTypeError, explain
 from ..kernels.gemm.grouped_config import PARAMETER_GROUPS, table_size
-from ..kernels.gemm.sm90.config import TILE_N
-from ..kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
+from ..kernels.gemm.sm90.grouped_config import GROUP_TILE_N, GroupedWgmmaConfig, can_implement_groups
 from ..runtime.bounded import remembered
 from ..target import Architecture
 from . import sm120_model
@@ -74,8 +73,8 @@ def choose_groups(
     if reason := too_many_groups(problem.stack or len(problem.sizes)):
         raise OperandError(reason)
     if given is None:
-        most = max(TILE_N if arch.generation == "sm90" else MMA_SYNC_TILE_N)
-        plans = [_plan(problem, arch, sm_count, tile_n) for tile_n in TILE_N if tile_n <= most]
+        most = max(GROUP_TILE_N if arch.generation == "sm90" else MMA_SYNC_TILE_N)
+        plans = [_plan(problem, arch, sm_count, tile_n) for tile_n in GROUP_TILE_N if tile_n <= most]
         plan = min(plans, key=lambda plan: predict(plan, problem))
     elif isinstance(given, PackedPlan) and isinstance(given.config, GroupedWgmmaConfig):
         c = given.config

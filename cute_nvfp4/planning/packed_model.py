@@ -1,9 +1,9 @@
 """Modelled times of the GEMMs of packed weights: on an H200 from what was measured there, on sm_120a from published
 figures (the streaming kernel as on an H200).
 
-The figures here were fitted on an NVIDIA H200 on 2026-11-22 to 840 plans of 64 random products
-(``benchmarks/gemm_choice.py --seed 1``), which they meet to 5 %: root of the mean square, where the fastest plans of a
-product count most.
+The figures here were fitted on an NVIDIA H200 on 2026-11-22 to 1,500 plans of 124 products
+(``benchmarks/gemm_choice.py``: seeds 1 and 2, and the shapes of the other benchmarks), which they meet to 5 %: root of
+the mean square, where the fastest plans of a product count most. Tiles between powers of two are interpolated.
 """
 
 from __future__ import annotations
@@ -11,23 +11,35 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from ..kernels.gemm.sm90.config import WgmmaConfig
+from ..kernels.gemm.sm90.config import STAGE_TILES, WgmmaConfig
 from ..kernels.gemm.sm90.stream_config import StreamConfig
-from ..weight_layout import tiles
+from ..weight_layout import TILE_K, tiles
 from . import sm120_model
-from .packed_problem import PackedPlan, PackedProblem, tile_count
+from .packed_problem import PackedPlan, PackedProblem, helped_steps, tile_count
 
-BYTES_US = 3.7e6
+BYTES_US = 4.04e6
 """Bytes of a weight that memory gives in a µs."""
-STREAM_START_US = 6.7
-START_US = 5.68
-"""Launch, first bytes and last store."""
+STREAM_START_US, START_US = 6.15, 5.82
+"""Launch, first bytes and last store, of the streaming and of the WGMMA kernel."""
 
-TILE_US = {2: 0.048, 4: 0.062, 8: 0.122}
-"""µs of a CTA of the streaming kernel for 64 of K of its unit, by slabs of a unit, for up to eight rows of x;"""
-SIXTEEN_ROWS = 1.29
-"""this times as long for more."""
-CUT_US, CUT_PART_US, CUT_SIXTEEN_US = 2.24, 0.17, 0.84
+
+class Unit(NamedTuple):
+    """tile: µs of a CTA of the streaming kernel for 64 of K of its unit, up to eight rows of x; many: more rows take so
+    many times as long."""
+
+    tile: float
+    many: float
+
+
+UNITS = {
+    2: Unit(0.0445, 1.07),
+    4: Unit(0.0621, 1.32),
+    8: Unit(0.1244, 1.26),
+}
+"""By slabs of a unit."""
+CTA_US = 0.0108
+"""µs for each CTA."""
+CUT_US, CUT_PART_US, CUT_MANY_US = 1.74, 0.17, 0.84
 """µs to add the sums of a unit that is cut, for each of its parts, and for more than eight rows of x."""
 
 
@@ -41,22 +53,33 @@ class Width(NamedTuple):
 
 
 WIDTHS = {
-    8: Width(0.348, 0.92, 2.3),
-    16: Width(0.322, 1.05, 2.8),
-    32: Width(0.336, 1.21, 3.0),
-    64: Width(0.444, 1.49, 3.5),
-    128: Width(0.637, 1.99, 4.7),
-    256: Width(1.202, 2.55, 7.4),
+    8: Width(0.315, 0.94, 2.5),
+    16: Width(0.326, 0.93, 3.0),
+    32: Width(0.343, 1.11, 3.2),
+    48: Width(0.396, 1.29, 3.4),
+    64: Width(0.449, 1.47, 3.6),
+    80: Width(0.499, 1.53, 3.9),
+    96: Width(0.548, 1.59, 4.3),
+    112: Width(0.598, 1.65, 4.6),
+    128: Width(0.648, 1.70, 4.9),
+    160: Width(0.791, 1.84, 5.7),
+    192: Width(0.935, 1.97, 6.4),
+    224: Width(1.078, 2.10, 7.1),
+    256: Width(1.222, 2.23, 7.8),
 }
-BEYOND_US = 0.0028
+BEYOND_US = 0.0022
 """µs of a stage for a row of a tile beyond the end of x."""
 PART_US = 0.29
 """µs for each part more of a tile that stream-K cuts, by 64 rows of x in it."""
-MULTICAST, MULTICAST_US = 0.91, 1.07
+MULTICAST, MULTICAST_US = 0.94, 0.90
 """Time of a stage whose x is loaded for two CTAs, and µs to start clusters."""
-SHORT_STAGE = 1.05
-"""Time of stages of one packed tile."""
-EXCHANGE_US = 0.34
+SHORT_STAGE, WIDE_SHORT_STAGE = 1.04, 0.93
+"""Time of stages of one packed tile; of 256 rows of x, shared along K."""
+TURNS = {32: 0.88, 64: 0.925, 128: 0.99}
+"""Time of a stage where warpgroups take turns; with these and what follows, measured at a few sizes on another H200."""
+HELP_US, WRITE_US = 1.3, 2.0
+"""µs to add a helper's sums, and for it to write them."""
+EXCHANGE_US = 0.39
 """µs to add the sums of two CTAs of a cluster."""
 
 
@@ -68,30 +91,38 @@ def predict(plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
     if c.arch.generation == "sm120":
         return sm120_model.packed_us(c, tile_count(p, c), -(-p.k // c.tile_k), plan.workers, sm_count)
     # 4.5 bits an element, scales included
-    return START_US + max(_multiplying(c, plan.workers, p, sm_count), p.rows * p.k * 0.5625 / BYTES_US)
+    return START_US + max(_multiplying(c, plan, p, sm_count), p.rows * p.k * 0.5625 / BYTES_US)
 
 
 def _streaming(c: StreamConfig, workers: int, p: PackedProblem) -> float:
     """µs of the CTA with the largest share."""
     units, steps = -(-p.rows // c.rows), tiles(p.rows, p.k)[1] // c.stage_tiles
     share, cut = -(-units * steps // workers) * c.stage_tiles, units % workers
-    tile = TILE_US[c.slabs] * (SIXTEEN_ROWS if p.m > 8 else 1.0)
-    us = share * max(tile, workers * c.tile_bytes / BYTES_US)
+    unit = UNITS[c.slabs]
+    tile = unit.tile * (unit.many if p.m > 8 else 1.0)
+    us = share * max(tile, workers * c.tile_bytes / BYTES_US) + CTA_US * workers
     if cut:
-        us += CUT_US + CUT_PART_US * workers / cut + (CUT_SIXTEEN_US if p.m > 8 else 0.0)
+        us += CUT_US + CUT_PART_US * workers / cut + (CUT_MANY_US if p.m > 8 else 0.0)
     return us
 
 
-def _multiplying(c: WgmmaConfig, workers: int, p: PackedProblem, sm_count: int) -> float:
+def _multiplying(c: WgmmaConfig, plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
     """µs of the multiprocessor with the most work tiles."""
-    width, count, steps = WIDTHS[c.tile_n], tile_count(p, c), -(-p.k // c.tile_k)
+    workers = plan.workers
+    width, count, steps = WIDTHS[c.tile_n], tile_count(p, c), -(-p.k // (STAGE_TILES * TILE_K))
     along_m = -(-p.m // c.tile_n)
-    stage = width.stage + BEYOND_US * (along_m * c.tile_n - p.m) / along_m
+    stage = (width.stage + BEYOND_US * (along_m * c.tile_n - p.m) / along_m) * c.row_groups / 2
     if c.scheduler == "stream_k":
         share = count * steps / workers
         cut = width.fix_up + PART_US * c.tile_n / 64 * max(0.0, workers / count - 1)
         return math.ceil(share) * stage * max(1.0, workers / sm_count) + width.tile * max(1.0, share / steps) + cut
-    stage *= (MULTICAST if c.cluster_rows > 1 else 1.0) * (SHORT_STAGE if c.stage_tiles == 1 else 1.0)
+    stage *= (MULTICAST if c.cluster_rows > 1 else 1.0) * (TURNS[c.tile_n] if c.k_groups > 1 else 1.0)
+    if c.stage_tiles == 1:
+        stage *= WIDE_SHORT_STAGE if c.tile_n == 256 else SHORT_STAGE
+    if c.scheduler == "helped":
+        helped = helped_steps(p, plan)
+        helps = -(-count // ((workers - count) * c.split_k)) * (helped * stage + WRITE_US)
+        return max(-(-(steps - helped) // c.split_k) * stage, helps) + width.tile + EXCHANGE_US + HELP_US
     ctas = -(-count * c.split_k // sm_count)
     rest = (EXCHANGE_US if c.split_k > 1 else 0.0) + (MULTICAST_US if c.cluster_rows > 1 else 0.0)
     return ctas * -(-steps // c.split_k) * stage + -(-ctas // c.ctas_per_sm) * width.tile + rest

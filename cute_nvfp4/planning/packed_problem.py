@@ -40,10 +40,12 @@ class PackedProblem:
         return packed_rows(self.n, bool(self.gate))
 
 
+WRITE_STEPS = 3
+"""k-tiles that a helper could multiply while it writes its sums of a tile."""
 TILING = {
     StreamConfig: ("slabs", "warps_m", "warps_k", "stage_tiles", "stages", "ctas_per_sm"),
     WgmmaConfig: (
-        *("tile_n", "warpgroups", "ctas_per_sm", "cluster_rows", "split_k"),
+        *("tile_n", "warpgroups", "k_groups", "ctas_per_sm", "cluster_rows", "split_k"),
         *("stage_tiles", "stages", "scheduler", "raster"),
     ),
 }
@@ -86,10 +88,10 @@ class PackedPlan:
         if isinstance(c, StreamConfig):
             cut = -(-n // c.out_rows) % self.workers > 0
             return ScratchSize(2 * self.workers * c.columns * c.rows, 2 * self.workers) if cut else ScratchSize(0, 0)
-        if c.scheduler != "stream_k":
+        if c.scheduler == "static":
             return ScratchSize(0, 0)
         groups = self.workers * c.cluster_rows * c.warpgroups
-        return ScratchSize(groups * MMA_ROWS * c.tile_n, groups)
+        return ScratchSize(groups * MMA_ROWS * c.tile_n, groups * c.split_k)
 
 
 def can_implement(plan: PackedPlan) -> str:
@@ -108,10 +110,18 @@ def refused(p: PackedProblem, plan: PackedPlan) -> str:
     if plan.workers < 1:
         return explain("workers", got=plan.workers, expected="at least 1")
     c = plan.config
-    if not plan.streams and c.split_k > 1:
+    if not plan.streams and (c.split_k > 1 or c.scheduler == "helped"):
         tiles, steps = tile_count(p, c), -(-p.k // c.tile_k)
-        if plan.workers != tiles:
+        if c.scheduler == "helped":
+            if plan.workers <= tiles:
+                return explain(
+                    "workers of a plan with helpers", got=plan.workers, expected=f"more than {tiles}, a tile each"
+                )
+            steps -= helped_steps(p, plan)
+        elif plan.workers != tiles:
             return explain("workers of a plan with split_k", got=plan.workers, expected=f"{tiles}: a tile each")
+        if -(-p.k // (STAGE_TILES * TILE_K)) % c.k_groups:
+            return explain("K of a plan with k_groups", got=p.k, expected=f"a multiple of {c.tile_k}")
         if steps < c.split_k:
             return explain("split_k", got=c.split_k, expected=f"at most {steps}: steps of {c.tile_k} along K")
     if plan.streams and not can_take(p):
@@ -126,6 +136,13 @@ def refused(p: PackedProblem, plan: PackedPlan) -> str:
 def tile_count(p: PackedProblem, c: WgmmaConfig) -> int:
     """Output tiles."""
     return -(-p.rows // c.tile_m) * -(-p.m // c.tile_n)
+
+
+def helped_steps(p: PackedProblem, plan: PackedPlan) -> int:
+    """k-tiles of each tile that helpers multiply, who are to be done when the others are."""
+    c, tiles = plan.config, tile_count(p, plan.config)
+    each = -(-tiles // ((plan.workers - tiles) * c.split_k)) * c.split_k
+    return max(1, (-(-p.k // c.tile_k) - WRITE_STEPS * each) // (each + 1))
 
 
 def can_take(p: PackedProblem) -> bool:

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ..errors import CompileError
 
-_WHEELS = {"nvdisasm": "nvidia-cuda-nvdisasm", "cuobjdump": "nvidia-cuda-cuobjdump"}
+_WHEELS = {"nvdisasm": "nvidia-cuda-nvdisasm", "cuobjdump": "nvidia-cuda-cuobjdump", "ptxas": "nvidia-cuda-nvcc"}
 _TIMEOUT_S = 120
 
 # Opcode (before its first dot) -> class. The names are those of nvdisasm for sm_90 to sm_103.
@@ -138,7 +138,7 @@ def _count(opcodes: dict[str, int], opcode: str) -> int:
 
 
 def find_tool(name: str) -> Path:
-    """The CUDA binary utility ``name`` (``nvdisasm`` or ``cuobjdump``): from its wheel, else from ``PATH``.
+    """The CUDA binary utility ``name`` (``nvdisasm``, ``cuobjdump`` or ``ptxas``): from its wheel, else from ``PATH``.
 
     Raises:
         CompileError: it is in neither; says which wheel to install.

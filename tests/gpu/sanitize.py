@@ -55,6 +55,11 @@ def plans() -> dict[str, PackedPlan]:
         "static": PackedPlan(WgmmaConfig(tile_n=128, scheduler="static", vector=False), 3),
         "two CTAs": PackedPlan(WgmmaConfig(tile_n=32, ctas_per_sm=2, vector=False), 9),
         "multicast": PackedPlan(WgmmaConfig(tile_n=64, scheduler="static", cluster_rows=2, vector=False), 2),
+        "turns": PackedPlan(
+            WgmmaConfig(tile_n=32, scheduler="static", split_k=2, warpgroups=4, k_groups=2, vector=False), 12
+        ),
+        "half tiles": PackedPlan(WgmmaConfig(tile_n=64, scheduler="static", warpgroups=3, vector=False), 3),
+        "helped": PackedPlan(WgmmaConfig(tile_n=32, scheduler="helped", split_k=2, vector=False), 14),
         "split_k": PackedPlan(WgmmaConfig(tile_n=32, scheduler="static", split_k=2, vector=False), 12),
     }
 

@@ -14,6 +14,7 @@ from cute_nvfp4.sim import GlobalMemory, Launch, Program
 from cute_nvfp4.sim.clock import tools
 from cute_nvfp4.sim.clock.machine import Machine, machine
 from cute_nvfp4.sim.clock.timing import Clock
+from cute_nvfp4.sim.machine.events import Client
 from cute_nvfp4.sim.machine.executor import execute
 from cute_nvfp4.sim.machine.launched import Run
 from cute_nvfp4.sim.machine.schedule import Schedule
@@ -139,11 +140,22 @@ def pipe(name: str) -> str:
     return kernel(body, 2, ".reg .f32 %f<32>; .reg .f64 %g<32>;")
 
 
+def long() -> str:
+    """Straight code of more than 64 KB, gone through twice."""
+    body = _repeat("fma.rn.f32 %f#, %f#, %f1, %f2;", times=4400)
+    begin = f"{ADDRESS} mov.b32 %r9, 0; mov.b32 %f1, %r4; mov.b32 %f2, %r3;" + "".join(
+        f"mov.b32 %f{10 + j}, %r4;" for j in range(8)
+    )
+    loop = f"{begin} L: {body} add.u32 %r9, %r9, 1; setp.lt.u32 %q0, %r9, 2; @%q0 bra L;"
+    end = "".join(f"add.f32 %f1, %f1, %f{10 + j};" for j in range(8))
+    return kernel(f"{loop} {end} st.global.f32 [%rd2], %f1;", 2, ".reg .f32 %f<32>;")
+
+
 SMEM = ".shared .align 128 .b8 sm[4096]; .shared .align 8 .b64 bar;"
 TEXTS = {
     **{"copy": kernel(COPY, 2), "again": kernel(AGAIN, 2), "near": kernel(NEAR, 2), "shared": kernel(SHARED, 2, SMEM)},
     **{"bulk": kernel(BULK, 2, SMEM), "cluster": kernel(CLUSTER, 2, SMEM)},
-    **{"local": kernel(LOCAL, 2, SMEM), "flag": kernel(FLAG, 2)},
+    **{"local": kernel(LOCAL, 2, SMEM), "flag": kernel(FLAG, 2), "long": long()},
     **{name: pipe(name) for name in _PIPES},
 }
 SHAPES = {
@@ -151,6 +163,7 @@ SHAPES = {
     "bulk": ((4, 1, 1), (64, 1, 1), (1, 1, 1)),
     "cluster": ((8, 1, 1), (64, 1, 1), (2, 1, 1)),
     "local": ((300, 1, 1), (64, 1, 1), (1, 1, 1)),
+    "long": ((1, 1, 1), (32, 1, 1), (1, 1, 1)),
     "flag": ((2, 1, 1), (32, 1, 1), (1, 1, 1)),
 }
 
@@ -168,10 +181,15 @@ def clocked(name: str, warm: bool = False, schedule: str = "") -> Clock:
     params = tuple(int(t.ctypes.data).to_bytes(8, "little") for t in tensors)
     launch = Launch(entry, grid, block, params, cluster, 110 << 10 if name == "local" else 0)
     compiled = program.kernel(entry)
-    run = Run(compiled, program.module.target, launch, memory, 100_000, 132, Schedule.parse(schedule))
     clock = Clock(program, compiled, launch, memory, "h200", warm)
-    run.clients = [clock]
-    execute(run, None)
+
+    def executed(client: Client) -> None:
+        run = Run(compiled, program.module.target, launch, memory, 100_000, 132, Schedule.parse(schedule))
+        run.clients = [client]
+        execute(run, None)
+
+    executed(clock)
+    clock.settle(executed)
     return clock
 
 

@@ -38,14 +38,21 @@ def text(kind: str, vector: str, a: str, b: str, selectors=(0, 0, 0, 0), scale: 
 
 def run(instruction: str, a, b, c, sfa, sfb, target: str = "sm_120a") -> np.ndarray:
     """(32, 4) results of one warp from (32, n) words."""
-    words = np.ascontiguousarray(np.concatenate([a, b, c, sfa[:, None], sfb[:, None]], axis=1), dtype="u4")
-    out = np.zeros((32, 4), "u4")
+    return run_warps(instruction, np.concatenate([a, b, c, sfa[:, None], sfb[:, None]], axis=1)[None], target)[0].view(
+        "f4"
+    )
+
+
+def run_warps(instruction: str, words: np.ndarray, target: str = "sm_120a") -> np.ndarray:
+    """(n, 32, 4) words that n warps get from (n, 32, 12): registers of A, B, C, scales of A and of B."""
+    words = np.ascontiguousarray(words, dtype="u4")
+    out = np.zeros((len(words), 32, 4), "u4")
     order = [*range(10), 14, 15]
     body = "mov.u32 %r30, %tid.x; mad.wide.u32 %rd1, %r30, 48, %p0; mad.wide.u32 %rd2, %r30, 16, %p1;"
     body += "".join(f"ld.global.b32 %r{r}, [%rd1+{4 * j}];" for j, r in enumerate(order))
     body += instruction + "".join(f"st.global.b32 [%rd2+{4 * j}], %r{10 + j};" for j in range(4))
-    launch_kernel(module(body, 2).replace("sm_100a", target), [words, out])
-    return out.view("f4")
+    launch_kernel(module(body, 2).replace("sm_100a", target), [words, out], block=(32 * len(words), 1, 1))
+    return out
 
 
 def packed(rng, rows: int, k: int, elements: str) -> tuple[np.ndarray, np.ndarray]:
@@ -138,3 +145,21 @@ def test_a_target_that_lacks_it(target: str) -> None:
     zeros = [np.zeros((32, n), "u4") for n in (4, 2, 4)]
     with pytest.raises(UnsupportedInstruction, match=f"needs one of sm_120a, .*this is {target}"):
         run(text("mxf4nvf4", "4X", "e2m1", "e2m1"), *zeros, *np.zeros((2, 32), "u4"), target=target)
+
+
+@pytest.mark.parametrize("kinds", [1, 5, 32])
+@pytest.mark.parametrize("form", [("mxf4nvf4", "4X"), ("mxf4", "2X")])
+def test_warps_with_the_same_fragments_and_with_others(form: tuple[str, str], kinds: int) -> None:
+    """Whatever other warps have, each gets what it gets alone."""
+    rng, warps = np.random.default_rng(kinds), 32
+    of_a, of_b = rng.integers(kinds, size=warps), rng.integers(max(1, kinds // 2), size=warps)
+    a, b = rng.integers(1 << 32, size=(kinds, 32, 5)), rng.integers(1 << 32, size=(kinds, 32, 3))
+    # scales: finite, moderate
+    a[..., 4], b[..., 2] = (rng.integers(0x70, 0x7E, (kinds, 32, 4)) @ (1 << 8 * np.arange(4)) for _ in range(2))
+    c = rng.standard_normal((warps, 32, 4)).astype("f4").view("u4")
+    words = np.concatenate([a[of_a, :, :4], b[of_b, :, :2], c, a[of_a, :, 4:], b[of_b, :, 2:]], axis=2).astype("u4")
+    instruction = text(*form, "e2m1", "e2m1")
+    together = run_warps(instruction, words)
+    assert np.isfinite(together.view("f4")).all()
+    for warp in range(0, warps, 5):
+        assert (run_warps(instruction, words[warp : warp + 1]) == together[warp]).all()

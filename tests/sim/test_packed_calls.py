@@ -105,44 +105,58 @@ def test_groups() -> None:
 class Groups:
     """Two groups with new numbers: the weights' global scales are those of ``scales``, x of both is one tensor or not.
 
-    out: results are given.
+    out: results are given. gate: of two weights.
     """
 
-    def __init__(self, seed: int, scales: str, shared: bool, out: bool) -> None:
+    def __init__(self, seed: int, scales: str, shared: bool, out: bool, gate: str = "") -> None:
         generator = torch.Generator().manual_seed(seed)
-        factors = (torch.rand(2, generator=generator) + 0.5).split(1)
-        kept = {"none": (None, None), "one": (factors[0],) * 2, "row": factors, "apart": factors[::-1]}[scales]
-        self.weights = [
-            prepare_weight(quantize(torch.randn(n, 64, generator=generator), global_scale=None)) for n in (32, 48)
-        ]
-        self.weights = [dataclasses.replace(w, global_scale=x) for w, x in zip(self.weights, kept)]
+        factors = [x.split(1) for x in torch.rand(2, 2, generator=generator) + 0.5]
+        places = {"none": (None, None), "one": (0, 0), "row": (0, 1), "apart": (1, 0)}[scales]
+
+        def weight(n: int, place: int | None) -> PreparedWeight:
+            both = [quantize(torch.randn(n, 64, generator=generator), global_scale=None) for _ in range(1 + bool(gate))]
+            names = ("global_scale", "up_global_scale")[: len(both)]
+            kept = {} if place is None else {name: x[place] for name, x in zip(names, factors)}
+            return dataclasses.replace(prepare_weight(*both), **kept)
+
+        self.weights = [weight(32, places[0]), weight(48, places[1])]
+        self.gate = gate
         xs = [torch.randn(3, 64, generator=generator).bfloat16() for _ in range(2)]
         self.xs = [xs[0]] * 2 if shared else xs
         self.out = [torch.empty(3, n, dtype=torch.bfloat16) for n in (32, 48)] if out else None
 
     def right(self) -> bool:
         """Calls grouped_gemm."""
-        got = grouped_gemm([*zip(self.xs, self.weights)], out=self.out)
-        wanted = [x.double() @ w.dequantize(torch.float64).t() for x, w in zip(self.xs, self.weights)]
+        got = grouped_gemm([*zip(self.xs, self.weights)], out=self.out, gate=self.gate)
+        wanted = [x.double() @ w.dequantize(torch.float64).mT for x, w in zip(self.xs, self.weights)]
+        wanted = [torch.nn.functional.silu(x[0]) * x[1] for x in wanted] if self.gate else wanted
         same = self.out is None or all(x is y for x, y in zip(got, self.out))
         return same and all(torch.allclose(x.double(), y, rtol=2**-7, atol=1e-2) for x, y in zip(got, wanted))
 
 
 @pytest.mark.parametrize(
-    "scales, shared, out", [("none", False, True), ("one", True, True), ("row", False, False), ("apart", False, True)]
+    "scales, shared, out, gate",
+    [
+        ("none", False, True, ""),
+        ("one", True, True, ""),
+        ("row", False, False, ""),
+        ("apart", False, True, ""),
+        ("row", False, True, "silu"),
+    ],
 )
-def test_groups_again(scales: str, shared: bool, out: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_again(scales: str, shared: bool, out: bool, gate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors like those of a call take the short road, unless scales must be gathered; what is unlike them never."""
     slow: list[int] = []
     planned = packed_again.packed_list_call
     monkeypatch.setattr(packed_again, "packed_list_call", lambda *given: slow.append(1) or planned(*given))
-    first, second = (Groups(seed, scales, shared, out) for seed in (0, 1))
+    first, second = (Groups(seed, scales, shared, out, gate) for seed in (0, 1))
     for problem in (first, first, second, first):
         assert problem.right()
     assert len(slow) == (4 if scales == "apart" else 1)
     slow.clear()
     others = {"none": ("one", shared), "one": ("row", shared), "row": ("apart", shared), "apart": ("one", not shared)}
-    assert Groups(2, *others[scales], out).right() and Groups(2, scales, not shared, out).right() and len(slow) >= 2
+    assert Groups(2, *others[scales], out, gate).right() and Groups(2, scales, not shared, out, gate).right()
+    assert len(slow) >= 2
     assert second.right()
     second.xs[0].requires_grad_()
     with pytest.raises((RuntimeError, OperandError), match="grad"):

@@ -102,6 +102,7 @@ def wgmma(workers: int, **tiling: Any) -> PackedPlan:
 
 
 HALF, BF16 = torch.float16, torch.bfloat16
+TURNS = {"warpgroups": 4, "k_groups": 2, "scheduler": "static", "split_k": 2}
 SLABS = StreamConfig(slabs=2, warps_m=2, warps_k=4, stages=8)
 CASES = (
     # streamed: rows that are no multiple of 8, of 4, of 64; units cut between CTAs, a slab a warp; NVFP4
@@ -121,9 +122,12 @@ CASES = (
     Case(260, 72, 256, out=BF16, plan=wgmma(2, tile_n=256), name="n256"),
     Case(40, 72, 512, out=BF16, plan=wgmma(2, tile_n=64, scheduler="static", split_k=2), name="split"),
     Case(60, 104, 256, out=HALF, plan=wgmma(3, tile_n=32, ctas_per_sm=2, raster="n"), name="two an SM"),
+    # halves of packed tiles; columns of two warpgroups of two CTAs, fewer than are turned at once
+    Case(40, 150, 256, out=BF16, plan=wgmma(2, tile_n=32, warpgroups=3, scheduler="static"), name="192 rows"),
+    Case(30, 72, 512, out=HALF, name="turns", plan=wgmma(2, tile_n=32, **TURNS)),
 )
 CUT = Case(24, 152, 384, out=BF16, plan=wgmma(5, tile_n=16, cluster_rows=2))
-DEFAULT = (*CASES[:6], CASES[7], CASES[9], *CASES[11:13])
+DEFAULT = (*CASES[:6], CASES[7], CASES[9], *CASES[11:13], *CASES[14:])
 """The others are slow."""
 
 

@@ -86,6 +86,8 @@ class Problem:
         return within(out, self.exact, self.magnitude)
 
 
+SHARES = {"split_k": 2, "scheduler": "static"}
+TURNS = {"warpgroups": 4, "k_groups": 2, **SHARES}
 STREAMED = (
     Case(1, 200, 256),
     Case(16, 130, 272, torch.float16, torch.float16),
@@ -109,16 +111,29 @@ WGMMA = (
     # tiles shared along K by two CTAs, and by four that have parts of different length
     Case(40, 300, 640, workers=3, tiling={"tile_n": 64, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16),
     Case(50, 200, 640, workers=4, tiling={"tile_n": 32, "split_k": 4, "scheduler": "static", "ctas_per_sm": 2}),
+    # … by two warpgroups of each of two CTAs, of parts of different length, in two pieces, in a ring of odd length
+    Case(60, 130, 768, workers=2, tiling={**TURNS, "tile_n": 64, "stage_tiles": 1, "stages": 5}, out=torch.bfloat16),
+    Case(20, 200, 512, torch.float16, workers=2, tiling={**TURNS, "tile_n": 32}),
+    # three warpgroups: halves of packed tiles
+    Case(40, 390, 256, workers=2, tiling={"tile_n": 64, "warpgroups": 3, "scheduler": "static"}),
+    Case(20, 300, 512, workers=2, tiling={**SHARES, "tile_n": 32, "warpgroups": 3, "stage_tiles": 1}),
+    # helpers: fewer than tiles, more; of clusters
+    Case(30, 330, 512, workers=5, tiling={"tile_n": 32, "scheduler": "helped"}),
+    Case(70, 200, 512, workers=8, tiling={"tile_n": 64, "scheduler": "helped", "warpgroups": 4}),
+    Case(40, 300, 768, workers=4, tiling={"tile_n": 64, "scheduler": "helped", "split_k": 2}, out=torch.half),
     # other stages
     Case(70, 300, 384, workers=5, tiling={"tile_n": 64, "stage_tiles": 1, "stages": 5}, out=torch.bfloat16),
     Case(20, 300, 640, workers=2, tiling={"tile_n": 32, "stage_tiles": 1, "warpgroups": 4}),
+    # tiles of other widths than powers of two
+    Case(150, 200, 384, workers=3, tiling={"tile_n": 80}, out=torch.bfloat16),
+    Case(100, 130, 512, workers=4, tiling={"tile_n": 96, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16),
     # the shortest ring of stages of one tile
     Case(20, 200, 640, workers=1, tiling={"tile_n": 16, "stage_tiles": 1, "stages": 3}),
 )
 CUT = Case(24, 300, 384, workers=5, tiling={"tile_n": 16, "cluster_rows": 2}, out=torch.bfloat16)
 
 
-DEFAULT = (*STREAMED, *(WGMMA[i] for i in (0, 2, 3, 4, 8, 9, 10, 11, 12, 13, 14, 15, 16)))
+DEFAULT = (*STREAMED, *(WGMMA[i] for i in (0, 2, 3, 4, *range(8, 15), 17, 18, *range(20, 26))))
 """Every value of every axis of a tiling; the others are slow."""
 
 
@@ -133,10 +148,12 @@ def test_exact(case: Case) -> None:
 
 
 SHARED = Case(12, 130, 384, workers=2, tiling={"tile_n": 16, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16)
+TAKEN = Case(20, 128, 1536, workers=1, tiling={**TURNS, "tile_n": 32, "stages": 3}, out=torch.bfloat16)
+HELPED = Case(12, 130, 512, workers=3, tiling={"tile_n": 16, "split_k": 2, "scheduler": "helped"})
 
 
 @pytest.mark.sim_only("runs schedules")
-@pytest.mark.parametrize("case", [CUT, SHARED], ids=str)
+@pytest.mark.parametrize("case", [CUT, SHARED, TAKEN, HELPED], ids=str)
 @pytest.mark.parametrize("schedule", adversarial(3), ids=str)
 def test_any_schedule_gives_the_same_bits(schedule, case: Case) -> None:
     problem = Problem(case)
@@ -228,6 +245,9 @@ BAD = (
     (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(stage_tiles=1, stages=2), 1)), OperandError, "stages: got 2"),
     (lambda w: gemm(X, w, config=SHARED.plan), OperandError, "workers of a plan with split_k"),
     (lambda w: gemm(X, w, config=replace(SHARED.plan, workers=1)), OperandError, "split_k: got 2"),
+    (lambda w: gemm(X, w, config=replace(HELPED.plan, workers=1)), OperandError, "plan with helpers"),
+    (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(**TURNS, tile_n=32), 1)), OperandError, "K of a plan"),
+    (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(**TURNS), 1)), OperandError, "k_groups"),
     (lambda w: prepare_weight(X), OperandTypeError, "weight"),
     (lambda w: prepare_weight(W, dtype=torch.float32), OperandTypeError, "dtype"),
     (lambda w: gemm(X, prepare_weight(quantize(torch.ones(2, 32, 64)))), OperandError, "a matrix"),
@@ -265,9 +285,10 @@ def test_plans(m: int) -> None:
         (32, 8192, 8192, (32, "static", 2)),
         (64, 8192, 8192, (64, "static", 2)),
         (128, 8192, 8192, (128, "static", 2)),
-        (128, 4096, 7168, (64, "static", 2)),
+        (128, 7168, 16384, (128, "helped", 2)),
+        (128, 4096, 7168, (128, "static", 2)),
         (128, 7168, 2048, (128, "static", 2)),
-        (256, 8192, 8192, (128, "static", 1)),
+        (256, 8192, 8192, (256, "static", 2)),
         (512, 8192, 8192, (256, "static", 1)),
         (2048, 8192, 8192, (256, "static", 1)),
     ],
@@ -307,4 +328,24 @@ SHARED_MUTANTS = (
 @pytest.mark.parametrize("name, change, noticed", SHARED_MUTANTS, ids=[m[0] for m in SHARED_MUTANTS])
 def test_mutants_of_shared_sums_are_noticed(name, change, noticed) -> None:
     problem = Problem(SHARED)
+    assert outcome(change, lambda: problem.right(problem.run()), "sm_90a") == noticed
+
+
+HELPED_MUTANTS = (
+    ("flags of helpers not waited for", at("ld.acquire.gpu", instead("mov.b32 {0}, 1;")), "Race"),
+    ("a flag not raised", at("st.release.gpu", drop()), "Deadlock"),
+)
+
+
+@pytest.mark.sim_only("changes PTX")
+@pytest.mark.parametrize("which", [slice(-2, -1), LAST], ids=["stages still read", "sums not there"])
+def test_warpgroups_that_do_not_meet_are_noticed(which: slice) -> None:
+    problem = Problem(TAKEN)
+    assert outcome(at("bar.sync", drop(), which), lambda: problem.right(problem.run()), "sm_90a") == "Race"
+
+
+@pytest.mark.sim_only("changes PTX")
+@pytest.mark.parametrize("name, change, noticed", HELPED_MUTANTS, ids=[m[0] for m in HELPED_MUTANTS])
+def test_mutants_of_helpers_are_noticed(name, change, noticed) -> None:
+    problem = Problem(HELPED)
     assert outcome(change, lambda: problem.right(problem.run()), "sm_90a") == noticed

@@ -191,6 +191,38 @@ def test_gated(out: torch.dtype, n: int) -> None:
     assert torch.equal(weight.dequantize(torch.float64), torch.stack(values, dim=1))
 
 
+@pytest.mark.parametrize(
+    "count, quantized", [(3, False), (2, True), (18, False)], ids=["parameters", "nvfp4", "workspace"]
+)
+def test_gated_lists(count: int, quantized: bool) -> None:
+    """Of sizes of their own; the global scales of gate are neighbours, up has one, and alpha is one for each group."""
+    generator, device = torch.Generator().manual_seed(count), backends.device()
+    dtype = torch.float16 if quantized else torch.bfloat16
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(device)
+
+    factors = (torch.rand(count, generator=generator) / 64).to(device)
+    alpha, pairs, exact = normal(count), [], []
+    for i in range(count):
+        m, n, k = (0 if i == 1 else 3 + i), 40 + 8 * i, 96 + 32 * (i % 2)
+        both = [quantize(normal(n, k), global_scale=factor) for factor in (factors[i], factors[0])]
+        x: Any = normal(m, k).to(dtype)
+        if quantized:
+            x = quantize(x, global_scale=factors[1]) if m else None
+        pairs.append((x, prepare_weight(*both, dtype=dtype)))
+        wide = normal(0, k) if x is None else x.dequantize(torch.float64) if quantized else x
+        gate, up = (alpha[i].double() * (wide.double() @ w.dequantize(torch.float64).t()) for w in both)
+        exact.append(silu(gate) * up)
+    with simulating() as runs:
+        got = grouped_gemm(pairs, gate="silu", alpha=alpha, out_dtype=torch.float32)
+    for result, wanted in zip(got, exact, strict=True):
+        assert torch.allclose(result.double(), wanted, rtol=1e-4, atol=1e-5)
+    assert len(runs) == (backends.backend() == "sim") * (1 + (count > 16) + quantized)
+    for result, wanted in zip(grouped_gemm(pairs, gate="silu", alpha=alpha, backend="reference"), exact, strict=True):
+        assert torch.allclose(result.double(), wanted, rtol=2.0**-7, atol=1e-4)
+
+
 def test_mixture_of_experts() -> None:
     """Against the same layer in float64; on a GPU in a CUDA graph, too, with other rows."""
     generator = torch.Generator().manual_seed(5)
@@ -282,6 +314,8 @@ def test_bad_offsets_are_told_and_clamped(offsets, status, used) -> None:
 
 X = torch.zeros(4, 64, dtype=torch.bfloat16)
 STACK = BlockScaledTensor(torch.zeros(2, 32, 32, dtype=torch.uint8), torch.zeros(2, 32, 4, dtype=torch.uint8))
+ONE = BlockScaledTensor(STACK.data[0], STACK.scale[0])
+GATED = prepare_weight(ONE, ONE)
 BAD = (
     (lambda s, w: grouped_gemm_contiguous(X, s), OperandError, "offsets"),
     (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 5]), OperandError, r"offsets\[2\]"),
@@ -297,6 +331,11 @@ BAD = (
     (lambda s, w: gemm(X, s), OperandError, "a matrix"),
     (lambda s, w: grouped_gemm([(X, w), (X, s)]), OperandError, "group 1: b"),
     (lambda s, w: grouped_gemm([(X, w), (X, X)]), OperandTypeError, "group 1: b"),
+    (lambda s, w: grouped_gemm([(X, w)], gate="silu"), OperandError, "group 0: prepared weight: got one weight"),
+    (lambda s, w: grouped_gemm([(X, GATED)]), OperandError, "group 0: prepared weight: got gate and up"),
+    (lambda s, w: grouped_gemm([(X, GATED), (X, w)], gate="silu"), OperandError, "group 1: prepared weight"),
+    (lambda s, w: grouped_gemm([(X, GATED)], gate="sin"), OperandError, "gate: got 'sin'"),
+    (lambda s, w: grouped_gemm([(ONE, ONE)], gate="silu"), OperandError, "gate: got 'silu'"),
     (lambda s, w: grouped_gemm([(X, w), (X[:, :32], w)]), OperandError, "group 1: shape of a"),
     (lambda s, w: grouped_gemm([(X, w)], out=[torch.zeros(3, 32)]), OperandError, "group 0: shape of out"),
     (lambda s, w: grouped_gemm([(X, w)] * 2, out=[torch.zeros(4, 32)] * 2), OperandError, "memory of out"),
@@ -307,7 +346,7 @@ BAD = (
 @pytest.mark.parametrize("call, error, message", BAD, ids=[message + str(i) for i, (_, _, message) in enumerate(BAD)])
 def test_bad_input(call, error, message) -> None:
     stack = prepare_weight(STACK)
-    one = prepare_weight(BlockScaledTensor(STACK.data[0], STACK.scale[0]))
+    one = prepare_weight(ONE)
     with simulating("sm_90a"), pytest.raises(error, match=message):
         call(stack, one)
 

@@ -55,14 +55,20 @@ def test_samples(arch: str, name: str, dtype: torch.dtype, scale: float | str) -
     check(x, global_scale=scale if scale == "auto" else torch.tensor(scale))
 
 
+_LAYOUTS = {
+    "no global scale": (lambda dtype: edges(33, 544).to(dtype), {}),
+    "row-major scales": (lambda dtype: edges(129, 80).to(dtype), {"global_scale": "auto", "scale_layout": "rowmajor"}),
+    "unaligned rows": (lambda dtype: edges(33, 544).to(dtype)[:, 2:514], {"global_scale": torch.tensor(0.001)}),
+    "batch": (lambda dtype: edges(3 * 40, 96).to(dtype).reshape(3, 40, 96) * 0.01, {}),
+}
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_layouts_and_sizes(arch: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name", _LAYOUTS)
+def test_layouts_and_sizes(arch: str, name: str, dtype: torch.dtype) -> None:
     """Without a global scale most scales are subnormal here; a row and a block too many; a batch; unaligned rows."""
-    x = edges(33, 544).to(dtype)
-    check(x)
-    check(edges(129, 80).to(dtype), global_scale="auto", scale_layout="rowmajor")
-    check(x[:, 2:514], global_scale=torch.tensor(0.001))
-    check(edges(3 * 40, 96).to(dtype).reshape(3, 40, 96) * 0.01)
+    make, options = _LAYOUTS[name]
+    check(make(dtype), **options)
 
 
 @pytest.mark.parametrize("value", [2.0**-100, 2.0**118, 2.0**117, 1e-40, float("nan")], ids=str)
@@ -120,6 +126,7 @@ MUTANTS = {
 
 
 @pytest.mark.sim_only("runs mutants")
+@pytest.mark.sweep(2)
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_noticed(name: str) -> None:
     module, constant, value, sample, scale = MUTANTS[name]

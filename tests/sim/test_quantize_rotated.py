@@ -36,39 +36,53 @@ def test_edges(arch: str, format: str, rule: str, dtype: torch.dtype) -> None:
     check(edges(129, 544).to(dtype), format, rule, global_scale=scale, hadamard=Hadamard.from_seed(1))
 
 
-@pytest.mark.parametrize("size", [2, 4, 8, 16, 32])
-def test_sizes_and_signs(arch: str, size: int) -> None:
+@pytest.mark.parametrize("dtype", DTYPES[::2], ids=str)
+@pytest.mark.parametrize(
+    "format,rule,size",
+    [*(("nvfp4", "max", size) for size in (2, 4, 8, 16)), *(("mxfp4", "rceil", size) for size in (2, 4, 8, 16, 32))],
+)
+def test_sizes_and_signs(arch: str, format: str, rule: str, size: int, dtype: torch.dtype) -> None:
     """Every size that fits, every sign in turn; one half of a larger block does not reach the other."""
     x = edges(33, 64).bfloat16()
     mixed = [tuple(-1 if i == j else 1 for i in range(size)) for j in range(size)]
     for signs in ((1,) * size, (-1,) * size, *(mixed if size == 8 else mixed[-1:])):
-        for format, rule in (("nvfp4", "max"), ("mxfp4", "rceil"))[size > 16 :]:
-            for dtype in DTYPES[::2]:
-                check(x.to(dtype), format, rule, hadamard=Hadamard(signs))
+        check(x.to(dtype), format, rule, hadamard=Hadamard(signs))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_computed_global_scale(arch: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("row,block", [(0, 0), (34, 12), (20, 5)])
+def test_computed_global_scale(arch: str, row: int, block: int, dtype: torch.dtype) -> None:
     """From the rotated values: a block of equal numbers quadruples its first; what overflows does not count."""
     plain = Hadamard((1,) * 16)
     finite = torch.finfo(dtype)
     for value in (1.0, 0.0, finite.smallest_normal, finite.max, float("nan"), float("-inf")):
-        for row, block in ((0, 0), (34, 12), (20, 5)):
-            x = torch.zeros(35, 208, dtype=dtype)
-            x[3, 5] = 1.5
-            x[row, 16 * block : 16 * block + 16] = value
-            check(x, "nvfp4", "max", global_scale="auto", hadamard=plain)
+        x = torch.zeros(35, 208, dtype=dtype)
+        x[3, 5] = 1.5
+        x[row, 16 * block : 16 * block + 16] = value
+        check(x, "nvfp4", "max", global_scale="auto", hadamard=plain)
     found = fused(torch.ones(4, 32, dtype=dtype), "nvfp4", "max", global_scale="auto", hadamard=plain)
     assert torch.equal(found.global_scale.cpu(), torch.tensor(4.0) / 2688)
 
 
+_VIEWS = {
+    "rows apart": lambda x: x[::2, :128],
+    "from 2": lambda x: x[:, 2:130],
+    "from 4": lambda x: x[:, 4:132],
+    "from 1": lambda x: x[:, 1:129],
+    "columns apart": lambda x: x[:, ::2],
+    "one block": lambda x: x[:1, :16],
+    "many blocks": lambda x: x[:, :240],
+    "batch": lambda x: x[:72].reshape(3, 24, 256),
+}
+
+
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_strides_and_alignments(arch: str, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("view", _VIEWS)
+def test_strides_and_alignments(arch: str, view: str, dtype: torch.dtype) -> None:
     """Rows at every alignment, for both passes; a batch; one block and many in a row."""
-    x, rotation = edges(80, 256).to(dtype), Hadamard.from_seed(2)
-    for view in (x[::2, :128], x[:, 2:130], x[:, 4:132], x[:, 1:129], x[:, ::2], x[:1, :16], x[:, :240]):
-        check(view, "nvfp4", "max", global_scale="auto", hadamard=rotation)
-    check(x[:72].reshape(3, 24, 256), "nvfp4", "four_six_mse", global_scale="auto", hadamard=rotation)
+    rule = "four_six_mse" if view == "batch" else "max"
+    x = _VIEWS[view](edges(80, 256).to(dtype))
+    check(x, "nvfp4", rule, global_scale="auto", hadamard=Hadamard.from_seed(2))
 
 
 @pytest.mark.parametrize("dtype,seed", list(zip(DTYPES, (0, 7, 2**63 - 1))), ids=str)
@@ -82,13 +96,14 @@ def test_stochastic(arch: str, format: str, rule: str, dtype: torch.dtype, seed:
 
 
 @pytest.mark.parametrize("rule", ["four_six_mse", "four_six_mae", "four_six_abs_max"])
-def test_equal_errors(arch: str, rule: str) -> None:
+@pytest.mark.parametrize("rotated", [False, True])
+def test_equal_errors(arch: str, rule: str, rotated: bool) -> None:
     """Of small integers in float32, and of what they become when rotated: decided in the definition's order."""
     generator = torch.Generator().manual_seed(3)
     for largest, value in ((6, 1.0), (9, 1 / 3), (2, 0.3), (9, 0.0007)):
         x = torch.randint(-largest, largest + 1, (128, 512), generator=generator).float()
-        for rotation in (None, Hadamard.from_seed(6)):
-            check(x, "nvfp4", rule, global_scale=torch.tensor(value), hadamard=rotation)
+        rotation = Hadamard.from_seed(6) if rotated else None
+        check(x, "nvfp4", rule, global_scale=torch.tensor(value), hadamard=rotation)
 
 
 def test_rotates_back() -> None:

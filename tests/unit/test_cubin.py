@@ -38,6 +38,7 @@ def accesses(report: KernelReport, kind: str, space: str) -> dict[tuple[int, str
     return {(x.bits, x.policy): x.count for x in report.sass_accesses if (x.kind, x.space) == (kind, space)}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("arch", ["sm_100a", "sm_90a"])
 @pytest.mark.parametrize(
     "shape,scales", [(shape, "blocked") for shape in SHAPES] + [(BENCHMARK_SHAPES[0], "rowmajor")], ids=str

@@ -22,7 +22,8 @@ def test_a_working_machine(tmp_path, monkeypatch):
     content = json.loads(result.stdout)
     assert content["ok"] is True
     found = {finding["name"]: finding for finding in content["findings"]}
-    for name in ("sm_90a (H100/H200)", "sm_100a (B200)", "simulator, sm_90a", "simulator, sm_100a", "nvdisasm"):
+    working = ("sm_90a (H100/H200)", "sm_100a (B200)", "simulator, sm_90a", "simulator, sm_100a", "nvdisasm", "ptxas")
+    for name in working:
         assert found[name]["status"] == "ok", found[name]
     assert found[str(tmp_path / "cache")]["status"] == "ok"
 
@@ -63,6 +64,7 @@ def test_broken_parts_are_reported_with_advice_and_exit_code_1(monkeypatch):
     assert result.exit_code == 1
     text = " ".join(result.output.split())
     assert "nvdisasm was not found" in text and "pip install --force-reinstall nvidia-cuda-nvdisasm" in text
+    assert "pip install 'cute_nvfp4[clock]'" in text
     assert "RuntimeError: the compiler exploded" in text and "Everything that is needed works" not in text
 
 

@@ -169,10 +169,17 @@ CASES |= {
     "packed_grouped_gemm": Case(
         "packed_grouped_gemm",
         ([A.data, None, B2.data], [A.scale, None, B2.scale], [PACKED16.packed] * 3,
-         [A.global_scale, None, B2.global_scale], [PACKED16.global_scale] * 3),
+         [A.global_scale, None, B2.global_scale], [PACKED16.global_scale] * 3, [None] * 3),
         {"rows": [48] * 3, "k": [64] * 3, "dtype": torch.float16, "alpha": 2.0},
         {"out": [half(40, 48), half(0, 48), half(48, 48)]},
         lambda: grouped_gemm([(A, PACKED16), (None, PACKED16), (B2, PACKED16)], alpha=2.0),
+    ),
+    "packed_grouped_gemm, gated": Case(
+        "packed_grouped_gemm",
+        ([normal(5, 64).bfloat16()], [None], [BOTH.packed], [None], [BOTH.global_scale], [BOTH.up_global_scale]),
+        {"rows": [48], "k": [64], "dtype": torch.bfloat16, "gate": "relu"},
+        {"out": [half(5, 48).bfloat16()]},
+        lambda: grouped_gemm([(normal(5, 64).bfloat16(), BOTH)], gate="relu"),
     ),
     "packed_grouped_gemm_contiguous": Case(
         "packed_grouped_gemm_contiguous",

@@ -22,7 +22,9 @@ EXAMPLES += ["\n".join(re.findall(r"```python\n(.*?)```", LAUNCH, flags=re.DOTAL
 DOCUMENTS = [
     "README.md",
     "CONTRIBUTING.md",
+    "CHANGELOG.md",
     "benchmarks/README.md",
+    "notebooks/README.md",
     *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md")),
 ]
 
@@ -103,8 +105,16 @@ def test_no_index_and_no_machine_path_is_named() -> None:
     assert not found
 
 
+def anchors(path: Path) -> set[str]:
+    """What GitHub makes of the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document: str) -> None:
     path = ROOT / document
-    links = re.findall(r"\]\((?!https?://)([^)#]+)[^)]*\)", path.read_text())
-    assert not [link for link in links if not (path.parent / link).exists()]
+    for link, anchor in re.findall(r"\]\((?!https?://)([^)#]*)(?:#([^)]*))?\)", path.read_text()):
+        target = path.parent / link if link else path
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), f"{link}#{anchor}"

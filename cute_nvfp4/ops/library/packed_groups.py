@@ -108,14 +108,17 @@ define(
 )
 
 
-def packed_list(problems: Any, alpha: Any, out: Any, out_dtype: Any, config: Any, backend: str) -> list[torch.Tensor]:
+def packed_list(
+    problems: Any, alpha: Any, out: Any, out_dtype: Any, config: Any, backend: str, gate: str
+) -> list[torch.Tensor]:
     """``ops.packed_again.packed_list`` by its operator."""
     a, a_scale, a_global_scale = (list(x) for x in zip(*(_parts(x) for x, _ in problems)))
     weights = [b for _, b in problems]
     scalar, alpha_tensor = split_alpha(alpha, weights[0].device, len(weights))
-    tensors = (a, a_scale, [b.packed for b in weights], a_global_scale, [b.global_scale for b in weights], alpha_tensor)
+    scales = [b.global_scale for b in weights], [b.up_global_scale for b in weights]
+    tensors = (a, a_scale, [b.packed for b in weights], a_global_scale, *scales, alpha_tensor)
     options = {"rows": [b.rows for b in weights], "k": [b.k for b in weights], "dtype": weights[0].dtype}
-    options |= {"alpha": scalar, "out_dtype": out_dtype, "backend": backend}
+    options |= {"alpha": scalar, "gate": gate, "out_dtype": out_dtype, "backend": backend}
     formats = {x.format.name for x, _ in problems if isinstance(x, BlockScaledTensor)}
     if len(formats) > 1:
         raise OperandError.of("formats of a", got=" and ".join(sorted(formats)), expected="one in an operator")
@@ -137,43 +140,43 @@ def _run_list(
     b,
     a_global_scale,
     b_global_scale,
+    up_global_scale,
     alpha_tensor=None,
     *,
     rows: list[int],
     k: list[int],
     dtype: torch.dtype,
     alpha=1.0,
+    gate="",
     out_dtype=None,
     a_format="nvfp4",
     backend="auto",
     out=None,
 ) -> list[torch.Tensor]:
-    from ..packed_list import packed_list_call
+    from ..packed_list import Request, packed_list_call
 
-    lists = (a, a_scale, a_global_scale, b, b_global_scale, rows, k)
+    lists = (a, a_scale, a_global_scale, b, b_global_scale, up_global_scale, rows, k)
     if len({len(x) for x in lists}) != 1:
         raise OperandError.of("lists of groups", got=f"lengths {[len(x) for x in lists]}", expected="equal ones")
     problems = []
-    for x, scale, factor, packed, global_scale, n, depth in zip(*lists):
+    for x, scale, factor, packed, global_scale, up, n, depth in zip(*lists):
         one = x if scale is None else operand(x, scale, factor, a_format)
-        problems.append((one, PreparedWeight(packed, n, depth, dtype, global_scale)))
+        problems.append((one, PreparedWeight(packed, n, depth, dtype, global_scale, bool(gate), up)))
     # results of an operator may not share memory, as those of the function do
     out = _new(a, a_scale, rows, b, out_dtype or dtype) if out is None else out
     factor = either(alpha, alpha_tensor)
-    return packed_list_call(problems, factor, out, None, None, backend)(problems, factor, out)
+    return packed_list_call(Request(problems, factor, out, None, None, backend, gate))(problems, factor, out)
 
 
-def _fake_list(
-    a, a_scale, b, a_global_scale, b_global_scale, alpha_tensor=None, *, rows, k, dtype, out_dtype=None, **options: Any
-) -> list[torch.Tensor]:
+def _fake_list(a, a_scale, b, *args: Any, rows, k, dtype, out_dtype=None, **options: Any) -> list[torch.Tensor]:
     return _new(a, a_scale, rows, b, out_dtype or dtype)
 
 
 define(
     "packed_grouped_gemm",
     "Tensor?[] a, Tensor?[] a_scale, Tensor[] b, Tensor?[] a_global_scale, Tensor?[] b_global_scale, "
-    "Tensor? alpha_tensor=None, *, int[] rows, int[] k, ScalarType dtype, float alpha=1.0, "
-    'ScalarType? out_dtype=None, str a_format="nvfp4", str backend="auto"',
+    "Tensor?[] up_global_scale, Tensor? alpha_tensor=None, *, int[] rows, int[] k, ScalarType dtype, float alpha=1.0, "
+    'str gate="", ScalarType? out_dtype=None, str a_format="nvfp4", str backend="auto"',
     "Tensor[]",
     {"out": "Tensor(a!)[]"},
     _run_list,

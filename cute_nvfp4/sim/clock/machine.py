@@ -13,6 +13,8 @@ import yaml
 
 from cute_nvfp4.sim.errors import ClockError
 
+GIVEN = "given by the caller"
+"""The source of a figure that is not the file's."""
 FOLDER = Path(__file__).parent / "machines"
 
 
@@ -52,7 +54,8 @@ class Machine:
         unknown = set(new) - set(self.figures)
         if unknown:
             raise ClockError.of("the figures", got=sorted(unknown), expected=f"figures of {self.name}")
-        return replace(self, figures={**self.figures, **new})
+        sources = {**self.sources, **dict.fromkeys(new, GIVEN)}
+        return replace(self, figures={**self.figures, **new}, sources=sources)
 
 
 @functools.cache
@@ -73,9 +76,14 @@ def machine(name: str) -> Machine:
     return Machine(name, data["arch"], figures, sources)
 
 
+def clocks() -> dict[str, str]:
+    """The machine that stands for each PTX target, of those that have one."""
+    return {machine(p.stem).arch: p.stem for p in sorted(FOLDER.glob("*.yml"))}
+
+
 def clock_of(arch: str) -> str:
     """The machine that stands for a PTX target; raises ``ClockError`` where there is none."""
-    known = {machine(p.stem).arch: p.stem for p in sorted(FOLDER.glob("*.yml"))}
+    known = clocks()
     if arch not in known:
         raise ClockError.of("the clock", got=f"PTX for {arch}", expected=f"one of {', '.join(known)}")
     return known[arch]

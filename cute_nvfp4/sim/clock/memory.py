@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from typing import NamedTuple
 
@@ -19,20 +20,23 @@ class Answer(NamedTuple):
 
 
 PERCENTILES = (10, 50, 90, 99)
-STEP = 0.6180339887498949
-"""Fractions of the multiples of the golden ratio fill the interval from 0 to 1 evenly, in the same order always."""
+MULTIPLIER, INCREMENT, MODULUS = 1664525, 1013904223, 1 << 32
+"""Of a linear congruential generator ("Numerical Recipes", 7.1): the same latencies in the same order always."""
+WINDOW, FULLEST = 2000.0, 0.95
+"""Cycles over which DRAM's load is averaged, and the load at which waiting grows no more."""
 
 
 class Latency:
-    """Latencies as they were measured: each request gets the next of a sequence that has their distribution."""
+    """Latencies as they were measured: each request gets the next of a random sequence that has their distribution."""
 
     def __init__(self, machine: Machine, name: str) -> None:
         self._known = [machine[f"{name}.latency_{p}"] for p in PERCENTILES]
-        self._drawn = 0.0
+        self._drawn = 1
 
-    def next(self) -> float:
-        self._drawn = (self._drawn + STEP) % 1.0
-        percent, known = 100 * self._drawn, self._known
+    def next(self, lines: int = 1) -> float:
+        """The longest of so many."""
+        self._drawn = (self._drawn * MULTIPLIER + INCREMENT) % MODULUS
+        percent, known = 100 * (self._drawn / MODULUS) ** (1 / max(1, lines)), self._known
         k = sum(percent > p for p in PERCENTILES[1:-1])
         low, high = PERCENTILES[k], PERCENTILES[k + 1]
         share = min(max((percent - low) / (high - low), 0.0), 1.0)
@@ -45,8 +49,9 @@ class Shared:
     def __init__(self, machine: Machine) -> None:
         self._l2_rate, self._dram_rate = machine["l2.bytes_per_cycle"], machine["dram.bytes_per_cycle"]
         self.latency = {name: Latency(machine, name) for name in ("l2", "dram")}
-        self._l2_free = self._dram_free = 0.0
-        self.l2_busy = self.dram_busy = 0.0
+        self._l2_free = self._dram_free = self._asked = self._load = 0.0
+        self._queue = machine["dram.queue"]
+        self.l2_busy = self.dram_busy = self.drained = 0.0
 
     def fetch(self, time: float, size: float, new: float, weight: float) -> Answer:
         """``size`` bytes, ``new`` of them from DRAM, asked for at ``time``: when the queues have served them."""
@@ -58,14 +63,23 @@ class Shared:
         busy = weight * new / self._dram_rate
         self._dram_free = max(time, self._dram_free) + busy
         self.dram_busy += busy
-        return Answer(max(self._l2_free, self._dram_free), "dram")
+        return Answer(max(self._l2_free, self._dram_free, time + self._waiting(time, busy)), "dram")
+
+    def _waiting(self, time: float, busy: float) -> float:
+        """How long a request waits for others of its bank on average: as in a queue with random arrivals and a
+        constant service (Pollaczek and Khinchine), at the load of the last ``WINDOW`` cycles."""
+        self._load = self._load * math.exp(min(0.0, self._asked - time) / WINDOW) + busy
+        self._asked = max(self._asked, time)
+        load = min(self._load / WINDOW, FULLEST)
+        return self._queue * load / (2 - 2 * load)
 
     def write(self, time: float, size: float, weight: float) -> float:
-        """``size`` bytes for L2, and then for DRAM; when L2 has taken them."""
+        """``size`` bytes for L2, and then for DRAM; when L2 has taken them. ``drained`` is when all is written."""
         busy, later = weight * size / self._l2_rate, weight * size / self._dram_rate
         self._l2_free = max(time, self._l2_free) + busy
         self._dram_free = max(time, self._dram_free) + later
         self.l2_busy, self.dram_busy = self.l2_busy + busy, self.dram_busy + later
+        self.drained = max(self._l2_free, self._dram_free)
         return self._l2_free
 
 
@@ -98,7 +112,8 @@ class Port:
         size = request.sectors * SECTOR
         self._arrivals = max(time, self._arrivals) + size / self._in
         served = self._shared.fetch(time, size, request.new * SECTOR, self._weight)
-        return Answer(max(served.time, self._arrivals) + self._shared.latency[served.by].next(), served.by)
+        latency = self._shared.latency[served.by].next(len(request.lines))
+        return Answer(max(served.time, self._arrivals) + latency, served.by)
 
     def _holds(self, lines: tuple[int, ...]) -> bool:
         """Whether L1 has all of ``lines``; they are there afterwards."""

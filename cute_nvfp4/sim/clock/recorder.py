@@ -49,7 +49,7 @@ class Recorder(Listener):
         self.bytes_written = 0
         self.kernel, self._working = kernel, False
         self._index = {id(i): n for n, i in enumerate(kernel.source.code)}
-        self._sample, self._memory, self._warm = sample, memory, warm
+        self._sample, self._memory, self.warm = sample, memory, warm
         self._touched: dict[int, np.ndarray] = {}
         self.flags = Flags(self.expected)
         self.polls = [poll_loop(b) for b in kernel.blocks]
@@ -173,7 +173,7 @@ class Recorder(Listener):
             if not inside.any():
                 continue
             if region.base not in self._touched:
-                self._touched[region.base] = np.full(end - base, self._warm)
+                self._touched[region.base] = np.full(end - base, self.warm)
             if kind != "load" and region.base not in self._kept:
                 self._kept[region.base] = _bytes(region), _bytes(region).copy()
             seen, at = self._touched[region.base], flat[inside] - base

@@ -20,7 +20,7 @@ from cute_nvfp4.sim.clock.notes import Arrive, Bar, Commit, Copy, Passes, Reques
 from cute_nvfp4.sim.clock.recorder import Recorder
 from cute_nvfp4.sim.clock.sampling import Place, Sample
 from cute_nvfp4.sim.clock.sass import NO_SCOREBOARD
-from cute_nvfp4.sim.clock.steps import PIPES, Step, stepper
+from cute_nvfp4.sim.clock.steps import CODE_LINE, PIPES, Step, stepper
 from cute_nvfp4.sim.clock.warps import Happened, Sm, Warp
 from cute_nvfp4.sim.errors import ClockError
 
@@ -58,7 +58,8 @@ class Replay(Effects):
         """Cycles from the start of the first CTA to the end of the last."""
         size = len(self.sample.places[0].clusters[0])
         for number, place in enumerate(self.sample.places):
-            sms = [Sm(self.machine, self.shared, place.weight, self._l1_bytes) for _ in range(size)]
+            lines, warm = -(-len(self.code.opcodes) * INSTRUCTION // CODE_LINE), self.recorder.warm
+            sms = [Sm(self.machine, self.shared, place.weight, self._l1_bytes, lines, warm) for _ in range(size)]
             for even, odd in zip(sms[::2], sms[1::2]):
                 even.pair = odd.pair = (even, odd)
             self._places.append((place, sms))
@@ -73,7 +74,7 @@ class Replay(Effects):
         stuck = [w for waiting in self._waiting.values() for w in waiting]
         if stuck:
             raise ClockError.of("the replay", got=f"{len(stuck)} warps that wait for ever", expected="an end")
-        return self.end
+        return max(self.end, self.shared.drained + self.machine["launch.drain"] if self.shared.drained else 0.0)
 
     def _give_up_a_flag(self) -> bool:
         """Lets those go on who wait for a flag that is raised later in the replay than in the functional run."""
@@ -261,8 +262,9 @@ class Replay(Effects):
                     self._contribute(told, warp.ready)
 
     def _finish(self, warp: Warp, time: float) -> None:
-        self.end = max(self.end, time)
         cluster = self._cluster_of[warp.cta]
         self._still[cluster] -= 1
         if not self._still[cluster]:
+            time = max(sm.leave(time) for sm in self._places[self._place_of[warp.cta]][1])
             self._start(self._place_of[warp.cta], time + self.machine["launch.cta_gap"])
+        self.end = max(self.end, time)

@@ -74,8 +74,9 @@ class Clock:
         busy = {"dram": replay.shared.dram_busy, "issue": issued, "l2": replay.shared.l2_busy}
         return Timing(
             machine=m.name,
-            microseconds=m["launch.empty_us"] + m.microseconds(cycles),
+            microseconds=m["launch.empty_us"] + m.microseconds(max(0.0, cycles - m["launch.hidden"])),
             launch_us=m["launch.empty_us"],
+            launch_from=m.sources["launch.empty_us"],
             cycles=cycles,
             lost={name: time / alive for name, time in sorted(replay.lost.items())},
             busy={name: time / cycles for name, time in busy.items()},

@@ -16,6 +16,14 @@ from cute_nvfp4.sim.errors import ClockError
 _SECONDS = 300
 
 
+def found(name: str) -> bool:
+    """Whether this machine has a tool."""
+    try:
+        return bool(tool(name))
+    except ClockError:
+        return False
+
+
 @cache
 def tool(name: str) -> str:
     """The path of a CUDA tool: ``CUTE_NVFP4_PTXAS`` and the like, NVIDIA's wheels, the search path, a CUDA toolkit."""

@@ -20,7 +20,9 @@ Happened = dict[tuple[int, type], list[Any]]
 class Sm:
     """One SM: what its schedulers, pipes and memory are busy with until when."""
 
-    def __init__(self, machine: Machine, shared: Shared, weight: float, l1_bytes: int) -> None:
+    def __init__(
+        self, machine: Machine, shared: Shared, weight: float, l1_bytes: int, code_lines: int, warm: bool
+    ) -> None:
         self.free = [0.0] * SCHEDULERS
         self.pipes = [[0.0] * len(PIPES) for _ in range(SCHEDULERS)]
         self.tensor = [0.0] * SCHEDULERS
@@ -32,19 +34,34 @@ class Sm:
         self._parameter = machine["constant.cycles_per_line"]
         self._code: OrderedDict[int, float] = OrderedDict()
         self._parameters: dict[int, float] = {}
-        self._fetched = 0.0
+        self._fetched = self._left = 0.0
+        self._kept = code_lines <= machine["fetch.kept_lines"]
+        self._near, self._far = machine["fetch.near_lines"], 0.0 if warm else machine["fetch.far_cycles_per_line"]
+        self._miss = machine["fetch.miss"]
+        self._seen: set[int] = set()
+        self._turnover = machine["launch.cta_turnover"]
 
     def fetch(self, line: int, time: float) -> float:
         """When a line of code is there that a warp wants at ``time``; the one behind it is fetched, too."""
+        if self._kept:  # since the launch before this one
+            return time
         for wanted in (line, line + 1):
             if wanted not in self._code:
-                self._fetched = max(time, self._fetched) + self._line
+                far = wanted not in self._seen and len(self._seen) >= self._near
+                self._seen.add(wanted)
+                jump = self._miss if wanted == line and line - 1 not in self._code else 0.0
+                self._fetched = max(time, self._fetched) + jump + (max(self._far, self._line) if far else self._line)
                 self._code[wanted] = self._fetched
                 if len(self._code) > self._lines:
                     self._code.popitem(last=False)
             else:
                 self._code.move_to_end(wanted)
         return max(time, self._code[line])
+
+    def leave(self, time: float) -> float:
+        """When the SM has done with a CTA that ends."""
+        self._left = max(time, self._left) + self._turnover
+        return self._left
 
     def parameter(self, line: int, time: float) -> float:
         """When a line of parameters is there."""

@@ -4,15 +4,16 @@ A lane's scale register has four bytes. ``byte-id`` says which byte is the first
 lanes of a quad are asked: of A's two (row group and row group + 8), of B's one (column group). What ptxas refuses is
 refused here, with the values it takes. Sums are as in ``matrix``: exact products, in binary64, rounded once.
 
-Most of the work is to decode and scale fragments, and most fragments are operands of several instructions one after the
-other. A wave keeps the last ones; registers' values are arrays that nobody writes, so that the same array has the same
-fragment.
+Most of the work would be to decode and scale fragments. Warps of other tiles have the same ones at the same time, so
+each is decoded once; and most are operands of several instructions one after the other, so a wave keeps the last ones:
+registers' values are arrays that nobody writes, so that the same array has the same fragment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from cute_nvfp4.sim.frontend.model import Imm, Instruction, Vector
 from cute_nvfp4.sim.frontend.opcodes import Mods, Op
 from cute_nvfp4.sim.isa.warp import whole_warp
 from cute_nvfp4.sim.numerics import fragments, single
+from cute_nvfp4.sim.numerics.rows import distinct
 from cute_nvfp4.sim.tcgen05.elements import scale_table
 
 _BYTES = ("e4m3", "e5m2", "e3m2", "e2m3", "e2m1")
@@ -123,10 +125,10 @@ def block_scaled(i: Instruction, m: Mods, kind: str, vector: str, shape: str) ->
         of_a = _Operand(type_a, k, form.scale, byte_a, blocks, (2 * thread_a, 2 * thread_a + 1))
         of_b = _Operand(type_b, k, form.scale, byte_b, blocks, (thread_b,))
         left, right = (_kept(g.wave.kept, *x) for x in ((of_a, ra, sfa[0]), (of_b, rb, sfb[0])))
-        products = np.matmul(left, right.transpose(0, 2, 1))  # (n, 16, 8)
+        n = max(len(left.of), len(right.of), *map(len, rc))
+        products = _products(left, right, n, form.scale == "ue4m3")
         with np.errstate(over="ignore"):
-            sums = fragments.add(products, rc)
-            return tuple(single.canonical(x) for x in sums)
+            return tuple(single.canonical(x) for x in fragments.add(products, rc))
 
     acc = ("f32",) * 4
     selector = ("u16", "u16")
@@ -145,39 +147,74 @@ class _Operand:
     blocks: int
     lanes: tuple[int, ...]
 
-    def matrix(self, registers: Sequence[np.ndarray], scale: np.ndarray) -> np.ndarray:
-        """(n, 8 or 16 rows, K) times the scales of their blocks. Register r has row group + 8 * (r % halves)."""
+    def fragments(self, registers: Sequence[np.ndarray], scale: np.ndarray) -> _Fragments:
+        """Each row of the registers (n, 32) decoded and scaled once. Register r has row group + 8 * (r % halves)."""
         n = max(x.shape[0] for x in (*registers, scale))
-        halves, columns = len(self.lanes), len(registers) // len(self.lanes)
-        each = self.k // columns // 4
-        scales = np.ascontiguousarray(np.broadcast_to(scale, (n, 32))).view("u1").reshape(n, 8, 4, 4)
-        # the block of each quarter of the columns that a register has
-        at = self.byte + np.arange(4 * columns) * each * self.blocks // self.k
-        out = np.empty((n, halves, 8, columns, 4, each))
+        arrays = [np.ascontiguousarray(np.broadcast_to(x, (n, 32))) for x in (*registers, scale)]
+        first, of = distinct(np.concatenate(arrays, axis=1).view("u8"))
+        out = np.empty((len(first), 8 * len(self.lanes), self.k))
+        self._fill(out, *(x[first] for x in arrays))
+        return _Fragments(out, of)
+
+    def _fill(self, out: np.ndarray, *arrays: np.ndarray) -> None:
+        *registers, scale = arrays
+        n, halves = len(out), len(self.lanes)
+        columns = len(registers) // halves
+        # blocks of the columns that a register has, or one of them all
+        blocks = max(1, self.blocks // columns)
+        scales = scale.view("u1").reshape(n, 8, 4, 4)[..., self.byte : self.byte + self.blocks]
+        out = out.reshape(n, halves, 8, columns, blocks, -1)
         for half, lane in enumerate(self.lanes):
-            values = scale_table(self.scale).take(scales[:, :, lane])[..., at].astype("f8")
+            values = _scales(self.scale).take(scales[:, :, lane]).reshape(n, 8, -1, blocks, 1)
             for column in range(columns):
-                register = np.broadcast_to(registers[halves * column + half], (n, 32))
-                elements = fragments.elements(register, self.type).reshape(n, 8, 4, each)
-                quarter = values[:, :, 4 * column : 4 * column + 4, None]
-                np.multiply(elements, quarter, out=out[:, half, :, column])
-        return out.reshape(n, 8 * halves, self.k)
+                elements = fragments.elements(registers[halves * column + half], self.type).reshape(n, 8, blocks, -1)
+                own = values[:, :, min(column, values.shape[2] - 1)]
+                np.multiply(elements, own, out=out[:, half, :, column])
 
 
+@cache
+def _scales(name: str) -> np.ndarray:
+    return scale_table(name).astype("f8")
+
+
+@dataclass(frozen=True)
+class _Fragments:
+    """matrix (u, 8 or 16 rows, K): those that there are; of (n,): which of them each warp has."""
+
+    matrix: np.ndarray
+    of: np.ndarray
+
+
+def _products(left: _Fragments, right: _Fragments, n: int, exact: bool) -> np.ndarray:
+    """(n, 16, 8) of each warp. ``exact``: sums are so in binary64, whatever their order (UE4M3 scales: multiples of
+    2⁻²⁰ below 2²⁹); then all fragments are multiplied at once where few of the products are nobody's."""
+    a, b, k = len(left.matrix), len(right.matrix), left.matrix.shape[2]
+    of_a, of_b = (np.broadcast_to(x.of, (n,)) for x in (left, right))
+    if exact and a * b <= 2 * n:
+        whole = left.matrix.reshape(-1, k) @ right.matrix.reshape(-1, k).T
+        return whole.reshape(a, 16, b, 8)[of_a, :, of_b]
+    out = np.empty((n, 16, 8))
+    for i in range(0, n, _PART):
+        part = slice(i, i + _PART)
+        np.matmul(left.matrix[of_a[part]], right.matrix[of_b[part]].transpose(0, 2, 1), out=out[part])
+    return out
+
+
+_PART = 96
+"""Warps at a time: their fragments stay in a processor's cache."""
 _KEEP = 16
 """Fragments that a wave keeps: those of a step of a warp's tile of 32 × 64, and some of the next."""
 
 
 def _kept(
-    kept: dict[tuple, tuple[tuple, np.ndarray]], operand: _Operand, registers: tuple[np.ndarray, ...], scale: np.ndarray
-) -> np.ndarray:
-    """The operand's matrix, from the last ones if it is among them."""
+    kept: dict[tuple, tuple[tuple, _Fragments]], operand: _Operand, registers: tuple[np.ndarray, ...], scale: np.ndarray
+) -> _Fragments:
+    """The operand's fragments, from the last ones if they are among them."""
     arrays = (*registers, scale)
     key = (operand, *map(id, arrays))
-    if key in kept:
-        return kept[key][1]
-    while len(kept) >= _KEEP:
-        del kept[next(iter(kept))]
-    # the arrays are kept too, so that no other gets their identity
-    kept[key] = arrays, operand.matrix(registers, scale)
+    if key not in kept:
+        while len(kept) >= _KEEP:
+            del kept[next(iter(kept))]
+        # the arrays are kept too, so that no other gets their identity
+        kept[key] = arrays, operand.fragments(registers, scale)
     return kept[key][1]

@@ -71,13 +71,14 @@ def spread(d: np.ndarray) -> list[np.ndarray]:
 
 
 def add(d: np.ndarray, registers: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """``spread`` of the f64 matrix plus the accumulator in the registers, in f32: each sum is rounded once."""
-    n = max(d.shape[0], *(x.shape[0] for x in registers))
+    """``spread`` of the f64 matrix (n, 16, 8) plus the accumulator in the registers, in f32: sums are rounded once."""
     found = []
     for r, register in enumerate(registers):
         own = d[:, 8 * (r >> 1) : 8 * (r >> 1) + 8, r & 1 :: 2]
-        sums = own + np.broadcast_to(register, (register.shape[0], 32)).reshape(-1, 8, 4)
-        found.append(sums.astype("f4").reshape(n, 32))
+        added = np.broadcast_to(register, (register.shape[0], 32)).reshape(-1, 8, 4)
+        sums = np.empty((len(d), 32), "f4")
+        np.add(own, added, out=sums.reshape(-1, 8, 4), casting="same_kind")
+        found.append(sums)
     return found
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from cute_nvfp4.sim.numerics.rows import distinct
+
 BANKS, WORD = 32, 4
 
 
@@ -19,14 +21,23 @@ def passes(address: np.ndarray, lanes: np.ndarray, width: int) -> tuple[np.ndarr
     ``address`` (n, 32) are byte addresses of shared memory, or host addresses that agree with them modulo 128;
     ``lanes`` (n, 32) says which lanes take part.
     """
+    # warps of other CTAs mostly do the same, at other addresses
+    base = address[:, :1].astype("i8") & -BANKS * WORD
+    kinds, of = distinct(np.where(lanes, address - base, -1 << 40).view("u8"))
+    most, least = _passes((address - base)[kinds], lanes[kinds], width)
+    return most[of], least[of]
+
+
+def _passes(address: np.ndarray, lanes: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
     phases, words = max(1, width // WORD), max(1, width // WORD)
     n = len(address)
     first = (address >> 2).reshape(n * phases, -1, 1)
-    word = np.where(lanes.reshape(n * phases, -1, 1), first + np.arange(words), -1).reshape(n * phases, -1)
+    nobody = np.iinfo("i8").min
+    word = np.where(lanes.reshape(n * phases, -1, 1), first + np.arange(words), nobody).reshape(n * phases, -1)
     word.sort(axis=1)
-    distinct = word >= 0
-    distinct[:, 1:] &= word[:, 1:] != word[:, :-1]
-    row, _ = np.nonzero(distinct)
-    load = np.bincount(row * BANKS + word[distinct] % BANKS, minlength=n * phases * BANKS)
+    new = word != nobody
+    new[:, 1:] &= word[:, 1:] != word[:, :-1]
+    row, _ = np.nonzero(new)
+    load = np.bincount(row * BANKS + word[new] % BANKS, minlength=n * phases * BANKS)
     worst = load.reshape(n, phases, BANKS).max(axis=2)
     return worst.sum(axis=1), (worst > 0).sum(axis=1)

@@ -40,8 +40,9 @@ GAINS = {
 
 @dataclass(frozen=True)
 class Timing:
-    """A modelled time. ``microseconds`` is what two events around the launch would show, ``launch_us`` of it an empty
-    kernel's; ``cycles`` are from the first CTA's start to the last one's end.
+    """A modelled time. ``microseconds`` is what two events around the launch would show, ``launch_us`` of it what a
+    launch costs; ``launch_from`` says where that figure is from, as hosts differ by more than a microsecond. ``cycles``
+    are from the first CTA's start to the last one's end.
 
     ``lost`` has the share of the warps' time that each reason cost: "issue" (another warp was issuing, or a pipe was
     busy), "l2", "dram", "shared", "copies", "barrier", "mbarrier", "tensor" and so on; "stalls" is the rest, which is
@@ -54,6 +55,7 @@ class Timing:
     machine: str
     microseconds: float
     launch_us: float
+    launch_from: str
     cycles: float
     lost: dict[str, float]
     busy: dict[str, float]

@@ -137,10 +137,13 @@ _GEMM_LATE_MMA_WARP = (
     "parity is over until the sums of the next tile have come: the MMA warp hangs if it comes later than those, and "
     "none of the schedules holds it back that long."
 )
+_SAME_SCALES = "A warp has 16 rows, so that the lanes of both thread-ids load the same words (``WarpTile.sfa_offset``)."
+_SM120 = tuple(f"sm_120a {name}" for name in ("gemm", "wide", "stream_k", "mxfp8", "gated", "groups"))
 _GEMM = tuple(f"gemm {name}" for name in ("plain", "pair", "multicast", "split_k", "stream_k", "mxfp8"))
 _GEMM_STORES = ("gemm plain", "gemm mxfp8")
 
 HARMLESS: _Table = {
+    **{(k, "scales of other rows", n): _SAME_SCALES for k in _SM120 if k != "sm_120a wide" for n in range(1, 65)},
     **{(k, "drop tcgen05.relinquish_alloc_permit", 1): _GEMM_PERMIT for k in _GEMM_STORES},
     **{(k, "drop wait", n): _GEMM_TAIL for k in _GEMM for n in (2, 3)},
     **{(k, "wait for the next barrier", 2): _OTHER_STAGE for k in _GEMM},
@@ -199,6 +202,7 @@ HARMLESS: _Table = {
 }
 
 NOT_NOTICED: _Table = {
+    **{(k, "drop warp barrier", 1): _GEMM_LANES for k in _SM120},
     **{(k, "drop tcgen05.relinquish_alloc_permit", 1): _GEMM_PERMIT_TOGETHER for k in _GEMM if k not in _GEMM_STORES},
     **{(k, "drop tcgen05.fence::after_thread_sync", n): _GEMM_FENCE for k in _GEMM for n in (1, 2)},
     **{(k, "drop tcgen05.fence::before_thread_sync", 1): _GEMM_FENCE for k in _GEMM},

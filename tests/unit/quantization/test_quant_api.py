@@ -70,6 +70,7 @@ def test_error_is_within_half_a_step(fmt: str, rule: str) -> None:
     assert clipped.float().mean() < 0.06
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("fmt", "rule"), ALL_RULES)
 @pytest.mark.parametrize(
     "options", [{}, {"block_2d": True}, {"rounding": "stochastic", "generator": 7}, {"hadamard": 3}]

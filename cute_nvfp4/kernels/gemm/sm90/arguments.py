@@ -44,7 +44,8 @@ class Bias(NamedTuple):
 
 class WgmmaArguments(NamedTuple):
     """out = alpha · x · weightᵀ + bias, or gate(alpha · x · gateᵀ) · (alpha · x · upᵀ). factors: of each product the
-    device scalars that multiply alpha. batch: L. workers: CTAs."""
+    device scalars that multiply alpha. helped: k-tiles of each tile that helpers multiply. batch: L. workers: clusters.
+    """
 
     weight: PackedWeight = PackedWeight()
     x: Activations = Activations()
@@ -52,7 +53,8 @@ class WgmmaArguments(NamedTuple):
     bias: Bias | None = PerConfig(lambda c: Bias() if c.bias else None)
     alpha: Scalar = VARYING_FLOAT32
     factors: tuple[tuple[Pointer, ...], ...] = PerConfig(lambda c: ((Pointer("Float32", 4),) * c.factors,) * c.products)
-    partials: PartialSums | None = PerConfig(lambda c: PartialSums() if c.scheduler == "stream_k" else None)
+    partials: PartialSums | None = PerConfig(lambda c: PartialSums() if c.scheduler != "static" else None)
+    helped: Scalar | None = PerConfig(lambda c: INT32 if c.scheduler == "helped" else None)
     k: Scalar = INT32
     batch: Scalar = INT32
     workers: Scalar = INT32

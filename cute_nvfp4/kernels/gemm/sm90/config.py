@@ -12,7 +12,7 @@ from ..config import GATE_NAMES, OUT_BYTES
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
-TILE_N = (8, 16, 32, 64, 128, 256)
+TILE_N = (8, 16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 224, 256)
 """Rows of x in a tile."""
 MMA_ROWS = 64
 """Rows of A of a wgmma: one warpgroup's."""
@@ -32,11 +32,12 @@ class WgmmaConfig:
     """One variant of the kernel for out (M, N) = x (M, K) · weight (N, K)ᵀ.
 
     The weight is operand A of the MMA, so a tile has ``tile_m`` rows of the weight and ``tile_n`` rows of x. dtype: of
-    x, and what weights are decoded to. warpgroups: that multiply, 64 rows of the weight each. ctas_per_sm: CTAs of a
-    multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by multicast. split_k: CTAs of
-    a cluster that share a tile along K, and of which each stores some of its rows of x; there are as many clusters as
-    tiles then. stage_tiles: packed tiles along K in a stage. stages: 0 for as many as fit. scheduler, raster: as in
-    ``GemmTiling``.
+    x, and what weights are decoded to. warpgroups: that multiply, 64 rows of the weight each. k_groups: warpgroups that
+    have the same rows and take stages in turn (with ``split_k``). ctas_per_sm: CTAs of a multiprocessor. cluster_rows:
+    CTAs along the weight's rows that load x for each other by multicast. split_k: CTAs of a cluster that share a tile
+    along K, and of which each stores some of its rows of x; there are as many clusters as tiles then, and helpers.
+    stage_tiles: packed tiles along K in a stage. stages: 0 for as many as fit. raster: as in ``GemmTiling``. scheduler:
+    "static", "stream_k", or "helped": a CTA, or a cluster, for each tile, and others that multiply the ends of K.
     factors: device scalars that multiply alpha. vector: whether rows of the output are 16-bit numbers and start at
     multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
     eight of each, and the output is gate(first) · second: ``factors`` are of each of them.
@@ -46,6 +47,7 @@ class WgmmaConfig:
     out: str = "bfloat16"
     tile_n: int = 128
     warpgroups: int = 2
+    k_groups: int = 1
     ctas_per_sm: int = 1
     cluster_rows: int = 1
     split_k: int = 1
@@ -79,8 +81,18 @@ class WgmmaConfig:
         return 2 if self.gate else 1
 
     @property
+    def row_groups(self) -> int:
+        """Warpgroups that have different rows."""
+        return self.warpgroups // self.k_groups
+
+    @property
     def tile_m(self) -> int:
-        return MMA_ROWS * self.warpgroups
+        return MMA_ROWS * self.row_groups
+
+    @property
+    def half_tiles(self) -> bool:
+        """Whether a tile has an odd number of halves of packed tiles: they are copied one by one."""
+        return self.row_groups % 2 > 0
 
     @property
     def out_rows(self) -> int:
@@ -89,7 +101,7 @@ class WgmmaConfig:
 
     @property
     def tile_k(self) -> int:
-        return STAGE_TILES * TILE_K
+        return STAGE_TILES * TILE_K * self.k_groups
 
     @property
     def stage_k(self) -> int:
@@ -103,7 +115,7 @@ class WgmmaConfig:
     @property
     def weight_bytes(self) -> int:
         """Of a stage."""
-        return self.tile_m // TILE_ROWS * self.stage_tiles * TILE_BYTES
+        return self.tile_m * self.stage_tiles * TILE_BYTES // TILE_ROWS
 
     @property
     def x_bytes(self) -> int:
@@ -127,18 +139,28 @@ class WgmmaConfig:
 
     @property
     def epilogue_bytes(self) -> int:
-        """Shared memory in which the warps of a CTA turn their output."""
+        """Shared memory in which the warps of a CTA turn their output: with ``k_groups`` that of the first stages."""
         return 4 * self.warpgroups * self.epilogue_columns * self.epilogue_pitch if self.vector else 0
+
+    @property
+    def k_parts(self) -> int:
+        """Sums that make a tile shared along K: a warpgroup's each."""
+        return self.split_k * self.k_groups
 
     @property
     def received_bytes(self) -> int:
         """Shared memory for the sums of the other CTAs that share a tile along K."""
-        return (self.split_k - 1) * self.tile_m * self.tile_n // self.split_k * 4
+        return (self.split_k - 1) * self.warpgroups * MMA_ROWS * self.part_columns * 4
+
+    @property
+    def joined_bytes(self) -> int:
+        """Memory of the first stages for the sums of the other warpgroups that have the same rows."""
+        return (self.k_groups - 1) * self.warpgroups * MMA_ROWS * self.split_k * self.part_columns * 4
 
     @property
     def part_columns(self) -> int:
-        """Those that a CTA stores of a tile shared along K."""
-        return self.tile_n // self.split_k
+        """Those that a warpgroup stores of a tile shared along K."""
+        return self.tile_n // self.k_parts
 
     @property
     def piece_columns(self) -> int:
@@ -146,14 +168,20 @@ class WgmmaConfig:
         return min(self.part_columns, self.epilogue_columns)
 
     @property
+    def part_pieces(self) -> int:
+        return self.part_columns // self.piece_columns
+
+    @property
     def pieces(self) -> int:
-        return self.part_columns // self.piece_columns if self.split_k > 1 else 0
+        """Of a CTA."""
+        return self.k_groups * self.part_pieces if self.split_k > 1 else 0
 
     @cached_property
     def ring_stages(self) -> int:
         """Stages in shared memory."""
         each = (self.arch.shared_bytes + RESERVED_SHARED) // self.ctas_per_sm - RESERVED_SHARED
-        kept = self.epilogue_bytes + self.received_bytes + 8 * self.pieces + self.table_bytes
+        own = self.epilogue_bytes if self.k_groups == 1 else 0
+        kept = own + self.received_bytes + 8 * self.pieces + self.table_bytes
         room = each - kept - ALIGNMENT
         return self.stages or min(room // (self.stage_bytes + 16), MAX_STAGES)
 
@@ -162,7 +190,7 @@ def can_implement(c: WgmmaConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
     if c.arch.generation not in ("sm90", "sm120"):
         return explain("architecture of packed weights", got=c.arch.name, expected="sm_90a, sm_120a or sm_121a")
-    if c.arch.generation == "sm120" and (c.clustered or c.warpgroups != 2 or c.tile_n > 128):
+    if c.arch.generation == "sm120" and (c.clustered or c.warpgroups != 2 or c.tile_n > 128 or c.scheduler == "helped"):
         got = f"clusters of {c.cluster_rows * c.split_k}, {c.warpgroups} warpgroups, tiles of {c.tile_n} columns"
         return explain(
             f"a plan for {c.arch.name}", got=got, expected="clusters of 1, 2 warpgroups, at most 128 columns"
@@ -171,15 +199,26 @@ def can_implement(c: WgmmaConfig) -> str:
         return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, TILE_N))}")
     if c.cluster_rows not in (1, 2, 4) or c.tile_n % (8 * c.cluster_rows):
         return explain("cluster_rows", got=c.cluster_rows, expected=f"1, 2 or 4, at most {c.tile_n // 8}: tile_n / 8")
-    if c.split_k not in (1, 2, 4) or c.tile_n % (8 * c.split_k):
+    if c.split_k not in (1, 2, 4) or c.tile_n % (8 * c.k_parts):
         return explain("split_k", got=c.split_k, expected=f"1, 2 or 4, at most {c.tile_n // 8}: tile_n / 8")
-    if c.split_k > 1 and (c.cluster_rows > 1 or c.scheduler != "static"):
+    if c.k_groups > 1 and (c.k_groups != 2 or c.split_k == 1 or c.tile_n > {2: 128, 4: 64}.get(c.warpgroups, 0)):
+        got = f"{c.k_groups} with {c.warpgroups} warpgroups, split_k {c.split_k} and tiles of {c.tile_n} columns"
+        expected = "1, or 2 with split_k and 4 warpgroups, at most 64 columns, or 2 and at most 128"
+        return explain("k_groups", got=got, expected=expected)
+    if c.split_k > 1 and c.part_columns % c.piece_columns:
+        expected = f"a divisor of {c.tile_n} into multiples of {c.epilogue_columns}"
+        return explain("split_k", got=c.split_k, expected=expected)
+    if c.split_k > 1 and (c.cluster_rows > 1 or c.scheduler == "stream_k"):
         got = f"{c.split_k} with cluster_rows {c.cluster_rows} and scheduler {c.scheduler}"
-        return explain("split_k", got=got, expected="cluster_rows 1 and scheduler static")
+        return explain("split_k", got=got, expected="cluster_rows 1 and scheduler static or helped")
+    if c.scheduler == "helped" and (c.cluster_rows > 1 or c.k_groups > 1 or c.ctas_per_sm > 1):
+        got = f"cluster_rows {c.cluster_rows}, k_groups {c.k_groups}, ctas_per_sm {c.ctas_per_sm}"
+        return explain("tiling with helpers", got=got, expected="1 of each")
     if c.stage_tiles not in (1, STAGE_TILES):
         return explain("stage_tiles", got=c.stage_tiles, expected=f"1 or {STAGE_TILES}")
-    if c.tile_n == 256 and c.warpgroups == 4:
-        return explain("warpgroups of tiles of 256 columns", got=4, expected="2: four have too few registers")
+    if c.tile_n > 128 and c.warpgroups > 2:
+        expected = "2: more have too few registers"
+        return explain(f"warpgroups of tiles of {c.tile_n} columns", got=c.warpgroups, expected=expected)
     if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > 64)):
         got = f"{c.ctas_per_sm} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"
         return explain("ctas_per_sm", got=got, expected="1, or 2 with 2 warpgroups and at most 64 columns")
@@ -189,8 +228,9 @@ def can_implement(c: WgmmaConfig) -> str:
         return explain("bias of a gated GEMM", got=c.bias, expected="none")
     if c.vector and OUT_BYTES[c.out] != 2:
         return explain("output stored in vectors", got=c.out, expected="float16 or bfloat16")
-    if c.warpgroups not in (2, 4):
-        return explain("warpgroups", got=c.warpgroups, expected="2 or 4: whole packed tiles")
-    if c.ring_stages * c.stage_tiles < 3:
-        return explain("stages", got=c.ring_stages, expected="at least 2, of one tile 3: one is read ahead")
+    if c.warpgroups not in (2, 3, 4):
+        return explain("warpgroups", got=c.warpgroups, expected="2, 3 or 4")
+    least = c.k_groups * (STAGE_TILES + 1 - c.stage_tiles) + 1
+    if c.ring_stages < least:
+        return explain("stages", got=c.ring_stages, expected=f"at least {least}: one is read ahead")
     return ""

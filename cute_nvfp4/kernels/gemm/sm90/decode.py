@@ -67,10 +67,11 @@ class PackedLane(NamedTuple):
     scales: tuple[Uint32, ...]
 
 
-def load_lane(tile: Int32, slab: Int32, lane: Int32) -> PackedLane:
-    """Those of ``slab`` of the packed tile at a shared address; the four lanes of a row have the same scales."""
+def load_lane(tile: Int32, slab: Int32, lane: Int32, code_bytes: int = CODE_BYTES) -> PackedLane:
+    """Those of ``slab`` of the packed tile at a shared address, or of a part that has so many bytes of codes; the four
+    lanes of a row have the same scales."""
     codes = load_shared(tile + slab * (LANES * LANE_BYTES) + lane * LANE_BYTES, LANE_BYTES)
-    row = CODE_BYTES + slab * (SLAB_ROWS // 2 * ROW_SCALE_BYTES) + lane // ROW_LANES * ROW_SCALE_BYTES
+    row = code_bytes + slab * (SLAB_ROWS // 2 * ROW_SCALE_BYTES) + lane // ROW_LANES * ROW_SCALE_BYTES
     return PackedLane(tuple(codes), tuple(load_shared(tile + row, ROW_SCALE_BYTES)))
 
 

@@ -55,9 +55,21 @@ class Epilogue:
             else:
                 self.add_partials(acc, tile)
                 self.store_tile(acc, tile, 0, self.config.tile_n)
-        elif cutlass.const_expr(self.config.split_k > 1):
+        elif cutlass.const_expr(self.config.scheduler == "helped"):
+            if self.scheduler.helps:
+                self.write_help(acc, tile)
+            else:
+                self.finish_tile(acc, tile)
+        else:
+            self.finish_tile(acc, tile)
+
+    @cute.jit
+    def finish_tile(self, acc: cute.Tensor, tile: WorkTile):
+        """Stores a work tile that this CTA, or its cluster, has but for what helpers did."""
+        if cutlass.const_expr(self.config.split_k > 1):
             self.share_tile(acc, tile)
         else:
+            self.add_help(acc, tile, 0)
             self.store_tile(acc, tile, 0, self.config.tile_n)
 
     @property
@@ -67,17 +79,20 @@ class Epilogue:
 
     def first_row(self, tile: WorkTile) -> Int32:
         """The first row of the warp's slab: a column of the output."""
-        slab = self.group * (MMA_ROWS // SLAB_ROWS) + self.thread // WARP
+        group = self.group % self.config.row_groups if self.config.k_groups > 1 else self.group
+        slab = group * (MMA_ROWS // SLAB_ROWS) + self.thread // WARP
         return tile.m * self.config.out_rows + slab * (8 * self.slab_parts)
 
     @cute.jit
     def share_tile(self, acc: cute.Tensor, tile: WorkTile):
-        """Stores this CTA's part of a tile that a cluster shares along K, a piece as its sums come."""
+        """Stores this warpgroup's part of a tile that a cluster shares along K, a piece as its sums come."""
         cfg = self.config
+        self.sums.join(acc)
         self.sums.send(acc)
-        for part in cutlass.range_constexpr(cfg.split_k):
+        for part in cutlass.range_constexpr(cfg.k_parts):
             if self.sums.part == part:
-                for piece in cutlass.range_constexpr(cfg.pieces):
+                self.add_help(acc, tile, part)
+                for piece in cutlass.range_constexpr(cfg.part_pieces):
                     begin = part * cfg.part_columns + piece * cfg.piece_columns
                     self.sums.receive(acc, begin)
                     self.store_tile(acc, tile, begin, begin + cfg.piece_columns)
@@ -211,14 +226,16 @@ class Epilogue:
 
     @cute.jit
     def write_partial(self, acc: cute.Tensor):
-        slot = self.slot(self.scheduler.place.worker)
-        for i in cutlass.range_constexpr(cute.size(acc) // FLOATS):
-            target = _quad(slot + i * (4 * FLOATS * WARPGROUP))
-            for j in cutlass.range_constexpr(FLOATS):
-                target[j] = acc[FLOATS * i + j]
+        self.write_slot(acc, self.slot(self.scheduler.place.worker))
         self.barrier()
         if self.thread == 0:
             store_flag(self.flag(self.scheduler.place.worker), Int32(1))
+
+    def write_slot(self, acc: cute.Tensor, slot: Int64) -> None:
+        for i in range(cute.size(acc) // FLOATS):
+            target = _quad(slot + i * (4 * FLOATS * WARPGROUP))
+            for j in range(FLOATS):
+                target[j] = acc[FLOATS * i + j]
 
     @cute.jit
     def contributors(self, missing: Int32) -> Int32:
@@ -243,14 +260,46 @@ class Epilogue:
                 store_global(self.flag(worker - 1 - i), [Uint32(0)])
             self.barrier()
             for i in cutlass.range(1, count + 1, unroll=1):
-                self.add_slot(acc, self.slot(worker - i))
+                self.add_slot(acc, self.slot(worker - i), 0, cute.size(acc) // FLOATS)
 
-    def add_slot(self, acc: cute.Tensor, slot: Int64) -> None:
-        """Adds one CTA's sums; as many loads are asked for before the first is used as there are registers for."""
-        total = cute.size(acc) // FLOATS
+    # sums of helpers: the same for each warpgroup of each work tile, with a flag for each part of its columns
+
+    def help_flag(self, tile: WorkTile, part: int) -> Int64:
+        index = (self.scheduler.index(tile) * self.config.split_k + part) * self.config.warpgroups + self.group
+        return self.arguments.partials.flags.toint() + Int64(index) * 4
+
+    def help_slot(self, tile: WorkTile) -> Int64:
+        index = Int64(self.scheduler.index(tile)) * self.config.warpgroups + self.group
+        floats = MMA_ROWS * self.config.tile_n
+        return self.arguments.partials.workspace.toint() + index * (4 * floats) + self.thread * (4 * FLOATS)
+
+    @cute.jit
+    def write_help(self, acc: cute.Tensor, tile: WorkTile):
+        self.write_slot(acc, self.help_slot(tile))
+        self.barrier()
+        if self.thread < self.config.split_k:
+            store_flag(self.help_flag(tile, self.thread), Int32(1))
+
+    @cute.jit
+    def add_help(self, acc: cute.Tensor, tile: WorkTile, part: cutlass.Constexpr[int]):
+        """Adds the helper's sums of this CTA's columns, if there are helpers."""
+        if cutlass.const_expr(self.config.scheduler == "helped"):
+            if self.thread == 0:
+                flag = self.help_flag(tile, part)
+                while load_flag(flag) == 0:
+                    pass
+                # lowered without a fence, as that of stream-K
+                store_global(flag, [Uint32(0)])
+            cute.arch.sync_warp()
+            self.barrier()
+            quads = self.config.part_columns // 8
+            self.add_slot(acc, self.help_slot(tile), part * quads, quads)
+
+    def add_slot(self, acc: cute.Tensor, slot: Int64, begin: int, count: int) -> None:
+        """Adds fours of another CTA's sums; as many loads as there are registers for, before the first is used."""
         ahead = 16 if self.config.warpgroups == 2 and self.config.ctas_per_sm == 1 else 8
-        for first in range(0, total, ahead):
-            quads = range(first, min(first + ahead, total))
+        for first in range(begin, begin + count, ahead):
+            quads = range(first, min(first + ahead, begin + count))
             received = [load_global(slot + i * (4 * FLOATS * WARPGROUP), 4 * FLOATS) for i in quads]
             for i, words in zip(quads, received):
                 for j in range(FLOATS):

@@ -1,4 +1,5 @@
-"""Sums over the CTAs of a cluster that share a tile along K, through distributed shared memory.
+"""Sums over the CTAs of a cluster that share a tile along K, through distributed shared memory; before, over the
+warpgroups of a CTA that do.
 
 Each stores its part of the tile's columns: the others send it their sums of them by st.async into slots of its own, and
 it adds them in the order of the slots, so that results repeat bit for bit. They come in pieces, each with a barrier of
@@ -8,10 +9,11 @@ its own: one is stored while the next are under way. A CTA has one tile: nothing
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Int32
+from cutlass import Float32, Int32
 
 from ....ptx import mbarrier
 from ....ptx.cluster import remote_address, store_async
@@ -21,25 +23,37 @@ from .config import WARPGROUP, WgmmaConfig
 QUAD_COLUMNS = 8
 """Columns of which a thread has four sums, two in each of two rows."""
 QUAD_BYTES = 16
+ALL_BARRIER = 6
+"""Named barrier of the warpgroups."""
 
 
 @dataclass(frozen=True)
 class ClusterSums:
-    """What a thread of a warpgroup needs: this CTA's ``part`` of K; shared addresses of the first piece's barrier and
-    of the slots, fp32 (4, THREAD, QUAD, WARPGROUP, SLOT)."""
+    """What a thread of a warpgroup needs: its ``part`` of K, the ``k_groups`` of a CTA having consecutive ones; shared
+    addresses of the first piece's barrier and of the slots, fp32 (4, THREAD, QUAD, WARPGROUP, SLOT), and of the first
+    stage."""
 
     config: WgmmaConfig
     part: Int32
     barriers: Int32
     slots: Int32
+    stages: Int32
     group: Int32
     thread: Int32
 
+    @property
+    def rank(self) -> Int32:
+        """Of the CTA in the cluster."""
+        return self.part // self.config.k_groups if self.config.k_groups > 1 else self.part
+
     def place(self, slot: Int32) -> Int32:
         """The thread's first sums in a slot."""
-        row = slot * self.config.warpgroups + self.group
+        return self.slots + self._quads(slot, self.group)
+
+    def _quads(self, slot: Any, group: Int32) -> Int32:
+        row = slot * self.config.warpgroups + group
         quads = self.config.part_columns // QUAD_COLUMNS
-        return self.slots + (row * (quads * WARPGROUP) + self.thread) * QUAD_BYTES
+        return (row * (quads * WARPGROUP) + self.thread) * QUAD_BYTES
 
     @cute.jit
     def announce(self):
@@ -50,34 +64,73 @@ class ClusterSums:
                 mbarrier.expect_bytes(self.barriers + 8 * piece, Int32(self.config.received_bytes // pieces))
 
     @cute.jit
+    def join(self, acc: cute.Tensor):
+        """Makes ``acc``, of the columns that are of this warpgroup's turn in any CTA, sums over both turns."""
+        cfg = self.config
+        if cutlass.const_expr(cfg.k_groups > 1):
+            own = self.part % cfg.k_groups
+            self.together()  # nobody reads a stage any more
+            for part in cutlass.range_constexpr(cfg.k_parts):
+                if part % cfg.k_groups != own:
+                    group = self.group % cfg.row_groups + part % cfg.k_groups * cfg.row_groups
+                    self.put(acc, part, self.stages + self._quads(part // cfg.k_groups, group))
+            self.together()
+            for part in cutlass.range_constexpr(cfg.k_parts):
+                if part % cfg.k_groups == own:
+                    self.add(acc, part * cfg.part_columns, self.stages + self._quads(part // cfg.k_groups, self.group))
+
+    def together(self) -> None:
+        cute.arch.sync_warp()
+        cute.arch.barrier(barrier_id=ALL_BARRIER, number_of_threads=WARPGROUP * self.config.warpgroups)
+
+    def put(self, acc: cute.Tensor, part: int, place: Int32) -> None:
+        """Stores the sums of a part's columns."""
+        first = part * self.config.part_columns // 2
+        for i in range(self.config.part_columns // 2):
+            address = place + i // 4 * (WARPGROUP * QUAD_BYTES)
+            pointer = cute.make_ptr(Float32, address, cute.AddressSpace.smem, assumed_align=QUAD_BYTES)
+            cute.make_tensor(pointer, cute.make_layout(4))[i % 4] = acc[first + i]
+
+    @cute.jit
     def send(self, acc: cute.Tensor):
-        """Sends the others what is theirs of ``acc``."""
+        """Sends the other CTAs what is theirs of ``acc``."""
+        cfg = self.config
         # they have made their barriers
         cute.arch.cluster_wait()
-        for part in cutlass.range_constexpr(self.config.split_k):
-            if part != self.part:
-                self.send_to(acc, part)
+        for part in cutlass.range_constexpr(cfg.k_parts):
+            if cutlass.const_expr(cfg.k_groups > 1):
+                if (part != self.part) & (part % cfg.k_groups == self.part % cfg.k_groups):
+                    self.send_to(acc, part)
+            else:
+                if part != self.part:
+                    self.send_to(acc, part)
 
     def send_to(self, acc: cute.Tensor, part: int) -> None:
-        """Sends CTA ``part`` its columns: to slot 0 if this is the CTA after it, and so on."""
-        columns = self.config.part_columns
-        slot = (self.part - part - 1) & (self.config.split_k - 1)
-        target, barriers = remote_address(self.place(slot), Int32(part)), remote_address(self.barriers, Int32(part))
+        """Sends the warpgroup that has ``part`` its columns: to slot 0 if this one has the part after it, and so on."""
+        cfg, columns, rank = self.config, self.config.part_columns, part // self.config.k_groups
+        slot, barrier = (self.rank - rank - 1) & (cfg.split_k - 1), self.barriers
+        if cfg.k_groups > 1:
+            barrier = barrier + 8 * (part % cfg.k_groups) * cfg.part_pieces
+        target, barriers = remote_address(self.place(slot), Int32(rank)), remote_address(barrier, Int32(rank))
         for column in range(0, columns, QUAD_COLUMNS):
             first = (part * columns + column) // 2
             values = [acc[first + i] for i in range(4)]
             place = target + column * (WARPGROUP * QUAD_BYTES // QUAD_COLUMNS)
-            store_async(place, values, barriers + column // self.config.piece_columns * 8)
+            store_async(place, values, barriers + column // cfg.piece_columns * 8)
 
     def receive(self, acc: cute.Tensor, begin: int) -> None:
-        """Makes the piece of this CTA's columns that starts at column ``begin`` of the tile sums over all of K."""
-        columns, piece = self.config.part_columns, self.config.piece_columns
+        """Makes the piece of the warpgroup's columns that starts at column ``begin`` of the tile sums over all of K."""
+        cfg, columns, piece = self.config, self.config.part_columns, self.config.piece_columns
         own = begin % columns
-        mbarrier.wait(self.barriers + own // piece * 8, Int32(0), cluster=True)
-        for slot in range(self.config.split_k - 1):
-            source = self.place(Int32(slot))
-            for column in range(own, own + piece, QUAD_COLUMNS):
-                first = (begin - own + column) // 2
-                place = source + column * (WARPGROUP * QUAD_BYTES // QUAD_COLUMNS)
-                for i, value in enumerate(load_shared_floats(place)):
-                    acc[first + i] = acc[first + i] + value
+        k_group = begin // columns % cfg.k_groups
+        mbarrier.wait(self.barriers + (k_group * cfg.part_pieces + own // piece) * 8, Int32(0), cluster=True)
+        for slot in range(cfg.split_k - 1):
+            place = self.place(Int32(slot)) + own * (WARPGROUP * QUAD_BYTES // QUAD_COLUMNS)
+            self.add(acc, begin, place, piece)
+
+    def add(self, acc: cute.Tensor, begin: int, place: Int32, columns: int = 0) -> None:
+        """Adds sums of some columns, or of a part's, from ``begin`` of the tile on."""
+        for column in range(0, columns or self.config.part_columns, QUAD_COLUMNS):
+            first = (begin + column) // 2
+            for i, value in enumerate(load_shared_floats(place + column * (WARPGROUP * QUAD_BYTES // QUAD_COLUMNS))):
+                acc[first + i] = acc[first + i] + value

@@ -207,7 +207,7 @@ class GroupedWgmma(WgmmaGemm):
     def multiply(self, memory: Memory, scheduler: GroupScheduler, group: Int32, thread: Int32):
         """The loop of a warpgroup: decode, multiply, store."""
         cfg, own, zero = self.config, thread % WARPGROUP, Int32(0)
-        sums = ClusterSums(cfg, zero, memory.sums_barrier, memory.received, group, own)
+        sums = ClusterSums(cfg, zero, memory.sums_barrier, memory.received, zero, group, own)
         at = Position(zero, zero)
         cursor, end = scheduler.range()
         while cursor < end:

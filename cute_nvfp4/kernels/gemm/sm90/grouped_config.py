@@ -10,6 +10,8 @@ from ....errors import explain
 from ..grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, Columns, GroupTableConfig
 from .config import STAGE_TILES, WgmmaConfig, can_implement
 
+GROUP_TILE_N = (8, 16, 32, 64, 128, 256)
+"""The most rows of x in a tile."""
 _WIDTHS = {128: (32, 64, 96, 128), 256: (96, 128, 192, 256)}
 """More of them, or two in 80 registers, and ptxas lets no two wgmma run at the same time (its note C7512)."""
 
@@ -51,6 +53,8 @@ def can_implement_groups(c: GroupedWgmmaConfig) -> str:
     if c.scheduler != "static" or c.clustered:
         got = f"scheduler {c.scheduler}, clusters of {c.cluster_rows}"
         return explain("a grouped GEMM of packed weights", got=got, expected="static, without clusters")
+    if c.tile_n not in GROUP_TILE_N:
+        return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, GROUP_TILE_N))}")
     if c.stage_tiles != STAGE_TILES:
         return explain("stage_tiles of a grouped GEMM", got=c.stage_tiles, expected=STAGE_TILES)
     if c.bias:

@@ -286,4 +286,4 @@ def arguments_of(groups: Groups, tile: GroupTile) -> WgmmaArguments:
     out = groups.out(tile.group)
     out = out._replace(pointer=out.pointer + Int64(tile.x_row) * out.row_stride)
     weight = PackedWeight(None, groups.n(tile.group), None, None)
-    return WgmmaArguments(weight, None, out, None, None, (), None, None, None, None)
+    return WgmmaArguments(weight, None, out, None, None, (), None, None, None, None, None)

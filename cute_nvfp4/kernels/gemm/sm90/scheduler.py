@@ -1,9 +1,10 @@
-"""Equal shares of all k-tiles, each walked from its end: a CTA waits only for CTAs before it.
+"""Two ways to give every multiprocessor as much to do: equal shares of all k-tiles, or a tile each and helpers.
 
-A CTA's first work tile is then the one whose last k-tiles belong to the CTA after it: it writes partial sums at once.
-Its last work tile is the one whose first k-tiles the CTAs before it had as *their* first: it adds their sums, which
-have been there for long. CTAs start in the order of their index, so that none waits for one that cannot start, and no
-cooperative launch is needed.
+Of equal shares each is walked from its end. A CTA's first work tile is then the one whose last k-tiles belong to the
+CTA after it: it writes partial sums at once. Its last work tile is the one whose first k-tiles the CTAs before it had
+as *their* first: it adds their sums, which have been there for long. Helpers are the first CTAs of a launch. In both, a
+CTA waits only for CTAs before it, and CTAs start in the order of their index, so that none waits for one that cannot
+start, and no cooperative launch is needed.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import cutlass
 from cutlass import Int32
 
-from ..tile_scheduler import CursorRange, Share, StaticScheduler, StreamKScheduler, WorkTile
+from ..tile_scheduler import CursorRange, Share, StaticScheduler, StreamKScheduler, WorkTile, k_slice
 
 
 @dataclass(frozen=True)
@@ -30,4 +31,39 @@ class DescendingStreamK(StreamKScheduler):
         return self._placed(index, Share(k_last + 1 - count, count))
 
 
-SCHEDULERS = {"static": StaticScheduler, "stream_k": DescendingStreamK}
+@dataclass(frozen=True)
+class HelpedScheduler(StaticScheduler):
+    """A work tile for each cluster but the first ones, whose CTAs are helpers: dealt in turn, these multiply the last
+    ``helped`` k-tiles of every work tile. Few sums go through global memory, and most of them early."""
+
+    helped: Int32 | None = None
+
+    @property
+    def helping_clusters(self) -> Int32:
+        return self.place.workers - self.tiles
+
+    @property
+    def helps(self) -> cutlass.Boolean:
+        return self.place.worker < self.helping_clusters
+
+    def range(self) -> CursorRange:
+        helper = self.place.worker * self.config.split_k + self.place.part
+        own = self.place.worker - self.helping_clusters
+        return CursorRange(cutlass.select_(self.helps, helper, own), self.tiles)
+
+    def tile(self, cursor: Int32, end: Int32) -> WorkTile:
+        rest = self.k_tiles - self.helped
+        own = k_slice(self.config, self.place, rest)
+        first = cutlass.select_(self.helps, rest, own.first)
+        return self._placed(cursor, Share(first, cutlass.select_(self.helps, self.helped, own.count)))
+
+    def after(self, cursor: Int32, tile: WorkTile) -> Int32:
+        helpers = self.helping_clusters * self.config.split_k
+        return cursor + cutlass.select_(self.helps, helpers, self.tiles)
+
+    def index(self, tile: WorkTile) -> Int32:
+        """Of a work tile, from 0 on."""
+        return (tile.batch * self.rest_n + tile.n) * self.rest_m + tile.m
+
+
+SCHEDULERS = {"static": StaticScheduler, "stream_k": DescendingStreamK, "helped": HelpedScheduler}

@@ -1,7 +1,7 @@
 """out = alpha · x · weightᵀ on WGMMA, weights packed NVFP4 and decoded into the registers of operand A; or two such
 products, joined by a gate.
 
-Persistent and warp-specialised: two warps load stages, weights as runs of bytes by bulk copies and x by TMA; two or
+Persistent and warp-specialised: two warps load stages, weights as runs of bytes by bulk copies and x by TMA; two to
 four warpgroups decode a packed tile into registers while the tensor cores multiply the one before it.
 """
 
@@ -18,17 +18,17 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
 from ....ptx import mbarrier
-from ....ptx.async_copy import copy_bulk
-from ....weight_layout import STEPS, TILE_BYTES, TILE_K, TILE_ROWS
+from ....weight_layout import CODE_BYTES, STEPS, TILE_BYTES, TILE_K
 from ..arguments import OUT_DTYPES
 from ..operands import TmaCopy
 from ..tile_scheduler import CtaPlace, CursorRange, StaticScheduler, WorkTile
-from .arguments import PackedWeight, WgmmaArguments
+from .arguments import WgmmaArguments
 from .config import LOADING_WARPS, MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
 from .decode import PackedLane, decode_tile, load_lane, product_alphas
 from .epilogue import Epilogue
 from .exchange import ClusterSums
 from .scheduler import SCHEDULERS
+from .weights import copy_stage, tile_addresses
 
 START_BARRIER = 5
 """Named barrier: the ring's barriers are there. Those before are the warpgroups'."""
@@ -82,7 +82,7 @@ def make_mma(config: WgmmaConfig) -> cute.TiledMma:
     op = warpgroup.MmaF16BF16Op(
         dtype, Float32, (MMA_ROWS, config.tile_n, 16), warpgroup.OperandSource.RMEM, k_major, k_major
     )
-    return cute.make_tiled_mma(cute.make_mma_atom(op), (config.warpgroups, 1, 1))
+    return cute.make_tiled_mma(cute.make_mma_atom(op), (config.row_groups, 1, 1))
 
 
 def x_layout(config: WgmmaConfig) -> Any:
@@ -95,6 +95,16 @@ def advance(config: WgmmaConfig, at: Position) -> Position:
     following = at.stage + 1
     last = following == config.ring_stages
     return Position(cutlass.select_(last, Int32(0), following), cutlass.select_(last, at.phase ^ 1, at.phase))
+
+
+def advance_own(config: WgmmaConfig, at: Position) -> Position:
+    """To the next stage of a warpgroup; the ring has as many for each of ``k_groups``."""
+    if config.k_groups == 1:
+        return advance(config, at)
+    following = at.stage + config.k_groups
+    last = following >= config.ring_stages
+    stage = cutlass.select_(last, following - config.ring_stages, following)
+    return Position(stage, cutlass.select_(last, at.phase ^ 1, at.phase))
 
 
 class WgmmaGemm:
@@ -168,7 +178,7 @@ class WgmmaGemm:
         with cute.arch.elect_one():
             for stage in range(cfg.ring_stages):
                 mbarrier.initialise(memory.ring.full + 8 * stage, LOADING_WARPS)
-                mbarrier.initialise(memory.ring.empty + 8 * stage, 4 * cfg.warpgroups * cfg.cluster_rows)
+                mbarrier.initialise(memory.ring.empty + 8 * stage, 4 * cfg.row_groups * cfg.cluster_rows)
             for piece in range(cfg.pieces):
                 mbarrier.initialise(memory.sums_barrier + 8 * piece, 1)
             mbarrier.fence_initialised()
@@ -184,24 +194,27 @@ class WgmmaGemm:
         """Of a thread that multiplies."""
         if self.config.ctas_per_sm == 2:
             return 104
-        return 240 if self.config.warpgroups == 2 else 112
+        return {2: 240, 3: 160, 4: 112}[self.config.warpgroups]
 
     def allocate(self) -> Memory:
         cfg, smem = self.config, SmemAllocator()
         layout = x_layout(cfg)
         sX = smem.allocate_tensor(TYPES[cfg.dtype], layout.outer, byte_alignment=1024, swizzle=layout.inner)
         weights = smem.allocate_array(cutlass.Uint8, cfg.ring_stages * cfg.weight_bytes, byte_alignment=128)
-        epilogue = smem.allocate_array(cutlass.Uint8, max(cfg.epilogue_bytes, 16), byte_alignment=128)
+        epilogue = sX.iterator.toint() + cfg.joined_bytes
+        if cfg.k_groups == 1:
+            epilogue = smem.allocate_array(cutlass.Uint8, max(cfg.epilogue_bytes, 16), byte_alignment=128).toint()
         received = smem.allocate_array(cutlass.Uint8, max(cfg.received_bytes, 16), byte_alignment=128)
         barriers = smem.allocate_array(Int64, 2 * cfg.ring_stages + cfg.pieces).toint()
         empty, sums = barriers + 8 * cfg.ring_stages, barriers + 16 * cfg.ring_stages
-        return Memory(weights.toint(), sX, Pipeline(barriers, empty), epilogue.toint(), received.toint(), sums)
+        return Memory(weights.toint(), sX, Pipeline(barriers, empty), epilogue, received.toint(), sums)
 
     def scheduler(self, arguments: WgmmaArguments, x_rows: Int32) -> StaticScheduler:
         cfg = self.config
         rank, part, worker = cute.arch.block_idx()
         _, _, workers = cute.arch.grid_dim()
         zero = Int32(0)
+        options = {"helped": arguments.helped} if cfg.scheduler == "helped" else {}
         return SCHEDULERS[cfg.scheduler](
             cfg,
             cute.ceil_div(arguments.weight.rows, cfg.out_rows * cfg.cluster_rows),
@@ -209,6 +222,7 @@ class WgmmaGemm:
             arguments.batch,
             cute.ceil_div(arguments.k, cfg.tile_k),
             CtaPlace(workers, worker, rank, zero, zero, part),
+            **options,
         )
 
     @cute.jit
@@ -220,31 +234,20 @@ class WgmmaGemm:
         while cursor < end:
             tile = scheduler.tile(cursor, end)
             first, after = self.stages_of(tile)
-            sources = self.weight_addresses(arguments.weight, tile)
+            sources = tile_addresses(cfg, arguments.weight, tile)
             for step in cutlass.range(first, after, unroll=1):
                 mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.ring.full + 8 * at.stage
                 with cute.arch.elect_one():
                     mbarrier.expect_bytes(full, Int32(cfg.weight_bytes))
-                    for i in cutlass.range_constexpr(cfg.tile_m // TILE_ROWS):
-                        target = memory.weights + at.stage * cfg.weight_bytes + i * (cfg.stage_tiles * TILE_BYTES)
-                        source = sources[i] + Int64(step) * (cfg.stage_tiles * TILE_BYTES)
-                        copy_bulk(target, source, Int32(cfg.stage_tiles * TILE_BYTES), full)
+                    copy_stage(cfg, sources, step, memory.weights + at.stage * cfg.weight_bytes, full)
                 at = advance(cfg, at)
             cursor = scheduler.after(cursor, tile)
 
     def stages_of(self, tile: WorkTile) -> CursorRange:
         """The stages of a work tile, as they lie along K."""
-        each = STAGE_TILES // self.config.stage_tiles
+        each = self.config.tile_k // self.config.stage_k
         return CursorRange(tile.k_first * each, (tile.k_first + tile.k_count) * each)
-
-    def weight_addresses(self, weight: PackedWeight, tile: WorkTile) -> tuple[Int64, ...]:
-        """Of the first packed tile of each row tile of a work tile."""
-        each, row_tiles = self.config.tile_m // TILE_ROWS, cute.ceil_div(weight.rows, TILE_ROWS // self.config.products)
-        # beyond the last: any bytes will do, its rows are not stored
-        rows = [cutlass.min(tile.m * each + i, row_tiles - 1) for i in range(each)]
-        first = weight.tiles.toint() + tile.batch * weight.batch_stride
-        return tuple(first + Int64(row) * weight.k_tiles * TILE_BYTES for row in rows)
 
     @cute.jit
     def load_x(self, x: TmaCopy, memory: Memory, scheduler: StaticScheduler):
@@ -284,24 +287,35 @@ class WgmmaGemm:
     ):
         """The loop of a warpgroup: decode, multiply, store."""
         cfg, own = self.config, thread % WARPGROUP
+        part, first = scheduler.place.part, Int32(0)
         products = self.products(memory, cfg.tile_n, group, thread)
-        sums = ClusterSums(cfg, scheduler.place.part, memory.sums_barrier, memory.received, group, own)
+        if cutlass.const_expr(cfg.k_groups > 1):
+            first = group // cfg.row_groups
+            part = part * cfg.k_groups + first
+        joined = memory.sX.iterator.toint()
+        sums = ClusterSums(cfg, part, memory.sums_barrier, memory.received, joined, group, own)
         alphas = product_alphas(arguments)
         epilogue = Epilogue(cfg, arguments, x_rows, alphas, memory.epilogue, scheduler, group, own, sums)
         if cutlass.const_expr(cfg.split_k > 1):
             sums.announce()
-        at = Position(Int32(0), Int32(0))
+        at = Position(first, Int32(0))
         cursor, end = scheduler.range()
         while cursor < end:
             tile = scheduler.tile(cursor, end)
             at = self.sum_products(products, memory, at, tile.k_count)
             epilogue.store(products.acc, tile)
             cursor = scheduler.after(cursor, tile)
+        if cutlass.const_expr(cfg.scheduler == "helped" and cfg.split_k > 1):
+            # the others do before they send sums
+            if scheduler.helps:
+                cute.arch.cluster_wait()
 
     def products(self, memory: Memory, columns: int, group: Int32, thread: Int32) -> Products:
         """Registers of a thread for a work tile of so many rows of x."""
         cfg = self.config
         mma = make_mma(replace(cfg, tile_n=columns))
+        if cfg.k_groups > 1:
+            group, thread = group % cfg.row_groups, thread % (cfg.row_groups * WARPGROUP)
         part = mma.get_slice(thread)
         mma.set(warpgroup.Field.ACCUMULATE, True)
         sX = cute.local_tile(memory.sX, (columns, cfg.stage_k), (0, 0, None))  # (columns, stage_k, STAGE)
@@ -312,6 +326,8 @@ class WgmmaGemm:
         fragments = tuple(cute.make_rmem_tensor(shape, TYPES[cfg.dtype]) for _ in range(STAGE_TILES))
         # where this warp's slab is: in which packed tile of the CTA's rows, and which of its slabs
         row_tile, slab = group // 2, (group % 2) * 4 + (thread % WARPGROUP) // 32
+        if cfg.half_tiles:
+            row_tile, slab = group, (thread % WARPGROUP) // 32
         return Products(mma, tCrX, acc, fragments, row_tile, slab, thread)
 
     @cute.jit
@@ -323,7 +339,7 @@ class WgmmaGemm:
         mbarrier.wait(memory.ring.full + 8 * at.stage, at.phase)
         packed = self.load_stage(memory, at.stage, products)
         for k_tile in cutlass.range(k_count, unroll=1):
-            following = advance(self.config, at)
+            following = advance_own(self.config, at)
             for half in cutlass.range_constexpr(STAGE_TILES):
                 part = half % self.config.stage_tiles
                 self.decode(fragments[half], packed[part])
@@ -347,16 +363,18 @@ class WgmmaGemm:
                 if cutlass.const_expr(part == self.config.stage_tiles - 1):
                     last = at.stage
                     at = following
-                    following = advance(self.config, at)
+                    following = advance_own(self.config, at)
         warpgroup.wait_group(0)
         self.release(memory.ring, last, thread)
         return at
 
     def load_stage(self, memory: Memory, stage: Int32, products: Products) -> tuple[PackedLane, ...]:
         """A lane's codes and scales of the packed tiles of a stage."""
-        tiles = self.config.stage_tiles
-        first = memory.weights + stage * self.config.weight_bytes + products.row_tile * (tiles * TILE_BYTES)
-        return tuple(load_lane(first + i * TILE_BYTES, products.slab, products.thread % 32) for i in range(tiles))
+        cfg, parts = self.config, 2 if self.config.half_tiles else 1
+        tile_bytes, code_bytes = TILE_BYTES // parts, CODE_BYTES // parts
+        first = memory.weights + stage * cfg.weight_bytes + products.row_tile * (cfg.stage_tiles * tile_bytes)
+        lane = products.thread % 32
+        return tuple(load_lane(first + i * tile_bytes, products.slab, lane, code_bytes) for i in range(cfg.stage_tiles))
 
     def decode(self, fragment: cute.Tensor, packed: PackedLane) -> None:
         """Decodes one packed tile to its fragment, (MMA, MMA_M, STEP)."""

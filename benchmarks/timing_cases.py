@@ -1,0 +1,174 @@
+"""The launches of ``timing.py``: what they are, and how to make them, on "cuda" (a GPU or a simulated one)."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import NamedTuple
+
+import timing_examples
+import timing_programs
+import torch
+
+import cute_nvfp4
+from cute_nvfp4 import BlockScaledTensor
+from cute_nvfp4.ops.gemv import gemv
+from cute_nvfp4.ops.quantize import quantize
+from cute_nvfp4.ops.rmsnorm_quantize import rmsnorm_quantize
+from cute_nvfp4.ops.silu_mul_quantize import silu_mul_quantize
+from cute_nvfp4.scale_layout import to_blocked
+
+
+class Case(NamedTuple):
+    """One launch: an operation and its sizes; ``rule`` of quantization, ``n`` of a GEMM with a repacked weight. Of a
+    program ("copy" and so on) and of an example of NVIDIA ("nvidia add") all ``sizes``."""
+
+    operation: str
+    rows: int = 0
+    k: int = 0
+    batch: int = 1
+    rule: str = ""
+    n: int = 0
+    sizes: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        if self.sizes:
+            return f"{self.operation} {' x '.join(map(str, self.sizes))}"
+        batch = f" x {self.batch}" if self.batch > 1 else ""
+        if self.n:
+            return f"{self.operation} {self.rows} x {self.n} x {self.k}"
+        return f"{self.operation} {self.rows} x {self.k}{batch}{' ' + self.rule if self.rule else ''}"
+
+
+SEEN = (
+    Case("gemv", 7168, 16384),
+    Case("gemv", 7168, 2048),
+    Case("gemv", 7168, 2048, 4),
+    Case("gemv", 4096, 4096),
+    Case("quantize", 16, 4096, rule="max"),
+    Case("quantize", 1024, 4096, rule="max"),
+    Case("rmsnorm_quantize", 128, 4096),
+    Case("silu_mul_quantize", 128, 4096),
+    *(Case("gemv", m, k) for m, k in ((8192, 8192), (4096, 14336), (14336, 4096), (1024, 1024), (2048, 8192))),
+    *(Case("gemv", m, k) for m, k in ((128, 256), (512, 16384), (5120, 5120), (28672, 8192))),
+    *(Case("gemv", m, k, b) for m, k, b in ((4096, 7168, 8), (1536, 7168, 4), (256, 2048, 16))),
+    *(Case("quantize", m, k, rule="max") for m, k in ((1, 4096), (128, 7168), (512, 4096), (2048, 4096), (128, 16384))),
+    *(Case("quantize", m, k, rule="four_six_mse") for m, k in ((16, 4096), (128, 7168), (1024, 4096))),
+    *(Case("rmsnorm_quantize", m, k) for m, k in ((16, 4096), (128, 7168), (1024, 4096), (512, 8192))),
+    *(Case("silu_mul_quantize", m, k) for m, k in ((16, 4096), (128, 7168), (1024, 4096), (512, 14336))),
+)
+
+HELD_OUT = (
+    *(Case("gemv", m, k) for m, k in ((6144, 4096), (3072, 12288), (2560, 2560), (11008, 4096))),
+    *(Case("gemv", m, k, b) for m, k, b in ((4096, 1024, 8), (1024, 8192, 2))),
+    *(Case("quantize", m, k, rule="max") for m, k in ((64, 8192), (256, 5120), (768, 2048), (4096, 2048))),
+    *(Case("quantize", m, k, rule=r) for m, k, r in ((64, 4096, "four_six_mae"), (256, 4096, "four_six_abs_max"))),
+    *(Case("rmsnorm_quantize", m, k) for m, k in ((64, 2048), (256, 8192), (2048, 2048), (32, 16384))),
+    *(Case("silu_mul_quantize", m, k) for m, k in ((64, 2048), (256, 8192), (2048, 2048), (32, 11008))),
+    *(Case("gemm", m, k, n=n) for m, n, k in ((1, 2048, 4096), (4, 8192, 2048), (8, 4096, 4096), (16, 2048, 8192))),
+    *(Case("gemm", m, k, n=n) for m, n, k in ((32, 4096, 4096), (128, 2048, 4096), (192, 4096, 2048))),
+    *(Case("gemm", m, k, n=n) for m, n, k in ((512, 2048, 2048), (1024, 2048, 2048))),
+)
+"""Written on 2026-11-22, before any of them was predicted or measured by anybody. Seen since."""
+
+
+def _others(kind: str, *which: tuple[str, tuple[int, ...]]) -> tuple[Case, ...]:
+    return tuple(Case(kind + name, sizes=sizes) for name, sizes in which)
+
+
+OTHERS_SEEN = (
+    *_others("", ("copy", (1 << 22,)), ("axpy", (1 << 21,)), ("gelu", (1 << 20,)), ("row_sum", (1024, 4096))),
+    *_others("", ("column_sum", (1024, 4096)), ("transpose", (1024, 2048))),
+    *_others("nvidia ", ("add", (1024, 1024)), ("layer_norm", (512, 2048)), ("sgemm", (256, 256, 64))),
+    *_others("nvidia ", ("tensorop_gemm", (512, 512, 256)), ("flash_attention_v2", (1, 256, 4, 64))),
+    *_others("nvidia ", ("wgmma_gemm", (512, 512, 512)), ("wgmma_gemm_persistent", (512, 512, 512))),
+    *_others("nvidia ", ("fp8_gemm_2xacc", (512, 512, 512)), ("grouped_gemm", (2, 256, 256, 256))),
+    *_others("nvidia ", ("fmha", (1, 512, 4, 64))),
+)
+
+
+SEEN_EARLY = (
+    *(Case("gemv", m, k) for m, k in ((10240, 4096), (2048, 16384), (7168, 7168))),
+    Case("gemv", 1536, 1536, 4),
+    *(Case("quantize", m, k, rule="max") for m, k in ((384, 6144), (1536, 4096))),
+    Case("quantize", 192, 7168, rule="four_six_mse"),
+    *(Case("rmsnorm_quantize", m, k) for m, k in ((512, 4096), (48, 6144))),
+    *(Case("silu_mul_quantize", m, k) for m, k in ((512, 4096), (24, 14336))),
+    *(Case("gemm", m, k, n=n) for m, n, k in ((2, 6144, 4096), (12, 4096, 2048), (24, 2048, 8192))),
+    *(Case("gemm", m, k, n=n) for m, n, k in ((64, 4096, 4096), (256, 2048, 2048), (384, 3072, 2048))),
+    *_others("", ("copy", (6 << 20,)), ("axpy", (1 << 22,)), ("gelu", (1 << 22,)), ("row_sum", (512, 8192))),
+    *_others("", ("column_sum", (2048, 2048)), ("transpose", (2048, 2048))),
+    *_others("nvidia ", ("layer_norm", (1024, 1024)), ("rms_norm", (256, 4096))),
+)
+"""Meant to be held out; their measured times were seen before they were predicted."""
+
+HELD_OUT_2 = (
+    *(Case("gemv", m, k) for m, k in ((9216, 4096), (3584, 18432), (5120, 8192))),
+    Case("gemv", 2048, 2048, 4),
+    *(Case("quantize", m, k, rule="max") for m, k in ((320, 8192), (1280, 5120))),
+    Case("quantize", 160, 6144, rule="four_six_mse"),
+    *(Case("rmsnorm_quantize", m, k) for m, k in ((640, 4096), (24, 8192))),
+    *(Case("silu_mul_quantize", m, k) for m, k in ((384, 6144), (40, 11008))),
+    *(Case("gemm", m, k, n=n) for m, n, k in ((1, 4096, 7168), (6, 6144, 2048), (16, 4096, 4096))),
+    *(Case("gemm", m, k, n=n) for m, n, k in ((48, 4096, 2048), (96, 2048, 4096), (320, 2048, 2048))),
+    *_others("", ("copy", (5 << 20,)), ("axpy", (3 << 20,)), ("gelu", (3 << 20,)), ("row_sum", (768, 6144))),
+    *_others("", ("column_sum", (1536, 3072)), ("transpose", (1536, 2048))),
+    *_others("nvidia ", ("add", (2048, 1024)), ("add_fp16", (2048, 2048)), ("layer_norm", (768, 1536))),
+    *_others("nvidia ", ("rms_norm", (384, 3072)), ("sgemm", (512, 256, 128)), ("tensorop_gemm", (256, 512, 512))),
+    *_others("nvidia ", ("flash_attention_v2", (1, 512, 2, 64)), ("wgmma_gemm", (1024, 512, 512))),
+    *_others("nvidia ", ("wgmma_gemm_cluster", (512, 1024, 256)), ("wgmma_gemm_persistent", (1024, 512, 256))),
+    *_others("nvidia ", ("fp8_gemm_2xacc", (512, 1024, 1024)), ("grouped_gemm", (3, 256, 512, 256))),
+    *_others("nvidia ", ("fmha", (1, 256, 8, 64)), ("fmha_causal", (1, 512, 4, 64))),
+)
+"""Written on 2026-11-22, before any of them was predicted or measured by anybody."""
+
+
+def operands(case: Case, device: str) -> tuple[BlockScaledTensor, BlockScaledTensor]:
+    """Random operands of a GEMV."""
+    generator = torch.Generator(device=device).manual_seed(1)
+
+    def draw(rows: int) -> BlockScaledTensor:
+        size = (case.batch, rows, case.k // 2), (case.batch, rows, case.k // 16)
+        data = torch.randint(0, 256, size[0], dtype=torch.uint8, device=device, generator=generator)
+        return BlockScaledTensor(
+            data, to_blocked(torch.randint(32, 96, size[1], dtype=torch.uint8, device=device, generator=generator))
+        )
+
+    return draw(case.rows), draw(1)
+
+
+def call_of(case: Case, device: str) -> Callable[[], object]:
+    """The launch, its operands made and its result's memory given where the operation takes it."""
+    if case.sizes:
+        word, _, name = case.operation.rpartition(" ")
+        return (timing_examples if word else timing_programs).launch_of(name, case.sizes)
+    if case.operation == "gemv":
+        a, b = operands(case, device)
+        return functools.partial(gemv, a, b, out=gemv(a, b)) if device == "cuda" else lambda: gemv(a, b)
+    generator = torch.Generator(device=device).manual_seed(1)
+    if case.operation == "gemm":
+        return gemm_of(case, generator)
+    width = case.k * (2 if case.operation == "silu_mul_quantize" else 1)
+    x = torch.randn(case.rows, width, generator=generator, device=device).bfloat16()
+    scale = torch.tensor(6.1803 / 2688, device=device)
+    backend = "cuda" if device == "cuda" else "sim"
+    if case.operation == "quantize":
+        options = {"rule": case.rule, "global_scale": scale, "backend": backend}
+        out = quantize(x, **options) if device == "cuda" else None
+        return lambda: quantize(x, **options, out=out)
+    if case.operation == "silu_mul_quantize":
+        return lambda: silu_mul_quantize(x, global_scale=scale, backend=backend)
+    weight = torch.ones(case.k, dtype=torch.bfloat16, device=device)
+    return lambda: rmsnorm_quantize(x, weight, global_scale=scale, backend=backend)
+
+
+def gemm_of(case: Case, generator: torch.Generator) -> Callable[[], object]:
+    """W4A16: bf16 times a repacked weight."""
+    given = {"device": generator.device, "generator": generator, "dtype": torch.uint8}
+    data = torch.randint(0, 256, (case.n, case.k // 2), **given)
+    weight = cute_nvfp4.prepare_weight(BlockScaledTensor(data, torch.randint(32, 96, (case.n, case.k // 16), **given)))
+    x = torch.randn(case.rows, case.k, device=generator.device, generator=generator).bfloat16()
+    out = torch.empty(case.rows, case.n, device=generator.device, dtype=torch.bfloat16)
+    backend = "cuda" if generator.device.type == "cuda" else "sim"
+    return lambda: cute_nvfp4.gemm(x, weight, out=out, backend=backend)
