@@ -78,7 +78,7 @@ def modelled(points: list[Point]) -> dict[str, dict[str, float]]:
     for point, launch in zip(points, launches):
         timing = launch["timing"]
         out[point.name] = {
-            "modelled_us": round(empty + timing["cycles"] / timing["cycles_per_us"], 3),
+            "modelled_us": round(empty + timing["microseconds"] - timing["launch_us"], 3),
             "roofline_us": round(max(timing["bounds_us"].values()), 3),
             "seconds": round(launch["seconds"], 1),
         }

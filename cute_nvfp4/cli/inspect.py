@@ -120,8 +120,9 @@ def _compile_quantize(
 
 def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[CompiledKernel, str, dict[str, Any]]:
     """The kernel that ``gemm`` would run on this problem, its plan in words, and where everything lies."""
+    from ..kernels.gemm.sm100 import memory_plan as sm100
     from ..kernels.gemm.sm100.mainloop import UNROLL
-    from ..kernels.gemm.sm100.memory_plan import SharedPlan, TensorPlan, pipelines
+    from ..kernels.gemm.sm120 import memory_plan as sm120
     from ..ops.gemm import compile_gemm
     from ..planning.gemm import GemmProblem, choose
     from ..runtime.inspection import disassemble, innermost_loop
@@ -130,7 +131,8 @@ def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[Compil
     target = architecture(arch)
     chosen = choose(GemmProblem(m, n, k, batch), target, target.sm_count)
     compiled, config = compile_gemm(chosen.config), chosen.config
-    opcode = "UTCOMMA" if config.formats[0].element_bits == 4 else "UTCQMMA"
+    warps = target.generation == "sm120"
+    architecture_plan, opcode, scales = (sm120, "OMMA", "LDS") if warps else (sm100, "UTCOMMA", "UTCCP")
     loop = innermost_loop(disassemble(compiled.cubin), opcode)
     edges = {
         edge.name: {
@@ -139,17 +141,17 @@ def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[Compil
             "full": str(edge.full),
             "empty": str(edge.empty),
         }
-        for edge in pipelines(config)
+        for edge in architecture_plan.pipelines(config)
     }
     plan = {
-        "shared_memory": SharedPlan(config).arithmetic,
-        "tensor_memory": TensorPlan(config).arithmetic,
+        "shared_memory": architecture_plan.SharedPlan(config).arithmetic,
+        "tensor_memory": "none" if warps else sm100.TensorPlan(config).arithmetic,
         "pipelines": edges,
         "mma_loop": {
-            "steps": UNROLL,
+            "steps": 1 if warps else UNROLL,
             "instructions": loop.instructions,
             "mmas": loop.count(opcode),
-            "scale_copies": loop.count("UTCCP"),
+            "scale_copies": loop.count(scales),
         },
     }
     return compiled, str(chosen), plan

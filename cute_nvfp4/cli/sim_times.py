@@ -36,6 +36,8 @@ def time_lines(session: Session) -> Iterator[str]:
         yield f"  roofline {timing.roofline_us:.2f} us, {launch}"
         worst = sorted(timing.lost.items(), key=lambda item: -item[1])[:MOST_REASONS]
         yield "  warps wait for " + ", ".join(f"{name} {share:.0%}" for name, share in worst)
+        parts = (f"{p.begin:.1f} to {p.end:.1f} us {p.bound_by} {p.share:.0%}" for p in timing.phases())
+        yield "  bound by: " + ", ".join(parts)
         yield "  busy: " + ", ".join(f"{name} {share:.0%}" for name, share in timing.busy.items())
         gains = [(what, saved) for what, saved in list(timing.gains().items())[:MOST_GAINS] if saved >= LEAST_GAIN]
         if gains:

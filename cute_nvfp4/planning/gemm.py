@@ -14,7 +14,7 @@ from ..runtime.bounded import remembered
 from ..target import Architecture
 from . import gemm_model, gemm_table, sm120_model
 from .gemm_model import Prediction
-from .gemm_problem import GemmProblem, Plan, can_deal, can_run, plan_tiling
+from .gemm_problem import GemmProblem, Plan, can_count, can_deal, can_run, plan_tiling
 from .rates import L2_BYTES, concurrent_clusters
 
 __all__ = ["GemmProblem", "Plan", "can_run", "candidates", "choose", "plan_for", "predict_plan", "ranked"]
@@ -78,7 +78,7 @@ def plan_for(problem: GemmProblem, arch: Architecture, sm_count: int, given: Pla
     if tiling["store"] == "tma":
         del tiling["store"]  # the problem decides whether TMA can
     plan = replace(given, config=problem.config(arch, given.swap, **tiling))
-    reason = can_run(problem) or can_implement(plan.config) or can_deal(plan, problem.k)
+    reason = can_run(problem) or can_implement(plan.config) or can_deal(plan, problem.k) or can_count(plan, problem)
     ctas = plan.workers * plan.config.ctas
     # a cluster waits for those after it, so all must be on the device together
     if not reason and plan.config.scheduler == "stream_k" and ctas > sm_count:
@@ -116,9 +116,10 @@ def _ranked(problem: GemmProblem, arch: Architecture, sm_count: int, every: bool
     for swap in (False, True):
         m, n = problem.kernel_mn(swap)
         for pair in (False, True) if m > CTA_ROWS and arch.generation == "sm100" else (False,):
-            for tile_n in _TILE_N[arch.generation]:
-                # a tile wider than need be: the next narrower covers all columns
-                if tile_n == TILE_N[0] or tile_n - 64 < n:
+            widths = _TILE_N[arch.generation]
+            for tile_n, narrower in zip(widths, (0, *widths)):
+                # a tile wider than need be: the next narrower covers all columns; one below 64 covers them alone
+                if narrower < n and (tile_n >= TILE_N[0] or n <= tile_n):
                     timed += _Tile(problem, arch, sm_count, swap, pair, tile_n).plans(every)
     return sorted(timed, key=_order)
 

@@ -79,6 +79,14 @@ def can_deal(plan: Plan, k: int) -> str:
     return explain("workers", got=plan.workers, expected="at least 1") if plan.workers < 1 else ""
 
 
+def can_count(plan: Plan, problem: GemmProblem) -> str:
+    """Why the k-tiles of ``plan`` do not fit 32 bits, or an empty string: tiles below 64 columns, which only a caller
+    takes for many, are more than ``can_run`` counts."""
+    (m, n), c = problem.kernel_mn(plan.swap), plan.config
+    work = -(-m // c.tile_m) * -(-n // c.tile_n) * problem.batch * -(-problem.k // c.tile_k)
+    return explain(f"k-tiles of {c}", got=work, expected=f"at most {INT32_MAX}") if work > INT32_MAX else ""
+
+
 def can_run(problem: GemmProblem) -> str:
     """Why no configuration can run ``problem`` (which limit, by how much), or an empty string."""
     p = problem

@@ -144,7 +144,10 @@ def _candidates(problem: GroupedProblem, arch: Architecture, sm_count: int) -> I
     for swap in (False, True):
         for pair in (False, True) if several else (False,):
             ctas = 2 if pair else 1
+            columns = max(m if swap else n for m, n, _ in problem.expected)
             for tile_n in TILE_N if several else SM120_TILE_N:
+                if tile_n < TILE_N[0] and tile_n < columns:
+                    continue  # narrow tiles are for few columns
                 for split in SPLITS if several else (1,):
                     tiling = {"tile_n": tile_n, "pair": pair, "cluster": (ctas, 1), "split_k": split}
                     config = problem.config(arch, swap, **tiling)

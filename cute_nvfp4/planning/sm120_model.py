@@ -1,10 +1,12 @@
 """How long a GEMM takes on a GPU of sm_120a or sm_121a, by a model. No time from here is a measurement.
 
-    t = start + round trip + max(mma, latency + dram) + epilogues
+    t = start + round trip + max(mma, latency, dram) + epilogues
 
 mma: k-tiles of the busiest CTA at the rate that whole kernels were seen to reach; latency: a ring of S stages asks for
 the next S k-tiles once a round trip; dram: all bytes at the published bandwidth; epilogues: of every tile of the
-busiest CTA, whose accumulators are in the registers of the warps that multiply, so that nothing hides them.
+busiest CTA, whose accumulators are in the registers of the warps that multiply, so that nothing hides them. Rings are
+short and stay full: latency and bandwidth bound the rate of the same loads, and do not add up as they do in the few
+steps of B200's model.
 """
 
 from __future__ import annotations
@@ -65,7 +67,7 @@ def predict(
     epilogue = math.ceil(waves) * columns * EPILOGUE_CYCLES / part.clock_ghz * 1e-3
     reduction = 2 * LATENCY_US if stream and steps % k_tiles else 0.0
     terms = {"mma": mma, "latency": latency, "dram": dram}
-    mainloop = max(mma, latency + dram)
+    mainloop = max(terms.values())
     return Prediction(
         us=START_US + round_trip + mainloop + reduction + epilogue,
         start_us=START_US,

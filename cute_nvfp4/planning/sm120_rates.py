@@ -45,7 +45,7 @@ PARTS = (
         Figure(2.407, "GHz", "peak", _BLACKWELL),
         Figure(1.792e12, "B/s", "peak", _BLACKWELL),
         Figure(96 * 2**20, "B", "peak", _BLACKWELL),
-        Figure(0.81, "", "assumed", "as the RTX PRO 6000, which has the same multiprocessors"),
+        Figure(0.827, "", "assumed", "as the RTX PRO 6000, which has the same multiprocessors"),
         Figure(512, "FLOP", "peak", f"{_BLACKWELL}: 209.5 TFLOPS of dense FP16 with FP32 accumulate"),
     ),
     Part(
@@ -54,7 +54,7 @@ PARTS = (
         Figure(2.617, "GHz", "peak", "NVIDIA RTX PRO 6000 Blackwell data sheet: 4000 TOPS of sparse FP4"),
         Figure(1.792e12, "B/s", "peak", "NVIDIA RTX PRO 6000 Blackwell data sheet"),
         Figure(128 * 2**20, "B", "peak", _BLACKWELL),
-        Figure(0.81, "", "fitted", f"{_MEASURED}: 1629 TFLOPS at 8192 x 8192 x 8192"),
+        Figure(0.827, "", "fitted", f"{_MEASURED}: 1629 TFLOPS at 8192 x 8192 x 8192"),
         Figure(1024, "FLOP", "peak", f"{_BLACKWELL}: 503.8 TFLOPS of dense FP16 with FP32 accumulate"),
     ),
     Part(
@@ -63,7 +63,7 @@ PARTS = (
         Figure(2.55, "GHz", "peak", f"{_SPARK}: 1 PFLOP of sparse FP4"),
         Figure(0.273e12, "B/s", "peak", _SPARK),
         Figure(24 * 2**20, "B", "peak", "NVIDIA at Hot Chips 2025"),
-        Figure(0.72, "", "fitted", f"{_MEASURED}: 356 TFLOPS at 4096 x 14336 x 4096"),
+        Figure(0.735, "", "fitted", f"{_MEASURED}: 356 TFLOPS at 4096 x 14336 x 4096"),
         Figure(1024, "FLOP", "assumed", "as the RTX PRO 6000: a quarter of the 4-bit rate"),
     ),
 )

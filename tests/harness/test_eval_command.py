@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 from cute_nvfp4.cli.main import app
 from cute_nvfp4.harness import evaluator
+from cute_nvfp4.sim.clock.tools import found
 
 EVAL = ["eval", "nvfp4_gemv", "--backend", "reference", "--task", str(TINY)]
 
@@ -75,6 +76,22 @@ def test_benchmark_without_a_gpu_reports_no_times():
     assert "No GPU ran" in result.output
     assert "published figures: nothing here was measured in this run" not in result.output  # the tiny task has none
     assert "mean µs" not in result.output and "score" not in result.output.replace("no score", "")
+
+
+@pytest.mark.sim_only("models times")
+@pytest.mark.skipif(not found("ptxas") or not found("nvdisasm"), reason="no ptxas")
+def test_benchmark_without_a_gpu_gives_modelled_times(tmp_path):
+    """Of the library's own kernel in the simulated GPU: a time and a score of their own, and none of a GPU."""
+    file = tmp_path / "times.json"
+    words = (*EVAL, "--backend", "sim", "--arch", "sm_90a", "--mode", "benchmark", "--case", 0, "--json", file)
+    result = invoke(*words)
+    assert result.exit_code == 0, result.output
+    text = " ".join(result.output.split())
+    assert "there is no score" in text and "modelled score" in text and "nothing here was measured" in text
+    content = json.loads(file.read_text())
+    (case,) = content["cases"]
+    assert content["score_us"] is None and case["gpu"] is None and content["clock"] == "h200"
+    assert content["modelled_score_us"] == pytest.approx(case["modelled_us"]) and case["modelled_us"] > 3
 
 
 def test_one_case_with_a_seed_of_ones_own_in_profile_mode(tmp_path):

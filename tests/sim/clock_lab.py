@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 
-import numpy as np
 import pytest
 from ptx_lab import module, wait
 from tma_lab import aligned
@@ -49,6 +48,7 @@ NEAR = (
     "xor.b32 %r15, %r15, %r12; cvt.u64.u32 %rd5, %r15; add.s64 %rd1, %rd1, %rd5;"
     f"ld.global.v4.b32 {V4}, [%rd1]; add.u32 %r15, %r15, %r13; st.global.b32 [%rd2], %r15;"
 )
+PARTS = f"{ADDRESS} mov.b32 %r10, 7;" + "".join(f"st.global.b32 [%rd2+{4 * j}], %r10;" for j in range(4))
 SHARED = (
     f"{ADDRESS} mov.u32 %r5, sm; shl.b32 %r6, %r1, 4; add.u32 %r5, %r5, %r6;"
     "cp.async.cg.shared.global [%r5], [%rd1], 16; cp.async.commit_group; cp.async.wait_group 0; bar.sync 0;"
@@ -155,10 +155,11 @@ SMEM = ".shared .align 128 .b8 sm[4096]; .shared .align 8 .b64 bar;"
 TEXTS = {
     **{"copy": kernel(COPY, 2), "again": kernel(AGAIN, 2), "near": kernel(NEAR, 2), "shared": kernel(SHARED, 2, SMEM)},
     **{"bulk": kernel(BULK, 2, SMEM), "cluster": kernel(CLUSTER, 2, SMEM)},
-    **{"local": kernel(LOCAL, 2, SMEM), "flag": kernel(FLAG, 2), "long": long()},
+    **{"local": kernel(LOCAL, 2, SMEM), "flag": kernel(FLAG, 2), "parts": kernel(PARTS, 2), "long": long()},
     **{name: pipe(name) for name in _PIPES},
 }
 SHAPES = {
+    "parts": ((600, 1, 1), (256, 1, 1), (1, 1, 1)),
     "copy": ((600, 1, 1), (256, 1, 1), (1, 1, 1)),
     "bulk": ((4, 1, 1), (64, 1, 1), (1, 1, 1)),
     "cluster": ((8, 1, 1), (64, 1, 1), (2, 1, 1)),
@@ -169,11 +170,11 @@ SHAPES = {
 
 
 @functools.cache
-def clocked(name: str, warm: bool = False, schedule: str = "") -> Clock:
-    """The clock of a kernel that has run; ``timing`` replays it."""
+def clocked(name: str, warm: bool = False, schedule: str = "", shift: int = 0) -> Clock:
+    """The clock of a kernel that has run, its tensors ``shift`` bytes behind a line; ``timing`` replays it."""
     grid, block, cluster = SHAPES.get(name, ((4, 1, 1), (256, 1, 1), (1, 1, 1)))
     size = grid[0] * block[0] * 16
-    memory, tensors = GlobalMemory(), [aligned(np.zeros(size, np.uint8).tobytes()) for _ in range(2)]
+    memory, tensors = GlobalMemory(), [aligned(bytes(size + shift))[shift:] for _ in range(2)]
     for j, tensor in enumerate(tensors):
         memory.add(tensor, f"t{j}")
     program = Program.parse(TEXTS[name])

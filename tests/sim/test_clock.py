@@ -229,6 +229,7 @@ def test_the_same_launch_takes_the_same_time(name):
     """Replayed again, and under another interleaving of the functional run."""
     first = timing(name)
     assert timing(name) == first
+    assert name == "bulk" or timing(name, shift=64).cycles == first.cycles
     other = timing(name, schedule="seed=3,tma=lazy,copy=lazy,store=eager")
     assert other.cycles == pytest.approx(first.cycles, rel=0.1)
 
@@ -243,6 +244,14 @@ def test_what_bounds_a_launch():
     assert cold.bounds_us["dram"] == pytest.approx(m.microseconds(moved / m["dram.bytes_per_cycle"]))
     assert cold.busy["dram"] * cold.cycles == pytest.approx(moved / m["dram.bytes_per_cycle"], rel=1e-6)
     assert cold.roofline_us > cold.launch_us
+
+
+@needs_ptxas
+def test_partial_stores_of_a_sector_are_joined():
+    """Four stores of 4 bytes a thread: DRAM gets each sector once, L2 four times."""
+    found, m = timing("parts"), machine("h200")
+    assert found.busy["dram"] * found.cycles == pytest.approx(600 * 256 * 16 / m["dram.bytes_per_cycle"], rel=1e-6)
+    assert found.busy["l2"] * found.cycles == pytest.approx(4 * 600 * 256 * 16 / m["l2.bytes_per_cycle"], rel=1e-6)
 
 
 @needs_ptxas
@@ -291,6 +300,7 @@ def test_a_kernel_of_the_dsl_and_what_the_command_says_of_it():
     assert found.replayed_sms == 2 and abs(sum(found.lost.values()) - 0.5) < 0.5
     lines = list(time_lines(SimpleNamespace(launches=[runs[0], runs[0]])))
     assert f"{found.microseconds:.2f} us modelled on H200" in lines[0]
+    assert "a launch 3.10 us of both" in lines[1] and any("bound by: 0.0 to" in line for line in lines)
     assert f"2 launches, one after the other: {2 * found.microseconds:.2f} us modelled" in lines[-1]
 
 
@@ -304,6 +314,10 @@ def test_time_line_and_what_would_gain():
     for event in bars:
         warp = whole[event["pid"], event["tid"]]
         assert warp["ts"] - 1e-3 <= event["ts"] and event["ts"] + event["dur"] <= warp["ts"] + warp["dur"] + 1e-3
+    phases = found.phases(5)
+    assert [p.begin for p in phases[1:]] == [p.end for p in phases[:-1]] and phases[0].begin == 0
+    assert phases[-1].end == pytest.approx(found.cycles / found.cycles_per_us, abs=1e-3)
+    assert "dram" in {p.bound_by for p in phases} and all(0 < p.share <= 1 for p in phases)
     gains = found.gains()
     assert gains["memory's latency halved"] > 0.05 and abs(gains["barriers at no cost"]) < 1e-9
     assert list(gains.values()) == sorted(gains.values(), reverse=True)

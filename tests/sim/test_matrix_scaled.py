@@ -147,6 +147,13 @@ def test_a_target_that_lacks_it(target: str) -> None:
         run(text("mxf4nvf4", "4X", "e2m1", "e2m1"), *zeros, *np.zeros((2, 32), "u4"), target=target)
 
 
+@pytest.mark.parametrize("target, hint", [("sm_120a", "; its block-scaled products are mma.sync"), ("sm_90a", "")])
+def test_tcgen05_on_a_target_without_tensor_memory(target: str, hint: str) -> None:
+    ptx = module("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [cell], 32;", 0, ".shared .b32 cell;")
+    with pytest.raises(UnsupportedInstruction, match=f"needs sm_100a or sm_103a, this is {target}{hint}"):
+        launch_kernel(ptx.replace("sm_100a", target), [])
+
+
 @pytest.mark.parametrize("kinds", [1, 5, 32])
 @pytest.mark.parametrize("form", [("mxf4nvf4", "4X"), ("mxf4", "2X")])
 def test_warps_with_the_same_fragments_and_with_others(form: tuple[str, str], kinds: int) -> None:

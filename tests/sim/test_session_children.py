@@ -22,7 +22,7 @@ def device_of_a_tensor() -> tuple[str, tuple[int, int]]:
 def test_a_pool_of_processes_is_in_the_session():
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "CUTE_NVFP4_SESSION")}
     with simulated_gpu("sm_103a", checks=True):
-        context = multiprocessing.get_context("forkserver")
+        context = multiprocessing.get_context("spawn")  # a forkserver of earlier tests is not in the session
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
             assert pool.submit(device_of_a_tensor).result() == ("cuda:0", (10, 3))
         done = subprocess.run([sys.executable, "-c", ASK], capture_output=True, text=True, check=True)

@@ -215,6 +215,14 @@ def test_inspect_gemm_says_where_everything_lies() -> None:
     assert "tensor memory: " in text and "pipeline operands (load to mma)" in text
 
 
+def test_inspect_gemm_on_sm_120a() -> None:
+    arguments = ["inspect", "gemm", "--arch", "sm_120a", "--m", "16", "--n", "512", "--k", "1024"]
+    plan = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)["plan"]
+    assert plan["tensor_memory"] == "none" and set(plan["pipelines"]) == {"operands"}
+    # a warp has sixteen rows and sixteen columns of four blocks along K
+    assert (plan["mma_loop"]["steps"], plan["mma_loop"]["mmas"], plan["mma_loop"]["scale_copies"]) == (1, 8, 8)
+
+
 def test_inspect_shows_the_quantization_kernel() -> None:
     """4/6 compiles to more arithmetic than one candidate, and the configuration says what was asked for."""
     found = {}

@@ -16,7 +16,7 @@ TILE_BYTES = 128
 MMA_BYTES = 32
 """Bytes of K of one row that one tcgen05.mma reads, for every kind."""
 TILE_N = (64, 128, 192, 256)
-SM120_TILE_N = (64, 128)
+SM120_TILE_N = (16, 32, 64, 128)
 SPLITS = (1, 2, 4, 8)
 MAX_CLUSTER = 8
 """CTAs of a cluster that every part can run (CUDA's portable limit)."""
@@ -30,7 +30,7 @@ MIN_EPI_TILE_N = 8
 """Columns of an epilogue tile, which a thread has in registers: at least, and at most."""
 MAX_EPI_TILE_N = 32
 SM120_EPI_TILE_N = 16
-"""The same where accumulators are in the registers of ``mma.sync``: neighbours in a row that one thread has."""
+"""The same where accumulators are in registers of ``mma.sync``: neighbours in a row that one thread has, at most."""
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ class GemmConfig(GemmSignature, GemmTiling):
     def epi_tile_n(self) -> int:
         """Columns of an epilogue tile."""
         if self.arch.generation == "sm120":
-            return SM120_EPI_TILE_N
+            return min(SM120_EPI_TILE_N, self.tile_n // 4)
         return next(p for p in (MAX_EPI_TILE_N, 16, MIN_EPI_TILE_N) if self.slice_n % p == 0)
 
     @property

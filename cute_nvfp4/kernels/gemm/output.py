@@ -52,7 +52,7 @@ class RowStore:
     def write(self, values: cute.Tensor, at: Position, out: OutputMatrix, buffer: cutlass.Constexpr[int], warp: Int32):
         numbers = rounded(self.config, values)
         first = out.pointer + (Int64(at.batch) * out.batch_stride + Int64(at.row) * out.stride + at.column)
-        vector = VECTOR_BYTES // self.config.out_bytes if self.config.vector else 1
+        vector = min(VECTOR_BYTES // self.config.out_bytes, self.config.epi_tile_n) if self.config.vector else 1
         for i in cutlass.range_constexpr(0, self.config.epi_tile_n, vector):
             inside = (at.row < out.m) & (at.column + i + vector <= out.n)
             if inside:

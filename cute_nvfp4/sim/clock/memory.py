@@ -73,9 +73,10 @@ class Shared:
         load = min(self._load / WINDOW, FULLEST)
         return self._queue * load / (2 - 2 * load)
 
-    def write(self, time: float, size: float, weight: float) -> float:
-        """``size`` bytes for L2, and then for DRAM; when L2 has taken them. ``drained`` is when all is written."""
-        busy, later = weight * size / self._l2_rate, weight * size / self._dram_rate
+    def write(self, time: float, size: float, new: float, weight: float) -> float:
+        """``size`` bytes for L2, and then ``new`` of them for DRAM; when L2 has taken them. ``drained`` is when all is
+        written."""
+        busy, later = weight * size / self._l2_rate, weight * new / self._dram_rate
         self._l2_free = max(time, self._l2_free) + busy
         self._dram_free = max(time, self._dram_free) + later
         self.l2_busy, self.dram_busy = self.l2_busy + busy, self.dram_busy + later
@@ -129,18 +130,18 @@ class Port:
         """A store or reduction of a warp; when the unit has taken it."""
         self._turns = max(time, self._turns) + self._turn * max(1, len(request.lines))
         self._leavings = max(self._turns, self._leavings) + request.sectors * SECTOR / self._out
-        self._shared.write(self._leavings, request.sectors * SECTOR, self._weight)
+        self._shared.write(self._leavings, request.sectors * SECTOR, request.new * SECTOR, self._weight)
         return self._turns
 
     def atomic(self, time: float, request: Request) -> Answer:
         self.store(time, request)
-        return self._fetch(self._turns, request)
+        return self._fetch(self._turns, request._replace(new=0.0))
 
     def copy(self, time: float, copy: Copy) -> Answer:
         """A bulk or tensor copy: when its bytes are there, or written."""
         if copy.store:
             self._leavings = max(time, self._leavings) + copy.size / self._out
-            return Answer(self._shared.write(self._leavings, copy.size, self._weight) + self._tma_store, "l2")
+            return Answer(self._shared.write(self._leavings, copy.size, copy.new, self._weight) + self._tma_store, "l2")
         self._arrivals = max(time, self._arrivals) + copy.size / self._tma_rate
         served = self._shared.fetch(time, copy.size, copy.new, self._weight)
         latency = self._shared.latency[served.by].next() + self._more[served.by]

@@ -10,8 +10,8 @@ from cute_nvfp4.sim.clock.flags import Key
 
 class Request(NamedTuple):
     """An access of a warp to global memory: ``sectors`` of 32 bytes in ``lines`` of 128, ``new`` of which come from
-    DRAM (a fraction where others ask in the same step). ``keys``: the loads that wait for this store, or the event
-    that this load of flags waits for."""
+    DRAM or go there (a fraction where others ask in the same step). ``keys``: the loads that wait for this store, or
+    the event that this load of flags waits for."""
 
     kind: str
     sectors: int

@@ -46,11 +46,12 @@ class Recorder(Listener):
         self._waves: list[tuple[np.ndarray, np.ndarray]] = []
         self._kept: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.bytes_fetched = 0.0
-        self.bytes_written = 0
+        self.bytes_written = 0.0
         self.kernel, self._working = kernel, False
         self._index = {id(i): n for n, i in enumerate(kernel.source.code)}
         self._sample, self._memory, self.warm = sample, memory, warm
         self._touched: dict[int, np.ndarray] = {}
+        self._written: dict[int, np.ndarray] = {}
         self.flags = Flags(self.expected)
         self.polls = [poll_loop(b) for b in kernel.blocks]
 
@@ -136,9 +137,14 @@ class Recorder(Listener):
         for row, slot in zip(*self._rows(warps)):
             mine = sectors[row][first[row]]
             if len(mine):
-                lines = tuple(dict.fromkeys((mine // 4).tolist()))
+                lines = tuple(dict.fromkeys(((mine - self._offset(int(mine[0]))) // 4).tolist()))
                 new = float(fresh[row][first[row]].sum())
                 self._note(slot, i, Request(kind, len(mine), new, lines, through, keys.get(row, ())))
+
+    def _offset(self, sector: int) -> int:
+        """How many sectors behind a line's start a tensor begins on this host: on a GPU it begins with a line."""
+        region = self._memory.find(sector * SECTOR + SECTOR - 1)
+        return 0 if region is None else region.base // SECTOR % 4
 
     def _flag(
         self, warps: np.ndarray, address: np.ndarray, lanes: np.ndarray, i: Instruction, kind: str
@@ -158,14 +164,12 @@ class Recorder(Listener):
         return keys
 
     def _touch(self, sectors: np.ndarray, which: np.ndarray, kind: str) -> np.ndarray:
-        """Marks sectors as touched; the share of each that its reader must fetch from DRAM. A step's readers of one
-        sector share it."""
+        """Marks sectors as touched; the share of each that its reader must fetch from DRAM, or that its writer brings
+        there: L2 joins what is stored to one sector. A step's readers or writers of one sector share it."""
         out = np.zeros(sectors.shape)
         flat = sectors[which]
         if not len(flat):
             return out
-        if kind != "load":
-            self.bytes_written += SECTOR * len(flat)
         share = np.zeros(len(flat))
         for region in self._memory.regions:
             base, end = region.base // SECTOR, -(-region.end // SECTOR)
@@ -174,16 +178,22 @@ class Recorder(Listener):
                 continue
             if region.base not in self._touched:
                 self._touched[region.base] = np.full(end - base, self.warm)
+                self._written[region.base] = np.zeros(end - base, bool)
             if kind != "load" and region.base not in self._kept:
                 self._kept[region.base] = _bytes(region), _bytes(region).copy()
             seen, at = self._touched[region.base], flat[inside] - base
-            fresh = ~seen[at]
-            if fresh.any() and kind == "load":
+            fresh = ~(seen if kind == "load" else self._written[region.base])[at]
+            if fresh.any():
                 low = int(at.min())
                 asked = np.bincount(at - low)
                 share[inside] = np.where(fresh, 1.0 / asked[at - low], 0.0)
             seen[at] = True
-        self.bytes_fetched += SECTOR * float(share.sum())
+            if kind != "load":
+                self._written[region.base][at] = True
+        if kind == "load":
+            self.bytes_fetched += SECTOR * float(share.sum())
+        else:
+            self.bytes_written += SECTOR * float(share.sum())
         out[which] = share
         return out
 

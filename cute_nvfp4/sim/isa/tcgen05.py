@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim.errors import TensorMemoryError
+from cute_nvfp4.sim.errors import TensorMemoryError, UnsupportedInstruction
 from cute_nvfp4.sim.frontend.model import Instruction, Kernel
 from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.isa import tcgen05_mma, tcgen05_move
@@ -27,6 +27,14 @@ def _tcgen05(i: Instruction, m: Mods, k: Kernel) -> Op:
     if builder is None:
         raise m.refuse(f"tcgen05.{name} is not modelled")
     return builder(i, m, k)
+
+
+def needs_tensor_memory(i: Instruction, g) -> None:
+    """Refuses a program for a target that has none, as ptxas does."""
+    target = g.wave.run.target
+    if not target.startswith(("sm_10", "sm_11")):
+        hint = "; its block-scaled products are mma.sync" if target.startswith("sm_12") else ""
+        raise UnsupportedInstruction(f"{i.where()}: `{i.opcode}` needs sm_100a or sm_103a, this is {target}{hint}")
 
 
 def cta_group(m: Mods) -> int:
@@ -54,6 +62,7 @@ def _alloc(i: Instruction, m: Mods, k: Kernel) -> Op:
         access.store(g, word, lane0, np.broadcast_to(address[:, None], (g.n, 32)), 0, (base[:, None],))
 
     def fn(g, mask, addr, off, columns):
+        needs_tensor_memory(i, g)
         tcgen05_move.whole_warp(g, mask, i)
         memory = g.wave.tensor_memory
         memory.same_group(i.where(), group)

@@ -16,6 +16,16 @@ class Wait(NamedTuple):
     source: int
 
 
+class Phase(NamedTuple):
+    """A part of a launch, in microseconds from the start of its first CTA; what cost the replayed warps most of it, and
+    what share."""
+
+    begin: float
+    end: float
+    bound_by: str
+    share: float
+
+
 class WarpTime(NamedTuple):
     """When a replayed warp of a CTA ran, in cycles; ``role`` is what it does besides computing."""
 
@@ -74,6 +84,21 @@ class Timing:
         """The largest of what cost the warps time."""
         return max(sorted(self.lost), key=self.lost.__getitem__)
 
+    def phases(self, count: int = 4) -> tuple[Phase, ...]:
+        """The launch in ``count`` parts of one length: of each, what its warps waited for longest (waits of 40 cycles
+        and more), "issue" where they ran, or "tail" where most had not begun or had ended."""
+        out, length = [], self.cycles / count
+        for k in range(count):
+            low, high = k * length, (k + 1) * length
+            spent: dict[str, float] = {}
+            for _, _, wait in self.waits:
+                spent[wait.reason] = spent.get(wait.reason, 0.0) + _overlap(wait.begin, wait.end, low, high)
+            alive = sum(_overlap(w.begin, w.end, low, high) for w in self.warps)
+            spent |= {"issue": alive - sum(spent.values()), "tail": len(self.warps) * length - alive}
+            most = max(sorted(spent), key=spent.__getitem__)
+            out.append(Phase(self._us(low), self._us(high), most, spent[most] / (len(self.warps) * length)))
+        return tuple(out)
+
     def gains(self) -> dict[str, float]:
         """Microseconds that each of ``GAINS`` would save, the most first. Each is a replay of its own."""
         saved = {name: self.microseconds - self.again(factors) for name, factors in GAINS.items()}
@@ -108,3 +133,7 @@ class Timing:
     @property
     def roofline_us(self) -> float:
         return self.launch_us + max(self.bounds_us.values())
+
+
+def _overlap(begin: float, end: float, low: float, high: float) -> float:
+    return max(0.0, min(end, high) - max(begin, low))

@@ -13,7 +13,7 @@ import torch
 
 from tests.long.family import Family, Once
 
-ARCHS = ("sm_100a", "sm_90a", "sm_120a")
+ARCHS = ("sm_100a", "sm_90a", "sm_120a", "sm_121a")
 
 
 @dataclass(frozen=True)

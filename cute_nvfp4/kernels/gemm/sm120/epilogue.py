@@ -16,14 +16,14 @@ from ..problem import Scheduler
 from ..reduction import WorkspaceExchange
 from ..tile_scheduler import WorkTile
 from .memory_plan import WARP
-from .warp_tile import HALVES, PAIRS, RUN, WarpTile
+from .warp_tile import WarpTile
 
 
-def in_order(values: list[Float32], q: Int32) -> list[Float32]:
-    """Four values of instructions 0 … 3, of which number t belongs to place t ^ q, in their places."""
-    for bit in (1, 2):
-        exchange = (q & bit) != 0
-        values = [cutlass.select_(exchange, values[t ^ bit], values[t]) for t in range(PAIRS)]
+def in_order(values: list[Float32], turn: Int32) -> list[Float32]:
+    """Four values of instructions 0 … 3, or two, of which number t belongs to place t ^ turn, in their places."""
+    for bit in (1, 2)[: len(values) // 2]:
+        exchange = (turn & bit) != 0
+        values = [cutlass.select_(exchange, values[t ^ bit], values[t]) for t in range(len(values))]
     return values
 
 
@@ -39,14 +39,14 @@ class Epilogue:
 
     def run(self, acc: cute.Tensor, m: int, row: int) -> list[cute.Tensor]:
         """The lane's columns of row g (``row`` 0) or g + 8 (1) of instruction ``m``, of every product."""
-        found = []
+        found, tile = [], self.tile
         for p in range(self.config.products):
-            values = cute.make_rmem_tensor(cute.make_layout(RUN), Float32)
-            for half in range(HALVES):
+            values = cute.make_rmem_tensor(cute.make_layout(tile.run), Float32)
+            for half in range(tile.halves):
                 for i in range(2):
-                    scattered = [acc[2 * row + i, t, half, m, p] for t in range(PAIRS)]
-                    for place, value in enumerate(in_order(scattered, self.tile.q)):
-                        values[half * 2 * PAIRS + 2 * place + i] = value
+                    scattered = [acc[2 * row + i, t, half, m, p] for t in range(tile.pairs)]
+                    for place, value in enumerate(in_order(scattered, tile.turn(tile.q))):
+                        values[half * 2 * tile.pairs + 2 * place + i] = value
             found.append(values)
         return found
 
@@ -79,14 +79,14 @@ class StreamK(WorkspaceExchange):
     def store(self, e: Epilogue, acc: cute.Tensor, work: WorkTile, result: Result, cursor: Int32):
         if work.k_first > 0:
             for number in cutlass.range_constexpr(len(e.rows)):
-                self.write(number * RUN, e.run(acc, *e.rows[number]))
+                self.write(number * e.tile.run, e.run(acc, *e.rows[number]))
             self.raise_flag()
         else:
             others = self.contributors(cursor, work.k_count)
             self.wait_for_flags(others)
             for number in cutlass.range_constexpr(len(e.rows)):
                 values = e.run(acc, *e.rows[number])
-                self.add(number * RUN, others, values)
+                self.add(number * e.tile.run, others, values)
                 e.write(values, *e.rows[number], work, result)
 
 
@@ -96,4 +96,4 @@ def divided_k(e: Epilogue, partials: PartialSums | None, scheduler: Scheduler) -
         return WholeTile()
     thread = e.warp * WARP + e.tile.lane
     addresses = partials.workspace.toint(), partials.flags.toint()
-    return StreamK(e.config, len(e.rows) * RUN, thread, e.warp, scheduler, *addresses)
+    return StreamK(e.config, len(e.rows) * e.tile.run, thread, e.warp, scheduler, *addresses)

@@ -17,14 +17,21 @@ from ..barriers import Ring
 from ..config import GemmConfig
 from ..shared_plan import StagePlan
 from ..tile_scheduler import WorkTile
-from .warp_tile import HALVES, PAIRS, WarpTile
+from .warp_tile import WarpTile
 
 
 def make_accumulators(config: GemmConfig, tile: WarpTile) -> cute.Tensor:
     """fp32 results of a lane: (RESULT, PAIR, HALF, MMA_M, PRODUCT). Results of an instruction are two columns of row
     g, and of row g + 8."""
-    layout = cute.make_layout((4, PAIRS, HALVES, tile.m_tiles, config.products))
+    layout = cute.make_layout((4, tile.pairs, tile.halves, tile.m_tiles, config.products))
     return cute.make_rmem_tensor(layout, Float32)
+
+
+def clear(acc: cute.Tensor) -> None:
+    """Zeros, one by one: of a vector of zeros LLVM makes pairs that it carries through the loop, and ptxas moves them
+    to the fours of an MMA and back."""
+    for i in range(cute.size(acc)):
+        acc[i] = Float32(0.0)
 
 
 class LaneOffsets(NamedTuple):
@@ -47,23 +54,24 @@ class Multiplier:
     offsets: LaneOffsets
 
     def scale_words(self, stage: Int32, atom: int) -> tuple[list[Uint32], list[list[Uint32]]]:
-        """Of each A; of each B the two halves."""
+        """Of each A; of each B the halves."""
         at = atom * ATOM_BYTES
         sfa = [load_shared(stage + x + at, 4)[0] for x in self.offsets.sfa]
-        steps = [at + x * self.tile.sfb_step for x in range(HALVES)]
+        steps = [at + x * self.tile.sfb_step for x in range(self.tile.halves)]
         return sfa, [[load_shared(stage + x + step, 4)[0] for step in steps] for x in self.offsets.sfb]
 
     def fragments(self, stage: Int32, k: int) -> tuple[list, list]:
-        """Of each A [m_tile], four words; of each B [half][pair], two words, for k-block ``k``."""
+        """Of each A [m_tile], four words; of each B [half][pair], two words, for k-block ``k``. Stages start where the
+        swizzle repeats, so that what it changes in an offset leaves them alone."""
         tile, a, b = self.tile, [], []
         for offset in self.offsets.a:
-            first = (stage + offset) ^ tile.k_bits(k)
+            first = stage + (offset ^ tile.k_bits(k))
             a.append([load_matrices(first + i * tile.a_step) for i in range(tile.m_tiles)])
         for offset in self.offsets.b:
-            halves = [[], []]
-            for two in range(PAIRS // 2):
-                first = (stage + offset) ^ (tile.k_bits(k) ^ tile.pair_bits(two))
-                for half in range(HALVES):
+            halves = [[] for _ in range(tile.halves)]
+            for two in range(tile.pairs // 2):
+                first = stage + (offset ^ (tile.k_bits(k) ^ tile.pair_bits(two)))
+                for half in range(tile.halves):
                     words = load_matrices(first + half * tile.b_step)
                     halves[half] += [words[:2], words[2:]]
             b.append(halves)
@@ -76,8 +84,8 @@ class Multiplier:
         formats = config.a_format, config.b_format
         for p in range(config.products):
             ia, ib = (min(p, count - 1) for count in config.counts)
-            for half in range(HALVES):
-                for pair in range(PAIRS):
+            for half in range(self.tile.halves):
+                for pair in range(self.tile.pairs):
                     for m in range(self.tile.m_tiles):
                         before = [acc[i, pair, half, m, p] for i in range(4)]
                         scales = ScaleWord(sfa[ia], byte, m), ScaleWord(sfb[ib][half], byte, pair)
@@ -125,7 +133,7 @@ def multiply(
     phase: Int32,
 ):
     """Sums the k-tiles of a work tile in ``acc``; returns the next stage and its phase."""
-    acc.fill(0.0)
+    clear(acc)
     multiplier = Multiplier(config, tile, ring, base, lane_offsets(config, tile, work.n))
     for _ in cutlass.range(work.k_count, unroll=1):
         mbarrier.wait(ring.full(index), phase)

@@ -9,9 +9,10 @@ so that shared memory is read without bank conflicts and a lane ends up with nei
 * columns: an instruction's columns 2q and 2q + 1 are a pair of run q, sixteen contiguous columns of the tile; of the
   eight instructions along N, tile (x, t) takes pair t ^ q of half x of the run. So the eight rows that an ``ldmatrix``
   reads differ modulo 8, as do the scales that the 32 lanes load; and of the results of four instructions a lane has
-  eight contiguous columns of a row, in an order that two exchanges of registers restore.
+  eight contiguous columns of a row, in an order that two exchanges of registers restore. Tiles of 32 columns have runs
+  of one half, and those of 16 runs of two pairs, of which tile t takes pair t ^ (q / 2).
 
-Warps lie 4 along M and 2 along N where a tile has 128 columns, and 8 along M where it has 64.
+Warps lie 4 along M and 2 along N where a tile has 128 columns, and 8 along M where it has fewer.
 """
 
 from __future__ import annotations
@@ -21,14 +22,10 @@ from dataclasses import dataclass
 from cutlass import Int32
 
 from ....scale_layout import ATOM_STRIDE
-from ..config import CTA_ROWS, MMA_BYTES, SM120_EPI_TILE_N, TILE_BYTES, GemmConfig
+from ..config import CTA_ROWS, MMA_BYTES, TILE_BYTES, GemmConfig
 from .memory_plan import MMA_WARPS
 
 WARP_COLUMNS = 64
-RUN = SM120_EPI_TILE_N
-"""Contiguous columns of a row in one lane: a block of NVFP4, and 32 bytes of a 16-bit output."""
-HALVES, PAIRS = 2, 4
-"""The halves of a run, and the pairs of columns in a half: of each pair an instruction."""
 BLOCK_ROWS = 32
 GROUP_ROWS = 8
 _ROW_OF_BLOCK, _BLOCK = ATOM_STRIDE[0]
@@ -58,6 +55,24 @@ class WarpTile:
         return CTA_ROWS // (16 * warps_m(self.config))
 
     @property
+    def run(self) -> int:
+        """Contiguous columns of a row in one lane: sixteen are a block of NVFP4, and 32 bytes of a 16-bit output."""
+        return self.config.epi_tile_n
+
+    @property
+    def pairs(self) -> int:
+        """Pairs of columns in a half of a run: of each pair an instruction."""
+        return min(4, self.run // 2)
+
+    @property
+    def halves(self) -> int:
+        return self.run // (2 * self.pairs)
+
+    def turn(self, run: Int32) -> Int32:
+        """What instruction t of ``run`` is turned with: it takes pair t ^ turn."""
+        return run if self.pairs == 4 else run >> 1
+
+    @property
     def first_block(self) -> Int32:
         """The first 32-row block of the warp; its instructions take two each."""
         return (self.m >> 2) * 2
@@ -74,7 +89,7 @@ class WarpTile:
     @property
     def column(self) -> Int32:
         """The first of the lane's run."""
-        return self.q * (self.config.tile_n // 4) + self.n * RUN
+        return self.q * (self.config.tile_n // 4) + self.n * self.run
 
     # Data is swizzled: bits 4 to 6 of an address have bits 7 to 9 added to them. So k-blocks and pairs differ from the
     # first in bits that an exclusive or changes, wherever a stage starts.
@@ -86,7 +101,7 @@ class WarpTile:
 
     @staticmethod
     def pair_bits(two: int) -> int:
-        """What instructions 2 · ``two`` and 2 · ``two`` + 1 along N change: pair t ^ run has bit 1 turned."""
+        """What instructions 2 · ``two`` and 2 · ``two`` + 1 along N change: pair t ^ turn has bit 1 turned."""
         return two * 4 * (TILE_BYTES + CHUNK_BYTES)
 
     @property
@@ -108,9 +123,9 @@ class WarpTile:
         then of the second."""
         i, matrix = self.lane & 7, self.lane >> 3
         run, within = i >> 1, i & 1
-        first = run * (self.config.tile_n // 4) + self.n * RUN
-        row = 2 * ((matrix >> 1) ^ run) + within
-        return (first + row) * TILE_BYTES + ((matrix & 1) ^ row) * CHUNK_BYTES
+        first = run * (self.config.tile_n // 4) + self.n * self.run
+        row = first + (2 * ((matrix >> 1) ^ self.turn(run)) + within)
+        return row * TILE_BYTES + ((matrix & 1) ^ (row & 7)) * CHUNK_BYTES
 
     @property
     def b_step(self) -> int:
@@ -125,10 +140,11 @@ class WarpTile:
         return (self.group * GROUP_ROWS + self.g) * _ROW_OF_BLOCK + block * _BLOCK
 
     def sfb_offset(self, tile_n: Int32) -> Int32:
-        """Bytes from an atom of B's scales to this lane's word for x = 0: that of column g of instruction q. A tile of
-        64 columns may start in the middle of an atom; ``tile_n``: which tile it is."""
+        """Bytes from an atom of B's scales to this lane's word for x = 0: that of column g of instruction q (of q & 1
+        where there are two). A narrow tile may start in the middle of an atom; ``tile_n``: which tile it is."""
         run, within = self.g >> 1, self.g & 1
-        column = run * (self.config.tile_n // 4) + self.n * RUN + 2 * (self.q ^ run) + within
+        pair = (self.q & (self.pairs - 1)) ^ self.turn(run)
+        column = run * (self.config.tile_n // 4) + self.n * self.run + 2 * pair + within
         if self.config.tile_n < CTA_ROWS:
             column = column + (tile_n & (CTA_ROWS // self.config.tile_n - 1)) * self.config.tile_n
         return (column & (BLOCK_ROWS - 1)) * _ROW_OF_BLOCK + (column >> 5) * _BLOCK
@@ -141,7 +157,7 @@ class WarpTile:
 
 def warps_m(config: GemmConfig) -> int:
     """Warps along M."""
-    return MMA_WARPS // (config.tile_n // WARP_COLUMNS)
+    return MMA_WARPS // max(1, config.tile_n // WARP_COLUMNS)
 
 
 def warp_tile(config: GemmConfig, warp: Int32, lane: Int32) -> WarpTile:
