@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
-from cute_nvfp4.weight_layout import DECODERS, TILE_BYTES, packed_rows, separated, tiles, unpack
+from cute_nvfp4.weight_layout import PACKINGS, Packing, packed_rows, separated, tiles, unpack
 
 
 @dataclass(frozen=True, eq=False)
@@ -22,6 +22,7 @@ class WeightKey:
     device: torch.device
     has_global_scale: bool
     gated: bool
+    packing: str
     on_cpu: bool
 
 
@@ -30,13 +31,13 @@ _keys: dict[tuple, WeightKey] = {}
 
 @dataclass(frozen=True, eq=False)
 class PreparedWeight:
-    """An NVFP4 or MXFP4 matrix (N, K), or a stack (L, N, K) of them, as ``prepare_weight`` packs it: no kernel of
-    another architecture reads it.
+    """A block-scaled matrix (N, K), or a stack (L, N, K) of them, as ``prepare_weight`` packs it for the tensor cores
+    of sm_90a.
 
     packed: (row tiles, K tiles, bytes), of a stack (L, …), of uint8 (:mod:`.weight_layout`). rows, k: N and K. dtype:
     bfloat16 or float16, what tensor cores multiply it in, exactly; that of x where x is not quantized. global_scale:
     None, or one float32 number on the same device that multiplies every value. gated: each is two matrices (N, K), gate
-    and up, for gated products; global_scale is then that of gate.
+    and up, for gated products; global_scale is then that of gate. packing: which of ``weight_layout.PACKINGS`` it has.
 
     Raises:
         OperandError, OperandTypeError: tensors that no ``prepare_weight`` gives.
@@ -49,12 +50,15 @@ class PreparedWeight:
     global_scale: torch.Tensor | None = None
     gated: bool = False
     up_global_scale: torch.Tensor | None = None
+    packing: str = "nvfp4"
 
     def __post_init__(self) -> None:
-        if self.dtype not in DECODERS:
-            expected = " or ".join(map(str, DECODERS))
+        if self.packing not in PACKINGS:
+            raise OperandError.of("packing", got=repr(self.packing), expected=f"one of {', '.join(PACKINGS)}")
+        if self.dtype not in PACKINGS[self.packing]:
+            expected = " or ".join(map(str, PACKINGS[self.packing]))
             raise OperandTypeError.of("dtype of a prepared weight", got=self.dtype, expected=expected)
-        expected = (*tiles(packed_rows(self.rows, self.gated), self.k), TILE_BYTES)
+        expected = (*tiles(packed_rows(self.rows, self.gated), self.k), self.layout.tile_bytes)
         packed = self.packed
         fits = packed.ndim in (3, 4) and tuple(packed.shape[-3:]) == expected and packed.numel() > 0
         if packed.dtype is not torch.uint8 or not fits or not packed.is_contiguous():
@@ -70,6 +74,11 @@ class PreparedWeight:
                 got=" and ".join("none" if x is None else "one" for x in (self.global_scale, self.up_global_scale)),
                 expected="one for each of a gated weight, or none",
             )
+
+    @property
+    def layout(self) -> Packing:
+        """What its bytes are."""
+        return PACKINGS[self.packing][self.dtype]
 
     @property
     def is_batched(self) -> bool:
@@ -95,13 +104,14 @@ class PreparedWeight:
     def key(self) -> WeightKey:
         """What plans for this weight are kept by."""
         stack = self.batch if self.is_batched else 0
-        found = (self.rows, self.k, stack, self.dtype, self.packed.device, self.global_scale is not None, self.gated)
-        return _keys.setdefault(found, WeightKey(*found, self.packed.device.type == "cpu"))
+        device, scaled = self.packed.device, self.global_scale is not None
+        found = (self.rows, self.k, stack, self.dtype, device, scaled, self.gated, self.packing)
+        return _keys.setdefault(found, WeightKey(*found, device.type == "cpu"))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Values (N, K), gated (2, N, K), of a stack (L, …), exact in float32 and float64 but for one rounding by the
         global scale."""
-        values = unpack(self.packed if self.is_batched else self.packed.unsqueeze(0), self.dtype)
+        values = unpack(self.packed if self.is_batched else self.packed.unsqueeze(0), self.layout)
         values = (separated(values) if self.gated else values)[..., : self.rows, : self.k]
         values = values if self.is_batched else values[0]
         wide = values.to(torch.float64 if dtype is torch.float64 else torch.float32)
@@ -115,4 +125,4 @@ class PreparedWeight:
         scale = self.global_scale is not None
         stack = f"{self.batch} x " if self.is_batched else ""
         sizes = f"{stack}{'2 x ' * self.gated}{self.rows} x {self.k}"
-        return f"PreparedWeight({sizes}, for {self.dtype}, global_scale={scale}, {self.device})"
+        return f"PreparedWeight({sizes}, {self.packing} for {self.dtype}, global_scale={scale}, {self.device})"

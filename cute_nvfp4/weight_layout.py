@@ -1,25 +1,31 @@
 """Weights as tensor-core kernels of sm_90a read them: repacked once, decoded with few instructions.
 
 The decoded weight is operand A of a 16-bit MMA, from registers. Memory is a grid of tiles of 128 rows and 64 columns
-along K, (L, row tiles, K tiles, ``TILE_BYTES``), K innermost, so that a range of K of some rows is one run of bytes;
+along K, (L, row tiles, K tiles, bytes), K innermost, so that a range of K of some rows is one run of bytes;
 the K tiles are even in number, padded with zeros.
 A tile has the codes of its 8 slabs of 16 rows and then their scales:
 
-* codes (SLAB, LANE, STEP) of 32-bit words: a word has the 8 elements that lane 4·g + c holds of A for step s, 16
-  columns, in a slab (PTX ISA, "wgmma, register fragments for m64k16"): registers 0 to 3 are rows g, g + 8, g, g + 8 at
-  columns 2c, 2c + 1 and (registers 2 and 3) 8 + 2c, 9 + 2c. A lane's four steps are one 16-byte load.
-* scales (SLAB, ROW g, PAIR of steps, ROW g or g + 8, STEP of the pair) of bytes. A byte has five bits of exponent and
-  three of mantissa and stands for 2**7 times the scale: in fp16 it needs a shift, in bf16 a shift and an OR.
+* codes (SLAB, LOAD, LANE, STEP) of 32-bit words: what lane 4·g + c holds of A for step s, 16 columns, in a slab (PTX
+  ISA, "wgmma, register fragments for m64k16"): registers 0 to 3 are rows g, g + 8, g, g + 8 at columns 2c, 2c + 1 and
+  (registers 2 and 3) 8 + 2c, 9 + 2c. Those are one word of 4-bit codes, or two of 8-bit codes, of two registers each.
+  A load is sixteen bytes of a lane: its four steps, or two of them.
+* scales (SLAB, ROW g, PAIR of blocks, ROW g or g + 8, BLOCK of the pair) of bytes. NVFP4's have five bits of exponent
+  and three of mantissa, and stand for 2**7 times the scale: in fp16 they need a shift, in bf16 a shift and an OR. Those
+  of MX are UE8M0, which is the exponent of bf16 (2**-127 a subnormal), or exponents of fp16.
 
-E2M1 in bf16 is s0000000 0ee m0…, 2**-126 times its value, and in fp16 s000eem0…, 2**-14 times: no instruction but
-moving its four bits there. ``DECODERS`` says how a word becomes the four registers: each is the exclusive or of some
-shifts of the word, under a mask. Shifts that fetch each element from one place cannot tile a word, but the map from
-word to registers is linear over GF(2), and these have an inverse, which packing applies. That is eight instructions
-for eight elements, where a table or masks with one place an element need fifteen.
+A code in a 16-bit float is its sign, zeros, exponent, mantissa and zeros: E2M1 in bf16 is s0000000 0ee m0…, 2**-126
+times its value, in fp16 s000eem0…, 2**-14 times; subnormals stay right. It needs no instruction but moving bits there.
+``PACKINGS`` says how a word becomes registers: each is the exclusive or of some shifts of the word, under a mask.
+Shifts that fetch each element from one place cannot tile a word, but the map from word to registers is linear over
+GF(2), and these have an inverse, which packing applies. That is eight instructions for eight elements of four bits,
+where a table or masks with one place an element need fifteen; and eight for eight of eight bits.
 
-Products with the scales are exact, and 2**-7 times the weight: the scale has at most four significant bits, E2M1 two.
-A block whose scale is zero has zero codes; a negative scale's sign goes to the codes. NaN stays NaN. MXFP4 has the same
-bytes: a power of two is an exponent without mantissa, and a block of 32 two equal scales.
+Products with the scales are exact: a scale of NVFP4 has at most four significant bits, E2M1 two, E4M3 four and E5M2
+three, and powers of two one. They are 2**-7 times the weight for NVFP4. MX with scales of any exponent is multiplied
+with a constant first, since 2**127 is the largest power of two in bf16. A block whose scale is zero has zero codes; a
+negative scale's sign goes to the codes. NaN stays NaN; in blocks of MX with a NaN or infinity among their elements all
+become NaN. MXFP4 whose scales fit has the bytes of NVFP4: a power of two is an exponent without mantissa, and a block
+of 32 two equal scales.
 """
 
 from __future__ import annotations
@@ -28,8 +34,6 @@ import functools
 from typing import Any, NamedTuple
 
 import torch
-
-from cute_nvfp4.formats import NVFP4
 
 TILE_ROWS, TILE_K = 128, 64
 SLAB_ROWS = 16
@@ -40,15 +44,9 @@ STEP_K = 16
 """Columns of one MMA."""
 STEPS = TILE_K // STEP_K
 SLABS = TILE_ROWS // SLAB_ROWS
-CODE_BYTES = TILE_ROWS * TILE_K // 2
-SCALE_BYTES = TILE_ROWS * TILE_K // NVFP4.block
-TILE_BYTES = CODE_BYTES + SCALE_BYTES
-LANE_BYTES = 4 * STEPS
-"""Bytes of codes of a lane in a slab."""
-ROW_SCALE_BYTES = 2 * STEPS
-"""Bytes of scales of rows g and g + 8 of a slab."""
-WEIGHT_FACTOR = 2.0**7
-"""What the decoded weight is multiplied with to be the weight."""
+LANES = 32
+LOAD_BYTES = 16
+"""Bytes of codes that a lane loads at a time."""
 
 
 class Shift(NamedTuple):
@@ -58,43 +56,100 @@ class Shift(NamedTuple):
     bits: int
 
 
-class Decoder(NamedTuple):
-    """How a word of codes becomes registers of 16-bit pairs: each the exclusive or of shifts of the word, masked.
+class Packing(NamedTuple):
+    """How weights of a format are packed for MMAs of ``dtype``.
 
-    scale_shift: of a scale byte to its place in a 16-bit number; scale_bits: what is ORed to it.
+    element_bits: of a code. block_steps: steps that have a scale. mask, registers: how a word of codes becomes
+    registers of 16-bit pairs, each the exclusive or of shifts of the word, masked. boost: of bf16, the power of two
+    that they are multiplied with first. scale_shift: of a scale byte to its place in a 16-bit number; scale_bits: what
+    is ORed to it; least_scale: the least bits it has. factor: what the decoded weight is multiplied with to be the
+    weight. special: the first magnitude of a code that is no number, if there is one.
+
+    exponents: where scales that are powers of two are exponents of five bits, the first and the last whose products
+    with every element are exact and finite; with ``exponent_bias``, of 0. None: scales are UE8M0, or E4M3 too.
     """
 
+    dtype: torch.dtype
+    element_bits: int
+    block_steps: int
     mask: int
     registers: tuple[tuple[Shift, ...], ...]
     scale_shift: int
-    scale_bits: int
+    scale_bits: int = 0
+    least_scale: int = 0
+    boost: int = 0
+    factor: float = 1.0
+    exponents: tuple[int, int] | None = None
+    exponent_bias: int = 0
+    special: int = 0
+
+    @property
+    def word_elements(self) -> int:
+        """Elements of a 32-bit word."""
+        return 32 // self.element_bits
+
+    @property
+    def step_words(self) -> int:
+        """Words of codes that a lane has of a step."""
+        return 8 // self.word_elements
+
+    @property
+    def slab_code_bytes(self) -> int:
+        return SLAB_ROWS * TILE_K * self.element_bits // 8
+
+    @property
+    def row_scale_bytes(self) -> int:
+        """Bytes of scales of rows g and g + 8 of a slab."""
+        return 2 * STEPS // self.block_steps
+
+    @property
+    def slab_scale_bytes(self) -> int:
+        return HALF_SLAB * self.row_scale_bytes
+
+    @property
+    def code_bytes(self) -> int:
+        """Of a tile."""
+        return SLABS * self.slab_code_bytes
+
+    @property
+    def scale_bytes(self) -> int:
+        return SLABS * self.slab_scale_bytes
+
+    @property
+    def tile_bytes(self) -> int:
+        return self.code_bytes + self.scale_bytes
 
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _WORD = Shift("left", 0)
-DECODERS = {
-    torch.bfloat16: Decoder(
-        0x81C081C0,
-        ((_WORD,), (Shift("left", 6),), (Shift("rotate", 4),), (Shift("left", 2), Shift("right", 6))),
-        4,
-        0x7000,
-    ),
-    torch.float16: Decoder(
-        0x8E008E00,
-        (
-            (Shift("left", 6),),
-            (Shift("left", 9),),
-            (_WORD, Shift("left", 2)),
-            (_WORD, Shift("right", 3)),
-        ),
-        7,
-        0,
-    ),
+_E2M1_BF16 = 0x81C081C0, ((_WORD,), (Shift("left", 6),), (Shift("rotate", 4),), (Shift("left", 2), Shift("right", 6)))
+_E2M1_FP16 = (
+    0x8E008E00,
+    ((Shift("left", 6),), (Shift("left", 9),), (_WORD, Shift("left", 2)), (_WORD, Shift("right", 3))),
+)
+_E4M3_BF16 = 0x87F087F0, ((_WORD,), (Shift("left", 4), Shift("right", 4)))
+_E4M3_FP16 = 0xBF80BF80, ((_WORD,), (Shift("left", 1), Shift("left", 7)))
+_E5M2_BF16 = 0x8FE08FE0, ((_WORD,), (Shift("left", 3), Shift("rotate", 8)))
+_E5M2_FP16 = 0xFF00FF00, ((_WORD,), (Shift("left", 8),))
+_FIVE_BITS = {"scale_shift": 10, "exponent_bias": 27}
+_POWERS = {"scale_shift": 7, "least_scale": 0x40}
+_BF16, _FP16 = torch.bfloat16, torch.float16
+PACKINGS = {
+    "nvfp4": {
+        _BF16: Packing(_BF16, 4, 1, *_E2M1_BF16, 4, 0x7000, factor=2.0**7, exponents=(0, 30), exponent_bias=22),
+        _FP16: Packing(_FP16, 4, 1, *_E2M1_FP16, 7, factor=2.0**7, exponents=(6, 30), exponent_bias=22),
+    },
+    "mxfp4": {_BF16: Packing(_BF16, 4, 2, *_E2M1_BF16, **_POWERS, boost=126)},
+    "mxfp8": {
+        _BF16: Packing(_BF16, 8, 2, *_E4M3_BF16, **_POWERS, boost=120, special=0x7F),
+        _FP16: Packing(_FP16, 8, 2, *_E4M3_FP16, **_FIVE_BITS, factor=2.0**-4, exponents=(8, 30), special=0x7F),
+    },
+    "mxfp8_e5m2": {
+        _BF16: Packing(_BF16, 8, 2, *_E5M2_BF16, **_POWERS, boost=112, special=0x7C),
+        _FP16: Packing(_FP16, 8, 2, *_E5M2_FP16, **_FIVE_BITS, factor=2.0**-12, exponents=(7, 15), special=0x7C),
+    },
 }
-
-
-EXPONENTS = {torch.bfloat16: (0, 30), torch.float16: (6, 30)}
-"""Exponents of scale bytes, from first to last, whose products with every E2M1 are exact and finite in the dtype."""
+"""By format and dtype. MXFP4 whose scales fit is packed as NVFP4, which takes fewer instructions."""
 
 
 def shifted(word: Any, shift: Shift) -> Any:
@@ -105,30 +160,29 @@ def shifted(word: Any, shift: Shift) -> Any:
     return word >> bits if kind == "right" else (word >> bits) | ((word << (32 - bits)) & 0xFFFFFFFF)
 
 
-def registers_of(word: Any, decoder: Decoder) -> list[Any]:
+def registers_of(word: Any, packing: Packing) -> list[Any]:
     """The registers that a word of codes is decoded to, before they are scaled."""
     found = []
-    for shifts in decoder.registers:
+    for shifts in packing.registers:
         value = shifted(word, shifts[0])
         for shift in shifts[1:]:
             value = value ^ shifted(word, shift)
-        found.append(value & decoder.mask)
+        found.append(value & packing.mask)
     return found
 
 
 @functools.cache
-def encoder(dtype: torch.dtype) -> tuple[tuple[int, ...], ...]:
-    """For each of the eight elements of a word, the words of its sixteen codes; a word is their exclusive or.
+def encoder(packing: Packing) -> tuple[tuple[int, ...], ...]:
+    """For each element of a word, the words of its codes; a word is their exclusive or.
 
     Element 2·r + h is in half h of register r.
     """
-    decoder = DECODERS[dtype]
     # rows of (bits of the registers that a set of word bits gives, that set), reduced until each has one register bit
     rows = []
     for bit in range(32):
-        registers = registers_of(1 << bit, decoder)
+        registers = registers_of(1 << bit, packing)
         rows.append((sum(register << (32 * i) for i, register in enumerate(registers)), 1 << bit))
-    places = [1 << (32 * i + b) for i in range(4) for b in range(32) if decoder.mask >> b & 1]
+    places = [1 << (32 * i + b) for i in range(len(packing.registers)) for b in range(32) if packing.mask >> b & 1]
     word_of: dict[int, int] = {}
     for place in places:
         pivot = next(i for i, (image, _) in enumerate(rows) if image & place)
@@ -136,37 +190,39 @@ def encoder(dtype: torch.dtype) -> tuple[tuple[int, ...], ...]:
         rows = [(x ^ image, s ^ source) if x & place else (x, s) for x, s in rows]
         word_of = {p: (x ^ image, s ^ source) if x & place else (x, s) for p, (x, s) in word_of.items()}
         word_of[place] = (image, source)
-    # a half's bits of the mask, lowest first, are mantissa, exponent, exponent, sign: the bits of a code
-    half = [b for b in range(16) if decoder.mask >> b & 1]
+    # a half's bits of the mask, lowest first, are those of a code: mantissa, exponent, sign
+    half = [b for b in range(16) if packing.mask >> b & 1]
     elements = []
-    for element in range(8):
+    for element in range(packing.word_elements):
         base = 32 * (element // 2) + 16 * (element % 2)
         sources = [word_of[1 << (base + b)][1] for b in half]
         words = []
-        for code in range(16):
+        for code in range(1 << packing.element_bits):
             word = 0
-            for i in range(4):
+            for i in range(packing.element_bits):
                 word ^= sources[i] if code >> i & 1 else 0
             words.append(word)
         elements.append(tuple(words))
     return tuple(elements)
 
 
-ENCODED_ORDER = (2, 6, 0, 4, 3, 7, 1, 5)
-"""The elements of a word in the nibbles that ``encoding`` takes: the order of the fewest shifts."""
+ENCODED_ORDER = {4: (2, 6, 0, 4, 3, 7, 1, 5), 8: (0, 1, 2, 3)}
+"""By bits of an element, the elements of a word in the order that ``encoding`` takes: the order of the fewest
+shifts."""
 
 
 @functools.cache
-def encoding(dtype: torch.dtype) -> tuple[tuple[int, int], ...]:
-    """The encoder as shifts to the left (negative: to the right) and masks: a word is the exclusive or of the nibbles
+def encoding(packing: Packing) -> tuple[tuple[int, int], ...]:
+    """The encoder as shifts to the left (negative: to the right) and masks: a word is the exclusive or of the codes
     shifted, & mask.
 
-    The nibbles of a 32-bit number, lowest first, are the codes of the elements in ``ENCODED_ORDER``.
+    The nibbles or bytes of a 32-bit number, lowest first, are the codes of the elements in ``ENCODED_ORDER``.
     """
     masks: dict[int, int] = {}
-    for nibble, element in enumerate(ENCODED_ORDER):
-        for bit in range(4 * nibble, 4 * nibble + 4):
-            word = encoder(dtype)[element][1 << (bit - 4 * nibble)]
+    bits = packing.element_bits
+    for i, element in enumerate(ENCODED_ORDER[bits]):
+        for bit in range(bits * i, bits * (i + 1)):
+            word = encoder(packing)[element][1 << (bit - bits * i)]
             for target in range(32):
                 if word >> target & 1:
                     masks[target - bit] = masks.get(target - bit, 0) | 1 << target
@@ -199,47 +255,55 @@ def tiles(rows: int, k: int) -> tuple[int, int]:
     return -(-rows // TILE_ROWS), 2 * -(-k // (2 * TILE_K))
 
 
-def pack(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Tiles (L, row tiles, K tiles, TILE_BYTES) of NVFP4 weights.
+def pack(codes: torch.Tensor, scales: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """Tiles (L, row tiles, K tiles, bytes) of NVFP4 weights.
 
-    codes: (L, N, K) E2M1 codes, one a byte. scales: (L, N, K / 16) E4M3 codes. dtype: bfloat16 or float16, of the MMA.
+    codes: (L, N, K) E2M1 codes, one a byte. scales: (L, N, K / 16) E4M3 codes.
     """
     # −0 for blocks without a value would do no harm, but one code is as good
     block = scales.repeat_interleave(STEP_K, dim=-1)
     codes = torch.where(block & 0x7F == 0, 0, codes ^ (block >> 7 << 3))
-    return _tiled(codes, _scale_bytes(scales), dtype)
+    return _tiled(codes, _scale_bytes(scales), packing)
 
 
-def pack_powers(codes: torch.Tensor, exponents: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Tiles of weights whose blocks of 32 have powers of two for scales.
+def pack_powers(codes: torch.Tensor, scales: torch.Tensor, nan: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """Tiles of weights whose blocks of 32 have powers of two for scales; all (L, N, …), of uint8.
 
-    codes: as ``pack`` takes them. exponents: (L, N, K / 32) of uint8, of 2**7 times the scale, with bias 15: within
-    ``EXPONENTS``, or anything up to 30 under codes of zero; 31 is NaN.
+    codes: one a byte. scales: (…, K / 32), UE8M0 codes where the packing has no exponents, else those, within their
+    range, or anything up to 30 under codes of zero. nan: (…, K / 32), blocks that become NaN.
     """
-    nan = exponents == 31
+    # infinity, of which zero times is NaN; of NVFP4's bytes NaN itself
     codes = torch.where(nan.repeat_interleave(2 * STEP_K, dim=-1), 0, codes)
-    return _tiled(codes, torch.where(nan, 0xFF, exponents << 3).repeat_interleave(2, dim=-1), dtype)
+    if packing.block_steps == 1:
+        scales = torch.where(nan, 0xFF, scales << 3).repeat_interleave(2, dim=-1)
+    else:
+        scales = torch.where(nan, 0xFF if packing.exponents is None else 31, scales)
+    return _tiled(codes, scales, packing)
 
 
-def _tiled(codes: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Tiles of codes, and of scale bytes for each step."""
+def _tiled(codes: torch.Tensor, scales: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """Tiles of codes, and of scale bytes."""
     batch, rows, k = codes.shape
     row_tiles, k_tiles = tiles(rows, k)
-    scales = _padded(scales, row_tiles * TILE_ROWS, k_tiles * STEPS)
+    blocks = STEPS // packing.block_steps
+    scales = _padded(scales, row_tiles * TILE_ROWS, k_tiles * blocks)
     codes = _padded(codes, row_tiles * TILE_ROWS, k_tiles * TILE_K)
-    # (L, row tile, slab, row half, g; K tile, step, column half, c, e): from matrices to fragments
-    codes = codes.view(batch, row_tiles, SLABS, 2, 8, k_tiles, STEPS, 2, 4, 2)
-    # (L, row tile, K tile, slab, g, c, step, element: column half, row half, e)
-    codes = codes.permute(0, 1, 5, 2, 4, 8, 6, 7, 3, 9).reshape(batch, row_tiles, k_tiles, -1, 8)
-    table = torch.tensor(encoder(dtype), dtype=torch.int64, device=codes.device)
+    # (L, row tile, slab, row half, g; K tile, load, step, column half, c, e): from matrices to fragments
+    loads = packing.step_words
+    codes = codes.view(batch, row_tiles, SLABS, 2, 8, k_tiles, loads, STEPS // loads, 2, 4, 2)
+    # (L, row tile, K tile, slab, load, g, c, step, element: column half, row half, e)
+    codes = codes.permute(0, 1, 5, 2, 6, 4, 9, 7, 8, 3, 10).reshape(
+        batch, row_tiles, k_tiles, -1, packing.word_elements
+    )
+    table = torch.tensor(encoder(packing), dtype=torch.int64, device=codes.device)
     words = torch.zeros(codes.shape[:-1], dtype=torch.int64, device=codes.device)
-    for element in range(8):
+    for element in range(packing.word_elements):
         words ^= table[element][codes[..., element].int()]
     packed = _low_words(words)
-    scales = scales.view(batch, row_tiles, SLABS, 2, 8, k_tiles, STEPS // 2, 2)
-    # (L, row tile, K tile, slab, g, pair of steps, row half, step)
-    scales = scales.permute(0, 1, 5, 2, 4, 6, 3, 7).reshape(batch, row_tiles, k_tiles, SCALE_BYTES)
-    return torch.cat([packed.view(torch.uint8).view(batch, row_tiles, k_tiles, CODE_BYTES), scales], dim=-1)
+    scales = scales.view(batch, row_tiles, SLABS, 2, 8, k_tiles, blocks // 2, 2)
+    # (L, row tile, K tile, slab, g, pair of blocks, row half, block)
+    scales = scales.permute(0, 1, 5, 2, 4, 6, 3, 7).reshape(batch, row_tiles, k_tiles, packing.scale_bytes)
+    return torch.cat([packed.view(torch.uint8).view(batch, row_tiles, k_tiles, packing.code_bytes), scales], dim=-1)
 
 
 def _low_words(words: torch.Tensor) -> torch.Tensor:
@@ -263,20 +327,23 @@ def _padded(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     return out
 
 
-def unpack(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Values (L, padded rows, padded K) in float32 of tiles, without a global scale: what ``pack`` took."""
+def unpack(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """Values (L, padded rows, padded K) in float64 of tiles, without a global scale: what was packed."""
     batch, row_tiles, k_tiles, _ = packed.shape
-    words = packed[..., :CODE_BYTES].contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    words = packed[..., : packing.code_bytes].contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
     halves = torch.stack(
-        [x for register in registers_of(words, DECODERS[dtype]) for x in (register & 0xFFFF, register >> 16)], dim=-1
+        [x for register in registers_of(words, packing) for x in (register & 0xFFFF, register >> 16)], dim=-1
     )
-    values = _from_bits(halves, dtype).view(batch, row_tiles, k_tiles, SLABS, 8, 4, STEPS, 2, 2, 2)
-    values = values.permute(0, 1, 3, 8, 4, 2, 6, 7, 5, 9).reshape(batch, row_tiles * TILE_ROWS, k_tiles * TILE_K)
-    decoder = DECODERS[dtype]
-    scales = packed[..., CODE_BYTES:].to(torch.int64) << decoder.scale_shift | decoder.scale_bits
-    scales = _from_bits(scales, dtype).view(batch, row_tiles, k_tiles, SLABS, 8, STEPS // 2, 2, 2)
-    scales = scales.permute(0, 1, 3, 6, 4, 2, 5, 7).reshape(batch, row_tiles * TILE_ROWS, k_tiles * STEPS)
-    return (values * scales.repeat_interleave(NVFP4.block, dim=-1) * WEIGHT_FACTOR).to(torch.float32)
+    loads = packing.step_words
+    # (L, row tile, K tile, slab, load, g, c, step, column half, row half, e)
+    values = _from_bits(halves, packing.dtype).view(batch, row_tiles, k_tiles, SLABS, loads, 8, 4, -1, 2, 2, 2)
+    values = values.permute(0, 1, 3, 9, 5, 2, 4, 7, 8, 6, 10)
+    values = values.reshape(batch, row_tiles * TILE_ROWS, k_tiles * TILE_K) * 2.0**packing.boost
+    scales = packed[..., packing.code_bytes :].to(torch.int64) << packing.scale_shift | packing.scale_bits
+    scales = _from_bits(scales.clamp(min=packing.least_scale), packing.dtype)
+    scales = scales.view(batch, row_tiles, k_tiles, SLABS, 8, -1, 2, 2)
+    scales = scales.permute(0, 1, 3, 6, 4, 2, 5, 7).reshape(batch, row_tiles * TILE_ROWS, -1)
+    return values * scales.repeat_interleave(STEP_K * packing.block_steps, dim=-1) * packing.factor
 
 
 def _from_bits(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -41,7 +41,7 @@ class Process:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_IMPORTED)
         descriptors = [Descriptor(number) for number in (*pass_fds, stdout.fileno())]
-        self._process = context.Process(target=_work, args=(*descriptors, command[-1], dict(env)))
+        self._process = context.Process(target=_work, args=(*descriptors, command[-1], os.getcwd(), dict(env)))
         self._process.start()
         self.pid = self._process.pid
 
@@ -52,9 +52,10 @@ class Process:
         return self._process.exitcode
 
 
-def _work(control: int, arena: int, log: int, nbytes: str, environment: dict[str, str]) -> None:
-    """What the forked process does: takes on the environment, and is the worker."""
+def _work(control: int, arena: int, log: int, nbytes: str, folder: str, environment: dict[str, str]) -> None:
+    """What the forked process does: takes on folder and environment, and is the worker."""
     os.setsid()
+    os.chdir(folder)
     for output in (1, 2):
         os.dup2(log, output)
     for stream in (sys.stdout, sys.stderr):

@@ -8,18 +8,40 @@ import backends
 import torch
 
 from cute_nvfp4 import BlockScaledTensor, simulating, to_blocked
+from cute_nvfp4.formats import MXFP4, MXFP8, MXFP8_E5M2, NVFP4, Format
 
 
 class Runs(Protocol):
     def run(self) -> torch.Tensor: ...
 
 
-def operand(shape: tuple[int, ...], generator: torch.Generator, factor: float = 0.5) -> BlockScaledTensor:
-    """(…, rows, K) of every code, and scales of every magnitude but NaN; ``factor``: the global scale."""
+SPECIAL = {MXFP8: 0x7F, MXFP8_E5M2: 0x7C}
+"""The first magnitude that is no number."""
+POWERS = {
+    torch.bfloat16: {MXFP4: range(107, 138), MXFP8: range(107, 148), MXFP8_E5M2: range(97, 138)},
+    torch.float16: {MXFP4: range(111, 136), MXFP8: range(110, 133), MXFP8_E5M2: range(107, 116)},
+}
+"""Scales of MX that take no global scale, and whose products fp32 has."""
+
+
+def operand(
+    shape: tuple[int, ...],
+    generator: torch.Generator,
+    factor: float = 0.5,
+    format: Format = NVFP4,
+    dtype: torch.dtype = torch.bfloat16,
+) -> BlockScaledTensor:
+    """(…, rows, K) of every code but NaN and infinities; NVFP4's scales of every magnitude but NaN, and ``factor`` for
+    a global scale; those of MX as weights for ``dtype`` may have them."""
     *rows, k = shape
-    data = torch.randint(0, 256, (*rows, k // 2), dtype=torch.uint8, generator=generator)
-    scale = torch.randint(0, 0x7F, (*rows, k // 16), dtype=torch.uint8, generator=generator)
+    data = torch.randint(0, 256, (*rows, format.data_columns(k)), dtype=torch.uint8, generator=generator)
     device = backends.device()
+    if format is not NVFP4:
+        data = torch.where(data & 0x7F >= SPECIAL[format], data & 0x80, data) if format in SPECIAL else data
+        powers = POWERS[dtype][format]
+        scale = torch.randint(powers.start, powers.stop, (*rows, k // 32), dtype=torch.uint8, generator=generator)
+        return BlockScaledTensor(data.to(device), to_blocked(scale).to(device), None, format)
+    scale = torch.randint(0, 0x7F, (*rows, k // 16), dtype=torch.uint8, generator=generator)
     return BlockScaledTensor(data.to(device), to_blocked(scale).to(device), torch.tensor(factor).to(device))
 
 

@@ -233,6 +233,7 @@ def _packed() -> Iterator[tuple[str, Callable]]:
         "m1": {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "stages": 16, "factors": 1},
         "m16 nvfp4": {"columns": 16, "dtype": "float16", "out": "float16", "quantized_x": True},
         "gated": {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "stages": 16, "factors": 1, "gate": "silu"},
+        "mxfp8": {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": 2, "packing": "mxfp8"},
     }
     wgmmas = {
         "n32": {"tile_n": 32, "ctas_per_sm": 2, "factors": 1},
@@ -242,6 +243,8 @@ def _packed() -> Iterator[tuple[str, Callable]]:
         "helped": {"tile_n": 128, "split_k": 2, "stage_tiles": 1, "scheduler": "helped"},
         "gated 192 rows": {"tile_n": 128, "warpgroups": 3, "stage_tiles": 1, "scheduler": "static", "gate": "silu"},
         "gated n64": {"tile_n": 64, "ctas_per_sm": 2, "factors": 1, "gate": "silu"},
+        "n128 mxfp8_e5m2": {"tile_n": 128, "packing": "mxfp8_e5m2"},
+        "n64 mxfp8 fp16": {"tile_n": 64, "packing": "mxfp8", "dtype": "float16", "out": "float16"},
         "sm_120a n128": {"tile_n": 128, "stage_tiles": 1, "bias": "bfloat16", "arch": ARCHITECTURES["sm_120a"]},
         "sm_120a gated n64": {"tile_n": 64, "factors": 1, "gate": "silu", "arch": ARCHITECTURES["sm_120a"]},
         "gated n256": {"tile_n": 256, "scheduler": "static", "gate": "gelu_tanh", "vector": False, "out": "float32"},

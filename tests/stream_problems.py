@@ -98,12 +98,12 @@ class Problem:
 def make(case: Case) -> Problem:
     """Every code and every scale but NaN, x normal."""
     generator = torch.Generator().manual_seed(case.seed)
-    dtype = DTYPES[case.dtype]
+    dtype, packing = DTYPES[case.dtype], case.config.weights
     codes = torch.randint(0, 16, (1, case.n, case.k), dtype=torch.uint8, generator=generator)
     scales = torch.randint(0, 256, (1, case.n, case.k // 16), dtype=torch.uint8, generator=generator)
     scales[scales & 0x7F == 0x7F] = 1
-    packed = weight_layout.pack(codes, scales, dtype)
-    weight = weight_layout.unpack(packed, dtype)[0, : case.n, : case.k].double()
+    packed = weight_layout.pack(codes, scales, packing)
+    weight = weight_layout.unpack(packed, packing)[0, : case.n, : case.k].double()
     x = values = torch.randn(case.m, case.k, generator=generator).to(dtype)
     if case.config.quantized_x:
         x = quantized(case, generator)

@@ -64,8 +64,8 @@ def gemm(
             be mixed). K is a multiple of 32, scales are blocked (``scale_layout.to_blocked``). A block-scaled MMA reads
             scales of NVFP4 as unsigned: they must not be negative. Padding of scales along K meets zeros, so it must be
             finite (``to_blocked`` writes zeros). Global scales multiply the result. Or b is a
-            ``PreparedWeight`` (N, K) on sm_90a, and a (M, K) is numbers of its dtype, or NVFP4. Where b is none, both
-            are NVFP4 on sm_90a, and each call packs b.
+            ``PreparedWeight`` (N, K) on sm_90a, and a (M, K) is numbers of its dtype, or block-scaled. Where b is none,
+            each call packs b there.
         alpha: a number, or a float32 tensor of one element on the operands' device; None is 1.
         bias: (N,), or (L, N) for a batch: float16, bfloat16 or float32, contiguous along N; added in float32.
         out: where to put the result: of that shape, float16, bfloat16 or float32, contiguous along N or along M, rows

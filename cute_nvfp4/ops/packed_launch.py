@@ -49,6 +49,7 @@ class PackedCall:
             factors=len(device_scalars(x, weight, alpha)) // len(weight.global_scales),
             bias="" if bias is None else DTYPE_NAMES[bias.dtype],
             gate=request.gate,
+            packing=weight.packing,
         )
         self._problem = problem
         self._plan = plan = choose(problem, target.arch, sm_count(target, weight.device), request.config)

@@ -95,9 +95,9 @@ def _plan(request: Request) -> Callable[..., list[torch.Tensor]]:
 
     def check(pair: Pair) -> None:
         x, b = pair
-        if (b.dtype, b.device) != (first.dtype, first.device):
-            expected = f"{first.dtype} on {first.device}, as in the first group"
-            raise OperandError.of("prepared weight", got=f"{b.dtype} on {b.device}", expected=expected)
+        if (b.packing, b.dtype, b.device) != (first.packing, first.dtype, first.device):
+            got, expected = (f"{w.packing} for {w.dtype} on {w.device}" for w in (b, first))
+            raise OperandError.of("prepared weight", got=got, expected=f"{expected}, as in the first group")
         check_products(b, gate)
         if x is None or (isinstance(x, torch.Tensor) and tuple(x.shape) == (0, b.k)):
             return
@@ -149,6 +149,7 @@ class ListLaunch:
             vector=all(row_alignment(out, 16) >= 16 for out in outs),
             factors=len(strides[0]),
             gate=request.gate,
+            packing=pairs[0][1].packing,
         )
         plan = choose_groups(problem, target.arch, sm_count(target, device), request.config)
         # the dearest tiles first, so that all CTAs end together; factors of groups have their places

@@ -130,6 +130,7 @@ class _Call:
             vector=row_alignment(out, 16) >= 16,
             factors=len(strides),
             gate=request.gate,
+            packing=b.packing,
         )
         plan = choose_groups(problem, target.arch, sm_count(target, b.device), request.config)
         rows, k_tiles = x.shape[0], b.packed.shape[-2]

@@ -1,4 +1,4 @@
-"""gemm of two NVFP4 operands on sm_90a: b is packed by each call, and multiplied as a prepared weight is."""
+"""gemm of two block-scaled operands on sm_90a: b is packed by each call, and multiplied as a prepared weight is."""
 
 from __future__ import annotations
 
@@ -14,20 +14,16 @@ from ..runtime.backend import Backend
 from ..scale_layout import to_blocked
 from ..target import Target
 from .calls import as_alpha
-from .checks import check_format, check_overlap, parts
+from .checks import check_overlap, parts
 from .packed_gemm import packed_gemm
 from .prepare_weight import PackCall
-
-DTYPE = torch.float16
-"""Of the products: both operands are exact in it."""
 
 
 class PlainGemm:
     """A planned call: a launch packs all matrices of b, and each is multiplied by one launch, or by two where a has
-    more rows than the streaming kernel takes. An output contiguous along M is a copy of the product's.
+    more rows than the streaming kernel takes, or is MX. An output contiguous along M is a copy of the product's.
 
-    Raises:
-        OperandError: another format than NVFP4.
+    Products are in float16 for NVFP4, in bfloat16 for MX, in which both operands are exact.
     """
 
     def __init__(
@@ -39,10 +35,9 @@ class PlainGemm:
         config: PackedPlan | None,
         backend: Backend,
     ) -> None:
-        for name, operand in (("a", a), ("b", b)):
-            check_format(f"{name} on {target.arch.name}", operand, (NVFP4,))
         check_plan(config)
-        self._pack = PackCall(b.key, DTYPE, target)
+        self._dtype = torch.float16 if b.format is NVFP4 else torch.bfloat16
+        self._pack = PackCall(b.key, self._dtype, target)
         self._shape, self._options = out.shape, {"dtype": out.dtype, "device": out.device}
         self._config, self._backend = config, backend
 
@@ -55,7 +50,7 @@ class PlainGemm:
         product = out if along_n else torch.empty(self._shape, **self._options)
         packed, products = self._pack(b), product if a.is_batched else product.unsqueeze(0)
         for i in range(a.batch):
-            weight = PreparedWeight(packed[i], b.rows, b.k, DTYPE, b.global_scale)
+            weight = PreparedWeight(packed[i], b.rows, b.k, self._dtype, b.global_scale, packing=b.format.name)
             own = bias[i] if bias is not None and bias.ndim == 2 else bias
             packed_gemm(_matrix(a, i), weight, alpha, own, products[i], None, self._config, self._backend)
         return product if out is None or along_n else out.copy_(product)
@@ -64,4 +59,4 @@ class PlainGemm:
 def _matrix(a: BlockScaledTensor, i: int) -> BlockScaledTensor:
     """Matrix i of a batch, scales blocked."""
     blocked = a.blocked_scale() if a.scale_layout == "blocked" else to_blocked(a.rowmajor_scale())
-    return BlockScaledTensor(a.data[i] if a.is_batched else a.data, blocked[..., i : i + 1], a.global_scale)
+    return BlockScaledTensor(a.data[i] if a.is_batched else a.data, blocked[..., i : i + 1], a.global_scale, a.format)

@@ -1,4 +1,4 @@
-"""prepare_weight: repack an NVFP4 or MXFP4 weight once, for the GEMMs of sm_90a."""
+"""prepare_weight: repack a block-scaled weight once, for the GEMMs of sm_90a."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..formats import MXFP4, NVFP4, as_bytes, unpack_e2m1
+from ..formats import FORMATS, MXFP4, NVFP4, as_bytes, unpack_e2m1
 from ..kernels.pack.config import PackArguments, PackConfig
 from ..kernels.quantize.arguments import Strides
 from ..operand import BlockScaledTensor, OperandKey
@@ -20,7 +20,7 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..runtime.simulating import session_number
 from ..target import Target
-from ..weight_layout import DECODERS, EXPONENTS, TILE_BYTES, interleaved, pack, pack_powers, tiles
+from ..weight_layout import PACKINGS, Packing, interleaved, pack, pack_powers, tiles
 from .calls import addresses, allocator
 from .checks import DTYPE_NAMES, check_format, tensors
 
@@ -32,7 +32,7 @@ def prepare_weight(
     dtype: torch.dtype = torch.bfloat16,
     backend: Backend = "auto",
 ) -> PreparedWeight:
-    """Repacks an NVFP4 or MXFP4 weight (N, K) for ``gemm(x, weight)`` on a Hopper GPU, once, when a model is loaded;
+    """Repacks a weight (N, K) for ``gemm(x, weight)`` on a Hopper GPU, once, when a model is loaded;
     or a stack (L, N, K) for ``grouped_gemm_contiguous``.
 
     The result takes as many bytes (rows padded to 128, K to 128) and stands for the same numbers, bit for bit.
@@ -40,11 +40,12 @@ def prepare_weight(
     Args:
         weight: an operand, scales in any layout, of either sign. K is a multiple of a block.
             Scales of MXFP4 lie within a factor of 2**30 (float16: 2**24), but for blocks of zeros: they are read here,
-            once, and a power of two may become the result's global scale.
+            once, and a power of two may become the result's global scale. So do those of MXFP8 for float16: 2**22, of
+            E5M2 2**8. For bfloat16 they may have any value. Of a block of MXFP8 with a NaN or infinity all becomes NaN.
         up: another like it: the result is both, for ``gated_gemm(x, result)``; the gate takes the product of
             ``weight``. Both have a global scale, each its own, or none.
         dtype: bfloat16 or float16: that of the x it will be multiplied with. An NVFP4 x takes float16.
-        backend: a kernel packs NVFP4 on a GPU, in one launch, to the bits of torch.
+        backend: where no scales are read a kernel packs on a GPU, in one launch, to the bits of torch.
 
     Raises:
         OperandError, OperandTypeError: another format, another dtype, two weights that do not fit together.
@@ -52,25 +53,25 @@ def prepare_weight(
     weights = {"weight": weight} if up is None else {"weight": weight, "up": up}
     for name, x in weights.items():
         _check(name, x)
-    if dtype not in DECODERS:
-        raise OperandTypeError.of("dtype", got=dtype, expected=" or ".join(map(str, DECODERS)))
+    name = "nvfp4" if weight.format == MXFP4 else weight.format.name
+    if dtype not in PACKINGS[name]:
+        raise OperandTypeError.of("dtype", got=dtype, expected=" or ".join(map(str, PACKINGS[name])))
     if up is not None:
         _check_pair(weight, up)
-    if weight.format == MXFP4:
-        packed, factors = _packed_mxfp4(list(weights.values()), dtype)
+    if weight.format != NVFP4 and PACKINGS[name][dtype].exponents is not None:
+        packed, factors = _packed_powers(list(weights.values()), PACKINGS[name][dtype])
     else:
         packed = _packed(weight if up is None else _interleaved(weight, up), dtype, backend)
         factors = [x.global_scale for x in weights.values()]
-    if up is None:
-        return PreparedWeight(packed, weight.rows, weight.k, dtype, factors[0])
-    return PreparedWeight(packed, weight.rows, weight.k, dtype, factors[0], True, factors[1])
+    gate, of_up = (*factors, None)[:2]
+    return PreparedWeight(packed, weight.rows, weight.k, dtype, gate, up is not None, of_up, name)
 
 
 def _check(name: str, weight: BlockScaledTensor) -> None:
     """Raises unless ``weight`` can be repacked."""
     if not isinstance(weight, BlockScaledTensor):
         raise OperandTypeError.of(name, got=type(weight).__name__, expected="BlockScaledTensor")
-    check_format(name, weight, (NVFP4, MXFP4))
+    check_format(name, weight, tuple(FORMATS.values()))
 
 
 def _check_pair(gate: BlockScaledTensor, up: BlockScaledTensor) -> None:
@@ -88,7 +89,7 @@ def _interleaved(gate: BlockScaledTensor, up: BlockScaledTensor) -> BlockScaledT
     """Both in one, without global scales."""
     data = interleaved(as_bytes(gate.data), as_bytes(up.data))
     scale = interleaved(*(as_bytes(x.rowmajor_scale()) for x in (gate, up)))
-    return BlockScaledTensor(data, scale if gate.is_batched else scale[0])
+    return BlockScaledTensor(data, scale if gate.is_batched else scale[0], None, gate.format)
 
 
 def _packed(weight: BlockScaledTensor, dtype: torch.dtype, backend: Backend) -> torch.Tensor:
@@ -106,70 +107,81 @@ def _packed(weight: BlockScaledTensor, dtype: torch.dtype, backend: Backend) -> 
 
 
 def packed_by_torch(weight: BlockScaledTensor, dtype: torch.dtype) -> torch.Tensor:
-    """Tiles (L, row tiles, K tiles, bytes) of every matrix."""
-    return pack(_codes(weight), as_bytes(weight.rowmajor_scale()), dtype)
-
-
-def _codes(weight: BlockScaledTensor) -> torch.Tensor:
-    """(L, N, K), one a byte."""
+    """Tiles (L, row tiles, K tiles, bytes) of every matrix, as the kernel packs them."""
+    packing = PACKINGS[weight.format.name][dtype]
+    if weight.format != NVFP4:
+        return _tiles([_powers(weight, packing)], weight.is_batched, packing)
     codes = unpack_e2m1(weight.data)
-    return codes if weight.is_batched else codes.unsqueeze(0)
+    return pack(codes if weight.is_batched else codes.unsqueeze(0), as_bytes(weight.rowmajor_scale()), packing)
 
 
 class Powers(NamedTuple):
-    """Codes (…, N, K) of an MXFP4 weight, and scales (…, N, K / 32) as ``pack_powers`` takes them, times 2**shift."""
+    """Of a weight of MX codes (…, N, K), and (…, N, K / 32) scales, times 2**shift, and blocks that are NaN: what
+    ``pack_powers`` takes."""
 
     codes: torch.Tensor
-    exponents: torch.Tensor
-    shift: int
+    scales: torch.Tensor
+    nan: torch.Tensor
+    shift: int = 0
 
 
-def _powers(weight: BlockScaledTensor, dtype: torch.dtype) -> Powers:
-    """Scales as the exponents of NVFP4's bytes. Waits for the device, once.
+def _powers(weight: BlockScaledTensor, packing: Packing) -> Powers:
+    """Where the packing has exponents of its own, reads the range of the scales: waits for the device, once.
 
     Raises:
         OperandError: no power of two brings all that matter into range.
     """
-    codes, scales = unpack_e2m1(weight.data), as_bytes(weight.rowmajor_scale())
+    codes = unpack_e2m1(weight.data) if packing.element_bits == 4 else as_bytes(weight.data)
+    scales = as_bytes(weight.rowmajor_scale())
     scales = scales if weight.is_batched else scales[0]
+    magnitudes = (codes & ((1 << packing.element_bits - 1) - 1)).unflatten(-1, (-1, weight.format.block))
     nan = scales == 0xFF
-    # 2**7 times the scale, with the bias of five bits
-    exponents = scales.to(torch.int16) - (127 - 7 - 15)
-    used = exponents[(codes & 7).bool().unflatten(-1, (-1, MXFP4.block)).any(-1) & ~nan]
-    least, most = EXPONENTS[dtype]
+    if packing.special:
+        nan = nan | (magnitudes >= packing.special).any(-1)
+    if packing.exponents is None:
+        return Powers(codes, scales, nan)
+    bias = packing.exponent_bias
+    exponents = scales.to(torch.int16) + (bias - 127)
+    used = exponents[magnitudes.bool().any(-1) & ~nan]
+    least, most = packing.exponents
     low, high = torch.stack([used.min(), used.max()]).tolist() if used.numel() else (least, least)
-    if high - low > most - least:
+    # the global scale is a number of float32
+    if high - low > most - least or high - most > 127:
+        wider = "2**30" if weight.format is MXFP4 else "any"
+        top = min(most - bias + 127, 127)
         raise OperandError.of(
-            f"scales of an MXFP4 weight for {dtype}",
-            got=f"2**{low - 22} to 2**{high - 22}",
-            expected=f"within a factor of 2**{most - least}, where a block is not zero",
-            hint="" if dtype is torch.bfloat16 else "torch.bfloat16 takes a factor of 2**30.",
+            f"scales of a weight of {weight.format.name} for {packing.dtype}",
+            got=f"2**{low - bias} to 2**{high - bias}",
+            expected=f"within a factor of 2**{most - least}, at most 2**{top}, where a block is not zero",
+            hint="" if packing.dtype is torch.bfloat16 else f"torch.bfloat16 takes {wider}.",
         )
     shift = min(low - least, 0) + max(high - most, 0)
-    return Powers(codes, (exponents - shift).clamp(0, 30).masked_fill(nan, 31).to(torch.uint8), shift)
+    return Powers(codes, (exponents - shift).clamp(0, 30).to(torch.uint8), nan, shift)
 
 
-def _packed_mxfp4(
-    weights: Sequence[BlockScaledTensor], dtype: torch.dtype
+def _packed_powers(
+    weights: Sequence[BlockScaledTensor], packing: Packing
 ) -> tuple[torch.Tensor, list[torch.Tensor | None]]:
     """Tiles of one weight, or of two that are interleaved, as those of ``_packed``, and their global scales."""
-    found = [_powers(x, dtype) for x in weights]
-    codes, exponents = found[0][:2]
-    if len(found) > 1:
-        codes, exponents = (interleaved(*x) for x in zip(*(powers[:2] for powers in found)))
-    factors = [torch.tensor(2.0**x.shift, dtype=torch.float32, device=codes.device) for x in found]
-    if weights[0].is_batched:
-        packed = pack_powers(codes, exponents, dtype)
-    else:
-        packed = pack_powers(codes.unsqueeze(0), exponents.unsqueeze(0), dtype)[0]
-    return packed, factors if any(x.shift for x in found) else [None] * len(found)
+    found, batched = [_powers(x, packing) for x in weights], weights[0].is_batched
+    packed = _tiles(found, batched, packing)
+    factors = [torch.tensor(2.0**x.shift, dtype=torch.float32, device=packed.device) for x in found]
+    return packed if batched else packed[0], factors if any(x.shift for x in found) else [None] * len(found)
+
+
+def _tiles(weights: Sequence[Powers], batched: bool, packing: Packing) -> torch.Tensor:
+    """Tiles (L, row tiles, K tiles, bytes) of one weight, or of two that are interleaved."""
+    parts = weights[0][:3]
+    if len(weights) > 1:
+        parts = [interleaved(*x) for x in zip(*(weight[:3] for weight in weights))]
+    return pack_powers(*(x if batched else x.unsqueeze(0) for x in parts), packing)
 
 
 class PackCall:
     """The packing kernel for weights of one kind, (L, N, K) or (N, K)."""
 
     def __init__(self, key: OperandKey, dtype: torch.dtype, target: Target) -> None:
-        shape = (key.batch, *tiles(key.rows, key.k), TILE_BYTES)
+        shape = (key.batch, *tiles(key.rows, key.k), PACKINGS[key.format.name][dtype].tile_bytes)
         self.new = allocator(torch.empty(shape, dtype=torch.uint8, device=key.device))
         arguments = PackArguments(
             data=0,

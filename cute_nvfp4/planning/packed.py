@@ -12,7 +12,7 @@ from ..kernels.gemm.sm90.config import can_implement as can_wgmma
 from ..kernels.gemm.sm90.stream_config import StreamConfig
 from ..runtime.bounded import remembered
 from ..target import Architecture
-from ..weight_layout import tiles
+from ..weight_layout import DTYPES, PACKINGS, tiles
 from . import gemm_table
 from .packed_model import predict
 from .packed_problem import (
@@ -97,15 +97,23 @@ def _sensible(p: PackedProblem, arch: Architecture, sm_count: int) -> list[Packe
     return [plan for plan in dict.fromkeys(found) if not (refused(p, plan) or can_implement(plan))]
 
 
+def wide_elements(p: PackedProblem) -> bool:
+    """Whether elements of the packed weight have eight bits."""
+    return PACKINGS[p.packing][DTYPES[p.dtype]].element_bits == 8
+
+
 def _streaming(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
     """Units of a row tile, half and quarter of one: whole ones for each CTA, or cut where they do not divide."""
-    long_stage = 4 if tiles(p.rows, p.k)[1] % 4 == 0 else STAGE_TILES
+    stage, long_stage, most = STAGE_TILES, 4 if tiles(p.rows, p.k)[1] % 4 == 0 else STAGE_TILES, 64
+    if wide_elements(p):
+        # as many bytes a stage
+        stage, long_stage, most = 1, long_stage // 2, 32
     tilings = [
-        {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": STAGE_TILES, "stages": 16},
-        {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": STAGE_TILES, "stages": 16},
-        {"slabs": 4, "warps_m": 2, "warps_k": 4, "stage_tiles": STAGE_TILES, "stages": 16},
-        {"slabs": 2, "warps_m": 2, "warps_k": 4, "stage_tiles": long_stage, "stages": 64 // long_stage},
-        {"slabs": 2, "warps_m": 1, "warps_k": 8, "stage_tiles": STAGE_TILES, "stages": 16},
+        {"slabs": 8, "warps_m": 8, "warps_k": 2, "stage_tiles": stage, "stages": 16},
+        {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": stage, "stages": 16},
+        {"slabs": 4, "warps_m": 2, "warps_k": 4, "stage_tiles": stage, "stages": 16},
+        {"slabs": 2, "warps_m": 2, "warps_k": 4, "stage_tiles": long_stage, "stages": most // long_stage},
+        {"slabs": 2, "warps_m": 1, "warps_k": 8, "stage_tiles": stage, "stages": 16},
     ]
     for tiling in tilings:
         config = StreamConfig(arch=arch, **tiling, **decided(p, streams=True))
@@ -121,7 +129,9 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
     narrowest = {-(-p.m // tile_n): tile_n for tile_n in reversed(TILE_N)}
     for tile_n in (tile_n for along, tile_n in narrowest.items() if along <= MANY or tile_n >= WIDE):
         for ctas_per_sm in (1, 2) if tile_n <= 64 else (1,):
-            tiling = {"tile_n": tile_n, "ctas_per_sm": ctas_per_sm}
+            # of the widest tile and eight bits an element two stages would fit, and are too few
+            short = tile_n == max(TILE_N) and wide_elements(p)
+            tiling = {"tile_n": tile_n, "ctas_per_sm": ctas_per_sm, "stage_tiles": 1 if short else STAGE_TILES}
             config = WgmmaConfig(arch=arch, scheduler="static", **tiling, **decided(p, streams=False))
             slots, count = sm_count * ctas_per_sm, tile_count(p, config)
             if ctas_per_sm == 1:

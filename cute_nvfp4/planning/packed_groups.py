@@ -30,7 +30,7 @@ TILE_US = 1.0
 class PackedGroups:
     """Products of groups: sizes (m, n, k) of each; of rows that offsets deal to ``stack`` groups, one of all rows.
     vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply alpha.
-    gate: as in ``WgmmaConfig``; n is of the output."""
+    gate, packing: as in ``WgmmaConfig``; n is of the output."""
 
     sizes: tuple[tuple[int, int, int], ...]
     stack: int = 0
@@ -39,6 +39,7 @@ class PackedGroups:
     vector: bool = True
     factors: int = 0
     gate: str = ""
+    packing: str = "nvfp4"
 
     @property
     def expected(self) -> tuple[tuple[int, int, int], ...]:
@@ -53,6 +54,7 @@ class PackedGroups:
             maps=maps,
             **table_size(maps, groups),
             dtype=self.dtype,
+            packing=self.packing,
             out=self.out,
             vector=self.vector and self.out != "float32",
             factors=self.factors,
@@ -75,7 +77,9 @@ def choose_groups(
     if given is None:
         most = max(GROUP_TILE_N if arch.generation == "sm90" else MMA_SYNC_TILE_N)
         plans = [_plan(problem, arch, sm_count, tile_n) for tile_n in GROUP_TILE_N if tile_n <= most]
-        plan = min(plans, key=lambda plan: predict(plan, problem))
+        # two stages are too few: what the widest tiles have, and eight bits an element
+        deep = [plan for plan in plans if plan.config.ring_stages > 2]
+        plan = min(deep or plans, key=lambda plan: predict(plan, problem))
     elif isinstance(given, PackedPlan) and isinstance(given.config, GroupedWgmmaConfig):
         c = given.config
         tiling = {name: getattr(c, name) for name in ("tile_n", "warpgroups", "ctas_per_sm", "stages")}

@@ -13,10 +13,11 @@ from typing import NamedTuple
 
 from ..kernels.gemm.sm90.config import STAGE_TILES, WgmmaConfig
 from ..kernels.gemm.sm90.stream_config import StreamConfig
-from ..weight_layout import TILE_K, tiles
+from ..weight_layout import TILE_K, TILE_ROWS, tiles
 from . import sm120_model
 from .packed_problem import PackedPlan, PackedProblem, helped_steps, tile_count
 
+TILE_CODES = TILE_ROWS * TILE_K
 BYTES_US = 4.04e6
 """Bytes of a weight that memory gives in a µs."""
 STREAM_START_US, START_US = 6.15, 5.82
@@ -37,6 +38,10 @@ UNITS = {
     8: Unit(0.1244, 1.26),
 }
 """By slabs of a unit."""
+EIGHT_BITS = 1.2
+"""Elements of eight bits take so many times as long."""
+WAITING = 0.05
+"""Part of the time of WGMMA that is not hidden behind memory, for elements of eight bits."""
 CTA_US = 0.0108
 """µs for each CTA."""
 CUT_US, CUT_PART_US, CUT_MANY_US = 1.74, 0.17, 0.84
@@ -90,8 +95,9 @@ def predict(plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
         return STREAM_START_US + _streaming(c, plan.workers, p)
     if c.arch.generation == "sm120":
         return sm120_model.packed_us(c, tile_count(p, c), -(-p.k // c.tile_k), plan.workers, sm_count)
-    # 4.5 bits an element, scales included
-    return START_US + max(_multiplying(c, plan, p, sm_count), p.rows * p.k * 0.5625 / BYTES_US)
+    us, memory = _multiplying(c, plan, p, sm_count), p.rows * p.k * c.weights.tile_bytes / TILE_CODES / BYTES_US
+    # most plans of elements of eight bits wait for memory: the one that does so least is first
+    return START_US + max(us, memory + (WAITING * us if c.weights.element_bits == 8 else 0.0))
 
 
 def _streaming(c: StreamConfig, workers: int, p: PackedProblem) -> float:
@@ -100,6 +106,7 @@ def _streaming(c: StreamConfig, workers: int, p: PackedProblem) -> float:
     share, cut = -(-units * steps // workers) * c.stage_tiles, units % workers
     unit = UNITS[c.slabs]
     tile = unit.tile * (unit.many if p.m > 8 else 1.0)
+    tile *= EIGHT_BITS if c.weights.element_bits == 8 else 1.0
     us = share * max(tile, workers * c.tile_bytes / BYTES_US) + CTA_US * workers
     if cut:
         us += CUT_US + CUT_PART_US * workers / cut + (CUT_MANY_US if p.m > 8 else 0.0)

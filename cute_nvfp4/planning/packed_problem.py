@@ -21,7 +21,7 @@ STREAM_ROWS = 16
 class PackedProblem:
     """out (m, n) = x (m, k) · weight (n, k)ᵀ, or two such products, joined by ``gate``. quantized: x is NVFP4. vector:
     rows of the output start at multiples of 16 bytes. factors: device scalars that multiply alpha, of each product.
-    bias: its dtype, or ""."""
+    bias: its dtype, or "". packing: of the weight."""
 
     m: int
     n: int
@@ -33,6 +33,7 @@ class PackedProblem:
     factors: int = 0
     bias: str = ""
     gate: str = ""
+    packing: str = "nvfp4"
 
     @property
     def rows(self) -> int:
@@ -152,7 +153,7 @@ def can_take(p: PackedProblem) -> bool:
 
 def decided(p: PackedProblem, streams: bool) -> dict[str, Any]:
     """The fields of a configuration that the problem decides."""
-    found = {"dtype": p.dtype, "out": p.out, "factors": p.factors, "gate": p.gate}
+    found = {"dtype": p.dtype, "packing": p.packing, "out": p.out, "factors": p.factors, "gate": p.gate}
     if streams:
         # rows that are aligned may still end within a vector: a single one, or those of a slice
         vector = p.vector and p.n % 4 == 0

@@ -29,6 +29,16 @@ def mul_f16x2(a: Uint32, b: Uint32) -> Uint32:
     return asm("mul.rn.f16x2 $0, $1, $2;", [Uint32], [Uint32(a), Uint32(b)])[0]
 
 
+def mul_bf16x2(a: Uint32, b: Uint32) -> Uint32:
+    """a · b in both halves. PTX 7.8, sm_90 or later: ``mul.rn.bf16x2``."""
+    return asm("mul.rn.bf16x2 $0, $1, $2;", [Uint32], [Uint32(a), Uint32(b)])[0]
+
+
+def max_u16x2(a: Uint32, b: Uint32) -> Uint32:
+    """The larger of two 16-bit integers without a sign in both halves. PTX 8.0, sm_90 or later: ``max.u16x2``."""
+    return asm("max.u16x2 $0, $1, $2;", [Uint32], [Uint32(a), Uint32(b)])[0]
+
+
 def min_abs_f16x2(a: Uint32, b: Uint32) -> Uint32:
     """The smaller magnitude of two f16, with the product of their signs. PTX 7.2, sm_86: ``min.xorsign.abs.f16x2``."""
     return asm("min.xorsign.abs.f16x2 $0, $1, $2;", [Uint32], [Uint32(a), Uint32(b)])[0]

@@ -143,7 +143,7 @@ def described(x: Any) -> dict[str, Any]:
     if isinstance(x, PreparedWeight):
         dtype = str(x.dtype).removeprefix("torch.")
         found = {"prepared": dtype, "rows": x.rows, "k": x.k, "has_global_scale": x.global_scale is not None}
-        return found | {"gated": x.gated}
+        return found | {"gated": x.gated, "packing": x.packing}
     return {
         "dtype": str(x.dtype).removeprefix("torch."),
         "shape": list(x.shape),

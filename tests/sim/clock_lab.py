@@ -140,9 +140,9 @@ def pipe(name: str) -> str:
     return kernel(body, 2, ".reg .f32 %f<32>; .reg .f64 %g<32>;")
 
 
-def long() -> str:
-    """Straight code of more than 64 KB, gone through twice."""
-    body = _repeat("fma.rn.f32 %f#, %f#, %f1, %f2;", times=4400)
+def long(instructions: int) -> str:
+    """Straight code, gone through twice: more than 64 KB of it, or of 26 KB."""
+    body = _repeat("fma.rn.f32 %f#, %f#, %f1, %f2;", times=instructions)
     begin = f"{ADDRESS} mov.b32 %r9, 0; mov.b32 %f1, %r4; mov.b32 %f2, %r3;" + "".join(
         f"mov.b32 %f{10 + j}, %r4;" for j in range(8)
     )
@@ -155,7 +155,13 @@ SMEM = ".shared .align 128 .b8 sm[4096]; .shared .align 8 .b64 bar;"
 TEXTS = {
     **{"copy": kernel(COPY, 2), "again": kernel(AGAIN, 2), "near": kernel(NEAR, 2), "shared": kernel(SHARED, 2, SMEM)},
     **{"bulk": kernel(BULK, 2, SMEM), "cluster": kernel(CLUSTER, 2, SMEM)},
-    **{"local": kernel(LOCAL, 2, SMEM), "flag": kernel(FLAG, 2), "parts": kernel(PARTS, 2), "long": long()},
+    **{
+        "local": kernel(LOCAL, 2, SMEM),
+        "flag": kernel(FLAG, 2),
+        "parts": kernel(PARTS, 2),
+        "long": long(4400),
+        "medium": long(1600),
+    },
     **{name: pipe(name) for name in _PIPES},
 }
 SHAPES = {
@@ -164,6 +170,7 @@ SHAPES = {
     "bulk": ((4, 1, 1), (64, 1, 1), (1, 1, 1)),
     "cluster": ((8, 1, 1), (64, 1, 1), (2, 1, 1)),
     "local": ((300, 1, 1), (64, 1, 1), (1, 1, 1)),
+    "medium": ((1, 1, 1), (32, 1, 1), (1, 1, 1)),
     "long": ((1, 1, 1), (32, 1, 1), (1, 1, 1)),
     "flag": ((2, 1, 1), (32, 1, 1), (1, 1, 1)),
 }

@@ -34,7 +34,7 @@ def test_the_same_values(dtype: torch.dtype, first: int, window: int) -> None:
         assert (prepared.global_scale is None) == (low == first)
         found, expected = prepared.dequantize(torch.float64), w.dequantize(torch.float64)
         assert expected.isnan().sum() == 32 and torch.equal(found.nan_to_num(0.7), expected.nan_to_num(0.7)), low
-        with pytest.raises(OperandError, match=rf"scales of an MXFP4 weight .* within a factor of 2\*\*{window}"):
+        with pytest.raises(OperandError, match=rf"scales of a weight of mxfp4 .* within a factor of 2\*\*{window}"):
             prepare_weight(weight(130, 96, low - 1, low + window), dtype=dtype)
 
 
@@ -76,8 +76,3 @@ def test_gate_and_up() -> None:
     assert torch.equal(prepared.dequantize(), torch.stack([gate.dequantize(), up.dequantize()]))
     with pytest.raises(OperandError, match=r"weights of a gated GEMM: got mxfp4 .* and nvfp4"):
         prepare_weight(gate, quantize(torch.ones(44, 96), global_scale=None, backend="reference"))
-
-
-def test_other_formats_are_refused() -> None:
-    with pytest.raises(OperandError, match="format of weight: got mxfp8, expected nvfp4 or mxfp4"):
-        prepare_weight(quantize(torch.ones(32, 64), "mxfp8", backend="reference"))

@@ -12,6 +12,7 @@ from mutants import Source, at, become, instead, outcome
 from packed_problems import operand, run
 
 from cute_nvfp4 import (
+    BlockScaledTensor,
     PreparedWeight,
     gated_gemm,
     gemm,
@@ -21,6 +22,7 @@ from cute_nvfp4 import (
     simulating,
 )
 from cute_nvfp4.errors import OperandError, OperandTypeError
+from cute_nvfp4.formats import MXFP8, MXFP8_E5M2, NVFP4, Format
 from cute_nvfp4.kernels.gemm.gates import gelu_tanh
 from cute_nvfp4.kernels.gemm.sm90 import stream, stream_sums
 from cute_nvfp4.kernels.gemm.sm90 import wgmma as wgmma_kernel
@@ -31,6 +33,7 @@ from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, choose
 from cute_nvfp4.reference import GATES
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
+from cute_nvfp4.weight_layout import Packing
 
 pytestmark = [pytest.mark.kernels("sm_90a"), pytest.mark.usefixtures("hopper")]
 STEEPEST = 1.13
@@ -52,6 +55,7 @@ class Case:
     out: torch.dtype = torch.float32
     plan: PackedPlan | None = None
     quantized: bool = False
+    format: Format = NVFP4
     name: str = field(default="", compare=False)
 
     def __str__(self) -> str:
@@ -65,7 +69,7 @@ class Problem:
     def __init__(self, case: Case) -> None:
         generator = torch.Generator().manual_seed(case.m + case.n)
         self.case = case
-        self.weights = operand((case.n, case.k), generator, 0.5), operand((case.n, case.k), generator, -0.125)
+        self.weights = tuple(operand((case.n, case.k), generator, x, case.format) for x in (0.5, -0.125))
         self.prepared = prepare_weight(*self.weights, dtype=case.dtype)
         if case.quantized:
             self.x = operand((case.m, case.k), generator, 0.25)
@@ -116,6 +120,9 @@ CASES = (
     Case(20, 72, 160, "identity", HALF, quantized=True),
     # a tile of many CTAs; eight rows of x; clusters; four warpgroups; the widest tile; two CTAs an SM
     Case(5, 100, 640, plan=wgmma(5, tile_n=8), out=BF16, name="n8"),
+    # eight bits an element
+    Case(9, 70, 288, out=BF16, format=MXFP8, name="mxfp8"),
+    Case(20, 72, 160, "identity", format=MXFP8_E5M2, name="mxfp8_e5m2"),
     Case(70, 72, 384, "gelu_tanh", HALF, HALF, wgmma(2, tile_n=64, scheduler="static"), name="n64 static"),
     Case(40, 552, 256, out=BF16, plan=wgmma(2, tile_n=32, cluster_rows=2), name="cluster"),
     Case(70, 150, 256, plan=wgmma(3, tile_n=64, warpgroups=4), name="four warpgroups"),
@@ -229,18 +236,46 @@ def test_prepared_call(case: Case) -> None:
         both()
 
 
+@pytest.mark.parametrize("m", [3, 20])
+def test_quantized_result(m: int) -> None:
+    """The bits of quantize of the result in float32, new or in the caller's memory."""
+    problem = Problem(Case(m, 64, 160))
+    scale = torch.tensor(0.37, device=backends.device())
+    out = quantize(torch.zeros(m, 64, device=backends.device()), global_scale=scale)
+
+    def check() -> None:
+        made = gated_gemm(problem.x, problem.prepared, alpha=problem.alpha, out_global_scale=0.37)
+        wide = gated_gemm(problem.x, problem.prepared, alpha=problem.alpha, out_dtype=torch.float32)
+        expected = quantize(wide, global_scale=0.37)
+        assert gated_gemm(problem.x, problem.prepared, alpha=problem.alpha, out=out) is out
+        for found in (made, out):
+            assert torch.equal(found.data, expected.data) and found.global_scale == scale
+            assert torch.equal(found.rowmajor_scale(), expected.rowmajor_scale())
+        inside = problem.prepared.packed.view(-1)[: m * 32].view(m, 32)
+        with pytest.raises(OperandError, match="memory of out"):
+            gated_gemm(problem.x, problem.prepared, out=BlockScaledTensor(inside, out.scale, scale))
+
+    if backends.backend() == "cuda":
+        check()
+    else:
+        with simulating("sm_90a"):
+            check()
+
+
 X, W, U = torch.zeros(4, 64, dtype=BF16), quantize(torch.ones(32, 64)), quantize(torch.ones(32, 64))
 BAD = (
     (lambda w: gemm(X, w), OperandError, "prepared weight: got gate and up"),
     (lambda w: gated_gemm(X, prepare_weight(W)), OperandError, "prepared weight: got one weight"),
     (lambda w: gated_gemm(X, w, W), OperandError, "weights: got b2"),
     (lambda w: gated_gemm(X, w, interleaved=True), OperandError, "interleaved=True"),
-    (lambda w: gated_gemm(X, w, out_global_scale=1.0), OperandError, "out_global_scale"),
+    (lambda w: gated_gemm(X, w, out_global_scale=1.0, out_dtype=torch.float32), OperandTypeError, "out_dtype"),
+    (lambda w: gated_gemm(X, w, out_global_scale=1.0, out=torch.zeros(4, 32)), OperandTypeError, "out: got Tensor"),
+    (lambda w: gated_gemm(X, w, out=quantize(torch.ones(4, 32), global_scale=None)), OperandError, "none and none"),
     (lambda w: gated_gemm(X, w, gate="tanh"), OperandError, "gate: got 'tanh'"),
     (lambda w: gated_gemm(X, w, gate=""), OperandError, "gate: got ''"),
     (lambda w: gated_gemm(X.half(), w), OperandTypeError, "dtype of a"),
     (lambda w: gated_gemm(X, w, out=torch.zeros(4, 64)), OperandError, "shape of out"),
-    (lambda w: gated_gemm(X, w, out=quantize(X)), OperandTypeError, "out: got BlockScaledTensor"),
+    (lambda w: gated_gemm(X, w, out=quantize(X)), OperandError, "shape of the data of out"),
     (lambda w: prepare(gated_gemm, W, W), OperandTypeError, "b1 and b2: got BlockScaledTensor and NoneType"),
     (lambda w: prepare_weight(W, quantize(torch.ones(40, 64))), OperandError, r"nvfp4 \(32, 32\).*\(40, 32\)"),
     (lambda w: prepare_weight(W, quantize(torch.ones(32, 64), global_scale=None)), OperandError, "no global scale"),
@@ -267,8 +302,8 @@ def test_plans_are_those_of_twice_the_rows(m: int) -> None:
     )
 
 
-def _of_gate(arguments: Any) -> tuple:
-    return product_alphas(arguments)[:1] * 2
+def _of_gate(arguments: Any, packing: Packing) -> tuple:
+    return product_alphas(arguments, packing)[:1] * 2
 
 
 MUTANTS = (

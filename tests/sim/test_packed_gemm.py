@@ -20,6 +20,7 @@ from cute_nvfp4 import (
     simulating,
 )
 from cute_nvfp4.errors import OperandError, OperandTypeError
+from cute_nvfp4.formats import MXFP8, MXFP8_E5M2, NVFP4, Format
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, choose
@@ -42,10 +43,12 @@ class Case:
     tiling: dict[str, Any] = field(default_factory=dict)
     quantized: bool = False
     bias: torch.dtype | None = None
+    format: Format = NVFP4
 
     def __str__(self) -> str:
         words = [f"{self.m}x{self.n}x{self.k}", str(self.dtype)[6:], str(self.out)[6:]]
         words += [f"{name}{value}" for name, value in self.tiling.items()]
+        words += [self.format.name] * (self.format is not NVFP4)
         words += ["nvfp4"] * self.quantized + ["bias"] * (self.bias is not None)
         return "-".join(words)
 
@@ -59,7 +62,7 @@ class Problem:
 
     def __init__(self, case: Case) -> None:
         generator = torch.Generator().manual_seed(case.m + case.n)
-        self.case, self.weight = case, operand((case.n, case.k), generator)
+        self.case, self.weight = case, operand((case.n, case.k), generator, 0.5, case.format, case.dtype)
         self.prepared = prepare_weight(self.weight, dtype=case.dtype)
         if case.quantized:
             self.x = operand((case.m, case.k), generator)
@@ -92,6 +95,9 @@ STREAMED = (
     Case(1, 200, 256),
     Case(16, 130, 272, torch.float16, torch.float16),
     Case(9, 128, 128, torch.float16, quantized=True),
+    Case(3, 200, 288, format=MXFP8),
+    Case(16, 130, 160, torch.float16, format=MXFP8_E5M2),
+    Case(9, 130, 128, torch.float16, quantized=True, format=MXFP8),
 )
 WGMMA = (
     # chosen; with bias; a few rows with bias; decoded x
@@ -129,11 +135,17 @@ WGMMA = (
     Case(100, 130, 512, workers=4, tiling={"tile_n": 96, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16),
     # the shortest ring of stages of one tile
     Case(20, 200, 640, workers=1, tiling={"tile_n": 16, "stage_tiles": 1, "stages": 3}),
+    # eight bits an element
+    Case(33, 130, 288, out=torch.bfloat16, format=MXFP8),
+    Case(20, 300, 320, workers=2, tiling={"tile_n": 32, "stage_tiles": 1, "warpgroups": 4}, format=MXFP8_E5M2),
+    Case(20, 200, 160, torch.float16, torch.float16, format=MXFP8),
+    Case(40, 300, 320, workers=3, tiling={"tile_n": 64, "split_k": 2, "scheduler": "static"}, format=MXFP8_E5M2),
+    Case(40, 390, 256, workers=2, tiling={"tile_n": 64, "warpgroups": 3, "scheduler": "static"}, format=MXFP8),
 )
 CUT = Case(24, 300, 384, workers=5, tiling={"tile_n": 16, "cluster_rows": 2}, out=torch.bfloat16)
 
 
-DEFAULT = (*STREAMED, *(WGMMA[i] for i in (0, 2, 3, 4, *range(8, 15), 17, 18, *range(20, 26))))
+DEFAULT = (*STREAMED, *(case for i, case in enumerate(WGMMA) if i not in (1, 5, 6, 7, 15, 16, 19)))
 """Every value of every axis of a tiling; the others are slow."""
 
 

@@ -25,6 +25,7 @@ from cute_nvfp4 import (
     simulating,
 )
 from cute_nvfp4.errors import OperandError, OperandTypeError
+from cute_nvfp4.formats import MXFP8, NVFP4, Format
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.planning.packed_groups import PackedGroups, choose_groups
@@ -47,11 +48,12 @@ class Case:
     tiling: dict[str, Any] = field(default_factory=dict)
     quantized: bool = False
     before: int = 0
+    format: Format = NVFP4
 
     def __str__(self) -> str:
         words = ["+".join(map(str, self.sizes[:6])), f"{self.n}x{self.k}", str(self.out)[6:]]
         words += [f"{name}{value}" for name, value in self.tiling.items()]
-        return "-".join(words + ["nvfp4"] * self.quantized)
+        return "-".join(words + [self.format.name] + ["nvfp4"] * self.quantized)
 
     @property
     def plan(self) -> PackedPlan | None:
@@ -66,7 +68,7 @@ class Problem:
         device = backends.device()
         self.case, rows, groups = case, case.before + sum(case.sizes) + 3, len(case.sizes)
         self.offsets = torch.tensor([*accumulate(case.sizes, initial=case.before)], dtype=torch.int32, device=device)
-        weight = operand((groups, case.n, case.k), generator)
+        weight = operand((groups, case.n, case.k), generator, 0.5, case.format)
         self.weight = prepare_weight(weight, dtype=case.dtype)
         self.alpha = (torch.randn(groups, generator=generator)).to(device)
         if case.quantized:
@@ -112,6 +114,7 @@ CASES = (
     Case((130, 0, 20, 90), 130, 384, workers=2, tiling={"tile_n": 128}),
     SLOW,
     Case((40, 17), 300, 256, workers=2, tiling={"tile_n": 32, "warpgroups": 4}),
+    Case((1, 0, 20), 130, 288, out=torch.bfloat16, format=MXFP8),
 )
 
 

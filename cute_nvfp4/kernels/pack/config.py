@@ -8,6 +8,7 @@ from typing import NamedTuple
 from ...formats import Format
 from ...runtime.signature import INT32, INT64, Pointer, Scalar
 from ...target import Architecture
+from ...weight_layout import DTYPES, PACKINGS, Packing
 from ..quantize.arguments import Strides
 
 WARPS = 8
@@ -21,6 +22,11 @@ class PackConfig:
     dtype: str
     layout: str
     arch: Architecture
+
+    @property
+    def packing(self) -> Packing:
+        """Scales of MX have any value, so a dtype of whose packing they do not is none for this kernel."""
+        return PACKINGS[self.format.name][DTYPES[self.dtype]]
 
 
 class PackArguments(NamedTuple):

@@ -37,6 +37,7 @@ def packed_gemm(
         "gate": gate,
         "rows": b.rows,
         "dtype": b.dtype,
+        "packing": b.packing,
         "alpha": scalar,
         "out_dtype": out_dtype,
         "backend": backend,
@@ -60,6 +61,7 @@ def _packed_gemm(
     dtype: torch.dtype,
     alpha=1.0,
     gate="",
+    packing="nvfp4",
     out=None,
     out_dtype=None,
     a_format="nvfp4",
@@ -68,7 +70,8 @@ def _packed_gemm(
     from ..packed_gemm import packed_gemm
 
     x: torch.Tensor | BlockScaledTensor = a if a_scale is None else operand(a, a_scale, a_global_scale, a_format)
-    weight = PreparedWeight(b, rows, _k(a, a_scale, a_format), dtype, b_global_scale, bool(gate), up_global_scale)
+    k = _k(a, a_scale, a_format)
+    weight = PreparedWeight(b, rows, k, dtype, b_global_scale, bool(gate), up_global_scale, packing)
     return packed_gemm(x, weight, either(alpha, alpha_tensor), bias, out, out_dtype, None, backend, gate)
 
 
@@ -91,11 +94,13 @@ def _fake(
     dtype,
     alpha=1.0,
     gate="",
+    packing="nvfp4",
     out_dtype=None,
     a_format="nvfp4",
     backend="auto",
 ) -> torch.Tensor:
-    weight = PreparedWeight(b, rows, _k(a, a_scale, a_format), dtype, b_global_scale, bool(gate), up_global_scale)
+    k = _k(a, a_scale, a_format)
+    weight = PreparedWeight(b, rows, k, dtype, b_global_scale, bool(gate), up_global_scale, packing)
     if a.ndim != 2 or (a_scale is None and a.dtype is not dtype):
         raise OperandError.of("a", got=f"{a.dtype}, shape {tuple(a.shape)}", expected=f"{dtype} (M, {weight.k})")
     out_dtype = dtype if out_dtype is None else out_dtype
@@ -107,7 +112,8 @@ define(
     "packed_gemm",
     "Tensor a, Tensor? a_scale, Tensor b, Tensor? a_global_scale=None, Tensor? b_global_scale=None, "
     "Tensor? up_global_scale=None, Tensor? alpha_tensor=None, Tensor? bias=None, *, int rows, ScalarType dtype, "
-    'float alpha=1.0, str gate="", ScalarType? out_dtype=None, str a_format="nvfp4", str backend="auto"',
+    'float alpha=1.0, str gate="", str packing="nvfp4", ScalarType? out_dtype=None, str a_format="nvfp4", '
+    'str backend="auto"',
     "Tensor",
     {"out": "Tensor(a!)"},
     _packed_gemm,
@@ -136,7 +142,8 @@ def _gradients(ctx: Any, dy: torch.Tensor) -> tuple:
     found = [None] * len(_TENSORS)
     if ctx.needs_input_grad[_A]:
         gate, dy_wide = ctx.options["gate"], dy.float()
-        weight = PreparedWeight(packed, ctx.options["rows"], ctx.k, ctx.options["dtype"], factor, bool(gate), up)
+        rows, dtype, packing = (ctx.options[name] for name in ("rows", "dtype", "packing"))
+        weight = PreparedWeight(packed, rows, ctx.k, dtype, factor, bool(gate), up, packing)
         values = weight.dequantize(torch.float32)
         scale = ctx.options.get("alpha", 1.0) if alpha is None else alpha.reshape(())
         if gate:

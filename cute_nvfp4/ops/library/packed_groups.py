@@ -41,7 +41,14 @@ def packed_rows(
     data, scale, factor = _parts(a)
     scalar, alpha_tensor = split_alpha(alpha, b.device, b.batch)
     tensors = (data, scale, offsets, b.packed, factor, b.global_scale, b.up_global_scale, alpha_tensor)
-    options = {"rows": b.rows, "dtype": b.dtype, "alpha": scalar, "gate": gate, "out_dtype": out_dtype}
+    options = {
+        "rows": b.rows,
+        "dtype": b.dtype,
+        "packing": b.packing,
+        "alpha": scalar,
+        "gate": gate,
+        "out_dtype": out_dtype,
+    }
     options |= {"backend": backend} | ({} if scale is None else {"a_format": a.format.name})
     if out is None and status is None:
         return call(_OPS.packed_grouped_gemm_contiguous, tensors, options, config, None)[0]
@@ -70,6 +77,7 @@ def _run_rows(
     dtype: torch.dtype,
     alpha=1.0,
     gate="",
+    packing="nvfp4",
     out_dtype=None,
     a_format="nvfp4",
     backend="auto",
@@ -78,7 +86,8 @@ def _run_rows(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     from ..packed_rows import packed_rows
 
-    weight = PreparedWeight(b, rows, _k(a, a_scale, a_format), dtype, b_global_scale, bool(gate), up_global_scale)
+    k = _k(a, a_scale, a_format)
+    weight = PreparedWeight(b, rows, k, dtype, b_global_scale, bool(gate), up_global_scale, packing)
     x: Any = a if a_scale is None else GroupedRows(a, a_scale, offsets, a_global_scale, resolve_format(a_format))
     status = offsets.new_empty(1) if status is None else status
     given = offsets if a_scale is None else None
@@ -100,7 +109,7 @@ define(
     "packed_grouped_gemm_contiguous",
     "Tensor a, Tensor? a_scale, Tensor offsets, Tensor b, Tensor? a_global_scale=None, Tensor? b_global_scale=None, "
     "Tensor? up_global_scale=None, Tensor? alpha_tensor=None, *, int rows, ScalarType dtype, float alpha=1.0, "
-    'str gate="", ScalarType? out_dtype=None, str a_format="nvfp4", str backend="auto"',
+    'str gate="", str packing="nvfp4", ScalarType? out_dtype=None, str a_format="nvfp4", str backend="auto"',
     "(Tensor, Tensor)",
     {"out": "Tensor(a!)", "status": "Tensor(b!)"},
     _run_rows,
@@ -118,7 +127,8 @@ def packed_list(
     scales = [b.global_scale for b in weights], [b.up_global_scale for b in weights]
     tensors = (a, a_scale, [b.packed for b in weights], a_global_scale, *scales, alpha_tensor)
     options = {"rows": [b.rows for b in weights], "k": [b.k for b in weights], "dtype": weights[0].dtype}
-    options |= {"alpha": scalar, "gate": gate, "out_dtype": out_dtype, "backend": backend}
+    options |= {"packing": weights[0].packing, "alpha": scalar, "gate": gate, "out_dtype": out_dtype}
+    options |= {"backend": backend}
     formats = {x.format.name for x, _ in problems if isinstance(x, BlockScaledTensor)}
     if len(formats) > 1:
         raise OperandError.of("formats of a", got=" and ".join(sorted(formats)), expected="one in an operator")
@@ -146,6 +156,7 @@ def _run_list(
     rows: list[int],
     k: list[int],
     dtype: torch.dtype,
+    packing="nvfp4",
     alpha=1.0,
     gate="",
     out_dtype=None,
@@ -161,7 +172,7 @@ def _run_list(
     problems = []
     for x, scale, factor, packed, global_scale, up, n, depth in zip(*lists):
         one = x if scale is None else operand(x, scale, factor, a_format)
-        problems.append((one, PreparedWeight(packed, n, depth, dtype, global_scale, bool(gate), up)))
+        problems.append((one, PreparedWeight(packed, n, depth, dtype, global_scale, bool(gate), up, packing)))
     # results of an operator may not share memory, as those of the function do
     out = _new(a, a_scale, rows, b, out_dtype or dtype) if out is None else out
     factor = either(alpha, alpha_tensor)
@@ -175,8 +186,9 @@ def _fake_list(a, a_scale, b, *args: Any, rows, k, dtype, out_dtype=None, **opti
 define(
     "packed_grouped_gemm",
     "Tensor?[] a, Tensor?[] a_scale, Tensor[] b, Tensor?[] a_global_scale, Tensor?[] b_global_scale, "
-    "Tensor?[] up_global_scale, Tensor? alpha_tensor=None, *, int[] rows, int[] k, ScalarType dtype, float alpha=1.0, "
-    'str gate="", ScalarType? out_dtype=None, str a_format="nvfp4", str backend="auto"',
+    "Tensor?[] up_global_scale, Tensor? alpha_tensor=None, *, int[] rows, int[] k, ScalarType dtype, "
+    'str packing="nvfp4", float alpha=1.0, str gate="", ScalarType? out_dtype=None, str a_format="nvfp4", '
+    'str backend="auto"',
     "Tensor[]",
     {"out": "Tensor(a!)[]"},
     _run_list,

@@ -78,7 +78,7 @@ class _WarpProducts:
         acc, dtype = products.acc, self.config.dtype
         columns = cute.size(acc, mode=[1])
         for pair in range(STEPS // 2):
-            a = [decode_step(packed, 2 * pair + i, dtype) for i in range(2)]
+            a = [decode_step(packed, 2 * pair + i, self.config.weights) for i in range(2)]
             # not a sum: ptxas would add up the uniform part of each address anew
             first = x ^ (products.x ^ (pair * STEPS_BYTES))
             for n in range(0, columns, 2):

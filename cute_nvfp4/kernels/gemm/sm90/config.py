@@ -7,7 +7,7 @@ from functools import cached_property
 
 from ....errors import explain
 from ....target import ARCHITECTURES, Architecture
-from ....weight_layout import TILE_BYTES, TILE_K, TILE_ROWS
+from ....weight_layout import DTYPES, PACKINGS, TILE_K, TILE_ROWS, Packing
 from ..config import GATE_NAMES, OUT_BYTES
 
 WARPGROUP = 128
@@ -32,18 +32,20 @@ class WgmmaConfig:
     """One variant of the kernel for out (M, N) = x (M, K) · weight (N, K)ᵀ.
 
     The weight is operand A of the MMA, so a tile has ``tile_m`` rows of the weight and ``tile_n`` rows of x. dtype: of
-    x, and what weights are decoded to. warpgroups: that multiply, 64 rows of the weight each. k_groups: warpgroups that
-    have the same rows and take stages in turn (with ``split_k``). ctas_per_sm: CTAs of a multiprocessor. cluster_rows:
-    CTAs along the weight's rows that load x for each other by multicast. split_k: CTAs of a cluster that share a tile
-    along K, and of which each stores some of its rows of x; there are as many clusters as tiles then, and helpers.
-    stage_tiles: packed tiles along K in a stage. stages: 0 for as many as fit. raster: as in ``GemmTiling``. scheduler:
-    "static", "stream_k", or "helped": a CTA, or a cluster, for each tile, and others that multiply the ends of K.
+    x, and what weights are decoded to. packing: theirs (``weight_layout.PACKINGS``). warpgroups: that multiply, 64 rows
+    of the weight each. k_groups: warpgroups that have the same rows and take stages in turn (with ``split_k``).
+    ctas_per_sm: CTAs of a multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by
+    multicast. split_k: CTAs of a cluster that share a tile along K, and of which each stores some of its rows of x;
+    there are as many clusters as tiles then, and helpers. stage_tiles: packed tiles along K in a stage. stages: 0 for
+    as many as fit. raster: as in ``GemmTiling``. scheduler: "static", "stream_k", or "helped": a CTA, or a cluster, for
+    each tile, and others that multiply the ends of K.
     factors: device scalars that multiply alpha. vector: whether rows of the output are 16-bit numbers and start at
     multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
     eight of each, and the output is gate(first) · second: ``factors`` are of each of them.
     """
 
     dtype: str = "bfloat16"
+    packing: str = "nvfp4"
     out: str = "bfloat16"
     tile_n: int = 128
     warpgroups: int = 2
@@ -113,9 +115,18 @@ class WgmmaConfig:
         return WARPGROUP * (self.warpgroups + 1)
 
     @property
+    def weights(self) -> Packing:
+        return PACKINGS[self.packing][DTYPES[self.dtype]]
+
+    @property
+    def tile_bytes(self) -> int:
+        """Of packed tiles of a stage that are neighbours along K."""
+        return self.stage_tiles * self.weights.tile_bytes
+
+    @property
     def weight_bytes(self) -> int:
         """Of a stage."""
-        return self.tile_m * self.stage_tiles * TILE_BYTES // TILE_ROWS
+        return self.tile_m * self.tile_bytes // TILE_ROWS
 
     @property
     def x_bytes(self) -> int:

@@ -8,26 +8,15 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
 from ....ptx.arithmetic import multiply_add
-from ....ptx.half import multiply_by_half
+from ....ptx.half import max_u16x2, mul_bf16x2, multiply_by_half
 from ....ptx.memory import load_shared
 from ....ptx.move import prmt
-from ....weight_layout import (
-    CODE_BYTES,
-    DECODERS,
-    DTYPES,
-    LANE_BYTES,
-    ROW_SCALE_BYTES,
-    SLAB_ROWS,
-    STEPS,
-    WEIGHT_FACTOR,
-    Decoder,
-    Shift,
-)
+from ....weight_layout import DTYPES, LANES, LOAD_BYTES, STEPS, Packing, Shift
 from ..epilogue import scaled_alphas
 
-LANES = 32
 ROW_LANES = 4
 """Lanes that have elements of one row."""
+DTYPE_NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def _shifted(word: Uint32, shift: Shift) -> Uint32:
@@ -39,60 +28,64 @@ def _shifted(word: Uint32, shift: Shift) -> Uint32:
     return word >> bits if kind == "right" else (word >> bits) | (word << (32 - bits))
 
 
-def _registers(word: Uint32, decoder: Decoder) -> list[Uint32]:
-    """Four pairs of elements, not scaled yet."""
+def _registers(word: Uint32, packing: Packing) -> list[Uint32]:
+    """Pairs of elements, not scaled yet."""
     found = []
-    for shifts in decoder.registers:
+    for shifts in packing.registers:
         value = _shifted(word, shifts[0])
         for shift in shifts[1:]:
             value = value ^ _shifted(word, shift)
-        found.append(value & Uint32(decoder.mask))
+        found.append(value & Uint32(packing.mask))
     return found
 
 
-def _scales(word: Uint32, odd: int, decoder: Decoder) -> Uint32:
-    """The scales of rows g (low half) and g + 8 of a step, from the word of its pair of steps.
+def _scales(word: Uint32, odd: int, packing: Packing) -> Uint32:
+    """The scales of rows g (low half) and g + 8 of a block, from the word of its pair of blocks.
 
     A byte permutation and a multiplication: fewer instructions of the integer pipe, which decoding fills, than shifts
     and masks.
     """
     bytes_apart = prmt(word, Uint32(0), 0x4341 if odd else 0x4240)
-    return multiply_add(bytes_apart, Uint32(1 << decoder.scale_shift), Uint32(0x10001 * decoder.scale_bits))
+    scales = multiply_add(bytes_apart, Uint32(1 << packing.scale_shift), Uint32(0x10001 * packing.scale_bits))
+    return max_u16x2(scales, Uint32(0x10001 * packing.least_scale)) if packing.least_scale else scales
 
 
 class PackedLane(NamedTuple):
-    """A lane's words of one packed tile: codes, one a step; scales, one for two steps."""
+    """A lane's words of one packed tile: codes, those of one step after the other; scales, one for two blocks."""
 
     codes: tuple[Uint32, ...]
     scales: tuple[Uint32, ...]
 
 
-def load_lane(tile: Int32, slab: Int32, lane: Int32, code_bytes: int = CODE_BYTES) -> PackedLane:
-    """Those of ``slab`` of the packed tile at a shared address, or of a part that has so many bytes of codes; the four
-    lanes of a row have the same scales."""
-    codes = load_shared(tile + slab * (LANES * LANE_BYTES) + lane * LANE_BYTES, LANE_BYTES)
-    row = code_bytes + slab * (SLAB_ROWS // 2 * ROW_SCALE_BYTES) + lane // ROW_LANES * ROW_SCALE_BYTES
-    return PackedLane(tuple(codes), tuple(load_shared(tile + row, ROW_SCALE_BYTES)))
+def load_lane(codes: Int32, scales: Int32, lane: Int32, packing: Packing) -> PackedLane:
+    """Those of the slab whose codes and scales are at these shared addresses; the four lanes of a row have the same
+    scales."""
+    loads = [load_shared(codes + (i * LANES + lane) * LOAD_BYTES, LOAD_BYTES) for i in range(packing.step_words)]
+    row = lane // ROW_LANES * packing.row_scale_bytes
+    words = load_shared(scales + row, packing.row_scale_bytes)
+    return PackedLane(tuple(word for load in loads for word in load), tuple(words))
 
 
-def decode_step(packed: PackedLane, step: int, dtype: str) -> list[Uint32]:
-    """The four registers of A of one step: pairs of ``dtype``, 2**-7 times the weights."""
-    decoder = DECODERS[DTYPES[dtype]]
-    pairs = _registers(packed.codes[step], decoder)
-    scale = _scales(packed.scales[step // 2], step % 2, decoder)
+def decode_step(packed: PackedLane, step: int, packing: Packing) -> list[Uint32]:
+    """The four registers of A of one step: pairs of 16-bit numbers, 1 / ``packing.factor`` times the weights."""
+    dtype, count, block = DTYPE_NAMES[packing.dtype], packing.step_words, step // packing.block_steps
+    pairs = [pair for word in packed.codes[step * count :][:count] for pair in _registers(word, packing)]
+    if packing.boost:
+        pairs = [mul_bf16x2(pair, Uint32(0x10001 * (packing.boost + 127 << 7))) for pair in pairs]
+    scale = _scales(packed.scales[block // 2], block % 2, packing)
     return [multiply_by_half(pair, scale, i % 2, dtype) for i, pair in enumerate(pairs)]
 
 
-def decode_tile(tCrA: cute.Tensor, packed: PackedLane, dtype: str) -> None:
+def decode_tile(tCrA: cute.Tensor, packed: PackedLane, packing: Packing) -> None:
     """Decodes a lane's part of one tile into ``tCrA`` (REGISTER, STEP), 32-bit words."""
     for step in range(STEPS):
-        for i, register in enumerate(decode_step(packed, step, dtype)):
+        for i, register in enumerate(decode_step(packed, step, packing)):
             tCrA[i, step] = register
 
 
-def product_alphas(arguments: Any) -> tuple[Float32, ...]:
+def product_alphas(arguments: Any, packing: Packing) -> tuple[Float32, ...]:
     """Of each product what multiplies its sums: alpha, device scalars, and what decoding leaves out.
 
     To be asked for before it is needed: each device scalar is as far away as memory.
     """
-    return tuple(scaled_alphas(arguments.alpha * Float32(WEIGHT_FACTOR), arguments.factors))
+    return tuple(scaled_alphas(arguments.alpha * Float32(packing.factor), arguments.factors))

@@ -21,7 +21,7 @@ from cutlass.memory import SmemAllocator
 
 from ....ptx import mbarrier
 from ....ptx.async_copy import copy_bulk
-from ....weight_layout import TILE_BYTES, TILE_K, TILE_ROWS
+from ....weight_layout import TILE_K, TILE_ROWS
 from ..arguments import MAP_BYTES
 from ..grouped_scheduler import Table
 from ..operand_source import address_of_map, map_pointer
@@ -161,8 +161,8 @@ class GroupedWgmma(WgmmaGemm):
                         # a row tile beyond the last: any bytes will do, its rows are not stored
                         row_tile = cutlass.min(tile.m * (cfg.tile_m // TILE_ROWS) + i, row_tiles - 1)
                         index = Int64(row_tile) * (k_tiles * STAGE_TILES) + k_tile * STAGE_TILES
-                        target = memory.weights + at.stage * cfg.weight_bytes + i * (STAGE_TILES * TILE_BYTES)
-                        copy_bulk(target, first + index * TILE_BYTES, Int32(STAGE_TILES * TILE_BYTES), full)
+                        target = memory.weights + at.stage * cfg.weight_bytes + i * cfg.tile_bytes
+                        copy_bulk(target, first + index * cfg.weights.tile_bytes, Int32(cfg.tile_bytes), full)
                 at = advance(cfg, at)
             cursor = scheduler.after(cursor)
 

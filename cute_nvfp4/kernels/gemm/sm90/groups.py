@@ -15,7 +15,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 from cutlass.cute.nvgpu import cpasync
 
-from ....weight_layout import TILE_ROWS, WEIGHT_FACTOR
+from ....weight_layout import TILE_ROWS
 from ..arguments import MAP_BYTES, OUT_DTYPES
 from ..epilogue import group_alpha
 from ..group_source import LAST, Window, clamped, enter, of_lane
@@ -90,7 +90,7 @@ class Groups:
 
     def alphas(self, group: Int32) -> tuple[Float32, ...]:
         """The factors of a group's sums, one for each product."""
-        alpha = self.arguments.alpha * Float32(WEIGHT_FACTOR)
+        alpha = self.arguments.alpha * Float32(self.config.weights.factor)
         return tuple(group_alpha(alpha, factors, group) for factors in self.arguments.factors)
 
     def row_tiles(self, group: Int32) -> Int32:

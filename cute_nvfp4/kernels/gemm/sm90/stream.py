@@ -1,4 +1,4 @@
-"""out = alpha · x · weightᵀ for few rows of x: packed NVFP4 weights at the speed of memory, multiplied by mma.sync; or
+"""out = alpha · x · weightᵀ for few rows of x: packed weights at the speed of memory, multiplied by mma.sync; or
 two such products, joined by a gate.
 
 Persistent. Two warps keep a ring of stages full: one by bulk copies of packed tiles, one by TMA of x. The others decode
@@ -19,13 +19,12 @@ from cutlass.memory import SmemAllocator
 
 from ....ptx import mbarrier
 from ....ptx.async_copy import copy_bulk
-from ....ptx.memory import load_shared
 from ....ptx.mma import mma_m16n8k16
-from ....weight_layout import CODE_BYTES, LANE_BYTES, ROW_SCALE_BYTES, SLABS, STEPS, TILE_BYTES
+from ....weight_layout import SLABS, STEPS
 from ...arith import div, mod
-from .decode import PackedLane, decode_step, product_alphas
+from .decode import decode_step, load_lane, product_alphas
 from .stream_arguments import StreamArguments
-from .stream_config import LOADING_WARPS, MMA_COLUMNS, SLAB_CODE_BYTES, SLAB_SCALE_BYTES, WARP, StreamConfig
+from .stream_config import LOADING_WARPS, MMA_COLUMNS, WARP, StreamConfig
 from .stream_shares import Shares, deal
 from .stream_sums import Sums
 from .stream_x import SharedX, TmaCopy, X
@@ -123,7 +122,9 @@ class Stream:
 
     def sums(self, arguments: StreamArguments, memory: Memory, shares: Shares, cta: Int32, thread: Int32) -> Sums:
         own = thread - LOADING_WARPS * WARP
-        return Sums(self.config, arguments, shares, cta, memory.sums, own, product_alphas(arguments))
+        return Sums(
+            self.config, arguments, shares, cta, memory.sums, own, product_alphas(arguments, self.config.weights)
+        )
 
     def allocate(self) -> Memory:
         cfg, smem = self.config, SmemAllocator()
@@ -179,23 +180,26 @@ class Stream:
 
     def unit_source(self, arguments: StreamArguments, unit: Int32) -> UnitSource:
         """Of a unit's part of its first packed tile."""
-        units = SLABS // self.config.slabs
-        first = arguments.weight.tiles.toint() + Int64(div(unit, units)) * arguments.weight.k_tiles * TILE_BYTES
+        units, packing = SLABS // self.config.slabs, self.config.weights
+        row_tile = Int64(div(unit, units)) * arguments.weight.k_tiles * packing.tile_bytes
+        first = arguments.weight.tiles.toint() + row_tile
         slab = mod(unit, units) * self.config.slabs
-        return UnitSource(first + slab * SLAB_CODE_BYTES, first + (CODE_BYTES + slab * SLAB_SCALE_BYTES))
+        scales = first + (packing.code_bytes + slab * packing.slab_scale_bytes)
+        return UnitSource(first + slab * packing.slab_code_bytes, scales)
 
     def copy_weights(self, source: UnitSource, k: Int32, target: Int32, full: Int32) -> None:
         """Copies a unit's part of the tiles of step ``k``."""
-        cfg, distance = self.config, Int64(k) * (self.config.stage_tiles * TILE_BYTES)
+        cfg, packing = self.config, self.config.weights
+        distance = Int64(k) * (cfg.stage_tiles * packing.tile_bytes)
         codes, scales = source.codes + distance, source.scales + distance
         if cfg.slabs == SLABS:
-            copy_bulk(target, codes, Int32(cfg.stage_tiles * TILE_BYTES), full)
+            copy_bulk(target, codes, Int32(cfg.stage_tiles * packing.tile_bytes), full)
             return
-        code_bytes, scale_bytes = cfg.slabs * SLAB_CODE_BYTES, cfg.slabs * SLAB_SCALE_BYTES
+        code_bytes, scale_bytes = cfg.slabs * packing.slab_code_bytes, cfg.slabs * packing.slab_scale_bytes
         for i in range(cfg.stage_tiles):
             tile = target + i * cfg.tile_bytes
-            copy_bulk(tile, codes + i * TILE_BYTES, Int32(code_bytes), full)
-            copy_bulk(tile + code_bytes, scales + i * TILE_BYTES, Int32(scale_bytes), full)
+            copy_bulk(tile, codes + i * packing.tile_bytes, Int32(code_bytes), full)
+            copy_bulk(tile + code_bytes, scales + i * packing.tile_bytes, Int32(scale_bytes), full)
 
     @cute.jit
     def multiply(self, memory: Memory, shares: Shares, cta: Int32, place: Place, sums: Sums):
@@ -219,18 +223,16 @@ class Stream:
 
     def add_stage(self, acc: cute.Tensor, memory: Memory, stage: Int32, place: Place) -> None:
         """Reads a stage, gives it back, and adds its products."""
-        cfg, lane = self.config, place.lane
+        cfg, packing, lane = self.config, self.config.weights, place.lane
         weights = memory.weights + stage * (cfg.stage_tiles * cfg.tile_bytes)
-        codes_at = weights + place.m * (cfg.warp_slabs * SLAB_CODE_BYTES) + lane * LANE_BYTES
-        scales_at = weights + cfg.slabs * SLAB_CODE_BYTES + place.m * (cfg.warp_slabs * SLAB_SCALE_BYTES)
-        scales_at = scales_at + div(lane, 4) * ROW_SCALE_BYTES
+        code_bytes, scale_bytes = packing.slab_code_bytes, packing.slab_scale_bytes
+        codes = weights + place.m * (cfg.warp_slabs * code_bytes)
+        scales = weights + cfg.slabs * code_bytes + place.m * (cfg.warp_slabs * scale_bytes)
         tiles, slabs = range(cfg.stage_tiles), range(cfg.warp_slabs)
-        codes = [
-            [load_shared(codes_at + t * cfg.tile_bytes + s * SLAB_CODE_BYTES, LANE_BYTES) for s in slabs] for t in tiles
-        ]
-        scales = [
-            [load_shared(scales_at + t * cfg.tile_bytes + s * SLAB_SCALE_BYTES, ROW_SCALE_BYTES) for s in slabs]
-            for t in tiles
+        places = [[(t * cfg.tile_bytes, s) for s in slabs] for t in tiles]
+        packed = [
+            [load_lane(codes + at + s * code_bytes, scales + at + s * scale_bytes, lane, packing) for at, s in row]
+            for row in places
         ]
         x = self.x.load(memory.x, stage, lane)
         cute.arch.sync_warp()
@@ -239,7 +241,7 @@ class Stream:
         for t in tiles:
             for step in range(STEPS):
                 for s in slabs:
-                    a = decode_step(PackedLane(codes[t][s], scales[t][s]), step, cfg.dtype)
+                    a = decode_step(packed[t][s], step, packing)
                     for n, b in enumerate(x[t][step]):
                         c = [acc[i, n, s] for i in range(4)]
                         for i, value in enumerate(mma_m16n8k16(a, b, c, cfg.dtype)):

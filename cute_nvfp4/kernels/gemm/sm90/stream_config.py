@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ....errors import explain
 from ....target import ARCHITECTURES, Architecture
-from ....weight_layout import CODE_BYTES, SCALE_BYTES, SLAB_ROWS, SLABS, TILE_K
+from ....weight_layout import DTYPES, PACKINGS, SLAB_ROWS, TILE_K, Packing
 from ..config import GATE_NAMES
 
 WARP = 32
@@ -14,8 +14,6 @@ LOADING_WARPS = 2
 """One for weights, one for x."""
 MMA_COLUMNS = 8
 """Rows of x of one MMA."""
-SLAB_CODE_BYTES, SLAB_SCALE_BYTES = CODE_BYTES // SLABS, SCALE_BYTES // SLABS
-"""Of a slab in a packed tile."""
 RESERVED_SHARED = 2048
 """Bytes of shared memory that the system keeps for each CTA, and that alignment may cost."""
 MAX_STAGES = 32
@@ -27,15 +25,16 @@ X_SCALE_BYTES = 16
 class StreamConfig:
     """One variant of the kernel for out (M, N) = x (M, K) · weight (N, K)ᵀ of few rows of x.
 
-    dtype: of x, and what weights are decoded to. columns: the most rows of x (8, 16, 32). slabs: of 16 rows of the
-    weight in a unit, what a CTA has at a time (1, 2, 4, 8). warps_m, warps_k: the warps that multiply divide a unit's
-    slabs, and take stages in turn. stage_tiles: packed tiles along K in a stage. stages: the most there may be,
-    0 for as many as fit.
+    dtype: of x, and what weights are decoded to. packing: theirs. columns: the most rows of x (8, 16, 32). slabs: of 16
+    rows of the weight in a unit, what a CTA has at a time (1, 2, 4, 8). warps_m, warps_k: the warps that multiply
+    divide a unit's slabs, and take stages in turn. stage_tiles: packed tiles along K in a stage. stages: the most there
+    may be, 0 for as many as fit.
     quantized_x: whether x is NVFP4. factors: device scalars that multiply alpha. vector: whether four neighbours of a
     row of the output can be stored at once. gate: as in ``WgmmaConfig``.
     """
 
     dtype: str = "bfloat16"
+    packing: str = "nvfp4"
     out: str = "bfloat16"
     columns: int = 8
     slabs: int = 8
@@ -83,9 +82,13 @@ class StreamConfig:
         return TILE_K * self.stage_tiles
 
     @property
+    def weights(self) -> Packing:
+        return PACKINGS[self.packing][DTYPES[self.dtype]]
+
+    @property
     def tile_bytes(self) -> int:
         """A unit's part of a packed tile: codes, then scales."""
-        return self.slabs * (SLAB_CODE_BYTES + SLAB_SCALE_BYTES)
+        return self.slabs * (self.weights.slab_code_bytes + self.weights.slab_scale_bytes)
 
     @property
     def x_bytes(self) -> int:

@@ -1,4 +1,4 @@
-"""out = alpha · x · weightᵀ on WGMMA, weights packed NVFP4 and decoded into the registers of operand A; or two such
+"""out = alpha · x · weightᵀ on WGMMA, weights packed and decoded into the registers of operand A; or two such
 products, joined by a gate.
 
 Persistent and warp-specialised: two warps load stages, weights as runs of bytes by bulk copies and x by TMA; two to
@@ -18,7 +18,7 @@ from cutlass.cute.nvgpu import OperandMajorMode, cpasync, warpgroup
 from cutlass.memory import SmemAllocator
 
 from ....ptx import mbarrier
-from ....weight_layout import CODE_BYTES, STEPS, TILE_BYTES, TILE_K
+from ....weight_layout import STEPS, TILE_K
 from ..arguments import OUT_DTYPES
 from ..operands import TmaCopy
 from ..tile_scheduler import CtaPlace, CursorRange, StaticScheduler, WorkTile
@@ -294,7 +294,7 @@ class WgmmaGemm:
             part = part * cfg.k_groups + first
         joined = memory.sX.iterator.toint()
         sums = ClusterSums(cfg, part, memory.sums_barrier, memory.received, joined, group, own)
-        alphas = product_alphas(arguments)
+        alphas = product_alphas(arguments, cfg.weights)
         epilogue = Epilogue(cfg, arguments, x_rows, alphas, memory.epilogue, scheduler, group, own, sums)
         if cutlass.const_expr(cfg.split_k > 1):
             sums.announce()
@@ -370,18 +370,20 @@ class WgmmaGemm:
 
     def load_stage(self, memory: Memory, stage: Int32, products: Products) -> tuple[PackedLane, ...]:
         """A lane's codes and scales of the packed tiles of a stage."""
-        cfg, parts = self.config, 2 if self.config.half_tiles else 1
-        tile_bytes, code_bytes = TILE_BYTES // parts, CODE_BYTES // parts
-        first = memory.weights + stage * cfg.weight_bytes + products.row_tile * (cfg.stage_tiles * tile_bytes)
-        lane = products.thread % 32
-        return tuple(load_lane(first + i * tile_bytes, products.slab, lane, code_bytes) for i in range(cfg.stage_tiles))
+        cfg, packing, lane = self.config, self.config.weights, products.thread % 32
+        parts = 2 if cfg.half_tiles else 1
+        first = memory.weights + stage * cfg.weight_bytes + products.row_tile * (cfg.tile_bytes // parts)
+        codes = first + products.slab * packing.slab_code_bytes
+        scales = first + (packing.code_bytes // parts + products.slab * packing.slab_scale_bytes)
+        distances = [i * (packing.tile_bytes // parts) for i in range(cfg.stage_tiles)]
+        return tuple(load_lane(codes + at, scales + at, lane, packing) for at in distances)
 
     def decode(self, fragment: cute.Tensor, packed: PackedLane) -> None:
         """Decodes one packed tile to its fragment, (MMA, MMA_M, STEP)."""
         words = cute.make_tensor(
             cute.recast_ptr(fragment.iterator, dtype=Uint32), cute.make_layout((4, STEPS))
         )  # (REGISTER, STEP)
-        decode_tile(words, packed, self.config.dtype)
+        decode_tile(words, packed, self.config.weights)
 
     @cute.jit
     def release(self, ring: Pipeline, stage: Int32, thread: Int32):
