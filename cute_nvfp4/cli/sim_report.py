@@ -65,12 +65,13 @@ def _launch(record: LaunchRecord, counted: bool) -> dict[str, Any]:
         "timing": None,
     }
     if record.result is not None:
-        counts = dataclasses.asdict(record.result)
+        # asdict copies what fields refer to; a timing refers to its launch, whose memory may be gone
+        counts = dataclasses.asdict(dataclasses.replace(record.result, findings=(), timing=None))
         del counts["findings"], counts["timing"]
         entry["warnings"] = list(record.result.warnings)
         if (timing := record.result.timing) is not None:
-            entry["timing"] = dataclasses.asdict(dataclasses.replace(timing, waits=()))
-            del entry["timing"]["waits"]
+            entry["timing"] = dataclasses.asdict(dataclasses.replace(timing, waits=(), again=None))
+            del entry["timing"]["waits"], entry["timing"]["again"]
         if counted:
             entry["counters"] = counts | {"bank_conflicts": record.result.bank_conflicts}
     return entry

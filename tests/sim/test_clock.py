@@ -16,7 +16,7 @@ from cute_nvfp4.sim.clock.flags import Flags
 from cute_nvfp4.sim.clock.machine import clock_of, machine
 from cute_nvfp4.sim.clock.matching import machine_code
 from cute_nvfp4.sim.clock.memory import Port, Shared
-from cute_nvfp4.sim.clock.recorder import Request
+from cute_nvfp4.sim.clock.notes import Request
 from cute_nvfp4.sim.clock.replay import Replay
 from cute_nvfp4.sim.clock.sampling import ctas_per_sm, sample, with_raisers
 from cute_nvfp4.sim.clock.sass import Slot, numbered, read

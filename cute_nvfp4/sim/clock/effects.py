@@ -7,7 +7,7 @@ from typing import Any
 
 from cute_nvfp4.sim.clock.flags import Key
 from cute_nvfp4.sim.clock.machine import Machine
-from cute_nvfp4.sim.clock.recorder import Arrive, Await, Bar, Copy, Passes, Request
+from cute_nvfp4.sim.clock.notes import Arrive, Await, Bar, Commit, Copy, Passes, Product, Request, Transfer
 from cute_nvfp4.sim.clock.sass import NO_SCOREBOARD
 from cute_nvfp4.sim.clock.steps import REASONS, Step
 from cute_nvfp4.sim.clock.warps import WORTH_SHOWING, Warp
@@ -24,8 +24,21 @@ NOTES = {
         "cluster_arrive": (Bar,),
     },
     **{"cluster_wait": (Await,), "copies_end": (), "copies_wait": (), "wgmma": (), "wgmma_wait": (), "fence": ()},
+    **{"product": (Product,), "transfer": (Transfer,), "commit": (Commit,), "tensor_memory": ()},
 }
 """What may have happened at an instruction of each kind."""
+
+
+def product(what: Product, machine: Machine) -> tuple[float, float]:
+    """(cycles that each CTA's tensor cores are busy, cycles until the result is there) of a tcgen05.mma whose operands
+    have 32 bytes a row: the slower of multiplying, and of reading A and B from shared memory (each CTA of a pair reads
+    half of B)."""
+    rows = what.m // what.ctas
+    size = f"{what.ctas}_{64 if rows <= 64 else 128}"
+    read = (rows * (what.a == "shared") + what.n // what.ctas) * 32 / machine["tcgen05.shared_bytes_per_cycle"]
+    latency = machine[f"tcgen05.latency_{size}"] - (what.a == "tensor") * machine["tcgen05.latency_less_tensor"]
+    multiply = machine[f"tcgen05.column_{size}"] * what.n
+    return max(multiply, read), latency + multiply
 
 
 class Effects:
@@ -181,6 +194,41 @@ class Effects:
         if gone:
             self._hold(warp, max(gone), time, "tensor", step)
             warp.tensor = warp.tensor[len(gone) :]
+        return time
+
+    def _product(self, warp: Warp, step: Step, what: Product | None, time: float) -> float:
+        """A tcgen05.mma: the tensor cores of its CTAs take it after all that were issued before."""
+        if what is not None:
+            self._take_turn(warp, what.ctas, time, *product(what, self.machine))
+        return time
+
+    def _transfer(self, warp: Warp, step: Step, what: Transfer | None, time: float) -> float:
+        """A tcgen05.cp, in turn with products: those behind it need what it brings."""
+        if what is not None:
+            busy = what.size / self.machine["tcgen05.copy_bytes_per_cycle"]
+            self._take_turn(warp, what.ctas, time, busy, busy)
+        return time
+
+    def _take_turn(self, warp: Warp, ctas: int, time: float, busy: float, latency: float) -> None:
+        sms = warp.sm.pair if ctas == 2 else (warp.sm,)
+        begin = max(time, *(sm.tensor_free for sm in sms))
+        for sm in sms:
+            sm.tensor_free = begin + busy
+            sm.tensor_busy += busy
+        warp.sm.tensor_done = max(warp.sm.tensor_done, begin + latency)
+
+    def _commit(self, warp: Warp, step: Step, what: Commit | None, time: float) -> float:
+        done = max(time, warp.sm.tensor_done) + self.machine["tcgen05.commit"]
+        for key in what.keys if what is not None else ():
+            far = key[0] != warp.cta
+            self._contribute(key, done + self.machine["mbarrier.remote"] if far else done)
+        return time
+
+    def _tensor_memory(self, warp: Warp, step: Step, what: Any, time: float) -> float:
+        """tcgen05.ld or .st: a warp's quarter of tensor memory moves a column of 32 lanes at a time."""
+        begin = max(time, warp.sm.tensor[warp.sub])
+        warp.sm.tensor[warp.sub] = begin + step.interval
+        self.release(warp, step, begin + step.interval + step.latency, "tensor memory")
         return time
 
     def _fence(self, warp: Warp, step: Step, what: Any, time: float) -> float:

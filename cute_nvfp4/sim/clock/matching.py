@@ -16,7 +16,8 @@ from cute_nvfp4.sim.frontend.model import Kernel
 
 ANCHORS = {
     *("LDG", "LD", "STG", "ST", "LDGSTS", "ATOM", "ATOMG", "RED", "LDS", "STS", "LDSM", "STSM", "ATOMS", "UTMALDG"),
-    *("UTMASTG", "UBLKCP", "SYNCS", "BAR", "HMMA", "IMMA", "QMMA", "HGMMA", "QGMMA", "IGMMA", "SHFL", "UTCHMMA"),
+    *("UTMASTG", "UBLKCP", "SYNCS", "BAR", "HMMA", "IMMA", "QMMA", "HGMMA", "QGMMA", "IGMMA", "SHFL"),
+    *("UTCHMMA", "UTCQMMA", "UTCOMMA", "UTCIMMA", "UTCCP", "UTCBAR", "LDTM", "STTM"),
 }
 """Instructions of which a PTX instruction makes one, so that two of them are two passes."""
 FIXED = 1000

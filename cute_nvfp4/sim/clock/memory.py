@@ -7,7 +7,7 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 from cute_nvfp4.sim.clock.machine import Machine
-from cute_nvfp4.sim.clock.recorder import Copy, Request
+from cute_nvfp4.sim.clock.notes import Copy, Request
 
 SECTOR, LINE = 32, 128
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
 from cute_nvfp4.sim.clock.flags import Flags, Key
+from cute_nvfp4.sim.clock.notes import Arrive, Await, Bar, Commit, Copy, Passes, Product, Request, Transfer, Visit
 from cute_nvfp4.sim.clock.sampling import Sample
 from cute_nvfp4.sim.frontend.flow import poll_loop
 from cute_nvfp4.sim.frontend.model import Instruction
@@ -24,6 +25,8 @@ from cute_nvfp4.sim.machine.kernel import CompiledKernel
 from cute_nvfp4.sim.machine.requests import Access
 from cute_nvfp4.sim.machine.wave import Group, Wave
 from cute_nvfp4.sim.observe import banks
+from cute_nvfp4.sim.tcgen05 import transfers
+from cute_nvfp4.sim.tcgen05.mma import Mma
 
 CLUSTER = -100
 """``Key`` is an event that warps wait for: CTA of the grid, then an mbarrier's slot and phase; a named barrier
@@ -32,60 +35,6 @@ number."""
 _PAST_L1 = {"cg", "cv", "volatile", "relaxed", "acquire", "no_allocate"}
 _RAISES, _LOOKS = {"release", "acq_rel", "relaxed", "volatile"}, {"acquire", "relaxed", "volatile"}
 """Stores of flags, and loads of them."""
-
-
-class Request(NamedTuple):
-    """An access of a warp to global memory: ``sectors`` of 32 bytes in ``lines`` of 128, ``new`` of which come from
-    DRAM or go there (a fraction where others ask in the same step). ``keys``: the loads that wait for this store, or
-    the event that this load of flags waits for."""
-
-    kind: str
-    sectors: int
-    new: float
-    lines: tuple[int, ...]
-    through_l1: bool
-    keys: Sequence[Key] = ()
-
-
-class Passes(NamedTuple):
-    """An access to shared memory; ``passes`` of its banks."""
-
-    passes: int
-
-
-class Bar(NamedTuple):
-    """A named barrier of a CTA, its ``number``-th opening."""
-
-    key: Key
-
-
-class Arrive(NamedTuple):
-    """Arrivals at phases of mbarriers: ``keys`` of (CTA, slot, phase), one for each arrival."""
-
-    keys: tuple[Key, ...]
-
-
-class Await(NamedTuple):
-    """A wait that has passed, for the end of a phase; None if it never had to wait."""
-
-    key: Key | None
-
-
-class Copy(NamedTuple):
-    """A bulk or tensor copy: ``size`` bytes of which ``new`` come from DRAM; whom it tells, "" for nobody."""
-
-    store: bool
-    size: int
-    new: float
-    boxes: int
-    keys: tuple[Key, ...]
-
-
-class Visit(NamedTuple):
-    """A warp has run block ``block``; what ``happened`` by the index of the instruction, and kind."""
-
-    block: int
-    happened: dict[tuple[int, type], list[Any]]
 
 
 class Recorder(Listener):
@@ -258,6 +207,8 @@ class Recorder(Listener):
     def issued(self, pending: Pending, queued: bool) -> None:
         if pending.engine == "copy":
             self._copies(pending)
+        if pending.engine == "tensor":
+            self._tensor(pending)
         if pending.engine not in ("tma", "store"):
             return
         size, new = self._copied(pending)
@@ -275,6 +226,31 @@ class Recorder(Listener):
         for row, slot in taken.items():
             copy = Copy(pending.engine == "store", int(size[row]), float(new[row]), 1, tuple(keys[row]))
             self._note(slot, pending.instruction, copy)
+
+    def _tensor(self, pending: Pending) -> None:
+        """Asynchronous operations of tcgen05; tcgen05.ld and .st are in the machine code."""
+        if isinstance(pending, Mma):
+            d = pending.spec.idesc
+            a = "tensor" if pending.spec.a is None else "shared"
+            notes: list[Any] = [Product(d.m, d.n, pending.spec.cta_group, a)] * len(pending.warps)
+        elif isinstance(pending, transfers.Commit):
+            notes = [Commit(keys) for keys in self._commits(pending)]
+        elif isinstance(pending, transfers.Copy):
+            notes = [Transfer(16 * pending.chunks.size, pending.cta_group)] * len(pending.warps)
+        else:
+            return
+        for row, slot in zip(*self._rows(pending.warps)):
+            self._note(slot, pending.instruction, notes[row])
+
+    def _commits(self, pending: transfers.Commit) -> list[tuple[Key, ...]]:
+        """The phases at which each of the issuing warps' commits arrives."""
+        keys: list[list[Key]] = [[] for _ in pending.warps]
+        slots = self._wave.mbarriers.slots(pending.offset)
+        for issuer, cta, slot in zip(pending.issuer.tolist(), pending.target.tolist(), slots.tolist()):
+            if self._cta_taken[cta]:
+                keys[issuer].append(self._now(cta, slot))
+                self.expected[keys[issuer][-1]] += 1
+        return [tuple(found) for found in keys]
 
     def _copies(self, pending: Pending) -> None:
         """cp.async: its threads load, at the time of the issue."""
@@ -330,16 +306,17 @@ class Recorder(Listener):
     def cluster_arrived(self, g: Group, lanes: np.ndarray, release: bool) -> None:
         for row, slot in zip(*self._rows(g.warps)):
             self._cluster[slot] += 1
-            self._count_at(slot, self._last(slot), self._cluster_key(g, row, slot))
+            self._count_at(slot, self._last(slot, "arrive"), self._cluster_key(g, row, slot))
 
     def cluster_waited(self, g: Group, lanes: np.ndarray) -> None:
         for row, slot in zip(*self._rows(g.warps)):
-            self._note(slot, self._last(slot), Await(self._cluster_key(g, row, slot)))
+            self._note(slot, self._last(slot, "wait"), Await(self._cluster_key(g, row, slot)))
 
-    def _last(self, slot: int) -> Instruction:
-        """The cluster barrier of the block that a warp runs: its last instruction but for arrivals in its middle."""
+    def _last(self, slot: int, what: str) -> Instruction:
+        """The arrival or wait ("arrive", "wait") at the cluster's barrier in the block that a warp runs, the last
+        of several."""
         code = self.kernel.blocks[self._lists[slot][-1].block].code
-        return next((i for i, _ in reversed(code) if i.base == "barrier"), code[-1][0])
+        return next((i for i, _ in reversed(code) if i.base == "barrier" and what in i.mods), code[-1][0])
 
     def _cluster_key(self, g: Group, row: int, slot: int) -> Key:
         cta = self._wave.cta_of_warp[g.warps[row]]

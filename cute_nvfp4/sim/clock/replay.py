@@ -16,7 +16,8 @@ from cute_nvfp4.sim.clock.flags import FLAG
 from cute_nvfp4.sim.clock.machine import Machine
 from cute_nvfp4.sim.clock.matching import MachineCode
 from cute_nvfp4.sim.clock.memory import Shared
-from cute_nvfp4.sim.clock.recorder import Arrive, Bar, Copy, Passes, Recorder, Request, Visit
+from cute_nvfp4.sim.clock.notes import Arrive, Bar, Commit, Copy, Passes, Request, Visit
+from cute_nvfp4.sim.clock.recorder import Recorder
 from cute_nvfp4.sim.clock.sampling import Place, Sample
 from cute_nvfp4.sim.clock.sass import NO_SCOREBOARD
 from cute_nvfp4.sim.clock.steps import CODE_LINE, PIPES, Step, stepper
@@ -59,6 +60,8 @@ class Replay(Effects):
         for number, place in enumerate(self.sample.places):
             lines, warm = -(-len(self.code.opcodes) * INSTRUCTION // CODE_LINE), self.recorder.warm
             sms = [Sm(self.machine, self.shared, place.weight, self._l1_bytes, lines, warm) for _ in range(size)]
+            for even, odd in zip(sms[::2], sms[1::2]):
+                even.pair = odd.pair = (even, odd)
             self._places.append((place, sms))
             self.sms += sms
             self._next[number] = iter(place.clusters)
@@ -254,7 +257,7 @@ class Replay(Effects):
         for key, notes in happened.items():
             for what in notes[warp.used[key] :]:
                 self.unmatched += key[0] in self._made or not isinstance(what, (Passes, Request))
-                tells = isinstance(what, (Arrive, Copy)) or (isinstance(what, Request) and what.kind != "load")
+                tells = isinstance(what, (Arrive, Commit, Copy)) or (isinstance(what, Request) and what.kind != "load")
                 for told in (what.key,) if isinstance(what, Bar) else what.keys if tells else ():
                     self._contribute(told, warp.ready)
 

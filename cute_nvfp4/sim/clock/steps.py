@@ -13,15 +13,15 @@ _PIPES = {
     "alu": "IADD3 LOP3 LOP SHF LEA ISETP SEL PRMT VIADD VIMNMX VIMNMX3 VIADDMNMX FMNMX FSETP FSEL FSET IABS PLOP3 "
     "IMNMX MOV P2R R2P SGXT BMSK FCHK CS2R VOTE MOV32I FSWZADD F2FP I2FP HMNMX2",
     "heavy": "IMAD IDP IDP4A HADD2 HMUL2 HFMA2 HSET2 HSETP2 HADD2_32I HFMA2_32I HMUL2_32I",
-    "lite": "FFMA FADD FMUL FFMA32I FADD32I FMUL32I HFMA2.MMA",
+    "lite": "FFMA FADD FMUL FFMA32I FADD32I FMUL32I HFMA2.MMA FFMA2 FADD2 FMUL2",
     "fp64": "DFMA DADD DMUL DSETP",
     "xu": "MUFU F2I I2F F2F FRND POPC FLO BREV I2I",
     "uniform": "ULDC UIADD3 ULOP3 USHF UISETP USEL UIMAD UMOV ULEA UPRMT UPLOP3 UP2UR UR2UP USGXT UBMSK UFLO UPOPC "
-    "UBREV R2UR S2UR UF2FP UIADD3.64",
+    "UBREV R2UR S2UR UF2FP UIADD3.64 LDCU VOTEU",
     "lsu": "LDS STS LDSM STSM ATOMS SHFL LDG STG LDGSTS LD ST ATOM ATOMG RED LDL STL LDC S2R MATCH REDUX SYNCS "
     "QSPC STAS CCTL ERRBAR MEMBAR FENCE ARRIVES LDGDEPBAR LDGMC REDG UTMALDG UTMASTG UTMAPF UTMAREDG UBLKCP UBLKPF "
-    "UTMACMDFLUSH UTMACCTL UCGABAR_ARV UCGABAR_WAIT",
-    "tensor": "HMMA IMMA QMMA BMMA DMMA HGMMA QGMMA IGMMA BGMMA",
+    "UTMACMDFLUSH UTMACCTL UCGABAR_ARV UCGABAR_WAIT LDTM STTM UTCCP UTCSHIFT UTCBAR UTCATOMSWS UVIRTCOUNT",
+    "tensor": "HMMA IMMA QMMA BMMA DMMA HGMMA QGMMA IGMMA BGMMA UTCHMMA UTCQMMA UTCOMMA UTCIMMA",
     "control": "BRA BRX JMP EXIT RET CALL BSSY BSYNC BREAK WARPSYNC NOP BAR DEPBAR WARPGROUP YIELD NANOSLEEP KILL "
     "ELECT COLLECTIVE ENDCOLLECTIVE ACQBULK CCTLL BPT LEPC WARPGROUPSET USETMAXREG PREEXIT DEPBAR.LE R2B B2R",
 }
@@ -49,6 +49,10 @@ _KINDS = {
     "wgmma": "HGMMA QGMMA IGMMA",
     "wgmma_wait": "WARPGROUP",
     "fence": "MEMBAR FENCE",
+    "product": "UTCHMMA UTCQMMA UTCOMMA UTCIMMA",
+    "transfer": "UTCCP UTCSHIFT",
+    "commit": "UTCBAR",
+    "tensor_memory": "LDTM STTM",
 }
 _KIND_OF = {name: kind for kind, names in _KINDS.items() for name in names.split()}
 REASONS = {"shared": "shared", "load": "memory", "atomic": "memory", "wgmma": "tensor", "tensor": "tensor"}
@@ -100,6 +104,9 @@ def _step(slot: Slot, machine: Machine) -> Step:
         interval = machine[f"mma.{_sync_name(slot)}.interval"]
     elif kind == "wgmma":
         interval, latency = wgmma(slot, machine)
+    elif kind == "tensor_memory":
+        interval = _columns(slot) * machine["tensor_memory.cycles_per_column"]
+        latency = machine["tensor_memory.latency"]
     elif kind == "plain" and slot.releases != NO_SCOREBOARD:
         latency = machine.first(f"latency.{slot.base}", f"latency.{pipe}", "latency.other")
     elif kind == "shared":
@@ -119,6 +126,12 @@ def _step(slot: Slot, machine: Machine) -> Step:
         slot.address // CODE_LINE,
         _constant(slot),
     )
+
+
+def _columns(slot: Slot) -> int:
+    """The columns of 32 bits that a warp's load or store of tensor memory moves, of its 32 lanes."""
+    found = re.search(r"\.x(\d+)", slot.opcode)
+    return int(found[1]) if found else 1
 
 
 def _constant(slot: Slot) -> int:

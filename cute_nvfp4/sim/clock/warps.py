@@ -26,6 +26,8 @@ class Sm:
         self.free = [0.0] * SCHEDULERS
         self.pipes = [[0.0] * len(PIPES) for _ in range(SCHEDULERS)]
         self.tensor = [0.0] * SCHEDULERS
+        self.tensor_free = self.tensor_done = self.tensor_busy = 0.0  # of tcgen05, one queue an SM
+        self.pair: tuple[Sm, ...] = (self,)
         self.port, self.weight = Port(machine, shared, weight, l1_bytes), weight
         self.issued = 0
         self._line, self._lines = machine["fetch.cycles_per_line"], int(machine["fetch.lines"])

@@ -152,6 +152,22 @@ def mm_fp4(m: int, n: int, k: int, backend: str = "cute-dsl") -> None:
     close(got, wa @ wb.T, 2e-2)
 
 
+def mm_fp4_published(points: str) -> None:
+    """mm_fp4 at ``points`` ("1x512x7168,…": M, N and K), by the tactic of the times that FlashInfer has published (its
+    pull request 2540): tiles of 128 x 128, no cluster, no swap, no prefetch. Compares nothing."""
+    from flashinfer import mm_fp4
+    from flashinfer.gemm import gemm_base
+
+    gemm_base._select_sm100_mm_fp4_splitk_tactic = lambda *given: None
+    gemm_base._select_sm100_mm_fp4_cute_dsl_tactic = lambda *given: ((128, 128), (1, 1), False, False, "sm100", None)
+    for point in points.split(","):
+        m, n, k = map(int, point.split("x"))
+        a, b = (torch.randint(0, 256, (rows, k // 2), dtype=torch.uint8).cuda() for rows in (m, n))
+        padded = (-(-rows // 128) * 128 for rows in (m, n))
+        sfa, sfb = (torch.full((rows, -(-k // 64) * 4), 0x38, dtype=torch.uint8).cuda() for rows in padded)
+        mm_fp4(a, b.T, sfa, sfb.T, torch.tensor([1.0]).cuda(), torch.bfloat16, backend="cute-dsl")
+
+
 def mm_mxfp8(m: int, n: int, k: int, backend: str = "cute-dsl") -> None:
     from flashinfer import mm_mxfp8
 

@@ -1,0 +1,85 @@
+"""What a recorder notes of an instruction that takes a variable time: a record for each kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from cute_nvfp4.sim.clock.flags import Key
+
+
+class Request(NamedTuple):
+    """An access of a warp to global memory: ``sectors`` of 32 bytes in ``lines`` of 128, ``new`` of which come from
+    DRAM or go there (a fraction where others ask in the same step). ``keys``: the loads that wait for this store, or
+    the event that this load of flags waits for."""
+
+    kind: str
+    sectors: int
+    new: float
+    lines: tuple[int, ...]
+    through_l1: bool
+    keys: Sequence[Key] = ()
+
+
+class Passes(NamedTuple):
+    """An access to shared memory; ``passes`` of its banks."""
+
+    passes: int
+
+
+class Bar(NamedTuple):
+    """A named barrier of a CTA, its ``number``-th opening."""
+
+    key: Key
+
+
+class Arrive(NamedTuple):
+    """Arrivals at phases of mbarriers: ``keys`` of (CTA, slot, phase), one for each arrival."""
+
+    keys: tuple[Key, ...]
+
+
+class Await(NamedTuple):
+    """A wait that has passed, for the end of a phase; None if it never had to wait."""
+
+    key: Key | None
+
+
+class Copy(NamedTuple):
+    """A bulk or tensor copy: ``size`` bytes of which ``new`` come from DRAM; whom it tells, "" for nobody."""
+
+    store: bool
+    size: int
+    new: float
+    boxes: int
+    keys: tuple[Key, ...]
+
+
+class Product(NamedTuple):
+    """A tcgen05.mma: ``m`` rows (of both CTAs of a pair, where ``ctas`` is 2) and ``n`` columns; ``a`` says where A is,
+    "shared" or "tensor" memory."""
+
+    m: int
+    n: int
+    ctas: int
+    a: str
+
+
+class Transfer(NamedTuple):
+    """A tcgen05.cp or .shift: ``size`` bytes of shared memory for each of ``ctas`` CTAs."""
+
+    size: int
+    ctas: int
+
+
+class Commit(NamedTuple):
+    """A tcgen05.commit; the phases it arrives at."""
+
+    keys: tuple[Key, ...]
+
+
+class Visit(NamedTuple):
+    """A warp has run block ``block``; what ``happened`` by the index of the instruction, and kind."""
+
+    block: int
+    happened: dict[tuple[int, type], list[Any]]
