@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parent
 TIMES = "seconds on this machine"
-ADDRESS = re.compile(r"0x[0-9a-f]{9,}")
+ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?|-?\d+e[+-]?\d+")
 
 

@@ -152,7 +152,7 @@ def sim(
 
         with shown_errors():
             clock = clock_of(arch)
-    options = Options(script, list(context.args), arch, str(chosen), checks, counters, clock, trace, json)
+    options = Options(script, list(context.args), arch, str(chosen), checks, counters, clock, trace=trace, json=json)
     options.quiet, options.traceback, options.execute = quiet, with_traceback, execute
     options.benchmarks, options.step_limit, options.launch_us = benchmarks, step_limit, launch_us
     options.allow, options.collect = tuple(allow or ()), collect
