@@ -8,8 +8,8 @@ from __future__ import annotations
 import ast
 import contextlib
 import inspect
-import re
 import math
+import re
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
