@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 
 import pytest
@@ -25,6 +24,9 @@ PUBLISHED = (  # CTAs, M, N, where A is: cycles between two, cycles until a batc
     *((2, 128, n, "shared", ii, latency) for n, ii, latency in ((64, 25, 173), (128, 32, 197), (256, 64, 229))),
     *((2, 256, n, "shared", ii, latency) for n, ii, latency in ((64, 43, 202), (128, 64, 234), (256, 128, 298))),
 )
+OF_LAUNCHES = ("tcgen05.commit", "tcgen05.copy_bytes_per_cycle")
+"""Figures of tcgen05 that no product has."""
+OF_PRODUCTS = tuple(name for name in B200.figures if name.startswith("tcgen05.") and name not in OF_LAUNCHES)
 COUNTED = tuple(
     name
     for name in B200.figures
@@ -34,17 +36,14 @@ COUNTED = tuple(
 
 @pytest.mark.parametrize("ctas, m, n, a, interval, latency", PUBLISHED)
 def test_products_take_what_was_published(ctas, m, n, a, interval, latency):
-    """Within a fourth of the time between two, which small pairs miss, and a tenth of the latency."""
+    """Within 8 % of the time between two (a pair of 64 rows and columns: 29 %) and a tenth of the latency."""
     busy, until = product(Product(m, n, ctas, a), B200)
     assert busy == pytest.approx(interval, rel=0.29 if (ctas, m, n) == (2, 128, 64) else 0.08)
     assert until == pytest.approx(latency, rel=0.1)
 
 
-@pytest.mark.parametrize("name", [n for n in B200.figures if n.startswith("tcgen05.") and "c" in n])
+@pytest.mark.parametrize("name", OF_PRODUCTS)
 def test_every_figure_of_a_product_counts(name):
-    """But for those of committing and copying, which launches show."""
-    if name in ("tcgen05.commit", "tcgen05.copy_bytes_per_cycle"):
-        return
     other = B200.with_figures({name: B200[name] / 3 if "bytes" in name else 3 * B200[name]})
     cases = [Product(m, n, ctas, a) for ctas, m, n, a, *_ in PUBLISHED]
     assert [product(c, other) for c in cases] != [product(c, B200) for c in cases]
@@ -90,4 +89,4 @@ def test_every_figure_of_tensor_cores_counts_in_a_launch(name):
 def test_every_figure_has_a_source():
     assert clock_of("sm_100a") == "b200" and set(B200.figures) == set(B200.sources)
     assert set(machine("h200").figures) - set(B200.figures) == {n for n in machine("h200").figures if "wgmma" in n}
-    assert dataclasses.replace(B200).arch == "sm_100a"
+    assert B200.arch == "sm_100a"
