@@ -20,6 +20,14 @@ from cute_nvfp4.quantization.rules import resolve_format, resolve_rule, rules_of
 
 DATA = Path(__file__).parent / "data" / "quantization"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+VIEWS = {
+    "rows apart": lambda x: x[::2, :128],
+    "from 2": lambda x: x[:, 2:130],
+    "from 4": lambda x: x[:, 4:132],
+    "from 1": lambda x: x[:, 1:129],
+    "columns apart": lambda x: x[:, ::2],
+}
+"""Of a matrix with at least 132 columns: strides and alignments that are not those of whole rows."""
 FORMATS = ("nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2")
 TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quantize_problems import DTYPES, differences, edges, fused
+from quantize_problems import DTYPES, VIEWS, differences, edges, fused
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.ops.dequantize import dequantize
@@ -65,11 +65,7 @@ def test_computed_global_scale(arch: str, row: int, block: int, dtype: torch.dty
 
 
 _VIEWS = {
-    "rows apart": lambda x: x[::2, :128],
-    "from 2": lambda x: x[:, 2:130],
-    "from 4": lambda x: x[:, 4:132],
-    "from 1": lambda x: x[:, 1:129],
-    "columns apart": lambda x: x[:, ::2],
+    **VIEWS,
     "one block": lambda x: x[:1, :16],
     "many blocks": lambda x: x[:, :240],
     "batch": lambda x: x[:72].reshape(3, 24, 256),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from mutants import plan_anew
-from quantize_problems import DTYPES, TILE_PAIRS, differences, edges, fused, golden_inputs, near_ties
+from quantize_problems import DTYPES, TILE_PAIRS, VIEWS, differences, edges, fused, golden_inputs, near_ties
 
 from cute_nvfp4.planning import quantize as planning
 from cute_nvfp4.quantization.hadamard import Hadamard
@@ -81,11 +81,7 @@ def test_every_kind_of_last_block(arch: str, k: int, layout: str) -> None:
 
 
 _VIEWS = {
-    "rows apart": lambda x: x[::2, :128],
-    "from 2": lambda x: x[:, 2:130],
-    "from 4": lambda x: x[:, 4:132],
-    "from 1": lambda x: x[:, 1:129],
-    "columns apart": lambda x: x[:, ::2],
+    **VIEWS,
     "batch": lambda x: x[:78].reshape(3, 26, 256),
 }
 
