@@ -66,7 +66,7 @@ def test_hardware_conversions_and_wide_loads() -> None:
 
 @pytest.mark.parametrize("tile_n, most", [(16, 11), (32, 14), (64, 21), (128, 32)])
 def test_instructions_of_the_gemm(tile_n: int, most: int) -> None:
-    """A step of 64 along K: FP4 tensor cores, no moves of accumulators; no local memory. NVIDIA's kernel takes 32.25 for
+    """A step of 64 along K: FP4 tensor cores, no moves of accumulators, no local memory. NVIDIA's kernel has 32.25 for
     128 columns."""
     kernel = compile_gemm(GemmConfig(arch=ARCHITECTURES["sm_120a"], store="direct", tile_n=tile_n))
     report = inspect_cubin(kernel.cubin, kernel.ptx)

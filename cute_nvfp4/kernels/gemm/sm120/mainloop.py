@@ -35,7 +35,7 @@ def clear(acc: cute.Tensor) -> None:
 
 
 class LaneOffsets(NamedTuple):
-    """Bytes from a stage to what this lane reads of each A, each B, and the scales of each. Data, which is swizzled, has
+    """Bytes from a stage to what this lane reads of each A, each B, and the scales of each. Data is swizzled, and has
     an offset for each k-block (and two instructions along N): ptxas would compute them again in each stage."""
 
     a: list[list[Int32]]  # [operand][k-block]
