@@ -7,7 +7,6 @@ from typing import Any
 
 from ..errors import OperandError
 
-
 FEW = 3
 """Parts that are written up to which each is compared with all else."""
 
