@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 from ..errors import OperandError
 from ..kernels.gemm.sm90.config import STAGE_TILES, TILE_N, WgmmaConfig
@@ -46,6 +47,7 @@ SHARED: tuple[dict[str, int], ...] = (
 SPLIT_K = 2
 """CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
 MMA_SYNC_TILE_N = (16, 32, 64, 128)
+Config = TypeVar("Config", bound=WgmmaConfig)
 MANY, WIDE = 16, 128
 """Tiles along the rows of x, more of which are worth trying only if they are so wide."""
 
@@ -130,7 +132,7 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
     for tile_n in (tile_n for along, tile_n in narrowest.items() if along <= MANY or tile_n >= WIDE):
         for ctas_per_sm in (1, 2) if tile_n <= 64 else (1,):
             tiling = {"tile_n": tile_n, "ctas_per_sm": ctas_per_sm}
-            config = _deep(WgmmaConfig(arch=arch, scheduler="static", **tiling, **decided(p, streams=False)))
+            config = deep(WgmmaConfig(arch=arch, scheduler="static", **tiling, **decided(p, streams=False)))
             slots, count = sm_count * ctas_per_sm, tile_count(p, config)
             if ctas_per_sm == 1:
                 equal = replace(config, scheduler="stream_k")
@@ -153,7 +155,7 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
         yield PackedPlan(replace(plan.config, scheduler="helped"), sm_count // SPLIT_K)
 
 
-def _deep(config: WgmmaConfig) -> WgmmaConfig:
+def deep(config: Config) -> Config:
     """With stages of one packed tile where two of two would fit: they are too few."""
     return config if config.ring_stages > 2 else replace(config, stage_tiles=1)
 
@@ -162,7 +164,7 @@ def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
     """Tiles dealt whole or in equal shares."""
     for tile_n in MMA_SYNC_TILE_N:
         if tile_n == min(MMA_SYNC_TILE_N) or tile_n // 2 < p.m:
-            config = _deep(WgmmaConfig(arch=arch, tile_n=tile_n, **decided(p, streams=False)))
+            config = deep(WgmmaConfig(arch=arch, tile_n=tile_n, **decided(p, streams=False)))
             count, steps = tile_count(p, config), -(-p.k // config.tile_k)
             yield PackedPlan(config, min(sm_count, count * steps))
             yield PackedPlan(replace(config, scheduler="static"), min(sm_count, count))

@@ -18,6 +18,7 @@ from cute_nvfp4.formats import MXFP8, MXFP8_E5M2
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
 from cute_nvfp4.ops.packed_launch import WGMMA
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, candidates, choose, predict
+from cute_nvfp4.planning.packed_groups import PackedGroups, choose_groups
 from cute_nvfp4.runtime.inspection import inspect_cubin
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
@@ -98,7 +99,7 @@ def test_mxfp8() -> None:
         dense.Problem(Case(33, 130, 288, format=MXFP8, out=BF16)),
         dense.Problem(Case(3, 200, 160, HALF, bias=HALF, format=MXFP8_E5M2)),
         gated.Problem(gated.Case(20, 72, 160, format=MXFP8)),
-        groups.Problem(groups.Case((1, 0, 20), 130, 160, out=BF16, format=MXFP8)),
+        groups.Problem(groups.Case((90, 0, 20), 130, 160, out=BF16, format=MXFP8)),
     )
     assert all(problem.right(run(problem, ARCH)) for problem in problems)
 
@@ -113,6 +114,8 @@ def test_rings_are_deep(arch: str, count: int, packing: str) -> None:
         plans = candidates(problem, ARCHITECTURES[arch], count)
         assert min(plan.config.ring_stages for plan in plans) > 2
         found[m] = predict(plans[0], problem, count)
+    dealt = PackedGroups(sizes=((200, 4096, 4096),) * 4, packing=packing)
+    assert choose_groups(dealt, ARCHITECTURES[arch], count).config.ring_stages > 2
     if arch == ARCH:
         plain = PackedProblem(m=17, n=8192, k=8192)
         least = predict(choose(plain, ARCHITECTURES[arch], count), plain, count)
