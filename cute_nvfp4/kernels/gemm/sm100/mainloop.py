@@ -31,7 +31,7 @@ from .operands import make_mma, shared_operands
 SCALE_STRIDE = 128
 """Bytes from eight rows of a scale atom in shared memory to the next eight."""
 _SCALE_ID_BIT = 30
-UNROLL = 4
+UNROLL = 2
 """K-tiles in one pass of the loop: what counts and branches is then a fourth."""
 
 
