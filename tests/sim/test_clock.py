@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections import Counter
@@ -309,6 +310,7 @@ def test_a_kernel_of_the_dsl_and_what_the_command_says_of_it():
     import torch
 
     import cute_nvfp4
+    from cute_nvfp4.cli.sim_report import _timing
     from cute_nvfp4.cli.sim_times import time_lines
     from cute_nvfp4.scale_layout import to_blocked
 
@@ -322,6 +324,9 @@ def test_a_kernel_of_the_dsl_and_what_the_command_says_of_it():
     assert found.microseconds > found.roofline_us > found.launch_us
     assert found.coverage["events"] > 0.99 and 0.9 < found.coverage["code"] <= 1
     assert found.replayed_sms == 2 and abs(sum(found.lost.values()) - 0.5) < 0.5
+    told = json.loads(json.dumps(_timing(found)))
+    assert told["microseconds"] == found.microseconds and "waits" not in told
+    assert [p["bound_by"] for p in told["phases"]] == [p.bound_by for p in found.phases()]
     lines = list(time_lines(SimpleNamespace(launches=[runs[0], runs[0]])))
     assert f"{found.microseconds:.2f} us modelled on H200" in lines[0]
     assert "a launch 3.10 us of both" in lines[1] and any("bound by: 0.0 to" in line for line in lines)
