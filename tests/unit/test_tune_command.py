@@ -18,8 +18,10 @@ from cute_nvfp4.planning import gemm_table, packed
 from cute_nvfp4.planning.gemm import GemmProblem, candidates, choose
 from cute_nvfp4.planning.packed_problem import PackedProblem
 from cute_nvfp4.planning.tuning import Timed, time_plans
+from cute_nvfp4.sim.clock.tools import found
 from cute_nvfp4.target import ARCHITECTURES
 
+needs_ptxas = pytest.mark.skipif(not (found("ptxas") and found("nvdisasm")), reason="no ptxas, or no nvdisasm")
 ARCH = ARCHITECTURES["sm_100a"]
 SIZES = ("--m", "128", "--n", "4096", "--k", "7168")
 PROBLEM = GemmProblem(128, 4096, 7168)
@@ -105,6 +107,25 @@ def test_wrong_results_are_not_timed(fmt: str, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(tuning, "gemm", bad)
         with pytest.raises(ValueError, match="wrong result"):
             checked_call(problem, "a plan", a, b, exact)
+
+
+@needs_ptxas
+def test_plans_by_the_clock(table: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU: plans are executed, timed by the simulator's clock, and the fastest stored as a modelled one."""
+    problem, plans = GemmProblem(64, 64, 512), candidates(GemmProblem(64, 64, 512), ARCH, 148)[:2]
+    result = run("--m", "64", "--n", "64", "--k", "512", "--clock", "b200", "--top", "2", "--json")
+    assert result.exit_code == 0, result.output
+    (found,) = json.loads(result.stdout)["problems"]
+    assert found["clock"] == "b200" and "modelled" in found["timing"] and not any("error" in r for r in found["plans"])
+    assert {row["plan"] for row in found["plans"]} == set(map(str, plans))
+    assert 0 < found["plans"][0]["us"] <= found["plans"][1]["us"]
+    (entry,) = gemm_table.entries()
+    assert "modelled" in entry.note and entry.us == pytest.approx(found["plans"][0]["us"], abs=1e-3)
+    assert str(choose(problem, ARCH, 148)) == found["plans"][0]["plan"]
+    monkeypatch.setattr(tuning, "product", lambda a, b: torch.ones(1, 64, 64))
+    assert all("wrong result" in t.error for t in tuning.by_clock(problem, plans[:1], "b200", 148))
+    assert run(*SIZES, "--clock", "b200", "--model").exit_code == 2
+    assert "expected one of" in run(*SIZES, "--clock", "b300").output
 
 
 @pytest.fixture
