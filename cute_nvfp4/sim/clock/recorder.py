@@ -283,7 +283,7 @@ class Recorder(Listener):
             inside = each <= last[..., None]
             fresh = self._touch(each, inside, "store" if store else "load")
             rows = np.arange(count) if f.rows is None else f.rows
-            np.add.at(size, rows, inside.reshape(len(rows), -1).sum(axis=1) * SECTOR)
+            np.add.at(size, rows, _distinct(np.where(inside, each, -1).reshape(len(rows), -1)) * SECTOR)
             np.add.at(new, rows, fresh.reshape(len(rows), -1).sum(axis=1) * SECTOR)
         return size, new
 
@@ -361,6 +361,12 @@ class Recorder(Listener):
                 c, s = int(ctas[row, lane]), int(slots[row, lane])
                 over = self._phase[c, s] - 1
                 self._note(number, i, Await((self._name(c), s, over) if over >= 0 else None))
+
+
+def _distinct(sectors: np.ndarray) -> np.ndarray:
+    """How many sectors each row (n, m) has, without -1; those of a box at the edge of a tensor come in halves."""
+    ordered = np.sort(sectors, axis=1)
+    return (ordered[:, :1] >= 0).sum(axis=1) + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
 
 
 def _bytes(region: Region) -> np.ndarray:
