@@ -97,6 +97,7 @@ class Port:
         self._l1, self._in, self._out = machine["l1.latency"], machine["l2.to_sm"], machine["l2.from_sm"]
         self._more = {"l2": -machine["tma.l2_less"], "dram": machine["tma.dram_more"]}
         self._tma_rate, self._tma_store = machine["tma.bytes_per_cycle"], machine["tma.store_latency"]
+        self._part = machine["tma.bytes_per_draw"]
         self._first, self._used = {"tensor": machine["tma.first"], "dram": machine["dram.first"]}, set[object]()
         self._lines: OrderedDict[int, None] = OrderedDict()
         self._room = max(0, l1_bytes // LINE)
@@ -156,5 +157,6 @@ class Port:
             return Answer(self._shared.write(self._leavings, copy.size, copy.new, self._weight) + self._tma_store, "l2")
         self._arrivals = max(time, self._arrivals) + copy.size / self._tma_rate
         served = self._shared.fetch(time, copy.size, copy.new, self._weight)
-        latency = self._shared.latency[served.by].next() + self._more[served.by] + self._once("tensor", tensor)
+        draws = -(-int(copy.size) // self._part) if served.by == "dram" else 1
+        latency = self._shared.latency[served.by].next(draws) + self._more[served.by] + self._once("tensor", tensor)
         return Answer(max(served.time, self._arrivals) + latency, served.by)
