@@ -2,8 +2,8 @@
 
 Every CTA brings the boxes of a 128 x 128 tile through a ring of six stages: B (128 rows of 128 bytes, a row of K / 2
 bytes apart, or one behind the other), A (the same for all CTAs; of ``m`` rows, the others lie outside), and 2 KB of
-scale factors of each. L2 is cold: clean (512 MB were read) or dirty (so many were written, as published measurements do).
-Writes ``results/rings_nvidia_h200.json``: microseconds from the first CTA's start to the last one's end.
+scale factors of each. L2 is cold: clean (512 MB were read) or dirty (so many were written, as published measurements
+do). Writes ``results/rings_nvidia_h200.json``: microseconds from the first CTA's start to the last one's end.
 """
 
 from __future__ import annotations

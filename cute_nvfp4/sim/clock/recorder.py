@@ -27,6 +27,7 @@ from cute_nvfp4.sim.machine.wave import Group, Wave
 from cute_nvfp4.sim.observe import banks
 from cute_nvfp4.sim.tcgen05 import transfers
 from cute_nvfp4.sim.tcgen05.mma import Mma
+from cute_nvfp4.sim.tma.tensor_copy import TensorLoad
 
 CLUSTER = -100
 """``Key`` is an event that warps wait for: CTA of the grid, then an mbarrier's slot and phase; a named barrier
@@ -224,7 +225,8 @@ class Recorder(Listener):
                     keys[k // max(each, 1) % len(keys)].append(key)
                     self.expected[key] += 1
         for row, slot in taken.items():
-            copy = Copy(pending.engine == "store", int(size[row]), float(new[row]), 1, tuple(keys[row]))
+            outside = max(0, pending.plan.bytes - int(size[row])) if isinstance(pending, TensorLoad) else 0
+            copy = Copy(pending.engine == "store", int(size[row]), float(new[row]), outside, tuple(keys[row]))
             self._note(slot, pending.instruction, copy)
 
     def _tensor(self, pending: Pending) -> None:
