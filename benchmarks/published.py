@@ -30,7 +30,7 @@ class Point(NamedTuple):
     argument: str
 
 
-GB200 = {"sms": 152, "l2.dirty_bytes": 132_644_864}
+GB200 = {"sms": 152, "l2.dirty_bytes": 1.5 * 132_644_864}
 """A GB200 has more SMs; and FlashInfer clears L2 (126.5 MiB) by writing zeros, which leaves dirty what is in it
 (``bench_gpu_time_with_cupti``)."""
 
