@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-AFTER = 40
+AFTER = 100
 """Cases after which a process is replaced: compiled kernels are many."""
 GRACE = 5.0
 """Seconds that a case may go on when the time is over."""
-SHARE = 20
+SHARE = 10
 """Times the limit of CPU time that a case may take on the clock, on a machine that others use."""
 
 
@@ -144,16 +144,16 @@ class Worker:
         if self._process is None or self._done >= AFTER:
             self.close()
             self._start()
-        self._connection.send((task, limit))
         self._done += 1
         outcome, error = "hung", f"no end after {SHARE * limit:g} s"
         left = end + GRACE - time.monotonic()
         if left < SHARE * limit:
             outcome = "unfinished"
         try:
+            self._connection.send((task, limit))
             if self._connection.poll(max(0.0, min(SHARE * limit, left))):
                 return self._connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):
             self._process.join()
             outcome, error = "crashed", f"the process ended with {self._process.exitcode}"
             if self._process.exitcode == -signal.SIGXCPU:
