@@ -14,6 +14,7 @@ import hopper_products
 import numpy as np
 import torch
 
+from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.kernels.gemm.config import GATE_NAMES
 from cute_nvfp4.kernels.gemm.sm90.config import TILE_N, WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm90.config import can_implement as can_wgmma
@@ -87,6 +88,7 @@ class _Product:
         return getattr(torch, self.result)
 
     bias = None
+    format = NVFP4
 
     @property
     def plan(self) -> PackedPlan:
@@ -120,7 +122,7 @@ class GroupsCase:
     ctas_per_sm: int = 1
     stages: int = 0
 
-    dtype, out = _Product.dtype, _Product.out
+    dtype, out, format = _Product.dtype, _Product.out, NVFP4
 
     @property
     def plan(self) -> PackedPlan:
