@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections import Counter
@@ -14,12 +15,12 @@ from cute_nvfp4.sim import Program
 from cute_nvfp4.sim.clock import tools
 from cute_nvfp4.sim.clock.flags import Flags
 from cute_nvfp4.sim.clock.machine import clock_of, machine
-from cute_nvfp4.sim.clock.matching import machine_code
+from cute_nvfp4.sim.clock.matching import first_tries, machine_code
 from cute_nvfp4.sim.clock.memory import Port, Shared
 from cute_nvfp4.sim.clock.notes import Request
 from cute_nvfp4.sim.clock.replay import Replay
 from cute_nvfp4.sim.clock.sampling import ctas_per_sm, sample, with_raisers
-from cute_nvfp4.sim.clock.sass import Slot, numbered, read
+from cute_nvfp4.sim.clock.sass import Placed, Slot, numbered, read
 from cute_nvfp4.sim.clock.steps import stepper
 from cute_nvfp4.sim.errors import ClockError
 from cute_nvfp4.sim.machine.launch import Launch
@@ -81,6 +82,30 @@ def test_the_slow_path_of_a_division_is_not_issued():
     code, _ = code_of(kernel(body, 2, ".reg .f32 %f<8>;"))
     assert code.coverage.slow > 20 and "RET" not in {s.base for slots in code.blocks for s in slots}
     assert sum(map(len, code.blocks)) + code.coverage.slow == len(code.opcodes)
+
+
+def test_a_wait_is_tried_once():
+    """ptxas puts the first try of a wait before its loop, and the loop behind the code."""
+    names = ("xor.b32", "mbarrier.try_wait.parity.shared::cta.b64", "bra", "bra", "exit")
+    code = [SimpleNamespace(base=name.split(".")[0], mods=tuple(name.split(".")[1:])) for name in names]
+    listed = (
+        (0, "LOP3", 0),
+        (0, "SYNCS", 0),
+        (0, "BRA", 0),
+        (4, "EXIT", 1),
+        (1, "SYNCS", 2),
+        (2, "BRA", 2),
+        (2, "BRA", 3),
+    )
+    opcodes = {"SYNCS": "SYNCS.PHASECHK.TRANS64.TRYWAIT"}
+    placed = [
+        Placed(Slot(base, opcodes.get(base, base), "", source, 1, 7, 7, ()), segment)
+        for source, base, segment in listed
+    ]
+    found = first_tries(placed, SimpleNamespace(code=code))
+    assert [p.slot.source for p in found] == [0, 1, 0, 4, 1, 2, 2]
+    assert [p.slow for p in found] == [False] * 4 + [True] * 3
+    assert first_tries(placed[:1] + placed[3:], SimpleNamespace(code=code)) == placed[:1] + placed[3:]
 
 
 def test_each_instruction_gets_a_line():
@@ -285,6 +310,7 @@ def test_a_kernel_of_the_dsl_and_what_the_command_says_of_it():
     import torch
 
     import cute_nvfp4
+    from cute_nvfp4.cli.sim_report import _timing
     from cute_nvfp4.cli.sim_times import time_lines
     from cute_nvfp4.scale_layout import to_blocked
 
@@ -298,6 +324,9 @@ def test_a_kernel_of_the_dsl_and_what_the_command_says_of_it():
     assert found.microseconds > found.roofline_us > found.launch_us
     assert found.coverage["events"] > 0.99 and 0.9 < found.coverage["code"] <= 1
     assert found.replayed_sms == 2 and abs(sum(found.lost.values()) - 0.5) < 0.5
+    told = json.loads(json.dumps(_timing(found)))
+    assert told["microseconds"] == found.microseconds and "waits" not in told
+    assert [p["bound_by"] for p in told["phases"]] == [p.bound_by for p in found.phases()]
     lines = list(time_lines(SimpleNamespace(launches=[runs[0], runs[0]])))
     assert f"{found.microseconds:.2f} us modelled on H200" in lines[0]
     assert "a launch 3.10 us of both" in lines[1] and any("bound by: 0.0 to" in line for line in lines)
