@@ -1,22 +1,23 @@
 """Whether a launch does the same under every schedule, read off one run of it.
 
-A kernel whose warps meet at barriers and mbarriers only, and whose memory accesses are all ordered, is a net of processes
-that may run in any order and give one result; if three things hold of what causes what (a vector clock of all that
-is signalled, whether or not it orders memory):
+A kernel whose warps meet at barriers and mbarriers only, and whose memory accesses are all ordered, is a net of
+processes that may run in any order and give one result, if three things hold of what causes what (a vector clock of
+all that is signalled, whether or not it orders memory):
 
 * who asks for a phase of an mbarrier by its parity knows that the phase before has ended: an older phase of the same
   parity cannot be meant, however early the warp comes;
 * the next phase cannot end before everybody who asks for this one has seen it: however late the warp comes, the parity
   still tells of this one;
-* who arrives, or has bytes arrive, knows that the phase before has ended: the arrival counts in no other phase. So with
-  named barriers.
+* who arrives, or has bytes arrive, knows that the phase before has ended: the arrival counts in no other phase. So
+  with named barriers.
 
-Then any other run executes the same instructions with the same values. Say it is the first instruction that differs: its
-warp has come there as in this run, and what it reads is the same, for every access to the same bytes is ordered (the
-checks of this run say so); a wait sees the same phase, and a phase ends by the same arrivals. Nor can another run stop: of
-the instructions that are left, one has only instructions before it that were executed, and nothing takes back an arrival.
-What the checks find depends on that order alone, so they find the same. Lanes of a warp count as one, as schedules have
-them. Kernels in which more than that decides (atomics, polled memory, clocks, work handed out) are not judged.
+Then any other run executes the same instructions with the same values. Say it is the first instruction that differs:
+its warp has come there as in this run, and what it reads is the same, for all accesses to the same bytes are ordered
+(the checks of this run say so); a wait sees the same phase, and a phase ends by the same arrivals. Nor can another run
+stop: of the instructions that are left, one has only instructions before it that were executed, and nothing takes back
+an arrival. What the checks find depends on that order alone, so they find the same. Lanes of a warp count as one, as
+schedules have them. What decides more than that (atomics, polled memory, clocks, work handed out) is a doubt where it
+is executed; allocation of tensor memory and of registers is not followed.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _CHANGING = re.compile(r"%(?:clock|globaltimer|smid|nsmid|warpid)")
 
 
 FIRST = 1, 6, 5
-"""Of the adversarial schedules those that come first: engines late, roles late, all at random. What the checks do not see,
-they show; and where a kernel asks whether it must wait before it waits, the answer is no in one and yes in another."""
+"""Of the adversarial schedules those that come first: engines late, roles late, all at random. What the checks do not
+see, they show; and where a kernel asks whether it must wait, the answer is no in one and yes in another."""
 
 
 def schedules(count: int) -> list[Schedule]:

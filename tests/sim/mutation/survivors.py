@@ -142,7 +142,18 @@ _SM120 = tuple(f"sm_120a {name}" for name in ("gemm", "wide", "stream_k", "mxfp8
 _GEMM = tuple(f"gemm {name}" for name in ("plain", "pair", "multicast", "split_k", "stream_k", "mxfp8"))
 _GEMM_STORES = ("gemm plain", "gemm mxfp8")
 
+_SM120_TAIL = (
+    "The loader waits at its end until every stage was released. Those who release are warps of the same CTA, which stays "
+    "until they have; nobody else touches its mbarriers, and no copy is under way that the warps have not waited for."
+)
+_SM120_LATE_LOADER = (
+    "One of the loader's last waits, for the next stage with the parity of this one: it hangs if the loader comes so late "
+    "that the stage has been released. Kernels without flags in memory are proved to depend on that (``determined``)."
+)
+
 HARMLESS: _Table = {
+    **{(k, "drop wait", n): _SM120_TAIL for k in _SM120 for n in (2, 3)},
+    ("sm_120a groups", "drop wait", 4): _SM120_TAIL,
     **{(k, "scales of other rows", n): _SAME_SCALES for k in _SM120 if k != "sm_120a wide" for n in range(1, 65)},
     **{(k, "drop tcgen05.relinquish_alloc_permit", 1): _GEMM_PERMIT for k in _GEMM_STORES},
     **{(k, "drop wait", n): _GEMM_TAIL for k in _GEMM for n in (2, 3)},
@@ -202,6 +213,7 @@ HARMLESS: _Table = {
 }
 
 NOT_NOTICED: _Table = {
+    ("sm_120a stream_k", "wait for the next barrier", 2): _SM120_LATE_LOADER,
     **{(k, "drop warp barrier", 1): _GEMM_LANES for k in _SM120},
     **{(k, "drop tcgen05.relinquish_alloc_permit", 1): _GEMM_PERMIT_TOGETHER for k in _GEMM if k not in _GEMM_STORES},
     **{(k, "drop tcgen05.fence::after_thread_sync", n): _GEMM_FENCE for k in _GEMM for n in (1, 2)},
