@@ -132,11 +132,6 @@ _GEMM_NEXT_LAUNCH = (
     "Nobody in this launch looks at a flag again that has been lowered; the next launch on the stream comes after all "
     "of this one."
 )
-_GEMM_LATE_MMA_WARP = (
-    "The next mbarrier is the other accumulator's, released later, or that of the partial sums, whose phase of this "
-    "parity is over until the sums of the next tile have come: the MMA warp hangs if it comes later than those, and "
-    "none of the schedules holds it back that long."
-)
 _SAME_SCALES = "A warp has 16 rows, so that the lanes of both thread-ids load the same words (``WarpTile.sfa_offset``)."
 _SM120 = tuple(f"sm_120a {name}" for name in ("gemm", "wide", "stream_k", "mxfp8", "gated", "groups"))
 _GEMM = tuple(f"gemm {name}" for name in ("plain", "pair", "multicast", "split_k", "stream_k", "mxfp8"))
@@ -147,8 +142,8 @@ _SM120_TAIL = (
     "until they have; nobody else touches its mbarriers, and no copy is under way that the warps have not waited for."
 )
 _SM120_LATE_LOADER = (
-    "One of the loader's last waits, for the next stage with the parity of this one: it hangs if the loader comes so late "
-    "that the stage has been released. Kernels without flags in memory are proved to depend on that (``determined``)."
+    "One of the loader's last waits, for the next stage with the parity of this one: it hangs if the loader comes so "
+    "late that the stage has been released. Kernels without flags in memory are proved to depend on that (``determined``)."
 )
 
 HARMLESS: _Table = {
@@ -220,7 +215,6 @@ NOT_NOTICED: _Table = {
     **{(k, "drop tcgen05.fence::before_thread_sync", 1): _GEMM_FENCE for k in _GEMM},
     ("gemm split_k", "drop warp barrier", 2): _GEMM_LANES,
     **{("gemm stream_k", "drop warp barrier", n): _GEMM_LANES for n in (1, 2)},
-    ("gemm split_k", "wait for the next barrier", 4): _GEMM_LATE_MMA_WARP,
     ("cutlass-blockscaled-2cta", "wait for the next barrier", 15): _LATE_MMA_WARP,
     ("cutlass-blockscaled-2cta", "wait for the other parity", 15): _LATE_MMA_WARP,
     ("cutlass-fp16_gemm_5", "drop fence", 5): _READ_THEN_COPIED,
