@@ -19,9 +19,9 @@ WRONG, UNDETERMINED = "wrong result", "the schedule decides"
 
 @dataclass(frozen=True)
 class Verdict:
-    """``by``: a hazard's class, "wrong result", a class that warns where it did not before, "the schedule decides" where
-    it did not (``determined``), or "" for nothing. ``refuted``: the first schedules had proved that no other would
-    notice."""
+    """``by``: a hazard's class, "wrong result", a class that warns where it did not before, "the schedule decides"
+    where it did not (``determined``), or "" for nothing. ``refuted``: the first schedules had proved that no other
+    would notice."""
 
     mutant: str
     by: str

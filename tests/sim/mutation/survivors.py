@@ -138,8 +138,8 @@ _GEMM = tuple(f"gemm {name}" for name in ("plain", "pair", "multicast", "split_k
 _GEMM_STORES = ("gemm plain", "gemm mxfp8")
 
 _SM120_TAIL = (
-    "The loader waits at its end until every stage was released. Those who release are warps of the same CTA, which stays "
-    "until they have; nobody else touches its mbarriers, and no copy is under way that the warps have not waited for."
+    "The loader waits at its end until every stage was released. Those who release are warps of the same CTA, which "
+    "stays until they have; nobody else touches its mbarriers, and no copy is under way that the warps have not waited for."
 )
 _SM120_LATE_LOADER = (
     "One of the loader's last waits, for the next stage with the parity of this one: it hangs if the loader comes so "
