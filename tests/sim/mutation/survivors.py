@@ -139,11 +139,11 @@ _GEMM_STORES = ("gemm plain", "gemm mxfp8")
 
 _SM120_TAIL = (
     "The loader waits at its end until every stage was released. Those who release are warps of the same CTA, which "
-    "stays until they have; nobody else touches its mbarriers, and no copy is under way that the warps have not waited for."
+    "stays until they have; nobody else touches its mbarriers, and the warps have waited for all copies."
 )
 _SM120_LATE_LOADER = (
     "One of the loader's last waits, for the next stage with the parity of this one: it hangs if the loader comes so "
-    "late that the stage has been released. Kernels without flags in memory are proved to depend on that (``determined``)."
+    "late that the stage has been released. In kernels without flags in memory ``determined`` finds that."
 )
 
 HARMLESS: _Table = {
