@@ -128,6 +128,10 @@ def grouped(device: str) -> Iterator[tuple[str, Callable]]:
         nv.grouped_gemm(now, out=out)
 
     yield "grouped_gemm of 8, prepared weights, x and out vary", vary
+    yield "grouped_gemm of 8, prepared weights, prepared", nv.prepare(nv.grouped_gemm, problems, out=outs)
+    step = nv.prepare(nv.grouped_gemm, problems, out=outs, vary=("a", "out"))
+    given = itertools.cycle([([x for x, _ in now], out) for now, out in ((problems, outs), others)])
+    yield "grouped_gemm of 8, prepared weights, prepared, x and out vary", lambda: step(*next(given))
 
 
 def operations(device: str, arch: str) -> Iterator[tuple[str, Callable[[], object]]]:

@@ -281,9 +281,9 @@ def _fused() -> Iterator[tuple[str, Callable]]:
 
 def _decoding() -> Iterator[tuple[str, Callable]]:
     from cute_nvfp4.formats import MXFP8, NVFP4
-    from cute_nvfp4.kernels.dequantize.config import DequantizeConfig
+    from cute_nvfp4.kernels.dequantize.config import DequantizeConfig, GroupedDequantizeConfig
     from cute_nvfp4.kernels.pack.config import PackConfig
-    from cute_nvfp4.ops.dequantize import compile_dequantize
+    from cute_nvfp4.ops.dequantize import compile_dequantize, compile_grouped_dequantize
     from cute_nvfp4.ops.prepare_weight import compile_pack
     from cute_nvfp4.target import ARCHITECTURES
 
@@ -296,6 +296,8 @@ def _decoding() -> Iterator[tuple[str, Callable]]:
         config = DequantizeConfig(format, *rest, ARCHITECTURES[arch])
         words = " ".join(map(str, rest))
         yield f"dequantize {arch} {format.name} {words}", lambda config=config: compile_dequantize(config)
+    config = GroupedDequantizeConfig(NVFP4, "float16", "blocked", False, ARCHITECTURES["sm_90a"], 8)
+    yield "grouped_dequantize sm_90a nvfp4 float16 8", lambda config=config: compile_grouped_dequantize(config)
     for dtype, layout in (("bfloat16", "blocked"), ("float16", "rowmajor")):
         config = PackConfig(NVFP4, dtype, layout, ARCHITECTURES["sm_90a"])
         yield f"pack_weight nvfp4 {dtype} {layout}", lambda config=config: compile_pack(config)

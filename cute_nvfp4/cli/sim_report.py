@@ -19,7 +19,8 @@ A run of one schedule is an object with these keys, all of them always there:
         seconds         on this machine; it says nothing of a GPU
         instructions    warp instructions; 0 where the launch was stopped or not run
         warnings        what the checks found suspicious, a text a class; empty with --no-checks
-        timing          null without --time, else the fields of ``cute_nvfp4.sim.Timing`` but the waits: a modelled time
+        timing          null without --time, else the fields of ``cute_nvfp4.sim.Timing`` but the waits, and its
+                        "phases": a modelled time
         counters        null without --counters, else every field of ``cute_nvfp4.sim.Result`` but findings and timing:
                         kernel, warps, opcodes, classes, memory, distinct_bytes, engines, waits, mma, l2 and lines as
                         described there, and bank_conflicts
@@ -35,6 +36,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ..sim.observe.timing import Timing
     from ..sim.session import LaunchRecord, Session
 
 SCHEMA = 1
@@ -69,9 +71,13 @@ def _launch(record: LaunchRecord, counted: bool) -> dict[str, Any]:
         counts = dataclasses.asdict(dataclasses.replace(record.result, findings=(), timing=None))
         del counts["findings"], counts["timing"]
         entry["warnings"] = list(record.result.warnings)
-        if (timing := record.result.timing) is not None:
-            entry["timing"] = dataclasses.asdict(dataclasses.replace(timing, waits=(), again=None))
-            del entry["timing"]["waits"], entry["timing"]["again"]
+        entry["timing"] = record.result.timing and _timing(record.result.timing)
         if counted:
             entry["counters"] = counts | {"bank_conflicts": record.result.bank_conflicts}
     return entry
+
+
+def _timing(timing: Timing) -> dict[str, Any]:
+    fields = dataclasses.asdict(dataclasses.replace(timing, waits=(), again=None))
+    del fields["waits"], fields["again"]
+    return fields | {"phases": [phase._asdict() for phase in timing.phases()]}

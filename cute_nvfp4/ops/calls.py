@@ -8,7 +8,7 @@ overlaps an input.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,19 +93,19 @@ class Preparation:
     """One launch of an operation that was planned, for ``prepare`` and ``export``.
 
     values: of a call. operands: by name, "out" among them. slots: for each that may vary, its parts (None: it is a
-    tensor) and their places among the values. apart: what is read, and what is written. owners: from operands to what
-    the launcher takes.
+    tensor) and their places among the values; of an operand that is a list, those of each element. apart: what is read,
+    and what is written. owners: from operands to what the launcher takes.
     """
 
     launch: Callable[[tuple, tuple], None]
     values: tuple
     operands: dict[str, Any]
-    slots: dict[str, tuple[tuple[str | None, int], ...]]
+    slots: dict[str, Sequence]
     apart: Apart
     owners: Callable[[dict[str, Any]], tuple]
 
     def __post_init__(self) -> None:
-        self.simulated = isinstance(self.launch, SimLauncher) or getattr(self.launch, "simulated", False)
+        self.reads_owners = isinstance(self.launch, SimLauncher) or getattr(self.launch, "reads_owners", False)
 
 
 def preparable(call: Any, kind: type) -> Any:

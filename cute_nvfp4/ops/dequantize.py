@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from operator import itemgetter
 from typing import Any
 
 import torch
 
 from ..errors import OperandError, OperandTypeError
-from ..kernels.dequantize.config import DequantizeArguments, DequantizeConfig
+from ..kernels.dequantize.config import (
+    SLOTS,
+    DequantizeArguments,
+    DequantizeConfig,
+    GroupedDequantizeArguments,
+    GroupedDequantizeConfig,
+    GroupedMatrix,
+)
 from ..kernels.quantize.arguments import Strides
 from ..operand import BlockScaledTensor, OperandKey
 from ..quantization.hadamard import Hadamard, resolve_hadamard
@@ -121,7 +130,7 @@ class DecodedFirst:
 
     def __init__(self, decode: DequantizeCall, launch: Launcher, place: int) -> None:
         self._decode, self._launch, self._place = decode, launch, place
-        self.simulated = isinstance(launch, SimLauncher)
+        self.reads_owners = isinstance(launch, SimLauncher)
 
     def __call__(self, values: tuple, owners: tuple) -> None:
         decoded = self._decode.new()
@@ -147,5 +156,61 @@ class DecodedFirst:
         return (*values[place : place + 2], at), (*values[:place], at, *values[place + 2 :])
 
 
+class ListDequantizeCall:
+    """Decodes a list of matrices of these kinds, without their global scales, to consecutive places of one tensor.
+
+    A launch for every sixteen of a format. What is called ``places`` are the addresses of all data, then of all scales.
+    """
+
+    def __init__(self, keys: Sequence[OperandKey], dtype: torch.dtype, target: Target) -> None:
+        self._offsets = [*accumulate([key.rows * key.k * dtype.itemsize for key in keys], initial=0)]
+        device, size = keys[0].device, self._offsets.pop()
+        self.new = allocator(torch.empty(size // dtype.itemsize, dtype=dtype, device=device))
+        self._parts: list[tuple[Callable[[Sequence[int]], tuple[int, ...]], Launcher]] = []
+        for format in dict.fromkeys(key.format for key in keys):
+            mine = [i for i, key in enumerate(keys) if key.format == format]
+            for start in range(0, len(mine), SLOTS[-1]):
+                self._add([(i, keys[i]) for i in mine[start : start + SLOTS[-1]]], len(keys), dtype, target)
+
+    def _add(self, keys: Sequence[tuple[int, OperandKey]], total: int, dtype: torch.dtype, target: Target) -> None:
+        """The launch of some matrices, with their numbers among all."""
+        first, slots = keys[0][1], next(x for x in SLOTS if x >= len(keys))
+        config = GroupedDequantizeConfig(first.format, DTYPE_NAMES[dtype], "blocked", False, target.arch, slots)
+        groups = [GroupedMatrix(0, 0, key.rows, key.k, key.strides[0], self._offsets[i]) for i, key in keys]
+        ctas = max(config.ctas(key.rows, key.k) for _, key in keys)
+        padding = [groups[0]._replace(rows=0)] * (slots - len(keys))
+        arguments = GroupedDequantizeArguments((*groups, *padding), 0, ctas, len(keys))
+        launch = GROUPED.launcher(config, target, first.device, arguments, _touched_list)
+        order = [i for i, _ in keys] + [keys[0][0]] * len(padding)
+        self._parts.append((itemgetter(*[place for i in order for place in (i, total + i)]), launch))
+
+    def numbers(self, memory: torch.Tensor) -> list[int]:
+        """The addresses of the decoded matrices."""
+        first = memory.data_ptr()
+        return [first + offset for offset in self._offsets]
+
+    def __call__(self, places: Sequence[int], memory: torch.Tensor, matrices: Sequence[BlockScaledTensor]) -> None:
+        for part, launch in self._parts:
+            launch((*part(places), memory.data_ptr()), (matrices, memory))
+
+    def fixed(
+        self, places: Sequence[int], memory: torch.Tensor, matrices: Sequence[BlockScaledTensor]
+    ) -> list[Callable[[], None]]:
+        """The launches with these addresses."""
+        return [launch.fixed((*part(places), memory.data_ptr()), (matrices, memory)) for part, launch in self._parts]
+
+
+def _touched_list(matrices: Sequence[BlockScaledTensor], memory: torch.Tensor) -> Tensors:
+    return tensors(parts({f"matrix {i}": x for i, x in enumerate(matrices)}), {"numbers": memory})
+
+
+def _grouped(config: GroupedDequantizeConfig) -> Callable[..., Any]:
+    from ..kernels.dequantize.kernel import GroupedDequantize
+
+    return GroupedDequantize(config)
+
+
 KERNEL = Kernel("dequantize", DequantizeArguments, _host)
 compile_dequantize = KERNEL.compile
+GROUPED = Kernel("grouped_dequantize", GroupedDequantizeArguments, _grouped)
+compile_grouped_dequantize = GROUPED.compile

@@ -38,6 +38,9 @@ def export(path: str | Path, operation: Callable[..., Any], *operands: Any, **op
             expected="one launch",
             hint="Use fewer rows, or bfloat16 or float16.",
         )
+    if isinstance(made.operands["out"], list):
+        expected = "one product, or quantize"
+        raise OperandError.of("call to export", got="a list of groups", expected=expected)
     kernel, template = made.launch.kernel, made.launch.template
     places = {place for slots in made.slots.values() for _, place in slots}
     constants = {i: value for i, value in enumerate(made.values) if i not in places}

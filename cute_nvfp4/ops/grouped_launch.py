@@ -126,10 +126,12 @@ def arranged(scales: Sequence[torch.Tensor | None]) -> str:
     return "row" if places == tuple(range(places[0], places[0] + 4 * len(places), 4)) else "apart"
 
 
-def gathered(scales: Sequence[torch.Tensor | None], device: torch.device) -> torch.Tensor:
+def gathered(
+    scales: Sequence[torch.Tensor | None], device: torch.device, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """The groups' global scales in one tensor; 1 for those that have none."""
     one = torch.ones(1, dtype=torch.float32, device=device) if any(x is None for x in scales) else None
-    return torch.cat([one if x is None else x.reshape(1) for x in scales])
+    return torch.cat([one if x is None else x.reshape(1) for x in scales], out=out)
 
 
 def _touched_list(pairs: Any, outs: Any, table: Any, maps: Any, factors: list[torch.Tensor]) -> Tensors:

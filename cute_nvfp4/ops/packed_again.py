@@ -18,6 +18,7 @@ from torch.compiler import is_dynamo_compiling
 from ..operand import span_bytes
 from ..planning.packed import PackedPlan
 from ..prepared_weight import PreparedWeight
+from ..runtime.apart import overlap
 from ..runtime.backend import Backend
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
@@ -25,7 +26,8 @@ from .dispatch import by_operator, increment_versions, modes, written_to
 from .groups import GroupsCall
 from .library.grouped import operands_in
 from .library.packed_groups import packed_list as by_its_operator
-from .packed_list import Pair, Request, packed_list_call
+from .packed_list import Request, packed_list_call
+from .packed_list_launch import NO_ROOM, Pair
 
 
 def packed_list(
@@ -43,7 +45,8 @@ def packed_list(
         return results
     given = operands_in(problems)
     numbers = [x for x in given if isinstance(x, Tensor)]
-    if by_operator([x for x in given if not isinstance(x, Tensor)], numbers, alpha, out):
+    ups = [x.up_global_scale for x in given if isinstance(x, PreparedWeight)]
+    if by_operator([x for x in given if not isinstance(x, Tensor)], numbers, ups, alpha, out):
         return by_its_operator(problems, alpha, out, out_dtype, config, backend, gate)
     call = packed_list_call(Request(problems, alpha, out, out_dtype, config, backend, gate))
     results = call(problems, alpha, out)
@@ -129,7 +132,7 @@ class _Again:
             if values is None:
                 return None
             self._known[places] = values
-        self._launch(values, (problems, xs, outs, None, None, ()))
+        self._launch(values, (problems, outs, None, NO_ROOM, None))
         if out is not None and is_grad_enabled():
             increment_versions(tuple(outs))
         return outs
@@ -148,12 +151,4 @@ class _Again:
 
     def _overlap(self, places: Sequence[int]) -> bool:
         """Whether an output shares bytes with another tensor."""
-        last_read = last_written = 0
-        for start, end, written in sorted(zip(places, map(add, places, self._sizes), self._written)):
-            if start < last_written or (written and start < last_read):
-                return True
-            if written:
-                last_written = end
-            else:
-                last_read = max(last_read, end)
-        return False
+        return overlap(zip(places, map(add, places, self._sizes), self._written))

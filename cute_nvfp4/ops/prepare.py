@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -17,6 +17,9 @@ from .gemm import gemm
 from .gemm import prepared as prepared_gemm
 from .gemv import gemv
 from .gemv import prepared as prepared_gemv
+from .grouped_gemm import grouped_gemm
+from .grouped_launch import arranged
+from .prepared_list import prepared as prepared_list
 from .quantize import prepared as prepared_quantize
 from .quantize import quantize
 
@@ -24,6 +27,7 @@ _OPERATIONS: dict[Callable[..., Any], Callable[..., Preparation]] = {
     gemv: prepared_gemv,
     gemm: prepared_gemm,
     gated_gemm: prepared_gated,
+    grouped_gemm: prepared_list,
     quantize: prepared_quantize,
 }
 
@@ -38,11 +42,11 @@ def prepare(operation: Callable[..., Any], *operands: Any, vary: Sequence[str] =
             step(x, y)
 
     Args:
-        operation: ``gemv``, ``gemm``, ``gated_gemm`` of a prepared weight, or ``quantize``.
+        operation: ``gemv``, ``gemm``, ``quantize``, or ``gated_gemm`` or ``grouped_gemm`` of prepared weights.
         operands, options: its arguments. They are kept; without ``out`` one is made, which every call writes to.
         vary: names of operands that each call gives, in this order: of products "a", "b" and "out"; of quantize
             "x" and "out". They are like those given here in all but addresses and values. The others stay where they
-            are.
+            are. Those of ``grouped_gemm`` are lists: of all x, all weights, all results.
 
     A call returns what the operation returns, of the same bits. Preparing compiles and loads the kernel, and runs
     nothing. Threads may share the result.
@@ -99,21 +103,34 @@ class Prepared:
                     expected="an operand like the one that was prepared",
                     hint=f"That was {key}.",
                 )
-            for part, place in slots:
-                values[place] = (x if part is None else getattr(x, part)).data_ptr()
+            for element, places in zip(x, slots) if isinstance(key, _ListKey) else ((x, slots),):
+                for part, place in places:
+                    values[place] = (element if part is None else getattr(element, part)).data_ptr()
         made, owners = self._made, self._owners
         made.apart.check(values)
-        if made.simulated:
+        if made.reads_owners:
             owners = made.owners(made.operands | {name: x for (name, _, _), x in zip(vary, given)})
         self._launch(tuple(values), owners)
         return self._result if self._out is None else given[self._out]
 
 
-def _key(x: Any) -> Any:
-    """All that a plan depends on of an operand; of what is none, its type."""
+class _ListKey(NamedTuple):
+    """Of each element its key; how their global scales lie, and those of the second weights of gated products."""
+
+    elements: tuple
+    scales: str
+    up_scales: str
+
+
+def _key(x: Any, alignment: int = 32) -> Any:
+    """All that a plan depends on of an operand, of its address what matters up to ``alignment``; of what is none, its
+    type."""
     if isinstance(x, (BlockScaledTensor, PreparedWeight)):
         return x.key
+    if isinstance(x, (list, tuple)):
+        parts = ([getattr(y, name, None) for y in x] for name in ("global_scale", "up_global_scale"))
+        return _ListKey(tuple(_key(y, 16) for y in x), *map(arranged, parts))
     if not isinstance(x, torch.Tensor):
         return type(x)
     # of quantize's x, 32 bytes are read at once
-    return type(x), x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 31
+    return type(x), x.dtype, x.shape, x.stride(), x.device, x.data_ptr() % alignment

@@ -47,7 +47,7 @@ class RowProduct:
         data, blocks, factor = (place for _, place in second.slots["b"])
         self._second = _filler(second, {data: 0, blocks: 1, factor: 2, second.slots["out"][0][1]: 3})
         self._quantize, self._gemv = first.launch, second.launch
-        self._owners = (first.owners, second.owners) if first.simulated else None
+        self._owners = (first.owners, second.owners) if first.reads_owners else None
 
     def __call__(self, x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         memory, y = self._memory(), self._result()

@@ -115,6 +115,7 @@ CASES = (
     SLOW,
     Case((40, 17), 300, 256, workers=2, tiling={"tile_n": 32, "warpgroups": 4}),
     Case((1, 0, 20), 130, 288, out=torch.bfloat16, format=MXFP8),
+    Case((140, 0, 70), 130, 192, workers=2, tiling={"tile_n": 128, "stage_tiles": 1}, format=MXFP8),
 )
 
 
@@ -319,6 +320,7 @@ X = torch.zeros(4, 64, dtype=torch.bfloat16)
 STACK = BlockScaledTensor(torch.zeros(2, 32, 32, dtype=torch.uint8), torch.zeros(2, 32, 4, dtype=torch.uint8))
 ONE = BlockScaledTensor(STACK.data[0], STACK.scale[0])
 GATED = prepare_weight(ONE, ONE)
+HALVES = PackedPlan(GroupedWgmmaConfig(warpgroups=3), 1)
 BAD = (
     (lambda s, w: grouped_gemm_contiguous(X, s), OperandError, "offsets"),
     (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 5]), OperandError, r"offsets\[2\]"),
@@ -330,6 +332,7 @@ BAD = (
     (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], out=X), OperandError, "shape of out"),
     (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], status=torch.zeros(2)), OperandTypeError, "status"),
     (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], config=1), OperandTypeError, "config"),
+    (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], config=HALVES), OperandError, "warpgroups"),
     (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], gate="silu"), OperandError, "prepared weight"),
     (lambda s, w: gemm(X, s), OperandError, "a matrix"),
     (lambda s, w: grouped_gemm([(X, w), (X, s)]), OperandError, "group 1: b"),

@@ -155,7 +155,8 @@ def test_names(vary: tuple[str, ...]) -> None:
 
 def test_operations() -> None:
     given = gemv_given()
-    with pytest.raises(OperandError, match="operation to prepare: got dequantize, expected gemv, gemm, gated_gemm, q"):
+    known = "gemv, gemm, gated_gemm, grouped_gemm, quantize"
+    with pytest.raises(OperandError, match=f"operation to prepare: got dequantize, expected {known}"):
         prepare(nv.dequantize, given["a"])
     with pytest.raises(OperandTypeError, match="alpha: got str"):
         prepare(nv.gemv, given["a"], given["b"], alpha="1")

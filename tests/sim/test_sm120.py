@@ -64,9 +64,10 @@ def test_hardware_conversions_and_wide_loads() -> None:
         assert report.spill_loads == report.spill_stores == report.stack_bytes == 0
 
 
-@pytest.mark.parametrize("tile_n, most", [(16, 12), (32, 16), (64, 24), (128, 37)])
+@pytest.mark.parametrize("tile_n, most", [(16, 11), (32, 14), (64, 21), (128, 32)])
 def test_instructions_of_the_gemm(tile_n: int, most: int) -> None:
-    """A step of 64 along K: FP4 tensor cores, no moves of accumulators; no local memory. NVIDIA's kernel takes 45."""
+    """A step of 64 along K: FP4 tensor cores, no moves of accumulators, no local memory. NVIDIA's kernel has 32.25 for
+    128 columns."""
     kernel = compile_gemm(GemmConfig(arch=ARCHITECTURES["sm_120a"], store="direct", tile_n=tile_n))
     report = inspect_cubin(kernel.cubin, kernel.ptx)
     assert report.kernel.spill_loads == report.kernel.spill_stores == report.kernel.stack_bytes == 0

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ...formats import Format
 from ...runtime.signature import INT32, INT64, PerConfig, Pointer, Scalar
+from ...scale_layout import ATOM_ROWS, ATOM_SHAPE
 from ...target import Architecture
+from ..arith import ceil_div
 from ..quantize.arguments import Strides
 from ..quantize.config import ITEM_BYTES, WARP
 
@@ -44,6 +46,10 @@ class DequantizeConfig:
         """Columns that the lanes of a warp decode together."""
         return WARP * self.elements
 
+    def ctas(self, rows: Any, k: Any) -> Any:
+        """CTAs of a matrix: each has 32 rows, eight of each quarter of a scale atom, and the columns of a warp."""
+        return ceil_div(rows, ATOM_ROWS) * (ATOM_SHAPE[0][0] // WARPS) * ceil_div(k, self.cta_columns)
+
 
 class DequantizeArguments(NamedTuple):
     """Values (batch, rows, k), contiguous, of data (batch, rows, bytes) and scales; strides in bytes."""
@@ -58,3 +64,34 @@ class DequantizeArguments(NamedTuple):
     data_strides: Strides = Strides()
     scale_strides: Strides = Strides()
     out_batch_stride: Scalar = INT64
+
+
+SLOTS = (1, 2, 4, 8, 16)
+"""Matrices that a launch of the grouped kernel may have."""
+
+
+@dataclass(frozen=True)
+class GroupedDequantizeConfig(DequantizeConfig):
+    """One variant for up to ``slots`` matrices of sizes of their own, with blocked scales and no global scale."""
+
+    slots: int = 1
+
+
+class GroupedMatrix(NamedTuple):
+    """One of them: rows of ``stride`` bytes; its values are ``out_offset`` bytes from the first one's."""
+
+    data: Pointer = Pointer("Uint8", lambda c: min(c.format.block_bytes, 16))
+    scale: Pointer = Pointer("Uint8", 16)
+    rows: Scalar = INT32
+    k: Scalar = INT32
+    stride: Scalar = INT64
+    out_offset: Scalar = INT64
+
+
+class GroupedDequantizeArguments(NamedTuple):
+    """``count`` matrices, and slots that none has; ctas: of the largest."""
+
+    groups: tuple[GroupedMatrix, ...] = PerConfig(lambda c: (GroupedMatrix(),) * c.slots)
+    out: Pointer = Pointer("Uint8", VECTOR_BYTES)
+    ctas: Scalar = INT32
+    count: Scalar = INT32

@@ -6,6 +6,8 @@ as its lanes store in sixteen bytes each.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
@@ -20,10 +22,29 @@ from ...ptx.move import f32_bits, f32_from_bits
 from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_SHAPE
 from ..arith import ceil_div, div, mod
 from ..quantize.config import WARP
-from .config import LANE_ROWS, WARPS, DequantizeArguments, DequantizeConfig
+from .config import (
+    LANE_ROWS,
+    WARPS,
+    DequantizeArguments,
+    DequantizeConfig,
+    GroupedDequantizeArguments,
+    GroupedDequantizeConfig,
+)
 
 ROW_STEP = ATOM_SHAPE[0][0]
 _ROW_BYTES = ATOM_BYTES // ROW_STEP
+
+
+class Matrix(NamedTuple):
+    """Where a matrix is, and the bytes from one of its rows to the next; scale_stride: of row-major scales."""
+
+    data: Int64
+    scale: Int64
+    out: Int64
+    rows: Int32
+    k: Int32
+    stride: Int64
+    scale_stride: Int64
 
 
 class Dequantize:
@@ -34,40 +55,52 @@ class Dequantize:
 
     @cute.jit
     def __call__(self, arguments: DequantizeArguments, stream: CUstream):
-        """A CTA for 32 rows, eight of each quarter of a scale atom, and the columns of a warp."""
-        down = ceil_div(arguments.rows, ATOM_ROWS) * (ROW_STEP // WARPS)
-        ctas = down * ceil_div(arguments.k, self.config.cta_columns)
+        ctas = self.config.ctas(arguments.rows, arguments.k)
         self.kernel(arguments._replace(batch=None)).launch(
             grid=(ctas, arguments.batch, 1), block=(WARP * WARPS, 1, 1), stream=stream
         )
 
     @cute.kernel
     def kernel(self, arguments: DequantizeArguments):
+        _, batch, _ = cute.arch.block_idx()
+        strides, scale_strides = arguments.data_strides, arguments.scale_strides
+        matrix = Matrix(
+            data=arguments.data.toint() + Int64(batch) * strides.batch,
+            scale=arguments.scale.toint() + Int64(batch) * scale_strides.batch,
+            out=arguments.out.toint() + Int64(batch) * arguments.out_batch_stride,
+            rows=arguments.rows,
+            k=arguments.k,
+            stride=strides.row,
+            scale_stride=scale_strides.row,
+        )
+        factor = None
+        if cutlass.const_expr(self.config.global_scale):
+            factor = f32_from_bits(load_global(arguments.global_scale.toint(), 4)[0])
+        self.decode(matrix, factor)
+
+    @cute.jit
+    def decode(self, matrix: Matrix, factor: Float32 | None):
+        """What a CTA does for its part of a matrix."""
         cfg = self.config
         thread, _, _ = cute.arch.thread_idx()
-        cta, batch, _ = cute.arch.block_idx()
+        cta, _, _ = cute.arch.block_idx()
         lane, warp = mod(thread, WARP), div(thread, WARP)
         # CTAs walk along K first
-        across = ceil_div(arguments.k, cfg.cta_columns)
+        across = ceil_div(matrix.k, cfg.cta_columns)
         cta_row, cta_column = cta // across, cta % across
         place = cta_row * WARPS + warp
         atom, row_in_atom = div(place, ROW_STEP), mod(place, ROW_STEP)
         column = (cta_column * WARP + lane) * cfg.elements
         rows = [atom * ATOM_ROWS + row_in_atom + ROW_STEP * i for i in range(LANE_ROWS)]
-        exist = [(row < arguments.rows) & (column < arguments.k) for row in rows]
-        data = arguments.data.toint() + Int64(batch) * arguments.data_strides.batch
-        first = data + div(column, cfg.format.elements_per_byte)
-        loaded = [self.load(first + Int64(r) * arguments.data_strides.row, e) for r, e in zip(rows, exist)]
-        scales = self.scales(arguments, batch, rows, exist, atom, row_in_atom, column)
-        factor = None
-        if cutlass.const_expr(cfg.global_scale):
-            factor = f32_from_bits(load_global(arguments.global_scale.toint(), 4)[0])
-        out = arguments.out.toint() + Int64(batch) * arguments.out_batch_stride
+        exist = [(row < matrix.rows) & (column < matrix.k) for row in rows]
+        first = matrix.data + div(column, cfg.format.elements_per_byte)
+        loaded = [self.load(first + Int64(r) * matrix.stride, e) for r, e in zip(rows, exist)]
+        scales = self.scales(matrix, rows, exist, atom, row_in_atom, column)
         for i in cutlass.range_constexpr(LANE_ROWS):
             words = self.values(loaded[i], scales[i], factor, column)
             if exist[i]:
-                at = Int64(rows[i]) * arguments.k + column
-                store_global(out + at * (16 // cfg.elements), words)
+                at = Int64(rows[i]) * matrix.k + column
+                store_global(matrix.out + at * (16 // cfg.elements), words)
 
     def load(self, address: Int64, exists: Boolean) -> list[Uint32]:
         """The words that have a lane's elements of a row; two lanes share one where each has two bytes of it."""
@@ -77,8 +110,7 @@ class Dequantize:
 
     def scales(
         self,
-        arguments: DequantizeArguments,
-        batch: Int32,
+        matrix: Matrix,
         rows: list[Int32],
         exist: list[Boolean],
         atom: Int32,
@@ -86,15 +118,14 @@ class Dequantize:
         column: Int32,
     ) -> list[Uint32]:
         """The codes of the scales of a lane's rows."""
-        cfg, strides = self.config, arguments.scale_strides
+        cfg, first = self.config, matrix.scale
         block = div(column, cfg.format.block)
-        first = arguments.scale.toint() + Int64(batch) * strides.batch
         if cfg.layout == "rowmajor":
             found = [cutlass.select_(e, Int32(1), Int32(0)) for e in exist]
-            return [load_global_byte_if(e, first + Int64(r) * strides.row + block) for r, e in zip(rows, found)]
-        number = Int64(atom) * ceil_div(div(arguments.k, cfg.format.block), ATOM_COLS) + div(block, ATOM_COLS)
+            return [load_global_byte_if(e, first + Int64(r) * matrix.scale_stride + block) for r, e in zip(rows, found)]
+        number = Int64(atom) * ceil_div(div(matrix.k, cfg.format.block), ATOM_COLS) + div(block, ATOM_COLS)
         # any of the four rows stands for all: padding of an atom is there to be read
-        exists = cutlass.select_(column < arguments.k, Int32(1), Int32(0))
+        exists = cutlass.select_(column < matrix.k, Int32(1), Int32(0))
         words = load_global_if(exists, first + number * ATOM_BYTES + row_in_atom * _ROW_BYTES, _ROW_BYTES)
         shift = Uint32(mod(block, ATOM_COLS) * 8)
         return [(word >> shift) & Uint32(0xFF) for word in words]
@@ -129,6 +160,30 @@ class Dequantize:
             return e2m1x8_to_f16x2(word, cfg.arch)[: cfg.elements // 2]
         to_pair = {"e4m3": e4m3x2_to_f16x2, "e5m2": e5m2x2_to_f16x2}[cfg.format.element]
         return [to_pair(Uint16(half)) for word in words for half in (word & Uint32(0xFFFF), word >> Uint32(16))]
+
+
+class GroupedDequantize(Dequantize):
+    """The host function and the kernel of one :class:`GroupedDequantizeConfig`: a matrix for each row of CTAs."""
+
+    config: GroupedDequantizeConfig
+
+    @cute.jit
+    def __call__(self, arguments: GroupedDequantizeArguments, stream: CUstream):
+        """CTAs as for the largest matrix."""
+        self.kernel(arguments._replace(ctas=None, count=None)).launch(
+            grid=(arguments.ctas, arguments.count, 1), block=(WARP * WARPS, 1, 1), stream=stream
+        )
+
+    @cute.kernel
+    def kernel(self, arguments: GroupedDequantizeArguments):
+        cta, group, _ = cute.arch.block_idx()
+        found = None
+        for i, one in enumerate(arguments.groups):
+            out = arguments.out.toint() + one.out_offset
+            matrix = Matrix(one.data.toint(), one.scale.toint(), out, one.rows, one.k, one.stride, Int64(0))
+            found = matrix if i == 0 else Matrix(*[cutlass.select_(group == i, x, y) for x, y in zip(matrix, found)])
+        if cta < self.config.ctas(found.rows, found.k):
+            self.decode(found, None)
 
 
 def ue8m0_to_f32(code: Uint32) -> Float32:

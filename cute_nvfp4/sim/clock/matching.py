@@ -61,7 +61,7 @@ class MachineCode:
 def machine_code(ptx: str, target: str, kernel: Kernel, blocks: Sequence[Block]) -> MachineCode:
     """Compiles and reads the kernel ``kernel`` of a PTX text whose blocks are ``blocks``."""
     cubin, registers = tools.assemble(numbered(ptx, kernel), target)
-    placed = read(tools.disassemble(cubin), kernel.name)
+    placed = first_tries(read(tools.disassemble(cubin), kernel.name), kernel)
     leads = chains(blocks)
     order = {id(i): n for n, i in enumerate(kernel.code)}
     parts: list[list[int]] = [[] for _ in blocks]
@@ -72,6 +72,27 @@ def machine_code(ptx: str, target: str, kernel: Kernel, blocks: Sequence[Block])
         raise ClockError.of(f"the machine code of {kernel.name}", got=f"{coverage}", expected=f"{len(placed)} in all")
     passes = tuple(map(_passes, lists))
     return MachineCode(tuple(leads), holders, tuple(map(tuple, lists)), passes, registers, _opcodes(placed), coverage)
+
+
+def first_tries(placed: Sequence[Placed], kernel: Kernel) -> list[Placed]:
+    """``placed`` with the loops that wait for an mbarrier as a warp runs them. ptxas puts the first try in front of the
+    loop, under the number of the PTX instruction before it, and the loop itself behind the kernel's code: only a warp
+    whose first try has failed goes there. The first try is the wait's then, and the loop a ``slow`` path."""
+    waits = {n for n, i in enumerate(kernel.code) if i.base == "mbarrier" and "try_wait" in i.mods}
+    tries = {p.slot.source: p.segment for p in placed if _tries(p.slot)}
+    out = list(placed)
+    for k, p in enumerate(placed):
+        wait = p.slot.source + 1
+        if _tries(p.slot) and wait - 1 not in waits and wait in waits and tries.get(wait, -1) > p.segment:
+            for n, other in enumerate(placed):
+                if other.segment >= tries[wait] and wait <= other.slot.source <= wait + 2:
+                    out[n] = other._replace(slow=True)
+            out[k] = p._replace(slot=p.slot._replace(source=wait))
+    return out
+
+
+def _tries(slot: Slot) -> bool:
+    return slot.base == "SYNCS" and "PHASECHK" in slot.opcode
 
 
 def _loops(blocks: Sequence[Block], leads: Sequence[int]) -> Callable[[int, int], bool]:

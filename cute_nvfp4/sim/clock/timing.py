@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -104,17 +105,18 @@ class Clock:
             yield f"{self._unknown} waits for flags of CTAs that are not replayed cost nothing"
         if replay.flags_given_up:
             yield f"{replay.flags_given_up} polls of flags went on before the flag was raised"
-        if self._launch.cubin and (differ := differing(self.code, self._launch.cubin, self._launch.kernel)):
+        if self._launch.cubin and (differ := _differing(self.code, self._launch.cubin, self._launch.kernel)):
             yield f"the launch's own cubin differs from this machine code: {differ} of {len(self.code.opcodes)} opcodes"
 
 
 def _role(warp: Warp) -> str:
     """What a warp does besides computing: "copies" that it asks for, products of "tensor" cores."""
     kinds = {step.kind for steps, _ in warp.program for step in steps}
-    names = {"bulk": "copies", "copy": "copies", "wgmma": "tensor"}
+    names = {"bulk": "copies", "copy": "copies", "wgmma": "tensor", "product": "tensor"}
     return " and ".join(dict.fromkeys(names[kind] for kind in names if kind in kinds))
 
 
+_differing = functools.lru_cache(maxsize=256)(differing)
 _CODES: dict[tuple[int, str], MachineCode] = {}
 
 

@@ -152,12 +152,15 @@ def mm_fp4(m: int, n: int, k: int, backend: str = "cute-dsl") -> None:
     close(got, wa @ wb.T, 2e-2)
 
 
-def mm_fp4_published(points: str) -> None:
-    """mm_fp4 at ``points`` ("1x512x7168,…": M, N and K), by the tactic of the times that FlashInfer has published (its
-    pull request 2540): tiles of 128 x 128, no cluster, no swap, no prefetch. Compares nothing."""
+def mm_fp4_published(points: str, sms: int) -> None:
+    """mm_fp4 at ``points`` ("1x512x7168,…": M, N and K) on ``sms`` multiprocessors, by the tactic of the times that
+    FlashInfer has published (its pull request 2540): tiles of 128 x 128, no cluster, no swap, no prefetch. Compares
+    nothing."""
     from flashinfer import mm_fp4
+    from flashinfer.cute_dsl import utils
     from flashinfer.gemm import gemm_base
 
+    utils.get_max_active_clusters = lambda size: sms // size
     gemm_base._select_sm100_mm_fp4_splitk_tactic = lambda *given: None
     gemm_base._select_sm100_mm_fp4_cute_dsl_tactic = lambda *given: ((128, 128), (1, 1), False, False, "sm100", None)
     for point in points.split(","):
@@ -166,6 +169,26 @@ def mm_fp4_published(points: str) -> None:
         padded = (-(-rows // 128) * 128 for rows in (m, n))
         sfa, sfb = (torch.full((rows, -(-k // 64) * 4), 0x38, dtype=torch.uint8).cuda() for rows in padded)
         mm_fp4(a, b.T, sfa, sfb.T, torch.tensor([1.0]).cuda(), torch.bfloat16, backend="cute-dsl")
+
+
+def grouped_gemm_published(points: str) -> None:
+    """grouped_gemm_nt_masked at ``points`` ("4096x7168:231/255,…": N, K, and the rows of each group), as FlashInfer's
+    ``bench_cute_dsl_blockscaled_gemm.py`` calls it: 4096 rows a group of which those are wanted, tiles of 128 x 128, no
+    cluster. Elements are zeros, which cost no memory here; compares nothing."""
+    from flashinfer.gemm import grouped_gemm_nt_masked
+
+    kinds = {"ab_dtype": "float4_e2m1fn", "sf_dtype": "float8_e4m3fn", "c_dtype": "bfloat16", "sf_vec_size": 16}
+    for point in points.split(","):
+        shape, rows = point.split(":")
+        (n, k), wanted, most = map(int, shape.split("x")), [int(m) for m in rows.split("/")], 4096
+        groups = len(wanted)
+        operands = []
+        for size in (most, n):
+            codes = torch.zeros(groups, size, k // 2, dtype=torch.uint8, device="cuda")
+            scales = torch.zeros(groups, size // 128, k // 64, 32, 4, 4, dtype=torch.uint8, device="cuda")
+            operands.append((codes.permute(1, 2, 0), scales.view(torch.float8_e4m3fn).permute(3, 4, 1, 5, 2, 0)))
+        out = torch.empty(groups, most, n, dtype=torch.bfloat16, device="cuda").permute(1, 2, 0)
+        grouped_gemm_nt_masked(*operands, out, torch.tensor(wanted).int().cuda(), **kinds)
 
 
 def mm_mxfp8(m: int, n: int, k: int, backend: str = "cute-dsl") -> None:

@@ -35,10 +35,11 @@ def clear(acc: cute.Tensor) -> None:
 
 
 class LaneOffsets(NamedTuple):
-    """Bytes from a stage to what this lane reads of its first k-block: of each A, each B, and the scales of each."""
+    """Bytes from a stage to what this lane reads of each A, each B, and the scales of each. Data is swizzled, and has
+    an offset for each k-block (and two instructions along N): ptxas would compute them again in each stage."""
 
-    a: list[Int32]
-    b: list[Int32]
+    a: list[list[Int32]]  # [operand][k-block]
+    b: list[list[list[Int32]]]  # [operand][k-block][two instructions]
     sfa: list[Int32]
     sfb: list[Int32]
 
@@ -65,14 +66,12 @@ class Multiplier:
         swizzle repeats, so that what it changes in an offset leaves them alone."""
         tile, a, b = self.tile, [], []
         for offset in self.offsets.a:
-            first = stage + (offset ^ tile.k_bits(k))
-            a.append([load_matrices(first + i * tile.a_step) for i in range(tile.m_tiles)])
+            a.append([load_matrices(stage + offset[k] + i * tile.a_step) for i in range(tile.m_tiles)])
         for offset in self.offsets.b:
             halves = [[] for _ in range(tile.halves)]
-            for two in range(tile.pairs // 2):
-                first = stage + (offset ^ (tile.k_bits(k) ^ tile.pair_bits(two)))
+            for first in offset[k]:
                 for half in range(tile.halves):
-                    words = load_matrices(first + half * tile.b_step)
+                    words = load_matrices(stage + first + half * tile.b_step)
                     halves[half] += [words[:2], words[2:]]
             b.append(halves)
         return a, b
@@ -108,17 +107,20 @@ class Multiplier:
             if byte == 0:
                 sfa, sfb = self.scale_words(stage, atom)
             a, b = self.fragments(stage, k)
-            if k == self.config.blocks_k - 1:
-                self.release(index)
             self.multiply_block(k, a, b, sfa, sfb, acc)
+        self.release(index)
 
 
 def lane_offsets(config: GemmConfig, tile: WarpTile, tile_n: Int32) -> LaneOffsets:
     """``tile_n``: which tile along N."""
     at = StagePlan(config).offsets
-    a, b, sfa, sfb = tile.a_offset, tile.b_offset, tile.sfa_offset, tile.sfb_offset(tile_n)
-    own = [[x + offset for x in places] for places, offset in zip(at, (a, b, sfa, sfb))]
-    return LaneOffsets(*own)
+    blocks, twos = range(config.blocks_k), range(tile.pairs // 2)
+    a = [[x + (tile.a_offset ^ tile.k_bits(k)) for k in blocks] for x in at.a]
+    b = [[[x + (tile.b_offset ^ (tile.k_bits(k) ^ tile.pair_bits(i))) for i in twos] for k in blocks] for x in at.b]
+    sfa, sfb = (
+        [x + offset for x in places] for places, offset in zip(at[2:], (tile.sfa_offset, tile.sfb_offset(tile_n)))
+    )
+    return LaneOffsets(a, b, sfa, sfb)
 
 
 @cute.jit

@@ -29,9 +29,6 @@ from .stream_shares import Shares, deal
 from .stream_sums import Sums
 from .stream_x import SharedX, TmaCopy, X
 
-START_BARRIER = 1
-"""Named barrier: the ring's barriers are there."""
-
 
 class Memory(NamedTuple):
     """Shared memory: x, and addresses of the weights, of sums, and of the first full and empty barrier."""
@@ -103,16 +100,15 @@ class Stream:
                     mbarrier.initialise(memory.full + 8 * stage, LOADING_WARPS)
                     mbarrier.initialise(memory.empty + 8 * stage, cfg.warps_m)
                 mbarrier.fence_initialised()
-            cute.arch.sync_warp()
-            cute.arch.barrier_arrive(barrier_id=START_BARRIER, number_of_threads=cfg.threads)
+        # the ring's barriers are there
+        cute.arch.sync_threads()
+        if warp == 0:
             self.load_weights(arguments, memory, shares, cta)
             if shares.whole > 0:
                 self.sums(arguments, memory, shares, cta, thread).add_cut(thread, WARP)
         elif warp == 1:
-            cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=cfg.threads)
             self.load_x(x, arguments, memory, shares, cta)
         else:
-            cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=cfg.threads)
             index = warp - LOADING_WARPS
             place = Place(mod(index, cfg.warps_m), div(index, cfg.warps_m), mod(thread, WARP))
             sums = self.sums(arguments, memory, shares, cta, thread)

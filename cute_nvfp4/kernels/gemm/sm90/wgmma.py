@@ -155,7 +155,7 @@ class WgmmaGemm:
         if group == 0:
             cute.arch.setmaxregister_decrease(24)
             if warp == 0:
-                cute.arch.barrier_arrive(barrier_id=START_BARRIER, number_of_threads=self.starting)
+                cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=self.starting)
                 self.load_weights(arguments, memory, scheduler)
             elif warp == 1:
                 cpasync.prefetch_descriptor(x.atom)
