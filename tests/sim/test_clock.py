@@ -17,7 +17,7 @@ from cute_nvfp4.sim.clock.flags import Flags
 from cute_nvfp4.sim.clock.machine import clock_of, machine
 from cute_nvfp4.sim.clock.matching import first_tries, machine_code
 from cute_nvfp4.sim.clock.memory import Port, Shared
-from cute_nvfp4.sim.clock.notes import Request
+from cute_nvfp4.sim.clock.notes import Copy, Request
 from cute_nvfp4.sim.clock.replay import Replay
 from cute_nvfp4.sim.clock.sampling import ctas_per_sm, sample, with_raisers
 from cute_nvfp4.sim.clock.sass import Placed, Slot, numbered, read
@@ -27,7 +27,7 @@ from cute_nvfp4.sim.machine.launch import Launch
 
 WGMMA = tuple(name for name in machine("h200").figures if name.startswith("wgmma."))
 LATENCIES = tuple(name for name in machine("h200").figures if name.startswith("latency."))
-ALONE = ("sms", "dram.queue")
+ALONE = ("sms", "dram.queue", "dram.write_back", "l2.dirty_bytes", "tma.first")
 """Figures with a test of their own."""
 FIGURES = tuple(name for name in machine("h200").figures if name not in (*WGMMA, *LATENCIES, *ALONE))
 
@@ -142,7 +142,7 @@ def test_every_figure_has_a_source():
 
 def test_queues():
     """DRAM serves one after the other at its rate; an SM that stands for ten takes ten times as long; L1 remembers."""
-    m = h200(**{f"dram__latency_{p}": 700 for p in (10, 50, 90, 99)})
+    m = h200(dram__first=0, **{f"dram__latency_{p}": 700 for p in (10, 50, 90, 99)})
     shared = Shared(m)
     port, ten = Port(m, shared, 1, 1 << 16), Port(m, shared, 10, 1 << 16)
     miss = Request("load", 16, 16.0, (1, 2, 3, 4), True)
@@ -167,6 +167,29 @@ def test_a_busy_bank_makes_requests_wait():
         return [shared.fetch(200.0 * k, bytes_, bytes_, 1).time - 200.0 * k for k in range(100)][-1]
 
     assert last(0) == pytest.approx(100) and last(900) == pytest.approx(900 * 0.5 / (2 - 2 * 0.5), rel=0.15)
+
+
+@pytest.mark.parametrize("gpu", ["h200", "b200"])
+def test_first_uses(gpu):
+    """An SM's first load from DRAM, and its first box of each tensor map, take longer by a figure."""
+
+    def times(**figures: float) -> list[float]:
+        port = Port(m := machine(gpu).changed(**figures), Shared(m), 1, 0)
+        boxes = [port.copy(0.0, Copy(False, 4096, 0.0, 0, ()), tensor) for tensor in (7, 7, 8, 0)]
+        loads = [port.load(0.0, Request("load", 1, 1.0, (line,), False)) for line in (1, 2)]
+        return [answer.time for answer in (*boxes, *loads)]
+
+    more = [b - a for a, b in zip(times(tma__first=0, dram__first=0), times(tma__first=500, dram__first=300))]
+    assert more == pytest.approx([500, 0, 500, 0, 300, 0])
+
+
+@pytest.mark.parametrize("gpu", ["h200", "b200"])
+def test_a_dirty_l2_is_written_back(gpu):
+    """Until its dirty bytes have gone, a byte that is read costs DRAM ``1 + write_back`` bytes."""
+    m = machine(gpu).changed(l2__dirty_bytes=1e6, dram__write_back=0.5, dram__queue=0)
+    shared, rate = Shared(m), m["dram.bytes_per_cycle"]
+    assert shared.fetch(0.0, 1e6, 1e6, 1).time == pytest.approx(max(1.5e6 / rate, 1e6 / m["l2.bytes_per_cycle"]))
+    assert shared.fetch(0.0, 1e6, 1e6, 1).time == pytest.approx(2.5e6 / rate)
 
 
 def test_raisers_are_replayed():

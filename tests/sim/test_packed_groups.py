@@ -319,6 +319,7 @@ X = torch.zeros(4, 64, dtype=torch.bfloat16)
 STACK = BlockScaledTensor(torch.zeros(2, 32, 32, dtype=torch.uint8), torch.zeros(2, 32, 4, dtype=torch.uint8))
 ONE = BlockScaledTensor(STACK.data[0], STACK.scale[0])
 GATED = prepare_weight(ONE, ONE)
+HALVES = PackedPlan(GroupedWgmmaConfig(warpgroups=3), 1)
 BAD = (
     (lambda s, w: grouped_gemm_contiguous(X, s), OperandError, "offsets"),
     (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 5]), OperandError, r"offsets\[2\]"),
@@ -330,6 +331,7 @@ BAD = (
     (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], out=X), OperandError, "shape of out"),
     (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], status=torch.zeros(2)), OperandTypeError, "status"),
     (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], config=1), OperandTypeError, "config"),
+    (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], config=HALVES), OperandError, "warpgroups"),
     (lambda s, w: grouped_gemm_contiguous(X, s, offsets=[0, 2, 4], gate="silu"), OperandError, "prepared weight"),
     (lambda s, w: gemm(X, s), OperandError, "a matrix"),
     (lambda s, w: grouped_gemm([(X, w), (X, s)]), OperandError, "group 1: b"),

@@ -51,6 +51,7 @@ class Shared:
         self.latency = {name: Latency(machine, name) for name in ("l2", "dram")}
         self._l2_free = self._dram_free = self._asked = self._load = 0.0
         self._queue = machine["dram.queue"]
+        self._dirty, self._write_back = machine["l2.dirty_bytes"], machine["dram.write_back"]
         self.l2_busy = self.dram_busy = self.drained = 0.0
 
     def fetch(self, time: float, size: float, new: float, weight: float) -> Answer:
@@ -61,6 +62,9 @@ class Shared:
         if new <= 0:
             return Answer(self._l2_free, "l2")
         busy = weight * new / self._dram_rate
+        if self._dirty > 0:  # a line that comes in sends a dirty one out
+            self._dirty -= weight * new
+            busy *= 1 + self._write_back
         self._dram_free = max(time, self._dram_free) + busy
         self.dram_busy += busy
         return Answer(max(self._l2_free, self._dram_free, time + self._waiting(time, busy)), "dram")
@@ -93,6 +97,8 @@ class Port:
         self._l1, self._in, self._out = machine["l1.latency"], machine["l2.to_sm"], machine["l2.from_sm"]
         self._more = {"l2": -machine["tma.l2_less"], "dram": machine["tma.dram_more"]}
         self._tma_rate, self._tma_store = machine["tma.bytes_per_cycle"], machine["tma.store_latency"]
+        self._part = machine["tma.bytes_per_draw"]
+        self._first, self._used = {"tensor": machine["tma.first"], "dram": machine["dram.first"]}, set[object]()
         self._lines: OrderedDict[int, None] = OrderedDict()
         self._room = max(0, l1_bytes // LINE)
         self._turns = self._arrivals = self._leavings = 0.0
@@ -113,8 +119,15 @@ class Port:
         size = request.sectors * SECTOR
         self._arrivals = max(time, self._arrivals) + size / self._in
         served = self._shared.fetch(time, size, request.new * SECTOR, self._weight)
-        latency = self._shared.latency[served.by].next(len(request.lines))
+        latency = self._shared.latency[served.by].next(len(request.lines)) + self._once("dram", served.by == "dram")
         return Answer(max(served.time, self._arrivals) + latency, served.by)
+
+    def _once(self, kind: str, what: object) -> float:
+        """What the first use of something costs this SM; ``what`` is false for nothing."""
+        if not what or (kind, what) in self._used:
+            return 0.0
+        self._used.add((kind, what))
+        return self._first[kind]
 
     def _holds(self, lines: tuple[int, ...]) -> bool:
         """Whether L1 has all of ``lines``; they are there afterwards."""
@@ -137,12 +150,13 @@ class Port:
         self.store(time, request)
         return self._fetch(self._turns, request._replace(new=0.0))
 
-    def copy(self, time: float, copy: Copy) -> Answer:
-        """A bulk or tensor copy: when its bytes are there, or written."""
+    def copy(self, time: float, copy: Copy, tensor: int = 0) -> Answer:
+        """A bulk copy, or the tensor copy of instruction ``tensor``: when its bytes are there, or written."""
         if copy.store:
             self._leavings = max(time, self._leavings) + copy.size / self._out
             return Answer(self._shared.write(self._leavings, copy.size, copy.new, self._weight) + self._tma_store, "l2")
         self._arrivals = max(time, self._arrivals) + copy.size / self._tma_rate
         served = self._shared.fetch(time, copy.size, copy.new, self._weight)
-        latency = self._shared.latency[served.by].next() + self._more[served.by]
+        draws = -(-int(copy.size) // self._part) if served.by == "dram" else 1
+        latency = self._shared.latency[served.by].next(draws) + self._more[served.by] + self._once("tensor", tensor)
         return Answer(max(served.time, self._arrivals) + latency, served.by)

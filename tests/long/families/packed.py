@@ -14,8 +14,9 @@ import hopper_products
 import numpy as np
 import torch
 
+from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.kernels.gemm.config import GATE_NAMES
-from cute_nvfp4.kernels.gemm.sm90.config import TILE_N, WgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.config import STAGE_TILES, TILE_N, WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm90.config import can_implement as can_wgmma
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig, can_implement_groups
 from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
@@ -30,6 +31,8 @@ from tests.sim import test_packed_groups as grouped
 
 ARCHS, STREAM_ARCHS = ("sm_90a",), ("sm_90a", "sm_120a")
 _DTYPES = ("float16", "bfloat16", "float32")
+STEP_K = STAGE_TILES * TILE_K
+"""Columns of K that a warpgroup takes at a time."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +48,7 @@ class Wgmma:
     stages: int = 0
     scheduler: str = "stream_k"
     raster: str = "m"
+    k_groups: int = 1
 
     def plan(self, workers: int) -> PackedPlan:
         return PackedPlan(WgmmaConfig(**asdict(self)), workers)
@@ -87,6 +91,7 @@ class _Product:
         return getattr(torch, self.result)
 
     bias = None
+    format = NVFP4
 
     @property
     def plan(self) -> PackedPlan:
@@ -120,7 +125,7 @@ class GroupsCase:
     ctas_per_sm: int = 1
     stages: int = 0
 
-    dtype, out = _Product.dtype, _Product.out
+    dtype, out, format = _Product.dtype, _Product.out, NVFP4
 
     @property
     def plan(self) -> PackedPlan:
@@ -149,13 +154,16 @@ def _ragged(g: np.random.Generator, tile: int, most: int) -> int:
 
 def _wgmmas(arch: str, part: str) -> list[WgmmaCase]:
     axes = (
-        TILE_N, (2, 4), (1, 2), (1, 2, 4), (1, 2, 4), (1, 2), (0, 2, 3), ("stream_k", "static"), ("m", "n"),
-        (False, True),
+        TILE_N, (2, 3, 4), (1, 2), (1, 2, 4), (1, 2, 4), (1, 2), (0, 2, 3, 5), ("stream_k", "static", "helped"),
+        ("m", "n"), (1, 2), (False, True),
     )  # fmt: skip
     found = []
     for *values, two in itertools.product(*axes):
         tiling = Wgmma(*values)
-        config = WgmmaConfig(**asdict(tiling), gate="silu" if two else "", out="bfloat16")
+        # the fewest stages that there may be, and one more
+        if tiling.stages == (5 if tiling.k_groups == 1 else 2):
+            continue
+        config = WgmmaConfig(**vars(tiling), gate="silu" if two else "", out="bfloat16")
         if not can_wgmma(config):
             found.append(_wgmma(tiling, config))
     return found
@@ -166,13 +174,17 @@ def _wgmma(tiling: Wgmma, config: WgmmaConfig) -> WgmmaCase:
     rows = config.out_rows * config.cluster_rows
     # of one element the tests' problems take no deviation
     m, n = _ragged(g, config.tile_n, 2), max(2, _ragged(g, rows, 2))
-    least = config.tile_k * (config.split_k - 1) if config.split_k > 1 else 0
-    k = least + 16 * int(g.integers(1, 25))
+    helped = config.scheduler == "helped"
+    # a step for each part of K, and one for helpers
+    k = config.tile_k * (config.split_k - 1 + helped) + 16 * int(g.integers(1, 25))
     workers = int(g.integers(1, 5))
-    if config.split_k > 1:
-        workers = math.ceil(n / config.out_rows) * math.ceil(m / config.tile_n)
+    if config.split_k > 1 or helped:
+        tiles = math.ceil(n / config.out_rows) * math.ceil(m / config.tile_n)
+        workers = tiles + workers if helped else tiles
     quantized = g.integers(6) == 0
     k = -(-k // 32) * 32 if quantized else k
+    if config.k_groups > 1 and math.ceil(k / STEP_K) % config.k_groups:
+        k += STEP_K
     dtype = "float16" if quantized else _any(g, _DTYPES[:2])
     gate = _any(g, GATE_NAMES) if config.gate else ""
     return WgmmaCase(m, n, k, dtype, _any(g, _DTYPES), workers, gate, bool(quantized), tiling)

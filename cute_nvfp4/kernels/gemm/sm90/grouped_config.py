@@ -55,6 +55,8 @@ def can_implement_groups(c: GroupedWgmmaConfig) -> str:
         return explain("a grouped GEMM of packed weights", got=got, expected="static, without clusters")
     if c.tile_n not in GROUP_TILE_N:
         return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, GROUP_TILE_N))}")
+    if c.half_tiles:
+        return explain("warpgroups of a grouped GEMM", got=c.warpgroups, expected="2 or 4")
     if c.stage_tiles != STAGE_TILES:
         return explain("stage_tiles of a grouped GEMM", got=c.stage_tiles, expected=STAGE_TILES)
     if c.bias:
