@@ -31,8 +31,8 @@ class Point(NamedTuple):
 
 
 ZEROS = {"l2.dirty_bytes": 132_644_864}
-"""FlashInfer clears L2 (126.5 MiB) by writing zeros, which leaves dirty what is in it (``bench_gpu_time_with_cupti``, by
-both tables)."""
+"""FlashInfer clears L2 (126.5 MiB) by writing zeros, which leaves dirty what is in it (``bench_gpu_time_with_cupti``,
+in both tables)."""
 GB200 = {"sms": 152, **ZEROS}
 """A GB200 has more SMs than a B200."""
 
