@@ -112,7 +112,7 @@ def tensor_map(tensor: torch.Tensor, box: tuple[int, int], promotion: int = 0) -
             2,
             tensor.data_ptr(),
             [u64(columns), u64(rows)],
-            [u64(columns * 2)],
+            [u64(tensor.stride(0) * 2)],
             [u32(box[1]), u32(box[0])],
             [u32(1), u32(1)],
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,

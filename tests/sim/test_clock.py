@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 from collections import Counter
@@ -27,7 +28,9 @@ from cute_nvfp4.sim.machine.launch import Launch
 
 WGMMA = tuple(name for name in machine("h200").figures if name.startswith("wgmma."))
 LATENCIES = tuple(name for name in machine("h200").figures if name.startswith("latency."))
-ALONE = ("sms", "dram.queue", "dram.write_back", "l2.dirty_bytes", "tma.first")
+DIRTY = ("l2.dirty_bytes", "dram.write_back", "dram.dirty_more", "dram.dirty_queue")
+BOXES = ("tma.first", "tma.bytes_per_draw", "tma.queue", "tma.store_latency")
+ALONE = ("sms", "dram.queue", *DIRTY, *BOXES)
 """Figures with a test of their own."""
 FIGURES = tuple(name for name in machine("h200").figures if name not in (*WGMMA, *LATENCIES, *ALONE))
 
@@ -142,7 +145,7 @@ def test_every_figure_has_a_source():
 
 def test_queues():
     """DRAM serves one after the other at its rate; an SM that stands for ten takes ten times as long; L1 remembers."""
-    m = h200(dram__first=0, **{f"dram__latency_{p}": 700 for p in (10, 50, 90, 99)})
+    m = h200(**{f"dram__latency_{p}": 700 for p in (10, 50, 90, 99)})
     shared = Shared(m)
     port, ten = Port(m, shared, 1, 1 << 16), Port(m, shared, 10, 1 << 16)
     miss = Request("load", 16, 16.0, (1, 2, 3, 4), True)
@@ -151,7 +154,7 @@ def test_queues():
         700 + 4 * m["l1.cycles_per_request"] + 512 / m["l2.to_sm"]
     )
     ten.load(0.0, miss)
-    shared.fetch(0.0, 10_000_000, 10_000_000, 1)
+    shared.fetch(0.0, 10_000_000, 10_000_000, 1, 0)
     behind = port.load(0.0, miss._replace(lines=(5, 6, 7, 8)))
     assert behind.time == pytest.approx(700 + 4 + (10_000_000 + 12 * 512) / m["dram.bytes_per_cycle"])
     hit = port.load(5000.0, miss._replace(new=0.0))
@@ -162,34 +165,43 @@ def test_a_busy_bank_makes_requests_wait():
     """DRAM at half of its rate: nobody stands in the queue, and all wait for others of their bank."""
 
     def last(queue: float) -> float:
-        m = h200(dram__queue=queue)
-        shared, bytes_ = Shared(m), 100 * m["dram.bytes_per_cycle"]
-        return [shared.fetch(200.0 * k, bytes_, bytes_, 1).time - 200.0 * k for k in range(100)][-1]
+        shared, bytes_ = Shared(machine("h200")), 100 * machine("h200")["dram.bytes_per_cycle"]
+        return [shared.fetch(200.0 * k, bytes_, bytes_, 1, queue).time - 200.0 * k for k in range(100)][-1]
 
     assert last(0) == pytest.approx(100) and last(900) == pytest.approx(900 * 0.5 / (2 - 2 * 0.5), rel=0.15)
 
 
 @pytest.mark.parametrize("gpu", ["h200", "b200"])
-def test_first_uses(gpu):
-    """An SM's first load from DRAM, and its first box of each tensor map, take longer by a figure."""
+@pytest.mark.parametrize("name", [*DIRTY, *BOXES, "dram.queue"])
+def test_every_figure_of_copies_counts(gpu, name):
+    """Boxes of 16 KB and loads through a dirty L2, and a store: what they wait for changes with each figure."""
 
     def times(**figures: float) -> list[float]:
-        port = Port(m := machine(gpu).changed(**figures), Shared(m), 1, 0)
-        boxes = [port.copy(0.0, Copy(False, 4096, 0.0, 0, ()), tensor) for tensor in (7, 7, 8, 0)]
-        loads = [port.load(0.0, Request("load", 1, 1.0, (line,), False)) for line in (1, 2)]
-        return [answer.time for answer in (*boxes, *loads)]
+        m = machine(gpu).changed(**{"l2__dirty_bytes": 1e6} | figures)
+        port = Port(m, Shared(m), 10, 0)
+        boxes = [port.copy(500.0 * k, Copy(False, 16384, 16384.0, 0, ()), 7) for k in range(8)]
+        loads = [port.load(5000.0 + k, Request("load", 4, 4.0, (k,), False)) for k in range(2)]
+        return [answer.time for answer in (*boxes, *loads, port.copy(9000.0, Copy(True, 4096, 4096.0, 0, ())))]
 
-    more = [b - a for a, b in zip(times(tma__first=0, dram__first=0), times(tma__first=500, dram__first=300))]
-    assert more == pytest.approx([500, 0, 500, 0, 300, 0])
+    figure = name.replace(".", "__")
+    assert times(**{figure: 3e6 if "dirty_bytes" in name else 3 * machine(gpu)[name]}) != times()
+
+
+@pytest.mark.parametrize("gpu", ["h200", "b200"])
+def test_the_first_box_of_a_tensor_map_takes_longer(gpu):
+    port = Port(m := machine(gpu).changed(tma__first=1e6), Shared(m), 1, 0)
+    found = [port.copy(0.0, Copy(False, 4096, 0.0, 0, ()), tensor).time > 1e6 for tensor in (7, 7, 8, 0)]
+    assert found == [True, False, True, False]
 
 
 @pytest.mark.parametrize("gpu", ["h200", "b200"])
 def test_a_dirty_l2_is_written_back(gpu):
-    """Until its dirty bytes have gone, a byte that is read costs DRAM ``1 + write_back`` bytes."""
-    m = machine(gpu).changed(l2__dirty_bytes=1e6, dram__write_back=0.5, dram__queue=0)
-    shared, rate = Shared(m), m["dram.bytes_per_cycle"]
-    assert shared.fetch(0.0, 1e6, 1e6, 1).time == pytest.approx(max(1.5e6 / rate, 1e6 / m["l2.bytes_per_cycle"]))
-    assert shared.fetch(0.0, 1e6, 1e6, 1).time == pytest.approx(2.5e6 / rate)
+    """What is read first costs DRAM more, the less the more has been read; requests take longer."""
+    clean = machine(gpu).changed(dram__bytes_per_cycle=1000)
+    m = clean.changed(l2__dirty_bytes=1e6, dram__write_back=0.5, dram__dirty_more=100)
+    shared, plain = Shared(m), Shared(clean)
+    more = [shared.fetch(1e9 * k, 1e6, 1e6, 1, 0).time - plain.fetch(1e9 * k, 1e6, 1e6, 1, 0).time for k in range(3)]
+    assert more == pytest.approx([math.exp(-k) * (100 + 0.5 * 1000) for k in (1, 2, 3)], rel=1e-3)
 
 
 def test_raisers_are_replayed():
