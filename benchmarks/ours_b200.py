@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from published import FLASHINFER, records
-from timing_b200 import PAGE, timings, version
+from timing_b200 import PAGE, timings, version, versions
 
 from cute_nvfp4.harness.evaluate import Options, task_of
 from cute_nvfp4.harness.schema import Case
@@ -160,7 +160,11 @@ def tables(record: dict[str, Any]) -> dict[str, list[str]]:
         work = 2 * int(r["m"]) * int(r["n"]) * int(r["k"]) / 1e6
         published = " | ".join(f"{work / float(r[key]):.2f}" for key in ("deepgemm", "cublas"))
         large.append(f"| {name} | {us(by.get(('large', name, 'gemm')))} | {published} |")
-    return {"contest": contest, "decode": decode, "large": large}
+    out = {"contest": contest, "decode": decode, "large": large}
+    for table, lines in out.items():
+        if said := versions(value for launch, value in found.items() if launch.table == table):
+            lines += ["", said.strip()]
+    return out
 
 
 def main() -> int:

@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,13 @@ def modelled(table: Published, points: list[Point]) -> dict[str, dict[str, Any]]
     return {point.name: what for point, what in zip(points, found)}
 
 
+def versions(found: Iterable[dict[str, Any]]) -> str:
+    """How many times other versions of the clock have given, where there are such."""
+    of = [time.get("clock") for time in found]
+    others = len(of) - of.count(version())
+    return f" {others} of the {len(of)} times are by earlier versions of the clock." if others else ""
+
+
 def ranked(points: list[Point], times: dict[str, dict[str, Any]]) -> tuple[int, int]:
     """(pairs whose order is right, pairs whose published times differ by more than a tenth)."""
     pairs = [(a, b) for a, b in itertools.combinations(points, 2) if max(a.us, b.us) > UNLIKE * min(a.us, b.us)]
@@ -127,6 +135,7 @@ def write(table: str, points: list[Point], times: dict[str, dict[str, Any]]) -> 
         lines.append(f"| {name} | {len(some)} | {mean:.1%} | {worst:+.1%} | {statistics.mean(some):+.1%} |")
     share = f"{right / pairs:.1%} are ordered rightly."
     lines += ["", f"Of {pairs} pairs whose published times differ by more than a tenth, {share}"]
+    lines[-1] += versions(times[p.name] for p in points if p.name in times)
     mark = f"<!-- timing_b200.py --table {table} --write -->"
     before, _, after = PAGE.read_text().split(mark)
     PAGE.write_text(mark.join((before, "\n" + "\n".join(lines) + "\n", after)))
@@ -158,7 +167,7 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="the errors into docs/timing.md")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     parser.add_argument("--most", type=int, default=0, metavar="N", help="at most N more points")
-    parser.add_argument("--only", default="", metavar="TEXT", help="points whose names have it in them")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="points whose names match it")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th point of the table")
     parser.add_argument("--again", action="store_true", help="forget earlier times")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
@@ -171,7 +180,7 @@ def main() -> int:
     record = json.loads(output.read_text()) if output.exists() and not given.again else {"times": {}}
     now = version() if given.stale else None
     done = {name for name, found in record["times"].items() if not given.stale or found.get("clock") == now}
-    left = [p for p in points[:: given.every] if p.name not in done and given.only in p.name]
+    left = [p for p in points[:: given.every] if p.name not in done and fnmatch(p.name, given.only)]
     left = [] if given.report else left[: given.most or None]
     parts = [left[begin : begin + together] for begin in range(0, len(left), together)]
     with ThreadPoolExecutor(given.jobs) as pool:
