@@ -55,8 +55,8 @@ class Shared:
         self.l2_busy = self.dram_busy = self.drained = 0.0
 
     def fetch(self, time: float, size: float, new: float, weight: float, queue: float) -> Answer:
-        """``size`` bytes, ``new`` of them from DRAM, asked for at ``time``: when the queues have served them. ``queue``:
-        cycles of a bank for a request of this kind."""
+        """``size`` bytes, ``new`` of them from DRAM, asked for at ``time``: when the queues have served them. A bank is
+        busy for ``queue`` cycles with a request of this kind."""
         busy = weight * size / self._l2_rate
         self._l2_free = max(time, self._l2_free) + busy
         self.l2_busy += busy

@@ -46,8 +46,8 @@ class Await(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A bulk or tensor copy: ``size`` bytes of which ``new`` come from DRAM, and ``outside`` more that lie outside of the
-    tensor and are filled; whom it tells."""
+    """A bulk or tensor copy: ``size`` bytes of which ``new`` come from DRAM, and ``outside`` more that are filled:
+    those out of bounds; whom it tells."""
 
     store: bool
     size: int
