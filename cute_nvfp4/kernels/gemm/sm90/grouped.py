@@ -153,7 +153,7 @@ class GroupedWgmma(WgmmaGemm):
             first, k_tiles = groups.weight(tile.group), groups.k_tiles(tile.group)
             row_tiles = groups.row_tiles(tile.group)
             for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
-                mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
+                mbarrier.wait_to_overwrite(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.ring.full + 8 * at.stage
                 with cute.arch.elect_one():
                     mbarrier.expect_bytes(full, Int32(cfg.weight_bytes))
@@ -189,7 +189,7 @@ class GroupedWgmma(WgmmaGemm):
             )  # ((atom, rest), CHUNK), ((atom, rest), REST_M, REST_K)
             num_bytes = tile.width * (cfg.tile_k * 2)
             for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
-                mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
+                mbarrier.wait_to_overwrite(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.ring.full + 8 * at.stage
                 with cute.arch.elect_one():
                     mbarrier.expect_bytes(full, num_bytes)
