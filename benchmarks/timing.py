@@ -147,9 +147,9 @@ class Row(NamedTuple):
         return self.modelled / self.measured - 1
 
 
-def rows(cases: tuple[Case, ...], modelled: Path) -> list[Row]:
+def rows(cases: tuple[Case, ...], modelled: Path, measured: Path) -> list[Row]:
     """Of those cases that are in both records."""
-    record, entries = json.loads(MEASURED.read_text()), json.loads(modelled.read_text())["cases"]
+    record, entries = json.loads(measured.read_text()), json.loads(modelled.read_text())["cases"]
     out = []
     for case in cases:
         if case.name in record["microseconds"] and case.name in entries:
@@ -174,7 +174,7 @@ def kind(case: Case) -> str:
     return "plain programs" if case.sizes else case.operation
 
 
-def compare(markdown: bool, modelled: Path) -> None:
+def compare(markdown: bool, modelled: Path, measured: Path) -> None:
     """Measured and modelled side by side, and how far the model is off."""
     groups = {
         "held out": HELD_OUT_3,
@@ -182,7 +182,7 @@ def compare(markdown: bool, modelled: Path) -> None:
         "seen": SEEN,
         "others, seen": OTHERS_SEEN,
     }
-    found = {title: part for title, cases in groups.items() if (part := rows(cases, modelled))}
+    found = {title: part for title, cases in groups.items() if (part := rows(cases, modelled, measured))}
     every = [row for part in found.values() for row in part]
     print("| launches | number | mean | median | worst | mean with sign |\n|---|---|---|---|---|---|")
     for title, part in (*found.items(), ("all", every)):
@@ -208,6 +208,7 @@ def main() -> int:
     parser.add_argument("--share", default="0/1", help="every n-th case from this one: 0/2")
     parser.add_argument("--output", type=Path, help="where the record goes")
     parser.add_argument("--against", type=Path, default=MODELLED, help="the modelled times to compare")
+    parser.add_argument("--measured", type=Path, default=MEASURED, help="the measured times to compare them with")
     parser.add_argument("--markdown", action="store_true", help="as the tables of docs/timing.md")
     options = parser.parse_args()
     sets = {"seen": SEEN + HELD_OUT + HELD_OUT_2, "held-out": HELD_OUT_3, "others": OTHERS_SEEN + SEEN_EARLY}
@@ -223,7 +224,7 @@ def main() -> int:
     elif options.model:
         model(cases, options.output or MODELLED)
     else:
-        compare(options.markdown, options.against)
+        compare(options.markdown, options.against, options.measured)
     return 0
 
 

@@ -1,4 +1,5 @@
-"""``cute-nvfp4 tune``: times plans of a GEMM on this GPU and keeps the fastest, or ranks them by the model."""
+"""``cute-nvfp4 tune``: times plans of a GEMM on this GPU, or by the simulator's clock, and keeps the fastest; or ranks
+them by the model."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from ..target import Architecture
 
 _TIMES = "median of replays of CUDA graphs of one call, L2 cold, plans in turn"
+_CLOCKED = "modelled by the simulator's clock of {}, L2 cold"
 
 
 def tune(
@@ -33,6 +35,14 @@ def tune(
     ] = "",
     out_major: Annotated[str, typer.Option(help="Contiguous dimension of the output: n (row-major) or m.")] = "n",
     model: Annotated[bool, typer.Option("--model", help="Only rank plans by the model: needs no GPU.")] = False,
+    clock: Annotated[
+        str,
+        typer.Option(
+            help="Time plans by the simulator's clock of this GPU (b200, h200): needs ptxas and no GPU, and as long as "
+            "they take on the CPU.",
+            show_default=False,
+        ),
+    ] = "",
     top: Annotated[int, typer.Option(help="Plans to time (the model's first), or to show; 0 for all.")] = 24,
     rounds: Annotated[int, typer.Option(help="Times that each plan is timed.")] = 40,
     arch: Annotated[str, typer.Option(help="Architecture to model: sm_100a, sm_103a, sm_90a.")] = "sm_100a",
@@ -41,22 +51,29 @@ def tune(
     """Times plans of a GEMM on this GPU and stores the fastest, which gemm() then uses for this problem.
 
     The table is gemm.json in the user's configuration folder, or the file that CUTE_NVFP4_GEMM_TABLE names. With
-    --model nothing is run or stored: plans are ranked by modelled times of a B200, or of an H200. On sm_90a B is a
-    weight that prepare_weight has repacked. Exit code 2 where nothing can be timed.
+    --model nothing is run or stored: plans are ranked by modelled times of a B200, or of an H200. With --clock the
+    model's first plans (--top) are executed in the simulator, their results checked, and the one that the clock finds
+    fastest is stored, marked as modelled. On sm_90a B is a weight that prepare_weight has repacked. Exit code 2 where
+    nothing can be timed.
     """
     sizes = (m, n, k)
     if bool(problem) == any(size is not None for size in sizes) or (not problem and None in sizes):
         fail("give a problem (nvfp4_gemm), or all of --m, --n and --k", 2)
     if top < 0 or rounds < 1:
         fail(f"--top is {top} and --rounds is {rounds}, expected at least 0 and 1", 2)
+    if model and clock:
+        fail("give --model or --clock, not both", 2)
     with shown_errors():
         shapes = _benchmarks(problem) if problem else [(*sizes, batch)]
-        device = _modelled_device(arch) if model else _gpu()
+        device = _modelled_device(_arch_of(clock) if clock else arch) if model or clock else _gpu()
         make = _packed_problem if device.arch.generation == "sm90" else _problem
         problems = [make(shape, format, out, out_major, x) for shape in shapes]
-        records = _modelled(problems, device, top) if model else _measured(problems, device, top, rounds)
+        if model:
+            records = _modelled(problems, device, top)
+        else:
+            records = _timed(problems, device, top, rounds, clock)
     if json:
-        write_json({"kind": "model" if model else "measured", "problems": records}, json)
+        write_json({"kind": "clock" if clock else "model" if model else "measured", "problems": records}, json)
     if json != STDOUT:
         for record in records:
             _show(record)
@@ -102,17 +119,20 @@ def _packed_problem(shape: tuple, format: str, out: str, out_major: str, x: str)
     m, n, k, batch = shape
     dtype = "float16" if x == "nvfp4" else x
     out = out or dtype
-    got = {"x": x, "out": out, "l, format, out-major": (batch, format, out_major)}
+    got = {"x": x, "out": out, "format": format, "l, out-major": (batch, out_major)}
     wanted = {
         "x": ("bfloat16", "float16", "nvfp4"),
         "out": tuple(OUT_BYTES),
-        "l, format, out-major": ((1, "nvfp4", "n"),),
+        # a prepared MXFP4 weight has the bytes, and the plans, of an NVFP4 one
+        "format": ("nvfp4", "mxfp8", "mxfp8_e5m2"),
+        "l, out-major": ((1, "n"),),
     }
     for name, value in got.items():
         if value not in wanted[name]:
             raise OperandError.of(name, got=value, expected=f"one of {', '.join(map(str, wanted[name]))} on sm_90a")
     vector = n * OUT_BYTES[out] % 16 == 0
-    return PackedProblem(m=m, n=n, k=k, dtype=dtype, out=out, quantized=x == "nvfp4", vector=vector)
+    quantized = x == "nvfp4"
+    return PackedProblem(m=m, n=n, k=k, dtype=dtype, out=out, quantized=quantized, vector=vector, packing=format)
 
 
 def _modelled_device(arch: str) -> _Device:
@@ -174,8 +194,14 @@ def _gpu() -> _Device:
     return _Device(arch, torch.cuda.get_device_properties(device).multi_processor_count, name)
 
 
-def _measured(problems: list[Problem], device: _Device, top: int, rounds: int) -> list[dict]:
-    from ..harness.tuning import measure
+def _arch_of(clock: str) -> str:
+    from ..sim.clock.machine import machine
+
+    return machine(clock).arch
+
+
+def _timed(problems: list[Problem], device: _Device, top: int, rounds: int, clock: str) -> list[dict]:
+    from ..harness.tuning import by_clock, measure
     from ..planning import gemm_table
 
     records = []
@@ -183,13 +209,16 @@ def _measured(problems: list[Problem], device: _Device, top: int, rounds: int) -
         modelled = {plan: us for us, _, plan in _ranked(problem, device)[: top or None]}
         what = f"m={problem.m} n={problem.n} k={problem.k}"
         with _progress(what) as progress:
-            timed = measure(problem, list(modelled), rounds=rounds, progress=progress)
+            if clock:
+                timed = by_clock(problem, list(modelled), clock, device.sm_count, progress=progress)
+            else:
+                timed = measure(problem, list(modelled), rounds=rounds, progress=progress)
         ran = [t for t in timed if not t.error]
         if not ran:
             fail(f"{what}: none of {len(modelled)} plans could run; the first: {timed[0].error}", 1)
         winner = ran[0]
         entry = gemm_table.Entry(
-            device.name, device.arch.name, device.sm_count, problem, winner.plan, winner.us, _note(winner.runs)
+            device.name, device.arch.name, device.sm_count, problem, winner.plan, winner.us, _note(winner.runs, clock)
         )
         rows = [
             {"plan": str(t.plan), "us": round(t.us, 3), "best_us": round(t.best_us, 3), "runs": t.runs}
@@ -198,16 +227,19 @@ def _measured(problems: list[Problem], device: _Device, top: int, rounds: int) -
             for t in timed
         ]
         stored = str(gemm_table.store(entry))
-        records.append(_record(problem, device) | {"timing": _TIMES, "stored": stored, "plans": rows})
+        timing = _CLOCKED.format(clock) if clock else _TIMES
+        records.append(_record(problem, device) | {"timing": timing, "clock": clock, "stored": stored, "plans": rows})
     return records
 
 
-def _note(runs: int) -> str:
+def _note(runs: int, clock: str) -> str:
     import datetime
 
     import torch
 
     day = datetime.datetime.now(datetime.timezone.utc).date().isoformat()
+    if clock:
+        return f"{_CLOCKED.format(clock)}, {day}"
     return f"{_TIMES}, {runs} calls, {day}, torch {torch.__version__}"
 
 
@@ -230,8 +262,10 @@ def _show(record: dict) -> None:
     from rich.text import Text
 
     console, p = stdout(), record["problem"]
-    measured = "stored" in record
+    measured, clock = "stored" in record, record.get("clock", "")
     kind = f"measured on {record['device']}" if measured else f"model of a {record['device']}, not measured"
+    if clock:
+        kind = f"modelled by the clock of {clock}, not measured"
     a = p["a_format"] if "a_format" in p else "nvfp4" if p["quantized"] else p["dtype"]
     size = f"m={p['m']} n={p['n']} k={p['k']} l={p.get('batch', 1)}"
     console.print(Text(f"gemm {size} {a} → {p['out']}: {kind}", "bold"), soft_wrap=True)
@@ -239,7 +273,7 @@ def _show(record: dict) -> None:
         light = f"speed of light {record['speed_of_light_us']} us, best published rates {record['ceiling_us']} us"
         console.print(Text(light, "dim"), soft_wrap=True)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("measured us", "best") if measured else ():
+    for column in ("clock us" if clock else "measured us", "best") if measured else ():
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("model us", justify="right", no_wrap=True)
     table.add_column("" if measured else "bound by", no_wrap=True)

@@ -1,4 +1,5 @@
-"""Measuring plans of a GEMM on a GPU: random operands, a checked result, cold replays of CUDA graphs."""
+"""Timing plans of a GEMM: random operands, a checked result; on a GPU cold replays of CUDA graphs, without one the
+simulator's clock."""
 
 from __future__ import annotations
 
@@ -14,6 +15,7 @@ from ..planning.gemm_problem import GemmProblem, Plan
 from ..planning.packed_problem import PackedPlan, PackedProblem
 from ..planning.tuning import Call, Timed, time_plans
 from ..prepared_weight import PreparedWeight
+from ..runtime.simulating import simulating
 from ..scale_layout import to_blocked
 from .timing import ColdL2, capture, time_once
 
@@ -39,6 +41,34 @@ def measure(
     )
 
 
+def by_clock(
+    problem: GemmProblem | PackedProblem,
+    plans: Sequence[Plan | PackedPlan],
+    clock: str,
+    sm_count: int,
+    *,
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None,
+) -> list[Timed]:
+    """Modelled times of plans by the simulator's clock of a GPU ("b200"), fastest first, then those that cannot run.
+
+    Each is executed once on the CPU, without checks, on ``sm_count`` multiprocessors with a cold L2, and its result
+    compared with torch's.
+    """
+    a, b = operands(problem, "cpu")
+    expected, timed, failed = product(a, b), [], []
+    for index, plan in enumerate(plans):
+        progress(f"clock of {clock}", index, len(plans))
+        try:
+            with simulating(plan.config.arch.name, checks=False, clock=clock, sm_count=sm_count) as runs:
+                checked_call(problem, plan, a, b, expected)
+        except Exception as error:  # shown beside the plan, whatever it is
+            failed.append(Timed(plan, error=f"{type(error).__name__}: {error}"))
+        else:
+            us = sum(run.result.timing.microseconds for run in runs)
+            timed.append(Timed(plan, us, us, 1))
+    return [*sorted(timed, key=lambda t: t.us), *failed]
+
+
 def operands(problem: GemmProblem | PackedProblem, device: str, seed: int = 1111) -> Operands:
     """Random A and B of the problem: E2M1 of all codes, or 8-bit elements below 2; scales from 1/4 to 2. Of a problem
     with a packed weight x, numbers or NVFP4, and the weight."""
@@ -58,7 +88,7 @@ def operands(problem: GemmProblem | PackedProblem, device: str, seed: int = 1111
         a, b = (problem.m, problem.a_format), (problem.n, problem.b_format)
         return tuple(draw((problem.batch, rows), FORMATS[name]) for rows, name in (a, b))
     dtype = getattr(torch, problem.dtype)
-    x, weight = (draw((rows,), NVFP4) for rows in (problem.m, problem.n))
+    x, weight = draw((problem.m,), NVFP4), draw((problem.n,), FORMATS[problem.packing])
     return x if problem.quantized else x.dequantize(dtype), prepare_weight(weight, dtype=dtype)
 
 

@@ -45,7 +45,8 @@ def packed_list(
         return results
     given = operands_in(problems)
     numbers = [x for x in given if isinstance(x, Tensor)]
-    if by_operator([x for x in given if not isinstance(x, Tensor)], numbers, alpha, out):
+    ups = [x.up_global_scale for x in given if isinstance(x, PreparedWeight)]
+    if by_operator([x for x in given if not isinstance(x, Tensor)], numbers, ups, alpha, out):
         return by_its_operator(problems, alpha, out, out_dtype, config, backend, gate)
     call = packed_list_call(Request(problems, alpha, out, out_dtype, config, backend, gate))
     results = call(problems, alpha, out)

@@ -3,11 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
 
-from cute_nvfp4 import BlockScaledTensor, dequantize, gated_gemm, gemm, gemv, grouped_gemm, quantize, simulating
+from cute_nvfp4 import (
+    BlockScaledTensor,
+    PreparedWeight,
+    dequantize,
+    gated_gemm,
+    gemm,
+    gemv,
+    grouped_gemm,
+    grouped_gemm_contiguous,
+    prepare_weight,
+    quantize,
+    simulating,
+)
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.scale_layout import blocked_flat
 
@@ -61,6 +75,76 @@ def test_global_scale_of_dequantize(how: Callable) -> None:
         values = BlockScaledTensor(A.data, A.scale).dequantize(torch.float64)
         torch.testing.assert_close(factor.grad.double(), (values * dy.double()).sum().reshape(shape), rtol=1e-5, atol=0)
         torch.testing.assert_close(y.detach(), A.dequantize(), rtol=0, atol=0)
+
+
+SIZES = ((3, 40), (0, 24), (5, 48))
+OFFSETS = torch.tensor([1, 4, 4, 9], dtype=torch.int32)
+
+
+def frozen(gate: str, *shape: int) -> PreparedWeight:
+    return prepare_weight(*(quantize(normal(*shape, seed=i)) for i in range(1 + bool(gate))))
+
+
+def product(x: torch.Tensor, weight: torch.Tensor, alpha: torch.Tensor) -> torch.Tensor:
+    """In torch, of a weight, or of gate and up."""
+    both = x @ weight.double().mT * alpha
+    return torch.nn.functional.silu(both[0]) * both[1] if both.ndim == 3 else both
+
+
+@pytest.mark.parametrize("how", [lambda f: f, compiled], ids=["eager", "compiled"])
+@pytest.mark.parametrize("gate", ["", "silu"])
+@pytest.mark.parametrize("form", ["list", "rows"])
+def test_x_of_groups(how: Callable, gate: str, form: str) -> None:
+    """Of frozen weights, with a factor for each group; rows of no group have none."""
+    alpha, x = torch.tensor([0.5, 3.0, -2.0]), normal(10, 64, seed=8).bfloat16().requires_grad_()
+    rows = [slice(start, end) for start, end in pairwise(OFFSETS.tolist())]
+    if form == "list":
+        weights = [frozen(gate, n, 64) for _, n in SIZES]
+        values = [w.dequantize() for w in weights]
+
+        def call(x: torch.Tensor) -> list[torch.Tensor]:
+            pairs = [(x[mine] if m else None, w) for mine, (m, _), w in zip(rows, SIZES, weights)]
+            return grouped_gemm(pairs, gate=gate, alpha=alpha, out_dtype=torch.float32)
+    else:
+        stack = frozen(gate, 3, 40, 64)
+        values = [*stack.dequantize()]
+
+        def call(x: torch.Tensor) -> list[torch.Tensor]:
+            options = {"gate": gate, "alpha": alpha, "out_dtype": torch.float32}
+            y = grouped_gemm_contiguous(x, stack, offsets=OFFSETS, **options)
+            return [y[mine] for mine in rows]
+
+    results = how(call)(x)
+    dys = [normal(*y.shape, seed=i) for i, y in enumerate(results)]
+    sum((y * dy).sum() for y, dy in zip(results, dys)).backward()
+    exact = x.detach().double().requires_grad_()
+    wants = [product(exact[mine], w, f.double()) for mine, w, f in zip(rows, values, alpha)]
+    sum((y * dy.double()).sum() for y, dy in zip(wants, dys)).backward()
+    assert x.grad.dtype is torch.bfloat16 and not x.grad[[0, 9]].any()
+    torch.testing.assert_close(x.grad.double(), exact.grad, rtol=2**-7, atol=2**-7 * float(exact.grad.abs().max()))
+
+
+@pytest.mark.parametrize("name", ["alpha_tensor", "b_global_scale", "up_global_scale", "x, with out"])
+def test_of_groups_only_x(name: str) -> None:
+    """Every other gradient is refused; so is that of a list which torch takes for a constant."""
+    weight, x = frozen("silu", 3, 40, 64), normal(9, 64).bfloat16()
+    one = replace(weight, packed=weight.packed[0])
+    options = {"alpha": WANTED} if name == "alpha_tensor" else {}
+    if name.endswith("global_scale"):
+        field = name.removeprefix("b_")
+        weight, one = (replace(w, **{field: torch.ones((), requires_grad=True)}) for w in (weight, one))
+    if name == "x, with out":
+        x, options, name = x.requires_grad_(), {"out": torch.empty(9, 40)}, "a"
+    refused = f"{name}: got a tensor that requires a gradient"
+    with pytest.raises(OperandError, match=refused):
+        grouped_gemm_contiguous(x, weight, offsets=OFFSETS, gate="silu", **options)
+    if "out" in options:
+        options = {"out": [options["out"]]}
+    with pytest.raises(OperandError, match=refused):
+        grouped_gemm([(x, one)], gate="silu", **options)
+    lists = [[x.detach().requires_grad_(), None], [None] * 2, [one.packed] * 2, *[[None] * 2] * 3]
+    with pytest.raises(OperandError, match="a: got None, expected tensors in all groups"):
+        torch.ops.cute_nvfp4.packed_grouped_gemm(*lists, rows=[40] * 2, k=[64] * 2, dtype=x.dtype, gate="silu")
 
 
 WANTED = torch.ones(1, requires_grad=True)

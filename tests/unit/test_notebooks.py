@@ -12,10 +12,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "notebooks"))
 
 import execute
 
+from cute_nvfp4.sim.clock.tools import found
+
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("path", execute.notebooks(), ids=lambda path: path.stem)
 def test_stored_outputs_are_those_of_now(path: Path) -> None:
+    if path.stem == "07_time" and not (found("ptxas") and found("nvdisasm")):
+        pytest.skip("ptxas and nvdisasm: pip install cute_nvfp4[clock]")
     stored = nbformat.read(path, as_version=4)
     assert any(cell.get("outputs") for cell in stored.cells), f"python notebooks/execute.py notebooks/{path.name}"
     differs = execute.difference(stored, execute.executed(path))

@@ -37,9 +37,12 @@ class ColumnStore:
     def write(self, values: cute.Tensor, at: Position, out: OutputMatrix, buffer: cutlass.Constexpr[int], warp: Int32):
         numbers = rounded(self.config, values)
         first = out.pointer + (Int64(at.batch) * out.batch_stride + at.row + Int64(at.column) * out.stride)
+        # columns that are left are counted once, and addresses are sums: four instructions a store, not eight
+        left = cutlass.select_(at.row < out.m, out.n - at.column, Int32(0))
         for i in cutlass.range_constexpr(self.config.epi_tile_n):
-            if (at.row < out.m) & (at.column + i < out.n):
-                cute.make_tensor(first + i * out.stride, cute.make_layout(1))[0] = numbers[i]
+            if i < left:
+                cute.make_tensor(first, cute.make_layout(1))[0] = numbers[i]
+            first = first + out.stride
 
 
 @dataclass(frozen=True)

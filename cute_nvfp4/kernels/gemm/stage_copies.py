@@ -95,7 +95,7 @@ class StageLoader(Protocol):
 @cute.jit
 def fill_stages(loader: StageLoader, barriers: Barriers, scheduler: Scheduler, problem: Problem):
     """The loop of the loading warp."""
-    index, phase = Int32(0), Int32(0)
+    index, phase, filled = Int32(0), Int32(0), Int32(0)
     problem.wait()
     cursor, end = scheduler.range()
     while cursor < end:
@@ -103,7 +103,10 @@ def fill_stages(loader: StageLoader, barriers: Barriers, scheduler: Scheduler, p
         problem.acquire(tile.batch, cursor, loader.place.workers)
         copies = loader.copies(tile)
         for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
-            mbarrier.wait(barriers.operands.empty(index), phase ^ 1)
+            # the first round of stages is free: a wait takes 50 cycles, and all of them come before the last MMA
+            if filled >= barriers.operands.edge.stages:
+                mbarrier.wait(barriers.operands.empty(index), phase ^ 1)
+            filled += 1
             full = barriers.operands.full_pointer(index)
             if loader.place.v == 0:
                 with cute.arch.elect_one():
@@ -112,6 +115,6 @@ def fill_stages(loader: StageLoader, barriers: Barriers, scheduler: Scheduler, p
             index, phase = barriers.operands.advance(index, phase)
         cursor = scheduler.after(cursor, tile)
     # commits of other CTAs may still be on their way to this one's barriers: all must come before it ends
-    for _ in cutlass.range_constexpr(barriers.operands.edge.stages):
+    for _ in cutlass.range(barriers.operands.edge.stages, unroll=1):
         mbarrier.wait(barriers.operands.empty(index), phase ^ 1)
         index, phase = barriers.operands.advance(index, phase)

@@ -6,6 +6,15 @@ Importing this package registers all of them. It imports the public functions on
 
 from __future__ import annotations
 
-from . import fused, gated, grouped, packed, packed_groups, products, quantization
+from . import fused, gated, grouped, packed, packed_groups, packed_groups_gradients, products, quantization
 
-__all__ = ["fused", "gated", "grouped", "packed", "packed_groups", "products", "quantization"]
+__all__ = [
+    "fused",
+    "gated",
+    "grouped",
+    "packed",
+    "packed_groups",
+    "packed_groups_gradients",
+    "products",
+    "quantization",
+]

@@ -126,6 +126,18 @@ _A, _B, _FACTOR, _UP, _ALPHA, _BIAS = (
 )
 
 
+def gradient_of_x(
+    dy: torch.Tensor, x: torch.Tensor | None, values: torch.Tensor, alpha: float | torch.Tensor, gate: str
+) -> torch.Tensor:
+    """That of x, alpha · dy · weight in float32; of gated products, which need x, both are done again."""
+    dy = dy.float()
+    if not gate:
+        return dy @ values * alpha
+    products = x.float() @ values.mT * alpha
+    both = torch.stack(torch.func.vjp(lambda a, b: GATES[gate](a) * b, *products)[1](dy))
+    return (both @ values * alpha).sum(0)
+
+
 def _keep(ctx: Any, inputs: tuple, keyword_only_inputs: dict, output: torch.Tensor) -> None:
     refuse_gradients({name: x for name, x in zip(_TENSORS, inputs) if name not in ("a", "bias")})
     a, bias = inputs[_A], inputs[_BIAS]
@@ -136,21 +148,16 @@ def _keep(ctx: Any, inputs: tuple, keyword_only_inputs: dict, output: torch.Tens
 
 
 def _gradients(ctx: Any, dy: torch.Tensor) -> tuple:
-    """Those of a, alpha · dy · weight, and of bias; products and sums in float32. Gated products are done again."""
+    """Those of a and of bias; products and sums in float32."""
     packed, factor, up, alpha, a = ctx.saved_tensors
     dtype, bias_dtype = ctx.like
     found = [None] * len(_TENSORS)
     if ctx.needs_input_grad[_A]:
-        gate, dy_wide = ctx.options["gate"], dy.float()
+        gate = ctx.options["gate"]
         rows, dtype, packing = (ctx.options[name] for name in ("rows", "dtype", "packing"))
         weight = PreparedWeight(packed, rows, ctx.k, dtype, factor, bool(gate), up, packing)
-        values = weight.dequantize(torch.float32)
         scale = ctx.options.get("alpha", 1.0) if alpha is None else alpha.reshape(())
-        if gate:
-            products = a.float() @ values.mT * scale
-            dy_wide = torch.stack(torch.func.vjp(lambda x, y: GATES[gate](x) * y, *products)[1](dy_wide))
-        of_a = dy_wide @ values * scale
-        found[_A] = (of_a.sum(0) if gate else of_a).to(dtype)
+        found[_A] = gradient_of_x(dy, a, weight.dequantize(torch.float32), scale, gate).to(dtype)
     if bias_dtype is not None:
         found[_BIAS] = dy.sum(0, dtype=torch.float32).to(bias_dtype)
     return tuple(found)

@@ -12,6 +12,7 @@ from ...operand import BlockScaledTensor
 from ...prepared_weight import PreparedWeight
 from ...quantization.rules import resolve_format
 from ..checks import check_dtype, split_alpha
+from ..dispatch import requires_grad
 from ..grouped_rows import GroupedRows
 from .registration import call, define, either, operand, tensors_of
 
@@ -114,6 +115,7 @@ define(
     {"out": "Tensor(a!)", "status": "Tensor(b!)"},
     _run_rows,
     _fake_rows,
+    ("a",),
 )
 
 
@@ -121,8 +123,10 @@ def packed_list(
     problems: Any, alpha: Any, out: Any, out_dtype: Any, config: Any, backend: str, gate: str
 ) -> list[torch.Tensor]:
     """``ops.packed_again.packed_list`` by its operator."""
-    a, a_scale, a_global_scale = (list(x) for x in zip(*(_parts(x) for x, _ in problems)))
     weights = [b for _, b in problems]
+    a, a_scale, a_global_scale = (list(x) for x in zip(*(_parts(x) for x, _ in problems)))
+    if requires_grad(a):
+        a = [b.packed.new_empty((0, b.k), dtype=b.dtype) if x is None else x for x, b in zip(a, weights)]
     scalar, alpha_tensor = split_alpha(alpha, weights[0].device, len(weights))
     scales = [b.global_scale for b in weights], [b.up_global_scale for b in weights]
     tensors = (a, a_scale, [b.packed for b in weights], a_global_scale, *scales, alpha_tensor)
@@ -169,6 +173,9 @@ def _run_list(
     lists = (a, a_scale, a_global_scale, b, b_global_scale, up_global_scale, rows, k)
     if len({len(x) for x in lists}) != 1:
         raise OperandError.of("lists of groups", got=f"lengths {[len(x) for x in lists]}", expected="equal ones")
+    if torch.is_grad_enabled() and requires_grad(a):
+        # torch takes a list with None for a constant
+        raise OperandError.of("a", got="None", expected="tensors in all groups, where one requires a gradient")
     problems = []
     for x, scale, factor, packed, global_scale, up, n, depth in zip(*lists):
         one = x if scale is None else operand(x, scale, factor, a_format)
@@ -193,4 +200,10 @@ define(
     {"out": "Tensor(a!)[]"},
     _run_list,
     _fake_list,
+    ("a",),
 )
+ROWS_TENSORS, LIST_TENSORS = (
+    tuple(x.name for x in operator.default._schema.arguments if not x.kwarg_only)
+    for operator in (_OPS.packed_grouped_gemm_contiguous, _OPS.packed_grouped_gemm)
+)
+"""Arguments of the operators that are tensors, or lists of such, in order."""

@@ -23,7 +23,7 @@ from ..dispatch import requires_grad, written_to
 NAMESPACE = "cute_nvfp4"
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 # compilers keep the strides that were traced: rows of an operand are contiguous
-_TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
+TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
 
 
 def define(
@@ -43,9 +43,9 @@ def define(
     refused where the operator is called.
     """
     overload = f"{name}.out"
-    LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=_TAGS)
+    LIBRARY.define(f"{name}({arguments}) -> {returns}", tags=TAGS)
     outputs = "".join(f", {kind} {x}{'=None' if kind.endswith('?') else ''}" for x, kind in written.items())
-    LIBRARY.define(f"{overload}({arguments}{outputs}) -> ()", tags=_TAGS)
+    LIBRARY.define(f"{overload}({arguments}{outputs}) -> ()", tags=TAGS)
     names = [x.name for x in getattr(torch.ops, NAMESPACE).__getattr__(name).default._schema.arguments]
 
     def refuse(args: tuple, kwargs: dict, allowed: Sequence[str]) -> None:

@@ -16,12 +16,15 @@ class BarrierWords:
     def __init__(self, state: State) -> None:
         self.state = state
         self.live = np.zeros(state.wave.shared_stride * state.wave.count // WORD, bool)
+        self.pairs = np.zeros(-(-len(self.live) // 2), bool)
         self.low, self.high = state.wave.shared_stride, 0
 
     def set(self, cta: np.ndarray, offset: np.ndarray, live: bool) -> None:
         """Initialised, or invalidated: barriers at ``offset`` (k,) of CTAs (k,)."""
         at = offset - SHARED_BASE
-        self.live[(cta * self.state.wave.shared_stride + at) // WORD] = live
+        words = (cta * self.state.wave.shared_stride + at) // WORD
+        self.live[words] = live
+        self.pairs[words >> 1] = self.live[words] | self.live.take(words ^ 1, mode="clip")
         self.low, self.high = min(self.low, int(at.min())), max(self.high, int(at.max()) + WORD)
 
     def near(self, chunks: np.ndarray, width: int) -> bool:
@@ -31,6 +34,8 @@ class BarrierWords:
     def touched(self, byte: np.ndarray, size: int, who, write: bool) -> None:
         """An access to ``size`` bytes at ``byte``, of a shape that broadcasts with the actor's."""
         if not self.high:
+            return
+        if size == 2 * WORD and not self.pairs.take(byte >> 4, mode="clip").any():
             return
         first = byte >> 3
         for j in range(-(-size // WORD)):

@@ -123,7 +123,7 @@ class Planes:
         self.store = np.zeros((RESERVED if size < RESERVED_SIZE else 1, size), np.uint64)
 
     def grow(self, count: int) -> None:
-        """Planes 0 .. count - 1 exist."""
+        """Planes 0 .. count - 1 exist; count is a power of two."""
         if count > len(self.store):
             store = np.zeros((count, self.size), np.uint64)
             used = np.flatnonzero(self.mask)
@@ -159,8 +159,8 @@ class Planes:
         start = ep.components(np.ascontiguousarray(epoch)).astype(np.int64)
         for attempt in range(MAX_PLANES):
             if attempt >= self.count:
-                self.grow(min(MAX_PLANES, max(attempt + 1, 2 * self.count)))
-            plane = (start + attempt) % self.count
+                self.grow(min(MAX_PLANES, 2 * self.count))
+            plane = (start + attempt) & (self.count - 1)
             at = plane * self.size + index
             old = self.store.reshape(-1).take(at)
             left = self._put(at, index, plane, old, epoch, who)

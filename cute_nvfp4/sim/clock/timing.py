@@ -112,7 +112,7 @@ class Clock:
 def _role(warp: Warp) -> str:
     """What a warp does besides computing: "copies" that it asks for, products of "tensor" cores."""
     kinds = {step.kind for steps, _ in warp.program for step in steps}
-    names = {"bulk": "copies", "copy": "copies", "wgmma": "tensor"}
+    names = {"bulk": "copies", "copy": "copies", "wgmma": "tensor", "product": "tensor"}
     return " and ".join(dict.fromkeys(names[kind] for kind in names if kind in kinds))
 
 

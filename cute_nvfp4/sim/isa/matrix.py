@@ -166,7 +166,7 @@ def _ldmatrix(i: Instruction, m: Mods, k: Kernel) -> Op:
 
     def read(g, mask, addr, off):
         begin(g, mask)
-        words = np.stack(access.load(g, a, owners(g), np.broadcast_to(addr, (g.n, 32)), off), axis=-1)
+        words = access.load_rows(g, a, "shared", owners(g), np.broadcast_to(addr, (g.n, 32)), off)
         raw = words[:, :lanes].view("u1").reshape(g.n, tiles.count, rows, 16)
         out = [r for j in range(tiles.count) for r in tiles.gather(np.ascontiguousarray(raw[:, j]))]
         return tuple(out) if len(out) > 1 else out[0]

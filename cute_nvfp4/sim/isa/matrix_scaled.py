@@ -86,9 +86,9 @@ class _Selector:
 
     def read(self, i: Instruction, given: tuple[np.ndarray, ...]) -> list[int]:
         """The two values, the same in every lane and warp."""
-        if any((x != x.flat[0]).any() for x in given):
+        if any(x.size > 1 and (x != x.flat[0]).any() for x in given):
             raise UnsupportedInstruction(f"a selector of scales must be a constant: {i.where()}")
-        values = [int(x.flat[0]) for x in given]
+        values = [x.item(0) for x in given]
         self.refuse(i, values)
         return values
 
@@ -127,8 +127,7 @@ def block_scaled(i: Instruction, m: Mods, kind: str, vector: str, shape: str) ->
         left, right = (_kept(g.wave.kept, *x) for x in ((of_a, ra, sfa[0]), (of_b, rb, sfb[0])))
         n = max(len(left.of), len(right.of), *map(len, rc))
         products = _products(left, right, n, form.scale == "ue4m3")
-        with np.errstate(over="ignore"):
-            return tuple(single.canonical(x) for x in fragments.add(products, rc))
+        return tuple(single.canonical(fragments.add(products, rc)))
 
     acc = ("f32",) * 4
     selector = ("u16", "u16")

@@ -140,6 +140,14 @@ def load(g: Group, a: Access, mask, addr: np.ndarray, off: int) -> Any:
 def _load(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int) -> Any:
     if space == "param" and addr.size == 1:
         return _parameter(g.wave.run, a, int(addr.item()) + off)
+    rows = load_rows(g, a, space, mask, addr, off)
+    if a.count == 1:
+        return rows
+    return tuple(np.ascontiguousarray(rows[..., j]) for j in range(a.count))
+
+
+def load_rows(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int) -> np.ndarray:
+    """The same as one array, whose last axis are the ``count`` integers where there are several."""
     host, m, region = located(g, a, space, mask, addr, off)
     g.wave.events.load(g, a, space, host, mask)
     flat = host if m is None else host[m]
@@ -153,9 +161,7 @@ def _load(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int) -> 
         full = np.zeros(host.shape + rows.shape[1:], rows.dtype)
         full[m] = rows
         rows = full
-    if a.count == 1:
-        return rows
-    return tuple(np.ascontiguousarray(rows[..., j]) for j in range(a.count))
+    return rows
 
 
 def _parameter(run: Run, a: Access, offset: int) -> Any:

@@ -70,16 +70,15 @@ def spread(d: np.ndarray) -> list[np.ndarray]:
     return [np.ascontiguousarray(x[..., j]) for x in halves for j in (0, 1)]
 
 
-def add(d: np.ndarray, registers: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """``spread`` of the f64 matrix (n, 16, 8) plus the accumulator in the registers, in f32: sums are rounded once."""
-    found = []
+def add(d: np.ndarray, registers: Sequence[np.ndarray]) -> np.ndarray:
+    """(4, n, 32): ``spread`` of the f64 matrix (n, 16, 8) plus the accumulator in the registers, in f32: sums are
+    rounded once."""
+    sums = np.empty((4, len(d), 32), "f4")
     for r, register in enumerate(registers):
         own = d[:, 8 * (r >> 1) : 8 * (r >> 1) + 8, r & 1 :: 2]
         added = np.broadcast_to(register, (register.shape[0], 32)).reshape(-1, 8, 4)
-        sums = np.empty((len(d), 32), "f4")
-        np.add(own, added, out=sums.reshape(-1, 8, 4), casting="same_kind")
-        found.append(sums)
-    return found
+        np.add(own, added, out=sums[r].reshape(-1, 8, 4), casting="same_kind")
+    return sums
 
 
 def transpose_8x8(words: np.ndarray) -> np.ndarray:

@@ -4,7 +4,7 @@ tcgen05.cp, tcgen05.mma and tcgen05.commit of one thread run in the order in whi
 for between a copy of scales and the MMA that reads them, nor before the next stage's copy overwrites them.
 
 ``cute.gemm`` with scales as fields of the tiled MMA, and ``cute.copy`` of ``tcgen05.Cp4x32x128bOp``, take 128
-instructions for a stage of 128×128×256 where this loop takes 40: each elects its own thread, and packs each descriptor
+instructions for a stage of 128×128×256 where this loop takes 41: each elects its own thread, and packs each descriptor
 from two halves. So the tensors are CuTe's (``mma_tensors``), and the instructions are issued here.
 """
 
@@ -31,8 +31,9 @@ from .operands import make_mma, shared_operands
 SCALE_STRIDE = 128
 """Bytes from eight rows of a scale atom in shared memory to the next eight."""
 _SCALE_ID_BIT = 30
-UNROLL = 4
-"""K-tiles in one pass of the loop: what counts and branches is then a fourth."""
+UNROLL = 2
+"""K-tiles in one pass of the loop. Four would spare an instruction a k-tile, of forty, and double the loop's code: with
+two the whole kernel stays in an SM's instruction cache from one launch to the next (docs/timing.md)."""
 
 
 class CommitMasks(NamedTuple):
