@@ -33,17 +33,20 @@ from cute_nvfp4.ops.packed_launch import STREAM, WGMMA
 from cute_nvfp4.planning.packed import PackedProblem, candidates, choose, predict
 from cute_nvfp4.planning.tuning import Timed
 
+PACKED = ("nvfp4", "mxfp8", "mxfp8_e5m2")
 SMALLEST, LARGEST, MOST_ROWS = 512, 16384, 4096
 
 
-def problems(count: int, seed: int, quantized: bool = False, sizes: Sequence[str] = ()) -> Iterator[PackedProblem]:
+def problems(
+    count: int, seed: int, quantized: bool = False, sizes: Sequence[str] = (), packing: str = "nvfp4"
+) -> Iterator[PackedProblem]:
     """M, N and K, each drawn evenly on a logarithmic scale; or those of ``sizes``, "M,N,K"."""
     drawn = random.Random(seed)
 
     def between(low: int, high: int, step: int) -> int:
         return round(math.exp(drawn.uniform(math.log(low), math.log(high))) / step) * step
 
-    dtype = {"dtype": "float16", "quantized": True} if quantized else {}
+    dtype: dict = {"packing": packing} | ({"dtype": "float16", "quantized": True} if quantized else {})
     for size in sizes:
         m, n, k = map(int, size.split(","))
         yield PackedProblem(m=m, n=n, k=k, **dtype)
@@ -82,7 +85,8 @@ def run(options: argparse.Namespace, path: Path) -> dict:
     sm_count = about["multiprocessors"]
     activations = "nvfp4" if options.quantized else "bfloat16"
     record = {**about, "seed": None if options.sizes else options.seed, "activations": activations, "rows": []}
-    drawn = list(problems(options.count, options.seed, options.quantized, options.sizes))
+    record["weights"] = options.packing
+    drawn = list(problems(options.count, options.seed, options.quantized, options.sizes, options.packing))
     everything = [candidates(problem, target.arch, sm_count) for problem in drawn]
     compile_all(list({plan.config for plans in everything for plan in plans}))
     for i, (problem, plans) in enumerate(zip(drawn, everything)):
@@ -110,7 +114,8 @@ def table(record: dict) -> str:
     failed = [p for row in record["rows"] for p in row["plans"] if "error" in p]
     return "\n".join(
         [
-            f"{record['gpu']}, {record['date']}, seed {record['seed']}, {record['activations']} activations",
+            f"{record['gpu']}, {record['date']}, seed {record['seed']}, {record['activations']} activations, "
+            f"{record.get('weights', 'nvfp4')} weights",
             f"{'m, n, k':>18} {'':>3} {'chosen':>8} {'fastest':>8} {'loss':>7}",
             *map(line, record["rows"]),
             f"{sum(x <= 0.05 for x in losses)} of {len(losses)} within 5 %; "
@@ -126,6 +131,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=1, help="of the shapes")
     parser.add_argument("--sizes", nargs="+", default=(), metavar="M,N,K", help="these instead of random ones")
     parser.add_argument("--quantized", action="store_true", help="NVFP4 activations (default: bfloat16)")
+    parser.add_argument(
+        "--packing", default="nvfp4", choices=("nvfp4", "mxfp8", "mxfp8_e5m2"), help="format of the weight"
+    )
     parser.add_argument("--rounds", type=int, default=40, help="timed replays of each candidate")
     parser.add_argument("--limit", type=float, default=5.0, help="percent that a choice may lose")
     parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/gemm_choice_<gpu>.json)")

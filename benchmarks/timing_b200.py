@@ -40,11 +40,13 @@ def results(table: str) -> Path:
     return HERE / "results" / f"timing_modelled_b200{'' if table == 'dense' else '_' + table}.json"
 
 
-def timings(program: Path, arguments: list[str]) -> list[dict[str, Any]]:
-    """What the clock says of each launch of a program, in a process of its own: of those that it can time."""
+def timings(program: Path, arguments: list[str], figures: dict[str, float] | None = None) -> list[dict[str, Any]]:
+    """What the clock says of each launch of a program, in a process of its own: of those that it can time. ``figures``
+    are other ones than the machine file's."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = [sys.executable, "-m", "cute_nvfp4", "sim", "--arch", "sm_100a", "--no-checks", "--time"]
+        command += [word for name, value in (figures or {}).items() for word in ("--figure", f"{name}={value}")]
         command += ["--json", str(report), program.name, *arguments]
         done = subprocess.run(command, cwd=program.parent, capture_output=True, text=True)
         if not report.exists():
@@ -67,7 +69,7 @@ def timings(program: Path, arguments: list[str]) -> list[dict[str, Any]]:
 
 def modelled(table: Published, points: list[Point]) -> dict[str, dict[str, Any]]:
     """What the clock says of each point."""
-    found = timings(*table.command(points))
+    found = timings(*table.command(points), table.figures)
     if len(found) != len(points):
         raise RuntimeError(f"{len(found)} launches for {len(points)} points: {', '.join(p.name for p in points)}")
     return {point.name: what for point, what in zip(points, found)}

@@ -119,17 +119,20 @@ def _packed_problem(shape: tuple, format: str, out: str, out_major: str, x: str)
     m, n, k, batch = shape
     dtype = "float16" if x == "nvfp4" else x
     out = out or dtype
-    got = {"x": x, "out": out, "l, format, out-major": (batch, format, out_major)}
+    got = {"x": x, "out": out, "format": format, "l, out-major": (batch, out_major)}
     wanted = {
         "x": ("bfloat16", "float16", "nvfp4"),
         "out": tuple(OUT_BYTES),
-        "l, format, out-major": ((1, "nvfp4", "n"),),
+        # a prepared MXFP4 weight has the bytes, and the plans, of an NVFP4 one
+        "format": ("nvfp4", "mxfp8", "mxfp8_e5m2"),
+        "l, out-major": ((1, "n"),),
     }
     for name, value in got.items():
         if value not in wanted[name]:
             raise OperandError.of(name, got=value, expected=f"one of {', '.join(map(str, wanted[name]))} on sm_90a")
     vector = n * OUT_BYTES[out] % 16 == 0
-    return PackedProblem(m=m, n=n, k=k, dtype=dtype, out=out, quantized=x == "nvfp4", vector=vector)
+    quantized = x == "nvfp4"
+    return PackedProblem(m=m, n=n, k=k, dtype=dtype, out=out, quantized=quantized, vector=vector, packing=format)
 
 
 def _modelled_device(arch: str) -> _Device:

@@ -88,7 +88,7 @@ def operands(problem: GemmProblem | PackedProblem, device: str, seed: int = 1111
         a, b = (problem.m, problem.a_format), (problem.n, problem.b_format)
         return tuple(draw((problem.batch, rows), FORMATS[name]) for rows, name in (a, b))
     dtype = getattr(torch, problem.dtype)
-    x, weight = (draw((rows,), NVFP4) for rows in (problem.m, problem.n))
+    x, weight = draw((problem.m,), NVFP4), draw((problem.n,), FORMATS[problem.packing])
     return x if problem.quantized else x.dequantize(dtype), prepare_weight(weight, dtype=dtype)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TypeVar
 
 from ..errors import OperandError
 from ..kernels.gemm.sm90.config import STAGE_TILES, TILE_N, WgmmaConfig
@@ -46,6 +47,7 @@ SHARED: tuple[dict[str, int], ...] = (
 SPLIT_K = 2
 """CTAs of a cluster that share a tile along K: of four there are fewer at once than multiprocessors."""
 MMA_SYNC_TILE_N = (16, 32, 64, 128)
+Config = TypeVar("Config", bound=WgmmaConfig)
 MANY, WIDE = 16, 128
 """Tiles along the rows of x, more of which are worth trying only if they are so wide."""
 
@@ -129,10 +131,8 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
     narrowest = {-(-p.m // tile_n): tile_n for tile_n in reversed(TILE_N)}
     for tile_n in (tile_n for along, tile_n in narrowest.items() if along <= MANY or tile_n >= WIDE):
         for ctas_per_sm in (1, 2) if tile_n <= 64 else (1,):
-            # of the widest tile and eight bits an element two stages would fit, and are too few
-            short = tile_n == max(TILE_N) and wide_elements(p)
-            tiling = {"tile_n": tile_n, "ctas_per_sm": ctas_per_sm, "stage_tiles": 1 if short else STAGE_TILES}
-            config = WgmmaConfig(arch=arch, scheduler="static", **tiling, **decided(p, streams=False))
+            tiling = {"tile_n": tile_n, "ctas_per_sm": ctas_per_sm}
+            config = deep(WgmmaConfig(arch=arch, scheduler="static", **tiling, **decided(p, streams=False)))
             slots, count = sm_count * ctas_per_sm, tile_count(p, config)
             if ctas_per_sm == 1:
                 equal = replace(config, scheduler="stream_k")
@@ -155,12 +155,16 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
         yield PackedPlan(replace(plan.config, scheduler="helped"), sm_count // SPLIT_K)
 
 
+def deep(config: Config) -> Config:
+    """With stages of one packed tile where two of two would fit: they are too few."""
+    return config if config.ring_stages > 2 else replace(config, stage_tiles=1)
+
+
 def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
-    """Tiles dealt whole or in equal shares; the widest have short stages, of which four fit."""
+    """Tiles dealt whole or in equal shares."""
     for tile_n in MMA_SYNC_TILE_N:
         if tile_n == min(MMA_SYNC_TILE_N) or tile_n // 2 < p.m:
-            tiling = {"tile_n": tile_n, "stage_tiles": 1 if tile_n == WIDE else STAGE_TILES}
-            config = WgmmaConfig(arch=arch, **tiling, **decided(p, streams=False))
+            config = deep(WgmmaConfig(arch=arch, tile_n=tile_n, **decided(p, streams=False)))
             count, steps = tile_count(p, config), -(-p.k // config.tile_k)
             yield PackedPlan(config, min(sm_count, count * steps))
             yield PackedPlan(replace(config, scheduler="static"), min(sm_count, count))

@@ -15,7 +15,7 @@ from ..runtime.bounded import remembered
 from ..target import Architecture
 from . import sm120_model
 from .grouped import expected_sizes, too_many_groups
-from .packed import MMA_SYNC_TILE_N
+from .packed import MMA_SYNC_TILE_N, deep
 from .packed_model import START_US
 from .packed_problem import PackedPlan
 
@@ -77,12 +77,11 @@ def choose_groups(
     if given is None:
         most = max(GROUP_TILE_N if arch.generation == "sm90" else MMA_SYNC_TILE_N)
         plans = [_plan(problem, arch, sm_count, tile_n) for tile_n in GROUP_TILE_N if tile_n <= most]
-        # two stages are too few: what the widest tiles have, and eight bits an element
-        deep = [plan for plan in plans if plan.config.ring_stages > 2]
-        plan = min(deep or plans, key=lambda plan: predict(plan, problem))
+        possible = [plan for plan in plans if not can_implement_groups(plan.config)]
+        plan = min(possible or plans, key=lambda plan: predict(plan, problem))
     elif isinstance(given, PackedPlan) and isinstance(given.config, GroupedWgmmaConfig):
         c = given.config
-        tiling = {name: getattr(c, name) for name in ("tile_n", "warpgroups", "ctas_per_sm", "stages")}
+        tiling = {name: getattr(c, name) for name in ("tile_n", "warpgroups", "ctas_per_sm", "stage_tiles", "stages")}
         plan = replace(given, config=problem.config(arch, **tiling))
     else:
         expected = "a PackedPlan of planning.packed of a GroupedWgmmaConfig"
@@ -96,7 +95,7 @@ def choose_groups(
 
 
 def _plan(p: PackedGroups, arch: Architecture, sm_count: int, tile_n: int) -> PackedPlan:
-    config = p.config(arch, tile_n=tile_n, ctas_per_sm=2 if arch.generation == "sm90" and tile_n <= 64 else 1)
+    config = deep(p.config(arch, tile_n=tile_n, ctas_per_sm=2 if arch.generation == "sm90" and tile_n <= 64 else 1))
     tiles = sum(-(-n // config.out_rows) * -(-m // tile_n) for m, n, _ in p.sizes)
     if p.stack:
         # a group begun in each tile of rows

@@ -17,11 +17,9 @@ from ..kernels.gemm.config import CTA_ROWS, GemmConfig
 from ..kernels.gemm.shared_plan import MIN_STAGES, StagePlan
 from ..kernels.gemm.sm90.config import WgmmaConfig
 from ..kernels.gemm.sm120.memory_plan import SharedPlan
+from ..weight_layout import TILE_K, TILE_ROWS
 from .gemm_model import Prediction, traffic
 from .sm120_rates import DRAM_SHARE, EPILOGUE_CYCLES, LATENCY_US, START_US, STEP_CYCLES, part_of
-
-PACKED_BYTES = 9 / 16
-"""Of an element of a packed weight, with its scale."""
 
 
 def has_room(config: GemmConfig) -> bool:
@@ -107,7 +105,8 @@ def packed_step_us(config: WgmmaConfig, columns: int, sm_count: int) -> float:
     tensor cores', or those of its share of memory."""
     part, weights = part_of(sm_count), config.tile_m * config.tile_k
     mma = 2 * weights * columns / part.sm_f16_flop_s + STEP_CYCLES / part.clock_ghz * 1e-9
-    return max(mma, weights * PACKED_BYTES * sm_count / (part.dram_bytes_s * DRAM_SHARE)) * 1e6
+    packed = weights * config.weights.tile_bytes / (TILE_ROWS * TILE_K)
+    return max(mma, packed * sm_count / (part.dram_bytes_s * DRAM_SHARE)) * 1e6
 
 
 def packed_store_us(columns: int, sm_count: int) -> float:

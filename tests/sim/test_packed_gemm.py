@@ -141,6 +141,9 @@ WGMMA = (
     Case(20, 200, 160, torch.float16, torch.float16, format=MXFP8),
     Case(40, 300, 320, workers=3, tiling={"tile_n": 64, "split_k": 2, "scheduler": "static"}, format=MXFP8_E5M2),
     Case(40, 390, 256, workers=2, tiling={"tile_n": 64, "warpgroups": 3, "scheduler": "static"}, format=MXFP8),
+    Case(20, 200, 512, workers=2, tiling={**TURNS, "tile_n": 32}, format=MXFP8),
+    Case(40, 300, 512, workers=4, tiling={"tile_n": 64, "scheduler": "helped", "split_k": 2}, format=MXFP8_E5M2),
+    Case(140, 136, 192, workers=2, tiling={"tile_n": 256, "stage_tiles": 1}, out=torch.bfloat16, format=MXFP8),
 )
 CUT = Case(24, 300, 384, workers=5, tiling={"tile_n": 16, "cluster_rows": 2}, out=torch.bfloat16)
 

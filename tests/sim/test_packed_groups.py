@@ -115,6 +115,7 @@ CASES = (
     SLOW,
     Case((40, 17), 300, 256, workers=2, tiling={"tile_n": 32, "warpgroups": 4}),
     Case((1, 0, 20), 130, 288, out=torch.bfloat16, format=MXFP8),
+    Case((140, 0, 70), 130, 192, workers=2, tiling={"tile_n": 128, "stage_tiles": 1}, format=MXFP8),
 )
 
 

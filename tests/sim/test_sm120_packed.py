@@ -14,9 +14,11 @@ from packed_problems import run
 
 from cute_nvfp4 import BlockScaledTensor, gemm, grouped_gemm, prepare_weight, quantize, simulating, to_blocked
 from cute_nvfp4.errors import OperandError
+from cute_nvfp4.formats import MXFP8, MXFP8_E5M2
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
 from cute_nvfp4.ops.packed_launch import WGMMA
-from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, choose
+from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, candidates, choose, predict
+from cute_nvfp4.planning.packed_groups import PackedGroups, choose_groups
 from cute_nvfp4.runtime.inspection import inspect_cubin
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES
@@ -89,6 +91,35 @@ def test_lists(sizes: list, quantized: bool, out: torch.dtype) -> None:
     with simulating(ARCH):
         grouped_gemm(pairs, alpha=0.75, out=outs)
     assert all(groups.within(got, *right) for got, right in zip(outs, expected))
+
+
+def test_mxfp8() -> None:
+    """Products, gated ones and groups; stages are short where two of two packed tiles would fit."""
+    problems = (
+        dense.Problem(Case(33, 130, 288, format=MXFP8, out=BF16)),
+        dense.Problem(Case(3, 200, 160, HALF, bias=HALF, format=MXFP8_E5M2)),
+        gated.Problem(gated.Case(20, 72, 160, format=MXFP8)),
+        groups.Problem(groups.Case((90, 0, 20), 130, 160, out=BF16, format=MXFP8)),
+    )
+    assert all(problem.right(run(problem, ARCH)) for problem in problems)
+
+
+@pytest.mark.parametrize("packing", ["nvfp4", "mxfp8"])
+@pytest.mark.parametrize("arch, count", [(ARCH, 188), ("sm_90a", 132)])
+def test_rings_are_deep(arch: str, count: int, packing: str) -> None:
+    """Of every plan that planning thinks of; on sm_120a eight bits an element take as much longer as memory says."""
+    found = {}
+    for m in (17, 64, 200, 512):
+        problem = PackedProblem(m=m, n=8192, k=8192, packing=packing)
+        plans = candidates(problem, ARCHITECTURES[arch], count)
+        assert min(plan.config.ring_stages for plan in plans) > 2
+        found[m] = predict(plans[0], problem, count)
+    dealt = PackedGroups(sizes=((200, 4096, 4096),) * 4, packing=packing)
+    assert choose_groups(dealt, ARCHITECTURES[arch], count).config.ring_stages > 2
+    if arch == ARCH:
+        plain = PackedProblem(m=17, n=8192, k=8192)
+        least = predict(choose(plain, ARCHITECTURES[arch], count), plain, count)
+        assert (found[17] / least > 1.6) == (packing == "mxfp8")
 
 
 @pytest.mark.parametrize("m", [24, 130])

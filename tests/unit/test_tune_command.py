@@ -167,15 +167,15 @@ def test_the_winner_is_stored_and_chosen(gpu: None, table: Path) -> None:
 HOPPER = command._Device(ARCHITECTURES["sm_90a"], 132, "NVIDIA H200")
 
 
-@pytest.mark.parametrize(("m", "x"), [(5, "nvfp4"), (100, "bfloat16")])
+@pytest.mark.parametrize(("m", "x", "format"), [(5, "nvfp4", "nvfp4"), (100, "bfloat16", "mxfp8")])
 def test_a_prepared_weights_plan_is_stored_and_chosen(
-    m: int, x: str, gpu: None, table: Path, monkeypatch: pytest.MonkeyPatch
+    m: int, x: str, format: str, gpu: None, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(command, "_gpu", lambda: HOPPER)
-    result = run("--m", str(m), "--n", "4096", "--k", "7168", "--x", x, "--json")
+    result = run("--m", str(m), "--n", "4096", "--k", "7168", "--x", x, "--format", format, "--json")
     assert result.exit_code == 0, result.output
     dtype = "float16" if x == "nvfp4" else x
-    problem = PackedProblem(m=m, n=4096, k=7168, dtype=dtype, out=dtype, quantized=x == "nvfp4")
+    problem = PackedProblem(m=m, n=4096, k=7168, dtype=dtype, out=dtype, quantized=x == "nvfp4", packing=format)
     plans = packed.candidates(problem, HOPPER.arch, 132)
     (found,) = json.loads(result.stdout)["problems"]
     assert found["problem"] == dataclasses.asdict(problem) and found["plans"][0]["us"] == 5.0
@@ -197,10 +197,11 @@ def test_a_prepared_weights_plan_is_stored_and_chosen(
             gemm_table.entries()
 
 
-def test_results_of_prepared_weights_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = PackedProblem(m=5, n=48, k=272)
+@pytest.mark.parametrize("packing", ["nvfp4", "mxfp8_e5m2"])
+def test_results_of_prepared_weights_are_checked(packing: str) -> None:
+    problem = PackedProblem(m=5, n=48, k=288, packing=packing)
     x, weight = operands(problem, "cpu")
-    assert (x.shape, weight.rows, weight.dtype) == ((5, 272), 48, torch.bfloat16)
+    assert (x.shape, weight.rows, weight.dtype, weight.packing) == ((5, 288), 48, torch.bfloat16, packing)
     exact = x.double() @ weight.dequantize(torch.float64).mT
     assert torch.allclose(product(x, weight).double(), exact, rtol=2**-8, atol=1e-3) and exact.abs().max() > 1
     checked_call(problem, None, x, weight, exact)()
@@ -283,7 +284,11 @@ def test_output_and_formats_reach_the_problem() -> None:
         ((*SIZES, "--model", "--out-major", "k"), "out_major: got k"),
         ((*SIZES, "--model", "--arch", "sm_75"), "sm_75"),
         ((*SIZES, "--model", "--arch", "sm_90a", "--x", "int8"), "x: got int8"),
-        ((*SIZES, "--model", "--arch", "sm_90a", "--l", "2"), "l, format, out-major: got (2"),
+        (
+            (*SIZES, "--model", "--arch", "sm_90a", "--format", "mxfp4"),
+            "format: got mxfp4, expected one of nvfp4, mxfp8, mxfp8_e5m2 on sm_90a",
+        ),
+        ((*SIZES, "--model", "--arch", "sm_90a", "--l", "2"), "l, out-major: got (2"),
     ],
 )
 def test_bad_arguments(arguments: tuple, message: str) -> None:

@@ -152,12 +152,15 @@ def mm_fp4(m: int, n: int, k: int, backend: str = "cute-dsl") -> None:
     close(got, wa @ wb.T, 2e-2)
 
 
-def mm_fp4_published(points: str) -> None:
-    """mm_fp4 at ``points`` ("1x512x7168,…": M, N and K), by the tactic of the times that FlashInfer has published (its
-    pull request 2540): tiles of 128 x 128, no cluster, no swap, no prefetch. Compares nothing."""
+def mm_fp4_published(points: str, sms: int) -> None:
+    """mm_fp4 at ``points`` ("1x512x7168,…": M, N and K) on ``sms`` multiprocessors, by the tactic of the times that
+    FlashInfer has published (its pull request 2540): tiles of 128 x 128, no cluster, no swap, no prefetch. Compares
+    nothing."""
     from flashinfer import mm_fp4
+    from flashinfer.cute_dsl import utils
     from flashinfer.gemm import gemm_base
 
+    utils.get_max_active_clusters = lambda size: sms // size
     gemm_base._select_sm100_mm_fp4_splitk_tactic = lambda *given: None
     gemm_base._select_sm100_mm_fp4_cute_dsl_tactic = lambda *given: ((128, 128), (1, 1), False, False, "sm100", None)
     for point in points.split(","):

@@ -146,13 +146,14 @@ class GroupedWgmma(WgmmaGemm):
     def load_weights(self, memory: Memory, scheduler: GroupScheduler):
         """The loop of the warp that loads weights."""
         cfg, groups = self.config, scheduler.groups
+        each = STAGE_TILES // cfg.stage_tiles
         at = Position(Int32(0), Int32(0))
         cursor, end = scheduler.range()
         while cursor < end:
             tile = scheduler.tile(cursor, end)
             first, k_tiles = groups.weight(tile.group), groups.k_tiles(tile.group)
             row_tiles = groups.row_tiles(tile.group)
-            for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
+            for step in cutlass.range(tile.k_first * each, (tile.k_first + tile.k_count) * each, unroll=1):
                 mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.ring.full + 8 * at.stage
                 with cute.arch.elect_one():
@@ -160,7 +161,7 @@ class GroupedWgmma(WgmmaGemm):
                     for i in cutlass.range_constexpr(cfg.tile_m // TILE_ROWS):
                         # a row tile beyond the last: any bytes will do, its rows are not stored
                         row_tile = cutlass.min(tile.m * (cfg.tile_m // TILE_ROWS) + i, row_tiles - 1)
-                        index = Int64(row_tile) * (k_tiles * STAGE_TILES) + k_tile * STAGE_TILES
+                        index = Int64(row_tile) * (k_tiles * STAGE_TILES) + step * cfg.stage_tiles
                         target = memory.weights + at.stage * cfg.weight_bytes + i * cfg.tile_bytes
                         copy_bulk(target, first + index * cfg.weights.tile_bytes, Int32(cfg.tile_bytes), full)
                 at = advance(cfg, at)
@@ -171,7 +172,7 @@ class GroupedWgmma(WgmmaGemm):
         """The loop of the warp that loads x."""
         cfg, groups = self.config, scheduler.groups
         boxes = cfg.tile_n // cfg.box_rows
-        chunks = STAGE_TILES * boxes
+        chunks, each = cfg.stage_tiles * boxes, STAGE_TILES // cfg.stage_tiles
         sX = cute.make_tensor(memory.sX.iterator, self.chunk_layout(cfg.ring_stages * chunks).outer)
         at = Position(Int32(0), Int32(0))
         groups.wait()
@@ -187,8 +188,8 @@ class GroupedWgmma(WgmmaGemm):
             tXsX, tXgX = cpasync.tma_partition(
                 x.atom, 0, cute.make_layout(1), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
             )  # ((atom, rest), CHUNK), ((atom, rest), REST_M, REST_K)
-            num_bytes = tile.width * (cfg.tile_k * 2)
-            for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
+            num_bytes = tile.width * (cfg.stage_k * 2)
+            for step in cutlass.range(tile.k_first * each, (tile.k_first + tile.k_count) * each, unroll=1):
                 mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.ring.full + 8 * at.stage
                 with cute.arch.elect_one():
@@ -196,9 +197,9 @@ class GroupedWgmma(WgmmaGemm):
                 barrier = cute.make_ptr(Int64, full, cute.AddressSpace.smem, assumed_align=8)
                 for box in cutlass.range_constexpr(boxes):
                     if box * cfg.box_rows < tile.width:
-                        for half in cutlass.range_constexpr(STAGE_TILES):
-                            from_ = tXgX[None, box, k_tile * STAGE_TILES + half]
-                            to = tXsX[None, at.stage * chunks + half * boxes + box]
+                        for part in cutlass.range_constexpr(cfg.stage_tiles):
+                            from_ = tXgX[None, box, step * cfg.stage_tiles + part]
+                            to = tXsX[None, at.stage * chunks + part * boxes + box]
                             cute.copy(x.atom, from_, to, tma_bar_ptr=barrier, **options)
                 at = advance(cfg, at)
             cursor = scheduler.after(cursor)

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from ....errors import explain
 from ..grouped_config import MAX_GROUPS, PARAMETER_GROUPS, WINDOW, Columns, GroupTableConfig
-from .config import STAGE_TILES, WgmmaConfig, can_implement
+from .config import WgmmaConfig, can_implement
 
 GROUP_TILE_N = (8, 16, 32, 64, 128, 256)
 """The most rows of x in a tile."""
@@ -57,8 +57,6 @@ def can_implement_groups(c: GroupedWgmmaConfig) -> str:
         return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, GROUP_TILE_N))}")
     if c.half_tiles:
         return explain("warpgroups of a grouped GEMM", got=c.warpgroups, expected="2 or 4")
-    if c.stage_tiles != STAGE_TILES:
-        return explain("stage_tiles of a grouped GEMM", got=c.stage_tiles, expected=STAGE_TILES)
     if c.bias:
         return explain("bias of a grouped GEMM", got=c.bias, expected="none")
     if c.maps not in c.tables:
