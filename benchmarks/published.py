@@ -30,9 +30,16 @@ class Point(NamedTuple):
     argument: str
 
 
+ZEROS = {"l2.dirty_bytes": 1.5 * 132_644_864}
+"""FlashInfer clears L2 (126.5 MiB) by writing zeros, which leaves dirty what is in it (``bench_gpu_time_with_cupti``,
+in both tables)."""
+GB200 = {"sms": 152, **ZEROS}
+"""A GB200 has more SMs than a B200."""
+
+
 class Published(NamedTuple):
     """A table: its title, its points, a program's file and arguments for some of them, how many of them go into one
-    process, what the rows of the report are, and which version of the program is run."""
+    process, what the rows of the report are, which version of the program is run, and what differs from a B200."""
 
     title: str
     points: Callable[[], list[Point]]
@@ -40,6 +47,7 @@ class Published(NamedTuple):
     together: int
     rows: str
     program: Callable[[], str]
+    figures: dict[str, float]
 
 
 def records(name: str) -> list[dict[str, str]]:
@@ -89,8 +97,8 @@ def _installed() -> str:
     return f"flashinfer-python {metadata.version('flashinfer-python')}"
 
 
-def _flashinfer(program: str) -> Callable[[list[Point]], tuple[Path, list[str]]]:
-    return lambda points: (FLASHINFER, [program, "points=" + ",".join(p.argument for p in points)])
+def _flashinfer(*program: str) -> Callable[[list[Point]], tuple[Path, list[str]]]:
+    return lambda points: (FLASHINFER, [*program, "points=" + ",".join(p.argument for p in points)])
 
 
 def _example(points: list[Point]) -> tuple[Path, list[str]]:
@@ -106,7 +114,13 @@ def _example(points: list[Point]) -> tuple[Path, list[str]]:
 
 TABLES = {
     "dense": Published(
-        "NVFP4 GEMM of FlashInfer on a GB200", dense, _flashinfer("mm_fp4_published"), 4, "M", _installed
+        "NVFP4 GEMM of FlashInfer on a GB200",
+        dense,
+        _flashinfer("mm_fp4_published", f"sms={GB200['sms']}"),
+        4,
+        "M",
+        _installed,
+        GB200,
     ),
     "grouped": Published(
         "grouped NVFP4 GEMM of FlashInfer on a B200",
@@ -115,8 +129,9 @@ TABLES = {
         1,
         "groups",
         _installed,
+        ZEROS,
     ),
     "bf16": Published(
-        "bf16 GEMMs of NVIDIA's examples on a B300", bf16, _example, 1, "program", lambda: "CUTLASS 4.6.1, examples"
+        "bf16 GEMMs of NVIDIA's examples on a B300", bf16, _example, 1, "program", lambda: "CUTLASS 4.6.1, examples", {}
     ),
 }

@@ -43,20 +43,22 @@ def tile() -> Any:
 
 
 @functools.cache
-def compiled(host: Any, arguments: type) -> tuple[CompiledKernel, Signature]:
+def compiled(host: Any, arguments: type, arch: str) -> tuple[CompiledKernel, Signature]:
     """A kernel of the notebook with source lines in its PTX, and its arguments."""
     signature = Signature(arguments)
-    kernel = build(host, signature.examples(), name=type(host).__name__, arch=ARCH, options=LINES)
+    kernel = build(host, signature.examples(), name=type(host).__name__, arch=arch, options=LINES)
     return kernel, signature
 
 
-def launch(host: Any, arguments: type, tensors: dict[str, torch.Tensor], *sizes: int, **options: Any) -> None:
+def launch(
+    host: Any, arguments: type, tensors: dict[str, torch.Tensor], *sizes: int, arch: str = ARCH, **options: Any
+) -> None:
     """Simulates a kernel, by default without checks; the last of ``tensors`` is written, the others are not."""
-    kernel, signature = compiled(host, arguments)
+    kernel, signature = compiled(host, arguments, arch)
     values = signature.values(arguments(*(t.data_ptr() for t in tensors.values()), *sizes), 0)
     touched = {name: (t, name == list(tensors)[-1]) for name, t in tensors.items()}
     plan = functools.partial(capture, types=signature.types, values=values, varying=signature.varying)
-    with simulating(ARCH, **{"checks": False} | options):
+    with simulating(arch, **{"checks": False} | options):
         run = SimLauncher(kernel, plan(kernel), plan, lambda: touched)
         run([values[i] for i in signature.varying], ())
 

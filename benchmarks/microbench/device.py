@@ -101,8 +101,9 @@ def aligned(value: bytes) -> ctypes.Array:
     return part
 
 
-def tensor_map(tensor: torch.Tensor, box: tuple[int, int]) -> bytes:
-    """The tensor map of a 2-D row-major 16-bit ``tensor`` for boxes of ``box`` (rows, columns), in 128-byte swizzle."""
+def tensor_map(tensor: torch.Tensor, box: tuple[int, int], promotion: int = 0) -> bytes:
+    """The tensor map of a 2-D row-major 16-bit ``tensor`` for boxes of ``box`` (rows, columns), in 128-byte swizzle; L2
+    fetches ``promotion`` bytes (0, 64, 128, 256) at least."""
     rows, columns = tensor.shape
     u64, u32 = driver.cuuint64_t, driver.cuuint32_t
     made = checked(
@@ -111,12 +112,12 @@ def tensor_map(tensor: torch.Tensor, box: tuple[int, int]) -> bytes:
             2,
             tensor.data_ptr(),
             [u64(columns), u64(rows)],
-            [u64(columns * 2)],
+            [u64(tensor.stride(0) * 2)],
             [u32(box[1]), u32(box[0])],
             [u32(1), u32(1)],
             driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
             driver.CUtensorMapSwizzle.CU_TENSOR_MAP_SWIZZLE_128B,
-            driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_NONE,
+            driver.CUtensorMapL2promotion((0, 64, 128, 256).index(promotion)),
             driver.CUtensorMapFloatOOBfill.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
     )

@@ -58,7 +58,7 @@ def main() -> int:
             "least_us": round(min(times), 3),
         }
         print(f"{name:50} {rows[name]}")
-    write(args.output or results_path("durations"), machine() | {"durations": rows})
+    write(machine() | {"durations": rows}, args.output or results_path("durations"))
     return 0
 
 

@@ -38,7 +38,7 @@ class Options:
     checks: bool = True
     counters: bool = False
     clock: str = ""
-    launch_us: float | None = None
+    figures: dict[str, float] = dataclasses.field(default_factory=dict)
     trace: str = ""
     json: str = ""
     quiet: bool = False
@@ -56,7 +56,7 @@ class Options:
         words += [] if self.benchmarks == "once" else ["--benchmarks", self.benchmarks]
         words += ["--step-limit", str(self.step_limit)] if self.step_limit else []
         words += ["--time"] if self.clock else []
-        words += [] if self.launch_us is None else ["--launch-us", str(self.launch_us)]
+        words += [word for name, value in self.figures.items() for word in ("--figure", f"{name}={value}")]
         words += [] if self.execute else ["--no-execute"]
         words += [word for name in self.allow for word in ("--allow", name)]
         words += ["--continue"] if self.collect else []
@@ -95,6 +95,12 @@ def sim(
     launch_us: Annotated[
         float | None,
         typer.Option(metavar="US", help="What a launch costs on your host.", show_default="the machine file's"),
+    ] = None,
+    figures: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--figure", metavar="NAME=VALUE", help="Another figure of the GPU for modelled times; may be given again."
+        ),
     ] = None,
     trace: Annotated[
         str, typer.Option(metavar="FILE", help="Write a timeline for ui.perfetto.dev; modelled times with --time.")
@@ -145,8 +151,8 @@ def sim(
     for name, path in (("--trace", trace), ("--json", json)):
         check_writable(name, path)
     clock = ""
-    if launch_us is not None and not timed:
-        fail("--launch-us says what a launch costs in modelled times: it needs --time", 2)
+    if (launch_us is not None or figures) and not timed:
+        fail("--launch-us and --figure are for modelled times: they need --time", 2)
     if timed:
         from ..sim.clock.machine import clock_of
 
@@ -154,7 +160,8 @@ def sim(
             clock = clock_of(arch)
     options = Options(script, list(context.args), arch, str(chosen), checks, counters, clock, trace=trace, json=json)
     options.quiet, options.traceback, options.execute = quiet, with_traceback, execute
-    options.benchmarks, options.step_limit, options.launch_us = benchmarks, step_limit, launch_us
+    options.benchmarks, options.step_limit, options.figures = benchmarks, step_limit, _figures(figures or [])
+    options.figures |= {} if launch_us is None else {"launch.empty_us": launch_us}
     options.allow, options.collect = tuple(allow or ()), collect
     if schedules == 1:
         status = _run(options)
@@ -163,6 +170,14 @@ def sim(
 
         status = run_schedules(options, schedules, chosen.seed)
     raise typer.Exit(status)
+
+
+def _figures(given: list[str]) -> dict[str, float]:
+    """The figures of "NAME=VALUE" words."""
+    try:
+        return {name: float(value) for name, value in (word.split("=") for word in given)}
+    except ValueError:
+        fail(f"--figure: got {' '.join(given)}, expected NAME=VALUE with a number", 2)
 
 
 def _run(options: Options) -> int:
@@ -180,8 +195,8 @@ def _run(options: Options) -> int:
     if options.clock:
         from ..sim.clock.machine import machine
 
-        given = {} if options.launch_us is None else {"launch.empty_us": options.launch_us}
-        more["clock"] = machine(options.clock).with_figures(given)
+        with shown_errors():
+            more["clock"] = machine(options.clock).with_figures(options.figures)
     more |= {"step_limit": options.step_limit} if options.step_limit else {}
     trace = Trace() if options.trace and not options.clock else None
     more |= {"trace": trace} if trace is not None else {}

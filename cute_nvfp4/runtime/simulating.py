@@ -31,6 +31,7 @@ OPTIONS = (
     "on_hazard",
     "clock",
     "warm",
+    "others",
 )
 
 
@@ -119,7 +120,8 @@ def simulating(
         kernel: what is to run instead of a compiled kernel: a function from one ``CompiledKernel`` to another.
         options: those of ``sim.run``: ``checks``, ``counters``, ``schedule``, ``trace`` (a ``sim.Trace``, or True for
             one for each launch), ``step_limit``, ``instruction_limit``, ``warps_per_wave``, ``sm_count``, ``allow``,
-            ``on_hazard``. Blocks nest: what is not given is as it is outside.
+            ``on_hazard``, ``others`` (clients that hear the events). Blocks nest: what is not given is as it is
+            outside.
 
     Yields:
         A list, to which each launch is added when it has ended. A hazard raises, and its launch is not in the list.

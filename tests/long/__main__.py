@@ -17,6 +17,7 @@ import datetime
 import sys
 import threading
 import time
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -31,8 +32,10 @@ from tests.long.summary import summary, write
 from tests.long.worker import Ended, Task, Worker, perform
 
 LEDGER = ROOT / ".long" / "ledger.jsonl"
-LIMIT = 120.0
-"""Seconds of CPU time that a case may take under one schedule, before it counts as hung."""
+LIMIT, LIMIT_OF_SCHEDULE = 120.0, 15.0
+"""Seconds of CPU time that a case may take, and for each schedule more, before it counts as hung."""
+EVERY = 30.0
+"""Seconds between two lines that say how far the run is."""
 
 
 class Run:
@@ -45,6 +48,7 @@ class Run:
         self.works, self.lock = mixed(self.streams, given.seed), threading.Lock()
         self.end = time.monotonic() + 60 * given.minutes
         self.failed = self.ran = self.known = 0
+        self.done: Counter[str] = Counter()
 
     def take(self) -> Work | None:
         """What is to be done next."""
@@ -85,7 +89,7 @@ class Run:
     def one(self, worker: Worker, work: Work) -> None:
         family, arch = work.stream.family, work.stream.arch
         schedules = min(family.schedules, self.given.schedules or family.schedules)
-        ended = worker.run(Task(family.name, work.text, arch, schedules, work.seen), LIMIT * schedules, self.end)
+        ended = worker.run(Task(family.name, work.text, arch, schedules, work.seen), _limit(schedules), self.end)
         if ended.outcome in ("known", "unfinished"):
             self.known += ended.outcome == "known"
             self.ran -= ended.outcome == "unfinished"
@@ -100,9 +104,17 @@ class Run:
             if ended.outcome == "known":
                 record = replace(self.ledger.records[record.key], sources=sources())
             self.ledger.add(record)
+        self.done[f"{family.name} {arch}"] += 1
         if record.outcome != "passed":
             self.failed += 1
             self.say(f"{ended.outcome.upper()} {ended.error}\n  under {ended.schedule}\n  {record.command}")
+
+    def tell(self, over: threading.Event) -> None:
+        """How far it is, until ``over``."""
+        begin = time.monotonic()
+        while not over.wait(EVERY):
+            done = ", ".join(f"{name} {count}" for name, count in sorted(self.done.items()))
+            self.say(f"after {time.monotonic() - begin:.0f} s: {self.failed} failed; {done or 'none is done'}")
 
     def say(self, text: str) -> None:
         with self.lock:
@@ -115,10 +127,14 @@ class Run:
 
         def fails(candidate: Any) -> bool:
             task = Task(family.name, family.text(candidate), work.stream.arch, schedules)
-            again = worker.run(task, LIMIT, self.end)
+            again = worker.run(task, _limit(schedules), self.end)
             return again.outcome == ended.outcome and again.error.partition(":")[0] == kind
 
         return family.text(shrunk(family.parse(work.text), fails, self.given.shrink))
+
+
+def _limit(schedules: int) -> float:
+    return LIMIT + LIMIT_OF_SCHEDULE * schedules
 
 
 def arguments() -> argparse.Namespace:
@@ -161,10 +177,12 @@ def main() -> int:
         ended = perform(Task(name, text, given.arch, given.schedules or FAMILIES[name].schedules))
         print(f"{ended.outcome}, {ended.runs} schedules, {ended.seconds:.1f} s {ended.error} {ended.schedule}")
         return int(ended.outcome != "passed")
-    run = Run(ledger, given)
+    run, over = Run(ledger, given), threading.Event()
+    threading.Thread(target=run.tell, args=(over,), daemon=True).start()
     with ThreadPoolExecutor(given.jobs) as pool:
         for task in [pool.submit(run.loop) for _ in range(given.jobs)]:
             task.result()
+    over.set()
     print(f"{run.ran} cases, {run.known} of them as before, {run.failed} failed: {given.resume}")
     return int(run.failed > 0)
 

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-AFTER = 40
+AFTER = 100
 """Cases after which a process is replaced: compiled kernels are many."""
 GRACE = 5.0
 """Seconds that a case may go on when the time is over."""
-SHARE = 20
+SHARE = 10
 """Times the limit of CPU time that a case may take on the clock, on a machine that others use."""
 
 
@@ -49,6 +49,10 @@ class Ended:
     cases: tuple[tuple[str, str], ...] = ()
 
 
+DETERMINED = "every schedule"
+"""Note of a case whose first schedules prove that every other does the same (``determined``)."""
+
+
 class Known(Exception):
     """All kernels are those with which the case has passed."""
 
@@ -61,8 +65,9 @@ def fingerprint(ptx: str) -> str:
 
 def perform(task: Task) -> Ended:
     """Runs a case under its schedules, here."""
+    from determined import FIRST, Determined, schedules
+
     from cute_nvfp4 import simulating
-    from cute_nvfp4.sim import adversarial
     from tests.long.families import FAMILIES
     from tests.sim.gemm_sweep import forget
 
@@ -70,6 +75,7 @@ def perform(task: Task) -> Ended:
     if not task.case:
         return listing(family, task)
     case, schedule, once, note = family.parse(task.case), "", None, ""
+    every, causes = schedules(task.schedules), Determined()
 
     def saw(ptx: str) -> None:
         kernels.append(fingerprint(ptx))
@@ -87,12 +93,15 @@ def perform(task: Task) -> Ended:
     try:
         if family.ptx is not None:
             saw(family.ptx(case))
-        for one in adversarial(task.schedules):
-            schedule = str(one)
-            with simulating(task.arch, schedule=one, kernel=launched):
+        for one in every:
+            schedule, others = str(one), [causes] if len(every) > len(FIRST) > runs else []
+            with simulating(task.arch, schedule=one, kernel=launched, others=others):
                 once = once or family.prepare(case)
                 note = once() or ""
             runs += 1
+            if runs == len(FIRST) < len(every) and not causes.doubts:
+                note = DETERMINED
+                break
     except Known:
         return ended("known")
     except Exception as error:  # every kind is a finding
@@ -144,16 +153,16 @@ class Worker:
         if self._process is None or self._done >= AFTER:
             self.close()
             self._start()
-        self._connection.send((task, limit))
         self._done += 1
         outcome, error = "hung", f"no end after {SHARE * limit:g} s"
         left = end + GRACE - time.monotonic()
         if left < SHARE * limit:
             outcome = "unfinished"
         try:
+            self._connection.send((task, limit))
             if self._connection.poll(max(0.0, min(SHARE * limit, left))):
                 return self._connection.recv()
-        except (EOFError, ConnectionResetError):
+        except (EOFError, OSError):
             self._process.join()
             outcome, error = "crashed", f"the process ended with {self._process.exitcode}"
             if self._process.exitcode == -signal.SIGXCPU:

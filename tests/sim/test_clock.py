@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import subprocess
 from collections import Counter
@@ -17,7 +18,7 @@ from cute_nvfp4.sim.clock.flags import Flags
 from cute_nvfp4.sim.clock.machine import clock_of, machine
 from cute_nvfp4.sim.clock.matching import first_tries, machine_code
 from cute_nvfp4.sim.clock.memory import Port, Shared
-from cute_nvfp4.sim.clock.notes import Request
+from cute_nvfp4.sim.clock.notes import Copy, Request
 from cute_nvfp4.sim.clock.replay import Replay
 from cute_nvfp4.sim.clock.sampling import ctas_per_sm, sample, with_raisers
 from cute_nvfp4.sim.clock.sass import Placed, Slot, numbered, read
@@ -27,7 +28,9 @@ from cute_nvfp4.sim.machine.launch import Launch
 
 WGMMA = tuple(name for name in machine("h200").figures if name.startswith("wgmma."))
 LATENCIES = tuple(name for name in machine("h200").figures if name.startswith("latency."))
-ALONE = ("sms", "dram.queue")
+DIRTY = ("l2.dirty_bytes", "dram.write_back", "dram.dirty_more", "dram.dirty_queue")
+BOXES = ("tma.first", "tma.bytes_per_draw", "tma.queue", "tma.store_latency")
+ALONE = ("sms", "dram.queue", *DIRTY, *BOXES)
 """Figures with a test of their own."""
 FIGURES = tuple(name for name in machine("h200").figures if name not in (*WGMMA, *LATENCIES, *ALONE))
 
@@ -151,7 +154,7 @@ def test_queues():
         700 + 4 * m["l1.cycles_per_request"] + 512 / m["l2.to_sm"]
     )
     ten.load(0.0, miss)
-    shared.fetch(0.0, 10_000_000, 10_000_000, 1)
+    shared.fetch(0.0, 10_000_000, 10_000_000, 1, 0)
     behind = port.load(0.0, miss._replace(lines=(5, 6, 7, 8)))
     assert behind.time == pytest.approx(700 + 4 + (10_000_000 + 12 * 512) / m["dram.bytes_per_cycle"])
     hit = port.load(5000.0, miss._replace(new=0.0))
@@ -162,11 +165,43 @@ def test_a_busy_bank_makes_requests_wait():
     """DRAM at half of its rate: nobody stands in the queue, and all wait for others of their bank."""
 
     def last(queue: float) -> float:
-        m = h200(dram__queue=queue)
-        shared, bytes_ = Shared(m), 100 * m["dram.bytes_per_cycle"]
-        return [shared.fetch(200.0 * k, bytes_, bytes_, 1).time - 200.0 * k for k in range(100)][-1]
+        shared, bytes_ = Shared(machine("h200")), 100 * machine("h200")["dram.bytes_per_cycle"]
+        return [shared.fetch(200.0 * k, bytes_, bytes_, 1, queue).time - 200.0 * k for k in range(100)][-1]
 
     assert last(0) == pytest.approx(100) and last(900) == pytest.approx(900 * 0.5 / (2 - 2 * 0.5), rel=0.15)
+
+
+@pytest.mark.parametrize("gpu", ["h200", "b200"])
+@pytest.mark.parametrize("name", [*DIRTY, *BOXES, "dram.queue"])
+def test_every_figure_of_copies_counts(gpu, name):
+    """Boxes of 16 KB and loads through a dirty L2, and a store: what they wait for changes with each figure."""
+
+    def times(**figures: float) -> list[float]:
+        m = machine(gpu).changed(**{"l2__dirty_bytes": 1e6} | figures)
+        port = Port(m, Shared(m), 10, 0)
+        boxes = [port.copy(500.0 * k, Copy(False, 16384, 16384.0, 0, ()), 7) for k in range(8)]
+        loads = [port.load(5000.0 + k, Request("load", 4, 4.0, (k,), False)) for k in range(2)]
+        return [answer.time for answer in (*boxes, *loads, port.copy(9000.0, Copy(True, 4096, 4096.0, 0, ())))]
+
+    figure = name.replace(".", "__")
+    assert times(**{figure: 3e6 if "dirty_bytes" in name else 3 * machine(gpu)[name]}) != times()
+
+
+@pytest.mark.parametrize("gpu", ["h200", "b200"])
+def test_the_first_box_of_a_tensor_map_takes_longer(gpu):
+    port = Port(m := machine(gpu).changed(tma__first=1e6), Shared(m), 1, 0)
+    found = [port.copy(0.0, Copy(False, 4096, 0.0, 0, ()), tensor).time > 1e6 for tensor in (7, 7, 8, 0)]
+    assert found == [True, False, True, False]
+
+
+@pytest.mark.parametrize("gpu", ["h200", "b200"])
+def test_a_dirty_l2_is_written_back(gpu):
+    """What is read first costs DRAM more, the less the more has been read; requests take longer."""
+    clean = machine(gpu).changed(dram__bytes_per_cycle=1000)
+    m = clean.changed(l2__dirty_bytes=1e6, dram__write_back=0.5, dram__dirty_more=100)
+    shared, plain = Shared(m), Shared(clean)
+    more = [shared.fetch(1e9 * k, 1e6, 1e6, 1, 0).time - plain.fetch(1e9 * k, 1e6, 1e6, 1, 0).time for k in range(3)]
+    assert more == pytest.approx([math.exp(-k) * (100 + 0.5 * 1000) for k in (1, 2, 3)], rel=1e-3)
 
 
 def test_raisers_are_replayed():
@@ -327,6 +362,7 @@ def test_a_kernel_of_the_dsl_and_what_the_command_says_of_it():
     told = json.loads(json.dumps(_timing(found)))
     assert told["microseconds"] == found.microseconds and "waits" not in told
     assert [p["bound_by"] for p in told["phases"]] == [p.bound_by for p in found.phases()]
+    assert told["gains"] == found.gains()
     lines = list(time_lines(SimpleNamespace(launches=[runs[0], runs[0]])))
     assert f"{found.microseconds:.2f} us modelled on H200" in lines[0]
     assert "a launch 3.10 us of both" in lines[1] and any("bound by: 0.0 to" in line for line in lines)

@@ -155,6 +155,8 @@ def test_launches_without_running_them(program) -> None:
         (("nowhere.py",), "there is no file nowhere.py"),
         (("--fast", "p.py"), "there is no option --fast"),
         (("--schedules", "2", "--schedule", "tma=lazy", "p.py"), "give --schedule or --schedules, not both"),
+        (("--figure", "sms=152", __file__), "they need --time"),
+        (("--time", "--figure", "sms", __file__), "expected NAME=VALUE"),
     ],
 )
 def test_bad_options(arguments, text) -> None:

@@ -147,7 +147,7 @@ def test_the_ledger_keeps_the_last_of_each_case_and_sums_up(tmp_path) -> None:
     write(again, page, lambda family, arch: 7 if family == "gemm" else None)
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "| gemm | sm_100a | 1 | 7 | 2 | 2 | 1 | 0 | 0 | 0 |" in text and "in 1.00 hours" in text
+    assert "| gemm | sm_100a | 1 | 7 | 2 |  | 2 | 1 | 0 | 0 | 0 |" in text and "in 1.00 hours" in text
     assert (
         "| mutants of | run | `Race` | harmless |" in text
         and "| a | 3 | 2 | 1 |" in text

@@ -166,7 +166,8 @@ class Effects:
         if what is None:
             return time
         warp.sm.pipes[warp.sub][step.pipe] = time + self.machine["tma.issue"]
-        answer = warp.sm.port.copy(time + self.machine["tma.issue"], what)
+        tensor = step.source if step.slot.base == "UTMALDG" else 0
+        answer = warp.sm.port.copy(time + self.machine["tma.issue"], what, tensor)
         for key in what.keys:
             self._contribute(key, answer.time)
         if what.store:

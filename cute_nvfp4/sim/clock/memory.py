@@ -22,7 +22,7 @@ class Answer(NamedTuple):
 PERCENTILES = (10, 50, 90, 99)
 MULTIPLIER, INCREMENT, MODULUS = 1664525, 1013904223, 1 << 32
 """Of a linear congruential generator ("Numerical Recipes", 7.1): the same latencies in the same order always."""
-WINDOW, FULLEST = 2000.0, 0.95
+WINDOW, FULLEST = 2000.0, 0.85
 """Cycles over which DRAM's load is averaged, and the load at which waiting grows no more."""
 
 
@@ -50,28 +50,35 @@ class Shared:
         self._l2_rate, self._dram_rate = machine["l2.bytes_per_cycle"], machine["dram.bytes_per_cycle"]
         self.latency = {name: Latency(machine, name) for name in ("l2", "dram")}
         self._l2_free = self._dram_free = self._asked = self._load = 0.0
-        self._queue = machine["dram.queue"]
+        self._dirty, self._write_back = machine["l2.dirty_bytes"], machine["dram.write_back"]
+        self._dirty_more, self._dirty_queue, self._read = machine["dram.dirty_more"], machine["dram.dirty_queue"], 0.0
         self.l2_busy = self.dram_busy = self.drained = 0.0
 
-    def fetch(self, time: float, size: float, new: float, weight: float) -> Answer:
-        """``size`` bytes, ``new`` of them from DRAM, asked for at ``time``: when the queues have served them."""
+    def fetch(self, time: float, size: float, new: float, weight: float, queue: float) -> Answer:
+        """``size`` bytes, ``new`` of them from DRAM, asked for at ``time``: when the queues have served them. A bank is
+        busy for ``queue`` cycles with a request of this kind."""
         busy = weight * size / self._l2_rate
         self._l2_free = max(time, self._l2_free) + busy
         self.l2_busy += busy
         if new <= 0:
             return Answer(self._l2_free, "l2")
         busy = weight * new / self._dram_rate
+        if self._dirty:  # lines that come in send others out, of which ever fewer are dirty
+            self._read += weight * new
+            dirty = math.exp(-self._read / self._dirty)
+            time, busy = time + self._dirty_more * dirty, busy * (1 + self._write_back * dirty)
+            queue *= 1 + self._dirty_queue * dirty
         self._dram_free = max(time, self._dram_free) + busy
         self.dram_busy += busy
-        return Answer(max(self._l2_free, self._dram_free, time + self._waiting(time, busy)), "dram")
+        return Answer(max(self._l2_free, self._dram_free, time + self._waiting(time, busy, queue)), "dram")
 
-    def _waiting(self, time: float, busy: float) -> float:
+    def _waiting(self, time: float, busy: float, queue: float) -> float:
         """How long a request waits for others of its bank on average: as in a queue with random arrivals and a
         constant service (Pollaczek and Khinchine), at the load of the last ``WINDOW`` cycles."""
         self._load = self._load * math.exp(min(0.0, self._asked - time) / WINDOW) + busy
         self._asked = max(self._asked, time)
         load = min(self._load / WINDOW, FULLEST)
-        return self._queue * load / (2 - 2 * load)
+        return queue * load / (2 - 2 * load)
 
     def write(self, time: float, size: float, new: float, weight: float) -> float:
         """``size`` bytes for L2, and then ``new`` of them for DRAM; when L2 has taken them. ``drained`` is when all is
@@ -93,6 +100,9 @@ class Port:
         self._l1, self._in, self._out = machine["l1.latency"], machine["l2.to_sm"], machine["l2.from_sm"]
         self._more = {"l2": -machine["tma.l2_less"], "dram": machine["tma.dram_more"]}
         self._tma_rate, self._tma_store = machine["tma.bytes_per_cycle"], machine["tma.store_latency"]
+        self._part, self._queue = machine["tma.bytes_per_draw"], machine["dram.queue"]
+        self._tma_queue = machine["tma.queue"]
+        self._first, self._used = machine["tma.first"], set[int]()
         self._lines: OrderedDict[int, None] = OrderedDict()
         self._room = max(0, l1_bytes // LINE)
         self._turns = self._arrivals = self._leavings = 0.0
@@ -112,9 +122,16 @@ class Port:
     def _fetch(self, time: float, request: Request) -> Answer:
         size = request.sectors * SECTOR
         self._arrivals = max(time, self._arrivals) + size / self._in
-        served = self._shared.fetch(time, size, request.new * SECTOR, self._weight)
+        served = self._shared.fetch(time, size, request.new * SECTOR, self._weight, self._queue)
         latency = self._shared.latency[served.by].next(len(request.lines))
         return Answer(max(served.time, self._arrivals) + latency, served.by)
+
+    def _once(self, tensor: int) -> float:
+        """What the first use of a tensor map costs this SM; 0 is none."""
+        if not tensor or tensor in self._used:
+            return 0.0
+        self._used.add(tensor)
+        return self._first
 
     def _holds(self, lines: tuple[int, ...]) -> bool:
         """Whether L1 has all of ``lines``; they are there afterwards."""
@@ -137,12 +154,13 @@ class Port:
         self.store(time, request)
         return self._fetch(self._turns, request._replace(new=0.0))
 
-    def copy(self, time: float, copy: Copy) -> Answer:
-        """A bulk or tensor copy: when its bytes are there, or written."""
+    def copy(self, time: float, copy: Copy, tensor: int = 0) -> Answer:
+        """A bulk copy, or the tensor copy of instruction ``tensor``: when its bytes are there, or written."""
         if copy.store:
             self._leavings = max(time, self._leavings) + copy.size / self._out
             return Answer(self._shared.write(self._leavings, copy.size, copy.new, self._weight) + self._tma_store, "l2")
         self._arrivals = max(time, self._arrivals) + copy.size / self._tma_rate
-        served = self._shared.fetch(time, copy.size, copy.new, self._weight)
-        latency = self._shared.latency[served.by].next() + self._more[served.by]
+        served = self._shared.fetch(time, copy.size, copy.new, self._weight, self._tma_queue)
+        draws = -(-int(copy.size) // self._part) if served.by == "dram" else 1
+        latency = self._shared.latency[served.by].next(draws) + self._more[served.by] + self._once(tensor)
         return Answer(max(served.time, self._arrivals) + latency, served.by)

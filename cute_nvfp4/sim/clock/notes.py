@@ -46,12 +46,13 @@ class Await(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A bulk or tensor copy: ``size`` bytes of which ``new`` come from DRAM; whom it tells, "" for nobody."""
+    """A bulk or tensor copy: ``size`` bytes of which ``new`` come from DRAM, and ``outside`` more that are filled:
+    those out of bounds; whom it tells."""
 
     store: bool
     size: int
     new: float
-    boxes: int
+    outside: int
     keys: tuple[Key, ...]
 
 

@@ -195,6 +195,7 @@ def _poll(i: Instruction, m: Mods, kind: str) -> Op:
             phase = np.where((now & 1) == (asked & 1), now, now - 1)
         else:
             phase = asked & ((1 << _PHASE_BITS) - 1)
+        wave.events.mbarrier_asked(g, i, mask, cta, slot, phase)
         done = now > phase
         g.polled = MbarrierWait(g, i, cta, slot, phase, done)
         if kind == "try_wait" and wave.random is not None and wave.random.random() < 0.2:

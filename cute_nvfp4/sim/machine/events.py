@@ -107,6 +107,9 @@ class Listener:
     def phase_ended(self, cta: np.ndarray, slot: np.ndarray, phase: np.ndarray) -> None:
         """Mbarriers (k,), each once, have ended their ``phase``-th phase."""
 
+    def mbarrier_asked(self, g: Group, i: Instruction, mask: Mask, cta, slot, phase) -> None:
+        """test_wait or try_wait asks whether ``phase``, of the mbarriers ``slot``, is over: each (n, 1) or (n, 32)."""
+
     def mbarrier_passed(self, g: Group, i: Instruction, mask: Mask, done, cta, slot, acquire: bool) -> None:
         """test_wait or try_wait has said yes to lanes ``done`` (n, 1) or (n, 32)."""
 

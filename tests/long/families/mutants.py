@@ -38,6 +38,7 @@ def _prepare(case: MutantCase) -> Once:
 
     def once() -> str:
         verdict = judge(subjects.subject(case.kernel), mutant)
+        assert not verdict.refuted, f"{mutant.name}: {verdict.by} under {verdict.schedule}, though proved determined"
         if verdict.by:
             return verdict.by
         what, _ = explained(case.kernel, mutant)

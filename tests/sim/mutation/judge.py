@@ -7,23 +7,28 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from determined import FIRST, Determined, schedules
+
 from cute_nvfp4.errors import SimError
-from cute_nvfp4.sim import Result, Schedule, adversarial
+from cute_nvfp4.sim import Result, Schedule
 
 from .sites import Mutant
 
-WRONG = "wrong result"
+WRONG, UNDETERMINED = "wrong result", "the schedule decides"
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """``by``: a hazard's class, "wrong result", a class that warns where it did not before, or "" for nothing."""
+    """``by``: a hazard's class, "wrong result", a class that warns where it did not before, "the schedule decides"
+    where it did not (``determined``), or "" for nothing. ``refuted``: the first schedules had proved that no other
+    would notice."""
 
     mutant: str
     by: str
     schedule: str = ""
     message: str = ""
     seconds: float = 0.0
+    refuted: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,7 +39,7 @@ class Subject:
     name: str
     ptx: str
     run: Callable[..., tuple[bool, Result]]
-    schedules: Sequence[Schedule] = tuple(adversarial(7))
+    schedules: Sequence[Schedule] = tuple(schedules(7))
 
 
 def judge(subject: Subject, mutant: Mutant | None) -> Verdict:
@@ -42,18 +47,32 @@ def judge(subject: Subject, mutant: Mutant | None) -> Verdict:
     noticed."""
     ptx = subject.ptx if mutant is None else mutant.apply(subject.ptx)
     name, start = mutant.name if mutant else "the kernel itself", time.perf_counter()
-    for schedule in subject.schedules:
+    causes = Determined()
+    for number, schedule in enumerate(subject.schedules):
+        first = number < len(FIRST)
+        proved = not first and not causes.doubts
         try:
-            right, result = subject.run(ptx, schedule=schedule, checks=True, step_limit=60_000)
+            right, result = subject.run(
+                ptx, schedule=schedule, checks=True, step_limit=60_000, others=[causes] if first else []
+            )
         except SimError as error:
-            return Verdict(name, type(error).__name__, str(schedule), str(error), time.perf_counter() - start)
+            return Verdict(name, type(error).__name__, str(schedule), str(error), time.perf_counter() - start, proved)
         if not right:
-            return Verdict(name, WRONG, str(schedule), "", time.perf_counter() - start)
+            return Verdict(name, WRONG, str(schedule), "", time.perf_counter() - start, proved)
     if mutant is not None:
         more = rules(result) - rules(subject.run(subject.ptx, checks=True)[1])
         if more:
             return Verdict(name, f"warning {min(more)}", "", "", time.perf_counter() - start)
+        if causes.doubts and not doubts(subject):
+            return Verdict(name, UNDETERMINED, "", min(causes.doubts), time.perf_counter() - start)
     return Verdict(name, "", seconds=time.perf_counter() - start)
+
+
+def doubts(subject: Subject) -> set[str]:
+    """Why another schedule might do something else in the kernel itself."""
+    causes = Determined()
+    subject.run(subject.ptx, schedule=subject.schedules[0], others=[causes])
+    return causes.doubts
 
 
 def rules(result: Result) -> Counter[str]:

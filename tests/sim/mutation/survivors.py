@@ -132,17 +132,23 @@ _GEMM_NEXT_LAUNCH = (
     "Nobody in this launch looks at a flag again that has been lowered; the next launch on the stream comes after all "
     "of this one."
 )
-_GEMM_LATE_MMA_WARP = (
-    "The next mbarrier is the other accumulator's, released later, or that of the partial sums, whose phase of this "
-    "parity is over until the sums of the next tile have come: the MMA warp hangs if it comes later than those, and "
-    "none of the schedules holds it back that long."
-)
 _SAME_SCALES = "A warp has 16 rows, so that the lanes of both thread-ids load the same words (``WarpTile.sfa_offset``)."
 _SM120 = tuple(f"sm_120a {name}" for name in ("gemm", "wide", "stream_k", "mxfp8", "gated", "groups"))
 _GEMM = tuple(f"gemm {name}" for name in ("plain", "pair", "multicast", "split_k", "stream_k", "mxfp8"))
 _GEMM_STORES = ("gemm plain", "gemm mxfp8")
 
+_SM120_TAIL = (
+    "The loader waits at its end until every stage was released. Those who release are warps of the same CTA, which "
+    "stays until they have; nobody else touches its mbarriers, and the warps have waited for all copies."
+)
+_SM120_LATE_LOADER = (
+    "One of the loader's last waits, for the next stage with the parity of this one: it hangs if the loader comes so "
+    "late that the stage has been released. In kernels without flags in memory ``determined`` finds that."
+)
+
 HARMLESS: _Table = {
+    **{(k, "drop wait", n): _SM120_TAIL for k in _SM120 for n in (2, 3)},
+    ("sm_120a groups", "drop wait", 4): _SM120_TAIL,
     **{(k, "scales of other rows", n): _SAME_SCALES for k in _SM120 if k != "sm_120a wide" for n in range(1, 65)},
     **{(k, "drop tcgen05.relinquish_alloc_permit", 1): _GEMM_PERMIT for k in _GEMM_STORES},
     **{(k, "drop wait", n): _GEMM_TAIL for k in _GEMM for n in (2, 3)},
@@ -202,13 +208,13 @@ HARMLESS: _Table = {
 }
 
 NOT_NOTICED: _Table = {
+    ("sm_120a stream_k", "wait for the next barrier", 2): _SM120_LATE_LOADER,
     **{(k, "drop warp barrier", 1): _GEMM_LANES for k in _SM120},
     **{(k, "drop tcgen05.relinquish_alloc_permit", 1): _GEMM_PERMIT_TOGETHER for k in _GEMM if k not in _GEMM_STORES},
     **{(k, "drop tcgen05.fence::after_thread_sync", n): _GEMM_FENCE for k in _GEMM for n in (1, 2)},
     **{(k, "drop tcgen05.fence::before_thread_sync", 1): _GEMM_FENCE for k in _GEMM},
     ("gemm split_k", "drop warp barrier", 2): _GEMM_LANES,
     **{("gemm stream_k", "drop warp barrier", n): _GEMM_LANES for n in (1, 2)},
-    ("gemm split_k", "wait for the next barrier", 4): _GEMM_LATE_MMA_WARP,
     ("cutlass-blockscaled-2cta", "wait for the next barrier", 15): _LATE_MMA_WARP,
     ("cutlass-blockscaled-2cta", "wait for the other parity", 15): _LATE_MMA_WARP,
     ("cutlass-fp16_gemm_5", "drop fence", 5): _READ_THEN_COPIED,
