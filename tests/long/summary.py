@@ -32,7 +32,7 @@ def total(family: str, arch: str) -> int | None:
 
 def summary(ledger: Ledger, total: Total = total) -> str:
     """All records by family and architecture, and mutants by kernel."""
-    every = list(ledger.records.values())
+    every = [r for r in ledger.records.values() if r.outcome != "gone"]
     if not every:
         return "Nothing was run."
     days, commits = sorted({r.day for r in every}), {r.commit for r in every}
