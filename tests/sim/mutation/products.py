@@ -13,6 +13,7 @@ import grouped_problems
 import torch
 
 from cute_nvfp4 import simulating
+from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.sim import Result
@@ -44,6 +45,7 @@ class _Few:
     out: torch.dtype = torch.float32
     quantized: bool = False
     bias = None
+    format = NVFP4
     plan = PackedPlan(StreamConfig(slabs=4, warps_m=2, warps_k=2, stages=4), 3)
 
 
