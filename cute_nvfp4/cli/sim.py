@@ -150,32 +150,37 @@ def sim(
         fail(f"there is no {kind} {script}" + (" (see --help)" if kind == "option" else ""), 2)
     for name, path in (("--trace", trace), ("--json", json)):
         check_writable(name, path)
-    clock = ""
     if (launch_us is not None or figures) and not timed:
         fail("--launch-us and --figure are for modelled times: they need --time", 2)
-    if timed:
-        from ..sim.clock.machine import clock_of
-
-        with shown_errors():
-            clock = clock_of(arch)
+    clock = _clock(arch) if timed else ""
     options = Options(script, list(context.args), arch, str(chosen), checks, counters, clock, trace=trace, json=json)
     options.quiet, options.traceback, options.execute = quiet, with_traceback, execute
-    options.benchmarks, options.step_limit, options.figures = benchmarks, step_limit, _figures(figures or [])
-    options.figures |= {} if launch_us is None else {"launch.empty_us": launch_us}
+    options.benchmarks, options.step_limit = benchmarks, step_limit
+    options.figures = _figures(figures or [], launch_us)
     options.allow, options.collect = tuple(allow or ()), collect
-    if schedules == 1:
-        status = _run(options)
-    else:
-        from .sim_schedules import run_schedules
-
-        status = run_schedules(options, schedules, chosen.seed)
-    raise typer.Exit(status)
+    raise typer.Exit(_run(options) if schedules == 1 else _run_all(options, schedules, chosen.seed))
 
 
-def _figures(given: list[str]) -> dict[str, float]:
-    """The figures of "NAME=VALUE" words."""
+def _run_all(options: Options, schedules: int, seed: int) -> int:
+    """Runs the program under many schedules, each in a process of its own."""
+    from .sim_schedules import run_schedules
+
+    return run_schedules(options, schedules, seed)
+
+
+def _clock(arch: str) -> str:
+    """The machine whose clock knows ``arch``."""
+    from ..sim.clock.machine import clock_of
+
+    with shown_errors():
+        return clock_of(arch)
+
+
+def _figures(given: list[str], launch_us: float | None) -> dict[str, float]:
+    """The figures of "NAME=VALUE" words, and what a launch costs."""
+    launch = {} if launch_us is None else {"launch.empty_us": launch_us}
     try:
-        return {name: float(value) for name, value in (word.split("=") for word in given)}
+        return {name: float(value) for name, value in (word.split("=") for word in given)} | launch
     except ValueError:
         fail(f"--figure: got {' '.join(given)}, expected NAME=VALUE with a number", 2)
 
