@@ -15,6 +15,8 @@ from ..quantization.rules import Rule
 from ..scale_layout import ATOM_COLS, ATOM_ROWS
 from ..target import Architecture
 
+# ``optimal`` looks up errors from so many blocks on, with so many warps in a CTA
+_TABLE_BLOCKS, _TABLE_WARPS = 1 << 19, 16
 _MAX_GRID, _INT32_MAX = 65535, 2**31 - 1
 _FORMATS = {("e2m1", "e4m3", 16), ("e2m1", "ue8m0", 32), ("e4m3", "ue8m0", 32), ("e5m2", "ue8m0", 32)}
 _CHOICES = {"e4m3": ("", "mse", "mae", "abs_max", "optimal"), "ue8m0": ("",)}
@@ -199,7 +201,16 @@ def _config(problem: QuantizeProblem, arch: Architecture, cluster: int) -> Quant
         bulk=problem.alignment >= 16 and reads_rows,
         vector_bytes=4 if by_words else min(arch.vector_bytes, _row_vector(problem)),
     )
+    if _wants_error_table(problem, config):
+        return dataclasses.replace(config, error_table=True, warps=_TABLE_WARPS, min_blocks=1)
     return dataclasses.replace(config, min_blocks=_resident_rows(config) if reads_rows else _resident_others(config))
+
+
+def _wants_error_table(problem: QuantizeProblem, config: QuantizeConfig) -> bool:
+    """Whether ``optimal`` looks up errors: where there are so many blocks that filling the table costs little."""
+    takes = config.tries_all_scales and config.dtype == "bfloat16" and config.bulk and config.cluster == 1
+    takes = takes and not (config.hadamard or config.transposed or config.stochastic or config.arch.has_fp4_convert)
+    return takes and problem.batch * problem.rows * problem.columns >= _TABLE_BLOCKS
 
 
 def _resident_rows(config: QuantizeConfig) -> int:
@@ -246,7 +257,7 @@ def grid(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> tuple
         inner = -(-columns // WARP)
         count = busy = inner * atoms * (ROW_STEP // config.warps)
         if config.tries_all_scales:
-            waves = _WAVES_OF_SEARCHES
+            waves = 1 if config.error_table else _WAVES_OF_SEARCHES
         elif config.defers_undecided and config.choice != "abs_max":
             waves = _WAVES_OF_SUMS
     # whole clusters: row groups are a multiple of them, and tiles may have CTAs without work

@@ -39,9 +39,24 @@ def max_u16x2(a: Uint32, b: Uint32) -> Uint32:
     return asm("max.u16x2 $0, $1, $2;", [Uint32], [Uint32(a), Uint32(b)])[0]
 
 
+def abs_bf16x2(a: Uint32) -> Uint32:
+    """|a| of two bf16. PTX 7.0, sm_80 or later: ``abs.bf16x2``."""
+    return asm("abs.bf16x2 $0, $1;", [Uint32], [Uint32(a)])[0]
+
+
 def min_abs_f16x2(a: Uint32, b: Uint32) -> Uint32:
     """The smaller magnitude of two f16, with the product of their signs. PTX 7.2, sm_86: ``min.xorsign.abs.f16x2``."""
     return asm("min.xorsign.abs.f16x2 $0, $1, $2;", [Uint32], [Uint32(a), Uint32(b)])[0]
+
+
+def distance_from_halves(a: Uint32, least: Uint32) -> Uint32:
+    """The smaller of ``least`` and ||a| - 1| - 1/2|, in units of 2**-14, of two f16: how far |a| is from 1/2 or 3/2.
+
+    Exact below 2. PTX 7.0, sm_80 or later: ``abs.f16x2``, ``sub.rn.f16x2``, ``min.f16x2``.
+    """
+    text = "{ .reg .b32 t, c; mov.b32 c, 0x04000400; abs.f16x2 t, $1; sub.rn.f16x2 t, t, c; abs.f16x2 t, t; "
+    text += "mov.b32 c, 0x02000200; sub.rn.f16x2 t, t, c; abs.f16x2 t, t; min.f16x2 $0, t, $2; }"
+    return asm(text, [Uint32], [Uint32(a), Uint32(least)])[0]
 
 
 def max_abs_halves(words: Sequence[Uint32], half: str) -> Float32:

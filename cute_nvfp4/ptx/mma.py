@@ -66,6 +66,18 @@ def add_diagonal(halves: Sequence[Uint32], b: Uint32, c: Sequence[Float32]) -> l
     return found
 
 
+def sum_halves(halves: Sequence[Uint32], ones: Uint32, c: Sequence[Float32]) -> list[Float32]:
+    """c + the four f16 in the first two words of ``halves`` + those in the other two, in one instruction.
+
+    ``ones``: :func:`diagonal` of 1. Other lanes do not matter, as long as what they hold is finite.
+    ``mma.sync.aligned.m16n8k16`` (PTX 7.0, sm_80), ``volatile`` as :func:`mma_m16n8k8_f16`.
+    """
+    text = "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+    text += f"{refs(0, 4)}, {refs(4, 4)}, {{$8, $8}}, {refs(9, 4)};"
+    operands = [*map(Uint32, halves), Uint32(ones), *map(Float32, c)]
+    return asm(text, [Float32] * 4, operands, volatile=True)
+
+
 def load_matrices(address: Int32) -> list[Uint32]:
     """Four 8×8 matrices of 16-bit elements: 32 rows of 16 bytes of shared memory, row i of matrix j at the address of
     lane 8j + i. Lane 4g + q gets word q of row g of each. ``ldmatrix…m8n8.x4.shared.b16``: PTX 6.5, sm_75 or later."""

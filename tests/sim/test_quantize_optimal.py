@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import cutlass
 import mutants
 import numpy as np
@@ -11,7 +13,8 @@ import torch
 from quantize_problems import DTYPES, differences, edges, fused, near_ties
 
 from cute_nvfp4.formats import decode_e4m3
-from cute_nvfp4.kernels.quantize.block import optimal, optimal_definition
+from cute_nvfp4.kernels.quantize.block import error_table, optimal, optimal_by_table, optimal_definition
+from cute_nvfp4.planning import quantize as planning
 
 pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -109,6 +112,45 @@ def test_minimum_over_all_scales(arch: str, name: str) -> None:
     np.testing.assert_allclose(got, want, rtol=2e-5, atol=1e-11 * float(q.global_scale) ** 2)
 
 
+@pytest.fixture
+def looked_up(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small problems look up errors, too, as large ones of bf16 do on Hopper."""
+    monkeypatch.setattr(planning, "_TABLE_BLOCKS", 1)
+    planning._config.cache_clear()
+    yield
+    planning._config.cache_clear()
+
+
+@pytest.mark.usefixtures("looked_up")
+@pytest.mark.parametrize("scale", [SCALES[0], SCALES[2], 2.0**-12], ids=str)
+def test_looked_up_errors(scale: float) -> None:
+    """All samples, one after the other, and what is out of the ordinary; small scales, and such as do not exist."""
+    x = torch.cat([*samples((8, 512), seed=3).values(), edges(23, 512)]).bfloat16()
+    check(x, global_scale=torch.tensor(scale))
+
+
+TABLE_MUTANTS = {
+    "halves for zeros": (error_table, "_FLOOR", 0.5, "normal"),
+    "estimates always decide": (optimal_by_table, "_NEAR", -1.0, "normal"),
+    "no scale below the octave": (optimal_by_table, "_clipped", lambda *_: cutlass.Boolean(False), "uniform"),
+}
+
+
+@pytest.mark.sim_only("runs mutants")
+@pytest.mark.sweep(1)
+@pytest.mark.usefixtures("looked_up")
+@pytest.mark.parametrize("name", TABLE_MUTANTS)
+def test_mutants_of_the_table_are_noticed(name: str) -> None:
+    module, constant, value, sample = TABLE_MUTANTS[name]
+    x, change = samples((64, 512))[sample].bfloat16(), mutants.Source(module, constant, value)
+
+    def right() -> bool:
+        return not differences(x, "nvfp4", "optimal", global_scale=torch.tensor(SCALES[0]))
+
+    assert mutants.outcome(None, right, "sm_90a") == ""
+    assert mutants.outcome(change, right, "sm_90a") == mutants.WRONG
+
+
 def _never(*_: object) -> object:
     return cutlass.Boolean(False)
 
@@ -117,7 +159,7 @@ def _never(*_: object) -> object:
 MUTANTS = {
     "candidates of another octave": (optimal, "_LARGEST_PRODUCT", 5.0, "normal", SCALES[0]),
     "products that saturate": (optimal, "_LARGEST_PRODUCT", 9.0, "normal", SCALES[0]),
-    "no candidates below the window": (optimal, "_may_be_better", _never, "uniform", SCALES[0]),
+    "no candidates below the window": (optimal, "may_be_better", _never, "uniform", SCALES[0]),
     "estimates always decide": (optimal, "_NEAR", -1.0, "integers", SCALES[2]),
     "no code of a tie is raised": (optimal, "RAISING", 0, "integers", 1.0),
     "halves of a unit for whole ones": (optimal, "HALF_UNIT", 0x00800080, "normal", SCALES[0]),

@@ -50,8 +50,9 @@ class QuantizeConfig:
     row-major scales may be stored four at a time; ragged: whether some of the rows or blocks of a work tile may not
     exist; bulk: whether rows come to shared memory by bulk copies (x is aligned to 16 bytes); vector_bytes: widest load
     that the alignment of x allows, if not; warps: of a CTA, a power of two, at most 32; min_blocks: CTAs that must fit
-    on a multiprocessor, which bounds the registers (0: no bound); fast_path: whether blocks may take it; defers:
-    whether 4/6 may leave blocks for later, and read them once more from x.
+    on a multiprocessor, which bounds the registers (0: no bound); fast_path: whether blocks may take it; error_table:
+    whether ``optimal`` looks up errors (of bf16 that is not rotated, where nothing converts to E2M1); defers: whether
+    4/6 may leave blocks for later, and read them once more from x.
     """
 
     arch: Architecture
@@ -78,6 +79,7 @@ class QuantizeConfig:
     warps: int = 4
     min_blocks: int = 8
     fast_path: bool = True
+    error_table: bool = False
     defers: bool = True
 
     @property

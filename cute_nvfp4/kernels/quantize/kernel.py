@@ -19,6 +19,7 @@ from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_SHAPE, cute_atom
 from ..arith import ceil_div, div, mod
 from .amax import Amax
 from .arguments import QuantizeArguments, Strides
+from .block.error_table import fill_error_table
 from .block.fast_path import hidden_constants
 from .block.optimal import optimal_scales
 from .block.records import BlockContext, GlobalFactor
@@ -126,12 +127,16 @@ class QuantizeKernel:
         cfg = self.config
         largest = self.amax.of_tensor(arguments, smem, thread) if cfg.global_scale == "computed" else None
         factor = self.global_factor(arguments.global_in, arguments.global_out, thread + cta, largest)
+        lane = mod(thread, WARP)
+        optimal = optimal_scales(cfg, factor, lane) if cfg.tries_all_scales else None
+        errors = fill_error_table(cfg, smem, factor, optimal.all_inverses, thread, lane) if cfg.error_table else None
         return BlockContext(
             factor,
             constants=hidden_constants(cfg, arguments.powers),
             table=fill_table(cfg, smem, factor, thread) if cfg.has_fast_path else None,
-            minus_one=diagonal(MINUS_ONE_F16, mod(thread, WARP)) if cfg.defers_undecided else None,
-            optimal=optimal_scales(cfg, factor, mod(thread, WARP)) if cfg.tries_all_scales else None,
+            minus_one=diagonal(MINUS_ONE_F16, lane) if cfg.defers_undecided else None,
+            optimal=optimal,
+            errors=errors,
             seed=arguments.seed if cfg.stochastic else None,
             signs=Uint32(arguments.signs) if cfg.hadamard else None,
         )

@@ -1,7 +1,8 @@
 """The rule ``optimal``: of all E4M3 scales the one under which a block's sum of squares is least, in registers.
 
-Errors are estimated in fp32, all elements of a block together; the definition's steps (:mod:`.optimal_definition`)
-decide where estimates are closer than all roundings together, or where something is out of the ordinary.
+Errors are estimated, all elements of a block together, in fp32 (:mod:`.optimal_estimates`) or from a table of the
+errors of all bf16 numbers (:mod:`.optimal_by_table`); the definition's steps (:mod:`.optimal_definition`) decide where
+estimates are closer than all roundings together, or where something is out of the ordinary.
 
 * With y = x / (global scale · scale), a scale under which all |y| < 3.5 is not better than half of it, whose
   values between -3 and 3 include its own. So eight scales are candidates, an octave, one for each significand
@@ -23,44 +24,48 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Int64, Uint32
 
-from ....ptx.arithmetic import add_by_fma, add_rn, fma_rn, mul_rn, rcp_rn
-from ....ptx.encode import CODE_AND_SIGN, HALF_UNIT, pack_e2m1_halves
-from ....ptx.half import fma_f16x2, min_abs_f16x2
-from ....ptx.mma import MINUS_ONE_F16, add_diagonal, diagonal
+from ....ptx.arithmetic import add_by_fma, fma_rn, mul_rn, rcp_rn
+from ....ptx.encode import HALF_UNIT, pack_e2m1_halves
+from ....ptx.half import distance_from_halves, fma_f16x2
+from ....ptx.mma import MINUS_ONE_F16, diagonal
 from ....ptx.move import f32_bits, f32_from_bits
 from ...arith import mod
 from ..config import QuantizeConfig
 from .definition import to_f32
 from .fast_path import cut_to_f16
-from .optimal_definition import ERROR_MARGIN, LARGEST_CODE, encode, search_by_definition
+from .optimal_by_table import by_table
+from .optimal_definition import LARGEST_CODE, encode, search_by_definition
+from .optimal_estimates import (
+    BIAS,
+    MANTISSA_BITS,
+    UNIT_EXPONENT,
+    Estimated,
+    Units,
+    below,
+    error_of,
+    may_be_better,
+    multiplier_of,
+    power,
+    products,
+    squares,
+)
 from .records import BlockContext, Draw, GlobalFactor, OptimalScales
 from .scale_table import NONE, ODD, RAISING, scale_value
 
 _SIGNIFICANDS = range(8, 16)
 # products of this magnitude and more would round to more than E2M1 has
 _LARGEST_PRODUCT = 7.0
-# products are times this in binary16, where the smallest normal number then is E2M1's
-_UNIT_EXPONENT, _SIX_F16X2 = -14, 0x0E000E00
-_BIAS, _MANTISSA_BITS = 127, 23
-_NAN, _INFINITY = 0x7FFFFFFF, 0x7F800000
+_NAN = 0x7FFFFFFF
 # the exponents that windows may begin with; from the larger one on some scales of them do not exist
 _LEAST_EXPONENT, _LARGEST_EXPONENT = -6, 8
-_LEAST_NORMAL_CODE = 8
 _LARGEST_GLOBAL_SCALE = 2.0**100
 # estimates closer than this part of top · √E + E, for which stands top² / 16 + 5 E, which is not less, are not decided;
 # nor if scales twice as large are between them
 _NEAR, _NEAR_DOUBLE = 2.0**-17, 2.0**-16
 # least E, in parts of top²: estimates are off by 2**-11 · E at most, less than ``ERROR_MARGIN`` allows for
 _LEAST_PART = 2.0**-14
-# distances up to this from ties (2**-8) are almost ties, in both halves, in units of 2**-24
-_BESIDE_TIE = 0x00040004
-
-
-class _Units(NamedTuple):
-    """1, which the compiler does not know (:class:`HiddenConstants`), and −1 on a diagonal."""
-
-    one: Uint32
-    minus_one: Uint32
+# elements that are nearer than this to 1/2 or 3/2 (1/4 - 2**-8, in units of 2**-24) are not almost ties
+_CLEAR = 0xFC
 
 
 class _Window(NamedTuple):
@@ -116,64 +121,34 @@ def optimal_scales(config: QuantizeConfig, factor: GlobalFactor, lane: Int32) ->
     return OptimalScales(all_inverses, inverse, cutlass.select_(even, to_even, Uint32(_Tie.HALF_UP)))
 
 
-def _power(exponent: Int32) -> Float32:
-    """2**exponent, a normal number."""
-    return f32_from_bits(Uint32(exponent + _BIAS) << Uint32(_MANTISSA_BITS))
-
-
-def _products(x: Sequence[Float32], multiplier: Float32) -> list[Float32]:
-    """x · multiplier, in units of 2**-14."""
-    return [mul_rn(a, multiplier) for a in x]
-
-
-def _squares(x: Sequence[Float32], multiplier: Float32, units: _Units, clip: bool = False) -> Float32:
-    """Σ (y − E2M1(y))², y = x · multiplier, in units of 2**-14. |y| < 7, unless ``clip``. Ties go either way."""
-    y = _products(x, multiplier)
-    halves = cut_to_f16(y)
-    if clip:
-        halves = [min_abs_f16x2(half, Uint32(_SIX_F16X2)) for half in halves]
-    q = [add_by_fma(half, HALF_UNIT, units.one) & Uint32(CODE_AND_SIGN) for half in halves]
-    difference = add_diagonal(q, units.minus_one, y)
-    chains = [mul_rn(d, d) for d in difference[:2]]
-    for i, d in enumerate(difference[2:]):
-        chains[i % 2] = fma_rn(d, d, chains[i % 2])
-    return add_rn(chains[0], chains[1])
-
-
-def _multiplier(code: Int32, inverses: Float32) -> Float32:
-    """1 / (global scale · scale) · 2**-14 of a normal scale; ``inverses``: the lanes' in :class:`OptimalScales`."""
-    inverse = cute.arch.shuffle_sync(inverses, mod(code, 8))
-    return mul_rn(inverse, _power((10 + _UNIT_EXPONENT) - (code >> 3)))
-
-
 def _window(
-    x: Sequence[Float32], least_scale: Float32, inverses: Sequence[Float32], regular: Boolean, units: _Units
+    x: Sequence[Float32], least_scale: Float32, inverses: Sequence[Float32], regular: Boolean, units: Units
 ) -> _Window:
     """The best of the eight scales from ``least_scale`` on. An error is infinity or NaN where there is none."""
     bits = f32_bits(least_scale)
-    exponent = Int32(bits >> Uint32(_MANTISSA_BITS)) - _BIAS
-    significand = f32_from_bits((bits & Uint32((1 << _MANTISSA_BITS) - 1)) | Uint32((_BIAS + 3) << _MANTISSA_BITS))
+    exponent = Int32(bits >> Uint32(MANTISSA_BITS)) - BIAS
+    significand = f32_from_bits((bits & Uint32((1 << MANTISSA_BITS) - 1)) | Uint32((BIAS + 3) << MANTISSA_BITS))
     exponent = cutlass.select_(regular, exponent, Int32(0))
     nan = f32_from_bits(Uint32(_NAN))
-    power = _power((3 + _UNIT_EXPONENT) - exponent)
-    half = cutlass.select_(exponent == _LARGEST_EXPONENT, nan, mul_rn(power, Float32(0.5)))
+    scale = power((3 + UNIT_EXPONENT) - exponent)
+    half = cutlass.select_(exponent == _LARGEST_EXPONENT, nan, mul_rn(scale, Float32(0.5)))
     keys = []
     for i, m in enumerate(_SIGNIFICANDS):
         low = significand <= Float32(float(m))
-        chosen = cutlass.select_(low, power, half)
+        chosen = cutlass.select_(low, scale, half)
         if m == 15:
             # 480, which E4M3 does not have
             missing = cutlass.select_(low, exponent, exponent + 1) >= _LARGEST_EXPONENT
             chosen = cutlass.select_(missing, nan, chosen)
         weight = cutlass.select_(low, Float32(float(m * m)), Float32(float(4 * m * m)))
-        error = mul_rn(_squares(x, mul_rn(inverses[i], chosen), units), weight)
+        error = mul_rn(squares(x, mul_rn(inverses[i], chosen), units), weight)
         # the lowest bits say which
         keys.append((f32_bits(error) & Uint32(0xFFFFFFF8)) | Uint32(i))
     best, second = cutlass.min(keys[0], keys[1]), cutlass.max(keys[0], keys[1])
     for key in keys[2:]:
         second = cutlass.min(second, cutlass.max(best, key))
         best = cutlass.min(best, key)
-    unit = _power(exponent - 3)
+    unit = power(exponent - 3)
     unit = mul_rn(unit, unit)
     lowest = _code_from(bits)
     code = lowest + Int32((best - Uint32(lowest)) & Uint32(7))
@@ -182,58 +157,48 @@ def _window(
 
 def _code_from(bits: Uint32) -> Int32:
     """The E4M3 code of the least scale not below a number of 2**-6 … 448, of which these are the bits."""
-    return Int32((bits + Uint32((1 << 20) - 1)) >> Uint32(20)) - ((_BIAS - 7) << 3)
-
-
-def _may_be_better(top: Float32, code: Int32, best: Float32) -> Boolean:
-    """Whether the error that the largest element has for being clipped leaves a chance."""
-    clipped = fma_rn(scale_value(Uint32(cutlass.max(code, 0))), Float32(-6.0 * 2.0**_UNIT_EXPONENT), top)
-    return mul_rn(mul_rn(clipped, clipped), Float32(1 / ERROR_MARGIN)) <= best
+    return Int32((bits + Uint32((1 << 20) - 1)) >> Uint32(20)) - ((BIAS - 7) << 3)
 
 
 @cute.jit
-def _search(x: tuple[Float32, ...], largest: Float32, context: BlockContext) -> _Found:
+def _search(
+    config: cutlass.Constexpr,
+    words: tuple[Uint32, ...],
+    x: tuple[Float32, ...],
+    largest: Float32,
+    context: BlockContext,
+) -> _Found:
     """Searches by estimates; all lanes of a warp go together."""
     factor, scales = context.factor, context.optimal
-    units = _Units(context.constants.one, diagonal(MINUS_ONE_F16, cute.arch.lane_idx()))
+    units = Units(context.constants.one, diagonal(MINUS_ONE_F16, cute.arch.lane_idx()))
     # in units of the global scale
     top = mul_rn(largest, factor.inverse)
     least_scale = mul_rn(top, Float32((1 + 2.0**-18) / _LARGEST_PRODUCT))
     regular = (least_scale >= Float32(2.0**_LEAST_EXPONENT)) & (least_scale < Float32(2.0 ** (_LARGEST_EXPONENT + 1)))
     regular = regular & (factor.value <= Float32(_LARGEST_GLOBAL_SCALE))
-    code, best, next_best = _window(x, least_scale, scales.all_inverses, regular, units)
-
-    # below the window, as far as the largest element alone is no worse than the best
     lowest = _code_from(f32_bits(least_scale))
-    top = mul_rn(top, Float32(2.0**_UNIT_EXPONENT))
-    lower = lowest - 1
-    more = regular & _may_be_better(top, lower, best)
-    while cute.arch.vote_any_sync(more):
-        # lanes that are done, or have nothing to do, evaluate something
-        candidate = cutlass.select_(more, lower, Int32(64))
-        value = scale_value(Uint32(candidate))
-        error = mul_rn(_squares(x, _multiplier(candidate, scales.inverse), units, clip=True), mul_rn(value, value))
-        error = cutlass.select_(more, error, f32_from_bits(Uint32(_INFINITY)))
-        next_best = cute.arch.fmin(next_best, cute.arch.fmax(best, error))
-        code = cutlass.select_(error < best, candidate, code)
-        best = cute.arch.fmin(best, error)
-        lower = cutlass.select_(more, lower - 1, lower)
-        more = more & _may_be_better(top, lower, best)
-        # subnormal scales are not for the fast path
-        regular = regular & ((lower >= _LEAST_NORMAL_CODE) | (cutlass.select_(more, Int32(0), Int32(1)) != 0))
-        more = more & (lower >= _LEAST_NORMAL_CODE)
-
+    if cutlass.const_expr(config.error_table):
+        code, best, next_best, lower, regular = by_table(words, x, top, lowest, regular, context, units)
+    else:
+        code, best, next_best = _window(x, least_scale, scales.all_inverses, regular, units)
+        start = Estimated(code, best, next_best, lowest - 1, regular)
+        more = regular & may_be_better(mul_rn(top, Float32(2.0**UNIT_EXPONENT)), lowest - 1, best)
+        code, best, next_best, lower, regular = below(x, top, start, more, scales.inverse, units)
+    top = mul_rn(top, Float32(2.0**UNIT_EXPONENT))
     code = cutlass.select_(regular, code, Int32(64))
-    multiplier = _multiplier(code, scales.inverse)
+    multiplier = multiplier_of(code, scales.inverse)
     top_squared = mul_rn(top, top)
     spread = fma_rn(top_squared, Float32(1 / 16), mul_rn(best, Float32(5.0)))
     certain = regular & (best > mul_rn(top_squared, Float32(_LEAST_PART))) & (best < Float32(float("inf")))
     # scales twice as large
     twice = code + 8 <= LARGEST_CODE
-    unclear = regular & twice & (_has_clear_halves(x, multiplier, units.one) == 0)
+    unclear = regular & twice & ~_has_clear_halves(x, multiplier)
     if cute.arch.vote_any_sync(unclear):
         # without codes of 1/2 and 3/2 the elements are those under twice the scale: so are the errors, bit by bit
         unlike = unclear & (_has_halves(x, multiplier, units.one) != 0)
+        if cutlass.const_expr(config.error_table):
+            # which has left out what is zero under all candidates
+            best = error_of(x, code, scales.inverse, units)
         limit = fma_rn(spread, Float32(_NEAR_DOUBLE), best)
         above = _scaled_up(x, code, multiplier, units, 4)
         if cute.arch.vote_any_sync(unlike):
@@ -246,33 +211,30 @@ def _search(x: tuple[Float32, ...], largest: Float32, context: BlockContext) -> 
     return _Found(Uint32(code), decided, cutlass.select_(certain, lower + 1, Int32(0)), inside, multiplier)
 
 
-def _scaled_up(x: Sequence[Float32], code: Int32, multiplier: Float32, units: _Units, times: int) -> Float32:
+def _scaled_up(x: Sequence[Float32], code: Int32, multiplier: Float32, units: Units, times: int) -> Float32:
     """The error under a scale 2 or 4 times as large as that of ``code``."""
     value = mul_rn(scale_value(Uint32(code)), Float32(float(times)))
-    return mul_rn(_squares(x, mul_rn(multiplier, Float32(1 / times)), units), mul_rn(value, value))
+    return mul_rn(squares(x, mul_rn(multiplier, Float32(1 / times)), units), mul_rn(value, value))
 
 
 def _has_halves(x: Sequence[Float32], multiplier: Float32, one: Uint32) -> Uint32:
     """Not 0 if some element of x · multiplier, in units of 2**-14 and of magnitude below 7, is 1/2 or 3/2."""
     found = Uint32(0)
-    for half in cut_to_f16(_products(x, multiplier)):
+    for half in cut_to_f16(products(x, multiplier)):
         code = add_by_fma(half, HALF_UNIT, one)
         found = found | (code & ((code >> Uint32(2)) ^ Uint32(0xFFFFFFFF)))
     return found & Uint32(0x02000200)
 
 
-def _has_clear_halves(x: Sequence[Float32], multiplier: Float32, one: Uint32) -> Uint32:
-    """Not 0 if some element is 1/2 or 3/2, and is not almost a tie: a little less and a little more are, too.
+def _has_clear_halves(x: Sequence[Float32], multiplier: Float32) -> Boolean:
+    """Whether some element is 1/2 or 3/2, and is not almost a tie: a little less and a little more are, too.
 
     It would be 0, 1 or 2 under twice the scale, and its square larger by (1/4 − |d|) · scale² ≥ 2⁻⁹ · scale².
     """
-    found = Uint32(0)
-    for half in cut_to_f16(_products(x, multiplier)):
-        less = add_by_fma(half, HALF_UNIT - _BESIDE_TIE, one)
-        both = less & add_by_fma(half, HALF_UNIT + _BESIDE_TIE, one)
-        # codes 1/2 and 3/2 (001 and 011) have the lowest bit and not the highest
-        found = found | ((both * Uint32(4)) & (less ^ Uint32(0xFFFFFFFF)))
-    return found & Uint32(0x08000800)
+    least = Uint32(0x7BFF7BFF)
+    for half in cut_to_f16(products(x, multiplier)):
+        least = distance_from_halves(half, least)
+    return (least & Uint32(0xFFFF) < Uint32(_CLEAR)) | (least >> Uint32(16) < Uint32(_CLEAR))
 
 
 @cute.jit
@@ -287,7 +249,7 @@ def optimal(
     """(scale code, two words of codes) of a block, if its numbers are finite. All lanes of a warp go together."""
     factor = context.factor
     x = tuple(to_f32(config, words))
-    found = _search(x, largest, context)
+    found = _search(config, words, x, largest, context)
     live = valid & (largest > Float32(0.0))
     undecided = (found.decided == 0) & live
     code = Uint32(cutlass.select_(live, found.code, Uint32(0)))
@@ -320,7 +282,7 @@ def _encode_in_f16(x: tuple[Float32, ...], multiplier: Float32, tie: Uint32, one
     unit = Uint32(HALF_UNIT) - even * Uint32(0x00010001)
     # (8): f16x2, two elements each
     halves = cute.make_rmem_tensor(8, Uint32)
-    for i, half in enumerate(cut_to_f16(_products(x, multiplier))):
+    for i, half in enumerate(cut_to_f16(products(x, multiplier))):
         halves[i] = add_by_fma(half, unit, one)
     if cute.arch.vote_any_sync(even != 0):
         raised = Uint32(NONE) + even * Uint32(ODD - NONE)

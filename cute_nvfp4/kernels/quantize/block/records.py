@@ -58,6 +58,14 @@ class OptimalScales(NamedTuple):
     ties: Uint32
 
 
+class ErrorTable(NamedTuple):
+    """The tables of :mod:`.error_table`: their addresses in shared memory, and 1 on a diagonal."""
+
+    errors: Int32
+    lower: Int32
+    ones: Uint32
+
+
 class BlockContext(NamedTuple):
     """What all blocks of a matrix share; a field is None where the configuration has no use for it.
 
@@ -70,6 +78,7 @@ class BlockContext(NamedTuple):
     table: ScaleTable | None = None
     minus_one: Uint32 | None = None
     optimal: OptimalScales | None = None
+    errors: ErrorTable | None = None
     seed: Seed | None = None
     signs: Uint32 | None = None
 

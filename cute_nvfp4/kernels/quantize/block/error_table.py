@@ -1,0 +1,164 @@
+"""Errors of single elements under the scales that ``optimal`` tries, looked up in shared memory (bf16 only).
+
+A bf16 number has eight significant bits, and a block's candidates are an octave of scales: what an element's error is
+under all of them depends on its bits and on where the octave begins, one of eight significands m. There is a table for
+each m, of squares (y − q)² · scale² as f16, eight candidates an entry, and a second one of the two scales below them,
+under which the largest elements are clipped. So a block's eight errors are 16 loads of 16 bytes, summed in fp32 by the
+tensor cores, where each would take some 60 instructions.
+
+* Numbers are taken times 2⁻ᵉ, e being the exponent of the octave's first scale, so that bits less 128 · e index the
+  table. It begins where all candidates make zero of a number. Its first entry holds zeros: what smaller numbers add to
+  an error is the same under all candidates, at most top² / 12 together. It ends where the largest number of a block can
+  be, 7 · scale.
+* Entries are rounded to eleven bits: sums are off by 2⁻¹¹ of themselves, besides what :mod:`.optimal`
+  says of estimates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Boolean, Float32, Int32, Uint32
+from cutlass.memory import SmemAllocator
+
+from ....ptx.arithmetic import add_rn, mul_rn, sub_rn
+from ....ptx.encode import f32x2_to_16bit
+from ....ptx.half import abs_bf16x2, max_u16x2
+from ....ptx.integer import add_product_of_half
+from ....ptx.memory import load_shared, store_shared
+from ....ptx.mma import diagonal, sum_halves
+from ....ptx.move import f32_bits, f32_from_bits
+from ..config import WARP
+from .records import ErrorTable, GlobalFactor
+from .scale_table import scale_value
+
+SIGNIFICANDS = range(8, 16)
+_ONE_F16 = 0x3C00
+# 7 · m / 8 is that many bf16 numbers above the first entry, and a few less
+ENTRIES = 664
+_ENTRY_BYTES, _LOWER_BYTES = 16, 4
+_TABLE_BYTES, _LOWER_TABLE_BYTES = ENTRIES * _ENTRY_BYTES, ENTRIES * _LOWER_BYTES
+# of the first entry's number and the octave's first scale: no more than 1/4 of the second scale below it
+_FLOOR = 0.2
+# errors are in units of (global scale · 2**e)² / 4096: small squares are normal in binary16, and large ones below 65504
+ERROR_UNIT = 4096.0
+_LARGEST = 6.0
+
+
+class Lookup(NamedTuple):
+    """Where a lane's block looks: ``numbers``, (8) words of two, not below ``floor``; the table of its octave."""
+
+    numbers: tuple[Uint32, ...]
+    floor: Int32
+    table: Int32
+
+
+def _floor(least: Float32, factor: GlobalFactor) -> Uint32:
+    """The bits of the first entry's number, of a bf16, for an octave that begins with the scale ``least``."""
+    return f32_bits(mul_rn(mul_rn(factor.value, least), Float32(_FLOOR))) >> Uint32(16)
+
+
+def _squares(x: Float32, inverses: Sequence[Float32], significands: Sequence[Float32]) -> list[Float32]:
+    """(y − E2M1(y))² · (m / 8)², y = x · inverse, in units of 1 / ``ERROR_UNIT``. x is positive."""
+    found = []
+    for inverse, m in zip(inverses, significands):
+        y = mul_rn(x, inverse)
+        # half the power of two in y, at least 1/2, is a unit in the last place of 2**22 times that power
+        power = f32_from_bits(cutlass.max(f32_bits(y) & Uint32(0x7F800000), Uint32(0x3F800000)))
+        rounder = mul_rn(power, Float32(2.0**22))
+        q = cute.arch.fmin(sub_rn(add_rn(y, rounder), rounder), Float32(_LARGEST))
+        d = mul_rn(sub_rn(y, q), mul_rn(m, Float32(ERROR_UNIT**0.5 / 8)))
+        found.append(mul_rn(d, d))
+    return found
+
+
+@cute.jit
+def fill_error_table(
+    config: cutlass.Constexpr,
+    smem: SmemAllocator,
+    factor: GlobalFactor,
+    all_inverses: tuple[Float32, ...],
+    thread: Int32,
+    lane: Int32,
+) -> ErrorTable:
+    """Allocates the tables and writes them; all threads of a CTA do this together. all_inverses: 1 / (global · m)."""
+    count = len(SIGNIFICANDS)
+    errors = smem.allocate_array(cutlass.Uint8, count * _TABLE_BYTES, byte_alignment=16).toint()
+    lower = smem.allocate_array(cutlass.Uint8, count * _LOWER_TABLE_BYTES, byte_alignment=16).toint()
+    for item in cutlass.range(thread, count * ENTRIES, WARP * config.warps, unroll=1):
+        first, entry = item // ENTRIES, item % ENTRIES
+        least = mul_rn((first + 8).to(Float32), Float32(1 / 8))
+        x = f32_from_bits((_floor(least, factor) + Uint32(entry)) << Uint32(16))
+        x = cutlass.select_(entry == 0, Float32(0.0), x)
+        inverses, significands = [], []
+        for i, m in enumerate(SIGNIFICANDS):
+            doubled = Int32(i) < first
+            inverses.append(mul_rn(all_inverses[i], cutlass.select_(doubled, Float32(4.0), Float32(8.0))))
+            significands.append(cutlass.select_(doubled, Float32(float(2 * m)), Float32(float(m))))
+        found = _squares(x, inverses, significands)
+        words = [f32x2_to_16bit(found[i], found[i + 1], "f16") for i in range(0, count, 2)]
+        store_shared(errors + item * _ENTRY_BYTES, words)
+        below = [_below(inverses, significands, first, n) for n in (1, 2)]
+        two = _squares(x, [inverse for inverse, _ in below], [m for _, m in below])
+        store_shared(lower + item * _LOWER_BYTES, [f32x2_to_16bit(two[0], two[1], "f16")])
+    cute.arch.sync_threads()
+    return ErrorTable(errors, lower, diagonal(_ONE_F16, lane))
+
+
+def _below(
+    inverses: Sequence[Float32], significands: Sequence[Float32], first: Int32, n: int
+) -> tuple[Float32, Float32]:
+    """Inverse and significand of the ``n``-th scale below the octave: half of the octave's last but n − 1."""
+    place = (first - n) & 7
+    inverse, m = inverses[0], significands[0]
+    for i in range(1, len(SIGNIFICANDS)):
+        inverse = cutlass.select_(place == i, inverses[i], inverse)
+        m = cutlass.select_(place == i, significands[i], m)
+    return mul_rn(inverse, Float32(2.0)), mul_rn(m, Float32(0.5))
+
+
+def lookup(words: Sequence[Uint32], lowest: Int32, regular: Boolean, factor: GlobalFactor, table: ErrorTable) -> Lookup:
+    """``lowest``: the code of the octave's first scale. If not ``regular``, all numbers are the first entry's."""
+    floor = Int32(_floor(scale_value(Uint32(lowest)), factor))
+    floor = cutlass.select_(regular, floor, Int32(0x7FFF))
+    both = Uint32(floor) * Uint32(0x00010001)
+    numbers = tuple(max_u16x2(abs_bf16x2(word), both) for word in words)
+    return Lookup(numbers, floor, (lowest & 7) * ENTRIES)
+
+
+def _sums(addresses: Sequence[Int32], num_bytes: int, ones: Uint32) -> list[Float32]:
+    """Sums over 16 entries of ``num_bytes``, of f16: 8 of 16 bytes, of 4 bytes two."""
+    entries = [load_shared(address, num_bytes) for address in addresses]
+    if num_bytes == _LOWER_BYTES:
+        # four elements at a time: sums of two pairs, each of two elements
+        sums = [Float32(0.0)] * 4
+        for i in range(0, 16, 4):
+            sums = sum_halves([entry[0] for entry in entries[i : i + 4]], ones, sums)
+        return [add_rn(sums[0], sums[2]), add_rn(sums[1], sums[3])]
+    low, high = [Float32(0.0)] * 4, [Float32(0.0)] * 4
+    for u, v in zip(entries[0::2], entries[1::2]):
+        low = sum_halves([u[0], u[1], v[0], v[1]], ones, low)
+        high = sum_halves([u[2], u[3], v[2], v[3]], ones, high)
+    return [*low, *high]
+
+
+def octave_errors(found: Lookup, table: ErrorTable) -> list[Float32]:
+    """The block's errors under the eight scales of its octave, by their significands."""
+    start = table.errors + (found.table - found.floor) * _ENTRY_BYTES
+    return _sums(_addresses(found, Uint32(start), Uint32(_ENTRY_BYTES)), _ENTRY_BYTES, table.ones)
+
+
+def lower_errors(found: Lookup, table: ErrorTable, wanted: Boolean) -> list[Float32]:
+    """Its errors under the two scales below them; something else if not ``wanted``, from one place for all lanes."""
+    start = cutlass.select_(wanted, table.lower + (found.table - found.floor) * _LOWER_BYTES, table.lower)
+    step = cutlass.select_(wanted, Uint32(_LOWER_BYTES), Uint32(0))
+    return _sums(_addresses(found, Uint32(start), step), _LOWER_BYTES, table.ones)
+
+
+def _addresses(found: Lookup, start: Uint32, step: Uint32) -> list[Int32]:
+    """start + step · number, for each element."""
+    upper = step << Uint32(8)
+    return [Int32(add_product_of_half(word, b, start)) for word in found.numbers for b in (step, upper)]
