@@ -362,6 +362,7 @@ def test_a_kernel_of_the_dsl_and_what_the_command_says_of_it():
     told = json.loads(json.dumps(_timing(found)))
     assert told["microseconds"] == found.microseconds and "waits" not in told
     assert [p["bound_by"] for p in told["phases"]] == [p.bound_by for p in found.phases()]
+    assert told["gains"] == found.gains()
     lines = list(time_lines(SimpleNamespace(launches=[runs[0], runs[0]])))
     assert f"{found.microseconds:.2f} us modelled on H200" in lines[0]
     assert "a launch 3.10 us of both" in lines[1] and any("bound by: 0.0 to" in line for line in lines)
