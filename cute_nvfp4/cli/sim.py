@@ -97,10 +97,7 @@ def sim(
         typer.Option(metavar="US", help="What a launch costs on your host.", show_default="the machine file's"),
     ] = None,
     figures: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--figure", metavar="NAME=VALUE", help="Another figure of the GPU for modelled times; may be given again."
-        ),
+        list[str] | None, typer.Option("--figure", metavar="NAME=VALUE", help="Another figure of the GPU for --time.")
     ] = None,
     trace: Annotated[
         str, typer.Option(metavar="FILE", help="Write a timeline for ui.perfetto.dev; modelled times with --time.")
@@ -150,37 +147,37 @@ def sim(
         fail(f"there is no {kind} {script}" + (" (see --help)" if kind == "option" else ""), 2)
     for name, path in (("--trace", trace), ("--json", json)):
         check_writable(name, path)
-    if (launch_us is not None or figures) and not timed:
-        fail("--launch-us and --figure are for modelled times: they need --time", 2)
-    clock = _clock(arch) if timed else ""
+    clock = _clock(arch, timed, launch_us is not None or bool(figures))
     options = Options(script, list(context.args), arch, str(chosen), checks, counters, clock, trace=trace, json=json)
     options.quiet, options.traceback, options.execute = quiet, with_traceback, execute
-    options.benchmarks, options.step_limit = benchmarks, step_limit
-    options.figures = _figures(figures or [], launch_us)
+    options.benchmarks, options.step_limit, options.figures = benchmarks, step_limit, _figures(figures or [])
+    options.figures |= {} if launch_us is None else {"launch.empty_us": launch_us}
     options.allow, options.collect = tuple(allow or ()), collect
-    raise typer.Exit(_run(options) if schedules == 1 else _run_all(options, schedules, chosen.seed))
+    if schedules == 1:
+        status = _run(options)
+    else:
+        from .sim_schedules import run_schedules
+
+        status = run_schedules(options, schedules, chosen.seed)
+    raise typer.Exit(status)
 
 
-def _run_all(options: Options, schedules: int, seed: int) -> int:
-    """Runs the program under many schedules, each in a process of its own."""
-    from .sim_schedules import run_schedules
-
-    return run_schedules(options, schedules, seed)
-
-
-def _clock(arch: str) -> str:
-    """The machine whose clock knows ``arch``."""
+def _clock(arch: str, timed: bool, figures: bool) -> str:
+    """The machine that times launches, "" for none; ``figures``: there are some for it."""
+    if figures and not timed:
+        fail("--launch-us and --figure are for modelled times: they need --time", 2)
+    if not timed:
+        return ""
     from ..sim.clock.machine import clock_of
 
     with shown_errors():
         return clock_of(arch)
 
 
-def _figures(given: list[str], launch_us: float | None) -> dict[str, float]:
-    """The figures of "NAME=VALUE" words, and what a launch costs."""
-    launch = {} if launch_us is None else {"launch.empty_us": launch_us}
+def _figures(given: list[str]) -> dict[str, float]:
+    """The figures of "NAME=VALUE" words."""
     try:
-        return {name: float(value) for name, value in (word.split("=") for word in given)} | launch
+        return {name: float(value) for name, value in (word.split("=") for word in given)}
     except ValueError:
         fail(f"--figure: got {' '.join(given)}, expected NAME=VALUE with a number", 2)
 
