@@ -4,8 +4,8 @@ Measures nothing: the clock executes each launch and says how long it takes, as 
 kernel's duration in place of what a launch costs. Beside it stand what others have published of other programs at the
 same sizes, and the speed of light of the contest's statement; neither says how right the clock is.
 
-* contest: our submissions at the contest's benchmark shapes, and NVIDIA's examples that public submissions build on,
-  with 128 x 128 tiles by one CTA, and with operands swapped and 256 x 128 tiles by two (``CUTLASS_EXAMPLES``: a copy);
+* contest: our submissions at the contest's benchmark shapes, and what public submissions build on: for GEMM NVIDIA's
+  example (``CUTLASS_EXAMPLES``: a copy), for groups FlashInfer's masked GEMM, with tiles of one CTA and of a pair;
 * decode: NVFP4 weights times one row, by ``gemv`` and by ``gemm``; large: ``gemm`` of MXFP4.
 
 Writes ``results/ours_modelled_b200.json`` after every launch, and goes on from there; ``--write`` the tables into
@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from published import records
-from timing_b200 import PAGE, timings
+from published import FLASHINFER, records
+from timing_b200 import PAGE, timings, version, versions
 
 from cute_nvfp4.harness.evaluate import Options, task_of
 from cute_nvfp4.harness.schema import Case
@@ -33,17 +33,19 @@ from cute_nvfp4.harness.schema import Case
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "results" / "ours_modelled_b200.json"
 PROGRAM = HERE / "b200_launches.py"
-BLACKWELL = Path("cute", "blackwell", "kernel")
+EXAMPLE = Path("cute", "blackwell", "kernel", "blockscaled_gemm", "dense_blockscaled_gemm_persistent.py")
 PROBLEMS = ("nvfp4_gemv", "nvfp4_gemm", "nvfp4_dual_gemm", "nvfp4_group_gemm")
 NVFP4 = ("--sf_dtype", "Float8E4M3FN", "--sf_vec_size", "16", "--c_dtype", "Float16", "--skip_ref_check")
+NVFP4 += ("--a_dtype", "Float4E2M1FN", "--b_dtype", "Float4E2M1FN")
 
 
 class Launch(NamedTuple):
-    """A launch: which table it is of, its name there, which program, and what ``b200_launches.py`` is told."""
+    """A launch: which table it is of, its name there, which program, its file and what that is told."""
 
     table: str
     name: str
     program: str
+    file: Path
     arguments: tuple[str, ...]
 
     @property
@@ -56,63 +58,62 @@ def launches() -> list[Launch]:
     for problem in PROBLEMS:
         for number, case in enumerate(task_of(Options(problem=problem)).benchmarks):
             name = shape(problem, case)
-            out.append(Launch("contest", name, "ours", ("contest", f"problem={problem}", f"case={number}")))
+            out.append(Launch("contest", name, "ours", PROGRAM, ("contest", f"problem={problem}", f"case={number}")))
             if problem in ("nvfp4_gemm", "nvfp4_group_gemm"):
-                out += [
-                    Launch("contest", name, f"example {of}", _example(case, of == "pair")) for of in ("one", "pair")
-                ]
+                out += [Launch("contest", name, of, *_public(case, of == "pair")) for of in ("one CTA", "pair")]
     for r in records("nvfp4_decode_b200.csv"):
         name, sizes = f"{r['n']} x {r['k']}", (f"n={r['n']}", f"k={r['k']}")
         out += [
-            Launch("decode", name, "gemv", ("gemv", *sizes)),
-            Launch("decode", name, "gemm", ("gemm", "m=1", *sizes)),
+            Launch("decode", name, "gemv", PROGRAM, ("gemv", *sizes)),
+            Launch("decode", name, "gemm", PROGRAM, ("gemm", "m=1", *sizes)),
         ]
     for r in records("mxfp4_dense_b200.csv"):
         sizes = tuple(f"{key}={r[key]}" for key in "mnk")
         name = " x ".join(r[key] for key in "mnk")
-        out.append(Launch("large", name, "gemm", ("gemm", *sizes, "kind=mxfp4", "out=float32")))
+        out.append(Launch("large", name, "gemm", PROGRAM, ("gemm", *sizes, "kind=mxfp4", "out=float32")))
     return out
 
 
 def shape(problem: str, case: Case) -> str:
-    return f"{problem.removeprefix('nvfp4_')} " + " ".join(
-        f"{key}={'/'.join(map(str, case[key])) if isinstance(case[key], list) else case[key]}"
-        for key in case
-        if key not in ("seed", "g")
-    )
+    """The sizes of a case; once what all groups have."""
+    words = [problem.removeprefix("nvfp4_")]
+    for key, value in case.items():
+        if key not in ("seed", "g"):
+            each = list(dict.fromkeys(value)) if isinstance(value, list) else [value]
+            words.append(f"{key}={'/'.join(map(str, each if len(each) == 1 else value))}")
+    return " ".join(words)
 
 
-def _example(case: Case, pair: bool) -> tuple[str, ...]:
-    """The dense example, or the grouped one where there are groups; of a pair, C^T = B A^T."""
-    groups = isinstance(case["m"], list)
-    sizes = list(zip(case["m"], case["n"], case["k"])) if groups else [(case["m"], case["n"], case["k"])]
-    sizes = [(n, m, k, 1) if pair else (m, n, k, 1) for m, n, k in sizes]
-    folder, file = (
-        ("blockscaled_grouped_gemm", "grouped_blockscaled_gemm.py")
-        if groups
-        else ("blockscaled_gemm", "dense_blockscaled_gemm_persistent.py")
-    )
-    words = ["example", str(Path(os.environ.get("CUTLASS_EXAMPLES", ""), BLACKWELL, folder, file)), *NVFP4]
+def _public(case: Case, pair: bool) -> tuple[Path, tuple[str, ...]]:
+    """NVIDIA's dense example, of a pair with its operands swapped; FlashInfer's masked GEMM where there are groups."""
+    if isinstance(case["m"], list):
+        point = f"{case['n'][0]}x{case['k'][0]}:" + "/".join(map(str, case["m"]))
+        return FLASHINFER, ("grouped_gemm_published", f"points={point}", f"pair={pair}")
+    sizes = (case["n"], case["m"]) if pair else (case["m"], case["n"])
+    words = ["example", str(Path(os.environ.get("CUTLASS_EXAMPLES", ""), EXAMPLE)), *NVFP4]
     words += ["--mma_tiler_mn", "256,128" if pair else "128,128", "--cluster_shape_mn", "2,1" if pair else "1,1"]
-    words += ["--c_major", "m" if pair else "n"]
-    if groups:
-        listed = ",".join("({},{},{},{})".format(*size) for size in sizes)
-        return (*words, "--ab_dtype", "Float4E2M1FN", "--num_groups", str(len(sizes)), "--problem_sizes_mnkl", listed)
-    kinds = ("--a_dtype", "Float4E2M1FN", "--b_dtype", "Float4E2M1FN")
-    return (*words, *kinds, "--mnkl", ",".join(map(str, sizes[0])))
+    words += ["--c_major", "m" if pair else "n", "--mnkl", ",".join(map(str, (*sizes, case["k"], 1)))]
+    return PROGRAM, tuple(words)
 
 
 def modelled(launch: Launch) -> dict[str, Any]:
     """What the clock says, in a process of its own; why not, where it refuses to."""
-    found = timings(PROGRAM, list(launch.arguments))
+    found = timings(launch.file, list(launch.arguments))
     if len(found) == 1:
         return found[0]
-    return {"refused": f"{len(found)} launches have a time"}
+    return {"refused": f"{len(found)} launches have a time", "clock": version()}
 
 
 def bound(found: dict[str, Any]) -> str:
     """What bounds each quarter of the launch."""
     return " · ".join(phase["bound_by"] for phase in found["phases"])
+
+
+def gain(found: dict[str, Any]) -> str:
+    """What would save most of the launch, and how much."""
+    saved = found.get("gains") or {"": 0.0}
+    most = max(sorted(saved), key=saved.__getitem__)
+    return f"{most}: {saved[most]:.2f}" if most else ""
 
 
 def us(found: dict[str, Any] | None) -> str:
@@ -123,9 +124,10 @@ def tables(record: dict[str, Any]) -> dict[str, list[str]]:
     """The three tables in Markdown."""
     found = {launch: record[launch.key] for launch in launches() if launch.key in record}
     by = {(launch.table, launch.name, launch.program): value for launch, value in found.items()}
-    contest = ["| problem, shape | ours, modelled | bound by, quarter by quarter | example, one CTA | example, pair |"]
-    contest[0] += " speed of light | best public |"
-    contest += ["|---|---|---|---|---|---|---|"]
+    heads = ("problem, shape", "ours, modelled", "bound by, quarter by quarter", "would save most, µs")
+    heads += ("public, one CTA", "public, pair", "speed of light", "best public")
+    contest = ["| " + " | ".join(heads) + " |"]
+    contest += ["|---|---|---|---|---|---|---|---|"]
     for problem in PROBLEMS:
         task, mine = task_of(Options(problem=problem)), []
         light, best = task.speed_of_light.microseconds, task.public_results.microseconds
@@ -135,15 +137,16 @@ def tables(record: dict[str, Any]) -> dict[str, list[str]]:
             if ours is None or "refused" in ours:
                 continue
             mine.append(ours["modelled_us"])
-            others = " | ".join(us(by.get(("contest", name, f"example {of}"))) for of in ("one", "pair"))
+            others = " | ".join(us(by.get(("contest", name, of))) for of in ("one CTA", "pair"))
             contest.append(
-                f"| {name} | {us(ours)} | {bound(ours)} | {others} | {light[number]:.2f} | {best[number]:.2f} |"
+                f"| {name} | {us(ours)} | {bound(ours)} | {gain(ours)} | {others} | {light[number]:.2f} "
+                f"| {best[number]:.2f} |"
             )
         if len(mine) == len(task.benchmarks):
             means = f"{statistics.geometric_mean(light):.2f} | {statistics.geometric_mean(best):.2f}"
             contest.append(
                 f"| **{problem.removeprefix('nvfp4_')}, geometric mean** | **{statistics.geometric_mean(mine):.2f}** "
-                f"| | | | {means} |"
+                f"| | | | | {means} |"
             )
     decode = ["| N x K | gemv, modelled | gemm of a row, modelled | Helion, published | vLLM's CUTLASS, published |"]
     decode += ["|---|---|---|---|---|"]
@@ -157,19 +160,24 @@ def tables(record: dict[str, Any]) -> dict[str, list[str]]:
         work = 2 * int(r["m"]) * int(r["n"]) * int(r["k"]) / 1e6
         published = " | ".join(f"{work / float(r[key]):.2f}" for key in ("deepgemm", "cublas"))
         large.append(f"| {name} | {us(by.get(('large', name, 'gemm')))} | {published} |")
-    return {"contest": contest, "decode": decode, "large": large}
+    out = {"contest": contest, "decode": decode, "large": large}
+    for table, lines in out.items():
+        if said := versions(value for launch, value in found.items() if launch.table == table):
+            lines += ["", said.strip()]
+    return out
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", metavar="TEXT", help="launches whose names have it in them")
     parser.add_argument("--report", action="store_true", help="execute nothing")
-    parser.add_argument("--again", action="store_true", help="forget earlier times of these launches")
+    parser.add_argument("--stale", action="store_true", help="again those times that another version of the clock gave")
     parser.add_argument("--write", action="store_true", help="the tables into docs/timing.md")
     given = parser.parse_args()
     record = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     for launch in launches():
-        if given.report or given.only not in launch.key or (launch.key in record and not given.again):
+        done = launch.key in record and (not given.stale or record[launch.key]["clock"] == version())
+        if given.report or given.only not in launch.key or done:
             continue
         record[launch.key] = modelled(launch)
         RESULTS.write_text(json.dumps(record, indent=1) + "\n")

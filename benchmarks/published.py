@@ -30,9 +30,11 @@ class Point(NamedTuple):
     argument: str
 
 
-GB200 = {"sms": 152, "l2.dirty_bytes": 1.5 * 132_644_864}
-"""A GB200 has more SMs; and FlashInfer clears L2 (126.5 MiB) by writing zeros, which leaves dirty what is in it
-(``bench_gpu_time_with_cupti``)."""
+ZEROS = {"l2.dirty_bytes": 1.5 * 132_644_864}
+"""FlashInfer clears L2 (126.5 MiB) by writing zeros, which leaves dirty what is in it (``bench_gpu_time_with_cupti``,
+in both tables)."""
+GB200 = {"sms": 152, **ZEROS}
+"""A GB200 has more SMs than a B200."""
 
 
 class Published(NamedTuple):
@@ -127,7 +129,7 @@ TABLES = {
         1,
         "groups",
         _installed,
-        {},
+        ZEROS,
     ),
     "bf16": Published(
         "bf16 GEMMs of NVIDIA's examples on a B300", bf16, _example, 1, "program", lambda: "CUTLASS 4.6.1, examples", {}

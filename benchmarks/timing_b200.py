@@ -12,6 +12,7 @@ table and every fifth after it. Nothing in ``sim/clock/machines/b200.yml`` is fi
 from __future__ import annotations
 
 import argparse
+import hashlib
 import itertools
 import json
 import statistics
@@ -20,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ from published import TABLES, Point, Published
 from cute_nvfp4.sim.clock.machine import machine
 
 HERE = Path(__file__).resolve().parent
+CLOCK = HERE.parent / "cute_nvfp4" / "sim" / "clock"
 PAGE = HERE.parent / "docs" / "timing.md"
 UNLIKE = 1.1
 """Two times that differ by less are not ranked."""
@@ -38,6 +41,14 @@ UNLIKE = 1.1
 def results(table: str) -> Path:
     """The record of a table."""
     return HERE / "results" / f"timing_modelled_b200{'' if table == 'dense' else '_' + table}.json"
+
+
+def version() -> str:
+    """Which clock this is: changes with its code and with the machine's figures."""
+    found = hashlib.sha256()
+    for path in [*sorted(CLOCK.rglob("*.py")), CLOCK / "machines" / "b200.yml"]:
+        found.update(path.read_bytes())
+    return found.hexdigest()[:8]
 
 
 def timings(program: Path, arguments: list[str], figures: dict[str, float] | None = None) -> list[dict[str, Any]]:
@@ -61,7 +72,9 @@ def timings(program: Path, arguments: list[str], figures: dict[str, float] | Non
                 "roofline_us": round(max(timing["bounds_us"].values()), 3),
                 "bound_by": max(sorted(timing["lost"]), key=timing["lost"].__getitem__),
                 "phases": [{"bound_by": p["bound_by"], "share": round(p["share"], 2)} for p in timing["phases"]],
+                "gains": {name: round(saved, 3) for name, saved in timing["gains"].items() if saved >= 0.01},
                 "seconds": round(launch["seconds"], 1),
+                "clock": version(),
             }
         )
     return out
@@ -73,6 +86,13 @@ def modelled(table: Published, points: list[Point]) -> dict[str, dict[str, Any]]
     if len(found) != len(points):
         raise RuntimeError(f"{len(found)} launches for {len(points)} points: {', '.join(p.name for p in points)}")
     return {point.name: what for point, what in zip(points, found)}
+
+
+def versions(found: Iterable[dict[str, Any]]) -> str:
+    """How many times other versions of the clock have given, where there are such."""
+    of = [time.get("clock") for time in found]
+    others = len(of) - of.count(version())
+    return f" {others} of the {len(of)} times are by earlier versions of the clock." if others else ""
 
 
 def ranked(points: list[Point], times: dict[str, dict[str, Any]]) -> tuple[int, int]:
@@ -102,6 +122,7 @@ def report(points: list[Point], times: dict[str, dict[str, Any]]) -> None:
         print(f"{row}: {len(some)} points, mean error {mean:.1%}, worst {max(some, key=abs):+.1%}, mean {bias:+.1%}")
     right, pairs = ranked(known, times)
     print(f"{len(known)} of {len(points)} points; of {pairs} pairs {right / max(1, pairs):.1%} are in the right order")
+    print(f"by this version of the clock: {sum(times[p.name].get('clock') == version() for p in known)}")
 
 
 def write(table: str, points: list[Point], times: dict[str, dict[str, Any]]) -> None:
@@ -114,6 +135,7 @@ def write(table: str, points: list[Point], times: dict[str, dict[str, Any]]) -> 
         lines.append(f"| {name} | {len(some)} | {mean:.1%} | {worst:+.1%} | {statistics.mean(some):+.1%} |")
     share = f"{right / pairs:.1%} are ordered rightly."
     lines += ["", f"Of {pairs} pairs whose published times differ by more than a tenth, {share}"]
+    lines[-1] += versions(times[p.name] for p in points if p.name in times)
     mark = f"<!-- timing_b200.py --table {table} --write -->"
     before, _, after = PAGE.read_text().split(mark)
     PAGE.write_text(mark.join((before, "\n" + "\n".join(lines) + "\n", after)))
@@ -145,16 +167,20 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="the errors into docs/timing.md")
     parser.add_argument("--plot", type=Path, metavar="FILE")
     parser.add_argument("--most", type=int, default=0, metavar="N", help="at most N more points")
+    parser.add_argument("--only", default="*", metavar="PATTERN", help="points whose names match it")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="every N-th point of the table")
     parser.add_argument("--again", action="store_true", help="forget earlier times")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes at a time")
+    parser.add_argument("--stale", action="store_true", help="again those times that another version of the clock gave")
     parser.add_argument("--output", type=Path, metavar="FILE", help="default: the table's record in results")
     parser.add_argument("--together", type=int, metavar="N", help="points in one process (default: the table's)")
     given = parser.parse_args()
     table, output = TABLES[given.table], given.output or results(given.table)
     points, together = table.points(), given.together or table.together
     record = json.loads(output.read_text()) if output.exists() and not given.again else {"times": {}}
-    left = [p for p in points[:: given.every] if p.name not in record["times"]]
+    now = version() if given.stale else None
+    done = {name for name, found in record["times"].items() if not given.stale or found.get("clock") == now}
+    left = [p for p in points[:: given.every] if p.name not in done and fnmatch(p.name, given.only)]
     left = [] if given.report else left[: given.most or None]
     parts = [left[begin : begin + together] for begin in range(0, len(left), together)]
     with ThreadPoolExecutor(given.jobs) as pool:

@@ -53,6 +53,7 @@ def evaluate(
         Path | None,
         typer.Option(help="Task file with other shapes, seeds or tolerances.", show_default="the problem's"),
     ] = None,
+    jobs: Annotated[int, typer.Option(metavar="N", help="Without a GPU: N processes share the cases.")] = 1,
     schedules: Annotated[
         int, typer.Option(metavar="N", help="Simulator: N schedules of warps and engines that look for trouble.")
     ] = 1,
@@ -88,7 +89,7 @@ def evaluate(
         if several and trace:
             raise HarnessError("--trace writes the timeline of one submission; several were given")
         options = replace(options, schedules=schedules, schedule=schedule, trace=trace, inspect=several or bool(html))
-        options = replace(options, allow=tuple(allow or ()), collect=collect)
+        options = replace(options, allow=tuple(allow or ()), collect=collect, jobs=jobs)
 
         def prepare(path: Path | None) -> Evaluation:
             return Evaluation(replace(options, submission=path))

@@ -20,7 +20,7 @@ A run of one schedule is an object with these keys, all of them always there:
         instructions    warp instructions; 0 where the launch was stopped or not run
         warnings        what the checks found suspicious, a text a class; empty with --no-checks
         timing          null without --time, else the fields of ``cute_nvfp4.sim.Timing`` but the waits, and its
-                        "phases": a modelled time
+                        "phases" and "gains": a modelled time
         counters        null without --counters, else every field of ``cute_nvfp4.sim.Result`` but findings and timing:
                         kernel, warps, opcodes, classes, memory, distinct_bytes, engines, waits, mma, l2 and lines as
                         described there, and bank_conflicts
@@ -80,4 +80,4 @@ def _launch(record: LaunchRecord, counted: bool) -> dict[str, Any]:
 def _timing(timing: Timing) -> dict[str, Any]:
     fields = dataclasses.asdict(dataclasses.replace(timing, waits=(), again=None))
     del fields["waits"], fields["again"]
-    return fields | {"phases": [phase._asdict() for phase in timing.phases()]}
+    return fields | {"phases": [phase._asdict() for phase in timing.phases()], "gains": timing.gains()}

@@ -8,7 +8,8 @@ import platform
 import random
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -35,7 +36,8 @@ Progress = Callable[[CaseResult, str], None]
 
 @dataclass(frozen=True)
 class Options:
-    """What to run. ``case`` picks one case; ``seed`` replaces every case's own; ``timeout`` is seconds a request.
+    """What to run. ``case`` picks one case; ``seed`` replaces every case's own; ``timeout`` is seconds a request;
+    ``jobs`` processes share the cases (mode test without a GPU).
 
     In the simulator: ``schedules`` is how many adversarial schedules each case runs under (mode test), ``schedule`` one
     of one's own, ``trace`` a file for the timeline of the first case's first call; hazards of the classes ``allow`` are
@@ -59,6 +61,7 @@ class Options:
     allow: tuple[str, ...] = ()
     collect: bool = False
     inspect: bool = False
+    jobs: int = 1
 
 
 def task_of(options: Options) -> Task:
@@ -140,6 +143,8 @@ class Evaluation:
         for name, given in asked:
             if given and (self.backend != "sim" or options.mode != "test"):
                 raise HarnessError(f"{name} is for the simulator: it needs --backend sim and --mode test")
+        if options.jobs < 1 or (options.jobs > 1 and (self.backend == "cuda" or options.mode != "test")):
+            raise HarnessError(f"--jobs {options.jobs}: expected 1, or more with --mode test and without a GPU")
         if options.schedules < 1 or (options.schedules > 1 and options.schedule):
             raise HarnessError(
                 "--schedules N makes N schedules itself (N > 0); give --schedule TEXT for one of your own"
@@ -183,6 +188,26 @@ class Evaluation:
         if self.device == "cuda" and self.options.mode in _GPU_MODES:
             run.copy_bytes_s = copy_bandwidth()
             self._clear = ColdL2()
+        for index, case in self.numbered:
+            result = CaseResult(index, case, self._seed(case), useful_bytes=self.problem.useful_bytes(case))
+            result.batch = self.batch
+            run.cases.append(result)
+        todo, jobs = iter(run.cases), min(self.options.jobs, len(run.cases))
+        if jobs == 1:
+            self._work(todo, run.copy_bytes_s, progress)
+        else:
+            with ThreadPoolExecutor(jobs) as pool:
+                list(pool.map(lambda _: self._work(todo, None, progress), range(jobs)))
+        means = [case.gpu.mean / 1e3 for case in run.cases if case.gpu]
+        if run.passed and len(means) == len(run.cases):
+            run.score_us = geometric_mean(means)
+        modelled = [case.modelled_us for case in run.cases if case.modelled_us is not None]
+        if run.passed and len(modelled) == len(run.cases):
+            run.modelled_score_us = geometric_mean(modelled)
+        return run
+
+    def _work(self, todo: Iterator[CaseResult], copy_bytes_s: float | None, progress: Progress) -> None:
+        """Runs cases in a process of the submission until none is left to do."""
         with Runner(
             self.problem,
             self.submission,
@@ -195,24 +220,14 @@ class Evaluation:
             timeout=self.timeout,
             simulation=self._simulation(),
         ) as runner:
-            for index, case in self.numbered:
-                result = CaseResult(index, case, self._seed(case), useful_bytes=self.problem.useful_bytes(case))
-                result.batch = self.batch
-                run.cases.append(result)
+            for result in todo:  # a list's iterator gives each to one thread
                 progress(result, "start")
                 try:
-                    self._run_case(runner, result, run.copy_bytes_s)
+                    self._run_case(runner, result, copy_bytes_s)
                     result.passed = not result.error
                 except CallFailed as failure:
                     result.error, result.details = str(failure), failure.details
                 progress(result, "done")
-        means = [case.gpu.mean / 1e3 for case in run.cases if case.gpu]
-        if run.passed and len(means) == len(run.cases):
-            run.score_us = geometric_mean(means)
-        modelled = [case.modelled_us for case in run.cases if case.modelled_us is not None]
-        if run.passed and len(modelled) == len(run.cases):
-            run.modelled_score_us = geometric_mean(modelled)
-        return run
 
     def _run_case(self, runner: Runner, result: CaseResult, copy_bytes_s: float | None) -> None:
         modes = {

@@ -128,6 +128,9 @@ class ListLaunch:
 
     def run(self, values: tuple, owners: Owners) -> None:
         """Launches. owners: of the memory at the addresses."""
+        if self.only_addresses:
+            self.launch((*self.ordered(values), *values[self.alpha_at :]), (*owners, NO_ROOM, None))
+            return
         room = self._room()
         self._gather(owners, room)
         if self._decode is not None:

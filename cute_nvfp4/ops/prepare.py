@@ -6,10 +6,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards
+from torch.compiler import is_dynamo_compiling
 
 from ..errors import OperandError
 from ..operand import BlockScaledTensor
 from ..prepared_weight import PreparedWeight
+from ..runtime.bounded import Bounded
 from .calls import Preparation
 from .gated_gemm import gated_gemm
 from .gated_packed import prepared as prepared_gated
@@ -85,6 +89,7 @@ class Prepared:
         self._fixed = made.launch.fixed(made.values, self._owners)
         self._vary = [(name, _key(made.operands[name]), made.slots[name]) for name in vary]
         self._out = vary.index("out") if "out" in vary else None
+        self._known = _Known.of([made.operands[name] for name in vary])
 
     def __call__(self, *given: Any) -> Any:
         vary = self._vary
@@ -94,8 +99,22 @@ class Prepared:
         if len(given) != len(vary):
             names = ", ".join(name for name, _, _ in vary) or "none"
             raise OperandError.of("operands of a prepared call", got=len(given), expected=f"{len(vary)}: {names}")
+        places = None if self._known is None else self._known.places(given)
+        values = None if places is None else self._known.values.get(places)
+        if values is None:
+            values = self._checked(given)
+            if places is not None:
+                self._known.values[places] = values
+        made, owners = self._made, self._owners
+        if made.reads_owners:
+            owners = made.owners(made.operands | {name: x for (name, _, _), x in zip(vary, given)})
+        self._launch(values, owners)
+        return self._result if self._out is None else given[self._out]
+
+    def _checked(self, given: Sequence[Any]) -> tuple:
+        """What the launch varies, with operands that are looked at."""
         values = list(self._values)
-        for (name, key, slots), x in zip(vary, given):
+        for (name, key, slots), x in zip(self._vary, given):
             if _key(x) != key:
                 raise OperandError.of(
                     name,
@@ -106,12 +125,36 @@ class Prepared:
             for element, places in zip(x, slots) if isinstance(key, _ListKey) else ((x, slots),):
                 for part, place in places:
                     values[place] = (element if part is None else getattr(element, part)).data_ptr()
-        made, owners = self._made, self._owners
-        made.apart.check(values)
-        if made.reads_owners:
-            owners = made.owners(made.operands | {name: x for (name, _, _), x in zip(vary, given)})
-        self._launch(tuple(values), owners)
-        return self._result if self._out is None else given[self._out]
+        self._made.apart.check(values)
+        return tuple(values)
+
+
+class _Known:
+    """Lists of tensors of which torch's guards say at once that they are like those of the prepared call; values: what
+    a launch varies, by the addresses of tensors that were looked at in an earlier call."""
+
+    def __init__(self, tensors: list[Tensor], lengths: tuple[int, ...]) -> None:
+        self._guards = TensorGuards(*tensors, dynamic_dims_sizes=[], dynamic_dims_strides=[])
+        self._lengths, self.values = lengths, Bounded()
+
+    @classmethod
+    def of(cls, operands: Sequence[Any]) -> _Known | None:
+        """Those of lists of tensors; None for others, or where a tensor occurs twice, which the guards do not take."""
+        if not operands or not all(isinstance(x, list) for x in operands):
+            return None
+        tensors = [y for x in operands for y in x]
+        if len({*map(id, tensors)}) < len(tensors) or not all(type(y) is Tensor for y in tensors):
+            return None
+        return cls(tensors, tuple(map(len, operands)))
+
+    def places(self, given: Sequence[Any]) -> tuple[int, ...] | None:
+        """The addresses of all tensors; None unless they are like the prepared ones."""
+        if is_dynamo_compiling() or any(type(x) is not list and type(x) is not tuple for x in given):
+            return None
+        tensors = [y for x in given for y in x]
+        if tuple(map(len, given)) != self._lengths or not self._guards.check(*tensors):
+            return None
+        return tuple(map(Tensor.data_ptr, tensors))
 
 
 class _ListKey(NamedTuple):

@@ -25,6 +25,12 @@ def wait(barrier: Int32, parity: Int32, *, cluster: bool = False) -> None:
     asm(text, [], [Int32(barrier), Int32(parity)], volatile=True)
 
 
+def wait_to_overwrite(barrier: Int32, parity: Int32) -> None:
+    """:func:`wait`, for a thread whose asynchronous copies will overwrite what others have read before they arrived."""
+    wait(barrier, parity)
+    asm("fence.proxy.async.shared::cta;", [], [], volatile=True)
+
+
 def expect_bytes(barrier: Int32, num_bytes: Int32) -> None:
     """Announces bytes that asynchronous copies will bring in this phase, and arrives."""
     text = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [$0], $1;"

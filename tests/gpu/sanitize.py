@@ -9,7 +9,8 @@
 
 Every tensor is an allocation of its own then: an access beyond one is not one within torch's pool. (A driver call that
 ends a list with an error is no fault: API errors are left out.) ``--broken`` runs a kernel that the tool must notice
-(``broken.py``). How many kernels ran, and that the filter takes all of them, is said at the end.
+(``broken.py``; ``ring`` is for racecheck). How many kernels ran, and that the filter takes all of them, is said at the
+end.
 
 Without a GPU the simulator runs the same launches. Right results are the business of the tests.
 """
@@ -40,28 +41,35 @@ from cute_nvfp4 import (
     simulating,
 )
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.runtime import driver
 
 FILTER = "cutlass"
 """A part of the name of every kernel that the DSL compiles."""
-N, K = 320, 512
+N, K = 320, 1024
 
 
 def plans() -> dict[str, PackedPlan]:
-    """Of the WGMMA kernel: every scheduler, clusters along rows and along K, two CTAs on a multiprocessor."""
-    return {
-        "stream_k": PackedPlan(WgmmaConfig(tile_n=64, vector=False), 7),
-        "static": PackedPlan(WgmmaConfig(tile_n=128, scheduler="static", vector=False), 3),
-        "two CTAs": PackedPlan(WgmmaConfig(tile_n=32, ctas_per_sm=2, vector=False), 9),
-        "multicast": PackedPlan(WgmmaConfig(tile_n=64, scheduler="static", cluster_rows=2, vector=False), 2),
-        "turns": PackedPlan(
-            WgmmaConfig(tile_n=32, scheduler="static", split_k=2, warpgroups=4, k_groups=2, vector=False), 12
-        ),
-        "half tiles": PackedPlan(WgmmaConfig(tile_n=64, scheduler="static", warpgroups=3, vector=False), 3),
-        "helped": PackedPlan(WgmmaConfig(tile_n=32, scheduler="helped", split_k=2, vector=False), 14),
-        "split_k": PackedPlan(WgmmaConfig(tile_n=32, scheduler="static", split_k=2, vector=False), 12),
+    """Of the WGMMA kernel: every scheduler, clusters along rows and along K, two CTAs on a multiprocessor; and the
+    streaming one. Rings have so few stages that each is filled more than once."""
+    static: dict[str, Any] = {"scheduler": "static", "stages": 2}
+    shared = static | {"tile_n": 32, "split_k": 2}
+    configs: dict[str, tuple[dict[str, Any], int]] = {
+        "stream_k": ({"tile_n": 64, "stages": 2}, 7),
+        "static": (static | {"tile_n": 128}, 3),
+        "two CTAs": ({"tile_n": 32, "ctas_per_sm": 2, "stages": 2}, 9),
+        "multicast": (static | {"tile_n": 64, "cluster_rows": 2}, 2),
+        "turns": (shared | {"warpgroups": 4, "k_groups": 2, "stage_tiles": 1, "stages": 5}, 12),
+        "half tiles": (static | {"tile_n": 64, "warpgroups": 3}, 3),
+        "helped": (shared | {"scheduler": "helped"}, 14),
+        "split_k": (shared, 12),
     }
+    found = {name: PackedPlan(WgmmaConfig(vector=False, **config), n) for name, (config, n) in configs.items()}
+    for slabs in (4, 8):
+        found[f"stream, {slabs} slabs"] = PackedPlan(StreamConfig(slabs=slabs, stages=4), 3)
+    return found
 
 
 def launches(device: str) -> dict[str, Callable[[], object]]:
@@ -74,6 +82,7 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
     stack = quantize(torch.randn(3, N, K, device=device), backend="reference")
     experts, pairs = prepare_weight(stack), prepare_weight(stack, stack)
     offsets = torch.tensor([0, 30, 30, 100], dtype=torch.int32, device=device)
+    groups = PackedPlan(GroupedWgmmaConfig(tile_n=64, stages=2), 3)
     a, row = (quantize(x, backend="reference") for x in (few, few[:1]))
     found: dict[str, Callable[[], object]] = {
         "gemv": lambda: gemv(w, row),
@@ -83,16 +92,19 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
         "gemm, 9 rows of NVFP4": lambda: gemm(a, half),
         "gated_gemm, 9 rows": lambda: gated_gemm(few, both),
         "gated_gemm, 100 rows": lambda: gated_gemm(many, both),
-        "grouped_gemm, a list": lambda: grouped_gemm([(few, weight), (many, weight)]),
-        "grouped_gemm_contiguous": lambda: grouped_gemm_contiguous(many, experts, offsets=offsets),
-        "grouped_gemm_contiguous, gated": lambda: grouped_gemm_contiguous(many, pairs, offsets=offsets, gate="silu"),
+        "grouped_gemm, a list": lambda: grouped_gemm([(few, weight), (many, weight)], config=groups),
+        "grouped_gemm_contiguous": lambda: grouped_gemm_contiguous(many, experts, offsets=offsets, config=groups),
+        "grouped_gemm_contiguous, gated": lambda: grouped_gemm_contiguous(
+            many, pairs, offsets=offsets, gate="silu", config=groups
+        ),
         "rmsnorm_quantize": lambda: rmsnorm_quantize(many, None, global_scale=None),
         "silu_mul_quantize": lambda: silu_mul_quantize(many, many, global_scale=None),
     }
     for rule in ("max", "four_six_mse", "optimal"):
         found[f"quantize, {rule}"] = lambda rule=rule: quantize(many, rule=rule)
     for name, plan in plans().items():
-        found[f"gemm, {name}"] = lambda plan=plan: gemm(many, weight, config=plan, out_dtype=torch.float32)
+        x = few if plan.streams else many
+        found[f"gemm, {name}"] = lambda plan=plan, x=x: gemm(x, weight, config=plan, out_dtype=torch.float32)
     return found
 
 
@@ -112,7 +124,9 @@ def loaded() -> Counter[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--broken", choices=["memcheck", "racecheck", "synccheck"], help="run a wrong kernel instead")
+    parser.add_argument(
+        "--broken", choices=["memcheck", "racecheck", "synccheck", "ring"], help="run a wrong kernel instead"
+    )
     options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     device = "cuda" if on_gpu else "cpu"

@@ -37,9 +37,20 @@ def channel(monkeypatch):
 
 
 def test_pass_writes_tables_json_and_protocol(tmp_path, channel):
-    """As users run it: in a process of its own."""
+    """As users run it, in a process of its own; two more share the cases."""
     file = tmp_path / "out.json"
-    command = [sys.executable, "-m", "cute_nvfp4", *EVAL, "--submission", str(HONEST), "--json", str(file)]
+    command = [
+        sys.executable,
+        "-m",
+        "cute_nvfp4",
+        *EVAL,
+        "--submission",
+        str(HONEST),
+        "--json",
+        str(file),
+        "--jobs",
+        "2",
+    ]
     pass_fds = (int(os.environ["POPCORN_FD"]),)
     done = subprocess.run(command, pass_fds=pass_fds, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -94,6 +94,40 @@ def check(first: Groups, second: Groups, options: dict[str, Any]) -> None:
     assert alone() is got and first.same(got, **options)
 
 
+@pytest.mark.sim_only("refuses CPU tensors")
+def test_addresses_that_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists of tensors at addresses of an earlier call are not looked at again, all others are."""
+    first, second = (Groups(seed, "none") for seed in (1, 2))
+    second.weights = first.weights
+    with simulating("sm_90a"):
+        run = prepare(grouped_gemm, first.problems, out=first.outs, vary=("a", "out"))
+        for problem in (first, second):
+            assert run(problem.xs, problem.outs) is problem.outs
+        checked: list[int] = []
+        monkeypatch.setattr(run, "_checked", lambda given, check=run._checked: checked.append(1) or check(given))
+        for problem in (second, first):
+            for out in problem.outs:
+                out.fill_(float("nan"))
+            run(tuple(problem.xs), problem.outs)
+            assert problem.same(problem.outs)
+        assert not checked
+        one, two = first.xs
+        room = torch.zeros(3 * 96 + 1, dtype=one.dtype)
+        for a, out in (
+            ([one, two.half()], first.outs),
+            ([one], first.outs),
+            ([two, one], first.outs),
+            (one, first.outs),
+            ([room[1:].view(3, 96), two], first.outs),
+            (first.xs, [over(one), first.outs[1]]),
+            (first.xs, [over(first.outs[1]), first.outs[1]]),
+        ):
+            with pytest.raises(OperandError, match=r"another kind|memory of out"):
+                run(a, out)
+        same = torch.cat([one, one])[:3]
+        assert run([same, two], second.outs) is second.outs and second.outs[0].equal(first.outs[0])
+
+
 @pytest.mark.sim_only("counts launches")
 def test_one_launch_decodes_a_list() -> None:
     """For each format; then the product."""

@@ -52,9 +52,11 @@ def test_every_launch_of_the_contest_has_a_row() -> None:
     assert sum(launch.program == "ours" for launch in launches) == 14
     assert len(launches) == len({launch.key for launch in launches}) == 14 + 2 * 7
     phases = [{"bound_by": name, "share": 0.5} for name in ("issue", "dram", "dram", "tail")]
-    record = {launch.key: {"modelled_us": 4.0, "phases": phases} for launch in launches}
-    record[launches[-1].key] = {"refused": "0 launches have a time"}
-    rows = ours_b200.tables(record)["contest"]
+    now = timing_b200.version()
+    record = {launch.key: {"modelled_us": 4.0, "phases": phases, "clock": now} for launch in launches}
+    record[launches[-1].key] = {"refused": "0 launches have a time", "clock": "another"}
+    *rows, _, said = ours_b200.tables(record)["contest"]
+    assert said == f"1 of the {len(launches)} times are by earlier versions of the clock."
     assert len(rows) == 2 + 14 + 4
     assert "issue · dram · dram · tail" in rows[2] and "**4.00**" in rows[5]
     assert sum("refused" in row for row in rows) == 1

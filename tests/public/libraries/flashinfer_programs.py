@@ -171,13 +171,14 @@ def mm_fp4_published(points: str, sms: int) -> None:
         mm_fp4(a, b.T, sfa, sfb.T, torch.tensor([1.0]).cuda(), torch.bfloat16, backend="cute-dsl")
 
 
-def grouped_gemm_published(points: str) -> None:
+def grouped_gemm_published(points: str, pair: bool = False) -> None:
     """grouped_gemm_nt_masked at ``points`` ("4096x7168:231/255,…": N, K, and the rows of each group), as FlashInfer's
     ``bench_cute_dsl_blockscaled_gemm.py`` calls it: 4096 rows a group of which those are wanted, tiles of 128 x 128, no
-    cluster. Elements are zeros, which cost no memory here; compares nothing."""
+    cluster; or of 256 x 128 by a ``pair``. Elements are zeros, which cost no memory here; compares nothing."""
     from flashinfer.gemm import grouped_gemm_nt_masked
 
     kinds = {"ab_dtype": "float4_e2m1fn", "sf_dtype": "float8_e4m3fn", "c_dtype": "bfloat16", "sf_vec_size": 16}
+    kinds |= {"mma_tiler_mn": (256, 128), "cluster_shape_mn": (2, 1)} if pair else {}
     for point in points.split(","):
         shape, rows = point.split(":")
         (n, k), wanted, most = map(int, shape.split("x")), [int(m) for m in rows.split("/")], 4096

@@ -154,7 +154,7 @@ class GroupedWgmma(WgmmaGemm):
             first, k_tiles = groups.weight(tile.group), groups.k_tiles(tile.group)
             row_tiles = groups.row_tiles(tile.group)
             for step in cutlass.range(tile.k_first * each, (tile.k_first + tile.k_count) * each, unroll=1):
-                mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
+                mbarrier.wait_to_overwrite(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.ring.full + 8 * at.stage
                 with cute.arch.elect_one():
                     mbarrier.expect_bytes(full, Int32(cfg.weight_bytes))
@@ -190,7 +190,7 @@ class GroupedWgmma(WgmmaGemm):
             )  # ((atom, rest), CHUNK), ((atom, rest), REST_M, REST_K)
             num_bytes = tile.width * (cfg.stage_k * 2)
             for step in cutlass.range(tile.k_first * each, (tile.k_first + tile.k_count) * each, unroll=1):
-                mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
+                mbarrier.wait_to_overwrite(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.ring.full + 8 * at.stage
                 with cute.arch.elect_one():
                     mbarrier.expect_bytes(full, num_bytes)

@@ -98,7 +98,7 @@ class Stream:
             with cute.arch.elect_one():
                 for stage in cutlass.range_constexpr(cfg.ring_stages):
                     mbarrier.initialise(memory.full + 8 * stage, LOADING_WARPS)
-                    mbarrier.initialise(memory.empty + 8 * stage, cfg.warps_m)
+                    mbarrier.initialise(memory.empty + 8 * stage, WARP * cfg.warps_m)
                 mbarrier.fence_initialised()
         # the ring's barriers are there
         cute.arch.sync_threads()
@@ -149,7 +149,7 @@ class Stream:
             segment = shares.segment(cta, cursor)
             source = self.unit_source(arguments, segment.unit)
             for k in cutlass.range(segment.first, segment.first + segment.count, unroll=1):
-                mbarrier.wait(memory.empty + 8 * at.stage, at.phase ^ 1)
+                mbarrier.wait_to_overwrite(memory.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.full + 8 * at.stage
                 with cute.arch.elect_one():
                     mbarrier.expect_bytes(full, Int32(weight_bytes))
@@ -166,7 +166,7 @@ class Stream:
         while cursor < end:
             segment = shares.segment(cta, cursor)
             for k in cutlass.range(segment.first, segment.first + segment.count, unroll=1):
-                mbarrier.wait(memory.empty + 8 * at.stage, at.phase ^ 1)
+                mbarrier.wait_to_overwrite(memory.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.full + 8 * at.stage
                 with cute.arch.elect_one():
                     mbarrier.expect_bytes(full, Int32(cfg.stage_tiles * cfg.x_bytes))
@@ -231,9 +231,8 @@ class Stream:
             for row in places
         ]
         x = self.x.load(memory.x, stage, lane)
-        cute.arch.sync_warp()
-        with cute.arch.elect_one():
-            mbarrier.arrive(memory.empty + 8 * stage)
+        # each lane says that it has read its own
+        mbarrier.arrive(memory.empty + 8 * stage)
         for t in tiles:
             for step in range(STEPS):
                 for s in slabs:

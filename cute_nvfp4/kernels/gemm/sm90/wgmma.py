@@ -30,8 +30,6 @@ from .exchange import ClusterSums
 from .scheduler import SCHEDULERS
 from .weights import copy_stage, tile_addresses
 
-START_BARRIER = 5
-"""Named barrier: the ring's barriers are there. Those before are the warpgroups'."""
 TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()}
 
 
@@ -152,20 +150,20 @@ class WgmmaGemm:
             # nobody signals a barrier of another CTA before it is initialised
             cute.arch.cluster_wait()
         scheduler = self.scheduler(arguments, x_rows)
+        if warp == 1:
+            cpasync.prefetch_descriptor(x.atom)
+        # the ring's barriers are there
+        cute.arch.sync_threads()
         if group == 0:
             cute.arch.setmaxregister_decrease(24)
             if warp == 0:
-                cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=self.starting)
                 self.load_weights(arguments, memory, scheduler)
             elif warp == 1:
-                cpasync.prefetch_descriptor(x.atom)
-                cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=self.starting)
                 self.load_x(x, memory, scheduler)
             if cutlass.const_expr(cfg.split_k > 1):
                 cute.arch.cluster_wait()
         else:
             cute.arch.setmaxregister_increase(self.registers)
-            cute.arch.barrier(barrier_id=START_BARRIER, number_of_threads=self.starting)
             self.multiply(arguments, x_rows, memory, scheduler, group - 1, thread - WARPGROUP)
         if cutlass.const_expr(cfg.cluster_rows > 1):
             # no CTA goes while another may still signal it
@@ -175,19 +173,16 @@ class WgmmaGemm:
     def initialise(self, memory: Memory) -> None:
         """One thread of the first warp makes the barriers."""
         cfg = self.config
+        # every lane, and a lane of each warp of the other CTAs
+        readers = cfg.row_groups * (WARPGROUP + 4 * (cfg.cluster_rows - 1))
         with cute.arch.elect_one():
             for stage in range(cfg.ring_stages):
                 mbarrier.initialise(memory.ring.full + 8 * stage, LOADING_WARPS)
-                mbarrier.initialise(memory.ring.empty + 8 * stage, 4 * cfg.row_groups * cfg.cluster_rows)
+                mbarrier.initialise(memory.ring.empty + 8 * stage, readers)
             for piece in range(cfg.pieces):
                 mbarrier.initialise(memory.sums_barrier + 8 * piece, 1)
             mbarrier.fence_initialised()
         cute.arch.sync_warp()
-
-    @property
-    def starting(self) -> int:
-        """Threads that load or multiply."""
-        return self.config.threads - WARPGROUP + 32 * LOADING_WARPS
 
     @property
     def registers(self) -> int:
@@ -236,7 +231,7 @@ class WgmmaGemm:
             first, after = self.stages_of(tile)
             sources = tile_addresses(cfg, arguments.weight, tile)
             for step in cutlass.range(first, after, unroll=1):
-                mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
+                mbarrier.wait_to_overwrite(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.ring.full + 8 * at.stage
                 with cute.arch.elect_one():
                     mbarrier.expect_bytes(full, Int32(cfg.weight_bytes))
@@ -266,7 +261,7 @@ class WgmmaGemm:
             tXsX, tXgX = cpasync.tma_partition(x.atom, rank, cute.make_layout(cfg.cluster_rows), shared, tiles)
             first, after = self.stages_of(tile)
             for step in cutlass.range(first, after, unroll=1):
-                mbarrier.wait(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
+                mbarrier.wait_to_overwrite(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.ring.full + 8 * at.stage
                 with cute.arch.elect_one():
                     mbarrier.expect_bytes(full, Int32(cfg.x_bytes))
@@ -388,11 +383,11 @@ class WgmmaGemm:
     @cute.jit
     def release(self, ring: Pipeline, stage: Int32, thread: Int32):
         """This warp has read a stage: its lanes by loads, its warpgroup's MMAs by themselves."""
-        cute.arch.sync_warp()
-        if cutlass.const_expr(self.config.cluster_rows == 1):
-            if thread % 32 == 0:
-                mbarrier.arrive(ring.empty + 8 * stage)
-        else:
+        # weights are this CTA's alone: each lane says that it has read its own
+        mbarrier.arrive(ring.empty + 8 * stage)
+        if cutlass.const_expr(self.config.cluster_rows > 1):
             # x went to every CTA of the cluster: each waits for all
-            if thread % 32 < self.config.cluster_rows:
-                mbarrier.arrive_after_reads(ring.empty + 8 * stage, thread % 32)
+            rank, _, _ = cute.arch.block_idx()
+            lane = thread % 32
+            if lane < self.config.cluster_rows - 1:
+                mbarrier.arrive_after_reads(ring.empty + 8 * stage, (rank + 1 + lane) % self.config.cluster_rows)
