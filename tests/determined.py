@@ -102,7 +102,8 @@ class _Causes(Listener):
 
     def mbarrier_asked(self, g, i, mask, cta, slot, phase) -> None:
         for warp, c, s, p in self._rows(g, mask, cta, slot, phase):
-            if self.known[warp, self._component(c, s)] < p:
+            component = self._component(c, s)
+            if self.known[warp, component] < p:
                 self.doubts.add(f"{i.where()} may ask before the phase before has ended")
 
     def mbarrier_passed(self, g, i, mask, done, cta, slot, acquire: bool) -> None:

@@ -216,7 +216,6 @@ def _quantizations() -> Iterator[tuple[str, Callable]]:
         ("sm_100a", "nvfp4", "max", {"dtype": torch.float32, "rows": 130, "k": 272}),
         ("sm_90a", "nvfp4", "static_4", {"stochastic": True, "dtype": torch.float16}),
         ("sm_100a", "nvfp4", "four_six_mse", {"rotation": 16}),
-        ("sm_90a", "nvfp4", "optimal", {"rows": 2048, "k": 8192}),
         ("sm_90a", "nvfp4", "max", {"tile": True, "transposed": True}),
         ("sm_90a", "nvfp4", "four_six_mse", {"transposed": True}),
     ):

@@ -97,10 +97,7 @@ def sim(
         typer.Option(metavar="US", help="What a launch costs on your host.", show_default="the machine file's"),
     ] = None,
     figures: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--figure", metavar="NAME=VALUE", help="Another figure of the GPU for modelled times; may be given again."
-        ),
+        list[str] | None, typer.Option("--figure", metavar="NAME=VALUE", help="Another figure of the GPU for --time.")
     ] = None,
     trace: Annotated[
         str, typer.Option(metavar="FILE", help="Write a timeline for ui.perfetto.dev; modelled times with --time.")
@@ -150,14 +147,7 @@ def sim(
         fail(f"there is no {kind} {script}" + (" (see --help)" if kind == "option" else ""), 2)
     for name, path in (("--trace", trace), ("--json", json)):
         check_writable(name, path)
-    clock = ""
-    if (launch_us is not None or figures) and not timed:
-        fail("--launch-us and --figure are for modelled times: they need --time", 2)
-    if timed:
-        from ..sim.clock.machine import clock_of
-
-        with shown_errors():
-            clock = clock_of(arch)
+    clock = _clock(arch, timed, launch_us is not None or bool(figures))
     options = Options(script, list(context.args), arch, str(chosen), checks, counters, clock, trace=trace, json=json)
     options.quiet, options.traceback, options.execute = quiet, with_traceback, execute
     options.benchmarks, options.step_limit, options.figures = benchmarks, step_limit, _figures(figures or [])
@@ -170,6 +160,18 @@ def sim(
 
         status = run_schedules(options, schedules, chosen.seed)
     raise typer.Exit(status)
+
+
+def _clock(arch: str, timed: bool, figures: bool) -> str:
+    """The machine that times launches, "" for none; ``figures``: there are some for it."""
+    if figures and not timed:
+        fail("--launch-us and --figure are for modelled times: they need --time", 2)
+    if not timed:
+        return ""
+    from ..sim.clock.machine import clock_of
+
+    with shown_errors():
+        return clock_of(arch)
 
 
 def _figures(given: list[str]) -> dict[str, float]:

@@ -15,8 +15,9 @@ from ..quantization.rules import Rule
 from ..scale_layout import ATOM_COLS, ATOM_ROWS
 from ..target import Architecture
 
-# ``optimal`` looks up errors from so many blocks on, with so many warps in a CTA
-_TABLE_BLOCKS, _TABLE_WARPS = 1 << 19, 16
+# ``optimal`` looks up errors from so many blocks on, with so many warps in a CTA. Never, for now: one run of its tests
+# on an H200 crashed, and why is not known (docs/quantization.md); 1 << 19 would do
+_TABLE_BLOCKS, _TABLE_WARPS = 1 << 62, 16
 _MAX_GRID, _INT32_MAX = 65535, 2**31 - 1
 _FORMATS = {("e2m1", "e4m3", 16), ("e2m1", "ue8m0", 32), ("e4m3", "ue8m0", 32), ("e5m2", "ue8m0", 32)}
 _CHOICES = {"e4m3": ("", "mse", "mae", "abs_max", "optimal"), "ue8m0": ("",)}

@@ -39,11 +39,6 @@ def max_u16x2(a: Uint32, b: Uint32) -> Uint32:
     return asm("max.u16x2 $0, $1, $2;", [Uint32], [Uint32(a), Uint32(b)])[0]
 
 
-def abs_bf16x2(a: Uint32) -> Uint32:
-    """|a| of two bf16. PTX 7.0, sm_80 or later: ``abs.bf16x2``."""
-    return asm("abs.bf16x2 $0, $1;", [Uint32], [Uint32(a)])[0]
-
-
 def min_abs_f16x2(a: Uint32, b: Uint32) -> Uint32:
     """The smaller magnitude of two f16, with the product of their signs. PTX 7.2, sm_86: ``min.xorsign.abs.f16x2``."""
     return asm("min.xorsign.abs.f16x2 $0, $1, $2;", [Uint32], [Uint32(a), Uint32(b)])[0]

@@ -95,7 +95,7 @@ class Run:
             self.ran -= ended.outcome == "unfinished"
             if ended.outcome == "unfinished":
                 return
-        smallest = "" if ended.outcome in ("passed", "known") else self.smallest(worker, work, ended)
+        smallest = "" if ended.outcome in ("passed", "known", "gone") else self.smallest(worker, work, ended)
         record = Record(
             family.name, work.text, arch, ended.outcome, round(ended.seconds, 3), datetime.date.today().isoformat(),
             commit(), simulator(), ended.runs, ended.kernels, ended.error, smallest, ended.note, sources(),
@@ -105,7 +105,7 @@ class Run:
                 record = replace(self.ledger.records[record.key], sources=sources())
             self.ledger.add(record)
         self.done[f"{family.name} {arch}"] += 1
-        if record.outcome != "passed":
+        if record.outcome not in ("passed", "gone"):
             self.failed += 1
             self.say(f"{ended.outcome.upper()} {ended.error}\n  under {ended.schedule}\n  {record.command}")
 

@@ -14,6 +14,10 @@ Once = Callable[[], str | None]
 """Runs a case once, judges it, and may say what there is to note."""
 
 
+class Gone(Exception):
+    """The case is one of a kernel that has changed: it is no more."""
+
+
 @dataclass(frozen=True)
 class Family:
     """Cases at random, ``draw(generator, architecture)``, of which ``goal`` are enough; or all there are,

@@ -16,9 +16,10 @@ PACKAGE = ROOT / "cute_nvfp4"
 
 @dataclass(frozen=True)
 class Record:
-    """``outcome``: passed, failed, crashed or hung. ``kernels``: fingerprints of the PTX that ran, in order;
-    ``simulator``, ``sources``: of the sources that ran it, and of all else of the package; ``runs``: schedules done;
-    ``smallest``: the shrunk case of a failure; ``note``: what there is to say of one that has passed."""
+    """``outcome``: passed, failed, crashed, hung, or gone with the kernel that it was of. ``kernels``: fingerprints of
+    the PTX that ran, in order; ``simulator``, ``sources``: of the sources that ran it, and of all else of the package;
+    ``runs``: schedules done; ``smallest``: the shrunk case of a failure; ``note``: what there is to say of one that
+    has passed."""
 
     family: str
     case: str

@@ -32,7 +32,7 @@ def total(family: str, arch: str) -> int | None:
 
 def summary(ledger: Ledger, total: Total = total) -> str:
     """All records by family and architecture, and mutants by kernel."""
-    every = list(ledger.records.values())
+    every = [r for r in ledger.records.values() if r.outcome != "gone"]
     if not every:
         return "Nothing was run."
     days, commits = sorted({r.day for r in every}), {r.commit for r in every}
@@ -48,11 +48,22 @@ def summary(ledger: Ledger, total: Total = total) -> str:
         mine = [r for r in every if (r.family, r.arch) == (family, arch)]
         ended, kernels = Counter(r.outcome for r in mine), {kernel for r in mine for kernel in r.kernels}
         there = total(family, arch)
-        counts = [f"{len(mine):,}", "" if there is None else f"{there:,}", f"{max(r.runs for r in mine)}"]
+        counts = [
+            f"{_different(family, mine):,}",
+            "" if there is None else f"{there:,}",
+            f"{max(r.runs for r in mine)}",
+        ]
         counts += [f"{sum(r.note == DETERMINED for r in mine):,}"] if FAMILIES[family].schedules > 1 else [""]
         counts += [f"{len(kernels):,}", *(f"{ended[name]:,}" for name in _OUTCOMES)]
         lines.append(f"| {family} | {arch} | " + " | ".join(counts) + " |")
     return "\n".join([*lines, *_mutants(r for r in every if r.family == "mutant")])
+
+
+def _different(family: str, records: list[Record]) -> int:
+    """How many cases they are, those that stand for the same counted once."""
+    if family not in FAMILIES:
+        return len(records)
+    return len({FAMILIES[family].stands_for(r.case) for r in records})
 
 
 def _mutants(records: Iterable[Record]) -> list[str]:

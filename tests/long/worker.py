@@ -69,6 +69,7 @@ def perform(task: Task) -> Ended:
 
     from cute_nvfp4 import simulating
     from tests.long.families import FAMILIES
+    from tests.long.family import Gone
     from tests.sim.gemm_sweep import forget
 
     family, begin, runs, kernels = FAMILIES[task.family], time.process_time(), 0, []
@@ -104,6 +105,8 @@ def perform(task: Task) -> Ended:
                 break
     except Known:
         return ended("known")
+    except Gone:
+        return ended("gone")
     except Exception as error:  # every kind is a finding
         place = traceback.extract_tb(error.__traceback__)[-1]
         return ended("failed", f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})")

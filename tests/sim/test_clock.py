@@ -9,6 +9,7 @@ import subprocess
 from collections import Counter
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from clock_lab import TEXTS, clocked, h200, kernel, needs_ptxas, timing
 
@@ -19,6 +20,7 @@ from cute_nvfp4.sim.clock.machine import clock_of, machine
 from cute_nvfp4.sim.clock.matching import first_tries, machine_code
 from cute_nvfp4.sim.clock.memory import Port, Shared
 from cute_nvfp4.sim.clock.notes import Copy, Request
+from cute_nvfp4.sim.clock.recorder import sectors_of
 from cute_nvfp4.sim.clock.replay import Replay
 from cute_nvfp4.sim.clock.sampling import ctas_per_sm, sample, with_raisers
 from cute_nvfp4.sim.clock.sass import Placed, Slot, numbered, read
@@ -179,18 +181,23 @@ def test_every_figure_of_copies_counts(gpu, name):
     def times(**figures: float) -> list[float]:
         m = machine(gpu).changed(**{"l2__dirty_bytes": 1e6} | figures)
         port = Port(m, Shared(m), 10, 0)
-        boxes = [port.copy(500.0 * k, Copy(False, 16384, 16384.0, 0, ()), 7) for k in range(8)]
+        boxes = [port.copy(500.0 * k, Copy(False, 16384, 16384.0, 1, ()), 7) for k in range(8)]
         loads = [port.load(5000.0 + k, Request("load", 4, 4.0, (k,), False)) for k in range(2)]
-        return [answer.time for answer in (*boxes, *loads, port.copy(9000.0, Copy(True, 4096, 4096.0, 0, ())))]
+        return [answer.time for answer in (*boxes, *loads, port.copy(9000.0, Copy(True, 4096, 4096.0, 1, ())))]
 
     figure = name.replace(".", "__")
     assert times(**{figure: 3e6 if "dirty_bytes" in name else 3 * machine(gpu)[name]}) != times()
 
 
+def test_sectors_of_a_box_count_once():
+    """A box at the edge of a tensor is known by its chunks of 16 bytes, two a sector."""
+    assert sectors_of(np.array([[5, 5, 6, -1], [-1, -1, -1, -1], [4, 2, 3, 1]])).tolist() == [2, 0, 4]
+
+
 @pytest.mark.parametrize("gpu", ["h200", "b200"])
 def test_the_first_box_of_a_tensor_map_takes_longer(gpu):
     port = Port(m := machine(gpu).changed(tma__first=1e6), Shared(m), 1, 0)
-    found = [port.copy(0.0, Copy(False, 4096, 0.0, 0, ()), tensor).time > 1e6 for tensor in (7, 7, 8, 0)]
+    found = [port.copy(0.0, Copy(False, 4096, 0.0, 1, ()), tensor).time > 1e6 for tensor in (7, 7, 8, 0)]
     assert found == [True, False, True, False]
 
 

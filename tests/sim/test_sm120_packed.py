@@ -46,7 +46,7 @@ CASES = (
     Case(70, 130, 384, HALF, HALF, 2, {"tile_n": 64, "scheduler": "static"}),
     Case(140, 300, 384, workers=4, tiling={"tile_n": 128, "stage_tiles": 1}, out=BF16),
     Case(140, 300, 256, workers=2, tiling={"tile_n": 128, "scheduler": "static", "raster": "n"}),
-    Case(60, 200, 256, workers=3, tiling={"tile_n": 32, "stage_tiles": 1, "stages": 2}, out=HALF),
+    Case(60, 200, 256, workers=3, tiling={"tile_n": 32, "stage_tiles": 1, "stages": 3}, out=HALF),
 )
 CUT = CASES[8]
 

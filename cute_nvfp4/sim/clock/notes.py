@@ -46,13 +46,12 @@ class Await(NamedTuple):
 
 
 class Copy(NamedTuple):
-    """A bulk or tensor copy: ``size`` bytes of which ``new`` come from DRAM, and ``outside`` more that are filled:
-    those out of bounds; whom it tells."""
+    """A bulk or tensor copy: ``size`` bytes of which ``new`` come from DRAM; whom it tells, "" for nobody."""
 
     store: bool
     size: int
     new: float
-    outside: int
+    boxes: int
     keys: tuple[Key, ...]
 
 

@@ -27,7 +27,6 @@ from cute_nvfp4.sim.machine.wave import Group, Wave
 from cute_nvfp4.sim.observe import banks
 from cute_nvfp4.sim.tcgen05 import transfers
 from cute_nvfp4.sim.tcgen05.mma import Mma
-from cute_nvfp4.sim.tma.tensor_copy import TensorLoad
 
 CLUSTER = -100
 """``Key`` is an event that warps wait for: CTA of the grid, then an mbarrier's slot and phase; a named barrier
@@ -225,8 +224,7 @@ class Recorder(Listener):
                     keys[k // max(each, 1) % len(keys)].append(key)
                     self.expected[key] += 1
         for row, slot in taken.items():
-            outside = max(0, pending.plan.bytes - int(size[row])) if isinstance(pending, TensorLoad) else 0
-            copy = Copy(pending.engine == "store", int(size[row]), float(new[row]), outside, tuple(keys[row]))
+            copy = Copy(pending.engine == "store", int(size[row]), float(new[row]), 1, tuple(keys[row]))
             self._note(slot, pending.instruction, copy)
 
     def _tensor(self, pending: Pending) -> None:
@@ -285,7 +283,7 @@ class Recorder(Listener):
             inside = each <= last[..., None]
             fresh = self._touch(each, inside, "store" if store else "load")
             rows = np.arange(count) if f.rows is None else f.rows
-            np.add.at(size, rows, _distinct(np.where(inside, each, -1).reshape(len(rows), -1)) * SECTOR)
+            np.add.at(size, rows, sectors_of(np.where(inside, each, -1).reshape(len(rows), -1)) * SECTOR)
             np.add.at(new, rows, fresh.reshape(len(rows), -1).sum(axis=1) * SECTOR)
         return size, new
 
@@ -365,7 +363,7 @@ class Recorder(Listener):
                 self._note(number, i, Await((self._name(c), s, over) if over >= 0 else None))
 
 
-def _distinct(sectors: np.ndarray) -> np.ndarray:
+def sectors_of(sectors: np.ndarray) -> np.ndarray:
     """How many sectors each row (n, m) has, without -1; those of a box at the edge of a tensor come in halves."""
     ordered = np.sort(sectors, axis=1)
     return (ordered[:, :1] >= 0).sum(axis=1) + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import itertools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
-from typing import Any
 
 import gated_gemm_problems as gated
 import gemm_problems as gemm
@@ -33,10 +32,14 @@ def _structures(arch: str) -> list[gemm.Case]:
 
 
 def _one_a_kind(arch: str) -> Iterator[gemm.Case]:
-    """Structures of one pair of formats for each kind of MMA (8-bit formats differ in a field of a descriptor), with
-    the longest ring and the shortest."""
-    every = (case for case in _structures(arch) if case.a_format == case.b_format and case.a_format in _KINDS)
-    return (case for case in every if case.stages in (0, 2))
+    """Structures of one pair of formats for each kind of MMA: the PTX of 8-bit formats differs in a constant alone, a
+    field of a descriptor."""
+    return (case for case in _structures(arch) if case.a_format == case.b_format and case.a_format in _KINDS)
+
+
+def _ends_of_rings(arch: str) -> Iterator[gemm.Case]:
+    """Those with the longest ring and the shortest."""
+    return (case for case in _one_a_kind(arch) if case.stages in (0, 2))
 
 
 def _generator(*words: object) -> np.random.Generator:
@@ -63,7 +66,20 @@ def _kind(a_format: str) -> str:
 
 
 def _gemms(arch: str, part: str) -> list[gemm.Case]:
-    return [_complete(case, arch) for case in _structures(arch)]
+    return [_complete(_of_kind(case, arch), arch) for case in _one_a_kind(arch)]
+
+
+def _of_kind(structure: gemm.Case, arch: str) -> gemm.Case:
+    """The structure with any pair of formats of its kind of MMA."""
+    if structure.a_format != "mxfp8":
+        return structure
+    a, b = _8BIT[_generator(arch, "formats", _of_structure(structure)).integers(len(_8BIT))]
+    return replace(structure, a_format=a, b_format=b)
+
+
+def _gemm_identity(case: gemm.Case) -> str:
+    *structure, a, b = _of_structure(case)
+    return repr((*structure, _kind(a), _kind(b)))
 
 
 def _complete(structure: gemm.Case, arch: str, **fixed: object) -> gemm.Case:
@@ -90,7 +106,7 @@ def _random_gemm(generator: np.random.Generator, arch: str) -> gemm.Case:
 
 def _gateds(arch: str, part: str) -> list[gated.Gated]:
     found = []
-    for structure in _one_a_kind(arch):
+    for structure in _ends_of_rings(arch):
         for form in ("two", "interleaved"):
             for swap in (False, True):
                 generator = _generator(arch, "gated", _of_structure(structure), form, swap)
@@ -125,7 +141,7 @@ def _random_gated(generator: np.random.Generator, arch: str) -> gated.Gated:
 
 def _groupeds(arch: str, part: str) -> list[grouped.Grouped]:
     found = []
-    for structure in _one_a_kind(arch):
+    for structure in _ends_of_rings(arch):
         for maps, swap in itertools.product(("", "workspace", "shared"), (False, True)):
             if structure.scheduler == "static" and not _refused(structure, arch, maps, swap):
                 found.append(_grouped_of(structure, arch, maps, swap))
@@ -181,13 +197,9 @@ def _random_grouped(generator: np.random.Generator, arch: str) -> grouped.Groupe
     return replace(drawn, pair=False, cluster=(1, 1), split_k=1, tile_n=int(generator.choice((64, 128))))
 
 
-def _named(identity: Callable[[Any], object]) -> Callable[[Any], str]:
-    return lambda case: repr(identity(case))
-
-
 FAMILIES = (
     Family(
-        "gemm-structure", gemm.Case, _gemm, every=_gemms, identity=_named(_of_structure), weight=4, schedules=20,
+        "gemm-structure", gemm.Case, _gemm, every=_gemms, identity=_gemm_identity, weight=4, schedules=20,
         archs=ARCHS,
     ),
     Family(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tests.long.family import Family, Once
+from tests.long.family import Family, Gone, Once
 from tests.sim.mutation import gemm, subjects
 from tests.sim.mutation.judge import judge, reached
 from tests.sim.mutation.sites import Mutant, mutants
@@ -30,7 +30,10 @@ def _every(arch: str, kernel: str) -> list[MutantCase]:
 
 def _mutant(case: MutantCase) -> Mutant:
     every = mutants(subjects.subject(case.kernel).ptx)
-    return next(m for m in every if (m.kind, m.ordinal) == (case.kind, case.ordinal))
+    found = [m for m in every if (m.kind, m.ordinal) == (case.kind, case.ordinal)]
+    if not found:
+        raise Gone
+    return found[0]
 
 
 def _prepare(case: MutantCase) -> Once:

@@ -26,7 +26,7 @@ from cutlass.memory import SmemAllocator
 
 from ....ptx.arithmetic import add_rn, mul_rn, sub_rn
 from ....ptx.encode import f32x2_to_16bit
-from ....ptx.half import abs_bf16x2, max_u16x2
+from ....ptx.half import max_u16x2
 from ....ptx.integer import add_product_of_half
 from ....ptx.memory import load_shared, store_shared
 from ....ptx.mma import diagonal, sum_halves
@@ -125,7 +125,7 @@ def lookup(words: Sequence[Uint32], lowest: Int32, regular: Boolean, factor: Glo
     floor = Int32(_floor(scale_value(Uint32(lowest)), factor))
     floor = cutlass.select_(regular, floor, Int32(0x7FFF))
     both = Uint32(floor) * Uint32(0x00010001)
-    numbers = tuple(max_u16x2(abs_bf16x2(word), both) for word in words)
+    numbers = tuple(max_u16x2(word & Uint32(0x7FFF7FFF), both) for word in words)
     return Lookup(numbers, floor, (lowest & 7) * ENTRIES)
 
 
