@@ -15,9 +15,12 @@ from ..quantization.rules import Rule
 from ..scale_layout import ATOM_COLS, ATOM_ROWS
 from ..target import Architecture
 
-# ``optimal`` looks up errors from so many blocks on, with so many warps in a CTA. Never, for now: one run of its tests
-# on an H200 crashed, and why is not known (docs/quantization.md); 1 << 19 would do
-_TABLE_BLOCKS, _TABLE_WARPS = 1 << 62, 16
+# ``optimal`` looks up errors from so many blocks on: filling the table costs little then
+_TABLE_BLOCKS = 1 << 19
+# from so many blocks on 4/6 by sums of errors has one CTA on a multiprocessor (2 % on an H200)
+_ONE_CTA_BLOCKS = 1 << 21
+# warps of a CTA that has a multiprocessor for itself
+_MANY_WARPS = 16
 _MAX_GRID, _INT32_MAX = 65535, 2**31 - 1
 _FORMATS = {("e2m1", "e4m3", 16), ("e2m1", "ue8m0", 32), ("e4m3", "ue8m0", 32), ("e5m2", "ue8m0", 32)}
 _CHOICES = {"e4m3": ("", "mse", "mae", "abs_max", "optimal"), "ue8m0": ("",)}
@@ -203,7 +206,9 @@ def _config(problem: QuantizeProblem, arch: Architecture, cluster: int) -> Quant
         vector_bytes=4 if by_words else min(arch.vector_bytes, _row_vector(problem)),
     )
     if _wants_error_table(problem, config):
-        return dataclasses.replace(config, error_table=True, warps=_TABLE_WARPS, min_blocks=1)
+        return dataclasses.replace(config, error_table=True, warps=_MANY_WARPS, min_blocks=1)
+    if _wants_one_cta(problem, config):
+        return dataclasses.replace(config, warps=_MANY_WARPS, min_blocks=1)
     return dataclasses.replace(config, min_blocks=_resident_rows(config) if reads_rows else _resident_others(config))
 
 
@@ -212,6 +217,13 @@ def _wants_error_table(problem: QuantizeProblem, config: QuantizeConfig) -> bool
     takes = config.tries_all_scales and config.dtype == "bfloat16" and config.bulk and config.cluster == 1
     takes = takes and not (config.hadamard or config.transposed or config.stochastic or config.arch.has_fp4_convert)
     return takes and problem.batch * problem.rows * problem.columns >= _TABLE_BLOCKS
+
+
+def _wants_one_cta(problem: QuantizeProblem, config: QuantizeConfig) -> bool:
+    """Whether 4/6 has one CTA on a multiprocessor, with many warps: measured for large bfloat16 matrices on Hopper."""
+    takes = config.defers_undecided and config.choice in ("mse", "mae") and config.global_scale == "given"
+    takes = takes and config.dtype == "bfloat16" and config.bulk and not config.arch.has_fp4_convert
+    return takes and problem.batch * problem.rows * problem.columns >= _ONE_CTA_BLOCKS
 
 
 def _resident_rows(config: QuantizeConfig) -> int:
@@ -257,8 +269,10 @@ def grid(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> tuple
     else:
         inner = -(-columns // WARP)
         count = busy = inner * atoms * (ROW_STEP // config.warps)
-        if config.tries_all_scales:
-            waves = 1 if config.error_table else _WAVES_OF_SEARCHES
+        if config.min_blocks == 1:
+            waves = 1
+        elif config.tries_all_scales:
+            waves = _WAVES_OF_SEARCHES
         elif config.defers_undecided and config.choice != "abs_max":
             waves = _WAVES_OF_SUMS
     # whole clusters: row groups are a multiple of them, and tiles may have CTAs without work

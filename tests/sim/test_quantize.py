@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import quantize_problems as problems
 import torch
@@ -14,6 +16,7 @@ from cute_nvfp4.kernels.quantize.arguments import Walk
 from cute_nvfp4.planning import quantize as planning
 from cute_nvfp4.planning.quantize import QuantizeProblem, can_implement
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
+from cute_nvfp4.target import architecture
 
 pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
 FOUR_SIX = ("four_six_mse", "four_six_mae", "four_six_abs_max")
@@ -67,6 +70,29 @@ def test_ties(arch: str, dtype: torch.dtype, rule: str, scales: tuple[float, ...
     for value in scales:
         x = near_ties(dtype, value)
         assert (value, differences(x, "nvfp4", rule, global_scale=torch.tensor(value))) == (value, [])
+
+
+@pytest.fixture
+def one_cta(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Small problems, too, have one CTA of many warps on a multiprocessor."""
+    monkeypatch.setattr(planning, "_ONE_CTA_BLOCKS", 1)
+    planning._config.cache_clear()
+    plan_anew(monkeypatch)
+    yield
+    planning._config.cache_clear()
+
+
+@pytest.mark.usefixtures("one_cta")
+@pytest.mark.parametrize("rule", ["four_six_mse", "four_six_mae"])
+@pytest.mark.parametrize("rows", [40, 256])
+def test_one_cta_of_many_warps(hopper: None, rows: int, rule: str) -> None:
+    """Numbers of every kind, and ties, which wait for the others of their work tile."""
+    nvfp4 = resolve_format("nvfp4")
+    problem = QuantizeProblem(nvfp4, resolve_rule(rule, nvfp4), rows, 512)
+    assert planning.choose(problem, architecture("sm_90a"), 132).config.warps == 16
+    check(edges(rows, 512).bfloat16(), "nvfp4", rule, global_scale=torch.tensor(0.0007))
+    x, scale = near_ties(torch.bfloat16, 2.0**-9), torch.tensor(2.0**-9)
+    check(x, "nvfp4", rule, global_scale=scale)
 
 
 @pytest.mark.parametrize("rule", FOUR_SIX)
