@@ -208,6 +208,8 @@ HARMLESS: _Table = {
 }
 
 NOT_NOTICED: _Table = {
+    ("wgmma split_k", "drop fence", 3): _READ_THEN_COPIED,
+    ("wgmma gated", "drop fence", 2): _READ_THEN_COPIED,
     ("sm_120a stream_k", "wait for the next barrier", 2): _SM120_LATE_LOADER,
     **{(k, "drop warp barrier", 1): _GEMM_LANES for k in _SM120},
     **{(k, "drop tcgen05.relinquish_alloc_permit", 1): _GEMM_PERMIT_TOGETHER for k in _GEMM if k not in _GEMM_STORES},
