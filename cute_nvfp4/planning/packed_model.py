@@ -49,6 +49,9 @@ WARP_US, EIGHT_WARPS = 0.05, 0.97
 CUT_US, CUT_PART_US, CUT_MANY_US = 2.07, 0.06, 0.92
 """µs to add the sums of a unit that is cut, for each of its parts, and for more than eight rows of x."""
 
+FOURS_US = 0.13
+"""µs for a warp to read four sums of each lane, of one part of a unit, where one warp adds them while others multiply."""
+
 
 class Width(NamedTuple):
     """µs of a CTA of the WGMMA kernel, by rows of x in a tile. stage: for 128 rows of the weight and 128 of K; tile: to
@@ -116,6 +119,8 @@ def _streaming(c: StreamConfig, workers: int, p: PackedProblem) -> float:
     tile = unit.tile * (unit.many if p.m > 8 else 1.0) * (EIGHT_WARPS if p.m > 8 and c.warps_k == 8 else 1.0)
     tile *= EIGHT_BITS if c.weights.element_bits == 8 else 1.0
     us = share * max(tile, workers * c.tile_bytes / BYTES_US) + CTA_US * workers + WARP_US * c.warps_k
+    if cut and units > workers:
+        us += FOURS_US * math.ceil(p.m * c.rows / (4 * 32)) * workers / cut
     if cut:
         us += CUT_US + CUT_PART_US * workers / cut + (CUT_MANY_US if p.m > 8 else 0.0)
     return us
