@@ -50,7 +50,7 @@ CUT_US, CUT_PART_US, CUT_MANY_US = 2.07, 0.06, 0.92
 """µs to add the sums of a unit that is cut, for each of its parts, and for more than eight rows of x."""
 
 FOURS_US = 0.13
-"""µs for a warp to read four sums of each lane, of one part of a unit, where one warp adds them while others multiply."""
+"""µs for a warp to read four sums of each lane from one part of a unit, where one warp adds and others multiply."""
 
 
 class Width(NamedTuple):
