@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from cuda.bindings import driver, nvrtc
 
-OPTIONS = ("--gpu-architecture=sm_90a", "--std=c++17")
+OPTIONS = ("--gpu-architecture=sm_90a", "--std=c++17", f"--include-path={Path(__file__).resolve().parent}")
 
 
 def checked(answer: tuple) -> object:

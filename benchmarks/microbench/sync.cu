@@ -1,14 +1,8 @@
 // Barriers: mbarriers between warps and CTAs, named barriers, clusters, distributed shared memory; first pass through code.
-typedef unsigned long long u64;
-typedef unsigned int u32;
-__device__ __forceinline__ u32 shared_of(const void* p) { u32 a; asm("{.reg .u64 t; cvta.to.shared.u64 t, %1; cvt.u32.u64 %0, t;}" : "=r"(a) : "l"(p)); return a; }
-__device__ __forceinline__ void init(u32 b, u32 n) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(b), "r"(n)); }
-__device__ __forceinline__ void arrive(u32 b) { asm volatile("mbarrier.arrive.shared.b64 _, [%0];" ::"r"(b) : "memory"); }
+#include "async.cuh"
+
 __device__ __forceinline__ void arrive_at(u32 b, u32 rank) {
   asm volatile("{.reg .b32 t; mapa.shared::cluster.u32 t, %0, %1; mbarrier.arrive.release.cluster.shared::cluster.b64 _, [t];}" ::"r"(b), "r"(rank) : "memory");
-}
-__device__ __forceinline__ void wait(u32 b, u32 parity) {
-  asm volatile("{.reg .pred p;\nW: mbarrier.try_wait.parity.shared.b64 p, [%0], %1;\n@!p bra W;}" ::"r"(b), "r"(parity) : "memory");
 }
 #define CLUSTER_SYNC() asm volatile("barrier.cluster.arrive; barrier.cluster.wait;" ::: "memory")
 
