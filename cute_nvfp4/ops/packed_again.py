@@ -12,7 +12,6 @@ from operator import add, or_
 from typing import Any
 
 from torch import Tensor, dtype, is_grad_enabled
-from torch._C._dynamo.guards import TensorGuards
 from torch.compiler import is_dynamo_compiling
 
 from ..operand import span_bytes
@@ -22,6 +21,7 @@ from ..runtime.apart import overlap
 from ..runtime.backend import Backend
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
+from .alike import Alike
 from .dispatch import by_operator, increment_versions, modes, written_to
 from .groups import GroupsCall
 from .library.grouped import operands_in
@@ -93,13 +93,7 @@ class _Again:
         self._count, self._scaled = 3 * len(xs), weights[0].global_scale is not None
         self._products = len(weights[0].global_scales)
         scales = [x for b in weights for x in b.global_scales] if self._scaled else []
-        like = [*xs, *(outs if given else ()), *scales]
-        # torch's guards take no tensor twice
-        first = [next(j for j, y in enumerate(like) if y is x) for x in like]
-        self._twice = [(i, j) for i, j in enumerate(first) if i != j]
-        self._distinct = sorted(set(first))
-        distinct = [like[i] for i in self._distinct]
-        self._like = TensorGuards(*distinct, dynamic_dims_sizes=[], dynamic_dims_strides=[])
+        self._like = Alike([*xs, *(outs if given else ()), *scales])
         every = (*[b.packed for b in weights], *xs, *outs, *scales)
         self._sizes = [span_bytes(x) for x in every]
         self._written = [x in range(2 * len(xs), self._count) for x in range(len(every))]
@@ -117,12 +111,7 @@ class _Again:
     ) -> list[Tensor] | None:
         """Results, or None if it is not sure that all is as it must be."""
         scales = [x for b in weights for x in b.global_scales] if self._scaled else ()
-        like = (*xs, *(out or ()), *scales)
-        if self._twice:
-            if any(like[i] is not like[j] for i, j in self._twice):
-                return None
-            like = [like[i] for i in self._distinct]
-        if not self._like.check(*like):
+        if not self._like.check((*xs, *(out or ()), *scales)):
             return None
         outs = self._new() if out is None else list(out)
         places = tuple(map(Tensor.data_ptr, (*[b.packed for b in weights], *xs, *outs, *scales)))

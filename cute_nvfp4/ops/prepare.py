@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._dynamo.guards import TensorGuards
 from torch.compiler import is_dynamo_compiling
 
 from ..errors import OperandError
 from ..operand import BlockScaledTensor
 from ..prepared_weight import PreparedWeight
 from ..runtime.bounded import Bounded
+from .alike import Alike
 from .calls import Preparation
 from .gated_gemm import gated_gemm
 from .gated_packed import prepared as prepared_gated
@@ -134,16 +134,15 @@ class _Known:
     a launch varies, by the addresses of tensors that were looked at in an earlier call."""
 
     def __init__(self, tensors: list[Tensor], lengths: tuple[int, ...]) -> None:
-        self._guards = TensorGuards(*tensors, dynamic_dims_sizes=[], dynamic_dims_strides=[])
-        self._lengths, self.values = lengths, Bounded()
+        self._like, self._lengths, self.values = Alike(tensors), lengths, Bounded()
 
     @classmethod
     def of(cls, operands: Sequence[Any]) -> _Known | None:
-        """Those of lists of tensors; None for others, or where a tensor occurs twice, which the guards do not take."""
+        """Those of lists of tensors; None for others."""
         if not operands or not all(isinstance(x, list) for x in operands):
             return None
         tensors = [y for x in operands for y in x]
-        if len({*map(id, tensors)}) < len(tensors) or not all(type(y) is Tensor for y in tensors):
+        if not all(type(y) is Tensor for y in tensors):
             return None
         return cls(tensors, tuple(map(len, operands)))
 
@@ -152,7 +151,7 @@ class _Known:
         if is_dynamo_compiling() or any(type(x) is not list and type(x) is not tuple for x in given):
             return None
         tensors = [y for x in given for y in x]
-        if tuple(map(len, given)) != self._lengths or not self._guards.check(*tensors):
+        if tuple(map(len, given)) != self._lengths or not self._like.check(tensors):
             return None
         return tuple(map(Tensor.data_ptr, tensors))
 

@@ -119,10 +119,10 @@ def _streaming(c: StreamConfig, workers: int, p: PackedProblem) -> float:
     tile = unit.tile * (unit.many if p.m > 8 else 1.0) * (EIGHT_WARPS if p.m > 8 and c.warps_k == 8 else 1.0)
     tile *= EIGHT_BITS if c.weights.element_bits == 8 else 1.0
     us = share * max(tile, workers * c.tile_bytes / BYTES_US) + CTA_US * workers + WARP_US * c.warps_k
-    if cut and units > workers:
-        us += FOURS_US * math.ceil(p.m * c.rows / (4 * 32)) * workers / cut
     if cut:
         us += CUT_US + CUT_PART_US * workers / cut + (CUT_MANY_US if p.m > 8 else 0.0)
+        if units > workers:
+            us += FOURS_US * math.ceil(p.m * c.rows / (4 * 32)) * workers / cut
     return us
 
 

@@ -214,16 +214,20 @@ def _config(problem: QuantizeProblem, arch: Architecture, cluster: int) -> Quant
 
 def _wants_error_table(problem: QuantizeProblem, config: QuantizeConfig) -> bool:
     """Whether ``optimal`` looks up errors: where there are so many blocks that filling the table costs little."""
-    takes = config.tries_all_scales and config.dtype == "bfloat16" and config.bulk and config.cluster == 1
-    takes = takes and not (config.hadamard or config.transposed or config.stochastic or config.arch.has_fp4_convert)
-    return takes and problem.batch * problem.rows * problem.columns >= _TABLE_BLOCKS
+    apart = config.hadamard or config.transposed or config.stochastic or config.cluster > 1
+    return config.tries_all_scales and not apart and _large_on_hopper(problem, config, _TABLE_BLOCKS)
 
 
 def _wants_one_cta(problem: QuantizeProblem, config: QuantizeConfig) -> bool:
-    """Whether 4/6 has one CTA on a multiprocessor, with many warps: measured for large bfloat16 matrices on Hopper."""
+    """Whether 4/6 has one CTA on a multiprocessor, with many warps."""
     takes = config.defers_undecided and config.choice in ("mse", "mae") and config.global_scale == "given"
-    takes = takes and config.dtype == "bfloat16" and config.bulk and not config.arch.has_fp4_convert
-    return takes and problem.batch * problem.rows * problem.columns >= _ONE_CTA_BLOCKS
+    return takes and _large_on_hopper(problem, config, _ONE_CTA_BLOCKS)
+
+
+def _large_on_hopper(problem: QuantizeProblem, config: QuantizeConfig, blocks: int) -> bool:
+    """Whether this is what large plans were measured for: bfloat16 that bulk copies bring, ``blocks`` and more."""
+    measured = config.dtype == "bfloat16" and config.bulk and not config.arch.has_fp4_convert
+    return measured and problem.batch * problem.rows * problem.columns >= blocks
 
 
 def _resident_rows(config: QuantizeConfig) -> int:

@@ -96,7 +96,7 @@ def check(first: Groups, second: Groups, options: dict[str, Any]) -> None:
 
 @pytest.mark.sim_only("refuses CPU tensors")
 def test_addresses_that_were_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lists of tensors at addresses of an earlier call are not looked at again, all others are."""
+    """Lists of tensors at addresses of an earlier call are not checked again, all others are."""
     first, second = (Groups(seed, "none") for seed in (1, 2))
     second.weights = first.weights
     with simulating("sm_90a"):

@@ -1,0 +1,29 @@
+"""Tensors that are like those of an earlier call, which torch's guards say in C++ of all at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from torch._C._dynamo.guards import TensorGuards
+
+
+class Alike:
+    """Dtypes, shapes, strides, devices and gradients of ``tensors``, and which of them are the same; addresses are not
+    compared."""
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        # torch's guards take no tensor twice
+        first = [next(j for j, y in enumerate(tensors) if y is x) for x in tensors]
+        self._twice = [(i, j) for i, j in enumerate(first) if i != j]
+        self._distinct = sorted(set(first))
+        distinct = [tensors[i] for i in self._distinct]
+        self._guards = TensorGuards(*distinct, dynamic_dims_sizes=[], dynamic_dims_strides=[])
+
+    def check(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether as many ``tensors`` are like these."""
+        if self._twice:
+            if any(tensors[i] is not tensors[j] for i, j in self._twice):
+                return False
+            tensors = [tensors[i] for i in self._distinct]
+        return self._guards.check(*tensors)
