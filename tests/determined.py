@@ -18,22 +18,33 @@ stop: of the instructions that are left, one has only instructions before it tha
 an arrival. What the checks find depends on that order alone, so they find the same. Lanes of a warp count as one, as
 schedules have them. What decides more than that (atomics, polled memory, clocks, work handed out) is a doubt where it
 is executed; allocation of tensor memory and of registers is not followed.
+
+A flag, a word of global memory that is zero or not, is such a barrier too where all that reads it is a loop that goes
+round while it is zero (``flag_polls``): its writes are its phases. They turn it by turns, and each writer knows of the
+write before; who is let through knows of the last zero, so that it can have meant no older write; who makes it zero
+knows of all that were let through. One CTA's knowledge of barriers says nothing in another cluster: of what a flag
+brings from there, flags alone are kept.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
 
 from cute_nvfp4.sim import Schedule, adversarial
+from cute_nvfp4.sim.frontend.flow import Block, successors
+from cute_nvfp4.sim.frontend.model import Imm, Instruction
 from cute_nvfp4.sim.machine.barriers import BARRIERS
 from cute_nvfp4.sim.machine.engine import MemoryWait, Pending
 from cute_nvfp4.sim.machine.events import Listener
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
+from cute_nvfp4.sim.machine.requests import Access
 from cute_nvfp4.sim.machine.wave import Wave
 
 _UNDECIDED = re.compile(
@@ -42,6 +53,7 @@ _UNDECIDED = re.compile(
     r"|mbarrier\.(?:test|try)_wait(?!\S*parity)"
 )
 _CHANGING = re.compile(r"%(?:clock|globaltimer|smid|nsmid|warpid)")
+_FLAG_READ, _FLAG_WRITE = "ld.acquire.gpu.global.b32", "st.release.gpu.global.b32"
 
 
 FIRST = 1, 6, 5
@@ -69,12 +81,64 @@ class Determined:
 @lru_cache(maxsize=8)
 def _undecided(kernel: CompiledKernel) -> dict[int, str]:
     """Blocks with an instruction by which more than barriers decides, and the instruction."""
-    found = {}
+    found, polls = {}, flag_polls(kernel)
     for block in kernel.blocks:
         for i, _ in block.code:
-            if _UNDECIDED.match(i.opcode) or _CHANGING.search(i.text):
-                found[block.index] = i.where()
+            if i.opcode != _FLAG_WRITE and i.line not in polls:
+                if _UNDECIDED.match(i.opcode) or _CHANGING.search(i.text):
+                    found[block.index] = i.where()
     return found
+
+
+@lru_cache(maxsize=8)
+def flag_polls(kernel: CompiledKernel) -> frozenset[int]:
+    """PTX lines of the loads that ask for a flag and do nothing with the answer but to ask again while it is zero: a
+    loop of the load, a comparison and a branch, and the same before such a loop, which it leads to."""
+    loops = {}
+    for block in kernel.blocks:
+        zero, other = _asked(block)
+        if zero == block.index and len(block.code) == 3:
+            loops[zero] = block.code[0][0].operands[1], other
+    found = set()
+    for block in kernel.blocks:
+        zero, other = _asked(block)
+        if zero in loops and loops[zero] == (block.code[-3][0].operands[1], other):
+            if not any(kernel.blocks[k].live_in & _answer(block) for k in successors(block)):
+                found.add(block.code[-3][0].line)
+    return frozenset(found)
+
+
+def _asked(block: Block) -> tuple[int, int]:
+    """Where a block that ends in a question about a flag leads while it is zero, and else; (-1, -1) of others."""
+    if len(block.code) < 3 or block.control != "branch":
+        return -1, -1
+    load, compare, branch = (i for i, _ in block.code[-3:])
+    if load.opcode != _FLAG_READ or load.guard or compare.guard or branch.guard is None or branch.guard.negated:
+        return -1, -1
+    if compare.opcode not in ("setp.eq.b32", "setp.ne.b32") or compare.operands[1:] != (load.operands[0], Imm(0)):
+        return -1, -1
+    if compare.operands[0] != branch.guard:
+        return -1, -1
+    taken, falls = block.targets[0], block.next
+    return (taken, falls) if compare.opcode == "setp.eq.b32" else (falls, taken)
+
+
+def _answer(block: Block) -> set[str]:
+    """Registers that hold what the flag was."""
+    return {block.code[-3][0].operands[0].name, block.code[-2][0].operands[0].name}
+
+
+@dataclass
+class _Flag:
+    """A flag: how often it was written, whether it is set, what its last writer knew, and who was let through since,
+    each at its own time."""
+
+    column: int
+    writes: int = 0
+    set: bool = False
+    told: np.ndarray | None = None
+    writer: int = -1
+    passed: dict[int, int] = field(default_factory=dict)
 
 
 class _Causes(Listener):
@@ -93,6 +157,9 @@ class _Causes(Listener):
         self.passed: dict[tuple, dict[int, int]] = defaultdict(dict)
         self.flying: dict[int, tuple[Pending, np.ndarray]] = {}
         self.generation: dict[tuple, int] = defaultdict(int)
+        self.columns: dict[tuple, int] = {}
+        self.flags: dict[int, _Flag] = {}
+        self.polls = flag_polls(wave.run.kernel)
 
     def block(self, g, index: int) -> None:
         if index in self.undecided:
@@ -184,8 +251,68 @@ class _Causes(Listener):
             self.known[warp] = np.maximum(self.known[warp], self._wide(self.sent[key]))
 
     def parked(self, g, i, wait) -> None:
-        if isinstance(wait, MemoryWait):
+        if isinstance(wait, MemoryWait) and i.line not in self.polls:
             self.doubts.add(f"{i.where()} polls memory")
+
+    # flags
+
+    def load(self, g, a: Access, space: str, host: np.ndarray, mask) -> None:
+        if a.instruction.line not in self.polls or a.instruction.opcode != _FLAG_READ:
+            return
+        for warp, address in self._rows(g, mask, host):
+            flag = self._flag(address)
+            if flag.set != self._is_set(address):
+                self.doubts.add(f"{a.instruction.where()} asks for what others write")
+            if not flag.set:
+                continue
+            row = self.known[warp]
+            if row[flag.column] < flag.writes - 1:
+                self.doubts.add(f"{a.instruction.where()} may ask before the flag was zero")
+            if flag.told is not None:
+                here = slice(None) if self._cluster(warp) == flag.writer else self._global()
+                row[here] = np.maximum(row[here], self._wide(flag.told)[here])
+            row[warp % self.per_cluster] += 1
+            flag.passed[warp] = int(row[warp % self.per_cluster])
+
+    def store(self, g, a: Access, space: str, host: np.ndarray, mask, values) -> None:
+        release = a.instruction.opcode == _FLAG_WRITE
+        if space != "global" or not (release or (self.flags and a.total == 4)):
+            return
+        for warp, address, value in self._rows(g, mask, host, values[0]):
+            if release or address in self.flags:
+                self._write(a.instruction, warp, self._flag(address), bool(value), release)
+
+    def _write(self, i: Instruction, warp: int, flag: _Flag, value: bool, release: bool) -> None:
+        row = self.known[warp]
+        if row[flag.column] < flag.writes:
+            self.doubts.add(f"{i.where()} may come before the write before")
+        if value == flag.set or (value and not release):
+            self.doubts.add(f"{i.where()} writes a flag that is so, or does not release")
+        for reader, time in flag.passed.items():
+            if self._cluster(reader) != self._cluster(warp) or row[reader % self.per_cluster] < time:
+                self.doubts.add(f"{i.where()} may come before a warp has seen the flag")
+        flag.writes, flag.set, flag.passed = flag.writes + 1, value, {}
+        row[flag.column] = flag.writes
+        flag.told, flag.writer = row.copy(), self._cluster(warp)
+
+    def _flag(self, address: int) -> _Flag:
+        """That of an address, as it is when it is first met: nobody has written it."""
+        if address not in self.flags:
+            if self.wave.count < math.prod(self.wave.grid):
+                self.doubts.add("flags, and CTAs that run later")
+            self.flags[address] = _Flag(self._column("flag", address), set=self._is_set(address))
+        return self.flags[address]
+
+    def _is_set(self, address: int) -> bool:
+        first, rows = self.wave.run.memory.find(address).rows(4, 4)
+        return bool(rows[(address - first) >> 2])
+
+    def _cluster(self, warp: int) -> int:
+        return warp // self.per_cluster
+
+    def _global(self) -> list[int]:
+        """Components that are not a cluster's own."""
+        return [flag.column for flag in self.flags.values()]
 
     # components
 
@@ -197,9 +324,13 @@ class _Causes(Listener):
         return self.first_named + ident * self.size + cta % self.size
 
     def _component(self, cta: int, slot: int) -> int:
-        at = self.first + slot * self.size + cta % self.size
+        return self._column(slot, cta % self.size)
+
+    def _column(self, *key: object) -> int:
+        """The component of that name."""
+        at = self.columns.setdefault(key, self.first + len(self.columns))
         if at >= self.known.shape[1]:
-            self.known = np.pad(self.known, ((0, 0), (0, at + 1 - self.known.shape[1])))
+            self.known = np.pad(self.known, ((0, 0), (0, 32)))
         return at
 
     def _wide(self, row: np.ndarray) -> np.ndarray:

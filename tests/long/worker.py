@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import multiprocessing
 import resource
@@ -13,8 +14,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-AFTER = 100
-"""Cases after which a process is replaced: compiled kernels are many."""
+AFTER, FORGET = 100, 10
+"""Cases after which a process is replaced, and after which it forgets compiled kernels: they are many, but some serve
+case after case."""
 GRACE = 5.0
 """Seconds that a case may go on when the time is over."""
 SHARE = 10
@@ -50,7 +52,8 @@ class Ended:
 
 
 DETERMINED = "every schedule"
-"""Note of a case whose first schedules prove that every other does the same (``determined``)."""
+"""Note of a case whose first schedule proves that every other does the same (``determined``). Two more run for what
+they compute; the checks would find what they have found."""
 
 
 class Known(Exception):
@@ -70,7 +73,6 @@ def perform(task: Task) -> Ended:
     from cute_nvfp4 import simulating
     from tests.long.families import FAMILIES
     from tests.long.family import Gone
-    from tests.sim.gemm_sweep import forget
 
     family, begin, runs, kernels = FAMILIES[task.family], time.process_time(), 0, []
     if not task.case:
@@ -95,12 +97,16 @@ def perform(task: Task) -> Ended:
         if family.ptx is not None:
             saw(family.ptx(case))
         for one in every:
-            schedule, others = str(one), [causes] if len(every) > len(FIRST) > runs else []
-            with simulating(task.arch, schedule=one, kernel=launched, others=others):
+            schedule, first = str(one), runs < len(FIRST) < len(every)
+            proved = first and runs > 0 and not causes.doubts
+            with simulating(
+                task.arch, schedule=one, kernel=launched, checks=not proved, others=[causes] if first else []
+            ):
                 once = once or family.prepare(case)
                 note = once() or ""
             runs += 1
-            if runs == len(FIRST) < len(every) and not causes.doubts:
+            assert not (proved and causes.doubts), f"proved by the first schedule, but {min(causes.doubts)}"
+            if proved and runs == len(FIRST):
                 note = DETERMINED
                 break
     except Known:
@@ -110,8 +116,6 @@ def perform(task: Task) -> Ended:
     except Exception as error:  # every kind is a finding
         place = traceback.extract_tb(error.__traceback__)[-1]
         return ended("failed", f"{type(error).__name__}: {error} ({place.filename}:{place.lineno})")
-    finally:
-        forget()
     return ended("passed")
 
 
@@ -133,14 +137,19 @@ def serve(connection: Connection) -> None:
     """Tasks come, what became of them goes."""
     import torch
 
+    from tests.sim.gemm_sweep import forget
+
     torch.set_num_threads(1)
-    while True:
+    for number in itertools.count(1):
         try:
             task, limit = connection.recv()
         except EOFError:
             return
         allow(limit)
-        connection.send(perform(task))
+        ended = perform(task)
+        if number % FORGET == 0 or ended.outcome == "failed":
+            forget()
+        connection.send(ended)
 
 
 class Worker:
@@ -174,7 +183,8 @@ class Worker:
         return Ended(outcome, limit, error=error)
 
     def _start(self) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("forkserver")
+        context.set_forkserver_preload(["tests.long.families", "determined"])
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=serve, args=(theirs,), daemon=True)
         self._process.start()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from determined import FIRST, Determined, schedules
 
 from cute_nvfp4.errors import SimError
-from cute_nvfp4.sim import Result, Schedule
+from cute_nvfp4.sim import Deadlock, Result, Schedule
 
 from .sites import Mutant
 
@@ -20,8 +20,8 @@ WRONG, UNDETERMINED = "wrong result", "the schedule decides"
 @dataclass(frozen=True)
 class Verdict:
     """``by``: a hazard's class, "wrong result", a class that warns where it did not before, "the schedule decides"
-    where it did not (``determined``), or "" for nothing. ``refuted``: the first schedules had proved that no other
-    would notice."""
+    where it did not (``determined``), or "" for nothing. ``refuted``: the first schedule had proved that no check would
+    notice it under another, or the first three that nothing would."""
 
     mutant: str
     by: str
@@ -50,15 +50,16 @@ def judge(subject: Subject, mutant: Mutant | None) -> Verdict:
     causes = Determined()
     for number, schedule in enumerate(subject.schedules):
         first = number < len(FIRST)
-        proved = not first and not causes.doubts
+        proved = number > 0 and not causes.doubts
         try:
             right, result = subject.run(
                 ptx, schedule=schedule, checks=True, step_limit=60_000, others=[causes] if first else []
             )
         except SimError as error:
-            return Verdict(name, type(error).__name__, str(schedule), str(error), time.perf_counter() - start, proved)
+            refuted = proved and not (first and isinstance(error, Deadlock))
+            return Verdict(name, type(error).__name__, str(schedule), str(error), time.perf_counter() - start, refuted)
         if not right:
-            return Verdict(name, WRONG, str(schedule), "", time.perf_counter() - start, proved)
+            return Verdict(name, WRONG, str(schedule), "", time.perf_counter() - start, proved and not first)
     if mutant is not None:
         more = rules(result) - rules(subject.run(subject.ptx, checks=True)[1])
         if more:

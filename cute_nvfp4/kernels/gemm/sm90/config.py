@@ -190,11 +190,15 @@ class WgmmaConfig:
     @cached_property
     def ring_stages(self) -> int:
         """Stages in shared memory."""
+        return self.stages or min(self.most_stages, MAX_STAGES)
+
+    @cached_property
+    def most_stages(self) -> int:
+        """Stages for which shared memory has room."""
         each = (self.arch.shared_bytes + RESERVED_SHARED) // self.ctas_per_sm - RESERVED_SHARED
         own = self.epilogue_bytes if self.k_groups == 1 else 0
         kept = own + self.received_bytes + 8 * self.pieces + self.table_bytes
-        room = each - kept - ALIGNMENT
-        return self.stages or min(room // (self.stage_bytes + 16), MAX_STAGES)
+        return (each - kept - ALIGNMENT) // (self.stage_bytes + 16)
 
 
 def can_implement(c: WgmmaConfig) -> str:
@@ -244,4 +248,6 @@ def can_implement(c: WgmmaConfig) -> str:
     least = c.k_groups * (STAGE_TILES + 1 - c.stage_tiles) + 1
     if c.ring_stages < least:
         return explain("stages", got=c.ring_stages, expected=f"at least {least}: one is read ahead")
+    if c.ring_stages > c.most_stages:
+        return explain("stages", got=c.ring_stages, expected=f"at most {c.most_stages}: shared memory has no more")
     return ""
