@@ -1,4 +1,4 @@
-"""Programmatic dependent launches: what they touch before griddepcontrol.wait, the launches before them may still write."""
+"""Programmatic dependent launches: before griddepcontrol.wait, the launches before them may still run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from cutlass.cute.runtime import from_dlpack
 
 from cute_nvfp4.runtime.session import simulated_gpu
-from cute_nvfp4.sim import MissingProxyFence, Race
+from cute_nvfp4.sim import Race
 
 
 @cute.kernel
