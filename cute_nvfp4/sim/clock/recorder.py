@@ -17,7 +17,6 @@ from cute_nvfp4.sim.clock.flags import Flags, Key
 from cute_nvfp4.sim.clock.notes import Arrive, Await, Bar, Commit, Copy, Passes, Product, Request, Transfer, Visit
 from cute_nvfp4.sim.clock.sampling import Sample
 from cute_nvfp4.sim.clock.sectors import Sectors
-from cute_nvfp4.sim.frontend.flow import poll_loop
 from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.engine import Pending
 from cute_nvfp4.sim.machine.events import Listener, Mask, Values
@@ -50,7 +49,7 @@ class Recorder(Listener):
         self._index = {id(i): n for n, i in enumerate(kernel.source.code)}
         self._sample, self._memory, self.sectors = sample, memory, sectors
         self.flags = Flags(self.expected)
-        self.polls = [poll_loop(b) for b in kernel.blocks]
+        self.polls = [b.polls for b in kernel.blocks]
 
     def listeners(self, wave: Wave) -> Iterable[Listener]:
         self._wave = wave
