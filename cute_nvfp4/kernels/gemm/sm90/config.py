@@ -33,12 +33,12 @@ class WgmmaConfig:
 
     The weight is operand A of the MMA, so a tile has ``tile_m`` rows of the weight and ``tile_n`` rows of x. dtype: of
     x, and what weights are decoded to. packing: theirs (``weight_layout.PACKINGS``). warpgroups: that multiply, 64 rows
-    of the weight each. k_groups: warpgroups that have the same rows and take stages in turn (with ``split_k``).
-    ctas_per_sm: CTAs of a multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by
-    multicast. split_k: CTAs of a cluster that share a tile along K, and of which each stores some of its rows of x;
-    there are as many clusters as tiles then, and helpers. stage_tiles: packed tiles along K in a stage. stages: 0 for
-    as many as fit. raster: as in ``GemmTiling``. scheduler: "static", "stream_k", or "helped": a CTA, or a cluster, for
-    each tile, and others that multiply the ends of K.
+    of the weight each. k_groups: warpgroups that have the same rows and take stages in turn. ctas_per_sm: CTAs of a
+    multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by multicast. split_k: CTAs of
+    a cluster that share a tile along K, and of which each stores some of its rows of x; with either there are as many
+    clusters as tiles, and helpers. stage_tiles: packed tiles along K in a stage. stages: 0 for as many as fit. raster:
+    as in ``GemmTiling``. scheduler: "static", "stream_k", or "helped": a CTA, or a cluster, for each tile, and others
+    that multiply the ends of K.
     factors: device scalars that multiply alpha. vector: whether rows of the output are 16-bit numbers and start at
     multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
     eight of each, and the output is gate(first) · second: ``factors`` are of each of them.
@@ -176,7 +176,7 @@ class WgmmaConfig:
     @property
     def piece_columns(self) -> int:
         """Those of which sums are received, and stored, together."""
-        return min(self.part_columns, self.epilogue_columns)
+        return min(self.part_columns, self.epilogue_columns) if self.split_k > 1 else self.part_columns
 
     @property
     def part_pieces(self) -> int:
