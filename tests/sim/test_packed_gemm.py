@@ -262,6 +262,7 @@ BAD = (
     (lambda w: gemm(X, w, config=PackedPlan(StreamConfig(stage_tiles=4), 1)), OperandError, "stage_tiles: got 4"),
     (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(tile_n=24), 1)), OperandError, "tile_n"),
     (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(stage_tiles=1, stages=2), 1)), OperandError, "stages: got 2"),
+    (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(tile_n=256, stages=9), 1)), OperandError, "stages: got 9"),
     (lambda w: gemm(X, w, config=SHARED.plan), OperandError, "workers of a plan with split_k"),
     (lambda w: gemm(X, w, config=replace(SHARED.plan, workers=1)), OperandError, "split_k: got 2"),
     (lambda w: gemm(X, w, config=replace(HELPED.plan, workers=1)), OperandError, "plan with helpers"),

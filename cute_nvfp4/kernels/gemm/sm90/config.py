@@ -188,13 +188,18 @@ class WgmmaConfig:
         return self.k_groups * self.part_pieces if self.split_k > 1 else 0
 
     @cached_property
-    def ring_stages(self) -> int:
-        """Stages in shared memory."""
+    def most_stages(self) -> int:
+        """Stages that fit into shared memory."""
         each = (self.arch.shared_bytes + RESERVED_SHARED) // self.ctas_per_sm - RESERVED_SHARED
         own = self.epilogue_bytes if self.k_groups == 1 else 0
         kept = own + self.received_bytes + 8 * self.pieces + self.table_bytes
         room = each - kept - ALIGNMENT
-        return self.stages or min(room // (self.stage_bytes + 16), MAX_STAGES)
+        return min(room // (self.stage_bytes + 16), MAX_STAGES)
+
+    @property
+    def ring_stages(self) -> int:
+        """Stages in shared memory."""
+        return self.stages or self.most_stages
 
 
 def can_implement(c: WgmmaConfig) -> str:
@@ -246,4 +251,6 @@ def can_implement(c: WgmmaConfig) -> str:
     least = c.k_groups * (STAGE_TILES + 1 - c.stage_tiles) + 1
     if c.ring_stages < least:
         return explain("stages", got=c.ring_stages, expected=f"at least {least}: one is read ahead")
+    if c.ring_stages > c.most_stages:
+        return explain("stages", got=c.ring_stages, expected=f"at most {c.most_stages}: shared memory holds no more")
     return ""
