@@ -120,7 +120,8 @@ def refused(p: PackedProblem, plan: PackedPlan) -> str:
                 )
             steps -= helped_steps(p, plan)
         elif plan.workers != tiles:
-            return explain("workers of a plan with split_k or k_groups", got=plan.workers, expected=f"{tiles}: a tile each")
+            what = "workers of a plan with split_k or k_groups"
+            return explain(what, got=plan.workers, expected=f"{tiles}: a tile each")
         if -(-p.k // (STAGE_TILES * TILE_K)) % c.k_groups:
             return explain("K of a plan with k_groups", got=p.k, expected=f"a multiple of {c.tile_k}")
         if steps < c.split_k:
