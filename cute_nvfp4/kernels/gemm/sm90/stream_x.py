@@ -82,6 +82,10 @@ class X:
         made = cpasync.make_tiled_tma_atom(op, tensor, one_stage, (self.config.columns, self.width))
         return TmaCopy(made[0], made[1])
 
+    def prefetch(self, copy: TmaCopy) -> None:
+        """Asks for the descriptor: it is as far away as memory."""
+        cpasync.prefetch_descriptor(copy.atom)
+
     def allocate(self, smem: SmemAllocator) -> SharedX:
         cfg, layout = self.config, self.layout()
         if not cfg.quantized_x:
