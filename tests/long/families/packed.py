@@ -178,7 +178,7 @@ def _wgmma(tiling: Wgmma, config: WgmmaConfig) -> WgmmaCase:
     # a step for each part of K, and one for helpers
     k = config.tile_k * (config.split_k - 1 + helped) + 16 * int(g.integers(1, 25))
     workers = int(g.integers(1, 5))
-    if config.split_k > 1 or helped:
+    if config.k_parts > 1 or helped:
         tiles = math.ceil(n / config.out_rows) * math.ceil(m / config.tile_n)
         workers = tiles + workers if helped else tiles
     quantized = g.integers(6) == 0
