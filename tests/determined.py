@@ -84,7 +84,7 @@ def _undecided(kernel: CompiledKernel) -> dict[int, str]:
     found, polls = {}, flag_polls(kernel)
     for block in kernel.blocks:
         for i, _ in block.code:
-            if i.opcode != _FLAG_WRITE and i.line not in polls:
+            if i.opcode != _FLAG_WRITE and id(i) not in polls:
                 if _UNDECIDED.match(i.opcode) or _CHANGING.search(i.text):
                     found[block.index] = i.where()
     return found
@@ -92,7 +92,7 @@ def _undecided(kernel: CompiledKernel) -> dict[int, str]:
 
 @lru_cache(maxsize=8)
 def flag_polls(kernel: CompiledKernel) -> frozenset[int]:
-    """PTX lines of the loads that ask for a flag and do nothing with the answer but to ask again while it is zero: a
+    """Identities of the loads that ask for a flag and do nothing with the answer but to ask again while it is zero: a
     loop of the load, a comparison and a branch, and the same before such a loop, which it leads to."""
     loops = {}
     for block in kernel.blocks:
@@ -104,7 +104,7 @@ def flag_polls(kernel: CompiledKernel) -> frozenset[int]:
         zero, other = _asked(block)
         if zero in loops and loops[zero] == (block.code[-3][0].operands[1], other):
             if not any(kernel.blocks[k].live_in & _answer(block) for k in successors(block)):
-                found.add(block.code[-3][0].line)
+                found.add(id(block.code[-3][0]))
     return frozenset(found)
 
 
@@ -251,13 +251,13 @@ class _Causes(Listener):
             self.known[warp] = np.maximum(self.known[warp], self._wide(self.sent[key]))
 
     def parked(self, g, i, wait) -> None:
-        if isinstance(wait, MemoryWait) and i.line not in self.polls:
+        if isinstance(wait, MemoryWait) and id(i) not in self.polls:
             self.doubts.add(f"{i.where()} polls memory")
 
     # flags
 
     def load(self, g, a: Access, space: str, host: np.ndarray, mask) -> None:
-        if a.instruction.line not in self.polls or a.instruction.opcode != _FLAG_READ:
+        if id(a.instruction) not in self.polls:
             return
         for warp, address in self._rows(g, mask, host):
             flag = self._flag(address)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 from determined import FIRST, Determined, schedules
 from ptx_lab import wait
@@ -82,6 +84,48 @@ def test_named_barriers() -> None:
 def test_atomics_decide_where_they_are_executed() -> None:
     body = "setp.eq.u32 %q4, %r1, {}; @!%q4 bra END; atom.global.add.u32 %r12, [%p0], 1; END:"
     assert "atom.global" in doubts(body.format(3)) and not doubts(body.format(99))
+
+
+SET = "mov.b32 %r21, 1; st.release.gpu.global.b32 [%p0], %r21;"
+CLEAR = "mov.b32 %r21, 0; st.release.gpu.global.b32 [%p0], %r21;"
+PEEK = "ld.acquire.gpu.global.b32 %r22, [%p0]; setp.ne.b32 %q5, %r22, 0; @%q5 bra D{0};"
+POLL = "L{0}: ld.acquire.gpu.global.b32 %r20, [%p0]; setp.eq.b32 %q4, %r20, 0; @%q4 bra L{0}; D{0}:"
+FLAGS = "setp.ne.u32 %q6, %r2, 0; setp.eq.u32 %q7, %r3, 0; @%q6 bra END; @%q7 bra GIVE; {} bra END; GIVE: {} END:"
+"""One lane of each warp, the first of which gives."""
+WHILE = "bar.warp.sync 1;" * 40
+BACK = "ld.acquire.gpu.global.b32 %r23, [%p0+4]; setp.eq.b32 %q8, %r23, 0; @%q8 bra B;"
+
+
+@pytest.mark.parametrize("peek", ["", PEEK.format(0)])
+def test_a_flag(peek: str) -> None:
+    """Set by one, asked for and cleared by the other; with a second one that says so, again."""
+    take = peek + POLL.format(0) + CLEAR
+    for schedule in adversarial(7):
+        assert not doubts(FLAGS.format(take, SET), schedule)
+    told = CLEAR + SET.replace("[%p0]", "[%p0+4]")
+    assert not doubts(FLAGS.format(take.replace(CLEAR, told) + POLL.format(1), SET + "B:" + BACK + SET))
+
+
+@pytest.mark.parametrize(
+    ("take", "give", "why"),
+    [
+        (POLL.format(0), SET + WHILE + CLEAR, "may come before a warp has seen the flag"),
+        (POLL.format(0) + CLEAR + POLL.format(1), SET + WHILE + SET, "may come before the write before"),
+        (POLL.format(0) + SET, SET, "is so"),
+        (POLL.format(0) + "st.global.b32 [%rd2], %r20;", SET, "is executed"),
+        (PEEK.format(0) + "st.global.b32 [%rd2], %r2;" + POLL.format(0), SET, "is executed"),
+        (POLL.format(0).replace("eq.b32", "lt.u32").replace("20, 0;", "20, 1;"), SET, "is executed"),
+        (POLL.format(0), SET.replace("release.gpu", "relaxed.gpu"), "is executed"),
+    ],
+    ids=["cleared early", "set again early", "set twice", "used", "peek and work", "compared otherwise", "relaxed"],
+)
+def test_flags_that_the_schedule_decides(take: str, give: str, why: str) -> None:
+    """Some of them hang under other schedules."""
+    said = []
+    for schedule in adversarial(7):
+        with suppress(Deadlock):
+            said.append(doubts(FLAGS.format(take, give), schedule))
+    assert said and all(why in one for one in said)
 
 
 def test_the_first_schedules_are_three_of_all() -> None:
