@@ -3,8 +3,8 @@
 Work tiles are those of :mod:`.row`. What differs:
 
 * The table fills half of shared memory, so there is one CTA on a multiprocessor. Its warps are independent once the
-  table is there: each walks work tiles of its own, every ``ctas * warps``-th, so that all CTAs share what is left at the
-  end. A warp has two rows in shared memory, which is ahead enough: a row takes it some microseconds.
+  table is there: each walks work tiles of its own, every ``ctas * warps``-th, so that all CTAs share what is left at
+  the end. A warp has two rows in shared memory, which is ahead enough: a row takes it some microseconds.
 * Lanes 4 to 7 of eight read the second half of their blocks first, so that eight lanes read from all banks. The order
   within a block matters to its codes alone, whose two words are exchanged.
 * Blocks that estimates leave undecided are searched after the work tile, by the definition, and read again: few lanes
@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Boolean, Int32, Uint32
+from cutlass import Int32, Uint32
 from cutlass.memory import SmemAllocator
 
 from ...ptx import mbarrier
@@ -130,7 +130,7 @@ class QuantizeSearched(QuantizeRow):
         return scales
 
     def work_tile(self, index: Int32, inner: Int32) -> WorkTile:
-        """The rows of an atom come first: their scales, sixteen bytes a row, fill whole lines at about the same time."""
+        """Work tile ``index``: the rows of an atom first, whose scales then fill whole lines at about the same time."""
         place = div(index, ROW_STEP)
         return WorkTile(WarpRows(place // inner, mod(index, ROW_STEP)), place % inner)
 

@@ -195,8 +195,8 @@ def _search(
     unclear = regular & twice & ~_has_clear_halves(x, multiplier)
     if cute.arch.vote_any_sync(unclear):
         if cutlass.const_expr(config.error_table):
-            # without codes of 1/2 and 3/2 twice the scale has the same errors, bit by bit; and if one of the other codes
-            # is 1/2 or 3/2 there, four times the scale has more
+            # without codes of 1/2 and 3/2 twice the scale has the same errors, bit by bit; and if one of the others is
+            # 1/2 or 3/2 there, four times the scale has more
             halves = _has_halves(x, multiplier, units.one) != 0
             unclear = unclear & (halves | ~_has_clear_halves(x, mul_rn(multiplier, Float32(0.5))))
             if cute.arch.vote_any_sync(unclear):

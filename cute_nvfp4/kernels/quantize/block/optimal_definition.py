@@ -150,9 +150,7 @@ def _start(
     return best, least, cutlass.max(code - 1, first)
 
 
-def _no_larger_one(
-    candidate: Uint32, lost: Float32, least: Float32, largest: Float32, factor: GlobalFactor
-) -> Boolean:
+def _no_larger_one(candidate: Uint32, lost: Float32, least: Float32, largest: Float32, factor: GlobalFactor) -> Boolean:
     """Whether no scale larger than ``candidate`` is better: what it makes zero has more of an error, or all is zero."""
     nothing = mul_rn(largest, Float32(5.0)) < mul_rn(factor.value, scale_value(candidate))
     return (lost > mul_rn(least, Float32(ERROR_MARGIN))) | nothing
