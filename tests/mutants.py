@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
+from scratch_flags import keeping_flags
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.errors import SimError
@@ -311,10 +312,11 @@ def mutated(change: Change | None, arch: str | None = None, kernel: str = "", **
 def outcome(
     change: Change | None, right: Callable[[], bool], arch: str | None = None, kernel: str = "", **options: Any
 ) -> str:
-    """What notices ``change``: the name of the simulator's error, ``WRONG`` where ``right()`` is false, or ""."""
+    """What notices ``change``: the name of the simulator's error, ``WRONG`` where ``right()`` is false or a flag is
+    left raised, or ""."""
     try:
-        with mutated(change, arch, kernel, **options):
-            return "" if right() else WRONG
+        with mutated(change, arch, kernel, **options), keeping_flags() as lowered:
+            return "" if right() and lowered() else WRONG
     except SimError as error:
         return type(error).__name__
 

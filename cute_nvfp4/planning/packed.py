@@ -116,6 +116,9 @@ def _streaming(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[
         {"slabs": 4, "warps_m": 1, "warps_k": 8, "stage_tiles": stage, "stages": 16},
         {"slabs": 2, "warps_m": 2, "warps_k": 4, "stage_tiles": long_stage, "stages": most // long_stage},
         {"slabs": 2, "warps_m": 1, "warps_k": 8, "stage_tiles": stage, "stages": 16},
+        {"slabs": 8, "warps_m": 4, "warps_k": 4, "stage_tiles": stage, "stages": 16},
+        {"slabs": 8, "warps_m": 2, "warps_k": 8, "stage_tiles": stage, "stages": 16},
+        {"slabs": 2, "warps_m": 1, "warps_k": 8, "stage_tiles": long_stage, "stages": most // long_stage},
     ]
     for tiling in tilings:
         config = StreamConfig(arch=arch, **tiling, **decided(p, streams=True))
@@ -146,6 +149,12 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
                 arch=arch, warpgroups=3, stage_tiles=1, scheduler="static", **decided(p, streams=False)
             )
             yield PackedPlan(config, min(sm_count, tile_count(p, config)))
+        if WIDE // 2 < tile_n <= WIDE:
+            # 64 rows of the weight a CTA, whose warpgroups take turns: no sums go to another one
+            tiling = {"tile_n": tile_n, "k_groups": 2, "stage_tiles": 1, "scheduler": "static"}
+            config = WgmmaConfig(arch=arch, **tiling, **decided(p, streams=False))
+            if tile_count(p, config) <= sm_count:
+                yield PackedPlan(config, tile_count(p, config))
         for tiling in SHARED:
             if tiling["tile_n"] == tile_n:
                 yield _shared(p, arch, tiling)

@@ -38,6 +38,11 @@ UNITS = {
     8: Unit(0.1249, 1.19),
 }
 """By slabs of a unit."""
+WARPS = {(8, 4, 2): 0.94, (8, 2, 2): 0.97, (2, 1, 4): 0.90}
+"""Time of a step by slabs, warps along them and tiles of a stage, relative to other ways to divide such a unit, up to
+eight rows of x."""
+DECODED_X_US = 0.0065
+"""µs for 64 of K of eight rows of NVFP4 x, which each of the warps along a unit's rows decodes for itself."""
 EIGHT_BITS = 1.2
 """Elements of eight bits take so many times as long."""
 WAITING = 0.05
@@ -89,6 +94,8 @@ SHORT_STAGE, WIDE_SHORT_STAGE = 1.06, 0.95
 """Time of stages of one packed tile; of 256 rows of x, shared along K."""
 TURNS = {32: 0.88, 64: 0.925, 128: 0.99}
 """Time of a stage where warpgroups take turns; with these and what follows, measured at a few sizes on another H200."""
+TURNS_ALONE = 1.02
+"""The same, of 64 rows of the weight, where a CTA has all of K."""
 HELP_US, WRITE_US = 1.3, 2.0
 """µs to add a helper's sums, and for it to write them."""
 EXCHANGE_US = 0.36
@@ -118,7 +125,11 @@ def _streaming(c: StreamConfig, workers: int, p: PackedProblem) -> float:
     unit = UNITS[c.slabs]
     tile = unit.tile * (unit.many if p.m > 8 else 1.0) * (EIGHT_WARPS if p.m > 8 and c.warps_k == 8 else 1.0)
     tile *= EIGHT_BITS if c.weights.element_bits == 8 else 1.0
-    us = share * max(tile, workers * c.tile_bytes / BYTES_US) + CTA_US * workers + WARP_US * c.warps_k
+    step = max(tile, workers * c.tile_bytes / BYTES_US)
+    step *= WARPS.get((c.slabs, c.warps_m, c.stage_tiles), 1.0) if p.m <= 8 else 1.0
+    if c.quantized_x:
+        step += DECODED_X_US * c.warps_m * c.columns / 8
+    us = share * step + CTA_US * workers + WARP_US * c.warps_k
     if cut:
         us += CUT_US + CUT_PART_US * workers / cut + (CUT_MANY_US if p.m > 8 else 0.0)
         if units > workers:
@@ -137,7 +148,9 @@ def _multiplying(c: WgmmaConfig, plan: PackedPlan, p: PackedProblem, sm_count: i
         share = count * steps / workers
         cut = width.fix_up + PART_US * c.tile_n / 64 * max(0.0, workers / count - 1)
         return math.ceil(share) * stage * max(1.0, workers / sm_count) + width.tile * max(1.0, share / steps) + cut
-    stage *= (MULTICAST if c.cluster_rows > 1 else 1.0) * (TURNS[c.tile_n] if c.k_groups > 1 else 1.0)
+    stage *= MULTICAST if c.cluster_rows > 1 else 1.0
+    if c.k_groups > 1:
+        stage *= TURNS[c.tile_n] if c.split_k > 1 else TURNS_ALONE
     if c.stage_tiles == 1:
         stage *= WIDE_SHORT_STAGE if c.tile_n == 256 else SHORT_STAGE
     if c.scheduler == "helped":

@@ -111,7 +111,7 @@ def refused(p: PackedProblem, plan: PackedPlan) -> str:
     if plan.workers < 1:
         return explain("workers", got=plan.workers, expected="at least 1")
     c = plan.config
-    if not plan.streams and (c.split_k > 1 or c.scheduler == "helped"):
+    if not plan.streams and (c.k_parts > 1 or c.scheduler == "helped"):
         tiles, steps = tile_count(p, c), -(-p.k // c.tile_k)
         if c.scheduler == "helped":
             if plan.workers <= tiles:
@@ -120,7 +120,8 @@ def refused(p: PackedProblem, plan: PackedPlan) -> str:
                 )
             steps -= helped_steps(p, plan)
         elif plan.workers != tiles:
-            return explain("workers of a plan with split_k", got=plan.workers, expected=f"{tiles}: a tile each")
+            what = "workers of a plan with split_k or k_groups"
+            return explain(what, got=plan.workers, expected=f"{tiles}: a tile each")
         if -(-p.k // (STAGE_TILES * TILE_K)) % c.k_groups:
             return explain("K of a plan with k_groups", got=p.k, expected=f"a multiple of {c.tile_k}")
         if steps < c.split_k:

@@ -71,15 +71,6 @@ def load_shared(address: Int32, num_bytes: int) -> list[Uint32]:
     return asm(text, [Uint32] * words, [Int32(address)], volatile=True)
 
 
-def load_matrices(address: Int32) -> list[Uint32]:
-    """Four matrices of 8 rows of 16 bytes; lane t gives the address of row t % 8 of matrix t // 8.
-
-    Lane t gets of each matrix word t % 4 of row t // 4. ``ldmatrix.sync.aligned.m8n8.x4.shared.b16`` (PTX 6.5, sm_75).
-    """
-    text = f"ldmatrix.sync.aligned.m8n8.x4.shared.b16 {refs(0, 4)}, [$4];"
-    return asm(text, [Uint32] * 4, [Int32(address)], volatile=True)
-
-
 def store_shared(address: Int32, words: Sequence[Any]) -> None:
     """Stores one, two or four 32-bit words to shared memory, aligned to their bytes (PTX 1.0)."""
     source = refs(1, len(words)) if len(words) > 1 else "$1"

@@ -163,6 +163,7 @@ class SimLauncher:
 
     def __call__(self, values: tuple, owners: tuple) -> None:
         from ..sim import GlobalMemory, Trace, run
+        from ..sim.observe.overlap import Overlap
 
         memory = GlobalMemory()
         for name, (tensor, writable) in self._touched(*owners).items():
@@ -171,8 +172,15 @@ class SimLauncher:
         kernel, template = self._what_runs(active)
         options = {"sm_count": architecture(kernel.arch).sm_count} | (active.options if active else {})
         traced = options.pop("trace", None)
-        for launch in template.filled(values):
+        launches, others, overlap = list(template.filled(values)), options.pop("others", ()), Overlap()
+        overlapping = any(launch.programmatic for launch in launches)
+        for launch in launches:
             trace = Trace() if traced is True else traced or None
+            if overlapping:
+                earlier, touched = overlap.begin(launch, launch.title, memory)
+                options |= {"earlier": earlier, "others": [*others, touched]}
+            else:
+                options["others"] = others
             result = run(kernel.program, launch, memory, trace=trace, **options)
             if active:
                 active.record(SimulatedLaunch(kernel, launch, result, trace))

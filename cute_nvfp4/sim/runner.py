@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from cute_nvfp4.errors import SimError
 from cute_nvfp4.sim.checks import Checks, static
+from cute_nvfp4.sim.checks.dependency import Earlier
 from cute_nvfp4.sim.checks.findings import Findings
 from cute_nvfp4.sim.checks.unwritten import Unwritten
 from cute_nvfp4.sim.clock.machine import Machine
@@ -46,6 +47,7 @@ def run(
     clock: str | Machine | None = None,
     warm: bool = False,
     others: Sequence[Client] = (),
+    earlier: Earlier | None = None,
 ) -> Result:
     """Executes one launch on ``memory`` and returns what was counted.
 
@@ -58,7 +60,8 @@ def run(
     (``checks.findings.CLASSES``) that are only warnings; with ``on_hazard="collect"`` no hazard that a check finds
     stops the launch, and ``Result.findings`` has them. ``clock`` names the machine whose modelled time
     ``Result.timing`` then is (docs/timing.md); its L2 is cold at the start, or ``warm``. ``others`` hear the events
-    too. Raises a subclass of ``SimError`` for every other hazard, with what was found before it in its ``findings``,
+    too. ``earlier`` is what launches have touched that may still run (``observe.overlap``).
+    Raises a subclass of ``SimError`` for every other hazard, with what was found before it in its ``findings``,
     and ``LaunchError`` when launch and kernel do not fit together.
     """
     kernel, target = program.kernel(launch.kernel), program.module.target
@@ -77,7 +80,7 @@ def run(
     clients: list[Client | None] = [
         steps if counters or trace is not None else None,
         instructions,
-        Checks(kernel, memory, found, unwritten) if checks else None,
+        Checks(kernel, memory, found, unwritten, earlier) if checks else None,
         counted,
         trace.client(kernel, launch, steps) if trace is not None else None,
         timed := Clock(program, kernel, launch, memory, clock, warm) if clock is not None else None,

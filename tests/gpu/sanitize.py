@@ -22,6 +22,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any
 
 import broken
@@ -62,6 +63,7 @@ def plans() -> dict[str, PackedPlan]:
         "two CTAs": ({"tile_n": 32, "ctas_per_sm": 2, "stages": 2}, 9),
         "multicast": (static | {"tile_n": 64, "cluster_rows": 2}, 2),
         "turns": (shared | {"warpgroups": 4, "k_groups": 2, "stage_tiles": 1, "stages": 5}, 12),
+        "turns, one CTA": (static | {"tile_n": 32, "warpgroups": 4, "k_groups": 2, "stage_tiles": 1, "stages": 5}, 12),
         "half tiles": (static | {"tile_n": 64, "warpgroups": 3}, 3),
         "helped": (shared | {"scheduler": "helped"}, 14),
         "split_k": (shared, 12),
@@ -83,6 +85,7 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
     experts, pairs = prepare_weight(stack), prepare_weight(stack, stack)
     offsets = torch.tensor([0, 30, 30, 100], dtype=torch.int32, device=device)
     groups = PackedPlan(GroupedWgmmaConfig(tile_n=64, stages=2), 3)
+    sixteen = PackedPlan(replace(groups.config, dtype="float16"), groups.workers)
     a, row = (quantize(x, backend="reference") for x in (few, few[:1]))
     found: dict[str, Callable[[], object]] = {
         "gemv": lambda: gemv(w, row),
@@ -93,6 +96,7 @@ def launches(device: str) -> dict[str, Callable[[], object]]:
         "gated_gemm, 9 rows": lambda: gated_gemm(few, both),
         "gated_gemm, 100 rows": lambda: gated_gemm(many, both),
         "grouped_gemm, a list": lambda: grouped_gemm([(few, weight), (many, weight)], config=groups),
+        "grouped_gemm, a list of NVFP4": lambda: grouped_gemm([(a, half), (row, half)], config=sixteen),
         "grouped_gemm_contiguous": lambda: grouped_gemm_contiguous(many, experts, offsets=offsets, config=groups),
         "grouped_gemm_contiguous, gated": lambda: grouped_gemm_contiguous(
             many, pairs, offsets=offsets, gate="silu", config=groups

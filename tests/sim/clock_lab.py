@@ -177,7 +177,7 @@ SHAPES = {
 
 
 @functools.cache
-def clocked(name: str, warm: bool = False, schedule: str = "", shift: int = 0) -> Clock:
+def clocked(name: str, warm: bool = False, schedule: str = "", shift: int = 0, l2_bytes: int = 50 << 20) -> Clock:
     """The clock of a kernel that has run, its tensors ``shift`` bytes behind a line; ``timing`` replays it."""
     grid, block, cluster = SHAPES.get(name, ((4, 1, 1), (256, 1, 1), (1, 1, 1)))
     size = grid[0] * block[0] * 16
@@ -189,7 +189,7 @@ def clocked(name: str, warm: bool = False, schedule: str = "", shift: int = 0) -
     params = tuple(int(t.ctypes.data).to_bytes(8, "little") for t in tensors)
     launch = Launch(entry, grid, block, params, cluster, 110 << 10 if name == "local" else 0)
     compiled = program.kernel(entry)
-    clock = Clock(program, compiled, launch, memory, "h200", warm)
+    clock = Clock(program, compiled, launch, memory, h200(l2__bytes=l2_bytes), warm)
 
     def executed(client: Client) -> None:
         run = Run(compiled, program.module.target, launch, memory, 100_000, 132, Schedule.parse(schedule))

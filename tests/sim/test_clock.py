@@ -32,7 +32,7 @@ WGMMA = tuple(name for name in machine("h200").figures if name.startswith("wgmma
 LATENCIES = tuple(name for name in machine("h200").figures if name.startswith("latency."))
 DIRTY = ("l2.dirty_bytes", "dram.write_back", "dram.dirty_more", "dram.dirty_queue")
 BOXES = ("tma.first", "tma.bytes_per_draw", "tma.queue", "tma.store_latency")
-ALONE = ("sms", "dram.queue", *DIRTY, *BOXES)
+ALONE = ("sms", "dram.queue", "l2.bytes", *DIRTY, *BOXES)
 """Figures with a test of their own."""
 FIGURES = tuple(name for name in machine("h200").figures if name not in (*WGMMA, *LATENCIES, *ALONE))
 

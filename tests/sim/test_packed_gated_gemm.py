@@ -8,7 +8,7 @@ from typing import Any
 import backends
 import pytest
 import torch
-from mutants import Source, at, become, instead, outcome
+from mutants import Source, at, become, drop, instead, outcome
 from packed_problems import operand, run
 
 from cute_nvfp4 import (
@@ -312,6 +312,8 @@ MUTANTS = (
     ("rows not turned", CUT, at("stmatrix", become(".trans", "")), "wrong"),
     ("another gate", CASES[0], Source(stream_sums, "GATES", {"silu": gelu_tanh}), "wrong"),
     ("flags not waited for", CUT, at("ld.acquire.gpu", instead("mov.b32 {0}, 1;")), "Race"),
+    # they are raised between the two places that lower them
+    ("flags not lowered", CASES[3], at("st.release", drop(), slice(None, None, 2)), "wrong"),
 )
 
 

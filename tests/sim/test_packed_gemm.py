@@ -91,6 +91,7 @@ class Problem:
 
 SHARES = {"split_k": 2, "scheduler": "static"}
 TURNS = {"warpgroups": 4, "k_groups": 2, **SHARES}
+ALONE = {"k_groups": 2, "stage_tiles": 1, "scheduler": "static"}
 STREAMED = (
     Case(1, 200, 256),
     Case(16, 130, 272, torch.float16, torch.float16),
@@ -120,6 +121,9 @@ WGMMA = (
     # … by two warpgroups of each of two CTAs, of parts of different length, in two pieces, in a ring of odd length
     Case(60, 130, 768, workers=2, tiling={**TURNS, "tile_n": 64, "stage_tiles": 1, "stages": 5}, out=torch.bfloat16),
     Case(20, 200, 512, torch.float16, workers=2, tiling={**TURNS, "tile_n": 32}),
+    # … of one CTA each; of four warpgroups, with an odd number of eights of columns
+    Case(60, 130, 512, workers=2, tiling={"tile_n": 64, "warpgroups": 4, "k_groups": 2, "scheduler": "static"}),
+    Case(110, 130, 512, workers=3, tiling={**ALONE, "tile_n": 112}, out=torch.bfloat16),
     # three warpgroups: halves of packed tiles
     Case(40, 390, 256, workers=2, tiling={"tile_n": 64, "warpgroups": 3, "scheduler": "static"}),
     Case(20, 300, 512, workers=2, tiling={**SHARES, "tile_n": 32, "warpgroups": 3, "stage_tiles": 1}),
@@ -148,7 +152,7 @@ WGMMA = (
 CUT = Case(24, 300, 384, workers=5, tiling={"tile_n": 16, "cluster_rows": 2}, out=torch.bfloat16)
 
 
-DEFAULT = (*STREAMED, *(case for i, case in enumerate(WGMMA) if i not in (1, 5, 6, 7, 15, 16, 19)))
+DEFAULT = (*STREAMED, *(case for i, case in enumerate(WGMMA) if i not in (1, 5, 6, 7, 15, 16, 18, 21)))
 """Every value of every axis of a tiling; the others are slow."""
 
 
@@ -258,6 +262,7 @@ BAD = (
     (lambda w: gemm(X, w, config=PackedPlan(StreamConfig(stage_tiles=4), 1)), OperandError, "stage_tiles: got 4"),
     (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(tile_n=24), 1)), OperandError, "tile_n"),
     (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(stage_tiles=1, stages=2), 1)), OperandError, "stages: got 2"),
+    (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(tile_n=256, stages=9), 1)), OperandError, "stages: got 9"),
     (lambda w: gemm(X, w, config=SHARED.plan), OperandError, "workers of a plan with split_k"),
     (lambda w: gemm(X, w, config=replace(SHARED.plan, workers=1)), OperandError, "split_k: got 2"),
     (lambda w: gemm(X, w, config=replace(HELPED.plan, workers=1)), OperandError, "plan with helpers"),
@@ -302,7 +307,7 @@ def test_plans(m: int) -> None:
         (128, 8192, 8192, (128, "static", 2)),
         (128, 7168, 16384, (128, "helped", 2)),
         (128, 4096, 7168, (128, "static", 2)),
-        (128, 7168, 2048, (128, "static", 2)),
+        (128, 7168, 2048, (128, "static", 1)),
         (256, 8192, 8192, (256, "static", 2)),
         (512, 8192, 8192, (256, "static", 1)),
         (2048, 8192, 8192, (256, "static", 1)),
@@ -313,7 +318,7 @@ def test_the_plans_that_were_fastest_on_an_h200(m: int, n: int, k: int, expected
     assert (config.tile_n, config.scheduler, config.split_k) == expected
 
 
-MEETING = "DivergentBarrier"
+MEETING, GONE = "DivergentBarrier", "MbarrierMisuse"
 MUTANTS = (
     ("a step dropped", at("wgmma.mma_async", drop(), LAST), "wrong"),
     ("a scale of the other row", at("mul.rn.bf16x2", instead("mul.rn.bf16x2 {0}, {1}, {1};"), LAST), "wrong"),
@@ -335,7 +340,8 @@ def test_mutants_are_noticed(name, change, noticed) -> None:
 
 SHARED_MUTANTS = (
     ("barriers of the cluster not waited for", at("barrier.cluster.wait", drop()), "Race"),
-    ("sums not waited for", at("mbarrier.try_wait.parity.acquire.cluster", instead("setp.eq.b32 {0}, 0, 0;")), "Race"),
+    # they come when the CTA has gone
+    ("sums not waited for", at("mbarrier.try_wait.parity.acquire.cluster", instead("setp.eq.b32 {0}, 0, 0;")), GONE),
     ("a sum not sent", at("st.async", drop(), LAST), "Deadlock"),
     ("bytes not announced", at("mbarrier.arrive.expect_tx", drop(), LAST), "Deadlock"),
 )

@@ -123,6 +123,24 @@ def test_a_polling_warp_does_not_hide_that_an_mbarrier_has_opened() -> None:
     assert out[0] == 2
 
 
+def test_who_polls_one_flag_after_another_waits() -> None:
+    """Warp 0 polls flags 0 and 1, which warp 1 raises when its copy has come: the copy need not wait for long because
+    a warp polls, which is parked."""
+    source, out = np.arange(4, dtype="u4"), np.zeros(4, "u4")
+    body = """mov.u32 %r1, %tid.x; setp.ne.u32 %q1, %r1, 0; @!%q1 mbarrier.init.shared.b64 [bar], 1;
+    @!%q1 fence.proxy.async; bar.sync 0; setp.ge.u32 %q2, %r1, 32; @%q2 bra COPY; mov.b32 %r8, 0;
+    NEXT: mul.wide.u32 %p2, %r8, 4; add.s64 %p2, %p1, %p2;
+    W: ld.acquire.gpu.global.b32 %r3, [%p2]; setp.eq.u32 %q3, %r3, 0; @%q3 bra W;
+    add.s32 %r8, %r8, 1; setp.lt.u32 %q3, %r8, 2; @%q3 bra NEXT; bra END;
+    COPY: setp.ne.u32 %q4, %r1, 32; @%q4 bra WAIT; mbarrier.arrive.expect_tx.shared.b64 _, [bar], 16;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [data], [%p0], 16, [bar];
+    WAIT: mbarrier.try_wait.parity.shared.b64 %q5, [bar], 0; @!%q5 bra WAIT; ld.shared.b32 %r4, [data+8];
+    @!%q4 st.release.gpu.global.b32 [%p1], %r4; @!%q4 st.release.gpu.global.b32 [%p1+4], %r4; END:"""
+    text = module(body, 2, ".shared .align 16 .b8 data[16]; .shared .align 8 .b64 bar;")
+    launch_kernel(text, [source, out], block=(64, 1, 1), schedule=Schedule(tma="lazy"), step_limit=100)
+    assert out.tolist() == [2, 2, 0, 0]
+
+
 def test_nobody_comes() -> None:
     """What is said when a loop polls for ever: of a deadlock, not of lanes that went another way."""
     text = module(f"{BEGIN} {WAITS['rotated']} MEET: bar.sync 0;", 1)

@@ -17,6 +17,7 @@ from functools import partial
 from cute_nvfp4.sim.checks import kernel as facts
 from cute_nvfp4.sim.checks.asynchronous import AsynchronousAccesses
 from cute_nvfp4.sim.checks.barrier_use import BarrierUse
+from cute_nvfp4.sim.checks.dependency import Dependency, Earlier
 from cute_nvfp4.sim.checks.ending import Ending
 from cute_nvfp4.sim.checks.exchanges import Exchanges
 from cute_nvfp4.sim.checks.exchanges import sources as exchanges_of
@@ -43,7 +44,15 @@ __all__ = ["Checks"]
 class Checks:
     """The checks of a launch: what lasts over its waves. CTAs of different waves are as unordered as those of one."""
 
-    def __init__(self, kernel: CompiledKernel, memory: GlobalMemory, findings: Findings, unwritten: Unwritten) -> None:
+    def __init__(
+        self,
+        kernel: CompiledKernel,
+        memory: GlobalMemory,
+        findings: Findings,
+        unwritten: Unwritten,
+        earlier: Earlier | None = None,
+    ) -> None:
+        self._earlier = earlier
         self._findings, self._unwritten, self._waves = findings, unwritten, itertools.count()
         self._labels = Labels()
         self._left: dict[int, list[Left]] = {}
@@ -59,12 +68,14 @@ class Checks:
         state = State(wave, self._labels, self._left, self._kinds, self._findings)
         shadows = Shadows(state, self._globals, self._shared_grain, partial(self._unwritten.read, next(self._waves)))
         exchanges = Exchanges(state, self._exchanges) if self._exchanges else None
-        barriers, maps = BarrierUse(state), TensorMaps(state, shadows, self._map_versions)
+        barriers, dependency = BarrierUse(state), Dependency(state, self._earlier)
+        maps = TensorMaps(state, shadows, self._map_versions, dependency)
         return [
             *([exchanges] if exchanges else []),
             GenericAccesses(state, shadows, maps, exchanges),
             AsynchronousAccesses(state, shadows, barriers, self._self_completing),
             Synchronisation(state, shadows, barriers, maps),
+            *([dependency] if self._earlier is not None else []),
             maps,
             TensorMemoryUse(state, shadows),
             *([WarpgroupRegisters(state)] if "wgmma" in self._kinds else []),

@@ -108,7 +108,7 @@ class AsynchronousAccesses(Listener):
         """The operation will complete bytes at mbarriers: they must be there, and their CTAs must stay."""
         done = pending.completion
         slot = self.barriers.slots(pending.instruction.where(), done.cta, done.offset)
-        issuer = _issuer(pending, None, len(done.cta))
+        issuer = issuer_of(pending, None, len(done.cta))
         generic = pending.instruction.base in _SYNCHRONOUS
         self.barriers.ready(pending.instruction, pending.warps[issuer], done.cta, slot, proxy=not generic)
         b = self.clocks.first_barrier + self.clocks.barrier(done.cta, slot)
@@ -117,7 +117,7 @@ class AsynchronousAccesses(Listener):
 
     def _agents(self, pending: Pending, one: Footprint) -> _Agents:
         c, kind = self.clocks, pending.completion.kind
-        issuer = _issuer(pending, one, len(one.cta))
+        issuer = issuer_of(pending, one, len(one.cta))
         warps = pending.warps[issuer]
         generic = pending.instruction.base in _SYNCHRONOUS
         if kind == "mbarrier":
@@ -241,7 +241,7 @@ def _updates(read: Footprint, write: Footprint) -> bool:
     return same and np.array_equal(read.cta, write.cta) and np.array_equal(mine.columns, other.columns)
 
 
-def _issuer(pending: Pending, one: Footprint | None, count: int) -> np.ndarray:
+def issuer_of(pending: Pending, one: Footprint | None, count: int) -> np.ndarray:
     """Which of the issuing threads each of ``count`` rows (of a footprint, or of the completion) belongs to."""
     if one is not None and one.rows is not None:
         return one.rows
@@ -255,7 +255,7 @@ def _issuer(pending: Pending, one: Footprint | None, count: int) -> np.ndarray:
 def _completion_rows(pending: Pending, one: Footprint, issuer: np.ndarray) -> np.ndarray:
     """Which rows of the completion stand for the rows of a footprint: of a multicast, the one for the same CTA; for
     what the operation reads, the first."""
-    by = _issuer(pending, None, len(pending.completion.cta))
+    by = issuer_of(pending, None, len(pending.completion.cta))
     if not one.write:
         return np.searchsorted(by, issuer)
     targets = getattr(pending, "targets", None)

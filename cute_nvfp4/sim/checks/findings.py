@@ -44,6 +44,7 @@ CLASSES: dict[str, type[Hazard]] = {
     "tensor-memory-freed": BrokenRule,
     "barrier-thread-count": BrokenRule,
     "stream-order": Race,
+    "programmatic-order": Race,
 }
 """Every class of hazard that a check can go on past, and the error it is otherwise (docs/checks.md explains each)."""
 

@@ -23,6 +23,7 @@ _KIND_OF = {
     "bulk_read": lambda i: "bulk" in i.mods,
     "bulk_write": lambda i: "bulk" in i.mods,
     "wgmma": lambda i: i.base == "wgmma",
+    "dependency": lambda i: i.base == "griddepcontrol" and "wait" in i.mods,
 }
 
 

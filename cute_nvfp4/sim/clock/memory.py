@@ -44,9 +44,11 @@ class Latency:
 
 
 class Shared:
-    """L2 and DRAM. A request of an SM that stands for ``weight`` SMs takes that many times its bytes."""
+    """L2 and DRAM. A request of an SM that stands for ``weight`` SMs takes that many times its bytes; ``more`` times
+    as many come from DRAM as the replayed SMs have fetched."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: Machine, more: float = 1.0) -> None:
+        self._more = more
         self._l2_rate, self._dram_rate = machine["l2.bytes_per_cycle"], machine["dram.bytes_per_cycle"]
         self.latency = {name: Latency(machine, name) for name in ("l2", "dram")}
         self._l2_free = self._dram_free = self._asked = self._load = 0.0
@@ -62,6 +64,7 @@ class Shared:
         self.l2_busy += busy
         if new <= 0:
             return Answer(self._l2_free, "l2")
+        new *= self._more
         busy = weight * new / self._dram_rate
         if self._dirty:  # lines that come in send others out, of which ever fewer are dirty
             self._read += weight * new

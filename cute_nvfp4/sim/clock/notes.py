@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cute_nvfp4.sim.clock.flags import Key
+from cute_nvfp4.sim.machine.global_memory import SECTOR
 
 
 class Request(NamedTuple):
@@ -83,3 +84,10 @@ class Visit(NamedTuple):
 
     block: int
     happened: dict[tuple[int, type], list[Any]]
+
+
+def fetched(note: Any) -> float:
+    """Bytes that a load or a copy brings from DRAM."""
+    if isinstance(note, Request):
+        return SECTOR * note.new if note.kind == "load" else 0.0
+    return note.new if isinstance(note, Copy) and not note.store else 0.0

@@ -16,7 +16,7 @@ import numpy as np
 from cute_nvfp4.sim.clock.flags import Flags, Key
 from cute_nvfp4.sim.clock.notes import Arrive, Await, Bar, Commit, Copy, Passes, Product, Request, Transfer, Visit
 from cute_nvfp4.sim.clock.sampling import Sample
-from cute_nvfp4.sim.frontend.flow import poll_loop
+from cute_nvfp4.sim.clock.sectors import Sectors
 from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.engine import Pending
 from cute_nvfp4.sim.machine.events import Listener, Mask, Values
@@ -40,20 +40,16 @@ _RAISES, _LOOKS = {"release", "acq_rel", "relaxed", "volatile"}, {"acquire", "re
 class Recorder(Listener):
     """Takes the notes of one launch; ``visits`` of each sampled warp (CTA of the grid, warp of the CTA)."""
 
-    def __init__(self, kernel: CompiledKernel, memory: GlobalMemory, sample: Sample, warm: bool) -> None:
+    def __init__(self, kernel: CompiledKernel, memory: GlobalMemory, sample: Sample, sectors: Sectors) -> None:
         self.visits: dict[tuple[int, int], list[Visit]] = {}
         self.expected: Counter[Key] = Counter()
         self._waves: list[tuple[np.ndarray, np.ndarray]] = []
         self._kept: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self.bytes_fetched = 0.0
-        self.bytes_written = 0.0
         self.kernel, self._working = kernel, False
         self._index = {id(i): n for n, i in enumerate(kernel.source.code)}
-        self._sample, self._memory, self.warm = sample, memory, warm
-        self._touched: dict[int, np.ndarray] = {}
-        self._written: dict[int, np.ndarray] = {}
+        self._sample, self._memory, self.sectors = sample, memory, sectors
         self.flags = Flags(self.expected)
-        self.polls = [poll_loop(b) for b in kernel.blocks]
+        self.polls = [b.polls for b in kernel.blocks]
 
     def listeners(self, wave: Wave) -> Iterable[Listener]:
         self._wave = wave
@@ -164,38 +160,22 @@ class Recorder(Listener):
         return keys
 
     def _touch(self, sectors: np.ndarray, which: np.ndarray, kind: str) -> np.ndarray:
-        """Marks sectors as touched; the share of each that its reader must fetch from DRAM, or that its writer brings
-        there: L2 joins what is stored to one sector. A step's readers or writers of one sector share it."""
+        """What ``Sectors.touch`` says of ``sectors`` where ``which``, else 0; keeps the bytes of what is written."""
         out = np.zeros(sectors.shape)
         flat = sectors[which]
         if not len(flat):
             return out
-        share = np.zeros(len(flat))
-        for region in self._memory.regions:
-            base, end = region.base // SECTOR, -(-region.end // SECTOR)
-            inside = (flat >= base) & (flat < end)
-            if not inside.any():
-                continue
-            if region.base not in self._touched:
-                self._touched[region.base] = np.full(end - base, self.warm)
-                self._written[region.base] = np.zeros(end - base, bool)
-            if kind != "load" and region.base not in self._kept:
-                self._kept[region.base] = _bytes(region), _bytes(region).copy()
-            seen, at = self._touched[region.base], flat[inside] - base
-            fresh = ~(seen if kind == "load" else self._written[region.base])[at]
-            if fresh.any():
-                low = int(at.min())
-                asked = np.bincount(at - low)
-                share[inside] = np.where(fresh, 1.0 / asked[at - low], 0.0)
-            seen[at] = True
-            if kind != "load":
-                self._written[region.base][at] = True
-        if kind == "load":
-            self.bytes_fetched += SECTOR * float(share.sum())
-        else:
-            self.bytes_written += SECTOR * float(share.sum())
-        out[which] = share
+        if kind != "load":
+            self._keep(flat)
+        out[which] = self.sectors.touch(flat, kind)
         return out
+
+    def _keep(self, sectors: np.ndarray) -> None:
+        """Keeps the bytes of regions that ``sectors`` lie in."""
+        for region in self._memory.regions:
+            inside = (sectors >= region.base // SECTOR) & (sectors < -(-region.end // SECTOR))
+            if region.base not in self._kept and inside.any():
+                self._kept[region.base] = _bytes(region), _bytes(region).copy()
 
     def restore(self) -> None:
         """Memory as it was before the launch."""

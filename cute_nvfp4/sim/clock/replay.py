@@ -16,7 +16,7 @@ from cute_nvfp4.sim.clock.flags import FLAG
 from cute_nvfp4.sim.clock.machine import Machine
 from cute_nvfp4.sim.clock.matching import MachineCode
 from cute_nvfp4.sim.clock.memory import Shared
-from cute_nvfp4.sim.clock.notes import Arrive, Bar, Commit, Copy, Passes, Request, Visit
+from cute_nvfp4.sim.clock.notes import Arrive, Bar, Commit, Copy, Passes, Request, Visit, fetched
 from cute_nvfp4.sim.clock.recorder import Recorder
 from cute_nvfp4.sim.clock.sampling import Place, Sample
 from cute_nvfp4.sim.clock.sass import NO_SCOREBOARD
@@ -34,7 +34,7 @@ class Replay(Effects):
     def __init__(self, recorder: Recorder, code: MachineCode, sample: Sample, machine: Machine, l1_bytes: int) -> None:
         super().__init__(recorder.expected)
         self.machine, self.code, self.sample, self.recorder = machine, code, sample, recorder
-        self.shared = Shared(machine)
+        self.shared = Shared(machine, self._more())
         self._step = stepper(machine)
         self._lists = [[self._step(slot) for slot in slots] for slots in code.blocks]
         self._made = {s.source: b for b, steps in enumerate(self._lists) for s in steps if s.kind != "plain"}
@@ -52,13 +52,26 @@ class Replay(Effects):
         self.end, self.events, self.unmatched = 0.0, 0, 0
         self.flags_given_up = 0
 
+    def _more(self) -> float:
+        """How many times what the sampled SMs stand for comes from DRAM. Where sectors are fetched again, who does it
+        is chance, and a few SMs do not tell; else 1."""
+        sectors = self.recorder.sectors
+        if not sectors.again:
+            return 1.0
+        weight = {cta: place.weight for place in self.sample.places for cluster in place.clusters for cta in cluster}
+        mine = 0.0
+        for (cta, _), visits in self.recorder.visits.items():
+            notes = (note for visit in visits for some in visit.happened.values() for note in some)
+            mine += weight[cta] * sum(fetched(note) for note in notes)
+        return sectors.fetched / mine if mine else 1.0
+
     # CTAs
 
     def run(self) -> float:
         """Cycles from the start of the first CTA to the end of the last."""
         size = len(self.sample.places[0].clusters[0])
         for number, place in enumerate(self.sample.places):
-            lines, warm = -(-len(self.code.opcodes) * INSTRUCTION // CODE_LINE), self.recorder.warm
+            lines, warm = -(-len(self.code.opcodes) * INSTRUCTION // CODE_LINE), self.recorder.sectors.warm
             sms = [Sm(self.machine, self.shared, place.weight, self._l1_bytes, lines, warm) for _ in range(size)]
             for even, odd in zip(sms[::2], sms[1::2]):
                 even.pair = odd.pair = (even, odd)

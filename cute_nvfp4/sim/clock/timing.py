@@ -11,6 +11,7 @@ from cute_nvfp4.sim.clock.matching import MachineCode, differing, machine_code
 from cute_nvfp4.sim.clock.recorder import Recorder
 from cute_nvfp4.sim.clock.replay import Replay
 from cute_nvfp4.sim.clock.sampling import SHARED, Sample, resample, sample, with_raisers
+from cute_nvfp4.sim.clock.sectors import Sectors
 from cute_nvfp4.sim.clock.warps import Warp
 from cute_nvfp4.sim.errors import ClockError
 from cute_nvfp4.sim.machine.events import Client, Listener
@@ -40,7 +41,8 @@ class Clock:
         static = kernel.layout.static_shared
         self._sample: Sample = sample(launch, self.machine, static, self.code.registers, SAMPLES)
         self._unknown = 0
-        self._record = lambda: Recorder(kernel, memory, self._sample, warm)
+        capacity = self.machine["l2.bytes"]
+        self._record = lambda: Recorder(kernel, memory, self._sample, Sectors(memory, warm, capacity))
         self.recorder = self._record()
         self._l1_bytes = 256 * 1024 - min(SHARED, self._sample.ctas_per_sm * (static + launch.dynamic_smem + 1024))
 
@@ -70,7 +72,7 @@ class Clock:
             raise ClockError.of(f"the machine code of {self._launch.kernel}", got=got, expected=f"at most {LOST:.0%}")
         alive = sum(w.ready - w.begin for w in replay.warps)
         issued = sum(sm.issued * sm.weight for sm in replay.sms) / (4 * m.sms)
-        memory = self.recorder.bytes_fetched + self.recorder.bytes_written
+        memory = self.recorder.sectors.fetched + self.recorder.sectors.stored
         bounds = {"dram": memory / m["dram.bytes_per_cycle"], "issue": issued}
         busy = {"dram": replay.shared.dram_busy, "issue": issued, "l2": replay.shared.l2_busy}
         return Timing(

@@ -128,21 +128,24 @@ def _only_reads(block: Block) -> bool:
 
 def _find_polls(blocks: list[Block]) -> None:
     """Marks the loops that poll memory: cycles of blocks that only read, through a head where no register that they
-    write is still needed. Another round with the same memory then does the same."""
+    write is still needed. Another round with the same memory then does the same. Where a cycle has no such head, as
+    when it goes from one flag to the next, a block of it that goes round alone may poll."""
     pure = {b.index for b in blocks if _only_reads(b)}
     onward = {k: [s for s in successors(blocks[k]) if s in pure] for k in pure}
     for loop in _cycles(onward):
-        written = set().union(*(blocks[k].writes for k in loop))
-        heads = [k for k in sorted(loop) if asks(blocks[k]) and not written & blocks[k].live_in]
-        for k in loop if heads else ():
-            blocks[k].polls = heads[0]
+        if not _polls(blocks, loop):
+            for k in loop:
+                if k in onward[k]:
+                    _polls(blocks, {k})
 
 
-def poll_loop(block: Block) -> int | None:
-    """The head of the loop around a block that polls memory: ``polls``, or the block itself where it polls alone,
-    inside of a loop that goes on to other places."""
-    alone = block.index in successors(block) and asks(block) is not None and not block.writes & block.live_in
-    return block.index if block.polls is None and alone and _only_reads(block) else block.polls
+def _polls(blocks: list[Block], loop: set[int]) -> bool:
+    """Marks the loop if it has a head."""
+    written = set().union(*(blocks[k].writes for k in loop))
+    heads = [k for k in sorted(loop) if asks(blocks[k]) and not written & blocks[k].live_in]
+    for k in loop if heads else ():
+        blocks[k].polls = heads[0]
+    return bool(heads)
 
 
 def asks(block: Block) -> Instruction | None:

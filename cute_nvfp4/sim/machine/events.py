@@ -121,6 +121,9 @@ class Listener:
     def fenced(self, g: Group, i: Instruction, mask: Mask, *address) -> None:
         """fence, membar; ``address`` (addr, off) is the tensor map of fence.proxy.tensormap::generic.acquire."""
 
+    def dependency_waited(self, g: Group, mask: Mask) -> None:
+        """griddepcontrol.wait."""
+
     def tensor_fenced(self, g: Group, mask: Mask) -> None:
         """tcgen05.fence."""
 

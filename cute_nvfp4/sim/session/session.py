@@ -15,8 +15,8 @@ from cute_nvfp4.errors import TargetError
 from cute_nvfp4.sim.checks.findings import Finding
 from cute_nvfp4.sim.host.device import DEFAULT_ARCH, Device
 from cute_nvfp4.sim.machine.launch import Launch
+from cute_nvfp4.sim.observe.overlap import Overlap
 from cute_nvfp4.sim.observe.result import Result
-from cute_nvfp4.sim.observe.touched import Touched
 from cute_nvfp4.sim.program import Program
 from cute_nvfp4.sim.runner import run
 from cute_nvfp4.sim.session import driver, extensions
@@ -75,6 +75,7 @@ class Session:
 
     def __post_init__(self) -> None:
         self.memory = DeviceMemory()
+        self._overlaps: dict[Timeline, tuple[int, Overlap]] = {}
         self.runtime = Runtime(self.device, self.memory)
         self.streams = self.runtime.streams
         self.streams.report, self.streams.on = self._unordered, lambda: bool(self.options.get("checks", True))
@@ -136,6 +137,12 @@ class Session:
             if self.options.get("on_hazard") != "collect":
                 raise finding.error()
 
+    def _overlap(self, timeline: Timeline, number: int) -> Overlap:
+        """The launches on a timeline up to work ``number``; other work before it keeps it from overlapping them."""
+        last, overlap = self._overlaps.get(timeline, (0, Overlap()))
+        self._overlaps[timeline] = number, overlap if number == last + 1 else Overlap()
+        return self._overlaps[timeline][1]
+
     def _run(self, program: Program, launch: Launch, frame: Any, stream: Timeline) -> None:
         record = LaunchRecord(len(self.launches), launch)
         self.launches.append(record)
@@ -144,13 +151,15 @@ class Session:
         if self.execute:
             memory = self.memory.snapshot(frame)
             begin, issued = time.perf_counter(), self.runtime.order.issue(stream)
-            touched = Touched(memory) if self.streams.on() else None
+            what = f"launch {record.number} ({launch.title})"
+            earlier = touched = None
+            if self.streams.on():
+                earlier, touched = self._overlap(*issued[:2]).begin(launch, what, memory)
             others = [touched] if touched is not None else []
             try:
                 options = {"sm_count": self.device.sm_count, **self.options}
-                record.result = run(program, launch, memory, others=others, **options)
+                record.result = run(program, launch, memory, others=others, earlier=earlier, **options)
                 if touched is not None:
-                    what = f"launch {record.number} ({launch.title})"
                     self.streams.launched(what, place(frame), touched, issued)
             except Exception as error:
                 self.failure = self.failure or (record, error)

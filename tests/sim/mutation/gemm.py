@@ -8,12 +8,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import gemm_problems
-import pytest
-import torch
 from gemm_problems import Case
+from scratch_flags import keeping_flags
 
 from cute_nvfp4 import simulating
-from cute_nvfp4.ops import gemm_launch
 from cute_nvfp4.sim import Result
 
 from .judge import Subject
@@ -57,35 +55,17 @@ def small(case: Case) -> Case:
     return replace(case, m=3, n=8, k=256 * (steps - 1) + 32)
 
 
-@contextmanager
-def keeping_flags() -> Iterator[list[torch.Tensor]]:
-    """Within it the flags of stream-K launches are kept; a launch must leave them as it found them, zero."""
-    patch, workspace, kept = pytest.MonkeyPatch(), gemm_launch.stream_k_scratch, []
-
-    def keeping(*args: object) -> dict:
-        found = workspace(*args)
-        kept.extend(x for name, x in found.items() if name == "flags")
-        return found
-
-    patch.setattr(gemm_launch, "stream_k_scratch", keeping)
-    try:
-        yield kept
-    finally:
-        patch.undo()
-
-
 @functools.cache
 def subject(name: str) -> Subject:
     """The kernel called ``name`` in ``CASES``."""
     problems = [gemm_problems.make(case) for case in (CASES[name], small(CASES[name]))]
 
     def run(ptx: str, **options: object) -> tuple[bool, Result]:
-        with ptx_is(ptx), simulating(**options) as runs, keeping_flags() as flags:
+        with ptx_is(ptx), simulating(**options) as runs, keeping_flags() as lowered:
             results = []
             for problem in problems:
                 c = problem.run()
-                lowered = not any(x.any() for x in flags)
-                if gemm_problems.wrong(problem, c).any() or not (problem.untouched() and lowered):
+                if gemm_problems.wrong(problem, c).any() or not (problem.untouched() and lowered()):
                     return False, runs[-1].result
                 results.append(runs[-1].result)
             return True, results[0]

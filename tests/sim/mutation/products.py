@@ -11,6 +11,7 @@ import gated_gemm_problems
 import gemm_problems
 import grouped_problems
 import torch
+from scratch_flags import keeping_flags
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.formats import NVFP4
@@ -114,11 +115,11 @@ def subject(name: str) -> Subject:
         def changed(found: Any) -> Any:
             return replace(found, ptx=ptx) if found.ptx == kernel.ptx else found
 
-        with simulating(arch, kernel=changed, **options) as runs:
+        with simulating(arch, kernel=changed, **options) as runs, keeping_flags() as lowered:
             try:
                 once()
             except AssertionError:
                 return False, runs[-1].result
-        return True, runs[-1].result
+        return lowered(), runs[-1].result
 
     return Subject(name, kernel.ptx, run)

@@ -264,6 +264,7 @@ def _rules() -> Iterator[Rule]:
     yield from rule(r"tensormap\.(replace|cp_fenceproxy)", _drop(r"tensormap.\1"))
     yield from rule(r"^wgmma\.(\w+)", _drop(r"wgmma.\1"))
     yield from rule(r"^wgmma\.wait_group\S*\s+\d+;", _text("wait for a wgmma less", r"\s\d+;", " 7;"))
+    yield from rule(r"^griddepcontrol\.wait", _drop("dependency wait"))
     yield from rule(r"^setmaxnreg", _drop("setmaxnreg"))
     yield from rule(r"^(ldmatrix|stmatrix)", _drop(r"\1"))
     yield from rule(r"^ldmatrix", _operand("matrix 512 bytes on", 1, 32, add(512)))

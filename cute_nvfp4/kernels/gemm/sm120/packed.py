@@ -16,8 +16,7 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32
 
 from ....ptx import mbarrier
-from ....ptx.memory import load_matrices
-from ....ptx.mma import mma_m16n8k16
+from ....ptx.mma import load_matrices, mma_m16n8k16
 from ....weight_layout import STEPS
 from ..sm90.config import STAGE_TILES, WARPGROUP
 from ..sm90.decode import PackedLane, decode_step

@@ -33,12 +33,12 @@ class WgmmaConfig:
 
     The weight is operand A of the MMA, so a tile has ``tile_m`` rows of the weight and ``tile_n`` rows of x. dtype: of
     x, and what weights are decoded to. packing: theirs (``weight_layout.PACKINGS``). warpgroups: that multiply, 64 rows
-    of the weight each. k_groups: warpgroups that have the same rows and take stages in turn (with ``split_k``).
-    ctas_per_sm: CTAs of a multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by
-    multicast. split_k: CTAs of a cluster that share a tile along K, and of which each stores some of its rows of x;
-    there are as many clusters as tiles then, and helpers. stage_tiles: packed tiles along K in a stage. stages: 0 for
-    as many as fit. raster: as in ``GemmTiling``. scheduler: "static", "stream_k", or "helped": a CTA, or a cluster, for
-    each tile, and others that multiply the ends of K.
+    of the weight each. k_groups: warpgroups that have the same rows and take stages in turn. ctas_per_sm: CTAs of a
+    multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by multicast. split_k: CTAs of
+    a cluster that share a tile along K, and of which each stores some of its rows of x; with either there are as many
+    clusters as tiles, and helpers. stage_tiles: packed tiles along K in a stage. stages: 0 for as many as fit. raster:
+    as in ``GemmTiling``. scheduler: "static", "stream_k", or "helped": a CTA, or a cluster, for each tile, and others
+    that multiply the ends of K.
     factors: device scalars that multiply alpha. vector: whether rows of the output are 16-bit numbers and start at
     multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
     eight of each, and the output is gate(first) · second: ``factors`` are of each of them.
@@ -176,7 +176,7 @@ class WgmmaConfig:
     @property
     def piece_columns(self) -> int:
         """Those of which sums are received, and stored, together."""
-        return min(self.part_columns, self.epilogue_columns)
+        return min(self.part_columns, self.epilogue_columns) if self.split_k > 1 else self.part_columns
 
     @property
     def part_pieces(self) -> int:
@@ -188,20 +188,27 @@ class WgmmaConfig:
         return self.k_groups * self.part_pieces if self.split_k > 1 else 0
 
     @cached_property
-    def ring_stages(self) -> int:
-        """Stages in shared memory."""
+    def most_stages(self) -> int:
+        """Stages that fit into shared memory."""
         each = (self.arch.shared_bytes + RESERVED_SHARED) // self.ctas_per_sm - RESERVED_SHARED
         own = self.epilogue_bytes if self.k_groups == 1 else 0
         kept = own + self.received_bytes + 8 * self.pieces + self.table_bytes
         room = each - kept - ALIGNMENT
-        return self.stages or min(room // (self.stage_bytes + 16), MAX_STAGES)
+        return min(room // (self.stage_bytes + 16), MAX_STAGES)
+
+    @property
+    def ring_stages(self) -> int:
+        """Stages in shared memory."""
+        return self.stages or self.most_stages
 
 
 def can_implement(c: WgmmaConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
     if c.arch.generation not in ("sm90", "sm120"):
         return explain("architecture of packed weights", got=c.arch.name, expected="sm_90a, sm_120a or sm_121a")
-    if c.arch.generation == "sm120" and (c.clustered or c.warpgroups != 2 or c.tile_n > 128 or c.scheduler == "helped"):
+    if c.arch.generation == "sm120" and (
+        c.clustered or c.warpgroups != 2 or c.k_groups > 1 or c.tile_n > 128 or c.scheduler == "helped"
+    ):
         got = f"clusters of {c.cluster_rows * c.split_k}, {c.warpgroups} warpgroups, tiles of {c.tile_n} columns"
         return explain(
             f"a plan for {c.arch.name}", got=got, expected="clusters of 1, 2 warpgroups, at most 128 columns"
@@ -212,16 +219,16 @@ def can_implement(c: WgmmaConfig) -> str:
         return explain("cluster_rows", got=c.cluster_rows, expected=f"1, 2 or 4, at most {c.tile_n // 8}: tile_n / 8")
     if c.split_k not in (1, 2, 4) or c.tile_n % (8 * c.k_parts):
         return explain("split_k", got=c.split_k, expected=f"1, 2 or 4, at most {c.tile_n // 8}: tile_n / 8")
-    if c.k_groups > 1 and (c.k_groups != 2 or c.split_k == 1 or c.tile_n > {2: 128, 4: 64}.get(c.warpgroups, 0)):
-        got = f"{c.k_groups} with {c.warpgroups} warpgroups, split_k {c.split_k} and tiles of {c.tile_n} columns"
-        expected = "1, or 2 with split_k and 4 warpgroups, at most 64 columns, or 2 and at most 128"
+    if c.k_groups > 1 and (c.k_groups != 2 or c.tile_n > {2: 128, 4: 64}.get(c.warpgroups, 0)):
+        got = f"{c.k_groups} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"
+        expected = "1, or 2 with 4 warpgroups, at most 64 columns, or 2 and at most 128"
         return explain("k_groups", got=got, expected=expected)
     if c.split_k > 1 and c.part_columns % c.piece_columns:
         expected = f"a divisor of {c.tile_n} into multiples of {c.epilogue_columns}"
         return explain("split_k", got=c.split_k, expected=expected)
-    if c.split_k > 1 and (c.cluster_rows > 1 or c.scheduler == "stream_k"):
-        got = f"{c.split_k} with cluster_rows {c.cluster_rows} and scheduler {c.scheduler}"
-        return explain("split_k", got=got, expected="cluster_rows 1 and scheduler static or helped")
+    if c.k_parts > 1 and (c.cluster_rows > 1 or c.scheduler == "stream_k"):
+        got = f"{c.split_k} and {c.k_groups} with cluster_rows {c.cluster_rows} and scheduler {c.scheduler}"
+        return explain("split_k and k_groups", got=got, expected="cluster_rows 1 and scheduler static or helped")
     if c.scheduler == "helped" and (c.cluster_rows > 1 or c.k_groups > 1 or c.ctas_per_sm > 1):
         got = f"cluster_rows {c.cluster_rows}, k_groups {c.k_groups}, ctas_per_sm {c.ctas_per_sm}"
         return explain("tiling with helpers", got=got, expected="1 of each")
@@ -244,4 +251,6 @@ def can_implement(c: WgmmaConfig) -> str:
     least = c.k_groups * (STAGE_TILES + 1 - c.stage_tiles) + 1
     if c.ring_stages < least:
         return explain("stages", got=c.ring_stages, expected=f"at least {least}: one is read ahead")
+    if c.ring_stages > c.most_stages:
+        return explain("stages", got=c.ring_stages, expected=f"at most {c.most_stages}: shared memory holds no more")
     return ""

@@ -66,7 +66,7 @@ class Epilogue:
     @cute.jit
     def finish_tile(self, acc: cute.Tensor, tile: WorkTile):
         """Stores a work tile that this CTA, or its cluster, has but for what helpers did."""
-        if cutlass.const_expr(self.config.split_k > 1):
+        if cutlass.const_expr(self.config.k_parts > 1):
             self.share_tile(acc, tile)
         else:
             self.add_help(acc, tile, 0)
@@ -85,16 +85,19 @@ class Epilogue:
 
     @cute.jit
     def share_tile(self, acc: cute.Tensor, tile: WorkTile):
-        """Stores this warpgroup's part of a tile that a cluster shares along K, a piece as its sums come."""
+        """Stores this warpgroup's part of a tile that a cluster, or warpgroups, share along K, a piece as its sums
+        come."""
         cfg = self.config
         self.sums.join(acc)
-        self.sums.send(acc)
+        if cutlass.const_expr(cfg.split_k > 1):
+            self.sums.send(acc)
         for part in cutlass.range_constexpr(cfg.k_parts):
             if self.sums.part == part:
                 self.add_help(acc, tile, part)
                 for piece in cutlass.range_constexpr(cfg.part_pieces):
                     begin = part * cfg.part_columns + piece * cfg.piece_columns
-                    self.sums.receive(acc, begin)
+                    if cutlass.const_expr(cfg.split_k > 1):
+                        self.sums.receive(acc, begin)
                     self.store_tile(acc, tile, begin, begin + cfg.piece_columns)
 
     @cute.jit

@@ -122,9 +122,9 @@ class GroupedWgmma(WgmmaGemm):
         memory = self.allocate()
         table = SmemAllocator().allocate_array(Int64, cfg.table_bytes // 8, byte_alignment=16).toint()
         groups = self.groups(x, atoms, arguments, Table(cfg, table))
-        if warp == 0:
-            self.initialise(memory)
-        elif warp == 1:
+        if warp >= LOADING_WARPS:
+            self.initialise(memory, warp - LOADING_WARPS)
+        if warp == 1:
             cpasync.prefetch_descriptor(x.atom)
         elif warp == LOADING_WARPS:
             groups.fill()

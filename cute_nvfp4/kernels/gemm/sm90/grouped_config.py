@@ -50,9 +50,9 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
 
 def can_implement_groups(c: GroupedWgmmaConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
-    if c.scheduler != "static" or c.clustered:
-        got = f"scheduler {c.scheduler}, clusters of {c.cluster_rows}"
-        return explain("a grouped GEMM of packed weights", got=got, expected="static, without clusters")
+    if c.scheduler != "static" or c.clustered or c.k_groups > 1:
+        got = f"scheduler {c.scheduler}, clusters of {c.cluster_rows}, k_groups {c.k_groups}"
+        return explain("a grouped GEMM of packed weights", got=got, expected="static, without clusters or k_groups")
     if c.tile_n not in GROUP_TILE_N:
         return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, GROUP_TILE_N))}")
     if c.half_tiles:

@@ -12,13 +12,30 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import cutlass
+import cutlass.cute as cute
 from cutlass import Int32
 
-from ..tile_scheduler import CursorRange, Share, StaticScheduler, StreamKScheduler, WorkTile, k_slice
+from ..tile_scheduler import CursorRange, Share, StaticScheduler, StreamKScheduler, WorkTile, in_cluster, k_slice
+
+
+class _OneColumn:
+    """Places a tile without divisions where one covers the rows of x: they would hold up the first copies."""
+
+    @cute.jit
+    def _placed(self, index: Int32, k: Share) -> WorkTile:
+        tile = in_cluster(self.config, self.place, index, Int32(0), Int32(0), k)
+        if self.rest_n * self.batch > 1:
+            tile = StaticScheduler._placed(self, index, k)
+        return tile
 
 
 @dataclass(frozen=True)
-class DescendingStreamK(StreamKScheduler):
+class StaticTiles(_OneColumn, StaticScheduler):
+    """Work tiles dealt in turn."""
+
+
+@dataclass(frozen=True)
+class DescendingStreamK(_OneColumn, StreamKScheduler):
     """The cursor counts the k-tiles that the CTA has done."""
 
     def range(self) -> CursorRange:
@@ -32,7 +49,7 @@ class DescendingStreamK(StreamKScheduler):
 
 
 @dataclass(frozen=True)
-class HelpedScheduler(StaticScheduler):
+class HelpedScheduler(StaticTiles):
     """A work tile for each cluster but the first ones, whose CTAs are helpers: dealt in turn, these multiply the last
     ``helped`` k-tiles of every work tile. Few sums go through global memory, and most of them early."""
 
@@ -66,4 +83,4 @@ class HelpedScheduler(StaticScheduler):
         return (tile.batch * self.rest_n + tile.n) * self.rest_m + tile.m
 
 
-SCHEDULERS = {"static": StaticScheduler, "stream_k": DescendingStreamK, "helped": HelpedScheduler}
+SCHEDULERS = {"static": StaticTiles, "stream_k": DescendingStreamK, "helped": HelpedScheduler}

@@ -25,7 +25,7 @@ from ...arith import div, mod
 from .decode import decode_step, load_lane, product_alphas
 from .stream_arguments import StreamArguments
 from .stream_config import LOADING_WARPS, MMA_COLUMNS, WARP, StreamConfig
-from .stream_shares import Shares, deal
+from .stream_shares import Segment, Shares, deal
 from .stream_sums import Sums
 from .stream_x import SharedX, TmaCopy, X
 
@@ -93,17 +93,17 @@ class Stream:
         cta, _, _ = cute.arch.block_idx()
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         memory = self.allocate()
-        # the warps that load are the oldest: nothing may hold them up
-        if warp == 0:
-            with cute.arch.elect_one():
-                for stage in cutlass.range_constexpr(cfg.ring_stages):
-                    mbarrier.initialise(memory.full + 8 * stage, LOADING_WARPS)
-                    mbarrier.initialise(memory.empty + 8 * stage, WARP * cfg.warps_m)
-                mbarrier.fence_initialised()
+        # the warps that load are the oldest: nothing may hold them up; the others make the barriers
+        if warp >= LOADING_WARPS:
+            self.initialise(memory, warp - LOADING_WARPS)
+        elif warp == 1:
+            self.x.prefetch(x)
+        first = shares.segment(cta, Int32(0))
+        source = self.unit_source(arguments, first.unit)
         # the ring's barriers are there
         cute.arch.sync_threads()
         if warp == 0:
-            self.load_weights(arguments, memory, shares, cta)
+            self.load_weights(arguments, memory, shares, cta, first, source)
             if shares.whole > 0:
                 self.sums(arguments, memory, shares, cta, thread).add_cut(thread, WARP)
         elif warp == 1:
@@ -115,6 +115,18 @@ class Stream:
             self.multiply(memory, shares, cta, place, sums)
             if shares.whole == 0:
                 sums.add_cut(sums.thread, WARP * cfg.warps)
+
+    @cute.jit
+    def initialise(self, memory: Memory, turn: Int32):
+        """Makes the barriers, of which each warp has every so many: one thread would take 10 ns for each."""
+        cfg = self.config
+        with cute.arch.elect_one():
+            for first in cutlass.range_constexpr(0, cfg.ring_stages, cfg.warps):
+                stage = first + turn
+                if stage < cfg.ring_stages:
+                    mbarrier.initialise(memory.full + 8 * stage, LOADING_WARPS)
+                    mbarrier.initialise(memory.empty + 8 * stage, WARP * cfg.warps_m)
+            mbarrier.fence_initialised()
 
     def sums(self, arguments: StreamArguments, memory: Memory, shares: Shares, cta: Int32, thread: Int32) -> Sums:
         own = thread - LOADING_WARPS * WARP
@@ -140,14 +152,20 @@ class Stream:
         return Position(stage, cutlass.select_(last, at.phase ^ 1, at.phase))
 
     @cute.jit
-    def load_weights(self, arguments: StreamArguments, memory: Memory, shares: Shares, cta: Int32):
-        """The loop of the warp that loads weights."""
+    def load_weights(
+        self,
+        arguments: StreamArguments,
+        memory: Memory,
+        shares: Shares,
+        cta: Int32,
+        segment: Segment,
+        source: UnitSource,
+    ):
+        """The loop of the warp that loads weights; ``segment`` is the first."""
         cfg = self.config
         weight_bytes = cfg.stage_tiles * cfg.tile_bytes
         at, cursor, end = Position(Int32(0), Int32(0)), Int32(0), shares.steps(cta)
         while cursor < end:
-            segment = shares.segment(cta, cursor)
-            source = self.unit_source(arguments, segment.unit)
             for k in cutlass.range(segment.first, segment.first + segment.count, unroll=1):
                 mbarrier.wait_to_overwrite(memory.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.full + 8 * at.stage
@@ -156,6 +174,8 @@ class Stream:
                     self.copy_weights(source, k, memory.weights + at.stage * weight_bytes, full)
                 at = self.advance(at, 1)
             cursor = cursor + segment.count
+            segment = shares.segment(cta, cursor)
+            source = self.unit_source(arguments, segment.unit)
 
     @cute.jit
     def load_x(self, x: TmaCopy, arguments: StreamArguments, memory: Memory, shares: Shares, cta: Int32):

@@ -17,7 +17,8 @@ from cutlass.memory import SmemAllocator
 from ....ptx.async_copy import copy_bulk
 from ....ptx.convert import e2m1x8_to_f16x2, e2m1x8_to_f16x2_by_table, e4m3x4_to_f16x2
 from ....ptx.half import multiply_by_half
-from ....ptx.memory import load_matrices, load_shared
+from ....ptx.memory import load_shared
+from ....ptx.mma import load_matrices
 from ....ptx.move import prmt
 from ....scale_layout import ATOM_BYTES
 from ....weight_layout import STEPS, TILE_K
@@ -80,6 +81,10 @@ class X:
         op = cpasync.CopyBulkTensorTileG2SOp()
         made = cpasync.make_tiled_tma_atom(op, tensor, one_stage, (self.config.columns, self.width))
         return TmaCopy(made[0], made[1])
+
+    def prefetch(self, copy: TmaCopy) -> None:
+        """Asks for the descriptor: it is as far away as memory."""
+        cpasync.prefetch_descriptor(copy.atom)
 
     def allocate(self, smem: SmemAllocator) -> SharedX:
         cfg, layout = self.config, self.layout()

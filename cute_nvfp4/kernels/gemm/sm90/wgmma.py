@@ -141,9 +141,9 @@ class WgmmaGemm:
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         group = cute.arch.make_warp_uniform(warp // 4)
         memory = self.allocate()
-        # the warps that load are the oldest: nothing may hold them up
-        if warp == 0:
-            self.initialise(memory)
+        # by the warps that do not load: those that do find out what, meanwhile
+        if warp >= LOADING_WARPS:
+            self.initialise(memory, warp - LOADING_WARPS)
         if cutlass.const_expr(cfg.clustered):
             cute.arch.cluster_arrive_relaxed()
         if cutlass.const_expr(cfg.cluster_rows > 1):
@@ -170,17 +170,21 @@ class WgmmaGemm:
             cute.arch.cluster_arrive()
             cute.arch.cluster_wait()
 
-    def initialise(self, memory: Memory) -> None:
-        """One thread of the first warp makes the barriers."""
-        cfg = self.config
+    @cute.jit
+    def initialise(self, memory: Memory, turn: Int32):
+        """Makes the barriers, of which each warp has every so many: one thread would take 10 ns for each."""
+        cfg, warps = self.config, self.config.threads // 32 - LOADING_WARPS
         # every lane, and a lane of each warp of the other CTAs
         readers = cfg.row_groups * (WARPGROUP + 4 * (cfg.cluster_rows - 1))
         with cute.arch.elect_one():
-            for stage in range(cfg.ring_stages):
-                mbarrier.initialise(memory.ring.full + 8 * stage, LOADING_WARPS)
-                mbarrier.initialise(memory.ring.empty + 8 * stage, readers)
-            for piece in range(cfg.pieces):
-                mbarrier.initialise(memory.sums_barrier + 8 * piece, 1)
+            for first in cutlass.range_constexpr(0, cfg.ring_stages, warps):
+                stage = first + turn
+                if stage < cfg.ring_stages:
+                    mbarrier.initialise(memory.ring.full + 8 * stage, LOADING_WARPS)
+                    mbarrier.initialise(memory.ring.empty + 8 * stage, readers)
+            if cutlass.const_expr(cfg.pieces > 0):
+                if turn < cfg.pieces:
+                    mbarrier.initialise(memory.sums_barrier + 8 * turn, 1)
             mbarrier.fence_initialised()
         cute.arch.sync_warp()
 

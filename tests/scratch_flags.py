@@ -1,0 +1,25 @@
+"""Flags in scratch memory that a launch must leave as it found them, zero: the next launch on the stream uses them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from cute_nvfp4.ops.scratch import Scratch
+
+
+@contextmanager
+def keeping_flags() -> Iterator[Callable[[], bool]]:
+    """Gives what says whether all flags are zero of the scratch memory that launches within the block have had."""
+    init, kept = Scratch.__init__, []
+
+    def keep(self: Scratch, sums: torch.Tensor, flags: torch.Tensor) -> None:
+        init(self, sums, flags)
+        kept.append(flags)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Scratch, "__init__", keep)
+        yield lambda: not any(bool(flags.any()) for flags in kept)
