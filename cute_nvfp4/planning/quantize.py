@@ -19,8 +19,8 @@ from ..target import Architecture
 _TABLE_BLOCKS = 1 << 19
 # from so many blocks on 4/6 by sums of errors has one CTA on a multiprocessor (2 % on an H200)
 _ONE_CTA_BLOCKS = 1 << 21
-# warps of a CTA that has a multiprocessor for itself; and with the table, as many as there are registers for
-_MANY_WARPS, _TABLE_WARPS = 16, 24
+# warps of a CTA that has a multiprocessor for itself; and with the table, as many as spill no registers
+_MANY_WARPS, _TABLE_WARPS = 16, 20
 _MAX_GRID, _INT32_MAX = 65535, 2**31 - 1
 _FORMATS = {("e2m1", "e4m3", 16), ("e2m1", "ue8m0", 32), ("e4m3", "ue8m0", 32), ("e5m2", "ue8m0", 32)}
 _CHOICES = {"e4m3": ("", "mse", "mae", "abs_max", "optimal"), "ue8m0": ("",)}
@@ -214,7 +214,7 @@ def _config(problem: QuantizeProblem, arch: Architecture, cluster: int) -> Quant
 
 def _wants_error_table(problem: QuantizeProblem, config: QuantizeConfig) -> bool:
     """Whether ``optimal`` looks up errors: where there are so many blocks that filling the table costs little."""
-    apart = config.hadamard or config.transposed or config.stochastic or config.cluster > 1
+    apart = config.hadamard or config.transposed or config.stochastic or config.global_scale == "computed"
     return config.tries_all_scales and not apart and _large_on_hopper(problem, config, _TABLE_BLOCKS)
 
 

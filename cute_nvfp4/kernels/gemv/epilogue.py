@@ -80,6 +80,7 @@ class Epilogue:
             if rank > 0:
                 self.send(sums, mailbox, tiles, thread, rank)
             else:
+                mbarrier.wait(mailbox.barrier, Int32(0), cluster=True)
                 self.store(arguments, sums, mailbox, tiles, thread, batch)
 
     def total(self, sums: cute.Tensor, output: Int32) -> Float32:
@@ -124,9 +125,6 @@ class Epilogue:
             row_of_tile = mod(div(output, QUAD), TILE_ROWS)
             tile_of_cta = div(output, TILE_ROWS * QUAD)
             total = self.total(sums, output)
-            if cutlass.const_expr(cfg.cluster > 1):
-                # this CTA's sums are added up while the others' are under way
-                mbarrier.wait(mailbox.barrier, Int32(0), cluster=True)
             for other in cutlass.range_constexpr(cfg.cluster - 1):
                 word = load_shared(mailbox.sums + (other * cfg.tiles * TILE_ROWS + div(output, QUAD)) * 4, 4)[0]
                 total = total + f32_from_bits(word)

@@ -88,7 +88,7 @@ def fill_error_table(
     count = len(SIGNIFICANDS)
     errors = smem.allocate_array(cutlass.Uint8, count * _TABLE_BYTES, byte_alignment=16).toint()
     lower = smem.allocate_array(cutlass.Uint8, count * _LOWER_TABLE_BYTES, byte_alignment=16).toint()
-    # a warp's entries are all of one table
+    # a warp's entries are all of one table; warps that are too many for an equal share have none
     warp = cute.arch.make_warp_uniform(thread // WARP)
     first, part, parts = warp % count, warp // count, config.warps // count
     inverses, significands = [], []
@@ -102,7 +102,8 @@ def fill_error_table(
         significands.append(m)
     factors = [mul_rn(m, Float32(ERROR_UNIT**0.5 / count)) for m in significands]
     least = _floor(mul_rn((first + count).to(Float32), Float32(1 / count)), factor)
-    for entry in cutlass.range(part * WARP + lane, ENTRIES, WARP * parts, unroll=1):
+    first_entry = cutlass.select_(part < parts, part * WARP + lane, Int32(ENTRIES))
+    for entry in cutlass.range(first_entry, ENTRIES, WARP * parts, unroll=1):
         x = f32_from_bits((least + Uint32(entry)) << Uint32(16))
         found = _squares(cutlass.select_(entry == 0, Float32(0.0), x), inverses, factors)
         words = [f32x2_to_16bit(found[i], found[i + 1], "f16") for i in range(0, count + 2, 2)]
