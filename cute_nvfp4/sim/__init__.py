@@ -11,7 +11,7 @@ from cute_nvfp4.sim.errors import *  # noqa: F403 (all errors are public here)
 from cute_nvfp4.sim.host.module import HostModule
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory
 from cute_nvfp4.sim.machine.launch import Launch
-from cute_nvfp4.sim.machine.schedule import Schedule, adversarial
+from cute_nvfp4.sim.machine.schedule import Schedule, adversarial, holding_back
 from cute_nvfp4.sim.observe.l2 import L2Traffic
 from cute_nvfp4.sim.observe.result import EngineCounter, MemoryCounter, MmaCounter, Result, WaitCounter
 from cute_nvfp4.sim.observe.timing import Timing
@@ -35,5 +35,6 @@ __all__ = [
     "Trace",
     "WaitCounter",
     "adversarial",
+    "holding_back",
     "run",
 ]

@@ -7,7 +7,7 @@ from determined import FIRST, Determined, schedules
 from ptx_lab import wait
 from test_checks import INIT, go
 
-from cute_nvfp4.sim import Deadlock, Schedule, adversarial
+from cute_nvfp4.sim import Deadlock, Schedule, adversarial, holding_back
 
 TOGETHER, LATE = Schedule(), Schedule(warps="late")
 START = "@%q1 mbarrier.init.shared.b64 [bar+8], 32;" + INIT.format(32, "mov.u32 %r20, bar; add.u32 %r21, %r20, 8;")
@@ -40,6 +40,16 @@ def test_a_ring_that_nobody_asks_for_a_free_place_hangs_if_the_taker_is_late() -
     assert "may end a phase before a warp has seen the last" in doubts(ring(2, ask=False), Schedule(warps="random"))
     with pytest.raises(Deadlock):
         doubts(ring(2, ask=False))
+
+
+def test_a_warp_held_back_shows_it() -> None:
+    """Only if the taker is the one; a ring in order goes round whoever is late."""
+    taker, giver = holding_back(2)
+    for schedule in (taker, giver):
+        assert not doubts(ring(), schedule)
+    with pytest.raises(Deadlock):
+        doubts(ring(2, ask=False), taker)
+    assert doubts(ring(2, ask=False), giver)
 
 
 def test_the_first_phase_must_be_known_to_have_ended() -> None:

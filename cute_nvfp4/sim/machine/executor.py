@@ -24,6 +24,7 @@ from cute_nvfp4.sim.frontend.opcodes import WARPGROUP
 from cute_nvfp4.sim.machine.barriers import Barriers
 from cute_nvfp4.sim.machine.deadlock import picture, who
 from cute_nvfp4.sim.machine.engine import MemoryWait, Wait
+from cute_nvfp4.sim.machine.held import Held
 from cute_nvfp4.sim.machine.launched import Run
 from cute_nvfp4.sim.machine.livelock import Livelock
 from cute_nvfp4.sim.machine.merge import merge
@@ -69,6 +70,7 @@ class WaveRunner:
         wave.random = self.random if state.schedule.warps == "random" else None
         self.first = _last_before_exit if state.schedule.warps == "late" else min
         self.ready = [first] if wave.random is None else self._split(first)
+        self.held = Held(wave)
         self.unmet: list[Group] = []
         self.parked: list[Wait] = []
         self.asked = -1
@@ -80,7 +82,9 @@ class WaveRunner:
         self.clock = self.instructions = 0
 
     def run(self) -> None:
-        while self.ready or self.unmet or self.parked or self.barriers.waiting:
+        while self.ready or self.held.back or self.unmet or self.parked or self.barriers.waiting:
+            if self.held.on:
+                self.ready = self.held.keep(self.ready, self.clock, self._rows)
             idle = not self.ready or self.clock % IDLE == 0
             self.engines.turn(idle)
             if self.parked and (idle or self.wave.random is not None):
@@ -158,6 +162,8 @@ class WaveRunner:
         if self.engines.work() or self.wave.changes != before or self.asked != before:
             self._ask()
             return
+        if self.held.let_go():
+            return
         self.ready = self.barriers.release(self.live)
         if not self.ready:
             raise self._stuck()
@@ -190,7 +196,11 @@ class WaveRunner:
             group = self._part(group)
         if self.clock > self.state.step_limit or self.instructions > self.state.instruction_limit:
             raise StepLimit(self._out_of_steps(group))
-        if group.block != EXIT and self.livelock.hangs(group, self.clock, self.kernel.live_slots(group.block)):
+        if (
+            group.block != EXIT
+            and not self.held.back
+            and self.livelock.hangs(group, self.clock, self.kernel.live_slots(group.block))
+        ):
             stuck = self.livelock.stuck
             if not self.engines.waiting and all(stuck[g.warps].all() for g in [group, *self.ready]):
                 raise self._hung([group, *self.ready])

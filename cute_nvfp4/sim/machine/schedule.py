@@ -12,7 +12,8 @@ from dataclasses import asdict, dataclass
 from cute_nvfp4.errors import OperandError, explain
 
 POLICIES = ("batch", "eager", "lazy", "random")
-WARPS = ("together", "random", "late")
+WARPS = ("together", "random", "late", "held")
+_DRAWN = WARPS[:3]
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Schedule:
     once; "lazy" does one operation, and only when nothing else in the CTAs can move; "random" works at random moments
     in a random order. ``warps`` is "together" (warps at the same place run as one) or "random" (they are split and
     picked at random, and ``mbarrier.try_wait`` sometimes fails although it could succeed, which the ISA allows), or
-    "late" (as together, but who is furthest in the program goes first: roles that stand early in it come late).
+    "late" (as together, but who is furthest in the program goes first: roles that stand early in it come late), or
+    "held" (warp ``seed`` of each CTA, counted round, goes on only when nothing else can, engines included).
     """
 
     seed: int = 0
@@ -62,6 +64,11 @@ class Schedule:
         return Schedule(**given)  # type: ignore[arg-type]
 
 
+def holding_back(warps: int) -> list[Schedule]:
+    """For CTAs of so many warps: each of them held back beyond all others."""
+    return [Schedule(n, warps="held", tma="eager", store="eager", tensor="eager", copy="eager") for n in range(warps)]
+
+
 def adversarial(count: int, seed: int = 0) -> list[Schedule]:
     """``count`` schedules that look for trouble: the extremes first, then random ones."""
     extremes = [
@@ -77,5 +84,5 @@ def adversarial(count: int, seed: int = 0) -> list[Schedule]:
     pick = random.Random(seed)
     while len(out) < count:
         names = {n: pick.choice(("eager", "lazy", "random")) for n in ("tma", "store", "tensor", "copy")}
-        out.append(Schedule(pick.randrange(1 << 30), warps=pick.choice(WARPS), **names))
+        out.append(Schedule(pick.randrange(1 << 30), warps=pick.choice(_DRAWN), **names))
     return out

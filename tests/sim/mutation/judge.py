@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -10,7 +12,7 @@ from dataclasses import dataclass
 from determined import FIRST, Determined, schedules
 
 from cute_nvfp4.errors import SimError
-from cute_nvfp4.sim import Result, Schedule
+from cute_nvfp4.sim import Result, Schedule, holding_back
 
 from .sites import Mutant
 
@@ -44,13 +46,15 @@ class Subject:
 
 def judge(subject: Subject, mutant: Mutant | None) -> Verdict:
     """Runs the mutant (or the kernel itself, for None) with checks on, schedule after schedule, until something is
-    noticed."""
+    noticed. Where the first ones prove nothing, each warp is held back too."""
     ptx = subject.ptx if mutant is None else mutant.apply(subject.ptx)
     name, start = mutant.name if mutant else "the kernel itself", time.perf_counter()
     causes = Determined()
-    for number, schedule in enumerate(subject.schedules):
+    for number, schedule in enumerate((*subject.schedules, *holding_back(warps_of(ptx)))):
         first = number < len(FIRST)
         proved = not first and not causes.doubts
+        if proved and schedule.warps == "held":
+            break
         try:
             right, result = subject.run(
                 ptx, schedule=schedule, checks=True, step_limit=60_000, others=[causes] if first else []
@@ -66,6 +70,11 @@ def judge(subject: Subject, mutant: Mutant | None) -> Verdict:
         if causes.doubts and not doubts(subject):
             return Verdict(name, UNDETERMINED, "", min(causes.doubts), time.perf_counter() - start)
     return Verdict(name, "", seconds=time.perf_counter() - start)
+
+
+def warps_of(ptx: str) -> int:
+    """Of a CTA of the first kernel."""
+    return math.prod(int(n) for n in re.search(r"\.(?:req|max)ntid\s+([\d, ]+)", ptx)[1].split(",")) // 32
 
 
 def doubts(subject: Subject) -> set[str]:

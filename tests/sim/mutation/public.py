@@ -15,12 +15,11 @@ from unittest import mock
 import numpy as np
 import torch
 
+from cute_nvfp4.runtime.session import simulated_gpu
 from cute_nvfp4.sim import Launch, Program, Result, run
 from cute_nvfp4.sim.frontend.parse import parse_module
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory, Region
 from cute_nvfp4.sim.session import session as sessions
-from cute_nvfp4.sim.session import simulated_gpu
-from cute_nvfp4.target import architecture
 
 from .judge import Subject
 
@@ -74,13 +73,15 @@ def capture(cutlass: Path, name: str) -> Captured:
         found.append(Captured(program, launch, memory, before, after, owners))
         return result
 
+    of = sessions.Device.of
+
     def small(arch: str) -> Any:
         # A persistent kernel shall give each CTA several tiles without a large problem.
-        return replace(architecture(arch), sm_count=SM_COUNT)
+        return replace(of(arch), sm_count=SM_COUNT)
 
     with (
         mock.patch.object(sessions, "run", keep),
-        mock.patch.object(sessions, "architecture", small),
+        mock.patch.object(sessions.Device, "of", small),
         mock.patch.object(sys, "argv", [str(script), *arguments.split()]),
     ):
         sys.path.insert(0, str(script.parent))

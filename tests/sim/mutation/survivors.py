@@ -58,11 +58,6 @@ _FRESH = (
     "of the one accumulator, as for the mbarrier behind it, on which nobody arrives before the end: it is over by "
     "definition, at any problem size."
 )
-_LATE_MMA_WARP = (
-    "At its end the MMA warp waits for a phase that is over already, or never comes; it hangs only if it gets there "
-    "after the store warps of both CTAs have stored and released the whole last tile, and none of the schedules holds"
-    " a warp back that long."
-)
 _PEER_AT_THE_END = (
     "It waits for the other CTA's arrival at the mbarrier of the deallocation instead, which comes behind a barrier "
     "of all the warps there, after their releases; the warps of its own CTA meet at the barrier that follows."
@@ -141,10 +136,6 @@ _SM120_TAIL = (
     "The loader waits at its end until every stage was released. Those who release are warps of the same CTA, which "
     "stays until they have; nobody else touches its mbarriers, and the warps have waited for all copies."
 )
-_SM120_LATE_LOADER = (
-    "One of the loader's last waits, for the next stage with the parity of this one: it hangs if the loader comes so "
-    "late that the stage has been released. In kernels without flags in memory ``determined`` finds that."
-)
 
 HARMLESS: _Table = {
     **{(k, "drop wait", n): _SM120_TAIL for k in _SM120 for n in (2, 3)},
@@ -210,15 +201,12 @@ HARMLESS: _Table = {
 NOT_NOTICED: _Table = {
     ("wgmma split_k", "drop fence", 3): _READ_THEN_COPIED,
     ("wgmma gated", "drop fence", 2): _READ_THEN_COPIED,
-    ("sm_120a stream_k", "wait for the next barrier", 2): _SM120_LATE_LOADER,
     **{(k, "drop warp barrier", 1): _GEMM_LANES for k in _SM120},
     **{(k, "drop tcgen05.relinquish_alloc_permit", 1): _GEMM_PERMIT_TOGETHER for k in _GEMM if k not in _GEMM_STORES},
     **{(k, "drop tcgen05.fence::after_thread_sync", n): _GEMM_FENCE for k in _GEMM for n in (1, 2)},
     **{(k, "drop tcgen05.fence::before_thread_sync", 1): _GEMM_FENCE for k in _GEMM},
     ("gemm split_k", "drop warp barrier", 2): _GEMM_LANES,
     **{("gemm stream_k", "drop warp barrier", n): _GEMM_LANES for n in (1, 2)},
-    ("cutlass-blockscaled-2cta", "wait for the next barrier", 15): _LATE_MMA_WARP,
-    ("cutlass-blockscaled-2cta", "wait for the other parity", 15): _LATE_MMA_WARP,
     ("cutlass-fp16_gemm_5", "drop fence", 5): _READ_THEN_COPIED,
 }
 
