@@ -275,8 +275,8 @@ def plan_anew(patch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def mutated(change: Change | None, arch: str | None = None, kernel: str = "", **options: Any) -> Iterator[None]:
-    """Within it kernels run in the simulator with ``change``: those called ``kernel``, or all.
+def mutated(change: Change | None, arch: str | None = None, kernel: str = "", **options: Any) -> Iterator[list]:
+    """Within it kernels run in the simulator with ``change``: those called ``kernel``, or all; gives the launches.
 
     Raises:
         AssertionError: at its end, if PTX was changed nowhere, so that the mutant is none.
@@ -288,8 +288,7 @@ def mutated(change: Change | None, arch: str | None = None, kernel: str = "", **
             # nothing that was compiled before, and nothing for others
             patch.setattr(compiling, "compile_cached", lambda key, build: build())
             plan_anew(patch)
-            stack.enter_context(simulating(arch, **options))
-            yield
+            yield stack.enter_context(simulating(arch, **options))
             return
         kept: dict[int, tuple[CompiledKernel, CompiledKernel, int]] = {}
 
@@ -301,9 +300,9 @@ def mutated(change: Change | None, arch: str | None = None, kernel: str = "", **
                 kept[id(found)] = found, replace(found, ptx=ptx), count
             return kept[id(found)][1]
 
-        stack.enter_context(simulating(arch, kernel=replaced, **options))
+        runs = stack.enter_context(simulating(arch, kernel=replaced, **options))
         try:
-            yield
+            yield runs
         finally:
             sites = sum(count for *_, count in kept.values())
             assert change is None or sites, f"the kernel no longer has what the mutant changes: {change}"
