@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from scratch_flags import keeping_flags
+from scratch_flags import keeping_flags, lowered
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.errors import SimError
@@ -314,8 +314,8 @@ def outcome(
     """What notices ``change``: the name of the simulator's error, ``WRONG`` where ``right()`` is false or a flag is
     left raised, or ""."""
     try:
-        with mutated(change, arch, kernel, **options), keeping_flags() as lowered:
-            return "" if right() and lowered() else WRONG
+        with mutated(change, arch, kernel, **options), keeping_flags() as flags:
+            return "" if right() and lowered(flags) else WRONG
     except SimError as error:
         return type(error).__name__
 
