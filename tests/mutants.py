@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from scratch_flags import keeping_flags
+from scratch_flags import keeping_flags, lowered
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.errors import SimError
@@ -275,8 +275,8 @@ def plan_anew(patch: pytest.MonkeyPatch) -> None:
 
 
 @contextlib.contextmanager
-def mutated(change: Change | None, arch: str | None = None, kernel: str = "", **options: Any) -> Iterator[None]:
-    """Within it kernels run in the simulator with ``change``: those called ``kernel``, or all.
+def mutated(change: Change | None, arch: str | None = None, kernel: str = "", **options: Any) -> Iterator[list]:
+    """Within it kernels run in the simulator with ``change``: those called ``kernel``, or all; gives the launches.
 
     Raises:
         AssertionError: at its end, if PTX was changed nowhere, so that the mutant is none.
@@ -288,8 +288,7 @@ def mutated(change: Change | None, arch: str | None = None, kernel: str = "", **
             # nothing that was compiled before, and nothing for others
             patch.setattr(compiling, "compile_cached", lambda key, build: build())
             plan_anew(patch)
-            stack.enter_context(simulating(arch, **options))
-            yield
+            yield stack.enter_context(simulating(arch, **options))
             return
         kept: dict[int, tuple[CompiledKernel, CompiledKernel, int]] = {}
 
@@ -301,9 +300,9 @@ def mutated(change: Change | None, arch: str | None = None, kernel: str = "", **
                 kept[id(found)] = found, replace(found, ptx=ptx), count
             return kept[id(found)][1]
 
-        stack.enter_context(simulating(arch, kernel=replaced, **options))
+        runs = stack.enter_context(simulating(arch, kernel=replaced, **options))
         try:
-            yield
+            yield runs
         finally:
             sites = sum(count for *_, count in kept.values())
             assert change is None or sites, f"the kernel no longer has what the mutant changes: {change}"
@@ -315,8 +314,8 @@ def outcome(
     """What notices ``change``: the name of the simulator's error, ``WRONG`` where ``right()`` is false or a flag is
     left raised, or ""."""
     try:
-        with mutated(change, arch, kernel, **options), keeping_flags() as lowered:
-            return "" if right() and lowered() else WRONG
+        with mutated(change, arch, kernel, **options), keeping_flags() as flags:
+            return "" if right() and lowered(flags) else WRONG
     except SimError as error:
         return type(error).__name__
 

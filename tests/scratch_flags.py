@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -12,8 +12,8 @@ from cute_nvfp4.ops.scratch import Scratch
 
 
 @contextmanager
-def keeping_flags() -> Iterator[Callable[[], bool]]:
-    """Gives what says whether all flags are zero of the scratch memory that launches within the block have had."""
+def keeping_flags() -> Iterator[list[torch.Tensor]]:
+    """Gives the flags of the scratch memory that launches within the block have had."""
     init, kept = Scratch.__init__, []
 
     def keep(self: Scratch, sums: torch.Tensor, flags: torch.Tensor) -> None:
@@ -22,4 +22,9 @@ def keeping_flags() -> Iterator[Callable[[], bool]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Scratch, "__init__", keep)
-        yield lambda: not any(bool(flags.any()) for flags in kept)
+        yield kept
+
+
+def lowered(flags: list[torch.Tensor]) -> bool:
+    """Whether all are zero."""
+    return not any(bool(each.any()) for each in flags)

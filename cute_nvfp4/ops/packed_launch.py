@@ -184,9 +184,10 @@ def _wgmma(config: WgmmaConfig) -> Callable[..., Any]:
         from ..kernels.gemm.sm120.packed import PackedGemm
 
         return PackedGemm(config)
+    from ..kernels.gemm.sm90.overlapped import OverlappedWgmma
     from ..kernels.gemm.sm90.wgmma import WgmmaGemm
 
-    return WgmmaGemm(config)
+    return (OverlappedWgmma if config.overlap else WgmmaGemm)(config)
 
 
 def _stream(config: StreamConfig) -> Callable[..., Any]:

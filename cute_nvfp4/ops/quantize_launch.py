@@ -312,10 +312,12 @@ def compile_quantize(
 
 def _host(config: QuantizeConfig) -> Callable[..., Any]:
     from ..kernels.quantize.row import QuantizeRow
+    from ..kernels.quantize.searched import QuantizeSearched
     from ..kernels.quantize.tile import QuantizeTile
     from ..kernels.quantize.transposed import QuantizeTransposed
 
-    kernel = QuantizeTransposed if config.transposed else QuantizeTile if config.tile else QuantizeRow
+    rows = QuantizeSearched if config.error_table else QuantizeRow
+    kernel = QuantizeTransposed if config.transposed else QuantizeTile if config.tile else rows
     return kernel(config)
 
 

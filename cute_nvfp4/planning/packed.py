@@ -158,6 +158,9 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
         for tiling in SHARED:
             if tiling["tile_n"] == tile_n:
                 yield _shared(p, arch, tiling)
+                # the sums travel while products are under way
+                if tile_n >= WIDE and "k_groups" not in tiling:
+                    yield _shared(p, arch, {**tiling, "overlap": 1})
     # a cluster for each tile, and helpers on the multiprocessors that are left
     plan = _shared(p, arch, {"tile_n": WIDE, "stage_tiles": 1})
     if p.m > WIDE // 2 and plan.workers < sm_count // SPLIT_K:

@@ -94,8 +94,10 @@ SHORT_STAGE, WIDE_SHORT_STAGE = 1.06, 0.95
 """Time of stages of one packed tile; of 256 rows of x, shared along K."""
 TURNS = {32: 0.88, 64: 0.925, 128: 0.99}
 """Time of a stage where warpgroups take turns; with these and what follows, measured at a few sizes on another H200."""
-TURNS_ALONE = 1.02
-"""The same, of 64 rows of the weight, where a CTA has all of K."""
+TURNS_ALONE, ALONE_US = 1.015, 0.2
+"""The same, of 64 rows of the weight, where a CTA has all of K, and µs that this gains."""
+OVERLAP_US = 0.35
+"""µs that a tile of 128 columns gains where sums travel during products."""
 HELP_US, WRITE_US = 1.3, 2.0
 """µs to add a helper's sums, and for it to write them."""
 EXCHANGE_US = 0.36
@@ -159,4 +161,5 @@ def _multiplying(c: WgmmaConfig, plan: PackedPlan, p: PackedProblem, sm_count: i
         return max(-(-(steps - helped) // c.split_k) * stage, helps) + width.tile + EXCHANGE_US + HELP_US
     ctas = -(-count * c.split_k // sm_count)
     rest = (EXCHANGE_US if c.split_k > 1 else 0.0) + (MULTICAST_US if c.cluster_rows > 1 else 0.0)
+    rest -= OVERLAP_US * c.overlap * c.tile_n / 128 + (ALONE_US if c.k_groups > c.split_k else 0.0)
     return ctas * -(-steps // c.split_k) * stage + -(-ctas // c.ctas_per_sm) * width.tile + rest

@@ -46,7 +46,7 @@ WRITE_STEPS = 3
 TILING = {
     StreamConfig: ("slabs", "warps_m", "warps_k", "stage_tiles", "stages", "ctas_per_sm"),
     WgmmaConfig: (
-        *("tile_n", "warpgroups", "k_groups", "ctas_per_sm", "cluster_rows", "split_k"),
+        *("tile_n", "warpgroups", "k_groups", "ctas_per_sm", "cluster_rows", "split_k", "overlap"),
         *("stage_tiles", "stages", "scheduler", "raster"),
     ),
 }
@@ -124,6 +124,8 @@ def refused(p: PackedProblem, plan: PackedPlan) -> str:
             return explain(what, got=plan.workers, expected=f"{tiles}: a tile each")
         if -(-p.k // (STAGE_TILES * TILE_K)) % c.k_groups:
             return explain("K of a plan with k_groups", got=p.k, expected=f"a multiple of {c.tile_k}")
+        if c.overlap and steps // 2 <= c.overlap:
+            return explain("overlap", got=c.overlap, expected=f"less than {steps // 2}: half of the k-tiles")
         if steps < c.split_k:
             return explain("split_k", got=c.split_k, expected=f"at most {steps}: steps of {c.tile_k} along K")
     if plan.streams and not can_take(p):

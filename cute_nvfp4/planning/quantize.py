@@ -19,8 +19,8 @@ from ..target import Architecture
 _TABLE_BLOCKS = 1 << 19
 # from so many blocks on 4/6 by sums of errors has one CTA on a multiprocessor (2 % on an H200)
 _ONE_CTA_BLOCKS = 1 << 21
-# warps of a CTA that has a multiprocessor for itself
-_MANY_WARPS = 16
+# warps of a CTA that has a multiprocessor for itself; and with the table, as many as spill no registers
+_MANY_WARPS, _TABLE_WARPS = 16, 20
 _MAX_GRID, _INT32_MAX = 65535, 2**31 - 1
 _FORMATS = {("e2m1", "e4m3", 16), ("e2m1", "ue8m0", 32), ("e4m3", "ue8m0", 32), ("e5m2", "ue8m0", 32)}
 _CHOICES = {"e4m3": ("", "mse", "mae", "abs_max", "optimal"), "ue8m0": ("",)}
@@ -206,7 +206,7 @@ def _config(problem: QuantizeProblem, arch: Architecture, cluster: int) -> Quant
         vector_bytes=4 if by_words else min(arch.vector_bytes, _row_vector(problem)),
     )
     if _wants_error_table(problem, config):
-        return dataclasses.replace(config, error_table=True, warps=_MANY_WARPS, min_blocks=1)
+        return dataclasses.replace(config, error_table=True, warps=_TABLE_WARPS, min_blocks=1)
     if _wants_one_cta(problem, config):
         return dataclasses.replace(config, warps=_MANY_WARPS, min_blocks=1)
     return dataclasses.replace(config, min_blocks=_resident_rows(config) if reads_rows else _resident_others(config))
@@ -214,7 +214,7 @@ def _config(problem: QuantizeProblem, arch: Architecture, cluster: int) -> Quant
 
 def _wants_error_table(problem: QuantizeProblem, config: QuantizeConfig) -> bool:
     """Whether ``optimal`` looks up errors: where there are so many blocks that filling the table costs little."""
-    apart = config.hadamard or config.transposed or config.stochastic or config.cluster > 1
+    apart = config.hadamard or config.transposed or config.stochastic or config.global_scale == "computed"
     return config.tries_all_scales and not apart and _large_on_hopper(problem, config, _TABLE_BLOCKS)
 
 
@@ -260,7 +260,7 @@ def _resident_others(config: QuantizeConfig) -> int:
 def grid(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> tuple[int, Walk]:
     """CTAs for a matrix, no more than have work, and how they walk it on ``places`` multiprocessors."""
     atoms, columns = -(-problem.rows // ATOM_ROWS), problem.columns
-    waves = _WAVES
+    waves, walkers = _WAVES, 1
     if config.transposed:
         # a CTA takes an atom's rows of as many blocks as it has room for
         inner, count = atoms, atoms * -(-columns // config.blocks_along_k)
@@ -272,7 +272,10 @@ def grid(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> tuple
         busy = -(-count // config.warps)
     else:
         inner = -(-columns // WARP)
-        count = busy = inner * atoms * (ROW_STEP // config.warps)
+        if config.error_table or config.runs_of_warps:
+            walkers = config.warps
+        count = inner * atoms * (ROW_STEP if walkers > 1 else ROW_STEP // config.warps)
+        busy = -(-count // walkers)
         if config.min_blocks == 1:
             waves = 1
         elif config.tries_all_scales:
@@ -283,7 +286,7 @@ def grid(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> tuple
     ctas = -(-max(1, min(busy, waves * config.min_blocks * places)) // config.cluster) * config.cluster
     if config.transposed or config.tile:
         return ctas, Walk(inner, count, 0, 0, 0, 0)
-    return ctas, Walk(inner, count, *divmod(ctas, inner), *divmod(count, ctas))
+    return ctas, Walk(inner, count, *divmod(ctas, inner), *divmod(count, ctas * walkers))
 
 
 def _amax(problem: QuantizeProblem, config: QuantizeConfig, places: int) -> AmaxPlan:

@@ -29,6 +29,7 @@ OPTIONS = (
     "sm_count",
     "allow",
     "on_hazard",
+    "strict",
     "clock",
     "warm",
     "others",
@@ -120,8 +121,8 @@ def simulating(
         kernel: what is to run instead of a compiled kernel: a function from one ``CompiledKernel`` to another.
         options: those of ``sim.run``: ``checks``, ``counters``, ``schedule``, ``trace`` (a ``sim.Trace``, or True for
             one for each launch), ``step_limit``, ``instruction_limit``, ``warps_per_wave``, ``sm_count``, ``allow``,
-            ``on_hazard``, ``others`` (clients that hear the events). Blocks nest: what is not given is as it is
-            outside.
+            ``on_hazard``, ``strict``, ``others`` (clients that hear the events). Blocks nest: what is not given is
+            as it is outside.
 
     Yields:
         A list, to which each launch is added when it has ended. A hazard raises, and its launch is not in the list.

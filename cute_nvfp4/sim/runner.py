@@ -44,6 +44,7 @@ def run(
     sm_count: int = 148,
     allow: Collection[str] = (),
     on_hazard: str = "raise",
+    strict: bool = False,
     clock: str | Machine | None = None,
     warm: bool = False,
     others: Sequence[Client] = (),
@@ -58,14 +59,15 @@ def run(
     together: what a simulation takes is about proportional to them (``StepLimit``). ``warps_per_wave`` is how many
     warps are resident together (whole clusters; a cooperative launch is one wave). ``allow`` names classes of hazards
     (``checks.findings.CLASSES``) that are only warnings; with ``on_hazard="collect"`` no hazard that a check finds
-    stops the launch, and ``Result.findings`` has them. ``clock`` names the machine whose modelled time
+    stops the launch, and ``Result.findings`` has them. ``strict`` adds warnings of what
+    the ISA asks for and NVIDIA's kernels leave out (``checks.strict``). ``clock`` names the machine whose modelled time
     ``Result.timing`` then is (docs/timing.md); its L2 is cold at the start, or ``warm``. ``others`` hear the events
     too. ``earlier`` is what launches have touched that may still run (``observe.overlap``).
     Raises a subclass of ``SimError`` for every other hazard, with what was found before it in its ``findings``,
     and ``LaunchError`` when launch and kernel do not fit together.
     """
     kernel, target = program.kernel(launch.kernel), program.module.target
-    found = Findings(kernel.source.name, allow, on_hazard)
+    found = Findings(kernel.source.name, allow, on_hazard, strict)
     for finding in static.findings(kernel) if checks else ():
         found.add(finding)
     variables, unwritten = program.variables(memory), Unwritten(found, memory)

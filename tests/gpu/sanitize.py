@@ -67,6 +67,7 @@ def plans() -> dict[str, PackedPlan]:
         "half tiles": (static | {"tile_n": 64, "warpgroups": 3}, 3),
         "helped": (shared | {"scheduler": "helped"}, 14),
         "split_k": (shared, 12),
+        "overlap": (shared | {"tile_n": 64, "stage_tiles": 1, "stages": 3, "overlap": 1}, 6),
     }
     found = {name: PackedPlan(WgmmaConfig(vector=False, **config), n) for name, (config, n) in configs.items()}
     for slabs in (4, 8):

@@ -49,10 +49,10 @@ class QuantizeConfig:
     power of two; stochastic: rounding; layout: of the scales, "blocked" or "rowmajor"; scale_word: whether
     row-major scales may be stored four at a time; ragged: whether some of the rows or blocks of a work tile may not
     exist; bulk: whether rows come to shared memory by bulk copies (x is aligned to 16 bytes); vector_bytes: widest load
-    that the alignment of x allows, if not; warps: of a CTA, a power of two, at most 32; min_blocks: CTAs that must fit
-    on a multiprocessor, which bounds the registers (0: no bound); fast_path: whether blocks may take it; error_table:
-    whether ``optimal`` looks up errors (of bf16 that is not rotated, where nothing converts to E2M1); defers: whether
-    4/6 may leave blocks for later, and read them once more from x.
+    that the alignment of x allows, if not; warps: of a CTA, at most 32, a power of two but with ``error_table``;
+    min_blocks: CTAs that must fit on a multiprocessor, which bounds the registers (0: no bound); fast_path: whether
+    blocks may take it; error_table: whether ``optimal`` looks up errors (of bf16 that is not rotated, where nothing
+    converts to E2M1); defers: whether 4/6 may leave blocks for later, and read them once more from x.
     """
 
     arch: Architecture
@@ -142,6 +142,16 @@ class QuantizeConfig:
         """Whether the work tiles of a CTA follow one another: fewer instructions for addresses, but more places of
         memory are read at a time, which ``max`` would notice."""
         return self.defers_undecided
+
+    @property
+    def runs_of_warps(self) -> bool:
+        """Whether each warp has such a run, and not each CTA: what is left at the end is shared by all CTAs."""
+        return self.in_runs and self.min_blocks == 1
+
+    @property
+    def ring_rows(self) -> int:
+        """Rows of a warp that are in shared memory, or on their way."""
+        return 2 if self.error_table else WARP_ROWS
 
     @property
     def rows_together(self) -> int:

@@ -88,7 +88,7 @@ class Target(NamedTuple):
 class Ring(NamedTuple):
     """A warp's stages in shared memory, a row of each input, and the barriers of the rows that are fetched together.
 
-    stages: the address of (STAGE_BYTES, WARP_ROWS). barriers: of (WARP_ROWS / rows_together) mbarriers.
+    stages: the address of (STAGE_BYTES, RING_ROWS). barriers: of (RING_ROWS / rows_together) mbarriers.
     """
 
     stages: Int32
@@ -148,8 +148,9 @@ class QuantizeRow(QuantizeKernel):
         # work tiles are counted along K first; those of a CTA follow one another, or are ``ctas`` apart
         first, end, step = cta, walk.count, ctas
         if cutlass.const_expr(cfg.in_runs):
-            first, step = cta * walk.each + cutlass.min(cta, walk.rest), Int32(1)
-            end = first + walk.each + Int32(cta < walk.rest)
+            walker = warp * ctas + cta if cutlass.const_expr(cfg.runs_of_warps) else cta
+            first, step = walker * walk.each + cutlass.min(walker, walk.rest), Int32(1)
+            end = first + walk.each + Int32(walker < walk.rest)
         group, chunk = first // walk.inner, first % walk.inner
         rows = self.warp_rows(group, warp)
         if cutlass.const_expr(cfg.bulk):
@@ -257,7 +258,7 @@ class QuantizeRow(QuantizeKernel):
                         words = self.load(address_of(matrices.mX, (row, column)), Boolean(True))
                         code, out = quantize_block(slow, words, context)
                         self.store(address_of(matrices.mData, (row, column * slow.out_bytes)), out)
-                        scales = _with_byte(scales, i, code)
+                        scales = with_byte(scales, i, code)
                 while left != Uint32(0):
                     # the lowest bit that is set
                     owner = Int32(cute.arch.popc((left & (~left + Uint32(1))) - Uint32(1)))
@@ -265,22 +266,25 @@ class QuantizeRow(QuantizeKernel):
                     found = by_whole_warp(slow, address_of(matrices.mX, (row, block)), lane, context.factor)
                     if lane == owner:
                         self.store(address_of(matrices.mData, (row, block * slow.out_bytes)), found.words)
-                        scales = _with_byte(scales, i, found.code)
+                        scales = with_byte(scales, i, found.code)
                     left = left & (left - Uint32(1))
         return scales
 
     def warp_rows(self, group: Int32, warp: Int32) -> WarpRows:
-        """The rows of a warp in row group ``group``."""
+        """The rows of a warp in row group ``group``, which is one row of 32 where each warp has its own."""
+        if self.config.runs_of_warps:
+            return WarpRows(div(group, ROW_STEP), mod(group, ROW_STEP))
         groups = ROW_STEP // self.config.warps
         return WarpRows(div(group, groups), mod(group, groups) * self.config.warps + warp)
 
     def make_ring(self, smem: SmemAllocator, warp: Int32) -> Ring:
         """Allocates the stages and barriers of all warps; those of ``warp``."""
-        warps, phases = self.config.warps, WARP_ROWS // self.config.rows_together
-        # (STAGE_BYTES, WARP_ROWS, WARPS) and (WARP_ROWS / rows_together, WARPS)
-        stages = smem.allocate_array(Uint8, self.stage_bytes * WARP_ROWS * warps, byte_alignment=128)
+        cfg, warps = self.config, self.config.warps
+        ring_bytes, phases = self.stage_bytes * cfg.ring_rows, cfg.ring_rows // cfg.rows_together
+        # (STAGE_BYTES, RING_ROWS, WARPS) and (RING_ROWS / rows_together, WARPS)
+        stages = smem.allocate_array(Uint8, ring_bytes * warps, byte_alignment=128)
         barriers = smem.allocate_array(Uint64, phases * warps, byte_alignment=8)
-        return Ring(stages.toint() + warp * (self.stage_bytes * WARP_ROWS), barriers.toint() + warp * (8 * phases))
+        return Ring(stages.toint() + warp * ring_bytes, barriers.toint() + warp * (8 * phases))
 
     def source(self, matrices: Matrices, rows: WarpRows, chunk: Int32) -> Source:
         """Where the work tile of ``rows`` and the ``chunk``-th 32 blocks comes from."""
@@ -313,16 +317,19 @@ class QuantizeRow(QuantizeKernel):
             codes, scales = opaque(codes), opaque(scales)
         return Target(codes, scales)
 
-    def fetch(self, source: Source, matrices: Matrices, ring: Ring, phase: Any) -> None:
-        """Starts the copies of rows that are fetched together; one thread does this."""
+    def fetch(self, source: Source, matrices: Matrices, ring: Ring, phase: Any, first_row: Any = None) -> None:
+        """Starts the copies of the rows that are fetched together into the stages of ``phase``; one thread does this.
+
+        first_row: of the work tile's; None: as many rows come before as stages.
+        """
         together = self.config.rows_together
         barrier = ring.barriers + 8 * phase
         mbarrier.expect_bytes(barrier, source.size * (together * self.input_count))
         for i in range(together):
-            row = phase * together + i
+            row = (phase * together if first_row is None else first_row) + i
             # in place of a row that does not exist comes the last one, of which nothing is kept
             mine = cutlass.min(row * ROW_STEP, source.rows - 1) if self.config.ragged else row * ROW_STEP
-            stage = ring.stages + row * self.stage_bytes
+            stage = ring.stages + (phase * together + i) * self.stage_bytes
             for n, (start, tensor) in enumerate(zip(source.starts, self.inputs(matrices))):
                 address = start + Int64(mine) * tensor.stride[0]
                 copy_bulk(stage + n * self.row_bytes, address, source.size, barrier)
@@ -364,6 +371,6 @@ class QuantizeRow(QuantizeKernel):
                     store_global_byte(address + i, word >> Uint32(8 * i))
 
 
-def _with_byte(word: Uint32, i: Int32, byte: Uint32) -> Uint32:
+def with_byte(word: Uint32, i: Int32, byte: Uint32) -> Uint32:
     """``word`` with another byte ``i``."""
     return word & ~(Uint32(0xFF) << Uint32(8 * i)) | byte << Uint32(8 * i)

@@ -28,6 +28,7 @@ from cute_nvfp4.sim.checks.global_memory import GlobalShadows
 from cute_nvfp4.sim.checks.memory import Shadows
 from cute_nvfp4.sim.checks.report import Labels
 from cute_nvfp4.sim.checks.state import State
+from cute_nvfp4.sim.checks.strict import Strict
 from cute_nvfp4.sim.checks.synchronisation import Synchronisation
 from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
 from cute_nvfp4.sim.checks.tensor_memory import TensorMemoryUse
@@ -76,6 +77,7 @@ class Checks:
             AsynchronousAccesses(state, shadows, barriers, self._self_completing),
             Synchronisation(state, shadows, barriers, maps),
             *([dependency] if self._earlier is not None else []),
+            *([Strict(state)] if self._findings.strict else []),
             maps,
             TensorMemoryUse(state, shadows),
             *([WarpgroupRegisters(state)] if "wgmma" in self._kinds else []),

@@ -84,12 +84,15 @@ class Finding:
 
 class Findings:
     """Where the checks of one launch report. Hazards raise, but those of the classes ``allow``, which become warnings;
-    with ``on_hazard="collect"`` none does."""
+    with ``on_hazard="collect"`` none does. ``strict``: whether to look for what NVIDIA's kernels leave out too."""
 
-    def __init__(self, kernel: str, allow: Collection[str] = (), on_hazard: str = "raise") -> None:
+    def __init__(
+        self, kernel: str, allow: Collection[str] = (), on_hazard: str = "raise", strict: bool = False
+    ) -> None:
         if on_hazard not in MODES:
             raise LaunchError.of("on_hazard", got=repr(on_hazard), expected=f"one of {', '.join(MODES)}")
         self.kernel, self.allow, self.collect = kernel, known(allow), on_hazard == "collect"
+        self.strict = strict
         self._found: dict[tuple[str, int, str], Finding] = {}
 
     def hazard(self, rule: str, message: str, instruction: Instruction) -> None:

@@ -98,6 +98,14 @@ class Reporter:
                 i,
             )
             return
+        if kind == "proxy read":
+            self.findings.warn(
+                "read-proxy-fence",
+                f"{kernel}: {place}\n  is read by {other.who}\n  and written through the asynchronous proxy by "
+                f"{mine};\n  the ISA orders the two only with fence.proxy.async between",
+                i,
+            )
+            return
         if kind == "same instruction":
             report(
                 "stores-collide",

@@ -99,12 +99,12 @@ class Actor:
             bad[where] = ~foreign(warps, ep.labels(found)[where], component[where], clocks[where])
         return bad if bad.any() else None
 
-    def unseen(self, found: np.ndarray) -> np.ndarray | None:
-        """Which generic writes among ``found`` no proxy fence has made visible to the asynchronous proxy."""
+    def unseen(self, found: np.ndarray, reads: bool = False) -> np.ndarray | None:
+        """Which generic writes, or ``reads``, among ``found`` no proxy fence has put before the asynchronous proxy."""
         if found.ndim == 2 and found.shape[1] >= UNIFORM and (found == found[:, :1]).all():
             found = np.ascontiguousarray(found[:, :1])
         component = ep.components(found)
-        generic = component < self.clocks.generic
+        generic = component < (len(self.clocks.own) * self.clocks.per_cluster if reads else self.clocks.generic)
         if self.cluster is not None:
             generic &= ep.labels(found) == (self.cluster & 0xFFFF)
         if not generic.any():
@@ -214,7 +214,7 @@ class Shadow:
     ``last`` are ordinary writes, ``readers`` and ``atomics`` what came since."""
 
     def __init__(self, size: int, report: Callable[..., None], foreign: Callable | None = None) -> None:
-        self.size, self.report, self.foreign = size, report, foreign
+        self.size, self.report, self.foreign, self.strict = size, report, foreign, False
         self.last = np.zeros(size, np.uint64)
         self.readers = Planes(size)
         self.atomics: Planes | None = None
@@ -234,6 +234,8 @@ class Shadow:
                 bad = who.depends(who, bad, epochs)
             if bad is not None:
                 self.report("write after read", who, index, bad, epochs)
+            if self.strict and who.proxy and (unseen := who.unseen(epochs, reads=True)) is not None:
+                self.report("proxy read", who, index, unseen, epochs)
             if who.strong and who.asynchronous:
                 # Who sees its end need not know of the reads that it came after.
                 later = replace(who, strong=False).unordered(epochs, self.foreign)

@@ -22,11 +22,14 @@ TENSOR_COLUMNS, TENSOR_LANES = 512, 16
 class SharedShadow:
     """Shared memory of all CTAs of a wave, by byte of ``wave.shared``; ``grain`` bytes are the narrowest store."""
 
-    def __init__(self, size: int, grain: int, report: Callable[..., None]) -> None:
+    def __init__(self, size: int, grain: int, report: Callable[..., None], strict: bool = False) -> None:
         self.grain, self.ratio = min(grain, CHUNK), CHUNK // min(grain, CHUNK)
         self.chunks = Shadow(-(-size // CHUNK), partial(report, CHUNK))
         self.parts = Shadow(self.chunks.size * self.ratio, partial(report, self.grain)) if self.ratio > 1 else None
         self.split_any = False
+        for shadow in (self.chunks, self.parts):
+            if shadow is not None:
+                shadow.strict = strict
 
     def whole(self, chunk: np.ndarray, who: Actor, write: bool, flag: bool = False) -> None:
         """An access to whole chunks. ``flag``: a write reads them first, or a read does not mind that nobody wrote."""

@@ -139,7 +139,7 @@ class Synchronisation(Listener):
             self.clocks.fence(warps, tensor=False)
             self.foreign.fence(warps)
 
-    def tensor_fenced(self, g: Group, mask: Mask) -> None:
+    def tensor_fenced(self, g: Group, i: Instruction, mask: Mask) -> None:
         self.clocks.fence(self._active(g, mask), tensor=True)
 
     def group_waited(self, g: Group, lanes: np.ndarray, kind: str, until: np.ndarray, read: bool) -> None:

@@ -147,7 +147,7 @@ def _wait(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 def _fence(i: Instruction, m: Mods, k: Kernel) -> Op:
     """tcgen05.fence::before_thread_sync, ::after_thread_sync order nothing that is not in order here."""
-    return Op(lambda g, mask: g.wave.events.tensor_fenced(g, mask), (), (), "tensor", context=True)
+    return Op(lambda g, mask: g.wave.events.tensor_fenced(g, i, mask), (), (), "tensor", context=True)
 
 
 def _commit(i: Instruction, m: Mods, k: Kernel) -> Op:

@@ -124,7 +124,7 @@ class Listener:
     def dependency_waited(self, g: Group, mask: Mask) -> None:
         """griddepcontrol.wait."""
 
-    def tensor_fenced(self, g: Group, mask: Mask) -> None:
+    def tensor_fenced(self, g: Group, i: Instruction, mask: Mask) -> None:
         """tcgen05.fence."""
 
     def tensor_waited(self, g: Group, mask: Mask, kind: str) -> None:

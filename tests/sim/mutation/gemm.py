@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import gemm_problems
 from gemm_problems import Case
-from scratch_flags import keeping_flags
+from scratch_flags import keeping_flags, lowered
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.sim import Result
@@ -61,11 +61,11 @@ def subject(name: str) -> Subject:
     problems = [gemm_problems.make(case) for case in (CASES[name], small(CASES[name]))]
 
     def run(ptx: str, **options: object) -> tuple[bool, Result]:
-        with ptx_is(ptx), simulating(**options) as runs, keeping_flags() as lowered:
+        with ptx_is(ptx), simulating(**options) as runs, keeping_flags() as flags:
             results = []
             for problem in problems:
                 c = problem.run()
-                if gemm_problems.wrong(problem, c).any() or not (problem.untouched() and lowered()):
+                if gemm_problems.wrong(problem, c).any() or not (problem.untouched() and lowered(flags)):
                     return False, runs[-1].result
                 results.append(runs[-1].result)
             return True, results[0]

@@ -56,7 +56,7 @@ def judge(subject: Subject, mutant: Mutant | None) -> Verdict:
         if proved and schedule.warps == "held":
             break
         try:
-            right, result = subject.run(
+            right, _ = subject.run(
                 ptx, schedule=schedule, checks=True, step_limit=60_000, others=[causes] if first else []
             )
         except SimError as error:
@@ -65,7 +65,8 @@ def judge(subject: Subject, mutant: Mutant | None) -> Verdict:
         if not right:
             return Verdict(name, WRONG, str(schedule), "", time.perf_counter() - start, proved and not first)
     if mutant is not None:
-        more = rules(result) - rules(subject.run(subject.ptx, checks=True)[1])
+        own, changed = (rules(subject.run(text, strict=True)[1]) for text in (subject.ptx, ptx))
+        more = changed - own
         if more:
             return Verdict(name, f"warning {min(more)}", "", "", time.perf_counter() - start)
         if causes.doubts and not doubts(subject):

@@ -11,7 +11,7 @@ import gated_gemm_problems
 import gemm_problems
 import grouped_problems
 import torch
-from scratch_flags import keeping_flags
+from scratch_flags import keeping_flags, lowered
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.formats import NVFP4
@@ -115,11 +115,11 @@ def subject(name: str) -> Subject:
         def changed(found: Any) -> Any:
             return replace(found, ptx=ptx) if found.ptx == kernel.ptx else found
 
-        with simulating(arch, kernel=changed, **options) as runs, keeping_flags() as lowered:
+        with simulating(arch, kernel=changed, **options) as runs, keeping_flags() as flags:
             try:
                 once()
             except AssertionError:
                 return False, runs[-1].result
-        return lowered(), runs[-1].result
+        return lowered(flags), runs[-1].result
 
     return Subject(name, kernel.ptx, run)

@@ -78,10 +78,6 @@ _SAME_LANE = (
     "elect.sync elects the same lane each time, so one thread writes the map and replaces its fields; a barrier of the "
     "warp stands between that and the copy by the warp."
 )
-_READ_THEN_COPIED = (
-    "A proxy fence between ordinary reads and a later asynchronous write is not asked for: kernels whose threads read "
-    "what TMA then writes again, behind an mbarrier only, are common."
-)
 _TWO_FENCES = "Two of this fence follow one another directly; either does what both do."
 _OTHER_STAGE = (
     "The next mbarrier is that of the stage which the next wait of the same loader waits for, with the same parity; "
@@ -93,26 +89,22 @@ _OTHER_STAGE = (
 _GEMM_PERMIT = (
     "Another CTA on the same SM that wants to allocate waits until this one ends, which it does: it waits for no other."
 )
-_GEMM_PERMIT_TOGETHER = (
-    "CTAs of the kernel wait for one another. Were two of them on one SM, of which shared memory leaves room with two "
-    "stages, the one without the permit would keep the other from ending; here every CTA has an SM of its own."
-)
 _GEMM_TAIL = (
     "The wait keeps the CTA alive until all MMAs that read its stages have done with them. The epilogue keeps it alive "
     "longer: it waits for the last accumulator, which the same thread commits after the stages; in a cluster, CTAs "
     "then wait for one another, so that this goes for the MMAs of the others too."
 )
-_GEMM_FENCE = (
-    "The ISA wants tcgen05.fence between operations on tensor memory and a barrier; the checks take a release and an "
-    "acquire of an mbarrier to order those operations too."
-)
 _GEMM_ALIGNED = (
     "All lanes have executed tcgen05.wait::ld.sync.aligned together, and what the arrival announces, that they have "
     "read the accumulator, was over then."
 )
-_GEMM_LANES = (
-    "One lane signals for the others: the barrier of the warp orders what they did before it. Lanes of a warp have one "
-    "clock here, and go together."
+_GEMM_MET_BEFORE = (
+    "A barrier of the warp stands before the arrival of the lane that is elected here again; between the two barriers, "
+    "nobody does anything but that."
+)
+_READ_BY_WGMMA = (
+    "The bytes of x that are copied over have been read by wgmma alone, through the asynchronous proxy, which the copy "
+    "goes through too."
 )
 _GEMM_STORED = (
     "A piece of output ends with a barrier of all threads of the epilogue, behind the tcgen05.wait::ld of the piece; "
@@ -138,6 +130,8 @@ _SM120_TAIL = (
 )
 
 HARMLESS: _Table = {
+    ("wgmma split_k", "drop fence", 3): _READ_BY_WGMMA,
+    ("gemm split_k", "drop warp barrier", 2): _GEMM_MET_BEFORE,
     **{(k, "drop wait", n): _SM120_TAIL for k in _SM120 for n in (2, 3)},
     ("sm_120a groups", "drop wait", 4): _SM120_TAIL,
     **{(k, "scales of other rows", n): _SAME_SCALES for k in _SM120 if k != "sm_120a wide" for n in range(1, 65)},
@@ -198,17 +192,7 @@ HARMLESS: _Table = {
     **{("cutlass-fp16_gemm_5", "wait for the next barrier", n): _LATER_TAIL for n in range(9, 16)},
 }
 
-NOT_NOTICED: _Table = {
-    ("wgmma split_k", "drop fence", 3): _READ_THEN_COPIED,
-    ("wgmma gated", "drop fence", 2): _READ_THEN_COPIED,
-    **{(k, "drop warp barrier", 1): _GEMM_LANES for k in _SM120},
-    **{(k, "drop tcgen05.relinquish_alloc_permit", 1): _GEMM_PERMIT_TOGETHER for k in _GEMM if k not in _GEMM_STORES},
-    **{(k, "drop tcgen05.fence::after_thread_sync", n): _GEMM_FENCE for k in _GEMM for n in (1, 2)},
-    **{(k, "drop tcgen05.fence::before_thread_sync", 1): _GEMM_FENCE for k in _GEMM},
-    ("gemm split_k", "drop warp barrier", 2): _GEMM_LANES,
-    **{("gemm stream_k", "drop warp barrier", n): _GEMM_LANES for n in (1, 2)},
-    ("cutlass-fp16_gemm_5", "drop fence", 5): _READ_THEN_COPIED,
-}
+NOT_NOTICED: _Table = {}
 
 
 def explained(kernel: str, mutant: Mutant) -> tuple[str, str]:

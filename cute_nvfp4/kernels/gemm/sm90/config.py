@@ -36,9 +36,9 @@ class WgmmaConfig:
     of the weight each. k_groups: warpgroups that have the same rows and take stages in turn. ctas_per_sm: CTAs of a
     multiprocessor. cluster_rows: CTAs along the weight's rows that load x for each other by multicast. split_k: CTAs of
     a cluster that share a tile along K, and of which each stores some of its rows of x; with either there are as many
-    clusters as tiles, and helpers. stage_tiles: packed tiles along K in a stage. stages: 0 for as many as fit. raster:
-    as in ``GemmTiling``. scheduler: "static", "stream_k", or "helped": a CTA, or a cluster, for each tile, and others
-    that multiply the ends of K.
+    clusters as tiles, and helpers. overlap: k-tiles during whose products sums go to the other CTA. stage_tiles:
+    packed tiles along K in a stage. stages: 0 for as many as fit. raster: as in ``GemmTiling``. scheduler: "static",
+    "stream_k", or "helped": a CTA, or a cluster, for each tile, and others that multiply the ends of K.
     factors: device scalars that multiply alpha. vector: whether rows of the output are 16-bit numbers and start at
     multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
     eight of each, and the output is gate(first) · second: ``factors`` are of each of them.
@@ -53,6 +53,7 @@ class WgmmaConfig:
     ctas_per_sm: int = 1
     cluster_rows: int = 1
     split_k: int = 1
+    overlap: int = 0
     stage_tiles: int = STAGE_TILES
     stages: int = 0
     scheduler: str = "stream_k"
@@ -108,6 +109,15 @@ class WgmmaConfig:
     @property
     def stage_k(self) -> int:
         return self.stage_tiles * TILE_K
+
+    @property
+    def k_tile_stages(self) -> int:
+        return self.tile_k // self.stage_k
+
+    @property
+    def box_rows(self) -> int:
+        """Rows of x that are copied at a time."""
+        return self.part_columns if self.overlap else self.tile_n
 
     @property
     def threads(self) -> int:
@@ -229,6 +239,11 @@ def can_implement(c: WgmmaConfig) -> str:
     if c.k_parts > 1 and (c.cluster_rows > 1 or c.scheduler == "stream_k"):
         got = f"{c.split_k} and {c.k_groups} with cluster_rows {c.cluster_rows} and scheduler {c.scheduler}"
         return explain("split_k and k_groups", got=got, expected="cluster_rows 1 and scheduler static or helped")
+    if c.overlap and ((c.split_k, c.k_groups, c.stage_tiles, c.scheduler) != (2, 1, 1, "static") or c.overlap > 2):
+        got = f"{c.overlap} with split_k {c.split_k}, k_groups {c.k_groups}, stages of {c.stage_tiles}, {c.scheduler}"
+        return explain("overlap", got=got, expected="0, or 1 or 2 with split_k 2, k_groups 1, stages of 1, static")
+    if c.overlap and c.part_columns % (16 * STAGE_TILES * c.overlap):
+        return explain("tile_n", got=c.tile_n, expected=f"a multiple of {32 * STAGE_TILES * c.overlap}")
     if c.scheduler == "helped" and (c.cluster_rows > 1 or c.k_groups > 1 or c.ctas_per_sm > 1):
         got = f"cluster_rows {c.cluster_rows}, k_groups {c.k_groups}, ctas_per_sm {c.ctas_per_sm}"
         return explain("tiling with helpers", got=got, expected="1 of each")

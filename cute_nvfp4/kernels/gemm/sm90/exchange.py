@@ -112,11 +112,19 @@ class ClusterSums:
         if cfg.k_groups > 1:
             barrier = barrier + 8 * (part % cfg.k_groups) * cfg.part_pieces
         target, barriers = remote_address(self.place(slot), Int32(rank)), remote_address(barrier, Int32(rank))
-        for column in range(0, columns, QUAD_COLUMNS):
-            first = (part * columns + column) // 2
-            values = [acc[first + i] for i in range(4)]
+        self._store(acc, part * columns, range(0, columns, QUAD_COLUMNS), target, barriers)
+
+    def send_columns(self, acc: cute.Tensor, begin: int, end: int) -> None:
+        """Sends the other of two CTAs some of the columns that it stores: the second half of ``acc``."""
+        peer, columns = 1 - self.rank, range(begin, end, QUAD_COLUMNS)
+        target, barriers = remote_address(self.place(Int32(0)), peer), remote_address(self.barriers, peer)
+        self._store(acc, self.config.part_columns, columns, target, barriers)
+
+    def _store(self, acc: cute.Tensor, first: int, columns: range, target: Int32, barriers: Int32) -> None:
+        for column in columns:
+            values = [acc[(first + column) // 2 + i] for i in range(4)]
             place = target + column * (WARPGROUP * QUAD_BYTES // QUAD_COLUMNS)
-            store_async(place, values, barriers + column // cfg.piece_columns * 8)
+            store_async(place, values, barriers + column // self.config.piece_columns * 8)
 
     def receive(self, acc: cute.Tensor, begin: int) -> None:
         """Makes the piece of the warpgroup's columns that starts at column ``begin`` of the tile sums over all of K."""

@@ -118,10 +118,9 @@ class WgmmaGemm:
         row_stride, batch_stride = cute.assume(x.row_stride, 8), cute.assume(x.batch_stride, 8)
         layout = cute.make_layout((x.rows, arguments.k, arguments.batch), stride=(row_stride, 1, batch_stride))
         tensor = cute.make_tensor(x.data, layout)  # (M, K, L)
-        one_stage = cute.slice_(x_layout(cfg), (None, None, 0))
-        shared = cfg.cluster_rows > 1
-        op = cpasync.CopyBulkTensorTileG2SMulticastOp() if shared else cpasync.CopyBulkTensorTileG2SOp()
-        tile = (cfg.tile_n, cfg.stage_k)
+        one_stage = cute.slice_(x_layout(replace(cfg, tile_n=cfg.box_rows)), (None, None, 0))
+        op = cpasync.CopyBulkTensorTileG2SMulticastOp() if cfg.cluster_rows > 1 else cpasync.CopyBulkTensorTileG2SOp()
+        tile = (cfg.box_rows, cfg.stage_k)
         copy = cpasync.make_tiled_tma_atom(op, tensor, one_stage, tile, num_multicast=cfg.cluster_rows)
         passed = arguments._replace(workers=None)
         self.kernel(TmaCopy(copy[0], copy[1]), x.rows, passed._replace(x=None)).launch(
@@ -239,14 +238,18 @@ class WgmmaGemm:
                 full = memory.ring.full + 8 * at.stage
                 with cute.arch.elect_one():
                     mbarrier.expect_bytes(full, Int32(cfg.weight_bytes))
-                    copy_stage(cfg, sources, step, memory.weights + at.stage * cfg.weight_bytes, full)
+                    target = memory.weights + at.stage * cfg.weight_bytes
+                    copy_stage(cfg, sources, self.along_k(step, tile), target, full)
                 at = advance(cfg, at)
             cursor = scheduler.after(cursor, tile)
 
     def stages_of(self, tile: WorkTile) -> CursorRange:
         """The stages of a work tile, as they lie along K."""
-        each = self.config.tile_k // self.config.stage_k
+        each = self.config.k_tile_stages
         return CursorRange(tile.k_first * each, (tile.k_first + tile.k_count) * each)
+
+    def along_k(self, stage: Int32, tile: WorkTile) -> Int32:
+        return stage
 
     @cute.jit
     def load_x(self, x: TmaCopy, memory: Memory, scheduler: StaticScheduler):

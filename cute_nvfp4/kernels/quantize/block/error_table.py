@@ -29,7 +29,7 @@ from ....ptx.encode import f32x2_to_16bit
 from ....ptx.half import max_u16x2
 from ....ptx.integer import add_product_of_half
 from ....ptx.memory import load_shared, store_shared
-from ....ptx.mma import diagonal, sum_halves
+from ....ptx.mma import diagonal, mma_m16n8k8_f16, sum_halves
 from ....ptx.move import f32_bits, f32_from_bits
 from ..config import WARP
 from .records import ErrorTable, GlobalFactor
@@ -61,16 +61,16 @@ def _floor(least: Float32, factor: GlobalFactor) -> Uint32:
     return f32_bits(mul_rn(mul_rn(factor.value, least), Float32(_FLOOR))) >> Uint32(16)
 
 
-def _squares(x: Float32, inverses: Sequence[Float32], significands: Sequence[Float32]) -> list[Float32]:
-    """(y − E2M1(y))² · (m / 8)², y = x · inverse, in units of 1 / ``ERROR_UNIT``. x is positive."""
+def _squares(x: Float32, inverses: Sequence[Float32], factors: Sequence[Float32]) -> list[Float32]:
+    """((y − E2M1(y)) · factor)², y = x · inverse, for each pair of these. x is positive."""
     found = []
-    for inverse, m in zip(inverses, significands):
+    for inverse, factor in zip(inverses, factors):
         y = mul_rn(x, inverse)
         # half the power of two in y, at least 1/2, is a unit in the last place of 2**22 times that power
         power = f32_from_bits(cutlass.max(f32_bits(y) & Uint32(0x7F800000), Uint32(0x3F800000)))
         rounder = mul_rn(power, Float32(2.0**22))
         q = cute.arch.fmin(sub_rn(add_rn(y, rounder), rounder), Float32(_LARGEST))
-        d = mul_rn(sub_rn(y, q), mul_rn(m, Float32(ERROR_UNIT**0.5 / 8)))
+        d = mul_rn(sub_rn(y, q), factor)
         found.append(mul_rn(d, d))
     return found
 
@@ -88,22 +88,28 @@ def fill_error_table(
     count = len(SIGNIFICANDS)
     errors = smem.allocate_array(cutlass.Uint8, count * _TABLE_BYTES, byte_alignment=16).toint()
     lower = smem.allocate_array(cutlass.Uint8, count * _LOWER_TABLE_BYTES, byte_alignment=16).toint()
-    for item in cutlass.range(thread, count * ENTRIES, WARP * config.warps, unroll=1):
-        first, entry = item // ENTRIES, item % ENTRIES
-        least = mul_rn((first + 8).to(Float32), Float32(1 / 8))
-        x = f32_from_bits((_floor(least, factor) + Uint32(entry)) << Uint32(16))
-        x = cutlass.select_(entry == 0, Float32(0.0), x)
-        inverses, significands = [], []
-        for i, m in enumerate(SIGNIFICANDS):
-            doubled = Int32(i) < first
-            inverses.append(mul_rn(all_inverses[i], cutlass.select_(doubled, Float32(4.0), Float32(8.0))))
-            significands.append(cutlass.select_(doubled, Float32(float(2 * m)), Float32(float(m))))
-        found = _squares(x, inverses, significands)
-        words = [f32x2_to_16bit(found[i], found[i + 1], "f16") for i in range(0, count, 2)]
-        store_shared(errors + item * _ENTRY_BYTES, words)
-        below = [_below(inverses, significands, first, n) for n in (1, 2)]
-        two = _squares(x, [inverse for inverse, _ in below], [m for _, m in below])
-        store_shared(lower + item * _LOWER_BYTES, [f32x2_to_16bit(two[0], two[1], "f16")])
+    # a warp's entries are all of one table; warps that are too many for an equal share have none
+    warp = cute.arch.make_warp_uniform(thread // WARP)
+    first, part, parts = warp % count, warp // count, config.warps // count
+    inverses, significands = [], []
+    for i, m in enumerate(SIGNIFICANDS):
+        doubled = Int32(i) < first
+        inverses.append(mul_rn(all_inverses[i], cutlass.select_(doubled, Float32(4.0), Float32(8.0))))
+        significands.append(cutlass.select_(doubled, Float32(float(2 * m)), Float32(float(m))))
+    for n in (1, 2):
+        inverse, m = _below(inverses, significands, first, n)
+        inverses.append(inverse)
+        significands.append(m)
+    factors = [mul_rn(m, Float32(ERROR_UNIT**0.5 / count)) for m in significands]
+    least = _floor(mul_rn((first + count).to(Float32), Float32(1 / count)), factor)
+    first_entry = cutlass.select_(part < parts, part * WARP + lane, Int32(ENTRIES))
+    for entry in cutlass.range(first_entry, ENTRIES, WARP * parts, unroll=1):
+        x = f32_from_bits((least + Uint32(entry)) << Uint32(16))
+        found = _squares(cutlass.select_(entry == 0, Float32(0.0), x), inverses, factors)
+        words = [f32x2_to_16bit(found[i], found[i + 1], "f16") for i in range(0, count + 2, 2)]
+        item = first * ENTRIES + entry
+        store_shared(errors + item * _ENTRY_BYTES, words[:4])
+        store_shared(lower + item * _LOWER_BYTES, words[4:])
     cute.arch.sync_threads()
     return ErrorTable(errors, lower, diagonal(_ONE_F16, lane))
 
@@ -139,9 +145,10 @@ def _sums(addresses: Sequence[Int32], num_bytes: int, ones: Uint32) -> list[Floa
             sums = sum_halves([entry[0] for entry in entries[i : i + 4]], ones, sums)
         return [add_rn(sums[0], sums[2]), add_rn(sums[1], sums[3])]
     low, high = [Float32(0.0)] * 4, [Float32(0.0)] * 4
-    for u, v in zip(entries[0::2], entries[1::2]):
-        low = sum_halves([u[0], u[1], v[0], v[1]], ones, low)
-        high = sum_halves([u[2], u[3], v[2], v[3]], ones, high)
+    # an entry at a time: of two, their words would have to be moved to where one instruction wants them
+    for entry in entries:
+        low = mma_m16n8k8_f16(entry[:2], ones, low)
+        high = mma_m16n8k8_f16(entry[2:], ones, high)
     return [*low, *high]
 
 

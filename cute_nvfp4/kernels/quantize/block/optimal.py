@@ -34,7 +34,7 @@ from ..config import QuantizeConfig
 from .definition import to_f32
 from .fast_path import cut_to_f16
 from .optimal_by_table import by_table
-from .optimal_definition import LARGEST_CODE, encode, search_by_definition
+from .optimal_definition import LARGEST_CODE, encode, search_by_lanes
 from .optimal_estimates import (
     BIAS,
     MANTISSA_BITS,
@@ -194,21 +194,43 @@ def _search(
     twice = code + 8 <= LARGEST_CODE
     unclear = regular & twice & ~_has_clear_halves(x, multiplier)
     if cute.arch.vote_any_sync(unclear):
-        # without codes of 1/2 and 3/2 the elements are those under twice the scale: so are the errors, bit by bit
-        unlike = unclear & (_has_halves(x, multiplier, units.one) != 0)
         if cutlass.const_expr(config.error_table):
-            # which has left out what is zero under all candidates
-            best = error_of(x, code, scales.inverse, units)
-        limit = fma_rn(spread, Float32(_NEAR_DOUBLE), best)
-        above = _scaled_up(x, code, multiplier, units, 4)
-        if cute.arch.vote_any_sync(unlike):
-            above = cutlass.select_(unlike, _scaled_up(x, code, multiplier, units, 2), above)
-        apart = (above > limit) | (code + cutlass.select_(unlike, Int32(8), Int32(16)) > LARGEST_CODE)
-        certain = certain & (apart | (cutlass.select_(unclear, Int32(0), Int32(1)) != 0))
+            # without codes of 1/2 and 3/2 twice the scale has the same errors, bit by bit; and if one of the others is
+            # 1/2 or 3/2 there, four times the scale has more
+            halves = _has_halves(x, multiplier, units.one) != 0
+            unclear = unclear & (halves | ~_has_clear_halves(x, mul_rn(multiplier, Float32(0.5))))
+            if cute.arch.vote_any_sync(unclear):
+                # the table leaves out what is zero under all candidates
+                error = error_of(x, code, scales.inverse, units)
+                certain = certain & _is_certain(x, code, multiplier, spread, error, unclear, units)
+        else:
+            certain = certain & _is_certain(x, code, multiplier, spread, best, unclear, units)
     only_one = next_best > fma_rn(spread, Float32(_NEAR), best)
     decided = cutlass.select_(only_one & certain, Int32(1), Int32(0))
     inside = cutlass.select_(regular & (code >= lowest), Int32(1), Int32(0))
     return _Found(Uint32(code), decided, cutlass.select_(certain, lower + 1, Int32(0)), inside, multiplier)
+
+
+@cute.jit
+def _is_certain(
+    x: tuple[Float32, ...],
+    code: Int32,
+    multiplier: Float32,
+    spread: Float32,
+    error: Float32,
+    unclear: Boolean,
+    units: Units,
+) -> Boolean:
+    """Whether twice the scale of ``code``, or four times if that gives the same, is surely worse, or ``unclear`` is not
+    set; ``error``: under the scale itself."""
+    # without codes of 1/2 and 3/2 the elements are those under twice the scale: so are the errors, bit by bit
+    unlike = unclear & (_has_halves(x, multiplier, units.one) != 0)
+    limit = fma_rn(spread, Float32(_NEAR_DOUBLE), error)
+    above = _scaled_up(x, code, multiplier, units, 4)
+    if cute.arch.vote_any_sync(unlike):
+        above = cutlass.select_(unlike, _scaled_up(x, code, multiplier, units, 2), above)
+    apart = (above > limit) | (code + cutlass.select_(unlike, Int32(8), Int32(16)) > LARGEST_CODE)
+    return apart | (cutlass.select_(unclear, Int32(0), Int32(1)) != 0)
 
 
 def _scaled_up(x: Sequence[Float32], code: Int32, multiplier: Float32, units: Units, times: int) -> Float32:
@@ -246,17 +268,19 @@ def optimal(
     index: Int64,
     valid: Boolean,
 ):
-    """(scale code, two words of codes) of a block, if its numbers are finite. All lanes of a warp go together."""
+    """(scale code, two words of codes, whether these are for the caller to :func:`search`) of a block, if its numbers
+    are finite. Only with a table of errors something is left. All lanes of a warp go together."""
     factor = context.factor
     x = tuple(to_f32(config, words))
     found = _search(config, words, x, largest, context)
     live = valid & (largest > Float32(0.0))
     undecided = (found.decided == 0) & live
     code = Uint32(cutlass.select_(live, found.code, Uint32(0)))
-    if cute.arch.vote_any_sync(undecided):
-        last = cutlass.select_(undecided, Int32(LARGEST_CODE), Int32(-1))
-        best = search_by_definition(config, words, largest, factor, found.lowest, last)
-        code = Uint32(cutlass.select_(undecided, best, code))
+    if cutlass.const_expr(not config.error_table):
+        if cute.arch.vote_any_sync(undecided):
+            last = cutlass.select_(undecided, Int32(LARGEST_CODE), Int32(-1))
+            best = search_by_lanes(config, words, largest, factor, found.lowest, last)
+            code = Uint32(cutlass.select_(undecided, best, code))
     draw = Draw(context.seed, index, 0)
     if cutlass.const_expr(config.arch.has_fp4_convert or config.stochastic or config.item_bytes == 4):
         low, high = encode(config, words, code, factor, draw)
@@ -266,12 +290,13 @@ def optimal(
         low = Uint32(cutlass.select_(live, low, Uint32(0)))
         high = Uint32(cutlass.select_(live, high, Uint32(0)))
         tie = cutlass.select_(found.inside != 0, tie, Uint32(_Tie.BY_DEFINITION))
-        again = live & (undecided | (tie > Uint32(_Tie.TO_EVEN)))
+        again = tie > Uint32(_Tie.TO_EVEN)
+        again = live & (again & ~undecided if config.error_table else again | undecided)
         if cute.arch.vote_any_sync(again):
             low_again, high_again = encode(config, words, code, factor, draw)
             low = Uint32(cutlass.select_(again, low_again, low))
             high = Uint32(cutlass.select_(again, high_again, high))
-    return code, (low, high)
+    return code, (low, high), undecided
 
 
 @cute.jit

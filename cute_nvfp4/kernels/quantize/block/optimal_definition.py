@@ -8,11 +8,13 @@ from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Boolean, Float32, Int32, Uint32
 
 from ....ptx.arithmetic import abs_f32, fma_rn, mul_rn, sub_rn
 from ....ptx.encode import f32x2_to_e4m3x2
-from ..config import QuantizeConfig
+from ....ptx.move import f32_bits, f32_from_bits
+from ....ptx.warp import max_lanes
+from ..config import WARP, QuantizeConfig
 from .definition import candidate_scales, encode_elements, to_f32, try_candidate, wanted_scale
 from .records import Draw, GlobalFactor
 from .scale_table import scale_value
@@ -20,6 +22,9 @@ from .scale_table import scale_value
 LARGEST_CODE = 0x7E
 # relative margins on errors and on scales, as in ``quantization.search``: wider costs time, never bits
 ERROR_MARGIN, _SCALE_MARGIN = 1 + 2.0**-10, 2.0**-10
+_NONE = 0xFFFFFFFF
+# blocks of a warp that it takes one after the other, rather than each lane its own
+_FEW = 8
 
 
 class _Error(NamedTuple):
@@ -47,7 +52,7 @@ def _evaluate(config: QuantizeConfig, x: Sequence[Float32], code: Uint32, factor
 
 
 @cute.jit
-def search_by_definition(
+def search_by_lanes(
     config: cutlass.Constexpr,
     words: tuple[Uint32, ...],
     largest: Float32,
@@ -61,13 +66,7 @@ def search_by_definition(
     last one, elements that become zero have more of an error than the best, or all do. All lanes go together.
     """
     x = to_f32(config, words)
-    best = Uint32(candidate_scales(_nearest(config), wanted_scale(config, largest, factor)).codes[0])
-    least = _evaluate(config, x, best, factor).total
-    reach = sub_rn(mul_rn(largest, factor.shift), mul_rn(cute.math.sqrt(least), Float32(ERROR_MARGIN)))
-    lowest = cute.arch.fmax(mul_rn(reach, Float32((1 - _SCALE_MARGIN) / 6)), Float32(0.0)) / factor.significand
-    # one less than the nearest code is below it
-    code = Int32(Uint32(f32x2_to_e4m3x2(lowest, Float32(0.0))))
-    code = cutlass.max(code - 1, first)
+    best, least, code = _start(config, x, largest, factor, first)
     last = cutlass.select_(least > Float32(0.0), last, Int32(-1))
     while cute.arch.vote_any_sync(code <= last):
         candidate = Uint32(cutlass.min(code, LARGEST_CODE))
@@ -75,11 +74,91 @@ def search_by_definition(
         better = (error < least) & (code <= last)
         least = cutlass.select_(better, error, least)
         best = Uint32(cutlass.select_(better, candidate, best))
-        nothing = mul_rn(largest, Float32(5.0)) < mul_rn(factor.value, scale_value(candidate))
-        over = (lost > mul_rn(least, Float32(ERROR_MARGIN))) | nothing
+        over = _no_larger_one(candidate, lost, least, largest, factor)
         last = cutlass.select_(over, Int32(-1), last)
         code = code + 1
     return best
+
+
+@cute.jit
+def _search_by_warp(
+    config: cutlass.Constexpr,
+    words: tuple[Uint32, ...],
+    largest: Float32,
+    factor: GlobalFactor,
+    wanted: Boolean,
+) -> Uint32:
+    """The same of the lanes' ``wanted`` blocks, one after the other by the whole warp, a scale a lane.
+
+    One block takes a tenth of the time, which all others may have to wait for at the end of a kernel.
+    """
+    lane = cute.arch.lane_idx()
+    found = Uint32(0)
+    left = Uint32(cute.arch.vote_ballot_sync(wanted))
+    while left != Uint32(0):
+        owner = _lowest_bit(left)
+        x = to_f32(config, tuple(cute.arch.shuffle_sync(word, owner) for word in words))
+        block_largest = cute.arch.shuffle_sync(largest, owner)
+        best, least, code = _start(config, x, block_largest, factor, Int32(0))
+        code = cutlass.select_(least > Float32(0.0), code, Int32(LARGEST_CODE + 1))
+        while code <= LARGEST_CODE:
+            candidate = Uint32(cutlass.min(code + lane, LARGEST_CODE))
+            error, lost = _evaluate(config, x, candidate, factor)
+            bits = Uint32(cutlass.select_(error < least, f32_bits(error), Uint32(_NONE)))
+            smallest = ~Uint32(max_lanes(~bits))
+            # of equals the smallest scale; those past the last are the last
+            better = Uint32(cute.arch.vote_ballot_sync((bits == smallest) & (smallest != Uint32(_NONE))))
+            any_better = better != Uint32(0)
+            winner = cutlass.min(code + _lowest_bit(better), LARGEST_CODE)
+            best = Uint32(cutlass.select_(any_better, Uint32(winner), best))
+            least = cutlass.select_(any_better, f32_from_bits(smallest), least)
+            over = cute.arch.vote_any_sync(_no_larger_one(candidate, lost, least, block_largest, factor))
+            code = cutlass.select_(over, Int32(LARGEST_CODE + 1), code + WARP)
+        found = Uint32(cutlass.select_(lane == owner, best, found))
+        left = left & (left - Uint32(1))
+    return found
+
+
+@cute.jit
+def search(
+    config: cutlass.Constexpr,
+    words: tuple[Uint32, ...],
+    largest: Float32,
+    factor: GlobalFactor,
+    wanted: Boolean,
+) -> Uint32:
+    """The best scale's code of the lanes' ``wanted`` blocks, by the quicker of the two ways. All lanes go together."""
+    best = Uint32(0)
+    if cute.arch.popc(Uint32(cute.arch.vote_ballot_sync(wanted))) <= _FEW:
+        best = _search_by_warp(config, words, largest, factor, wanted)
+    else:
+        last = cutlass.select_(wanted, Int32(LARGEST_CODE), Int32(-1))
+        best = search_by_lanes(config, words, largest, factor, Int32(0), last)
+    return best
+
+
+def _start(
+    config: QuantizeConfig, x: Sequence[Float32], largest: Float32, factor: GlobalFactor, first: Int32
+) -> tuple[Uint32, Float32, Int32]:
+    """The formula's scale, its error, and the first scale that may be better, but not before ``first``."""
+    best = Uint32(candidate_scales(_nearest(config), wanted_scale(config, largest, factor)).codes[0])
+    least = _evaluate(config, x, best, factor).total
+    reach = sub_rn(mul_rn(largest, factor.shift), mul_rn(cute.math.sqrt(least), Float32(ERROR_MARGIN)))
+    lowest = cute.arch.fmax(mul_rn(reach, Float32((1 - _SCALE_MARGIN) / 6)), Float32(0.0)) / factor.significand
+    # one less than the nearest code is below it
+    code = Int32(Uint32(f32x2_to_e4m3x2(lowest, Float32(0.0))))
+    return best, least, cutlass.max(code - 1, first)
+
+
+def _no_larger_one(candidate: Uint32, lost: Float32, least: Float32, largest: Float32, factor: GlobalFactor) -> Boolean:
+    """Whether no scale larger than ``candidate`` is better: what it makes zero has more of an error, or all is zero."""
+    nothing = mul_rn(largest, Float32(5.0)) < mul_rn(factor.value, scale_value(candidate))
+    return (lost > mul_rn(least, Float32(ERROR_MARGIN))) | nothing
+
+
+def _lowest_bit(mask: Uint32) -> Int32:
+    """The number of the lowest bit that is set; 32 if there is none."""
+    return Int32(cute.arch.popc((mask & (~mask + Uint32(1))) - Uint32(1)))
 
 
 def encode(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int64, Uint32
+from cutlass import Boolean, Float32, Int64, Uint32
 
 from ..config import ELEMENTS, QuantizeConfig
 from ..rotation import rotated_words
@@ -15,7 +15,8 @@ from .fast_path import one_scale
 from .four_six_by_sums import by_sums, decides_by_sums
 from .mx import NAN_UE8M0, mx_block
 from .optimal import optimal
-from .records import BlockContext
+from .optimal_definition import encode, search
+from .records import BlockContext, BlockResult
 
 NAN_E4M3 = 0x7F
 _INFINITY = float("inf")
@@ -33,6 +34,25 @@ def quantize_block(
     return encode_block(config, tuple(words), largest_magnitude(config, words), context, index)
 
 
+def estimated_block(config: QuantizeConfig, words: Sequence[Uint32], context: BlockContext) -> BlockResult:
+    """A block by ``optimal`` with its table of errors; what is undecided is for :func:`searched_block`"""
+    largest = largest_magnitude(config, words)
+    valid = (largest < Float32(_INFINITY)) & (context.factor.valid != 0)
+    code, codes, undecided = optimal(config, tuple(words), largest, context, None, valid)
+    code = cutlass.select_(valid, code, Uint32(NAN_E4M3))
+    nan_word = Uint32(ELEMENTS[config.element].nan_word)
+    return BlockResult(code, tuple(cutlass.select_(valid, word, nan_word) for word in codes), ~undecided)
+
+
+def searched_block(
+    config: QuantizeConfig, words: Sequence[Uint32], context: BlockContext, wanted: Boolean
+) -> BlockResult:
+    """The same by the definition, where ``wanted``. All lanes of a warp go together."""
+    words, factor = tuple(words), context.factor
+    code = search(config, words, largest_magnitude(config, words), factor, wanted)
+    return BlockResult(code, encode(config, words, code, factor, None), Boolean(True))
+
+
 @cute.jit
 def encode_block(
     config: cutlass.Constexpr,
@@ -48,7 +68,7 @@ def encode_block(
         nan_scale = NAN_UE8M0
         code, codes = mx_block(config, words, largest, context.seed, index)
     elif cutlass.const_expr(config.tries_all_scales):
-        code, codes = optimal(config, words, largest, context, index, valid)
+        code, codes, _ = optimal(config, words, largest, context, index, valid)
     else:
         if cutlass.const_expr(config.has_fast_path):
             found = one_scale(config, words, largest, context)
