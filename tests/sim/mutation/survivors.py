@@ -129,7 +129,13 @@ _SM120_TAIL = (
     "stays until they have; nobody else touches its mbarriers, and the warps have waited for all copies."
 )
 
+_FENCED_BY_LOADERS = (
+    "A barrier of all threads follows the initialisation, and the warps that copy execute fence.proxy.async between it "
+    "and their first copy: that makes the mbarriers visible to the asynchronous proxy. No other CTA uses them."
+)
+
 HARMLESS: _Table = {
+    **{(k, "drop fence", 1): _FENCED_BY_LOADERS for k in ("stream", "stream gated")},
     ("wgmma split_k", "drop fence", 3): _READ_BY_WGMMA,
     ("gemm split_k", "drop warp barrier", 2): _GEMM_MET_BEFORE,
     **{(k, "drop wait", n): _SM120_TAIL for k in _SM120 for n in (2, 3)},
