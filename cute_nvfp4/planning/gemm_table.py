@@ -146,7 +146,7 @@ def _problem(raw: Any, family: Family, where: str) -> Problem:
 
 
 def _plan(raw: Any, family: Family, problem: Problem, arch: Architecture, where: str) -> AnyPlan:
-    raw = _dictionary(raw, where)
+    raw = family.filled(_dictionary(raw, where))
     if str(raw.get("kernel", "wgmma")) not in KERNELS:
         raise TableError(f"{where}: kernel is {raw['kernel']!r}, expected one of {', '.join(KERNELS)}")
     kinds = family.kinds(raw)

@@ -25,14 +25,16 @@ class Family(NamedTuple):
     """What the table asks of a family.
 
     tiled: all of a problem that matters to its tiling, by which an entry is found. can_run, can_plan: why there is no
-    such problem, or why a plan cannot run one, or "". kinds: the type of each field of a plan in the file. written:
-    those fields of a plan. plan: one from them. applied: an entry's plan for another problem with the same tiling.
+    such problem, or why a plan cannot run one, or "". filled: a plan in the file with the fields that are newer. kinds:
+    the type of each. written: those fields of a plan. plan: one from them. applied: an entry's plan for another problem
+    with the same tiling.
     """
 
     problem: type
     tiled: Callable[[Any], Problem]
     can_run: Callable[[Any], str]
     can_plan: Callable[[Any, Any], str]
+    filled: Callable[[Mapping[str, Any]], dict[str, Any]]
     kinds: Callable[[Mapping[str, Any]], dict[str, type]]
     written: Callable[[Any], dict[str, Any]]
     plan: Callable[[Mapping[str, Any], Any, Architecture], AnyPlan]
@@ -58,6 +60,11 @@ def _packed_kinds(raw: Mapping[str, Any]) -> dict[str, type]:
     return {name: type(getattr(config(), name)) for name in PACKED_TILING[config]} | {"kernel": str, "workers": int}
 
 
+def _packed_filled(raw: Mapping[str, Any]) -> dict[str, Any]:
+    # entries written before CTAs could overlap sums and products
+    return {"overlap": 0, **raw} if raw.get("kernel", "wgmma") == "wgmma" else dict(raw)
+
+
 def _packed_plan(raw: Mapping[str, Any], problem: PackedProblem, arch: Architecture) -> PackedPlan:
     kind = KERNELS[raw["kernel"]]
     tiling = {name: raw[name] for name in PACKED_TILING[kind]}
@@ -74,6 +81,7 @@ FAMILIES = {
         lambda p: replace(p, bias="", bias_dtype="float32", factors=0, gate=""),
         can_run,
         lambda plan, p: can_gemm(plan.config),
+        dict,
         lambda raw: _GEMM_KINDS | {"cluster": list, "swap": bool, "workers": int},
         _gemm_written,
         _gemm_plan,
@@ -85,6 +93,7 @@ FAMILIES = {
         lambda p: replace(p, n=p.rows, gate="", factors=0, bias="float32" if p.bias else ""),
         lambda p: "" if min(p.m, p.n, p.k) > 0 else f"M, N, K are {p.m}, {p.n}, {p.k}, expected at least 1",
         lambda plan, p: refused(p, plan) or can_implement(plan),
+        _packed_filled,
         _packed_kinds,
         lambda plan: plan.tiling | {"kernel": "stream" if plan.streams else "wgmma", "workers": plan.workers},
         _packed_plan,

@@ -195,6 +195,9 @@ def test_a_prepared_weights_plan_is_stored_and_chosen(
         table.write_text(json.dumps({**raw, "entries": [entry]}))
         with pytest.raises(gemm_table.TableError, match=message):
             gemm_table.entries()
+    plan = {name: value for name, value in raw["entries"][0]["plan"].items() if name != "overlap"}
+    table.write_text(json.dumps({**raw, "entries": [{**raw["entries"][0], "plan": plan}]}))  # of an earlier version
+    assert len(gemm_table.entries()) == 1
 
 
 @pytest.mark.parametrize("packing", ["nvfp4", "mxfp8_e5m2"])
