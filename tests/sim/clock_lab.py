@@ -101,6 +101,26 @@ E:
 """
 """CTA 0 goes through memory for long, and raises a flag that the other one polls."""
 
+MAP = f"""
+mov.u32 %r1, sm; mov.u32 %r2, %tid.x; mov.u32 %r3, 7; mov.u64 %rd9, 4096; setp.ne.u32 %q0, %r2, 0; @%q0 bra C;
+{
+    "".join(
+        f"tensormap.replace.tile.global_{field}.shared::cta.b1024.{value};"
+        for field, value in (
+            ("address", "b64 [%r1], %rd9"),
+            ("dim", "b32 [%r1], 0, %r3"),
+            ("dim", "b32 [%r1], 1, %r3"),
+            ("stride", "b64 [%r1], 0, %rd9"),
+            ("stride", "b64 [%r1], 1, %rd9"),
+        )
+    )
+}
+C: bar.warp.sync -1;
+tensormap.cp_fenceproxy.global.shared::cta.tensormap::generic.release.gpu.sync.aligned [%p0], [%r1], 128;
+fence.proxy.tensormap::generic.acquire.gpu [%p0], 128;
+"""
+"""A warp changes a tensor map in shared memory, and puts it where copies find it."""
+
 
 def _repeat(*lines: str, times: int = 24) -> str:
     return "".join(line.replace("#", str(10 + j % 8)) for j in range(times) for line in lines)
@@ -159,6 +179,7 @@ TEXTS = {
         "local": kernel(LOCAL, 2, SMEM),
         "flag": kernel(FLAG, 2),
         "parts": kernel(PARTS, 2),
+        "map": kernel(MAP, 2, SMEM),
         "long": long(4400),
         "medium": long(1600),
     },
@@ -169,6 +190,7 @@ SHAPES = {
     "copy": ((600, 1, 1), (256, 1, 1), (1, 1, 1)),
     "bulk": ((4, 1, 1), (64, 1, 1), (1, 1, 1)),
     "cluster": ((8, 1, 1), (64, 1, 1), (2, 1, 1)),
+    "map": ((1, 1, 1), (32, 1, 1), (1, 1, 1)),
     "local": ((300, 1, 1), (64, 1, 1), (1, 1, 1)),
     "medium": ((1, 1, 1), (32, 1, 1), (1, 1, 1)),
     "long": ((1, 1, 1), (32, 1, 1), (1, 1, 1)),

@@ -22,7 +22,7 @@ ANCHORS = {
 """Instructions of which a PTX instruction makes one, so that two of them are two passes."""
 FIXED = 1000
 _BARRIERS = {"SYNCS", "BAR", "UCGABAR_ARV", "UCGABAR_WAIT"}
-"""Barriers stay with their block. It lives where the instructions of its mbarriers are: each counts as many others."""
+"""Barriers stay with their block. It lives where they are: each counts as many others."""
 
 
 class Coverage(NamedTuple):
@@ -147,7 +147,7 @@ def match(
     counts: dict[int, Counter[int]] = defaultdict(Counter)
     for p in placed:
         if p.slot.source in block_of and not p.slow:
-            counts[block_of[p.slot.source]][p.segment] += FIXED if p.slot.base == "SYNCS" else 1
+            counts[block_of[p.slot.source]][p.segment] += FIXED if p.slot.base in _BARRIERS else 1
     home = {b: max(sorted(c), key=c.__getitem__) for b, c in counts.items()}
     lives = defaultdict(list)
     for b, segment in sorted(home.items()):

@@ -110,6 +110,12 @@ class Recorder(Listener):
         if space in ("param", "local") or self._working:
             return
         lanes, full = g.lanes(mask), np.broadcast_to(host, (g.n, 32))
+        if a.instruction.base == "tensormap":
+            if space != "global":  # the machine code moves words, fewer than this and by itself: a pass each
+                return
+            if "cp_fenceproxy" in a.instruction.mods:  # each lane writes a word
+                full = full[np.arange(g.n), lanes.argmax(axis=1)][:, None] + 4 * np.arange(32)
+                lanes = np.ones_like(lanes)
         if space == "global":
             through = a.kind == "load" and not _PAST_L1 & {word.split("::")[-1] for word in a.instruction.mods}
             self._requests(g.warps, full, lanes, a.instruction, a.kind, through)

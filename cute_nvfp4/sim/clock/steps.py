@@ -96,6 +96,9 @@ def _step(slot: Slot, machine: Machine) -> Step:
     kind = _KIND_OF.get(slot.base, "plain")
     if kind == "wgmma_wait" and "DEPBAR" not in slot.opcode:
         kind = "plain"
+    waits = slot.waits
+    if slot.opcode == "DEPBAR":  # of scoreboards: "{5,4,3,2,1,0}"
+        kind, waits = "plain", tuple(map(int, re.findall(r"\d", slot.operands)))
     # control takes an issue slot, and what tensor cores take is in their own figures
     interval, latency = 0.0 if pipe in ("control", "tensor") else machine[f"interval.{pipe}"], 0.0
     if slot.base in _SLOW:
@@ -120,7 +123,7 @@ def _step(slot: Slot, machine: Machine) -> Step:
         slot.stall,
         slot.releases,
         slot.reads,
-        slot.waits,
+        waits,
         slot.source,
         slot,
         slot.address // CODE_LINE,

@@ -1,0 +1,50 @@
+"""The clock: in which block an instruction of the machine code is issued, and which accesses find theirs."""
+
+from __future__ import annotations
+
+from clock_lab import clocked, h200, needs_ptxas
+
+from cute_nvfp4.sim.clock.matching import match
+from cute_nvfp4.sim.clock.notes import Passes, Request
+from cute_nvfp4.sim.clock.sass import Placed, Slot
+from cute_nvfp4.sim.clock.steps import stepper
+
+
+def test_a_block_lives_where_its_barrier_is():
+    """ptxas has moved most of a block behind its barrier into the code of one warp, whose own barrier stays there: the
+    others would wait for that one before they come to the first."""
+    listed = [(0, "UCGABAR_ARV", 0), (1, "BAR", 1), *((2, "IADD3", 1),) * 5, (3, "LDS", 1), (4, "EXIT", 2)]
+    placed = [
+        Placed(Slot(base, base, "", source, 1, 7, 7, (), address=16 * n), segment)
+        for n, (source, base, segment) in enumerate(listed)
+    ]
+    slots, holders, coverage = match(placed, [[0, 2], [1, 3], [4]], lambda chain, without: False)
+    assert holders == (0, 1, 2) and [[s.base for s in block] for block in slots] == [
+        ["UCGABAR_ARV"],
+        ["BAR", *["IADD3"] * 5, "LDS"],
+        ["EXIT"],
+    ]
+    assert coverage.moved == 5
+
+
+@needs_ptxas
+def test_tensor_maps_are_made_of_words():
+    """The machine code of tensormap.replace writes words and reads few; the lanes of a warp copy a map together."""
+    clock = clocked("map")
+    notes = [
+        note for visits in clock.recorder.visits.values() for v in visits for n in v.happened.values() for note in n
+    ]
+    assert not any(isinstance(note, Passes) for note in notes)
+    (copied,) = (note for note in notes if isinstance(note, Request))
+    assert (copied.kind, copied.sectors) == ("store", 4)
+    assert clock.timing().coverage["events"] == 1
+
+
+def test_a_wait_for_scoreboards():
+    """DEPBAR with a list waits for all of them; DEPBAR.LE for copies."""
+    listed, copies = (
+        Slot("DEPBAR", *words, 0, 1, 7, 7, ()) for words in (("DEPBAR", "{5,3,0}"), ("DEPBAR.LE", "SB0, 0x4"))
+    )
+    step = stepper(h200())
+    assert (step(listed).kind, step(listed).waits) == ("plain", (5, 3, 0))
+    assert (step(copies).kind, step(copies).waits) == ("copies_wait", ())
