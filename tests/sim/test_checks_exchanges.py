@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from test_checks import go
+from test_checks import OUT, finds, go
 
 from cute_nvfp4.sim import Race, Schedule
 
@@ -74,3 +74,20 @@ def test_a_shuffle_orders_no_writes() -> None:
         go("st.shared.b32 [%r7], %r1;" + SUM.replace("%r12", "%r1") + "ld.shared.b32 %r12, [%r9];")
     with pytest.raises(Race, match="race-in-warp"):
         go("st.shared.b32 [%r7], %r1;" + SUM.replace("%r12", "%r1") + "st.shared.b32 [%r9], %r1;")
+
+
+ROW = "shl.b32 %r14, %r2, 4; add.s32 %r14, %r14, %r4;"
+PUT = "stmatrix.sync.aligned.m8n8.x4.shared.b16 [%r14], {%r1, %r1, %r1, %r2};"
+GET = "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r20, %r21, %r22, %r23}, [%r14];"
+OWN = "st.shared.v4.b32 [%r14], {%r1, %r1, %r1, %r1};"
+MEET = "bar.warp.sync 0xffffffff;"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [PUT + MEET + "ld.shared.b32 %r12, [%r14];" + OUT, OWN + MEET + PUT, PUT + "bar.warp.sync -1;" + GET + MEET + OWN],
+    ids=["stored and read", "written and stored", "loaded and written"],
+)
+def test_rows_of_matrices_are_of_no_lane(body: str) -> None:
+    """Not of that which names the address: others have the values."""
+    finds(Race, ROW + body, MEET, "matrix.sync", "bar.warp.sync")

@@ -19,6 +19,8 @@ from cute_nvfp4.sim.machine.requests import Access
 from cute_nvfp4.sim.machine.wave import Group
 
 _LANES = np.arange(32)[None, :]
+_MATRICES = ("ldmatrix", "stmatrix")
+"""A row is that of no lane: one names its address, others have its values."""
 _STRONG = ("relaxed", "acquire", "release", "volatile", "mmio")
 
 
@@ -130,7 +132,9 @@ class GenericAccesses(Listener):
         c, warps, n = self.clocks, g.warps, g.n
         label = self.labels.label(a.instruction)
         lanes, keep = _LANES, mask
-        if host.shape[-1] == 1:
+        if a.instruction.base in _MATRICES:
+            lanes = np.full((1, 1), ep.MANY)
+        elif host.shape[-1] == 1:
             lanes = np.full((1, 1), ep.MANY)
             if mask is not None:
                 wide = np.broadcast_to(mask, (n, 32))
@@ -158,7 +162,7 @@ class GenericAccesses(Listener):
             distinct=False,
             unchanged=(lambda: self._unchanged(g, a, host, mask, values)) if values else None,
             clash=(lambda: self._clash(g, a, host, mask, values)) if values and not strong else None,
-            together=host.shape[-1] == 1 and any(v.shape[-1] > 1 for v in values),
+            together=lanes.size == 1 and any(v.shape[-1] > 1 for v in values),
             depends=self.depends if values and not by_cluster else None,
         )
         if keep is not None:

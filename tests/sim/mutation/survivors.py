@@ -134,9 +134,43 @@ _FENCED_BY_LOADERS = (
     "and their first copy: that makes the mbarriers visible to the asynchronous proxy. No other CTA uses them."
 )
 
+_WGMMA = tuple(f"wgmma{name}" for name in ("", " split_k", " gated", " groups"))
+_ALL_FOLLOW = (
+    "A barrier of all threads, or of all of the cluster, follows at once. The lane that has initialised the mbarriers "
+    "arrives there too; the others have nothing to tell."
+)
+_CLUSTER_HAS_MET = (
+    "All threads of the cluster have just met at its barrier, and since then none has written anything: one has "
+    "fetched a tensor map ahead."
+)
+_FEWER_REGISTERS = (
+    "The registers of PTX are virtual: without the instruction ptxas makes do with those that the warps have from the "
+    "start. Nobody waits for what they do not take, and results do not depend on it."
+)
+_ONE_TILE = (
+    "A plan with split_k has a cluster for each tile (planning refuses others), so that no loader waits for the stage "
+    "of a tile's last step."
+)
+_LOADERS_END = (
+    "The loaders have nothing to do after it. The others of the CTA wait for the same phase before they use memory of "
+    "other CTAs, and a thread that has arrived may exit."
+)
+_WGMMA_BETWEEN = (
+    "Between what the lanes have read of the last piece of a tile and what they store next lie the products of the "
+    "next tile: all lanes issue a wgmma behind their loads and wait for it, and what they had loaded has been read "
+    "then (docs/checks.md, Warpgroups)."
+)
+
 HARMLESS: _Table = {
-    **{(k, "drop fence", 1): _FENCED_BY_LOADERS for k in ("stream", "stream gated")},
-    ("wgmma split_k", "drop fence", 3): _READ_BY_WGMMA,
+    **{(k, "drop warp barrier", 1): _ALL_FOLLOW for k in _WGMMA},
+    **{(k, "drop barrier", 1): _CLUSTER_HAS_MET for k in ("wgmma", "wgmma gated")},
+    **{(k, "drop setmaxnreg", 2): _FEWER_REGISTERS for k in _WGMMA},
+    **{(k, "drop fence", 3): _READ_BY_WGMMA for k in _WGMMA},
+    ("wgmma gated", "drop warp barrier", 3): _WGMMA_BETWEEN,
+    ("wgmma groups", "drop warp barrier", 9): _WGMMA_BETWEEN,
+    ("wgmma split_k", "drop arrive", 2): _ONE_TILE,
+    ("wgmma split_k", "drop cluster wait", 1): _LOADERS_END,
+    **{(k, "drop fence", 1): _FENCED_BY_LOADERS for k in ("stream", "stream gated", "wgmma groups")},
     ("gemm split_k", "drop warp barrier", 2): _GEMM_MET_BEFORE,
     **{(k, "drop wait", n): _SM120_TAIL for k in _SM120 for n in (2, 3)},
     ("sm_120a groups", "drop wait", 4): _SM120_TAIL,
