@@ -77,7 +77,9 @@ class Determined:
 
     def listeners(self, wave: Wave) -> Iterable[Listener]:
         lanes = Lanes(wave, self.doubts, flag_polls(wave.run.kernel))
-        return [lanes, _Causes(wave, self.doubts, _undecided(wave.run.kernel), lanes)]
+        causes = _Causes(wave, self.doubts, _undecided(wave.run.kernel), lanes)
+        # elsewhere lanes part for no other reason than the schedule
+        return [lanes, causes] if wave.run.schedule.warps == "together" else [causes]
 
 
 @lru_cache(maxsize=8)

@@ -1,10 +1,9 @@
-"""Lanes that use memory while others of their warp wait: how far they are then, the schedule decides.
+"""Lanes that go on while others of their warp wait: what they know then, the schedule decides.
 
-Lanes of a warp share a clock, in the checks and in ``determined``: what one of them has waited for counts for all. That
-is so under every schedule if all of them wait, or if they meet afterwards, at an instruction for all lanes of the warp.
-Otherwise those that do not wait come early under another schedule, and know less. So between two meetings, each lane
-that does anything (uses memory, arrives, asks, issues) must wait for all that any lane waits for, in whatever order
-they happen to come.
+Lanes of a warp share a clock, in the checks and in ``determined``: what one of them has waited for counts for all. It
+does so under every schedule where all wait, or where they meet afterwards, at an instruction for all lanes of the warp.
+Lanes that do not wait, and then use memory, arrive, ask or issue before they have met, know less under a schedule in
+which they come first.
 """
 
 from __future__ import annotations
@@ -22,18 +21,12 @@ from cute_nvfp4.sim.machine.wave import Group, Wave
 _SPACES = ("shared", "cluster", "global")
 
 
-def bits(lanes: np.ndarray) -> np.ndarray:
-    """(n,) lanes (n, 32) as words."""
-    return np.packbits(lanes, axis=1, bitorder="little").view(np.uint32)[:, 0]
-
-
 class Lanes(Listener):
-    """``acted`` (warps,): the lanes that have done anything since their warp met. ``waited``: of warps some lanes of
-    which have waited since, what for, and which lanes. ``polls``: loads that are waits."""
+    """``waited``: of warps whose lanes have not waited together since they met, what for, and which lanes. ``polls``:
+    loads that are waits."""
 
     def __init__(self, wave: Wave, doubts: set[str], polls: frozenset[int]) -> None:
         self.wave, self.doubts, self.polls = wave, doubts, polls
-        self.acted = np.zeros(wave.warps, np.uint32)
         self.waited: dict[int, dict[tuple, int]] = defaultdict(dict)
         self.group: Group | None = None
         self.quiet = False
@@ -41,26 +34,16 @@ class Lanes(Listener):
     def block(self, g: Group, index: int) -> None:
         self.group = g
         block = g.wave.run.kernel.blocks[index]
-        if block.converge is None:
-            return
-        need = self.wave.live[g.warps]
-        here = g.lanes() if block.converge < 0 else g.lanes() & self.wave.run.kernel.member_lanes(g, block)
-        self._meet(g.warps[(here | ~need).all(axis=1)])
-
-    def finished(self) -> None:
-        self._meet(np.arange(self.wave.warps))
-
-    def _meet(self, warps: np.ndarray) -> None:
-        for warp in self.waited.keys() & set(warps.tolist()) if self.waited else ():
-            for (what, *_), lanes in self.waited.pop(warp).items():
-                if int(self.acted[warp]) & ~lanes:
-                    self.doubts.add(f"lanes of a warp wait at {what}, and others may do more before they have met")
-        self.acted[warps] = 0
+        if self.waited and block.converge is not None:
+            here = g.lanes() if block.converge < 0 else g.lanes() & self.wave.run.kernel.member_lanes(g, block)
+            met = (here | ~self.wave.live[g.warps]).all(axis=1)
+            for warp in g.warps[met].tolist():
+                self.waited.pop(warp, None)
 
     # waits
 
     def mbarrier_asked(self, g: Group, i: Instruction, mask: Mask, cta, slot, phase) -> None:
-        self._act(g, mask)
+        self._act(i.where(), g, g.lanes(mask), cta, slot)
 
     def mbarrier_passed(self, g: Group, i: Instruction, mask: Mask, done, cta, slot, acquire: bool) -> None:
         self._wait(i.where(), g, g.lanes(mask) & done, cta, slot, self.wave.mbarriers.phase[cta, slot])
@@ -74,15 +57,22 @@ class Lanes(Listener):
     def group_waited(self, g: Group, lanes: np.ndarray, kind: str, until: np.ndarray, read: bool) -> None:
         self._wait(f"a wait_group of {kind}", g, lanes)
 
+    def polled(
+        self, g: Group, i: Instruction, host: np.ndarray, mask: Mask, flags: list[int], again: list[int]
+    ) -> None:
+        """Lanes have asked for flags. ``flags``: the answer was yes; ``again``: they must know what was before."""
+        lanes, host = g.lanes(mask), np.broadcast_to(host, (g.n, 32))
+        self._act(i.where(), g, lanes & np.isin(host, again), host)
+        self._wait(i.where(), g, lanes & np.isin(host, flags), host)
+
     def _wait(self, what: str, g: Group, lanes: np.ndarray, *key: np.ndarray) -> None:
         """Lanes (n, 32) have waited; ``key`` (n, 1 or 32) says for what, and how often each has done so before."""
         if g.mask is None and lanes.all() and not self.waited:
             return
-        keys = [np.broadcast_to(k, lanes.shape) for k in key]
         apart = (self.wave.live[g.warps] & ~lanes).any(axis=1)
         apart |= np.array([warp in self.waited for warp in g.warps.tolist()])
-        for row, lane in zip(*(x.tolist() for x in np.nonzero(lanes & apart[:, None]))):
-            named, time, waited = [int(k[row, lane]) for k in keys], 0, self.waited[int(g.warps[row])]
+        for warp, lane, named in _each(g, lanes & apart[:, None], key):
+            time, waited = 0, self.waited[warp]
             while waited.get((what, *named, time), 0) >> lane & 1:
                 time += 1
             at = what, *named, time
@@ -92,27 +82,21 @@ class Lanes(Listener):
 
     def load(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask) -> None:
         if id(a.instruction) not in self.polls:
-            self._use(g, space, mask)
-
-    def polled(
-        self, g: Group, i: Instruction, host: np.ndarray, mask: Mask, flags: list[int], again: list[int]
-    ) -> None:
-        """Lanes have asked for flags. ``flags``: the answer was yes; ``again``: they must know what was before."""
-        lanes, host = g.lanes(mask), np.broadcast_to(host, (g.n, 32))
-        self._wait(i.where(), g, lanes & np.isin(host, flags), host)
-        self._act(g, lanes & np.isin(host, again))
+            self._use(g, a, space, mask)
 
     def store(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask, values: Values) -> None:
-        self._use(g, space, mask)
+        self._use(g, a, space, mask)
 
     def atomic(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask) -> None:
-        self._use(g, space, mask)
+        self._use(g, a, space, mask)
 
     def mbarrier_arrives(self, g: Group, i: Instruction, rows, lanes, cta, offset: np.ndarray, release: bool) -> None:
-        np.bitwise_or.at(self.acted, g.warps[rows], np.left_shift(np.uint32(1), np.asarray(lanes, np.uint32)))
+        there = np.zeros((g.n, 32), bool)
+        there[rows, lanes] = True
+        self._act(i.where(), g, there)
 
     def issued(self, pending: Pending, queued: bool) -> None:
-        self._act(self.group, None)
+        self._act(pending.instruction.where(), self.group, self.group.lanes())
 
     def starts(self, pending: Pending) -> None:
         self.quiet = True
@@ -120,12 +104,22 @@ class Lanes(Listener):
     def ended(self, pending: Pending) -> None:
         self.quiet = False
 
-    def _use(self, g: Group, space: str, mask: Mask) -> None:
+    def _use(self, g: Group, a: Access, space: str, mask: Mask) -> None:
         if space in _SPACES and not self.quiet:
-            self._act(g, mask)
+            self._act(a.instruction.where(), g, g.lanes(mask))
 
-    def _act(self, g: Group, mask: Mask) -> None:
-        if mask is None and g.mask is None:
-            self.acted[g.warps] = 0xFFFFFFFF
-        else:
-            self.acted[g.warps] |= bits(g.lanes(mask))
+    def _act(self, where: str, g: Group, lanes: np.ndarray, *key: np.ndarray) -> None:
+        """Lanes (n, 32) do something; what others may have waited for has the name ``key``, if it has one."""
+        if not self.waited or self.waited.keys().isdisjoint(g.warps.tolist()):
+            return
+        for warp, lane, named in _each(g, lanes, key):
+            for (what, *name, _), waited in self.waited.get(warp, {}).items():
+                if not waited >> lane & 1 and not (named and name[: len(named)] == named):
+                    self.doubts.add(f"{where}: lanes of a warp that wait at {what} need not come before these")
+
+
+def _each(g: Group, lanes: np.ndarray, key: tuple[np.ndarray, ...]) -> list[tuple[int, int, list[int]]]:
+    """(warp, lane, key) of lanes (n, 32)."""
+    rows, cols = np.nonzero(lanes)
+    named = [np.broadcast_to(k, lanes.shape)[rows, cols].tolist() for k in key]
+    return [(w, x, list(k)) for w, x, *k in zip(g.warps[rows].tolist(), cols.tolist(), *named)]

@@ -84,7 +84,10 @@ class Run:
         if ended.outcome != "listed" and ended.outcome != "unfinished":
             self.say(f"{ended.outcome.upper()} {ended.error}\n  listing {stream.name}")
         with self.lock:
-            stream.take_list(ended.cases)
+            gone = stream.take_list(ended.cases)
+            for text in gone if ended.outcome == "listed" else ():
+                found = self.ledger.records[stream.family.name, text, stream.arch]
+                self.ledger.add(replace(found, outcome="gone"))
 
     def one(self, worker: Worker, work: Work) -> None:
         family, arch = work.stream.family, work.stream.arch

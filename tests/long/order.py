@@ -23,7 +23,8 @@ class Work:
 
 @dataclass(eq=False)
 class Stream:
-    """Cases of one family, architecture and part: those that the ledger has not, then those it has of other sources.
+    """Cases of one family, architecture and part: those that failed the last time, those that the ledger has not, then
+    those it has of other sources.
 
     left: how many random cases are yet to be drawn, or the cases of a list, once somebody has listed them.
     """
@@ -38,6 +39,7 @@ class Stream:
     listed: list[str] | None = None
     asked: bool = False
     known: set[str] = field(default_factory=set)
+    failed: list[str] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -53,6 +55,8 @@ class Stream:
         if self.family.every is not None and not self.asked:
             self.asked = True
             return Work(self, "")
+        if self.failed:
+            return Work(self, self.failed.pop())
         if self.family.draw is not None and self.left > 0:
             self.left -= 1
             return Work(self, self._draw())
@@ -69,11 +73,17 @@ class Stream:
             if text not in self.known:
                 return text
 
-    def take_list(self, cases: Iterable[tuple[str, str]]) -> None:
-        """Cases there are and what each stands for: those for which none stands in the ledger, in a random order."""
+    def take_list(self, cases: Iterable[tuple[str, str]]) -> list[str]:
+        """Cases there are and what each stands for: those for which none stands in the ledger, in a random order.
+        Returns those that failed and that nobody lists any more."""
+        cases = list(cases)
+        there = {stands_for for _, stands_for in cases}
+        gone = [text for text in self.failed if self.family.stands_for(text) not in there]
+        self.failed = [text for text in self.failed if text not in gone]
         new = [text for text, stands_for in cases if stands_for not in self.known]
         order = np.random.default_rng([self.seed, zlib.crc32(self.name.encode())]).permutation(len(new))
         self.listed = [new[i] for i in order]
+        return gone
 
 
 def streams(
@@ -97,19 +107,21 @@ def _resume(stream: Stream, ledger: Ledger) -> None:
     """Takes over what the ledger has of the stream."""
     family = stream.family
     for record in ledger.records.values():
-        if (record.family, record.arch) != (family.name, stream.arch) or record.outcome != "passed":
+        if (record.family, record.arch) != (family.name, stream.arch) or record.outcome == "gone":
             continue
         if stream.part and stream.part != family.part_of(record.case):
             continue
         stream.left -= 1
         stream.known.add(family.stands_for(record.case))
-        if record.sources != sources():
+        if record.outcome != "passed":
+            stream.failed.append(record.case)
+        elif record.sources != sources():
             stream.again.append(Work(stream, record.case, record.kernels))
 
 
 def mixed(every: list[Stream], seed: int) -> Iterator[Work | None]:
-    """Work without end but that of the streams, in a random order by the families' weights; None where all that is left
-    waits for a list."""
+    """Work without end but that of the streams, in a random order by the families' weights, but what has failed
+    first; None where all that is left waits for a list."""
     generator, live = np.random.default_rng(seed), list(every)
     shares = {s.family.name: sum(t.family is s.family for t in every) for s in every}
     while live:
@@ -117,6 +129,7 @@ def mixed(every: list[Stream], seed: int) -> Iterator[Work | None]:
         if not ready:
             yield None
             continue
+        ready = [stream for stream in ready if stream.failed] or ready
         weights = np.array([s.family.weight / shares[s.family.name] for s in ready])
         stream = ready[generator.choice(len(ready), p=weights / weights.sum())]
         work = stream.next()
