@@ -160,7 +160,10 @@ class WgmmaGemm:
             elif warp == 1:
                 self.load_x(x, memory, scheduler)
             if cutlass.const_expr(cfg.split_k > 1):
-                cute.arch.cluster_wait()
+                if cutlass.const_expr(cfg.overlap == 0):
+                    cute.arch.cluster_wait()
+                elif warp >= LOADING_WARPS:  # the others have met the cluster on their way
+                    cute.arch.cluster_wait()
         else:
             cute.arch.setmaxregister_increase(self.registers)
             self.multiply(arguments, x_rows, memory, scheduler, group - 1, thread - WARPGROUP)
@@ -234,6 +237,7 @@ class WgmmaGemm:
             first, after = self.stages_of(tile)
             sources = tile_addresses(cfg, arguments.weight, tile)
             for step in cutlass.range(first, after, unroll=1):
+                self.before_stage(step, after)
                 mbarrier.wait_to_overwrite(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.ring.full + 8 * at.stage
                 with cute.arch.elect_one():
@@ -250,6 +254,9 @@ class WgmmaGemm:
 
     def along_k(self, stage: Int32, tile: WorkTile) -> Int32:
         return stage
+
+    def before_stage(self, stage: Int32, after: Int32) -> None:
+        """What a warp that loads does before it loads a stage; ``after`` is the end of the work tile's."""
 
     @cute.jit
     def load_x(self, x: TmaCopy, memory: Memory, scheduler: StaticScheduler):
