@@ -25,7 +25,8 @@ from .config import STAGE_TILES, WARPGROUP
 from .decode import product_alphas
 from .epilogue import Epilogue
 from .exchange import ClusterSums
-from .wgmma import Memory, Position, Products, WgmmaGemm, advance, make_mma
+from .ring import Position, advance
+from .wgmma import Memory, Products, WgmmaGemm, make_mma
 
 
 class HalfCopy(NamedTuple):
