@@ -16,8 +16,8 @@ its warp has come there as in this run, and what it reads is the same, for all a
 (the checks of this run say so); a wait sees the same phase, and a phase ends by the same arrivals. Nor can another run
 stop: of the instructions that are left, one has only instructions before it that were executed, and nothing takes back
 an arrival. What the checks find depends on that order alone, so they find the same. Lanes of a warp count as one, as
-schedules have them. What decides more than that (atomics, polled memory, clocks, work handed out) is a doubt where it
-is executed; allocation of tensor memory and of registers is not followed.
+schedules have them, where they wait for the same (``lanes``). What decides more than that (atomics, polled memory,
+clocks, work handed out) is a doubt where it is executed; allocation of tensor memory and of registers is not followed.
 
 A flag, a word of global memory that is zero or not, is such a barrier too where all that reads it is a loop that goes
 round while it is zero (``flag_polls``): its writes are its phases. They turn it by turns, and each writer knows of the
@@ -36,6 +36,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 
 import numpy as np
+from lanes import Lanes
 
 from cute_nvfp4.sim import Schedule, adversarial
 from cute_nvfp4.sim.frontend.flow import Block, successors
@@ -75,7 +76,8 @@ class Determined:
         self.doubts: set[str] = set()
 
     def listeners(self, wave: Wave) -> Iterable[Listener]:
-        return [_Causes(wave, self.doubts, _undecided(wave.run.kernel))]
+        lanes = Lanes(wave, self.doubts, flag_polls(wave.run.kernel))
+        return [lanes, _Causes(wave, self.doubts, _undecided(wave.run.kernel), lanes)]
 
 
 @lru_cache(maxsize=8)
@@ -145,8 +147,8 @@ class _Causes(Listener):
     """What the warps of a wave know to have happened: passed waits of warps, generations of named barriers and phases
     of mbarriers, each a component of the cluster's clocks."""
 
-    def __init__(self, wave: Wave, doubts: set[str], undecided: dict[int, str]) -> None:
-        self.wave, self.doubts, self.undecided = wave, doubts, undecided
+    def __init__(self, wave: Wave, doubts: set[str], undecided: dict[int, str], lanes: Lanes) -> None:
+        self.wave, self.doubts, self.undecided, self.lanes = wave, doubts, undecided, lanes
         self.size, self.per_cluster = wave.cluster_size, wave.cluster_size * wave.warps_per_cta
         self.first_named = self.per_cluster
         self.first = self.first_named + BARRIERS * self.size
@@ -159,7 +161,7 @@ class _Causes(Listener):
         self.generation: dict[tuple, int] = defaultdict(int)
         self.columns: dict[tuple, int] = {}
         self.flags: dict[int, _Flag] = {}
-        self.polls = flag_polls(wave.run.kernel)
+        self.polls = lanes.polls
 
     def block(self, g, index: int) -> None:
         if index in self.undecided:
@@ -259,8 +261,12 @@ class _Causes(Listener):
     def load(self, g, a: Access, space: str, host: np.ndarray, mask) -> None:
         if id(a.instruction) not in self.polls:
             return
+        asked = {address: self._flag(address) for _, address in self._rows(g, mask, host)}
+        there = [at for at, flag in asked.items() if flag.set]
+        again = [at for at, flag in asked.items() if flag.writes > 1]
+        self.lanes.polled(g, a.instruction, host, mask, there, again)
         for warp, address in self._rows(g, mask, host):
-            flag = self._flag(address)
+            flag = asked[address]
             if flag.set != self._is_set(address):
                 self.doubts.add(f"{a.instruction.where()} asks for what others write")
             if not flag.set:

@@ -71,6 +71,9 @@ def evaluate(
     collect: Annotated[
         bool, typer.Option("--continue", help="Simulator: go on past every hazard a check finds, and list them all.")
     ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Simulator: warn of fences and barriers that NVIDIA's kernels leave out.")
+    ] = False,
 ) -> None:
     """Runs submissions on a problem: are they right, how fast are they.
 
@@ -89,7 +92,7 @@ def evaluate(
         if several and trace:
             raise HarnessError("--trace writes the timeline of one submission; several were given")
         options = replace(options, schedules=schedules, schedule=schedule, trace=trace, inspect=several or bool(html))
-        options = replace(options, allow=tuple(allow or ()), collect=collect, jobs=jobs)
+        options = replace(options, allow=tuple(allow or ()), collect=collect, strict=strict, jobs=jobs)
 
         def prepare(path: Path | None) -> Evaluation:
             return Evaluation(replace(options, submission=path))

@@ -48,6 +48,7 @@ class Options:
     execute: bool = True
     allow: tuple[str, ...] = ()
     collect: bool = False
+    strict: bool = False
 
     def command(self, schedule: str, extra: list[str] | None = None) -> list[str]:
         """The command that repeats this run with one schedule."""
@@ -60,6 +61,7 @@ class Options:
         words += [] if self.execute else ["--no-execute"]
         words += [word for name in self.allow for word in ("--allow", name)]
         words += ["--continue"] if self.collect else []
+        words += ["--strict"] if self.strict else []
         return [*words, *(extra or []), self.script, *self.arguments]
 
 
@@ -85,6 +87,9 @@ def sim(
     ] = None,
     collect: Annotated[
         bool, typer.Option("--continue", help="Go on past every hazard a check finds, and list them all.")
+    ] = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Warn of fences and barriers that NVIDIA's kernels leave out, too.")
     ] = False,
     counters: Annotated[
         bool, typer.Option("--counters", help="Count instructions, copies, sectors, conflicts, waits.")
@@ -140,11 +145,11 @@ def sim(
         known(allow or ())
     if schedules > 1 and schedule:
         fail("--schedules makes the schedules itself: give --schedule or --schedules, not both", 2)
+    if strict and not checks:
+        fail("--strict looks for more than the checks do: it cannot go with --no-checks", 2)
     if benchmarks not in ("once", "full"):
         fail(f"--benchmarks: got {benchmarks!r}, expected once or full", 2)
-    if not Path(script).is_file():
-        kind = "option" if script.startswith("-") else "file"
-        fail(f"there is no {kind} {script}" + (" (see --help)" if kind == "option" else ""), 2)
+    _exists(script)
     for name, path in (("--trace", trace), ("--json", json)):
         check_writable(name, path)
     clock = _clock(arch, timed, launch_us is not None or bool(figures))
@@ -152,7 +157,7 @@ def sim(
     options.quiet, options.traceback, options.execute = quiet, with_traceback, execute
     options.benchmarks, options.step_limit, options.figures = benchmarks, step_limit, _figures(figures or [])
     options.figures |= {} if launch_us is None else {"launch.empty_us": launch_us}
-    options.allow, options.collect = tuple(allow or ()), collect
+    options.allow, options.collect, options.strict = tuple(allow or ()), collect, strict
     if schedules == 1:
         status = _run(options)
     else:
@@ -160,6 +165,13 @@ def sim(
 
         status = run_schedules(options, schedules, chosen.seed)
     raise typer.Exit(status)
+
+
+def _exists(script: str) -> None:
+    """Refuses a program that is not there, which may be an option that nobody knows."""
+    if not Path(script).is_file():
+        kind = "option" if script.startswith("-") else "file"
+        fail(f"there is no {kind} {script}" + (" (see --help)" if kind == "option" else ""), 2)
 
 
 def _clock(arch: str, timed: bool, figures: bool) -> str:
@@ -193,7 +205,7 @@ def _run(options: Options) -> int:
         fail(f"the simulator cannot start: {error}; `cute-nvfp4 doctor` says what is missing", 2)
 
     more: dict[str, Any] = {"checks": options.checks, "counters": options.counters}
-    more |= {"allow": options.allow, "on_hazard": "collect" if options.collect else "raise"}
+    more |= {"allow": options.allow, "on_hazard": "collect" if options.collect else "raise", "strict": options.strict}
     if options.clock:
         from ..sim.clock.machine import machine
 
@@ -240,7 +252,7 @@ def _run(options: Options) -> int:
     if options.json:
         from .sim_report import report
 
-        asked = ("script", "arguments", "arch", "schedule", "checks", "allow")
+        asked = ("script", "arguments", "arch", "schedule", "checks", "allow", "strict")
         run = {name: getattr(options, name) for name in asked}
         run |= {"status": status, "outcome": outcome, "seconds": seconds}
         write_json(report(session, run, error), options.json)

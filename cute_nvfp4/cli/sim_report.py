@@ -3,7 +3,8 @@
 A run of one schedule is an object with these keys, all of them always there:
 
     schema      1; grows when a key changes its meaning
-    script, arguments, arch, schedule, checks, allow    what was run, and how; ``schedule`` is as for ``--schedule``
+    script, arguments, arch, schedule, checks, allow, strict    what was run, and how; ``schedule`` is as for
+                ``--schedule``
     status      the exit status of the command
     outcome     "ended" | "hazard" | "not modelled" | "internal error" | "program failed"
     failure     null, or {kind, message, launch}: what stopped the first launch that was stopped, or the first hazard

@@ -41,8 +41,8 @@ class Options:
 
     In the simulator: ``schedules`` is how many adversarial schedules each case runs under (mode test), ``schedule`` one
     of one's own, ``trace`` a file for the timeline of the first case's first call; hazards of the classes ``allow`` are
-    warnings, and with ``collect`` none stops a launch, though the case fails; with ``inspect``, launches tell registers
-    and spills.
+    warnings, and with ``collect`` none stops a launch, though the case fails; ``strict`` adds warnings; with
+    ``inspect``, launches tell registers and spills.
     """
 
     problem: str
@@ -60,6 +60,7 @@ class Options:
     trace: Path | None = None
     allow: tuple[str, ...] = ()
     collect: bool = False
+    strict: bool = False
     inspect: bool = False
     jobs: int = 1
 
@@ -157,15 +158,18 @@ class Evaluation:
         """Refuses classes of hazards that do not exist, and any where nothing is simulated."""
         from ..sim.checks.findings import known
 
-        known(self.options.allow)
-        for name, given in (("--allow", self.options.allow), ("--continue", self.options.collect)):
+        options = self.options
+        known(options.allow)
+        asked = {"--allow": options.allow, "--continue": options.collect, "--strict": options.strict}
+        for name, given in asked.items():
             if given and self.backend != "sim":
                 raise HarnessError(f"{name} is for the simulator: it needs --backend sim")
 
     def _simulation(self) -> dict[str, Any]:
         """The options of the simulated GPU."""
         options = self.options
-        return {"inspect": options.inspect, "allow": options.allow, "collect": options.collect, "clock": self.clock}
+        told = {name: getattr(options, name) for name in ("inspect", "allow", "collect", "strict")}
+        return told | {"clock": self.clock}
 
     def _seed(self, case: Case) -> int:
         seed = case["seed"] if self.options.seed is None else self.options.seed

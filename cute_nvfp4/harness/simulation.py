@@ -26,16 +26,24 @@ class Simulation:
     """One simulated GPU for the life of the process; ``inspect``: launches tell what their machine code uses.
 
     Hazards of the classes ``allow`` are warnings; with ``collect``, no hazard of a check stops a launch, and all are
-    told at the end. ``clock`` is the machine whose modelled times ``launches`` gives where it is asked for them.
+    told at the end; ``strict`` adds warnings (``sim.run``). ``clock`` is the machine whose modelled times ``launches``
+    gives where it is asked for them.
     """
 
     def __init__(
-        self, arch: str, *, inspect: bool = False, allow: Sequence[str] = (), collect: bool = False, clock: str = ""
+        self,
+        arch: str,
+        *,
+        inspect: bool = False,
+        allow: Sequence[str] = (),
+        collect: bool = False,
+        strict: bool = False,
+        clock: str = "",
     ) -> None:
         from ..runtime.session import simulated_gpu
 
         self._inspect, self._clock = inspect, clock
-        self._hazards = {"allow": tuple(allow), "on_hazard": "collect" if collect else "raise"}
+        self._hazards = {"allow": tuple(allow), "on_hazard": "collect" if collect else "raise", "strict": strict}
         self._open = contextlib.ExitStack()
         self._session: Session = self._open.enter_context(simulated_gpu(arch))
 

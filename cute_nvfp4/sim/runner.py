@@ -68,7 +68,7 @@ def run(
     """
     kernel, target = program.kernel(launch.kernel), program.module.target
     found = Findings(kernel.source.name, allow, on_hazard, strict)
-    for finding in static.findings(kernel) if checks else ():
+    for finding in static.findings(kernel, strict) if checks else ():
         found.add(finding)
     variables, unwritten = program.variables(memory), Unwritten(found, memory)
 

@@ -125,6 +125,7 @@ def test_one_case_with_a_seed_of_ones_own_in_profile_mode(tmp_path):
         ([*EVAL, "--data", "kind"], 2, "unknown data 'kind'"),
         ([*EVAL, "--backend", "sim", "--arch", "sm_80"], 2, "unknown architecture 'sm_80'; expected one of: sm_90a"),
         ([*EVAL, "--allow", "race"], 2, "--allow is for the simulator: it needs --backend sim"),
+        ([*EVAL, "--strict"], 2, "--strict is for the simulator: it needs --backend sim"),
         ([*EVAL, "--continue"], 2, "--continue is for the simulator: it needs --backend sim"),
         ([*EVAL, "--backend", "sim", "--allow", "rase"], 2, "class of hazards to allow: got 'rase', expected one of"),
         ([*EVAL, "--case", "9"], 2, "case 9 does not exist: 2 cases, numbered from 0"),

@@ -15,10 +15,10 @@ LOAD = "tcgen05.ld.sync.aligned.32x32b.x1.b32 {%r2}, [%r3];"
 ALLOC = "tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [cell], 32;"
 
 
-def found(body: str) -> list[tuple[str, str]]:
+def found(body: str, strict: bool = True) -> list[tuple[str, str]]:
     program = Program.parse(module(body, 1, MEMORY))
     (name,) = program.kernels
-    return [(f.severity, f.rule) for f in findings(program.kernel(name))]
+    return [(f.severity, f.rule) for f in findings(program.kernel(name), strict)]
 
 
 @pytest.mark.parametrize(
@@ -70,3 +70,8 @@ def test_the_count_of_a_reducing_barrier_is_its_third_operand() -> None:
     text = "setp.eq.u32 %q1, %r1, 0; barrier.red.and.pred %q2, 1, COUNT, %q1;"
     assert found(text.replace("COUNT", "64")) == []
     assert found(text.replace("COUNT", "40")) == [("hazard", "barrier-thread-count")]
+
+
+def test_packing_before_the_wait_is_told_only_if_asked_for() -> None:
+    packs = LOAD + "mov.b64 %rd1, {%r2, %r2}; tcgen05.wait::ld.sync.aligned; st.global.b64 [%p0], %rd1;"
+    assert found(packs, strict=False) == [] and found(packs) == [("warning", "tensor-load-wait")]

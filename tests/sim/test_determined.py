@@ -9,7 +9,7 @@ from determined import FIRST, Determined, schedules
 from ptx_lab import wait
 from test_checks import INIT, go
 
-from cute_nvfp4.sim import Deadlock, Schedule, adversarial, holding_back
+from cute_nvfp4.sim import Deadlock, Race, Schedule, adversarial, holding_back
 
 TOGETHER, LATE = Schedule(), Schedule(warps="late")
 START = "@%q1 mbarrier.init.shared.b64 [bar+8], 32;" + INIT.format(32, "mov.u32 %r20, bar; add.u32 %r21, %r20, 8;")
@@ -126,6 +126,32 @@ def test_flags_that_the_schedule_decides(take: str, give: str, why: str) -> None
         with suppress(Deadlock):
             said.append(doubts(FLAGS.format(take, give), schedule))
     assert said and all(why in one for one in said)
+
+
+@pytest.mark.parametrize("by", ["mbarrier", "flag"])
+def test_one_lane_waits_for_all(by: str) -> None:
+    """Warp 0 reads what warp 1 has stored. The lanes that do not wait must meet the one that does: what it knows counts
+    for them, so that nobody sees the race if it has not had to wait."""
+    tell, ask = {"mbarrier": (ARRIVE, wait("%r20", "0")), "flag": ("bar.warp.sync -1;" + SET, POLL.format(0))}[by]
+    body = START + "@%q2 bra TAKE; st.shared.b32 [%r7], %r1;" + tell + "bra END; TAKE: setp.ne.u32 %q6, %r2, 0;"
+    body += "@%q6 bra ALL;" + ask + "ALL: bar.warp.sync -1; ld.shared.b32 %r12, [%r11];"
+    body += "st.global.b32 [%rd2+1024], %r12; END:"
+    for schedule in adversarial(7):
+        assert not doubts(body, schedule)
+    apart = body.replace("ALL: bar.warp.sync -1;", "ALL:")
+    assert "others may do more before they have met" in doubts(apart)
+    with pytest.raises(Race):
+        doubts(apart, LATE)
+
+
+def test_lanes_that_wait_for_the_same_at_different_times_are_one() -> None:
+    """Half of a warp may come late to each of two phases that all wait for."""
+    body = INIT.format(32, "mov.u32 %r20, bar;") + "setp.lt.u32 %q6, %r2, 16;"
+    for n in "01":
+        body += f"{ARRIVE} @%q6 bra S{n}; ld.global.b32 %r13, [%rd2]; S{n}: "
+        body += wait("%r20", n) + "st.global.b32 [%rd2], %r2;"
+    for schedule in adversarial(7):
+        assert not doubts(body, schedule, block=32)
 
 
 def test_the_first_schedules_are_three_of_all() -> None:

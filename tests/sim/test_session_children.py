@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import multiprocessing
 import os
 import subprocess
@@ -21,7 +22,9 @@ def device_of_a_tensor() -> tuple[str, tuple[int, int]]:
 
 def test_a_pool_of_processes_is_in_the_session():
     before = {name: os.environ.get(name) for name in ("PYTHONPATH", "CUTE_NVFP4_SESSION")}
-    with simulated_gpu("sm_103a", checks=True):
+    with simulated_gpu("sm_103a", checks=True, allow=("race",)):
+        told = json.loads(os.environ["CUTE_NVFP4_SESSION"])
+        assert told["checks"] and told["allow"] == ["race"]
         context = multiprocessing.get_context("spawn")  # a forkserver of earlier tests is not in the session
         with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
             assert pool.submit(device_of_a_tensor).result() == ("cuda:0", (10, 3))

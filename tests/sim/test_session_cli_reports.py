@@ -218,3 +218,29 @@ def test_hazards_are_allowed_or_collected(program, tmp_path) -> None:
     assert found["launches"][0]["instructions"] > 0
     unknown = invoke("--allow", "races", path)
     assert unknown.exit_code == 2 and "got 'races', expected one of race, race-in-warp" in unknown.stderr
+
+
+ONE_LANE_SIGNALS = """
+    shared = cute.make_tensor(memory, cute.make_layout(1024))
+    barrier = cute.arch.alloc_smem(cutlass.Int64, 1)
+    if i == 0:
+        cute.arch.mbarrier_init(barrier, 1)
+    cute.arch.sync_threads()
+    shared[i] = a[i]
+    if i == 0:
+        cute.arch.mbarrier_arrive(barrier)
+    cute.arch.mbarrier_wait(barrier, 0)
+    b[i] = shared[i]
+"""
+
+
+def test_strict_warns_of_what_is_passed_otherwise(program, tmp_path) -> None:
+    report, path = tmp_path / "r.json", program(ONE_LANE_SIGNALS)
+    plain = invoke("--json", str(report), path)
+    assert plain.exit_code == 0 and not json.loads(report.read_text())["findings"], plain.stderr
+    result = invoke("--strict", "--json", str(report), path)
+    assert result.exit_code == 0 and "warning: lane-signal at mbarrier.arrive" in result.stderr, result.stderr
+    found = json.loads(report.read_text())
+    assert found["strict"] and [f["rule"] for f in found["findings"]] == ["lane-signal"]
+    both = invoke("--strict", "--no-checks", path)
+    assert both.exit_code == 2 and "it cannot go with --no-checks" in both.stderr

@@ -17,7 +17,7 @@ from cute_nvfp4.sim.machine.schedule import Schedule
 from cute_nvfp4.sim.session.patches import Patches
 
 VARIABLE = "CUTE_NVFP4_SESSION"
-_INHERITED = ("checks", "step_limit")
+_INHERITED = ("checks", "step_limit", "allow")
 _entered: list[Any] = []
 
 
