@@ -41,6 +41,8 @@ UNITS = {
 WARPS = {(8, 4, 2): 0.94, (8, 2, 2): 0.97, (2, 1, 4): 0.90}
 """Time of a step by slabs, warps along them and tiles of a stage, relative to other ways to divide such a unit, up to
 eight rows of x."""
+WARPS_MANY = {(8, 4, 2): 0.95}
+"""The same for more rows."""
 DECODED_X_US = 0.0065
 """µs for 64 of K of eight rows of NVFP4 x, which each of the warps along a unit's rows decodes for itself."""
 EIGHT_BITS = 1.2
@@ -128,7 +130,7 @@ def _streaming(c: StreamConfig, workers: int, p: PackedProblem) -> float:
     tile = unit.tile * (unit.many if p.m > 8 else 1.0) * (EIGHT_WARPS if p.m > 8 and c.warps_k == 8 else 1.0)
     tile *= EIGHT_BITS if c.weights.element_bits == 8 else 1.0
     step = max(tile, workers * c.tile_bytes / BYTES_US)
-    step *= WARPS.get((c.slabs, c.warps_m, c.stage_tiles), 1.0) if p.m <= 8 else 1.0
+    step *= (WARPS if p.m <= 8 else WARPS_MANY).get((c.slabs, c.warps_m, c.stage_tiles), 1.0)
     if c.quantized_x:
         step += DECODED_X_US * c.warps_m * c.columns / 8
     us = share * step + CTA_US * workers + WARP_US * c.warps_k

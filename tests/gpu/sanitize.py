@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
@@ -132,6 +133,7 @@ def main() -> None:
     parser.add_argument(
         "--broken", choices=["memcheck", "racecheck", "synccheck", "ring"], help="run a wrong kernel instead"
     )
+    parser.add_argument("--only", metavar="TEXT", default="", help="the launches with this in their names")
     options = parser.parse_args()
     on_gpu = torch.cuda.is_available()
     device = "cuda" if on_gpu else "cpu"
@@ -142,8 +144,13 @@ def main() -> None:
             broken.run(options.broken, device)
         else:
             for name, launch in launches(device).items():
-                print(name, flush=True)
-                launch()
+                if options.only in name:
+                    begin = time.perf_counter()
+                    print(name, end="", flush=True)
+                    launch()
+                    if on_gpu:
+                        torch.cuda.synchronize()
+                    print(f", {time.perf_counter() - begin:.1f} s", flush=True)
     if on_gpu:
         torch.cuda.synchronize()
         checked = [name for name in names if FILTER in name]

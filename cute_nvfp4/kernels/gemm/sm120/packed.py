@@ -21,9 +21,10 @@ from ....weight_layout import STEPS
 from ..sm90.config import STAGE_TILES, WARPGROUP
 from ..sm90.decode import PackedLane, decode_step
 from ..sm90.grouped import GroupedWgmma
+from ..sm90.ring import Position, advance
 from ..sm90.stream_config import MMA_COLUMNS, WARP
 from ..sm90.stream_x import ROW_BYTES
-from ..sm90.wgmma import Memory, Position, WgmmaGemm, advance
+from ..sm90.wgmma import Memory, WgmmaGemm
 
 STEPS_BYTES = 64
 """Of two steps of a row of x: what an ``ldmatrix`` reads of eight rows."""

@@ -34,7 +34,8 @@ from .exchange import ClusterSums
 from .grouped_arguments import GroupedWgmmaArguments, PackedGroupTable
 from .grouped_config import GroupedWgmmaConfig
 from .groups import ROW_WORDS, DealtRows, Groups, GroupScheduler, ParameterGroups, Word, WorkspaceGroups, arguments_of
-from .wgmma import TYPES, Memory, Position, WgmmaGemm, advance
+from .ring import Position, advance
+from .wgmma import TYPES, Memory, WgmmaGemm
 
 WARP = 32
 

@@ -25,7 +25,8 @@ from .config import STAGE_TILES, WARPGROUP
 from .decode import product_alphas
 from .epilogue import Epilogue
 from .exchange import ClusterSums
-from .wgmma import Memory, Position, Products, WgmmaGemm, advance, make_mma
+from .ring import Position, advance
+from .wgmma import Memory, Products, WgmmaGemm, make_mma
 
 
 class HalfCopy(NamedTuple):
@@ -53,6 +54,13 @@ class OverlappedWgmma(WgmmaGemm):
         return cutlass.select_(beyond, stage - (count + self.config.overlap) * each, stage)
 
     @cute.jit
+    def before_stage(self, stage: Int32, after: Int32):
+        """Meets the cluster where the middle begins, as the warps that multiply do: racecheck lets nobody go on from a
+        cluster's barrier before all threads have come."""
+        if stage == after - 2 * self.config.overlap * self.config.k_tile_stages:
+            cute.arch.cluster_wait()
+
+    @cute.jit
     def load_x(self, x: TmaCopy, memory: Memory, scheduler: StaticScheduler):
         """The loop of the warp that loads x; in the middle the CTA's own columns only."""
         cfg, at = self.config, Position(Int32(0), Int32(0))
@@ -62,6 +70,7 @@ class OverlappedWgmma(WgmmaGemm):
         first, after = self.stages_of(tile)
         middle = after - 2 * cfg.overlap * cfg.k_tile_stages
         for step in cutlass.range(first, after, unroll=1):
+            self.before_stage(step, after)
             mbarrier.wait_to_overwrite(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
             full, k = memory.ring.full + 8 * at.stage, self.along_k(step, tile)
             with cute.arch.elect_one():

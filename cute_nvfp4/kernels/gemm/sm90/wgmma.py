@@ -8,7 +8,7 @@ four warpgroups decode a packed tile into registers while the tensor cores multi
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -27,24 +27,11 @@ from .config import LOADING_WARPS, MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
 from .decode import PackedLane, decode_tile, load_lane, product_alphas
 from .epilogue import Epilogue
 from .exchange import ClusterSums
+from .ring import Pipeline, Position, advance, advance_own
 from .scheduler import SCHEDULERS
 from .weights import copy_stage, tile_addresses
 
 TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()}
-
-
-class Pipeline(NamedTuple):
-    """The ring of stages: shared addresses of the first full and the first empty barrier."""
-
-    full: Int32
-    empty: Int32
-
-
-class Position(NamedTuple):
-    """A stage of the ring, and the phase of its barriers."""
-
-    stage: Int32
-    phase: Int32
 
 
 @dataclass(frozen=True)
@@ -87,22 +74,6 @@ def x_layout(config: WgmmaConfig) -> Any:
     """x in shared memory: (tile_n, stage_k, STAGE), swizzled."""
     atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, TYPES[config.dtype])
     return cute.tile_to_shape(atom, (config.tile_n, config.stage_k, config.ring_stages), order=(0, 1, 2))
-
-
-def advance(config: WgmmaConfig, at: Position) -> Position:
-    following = at.stage + 1
-    last = following == config.ring_stages
-    return Position(cutlass.select_(last, Int32(0), following), cutlass.select_(last, at.phase ^ 1, at.phase))
-
-
-def advance_own(config: WgmmaConfig, at: Position) -> Position:
-    """To the next stage of a warpgroup; the ring has as many for each of ``k_groups``."""
-    if config.k_groups == 1:
-        return advance(config, at)
-    following = at.stage + config.k_groups
-    last = following >= config.ring_stages
-    stage = cutlass.select_(last, following - config.ring_stages, following)
-    return Position(stage, cutlass.select_(last, at.phase ^ 1, at.phase))
 
 
 class WgmmaGemm:
@@ -160,7 +131,10 @@ class WgmmaGemm:
             elif warp == 1:
                 self.load_x(x, memory, scheduler)
             if cutlass.const_expr(cfg.split_k > 1):
-                cute.arch.cluster_wait()
+                if cutlass.const_expr(cfg.overlap == 0):
+                    cute.arch.cluster_wait()
+                elif warp >= LOADING_WARPS:  # the others have met the cluster on their way
+                    cute.arch.cluster_wait()
         else:
             cute.arch.setmaxregister_increase(self.registers)
             self.multiply(arguments, x_rows, memory, scheduler, group - 1, thread - WARPGROUP)
@@ -234,6 +208,7 @@ class WgmmaGemm:
             first, after = self.stages_of(tile)
             sources = tile_addresses(cfg, arguments.weight, tile)
             for step in cutlass.range(first, after, unroll=1):
+                self.before_stage(step, after)
                 mbarrier.wait_to_overwrite(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
                 full = memory.ring.full + 8 * at.stage
                 with cute.arch.elect_one():
@@ -250,6 +225,9 @@ class WgmmaGemm:
 
     def along_k(self, stage: Int32, tile: WorkTile) -> Int32:
         return stage
+
+    def before_stage(self, stage: Int32, after: Int32) -> None:
+        """What a warp that loads does before it loads a stage; ``after`` is the end of the work tile's."""
 
     @cute.jit
     def load_x(self, x: TmaCopy, memory: Memory, scheduler: StaticScheduler):
