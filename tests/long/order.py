@@ -76,14 +76,13 @@ class Stream:
     def take_list(self, cases: Iterable[tuple[str, str]]) -> list[str]:
         """Cases there are and what each stands for: those for which none stands in the ledger, in a random order.
         Returns those that failed and that nobody lists any more."""
-        cases = list(cases)
-        there = {stands_for for _, stands_for in cases}
-        gone = [text for text in self.failed if self.family.stands_for(text) not in there]
-        self.failed = [text for text in self.failed if text not in gone]
-        new = [text for text, stands_for in cases if stands_for not in self.known]
+        there, failed = dict(cases), self.failed
+        self.failed = [text for text in failed if text in there]
+        done = {*self.known, *(there[text] for text in self.failed)}
+        new = [text for text, stands_for in there.items() if stands_for not in done]
         order = np.random.default_rng([self.seed, zlib.crc32(self.name.encode())]).permutation(len(new))
         self.listed = [new[i] for i in order]
-        return gone
+        return [text for text in failed if text not in there]
 
 
 def streams(
@@ -112,10 +111,11 @@ def _resume(stream: Stream, ledger: Ledger) -> None:
         if stream.part and stream.part != family.part_of(record.case):
             continue
         stream.left -= 1
-        stream.known.add(family.stands_for(record.case))
         if record.outcome != "passed":
             stream.failed.append(record.case)
-        elif record.sources != sources():
+        if record.outcome == "passed" or family.every is None:
+            stream.known.add(family.stands_for(record.case))
+        if record.outcome == "passed" and record.sources != sources():
             stream.again.append(Work(stream, record.case, record.kernels))
 
 
