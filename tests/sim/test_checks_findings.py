@@ -112,3 +112,13 @@ def test_simulating_knows_the_classes() -> None:
         simulating(allow=["races"]),
     ):
         pass
+
+
+def test_lanes_write_what_another_cluster_has_stored_in_bulk() -> None:
+    """One epoch stands for all bytes of the bulk store, one for each lane's."""
+    body = """@!%q3 bra ONE; st.shared.b32 [%r7], %r1; fence.proxy.async; bar.warp.sync -1;
+    @%q1 cp.async.bulk.global.shared::cta.bulk_group [%p0], [cell], 128;
+    @%q1 cp.async.bulk.commit_group; @%q1 cp.async.bulk.wait_group 0; bra END; ONE: st.global.b32 [%rd2], %r1; END:"""
+    result(body.replace("[%rd2]", "[%rd2+128]"), grid=(2, 1, 1))
+    with pytest.raises(Race, match="CTA"):
+        result(body, grid=(2, 1, 1))

@@ -95,8 +95,9 @@ class Actor:
             bad = bad & ~ep.strong(found)
         if foreign is not None and self.cluster is not None and bad.any():
             where = np.nonzero(bad & (ep.labels(found) != (self.cluster & 0xFFFF)))
-            warps = np.broadcast_to(self.warps, bad.shape)[where]
-            bad[where] = ~foreign(warps, ep.labels(found)[where], component[where], clocks[where])
+            # ``found`` may have one column, and ``bad`` one for each lane
+            each = (np.broadcast_to(x, bad.shape)[where] for x in (self.warps, ep.labels(found), component, clocks))
+            bad[where] = ~foreign(*each)
         return bad if bad.any() else None
 
     def unseen(self, found: np.ndarray, reads: bool = False) -> np.ndarray | None:
