@@ -164,9 +164,9 @@ class Problem:
         return self.kept(self.totals)
 
     def wrong(self, out: torch.Tensor) -> torch.Tensor:
-        """Elements that are not the exact result, rounded once; or, where sums may round, not within what tensor cores may
-        lose: they cut off a bit of each sum of 16 products, 2⁻²³ of ``totals`` at most. (That is 2⁻²⁰ for 128 of K; two
-        of 1,000 random problems with more lost 1.15 times that in an element.)"""
+        """Elements that are not the exact result, rounded once; or, where sums may round, not within what tensor cores
+        may lose: 2⁻²³ of ``totals`` for each MMA, 16 of K. (That is 2⁻²⁰ at 128 of K. Of 1,000 random problems two had
+        an element that had lost 1.15 times as much, of longer K.)"""
         x, *weights = self.wide
         products = [x @ weight.t() for weight in weights]
         exact = products[0] * self.alpha if len(products) == 1 else products[0] * products[1] / 16
