@@ -19,6 +19,8 @@ AFTER, FORGET = 100, 10
 case after case."""
 GRACE = 5.0
 """Seconds that a case may go on when the time is over."""
+PAUSES = 1.0, 5.0, 20.0
+"""Seconds to wait before a process that could not be started is tried again."""
 SHARE = 10
 """Times the limit of CPU time that a case may take on the clock, on a machine that others use."""
 
@@ -185,11 +187,22 @@ class Worker:
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["tests.long.families", "determined"])
-        self._connection, theirs = context.Pipe()
-        self._process = context.Process(target=serve, args=(theirs,), daemon=True)
-        self._process.start()
-        theirs.close()
-        self._done = 0
+        for pause in (*PAUSES, None):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=serve, args=(theirs,), daemon=True)
+            try:
+                process.start()
+            except (EOFError, OSError):
+                # the machine has no process left for now, and the fork server may have died of it
+                ours.close()
+                if pause is None:
+                    raise
+                time.sleep(pause)
+            else:
+                self._connection, self._process, self._done = ours, process, 0
+                return
+            finally:
+                theirs.close()
 
     def close(self) -> None:
         if self._process is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import product
 from typing import Any
 
 import backends
@@ -21,10 +22,12 @@ from cute_nvfp4 import (
 )
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import MXFP8, MXFP8_E5M2, NVFP4, Format
-from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig, can_implement
 from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
+from cute_nvfp4.ops import packed_launch
+from cute_nvfp4.planning import packed
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, choose
-from cute_nvfp4.sim import adversarial
+from cute_nvfp4.sim import Race, adversarial
 from cute_nvfp4.target import ARCHITECTURES
 
 pytestmark = [pytest.mark.kernels, pytest.mark.usefixtures("hopper")]
@@ -119,8 +122,8 @@ WGMMA = (
     # tiles shared along K by two CTAs, and by four that have parts of different length
     Case(40, 300, 640, workers=3, tiling={"tile_n": 64, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16),
     Case(50, 200, 640, workers=4, tiling={"tile_n": 32, "split_k": 4, "scheduler": "static", "ctas_per_sm": 2}),
-    # … by two warpgroups of each of two CTAs, of parts of different length, in two pieces, in a ring of odd length
-    Case(60, 130, 768, workers=2, tiling={**TURNS, "tile_n": 64, "stage_tiles": 1, "stages": 5}, out=torch.bfloat16),
+    # … by two warpgroups of each of two CTAs, of parts of different length, in two pieces, in the shortest ring
+    Case(60, 130, 768, workers=2, tiling={**TURNS, "tile_n": 64, "stage_tiles": 1, "stages": 6}, out=torch.bfloat16),
     Case(20, 200, 512, torch.float16, workers=2, tiling={**TURNS, "tile_n": 32}),
     # … of one CTA each; of four warpgroups, with an odd number of eights of columns
     Case(60, 130, 512, workers=2, tiling={"tile_n": 64, "warpgroups": 4, "k_groups": 2, "scheduler": "static"}),
@@ -172,7 +175,7 @@ def test_exact(case: Case) -> None:
 
 SHARED = Case(12, 130, 384, workers=2, tiling={"tile_n": 16, "split_k": 2, "scheduler": "static"}, out=torch.bfloat16)
 OVERLAPPED = Case(50, 130, 640, workers=2, tiling={**OVERLAP, "tile_n": 64}, out=torch.bfloat16)
-TAKEN = Case(20, 128, 1536, workers=1, tiling={**TURNS, "tile_n": 32, "stages": 3}, out=torch.bfloat16)
+TAKEN = Case(20, 128, 1536, workers=1, tiling={**TURNS, "tile_n": 32, "stages": 4}, out=torch.bfloat16)
 HELPED = Case(12, 130, 512, workers=3, tiling={"tile_n": 16, "split_k": 2, "scheduler": "helped"})
 
 
@@ -183,6 +186,18 @@ def test_any_schedule_gives_the_same_bits(schedule, case: Case) -> None:
     problem = Problem(case)
     out = run(problem, schedule=schedule)
     assert problem.right(out) and torch.equal(out, run(problem))
+
+
+@pytest.mark.sim_only("runs schedules")
+def test_a_ring_that_k_groups_do_not_divide_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A warpgroup that first meets a stage in its second phase does not wait for it: why ``can_implement`` refuses."""
+    monkeypatch.setattr(packed, "can_implement", lambda plan: "")
+    monkeypatch.setattr(packed_launch, "WGMMA", replace(packed_launch.WGMMA, can_implement=lambda config: ""))
+    odd = {"k_groups": 2, "scheduler": "static", "tile_n": 32, "ctas_per_sm": 2, "stages": 3}
+    problem = Problem(Case(32, 2, 448, torch.float16, torch.float16, workers=1, tiling=odd))
+    assert problem.right(run(problem))
+    with pytest.raises(Race):
+        run(problem, schedule=adversarial(6)[-1])
 
 
 @pytest.mark.sim_only("compares exact torch on the CPU")
@@ -249,6 +264,8 @@ def test_prepared_call(case: Case) -> None:
         both()
 
 
+LONG = torch.zeros(4, 256, dtype=torch.bfloat16)
+ODD = PackedPlan(WgmmaConfig(**ALONE, tile_n=32, stages=5), 1)
 X, W = torch.zeros(4, 64, dtype=torch.bfloat16), quantize(torch.ones(32, 64))
 BAD = (
     (lambda w: gemm(X.float(), w), OperandTypeError, "dtype of a"),
@@ -268,6 +285,7 @@ BAD = (
     (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(tile_n=24), 1)), OperandError, "tile_n"),
     (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(stage_tiles=1, stages=2), 1)), OperandError, "stages: got 2"),
     (lambda w: gemm(X, w, config=PackedPlan(WgmmaConfig(tile_n=256, stages=9), 1)), OperandError, "stages: got 9"),
+    (lambda w: gemm(LONG, prepare_weight(quantize(LONG)), config=ODD), OperandError, "stages: got 5, expected a mult"),
     (lambda w: gemm(X, w, config=SHARED.plan), OperandError, "workers of a plan with split_k"),
     (lambda w: gemm(X, w, config=replace(SHARED.plan, workers=1)), OperandError, "split_k: got 2"),
     (lambda w: gemm(X, w, config=replace(HELPED.plan, workers=1)), OperandError, "plan with helpers"),
@@ -321,6 +339,18 @@ def test_plans(m: int) -> None:
 def test_the_plans_that_were_fastest_on_an_h200(m: int, n: int, k: int, expected: tuple[int, str, int]) -> None:
     config = choose(PackedProblem(m=m, n=n, k=k), ARCHITECTURES["sm_90a"], 132).config
     assert (config.tile_n, config.scheduler, config.split_k) == expected
+
+
+def test_rings_of_their_own_length_are_shared_evenly() -> None:
+    """As long as memory allows, but the same number of stages for each of k_groups."""
+    left = set()
+    for tile_n, ctas, stage_tiles, warpgroups in product((32, 64, 96, 112, 128), (1, 2), (1, 2), (2, 4)):
+        tiling = {"tile_n": tile_n, "ctas_per_sm": ctas, "stage_tiles": stage_tiles, "warpgroups": warpgroups}
+        config = WgmmaConfig(**tiling, k_groups=2, scheduler="static")
+        if not can_implement(config):
+            assert config.ring_stages % 2 == 0
+            left.add(config.most_stages - config.ring_stages)
+    assert left == {0, 1}
 
 
 MEETING, GONE = "DivergentBarrier", "MbarrierMisuse"

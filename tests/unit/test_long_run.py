@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import multiprocessing
 import os
 import time
 from pathlib import Path
@@ -148,6 +149,31 @@ def test_workers_that_hang_or_die_are_replaced(monkeypatch: pytest.MonkeyPatch) 
         assert [x.error for x in ended] == ["no end after 10 s of CPU time", "no end after 1.5 s"]
     finally:
         worker.close()
+
+
+@pytest.mark.parametrize("failures", [1, 4])
+def test_a_process_that_cannot_be_started_is_tried_again(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    context, waited = multiprocessing.get_context("forkserver"), []
+    start, left = context.Process.start, [OSError("no process left")] * failures
+
+    def refuse(process) -> None:
+        if left:
+            raise left.pop()
+        start(process)
+
+    monkeypatch.setattr("tests.long.worker.serve", serve)
+    monkeypatch.setattr("tests.long.worker.time.sleep", waited.append)
+    monkeypatch.setattr(context.Process, "start", refuse)
+    worker = Worker()
+    try:
+        if failures > 3:
+            with pytest.raises(OSError, match="no process left"):
+                worker.run(Task("", "fine", "", 1), 10)
+        else:
+            assert worker.run(Task("", "fine", "", 1), 10).outcome == "passed"
+    finally:
+        worker.close()
+    assert waited == [1.0, 5.0, 20.0][:failures]
 
 
 def test_the_ledger_keeps_the_last_of_each_case_and_sums_up(tmp_path) -> None:

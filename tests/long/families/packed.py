@@ -154,14 +154,14 @@ def _ragged(g: np.random.Generator, tile: int, most: int) -> int:
 
 def _wgmmas(arch: str, part: str) -> list[WgmmaCase]:
     axes = (
-        TILE_N, (2, 3, 4), (1, 2), (1, 2, 4), (1, 2, 4), (1, 2), (0, 2, 3, 5), ("stream_k", "static", "helped"),
+        TILE_N, (2, 3, 4), (1, 2), (1, 2, 4), (1, 2, 4), (1, 2), (0, 2, 3, 4, 6), ("stream_k", "static", "helped"),
         ("m", "n"), (1, 2), (False, True),
     )  # fmt: skip
     found = []
     for *values, two in itertools.product(*axes):
         tiling = Wgmma(*values)
-        # the fewest stages that there may be, and one more
-        if tiling.stages == (5 if tiling.k_groups == 1 else 2):
+        # the fewest stages that there may be, and the next: with k_groups they are even
+        if tiling.stages > 3 and tiling.k_groups == 1:
             continue
         config = WgmmaConfig(**vars(tiling), gate="silu" if two else "", out="bfloat16")
         if not can_wgmma(config):

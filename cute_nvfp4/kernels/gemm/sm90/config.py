@@ -208,8 +208,10 @@ class WgmmaConfig:
 
     @property
     def ring_stages(self) -> int:
-        """Stages in shared memory."""
-        return self.stages or self.most_stages
+        """Stages in shared memory: as many for each of ``k_groups``. A warpgroup that took a stage after another one
+        would ask for its second phase without having seen its first: parities do not tell that from the phase before
+        the first, so it would not wait."""
+        return self.stages or self.most_stages - self.most_stages % self.k_groups
 
 
 def can_implement(c: WgmmaConfig) -> str:
@@ -266,6 +268,8 @@ def can_implement(c: WgmmaConfig) -> str:
     least = c.k_groups * (STAGE_TILES + 1 - c.stage_tiles) + 1
     if c.ring_stages < least:
         return explain("stages", got=c.ring_stages, expected=f"at least {least}: one is read ahead")
+    if c.ring_stages % c.k_groups:
+        return explain("stages", got=c.ring_stages, expected=f"a multiple of k_groups, {c.k_groups}")
     if c.ring_stages > c.most_stages:
         return explain("stages", got=c.ring_stages, expected=f"at most {c.most_stages}: shared memory holds no more")
     return ""
