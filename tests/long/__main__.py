@@ -44,7 +44,7 @@ class Run:
     def __init__(self, ledger: Ledger, given: argparse.Namespace) -> None:
         self.ledger, self.given = ledger, given
         families = [FAMILIES[name] for name in given.only or FAMILIES]
-        self.streams = streams(families, ledger, given.seed, given.archs, given.again)
+        self.streams = streams(families, ledger, given.seed, given.archs, given.again, given.new)
         self.works, self.lock = mixed(self.streams, given.seed), threading.Lock()
         self.end = time.monotonic() + 60 * given.minutes
         self.failed = self.ran = self.known = 0
@@ -156,9 +156,11 @@ def arguments() -> argparse.Namespace:
         "--shrink", type=float, default=120.0, metavar="S", help="seconds to look for a smaller failure"
     )
     parser.add_argument("--again", action="store_true", help="also what has passed before")
+    parser.add_argument("--new", action="store_true", help="not what has passed with other sources of the package")
     parser.add_argument("--case", nargs=2, metavar=("FAMILY", "CASE"), help="this one, in this process")
     parser.add_argument("--arch", default="sm_100a", help="of --case")
     parser.add_argument("--merge", nargs="*", type=Path, metavar="LEDGER", help="run nothing, add what these have")
+    parser.add_argument("--keep", type=Path, metavar="FILE.xz", help="run nothing, write the ledger there, compressed")
     parser.add_argument("--summary", action="store_true", help="run nothing, tell what the ledger holds")
     parser.add_argument("--write", action="store_true", help="with --summary: into docs/checks.md")
     return parser.parse_args()
@@ -166,9 +168,17 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     given = arguments()
+    if given.resume.suffix == ".xz" and not given.summary:
+        raise SystemExit(f"--resume: got {given.resume}, which is compressed; --merge it into a ledger first")
+    if missing := [path for path in given.merge or () if not path.exists()]:
+        raise SystemExit(f"--merge: no such file: {', '.join(map(str, missing))}")
     ledger = Ledger(given.resume)
     if given.merge:
         print(f"{sum(ledger.merge(Ledger(path)) for path in given.merge)} records")
+    if given.keep:
+        ledger.keep(given.keep)
+        print(f"{len(ledger.records)} cases: {given.keep}")
+    if given.merge or given.keep:
         return 0
     if given.summary:
         print(summary(ledger))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import subprocess
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -48,16 +49,22 @@ class Record:
 
 @dataclass
 class Ledger:
-    """The records of a file, the last of each case."""
+    """The records of a file, the last of each case. A file that ends in ``.xz`` is compressed, and only read."""
 
     path: Path
     records: dict[tuple[str, str, str], Record] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for line in self.path.read_text().splitlines() if self.path.exists() else ():
+        for line in self._text().splitlines():
             values = json.loads(line)
             record = Record(**values | {"kernels": tuple(values["kernels"])})
             self.records[record.key] = record
+
+    def _text(self) -> str:
+        if not self.path.exists():
+            return ""
+        data = self.path.read_bytes()
+        return (lzma.decompress(data) if self.path.suffix == ".xz" else data).decode()
 
     def add(self, record: Record) -> None:
         self.records[record.key] = record
@@ -71,6 +78,11 @@ class Ledger:
         for record in new:
             self.add(record)
         return len(new)
+
+    def keep(self, path: Path) -> None:
+        """Writes the last record of each case, in order of their keys, compressed."""
+        lines = [json.dumps(asdict(record)) + "\n" for _, record in sorted(self.records.items())]
+        path.write_bytes(lzma.compress("".join(lines).encode(), preset=9 | lzma.PRESET_EXTREME))
 
     def passed(self, key: tuple[str, str, str]) -> Record | None:
         """The record of a case that passed the last time."""

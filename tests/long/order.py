@@ -86,9 +86,15 @@ class Stream:
 
 
 def streams(
-    families: Iterable[Family], ledger: Ledger, seed: int, archs: Iterable[str] = (), again: bool = False
+    families: Iterable[Family],
+    ledger: Ledger,
+    seed: int,
+    archs: Iterable[str] = (),
+    again: bool = False,
+    new: bool = False,
 ) -> list[Stream]:
-    """One for each part of each family on each architecture. ``again``: as if nothing had been run."""
+    """One for each part of each family on each architecture. ``again``: as if nothing had been run. ``new``: without
+    what has passed with other sources."""
     found = []
     wanted = set(archs)
     for family in families:
@@ -99,6 +105,8 @@ def streams(
     if not again:
         for stream in found:
             _resume(stream, ledger)
+            if new:
+                stream.again.clear()
     return found
 
 

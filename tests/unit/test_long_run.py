@@ -14,6 +14,7 @@ import quantize_problems
 
 from cute_nvfp4.errors import CuteNvfp4Error
 from tests.long import fuzzing
+from tests.long.__main__ import main
 from tests.long.families import FAMILIES
 from tests.long.ledger import Ledger, Record, sources
 from tests.long.order import mixed, streams
@@ -71,6 +72,10 @@ def test_what_has_passed_does_not_come_again(tmp_path) -> None:
     works = list(iter(stream.next, None))
     assert sorted(work.text for work in works[:-1]) == sorted(text for i, (text, _) in enumerate(cases) if i != 5)
     assert (json.loads(works[-1].text), works[-1].seen) == (done, ("k",))
+    (stream,) = streams([family], ledger, 0, ["sm_120a"], new=True)
+    stream.next()
+    stream.take_list(cases)
+    assert len(list(iter(stream.next, None))) == len(cases) - 1
     again = streams([FAMILIES["gated-gemm"]], ledger, 0)
     assert [stream.left for stream in again] == [FAMILIES["gated-gemm"].goal - 1] * 2
     assert drawn not in {stream.next().text for stream in again for _ in range(2)}
@@ -103,6 +108,24 @@ def test_a_merged_ledger_has_what_ran_later(tmp_path) -> None:
     there.add(Record("gemv", "{}", "sm_90a", "passed", **COMMON))
     assert here.merge(there) == 1 and here.passed(("gemv", "{}", "sm_90a"))
     assert len(Ledger(here.path).records) == 2
+
+
+def test_a_ledger_is_kept_compressed_and_begun_with(tmp_path, monkeypatch, capsys) -> None:
+    mine, kept, begun = (tmp_path / name for name in ("mine.jsonl", "kept.jsonl.xz", "begun.jsonl"))
+    for case, outcome in (("{}", "failed"), ("{}", "passed"), ('{"seed":1}', "passed")):
+        Ledger(mine).add(Record("gemv", case, "sm_90a", outcome, kernels=("a",), **COMMON))
+
+    def command(*words: object) -> int:
+        monkeypatch.setattr("sys.argv", ["long", *map(str, words)])
+        return main()
+
+    assert command("--resume", mine, "--keep", kept) == 0 and kept.stat().st_size < mine.stat().st_size
+    assert command("--resume", begun, "--merge", kept) == 0 and "2 records" in capsys.readouterr().out
+    assert Ledger(begun).records == Ledger(kept).records == Ledger(mine).records
+    with pytest.raises(SystemExit, match="--merge: no such file"):
+        command("--resume", begun, "--merge", tmp_path / "none.xz")
+    with pytest.raises(SystemExit, match="compressed; --merge it"):
+        command("--resume", kept)
 
 
 def test_a_case_runs_and_is_known_the_next_time() -> None:
