@@ -138,6 +138,11 @@ def test_a_case_runs_and_is_known_the_next_time() -> None:
     assert broken.outcome == "failed" and "33" in broken.error
 
 
+def test_recorded_sums_of_floats_are_those_of_the_gpu() -> None:
+    """Real numbers by WGMMA, which are compared by their bits and not as results of a function."""
+    assert perform(Task("recorded", '{"file":"h200_wgmma.npz","number":26}', "sm_90a", 1)).outcome == "passed"
+
+
 def test_failures_shrink_to_the_smallest_case() -> None:
     family = FAMILIES["grouped-gemm"]
     case = family.parse('{"sizes":[[3,40,96],[7,64,64],[130,9,32]],"swap":true,"dtype":"float16","seed":9}')

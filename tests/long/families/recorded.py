@@ -15,7 +15,7 @@ from tests.long.family import Family, Once
 _TESTS = Path(__file__).parents[2]
 sys.path.insert(0, str(_TESTS / "gpu"))
 _GEMV, _PRODUCTS = "h200_gemv.npz", "h200_products.npz"
-_ASYNC = ("h200_async.npz", "h200_wgmma.npz")
+_ASYNC, _MATRIX = "h200_async.npz", "h200_wgmma.npz"
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def _load(name: str) -> Any:
 
 
 def _files(arch: str) -> tuple[str, ...]:
-    return tuple(name for name in (_GEMV, _PRODUCTS, *_ASYNC) if (_TESTS / "data" / name).exists())
+    return tuple(name for name in (_GEMV, _PRODUCTS, _ASYNC, _MATRIX) if (_TESTS / "data" / name).exists())
 
 
 def _every(arch: str, file: str) -> list[Recorded]:
@@ -59,7 +59,8 @@ def _prepare(case: Recorded) -> Once:
         return lambda: _same(found.check(case.number).error)
     from tests.sim import test_recorded_async as recorded
 
-    return lambda: recorded.check(found, case.number)
+    check = recorded.check_matrix if case.file == _MATRIX else recorded.check
+    return lambda: check(found, case.number)
 
 
 def _same(different: object) -> None:
