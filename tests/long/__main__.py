@@ -170,6 +170,8 @@ def main() -> int:
     given = arguments()
     if given.resume.suffix == ".xz" and not given.summary:
         raise SystemExit(f"--resume: got {given.resume}, which is compressed; --merge it into a ledger first")
+    if given.keep and given.keep.suffix != ".xz":
+        raise SystemExit(f"--keep: got {given.keep}, expected a name that ends in .xz: the file is compressed")
     if missing := [path for path in given.merge or () if not path.exists()]:
         raise SystemExit(f"--merge: no such file: {', '.join(map(str, missing))}")
     ledger = Ledger(given.resume)

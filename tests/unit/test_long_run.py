@@ -126,6 +126,9 @@ def test_a_ledger_is_kept_compressed_and_begun_with(tmp_path, monkeypatch, capsy
         command("--resume", begun, "--merge", tmp_path / "none.xz")
     with pytest.raises(SystemExit, match="compressed; --merge it"):
         command("--resume", kept)
+    with pytest.raises(SystemExit, match=r"--keep: .* ends in \.xz"):
+        command("--resume", mine, "--keep", begun)
+    assert Ledger(begun).records == Ledger(mine).records
 
 
 def test_a_case_runs_and_is_known_the_next_time() -> None:
