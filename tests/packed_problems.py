@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import backends
@@ -9,6 +11,15 @@ import torch
 
 from cute_nvfp4 import BlockScaledTensor, simulating, to_blocked
 from cute_nvfp4.formats import MXFP4, MXFP8, MXFP8_E5M2, NVFP4, Format
+from cute_nvfp4.reference import GATES
+
+
+STEEPEST = 1.13
+"""Of every gate."""
+GATE_ERROR = 2e-5
+"""Of a gate, relative (``kernels.gemm.gates``)."""
+STEPS = {torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+"""Half a step of a dtype, relative, and a bit more for float32."""
 
 
 class Runs(Protocol):
@@ -55,8 +66,29 @@ def run(problem: Runs, arch: str = "sm_90a", **options: Any) -> torch.Tensor:
 
 def within(out: torch.Tensor, exact: torch.Tensor, magnitude: torch.Tensor) -> bool:
     """Whether sums are within 2**-20 of the magnitudes, then rounded once; NaN where the exact ones are."""
-    steps = {torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}[out.dtype]
+    steps = STEPS[out.dtype]
     bound = magnitude * 2.0**-20 + exact.abs() * steps + 2.0**-24
     error = (out.double() - exact).abs()
     good = (error <= bound) | (exact.abs() > torch.finfo(out.dtype).max * (1 - steps)) & out.isinf()
     return bool((good | (exact.isnan() & out.isnan())).all())
+
+
+@dataclass(frozen=True)
+class Gated:
+    """gate(x · gateᵀ) · (x · upᵀ), and how far a kernel's may be from it before it is rounded."""
+
+    exact: torch.Tensor
+    error: torch.Tensor
+
+    def right(self, out: torch.Tensor) -> bool:
+        bound = self.error + self.exact.abs() * STEPS[out.dtype]
+        return bool(((out.double() - self.exact).abs() <= bound).all())
+
+
+def gated_product(x: torch.Tensor, weights: Sequence[torch.Tensor], alpha: float, gate: str) -> Gated:
+    """Of float64 ``x`` and two weights: both sums, times ``alpha``, are within 2**-20 of their magnitudes."""
+    a, b = (x @ weight.t() * alpha for weight in weights)
+    errors = [(x.abs() @ weight.abs().t()) * (abs(alpha) * 2.0**-20) for weight in weights]
+    gated = GATES[gate](a)
+    error = STEEPEST * errors[0] * (b.abs() + errors[1]) + gated.abs() * errors[1]
+    return Gated(gated * b, error + (gated * b).abs() * GATE_ERROR + 2.0**-24)

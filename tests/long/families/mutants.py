@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tests.long.family import Family, Gone, Once
-from tests.sim.mutation import gemm, subjects
+from tests.sim.mutation import subjects
 from tests.sim.mutation.judge import judge, reached
 from tests.sim.mutation.sites import Mutant, mutants
 from tests.sim.mutation.survivors import explained
@@ -24,8 +24,7 @@ def _every(arch: str, kernel: str) -> list[MutantCase]:
     """Those of lines that the kernel's problem executes."""
     one = subjects.subject(kernel)
     lines = reached(one)
-    found = gemm.once(mutants(one.ptx))
-    return [MutantCase(kernel, mutant.kind, mutant.ordinal) for mutant in found if mutant.line in lines]
+    return [MutantCase(kernel, mutant.kind, mutant.ordinal) for mutant in mutants(one.ptx) if mutant.line in lines]
 
 
 def _mutant(case: MutantCase) -> Mutant:
