@@ -13,7 +13,6 @@ from cute_nvfp4 import BlockScaledTensor, simulating, to_blocked
 from cute_nvfp4.formats import MXFP4, MXFP8, MXFP8_E5M2, NVFP4, Format
 from cute_nvfp4.reference import GATES
 
-
 STEEPEST = 1.13
 """Of every gate."""
 GATE_ERROR = 2e-5

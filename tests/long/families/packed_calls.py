@@ -225,6 +225,6 @@ def _groups(case: PackedGroups) -> Once:
 
 
 FAMILIES = (
-    Family("packed-call", PackedCall, _call, _random_call, archs=("sm_90a", "sm_120a"), weight=2, goal=500),
-    Family("packed-groups", PackedGroups, _groups, _random_groups, archs=("sm_90a", "sm_120a"), weight=2, goal=500),
+    Family("packed-call", PackedCall, _call, _random_call, archs=("sm_90a", "sm_120a"), weight=2, goal=300),
+    Family("packed-groups", PackedGroups, _groups, _random_groups, archs=("sm_90a", "sm_120a"), weight=2, goal=300),
 )

@@ -110,10 +110,11 @@ def _random_quantize(generator: np.random.Generator, arch: str) -> QuantizeCase:
     most_rows, most_k = (4, 2) if rule == "optimal" else (8, 6)
     block = resolve_format(kind).block
     rows, k = int(2 ** g.integers(0, most_rows + 1)), 32 * int(2 ** g.integers(0, most_k + 1))
+    scale = None if g.integers(2) else float(2.0 ** g.integers(-8, 8))
     case = QuantizeCase(
         kind, rule, int(g.integers(1, rows + 1)), block * int(g.integers(1, k // block + 1)), operation,
-        str(g.choice(DTYPES)), None if g.integers(2) else float(2.0 ** g.integers(-8, 8)), seed=int(g.integers(1 << 20)),
-        computed=bool(kind == "nvfp4" and g.integers(4) == 0), layout=str(_any(g, ("blocked", "rowmajor"))),
+        str(g.choice(DTYPES)), scale, seed=int(g.integers(1 << 20)), layout=str(_any(g, ("blocked", "rowmajor"))),
+        computed=bool(kind == "nvfp4" and g.integers(4) == 0),
     )  # fmt: skip
     if operation != "quantize":
         return replace(
