@@ -1,15 +1,13 @@
 """Every mutant of a compiled kernel is noticed, or explained (``tests/sim/mutation``).
 
-A sample here; all of them with ``-m slow``, or by ``python -m tests.sim.mutation``.
+A sample here; all of them with ``-m slow``, or by ``python -m tests.long --only mutant``.
 """
 
 from __future__ import annotations
 
-import json
-
 import pytest
 
-from tests.sim.mutation import survivors, table
+from tests.sim.mutation import survivors
 from tests.sim.mutation.judge import judge, reached
 from tests.sim.mutation.programs import NAMES, subject
 from tests.sim.mutation.sites import Mutant, mutants
@@ -63,24 +61,3 @@ def test_explanations_are_of_mutants_that_exist(name: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_all_mutants(name: str) -> None:
     assert not unexplained(name, executed(name))
-
-
-def test_the_tables_of_the_page_come_from_verdicts(tmp_path) -> None:
-    def verdict(by: str, survives: str = "") -> dict:
-        return {"by": by, "survives": survives}
-
-    plain = [verdict("Race"), verdict("Race"), verdict("", "harmless"), verdict("wrong result")]
-    found = {
-        "dual": {"mutants": 9, "day": "2030-01-02", "verdicts": plain},
-        "gemm plain": {"mutants": 2, "day": "2030-01-03", "verdicts": [verdict("Deadlock"), verdict("")]},
-    }
-    page, file = tmp_path / "page.md", tmp_path / "verdicts.json"
-    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n")
-    file.write_text(json.dumps(found))
-    table.write(file, page)
-    text = page.read_text()
-    assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
-    assert "Run on 2030-01-02 to 2030-01-03: 6 of 11." in text
-    for row in ("mutants there are | 9", "`Race` | 2", "wrong result | 1", "*not noticed, proved harmless* | 1"):
-        assert f"| {row} |" in text
-    assert "| `Deadlock` | 1 |" in text and "| *not noticed, unexplained* | 1 |" in text

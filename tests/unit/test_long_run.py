@@ -9,18 +9,22 @@ import os
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import quantize_problems
+import torch
 
 from cute_nvfp4.errors import CuteNvfp4Error
+from cute_nvfp4.formats import FORMATS as BLOCK_FORMATS
 from tests.long import fuzzing
 from tests.long.__main__ import main
-from tests.long.families import FAMILIES
+from tests.long.families import FAMILIES, packed_calls, rows
 from tests.long.ledger import Ledger, Record, sources
 from tests.long.order import mixed, streams
 from tests.long.shrink import shrunk
 from tests.long.summary import BEGIN, END, total, write
 from tests.long.worker import Ended, Task, Worker, allow, perform
+from tests.sim import test_packed_gemm as packed
 
 COMMON = {"seconds": 1800.0, "day": "2030-01-02", "commit": "c", "simulator": "s", "runs": 2}
 
@@ -43,6 +47,63 @@ def test_random_cases_are_plain_data(name: str) -> None:
     family = FAMILIES[name]
     for _, text, _ in first(3, 3, [name]):
         assert family.text(family.parse(text)) == text
+
+
+GATES = {"", "silu", "gelu_tanh", "gelu_erf", "relu", "identity"}
+VALUES = {
+    "quantize": {
+        "format": set(quantize_problems.FORMATS), "operation": {"quantize", "rmsnorm", "silu_mul"},
+        "rule": {rule for _, rule in quantize_problems.PAIRS}, "dtype": set(rows.DTYPES), "view": set(rows.VIEWS),
+        "form": {"", "tile", "transposed"}, "rotation": {0, 2, 16}, "layout": {"blocked", "rowmajor"},
+        "batch": {0, 1, 3}, "weight": {"x", "float32", ""}, "eps": {1e-6, 0.0, 3.0}, "edges": {False, True},
+        "computed": {False, True}, "stochastic": {False, True}, "second": {False, True},
+    },
+    "dequantize": {"format": set(BLOCK_FORMATS), "dtype": set(rows.DTYPES), "layout": {"blocked", "rowmajor"}},
+    "pack": {"format": {"nvfp4", "mxfp8", "mxfp8_e5m2"}, "two": {False, True}, "batch": {0, 1, 3}},
+    "packed-call": {
+        "format": set(BLOCK_FORMATS), "type": {"float16", "bfloat16"}, "result": set(rows.DTYPES), "gate": GATES,
+        "bias": {"", *rows.DTYPES}, "quantized": {False, True},
+    },
+    "packed-groups": {
+        "format": set(BLOCK_FORMATS), "listed": {False, True}, "more": {0, 1, 8}, "before": {0, 1, 2, 3}, "gate": GATES,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_random_cases_have_every_value(name: str) -> None:
+    generator = np.random.default_rng(0)
+    drawn = [FAMILIES[name].draw(generator, "sm_90a") for _ in range(800)]
+    assert {field: {getattr(case, field) for case in drawn} for field in VALUES[name]} == VALUES[name]
+    if name == "packed-groups":
+        assert any(0 in case.sizes for case in drawn) and {len(case.sizes) for case in drawn} >= {1, 18}
+
+
+@pytest.mark.parametrize(
+    "module, function, name, text",
+    [
+        (rows, "dequantize", "dequantize", '{"format":"mxfp4","rows":3,"k":64,"batch":1,"pitch":16}'),
+        (packed_calls, "within", "packed-call", '{"m":3,"n":40,"k":64,"format":"mxfp4","bias":"float16"}'),
+        (packed_calls, "within", "packed-groups", '{"sizes":[3,0,2],"n":9,"k":64,"before":1,"format":"mxfp8"}'),
+        (packed_calls, "within", "packed-groups", '{"sizes":[3,0,2],"n":9,"k":64,"listed":true,"more":1}'),
+    ],
+)
+def test_a_wrong_result_is_a_failure(module, function: str, name: str, text: str, monkeypatch) -> None:
+    """The largest element, twice as large."""
+    task = Task(name, text, "sm_90a", 1)
+    assert perform(task).outcome == "passed"
+    wrong = getattr(module, function)
+
+    def doubled(out: torch.Tensor) -> torch.Tensor:
+        return torch.where(out.abs() == out[out.isfinite()].abs().max(), 2 * out, out)
+
+    if function == "within":
+        module, wrong = (packed, packed.within) if name == "packed-call" else (module, wrong)
+        monkeypatch.setattr(module, "within", lambda out, *right: wrong(doubled(out), *right))
+    else:
+        monkeypatch.setattr(module, function, lambda *given, **options: doubled(wrong(*given, **options)))
+    ended = perform(task)
+    assert ended.outcome == "failed" and ("wrong" in ended.error or "differ" in ended.error)
 
 
 @pytest.mark.parametrize("arch", ["sm_120a", "sm_90a"])

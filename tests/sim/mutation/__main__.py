@@ -30,7 +30,7 @@ def main() -> int:
     parser.add_argument("--cutlass", type=Path, help="a checkout of NVIDIA/cutlass, for its programs")
     parser.add_argument("--match", default="", help="only mutants whose name contains this")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only every N-th mutant")
-    parser.add_argument("--json", type=Path, help="add all verdicts to this file, which table.py makes a table of")
+    parser.add_argument("--json", type=Path, help="add all verdicts to this file")
     given = parser.parse_args()
     unexplained = 0
     for name in given.kernels or (*NAMES, *gemm.CASES, *(public.PROGRAMS if given.cutlass else ())):
@@ -44,7 +44,6 @@ def main() -> int:
         unexplained += bool(control.by)
         lines = reached(one)
         every = [m for m in mutants(one.ptx) if given.match in m.name]
-        every = gemm.once(every) if name in gemm.CASES else every
         chosen = [m for m in every if m.line in lines][:: given.every]
         print(
             f"{name}: {len(every)} mutants, {sum(m.line not in lines for m in every)} of them at lines never executed"

@@ -27,8 +27,8 @@ CASES = {
                        exact=True),
 }  # fmt: skip
 """A few tiles for fewer clusters, and more steps of K than an unrolled pass of the MMA loop and the stages of the ring;
-each copy of an MMA meets data. Data is exact, so that one wrong bit shows. A second problem has one tile and few steps: most of a ring is never used,
-and with stream-K there are clusters that only help others."""
+each copy of an MMA meets data, which is exact, so that one wrong bit shows. A second problem has one tile and few
+steps: most of a ring is never used, and with stream-K there are clusters that only help others."""
 
 
 @contextmanager
