@@ -152,10 +152,13 @@ def quack(problem: Problem) -> list[Call]:
 
 
 def triton_module():
-    """``gemm_triton``."""
+    """``gemm_triton``, where Triton is installed and finds the driver of a GPU; it looks for one when it is asked."""
     try:
         import gemm_triton
-    except ImportError as error:
+        from triton.runtime import driver
+
+        driver.active.get_current_target()
+    except (ImportError, RuntimeError) as error:
         raise NotAvailableError(f"triton: {error}") from error
     return gemm_triton
 

@@ -18,6 +18,7 @@ from nbclient import NotebookClient
 FOLDER = Path(__file__).resolve().parent
 TIMES = "seconds on this machine"
 ADDRESS = re.compile(r"0x[0-9a-f]{8,}")
+PTX_LINE = re.compile(r"(PTX\s+line\s+)\d+")
 NUMBER = re.compile(r"-?\d+\.\d+(?:e[+-]?\d+)?|-?\d+e[+-]?\d+")
 
 
@@ -35,7 +36,10 @@ def executed(path: Path) -> nbformat.NotebookNode:
 
 
 def text_of(notebook: nbformat.NotebookNode) -> list[str]:
-    """The lines that the cells print, without pictures, times and addresses of memory."""
+    """The lines that the cells print, without pictures, times, addresses of memory and line numbers of PTX.
+
+    The same kernel has comments of other lengths in its PTX where another interpreter traced it.
+    """
     lines = []
     for number, cell in enumerate(notebook.cells):
         printed = ""
@@ -45,6 +49,7 @@ def text_of(notebook: nbformat.NotebookNode) -> list[str]:
             # one print may be stored as several outputs
             if output.get("name") != "stderr" and not text.startswith("<Figure"):
                 printed += text
+        printed = PTX_LINE.sub(r"\1(number)", printed)
         lines += [f"# cell {number}", *filter(None, printed.splitlines())]
     return [ADDRESS.sub("(address)", line) for line in lines if not line.startswith(TIMES)]
 

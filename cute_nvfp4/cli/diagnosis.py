@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import subprocess
 import sys
 import tempfile
@@ -12,11 +13,12 @@ from importlib import metadata
 from ..errors import CuteNvfp4Error
 
 _REQUIRED = (
-    "torch", "nvidia-cutlass-dsl", "cuda-python", "numpy", "ml_dtypes", "typer", "rich", "pydantic", "Jinja2",
+    "nvidia-cutlass-dsl", "cuda-python", "numpy", "ml_dtypes", "typer", "rich", "pydantic", "Jinja2",
     "PyYAML", "filelock", "platformdirs", "safetensors",
 )  # fmt: skip
 _TOOLS = ("nvdisasm", "cuobjdump", "ptxas")
-_PYTHON = ((3, 10), (3, 12))
+PYTHON = ((3, 10), (3, 14))
+"""The oldest and the newest Python that the package is tested with."""
 _LIBRARIES = ("nvidia-cutlass-dsl-libs-cu12", "nvidia-cutlass-dsl-libs-cu13")
 
 
@@ -52,10 +54,9 @@ def _describe(error: Exception) -> str:
 
 
 def _packages() -> Iterator[Finding]:
-    version = sys.version_info[:2]
-    text = ".".join(str(part) for part in sys.version_info[:3])
-    fits = _PYTHON[0] <= version <= _PYTHON[1]
-    yield Finding("packages", "python", "ok" if fits else "fail", text, "" if fits else "use Python 3.10, 3.11 or 3.12")
+    yield interpreter(tuple(sys.version_info[:3]))
+    yield _torch()
+    yield triton(_version("triton"))
     for package in _REQUIRED:
         found = _version(package)
         if found is None:
@@ -63,6 +64,39 @@ def _packages() -> Iterator[Finding]:
         else:
             yield Finding("packages", package, "ok", found)
     yield libraries({package: _version(package) for package in _LIBRARIES})
+
+
+def interpreter(version: tuple[int, int, int]) -> Finding:
+    """Judges the version of Python: older than the oldest cannot work, newer than the newest was not tried."""
+    text, (oldest, newest) = ".".join(map(str, version)), PYTHON
+    if oldest <= version[:2] <= newest:
+        return Finding("packages", "python", "ok", text)
+    advice = f"tested with Python {oldest[0]}.{oldest[1]} to {newest[0]}.{newest[1]}"
+    return Finding("packages", "python", "fail" if version[:2] < oldest else "warn", text, advice)
+
+
+def _torch() -> Finding:
+    """Names the build of torch; one that cannot be imported is told with its error."""
+    try:
+        import torch
+    except Exception as error:  # a library or a package that is missing: the user must be told
+        advice = "pip install --force-reinstall torch, with the versions of constraints.txt"
+        return Finding("packages", "torch", "fail", _describe(error), advice)
+    return torch_build(torch.__version__, torch.version.cuda)
+
+
+def torch_build(version: str, cuda: str | None) -> Finding:
+    """Says which build of torch ``version`` is; ``cuda`` is the release of CUDA that it was built for, if any."""
+    build = f"build for CUDA {cuda}" if cuda else "CPU build"
+    return Finding("packages", "torch", "ok", f"{version}, {build}")
+
+
+def triton(version: str | None) -> Finding:
+    """Says whether Triton is there; nothing in this package needs it."""
+    if version is None:
+        advice = "only submissions of Triton and the Triton baseline of benchmarks/gemm.py need it: pip install triton"
+        return Finding("packages", "triton", "note", "not installed", advice)
+    return Finding("packages", "triton", "ok", version)
 
 
 def libraries(versions: dict[str, str | None]) -> Finding:
@@ -122,11 +156,31 @@ def _compile(arch: str) -> tuple[str, str]:
     return "ok", f"a small kernel: {len(compile_probe(arch).cubin)} bytes of cubin"
 
 
+def driver_version() -> str:
+    """The newest CUDA that the driver of this machine supports, such as ``13.0``; empty where there is no driver."""
+    number = ctypes.c_int()
+    try:
+        failed = ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(number))
+    except OSError:
+        return ""
+    return "" if failed else f"{number.value // 1000}.{number.value % 1000 // 10}"
+
+
+def driver(version: str, built: str | None) -> Finding:
+    """Says whether a driver is there, and what it means for a torch that was ``built`` for CUDA, or for none."""
+    if version:
+        advice = "" if built else "torch's CPU build does not use it: kernels run there with a build of torch for CUDA"
+        return Finding("runs on", "driver", "note" if advice else "ok", f"CUDA {version}", advice)
+    advice = "torch's CPU build is enough here and some gigabytes smaller: docs/installation.md" if built else ""
+    return Finding("runs on", "driver", "note", "none (libcuda.so.1): kernels run in the simulator", advice)
+
+
 def _devices() -> Iterator[Finding]:
     import torch
 
     from ..target import ARCHITECTURES
 
+    yield driver(driver_version(), torch.version.cuda)
     if not torch.cuda.is_available():
         built = torch.version.cuda
         why = f"torch {torch.__version__} has CUDA {built} but sees no device" if built else "torch has no CUDA support"

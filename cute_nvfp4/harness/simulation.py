@@ -7,6 +7,7 @@ submission's own too, with the simulator's checks on.
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Iterator, Sequence
 
 from ..sim import Schedule, Trace
@@ -20,6 +21,11 @@ GAP = 1 << 16
 """Bytes between two tensors of the workspace: an access that runs past the end of one does not reach the next."""
 MAX_LAUNCHES = 256
 """Launches of a call that are reported one by one."""
+NO_TRITON = (
+    "Triton asked for the driver of a GPU to launch a kernel: the simulated GPU runs kernels of the CuTe DSL and work "
+    "of torch, and has no driver for Triton. Run this submission with --backend cuda on a machine with a GPU."
+)
+"""What is said of a submission that launches a kernel of Triton in the simulated GPU."""
 
 
 class Simulation:
@@ -67,9 +73,11 @@ class Simulation:
         try:
             yield
         except Exception as error:
-            if session.failure is None:
-                raise
-            raise self._stopped(schedule) from error
+            if session.failure is not None:
+                raise self._stopped(schedule) from error
+            if _is_of_tritons_driver(error):
+                raise StoppedLaunch(NO_TRITON) from error
+            raise
         finally:
             if traced is not None:
                 traced.write(trace)
@@ -113,6 +121,12 @@ class Simulation:
                 for number, slot, tensor in workspace.tensors()
             ],
         )
+
+
+def _is_of_tritons_driver(error: BaseException) -> bool:
+    """Whether the error comes from Triton's search for a driver, which its every launch begins with."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(frame.f_globals.get("__name__") == "triton.runtime.driver" for frame in frames)
 
 
 def _name(buffer: str, number: int, many: bool) -> str:

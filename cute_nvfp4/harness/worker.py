@@ -310,8 +310,8 @@ def _own_traceback(error: BaseException) -> str:
 
 
 def _launched_at(error: BaseException) -> str:
-    """Where the submission launched what was stopped: its frames, without those of the DSL and of the simulator."""
-    libraries = str(Path(__file__).parents[1]), "nvidia_cutlass_dsl", "<"
+    """Where the submission launched what was stopped: its frames without those of DSL, Triton and simulator."""
+    libraries = str(Path(__file__).parents[1]), "nvidia_cutlass_dsl", "/triton/", "<"
     frames = [f for f in traceback.extract_tb(error.__traceback__) if not any(part in f.filename for part in libraries)]
     return "launched at\n" + "".join(traceback.format_list(frames)).rstrip() if frames else ""
 

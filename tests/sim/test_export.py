@@ -16,13 +16,11 @@ from cute_nvfp4.errors import OperandError, OperandTypeError
 
 WITHOUT_DSL = """
 import sys
+from importlib.machinery import PathFinder
 
-class Missing:
-    def find_spec(self, name, *rest):
-        if name.split(".")[0] == "cutlass":
-            raise ImportError("no DSL here")
-
-sys.meta_path.insert(0, Missing())
+# as if the DSL were not installed: nobody finds it, and whoever asks whether it is there (torch does) is told so
+installed = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *rest: None if name.split(".")[0] == "cutlass" else installed(name, *rest)
 import torch
 import cute_nvfp4 as nv
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from cute_nvfp4.cli import diagnosis
+from cute_nvfp4.cli.diagnosis import PYTHON
 from cute_nvfp4.cli.main import app
 from cute_nvfp4.errors import CompileError
 from cute_nvfp4.runtime import inspection
@@ -40,6 +43,61 @@ def test_a_working_machine(tmp_path, monkeypatch):
 def test_dsl_libraries(versions, status, words):
     finding = diagnosis.libraries(versions)
     assert finding.status == status and words in finding.advice
+
+
+def test_the_range_of_python_is_that_of_the_package():
+    text = (Path(__file__).resolve().parents[2] / "pyproject.toml").read_text()
+    (oldest, above), (first, newest) = re.search(r'requires-python = ">=(3\.\d+),<(3\.\d+)"', text).groups(), PYTHON
+    assert oldest == f"{first[0]}.{first[1]}" and above == f"{newest[0]}.{newest[1] + 1}"
+    listed = re.findall(r'"Programming Language :: Python :: 3\.(\d+)"', text)
+    assert [int(minor) for minor in listed] == list(range(first[1], newest[1] + 1))
+
+
+@pytest.mark.parametrize(
+    "version,status", [((3, 9, 18), "fail"), ((3, 10, 0), "ok"), ((3, 14, 2), "ok"), ((3, 15, 0), "warn")]
+)
+def test_versions_of_python(version, status):
+    finding = diagnosis.interpreter(version)
+    assert finding.status == status and finding.found == ".".join(map(str, version))
+    assert ("3.10 to 3.14" in finding.advice) == (status != "ok")
+
+
+def test_builds_of_torch_and_triton():
+    assert diagnosis.torch_build("2.13.0+cpu", None).found == "2.13.0+cpu, CPU build"
+    assert diagnosis.torch_build("2.13.0+cu130", "13.0").found == "2.13.0+cu130, build for CUDA 13.0"
+    assert diagnosis.triton("3.7.1").status == "ok"
+    assert diagnosis.triton(None).status == "note" and "pip install triton" in diagnosis.triton(None).advice
+
+
+@pytest.mark.parametrize(
+    "version,built,status,advice",
+    [
+        ("13.0", "13.0", "ok", ""),
+        ("13.0", None, "note", "a build of torch for CUDA"),
+        ("", "13.0", "note", "docs/installation.md"),
+        ("", None, "note", ""),
+    ],
+)
+def test_a_driver_and_what_torch_makes_of_it(version, built, status, advice):
+    finding = diagnosis.driver(version, built)
+    assert finding.status == status and advice in finding.advice and bool(advice) == bool(finding.advice)
+    assert ("simulator" in finding.found) == (version == "")
+
+
+def test_the_version_of_a_driver(monkeypatch):
+    class Library:
+        def cuDriverGetVersion(self, number):  # the name of the CUDA driver API
+            number._obj.value = 13010
+            return 0
+
+    monkeypatch.setattr(diagnosis.ctypes, "CDLL", lambda name: Library())
+    assert diagnosis.driver_version() == "13.1"
+
+    def missing(name):
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(diagnosis.ctypes, "CDLL", missing)
+    assert diagnosis.driver_version() == ""
 
 
 def _alone(monkeypatch, *kept: str):
@@ -92,6 +150,6 @@ def test_a_gpu_without_kernels_is_a_warning(monkeypatch):
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     monkeypatch.setattr("torch.cuda.get_device_capability", lambda index: [(9, 0), (8, 0)][index])
     monkeypatch.setattr("torch.cuda.get_device_name", lambda index: f"device {index}")
-    first, second = diagnosis.diagnose()
+    _, first, second = diagnosis.diagnose()
     assert (first.status, first.found) == ("ok", "device 0, capability 9.0: sm_90a")
     assert second.status == "warn" and "--backend sim" in second.advice

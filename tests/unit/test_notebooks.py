@@ -41,6 +41,9 @@ def notebook(text: str) -> nbformat.NotebookNode:
         ("error 1.2e-02", "error 3.4e-02", False),
         ("a line", "another line", False),
         ("a line", "a line\nmore", False),
+        ("ld.global (PTX line 177, a.py:3)", "ld.global (PTX line 171, a.py:3)", True),
+        ("ld.global (PTX line\n    177, a.py:3)", "ld.global (PTX line\n    171, a.py:3)", True),
+        ("ld.global (PTX line 177, a.py:3)", "ld.global (PTX line 177, a.py:4)", False),
         ("seconds on this machine: 1.20", "seconds on this machine: 9.87", True),
     ],
 )
