@@ -1,8 +1,8 @@
 """The constants of ``planning/packed_model.py`` from measured plans: ``python benchmarks/fit_packed_model.py``.
 
 ``records/packed_plans_nvidia_h200.csv`` has a row for every plan that ``gemm_choice.py`` has timed on an H200 and that
-is on record: of its seeds 3, 5, 6, 7, 9 and 10. The constants were first fitted to 2,600 plans, most of them (of seeds 1,
-2 and 4, and of shapes of other benchmarks) on no record any more, so they cannot be derived again as they are.
+is on record: of its seeds 3, 5, 6, 7, 9 and 10. The constants were first fitted to 2,600 plans, most of them (of seeds
+1, 2 and 4, and other shapes) on no record any more, so they cannot be derived again as they are.
 
 The script fits all constants that the record determines, by least squares of log(modelled / measured); a plan's weight
 is the fastest time of its product over its own. Launches took 4.9 µs on the machine of the first record and 3.2 to 3.4
