@@ -17,7 +17,7 @@ import torch
 
 from cute_nvfp4 import BlockScaledTensor
 from cute_nvfp4.formats import FORMATS
-from cute_nvfp4.harness.evaluate import Options, task_of
+from cute_nvfp4.harness.evaluation import Options, task_of
 from cute_nvfp4.harness.problem import get_problem
 from cute_nvfp4.scale_layout import to_blocked
 

@@ -28,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from published import FLASHINFER, records
 from timing_b200 import PAGE, timings, version, versions
 
-from cute_nvfp4.harness.evaluate import Options, task_of
+from cute_nvfp4.harness.evaluation import Options, task_of
 from cute_nvfp4.harness.schema import Case
 
 HERE = Path(__file__).resolve().parent

@@ -13,7 +13,7 @@ from rich.console import Console
 from cute_nvfp4.harness.comparison import FIGURES, Comparison, Contestant
 from cute_nvfp4.harness.comparison_page import COLORS
 from cute_nvfp4.harness.comparison_report import print_comparison
-from cute_nvfp4.harness.evaluate import Evaluation, Options, task_of
+from cute_nvfp4.harness.evaluation import Evaluation, Options, task_of
 
 PROBLEM, CASE = "nvfp4_gemv", 3  # M = 256, K = 7168, L = 1
 SHOWN = ("instructions", "load_requests", "sectors_per_request", "bytes_read", "registers", "spills")

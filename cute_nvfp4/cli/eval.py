@@ -12,7 +12,7 @@ import typer
 from .output import STDOUT, JsonOption, check_writable, shown_errors, stderr, stdout, write_json
 
 if TYPE_CHECKING:
-    from ..harness.evaluate import Evaluation
+    from ..harness.evaluation import Evaluation
     from ..harness.results import RunResult
     from ..harness.schema import Task
 
@@ -85,7 +85,7 @@ def evaluate(
     paths = [*(submissions or []), *([submission] if submission else [])]
     with shown_errors():
         from ..harness.errors import EXIT_CHECK_FAILED, HarnessError
-        from ..harness.evaluate import Evaluation, Options, task_of
+        from ..harness.evaluation import Evaluation, Options, task_of
 
         options = Options(problem, mode, None, backend, arch, data, task, seed=seed, case=case, timeout=timeout)
         several = len(paths) > 1

@@ -25,7 +25,7 @@ def new(
     with shown_errors():
         from ..harness.starters import starter
 
-        text = starter(problem, style).read_text()
+        text = starter(problem, style)
     try:
         with output.open("w" if force else "x") as file:
             file.write(text)

@@ -42,13 +42,13 @@ _PIPE_WIDTH = 140
 
 
 def stdout() -> Console:
-    """Where results go; into a pipe or a file, tables are not folded to 80 columns."""
+    """The console that results go to; into a pipe or a file, tables are not folded to 80 columns."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=_PIPE_WIDTH)
 
 
 def stderr() -> Console:
-    """Where progress and errors go."""
+    """The console that progress and errors go to."""
     return Console(stderr=True, highlight=False)
 
 

@@ -138,7 +138,7 @@ def _missing_package(error: BaseException) -> str:
 
 
 def show_traceback(error: BaseException, script: str) -> None:
-    """As Python shows it, without the frames of this command."""
+    """Shows a traceback as Python does, without the frames of this command."""
     at: TracebackType | None = error.__traceback__
     while at is not None and at.tb_frame.f_code.co_filename != script:
         at = at.tb_next

@@ -54,7 +54,7 @@ def _round(value: np.ndarray, dtype: np.dtype) -> np.ndarray:
 
 
 def _widen(value: np.ndarray) -> np.ndarray:
-    """Exact; by way of float32, which numpy converts float16 to far faster than to float64."""
+    """``value`` in float64, exactly; by way of float32, which numpy converts float16 to far faster than to float64."""
     return value.astype(np.float32).astype(np.float64) if value.dtype == np.float16 else value.astype(np.float64)
 
 

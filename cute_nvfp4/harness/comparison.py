@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import SubmissionError
-from .evaluate import Evaluation
+from .evaluation import Evaluation
 from .results import CaseResult, RunResult
 from .timing import geometric_mean
 
@@ -102,7 +102,7 @@ class Contestant:
         return None if self.run is None else self.run.cases[position]
 
     def figure(self, figure: Figure, position: int) -> float | None:
-        """Of the case at ``position``; None where it failed, for what a wrong kernel does tells nothing."""
+        """The figure of the case at ``position``; None where it failed, for what a wrong kernel does tells nothing."""
         case = self.case(position)
         return figure.of(case) if case is not None and case.passed else None
 
@@ -141,7 +141,7 @@ class Comparison:
         return next((contestant.run for contestant in self.contestants if contestant.run), None)
 
     def figures(self, kind: str, position: int | None = None) -> list[Figure]:
-        """Those of a kind that somebody has, in the case at ``position`` or in any; counts only if they are not 0."""
+        """The figures of a kind that somebody has, in the case at ``position`` or in any; counts if they are not 0."""
         places = range(len(self.run.cases) if self.run else 0) if position is None else [position]
 
         def known(figure: Figure) -> bool:
@@ -182,7 +182,7 @@ def _prepared(prepare: Callable[[Path], Evaluation], path: Path) -> Evaluation |
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
-    """As short as tells them apart: names of files, else paths."""
+    """The shortest names that tell the submissions apart: those of files, else paths."""
     stems = [path.stem for path in paths]
     if len(set(stems)) == len(stems):
         return stems

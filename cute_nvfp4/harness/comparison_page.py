@@ -87,7 +87,7 @@ def _row(comparison: Comparison, position: int, figures: list[Figure]) -> Row:
 
 
 def _panels(comparison: Comparison, figures: list[Figure], task: Task) -> list[Panel]:
-    """Those in which there is anything to draw."""
+    """The panels in which there is anything to draw."""
     panels = [_panel(comparison, figure, task) for figure in figures if figure.plotted]
     return [panel for panel in panels if any(bar.share for _, bars in panel.cases for bar in bars)]
 

@@ -20,7 +20,7 @@ from .errors import (
     SubmissionError,
     TaskFileError,
 )
-from .evaluate import Evaluation, Options
+from .evaluation import Evaluation, Options
 from .problem import MODES, get_problem
 from .protocol import open_channel, report, report_refusal
 from .schema import Case, load_task, parse_spec

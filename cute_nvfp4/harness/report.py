@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from .counters import Launch
-from .evaluate import percent_of_copy
+from .evaluation import percent_of_copy
 from .results import CaseResult, RunResult
 from .schema import Case, Task, spec
 

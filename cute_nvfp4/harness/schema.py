@@ -162,7 +162,7 @@ def parse_spec(line: str, parameters: list[str], where: str, *, grouped: bool = 
             the problem's names.
     """
     case: Case = {}
-    for part in filter(None, (piece.strip() for piece in line.split(";"))):
+    for part in filter(None, (field.strip() for field in line.split(";"))):
         name, separator, value = part.partition(":")
         try:
             if not separator or name.strip() in case:

@@ -1,6 +1,6 @@
 """The tensors that a submission is called with, in its own process: those of every call of a batch.
 
-They lie in one piece of memory that is kept from case to case, so contents change under addresses that a submission
+They lie in one block of memory that is kept from case to case, so contents change under addresses that a submission
 may have seen before.
 """
 
@@ -58,7 +58,7 @@ class Workspace:
 
     @property
     def memory(self) -> torch.Tensor:
-        """The piece of memory that holds all of them."""
+        """The block of memory that holds all of them."""
         return self._memory
 
     def tensors(self) -> Iterator[tuple[int, Slot, torch.Tensor]]:

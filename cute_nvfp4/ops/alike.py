@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor
-from torch._C._dynamo.guards import TensorGuards
+
+from ..runtime.torch_private import guards
 
 
 class Alike:
@@ -17,8 +18,7 @@ class Alike:
         first = [next(j for j, y in enumerate(tensors) if y is x) for x in tensors]
         self._twice = [(i, j) for i, j in enumerate(first) if i != j]
         self._distinct = sorted(set(first))
-        distinct = [tensors[i] for i in self._distinct]
-        self._guards = TensorGuards(*distinct, dynamic_dims_sizes=[], dynamic_dims_strides=[])
+        self._guards = guards([tensors[i] for i in self._distinct])
 
     def check(self, tensors: Sequence[Tensor]) -> bool:
         """Whether as many ``tensors`` are like these."""

@@ -11,10 +11,8 @@ from torch.compiler import is_dynamo_compiling
 
 from ..operand import BlockScaledTensor, is_wrapper
 from ..runtime.simulating import current_session
-
-modes = torch._C._len_torch_dispatch_stack
-# torch.autograd.graph.increment_version of a tuple, without its look at the type; passes over tensors of inference mode
-increment_versions = torch._C._increment_version
+from ..runtime.torch_private import dispatch_modes as modes
+from ..runtime.torch_private import increment_versions
 
 
 def by_operator(operands: Sequence[Any], *others: Any) -> bool:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from ..runtime.backend import device_index, raw_stream
+from ..runtime.backend import device_index
+from ..runtime.torch_private import raw_stream
 from ..target import Target
 
 POOL_WORDS = 1 << 18

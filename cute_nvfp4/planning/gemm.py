@@ -14,7 +14,7 @@ from ..runtime.bounded import remembered
 from ..target import Architecture
 from . import gemm_model, gemm_table, sm120_model
 from .gemm_model import Prediction
-from .gemm_problem import GemmProblem, Plan, can_count, can_deal, can_run, plan_tiling
+from .gemm_problem import GemmProblem, Plan, can_count, can_distribute, can_run, plan_tiling
 from .rates import L2_BYTES, concurrent_clusters
 
 __all__ = ["GemmProblem", "Plan", "can_run", "candidates", "choose", "plan_for", "predict_plan", "ranked"]
@@ -24,7 +24,7 @@ _PAIR_CLUSTERS = ((4, 1), (2, 2), (4, 2), (2, 4))
 _MODELS = {"sm100": gemm_model, "sm120": sm120_model}
 _TILE_N = {"sm100": TILE_N, "sm120": SM120_TILE_N}
 _MIN_SHARE = 4
-"""k-tiles that a CTA has at least where equal shares are dealt: fewer are not worth their partial sums."""
+"""k-tiles that a CTA has at least where they get equal shares: fewer are not worth their partial sums."""
 
 
 def predict_plan(plan: Plan, problem: GemmProblem, sm_count: int, **counted: float) -> Prediction:
@@ -78,7 +78,9 @@ def plan_for(problem: GemmProblem, arch: Architecture, sm_count: int, given: Pla
     if tiling["store"] == "tma":
         del tiling["store"]  # the problem decides whether TMA can
     plan = replace(given, config=problem.config(arch, given.swap, **tiling))
-    reason = can_run(problem) or can_implement(plan.config) or can_deal(plan, problem.k) or can_count(plan, problem)
+    reason = (
+        can_run(problem) or can_implement(plan.config) or can_distribute(plan, problem.k) or can_count(plan, problem)
+    )
     ctas = plan.workers * plan.config.ctas
     # a cluster waits for those after it, so all must be on the device together
     if not reason and plan.config.scheduler == "stream_k" and ctas > sm_count:

@@ -78,7 +78,7 @@ class Minimum:
 
     @property
     def ceiling_us(self) -> float:
-        """The same at the best rates published for whole kernels; launch not counted."""
+        """The bound of ``speed_of_light_us`` at the best rates published for whole kernels; launch not counted."""
         return max(self.bytes / rates.BEST_BYTES_S, self.flops / rates.BEST_FLOP_S) * 1e6
 
 
@@ -187,7 +187,7 @@ def predict(
         raise ValueError(f"no cluster of {c.cluster_size} CTAs fits on {sm_count} multiprocessors")
     if stage.stages < MIN_STAGES:
         raise ValueError(f"shared memory has room for {stage.stages} stages of {c}, expected at least {MIN_STAGES}")
-    # k-tiles or work tiles that are dealt to the clusters
+    # k-tiles or work tiles that are distributed to the clusters
     work = tiles * k_tiles if c.scheduler == "stream_k" else tiles
     workers = min(workers or fit, work)
     rounds = -(-workers // fit)

@@ -71,8 +71,8 @@ def plan_tiling(plan: Plan) -> dict[str, Any]:
     return plan.config.tiling
 
 
-def can_deal(plan: Plan, k: int) -> str:
-    """Why the work cannot be dealt as ``plan`` says, or an empty string."""
+def can_distribute(plan: Plan, k: int) -> str:
+    """Why the work cannot be distributed as ``plan`` says, or an empty string."""
     k_tiles = -(-k // plan.config.tile_k)
     if plan.config.split_k > k_tiles:
         return explain("split_k", got=plan.config.split_k, expected=f"at most {k_tiles}, the k-tiles of K = {k}")

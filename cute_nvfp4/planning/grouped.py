@@ -1,6 +1,6 @@
 """Which kernel runs a grouped GEMM: the tile shape, and whether A and B change places, by the GEMM's model.
 
-All groups share one plan. A candidate is dealt out as the scheduler will deal it; the busiest cluster's k-tiles
+All groups share one plan. A candidate's work is distributed as the scheduler will do it; the busiest cluster's k-tiles
 and the bytes of all groups then go into ``gemm_model.predict`` as if they were one GEMM's.
 """
 
@@ -20,7 +20,7 @@ from ..runtime.bounded import remembered
 from ..target import Architecture
 from . import gemm_model, sm120_model
 from .gemm_model import traffic
-from .gemm_problem import INT32_MAX, Plan, can_deal, plan_tiling
+from .gemm_problem import INT32_MAX, Plan, can_distribute, plan_tiling
 from .rates import concurrent_clusters
 
 
@@ -28,8 +28,8 @@ from .rates import concurrent_clusters
 class GroupedProblem(GemmSignature):
     """What the choice depends on, with the signature of all groups.
 
-    sizes: (m, n, k) of each group that has rows; in the contiguous form, where offsets deal rows to ``stack`` groups,
-    of one problem of all rows.
+    sizes: (m, n, k) of each group that has rows; in the contiguous form, where offsets distribute rows to ``stack``
+    groups, of one problem of all rows.
     """
 
     sizes: tuple[tuple[int, int, int], ...]
@@ -60,7 +60,7 @@ class GroupedProblem(GemmSignature):
 
 
 def expected_sizes(sizes: tuple[tuple[int, int, int], ...], stack: int) -> tuple[tuple[int, int, int], ...]:
-    """Sizes (m, n, k) to plan for: even shares of the rows where offsets deal them to ``stack`` groups."""
+    """Sizes (m, n, k) to plan for: even shares of the rows where offsets distribute them to ``stack`` groups."""
     if not stack:
         return sizes
     ((m, n, k),) = sizes
@@ -132,7 +132,7 @@ def plan_for_groups(problem: GroupedProblem, arch: Architecture, sm_count: int, 
     maps = "workspace" if given.config.maps == "workspace" and not problem.stack else ""
     plan = replace(given, config=problem.config(arch, given.swap, maps, **tiling))
     smallest_k = min(k for _, _, k in problem.sizes)
-    reason = can_run_grouped(problem) or can_implement_grouped(plan.config) or can_deal(plan, smallest_k)
+    reason = can_run_grouped(problem) or can_implement_grouped(plan.config) or can_distribute(plan, smallest_k)
     if reason:
         raise OperandError(reason)
     return plan
@@ -166,10 +166,10 @@ def modelled_us(plan: Plan, problem: GroupedProblem, sm_count: int) -> float:
         m, n = (n, m) if plan.swap else (m, n)
         num_bytes += traffic(config, m, n, k, 1, workers * config.cluster_size)
         each, rest = divmod(work_tiles(config, m, n), workers)
-        dealt = np.full(workers, each)
-        dealt[(first + np.arange(rest)) % workers] += 1
-        steps += dealt * -(-k // config.tile_k)
-        tiles += dealt
+        shares = np.full(workers, each)
+        shares[(first + np.arange(rest)) % workers] += 1
+        steps += shares * -(-k // config.tile_k)
+        tiles += shares
         first = (first + rest) % workers
     waves = int(tiles.max())
     rows = CTA_ROWS * config.cluster[0] * workers * waves

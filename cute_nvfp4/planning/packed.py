@@ -105,7 +105,8 @@ def wide_elements(p: PackedProblem) -> bool:
 
 
 def _streaming(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
-    """Units of a row tile, half and quarter of one: whole ones for each CTA, or cut where they do not divide."""
+    """Plans of the streaming kernel: work tiles of a row tile, of half and a quarter of one, whole ones for each CTA,
+    or cut where they do not divide."""
     stage, long_stage, most = STAGE_TILES, 4 if tiles(p.rows, p.k)[1] % 4 == 0 else STAGE_TILES, 64
     if wide_elements(p):
         # as many bytes a stage
@@ -122,14 +123,15 @@ def _streaming(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[
     ]
     for tiling in tilings:
         config = StreamConfig(arch=arch, **tiling, **decided(p, streams=True))
-        units, steps = -(-p.rows // config.rows), tiles(p.rows, p.k)[1] // config.stage_tiles
-        each = -(-units // sm_count)
-        for workers in {-(-units // each), min(sm_count, units * steps)}:
+        work_tiles, steps = -(-p.rows // config.rows), tiles(p.rows, p.k)[1] // config.stage_tiles
+        each = -(-work_tiles // sm_count)
+        for workers in {-(-work_tiles // each), min(sm_count, work_tiles * steps)}:
             yield PackedPlan(config, workers)
 
 
 def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
-    """WGMMA: tiles dealt whole, with x loaded for two CTAs at once or not, in equal shares, or shared along K."""
+    """Plans of the WGMMA kernel: work tiles distributed whole, with x loaded for two CTAs at once or not, in equal
+    shares, or shared along K."""
     # a narrower one makes as many tiles along the rows of x; many narrow tiles decode a weight as many times
     narrowest = {-(-p.m // tile_n): tile_n for tile_n in reversed(TILE_N)}
     for tile_n in (tile_n for along, tile_n in narrowest.items() if along <= MANY or tile_n >= WIDE):
@@ -168,12 +170,12 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
 
 
 def deep(config: Config) -> Config:
-    """With stages of one packed tile where two of two would fit: they are too few."""
+    """``config``, but with stages of one packed tile where only two stages of two would fit, which are too few."""
     return config if config.ring_stages > 2 else replace(config, stage_tiles=1)
 
 
 def _by_mma_sync(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterator[PackedPlan]:
-    """Tiles dealt whole or in equal shares."""
+    """Plans on mma.sync: work tiles distributed whole or in equal shares."""
     for tile_n in MMA_SYNC_TILE_N:
         if tile_n == min(MMA_SYNC_TILE_N) or tile_n // 2 < p.m:
             config = deep(WgmmaConfig(arch=arch, tile_n=tile_n, **decided(p, streams=False)))

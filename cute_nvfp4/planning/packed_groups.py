@@ -1,5 +1,5 @@
-"""The tile of a grouped GEMM of packed weights (sm_90a, sm_120a): the shortest modelled time of those whose work is
-dealt out as the kernel will deal it."""
+"""The tile of a grouped GEMM of packed weights (sm_90a, sm_120a): the shortest modelled time, with
+work tiles distributed as the kernel will distribute them."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ TILE_US = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class PackedGroups:
-    """Products of groups: sizes (m, n, k) of each; of rows that offsets deal to ``stack`` groups, one of all rows.
-    vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply alpha.
-    gate, packing: as in ``WgmmaConfig``; n is of the output."""
+    """Products of groups: sizes (m, n, k) of each; of rows that offsets distribute to ``stack`` groups, one of all
+    rows. vector: rows of outputs start at multiples of 16 bytes. factors: tensors of device scalars that multiply
+    alpha. gate, packing: as in ``WgmmaConfig``; n is of the output."""
 
     sizes: tuple[tuple[int, int, int], ...]
     stack: int = 0
@@ -121,7 +121,9 @@ def predict(plan: PackedPlan, p: PackedGroups) -> float:
         np.full(-(-n // c.out_rows) * -(-m // c.tile_n), tile_us(c, m, k))
         for m, n, k in sorted(p.expected, key=lambda size: -tile_us(c, size[0], size[2]))
     ]
-    dealt = np.concatenate(costs)
-    rounds = np.resize(np.pad(dealt, (0, -len(dealt) % plan.workers)), (-(-len(dealt) // plan.workers), plan.workers))
+    costs_us = np.concatenate(costs)
+    rounds = np.resize(
+        np.pad(costs_us, (0, -len(costs_us) % plan.workers)), (-(-len(costs_us) // plan.workers), plan.workers)
+    )
     rounds[1::2] = rounds[1::2, ::-1]
     return START_US + float(rounds.sum(0).max())

@@ -1,15 +1,17 @@
 """Modelled times of the GEMMs of packed weights: on an H200 from what was measured there, on sm_120a from published
 figures (the streaming kernel as on an H200).
 
-The figures here were fitted on an NVIDIA H200 on 2026-11-22 to 2,600 plans of 194 products
-(``benchmarks/gemm_choice.py``: seeds 1 to 4, and the shapes of the other benchmarks), which they meet to 5.5 %: root of
-the mean square, where the fastest plans of a product count most.
+The constants are in ``packed_model.json``, which ``benchmarks/fit_packed_model.py`` writes: of each its value, what a
+fit to the measured plans that are on record gives, and whether the value comes from that record.
 """
 
 from __future__ import annotations
 
+import json
 import math
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from ..kernels.gemm.sm90.config import STAGE_TILES, WgmmaConfig
 from ..kernels.gemm.sm90.stream_config import StreamConfig
@@ -17,151 +19,134 @@ from ..weight_layout import TILE_K, TILE_ROWS, tiles
 from . import sm120_model
 from .packed_problem import PackedPlan, PackedProblem, helped_steps, tile_count
 
+RECORD = Path(__file__).with_name("packed_model.json")
 TILE_CODES = TILE_ROWS * TILE_K
-BYTES_US = 3.96e6
-"""Bytes of a weight that memory gives in a µs."""
-STREAM_START_US, START_US = 6.16, 6.13
-"""Launch, first bytes and last store, of the streaming and of the WGMMA kernel."""
 
 
-class Unit(NamedTuple):
-    """tile: µs of a CTA of the streaming kernel for 64 of K of its unit, up to eight rows of x; many: more rows take so
-    many times as long."""
+@dataclass(frozen=True)
+class Constants:
+    """What the model is made of; times are in µs.
 
-    tile: float
-    many: float
+    A table has the number its keys count in its comment. ``many`` is more than eight rows of x."""
 
+    bytes_us: float  # bytes of a weight that memory gives in a µs
+    stream_start_us: float  # launch, first bytes and last store of the streaming kernel
+    start_us: float  # the same of the WGMMA kernel
+    eight_bits: float  # times as long as elements of four bits take those of eight
+    # the streaming kernel
+    work_tile_us: dict[int, float]  # slabs of a work tile: a CTA's time for 64 of K, up to eight rows of x
+    work_tile_many: dict[int, float]  # slabs of a work tile: times as long for more rows
+    warps: dict[str, float]  # slabs, warps along them, tiles of a stage: a step's time relative to other such tiles
+    warps_many: dict[str, float]  # the same for more rows
+    decoded_x_us: float  # 64 of K of eight rows of NVFP4 x, which each of the warps along a tile's rows decodes
+    cta_us: float  # each CTA
+    warp_us: float  # each warp along K, whose sums are added
+    eight_warps: float  # relative time of eight warps along K, for more than eight rows of x
+    cut_us: float  # to add the sums of a work tile that is cut
+    cut_part_us: float  # each part of it
+    cut_many_us: float  # the same for more than eight rows of x
+    fours_us: float  # a warp reads four sums of each lane from one part, where one warp adds and others multiply
+    # the WGMMA kernel
+    waiting: float  # part of its time that is not hidden behind memory, for elements of eight bits
+    stage_us: dict[int, float]  # rows of x in a tile: 128 rows of the weight and 128 of K
+    tile_us: dict[int, float]  # rows of x in a tile: to begin and to store a tile
+    fix_up_us: dict[int, float]  # rows of x in a tile: to add the sums of a tile that stream-K cuts in two
+    beyond_us: float  # a stage, for a row of a tile beyond the end of x
+    part_us: float  # each further part of a tile that stream-K cuts, by 64 rows of x in it
+    multicast: float  # relative time of a stage whose x is loaded for two CTAs
+    multicast_us: float  # to start clusters
+    l2_bytes: float  # bytes of operands up to which equal shares find them in L2
+    beyond_l2: float  # part by which their stages take longer for a byte more
+    short_stage: float  # relative time of stages of one packed tile
+    wide_short_stage: float  # the same of 256 rows of x, shared along K
+    turns: dict[int, float]  # rows of x in a tile: relative time of a stage where warpgroups take turns
+    turns_whole_k: float  # the same, of 64 rows of the weight, where a CTA has all of K
+    whole_k_us: float  # what that gains
+    overlap_us: float  # what a tile of 128 columns gains where sums travel during products
+    help_us: float  # to add a helper's sums
+    write_us: float  # for a helper to write them
+    exchange_us: float  # to add the sums of two CTAs of a cluster
 
-UNITS = {
-    2: Unit(0.0441, 1.10),
-    4: Unit(0.0618, 1.32),
-    8: Unit(0.1249, 1.19),
-}
-"""By slabs of a unit."""
-WARPS = {(8, 4, 2): 0.94, (8, 2, 2): 0.97, (2, 1, 4): 0.90}
-"""Time of a step by slabs, warps along them and tiles of a stage, relative to other ways to divide such a unit, up to
-eight rows of x."""
-WARPS_MANY = {(8, 4, 2): 0.95}
-"""The same for more rows."""
-DECODED_X_US = 0.0065
-"""µs for 64 of K of eight rows of NVFP4 x, which each of the warps along a unit's rows decodes for itself."""
-EIGHT_BITS = 1.2
-"""Elements of eight bits take so many times as long."""
-WAITING = 0.05
-"""Part of the time of WGMMA that is not hidden behind memory, for elements of eight bits."""
-CTA_US = 0.0108
-"""µs for each CTA."""
-WARP_US, EIGHT_WARPS = 0.05, 0.97
-"""µs for each warp along K, whose sums are added, and with eight of them the time for more than eight rows of x."""
-CUT_US, CUT_PART_US, CUT_MANY_US = 2.07, 0.06, 0.92
-"""µs to add the sums of a unit that is cut, for each of its parts, and for more than eight rows of x."""
-
-FOURS_US = 0.13
-"""µs for a warp to read four sums of each lane from one part of a unit, where one warp adds and others multiply."""
-
-
-class Width(NamedTuple):
-    """µs of a CTA of the WGMMA kernel, by rows of x in a tile. stage: for 128 rows of the weight and 128 of K; tile: to
-    begin and to store a tile; fix_up: to add the sums of a tile that stream-K cuts in two."""
-
-    stage: float
-    tile: float
-    fix_up: float
-
-
-WIDTHS = {
-    8: Width(0.315, 0.65, 2.5),
-    16: Width(0.328, 0.67, 2.9),
-    32: Width(0.348, 0.86, 3.1),
-    48: Width(0.384, 1.07, 3.2),
-    64: Width(0.447, 1.29, 3.3),
-    80: Width(0.479, 1.36, 3.6),
-    96: Width(0.535, 1.44, 3.9),
-    112: Width(0.576, 1.51, 4.2),
-    128: Width(0.649, 1.59, 4.4),
-    160: Width(0.788, 1.79, 5.0),
-    192: Width(0.941, 2.00, 5.5),
-    224: Width(1.101, 2.20, 6.0),
-    256: Width(1.230, 2.41, 6.5),
-}
-BEYOND_US = 0.0019
-"""µs of a stage for a row of a tile beyond the end of x."""
-PART_US = 0.31
-"""µs for each part more of a tile that stream-K cuts, by 64 rows of x in it."""
-MULTICAST, MULTICAST_US = 0.96, 0.69
-"""Time of a stage whose x is loaded for two CTAs, and µs to start clusters."""
-L2_BYTES, BEYOND_L2 = 40e6, 1.9e-9
-"""Bytes of operands up to which equal shares find them in L2, and how much longer their stages take for a byte more."""
-SHORT_STAGE, WIDE_SHORT_STAGE = 1.06, 0.95
-"""Time of stages of one packed tile; of 256 rows of x, shared along K."""
-TURNS = {32: 0.88, 64: 0.925, 128: 0.99}
-"""Time of a stage where warpgroups take turns; with these and what follows, measured at a few sizes on another H200."""
-TURNS_ALONE, ALONE_US = 1.015, 0.2
-"""The same, of 64 rows of the weight, where a CTA has all of K, and µs that this gains."""
-OVERLAP_US = 0.35
-"""µs that a tile of 128 columns gains where sums travel during products."""
-HELP_US, WRITE_US = 1.3, 2.0
-"""µs to add a helper's sums, and for it to write them."""
-EXCHANGE_US = 0.36
-"""µs to add the sums of two CTAs of a cluster."""
+    @classmethod
+    def of(cls, values: Mapping[str, float]) -> Constants:
+        """The constants from ``values``, each entry of a table by the table's name, a space and its key."""
+        fields: dict[str, float | dict] = {}
+        for name, value in values.items():
+            table, _, key = name.partition(" ")
+            if key:
+                fields.setdefault(table, {})[int(key) if key.isdecimal() else key] = value
+            else:
+                fields[name] = value
+        return cls(**fields)
 
 
-def predict(plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
+def recorded() -> dict[str, float]:
+    """The values in ``packed_model.json`` by name."""
+    return {name: entry["value"] for name, entry in json.loads(RECORD.read_text())["constants"].items()}
+
+
+CONSTANTS = Constants.of(recorded())
+START_US = CONSTANTS.start_us
+"""Launch, first bytes and last store of the WGMMA kernel."""
+
+
+def predict(plan: PackedPlan, p: PackedProblem, sm_count: int, by: Constants = CONSTANTS) -> float:
     """Modelled µs of a plan, launch included."""
     c = plan.config
     if isinstance(c, StreamConfig):
-        return STREAM_START_US + _streaming(c, plan.workers, p)
+        return by.stream_start_us + _streaming(c, plan.workers, p, by)
     if c.arch.generation == "sm120":
         return sm120_model.packed_us(c, tile_count(p, c), -(-p.k // c.tile_k), plan.workers, sm_count)
-    us, memory = _multiplying(c, plan, p, sm_count), _weight_bytes(c, p) / BYTES_US
+    us, memory = _multiplying(c, plan, p, sm_count, by), _weight_bytes(c, p) / by.bytes_us
     # most plans of elements of eight bits wait for memory: the one that does so least is first
-    return START_US + max(us, memory + (WAITING * us if c.weights.element_bits == 8 else 0.0))
+    return by.start_us + max(us, memory + (by.waiting * us if c.weights.element_bits == 8 else 0.0))
 
 
 def _weight_bytes(c: WgmmaConfig, p: PackedProblem) -> float:
     return p.rows * p.k * c.weights.tile_bytes / TILE_CODES
 
 
-def _streaming(c: StreamConfig, workers: int, p: PackedProblem) -> float:
+def _streaming(c: StreamConfig, workers: int, p: PackedProblem, by: Constants) -> float:
     """µs of the CTA with the largest share."""
-    units, steps = -(-p.rows // c.rows), tiles(p.rows, p.k)[1] // c.stage_tiles
-    share, cut = -(-units * steps // workers) * c.stage_tiles, units % workers
-    unit = UNITS[c.slabs]
-    tile = unit.tile * (unit.many if p.m > 8 else 1.0) * (EIGHT_WARPS if p.m > 8 and c.warps_k == 8 else 1.0)
-    tile *= EIGHT_BITS if c.weights.element_bits == 8 else 1.0
-    step = max(tile, workers * c.tile_bytes / BYTES_US)
-    step *= (WARPS if p.m <= 8 else WARPS_MANY).get((c.slabs, c.warps_m, c.stage_tiles), 1.0)
+    work_tiles, steps = -(-p.rows // c.rows), tiles(p.rows, p.k)[1] // c.stage_tiles
+    share, cut = -(-work_tiles * steps // workers) * c.stage_tiles, work_tiles % workers
+    many = p.m > 8
+    tile = by.work_tile_us[c.slabs] * (by.work_tile_many[c.slabs] if many else 1.0)
+    tile *= by.eight_warps if many and c.warps_k == 8 else 1.0
+    tile *= by.eight_bits if c.weights.element_bits == 8 else 1.0
+    step = max(tile, workers * c.tile_bytes / by.bytes_us)
+    step *= (by.warps_many if many else by.warps).get(f"{c.slabs},{c.warps_m},{c.stage_tiles}", 1.0)
     if c.quantized_x:
-        step += DECODED_X_US * c.warps_m * c.columns / 8
-    us = share * step + CTA_US * workers + WARP_US * c.warps_k
+        step += by.decoded_x_us * c.warps_m * c.columns / 8
+    us = share * step + by.cta_us * workers + by.warp_us * c.warps_k
     if cut:
-        us += CUT_US + CUT_PART_US * workers / cut + (CUT_MANY_US if p.m > 8 else 0.0)
-        if units > workers:
-            us += FOURS_US * math.ceil(p.m * c.rows / (4 * 32)) * workers / cut
+        us += by.cut_us + by.cut_part_us * workers / cut + (by.cut_many_us if many else 0.0)
+        if work_tiles > workers:
+            us += by.fours_us * math.ceil(p.m * c.rows / (4 * 32)) * workers / cut
     return us
 
 
-def _multiplying(c: WgmmaConfig, plan: PackedPlan, p: PackedProblem, sm_count: int) -> float:
+def _multiplying(c: WgmmaConfig, plan: PackedPlan, p: PackedProblem, sm_count: int, by: Constants) -> float:
     """µs of the multiprocessor with the most work tiles."""
     workers = plan.workers
-    width, count, steps = WIDTHS[c.tile_n], tile_count(p, c), -(-p.k // (STAGE_TILES * TILE_K))
-    along_m = -(-p.m // c.tile_n)
-    stage = (width.stage + BEYOND_US * (along_m * c.tile_n - p.m) / along_m) * c.row_groups / 2
+    count, steps = tile_count(p, c), -(-p.k // (STAGE_TILES * TILE_K))
+    along_m, tile_us = -(-p.m // c.tile_n), by.tile_us[c.tile_n]
+    stage = (by.stage_us[c.tile_n] + by.beyond_us * (along_m * c.tile_n - p.m) / along_m) * c.row_groups / 2
     if c.scheduler == "stream_k":
-        stage *= 1 + BEYOND_L2 * max(0.0, _weight_bytes(c, p) + p.m * p.k * 2 - L2_BYTES)
+        stage *= 1 + by.beyond_l2 * max(0.0, _weight_bytes(c, p) + p.m * p.k * 2 - by.l2_bytes)
         share = count * steps / workers
-        cut = width.fix_up + PART_US * c.tile_n / 64 * max(0.0, workers / count - 1)
-        return math.ceil(share) * stage * max(1.0, workers / sm_count) + width.tile * max(1.0, share / steps) + cut
-    stage *= MULTICAST if c.cluster_rows > 1 else 1.0
+        cut = by.fix_up_us[c.tile_n] + by.part_us * c.tile_n / 64 * max(0.0, workers / count - 1)
+        return math.ceil(share) * stage * max(1.0, workers / sm_count) + tile_us * max(1.0, share / steps) + cut
+    stage *= by.multicast if c.cluster_rows > 1 else 1.0
     if c.k_groups > 1:
-        stage *= TURNS[c.tile_n] if c.split_k > 1 else TURNS_ALONE
+        stage *= by.turns[c.tile_n] if c.split_k > 1 else by.turns_whole_k
     if c.stage_tiles == 1:
-        stage *= WIDE_SHORT_STAGE if c.tile_n == 256 else SHORT_STAGE
+        stage *= by.wide_short_stage if c.tile_n == 256 else by.short_stage
     if c.scheduler == "helped":
         helped = helped_steps(p, plan)
-        helps = -(-count // ((workers - count) * c.split_k)) * (helped * stage + WRITE_US)
-        return max(-(-(steps - helped) // c.split_k) * stage, helps) + width.tile + EXCHANGE_US + HELP_US
+        helps = -(-count // ((workers - count) * c.split_k)) * (helped * stage + by.write_us)
+        return max(-(-(steps - helped) // c.split_k) * stage, helps) + tile_us + by.exchange_us + by.help_us
     ctas = -(-count * c.split_k // sm_count)
-    rest = (EXCHANGE_US if c.split_k > 1 else 0.0) + (MULTICAST_US if c.cluster_rows > 1 else 0.0)
-    rest -= OVERLAP_US * c.overlap * c.tile_n / 128 + (ALONE_US if c.k_groups > c.split_k else 0.0)
-    return ctas * -(-steps // c.split_k) * stage + -(-ctas // c.ctas_per_sm) * width.tile + rest
+    rest = (by.exchange_us if c.split_k > 1 else 0.0) + (by.multicast_us if c.cluster_rows > 1 else 0.0)
+    rest -= by.overlap_us * c.overlap * c.tile_n / 128 + (by.whole_k_us if c.k_groups > c.split_k else 0.0)
+    return ctas * -(-steps // c.split_k) * stage + -(-ctas // c.ctas_per_sm) * tile_us + rest

@@ -37,7 +37,7 @@ class PackedProblem:
 
     @property
     def rows(self) -> int:
-        """Of the packed weight."""
+        """How many rows the packed weight has."""
         return packed_rows(self.n, bool(self.gate))
 
 
@@ -54,7 +54,7 @@ TILING = {
 
 
 class ScratchSize(NamedTuple):
-    """fp32 numbers of partial sums, and flags, of a launch."""
+    """How many fp32 partial sums and how many flags a launch needs in global memory."""
 
     floats: int
     flags: int
@@ -73,7 +73,7 @@ class PackedPlan:
 
     @property
     def tiling(self) -> dict[str, int | str]:
-        """What the plan decides of its configuration."""
+        """The fields of its configuration that the plan decides."""
         return {name: getattr(self.config, name) for name in TILING[type(self.config)]}
 
     def __str__(self) -> str:
@@ -84,7 +84,7 @@ class PackedPlan:
         return f"{kernel}, {', '.join(x for x in told if not x.startswith('tile_n'))} on {self.workers}"
 
     def scratch(self, n: int) -> ScratchSize:
-        """Of a launch for a weight of ``n`` rows: none where no unit or tile is cut."""
+        """What a launch for a weight of ``n`` rows needs: nothing where no work tile is cut."""
         c = self.config
         if isinstance(c, StreamConfig):
             cut = -(-n // c.out_rows) % self.workers > 0
@@ -138,12 +138,12 @@ def refused(p: PackedProblem, plan: PackedPlan) -> str:
 
 
 def tile_count(p: PackedProblem, c: WgmmaConfig) -> int:
-    """Output tiles."""
+    """How many output tiles there are."""
     return -(-p.rows // c.tile_m) * -(-p.m // c.tile_n)
 
 
 def helped_steps(p: PackedProblem, plan: PackedPlan) -> int:
-    """k-tiles of each tile that helpers multiply, who are to be done when the others are."""
+    """How many k-tiles of each tile the helpers multiply, so that they end when the others do."""
     c, tiles = plan.config, tile_count(p, plan.config)
     each = -(-tiles // ((plan.workers - tiles) * c.split_k)) * c.split_k
     return max(1, (-(-p.k // c.tile_k) - WRITE_STEPS * each) // (each + 1))

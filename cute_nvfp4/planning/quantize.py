@@ -249,7 +249,7 @@ def _resident_rows(config: QuantizeConfig) -> int:
 
 
 def _resident_others(config: QuantizeConfig) -> int:
-    """The same of the kernels of tiles and of transposed reads: as registers allow."""
+    """CTAs of the kernels of tiles and of transposed reads that are to fit on a multiprocessor: as registers allow."""
     if config.stochastic:
         return 2
     if config.transposed:

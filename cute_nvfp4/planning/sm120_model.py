@@ -43,7 +43,7 @@ def predict(
     tiles = -(-m // CTA_ROWS) * -(-n // config.tile_n) * batch
     k_tiles = -(-k // config.tile_k)
     stream = config.scheduler == "stream_k"
-    # k-tiles or work tiles that are dealt to the CTAs
+    # k-tiles or work tiles that are distributed to the CTAs
     work = tiles * k_tiles if stream else tiles
     workers = min(workers or sm_count, work)
     ctas = min(workers, sm_count)
@@ -89,7 +89,7 @@ def predict(
 
 
 def packed_us(config: WgmmaConfig, tiles: int, steps: int, workers: int, sm_count: int) -> float:
-    """µs of a product of 16-bit numbers and a packed weight: ``tiles`` of ``steps`` along K on ``workers`` CTAs."""
+    """µs of a product of 16-bit x and a packed weight: ``tiles`` of ``steps`` along K on ``workers`` CTAs."""
     step = packed_step_us(config, config.tile_n, sm_count)
     store = packed_store_us(config.tile_n, sm_count)
     start = START_US + LATENCY_US

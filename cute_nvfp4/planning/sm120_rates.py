@@ -29,12 +29,12 @@ class Part:
 
     @property
     def sm_flop_s(self) -> float:
-        """Of one multiprocessor, 4-bit operands; 8-bit ones take twice as long."""
+        """The rate of one multiprocessor for 4-bit operands; 8-bit ones take twice as long."""
         return _FLOP_PER_CLOCK * self.clock_ghz * 1e9 * self.sustained
 
     @property
     def sm_f16_flop_s(self) -> float:
-        """Of one multiprocessor, 16-bit operands and float32 sums."""
+        """The rate of one multiprocessor for 16-bit operands and float32 sums."""
         return self.f16_flop_per_clock * self.clock_ghz * 1e9 * self.sustained
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -105,12 +104,3 @@ def _device_sm_count(index: int, session: int) -> int:
 def device_index(device: torch.device) -> int:
     """Its number; that of the current device where it has none."""
     return torch.cuda.current_device() if device.index is None else device.index
-
-
-def _raw_stream(index: int) -> int:
-    return torch.cuda.current_stream(index).cuda_stream
-
-
-raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream)
-"""The handle of torch's current stream on device ``index``. The public way makes a ``Stream`` object first, which takes
-longer than a launch; inductor and Triton ask this way too."""

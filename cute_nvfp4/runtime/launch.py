@@ -18,10 +18,10 @@ import torch
 
 from ..target import architecture
 from . import driver
-from .backend import raw_stream
 from .cache import CompiledKernel
 from .simulating import SimulatedLaunch, Simulation, simulation
 from .template import Patch, Template
+from .torch_private import raw_stream
 
 Tensors = Mapping[str, tuple[torch.Tensor, bool]]
 """Every tensor that a kernel may touch, by name, and whether it may write it."""

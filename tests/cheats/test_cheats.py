@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cute_nvfp4.harness.errors import SubmissionError
-from cute_nvfp4.harness.evaluate import Evaluation, Options
+from cute_nvfp4.harness.evaluation import Evaluation, Options
 
 HERE = Path(__file__).parent
 

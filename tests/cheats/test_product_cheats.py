@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cute_nvfp4.harness.evaluate import Evaluation, Options
+from cute_nvfp4.harness.evaluation import Evaluation, Options
 
 HERE = Path(__file__).parent
 PROBLEMS = ("gemm", "dual_gemm", "group_gemm")

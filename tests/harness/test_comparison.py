@@ -128,7 +128,9 @@ def test_kernels_of_ones_own_are_compared(tmp_path: Path) -> None:
     """Two starters and one that cannot be loaded, in the simulator: the others are judged all the same."""
     broken, page, file = tmp_path / "broken.py", tmp_path / "page.html", tmp_path / "out.json"
     broken.write_text("def custom_kernel(:\n")
-    paths = [starter("nvfp4_gemv", style) for style in ("cute", "inline-ptx")]
+    paths = [tmp_path / f"starter_{style.replace('-', '_')}.py" for style in ("cute", "inline-ptx")]
+    for path, style in zip(paths, ("cute", "inline-ptx")):
+        path.write_text(starter("nvfp4_gemv", style))
     done = invoke(*paths, broken, "--backend", "sim", "--case", 0, "--html", page, "--json", file)
     assert done.exit_code == 112, done.output
     assert "2 of 3 submissions are right" in done.output and "syntax error in" in done.output

@@ -6,7 +6,7 @@ import pytest
 import torch
 from support import CHEATS, TINY
 
-from cute_nvfp4.harness.evaluate import Evaluation, Options
+from cute_nvfp4.harness.evaluation import Evaluation, Options
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cute_nvfp4.harness.evaluate import Evaluation, Options
+from cute_nvfp4.harness.evaluation import Evaluation, Options
 
 KERNELS = Path(__file__).parent / "own_kernels"
 

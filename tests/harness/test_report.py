@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from cute_nvfp4.harness.counters import Launch
-from cute_nvfp4.harness.evaluate import percent_of_copy
+from cute_nvfp4.harness.evaluation import percent_of_copy
 from cute_nvfp4.harness.problem import get_problem
 from cute_nvfp4.harness.protocol import lines
 from cute_nvfp4.harness.report import print_run

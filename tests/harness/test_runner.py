@@ -8,7 +8,7 @@ import pytest
 from support import HONEST, TINY
 
 from cute_nvfp4.harness.errors import HarnessError, SubmissionError
-from cute_nvfp4.harness.evaluate import Evaluation, Options
+from cute_nvfp4.harness.evaluation import Evaluation, Options
 from cute_nvfp4.harness.problem import get_problem, known_problems
 from cute_nvfp4.harness.runner import CallFailed, Runner
 from cute_nvfp4.harness.schema import load_task

@@ -40,15 +40,26 @@ def test_every_problem_has_starters() -> None:
 
 @pytest.mark.parametrize("problem,style", STARTERS)
 def test_a_starter_says_what_it_is(problem: str, style: str) -> None:
-    text = starter(problem, style).read_text()
+    text = starter(problem, style)
     assert directives(text) == {"leaderboard": problem, "gpu": "B200"}
     assert "cute_nvfp4" not in text  # a file of a contestant's own
     assert "Three things to try next:\n\n    1. " in text
     assert all(f"    {name} " in text for name in ("a", "sfa", "sfa_permuted", "c"))
+    # nothing of the template is left, and nothing that a formatter would change first
+    assert not any(mark in text for mark in ("{%", "%}", "<<", "{#")) and text.endswith("\n") and "\n\n\n\n" not in text
+    assert max(map(len, text.splitlines())) <= 120 and not any(line != line.rstrip() for line in text.splitlines())
+
+
+def test_the_shared_part_of_two_starters_is_the_same() -> None:
+    """GEMM and grouped GEMM have one kernel, and that of two products is made of the same lines but for its Bs."""
+    gemm, group, dual = (starter(f"nvfp4_{name}", "cute") for name in ("gemm", "group_gemm", "dual_gemm"))
+    kernel = gemm[gemm.index("from typing") : gemm.index("compiled = None")]
+    assert len(kernel.splitlines()) > 200 and kernel in group and kernel not in dual
+    assert sum(line in dual.splitlines() for line in kernel.splitlines()) > 0.75 * len(kernel.splitlines())
 
 
 @pytest.mark.parametrize("problem,style", STARTERS)
-def test_a_starter_is_right(problem: str, style: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_starter_is_right(problem: str, style: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """On all E2M1 codes and scales of any size, with the simulator's checks on."""
     described, case = get_problem(problem), SMALL[problem]
     inputs = described.generate(case, 1, "full")
@@ -56,7 +67,9 @@ def test_a_starter_is_right(problem: str, style: str, monkeypatch: pytest.Monkey
     outputs = {name: torch.full(b.shape, torch.nan, dtype=getattr(torch, b.dtype)) for name, b in shapes.items()}
     monkeypatch.setitem(sys.modules, "task", types.SimpleNamespace(input_t=tuple, output_t=torch.Tensor))
     with simulated_gpu("sm_100a"):
-        kernel = _loaded(starter(problem, style)).custom_kernel
+        path = tmp_path / f"{problem}_{style.replace('-', '_')}.py"
+        path.write_text(starter(problem, style))
+        kernel = _loaded(path).custom_kernel
         out = kernel(described.views({name: x.cuda() for name, x in (inputs | outputs).items()}))
         found = [x.cpu().numpy() for x in (out if isinstance(out, list) else [out])]
     expected = described.reference(case, inputs)
@@ -67,7 +80,7 @@ def test_a_starter_is_right(problem: str, style: str, monkeypatch: pytest.Monkey
 
 
 def _loaded(path: Path) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(f"{path.parent.name}_{path.stem}", path)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -92,7 +105,7 @@ def test_new_writes_over_nothing_unless_told_to(tmp_path: Path, monkeypatch: pyt
     assert refused.exit_code == 2 and "submission.py exists" in refused.output and "--force" in refused.output
     assert (tmp_path / "submission.py").read_text() == "mine"
     assert new("nvfp4_gemv", "--force").exit_code == 0
-    assert (tmp_path / "submission.py").read_text() == starter("nvfp4_gemv", "cute").read_text()
+    assert (tmp_path / "submission.py").read_text() == starter("nvfp4_gemv", "cute")
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import itertools
 import json
 import multiprocessing
 import os
+import re
 import time
 from pathlib import Path
 
@@ -19,10 +20,10 @@ from cute_nvfp4.formats import FORMATS as BLOCK_FORMATS
 from tests.long import fuzzing
 from tests.long.__main__ import main
 from tests.long.families import FAMILIES, packed_calls, rows
-from tests.long.ledger import Ledger, Record, sources
+from tests.long.ledger import Ledger, Record, simulator, sources
 from tests.long.order import mixed, streams
 from tests.long.shrink import shrunk
-from tests.long.summary import BEGIN, END, total, write
+from tests.long.summary import BEGIN, END, PAGE, summary, total, write
 from tests.long.worker import Ended, Task, Worker, allow, perform
 from tests.sim import test_packed_gemm as packed
 
@@ -121,18 +122,23 @@ def test_lists_are_plain_data_and_each_case_stands_for_something_else(arch: str)
 def test_what_has_passed_does_not_come_again(tmp_path) -> None:
     """Of a list what stands for the same; a random case no more, and one less is drawn; of other sources, last."""
     family, ledger = FAMILIES["gemm-structure"], Ledger(tmp_path / "ledger.jsonl")
+    common = COMMON | {"simulator": simulator()}
     cases = perform(Task(family.name, "", "sm_120a", 1)).cases
     done = json.loads(cases[5][0]) | {"m": 77, "seed": 3}
-    ledger.add(Record(family.name, json.dumps(done), "sm_120a", "passed", sources="old", kernels=("k",), **COMMON))
+    ledger.add(Record(family.name, json.dumps(done), "sm_120a", "passed", sources="old", kernels=("k",), **common))
     _, drawn, _ = first(1, 0, ["gated-gemm"])[0]
     for arch in FAMILIES["gated-gemm"].archs:
-        ledger.add(Record("gated-gemm", drawn, arch, "passed", sources=sources(), **COMMON))
+        ledger.add(Record("gated-gemm", drawn, arch, "passed", sources=sources(), **common))
     (stream,) = streams([family], ledger, 0, ["sm_120a"])
     assert stream.next().text == "" and stream.waits
     stream.take_list(cases)
     works = list(iter(stream.next, None))
     assert sorted(work.text for work in works[:-1]) == sorted(text for i, (text, _) in enumerate(cases) if i != 5)
     assert (json.loads(works[-1].text), works[-1].seen) == (done, ("k",))
+    old = Ledger(tmp_path / "old.jsonl")
+    old.add(Record(family.name, json.dumps(done), "sm_120a", "passed", sources=sources(), kernels=("k",), **COMMON))
+    (stream,) = streams([family], old, 0, ["sm_120a"])
+    assert [(work.text, work.seen) for work in stream.again] == [(json.dumps(done), ())], "another simulator's is known"
     (stream,) = streams([family], ledger, 0, ["sm_120a"], new=True)
     stream.next()
     stream.take_list(cases)
@@ -148,7 +154,9 @@ def test_what_has_failed_comes_first(tmp_path) -> None:
     ledger, cases = Ledger(tmp_path / "ledger.jsonl"), perform(Task("gemm-structure", "", "sm_120a", 1)).cases
     bad, old = cases[5][0], json.dumps(json.loads(cases[8][0]) | {"m": 99})
     for text, outcome in ((cases[7][0], "passed"), (bad, "hung"), (old, "failed")):
-        ledger.add(Record(structures.name, text, "sm_120a", outcome, sources=sources(), **COMMON))
+        ledger.add(
+            Record(structures.name, text, "sm_120a", outcome, sources=sources(), **COMMON | {"simulator": simulator()})
+        )
     _, drawn, _ = first(1, 0, ["gated-gemm"])[0]
     ledger.add(Record(random.name, drawn, "sm_120a", "crashed", **COMMON))
     listed, other = streams([structures, random], ledger, 0, ["sm_120a"])
@@ -281,7 +289,8 @@ def test_the_ledger_keeps_the_last_of_each_case_and_sums_up(tmp_path) -> None:
     for kernel, note in (("a", "Race"), ("a", "Race"), ("a", "harmless"), ("b", "Race")):
         case = json.dumps({"kernel": kernel, "kind": "drop", "ordinal": len(again.records)})
         again.add(Record("mutant", case, "sm_90a", "passed", note=note, **COMMON | {"seconds": 0.0}))
-    write(again, page, lambda family, arch: 7 if family == "gemm" else None)
+    goal = lambda family, arch: 7 if family == "gemm" else None  # noqa: E731
+    write(again, page, goal, ("s", ""))
     text = page.read_text()
     assert text.startswith("before\n") and text.endswith("\nafter\n") and "old" not in text
     assert "| gemm | sm_100a | 1 | 7 | 2 |  | 2 | 1 | 0 | 0 | 0 |" in text and "in 1.00 hours" in text
@@ -293,6 +302,46 @@ def test_the_ledger_keeps_the_last_of_each_case_and_sums_up(tmp_path) -> None:
     assert total("gemm-structure", "sm_120a") > 90 and total("gemv", "sm_90a") == FAMILIES["gemv"].goal
     record = Record("gemm", "{}", "sm_90a", "failed", smallest='{"m":1}', **COMMON)
     assert record.command == "python -m tests.long --case gemm '{\"m\":1}' --arch sm_90a"
+
+
+def test_only_cases_of_the_present_sources_count(tmp_path) -> None:
+    """Those of earlier ones have a row for each state, and tables of their own without a goal."""
+    ledger, now = Ledger(tmp_path / "ledger.jsonl"), COMMON | {"simulator": "sim", "sources": "new", "seconds": 3600.0}
+    for i, (state, outcome) in enumerate(
+        (({}, "passed"), ({"sources": "old"}, "failed"), ({"simulator": "o"}, "passed"))
+    ):
+        ledger.add(Record("gemv", f'{{"seed":{i}}}', "sm_90a", outcome, **now | state))
+    case = json.dumps({"kernel": "a", "kind": "drop", "ordinal": 0})
+    ledger.add(Record("mutant", case, "sm_90a", "passed", note="Race", **now | {"sources": "old"}))
+    ledger.add(Record("gemm", "{}", "sm_90a", "gone", **now))
+    found = summary(ledger, lambda family, arch: 9, ("sim", "new"))
+    present, earlier = found.split("**3 cases ran on earlier sources**")
+    assert present.startswith(
+        "**1 of 4 cases ran on the sources as they are here**: simulator `sim`, rest of the package `new`."
+    )
+    assert "| gemv | sm_90a | 1 | 9 | 2 |  | 0 | 1 | 0 | 0 | 0 |" in present and "in 1.00 hours" in present
+    assert "mutants of" not in present and "| a | 1 | 1 |" in earlier
+    assert "| `sim` | `old` | 2 | 1 | 1 | 0 | 0 | 2030-01-02 |" in earlier
+    assert "| `o` | `new` | 1 | 1 | 0 | 0 | 0 | 2030-01-02 |" in earlier
+    assert "| gemv | sm_90a | 2 |  | 2 |  | 0 | 1 | 1 | 0 | 0 |" in earlier
+    none = summary(ledger, lambda family, arch: 9, ("sim", "newer"))
+    assert (
+        none.startswith("**0 of 4 cases ran on the sources as they are here**")
+        and "**4 cases ran on earlier sources**" in none
+    )
+    assert summary(ledger).startswith("**0 of 4 cases ran on the sources as they are here**") and sources() in summary(
+        ledger
+    )
+    assert "earlier" not in summary(Ledger(tmp_path / "none.jsonl"))
+
+
+def test_the_page_says_what_the_committed_ledger_holds() -> None:
+    """Whatever the sources are now: of those that the page names, but for how many cases there are of each family."""
+    page = PAGE.read_text().partition(f"{BEGIN}\n")[2].partition(f"\n{END}")[0]
+    state = re.search(r"simulator `(\w+)`, rest of the package `(\w+)`", page).groups()
+    kept = Ledger(PAGE.parents[1] / "tests" / "data" / "long_run.jsonl.xz")
+    goals = re.compile(r"^(\| [\w-]+ \| sm_\w+ \| [\d,]+ \|)[ \d,]*\|", re.MULTILINE)
+    assert goals.sub(r"\1 |", page) == goals.sub(r"\1 |", summary(kept, lambda family, arch: None, state))
 
 
 def test_a_fuzzed_text_differs_in_few_places_and_always_the_same() -> None:

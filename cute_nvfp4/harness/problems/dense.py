@@ -81,5 +81,5 @@ class DenseProblem:
         return sum(operand.nbytes for operand in self.operands(case)) + 2 * case["m"] * case["n"] * case["l"]
 
     def flops(self, case: Case) -> int:
-        """Of the products with each B."""
+        """Floating-point operations of the products with each B."""
         return 2 * len(self.weights) * case["m"] * self.columns(case) * case["k"] * case["l"]

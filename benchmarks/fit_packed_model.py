@@ -1,0 +1,281 @@
+"""The constants of ``planning/packed_model.py`` from measured plans: ``python benchmarks/fit_packed_model.py``.
+
+``records/packed_plans_nvidia_h200.csv`` has a row for every plan that ``gemm_choice.py`` has timed on an H200 and that
+is on record: of its seeds 3, 5, 6, 7, 9 and 10. The constants were first fitted to 2,600 plans, most of them (of seeds
+1, 2 and 4, and other shapes) on no record any more, so they cannot be derived again as they are.
+
+The script fits all constants that the record determines, by least squares of log(modelled / measured); a plan's weight
+is the fastest time of its product over its own. Launches took 4.9 µs on the machine of the first record and 3.2 to 3.4
+on the others, so every other record has an offset of its own in µs, which does not change which plan is first.
+``planning/packed_model.json`` then says of each constant its value, the fit, the fit's relative standard error, how
+many plans depend on it, and its basis:
+
+    reproduced    the fit meets the value within a tenth, or within two standard errors
+    other         the record says something else, and the value is kept: see ``--take``
+    undetermined  too few plans depend on it, or its standard error is more than a quarter
+
+    --take        makes the fit the value of every constant that it determines
+    --add FILE …  first adds records that gemm_choice.py wrote to the CSV file
+    --check       writes nothing; exit code 1 where a fit that begins at the file's figures ends elsewhere
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+
+from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
+from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
+from cute_nvfp4.planning.packed_model import RECORD, Constants, predict, recorded
+from cute_nvfp4.planning.packed_problem import TILING, PackedPlan, PackedProblem, decided
+
+PLANS = Path(__file__).resolve().parent / "records" / "packed_plans_nvidia_h200.csv"
+SM_COUNT = 132
+FEWEST, LARGEST_ERROR = 15, 0.25
+"""Plans that must depend on a constant, and the largest relative standard error, for a fit to determine it."""
+NEAR, NEAR_ERRORS = 0.1, 2.0
+"""A value is reproduced within this part of it, or within so many standard errors."""
+STEPS, ENOUGH, DAMPING, LONGEST = 60, 1e-7, 1e-2, 0.3
+"""Most steps of the fit, the gain of a step that ends it, the first damping, and the longest step of a logarithm."""
+MOVED = 0.2
+"""Standard errors that the fit may move in ``check``."""
+WITHIN = 0.05
+"""What a choice within five percent loses."""
+
+
+class Row(NamedTuple):
+    """A measured plan. best: µs of the fastest plan of the same product."""
+
+    record: str
+    problem: PackedProblem
+    plan: PackedPlan
+    us: float
+    best: float
+
+
+class Fit(NamedTuple):
+    """Constants (those that are not determined as they were), offsets of records, and relative standard errors."""
+
+    values: dict[str, float]
+    offsets: dict[str, float]
+    errors: dict[str, float]
+
+
+def table(path: Path = PLANS) -> list[Row]:
+    """The measured plans."""
+    with path.open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    best: dict[tuple[str, ...], float] = {}
+    for line in lines:
+        product = (line["seed"], line["m"], line["n"], line["k"])
+        best[product] = min(best.get(product, math.inf), float(line["us"]))
+    rows = []
+    for line in lines:
+        problem = PackedProblem(m=int(line["m"]), n=int(line["n"]), k=int(line["k"]))
+        kind = StreamConfig if line["slabs"] else WgmmaConfig
+        tiling = {name: int(x) if (x := line[name]).isdecimal() else x for name in TILING[kind] if line[name]}
+        plan = PackedPlan(kind(**tiling, **decided(problem, kind is StreamConfig)), int(line["workers"]))
+        product = (line["seed"], line["m"], line["n"], line["k"])
+        rows.append(Row(line["seed"], problem, plan, float(line["us"]), best[product]))
+    return rows
+
+
+COLUMNS = ("seed", "date", "m", "n", "k", *dict.fromkeys(name for names in TILING.values() for name in names))
+COLUMNS += ("workers", "us", "runs")
+
+
+def add(files: Sequence[Path], path: Path = PLANS) -> None:
+    """Appends records of gemm_choice.py."""
+    fresh = not path.exists()
+    with path.open("a", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, restval="", extrasaction="ignore", lineterminator="\n")
+        if fresh:
+            writer.writeheader()
+        for source in files:
+            record = json.loads(source.read_text())
+            if (record["activations"], record.get("weights", "nvfp4")) != ("bfloat16", "nvfp4"):
+                raise SystemExit(f"{source}: got a record of {record['activations']} x, expected bfloat16 and NVFP4")
+            shared = {"seed": record["seed"], "date": record["date"]}
+            for row in record["rows"]:
+                sizes = {name: row[name] for name in "mnk"}
+                writer.writerows(shared | sizes | plan for plan in row["plans"] if "error" not in plan)
+
+
+def modelled(rows: Sequence[Row], values: Mapping[str, float]) -> np.ndarray:
+    """µs of each plan."""
+    constants = Constants.of(values)
+    return np.array([predict(row.plan, row.problem, SM_COUNT, constants) for row in rows])
+
+
+class Problem:
+    """The residuals of ``rows`` and their derivatives."""
+
+    def __init__(self, rows: Sequence[Row]) -> None:
+        self.rows = rows
+        self.us = np.array([row.us for row in rows])
+        self.weights = np.array([row.best / row.us for row in rows])
+        _, *others = dict.fromkeys(row.record for row in rows)
+        self.members = {name: np.array([row.record == name for row in rows]) for name in others}
+
+    def residuals(self, us: np.ndarray, offsets: Mapping[str, float]) -> np.ndarray:
+        shifted = us + sum((offsets[name] * members for name, members in self.members.items()), np.zeros(len(us)))
+        return self.weights * np.log(np.maximum(shifted, 0.1) / self.us)
+
+    def derivatives(
+        self, values: Mapping[str, float], offsets: Mapping[str, float], names: Sequence[str]
+    ) -> np.ndarray:
+        """(plans, names and then offsets): by the logarithm of a constant, and by an offset."""
+        us, step = modelled(self.rows, values), 1e-4
+        here = self.residuals(us, offsets)
+        moved = [modelled(self.rows, {**values, name: values[name] * (1 + step)}) for name in names]
+        columns = [self.residuals(found, offsets) for found in moved]
+        columns += [self.residuals(us, {**offsets, name: offsets[name] + step}) for name in self.members]
+        return (np.array(columns).T - here[:, None]) / step
+
+    def rms(self, values: Mapping[str, float], offsets: Mapping[str, float]) -> float:
+        found = self.residuals(modelled(self.rows, values), offsets)
+        return float(np.sqrt(np.sum(found**2) / np.sum(self.weights**2)))
+
+    def descend(self, values: Mapping[str, float], offsets: Mapping[str, float], names: Sequence[str]) -> Fit:
+        """The least squares by Levenberg's and Marquardt's method from these values; ``names`` vary."""
+        values, offsets, damping = dict(values), dict(offsets), DAMPING
+        residuals = self.residuals(modelled(self.rows, values), offsets)
+        for _ in range(STEPS):
+            slopes = self.derivatives(values, offsets, names)
+            matrix, gradient = slopes.T @ slopes, slopes.T @ residuals
+            before = residuals @ residuals
+            while damping < 1e6:
+                step = -np.linalg.solve(matrix + damping * np.diag(np.diag(matrix)), gradient)
+                step = np.clip(step, -LONGEST, LONGEST)
+                tried = {**values, **{n: values[n] * math.exp(x) for n, x in zip(names, step)}}
+                shifted = {n: offsets[n] + x for n, x in zip(offsets, step[len(names) :])}
+                residuals = self.residuals(modelled(self.rows, tried), shifted)
+                if residuals @ residuals < before:
+                    break
+                damping *= 4
+            else:
+                break
+            values, offsets, damping = tried, shifted, damping / 4
+            if 1 - (residuals @ residuals) / before < ENOUGH:
+                break
+        slopes = self.derivatives(values, offsets, names)
+        residuals = self.residuals(modelled(self.rows, values), offsets)
+        variance = residuals @ residuals / (len(residuals) - slopes.shape[1])
+        errors = np.sqrt(np.diag(np.linalg.inv(slopes.T @ slopes)) * variance)
+        return Fit(values, offsets, dict(zip(names, map(float, errors))))
+
+
+def dependents(problem: Problem, values: Mapping[str, float]) -> dict[str, int]:
+    """How many plans depend on each constant."""
+    slopes = problem.derivatives(values, dict.fromkeys(problem.members, 0.0), list(values))
+    return {name: int(np.sum(np.abs(slopes[:, i]) > 1e-3)) for i, name in enumerate(values)}
+
+
+def fit(problem: Problem, values: Mapping[str, float]) -> Fit:
+    """Fits what the record determines; the others stay at ``values``."""
+    counts = dependents(problem, values)
+    names, offsets = [name for name, count in counts.items() if count >= FEWEST], dict.fromkeys(problem.members, 0.0)
+    while True:
+        found = problem.descend(values, offsets, names)
+        kept = [name for name in names if found.errors[name] <= LARGEST_ERROR]
+        if kept == names:
+            return found
+        names = kept
+
+
+def basis(value: float, fitted: float | None, error: float) -> str:
+    """How a value stands to the record."""
+    if fitted is None:
+        return "undetermined"
+    return "reproduced" if abs(fitted / value - 1) <= max(NEAR, NEAR_ERRORS * error * fitted / value) else "other"
+
+
+def choice(rows: Sequence[Row], values: Mapping[str, float]) -> dict[str, float]:
+    """What the first plan by the model loses against the fastest measured one, over the products on record."""
+    products: dict[tuple, list[tuple[float, float]]] = {}
+    for row, us in zip(rows, modelled(rows, values)):
+        products.setdefault((row.record, row.problem), []).append((us, row.us))
+    losses = np.array([min(plans)[1] / min(us for _, us in plans) - 1 for plans in products.values()])
+    within = int(np.sum(losses <= WITHIN))
+    mean, worst = round(float(losses.mean()), 4), round(float(losses.max()), 4)
+    return {"products": len(losses), "within_5_percent": within, "mean_loss": mean, "worst_loss": worst}
+
+
+def judged(problem: Problem, values: Mapping[str, float], offsets: Mapping[str, float]) -> dict[str, float]:
+    """How well ``values`` meet the record, and what the choices by them lose."""
+    return {"rms": round(problem.rms(values, offsets), 4), **choice(problem.rows, values)}
+
+
+def entry(value: float, fitted: float | None, error: float, plans: int) -> dict[str, object]:
+    """What the file says of one constant."""
+    about: dict[str, object] = {"value": value, "basis": basis(value, fitted, error), "plans": plans}
+    return about if fitted is None else about | {"fit": float(f"{fitted:.5g}"), "error": round(error, 4)}
+
+
+def result(problem: Problem, take: bool) -> dict[str, object]:
+    """What the file says; ``take`` makes the fit the values."""
+    values = recorded()
+    counts, found = dependents(problem, values), fit(problem, values)
+    if take:
+        values |= {name: float(f"{found.values[name]:.4g}") for name in found.errors}
+    fitted = {name: found.values[name] if name in found.errors else None for name in values}
+    own = problem.descend(values, dict.fromkeys(problem.members, 0.0), [])
+    return {
+        "record": f"{PLANS.parent.name}/{PLANS.name}",
+        "plans": len(problem.rows),
+        "by_the_values": judged(problem, values, own.offsets),
+        "by_the_fit": judged(problem, found.values, found.offsets),
+        "offsets_us": {name: round(us, 4) for name, us in found.offsets.items()},
+        "constants": {n: entry(x, fitted[n], found.errors.get(n, 0.0), counts[n]) for n, x in values.items()},
+    }
+
+
+def disagreements(problem: Problem, file: Mapping[str, Any]) -> list[str]:
+    """Constants whose fit ends elsewhere than the file says when it begins there, and bases that do not follow."""
+    constants = file["constants"]
+    names = [name for name, about in constants.items() if "fit" in about]
+    begin = {name: about.get("fit", about["value"]) for name, about in constants.items()}
+    found = problem.descend(begin, file["offsets_us"], names)
+    moved = [
+        f"{name}: got {found.values[name]:.5g} from the record, expected {constants[name]['fit']:.5g} as in the file"
+        for name in names
+        if abs(math.log(found.values[name] / constants[name]["fit"])) > MOVED * constants[name]["error"]
+    ]
+    wrong = [
+        f"{name}: got basis {about['basis']}, expected {right}"
+        for name, about in constants.items()
+        if (right := basis(about["value"], about.get("fit"), about.get("error", 0.0))) != about["basis"]
+    ]
+    return moved + wrong
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--take", action="store_true", help="make the fit the values")
+    parser.add_argument("--add", type=Path, nargs="+", default=[], metavar="FILE", help="records of gemm_choice.py")
+    parser.add_argument("--check", action="store_true", help="only say whether the file is what the record gives")
+    options = parser.parse_args(arguments)
+    add(options.add)
+    problem = Problem(table())
+    if options.check:
+        found = disagreements(problem, json.loads(RECORD.read_text()))
+        print("\n".join(found) or f"{RECORD.name} is what {len(problem.rows)} plans give")
+        return int(bool(found))
+    found = result(problem, options.take)
+    RECORD.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps({name: found[name] for name in ("plans", "by_the_values", "by_the_fit", "offsets_us")}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
