@@ -262,7 +262,7 @@ class Gemv:
     def walk_registers(
         self, work: Work, tile: Int32, quad_lane: Int32, steps: Int32, total: Int32, later: Boolean | None
     ):
-        """The same with stages in registers, which need constant indices."""
+        """Walks them like :meth:`walk_ring`, with stages in registers, which need constant indices."""
         cfg, thread = self.config, work.thread
         ahead, unroll = self.loader.ahead, self.loader.unroll
         cursor, blocks = self.start(work, tile)

@@ -63,7 +63,7 @@ class RegisterLoader:
             stages.scales[r, stage] = word
 
     def take(self, stages: RegisterStages, stage: int) -> Fragment:
-        """What :meth:`fetch` brought."""
+        """The fragment that :meth:`fetch` loaded into ``stage``."""
         rows = [[stages.data[w, r, stage] for w in range(_WORDS)] for r in range(2)]
         return Fragment(rows, [stages.scales[r, stage] for r in range(2)])
 

@@ -105,7 +105,7 @@ class RingLoader:
             store_shared(target, load_scales(config, where, lane, rest))
 
     def take(self, stages: RingStages, stage: Int32) -> Fragment:
-        """What :meth:`fetch` brought to the lane."""
+        """The lane's fragment of the slice that :meth:`fetch` copied into ``stage``."""
         lane = stages.lane
         base = stages.base + stage * self.config.stage_bytes
         rows = []

@@ -101,7 +101,7 @@ class RmsnormQuantize(QuantizeKernel):
         return matrices._replace(mOther=other, mValues=values), out
 
     def columns(self, thread: Int32) -> list[Int32]:
-        """The thread's blocks."""
+        """The block columns of the thread."""
         return [thread + i * self.config.threads for i in range(self.config.blocks)]
 
     def load_row(self, arguments: RmsnormArguments, matrices: Matrices, row: Int32, thread: Int32) -> RowWords:
@@ -145,7 +145,7 @@ class RmsnormQuantize(QuantizeKernel):
 
     @cute.jit
     def sum_of_squares(self, words: tuple[Uint32, ...], sums: Int32, thread: Int32) -> Float32:
-        """Of all elements of the row, in every thread. sums: where the warps put theirs."""
+        """The sum over all elements of the row, in every thread. sums: the address of the warps' sums."""
         x = to_f32(self.config, words)
         own = [mul_rn(a, a) for a in x[:_SUMS]]
         for i in cutlass.range_constexpr(_SUMS, len(x)):

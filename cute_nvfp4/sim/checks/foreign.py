@@ -140,7 +140,7 @@ class Foreign:
 
 
 def _compact(left: list[Left]) -> list[Left]:
-    """The same knowledge in one entry a cluster."""
+    """``left`` with its knowledge merged into one entry a cluster."""
     by: dict[int, Left] = {}
     for one in left:
         have = by.get(one.cluster)

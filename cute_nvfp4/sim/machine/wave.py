@@ -74,7 +74,7 @@ class Wave:
         self.events = Events(listener for client in run.clients for listener in client.listeners(self))
 
     def peer(self, cta: np.ndarray, rank: np.ndarray, where: str = "") -> np.ndarray:
-        """In-wave indices of the CTAs with these ranks in the clusters of ``cta``."""
+        """Indices in the wave of the CTAs with these ranks in the clusters of ``cta``."""
         rank = np.asarray(rank, np.int64)
         if rank.size and int(rank.max()) >= self.cluster_size:
             raise OutOfBounds(f"{where}: CTA rank {int(rank.max())} in a cluster of {self.cluster_size}")

@@ -228,7 +228,7 @@ def mma_work(pending: Pending) -> tuple[str, int] | None:
 
 
 def _mma_sync(opcode: str) -> tuple[str, int] | None:
-    """The same for mma.sync, from its shape and the type of A."""
+    """(kind, multiply-adds) of an mma.sync, from its shape and the type of A."""
     shape = re.search(r"\.m(\d+)n(\d+)k(\d+)\.", opcode)
     if not opcode.startswith("mma.") or shape is None:
         return None
