@@ -5,7 +5,7 @@ own by FMAs, in four sums; then the lanes of a warp; then the warps, through sha
 the dtype alone, so that a row's result does not depend on the other rows. One barrier a row is enough, because the sums
 of the warps have two places that take turns. Then each thread has whole blocks, and quantizes them as all kernels do.
 
-The first row is loaded before the global scale is looked at: in decoding a row's time is that of its loads. A CTA that
+The first row is loaded before the global scale is read: in decoding a row's time is that of its loads. A CTA that
 takes several rows loads the next one, weights once more, after it has quantized this one, when its registers are free:
 other CTAs of the multiprocessor compute meanwhile. Quads of lanes join the scales of four columns to a word.
 

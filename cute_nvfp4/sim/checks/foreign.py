@@ -39,6 +39,7 @@ def _larger(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def merge(into: Knowledge, more: Knowledge) -> None:
+    """Adds the knowledge ``more`` to ``into``."""
     for cluster, row in more.items():
         mine = into.get(cluster)
         if mine is not row:

@@ -60,7 +60,7 @@ class Machine:
 
 @functools.cache
 def machine(name: str) -> Machine:
-    """The machine of a file; raises ``ClockError`` for one that there is not, or a figure without a source."""
+    """The machine of a file; raises ``ClockError`` for a name that has none, or a figure without a source."""
     path = FOLDER / f"{name}.yml"
     if not re.fullmatch(r"\w+", name) or not path.exists():
         known = sorted(p.stem for p in FOLDER.glob("*.yml"))

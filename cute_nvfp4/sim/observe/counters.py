@@ -191,6 +191,7 @@ class Counters(Listener):
 
 
 def by_line(table: dict[Any, Any]) -> list[Any]:
+    """The counters of ``table`` in the order of their lines."""
     return sorted(table.values(), key=lambda c: c.line)
 
 
