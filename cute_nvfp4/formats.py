@@ -46,7 +46,7 @@ _UE8M0_MIN = 2.0**-127
 
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The same memory, shape and strides as ``uint8``; for any one-byte dtype, ``float4_e2m1fn_x2`` included."""
+    """Views ``tensor``, of any one-byte dtype (``float4_e2m1fn_x2`` included), as ``uint8``: shape and strides stay."""
     if tensor.dtype is torch.uint8:
         return tensor
     if tensor.element_size() != 1:

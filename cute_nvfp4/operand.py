@@ -133,7 +133,7 @@ class BlockScaledTensor:
 
     @functools.cached_property
     def key(self) -> OperandKey:
-        """What plans for this operand are kept by; made when it is first asked for."""
+        """The key that plans for this operand are cached by, made when it is first asked for."""
         data, scale, given = self.data, self.scale, self.global_scale
         plain = type(data) in PLAIN and type(scale) in PLAIN and (given is None or type(given) in PLAIN)
         batched = self.is_batched
@@ -151,7 +151,7 @@ class BlockScaledTensor:
 
     @property
     def device(self) -> torch.device:
-        """Where data and scales are."""
+        """The device that data and scales are on."""
         return self.data.device
 
     @property
@@ -331,7 +331,7 @@ def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, rows: int
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Where a tensor is; 0 while torch traces, when it is nowhere yet. Kernels look again when they are called."""
+    """The address of a tensor; 0 while torch traces, when it has none yet. Kernels look again when they are called."""
     return 0 if torch.compiler.is_dynamo_compiling() or is_wrapper(tensor) else tensor.data_ptr()
 
 

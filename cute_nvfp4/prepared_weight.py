@@ -77,7 +77,7 @@ class PreparedWeight:
 
     @property
     def layout(self) -> Packing:
-        """What its bytes are."""
+        """The name of the layout of its bytes."""
         return PACKINGS[self.packing][self.dtype]
 
     @property
@@ -92,17 +92,17 @@ class PreparedWeight:
 
     @property
     def device(self) -> torch.device:
-        """Where it is."""
+        """The device that the weight is on."""
         return self.packed.device
 
     @functools.cached_property
     def global_scales(self) -> tuple[torch.Tensor | None, ...]:
-        """Those of gate and up, or the one that there is."""
+        """The global scales of gate and up, or of the one matrix."""
         return (self.global_scale, self.up_global_scale) if self.gated else (self.global_scale,)
 
     @functools.cached_property
     def key(self) -> WeightKey:
-        """What plans for this weight are kept by."""
+        """The key that plans for this weight are cached by."""
         stack = self.batch if self.is_batched else 0
         device, scaled = self.packed.device, self.global_scale is not None
         found = (self.rows, self.k, stack, self.dtype, device, scaled, self.gated, self.packing)

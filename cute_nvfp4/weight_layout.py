@@ -108,7 +108,7 @@ class Packing(NamedTuple):
 
     @property
     def code_bytes(self) -> int:
-        """Of a tile."""
+        """Bytes of the codes of a tile."""
         return SLABS * self.slab_code_bytes
 
     @property
@@ -173,7 +173,7 @@ def registers_of(word: Any, packing: Packing) -> list[Any]:
 
 @functools.cache
 def encoder(packing: Packing) -> tuple[tuple[int, ...], ...]:
-    """For each element of a word, the words of its codes; a word is their exclusive or.
+    """The words of the codes of each element of a word, which is their exclusive or.
 
     Element 2·r + h is in half h of register r.
     """

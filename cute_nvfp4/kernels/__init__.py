@@ -1,0 +1,1 @@
+"""The kernels, a room for each operation, and the arithmetic that they share."""

@@ -31,6 +31,7 @@ class ProbeConfig:
 
 @cute.kernel
 def probe(arguments: ProbeArguments):
+    """The kernel: a thread computes one element."""
     thread, _, _ = cute.arch.thread_idx()
     cta, _, _ = cute.arch.block_idx()
     i = cta * _THREADS + thread

@@ -116,7 +116,7 @@ class NVFP4Linear(torch.nn.Module):
         backend: Backend = "auto",
         **options: Any,
     ) -> NVFP4Linear:
-        """From a layer of torch's, whose weight is quantized by ``rule`` and ``options``, those of ``quantize``.
+        """Converts a layer of torch's, whose weight is quantized by ``rule`` and ``options``, those of ``quantize``.
 
         in_features need not be a multiple of 16. ``linear`` keeps its own tensors.
         """
@@ -227,7 +227,7 @@ class NVFP4Linear(torch.nn.Module):
             self._buffers.pop(name, None)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What is copied and pickled: the buffers, and no operand beside them."""
+        """The state that is copied and pickled: the buffers, and no operand beside them."""
         return {name: value for name, value in self.__dict__.items() if name not in ("_kept", "_prepared_from")}
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -280,7 +280,7 @@ class NVFP4Linear(torch.nn.Module):
     def _row_product(
         self, x: torch.Tensor, scale: torch.Tensor, weight: BlockScaledTensor, planned: dict[tuple, RowProduct | None]
     ) -> RowProduct | None:
-        """What was planned for a row like x (1, K), or is now; None where the public functions are called."""
+        """The call planned for a row like x (1, K), now or before; None where the public functions are called."""
         factor = weight.global_scale
         if type(x) not in PLAIN or scale.requires_grad or (factor is not None and factor.requires_grad):
             return None
@@ -294,7 +294,7 @@ class NVFP4Linear(torch.nn.Module):
         return self.weight.dequantize(dtype)[:, : self.in_features]
 
     def extra_repr(self) -> str:
-        """What ``repr`` shows."""
+        """The text that ``repr`` shows between parentheses."""
         return (
             f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, "
             f"input_rule={self.input_rule!r}, backend={self.backend!r}"

@@ -149,8 +149,8 @@ def traffic(
 
 
 def _partial_bytes(c: GemmConfig, work: int, workers: int, k_tiles: int) -> int:
-    """Partial sums in global memory: of every cluster whose equal share starts inside a tile, once, as written. (L2
-    may keep them beyond the launch; so it may the output, which is counted too.)"""
+    """Partial sums in global memory: of every cluster whose equal share starts inside a tile, once, as written; L2
+    may keep them beyond the launch, and the output too, which is counted."""
     if c.scheduler != "stream_k":
         return 0
     share, longer = divmod(work, workers)

@@ -11,7 +11,7 @@ from ._asm import asm
 
 
 def remote_address(address: Int32, rank: Int32) -> Int32:
-    """Where the cluster sees ``address`` of CTA ``rank``."""
+    """The address by which the cluster sees ``address`` of CTA ``rank``."""
     return asm("mapa.shared::cluster.u32 $0, $1, $2;", [Int32], [Int32(address), Int32(rank)])[0]
 
 

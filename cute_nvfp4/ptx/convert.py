@@ -58,7 +58,7 @@ _HIGH_BYTES = [0x3E3C3800, 0x46444240]
 
 
 def e2m1x8_to_f16x2_by_table(word: Uint32) -> list[Uint32]:
-    """As :func:`e2m1x8_to_f16x2`, with tables: thirteen integer instructions and no multiplication (PTX 2.0, any sm).
+    """Converts as :func:`e2m1x8_to_f16x2` does, by tables: thirteen integer instructions, no product (PTX 2.0, any sm).
 
     ``prmt`` looks the high bytes of four magnitudes up, with the nibbles as selectors; another replicates the signs of
     the same four elements over bytes (selectors 8, 12 | 9, 13 of the word shifted by four and of the word itself).
@@ -140,7 +140,7 @@ def bf16x2_to_f32(pair: Uint32) -> list[Float32]:
 
 
 def bf16x2_to_f32_by_product(pair: Uint32, two_16: Uint32, sign: Uint32) -> list[Float32]:
-    """As :func:`bf16x2_to_f32` for finite numbers, for the FMA pipe. PTX 7.0, sm_80 or later: ``fma.rn.bf16x2``.
+    """Converts finite pairs as :func:`bf16x2_to_f32` does, on the FMA pipe (PTX 7.0, sm_80: ``fma.rn.bf16x2``).
 
     The shift is a product with ``two_16`` = 2**16, the mask with (0, 1) in bf16, to which ``sign`` = 2**31 is added:
     that is (0, −0); +0 and what was there are left. The compiler must know neither number.

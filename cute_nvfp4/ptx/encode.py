@@ -83,7 +83,7 @@ def _by_instruction() -> str:
 
 
 def _by_ramps() -> str:
-    """The same without the instruction, in FMAs that saturate.
+    """The codes of :func:`_by_instruction` without that instruction, by FMAs that saturate.
 
     With y = |x · factor| the code's magnitude is the nearest integer, ties to even, to 4·a + 2·b + c, where a, b and c
     rise from 0 to 1 while y goes from 0 to 2, 2 to 4 and 4 to 6 (y/2, y/2 − 1 and y/2 − 2, saturated: all exact). Each

@@ -50,7 +50,7 @@ def load_global(address: Int64, num_bytes: int, *, l1: str = "", l2: str = "") -
 
 
 def load_global_if(predicate: Any, address: Int64, num_bytes: int, *, l1: str = "", l2: str = "") -> list[Uint32]:
-    """As :func:`load_global` where ``predicate`` (an Int32, not a Boolean) is not zero; zeros elsewhere.
+    """Loads as :func:`load_global` does where ``predicate`` (an Int32, not a Boolean) is not zero; zeros elsewhere.
 
     Nothing is read where the predicate is false, so the address may be anything there.
     """

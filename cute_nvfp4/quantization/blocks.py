@@ -57,7 +57,7 @@ class GlobalScale:
 
     @classmethod
     def of(cls, value: torch.Tensor) -> GlobalScale:
-        """From a float32 tensor of one element."""
+        """Makes it from a float32 tensor of one element."""
         value = value.detach().reshape(())
         valid = (value >= SMALLEST_GLOBAL_SCALE) & (value <= LARGEST_GLOBAL_SCALE)
         value = torch.where(valid, value, 1.0)
@@ -149,7 +149,7 @@ def residual(x: torch.Tensor, element: torch.Tensor, scale: torch.Tensor, factor
 
 
 def _error(difference: torch.Tensor, request: Request) -> torch.Tensor:
-    """What ``request.rule`` compares, of the residuals of each block."""
+    """The error that ``request.rule`` compares, of the residuals of each block."""
     if request.rule.choice == "abs_max":
         return difference.abs().amax(0)
     if request.rule.choice == "mae":

@@ -176,7 +176,7 @@ def _evaluate(x: torch.Tensor, code: torch.Tensor, candidates: _Candidates) -> t
 
 
 def _objective(difference: torch.Tensor, request: Request, group: torch.Tensor | None) -> torch.Tensor:
-    """What is made least: the sum of squares, or rᵀHr in float64."""
+    """The sum that the search makes least: of squares, or rᵀHr in float64."""
     if group is None:
         return ordered_sum(difference * difference, request.tile)
     rows = difference.t().to(torch.float64).unsqueeze(-1)

@@ -1,1 +1,1 @@
-"""From a host function to a launch: compile once, keep on disk, run on a GPU or in the simulator."""
+"""The way from a host function to a launch: compile once, keep on disk, run on a GPU or in the simulator."""

@@ -1,4 +1,4 @@
-"""Whether what a launch writes is apart from what it reads: looked at in every call, by addresses alone."""
+"""Whether what a launch writes is apart from what it reads: checked in every call, by addresses alone."""
 
 from __future__ import annotations
 

@@ -102,5 +102,5 @@ def _device_sm_count(index: int, session: int) -> int:
 
 
 def device_index(device: torch.device) -> int:
-    """Its number; that of the current device where it has none."""
+    """The index of ``device``; that of the current device where it has none."""
     return torch.cuda.current_device() if device.index is None else device.index

@@ -14,7 +14,7 @@ class Bounded(dict):
     """Keeps the last ``LIMIT`` entries that were added. A lookup is a dictionary's: it does not count as use."""
 
     def find(self, key: Any) -> Any:
-        """What was added with ``key``, or None; also for a key with something unhashable in it."""
+        """The value that was added with ``key``, or None; also for a key with something unhashable in it."""
         try:
             return self.get(key)
         except TypeError:

@@ -117,6 +117,7 @@ def _unpack(data: bytes) -> CompiledKernel:
 
 
 def entry_path(digest: str) -> Path:
+    """The file that keeps the entry ``digest``."""
     return cache_dir() / f"{digest}.kernel"
 
 

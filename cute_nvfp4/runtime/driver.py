@@ -101,7 +101,7 @@ def retry(status: int, arguments: tuple, device: int, name: str) -> None:
 
 @contextmanager
 def context_of(device: int) -> Iterator[None]:
-    """With the primary context of ``device`` current on this thread, where torch may not have made one yet."""
+    """Makes the primary context of ``device`` current on this thread, where torch may not have made one yet."""
     with torch.cuda.device(device):
         torch.cuda.current_stream(device).query()
         yield
@@ -113,7 +113,6 @@ def load(cubin: bytes, names: Iterable[str], device: int, title: str) -> dict[st
     Raises:
         CompileError: the driver does not take the cubin, or a stream is being captured, which loading would break.
     """
-
     if torch.cuda.is_current_stream_capturing():
         raise CompileError(
             f"kernel {title} is not loaded on cuda:{device} yet, and loading it would break the CUDA graph that is "

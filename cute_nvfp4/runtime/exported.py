@@ -129,7 +129,7 @@ class Exported:
 
 
 def described(x: Any) -> dict[str, Any]:
-    """What an operand must be, in what JSON can say: everything but its device and addresses."""
+    """The requirements of an operand, as JSON can say them: everything but its device and addresses."""
     if isinstance(x, BlockScaledTensor):
         key = {field.name: getattr(x.key, field.name) for field in dataclasses.fields(OperandKey)}
         for name in ("device", "on_cpu", "plain", "format"):

@@ -208,7 +208,7 @@ def innermost_loop(sass: str, opcode: str) -> Loop:
 
 
 def _split(header: re.Pattern, text: str) -> dict[str, str]:
-    """Pieces of ``text`` by the name in the header that starts each."""
+    """Sections of ``text`` by the name in the header that starts each."""
     found = list(header.finditer(text))
     ends = [match.start() for match in found[1:]] + [len(text)]
     return {match.group(1): text[match.end() : end] for match, end in zip(found, ends)}

@@ -52,7 +52,7 @@ class Slot(NamedTuple):
 
     @classmethod
     def of(cls, buffer: ctypes.Array, at: int, patch: Patch) -> Slot:
-        """That of ``patch``, at byte ``at`` of ``buffer``: parameters are aligned."""
+        """The slot of ``patch``, at byte ``at`` of ``buffer``: parameters are aligned."""
         kind = {"Q": ctypes.c_uint64, "f": ctypes.c_float, "i": ctypes.c_int32}[patch.code]
         size = ctypes.sizeof(kind)
         return cls((kind * (len(buffer) // size)).from_buffer(buffer), at // size, patch.value, patch.added)

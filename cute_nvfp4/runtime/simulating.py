@@ -109,7 +109,9 @@ def session_number() -> int:
 def simulating(
     arch: str | None = None, *, kernel: Callable[[CompiledKernel], CompiledKernel] | None = None, **options: Any
 ) -> Iterator[list[SimulatedLaunch]]:
-    """Within it, ``backend="auto"`` runs CPU tensors in the simulator, and every simulated launch is kept::
+    """Within it, ``backend="auto"`` runs CPU tensors in the simulator, and every simulated launch is kept.
+
+    For example::
 
         with cute_nvfp4.simulating("sm_100a", counters=True) as runs:
             gemm(a, b)

@@ -22,8 +22,11 @@ LANE_ROWS = 4
 
 @dataclass(frozen=True)
 class DequantizeConfig:
-    """One variant. format: of the matrix. out: dtype of the values. layout: of the scales, "blocked" or "rowmajor".
-    global_scale: whether there is one."""
+    """One variant of the kernel.
+
+    format: of the matrix. out: dtype of the values. layout: of the scales, "blocked" or "rowmajor". global_scale:
+    whether there is one.
+    """
 
     format: Format
     out: str
@@ -33,12 +36,12 @@ class DequantizeConfig:
 
     @property
     def elements(self) -> int:
-        """That a lane decodes of a row: sixteen bytes of the result."""
+        """Elements of a row that a lane decodes: sixteen bytes of the result."""
         return VECTOR_BYTES // ITEM_BYTES[self.out]
 
     @property
     def data_bytes(self) -> int:
-        """Of those elements."""
+        """Bytes of data of the elements that a lane decodes of a row."""
         return self.elements // self.format.elements_per_byte
 
     @property
@@ -78,7 +81,7 @@ class GroupedDequantizeConfig(DequantizeConfig):
 
 
 class GroupedMatrix(NamedTuple):
-    """One of them: rows of ``stride`` bytes; its values are ``out_offset`` bytes from the first one's."""
+    """One matrix of a launch: rows of ``stride`` bytes; its values are ``out_offset`` bytes from the first one's."""
 
     data: Pointer = Pointer("Uint8", lambda c: min(c.format.block_bytes, 16))
     scale: Pointer = Pointer("Uint8", 16)

@@ -80,7 +80,7 @@ class Dequantize:
 
     @cute.jit
     def decode(self, matrix: Matrix, factor: Float32 | None):
-        """What a CTA does for its part of a matrix."""
+        """Decodes the part of a matrix that this CTA has."""
         cfg = self.config
         thread, _, _ = cute.arch.thread_idx()
         cta, _, _ = cute.arch.block_idx()
@@ -169,7 +169,7 @@ class GroupedDequantize(Dequantize):
 
     @cute.jit
     def __call__(self, arguments: GroupedDequantizeArguments, stream: CUstream):
-        """CTAs as for the largest matrix."""
+        """Launches as many CTAs for each matrix as the largest one has."""
         self.kernel(arguments._replace(ctas=None, count=None)).launch(
             grid=(arguments.ctas, arguments.count, 1), block=(WARP * WARPS, 1, 1), stream=stream
         )

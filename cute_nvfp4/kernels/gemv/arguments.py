@@ -16,7 +16,7 @@ def _a_scale_alignment(config: GemvConfig) -> int:
 
 
 class Strides(NamedTuple):
-    """From one row to the next, and from one matrix to the next: bytes for A, b and scales, elements for c."""
+    """Strides from one row to the next, and from one matrix to the next: bytes for A, b and scales, elements for c."""
 
     row: Scalar = INT64
     batch: Scalar = INT64

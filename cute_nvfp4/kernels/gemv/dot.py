@@ -77,7 +77,7 @@ class FmaDot:
             store_shared(address + self.cell(i, 0), e2m1x8_to_f16x2(words[i], self.arch))
 
     def lane_state(self, base: Int32, constants: Int32, lane: Int32) -> Int32:
-        """What :meth:`block_sums` needs of the lane: the address of its b in slice 0."""
+        """The state that :meth:`block_sums` needs of the lane: the address of its b in slice 0."""
         return base + self.cell(0, mod(lane, QUAD))
 
     def block_sums(self, rows: list[list[Uint32]], state: Int32, slice_index: Int32) -> list[list]:
@@ -144,7 +144,7 @@ class MmaDot:
         store_shared(address, [*e2m1x8_to_s8x4(words[0]), *e2m1x8_to_s8x4(words[1])])
 
     def lane_state(self, base: Int32, constants: Int32, lane: Int32) -> MmaLane:
-        """What :meth:`block_sums` needs of the lane."""
+        """The state that :meth:`block_sums` needs of the lane."""
         column, quad_lane = div(lane, QUAD), mod(lane, QUAD)
         halves = []
         for h in range(2):

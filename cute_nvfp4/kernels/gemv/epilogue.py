@@ -34,7 +34,7 @@ class Mailbox(NamedTuple):
 
 
 class Epilogue:
-    """What becomes of the sums of a CTA: (LANES, ROW_OF_LANE, WARPS_K, TILES) in shared memory.
+    """Adds up, scales and stores the sums of a CTA, (LANES, ROW_OF_LANE, WARPS_K, TILES) in shared memory.
 
     factor: what the sums of the dot engine are to be multiplied by.
     """

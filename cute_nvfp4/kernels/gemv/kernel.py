@@ -50,7 +50,6 @@ from .operands import (
     Offset,
     Rest,
     SharedB,
-    Sizes,
     Span,
     Thread,
     VectorB,
@@ -84,7 +83,6 @@ class Work(NamedTuple):
 
     a: MatrixA
     b: VectorB
-    sizes: Sizes
     shared_b: SharedB
     stages: RegisterStages | RingStages
     sums: cute.Tensor  # (LANES, ROW_OF_LANE, WARPS_K, TILES)
@@ -130,7 +128,7 @@ class Gemv:
     @cute.kernel
     def kernel(self, arguments: GemvArguments):
         cfg, share = self.config, arguments.ctas
-        m, k = arguments.m, arguments.k
+        k = arguments.k
         if cutlass.const_expr(cfg.k > 0):
             k = Int32(cfg.k)
         index, _, _ = cute.arch.thread_idx()
@@ -148,13 +146,13 @@ class Gemv:
         # tiles of this cluster, and of this warp: first + warp_m, + warps_m, …
         group, rank = div(cta, cfg.cluster), mod(cta, cfg.cluster)
         tiles = Span(group * share.each + cutlass.min(group, share.rest), share.each + Int32(group < share.rest))
-        a, b = matrix_a(cfg, arguments, batch), vector_b(arguments, batch)
+        a, b = matrix_a(cfg, arguments, batch, k), vector_b(arguments, batch)
         slices = Span(Int32(0), ceil_div(k, SLICE_K))
         mailbox = self.epilogue.allocate(smem)
         if cutlass.const_expr(cfg.cluster > 1):
             each = ceil_div(slices.count, cfg.cluster)
             slices = Span(rank * each, cutlass.min(each, slices.count - rank * each))
-        work = Work(a, b, Sizes(m, k), shared_b, stages, sums, thread, tiles, slices, mailbox)
+        work = Work(a, b, shared_b, stages, sums, thread, tiles, slices, mailbox)
         if cutlass.const_expr(cfg.chunked):
             end = slices.first + slices.count
             for first_slice in cutlass.range(slices.first, end, cfg.capacity_slices, unroll=1):
@@ -194,8 +192,8 @@ class Gemv:
 
     def start(self, work: Work, tile: Int32):
         """The cursor to the warp's first slice, and the first blocks of b, asked for."""
-        offset = tile_offset(self.config, work.a, work.sizes, tile)
-        addresses = self.loader.addresses(work.a, work.sizes, work.thread.lane, work.first_slice)
+        offset = tile_offset(self.config, work.a, tile)
+        addresses = self.loader.addresses(work.a, work.thread.lane, work.first_slice)
         # (WORDS, BLOCKS) and (BLOCKS)
         words = cute.make_rmem_tensor((2, self.first_blocks), cutlass.Uint32)
         blocks = BlocksOfB(words, cute.make_rmem_tensor(self.first_blocks, cutlass.Uint32))
@@ -264,7 +262,7 @@ class Gemv:
     def walk_registers(
         self, work: Work, tile: Int32, quad_lane: Int32, steps: Int32, total: Int32, later: Boolean | None
     ):
-        """The same with stages in registers, which need constant indices."""
+        """Walks them like :meth:`walk_ring`, with stages in registers, which need constant indices."""
         cfg, thread = self.config, work.thread
         ahead, unroll = self.loader.ahead, self.loader.unroll
         cursor, blocks = self.start(work, tile)
@@ -326,7 +324,7 @@ class Gemv:
             tile += cfg.warps_m
             step = Int32(0)
             # the new tile, less what was walked along K in the old one
-            new = tile_offset(cfg, work.a, work.sizes, tile)
+            new = tile_offset(cfg, work.a, tile)
             data_step, data_offset = new.data - data_offset - (steps - 1) * data_step, new.data
             scale_step, scale_offset = new.scale - scale_offset - (steps - 1) * scale_step, new.scale
         addresses = cursor.addresses.advanced(Offset(data_step, scale_step))
@@ -344,24 +342,24 @@ class Gemv:
     @cute.jit
     def fetch(self, work: Work, cursor: Cursor, stage: Int32):
         """Asks for the slice at the cursor, of which the last may be shorter, and the last tile may lack rows."""
-        fetch, sizes = self.loader.fetch, work.sizes
+        fetch, a = self.loader.fetch, work.a
         if cutlass.const_expr(self.config.ragged):
-            rows_left = sizes.m - tile_row(cursor.tile, 0, 0)
+            rows_left = a.m - tile_row(cursor.tile, 0, 0)
             slice_index = work.first_slice + cursor.step * self.config.warps_k
-            blocks_left = div(sizes.k, BLOCK_K) - slice_index * SLICE_BLOCKS
+            blocks_left = div(a.k, BLOCK_K) - slice_index * SLICE_BLOCKS
             if rows_left >= TILE_LAST_ROW + 1 and blocks_left >= SLICE_BLOCKS:
-                fetch(work.a, cursor.addresses, None, work.stages, stage)
+                fetch(a, cursor.addresses, None, work.stages, stage)
             else:
-                fetch(work.a, cursor.addresses, Rest(rows_left, blocks_left), work.stages, stage)
+                fetch(a, cursor.addresses, Rest(rows_left, blocks_left), work.stages, stage)
         else:
-            fetch(work.a, cursor.addresses, None, work.stages, stage)
+            fetch(a, cursor.addresses, None, work.stages, stage)
 
     def ask_b(self, work: Work, block: Int32, into: BlocksOfB, i: int):
         """Loads ``block`` of the chunk of b and its scale into registers; zeros past the chunk and past K."""
         slices = work.slices
         column = slices.first * SLICE_BLOCKS + block
-        end = cutlass.min(div(work.sizes.k, BLOCK_K), (slices.first + slices.count) * SLICE_BLOCKS)
-        words, into.scales[i] = load_b_block(self.config, work.b, work.sizes.k, column, Int32(column < end))
+        end = cutlass.min(div(work.a.k, BLOCK_K), (slices.first + slices.count) * SLICE_BLOCKS)
+        words, into.scales[i] = load_b_block(self.config, work.b, work.a.k, column, Int32(column < end))
         into.words[0, i], into.words[1, i] = words
 
     @cute.jit

@@ -15,13 +15,6 @@ from .config import ROWS_SHAPE, ROWS_STRIDE, TILE_STEP_ROWS, TILES_PER_ATOM, Gem
 from .dot import BLOCK_K, LANE_BLOCKS, QUAD, SLICE_BLOCKS
 
 
-class Sizes(NamedTuple):
-    """Rows of A, and elements of a row."""
-
-    m: Int32
-    k: Int32
-
-
 class Thread(NamedTuple):
     """A thread of the CTA: its index, its lane, the group of its warp (``warp_m``), its place in it (``warp_k``)."""
 
@@ -39,23 +32,31 @@ class Span(NamedTuple):
 
 
 class MatrixA(NamedTuple):
-    """A of this batch and its scales: addresses, and bytes from row to row (of scales only if they are row-major).
+    """A of this batch and its scales: addresses, sizes, and strides in bytes.
 
-    Addresses and not tensors: a warp's cursor moves on by constants, and is worked out anew only for a new tile.
-    Through pointers the compiler keeps more of them (17 instructions more in a chunked kernel of sm_100a).
+    Tensors of these layouts change the PTX: row, column and batch are added in another order, K / 16 and the atoms
+    along K are computed ahead of the loop, and pointers are kept (17 instructions more in a chunked kernel of sm_100a).
+    A warp's cursor moves on by constants, and is worked out anew only for a new tile.
     """
 
-    data: Int64
+    data: Int64  # (M, K / 2) : (row, 1)
+    scale: Int64  # (M, K / 16) : (scale_row, 1), or ``blocked_scales``
+    m: Int32
+    k: Int32
     row: Int64
-    scale: Int64
     scale_row: Int64
+
+    @property
+    def blocked_scales(self) -> cute.Layout:
+        """The layout of blocked scales, (((32, 4), M / 128), (4, K / 64), 1)."""
+        return cute_layout(self.m, div(self.k, BLOCK_K))
 
 
 class VectorB(NamedTuple):
     """b of this batch (row 0) and its scales: addresses."""
 
-    data: Int64
-    scale: Int64
+    data: Int64  # (BYTE_OF_BLOCK, K / 16) : (1, 8)
+    scale: Int64  # (K / 16) : (1), or blocked: (((32, 4), 1), (4, K / 64), 1)
 
 
 class SharedB(NamedTuple):
@@ -120,13 +121,13 @@ class Fragment(NamedTuple):
     scales: list
 
 
-def matrix_a(config: GemvConfig, arguments: GemvArguments, batch: Int32) -> MatrixA:
+def matrix_a(config: GemvConfig, arguments: GemvArguments, batch: Int32, k: Int32) -> MatrixA:
     """A and its scales of matrix ``batch``."""
     # contiguous rows if K is compiled in
     row = Int64(config.k // 2) if config.k else arguments.a_strides.row
     data = arguments.a.toint() + Int64(batch) * arguments.a_strides.batch
     scale = arguments.sfa.toint() + Int64(batch) * arguments.sfa_strides.batch
-    return MatrixA(data, row, scale, arguments.sfa_strides.row)
+    return MatrixA(data, scale, arguments.m, k, row, arguments.sfa_strides.row)
 
 
 def vector_b(arguments: GemvArguments, batch: Int32) -> VectorB:
@@ -145,20 +146,19 @@ def tile_row(tile: Any, quad: Any, row_of_lane: Any) -> Any:
     return cute.crd2idx((quad_crd, row_of_lane, tile_crd), rows)
 
 
-def blocked_offset(row_of_atom: Any, atom: Any, column: Any, sizes: Sizes) -> Any:
-    """Byte of a blocked scale: ``column`` of row ``row_of_atom`` of the 128 of ``atom``, in a matrix of ``sizes``."""
-    layout = cute_layout(sizes.m, div(sizes.k, BLOCK_K))  # (((32, 4), M / 128), (4, K / 64), 1)
+def blocked_offset(row_of_atom: Any, atom: Any, column: Any, layout: cute.Layout) -> Any:
+    """Byte of a blocked scale: ``column`` of row ``row_of_atom`` of the 128 of ``atom``."""
     row_crd = (mod(row_of_atom, ATOM_SHAPE[0][0]), div(row_of_atom, ATOM_SHAPE[0][0]))
     return cute.crd2idx(((row_crd, atom), (mod(column, ATOM_COLS), div(column, ATOM_COLS)), 0), layout)
 
 
-def tile_offset(config: GemvConfig, a: MatrixA, sizes: Sizes, tile: Any) -> Offset:
+def tile_offset(config: GemvConfig, a: MatrixA, tile: Any) -> Offset:
     """Bytes from tile 0 to ``tile``."""
     row = tile_row(tile, 0, 0)
     if config.a_scale == "rowmajor":
         return Offset(Int64(row) * a.row, Int64(row) * a.scale_row)
     first_row, atom = mod(tile, TILES_PER_ATOM) * TILE_STEP_ROWS, div(tile, TILES_PER_ATOM)
-    scale = blocked_offset(first_row, atom, 0, sizes)
+    scale = blocked_offset(first_row, atom, 0, a.blocked_scales)
     return Offset(Int64(row) * a.row, Int64(scale))
 
 
@@ -167,10 +167,10 @@ def slice_scale_bytes(config: GemvConfig) -> int:
     return ATOM_BYTES * (SLICE_BLOCKS // ATOM_COLS) if config.a_scale == "blocked" else SLICE_BLOCKS
 
 
-def lane_scales(config: GemvConfig, a: MatrixA, sizes: Sizes, lane: Any, slice_index: Any) -> list[Int64]:
+def lane_scales(config: GemvConfig, a: MatrixA, lane: Any, slice_index: Any) -> list[Int64]:
     """Addresses in tile 0 of the lane's four scales of each of its rows; one for both if blocked (neighbours)."""
     column = slice_index * SLICE_BLOCKS + mod(lane, QUAD) * LANE_BLOCKS
     rows = [tile_row(0, div(lane, QUAD), r) for r in range(2)]
     if config.a_scale == "blocked":
-        return [a.scale + Int64(blocked_offset(rows[0], 0, column, sizes))]
+        return [a.scale + Int64(blocked_offset(rows[0], 0, column, a.blocked_scales))]
     return [a.scale + Int64(row) * a.scale_row + Int64(column) for row in rows]

@@ -16,7 +16,7 @@ from ...ptx.memory import load_global, load_global_if
 from ..arith import div, mod
 from .config import LANE_BYTES, ROWS_STRIDE, SLICE_BYTES, GemvConfig
 from .dot import LANE_BLOCKS, QUAD
-from .operands import Fragment, LaneAddresses, MatrixA, Rest, Sizes, lane_scales, tile_row
+from .operands import Fragment, LaneAddresses, MatrixA, Rest, lane_scales, tile_row
 from .scales import load_scales
 
 _POLICY = {"l1": "no_allocate", "l2": "evict_first"}
@@ -44,12 +44,11 @@ class RegisterLoader:
         data = cute.make_rmem_tensor((_WORDS, 2, stages), Uint32)
         return RegisterStages(data, cute.make_rmem_tensor((2, stages), Uint32), lane)
 
-    def addresses(self, a: MatrixA, sizes: Sizes, lane: Int32, slice_index: Int32) -> LaneAddresses:
+    def addresses(self, a: MatrixA, lane: Int32, slice_index: Int32) -> LaneAddresses:
         """The lane's part of its first row, and its scales, in tile 0."""
         inside = Int64(slice_index * SLICE_BYTES + mod(lane, QUAD) * LANE_BYTES)
-        row = Int64(tile_row(0, div(lane, QUAD), 0))
-        data = a.data + row * a.row + inside
-        return LaneAddresses(data, *lane_scales(self.config, a, sizes, lane, slice_index))
+        data = a.data + Int64(tile_row(0, div(lane, QUAD), 0)) * a.row + inside
+        return LaneAddresses(data, *lane_scales(self.config, a, lane, slice_index))
 
     def fetch(self, a: MatrixA, where: LaneAddresses, rest: Rest | None, stages: RegisterStages, stage: int) -> None:
         """Loads the lane's part of a slice into ``stage``; ``rest`` is None if all of it exists."""
@@ -64,7 +63,7 @@ class RegisterLoader:
             stages.scales[r, stage] = word
 
     def take(self, stages: RegisterStages, stage: int) -> Fragment:
-        """What :meth:`fetch` brought."""
+        """The fragment that :meth:`fetch` loaded into ``stage``."""
         rows = [[stages.data[w, r, stage] for w in range(_WORDS)] for r in range(2)]
         return Fragment(rows, [stages.scales[r, stage] for r in range(2)])
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import cutlass
+import cutlass.cute as cute
 from cutlass import Int32, Int64, Uint32
 from cutlass.memory import SmemAllocator
 
@@ -18,7 +19,7 @@ from ...ptx.memory import load_shared, store_shared
 from ..arith import div, mod
 from .config import ROW_SEGMENTS, ROWS_SHAPE, ROWS_STRIDE, SEGMENT_BYTES, SLICE_BYTES, TILE_ROWS, GemvConfig
 from .dot import BLOCK_K, LANE_BLOCKS, QUAD
-from .operands import Fragment, LaneAddresses, MatrixA, Rest, Sizes, lane_scales, tile_row
+from .operands import Fragment, LaneAddresses, MatrixA, Rest, lane_scales, tile_row
 from .scales import load_scales
 
 _DATA_BYTES = TILE_ROWS * SLICE_BYTES
@@ -62,12 +63,11 @@ class RingLoader:
         rings = smem.allocate_array(cutlass.Uint8, self.config.warps * ring_bytes, byte_alignment=128)
         return RingStages(rings.toint() + warp * ring_bytes, lane)
 
-    def addresses(self, a: MatrixA, sizes: Sizes, lane: Int32, slice_index: Int32) -> LaneAddresses:
+    def addresses(self, a: MatrixA, lane: Int32, slice_index: Int32) -> LaneAddresses:
         """The segment of the first row that a lane copies, and the scales that it reads, in tile 0."""
         inside = Int64(slice_index * SLICE_BYTES + mod(lane, ROW_SEGMENTS) * SEGMENT_BYTES)
-        row = Int64(tile_row(0, div(lane, ROW_SEGMENTS), 0))
-        data = a.data + row * a.row + inside
-        return LaneAddresses(data, *lane_scales(self.config, a, sizes, lane, slice_index))
+        data = a.data + Int64(tile_row(0, div(lane, ROW_SEGMENTS), 0)) * a.row + inside
+        return LaneAddresses(data, *lane_scales(self.config, a, lane, slice_index))
 
     def fetch(self, a: MatrixA, where: LaneAddresses, rest: Rest | None, stages: RingStages, stage: Int32) -> None:
         """Starts copying a slice of a tile into ``stage``; ``rest`` is None if all of it exists."""
@@ -105,7 +105,7 @@ class RingLoader:
             store_shared(target, load_scales(config, where, lane, rest))
 
     def take(self, stages: RingStages, stage: Int32) -> Fragment:
-        """What :meth:`fetch` brought to the lane."""
+        """The lane's fragment of the slice that :meth:`fetch` copied into ``stage``."""
         lane = stages.lane
         base = stages.base + stage * self.config.stage_bytes
         rows = []
@@ -120,6 +120,4 @@ class RingLoader:
 
 def _later_row(copy: int) -> Any:
     """Rows from the one that a lane copies with its first instruction to that of instruction ``copy``."""
-    # rows of the tile are counted quads first (r, r+64), then the two rows of their lanes (r, r+32)
-    row_of_lane, first_quad = divmod(copy * _COPY_ROWS, ROWS_SHAPE[0][0] * ROWS_SHAPE[0][1])
-    return row_of_lane * ROWS_STRIDE[1] + first_quad // ROWS_SHAPE[0][0] * ROWS_STRIDE[0][1]
+    return cute.crd2idx(copy * _COPY_ROWS, cute.make_layout(ROWS_SHAPE, stride=ROWS_STRIDE))

@@ -10,11 +10,11 @@ from cutlass import Float32, Int32, Int64, Uint16, Uint32
 from ...ptx.convert import e4m3x2_to_f16x2, e4m3x4_to_f16x2, f16x2_to_f32
 from ...ptx.half import mul_f16x2
 from ...ptx.memory import load_global, load_global_byte_if, load_global_if
-from ...scale_layout import ATOM_ROWS
+from ...scale_layout import cute_layout
 from ..arith import div, mod
 from .config import GemvConfig
-from .dot import LANE_BLOCKS, QUAD
-from .operands import LaneAddresses, Rest, Sizes, VectorB, blocked_offset, tile_row
+from .dot import BLOCK_K, LANE_BLOCKS, QUAD
+from .operands import LaneAddresses, Rest, VectorB, blocked_offset, tile_row
 
 # 2⁻⁶ in both halves: keeps the product of two E4M3 scales inside f16; undone at the end
 SCALE_SHIFT = 64.0
@@ -52,7 +52,9 @@ def _load_bytes(address: Int64, count: Int32 | None) -> Uint32:
 
 def load_b_block(config: GemvConfig, b: VectorB, k: Int32, column: Int32, exists: Int32) -> tuple[list[Uint32], Uint32]:
     """Two words of block ``column`` of b, and its scale's byte; zeros if it does not exist."""
-    offset = blocked_offset(0, 0, column, Sizes(ATOM_ROWS, k)) if config.b_scale == "blocked" else column
+    offset = column
+    if config.b_scale == "blocked":
+        offset = blocked_offset(0, 0, column, cute_layout(1, div(k, BLOCK_K)))
     words = load_global_if(exists, b.data + Int64(column) * 8, 8, l1="evict_last")
     return words, load_global_byte_if(exists, b.scale + Int64(offset))
 

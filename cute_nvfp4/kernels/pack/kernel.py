@@ -37,7 +37,7 @@ class Pack:
 
     @cute.jit
     def __call__(self, arguments: PackArguments, stream: CUstream):
-        """A warp for 16 rows of a tile."""
+        """Launches a warp for every 16 rows of a tile."""
         tasks = ceil_div(arguments.rows, TILE_ROWS) * SLABS * arguments.k_tiles
         self.kernel(arguments._replace(batch=None)).launch(
             grid=(ceil_div(tasks, WARPS), arguments.batch, 1), block=(WARP * WARPS, 1, 1), stream=stream
@@ -55,7 +55,7 @@ class Pack:
 
     @cute.jit
     def pack(self, arguments: PackArguments, batch: Int64, slab: Int32, k_tile: Int32, lane: Int32):
-        """What ``lane`` has of a slab of a tile. Slabs are counted from the first row on."""
+        """Packs what ``lane`` has of a slab of a tile. Slabs are counted from the first row on."""
         g, c = div(lane, 4), mod(lane, 4)
         packing = self.config.packing
         rows = [slab * SLAB_ROWS + g + 8 * half for half in range(2)]

@@ -173,9 +173,9 @@ class QuantizeConfig:
 
     @property
     def after_rotation(self) -> QuantizeConfig:
-        """The same for blocks that have been rotated, which are fp32, or need not be."""
+        """The variant for blocks that are rotated already, which are fp32, or that need no rotation."""
         return replace(self.with_dtype("float32"), hadamard=0) if self.hadamard else self
 
     def with_dtype(self, dtype: str) -> QuantizeConfig:
-        """The same for an x of ``dtype``."""
+        """The variant for an x of ``dtype``."""
         return replace(self, dtype=dtype)

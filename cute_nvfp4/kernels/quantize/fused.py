@@ -19,7 +19,7 @@ class Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class FusedConfig(QuantizeConfig):
-    """How the values are quantized; values: whether they are stored, too."""
+    """One variant of quantizing computed values; values: whether they are stored, too."""
 
     values: bool = False
 

@@ -81,7 +81,7 @@ class QuantizeKernel:
 
     @property
     def amax(self) -> Amax:
-        """What finds the largest magnitude where this kernel does."""
+        """The search for the largest magnitude, where this kernel makes one."""
         return Amax(self.config)
 
     @cute.jit

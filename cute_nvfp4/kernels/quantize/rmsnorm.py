@@ -5,7 +5,7 @@ own by FMAs, in four sums; then the lanes of a warp; then the warps, through sha
 the dtype alone, so that a row's result does not depend on the other rows. One barrier a row is enough, because the sums
 of the warps have two places that take turns. Then each thread has whole blocks, and quantizes them as all kernels do.
 
-The first row is loaded before the global scale is looked at: in decoding a row's time is that of its loads. A CTA that
+The first row is loaded before the global scale is read: in decoding a row's time is that of its loads. A CTA that
 takes several rows loads the next one, weights once more, after it has quantized this one, when its registers are free:
 other CTAs of the multiprocessor compute meanwhile. Quads of lanes join the scales of four columns to a word.
 
@@ -101,7 +101,7 @@ class RmsnormQuantize(QuantizeKernel):
         return matrices._replace(mOther=other, mValues=values), out
 
     def columns(self, thread: Int32) -> list[Int32]:
-        """The thread's blocks."""
+        """The block columns of the thread."""
         return [thread + i * self.config.threads for i in range(self.config.blocks)]
 
     def load_row(self, arguments: RmsnormArguments, matrices: Matrices, row: Int32, thread: Int32) -> RowWords:
@@ -145,7 +145,7 @@ class RmsnormQuantize(QuantizeKernel):
 
     @cute.jit
     def sum_of_squares(self, words: tuple[Uint32, ...], sums: Int32, thread: Int32) -> Float32:
-        """Of all elements of the row, in every thread. sums: where the warps put theirs."""
+        """The sum over all elements of the row, in every thread. sums: the address of the warps' sums."""
         x = to_f32(self.config, words)
         own = [mul_rn(a, a) for a in x[:_SUMS]]
         for i in cutlass.range_constexpr(_SUMS, len(x)):

@@ -79,7 +79,7 @@ class Target(NamedTuple):
     scales: Int64
 
     def advanced(self, config: QuantizeConfig, row: Int64) -> Target:
-        """From behind the last row of a work tile to the next work tile of the same rows; row: bytes of codes."""
+        """The target after a work tile's last row, moved on to the next work tile of its rows; row: bytes of codes."""
         column_bytes = ATOM_BYTES // ATOM_COLS if config.layout == "blocked" else 1
         codes = self.codes + (WARP * config.out_bytes - WARP_ROWS * ROW_STEP * row)
         return Target(codes, self.scales + WARP * column_bytes)
@@ -111,7 +111,7 @@ class QuantizeRow(QuantizeKernel):
 
     @property
     def stage_bytes(self) -> int:
-        """The same of all inputs."""
+        """Bytes of a row of a work tile in shared memory, of all inputs."""
         return self.input_count * self.row_bytes
 
     def extended(self, matrices: Matrices, extra: Any) -> Matrices:
@@ -134,7 +134,7 @@ class QuantizeRow(QuantizeKernel):
 
     @cute.jit
     def quantize_rows(self, arguments: QuantizeArguments, extra: Any):
-        """All work tiles of this CTA; ``extra``: arguments of a subclass, for ``extended``."""
+        """Quantizes the work tiles of this CTA; ``extra``: arguments of a subclass, for ``extended``."""
         cfg, walk = self.config, arguments.walk
         thread, _, _ = cute.arch.thread_idx()
         cta, batch, _ = cute.arch.block_idx()

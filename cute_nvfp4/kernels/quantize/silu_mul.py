@@ -38,7 +38,7 @@ class SiluMulQuantize(QuantizeRow):
         self.quantize_rows(arguments.quantize, arguments)
 
     def extended(self, matrices: Matrices, extra: SiluMulArguments) -> Matrices:
-        """With the tensors of up and of the values."""
+        """``matrices`` with the tensors of up and of the values."""
         return matrices._replace(
             mOther=self.like_x(matrices, *extra.up),
             mValues=self.like_x(matrices, *extra.values) if self.config.values else None,

@@ -211,7 +211,7 @@ class QuantizeTile(QuantizeKernel):
         return cutlass.select_(totals[1] < totals[0], Int32(1), Int32(0))
 
     def errors(self, difference: Sequence[Float32]) -> list[Float32]:
-        """What the rule adds up."""
+        """The errors that the rule adds up: squares or magnitudes."""
         return [mul_rn(d, d) if self.config.choice == "mse" else abs_f32(d) for d in difference]
 
     def add_rows(self, sums: cute.Tensor, first: int, low: list[Float32], high: list[Float32]) -> None:

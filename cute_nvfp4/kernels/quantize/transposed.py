@@ -82,7 +82,7 @@ class MatrixAddresses(NamedTuple):
 
     @staticmethod
     def of(arguments: QuantizeArguments, batch: Int32) -> MatrixAddresses:
-        """Those of matrix ``batch``."""
+        """The addresses of matrix ``batch``."""
 
         def address(pointer: cute.Pointer, strides: Strides) -> RowAddress:
             return RowAddress(pointer.toint() + Int64(batch) * strides.batch, strides.row)

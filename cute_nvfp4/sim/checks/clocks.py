@@ -116,7 +116,7 @@ class Clocks:
         return rows
 
     def release(self, warps: np.ndarray) -> np.ndarray:
-        """The same, and what the warps do from now on is not part of it."""
+        """Returns a :meth:`snapshot`, of which what the warps do from now on is no part."""
         rows = self.snapshot(warps)
         self.now[warps] += 1
         return rows

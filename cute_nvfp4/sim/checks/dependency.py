@@ -28,8 +28,8 @@ class Earlier(Protocol):
     """What the launches touch that may still run."""
 
     def clash(self, address: np.ndarray, length: int, write: bool) -> tuple[int, int, str] | None:
-        """Of accesses to ``length`` bytes at ``address`` (m,) the first that clashes: which, its first byte that does,
-        and who has done what there."""
+        """The first clash among accesses to ``length`` bytes at ``address`` (m,): which access, its first byte that
+        clashes, and who has done what there."""
         ...
 
 

@@ -26,6 +26,7 @@ def pack(label, component, clock, lane=MANY, strong: bool = False) -> np.ndarray
 
 
 def labels(epochs: np.ndarray) -> np.ndarray:
+    """The labels (uint16) of ``epochs``."""
     return epochs.view(np.uint16)[..., 3::4]
 
 
@@ -35,14 +36,17 @@ def components(epochs: np.ndarray) -> np.ndarray:
 
 
 def clocks(epochs: np.ndarray) -> np.ndarray:
+    """The clocks of ``epochs``."""
     return epochs.view(np.uint32)[..., 0::2] & np.uint32(CLOCK_MASK)
 
 
 def lanes(epochs: np.ndarray) -> np.ndarray:
+    """The lanes of ``epochs``, ``MANY`` for more than one."""
     return (epochs.view(np.uint32)[..., 0::2] >> np.uint32(25)) & np.uint32(63)
 
 
 def strong(epochs: np.ndarray) -> np.ndarray:
+    """Whether the accesses of ``epochs`` are strong."""
     return (epochs.view(np.uint32)[..., 0::2] & np.uint32(_STRONG)) != 0
 
 

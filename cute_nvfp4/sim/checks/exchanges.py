@@ -115,7 +115,7 @@ class Exchanges(Listener):
             one.source[g.warps] = shuffle_source(mode, b, c)[0]
 
     def still_bad(self, who: Actor, bad: np.ndarray, epochs: np.ndarray) -> np.ndarray | None:
-        """Of the reads ``epochs`` that nothing orders before the store by ``who``, those that no value comes from."""
+        """The reads ``epochs`` that nothing orders before the store by ``who``, and that no value comes from."""
         shape = np.broadcast_shapes(epochs.shape, bad.shape)
         bad = np.broadcast_to(bad, shape).copy()
         component = self.clocks.thread_of(np.broadcast_to(ep.components(np.ascontiguousarray(epochs)), shape))

@@ -53,7 +53,7 @@ MODES = ("raise", "collect")
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found at one instruction.
+    """A finding of the checks at one instruction.
 
     ``severity`` is "hazard" or "warning", ``rule`` the class, ``kernel`` the kernel's name; ``instruction``, ``line``
     and ``loc`` say where (text, line of the PTX, place in the source); ``message`` is about the first time, ``count``
@@ -73,7 +73,7 @@ class Finding:
         return f"{self.severity}: {self.message} [{self.rule}]"
 
     def error(self) -> Hazard:
-        """What is raised for it."""
+        """The error that is raised for the finding."""
         return CLASSES[self.rule](f"{self.message} [{self.rule}]")
 
     @staticmethod

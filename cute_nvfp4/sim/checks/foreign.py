@@ -39,6 +39,7 @@ def _larger(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def merge(into: Knowledge, more: Knowledge) -> None:
+    """Adds the knowledge ``more`` to ``into``."""
     for cluster, row in more.items():
         mine = into.get(cluster)
         if mine is not row:
@@ -140,7 +141,7 @@ class Foreign:
 
 
 def _compact(left: list[Left]) -> list[Left]:
-    """The same knowledge in one entry a cluster."""
+    """``left`` with its knowledge merged into one entry a cluster."""
     by: dict[int, Left] = {}
     for one in left:
         have = by.get(one.cluster)

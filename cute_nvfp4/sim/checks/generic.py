@@ -197,7 +197,7 @@ class GenericAccesses(Listener):
 
 
 class _Held:
-    """What of a group is needed later, when its registers are gone."""
+    """The values of a group that are needed later, when its registers are gone."""
 
     def __init__(self, warps: np.ndarray, mask: Mask, n: int) -> None:
         self.warps, self.mask, self.n = warps, mask, n

@@ -127,7 +127,7 @@ class Reporter:
         )
 
     def uninitialized(self, who: Actor, place: str, row: Any) -> str:
-        """That the agent at ``row`` reads what nobody has written."""
+        """The message that the agent at ``row`` reads what nobody has written."""
         kernel = self.wave.run.launch.title
         return f"{kernel}: {place}\n  is read by {self.actor(who, row)},\n  and nobody has written it"
 

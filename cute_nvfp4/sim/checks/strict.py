@@ -81,7 +81,7 @@ class Strict(Listener):
         self.touched[g.warps] |= lanes
 
     def _signal(self, i: Instruction, warps: np.ndarray, lanes: np.ndarray) -> None:
-        """Of lanes (k, 32)."""
+        """Warns of signals by ``lanes`` (k, 32) that stand for other lanes of their warps too."""
         for warp in warps[lanes.any(axis=1) & (self.touched[warps] & ~lanes).any(axis=1)].tolist():
             self._warn(
                 "lane-signal", warp, i, "signals for other lanes too, which bar.warp.sync would have to come before"

@@ -17,7 +17,7 @@ from cute_nvfp4.sim.wgmma.fragments import WARPS
 
 
 class Synchronisation(Listener):
-    """What makes one access happen before another."""
+    """The synchronisation that makes one access happen before another."""
 
     def __init__(self, state: State, shadows: Shadows, barriers: BarrierUse, maps: TensorMaps) -> None:
         self.wave, self.clocks, self.labels, self.foreign = state.wave, state.clocks, state.labels, state.foreign

@@ -73,7 +73,7 @@ class Unwritten:
             self.findings.warn(RULE, message, instruction)
 
     def _matters(self, again: Callable[[Client], Any]) -> str:
-        """What depends on the values; "" for nothing."""
+        """A name of what depends on the values; "" for nothing."""
         end = {base: _bytes(region).copy() for base, (region, _) in self._before.items()}
         first = None
         try:

@@ -233,7 +233,7 @@ class Effects:
         return time
 
     def _fence(self, warp: Warp, step: Step, what: Any, time: float) -> float:
-        """Of the GPU: until L2 has answered what the warp has stored."""
+        """Holds the warp; at a fence of the GPU until L2 has answered what the warp has stored."""
         gpu = "GPU" in step.slot.opcode or "SYS" in step.slot.opcode
         until = warp.stored + self.machine["fence.gpu"] if gpu else 0.0
         self._hold(warp, max(until, time + self.machine["fence.cta"]), time, "fence", step)

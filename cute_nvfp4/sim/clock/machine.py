@@ -45,12 +45,12 @@ class Machine:
         return cycles / self["clock_mhz"]
 
     def changed(self, **figures: float) -> Machine:
-        """The same machine with other figures; dots in names are written as two underscores."""
+        """This machine with other figures; dots in names are written as two underscores."""
         new = {name.replace("__", "."): value for name, value in figures.items()}
         return self.with_figures(new)
 
     def with_figures(self, new: Mapping[str, float]) -> Machine:
-        """The same machine with other figures, by their names in the file."""
+        """This machine with other figures, by their names in the file."""
         unknown = set(new) - set(self.figures)
         if unknown:
             raise ClockError.of("the figures", got=sorted(unknown), expected=f"figures of {self.name}")
@@ -60,7 +60,7 @@ class Machine:
 
 @functools.cache
 def machine(name: str) -> Machine:
-    """The machine of a file; raises ``ClockError`` for one that there is not, or a figure without a source."""
+    """The machine of a file; raises ``ClockError`` for a name that has none, or a figure without a source."""
     path = FOLDER / f"{name}.yml"
     if not re.fullmatch(r"\w+", name) or not path.exists():
         known = sorted(p.stem for p in FOLDER.glob("*.yml"))

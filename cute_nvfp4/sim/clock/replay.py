@@ -166,8 +166,8 @@ class Replay(Effects):
         return out
 
     def _looked_once(self, visits: list[Visit]) -> list[Visit]:
-        """Without all but the last pass of each loop that polls memory: how often the functional run looked says
-        nothing of time. The last look waits for the store that it sees (``Effects``)."""
+        """``visits`` with only the last pass of each loop that polls memory: how often the functional run looked
+        says nothing of time. The last look waits for the store that it sees (``Effects``)."""
         polls = self.recorder.polls
         out: list[Visit] = []
         for visit in visits:
@@ -252,7 +252,7 @@ class Replay(Effects):
         self._hold(warp, until, warp.ready, "fetch", step)
 
     def _what(self, warp: Warp, step: Step, happened: Happened) -> Any:
-        """What happened at this instruction, the first time it is met in this visit and so on."""
+        """The notes of this instruction, the first time it is met in this visit and so on."""
         for kind in NOTES[step.kind]:
             key = (step.source, kind)
             notes = happened.get(key)

@@ -51,7 +51,7 @@ def ctas_per_sm(threads: int, shared: int, registers: int) -> int:
 
 
 def sample(launch: Launch, machine: Machine, static_shared: int, registers: int, most: int) -> Sample:
-    """Deals the clusters of a launch to SMs in turn, and takes at most ``most`` places of each load."""
+    """Distributes the clusters of a launch over SMs in turn, and takes at most ``most`` places of each load."""
     clusters = Clusters(launch)
     places = max(1, machine.sms // clusters.size)
     threads = int(np.prod(launch.block))
@@ -87,8 +87,8 @@ def resample(taken: Sample, launch: Launch, machine: Machine, work: np.ndarray) 
             [_work(clusters, launch, np.arange(n, clusters.count, places), work) for n in range(first, last)]
         )
         mine = [p.number - first for p in taken.places if first <= p.number < last]
-        most, usual = each.max(axis=0) > UNLIKE * each[mine].max(axis=0), each.mean(axis=0) / each[mine].mean(axis=0)
-        differ |= bool((most | (usual > UNLIKE) | (usual < 1 / UNLIKE)).any())
+        most, mean = each.max(axis=0) > UNLIKE * each[mine].max(axis=0), each.mean(axis=0) / each[mine].mean(axis=0)
+        differ |= bool((most | (mean > UNLIKE) | (mean < 1 / UNLIKE)).any())
         load = (each / each.max(axis=0).clip(1)).mean(axis=1)
         order = np.argsort(load, kind="stable")
         heavy = int((load * UNLIKE >= load.max()).sum())

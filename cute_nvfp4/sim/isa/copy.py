@@ -43,6 +43,7 @@ def _cp(i: Instruction, m: Mods, k: Kernel) -> Op:
 
 
 def wait_group(i: Instruction, m: Mods, kind: str, read: bool) -> Op:
+    """Builds a wait for all but a thread's youngest groups of ``kind``; ``read``: for their reads only."""
     count = i.operands[0] if i.operands else None
     if not isinstance(count, Imm) or count.value < 0:
         raise m.refuse("wait_group takes a constant")

@@ -178,7 +178,7 @@ def _scales(name: str) -> np.ndarray:
 
 @dataclass(frozen=True)
 class _Fragments:
-    """matrix (u, 8 or 16 rows, K): those that there are; of (n,): which of them each warp has."""
+    """Fragments of a matrix: (u, 8 or 16 rows, K), the different ones; of (n,): which of them each warp has."""
 
     matrix: np.ndarray
     of: np.ndarray

@@ -38,6 +38,7 @@ def needs_tensor_memory(i: Instruction, g) -> None:
 
 
 def cta_group(m: Mods) -> int:
+    """The number in an instruction's ``.cta_group``."""
     return int(m.take("cta_group::1", "cta_group::2", required=True)[-1])
 
 

@@ -27,6 +27,7 @@ _USES = ("fill", "use", "lastuse", "discard")
 
 
 def build(i: Instruction, m: Mods, k: Kernel) -> Op:
+    """Builds a tcgen05.mma."""
     ws = m.flag("ws")
     if m.flag("sp"):
         raise m.refuse("sparse tcgen05.mma is not modelled")

@@ -141,6 +141,7 @@ class _Form:
 
 
 def build_load(i: Instruction, m: Mods, k: Kernel) -> Op:
+    """Builds a tcgen05.ld."""
     if m.flag("red"):
         return _build_reduction(i, m)
     form = _Form(i, m, "pack::16b", 2)
@@ -179,6 +180,7 @@ def _build_reduction(i: Instruction, m: Mods) -> Op:
 
 
 def build_store(i: Instruction, m: Mods, k: Kernel) -> Op:
+    """Builds a tcgen05.st."""
     form = _Form(i, m, "unpack::16b", 1)
     m.type("b32")
     count = form.movement.registers

@@ -27,7 +27,7 @@ def participants(g, mask, member_mask: np.ndarray, i: Instruction) -> np.ndarray
 
 
 def whole_warp(g, mask, i: Instruction) -> None:
-    """For instructions that are ``.aligned``: a lane that is missing is an error."""
+    """Refuses a warp that lacks a lane at an instruction that is ``.aligned``."""
     if mask is not None:
         raise InvalidLanes(f"{i.where()}: {g.thread(~mask)} does not take part; all 32 lanes must")
 

@@ -147,7 +147,7 @@ def _load(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int) -> 
 
 
 def load_rows(g: Group, a: Access, space: str, mask, addr: np.ndarray, off: int) -> np.ndarray:
-    """The same as one array, whose last axis are the ``count`` integers where there are several."""
+    """Loads into one array, whose last axis are the ``count`` integers where there are several."""
     host, m, region = located(g, a, space, mask, addr, off)
     g.wave.events.load(g, a, space, host, mask)
     flat = host if m is None else host[m]

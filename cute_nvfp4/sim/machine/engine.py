@@ -81,7 +81,7 @@ class Pending:
         raise NotImplementedError
 
     def footprints(self, wave: Wave) -> list[Footprint]:
-        """What it reads and writes, for the checks."""
+        """The footprints that the operation reads and writes, for the checks."""
         return []
 
     def joined(self, following: Pending) -> Pending | None:
@@ -103,7 +103,7 @@ class Wait:
         raise NotImplementedError
 
     def part(self, rows: np.ndarray, group: Group) -> Wait:
-        """The same wait for some rows only; ``group`` holds them."""
+        """This wait for some rows only; ``group`` holds them."""
         raise NotImplementedError
 
     def passed(self, rows: np.ndarray, group: Group) -> None:

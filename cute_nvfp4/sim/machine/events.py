@@ -54,10 +54,10 @@ class Listener:
         """Lanes are about to load ``a.total`` bytes at ``host`` addresses, which broadcast to (n, 32)."""
 
     def store(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask, values: Values) -> None:
-        """The same for a store; ``values`` are ``a.count`` arrays."""
+        """Lanes are about to store ``values``, ``a.count`` arrays, at ``host`` addresses."""
 
     def atomic(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask) -> None:
-        """The same for a read-modify-write."""
+        """Lanes are about to read, modify and write at ``host`` addresses."""
 
     def requested(self, g: Group, a: Access, host: np.ndarray, mask: np.ndarray, size: int) -> None:
         """Lanes are about to load ``size`` bytes of global memory together, by loads that are not ``counted``."""

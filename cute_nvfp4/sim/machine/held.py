@@ -23,7 +23,7 @@ class Held:
         self._goes = False
 
     def keep(self, ready: list[Group], clock: int, part: Callable[[Group, np.ndarray], Group]) -> list[Group]:
-        """Those of the groups that may go on, without the warps held back; ``part`` takes rows of a group."""
+        """The groups that may go on, without the warps held back; ``part`` takes rows of a group."""
         if self._goes or clock % LONGEST == LONGEST - 1:
             ready, self.back, self._goes = ready + self.back, [], False
             return ready

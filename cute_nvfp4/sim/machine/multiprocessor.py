@@ -19,7 +19,7 @@ class Multiprocessor:
 
     @property
     def shared_of_cta(self) -> int:
-        """What one CTA may ask for."""
+        """Shared memory that one CTA may ask for."""
         return self.shared - SHARED_RESERVED
 
 
@@ -27,5 +27,5 @@ _LARGE, _SMALL = Multiprocessor(228 * 1024, 2048, 32), Multiprocessor(100 * 1024
 
 
 def multiprocessor(target: str) -> Multiprocessor:
-    """That of ``target`` (sm_90a, sm_100a, sm_120a …): compute capability 12 has the small one."""
+    """The multiprocessor of ``target`` (sm_90a, sm_100a, sm_120a …): compute capability 12 has the small one."""
     return _SMALL if target.startswith("sm_12") else _LARGE

@@ -65,7 +65,7 @@ class Schedule:
 
 
 def holding_back(warps: int) -> list[Schedule]:
-    """For CTAs of so many warps: each of them held back beyond all others."""
+    """A schedule for each of a CTA's ``warps``, which holds that warp back beyond all others."""
     return [Schedule(n, warps="held", tma="eager", store="eager", tensor="eager", copy="eager") for n in range(warps)]
 
 

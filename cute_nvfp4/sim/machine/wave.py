@@ -74,7 +74,7 @@ class Wave:
         self.events = Events(listener for client in run.clients for listener in client.listeners(self))
 
     def peer(self, cta: np.ndarray, rank: np.ndarray, where: str = "") -> np.ndarray:
-        """In-wave indices of the CTAs with these ranks in the clusters of ``cta``."""
+        """Indices in the wave of the CTAs with these ranks in the clusters of ``cta``."""
         rank = np.asarray(rank, np.int64)
         if rank.size and int(rank.max()) >= self.cluster_size:
             raise OutOfBounds(f"{where}: CTA rank {int(rank.max())} in a cluster of {self.cluster_size}")
@@ -126,8 +126,8 @@ class Group:
 
     ``warps`` (n,) are indices into the wave; ``mask`` (n, 32) marks the lanes the group owns, None meaning all of
     them. ``regs`` holds one array a register, each of a shape that broadcasts to (n, 32). ``age`` is the step it last
-    ran, ``patience`` how many steps it waits for its turn; ``seen`` is the state of memory that a loop which polls has
-    last looked at, -1 outside of such a loop.
+    ran, ``patience`` how many steps it waits for its turn; ``seen`` is the state of memory that a polling loop has
+    last read, -1 outside of such a loop.
     """
 
     __slots__ = ("_row", "age", "block", "mask", "patience", "polled", "regs", "seen", "special_cache", "warps", "wave")

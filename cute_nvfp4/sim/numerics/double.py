@@ -39,6 +39,7 @@ def _ordered(kind: str, out: np.ndarray, *operands: np.ndarray) -> np.ndarray:
 
 
 def add64(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
+    """The sum in binary64, rounded by ``mode``."""
     out = a + b
     if mode != "rn":
         # an exact zero of operands of both signs is -0 rounded down (IEEE 754-2019, 6.3)
@@ -52,6 +53,7 @@ def sub64(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
 
 
 def mul64(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
+    """The product in binary64, rounded by ``mode``."""
     out = a * b
     if mode != "rn":
         out = _each(out, lambda x, y: Fraction(x) * Fraction(y), mode, None, a, b)
@@ -69,10 +71,12 @@ def fma64(a: np.ndarray, b: np.ndarray, c: np.ndarray, mode: str = "rn") -> np.n
 
 
 def div64(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The quotient in binary64, to nearest even."""
     return _ordered("div", a / b, a, b)
 
 
 def sqrt64(a: np.ndarray) -> np.ndarray:
+    """The square root in binary64, to nearest even."""
     return with_nan(np.sqrt(a), a)
 
 

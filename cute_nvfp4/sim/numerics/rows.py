@@ -8,7 +8,7 @@ import numpy as np
 
 
 def distinct(words: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Of 64-bit ``words`` (n, m): the first of each kind of row, and of which kind each row is (n,)."""
+    """The first of each kind of row of 64-bit ``words`` (n, m), and the kind that each row is (n,)."""
     _, first, of = np.unique(words @ _odd(words.shape[1]), return_index=True, return_inverse=True)
     if (words != words[first[of]]).any():
         # two kinds of one sum

@@ -96,10 +96,12 @@ def to_tf32(a: np.ndarray, rounding: str) -> np.ndarray:
 
 
 def exact_mul(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """The product of binary32 numbers in binary64, which holds it exactly."""
     return a.astype("f8") * b.astype("f8")
 
 
 def exact_fma(a: np.ndarray, b: np.ndarray, c: np.ndarray) -> np.ndarray:
+    """a · b + c in binary64, rounded to odd."""
     return round_to_odd(*two_sum(exact_mul(a, b), c.astype("f8")))
 
 
@@ -144,14 +146,17 @@ def _directed_sum(p: np.ndarray, c: np.ndarray, mode: str) -> np.ndarray:
 
 
 def add32(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
+    """The sum in binary32, rounded by ``mode``."""
     return canonical(a + b) if mode == "rn" else _directed_sum(a.astype("f8"), b.astype("f8"), mode)
 
 
 def mul32(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
+    """The product in binary32, rounded by ``mode``."""
     return canonical(a * b) if mode == "rn" else canonical(to_single(exact_mul(a, b), mode))
 
 
 def div32(a: np.ndarray, b: np.ndarray, mode: str = "rn") -> np.ndarray:
+    """The quotient in binary32, rounded by ``mode``."""
     return canonical(a / b) if mode == "rn" else canonical(to_single(exact_div(a, b), mode))
 
 
@@ -163,6 +168,7 @@ def div_approx32(a: np.ndarray, b: np.ndarray) -> np.ndarray:
 
 
 def sqrt32(a: np.ndarray, mode: str = "rn") -> np.ndarray:
+    """The square root in binary32, rounded by ``mode``."""
     if mode == "rn":
         return canonical(np.sqrt(a))
     x = a.astype("f8")

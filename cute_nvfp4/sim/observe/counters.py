@@ -191,6 +191,7 @@ class Counters(Listener):
 
 
 def by_line(table: dict[Any, Any]) -> list[Any]:
+    """The counters of ``table`` in the order of their lines."""
     return sorted(table.values(), key=lambda c: c.line)
 
 
@@ -228,7 +229,7 @@ def mma_work(pending: Pending) -> tuple[str, int] | None:
 
 
 def _mma_sync(opcode: str) -> tuple[str, int] | None:
-    """The same for mma.sync, from its shape and the type of A."""
+    """(kind, multiply-adds) of an mma.sync, from its shape and the type of A."""
     shape = re.search(r"\.m(\d+)n(\d+)k(\d+)\.", opcode)
     if not opcode.startswith("mma.") or shape is None:
         return None

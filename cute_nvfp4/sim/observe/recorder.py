@@ -27,7 +27,7 @@ PAUSE = 32
 
 
 class Bar(NamedTuple):
-    """From step ``begin`` to before step ``end``; ``kind`` is "run" or "wait"."""
+    """A bar from step ``begin`` to before step ``end``; ``kind`` is "run" or "wait"."""
 
     begin: int
     end: int
@@ -265,7 +265,7 @@ def _place(block: Block) -> str:
 
 
 def role(block: Block) -> str:
-    """What a block is for: the operations in it that are more than arithmetic, "" if there is none."""
+    """The role of a block: the operations in it that are more than arithmetic, "" if there is none."""
     found = list(dict.fromkeys(filter(None, (_role(i, op.klass) for i, op in block.code))))
     return " + ".join(found[:MOST_ROLES]) + (" + …" if len(found) > MOST_ROLES else "")
 

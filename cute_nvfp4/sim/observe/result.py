@@ -110,7 +110,7 @@ class Result:
 
     @property
     def warnings(self) -> tuple[str, ...]:
-        """What is suspicious, and hazards of classes that were allowed; one text a class."""
+        """Suspicious findings, and hazards of classes that were allowed; one text a class."""
         return grouped(self.findings, "warning")
 
     @property

@@ -51,7 +51,7 @@ class Trace:
         self._recorders: list[Recorder] = []
 
     def client(self, kernel: CompiledKernel, launch: Launch, steps: Steps) -> Client:
-        """What hears the events of one launch."""
+        """A client that hears the events of one launch."""
         start = self._recorders[-1].last + 1 if self._recorders else 0
         self._recorders.append(Recorder(kernel, launch, steps, start, self._clusters, self._room))
         return self._recorders[-1]
@@ -73,7 +73,7 @@ class Trace:
         Path(path).write_text(json.dumps(self.json(), separators=(",", ":")))
 
     def json(self) -> dict[str, Any]:
-        """The same as an object (Trace Event Format): a process is a CTA, its threads are warps and engines."""
+        """The trace as an object (Trace Event Format): a process is a CTA, its threads are warps and engines."""
         events: list[dict[str, Any]] = []
         for number, wave in enumerate(self._waves()):
             events += _Events(wave, 1 + 1000 * number).all()

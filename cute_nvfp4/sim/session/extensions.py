@@ -29,7 +29,7 @@ def install(patches: Patches) -> None:
 
 
 class _Finder:
-    """Finds the module as usual, and replaces its functions when it has been loaded."""
+    """Finds the module as Python does, and replaces its functions when it has been loaded."""
 
     def __init__(self, patches: Patches) -> None:
         self._patches = patches

@@ -125,7 +125,7 @@ class TensorSlot:
         return Packed(filled)
 
     def _view(self, value: Any) -> tuple[int, list[int], list[int]]:
-        """(address, shape, strides in elements of the DSL's type)"""
+        """(address, shape, strides in elements of the DSL's type) of ``value``."""
         if isinstance(value, torch.Tensor):
             if not value.is_cuda:
                 raise ValueError(f"{self.name}: expected a tensor on cuda, got one on {value.device}")

@@ -7,7 +7,7 @@ from cute_nvfp4.sim.errors import PtxSyntaxError, UnsupportedInstruction
 
 
 def outcome_of(error: BaseException) -> str:
-    """ "hazard", "not modelled" or "internal error"."""
+    """The outcome that ``error`` means: hazard, not modelled or internal error."""
     if isinstance(error, (UnsupportedInstruction, PtxSyntaxError, TargetError)):
         return "not modelled"
     return "hazard" if isinstance(error, SimError) else "internal error"

@@ -91,7 +91,7 @@ class Session:
         return sum(record.instructions for record in self.launches)
 
     def findings(self) -> list[Finding]:
-        """Those of all launches; one entry for a class at an instruction of a kernel, with how often it was found."""
+        """The findings of all launches: one entry for a class at an instruction of a kernel, and how often it came."""
         lists = [tuple(self.between.values())]
         lists += [record.result.findings for record in self.launches if record.result is not None]
         if self.failure is not None:

@@ -15,6 +15,7 @@ from cute_nvfp4.sim.session.protocol import Session
 
 
 def install(patches: Patches, session: Session) -> None:
+    """Installs the session's hooks of backward passes, threads and ``torch.compile``."""
     backward = _running_backward(torch.autograd.graph._engine_run_backward, session)
     patches.set(torch.autograd.graph, "_engine_run_backward", backward)
     patches.set(torch.autograd, "_engine_run_backward", backward)

@@ -11,6 +11,7 @@ from cute_nvfp4.sim.session.torch_device import CudaMode, as_device
 
 
 def generator_type() -> type:
+    """The type that stands for ``torch.Generator``."""
     real = torch.Generator
 
     class Meta(type):
@@ -28,6 +29,8 @@ def generator_type() -> type:
 
 
 def profile_type() -> type:
+    """The type that stands for ``torch.profiler.profile``."""
+
     class Profile(torch.profiler.profile):
         """A profile of the host's work: there is no device to profile."""
 
@@ -38,6 +41,8 @@ def profile_type() -> type:
 
 
 def device_type(mode: CudaMode, select: Callable[[Any], None]) -> type:
+    """The type that stands for ``torch.cuda.device``."""
+
     class OnDevice:
         """Makes a device the current one; None and -1 change nothing."""
 
@@ -55,6 +60,8 @@ def device_type(mode: CudaMode, select: Callable[[Any], None]) -> type:
 
 
 def stream_context_type(streams: list[Any]) -> type:
+    """The type that stands for torch's context of a stream."""
+
     class StreamContext:
         """Makes a stream the current one; None changes nothing."""
 

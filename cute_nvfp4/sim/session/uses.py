@@ -31,7 +31,7 @@ class Bytes:
 
     @staticmethod
     def of_runs(runs: Runs) -> Bytes:
-        """What a launch has touched."""
+        """The memory that a launch has touched."""
         key = len(runs.first), hash(runs.first.tobytes()), hash(runs.last.tobytes())
         return Bytes(int(runs.first[0]), int(runs.last[-1]), key, lambda: runs)
 

@@ -64,7 +64,7 @@ def im2col(
     modes: Sequence[int] = (0, 0, 0, 0),
     sm: int = 100,
 ) -> bytes:
-    """The same of an im2col map: corners of the bounding box, ``channels`` of ``pixels`` pixels for each copy."""
+    """The bytes of an im2col map: corners of the bounding box, ``channels`` of ``pixels`` pixels for each copy."""
     if not 3 <= len(dims) <= _MAX_RANK:
         raise LaunchError(f"{_IM2COL}: rank {len(dims)} is not within 3 and {_MAX_RANK}")
     common = _common(_IM2COL, kind, address, dims, strides, steps, modes, sm)

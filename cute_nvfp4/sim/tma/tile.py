@@ -131,7 +131,7 @@ def bounds(m: TensorMap, coords: np.ndarray) -> list[tuple[np.ndarray, tuple[int
 
 @lru_cache(maxsize=4096)
 def window(m: TensorMap, phase: int, key: tuple[int, ...]) -> Window:
-    """What ``bounds`` calls ``key``, for destinations at ``phase``."""
+    """The ``key`` of ``bounds`` for destinations at ``phase``."""
     p, rank = plan(m, phase), m.rank
     low, high, cut = key[:rank], key[rank : 2 * rank], key[-1]
     index = p.rows // np.array(m.element_strides, np.int64)
@@ -149,8 +149,10 @@ def window(m: TensorMap, phase: int, key: tuple[int, ...]) -> Window:
 
 
 def row_chunks(m: TensorMap, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """For box rows that start at ``rows`` (r, rank): (chunks (r, u) as host address / 16, bytes (r, u) of each that lie
-    in the tensor: 16, 0, or what is left of a dimension 0 that ends inside a chunk)."""
+    """The chunks (r, u) of box rows that start at ``rows`` (r, rank), as host address / 16, and their valid bytes.
+
+    A chunk (r, u) has 16 bytes in the tensor, 0, or what is left of a dimension 0 that ends inside it.
+    """
     chunks = m.box[0] * m.bits // (8 * CHUNK)
     along = rows[:, :1] * m.bits // 8 + CHUNK * np.arange(chunks)[None, :]
     valid = np.where(along < 0, 0, np.clip(m.dims[0] * m.bits // 8 - along, 0, CHUNK))

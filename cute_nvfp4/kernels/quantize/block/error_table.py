@@ -159,7 +159,7 @@ def octave_errors(found: Lookup, table: ErrorTable) -> list[Float32]:
 
 
 def lower_errors(found: Lookup, table: ErrorTable, wanted: Boolean) -> list[Float32]:
-    """Its errors under the two scales below them; something else if not ``wanted``, from one place for all lanes."""
+    """The block's errors under the two scales below its octave; if not ``wanted`` other values, of one address."""
     start = cutlass.select_(wanted, table.lower + (found.table - found.floor) * _LOWER_BYTES, table.lower)
     step = cutlass.select_(wanted, Uint32(_LOWER_BYTES), Uint32(0))
     return _sums(_addresses(found, Uint32(start), step), _LOWER_BYTES, table.ones)

@@ -66,7 +66,7 @@ class Candidate:
 
 
 def _elements(config: QuantizeConfig, codes: list[Uint32]) -> list[Uint32]:
-    """What ``codes`` stand for in f16x2, times ``UNIT`` where there is no conversion."""
+    """The values of ``codes`` in f16x2, times ``UNIT`` where there is no conversion."""
     if config.rounds_in_f16:
         return [half & Uint32(CODE_AND_SIGN) for half in codes]
     return [pair for word in codes for pair in e2m1x8_to_f16x2(word, config.arch)]
@@ -166,7 +166,7 @@ def _pack_winner(
 
 
 def _candidate(config: QuantizeConfig, x: list[Float32], entry: TableEntry, one: Uint32) -> Candidate:
-    """What ``x`` becomes under the scale of ``entry``."""
+    """The candidate that ``x`` becomes under the scale of ``entry``."""
     # +0 under a scale of zero, of which the entry is -0, so that all codes are 0; else -0, which changes nothing
     zero = mul_rn(entry.reciprocal, Float32(-0.0))
     encoded = encode_scaled(config, x, lambda a: fma_rn(a, entry.reciprocal, zero), one)

@@ -77,7 +77,7 @@ class _Window(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What the search found.
+    """The result of the search.
 
     code: of the best scale. decided: 0 if it may be wrong. lowest: the least code that may be the right one. inside:
     whether products with the reciprocal of its scale are below 7. multiplier: that reciprocal times 2**-14.

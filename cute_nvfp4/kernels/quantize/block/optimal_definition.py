@@ -88,7 +88,7 @@ def _search_by_warp(
     factor: GlobalFactor,
     wanted: Boolean,
 ) -> Uint32:
-    """The same of the lanes' ``wanted`` blocks, one after the other by the whole warp, a scale a lane.
+    """Searches for the lanes' ``wanted`` blocks, one after the other by the whole warp, a scale a lane.
 
     One block takes a tenth of the time, which all others may have to wait for at the end of a kernel.
     """

@@ -35,7 +35,7 @@ def quantize_block(
 
 
 def estimated_block(config: QuantizeConfig, words: Sequence[Uint32], context: BlockContext) -> BlockResult:
-    """A block by ``optimal`` with its table of errors; what is undecided is for :func:`searched_block`"""
+    """A block by ``optimal`` with its table of errors; what is undecided is for :func:`searched_block`."""
     largest = largest_magnitude(config, words)
     valid = (largest < Float32(_INFINITY)) & (context.factor.valid != 0)
     code, codes, undecided = optimal(config, tuple(words), largest, context, None, valid)
@@ -47,7 +47,7 @@ def estimated_block(config: QuantizeConfig, words: Sequence[Uint32], context: Bl
 def searched_block(
     config: QuantizeConfig, words: Sequence[Uint32], context: BlockContext, wanted: Boolean
 ) -> BlockResult:
-    """The same by the definition, where ``wanted``. All lanes of a warp go together."""
+    """A block by the definition of ``optimal``, where ``wanted``. All lanes of a warp go together."""
     words, factor = tuple(words), context.factor
     code = search(config, words, largest_magnitude(config, words), factor, wanted)
     return BlockResult(code, encode(config, words, code, factor, None), Boolean(True))
@@ -61,7 +61,7 @@ def encode_block(
     context: BlockContext,
     index: Int64 | None,
 ):
-    """As :func:`quantize_block`, of elements that are not rotated any more; ``largest``: their magnitude."""
+    """Quantizes a block of elements that are rotated already, if at all; ``largest``: their largest magnitude."""
     valid = (largest < Float32(_INFINITY)) & (context.factor.valid != 0)
     nan_scale = NAN_E4M3
     if cutlass.const_expr(config.scale == "ue8m0"):

@@ -99,7 +99,7 @@ class _Ties(NamedTuple):
 
 
 def _near(config: QuantizeConfig, divisor: Float32, inverse: Float32, kind: int) -> _NearTie:
-    """Of elements of a 16-bit type times ``inverse`` = 1 / ``divisor``.
+    """The ties of elements of a 16-bit type times ``inverse`` = 1 / ``divisor``.
 
     Ties 1/4 (kind 0), 5/4, 5/2 and 5 (1) go down; 3/4 (2), 7/4 and 7/2 (3) go up, as all do that are cut and rounded
     half up.
