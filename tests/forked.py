@@ -1,7 +1,7 @@
-"""The harness's worker, forked from a process that has imported torch and the DSL already.
+"""Processes forked from one that has imported torch and the DSL already: the harness's workers, and notebooks' kernels.
 
-A worker as users have it, ``python -m cute_nvfp4.harness.worker``, spends most of a small test on these imports.
-``tests/harness/test_eval_command.py`` has tests that start it so.
+A worker as users have it, ``python -m cute_nvfp4.harness.worker``, spends most of a small test on these imports, and so
+does ``python -m ipykernel_launcher``. ``tests/harness/test_eval_command.py`` has tests that start workers as users do.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import runpy
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
 from types import SimpleNamespace
 
@@ -32,16 +35,20 @@ def _detached(descriptor: DupFd) -> int:
     return descriptor.detach()
 
 
+def _context() -> multiprocessing.context.ForkServerContext:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
+    return context
+
+
 class Process:
     """What the runner uses of ``subprocess.Popen``, for a command that starts a worker."""
 
     def __init__(
         self, command: Sequence[str], *, pass_fds: tuple[int, int], stdout: object, env: Mapping[str, str], **_: object
     ) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(_IMPORTED)
         descriptors = [Descriptor(number) for number in (*pass_fds, stdout.fileno())]
-        self._process = context.Process(target=_work, args=(*descriptors, command[-1], os.getcwd(), dict(env)))
+        self._process = _context().Process(target=_work, args=(*descriptors, command[-1], os.getcwd(), dict(env)))
         self._process.start()
         self.pid = self._process.pid
 
@@ -52,18 +59,72 @@ class Process:
         return self._process.exitcode
 
 
-def _work(control: int, arena: int, log: int, nbytes: str, folder: str, environment: dict[str, str]) -> None:
-    """What the forked process does: takes on folder and environment, and is the worker."""
+class KernelProcess:
+    """What jupyter_client uses of ``subprocess.Popen``, for a command that starts a notebook's kernel."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, command: Sequence[str], *, env: Mapping[str, str], cwd: str, **_: object) -> None:
+        context = _context()
+        ready, told = context.Pipe(duplex=False)
+        # the interpreter, -m and the module come first
+        self._process = context.Process(target=_serve, args=(told, list(command[3:]), cwd, dict(env)))
+        self._process.start()
+        told.close()
+        ready.recv()  # it leads a group of its own now, which signals are sent to
+        self.pid = self._process.pid
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> int:
+        self._process.join()
+        return self._process.exitcode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+def _enter(folder: str, environment: dict[str, str]) -> None:
+    """Takes on folder and environment."""
     os.setsid()
     os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+
+
+def _work(control: int, arena: int, log: int, nbytes: str, folder: str, environment: dict[str, str]) -> None:
+    """What the forked process does: it is the worker."""
+    _enter(folder, environment)
     for output in (1, 2):
         os.dup2(log, output)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through=True)
-    os.environ.clear()
-    os.environ.update(environment)
     sys.argv = ["worker", str(control), str(arena), nbytes]
     runpy.run_module("cute_nvfp4.harness.worker", run_name="__main__", alter_sys=True)
+
+
+def _serve(told: Connection, arguments: list[str], folder: str, environment: dict[str, str]) -> None:
+    """What the forked process does: it is the kernel, and workers that it starts are forked beside it."""
+    _enter(folder, environment)
+    import torch
+
+    from cute_nvfp4.harness import runner
+
+    torch.set_num_threads(1)
+    runner.subprocess = SUBPROCESS
+    # it knows the server that it comes from; without this it would start another one
+    forkserver._forkserver.ensure_running = lambda: None
+    told.send(os.getpid())
+    told.close()
+    sys.argv = ["ipykernel_launcher", *arguments]
+    runpy.run_module("ipykernel_launcher", run_name="__main__", alter_sys=True)
 
 
 SUBPROCESS = SimpleNamespace(**vars(subprocess) | {"Popen": Process})
