@@ -17,6 +17,7 @@ from ..quantization.hadamard import Hadamard, resolve_hadamard
 from ..quantization.rules import Rule, resolve_format, resolve_rule
 from ..quantization.slabs import Source, amax
 from ..runtime.backend import BACKENDS, resolve
+from ..runtime.torch_private import is_exporting
 from .checks import DTYPE_NAMES, check_overlap
 from .dispatch import is_recorded
 
@@ -167,7 +168,7 @@ def choose_backend(wanted: str, request: QuantizeRequest) -> BackendChoice:
             raise OperandError(f"{reason} {_HINT}")
         return BackendChoice(wanted)
     backend = "cuda" if x.device.type == "cuda" else "reference"
-    if tracing and torch.compiler.is_exporting() and _fits_operator(request):
+    if tracing and is_exporting() and _fits_operator(request):
         # a program that is exported here may run anywhere: the operator chooses where it runs
         return BackendChoice("cuda")
     if not tracing:

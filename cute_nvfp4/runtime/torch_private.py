@@ -70,3 +70,12 @@ whether it got a single one."""
 raw_stream: Callable[[int], int] = getattr(torch._C, "_cuda_getCurrentRawStream", _raw_stream)
 """The handle of torch's current stream on device ``index``. The public way makes a ``Stream`` object first, which takes
 longer than a launch; inductor and Triton ask this way too."""
+
+if hasattr(torch.compiler, "_is_exporting_flag"):
+
+    def is_exporting() -> bool:
+        """Whether ``torch.export`` traces. Dynamo of torch 2.9 takes the public function for true in every graph."""
+        return torch.compiler._is_exporting_flag
+
+else:
+    is_exporting = torch.compiler.is_exporting

@@ -122,6 +122,21 @@ def test_guards_tell_what_the_modes_of_autograd_change(ways: types.ModuleType) -
     assert [outside["plain"].check(x) for x in (plain, fresh)] == [True, False]
 
 
+def test_a_graph_that_is_compiled_is_not_exported() -> None:
+    """The public way in place of the private one would not do: with torch 2.9 it is true in both."""
+
+    def function(x: Tensor) -> Tensor:
+        return x + 1 if torch_private.is_exporting() else x - 1
+
+    torch._dynamo.reset()
+    x = torch.zeros(3)
+    assert torch.compile(function, fullgraph=True, backend="eager")(x).tolist() == [-1] * 3
+    module = torch.nn.Module()
+    module.forward = function
+    assert torch.export.export(module, (x,)).module()(x).tolist() == [1] * 3
+    assert not torch_private.is_exporting()
+
+
 def test_the_stream_is_torchs(ways: types.ModuleType) -> None:
     with simulated_gpu("sm_90a"):
         stream = torch.cuda.Stream()

@@ -184,7 +184,7 @@ class QuantizeTile(QuantizeKernel):
     def better_by_definition(self, tile: SquareTile, values: tuple[Float32, ...], context: BlockContext) -> Int32:
         """The number of the better candidate, step by step.
 
-        Rows j and j + 8 come together: that is how ``cute_nvfp4.quantization.blocks.ordered_sum`` adds, the row sums
+        Rows j and j + 8 come together: that is how ``quantization.block_request.ordered_sum`` adds, the row sums
         as well as the columns.
         """
         cfg, kind = self.config, self.fixed_scale

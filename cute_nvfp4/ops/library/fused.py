@@ -13,6 +13,7 @@ import torch
 
 from ...operand import BlockScaledTensor
 from ...quantization.rules import resolve_format
+from ...runtime.torch_private import is_exporting
 from ...scale_layout import blocked_bytes, blocked_flat, blocked_view
 from ..quantize_request import checked_global_scale
 from .registration import define, operand
@@ -70,7 +71,7 @@ def call_fused(
         return found
     format = resolve_format(options["format"])
     # a view in six dimensions would make a program of its own for up to 128 rows
-    if options["scale_layout"] == "blocked" and not torch.compiler.is_exporting():
+    if options["scale_layout"] == "blocked" and not is_exporting():
         scale = blocked_view(scale, data.shape[0], format.scale_columns(shape[-1]))
     return found._replace(quantized=BlockScaledTensor(data, scale, computed if kind == "auto" else factor, format))
 

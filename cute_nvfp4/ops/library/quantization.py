@@ -9,6 +9,7 @@ import torch
 from ...operand import BlockScaledTensor
 from ...quantization.hadamard import Hadamard
 from ...quantization.rules import resolve_format
+from ...runtime.torch_private import is_exporting
 from ...scale_layout import blocked_bytes, blocked_flat, blocked_view
 from ..quantize_request import QuantizeRequest
 from .registration import LIBRARY, NAMESPACE, define, operand
@@ -34,7 +35,7 @@ def quantize(
     if out is None:
         data, scale, found = _OPS.quantize.default(x, given, **options)
         # a view in six dimensions would make a program of its own for up to 128 rows
-        if blocked and not torch.compiler.is_exporting():
+        if blocked and not is_exporting():
             scale = blocked_view(scale, x.shape[1], format.scale_columns(x.shape[2]), x.shape[0])
         return BlockScaledTensor(data, scale, found if computed else given, format)
     data, scale = (t if t.ndim != 2 else t.unsqueeze(0) for t in (out.data, out.scale))

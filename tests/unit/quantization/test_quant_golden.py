@@ -14,7 +14,7 @@ from quant_differences import DIFFERENCES, marks
 from quant_golden import PEERS, arrays, case_of, compute, out_of_scope, unrolled
 
 from cute_nvfp4 import formats
-from cute_nvfp4.quantization import blocks, rounding
+from cute_nvfp4.quantization import block_request, blocks, rounding
 
 # of the arrays in which no difference occurs, so many must be equal
 REQUIRED_SHARE = 0.95
@@ -125,7 +125,7 @@ MUTATIONS = {
     "absolute errors instead of squares": (
         blocks,
         "_error",
-        lambda difference, request: blocks.ordered_sum(difference.abs(), request.tile),
+        lambda difference, request: block_request.ordered_sum(difference.abs(), request.tile),
     ),
     "one more rounding of scales": (
         blocks,

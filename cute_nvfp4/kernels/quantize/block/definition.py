@@ -72,7 +72,7 @@ def candidate_scales(config: QuantizeConfig, wanted: Float32) -> Candidates:
 
 
 def ordered_sum(values: Sequence[Float32]) -> Float32:
-    """The sum in the order of ``cute_nvfp4.quantization.blocks.ordered_sum``."""
+    """The sum in the order of ``cute_nvfp4.quantization.block_request.ordered_sum``."""
     lanes = values[:8]
     for start in range(8, len(values), 8):
         lanes = [add_rn(a, b) for a, b in zip(lanes, values[start : start + 8])]
