@@ -104,7 +104,7 @@ def run(
 ) -> subprocess.CompletedProcess:
     """``subprocess.run`` of ``[sys.executable, script or -m, ...]``."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        outputs = [Descriptor(file.fileno()) for file in (out, err)] if capture_output else [Descriptor(1), Descriptor(2)]
+        outputs = [Descriptor(number) for number in ((out.fileno(), err.fileno()) if capture_output else (1, 2))]
         arguments = list(command[1:]), str(cwd or os.getcwd()), dict(os.environ if env is None else env)
         process = _context().Process(target=_execute, args=(*outputs, *arguments))
         process.start()
@@ -114,8 +114,8 @@ def run(
             raise subprocess.TimeoutExpired(command, timeout)
         for file in (out, err):
             file.seek(0)
-        said = [file.read().decode() if text else file.read() for file in (out, err)] if capture_output else [None, None]
-    return subprocess.CompletedProcess(command, process.exitcode, *said)
+        said = [file.read().decode() if text else file.read() for file in (out, err)]
+    return subprocess.CompletedProcess(command, process.exitcode, *(said if capture_output else ()))
 
 
 def _enter(folder: str, environment: dict[str, str]) -> None:
