@@ -1,4 +1,5 @@
-"""Processes forked from one that has imported torch and the DSL already: the harness's workers, and notebooks' kernels.
+"""Processes forked from one that has imported torch and the DSL already: the harness's workers, kernels of notebooks,
+and commands of Python.
 
 A worker as users have it, ``python -m cute_nvfp4.harness.worker``, spends most of a small test on these imports, and so
 does ``python -m ipykernel_launcher``. ``tests/harness/test_eval_command.py`` has tests that start workers as users do.
@@ -12,6 +13,7 @@ import runpy
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from multiprocessing import forkserver
 from multiprocessing.connection import Connection
@@ -91,6 +93,31 @@ class KernelProcess:
         self.send_signal(signal.SIGKILL)
 
 
+def run(
+    command: Sequence[str],
+    *,
+    capture_output: bool = False,
+    text: bool = False,
+    timeout: float | None = None,
+    cwd: str | os.PathLike | None = None,
+    env: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess:
+    """``subprocess.run`` of ``[sys.executable, script or -m, ...]``."""
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        outputs = [Descriptor(number) for number in ((out.fileno(), err.fileno()) if capture_output else (1, 2))]
+        arguments = list(command[1:]), str(cwd or os.getcwd()), dict(os.environ if env is None else env)
+        process = _context().Process(target=_execute, args=(*outputs, *arguments))
+        process.start()
+        process.join(timeout)
+        if process.exitcode is None:
+            process.kill()
+            raise subprocess.TimeoutExpired(command, timeout)
+        for file in (out, err):
+            file.seek(0)
+        said = [file.read().decode() if text else file.read() for file in (out, err)]
+    return subprocess.CompletedProcess(command, process.exitcode, *(said if capture_output else ()))
+
+
 def _enter(folder: str, environment: dict[str, str]) -> None:
     """Takes on folder and environment."""
     os.setsid()
@@ -110,22 +137,45 @@ def _work(control: int, arena: int, log: int, nbytes: str, folder: str, environm
     runpy.run_module("cute_nvfp4.harness.worker", run_name="__main__", alter_sys=True)
 
 
-def _serve(told: Connection, arguments: list[str], folder: str, environment: dict[str, str]) -> None:
-    """What the forked process does: it is the kernel, and workers that it starts are forked beside it."""
+def _execute(out: int, err: int, words: list[str], folder: str, environment: dict[str, str]) -> None:
+    """What the forked process does: it is Python, called with ``words``."""
     _enter(folder, environment)
+    for number, stream in ((out, sys.stdout), (err, sys.stderr)):
+        os.dup2(number, 1 if stream is sys.stdout else 2)
+    # those of the server may be closed
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False, buffering=1)
+    _fork_what_it_starts()
+    if words[0] == "-m":
+        sys.argv, sys.path[0:0] = words[1:], [folder]
+        runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    else:
+        sys.argv, sys.path[0:0] = words, [os.path.dirname(os.path.abspath(words[0]))]
+        runpy.run_path(words[0], run_name="__main__")
+
+
+def _fork_what_it_starts() -> None:
+    """Workers, and runs of other schedules."""
     import torch
 
+    from cute_nvfp4.cli import sim_schedules
     from cute_nvfp4.harness import runner
 
     torch.set_num_threads(1)
     runner.subprocess = SUBPROCESS
+    sim_schedules.subprocess = SUBPROCESS
     # it knows the server that it comes from; without this it would start another one
     forkserver._forkserver.ensure_running = lambda: None
+
+
+def _serve(told: Connection, arguments: list[str], folder: str, environment: dict[str, str]) -> None:
+    """What the forked process does: it is the kernel of a notebook."""
+    _enter(folder, environment)
+    _fork_what_it_starts()
     told.send(os.getpid())
     told.close()
     sys.argv = ["ipykernel_launcher", *arguments]
     runpy.run_module("ipykernel_launcher", run_name="__main__", alter_sys=True)
 
 
-SUBPROCESS = SimpleNamespace(**vars(subprocess) | {"Popen": Process})
-"""For ``runner.subprocess``."""
+SUBPROCESS = SimpleNamespace(**vars(subprocess) | {"Popen": Process, "run": run})
+"""For ``runner.subprocess`` and ``sim_schedules.subprocess``."""

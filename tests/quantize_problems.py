@@ -8,6 +8,7 @@ from typing import Any
 
 import backends
 import numpy as np
+import pytest
 import torch
 
 from cute_nvfp4.formats import decode_e4m3, encode_e4m3
@@ -29,6 +30,8 @@ VIEWS = {
     "columns apart": lambda x: x[:, ::2],
 }
 """Of a matrix with at least 132 columns: strides and alignments that are not those of whole rows."""
+SWEEP = pytest.mark.sweep(shared=("arch", "format,rule", "rule", "dtype", "layout", "cluster"))
+"""A sweep of the kernels of quantization: the tests of a module cover these axes together."""
 FORMATS = ("nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2")
 TIES = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
 

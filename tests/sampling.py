@@ -2,7 +2,8 @@
 
 A sweep is a test function whose mark says so: ``@pytest.mark.sweep``, of its module or its own. Its axes are what
 ``parametrize`` (and fixtures with parameters) give it; names that one ``parametrize`` sets together are one axis.
-``sweep(n)``: where the only axis is one of cases, mutants for instance, one in n is taken.
+``sweep(n)``: where the only axis is one of cases, mutants for instance, one in n is taken. ``sweep(shared=(axis, …))``:
+functions of a module that have one of these axes cover it together, each with one test at least.
 
 What is taken depends on the tests' ids alone: not on their order, nor on the process or the machine.
 """
@@ -68,17 +69,26 @@ def sweeps(items: list[pytest.Item]) -> list[list[pytest.Item]]:
     return list(found.values())
 
 
+def wanted(item: pytest.Item) -> Values:
+    """What a test has of that which must occur: its function, its values of shared axes, and of its function's axes."""
+    function, shared = item.nodeid.split("[")[0], item.get_closest_marker("sweep").kwargs.get("shared", ())
+    found = {(axis if ",".join(axis) in shared else (function, *axis), value) for axis, value in values(item)}
+    return frozenset(found | {(function, "")})
+
+
 def left_out(items: list[pytest.Item]) -> list[pytest.Item]:
     """The tests of sweeps that the default run does not take."""
-    return [item for tests in sweeps(items) for item in _left_out(tests)]
-
-
-def _left_out(items: list[pytest.Item]) -> list[pytest.Item]:
-    """Of the tests of one function."""
-    n = part(items[0])
-    tests = {item.nodeid: values(item) for item in items}
-    taken = covering(tests) if n == 1 else one_in(n, tests)
-    return [item for item in items if item.nodeid not in taken]
+    covered: dict[str, dict[str, Values]] = {}
+    taken: set[str] = set()
+    for tests in sweeps(items):
+        n, module = part(tests[0]), tests[0].nodeid.split("::")[0]
+        if n == 1:
+            covered.setdefault(module, {}).update((item.nodeid, wanted(item)) for item in tests)
+        else:
+            taken |= one_in(n, [item.nodeid for item in tests])
+    for tests in covered.values():
+        taken |= covering(tests)
+    return [item for tests in sweeps(items) for item in tests if item.nodeid not in taken]
 
 
 def part(item: pytest.Item) -> int:

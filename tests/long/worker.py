@@ -54,8 +54,8 @@ class Ended:
 
 
 DETERMINED = "every schedule"
-"""Note of a case whose first schedule proves that every other does the same (``determined``). Two more run for what
-they compute; the checks would find what they have found."""
+"""Note of a case whose first schedule proves that every other does the same (``sim.equivalence``). Two more run for
+what they compute; the checks would find what they have found."""
 
 
 class Known(Exception):
@@ -70,9 +70,8 @@ def fingerprint(ptx: str) -> str:
 
 def perform(task: Task) -> Ended:
     """Runs a case under its schedules, here."""
-    from determined import FIRST, Determined, schedules
-
     from cute_nvfp4 import simulating
+    from cute_nvfp4.sim.equivalence import FIRST, Determined, schedules
     from tests.long.families import FAMILIES
     from tests.long.family import Gone
 
@@ -186,7 +185,7 @@ class Worker:
 
     def _start(self) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.long.families", "determined"])
+        context.set_forkserver_preload(["tests.long.families", "cute_nvfp4.sim.equivalence"])
         for pause in (*PAUSES, None):
             ours, theirs = context.Pipe()
             process = context.Process(target=serve, args=(theirs,), daemon=True)

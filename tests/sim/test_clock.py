@@ -281,7 +281,7 @@ def test_latencies_of_scoreboards(name):
 
 
 @needs_ptxas
-@pytest.mark.sweep(9)
+@pytest.mark.sweep(21)
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_figure_counts(name):
     """A changed figure changes the time of some kernel; and no other than a rate makes anything faster."""

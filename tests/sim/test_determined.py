@@ -1,15 +1,18 @@
-"""Which launches do the same under every schedule (``determined``): each in order, with twins that are not."""
+"""Which launches do the same under every schedule (``sim.equivalence``): each in order, with twins that are not."""
 
 from __future__ import annotations
 
 from contextlib import suppress
 
 import pytest
-from determined import FIRST, Determined, schedules
+import torch
+from gemm_problems import Case, make
 from ptx_lab import wait
 from test_checks import INIT, go
 
+from cute_nvfp4 import quantize, simulating
 from cute_nvfp4.sim import Deadlock, Race, Schedule, adversarial, holding_back
+from cute_nvfp4.sim.equivalence import FIRST, Determined, schedules
 
 TOGETHER, LATE = Schedule(), Schedule(warps="late")
 START = "@%q1 mbarrier.init.shared.b64 [bar+8], 32;" + INIT.format(32, "mov.u32 %r20, bar; add.u32 %r21, %r20, 8;")
@@ -157,3 +160,14 @@ def test_lanes_that_wait_for_the_same_at_different_times_are_one() -> None:
 def test_the_first_schedules_are_three_of_all() -> None:
     assert len(schedules(20)) == 20 and set(map(str, schedules(20))) == set(map(str, adversarial(20)))
     assert schedules(20)[0] == adversarial(20)[FIRST[0]] and schedules(1) == adversarial(1)
+
+
+def test_a_call_of_an_operation() -> None:
+    """As docs/checks.md has it: a product is proved; the largest of many numbers, found by atomics, is not."""
+    proved, in_doubt = Determined(), Determined()
+    with simulating("sm_120a", others=[proved]):
+        make(Case(200, 136, 512, store="direct")).run()
+    assert not proved.doubts
+    with simulating("sm_90a", others=[in_doubt]):
+        quantize(torch.randn(4096, 64), global_scale="auto")
+    assert any("red.relaxed.gpu.global.max" in doubt for doubt in in_doubt.doubts)

@@ -6,12 +6,12 @@ import backends
 import pytest
 import torch
 from fused_problems import check_rmsnorm, check_silu_mul, random, same
-from quantize_problems import DTYPES, edges
+from quantize_problems import DTYPES, SWEEP, edges
 
 from cute_nvfp4 import quantize, rmsnorm_quantize, silu_mul_quantize
 from cute_nvfp4.ops import rmsnorm_quantize as rmsnorm_module
 
-pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
+pytestmark = [pytest.mark.kernels, SWEEP, pytest.mark.usefixtures("poisoned")]
 SCALE = torch.tensor(0.004)
 PAIRS = [
     ("nvfp4", "max"), ("nvfp4", "four_six_mse"), ("nvfp4", "four_six_abs_max"), ("mxfp4", "even"),

@@ -203,6 +203,7 @@ def test_a_sample_of_mutants(name: str) -> None:
     assert not unexplained(name, executed(name)[12::80])
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("name", CASES)
 def test_explanations_are_of_mutants_that_exist(name: str) -> None:
     known = {(name, m.kind, m.ordinal) for m in executed(name)}

@@ -104,7 +104,7 @@ def _sweep(count: int, seed: int) -> list:
     return [pytest.param(case, id=f"{i}-{case}") for i, case in enumerate(random_cases(count, seed))]
 
 
-@pytest.mark.sweep(2)
+@pytest.mark.sweep(6)
 @pytest.mark.parametrize("case", _sweep(60, 20))
 def test_random(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     """Half of the cases for each architecture."""

@@ -38,6 +38,7 @@ def test_the_same_values(dtype: torch.dtype, first: int, window: int) -> None:
             prepare_weight(weight(130, 96, low - 1, low + window), dtype=dtype)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype, low", [(torch.bfloat16, 110), (torch.float16, 111), (torch.bfloat16, 60)])
 @pytest.mark.parametrize("m", [3, 20])
 def test_products(dtype: torch.dtype, low: int, m: int) -> None:

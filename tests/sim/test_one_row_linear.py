@@ -16,6 +16,7 @@ def normal(*shape: int, seed: int) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("arch", backends.architectures())
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
 def test_one_row(arch: str, dtype: torch.dtype, device: torch.device) -> None:

@@ -180,6 +180,7 @@ HELPED = Case(12, 130, 512, workers=3, tiling={"tile_n": 16, "split_k": 2, "sche
 
 
 @pytest.mark.sim_only("runs schedules")
+@pytest.mark.sweep
 @pytest.mark.parametrize("case", [CUT, SHARED, OVERLAPPED, TAKEN, HELPED], ids=str)
 @pytest.mark.parametrize("schedule", adversarial(3), ids=str)
 def test_any_schedule_gives_the_same_bits(schedule, case: Case) -> None:

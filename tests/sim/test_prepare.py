@@ -58,6 +58,7 @@ def test_gemv(vary: tuple[str, ...]) -> None:
     check(nv.gemv, gemv_given, vary, alpha=-1.5)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("vary", [("a",), ("out", "b")], ids=str)
 @pytest.mark.parametrize("name", GEMMS)
 def test_gemm(name: str, vary: tuple[str, ...]) -> None:

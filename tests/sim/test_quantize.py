@@ -8,7 +8,7 @@ import pytest
 import quantize_problems as problems
 import torch
 from mutants import plan_anew
-from quantize_problems import DTYPES, PAIRS, VIEWS, differences, edges, fused, near_ties
+from quantize_problems import DTYPES, PAIRS, SWEEP, VIEWS, differences, edges, fused, near_ties
 
 from cute_nvfp4.errors import OperandError, TargetError
 from cute_nvfp4.formats import Format
@@ -18,7 +18,7 @@ from cute_nvfp4.planning.quantize import QuantizeProblem, can_implement
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule
 from cute_nvfp4.target import architecture
 
-pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
+pytestmark = [pytest.mark.kernels, SWEEP, pytest.mark.usefixtures("poisoned")]
 FOUR_SIX = ("four_six_mse", "four_six_mae", "four_six_abs_max")
 
 

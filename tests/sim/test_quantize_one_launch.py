@@ -24,7 +24,7 @@ from mutants import (
     parameters,
     plan_anew,
 )
-from quantize_problems import DTYPES, TILE_PAIRS, differences, rules
+from quantize_problems import DTYPES, SWEEP, TILE_PAIRS, differences, rules
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.kernels.arith import mod
@@ -71,7 +71,7 @@ def check(x: torch.Tensor, cluster: int, rule: str = "max", **options: object) -
     assert [run.name for run in runs] in ([], ["quantize"] if cluster else ["amax", "quantize"])
 
 
-@pytest.mark.sweep
+@SWEEP
 @of_clusters(0, *CLUSTERS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rule", rules("nvfp4"))
@@ -81,7 +81,7 @@ def test_rows(arch: str, rows: int, k: int, layout: str, rule: str, dtype: torch
     check(random(rows, k, dtype), cluster, rule, scale_layout=layout)
 
 
-@pytest.mark.sweep
+@SWEEP
 @of_clusters(0, 1, 8)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("rule", TILE_RULES)
@@ -90,7 +90,7 @@ def test_tiles(arch: str, rule: str, dtype: torch.dtype, cluster: int) -> None:
     check(random(19, 16 * 37, dtype), cluster, rule, block_2d=True)
 
 
-@pytest.mark.sweep
+@SWEEP
 @of_clusters(0, 1, 8)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("options", [{}, ROTATED, {"block_2d": True}, ROTATED | {"seed": 3}], ids=str)
@@ -100,7 +100,7 @@ def test_transposed(arch: str, options: dict, dtype: torch.dtype, cluster: int) 
         check(random(rows, 16 * 5, dtype).t().contiguous().t(), cluster, **options)
 
 
-@pytest.mark.sweep
+@SWEEP
 @of_clusters(0, 1, 8)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("options", [ROTATED, {"seed": 3}, ROTATED | {"block_2d": True}], ids=str)
@@ -109,7 +109,7 @@ def test_rotated_and_stochastic(arch: str, rule: str, options: dict, dtype: torc
     check(random(7, 16 * 37, dtype), cluster, rule, **options)
 
 
-@pytest.mark.sweep
+@SWEEP
 @of_clusters(0, 1, 8)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_strides_and_batches(arch: str, dtype: torch.dtype, cluster: int) -> None:
@@ -118,7 +118,7 @@ def test_strides_and_batches(arch: str, dtype: torch.dtype, cluster: int) -> Non
         check(view, cluster)
 
 
-@pytest.mark.sweep
+@SWEEP
 @of_clusters(0, 1, 8)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("value", [0.0, 1.0, float("nan"), -float("inf")], ids=str)

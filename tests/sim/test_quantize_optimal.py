@@ -16,7 +16,8 @@ from cute_nvfp4.formats import decode_e4m3
 from cute_nvfp4.kernels.quantize.block import error_table, optimal, optimal_by_table, optimal_definition
 from cute_nvfp4.planning import quantize as planning
 
-pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
+SHARED = pytest.mark.sweep(shared=("arch", "dtype", "name"))
+pytestmark = [pytest.mark.kernels, SHARED, pytest.mark.usefixtures("poisoned")]
 E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 # one under which no product is a tie, one of few bits, a power of two
 SCALES = (6.1803 / 2688, 93 / 16 / 2688, 2.0**-8)

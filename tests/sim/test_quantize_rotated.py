@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quantize_problems import DTYPES, VIEWS, differences, edges, fused
+from quantize_problems import DTYPES, SWEEP, VIEWS, differences, edges, fused
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.ops.dequantize import dequantize
 from cute_nvfp4.quantization.hadamard import Hadamard
 
-pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
+pytestmark = [pytest.mark.kernels, SWEEP, pytest.mark.usefixtures("poisoned")]
 KINDS = [
     ("nvfp4", "max"),
     ("nvfp4", "max_normal"),

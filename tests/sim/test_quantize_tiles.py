@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 from mutants import plan_anew
-from quantize_problems import DTYPES, TILE_PAIRS, VIEWS, differences, edges, fused, golden_inputs, near_ties
+from quantize_problems import DTYPES, SWEEP, TILE_PAIRS, VIEWS, differences, edges, fused, golden_inputs, near_ties
 
 from cute_nvfp4.planning import quantize as planning
 from cute_nvfp4.quantization.hadamard import Hadamard
 
-pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
+pytestmark = [pytest.mark.kernels, SWEEP, pytest.mark.usefixtures("poisoned")]
 FOUR_SIX = ("four_six_mse", "four_six_mae", "four_six_abs_max")
 
 

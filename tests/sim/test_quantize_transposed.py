@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from mutants import plan_anew
-from quantize_problems import DTYPES, PAIRS, differences, edges, golden_inputs, near_ties
+from quantize_problems import DTYPES, PAIRS, SWEEP, differences, edges, golden_inputs, near_ties
 
 from cute_nvfp4.ops import quantize_launch as ops
 from cute_nvfp4.planning import quantize as planning
 from cute_nvfp4.quantization.hadamard import Hadamard
 
-pytestmark = [pytest.mark.kernels, pytest.mark.sweep, pytest.mark.usefixtures("poisoned")]
+pytestmark = [pytest.mark.kernels, SWEEP, pytest.mark.usefixtures("poisoned")]
 
 
 @pytest.fixture

@@ -69,6 +69,7 @@ def check(recording: Recording, i: int, **options) -> None:
     assert not any(wrong.values()), f"{case.name}: bytes of each buffer that differ from the GPU's: {wrong}"
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("i", numbers(ASYNC))
 def test_replay(i: int) -> None:
     check(load(ASYNC), i)
@@ -121,6 +122,7 @@ def checked_cases() -> list:
     return found
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("i", checked_cases())
 def test_no_hazards(i: int) -> None:
     """The checks have nothing to say of kernels that are right, and do not change what they compute."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 from typer.testing import CliRunner
 
@@ -175,7 +176,8 @@ def test_schedules_stop_at_the_first_that_fails(program) -> None:
         "import sys\nfrom cute_nvfp4.sim.session import current_session\nprint('run')\n"
         "sys.exit(5 if current_session().options['schedule'].tma == 'lazy' else 0)\n"
     )
-    done = command("--schedules", "3", "--seed", "4", program(text))
+    words = [sys.executable, "-m", "cute_nvfp4", "sim", "--schedules", "3", "--seed", "4", program(text)]
+    done = forked.run(words, capture_output=True, text=True, timeout=120)
     assert done.returncode == 5 and done.stdout == "run\nrun\n"
     lines = done.stderr.strip().splitlines()
     ends = [line.split(": ")[-1].rsplit(",", 1)[0] for line in lines if line.startswith("schedule ")]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
 from pathlib import Path
 
+import forked
 import pytest
 from typer.testing import CliRunner
 
+from cute_nvfp4.cli import sim_schedules
 from cute_nvfp4.cli.sim import EXIT_HAZARD, EXIT_NOT_MODELLED, app
 from cute_nvfp4.cli.sim_counters import Row, _table, number, short_opcode
 
@@ -130,8 +131,9 @@ def test_a_file_that_cannot_be_written_is_told_before_the_run(option, tmp_path) 
     assert old.read_text() != "old"
 
 
-def test_a_schedule_that_fails_gives_a_command_that_repeats_it(program, tmp_path, capfd) -> None:
+def test_a_schedule_that_fails_gives_a_command_that_repeats_it(program, tmp_path, capfd, monkeypatch) -> None:
     """The second copy is not waited for. Only the lazy schedule shows it, where the checks are off."""
+    monkeypatch.setattr(sim_schedules, "subprocess", forked.SUBPROCESS)
     path, report = program(PLANTED), tmp_path / "r.json"
     result = invoke("--no-checks", "--schedules", "4", "--json", str(report), path)
     shown = capfd.readouterr().err + result.stderr
@@ -141,7 +143,7 @@ def test_a_schedule_that_fails_gives_a_command_that_repeats_it(program, tmp_path
     assert "tma=lazy" in found["schedules"][1]["schedule"] and "schedule 2 of 4" in shown
     (line,) = [s for s in shown.splitlines() if "repeat with:" in s]
     words = shlex.split(line.split("repeat with:")[1])
-    again = subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+    again = forked.run(words, capture_output=True, text=True, timeout=120)
     assert again.returncode == EXIT_HAZARD
     message = found["schedules"][1]["failure"]["message"]
     assert message.split(": address")[0] in again.stderr and "program.py:19" in message

@@ -19,6 +19,7 @@ from cute_nvfp4.target import ARCHITECTURES
 ARCHS = ("sm_120a", "sm_121a")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("m,k", [(256, 1024), (130, 272), (70, 5120)])
 def test_gemv(arch: str, m: int, k: int) -> None:

@@ -27,13 +27,18 @@ def architecture() -> Iterator[None]:
         yield
 
 
-def structures() -> list[Case]:
-    """Every structure of the kernel."""
-    every = itertools.product(SM120_TILE_N, ("static", "stream_k"), ("m", "n"), (0, 2), FORMAT_PAIRS)
-    return [
-        Case(tile_n=tile_n, scheduler=scheduler, raster=raster, stages=stages, a_format=a, b_format=b, store="direct")
-        for tile_n, scheduler, raster, stages, (a, b) in every
-    ]
+AXES = {
+    "tile_n": SM120_TILE_N, "scheduler": ("static", "stream_k"), "raster": ("m", "n"), "stages": (0, 2),
+    "formats": FORMAT_PAIRS,
+}  # fmt: skip
+
+
+def structures() -> dict[tuple, Case]:
+    """Every structure of the kernel, by its values of ``AXES``."""
+    return {
+        values: Case(**dict(zip(AXES, values[:-1])), a_format=values[-1][0], b_format=values[-1][1], store="direct")
+        for values in itertools.product(*AXES.values())
+    }
 
 
 def run(case: Case) -> torch.Tensor:
@@ -43,17 +48,21 @@ def run(case: Case) -> torch.Tensor:
     return c
 
 
-DRAWN = [Pairs(1).complete(structure) for structure in structures()]
+DRAWN = {values: Pairs(1).complete(structure) for values, structure in structures().items()}
 
 
-@pytest.mark.parametrize("case", DRAWN, ids=str)
-def test_structures(case: Case) -> None:
-    run(replace(case, store="direct"))
+@pytest.mark.parametrize("formats", FORMAT_PAIRS, ids="*".join)
+@pytest.mark.parametrize("stages", AXES["stages"])
+@pytest.mark.parametrize("raster", AXES["raster"])
+@pytest.mark.parametrize("scheduler", AXES["scheduler"])
+@pytest.mark.parametrize("tile_n", SM120_TILE_N)
+def test_structures(tile_n: int, scheduler: str, raster: str, stages: int, formats: tuple[str, str]) -> None:
+    run(replace(DRAWN[tile_n, scheduler, raster, stages, formats], store="direct"))
 
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_problems(seed: int) -> None:
-    run(replace(random_case(np.random.default_rng(seed), structures(), max_k=1024), store="direct"))
+    run(replace(random_case(np.random.default_rng(seed), [*structures().values()], max_k=1024), store="direct"))
 
 
 @pytest.mark.parametrize(

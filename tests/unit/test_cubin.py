@@ -49,6 +49,7 @@ def test_registers_and_memory(arch: str, shape: tuple[int, int, int], scales: st
     assert report.registers <= MAX_REGISTERS[arch]
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_256_bit_loads_past_l1(shape: tuple[int, int, int]) -> None:
     """Every load of A is of 256 bits and has its policies; only b (64 bits) may stay in L1, scales are 64 bits."""
@@ -61,6 +62,7 @@ def test_256_bit_loads_past_l1(shape: tuple[int, int, int]) -> None:
     assert {key for key in loads if key[0] != 256} == {(64, "EL"), (64, "NA"), (8, "")}
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_one_conversion_for_two_elements(shape: tuple[int, int, int]) -> None:
     """One ``F2FP`` for each pair of elements of A and of b in the code, and no other way to decode."""
@@ -77,6 +79,7 @@ def test_one_conversion_for_two_elements(shape: tuple[int, int, int]) -> None:
     assert report.count("PRMT") < 16
 
 
+@pytest.mark.sweep(4)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 def test_tensor_cores_and_asynchronous_copies_on_sm_90a(shape: tuple[int, int, int]) -> None:
     report, _, ptx = compiled("sm_90a", shape)

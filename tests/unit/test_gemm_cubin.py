@@ -48,6 +48,7 @@ def mmas(loop: Loop) -> int:
     return loop.count("UTCOMMA") + loop.count("UTCQMMA")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("tile_n", STEADY)
 @pytest.mark.parametrize("pair", [False, True])
 def test_instructions_of_a_step(tile_n: int, pair: bool) -> None:
@@ -67,6 +68,7 @@ def test_no_spills(kind: str) -> None:
         assert kernel.registers <= MAX_REGISTERS <= ROLES.registers
 
 
+@pytest.mark.sweep(3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_warp_does_its_own(kind: str) -> None:
     """MMAs, copies of scales and commits in one loop, TMA loads in another; accumulators are read in neither."""

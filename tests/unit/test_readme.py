@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import forked
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,7 +39,8 @@ def block(label: str) -> str:
 def run(command: list[str], folder: Path, **environment: str) -> subprocess.CompletedProcess:
     paths = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     variables = os.environ | {"PYTHONPATH": paths} | environment
-    return subprocess.run(command, capture_output=True, text=True, cwd=folder, env=variables, timeout=280)
+    start = forked.run if command[0] == sys.executable else subprocess.run
+    return start(command, capture_output=True, text=True, cwd=folder, env=variables, timeout=280)
 
 
 @pytest.mark.sweep

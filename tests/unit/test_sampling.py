@@ -13,7 +13,7 @@ AXES = {"arch": ("sm_100a", "sm_90a"), "format,rule": [("nvfp4", "max"), ("mxfp4
         "dtype": ("half", "float", "bfloat16")}  # fmt: skip
 
 
-def items(name: str = "test_edges", *sweep: int, skip: str = "") -> list:
+def items(name: str = "test_edges", *sweep: int, skip: str = "", shared: tuple[str, ...] = ()) -> list:
     """What pytest collects of a function with these axes; ``skip``: an axis that is a fixture's, and has no mark."""
     found = []
     for values in itertools.product(*AXES.values()):
@@ -21,7 +21,7 @@ def items(name: str = "test_edges", *sweep: int, skip: str = "") -> list:
         for axis, value in zip(AXES, values):
             params.update(zip(axis.split(","), value if "," in axis else (value,)))
         marks = [pytest.mark.parametrize(axis, AXES[axis]).mark for axis in AXES if axis != skip]
-        marks.append(pytest.mark.sweep(*sweep).mark)
+        marks.append(pytest.mark.sweep(*sweep, shared=shared).mark)
         found.append(
             SimpleNamespace(
                 nodeid=f"file.py::{name}[{'-'.join(params.values())}]",
@@ -70,6 +70,19 @@ def test_neither_order_nor_other_tests_matter() -> None:
         assert {name for name in taken(mixed) if "test_edges" in name} == first
 
 
+def test_shared_axes_are_covered_together() -> None:
+    """Two functions have every value of what they share between them, each has its own of the rest."""
+    names = ("test_edges", "test_others")
+    given = [item for name in names for item in items(name, shared=("format,rule", "dtype"))]
+    apart = [item for name in names for item in items(name)]
+    kept = [item for item in given if item.nodeid in taken(given)]
+    of = {name: [item for item in kept if f"::{name}[" in item.nodeid] for name in names}
+    assert not missing(given) and len(taken(given)) < len(taken(apart))
+    for tests in of.values():
+        assert {item.callspec.params["arch"] for item in tests} == set(AXES["arch"])
+    assert any({item.callspec.params["dtype"] for item in tests} < set(AXES["dtype"]) for tests in of.values())
+
+
 def test_random_sweeps_are_covered() -> None:
     draw = random.Random(1)
     for _ in range(50):
@@ -87,6 +100,13 @@ def test_one_in_n() -> None:
 
 def test_this_run(request: pytest.FixtureRequest) -> None:
     """Of the tests that were collected: for every sweep the sampled ones have every value."""
+    whole: set = set()
+    sample: set = set()
     for tests, kept in request.config.stash[sampling.SWEEPS]:
-        whole, sample = (set().union(*map(sampling.values, some)) for some in (tests, kept))
-        assert sample == whole or sampling.part(tests[0]) > 1, tests[0].nodeid
+        assert kept, tests[0].nodeid
+        if sampling.part(tests[0]) == 1:
+            # a shared axis is one of the module
+            for found, some in ((whole, tests), (sample, kept)):
+                module = tests[0].nodeid.split("::")[0]
+                found |= {(module, *value) for item in some for value in sampling.wanted(item)}
+    assert sample == whole

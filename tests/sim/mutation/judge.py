@@ -9,10 +9,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from determined import FIRST, Determined, schedules
-
 from cute_nvfp4.errors import SimError
 from cute_nvfp4.sim import Deadlock, Result, Schedule, holding_back
+from cute_nvfp4.sim.equivalence import FIRST, Determined, schedules
 
 from .sites import Mutant
 
@@ -22,8 +21,8 @@ WRONG, UNDETERMINED = "wrong result", "the schedule decides"
 @dataclass(frozen=True)
 class Verdict:
     """``by``: a hazard's class, "wrong result", a class that warns where it did not before, "the schedule decides"
-    where it did not (``determined``), or "" for nothing. ``refuted``: the first schedule had proved that no check would
-    notice it under another, or the first three that nothing would."""
+    where it did not (``sim.equivalence``), or "" for nothing. ``refuted``: the first schedule had proved that no check
+    would notice it under another, or the first three that nothing would."""
 
     mutant: str
     by: str

@@ -1,135 +1,22 @@
-"""Whether a launch does the same under every schedule, read off one run of it.
-
-A kernel whose warps meet at barriers and mbarriers only, and whose memory accesses are all ordered, is a net of
-processes that may run in any order and give one result, if three things hold of what causes what (a vector clock of
-all that is signalled, whether or not it orders memory):
-
-* who asks for a phase of an mbarrier by its parity knows that the phase before has ended: an older phase of the same
-  parity cannot be meant, however early the warp comes;
-* the next phase cannot end before everybody who asks for this one has seen it: however late the warp comes, the parity
-  still tells of this one;
-* who arrives, or has bytes arrive, knows that the phase before has ended: the arrival counts in no other phase. So
-  with named barriers.
-
-Then any other run executes the same instructions with the same values. Say it is the first instruction that differs:
-its warp has come there as in this run, and what it reads is the same, for all accesses to the same bytes are ordered
-(the checks of this run say so); a wait sees the same phase, and a phase ends by the same arrivals. Nor can another run
-stop: of the instructions that are left, one has only instructions before it that were executed, and nothing takes back
-an arrival. What the checks find depends on that order alone, so they find the same. Lanes of a warp count as one, as
-schedules have them, where they wait for the same (``lanes``). What decides more than that (atomics, polled memory,
-clocks, work handed out) is a doubt where it is executed; allocation of tensor memory and of registers is not followed.
-
-A flag, a word of global memory that is zero or not, is such a barrier too where all that reads it is a loop that goes
-round while it is zero (``flag_polls``): its writes are its phases. They turn it by turns, and each writer knows of the
-write before; who is let through knows of the last zero, so that it can have meant no older write; who makes it zero
-knows of all that were let through. One CTA's knowledge of barriers says nothing in another cluster: of what a flag
-brings from there, flags alone are kept.
-"""
+"""What the warps of a wave know to have happened, and where that leaves in doubt what another schedule would do."""
 
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import lru_cache
 
 import numpy as np
-from lanes import Lanes
 
-from cute_nvfp4.sim import Schedule, adversarial
-from cute_nvfp4.sim.frontend.flow import Block, successors
-from cute_nvfp4.sim.frontend.model import Imm, Instruction
+from cute_nvfp4.sim.equivalence.flags import FLAG_WRITE
+from cute_nvfp4.sim.equivalence.lanes import Lanes
+from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.barriers import BARRIERS
 from cute_nvfp4.sim.machine.engine import MemoryWait, Pending
 from cute_nvfp4.sim.machine.events import Listener
-from cute_nvfp4.sim.machine.kernel import CompiledKernel
 from cute_nvfp4.sim.machine.requests import Access
 from cute_nvfp4.sim.machine.wave import Wave
-
-_UNDECIDED = re.compile(
-    r"atom\b|red\b|multimem\b|clusterlaunchcontrol\b|cp\.reduce\b|cp\.async\.mbarrier\b|activemask\b"
-    r"|(?:ld|st)\.(?:acquire|release|relaxed|volatile|mmio)\b|mbarrier\.(?:arrive_drop|expect_tx|complete_tx|inval)\b"
-    r"|mbarrier\.(?:test|try)_wait(?!\S*parity)"
-)
-_CHANGING = re.compile(r"%(?:clock|globaltimer|smid|nsmid|warpid)")
-_FLAG_READ, _FLAG_WRITE = "ld.acquire.gpu.global.b32", "st.release.gpu.global.b32"
-
-
-FIRST = 1, 6, 5
-"""Of the adversarial schedules those that come first: engines late, roles late, all at random. What the checks do not
-see, they show; and where a kernel asks whether it must wait, the answer is no in one and yes in another."""
-
-
-def schedules(count: int) -> list[Schedule]:
-    """``adversarial``, those of ``FIRST`` first."""
-    every = adversarial(count)
-    first = [i for i in FIRST if i < count]
-    return [every[i] for i in (*first, *(i for i in range(count) if i not in first))]
-
-
-class Determined:
-    """A client of the machine's events; ``doubts`` are the reasons why another schedule might do something else."""
-
-    def __init__(self) -> None:
-        self.doubts: set[str] = set()
-
-    def listeners(self, wave: Wave) -> Iterable[Listener]:
-        lanes = Lanes(wave, self.doubts, flag_polls(wave.run.kernel))
-        causes = _Causes(wave, self.doubts, _undecided(wave.run.kernel), lanes)
-        # elsewhere lanes part for no other reason than the schedule
-        return [lanes, causes] if wave.run.schedule.warps == "together" else [causes]
-
-
-@lru_cache(maxsize=8)
-def _undecided(kernel: CompiledKernel) -> dict[int, str]:
-    """Blocks with an instruction by which more than barriers decides, and the instruction."""
-    found, polls = {}, flag_polls(kernel)
-    for block in kernel.blocks:
-        for i, _ in block.code:
-            if i.opcode != _FLAG_WRITE and id(i) not in polls:
-                if _UNDECIDED.match(i.opcode) or _CHANGING.search(i.text):
-                    found[block.index] = i.where()
-    return found
-
-
-@lru_cache(maxsize=8)
-def flag_polls(kernel: CompiledKernel) -> frozenset[int]:
-    """Identities of the loads that ask for a flag and do nothing with the answer but to ask again while it is zero: a
-    loop of the load, a comparison and a branch, and the same before such a loop, which it leads to."""
-    loops = {}
-    for block in kernel.blocks:
-        zero, other = _asked(block)
-        if zero == block.index and len(block.code) == 3:
-            loops[zero] = block.code[0][0].operands[1], other
-    found = set()
-    for block in kernel.blocks:
-        zero, other = _asked(block)
-        if zero in loops and loops[zero] == (block.code[-3][0].operands[1], other):
-            if not any(kernel.blocks[k].live_in & _answer(block) for k in successors(block)):
-                found.add(id(block.code[-3][0]))
-    return frozenset(found)
-
-
-def _asked(block: Block) -> tuple[int, int]:
-    """Where a block that ends in a question about a flag leads while it is zero, and else; (-1, -1) of others."""
-    if len(block.code) < 3 or block.control != "branch":
-        return -1, -1
-    load, compare, branch = (i for i, _ in block.code[-3:])
-    if load.opcode != _FLAG_READ or load.guard or compare.guard or branch.guard is None or branch.guard.negated:
-        return -1, -1
-    if compare.opcode not in ("setp.eq.b32", "setp.ne.b32") or compare.operands[1:] != (load.operands[0], Imm(0)):
-        return -1, -1
-    if compare.operands[0] != branch.guard:
-        return -1, -1
-    taken, falls = block.targets[0], block.next
-    return (taken, falls) if compare.opcode == "setp.eq.b32" else (falls, taken)
-
-
-def _answer(block: Block) -> set[str]:
-    """Registers that hold what the flag was."""
-    return {block.code[-3][0].operands[0].name, block.code[-2][0].operands[0].name}
 
 
 @dataclass
@@ -145,7 +32,7 @@ class _Flag:
     passed: dict[int, int] = field(default_factory=dict)
 
 
-class _Causes(Listener):
+class Causes(Listener):
     """What the warps of a wave know to have happened: passed waits of warps, generations of named barriers and phases
     of mbarriers, each a component of the cluster's clocks."""
 
@@ -283,7 +170,7 @@ class _Causes(Listener):
             flag.passed[warp] = int(row[warp % self.per_cluster])
 
     def store(self, g, a: Access, space: str, host: np.ndarray, mask, values) -> None:
-        release = a.instruction.opcode == _FLAG_WRITE
+        release = a.instruction.opcode == FLAG_WRITE
         if space != "global" or not (release or (self.flags and a.total == 4)):
             return
         for warp, address, value in self._rows(g, mask, host, values[0]):

@@ -1,6 +1,6 @@
 """Lanes that go on while others of their warp wait: what they know then, the schedule decides.
 
-Lanes of a warp share a clock, in the checks and in ``determined``: what one of them has waited for counts for all. It
+Lanes of a warp share a clock, in the checks and in this proof: what one of them has waited for counts for all. It
 does so under every schedule where all wait, or where they meet afterwards, at an instruction for all lanes of the warp.
 Lanes that do not wait, and then use memory, arrive, ask or issue before they have met, know less under a schedule in
 which they come first.

@@ -1,0 +1,71 @@
+"""What of a kernel decides more than barriers do: polled flags, which the proof follows, and all else that it does not.
+
+A flag is a word of global memory that a loop loads, with acquire, until it is not zero.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+from cute_nvfp4.sim.frontend.flow import Block, successors
+from cute_nvfp4.sim.frontend.model import Imm
+from cute_nvfp4.sim.machine.kernel import CompiledKernel
+
+_UNDECIDED = re.compile(
+    r"atom\b|red\b|multimem\b|clusterlaunchcontrol\b|cp\.reduce\b|cp\.async\.mbarrier\b|activemask\b"
+    r"|(?:ld|st)\.(?:acquire|release|relaxed|volatile|mmio)\b|mbarrier\.(?:arrive_drop|expect_tx|complete_tx|inval)\b"
+    r"|mbarrier\.(?:test|try)_wait(?!\S*parity)"
+)
+_CHANGING = re.compile(r"%(?:clock|globaltimer|smid|nsmid|warpid)")
+FLAG_READ, FLAG_WRITE = "ld.acquire.gpu.global.b32", "st.release.gpu.global.b32"
+
+
+@lru_cache(maxsize=8)
+def undecided(kernel: CompiledKernel) -> dict[int, str]:
+    """Blocks with an instruction by which more than barriers decides, and the instruction."""
+    found, polls = {}, flag_polls(kernel)
+    for block in kernel.blocks:
+        for i, _ in block.code:
+            if i.opcode != FLAG_WRITE and id(i) not in polls:
+                if _UNDECIDED.match(i.opcode) or _CHANGING.search(i.text):
+                    found[block.index] = i.where()
+    return found
+
+
+@lru_cache(maxsize=8)
+def flag_polls(kernel: CompiledKernel) -> frozenset[int]:
+    """Identities of the loads that ask for a flag and do nothing with the answer but to ask again while it is zero: a
+    loop of the load, a comparison and a branch, and the same before such a loop, which it leads to."""
+    loops = {}
+    for block in kernel.blocks:
+        zero, other = _asked(block)
+        if zero == block.index and len(block.code) == 3:
+            loops[zero] = block.code[0][0].operands[1], other
+    found = set()
+    for block in kernel.blocks:
+        zero, other = _asked(block)
+        if zero in loops and loops[zero] == (block.code[-3][0].operands[1], other):
+            if not any(kernel.blocks[k].live_in & _answer(block) for k in successors(block)):
+                found.add(id(block.code[-3][0]))
+    return frozenset(found)
+
+
+def _asked(block: Block) -> tuple[int, int]:
+    """Where a block that ends in a question about a flag leads while it is zero, and else; (-1, -1) of others."""
+    if len(block.code) < 3 or block.control != "branch":
+        return -1, -1
+    load, compare, branch = (i for i, _ in block.code[-3:])
+    if load.opcode != FLAG_READ or load.guard or compare.guard or branch.guard is None or branch.guard.negated:
+        return -1, -1
+    if compare.opcode not in ("setp.eq.b32", "setp.ne.b32") or compare.operands[1:] != (load.operands[0], Imm(0)):
+        return -1, -1
+    if compare.operands[0] != branch.guard:
+        return -1, -1
+    taken, falls = block.targets[0], block.next
+    return (taken, falls) if compare.opcode == "setp.eq.b32" else (falls, taken)
+
+
+def _answer(block: Block) -> set[str]:
+    """Registers that hold what the flag was."""
+    return {block.code[-3][0].operands[0].name, block.code[-2][0].operands[0].name}
