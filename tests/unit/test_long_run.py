@@ -16,6 +16,7 @@ import torch
 
 from cute_nvfp4.errors import CuteNvfp4Error
 from cute_nvfp4.formats import FORMATS as BLOCK_FORMATS
+from tests.kernels.prepared_weight import test_packed_gemm as packed
 from tests.long import fuzzing
 from tests.long.__main__ import main
 from tests.long.families import FAMILIES, packed_calls, rows
@@ -24,7 +25,6 @@ from tests.long.order import mixed, streams
 from tests.long.shrink import shrunk
 from tests.long.summary import BEGIN, END, total, write
 from tests.long.worker import Ended, Task, Worker, allow, perform
-from tests.sim import test_packed_gemm as packed
 
 COMMON = {"seconds": 1800.0, "day": "2030-01-02", "commit": "c", "simulator": "s", "runs": 2}
 
