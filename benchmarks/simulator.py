@@ -24,8 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cute_nvfp4.sim.frontend.parse import parse_module
 from cute_nvfp4.sim.program import Program
-from tests.sim.blackwell import programs
-from tests.sim.blackwell.cases import forty
+from tests.simulator.blackwell import programs
+from tests.simulator.blackwell.cases import forty
 
 QUICK = 4
 

@@ -27,6 +27,8 @@ from cute_nvfp4.harness import runner
 from cute_nvfp4.runtime.cache import CompiledKernel
 from cute_nvfp4.runtime.simulating import SimulatedLaunch
 
+_SIMULATED = {"kernels", "simulator", "fuzz"}
+"""Folders of tests that call kernels."""
 _ON_A_GPU = ("pytest.mark.kernels", "pytest.mark.gpu")
 
 
@@ -123,11 +125,11 @@ def _refuse(kernel: CompiledKernel) -> CompiledKernel:
 
 @pytest.fixture(autouse=True)
 def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Kernels that are called in ``sim`` and ``fuzz`` run in the simulator; on a GPU nothing does."""
+    """Kernels that are called in these folders run in the simulator; on a GPU nothing does."""
     if backends.backend() == "cuda":
         with simulating(kernel=_refuse):
             yield
-    elif request.path.parent.name in ("sim", "fuzz"):
+    elif not _SIMULATED.isdisjoint(request.path.relative_to(Path(__file__).parent).parts):
         with simulating():
             yield
     else:

@@ -5,7 +5,7 @@ becomes of it: ``drop``, ``become``, ``operand``, ``offset``, ``unguarded``, ``i
 labels, the notation of numbers and the order of other instructions do not matter. ``Source`` replaces a function or a
 constant of a module that is traced. :func:`outcome` runs either in the simulator and says what noticed it.
 
-Mutants of every synchronising instruction at once, for the simulator's own tests, are in ``tests/sim/mutation``.
+Mutants of every synchronising instruction at once, for the simulator's own tests, are in ``tests/simulator/mutation``.
 """
 
 from __future__ import annotations

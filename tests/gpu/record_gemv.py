@@ -3,7 +3,7 @@
     python tests/gpu/record_gemv.py --out tests/data/h200_gemv.npz
 
 GEMV problems over full-range data, and single instructions over random bits. ``--backend sim`` is a dry run that
-needs no GPU. A recording counts once its name is in ``RECORDINGS`` of tests/sim/test_recorded.py.
+needs no GPU. A recording counts once its name is in ``RECORDINGS`` of tests/simulator/test_recorded.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """gemv() and what only a GPU has: streams, graphs, allocations, devices, and problems too large for the simulator.
 
-That it is right is in ``tests/sim/test_gemv.py``, which ``--backend cuda`` runs on the GPU.
+That it is right is in ``tests/kernels/gemv/test_gemv.py``, which ``--backend cuda`` runs on the GPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """``NVFP4Linear`` of one row, and what only a GPU has: graphs, streams of several threads, allocations.
 
-That it is right is in ``tests/sim/test_one_row_linear.py``, which ``--backend cuda`` runs on the GPU.
+That it is right is in ``tests/kernels/prepared_weight/test_one_row_linear.py``, which ``--backend cuda`` runs on the
+GPU.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """The fused quantization kernels and what only a GPU has: streams, graphs, memory, and matrices of many rows.
 
-That they give the bits of torch's backend is in ``tests/sim/test_quantize*.py``, which ``--backend cuda`` runs too.
+That they give the bits of torch's backend is in ``tests/kernels/quantize/test_quantize*.py``, which ``--backend
+cuda`` runs too.
 """
 
 from __future__ import annotations

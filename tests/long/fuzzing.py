@@ -10,7 +10,7 @@ import numpy as np
 
 from cute_nvfp4.errors import CuteNvfp4Error
 from tests.long.family import Family, Once
-from tests.sim.mutation import subjects
+from tests.simulator.mutation import subjects
 
 INSTRUCTIONS = 50_000
 """More than five times what any of the kernels executes, and at most some ten seconds."""

@@ -138,7 +138,7 @@ def serve(connection: Connection) -> None:
     """Tasks come, what became of them goes."""
     import torch
 
-    from tests.sim.gemm_sweep import forget
+    from tests.simulator.gemm_sweep import forget
 
     torch.set_num_threads(1)
     for number in itertools.count(1):

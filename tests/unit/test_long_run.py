@@ -17,6 +17,7 @@ import torch
 
 from cute_nvfp4.errors import CuteNvfp4Error
 from cute_nvfp4.formats import FORMATS as BLOCK_FORMATS
+from tests.kernels.prepared_weight import test_packed_gemm as packed
 from tests.long import fuzzing
 from tests.long.__main__ import main
 from tests.long.families import FAMILIES, packed_calls, rows
@@ -25,7 +26,6 @@ from tests.long.order import mixed, streams
 from tests.long.shrink import shrunk
 from tests.long.summary import BEGIN, END, PAGE, summary, total, write
 from tests.long.worker import Ended, Task, Worker, allow, perform
-from tests.sim import test_packed_gemm as packed
 
 COMMON = {"seconds": 1800.0, "day": "2030-01-02", "commit": "c", "simulator": "s", "runs": 2}
 

@@ -12,7 +12,7 @@ from cuda.bindings import driver
 from cutlass.cute.runtime import make_ptr
 from task import input_t, output_t
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "sim"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "simulator"))
 from blackwell.gemm import Gemm
 from blackwell.tile import Tile
 

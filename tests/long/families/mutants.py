@@ -1,14 +1,14 @@
-"""Mutants of compiled kernels, by named sites: each is noticed, or proved harmless (``tests/sim/mutation``)."""
+"""Mutants of compiled kernels, by named sites: each is noticed, or proved harmless (``tests/simulator/mutation``)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from tests.long.family import Family, Gone, Once
-from tests.sim.mutation import subjects
-from tests.sim.mutation.judge import judge, reached
-from tests.sim.mutation.sites import Mutant, mutants
-from tests.sim.mutation.survivors import explained
+from tests.simulator.mutation import subjects
+from tests.simulator.mutation.judge import judge, reached
+from tests.simulator.mutation.sites import Mutant, mutants
+from tests.simulator.mutation.survivors import explained
 
 
 @dataclass(frozen=True)

@@ -24,10 +24,10 @@ from cute_nvfp4.kernels.gemm.sm90.stream_config import can_implement as can_stre
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.target import ARCHITECTURES
 from cute_nvfp4.weight_layout import TILE_K
+from tests.kernels.prepared_weight import test_packed_gated_gemm as gated
+from tests.kernels.prepared_weight import test_packed_gemm as packed
+from tests.kernels.prepared_weight import test_packed_groups as grouped
 from tests.long.family import Family, Once
-from tests.sim import test_packed_gated_gemm as gated
-from tests.sim import test_packed_gemm as packed
-from tests.sim import test_packed_groups as grouped
 
 ARCHS, STREAM_ARCHS = ("sm_90a",), ("sm_90a", "sm_120a")
 _DTYPES = ("float16", "bfloat16", "float32")
@@ -110,7 +110,7 @@ class StreamCase(_Product):
 
 @dataclass(frozen=True)
 class GroupsCase:
-    """Rows of groups times a stack of weights (``tests.sim.test_packed_groups``)."""
+    """Rows of groups times a stack of weights (``tests.kernels.prepared_weight.test_packed_groups``)."""
 
     sizes: tuple[int, ...]
     n: int

@@ -13,9 +13,9 @@ from packed_problems import gated_product, operand, within
 from cute_nvfp4 import BlockScaledTensor, GroupedRows, grouped_gemm, grouped_gemm_contiguous, prepare_weight
 from cute_nvfp4.formats import FORMATS as BLOCK_FORMATS
 from cute_nvfp4.kernels.gemm.config import GATE_NAMES
+from tests.kernels.prepared_weight import test_packed_gated_gemm as gated
+from tests.kernels.prepared_weight import test_packed_gemm as packed
 from tests.long.family import Family, Once
-from tests.sim import test_packed_gated_gemm as gated
-from tests.sim import test_packed_gemm as packed
 
 _DTYPES = ("float16", "bfloat16", "float32")
 

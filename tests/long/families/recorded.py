@@ -57,7 +57,7 @@ def _prepare(case: Recorded) -> Once:
         return lambda: _same(int((replay(found, entry) != found.after(entry)).sum()))
     if case.file == _PRODUCTS:
         return lambda: _same(found.check(case.number).error)
-    from tests.sim import test_recorded_async as recorded
+    from tests.simulator import test_recorded_async as recorded
 
     check = recorded.check_matrix if case.file == _MATRIX else recorded.check
     return lambda: check(found, case.number)

@@ -20,10 +20,10 @@ from cute_nvfp4.kernels.gemm.pipeline_graph import Edge
 from cute_nvfp4.kernels.gemm.sm100 import loader, memory_plan
 from cute_nvfp4.kernels.gemm.sm100 import mainloop as mma
 from cute_nvfp4.sim import Schedule, adversarial
-from tests.sim.mutation import survivors
-from tests.sim.mutation.gemm import CASES, once, small, subject
-from tests.sim.mutation.judge import judge, reached
-from tests.sim.mutation.sites import Mutant, mutants
+from tests.simulator.mutation import survivors
+from tests.simulator.mutation.gemm import CASES, once, small, subject
+from tests.simulator.mutation.judge import judge, reached
+from tests.simulator.mutation.sites import Mutant, mutants
 
 PAIR_MULTICAST = Case(600, 200, 800, pair=True, cluster_m=4, cluster_n=2, tile_n=64, stages=2, workers=1, exact=True)
 PAIR_COLUMNS = Case(300, 200, 800, pair=True, cluster_m=2, cluster_n=2, tile_n=64, stages=2, workers=1, exact=True)

@@ -1,4 +1,4 @@
-"""Seconds of simulation for each of the forty shapes: ``python -m tests.sim.blackwell.forty [--checks both] …``."""
+"""How long each of the forty shapes takes: ``python -m tests.simulator.blackwell.forty [--checks both] …``."""
 
 from __future__ import annotations
 

@@ -7,8 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import test_gated_gemm_errors as gated_input
-import test_grouped_gemm_input as grouped_input
 import torch
 from roads import Roads, table
 
@@ -19,6 +17,8 @@ from cute_nvfp4.ops import grouped_gemm as grouped_module
 from cute_nvfp4.ops import grouped_gemm_contiguous as dealt_module
 from cute_nvfp4.ops.grouped_gemm import grouped_gemm
 from cute_nvfp4.ops.grouped_gemm_contiguous import grouped_gemm_contiguous
+from tests.kernels.gated_gemm import test_gated_gemm_errors as gated_input
+from tests.kernels.grouped_gemm import test_grouped_gemm_input as grouped_input
 
 A, B1, B2 = gated_input.A, gated_input.B1, gated_input.B2
 GOOD, DEALT = grouped_input.GOOD, grouped_input.DEALT

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from cute_nvfp4.sim import Deadlock, Trace, adversarial
-from tests.sim.ptx_lab import launch_kernel, module
-from tests.sim.test_mbarrier import BARRIER, RING
-from tests.sim.test_sim_counters import BULK, MULTICAST, ROOM, aligned, tensor_kernel
+from tests.simulator.ptx_lab import launch_kernel, module
+from tests.simulator.test_mbarrier import BARRIER, RING
+from tests.simulator.test_sim_counters import BULK, MULTICAST, ROOM, aligned, tensor_kernel
 
 SCHEDULES = adversarial(7, seed=11)
 

@@ -13,9 +13,9 @@ from cute_nvfp4.sim.errors import UnsupportedInstruction
 from cute_nvfp4.sim.tcgen05 import instruction as idesc
 from cute_nvfp4.sim.tcgen05.descriptor import DescriptorError, alike, decode, encode, start_of
 from cute_nvfp4.sim.tcgen05.mma import Spec
-from tests.sim import tcgen05_lab as lab
-from tests.sim.test_tcgen05_mma import A_AT, B_AT, block_bits, issue, starts
-from tests.sim.test_tcgen05_scaled import scale_values
+from tests.simulator import tcgen05_lab as lab
+from tests.simulator.test_tcgen05_mma import A_AT, B_AT, block_bits, issue, starts
+from tests.simulator.test_tcgen05_scaled import scale_values
 
 LONG = 1 << 31
 STEPS = 8

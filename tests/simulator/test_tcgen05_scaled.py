@@ -8,8 +8,8 @@ import pytest
 from cute_nvfp4.sim.tcgen05 import instruction as idesc
 from cute_nvfp4.sim.tcgen05.descriptor import DescriptorError, decode
 from cute_nvfp4.sim.tcgen05.mma import Spec
-from tests.sim import tcgen05_lab as lab
-from tests.sim.test_tcgen05_mma import A_AT, B_AT, block_bits, issue, starts
+from tests.simulator import tcgen05_lab as lab
+from tests.simulator.test_tcgen05_mma import A_AT, B_AT, block_bits, issue, starts
 
 SCALED = [
     ("mxf8f6f4", "e4m3", "ue8m0", 32),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cute_nvfp4.sim.errors import TensorMemoryError
-from tests.sim.test_tcgen05_move import LOAD, dump, fill, names, run
+from tests.simulator.test_tcgen05_move import LOAD, dump, fill, names, run
 
 
 def _address(change: str) -> str:

@@ -1,4 +1,4 @@
-"""Runs the mutants of our kernels and prints what noticed each: ``python -m tests.sim.mutation [KERNEL …]``."""
+"""Runs the mutants of our kernels and prints what noticed each: ``python -m tests.simulator.mutation [KERNEL …]``."""
 
 from __future__ import annotations
 

@@ -9,10 +9,10 @@ from cute_nvfp4.sim.errors import OutOfBounds, TensorMemoryError, UnsupportedIns
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
 from cute_nvfp4.sim.machine.schedule import Schedule
 from cute_nvfp4.sim.tcgen05.descriptor import DescriptorError
-from tests.sim import tcgen05_lab as lab
-from tests.sim.ptx_lab import launch_kernel, module, wait
-from tests.sim.test_tcgen05_mma import block_bits, idesc_bits
-from tests.sim.test_tcgen05_scaled import scale_values
+from tests.simulator import tcgen05_lab as lab
+from tests.simulator.ptx_lab import launch_kernel, module, wait
+from tests.simulator.test_tcgen05_mma import block_bits, idesc_bits
+from tests.simulator.test_tcgen05_scaled import scale_values
 
 IMAGE = 32 * 1024
 """Bytes of shared memory that the kernels fill from global memory: A at 0, B at 16 KiB, scales at 24 KiB."""

@@ -41,7 +41,7 @@ from cute_nvfp4.ops import (
 from cute_nvfp4.runtime import launch
 from cute_nvfp4.runtime.kernel import Kernel
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from launch import without_driver
 
 MODULES = {

@@ -11,7 +11,7 @@ from cute_nvfp4.sim.tcgen05 import Mma, MmaRuns
 from cute_nvfp4.sim.tcgen05 import instruction as idesc
 from cute_nvfp4.sim.tcgen05.descriptor import DescriptorError, decode, start_of
 from cute_nvfp4.sim.tcgen05.mma import Spec
-from tests.sim import tcgen05_lab as lab
+from tests.simulator import tcgen05_lab as lab
 
 A_AT, B_AT = SHARED_BASE + 4096, SHARED_BASE + 100 * 1024
 KINDS = [

@@ -1,4 +1,4 @@
-"""Every mutant of a compiled kernel is noticed, or explained (``tests/sim/mutation``).
+"""Every mutant of a compiled kernel is noticed, or explained (``tests/simulator/mutation``).
 
 A sample here; all of them with ``-m slow``, or by ``python -m tests.long --only mutant``.
 """
@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.sim.mutation import survivors
-from tests.sim.mutation.judge import judge, reached
-from tests.sim.mutation.programs import NAMES, subject
-from tests.sim.mutation.sites import Mutant, mutants
+from tests.simulator.mutation import survivors
+from tests.simulator.mutation.judge import judge, reached
+from tests.simulator.mutation.programs import NAMES, subject
+from tests.simulator.mutation.sites import Mutant, mutants
 
 SMALL = ("gemm", "group")
 """Kernels that the default run executes; the larger ones are slow."""

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from cute_nvfp4.sim.observe import banks
-from tests.sim import test_tcgen05_kernels as tensor
-from tests.sim.ptx_lab import launch_kernel, module
-from tests.sim.test_mbarrier import BARRIER, RING, wait
+from tests.simulator import test_tcgen05_kernels as tensor
+from tests.simulator.ptx_lab import launch_kernel, module
+from tests.simulator.test_mbarrier import BARRIER, RING, wait
 
 SM = ".shared .align 128 .b8 sm[8192];"
 

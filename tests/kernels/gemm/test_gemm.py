@@ -1,6 +1,7 @@
 """gemm() on full-range data: the compiled kernel, against float64.
 
-One case for each kind of structure here; all of them, under many schedules, by ``python -m tests.sim.gemm_sweep``.
+One case for each kind of structure here; all of them, under many schedules, by ``python -m
+tests.simulator.gemm_sweep``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gemm_structures import Pairs, random_case, structures
 from scratch_flags import keeping_flags, lowered
 
 from cute_nvfp4 import simulating
-from tests.sim.blackwell.shapes import GEMM_SHAPES
+from tests.simulator.blackwell.shapes import GEMM_SHAPES
 
 pytestmark = [pytest.mark.kernels("sm_100a", "sm_103a"), pytest.mark.sweep(6)]
 # what gemm promises on sm_90a too, which chooses its own plans; CUTE_NVFP4_ARCH=sm_90a runs these there

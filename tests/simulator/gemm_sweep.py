@@ -1,7 +1,7 @@
 """Every structure of GEMM kernel, each under adversarial schedules, and random problems.
 
-    python -m tests.sim.gemm_sweep [--schedules 20] [--random 200] [--seconds S] [--count N] [--part 1/2] [--json FILE]
-    python -m tests.sim.gemm_sweep --case m=3,n=5,pair=True,cluster_m=2 [--schedule seed=3,tma=lazy]
+    python -m tests.simulator.gemm_sweep [--schedules 20] [--random 200] [--seconds S] [--count N] [--part 1/2]
+[--json FILE]     python -m tests.simulator.gemm_sweep --case m=3,n=5,pair=True,cluster_m=2 [--schedule seed=3,tma=lazy]
 
 Every run has checks on and its result is judged: exact data must give the same bits under every schedule (other data
 need not here: the order in which the simulator's tensor core sums is not specified, like the hardware's). A failure is
@@ -53,7 +53,7 @@ class Outcome:
     @property
     def command(self) -> str:
         schedule = f" --schedule {self.schedule}" if self.schedule else ""
-        return f'python -m tests.sim.gemm_sweep --case "{self.case}"{schedule}'
+        return f'python -m tests.simulator.gemm_sweep --case "{self.case}"{schedule}'
 
 
 def forget() -> None:

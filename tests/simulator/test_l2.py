@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cute_nvfp4.sim.observe.l2 import L2, PAGE_SECTORS
-from tests.sim.ptx_lab import launch_kernel, module
+from tests.simulator.ptx_lab import launch_kernel, module
 
 SECTOR = 32
 

@@ -18,9 +18,9 @@ from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.sim import Result
-from tests.sim import test_packed_gated_gemm as packed_gated
-from tests.sim import test_packed_gemm as packed
-from tests.sim import test_packed_groups as packed_groups
+from tests.kernels.prepared_weight import test_packed_gated_gemm as packed_gated
+from tests.kernels.prepared_weight import test_packed_gemm as packed
+from tests.kernels.prepared_weight import test_packed_groups as packed_groups
 
 from .judge import Subject
 

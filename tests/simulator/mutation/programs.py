@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 
 from cute_nvfp4.sim import Result
-from tests.sim.blackwell import programs, shapes
+from tests.simulator.blackwell import programs, shapes
 
 from .judge import Subject
 
@@ -48,7 +48,7 @@ def _subject(name: str, ptx: str, products: list[shapes.Product], call: Callable
 
 @functools.cache
 def subject(name: str) -> Subject:
-    """ "gemm", "dual", "group" or "pair" of ``tests.sim.blackwell``."""
+    """ "gemm", "dual", "group" or "pair" of ``tests.simulator.blackwell``."""
     if name == "gemm":
         products = _products((200, 136, 2048))
         ptx = programs.compile_gemm(programs.GEMM_TILE).ptx

@@ -15,7 +15,7 @@ from grouped_problems import Grouped, make, random_grouped
 from cute_nvfp4 import BlockScaledTensor, grouped_gemm, quantize, simulating
 from cute_nvfp4.ops.grouped_rows import GroupedRows
 from cute_nvfp4.sim import adversarial
-from tests.sim.blackwell.shapes import GROUP_SHAPES
+from tests.simulator.blackwell.shapes import GROUP_SHAPES
 
 pytestmark = [pytest.mark.kernels("sm_100a", "sm_103a"), pytest.mark.sweep(8)]
 RAGGED = ((80, 128, 256), (129, 203, 544), (1, 1, 32), (300, 72, 1056), (5, 264, 96))

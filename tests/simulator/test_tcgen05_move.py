@@ -12,8 +12,8 @@ from cute_nvfp4.sim.machine.layout import SHARED_BASE
 from cute_nvfp4.sim.tcgen05 import transfers
 from cute_nvfp4.sim.tcgen05.descriptor import decode, encode
 from cute_nvfp4.sim.tcgen05.layouts import movement
-from tests.sim import tcgen05_lab as lab
-from tests.sim.ptx_lab import launch_kernel, module
+from tests.simulator import tcgen05_lab as lab
+from tests.simulator.ptx_lab import launch_kernel, module
 
 HEAD = """
 mov.u32 %r0, %tid.x; shr.u32 %r1, %r0, 5; and.b32 %r2, %r0, 31;

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from cute_nvfp4.sim.observe.inspect_memory import Snapshots
-from tests.sim.ptx_lab import launch_kernel, module
+from tests.simulator.ptx_lab import launch_kernel, module
 
 ROOM = ".shared .align 4 .b32 room[2];"
 # each CTA stores its number plus one, then, behind a barrier, twice that
