@@ -22,6 +22,7 @@ from ...ptx.move import f32_bits, f32_from_bits
 from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_SHAPE
 from ..arith import ceil_div, div, mod
 from ..quantize.config import WARP
+from ..quantize.kernel import address_of, bytes_at
 from .config import (
     LANE_ROWS,
     WARPS,
@@ -93,8 +94,9 @@ class Dequantize:
         column = (cta_column * WARP + lane) * cfg.elements
         rows = [atom * ATOM_ROWS + row_in_atom + ROW_STEP * i for i in range(LANE_ROWS)]
         exist = [(row < matrix.rows) & (column < matrix.k) for row in rows]
-        first = matrix.data + div(column, cfg.format.elements_per_byte)
-        loaded = [self.load(first + Int64(r) * matrix.stride, e) for r, e in zip(rows, exist)]
+        layout = cute.make_layout((matrix.rows, matrix.k), stride=(matrix.stride, 1))
+        mX = bytes_at(matrix.data + div(column, cfg.format.elements_per_byte), layout)  # (ROWS, BYTES), from the lane's on
+        loaded = [self.load(mX[r, None].iterator.toint(), e) for r, e in zip(rows, exist)]
         scales = self.scales(matrix, rows, exist, atom, row_in_atom, column)
         for i in cutlass.range_constexpr(LANE_ROWS):
             words = self.values(loaded[i], scales[i], factor, column)
