@@ -22,6 +22,7 @@ from ...ptx.move import f32_bits, f32_from_bits
 from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_SHAPE
 from ..arith import ceil_div, div, mod
 from ..quantize.config import WARP
+from ..quantize.kernel import bytes_at
 from .config import (
     LANE_ROWS,
     WARPS,
@@ -93,13 +94,16 @@ class Dequantize:
         column = (cta_column * WARP + lane) * cfg.elements
         rows = [atom * ATOM_ROWS + row_in_atom + ROW_STEP * i for i in range(LANE_ROWS)]
         exist = [(row < matrix.rows) & (column < matrix.k) for row in rows]
-        first = matrix.data + div(column, cfg.format.elements_per_byte)
-        loaded = [self.load(first + Int64(r) * matrix.stride, e) for r, e in zip(rows, exist)]
+        per_byte = cfg.format.elements_per_byte
+        layout = cute.make_layout((matrix.rows, div(matrix.k, per_byte)), stride=(matrix.stride, 1))
+        mX = bytes_at(matrix.data + div(column, per_byte), layout)  # (ROWS, BYTES), from the lane's on
+        loaded = [self.load(mX[r, None].iterator.toint(), e) for r, e in zip(rows, exist)]
         scales = self.scales(matrix, rows, exist, atom, row_in_atom, column)
         for i in cutlass.range_constexpr(LANE_ROWS):
             words = self.values(loaded[i], scales[i], factor, column)
             if exist[i]:
-                at = Int64(rows[i]) * matrix.k + column
+                out_layout = cute.make_layout((matrix.rows, matrix.k), stride=(Int64(matrix.k), 1))  # (ROWS, K)
+                at = cute.crd2idx((rows[i], column), out_layout)
                 store_global(matrix.out + at * (16 // cfg.elements), words)
 
     def load(self, address: Int64, exists: Boolean) -> list[Uint32]:
@@ -122,7 +126,9 @@ class Dequantize:
         block = div(column, cfg.format.block)
         if cfg.layout == "rowmajor":
             found = [cutlass.select_(e, Int32(1), Int32(0)) for e in exist]
-            return [load_global_byte_if(e, first + Int64(r) * matrix.scale_stride + block) for r, e in zip(rows, found)]
+            layout = cute.make_layout((matrix.rows, div(matrix.k, cfg.format.block)), stride=(matrix.scale_stride, 1))
+            mSF = bytes_at(first + block, layout)  # (ROWS, BLOCKS), from the lane's on
+            return [load_global_byte_if(e, mSF[r, None].iterator.toint()) for r, e in zip(rows, found)]
         number = Int64(atom) * ceil_div(div(matrix.k, cfg.format.block), ATOM_COLS) + div(block, ATOM_COLS)
         # any of the four rows stands for all: padding of an atom is there to be read
         exists = cutlass.select_(column < matrix.k, Int32(1), Int32(0))

@@ -34,9 +34,10 @@ class Span(NamedTuple):
 class MatrixA(NamedTuple):
     """A of this batch and its scales: addresses, sizes, and strides in bytes.
 
-    Tensors of these layouts change the PTX: row, column and batch are added in another order, K / 16 and the atoms
-    along K are computed ahead of the loop, and pointers are kept (17 instructions more in a chunked kernel of sm_100a).
-    A warp's cursor moves on by constants, and is worked out anew only for a new tile.
+    Tensors of these layouts change the PTX and the machine code of every variant: row, column and batch are added in
+    another order, K / 16 and the atoms along K are computed ahead of the loop, and pointers are kept (17 instructions
+    more in a chunked kernel of sm_100a). A warp's cursor moves on by constants, and is worked out anew only for a new
+    tile.
     """
 
     data: Int64  # (M, K / 2) : (row, 1)

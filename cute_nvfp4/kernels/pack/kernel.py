@@ -20,7 +20,7 @@ from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, cute_atom
 from ...weight_layout import LOAD_BYTES, SLAB_ROWS, SLABS, STEP_K, STEPS, TILE_K, TILE_ROWS, encoding
 from ..arith import ceil_div, div, mod
 from ..quantize.config import WARP
-from ..quantize.kernel import atom_row
+from ..quantize.kernel import atom_row, bytes_at
 from .config import WARPS, PackArguments, PackConfig
 
 _TWO_TO_7 = 0x58005800
@@ -83,14 +83,15 @@ class Pack:
     def codes(self, arguments: PackArguments, batch: Int64, row: Int32, k_tile: Int32) -> list[list[Uint32]]:
         """The words of each step of a row; zeros beyond the matrix."""
         strides, bits = arguments.data_strides, self.config.packing.element_bits
-        first = arguments.data.toint() + batch * strides.batch + Int64(row) * strides.row
-        first = first + Int64(k_tile) * (TILE_K * bits // 8)
-        step_bytes = STEP_K * bits // 8
+        layout = cute.make_layout((arguments.rows, div(arguments.k, 8 // bits)), stride=(strides.row, 1))
+        mW = bytes_at(arguments.data.toint() + batch * strides.batch, layout)  # (ROWS, BYTES)
+        gW = cute.local_tile(mW, (1, TILE_K * bits // 8), (None, Int64(k_tile)))  # (1, TILE_BYTES, ROWS)
+        gW = cute.local_tile(gW[None, None, row], (1, STEP_K * bits // 8), (0, None))  # (1, STEP_BYTES, STEPS)
         found = []
         for step in range(STEPS):
             exists = (row < arguments.rows) & (k_tile * TILE_K + step * STEP_K < arguments.k)
             predicate = cutlass.select_(exists, Int32(1), Int32(0))
-            found.append(load_global_if(predicate, first + step * step_bytes, step_bytes))
+            found.append(load_global_if(predicate, gW[None, None, step].iterator.toint(), STEP_K * bits // 8))
         return found
 
     def scales(self, arguments: PackArguments, batch: Int64, row: Int32, k_tile: Int32) -> Uint32:
@@ -108,6 +109,7 @@ class Pack:
                 word = word | load_global_byte_if(exists, at + i) << Uint32(8 * i)
             return word
         across = ceil_div(div(arguments.k, block), ATOM_COLS)
+        # atoms are counted: the layout's strides (``cute_layout``) change the PTX, by some ten instructions more
         number = Int64(div(row, ATOM_ROWS)) * across + (k_tile if each == ATOM_COLS else div(k_tile * each, ATOM_COLS))
         place = cute.crd2idx((atom_row(mod(row, ATOM_ROWS)), 0), cute_atom())
         exists = cutlass.select_(blocks > 0, Int32(1), Int32(0))

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
-from cutlass import Boolean, Float32, Int32, Int64, Uint32
+from cutlass import Boolean, Float32, Int32, Int64, Uint8, Uint32
 from cutlass.memory import SmemAllocator
 
 from ...formats import LARGEST_GLOBAL_SCALE, SMALLEST_GLOBAL_SCALE
@@ -30,6 +30,11 @@ from .config import WARP, QuantizeConfig
 def address_of(tensor: cute.Tensor, coordinate: Any) -> Any:
     """The address of an element: loads and stores here are inline PTX, whose widths and policies CuTe does not have."""
     return (tensor.iterator + cute.crd2idx(coordinate, tensor.layout)).toint()
+
+
+def bytes_at(address: Int64, layout: cute.Layout) -> cute.Tensor:
+    """The bytes of global memory at ``address``, a sum that the compiler keeps as it is; it rearranges a pointer's."""
+    return cute.make_tensor(cute.make_ptr(Uint8, address, cute.AddressSpace.gmem), layout)
 
 
 def atom_row(row: Int32) -> tuple[Int32, Int32]:

@@ -88,7 +88,8 @@ class Target(NamedTuple):
 class Ring(NamedTuple):
     """A warp's stages in shared memory, a row of each input, and the barriers of the rows that are fetched together.
 
-    stages: the address of (STAGE_BYTES, RING_ROWS). barriers: of (RING_ROWS / rows_together) mbarriers.
+    stages: the address of (ROW_BYTES, INPUTS, RING_ROWS). barriers: of (RING_ROWS / rows_together) mbarriers. As a
+    tensor the stages change the PTX: additions of their addresses change places, and with them the machine code of 4/6.
     """
 
     stages: Int32
