@@ -13,7 +13,7 @@ from ....ptx import mbarrier
 from ....ptx.memory import load_shared
 from ....ptx.mma import ScaleWord, load_matrices, mma_block_scaled
 from ....scale_layout import ATOM_BYTES, ATOM_COLS
-from ..barriers import Ring
+from ..barriers import PipelineState, Ring
 from ..config import GemmConfig
 from ..shared_plan import StagePlan
 from ..tile_scheduler import WorkTile
@@ -131,14 +131,13 @@ def multiply(
     base: Int32,
     work: WorkTile,
     acc: cute.Tensor,
-    index: Int32,
-    phase: Int32,
-):
-    """Sums the k-tiles of a work tile in ``acc``; returns the next stage and its phase."""
+    at: PipelineState,
+) -> PipelineState:
+    """Sums the k-tiles of a work tile in ``acc``; returns the state after them."""
     clear(acc)
     multiplier = Multiplier(config, tile, ring, base, lane_offsets(config, tile, work.n))
     for _ in cutlass.range(work.k_count, unroll=1):
-        mbarrier.wait(ring.full(index), phase)
-        multiplier.multiply_stage(index, acc)
-        index, phase = ring.advance(index, phase)
-    return index, phase
+        mbarrier.wait(ring.full(at.stage), at.phase)
+        multiplier.multiply_stage(at.stage, acc)
+        at = ring.advance(at)
+    return at

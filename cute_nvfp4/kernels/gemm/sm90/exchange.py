@@ -18,6 +18,7 @@ from cutlass import Float32, Int32
 from ....ptx import mbarrier
 from ....ptx.cluster import remote_address, store_async
 from ....ptx.memory import load_shared_floats
+from ..barriers import Ring
 from .config import WARPGROUP, WgmmaConfig
 
 QUAD_COLUMNS = 8
@@ -35,7 +36,7 @@ class ClusterSums:
 
     config: WgmmaConfig
     part: Int32
-    barriers: Int32
+    ring: Ring | None
     slots: Int32
     stages: Int32
     group: Int32
@@ -61,7 +62,7 @@ class ClusterSums:
         pieces = self.config.pieces
         if (self.group == 0) & (self.thread == 0):
             for piece in cutlass.range_constexpr(pieces):
-                mbarrier.expect_bytes(self.barriers + 8 * piece, Int32(self.config.received_bytes // pieces))
+                self.ring.announce(piece)
 
     @cute.jit
     def join(self, acc: cute.Tensor):
@@ -108,7 +109,7 @@ class ClusterSums:
     def send_to(self, acc: cute.Tensor, part: int) -> None:
         """Sends the warpgroup that has ``part`` its columns: to slot 0 if this one has the part after it, and so on."""
         cfg, columns, rank = self.config, self.config.part_columns, part // self.config.k_groups
-        slot, barrier = (self.rank - rank - 1) & (cfg.split_k - 1), self.barriers
+        slot, barrier = (self.rank - rank - 1) & (cfg.split_k - 1), self.ring.full()
         if cfg.k_groups > 1:
             barrier = barrier + 8 * (part % cfg.k_groups) * cfg.part_pieces
         target, barriers = remote_address(self.place(slot), Int32(rank)), remote_address(barrier, Int32(rank))
@@ -117,7 +118,7 @@ class ClusterSums:
     def send_columns(self, acc: cute.Tensor, begin: int, end: int) -> None:
         """Sends the other of two CTAs some of the columns that it stores: the second half of ``acc``."""
         peer, columns = 1 - self.rank, range(begin, end, QUAD_COLUMNS)
-        target, barriers = remote_address(self.place(Int32(0)), peer), remote_address(self.barriers, peer)
+        target, barriers = remote_address(self.place(Int32(0)), peer), remote_address(self.ring.full(), peer)
         self._store(acc, self.config.part_columns, columns, target, barriers)
 
     def _store(self, acc: cute.Tensor, first: int, columns: range, target: Int32, barriers: Int32) -> None:
@@ -131,7 +132,7 @@ class ClusterSums:
         cfg, columns, piece = self.config, self.config.part_columns, self.config.piece_columns
         own = begin % columns
         k_group = begin // columns % cfg.k_groups
-        mbarrier.wait(self.barriers + (k_group * cfg.part_pieces + own // piece) * 8, Int32(0), cluster=True)
+        mbarrier.wait(self.ring.full(k_group * cfg.part_pieces + own // piece), Int32(0), cluster=True)
         for slot in range(cfg.split_k - 1):
             place = self.place(Int32(slot)) + own * (WARPGROUP * QUAD_BYTES // QUAD_COLUMNS)
             self.add(acc, begin, place, piece)

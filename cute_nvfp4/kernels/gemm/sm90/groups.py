@@ -276,7 +276,7 @@ class GroupScheduler:
         x_row = n * tiles.width
         return GroupTile(group, m, x_row, rows, tiles.width, Int32(0), groups.k_tiles(group))
 
-    def after(self, cursor: Int32) -> Int32:
+    def after(self, cursor: Int32, tile: GroupTile) -> Int32:
         back = (cursor // self.workers) & 1
         return cursor + cutlass.select_(back == 1, 2 * self.worker + 1, 2 * (self.workers - self.worker) - 1)
 

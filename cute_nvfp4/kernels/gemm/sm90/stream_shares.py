@@ -13,6 +13,8 @@ from typing import NamedTuple
 import cutlass
 from cutlass import Int32, Int64
 
+from ..tile_scheduler import CursorRange
+
 
 class Segment(NamedTuple):
     """K steps of one unit: ``count`` from ``first`` on."""
@@ -62,6 +64,22 @@ class Shares(NamedTuple):
         first = position - unit * self.k_steps
         left = cutlass.select_(within, in_cut - cursor, self.k_steps)
         return Segment(unit, first, cutlass.min(self.k_steps - first, left))
+
+
+class Segments(NamedTuple):
+    """The segments of one CTA, as a tile scheduler; the cursor counts its steps."""
+
+    shares: Shares
+    cta: Int32
+
+    def range(self) -> CursorRange:
+        return CursorRange(Int32(0), self.shares.steps(self.cta))
+
+    def tile(self, cursor: Int32, end: Int32) -> Segment:
+        return self.shares.segment(self.cta, cursor)
+
+    def after(self, cursor: Int32, tile: Segment) -> Int32:
+        return cursor + tile.count
 
 
 def deal(units: Int32, k_steps: Int32, ctas: Int32) -> Shares:
