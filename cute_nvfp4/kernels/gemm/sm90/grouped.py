@@ -38,14 +38,12 @@ from .exchange import ClusterSums
 from .grouped_arguments import GroupedWgmmaArguments, PackedGroupTable
 from .grouped_config import GroupedWgmmaConfig
 from .groups import (
-    ROW_WORDS,
-    DealtRows,
-    Groups,
     GroupScheduler,
     GroupTile,
-    ParameterGroups,
-    Word,
-    WorkspaceGroups,
+    PackedGroups,
+    PackedParameters,
+    PackedRows,
+    PackedWorkspace,
     arguments_of,
 )
 from .products import TYPES
@@ -87,7 +85,7 @@ class GroupWeightCopies(PackedCopies):
 class GroupWeightLoader(PackedLoader):
     """The warp that loads weights."""
 
-    groups: Groups
+    groups: PackedGroups
 
     def copies(self, tile: GroupTile, cursor: Int32) -> GroupWeightCopies:
         groups, group = self.groups, tile.group
@@ -125,7 +123,7 @@ class GroupXCopies(PackedCopies):
 class GroupXLoader(PackedLoader):
     """The warp that loads x. data: its boxes in shared memory, (box_rows, TILE_K, CHUNK)."""
 
-    groups: Groups
+    groups: PackedGroups
     x: TmaCopy
     workers: Int32
 
@@ -192,10 +190,12 @@ class GroupedWgmma(WgmmaGemm):
         """Each CTA, one warp, writes the map of a group: that of ``x`` with the group's address, sizes and stride."""
         cute.arch.griddepcontrol_launch_dependents()
         group, _, _ = cute.arch.block_idx()
-        words = cute.make_tensor(groups.rows + Int64(group) * ROW_WORDS, cute.make_layout(ROW_WORDS))
+        names = self.config.words
+        row = cute.make_tensor(groups.rows + Int64(group) * len(names), cute.make_layout(len(names)))
+        address, rows, k, row_stride = (row[names.index(name)] for name in ("x_data", "m", "k", "x_row_stride"))
         place = SmemAllocator().allocate_array(Int64, MAP_BYTES // 8, byte_alignment=MAP_BYTES)
-        data = cute.make_ptr(TYPES[self.config.dtype], words[Word.X_DATA], cute.AddressSpace.gmem, assumed_align=16)
-        tensor = matrix(data, Int32(words[Word.ROWS]), Int32(words[Word.K]), words[Word.X_ROW_STRIDE])
+        data = cute.make_ptr(TYPES[self.config.dtype], address, cute.AddressSpace.gmem, assumed_align=16)
+        tensor = matrix(data, Int32(rows), Int32(k), row_stride)
         with cute.arch.elect_one():
             cpasync.copy_tensormap(x.atom, place)
         cute.arch.sync_warp()
@@ -206,12 +206,12 @@ class GroupedWgmma(WgmmaGemm):
 
     def groups(
         self, x: TmaCopy, atoms: tuple[cute.CopyAtom, ...], arguments: GroupedWgmmaArguments, table: Table
-    ) -> Groups:
+    ) -> PackedGroups:
         """Those of the form that the configuration says."""
         if self.config.maps == "parameters":
-            maps = tuple(address_of_map(atom) for atom in (x.atom, *atoms))
-            return ParameterGroups(self.config, arguments, table, maps)
-        return (WorkspaceGroups if self.config.maps == "workspace" else DealtRows)(self.config, arguments, table)
+            maps = tuple((address_of_map(atom),) for atom in (x.atom, *atoms))
+            return PackedParameters(self.config, arguments, table, maps)
+        return (PackedWorkspace if self.config.maps == "workspace" else PackedRows)(self.config, arguments, table)
 
     @cute.kernel
     def kernel(self, x: TmaCopy, atoms: tuple[cute.CopyAtom, ...], arguments: GroupedWgmmaArguments):
