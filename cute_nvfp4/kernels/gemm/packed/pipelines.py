@@ -28,8 +28,8 @@ def wgmma_pipelines(config: WgmmaConfig) -> tuple[Edge, ...]:
     edges = [Edge("operands", "load", "mma", config.ring_stages, full, Arrivals(tuple(empty)))]
     if config.split_k > 1:
         announced = (("the thread that announces the bytes", 1),)
-        received = Arrivals(announced, config.received_bytes // config.pieces)
-        edges.append(Edge("partials", "epilogue", "epilogue", config.pieces, received, None))
+        received = Arrivals(announced, config.received_bytes // config.epilogue_tiles)
+        edges.append(Edge("partials", "epilogue", "epilogue", config.epilogue_tiles, received, None))
     return checked(edges)
 
 

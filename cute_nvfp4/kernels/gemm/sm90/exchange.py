@@ -2,8 +2,8 @@
 warpgroups of a CTA that do.
 
 Each stores its part of the tile's columns: the others send it their sums of them by st.async into slots of its own, and
-it adds them in the order of the slots, so that results repeat bit for bit. They come in pieces, each with a barrier of
-its own: one is stored while the next are under way. A CTA has one tile: nothing is used twice.
+it adds them in the order of the slots, so that results repeat bit for bit. They come in epilogue tiles, each with a
+barrier of its own: one is stored while the next are under way. A CTA has one tile: nothing is used twice.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ALL_BARRIER = 6
 @dataclass(frozen=True)
 class ClusterSums:
     """What a thread of a warpgroup needs: its ``part`` of K, the ``k_groups`` of a CTA having consecutive ones; shared
-    addresses of the first piece's barrier and of the slots, fp32 (4, THREAD, QUAD, WARPGROUP, SLOT), and of the first
+    address of the slots, fp32 (4, THREAD, QUAD, WARPGROUP, SLOT), and of the first
     stage."""
 
     config: WgmmaConfig
@@ -59,10 +59,9 @@ class ClusterSums:
     @cute.jit
     def announce(self):
         """One thread says how many bytes the others will send."""
-        pieces = self.config.pieces
         if (self.group == 0) & (self.thread == 0):
-            for piece in cutlass.range_constexpr(pieces):
-                self.ring.announce(piece)
+            for index in cutlass.range_constexpr(self.config.epilogue_tiles):
+                self.ring.announce(index)
 
     @cute.jit
     def join(self, acc: cute.Tensor):
@@ -111,7 +110,7 @@ class ClusterSums:
         cfg, columns, rank = self.config, self.config.part_columns, part // self.config.k_groups
         slot, barrier = (self.rank - rank - 1) & (cfg.split_k - 1), self.ring.full()
         if cfg.k_groups > 1:
-            barrier = barrier + 8 * (part % cfg.k_groups) * cfg.part_pieces
+            barrier = barrier + 8 * (part % cfg.k_groups) * cfg.part_epilogue_tiles
         target, barriers = remote_address(self.place(slot), Int32(rank)), remote_address(barrier, Int32(rank))
         self._store(acc, part * columns, range(0, columns, QUAD_COLUMNS), target, barriers)
 
@@ -125,17 +124,19 @@ class ClusterSums:
         for column in columns:
             values = [acc[(first + column) // 2 + i] for i in range(4)]
             place = target + column * (WARPGROUP * QUAD_BYTES // QUAD_COLUMNS)
-            store_async(place, values, barriers + column // self.config.piece_columns * 8)
+            store_async(place, values, barriers + column // self.config.sums_columns * 8)
 
     def receive(self, acc: cute.Tensor, begin: int) -> None:
-        """Makes the piece of the warpgroup's columns that starts at column ``begin`` of the tile sums over all of K."""
-        cfg, columns, piece = self.config, self.config.part_columns, self.config.piece_columns
+        """Makes the warpgroup's epilogue tile that starts at column ``begin`` of the work tile sums over all of K."""
+        cfg, columns = self.config, self.config.part_columns
         own = begin % columns
         k_group = begin // columns % cfg.k_groups
-        mbarrier.wait(self.ring.full(k_group * cfg.part_pieces + own // piece), Int32(0), cluster=True)
+        mbarrier.wait(
+            self.ring.full(k_group * cfg.part_epilogue_tiles + own // cfg.sums_columns), Int32(0), cluster=True
+        )
         for slot in range(cfg.split_k - 1):
             place = self.place(Int32(slot)) + own * (WARPGROUP * QUAD_BYTES // QUAD_COLUMNS)
-            self.add(acc, begin, place, piece)
+            self.add(acc, begin, place, cfg.sums_columns)
 
     def add(self, acc: cute.Tensor, begin: int, place: Int32, columns: int = 0) -> None:
         """Adds sums of some columns, or of a part's, from ``begin`` of the tile on."""

@@ -146,6 +146,6 @@ class OverlappedWgmma(WgmmaGemm):
         middle = Mainloop(mine, lambda tile: sums.send_columns(products.acc, tile * each, (tile + 1) * each))
         middle.run_last(at, 2 * cfg.overlap)
         stored = tile._replace(n=tile.n * 2 + part)
-        for begin in cutlass.range_constexpr(0, columns, cfg.piece_columns):
+        for begin in cutlass.range_constexpr(0, columns, cfg.sums_columns):
             sums.receive(mine.acc, begin)
-            epilogue.store_tile(mine.acc, stored, begin, begin + cfg.piece_columns)
+            epilogue.store_tile(mine.acc, stored, begin, begin + cfg.sums_columns)
