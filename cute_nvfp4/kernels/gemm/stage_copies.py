@@ -14,7 +14,8 @@ from ...ptx import mbarrier
 from .barriers import PipelineState, Ring
 from .operand_source import Origin
 from .operands import OperandLoad, TmaCopy
-from .problem import Problem
+from .problem import Problem, Scheduler
+from .stage_loader import fill_stages
 from .tile_scheduler import CtaPlace, CursorRange, WorkTile
 
 
@@ -120,18 +121,17 @@ class TmaLoader:
         """The copies of each stage of a work tile."""
         raise NotImplementedError
 
-    def wait(self) -> None:
-        """Waits for the kernel that writes the tensor maps, if there is one."""
-        self.problem.wait()
-
     def copies(self, tile: WorkTile, cursor: Int32) -> TmaCopies:
         """Those of a work tile."""
         self.problem.acquire(tile.batch, cursor, self.place.workers)
         return TmaCopies(self.stage_copies(tile), CursorRange(tile.k_first, tile.k_first + tile.k_count), self.place)
 
     @cute.jit
-    def finish(self, ring: Ring, at: PipelineState):
-        """Waits for all stages: commits of other CTAs may still be on their way to this one's barriers."""
+    def fill(self, ring: Ring, scheduler: Scheduler):
+        """The loop of the loading warp."""
+        self.problem.wait()
+        at = fill_stages(self.copies, ring, scheduler)
+        # commits of other CTAs may still be on their way to this one's barriers: all must come before it ends
         for _ in cutlass.range(ring.edge.stages, unroll=1):
             mbarrier.wait(ring.empty(at.stage), at.phase ^ 1)
             at = ring.advance(at)

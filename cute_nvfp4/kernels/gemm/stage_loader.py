@@ -1,16 +1,20 @@
 """The loop of a loading warp: a stage of each work tile's operands into every buffer that comes free.
 
-What is copied, and how, a loader says: by TMA (``stage_copies``), or packed weights in bulk (``sm90/loaders``).
+What is copied, and how, says a function of the work tile: by TMA (``stage_copies``), or packed weights in bulk
+(``packed/loaders``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int32
 
+from ...ptx import mbarrier
 from .barriers import PipelineState, Ring
 from .tile_scheduler import CursorRange
 
@@ -28,37 +32,38 @@ class TileCopies(Protocol):
         """Announces the bytes of a stage, and starts its copies."""
 
 
-class StageLoader(Protocol):
-    """What a loading warp knows of its kernel."""
+@dataclass(frozen=True)
+class OverwritingCopies:
+    """Those whose consumers read stages by plain loads. before: called with each step, before anything else."""
 
-    def wait(self) -> None:
-        """Comes before the first load."""
+    steps: CursorRange
+    start: Callable[[Ring, Int32, Int32], None]
+    before: Callable[[Int32], None] = lambda step: None
+    stride: int = 0
 
-    def copies(self, tile: Any, cursor: Int32) -> TileCopies:
-        """Those of a work tile, which the scheduler has at ``cursor``."""
-
-    def finish(self, ring: Ring, at: PipelineState) -> None:
-        """Comes after the last load."""
+    def acquire(self, ring: Ring, at: PipelineState, step: Int32, filled: Int32) -> None:
+        """Waits until the stage is empty, for copies in the asynchronous proxy."""
+        self.before(step)
+        mbarrier.wait_to_overwrite(ring.empty(at.stage), at.phase ^ 1)
 
 
 class Filled(NamedTuple):
-    """Where a loading warp is in its ring, and how many stages it has filled."""
+    """How many stages a loading warp has filled, and where it is in its ring."""
 
     count: Int32
     at: PipelineState
 
 
 @cute.jit
-def fill_stages(loader: StageLoader, ring: Ring, scheduler: Any):
-    """The loop of a loading warp."""
+def fill_stages(copies_of: Callable[[Any, Int32], TileCopies], ring: Ring, scheduler: Any) -> PipelineState:
+    """The loop of a loading warp; its state at the end. copies_of: the copies of the work tile at a cursor."""
     filled = Filled(Int32(0), ring.start())
-    loader.wait()
     cursor, end = scheduler.range()
     while cursor < end:
         tile = scheduler.tile(cursor, end)
-        filled = fill_tile(loader.copies(tile, cursor), ring, filled)
+        filled = fill_tile(copies_of(tile, cursor), ring, filled)
         cursor = scheduler.after(cursor, tile)
-    loader.finish(ring, filled.at)
+    return filled.at
 
 
 @cute.jit

@@ -3,8 +3,9 @@ thread copies in bulk, and x by TMA. ``stage_loader.fill_stages`` has the loop."
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -14,10 +15,11 @@ from cutlass.cute.nvgpu import cpasync
 from ....ptx import mbarrier
 from ....ptx.async_copy import copy_bulk
 from ....weight_layout import TILE_ROWS
-from ..barriers import PipelineState, Ring
+from ..barriers import Ring
 from ..operands import TmaCopy
 from ..sm90.arguments import PackedWeight
 from ..sm90.config import WgmmaConfig
+from ..stage_loader import OverwritingCopies
 from ..tile_scheduler import CursorRange, WorkTile
 
 
@@ -40,97 +42,6 @@ class StageOrder:
         """What a loading warp does before it loads the stage of a step."""
 
 
-@dataclass(frozen=True)
-class PackedCopies:
-    """The copies of one work tile's stages: those of weights, or of x."""
-
-    config: WgmmaConfig
-    order: StageOrder
-    tile: WorkTile
-    steps: CursorRange
-    stride: ClassVar[int] = 0
-
-    def acquire(self, ring: Ring, at: PipelineState, step: Int32, filled: Int32) -> None:
-        """Waits until the stage is empty, for copies in the asynchronous proxy."""
-        self.order.before(step, self.steps.end)
-        mbarrier.wait_to_overwrite(ring.empty(at.stage), at.phase ^ 1)
-
-
-@dataclass(frozen=True)
-class PackedLoader:
-    """What the warps that load weights and x have in common. data: the address of the stages' weights, or x there."""
-
-    config: WgmmaConfig
-    order: StageOrder
-    data: Any
-
-    def wait(self) -> None:
-        """There is nothing to wait for."""
-
-    def finish(self, ring: Ring, at: PipelineState) -> None:
-        """There is nothing to wait for: no barrier of this CTA is signalled by others that it does not meet."""
-
-
-@dataclass(frozen=True)
-class WeightCopies(PackedCopies):
-    """sources: ``tile_addresses`` of the work tile; first: shared address of the first stage's weights."""
-
-    sources: tuple[Int64, ...]
-    first: Int32
-
-    def start(self, ring: Ring, stage: Int32, step: Int32) -> None:
-        """One thread announces and copies the packed tiles of a stage."""
-        cfg, full = self.config, ring.full(stage)
-        with cute.arch.elect_one():
-            mbarrier.expect_bytes(full, Int32(cfg.weight_bytes))
-            target = self.first + stage * cfg.weight_bytes
-            copy_stage(cfg, self.sources, self.order.along_k(step, self.tile), target, full)
-
-
-@dataclass(frozen=True)
-class WeightLoader(PackedLoader):
-    """The warp that loads weights."""
-
-    weight: PackedWeight
-
-    def copies(self, tile: WorkTile, cursor: Int32) -> WeightCopies:
-        steps = self.order.steps(tile)
-        sources = tile_addresses(self.config, self.weight, tile)
-        return WeightCopies(self.config, self.order, tile, steps, sources, self.data)
-
-
-@dataclass(frozen=True)
-class XCopies(PackedCopies):
-    """The copies of x, which go to every CTA of a cluster."""
-
-    atom: cute.CopyAtom
-    tXsX: cute.Tensor  # ((atom, rest), STAGE)
-    tXgX: cute.Tensor  # ((atom, rest), REST_K)
-
-    def start(self, ring: Ring, stage: Int32, step: Int32) -> None:
-        cfg, full = self.config, ring.full_pointer(stage)
-        options = {"mcast_mask": cutlass.Int16((1 << cfg.cluster_rows) - 1)} if cfg.cluster_rows > 1 else {}
-        with cute.arch.elect_one():
-            mbarrier.expect_bytes(full.toint(), Int32(cfg.x_bytes))
-        cute.copy(self.atom, self.tXgX[None, step], self.tXsX[None, stage], tma_bar_ptr=full, **options)
-
-
-@dataclass(frozen=True)
-class XLoader(PackedLoader):
-    """The warp that loads x. data: x in shared memory; rank: of the CTA in its cluster."""
-
-    x: TmaCopy
-    rank: Int32
-
-    def copies(self, tile: WorkTile, cursor: Int32) -> XCopies:
-        cfg = self.config
-        gX = cute.local_tile(
-            self.x.tensor, (cfg.tile_n, cfg.stage_k), (tile.n, None, tile.batch)
-        )  # (tile_n, stage_k, REST_K)
-        slices = partition(self.x, self.data, gX, self.rank, cfg.cluster_rows)
-        return XCopies(cfg, self.order, tile, self.order.steps(tile), self.x.atom, *slices)
-
-
 class XSlices(NamedTuple):
     """What a CTA copies of x: tXsX ((atom, rest), STAGE), tXgX ((atom, rest), REST_K)."""
 
@@ -142,6 +53,51 @@ def partition(x: TmaCopy, sX: cute.Tensor, gX: cute.Tensor, rank: Any = 0, count
     """Part ``rank`` of ``count`` of tiles of x, in shared and in global memory."""
     shared, tiles = cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
     return XSlices(*cpasync.tma_partition(x.atom, rank, cute.make_layout(count), shared, tiles))
+
+
+CopiesOf = Callable[[WorkTile, Int32], OverwritingCopies]
+
+
+def weight_copies(order: StageOrder, weight: PackedWeight, first: Int32) -> CopiesOf:
+    """Copies in bulk of the packed tiles of a work tile. first: shared address of the first stage's."""
+    cfg = order.config
+
+    def copies(tile: WorkTile, cursor: Int32) -> OverwritingCopies:
+        steps = order.steps(tile)
+        sources = tile_addresses(cfg, weight, tile)
+
+        def start(ring: Ring, stage: Int32, step: Int32) -> None:
+            full = ring.full(stage)
+            with cute.arch.elect_one():
+                mbarrier.expect_bytes(full, Int32(cfg.weight_bytes))
+                target = first + stage * cfg.weight_bytes
+                copy_stage(cfg, sources, order.along_k(step, tile), target, full)
+
+        return OverwritingCopies(steps, start, lambda step: order.before(step, steps.end))
+
+    return copies
+
+
+def x_copies(order: StageOrder, x: TmaCopy, sX: cute.Tensor, rank: Int32) -> CopiesOf:
+    """Copies of x by TMA, to every CTA of a cluster, of which this one has ``rank``."""
+    cfg = order.config
+    options = {"mcast_mask": cutlass.Int16((1 << cfg.cluster_rows) - 1)} if cfg.cluster_rows > 1 else {}
+
+    def copies(tile: WorkTile, cursor: Int32) -> OverwritingCopies:
+        gX = cute.local_tile(
+            x.tensor, (cfg.tile_n, cfg.stage_k), (tile.n, None, tile.batch)
+        )  # (tile_n, stage_k, REST_K)
+        tXsX, tXgX = partition(x, sX, gX, rank, cfg.cluster_rows)
+
+        def start(ring: Ring, stage: Int32, step: Int32) -> None:
+            full = ring.full_pointer(stage)
+            with cute.arch.elect_one():
+                mbarrier.expect_bytes(full.toint(), Int32(cfg.x_bytes))
+            cute.copy(x.atom, tXgX[None, step], tXsX[None, stage], tma_bar_ptr=full, **options)
+
+        return OverwritingCopies(order.steps(tile), start)
+
+    return copies
 
 
 def tile_addresses(config: WgmmaConfig, weight: PackedWeight, tile: WorkTile) -> tuple[Int64, ...]:

@@ -19,7 +19,6 @@ from ..config import GemmConfig
 from ..operands import Loads, SharedOperands
 from ..problem import Problem, Scheduler
 from ..stage_copies import Slot, StageCopy, TmaLoader, data_copy, scale_copy
-from ..stage_loader import fill_stages
 from ..tile_scheduler import CtaPlace, WorkTile
 from .operands import make_mma, shared_operands
 
@@ -89,4 +88,4 @@ def load(
     mma, place = make_mma(config), scheduler.place
     part, shared = mma.get_slice(place.v), shared_operands(config, mma, base)
     loader = MulticastLoader(config, loads, shared, part, place, multicast_masks(config, place), problem)
-    fill_stages(loader, barriers.operands, scheduler)
+    loader.fill(barriers.operands, scheduler)

@@ -15,7 +15,6 @@ from ..output import thread_store
 from ..pipeline_graph import barrier_words
 from ..problem import Problem, Scheduler
 from ..shared_plan import SWIZZLE_BYTES
-from ..stage_loader import fill_stages
 from .epilogue import Epilogue, divided_k
 from .loader import TileLoader, shared_operands
 from .mainloop import make_accumulators, multiply
@@ -45,7 +44,7 @@ def run_warps(config: cutlass.Constexpr[GemmConfig], loads: Loads, problem: Prob
     scheduler = problem.scheduler()
     if warp == LOAD_WARP:
         loader = TileLoader(config, loads, shared_operands(config, stages), scheduler.place, problem)
-        fill_stages(loader, barriers.operands, scheduler)
+        loader.fill(barriers.operands, scheduler)
     if warp < MMA_WARPS:
         multiply_and_store(config, stages.toint(), barriers, scheduler, problem, warp)
 

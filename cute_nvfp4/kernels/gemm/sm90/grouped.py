@@ -10,6 +10,7 @@ end of a group are the next one's, and are not stored.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import cutlass
@@ -27,9 +28,9 @@ from ..barriers import Ring
 from ..grouped_scheduler import Table
 from ..operand_source import address_of_map, map_pointer
 from ..operands import TmaCopy
-from ..packed.loaders import PackedCopies, PackedLoader, partition
+from ..packed.loaders import CopiesOf, StageOrder, XSlices, partition
 from ..packed.mainloop import Mainloop
-from ..stage_loader import fill_stages
+from ..stage_loader import OverwritingCopies, fill_stages
 from ..tile_scheduler import WorkTile
 from .arguments import Activations
 from .config import LOADING_WARPS, STAGE_TILES, WARPGROUP
@@ -57,89 +58,75 @@ def matrix(data: cute.Pointer, rows: Int32, k: Int32, row_stride: Int64) -> cute
     return cute.make_tensor(data, cute.make_layout((rows, k), stride=(cute.assume(row_stride, 8), 1)))
 
 
-@dataclass(frozen=True)
-class GroupWeightCopies(PackedCopies):
-    """The copies of a group's packed tiles, ``row_tiles`` rows of ``k_tiles``; source: the address of the first."""
+def group_weight_copies(order: StageOrder, groups: PackedGroups, first: Int32) -> CopiesOf:
+    """Copies in bulk of the packed tiles of a work tile. first: shared address of the first stage's."""
+    cfg = order.config
 
-    tile: GroupTile
-    first: Int32
-    source: Int64
-    k_tiles: Int32
-    row_tiles: Int32
+    def copies(tile: GroupTile, cursor: Int32) -> OverwritingCopies:
+        source, k_tiles, row_tiles = (f(tile.group) for f in (groups.weight, groups.k_tiles, groups.row_tiles))
 
-    @cute.jit
-    def start(self, ring: Ring, stage: Int32, step: Int32):
-        """One thread announces and copies the packed tiles of a stage."""
-        cfg, full = self.config, ring.full(stage)
-        with cute.arch.elect_one():
-            mbarrier.expect_bytes(full, Int32(cfg.weight_bytes))
-            for i in cutlass.range_constexpr(cfg.tile_m // TILE_ROWS):
-                # a row tile beyond the last: any bytes will do, its rows are not stored
-                row_tile = cutlass.min(self.tile.m * (cfg.tile_m // TILE_ROWS) + i, self.row_tiles - 1)
-                index = Int64(row_tile) * (self.k_tiles * STAGE_TILES) + step * cfg.stage_tiles
-                target = self.first + stage * cfg.weight_bytes + i * cfg.tile_bytes
-                copy_bulk(target, self.source + index * cfg.weights.tile_bytes, Int32(cfg.tile_bytes), full)
+        def start(ring: Ring, stage: Int32, step: Int32) -> None:
+            full = ring.full(stage)
+            with cute.arch.elect_one():
+                mbarrier.expect_bytes(full, Int32(cfg.weight_bytes))
+                for i in range(cfg.tile_m // TILE_ROWS):
+                    # a row tile beyond the last: any bytes will do, its rows are not stored
+                    row_tile = cutlass.min(tile.m * (cfg.tile_m // TILE_ROWS) + i, row_tiles - 1)
+                    index = Int64(row_tile) * (k_tiles * STAGE_TILES) + step * cfg.stage_tiles
+                    target = first + stage * cfg.weight_bytes + i * cfg.tile_bytes
+                    copy_bulk(target, source + index * cfg.weights.tile_bytes, Int32(cfg.tile_bytes), full)
 
+        return OverwritingCopies(order.steps(tile), start)
 
-@dataclass(frozen=True)
-class GroupWeightLoader(PackedLoader):
-    """The warp that loads weights."""
-
-    groups: PackedGroups
-
-    def copies(self, tile: GroupTile, cursor: Int32) -> GroupWeightCopies:
-        groups, group = self.groups, tile.group
-        source, k_tiles, row_tiles = groups.weight(group), groups.k_tiles(group), groups.row_tiles(group)
-        steps = self.order.steps(tile)
-        return GroupWeightCopies(self.config, self.order, tile, steps, self.data, source, k_tiles, row_tiles)
+    return copies
 
 
 @dataclass(frozen=True)
-class GroupXCopies(PackedCopies):
-    """The copies of a group's x: of its boxes those that the width of the tile covers."""
+class GroupX:
+    """x of all groups: the copy of its boxes, and where they go, sX (box_rows, TILE_K, CHUNK)."""
 
-    tile: GroupTile
-    atom: cute.CopyAtom
-    tensor_map: cute.Pointer | None
-    tXsX: cute.Tensor  # ((atom, rest), CHUNK)
-    tXgX: cute.Tensor  # ((atom, rest), REST_M, REST_K)
-
-    @cute.jit
-    def start(self, ring: Ring, stage: Int32, step: Int32):
-        cfg, width, full = self.config, self.tile.width, ring.full_pointer(stage)
-        boxes = cfg.tile_n // cfg.box_rows
-        options = {} if self.tensor_map is None else {"tma_desc_ptr": self.tensor_map}
-        with cute.arch.elect_one():
-            mbarrier.expect_bytes(full.toint(), width * (cfg.stage_k * 2))
-        for box in cutlass.range_constexpr(boxes):
-            if box * cfg.box_rows < width:
-                for part in cutlass.range_constexpr(cfg.stage_tiles):
-                    source = self.tXgX[None, box, step * cfg.stage_tiles + part]
-                    target = self.tXsX[None, stage * (cfg.stage_tiles * boxes) + part * boxes + box]
-                    cute.copy(self.atom, source, target, tma_bar_ptr=full, **options)
-
-
-@dataclass(frozen=True)
-class GroupXLoader(PackedLoader):
-    """The warp that loads x. data: its boxes in shared memory, (box_rows, TILE_K, CHUNK)."""
-
+    order: StageOrder
     groups: PackedGroups
     x: TmaCopy
+    sX: cute.Tensor
     workers: Int32
 
-    def wait(self) -> None:
-        self.groups.wait()
-
-    def copies(self, tile: GroupTile, cursor: Int32) -> GroupXCopies:
-        cfg, groups = self.config, self.groups
+    def copies(self, tile: GroupTile, cursor: Int32) -> OverwritingCopies:
+        """Copies by TMA of the boxes of a work tile."""
+        cfg, groups = self.order.config, self.groups
         groups.acquire(tile.group, cursor, self.workers)
         place = groups.x(tile.group)
         gX = cute.local_tile(
             cute.domain_offset((place.row + tile.x_row, 0), self.x.tensor), (cfg.box_rows, TILE_K), (None, None)
         )  # (box_rows, TILE_K, REST_M, REST_K)
-        slices = partition(self.x, self.data, gX)
-        steps = self.order.steps(tile)
-        return GroupXCopies(cfg, self.order, tile, steps, self.x.atom, place.tensor_map, *slices)
+        # ((atom, rest), CHUNK), ((atom, rest), REST_M, REST_K)
+        slices = partition(self.x, self.sX, gX)
+        start = partial(self.start, slices, place.tensor_map, tile.width, tile.width * (cfg.stage_k * 2))
+        return OverwritingCopies(self.order.steps(tile), start)
+
+    @cute.jit
+    def start(
+        self,
+        slices: XSlices,
+        tensor_map: cute.Pointer | None,
+        width: Int32,
+        num_bytes: Int32,
+        ring: Ring,
+        stage: Int32,
+        step: Int32,
+    ):
+        """Copies those boxes of a stage that the width of the tile covers."""
+        cfg, full = self.order.config, ring.full_pointer(stage)
+        boxes = cfg.tile_n // cfg.box_rows
+        options = {} if tensor_map is None else {"tma_desc_ptr": tensor_map}
+        with cute.arch.elect_one():
+            mbarrier.expect_bytes(full.toint(), num_bytes)
+        for box in cutlass.range_constexpr(boxes):
+            if box * cfg.box_rows < width:
+                for part in cutlass.range_constexpr(cfg.stage_tiles):
+                    source = slices.tXgX[None, box, step * cfg.stage_tiles + part]
+                    target = slices.tXsX[None, stage * (cfg.stage_tiles * boxes) + part * boxes + box]
+                    cute.copy(self.x.atom, source, target, tma_bar_ptr=full, **options)
 
 
 class GroupedWgmma(WgmmaGemm):
@@ -236,14 +223,13 @@ class GroupedWgmma(WgmmaGemm):
         if group == 0:
             cute.arch.setmaxregister_decrease(24)
             if warp == 0:
-                weights = GroupWeightLoader(cfg, self.order, operands.weights, groups)
-                fill_stages(weights, operands.ring, scheduler)
+                fill_stages(group_weight_copies(self.order, groups, operands.weights), operands.ring, scheduler)
             elif warp == 1:
                 chunks = cfg.ring_stages * cfg.stage_tiles * (cfg.tile_n // cfg.box_rows)
-                sX = cute.make_tensor(
-                    operands.sX.iterator, self.chunk_layout(chunks).outer
-                )  # (box_rows, TILE_K, CHUNK)
-                fill_stages(GroupXLoader(cfg, self.order, sX, groups, x, workers), operands.ring, scheduler)
+                # (box_rows, TILE_K, CHUNK)
+                sX = cute.make_tensor(operands.sX.iterator, self.chunk_layout(chunks).outer)
+                groups.wait()
+                fill_stages(GroupX(self.order, groups, x, sX, workers).copies, operands.ring, scheduler)
         else:
             cute.arch.setmaxregister_increase(self.registers)
             self.multiply(memory, scheduler, group - 1, thread - WARPGROUP)

@@ -9,6 +9,7 @@ there are as many products as without, and sums of 32 to 64 KB, at 25 bytes a ns
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import cutlass
 import cutlass.cute as cute
@@ -18,9 +19,9 @@ from ....ptx import mbarrier
 from ..barriers import Ring
 from ..operands import TmaCopy
 from ..packed.decode import product_alphas
-from ..packed.loaders import PackedCopies, PackedLoader, StageOrder, XSlices, partition
+from ..packed.loaders import StageOrder, XSlices, partition
 from ..packed.mainloop import Mainloop, Memory
-from ..stage_loader import Filled, fill_tile
+from ..stage_loader import Filled, OverwritingCopies, fill_tile
 from ..tile_scheduler import CursorRange, StaticScheduler, WorkTile
 from .arguments import WgmmaArguments
 from .config import WARPGROUP, WgmmaConfig
@@ -60,44 +61,41 @@ class MiddleLast(StageOrder):
 
 
 @dataclass(frozen=True)
-class HalvesCopies(PackedCopies):
-    """The copies of x: the columns that the CTA stores, and the others, which it does not need in the middle."""
+class HalvesCopies:
+    """The copies of x for a work tile: the columns that the CTA stores, and the others, which it does not need in the
+    middle. part: of the CTA along K."""
 
     order: MiddleLast
-    atom: cute.CopyAtom
-    own: XSlices
-    other: XSlices
+    x: TmaCopy
+    sX: cute.Tensor
+    tile: WorkTile
+    part: Int32
+
+    def of_tile(self) -> OverwritingCopies:
+        own, other = self.slices(0), self.slices(1)
+        steps = self.order.steps(self.tile)
+        start = partial(self.start, own, other, steps.end - self.order.middle)
+        return OverwritingCopies(steps, start, lambda step: self.order.before(step, steps.end))
+
+    def slices(self, half: int) -> XSlices:
+        """The columns that the CTA stores (0), which go to where those of a tile begin, or the others (1)."""
+        shape = (self.order.config.part_columns, self.order.config.stage_k)
+        n = self.tile.n * 2 + (self.part ^ half)
+        gX = cute.local_tile(self.x.tensor, shape, (n, None, self.tile.batch))  # (columns, stage_k, REST_K)
+        sX = cute.local_tile(self.sX, shape, (half, 0, None))  # (columns, stage_k, STAGE)
+        return partition(self.x, sX, gX)
 
     @cute.jit
-    def start(self, ring: Ring, stage: Int32, step: Int32):
-        num_bytes, middle = self.config.x_bytes, self.steps.end - self.order.middle
+    def start(self, own: XSlices, other: XSlices, middle: Int32, ring: Ring, stage: Int32, step: Int32):
+        """Copies both for a stage, or only the CTA's own from step ``middle`` on."""
+        num_bytes = self.order.config.x_bytes
         full, k = ring.full_pointer(stage), self.order.along_k(step, self.tile)
         with cute.arch.elect_one():
             announced = cutlass.select_(step < middle, Int32(num_bytes), Int32(num_bytes // 2))
             mbarrier.expect_bytes(full.toint(), announced)
-        cute.copy(self.atom, self.own.tXgX[None, k], self.own.tXsX[None, stage], tma_bar_ptr=full)
+        cute.copy(self.x.atom, own.tXgX[None, k], own.tXsX[None, stage], tma_bar_ptr=full)
         if step < middle:
-            cute.copy(self.atom, self.other.tXgX[None, k], self.other.tXsX[None, stage], tma_bar_ptr=full)
-
-
-@dataclass(frozen=True)
-class HalvesLoader(PackedLoader):
-    """The warp that loads x. data: x in shared memory; part: of the CTA along K."""
-
-    x: TmaCopy
-    part: Int32
-
-    def copies(self, tile: WorkTile, cursor: Int32) -> HalvesCopies:
-        own, other = (self.slices(tile, half) for half in range(2))
-        return HalvesCopies(self.config, self.order, tile, self.order.steps(tile), self.x.atom, own, other)
-
-    def slices(self, tile: WorkTile, half: int) -> XSlices:
-        """The columns that the CTA stores (0), which go to where those of a tile begin, or the others (1)."""
-        shape = (self.config.part_columns, self.config.stage_k)
-        n = tile.n * 2 + (self.part ^ half)
-        gX = cute.local_tile(self.x.tensor, shape, (n, None, tile.batch))  # (columns, stage_k, REST_K)
-        sX = cute.local_tile(self.data, shape, (half, 0, None))  # (columns, stage_k, STAGE)
-        return partition(self.x, sX, gX)
+            cute.copy(self.x.atom, other.tXgX[None, k], other.tXsX[None, stage], tma_bar_ptr=full)
 
 
 class OverlappedWgmma(WgmmaGemm):
@@ -110,11 +108,9 @@ class OverlappedWgmma(WgmmaGemm):
     @cute.jit
     def load_x(self, x: TmaCopy, memory: Memory, scheduler: StaticScheduler):
         """The loop of the warp that loads x: the stages of one work tile."""
-        loader = HalvesLoader(self.config, self.order, memory.sX, x, scheduler.place.part)
         cursor, end = scheduler.range()
-        fill_tile(
-            loader.copies(scheduler.tile(cursor, end), cursor), memory.ring, Filled(Int32(0), memory.ring.start())
-        )
+        copies = HalvesCopies(self.order, x, memory.sX, scheduler.tile(cursor, end), scheduler.place.part)
+        fill_tile(copies.of_tile(), memory.ring, Filled(Int32(0), memory.ring.start()))
 
     @cute.jit
     def multiply(

@@ -10,7 +10,8 @@ and those of units that are cut in global memory, always in the same order.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from functools import partial
+from typing import NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -23,12 +24,11 @@ from ....ptx.async_copy import copy_bulk
 from ....ptx.mma import mma_m16n8k16
 from ....weight_layout import SLABS, STEPS
 from ...arith import div, mod
-from ..barriers import Barriers, PipelineState, Ring, initialise_in_turn, make_barriers
+from ..barriers import Barriers, Ring, initialise_in_turn, make_barriers
 from ..packed.decode import decode_step, load_lane, product_alphas
 from ..packed.pipelines import stream_pipelines
 from ..pipeline_graph import barrier_words
-from ..stage_loader import Filled, fill_stages, fill_tile
-from ..tile_scheduler import CursorRange
+from ..stage_loader import Filled, OverwritingCopies, fill_stages, fill_tile
 from .stream_arguments import StreamArguments
 from .stream_config import LOADING_WARPS, MMA_COLUMNS, WARP, StreamConfig
 from .stream_shares import Segment, Segments, Shares, deal
@@ -55,82 +55,6 @@ class UnitSource(NamedTuple):
 
     codes: Int64
     scales: Int64
-
-
-@dataclass(frozen=True)
-class SegmentCopies:
-    """The copies of the stages of a segment: those of weights, or of x. config: of the kernel."""
-
-    config: StreamConfig
-    segment: Segment
-    stride: ClassVar[int] = 1
-
-    @property
-    def steps(self) -> CursorRange:
-        return CursorRange(self.segment.first, self.segment.first + self.segment.count)
-
-    def acquire(self, ring: Ring, at: PipelineState, step: Int32, filled: Int32) -> None:
-        """Waits until the stage is empty, for copies in the asynchronous proxy."""
-        mbarrier.wait_to_overwrite(ring.empty(at.stage), at.phase ^ 1)
-
-
-@dataclass(frozen=True)
-class WeightCopies(SegmentCopies):
-    """first: shared address of the first stage's weights."""
-
-    source: UnitSource
-    first: Int32
-
-    def start(self, ring: Ring, stage: Int32, step: Int32) -> None:
-        """One thread announces and copies the unit's part of the packed tiles of a step."""
-        num_bytes, full = self.config.stage_tiles * self.config.tile_bytes, ring.full(stage)
-        with cute.arch.elect_one():
-            mbarrier.expect_bytes(full, Int32(num_bytes))
-            self.copy(step, self.first + stage * num_bytes, full)
-
-    def copy(self, step: Int32, target: Int32, full: Int32) -> None:
-        cfg, packing = self.config, self.config.weights
-        distance = Int64(step) * (cfg.stage_tiles * packing.tile_bytes)
-        codes, scales = self.source.codes + distance, self.source.scales + distance
-        if cfg.slabs == SLABS:
-            copy_bulk(target, codes, Int32(cfg.stage_tiles * packing.tile_bytes), full)
-            return
-        code_bytes, scale_bytes = cfg.slabs * packing.slab_code_bytes, cfg.slabs * packing.slab_scale_bytes
-        for i in range(cfg.stage_tiles):
-            tile = target + i * cfg.tile_bytes
-            copy_bulk(tile, codes + i * packing.tile_bytes, Int32(code_bytes), full)
-            copy_bulk(tile + code_bytes, scales + i * packing.tile_bytes, Int32(scale_bytes), full)
-
-
-@dataclass(frozen=True)
-class XCopies(SegmentCopies):
-    """x: that of the kernel; stages: its copies."""
-
-    x: X
-    stages: StageX
-
-    def start(self, ring: Ring, stage: Int32, step: Int32) -> None:
-        full = ring.full(stage)
-        with cute.arch.elect_one():
-            mbarrier.expect_bytes(full, Int32(self.config.stage_tiles * self.config.x_bytes))
-        self.x.copy(self.stages, step, stage, full)
-
-
-@dataclass(frozen=True)
-class XLoader:
-    """The warp that loads x."""
-
-    x: X
-    stages: StageX
-
-    def wait(self) -> None:
-        """There is nothing to wait for."""
-
-    def copies(self, tile: Segment, cursor: Int32) -> XCopies:
-        return XCopies(self.x.config, tile, self.x, self.stages)
-
-    def finish(self, ring: Ring, at: PipelineState) -> None:
-        """There is nothing to wait for."""
 
 
 class Place(NamedTuple):
@@ -187,7 +111,8 @@ class Stream:
             if shares.whole > 0:
                 self.sums(arguments, memory, shares, cta, thread).add_cut(thread, WARP)
         elif warp == 1:
-            fill_stages(XLoader(self.x, self.x.stages(x, arguments.x, memory.x)), memory.ring, walk)
+            stages = self.x.stages(x, arguments.x, memory.x)
+            fill_stages(partial(self.x_copies, stages), memory.ring, walk)
         else:
             index = warp - LOADING_WARPS
             place = Place(mod(index, cfg.warps_m), div(index, cfg.warps_m), mod(thread, WARP))
@@ -220,10 +145,47 @@ class Stream:
         filled = Filled(Int32(0), memory.ring.start())
         cursor, end = walk.range()
         while cursor < end:
-            filled = fill_tile(WeightCopies(self.config, segment, source, memory.weights), memory.ring, filled)
+            filled = fill_tile(self.weight_copies(segment, source, memory.weights), memory.ring, filled)
             cursor = walk.after(cursor, segment)
             segment = walk.tile(cursor, end)
             source = self.unit_source(arguments, segment.unit)
+
+    def weight_copies(self, segment: Segment, source: UnitSource, first: Int32) -> OverwritingCopies:
+        """Copies in bulk of a unit's packed tiles in a segment. first: shared address of the first stage's."""
+        num_bytes = self.config.stage_tiles * self.config.tile_bytes
+
+        def start(ring: Ring, stage: Int32, step: Int32) -> None:
+            full = ring.full(stage)
+            with cute.arch.elect_one():
+                mbarrier.expect_bytes(full, Int32(num_bytes))
+                self.copy_weights(source, step, first + stage * num_bytes, full)
+
+        return OverwritingCopies(segment.steps, start, stride=1)
+
+    def x_copies(self, stages: StageX, segment: Segment, cursor: Int32) -> OverwritingCopies:
+        """Copies of x by TMA in a segment."""
+
+        def start(ring: Ring, stage: Int32, step: Int32) -> None:
+            full = ring.full(stage)
+            with cute.arch.elect_one():
+                mbarrier.expect_bytes(full, Int32(self.config.stage_tiles * self.config.x_bytes))
+            self.x.copy(stages, step, stage, full)
+
+        return OverwritingCopies(segment.steps, start, stride=1)
+
+    def copy_weights(self, source: UnitSource, step: Int32, target: Int32, full: Int32) -> None:
+        """Copies a unit's part of the tiles of a step."""
+        cfg, packing = self.config, self.config.weights
+        distance = Int64(step) * (cfg.stage_tiles * packing.tile_bytes)
+        codes, scales = source.codes + distance, source.scales + distance
+        if cfg.slabs == SLABS:
+            copy_bulk(target, codes, Int32(cfg.stage_tiles * packing.tile_bytes), full)
+            return
+        code_bytes, scale_bytes = cfg.slabs * packing.slab_code_bytes, cfg.slabs * packing.slab_scale_bytes
+        for i in range(cfg.stage_tiles):
+            tile = target + i * cfg.tile_bytes
+            copy_bulk(tile, codes + i * packing.tile_bytes, Int32(code_bytes), full)
+            copy_bulk(tile + code_bytes, scales + i * packing.tile_bytes, Int32(scale_bytes), full)
 
     def unit_source(self, arguments: StreamArguments, unit: Int32) -> UnitSource:
         """Of a unit's part of its first packed tile."""

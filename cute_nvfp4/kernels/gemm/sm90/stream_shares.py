@@ -23,6 +23,10 @@ class Segment(NamedTuple):
     first: Int32
     count: Int32
 
+    @property
+    def steps(self) -> CursorRange:
+        return CursorRange(self.first, self.first + self.count)
+
 
 class Shares(NamedTuple):
     """How the work is dealt.

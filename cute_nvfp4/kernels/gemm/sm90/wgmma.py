@@ -19,7 +19,7 @@ from cutlass.memory import SmemAllocator
 from ..barriers import Barriers, initialise_in_turn, make_barriers
 from ..operands import TmaCopy
 from ..packed.decode import product_alphas
-from ..packed.loaders import StageOrder, WeightLoader, XLoader
+from ..packed.loaders import StageOrder, weight_copies, x_copies
 from ..packed.mainloop import Mainloop, Memory, Products
 from ..packed.pipelines import wgmma_pipelines
 from ..pipeline_graph import barrier_words
@@ -154,11 +154,11 @@ class WgmmaGemm:
 
     def load_weights(self, arguments: WgmmaArguments, memory: Memory, scheduler: StaticScheduler) -> None:
         """The loop of the warp that loads weights."""
-        fill_stages(WeightLoader(self.config, self.order, memory.weights, arguments.weight), memory.ring, scheduler)
+        fill_stages(weight_copies(self.order, arguments.weight, memory.weights), memory.ring, scheduler)
 
     def load_x(self, x: TmaCopy, memory: Memory, scheduler: StaticScheduler) -> None:
         """The loop of the warp that loads x."""
-        fill_stages(XLoader(self.config, self.order, memory.sX, x, scheduler.place.x), memory.ring, scheduler)
+        fill_stages(x_copies(self.order, x, memory.sX, scheduler.place.x), memory.ring, scheduler)
 
     def products(self, memory: Memory, columns: int, group: Int32, thread: Int32) -> Products:
         """Registers of a thread for a work tile of so many rows of x."""
