@@ -55,14 +55,14 @@ class Multiplier:
     offsets: LaneOffsets
 
     def scale_words(self, stage: Int32, atom: int) -> tuple[list[Uint32], list[list[Uint32]]]:
-        """Of each A; of each B the halves."""
+        """The words of scales of each A, and of the halves of each B."""
         at = atom * ATOM_BYTES
         sfa = [load_shared(stage + x + at, 4)[0] for x in self.offsets.sfa]
         steps = [at + x * self.tile.sfb_step for x in range(self.tile.halves)]
         return sfa, [[load_shared(stage + x + step, 4)[0] for step in steps] for x in self.offsets.sfb]
 
     def fragments(self, stage: Int32, k: int) -> tuple[list, list]:
-        """Of each A [m_tile], four words; of each B [half][pair], two words, for k-block ``k``. Stages start where the
+        """The fragments: of each A [m_tile], four words; of each B [half][pair], two words, for k-block ``k``. Stages start where the
         swizzle repeats, so that what it changes in an offset leaves them alone."""
         tile, a, b = self.tile, [], []
         for offset in self.offsets.a:

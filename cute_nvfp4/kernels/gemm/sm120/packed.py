@@ -26,7 +26,7 @@ from ..sm90.stream_x import ROW_BYTES
 from ..sm90.wgmma import WgmmaGemm
 
 STEPS_BYTES = 64
-"""Of two steps of a row of x: what an ``ldmatrix`` reads of eight rows."""
+"""Bytes of two steps of a row of x: what an ``ldmatrix`` reads of eight rows."""
 
 
 @dataclass(frozen=True)
@@ -78,4 +78,4 @@ class PackedGemm(_ByWarps, WgmmaGemm):
 
 
 class GroupedPackedGemm(_ByWarps, GroupedWgmma):
-    """Those of one ``GroupedWgmmaConfig``."""
+    """The host function and the kernel of one ``GroupedWgmmaConfig`` of sm_120a."""

@@ -122,7 +122,7 @@ class WgmmaConfig:
 
     @property
     def threads(self) -> int:
-        """Those of a warpgroup whose first warps load, and of those that multiply."""
+        """Threads of a CTA: a warpgroup whose first warps load, and those that multiply."""
         return WARPGROUP * (self.warpgroups + 1)
 
     @property
@@ -131,17 +131,17 @@ class WgmmaConfig:
 
     @property
     def tile_bytes(self) -> int:
-        """Of packed tiles of a stage that are neighbours along K."""
+        """Bytes of the packed tiles of a stage that are neighbours along K."""
         return self.stage_tiles * self.weights.tile_bytes
 
     @property
     def weight_bytes(self) -> int:
-        """Of a stage."""
+        """Bytes of the packed tiles of a stage."""
         return self.tile_m * self.tile_bytes // TILE_ROWS
 
     @property
     def x_bytes(self) -> int:
-        """Of a stage."""
+        """Bytes of x in a stage."""
         return self.tile_n * self.stage_k * 2
 
     @property
@@ -181,7 +181,7 @@ class WgmmaConfig:
 
     @property
     def part_columns(self) -> int:
-        """Those that a warpgroup stores of a tile shared along K."""
+        """Columns that a warpgroup stores of a tile shared along K."""
         return self.tile_n // self.k_parts
 
     @property

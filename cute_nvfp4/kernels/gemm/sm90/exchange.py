@@ -31,8 +31,7 @@ ALL_BARRIER = 6
 @dataclass(frozen=True)
 class ClusterSums:
     """What a thread of a warpgroup needs: its ``part`` of K, the ``k_groups`` of a CTA having consecutive ones; shared
-    address of the slots, fp32 (4, THREAD, QUAD, WARPGROUP, SLOT), and of the first
-    stage."""
+    addresses of the slots, fp32 (4, THREAD, QUAD, WARPGROUP, SLOT), and of the first stage."""
 
     config: WgmmaConfig
     part: Int32
@@ -44,7 +43,7 @@ class ClusterSums:
 
     @property
     def rank(self) -> Int32:
-        """Of the CTA in the cluster."""
+        """The CTA's rank in the cluster."""
         return self.part // self.config.k_groups if self.config.k_groups > 1 else self.part
 
     def place(self, slot: Int32) -> Int32:

@@ -194,7 +194,7 @@ class GroupedWgmma(WgmmaGemm):
     def groups(
         self, x: TmaCopy, atoms: tuple[cute.CopyAtom, ...], arguments: GroupedWgmmaArguments, table: Table
     ) -> PackedGroups:
-        """Those of the form that the configuration says."""
+        """The groups, in the form that the configuration says."""
         if self.config.maps == "parameters":
             maps = tuple((address_of_map(atom),) for atom in (x.atom, *atoms))
             return PackedParameters(self.config, arguments, table, maps)

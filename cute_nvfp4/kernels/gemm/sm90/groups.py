@@ -203,7 +203,7 @@ class GroupScheduler:
 
 
 def arguments_of(groups: PackedGroups, tile: GroupTile) -> WgmmaArguments:
-    """Those of one problem with the output of a tile, which starts at its first row."""
+    """Arguments of one problem with the output of a tile, which starts at its first row."""
     matrix = groups.output(tile.group)
     out = Result(matrix.pointer + Int64(tile.x_row) * matrix.stride, matrix.stride, Int64(0))
     weight = PackedWeight(None, groups.n(tile.group), None, None)

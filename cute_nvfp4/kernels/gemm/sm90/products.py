@@ -58,7 +58,7 @@ class WgmmaProducts(Products):
         warpgroup.commit_group()
 
     def of_columns(self, columns: int) -> WgmmaProducts:
-        """Those of the first ``columns`` rows of x in a stage, in the first registers of the accumulators."""
+        """The products of the first ``columns`` rows of x in a stage, in the first registers of the accumulators."""
         operand = x_operand(self.config, self.memory, columns, self.thread)
         shape = operand.part.partition_shape_C((self.config.tile_m, columns))
         acc = cute.make_tensor(self.acc.iterator, cute.make_layout(shape))  # (MMA, MMA_M, MMA_N)

@@ -4,7 +4,7 @@ two such products, joined by a gate.
 Persistent. Two warps keep a ring of stages full: one by bulk copies of packed tiles, one by TMA of x. The others decode
 weights into registers, operand A of the MMA; the rows of x are its columns. They read a stage into registers and give
 it back before they decode it. Which CTA has which steps says :mod:`.stream_shares`; partial sums meet in shared memory,
-and those of units that are cut in global memory, always in the same order.
+and those of work tiles that are cut in global memory, always in the same order.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Memory:
         return self.barriers.operands
 
 
-class UnitSource(NamedTuple):
-    """Addresses of a unit's codes and of its scales in its first packed tile."""
+class WeightSource(NamedTuple):
+    """Addresses of a work tile's codes and of its scales in its first packed tile."""
 
     codes: Int64
     scales: Int64
@@ -76,8 +76,8 @@ class Stream:
     def __call__(self, arguments: StreamArguments, stream: CUstream):
         """Launches ``arguments.ctas`` CTAs."""
         cfg, x = self.config, arguments.x
-        units = cute.ceil_div(arguments.weight.rows, cfg.out_rows)
-        shares = deal(units, arguments.weight.k_tiles // cfg.stage_tiles, arguments.ctas)
+        work_tiles = cute.ceil_div(arguments.weight.rows, cfg.out_rows)
+        shares = deal(work_tiles, arguments.weight.k_tiles // cfg.stage_tiles, arguments.ctas)
         # what only the host uses does not become a parameter of the kernel
         passed = arguments._replace(x=x._replace(data=None, row_stride=None), k=None, ctas=None)
         self.kernel(self.x.describe(x, arguments.k), shares, passed).launch(
@@ -103,7 +103,7 @@ class Stream:
             self.x.prefetch(x)
         walk = Segments(shares, cta)
         first = shares.segment(cta, Int32(0))
-        source = self.unit_source(arguments, first.unit)
+        source = self.weight_source(arguments, first.work_tile)
         # the ring's barriers are there
         cute.arch.sync_threads()
         if warp == 0:
@@ -138,7 +138,7 @@ class Stream:
 
     @cute.jit
     def load_weights(
-        self, arguments: StreamArguments, memory: Memory, walk: Segments, segment: Segment, source: UnitSource
+        self, arguments: StreamArguments, memory: Memory, walk: Segments, segment: Segment, source: WeightSource
     ):
         """The loop of the warp that loads weights. Each segment, and where its weights are, is found before it is
         needed: those given are the first, from before there were barriers to wait at."""
@@ -148,10 +148,10 @@ class Stream:
             filled = fill_tile(self.weight_copies(segment, source, memory.weights), memory.ring, filled)
             cursor = walk.after(cursor, segment)
             segment = walk.tile(cursor, end)
-            source = self.unit_source(arguments, segment.unit)
+            source = self.weight_source(arguments, segment.work_tile)
 
-    def weight_copies(self, segment: Segment, source: UnitSource, first: Int32) -> OverwritingCopies:
-        """Copies in bulk of a unit's packed tiles in a segment. first: shared address of the first stage's."""
+    def weight_copies(self, segment: Segment, source: WeightSource, first: Int32) -> OverwritingCopies:
+        """Copies in bulk of a work tile's packed tiles in a segment. first: shared address of the first stage's."""
         num_bytes = self.config.stage_tiles * self.config.tile_bytes
 
         def start(ring: Ring, stage: Int32, step: Int32) -> None:
@@ -173,8 +173,8 @@ class Stream:
 
         return OverwritingCopies(segment.steps, start, stride=1)
 
-    def copy_weights(self, source: UnitSource, step: Int32, target: Int32, full: Int32) -> None:
-        """Copies a unit's part of the tiles of a step."""
+    def copy_weights(self, source: WeightSource, step: Int32, target: Int32, full: Int32) -> None:
+        """Copies a work tile's part of the tiles of a step."""
         cfg, packing = self.config, self.config.weights
         distance = Int64(step) * (cfg.stage_tiles * packing.tile_bytes)
         codes, scales = source.codes + distance, source.scales + distance
@@ -187,14 +187,14 @@ class Stream:
             copy_bulk(tile, codes + i * packing.tile_bytes, Int32(code_bytes), full)
             copy_bulk(tile + code_bytes, scales + i * packing.tile_bytes, Int32(scale_bytes), full)
 
-    def unit_source(self, arguments: StreamArguments, unit: Int32) -> UnitSource:
-        """Of a unit's part of its first packed tile."""
-        units, packing = SLABS // self.config.slabs, self.config.weights
-        row_tile = Int64(div(unit, units)) * arguments.weight.k_tiles * packing.tile_bytes
+    def weight_source(self, arguments: StreamArguments, work_tile: Int32) -> WeightSource:
+        """Where a work tile's part of its first packed tile is."""
+        parts, packing = SLABS // self.config.slabs, self.config.weights
+        row_tile = Int64(div(work_tile, parts)) * arguments.weight.k_tiles * packing.tile_bytes
         first = arguments.weight.tiles.toint() + row_tile
-        slab = mod(unit, units) * self.config.slabs
+        slab = mod(work_tile, parts) * self.config.slabs
         scales = first + (packing.code_bytes + slab * packing.slab_scale_bytes)
-        return UnitSource(first + slab * packing.slab_code_bytes, scales)
+        return WeightSource(first + slab * packing.slab_code_bytes, scales)
 
     @cute.jit
     def multiply(self, memory: Memory, walk: Segments, place: Place, sums: Sums):

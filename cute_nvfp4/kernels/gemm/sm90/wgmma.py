@@ -119,7 +119,7 @@ class WgmmaGemm:
 
     @property
     def registers(self) -> int:
-        """Of a thread that multiplies."""
+        """Registers of a thread that multiplies."""
         if self.config.ctas_per_sm == 2:
             return 104
         return {2: 240, 3: 160, 4: 112}[self.config.warpgroups]
