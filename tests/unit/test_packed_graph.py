@@ -9,9 +9,9 @@ from gemm_observed import observing
 
 from cute_nvfp4 import gemm, prepare_weight, quantize, simulating
 from cute_nvfp4.kernels.gemm.packed.pipelines import stream_pipelines, wgmma_pipelines
+from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.pipeline_graph import Edge, barrier_words, first_barriers
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
-from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
 from cute_nvfp4.planning.packed import PackedPlan
 
 SHARED = {"split_k": 2, "scheduler": "static"}

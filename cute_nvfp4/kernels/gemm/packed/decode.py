@@ -58,8 +58,8 @@ class PackedLane(NamedTuple):
 
 
 def load_lane(codes: Int32, scales: Int32, lane: Int32, packing: Packing) -> PackedLane:
-    """A lane's words of the slab whose codes and scales are at these shared addresses; the four lanes of a row have the same
-    scales."""
+    """A lane's words of the slab whose codes and scales are at these shared addresses; the four lanes of a row have the
+    same scales."""
     loads = [load_shared(codes + (i * LANES + lane) * LOAD_BYTES, LOAD_BYTES) for i in range(packing.step_words)]
     row = lane // ROW_LANES * packing.row_scale_bytes
     words = load_shared(scales + row, packing.row_scale_bytes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ..pipeline_graph import Arrivals, Edge, checked
 from ..sm90.config import WARPGROUP, WgmmaConfig
-from ..sm90.stream_config import WARP, StreamConfig
+from .stream_config import WARP, StreamConfig
 
 LOADING_WARPS = ("the warp that loads weights, which announces their bytes", 1), ("the warp that loads x, likewise", 1)
 

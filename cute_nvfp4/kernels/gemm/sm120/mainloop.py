@@ -62,8 +62,8 @@ class Multiplier:
         return sfa, [[load_shared(stage + x + step, 4)[0] for step in steps] for x in self.offsets.sfb]
 
     def fragments(self, stage: Int32, k: int) -> tuple[list, list]:
-        """The fragments: of each A [m_tile], four words; of each B [half][pair], two words, for k-block ``k``. Stages start where the
-        swizzle repeats, so that what it changes in an offset leaves them alone."""
+        """The fragments for k-block ``k``: of each A [m_tile], four words; of each B [half][pair], two words. Stages
+        start where the swizzle repeats, so that what it changes in an offset leaves them alone."""
         tile, a, b = self.tile, [], []
         for offset in self.offsets.a:
             a.append([load_matrices(stage + offset[k] + i * tile.a_step) for i in range(tile.m_tiles)])

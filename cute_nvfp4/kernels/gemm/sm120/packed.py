@@ -19,10 +19,10 @@ from ....ptx.mma import load_matrices, mma_m16n8k16
 from ....weight_layout import STEPS
 from ..packed.decode import PackedLane, decode_step
 from ..packed.mainloop import Memory, Products
+from ..packed.stream_config import MMA_COLUMNS, WARP
+from ..packed.stream_x import ROW_BYTES
 from ..sm90.config import WARPGROUP
 from ..sm90.grouped import GroupedWgmma
-from ..sm90.stream_config import MMA_COLUMNS, WARP
-from ..sm90.stream_x import ROW_BYTES
 from ..sm90.wgmma import WgmmaGemm
 
 STEPS_BYTES = 64

@@ -25,10 +25,10 @@ from ....ptx.mma import mma_m16n8k16
 from ....weight_layout import SLABS, STEPS
 from ...arith import div, mod
 from ..barriers import Barriers, Ring, initialise_in_turn, make_barriers
-from ..packed.decode import decode_step, load_lane, product_alphas
-from ..packed.pipelines import stream_pipelines
 from ..pipeline_graph import barrier_words
 from ..stage_loader import Filled, OverwritingCopies, fill_stages, fill_tile
+from .decode import decode_step, load_lane, product_alphas
+from .pipelines import stream_pipelines
 from .stream_arguments import StreamArguments
 from .stream_config import LOADING_WARPS, MMA_COLUMNS, WARP, StreamConfig
 from .stream_shares import Segment, Segments, Shares, deal
@@ -198,7 +198,7 @@ class Stream:
 
     @cute.jit
     def multiply(self, memory: Memory, walk: Segments, place: Place, sums: Sums):
-        """The loop of a warp that multiplies. It is not ``packed.mainloop``: a stage is read into registers at once,
+        """The loop of a warp that multiplies. It is not ``mainloop``: a stage is read into registers at once,
         and given back before it is decoded; and a warp's turns come at places of their own in each segment."""
         cfg = self.config
         # (REGISTER, MMA_COLUMNS of x, SLAB)
