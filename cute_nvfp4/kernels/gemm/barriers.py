@@ -24,24 +24,24 @@ class PipelineState(NamedTuple):
 class Ring:
     """The barriers of one edge of the graph: a *full* one for each stage, then the *empty* ones, if it has any.
 
-    first_full, first_empty: shared addresses of the first of either kind.
+    base: pointer to the first barrier of the kernel; first: index of the edge's own first.
     """
 
     edge: Edge
-    first_full: Int32
-    first_empty: Int32
-
-    def full(self, stage: Any = 0) -> Int32:
-        """Shared address of the *full* barrier of a stage."""
-        return self.first_full + 8 * stage
+    base: cute.Pointer
+    first: int
 
     def full_pointer(self, stage: Any = 0) -> cute.Pointer:
         """The *full* barrier of a stage, as copies take it."""
-        return cute.make_ptr(Int64, self.full(stage), cute.AddressSpace.smem, assumed_align=8)
+        return self.base + (self.first + stage)
+
+    def full(self, stage: Any = 0) -> Int32:
+        """Shared address of the *full* barrier of a stage."""
+        return self.full_pointer(stage).toint()
 
     def empty(self, stage: Any = 0) -> Int32:
         """Shared address of the *empty* barrier of a stage."""
-        return self.first_empty + 8 * stage
+        return (self.base + (self.first + self.edge.stages + stage)).toint()
 
     def start(self, stage: Int32 | int = 0) -> PipelineState:
         """The state of a role that begins with ``stage``."""
@@ -71,21 +71,21 @@ class Ring:
 
 
 @dataclass(frozen=True)
-class PointerRing(Ring):
-    """A ring that adds to a pointer for each address: the kernels of sm_100a and sm_120a. base: of all barriers of the
-    kernel; first: index of the ring's own first."""
+class AddressRing(Ring):
+    """A ring that keeps where its full and empty barriers start: fewer additions for each address than from a pointer,
+    and two registers more."""
 
-    base: cute.Pointer
-    first: int
+    first_full: Int32
+    first_empty: Int32
 
     def full(self, stage: Any = 0) -> Int32:
-        return self.full_pointer(stage).toint()
+        return self.first_full + 8 * stage
 
     def full_pointer(self, stage: Any = 0) -> cute.Pointer:
-        return self.base + (self.first + stage)
+        return cute.make_ptr(Int64, self.full(stage), cute.AddressSpace.smem, assumed_align=8)
 
     def empty(self, stage: Any = 0) -> Int32:
-        return (self.base + (self.first + self.edge.stages + stage)).toint()
+        return self.first_empty + 8 * stage
 
 
 @dataclass(frozen=True)
@@ -103,14 +103,14 @@ class Barriers:
 
 
 def make_barriers(graph: tuple[Edge, ...], base: cute.Pointer, *, addresses: bool = False) -> Barriers:
-    """Those of a graph, one after the other from ``base`` on; ``addresses``: where each ring starts is kept."""
-    rings, index = {}, first_barriers(graph)
-    for edge in graph:
+    """Those of a graph, one after the other from ``base`` on; ``addresses``: as :class:`AddressRing`."""
+    rings = {}
+    for name, first in first_barriers(graph).items():
+        edge = next(edge for edge in graph if edge.name == name)
+        rings[name] = Ring(edge, base, first)
         if addresses:
-            first = base.toint() + 8 * index[edge.name]
-            rings[edge.name] = Ring(edge, first, first + 8 * edge.stages)
-        else:
-            rings[edge.name] = PointerRing(edge, Int32(0), Int32(0), base, index[edge.name])
+            start = base.toint() + 8 * first
+            rings[name] = AddressRing(edge, base, first, start, start + 8 * edge.stages)
     return Barriers(**rings)
 
 
