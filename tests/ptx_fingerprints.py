@@ -226,8 +226,8 @@ def _quantizations() -> Iterator[tuple[str, Callable]]:
 
 
 def _packed() -> Iterator[tuple[str, Callable]]:
+    from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
     from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
-    from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
     from cute_nvfp4.ops.packed_launch import STREAM, WGMMA
     from cute_nvfp4.target import ARCHITECTURES
 

@@ -10,9 +10,9 @@ import torch
 
 from cute_nvfp4 import weight_layout
 from cute_nvfp4.kernels.gemm.arguments import PartialSums
+from cute_nvfp4.kernels.gemm.packed.stream_arguments import FewRows, StreamArguments
+from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90.arguments import PackedWeight
-from cute_nvfp4.kernels.gemm.sm90.stream_arguments import FewRows, StreamArguments
-from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops.checks import tensors
 from cute_nvfp4.ops.packed_launch import STREAM

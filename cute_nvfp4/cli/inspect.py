@@ -12,8 +12,10 @@ from .output import STDOUT, JsonOption, fail, shown_errors, stderr, stdout, writ
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from ..kernels.gemm.pipeline_graph import Edge
     from ..runtime.compile import CompiledKernel
     from ..runtime.inspection import Access, KernelReport
+    from ..target import Architecture
 
 # problems that stand for a kernel unless sizes are given: (m, n, k)
 _KERNELS = {"gemv": (7168, 1, 16384), "gemm": (128, 7168, 16384), "quantize": (8192, 1, 8192)}
@@ -129,24 +131,17 @@ def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[Compil
     from ..target import architecture
 
     target = architecture(arch)
+    if target.generation == "sm90":
+        return _compile_packed(target, m, n, k, batch)
     chosen = choose(GemmProblem(m, n, k, batch), target, target.sm_count)
     compiled, config = compile_gemm(chosen.config), chosen.config
     warps = target.generation == "sm120"
     architecture_plan, opcode, scales = (sm120, "OMMA", "LDS") if warps else (sm100, "UTCOMMA", "UTCCP")
     loop = innermost_loop(disassemble(compiled.cubin), opcode)
-    edges = {
-        edge.name: {
-            "producer": edge.producer,
-            "consumer": edge.consumer,
-            "full": str(edge.full),
-            "empty": str(edge.empty),
-        }
-        for edge in architecture_plan.pipelines(config)
-    }
     plan = {
         "shared_memory": architecture_plan.SharedPlan(config).arithmetic,
         "tensor_memory": "none" if warps else sm100.TensorPlan(config).arithmetic,
-        "pipelines": edges,
+        "pipelines": _edges(architecture_plan.pipelines(config)),
         "mma_loop": {
             "steps": 1 if warps else UNROLL,
             "instructions": loop.instructions,
@@ -157,6 +152,44 @@ def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[Compil
     return compiled, str(chosen), plan
 
 
+def _compile_packed(
+    target: Architecture, m: int, n: int, k: int, batch: int
+) -> tuple[CompiledKernel, str, dict[str, Any]]:
+    """The same of ``gemm`` with a prepared weight of n rows and x of m, in bfloat16."""
+    from ..kernels.gemm.packed.pipelines import stream_pipelines, wgmma_pipelines
+    from ..ops.packed_launch import STREAM, WGMMA
+    from ..planning.packed import PackedProblem, choose
+    from ..runtime.inspection import disassemble, innermost_loop
+
+    if batch != 1:
+        fail(f"l={batch} is not a problem of {target.name}: a prepared weight has one matrix, l=1", 2)
+    chosen = choose(PackedProblem(m=m, n=n, k=k), target, target.sm_count)
+    compiled, config = (STREAM if chosen.streams else WGMMA).compile(chosen.config), chosen.config
+    opcode = "HMMA" if chosen.streams else "HGMMA"
+    loop = innermost_loop(disassemble(compiled.cubin), opcode)
+    plan = {
+        "shared_memory": f"{config.ring_stages} stages of {config.stage_bytes} bytes",
+        "tensor_memory": "none",
+        "pipelines": _edges((stream_pipelines if chosen.streams else wgmma_pipelines)(config)),
+        "mma_loop": {
+            "steps": 1,
+            "instructions": loop.instructions,
+            "mmas": loop.count(opcode),
+            "shared_loads": loop.count("LDS"),
+        },
+    }
+    return compiled, str(chosen), plan
+
+
+def _edges(graph: tuple[Edge, ...]) -> dict[str, dict[str, str]]:
+    """The pipelines in words, by name."""
+    return {
+        edge.name: {"producer": edge.producer, "consumer": edge.consumer}
+        | {barrier: str(arrivals) for barrier, arrivals in edge.arrivals.items()}
+        for edge in graph
+    }
+
+
 def _show_plan(plan: dict[str, Any]) -> None:
     """Memory, and the arrivals that complete each phase of each barrier."""
     from rich.text import Text
@@ -165,16 +198,20 @@ def _show_plan(plan: dict[str, Any]) -> None:
     for name in ("shared_memory", "tensor_memory"):
         console.print(Text(f"{name.replace('_', ' ')}: {plan[name]}"), soft_wrap=True)
     loop = plan["mma_loop"]
+    others, name = (
+        ("scale_copies", "copies of scales") if "scale_copies" in loop else ("shared_loads", "loads of weights")
+    )
     console.print(
         Text(
             f"MMA loop: {loop['instructions'] / loop['steps']:g} instructions for a k-tile, of which "
-            f"{loop['mmas'] / loop['steps']:g} MMAs and {loop['scale_copies'] / loop['steps']:g} copies of scales"
+            f"{loop['mmas'] / loop['steps']:g} MMAs and {loop[others] / loop['steps']:g} {name}"
         ),
         soft_wrap=True,
     )
     for name, edge in plan["pipelines"].items():
         text = f"pipeline {name} ({edge['producer']} to {edge['consumer']}), arrivals that end a phase"
-        console.print(Text(f"{text}: full {edge['full']}; empty {edge['empty']}"), soft_wrap=True)
+        arrivals = "; ".join(f"{barrier} {edge[barrier]}" for barrier in ("full", "empty") if barrier in edge)
+        console.print(Text(f"{text}: {arrivals}"), soft_wrap=True)
 
 
 def _table(title: str, *columns: str, right: tuple[str, ...] = ()) -> Table:

@@ -214,7 +214,7 @@ def _group(plan: Plan, a: Any, b: Any, out: torch.Tensor) -> Group:
 
 
 def _table_row(group: Group, places: tuple[int, ...]) -> tuple[int, ...]:
-    """A row of the table on the device (``grouped_scheduler.ROW_WORDS``).
+    """A row of the table on the device (``GroupedConfig.words``).
 
     places: addresses of data and scales of A and of B, and of the output.
     """

@@ -9,12 +9,12 @@ import torch
 
 from ..formats import NVFP4
 from ..kernels.gemm.arguments import PartialSums
+from ..kernels.gemm.packed.stream_arguments import FewRows, StreamArguments
+from ..kernels.gemm.packed.stream_config import StreamConfig
+from ..kernels.gemm.packed.stream_config import can_implement as can_stream
 from ..kernels.gemm.sm90.arguments import Activations, Bias, PackedWeight, Result, WgmmaArguments
 from ..kernels.gemm.sm90.config import WgmmaConfig
 from ..kernels.gemm.sm90.config import can_implement as can_wgmma
-from ..kernels.gemm.sm90.stream_arguments import FewRows, StreamArguments
-from ..kernels.gemm.sm90.stream_config import StreamConfig
-from ..kernels.gemm.sm90.stream_config import can_implement as can_stream
 from ..operand import BlockScaledTensor, row_alignment, span_bytes
 from ..planning.packed import PackedProblem, choose
 from ..planning.packed_problem import helped_steps
@@ -191,7 +191,7 @@ def _wgmma(config: WgmmaConfig) -> Callable[..., Any]:
 
 
 def _stream(config: StreamConfig) -> Callable[..., Any]:
-    from ..kernels.gemm.sm90.stream import Stream
+    from ..kernels.gemm.packed.stream import Stream
 
     return Stream(config)
 

@@ -203,7 +203,7 @@ def _group(x: X, b: PreparedWeight, out: torch.Tensor) -> PackedGroup:
 
 
 def _table_row(group: PackedGroup, places: tuple[int, ...]) -> tuple[int, ...]:
-    """A row of the table on the device (``sm90.groups.Word``). places: addresses of weight, x and output."""
+    """A row of the table on the device (``GroupedWgmmaConfig.words``). places: addresses of weight, x and output."""
     weight, x, out = places
     return (group.x.rows, group.weight.rows, group.k, out, group.out.row_stride, weight, x, group.x.row_stride)
 

@@ -8,9 +8,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from ..errors import OperandError
+from ..kernels.gemm.packed.stream_config import StreamConfig
 from ..kernels.gemm.sm90.config import STAGE_TILES, TILE_N, WgmmaConfig
 from ..kernels.gemm.sm90.config import can_implement as can_wgmma
-from ..kernels.gemm.sm90.stream_config import StreamConfig
 from ..runtime.bounded import remembered
 from ..target import Architecture
 from ..weight_layout import DTYPES, PACKINGS, tiles

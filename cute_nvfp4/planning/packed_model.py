@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..kernels.gemm.packed.stream_config import StreamConfig
 from ..kernels.gemm.sm90.config import STAGE_TILES, WgmmaConfig
-from ..kernels.gemm.sm90.stream_config import StreamConfig
 from ..weight_layout import TILE_K, TILE_ROWS, tiles
 from . import sm120_model
 from .packed_problem import PackedPlan, PackedProblem, helped_steps, tile_count

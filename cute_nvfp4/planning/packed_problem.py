@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import OperandTypeError, explain
+from ..kernels.gemm.packed.stream_config import StreamConfig
+from ..kernels.gemm.packed.stream_config import can_implement as can_stream
 from ..kernels.gemm.sm90.config import MMA_ROWS, STAGE_TILES, WgmmaConfig
 from ..kernels.gemm.sm90.config import can_implement as can_wgmma
-from ..kernels.gemm.sm90.stream_config import StreamConfig
-from ..kernels.gemm.sm90.stream_config import can_implement as can_stream
 from ..weight_layout import TILE_K, packed_rows
 from ..weight_layout import tiles as packed_tiles
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from ..kernels.gemm.config import TILING
 from ..kernels.gemm.limits import can_implement as can_gemm
+from ..kernels.gemm.packed.stream_config import StreamConfig
 from ..kernels.gemm.sm90.config import WgmmaConfig
-from ..kernels.gemm.sm90.stream_config import StreamConfig
 from ..target import Architecture
 from .gemm_problem import GemmProblem, Plan, can_run
 from .packed_problem import TILING as PACKED_TILING

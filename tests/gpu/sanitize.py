@@ -42,9 +42,9 @@ from cute_nvfp4 import (
     silu_mul_quantize,
     simulating,
 )
+from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
-from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.runtime import driver
 

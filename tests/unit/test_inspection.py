@@ -223,6 +223,18 @@ def test_inspect_gemm_on_sm_120a() -> None:
     assert (plan["mma_loop"]["steps"], plan["mma_loop"]["mmas"], plan["mma_loop"]["scale_copies"]) == (1, 8, 8)
 
 
+@pytest.mark.parametrize("m, edges", [("128", {"operands", "partials"}), ("4", {"operands"})])
+def test_inspect_gemm_on_sm_90a(m: str, edges: set[str]) -> None:
+    """A prepared weight's kernel, with WGMMA or streaming."""
+    arguments = ["inspect", "gemm", "--arch", "sm_90a", "--m", m, "--n", "512", "--k", "1024"]
+    plan = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)["plan"]
+    assert set(plan["pipelines"]) == edges and "= 2, " in plan["pipelines"]["operands"]["full"]
+    assert plan["mma_loop"]["mmas"] >= 4 and plan["mma_loop"]["shared_loads"] > 0
+    text = CliRunner().invoke(app, arguments).output
+    assert "pipeline operands (load to mma)" in text and "loads of weights" in text
+    assert CliRunner().invoke(app, [*arguments, "--l", "2"]).exit_code == 2
+
+
 def test_inspect_shows_the_quantization_kernel() -> None:
     """4/6 compiles to more arithmetic than one candidate, and the configuration says what was asked for."""
     found = {}

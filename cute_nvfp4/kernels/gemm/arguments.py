@@ -114,7 +114,7 @@ class Group(NamedTuple):
 
 
 class GroupTable(NamedTuple):
-    """Groups in global memory: ``count`` rows of ``grouped_scheduler.ROW_WORDS``, and a place for their tensor maps."""
+    """Groups in global memory: ``count`` rows of ``GroupedConfig.words``, and a place for their tensor maps."""
 
     rows: Pointer = Pointer("Int64", MAP_BYTES)
     count: Scalar = INT32

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -21,31 +20,12 @@ from ...scale_layout import ATOM_ROWS
 from ..arith import ceil_div
 from .arguments import MAP_BYTES, GroupedArguments
 from .epilogue import OUT_TYPES, EpilogueFunction, OutputMatrix, Result, group_alpha
-from .grouped_config import MAPS, WINDOW, GroupedConfig
+from .grouped_config import WINDOW, GroupedConfig, GroupTableConfig
 from .grouped_scheduler import GroupedScheduler, GroupSizes, Table, tiles_of
 from .operand_source import OperandMaps, Origin, Origins, address_of_map, map_pointer
 from .tile_scheduler import cta_place
 
 LAST = WINDOW - 1
-
-
-class Word(IntEnum):
-    """The int64 words of a group in global memory."""
-
-    M = 0
-    N = 1
-    K = 2
-    OUT = 3
-    STRIDE = 4
-    A_DATA = 5
-    A_ROW_STRIDE = 6
-    A_SCALE = 7
-    B_DATA = 8
-    B_ROW_STRIDE = 9
-    B_SCALE = 10
-
-
-ROW_WORDS = len(Word)
 
 
 @cute.jit
@@ -108,12 +88,15 @@ def clamped(first_group: Int32 | int, bad: Boolean, end: Int32, rows: Int32, bef
 
 @dataclass(frozen=True)
 class GroupSource:
-    """What the sources have in common. m, n: sizes of the one problem that ``ContiguousRows`` deals from."""
+    """What the sources have in common: the columns of their table, and the words of a group, are the configuration's.
 
-    config: GroupedConfig
-    arguments: GroupedArguments
-    m: Int32
-    n: Int32
+    rounds: less than so many rounds of work tiles lie between two of a CTA.
+    """
+
+    rounds: ClassVar[int] = 1
+
+    config: GroupTableConfig
+    arguments: Any
     table: Table | None = None
 
     @property
@@ -124,10 +107,20 @@ class GroupSource:
         """The same, with the table at a shared address."""
         return replace(self, table=Table(self.config, address))
 
-    def enter(self, group: Int32, values: dict[str, Any], m: Int32, n: Int32, total: Int32) -> Int32:
-        """``enter`` of groups of m by n."""
+    def tiles(self, m: Int32, n: Int32) -> Int32:
+        """Work tiles of a group of m by n."""
         rest_m, rest_n = tiles_of(self.config, m, n)
-        return enter(self.table, group, values, rest_m * rest_n, total)
+        return rest_m * rest_n
+
+    def k_tiles_of(self, k: Int32) -> Int32:
+        """k-tiles of a group."""
+        return ceil_div(k, self.config.tile_k)
+
+    def enter(self, group: Int32, sizes: tuple[Int32, ...], longs: Sequence[Int64], total: Int32) -> Int32:
+        """``enter`` of listed groups. sizes: m, n, k; longs: columns of 8 bytes."""
+        m, n, k = sizes
+        values = {"m": m, "n": n, "k_tiles": self.k_tiles_of(k)} | dict(zip(self.config.columns.longs, longs))
+        return enter(self.table, group, values, self.tiles(m, n), total)
 
     def wait(self) -> None:
         """Before the first load."""
@@ -176,42 +169,41 @@ class GroupSource:
 class ParameterMaps(GroupSource):
     """A list of problems; ``addresses``: of the maps of each."""
 
-    addresses: tuple[OperandMaps, ...] = ()
+    addresses: tuple[Sequence[Int64], ...] = ()
+
+    def words_of(self, group: Any) -> tuple[Int32 | Int64, ...]:
+        """m, n, k of a problem, and its columns of 8 bytes but the maps."""
+        return group.m, group.n, group.k, group.out.toint(), group.stride
 
     def fill(self) -> None:
         """One warp writes the table."""
         groups = zip(self.arguments.groups, self.addresses)
-        columns = [(x.m, x.n, x.k, x.out.toint(), x.stride, *addresses) for x, addresses in groups]
-        m, n, k, *longs = of_lane(columns)
-        values = {"m": m, "n": n, "k_tiles": ceil_div(k, self.config.tile_k)}
-        values |= dict(zip(("out", "stride", *MAPS), longs))
-        self.table.write("total", 0, self.enter(cute.arch.lane_idx(), values, m, n, Int32(0)))
+        m, n, k, *longs = of_lane([(*self.words_of(group), *addresses) for group, addresses in groups])
+        self.table.write("total", 0, self.enter(cute.arch.lane_idx(), (m, n, k), longs, Int32(0)))
 
-    def maps(self, group: Int32) -> OperandMaps:
-        return OperandMaps(*(self.table.read(column, group) for column in MAPS))
+    def maps(self, group: Int32) -> list[Int64]:
+        """Addresses of the maps of a group."""
+        return [self.table.read(column, group) for column in self.config.tensor_maps]
 
 
 @dataclass(frozen=True)
 class WorkspaceMaps(GroupSource):
-    """Rows of ``ROW_WORDS`` in global memory; the maps of each group lie one after the other beside them."""
+    """Rows of ``config.words`` in global memory; the maps of each group lie one after the other beside them."""
 
     @cute.jit
     def fill(self):
         """One warp writes the table."""
-        groups = self.arguments.groups
-        rows = cute.make_tensor(groups.rows, cute.make_layout((ROW_WORDS, groups.count)))
+        groups, count = self.arguments.groups, 3 + len(self.config.columns.longs)
+        rows = cute.make_tensor(groups.rows, cute.make_layout((len(self.config.words), groups.count)))
         lane = cute.arch.lane_idx()
         total = Int32(0)
         for window in cutlass.range(self.config.capacity // WINDOW, unroll=1):
             group = window * WINDOW + lane
-            m, n, k, out, stride = Int64(0), Int64(0), Int64(0), Int64(0), Int64(0)
+            words = [Int64(0)] * count
             if group < groups.count:
-                m, n, k = rows[Word.M, group], rows[Word.N, group], rows[Word.K, group]
-                out, stride = rows[Word.OUT, group], rows[Word.STRIDE, group]
-            m, n = Int32(m), Int32(n)
-            k_tiles = ceil_div(Int32(k), self.config.tile_k)
-            values = {"m": m, "n": n, "k_tiles": k_tiles, "out": out, "stride": stride}
-            total = self.enter(group, values, m, n, total)
+                words = [rows[i, group] for i in range(count)]
+            sizes = tuple(Int32(word) for word in words[:3])
+            total = self.enter(group, sizes, words[3:], total)
         self.table.write("total", 0, total)
 
     def wait(self) -> None:
@@ -219,26 +211,30 @@ class WorkspaceMaps(GroupSource):
         cute.arch.griddepcontrol_wait()
 
     def first_map(self, group: Int32) -> Int64:
-        return self.arguments.groups.maps.toint() + Int64(group) * (len(MAPS) * MAP_BYTES)
+        """The address of the first map of a group."""
+        return self.arguments.groups.maps.toint() + Int64(group) * (len(self.config.tensor_maps) * MAP_BYTES)
 
-    def maps(self, group: Int32) -> OperandMaps:
-        return OperandMaps(*(self.first_map(group) + i * MAP_BYTES for i in range(len(MAPS))))
+    def maps(self, group: Int32) -> list[Int64]:
+        """Addresses of the maps of a group."""
+        return [self.first_map(group) + i * MAP_BYTES for i in range(len(self.config.tensor_maps))]
 
     @cute.jit
     def acquire(self, group: Int32, cursor: Int32, workers: Int32):
         """Lets this warp's copies see a group's maps, which the kernel before wrote, when it meets the group first."""
         start = self.table.read("start", group)
-        if cursor - start < workers:
+        if cursor - start < self.rounds * workers:
             first = self.first_map(group)
-            for i in cutlass.range_constexpr(len(MAPS)):
+            for i in cutlass.range_constexpr(len(self.config.tensor_maps)):
                 cpasync.fence_tma_desc_acquire(map_pointer(first + i * MAP_BYTES, cute.AddressSpace.gmem))
 
 
 @dataclass(frozen=True)
 class ContiguousRows(GroupSource):
     """Groups are consecutive rows of A, or of B (``config.ragged``), by their offsets; of the other each has a matrix.
-    k_tiles: of every group, as the scheduler knows them."""
+    m, n: sizes of the one problem that they are dealt from; k_tiles: of every group, as the scheduler knows them."""
 
+    m: Int32 | None = None
+    n: Int32 | None = None
     k_tiles: Int32 | None = None
 
     def with_k_tiles(self) -> ContiguousRows:
@@ -265,7 +261,7 @@ class ContiguousRows(GroupSource):
             through = sums_to(own_atoms)
             values = {"rows": size, "row": window.start, "atom": atom + through - own_atoms}
             atom = atom + cute.arch.shuffle_sync(through, LAST)
-            total = self.enter(group, values, *self.with_rows(size), total)
+            total = enter(self.table, group, values, self.tiles(*self.with_rows(size)), total)
         self.table.write("total", 0, total)
         x, y, z = cute.arch.block_idx()
         if (x == 0) & (y == 0) & (z == 0) & (lane == 0):
@@ -297,6 +293,8 @@ def make_group_source(
 ) -> GroupSource:
     """The source of ``config``. m, n: sizes of the problem whose copies the kernel has; atoms: the copies of all."""
     if config.maps == "parameters":
-        addresses = tuple(OperandMaps(*map(address_of_map, maps)) for maps in atoms)
-        return ParameterMaps(config, arguments, m, n, addresses=addresses)
-    return (WorkspaceMaps if config.maps == "workspace" else ContiguousRows)(config, arguments, m, n)
+        addresses = tuple(tuple(map(address_of_map, maps)) for maps in atoms)
+        return ParameterMaps(config, arguments, addresses=addresses)
+    if config.maps == "workspace":
+        return WorkspaceMaps(config, arguments)
+    return ContiguousRows(config, arguments, m=m, n=n)

@@ -23,7 +23,7 @@ from cutlass.memory import SmemAllocator
 
 from ...scale_layout import ATOM_ROWS
 from .arguments import MAP_BYTES, Group, GroupedArguments, GroupOffsets, GroupTable, Operand
-from .group_source import ROW_WORDS, GroupSource, Word, make_group_source
+from .group_source import GroupSource, make_group_source
 from .grouped_config import MAPS, GroupedConfig
 from .operand_source import OperandMaps, map_pointer
 from .operands import ELEMENT_TYPES, Loads, OperandLoad, data_tensor, scale_tensor
@@ -112,17 +112,18 @@ class GroupedGemm:
         cute.arch.griddepcontrol_launch_dependents()
         cfg = self.config
         group, _, _ = cute.arch.block_idx()
-        row = cute.make_tensor(groups.rows + Int64(group) * ROW_WORDS, cute.make_layout(ROW_WORDS))
-        k = Int32(row[Word.K])
+        count = len(cfg.words)
+        row = cute.make_tensor(groups.rows + Int64(group) * count, cute.make_layout(count))
+        k = Int32(row[cfg.words.index("k")])
         shared = SmemAllocator().allocate_array(Int64, len(MAPS) * MAP_BYTES // 8, byte_alignment=MAP_BYTES)
         sides = (
-            (loads.a[0], cfg.a_format, Word.M, Word.A_DATA, Word.A_ROW_STRIDE, Word.A_SCALE),
-            (loads.b[0], cfg.b_format, Word.N, Word.B_DATA, Word.B_ROW_STRIDE, Word.B_SCALE),
+            (loads.a[0], cfg.a_format, "m", "a"),
+            (loads.b[0], cfg.b_format, "n", "b"),
         )
         number = 0
-        for load, fmt, rows, data, row_stride, scale in sides:
-            words = row[data], row[row_stride], row[scale]
-            operand = operand_of_group(ELEMENT_TYPES[fmt], *words, Int32(row[rows]))
+        for load, fmt, rows, side in sides:
+            words = [row[cfg.words.index(f"{side}_{word}")] for word in ("data", "row_stride", "scale")]
+            operand = operand_of_group(ELEMENT_TYPES[fmt], *words, Int32(row[cfg.words.index(rows)]))
             tensors = (data_tensor(operand, k, False), scale_tensor(operand, k, Int32(1), cfg.kind.block, False))
             for copy, tensor in zip((load.data, load.scales), tensors):
                 place = shared + number * (MAP_BYTES // 8)

@@ -41,9 +41,15 @@ class Columns(NamedTuple):
 @dataclass(frozen=True, kw_only=True)
 class GroupTableConfig:
     """Where the columns of the table are: those of ``tables[maps]``, each for ``capacity`` groups; those of 8 bytes
-    first, and last the number of work tiles ("total")."""
+    first, and last the number of work tiles ("total").
+
+    tensor_maps: of a group. words: the int64 words of a group in global memory, from which another kernel makes its
+    tensor maps: sizes, then the columns of 8 bytes of the table, then what only the maps need.
+    """
 
     tables: ClassVar[dict[str, Columns]]
+    tensor_maps: ClassVar[tuple[str, ...]]
+    words: ClassVar[tuple[str, ...]]
 
     maps: str
     capacity: int
@@ -82,6 +88,11 @@ class GroupedConfig(GroupTableConfig, GemmConfig):
         "workspace": Columns(_SIZES, ("out", "stride")),
         "shared": Columns(("start", "rows", "row", "atom"), ()),
     }
+    tensor_maps: ClassVar[tuple[str, ...]] = MAPS
+    words: ClassVar[tuple[str, ...]] = (
+        *("m", "n", "k", "out", "stride"),
+        *("a_data", "a_row_stride", "a_scale", "b_data", "b_row_stride", "b_scale"),
+    )
 
     store: str = "direct"
     maps: str = "parameters"

@@ -34,14 +34,24 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class Edge:
-    """``stages`` buffers between two roles."""
+    """``stages`` buffers between two roles. ``empty`` is None where each is filled once, and nobody waits for it."""
 
     name: str
     producer: str
     consumer: str
     stages: int
     full: Arrivals
-    empty: Arrivals
+    empty: Arrivals | None
+
+    @property
+    def barriers(self) -> int:
+        """mbarriers of all stages."""
+        return self.stages * (1 if self.empty is None else 2)
+
+    @property
+    def arrivals(self) -> dict[str, Arrivals]:
+        """What completes a phase of each kind of barrier."""
+        return {"full": self.full} | ({} if self.empty is None else {"empty": self.empty})
 
 
 @dataclass(frozen=True)
@@ -106,13 +116,18 @@ def pipeline_graph(config: GemmConfig, rings: Rings) -> tuple[Edge, ...]:
                 Arrivals(((f"epilogue warps of {others} other CTA(s) along K", others * rings.epilogue_warps),)),
             )
         )
+    return checked(edges)
+
+
+def checked(edges: list[Edge]) -> tuple[Edge, ...]:
+    """The graph of ``edges``, whose counts barriers can hold."""
     for edge in edges:
         _check(edge)
     return tuple(edges)
 
 
 def _check(edge: Edge) -> None:
-    for what, arrivals in (("full", edge.full), ("empty", edge.empty)):
+    for what, arrivals in edge.arrivals.items():
         if not 1 <= arrivals.count <= MAX_ARRIVALS or arrivals.tx_bytes > MAX_ARRIVALS:
             expected = f"1 to {MAX_ARRIVALS} of each"
             raise ValueError(explain(f"{what} barrier of {edge.name}", got=str(arrivals), expected=expected))
@@ -120,9 +135,9 @@ def _check(edge: Edge) -> None:
 
 def barrier_words(graph: tuple[Edge, ...]) -> int:
     """mbarriers of all edges, 8 bytes each."""
-    return sum(2 * edge.stages for edge in graph)
+    return sum(edge.barriers for edge in graph)
 
 
 def first_barriers(graph: tuple[Edge, ...]) -> dict[str, int]:
-    """Index of the first barrier of each edge: its *full* ones, one a stage, and then as many *empty* ones."""
+    """Index of the first barrier of each edge: its *full* ones, one a stage, then the *empty* ones."""
     return {edge.name: barrier_words(graph[:i]) for i, edge in enumerate(graph)}

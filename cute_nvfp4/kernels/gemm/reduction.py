@@ -117,7 +117,7 @@ class WorkspaceExchange(Exchange):
         """Writes an epilogue tile of this CTA's sums to its slot."""
         slot = self.slot(self.scheduler.place.worker)
         for p, j, offset in self.quads(column):
-            target = _quad(slot + offset)
+            target = quad(slot + offset)
             for i in range(FLOATS):
                 target[i] = values[p][j + i]
 
@@ -129,11 +129,12 @@ class WorkspaceExchange(Exchange):
 
     def _add_slot(self, slot: Int64, column: int, values: list[cute.Tensor]) -> None:
         for p, j, offset in self.quads(column):
-            source = _quad(slot + offset)
+            source = quad(slot + offset)
             for i in range(FLOATS):
                 values[p][j + i] = values[p][j + i] + source[i]
 
 
-def _quad(address: Int64) -> cute.Tensor:
+def quad(address: Int64) -> cute.Tensor:
+    """Four neighbours of a slot in global memory."""
     pointer = cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=16)
     return cute.make_tensor(pointer, cute.make_layout(FLOATS))

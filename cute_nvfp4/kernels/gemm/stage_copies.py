@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -11,11 +11,12 @@ from cutlass import Int16, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from ...ptx import mbarrier
-from .barriers import Barriers
+from .barriers import PipelineState, Ring
 from .operand_source import Origin
 from .operands import OperandLoad, TmaCopy
 from .problem import Problem, Scheduler
-from .tile_scheduler import CtaPlace, WorkTile
+from .stage_loader import fill_stages
+from .tile_scheduler import CtaPlace, CursorRange, WorkTile
 
 
 @dataclass(frozen=True)
@@ -84,37 +85,53 @@ def issue(copies: list[StageCopy], k_tile: Int32, stage: Int32, full: cute.Point
         cute.copy(copy.atom, copy.source[None, k_tile], copy.target[None, stage], tma_bar_ptr=full, **options)
 
 
-class StageLoader(Protocol):
-    """What an architecture's loading warp knows: where its CTA is, and the copies of each stage of a work tile."""
+@dataclass(frozen=True)
+class TmaCopies:
+    """The copies of the stages of a work tile whose operands come by TMA, as ``stage_loader`` asks for them."""
+
+    copies: list[StageCopy]
+    steps: CursorRange
+    place: CtaPlace
+    stride: ClassVar[int] = 0
+
+    @cute.jit
+    def acquire(self, ring: Ring, at: PipelineState, step: Int32, filled: Int32):
+        """Waits until the stage is empty."""
+        # the first round of stages is free: a wait takes 50 cycles, and all of them come before the last MMA
+        if filled >= ring.edge.stages:
+            mbarrier.wait(ring.empty(at.stage), at.phase ^ 1)
+
+    @cute.jit
+    def start(self, ring: Ring, stage: Int32, step: Int32):
+        """Starts the copies of a stage; the even CTA of a pair announces the bytes of both."""
+        full = ring.full_pointer(stage)
+        if self.place.v == 0:
+            with cute.arch.elect_one():
+                ring.announce(stage)
+        issue(self.copies, step, stage, full)
+
+
+class TmaLoader:
+    """What the loading warps of sm_100a and sm_120a have in common."""
 
     place: CtaPlace
+    problem: Problem
 
-    def copies(self, work: WorkTile) -> list[StageCopy]: ...
+    def stage_copies(self, work: WorkTile) -> list[StageCopy]:
+        """The copies of each stage of a work tile."""
+        raise NotImplementedError
 
+    def copies(self, tile: WorkTile, cursor: Int32) -> TmaCopies:
+        """Those of a work tile."""
+        self.problem.acquire(tile.batch, cursor, self.place.workers)
+        return TmaCopies(self.stage_copies(tile), CursorRange(tile.k_first, tile.k_first + tile.k_count), self.place)
 
-@cute.jit
-def fill_stages(loader: StageLoader, barriers: Barriers, scheduler: Scheduler, problem: Problem):
-    """The loop of the loading warp."""
-    index, phase, filled = Int32(0), Int32(0), Int32(0)
-    problem.wait()
-    cursor, end = scheduler.range()
-    while cursor < end:
-        tile = scheduler.tile(cursor, end)
-        problem.acquire(tile.batch, cursor, loader.place.workers)
-        copies = loader.copies(tile)
-        for k_tile in cutlass.range(tile.k_first, tile.k_first + tile.k_count, unroll=1):
-            # the first round of stages is free: a wait takes 50 cycles, and all of them come before the last MMA
-            if filled >= barriers.operands.edge.stages:
-                mbarrier.wait(barriers.operands.empty(index), phase ^ 1)
-            filled += 1
-            full = barriers.operands.full_pointer(index)
-            if loader.place.v == 0:
-                with cute.arch.elect_one():
-                    mbarrier.expect_bytes(full.toint(), Int32(barriers.operands.edge.full.tx_bytes))
-            issue(copies, k_tile, index, full)
-            index, phase = barriers.operands.advance(index, phase)
-        cursor = scheduler.after(cursor, tile)
-    # commits of other CTAs may still be on their way to this one's barriers: all must come before it ends
-    for _ in cutlass.range(barriers.operands.edge.stages, unroll=1):
-        mbarrier.wait(barriers.operands.empty(index), phase ^ 1)
-        index, phase = barriers.operands.advance(index, phase)
+    @cute.jit
+    def fill(self, ring: Ring, scheduler: Scheduler):
+        """The loop of the loading warp."""
+        self.problem.wait()
+        at = fill_stages(self.copies, ring, scheduler)
+        # commits of other CTAs may still be on their way to this one's barriers: all must come before it ends
+        for _ in cutlass.range(ring.edge.stages, unroll=1):
+            mbarrier.wait(ring.empty(at.stage), at.phase ^ 1)
+            at = ring.advance(at)

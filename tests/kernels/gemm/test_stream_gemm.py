@@ -9,7 +9,7 @@ from packed_problems import run
 from stream_problems import Case, make
 
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
+from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.ops.packed_launch import STREAM
 from cute_nvfp4.planning.packed import PackedProblem, choose
 from cute_nvfp4.sim import adversarial

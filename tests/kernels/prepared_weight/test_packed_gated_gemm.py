@@ -24,11 +24,11 @@ from cute_nvfp4 import (
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import MXFP8, MXFP8_E5M2, NVFP4, Format
 from cute_nvfp4.kernels.gemm.gates import gelu_tanh
-from cute_nvfp4.kernels.gemm.sm90 import stream, stream_sums
+from cute_nvfp4.kernels.gemm.packed import stream, stream_sums
+from cute_nvfp4.kernels.gemm.packed.decode import product_alphas
+from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90 import wgmma as wgmma_kernel
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
-from cute_nvfp4.kernels.gemm.sm90.decode import product_alphas
-from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, choose
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES

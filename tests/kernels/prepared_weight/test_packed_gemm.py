@@ -22,8 +22,8 @@ from cute_nvfp4 import (
 )
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import MXFP8, MXFP8_E5M2, NVFP4, Format
+from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig, can_implement
-from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
 from cute_nvfp4.ops import packed_launch
 from cute_nvfp4.planning import packed
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, choose

@@ -15,7 +15,7 @@ from scratch_flags import keeping_flags, lowered
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.formats import NVFP4
-from cute_nvfp4.kernels.gemm.sm90.stream_config import StreamConfig
+from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.sim import Result
 from tests.kernels.prepared_weight import test_packed_gated_gemm as packed_gated

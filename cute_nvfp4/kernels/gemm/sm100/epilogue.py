@@ -168,8 +168,7 @@ def store_tiles(
     scheduler: Scheduler,
 ):
     """The loop of the epilogue warps."""
-    acc, acc_phase = Int32(0), Int32(0)
-    partial_phase = Int32(0)
+    acc, partial_phase = e.barriers.accumulators.start(), Int32(0)
     cursor, end = scheduler.range()
     while cursor < end:
         tile = scheduler.tile(cursor, end)
@@ -177,11 +176,11 @@ def store_tiles(
         result = results.of(tile.batch)
         if cutlass.const_expr(config.split_k > 1):
             divided.announce()
-        mbarrier.wait(e.barriers.accumulators.full(acc), acc_phase)
+        mbarrier.wait(e.barriers.accumulators.full(acc.stage), acc.phase)
         tcgen05.fence_after()
-        divided.store(e, result, at, acc, partial_phase, cursor, tile)
+        divided.store(e, result, at, acc.stage, partial_phase, cursor, tile)
         partial_phase = partial_phase ^ 1
-        acc, acc_phase = e.barriers.accumulators.advance(acc, acc_phase)
+        acc = e.barriers.accumulators.advance(acc)
         cursor = scheduler.after(cursor, tile)
     if cutlass.const_expr(config.store == "tma"):
         e.store.finish(e.warp)

@@ -18,7 +18,7 @@ from ..barriers import Barriers
 from ..config import GemmConfig
 from ..operands import Loads, SharedOperands
 from ..problem import Problem, Scheduler
-from ..stage_copies import Slot, StageCopy, data_copy, fill_stages, scale_copy
+from ..stage_copies import Slot, StageCopy, TmaLoader, data_copy, scale_copy
 from ..tile_scheduler import CtaPlace, WorkTile
 from .operands import make_mma, shared_operands
 
@@ -47,7 +47,7 @@ def multicast_masks(config: GemmConfig, place: CtaPlace) -> LoadMasks:
 
 
 @dataclass(frozen=True)
-class StageLoader:
+class MulticastLoader(TmaLoader):
     """What the loading warp needs for the copies of any work tile. part: this CTA's slice of the tiled MMA."""
 
     config: GemmConfig
@@ -58,7 +58,7 @@ class StageLoader:
     masks: LoadMasks
     problem: Problem
 
-    def copies(self, work: WorkTile) -> list[StageCopy]:
+    def stage_copies(self, work: WorkTile) -> list[StageCopy]:
         """The copies of each stage of a work tile."""
         config, part, shared, copies = self.config, self.part, self.shared, []
         (cm, cn), ctas, place, masks = config.cluster, config.ctas, self.place, self.masks
@@ -87,5 +87,5 @@ def load(
     """The loop of the loading warp."""
     mma, place = make_mma(config), scheduler.place
     part, shared = mma.get_slice(place.v), shared_operands(config, mma, base)
-    loader = StageLoader(config, loads, shared, part, place, multicast_masks(config, place), problem)
-    fill_stages(loader, barriers, scheduler, problem)
+    loader = MulticastLoader(config, loads, shared, part, place, multicast_masks(config, place), problem)
+    loader.fill(barriers.operands, scheduler)

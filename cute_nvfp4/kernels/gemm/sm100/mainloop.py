@@ -188,29 +188,29 @@ def multiply(
     multicast = config.cluster[0] * config.cluster[1] > 1
     first_empty = barriers.operands.empty()
     to_full = barriers.operands.full() - first_empty
-    index, phase = Int32(0), Int32(0)
-    acc, acc_phase = Int32(0), Int32(0)
+    at, acc = barriers.operands.start(), barriers.accumulators.start()
     cursor, end = scheduler.range()
     while cursor < end:
         tile = scheduler.tile(cursor, end)
         sfb_shift = first_column_of_sfb(config, tile.n)
-        mbarrier.wait(barriers.accumulators.empty(acc), acc_phase ^ 1, cluster=config.pair)
+        mbarrier.wait(barriers.accumulators.empty(acc.stage), acc.phase ^ 1, cluster=config.pair)
         tcgen05.fence_after()
-        accumulators = [tensor_base + tensors.tCtAcc[0, 0, 0, p, acc] for p in range(config.products)]
+        accumulators = [tensor_base + tensors.tCtAcc[0, 0, 0, p, acc.stage] for p in range(config.products)]
         accumulate = Int32(0)
         for _ in cutlass.range(tile.k_count, unroll=UNROLL):
-            empty = first_empty + index * 8
-            mbarrier.wait(empty + to_full, phase)
+            empty = first_empty + at.stage * 8
+            mbarrier.wait(empty + to_full, at.phase)
             with cute.arch.elect_one():
-                stage = descriptors.stage(tensors.tCrA[0][0, 0, 0, index])
+                stage = descriptors.stage(tensors.tCrA[0][0, 0, 0, at.stage])
                 copy_scales(config, tensors, stage, columns)
                 for k in cutlass.range_constexpr(config.blocks_k):
                     first = accumulate if k == 0 else 1
                     issue_k_block(config, tensors, stage, k, columns, accumulators, sfb_shift, first)
                 tcgen05.commit(empty, group=config.ctas, mask=masks.readers if multicast else None)
             accumulate = Int32(1)
-            index, phase = barriers.operands.advance(index, phase)
+            at = barriers.operands.advance(at)
         with cute.arch.elect_one():
-            tcgen05.commit(barriers.accumulators.full(acc), group=config.ctas, mask=masks.mma if config.pair else None)
-        acc, acc_phase = barriers.accumulators.advance(acc, acc_phase)
+            full = barriers.accumulators.full(acc.stage)
+            tcgen05.commit(full, group=config.ctas, mask=masks.mma if config.pair else None)
+        acc = barriers.accumulators.advance(acc)
         cursor = scheduler.after(cursor, tile)

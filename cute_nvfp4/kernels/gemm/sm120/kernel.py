@@ -15,7 +15,6 @@ from ..output import thread_store
 from ..pipeline_graph import barrier_words
 from ..problem import Problem, Scheduler
 from ..shared_plan import SWIZZLE_BYTES
-from ..stage_copies import fill_stages
 from .epilogue import Epilogue, divided_k
 from .loader import TileLoader, shared_operands
 from .mainloop import make_accumulators, multiply
@@ -45,7 +44,7 @@ def run_warps(config: cutlass.Constexpr[GemmConfig], loads: Loads, problem: Prob
     scheduler = problem.scheduler()
     if warp == LOAD_WARP:
         loader = TileLoader(config, loads, shared_operands(config, stages), scheduler.place, problem)
-        fill_stages(loader, barriers, scheduler, problem)
+        loader.fill(barriers.operands, scheduler)
     if warp < MMA_WARPS:
         multiply_and_store(config, stages.toint(), barriers, scheduler, problem, warp)
 
@@ -66,10 +65,10 @@ def multiply_and_store(
     results = problem.results()
     divided = divided_k(epilogue, problem.partials, scheduler)
     acc = make_accumulators(config, tile)  # (RESULT, PAIR, HALF, MMA_M, PRODUCT)
-    index, phase = Int32(0), Int32(0)
+    at = barriers.operands.start()
     cursor, end = scheduler.range()
     while cursor < end:
         work = scheduler.tile(cursor, end)
-        index, phase = multiply(config, tile, barriers.operands, base, work, acc, index, phase)
+        at = multiply(config, tile, barriers.operands, base, work, acc, at)
         divided.store(epilogue, acc, work, results.of(work.batch), cursor)
         cursor = scheduler.after(cursor, work)

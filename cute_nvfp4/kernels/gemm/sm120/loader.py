@@ -15,7 +15,7 @@ from ..arguments import Operand
 from ..config import CTA_ROWS, GemmConfig
 from ..operands import Loads, OperandLoad, SharedOperands, TmaCopy, element_types
 from ..problem import Problem
-from ..stage_copies import Slot, StageCopy, data_copy, scale_copy
+from ..stage_copies import Slot, StageCopy, TmaLoader, data_copy, scale_copy
 from ..tile_scheduler import CtaPlace, WorkTile
 from .memory_plan import SharedPlan
 
@@ -48,7 +48,7 @@ def describe_operand(config: GemmConfig, which: int, operand: Operand, k: Int32,
 
 
 @dataclass(frozen=True)
-class TileLoader:
+class TileLoader(TmaLoader):
     """What the loading warp needs for the copies of any work tile."""
 
     config: GemmConfig
@@ -57,7 +57,7 @@ class TileLoader:
     place: CtaPlace
     problem: Problem
 
-    def copies(self, work: WorkTile) -> list[StageCopy]:
+    def stage_copies(self, work: WorkTile) -> list[StageCopy]:
         """The copies of each stage of a work tile."""
         config, shared, copies = self.config, self.shared, []
         alone = Slot(Int32(0), 1, Int16(0))

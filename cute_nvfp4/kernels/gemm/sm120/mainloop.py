@@ -13,7 +13,7 @@ from ....ptx import mbarrier
 from ....ptx.memory import load_shared
 from ....ptx.mma import ScaleWord, load_matrices, mma_block_scaled
 from ....scale_layout import ATOM_BYTES, ATOM_COLS
-from ..barriers import Ring
+from ..barriers import PipelineState, Ring
 from ..config import GemmConfig
 from ..shared_plan import StagePlan
 from ..tile_scheduler import WorkTile
@@ -55,15 +55,15 @@ class Multiplier:
     offsets: LaneOffsets
 
     def scale_words(self, stage: Int32, atom: int) -> tuple[list[Uint32], list[list[Uint32]]]:
-        """Of each A; of each B the halves."""
+        """The words of scales of each A, and of the halves of each B."""
         at = atom * ATOM_BYTES
         sfa = [load_shared(stage + x + at, 4)[0] for x in self.offsets.sfa]
         steps = [at + x * self.tile.sfb_step for x in range(self.tile.halves)]
         return sfa, [[load_shared(stage + x + step, 4)[0] for step in steps] for x in self.offsets.sfb]
 
     def fragments(self, stage: Int32, k: int) -> tuple[list, list]:
-        """Of each A [m_tile], four words; of each B [half][pair], two words, for k-block ``k``. Stages start where the
-        swizzle repeats, so that what it changes in an offset leaves them alone."""
+        """The fragments for k-block ``k``: of each A [m_tile], four words; of each B [half][pair], two words. Stages
+        start where the swizzle repeats, so that what it changes in an offset leaves them alone."""
         tile, a, b = self.tile, [], []
         for offset in self.offsets.a:
             a.append([load_matrices(stage + offset[k] + i * tile.a_step) for i in range(tile.m_tiles)])
@@ -131,14 +131,13 @@ def multiply(
     base: Int32,
     work: WorkTile,
     acc: cute.Tensor,
-    index: Int32,
-    phase: Int32,
-):
-    """Sums the k-tiles of a work tile in ``acc``; returns the next stage and its phase."""
+    at: PipelineState,
+) -> PipelineState:
+    """Sums the k-tiles of a work tile in ``acc``; returns the state after them."""
     clear(acc)
     multiplier = Multiplier(config, tile, ring, base, lane_offsets(config, tile, work.n))
     for _ in cutlass.range(work.k_count, unroll=1):
-        mbarrier.wait(ring.full(index), phase)
-        multiplier.multiply_stage(index, acc)
-        index, phase = ring.advance(index, phase)
-    return index, phase
+        mbarrier.wait(ring.full(at.stage), at.phase)
+        multiplier.multiply_stage(at.stage, acc)
+        at = ring.advance(at)
+    return at

@@ -18,7 +18,7 @@ THREADS = WARP * (MMA_WARPS + 1)
 
 @dataclass(frozen=True)
 class SharedPlan(shared_plan.SharedPlan):
-    """That of an ``mma.sync`` kernel: stages and barriers, and nothing else."""
+    """The shared memory of an ``mma.sync`` kernel: stages and barriers, and nothing else."""
 
     def graph(self, stages: int) -> tuple[Edge, ...]:
         return pipelines(self.config, stages)

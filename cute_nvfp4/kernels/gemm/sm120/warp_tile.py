@@ -83,7 +83,7 @@ class WarpTile:
         return self.m & 3
 
     def row(self, m_tile: int, half: int) -> Int32:
-        """Of the lane's results: row g (half 0) or g + 8 (half 1) of instruction ``m_tile``."""
+        """A row of the lane's results: row g (half 0) or g + 8 (half 1) of instruction ``m_tile``."""
         return (self.first_block + (2 * m_tile + half)) * BLOCK_ROWS + self.group * GROUP_ROWS + self.g
 
     @property

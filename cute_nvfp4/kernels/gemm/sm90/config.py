@@ -9,6 +9,7 @@ from ....errors import explain
 from ....target import ARCHITECTURES, Architecture
 from ....weight_layout import DTYPES, PACKINGS, TILE_K, TILE_ROWS, Packing
 from ..config import GATE_NAMES, OUT_BYTES
+from .schedules import schedule_of
 
 WARPGROUP = 128
 """Threads of a warpgroup."""
@@ -121,7 +122,7 @@ class WgmmaConfig:
 
     @property
     def threads(self) -> int:
-        """Those of a warpgroup whose first warps load, and of those that multiply."""
+        """Threads of a CTA: a warpgroup whose first warps load, and those that multiply."""
         return WARPGROUP * (self.warpgroups + 1)
 
     @property
@@ -130,17 +131,17 @@ class WgmmaConfig:
 
     @property
     def tile_bytes(self) -> int:
-        """Of packed tiles of a stage that are neighbours along K."""
+        """Bytes of the packed tiles of a stage that are neighbours along K."""
         return self.stage_tiles * self.weights.tile_bytes
 
     @property
     def weight_bytes(self) -> int:
-        """Of a stage."""
+        """Bytes of the packed tiles of a stage."""
         return self.tile_m * self.tile_bytes // TILE_ROWS
 
     @property
     def x_bytes(self) -> int:
-        """Of a stage."""
+        """Bytes of x in a stage."""
         return self.tile_n * self.stage_k * 2
 
     @property
@@ -180,29 +181,30 @@ class WgmmaConfig:
 
     @property
     def part_columns(self) -> int:
-        """Those that a warpgroup stores of a tile shared along K."""
+        """Columns that a warpgroup stores of a tile shared along K."""
         return self.tile_n // self.k_parts
 
     @property
-    def piece_columns(self) -> int:
-        """Those of which sums are received, and stored, together."""
+    def sums_columns(self) -> int:
+        """Columns of an epilogue tile: those of which sums are received, and stored, together."""
         return min(self.part_columns, self.epilogue_columns) if self.split_k > 1 else self.part_columns
 
     @property
-    def part_pieces(self) -> int:
-        return self.part_columns // self.piece_columns
+    def part_epilogue_tiles(self) -> int:
+        """Epilogue tiles of a warpgroup's columns of a tile shared along K."""
+        return self.part_columns // self.sums_columns
 
     @property
-    def pieces(self) -> int:
-        """Of a CTA."""
-        return self.k_groups * self.part_pieces if self.split_k > 1 else 0
+    def epilogue_tiles(self) -> int:
+        """Epilogue tiles of a CTA whose sums come from other CTAs."""
+        return self.k_groups * self.part_epilogue_tiles if self.split_k > 1 else 0
 
     @cached_property
     def most_stages(self) -> int:
         """Stages that fit into shared memory."""
         each = (self.arch.shared_bytes + RESERVED_SHARED) // self.ctas_per_sm - RESERVED_SHARED
         own = self.epilogue_bytes if self.k_groups == 1 else 0
-        kept = own + self.received_bytes + 8 * self.pieces + self.table_bytes
+        kept = own + self.received_bytes + 8 * self.epilogue_tiles + self.table_bytes
         room = each - kept - ALIGNMENT
         return min(room // (self.stage_bytes + 16), MAX_STAGES)
 
@@ -216,6 +218,10 @@ class WgmmaConfig:
 
 def can_implement(c: WgmmaConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
+    return _architecture(c) or _tile(c) or _schedule(c) or _output(c) or _stages(c)
+
+
+def _architecture(c: WgmmaConfig) -> str:
     if c.arch.generation not in ("sm90", "sm120"):
         return explain("architecture of packed weights", got=c.arch.name, expected="sm_90a, sm_120a or sm_121a")
     if c.arch.generation == "sm120" and (
@@ -225,46 +231,44 @@ def can_implement(c: WgmmaConfig) -> str:
         return explain(
             f"a plan for {c.arch.name}", got=got, expected="clusters of 1, 2 warpgroups, at most 128 columns"
         )
+    return ""
+
+
+def _tile(c: WgmmaConfig) -> str:
+    """Limits of registers, which a tile's columns take."""
     if c.tile_n not in TILE_N:
         return explain("tile_n", got=c.tile_n, expected=f"one of {', '.join(map(str, TILE_N))}")
-    if c.cluster_rows not in (1, 2, 4) or c.tile_n % (8 * c.cluster_rows):
-        return explain("cluster_rows", got=c.cluster_rows, expected=f"1, 2 or 4, at most {c.tile_n // 8}: tile_n / 8")
-    if c.split_k not in (1, 2, 4) or c.tile_n % (8 * c.k_parts):
-        return explain("split_k", got=c.split_k, expected=f"1, 2 or 4, at most {c.tile_n // 8}: tile_n / 8")
-    if c.k_groups > 1 and (c.k_groups != 2 or c.tile_n > {2: 128, 4: 64}.get(c.warpgroups, 0)):
-        got = f"{c.k_groups} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"
-        expected = "1, or 2 with 4 warpgroups, at most 64 columns, or 2 and at most 128"
-        return explain("k_groups", got=got, expected=expected)
-    if c.split_k > 1 and c.part_columns % c.piece_columns:
-        expected = f"a divisor of {c.tile_n} into multiples of {c.epilogue_columns}"
-        return explain("split_k", got=c.split_k, expected=expected)
-    if c.k_parts > 1 and (c.cluster_rows > 1 or c.scheduler == "stream_k"):
-        got = f"{c.split_k} and {c.k_groups} with cluster_rows {c.cluster_rows} and scheduler {c.scheduler}"
-        return explain("split_k and k_groups", got=got, expected="cluster_rows 1 and scheduler static or helped")
-    if c.overlap and ((c.split_k, c.k_groups, c.stage_tiles, c.scheduler) != (2, 1, 1, "static") or c.overlap > 2):
-        got = f"{c.overlap} with split_k {c.split_k}, k_groups {c.k_groups}, stages of {c.stage_tiles}, {c.scheduler}"
-        return explain("overlap", got=got, expected="0, or 1 or 2 with split_k 2, k_groups 1, stages of 1, static")
-    if c.overlap and c.part_columns % (16 * STAGE_TILES * c.overlap):
-        return explain("tile_n", got=c.tile_n, expected=f"a multiple of {32 * STAGE_TILES * c.overlap}")
-    if c.scheduler == "helped" and (c.cluster_rows > 1 or c.k_groups > 1 or c.ctas_per_sm > 1):
-        got = f"cluster_rows {c.cluster_rows}, k_groups {c.k_groups}, ctas_per_sm {c.ctas_per_sm}"
-        return explain("tiling with helpers", got=got, expected="1 of each")
-    if c.stage_tiles not in (1, STAGE_TILES):
-        return explain("stage_tiles", got=c.stage_tiles, expected=f"1 or {STAGE_TILES}")
+    if c.warpgroups not in (2, 3, 4):
+        return explain("warpgroups", got=c.warpgroups, expected="2, 3 or 4")
     if c.tile_n > 128 and c.warpgroups > 2:
         expected = "2: more have too few registers"
         return explain(f"warpgroups of tiles of {c.tile_n} columns", got=c.warpgroups, expected=expected)
     if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > 64)):
         got = f"{c.ctas_per_sm} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"
         return explain("ctas_per_sm", got=got, expected="1, or 2 with 2 warpgroups and at most 64 columns")
+    return ""
+
+
+def _schedule(c: WgmmaConfig) -> str:
+    schedule = schedule_of(c)
+    if schedule is None:
+        return explain("scheduler", got=repr(c.scheduler), expected="static, stream_k or helped")
+    return schedule.reason(c)
+
+
+def _output(c: WgmmaConfig) -> str:
     if c.gate not in ("", *GATE_NAMES):
         return explain("gate", got=repr(c.gate), expected=f"one of {', '.join(GATE_NAMES)}")
     if c.gate and c.bias:
         return explain("bias of a gated GEMM", got=c.bias, expected="none")
     if c.vector and OUT_BYTES[c.out] != 2:
         return explain("output stored in vectors", got=c.out, expected="float16 or bfloat16")
-    if c.warpgroups not in (2, 3, 4):
-        return explain("warpgroups", got=c.warpgroups, expected="2, 3 or 4")
+    return ""
+
+
+def _stages(c: WgmmaConfig) -> str:
+    if c.stage_tiles not in (1, STAGE_TILES):
+        return explain("stage_tiles", got=c.stage_tiles, expected=f"1 or {STAGE_TILES}")
     least = c.k_groups * (STAGE_TILES + 1 - c.stage_tiles) + 1
     if c.ring_stages < least:
         return explain("stages", got=c.ring_stages, expected=f"at least {least}: one is read ahead")

@@ -8,7 +8,6 @@ product: the pair of the first becomes the output's, and the slab has eight rows
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -21,13 +20,13 @@ from ....weight_layout import SLAB_ROWS
 from ..arguments import OUT_DTYPES
 from ..epilogue import device_scalar
 from ..gates import GATES
+from ..reduction import FLOATS, quad
 from ..tile_scheduler import StaticScheduler, WorkTile
 from .arguments import WgmmaArguments
 from .config import MMA_ROWS, WARPGROUP, WgmmaConfig
 from .exchange import ClusterSums
 
 WARP = 32
-FLOATS = 4
 VECTOR_BYTES = 16
 
 
@@ -85,8 +84,8 @@ class Epilogue:
 
     @cute.jit
     def share_tile(self, acc: cute.Tensor, tile: WorkTile):
-        """Stores this warpgroup's part of a tile that a cluster, or warpgroups, share along K, a piece as its sums
-        come."""
+        """Stores this warpgroup's part of a tile that a cluster, or warpgroups, share along K, an epilogue tile as its
+        sums come."""
         cfg = self.config
         self.sums.join(acc)
         if cutlass.const_expr(cfg.split_k > 1):
@@ -94,11 +93,11 @@ class Epilogue:
         for part in cutlass.range_constexpr(cfg.k_parts):
             if self.sums.part == part:
                 self.add_help(acc, tile, part)
-                for piece in cutlass.range_constexpr(cfg.part_pieces):
-                    begin = part * cfg.part_columns + piece * cfg.piece_columns
+                for index in cutlass.range_constexpr(cfg.part_epilogue_tiles):
+                    begin = part * cfg.part_columns + index * cfg.sums_columns
                     if cutlass.const_expr(cfg.split_k > 1):
                         self.sums.receive(acc, begin)
-                    self.store_tile(acc, tile, begin, begin + cfg.piece_columns)
+                    self.store_tile(acc, tile, begin, begin + cfg.sums_columns)
 
     @cute.jit
     def store_tile(self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]):
@@ -236,7 +235,7 @@ class Epilogue:
 
     def write_slot(self, acc: cute.Tensor, slot: Int64) -> None:
         for i in range(cute.size(acc) // FLOATS):
-            target = _quad(slot + i * (4 * FLOATS * WARPGROUP))
+            target = quad(slot + i * (4 * FLOATS * WARPGROUP))
             for j in range(FLOATS):
                 target[j] = acc[FLOATS * i + j]
 
@@ -317,8 +316,3 @@ def _store_half(target: cute.Pointer, word: Uint32) -> None:
     """Stores the low half of a word."""
     pointer = cute.recast_ptr(target, dtype=cutlass.Uint16)
     cute.make_tensor(pointer, cute.make_layout(1))[0] = word.to(cutlass.Uint16)
-
-
-def _quad(address: Any) -> cute.Tensor:
-    pointer = cute.make_ptr(Float32, address, cute.AddressSpace.gmem, assumed_align=16)
-    return cute.make_tensor(pointer, cute.make_layout(FLOATS))

@@ -2,8 +2,8 @@
 warpgroups of a CTA that do.
 
 Each stores its part of the tile's columns: the others send it their sums of them by st.async into slots of its own, and
-it adds them in the order of the slots, so that results repeat bit for bit. They come in pieces, each with a barrier of
-its own: one is stored while the next are under way. A CTA has one tile: nothing is used twice.
+it adds them in the order of the slots, so that results repeat bit for bit. They come in epilogue tiles, each with a
+barrier of its own: one is stored while the next are under way. A CTA has one tile: nothing is used twice.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from cutlass import Float32, Int32
 from ....ptx import mbarrier
 from ....ptx.cluster import remote_address, store_async
 from ....ptx.memory import load_shared_floats
+from ..barriers import Ring
 from .config import WARPGROUP, WgmmaConfig
 
 QUAD_COLUMNS = 8
@@ -30,12 +31,11 @@ ALL_BARRIER = 6
 @dataclass(frozen=True)
 class ClusterSums:
     """What a thread of a warpgroup needs: its ``part`` of K, the ``k_groups`` of a CTA having consecutive ones; shared
-    addresses of the first piece's barrier and of the slots, fp32 (4, THREAD, QUAD, WARPGROUP, SLOT), and of the first
-    stage."""
+    addresses of the slots, fp32 (4, THREAD, QUAD, WARPGROUP, SLOT), and of the first stage."""
 
     config: WgmmaConfig
     part: Int32
-    barriers: Int32
+    ring: Ring | None
     slots: Int32
     stages: Int32
     group: Int32
@@ -43,7 +43,7 @@ class ClusterSums:
 
     @property
     def rank(self) -> Int32:
-        """Of the CTA in the cluster."""
+        """The CTA's rank in the cluster."""
         return self.part // self.config.k_groups if self.config.k_groups > 1 else self.part
 
     def place(self, slot: Int32) -> Int32:
@@ -58,10 +58,9 @@ class ClusterSums:
     @cute.jit
     def announce(self):
         """One thread says how many bytes the others will send."""
-        pieces = self.config.pieces
         if (self.group == 0) & (self.thread == 0):
-            for piece in cutlass.range_constexpr(pieces):
-                mbarrier.expect_bytes(self.barriers + 8 * piece, Int32(self.config.received_bytes // pieces))
+            for index in cutlass.range_constexpr(self.config.epilogue_tiles):
+                self.ring.announce(index)
 
     @cute.jit
     def join(self, acc: cute.Tensor):
@@ -108,33 +107,35 @@ class ClusterSums:
     def send_to(self, acc: cute.Tensor, part: int) -> None:
         """Sends the warpgroup that has ``part`` its columns: to slot 0 if this one has the part after it, and so on."""
         cfg, columns, rank = self.config, self.config.part_columns, part // self.config.k_groups
-        slot, barrier = (self.rank - rank - 1) & (cfg.split_k - 1), self.barriers
+        slot, barrier = (self.rank - rank - 1) & (cfg.split_k - 1), self.ring.full()
         if cfg.k_groups > 1:
-            barrier = barrier + 8 * (part % cfg.k_groups) * cfg.part_pieces
+            barrier = barrier + 8 * (part % cfg.k_groups) * cfg.part_epilogue_tiles
         target, barriers = remote_address(self.place(slot), Int32(rank)), remote_address(barrier, Int32(rank))
         self._store(acc, part * columns, range(0, columns, QUAD_COLUMNS), target, barriers)
 
     def send_columns(self, acc: cute.Tensor, begin: int, end: int) -> None:
         """Sends the other of two CTAs some of the columns that it stores: the second half of ``acc``."""
         peer, columns = 1 - self.rank, range(begin, end, QUAD_COLUMNS)
-        target, barriers = remote_address(self.place(Int32(0)), peer), remote_address(self.barriers, peer)
+        target, barriers = remote_address(self.place(Int32(0)), peer), remote_address(self.ring.full(), peer)
         self._store(acc, self.config.part_columns, columns, target, barriers)
 
     def _store(self, acc: cute.Tensor, first: int, columns: range, target: Int32, barriers: Int32) -> None:
         for column in columns:
             values = [acc[(first + column) // 2 + i] for i in range(4)]
             place = target + column * (WARPGROUP * QUAD_BYTES // QUAD_COLUMNS)
-            store_async(place, values, barriers + column // self.config.piece_columns * 8)
+            store_async(place, values, barriers + column // self.config.sums_columns * 8)
 
     def receive(self, acc: cute.Tensor, begin: int) -> None:
-        """Makes the piece of the warpgroup's columns that starts at column ``begin`` of the tile sums over all of K."""
-        cfg, columns, piece = self.config, self.config.part_columns, self.config.piece_columns
+        """Makes the warpgroup's epilogue tile that starts at column ``begin`` of the work tile sums over all of K."""
+        cfg, columns = self.config, self.config.part_columns
         own = begin % columns
         k_group = begin // columns % cfg.k_groups
-        mbarrier.wait(self.barriers + (k_group * cfg.part_pieces + own // piece) * 8, Int32(0), cluster=True)
+        mbarrier.wait(
+            self.ring.full(k_group * cfg.part_epilogue_tiles + own // cfg.sums_columns), Int32(0), cluster=True
+        )
         for slot in range(cfg.split_k - 1):
             place = self.place(Int32(slot)) + own * (WARPGROUP * QUAD_BYTES // QUAD_COLUMNS)
-            self.add(acc, begin, place, piece)
+            self.add(acc, begin, place, cfg.sums_columns)
 
     def add(self, acc: cute.Tensor, begin: int, place: Int32, columns: int = 0) -> None:
         """Adds sums of some columns, or of a part's, from ``begin`` of the tile on."""

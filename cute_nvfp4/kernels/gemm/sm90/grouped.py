@@ -9,7 +9,8 @@ end of a group are the next one's, and are not stored.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import cutlass
@@ -23,9 +24,13 @@ from ....ptx import mbarrier
 from ....ptx.async_copy import copy_bulk
 from ....weight_layout import TILE_K, TILE_ROWS
 from ..arguments import MAP_BYTES
+from ..barriers import Ring
 from ..grouped_scheduler import Table
 from ..operand_source import address_of_map, map_pointer
 from ..operands import TmaCopy
+from ..packed.loaders import CopiesOf, StageOrder, XSlices, partition
+from ..packed.mainloop import Mainloop
+from ..stage_loader import OverwritingCopies, fill_stages
 from ..tile_scheduler import WorkTile
 from .arguments import Activations
 from .config import LOADING_WARPS, STAGE_TILES, WARPGROUP
@@ -33,9 +38,17 @@ from .epilogue import Epilogue
 from .exchange import ClusterSums
 from .grouped_arguments import GroupedWgmmaArguments, PackedGroupTable
 from .grouped_config import GroupedWgmmaConfig
-from .groups import ROW_WORDS, DealtRows, Groups, GroupScheduler, ParameterGroups, Word, WorkspaceGroups, arguments_of
-from .ring import Position, advance
-from .wgmma import TYPES, Memory, WgmmaGemm
+from .groups import (
+    GroupScheduler,
+    GroupTile,
+    PackedGroups,
+    PackedParameters,
+    PackedRows,
+    PackedWorkspace,
+    arguments_of,
+)
+from .products import TYPES
+from .wgmma import SharedMemory, WgmmaGemm
 
 WARP = 32
 
@@ -43,6 +56,77 @@ WARP = 32
 def matrix(data: cute.Pointer, rows: Int32, k: Int32, row_stride: Int64) -> cute.Tensor:
     """x (M, K)."""
     return cute.make_tensor(data, cute.make_layout((rows, k), stride=(cute.assume(row_stride, 8), 1)))
+
+
+def group_weight_copies(order: StageOrder, groups: PackedGroups, first: Int32) -> CopiesOf:
+    """Copies in bulk of the packed tiles of a work tile. first: shared address of the first stage's."""
+    cfg = order.config
+
+    def copies(tile: GroupTile, cursor: Int32) -> OverwritingCopies:
+        source, k_tiles, row_tiles = (f(tile.group) for f in (groups.weight, groups.k_tiles, groups.row_tiles))
+
+        def start(ring: Ring, stage: Int32, step: Int32) -> None:
+            full = ring.full(stage)
+            with cute.arch.elect_one():
+                mbarrier.expect_bytes(full, Int32(cfg.weight_bytes))
+                for i in range(cfg.tile_m // TILE_ROWS):
+                    # a row tile beyond the last: any bytes will do, its rows are not stored
+                    row_tile = cutlass.min(tile.m * (cfg.tile_m // TILE_ROWS) + i, row_tiles - 1)
+                    index = Int64(row_tile) * (k_tiles * STAGE_TILES) + step * cfg.stage_tiles
+                    target = first + stage * cfg.weight_bytes + i * cfg.tile_bytes
+                    copy_bulk(target, source + index * cfg.weights.tile_bytes, Int32(cfg.tile_bytes), full)
+
+        return OverwritingCopies(order.steps(tile), start)
+
+    return copies
+
+
+@dataclass(frozen=True)
+class GroupX:
+    """x of all groups: the copy of its boxes, and where they go, sX (box_rows, TILE_K, CHUNK)."""
+
+    order: StageOrder
+    groups: PackedGroups
+    x: TmaCopy
+    sX: cute.Tensor
+    workers: Int32
+
+    def copies(self, tile: GroupTile, cursor: Int32) -> OverwritingCopies:
+        """Copies by TMA of the boxes of a work tile."""
+        cfg, groups = self.order.config, self.groups
+        groups.acquire(tile.group, cursor, self.workers)
+        place = groups.x(tile.group)
+        gX = cute.local_tile(
+            cute.domain_offset((place.row + tile.x_row, 0), self.x.tensor), (cfg.box_rows, TILE_K), (None, None)
+        )  # (box_rows, TILE_K, REST_M, REST_K)
+        # ((atom, rest), CHUNK), ((atom, rest), REST_M, REST_K)
+        slices = partition(self.x, self.sX, gX)
+        start = partial(self.start, slices, place.tensor_map, tile.width, tile.width * (cfg.stage_k * 2))
+        return OverwritingCopies(self.order.steps(tile), start)
+
+    @cute.jit
+    def start(
+        self,
+        slices: XSlices,
+        tensor_map: cute.Pointer | None,
+        width: Int32,
+        num_bytes: Int32,
+        ring: Ring,
+        stage: Int32,
+        step: Int32,
+    ):
+        """Copies those boxes of a stage that the width of the tile covers."""
+        cfg, full = self.order.config, ring.full_pointer(stage)
+        boxes = cfg.tile_n // cfg.box_rows
+        options = {} if tensor_map is None else {"tma_desc_ptr": tensor_map}
+        with cute.arch.elect_one():
+            mbarrier.expect_bytes(full.toint(), num_bytes)
+        for box in cutlass.range_constexpr(boxes):
+            if box * cfg.box_rows < width:
+                for part in cutlass.range_constexpr(cfg.stage_tiles):
+                    source = slices.tXgX[None, box, step * cfg.stage_tiles + part]
+                    target = slices.tXsX[None, stage * (cfg.stage_tiles * boxes) + part * boxes + box]
+                    cute.copy(self.x.atom, source, target, tma_bar_ptr=full, **options)
 
 
 class GroupedWgmma(WgmmaGemm):
@@ -93,10 +177,12 @@ class GroupedWgmma(WgmmaGemm):
         """Each CTA, one warp, writes the map of a group: that of ``x`` with the group's address, sizes and stride."""
         cute.arch.griddepcontrol_launch_dependents()
         group, _, _ = cute.arch.block_idx()
-        words = cute.make_tensor(groups.rows + Int64(group) * ROW_WORDS, cute.make_layout(ROW_WORDS))
+        names = self.config.words
+        row = cute.make_tensor(groups.rows + Int64(group) * len(names), cute.make_layout(len(names)))
+        address, rows, k, row_stride = (row[names.index(name)] for name in ("x_data", "m", "k", "x_row_stride"))
         place = SmemAllocator().allocate_array(Int64, MAP_BYTES // 8, byte_alignment=MAP_BYTES)
-        data = cute.make_ptr(TYPES[self.config.dtype], words[Word.X_DATA], cute.AddressSpace.gmem, assumed_align=16)
-        tensor = matrix(data, Int32(words[Word.ROWS]), Int32(words[Word.K]), words[Word.X_ROW_STRIDE])
+        data = cute.make_ptr(TYPES[self.config.dtype], address, cute.AddressSpace.gmem, assumed_align=16)
+        tensor = matrix(data, Int32(rows), Int32(k), row_stride)
         with cute.arch.elect_one():
             cpasync.copy_tensormap(x.atom, place)
         cute.arch.sync_warp()
@@ -107,12 +193,12 @@ class GroupedWgmma(WgmmaGemm):
 
     def groups(
         self, x: TmaCopy, atoms: tuple[cute.CopyAtom, ...], arguments: GroupedWgmmaArguments, table: Table
-    ) -> Groups:
-        """Those of the form that the configuration says."""
+    ) -> PackedGroups:
+        """The groups, in the form that the configuration says."""
         if self.config.maps == "parameters":
-            maps = tuple(address_of_map(atom) for atom in (x.atom, *atoms))
-            return ParameterGroups(self.config, arguments, table, maps)
-        return (WorkspaceGroups if self.config.maps == "workspace" else DealtRows)(self.config, arguments, table)
+            maps = tuple((address_of_map(atom),) for atom in (x.atom, *atoms))
+            return PackedParameters(self.config, arguments, table, maps)
+        return (PackedWorkspace if self.config.maps == "workspace" else PackedRows)(self.config, arguments, table)
 
     @cute.kernel
     def kernel(self, x: TmaCopy, atoms: tuple[cute.CopyAtom, ...], arguments: GroupedWgmmaArguments):
@@ -121,10 +207,11 @@ class GroupedWgmma(WgmmaGemm):
         warp = cute.arch.make_warp_uniform(cute.arch.warp_idx())
         group = cute.arch.make_warp_uniform(warp // 4)
         memory = self.allocate()
+        operands = memory.operands
         table = SmemAllocator().allocate_array(Int64, cfg.table_bytes // 8, byte_alignment=16).toint()
         groups = self.groups(x, atoms, arguments, Table(cfg, table))
         if warp >= LOADING_WARPS:
-            self.initialise(memory, warp - LOADING_WARPS)
+            self.initialise(memory.barriers, warp - LOADING_WARPS)
         if warp == 1:
             cpasync.prefetch_descriptor(x.atom)
         elif warp == LOADING_WARPS:
@@ -136,92 +223,35 @@ class GroupedWgmma(WgmmaGemm):
         if group == 0:
             cute.arch.setmaxregister_decrease(24)
             if warp == 0:
-                self.load_weights(memory, scheduler)
+                fill_stages(group_weight_copies(self.order, groups, operands.weights), operands.ring, scheduler)
             elif warp == 1:
-                self.load_x(x, memory, scheduler)
+                chunks = cfg.ring_stages * cfg.stage_tiles * (cfg.tile_n // cfg.box_rows)
+                # (box_rows, TILE_K, CHUNK)
+                sX = cute.make_tensor(operands.sX.iterator, self.chunk_layout(chunks).outer)
+                groups.wait()
+                fill_stages(GroupX(self.order, groups, x, sX, workers).copies, operands.ring, scheduler)
         else:
             cute.arch.setmaxregister_increase(self.registers)
             self.multiply(memory, scheduler, group - 1, thread - WARPGROUP)
 
     @cute.jit
-    def load_weights(self, memory: Memory, scheduler: GroupScheduler):
-        """The loop of the warp that loads weights."""
-        cfg, groups = self.config, scheduler.groups
-        each = STAGE_TILES // cfg.stage_tiles
-        at = Position(Int32(0), Int32(0))
-        cursor, end = scheduler.range()
-        while cursor < end:
-            tile = scheduler.tile(cursor, end)
-            first, k_tiles = groups.weight(tile.group), groups.k_tiles(tile.group)
-            row_tiles = groups.row_tiles(tile.group)
-            for step in cutlass.range(tile.k_first * each, (tile.k_first + tile.k_count) * each, unroll=1):
-                mbarrier.wait_to_overwrite(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
-                full = memory.ring.full + 8 * at.stage
-                with cute.arch.elect_one():
-                    mbarrier.expect_bytes(full, Int32(cfg.weight_bytes))
-                    for i in cutlass.range_constexpr(cfg.tile_m // TILE_ROWS):
-                        # a row tile beyond the last: any bytes will do, its rows are not stored
-                        row_tile = cutlass.min(tile.m * (cfg.tile_m // TILE_ROWS) + i, row_tiles - 1)
-                        index = Int64(row_tile) * (k_tiles * STAGE_TILES) + step * cfg.stage_tiles
-                        target = memory.weights + at.stage * cfg.weight_bytes + i * cfg.tile_bytes
-                        copy_bulk(target, first + index * cfg.weights.tile_bytes, Int32(cfg.tile_bytes), full)
-                at = advance(cfg, at)
-            cursor = scheduler.after(cursor)
-
-    @cute.jit
-    def load_x(self, x: TmaCopy, memory: Memory, scheduler: GroupScheduler):
-        """The loop of the warp that loads x."""
-        cfg, groups = self.config, scheduler.groups
-        boxes = cfg.tile_n // cfg.box_rows
-        chunks, each = cfg.stage_tiles * boxes, STAGE_TILES // cfg.stage_tiles
-        sX = cute.make_tensor(memory.sX.iterator, self.chunk_layout(cfg.ring_stages * chunks).outer)
-        at = Position(Int32(0), Int32(0))
-        groups.wait()
-        cursor, end = scheduler.range()
-        while cursor < end:
-            tile = scheduler.tile(cursor, end)
-            groups.acquire(tile.group, cursor, scheduler.workers)
-            place = groups.x(tile.group)
-            options = {} if place.tensor_map is None else {"tma_desc_ptr": place.tensor_map}
-            gX = cute.local_tile(
-                cute.domain_offset((place.row + tile.x_row, 0), x.tensor), (cfg.box_rows, TILE_K), (None, None)
-            )  # (box_rows, TILE_K, REST_M, REST_K)
-            tXsX, tXgX = cpasync.tma_partition(
-                x.atom, 0, cute.make_layout(1), cute.group_modes(sX, 0, 2), cute.group_modes(gX, 0, 2)
-            )  # ((atom, rest), CHUNK), ((atom, rest), REST_M, REST_K)
-            num_bytes = tile.width * (cfg.stage_k * 2)
-            for step in cutlass.range(tile.k_first * each, (tile.k_first + tile.k_count) * each, unroll=1):
-                mbarrier.wait_to_overwrite(memory.ring.empty + 8 * at.stage, at.phase ^ 1)
-                full = memory.ring.full + 8 * at.stage
-                with cute.arch.elect_one():
-                    mbarrier.expect_bytes(full, num_bytes)
-                barrier = cute.make_ptr(Int64, full, cute.AddressSpace.smem, assumed_align=8)
-                for box in cutlass.range_constexpr(boxes):
-                    if box * cfg.box_rows < tile.width:
-                        for part in cutlass.range_constexpr(cfg.stage_tiles):
-                            from_ = tXgX[None, box, step * cfg.stage_tiles + part]
-                            to = tXsX[None, at.stage * chunks + part * boxes + box]
-                            cute.copy(x.atom, from_, to, tma_bar_ptr=barrier, **options)
-                at = advance(cfg, at)
-            cursor = scheduler.after(cursor)
-
-    @cute.jit
-    def multiply(self, memory: Memory, scheduler: GroupScheduler, group: Int32, thread: Int32):
+    def multiply(self, memory: SharedMemory, scheduler: GroupScheduler, group: Int32, thread: Int32):
         """The loop of a warpgroup: decode, multiply, store."""
         cfg, own, zero = self.config, thread % WARPGROUP, Int32(0)
-        sums = ClusterSums(cfg, zero, memory.sums_barrier, memory.received, zero, group, own)
-        at = Position(zero, zero)
+        sums = ClusterSums(cfg, zero, None, memory.received, zero, group, own)
+        at = memory.operands.ring.start()
         cursor, end = scheduler.range()
         while cursor < end:
             tile = scheduler.tile(cursor, end)
             for i in cutlass.range_constexpr(len(cfg.widths)):
                 if tile.width == cfg.widths[i]:
-                    products = self.products(memory, cfg.widths[i], group, thread)
-                    at = self.sum_products(products, memory, at, tile.k_count)
+                    products = self.products(memory.operands, cfg.widths[i], group, thread)
+                    products.acc.fill(0.0)
+                    at = Mainloop(products).run(at, tile.k_count)
                     # asked for again: there are no registers to keep it meanwhile
                     done = scheduler.tile(cursor, end)
                     config, alphas = replace(cfg, tile_n=cfg.widths[i]), scheduler.groups.alphas(done.group)
                     arguments, rows = arguments_of(scheduler.groups, done), done.x_rows - done.x_row
                     epilogue = Epilogue(config, arguments, rows, alphas, memory.epilogue, scheduler, group, own, sums)
                     epilogue.store(products.acc, WorkTile(done.m, zero, zero, done.k_first, done.k_count))
-            cursor = scheduler.after(cursor)
+            cursor = scheduler.after(cursor, tile)

@@ -29,7 +29,7 @@ class PackedGroup(NamedTuple):
 
 
 class PackedGroupTable(NamedTuple):
-    """Groups in global memory: ``count`` rows of ``groups.ROW_WORDS``, and a place for their tensor maps."""
+    """Groups in global memory: ``count`` rows of ``GroupedWgmmaConfig.words``, and a place for their tensor maps."""
 
     rows: Pointer = Pointer("Int64", MAP_BYTES)
     count: Scalar = INT32

@@ -27,10 +27,12 @@ class GroupedWgmmaConfig(GroupTableConfig, WgmmaConfig):
     """
 
     tables: ClassVar[dict[str, Columns]] = {
-        "rows": Columns(("start", "rows", "row"), ()),
-        "parameters": Columns(("start", "rows", "n", "k_tiles"), ("out", "stride", "weight", "x")),
-        "workspace": Columns(("start", "rows", "n", "k_tiles"), ("out", "stride", "weight")),
+        "rows": Columns(("start", "m", "row"), ()),
+        "parameters": Columns(("start", "m", "n", "k_tiles"), ("out", "stride", "weight", "x")),
+        "workspace": Columns(("start", "m", "n", "k_tiles"), ("out", "stride", "weight")),
     }
+    tensor_maps: ClassVar[tuple[str, ...]] = ("x",)
+    words: ClassVar[tuple[str, ...]] = ("m", "n", "k", "out", "stride", "weight", "x_data", "x_row_stride")
 
     scheduler: str = "static"
     maps: str = "rows"

@@ -7,24 +7,21 @@ group of a work tile is then found by the 32 lanes of a warp together, as in ``g
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
-from typing import Any, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
-from cutlass.cute.nvgpu import cpasync
 
 from ....weight_layout import TILE_ROWS
-from ..arguments import MAP_BYTES, OUT_DTYPES
-from ..epilogue import group_alpha
-from ..group_source import LAST, Window, clamped, enter, of_lane
+from ..epilogue import OutputMatrix, group_alpha
+from ..group_source import LAST, GroupSource, ParameterMaps, Window, WorkspaceMaps, clamped, enter
 from ..grouped_config import WINDOW
-from ..grouped_scheduler import Table, group_of
+from ..grouped_scheduler import group_of
 from ..operand_source import map_pointer
 from ..tile_scheduler import CursorRange
 from .arguments import PackedWeight, Result, WgmmaArguments
-from .grouped_arguments import GroupedWgmmaArguments
+from .grouped_arguments import GroupedWgmmaArguments, PackedGroup
 from .grouped_config import GroupedWgmmaConfig
 
 
@@ -70,23 +67,34 @@ def tiles_of(config: GroupedWgmmaConfig, rows: Int32, n: Int32) -> GroupTiles:
 
 
 @dataclass(frozen=True)
-class Groups:
+class PackedGroups(GroupSource):
     """What the forms have in common."""
+
+    rounds: ClassVar[int] = 2  # tiles are dealt there and back
 
     config: GroupedWgmmaConfig
     arguments: GroupedWgmmaArguments
-    table: Table
 
-    def enter(self, group: Int32, values: dict[str, Any], rows: Int32, n: Int32, total: Int32) -> Int32:
-        """Writes the columns of a window of groups, one a lane; the work tiles up to its end."""
-        tiles = tiles_of(self.config, rows, n)
-        return enter(self.table, group, {"rows": rows, **values}, tiles.rest_m * tiles.rest_n, total)
+    def tiles(self, m: Int32, n: Int32) -> Int32:
+        tiles = tiles_of(self.config, m, n)
+        return tiles.rest_m * tiles.rest_n
 
-    def wait(self) -> None:
-        """Before the first load."""
+    def k_tiles_of(self, k: Int32) -> Int32:
+        return cute.ceil_div(k, self.config.tile_k)
 
-    def acquire(self, group: Int32, cursor: Int32, workers: Int32) -> None:
-        """Before the first load of a work tile."""
+    def n(self, group: Int32) -> Int32:
+        """Rows of a group's weight."""
+        return self.table.read("n", group)
+
+    def k_tiles(self, group: Int32) -> Int32:
+        return self.table.read("k_tiles", group)
+
+    def weight(self, group: Int32) -> Int64:
+        """The address of a group's first packed tile."""
+        return self.table.read("weight", group)
+
+    def x(self, group: Int32) -> PlaceOfX:
+        return PlaceOfX(Int32(0), map_pointer(self.maps(group)[0]))
 
     def alphas(self, group: Int32) -> tuple[Float32, ...]:
         """The factors of a group's sums, one for each product."""
@@ -99,7 +107,21 @@ class Groups:
 
 
 @dataclass(frozen=True)
-class DealtRows(Groups):
+class PackedParameters(PackedGroups, ParameterMaps):
+    """Problems of any sizes, with an x, a weight and an output each; the maps of x are parameters of the kernel."""
+
+    def words_of(self, group: PackedGroup) -> tuple[Int32 | Int64, ...]:
+        out, weight = group.out, group.weight
+        return group.x.rows, weight.rows, group.k, out.pointer.toint(), out.row_stride, weight.tiles.toint()
+
+
+@dataclass(frozen=True)
+class PackedWorkspace(PackedGroups, WorkspaceMaps):
+    """The same in global memory, and a tensor map for each, which another kernel writes."""
+
+
+@dataclass(frozen=True)
+class PackedRows(PackedGroups):
     """Groups are consecutive rows of one x, by their offsets; each has a weight of a stack."""
 
     @cute.jit
@@ -127,7 +149,7 @@ class DealtRows(Groups):
             bad = (group < groups.count) & ((end < previous) | (end > rows))
             window = clamped(index * WINDOW, bad, end, rows, window)
             size, n = window.end - window.start, self.arguments.one.weight.rows
-            total = self.enter(group, {"row": window.start}, size, n, total)
+            total = enter(self.table, group, {"m": size, "row": window.start}, self.tiles(size, n), total)
         self.table.write("total", 0, total)
         _, _, worker = cute.arch.block_idx()
         if (worker == 0) & (lane == 0):
@@ -137,120 +159,19 @@ class DealtRows(Groups):
         return self.arguments.one.weight.rows
 
     def k_tiles(self, group: Int32) -> Int32:
-        return cute.ceil_div(self.arguments.one.k, self.config.tile_k)
+        return self.k_tiles_of(self.arguments.one.k)
 
     def x(self, group: Int32) -> PlaceOfX:
         return PlaceOfX(self.table.read("row", group), None)
 
     def weight(self, group: Int32) -> Int64:
-        """The address of a group's first packed tile."""
         weight = self.arguments.one.weight
         return weight.tiles.toint() + Int64(group) * weight.batch_stride
 
-    def out(self, group: Int32) -> Result:
+    def output(self, group: Int32) -> OutputMatrix:
         out = self.arguments.one.out
-        return Result(out.pointer + Int64(self.table.read("row", group)) * out.row_stride, out.row_stride, Int64(0))
-
-
-class Word(IntEnum):
-    """The int64 words of a group in global memory."""
-
-    ROWS = 0
-    N = 1
-    K = 2
-    OUT = 3
-    STRIDE = 4
-    WEIGHT = 5
-    X_DATA = 6
-    X_ROW_STRIDE = 7
-
-
-ROW_WORDS = len(Word)
-
-
-@dataclass(frozen=True)
-class ListedGroups(Groups):
-    """Problems of any sizes, with an x, a weight and an output each."""
-
-    def columns(self, k: Int32, n: Int32, out: Int64, stride: Int64, weight: Int64) -> dict[str, Any]:
-        k_tiles = cute.ceil_div(k, self.config.tile_k)
-        return {"n": n, "k_tiles": k_tiles, "out": out, "stride": stride, "weight": weight}
-
-    def n(self, group: Int32) -> Int32:
-        return self.table.read("n", group)
-
-    def k_tiles(self, group: Int32) -> Int32:
-        return self.table.read("k_tiles", group)
-
-    def weight(self, group: Int32) -> Int64:
-        """The address of a group's first packed tile."""
-        return self.table.read("weight", group)
-
-    def out(self, group: Int32) -> Result:
-        dtype = getattr(cutlass, OUT_DTYPES[self.config.out])
-        align = 16 if self.config.vector else dtype.width // 8
-        pointer = cute.make_ptr(dtype, self.table.read("out", group), cute.AddressSpace.gmem, assumed_align=align)
-        return Result(pointer, self.table.read("stride", group), Int64(0))
-
-
-@dataclass(frozen=True)
-class ParameterGroups(ListedGroups):
-    """Tensor maps that are parameters of the kernel; ``maps``: the address of each."""
-
-    maps: tuple[Int64, ...] = ()
-
-    def fill(self) -> None:
-        """One warp writes the table."""
-        rows, n, k, out, stride, weight, x = of_lane(
-            [
-                (g.x.rows, g.weight.rows, g.k, g.out.pointer.toint(), g.out.row_stride, g.weight.tiles.toint(), x)
-                for g, x in zip(self.arguments.groups, self.maps)
-            ]
-        )
-        columns = self.columns(k, n, out, stride, weight) | {"x": x}
-        self.table.write("total", 0, self.enter(cute.arch.lane_idx(), columns, rows, n, Int32(0)))
-
-    def x(self, group: Int32) -> PlaceOfX:
-        return PlaceOfX(Int32(0), map_pointer(self.table.read("x", group)))
-
-
-@dataclass(frozen=True)
-class WorkspaceGroups(ListedGroups):
-    """Rows of ``ROW_WORDS`` in global memory, and a tensor map for each, which another kernel writes."""
-
-    @cute.jit
-    def fill(self):
-        """One warp writes the table."""
-        groups = self.arguments.groups
-        words = cute.make_tensor(groups.rows, cute.make_layout((ROW_WORDS, groups.count)))
-        lane = cute.arch.lane_idx()
-        total = Int32(0)
-        for window in cutlass.range(self.config.capacity // WINDOW, unroll=1):
-            group = window * WINDOW + lane
-            rows, n, k, out, stride, weight = Int64(0), Int64(0), Int64(0), Int64(0), Int64(0), Int64(0)
-            if group < groups.count:
-                rows, n, k = words[Word.ROWS, group], words[Word.N, group], words[Word.K, group]
-                out, stride, weight = words[Word.OUT, group], words[Word.STRIDE, group], words[Word.WEIGHT, group]
-            columns = self.columns(Int32(k), Int32(n), out, stride, weight)
-            total = self.enter(group, columns, Int32(rows), Int32(n), total)
-        self.table.write("total", 0, total)
-
-    def map_of(self, group: Int32) -> Int64:
-        return self.arguments.groups.maps.toint() + Int64(group) * MAP_BYTES
-
-    def x(self, group: Int32) -> PlaceOfX:
-        return PlaceOfX(Int32(0), map_pointer(self.map_of(group)))
-
-    def wait(self) -> None:
-        # the kernel that writes the maps may still run
-        cute.arch.griddepcontrol_wait()
-
-    @cute.jit
-    def acquire(self, group: Int32, cursor: Int32, workers: Int32):
-        """Lets this warp's copies see a group's map, which the kernel before wrote, when it meets the group first."""
-        # a CTA's tiles are less than two rounds apart
-        if cursor - self.table.read("start", group) < 2 * workers:
-            cpasync.fence_tma_desc_acquire(map_pointer(self.map_of(group), cute.AddressSpace.gmem))
+        pointer = out.pointer + Int64(self.table.read("row", group)) * out.row_stride
+        return OutputMatrix(pointer, self.table.read("m", group), self.n(group), out.row_stride, Int64(0))
 
 
 @dataclass(frozen=True)
@@ -258,7 +179,7 @@ class GroupScheduler:
     """Work tiles of all groups, dealt in turn to ``workers`` CTAs: to the first to the last, to the last to the first,
     and so on, so that where they get cheaper none has the dearest of every round."""
 
-    groups: Groups
+    groups: PackedGroups
     worker: Int32
     workers: Int32
     total: Int32
@@ -269,21 +190,21 @@ class GroupScheduler:
     def tile(self, cursor: Int32, end: Int32) -> GroupTile:
         groups, config = self.groups, self.groups.config
         group = group_of(groups.table, cursor)
-        rows = groups.table.read("rows", group)
+        rows = groups.table.read("m", group)
         tiles = tiles_of(config, rows, groups.n(group))
         index = cursor - groups.table.read("start", group)
         m, n = index % tiles.rest_m, index // tiles.rest_m
         x_row = n * tiles.width
         return GroupTile(group, m, x_row, rows, tiles.width, Int32(0), groups.k_tiles(group))
 
-    def after(self, cursor: Int32) -> Int32:
+    def after(self, cursor: Int32, tile: GroupTile) -> Int32:
         back = (cursor // self.workers) & 1
         return cursor + cutlass.select_(back == 1, 2 * self.worker + 1, 2 * (self.workers - self.worker) - 1)
 
 
-def arguments_of(groups: Groups, tile: GroupTile) -> WgmmaArguments:
-    """Those of one problem with the output of a tile, which starts at its first row."""
-    out = groups.out(tile.group)
-    out = out._replace(pointer=out.pointer + Int64(tile.x_row) * out.row_stride)
+def arguments_of(groups: PackedGroups, tile: GroupTile) -> WgmmaArguments:
+    """Arguments of one problem with the output of a tile, which starts at its first row."""
+    matrix = groups.output(tile.group)
+    out = Result(matrix.pointer + Int64(tile.x_row) * matrix.stride, matrix.stride, Int64(0))
     weight = PackedWeight(None, groups.n(tile.group), None, None)
     return WgmmaArguments(weight, None, out, None, None, (), None, None, None, None, None)

@@ -79,7 +79,7 @@ class HelpedScheduler(StaticTiles):
         return cursor + cutlass.select_(self.helps, helpers, self.tiles)
 
     def index(self, tile: WorkTile) -> Int32:
-        """Of a work tile, from 0 on."""
+        """The number of a work tile, from 0 on."""
         return (tile.batch * self.rest_n + tile.n) * self.rest_m + tile.m
 
 

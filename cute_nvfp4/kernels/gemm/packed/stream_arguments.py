@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ....runtime.signature import INT32, INT64, VARYING_FLOAT32, PerConfig, Pointer, Scalar
 from ..arguments import OUT_DTYPES, PartialSums
 from ..config import OUT_BYTES
-from .arguments import PackedWeight
+from ..sm90.arguments import PackedWeight
 from .stream_config import StreamConfig
 
 

@@ -18,7 +18,7 @@ RESERVED_SHARED = 2048
 """Bytes of shared memory that the system keeps for each CTA, and that alignment may cost."""
 MAX_STAGES = 32
 X_SCALE_BYTES = 16
-"""Of a row of x in an atom of its scales; four of them are those of a tile."""
+"""Bytes of a row of x in an atom of its scales; four of them are those of a tile."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,9 +26,8 @@ class StreamConfig:
     """One variant of the kernel for out (M, N) = x (M, K) · weight (N, K)ᵀ of few rows of x.
 
     dtype: of x, and what weights are decoded to. packing: theirs. columns: the most rows of x (8, 16, 32). slabs: of 16
-    rows of the weight in a unit, what a CTA has at a time (1, 2, 4, 8). warps_m, warps_k: the warps that multiply
-    divide a unit's slabs, and take stages in turn. stage_tiles: packed tiles along K in a stage. stages: the most there
-    may be, 0 for as many as fit.
+    rows of the weight in a work tile (1, 2, 4, 8). warps_m, warps_k: the warps that multiply divide its slabs, and take
+    stages in turn. stage_tiles: packed tiles along K in a stage. stages: the most there may be, 0 for as many as fit.
     quantized_x: whether x is NVFP4. factors: device scalars that multiply alpha. vector: whether four neighbours of a
     row of the output can be stored at once. gate: as in ``WgmmaConfig``.
     """
@@ -55,12 +54,12 @@ class StreamConfig:
 
     @property
     def rows(self) -> int:
-        """Of the weight, in a unit."""
+        """Rows of the weight in a work tile."""
         return SLAB_ROWS * self.slabs
 
     @property
     def out_rows(self) -> int:
-        """Columns of the output in a unit."""
+        """Columns of the output in a work tile."""
         return self.rows // self.products
 
     @property
@@ -69,12 +68,12 @@ class StreamConfig:
 
     @property
     def warps(self) -> int:
-        """Those that multiply."""
+        """Warps that multiply."""
         return self.warps_m * self.warps_k
 
     @property
     def threads(self) -> int:
-        """Those of the warps that load, which come first, and of those that multiply."""
+        """Threads of a CTA: the warps that load, which come first, and those that multiply."""
         return WARP * (LOADING_WARPS + self.warps)
 
     @property
@@ -87,12 +86,12 @@ class StreamConfig:
 
     @property
     def tile_bytes(self) -> int:
-        """A unit's part of a packed tile: codes, then scales."""
+        """Bytes of a work tile's part of a packed tile: codes, then scales."""
         return self.slabs * (self.weights.slab_code_bytes + self.weights.slab_scale_bytes)
 
     @property
     def x_bytes(self) -> int:
-        """Of a tile's columns of x."""
+        """Bytes of x that belong to a packed tile."""
         return self.columns * (TILE_K // 2 + X_SCALE_BYTES if self.quantized_x else TILE_K * 2)
 
     @property

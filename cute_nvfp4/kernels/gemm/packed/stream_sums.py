@@ -1,8 +1,8 @@
 """From the accumulators of the streaming GEMM to the output: over warps in shared memory, over CTAs in global memory.
 
-Sums of a unit are fp32 (ROW, COLUMN), columns being rows of x; a slot in global memory has ``config.columns`` columns
-of ``config.rows`` numbers. A thread takes four neighbours of a column of the output: of a gated GEMM these are four
-rows of each product, eight apart.
+Sums of a work tile are fp32 (ROW, COLUMN), columns being rows of x; a slot in global memory has ``config.columns``
+columns of ``config.rows`` floats. A thread takes four neighbours of a column of the output: of a gated GEMM these are
+four rows of each product, eight apart.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ SUMS_BARRIER = 2
 
 @dataclass(frozen=True)
 class Sums:
-    """What a thread needs to add up its CTA's units. shared: address of (ROW, COLUMN, WARP_K) sums. alphas: of each
-    product (``product_alphas``)."""
+    """What a thread needs to add up its CTA's work tiles. shared: address of (ROW, COLUMN, WARP_K) sums. alphas: of
+    each product (``product_alphas``)."""
 
     config: StreamConfig
     arguments: StreamArguments
@@ -69,12 +69,12 @@ class Sums:
 
     @cute.jit
     def finish(self, segment: Segment):
-        """Stores the sums in shared memory: to the output, or if the unit is cut to this CTA's slot."""
+        """Stores the sums in shared memory: to the output, or if the work tile is cut to this CTA's slot."""
         cfg = self.config
         if segment.count == self.shares.k_steps:
             for index in cutlass.range(self.thread, self.quads(cfg.out_rows), WARP * cfg.warps, unroll=1):
                 row, column = self.coordinates(index, cfg.out_rows)
-                self.store(segment.unit, row, column, [self.shared_sum(r, column) for r in self.weight_rows(row)])
+                self.store(segment.work_tile, row, column, [self.shared_sum(r, column) for r in self.weight_rows(row)])
         else:
             slot = self.slot(self.cta, Int32(segment.first == 0))
             for index in cutlass.range(self.thread, self.quads(cfg.rows), WARP * cfg.warps, unroll=1):
@@ -109,7 +109,7 @@ class Sums:
         return total
 
     def slot(self, cta: Int32, index: Int32) -> Int64:
-        """Address of a slot: 1 of a CTA for the unit of which it has the first step, else 0."""
+        """Address of a slot: 1 of a CTA for the work tile of which it has the first step, else 0."""
         bytes_each = 4 * self.config.columns * self.config.rows
         return self.arguments.partials.workspace.toint() + (Int64(cta) * 2 + index) * bytes_each
 
@@ -123,11 +123,11 @@ class Sums:
 
     @cute.jit
     def add_cut(self, thread: Int32, threads: cutlass.Constexpr[int]):
-        """Adds up the unit whose last step, but not its first, this CTA has; ``threads`` do this together."""
+        """Adds up the work tile whose last step, but not its first, this CTA has; ``threads`` do this together."""
         cfg, shares = self.config, self.shares
         start = shares.first_step(self.cta)
-        unit = shares.unit_of(start)
-        begin, end = unit * shares.k_steps, (unit + 1) * shares.k_steps
+        work_tile = shares.work_tile_of(start)
+        begin, end = work_tile * shares.k_steps, (work_tile + 1) * shares.k_steps
         if (start > begin) & (start + shares.cut_steps(self.cta) >= end):
             first = self.cta
             while shares.first_step(first) > begin:
@@ -148,12 +148,12 @@ class Sums:
                     for product in cutlass.range_constexpr(cfg.products):
                         for i in cutlass.range_constexpr(FLOATS):
                             total[i, product] = total[i, product] + parts[product][i]
-                self.store(unit, row, column, [[total[i, p] for i in range(FLOATS)] for p in range(cfg.products)])
+                self.store(work_tile, row, column, [[total[i, p] for i in range(FLOATS)] for p in range(cfg.products)])
             for cta in cutlass.range(first + thread, self.cta + 1, threads, unroll=1):
                 store_flag(self.flag(cta, self.index_of(cta, begin)), Int32(0))
 
     def index_of(self, cta: Int32, begin: Int32) -> Int32:
-        """Which slot of ``cta`` has its part of the unit that starts at step ``begin``."""
+        """Which slot of ``cta`` has its part of the work tile that starts at step ``begin``."""
         return Int32(self.shares.first_step(cta) <= begin)
 
     def meet(self, threads: int) -> None:
@@ -163,7 +163,7 @@ class Sums:
             self.together()
 
     @cute.jit
-    def store(self, unit: Int32, row: Int32, column: Int32, values: list):
+    def store(self, work_tile: Int32, row: Int32, column: Int32, values: list):
         """alpha · values, or gate(alpha · first) · (alpha · second): four neighbours of a row of the output."""
         cfg, arguments = self.config, self.arguments
         dtype = getattr(cutlass, OUT_DTYPES[cfg.out])
@@ -173,7 +173,7 @@ class Sums:
             if cutlass.const_expr(cfg.gate):
                 number = GATES[cfg.gate](number) * (values[1][i] * self.alphas[1])
             numbers[i] = number.to(dtype)
-        first = unit * cfg.out_rows + row
+        first = work_tile * cfg.out_rows + row
         target = arguments.out + (Int64(column) * arguments.out_stride + first)
         rows = arguments.weight.rows
         if cutlass.const_expr(cfg.vector) and first + FLOATS <= rows:

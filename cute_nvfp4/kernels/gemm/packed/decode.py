@@ -58,8 +58,8 @@ class PackedLane(NamedTuple):
 
 
 def load_lane(codes: Int32, scales: Int32, lane: Int32, packing: Packing) -> PackedLane:
-    """Those of the slab whose codes and scales are at these shared addresses; the four lanes of a row have the same
-    scales."""
+    """A lane's words of the slab whose codes and scales are at these shared addresses; the four lanes of a row have the
+    same scales."""
     loads = [load_shared(codes + (i * LANES + lane) * LOAD_BYTES, LOAD_BYTES) for i in range(packing.step_words)]
     row = lane // ROW_LANES * packing.row_scale_bytes
     words = load_shared(scales + row, packing.row_scale_bytes)
@@ -84,7 +84,7 @@ def decode_tile(tCrA: cute.Tensor, packed: PackedLane, packing: Packing) -> None
 
 
 def product_alphas(arguments: Any, packing: Packing) -> tuple[Float32, ...]:
-    """Of each product what multiplies its sums: alpha, device scalars, and what decoding leaves out.
+    """The factors of each product's sums: alpha, device scalars, and what decoding leaves out.
 
     To be asked for before it is needed: each device scalar is as far away as memory.
     """

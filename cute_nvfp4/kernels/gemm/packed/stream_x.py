@@ -29,7 +29,7 @@ from .stream_arguments import FewRows
 from .stream_config import MMA_COLUMNS, X_SCALE_BYTES, StreamConfig
 
 ROW_BYTES = 2 * TILE_K
-"""Of a row of numbers in a tile: eight chunks of sixteen bytes, swizzled."""
+"""Bytes of a row of x in a tile: eight chunks of sixteen bytes, swizzled."""
 ROW_CODE_BYTES = TILE_K // 2
 
 
@@ -74,8 +74,8 @@ class X:
 
     def describe(self, x: FewRows, k: Int32) -> TmaCopy:
         """On the host."""
-        columns, unit = (k // 2, 16) if self.config.quantized_x else (k, 8)
-        layout = cute.make_layout((x.rows, columns), stride=(cute.assume(x.row_stride, unit), 1))
+        columns, alignment = (k // 2, 16) if self.config.quantized_x else (k, 8)
+        layout = cute.make_layout((x.rows, columns), stride=(cute.assume(x.row_stride, alignment), 1))
         tensor = cute.make_tensor(x.data, layout)  # (M, K), or (M, K / 2) bytes
         one_stage = cute.slice_(self.layout(), (None, None, 0))
         op = cpasync.CopyBulkTensorTileG2SOp()

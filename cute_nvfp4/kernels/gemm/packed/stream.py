@@ -4,11 +4,13 @@ two such products, joined by a gate.
 Persistent. Two warps keep a ring of stages full: one by bulk copies of packed tiles, one by TMA of x. The others decode
 weights into registers, operand A of the MMA; the rows of x are its columns. They read a stage into registers and give
 it back before they decode it. Which CTA has which steps says :mod:`.stream_shares`; partial sums meet in shared memory,
-and those of units that are cut in global memory, always in the same order.
+and those of work tiles that are cut in global memory, always in the same order.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import cutlass
@@ -22,33 +24,34 @@ from ....ptx.async_copy import copy_bulk
 from ....ptx.mma import mma_m16n8k16
 from ....weight_layout import SLABS, STEPS
 from ...arith import div, mod
+from ..barriers import Barriers, Ring, initialise_in_turn, make_barriers
+from ..pipeline_graph import barrier_words
+from ..stage_loader import Filled, OverwritingCopies, fill_stages, fill_tile
 from .decode import decode_step, load_lane, product_alphas
+from .pipelines import stream_pipelines
 from .stream_arguments import StreamArguments
 from .stream_config import LOADING_WARPS, MMA_COLUMNS, WARP, StreamConfig
-from .stream_shares import Segment, Shares, deal
+from .stream_shares import Segment, Segments, Shares, deal
 from .stream_sums import Sums
-from .stream_x import SharedX, TmaCopy, X
+from .stream_x import SharedX, StageX, TmaCopy, X
 
 
-class Memory(NamedTuple):
-    """Shared memory: x, and addresses of the weights, of sums, and of the first full and empty barrier."""
+@dataclass(frozen=True)
+class Memory:
+    """Shared memory: x, addresses of the weights and of sums, and the barriers."""
 
     x: SharedX
     weights: Int32
     sums: Int32
-    full: Int32
-    empty: Int32
+    barriers: Barriers
+
+    @property
+    def ring(self) -> Ring:
+        return self.barriers.operands
 
 
-class Position(NamedTuple):
-    """A stage of the ring, and the phase of its barriers."""
-
-    stage: Int32
-    phase: Int32
-
-
-class UnitSource(NamedTuple):
-    """Addresses of a unit's codes and of its scales in its first packed tile."""
+class WeightSource(NamedTuple):
+    """Addresses of a work tile's codes and of its scales in its first packed tile."""
 
     codes: Int64
     scales: Int64
@@ -73,8 +76,8 @@ class Stream:
     def __call__(self, arguments: StreamArguments, stream: CUstream):
         """Launches ``arguments.ctas`` CTAs."""
         cfg, x = self.config, arguments.x
-        units = cute.ceil_div(arguments.weight.rows, cfg.out_rows)
-        shares = deal(units, arguments.weight.k_tiles // cfg.stage_tiles, arguments.ctas)
+        work_tiles = cute.ceil_div(arguments.weight.rows, cfg.out_rows)
+        shares = deal(work_tiles, arguments.weight.k_tiles // cfg.stage_tiles, arguments.ctas)
         # what only the host uses does not become a parameter of the kernel
         passed = arguments._replace(x=x._replace(data=None, row_stride=None), k=None, ctas=None)
         self.kernel(self.x.describe(x, arguments.k), shares, passed).launch(
@@ -95,38 +98,28 @@ class Stream:
         memory = self.allocate()
         # the warps that load are the oldest: nothing may hold them up; the others make the barriers
         if warp >= LOADING_WARPS:
-            self.initialise(memory, warp - LOADING_WARPS)
+            initialise_in_turn(memory.barriers, warp - LOADING_WARPS, cfg.warps)
         elif warp == 1:
             self.x.prefetch(x)
+        walk = Segments(shares, cta)
         first = shares.segment(cta, Int32(0))
-        source = self.unit_source(arguments, first.unit)
+        source = self.weight_source(arguments, first.work_tile)
         # the ring's barriers are there
         cute.arch.sync_threads()
         if warp == 0:
-            self.load_weights(arguments, memory, shares, cta, first, source)
+            self.load_weights(arguments, memory, walk, first, source)
             if shares.whole > 0:
                 self.sums(arguments, memory, shares, cta, thread).add_cut(thread, WARP)
         elif warp == 1:
-            self.load_x(x, arguments, memory, shares, cta)
+            stages = self.x.stages(x, arguments.x, memory.x)
+            fill_stages(partial(self.x_copies, stages), memory.ring, walk)
         else:
             index = warp - LOADING_WARPS
             place = Place(mod(index, cfg.warps_m), div(index, cfg.warps_m), mod(thread, WARP))
             sums = self.sums(arguments, memory, shares, cta, thread)
-            self.multiply(memory, shares, cta, place, sums)
+            self.multiply(memory, walk, place, sums)
             if shares.whole == 0:
                 sums.add_cut(sums.thread, WARP * cfg.warps)
-
-    @cute.jit
-    def initialise(self, memory: Memory, turn: Int32):
-        """Makes the barriers, of which each warp has every so many: one thread would take 10 ns for each."""
-        cfg = self.config
-        with cute.arch.elect_one():
-            for first in cutlass.range_constexpr(0, cfg.ring_stages, cfg.warps):
-                stage = first + turn
-                if stage < cfg.ring_stages:
-                    mbarrier.initialise(memory.full + 8 * stage, LOADING_WARPS)
-                    mbarrier.initialise(memory.empty + 8 * stage, WARP * cfg.warps_m)
-            mbarrier.fence_initialised()
 
     def sums(self, arguments: StreamArguments, memory: Memory, shares: Shares, cta: Int32, thread: Int32) -> Sums:
         own = thread - LOADING_WARPS * WARP
@@ -135,78 +128,55 @@ class Stream:
         )
 
     def allocate(self) -> Memory:
-        cfg, smem = self.config, SmemAllocator()
+        cfg, smem, graph = self.config, SmemAllocator(), stream_pipelines(self.config)
         x = self.x.allocate(smem)
         weight_bytes = cfg.ring_stages * cfg.stage_tiles * cfg.tile_bytes
         weights = smem.allocate_array(cutlass.Uint8, weight_bytes, byte_alignment=128)
         sums = smem.allocate_array(cutlass.Uint8, cfg.sums_bytes, byte_alignment=128)
-        barriers = smem.allocate_array(Int64, 2 * cfg.ring_stages).toint()
-        full, empty = barriers, barriers + 8 * cfg.ring_stages
-        return Memory(x, weights.toint(), sums.toint(), full, empty)
-
-    def advance(self, at: Position, count: int) -> Position:
-        """``count`` stages further; they divide the ring."""
-        following = at.stage + count
-        last = following >= self.config.ring_stages
-        stage = cutlass.select_(last, following - self.config.ring_stages, following)
-        return Position(stage, cutlass.select_(last, at.phase ^ 1, at.phase))
+        barriers = make_barriers(graph, smem.allocate_array(Int64, barrier_words(graph)), addresses=True)
+        return Memory(x, weights.toint(), sums.toint(), barriers)
 
     @cute.jit
     def load_weights(
-        self,
-        arguments: StreamArguments,
-        memory: Memory,
-        shares: Shares,
-        cta: Int32,
-        segment: Segment,
-        source: UnitSource,
+        self, arguments: StreamArguments, memory: Memory, walk: Segments, segment: Segment, source: WeightSource
     ):
-        """The loop of the warp that loads weights; ``segment`` is the first."""
-        cfg = self.config
-        weight_bytes = cfg.stage_tiles * cfg.tile_bytes
-        at, cursor, end = Position(Int32(0), Int32(0)), Int32(0), shares.steps(cta)
+        """The loop of the warp that loads weights. Each segment, and where its weights are, is found before it is
+        needed: those given are the first, from before there were barriers to wait at."""
+        filled = Filled(Int32(0), memory.ring.start())
+        cursor, end = walk.range()
         while cursor < end:
-            for k in cutlass.range(segment.first, segment.first + segment.count, unroll=1):
-                mbarrier.wait_to_overwrite(memory.empty + 8 * at.stage, at.phase ^ 1)
-                full = memory.full + 8 * at.stage
-                with cute.arch.elect_one():
-                    mbarrier.expect_bytes(full, Int32(weight_bytes))
-                    self.copy_weights(source, k, memory.weights + at.stage * weight_bytes, full)
-                at = self.advance(at, 1)
-            cursor = cursor + segment.count
-            segment = shares.segment(cta, cursor)
-            source = self.unit_source(arguments, segment.unit)
+            filled = fill_tile(self.weight_copies(segment, source, memory.weights), memory.ring, filled)
+            cursor = walk.after(cursor, segment)
+            segment = walk.tile(cursor, end)
+            source = self.weight_source(arguments, segment.work_tile)
 
-    @cute.jit
-    def load_x(self, x: TmaCopy, arguments: StreamArguments, memory: Memory, shares: Shares, cta: Int32):
-        """The loop of the warp that loads x."""
-        cfg = self.config
-        stages = self.x.stages(x, arguments.x, memory.x)
-        at, cursor, end = Position(Int32(0), Int32(0)), Int32(0), shares.steps(cta)
-        while cursor < end:
-            segment = shares.segment(cta, cursor)
-            for k in cutlass.range(segment.first, segment.first + segment.count, unroll=1):
-                mbarrier.wait_to_overwrite(memory.empty + 8 * at.stage, at.phase ^ 1)
-                full = memory.full + 8 * at.stage
-                with cute.arch.elect_one():
-                    mbarrier.expect_bytes(full, Int32(cfg.stage_tiles * cfg.x_bytes))
-                self.x.copy(stages, k, at.stage, full)
-                at = self.advance(at, 1)
-            cursor = cursor + segment.count
+    def weight_copies(self, segment: Segment, source: WeightSource, first: Int32) -> OverwritingCopies:
+        """Copies in bulk of a work tile's packed tiles in a segment. first: shared address of the first stage's."""
+        num_bytes = self.config.stage_tiles * self.config.tile_bytes
 
-    def unit_source(self, arguments: StreamArguments, unit: Int32) -> UnitSource:
-        """Of a unit's part of its first packed tile."""
-        units, packing = SLABS // self.config.slabs, self.config.weights
-        row_tile = Int64(div(unit, units)) * arguments.weight.k_tiles * packing.tile_bytes
-        first = arguments.weight.tiles.toint() + row_tile
-        slab = mod(unit, units) * self.config.slabs
-        scales = first + (packing.code_bytes + slab * packing.slab_scale_bytes)
-        return UnitSource(first + slab * packing.slab_code_bytes, scales)
+        def start(ring: Ring, stage: Int32, step: Int32) -> None:
+            full = ring.full(stage)
+            with cute.arch.elect_one():
+                mbarrier.expect_bytes(full, Int32(num_bytes))
+                self.copy_weights(source, step, first + stage * num_bytes, full)
 
-    def copy_weights(self, source: UnitSource, k: Int32, target: Int32, full: Int32) -> None:
-        """Copies a unit's part of the tiles of step ``k``."""
+        return OverwritingCopies(segment.steps, start, stride=1)
+
+    def x_copies(self, stages: StageX, segment: Segment, cursor: Int32) -> OverwritingCopies:
+        """Copies of x by TMA in a segment."""
+
+        def start(ring: Ring, stage: Int32, step: Int32) -> None:
+            full = ring.full(stage)
+            with cute.arch.elect_one():
+                mbarrier.expect_bytes(full, Int32(self.config.stage_tiles * self.config.x_bytes))
+            self.x.copy(stages, step, stage, full)
+
+        return OverwritingCopies(segment.steps, start, stride=1)
+
+    def copy_weights(self, source: WeightSource, step: Int32, target: Int32, full: Int32) -> None:
+        """Copies a work tile's part of the tiles of a step."""
         cfg, packing = self.config, self.config.weights
-        distance = Int64(k) * (cfg.stage_tiles * packing.tile_bytes)
+        distance = Int64(step) * (cfg.stage_tiles * packing.tile_bytes)
         codes, scales = source.codes + distance, source.scales + distance
         if cfg.slabs == SLABS:
             copy_bulk(target, codes, Int32(cfg.stage_tiles * packing.tile_bytes), full)
@@ -217,23 +187,33 @@ class Stream:
             copy_bulk(tile, codes + i * packing.tile_bytes, Int32(code_bytes), full)
             copy_bulk(tile + code_bytes, scales + i * packing.tile_bytes, Int32(scale_bytes), full)
 
+    def weight_source(self, arguments: StreamArguments, work_tile: Int32) -> WeightSource:
+        """Where a work tile's part of its first packed tile is."""
+        parts, packing = SLABS // self.config.slabs, self.config.weights
+        row_tile = Int64(div(work_tile, parts)) * arguments.weight.k_tiles * packing.tile_bytes
+        first = arguments.weight.tiles.toint() + row_tile
+        slab = mod(work_tile, parts) * self.config.slabs
+        scales = first + (packing.code_bytes + slab * packing.slab_scale_bytes)
+        return WeightSource(first + slab * packing.slab_code_bytes, scales)
+
     @cute.jit
-    def multiply(self, memory: Memory, shares: Shares, cta: Int32, place: Place, sums: Sums):
-        """The loop of a warp that multiplies."""
+    def multiply(self, memory: Memory, walk: Segments, place: Place, sums: Sums):
+        """The loop of a warp that multiplies. It is not ``mainloop``: a stage is read into registers at once,
+        and given back before it is decoded; and a warp's turns come at places of their own in each segment."""
         cfg = self.config
         # (REGISTER, MMA_COLUMNS of x, SLAB)
         acc = cute.make_rmem_tensor((4, cfg.columns // MMA_COLUMNS, cfg.warp_slabs), Float32)
-        at, step = Position(place.k, Int32(0)), place.k
-        cursor, end = Int32(0), shares.steps(cta)
+        at, step = memory.ring.start(place.k), place.k
+        cursor, end = walk.range()
         while cursor < end:
-            segment = shares.segment(cta, cursor)
-            cursor = cursor + segment.count
+            segment = walk.tile(cursor, end)
+            cursor = walk.after(cursor, segment)
             acc.fill(0.0)
             while step < cursor:
-                mbarrier.wait(memory.full + 8 * at.stage, at.phase)
+                mbarrier.wait(memory.ring.full(at.stage), at.phase)
                 self.add_stage(acc, memory, at.stage, place)
                 step = step + cfg.warps_k
-                at = self.advance(at, cfg.warps_k)
+                at = memory.ring.advance(at, cfg.warps_k)
             sums.put(acc, place)
             sums.finish(segment)
 
@@ -252,7 +232,7 @@ class Stream:
         ]
         x = self.x.load(memory.x, stage, lane)
         # each lane says that it has read its own
-        mbarrier.arrive(memory.empty + 8 * stage)
+        mbarrier.arrive(memory.ring.empty(stage))
         for t in tiles:
             for step in range(STEPS):
                 for s in slabs:

@@ -1,0 +1,158 @@
+"""The mainloop of weights that are decoded into registers, for WGMMA and for ``mma.sync``.
+
+``produce`` reads a lane's words of a stage, ``multiply`` decodes those of one packed tile and adds its products,
+``between`` is what else a warp does while they are under way. Instructions of WGMMA are asynchronous: the words of the
+next stage are read, and those of the next tile decoded, while the tensor cores multiply, and a stage is given back once
+the products of the tile after it have been started. With ``mma.sync`` one thing comes after the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+from cutlass.cute.nvgpu import warpgroup
+
+from ....ptx import mbarrier
+from ..barriers import PipelineState, Ring
+from ..sm90.config import STAGE_TILES, WgmmaConfig
+from .decode import PackedLane, load_lane
+
+WARP = 32
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Where operands are in shared memory: the address of the first stage's packed tiles, x, and their barriers."""
+
+    weights: Int32
+    sX: cute.Tensor  # (tile_n, stage_k, STAGE)
+    ring: Ring
+
+
+@dataclass(frozen=True)
+class Products:
+    """What a thread multiplies with. An architecture adds its registers, and ``multiply``.
+
+    row_tile, slab: where the slab of its warp is in a stage. thread: of those with the same stages.
+    """
+
+    asynchronous: ClassVar[bool]
+
+    config: WgmmaConfig
+    memory: Memory
+    row_tile: Int32
+    slab: Int32
+    thread: Int32
+    acc: cute.Tensor
+
+    def produce(self, stage: Int32) -> tuple[PackedLane, ...]:
+        """A lane's codes and scales of the packed tiles of a stage."""
+        cfg, packing, lane = self.config, self.config.weights, self.thread % WARP
+        parts = 2 if cfg.half_tiles else 1
+        first = self.memory.weights + stage * cfg.weight_bytes + self.row_tile * (cfg.tile_bytes // parts)
+        codes = first + self.slab * packing.slab_code_bytes
+        scales = first + (packing.code_bytes // parts + self.slab * packing.slab_scale_bytes)
+        distances = [i * (packing.tile_bytes // parts) for i in range(cfg.stage_tiles)]
+        return tuple(load_lane(codes + at, scales + at, lane, packing) for at in distances)
+
+    def multiply(self, packed: PackedLane, tile: int, part: int, stage: Int32) -> None:
+        """Decodes packed tile ``tile`` of a k-tile, which is ``part`` of a stage, and adds its products."""
+        raise NotImplementedError
+
+    @cute.jit
+    def release(self, stage: Int32):
+        """This warp has read a stage: its lanes by loads, its warpgroup's MMAs by themselves."""
+        ring = self.memory.ring
+        # weights are this CTA's alone: each lane says that it has read its own
+        mbarrier.arrive(ring.empty(stage))
+        if cutlass.const_expr(self.config.cluster_rows > 1):
+            # x went to every CTA of the cluster: each waits for all
+            rank, _, _ = cute.arch.block_idx()
+            lane = self.thread % WARP
+            if lane < self.config.cluster_rows - 1:
+                mbarrier.arrive_after_reads(ring.empty(stage), (rank + 1 + lane) % self.config.cluster_rows)
+
+
+class Progress(NamedTuple):
+    """Where the mainloop is: the last stage whose products it started, the one it multiplies, and that one's words."""
+
+    last: Int32
+    at: PipelineState
+    packed: tuple[PackedLane, ...]
+
+
+def nothing(tile: Int32 | int) -> None:
+    """There is nothing to do between products."""
+
+
+@dataclass(frozen=True)
+class Mainloop:
+    """Sums products over stages of the ring. between: called with the number of each packed tile."""
+
+    products: Products
+    between: Callable[[int], None] = nothing
+
+    @cute.jit
+    def run(self, at: PipelineState, k_tiles: Int32) -> PipelineState:
+        """Adds the products of the next ``k_tiles`` k-tiles; the state after them."""
+        now = self.begin(at)
+        for k_tile in cutlass.range(k_tiles, unroll=1):
+            for first in cutlass.range_constexpr(0, STAGE_TILES, self.products.config.stage_tiles):
+                now = self.add_stage(now, first, k_tile, k_tiles)
+        if cutlass.const_expr(self.products.asynchronous):
+            warpgroup.wait_group(0)
+            self.products.release(now.last)
+        return now.at
+
+    @cute.jit
+    def run_last(self, at: PipelineState, k_tiles: cutlass.Constexpr[int]):
+        """Adds the products of the last ``k_tiles`` k-tiles, unrolled; nobody fills their stages again."""
+        now = self.begin(at)
+        for k_tile in cutlass.range_constexpr(k_tiles):
+            for first in cutlass.range_constexpr(0, STAGE_TILES, self.products.config.stage_tiles):
+                now = self.add_stage(now, first, k_tile, k_tiles)
+        warpgroup.wait_group(0)
+
+    def begin(self, at: PipelineState) -> Progress:
+        return Progress(at.stage, at, self.take(at) if self.products.asynchronous else ())
+
+    def take(self, at: PipelineState) -> tuple[PackedLane, ...]:
+        """The words of a stage, once they have come."""
+        mbarrier.wait(self.products.memory.ring.full(at.stage), at.phase)
+        return self.products.produce(at.stage)
+
+    @cute.jit
+    def add_stage(
+        self, now: Progress, first: cutlass.Constexpr[int], k_tile: Int32 | int, k_tiles: Int32 | int
+    ) -> Progress:
+        """Adds the products of the stage that has packed tile ``first`` of k-tile ``k_tile`` of so many."""
+        products, config = self.products, self.products.config
+        last, at, packed = now
+        if cutlass.const_expr(products.asynchronous):
+            following = products.memory.ring.advance(at, config.k_groups if config.k_groups > 1 else 0)
+            for part in cutlass.range_constexpr(config.stage_tiles):
+                tile = first + part
+                products.multiply(packed[part], tile, part, at.stage)
+                self.between(k_tile * STAGE_TILES + tile)
+                if cutlass.const_expr(part == config.stage_tiles - 1):
+                    if tile + 1 < STAGE_TILES or k_tile + 1 < k_tiles:
+                        packed = self.take(following)
+                # all but the group just committed have been done: the stage before this one is free
+                warpgroup.wait_group(1)
+                if cutlass.const_expr(part == 0):
+                    if tile > 0 or k_tile > 0:
+                        products.release(last)
+            last, at = at.stage, following
+        else:
+            packed = self.take(at)
+            for part in cutlass.range_constexpr(config.stage_tiles):
+                products.multiply(packed[part], first + part, part, at.stage)
+                self.between(k_tile * STAGE_TILES + first + part)
+            products.release(at.stage)
+            at, packed = products.memory.ring.advance(at), ()
+        return Progress(last, at, packed)

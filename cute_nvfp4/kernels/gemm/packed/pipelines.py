@@ -1,0 +1,40 @@
+"""The pipelines of the kernels with packed weights: what completes a phase of their barriers, term by term."""
+
+from __future__ import annotations
+
+from ..pipeline_graph import Arrivals, Edge, checked
+from ..sm90.config import WARPGROUP, WgmmaConfig
+from .stream_config import WARP, StreamConfig
+
+LOADING_WARPS = ("the warp that loads weights, which announces their bytes", 1), ("the warp that loads x, likewise", 1)
+
+
+def wgmma_pipelines(config: WgmmaConfig) -> tuple[Edge, ...]:
+    """The edges of the kernel of ``config``.
+
+    operands: loads → warpgroups. A stage is read by the warpgroups whose turn it is (all, without ``k_groups``): each
+    lane says that it has its weights. By multicast x goes to every CTA of a cluster, so that a lane of each of their
+    warps arrives, too. Tiles of a grouped GEMM that are narrower than ``tile_n`` bring fewer bytes of x, as do stages
+    in whose time sums travel (``overlap``).
+
+    partials (split_k): epilogue → epilogue of the other CTAs that share a tile along K, by st.async; a buffer for each
+    epilogue tile. A CTA has one work tile: each is filled once.
+    """
+    empty = [("lanes of the warpgroups whose turn it is", config.row_groups * WARPGROUP)]
+    if config.cluster_rows > 1:
+        others = config.cluster_rows - 1
+        empty += [(f"their warps in {others} other CTA(s), which read x, too", others * config.row_groups * 4)]
+    full = Arrivals(LOADING_WARPS, config.stage_bytes)
+    edges = [Edge("operands", "load", "mma", config.ring_stages, full, Arrivals(tuple(empty)))]
+    if config.split_k > 1:
+        announced = (("the thread that announces the bytes", 1),)
+        received = Arrivals(announced, config.received_bytes // config.epilogue_tiles)
+        edges.append(Edge("partials", "epilogue", "epilogue", config.epilogue_tiles, received, None))
+    return checked(edges)
+
+
+def stream_pipelines(config: StreamConfig) -> tuple[Edge, ...]:
+    """One edge: a stage is read by the warps that divide its slabs, and each of their lanes says so."""
+    full = Arrivals(LOADING_WARPS, config.stage_bytes)
+    empty = Arrivals((("lanes of the warps whose turn it is", WARP * config.warps_m),))
+    return checked([Edge("operands", "load", "mma", config.ring_stages, full, empty)])

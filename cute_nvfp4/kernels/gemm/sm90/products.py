@@ -1,0 +1,97 @@
+"""What a thread multiplies with on WGMMA: operand A decoded into registers, x in shared memory as operand B."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Float32, Int32, Uint32
+from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
+
+from ....weight_layout import STEPS, TILE_K
+from ..arguments import OUT_DTYPES
+from ..packed.decode import PackedLane, decode_tile
+from ..packed.mainloop import Memory, Products
+from .config import MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
+
+TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()}
+
+
+def make_mma(config: WgmmaConfig) -> cute.TiledMma:
+    """A from registers, 64 rows a warpgroup."""
+    dtype, k_major = TYPES[config.dtype], OperandMajorMode.K
+    op = warpgroup.MmaF16BF16Op(
+        dtype, Float32, (MMA_ROWS, config.tile_n, 16), warpgroup.OperandSource.RMEM, k_major, k_major
+    )
+    return cute.make_tiled_mma(cute.make_mma_atom(op), (config.row_groups, 1, 1))
+
+
+def x_layout(config: WgmmaConfig) -> Any:
+    """x in shared memory: (tile_n, stage_k, STAGE), swizzled."""
+    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, TYPES[config.dtype])
+    return cute.tile_to_shape(atom, (config.tile_n, config.stage_k, config.ring_stages), order=(0, 1, 2))
+
+
+@dataclass(frozen=True)
+class WgmmaProducts(Products):
+    """A warpgroup's accumulators, (MMA, MMA_M, MMA_N), and a fragment of A for each packed tile of a k-tile."""
+
+    asynchronous: ClassVar[bool] = True
+
+    mma: cute.TiledMma
+    tCrX: cute.Tensor  # (MMA, MMA_N, MMA_K, STAGE)
+    fragments: tuple[cute.Tensor, ...]  # (MMA, MMA_M, STEP) each
+
+    def multiply(self, packed: PackedLane, tile: int, part: int, stage: Int32) -> None:
+        """Decodes packed tile ``tile`` of a k-tile, which is ``part`` of a stage, and starts its products."""
+        fragment = self.fragments[tile % STAGE_TILES]
+        words = cute.make_tensor(
+            cute.recast_ptr(fragment.iterator, dtype=Uint32), cute.make_layout((4, STEPS))
+        )  # (REGISTER, STEP)
+        decode_tile(words, packed, self.config.weights)
+        warpgroup.fence()
+        for step in range(STEPS):
+            k_block = (None, None, part * STEPS + step, stage)
+            cute.gemm(self.mma, self.acc, fragment[None, None, step], self.tCrX[k_block], self.acc)
+        warpgroup.commit_group()
+
+    def of_columns(self, columns: int) -> WgmmaProducts:
+        """The products of the first ``columns`` rows of x in a stage, in the first registers of the accumulators."""
+        operand = x_operand(self.config, self.memory, columns, self.thread)
+        shape = operand.part.partition_shape_C((self.config.tile_m, columns))
+        acc = cute.make_tensor(self.acc.iterator, cute.make_layout(shape))  # (MMA, MMA_M, MMA_N)
+        return replace(self, mma=operand.mma, tCrX=operand.tCrX, acc=acc)
+
+
+class XOperand(NamedTuple):
+    """An MMA of so many rows of x, a thread's part of it, and x as its operand: tCrX (MMA, MMA_N, MMA_K, STAGE)."""
+
+    mma: cute.TiledMma
+    part: Any
+    tCrX: cute.Tensor
+
+
+def x_operand(config: WgmmaConfig, memory: Memory, columns: int, thread: Int32) -> XOperand:
+    """x as operand B: the first ``columns`` of its rows in each stage."""
+    mma = make_mma(replace(config, tile_n=columns))
+    part = mma.get_slice(thread)
+    mma.set(warpgroup.Field.ACCUMULATE, True)
+    sX = cute.local_tile(memory.sX, (columns, config.stage_k), (0, 0, None))  # (columns, stage_k, STAGE)
+    return XOperand(mma, part, mma.make_fragment_B(part.partition_B(sX)))
+
+
+def wgmma_products(config: WgmmaConfig, memory: Memory, columns: int, group: Int32, thread: Int32) -> WgmmaProducts:
+    """Registers of a thread for a work tile of so many rows of x."""
+    if config.k_groups > 1:
+        group, thread = group % config.row_groups, thread % (config.row_groups * WARPGROUP)
+    mma, part, tCrX = x_operand(config, memory, columns, thread)
+    acc = cute.make_rmem_tensor(part.partition_shape_C((config.tile_m, columns)), Float32)  # (MMA, MMA_M, MMA_N)
+    shape = part.partition_shape_A((config.tile_m, TILE_K))  # (MMA, MMA_M, STEP)
+    fragments = tuple(cute.make_rmem_tensor(shape, TYPES[config.dtype]) for _ in range(STAGE_TILES))
+    # where this warp's slab is: in which packed tile of the CTA's rows, and which of its slabs
+    row_tile, slab = group // 2, (group % 2) * 4 + (thread % WARPGROUP) // 32
+    if config.half_tiles:
+        row_tile, slab = group, (thread % WARPGROUP) // 32
+    return WgmmaProducts(config, memory, row_tile, slab, thread, acc, mma, tCrX, fragments)

@@ -1,0 +1,78 @@
+"""The loop of a loading warp: a stage of each work tile's operands into every buffer that comes free.
+
+What is copied, and how, says a function of the work tile: by TMA (``stage_copies``), or packed weights in bulk
+(``packed/loaders``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import cutlass
+import cutlass.cute as cute
+from cutlass import Int32
+
+from ...ptx import mbarrier
+from .barriers import PipelineState, Ring
+from .tile_scheduler import CursorRange
+
+
+class TileCopies(Protocol):
+    """The copies of the stages of one work tile. steps: one for each stage; stride: as ``Ring.advance`` takes it."""
+
+    steps: CursorRange
+    stride: int = 0
+
+    def acquire(self, ring: Ring, at: PipelineState, step: Int32, filled: Int32) -> None:
+        """Waits until the stage may be overwritten; ``filled``: stages that this warp has filled so far."""
+
+    def start(self, ring: Ring, stage: Int32, step: Int32) -> None:
+        """Announces the bytes of a stage, and starts its copies."""
+
+
+@dataclass(frozen=True)
+class OverwritingCopies:
+    """Those whose consumers read stages by plain loads. before: called with each step, before anything else."""
+
+    steps: CursorRange
+    start: Callable[[Ring, Int32, Int32], None]
+    before: Callable[[Int32], None] = lambda step: None
+    stride: int = 0
+
+    def acquire(self, ring: Ring, at: PipelineState, step: Int32, filled: Int32) -> None:
+        """Waits until the stage is empty, for copies in the asynchronous proxy."""
+        self.before(step)
+        mbarrier.wait_to_overwrite(ring.empty(at.stage), at.phase ^ 1)
+
+
+class Filled(NamedTuple):
+    """How many stages a loading warp has filled, and where it is in its ring."""
+
+    count: Int32
+    at: PipelineState
+
+
+@cute.jit
+def fill_stages(copies_of: Callable[[Any, Int32], TileCopies], ring: Ring, scheduler: Any) -> PipelineState:
+    """The loop of a loading warp; its state at the end. copies_of: the copies of the work tile at a cursor."""
+    filled = Filled(Int32(0), ring.start())
+    cursor, end = scheduler.range()
+    while cursor < end:
+        tile = scheduler.tile(cursor, end)
+        filled = fill_tile(copies_of(tile, cursor), ring, filled)
+        cursor = scheduler.after(cursor, tile)
+    return filled.at
+
+
+@cute.jit
+def fill_tile(copies: TileCopies, ring: Ring, filled: Filled) -> Filled:
+    """The stages of one work tile."""
+    count, at = filled
+    for step in cutlass.range(copies.steps.first, copies.steps.end, unroll=1):
+        copies.acquire(ring, at, step, count)
+        count += 1
+        copies.start(ring, at.stage, step)
+        at = ring.advance(at, copies.stride)
+    return Filled(count, at)
