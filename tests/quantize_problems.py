@@ -14,7 +14,8 @@ from cute_nvfp4.formats import decode_e4m3, encode_e4m3
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.planning.quantize import QuantizeProblem, can_implement
-from cute_nvfp4.quantization.blocks import GlobalScale, Request, _error, residual
+from cute_nvfp4.quantization.block_sums import GlobalScale, Request, residual
+from cute_nvfp4.quantization.blocks import _error
 from cute_nvfp4.quantization.rounding import round_e2m1
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule, rules_of
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shlex
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +16,7 @@ import typer
 
 from .output import check_writable, fail, shown_errors, stderr, write_json
 from .sim_findings import show_findings
+from .sim_options import Options
 from .sim_outcome import EXIT_HAZARD, EXIT_INTERNAL, EXIT_NOT_MODELLED, launch_line, show_outcome
 
 if TYPE_CHECKING:
@@ -25,44 +25,6 @@ if TYPE_CHECKING:
 
 __all__ = ["EXIT_HAZARD", "EXIT_INTERNAL", "EXIT_NOT_MODELLED", "Options", "app", "sim"]
 SETTINGS = {"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
-
-
-@dataclasses.dataclass
-class Options:
-    """What the command was asked for."""
-
-    script: str
-    arguments: list[str]
-    arch: str
-    schedule: str = ""
-    checks: bool = True
-    counters: bool = False
-    clock: str = ""
-    figures: dict[str, float] = dataclasses.field(default_factory=dict)
-    trace: str = ""
-    json: str = ""
-    quiet: bool = False
-    traceback: bool = False
-    benchmarks: str = "once"
-    step_limit: int = 0
-    execute: bool = True
-    allow: tuple[str, ...] = ()
-    collect: bool = False
-    strict: bool = False
-
-    def command(self, schedule: str, extra: list[str] | None = None) -> list[str]:
-        """The command that repeats this run with one schedule."""
-        words = [sys.executable, "-m", "cute_nvfp4", "sim", "--arch", self.arch, "--schedule", schedule]
-        words += [] if self.checks else ["--no-checks"]
-        words += [] if self.benchmarks == "once" else ["--benchmarks", self.benchmarks]
-        words += ["--step-limit", str(self.step_limit)] if self.step_limit else []
-        words += ["--time"] if self.clock else []
-        words += [word for name, value in self.figures.items() for word in ("--figure", f"{name}={value}")]
-        words += [] if self.execute else ["--no-execute"]
-        words += [word for name in self.allow for word in ("--allow", name)]
-        words += ["--continue"] if self.collect else []
-        words += ["--strict"] if self.strict else []
-        return [*words, *(extra or []), self.script, *self.arguments]
 
 
 def sim(

@@ -9,14 +9,12 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from .output import stderr, write_json
+from .sim_options import Options
 from .sim_outcome import EXIT_HAZARD, EXIT_INTERNAL, EXIT_NOT_MODELLED
 from .sim_report import SCHEMA
-
-if TYPE_CHECKING:
-    from .sim import Options
 
 
 def run_schedules(options: Options, count: int, seed: int) -> int:

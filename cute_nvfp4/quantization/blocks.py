@@ -7,17 +7,14 @@ bits: division and multiplication in the order given, sums in the order of ``ord
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import torch
 
 from cute_nvfp4 import formats
-from cute_nvfp4.formats import LARGEST_GLOBAL_SCALE, SMALLEST_GLOBAL_SCALE, Format
+from cute_nvfp4.formats import LARGEST_GLOBAL_SCALE, SMALLEST_GLOBAL_SCALE
+from cute_nvfp4.quantization.block_sums import Request, ordered_sum, residual
 from cute_nvfp4.quantization.mx import mx_scale_codes, power_of_two
 from cute_nvfp4.quantization.rounding import (
     _BIAS,
-    _MANTISSA_BITS,
     NAN_CODES,
     divide,
     encode,
@@ -26,9 +23,9 @@ from cute_nvfp4.quantization.rounding import (
     rounded,
 )
 from cute_nvfp4.quantization.rules import Rule
+from cute_nvfp4.quantization.search import search_e4m3, search_ue8m0
 
 _NAN_E4M3, _NAN_UE8M0 = 0x7F, 0xFF
-_LANES = 8
 
 
 def global_scale_from_amax(amax: torch.Tensor, rule: Rule) -> torch.Tensor:
@@ -39,48 +36,6 @@ def global_scale_from_amax(amax: torch.Tensor, rule: Rule) -> torch.Tensor:
     """
     largest = amax.clamp(min=rule.full_scale * SMALLEST_GLOBAL_SCALE)
     return divide(largest, rule.full_scale).clamp(max=LARGEST_GLOBAL_SCALE)
-
-
-@dataclass(frozen=True)
-class GlobalScale:
-    """A global scale and what follows from it, all tensors without dimensions.
-
-    value: the scale; inverse: its float32 reciprocal; shift: the power of two that brings it into [1, 2), so that
-    errors can be squared without overflow (it changes nothing else: multiplying by it is exact); valid: whether the
-    scale is in [2**-100, 2**118]. One that is not makes everything NaN, and counts as 1 until then.
-    """
-
-    value: torch.Tensor
-    inverse: torch.Tensor
-    shift: torch.Tensor
-    valid: torch.Tensor
-
-    @classmethod
-    def of(cls, value: torch.Tensor) -> GlobalScale:
-        """From a float32 tensor of one element."""
-        value = value.detach().reshape(())
-        valid = (value >= SMALLEST_GLOBAL_SCALE) & (value <= LARGEST_GLOBAL_SCALE)
-        value = torch.where(valid, value, 1.0)
-        shift = ((2 * _BIAS - (value.view(torch.int32) >> _MANTISSA_BITS)) << _MANTISSA_BITS).view(torch.float32)
-        return cls(value, reciprocal(value), shift, valid)
-
-
-@dataclass(frozen=True)
-class Request:
-    """What ``quantize_blocks`` needs to know besides the blocks.
-
-    global_scale: None for a format without, else the global scale (1 where the user wants none).
-    tile: whether a block is a square tile, whose sums must not depend on which way round it is.
-    uniform: stream → numbers in [0, 1) of the blocks' shape, for stochastic rounding; None rounds to nearest.
-    hessian: (groups, B, B) float32, and block b belongs to group ``b % groups``; for the rule of that name.
-    """
-
-    format: Format
-    rule: Rule
-    global_scale: GlobalScale | None = None
-    tile: bool = False
-    uniform: Callable[[int], torch.Tensor] | None = None
-    hessian: torch.Tensor | None = None
 
 
 def quantize_blocks(x: torch.Tensor, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
@@ -107,8 +62,6 @@ def _scale_e4m3(x: torch.Tensor, largest: torch.Tensor, request: Request) -> tup
     wanted = divide(largest, top) * factor.inverse
     scale = formats.encode_e4m3(wanted.clamp(min=rule.min_scale))
     if rule.choice in ("optimal", "hessian"):
-        from cute_nvfp4.quantization.search import search_e4m3
-
         scale = search_e4m3(x, largest, scale, request)
     elif rule.choice:
         return _four_over_six(x, scale, formats.encode_e4m3(wanted * 1.5), request)
@@ -142,12 +95,6 @@ def _four_over_six(
     return torch.where(take_four, four, six), torch.where(take_four, codes_four, codes_six)
 
 
-def residual(x: torch.Tensor, element: torch.Tensor, scale: torch.Tensor, factor: GlobalScale) -> torch.Tensor:
-    """(element · scale) · global scale − x, times the global scale's ``shift``, which keeps squares in range."""
-    # the other product is exact
-    return rounded((element * scale) * (factor.value * factor.shift)) - x * factor.shift
-
-
 def _error(difference: torch.Tensor, request: Request) -> torch.Tensor:
     """What ``request.rule`` compares, of the residuals of each block."""
     if request.rule.choice == "abs_max":
@@ -157,37 +104,9 @@ def _error(difference: torch.Tensor, request: Request) -> torch.Tensor:
     return ordered_sum(rounded(difference * difference), request.tile)
 
 
-def ordered_sum(values: torch.Tensor, tile: bool = False) -> torch.Tensor:
-    """Sums over blocks, (B, n) to (n,), in an order that is part of the definition: ties must fall the same way.
-
-    Eight lanes: lane j adds elements j, j + 8, j + 16, … in turn; then lanes 0 … 7 are added in turn. That is the
-    order of torch's sum of 16 contiguous floats on a CPU with vectors, and so that of fouroversix.
-    Square tiles add the sum of their row sums to that of their column sums, each in that order: twice the sum, and
-    the same for the transposed tile.
-    """
-    if tile:
-        side = round(values.shape[0] ** 0.5)
-        square = values.unflatten(0, (side, side))
-        return _lanes(_lanes(square.transpose(0, 1))) + _lanes(_lanes(square))
-    return _lanes(values)
-
-
-def _lanes(values: torch.Tensor) -> torch.Tensor:
-    """Sum over the first dimension, a multiple of eight, in the order of ``ordered_sum``."""
-    lanes = values[:_LANES]
-    for start in range(_LANES, values.shape[0], _LANES):
-        lanes = lanes + values[start : start + _LANES]
-    total = lanes[0]
-    for lane in lanes[1:]:
-        total = total + lane
-    return total
-
-
 def _scale_ue8m0(x: torch.Tensor, largest: torch.Tensor, request: Request) -> tuple[torch.Tensor, torch.Tensor]:
     scale = mx_scale_codes(largest, request.rule, request.format)
     if request.rule.choice:
-        from cute_nvfp4.quantization.search import search_ue8m0
-
         scale = search_ue8m0(x, largest, scale, request)
     # 2**(127 - code) is the exact reciprocal; that of code 254 is subnormal, and exact too
     y = x * power_of_two(_BIAS - scale)

@@ -26,7 +26,7 @@ import torch
 
 from cute_nvfp4 import formats
 from cute_nvfp4.operand import is_wrapper
-from cute_nvfp4.quantization.blocks import GlobalScale, Request, ordered_sum, residual
+from cute_nvfp4.quantization.block_sums import GlobalScale, Request, ordered_sum, residual
 from cute_nvfp4.quantization.mx import power_of_two
 from cute_nvfp4.quantization.rounding import _BIAS, round_e2m1
 from cute_nvfp4.quantization.rules import resolve_rule

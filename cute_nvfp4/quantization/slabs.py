@@ -10,7 +10,8 @@ import torch
 
 from cute_nvfp4.formats import Format, pack_e2m1
 from cute_nvfp4.quantization import philox
-from cute_nvfp4.quantization.blocks import GlobalScale, Request, quantize_blocks
+from cute_nvfp4.quantization.block_sums import GlobalScale, Request
+from cute_nvfp4.quantization.blocks import quantize_blocks
 from cute_nvfp4.quantization.hadamard import Hadamard
 from cute_nvfp4.quantization.rules import Rule
 

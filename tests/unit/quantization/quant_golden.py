@@ -23,7 +23,8 @@ from cute_nvfp4.ops.quantize import (
     tensor_amax,
 )
 from cute_nvfp4.quantization import philox
-from cute_nvfp4.quantization.blocks import global_scale_from_amax, ordered_sum
+from cute_nvfp4.quantization.block_sums import ordered_sum
+from cute_nvfp4.quantization.blocks import global_scale_from_amax
 from cute_nvfp4.quantization.hadamard import Hadamard
 from cute_nvfp4.quantization.rules import resolve_rule
 from cute_nvfp4.scale_layout import from_blocked, to_blocked
