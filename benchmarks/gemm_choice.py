@@ -29,7 +29,7 @@ from common import gpu_target, machine, results_path, write
 from cute_nvfp4.errors import CuteNvfp4Error
 from cute_nvfp4.harness.tuning import measure
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
-from cute_nvfp4.ops.packed_launch import STREAM, WGMMA
+from cute_nvfp4.ops.prepared_weight.gemm import STREAM, WGMMA
 from cute_nvfp4.planning.packed import PackedProblem, candidates, choose, predict
 from cute_nvfp4.planning.tuning import Timed
 

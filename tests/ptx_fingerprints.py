@@ -155,7 +155,7 @@ def _grouped() -> Iterator[tuple[str, Callable]]:
 
 def _packed_groups() -> Iterator[tuple[str, Callable]]:
     from cute_nvfp4.kernels.gemm.sm90.grouped_config import GroupedWgmmaConfig
-    from cute_nvfp4.ops.packed_rows import compile_grouped_wgmma
+    from cute_nvfp4.ops.prepared_weight.rows import compile_grouped_wgmma
     from cute_nvfp4.target import ARCHITECTURES
 
     sm120 = ARCHITECTURES["sm_120a"]
@@ -228,7 +228,7 @@ def _quantizations() -> Iterator[tuple[str, Callable]]:
 def _packed() -> Iterator[tuple[str, Callable]]:
     from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
     from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
-    from cute_nvfp4.ops.packed_launch import STREAM, WGMMA
+    from cute_nvfp4.ops.prepared_weight.gemm import STREAM, WGMMA
     from cute_nvfp4.target import ARCHITECTURES
 
     streams = {

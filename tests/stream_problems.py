@@ -15,7 +15,7 @@ from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90.arguments import PackedWeight
 from cute_nvfp4.operand import BlockScaledTensor
 from cute_nvfp4.ops.checks import tensors
-from cute_nvfp4.ops.packed_launch import STREAM
+from cute_nvfp4.ops.prepared_weight.gemm import STREAM
 from cute_nvfp4.runtime.backend import resolve
 from cute_nvfp4.scale_layout import blocked_flat, to_blocked
 

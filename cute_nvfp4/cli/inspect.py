@@ -157,7 +157,7 @@ def _compile_packed(
 ) -> tuple[CompiledKernel, str, dict[str, Any]]:
     """The same of ``gemm`` with a prepared weight of n rows and x of m, in bfloat16."""
     from ..kernels.gemm.packed.pipelines import stream_pipelines, wgmma_pipelines
-    from ..ops.packed_launch import STREAM, WGMMA
+    from ..ops.prepared_weight.gemm import STREAM, WGMMA
     from ..planning.packed import PackedProblem, choose
     from ..runtime.inspection import disassemble, innermost_loop
 

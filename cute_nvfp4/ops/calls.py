@@ -8,18 +8,15 @@ overlaps an input.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..errors import OperandError, OperandTypeError
-from ..operand import BlockScaledTensor, span_bytes
-from ..runtime.apart import Apart, near
-from ..runtime.launch import SimLauncher
-from .checks import check_overlap, number
+from ..errors import OperandTypeError
+from ..operand import BlockScaledTensor
+from .checks import number
 
 
 def output_key(out: torch.Tensor | None) -> tuple | None:
@@ -52,6 +49,11 @@ def operand_key(x: Any) -> Any:
     return None if x is None else type(x)
 
 
+def any_key(x: Any) -> Any:
+    """The same of an operand, or of a tensor in its place."""
+    return tensor_key(x) if isinstance(x, Tensor) else operand_key(x)
+
+
 def as_alpha(alpha: float | torch.Tensor | None) -> tuple[float, torch.Tensor | None]:
     """A number, and a tensor if it is one; its dtype and shape are known to be right."""
     return (1.0, alpha) if isinstance(alpha, torch.Tensor) else (1.0 if alpha is None else number("alpha", alpha), None)
@@ -72,53 +74,3 @@ def allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
 def addresses(*given: torch.Tensor | None) -> tuple[int, ...]:
     """The addresses of those tensors that there are."""
     return tuple([x.data_ptr() for x in given if x is not None])
-
-
-class GivenOutput:
-    """What a planned call knows of an output that it is given, and of what it reads: their sizes in bytes."""
-
-    def __init__(self, read: Mapping[str, torch.Tensor | None], out: torch.Tensor) -> None:
-        self._sizes = tuple(span_bytes(x) for x in read.values() if x is not None)
-        self._bytes = span_bytes(out)
-
-    def check(self, read: Mapping[str, torch.Tensor | None], out: torch.Tensor) -> None:
-        """Raises if ``out`` overlaps something that is read."""
-        start = out.data_ptr()
-        if near(start, start + self._bytes, addresses(*read.values()), self._sizes):
-            check_overlap(read, out)
-
-
-@dataclass
-class Preparation:
-    """One launch of an operation that was planned, for ``prepare`` and ``export``.
-
-    values: of a call. operands: by name, "out" among them. slots: for each that may vary, its parts (None: it is a
-    tensor) and their places among the values; of an operand that is a list, those of each element. apart: what is read,
-    and what is written. owners: from operands to what the launcher takes.
-    """
-
-    launch: Callable[[tuple, tuple], None]
-    values: tuple
-    operands: dict[str, Any]
-    slots: dict[str, Sequence]
-    apart: Apart
-    owners: Callable[[dict[str, Any]], tuple]
-
-    def __post_init__(self) -> None:
-        self.reads_owners = isinstance(self.launch, SimLauncher) or getattr(self.launch, "reads_owners", False)
-
-
-def preparable(call: Any, kind: type) -> Any:
-    """``call`` if it runs a kernel.
-
-    Raises:
-        OperandError: it runs exact torch.
-    """
-    if isinstance(call, kind):
-        return call
-    raise OperandError.of(
-        "backend of a prepared call",
-        got="exact torch",
-        expected="the kernels",
-        hint="Use CUDA tensors, or a block of cute_nvfp4.simulating().",
-    )

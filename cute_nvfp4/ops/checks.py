@@ -83,6 +83,23 @@ def split_alpha(alpha: Any, device: torch.device, groups: int = 1) -> tuple[floa
     return 1.0, alpha.reshape(-1)
 
 
+def factor(alpha: Any, groups: int = 1) -> Any:
+    """A checked alpha as exact torch takes it: a number, or float64 of one element, or of one for each group."""
+    if not isinstance(alpha, torch.Tensor):
+        return number("alpha", alpha)
+    return alpha.reshape(()).double() if alpha.numel() == 1 else alpha.reshape(-1).double()
+
+
+def factors_of(request: Any, *names: str) -> tuple[float | str, tuple[str, ...]]:
+    """The number that a kernel's record has as alpha, and the device scalars that multiply it: alpha itself where it is
+    a tensor, and the global scales of the arguments ``names``."""
+    scalar, factors = ("alpha", []) if request.alpha is not None else (1.0, [])
+    if isinstance(request.alpha, torch.Tensor):
+        scalar, factors = 1.0, ["alpha"]
+    scaled = [name for name in names if getattr(getattr(request, name), "global_scale", None) is not None]
+    return scalar, (*factors, *(f"{name}.global_scale" for name in scaled))
+
+
 def refuse_config(config: Any) -> None:
     """Raises if a plan is given to exact torch, which has no kernel to run it."""
     if config is not None:
@@ -107,6 +124,23 @@ def parts(operands: Mapping[str, BlockScaledTensor]) -> dict[str, torch.Tensor |
         for name, operand in operands.items()
         for part in ("data", "scale", "global_scale")
     }
+
+
+def reads(request: Any) -> dict[str, torch.Tensor | None]:
+    """Every tensor of a request but what is written, by name."""
+    return inputs(**{name: x for name, x in request._asdict().items() if name not in ("out", "status")})
+
+
+def inputs(**named: Any) -> dict[str, torch.Tensor | None]:
+    """Every tensor of arguments, by name: ``bias``, ``a.data`` and so on."""
+    found: dict[str, torch.Tensor | None] = {}
+    for name, x in named.items():
+        if isinstance(x, torch.Tensor):
+            found[name] = x
+        else:
+            parts = ("data", "packed", "scale", "offsets", "global_scale", "up_global_scale")
+            found |= {f"{name}.{part}": getattr(x, part) for part in parts if hasattr(x, part)}
+    return found
 
 
 def tensors(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -18,9 +18,10 @@ from ..planning.quantize import QuantizeProblem
 from ..quantization.rules import resolve_format
 from ..runtime.apart import Apart
 from ..runtime.launch import Launcher, SimLauncher
+from ..runtime.torch_private import is_exporting
+from ..scale_layout import blocked_bytes, blocked_flat, blocked_view
 from .calls import addresses, allocator
 from .checks import DTYPE_NAMES, check_overlap, tensors
-from .library.fused import Fused, call_fused
 from .quantize import quantize
 from .quantize_launch import Results, given_scale
 from .quantize_request import (
@@ -78,6 +79,80 @@ class Quantization:
         options = {"scale_layout": request.scale_layout, "out": out, "backend": backend}
         given = None if self.global_scale == "none" else given
         return quantize(values, request.format, request.rule.name, global_scale=given, **options)
+
+
+class Fused(NamedTuple):
+    """What a fused operation gives: the operand, the new residual, what was quantized. The last two may be None."""
+
+    quantized: BlockScaledTensor
+    residual: torch.Tensor | None
+    values: torch.Tensor | None
+
+
+def call_fused(
+    name: str,
+    inputs: Mapping[str, torch.Tensor | None],
+    shape: Sequence[int],
+    kind: str,
+    given: Any,
+    options: Mapping[str, Any],
+    out: BlockScaledTensor | None,
+    residual_out: torch.Tensor | None = None,
+) -> Fused:
+    """The operator ``name`` of ``inputs``, x first. shape: of the values. kind: "given", "none" or "auto", the global
+    scale. options: the operator's."""
+    x, residual = next(iter(inputs.values())), inputs.get("residual")
+    factor = checked_global_scale(given, x.device) if kind == "given" else None
+    tensors = [None if t is None else t.detach() for t in (*inputs.values(), factor)]
+    options = {**options, "compute_global_scale": kind == "auto"}
+    operator, wants_values = getattr(torch.ops.cute_nvfp4, name), options["return_values"]
+    if out is None and residual_out is None:
+        data, scale, computed, *rest = operator.default(*tensors, **options)
+        new, values = rest[0], rest[-1]
+    else:
+        data, scale, computed, new, values = new_results(x, shape, residual, **options)
+        if out is not None:
+            data, scale = out.data, blocked_flat(out.scale) if out.scale.ndim == 6 else out.scale
+            computed = out.global_scale
+        written = {"out": data, "out_scale": scale, "values_out": values if wants_values else None}
+        # the given one may be that of out, which is read then
+        stored = kind == "auto" or (out is not None and computed is not given)
+        written["out_global_scale"] = computed if stored else None
+        if residual is not None:
+            written["residual_out"] = new = new if residual_out is None else residual_out
+        operator.out(*tensors, **options, **written)
+    found = Fused(out, None if residual is None else new, values if wants_values else None)
+    if out is not None:
+        return found
+    format = resolve_format(options["format"])
+    # a view in six dimensions would make a program of its own for up to 128 rows
+    if options["scale_layout"] == "blocked" and not is_exporting():
+        scale = blocked_view(scale, data.shape[0], format.scale_columns(shape[-1]))
+    return found._replace(quantized=BlockScaledTensor(data, scale, computed if kind == "auto" else factor, format))
+
+
+def new_results(
+    x: torch.Tensor,
+    shape: Sequence[int],
+    residual: torch.Tensor | None,
+    *,
+    format: str = "nvfp4",
+    scale_layout: str = "blocked",
+    compute_global_scale: bool = False,
+    return_values: bool = False,
+    **options: Any,
+) -> tuple[torch.Tensor, ...]:
+    """New results: data, scales, global scale, residual, values. shape: of the values, (M, K) or (K,)."""
+    kind, (rows, k) = resolve_format(format), (shape if len(shape) == 2 else (1, *shape))
+    columns = kind.scale_columns(k)
+    scales = (rows, columns) if scale_layout == "rowmajor" else blocked_bytes(rows, columns)
+    return (
+        x.new_empty((rows, kind.data_columns(k)), dtype=torch.uint8),
+        x.new_empty(scales, dtype=torch.uint8),
+        x.new_empty(() if compute_global_scale else 0, dtype=torch.float32),
+        x.new_empty(0 if residual is None else x.shape),
+        x.new_empty(shape if return_values else 0),
+    )
 
 
 class FusedCall:

@@ -1,9 +1,7 @@
-"""gated_gemm: validate, choose a backend and a plan, launch."""
+"""gated_gemm: gate(A · B1ᵀ) ∘ (A · B2ᵀ), of block-scaled operands or of a prepared weight that is both."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,37 +11,34 @@ from ..formats import NVFP4, as_bytes
 from ..kernels.gemm.arguments import GemmArguments, Operand, Output
 from ..kernels.gemm.config import INTERLEAVED_ROWS, QUANTIZED, GemmConfig
 from ..kernels.gemm.limits import can_implement
-from ..operand import BlockScaledTensor, span_bytes
+from ..operand import BlockScaledTensor
 from ..planning.gemm import GemmProblem, Plan
 from ..prepared_weight import PreparedWeight
 from ..reference import GATES, gemm_reference
-from ..runtime.apart import near
-from ..runtime.backend import Backend, resolve
-from ..runtime.bounded import Bounded
+from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
-from ..runtime.launch import Tensors
-from ..runtime.simulating import world
 from ..scale_layout import blocked_bytes, blocked_view
 from ..target import Target
-from .calls import addresses, as_alpha, operand_key, output_key, tensor_key
+from .calls import output_key
 from .checks import (
     check_format,
     check_gate,
     check_overlap,
     check_types,
     checked_output,
-    parts,
-    refuse_config,
+    factor,
+    factors_of,
+    reads,
     split_alpha,
-    tensors,
 )
-from .dispatch import by_operator, written_to
-from .gated_packed import gated_packed
-from .gemm import host
-from .gemm_launch import GemmCall, output_record, strides
+from .gemm_launch import gemm_call, host, output_record, strides
 from .interleave import check_halves, check_weights
-from .library import gated as operators
-from .operands import check_operands, check_signs, operand_record
+from .operands import check_operands, operand_record
+from .operation import Operation
+from .planned import PlannedCall
+from .prepared_weight.gemm import PREPARED_GEMM, gated_prepared_gemm
+from .quantize import quantize
+from .quantize_request import checked_global_scale
 
 
 def gated_gemm(
@@ -91,182 +86,65 @@ def gated_gemm(
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
     if isinstance(b1, PreparedWeight):
-        return gated_packed(a, b1, b2, gate, alpha, interleaved, out, out_dtype, out_global_scale, config, backend)
-    if by_operator((a, b1, b2), alpha, out_global_scale, out, getattr(out, "global_scale", None)):
-        options = gate, alpha, interleaved, out, out_dtype, out_global_scale, config, backend
-        return operators.gated_gemm(a, b1, b2, *options)
-    check_types(a, b1)
-    key = (
-        *(a.key, b1.key, operand_key(b2), gate, tensor_key(alpha), interleaved, type(interleaved), out_dtype),
-        *(operand_key(out) if isinstance(out, BlockScaledTensor) else output_key(out), tensor_key(out_global_scale)),
-        *(backend, config, world(a.key.on_cpu)),
-    )
-    call = _calls.find(key)
-    if call is None:
-        made = _plan(a, b1, b2, gate, alpha, interleaved, out, out_dtype, out_global_scale, backend, config)
-        call = _calls[key] = made
-    result = call(a, b1, b2, alpha, out, out_global_scale)
-    if out is not None and torch.is_grad_enabled():
-        written_to(out)
-    return result
+        operation = gated_prepared_gemm
+    else:
+        operation = GATED
+    return operation(a, b1, b2, gate, alpha, interleaved, out, out_dtype, out_global_scale, config, backend)
 
 
-_calls = Bounded()
+def _check(r: Any) -> torch.Tensor | BlockScaledTensor:
+    check_types(r.a, r.b1)
+    n = _n(r.a, _weights(r.b1, r.b2), r.gate, r.interleaved)
+    split_alpha(r.alpha, r.a.device)
+    return _result(r, n)
 
 
-def _plan(
-    a: BlockScaledTensor,
-    b1: BlockScaledTensor,
-    b2: BlockScaledTensor | None,
-    gate: str,
-    alpha: Any,
-    interleaved: bool,
-    out: Any,
-    out_dtype: torch.dtype | None,
-    out_global_scale: Any,
-    backend: Backend,
-    config: Plan | None,
-) -> Callable[..., Any]:
-    """The call for these operands and all like them, which it checks."""
-    weights = _weights(b1, b2)
-    n = _check(a, weights, gate, interleaved)
-    _, alpha = split_alpha(alpha, a.device)
-    read = parts({"a": a, **weights}) | {"alpha": alpha}
-    result = _result(a, n, read, out, out_dtype, out_global_scale)
-    target = resolve(backend, a.device)
-    if target.backend == "reference":
-        refuse_config(config)
-        return functools.partial(_reference_call, n=n, gate=gate, interleaved=interleaved, dtype=out_dtype)
+def _plan(r: Any, target: Target) -> PlannedCall:
+    a, weights, quantized = r.a, _weights(r.b1, r.b2), isinstance(r.out, BlockScaledTensor)
+    n = r.out.k if quantized else r.out.shape[-1]
     check_operands({"a": a, **weights}, target.backend)
-    return _Call(a, weights, n, gate, interleaved, alpha, result, target, config)
+    scalar, factors = factors_of(r, "a", "b1")
+    second = factors if r.b2 is None else factors_of(r, "a", "b2")[1]
+    output, described = _output(r.out)
+    problem = GemmProblem(
+        m=a.rows,
+        n=n,
+        k=a.k,
+        batch=a.batch,
+        a_format=a.format.name,
+        b_format=r.b1.format.name,
+        factors=len(factors),
+        products=2,
+        gate=r.gate,
+        interleaved=r.interleaved,
+        **described,
+    )
+    both = (operand_record(r.b1, "b1"), operand_record(r.b2, "b2")) if r.b2 is not None else _halves(r, n)
+    arguments = GemmArguments(
+        a=(operand_record(a, "a"),),
+        b=both,
+        out=output,
+        bias=None,
+        alpha=scalar,
+        factors=(factors, second),
+        k=a.k,
+        batch=a.batch,
+    )
+    dtype = None if quantized else r.out.dtype
 
+    def new(a: BlockScaledTensor, *given: Any) -> torch.Tensor | BlockScaledTensor:
+        return _new(a, n, dtype, given[_SCALE])
 
-class _Call:
-    """A planned call: the kernel, and what to check before it runs."""
-
-    def __init__(
-        self,
-        a: BlockScaledTensor,
-        weights: dict[str, BlockScaledTensor],
-        n: int,
-        gate: str,
-        interleaved: bool,
-        alpha: torch.Tensor | None,
-        result: torch.Tensor | BlockScaledTensor,
-        target: Target,
-        config: Plan | None,
-    ) -> None:
-        b1, b2 = weights.get("b1") or weights["b"], weights.get("b2")
-        factors = addresses(alpha, a.global_scale, b1.global_scale)
-        output, described = _output(result)
-        problem = GemmProblem(
-            m=a.rows,
-            n=n,
-            k=a.k,
-            batch=a.batch,
-            a_format=a.format.name,
-            b_format=b1.format.name,
-            factors=len(factors),
-            products=2,
-            gate=gate,
-            interleaved=interleaved,
-            **described,
-        )
-        first, self._apart = (operand_record(b1), (0, 0)) if b2 is not None else _halves(b1, n, interleaved)
-        arguments = GemmArguments(
-            a=(operand_record(a),),
-            b=(first, first if b2 is None else operand_record(b2)),
-            out=output,
-            bias=None,
-            alpha=1.0,
-            factors=(factors, factors),
-            k=a.k,
-            batch=a.batch,
-        )
-        self._launch = GemmCall(KERNEL, problem, config, target, a.device, arguments, _touched)
-        self._n, self._simulated = n, target.backend == "sim"
-        self._dtype = None if isinstance(result, BlockScaledTensor) else result.dtype
-        inputs = (x for x in (*parts({"a": a, **weights}).values(), alpha) if x is not None)
-        self._sizes = tuple(map(span_bytes, inputs))
-        self._out_sizes = tuple(map(span_bytes, _written(result).values()))
-
-    def __call__(
-        self,
-        a: BlockScaledTensor,
-        b1: BlockScaledTensor,
-        b2: BlockScaledTensor | None,
-        alpha: Any,
-        out: Any,
-        out_global_scale: Any,
-    ) -> torch.Tensor | BlockScaledTensor:
-        scalar, alpha = as_alpha(alpha)
-        weights = _weights(b1, b2)
-        result = _new(a, self._n, self._dtype, out_global_scale) if out is None else out
-        if out is not None:
-            read = parts({"a": a, **weights}) | {"alpha": alpha}
-            places = addresses(*read.values())
-            ranges = zip(addresses(*_written(out).values()), self._out_sizes)
-            if self._dtype is None or any(near(x, x + size, places, self._sizes) for x, size in ranges):
-                _check_memory(read, out)
-        if self._simulated:
-            for name, operand in {"a": a, **weights}.items():
-                check_signs(name, operand)
-        data, scale = b1.data.data_ptr(), b1.scale.data_ptr()
-        other = addresses(b2.data, b2.scale) if b2 is not None else (data + self._apart[0], scale + self._apart[1])
-        second = b1 if b2 is None else b2
-        results = (
-            addresses(result) if self._dtype is not None else addresses(result.data, result.scale, result.global_scale)
-        )
-        factors = (
-            *addresses(alpha, a.global_scale, b1.global_scale),
-            *addresses(alpha, a.global_scale, second.global_scale),
-        )
-        rest = (*results, scalar, *factors)
-        self._launch(addresses(a.data, a.scale), (data, scale, *other), rest, (a, b1, b2, alpha, result))
-        return result
-
-
-def _touched(a: Any, b1: Any, b2: Any, alpha: Any, result: Any, scratch: dict[str, torch.Tensor]) -> Tensors:
-    read = parts({"a": a, **_weights(b1, b2)}) | {"alpha": alpha}
-    if isinstance(result, BlockScaledTensor):
-        read["out.global_scale"] = result.global_scale
-    return tensors(read, _written(result) | scratch)
-
-
-def _written(result: torch.Tensor | BlockScaledTensor) -> dict[str, torch.Tensor]:
-    """The tensors of the result that the kernel writes."""
-    if isinstance(result, BlockScaledTensor):
-        return {"out.data": result.data, "out.scale": result.scale}
-    return {"out": result}
-
-
-def _reference_call(
-    a: BlockScaledTensor,
-    b1: BlockScaledTensor,
-    b2: BlockScaledTensor | None,
-    alpha: Any,
-    out: Any,
-    out_global_scale: Any,
-    *,
-    n: int,
-    gate: str,
-    interleaved: bool,
-    dtype: torch.dtype | None,
-) -> torch.Tensor | BlockScaledTensor:
-    scalar, alpha = as_alpha(alpha)
-    weights = _weights(b1, b2)
-    if out is not None:
-        _check_memory(parts({"a": a, **weights}) | {"alpha": alpha}, out)
-    result = _new(a, n, dtype, out_global_scale) if out is None else out
-    factor = scalar if alpha is None else alpha.reshape(()).double()
-    return _store_reference(_reference(a, weights, n, gate, interleaved, factor), result)
+    return gemm_call(
+        GATED, KERNEL, problem, r, target, arguments, read_only=("out.global_scale",), new_of=new
+    )
 
 
 def _weights(b1: BlockScaledTensor, b2: BlockScaledTensor | None) -> dict[str, BlockScaledTensor]:
     return {"b": b1} if b2 is None else {"b1": b1, "b2": b2}
 
 
-def _check(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor], gate: str, interleaved: bool) -> int:
+def _n(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor], gate: str, interleaved: bool) -> int:
     """Raises unless the operands can be multiplied; N."""
     check_gate(gate)
     if not isinstance(interleaved, bool):
@@ -281,22 +159,21 @@ def _check(a: BlockScaledTensor, weights: dict[str, BlockScaledTensor], gate: st
     return rows // 2
 
 
-def _result(
-    a: BlockScaledTensor, n: int, inputs: dict, out: Any, dtype: torch.dtype | None, global_scale: Any
-) -> torch.Tensor | BlockScaledTensor:
+def _result(r: Any, n: int) -> torch.Tensor | BlockScaledTensor:
     """The output, checked or new."""
+    a, out = r.a, r.out
     shape = (a.batch, a.rows, n) if a.is_batched else (a.rows, n)
-    if global_scale is None and not isinstance(out, BlockScaledTensor):
-        return checked_output(inputs, a.device, shape, out, dtype)
-    if dtype is not None:
-        raise OperandTypeError.of("out_dtype", got=dtype, expected="None for a quantized result")
+    if r.out_global_scale is None and not isinstance(out, BlockScaledTensor):
+        return checked_output(reads(r), a.device, shape, out, r.out_dtype)
+    if r.out_dtype is not None:
+        raise OperandTypeError.of("out_dtype", got=r.out_dtype, expected="None for a quantized result")
     if n % NVFP4.block:
         raise OperandError.of("N of a quantized result", got=n, expected=f"a multiple of {NVFP4.block}")
     if out is None:
-        return _new(a, n, None, global_scale)
+        return _new(a, n, None, r.out_global_scale)
     if not isinstance(out, BlockScaledTensor):
         raise OperandTypeError.of("out", got=type(out).__name__, expected="BlockScaledTensor, for a quantized result")
-    if global_scale is not None:
+    if r.out_global_scale is not None:
         raise OperandError.of("out_global_scale", got="one, with out", expected="None: that of out is used")
     check_format("out", out, (NVFP4,))
     if (*out.data.shape[:-1], out.k) != shape:
@@ -304,26 +181,26 @@ def _result(
     if out.scale_layout != "blocked" or out.global_scale is None or out.device != a.device:
         got = f"{out.scale_layout} scales, {'no' if out.global_scale is None else 'a'} global scale, {out.device}"
         raise OperandError.of("out", got=got, expected=f"blocked scales and a global scale on {a.device}")
-    _check_memory(inputs, out)
+    _check_memory(r)
     return out
 
 
-def _check_memory(inputs: dict[str, torch.Tensor | None], out: torch.Tensor | BlockScaledTensor) -> None:
+def _check_memory(r: Any) -> None:
     """Raises if the output overlaps an input, or one part of it another."""
-    read = dict(inputs)
-    if isinstance(out, BlockScaledTensor):
-        read["out.global_scale"] = out.global_scale
-    for name, tensor in _written(out).items():
-        check_overlap(read, as_bytes(tensor) if isinstance(out, BlockScaledTensor) else tensor)
-        read[name] = tensor
+    read, out = reads(r), r.out
+    if not isinstance(out, BlockScaledTensor):
+        return check_overlap(read, out)
+    read["out.global_scale"] = out.global_scale
+    for name in ("data", "scale"):
+        check_overlap(read, as_bytes(getattr(out, name)))
+        read[f"out.{name}"] = getattr(out, name)
+    return None
 
 
 def _new(
     a: BlockScaledTensor, n: int, dtype: torch.dtype | None, global_scale: Any
 ) -> torch.Tensor | BlockScaledTensor:
     """A new result, quantized if there is a global scale."""
-    from .quantize_request import checked_global_scale
-
     shape = (a.batch, a.rows, n) if a.is_batched else (a.rows, n)
     if global_scale is None:
         return torch.empty(shape, dtype=dtype or torch.float16, device=a.device)
@@ -333,12 +210,16 @@ def _new(
     return BlockScaledTensor(data, blocked_view(scale, a.rows, columns, a.batch), value, NVFP4)
 
 
-def _halves(b: BlockScaledTensor, n: int, interleaved: bool) -> tuple[Operand, tuple[int, int]]:
-    """B1 and B2, which both lie in ``b``: the record of either, and how many bytes apart their data and scales are."""
-    record = operand_record(b)._replace(rows=n)
-    rows = INTERLEAVED_ROWS if interleaved else n
-    apart = rows * record.row_stride // b.format.elements_per_byte, blocked_bytes(rows, b.format.scale_columns(b.k))
-    return record, apart
+def _output_key(x: Any) -> Any:
+    return x.key if isinstance(x, BlockScaledTensor) else output_key(x)
+
+
+def _halves(r: Any, n: int) -> tuple[Operand, Operand]:
+    """B1 and B2, which both lie in ``b1``."""
+    whole, rows = operand_record(r.b1), INTERLEAVED_ROWS if r.interleaved else n
+    data = rows * whole.row_stride // r.b1.format.elements_per_byte
+    scale = blocked_bytes(rows, r.b1.format.scale_columns(r.b1.k))
+    return tuple(operand_record(r.b1, "b1", (i * data, i * scale))._replace(rows=n) for i in (0, 1))
 
 
 def _output(result: Any) -> tuple[Output, dict[str, Any]]:
@@ -347,28 +228,27 @@ def _output(result: Any) -> tuple[Output, dict[str, Any]]:
         return output_record(result)
     row, _, batch = strides(result.data)
     described = {"out": QUANTIZED, "vector": (result.data.data_ptr() | row | batch) % 16 == 0}
-    return Output(0, row, batch, 0, 0), described
+    return Output("out.data", row, batch, "out.scale", "out.global_scale"), described
 
 
-def _reference(a, weights: dict, n: int, gate: str, interleaved: bool, alpha: Any) -> torch.Tensor:
+def _reference(r: Any) -> torch.Tensor:
     """In float64, of operands of any layout."""
-    products = [gemm_reference(a, b, alpha=alpha, out_dtype=torch.float64) for b in weights.values()]
+    weights, alpha = _weights(r.b1, r.b2), factor(r.alpha)
+    products = [gemm_reference(r.a, b, alpha=alpha, out_dtype=torch.float64) for b in weights.values()]
     if len(products) == 1:
-        rows = INTERLEAVED_ROWS if interleaved else n
+        rows = INTERLEAVED_ROWS if r.interleaved else r.b1.rows // 2
         both = products[0].unflatten(-1, (-1, 2, rows))
         products = [both[..., i, :].flatten(-2) for i in (0, 1)]
-    return GATES[gate](products[0]) * products[1]
+    return GATES[r.gate](products[0]) * products[1]
 
 
-def _store_reference(exact: torch.Tensor, result: Any) -> torch.Tensor | BlockScaledTensor:
-    if not isinstance(result, BlockScaledTensor):
-        return result.copy_(exact)
-    from .quantize import quantize
-
-    made = quantize(exact.float(), NVFP4, "max", global_scale=result.global_scale, backend="reference")
-    as_bytes(result.data).copy_(made.data)
-    as_bytes(result.blocked_scale()).copy_(made.blocked_scale())
-    return result
+def _store(exact: torch.Tensor, out: Any) -> torch.Tensor | BlockScaledTensor:
+    if not isinstance(out, BlockScaledTensor):
+        return out.copy_(exact)
+    made = quantize(exact.float(), NVFP4, "max", global_scale=out.global_scale, backend="reference")
+    as_bytes(out.data).copy_(made.data)
+    as_bytes(out.blocked_scale()).copy_(made.blocked_scale())
+    return out
 
 
 def _can_implement(config: GemmConfig) -> str:
@@ -379,5 +259,30 @@ def _can_implement(config: GemmConfig) -> str:
     return can_implement(config)
 
 
+def _instead(r: Any) -> Any:
+    if r.b2 is not None or not isinstance(r.b1, PreparedWeight):
+        got = f"{type(r.b1).__name__} and {type(r.b2).__name__}"
+        expected = "a PreparedWeight of both, for a call that decides nothing any more"
+        raise OperandTypeError.of("b1 and b2", got=got, expected=expected)
+    check_gate(r.gate)
+    return PREPARED_GEMM, PREPARED_GEMM.request(
+        r.a, r.b1, r.alpha, None, r.out, r.out_dtype, r.config, r.backend, r.gate
+    )
+
+
 KERNEL = Kernel("gated_gemm", GemmArguments, host, _can_implement)
 compile_gated_gemm = KERNEL.compile
+GATED = Operation(
+    gated_gemm,
+    check=_check,
+    reference=_reference,
+    plan=_plan,
+    store=_store,
+    overlaps=_check_memory,
+    operands=("a", "b1", "b2"),
+    tensors=("alpha", "out_global_scale"),
+    keys={"out": _output_key, "interleaved": lambda x: (x, type(x))},
+    instead=_instead,
+    preparable=True,
+)
+_SCALE = GATED.fields.index("out_global_scale") - 1

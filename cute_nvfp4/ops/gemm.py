@@ -1,8 +1,7 @@
-"""gemm: validate, choose a backend and a plan, launch."""
+"""gemm: a product of two block-scaled operands, or of activations and a prepared weight."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -10,40 +9,31 @@ import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..kernels.gemm.arguments import Bias, GemmArguments
-from ..kernels.gemm.config import GemmConfig
 from ..kernels.gemm.limits import can_implement
-from ..operand import BlockScaledTensor, span_bytes
+from ..operand import BlockScaledTensor
 from ..planning.gemm import GemmProblem, Plan
 from ..prepared_weight import PreparedWeight
 from ..reference import gemm_reference
-from ..runtime.apart import Apart, near
-from ..runtime.backend import Backend, resolve
-from ..runtime.bounded import Bounded
+from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
-from ..runtime.launch import Tensors
-from ..runtime.simulating import world
 from ..target import Target
-from .calls import Preparation, addresses, allocator, as_alpha, output_key, preparable, tensor_key
 from .checks import (
     DTYPE_NAMES,
     check_dtype,
-    check_overlap,
     check_product,
     check_types,
     checked_output,
-    parts,
-    refuse_config,
+    factor,
+    factors_of,
+    reads,
     split_alpha,
-    tensors,
 )
-from .dispatch import by_operator, written_to
-from .gemm_launch import GemmCall, output_record
-from .library import products as operators
-from .operands import check_operands, check_signs, operand_record
-from .packed_gemm import packed_gemm
-from .packed_gemm import prepared as prepared_packed
-from .packed_operands import Request
-from .plain_gemm import PlainGemm
+from .gemm_launch import gemm_call, host, output_record
+from .operands import check_operands, operand_record
+from .operation import Operation
+from .planned import Preparation
+from .prepared_weight.gemm import PREPARED_GEMM
+from .prepared_weight.packed_each_call import PackedEachCall
 
 
 def gemm(
@@ -85,197 +75,49 @@ def gemm(
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
     if isinstance(b, PreparedWeight):
-        return packed_gemm(a, b, alpha, bias, out, out_dtype, config, backend)
-    if by_operator((a, b), alpha, bias, out):
-        return operators.gemm(a, b, alpha, bias, out, out_dtype, config, backend)
-    result = planned(a, b, alpha, bias, out, out_dtype, config, backend)(a, b, alpha, bias, out)
-    if out is not None and torch.is_grad_enabled():
-        written_to(out)
-    return result
+        return PREPARED_GEMM(a, b, alpha, bias, out, out_dtype, config, backend, "")
+    return GEMM(a, b, alpha, bias, out, out_dtype, config, backend)
 
 
-def planned(
-    a: BlockScaledTensor,
-    b: BlockScaledTensor,
-    alpha: Any,
-    bias: torch.Tensor | None,
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    config: Plan | None,
-    backend: Backend,
-) -> Callable[..., torch.Tensor]:
-    """The call for these operands: the one that was planned for others like them, or a new one."""
-    check_types(a, b)
-    key = (
-        *(a.key, b.key, output_key(out), out_dtype, tensor_key(alpha), tensor_key(bias)),
-        *(backend, config, world(a.key.on_cpu)),
-    )
-    call = _calls.find(key)
-    if call is None:
-        call = _calls[key] = _plan(a, b, alpha, bias, out, out_dtype, backend, config)
-    return call
+def _check(r: Any) -> torch.Tensor:
+    check_types(r.a, r.b)
+    check_product(r.a, {"b": r.b})
+    split_alpha(r.alpha, r.a.device)
+    _check_bias(r.bias, r.a, r.b)
+    shape = (r.a.batch, r.a.rows, r.b.rows) if r.a.is_batched else (r.a.rows, r.b.rows)
+    return checked_output(reads(r), r.a.device, shape, r.out, r.out_dtype)
 
 
-def prepared(
-    a: BlockScaledTensor,
-    b: BlockScaledTensor,
-    *,
-    alpha: float | torch.Tensor | None = None,
-    bias: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    config: Plan | None = None,
-    backend: Backend = "auto",
-) -> Preparation:
-    """``gemm`` planned, for ``prepare``."""
-    if isinstance(b, PreparedWeight):
-        return prepared_packed(Request(a, b, alpha, bias, out, out_dtype, config, backend))
-    call = planned(a, b, alpha, bias, out, out_dtype, config, backend)
-    if isinstance(call, PlainGemm):
-        raise OperandError.of(
-            "b of a prepared call on sm_90a",
-            got="an operand that each call packs",
-            expected="a PreparedWeight",
-            hint="prepare_weight(b) packs it once.",
-        )
-    call = preparable(call, _Call)
-    out = call.new() if out is None else out
-    scalar, alpha = as_alpha(alpha)
-    made, scratch = call.gemm, call.gemm.scratch(kept=False)
-    first, second = (2, 0) if made.swap else (0, 2)
-    places = {"a": [("data", first), ("scale", first + 1)], "b": [("data", second), ("scale", second + 1)]}
-    # after the output, the bias, alpha and its tensor
-    factor = 5 + sum(x is not None for x in (bias, alpha)) + 1
-    sizes = {} if bias is None else {5: span_bytes(bias)}
-    if alpha is not None:
-        sizes[factor - 1] = 4
-    for name, x in (("a", a), ("b", b)):
-        sizes |= zip((place for _, place in places[name]), (x.key.data_bytes, x.key.scale_bytes))
-        if x.global_scale is not None:
-            places[name].append(("global_scale", factor))
-            sizes[factor] = 4
-            factor += 1
-    return Preparation(
-        made.launch,
-        made.values(
-            addresses(a.data, a.scale), addresses(b.data, b.scale), call.rest(a, b, scalar, alpha, bias, out), scratch
-        ),
-        {"a": a, "b": b, "out": out},
-        places | {"out": [(None, 4)]},
-        Apart(sizes, ((4, span_bytes(out)),)),
-        lambda x: (x["a"], x["b"], alpha, bias, x["out"], scratch),
-    )
-
-
-class _Call:
-    """A planned call: the kernel, and what to check before it runs."""
-
-    def __init__(
-        self,
-        a: BlockScaledTensor,
-        b: BlockScaledTensor,
-        alpha: torch.Tensor | None,
-        bias: torch.Tensor | None,
-        out: torch.Tensor,
-        target: Target,
-        config: Plan | None,
-    ) -> None:
-        check_operands({"a": a, "b": b}, target.backend)
-        output, described = output_record(out)
-        factors = addresses(alpha, a.global_scale, b.global_scale)
-        problem = GemmProblem(
-            m=a.rows,
-            n=b.rows,
-            k=a.k,
-            batch=a.batch,
-            a_format=a.format.name,
-            b_format=b.format.name,
-            bias="" if bias is None else "n",
-            bias_dtype="float32" if bias is None else DTYPE_NAMES[bias.dtype],
-            factors=len(factors),
-            **described,
-        )
-        arguments = GemmArguments(
-            a=(operand_record(a),),
-            b=(operand_record(b),),
-            out=output,
-            bias=None if bias is None else Bias(0, bias.stride(0) if bias.ndim == 2 else 0),
-            alpha=1.0,
-            factors=(factors,),
-            k=a.k,
-            batch=a.batch,
-        )
-        self.gemm = GemmCall(KERNEL, problem, config, target, a.device, arguments, _touched)
-        self.new = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
-        self._out_bytes = span_bytes(out)
-        inputs = (a.data, a.scale, b.data, b.scale, alpha, bias, a.global_scale, b.global_scale)
-        self._sizes = tuple(span_bytes(x) for x in inputs if x is not None)
-        self._simulated = target.backend == "sim"
-
-    def __call__(
-        self, a: BlockScaledTensor, b: BlockScaledTensor, alpha: Any, bias: Any, out: torch.Tensor | None
-    ) -> torch.Tensor:
-        scalar, alpha = as_alpha(alpha)
-        first, second = (a.data.data_ptr(), a.scale.data_ptr()), (b.data.data_ptr(), b.scale.data_ptr())
-        if out is None:
-            out = self.new()
-        else:
-            start = out.data_ptr()
-            places = (*first, *second, *addresses(alpha, bias, a.global_scale, b.global_scale))
-            if near(start, start + self._out_bytes, places, self._sizes):
-                check_overlap(parts({"a": a, "b": b}) | {"alpha": alpha, "bias": bias}, out)
-        if self._simulated:
-            check_signs("a", a)
-            check_signs("b", b)
-        self.gemm(first, second, self.rest(a, b, scalar, alpha, bias, out), (a, b, alpha, bias, out))
-        return out
-
-    def rest(self, a: Any, b: Any, scalar: float, alpha: Any, bias: Any, out: torch.Tensor) -> tuple:
-        """What varies after the operands."""
-        return (out.data_ptr(), *addresses(bias), scalar, *addresses(alpha, a.global_scale, b.global_scale))
-
-
-def _touched(a: Any, b: Any, alpha: Any, bias: Any, out: torch.Tensor, scratch: dict[str, torch.Tensor]) -> Tensors:
-    return tensors(parts({"a": a, "b": b}) | {"alpha": alpha, "bias": bias}, {"out": out} | scratch)
-
-
-_calls = Bounded()
-
-
-def _plan(
-    a: BlockScaledTensor,
-    b: BlockScaledTensor,
-    alpha: Any,
-    bias: torch.Tensor | None,
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    backend: Backend,
-    config: Plan | None,
-) -> Callable[..., torch.Tensor]:
-    """The call for these operands and all like them, which it checks."""
-    check_product(a, {"b": b})
-    _, alpha = split_alpha(alpha, a.device)
-    _check_bias(bias, a, b)
-    shape = (a.batch, a.rows, b.rows) if a.is_batched else (a.rows, b.rows)
-    inputs = parts({"a": a, "b": b}) | {"alpha": alpha, "bias": bias}
-    out = checked_output(inputs, a.device, shape, out, out_dtype)
-    target = resolve(backend, a.device)
-    if target.backend == "reference":
-        refuse_config(config)
-        return functools.partial(_reference_call, dtype=out.dtype)
+def _plan(r: Any, target: Target) -> Callable[..., torch.Tensor]:
+    a, b, bias = r.a, r.b, r.bias
     if target.arch.generation == "sm90":
-        return PlainGemm(a, b, out, target, config, backend)
-    return _Call(a, b, alpha, bias, out, target, config)
-
-
-def _reference_call(
-    a: BlockScaledTensor, b: BlockScaledTensor, alpha: Any, bias: Any, out: torch.Tensor | None, dtype: torch.dtype
-) -> torch.Tensor:
-    scalar, alpha = as_alpha(alpha)
-    if out is not None:
-        check_overlap(parts({"a": a, "b": b}) | {"alpha": alpha, "bias": bias}, out)
-    exact = _reference(a, b, scalar, alpha, bias, dtype)
-    return exact if out is None else out.copy_(exact)
+        return PackedEachCall(a, b, r.out, target, r.config, r.backend)
+    check_operands({"a": a, "b": b}, target.backend)
+    output, described = output_record(r.out)
+    scalar, factors = factors_of(r, "a", "b")
+    problem = GemmProblem(
+        m=a.rows,
+        n=b.rows,
+        k=a.k,
+        batch=a.batch,
+        a_format=a.format.name,
+        b_format=b.format.name,
+        bias="" if bias is None else "n",
+        bias_dtype="float32" if bias is None else DTYPE_NAMES[bias.dtype],
+        factors=len(factors),
+        **described,
+    )
+    arguments = GemmArguments(
+        a=(operand_record(a, "a"),),
+        b=(operand_record(b, "b"),),
+        out=output,
+        bias=None if bias is None else Bias("bias", bias.stride(0) if bias.ndim == 2 else 0),
+        alpha=scalar,
+        factors=(factors,),
+        k=a.k,
+        batch=a.batch,
+    )
+    return gemm_call(GEMM, KERNEL, problem, r, target, arguments)
 
 
 def _check_bias(bias: torch.Tensor | None, a: BlockScaledTensor, b: BlockScaledTensor) -> None:
@@ -293,24 +135,39 @@ def _check_bias(bias: torch.Tensor | None, a: BlockScaledTensor, b: BlockScaledT
         raise OperandError.of("device of bias", got=bias.device, expected=a.device)
 
 
-def _reference(a, b, scalar: float, alpha: torch.Tensor | None, bias: torch.Tensor | None, dtype) -> torch.Tensor:
-    factor: Any = scalar if alpha is None else alpha.reshape(()).double()
-    if bias is None:
-        return gemm_reference(a, b, alpha=factor, out_dtype=dtype)
-    total = gemm_reference(a, b, alpha=factor, out_dtype=torch.float64)
-    return total.add_(bias.double().unsqueeze(-2)).to(dtype)
+def _reference(r: Any) -> torch.Tensor:
+    if r.bias is None:
+        return gemm_reference(r.a, r.b, alpha=factor(r.alpha), out_dtype=r.out.dtype)
+    total = gemm_reference(r.a, r.b, alpha=factor(r.alpha), out_dtype=torch.float64)
+    return total.add_(r.bias.double().unsqueeze(-2)).to(r.out.dtype)
 
 
-def host(config: GemmConfig) -> Callable[..., Any]:
-    """The host function of ``config``, of one product or of two."""
-    if config.arch.generation == "sm120":
-        from ..kernels.gemm.sm120 import host as sm120
+def _instead(r: Any) -> Any:
+    if not isinstance(r.b, PreparedWeight):
+        return None
+    return PREPARED_GEMM, PREPARED_GEMM.request(*r, "")
 
-        return sm120.Gemm(config)
-    from ..kernels.gemm.sm100 import host as sm100
 
-    return sm100.Gemm(config)
+def _prepared(r: Any, call: Any) -> Preparation:
+    if isinstance(call, PackedEachCall):
+        raise OperandError.of(
+            "b of a prepared call on sm_90a",
+            got="an operand that each call packs",
+            expected="a PreparedWeight",
+            hint="prepare_weight(b) packs it once.",
+        )
+    return call.preparation(r, ("a", "b", "out"))
 
 
 KERNEL = Kernel("gemm", GemmArguments, host, can_implement)
 compile_gemm = KERNEL.compile
+GEMM = Operation(
+    gemm,
+    check=_check,
+    reference=_reference,
+    plan=_plan,
+    tensors=("alpha", "bias"),
+    instead=_instead,
+    prepared=_prepared,
+    preparable=True,
+)

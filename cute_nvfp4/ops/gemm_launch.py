@@ -1,61 +1,47 @@
-"""What gemm and gated_gemm share: outputs and operands as records, and the planned call."""
+"""What gemm and gated_gemm share: how their call is planned, and the record of an output."""
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 
 from ..errors import OperandError
 from ..kernels.gemm.arguments import GemmArguments, Output, PartialSums
-from ..kernels.gemm.config import CTA_ROWS, epilogue_threads
+from ..kernels.gemm.config import CTA_ROWS, GemmConfig, epilogue_threads
 from ..planning.gemm import GemmProblem, Plan, plan_for
 from ..runtime.backend import sm_count
 from ..runtime.kernel import Kernel
-from ..runtime.launch import Touched
 from ..target import Target
-from .calls import addresses
 from .checks import DTYPE_NAMES
-from .scratch import new_scratch, scratch_of
+from .operands import check_signs_of
+from .operation import Operation
+from .planned import PlannedCall
+from .scratch import Scratch, new_scratch, scratch_of
 
 
-class GemmCall:
-    """The kernel of a problem, planned. ``arguments`` are in the caller's order, without addresses, and lack only what
-    the plan decides; ``touched`` takes the owners of a call and the scratch memory."""
-
-    def __init__(
-        self,
-        kernel: Kernel,
-        problem: GemmProblem,
-        config: Plan | None,
-        target: Target,
-        device: torch.device,
-        arguments: GemmArguments,
-        touched: Touched,
-    ) -> None:
-        plan = plan_for(problem, target.arch, sm_count(target, device), config)
-        self._plan, self._target, self._device = plan, target, device
-        self._stream_k = plan.config.scheduler == "stream_k"
-        arguments = arguments._replace(partials=PartialSums(0, 0) if self._stream_k else None, workers=plan.workers)
-        if plan.swap:
-            arguments = arguments._replace(a=arguments.b, b=arguments.a)
-        self.swap = plan.swap
-        self.launch = kernel.launcher(plan.config, target, device, arguments, touched)
-
-    def __call__(self, a: tuple, b: tuple, rest: tuple, owners: tuple) -> None:
-        """a, b: addresses of data and scales of each matrix. rest: of the output, its scales and global scale, bias;
-        alpha; addresses of device scalars."""
-        scratch = self.scratch()
-        self.launch(self.values(a, b, rest, scratch), (*owners, scratch))
-
-    def values(self, a: tuple, b: tuple, rest: tuple, scratch: dict[str, torch.Tensor]) -> tuple:
-        """What varies, in the order of ``GemmArguments``."""
-        first, second = (b, a) if self.swap else (a, b)
-        return *first, *second, *rest, *addresses(*scratch.values())
-
-    def scratch(self, kept: bool = True) -> dict[str, torch.Tensor]:
-        """Memory of a stream-K launch; kept: its flags may be those of the calls before on the stream."""
-        return stream_k_scratch(self._plan, self._target, self._device, kept) if self._stream_k else {}
+def gemm_call(
+    operation: Operation,
+    kernel: Kernel,
+    problem: GemmProblem,
+    request: Any,
+    target: Target,
+    arguments: GemmArguments,
+    **options: Any,
+) -> PlannedCall:
+    """The call of a problem. ``arguments`` are in the caller's order, and lack only what the plan decides."""
+    plan = plan_for(problem, target.arch, sm_count(target, request.a.device), request.config)
+    stream_k = plan.config.scheduler == "stream_k"
+    partials = PartialSums("scratch.sums", "scratch.flags") if stream_k else None
+    arguments = arguments._replace(partials=partials, workers=plan.workers)
+    if plan.swap:
+        arguments = arguments._replace(a=arguments.b, b=arguments.a)
+    if stream_k:
+        options["extra"] = "scratch", functools.partial(_stream_k_scratch, plan, target, request.a.device)
+    if target.backend == "sim":
+        options["values"] = check_signs_of
+    return operation.call(kernel, plan.config, target, arguments, request, **options)
 
 
 def strides(tensor: torch.Tensor) -> tuple[int, int, int]:
@@ -85,10 +71,10 @@ def output_record(out: torch.Tensor) -> tuple[Output, dict[str, Any]]:
     batch = batch or -(-stride * lines // 16) * 16
     vector = (out.data_ptr() | (stride | batch | length) * out.element_size()) % 16 == 0
     described = {"out": DTYPE_NAMES[out.dtype], "out_major": major, "vector": vector}
-    return Output(0, stride, batch, None, None), described
+    return Output("out", stride, batch, None, None), described
 
 
-def stream_k_scratch(plan: Plan, target: Target, device: torch.device, kept: bool = True) -> dict[str, torch.Tensor]:
+def _stream_k_scratch(plan: Plan, target: Target, device: torch.device, given: tuple, kept: bool) -> Scratch:
     """Partial sums and flags of a stream-K launch. kept: those of the stream, or of the graph that records it; else
     of its own."""
     config = plan.config
@@ -96,5 +82,15 @@ def stream_k_scratch(plan: Plan, target: Target, device: torch.device, kept: boo
     floats = ctas * config.products * config.tile_n * CTA_ROWS
     # a flag for each warp that stores
     words = ctas * epilogue_threads(config) // 32
-    found = scratch_of(floats, words, target, device) if kept else new_scratch(floats, words, device)
-    return {"workspace": found.sums, "flags": found.flags}
+    return scratch_of(floats, words, target, device) if kept else new_scratch(floats, words, device)
+
+
+def host(config: GemmConfig) -> Any:
+    """The host function of ``config``, of one product or of two."""
+    if config.arch.generation == "sm120":
+        from ..kernels.gemm.sm120 import host as sm120
+
+        return sm120.Gemm(config)
+    from ..kernels.gemm.sm100 import host as sm100
+
+    return sm100.Gemm(config)

@@ -1,8 +1,7 @@
-"""gemv: validate, choose a backend and a variant, compile once, launch."""
+"""gemv: a matrix times a vector, both NVFP4."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,32 +11,16 @@ from ..errors import OperandError, OperandTypeError
 from ..formats import NVFP4
 from ..kernels.gemv.arguments import GemvArguments, Strides
 from ..kernels.gemv.config import GemvConfig
-from ..operand import BlockScaledTensor, OperandKey, span_bytes
+from ..operand import BlockScaledTensor, OperandKey
 from ..planning.gemv import GemvPlan, GemvProblem, choose, fitted
 from ..reference import gemv_reference
-from ..runtime.apart import Apart
 from ..runtime.backend import Backend, resolve, sm_count
-from ..runtime.bounded import Bounded
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
-from ..runtime.launch import Tensors
-from ..runtime.simulating import world
 from ..target import Target, architecture
-from .calls import Preparation, allocator, output_key, preparable
-from .checks import (
-    DTYPE_NAMES,
-    check_dtype,
-    check_overlap,
-    check_product,
-    check_types,
-    checked_output,
-    number,
-    parts,
-    refuse_config,
-    tensors,
-)
-from .dispatch import by_operator, written_to
-from .library import products as operators
+from .checks import DTYPE_NAMES, check_dtype, check_product, check_types, checked_output, number, reads
+from .operation import Operation
+from .planned import PlannedCall
 
 
 def gemv(
@@ -72,137 +55,40 @@ def gemv(
         OperandError, OperandTypeError: operands that do not fit together, or cannot be computed with (by ``config``).
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
-    if by_operator((a, b), out):
-        return operators.gemv(a, b, alpha, out, out_dtype, backend, config)
-    result = planned(a, b, out, out_dtype, backend, config)(a, b, out, 1.0 if alpha is None else number("alpha", alpha))
-    if out is not None and torch.is_grad_enabled():
-        written_to(out)
-    return result
+    return GEMV(a, b, 1.0 if alpha is None else alpha, out, out_dtype, backend, config)
 
 
-def planned(
-    a: BlockScaledTensor,
-    b: BlockScaledTensor,
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    backend: Backend,
-    config: GemvPlan | None,
-) -> Callable[..., torch.Tensor]:
-    """The call for these operands: the one that was planned for others like them, or a new one."""
-    check_types(a, b)
-    key = (a.key, b.key, output_key(out), out_dtype, backend, config, world(a.key.on_cpu))
-    call = _calls.find(key)
-    if call is None:
-        call = _calls[key] = _plan(a, b, out, out_dtype, backend, config)
-    return call
+def _check(r: Any) -> torch.Tensor:
+    check_types(r.a, r.b)
+    check_product(r.a, {"b": r.b}, (NVFP4,))
+    number("alpha", r.alpha)
+    shape = (r.a.batch, r.a.rows) if r.a.is_batched else (r.a.rows,)
+    return checked_output(reads(r), r.a.device, shape, r.out, r.out_dtype)
 
 
-def prepared(
-    a: BlockScaledTensor,
-    b: BlockScaledTensor,
-    *,
-    alpha: float | None = None,
-    out: torch.Tensor | None = None,
-    out_dtype: torch.dtype | None = None,
-    backend: Backend = "auto",
-    config: GemvPlan | None = None,
-) -> Preparation:
-    """``gemv`` planned, for ``prepare``."""
-    call = preparable(planned(a, b, out, out_dtype, backend, config), _Call)
-    scalar = number("alpha", alpha)
-    out = call.new() if out is None else out
-    slots = {"a": [("data", 0), ("scale", 1)], "b": [("data", 2), ("scale", 3)], "out": [(None, 4)]}
-    for name, x, place in (("a", a, 5), ("b", b, 6)):
-        if x.global_scale is not None:
-            slots[name].append(("global_scale", place))
-    return Preparation(
-        call.launch,
-        call.values(a, b, out, scalar),
-        {"a": a, "b": b, "out": out},
-        slots,
-        Apart(call.sizes, ((4, span_bytes(out)),)),
-        lambda x: (x["a"], x["b"], x["out"]),
+def _plan(r: Any, target: Target) -> PlannedCall:
+    a, b, out = r.a.key, r.b.key, r.out
+    plan = _chosen(_problem(a, b, out.dtype), target, sm_count(target, a.device), r.config)
+    arguments = GemvArguments(
+        a="a.data",
+        sfa="a.scale",
+        b="b.data",
+        sfb="b.scale",
+        c="out",
+        a_global="a.global_scale" if a.has_global_scale else 0,
+        b_global="b.global_scale" if b.has_global_scale else 0,
+        alpha=1.0 if r.alpha is None else "alpha",
+        m=a.rows,
+        k=a.k,
+        batch=a.batch,
+        ctas=plan.ctas,
+        a_strides=Strides(*a.strides),
+        sfa_strides=Strides(*a.scale_strides),
+        b_batch=b.strides[1],
+        sfb_batch=b.scale_strides[1],
+        c_strides=Strides(out.stride(1), out.stride(0)) if out.ndim == 2 else Strides(out.stride(0), 0),
     )
-
-
-class _Call:
-    """A planned call: the kernel, and what to check before it runs."""
-
-    def __init__(self, a: OperandKey, b: OperandKey, out: torch.Tensor, target: Target, config: GemvPlan | None):
-        plan = _chosen(_problem(a, b, out.dtype), target, sm_count(target, a.device), config)
-        self.launch = KERNEL.launcher(plan.config, target, a.device, _arguments(a, b, out, plan.ctas), _tensors)
-        self.new = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
-        self.sizes = {0: a.data_bytes, 1: a.scale_bytes, 2: b.data_bytes, 3: b.scale_bytes, 5: 4, 6: 4}
-        self._bytes = a.data_bytes, a.scale_bytes, b.data_bytes, b.scale_bytes, span_bytes(out)
-
-    def __call__(
-        self, a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor | None, alpha: float
-    ) -> torch.Tensor:
-        new = out is None
-        if new:
-            out = self.new()
-        values = self.values(a, b, out, alpha)
-        if not new and self._overlaps(*values):
-            check_overlap(parts({"a": a, "b": b}), out)
-        self.launch(values, (a, b, out))
-        return out
-
-    def values(self, a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor, alpha: float) -> tuple:
-        """What varies, in the order of ``GemvArguments``."""
-        return (
-            a.data.data_ptr(),
-            a.scale.data_ptr(),
-            b.data.data_ptr(),
-            b.scale.data_ptr(),
-            out.data_ptr(),
-            0 if a.global_scale is None else a.global_scale.data_ptr(),
-            0 if b.global_scale is None else b.global_scale.data_ptr(),
-            alpha,
-        )
-
-    def _overlaps(self, a: int, sfa: int, b: int, sfb: int, c: int, a_global: int, b_global: int, alpha: float) -> bool:
-        """Whether the output may overlap an operand."""
-        a_bytes, sfa_bytes, b_bytes, sfb_bytes, c_bytes = self._bytes
-        end = c + c_bytes
-        return (
-            (a < end and c < a + a_bytes)
-            or (sfa < end and c < sfa + sfa_bytes)
-            or (b < end and c < b + b_bytes)
-            or (sfb < end and c < sfb + sfb_bytes)
-            or c - 4 < a_global < end
-            or c - 4 < b_global < end
-        )
-
-
-def _reference_call(
-    a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor | None, alpha: float, *, dtype: torch.dtype
-) -> torch.Tensor:
-    if out is not None:
-        check_overlap(parts({"a": a, "b": b}), out)
-    exact = gemv_reference(a, b, alpha=alpha, out_dtype=dtype)
-    return exact if out is None else out.copy_(exact)
-
-
-_calls = Bounded()
-
-
-def _plan(
-    a: BlockScaledTensor,
-    b: BlockScaledTensor,
-    out: torch.Tensor | None,
-    out_dtype: torch.dtype | None,
-    backend: Backend,
-    config: GemvPlan | None,
-) -> Callable[..., torch.Tensor]:
-    """The call for these operands and all like them, which it checks."""
-    check_product(a, {"b": b}, (NVFP4,))
-    shape = (a.batch, a.rows) if a.is_batched else (a.rows,)
-    out = checked_output(parts({"a": a, "b": b}), a.device, shape, out, out_dtype)
-    target = resolve(backend, a.device)
-    if target.backend == "reference":
-        refuse_config(config)
-        return functools.partial(_reference_call, dtype=out.dtype)
-    return _Call(a.key, b.key, out, target, config)
+    return GEMV.call(KERNEL, plan.config, target, arguments, r)
 
 
 def plan_for(
@@ -240,11 +126,6 @@ def compile_gemv(
     return KERNEL.compile(config), config
 
 
-def _tensors(a: BlockScaledTensor, b: BlockScaledTensor, out: torch.Tensor) -> Tensors:
-    read = {"a": a.data, "sfa": a.scale, "b": b.data, "sfb": b.scale}
-    return tensors(read | {"a_global": a.global_scale, "b_global": b.global_scale}, {"c": out})
-
-
 def _problem(a: OperandKey, b: OperandKey, dtype: torch.dtype) -> GemvProblem:
     return GemvProblem(
         a.rows,
@@ -261,23 +142,6 @@ def _problem(a: OperandKey, b: OperandKey, dtype: torch.dtype) -> GemvProblem:
     )
 
 
-def _arguments(a: OperandKey, b: OperandKey, out: torch.Tensor, ctas: int) -> GemvArguments:
-    return GemvArguments(
-        # what varies from call to call
-        *(0,) * 7,
-        alpha=1.0,
-        m=a.rows,
-        k=a.k,
-        batch=a.batch,
-        a_strides=Strides(*a.strides),
-        sfa_strides=Strides(*a.scale_strides),
-        b_batch=b.strides[1],
-        sfb_batch=b.scale_strides[1],
-        c_strides=Strides(out.stride(1), out.stride(0)) if out.ndim == 2 else Strides(out.stride(0), 0),
-        ctas=ctas,
-    )
-
-
 def _host(config: GemvConfig) -> Callable[..., Any]:
     from ..kernels.gemv.kernel import Gemv
 
@@ -285,3 +149,11 @@ def _host(config: GemvConfig) -> Callable[..., Any]:
 
 
 KERNEL = Kernel("gemv", GemvArguments, _host)
+GEMV = Operation(
+    gemv,
+    check=_check,
+    reference=lambda r: gemv_reference(r.a, r.b, alpha=r.alpha, out_dtype=r.out.dtype),
+    plan=_plan,
+    keys={"alpha": type},
+    preparable=True,
+)

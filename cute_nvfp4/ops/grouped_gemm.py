@@ -1,8 +1,7 @@
-"""grouped_gemm: validate, plan once, compile once, launch."""
+"""grouped_gemm: a list of products in one launch, of block-scaled or of prepared weights."""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -12,18 +11,19 @@ from ..errors import OperandError, OperandTypeError
 from ..operand import BlockScaledTensor, check_pair
 from ..planning.gemm_problem import Plan
 from ..reference import gemm_reference
-from ..runtime.backend import Backend, resolve
-from ..runtime.bounded import Bounded
+from ..runtime.backend import Backend
 from ..runtime.simulating import world
-from .calls import as_alpha, operand_key, output_key, tensor_key
-from .checks import ALL_FORMATS, check_format, refuse_config, refuse_gate, span, split_alpha
-from .dispatch import by_operator, written_to
+from ..target import Target
+from .calls import operand_key, output_key, tensor_key
+from .checks import ALL_FORMATS, check_format, refuse_gate, span, split_alpha
+from .dispatch import by_operator
 from .grouped_launch import ListCall, arrangements
-from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group
-from .library import grouped as operators
+from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group, operands_in, store_each
 from .operands import check_operands, check_signs
-from .packed_again import packed_list
-from .packed_list import is_packed
+from .operation import PREPARED, Operation
+from .planned import Preparation
+from .prepared_weight.groups import PREPARED_GROUPS, is_packed
+from .prepared_weight.repeated import prepared_groups
 
 Problem = tuple["BlockScaledTensor | None", "BlockScaledTensor | None"]
 
@@ -63,28 +63,36 @@ def grouped_gemm(
         OperandError, OperandTypeError: as ``gemm``; "group i: …" names the problem it is about.
     """
     if is_packed(problems):
-        return packed_list(problems, alpha, out, out_dtype, config, backend, gate)
+        return prepared_groups(problems, alpha, out, out_dtype, config, backend, gate)
     refuse_gate(gate)
-    if by_operator(operators.operands_in(problems), alpha, out):
-        return operators.grouped_gemm(problems, alpha, out, out_dtype, config, backend)
-    key = None
-    if len(problems) and all(map(_is_pair, problems)):
-        first = next((x for x in problems[0] if isinstance(x, BlockScaledTensor)), None)
-        outs = tuple(map(output_key, out)) if isinstance(out, (list, tuple)) else type(out)
-        pairs = [(operand_key(a), operand_key(b)) for a, b in problems]
-        on_cpu = first is None or first.key.on_cpu
-        key = (*pairs, arrangements(problems), outs, tensor_key(alpha), out_dtype, backend, config, world(on_cpu))
-    call = _calls.find(key)
-    if call is None:
-        call = _calls[key] = _plan(problems, alpha, out, out_dtype, backend, config)
-    result = call(problems, alpha, out)
-    if out is not None and torch.is_grad_enabled():
-        written_to(out)
-    return result
+    return GROUPED(problems, alpha, out, out_dtype, config, backend)
+
+
+def groups(
+    problems: Sequence[Problem],
+    alpha: float | torch.Tensor | None,
+    out: Sequence[torch.Tensor] | None,
+    out_dtype: torch.dtype | None,
+    config: Plan | None,
+    backend: Backend,
+) -> list[torch.Tensor]:
+    """``grouped_gemm`` of block-scaled weights."""
+    return GROUPED(problems, alpha, out, out_dtype, config, backend)
+
+
+def _key(problems: Sequence[Problem], alpha: Any, out: Any, *options: Any) -> tuple | None:
+    """All that a plan depends on; None of what is refused."""
+    if not (len(problems) and all(map(_is_pair, problems))):
+        return None
+    first = next((x for x in problems[0] if isinstance(x, BlockScaledTensor)), None)
+    outs = tuple(map(output_key, out)) if isinstance(out, (list, tuple)) else type(out)
+    pairs = [(operand_key(a), operand_key(b)) for a, b in problems]
+    where = world(first is None or first.key.on_cpu)
+    return (*pairs, arrangements(problems), outs, tensor_key(alpha), *options, where)
 
 
 def _is_pair(pair: Any) -> bool:
-    """Whether a key can be made of it; what is none is for the plan to refuse."""
+    """Whether a key can be made of it; what is none is for the checks to refuse."""
     return (
         isinstance(pair, (tuple, list))
         and len(pair) == 2
@@ -92,31 +100,26 @@ def _is_pair(pair: Any) -> bool:
     )
 
 
-_calls = Bounded()
+def _check(r: Any) -> list[torch.Tensor]:
+    groups = _checked(r.problems)
+    outs = _outputs(groups, r.out, r.out_dtype)
+    split_alpha(r.alpha, outs[0].device, len(groups))
+    return outs
 
 
-def _plan(
-    problems: Sequence[Problem], alpha: Any, out: Any, out_dtype: torch.dtype | None, backend: Backend, config: Any
-) -> Callable[..., list[torch.Tensor]]:
-    """The call for these groups and all like them, which it checks."""
-    groups = _checked(problems)
-    outs = _outputs(groups, out, out_dtype)
-    device = outs[0].device
-    _, alpha = split_alpha(alpha, device, len(groups))
-    target = resolve(backend, device)
-    if target.backend == "reference":
-        refuse_config(config)
-        return functools.partial(_reference_call, dtype=outs[0].dtype)
+def _plan(r: Any, target: Target) -> Callable[..., list[torch.Tensor]]:
+    groups, outs = list(r.problems), r.out
+    alpha = r.alpha.reshape(-1) if isinstance(r.alpha, torch.Tensor) else None
     each_group(lambda a, b: _check_scales(a, b, target.backend), *zip(*groups))
     live = [i for i, (a, b) in enumerate(groups) if a is not None and b is not None]
     call = GroupsCall(outs, live, _tensors, _check_apart)
-    call.plan(lambda pairs, outs, alpha: ListCall(pairs, outs, alpha, target, config), groups, outs, alpha)
+    call.plan(lambda pairs, outs, alpha: ListCall(pairs, outs, alpha, target, r.config), groups, outs, alpha)
     if target.backend != "sim":
         return call
 
-    def simulated(groups: Sequence[Problem], alpha: Any, out: Any) -> list[torch.Tensor]:
+    def simulated(groups: Sequence[Problem], *given: Any) -> list[torch.Tensor]:
         each_group(_check_signs, *zip(*groups))
-        return call(groups, alpha, out)
+        return call(groups, *given)
 
     return simulated
 
@@ -127,18 +130,13 @@ def _tensors(groups: Sequence[Problem]) -> list[torch.Tensor | None]:
     return [y for x in operands for y in (x.data, x.scale, x.global_scale)]
 
 
-def _reference_call(
-    groups: Sequence[Problem], alpha: Any, out: Sequence[torch.Tensor] | None, dtype: torch.dtype
-) -> list[torch.Tensor]:
-    scalar, alpha = as_alpha(alpha)
-    outs = _outputs(list(groups), out, dtype)
-    if out is not None:
-        _check_apart(groups, outs, alpha)
-    for i, (a, b) in enumerate(groups):
-        if a is not None and b is not None:
-            factor = alpha_of_group(scalar, alpha if alpha is None else alpha.reshape(-1), i)
-            outs[i].copy_(gemm_reference(_matrix(a), _matrix(b), alpha=factor, out_dtype=outs[i].dtype))
-    return outs
+def _reference(r: Any) -> list[torch.Tensor | None]:
+    return [
+        None
+        if a is None or b is None
+        else gemm_reference(_matrix(a), _matrix(b), alpha=alpha_of_group(r.alpha, i), out_dtype=out.dtype)
+        for i, ((a, b), out) in enumerate(zip(r.problems, r.out))
+    ]
 
 
 def _checked(problems: Sequence[Problem]) -> list[Problem]:
@@ -215,3 +213,37 @@ def _check_signs(a: BlockScaledTensor | None, b: BlockScaledTensor | None) -> No
 def _matrix(x: BlockScaledTensor) -> BlockScaledTensor:
     """Without a batch dimension."""
     return x if not x.is_batched else BlockScaledTensor(x.data[0], x.rowmajor_scale()[0], x.global_scale, x.format)
+
+
+def _kinds(problems: Any) -> str:
+    """What problems are, for an error."""
+    if not isinstance(problems, (list, tuple)) or not problems:
+        return f"an empty {type(problems).__name__}" if problems == [] else type(problems).__name__
+    first = problems[0]
+    return " and ".join(type(x).__name__ for x in first) if isinstance(first, (list, tuple)) else type(first).__name__
+
+
+GROUPED = Operation(
+    groups,
+    check=_check,
+    reference=_reference,
+    plan=_plan,
+    store=store_each,
+    overlaps=lambda r: _check_apart(r.problems, r.out, r.alpha if isinstance(r.alpha, torch.Tensor) else None),
+    operands=("problems",),
+    recorded=lambda problems, alpha, out, *options: by_operator(operands_in(problems), alpha, out),
+    key=_key,
+)
+
+
+def _prepared(problems: Sequence[Problem], **options: Any) -> Preparation:
+    """``grouped_gemm`` of prepared weights, planned, for ``prepare``."""
+    if not is_packed(problems):
+        expected = "pairs of x and a PreparedWeight, for a call that decides nothing any more"
+        raise OperandTypeError.of("problems", got=_kinds(problems), expected=expected)
+    defaults = {"alpha": None, "out": None, "out_dtype": None, "config": None, "backend": "auto", "gate": ""}
+    return PREPARED_GROUPS.preparation(problems, **defaults | options)
+
+
+PREPARED[grouped_gemm] = _prepared
+

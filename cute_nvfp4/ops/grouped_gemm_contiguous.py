@@ -1,33 +1,31 @@
-"""grouped_gemm_contiguous: validate, plan once, compile once, launch."""
+"""grouped_gemm_contiguous: rows of groups times a stack of weights, block-scaled or prepared."""
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from ..errors import OperandError, OperandTypeError
+from ..kernels.gemm.arguments import GroupedArguments, GroupFactor, GroupOffsets, Output
 from ..operand import BlockScaledTensor
 from ..planning.gemm_problem import Plan
+from ..planning.grouped import GroupedProblem
 from ..prepared_weight import PreparedWeight
 from ..reference import gemm_reference
-from ..runtime.backend import Backend, resolve
-from ..runtime.bounded import Bounded
-from ..runtime.simulating import world
+from ..runtime.backend import Backend
 from ..target import Target
-from .calls import GivenOutput, allocator, as_alpha, output_key, tensor_key
-from .checks import check_format, checked_output, parts, refuse_config, refuse_gate, split_alpha
-from .dispatch import by_operator, written_to
-from .grouped_launch import ContiguousCall
-from .grouped_rows import GroupedRows, clamped, wrong_offset
-from .groups import alpha_of_group, check_rows
-from .library import grouped as operators
-from .library import packed_groups as packed_operators
-from .operands import check_operands, check_signs
-from .packed_rows import checked_status, offsets_of, packed_rows
+from .calls import tensor_key
+from .checks import DTYPE_NAMES, check_format, checked_output, factors_of, reads, refuse_gate, split_alpha
+from .grouped_launch import KERNEL, aligned, group_record, planned_groups
+from .grouped_rows import GroupedRows, checked_status, clamped, wrong_offset
+from .groups import alpha_of_group, check_rows, store_rows
+from .operands import check_operands, check_signs_of
+from .operation import Operation
+from .planned import PlannedCall
+from .prepared_weight.rows import PREPARED_ROWS, offsets_of
 
 
 def grouped_gemm_contiguous(
@@ -63,49 +61,33 @@ def grouped_gemm_contiguous(
         OperandError, OperandTypeError: as ``gemm``.
     """
     if isinstance(b, PreparedWeight):
-        numbers = a if isinstance(a, torch.Tensor) else None
-        if by_operator((b,) if numbers is not None else (a, b), numbers, alpha, out, b.up_global_scale):
-            edges = offsets_of(a, offsets)
-            return packed_operators.packed_rows(a, b, edges, alpha, out, out_dtype, status, config, backend, gate)
-        result = packed_rows(a, b, offsets, alpha, out, out_dtype, status, config, backend, gate)
-        if out is not None and torch.is_grad_enabled():
-            written_to(out)
-        return result
+        edges = offsets_of(a, offsets)
+        return PREPARED_ROWS(a, b, edges, alpha, out, out_dtype, status, config, backend, gate)
     refuse_gate(gate)
     if offsets is not None:
         raise OperandError.of("offsets", got=type(offsets).__name__, expected="None: GroupedRows have their own")
-    if by_operator((a, b), alpha, out):
-        return operators.grouped_gemm_contiguous(a, b, alpha, out, out_dtype, status, config, backend)
-    if not isinstance(a, GroupedRows) or not isinstance(b, BlockScaledTensor):
-        got = f"{type(a).__name__} and {type(b).__name__}"
-        raise OperandTypeError.of("a and b", got=got, expected="GroupedRows and BlockScaledTensor")
-    key = (
-        *(a.key, b.key, tensor_key(alpha), output_key(out), out_dtype, tensor_key(status)),
-        *(backend, config, world(b.key.on_cpu)),
-    )
-    call = _calls.find(key)
-    if call is None:
-        call = _calls[key] = _plan(a, b, alpha, out, out_dtype, status, backend, config)
-    result = call(a, b, alpha, out, status)
-    if out is not None and torch.is_grad_enabled():
-        written_to(out)
-    return result
+    return CONTIGUOUS(a, b, alpha, out, out_dtype, status, config, backend)
 
 
-_calls = Bounded()
-
-
-def _plan(
+def contiguous(
     a: GroupedRows,
     b: BlockScaledTensor,
-    alpha: Any,
+    alpha: float | torch.Tensor | None,
     out: torch.Tensor | None,
     out_dtype: torch.dtype | None,
     status: torch.Tensor | None,
-    backend: Backend,
     config: Plan | None,
-) -> Callable[..., torch.Tensor]:
-    """The call for these operands and all like them, which it checks."""
+    backend: Backend,
+) -> torch.Tensor:
+    """``grouped_gemm_contiguous`` of block-scaled weights."""
+    return CONTIGUOUS(a, b, alpha, out, out_dtype, status, config, backend)
+
+
+def _check(r: Any) -> torch.Tensor:
+    a, b = r.a, r.b
+    if not isinstance(a, GroupedRows) or not isinstance(b, BlockScaledTensor):
+        got = f"{type(a).__name__} and {type(b).__name__}"
+        raise OperandTypeError.of("a and b", got=got, expected="GroupedRows and BlockScaledTensor")
     same = {
         "K of a and b": (a.k, b.k),
         "groups of a and matrices of b": (a.groups, b.batch),
@@ -116,89 +98,68 @@ def _plan(
             raise OperandError.of(what, got=f"{left} and {right}", expected="the same")
     for name, operand in (("a", a), ("b", b)):
         check_format(name, operand)
-    _, alpha = split_alpha(alpha, a.device, a.groups)
-    out = checked_output(_inputs(a, b, alpha), a.device, (a.rows, b.rows), out, out_dtype)
+    split_alpha(r.alpha, a.device, a.groups)
+    out = checked_output(reads(r), a.device, (a.rows, b.rows), r.out, r.out_dtype)
     check_rows("out", out)
-    checked_status(status, a.device)
-    target = resolve(backend, a.device)
-    if target.backend == "reference":
-        refuse_config(config)
-        return functools.partial(_reference_call, dtype=out.dtype)
+    checked_status(r.status, a.device)
+    return out
+
+
+def _plan(r: Any, target: Target) -> PlannedCall:
+    a, b, out = r.a, r.b, r.out
     check_operands({"a": a, "b": b}, target.backend)
-    return _Call(a, b, out, alpha, target, config)
+    scalar, factors = factors_of(r, "a", "b")
+    problem = GroupedProblem(
+        sizes=((a.rows, b.rows, a.k),),
+        a_format=a.format.name,
+        b_format=b.format.name,
+        out=DTYPE_NAMES[out.dtype],
+        vector=aligned(out),
+        factors=len(factors),
+        stack=b.batch,
+    )
+    plan = planned_groups(problem, target, a.device, r.config)
+    group = group_record(plan, a, b, out, ("a", "b"))
+    # alpha's factors may be of groups, and global scales are of all
+    strides = [int(f == "alpha" and r.alpha.numel() > 1) for f in factors]
+    arguments = GroupedArguments(
+        groups=GroupOffsets("a.offsets", a.groups, a.rows, a.atoms, "status"),
+        a=group.a,
+        b=group.b,
+        k=group.k,
+        out=Output("out", group.stride, None, None, None),
+        alpha=scalar,
+        factors=tuple(map(GroupFactor, factors, strides)),
+        batch=b.batch,
+        workers=plan.workers,
+    )
+    values = check_signs_of if target.backend == "sim" else None
+    return CONTIGUOUS.call(KERNEL, plan.config, target, arguments, r, values=values)
 
 
-class _Call:
-    """A planned call: the kernel, and what to check before it runs."""
-
-    def __init__(
-        self,
-        a: GroupedRows,
-        b: BlockScaledTensor,
-        out: torch.Tensor,
-        alpha: torch.Tensor | None,
-        target: Target,
-        config: Plan | None,
-    ) -> None:
-        self._launch = ContiguousCall(a, b, out, alpha, target, config)
-        self._new = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
-        self._output = GivenOutput(_inputs(a, b, alpha), out)
-        self._simulated = target.backend == "sim"
-
-    def __call__(
-        self,
-        a: GroupedRows,
-        b: BlockScaledTensor,
-        alpha: Any,
-        out: torch.Tensor | None,
-        status: torch.Tensor | None,
-    ) -> torch.Tensor:
-        scalar, alpha = as_alpha(alpha)
-        if out is None:
-            out = self._new()
-        else:
-            self._output.check(_inputs(a, b, alpha), out)
-        if self._simulated:
-            check_signs("a", a)
-            check_signs("b", b)
-        self._launch(a, b, out, checked_status(status, a.device) if status is None else status, scalar, alpha)
-        return out
-
-
-def _inputs(a: GroupedRows, b: BlockScaledTensor, alpha: torch.Tensor | None) -> dict[str, torch.Tensor | None]:
-    return {**parts({"a": a, "b": b}), "a.offsets": a.offsets, "alpha": alpha}
-
-
-def _reference_call(
-    a: GroupedRows,
-    b: BlockScaledTensor,
-    alpha: Any,
-    out: torch.Tensor | None,
-    status: torch.Tensor | None,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    scalar, alpha = as_alpha(alpha)
-    out = checked_output(_inputs(a, b, alpha), a.device, (a.rows, b.rows), out, dtype)
-    alpha = alpha if alpha is None else alpha.reshape(-1)
-    return _reference(a, b, scalar, alpha, out, checked_status(status, a.device))
-
-
-def _reference(
-    a: GroupedRows,
-    b: BlockScaledTensor,
-    scalar: float,
-    alpha: torch.Tensor | None,
-    out: torch.Tensor,
-    status: torch.Tensor,
-) -> torch.Tensor:
+def _reference(r: Any) -> tuple[Sequence[int], torch.Tensor]:
     """Group by group in float64. Reads the offsets, so it waits for the device."""
+    a, b, out = r.a, r.b, torch.empty_like(r.out)
     edges, scales = clamped(a.offsets, a.rows).tolist(), b.rowmajor_scale()
     atom = 0
     for e, (start, end) in enumerate(pairwise(edges)):
         if end > start:
             rows = a.matrix(start, end, atom)
             weights = BlockScaledTensor(b.data[e] if b.is_batched else b.data, scales[e], b.global_scale, b.format)
-            out[start:end] = gemm_reference(rows, weights, alpha=alpha_of_group(scalar, alpha, e), out_dtype=out.dtype)
+            out[start:end] = gemm_reference(rows, weights, alpha=alpha_of_group(r.alpha, e), out_dtype=out.dtype)
         atom += -(-(end - start) // 128)
-    status.fill_(wrong_offset(a.offsets.tolist(), a.rows) or (-1 if atom > a.atoms else 0))
-    return out
+    checked_status(r.status, a.device).fill_(
+        wrong_offset(a.offsets.tolist(), a.rows) or (-1 if atom > a.atoms else 0)
+    )
+    return edges, out
+
+
+CONTIGUOUS = Operation(
+    contiguous,
+    check=_check,
+    reference=_reference,
+    plan=_plan,
+    store=store_rows,
+    tensors=("alpha",),
+    keys={"status": tensor_key},
+)

@@ -13,7 +13,6 @@ from ..kernels.gemm.arguments import (
     Group,
     GroupedArguments,
     GroupFactor,
-    GroupOffsets,
     GroupTable,
     Output,
 )
@@ -23,11 +22,10 @@ from ..planning.gemm_problem import Plan
 from ..planning.grouped import GroupedProblem, plan_for_groups
 from ..runtime.backend import sm_count
 from ..runtime.kernel import Kernel
-from ..runtime.launch import Launcher, Tensors, Touched
+from ..runtime.launch import Tensors
 from ..target import Target
 from .calls import addresses
 from .checks import DTYPE_NAMES, parts, tensors
-from .grouped_rows import GroupedRows
 from .operands import operand_record
 
 _TABLES = 64
@@ -54,11 +52,11 @@ class ListCall:
             a_format=pairs[0][0].format.name,
             b_format=pairs[0][1].format.name,
             out=DTYPE_NAMES[outs[0].dtype],
-            vector=all(_aligned(x) for x in outs),
+            vector=all(aligned(x) for x in outs),
             factors=len(strides),
         )
-        plan = plan_for_groups(problem, target.arch, sm_count(target, device), config)
-        self._groups = [_group(plan, a, b, out) for (a, b), out in zip(pairs, outs)]
+        plan = planned_groups(problem, target, device, config)
+        self._groups = [group_record(plan, a, b, out) for (a, b), out in zip(pairs, outs)]
         self._swap, self._listed = plan.swap, plan.config.maps != "parameters"
         out = Output(0, 0, None, None, None)
         if self._listed:
@@ -70,7 +68,9 @@ class ListCall:
             self._padding = plan.config.slots - len(pairs)
             padding = [self._groups[0]._replace(m=0, n=0)] * self._padding
             arguments = GroupedArguments(groups=(*self._groups, *padding), a=None, b=None, k=None, out=out, batch=1)
-        self._launch = _launcher(plan, target, device, arguments, strides, _touched_list)
+        factors = tuple(GroupFactor(0, stride) for stride in strides)
+        arguments = arguments._replace(alpha=1.0, factors=factors, workers=plan.workers)
+        self._launch = KERNEL.launcher(plan.config, target, device, arguments, _touched_list)
 
     def __call__(
         self,
@@ -143,72 +143,16 @@ def _touched_list(pairs: Any, outs: Any, table: Any, maps: Any, factors: list[to
     )
 
 
-class ContiguousCall:
-    """The kernel of the contiguous form, planned."""
-
-    def __init__(
-        self,
-        a: GroupedRows,
-        b: BlockScaledTensor,
-        out: torch.Tensor,
-        alpha: torch.Tensor | None,
-        target: Target,
-        config: Plan | None,
-    ) -> None:
-        strides = [] if alpha is None else [int(alpha.shape[0] > 1)]
-        strides += [0 for x in (a.global_scale, b.global_scale) if x is not None]
-        problem = GroupedProblem(
-            sizes=((a.rows, b.rows, a.k),),
-            a_format=a.format.name,
-            b_format=b.format.name,
-            out=DTYPE_NAMES[out.dtype],
-            vector=_aligned(out),
-            factors=len(strides),
-            stack=b.batch,
-        )
-        plan = plan_for_groups(problem, target.arch, sm_count(target, a.device), config)
-        group = _group(plan, a, b, out)
-        arguments = GroupedArguments(
-            groups=GroupOffsets(0, a.groups, a.rows, a.atoms, 0),
-            a=group.a,
-            b=group.b,
-            k=group.k,
-            out=Output(0, group.stride, None, None, None),
-            batch=b.batch,
-        )
-        self._swap = plan.swap
-        self._launch = _launcher(plan, target, a.device, arguments, strides, _touched_contiguous)
-
-    def __call__(
-        self,
-        a: GroupedRows,
-        b: BlockScaledTensor,
-        out: torch.Tensor,
-        status: torch.Tensor,
-        scalar: float,
-        alpha: torch.Tensor | None,
-    ) -> None:
-        first, second = addresses(a.data, a.scale), addresses(b.data, b.scale)
-        operands = second + first if self._swap else first + second
-        factors = addresses(alpha, a.global_scale, b.global_scale)
-        values = (a.offsets.data_ptr(), status.data_ptr(), *operands, out.data_ptr(), scalar, *factors)
-        self._launch(values, (a, b, out, status, alpha))
-
-
-def _touched_contiguous(a: Any, b: Any, out: torch.Tensor, status: torch.Tensor, alpha: Any) -> Tensors:
-    read = {**parts({"a": a, "b": b}), "a.offsets": a.offsets, "alpha": alpha}
-    return tensors(read, {"out": out, "status": status})
-
-
-def _aligned(out: torch.Tensor) -> bool:
+def aligned(out: torch.Tensor) -> bool:
     """Whether all rows start, and end, at multiples of 16 bytes."""
     stride = out.stride(0) if out.shape[0] > 1 else 0
     return (out.data_ptr() | stride * out.element_size() | out.shape[1] * out.element_size()) % 16 == 0
 
 
-def _group(plan: Plan, a: Any, b: Any, out: torch.Tensor) -> Group:
-    """A group as the kernel sees it, without addresses."""
-    first, second = (operand_record(x) for x in ((b, a) if plan.swap else (a, b)))
+def group_record(plan: Plan, a: Any, b: Any, out: torch.Tensor, names: tuple[str, str] = ("", "")) -> Group:
+    """A group as the kernel sees it; without names of its operands it has no addresses."""
+    pair = zip((a, b), names)
+    first, second = (operand_record(*x) for x in (reversed([*pair]) if plan.swap else pair))
     stride = out.stride(0) if out.shape[0] > 1 else 0
     return Group(first, second, first.rows, second.rows, a.k, 0, stride)
 
@@ -253,18 +197,9 @@ def table_on_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> 
     return _tables[key][1]
 
 
-def _launcher(
-    plan: Plan,
-    target: Target,
-    device: torch.device,
-    arguments: GroupedArguments,
-    strides: Sequence[int],
-    touched: Touched,
-) -> Launcher:
-    """strides: of each tensor of device scalars, the elements from a group's to the next."""
-    factors = tuple(GroupFactor(0, stride) for stride in strides)
-    arguments = arguments._replace(alpha=1.0, factors=factors, workers=plan.workers)
-    return KERNEL.launcher(plan.config, target, device, arguments, touched)
+def planned_groups(problem: GroupedProblem, target: Target, device: torch.device, config: Plan | None) -> Plan:
+    """The plan for groups, on ``device``."""
+    return plan_for_groups(problem, target.arch, sm_count(target, device), config)
 
 
 def _host(config: GroupedConfig) -> Callable[..., Any]:

@@ -189,6 +189,19 @@ def checked_offsets(offsets: Sequence[int] | torch.Tensor, data: torch.Tensor) -
     return host.to(data.device, non_blocking=True)
 
 
+def checked_status(status: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """The word in which a kernel says what is wrong with offsets: the caller's, checked, or a new one."""
+    if status is None:
+        return torch.empty(1, dtype=torch.int32, device=device)
+    if not isinstance(status, torch.Tensor) or status.dtype is not torch.int32:
+        got = status.dtype if isinstance(status, torch.Tensor) else type(status).__name__
+        raise OperandTypeError.of("status", got=got, expected="a torch.int32 tensor")
+    if status.numel() != 1 or status.device != device:
+        got = f"shape {tuple(status.shape)} on {status.device}"
+        raise OperandError.of("status", got=got, expected=f"one element on {device}")
+    return status
+
+
 def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, k: int) -> None:
     if not isinstance(scale, torch.Tensor) or scale.dtype not in (torch.uint8, fmt.scale_dtype):
         got = scale.dtype if isinstance(scale, torch.Tensor) else type(scale).__name__

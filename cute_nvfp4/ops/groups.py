@@ -10,7 +10,7 @@ import torch
 from ..errors import OperandError, OperandTypeError
 from ..runtime.bounded import Bounded
 from .calls import addresses, allocator, as_alpha
-from .checks import check_dtype, checked_output
+from .checks import check_dtype, checked_output, number
 
 
 def each_group(function: Callable[..., Any], *columns: Iterable[Any]) -> list:
@@ -61,6 +61,26 @@ def checked_outputs(
     return list(out)
 
 
+def store_each(exact: Sequence[torch.Tensor | None], outs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Writes the results of groups with rows."""
+    for x, out in zip(exact, outs):
+        if x is not None:
+            out.copy_(x)
+    return list(outs)
+
+
+def store_rows(exact: tuple[Sequence[int], torch.Tensor], out: torch.Tensor) -> torch.Tensor:
+    """Writes the rows that belong to a group."""
+    (first, *_, last), rows = exact
+    out[first:last] = rows[first:last]
+    return out
+
+
+def operands_in(problems: Any) -> list[Any]:
+    """The operands of problems that are pairs; whatever else there is, is for the call to refuse."""
+    return [x for pair in problems if isinstance(pair, (list, tuple)) for x in pair]
+
+
 def check_spans(spans: list[tuple[int, int, str, int, bool]]) -> None:
     """Refuses bytes that are written and belong to something else too. spans: (…, what, group, whether written)."""
     reach: dict[bool, tuple] = {True: (0, "", 0), False: (0, "", 0)}
@@ -79,8 +99,11 @@ def check_rows(name: str, out: torch.Tensor) -> None:
         raise OperandError.of(f"stride of {name} along N", got=out.stride(-1), expected="1")
 
 
-def alpha_of_group(scalar: float, alpha: torch.Tensor | None, group: int) -> Any:
-    return scalar if alpha is None else alpha[group if alpha.shape[0] > 1 else 0].double()
+def alpha_of_group(alpha: Any, group: int) -> Any:
+    """What exact torch multiplies the product of a group by. alpha: as the caller gave it."""
+    if not isinstance(alpha, torch.Tensor):
+        return number("alpha", alpha)
+    return alpha.reshape(-1)[group if alpha.numel() > 1 else 0].double()
 
 
 def alpha_of_live(live: Sequence[int], whole: bool, alpha: torch.Tensor | None) -> torch.Tensor | None:
@@ -129,7 +152,9 @@ class GroupsCall:
             groups, outs = [groups[i] for i in self._live], [outs[i] for i in self._live]
         return groups, outs, alpha_of_live(self._live, self.whole, alpha)
 
-    def __call__(self, groups: Sequence[Any], alpha: Any, out: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+    def __call__(
+        self, groups: Sequence[Any], alpha: Any, out: Sequence[torch.Tensor] | None, *options: Any
+    ) -> list[torch.Tensor]:
         scalar, alpha = as_alpha(alpha)
         outs = self.new() if out is None else list(out)
         if out is not None:

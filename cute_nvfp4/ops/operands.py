@@ -56,14 +56,23 @@ def check_signs(name: str, operand: BlockScaledTensor) -> None:
         )
 
 
-def operand_record(operand: BlockScaledTensor) -> Operand:
-    """The operand in plain numbers, without its addresses; strides of data in elements, of scales in bytes."""
+def check_signs_of(a: BlockScaledTensor, *others: object) -> None:
+    """``check_signs`` of the operands of a call, which come first."""
+    weights = [x for x in others[:2] if isinstance(x, BlockScaledTensor)]
+    names = ("b",) if len(weights) == 1 else ("b1", "b2")
+    for name, operand in zip(("a", *names), (a, *weights)):
+        check_signs(name, operand)
+
+
+def operand_record(operand: BlockScaledTensor, name: str = "", after: tuple[int, int] = (0, 0)) -> Operand:
+    """The operand in plain numbers; strides of data in elements, of scales in bytes. name: of the argument that has it;
+    without one there are no addresses. after: bytes of data and of scales before those of the operand."""
     data, each = operand.data, operand.format.elements_per_byte
     # one matrix for all of L, or L of them
     repeated = operand.batch == 1 or data.stride(0) == 0
     return Operand(
-        data=0,
-        scale=0,
+        data=f"{name}.data + {after[0]}" if name else 0,
+        scale=f"{name}.scale + {after[1]}" if name else 0,
         rows=operand.rows,
         row_stride=data.stride(-2) * each if operand.rows > 1 else operand.k,
         batch_stride=operand.rows * operand.k if repeated else data.stride(0) * each,

@@ -14,26 +14,9 @@ from ..operand import BlockScaledTensor
 from ..prepared_weight import PreparedWeight
 from ..runtime.bounded import Bounded
 from .alike import Alike
-from .calls import Preparation
-from .gated_gemm import gated_gemm
-from .gated_packed import prepared as prepared_gated
-from .gemm import gemm
-from .gemm import prepared as prepared_gemm
-from .gemv import gemv
-from .gemv import prepared as prepared_gemv
-from .grouped_gemm import grouped_gemm
 from .grouped_launch import arranged
-from .prepared_list import prepared as prepared_list
-from .quantize import prepared as prepared_quantize
-from .quantize import quantize
-
-_OPERATIONS: dict[Callable[..., Any], Callable[..., Preparation]] = {
-    gemv: prepared_gemv,
-    gemm: prepared_gemm,
-    gated_gemm: prepared_gated,
-    grouped_gemm: prepared_list,
-    quantize: prepared_quantize,
-}
+from .operation import PREPARED
+from .planned import Preparation
 
 
 def prepare(operation: Callable[..., Any], *operands: Any, vary: Sequence[str] = (), **options: Any) -> Prepared:
@@ -69,10 +52,10 @@ def preparation(operation: Callable[..., Any], *operands: Any, **options: Any) -
     Raises:
         OperandError: an operation that has none.
     """
-    if operation not in _OPERATIONS:
-        known = ", ".join(x.__name__ for x in _OPERATIONS)
+    if operation not in PREPARED:
+        known = ", ".join(sorted(x.__name__ for x in PREPARED))
         raise OperandError.of("operation to prepare", got=getattr(operation, "__name__", operation), expected=known)
-    return _OPERATIONS[operation](*operands, **options)
+    return PREPARED[operation](*operands, **options)
 
 
 class Prepared:

@@ -18,10 +18,12 @@ from ..runtime.apart import Apart
 from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
-from ..scale_layout import to_blocked
-from .calls import Preparation, operand_key, preparable, scalar_key
+from ..runtime.torch_private import is_exporting
+from ..scale_layout import blocked_flat, blocked_view, to_blocked
+from .calls import operand_key, scalar_key
 from .dispatch import recording
-from .library import quantization as operators
+from .operation import PREPARED, kernels_only
+from .planned import Preparation
 from .quantize_launch import QuantizeCall
 from .quantize_request import (
     BackendChoice,
@@ -144,7 +146,7 @@ def planned(
     return call
 
 
-def prepared(
+def _prepared(
     x: torch.Tensor,
     format: str | Format = "nvfp4",
     rule: str = "max",
@@ -161,7 +163,7 @@ def prepared(
         expected = f"one of {', '.join(_PLANNED)}"
         raise OperandError.of("option of a prepared quantize", got=unknown[0], expected=expected)
     options = {name: defaults[name].default for name in _PLANNED} | options
-    call = preparable(planned(x, format, rule, global_scale, None, out, backend, tuple(options.values())), QuantizeCall)
+    call = kernels_only(planned(x, format, rule, global_scale, None, out, backend, tuple(options.values())))
     if out is None:
         out = call.new(x, global_scale)
     elif isinstance(global_scale, torch.Tensor) and global_scale is not out.global_scale:
@@ -189,6 +191,7 @@ def prepared(
     )
 
 
+PREPARED[quantize] = _prepared
 _PLANNED = ("block_2d", "rounding", "hadamard", "transpose", "axis", "pad", "scale_layout")
 _calls = Bounded()
 
@@ -250,14 +253,26 @@ def _recorded(
     backend: Backend,
 ) -> BlockScaledTensor:
     """``request`` as one operator of a graph, which chooses when it runs."""
-    format = request.format
+    x, format, operator = request.source.matrices, request.format, torch.ops.cute_nvfp4.quantize
     computed = isinstance(given, str) and given == "auto" and format.has_global_scale
     factor = None if computed else global_scale_of(given, request)
-    result = operators.quantize(request, factor, computed, seed, out, backend)
-    if request.ndim == 3 or out is not None:
-        return result
-    scale = result.scale if request.scale_layout == "blocked" else result.scale[0]
-    return BlockScaledTensor(result.data[0], scale, result.global_scale, format)
+    signs = None if request.source.rotation is None else list(request.source.rotation.signs)
+    options = {"compute_global_scale": computed, "seed": seed, "signs": signs, "block_2d": request.tile}
+    options |= {"format": format.name, "rule": request.rule.name, "scale_layout": request.scale_layout}
+    options["backend"] = backend
+    if out is not None:
+        data, scale = (t if t.ndim != 2 else t.unsqueeze(0) for t in (out.data, out.scale))
+        scale = blocked_flat(scale) if scale.ndim == 6 else scale
+        written = None if out.global_scale is factor else out.global_scale
+        operator.out(x, factor, **options, out=data, out_scale=scale, out_global_scale=written)
+        return out
+    data, scale, found = operator.default(x, factor, **options)
+    if request.scale_layout != "blocked":
+        scale = scale if request.ndim == 3 else scale[0]
+    # a view in six dimensions would make a program of its own for up to 128 rows
+    elif not is_exporting():
+        scale = blocked_view(scale, x.shape[1], format.scale_columns(x.shape[2]), x.shape[0])
+    return BlockScaledTensor(data if request.ndim == 3 else data[0], scale, found if computed else factor, format)
 
 
 def tensor_amax(x: torch.Tensor, *, hadamard: Hadamard | int | None = None) -> torch.Tensor:

@@ -12,9 +12,10 @@ from ..errors import OperandError
 from ..operand import BlockScaledTensor
 from ..runtime.backend import Backend
 from ..scale_layout import blocked_bytes
-from .calls import Preparation
-from .gemv import prepared as prepared_gemv
-from .quantize import prepared as prepared_quantize
+from .gemv import gemv
+from .planned import Preparation
+from .prepare import preparation
+from .quantize import quantize
 
 # of scales behind their data in memory: what torch's own allocations have at least
 _ALIGNMENT = 64
@@ -39,8 +40,8 @@ class RowProduct:
         self._result = functools.partial(torch.empty, (1, weight.rows), dtype=x.dtype, device=x.device)
         self._weight = weight
         operand = self._operand(self._memory(), scale)
-        first = prepared_quantize(x, rule=rule, global_scale=scale, out=operand)
-        second = prepared_gemv(weight, operand, out=self._result()[0], backend=backend)
+        first = preparation(quantize, x, rule=rule, global_scale=scale, out=operand)
+        second = preparation(gemv, weight, operand, out=self._result()[0], backend=backend)
         # (x, data, scales, global scale), and (data, scales, global scale, result)
         data, blocks, factor = (place for _, place in first.slots["out"])
         self._first = _filler(first, {first.slots["x"][0][1]: 0, data: 1, blocks: 2, factor: 3})

@@ -44,17 +44,20 @@ class Apart:
         self._every = [*((i, size, False) for i, size in sizes.items()), *((i, size, True) for i, size in written)]
         others, self._checks = dict(sizes), []
         for place, size in written:
-            self._checks.append((place, size, tuple(others), tuple(others.values())))
+            self._checks.append((place, size, tuple(others.items())))
             others[place] = size
 
     def near(self, values: Sequence[Any]) -> bool:
         """Whether what a call with ``values`` writes meets what it reads, or itself."""
         if len(self._checks) > FEW:
             return overlap([(values[i], values[i] + size, written) for i, size, written in self._every])
-        for place, size, places, sizes in self._checks:
+        for place, size, others in self._checks:
             start = values[place]
-            if near(start, start + size, [values[i] for i in places], sizes):
-                return True
+            end = start + size
+            for i, other in others:
+                at = values[i]
+                if at < end and start < at + other:
+                    return True
         return False
 
     def check(self, values: Sequence[Any]) -> None:

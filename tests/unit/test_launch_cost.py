@@ -16,16 +16,8 @@ from torch.autograd.profiler import profile
 
 import cute_nvfp4 as nv
 from cute_nvfp4 import BlockScaledTensor
-from cute_nvfp4.ops import (
-    gated_gemm,
-    gemm,
-    gemv,
-    grouped_gemm,
-    grouped_gemm_contiguous,
-    quantize,
-    rmsnorm_quantize,
-    silu_mul_quantize,
-)
+from cute_nvfp4.ops import quantize, rmsnorm_quantize, silu_mul_quantize
+from cute_nvfp4.ops.operation import OPERATIONS
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 from launch import without_driver
@@ -37,16 +29,16 @@ NEW, EMPTY = "aten::empty_like", "aten::empty"
 @pytest.fixture(scope="module", autouse=True)
 def no_driver() -> Iterator[None]:
     """Plans of calls that launch nothing are forgotten."""
-    modules = (gated_gemm, gemm, gemv, grouped_gemm, grouped_gemm_contiguous, quantize)
-    modules += (rmsnorm_quantize, silu_mul_quantize)
-    kept = [dict(x._calls) for x in modules]
-    for module in modules:
-        module._calls.clear()
+    plans = [x.calls for x in OPERATIONS.values()]
+    plans += [x._calls for x in (quantize, rmsnorm_quantize, silu_mul_quantize)]
+    kept = [dict(x) for x in plans]
+    for calls in plans:
+        calls.clear()
     with without_driver("sm_100a"):
         yield
-    for module, calls in zip(modules, kept):
-        module._calls.clear()
-        module._calls.update(calls)
+    for calls, before in zip(plans, kept):
+        calls.clear()
+        calls.update(before)
 
 
 def operand(rows: int, scaled: bool = False) -> BlockScaledTensor:

@@ -14,8 +14,8 @@ from roads import Roads, table
 
 from cute_nvfp4 import gemm, gemv, simulating
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops import gemm as gemm_module
-from cute_nvfp4.ops import gemv as gemv_module
+from cute_nvfp4.ops.gemm import GEMM
+from cute_nvfp4.ops.gemv import GEMV
 from cute_nvfp4.scale_layout import to_blocked
 
 M, N, K = gemm_input.M, gemm_input.N, gemm_input.K
@@ -27,8 +27,8 @@ LEFT, RIGHT = gemm_input.operand(), gemm_input.operand(rows=N)
 def simulator() -> Iterator[None]:
     with simulating():
         yield
-    for module in (gemv_module, gemm_module):
-        module._calls.clear()
+    for operation in (GEMV, GEMM):
+        operation.calls.clear()
 
 
 def like(x: torch.Tensor) -> torch.Tensor:
@@ -62,7 +62,7 @@ def over_gemv() -> dict[str, dict[str, Any]]:
 def gemv_roads(simulator: None) -> Roads:
     good = over_gemv()[""]
     return Roads(
-        gemv_module._calls,
+        GEMV.calls,
         [
             lambda: gemv(A, VECTOR),
             lambda: gemv(A, VECTOR, alpha=2.0),
@@ -109,7 +109,7 @@ def test_gemv_tables(gemv_roads: Roads) -> None:
 def gemm_roads(simulator: None) -> Roads:
     new = torch.empty(2, M, N, dtype=torch.float16)
     return Roads(
-        gemm_module._calls,
+        GEMM.calls,
         [
             lambda: gemm(LEFT, RIGHT),
             lambda: gemm(LEFT, RIGHT, alpha=2.0),

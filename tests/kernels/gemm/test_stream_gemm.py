@@ -10,7 +10,7 @@ from stream_problems import Case, make
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
-from cute_nvfp4.ops.packed_launch import STREAM
+from cute_nvfp4.ops.prepared_weight.gemm import STREAM
 from cute_nvfp4.planning.packed import PackedProblem, choose
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.target import ARCHITECTURES

@@ -27,33 +27,29 @@ from grouped_problems import Grouped
 
 import cute_nvfp4 as nv
 from cute_nvfp4 import simulating
-from cute_nvfp4.ops import (
-    gated_gemm,
-    gemm,
-    gemv,
-    grouped_gemm,
-    grouped_gemm_contiguous,
-    packed_gemm,
-    quantize,
-    rmsnorm_quantize,
-    silu_mul_quantize,
-)
+from cute_nvfp4.ops import quantize, rmsnorm_quantize, silu_mul_quantize
+from cute_nvfp4.ops.gated_gemm import GATED as GATED_GEMM
+from cute_nvfp4.ops.gemm import GEMM as PLAIN_GEMM
+from cute_nvfp4.ops.gemv import GEMV as PLAIN_GEMV
+from cute_nvfp4.ops.grouped_gemm import GROUPED as GROUPED_GEMM
+from cute_nvfp4.ops.grouped_gemm_contiguous import CONTIGUOUS
+from cute_nvfp4.ops.prepared_weight.gemm import PREPARED_GEMM
 from cute_nvfp4.runtime import launch
 from cute_nvfp4.runtime.kernel import Kernel
 
 sys.path.insert(0, str(Path(__file__).parents[3] / "benchmarks"))
 from launch import without_driver
 
-MODULES = {
-    "gemv": gemv,
-    "gemm": gemm,
-    "packed_gemm": packed_gemm,
-    "gated_gemm": gated_gemm,
-    "grouped_gemm": grouped_gemm,
-    "grouped_gemm_contiguous": grouped_gemm_contiguous,
-    "quantize": quantize,
-    "rmsnorm_quantize": rmsnorm_quantize,
-    "silu_mul_quantize": silu_mul_quantize,
+PLANS = {
+    "gemv": PLAIN_GEMV.calls,
+    "gemm": PLAIN_GEMM.calls,
+    "packed_gemm": PREPARED_GEMM.calls,
+    "gated_gemm": GATED_GEMM.calls,
+    "grouped_gemm": GROUPED_GEMM.calls,
+    "grouped_gemm_contiguous": CONTIGUOUS.calls,
+    "quantize": quantize._calls,
+    "rmsnorm_quantize": rmsnorm_quantize._calls,
+    "silu_mul_quantize": silu_mul_quantize._calls,
 }
 GEMV = gemv_problems.Case(20, 64)
 GEMM = gemm_problems.Case(20, 24, 64, batch=0, alpha=1.0)
@@ -63,10 +59,10 @@ DEALT = Grouped(((3, 8, 64), (2, 8, 64)), True, after=1)
 X = {"shape": (8, 64), "dtype": torch.float32}
 
 
-@pytest.fixture(params=MODULES)
+@pytest.fixture(params=PLANS)
 def name(request: pytest.FixtureRequest) -> Iterator[str]:
     """An operation, with nothing planned."""
-    calls = MODULES[request.param]._calls
+    calls = PLANS[request.param]
     kept = dict(calls)
     calls.clear()
     # nothing else multiplies a prepared weight
@@ -243,17 +239,17 @@ def planned() -> Iterator[list[str]]:
 
 def test_the_same_kind_is_planned_once(name: str, planned: list[str]) -> None:
     run(name)
-    first, calls = list(planned), dict(MODULES[name]._calls)
+    first, calls = list(planned), dict(PLANS[name])
     assert first and len(calls) == 1
     run(name, seed=1)
     for changes in NUMBERS[name]:
         run(name, seed=2, **changes)
-    assert planned == first and dict(MODULES[name]._calls) == calls
+    assert planned == first and dict(PLANS[name]) == calls
 
 
 def test_another_kind_is_another_plan(name: str, planned: list[str]) -> None:
     """Each is right after the others, and so is the first kind after each."""
-    calls = MODULES[name]._calls
+    calls = PLANS[name]
     run(name)
     for changes in OTHERS[name]:
         before = len(calls)
@@ -327,7 +323,7 @@ def recording(note: Callable[[launch.driver.PackedLaunch], Any]) -> Iterator[lis
         seen.append(note(one))
         return 0
 
-    gemv._calls.clear()
+    PLAIN_GEMV.calls.clear()
     with (
         without_driver("sm_100a"),
         mock.patch.object(launch.driver, "PackedLaunch", Kept),
@@ -335,7 +331,7 @@ def recording(note: Callable[[launch.driver.PackedLaunch], Any]) -> Iterator[lis
         mock.patch.object(launch, "raw_stream", lambda device: threading.get_ident()),
     ):
         yield seen
-    gemv._calls.clear()
+    PLAIN_GEMV.calls.clear()
 
 
 def in_threads(call: Callable[[int], object]) -> None:

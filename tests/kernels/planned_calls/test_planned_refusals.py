@@ -12,11 +12,9 @@ from roads import Roads, table
 
 from cute_nvfp4 import gated_gemm, simulating
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops import gated_gemm as gated_module
-from cute_nvfp4.ops import grouped_gemm as grouped_module
-from cute_nvfp4.ops import grouped_gemm_contiguous as dealt_module
-from cute_nvfp4.ops.grouped_gemm import grouped_gemm
-from cute_nvfp4.ops.grouped_gemm_contiguous import grouped_gemm_contiguous
+from cute_nvfp4.ops.gated_gemm import GATED
+from cute_nvfp4.ops.grouped_gemm import GROUPED, grouped_gemm
+from cute_nvfp4.ops.grouped_gemm_contiguous import CONTIGUOUS, grouped_gemm_contiguous
 from tests.kernels.gated_gemm import test_gated_gemm_errors as gated_input
 from tests.kernels.grouped_gemm import test_grouped_gemm_input as grouped_input
 
@@ -28,8 +26,8 @@ GOOD, DEALT = grouped_input.GOOD, grouped_input.DEALT
 def simulator() -> Iterator[None]:
     with simulating():
         yield
-    for module in (gated_module, grouped_module, dealt_module):
-        module._calls.clear()
+    for operation in (GATED, GROUPED, CONTIGUOUS):
+        operation.calls.clear()
 
 
 # --- gated_gemm
@@ -40,7 +38,7 @@ OUT = gated_input.QUANTIZED_OUT
 @pytest.fixture(scope="module")
 def gated_roads(simulator: None) -> Roads:
     return Roads(
-        gated_module._calls,
+        GATED.calls,
         [
             lambda: gated_gemm(A, B1, B2),
             lambda: gated_gemm(A, B1, B2, alpha=1.0),
@@ -69,12 +67,12 @@ def test_gated_over_an_operand(gated_roads: Roads, which: str) -> None:
     a = A
     weights = [BlockScaledTensor(b.data[:32], b.scale) for b in (B1, B2)]
     gated_gemm(a, *weights, out=torch.empty(64, 32, dtype=torch.float16))
-    roads = Roads(gated_module._calls, [lambda: gated_gemm(a, *weights, out=torch.empty(64, 32, dtype=torch.float16))])
+    roads = Roads(GATED.calls, [lambda: gated_gemm(a, *weights, out=torch.empty(64, 32, dtype=torch.float16))])
     if which == "b2":
         out = out[:1].expand(1, 32)
         a = BlockScaledTensor(A.data[:1], A.scale)
         roads = Roads(
-            gated_module._calls, [lambda: gated_gemm(a, *weights, out=torch.empty(1, 32, dtype=torch.float16))]
+            GATED.calls, [lambda: gated_gemm(a, *weights, out=torch.empty(1, 32, dtype=torch.float16))]
         )
     assert f"overlap {which}.data" in roads.refused(lambda: gated_gemm(a, *weights, out=out))
 
@@ -111,7 +109,7 @@ def _over() -> list[tuple[list, list[torch.Tensor]]]:
 def grouped_roads(simulator: None) -> Roads:
     pairs, other = [GOOD, GOOD], _over()
     return Roads(
-        grouped_module._calls,
+        GROUPED.calls,
         [
             lambda: grouped_gemm(pairs),
             lambda: grouped_gemm([GOOD] * 3),
@@ -143,7 +141,7 @@ def test_grouped_over_what_scales(what: str, backend: str) -> None:
     scaled = BlockScaledTensor(GOOD[0].data, GOOD[0].scale, room[4] if what != "alpha" else None)
     options = {"backend": backend, "alpha": room[8:10] if what == "alpha" else None}
     problems, apart = [GOOD, (scaled, GOOD[1])], room[128:].view(8, 8)
-    roads = Roads(grouped_module._calls, [lambda: grouped_gemm(problems, out=[apart, torch.empty(8, 8)], **options)])
+    roads = Roads(GROUPED.calls, [lambda: grouped_gemm(problems, out=[apart, torch.empty(8, 8)], **options)])
     said = roads.refused(lambda: grouped_gemm(problems, out=[room[:64].view(8, 8), torch.empty(8, 8)], **options))
     # whichever comes first in memory is what the other overlaps
     assert f"overlap {what}" in said or f"memory of {what.removesuffix(' of group 1')}: got bytes" in said
@@ -165,7 +163,7 @@ def _dealt(**options: Any) -> torch.Tensor:
 @pytest.fixture(scope="module")
 def dealt_roads(simulator: None) -> Roads:
     return Roads(
-        dealt_module._calls,
+        CONTIGUOUS.calls,
         [
             _dealt,
             lambda: _dealt(alpha=2.0),
@@ -196,7 +194,7 @@ def test_dealt_over_an_input(dealt_roads: Roads, part: str) -> None:
     given = {"a": a, "alpha": alpha[:2]}
     raw = memory.reshape(-1).view(torch.uint8)
     out = raw[:96].view(torch.float16).view(6, 8)
-    good = Roads(dealt_module._calls, [lambda: _dealt(**given, out=_twin(out))])
+    good = Roads(CONTIGUOUS.calls, [lambda: _dealt(**given, out=_twin(out))])
     assert f"overlap {'alpha' if part == 'alpha' else f'a.{part}'} at" in good.refused(lambda: _dealt(**given, out=out))
 
 

@@ -156,7 +156,7 @@ def test_names(vary: tuple[str, ...]) -> None:
 
 def test_operations() -> None:
     given = gemv_given()
-    known = "gemv, gemm, gated_gemm, grouped_gemm, quantize"
+    known = "gated_gemm, gemm, gemv, grouped_gemm, quantize"
     with pytest.raises(OperandError, match=f"operation to prepare: got dequantize, expected {known}"):
         prepare(nv.dequantize, given["a"])
     with pytest.raises(OperandTypeError, match="alpha: got str"):

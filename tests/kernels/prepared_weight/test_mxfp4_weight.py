@@ -9,7 +9,8 @@ import torch
 from cute_nvfp4 import BlockScaledTensor, gemm, prepare_weight, quantize, simulating, to_blocked
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import MXFP4
-from cute_nvfp4.ops.library.packed import packed_gemm as packed_operator
+from cute_nvfp4.ops.library import TABLE
+from cute_nvfp4.ops.prepared_weight.gemm import PREPARED_GEMM
 
 pytestmark = [pytest.mark.kernels("sm_90a"), pytest.mark.usefixtures("hopper")]
 
@@ -62,7 +63,8 @@ def test_block_scaled_rows(format: str, m: int) -> None:
 
     with simulating() as runs:
         y = gemm(x, prepared, out_dtype=torch.float32)
-        again = packed_operator(x, prepared, None, None, None, torch.float32, None, "auto")
+        request = PREPARED_GEMM.request(x, prepared, None, None, None, torch.float32, None, "auto", "")
+        again = TABLE["packed_gemm"].call(request)
     assert torch.equal(y, again)
     assert backends.backend() == "cuda" or [run.name for run in runs][:1] == ["dequantize"]
     wide, values = x.dequantize(torch.float64), w.dequantize(torch.float64)

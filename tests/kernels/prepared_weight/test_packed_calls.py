@@ -14,9 +14,9 @@ from roads import Roads, table
 
 from cute_nvfp4 import PreparedWeight, gemm, grouped_gemm, prepare_weight, quantize, simulating
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.ops import packed_again
-from cute_nvfp4.ops import packed_gemm as packed_module
-from cute_nvfp4.ops import packed_list as packed_groups
+from cute_nvfp4.ops.prepared_weight import repeated
+from cute_nvfp4.ops.prepared_weight.gemm import PREPARED_GEMM
+from cute_nvfp4.ops.prepared_weight.groups import PREPARED_GROUPS
 
 pytestmark = [pytest.mark.kernels, pytest.mark.sim_only("CPU tensors")]
 
@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.kernels, pytest.mark.sim_only("CPU tensors")]
 def simulator() -> Iterator[None]:
     with simulating("sm_90a"):
         yield
-    for module in (packed_module, packed_groups, packed_again):
-        module._calls.clear()
+    for calls in (PREPARED_GEMM.calls, PREPARED_GROUPS.calls, repeated._calls):
+        calls.clear()
 
 
 def test_tables() -> None:
@@ -39,7 +39,7 @@ def test_tables() -> None:
         lambda: gemm(x, weight, bias=torch.zeros(32)),
         lambda: gemm(x, weight, alpha=2.0),
     ]
-    roads = Roads(packed_module._calls, good)
+    roads = Roads(PREPARED_GEMM.calls, good)
     for call, _, message in table(packed_input.test_bad_input):
         said = roads.refused(lambda call=call: call(weight))
         assert re.search(message, said), said
@@ -58,19 +58,19 @@ def test_tables() -> None:
         assert re.search(message, said), said
 
 
-@pytest.mark.parametrize("where", ["a", "b", "bias", "device scalar 0", "device scalar 1"])
+@pytest.mark.parametrize("where", ["a", "b.packed", "bias", "alpha", "b.global_scale"])
 def test_over_an_input(where: str) -> None:
     """Of the same key as a good call, which only addresses are not part of."""
     x, bias, alpha, factor = torch.zeros(4, 64).bfloat16(), torch.zeros(64), torch.ones(64), torch.ones(64)
     prepared = prepare_weight(packed_input.W)
     weight = PreparedWeight(prepared.packed, 32, 64, prepared.dtype, factor[:1])
-    memory = {"a": x, "b": weight.packed, "bias": bias, "device scalar 0": alpha, "device scalar 1": factor}[where]
+    memory = {"a": x, "b.packed": weight.packed, "bias": bias, "alpha": alpha, "b.global_scale": factor}[where]
     over = torch.tensor([], dtype=torch.bfloat16).set_(memory.untyped_storage(), 0, (4, 32))
 
     def call(out: torch.Tensor) -> None:
         gemm(x, weight, alpha=alpha[:1], bias=bias[:32], out=out)
 
-    roads = Roads(packed_module._calls, [lambda: call(torch.empty_like(over))])
+    roads = Roads(PREPARED_GEMM.calls, [lambda: call(torch.empty_like(over))])
     assert f"overlap {where} at" in roads.refused(lambda: call(over))
 
 
@@ -79,7 +79,7 @@ def test_groups() -> None:
     weight, x = prepare_weight(packed_input.W), packed_input.X
     pairs, rows = [(x, weight)] * 2, torch.empty(12, 32, dtype=torch.bfloat16)
     good = [lambda: grouped_gemm(pairs), lambda: grouped_gemm(pairs, out=[rows[:4], rows[4:8]])]
-    roads = Roads(packed_groups._calls, good, packed_again._calls)
+    roads = Roads(PREPARED_GROUPS.calls, good, repeated._calls)
     over = torch.tensor([], dtype=torch.bfloat16).set_(weight.packed.untyped_storage(), 0, (4, 32))
     unaligned = torch.zeros(4 * 64 + 1, dtype=torch.bfloat16)[1:].view(4, 64)
     for problems, out, message in (
@@ -147,8 +147,8 @@ class Groups:
 def test_groups_again(scales: str, shared: bool, out: bool, gate: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tensors like those of a call take the short road, unless scales must be gathered; what is unlike them never."""
     slow: list[int] = []
-    planned = packed_again.packed_list_call
-    monkeypatch.setattr(packed_again, "packed_list_call", lambda *given: slow.append(1) or planned(*given))
+    planned = PREPARED_GROUPS.run
+    monkeypatch.setattr(PREPARED_GROUPS, "run", lambda *given: slow.append(1) or planned(*given))
     first, second = (Groups(seed, scales, shared, out, gate) for seed in (0, 1))
     for problem in (first, first, second, first):
         assert problem.right()

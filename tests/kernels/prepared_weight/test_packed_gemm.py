@@ -24,7 +24,7 @@ from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import MXFP8, MXFP8_E5M2, NVFP4, Format
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig, can_implement
-from cute_nvfp4.ops import packed_launch
+from cute_nvfp4.ops.prepared_weight import gemm as prepared_gemm
 from cute_nvfp4.planning import packed
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, choose
 from cute_nvfp4.sim import Race, adversarial
@@ -193,7 +193,7 @@ def test_any_schedule_gives_the_same_bits(schedule, case: Case) -> None:
 def test_a_ring_that_k_groups_do_not_divide_is_a_race(monkeypatch: pytest.MonkeyPatch) -> None:
     """A warpgroup that first meets a stage in its second phase does not wait for it: why ``can_implement`` refuses."""
     monkeypatch.setattr(packed, "can_implement", lambda plan: "")
-    monkeypatch.setattr(packed_launch, "WGMMA", replace(packed_launch.WGMMA, can_implement=lambda config: ""))
+    monkeypatch.setattr(prepared_gemm, "WGMMA", replace(prepared_gemm.WGMMA, can_implement=lambda config: ""))
     odd = {"k_groups": 2, "scheduler": "static", "tile_n": 32, "ctas_per_sm": 2, "stages": 3}
     problem = Problem(Case(32, 2, 448, torch.float16, torch.float16, workers=1, tiling=odd))
     assert problem.right(run(problem))

@@ -16,7 +16,7 @@ from cute_nvfp4 import BlockScaledTensor, gemm, grouped_gemm, prepare_weight, qu
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import MXFP8, MXFP8_E5M2
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
-from cute_nvfp4.ops.packed_launch import WGMMA
+from cute_nvfp4.ops.prepared_weight.gemm import WGMMA
 from cute_nvfp4.planning.packed import PackedPlan, PackedProblem, candidates, choose, predict
 from cute_nvfp4.planning.packed_groups import PackedGroups, choose_groups
 from cute_nvfp4.runtime.inspection import inspect_cubin

@@ -8,22 +8,22 @@ from typing import NamedTuple
 
 import torch
 
-from ..kernels.gemm.arguments import GroupFactor
-from ..kernels.gemm.sm90.arguments import Activations, PackedWeight, Result
-from ..kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, PackedGroupTable
-from ..operand import BlockScaledTensor, row_alignment
-from ..planning.packed import PackedPlan
-from ..planning.packed_groups import PackedGroups, choose_groups, tile_us
-from ..prepared_weight import PreparedWeight
-from ..runtime.backend import sm_count
-from ..runtime.launch import Tensors
-from ..target import Target
-from .calls import addresses
-from .checks import DTYPE_NAMES, tensors
-from .dequantize import ListDequantizeCall
-from .grouped_launch import arranged, gathered, room_for_maps, table_on_device
-from .packed_operands import X, row_stride, x_parts
-from .packed_rows import KERNEL
+from ...kernels.gemm.arguments import GroupFactor
+from ...kernels.gemm.sm90.arguments import Activations, PackedWeight, Result
+from ...kernels.gemm.sm90.grouped_arguments import GroupedWgmmaArguments, PackedGroup, PackedGroupTable
+from ...operand import BlockScaledTensor, row_alignment
+from ...planning.packed import PackedPlan
+from ...planning.packed_groups import PackedGroups, choose_groups, tile_us
+from ...prepared_weight import PreparedWeight
+from ...runtime.backend import sm_count
+from ...runtime.launch import Tensors
+from ...target import Target
+from ..calls import addresses
+from ..checks import DTYPE_NAMES, tensors
+from ..dequantize import ListDequantizeCall
+from ..grouped_launch import arranged, gathered, room_for_maps, table_on_device
+from .operands import X, row_stride, x_parts
+from .rows import KERNEL
 
 Pair = tuple[X | None, PreparedWeight]
 Owners = tuple[Sequence[Pair], Sequence[torch.Tensor], "torch.Tensor | None"]

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
-from ..errors import OperandError, OperandTypeError
-from ..formats import NVFP4
-from ..operand import BlockScaledTensor, row_alignment
-from ..planning.packed import PackedPlan
-from ..prepared_weight import PreparedWeight
-from ..runtime.backend import Backend
-from .checks import check_dtype, check_format, check_gate
-from .dequantize import dequantize
-from .grouped_rows import GroupedRows
+from ...errors import OperandError, OperandTypeError
+from ...formats import NVFP4
+from ...operand import BlockScaledTensor, is_wrapper, row_alignment
+from ...prepared_weight import PreparedWeight
+from ...runtime.backend import Backend
+from ..checks import check_dtype, check_format, check_gate, factors_of
+from ..dequantize import dequantize
+from ..grouped_rows import GroupedRows
 
 X = torch.Tensor | BlockScaledTensor
 """Numbers of the weight's dtype, or block-scaled."""
-
-
-class Request(NamedTuple):
-    """What ``gemm`` is asked for with a prepared weight: out (M, N) = alpha · x (M, K) · weightᵀ + bias; or, with a
-    gate, ``gated_gemm``: gate(alpha · x · gateᵀ) · (alpha · x · upᵀ)."""
-
-    x: X
-    weight: PreparedWeight
-    alpha: float | torch.Tensor | None = None
-    bias: torch.Tensor | None = None
-    out: torch.Tensor | None = None
-    out_dtype: torch.dtype | None = None
-    config: PackedPlan | None = None
-    backend: Backend = "auto"
-    gate: str = ""
 
 
 def check_products(weight: PreparedWeight, gate: str) -> None:
@@ -85,7 +69,7 @@ def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
             )
         if x.ndim == 2 and x.shape[1] > 1 and x.stride(1) != 1:
             raise OperandError.of("stride of a along K", got=x.stride(1), expected="1", hint=".contiguous() copies.")
-        if x.ndim == 2 and x.numel() and row_alignment(x, 16) < 16:
+        if x.ndim == 2 and not is_wrapper(x) and x.numel() and row_alignment(x, 16) < 16:
             raise OperandError.of(
                 "alignment of a",
                 got=f"address {x.data_ptr():#x}, strides {x.stride()}",
@@ -133,15 +117,8 @@ def x_parts(x: X) -> tuple[torch.Tensor, ...]:
     return (x,) if isinstance(x, torch.Tensor) else (x.data, x.scale)
 
 
-def device_scalars(x: X, weight: PreparedWeight, alpha: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-    """The device scalars that there are, of each product."""
-    of_x = None if isinstance(x, torch.Tensor) else x.global_scale
-    return tuple(f for of_weight in weight.global_scales for f in (alpha, of_x, of_weight) if f is not None)
-
-
-def everything_read(
-    x: X, weight: PreparedWeight, alpha: torch.Tensor | None, bias: torch.Tensor | None
-) -> dict[str, torch.Tensor | None]:
-    """Every tensor that a call reads, by name."""
-    found = dict(zip(("a", "scales of a"), x_parts(x))) | {"b": weight.packed, "bias": bias}
-    return found | {f"device scalar {i}": f for i, f in enumerate(device_scalars(x, weight, alpha))}
+def factors_of_products(request: Any, products: int) -> tuple[float | str, tuple[tuple[str, ...], ...]]:
+    """What a kernel's record has as alpha, and for each product the device scalars that multiply it."""
+    scalar, shared = factors_of(request, "a")
+    scales = ("b.global_scale", "b.up_global_scale")[:products]
+    return scalar, tuple((*shared, scale) if request.b.global_scale is not None else shared for scale in scales)

@@ -1,4 +1,4 @@
-"""grouped_gemm of prepared weights, as it is called: soon, where tensors are like those of an earlier call.
+"""The fast path of grouped_gemm of prepared weights, where tensors are like those of an earlier call.
 
 torch's own guards say in C++, of all tensors at once, whether dtypes, shapes, strides, devices and gradients are those
 of a call that was planned and checked. What they do not see are addresses: those are looked at here.
@@ -14,23 +14,21 @@ from typing import Any
 from torch import Tensor, dtype, is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 
-from ..operand import span_bytes
-from ..planning.packed import PackedPlan
-from ..prepared_weight import PreparedWeight
-from ..runtime.apart import overlap
-from ..runtime.backend import Backend
-from ..runtime.bounded import Bounded
-from ..runtime.simulating import world
-from .alike import Alike
-from .dispatch import by_operator, increment_versions, modes, written_to
-from .groups import GroupsCall
-from .library.grouped import operands_in
-from .library.packed_groups import packed_list as by_its_operator
-from .packed_list import Request, packed_list_call
-from .packed_list_launch import NO_ROOM, Pair
+from ...operand import span_bytes
+from ...planning.packed import PackedPlan
+from ...prepared_weight import PreparedWeight
+from ...runtime.apart import overlap
+from ...runtime.backend import Backend
+from ...runtime.bounded import Bounded
+from ...runtime.simulating import world
+from ..alike import Alike
+from ..dispatch import increment_versions, modes
+from ..groups import GroupsCall
+from .groups import PREPARED_GROUPS
+from .groups_launch import NO_ROOM, Pair
 
 
-def packed_list(
+def prepared_groups(
     problems: Sequence[Pair],
     alpha: float | Tensor | None,
     out: Sequence[Tensor] | None,
@@ -39,23 +37,19 @@ def packed_list(
     backend: Backend,
     gate: str,
 ) -> list[Tensor]:
-    """``grouped_gemm`` of prepared weights; an x of no rows may be None or (0, K)."""
-    plain = alpha is None and config is None
-    if plain and (results := _again(problems, out, out_dtype, backend, gate)) is not None:
+    """``grouped_gemm`` of prepared weights."""
+    given = problems, alpha, out, out_dtype, config, backend, gate
+    if alpha is not None or config is not None:
+        return PREPARED_GROUPS(*given)
+    results = _repeated(problems, out, out_dtype, backend, gate)
+    if results is not None:
         return results
-    given = operands_in(problems)
-    numbers = [x for x in given if isinstance(x, Tensor)]
-    ups = [x.up_global_scale for x in given if isinstance(x, PreparedWeight)]
-    if by_operator([x for x in given if not isinstance(x, Tensor)], numbers, ups, alpha, out):
-        return by_its_operator(problems, alpha, out, out_dtype, config, backend, gate)
-    call = packed_list_call(Request(problems, alpha, out, out_dtype, config, backend, gate))
-    results = call(problems, alpha, out)
-    if out is not None and is_grad_enabled():
-        written_to(out)
-    if plain and isinstance(call, GroupsCall) and call.whole and call.launch.only_addresses:
-        again = _Again(call, *zip(*problems), results, out is not None)
-        if again.usable:
-            _calls[_key([b for _, b in problems], out, out_dtype, backend, gate)] = again
+    results = PREPARED_GROUPS(*given)
+    call = PREPARED_GROUPS.found(*given)
+    if isinstance(call, GroupsCall) and call.whole and call.launch.only_addresses:
+        repeated = RepeatedCall(call, *zip(*problems), results, out is not None)
+        if repeated.usable:
+            _calls[_key([b for _, b in problems], out, out_dtype, backend, gate)] = repeated
     return results
 
 
@@ -68,7 +62,7 @@ def _key(weights: Sequence[PreparedWeight], out: Any, out_dtype: dtype | None, b
     return *kept, out_dtype, backend, gate, world(kept[0].on_cpu), None if out is None else len(out)
 
 
-def _again(
+def _repeated(
     problems: Sequence[Pair], out: Sequence[Tensor] | None, out_dtype: dtype | None, backend: Backend, gate: str
 ) -> list[Tensor] | None:
     """Results, if tensors are like those of the last call of such weights, and apart; None: look closer."""
@@ -83,7 +77,7 @@ def _again(
     return None if call is None else call(problems, xs, weights, out)
 
 
-class _Again:
+class RepeatedCall:
     """A call whose groups all have rows of numbers, for tensors like its own. usable: whether those are aligned."""
 
     def __init__(

@@ -6,43 +6,14 @@ from typing import Any
 
 import torch
 
-from ...operand import BlockScaledTensor
-from ...quantization.hadamard import Hadamard
-from ...quantization.rules import resolve_format
-from ...runtime.torch_private import is_exporting
-from ...scale_layout import blocked_bytes, blocked_flat, blocked_view
-from ..quantize_request import QuantizeRequest
-from .registration import LIBRARY, NAMESPACE, define, operand
+from ..quantization.hadamard import Hadamard
+from ..quantization.rules import resolve_format
+from ..scale_layout import blocked_bytes, blocked_flat
+from .dequantize import dequantize
+from .operator import Gradient, define, operand
+from .quantize import quantize
 
 _OPS = torch.ops.cute_nvfp4
-
-
-def quantize(
-    request: QuantizeRequest,
-    given: torch.Tensor | None,
-    computed: bool,
-    seed: int | None,
-    out: BlockScaledTensor | None,
-    backend: str,
-) -> BlockScaledTensor:
-    """``request`` by the operator: matrices (L, MN, K), as the request has them. given: the global scale, if any."""
-    x, format = request.source.matrices, request.format
-    signs = None if request.source.rotation is None else list(request.source.rotation.signs)
-    options = {"compute_global_scale": computed, "seed": seed, "signs": signs, "block_2d": request.tile}
-    options |= {"format": format.name, "rule": request.rule.name, "scale_layout": request.scale_layout}
-    options["backend"] = backend
-    blocked = request.scale_layout == "blocked"
-    if out is None:
-        data, scale, found = _OPS.quantize.default(x, given, **options)
-        # a view in six dimensions would make a program of its own for up to 128 rows
-        if blocked and not is_exporting():
-            scale = blocked_view(scale, x.shape[1], format.scale_columns(x.shape[2]), x.shape[0])
-        return BlockScaledTensor(data, scale, found if computed else given, format)
-    data, scale = (t if t.ndim != 2 else t.unsqueeze(0) for t in (out.data, out.scale))
-    scale = blocked_flat(scale) if scale.ndim == 6 else scale
-    written = None if out.global_scale is given else out.global_scale
-    _OPS.quantize.out(x, given, **options, out=data, out_scale=scale, out_global_scale=written)
-    return out
 
 
 def _quantize(
@@ -62,8 +33,6 @@ def _quantize(
     out_global_scale=None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None:
     """Data, scales (blocked ones in one dimension) and the global scale, if it is computed."""
-    from ..quantize import quantize
-
     if out is not None:
         scale = global_scale if out_global_scale is None else out_global_scale
         out = operand(out, out_scale, scale, format)
@@ -114,8 +83,6 @@ define(
 
 
 def _dequantize(data, scale, global_scale=None, *, format="nvfp4", out_dtype=None, out=None) -> torch.Tensor:
-    from ..dequantize import dequantize
-
     x = operand(data, scale, global_scale, format)
     if out is not None:
         return out.copy_(dequantize(x, out.dtype))
@@ -127,16 +94,15 @@ def _fake_dequantize(data, scale, global_scale=None, *, format="nvfp4", out_dtyp
     return data.new_empty((*data.shape[:-1], x.k), dtype=torch.float32 if out_dtype is None else out_dtype)
 
 
-def _keep(ctx: Any, inputs: tuple, keyword_only_inputs: dict, output: torch.Tensor) -> None:
-    data, scale, global_scale = inputs
-    ctx.save_for_backward(data, scale)
-    ctx.shape, ctx.format = global_scale.shape, keyword_only_inputs["format"]
+def _keep(ctx: Any, given: dict[str, Any], options: dict[str, Any]) -> None:
+    ctx.save_for_backward(given["data"], given["scale"])
+    ctx.shape, ctx.format = given["global_scale"].shape, options["format"]
 
 
-def _gradient(ctx: Any, dy: torch.Tensor) -> tuple[None, None, torch.Tensor]:
+def _gradient(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor]:
     """Values are linear in the global scale: Σ gradient · element · scale, in float64."""
     values = _OPS.dequantize.default(*ctx.saved_tensors, format=ctx.format, out_dtype=torch.float64)
-    return None, None, (values * dy).sum().to(torch.float32).reshape(ctx.shape)
+    return ((values * dy).sum().to(torch.float32).reshape(ctx.shape),)
 
 
 define(
@@ -148,4 +114,4 @@ define(
     _fake_dequantize,
     ("global_scale",),
 )
-torch.library.register_autograd(f"{NAMESPACE}::dequantize", _gradient, setup_context=_keep, lib=LIBRARY)
+Gradient(("global_scale",), _keep, _gradient).register("dequantize", ("data", "scale", "global_scale"))

@@ -7,42 +7,28 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError, OperandTypeError
-from ..operand import span_bytes
-from ..planning.packed import PackedPlan
-from ..runtime.apart import Apart
-from ..runtime.backend import Backend
-from ..runtime.launch import SimLauncher
-from .calls import Preparation, as_alpha, preparable
-from .groups import GroupsCall
-from .packed_list import Request, is_packed, packed_list_call
-from .packed_list_launch import ListLaunch, Owners, Pair, rows_of, scales_of
-from .packed_operands import x_parts
+from ...errors import OperandError
+from ...operand import span_bytes
+from ...runtime.apart import Apart
+from ...runtime.launch import SimLauncher
+from ..calls import as_alpha
+from ..groups import GroupsCall
+from ..planned import Preparation
+from .groups_launch import ListLaunch, Owners, Pair, rows_of, scales_of
+from .operands import x_parts
 
 
-def prepared(
-    problems: Sequence[Pair],
-    *,
-    gate: str = "",
-    alpha: float | torch.Tensor | None = None,
-    out: Sequence[torch.Tensor] | None = None,
-    out_dtype: torch.dtype | None = None,
-    config: PackedPlan | None = None,
-    backend: Backend = "auto",
-) -> Preparation:
-    """``grouped_gemm`` of prepared weights, planned. Its operands "a", "b" and "out" are lists."""
-    if not is_packed(problems):
-        expected = "pairs of x and a PreparedWeight, for a call that decides nothing any more"
-        raise OperandTypeError.of("problems", got=_kinds(problems), expected=expected)
-    call = preparable(packed_list_call(Request(problems, alpha, out, out_dtype, config, backend, gate)), GroupsCall)
+def preparation_of_list(r: Any, call: GroupsCall) -> Preparation:
+    """A call with ``r``, planned. Its operands "a", "b" and "out" are lists."""
+    problems = r.problems
     if not call.whole:
         empty = next(i for i, (x, _) in enumerate(problems) if not rows_of(x))
         hint = "Leave the group out: it has no result."
         raise OperandError.of(f"group {empty}: rows of a of a prepared call", got=0, expected="at least 1", hint=hint)
     launch: ListLaunch = call.launch
-    scalar, alpha = as_alpha(alpha)
+    scalar, alpha = as_alpha(r.alpha)
     alpha = None if alpha is None else alpha.reshape(-1)
-    outs = call.new() if out is None else list(out)
+    outs = call.new() if r.out is None else list(r.out)
     xs, weights = map(list, zip(*problems))
     slots, sizes, apart = _places(launch, problems, alpha)
     first = launch.outs_at
@@ -55,14 +41,6 @@ def prepared(
         Apart(sizes, written),
         lambda given: ([*zip(given["a"], given["b"])], given["out"], alpha),
     )
-
-
-def _kinds(problems: Any) -> str:
-    """What problems are, for an error."""
-    if not isinstance(problems, (list, tuple)) or not problems:
-        return f"an empty {type(problems).__name__}" if problems == [] else type(problems).__name__
-    first = problems[0]
-    return " and ".join(type(x).__name__ for x in first) if isinstance(first, (list, tuple)) else type(first).__name__
 
 
 def _places(

@@ -6,20 +6,19 @@ from typing import Any
 
 import torch
 
-from ..formats import NVFP4
-from ..operand import BlockScaledTensor
-from ..planning.packed import PackedPlan, check_plan
-from ..prepared_weight import PreparedWeight
-from ..runtime.backend import Backend
-from ..scale_layout import to_blocked
-from ..target import Target
-from .calls import as_alpha
-from .checks import check_overlap, parts
-from .packed_gemm import packed_gemm
-from .prepare_weight import PackCall
+from ...formats import NVFP4
+from ...operand import BlockScaledTensor
+from ...planning.packed import PackedPlan, check_plan
+from ...prepared_weight import PreparedWeight
+from ...runtime.backend import Backend
+from ...scale_layout import to_blocked
+from ...target import Target
+from ..checks import check_overlap, inputs
+from ..prepare_weight import PackCall
+from .gemm import PREPARED_GEMM
 
 
-class PlainGemm:
+class PackedEachCall:
     """A planned call: a launch packs all matrices of b, and each is multiplied by one launch, or by two where a has
     more rows than the streaming kernel takes, or is MX. An output contiguous along M is a copy of the product's.
 
@@ -42,17 +41,17 @@ class PlainGemm:
         self._config, self._backend = config, backend
 
     def __call__(
-        self, a: BlockScaledTensor, b: BlockScaledTensor, alpha: Any, bias: Any, out: torch.Tensor | None
+        self, a: BlockScaledTensor, b: BlockScaledTensor, alpha: Any, bias: Any, out: torch.Tensor | None, *options: Any
     ) -> torch.Tensor:
         if out is not None:
-            check_overlap(parts({"a": a, "b": b}) | {"alpha": as_alpha(alpha)[1], "bias": bias}, out)
+            check_overlap(inputs(a=a, b=b, alpha=alpha, bias=bias), out)
         along_n = out is not None and (b.rows == 1 or out.stride(-1) == 1)
         product = out if along_n else torch.empty(self._shape, **self._options)
         packed, products = self._pack(b), product if a.is_batched else product.unsqueeze(0)
         for i in range(a.batch):
             weight = PreparedWeight(packed[i], b.rows, b.k, self._dtype, b.global_scale, packing=b.format.name)
             own = bias[i] if bias is not None and bias.ndim == 2 else bias
-            packed_gemm(_matrix(a, i), weight, alpha, own, products[i], None, self._config, self._backend)
+            PREPARED_GEMM(_matrix(a, i), weight, alpha, own, products[i], None, self._config, self._backend, "")
         return product if out is None or along_n else out.copy_(product)
 
 

@@ -1,0 +1,258 @@
+"""The operations as operators of ``torch.library``, ``torch.ops.cute_nvfp4`` (docs/torch.md): a row of a table each.
+
+Importing this module, or any other of ``ops``, registers all of them.
+"""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import torch
+
+from ..errors import OperandError
+from ..formats import NVFP4
+from ..operand import BlockScaledTensor
+from ..scale_layout import blocked_flat, blocked_view
+from . import gradients, library_fused, library_quantization
+from .dispatch import requires_grad
+from .gated_gemm import GATED
+from .gemm import GEMM
+from .gemv import GEMV
+from .grouped_gemm import GROUPED
+from .grouped_gemm_contiguous import CONTIGUOUS
+from .operator import Operator, rebuilt, refuse_gradients, weight_of
+from .prepared_weight.gemm import PREPARED_GEMM, quantized_scale
+from .prepared_weight.groups import PREPARED_GROUPS
+from .prepared_weight.rows import PREPARED_ROWS
+from .quantize_request import checked_global_scale
+
+__all__ = ["TABLE", "library_fused", "library_quantization"]
+
+
+class QuantizedOutput(Operator):
+    """An operator whose results are codes and scales of NVFP4, with a global scale that is given."""
+
+    def adapted(self, request: Any) -> Any:
+        scale = quantized_scale(request.out, request.out_dtype, request.out_global_scale)
+        if request.out is None and torch.is_grad_enabled():
+            refuse_gradients({"out_global_scale": scale})
+        return request._replace(out_global_scale=checked_global_scale(scale, request.a.device))
+
+    def written(self, request: Any) -> dict[str, Any] | None:
+        if request.out is None:
+            return None
+        return {"out": request.out.data, "out_scale": _flat(request.out.scale)}
+
+    def result(self, request: Any, found: Any) -> BlockScaledTensor:
+        if request.out is not None:
+            return request.out
+        data, scale = found
+        rows, batch = data.shape[-2], data.shape[0] if data.ndim == 3 else 1
+        view = blocked_view(scale, rows, data.shape[-1] // NVFP4.block_bytes, batch)
+        return BlockScaledTensor(data, view, request.out_global_scale, NVFP4)
+
+    def returned(self, request: Any, made: BlockScaledTensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return made.data, _flat(made.scale)
+
+    def given(self, values: dict[str, Any]) -> None:
+        if values["out"] is not None:
+            scale = values["out_global_scale"]
+            values["out"] = BlockScaledTensor(values["out"], values["out_scale"], scale, NVFP4)
+            values["out_global_scale"] = None
+
+
+class ListOutput(Operator):
+    """An operator of a list of products: its arguments are lists of parts."""
+
+    def adapted(self, request: Any) -> Any:
+        sides = [list(side) for side in zip(*request.problems)]
+        self.check(request, *sides)
+        named = namedtuple("Sides", ("a", "b", *request._fields))
+        return named(*sides, *request)
+
+    def check(self, request: Any, a: list, b: list) -> None:
+        """Raises unless the operands have one format on each side."""
+        if all(x is None for x in (a[0], b[0])):
+            raise OperandError.of("problems", got="none with rows", expected="at least one operand")
+        for name, side in (("a", a), ("b", b)):
+            check_one_format(name, side)
+
+    def alpha_of(self, request: Any) -> tuple[torch.device, int]:
+        first = next(x for pair in request.problems for x in pair if x is not None)
+        return first.device, len(request.problems)
+
+    def written(self, request: Any) -> dict[str, Any] | None:
+        return None if request.out is None else {"out": list(request.out)}
+
+    def result(self, request: Any, found: Any) -> list[torch.Tensor]:
+        return list(found)
+
+    def returned(self, request: Any, made: list[torch.Tensor]) -> list[torch.Tensor]:
+        # results of an operator may not share memory, as those of the function do
+        return [torch.empty_like(x).copy_(x) for x in made] if request.out is None else made
+
+    def given(self, values: dict[str, Any]) -> None:
+        names = [x for x in self.tensors if x != "alpha_tensor"] + [x for x in ("rows", "k") if x in values]
+        lengths = [len(values[x]) for x in names]
+        if len(set(lengths)) != 1:
+            raise OperandError.of("lists of groups", got=f"lengths {lengths}", expected="equal ones")
+        values["problems"] = [self.pair(values | dict(zip(names, x))) for x in zip(*(values[name] for name in names))]
+
+    def pair(self, values: dict[str, Any]) -> tuple[Any, Any]:
+        """The operands of one group."""
+        return rebuilt("a", values), rebuilt("b", values)
+
+
+def check_one_format(name: str, side: list) -> None:
+    formats = list(dict.fromkeys(x.format.name for x in side if x is not None))
+    if len(formats) > 1:
+        raise OperandError.of(f"format of {name}", got=formats[1], expected=formats[0])
+
+
+class PreparedListOutput(ListOutput):
+    """That of prepared weights."""
+
+    def check(self, request: Any, a: list, b: list) -> None:
+        formats = {x.format.name for x in a if isinstance(x, BlockScaledTensor)}
+        if len(formats) > 1:
+            raise OperandError.of("formats of a", got=" and ".join(sorted(formats)), expected="one in an operator")
+        if requires_grad(a):
+            for i, (x, w) in enumerate(zip(a, b)):
+                a[i] = w.packed.new_empty((0, w.k), dtype=w.dtype) if x is None else x
+
+    def given(self, values: dict[str, Any]) -> None:
+        if torch.is_grad_enabled() and requires_grad(values["a"]):
+            # torch takes a list with None for a constant
+            raise OperandError.of("a", got="None", expected="tensors in all groups, where one requires a gradient")
+        super().given(values)
+
+    def pair(self, values: dict[str, Any]) -> tuple[Any, Any]:
+        scales = values["b_global_scale"], values["up_global_scale"]
+        return rebuilt("a", values), weight_of(values["b"], values["rows"], values["k"], *scales, values)
+
+
+class StatusOutput(Operator):
+    """An operator whose second result says what is wrong with offsets."""
+
+    def alpha_of(self, request: Any) -> tuple[torch.device, int]:
+        return request.b.device, request.b.batch
+
+    def adapted(self, request: Any) -> Any:
+        if not hasattr(request, "offsets"):
+            request = namedtuple("Rows", (*request._fields, "offsets"))(*request, request.a.offsets)
+        if request.out is None and request.status is not None:
+            operation = self._operation
+            plain = operation.request(*request[: len(operation.fields)])
+            request = request._replace(out=operation.checked(plain))
+        return request
+
+    def written(self, request: Any) -> dict[str, Any] | None:
+        if request.out is None:
+            return None
+        status = request.offsets.new_empty(1) if request.status is None else request.status
+        return {"out": request.out, "status": status}
+
+    def result(self, request: Any, found: Any) -> torch.Tensor:
+        return found[0]
+
+    def returned(self, request: Any, made: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return made, request.status
+
+    def given(self, values: dict[str, Any]) -> None:
+        if values["status"] is None:
+            values["status"] = values["offsets"].new_empty(1)
+
+
+def _flat(scale: torch.Tensor) -> torch.Tensor:
+    return blocked_flat(scale) if scale.ndim == 6 else scale
+
+
+_OUT_STATUS = {"out": "Tensor(a!)", "status": "Tensor(b!)"}
+_PAIR = "Tensor a, Tensor a_scale, Tensor b, Tensor b_scale, Tensor? a_global_scale=None, Tensor? b_global_scale=None"
+_FORMATS = 'str a_format="nvfp4", str b_format="nvfp4"'
+_LAST = 'ScalarType? out_dtype=None, str backend="auto"'
+_GATED = (
+    "Tensor a, Tensor a_scale, Tensor b1, Tensor b1_scale, Tensor? b2=None, Tensor? b2_scale=None, "
+    "Tensor? a_global_scale=None, Tensor? b1_global_scale=None, Tensor? b2_global_scale=None, "
+    "Tensor? alpha_tensor=None"
+)
+_GATED_OPTIONS = (
+    f'float alpha=1.0, str gate="silu", bool interleaved=False, {_FORMATS}, str backend="auto"'
+)
+_PREPARED_OPTIONS = (
+    'int rows, ScalarType dtype, float alpha=1.0, str gate="", str packing="nvfp4", ScalarType? out_dtype=None, '
+    'str a_format="nvfp4", str backend="auto"'
+)
+_PREPARED_SCALES = (
+    "Tensor? a_global_scale=None, Tensor? b_global_scale=None, Tensor? up_global_scale=None, Tensor? alpha_tensor=None"
+)
+
+TABLE = {
+    "gemv": Operator("gemv", GEMV, f"{_PAIR}, *, float alpha=1.0, {_LAST}"),
+    "gemm": Operator(
+        "gemm",
+        GEMM,
+        f"{_PAIR}, Tensor? alpha_tensor=None, Tensor? bias=None, *, float alpha=1.0, {_FORMATS}, {_LAST}",
+        gradient=gradients.BIAS,
+    ),
+    "gated_gemm": Operator("gated_gemm", GATED, f"{_GATED}, *, {_GATED_OPTIONS}, ScalarType? out_dtype=None"),
+    "gated_gemm_quantized": QuantizedOutput(
+        "gated_gemm_quantized",
+        GATED,
+        _GATED.replace("=None", "") + f", Tensor out_global_scale, *, {_GATED_OPTIONS}",
+        "(Tensor, Tensor)",
+        {"out": "Tensor(a!)", "out_scale": "Tensor(b!)"},
+    ),
+    "packed_gemm": Operator(
+        "packed_gemm",
+        PREPARED_GEMM,
+        f"Tensor a, Tensor? a_scale, Tensor b, {_PREPARED_SCALES}, Tensor? bias=None, *, {_PREPARED_OPTIONS}",
+        gradient=gradients.PREPARED,
+    ),
+    "grouped_gemm": ListOutput(
+        "grouped_gemm",
+        GROUPED,
+        "Tensor?[] a, Tensor?[] a_scale, Tensor?[] b, Tensor?[] b_scale, Tensor?[] a_global_scale, "
+        f"Tensor?[] b_global_scale, Tensor? alpha_tensor=None, *, float alpha=1.0, {_FORMATS}, {_LAST}",
+        "Tensor[]",
+        {"out": "Tensor(a!)[]"},
+    ),
+    "packed_grouped_gemm": PreparedListOutput(
+        "packed_grouped_gemm",
+        PREPARED_GROUPS,
+        "Tensor?[] a, Tensor?[] a_scale, Tensor[] b, Tensor?[] a_global_scale, Tensor?[] b_global_scale, "
+        "Tensor?[] up_global_scale, Tensor? alpha_tensor=None, *, int[] rows, int[] k, ScalarType dtype, "
+        'str packing="nvfp4", float alpha=1.0, str gate="", ScalarType? out_dtype=None, str a_format="nvfp4", '
+        'str backend="auto"',
+        "Tensor[]",
+        {"out": "Tensor(a!)[]"},
+        gradients.LIST,
+    ),
+    "grouped_gemm_contiguous": StatusOutput(
+        "grouped_gemm_contiguous",
+        CONTIGUOUS,
+        "Tensor a, Tensor a_scale, Tensor offsets, Tensor b, Tensor b_scale, Tensor? a_global_scale=None, "
+        f"Tensor? b_global_scale=None, Tensor? alpha_tensor=None, *, float alpha=1.0, {_FORMATS}, {_LAST}",
+        "(Tensor, Tensor)",
+        _OUT_STATUS,
+    ),
+    "packed_grouped_gemm_contiguous": StatusOutput(
+        "packed_grouped_gemm_contiguous",
+        PREPARED_ROWS,
+        f"Tensor a, Tensor? a_scale, Tensor offsets, Tensor b, {_PREPARED_SCALES}, *, {_PREPARED_OPTIONS}",
+        "(Tensor, Tensor)",
+        _OUT_STATUS,
+        gradients.ROWS,
+    ),
+}
+
+
+def _gated(request: Any) -> Operator:
+    quantized = request.out_global_scale is not None or isinstance(request.out, BlockScaledTensor)
+    return TABLE["gated_gemm_quantized" if quantized else "gated_gemm"]
+
+
+for _row in TABLE.values():
+    _row.serve()
+GATED.operator = _gated

@@ -1,0 +1,175 @@
+"""Planned launches and calls: what was decided once, for tensors of one kind.
+
+An operation fills its kernel's record of arguments by name: where the record has an address stands what lies there,
+"a.data" or "out". From the names follow what a call writes into its parameters, what the simulator may touch, what
+must not overlap, and what ``prepare`` and ``export`` may vary. Nobody counts places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from ..operand import span_bytes
+from ..runtime.apart import Apart
+from ..runtime.kernel import Kernel
+from ..runtime.launch import Launcher, SimLauncher, Tensors
+from ..target import Target
+
+WRITTEN = ("out", "status", "scratch", "values", "residual_out")
+"""Fields of a call that a kernel writes."""
+
+
+class PlannedLaunch:
+    """One launch of ``kernel``, planned for a call of ``fields`` like ``example``.
+
+    arguments: the kernel's record, of plain numbers; a varying one is a name: "out" is the address of a tensor of the
+    call, "a.data" that of a part of a field, "b1.data + 64" lies 64 bytes further; the name of a number is that number.
+    What is no name is the same in every call. read_only: parts of results that are only read. decoded: instead of an
+    address by that name, those of the parts that are decoded first, and the launcher that decodes them.
+    """
+
+    def __init__(
+        self,
+        kernel: Kernel,
+        config: Any,
+        target: Target,
+        device: torch.device,
+        arguments: Any,
+        fields: Sequence[str],
+        example: Sequence[Any],
+        read_only: Sequence[str] = (),
+        decoded: tuple[Sequence[str], Callable[[Launcher, int], Launcher]] | None = None,
+    ) -> None:
+        self.fields, self._decoded = tuple(fields), decoded is not None
+        signature = kernel.signature(config)
+        flat = signature.values(arguments, 0)
+        sources = [flat[i] for i in signature.varying]
+        launch = kernel.launcher(config, target, device, arguments, self.touched)
+        if decoded is not None:
+            parts, wrap = decoded
+            place = sources.index("decoded")
+            launch, sources[place : place + 1] = wrap(launch, place), parts
+        self.launch = launch
+        self._tensors, terms, self._places = {}, [], {}
+        for place, source in enumerate(sources):
+            path, _, added = source.partition(" + ") if isinstance(source, str) else ("", "", "")
+            found = self._at(path, example) if path else source
+            if path and isinstance(found, torch.Tensor):
+                self._tensors[path], self._places[place] = found, path
+                terms.append(f"{path}.data_ptr()" + (f" + {added}" if int(added or 0) else ""))
+            else:
+                terms.append(path or repr(source))
+        # one expression, as fast as if it were written by hand: what a NamedTuple does for its methods
+        self.values: Callable[..., tuple] = eval(f"lambda {', '.join(fields)}: ({', '.join(terms)},)")
+        self._written = {x for x in self._tensors if x.split(".")[0] in WRITTEN and x not in read_only}
+        self.apart = self._apart()
+
+    def _at(self, path: str, given: Sequence[Any]) -> Any:
+        field, _, part = path.partition(".")
+        found = given[self.fields.index(field)]
+        return attrgetter(part)(found) if part else found
+
+    def _apart(self) -> Apart:
+        """What ``out`` must be apart from: everything that is read, and its own parts."""
+        sizes = {place: span_bytes(self._tensors[path]) for place, path in self._places.items()}
+        written = [i for i, path in self._places.items() if path in self._written]
+        outs = [(i, sizes[i]) for i in written if self._places[i].split(".")[0] == "out"]
+        return Apart({i: size for i, size in sizes.items() if i not in written}, outs)
+
+    def touched(self, *given: Any) -> Tensors:
+        """Every tensor that the launch may touch, by name. given: the fields of a call."""
+        found = {path: (self._at(path, given), path in self._written) for path in self._tensors}
+        return found | ({"decoded": (given[-1], False)} if self._decoded else {})
+
+    def slots(self, fields: Sequence[str]) -> dict[str, list[tuple[str | None, int]]]:
+        """The parts of each of ``fields`` (None: it is a tensor), and their places among the values."""
+        found: dict[str, list] = {name: [] for name in fields}
+        for place, path in self._places.items():
+            field, _, part = path.partition(".")
+            if field in found:
+                found[field].append((part or None, place))
+        return found
+
+
+class PlannedCall:
+    """A call of an operation, planned: completes what it is given, looks for overlap, and launches once.
+
+    out: the place of the output among the arguments. new: what is made where an argument is None, by place. overlaps:
+    raises what is to be said of an output that is near an input. extra: makes one more field of the launch, of
+    the arguments; whether it may be memory of earlier calls is its second argument. values: looks at the values of
+    operands, in the simulator. new_of: makes an output that depends on the arguments. closely: whether
+    the launch does not read the operands themselves, so that overlap is looked for among all arguments.
+    """
+
+    def __init__(
+        self,
+        launch: PlannedLaunch,
+        out: int,
+        new: Mapping[int, Callable[[], Any]],
+        overlaps: Callable[..., None],
+        extra: Callable[[tuple, bool], Any] | None = None,
+        values: Callable[..., None] | None = None,
+        new_of: Callable[..., Any] | None = None,
+        closely: bool = False,
+    ) -> None:
+        self.planned, self._new, self._new_of, self._closely = launch, tuple(new.items()), new_of, closely
+        self._out, self._overlaps, self._extra, self._look = out, overlaps, extra, values
+        self._fill, self._launch, self._near = launch.values, launch.launch, launch.apart.near
+
+    def __call__(self, *given: Any) -> Any:
+        at = self._out
+        is_new = given[at] is None
+        for place, make in self._new:
+            if given[place] is None:
+                given = (*given[:place], make(), *given[place + 1 :])
+        if is_new and self._new_of is not None:
+            given = (*given[:at], self._new_of(*given), *given[at + 1 :])
+        frame = given if self._extra is None else (*given, self._extra(given, True))
+        if self._look is not None:
+            self._look(*given)
+        values = self._fill(*frame)
+        if not is_new and (self._closely or self._near(values)):
+            self._overlaps(*given)
+        self._launch(values, frame)
+        return given[at]
+
+    def preparation(self, given: tuple, vary: Sequence[str]) -> Preparation:
+        """This call with ``given``, for ``prepare``. vary: fields that may be others in a later call."""
+        launch, given = self.planned, list(given)
+        for place, make in self._new:
+            given[place] = make() if given[place] is None else given[place]
+        frame = given if self._extra is None else [*given, self._extra(tuple(given), False)]
+        named = dict(zip(launch.fields, frame))
+        return Preparation(
+            launch.launch,
+            launch.values(*frame),
+            {name: named[name] for name in vary},
+            launch.slots(vary),
+            launch.apart,
+            lambda x: tuple(x.get(name, one) for name, one in named.items()),
+        )
+
+
+@dataclass
+class Preparation:
+    """One launch of an operation that was planned, for ``prepare`` and ``export``.
+
+    values: of a call. operands: by name, "out" among them. slots: for each that may vary, its parts (None: it is a
+    tensor) and their places among the values; of an operand that is a list, those of each element. apart: what is read,
+    and what is written. owners: from operands to what the launcher takes.
+    """
+
+    launch: Callable[[tuple, tuple], None]
+    values: tuple
+    operands: dict[str, Any]
+    slots: dict[str, Sequence]
+    apart: Apart
+    owners: Callable[[dict[str, Any]], tuple]
+
+    def __post_init__(self) -> None:
+        self.reads_owners = isinstance(self.launch, SimLauncher) or getattr(self.launch, "reads_owners", False)

@@ -1,0 +1,227 @@
+"""gemm and gated_gemm with a prepared weight: activations in 16 bits, or block-scaled, times packed weights."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...errors import OperandError, OperandTypeError
+from ...formats import NVFP4, as_bytes
+from ...kernels.gemm.arguments import PartialSums
+from ...kernels.gemm.packed.stream_arguments import FewRows, StreamArguments
+from ...kernels.gemm.packed.stream_config import StreamConfig
+from ...kernels.gemm.packed.stream_config import can_implement as can_stream
+from ...kernels.gemm.sm90.arguments import Activations, Bias, PackedWeight, Result, WgmmaArguments
+from ...kernels.gemm.sm90.config import WgmmaConfig
+from ...kernels.gemm.sm90.config import can_implement as can_wgmma
+from ...operand import BlockScaledTensor, row_alignment
+from ...planning.packed import PackedPlan, PackedProblem, choose
+from ...planning.packed_problem import helped_steps
+from ...prepared_weight import PreparedWeight
+from ...reference import GATES
+from ...runtime.backend import Backend, sm_count
+from ...runtime.kernel import Kernel
+from ...target import Target
+from ..calls import any_key
+from ..checks import DTYPE_NAMES, check_gate, check_overlap, checked_output, factor, reads, split_alpha
+from ..dequantize import DecodedFirst, DequantizeCall
+from ..dispatch import by_operator, is_plain
+from ..operation import Operation
+from ..planned import PlannedCall
+from ..quantize import quantize
+from ..scratch import Scratch, new_scratch, scratch_of
+from .operands import X, check_bias, check_products, check_x, factors_of_products, row_stride
+
+
+def prepared_gemm(
+    a: X,
+    b: PreparedWeight,
+    alpha: float | Tensor | None,
+    bias: Tensor | None,
+    out: Tensor | None,
+    out_dtype: torch.dtype | None,
+    config: PackedPlan | None,
+    backend: Backend,
+    gate: str = "",
+) -> Tensor:
+    """``gemm`` with a prepared weight: out (M, N) = alpha · a (M, K) · bᵀ + bias; with a gate ``gated_gemm``:
+    gate(alpha · a · gateᵀ) · (alpha · a · upᵀ)."""
+    return PREPARED_GEMM(a, b, alpha, bias, out, out_dtype, config, backend, gate)
+
+
+def _recorded(a: X, b: PreparedWeight, alpha: Any, bias: Any, out: Any, *options: Any) -> bool:
+    """``by_operator``, which most calls need not ask."""
+    if alpha is bias is None and b.up_global_scale is None and is_plain(a, out, b.global_scale):
+        return False
+    operands, floats = ((b,), a) if isinstance(a, Tensor) else ((a, b), None)
+    return by_operator(operands, floats, alpha, bias, out, b.up_global_scale)
+
+
+def _check(r: Any) -> Tensor:
+    weight = r.b
+    check_products(weight, r.gate)
+    m = check_x(r.a, weight)
+    split_alpha(r.alpha, weight.device)
+    check_bias(r.bias, weight)
+    dtype = weight.dtype if r.out is None and r.out_dtype is None else r.out_dtype
+    out = checked_output(reads(r), weight.device, (m, weight.rows), r.out, dtype)
+    if weight.rows > 1 and out.stride(1) != 1:
+        raise OperandError.of("strides of out", got=out.stride(), expected="1 along N, the rows of a prepared weight")
+    return out
+
+
+def _plan(r: Any, target: Target) -> PlannedCall:
+    x, weight, bias, out = r.a, r.b, r.bias, r.out
+    block_scaled = isinstance(x, BlockScaledTensor)
+    # what the streaming kernel reads as it is
+    quantized = block_scaled and x.format is NVFP4 and weight.dtype is torch.float16
+    scalar, factors = factors_of_products(r, len(weight.global_scales))
+    problem = PackedProblem(
+        m=out.shape[0],
+        n=weight.rows,
+        k=weight.k,
+        dtype=DTYPE_NAMES[weight.dtype],
+        out=DTYPE_NAMES[out.dtype],
+        quantized=quantized,
+        vector=row_alignment(out, 16) >= 16,
+        factors=len(factors[0]),
+        bias="" if bias is None else DTYPE_NAMES[bias.dtype],
+        gate=r.gate,
+        packing=weight.packing,
+    )
+    plan = choose(problem, target.arch, sm_count(target, weight.device), r.config)
+    config, m, k_tiles = plan.config, out.shape[0], weight.packed.shape[1]
+    # all else is decoded first, exactly; its global scale is a factor
+    decodes = block_scaled and not (quantized and plan.streams)
+    stride = weight.k if decodes else row_stride((x.data if block_scaled else x).stride(0), m, weight.k)
+    size, options = plan.scratch(weight.rows), {}
+    floats = "decoded" if decodes else "a"
+    if decodes:
+        first = DequantizeCall(x.key, weight.dtype, target, scaled=False)
+        options["decoded"] = ("a.data", "a.scale"), lambda launch, place: DecodedFirst(first, launch, place)
+    if size.flags:
+        options["extra"] = "scratch", functools.partial(_scratch, size, target, weight.device)
+    sums = PartialSums("scratch.sums", "scratch.flags") if size.flags else PartialSums(0, 0)
+    if plan.streams:
+        arguments = StreamArguments(
+            weight=PackedWeight("b.packed", weight.rows, k_tiles, None),
+            x=FewRows("a.data", "a.scale", m, stride) if config.quantized_x else FewRows(floats, None, m, stride),
+            out="out",
+            out_stride=out.stride(0),
+            alpha=scalar,
+            factors=factors,
+            partials=sums,
+            k=weight.k,
+            ctas=plan.workers,
+        )
+        return PREPARED_GEMM.call(STREAM, config, target, arguments, r, **options)
+    arguments = WgmmaArguments(
+        weight=PackedWeight("b.packed", weight.rows, k_tiles, 0),
+        x=Activations(floats, m, stride, 0),
+        out=Result("out", out.stride(0), 0),
+        bias=None if bias is None else Bias("bias"),
+        alpha=scalar,
+        factors=factors,
+        partials=None if config.scheduler == "static" else sums,
+        helped=helped_steps(problem, plan) if config.scheduler == "helped" else None,
+        k=weight.k,
+        batch=1,
+        workers=plan.workers,
+    )
+    return PREPARED_GEMM.call(WGMMA, config, target, arguments, r, **options)
+
+
+def _scratch(size: Any, target: Target, device: torch.device, given: tuple, kept: bool) -> Scratch:
+    """Partial sums and flags. kept: those of the stream, or of the graph that records it; else of the call's own."""
+    return scratch_of(*size, target, device) if kept else new_scratch(*size, device)
+
+
+def _reference(r: Any) -> Tensor:
+    wide = r.a.to(torch.float64) if isinstance(r.a, Tensor) else r.a.dequantize(torch.float64)
+    exact = wide @ r.b.dequantize(torch.float64).mT * factor(r.alpha)
+    if r.gate:
+        exact = GATES[r.gate](exact[0]) * exact[1]
+    if r.bias is not None:
+        exact = exact + r.bias.double()
+    return exact.to(r.out.dtype)
+
+
+def _wgmma(config: WgmmaConfig) -> Callable[..., Any]:
+    if config.arch.generation == "sm120":
+        from ...kernels.gemm.sm120.packed import PackedGemm
+
+        return PackedGemm(config)
+    from ...kernels.gemm.sm90.overlapped import OverlappedWgmma
+    from ...kernels.gemm.sm90.wgmma import WgmmaGemm
+
+    return (OverlappedWgmma if config.overlap else WgmmaGemm)(config)
+
+
+def _stream(config: StreamConfig) -> Callable[..., Any]:
+    from ...kernels.gemm.packed.stream import Stream
+
+    return Stream(config)
+
+
+WGMMA = Kernel("wgmma_gemm", WgmmaArguments, _wgmma, can_wgmma)
+STREAM = Kernel("stream_gemm", StreamArguments, _stream, can_stream)
+PREPARED_GEMM = Operation(
+    prepared_gemm,
+    check=_check,
+    reference=_reference,
+    plan=_plan,
+    tensors=("alpha", "bias"),
+    keys={"a": any_key},
+    recorded=_recorded,
+)
+
+
+def gated_prepared_gemm(
+    a: X,
+    b1: PreparedWeight,
+    b2: Any,
+    gate: str,
+    alpha: float | Tensor | None,
+    interleaved: bool,
+    out: Any,
+    out_dtype: torch.dtype | None,
+    out_global_scale: Any,
+    config: PackedPlan | None,
+    backend: Backend,
+) -> Tensor | BlockScaledTensor:
+    """``gated_gemm`` of a weight that is both, (M, N); quantized by a launch of its own: the float32 result, what a
+    kernel that did both would write."""
+    check_gate(gate)
+    if b2 is not None or interleaved:
+        got = "b2" if b2 is not None else "interleaved=True"
+        expected = "a prepared weight alone, which has both"
+        raise OperandError.of("weights", got=got, expected=expected, hint="prepare_weight(gate, up) makes one.")
+    if out_global_scale is None and not isinstance(out, BlockScaledTensor):
+        return PREPARED_GEMM(a, b1, alpha, None, out, out_dtype, config, backend, gate)
+    if b1.rows % NVFP4.block and out_dtype is None:
+        raise OperandError.of("N of a quantized result", got=b1.rows, expected=f"a multiple of {NVFP4.block}")
+    scale = quantized_scale(out, out_dtype, out_global_scale)
+    if out is not None:
+        read = PREPARED_GEMM.request(a, b1, alpha, None, None, None, config, backend, gate)
+        for part in (out.data, out.scale):
+            check_overlap(reads(read), as_bytes(part))
+    product = PREPARED_GEMM(a, b1, alpha, None, None, torch.float32, config, backend, gate)
+    return quantize(product, NVFP4, "max", global_scale=scale, out=out, backend=backend)
+
+
+def quantized_scale(out: Any, out_dtype: torch.dtype | None, given: Any) -> Any:
+    """The global scale of a quantized result: the one that is given, or that of ``out``."""
+    if out_dtype is not None:
+        raise OperandTypeError.of("out_dtype", got=out_dtype, expected="None for a quantized result")
+    if out is None:
+        return given
+    if not isinstance(out, BlockScaledTensor):
+        raise OperandTypeError.of("out", got=type(out).__name__, expected="BlockScaledTensor, for a quantized result")
+    if given is not None or out.global_scale is None:
+        got = " and ".join("none" if x is None else "one" for x in (given, out.global_scale))
+        raise OperandError.of("out_global_scale, and that of out", got=got, expected="none, and one")
+    return out.global_scale
