@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from cute_nvfp4.harness.evaluate import Evaluation, Options
+from cute_nvfp4.harness.evaluation import Evaluation, Options
 
 SUBMISSION = Path(__file__).parent / "own_kernels" / "gemv_triton.py"
 
