@@ -2,5 +2,6 @@
 
 ``config`` says what is compiled (``limits``: why not), ``arguments`` what the host function takes. ``problem`` and
 ``group_source`` join what varies: ``tile_scheduler``, ``operand_source`` and ``epilogue`` functions. ``pipeline_graph``
-says which barrier joins whom. ``sm100`` is the tcgen05 kernel; ``docs/design.md`` walks through it.
+says which barrier joins whom. ``sm100`` is the tcgen05 kernel, ``packed`` is what those of packed weights share;
+``docs/design.md`` walks through both.
 """

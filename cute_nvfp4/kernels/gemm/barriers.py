@@ -57,13 +57,13 @@ class Ring:
         """Arrives at *full*, and says how many bytes asynchronous copies bring in this phase."""
         mbarrier.expect_bytes(self.full(stage), Int32(self.edge.full.tx_bytes))
 
-    def advance(self, at: PipelineState, count: int = 0) -> PipelineState:
-        """The next state, or that ``count`` stages further, which divide the ring; the phase changes every round."""
+    def advance(self, at: PipelineState, count: int = 1) -> PipelineState:
+        """The state ``count`` stages further, a divisor of the ring's; the phase changes with every round."""
         stage, phase = at
         if self.edge.stages == 1:
             return PipelineState(stage, phase ^ 1)
-        following = stage + (count or 1)
-        if count == 0:
+        following = stage + count
+        if count == 1:
             last, first = following == self.edge.stages, Int32(0)
         else:
             last, first = following >= self.edge.stages, following - self.edge.stages

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
@@ -92,7 +92,6 @@ class TmaCopies:
     copies: list[StageCopy]
     steps: CursorRange
     place: CtaPlace
-    stride: ClassVar[int] = 0
 
     @cute.jit
     def acquire(self, ring: Ring, at: PipelineState, step: Int32, filled: Int32):

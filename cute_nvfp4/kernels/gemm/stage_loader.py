@@ -20,10 +20,9 @@ from .tile_scheduler import CursorRange
 
 
 class TileCopies(Protocol):
-    """The copies of the stages of one work tile. steps: one for each stage; stride: as ``Ring.advance`` takes it."""
+    """The copies of the stages of one work tile. steps: one for each stage."""
 
     steps: CursorRange
-    stride: int = 0
 
     def acquire(self, ring: Ring, at: PipelineState, step: Int32, filled: Int32) -> None:
         """Waits until the stage may be overwritten; ``filled``: stages that this warp has filled so far."""
@@ -39,7 +38,6 @@ class OverwritingCopies:
     steps: CursorRange
     start: Callable[[Ring, Int32, Int32], None]
     before: Callable[[Int32], None] = lambda step: None
-    stride: int = 0
 
     def acquire(self, ring: Ring, at: PipelineState, step: Int32, filled: Int32) -> None:
         """Waits until the stage is empty, for copies in the asynchronous proxy."""
@@ -74,5 +72,5 @@ def fill_tile(copies: TileCopies, ring: Ring, filled: Filled) -> Filled:
         copies.acquire(ring, at, step, count)
         count += 1
         copies.start(ring, at.stage, step)
-        at = ring.advance(at, copies.stride)
+        at = ring.advance(at)
     return Filled(count, at)

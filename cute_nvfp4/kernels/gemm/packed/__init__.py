@@ -1,1 +1,1 @@
-"""GEMMs of packed weights: what the kernels on WGMMA (``sm90``) and on ``mma.sync`` (``sm120``) share."""
+"""GEMMs of packed weights: the streaming kernel, and what WGMMA (``sm90``) and ``mma.sync`` (``sm120``) share."""

@@ -134,7 +134,7 @@ class Mainloop:
         products, config = self.products, self.products.config
         last, at, packed = now
         if cutlass.const_expr(products.asynchronous):
-            following = products.memory.ring.advance(at, config.k_groups if config.k_groups > 1 else 0)
+            following = products.memory.ring.advance(at, config.k_groups)
             for part in cutlass.range_constexpr(config.stage_tiles):
                 tile = first + part
                 products.multiply(packed[part], tile, part, at.stage)

@@ -160,7 +160,7 @@ class Stream:
                 mbarrier.expect_bytes(full, Int32(num_bytes))
                 self.copy_weights(source, step, first + stage * num_bytes, full)
 
-        return OverwritingCopies(segment.steps, start, stride=1)
+        return OverwritingCopies(segment.steps, start)
 
     def x_copies(self, stages: StageX, segment: Segment, cursor: Int32) -> OverwritingCopies:
         """Copies of x by TMA in a segment."""
@@ -171,7 +171,7 @@ class Stream:
                 mbarrier.expect_bytes(full, Int32(self.config.stage_tiles * self.config.x_bytes))
             self.x.copy(stages, step, stage, full)
 
-        return OverwritingCopies(segment.steps, start, stride=1)
+        return OverwritingCopies(segment.steps, start)
 
     def copy_weights(self, source: WeightSource, step: Int32, target: Int32, full: Int32) -> None:
         """Copies a work tile's part of the tiles of a step."""

@@ -1,1 +1,1 @@
-"""GEMMs of sm_90a: packed weights, decoded into the registers of operand A."""
+"""GEMMs of packed weights on WGMMA: what is decoded goes into the registers of operand A."""
