@@ -77,7 +77,7 @@ def recording() -> bool:
 
 def written_to(*outs: Any) -> None:
     """Tells autograd that a kernel wrote to these, so that what it had saved of them is not used."""
-    increment_versions(tuple(_tensors(outs)))
+    increment_versions(outs if all(type(x) is Tensor for x in outs) else tuple(_tensors(outs)))
 
 
 def _tensors(outs: Iterable[Any]) -> Iterator[Tensor]:

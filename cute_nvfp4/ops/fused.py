@@ -17,11 +17,14 @@ from ..planning.fused import FusedPlan
 from ..planning.quantize import QuantizeProblem
 from ..quantization.rules import resolve_format
 from ..runtime.apart import Apart
-from ..runtime.launch import Launcher, SimLauncher
+from ..runtime.kernel import Kernel
+from ..runtime.launch import SimLauncher
 from ..runtime.torch_private import is_exporting
 from ..scale_layout import blocked_bytes, blocked_flat, blocked_view
-from .calls import addresses, allocator
-from .checks import DTYPE_NAMES, check_overlap, tensors
+from ..target import Target
+from .calls import allocator
+from .checks import DTYPE_NAMES, check_overlap
+from .planned import PlannedLaunch
 from .quantize import quantize
 from .quantize_launch import Results, given_scale
 from .quantize_request import (
@@ -164,30 +167,38 @@ class FusedCall:
     def __init__(
         self,
         quantization: Quantization,
-        launch: Launcher,
+        kernel: Kernel,
+        config: Any,
+        target: Target,
+        arguments: Any,
         read: Mapping[str, torch.Tensor],
-        half: int,
         new: Sequence[torch.Tensor | None],
         out: BlockScaledTensor | None,
         residual_out: torch.Tensor | None,
     ) -> None:
-        """read: what is read, as the caller gives it, by name, x first. half: where in x the second input starts, in
-        bytes, if it is not one of the others. new: tensors like the new residual and the values, whose memory is given
-        back. out, residual_out: the caller's."""
-        self._quantization, self._launch, self._names, self._half = quantization, launch, tuple(read), half
+        """arguments: the kernel's record, filled by name. read: what is read, as the caller gives it, by name, x first.
+        new: tensors like the new residual and the values, whose memory is given back. out, residual_out: the
+        caller's."""
+        self._quantization, self._names = quantization, tuple(read)
         self._copied = tuple(readable(x) is not x for x in read.values())
         self._given = quantization.global_scale == "given"
         self._results = Results(quantization.request, self._given)
+        results = self._results.data(), self._results.scale(), self._results.factor()
+        fields, device = (*read, "data", "scale", "given", "residual_out", "values"), results[0].device
+        launch = PlannedLaunch(
+            kernel, config, target, device, arguments, fields, (*map(readable, read.values()), *results, *new)
+        )
+        self._fill, self._launch = launch.values, launch.launch
         self._residual, self._values = (_nothing if x is None else allocator(x) for x in new)
-        self._backend = "sim" if isinstance(launch, SimLauncher) else "cuda"
+        self._backend = "sim" if isinstance(self._launch, SimLauncher) else "cuda"
         # what is read and written at the same place counts once
-        others = 5 + len(read) - 1 + (half > 0)
-        places = zip((0, *range(5, others)), read.values())
-        sizes = {place: span_bytes(x) for place, x in places if not same(x, residual_out)}
-        written = [] if out is None else [(1, span_bytes(out.data)), (2, span_bytes(out.scale))]
+        places = launch.places
+        sizes = {places[name]: span_bytes(x) for name, x in read.items() if not same(x, residual_out)}
+        parts = () if out is None else ("data", "scale")
+        written = [(places[name], span_bytes(getattr(out, name))) for name in parts]
         if residual_out is not None:
-            written.append((others, span_bytes(residual_out)))
-        self._apart = Apart(sizes | {3: 4 * self._given}, written)
+            written.append((places["residual_out"], span_bytes(residual_out)))
+        self._apart = Apart(sizes | ({places["given"]: 4} if self._given else {}), written)
         # codes of values whose global scale is not known yet are dropped, and ``quantize`` checks its own result
         self._closely = any(self._copied) or quantization.computes_scale
 
@@ -206,42 +217,20 @@ class FusedCall:
         else:
             data, scale = out.data, out.scale
         residual, values = self._residual() if residual_out is None else residual_out, self._values()
-        first, *others = addresses(*sources)
-        if self._half:
-            others = (first + self._half,)
-        at = (
-            *(first, data.data_ptr(), scale.data_ptr(), 0 if factor is None else factor.data_ptr(), 0),
-            *(*others, *addresses(residual, values)),
-        )
+        frame = (*sources, data, scale, factor, residual, values)
+        at = self._fill(*frame)
         if out is not None or residual_out is not None:
             own = None if out is None else out.global_scale
             if self._closely or (own is not None and (own is not given or own.requires_grad)) or self._apart.near(at):
                 check_memory(dict(zip(self._names, read)), given, out, residual_out)
             if factor is not None and own is not None and factor.data_ptr() != own.data_ptr():
                 own.copy_(factor.reshape(own.shape))
-        owners = ()
-        if self._backend == "sim":
-            owners = (self._touched(sources, factor, data, scale, residual, values),)
-        self._launch(at, owners)
+        self._launch(at, frame)
         if automatic:
             result = quantization.of_values(values, given, out, self._backend)
         else:
             result = BlockScaledTensor.like(results.key, data, scale, factor) if out is None else out
         return Fused(result, residual, values)
-
-    def _touched(
-        self,
-        read: Sequence[torch.Tensor],
-        factor: torch.Tensor | None,
-        data: torch.Tensor,
-        scale: torch.Tensor,
-        residual: torch.Tensor | None,
-        values: torch.Tensor | None,
-    ) -> dict[str, tuple[torch.Tensor, bool]]:
-        found = {name: None if same(x, residual) else x.detach() for name, x in zip(self._names, read)}
-        return tensors(
-            found | {"global_scale": factor}, {"data": data, "scale": scale, "residual_out": residual, "values": values}
-        )
 
 
 def _nothing() -> None:
@@ -359,21 +348,24 @@ def alignment(*tensors: torch.Tensor | None) -> int:
     return min(row_alignment(x, 32) for x in tensors if x is not None)
 
 
-def matrix(x: torch.Tensor | None) -> Matrix | None:
-    """The argument for a matrix (M, K) that a variant may lack, without its address."""
-    return None if x is None else Matrix(0, Strides(x.stride(0) * x.element_size(), 0))
+def matrix(x: torch.Tensor | None, name: str) -> Matrix | None:
+    """The argument for a matrix (M, K) that a variant may lack. name: what is at its address."""
+    return None if x is None else Matrix(name, Strides(x.stride(0) * x.element_size(), 0))
 
 
 def quantize_arguments(
-    x: torch.Tensor, quantization: Quantization, out: BlockScaledTensor | None, plan: FusedPlan
+    x: torch.Tensor, name: str, quantization: Quantization, out: BlockScaledTensor | None, plan: FusedPlan
 ) -> QuantizeArguments:
-    """The arguments that all kernels of quantization have, without addresses. x: (M, K)."""
+    """The arguments that all kernels of quantization have. x: (M, K), the call's ``name``."""
     request, columns = quantization.request, quantization.columns
     row_bytes = request.format.data_columns(x.shape[1])
     in_place = out is not None and not quantization.computes_scale
     return QuantizeArguments(
-        # what varies from call to call
-        *(0,) * 5,
+        x=name,
+        data="data",
+        scale="scale",
+        global_in="given" if quantization.global_scale == "given" else 0,
+        global_out=0,
         rows=x.shape[0],
         columns=columns,
         batch=1,

@@ -20,7 +20,7 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Launcher, SimLauncher, Tensors
 from ..target import Target
 
-WRITTEN = ("out", "status", "scratch", "values", "residual_out")
+WRITTEN = ("out", "status", "scratch", "data", "scale", "computed", "values", "residual_out")
 """Fields of a call that a kernel writes."""
 
 
@@ -83,8 +83,20 @@ class PlannedLaunch:
 
     def touched(self, *given: Any) -> Tensors:
         """Every tensor that the launch may touch, by name. given: the fields of a call."""
-        found = {path: (self._at(path, given), path in self._written) for path in self._tensors}
-        return found | ({"decoded": (given[-1], False)} if self._decoded else {})
+        found = {path: self._at(path, given).detach() for path in self._tensors}
+        found |= {"decoded": given[-1]} if self._decoded else {}
+        # what is read where it is written counts once
+        places = [(found[path].data_ptr(), found[path].stride()) for path in self._written]
+        return {
+            path: (x, path in self._written)
+            for path, x in found.items()
+            if path in self._written or (x.data_ptr(), x.stride()) not in places
+        }
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Where each address is among the values; of one that is there more than once the first."""
+        return {path: place for place, path in reversed(self._places.items())}
 
     def slots(self, fields: Sequence[str]) -> dict[str, list[tuple[str | None, int]]]:
         """The parts of each of ``fields`` (None: it is a tensor), and their places among the values."""
@@ -117,18 +129,20 @@ class PlannedCall:
         new_of: Callable[..., Any] | None = None,
         closely: bool = False,
     ) -> None:
-        self.planned, self._new, self._new_of, self._closely = launch, tuple(new.items()), new_of, closely
+        self.planned, self._new_of, self._closely = launch, new_of, closely
+        self._make, self._others = new.get(out), tuple((place, make) for place, make in new.items() if place != out)
         self._out, self._overlaps, self._extra, self._look = out, overlaps, extra, values
         self._fill, self._launch, self._near = launch.values, launch.launch, launch.apart.near
 
     def __call__(self, *given: Any) -> Any:
         at = self._out
         is_new = given[at] is None
-        for place, make in self._new:
+        if is_new:
+            out = self._make() if self._new_of is None else self._new_of(*given)
+            given = (*given[:at], out, *given[at + 1 :])
+        for place, make in self._others:
             if given[place] is None:
                 given = (*given[:place], make(), *given[place + 1 :])
-        if is_new and self._new_of is not None:
-            given = (*given[:at], self._new_of(*given), *given[at + 1 :])
         frame = given if self._extra is None else (*given, self._extra(given, True))
         if self._look is not None:
             self._look(*given)
@@ -141,7 +155,7 @@ class PlannedCall:
     def preparation(self, given: tuple, vary: Sequence[str]) -> Preparation:
         """This call with ``given``, for ``prepare``. vary: fields that may be others in a later call."""
         launch, given = self.planned, list(given)
-        for place, make in self._new:
+        for place, make in ((self._out, self._make), *self._others):
             given[place] = make() if given[place] is None else given[place]
         frame = given if self._extra is None else [*given, self._extra(tuple(given), False)]
         named = dict(zip(launch.fields, frame))

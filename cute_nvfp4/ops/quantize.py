@@ -10,11 +10,10 @@ import torch
 
 from ..errors import OperandError
 from ..formats import Format, as_bytes
-from ..operand import PLAIN, BlockScaledTensor, span_bytes
+from ..operand import PLAIN, BlockScaledTensor
 from ..quantization import philox
 from ..quantization.hadamard import Hadamard, resolve_hadamard
 from ..quantization.slabs import Source, amax, quantize_slabs
-from ..runtime.apart import Apart
 from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
@@ -171,24 +170,7 @@ def _prepared(
     if call.launches > 1 or options["rounding"] != "nearest":
         got = "random rounding" if options["rounding"] != "nearest" else f"{call.launches} launches, or a copy of x"
         raise OperandError.of("request to prepare", got=got, expected="one launch, the same in every call")
-    slots = {"x": ((None, 0),), "out": (("data", 1), ("scale", 2))}
-    factor, computed = (None, out.global_scale) if call.computes else (out.global_scale, None)
-    if out.global_scale is not None:
-        slots["out"] += (("global_scale", 4 if call.computes else 3),)
-    return Preparation(
-        call.launch,
-        call.values(x, out.data, out.scale, factor, computed, 0),
-        {"x": x, "out": out},
-        slots,
-        Apart(
-            {0: span_bytes(x), 3: 0 if factor is None else 4},
-            ((1, span_bytes(out.data)), (2, span_bytes(out.scale)), (4, 0 if computed is None else 4)),
-        ),
-        lambda o: (
-            *(o["x"], o["out"].data, o["out"].scale),
-            *((None, o["out"].global_scale) if call.computes else (o["out"].global_scale, None)),
-        ),
-    )
+    return call.preparation(x, out)
 
 
 PREPARED[quantize] = _prepared

@@ -15,6 +15,7 @@ from ..kernels.quantize.config import ITEM_BYTES, QuantizeConfig
 from ..operand import BlockScaledTensor, row_alignment, span_bytes
 from ..planning.quantize import AmaxPlan, QuantizeProblem, choose
 from ..quantization.rules import Rule
+from ..runtime.apart import Apart
 from ..runtime.backend import sm_count
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
@@ -22,8 +23,9 @@ from ..runtime.launch import Launcher
 from ..scale_layout import blocked_bytes, blocked_shape, blocked_stride
 from ..target import Target, architecture
 from .calls import allocator
-from .checks import DTYPE_NAMES, tensors
+from .checks import DTYPE_NAMES
 from .dispatch import increment_versions
+from .planned import PlannedLaunch, Preparation
 from .quantize_request import (
     QuantizeRequest,
     check_out_gradient,
@@ -31,6 +33,9 @@ from .quantize_request import (
     checked_global_scale,
     global_scale_of,
 )
+
+_FIELDS = ("x", "data", "scale", "given", "computed", "low", "high")
+"""Of a launch; the last two are the seed's halves."""
 
 
 class QuantizeCall:
@@ -88,22 +93,27 @@ class QuantizeCall:
         columns, atoms = problem.columns, blocked_bytes(rows, problem.columns, 1)
         blocked = request.scale_layout == "blocked"
         arguments = QuantizeArguments(
-            # what varies from call to call
-            *(0,) * 5,
+            x="x",
+            data="data",
+            scale="scale",
+            global_in="given" if self._global_scale == "given" or self._amax is not None else 0,
+            global_out="computed" if self.computes else 0,
             rows=rows,
             columns=columns,
             batch=batch,
             x_strides=_byte_strides(in_memory),
             data_strides=data_strides,
             scale_strides=Strides(0, atoms) if blocked else Strides(columns, rows * columns),
-            seed=Seed(0, 0),
+            seed=Seed("low", "high") if self._stochastic else Seed(0, 0),
             signs=_int32(signs),
             powers=Powers(1, 1 << 16),
             ctas=plan.ctas,
             walk=plan.walk,
             chunks=plan.chunks,
         )
-        self.launch = QUANTIZE.launcher(plan.config, target, device, arguments, _touched)
+        result = self._new.data(), self._new.scale(), self._new.factor(), self._new.factor()
+        launch = PlannedLaunch(QUANTIZE, plan.config, target, device, arguments, _FIELDS, (readable, *result, 0, 0))
+        self.launch, self.places, self._fill = launch.launch, launch.places, launch.values
         if out is not None:
             self._bytes = span_bytes(x), span_bytes(out.data), span_bytes(out.scale)
 
@@ -131,7 +141,8 @@ class QuantizeCall:
         if self._amax is not None:
             factor = torch.zeros((), dtype=torch.float32, device=x.device)
             self._amax((source.data_ptr(), factor.data_ptr()), (source, factor))
-        self.launch(self.values(source, data, scale, factor, computed, seed), (source, data, scale, factor, computed))
+        frame = (source, data, scale, factor, computed, *self._halves(seed))
+        self.launch(self._fill(*frame), frame)
         if out is not None:
             if is_grad_enabled():
                 # a global scale that was given is only read
@@ -139,24 +150,30 @@ class QuantizeCall:
             return out
         return BlockScaledTensor.like(self._new.key, data, scale, factor if computed is None else computed)
 
-    def values(
-        self,
-        x: torch.Tensor,
-        data: torch.Tensor,
-        scale: torch.Tensor,
-        given: torch.Tensor | None,
-        computed: torch.Tensor | None,
-        seed: int,
-    ) -> tuple:
-        """What varies, in the order of ``QuantizeArguments``."""
-        return (
-            x.data_ptr(),
-            data.data_ptr(),
-            scale.data_ptr(),
-            0 if given is None else given.data_ptr(),
-            0 if computed is None else computed.data_ptr(),
-            *((_int32(seed), _int32(seed >> 32)) if self._stochastic else ()),
-        )
+    def _halves(self, seed: int) -> tuple[int, int]:
+        return (_int32(seed), _int32(seed >> 32)) if self._stochastic else (0, 0)
+
+    def preparation(self, x: torch.Tensor, out: BlockScaledTensor) -> Preparation:
+        """This call as one launch from x to ``out``, for ``prepare``."""
+        own, scale = out.global_scale, "computed" if self.computes else "given"
+
+        def frame(operands: dict[str, Any]) -> tuple:
+            result = operands["out"]
+            factors = (None, result.global_scale) if self.computes else (result.global_scale, None)
+            return operands["x"], result.data, result.scale, *factors, 0, 0
+
+        of_out = {name: self.places[name] for name in ("data", "scale")}
+        written = [(place, span_bytes(getattr(out, name))) for name, place in of_out.items()]
+        sizes = {self.places["x"]: span_bytes(x)}
+        if own is not None:
+            of_out["global_scale"] = place = self.places[scale]
+            if self.computes:
+                written.append((place, 4))
+            else:
+                sizes[place] = 4
+        operands = {"x": x, "out": out}
+        slots = {"x": ((None, self.places["x"]),), "out": tuple(of_out.items())}
+        return Preparation(self.launch, self._fill(*frame(operands)), operands, slots, Apart(sizes, written), frame)
 
     def new(self, x: torch.Tensor, given: str | float | torch.Tensor | None) -> BlockScaledTensor:
         """A result that is not written yet, with the global scale that is given, or room for one."""
@@ -232,12 +249,6 @@ class Results:
         self.key = BlockScaledTensor(data, scale, factor if scaled else None, format).key
         self.data_strides = _byte_strides(data)
         self.data, self.scale, self.factor = allocator(data), allocator(scale), allocator(factor)
-
-
-def _touched(
-    x: torch.Tensor, data: torch.Tensor, scale: torch.Tensor, given: Any, computed: Any
-) -> dict[str, tuple[torch.Tensor, bool]]:
-    return tensors({"x": x, "global_in": given}, {"data": data, "scale": scale, "global_out": computed})
 
 
 def _amax_launcher(

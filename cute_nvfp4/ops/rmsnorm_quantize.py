@@ -190,17 +190,16 @@ def _plan(
     like = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     dense = like.reshape(rows.shape)
     arguments = RmsnormArguments(
-        quantize=quantize_arguments(rows, quantization, out, plan),
-        weight=None if weight is None else 0,
-        residual=matrix(old),
-        residual_out=None if old is None else matrix(dense if new is None else new),
-        values=matrix(dense) if stores else None,
+        quantize=quantize_arguments(rows, "x", quantization, out, plan),
+        weight=None if weight is None else "weight",
+        residual=matrix(old, "residual"),
+        residual_out=None if old is None else matrix(dense if new is None else new, "residual_out"),
+        values=matrix(dense, "values") if stores else None,
         eps=eps,
         inverse_k=1.0 / rows.shape[1],
     )
-    launch = KERNEL.launcher(plan.config, target, x.device, arguments, lambda touched: touched)
     made = (None if old is None else like, like if stores else None)
-    return FusedCall(quantization, launch, read, 0, made, out, residual_out)
+    return FusedCall(quantization, KERNEL, plan.config, target, arguments, read, made, out, residual_out)
 
 
 def _reference_call(

@@ -154,12 +154,12 @@ def _plan(
     shape = (*gate.shape[:-1], first.shape[1])
     like = torch.empty(shape, dtype=gate.dtype, device=gate.device)
     arguments = SiluMulArguments(
-        quantize=quantize_arguments(first, quantization, out, plan),
-        up=matrix(second),
-        values=matrix(like.reshape(first.shape)) if stores else None,
+        quantize=quantize_arguments(first, "gate", quantization, out, plan),
+        up=matrix(second, "up" if up is not None else f"gate + {half}"),
+        values=matrix(like.reshape(first.shape), "values") if stores else None,
     )
-    launch = KERNEL.launcher(plan.config, target, gate.device, arguments, lambda touched: touched)
-    return FusedCall(quantization, launch, read, half, (None, like if stores else None), out, None)
+    made = (None, like if stores else None)
+    return FusedCall(quantization, KERNEL, plan.config, target, arguments, read, made, out, None)
 
 
 def _of_halves(call: FusedCall, read: Sequence[torch.Tensor], *rest: Any) -> Fused:
