@@ -132,7 +132,7 @@ class PlannedCall:
         self.planned, self._new_of, self._closely = launch, new_of, closely
         self._make, self._others = new.get(out), tuple((place, make) for place, make in new.items() if place != out)
         self._out, self._overlaps, self._extra, self._look = out, overlaps, extra, values
-        self._fill, self._launch, self._near = launch.values, launch.launch, launch.apart.near
+        self._fill, self.launch, self._near = launch.values, launch.launch, launch.apart.near
 
     def __call__(self, *given: Any) -> Any:
         at = self._out
@@ -149,7 +149,7 @@ class PlannedCall:
         values = self._fill(*frame)
         if not is_new and (self._closely or self._near(values)):
             self._overlaps(*given)
-        self._launch(values, frame)
+        self.launch(values, frame)
         return given[at]
 
     def preparation(self, given: tuple, vary: Sequence[str]) -> Preparation:
