@@ -135,9 +135,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
     def new(a: BlockScaledTensor, *given: Any) -> torch.Tensor | BlockScaledTensor:
         return _new(a, n, dtype, given[_SCALE])
 
-    return gemm_call(
-        GATED, KERNEL, problem, r, target, arguments, read_only=("out.global_scale",), new_of=new
-    )
+    return gemm_call(GATED, KERNEL, problem, r, target, arguments, read_only=("out.global_scale",), new_of=new)
 
 
 def _weights(b1: BlockScaledTensor, b2: BlockScaledTensor | None) -> dict[str, BlockScaledTensor]:

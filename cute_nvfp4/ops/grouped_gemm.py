@@ -246,4 +246,3 @@ def _prepared(problems: Sequence[Problem], **options: Any) -> Preparation:
 
 
 PREPARED[grouped_gemm] = _prepared
-

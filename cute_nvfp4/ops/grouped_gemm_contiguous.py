@@ -148,9 +148,7 @@ def _reference(r: Any) -> tuple[Sequence[int], torch.Tensor]:
             weights = BlockScaledTensor(b.data[e] if b.is_batched else b.data, scales[e], b.global_scale, b.format)
             out[start:end] = gemm_reference(rows, weights, alpha=alpha_of_group(r.alpha, e), out_dtype=out.dtype)
         atom += -(-(end - start) // 128)
-    checked_status(r.status, a.device).fill_(
-        wrong_offset(a.offsets.tolist(), a.rows) or (-1 if atom > a.atoms else 0)
-    )
+    checked_status(r.status, a.device).fill_(wrong_offset(a.offsets.tolist(), a.rows) or (-1 if atom > a.atoms else 0))
     return edges, out
 
 

@@ -177,9 +177,7 @@ _GATED = (
     "Tensor? a_global_scale=None, Tensor? b1_global_scale=None, Tensor? b2_global_scale=None, "
     "Tensor? alpha_tensor=None"
 )
-_GATED_OPTIONS = (
-    f'float alpha=1.0, str gate="silu", bool interleaved=False, {_FORMATS}, str backend="auto"'
-)
+_GATED_OPTIONS = f'float alpha=1.0, str gate="silu", bool interleaved=False, {_FORMATS}, str backend="auto"'
 _PREPARED_OPTIONS = (
     'int rows, ScalarType dtype, float alpha=1.0, str gate="", str packing="nvfp4", ScalarType? out_dtype=None, '
     'str a_format="nvfp4", str backend="auto"'

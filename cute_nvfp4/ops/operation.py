@@ -196,18 +196,18 @@ class Operation:
     ) -> PlannedCall:
         """A planned call of one launch. arguments, read_only, decoded: as in ``PlannedLaunch``. extra: the name and the
         maker of a further field of it; options, which also may be ``new_of``: as in ``PlannedCall``."""
-        fields, example, out = self.fields, tuple(request), request.out
-        if extra is not None:
-            fields, example = (*fields, extra[0]), (*example, extra[1](example, False))
-            options |= {"extra": extra[1], "closely": extra[0] == "decoded"}
-        launch = PlannedLaunch(
-            kernel, config, target, out.device, arguments, fields, example, read_only, decoded
-        )
-        new = {}
+        fields, out, new = self.fields, request.out, {}
         if "new_of" not in options:
             new[self._out] = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
         if "status" in fields:
-            new[fields.index("status")] = functools.partial(torch.empty, 1, dtype=torch.int32, device=out.device)
+            make = functools.partial(torch.empty, 1, dtype=torch.int32, device=out.device)
+            new[fields.index("status")] = make
+            request = request._replace(status=make() if request.status is None else request.status)
+        example = tuple(request)
+        if extra is not None:
+            fields, example = (*fields, extra[0]), (*example, extra[1](example, False))
+            options |= {"extra": extra[1], "closely": extra[0] == "decoded"}
+        launch = PlannedLaunch(kernel, config, target, out.device, arguments, fields, example, read_only, decoded)
         return PlannedCall(launch, self._out, new, self.overlapping, **options)
 
 

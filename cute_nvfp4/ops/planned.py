@@ -59,6 +59,8 @@ class PlannedLaunch:
         for place, source in enumerate(sources):
             path, _, added = source.partition(" + ") if isinstance(source, str) else ("", "", "")
             found = self._at(path, example) if path else source
+            if found is None:
+                raise ValueError(f"argument {path} of {kernel.name}: the call has none, expected a tensor or a number")
             if path and isinstance(found, torch.Tensor):
                 self._tensors[path], self._places[place] = found, path
                 terms.append(f"{path}.data_ptr()" + (f" + {added}" if int(added or 0) else ""))

@@ -101,9 +101,7 @@ def _plan(r: Any, target: Target) -> Callable[..., list[torch.Tensor]]:
     live = [i for i, (x, _) in enumerate(r.problems) if rows_of(x)]
     call = GroupsCall(r.out, live, _tensors, _check_apart)
     config, gate = r.config, r.gate
-    call.plan(
-        lambda pairs, outs, alpha: ListLaunch(pairs, outs, alpha, target, config, gate), r.problems, r.out, alpha
-    )
+    call.plan(lambda pairs, outs, alpha: ListLaunch(pairs, outs, alpha, target, config, gate), r.problems, r.out, alpha)
     return call
 
 
