@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.simulator.mutation import survivors
+from tests.simulator.mutation import products, survivors
 from tests.simulator.mutation.judge import judge, reached
 from tests.simulator.mutation.programs import NAMES, subject
 from tests.simulator.mutation.sites import Mutant, mutants
@@ -31,7 +31,7 @@ def unexplained(name: str, chosen: list[Mutant]) -> list[str]:
 
 def executed(name: str) -> list[Mutant]:
     """The mutants of lines that the kernel's problem executes."""
-    one = subject(name)
+    one = subject(name) if name in NAMES else products.subject(name)
     lines = reached(one)
     return [m for m in mutants(one.ptx) if m.line in lines]
 
@@ -50,7 +50,7 @@ def test_a_survivor_without_an_explanation_is_reported(monkeypatch: pytest.Monke
     assert unexplained("gemm", [fence]) == [f"{fence.name}: fence.mbarrier_init.release.cluster;"]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *products.names("sm_90a"), *products.names("sm_120a")])
 def test_explanations_are_of_mutants_that_exist(name: str) -> None:
     known = {(name, m.kind, m.ordinal) for m in executed(name)}
     assert {k for k in (*survivors.HARMLESS, *survivors.NOT_NOTICED) if k[0] == name} <= known
