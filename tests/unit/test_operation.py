@@ -10,6 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
+from mutants import plan_anew
 
 import cute_nvfp4 as nv
 from cute_nvfp4.errors import OperandError, OperandTypeError
@@ -87,6 +88,20 @@ def test_the_same_kind_is_planned_once() -> None:
         assert len(ODD.calls) == 1 and len(runs) == 2
         odd(torch.zeros(5))
         assert len(ODD.calls) == 2
+
+
+def test_mutants_are_planned_anew() -> None:
+    """Within it no call is found that was planned before, and afterwards none that was planned within it."""
+    ODD.calls.clear()
+    odd(X, backend="sim")
+    (planned,) = ODD.calls.values()
+    with pytest.MonkeyPatch.context() as patch:
+        plan_anew(patch)
+        assert not ODD.calls
+        odd(X, backend="sim")
+        odd(torch.zeros(5), backend="sim")
+        assert len(ODD.calls) == 2 and planned not in ODD.calls.values()
+    assert list(ODD.calls.values()) == [planned]
 
 
 @pytest.mark.parametrize("backend", ["sim", "reference"])
