@@ -23,6 +23,7 @@ from scratch_flags import keeping_flags, lowered
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.errors import SimError
+from cute_nvfp4.ops.operation import OPERATIONS
 from cute_nvfp4.runtime import kernel as compiling
 from cute_nvfp4.runtime.bounded import Bounded
 from cute_nvfp4.runtime.cache import CompiledKernel
@@ -269,9 +270,10 @@ def unguarded() -> Edit:
 
 def plan_anew(patch: pytest.MonkeyPatch) -> None:
     """Until ``patch`` is undone, operations find no call that was planned before; what they plan is for nobody else."""
-    for module in [module for name, module in sys.modules.items() if name.startswith("cute_nvfp4.")]:
-        for name, kept in [(name, kept) for name, kept in vars(module).items() if isinstance(kept, Bounded)]:
-            patch.setattr(module, name, type(kept)())
+    modules = [module for name, module in sys.modules.items() if name.startswith("cute_nvfp4.")]
+    for owner in (*modules, *OPERATIONS.values()):
+        for name, kept in [(name, kept) for name, kept in vars(owner).items() if isinstance(kept, Bounded)]:
+            patch.setattr(owner, name, type(kept)())
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from .checks import DTYPE_NAMES
 from .operands import check_signs_of
 from .operation import Operation
 from .planned import PlannedCall
-from .scratch import Scratch, new_scratch, scratch_of
+from .scratch import LikeScratch, Scratch, new_scratch, scratch_of
 
 
 def gemm_call(
@@ -38,7 +38,8 @@ def gemm_call(
     if plan.swap:
         arguments = arguments._replace(a=arguments.b, b=arguments.a)
     if stream_k:
-        options["extra"] = "scratch", functools.partial(_stream_k_scratch, plan, target, request.a.device)
+        make = functools.partial(_stream_k_scratch, plan, target, request.a.device)
+        options["extra"] = "scratch", make, LikeScratch()
     if target.backend == "sim":
         options["values"] = check_signs_of
     return operation.call(kernel, plan.config, target, arguments, request, **options)

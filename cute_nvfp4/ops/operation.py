@@ -189,13 +189,14 @@ class Operation:
         arguments: Any,
         request: Any,
         *,
-        extra: tuple[str, Callable[[tuple, bool], Any]] | None = None,
+        extra: tuple[str, Callable[[tuple, bool], Any], Any] | None = None,
         read_only: Sequence[str] = (),
         decoded: Any = None,
         **options: Any,
     ) -> PlannedCall:
         """A planned call of one launch. arguments, read_only, decoded: as in ``PlannedLaunch``. extra: the name and the
-        maker of a further field of it; options, which also may be ``new_of``: as in ``PlannedCall``."""
+        maker of a further field of it, and one like it to plan with; options, which also may be ``new_of``: as in
+        ``PlannedCall``."""
         fields, out, new = self.fields, request.out, {}
         if "new_of" not in options:
             new[self._out] = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
@@ -205,7 +206,7 @@ class Operation:
             request = request._replace(status=make() if request.status is None else request.status)
         example = tuple(request)
         if extra is not None:
-            fields, example = (*fields, extra[0]), (*example, extra[1](example, False))
+            fields, example = (*fields, extra[0]), (*example, extra[2])
             options |= {"extra": extra[1], "closely": extra[0] == "decoded"}
         launch = PlannedLaunch(kernel, config, target, out.device, arguments, fields, example, read_only, decoded)
         return PlannedCall(launch, self._out, new, self.overlapping, **options)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from ..runtime.backend import device_index
@@ -19,6 +21,13 @@ class Scratch:
         self.sums, self.flags = sums, flags
         self.floats, self.words = sums.numel(), flags.numel()
         self.addresses = sums.data_ptr(), flags.data_ptr()
+
+
+class LikeScratch(NamedTuple):
+    """The parts of scratch memory, to plan a launch with: it has none yet."""
+
+    sums: torch.Tensor = torch.empty(0, device="meta")
+    flags: torch.Tensor = torch.empty(0, device="meta")
 
 
 def scratch_of(floats: int, words: int, target: Target, device: torch.device) -> Scratch:

@@ -33,7 +33,7 @@ from ..dispatch import by_operator, is_plain
 from ..operation import Operation
 from ..planned import PlannedCall
 from ..quantize import quantize
-from ..scratch import Scratch, new_scratch, scratch_of
+from ..scratch import LikeScratch, Scratch, new_scratch, scratch_of
 from .operands import X, check_bias, check_products, check_x, factors_of_products, row_stride
 
 
@@ -104,7 +104,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         first = DequantizeCall(x.key, weight.dtype, target, scaled=False)
         options["decoded"] = ("a.data", "a.scale"), lambda launch, place: DecodedFirst(first, launch, place)
     if size.flags:
-        options["extra"] = "scratch", functools.partial(_scratch, size, target, weight.device)
+        options["extra"] = "scratch", functools.partial(_scratch, size, target, weight.device), LikeScratch()
     sums = PartialSums("scratch.sums", "scratch.flags") if size.flags else PartialSums(0, 0)
     if plan.streams:
         arguments = StreamArguments(

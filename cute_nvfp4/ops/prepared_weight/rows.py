@@ -119,8 +119,10 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         factors=tuple(tuple(map(of_group, some)) for some in factors),
         workers=plan.workers,
     )
-    backend = target.backend
-    extra = None if floats else ("decoded", lambda given, kept: decoded(given[0], b.dtype, backend))
+    extra, dtype, backend = None, b.dtype, target.backend
+    if not floats:
+        like = torch.empty((rows, b.k), dtype=dtype, device="meta")
+        extra = "decoded", lambda given, kept: decoded(given[0], dtype, backend), like
     return PREPARED_ROWS.call(KERNEL, plan.config, target, arguments, r, extra=extra)
 
 
