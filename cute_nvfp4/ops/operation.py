@@ -224,7 +224,11 @@ def _key_of(
 ) -> Callable[..., tuple]:
     """Makes the key of a call. It is one expression, because every call needs it: what a NamedTuple does for its own
     methods."""
-    terms = [f"{x}.key" if x in operands and x not in made else f"_{x}({x})" if x in made else x for x in fields]
+    # most arguments are left out: None is its own key, without a call
+    terms = [
+        f"{x}.key" if x in operands and x not in made else f"None if {x} is None else _{x}({x})" if x in made else x
+        for x in fields
+    ]
     names = {f"_{name}": function for name, function in made.items()} | {"world": world}
     where = [f"{x}.key.on_cpu" for x in operands if x not in made] or [f"not {fields[0]}.is_cuda"]
     source = f"lambda {', '.join(fields)}: ({', '.join(terms)}, world({where[-1]}))"

@@ -1,7 +1,7 @@
 """Every private name of torch that a call of a kernel uses, and for each another way that gives the same and is slower.
 
 torch promises nothing of these names, so each may go with a new torch: then the other way is taken.
-``tests/unit/test_torch_private.py`` takes both; it has passed with torch 2.9.0, 2.13.0 and 2.15.0.
+``test_torch_private.py`` takes both; it has passed with torch 2.9.0, 2.13.0 and 2.15.0.
 """
 
 from __future__ import annotations

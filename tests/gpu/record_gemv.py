@@ -56,6 +56,13 @@ INSTRUCTIONS = {
 }  # fmt: skip
 
 
+NAMES = {
+    "a.data": "a", "a.scale": "sfa", "a.global_scale": "a_global", "out": "c",
+    "b.data": "b", "b.scale": "sfb", "b.global_scale": "b_global",
+}  # fmt: skip
+"""What a recording calls the tensors of a launch."""
+
+
 def record_gemv(recorder: Recorder, case: Case, backend: str) -> None:
     """Runs gemv() with its launch recorded; the result is checked as well."""
     problem: Problem = make(case, "cuda" if backend == "cuda" else "cpu")
@@ -70,7 +77,8 @@ def record_gemv(recorder: Recorder, case: Case, backend: str) -> None:
         def launches(values: tuple, owners: tuple) -> None:
             notes = {"case": str(case), "alpha": case.alpha, "kind": "gemv"}
             (found,) = template.filled(values)
-            recorder.record(f"gemv {case}", kernel, found, touched(*owners), lambda: runs(values, owners), **notes)
+            tensors = {NAMES[name]: tensor for name, tensor in touched(*owners).items()}
+            recorder.record(f"gemv {case}", kernel, found, tensors, lambda: runs(values, owners), **notes)
 
         return launches
 

@@ -68,7 +68,7 @@ class Determined:
         self.doubts: set[str] = set()
 
     def listeners(self, wave: Wave) -> Iterable[Listener]:
-        """Those that follow a wave; the machine asks for them."""
+        """The listeners that follow a wave; the machine asks for them."""
         lanes = Lanes(wave, self.doubts, flag_polls(wave.run.kernel))
         causes = Causes(wave, self.doubts, undecided(wave.run.kernel), lanes)
         # elsewhere lanes part for no other reason than the schedule

@@ -191,7 +191,7 @@ class Causes(Listener):
         flag.told, flag.writer = row.copy(), self._cluster(warp)
 
     def _flag(self, address: int) -> _Flag:
-        """That of an address, as it is when it is first met: nobody has written it."""
+        """The flag at an address; one that is first met is as if nobody had written it."""
         if address not in self.flags:
             if self.wave.count < math.prod(self.wave.grid):
                 self.doubts.add("flags, and CTAs that run later")
