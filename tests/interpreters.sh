@@ -65,7 +65,7 @@ for python in "${pythons[@]}"; do
       rm -rf "$clone" "$clone.bin"
       continue
     fi
-    found=$("$clone/.venv/bin/python" -c 'import torch; print(torch.__version__)')
+    found=$("$clone/.venv/bin/python" -W ignore -c 'import torch; print(torch.__version__)')
     # a cache of compiled kernels for each: what one interpreter compiled must not help the next
     export CUTE_NVFP4_CACHE_DIR=$clone.cache
     first=passed second=passed start=$SECONDS
