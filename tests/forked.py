@@ -40,7 +40,13 @@ def _detached(descriptor: DupFd) -> int:
 def _context() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
+    forkserver._forkserver.ensure_running()
     return context
+
+
+def _key() -> bytes | None:
+    """The key that a running server asks for before it forks; servers before Python 3.14 ask for none."""
+    return getattr(forkserver._forkserver, "_forkserver_authkey", None)
 
 
 class Process:
@@ -70,7 +76,7 @@ class KernelProcess:
         context = _context()
         ready, told = context.Pipe(duplex=False)
         # the interpreter, -m and the module come first
-        self._process = context.Process(target=_serve, args=(told, list(command[3:]), cwd, dict(env)))
+        self._process = context.Process(target=_serve, args=(told, _key(), list(command[3:]), cwd, dict(env)))
         self._process.start()
         told.close()
         ready.recv()  # it leads a group of its own now, which signals are sent to
@@ -106,7 +112,8 @@ def run(
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         outputs = [Descriptor(number) for number in ((out.fileno(), err.fileno()) if capture_output else (1, 2))]
         arguments = list(command[1:]), str(cwd or os.getcwd()), dict(os.environ if env is None else env)
-        process = _context().Process(target=_execute, args=(*outputs, *arguments))
+        context = _context()
+        process = context.Process(target=_execute, args=(*outputs, _key(), *arguments))
         process.start()
         process.join(timeout)
         if process.exitcode is None:
@@ -137,14 +144,14 @@ def _work(control: int, arena: int, log: int, nbytes: str, folder: str, environm
     runpy.run_module("cute_nvfp4.harness.worker", run_name="__main__", alter_sys=True)
 
 
-def _execute(out: int, err: int, words: list[str], folder: str, environment: dict[str, str]) -> None:
+def _execute(out: int, err: int, key: bytes | None, words: list[str], folder: str, environment: dict[str, str]) -> None:
     """What the forked process does: it is Python, called with ``words``."""
     _enter(folder, environment)
     for number, stream in ((out, sys.stdout), (err, sys.stderr)):
         os.dup2(number, 1 if stream is sys.stdout else 2)
     # those of the server may be closed
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False, buffering=1)
-    _fork_what_it_starts()
+    _fork_what_it_starts(key)
     if words[0] == "-m":
         sys.argv, sys.path[0:0] = words[1:], [folder]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
@@ -153,8 +160,8 @@ def _execute(out: int, err: int, words: list[str], folder: str, environment: dic
         runpy.run_path(words[0], run_name="__main__")
 
 
-def _fork_what_it_starts() -> None:
-    """Workers, and runs of other schedules."""
+def _fork_what_it_starts(key: bytes | None) -> None:
+    """Forks workers, and runs of other schedules, from the server that asks for ``key``."""
     import torch
 
     from cute_nvfp4.cli import sim_schedules
@@ -165,12 +172,13 @@ def _fork_what_it_starts() -> None:
     sim_schedules.subprocess = SUBPROCESS
     # it knows the server that it comes from; without this it would start another one
     forkserver._forkserver.ensure_running = lambda: None
+    forkserver._forkserver._forkserver_authkey = key
 
 
-def _serve(told: Connection, arguments: list[str], folder: str, environment: dict[str, str]) -> None:
+def _serve(told: Connection, key: bytes | None, arguments: list[str], folder: str, environment: dict[str, str]) -> None:
     """What the forked process does: it is the kernel of a notebook."""
     _enter(folder, environment)
-    _fork_what_it_starts()
+    _fork_what_it_starts(key)
     told.send(os.getpid())
     told.close()
     sys.argv = ["ipykernel_launcher", *arguments]
