@@ -20,7 +20,7 @@ def run_script(path: str, arguments: Sequence[str]) -> int:
     main = types.ModuleType("__main__")
     main.__dict__.update(__file__=path, __builtins__=__builtins__, __spec__=None, __loader__=None)
     if sys.version_info < (3, 14):  # since then a module makes its annotations when somebody asks for them
-        main.__dict__["__annotations__"] = {}
+        main.__dict__.update(__annotations__={})
     before = sys.modules.get("__main__"), sys.argv, list(sys.path)
     sys.modules["__main__"] = main
     sys.argv = [path, *arguments]
