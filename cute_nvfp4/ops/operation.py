@@ -86,10 +86,9 @@ class Operation:
         key: Callable[..., Any] | None = None,
         preparable: bool = False,
     ) -> None:
-        parameters = inspect.signature(function).parameters
-        self.name, self.fields = function.__name__, tuple(parameters)
-        self.request = namedtuple("Request", self.fields)
         self._signature = inspect.signature(function)
+        self.name, self.fields = function.__name__, tuple(self._signature.parameters)
+        self.request = namedtuple("Request", self.fields)
         self._check, self._reference, self._plan, self._store = check, reference, plan, store
         self._overlaps, self._vary, self._instead, self._prepared = overlaps, vary, instead, prepared
         self._recorded = recorded or _recorded_of(self.fields, operands, (*tensors, "out"))

@@ -231,7 +231,7 @@ class WorkspaceMaps(GroupSource):
 @dataclass(frozen=True)
 class ContiguousRows(GroupSource):
     """Groups are consecutive rows of A, or of B (``config.ragged``), by their offsets; of the other each has a matrix.
-    m, n: sizes of the one problem that they are dealt from; k_tiles: of every group, as the scheduler knows them."""
+    m, n: sizes of the one problem that they are parts of; k_tiles: of every group, as the scheduler knows them."""
 
     m: Int32 | None = None
     n: Int32 | None = None

@@ -70,7 +70,7 @@ def tiles_of(config: GroupedWgmmaConfig, rows: Int32, n: Int32) -> GroupTiles:
 class PackedGroups(GroupSource):
     """What the forms have in common."""
 
-    rounds: ClassVar[int] = 2  # tiles are dealt there and back
+    rounds: ClassVar[int] = 2  # tiles are distributed there and back
 
     config: GroupedWgmmaConfig
     arguments: GroupedWgmmaArguments
