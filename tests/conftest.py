@@ -2,9 +2,9 @@
 
 ``--backend sim`` (the default): kernels are tested in the simulator. ``--backend cuda``: only tests that launch kernels
 of the package run, those with the mark ``kernels`` or ``gpu``, on the GPU that is there; why others are skipped is
-printed at the end. Without ``-m slow`` sweeps are sampled (``sampling.py``) and ``slow`` tests left out.
+printed at the end. Without ``-m slow`` sweeps are sampled (``support/sampling.py``) and ``slow`` tests left out.
 
-This file also puts ``tests/`` on the path, for the modules that several folders of tests share.
+This file also puts ``tests/`` on the path, for ``support``, what several folders of tests share.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
-import backends
-import forked
 import pytest
-import sampling
 import torch
+from support import backends, forked, sampling
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.harness import runner

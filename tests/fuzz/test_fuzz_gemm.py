@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import gemm_problems
 import torch
-from gemm_problems import FORMAT_PAIRS, OUTPUTS, Case, Problem, make
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import gemm_problems
+from support.gemm_problems import FORMAT_PAIRS, OUTPUTS, Case, Problem, make
 
 from cute_nvfp4 import gemm
 from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import gemv_problems
 import torch
-from gemv_problems import Case, Problem
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support import gemv_problems
+from support.gemv_problems import Case, Problem
 
 from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError
 from cute_nvfp4.formats import MXFP4, NVFP4

@@ -23,10 +23,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import ptx_cases
-import ptx_kernels
-from gemv_problems import Case, Problem, check, make
-from recordings import Recorder
+from support import ptx_cases, ptx_kernels
+from support.gemv_problems import Case, Problem, check, make
+from support.recordings import Recorder
 
 from cute_nvfp4.runtime.compile import CompiledKernel
 from cute_nvfp4.runtime.kernel import Kernel

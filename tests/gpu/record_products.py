@@ -21,7 +21,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gpu.record_gemv import about
-from hopper_products import PLACES, Case, Problem, bits, digest, kernels_of, random_case
+from support.hopper_products import PLACES, Case, Problem, bits, digest, kernels_of, random_case
 
 
 class Outcome(NamedTuple):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 
-import gemv_problems
 import pytest
 import torch
-from gemv_problems import Case, make, random_cases
+from support import gemv_problems
+from support.gemv_problems import Case, make, random_cases
 
 from cute_nvfp4 import gemv
 from cute_nvfp4.errors import OperandError, TargetError

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fused_problems import check_rmsnorm, check_silu_mul
-from quantize_problems import DTYPES, PAIRS, TILE_PAIRS, differences, fused, near_ties, rules
+from support.fused_problems import check_rmsnorm, check_silu_mul
+from support.quantize_problems import DTYPES, PAIRS, TILE_PAIRS, differences, fused, near_ties, rules
 
 from cute_nvfp4 import rmsnorm_quantize
 from cute_nvfp4.quantization.hadamard import Hadamard

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from support import HONEST, TINY, ZEROS
+from submission_files import HONEST, TINY, ZEROS
 from typer.testing import CliRunner
 
 from cute_nvfp4.cli.main import app

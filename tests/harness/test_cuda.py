@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import CHEATS, TINY
+from submission_files import CHEATS, TINY
 
 from cute_nvfp4.harness.evaluation import Evaluation, Options
 

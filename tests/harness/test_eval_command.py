@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from support import HONEST, TINY, ZEROS
+from submission_files import HONEST, TINY, ZEROS
 from typer.testing import CliRunner
 
 from cute_nvfp4.cli.main import app

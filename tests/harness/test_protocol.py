@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from support import HONEST
+from submission_files import HONEST
 
 from cute_nvfp4.harness import evaluator
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from support import HONEST, TINY
+from submission_files import HONEST, TINY
 
 from cute_nvfp4.harness.errors import HarnessError, SubmissionError
 from cute_nvfp4.harness.evaluation import Evaluation, Options

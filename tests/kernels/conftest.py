@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import backends
 import pytest
-import sampling
 import torch
+from support import backends, sampling
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -63,7 +63,7 @@ class Known(Exception):
 
 
 def fingerprint(ptx: str) -> str:
-    from ptx_fingerprints import normalised
+    from support.ptx_fingerprints import normalised
 
     return hashlib.sha256(normalised(ptx).encode()).hexdigest()[:12]
 

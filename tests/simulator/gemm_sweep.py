@@ -29,10 +29,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import gemm_problems
 import numpy as np
-from gemm_problems import Case
-from gemm_structures import Pairs, random_case, structures
+from support import gemm_problems
+from support.gemm_problems import Case
+from support.gemm_structures import Pairs, random_case, structures
 
 import cute_nvfp4.runtime.compile
 from cute_nvfp4 import simulating

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from gemm_problems import Case, make
-from mutants import Change, at, drop, mutated
 from ptx_lab import launch_kernel, module, wait
+from support.gemm_problems import Case, make
+from support.mutants import Change, at, drop, mutated
 from test_checks import INIT, MEMORY, THREAD
 
 STRICT = ("read-proxy-fence", "lane-signal", "tensor-fence", "allocation-permit")

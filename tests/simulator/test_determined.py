@@ -6,8 +6,8 @@ from contextlib import suppress
 
 import pytest
 import torch
-from gemm_problems import Case, make
 from ptx_lab import wait
+from support.gemm_problems import Case, make
 from test_checks import INIT, go
 
 from cute_nvfp4 import quantize, simulating

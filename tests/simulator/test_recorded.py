@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from recordings import Recording, replay, tensor_bytes
+from support.recordings import Recording, replay, tensor_bytes
 
 from cute_nvfp4 import gemv
 from cute_nvfp4.operand import BlockScaledTensor

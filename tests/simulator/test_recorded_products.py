@@ -16,7 +16,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from gpu.record_products import Recorded, record
-from hopper_products import DTYPES, KINDS, Case, Problem, random_case
+from support.hopper_products import DTYPES, KINDS, Case, Problem, random_case
 
 from cute_nvfp4 import simulating
 

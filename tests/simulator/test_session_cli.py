@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forked
 import pytest
+from support import forked
 from typer.testing import CliRunner
 
 from cute_nvfp4.cli.main import app as whole

@@ -6,8 +6,8 @@ import json
 import shlex
 from pathlib import Path
 
-import forked
 import pytest
+from support import forked
 from typer.testing import CliRunner
 
 from cute_nvfp4.cli import sim_schedules

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from gemv_problems import Case, make
+from support.gemv_problems import Case, make
 
 from cute_nvfp4 import gemv
 from cute_nvfp4.runtime import cache
@@ -331,7 +331,7 @@ def test_gemv_in_a_fresh_process(folder: Path) -> None:
     """The real kernel: the second process compiles nothing and gives the same bits."""
     body = """
         from cute_nvfp4.runtime.kernel import Kernel
-        from gemv_problems import Case, make
+        from support.gemv_problems import Case, make
         build, count = Kernel.build, []
         Kernel.build = lambda *args: count.append(1) or build(*args)
         c = make(Case(9, 256)).run()

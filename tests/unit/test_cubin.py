@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from gemv_problems import TEN_SHAPES
+from support.gemv_problems import TEN_SHAPES
 
 from cute_nvfp4.kernels.gemv.config import GemvConfig
 from cute_nvfp4.kernels.gemv.kernel import Gemv

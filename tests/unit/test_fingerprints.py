@@ -11,9 +11,17 @@ import json
 import re
 
 import pytest
-import sampling
-from ptx_fingerprints import compiled, configurations, difference, fingerprint, normalised, of_another_dsl, recorded
-from ptx_fingerprints import main as command
+from support import sampling
+from support.ptx_fingerprints import (
+    compiled,
+    configurations,
+    difference,
+    fingerprint,
+    normalised,
+    of_another_dsl,
+    recorded,
+)
+from support.ptx_fingerprints import main as command
 
 from cute_nvfp4.ops.gemv import compile_gemv
 
@@ -27,7 +35,7 @@ def test_every_configuration_is_recorded() -> None:
 
 @pytest.mark.parametrize("name", [x if x in SAMPLE else pytest.param(x, marks=pytest.mark.slow) for x in NAMES])
 def test_unchanged(name: str) -> None:
-    """Where a change is meant, ``python tests/ptx_fingerprints.py --write`` records it."""
+    """Where a change is meant, ``python tests/support/ptx_fingerprints.py --write`` records it."""
     judge(difference(recorded()["kernels"][name], fingerprint(compiled(name)[1])))
 
 
@@ -45,7 +53,7 @@ def test_a_difference_fails_with_the_recorded_dsl_only(
 ) -> None:
     known = recorded()["versions"]
     installed = known if version == "the recorded" else known | {"nvidia-cutlass-dsl": version}
-    monkeypatch.setattr("ptx_fingerprints.versions", lambda: installed)
+    monkeypatch.setattr("support.ptx_fingerprints.versions", lambda: installed)
     if not words:
         judge(words)
     elif version == "the recorded":
@@ -65,9 +73,9 @@ def test_the_command_lists_what_differs(version: str, monkeypatch: pytest.Monkey
     known["kernels"] = {name: known["kernels"][name] | {"sha256": "another"}}
     file = tmp_path / "record.json"
     file.write_text(json.dumps(known))
-    monkeypatch.setattr("ptx_fingerprints.RECORDED", file)
+    monkeypatch.setattr("support.ptx_fingerprints.RECORDED", file)
     installed = known["versions"] | ({} if version == "the recorded" else {"nvidia-cutlass-dsl": version})
-    monkeypatch.setattr("ptx_fingerprints.versions", lambda: installed)
+    monkeypatch.setattr("support.ptx_fingerprints.versions", lambda: installed)
     ended = command(["--only", name, "--jobs", "1"])
     out = capsys.readouterr().out
     assert ended == (version == "the recorded") and "1 kernels, 1 changed" in out and "otherwise placed" in out

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from roads import Roads
+from support.roads import Roads
 
 from cute_nvfp4 import quantize, rmsnorm_quantize, silu_mul_quantize, simulating
 from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError

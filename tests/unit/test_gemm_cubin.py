@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 
 import pytest
-from gemm_problems import FORMAT_PAIRS
+from support.gemm_problems import FORMAT_PAIRS
 
 from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.kernels.gemm.sm100.warp_roles import ROLES

@@ -4,9 +4,9 @@ the arrivals of simulated runs."""
 from __future__ import annotations
 
 import pytest
-from gemm_observed import Observed, observing
-from gemm_problems import Case, check, make
-from gemm_structures import config_of, structures
+from support.gemm_observed import Observed, observing
+from support.gemm_problems import Case, check, make
+from support.gemm_structures import config_of, structures
 
 from cute_nvfp4.kernels.gemm import pipeline_graph as graph
 from cute_nvfp4.kernels.gemm.config import GemmConfig

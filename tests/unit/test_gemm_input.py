@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import gemm_problems
 import pytest
 import torch
-from gemm_problems import Case, make
+from support import gemm_problems
+from support.gemm_problems import Case, make
 
 from cute_nvfp4 import gemm, simulating
 from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError

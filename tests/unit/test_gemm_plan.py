@@ -7,9 +7,9 @@ from dataclasses import replace
 from itertools import chain
 
 import pytest
-from gemm_observed import observing
-from gemm_problems import Case, check, make
-from gemm_structures import config_of, structures
+from support.gemm_observed import observing
+from support.gemm_problems import Case, check, make
+from support.gemm_structures import config_of, structures
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.config import OUT_BYTES, GemmConfig

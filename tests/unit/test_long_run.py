@@ -12,8 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import quantize_problems
 import torch
+from support import quantize_problems
 
 from cute_nvfp4.errors import CuteNvfp4Error
 from cute_nvfp4.formats import FORMATS as BLOCK_FORMATS

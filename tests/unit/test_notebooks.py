@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import forked
 import nbformat
 import pytest
 from jupyter_client.provisioning import local_provisioner
+from support import forked
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "notebooks"))
 

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from operations import Operations
+from support.operations import Operations
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import FORMATS, MXFP4, MXFP8, MXFP8_E5M2, NVFP4, Format

@@ -10,7 +10,7 @@ from unittest import mock
 
 import pytest
 import torch
-from mutants import plan_anew
+from support.mutants import plan_anew
 
 import cute_nvfp4 as nv
 from cute_nvfp4.errors import OperandError, OperandTypeError

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gemv_problems
 import pytest
 import torch
-from gemv_problems import Case, make
+from support import gemv_problems
+from support.gemv_problems import Case, make
 
 from cute_nvfp4 import gemv
 from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gemm_observed import observing
+from support.gemm_observed import observing
 
 from cute_nvfp4 import gemm, prepare_weight, quantize, simulating
 from cute_nvfp4.kernels.gemm.packed.pipelines import stream_pipelines, wgmma_pipelines

@@ -10,7 +10,7 @@ import pytest
 import test_gemm_input as gemm_input
 import test_ops_errors as gemv_input
 import torch
-from roads import Roads, table
+from support.roads import Roads, table
 
 from cute_nvfp4 import gemm, gemv, simulating
 from cute_nvfp4.operand import BlockScaledTensor

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import backends
 import numpy as np
-import ptx_kernels
 import pytest
-from ptx_cases import CASES, Case
+from support import backends, ptx_kernels
+from support.ptx_cases import CASES, Case
 
 pytestmark = pytest.mark.kernels
 PAIRS = [pytest.param(case, arch, id=f"{case.body}-{arch}") for case in CASES for arch in case.archs]

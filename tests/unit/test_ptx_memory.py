@@ -6,10 +6,9 @@ import re
 from dataclasses import replace
 
 import numpy as np
-import ptx_cases
-import ptx_kernels
 import pytest
-from ptx_kernels import BLOCK
+from support import ptx_cases, ptx_kernels
+from support.ptx_kernels import BLOCK
 
 from cute_nvfp4.errors import CuteNvfp4Error
 from cute_nvfp4.ptx import memory

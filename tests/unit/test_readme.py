@@ -8,8 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-import forked
 import pytest
+from support import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()

@@ -7,7 +7,7 @@ import random
 from types import SimpleNamespace
 
 import pytest
-import sampling
+from support import sampling
 
 AXES = {"arch": ("sm_100a", "sm_90a"), "format,rule": [("nvfp4", "max"), ("mxfp4", "max"), ("mxfp4", "floor")],
         "dtype": ("half", "float", "bfloat16")}  # fmt: skip

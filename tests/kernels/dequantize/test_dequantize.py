@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import backends
 import pytest
 import torch
-from mutants import LAST, Ptx, at, instead, offset, outcome
+from support import backends
+from support.mutants import LAST, Ptx, at, instead, offset, outcome
 
 from cute_nvfp4 import BlockScaledTensor, dequantize, simulating, to_blocked
 from cute_nvfp4.formats import FORMATS, MXFP4, MXFP8, MXFP8_E5M2, NVFP4, Format

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from gated_gemm_problems import GATES, TEN_SHAPES, Gated, Problem, fits, make, random_gated, usual_alpha
-from gemm_problems import Case
+from support.gated_gemm_problems import GATES, TEN_SHAPES, Gated, Problem, fits, make, random_gated, usual_alpha
+from support.gemm_problems import Case
 
 from cute_nvfp4 import (
     BlockScaledTensor,
@@ -102,7 +102,7 @@ def test_gates_of_infinity_and_nan() -> None:
 
 
 def _swept(count: int, seed: int) -> list:
-    from gemm_structures import structures
+    from support.gemm_structures import structures
 
     generator, every = np.random.default_rng(seed), list(structures())
     drawn = (random_gated(generator, every) for _ in range(100 * count))

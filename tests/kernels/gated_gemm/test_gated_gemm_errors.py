@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gated_gemm_problems import Gated, make, subset
-from gemm_problems import Case
+from support.gated_gemm_problems import Gated, make, subset
+from support.gemm_problems import Case
 
 from cute_nvfp4 import BlockScaledTensor, gated_gemm, interleave, to_blocked
 from cute_nvfp4.errors import OperandError, OperandTypeError

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from gated_gemm_problems import Gated, Problem, make, usual_alpha
-from gemm_problems import Case
-from mutants import BLACKWELL, Change, Mutant, Text, at, constant, f32, outcome
+from support.gated_gemm_problems import Gated, Problem, make, usual_alpha
+from support.gemm_problems import Case
+from support.mutants import BLACKWELL, Change, Mutant, Text, at, constant, f32, outcome
 
 from cute_nvfp4.formats import as_bytes
 from cute_nvfp4.kernels.gemm.config import GemmConfig

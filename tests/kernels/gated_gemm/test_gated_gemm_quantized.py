@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import backends
 import pytest
 import torch
-from gated_gemm_problems import Gated, Problem, make
-from gemm_problems import Case, poisoned_memory
+from support import backends
+from support.gated_gemm_problems import Gated, Problem, make
+from support.gemm_problems import Case, poisoned_memory
 
 from cute_nvfp4 import BlockScaledTensor, gemm
 from cute_nvfp4.formats import as_bytes

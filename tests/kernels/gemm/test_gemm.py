@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import gemm_problems
 import numpy as np
 import pytest
 import torch
-from gemm_problems import Case, make
-from gemm_structures import Pairs, random_case, structures
-from scratch_flags import keeping_flags, lowered
+from support import gemm_problems
+from support.gemm_problems import Case, make
+from support.gemm_structures import Pairs, random_case, structures
+from support.scratch_flags import keeping_flags, lowered
 
 from cute_nvfp4 import simulating
 from tests.simulator.blackwell.shapes import GEMM_SHAPES

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-import gemm_problems
 import pytest
 from cutlass import Int16, Int32
-from gemm_problems import Case
-from mutants import plan_anew
+from support import gemm_problems
+from support.gemm_problems import Case
+from support.mutants import plan_anew
 
 import cute_nvfp4.runtime.compile
 from cute_nvfp4 import simulating

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gemm_problems
 import pytest
-from gemm_observed import observing
-from gemm_problems import Case, make
+from support import gemm_problems
+from support.gemm_observed import observing
+from support.gemm_problems import Case, make
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.sim import Result

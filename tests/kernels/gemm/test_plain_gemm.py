@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import backends
-import gemm_problems
 import pytest
 import torch
-from gemm_problems import Case, make
-from mutants import LAST, Ptx, at, constant, instead, outcome
+from support import backends, gemm_problems
+from support.gemm_problems import Case, make
+from support.mutants import LAST, Ptx, at, constant, instead, outcome
 
 from cute_nvfp4 import BlockScaledTensor, gemm, prepare, prepare_weight, quantize, simulating, to_blocked
 from cute_nvfp4.errors import OperandError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from fused_problems import check_silu_mul, random
+from support.fused_problems import check_silu_mul, random
 
 from cute_nvfp4 import dequantize, gemm, gemv, prepare_weight, quantize, simulating
 from cute_nvfp4.formats import NVFP4

@@ -6,12 +6,12 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-import gemm_problems
 import numpy as np
 import pytest
 import torch
-from gemm_problems import FORMAT_PAIRS, Case, make
-from gemm_structures import Pairs, random_case
+from support import gemm_problems
+from support.gemm_problems import FORMAT_PAIRS, Case, make
+from support.gemm_structures import Pairs, random_case
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.errors import OperandError

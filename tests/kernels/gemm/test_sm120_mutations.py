@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import gemm_problems
 import pytest
-from gemm_problems import Case, make
-from mutants import FIRST, LAST, at, drop, instead, offset, operand, outcome
+from support import gemm_problems
+from support.gemm_problems import Case, make
+from support.mutants import FIRST, LAST, at, drop, instead, offset, operand, outcome
 
 CASE = Case(200, 136, 1312, tile_n=128, workers=1, store="direct", stages=2)
 STREAM = Case(200, 136, 2080, tile_n=64, workers=5, store="direct", scheduler="stream_k")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from gemm_problems import Case
+from support.gemm_problems import Case
 from test_gemm_traffic import BENCHMARK_SHAPES, counted, dram
 
 from cute_nvfp4.scale_layout import blocked_bytes

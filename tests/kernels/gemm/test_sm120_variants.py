@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-import gated_gemm_problems
-import grouped_problems
 import numpy as np
 import pytest
 import torch
-from gated_gemm_problems import Gated, usual_alpha
-from gemm_problems import Case
-from grouped_problems import random_grouped
+from support import gated_gemm_problems, grouped_problems
+from support.gated_gemm_problems import Gated, usual_alpha
+from support.gemm_problems import Case
+from support.grouped_problems import random_grouped
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.formats import as_bytes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mutants import FIRST, LAST, at, constant, drop, instead, number, outcome
-from packed_problems import run
-from stream_problems import Case, make
+from support.mutants import FIRST, LAST, at, constant, drop, instead, number, outcome
+from support.packed_problems import run
+from support.stream_problems import Case, make
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import backends
-import gemv_problems
 import pytest
 import torch
-from gemv_problems import DTYPES, LAYOUTS, TEN_SHAPES, Case, make, random_cases
+from support import backends, gemv_problems
+from support.gemv_problems import DTYPES, LAYOUTS, TEN_SHAPES, Case, make, random_cases
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.operand import BlockScaledTensor

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import gemv_problems
 import pytest
 import torch
-from gemv_problems import Case, make
-from mutants import (
+from support import gemv_problems
+from support.gemv_problems import Case, make
+from support.mutants import (
     BLACKWELL,
     BOTH,
     FIRST,

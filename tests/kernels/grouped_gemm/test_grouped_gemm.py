@@ -6,11 +6,11 @@ import math
 from dataclasses import replace
 from itertools import pairwise
 
-import grouped_problems
 import numpy as np
 import pytest
 import torch
-from grouped_problems import Grouped, make, random_grouped
+from support import grouped_problems
+from support.grouped_problems import Grouped, make, random_grouped
 
 from cute_nvfp4 import BlockScaledTensor, grouped_gemm, quantize, simulating
 from cute_nvfp4.ops.grouped_rows import GroupedRows

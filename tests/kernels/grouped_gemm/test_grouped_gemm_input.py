@@ -6,10 +6,10 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
-import gemm_problems
 import pytest
 import torch
-from grouped_problems import Grouped, make
+from support import gemm_problems
+from support.grouped_problems import Grouped, make
 
 import cute_nvfp4
 from cute_nvfp4.errors import OperandError, OperandTypeError, TargetError

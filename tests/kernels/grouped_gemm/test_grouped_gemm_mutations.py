@@ -8,8 +8,8 @@ from typing import Any
 import cutlass
 import pytest
 from cutlass import Int32
-from grouped_problems import Grouped, make
-from mutants import WRONG, Mutant, Source, outcome
+from support.grouped_problems import Grouped, make
+from support.mutants import WRONG, Mutant, Source, outcome
 
 from cute_nvfp4.kernels.gemm import group_source, grouped_scheduler
 from cute_nvfp4.kernels.gemm.group_source import ContiguousRows, GroupSource, WorkspaceMaps

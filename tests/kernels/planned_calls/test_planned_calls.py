@@ -15,15 +15,11 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-import fused_problems
-import gated_gemm_problems
-import gemm_problems
-import gemv_problems
-import grouped_problems
 import pytest
 import torch
-from gated_gemm_problems import Gated
-from grouped_problems import Grouped
+from support import fused_problems, gated_gemm_problems, gemm_problems, gemv_problems, grouped_problems
+from support.gated_gemm_problems import Gated
+from support.grouped_problems import Grouped
 
 import cute_nvfp4 as nv
 from cute_nvfp4 import simulating

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from roads import Roads, table
+from support.roads import Roads, table
 
 from cute_nvfp4 import gated_gemm, simulating
 from cute_nvfp4.operand import BlockScaledTensor

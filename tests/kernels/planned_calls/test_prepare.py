@@ -5,10 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import gemm_problems
-import gemv_problems
 import pytest
 import torch
+from support import gemm_problems, gemv_problems
 
 import cute_nvfp4 as nv
 from cute_nvfp4 import BlockScaledTensor, prepare, simulating

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import backends
 import pytest
 import torch
-from mutants import LAST, Ptx, at, instead, outcome
-from packed_problems import SPECIAL
+from support import backends
+from support.mutants import LAST, Ptx, at, instead, outcome
+from support.packed_problems import SPECIAL
 
 from cute_nvfp4 import BlockScaledTensor, gemm, grouped_gemm, prepare, prepare_weight, quantize, simulating, to_blocked
 from cute_nvfp4.errors import OperandError

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import backends
 import pytest
 import torch
+from support import backends
 
 from cute_nvfp4 import NVFP4Linear, gemv, quantize, simulating
 from cute_nvfp4.nn import linear as module

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import test_packed_gemm as packed_input
 import torch
-from compilers import needs_compiler
-from roads import Roads, table
+from support.compilers import needs_compiler
+from support.roads import Roads, table
 
 from cute_nvfp4 import PreparedWeight, gemm, grouped_gemm, prepare_weight, quantize, simulating
 from cute_nvfp4.errors import OperandError

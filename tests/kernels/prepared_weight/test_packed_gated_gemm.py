@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-import backends
 import pytest
 import torch
-from mutants import Source, at, become, drop, instead, outcome
-from packed_problems import gated_product, operand, run
+from support import backends
+from support.mutants import Source, at, become, drop, instead, outcome
+from support.packed_problems import gated_product, operand, run
 
 from cute_nvfp4 import (
     BlockScaledTensor,

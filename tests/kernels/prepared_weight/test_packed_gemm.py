@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
-import backends
 import pytest
 import torch
-from mutants import LAST, at, drop, instead, outcome
-from packed_problems import operand, run, within
+from support import backends
+from support.mutants import LAST, at, drop, instead, outcome
+from support.packed_problems import operand, run, within
 
 from cute_nvfp4 import (
     PreparedWeight,

@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Any
 
-import backends
 import pytest
 import torch
-from moe import mixture_of_experts
-from mutants import LAST, at, drop, instead, outcome
-from packed_problems import operand, run, within
+from support import backends
+from support.moe import mixture_of_experts
+from support.mutants import LAST, at, drop, instead, outcome
+from support.packed_problems import operand, run, within
 from torch.nn.functional import silu
 
 from cute_nvfp4 import (

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import backends
 import pytest
 import torch
-from packed_problems import operand
+from support import backends
+from support.packed_problems import operand
 
 from cute_nvfp4 import BlockScaledTensor, PreparedWeight, export, grouped_gemm, prepare, prepare_weight, simulating
 from cute_nvfp4.errors import OperandError, OperandTypeError

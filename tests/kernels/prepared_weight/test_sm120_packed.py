@@ -9,8 +9,8 @@ import test_packed_gated_gemm as gated
 import test_packed_gemm as dense
 import test_packed_groups as groups
 import torch
-from mutants import FIRST, LAST, at, drop, instead, offset, outcome
-from packed_problems import run
+from support.mutants import FIRST, LAST, at, drop, instead, offset, outcome
+from support.packed_problems import run
 
 from cute_nvfp4 import BlockScaledTensor, gemm, grouped_gemm, prepare_weight, quantize, simulating, to_blocked
 from cute_nvfp4.errors import OperandError

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import backends
 import pytest
 import torch
-from fused_problems import check_rmsnorm, check_silu_mul, random, same
-from quantize_problems import DTYPES, SWEEP, edges
+from support import backends
+from support.fused_problems import check_rmsnorm, check_silu_mul, random, same
+from support.quantize_problems import DTYPES, SWEEP, edges
 
 from cute_nvfp4 import quantize, rmsnorm_quantize, silu_mul_quantize
 from cute_nvfp4.ops import rmsnorm_quantize as rmsnorm_module

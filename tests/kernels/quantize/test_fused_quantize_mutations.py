@@ -7,8 +7,22 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fused_problems import check_rmsnorm, check_silu_mul, random
-from mutants import FIRST, LAST, Mutant, Text, at, become, constant, drop, f32, is_noticed, operand, outcome, parameters
+from support.fused_problems import check_rmsnorm, check_silu_mul, random
+from support.mutants import (
+    FIRST,
+    LAST,
+    Mutant,
+    Text,
+    at,
+    become,
+    constant,
+    drop,
+    f32,
+    is_noticed,
+    operand,
+    outcome,
+    parameters,
+)
 
 from cute_nvfp4.ops import rmsnorm_quantize as rmsnorm_module
 from cute_nvfp4.planning.fused import choose_rmsnorm

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-import quantize_problems as problems
 import torch
-from mutants import plan_anew
-from quantize_problems import DTYPES, PAIRS, SWEEP, VIEWS, differences, edges, fused, near_ties
+from support import quantize_problems as problems
+from support.mutants import plan_anew
+from support.quantize_problems import DTYPES, PAIRS, SWEEP, VIEWS, differences, edges, fused, near_ties
 
 from cute_nvfp4.errors import OperandError, TargetError
 from cute_nvfp4.formats import Format

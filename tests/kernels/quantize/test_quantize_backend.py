@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import backends
 import pytest
 import torch
+from support import backends
 
 from cute_nvfp4 import quantize, simulating
 from cute_nvfp4.errors import OperandError, TargetError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quantize_problems import rules
+from support.quantize_problems import rules
 
 from cute_nvfp4.kernels.quantize.config import QuantizeConfig
 from cute_nvfp4.ops.quantize_launch import compile_quantize

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import quantize_problems as problems
 import torch
-from mutants import (
+from support import quantize_problems as problems
+from support.mutants import (
     BLACKWELL,
     BOTH,
     HOPPER,

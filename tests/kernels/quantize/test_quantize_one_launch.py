@@ -9,7 +9,7 @@ import cutlass.cute as cute
 import pytest
 import torch
 from cutlass import Uint32
-from mutants import (
+from support.mutants import (
     BOTH,
     FIRST,
     LAST,
@@ -24,7 +24,7 @@ from mutants import (
     parameters,
     plan_anew,
 )
-from quantize_problems import DTYPES, SWEEP, TILE_PAIRS, differences, rules
+from support.quantize_problems import DTYPES, SWEEP, TILE_PAIRS, differences, rules
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.kernels.arith import mod

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import cutlass
-import mutants
 import numpy as np
 import pytest
-import quantize_problems as problems
 import torch
-from quantize_problems import DTYPES, differences, edges, fused, near_ties
+from support import mutants
+from support import quantize_problems as problems
+from support.quantize_problems import DTYPES, differences, edges, fused, near_ties
 
 from cute_nvfp4.formats import decode_e4m3
 from cute_nvfp4.kernels.quantize.block import error_table, optimal, optimal_by_table, optimal_definition

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from quantize_problems import DTYPES, SWEEP, VIEWS, differences, edges, fused
+from support.quantize_problems import DTYPES, SWEEP, VIEWS, differences, edges, fused
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.ops.dequantize import dequantize

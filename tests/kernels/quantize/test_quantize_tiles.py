@@ -4,8 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mutants import plan_anew
-from quantize_problems import DTYPES, SWEEP, TILE_PAIRS, VIEWS, differences, edges, fused, golden_inputs, near_ties
+from support.mutants import plan_anew
+from support.quantize_problems import (
+    DTYPES,
+    SWEEP,
+    TILE_PAIRS,
+    VIEWS,
+    differences,
+    edges,
+    fused,
+    golden_inputs,
+    near_ties,
+)
 
 from cute_nvfp4.planning import quantize as planning
 from cute_nvfp4.quantization.hadamard import Hadamard

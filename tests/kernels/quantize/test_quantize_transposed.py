@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from mutants import plan_anew
-from quantize_problems import DTYPES, PAIRS, SWEEP, differences, edges, golden_inputs, near_ties
+from support.mutants import plan_anew
+from support.quantize_problems import DTYPES, PAIRS, SWEEP, differences, edges, golden_inputs, near_ties
 
 from cute_nvfp4.ops import quantize_launch as ops
 from cute_nvfp4.planning import quantize as planning

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import pytest
-import quantize_problems as problems
 import torch
-from mutants import BOTH, HOPPER, Mutant, Text, at, constant, f32, is_noticed, outcome, parameters, plan_anew
+from support import quantize_problems as problems
+from support.mutants import BOTH, HOPPER, Mutant, Text, at, constant, f32, is_noticed, outcome, parameters, plan_anew
 
 from cute_nvfp4.planning import quantize as planning
 from cute_nvfp4.ptx.encode import HALF_UNIT

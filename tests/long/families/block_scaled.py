@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 
-import gated_gemm_problems as gated
-import gemm_problems as gemm
-import grouped_problems as grouped
 import numpy as np
-from gemm_structures import Pairs, random_case, structures
+from support import gated_gemm_problems as gated
+from support import gemm_problems as gemm
+from support import grouped_problems as grouped
+from support.gemm_structures import Pairs, random_case, structures
 
 from cute_nvfp4.kernels.gemm.grouped_config import GroupedConfig, can_implement_grouped
 from cute_nvfp4.target import ARCHITECTURES

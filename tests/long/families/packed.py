@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any
 
-import hopper_products
 import numpy as np
 import torch
+from support import hopper_products
 
 from cute_nvfp4.formats import NVFP4
 from cute_nvfp4.kernels.gemm.config import GATE_NAMES

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from packed_problems import gated_product, operand, within
+from support.packed_problems import gated_product, operand, within
 
 from cute_nvfp4 import BlockScaledTensor, GroupedRows, grouped_gemm, grouped_gemm_contiguous, prepare_weight
 from cute_nvfp4.formats import FORMATS as BLOCK_FORMATS

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from recordings import Recording, replay
+from support.recordings import Recording, replay
 
 from tests.long.family import Family, Once
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-import fused_problems
-import gemv_problems as gemv
 import numpy as np
-import quantize_problems as quantizing
 import torch
+from support import fused_problems
+from support import gemv_problems as gemv
+from support import quantize_problems as quantizing
 
 from cute_nvfp4 import BlockScaledTensor, dequantize, prepare_weight, to_blocked
 from cute_nvfp4.formats import FORMATS as BLOCK_FORMATS

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-import gemm_problems
-from gemm_problems import Case
-from scratch_flags import keeping_flags, lowered
+from support import gemm_problems
+from support.gemm_problems import Case
+from support.scratch_flags import keeping_flags, lowered
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.sim import Result

@@ -7,11 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import gated_gemm_problems
-import gemm_problems
-import grouped_problems
 import torch
-from scratch_flags import keeping_flags, lowered
+from support import gated_gemm_problems, gemm_problems, grouped_problems
+from support.scratch_flags import keeping_flags, lowered
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.formats import NVFP4

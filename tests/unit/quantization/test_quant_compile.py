@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
-from compilers import needs_compiler
-from quantize_problems import edges, near_ties
+from support.compilers import needs_compiler
+from support.quantize_problems import edges, near_ties
 
 from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.nn.training import (

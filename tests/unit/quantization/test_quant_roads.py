@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 import test_quant_out as given
 import torch
-from roads import Roads, table
+from support.roads import Roads, table
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.ops import quantize as module

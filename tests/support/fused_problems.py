@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import backends
 import torch
 
 from cute_nvfp4 import BlockScaledTensor, quantize, rmsnorm_quantize, silu_mul_quantize
 from cute_nvfp4.ops.rmsnorm_quantize import RmsnormQuantized, rmsnorm_reference
 from cute_nvfp4.ops.silu_mul_quantize import SiluMulQuantized, silu_mul_reference
+from support import backends
 
 # how far float32 values may be from float64's, relative to the value; others, rounded once, by a step of the dtype
 RMSNORM_ERROR, SILU_ERROR = 2.0**-19, 5e-6

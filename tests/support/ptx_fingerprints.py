@@ -3,9 +3,9 @@
 A change that is to alter no kernel leaves them as they are; one that is to alter some shows which, and by how many
 instructions of each kind.
 
-    python tests/ptx_fingerprints.py                compile all, compare, say what changed
-    python tests/ptx_fingerprints.py --write        make these the recorded ones
-    python tests/ptx_fingerprints.py --dump FOLDER  keep the normalised PTX, for a diff
+    python tests/support/ptx_fingerprints.py                compile all, compare, say what changed
+    python tests/support/ptx_fingerprints.py --write        make these the recorded ones
+    python tests/support/ptx_fingerprints.py --dump FOLDER  keep the normalised PTX, for a diff
 
 Names of kernels, and the numbers of parameters, registers and labels, are not part of a fingerprint. With
 another DSL than the record's kernels are compared too; what differs is listed, and the exit code is 0, for the compiler
@@ -26,7 +26,7 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
-RECORDED = Path(__file__).parent / "data" / "ptx_fingerprints.json"
+RECORDED = Path(__file__).parents[1] / "data" / "ptx_fingerprints.json"
 _PARAMETER = re.compile(r"\b\w+_param_(\d+)\b")
 _NUMBERED = re.compile(r"%[a-z]+\d+\b|\$L__\w+\b")
 _MANGLED = re.compile(r"\bkernel_cutlass_\w+|\b__internal_\w+")

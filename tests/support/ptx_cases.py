@@ -6,8 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import ptx_oracles as oracle
-from ptx_kernels import BLOCK, LANE_SUMS, PRMT_MODES, SHUFFLES
+
+from support import ptx_oracles as oracle
+from support.ptx_kernels import BLOCK, LANE_SUMS, PRMT_MODES, SHUFFLES
 
 _FINITE_EDGES = [0x0000, 0x0001, 0x0002, 0x03FF, 0x0400, 0x0401, 0x3BFF, 0x3C00, 0x3C01, 0x7BFF, 0x6400, 0x1400, 0x0200]
 _SPECIAL = [0x7C00, 0x7C01, 0x7E00, 0x7FFF, 0x7D55]

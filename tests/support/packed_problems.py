@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import backends
 import torch
 
 from cute_nvfp4 import BlockScaledTensor, simulating, to_blocked
 from cute_nvfp4.formats import MXFP4, MXFP8, MXFP8_E5M2, NVFP4, Format
 from cute_nvfp4.reference import GATES
+from support import backends
 
 STEEPEST = 1.13
 """Of every gate."""

@@ -9,15 +9,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import backends
-import gemm_problems
 import numpy as np
 import torch
-from gemm_problems import CANCELLED, DTYPES, FINISH_TOLERANCE, GUARD, TOLERANCE, Case, poisoned_memory, rounded
 
 from cute_nvfp4 import gated_gemm, interleave
 from cute_nvfp4.formats import FORMATS, as_bytes
 from cute_nvfp4.operand import BlockScaledTensor
+from support import backends, gemm_problems
+from support.gemm_problems import CANCELLED, DTYPES, FINISH_TOLERANCE, GUARD, TOLERANCE, Case, poisoned_memory, rounded
 
 TEN_SHAPES = (
     (1536, 512, 7168), (256, 512, 256), (1536, 512, 7168), (3072, 1024, 1536), (7168, 1024, 256),
@@ -189,7 +188,7 @@ def random_gated(
     generator: np.random.Generator, every: list[Case], arch: str = "sm_100a", **fixed: Any
 ) -> Gated | None:
     """A problem of any size with any structure that has room for two products, or with a plan chosen for it."""
-    from gemm_structures import random_case
+    from support.gemm_structures import random_case
 
     case = random_case(generator, every, max_mn=500, max_k=2048, **fixed)
     found = gated_of(generator, case, FORMS[generator.integers(3)])

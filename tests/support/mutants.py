@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from scratch_flags import keeping_flags, lowered
 
 from cute_nvfp4 import simulating
 from cute_nvfp4.errors import SimError
@@ -27,6 +26,7 @@ from cute_nvfp4.ops.operation import OPERATIONS
 from cute_nvfp4.runtime import kernel as compiling
 from cute_nvfp4.runtime.bounded import Bounded
 from cute_nvfp4.runtime.cache import CompiledKernel
+from support.scratch_flags import keeping_flags, lowered
 
 BOTH = ("sm_100a", "sm_90a")
 BLACKWELL, HOPPER = ("sm_100a",), ("sm_90a",)

@@ -14,10 +14,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
-import backends
 import numpy as np
 import torch
-from gemv_problems import exact_storage
 
 from cute_nvfp4 import gemm
 from cute_nvfp4.formats import FORMATS, Format
@@ -27,6 +25,8 @@ from cute_nvfp4.planning.gemm_problem import Plan
 from cute_nvfp4.reference import gemm_reference
 from cute_nvfp4.runtime.backend import resolve
 from cute_nvfp4.scale_layout import to_blocked
+from support import backends
+from support.gemv_problems import exact_storage
 
 FORMAT_PAIRS = (
     ("nvfp4", "nvfp4"), ("mxfp4", "mxfp4"), ("mxfp8", "mxfp8"),

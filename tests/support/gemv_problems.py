@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 
-import backends
 import numpy as np
 import torch
 
@@ -19,6 +18,7 @@ from cute_nvfp4.ops.gemv import plan_for
 from cute_nvfp4.planning.gemv import GemvPlan
 from cute_nvfp4.reference import gemv_reference
 from cute_nvfp4.scale_layout import to_blocked
+from support import backends
 
 TEN_SHAPES = (
     (128, 256, 1), (128, 1536, 1), (128, 3072, 1), (256, 7168, 1), (256, 7168, 1),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import backends
 import torch
 
 from cute_nvfp4 import weight_layout
@@ -18,6 +17,7 @@ from cute_nvfp4.ops.checks import tensors
 from cute_nvfp4.ops.prepared_weight.gemm import STREAM
 from cute_nvfp4.runtime.backend import resolve
 from cute_nvfp4.scale_layout import blocked_flat, to_blocked
+from support import backends
 
 DTYPES = {"float16": torch.float16, "bfloat16": torch.bfloat16, "float32": torch.float32}
 ALPHA, FACTOR = 0.75, 2.5

@@ -6,7 +6,6 @@ import functools
 from pathlib import Path
 from typing import Any
 
-import backends
 import numpy as np
 import pytest
 import torch
@@ -19,8 +18,9 @@ from cute_nvfp4.quantization.block_request import GlobalScale, Request, residual
 from cute_nvfp4.quantization.blocks import _error
 from cute_nvfp4.quantization.rounding import round_e2m1
 from cute_nvfp4.quantization.rules import resolve_format, resolve_rule, rules_of
+from support import backends
 
-DATA = Path(__file__).parent / "data" / "quantization"
+DATA = Path(__file__).parents[1] / "data" / "quantization"
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 VIEWS = {
     "rows apart": lambda x: x[::2, :128],

@@ -7,11 +7,8 @@ from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from itertools import pairwise
 
-import backends
-import gemm_problems
 import numpy as np
 import torch
-from gemm_problems import DTYPES, GUARD, Problem, blocked_scales, poisoned_memory
 
 from cute_nvfp4.kernels.gemm.config import GemmConfig
 from cute_nvfp4.kernels.gemm.grouped_config import GroupedConfig
@@ -20,6 +17,8 @@ from cute_nvfp4.ops.grouped_gemm import grouped_gemm
 from cute_nvfp4.ops.grouped_gemm_contiguous import grouped_gemm_contiguous
 from cute_nvfp4.ops.grouped_rows import GroupedRows
 from cute_nvfp4.planning.gemm_problem import Plan
+from support import backends, gemm_problems
+from support.gemm_problems import DTYPES, GUARD, Problem, blocked_scales, poisoned_memory
 
 TILINGS = (
     # (pair, cluster, split_k)

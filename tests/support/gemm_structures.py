@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
-from gemm_problems import DTYPES, FORMAT_PAIRS, OUTPUTS, Case
 
 from cute_nvfp4.formats import FORMATS
 from cute_nvfp4.kernels.gemm.config import SM120_TILE_N, SPLITS, TILE_BYTES, TILE_N, GemmConfig
 from cute_nvfp4.kernels.gemm.limits import can_implement
 from cute_nvfp4.target import ARCHITECTURES
+from support.gemm_problems import DTYPES, FORMAT_PAIRS, OUTPUTS, Case
 
 CLUSTERS = tuple(itertools.product((1, 2, 4), (1, 2, 4)))
 RINGS = ((0, 0), (2, 1), (3, 2))

@@ -17,10 +17,10 @@ from typing import Any
 
 import numpy as np
 import torch
-from gemv_problems import exact_storage
 
 from cute_nvfp4.runtime.compile import CompiledKernel
 from cute_nvfp4.sim import GlobalMemory, Launch, Program, run
+from support.gemv_problems import exact_storage
 
 Tensors = Mapping[str, tuple[torch.Tensor, bool]]
 

@@ -1,0 +1,1 @@
+"""What several folders of tests share: problems of each operation, mutants, recordings, processes, which tests run."""
