@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..errors import OperandTypeError
 from ..operand import BlockScaledTensor
+from ..row_scaled import RowScaledTensor
 from .checks import number
 
 
@@ -44,7 +45,7 @@ def scalar_key(x: Any) -> tuple | type | None:
 
 def operand_key(x: Any) -> Any:
     """The same of an operand that may be None."""
-    if isinstance(x, BlockScaledTensor):
+    if isinstance(x, (BlockScaledTensor, RowScaledTensor)):
         return x.key
     return None if x is None else type(x)
 

@@ -10,7 +10,7 @@ from ..kernels.gemm.packed.stream_config import StreamConfig
 from ..kernels.gemm.packed.stream_config import can_implement as can_stream
 from ..kernels.gemm.sm90.config import MMA_ROWS, STAGE_TILES, WgmmaConfig
 from ..kernels.gemm.sm90.config import can_implement as can_wgmma
-from ..weight_layout import TILE_K, packed_rows
+from ..weight_layout import DTYPES, PACKINGS, TILE_K, packed_rows
 from ..weight_layout import tiles as packed_tiles
 
 STREAM_ROWS = 16
@@ -151,7 +151,8 @@ def helped_steps(p: PackedProblem, plan: PackedPlan) -> int:
 
 def can_take(p: PackedProblem) -> bool:
     """Whether the streaming kernel takes the problem: NVFP4 x must have scales for every tile of the weight."""
-    return p.m <= STREAM_ROWS and not p.bias and not (p.quantized and p.k % (STAGE_TILES * TILE_K))
+    fp8 = PACKINGS[p.packing][DTYPES[p.dtype]].by_table
+    return p.m <= STREAM_ROWS and not (p.bias or fp8) and not (p.quantized and p.k % (STAGE_TILES * TILE_K))
 
 
 def decided(p: PackedProblem, streams: bool) -> dict[str, Any]:

@@ -130,6 +130,26 @@ class WgmmaConfig:
         return PACKINGS[self.packing][DTYPES[self.dtype]]
 
     @property
+    def fp8(self) -> bool:
+        """Whether both operands are E4M3, and rows of both have factors."""
+        return self.weights.by_table
+
+    @property
+    def mma_k(self) -> int:
+        """Elements of K of one wgmma: 32 bytes."""
+        return 32 // self.x_item
+
+    @property
+    def tile_steps(self) -> int:
+        """wgmmas along K of a packed tile."""
+        return TILE_K // self.mma_k
+
+    @property
+    def x_item(self) -> int:
+        """Bytes of an element of x."""
+        return self.weights.dtype.itemsize
+
+    @property
     def tile_bytes(self) -> int:
         """Bytes of the packed tiles of a stage that are neighbours along K."""
         return self.stage_tiles * self.weights.tile_bytes
@@ -142,7 +162,7 @@ class WgmmaConfig:
     @property
     def x_bytes(self) -> int:
         """Bytes of x in a stage."""
-        return self.tile_n * self.stage_k * 2
+        return self.tile_n * self.stage_k * self.x_item
 
     @property
     def stage_bytes(self) -> int:
@@ -224,6 +244,11 @@ def can_implement(c: WgmmaConfig) -> str:
 def _architecture(c: WgmmaConfig) -> str:
     if c.arch.generation not in ("sm90", "sm120"):
         return explain("architecture of packed weights", got=c.arch.name, expected="sm_90a, sm_120a or sm_121a")
+    if DTYPES[c.dtype] not in PACKINGS[c.packing]:
+        expected = " or ".join(str(dtype)[6:] for dtype in PACKINGS[c.packing])
+        return explain(f"dtype of weights packed as {c.packing}", got=c.dtype, expected=expected)
+    if c.fp8 and c.arch.generation != "sm90":
+        return explain(f"dtype of packed weights on {c.arch.name}", got=c.dtype, expected="bfloat16 or float16")
     if c.arch.generation == "sm120" and (
         c.clustered or c.warpgroups != 2 or c.k_groups > 1 or c.tile_n > 128 or c.scheduler == "helped"
     ):

@@ -10,27 +10,33 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from ....weight_layout import STEPS, TILE_K
-from ..arguments import OUT_DTYPES
+from ....weight_layout import TILE_K
 from ..packed.decode import PackedLane, decode_tile
 from ..packed.mainloop import Memory, Products
+from .arguments import X_DTYPES
 from .config import MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
 
-TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()}
+TYPES = {name: getattr(cutlass, dtype) for name, dtype in X_DTYPES.items()}
+"""Of x, and of operand A."""
+SWIZZLES = {64: warpgroup.SmemLayoutAtomKind.K_SW64, 128: warpgroup.SmemLayoutAtomKind.K_SW128}
+"""By the bytes of a row of x that lie together."""
 
 
 def make_mma(config: WgmmaConfig) -> cute.TiledMma:
     """A from registers, 64 rows a warpgroup."""
-    dtype, k_major = TYPES[config.dtype], OperandMajorMode.K
-    op = warpgroup.MmaF16BF16Op(
-        dtype, Float32, (MMA_ROWS, config.tile_n, 16), warpgroup.OperandSource.RMEM, k_major, k_major
-    )
+    dtype, k_major, registers = TYPES[config.dtype], OperandMajorMode.K, warpgroup.OperandSource.RMEM
+    shape = (MMA_ROWS, config.tile_n, config.mma_k)
+    if config.fp8:
+        op = warpgroup.MmaF8Op(dtype, dtype, Float32, shape, registers, k_major, k_major)
+    else:
+        op = warpgroup.MmaF16BF16Op(dtype, Float32, shape, registers, k_major, k_major)
     return cute.make_tiled_mma(cute.make_mma_atom(op), (config.row_groups, 1, 1))
 
 
 def x_layout(config: WgmmaConfig) -> Any:
     """x in shared memory: (tile_n, stage_k, STAGE), swizzled."""
-    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, TYPES[config.dtype])
+    swizzle = SWIZZLES[min(config.stage_k * config.x_item, 128)]
+    atom = warpgroup.make_smem_layout_atom(swizzle, TYPES[config.dtype])
     return cute.tile_to_shape(atom, (config.tile_n, config.stage_k, config.ring_stages), order=(0, 1, 2))
 
 
@@ -46,14 +52,14 @@ class WgmmaProducts(Products):
 
     def multiply(self, packed: PackedLane, tile: int, part: int, stage: Int32) -> None:
         """Decodes packed tile ``tile`` of a k-tile, which is ``part`` of a stage, and starts its products."""
-        fragment = self.fragments[tile % STAGE_TILES]
+        fragment, steps = self.fragments[tile % STAGE_TILES], self.config.tile_steps
         words = cute.make_tensor(
-            cute.recast_ptr(fragment.iterator, dtype=Uint32), cute.make_layout((4, STEPS))
+            cute.recast_ptr(fragment.iterator, dtype=Uint32), cute.make_layout((4, steps))
         )  # (REGISTER, STEP)
         decode_tile(words, packed, self.config.weights)
         warpgroup.fence()
-        for step in range(STEPS):
-            k_block = (None, None, part * STEPS + step, stage)
+        for step in range(steps):
+            k_block = (None, None, part * steps + step, stage)
             cute.gemm(self.mma, self.acc, fragment[None, None, step], self.tCrX[k_block], self.acc)
         warpgroup.commit_group()
 
