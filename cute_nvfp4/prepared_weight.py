@@ -24,6 +24,7 @@ class WeightKey:
     has_global_scale: bool
     gated: bool
     packing: str
+    promoted: bool
     on_cpu: bool
 
 
@@ -41,7 +42,7 @@ class PreparedWeight:
     None, or one float32 number on the same device that multiplies every value. gated: each is two matrices (N, K), gate
     and up, for gated products; global_scale is then that of gate. packing: which of ``weight_layout.PACKINGS`` it has.
     row_factor: for float8_e4m3fn, float32 powers of two that multiply the rows, of packed rows padded to 16, of a stack
-    (L, rows).
+    (L, rows). promoted: whether sums of its FP8 products are added in fp32 after every 128 of K.
 
     Raises:
         OperandError, OperandTypeError: tensors that no ``prepare_weight`` gives.
@@ -56,6 +57,7 @@ class PreparedWeight:
     up_global_scale: torch.Tensor | None = None
     packing: str = "nvfp4"
     row_factor: torch.Tensor | None = None
+    promoted: bool = False
 
     def __post_init__(self) -> None:
         if self.packing not in PACKINGS:
@@ -87,6 +89,8 @@ class PreparedWeight:
         if self.layout.by_table:
             rows = packed_rows(self.rows, self.gated)
             shape = (*self.packed.shape[:-3], -(-rows // SLAB_ROWS) * SLAB_ROWS)
+        if self.promoted and shape is None:
+            raise OperandError.of("promoted sums", got=f"a weight for {self.dtype}", expected="torch.float8_e4m3fn")
         good = shape is None if factor is None else factor.dtype is torch.float32 and factor.is_contiguous()
         if not good or (factor is not None and (factor.shape != shape or factor.device != self.device)):
             got = None if factor is None else f"{factor.dtype}, shape {tuple(factor.shape)}, {factor.device}"
@@ -123,7 +127,7 @@ class PreparedWeight:
         """The key that plans for this weight are cached by."""
         stack = self.batch if self.is_batched else 0
         device, scaled = self.packed.device, self.global_scale is not None
-        found = (self.rows, self.k, stack, self.dtype, device, scaled, self.gated, self.packing)
+        found = (self.rows, self.k, stack, self.dtype, device, scaled, self.gated, self.packing, self.promoted)
         return _keys.setdefault(found, WeightKey(*found, device.type == "cpu"))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:

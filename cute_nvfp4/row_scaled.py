@@ -13,6 +13,8 @@ from cute_nvfp4.operand import address_of, row_alignment
 FP8 = "fp8_e4m3"
 """The name of the format where ``quantize`` and an operator take one."""
 LARGEST = 448.0
+LEAST = 2.0**-100
+"""The least largest magnitude of a row: its reciprocal is far from infinity."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,14 +98,13 @@ class RowScaledTensor:
 
 
 def by_rows(x: torch.Tensor) -> RowScaledTensor:
-    """Rows of floats (M, K) in E4M3, as the kernel has them: a row's scale is its largest magnitude / 448, or 1 for
-    zeros; a value times 448 / largest, in float32, is rounded to the nearest, ties to even. NaN in a row makes all of it
-    NaN, an infinity too."""
+    """Rows of floats (M, K) in E4M3, with the kernel's bits: a row's largest magnitude, or ``LEAST`` if that is more,
+    becomes 448; values times 448 / largest, in float32, are rounded to the nearest, ties to even. A NaN in a row makes
+    all of it NaN, and so does an infinity the row's products."""
     wide = x.to(torch.float32)
-    largest = wide.abs().amax(-1)
-    special = ~largest.isfinite()
-    # by a tensor: a Python number would be a reciprocal on a GPU
-    scale = torch.where(largest > 0, largest / torch.full_like(largest, LARGEST), 1.0)
-    inverse = torch.where(largest > 0, torch.full_like(largest, LARGEST) / largest, 1.0)
-    data = (wide * inverse.unsqueeze(-1)).clamp(-LARGEST, LARGEST).to(torch.float8_e4m3fn)
-    return RowScaledTensor(data, torch.where(special, float("nan"), scale))
+    largest = wide.abs().amax(-1).clamp(min=LEAST)
+    # a tensor, because on a GPU torch divides by a Python number with a reciprocal, which rounds twice
+    top = torch.full_like(largest, LARGEST)
+    scaled = (wide * (top / largest).unsqueeze(-1)).clamp(-LARGEST, LARGEST)
+    data = torch.where(scaled.isnan(), float("nan"), scaled).to(torch.float8_e4m3fn)
+    return RowScaledTensor(data, largest / top)

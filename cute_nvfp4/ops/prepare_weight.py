@@ -31,6 +31,7 @@ def prepare_weight(
     up: BlockScaledTensor | None = None,
     *,
     dtype: torch.dtype = torch.bfloat16,
+    promoted: bool = False,
     backend: Backend = "auto",
 ) -> PreparedWeight:
     """Repacks a weight (N, K) for ``gemm(x, weight)`` on a Hopper GPU, once, when a model is loaded;
@@ -60,7 +61,7 @@ def prepare_weight(
     if up is not None:
         _check_pair(weight, up)
     if PACKINGS[name][dtype].by_table:
-        return _rounded(weight, up)
+        return _rounded(weight, up, promoted)
     if weight.format != NVFP4 and PACKINGS[name][dtype].exponents is not None:
         packed, factors = _packed_powers(list(weights.values()), PACKINGS[name][dtype])
     else:
@@ -70,7 +71,7 @@ def prepare_weight(
     return PreparedWeight(packed, weight.rows, weight.k, dtype, gate, up is not None, of_up, name)
 
 
-def _rounded(weight: BlockScaledTensor, up: BlockScaledTensor | None) -> PreparedWeight:
+def _rounded(weight: BlockScaledTensor, up: BlockScaledTensor | None, promoted: bool) -> PreparedWeight:
     """A weight whose values are E4M3 times a power of two for each row.
 
     Raises:
@@ -93,9 +94,8 @@ def _rounded(weight: BlockScaledTensor, up: BlockScaledTensor | None) -> Prepare
     factor = torch.nn.functional.pad(rows.factor, (0, -rows.factor.shape[-1] % SLAB_ROWS), value=1.0)
     packed, factor = (packed, factor) if batched else (packed[0], factor[0])
     gate, of_up = (*(x.global_scale for x in given), None)[:2]
-    return PreparedWeight(
-        packed, weight.rows, weight.k, torch.float8_e4m3fn, gate, up is not None, of_up, "nvfp4", factor.contiguous()
-    )
+    options = {"global_scale": gate, "gated": up is not None, "up_global_scale": of_up, "promoted": promoted}
+    return PreparedWeight(packed, weight.rows, weight.k, packing.dtype, row_factor=factor.contiguous(), **options)
 
 
 def _check(name: str, weight: BlockScaledTensor) -> None:

@@ -21,7 +21,7 @@ STREAM_ROWS = 16
 class PackedProblem:
     """out (m, n) = x (m, k) · weight (n, k)ᵀ, or two such products, joined by ``gate``. quantized: x is NVFP4. vector:
     rows of the output start at multiples of 16 bytes. factors: device scalars that multiply alpha, of each product.
-    bias: its dtype, or "". packing: of the weight."""
+    bias: its dtype, or "". packing: of the weight. promoted: as in ``WgmmaConfig``."""
 
     m: int
     n: int
@@ -34,6 +34,7 @@ class PackedProblem:
     bias: str = ""
     gate: str = ""
     packing: str = "nvfp4"
+    promoted: bool = False
 
     @property
     def rows(self) -> int:
@@ -162,4 +163,4 @@ def decided(p: PackedProblem, streams: bool) -> dict[str, Any]:
         # rows that are aligned may still end within a vector: a single one, or those of a slice
         vector = p.vector and p.n % 4 == 0
         return found | {"columns": 8 if p.m <= 8 else 16, "quantized_x": p.quantized, "vector": vector}
-    return found | {"vector": p.vector and p.out != "float32", "bias": p.bias}
+    return found | {"vector": p.vector and p.out != "float32", "bias": p.bias, "promoted": p.promoted}

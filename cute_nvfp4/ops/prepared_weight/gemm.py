@@ -98,6 +98,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         bias="" if bias is None else DTYPE_NAMES[bias.dtype],
         gate=r.gate,
         packing=weight.packing,
+        promoted=weight.promoted,
     )
     plan = choose(problem, target.arch, sm_count(target, weight.device), r.config)
     config, m, k_tiles = plan.config, out.shape[0], weight.packed.shape[1]

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
-from ....ptx.arithmetic import multiply_add
+from ....ptx.arithmetic import multiply_add, select_bits
 from ....ptx.half import max_u16x2, mul_bf16x2, multiply_by_half
 from ....ptx.memory import load_shared
 from ....ptx.move import prmt
@@ -89,8 +89,8 @@ def decode_block(packed: PackedLane, block: int) -> list[Uint32]:
         lower, upper = (multiply_add(scale, Uint32(factor), Uint32(addend)) for factor, addend in TABLES)
         magnitudes = prmt(lower, upper, selectors >> Uint32(HALF_WORD * row))
         signs = word << Uint32(SIGN_SHIFT * row)
-        # bits 7 of the table are anything: one LOP3
-        found.append((magnitudes & Uint32(SIGNS ^ 0xFFFFFFFF)) | (signs & Uint32(SIGNS)))
+        # bits 7 of the table's bytes are anything
+        found.append(select_bits(magnitudes, signs, SIGNS))
     return found
 
 

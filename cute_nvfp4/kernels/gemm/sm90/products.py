@@ -49,6 +49,8 @@ class WgmmaProducts(Products):
     mma: cute.TiledMma
     tCrX: cute.Tensor  # (MMA, MMA_N, MMA_K, STAGE)
     fragments: tuple[cute.Tensor, ...]  # (MMA, MMA_M, STEP) each
+    first: cute.TiledMma | None = None  # of a k-tile, where sums are promoted: it adds to nothing
+    part: cute.Tensor | None = None  # the sums of a k-tile, (MMA, MMA_M, MMA_N)
 
     def multiply(self, packed: PackedLane, tile: int, part: int, stage: Int32) -> None:
         """Decodes packed tile ``tile`` of a k-tile, which is ``part`` of a stage, and starts its products."""
@@ -60,8 +62,16 @@ class WgmmaProducts(Products):
         warpgroup.fence()
         for step in range(steps):
             k_block = (None, None, part * steps + step, stage)
-            cute.gemm(self.mma, self.acc, fragment[None, None, step], self.tCrX[k_block], self.acc)
+            mma, acc = self.mma, self.acc
+            if self.config.promoted:
+                mma, acc = self.first if tile == step == 0 else self.mma, self.part
+            cute.gemm(mma, acc, fragment[None, None, step], self.tCrX[k_block], acc)
         warpgroup.commit_group()
+
+    def promote(self) -> None:
+        """Adds the sums of a k-tile, whose products are done, in fp32."""
+        for i in range(cute.size(self.acc)):
+            self.acc[i] = self.acc[i] + self.part[i]
 
     def of_columns(self, columns: int) -> WgmmaProducts:
         """The products of the first ``columns`` rows of x in a stage, in the first registers of the accumulators."""
@@ -100,4 +110,8 @@ def wgmma_products(config: WgmmaConfig, memory: Memory, columns: int, group: Int
     row_tile, slab = group // 2, (group % 2) * 4 + (thread % WARPGROUP) // 32
     if config.half_tiles:
         row_tile, slab = group, (thread % WARPGROUP) // 32
-    return WgmmaProducts(config, memory, row_tile, slab, thread, acc, mma, tCrX, fragments)
+    first = part_acc = None
+    if config.promoted:
+        first, part_acc = make_mma(replace(config, tile_n=columns)), cute.make_rmem_tensor(acc.layout, Float32)
+        first.set(warpgroup.Field.ACCUMULATE, False)
+    return WgmmaProducts(config, memory, row_tile, slab, thread, acc, mma, tCrX, fragments, first, part_acc)
