@@ -46,7 +46,12 @@ def prepare_weight(
             E5M2 2**8. For bfloat16 they may have any value. Of a block of MXFP8 with a NaN or infinity all becomes NaN.
         up: another like it: the result is both, for ``gated_gemm(x, result)``; the gate takes the product of
             ``weight``. Both have a global scale, each its own, or none.
-        dtype: bfloat16 or float16: that of the x it will be multiplied with. An NVFP4 x takes float16.
+        dtype: bfloat16 or float16: that of the x it will be multiplied with. An NVFP4 x takes float16. float8_e4m3fn is
+            for x in FP8 (``RowScaledTensor``), on sm_90a: elements of NVFP4 times their scales are rounded to E4M3 when
+            they are multiplied, as the result's ``dequantize`` says; MXFP4 stays exact, and is refused where scales of
+            a row are more than 2**11 apart. A NaN scale makes all of its row NaN.
+        promoted: for float8_e4m3fn, whether sums are added in fp32 after every 128 of K. Tensor cores keep about 14
+            bits of them otherwise.
         backend: where no scales are read a kernel packs on a GPU, in one launch, to the bits of torch.
 
     Raises:
@@ -62,6 +67,8 @@ def prepare_weight(
         _check_pair(weight, up)
     if PACKINGS[name][dtype].by_table:
         return _rounded(weight, up, promoted)
+    if promoted:
+        raise OperandError.of("promoted sums", got=f"a weight for {dtype}", expected="dtype=torch.float8_e4m3fn")
     if weight.format != NVFP4 and PACKINGS[name][dtype].exponents is not None:
         packed, factors = _packed_powers(list(weights.values()), PACKINGS[name][dtype])
     else:

@@ -59,7 +59,9 @@ def _check(x: torch.Tensor) -> None:
         raise OperandError.of(f"shape of x for {FP8}", got=tuple(x.shape), expected=expected)
     if x.stride(1) != 1 or row_alignment(x, 16) < 16:
         got = f"strides {x.stride()}, address {x.data_ptr():#x}"
-        raise OperandError.of("x", got=got, expected="1 along K, rows at multiples of 16 bytes", hint=".clone() aligns.")
+        raise OperandError.of(
+            "x", got=got, expected="1 along K, rows at multiples of 16 bytes", hint=".clone() aligns."
+        )
 
 
 def config_of(dtype: str, k: int, arch: Any) -> Fp8RowsConfig:

@@ -38,7 +38,6 @@ from ..quantize import quantize
 from ..scratch import LikeScratch, Scratch, new_scratch, scratch_of
 from .operands import X, check_bias, check_products, check_x, factors_of_products, row_stride
 
-
 MMA_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 

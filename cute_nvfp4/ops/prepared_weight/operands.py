@@ -10,10 +10,10 @@ from ...errors import OperandError, OperandTypeError
 from ...formats import NVFP4
 from ...operand import BlockScaledTensor, is_wrapper, row_alignment
 from ...prepared_weight import PreparedWeight
+from ...row_scaled import RowScaledTensor
 from ...runtime.backend import Backend
 from ..checks import check_dtype, check_format, check_gate, factors_of
 from ..dequantize import dequantize
-from ...row_scaled import RowScaledTensor
 from ..grouped_rows import GroupedRows
 
 X = torch.Tensor | BlockScaledTensor
@@ -55,7 +55,9 @@ def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
     if isinstance(x, RowScaledTensor):
         if weight.dtype is not torch.float8_e4m3fn:
             hint = "prepare_weight(weight, dtype=torch.float8_e4m3fn)."
-            raise OperandTypeError.of("dtype of a weight for rows in FP8", got=weight.dtype, expected="torch.float8_e4m3fn", hint=hint)
+            raise OperandTypeError.of(
+                "dtype of a weight for rows in FP8", got=weight.dtype, expected="torch.float8_e4m3fn", hint=hint
+            )
         shape, device = (x.rows, x.k), x.device
     elif isinstance(x, BlockScaledTensor):
         check_decodable(x, weight)

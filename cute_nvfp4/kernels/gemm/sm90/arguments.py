@@ -8,7 +8,6 @@ from ....runtime.signature import INT32, INT64, VARYING_FLOAT32, PerConfig, Poin
 from ..arguments import OUT_DTYPES, PartialSums
 from ..config import OUT_BYTES
 
-
 X_DTYPES = OUT_DTYPES | {"float8_e4m3fn": "Float8E4M3FN"}
 
 
@@ -53,8 +52,9 @@ class RowScales(NamedTuple):
 
 
 class WgmmaArguments(NamedTuple):
-    """out = alpha · x · weightᵀ + bias, or gate(alpha · x · gateᵀ) · (alpha · x · upᵀ). factors: of each product the
-    device scalars that multiply alpha. row_scales: of x in FP8. helped: k-tiles of each tile that helpers multiply. batch: L. workers: clusters.
+    """out = alpha · x · weightᵀ + bias, or gate(alpha · x · gateᵀ) · (alpha · x · upᵀ). row_scales: where both are FP8.
+    factors: of each product the device scalars that multiply alpha. helped: k-tiles of each tile that helpers multiply.
+    batch: L. workers: clusters.
     """
 
     weight: PackedWeight = PackedWeight()

@@ -287,7 +287,9 @@ def _sums(c: WgmmaConfig) -> str:
     most = 32 if c.ctas_per_sm == 2 else PROMOTED_COLUMNS[c.warpgroups]
     if c.tile_n > most or c.overlap:
         got = f"tiles of {c.tile_n} columns, overlap {c.overlap}"
-        return explain("promoted sums", got=got, expected=f"at most {most} columns for {c.warpgroups} warpgroups, overlap 0")
+        return explain(
+            "promoted sums", got=got, expected=f"at most {most} columns for {c.warpgroups} warpgroups, overlap 0"
+        )
     return ""
 
 

@@ -125,7 +125,7 @@ class Epilogue:
             acc[i] = acc[i] * self.alphas[0]
 
     def scale_rows(self, acc: cute.Tensor, tile: WorkTile, begin: int, end: int) -> None:
-        """acc times the factors of the rows of the weight, of which a thread has two, and of those of x, its columns."""
+        """acc times the factors of rows of the weight, of which a thread has two, and of rows of x, its columns."""
         cfg, lane, scales = self.config, self.thread % WARP, self.arguments.row_scales
         row = self.first_packed_row(tile) + lane // 4
         of_weight = [device_scalar(scales.weight + (row + 8 * half)) for half in range(2)]
