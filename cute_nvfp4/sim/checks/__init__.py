@@ -26,6 +26,7 @@ from cute_nvfp4.sim.checks.foreign import Left
 from cute_nvfp4.sim.checks.generic import GenericAccesses
 from cute_nvfp4.sim.checks.global_memory import GlobalShadows
 from cute_nvfp4.sim.checks.memory import Shadows
+from cute_nvfp4.sim.checks.named_barriers import NamedBarriers
 from cute_nvfp4.sim.checks.report import Labels
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.checks.strict import Strict
@@ -75,6 +76,7 @@ class Checks:
             *([exchanges] if exchanges else []),
             GenericAccesses(state, shadows, maps, exchanges),
             AsynchronousAccesses(state, shadows, barriers, self._self_completing),
+            NamedBarriers(state),
             Synchronisation(state, shadows, barriers, maps),
             *([dependency] if self._earlier is not None else []),
             *([Strict(state)] if self._findings.strict else []),

@@ -145,9 +145,7 @@ class Clocks:
 
     def named_open(self, warps: np.ndarray, ident: np.ndarray) -> None:
         """Named barriers open; ``warps`` are all that have waited there."""
-        cta = warps // self.warps_per_cta
-        self.acquire(warps, self.named[cta, ident])
-        self.named[cta, ident] = 0
+        self.acquire(warps, self.named[warps // self.warps_per_cta, ident])
 
     def cluster_arrive(self, warps: np.ndarray, parity: np.ndarray, release: bool) -> None:
         """barrier.cluster.arrive in a phase of this parity. A relaxed arrival carries only mbarrier initialisations

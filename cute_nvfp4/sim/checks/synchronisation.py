@@ -30,16 +30,20 @@ class Synchronisation(Listener):
     def warp_synced(self, g: Group, mask: Mask) -> None:
         self.clocks.meet(self._active(g, mask))
 
-    def barrier_arrived(self, warps: np.ndarray, ident: np.ndarray) -> None:
+    def barrier_arrived(self, g: Group, i: Instruction, ident: np.ndarray, count: np.ndarray) -> None:
+        warps = g.warps
         self.foreign.give("named", warps, warps // self.clocks.warps_per_cta, ident)
         self.clocks.named_arrive(warps, ident)
 
     def barrier_opened(self, warps: np.ndarray, ident: np.ndarray) -> None:
         cta = warps // self.clocks.warps_per_cta
         self.foreign.take("named", warps, cta, ident)
+        self.clocks.named_open(warps, ident)
+
+    def barrier_ended(self, cta: np.ndarray, ident: np.ndarray) -> None:
         for key in [k for k in self.foreign.at_barrier if k[0] == "named" and ((cta == k[1]) & (ident == k[2])).any()]:
             del self.foreign.at_barrier[key]
-        self.clocks.named_open(warps, ident)
+        self.clocks.named[cta, ident] = 0
 
     def cluster_arrived(self, g: Group, lanes: np.ndarray, release: bool) -> None:
         warps = g.warps[lanes.any(axis=1)]

@@ -197,6 +197,13 @@ def _rules() -> Iterator[Rule]:
     yield from rule(r"^(@\S+\s+)?fence\.", _drop("fence"))
     yield from rule(r"^(@\S+\s+)?bar\.(sync|arrive)|^(@\S+\s+)?barrier\.sync", _drop("barrier"))
     yield from rule(r"^bar\.sync\s+\S+, \S+;", _operand("a warp more at the barrier", 1, 32, add(32)))
+    counted = r"^(@\S+\s+)?(bar|barrier)(\.cta)?\.(sync|arrive)\S*\s+\S+, \S+;"
+    yield from rule(counted, _operand("a warp less at the barrier", 1, 32, add(-32)))
+    yield from rule(counted, _operand("one warp at the barrier", 1, 32, "mov.u32 {new}, 32;"))
+    yield from rule(
+        r"^(@\S+\s+)?(bar|barrier)(\.cta)?\.sync\S*\s+[^,]+;",
+        _text("one warp at the barrier of all", ";$", ", 32;"),
+    )
     yield from rule(r"bar\.warp\.sync", _drop("warp barrier"))
     yield from rule(r"barrier\.cluster\.(arrive|wait)", _drop(r"cluster \1"))
     yield from rule(r"cp\.async\.bulk\.(tensor|shared|global)|cp\.reduce\.async", _drop("copy"))
