@@ -41,6 +41,7 @@ CLASSES: dict[str, type[Hazard]] = {
     "wgmma-at-exit": CopiesInFlight,
     "arrival-at-exit": CopiesInFlight,
     "access-at-exit": CopiesInFlight,
+    "access-before-start": Race,
     "register-in-flight": Race,
     "wgmma-fence": BrokenRule,
     "mbarrier-init-fence": BrokenRule,

@@ -13,13 +13,14 @@ _PREDICATED = re.compile(r"^(@!?\S+\s+)?(.*)$", re.S)
 @dataclass(frozen=True)
 class Mutant:
     """One change of one instruction. ``line`` counts from 1; ``new`` replaces the whole line; ``ordinal`` counts the
-    mutants of the kind in the kernel."""
+    mutants of the kind in the kernel. ``also``: further lines, of which nothing is left."""
 
     kind: str
     line: int
     old: str
     new: str
     ordinal: int = 1
+    also: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -29,6 +30,8 @@ class Mutant:
         lines = ptx.split("\n")
         assert self.old in lines[self.line - 1]
         lines[self.line - 1] = self.new
+        for line in self.also:
+            lines[line - 1] = ""
         return "\n".join(lines)
 
 
@@ -45,6 +48,21 @@ def mutants(ptx: str) -> Iterator[Mutant]:
                 for kind, new in rule.change(text, found):
                     seen[kind] = seen.get(kind, 0) + 1
                     yield Mutant(kind, number, text, new, seen[kind])
+    yield from _meetings(ptx)
+
+
+def _meetings(ptx: str) -> Iterator[Mutant]:
+    """A meeting of the cluster left out: an arrival at its barrier, and the wait that follows in the text."""
+    arrived, count = 0, 0
+    lines = ptx.split("\n")
+    for number, line in enumerate(lines, 1):
+        if re.search(r"barrier\.cluster\.arrive", line):
+            arrived = number
+        elif arrived and re.search(r"barrier\.cluster\.wait", line):
+            count += 1
+            old = _COMMENT.sub("", lines[arrived - 1]).strip()
+            yield Mutant("drop cluster meeting", arrived, old, "", count, (number,))
+            arrived = 0
 
 
 def unfolded(ptx: str) -> str:
