@@ -42,6 +42,7 @@ CLASSES: dict[str, type[Hazard]] = {
     "arrival-at-exit": CopiesInFlight,
     "access-at-exit": CopiesInFlight,
     "access-before-start": Race,
+    "constant-changes": Race,
     "register-in-flight": Race,
     "wgmma-fence": BrokenRule,
     "mbarrier-init-fence": BrokenRule,

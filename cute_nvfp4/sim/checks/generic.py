@@ -108,7 +108,8 @@ class GenericAccesses(Listener):
             if part is not None and not part.any():
                 continue
             now = self.clocks.now[g.warps]
-            self.globals.touch(region, write, lanes, self._enter(g, a, host, part, strong, values, now))
+            enter = self._enter(g, a, host, part, strong, values, now)
+            self.globals.touch(region, write, lanes, enter, a.constant)
 
     def _enter(self, g, a, host, mask, strong: bool, values, now):
         warps, gmask, n = g.warps, g.mask, g.n

@@ -284,6 +284,7 @@ def _rules() -> Iterator[Rule]:
         _operand("remote store 16 bytes on", 0, 32, add(16)),
         _operand("remote store signals the next barrier", 2, 32, add(8)),
     )
+    yield from rule(r"^(@\S+\s+)?ld\.global\.", _text("load as constant", r"ld\.global\.", "ld.global.nc."))
     yield from rule(r"^ld\.acquire", _text("load without acquire", r"ld\.acquire", "ld.relaxed"))
     yield from rule(r"^st\.release", _drop("flag"), _text("flag without release", r"st\.release", "st.relaxed"))
     yield from rule(r"tensormap\.(replace|cp_fenceproxy)", _drop(r"tensormap.\1"))
