@@ -23,7 +23,7 @@ _PLAIN, _REDUCES = 1, 2
 
 
 class NamedBarriers(Listener):
-    """Of each (CTA, barrier): ``ended`` counts phases; of the phase under way ``threads`` is the number that who takes
+    """The phases of named barriers. ``ended`` counts those of each (CTA, barrier) that are over; of the phase under way ``threads`` is the number that who takes
     part has named, 0 before anybody has come, ``form`` whether it reduces, ``first`` the label of the first arrival.
 
     ``here`` (warps, barriers) are the lanes that have come to the phase under way, one bit each, and ``waited``
