@@ -23,8 +23,9 @@ _PLAIN, _REDUCES = 1, 2
 
 
 class NamedBarriers(Listener):
-    """The phases of named barriers. ``ended`` counts those of each (CTA, barrier) that are over; of the phase under way ``threads`` is the number that who takes
-    part has named, 0 before anybody has come, ``form`` whether it reduces, ``first`` the label of the first arrival.
+    """The phases of named barriers. ``ended`` counts those of each (CTA, barrier) that are over; of the phase under way
+    ``threads`` is the number that who takes part has named, 0 before anybody has come, ``form`` whether it reduces,
+    ``first`` the label of the first arrival.
 
     ``here`` (warps, barriers) are the lanes that have come to the phase under way, one bit each, and ``waited``
     (warps, barriers) how many phases had ended when a warp's last wait was over. ``opened`` (CTA, barrier, warps of the
