@@ -24,7 +24,8 @@ def target(weight: torch.Tensor, hessian: torch.Tensor, cross: torch.Tensor, dam
     """The weight W' (N, K) whose products with the activations there will be are closest to those of ``weight`` with
     the activations there were: the least squares of X Wᵀ − X̂ W'ᵀ, pulled a little to W.
 
-    hessian: X̂ᵀX̂ (K, K). cross: X̂ᵀX (K, K). damping: of the pull, in units of the mean of the Hessian's diagonal.
+    hessian: X̂ᵀX̂ (K, K). cross: X̂ᵀX (K, K). damping: of the pull, as a share of the mean of the
+    Hessian's diagonal.
     """
     ridge = damping * _mean_diagonal(hessian)
     eye = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
@@ -44,7 +45,7 @@ def gptq(
 
     hessian: XᵀX (K, K) of the activations, in float32 or float64. rule: how a block's scale follows from what its 16
     columns are when their turn comes. global_scale: that of ``rule`` for the weight by default. damping: added to the
-    Hessian's diagonal, in units of its mean. K is a multiple of 16. Scales are row-major.
+    Hessian's diagonal, a share of its mean. K is a multiple of 16. Scales are row-major.
     """
     w, (rows, k) = weight.to(torch.float32).clone(), weight.shape
     if global_scale is None:

@@ -123,7 +123,7 @@ def quantize_model(
             ones. With "nearest" it gives W4A4 its input scales; without it each batch computes its own.
         ignore: layers that stay, by patterns as ``select_linears`` takes them ("lm_head", "*.gate", "re:.*vision.*").
         untie: quantizes layers whose weight another module has, too: a head that is the embedding.
-        damping: of GPTQ's Hessians, in units of the mean of their diagonals.
+        damping: of GPTQ's Hessians, a share of the mean of their diagonals.
         backend: of the layers. prepare: calls ``NVFP4Linear.prepare`` on each, which is one copy on Hopper.
         progress: is called with each layer's report.
 

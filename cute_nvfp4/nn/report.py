@@ -37,12 +37,12 @@ class ModelReport:
 
     @property
     def bytes(self) -> int:
-        """Of the quantized weights."""
+        """The bytes of the quantized weights."""
         return sum(layer.bytes for layer in self.layers)
 
     @property
     def bytes_before(self) -> int:
-        """Of the same weights as they were."""
+        """The bytes of the same weights before."""
         return sum(layer.bytes_before for layer in self.layers)
 
     def as_dict(self) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def test_nearest_is_that_of_each_layer() -> None:
         want = NVFP4Linear.from_linear(linear, "four_six_mse", input_rule="max")
         assert all(want.state_dict()[name].equal(x) for name, x in quantized.state_dict().items())
         decoded = quantize(linear.weight, rule="four_six_mse").dequantize()
-        assert layer.error == pytest.approx(float((decoded - linear.weight).norm() / linear.weight.norm()))
+        assert layer.error == pytest.approx(((decoded - linear.weight).norm() / linear.weight.norm()).item())
         assert layer.bytes_before == 4 * linear.weight.numel() and layer.output_error is None
     assert report.bytes < report.bytes_before / 6
     assert json.loads(json.dumps(report.as_dict()))["layers"][0]["kernel"] == "exact torch"
