@@ -17,6 +17,7 @@ from functools import partial
 from cute_nvfp4.sim.checks import kernel as facts
 from cute_nvfp4.sim.checks.asynchronous import AsynchronousAccesses
 from cute_nvfp4.sim.checks.barrier_use import BarrierUse
+from cute_nvfp4.sim.checks.cluster_start import ClusterStart
 from cute_nvfp4.sim.checks.dependency import Dependency, Earlier
 from cute_nvfp4.sim.checks.ending import Ending
 from cute_nvfp4.sim.checks.exchanges import Exchanges
@@ -26,6 +27,7 @@ from cute_nvfp4.sim.checks.foreign import Left
 from cute_nvfp4.sim.checks.generic import GenericAccesses
 from cute_nvfp4.sim.checks.global_memory import GlobalShadows
 from cute_nvfp4.sim.checks.memory import Shadows
+from cute_nvfp4.sim.checks.named_barriers import NamedBarriers
 from cute_nvfp4.sim.checks.report import Labels
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.checks.strict import Strict
@@ -70,12 +72,14 @@ class Checks:
         shadows = Shadows(state, self._globals, self._shared_grain, partial(self._unwritten.read, next(self._waves)))
         exchanges = Exchanges(state, self._exchanges) if self._exchanges else None
         barriers, dependency = BarrierUse(state), Dependency(state, self._earlier)
+        start = ClusterStart(state)
         maps = TensorMaps(state, shadows, self._map_versions, dependency)
         return [
             *([exchanges] if exchanges else []),
-            GenericAccesses(state, shadows, maps, exchanges),
-            AsynchronousAccesses(state, shadows, barriers, self._self_completing),
-            Synchronisation(state, shadows, barriers, maps),
+            GenericAccesses(state, shadows, maps, exchanges, start),
+            AsynchronousAccesses(state, shadows, barriers, start, self._self_completing),
+            NamedBarriers(state),
+            Synchronisation(state, shadows, barriers, maps, start),
             *([dependency] if self._earlier is not None else []),
             *([Strict(state)] if self._findings.strict else []),
             maps,

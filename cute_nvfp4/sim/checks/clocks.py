@@ -6,8 +6,9 @@ asynchronous pipe that the kernel uses, and each mbarrier, whose clock counts it
 clocks, one a component; twice, because the asynchronous proxy sees generic writes only after a proxy fence:
 ``known[warp, 0]`` is what happened before, ``known[warp, 1]`` what of it the asynchronous proxy may read.
 
-A thread's clock advances when it releases. ``known[warp, 0, own]`` is not that clock but its value at the last time
-the lanes of the warp met (bar.warp.sync or a barrier): what lanes did since is not ordered among them.
+A thread's clock begins with 2, so that 1 says no more than that the thread has started, and advances when it releases.
+``known[warp, 0, own]`` is not that clock but its value at the last time the lanes of the warp met (bar.warp.sync or a
+barrier): what lanes did since is not ordered among them.
 """
 
 from __future__ import annotations
@@ -46,7 +47,9 @@ class Clocks:
         self.first_barrier = len(kinds) * self.per_cluster
         self.barriers = slots * cluster_size
         self.room = self.first_barrier + self.barriers
-        self.now = np.ones(warps, np.int32)
+        self.now = np.full(warps, 2, np.int32)
+        # whether a warp has waited at the cluster's barrier, so that all CTAs of the cluster have started
+        self.met = np.zeros(warps, bool)
         self.open = {kind: np.ones(warps, np.int32) for kind in kinds}
         self.published = np.zeros(warps, np.int32)
         self.known = np.zeros((warps, 2, self.room), np.int32)
@@ -145,8 +148,10 @@ class Clocks:
 
     def named_open(self, warps: np.ndarray, ident: np.ndarray) -> None:
         """Named barriers open; ``warps`` are all that have waited there."""
-        cta = warps // self.warps_per_cta
-        self.acquire(warps, self.named[cta, ident])
+        self.acquire(warps, self.named[warps // self.warps_per_cta, ident])
+
+    def named_end(self, cta: np.ndarray, ident: np.ndarray) -> None:
+        """The phases are over; the next ones begin with nothing."""
         self.named[cta, ident] = 0
 
     def cluster_arrive(self, warps: np.ndarray, parity: np.ndarray, release: bool) -> None:
@@ -162,6 +167,9 @@ class Clocks:
 
     def cluster_wait(self, warps: np.ndarray, parity: np.ndarray) -> None:
         self.acquire(warps, self.cluster[warps // self.per_cluster, parity])
+        first = self.known[warps, 0, : self.per_cluster]
+        self.known[warps, 0, : self.per_cluster] = np.maximum(first, 1)
+        self.met[warps] = True
 
     # mbarriers
 

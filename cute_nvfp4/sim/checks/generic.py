@@ -7,6 +7,7 @@ import ctypes
 import numpy as np
 
 from cute_nvfp4.sim.checks import epoch as ep
+from cute_nvfp4.sim.checks.cluster_start import ClusterStart
 from cute_nvfp4.sim.checks.exchanges import Exchanges
 from cute_nvfp4.sim.checks.memory import Shadows
 from cute_nvfp4.sim.checks.shadow import Actor
@@ -35,7 +36,10 @@ class GenericAccesses(Listener):
     """Checks accesses before they are made. Engines use the same functions as lanes do to reach memory; their accesses
     are checked when they are issued, and not here (``quiet``)."""
 
-    def __init__(self, state: State, shadows: Shadows, maps: TensorMaps, exchanges: Exchanges | None) -> None:
+    def __init__(
+        self, state: State, shadows: Shadows, maps: TensorMaps, exchanges: Exchanges | None, start: ClusterStart
+    ) -> None:
+        self.start = start
         self.depends = exchanges.still_bad if exchanges else None
         self.wave, self.clocks, self.labels, self.foreign = state.wave, state.clocks, state.labels, state.foreign
         self.cluster_of_warp, self.maps, self.findings = state.cluster_of_warp, maps, state.findings
@@ -93,7 +97,10 @@ class GenericAccesses(Listener):
             return
         if space != "global":
             address, who, _ = self._actor(g, a, host, mask, strong, False, values)
-            self._shared(a, address - self.wave.shared.base, who, write, a.kind == "atomic")
+            byte = address - self.wave.shared.base
+            if space == "cluster":
+                self.start.needed(a.instruction, who.warps, byte // self.wave.shared_stride)
+            self._shared(a, byte, who, write, a.kind == "atomic")
             return
         for region, where in self.globals.by_region(host):
             lanes = g.n * host.shape[-1]
@@ -101,7 +108,8 @@ class GenericAccesses(Listener):
             if part is not None and not part.any():
                 continue
             now = self.clocks.now[g.warps]
-            self.globals.touch(region, write, lanes, self._enter(g, a, host, part, strong, values, now))
+            enter = self._enter(g, a, host, part, strong, values, now)
+            self.globals.touch(region, write, lanes, enter, a.constant)
 
     def _enter(self, g, a, host, mask, strong: bool, values, now):
         warps, gmask, n = g.warps, g.mask, g.n

@@ -6,6 +6,7 @@ import numpy as np
 
 from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.barrier_use import BarrierUse
+from cute_nvfp4.sim.checks.cluster_start import ClusterStart
 from cute_nvfp4.sim.checks.memory import Shadows
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
@@ -19,7 +20,10 @@ from cute_nvfp4.sim.wgmma.fragments import WARPS
 class Synchronisation(Listener):
     """The synchronisation that makes one access happen before another."""
 
-    def __init__(self, state: State, shadows: Shadows, barriers: BarrierUse, maps: TensorMaps) -> None:
+    def __init__(
+        self, state: State, shadows: Shadows, barriers: BarrierUse, maps: TensorMaps, start: ClusterStart
+    ) -> None:
+        self.start = start
         self.wave, self.clocks, self.labels, self.foreign = state.wave, state.clocks, state.labels, state.foreign
         self.title, self.reporter, self.findings = state.title, state.reporter, state.findings
         self.barriers, self.maps, self.barrier_words = barriers, maps, shadows.barrier_words
@@ -30,16 +34,20 @@ class Synchronisation(Listener):
     def warp_synced(self, g: Group, mask: Mask) -> None:
         self.clocks.meet(self._active(g, mask))
 
-    def barrier_arrived(self, warps: np.ndarray, ident: np.ndarray) -> None:
+    def barrier_arrived(self, g: Group, i: Instruction, ident: np.ndarray, count: np.ndarray) -> None:
+        warps = g.warps
         self.foreign.give("named", warps, warps // self.clocks.warps_per_cta, ident)
         self.clocks.named_arrive(warps, ident)
 
     def barrier_opened(self, warps: np.ndarray, ident: np.ndarray) -> None:
         cta = warps // self.clocks.warps_per_cta
         self.foreign.take("named", warps, cta, ident)
+        self.clocks.named_open(warps, ident)
+
+    def barrier_ended(self, cta: np.ndarray, ident: np.ndarray) -> None:
         for key in [k for k in self.foreign.at_barrier if k[0] == "named" and ((cta == k[1]) & (ident == k[2])).any()]:
             del self.foreign.at_barrier[key]
-        self.clocks.named_open(warps, ident)
+        self.clocks.named_end(cta, ident)
 
     def cluster_arrived(self, g: Group, lanes: np.ndarray, release: bool) -> None:
         warps = g.warps[lanes.any(axis=1)]
@@ -86,6 +94,7 @@ class Synchronisation(Listener):
     def mbarrier_arrives(self, g: Group, i: Instruction, rows, lanes, cta, offset: np.ndarray, release: bool) -> None:
         """A relaxed arrival carries what a fence before it has prepared."""
         c, warps = self.clocks, g.warps[rows]
+        self.start.needed(i, warps, cta)
         slot = self.barriers.slots(i.where(), cta, offset)
         self.barriers.ready(i, warps, cta, slot, proxy=False)
         if len(warps) > 1:

@@ -112,8 +112,8 @@ class Causes(Listener):
 
     # other barriers
 
-    def barrier_arrived(self, warps: np.ndarray, ident: np.ndarray) -> None:
-        for warp, n in zip(warps.tolist(), ident.tolist()):
+    def barrier_arrived(self, g, i: Instruction, ident: np.ndarray, count: np.ndarray) -> None:
+        for warp, n in zip(g.warps.tolist(), ident.tolist()):
             cta = int(self.wave.cta_of_warp[warp])
             if self.known[warp, self._named(cta, n)] < self.generation[cta, n]:
                 self.doubts.add(f"named barrier {n}: a warp may arrive before the barrier has opened for the others")
