@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
@@ -66,6 +67,8 @@ class RowScaledTensor:
             raise OperandError.of("scale", got=got, expected=f"({data.shape[0]},), contiguous")
         if scale.device != data.device:
             raise OperandError.of("device of scale", got=scale.device, expected=f"{data.device}, where the data is")
+
+    global_scale: ClassVar[None] = None
 
     @property
     def rows(self) -> int:

@@ -33,9 +33,9 @@ from cute_nvfp4.weight_layout import (
     TILE_K,
     TILE_ROWS,
     Packing,
-    by_rows,
     joined,
     padded,
+    scale_matrix,
     tiles,
 )
 
@@ -123,7 +123,7 @@ def unpack_rows(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
     magnitudes, negative = words >> selectors & 7, words >> signs & 1
     shape = batch, row_tiles * TILE_ROWS, k_tiles * TILE_K
     magnitudes, negative = (x.permute(0, 1, 3, 7, 4, 2, 6, 5, 8).reshape(shape) for x in (magnitudes, negative))
-    scale = by_rows(packed[..., packing.code_bytes :].to(torch.int64)).repeat_interleave(STEP_K, dim=-1)
+    scale = scale_matrix(packed, packing).to(torch.int64).repeat_interleave(STEP_K, dim=-1)
     lower, upper = tables(scale)
     chosen = torch.where(magnitudes < 4, lower, upper) >> (magnitudes % 4 * 8) & 0x7F | negative << 7
     return chosen.to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float64)

@@ -25,7 +25,8 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..runtime.simulating import world
 from ..target import Target
-from .calls import allocator, tensor_key
+from .arguments import TENSOR
+from .calls import allocator
 from .checks import DTYPE_NAMES, tensors
 from .dispatch import by_operator
 
@@ -40,14 +41,14 @@ def quantize_rows(x: torch.Tensor, backend: Backend = "auto") -> RowScaledTensor
     """
     if not isinstance(x, torch.Tensor):
         raise OperandTypeError.of("x", got=type(x).__name__, expected="torch.Tensor")
-    found = tensor_key(x), backend, world(not x.is_cuda)
+    found = TENSOR(x), backend, world(not x.is_cuda)
     call = _calls.find(found)
     if call is None:
         _check(x)
         target = resolve(backend, x.device)
         call = _calls[found] = by_rows if target.backend == "reference" else QuantizeRowsCall(x, target)
     # what torch records is done by torch
-    return by_rows(x) if by_operator((), x) else call(x)
+    return by_rows(x) if by_operator((x,)) else call(x)
 
 
 def _check(x: torch.Tensor) -> None:
