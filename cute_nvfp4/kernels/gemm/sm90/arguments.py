@@ -45,7 +45,7 @@ class Bias(NamedTuple):
 
 
 class RowScales(NamedTuple):
-    """Of products of FP8: float32 factors of the rows of the packed weight, and of those of x."""
+    """Float32 factors of the rows of the packed weight and of x, both in FP8."""
 
     weight: Pointer = Pointer("Float32", 4)
     x: Pointer = Pointer("Float32", 4)
