@@ -64,7 +64,7 @@ CHEATS = [
     ("endless_answer", "reference", "test", "refused", "unreadable answer"),
     ("forged_time", "reference", "test", "refused", "answer of the wrong form"),
     ("forged_description", "reference", "test", "refused", "shares memory with the input b"),
-    ("hides_from_eof", "reference", "test", "refused", "left 1 process running"),
+    ("hides_from_eof", "reference", "test", "refused", ""),
     ("truncates_the_arena", "reference", "test", "refused", "PermissionError"),
     ("late_launch", "sim", "test", "refused", ""),
     ("commands_the_device", "sim", "test", "refused", "no operation"),

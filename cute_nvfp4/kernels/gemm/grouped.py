@@ -1,13 +1,13 @@
-"""Cᵢ = alphaᵢ · Aᵢ · Bᵢᵀ for many problems in one launch: the GEMM's roles, with tiles dealt from all groups.
+"""Cᵢ = alphaᵢ · Aᵢ · Bᵢᵀ for many problems in one launch: the GEMM's roles, with tiles from all groups.
 
 Three forms, which differ in where the tensor maps of a group are (``grouped_config``):
 
 * "parameters": the host encodes four maps for each group, and they are parameters of the kernel;
 * "workspace": a kernel of one warp for each group writes them to global memory, from a table of sizes and addresses;
   the GEMM is launched along with it, and its loads wait for it;
-* "shared": the groups are rows of one A, dealt by offsets, with a stack of B: one set of maps serves them all.
+* "shared": the groups are rows of one A, distributed by offsets, with a stack of B: one set of maps serves them all.
 
-``docs/grouped_gemm.md`` says how scales of dealt rows lie, why the forms change at 16 groups, and what else was tried.
+``docs/grouped_gemm.md`` says how scales of such rows lie, why the forms change at 16 groups, and what else was tried.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from ...scale_layout import ATOM_ROWS
-from .arguments import MAP_BYTES, Group, GroupedArguments, GroupOffsets, GroupTable, Operand
-from .group_source import GroupSource, make_group_source
+from .arguments import MAP_BYTES, GroupedArguments, GroupTable, Operand
+from .group_source import make_group_source
 from .grouped_config import MAPS, GroupedConfig
+from .host import OnArchitecture
 from .operand_source import OperandMaps, map_pointer
-from .operands import ELEMENT_TYPES, Loads, OperandLoad, data_tensor, scale_tensor
+from .operands import ELEMENT_TYPES, Loads, data_tensor, scale_tensor
 
 
 def maps_of(loads: Loads) -> OperandMaps:
@@ -45,25 +46,10 @@ def operand_of_group(dtype: type, data: Int64, row_stride: Int64, scale: Int64, 
 WARP = 32
 
 
-class GroupedGemm:
-    """The host function and the kernels of one ``GroupedConfig``; an architecture has ``describe`` and ``run``.
+class GroupedGemm(OnArchitecture):
+    """The host function and the kernels of one ``GroupedConfig``."""
 
-    threads: of a CTA; launch: further options of its launch.
-    """
-
-    threads: int
-    launch: dict[str, Any]
-
-    def __init__(self, config: GroupedConfig) -> None:
-        self.config = config
-
-    def describe(self, which: int, operand: Operand, k: Int32, batch: Int32) -> OperandLoad:
-        """TMA loads of an A (``which`` 0) or a B (1), and of its scales."""
-        raise NotImplementedError
-
-    def run(self, loads: Loads, problem: GroupSource) -> None:
-        """Everything that a CTA does."""
-        raise NotImplementedError
+    config: GroupedConfig
 
     @cute.jit
     def __call__(self, arguments: GroupedArguments, stream: CUstream):
@@ -73,8 +59,8 @@ class GroupedGemm:
         sets = groups if cfg.maps == "parameters" else (arguments,)
         loads = tuple(
             Loads(
-                (self.describe(0, self.dealt("a", x.a, groups), x.k, batch),),
-                (self.describe(1, self.dealt("b", x.b, groups), x.k, batch),),
+                (self.describe(0, self.with_scale_rows("a", x.a, groups), x.k, batch),),
+                (self.describe(1, self.with_scale_rows("b", x.b, groups), x.k, batch),),
             )
             for x in sets
         )
@@ -97,14 +83,14 @@ class GroupedGemm:
             **self.launch,
         )
 
-    def dealt(self, side: str, operand: Operand, groups: tuple[Group, ...] | GroupTable | GroupOffsets) -> Operand:
-        """``operand`` with the rows of its scales, where it is the one whose rows are dealt to the groups."""
+    def with_scale_rows(self, side: str, operand: Operand, groups: Any) -> Operand:
+        """``operand`` with the rows of its scales, where it is the one whose rows groups share."""
         return operand._replace(scale_rows=groups.atoms * ATOM_ROWS) if self.config.ragged == side else operand
 
     @cute.kernel
     def kernel(self, loads: Loads, atoms: tuple[OperandMaps, ...], m: Int32, n: Int32, arguments: GroupedArguments):
         problem = make_group_source(self.config, arguments, m, n, (maps_of(loads), *atoms))
-        self.run(loads, problem)
+        self.run(loads, None, problem)
 
     @cute.kernel
     def build_maps(self, loads: Loads, groups: GroupTable):
