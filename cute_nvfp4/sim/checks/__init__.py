@@ -32,7 +32,7 @@ from cute_nvfp4.sim.checks.report import Labels
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.checks.strict import Strict
 from cute_nvfp4.sim.checks.synchronisation import Synchronisation
-from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
+from cute_nvfp4.sim.checks.tensor_maps import Changes, TensorMaps
 from cute_nvfp4.sim.checks.tensor_memory import TensorMemoryUse
 from cute_nvfp4.sim.checks.unwritten import Unwritten
 from cute_nvfp4.sim.checks.warpgroups import WarpgroupRegisters
@@ -64,7 +64,7 @@ class Checks:
         self._globals = GlobalShadows(memory, grain, unwritten.written)
         self._self_completing = facts.self_completing(kernel)
         self._exchanges = exchanges_of(kernel)
-        self._map_versions: dict[int, int] = {}
+        self._map_versions: dict[int, Changes] = {}
 
     def listeners(self, wave: Wave) -> list[Listener]:
         """The parts, for one wave."""

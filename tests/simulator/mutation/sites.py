@@ -285,6 +285,9 @@ def _rules() -> Iterator[Rule]:
         _operand("remote store signals the next barrier", 2, 32, add(8)),
     )
     yield from rule(r"^(@\S+\s+)?ld\.global\.", _text("load as constant", r"ld\.global\.", "ld.global.nc."))
+    only = r"^(?!.*(?:mbarrier_init|sync_restrict))(@\S+\s+)?"
+    scoped = only + r"(fence|membar|ld|st|red|atom|mbarrier|tensormap)\.\S*\.(cluster|gpu|gl|sys)(?=[\s.;])"
+    yield from rule(scoped, _text("scope of the CTA", r"\.(cluster|gpu|gl|sys)(?=[\s.;])", ".cta"))
     yield from rule(r"^ld\.acquire", _text("load without acquire", r"ld\.acquire", "ld.relaxed"))
     yield from rule(r"^st\.release", _drop("flag"), _text("flag without release", r"st\.release", "st.relaxed"))
     yield from rule(r"tensormap\.(replace|cp_fenceproxy)", _drop(r"tensormap.\1"))
