@@ -32,7 +32,7 @@ class Actor:
     in order (lane None: they are not told apart). ``own``: components of which the agents know everything.
     ``strong``: of two strong accesses neither races, unless one is ``narrow`` and the other of another CTA (in shared
     memory) or cluster (in global memory). ``cluster``: cluster of the launch, for global memory. ``proxy``: the access
-    is of the asynchronous proxy.
+    is of the asynchronous proxy, whose ``layer`` of the clocks says what it may read.
     ``distinct``: no granule appears twice. ``unchanged``: whether all that is written is there already; ``clash``:
     whether two lanes write different values to one place, which ``together`` says may be although no granule is
     named twice. ``depends`` leaves out reads that what is written depends on.
@@ -50,6 +50,7 @@ class Actor:
     strong: bool = False
     narrow: bool = False
     proxy: bool = False
+    layer: int = 1
     distinct: bool = True
     unchanged: Callable[[], bool] | None = None
     clash: Callable[[], bool] | None = None
@@ -124,7 +125,8 @@ class Actor:
             generic &= ep.labels(found) == (self.cluster & 0xFFFF)
         if not generic.any():
             return None
-        bad = generic & (ep.clocks(found) > self.clocks.flat.take(self.base + self.clocks.room + component))
+        seen = self.clocks.flat.take(self.base + self.layer * self.clocks.room + component) if self.layer else 0
+        bad = generic & (ep.clocks(found) > seen)
         return bad if bad.any() else None
 
 

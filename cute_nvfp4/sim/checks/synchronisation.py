@@ -7,6 +7,7 @@ import numpy as np
 from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.barrier_use import BarrierUse
 from cute_nvfp4.sim.checks.cluster_start import ClusterStart
+from cute_nvfp4.sim.checks.kernel import fenced_space
 from cute_nvfp4.sim.checks.memory import Shadows
 from cute_nvfp4.sim.checks.scopes import CLUSTER, CTA, scope_of, written_scope
 from cute_nvfp4.sim.checks.state import State
@@ -170,8 +171,8 @@ class Synchronisation(Listener):
             if "init" in self.clocks.kinds:
                 self.clocks.fence_init(warps)
         elif "proxy" in words:
-            if any(w.startswith("async") for w in words):
-                self.clocks.fence_async(warps)
+            if (space := fenced_space(i)) is not None:
+                self.clocks.fence_async(warps, space)
             elif address:
                 self.maps.acquired(i, g, mask, *address)
         else:

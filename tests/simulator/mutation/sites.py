@@ -213,6 +213,13 @@ def _rules() -> Iterator[Rule]:
         _operand("one arrival less", 1, 32, add(-1)),
     )
     yield from rule(r"^(@\S+\s+)?fence\.", _drop("fence"))
+    yield from rule(
+        r"fence\.proxy\.async[.;]",
+        _text("the other space", r"async\.shared::\w+;", "async.global;"),
+        _text("the other space", r"async\.global;", "async.shared::cta;"),
+        _text("global memory only", r"async;", "async.global;"),
+        _text("shared memory only", r"async;", "async.shared::cta;"),
+    )
     yield from rule(r"^(@\S+\s+)?bar\.(sync|arrive)|^(@\S+\s+)?barrier\.sync", _drop("barrier"))
     yield from rule(r"^bar\.sync\s+\S+, \S+;", _operand("a warp more at the barrier", 1, 32, add(32)))
     counted = r"^(@\S+\s+)?(bar|barrier)(\.cta)?\.(sync|arrive)\S*\s+\S+, \S+;"
