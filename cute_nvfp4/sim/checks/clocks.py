@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cute_nvfp4.sim.checks.epoch import MANY
+
 GENERIC = ("thread",)
 """Kinds of components whose writes the asynchronous proxy sees only after a proxy fence. cp.async is not among them:
 NVIDIA's kernels let the tensor core read what it has copied without one."""
@@ -80,6 +82,8 @@ class Clocks:
         self.met = np.zeros(warps, bool)
         self.open = {kind: np.ones(warps, np.int32) for kind in kinds}
         self.published = np.zeros(warps, np.int32)
+        # of warps whose lanes have met in part since they have all met: the clock, and which lanes (32,)
+        self.met_lanes: dict[int, list[tuple[int, np.ndarray]]] = {}
         self.known = np.zeros((warps, depth, self.room), np.int32)
         # relaxed mbarrier operations: what waits have seen, and what fences have prepared for arrivals; ``far`` and
         # ``wide`` are the same where threads of other CTAs take part, for which the fences' scope must be wide enough
@@ -173,8 +177,23 @@ class Clocks:
 
     # barriers
 
+    def meet_some(self, warp: int, lanes: np.ndarray) -> None:
+        """bar.warp.sync of some ``lanes`` (32,) of a warp."""
+        self.met_lanes.setdefault(warp, []).append((int(self.now[warp]), lanes))
+        self.now[warp] += 1
+
+    def some_met(self, warp: int, clock: int, one: int, other: int) -> bool:
+        """Whether two lanes of a warp, ``MANY`` for several, have met since a clock without all the others."""
+        return any(
+            clock <= when and all(lane >= MANY or lanes[lane] for lane in (one, other))
+            for when, lanes in self.met_lanes.get(warp, ())
+        )
+
     def meet(self, warps: np.ndarray) -> None:
-        """bar.warp.sync."""
+        """bar.warp.sync of all lanes."""
+        if self.met_lanes:
+            for warp in warps.tolist():
+                self.met_lanes.pop(warp, None)
         for first in self.own:
             self.known[warps, 0, first + warps % self.per_cluster] = self.now[warps]
         self.now[warps] += 1

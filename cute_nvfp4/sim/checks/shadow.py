@@ -95,6 +95,8 @@ class Actor:
         if self.lane is not None:
             same = same & (ep.lanes(found) == self.lane) & (self.lane != ep.MANY)
         bad = bad & ~same
+        if self.clocks.met_lanes and self.lane is not None and bad.any():
+            bad = self._met(found, clocks, component, bad, mine)
         if self.strong:
             bad = bad & ~(ep.strong(found) & self._in_scope(found, component))
         if foreign is not None and self.cluster is not None and bad.any():
@@ -103,6 +105,15 @@ class Actor:
             each = (np.broadcast_to(x, bad.shape)[where] for x in (self.warps, ep.labels(found), component, clocks))
             bad[where] = ~foreign(*each)
         return bad if bad.any() else None
+
+    def _met(self, found, clocks, component, bad, mine) -> np.ndarray:
+        """Takes out of ``bad`` what a lane of the warp has done that has met this one since, without all others."""
+        bad = np.array(bad)
+        where = np.nonzero(bad & (self.clocks.thread_of(component) == self.thread) & mine)
+        parts = (self.warps, clocks, ep.lanes(found), self.lane)
+        each = zip(*(np.broadcast_to(x, bad.shape)[where].tolist() for x in parts))
+        bad[where] = [not self.clocks.some_met(*one) for one in each]
+        return bad
 
     def _in_scope(self, found: np.ndarray, component: np.ndarray) -> np.ndarray | bool:
         """Whether both accesses, if they are strong, name scopes that include the other thread."""

@@ -33,8 +33,17 @@ class Synchronisation(Listener):
 
     # barriers
 
-    def warp_synced(self, g: Group, mask: Mask) -> None:
-        self.clocks.meet(self._active(g, mask))
+    def warp_synced(self, g: Group, mask: Mask, members: Mask) -> None:
+        """Lanes that the mask leaves out have not met the others."""
+        warps = self._active(g, mask)
+        if members is None or members.all():
+            self.clocks.meet(warps)
+            return
+        here = np.broadcast_to(members, (g.n, 32))[np.searchsorted(g.warps, warps)]
+        whole = (here | ~self.wave.live[warps]).all(axis=1)
+        self.clocks.meet(warps[whole])
+        for warp, lanes in zip(warps[~whole].tolist(), here[~whole]):
+            self.clocks.meet_some(warp, lanes)
 
     def barrier_arrived(self, g: Group, i: Instruction, ident: np.ndarray, count: np.ndarray) -> None:
         warps = g.warps

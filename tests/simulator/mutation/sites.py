@@ -230,6 +230,11 @@ def _rules() -> Iterator[Rule]:
         _text("one warp at the barrier of all", ";$", ", 32;"),
     )
     yield from rule(r"bar\.warp\.sync", _drop("warp barrier"))
+    yield from rule(
+        r"bar\.warp\.sync\s+(-1|0xffffffff|4294967295);",
+        _text("lane 0 alone at the warp barrier", r"\s\S+;$", " 1;"),
+        _text("half of the lanes at the warp barrier", r"\s\S+;$", " 0xffff;"),
+    )
     yield from rule(r"barrier\.cluster\.(arrive|wait)", _drop(r"cluster \1"))
     yield from rule(r"cp\.async\.bulk\.(tensor|shared|global)|cp\.reduce\.async", _drop("copy"))
     yield from rule(
