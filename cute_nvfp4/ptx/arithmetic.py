@@ -104,3 +104,9 @@ def and_or(word: Uint32, mask: int, bits: int) -> Uint32:
     if not bits:
         return word & Uint32(mask)
     return asm(f"lop3.b32 $0, $1, 0x{mask:X}, $2, 0xEA;", [Uint32], [Uint32(word), Uint32(bits)])[0]
+
+
+def select_bits(a: Uint32, b: Uint32, mask: int) -> Uint32:
+    """The bits of ``b`` under ``mask``, those of ``a`` elsewhere, in one instruction: ``lop3.b32`` (PTX 4.3, sm_50 or
+    later)."""
+    return asm(f"lop3.b32 $0, $1, $2, 0x{mask:X}, 0xD8;", [Uint32], [Uint32(a), Uint32(b)])[0]
