@@ -39,7 +39,7 @@ class Layers(NamedTuple):
 
     @staticmethod
     def of(spaces: Collection[str]) -> Layers:
-        """Of the spaces that fences of the kernel name: "shared", "global", or "" for both."""
+        """The layers for the ``spaces`` that fences of the kernel name: "shared", "global", or "" for both."""
         if set(spaces) <= {""}:
             return Layers()
         return Layers(1, 0) if set(spaces) == {"shared"} else Layers(1, 2)
