@@ -19,6 +19,8 @@ NOUNS = (
     "formats",
     "scale_layout",
     "weight_layout",
+    "weight_layout_fp8",
+    "row_scaled",
     "prepared_weight",
     "operand",
     "reference",
