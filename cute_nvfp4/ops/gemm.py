@@ -35,7 +35,7 @@ from .operands import check_operands, operand_record
 from .operation import Operation
 from .planned import Preparation
 from .prepared_weight.gemm import PREPARED_GEMM
-from .prepared_weight.operands import in_fp8
+from .prepared_weight.operands import check_no_gradient
 from .prepared_weight.packed_each_call import PackedEachCall
 
 
@@ -80,7 +80,7 @@ def gemm(
     """
     if isinstance(b, PreparedWeight):
         if b.row_factor is not None:
-            a = in_fp8(a, backend)
+            check_no_gradient(a)
         return PREPARED_GEMM.call(a, b, alpha, bias, out, out_dtype, config, backend, "")
     return GEMM.call(a, b, alpha, bias, out, out_dtype, config, backend)
 

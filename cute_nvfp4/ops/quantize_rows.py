@@ -9,12 +9,12 @@ import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..kernels.quantize.fp8_config import (
-    MAX_THREADS,
-    MAX_VECTORS,
+    MAX_K,
     VECTOR,
     Fp8RowsArguments,
     Fp8RowsConfig,
     can_implement,
+    rows_config,
 )
 from ..operand import address_of, is_wrapper, row_alignment
 from ..row_scaled import FP8, RowScaledTensor, by_rows
@@ -28,8 +28,6 @@ from .arguments import TENSOR
 from .calls import allocator
 from .checks import DTYPE_NAMES, tensors
 from .dispatch import by_operator
-
-MAX_K = MAX_THREADS * MAX_VECTORS * VECTOR
 
 
 def quantize_rows(x: torch.Tensor, backend: Backend = "auto") -> RowScaledTensor:
@@ -75,14 +73,6 @@ def check_rows(x: torch.Tensor) -> None:
         )
 
 
-def config_of(dtype: str, k: int, arch: Any) -> Fp8RowsConfig:
-    """The variant for rows of K: few vectors a thread, so that all loads are under way at once."""
-    vectors = -(-k // VECTOR)
-    each = max(-(-vectors // MAX_THREADS), 2 if vectors > 32 else 1)
-    threads = -(-vectors // each)
-    return Fp8RowsConfig(dtype, min(-(-threads // 32) * 32, MAX_THREADS), each, arch)
-
-
 class QuantizeRowsCall:
     """The kernel for tensors like x."""
 
@@ -91,7 +81,7 @@ class QuantizeRowsCall:
         self._data = allocator(torch.empty(rows, k, dtype=torch.float8_e4m3fn, device=x.device))
         self._scale = allocator(torch.empty(rows, dtype=torch.float32, device=x.device))
         arguments = Fp8RowsArguments(0, 0, 0, rows, k, x.stride(0) * x.element_size())
-        config = config_of(DTYPE_NAMES[x.dtype], k, target.arch)
+        config = rows_config(DTYPE_NAMES[x.dtype], k, target.arch)
         self._launch = KERNEL.launcher(config, target, x.device, arguments, _touched)
 
     def __call__(self, x: torch.Tensor) -> RowScaledTensor:

@@ -16,23 +16,16 @@ from ..checks import check_dtype, check_format, check_gate, factors_of
 from ..dequantize import dequantize
 from ..grouped_rows import GroupedRows
 from ..operator import refuse_gradients
-from ..quantize_rows import quantize_rows
+from ..quantize_rows import check_rows
 
 X = torch.Tensor | BlockScaledTensor | RowScaledTensor
 """Numbers of the weight's dtype, block-scaled, or rows in FP8."""
 
 
-def in_fp8(x: X, backend: Backend) -> X:
-    """x of a product with a weight for E4M3: rows in 16 bits are quantized, by a launch of their own.
-
-    Raises:
-        OperandError: a gradient of x is asked for, which rounding has none of.
-    """
-    if not isinstance(x, torch.Tensor):
-        return x
+def check_no_gradient(x: X) -> None:
+    """Raises if a gradient is asked for of x, whose rows are rounded to FP8."""
     if torch.is_grad_enabled():
         refuse_gradients({"a": x})
-    return quantize_rows(x, backend)
 
 
 def check_products(weight: PreparedWeight, gate: str) -> None:
@@ -91,7 +84,9 @@ def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
             )
     elif isinstance(x, torch.Tensor):
         shape, device = tuple(x.shape), x.device
-        if x.dtype is not weight.dtype:
+        if weight.dtype is torch.float8_e4m3fn:
+            check_rows(x)
+        elif x.dtype is not weight.dtype:
             raise OperandTypeError.of(
                 "dtype of a", got=x.dtype, expected=f"{weight.dtype}, which the weight was prepared for"
             )
