@@ -13,7 +13,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from ....ptx.matrix import pack_pair, store_matrices_transposed
+from ....ptx.encode import f32x2_to_16bit
+from ....ptx.matrix import store_matrices_transposed
 from ....ptx.memory import load_flag, load_global, load_shared, store_flag, store_global
 from ....ptx.move import f32_from_bits
 from ....weight_layout import SLAB_ROWS
@@ -193,7 +194,7 @@ class WarpgroupEpilogue:
         own = self.shared + (self.group * 4 + self.thread // WARP) * (cfg.epilogue_columns * cfg.epilogue_pitch)
         # parts of eight columns, of each those of the rows; a part beyond the end is stored, not copied
         at = [min((column // 8 + i // parts) * 4 + 2 * (i % parts), size - 2) for i in range(4)]
-        words = [pack_pair(acc[i], acc[i + 1], cfg.out) for i in at]
+        words = [f32x2_to_16bit(acc[i], acc[i + 1], cfg.out) for i in at]
         matrix = lane // 8
         place = own + (lane % 8 + matrix // parts * 8) * cfg.epilogue_pitch + matrix % parts * VECTOR_BYTES
         store_matrices_transposed(place, words)
