@@ -329,21 +329,45 @@ def _padded(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 
 def unpack(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
     """Values (L, padded rows, padded K) in float64 of tiles, without a global scale: what was packed."""
+    values = _from_bits(_element_bits(packed, packing), packing.dtype) * 2.0**packing.boost
+    scales = _scale_matrix(packed, packing).to(torch.int64) << packing.scale_shift | packing.scale_bits
+    scales = _from_bits(scales.clamp(min=packing.least_scale), packing.dtype)
+    return values * scales.repeat_interleave(STEP_K * packing.block_steps, dim=-1) * packing.factor
+
+
+def unpack_nvfp4(packed: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, torch.Tensor]:
+    """E2M1 codes (L, padded rows, padded K), one a byte, and E4M3 codes of scales (L, padded rows, padded K / 16) of
+    tiles that ``pack`` made: what it was given, but for codes under a scale of ±0, which are zeros, and for a negative
+    scale, whose sign is that of its block's codes."""
+    bits = _element_bits(packed, packing)
+    places = [place for place in range(16) if packing.mask >> place & 1]
+    codes = torch.zeros_like(bits, dtype=torch.uint8)
+    for i, place in enumerate(places):
+        codes |= ((bits >> place & 1) << i).to(torch.uint8)
+    scales = torch.arange(0x80, dtype=torch.uint8, device=packed.device)
+    table = torch.zeros(256, dtype=torch.uint8, device=packed.device)
+    table[_scale_bytes(scales).int()] = scales
+    return codes, table[_scale_matrix(packed, packing).int()]
+
+
+def _element_bits(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """Elements (L, padded rows, padded K) of tiles as a decoder makes them, 16 bits of each in an int64."""
     batch, row_tiles, k_tiles, _ = packed.shape
     words = packed[..., : packing.code_bytes].contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
     halves = torch.stack(
         [x for register in registers_of(words, packing) for x in (register & 0xFFFF, register >> 16)], dim=-1
     )
-    loads = packing.step_words
     # (L, row tile, K tile, slab, load, g, c, step, column half, row half, e)
-    values = _from_bits(halves, packing.dtype).view(batch, row_tiles, k_tiles, SLABS, loads, 8, 4, -1, 2, 2, 2)
-    values = values.permute(0, 1, 3, 9, 5, 2, 4, 7, 8, 6, 10)
-    values = values.reshape(batch, row_tiles * TILE_ROWS, k_tiles * TILE_K) * 2.0**packing.boost
-    scales = packed[..., packing.code_bytes :].to(torch.int64) << packing.scale_shift | packing.scale_bits
-    scales = _from_bits(scales.clamp(min=packing.least_scale), packing.dtype)
-    scales = scales.view(batch, row_tiles, k_tiles, SLABS, 8, -1, 2, 2)
-    scales = scales.permute(0, 1, 3, 6, 4, 2, 5, 7).reshape(batch, row_tiles * TILE_ROWS, -1)
-    return values * scales.repeat_interleave(STEP_K * packing.block_steps, dim=-1) * packing.factor
+    halves = halves.view(batch, row_tiles, k_tiles, SLABS, packing.step_words, 8, 4, -1, 2, 2, 2)
+    halves = halves.permute(0, 1, 3, 9, 5, 2, 4, 7, 8, 6, 10)
+    return halves.reshape(batch, row_tiles * TILE_ROWS, k_tiles * TILE_K)
+
+
+def _scale_matrix(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """Scale bytes (L, padded rows, blocks) of tiles."""
+    batch, row_tiles, k_tiles, _ = packed.shape
+    scales = packed[..., packing.code_bytes :].reshape(batch, row_tiles, k_tiles, SLABS, 8, -1, 2, 2)
+    return scales.permute(0, 1, 3, 6, 4, 2, 5, 7).reshape(batch, row_tiles * TILE_ROWS, -1)
 
 
 def _from_bits(bits: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

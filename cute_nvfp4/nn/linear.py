@@ -2,52 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import NVFP4
+from cute_nvfp4.nn.held_weight import PREPARED, HeldWeight
 from cute_nvfp4.operand import PLAIN, BlockScaledTensor, row_alignment
-from cute_nvfp4.ops.calls import addresses
 from cute_nvfp4.ops.dispatch import is_recorded, recording
 from cute_nvfp4.ops.gemm import gemm
 from cute_nvfp4.ops.gemv import gemv
-from cute_nvfp4.ops.prepare_weight import prepare_weight
 from cute_nvfp4.ops.quantize import quantize
 from cute_nvfp4.ops.row_product import RowProduct, row_product
-from cute_nvfp4.prepared_weight import PreparedWeight
 from cute_nvfp4.quantization.rules import resolve_rule
-from cute_nvfp4.runtime.backend import Backend, resolve
-from cute_nvfp4.runtime.bounded import Bounded
+from cute_nvfp4.runtime.backend import Backend
 from cute_nvfp4.runtime.simulating import world
-from cute_nvfp4.scale_layout import blocked_flat, to_blocked
 
 
-class _Kept(NamedTuple):
-    """The weight as an operand, and where its tensors were when they were checked; what was planned with it and with
-    the global scale of x, by kind of row (None: nothing is); the weight as it was prepared."""
-
-    operand: BlockScaledTensor
-    places: tuple[int, ...]
-    input_global_scale: torch.Tensor | None
-    rows: dict[tuple, RowProduct | None]
-    prepared: dict[torch.dtype, _Prepared]
-
-
-class _Prepared(NamedTuple):
-    """A prepared weight, and versions of the buffers that it was made of."""
-
-    weight: PreparedWeight
-    versions: tuple[int, ...]
-
-
-_PREPARED = {torch.bfloat16: "weight_prepared_bfloat16", torch.float16: "weight_prepared_float16"}
-"""Buffers of prepared weights, by the dtype of the products: no part of a state_dict."""
-
-
-class NVFP4Linear(torch.nn.Module):
+class NVFP4Linear(HeldWeight):
     """y = x · Wᵀ + bias with W (N, K) in NVFP4 and x quantized to NVFP4 on the way in.
 
     Weights are buffers (``weight_data``, ``weight_scale`` blocked and flat, ``weight_global_scale``), so that they
@@ -58,8 +31,9 @@ class NVFP4Linear(torch.nn.Module):
     More rows take ``gemm``. Both sum in float32, in different orders: a row alone and the same row among others may
     differ in the last bits.
 
-    On Hopper the first call that needs it keeps the weight once more, repacked (``prepare_weight``): as many bytes, in
-    a buffer that is not saved. ``prepare`` does so before.
+    On Hopper products read the weight repacked (``prepare_weight``). ``prepare`` puts it in the place of the
+    checkpoint's bytes, which are unpacked again for ``state_dict``: one copy. A layer that was not prepared keeps the
+    repacked weight beside its own from the first call that needs it: as many bytes again, not saved.
 
     input_rule: how x is quantized; None leaves x as it is (W4A16): one launch for bfloat16 and float16 on Hopper,
     elsewhere weights are decoded for each call.
@@ -67,9 +41,6 @@ class NVFP4Linear(torch.nn.Module):
     input_scale: (K,) multiplies x first (what AWQ moved out of the weights); None for none.
     backend: of the product, as for ``gemm``. With "reference" x is quantized by torch, too, else by "auto".
     """
-
-    _kept: _Kept | None = None
-    _prepared_from: tuple[torch.Tensor | None, ...] = (None, None)
 
     def __init__(
         self,
@@ -82,16 +53,12 @@ class NVFP4Linear(torch.nn.Module):
         input_scale: torch.Tensor | None = None,
         backend: Backend = "auto",
     ) -> None:
-        super().__init__()
         if weight.format is not NVFP4 or weight.is_batched:
             got = f"{weight.format.name}, {'batched' if weight.is_batched else 'a matrix'}"
             raise OperandError.of("weight", got=got, expected="a matrix in nvfp4")
         if input_rule is not None and resolve_rule(input_rule, NVFP4).choice == "hessian":
             raise OperandError.of("input_rule", got="'hessian'", expected="a rule that needs only x")
-        self.in_features = weight.k if in_features is None else in_features
-        self.out_features = weight.rows
-        self.input_rule = input_rule
-        self.backend = backend
+        super().__init__(weight, weight.k if in_features is None else in_features, input_rule, backend)
         if not weight.k - NVFP4.block < self.in_features <= weight.k:
             raise OperandError.of("in_features", got=self.in_features, expected=f"{weight.k}, less its padding")
         for name, tensor, size in (("bias", bias, self.out_features), ("input_scale", input_scale, self.in_features)):
@@ -99,9 +66,6 @@ class NVFP4Linear(torch.nn.Module):
                 raise OperandError.of(name, got=f"shape {tuple(tensor.shape)}", expected=(size,))
         parameter = None if bias is None else torch.nn.Parameter(bias.detach(), requires_grad=bias.requires_grad)
         self.register_parameter("bias", parameter)
-        self.register_buffer("weight_data", weight.data.view(torch.uint8))
-        self.register_buffer("weight_scale", _flat_scale(weight))
-        self.register_buffer("weight_global_scale", weight.global_scale)
         self.register_buffer("input_global_scale", input_global_scale)
         self.register_buffer("input_scale", input_scale)
 
@@ -138,98 +102,6 @@ class NVFP4Linear(torch.nn.Module):
             backend=backend,
         )
 
-    @property
-    def weight(self) -> BlockScaledTensor:
-        """The weight as an operand, (N, K) with K padded to a multiple of 16: one object, until a buffer changes."""
-        operand, _ = self._checked()
-        return operand
-
-    def _checked(self) -> tuple[BlockScaledTensor, dict[tuple, RowProduct | None] | None]:
-        """The weight, and what was planned with it; None while torch records, when nothing is kept."""
-        # torch.nn.Module's own attributes take longer than dictionaries
-        buffers = self._buffers
-        data, scale, factor = buffers["weight_data"], buffers["weight_scale"], buffers["weight_global_scale"]
-        if torch.compiler.is_dynamo_compiling():
-            return BlockScaledTensor(data, scale, factor), None
-        given = buffers["input_global_scale"]
-        if self._kept is not None:
-            kept, places, before, rows, _ = self._kept
-            if kept.data is data and kept.scale is scale and kept.global_scale is factor and before is given:
-                # a tensor may have got other memory, or contents swapped in
-                if places == addresses(data, scale, factor):
-                    return kept, rows
-        operand = BlockScaledTensor(data, scale, factor)
-        if is_recorded(data):
-            return operand, None
-        self._forget()
-        self._kept = _Kept(operand, addresses(data, scale, factor), given, Bounded(), {})
-        return operand, self._kept.rows
-
-    def prepare(self, dtype: torch.dtype = torch.bfloat16) -> NVFP4Linear:
-        """Repacks the weight for Hopper's tensor cores now, where it is: before a graph is captured or a model is
-        compiled, where the layer cannot. Elsewhere than on Hopper it does nothing. Returns the layer.
-
-        dtype: of x where x is not quantized, bfloat16 or float16. ``load_state_dict`` writes the packed weight, too;
-        who writes to the buffers otherwise while gradients are off (inference mode, ``.data``) calls this again.
-        """
-        if self._on_hopper(self.weight_data.device):
-            self._prepare(torch.float16 if self.input_rule is not None else dtype)
-        return self
-
-    def _on_hopper(self, device: torch.device) -> bool:
-        target = resolve(self.backend, device)
-        return target.backend != "reference" and target.arch.generation == "sm90"
-
-    def _prepare(self, dtype: torch.dtype) -> PreparedWeight:
-        """Made, or written anew in the memory that it has: graphs read it there."""
-        weight, _ = self._checked()
-        made, kept = prepare_weight(weight, dtype=dtype), self._kept.prepared
-        if dtype in kept:
-            kept[dtype].weight.packed.copy_(made.packed)
-            made = kept[dtype].weight
-        else:
-            self.register_buffer(_PREPARED[dtype], made.packed, persistent=False)
-            self._prepared_from = weight.data, weight.scale
-        kept[dtype] = _Prepared(made, _versions(weight))
-        return made
-
-    def _prepared(self, x: torch.Tensor, dtype: torch.dtype) -> PreparedWeight | None:
-        """The weight for products in ``dtype`` where they take a prepared one; None elsewhere, and while torch records
-        or captures and there is none yet."""
-        weight, planned = self._checked()
-        if torch.compiler.is_dynamo_compiling():
-            packed, (data, scale) = self._buffers.get(_PREPARED[dtype]), self._prepared_from
-            # within torch.func.functional_call the weight may be another
-            if packed is None or data is not weight.data or scale is not weight.scale:
-                return None
-            return PreparedWeight(packed, weight.rows, weight.k, dtype, weight.global_scale)
-        if planned is None or recording() or not self._on_hopper(x.device):
-            return None
-        found = self._kept.prepared.get(dtype)
-        if found is not None and found.versions == _versions(weight):
-            return found.weight
-        return None if x.is_cuda and torch.cuda.is_current_stream_capturing() else self._prepare(dtype)
-
-    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
-        super()._load_from_state_dict(*args, **options)
-        for dtype in self._kept.prepared if self._kept is not None else ():
-            self._prepare(dtype)
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> NVFP4Linear:
-        # what moves elsewhere is not kept here
-        self._forget()
-        return super()._apply(fn, recurse)
-
-    def _forget(self) -> None:
-        """Drops what was made of other buffers."""
-        self._kept, self._prepared_from = None, (None, None)
-        for name in _PREPARED.values():
-            self._buffers.pop(name, None)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """The state that is copied and pickled: the buffers, and no operand beside them."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_kept", "_prepared_from")}
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """(…, K) to (…, N), in the dtype of x."""
         shape = x.shape
@@ -249,12 +121,12 @@ class NVFP4Linear(torch.nn.Module):
         if rows == 0:
             return x.new_empty((0, self.out_features))
         if self.input_rule is None:
-            prepared = self._prepared(x, x.dtype) if x.dtype in _PREPARED else None
+            prepared = self._prepared(x, x.dtype) if x.dtype in PREPARED else None
             if prepared is None:
                 return torch.nn.functional.linear(x, self._decoded(x.dtype))
             return gemm(self._aligned(x, prepared.k), prepared, backend=self.backend)
         scale = self._buffers["input_global_scale"]
-        weight, planned = self._checked()
+        weight, planned = self._checked() if self._released is None else (None, None)
         if rows == 1 and scale is not None and planned is not None and not recording():
             product = self._row_product(x, scale, weight, planned)
             if product is not None:
@@ -263,10 +135,10 @@ class NVFP4Linear(torch.nn.Module):
         a = quantize(
             x, "nvfp4", self.input_rule, global_scale="auto" if scale is None else scale, pad=True, backend=quantizer
         )
-        if rows == 1:
+        if rows == 1 and weight is not None:
             return gemv(weight, a, out_dtype=x.dtype, backend=self.backend).unsqueeze(0)
         prepared = self._prepared(x, torch.float16)
-        return gemm(a, weight if prepared is None else prepared, out_dtype=x.dtype, backend=self.backend)
+        return gemm(a, self.weight if prepared is None else prepared, out_dtype=x.dtype, backend=self.backend)
 
     def _aligned(self, x: torch.Tensor, k: int) -> torch.Tensor:
         """x (M, k), rows at multiples of 16 bytes: as TMA reads it."""
@@ -312,14 +184,3 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None]:
         return dy @ ctx.layer._decoded(dy.dtype), None
-
-
-def _versions(weight: BlockScaledTensor) -> tuple[int, ...]:
-    """They change when data or scales are written to, but for tensors of inference mode."""
-    return tuple(-1 if x.is_inference() else x._version for x in (weight.data, weight.scale))
-
-
-def _flat_scale(weight: BlockScaledTensor) -> torch.Tensor:
-    """The blocked scales' bytes in one dimension, without a copy where they are blocked already."""
-    blocked = weight.blocked_scale() if weight.scale_layout == "blocked" else to_blocked(weight.rowmajor_scale())
-    return blocked_flat(blocked.view(torch.uint8))

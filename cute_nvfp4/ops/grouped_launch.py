@@ -204,10 +204,10 @@ def planned_groups(problem: GroupedProblem, target: Target, device: torch.device
 
 def _host(config: GroupedConfig) -> Callable[..., Any]:
     if config.arch.generation == "sm120":
-        from ..kernels.gemm.sm120 import grouped as sm120
+        from ..kernels.gemm.sm120 import host as sm120
 
         return sm120.GroupedGemm(config)
-    from ..kernels.gemm.sm100 import grouped as sm100
+    from ..kernels.gemm.sm100 import host as sm100
 
     return sm100.GroupedGemm(config)
 

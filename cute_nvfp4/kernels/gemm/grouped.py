@@ -12,8 +12,6 @@ Three forms, which differ in where the tensor maps of a group are (``grouped_con
 
 from __future__ import annotations
 
-from typing import Any
-
 import cutlass
 import cutlass.cute as cute
 from cuda.bindings.driver import CUstream
@@ -23,10 +21,11 @@ from cutlass.memory import SmemAllocator
 
 from ...scale_layout import ATOM_ROWS
 from .arguments import MAP_BYTES, Group, GroupedArguments, GroupOffsets, GroupTable, Operand
-from .group_source import GroupSource, make_group_source
+from .group_source import make_group_source
 from .grouped_config import MAPS, GroupedConfig
+from .host import OnArchitecture
 from .operand_source import OperandMaps, map_pointer
-from .operands import ELEMENT_TYPES, Loads, OperandLoad, data_tensor, scale_tensor
+from .operands import ELEMENT_TYPES, Loads, data_tensor, scale_tensor
 
 
 def maps_of(loads: Loads) -> OperandMaps:
@@ -45,25 +44,10 @@ def operand_of_group(dtype: type, data: Int64, row_stride: Int64, scale: Int64, 
 WARP = 32
 
 
-class GroupedGemm:
-    """The host function and the kernels of one ``GroupedConfig``; an architecture has ``describe`` and ``run``.
+class GroupedGemm(OnArchitecture):
+    """The host function and the kernels of one ``GroupedConfig``."""
 
-    threads: of a CTA; launch: further options of its launch.
-    """
-
-    threads: int
-    launch: dict[str, Any]
-
-    def __init__(self, config: GroupedConfig) -> None:
-        self.config = config
-
-    def describe(self, which: int, operand: Operand, k: Int32, batch: Int32) -> OperandLoad:
-        """TMA loads of an A (``which`` 0) or a B (1), and of its scales."""
-        raise NotImplementedError
-
-    def run(self, loads: Loads, problem: GroupSource) -> None:
-        """Everything that a CTA does."""
-        raise NotImplementedError
+    config: GroupedConfig
 
     @cute.jit
     def __call__(self, arguments: GroupedArguments, stream: CUstream):
@@ -104,7 +88,7 @@ class GroupedGemm:
     @cute.kernel
     def kernel(self, loads: Loads, atoms: tuple[OperandMaps, ...], m: Int32, n: Int32, arguments: GroupedArguments):
         problem = make_group_source(self.config, arguments, m, n, (maps_of(loads), *atoms))
-        self.run(loads, problem)
+        self.run(loads, None, problem)
 
     @cute.kernel
     def build_maps(self, loads: Loads, groups: GroupTable):

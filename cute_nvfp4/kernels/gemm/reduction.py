@@ -9,6 +9,7 @@ A slot of sums is fp32 (4, THREAD, COLUMN / 4, PRODUCT), the first mode contiguo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from cutlass import Float32, Int32, Int64
 
 from ...ptx.memory import load_flag, store_flag
 from .config import GemmConfig, epilogue_threads
-from .tile_scheduler import StreamKScheduler
+from .tile_scheduler import StreamKScheduler, WorkTile
 
 WARP = 32
 FLOATS = 4
@@ -126,6 +127,32 @@ class WorkspaceExchange(Exchange):
         """Adds an epilogue tile of the sums of the next ``others`` clusters."""
         for other in cutlass.range(1, others + 1, unroll=1):
             self._add_slot(self.slot(self.scheduler.place.worker + other), column, values)
+
+    @cute.jit
+    def finish(
+        self,
+        tile: WorkTile,
+        cursor: Int32,
+        columns: cutlass.Constexpr[range],
+        read: Callable[[int], list[cute.Tensor]],
+        write: Callable[[int, list[cute.Tensor]], None],
+    ):
+        """Writes a share that does not begin its work tile to the workspace; finishes a tile that begins here.
+
+        columns: where each of the thread's epilogue tiles starts in a slot. read: the sums of an epilogue tile, by its
+        number; write: takes them to the output.
+        """
+        if tile.k_first > 0:
+            for number in cutlass.range_constexpr(len(columns)):
+                self.write(columns[number], read(number))
+            self.raise_flag()
+        else:
+            others = self.contributors(cursor, tile.k_count)
+            self.wait_for_flags(others)
+            for number in cutlass.range_constexpr(len(columns)):
+                values = read(number)
+                self.add(columns[number], others, values)
+                write(number, values)
 
     def _add_slot(self, slot: Int64, column: int, values: list[cute.Tensor]) -> None:
         for p, j, offset in self.quads(column):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -12,8 +13,9 @@ from cutlass.cute.nvgpu import cpasync
 
 from ...ptx import mbarrier
 from .barriers import PipelineState, Ring
+from .config import GemmConfig
 from .operand_source import Origin
-from .operands import OperandLoad, TmaCopy
+from .operands import Loads, OperandLoad, SharedOperands, TmaCopy
 from .problem import Problem, Scheduler
 from .stage_loader import fill_stages
 from .tile_scheduler import CtaPlace, CursorRange, WorkTile
@@ -110,15 +112,45 @@ class TmaCopies:
         issue(self.copies, step, stage, full)
 
 
-class TmaLoader:
-    """What the loading warps of sm_100a and sm_120a have in common."""
+class CtaTile(NamedTuple):
+    """What a CTA loads of an operand for a work tile: tile ``index`` of ``rows`` rows, and the scales from ``atom`` on.
 
+    partition: partition_A or partition_B of the tiled MMA; slot, scale_slot: the CTA's part of what several load.
+    """
+
+    partition: Callable[[cute.Tensor], cute.Tensor]
+    rows: int
+    index: Int32
+    slot: Slot
+    atom: Int32
+    scale_slot: Slot
+
+
+@dataclass(frozen=True)
+class TmaLoader:
+    """What the loading warp needs for the copies of any work tile."""
+
+    config: GemmConfig
+    loads: Loads
+    shared: SharedOperands
     place: CtaPlace
     problem: Problem
 
+    def tiles(self, work: WorkTile) -> Iterator[CtaTile]:
+        """This CTA's tile of A, and that of B."""
+        raise NotImplementedError
+
     def stage_copies(self, work: WorkTile) -> list[StageCopy]:
         """The copies of each stage of a work tile."""
-        raise NotImplementedError
+        shared, copies = self.shared, []
+        origins = self.problem.origins(work.batch)
+        sides = (self.loads.a, shared.sA, shared.sSFA), (self.loads.b, shared.sB, shared.sSFB)
+        for (loads, places, scales), origin, tile in zip(sides, origins, self.tiles(work)):
+            shape = (tile.rows, self.config.tile_k)
+            for load, place, atoms in zip(loads, places, scales):
+                copies.append(data_copy(load, tile.partition, place, shape, tile.index, tile.slot, origin))
+                copies.append(scale_copy(load, atoms, tile.atom, tile.scale_slot, origin))
+        return copies
 
     def copies(self, tile: WorkTile, cursor: Int32) -> TmaCopies:
         """Those of a work tile."""

@@ -7,7 +7,7 @@ import torch
 from support import backends
 
 from cute_nvfp4 import NVFP4Linear, gemm, prepare_weight, quantize, simulating
-from cute_nvfp4.nn import linear as module
+from cute_nvfp4.nn import held_weight as module
 
 pytestmark = [pytest.mark.kernels("sm_90a"), pytest.mark.usefixtures("hopper")]
 N = 72
@@ -81,8 +81,8 @@ def test_nothing_is_packed_elsewhere(rule: str | None) -> None:
     assert not layer._kept.prepared
 
 
-@pytest.mark.parametrize("rule", ["max", None])
-def test_compiled_after_prepare(rule: str | None) -> None:
+@pytest.mark.parametrize("rule, release", [("max", True), ("max", False), (None, True)])
+def test_compiled_after_prepare(rule: str | None, release: bool) -> None:
     """One graph, in which nothing is packed or decoded."""
     layer, x, graphs = made(input_rule=rule), rows(3), []
 
@@ -91,7 +91,7 @@ def test_compiled_after_prepare(rule: str | None) -> None:
         return graph
 
     with simulating():
-        layer.prepare()
+        layer.prepare(release=release)
         y = torch.compile(layer, fullgraph=True, backend=keep)(x)
         assert y.equal(layer(x))
     names = " ".join(str(node.target) for node in graphs[0].graph.nodes)
@@ -104,7 +104,7 @@ def test_compiled_with_other_weights() -> None:
     buffers = dict(other.named_buffers())
     run = torch.compile(lambda x, b: torch.func.functional_call(layer, b, (x,)), fullgraph=True, backend="eager")
     with simulating():
-        layer.prepare()
+        layer.prepare(release=False)
         assert run(x, buffers).equal(other(x))
 
 

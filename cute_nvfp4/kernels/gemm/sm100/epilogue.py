@@ -126,22 +126,16 @@ class SplitK(ClusterExchange):
 
 @dataclass(frozen=True)
 class StreamK(WorkspaceExchange):
-    """A share that does not begin its work tile goes to the workspace; one that does is finished here."""
+    """Work tiles are shared with other clusters, through the workspace."""
 
-    @cute.jit
     def store(self, e: Epilogue, result: Result, at: Position, acc: Int32, phase: Int32, cursor: Int32, tile: WorkTile):
-        if tile.k_first > 0:
-            for column in cutlass.range_constexpr(0, e.config.tile_n, e.config.epi_tile_n):
-                e.read(acc, Int32(column))
-                self.write(column, e.values)
-            self.raise_flag()
-        else:
-            others = self.contributors(cursor, tile.k_count)
-            self.wait_for_flags(others)
-            for column in cutlass.range_constexpr(0, e.config.tile_n, e.config.epi_tile_n):
-                e.read(acc, Int32(column))
-                self.add(column, others, e.values)
-                e.write(result, at, column, column // e.config.epi_tile_n)
+        columns = e.columns()
+
+        def read(number: int) -> list[cute.Tensor]:
+            e.read(acc, Int32(columns[number]))
+            return e.values
+
+        self.finish(tile, cursor, columns, read, lambda number, values: e.write(result, at, columns[number], number))
         e.release(acc)
 
 

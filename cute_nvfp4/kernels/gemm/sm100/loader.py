@@ -6,6 +6,7 @@ A CTA of a pair has its own rows of A and its own half of B's columns; B's scale
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,9 +17,9 @@ from cutlass import Int16, Int32
 from ....scale_layout import ATOM_ROWS
 from ..barriers import Barriers
 from ..config import GemmConfig
-from ..operands import Loads, SharedOperands
+from ..operands import Loads
 from ..problem import Problem, Scheduler
-from ..stage_copies import Slot, StageCopy, TmaLoader, data_copy, scale_copy
+from ..stage_copies import CtaTile, Slot, TmaLoader
 from ..tile_scheduler import CtaPlace, WorkTile
 from .operands import make_mma, shared_operands
 
@@ -48,31 +49,18 @@ def multicast_masks(config: GemmConfig, place: CtaPlace) -> LoadMasks:
 
 @dataclass(frozen=True)
 class MulticastLoader(TmaLoader):
-    """What the loading warp needs for the copies of any work tile. part: this CTA's slice of the tiled MMA."""
+    """What the loading warp of a cluster needs. part: this CTA's slice of the tiled MMA."""
 
-    config: GemmConfig
-    loads: Loads
-    shared: SharedOperands
     part: Any
-    place: CtaPlace
     masks: LoadMasks
-    problem: Problem
 
-    def stage_copies(self, work: WorkTile) -> list[StageCopy]:
-        """The copies of each stage of a work tile."""
-        config, part, shared, copies = self.config, self.part, self.shared, []
-        (cm, cn), ctas, place, masks = config.cluster, config.ctas, self.place, self.masks
+    def tiles(self, work: WorkTile) -> Iterator[CtaTile]:
+        config, part, place, masks = self.config, self.part, self.place, self.masks
+        (cm, cn), ctas = config.cluster, config.ctas
         for_a, for_sfb = Slot(place.y, cn, masks.a), Slot(place.x, cm, masks.sfb)
         for_b = Slot(place.x // ctas, cm // ctas, masks.b)
-        origins = self.problem.origins(work.batch)
-        tile_a, tile_b = (config.tile_m, config.tile_k), (config.tile_n, config.tile_k)
-        for load, sA, sSFA in zip(self.loads.a, shared.sA, shared.sSFA):
-            copies.append(data_copy(load, part.partition_A, sA, tile_a, work.m // ctas, for_a, origins.a))
-            copies.append(scale_copy(load, sSFA, work.m, for_a, origins.a))
-        for load, sB, sSFB in zip(self.loads.b, shared.sB, shared.sSFB):
-            copies.append(data_copy(load, part.partition_B, sB, tile_b, work.n, for_b, origins.b))
-            copies.append(scale_copy(load, sSFB, work.n * config.tile_n // ATOM_ROWS, for_sfb, origins.b))
-        return copies
+        yield CtaTile(part.partition_A, config.tile_m, work.m // ctas, for_a, work.m, for_a)
+        yield CtaTile(part.partition_B, config.tile_n, work.n, for_b, work.n * config.tile_n // ATOM_ROWS, for_sfb)
 
 
 @cute.jit
@@ -87,5 +75,5 @@ def load(
     """The loop of the loading warp."""
     mma, place = make_mma(config), scheduler.place
     part, shared = mma.get_slice(place.v), shared_operands(config, mma, base)
-    loader = MulticastLoader(config, loads, shared, part, place, multicast_masks(config, place), problem)
+    loader = MulticastLoader(config, loads, shared, place, problem, part, multicast_masks(config, place))
     loader.fill(barriers.operands, scheduler)

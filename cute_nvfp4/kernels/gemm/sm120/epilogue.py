@@ -73,21 +73,15 @@ class WholeTile:
 
 @dataclass(frozen=True)
 class StreamK(WorkspaceExchange):
-    """A share that does not begin its work tile goes to the workspace; one that does is finished here."""
+    """Work tiles are shared with other CTAs, through the workspace."""
 
-    @cute.jit
-    def store(self, e: Epilogue, acc: cute.Tensor, work: WorkTile, result: Result, cursor: Int32):
-        if work.k_first > 0:
-            for number in cutlass.range_constexpr(len(e.rows)):
-                self.write(number * e.tile.run, e.run(acc, *e.rows[number]))
-            self.raise_flag()
-        else:
-            others = self.contributors(cursor, work.k_count)
-            self.wait_for_flags(others)
-            for number in cutlass.range_constexpr(len(e.rows)):
-                values = e.run(acc, *e.rows[number])
-                self.add(number * e.tile.run, others, values)
-                e.write(values, *e.rows[number], work, result)
+    def store(self, e: Epilogue, acc: cute.Tensor, work: WorkTile, result: Result, cursor: Int32) -> None:
+        columns = range(0, len(e.rows) * e.tile.run, e.tile.run)
+
+        def write(number: int, values: list[cute.Tensor]) -> None:
+            e.write(values, *e.rows[number], work, result)
+
+        self.finish(work, cursor, columns, lambda number: e.run(acc, *e.rows[number]), write)
 
 
 def divided_k(e: Epilogue, partials: PartialSums | None, scheduler: Scheduler) -> WholeTile | StreamK:

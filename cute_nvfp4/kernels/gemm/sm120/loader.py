@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 from typing import Any
 
 import cutlass.cute as cute
@@ -13,10 +13,9 @@ from ....scale_layout import ATOM_ROWS
 from .. import operands
 from ..arguments import Operand
 from ..config import CTA_ROWS, GemmConfig
-from ..operands import Loads, OperandLoad, SharedOperands, TmaCopy, element_types
-from ..problem import Problem
-from ..stage_copies import Slot, StageCopy, TmaLoader, data_copy, scale_copy
-from ..tile_scheduler import CtaPlace, WorkTile
+from ..operands import OperandLoad, SharedOperands, TmaCopy, element_types
+from ..stage_copies import CtaTile, Slot, TmaLoader
+from ..tile_scheduler import WorkTile
 from .memory_plan import SharedPlan
 
 
@@ -47,26 +46,10 @@ def describe_operand(config: GemmConfig, which: int, operand: Operand, k: Int32,
     return OperandLoad(TmaCopy(data[0], data[1]), scales, operand.batches)
 
 
-@dataclass(frozen=True)
 class TileLoader(TmaLoader):
-    """What the loading warp needs for the copies of any work tile."""
+    """What the loading warp needs, which loads for its own CTA only."""
 
-    config: GemmConfig
-    loads: Loads
-    shared: SharedOperands
-    place: CtaPlace
-    problem: Problem
-
-    def stage_copies(self, work: WorkTile) -> list[StageCopy]:
-        """The copies of each stage of a work tile."""
-        config, shared, copies = self.config, self.shared, []
-        alone = Slot(Int32(0), 1, Int16(0))
-        origins = self.problem.origins(work.batch)
-        for loads, data, scales, rows, index, origin in (
-            (self.loads.a, shared.sA, shared.sSFA, CTA_ROWS, work.m, origins.a),
-            (self.loads.b, shared.sB, shared.sSFB, config.tile_n, work.n, origins.b),
-        ):
-            for load, tile, atoms in zip(loads, data, scales):
-                copies.append(data_copy(load, lambda x: x, tile, (rows, config.tile_k), index, alone, origin))
-                copies.append(scale_copy(load, atoms, index * rows // ATOM_ROWS, alone, origin))
-        return copies
+    def tiles(self, work: WorkTile) -> Iterator[CtaTile]:
+        only = Slot(Int32(0), 1, Int16(0))
+        for rows, index in ((CTA_ROWS, work.m), (self.config.tile_n, work.n)):
+            yield CtaTile(lambda x: x, rows, index, only, index * rows // ATOM_ROWS, only)

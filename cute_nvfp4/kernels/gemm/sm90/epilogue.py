@@ -225,14 +225,21 @@ class Epilogue:
         """The CTA of cluster ``worker`` that has this one's rows."""
         return worker * self.config.cluster_rows + self.scheduler.place.x
 
-    def slot(self, worker: Int32) -> Int64:
+    def slot_at(self, index: Int32) -> Int64:
+        """Address of the thread's first sums in slot ``index`` of its warpgroup."""
         floats = MMA_ROWS * self.config.tile_n
-        index = Int64(self.cta(worker)) * self.config.warpgroups + self.group
+        index = Int64(index) * self.config.warpgroups + self.group
         return self.arguments.partials.workspace.toint() + index * (4 * floats) + self.thread * (4 * FLOATS)
 
+    def flag_at(self, index: Int32) -> Int64:
+        """Address of flag ``index`` of the warpgroup."""
+        return self.arguments.partials.flags.toint() + Int64(index * self.config.warpgroups + self.group) * 4
+
+    def slot(self, worker: Int32) -> Int64:
+        return self.slot_at(self.cta(worker))
+
     def flag(self, worker: Int32) -> Int64:
-        index = self.cta(worker) * self.config.warpgroups + self.group
-        return self.arguments.partials.flags.toint() + Int64(index) * 4
+        return self.flag_at(self.cta(worker))
 
     @cute.jit
     def write_partial(self, acc: cute.Tensor):
@@ -275,13 +282,10 @@ class Epilogue:
     # sums of helpers: the same for each warpgroup of each work tile, with a flag for each part of its columns
 
     def help_flag(self, tile: WorkTile, part: int) -> Int64:
-        index = (self.scheduler.index(tile) * self.config.split_k + part) * self.config.warpgroups + self.group
-        return self.arguments.partials.flags.toint() + Int64(index) * 4
+        return self.flag_at(self.scheduler.index(tile) * self.config.split_k + part)
 
     def help_slot(self, tile: WorkTile) -> Int64:
-        index = Int64(self.scheduler.index(tile)) * self.config.warpgroups + self.group
-        floats = MMA_ROWS * self.config.tile_n
-        return self.arguments.partials.workspace.toint() + index * (4 * floats) + self.thread * (4 * FLOATS)
+        return self.slot_at(self.scheduler.index(tile))
 
     @cute.jit
     def write_help(self, acc: cute.Tensor, tile: WorkTile):
