@@ -102,11 +102,19 @@ def scaled(total: Float32, factor: Factor) -> Float32:
     return total * half * half * factor.alpha
 
 
-@cute.jit
-def apply_shift(values: cute.Tensor, factor: Factor, registers: cutlass.Constexpr[Sequence[int]]):
+def apply_shift(values: cute.Tensor, factor: Factor, registers: Sequence[int]) -> None:
     """Multiplies these ``registers`` of sums by 2 ** ``factor.shift``: a loop that is left out where that is 1."""
-    if cutlass.const_expr(factor.shift is not None):
-        half = _power_of_two(factor.shift >> 1)
-        for _ in cutlass.range(cutlass.select_(factor.shift == 0, Int32(0), Int32(2)), unroll=1):
-            for i in cutlass.range_constexpr(len(registers)):
-                values[registers[i]] = values[registers[i]] * half
+    if factor.shift is not None:
+        _shifted(values, factor.shift, registers)
+
+
+@cute.jit
+def _shifted(values: cute.Tensor, shift: Int32, registers: cutlass.Constexpr[Sequence[int]]):
+    half = _power_of_two(shift >> 1)
+    for _ in cutlass.range(cutlass.select_(shift == 0, Int32(0), Int32(2)), unroll=1):
+        _multiply(values, half, registers)
+
+
+def _multiply(values: cute.Tensor, by: Float32, registers: Sequence[int]) -> None:
+    for i in registers:
+        values[i] = values[i] * by

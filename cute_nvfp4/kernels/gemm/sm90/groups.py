@@ -11,7 +11,7 @@ from typing import ClassVar, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64
 
 from ....weight_layout import TILE_ROWS
 from ...factors import Factor
