@@ -35,6 +35,7 @@ _PUBLIC = {
     "prepare": "ops.prepare",
     "prepare_weight": "ops.prepare_weight",
     "quantize": "ops.quantize",
+    "quantize_model": "nn.quantize_model",
     "rmsnorm_quantize": "ops.rmsnorm_quantize",
     "silu_mul_quantize": "ops.silu_mul_quantize",
     "simulating": "runtime.simulating",

@@ -155,7 +155,7 @@ def _compile_gemm(arch: str, m: int, n: int, k: int, batch: int) -> tuple[Compil
 def _compile_packed(
     target: Architecture, m: int, n: int, k: int, batch: int
 ) -> tuple[CompiledKernel, str, dict[str, Any]]:
-    """The same of ``gemm`` with a prepared weight of n rows and x of m, in bfloat16."""
+    """Kernel, plan and places of ``gemm`` with a prepared weight of n rows and x of m, in bfloat16."""
     from ..kernels.gemm.packed.pipelines import stream_pipelines, wgmma_pipelines
     from ..ops.prepared_weight.gemm import STREAM, WGMMA
     from ..planning.packed import PackedProblem, choose

@@ -11,11 +11,16 @@ _PUBLIC = {
     "AmaxObserver": "calibration",
     "CheckpointLayer": "checkpoint",
     "LinearRecipe": "training",
+    "ModelReport": "report",
     "NVFP4Linear": "linear",
+    "QuantizedModel": "quantize_model",
     "fake_quantize": "training",
+    "gptq": "gptq",
     "load_checkpoint": "checkpoint",
+    "quantize_model": "quantize_model",
     "quantized_linear": "training",
     "read_checkpoint": "checkpoint",
+    "select_linears": "selection",
 }
 
 __all__ = sorted(_PUBLIC)

@@ -8,6 +8,7 @@ import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import NVFP4
+from cute_nvfp4.nn.explain import KernelChoice, explain_product
 from cute_nvfp4.nn.held_weight import PREPARED, HeldWeight
 from cute_nvfp4.operand import PLAIN, BlockScaledTensor, row_alignment
 from cute_nvfp4.ops.dispatch import is_recorded, recording
@@ -139,6 +140,19 @@ class NVFP4Linear(HeldWeight):
             return gemv(weight, a, out_dtype=x.dtype, backend=self.backend).unsqueeze(0)
         prepared = self._prepared(x, torch.float16)
         return gemm(a, self.weight if prepared is None else prepared, out_dtype=x.dtype, backend=self.backend)
+
+    def explain_backend(self, rows: int = 1, dtype: torch.dtype = torch.bfloat16) -> KernelChoice:
+        """What a call with ``rows`` rows of ``dtype`` runs, and why: ``(backend, kernel, reason)``."""
+        return explain_product(
+            rows,
+            self.out_features,
+            self.in_features,
+            dtype,
+            input_rule=self.input_rule,
+            backend=self.backend,
+            device=self._weight_device(),
+            released=self._released,
+        )
 
     def _aligned(self, x: torch.Tensor, k: int) -> torch.Tensor:
         """x (M, k), rows at multiples of 16 bytes: as TMA reads it."""

@@ -15,42 +15,30 @@ from ..runtime.torch_private import dispatch_modes as modes
 from ..runtime.torch_private import increment_versions
 
 
-def by_operator(operands: Sequence[Any], *others: Any) -> bool:
+def by_operator(given: Sequence[Any], follows: bool = True) -> bool:
     """Whether a call goes through torch's dispatcher: where torch records it, or a gradient is asked for.
 
-    operands: of the call. others: what else may require a gradient; numbers and None do not. Elsewhere the dispatcher
-    would only cost time. What is no operand is for the call itself to refuse.
+    given: what may be recorded: tensors, operands, lists of them; whatever else is there is for the call to refuse.
+    follows: whether a gradient of what requires one is asked for. Elsewhere the dispatcher would only cost time.
     """
-    if is_dynamo_compiling() or (modes() and recording()):
-        return True
-    follows = is_grad_enabled()
-    for x in operands:
-        data = getattr(x, "data", None)
-        if type(data) is not Tensor and isinstance(data, Tensor) and is_wrapper(data):
-            return True
-        if follows and (factor := getattr(x, "global_scale", None)) is not None and factor.requires_grad:
-            return True
-    for x in others:
-        if type(x) is Tensor:
-            if follows and x.requires_grad:
+    return recording() or _any_recorded(given, follows and is_grad_enabled())
+
+
+def _any_recorded(given: Iterable[Any], follows: bool) -> bool:
+    for x in given:
+        if x is None:
+            continue
+        if isinstance(x, Tensor):
+            if (follows and x.requires_grad) or is_wrapper(x):
                 return True
-        elif x is not None and ((follows and requires_grad(x)) or (isinstance(x, Tensor) and is_wrapper(x))):
+        elif isinstance(x, (list, tuple)):
+            if _any_recorded(x, follows):
+                return True
+        elif isinstance(data := getattr(x, "data", None), Tensor) and is_wrapper(data):
+            return True
+        elif follows and requires_grad([getattr(x, name, None) for name in ("global_scale", "up_global_scale")]):
             return True
     return False
-
-
-def is_plain(x: Any, out: Any, factor: Tensor | None) -> bool:
-    """Whether ``by_operator`` is false, for a call of these alone, sooner than it says so; False where it may be true.
-
-    x, factor: numbers, and a device scalar or None. out: what is written, or None.
-    """
-    if type(x) is not Tensor or (out is not None and type(out) is not Tensor) or is_dynamo_compiling() or modes():
-        return False
-    if not is_grad_enabled():
-        return True
-    return not (
-        x.requires_grad or (out is not None and out.requires_grad) or (factor is not None and factor.requires_grad)
-    )
 
 
 def requires_grad(x: Any) -> bool:

@@ -19,7 +19,7 @@ from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
 from ..scale_layout import blocked_bytes, blocked_view
 from ..target import Target
-from .calls import output_key
+from .arguments import ACTIVATIONS, OPERAND, TENSOR, TYPED
 from .checks import (
     check_format,
     check_gate,
@@ -88,7 +88,7 @@ def gated_gemm(
     if isinstance(b1, PreparedWeight):
         operation = gated_prepared_gemm
     else:
-        operation = GATED
+        operation = GATED.call
     return operation(a, b1, b2, gate, alpha, interleaved, out, out_dtype, out_global_scale, config, backend)
 
 
@@ -208,10 +208,6 @@ def _new(
     return BlockScaledTensor(data, blocked_view(scale, a.rows, columns, a.batch), value, NVFP4)
 
 
-def _output_key(x: Any) -> Any:
-    return x.key if isinstance(x, BlockScaledTensor) else output_key(x)
-
-
 def _halves(r: Any, n: int) -> tuple[Operand, Operand]:
     """B1 and B2, which both lie in ``b1``."""
     whole, rows = operand_record(r.b1), INTERLEAVED_ROWS if r.interleaved else n
@@ -272,14 +268,15 @@ KERNEL = Kernel("gated_gemm", GemmArguments, host, _can_implement)
 compile_gated_gemm = KERNEL.compile
 GATED = Operation(
     gated_gemm,
+    {
+        **{"a": OPERAND, "b1": OPERAND, "b2": OPERAND.or_none(), "alpha": TENSOR, "out_global_scale": TENSOR},
+        **{"interleaved": TYPED, "out": ACTIVATIONS.or_none()},
+    },
     check=_check,
     reference=_reference,
     plan=_plan,
     store=_store,
     overlaps=_check_memory,
-    operands=("a", "b1", "b2"),
-    tensors=("alpha", "out_global_scale"),
-    keys={"out": _output_key, "interleaved": lambda x: (x, type(x))},
     instead=_instead,
     preparable=True,
 )

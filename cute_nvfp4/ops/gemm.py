@@ -17,6 +17,7 @@ from ..reference import gemm_reference
 from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
 from ..target import Target
+from .arguments import OPERAND, TENSOR
 from .checks import (
     DTYPE_NAMES,
     check_dtype,
@@ -75,8 +76,8 @@ def gemm(
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
     if isinstance(b, PreparedWeight):
-        return PREPARED_GEMM(a, b, alpha, bias, out, out_dtype, config, backend, "")
-    return GEMM(a, b, alpha, bias, out, out_dtype, config, backend)
+        return PREPARED_GEMM.call(a, b, alpha, bias, out, out_dtype, config, backend, "")
+    return GEMM.call(a, b, alpha, bias, out, out_dtype, config, backend)
 
 
 def _check(r: Any) -> torch.Tensor:
@@ -163,10 +164,10 @@ KERNEL = Kernel("gemm", GemmArguments, host, can_implement)
 compile_gemm = KERNEL.compile
 GEMM = Operation(
     gemm,
+    {"a": OPERAND, "b": OPERAND, "alpha": TENSOR, "bias": TENSOR},
     check=_check,
     reference=_reference,
     plan=_plan,
-    tensors=("alpha", "bias"),
     instead=_instead,
     prepared=_prepared,
     preparable=True,

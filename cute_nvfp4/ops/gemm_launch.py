@@ -41,8 +41,8 @@ def gemm_call(
         make = functools.partial(_stream_k_scratch, plan, target, request.a.device)
         options["extra"] = "scratch", make, LikeScratch()
     if target.backend == "sim":
-        options["values"] = check_signs_of
-    return operation.call(kernel, plan.config, target, arguments, request, **options)
+        options["before"] = check_signs_of
+    return operation.planned(kernel, plan.config, target, arguments, request, **options)
 
 
 def strides(tensor: torch.Tensor) -> tuple[int, int, int]:

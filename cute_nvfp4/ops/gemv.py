@@ -18,6 +18,7 @@ from ..runtime.backend import Backend, resolve, sm_count
 from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..target import Target, architecture
+from .arguments import NUMBER, OPERAND
 from .checks import DTYPE_NAMES, check_dtype, check_product, check_types, checked_output, number, reads
 from .operation import Operation
 from .planned import PlannedCall
@@ -55,7 +56,7 @@ def gemv(
         OperandError, OperandTypeError: operands that do not fit together, or cannot be computed with (by ``config``).
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
-    return GEMV(a, b, 1.0 if alpha is None else alpha, out, out_dtype, backend, config)
+    return GEMV.call(a, b, 1.0 if alpha is None else alpha, out, out_dtype, backend, config)
 
 
 def _check(r: Any) -> torch.Tensor:
@@ -88,7 +89,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         sfb_batch=b.scale_strides[1],
         c_strides=Strides(out.stride(1), out.stride(0)) if out.ndim == 2 else Strides(out.stride(0), 0),
     )
-    return GEMV.call(KERNEL, plan.config, target, arguments, r)
+    return GEMV.planned(KERNEL, plan.config, target, arguments, r)
 
 
 def plan_for(
@@ -151,9 +152,9 @@ def _host(config: GemvConfig) -> Callable[..., Any]:
 KERNEL = Kernel("gemv", GemvArguments, _host)
 GEMV = Operation(
     gemv,
+    {"a": OPERAND, "b": OPERAND, "alpha": NUMBER},
     check=_check,
     reference=lambda r: gemv_reference(r.a, r.b, alpha=r.alpha, out_dtype=r.out.dtype),
     plan=_plan,
-    keys={"alpha": type},
     preparable=True,
 )

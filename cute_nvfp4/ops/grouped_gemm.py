@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,20 +10,22 @@ import torch
 from ..errors import OperandError, OperandTypeError
 from ..operand import BlockScaledTensor, check_pair
 from ..planning.gemm_problem import Plan
-from ..reference import gemm_reference
+from ..prepared_weight import PreparedWeight
+from ..reference import GATES, gemm_reference
 from ..runtime.backend import Backend
 from ..runtime.simulating import world
 from ..target import Target
-from .calls import operand_key, output_key, tensor_key
-from .checks import ALL_FORMATS, check_format, refuse_gate, span, split_alpha
-from .dispatch import by_operator
-from .grouped_launch import ListCall, arrangements
-from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group, operands_in, store_each
+from .arguments import ACTIVATIONS, LIST, OUTPUT, TENSOR
+from .checks import ALL_FORMATS, check_format, inputs, refuse_gate, span, split_alpha
+from .grouped_launch import BlockScaledList
+from .groups import GroupsCall, alpha_of_group, check_spans, checked_outputs, each_group, rows_of, store_each
+from .list_fast_path import remember, repeated
+from .list_launch import Pair, arranged
+from .list_prepared import preparation_of_list
 from .operands import check_operands, check_signs
-from .operation import PREPARED, Operation
+from .operation import Operation
 from .planned import Preparation
-from .prepared_weight.groups import PREPARED_GROUPS, is_packed
-from .prepared_weight.repeated import prepared_groups
+from .prepared_weight.groups import PreparedList, check_group
 
 Problem = tuple["BlockScaledTensor | None", "BlockScaledTensor | None"]
 
@@ -62,93 +64,69 @@ def grouped_gemm(
     Raises:
         OperandError, OperandTypeError: as ``gemm``; "group i: …" names the problem it is about.
     """
-    if is_packed(problems):
-        return prepared_groups(problems, alpha, out, out_dtype, config, backend, gate)
-    refuse_gate(gate)
-    return GROUPED(problems, alpha, out, out_dtype, config, backend)
+    if alpha is config is None:
+        results = repeated(problems, gate, out, out_dtype, backend)
+        if results is not None:
+            return results
+    given = problems, gate, alpha, out, out_dtype, config, backend
+    results = GROUPED.call(*given)
+    if alpha is config is None:
+        remember(GROUPED.found(*given), results, problems, gate, out, out_dtype, backend)
+    return results
 
 
-def groups(
-    problems: Sequence[Problem],
-    alpha: float | torch.Tensor | None,
-    out: Sequence[torch.Tensor] | None,
-    out_dtype: torch.dtype | None,
-    config: Plan | None,
-    backend: Backend,
-) -> list[torch.Tensor]:
-    """``grouped_gemm`` of block-scaled weights."""
-    return GROUPED(problems, alpha, out, out_dtype, config, backend)
+def is_prepared(problems: Any) -> bool:
+    """Whether the weights of problems are prepared ones: whether the first is."""
+    first = problems[0] if isinstance(problems, (list, tuple)) and problems else None
+    return isinstance(first, (list, tuple)) and len(first) == 2 and isinstance(first[1], PreparedWeight)
 
 
-def _key(problems: Sequence[Problem], alpha: Any, out: Any, *options: Any) -> tuple | None:
-    """All that a plan depends on; None of what is refused."""
-    if not (len(problems) and all(map(_is_pair, problems))):
-        return None
-    first = next((x for x in problems[0] if isinstance(x, BlockScaledTensor)), None)
-    outs = tuple(map(output_key, out)) if isinstance(out, (list, tuple)) else type(out)
-    pairs = [(operand_key(a), operand_key(b)) for a, b in problems]
-    where = world(first is None or first.key.on_cpu)
-    return (*pairs, arrangements(problems), outs, tensor_key(alpha), *options, where)
-
-
-def _is_pair(pair: Any) -> bool:
-    """Whether a key can be made of it; what is none is for the checks to refuse."""
-    return (
-        isinstance(pair, (tuple, list))
-        and len(pair) == 2
-        and all(x is None or isinstance(x, BlockScaledTensor) for x in pair)
-    )
+def _key(problems: Sequence[Pair], gate: str, alpha: Any, out: Any, *options: Any) -> tuple:
+    pairs = [(ACTIVATIONS(a), ACTIVATIONS(b)) for a, b in problems]
+    live = [pair for pair in problems if all(map(rows_of, pair))]
+    scales = [
+        [getattr(pair[side], name, None) for pair in live]
+        for side, name in ((0, "global_scale"), (1, "global_scale"), (1, "up_global_scale"))
+    ]
+    outs = tuple(map(OUTPUT, out)) if isinstance(out, (list, tuple)) else type(out)
+    first = next(x for x in reversed(problems[0]) if x is not None)
+    return (*pairs, *map(arranged, scales), gate, TENSOR(alpha), outs, *options, world(first.key.on_cpu))
 
 
 def _check(r: Any) -> list[torch.Tensor]:
-    groups = _checked(r.problems)
-    outs = _outputs(groups, r.out, r.out_dtype)
-    split_alpha(r.alpha, outs[0].device, len(groups))
+    if is_prepared(r.problems):
+        first, default = r.problems[0][1], r.problems[0][1].dtype
+        each_group(lambda pair: check_group(_pair(pair), first, r.gate), r.problems)
+        kinds = {type(a) for a, _ in r.problems if a is not None}
+        if len(kinds) > 1:
+            raise OperandTypeError.of("a of all groups", got="numbers and NVFP4", expected="the same")
+    else:
+        refuse_gate(r.gate)
+        _check_block_scaled(r.problems)
+        first, default = next(x for x in r.problems[0] if x is not None), torch.float16
+    shapes = [(rows_of(a), rows_of(b)) for a, b in r.problems]
+    outs = checked_outputs(shapes, first.device, r.out, r.out_dtype, default)
+    split_alpha(r.alpha, first.device, len(r.problems))
+    if r.out is not None:
+        _check_apart(r.problems, outs, r.alpha)
     return outs
 
 
-def _plan(r: Any, target: Target) -> Callable[..., list[torch.Tensor]]:
-    groups, outs = list(r.problems), r.out
-    alpha = r.alpha.reshape(-1) if isinstance(r.alpha, torch.Tensor) else None
-    each_group(lambda a, b: _check_scales(a, b, target.backend), *zip(*groups))
-    live = [i for i, (a, b) in enumerate(groups) if a is not None and b is not None]
-    call = GroupsCall(outs, live, _tensors, _check_apart)
-    call.plan(lambda pairs, outs, alpha: ListCall(pairs, outs, alpha, target, r.config), groups, outs, alpha)
-    if target.backend != "sim":
-        return call
-
-    def simulated(groups: Sequence[Problem], *given: Any) -> list[torch.Tensor]:
-        each_group(_check_signs, *zip(*groups))
-        return call(groups, *given)
-
-    return simulated
+def _pair(problem: Any) -> Pair:
+    """A problem, which is a pair."""
+    if not isinstance(problem, (tuple, list)) or len(problem) != 2:
+        raise OperandTypeError.of("problem", got=type(problem).__name__, expected="a pair (a, b)")
+    return problem
 
 
-def _tensors(groups: Sequence[Problem]) -> list[torch.Tensor | None]:
-    """Every tensor of the operands."""
-    operands = [x for pair in groups for x in pair if x is not None]
-    return [y for x in operands for y in (x.data, x.scale, x.global_scale)]
-
-
-def _reference(r: Any) -> list[torch.Tensor | None]:
-    return [
-        None
-        if a is None or b is None
-        else gemm_reference(_matrix(a), _matrix(b), alpha=alpha_of_group(r.alpha, i), out_dtype=out.dtype)
-        for i, ((a, b), out) in enumerate(zip(r.problems, r.out))
-    ]
-
-
-def _checked(problems: Sequence[Problem]) -> list[Problem]:
-    """The groups: each fits together, and all have the first's formats and device."""
+def _check_block_scaled(problems: Sequence[Problem]) -> None:
+    """Raises unless each group fits together, and all have the first's formats and device."""
     formats: list[Any] = [None, None]
     device = None
 
-    def check(problem: Any) -> Problem:
+    def check(problem: Any) -> None:
         nonlocal device
-        if not isinstance(problem, (tuple, list)) or len(problem) != 2:
-            raise OperandTypeError.of("problem", got=type(problem).__name__, expected="a pair (a, b)")
-        a, b = problem
+        a, b = _pair(problem)
         if a is not None and b is not None:
             check_pair(a, b)
         elif a is b:
@@ -160,12 +138,10 @@ def _checked(problems: Sequence[Problem]) -> list[Problem]:
                 device = device or x.device
                 if x.device != device:
                     raise OperandError.of("device", got=x.device, expected=f"{device}, where the groups before are")
-        return a, b
 
-    groups = each_group(check, problems)
-    if not groups:
+    each_group(check, problems)
+    if not problems:
         raise OperandError.of("problems", got="none", expected="at least one group")
-    return groups
 
 
 def _check_operand(name: str, x: Any, fmt: Any) -> None:
@@ -177,42 +153,69 @@ def _check_operand(name: str, x: Any, fmt: Any) -> None:
     check_format(name, x, ALL_FORMATS if fmt is None else (fmt,))
 
 
-def _outputs(
-    groups: list[Problem], out: Sequence[torch.Tensor] | None, dtype: torch.dtype | None
-) -> list[torch.Tensor]:
-    """Valid results: new ones, or the caller's, which overlap nothing."""
-    shapes = [tuple(0 if x is None else x.rows for x in group) for group in groups]
-    outs = checked_outputs(shapes, next(x.device for x in groups[0] if x is not None), out, dtype, torch.float16)
-    if out is not None:
-        _check_apart(groups, outs, None)
-    return outs
-
-
-def _check_apart(groups: Sequence[Problem], out: Sequence[torch.Tensor], alpha: torch.Tensor | None) -> None:
+def _check_apart(groups: Sequence[Pair], outs: Sequence[torch.Tensor], alpha: Any) -> None:
     """Raises if the outputs overlap each other or an input."""
-    spans = [(*span(x), "out", i, True) for i, x in enumerate(out)]
-    spans += [] if alpha is None else [(*span(alpha), "alpha", 0, False)]
-    for i, group in enumerate(groups):
-        for name, x in zip("ab", group):
-            parts = {} if x is None else {"data": x.data, "scale": x.scale, "global scale": x.global_scale}
-            spans += [(*span(y), f"{part} of {name}", i, False) for part, y in parts.items() if y is not None]
+    spans = [(*span(out), "out", i, True) for i, out in enumerate(outs)]
+    spans += [(*span(alpha), "alpha", 0, False)] if isinstance(alpha, torch.Tensor) else []
+    for i, (a, b) in enumerate(groups):
+        for name, x in inputs(a=a, b=b).items():
+            owner, _, part = name.partition(".")
+            name = f"{part.replace('_', ' ')} of {owner}" if part else owner
+            spans += [] if x is None else [(*span(x), name, i, False)]
     check_spans(spans)
 
 
-def _check_scales(a: BlockScaledTensor | None, b: BlockScaledTensor | None, backend: str) -> None:
-    if a is not None and b is not None:
-        check_operands({"a": a, "b": b}, backend)
+def _plan(r: Any, target: Target) -> GroupsCall:
+    launch, before = PreparedList, None
+    if not is_prepared(r.problems):
+        launch = BlockScaledList
+        each_group(lambda pair: _check_scales(pair, target.backend), r.problems)
+        before = _check_signs if target.backend == "sim" else None
+
+    def plan(pairs: Sequence[Pair], outs: Sequence[torch.Tensor], alpha: torch.Tensor | None) -> Any:
+        return launch(pairs, outs, alpha, target, r.config, r.gate)
+
+    return GroupsCall(r.problems, r.out, r.alpha, plan, _check_apart, before)
 
 
-def _check_signs(a: BlockScaledTensor | None, b: BlockScaledTensor | None) -> None:
-    if a is not None and b is not None:
-        check_signs("a", a)
-        check_signs("b", b)
+def _check_scales(pair: Problem, backend: str) -> None:
+    if None not in pair:
+        check_operands(dict(zip("ab", pair)), backend)
+
+
+def _check_signs(problems: Sequence[Problem]) -> None:
+    each_group(lambda pair: None in pair or [check_signs(*x) for x in zip("ab", pair)], problems)
+
+
+def _reference(r: Any) -> list[torch.Tensor | None]:
+    found: list[torch.Tensor | None] = []
+    for i, ((a, b), out) in enumerate(zip(r.problems, r.out)):
+        alpha = alpha_of_group(r.alpha, i)
+        if not (rows_of(a) and rows_of(b)):
+            found.append(None)
+        elif isinstance(b, BlockScaledTensor):
+            found.append(gemm_reference(_matrix(a), _matrix(b), alpha=alpha, out_dtype=out.dtype))
+        else:
+            wide = a.double() if isinstance(a, torch.Tensor) else a.dequantize(torch.float64)
+            exact = wide @ b.dequantize(torch.float64).mT * alpha
+            found.append(GATES[r.gate](exact[0]) * exact[1] if r.gate else exact)
+    return found
 
 
 def _matrix(x: BlockScaledTensor) -> BlockScaledTensor:
-    """Without a batch dimension."""
+    """A group's operand without a batch dimension."""
     return x if not x.is_batched else BlockScaledTensor(x.data[0], x.rowmajor_scale()[0], x.global_scale, x.format)
+
+
+def _prepared(r: Any, call: GroupsCall) -> Preparation:
+    return preparation_of_list(r.problems, r.out, r.alpha, call)
+
+
+def _instead(r: Any) -> None:
+    """Raises unless the weights are prepared ones."""
+    if not is_prepared(r.problems):
+        expected = "pairs of x and a PreparedWeight, for a call that decides nothing any more"
+        raise OperandTypeError.of("problems", got=_kinds(r.problems), expected=expected)
 
 
 def _kinds(problems: Any) -> str:
@@ -224,25 +227,15 @@ def _kinds(problems: Any) -> str:
 
 
 GROUPED = Operation(
-    groups,
+    grouped_gemm,
+    {"problems": LIST, "alpha": TENSOR, "out": LIST},
     check=_check,
     reference=_reference,
     plan=_plan,
     store=store_each,
-    overlaps=lambda r: _check_apart(r.problems, r.out, r.alpha if isinstance(r.alpha, torch.Tensor) else None),
-    operands=("problems",),
-    recorded=lambda problems, alpha, out, *options: by_operator(operands_in(problems), alpha, out),
+    overlaps=lambda r: _check_apart(r.problems, r.out, r.alpha),
     key=_key,
+    instead=_instead,
+    prepared=_prepared,
+    preparable=True,
 )
-
-
-def _prepared(problems: Sequence[Problem], **options: Any) -> Preparation:
-    """``grouped_gemm`` of prepared weights, planned, for ``prepare``."""
-    if not is_packed(problems):
-        expected = "pairs of x and a PreparedWeight, for a call that decides nothing any more"
-        raise OperandTypeError.of("problems", got=_kinds(problems), expected=expected)
-    defaults = {"alpha": None, "out": None, "out_dtype": None, "config": None, "backend": "auto", "gate": ""}
-    return PREPARED_GROUPS.preparation(problems, **defaults | options)
-
-
-PREPARED[grouped_gemm] = _prepared

@@ -17,10 +17,10 @@ from ..prepared_weight import PreparedWeight
 from ..reference import gemm_reference
 from ..runtime.backend import Backend
 from ..target import Target
-from .calls import tensor_key
+from .arguments import OPERAND, STATUS, TENSOR
 from .checks import DTYPE_NAMES, check_format, checked_output, factors_of, reads, refuse_gate, split_alpha
 from .grouped_launch import KERNEL, aligned, group_record, planned_groups
-from .grouped_rows import GroupedRows, checked_status, clamped, wrong_offset
+from .grouped_rows import GroupedRows, checked_status, clamped, status_of, wrong_offset
 from .groups import alpha_of_group, check_rows, store_rows
 from .operands import check_operands, check_signs_of
 from .operation import Operation
@@ -62,11 +62,11 @@ def grouped_gemm_contiguous(
     """
     if isinstance(b, PreparedWeight):
         edges = offsets_of(a, offsets)
-        return PREPARED_ROWS(a, b, edges, alpha, out, out_dtype, status, config, backend, gate)
+        return PREPARED_ROWS.call(a, b, edges, alpha, out, out_dtype, status, config, backend, gate)
     refuse_gate(gate)
     if offsets is not None:
         raise OperandError.of("offsets", got=type(offsets).__name__, expected="None: GroupedRows have their own")
-    return CONTIGUOUS(a, b, alpha, out, out_dtype, status, config, backend)
+    return CONTIGUOUS.call(a, b, alpha, out, out_dtype, status, config, backend)
 
 
 def contiguous(
@@ -80,7 +80,7 @@ def contiguous(
     backend: Backend,
 ) -> torch.Tensor:
     """``grouped_gemm_contiguous`` of block-scaled weights."""
-    return CONTIGUOUS(a, b, alpha, out, out_dtype, status, config, backend)
+    return CONTIGUOUS.call(a, b, alpha, out, out_dtype, status, config, backend)
 
 
 def _check(r: Any) -> torch.Tensor:
@@ -134,7 +134,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         workers=plan.workers,
     )
     values = check_signs_of if target.backend == "sim" else None
-    return CONTIGUOUS.call(KERNEL, plan.config, target, arguments, r, values=values)
+    return CONTIGUOUS.planned(KERNEL, plan.config, target, arguments, r, new=status_of(a.device), before=values)
 
 
 def _reference(r: Any) -> tuple[Sequence[int], torch.Tensor]:
@@ -154,10 +154,9 @@ def _reference(r: Any) -> tuple[Sequence[int], torch.Tensor]:
 
 CONTIGUOUS = Operation(
     contiguous,
+    {"a": OPERAND, "b": OPERAND, "alpha": TENSOR, "status": STATUS},
     check=_check,
     reference=_reference,
     plan=_plan,
     store=store_rows,
-    tensors=("alpha",),
-    keys={"status": tensor_key},
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -200,6 +200,11 @@ def checked_status(status: torch.Tensor | None, device: torch.device) -> torch.T
         got = f"shape {tuple(status.shape)} on {status.device}"
         raise OperandError.of("status", got=got, expected=f"one element on {device}")
     return status
+
+
+def status_of(device: torch.device) -> dict[str, Callable[[], torch.Tensor]]:
+    """What makes the word of a call that gives none."""
+    return {"status": functools.partial(checked_status, None, device)}
 
 
 def _check_scale(scale: torch.Tensor, data: torch.Tensor, fmt: Format, k: int) -> None:

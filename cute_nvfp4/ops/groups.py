@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from ..errors import OperandError, OperandTypeError
 from ..runtime.bounded import Bounded
 from .calls import addresses, allocator, as_alpha
-from .checks import check_dtype, checked_output, number
+from .checks import check_dtype, checked_output, inputs, number
 
 
 def each_group(function: Callable[..., Any], *columns: Iterable[Any]) -> list:
@@ -76,9 +76,9 @@ def store_rows(exact: tuple[Sequence[int], torch.Tensor], out: torch.Tensor) -> 
     return out
 
 
-def operands_in(problems: Any) -> list[Any]:
-    """The operands of problems that are pairs; whatever else there is, is for the call to refuse."""
-    return [x for pair in problems if isinstance(pair, (list, tuple)) for x in pair]
+def rows_of(x: Any) -> int:
+    """Rows of an operand or a tensor, which may be None."""
+    return 0 if x is None else len(x) if isinstance(x, torch.Tensor) else x.rows
 
 
 def check_spans(spans: list[tuple[int, int, str, int, bool]]) -> None:
@@ -124,28 +124,25 @@ def alpha_of_live(live: Sequence[int], whole: bool, alpha: torch.Tensor | None) 
 class GroupsCall:
     """A planned call: the launch of the groups that have rows, and what to check before it.
 
-    outs: results like which ``new`` makes some. live: the groups that have rows; whole: all. read: the tensors of
-    groups. check: raises where given outputs overlap each other or an input.
+    outs: results like which ``new`` makes some. live: the groups that have rows; whole: all. plan: makes the launch of
+    pairs, results and factors. check: raises where given outputs overlap each other or an input. before: is called with
+    the groups first, or None.
     """
 
     def __init__(
         self,
+        problems: Sequence[Any],
         outs: Sequence[torch.Tensor],
-        live: Sequence[int],
-        read: Callable[[Sequence[Any]], Iterable[torch.Tensor | None]],
-        check: Callable[[Sequence[Any], Sequence[torch.Tensor], torch.Tensor | None], None],
+        alpha: Any,
+        plan: Callable[..., Any],
+        check: Callable[[Sequence[Any], Sequence[torch.Tensor], Any], None],
+        before: Callable[[Sequence[Any]], None] | None = None,
     ) -> None:
-        self._live, self.whole = live, len(live) == len(outs)
+        self._live = [i for i, pair in enumerate(problems) if all(map(rows_of, pair))]
+        self.whole = len(self._live) == len(outs)
         self.new = maker([tuple(x.shape) for x in outs], outs[0].dtype, outs[0].device)
-        self._read, self._check, self._apart = read, check, Bounded()
-        self.launch: Callable[..., None] | None = None
-
-    def plan(
-        self, make: Callable[..., Any], groups: Sequence[Any], outs: Sequence[torch.Tensor], alpha: torch.Tensor | None
-    ) -> None:
-        """make: plans a launch of pairs, results and factors."""
-        if self._live:
-            self.launch = make(*self._of_live(groups, outs, alpha))
+        self._check, self.before, self._apart = check, before, Bounded()
+        self.launch = plan(*self._of_live(problems, outs, as_alpha(alpha)[1])) if self._live else None
 
     def _of_live(self, groups: Sequence[Any], outs: Sequence[torch.Tensor], alpha: torch.Tensor | None) -> tuple:
         if not self.whole:
@@ -153,17 +150,25 @@ class GroupsCall:
         return groups, outs, alpha_of_live(self._live, self.whole, alpha)
 
     def __call__(
-        self, groups: Sequence[Any], alpha: Any, out: Sequence[torch.Tensor] | None, *options: Any
+        self, groups: Sequence[Any], gate: str, alpha: Any, out: Sequence[torch.Tensor] | None, *options: Any
     ) -> list[torch.Tensor]:
-        scalar, alpha = as_alpha(alpha)
+        if self.before is not None:
+            self.before(groups)
+        scalar, factors = as_alpha(alpha)
         outs = self.new() if out is None else list(out)
         if out is not None:
-            places = addresses(alpha, *outs, *self._read(groups))
+            places = addresses(factors, *outs, *tensors_of(groups))
             # addresses that were found to be apart stay so
             if places not in self._apart:
                 self._check(groups, outs, alpha)
                 self._apart[places] = True
         if self.launch is not None:
-            groups, results, alpha = self._of_live(groups, outs, alpha)
-            self.launch(groups, results, scalar, alpha)
+            groups, results, factors = self._of_live(groups, outs, factors)
+            self.launch(groups, results, scalar, factors)
         return outs
+
+
+def tensors_of(groups: Sequence[Any]) -> Iterator[torch.Tensor]:
+    """Every tensor of the operands of groups."""
+    for pair in groups:
+        yield from (x for x in inputs(a=pair[0], b=pair[1]).values() if x is not None)

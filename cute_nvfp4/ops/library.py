@@ -19,11 +19,10 @@ from .dispatch import requires_grad
 from .gated_gemm import GATED
 from .gemm import GEMM
 from .gemv import GEMV
-from .grouped_gemm import GROUPED
+from .grouped_gemm import GROUPED, is_prepared
 from .grouped_gemm_contiguous import CONTIGUOUS
 from .operator import Operator, rebuilt, refuse_gradients, weight_of
 from .prepared_weight.gemm import PREPARED_GEMM, quantized_scale
-from .prepared_weight.groups import PREPARED_GROUPS
 from .prepared_weight.rows import PREPARED_ROWS
 from .quantize_request import checked_global_scale
 
@@ -218,7 +217,7 @@ TABLE = {
     ),
     "packed_grouped_gemm": PreparedListOutput(
         "packed_grouped_gemm",
-        PREPARED_GROUPS,
+        GROUPED,
         "Tensor?[] a, Tensor?[] a_scale, Tensor[] b, Tensor?[] a_global_scale, Tensor?[] b_global_scale, "
         "Tensor?[] up_global_scale, Tensor? alpha_tensor=None, *, int[] rows, int[] k, ScalarType dtype, "
         'str packing="nvfp4", float alpha=1.0, str gate="", ScalarType? out_dtype=None, str a_format="nvfp4", '
@@ -254,3 +253,4 @@ def _gated(request: Any) -> Operator:
 for _row in TABLE.values():
     _row.serve()
 GATED.operator = _gated
+GROUPED.operator = lambda r: TABLE["packed_grouped_gemm" if is_prepared(r.problems) else "grouped_gemm"]

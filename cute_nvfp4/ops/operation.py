@@ -9,22 +9,26 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import is_grad_enabled
+from torch import Tensor, is_grad_enabled
+from torch.compiler import is_dynamo_compiling
 
 from ..errors import OperandError
 from ..runtime.backend import resolve
 from ..runtime.bounded import Bounded
 from ..runtime.kernel import Kernel
-from ..runtime.simulating import world
+from ..runtime.simulating import SESSIONS, session_number, world
+from ..runtime.torch_private import increment_versions
 from ..target import Target
-from .calls import allocator, operand_key, output_key, tensor_key
+from .arguments import OUTPUT, PLAIN_TYPES, VALUE, Argument
+from .calls import allocator
 from .checks import check_overlap, reads, refuse_config
-from .dispatch import by_operator, written_to
+from .dispatch import by_operator, modes, written_to
 from .operator import Operator
 from .planned import PlannedCall, PlannedLaunch, Preparation
 
@@ -32,6 +36,32 @@ OPERATIONS: dict[Callable[..., Any], Operation] = {}
 """The operations, by their functions."""
 PREPARED: dict[Callable[..., Any], Callable[..., Preparation]] = {}
 """From the arguments of a public function to its planned call, for ``prepare``."""
+
+_ROAD = """\
+def call({given}):
+    if is_dynamo_compiling():
+        return operation.unplanned({given})
+    try:
+        recorded = modes() or not ({plain}) or (is_grad_enabled() and ({followed}))
+        planned = None if recorded else operation.calls[{key}]
+    except (AttributeError, KeyError, RuntimeError, TypeError):
+        planned = None
+    if planned is None:
+        return operation.unplanned({given})
+    result = planned({given})
+    if ({written}) and is_grad_enabled():
+        {count}
+    return result
+"""
+"""The straight road of a call, compiled for an operation from the expressions of its arguments' kinds. What is none of
+its kind, is new, or is recorded by torch takes the other road."""
+_SCOPE = {
+    **{"Tensor": Tensor, "PLAIN_TYPES": PLAIN_TYPES, "modes": modes, "is_grad_enabled": is_grad_enabled},
+    **{"is_dynamo_compiling": is_dynamo_compiling, "increment_versions": increment_versions, "written_to": written_to},
+    **{"world": world, "session_number": session_number, "SESSIONS": SESSIONS, "modules": sys.modules},
+}
+"""What the expressions of that road name."""
+_COUNT_ONE = "increment_versions((out,)) if type(out) is Tensor else written_to(out)"
 
 
 def kernels_only(call: Any) -> Any:
@@ -53,109 +83,145 @@ def kernels_only(call: Any) -> Any:
 class Operation:
     """An operation, of what is its own.
 
-    function: has the arguments, in order; a *request* is a record of them. check: raises where they do not fit, and
-    gives the output, the caller's or a new one. reference: exact torch, of a request whose ``out`` is like the result.
-    plan: from such a request and a target to the call. operands: arguments whose ``key`` says all that a plan depends
-    on. tensors: others that may be tensors. keys: what the rest is in a key, where it is not compared as it is; or key:
-    makes all of it. store: writes an exact result to an output. overlaps: raises where a given output overlaps an
-    input. preparable: whether ``prepare`` takes it; vary: what may then vary from call to call; prepared: makes the
-    preparation of a call that is no ``PlannedCall``. instead: the operation and the request that a request is in fact,
-    or None. recorded: whether a call goes through torch's dispatcher, if it can be said sooner than ``by_operator``
-    says it.
+    function: has the arguments, in order; a *request* is a record of them. arguments: their kinds, by name; others are
+    compared as they are. check: raises where they do not fit, and gives the output, the caller's or a new one.
+    reference: exact torch, of a request whose ``out`` is like the result. plan: from such a request and a target to the
+    call. key: makes the key, where it is not that of the arguments. target: where a request with such an output runs.
+    store: writes an exact result to an output; None: the reference makes or writes the output itself. overlaps: raises
+    where a given output overlaps an input. vary: what may vary in a call that ``prepare`` made; preparable: whether it
+    takes the operation; prepared: makes the preparation of a call. instead: the operation and the request that a
+    request is in fact, or None. follows: whether torch is asked for a gradient of arguments that require one. outs: the
+    arguments that are written; written: what autograd is told of them, where it is not all.
     """
 
-    operator: Callable[[Any], Operator]
-    """The operator of torch for a request; ``library`` sets it."""
+    operator: Callable[[Any], Operator | None] = staticmethod(lambda request: None)
+    """The operator of torch for a request, which ``library`` sets; None: torch records what the reference does."""
 
     def __init__(
         self,
         function: Callable[..., Any],
+        arguments: Mapping[str, Argument],
         *,
         check: Callable[[Any], Any],
         reference: Callable[[Any], Any],
         plan: Callable[[Any, Target], Callable[..., Any]],
-        operands: Sequence[str] = ("a", "b"),
-        tensors: Sequence[str] = (),
-        keys: Mapping[str, Callable[[Any], Any]] | None = None,
-        store: Callable[[Any, Any], Any] = lambda exact, out: out.copy_(exact),
+        key: Callable[..., Any] | None = None,
+        target: Callable[[Any, Any], Target] | None = None,
+        store: Callable[[Any, Any], Any] | None = lambda exact, out: out.copy_(exact),
         overlaps: Callable[[Any], None] = lambda r: check_overlap(reads(r), r.out),
         vary: Sequence[str] = ("a", "b", "out"),
-        instead: Callable[[Any], tuple[Operation, Any] | None] = lambda request: None,
-        prepared: Callable[[Any, Any], Preparation] | None = None,
-        recorded: Callable[..., bool] | None = None,
-        key: Callable[..., Any] | None = None,
         preparable: bool = False,
+        prepared: Callable[[Any, Any], Preparation] | None = None,
+        instead: Callable[[Any], tuple[Operation, Any] | None] = lambda request: None,
+        follows: bool = True,
+        outs: Sequence[str] = ("out",),
+        written: Callable[[Any], Sequence[Any]] | None = None,
     ) -> None:
         self._signature = inspect.signature(function)
         self.name, self.fields = function.__name__, tuple(self._signature.parameters)
+        self.defaults = {name: x.default for name, x in self._signature.parameters.items()}
         self.request = namedtuple("Request", self.fields)
         self._check, self._reference, self._plan, self._store = check, reference, plan, store
         self._overlaps, self._vary, self._instead, self._prepared = overlaps, vary, instead, prepared
-        self._recorded = recorded or _recorded_of(self.fields, operands, (*tensors, "out"))
-        self._out = self.fields.index("out")
+        self._target = target or _target_of_output
+        self._follows, self._outs, self._written = follows, [self.fields.index(name) for name in outs], written
         self.calls = Bounded()
-        made = dict.fromkeys(operands[2:], operand_key) | dict.fromkeys(tensors, tensor_key) | {"out": output_key}
-        self.key = key or _key_of(self.fields, operands[:2], made | dict(keys or {}))
+        kinds = dict.fromkeys(self.fields, VALUE) | {"out": OUTPUT} | dict(arguments)
+        self._followed = [i for i, kind in enumerate(kinds.values()) if kind.plain or kind.followed]
+        self.key, self.call = self._compiled(kinds, key, outs)
         OPERATIONS[function] = self
         if preparable:
             PREPARED[function] = self.preparation
 
+    def _compiled(self, kinds: Mapping[str, Argument], key: Any, outs: Sequence[str]) -> tuple[Callable, Callable]:
+        """What makes the key of a call, and the straight road of a call."""
+        given = ", ".join(kinds)
+
+        def of_all(part: str, joint: str) -> str:
+            return joint.join(getattr(kind, part).format(x=x) for x, kind in kinds.items() if getattr(kind, part))
+
+        source = f"key({given})"
+        if key is None:
+            places = [kind.on_cpu.format(x=x) for x, kind in kinds.items() if kind.on_cpu]
+            # an operand says it sooner than a tensor
+            place = max(reversed(places), key=lambda x: ".key." in x)
+            around = f"world(True) if {place} else session_number() if SESSIONS in modules else 0"
+            source = f"({of_all('key', ', ')}, {around})"
+        scope = _SCOPE | {"operation": self, "key": key}
+        exec(
+            _ROAD.format(
+                given=given,
+                plain=of_all("plain", " and ") or "True",
+                followed=(self._follows and of_all("followed", " or ")) or "False",
+                key=source,
+                written=" or ".join(f"{x} is not None" for x in outs),
+                count=_COUNT_ONE if len(outs) == 1 and self._written is None else f"operation.count_written({given})",
+            ),
+            scope,
+        )
+        return eval(f"lambda {given}: {source}", scope), scope["call"]
+
     def __call__(self, *given: Any) -> Any:
         """The result for the arguments, in order."""
-        if self._recorded(*given):
-            request = self.request(*given)
-            return self.operator(request).call(request)
-        try:
-            call = self.calls[self.key(*given)]
-        except (KeyError, AttributeError, TypeError):
-            # planned now, or refused
+        return self.call(*given)
+
+    def unplanned(self, *given: Any) -> Any:
+        """The result where torch records the call, or where no call was planned for the like."""
+        if not by_operator([given[i] for i in self._followed], self._follows):
             return self.run(*given)
-        result, out = call(*given), given[self._out]
-        if out is not None and is_grad_enabled():
-            written_to(out)
-        return result
+        request = self.request(*given)
+        operator = self.operator(request)
+        return self._exact(*given, like=self._check(request)) if operator is None else operator.call(request)
 
     def run(self, *given: Any) -> Any:
         """The result, past torch's dispatcher."""
-        try:
-            call = self.calls.find(self.key(*given))
-        except AttributeError:
-            # of an operand that is none, which the checks refuse
-            call = None
-        result = (call or self._planned(given))(*given)
-        out = given[self._out]
-        if out is not None and is_grad_enabled():
-            written_to(out)
+        result = (self._found(given) or self._planned(given))(*given)
+        if is_grad_enabled():
+            self.count_written(*given)
         return result
 
-    def found(self, *given: Any) -> Callable[..., Any] | None:
-        """The call that was planned for arguments like these."""
-        return None if self._recorded(*given) else self.calls.find(self.key(*given))
+    def count_written(self, *given: Any) -> None:
+        """Tells autograd what a call wrote."""
+        written_to(*(self._written(self.request(*given)) if self._written else [given[i] for i in self._outs]))
+
+    def found(self, *given: Any) -> Any:
+        """The call that was planned for arguments like these, or None."""
+        call = self._found(given)
+        return getattr(call, "owner", call)
+
+    def _found(self, given: tuple) -> Callable[..., Any] | None:
+        try:
+            return self.calls.find(self.key(*given))
+        except (AttributeError, IndexError, RuntimeError, TypeError, ValueError):
+            # of what is none of its kind, which the checks refuse
+            return None
 
     def checked(self, request: Any) -> Any:
         """The output of a request that fits, the caller's or a new one."""
         return self._check(request)
 
-    def _planned(self, given: tuple) -> Callable[..., Any]:
+    def _planned(self, given: tuple) -> Any:
         """The call for these arguments and all like them, which it checks."""
         request = self.request(*given)
         out = self._check(request)
-        first = out[0] if isinstance(out, (list, tuple)) else out
-        target = resolve(request.backend, first.device)
+        target = self._target(request, out)
         if target.backend == "reference":
             refuse_config(getattr(request, "config", None))
             call = functools.partial(self._exact, like=out)
         else:
             call = self._plan(request._replace(out=out), target)
-        self.calls[self.key(*given)] = call
+        self.calls[self.key(*given)] = getattr(call, "run", call)
         return call
 
     def _exact(self, *given: Any, like: Any) -> Any:
         """By exact torch. like: a result of the same kind."""
         request = self.request(*given)
+        if request.out is not None:
+            self._overlaps(request)
+        if self._store is None:
+            return self._reference(request)
         if request.out is None:
             return self._store(self._reference(request._replace(out=like)), self._check(request))
-        self._overlaps(request)
         return self._store(self._reference(request), request.out)
 
     def overlapping(self, *given: Any) -> None:
@@ -175,12 +241,12 @@ class Operation:
         return self._preparation_of(request) if other is None else other[0]._preparation_of(other[1])
 
     def _preparation_of(self, request: Any) -> Preparation:
-        call = kernels_only(self.calls.find(self.key(*request)) or self._planned(request))
+        call = kernels_only(self.found(*request) or self._planned(request))
         if self._prepared is not None:
             return self._prepared(request, call)
         return call.preparation(request, self._vary)
 
-    def call(
+    def planned(
         self,
         kernel: Kernel,
         config: Any,
@@ -188,47 +254,26 @@ class Operation:
         arguments: Any,
         request: Any,
         *,
+        new: Mapping[str, Callable[[], Any]] | None = None,
         extra: tuple[str, Callable[[tuple, bool], Any], Any] | None = None,
         read_only: Sequence[str] = (),
         decoded: Any = None,
         **options: Any,
     ) -> PlannedCall:
         """A planned call of one launch. arguments, read_only, decoded: as in ``PlannedLaunch``. extra: the name and the
-        maker of a further field of it, and one like it to plan with; options, which also may be ``new_of``: as in
+        maker of a further field of it, and one like it to plan with; new, options, which also may be ``new_of``: as in
         ``PlannedCall``."""
-        fields, out, new = self.fields, request.out, {}
+        fields, out, new = self.fields, request.out, dict(new or {})
         if "new_of" not in options:
-            new[self._out] = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
-        if "status" in fields:
-            make = functools.partial(torch.empty, 1, dtype=torch.int32, device=out.device)
-            new[fields.index("status")] = make
-            request = request._replace(status=make() if request.status is None else request.status)
-        example = tuple(request)
+            new["out"] = allocator(torch.empty(out.shape, dtype=out.dtype, device=out.device))
+        made = {name: make() for name, make in new.items() if getattr(request, name) is None}
+        example = tuple(request._replace(**made))
         if extra is not None:
             fields, example = (*fields, extra[0]), (*example, extra[2])
             options |= {"extra": extra[1], "closely": extra[0] == "decoded"}
         launch = PlannedLaunch(kernel, config, target, out.device, arguments, fields, example, read_only, decoded)
-        return PlannedCall(launch, self._out, new, self.overlapping, **options)
+        return PlannedCall(launch, new, self.overlapping, **options)
 
 
-def _recorded_of(fields: Sequence[str], operands: Sequence[str], tensors: Sequence[str]) -> Callable[..., bool]:
-    """``by_operator`` of a call's arguments, as one expression, like the key."""
-    several = "".join(f"{x}, " for x in operands)
-    source = f"lambda {', '.join(fields)}: by_operator(({several}), {', '.join(tensors)})"
-    return eval(source, {"by_operator": by_operator})
-
-
-def _key_of(
-    fields: Sequence[str], operands: Sequence[str], made: Mapping[str, Callable[[Any], Any]]
-) -> Callable[..., tuple]:
-    """Makes the key of a call. It is one expression, because every call needs it: what a NamedTuple does for its own
-    methods."""
-    # most arguments are left out: None is its own key, without a call
-    terms = [
-        f"{x}.key" if x in operands and x not in made else f"None if {x} is None else _{x}({x})" if x in made else x
-        for x in fields
-    ]
-    names = {f"_{name}": function for name, function in made.items()} | {"world": world}
-    where = [f"{x}.key.on_cpu" for x in operands if x not in made] or [f"not {fields[0]}.is_cuda"]
-    source = f"lambda {', '.join(fields)}: ({', '.join(terms)}, world({where[-1]}))"
-    return eval(source, names)
+def _target_of_output(request: Any, out: Any) -> Target:
+    return resolve(request.backend, (out[0] if isinstance(out, (list, tuple)) else out).device)

@@ -7,6 +7,7 @@ must not overlap, and what ``prepare`` and ``export`` may vary. Nobody counts pl
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
@@ -66,8 +67,8 @@ class PlannedLaunch:
                 terms.append(f"{path}.data_ptr()" + (f" + {added}" if int(added or 0) else ""))
             else:
                 terms.append(path or repr(source))
-        # one expression, as fast as if it were written by hand: what a NamedTuple does for its methods
-        self.values: Callable[..., tuple] = eval(f"lambda {', '.join(fields)}: ({', '.join(terms)},)")
+        self.terms = ", ".join(terms)
+        self.values: Callable[..., tuple] = eval(f"lambda {', '.join(fields)}: ({self.terms},)")
         self._written = {x for x in self._tensors if x.split(".")[0] in WRITTEN and x not in read_only}
         self.apart = self._apart()
 
@@ -110,54 +111,84 @@ class PlannedLaunch:
         return found
 
 
+_CALL = """\
+def call({given}):
+    _is_new = out is None
+    if _is_new:
+        out = {new}
+    {more}
+    _values = ({terms},)
+    if not _is_new and ({near}):
+        _overlaps({given})
+    _launch(_values{owners})
+    return {result}
+"""
+"""A planned call, compiled: as fast as if it were written by hand, which is what a NamedTuple does for its methods."""
+
+
 class PlannedCall:
     """A call of an operation, planned: completes what it is given, looks for overlap, and launches once.
 
-    out: the place of the output among the arguments. new: what is made where an argument is None, by place. overlaps:
-    raises what is to be said of an output that is near an input. extra: makes one more field of the launch, of
-    the arguments; whether it may be memory of earlier calls is its second argument. values: looks at the values of
-    operands, in the simulator. new_of: makes an output that depends on the arguments. closely: whether
-    the launch does not read the operands themselves, so that overlap is looked for among all arguments.
+    new: what is made where an argument is None, by name. overlaps: raises what is to be said of an output that is near
+    an input. extra: makes one more field of the launch, of the arguments; whether it may be memory of earlier calls is
+    its second argument. before: is called with the arguments first. new_of: makes an output that depends on them.
+    closely: whether the launch does not read the operands themselves, so that overlap is looked for among all
+    arguments. result: what is returned, of the fields.
+
+    run: makes the call; its ``owner`` is this object.
     """
 
     def __init__(
         self,
         launch: PlannedLaunch,
-        out: int,
-        new: Mapping[int, Callable[[], Any]],
+        new: Mapping[str, Callable[[], Any]],
         overlaps: Callable[..., None],
         extra: Callable[[tuple, bool], Any] | None = None,
-        values: Callable[..., None] | None = None,
+        before: Callable[..., None] | None = None,
         new_of: Callable[..., Any] | None = None,
         closely: bool = False,
+        result: str = "out",
     ) -> None:
-        self.planned, self._new_of, self._closely = launch, new_of, closely
-        self._make, self._others = new.get(out), tuple((place, make) for place, make in new.items() if place != out)
-        self._out, self._overlaps, self._extra, self._look = out, overlaps, extra, values
-        self._fill, self.launch, self._near = launch.values, launch.launch, launch.apart.near
+        self.planned, self._new, self._new_of, self._extra = launch, new, new_of, extra
+        fields = launch.fields if extra is None else launch.fields[:-1]
+        given = ", ".join(fields)
+        more = [f"if {name} is None: {name} = _new[{name!r}]()" for name in new if name != "out"]
+        if extra is not None:
+            more.append(f"{launch.fields[-1]} = _extra(({given},), True)")
+        if before is not None:
+            more.append(f"_before({given})")
+        # on a GPU nothing but the values is asked for
+        run = getattr(launch.launch, "of_values", None)
+        scope = {"_new": new, "_new_of": new_of, "_make": new.get("out"), "_extra": extra, "_before": before}
+        scope |= {"_overlaps": overlaps, "_near": launch.apart.near, "_launch": run or launch.launch}
+        exec(
+            _CALL.format(
+                given=given,
+                new="_make()" if new_of is None else f"_new_of({given})",
+                more="\n    ".join(more),
+                terms=launch.terms,
+                near="True" if closely else "_near(_values)",
+                owners="" if run else f", ({', '.join(launch.fields)},)",
+                result=result,
+            ),
+            scope,
+        )
+        self.run: Callable[..., Any] = scope["call"]
+        self.run.owner = self
+        self.launch = launch.launch
 
     def __call__(self, *given: Any) -> Any:
-        at = self._out
-        is_new = given[at] is None
-        if is_new:
-            out = self._make() if self._new_of is None else self._new_of(*given)
-            given = (*given[:at], out, *given[at + 1 :])
-        for place, make in self._others:
-            if given[place] is None:
-                given = (*given[:place], make(), *given[place + 1 :])
-        frame = given if self._extra is None else (*given, self._extra(given, True))
-        if self._look is not None:
-            self._look(*given)
-        values = self._fill(*frame)
-        if not is_new and (self._closely or self._near(values)):
-            self._overlaps(*given)
-        self.launch(values, frame)
-        return given[at]
+        """The result for the arguments, in order."""
+        return self.run(*given)
 
     def preparation(self, given: tuple, vary: Sequence[str]) -> Preparation:
         """This call with ``given``, for ``prepare``. vary: fields that may be others in a later call."""
         launch, given = self.planned, list(given)
-        for place, make in ((self._out, self._make), *self._others):
+        new = dict(self._new)
+        if self._new_of is not None:
+            new["out"] = functools.partial(self._new_of, *given)
+        for name, make in new.items():
+            place = launch.fields.index(name)
             given[place] = make() if given[place] is None else given[place]
         frame = given if self._extra is None else [*given, self._extra(tuple(given), False)]
         named = dict(zip(launch.fields, frame))

@@ -13,10 +13,10 @@ from ..errors import OperandError
 from ..operand import BlockScaledTensor
 from ..prepared_weight import PreparedWeight
 from ..runtime.bounded import Bounded
-from .alike import Alike
-from .grouped_launch import arranged
+from .list_launch import arranged
 from .operation import PREPARED
 from .planned import Preparation
+from .tensor_guards import TensorGuards
 
 
 def prepare(operation: Callable[..., Any], *operands: Any, vary: Sequence[str] = (), **options: Any) -> Prepared:
@@ -117,7 +117,7 @@ class _Known:
     a launch varies, by the addresses of tensors that were looked at in an earlier call."""
 
     def __init__(self, tensors: list[Tensor], lengths: tuple[int, ...]) -> None:
-        self._like, self._lengths, self.values = Alike(tensors), lengths, Bounded()
+        self._like, self._lengths, self.values = TensorGuards(tensors), lengths, Bounded()
 
     @classmethod
     def of(cls, operands: Sequence[Any]) -> _Known | None:

@@ -91,7 +91,7 @@ def choose_rmsnorm(problem: RmsnormProblem, arch: Architecture, sm_count: int) -
 
 @functools.lru_cache(maxsize=1024)
 def choose_silu_mul(problem: FusedProblem, arch: Architecture, sm_count: int) -> FusedPlan:
-    """As :func:`choose_rmsnorm`, for the kernel of rows with two inputs."""
+    """The plan, as :func:`choose_rmsnorm` has it, for the kernel of rows with two inputs."""
     config = _quantization(problem.quantize, arch)
     # two rows of a warp at a time, and a kilobyte of each CTA's that the system takes
     of_warp, rest, room = 2 * WARP_ROWS * WARP * config.block_bytes + 8 * WARP_ROWS, 3072, arch.shared_bytes + 1024

@@ -103,4 +103,5 @@ FAMILIES = {
 
 
 def family_of(problem: Problem) -> str:
+    """The name of the family that ``problem`` is of."""
     return next(name for name, family in FAMILIES.items() if isinstance(problem, family.problem))

@@ -65,7 +65,8 @@ class Slot(NamedTuple):
 class CudaLauncher:
     """``cuLaunchKernelEx`` on parameters that are kept: a call writes the varying values in place, and launches.
 
-    On torch's current stream of ``device``, whatever device is current. Threads take turns.
+    On torch's current stream of ``device``, whatever device is current. Threads take turns. of_values: the call without
+    owners, for a road on which they are not known.
     """
 
     def __init__(self, kernel: CompiledKernel, template: Template, device: int) -> None:
@@ -95,10 +96,10 @@ class CudaLauncher:
             finally:
                 release()
 
-        self._call = call
+        self.of_values = call
 
     def __call__(self, values: tuple, owners: tuple) -> None:
-        self._call(values)
+        self.of_values(values)
 
     def fixed(self, values: tuple, owners: tuple) -> Callable[[], None]:
         """The call with these values, in memory of its own: nothing but the stream is written any more."""

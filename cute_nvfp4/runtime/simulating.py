@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .cache import CompiledKernel
 
 ARCH_VARIABLE = "CUTE_NVFP4_ARCH"
+SESSIONS = "cute_nvfp4.sim.session"
+"""The module of simulated GPUs, which is there only if somebody opened one."""
 OPTIONS = (
     "checks",
     "counters",
@@ -87,7 +89,7 @@ def simulation() -> Simulation | None:
 
 def current_session() -> Any:
     """The simulated GPU that stands in for torch's "cuda" (``sim.session``), or None."""
-    session = sys.modules.get("cute_nvfp4.sim.session")  # absent unless somebody opened one
+    session = sys.modules.get(SESSIONS)
     return None if session is None else session.current_session()
 
 

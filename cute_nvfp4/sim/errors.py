@@ -69,6 +69,10 @@ class MbarrierMisuse(Hazard):
     """An mbarrier used before ``mbarrier.init`` or after its end, or whose counts overflow."""
 
 
+class BarrierMisuse(Hazard):
+    """A named barrier whose participants disagree on their number, or of which a warp may come to the wrong phase."""
+
+
 class TensorMemoryError(Hazard):
     """Tensor memory that is used without being allocated, freed wrongly, or never freed."""
 

@@ -41,7 +41,7 @@ class Slow:
 
     def __init__(self) -> None:
         self.know = [({}, {}) for _ in range(ALL)]
-        self.now, self.pipe, self.group = [1] * ALL, [1] * ALL, [1] * ALL
+        self.now, self.pipe, self.group = [2] * ALL, [1] * ALL, [1] * ALL
         self.gather, self.ended, self.phase = {}, {}, {}
         self.named, self.cluster = {}, {}
         self.bytes = [[[] for _ in range(BYTES)] for _ in range(CTAS)]
@@ -182,6 +182,7 @@ def step(rng: random.Random, both: Both) -> str:
         waits = rng.sample(warps.tolist(), rng.randrange(1, WARPS + 1))
         fast.named_arrive(warps, np.full(WARPS, 3))
         fast.named_open(np.array(sorted(waits)), np.full(len(waits), 3))
+        fast.named_end(np.array([cta]), np.array([3]))
         joined: tuple[dict, dict] = ({}, {})
         for x in warps.tolist():
             slow.release(x, joined)

@@ -15,6 +15,7 @@ from support.mutants import plan_anew
 import cute_nvfp4 as nv
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.kernels.probe import ProbeArguments, ProbeConfig, host
+from cute_nvfp4.ops.arguments import TENSOR
 from cute_nvfp4.ops.checks import checked_output, reads
 from cute_nvfp4.ops.operation import OPERATIONS, PREPARED, Operation
 from cute_nvfp4.ops.operator import Operator
@@ -28,7 +29,7 @@ from cute_nvfp4.target import Target
 
 def odd(x: torch.Tensor, *, out: torch.Tensor | None = None, backend: str = "auto") -> torch.Tensor:
     """2 x + 1 of contiguous float32 x."""
-    return ODD(x, out, backend)
+    return ODD.call(x, out, backend)
 
 
 def _check(r: Any) -> torch.Tensor:
@@ -40,17 +41,16 @@ def _check(r: Any) -> torch.Tensor:
 
 
 def _plan(r: Any, target: Target) -> PlannedCall:
-    return ODD.call(KERNEL, ProbeConfig(target.arch), target, ProbeArguments("x", "out", r.x.numel()), r)
+    return ODD.planned(KERNEL, ProbeConfig(target.arch), target, ProbeArguments("x", "out", r.x.numel()), r)
 
 
 KERNEL = Kernel("odd", ProbeArguments, lambda config: host)
 ODD = Operation(
     odd,
+    {"x": TENSOR},
     check=_check,
     reference=lambda r: r.x * 2.0 + 1.0,
     plan=_plan,
-    operands=(),
-    tensors=("x",),
     vary=("x", "out"),
     preparable=True,
 )

@@ -16,11 +16,10 @@ import cute_nvfp4
 
 ROOT = Path(cute_nvfp4.__file__).parent
 ROOMS = (
-    "kernels/dequantize",
-    "kernels/gemv",
-    "kernels/pack",
-    "kernels/quantize",
+    "cli",
+    "kernels",
     "nn",
+    "planning",
     "ptx",
     "quantization",
     "runtime",
@@ -61,7 +60,7 @@ WORDS = (
     Word(r"\bquick\b", "table"),
     Word(r"\bthat there (is|are)(?=[.,;:)]|$)", "a noun that says which"),
     # a unit of measure, in the last place, or of the hardware that is modelled
-    Word(r"\bunits?\b", "work tile", allowed=("kernels/quantize/block", "ptx/", "sim/")),
+    Word(r"\bunits?\b", "work tile", allowed=("kernels/quantize/block", "planning/rates.py", "ptx/", "sim/")),
 )
 
 

@@ -152,8 +152,8 @@ def _unless_listed(declared: Any) -> PerConfig:
 class GroupedArguments(NamedTuple):
     """Cᵢ = alphaᵢ · Aᵢ · Bᵢᵀ for groups: a tuple of ``Group``, a ``GroupTable``, or ``GroupOffsets`` (``config.maps``).
 
-    a, b, k: the matrices that the groups are dealt from; those of any group where a kernel makes the maps of all from
-    one's; of none where each group has its own. out: of all rows, or of any group. batch: matrices of the stack.
+    a, b, k: the matrices that groups are parts of; those of any group where a kernel makes the maps of all from one's;
+    of none where each group has its own. out: of all rows, or of any group. batch: matrices of the stack.
     """
 
     groups: tuple | GroupTable | GroupOffsets = PerConfig(_groups)

@@ -103,7 +103,7 @@ class Barriers:
 
 
 def make_barriers(graph: tuple[Edge, ...], base: cute.Pointer, *, addresses: bool = False) -> Barriers:
-    """Those of a graph, one after the other from ``base`` on; ``addresses``: as :class:`AddressRing`."""
+    """The rings of a graph, one after the other from ``base`` on; ``addresses``: as :class:`AddressRing`."""
     rings = {}
     for name, first in first_barriers(graph).items():
         edge = next(edge for edge in graph if edge.name == name)

@@ -104,7 +104,7 @@ class GemmTiling:
     tile_n: columns of an output tile; its rows are 128, or 256 with ``pair`` (cta_group::2: two CTAs share an MMA).
     cluster: CTAs along M and N that share loads by multicast. split_k: CTAs of a cluster that share a tile along K and
     sum through distributed shared memory. stages, acc_stages: of operands in shared memory and of accumulators in
-    tensor memory; 0 for as many as fit (at most two accumulators). scheduler: "static" (tiles dealt in turn) or
+    tensor memory; 0 for as many as fit (at most two accumulators). scheduler: "static" (tiles in turn) or
     "stream_k" (equal shares of all k-tiles). raster: the dimension, "m" or "n", along which consecutive tiles lie.
     store: of the output, "tma" or "direct" (by threads).
     """
@@ -198,7 +198,7 @@ class GemmConfig(GemmSignature, GemmTiling):
         return OUT_BYTES[self.out]
 
     def __str__(self) -> str:
-        """As tables show it: ``256x128x256 2sm cluster 2x1 static nvfp4 float16 n-major tma``."""
+        """The words of tables: ``256x128x256 2sm cluster 2x1 static nvfp4 float16 n-major tma``."""
         words = [f"{self.tile_m}x{self.tile_n}x{self.tile_k}", "2sm" if self.pair else "1sm"]
         words.append(f"cluster {self.cluster[0]}x{self.cluster[1]}")
         words += [f"split {self.split_k}"] if self.split_k > 1 else []

@@ -56,6 +56,7 @@ class OneResult:
 
 
 def device_scalar(pointer: cute.Pointer) -> Any:
+    """The one value that ``pointer`` points to."""
     return cute.make_tensor(pointer, cute.make_layout(1))[0]
 
 
@@ -97,7 +98,7 @@ def add_bias_along_n(bias: Bias, result: cute.Tensor, at: Position, out: OutputM
 
 @cute.jit
 def add_bias_along_own_n(bias: Bias, result: cute.Tensor, at: Position, out: OutputMatrix):
-    """The same where the lanes of a warp have different columns: each reads its own numbers."""
+    """Adds one value for each column, where the lanes of a warp have different ones: each reads its own."""
     first = bias.pointer + Int64(at.batch) * bias.batch_stride + at.column
     for i in cutlass.range_constexpr(cute.size(result)):
         if at.column + i < out.n:

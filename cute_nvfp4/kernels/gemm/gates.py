@@ -1,7 +1,7 @@
 """What joins the two products of a gated GEMM, in fp32: gate(x) · y for x = alpha·A·B1ᵀ, y = alpha·A·B2ᵀ.
 
 The exponential is ``ex2.approx.ftz`` and the quotient ``rcp.approx.ftz`` (PTX ISA: relative errors of at most 2⁻²² and
-2⁻²³): an element of silu costs two instructions of the special function unit and six others, gelu_tanh two and eight,
+2⁻²³): an element of silu costs two instructions of the special functions and six others, gelu_tanh two and eight,
 gelu_erf two and eighteen. ``tanh.approx`` would save one of the two, but its 2⁻¹¹ are relative to 1, where silu(−8) is
 3·10⁻⁴ times its argument. Largest relative errors against float64, with both approximations rounded correctly, as the
 simulator has them:
@@ -39,6 +39,7 @@ _ERF = (
 
 
 def exp2(x: Float32) -> Float32:
+    """2**x, approximated."""
     return cute.math.exp2(x, fastmath=True)
 
 
@@ -64,10 +65,12 @@ def gelu_erf(x: Float32) -> Float32:
 
 
 def relu(x: Float32) -> Float32:
+    """max(x, 0)."""
     return cute.arch.fmax(x, Float32(0.0), nan=True)
 
 
 def identity(x: Float32) -> Float32:
+    """x itself."""
     return x
 
 

@@ -2,7 +2,7 @@
 
 ``ParameterMaps``: a list of problems, whose tensor maps are parameters of the kernel. ``WorkspaceMaps``: rows of a
 table in global memory, whose maps another kernel has written beside them. ``ContiguousRows``: the rows of one matrix,
-dealt by offsets, with a stack of the other; all groups share one set of maps.
+distributed by offsets, with a stack of the other; all groups share one set of maps.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class GroupSource:
         """Stream-K is not for groups."""
 
     def with_table(self, address: Int32) -> GroupSource:
-        """The same, with the table at a shared address."""
+        """This source, with the table at a shared address."""
         return replace(self, table=Table(self.config, address))
 
     def tiles(self, m: Int32, n: Int32) -> Int32:
@@ -161,7 +161,7 @@ class GroupSource:
         return GroupedScheduler(self.config, place, self.table, self.table.read("total"), self.with_k_tiles())
 
     def with_k_tiles(self) -> GroupSource:
-        """The same, with the k-tiles that all groups have, if they do."""
+        """This source, with the k-tiles that all groups have, if they do."""
         return self
 
 
@@ -283,9 +283,9 @@ class ContiguousRows(GroupSource):
         return OutputMatrix(pointer, sizes.m, sizes.n, out.stride, Int64(0))
 
     def origins(self, group: Int32) -> Origins:
-        dealt = Origin(Int32(0), row=self.table.read("row", group), atom=self.table.read("atom", group))
+        shared = Origin(Int32(0), row=self.table.read("row", group), atom=self.table.read("atom", group))
         stacked = Origin(group)
-        return Origins(dealt, stacked) if self.config.ragged == "a" else Origins(stacked, dealt)
+        return Origins(shared, stacked) if self.config.ragged == "a" else Origins(stacked, shared)
 
 
 def make_group_source(

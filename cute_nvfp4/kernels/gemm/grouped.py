@@ -1,16 +1,18 @@
-"""Cᵢ = alphaᵢ · Aᵢ · Bᵢᵀ for many problems in one launch: the GEMM's roles, with tiles dealt from all groups.
+"""Cᵢ = alphaᵢ · Aᵢ · Bᵢᵀ for many problems in one launch: the GEMM's roles, with tiles from all groups.
 
 Three forms, which differ in where the tensor maps of a group are (``grouped_config``):
 
 * "parameters": the host encodes four maps for each group, and they are parameters of the kernel;
 * "workspace": a kernel of one warp for each group writes them to global memory, from a table of sizes and addresses;
   the GEMM is launched along with it, and its loads wait for it;
-* "shared": the groups are rows of one A, dealt by offsets, with a stack of B: one set of maps serves them all.
+* "shared": the groups are rows of one A, distributed by offsets, with a stack of B: one set of maps serves them all.
 
-``docs/grouped_gemm.md`` says how scales of dealt rows lie, why the forms change at 16 groups, and what else was tried.
+``docs/grouped_gemm.md`` says how scales of such rows lie, why the forms change at 16 groups, and what else was tried.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import cutlass
 import cutlass.cute as cute
@@ -20,7 +22,7 @@ from cutlass.cute.nvgpu import cpasync
 from cutlass.memory import SmemAllocator
 
 from ...scale_layout import ATOM_ROWS
-from .arguments import MAP_BYTES, Group, GroupedArguments, GroupOffsets, GroupTable, Operand
+from .arguments import MAP_BYTES, GroupedArguments, GroupTable, Operand
 from .group_source import make_group_source
 from .grouped_config import MAPS, GroupedConfig
 from .host import OnArchitecture
@@ -57,8 +59,8 @@ class GroupedGemm(OnArchitecture):
         sets = groups if cfg.maps == "parameters" else (arguments,)
         loads = tuple(
             Loads(
-                (self.describe(0, self.dealt("a", x.a, groups), x.k, batch),),
-                (self.describe(1, self.dealt("b", x.b, groups), x.k, batch),),
+                (self.describe(0, self.with_scale_rows("a", x.a, groups), x.k, batch),),
+                (self.describe(1, self.with_scale_rows("b", x.b, groups), x.k, batch),),
             )
             for x in sets
         )
@@ -81,8 +83,8 @@ class GroupedGemm(OnArchitecture):
             **self.launch,
         )
 
-    def dealt(self, side: str, operand: Operand, groups: tuple[Group, ...] | GroupTable | GroupOffsets) -> Operand:
-        """``operand`` with the rows of its scales, where it is the one whose rows are dealt to the groups."""
+    def with_scale_rows(self, side: str, operand: Operand, groups: Any) -> Operand:
+        """``operand`` with the rows of its scales, where it is the one whose rows groups share."""
         return operand._replace(scale_rows=groups.atoms * ATOM_ROWS) if self.config.ragged == side else operand
 
     @cute.kernel

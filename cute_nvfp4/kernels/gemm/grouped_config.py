@@ -79,7 +79,7 @@ class GroupedConfig(GroupTableConfig, GemmConfig):
     maps: where the tensor maps of the groups are: "parameters" of the kernel, built on the host; a "workspace" in
     global memory, built by another kernel; or "shared", one set for all groups, where each operand is one tensor.
     capacity: groups that the table has room for, a multiple of 32. slots: with "parameters", groups that there are
-    parameters for. ragged: with "shared", the side ("a" or "b") whose rows are dealt to the groups by offsets; the
+    parameters for. ragged: with "shared", the side ("a" or "b") whose rows offsets distribute to the groups; the
     other is a stack of matrices.
     """
 

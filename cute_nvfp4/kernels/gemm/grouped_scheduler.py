@@ -1,4 +1,4 @@
-"""What each cluster of a grouped GEMM works on: the tiles of all groups, dealt in turn.
+"""What each cluster of a grouped GEMM works on: tiles of all groups in turn.
 
 One warp of each CTA writes the table of ``grouped_config`` when the kernel starts (``group_source``). The group of a
 work tile is then found by the 32 lanes of a warp together, and what a role needs of the group is read from the table:
@@ -66,6 +66,7 @@ class Table:
 
 
 def tiles_of(config: GroupedConfig, m: Int32, n: Int32) -> TilesOfGroup:
+    """The tiles of a cluster that cover a group of ``m`` by ``n``."""
     cm, cn = config.cluster
     columns = config.tile_n * cn
     return TilesOfGroup(ceil_div(m, CTA_ROWS * cm), (n + (columns - 1)) // columns)
@@ -86,7 +87,7 @@ def group_of(table: Table, cursor: Int32) -> Int32:
 
 @dataclass(frozen=True)
 class GroupedScheduler:
-    """Work tiles of all groups, dealt in turn; ``source`` knows the sizes of a group, ``total`` is of all groups."""
+    """Distributes the work tiles of all groups in turn; ``source`` knows the sizes of a group, ``total`` is of all."""
 
     config: GroupedConfig
     place: CtaPlace

@@ -26,7 +26,7 @@ class Origin(NamedTuple):
 
 
 class Origins(NamedTuple):
-    """Those of A and of B."""
+    """The origins of A and of B."""
 
     a: Origin
     b: Origin

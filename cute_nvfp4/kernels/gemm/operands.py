@@ -40,13 +40,14 @@ class OperandLoad(NamedTuple):
 
 
 class Loads(NamedTuple):
-    """Of every A and of every B."""
+    """The loads of every A and of every B."""
 
     a: tuple[OperandLoad, ...]
     b: tuple[OperandLoad, ...]
 
 
 def element_types(config: GemmConfig) -> tuple[type, type]:
+    """The DSL's types of the elements of A and of B."""
     return ELEMENT_TYPES[config.a_format], ELEMENT_TYPES[config.b_format]
 
 
@@ -110,13 +111,13 @@ def interleaved(config: GemmConfig, which: int) -> bool:
 @cute.jit
 def data_tensor(operand: Operand, k: Int32, alternate: cutlass.Constexpr[bool]) -> cute.Tensor:
     """(rows, K, L) elements, K contiguous; strides are multiples of 16 bytes, as TMA wants."""
-    unit = 128 // operand.data.dtype.width
-    row_stride = cute.assume(operand.row_stride, unit)
+    aligned = 128 // operand.data.dtype.width
+    row_stride = cute.assume(operand.row_stride, aligned)
     rows, row_strides = operand.rows, row_stride
     if cutlass.const_expr(alternate):
         rows = (INTERLEAVED_ROWS, operand.rows // INTERLEAVED_ROWS)
         row_strides = (row_stride, row_stride * (2 * INTERLEAVED_ROWS))
-    strides = (row_strides, 1, cute.assume(operand.batch_stride, unit))
+    strides = (row_strides, 1, cute.assume(operand.batch_stride, aligned))
     return cute.make_tensor(operand.data, cute.make_layout((rows, k, operand.batches), stride=strides))
 
 

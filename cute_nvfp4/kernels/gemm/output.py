@@ -1,4 +1,4 @@
-"""From registers to the output in global memory by each thread's own stores.
+"""The output in global memory, stored from registers by each thread for itself.
 
 A thread has ``config.epi_tile_n`` neighbours of a row. In a row-major output it stores sixteen bytes of them at a time.
 In a column-major one, where the 32 threads of a warp have 32 neighbours along M, plain stores fill whole sectors.

@@ -41,7 +41,7 @@ class OneProblem:
         """Before the first load of a work tile."""
 
     def origins(self, batch: Int32) -> Origins:
-        """Of A and of B."""
+        """The origins of A and of B."""
         return Origins(Origin(batch), Origin(batch))
 
     def scheduler(self) -> StaticScheduler:

@@ -43,6 +43,7 @@ class QuantizedBlocks(NamedTuple):
 
 
 def quantize_blocks(config: GemmConfig, values: list[Float32], scaling: GlobalFactor) -> QuantizedBlocks:
+    """Whole blocks of float32 ``values``, quantized as the rule "max" says."""
     rule = QuantizeConfig(config.arch, dtype="float32")
     codes, words = Uint32(0), []
     for i in range(0, len(values), NVFP4.block):
@@ -73,11 +74,11 @@ class QuantizedStore:
         """Elements: sixteen bytes at a time where rows are so aligned, else a block."""
         offset = Int64(at.batch) * out.batch_stride + Int64(at.row) * out.stride + at.column // 2
         first = out.pointer.toint() + offset
-        unit = len(words) if self.config.vector else _WORDS
-        for i in cutlass.range_constexpr(0, len(words), unit):
-            if (at.row < out.m) & (at.column + 8 * (i + unit) <= out.n):
-                store_global(first + 4 * i, words[i : i + unit])
-            elif cutlass.const_expr(unit > _WORDS):
+        step = len(words) if self.config.vector else _WORDS
+        for i in cutlass.range_constexpr(0, len(words), step):
+            if (at.row < out.m) & (at.column + 8 * (i + step) <= out.n):
+                store_global(first + 4 * i, words[i : i + step])
+            elif cutlass.const_expr(step > _WORDS):
                 if (at.row < out.m) & (at.column + 8 * _WORDS <= out.n):
                     store_global(first, words[:_WORDS])
 

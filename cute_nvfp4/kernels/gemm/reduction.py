@@ -53,7 +53,7 @@ class Exchange:
         return 4 * self.config.products * self.columns * self.threads
 
     def quads(self, column: int) -> list[Quad]:
-        """Of the epilogue tile that starts at ``column``."""
+        """The fours of the epilogue tile that starts at ``column``."""
         config = self.config
         return [
             Quad(p, j, ((p * self.columns + column + j) // FLOATS * self.threads + self.row) * (FLOATS * 4))

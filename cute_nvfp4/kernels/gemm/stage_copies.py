@@ -12,6 +12,7 @@ from cutlass import Int16, Int32
 from cutlass.cute.nvgpu import cpasync
 
 from ...ptx import mbarrier
+from ...scale_layout import ATOM_ROWS
 from .barriers import PipelineState, Ring
 from .config import GemmConfig
 from .operand_source import Origin
@@ -112,17 +113,23 @@ class TmaCopies:
         issue(self.copies, step, stage, full)
 
 
+def first_atom(index: Int32, rows: int) -> Int32:
+    """The scale atom in which tile ``index`` of ``rows`` rows starts, maybe in its middle."""
+    return index * rows // ATOM_ROWS
+
+
 class CtaTile(NamedTuple):
-    """What a CTA loads of an operand for a work tile: tile ``index`` of ``rows`` rows, and the scales from ``atom`` on.
+    """What a CTA loads of an operand for a work tile: tile ``index`` of ``rows`` rows, which pairs of CTAs share.
 
     partition: partition_A or partition_B of the tiled MMA; slot, scale_slot: the CTA's part of what several load.
+    first_atom: the first scale atom of the tile.
     """
 
     partition: Callable[[cute.Tensor], cute.Tensor]
     rows: int
     index: Int32
     slot: Slot
-    atom: Int32
+    first_atom: Callable[[], Int32]
     scale_slot: Slot
 
 
@@ -149,11 +156,11 @@ class TmaLoader:
             shape = (tile.rows, self.config.tile_k)
             for load, place, atoms in zip(loads, places, scales):
                 copies.append(data_copy(load, tile.partition, place, shape, tile.index, tile.slot, origin))
-                copies.append(scale_copy(load, atoms, tile.atom, tile.scale_slot, origin))
+                copies.append(scale_copy(load, atoms, tile.first_atom(), tile.scale_slot, origin))
         return copies
 
     def copies(self, tile: WorkTile, cursor: Int32) -> TmaCopies:
-        """Those of a work tile."""
+        """The copies of a work tile."""
         self.problem.acquire(tile.batch, cursor, self.place.workers)
         return TmaCopies(self.stage_copies(tile), CursorRange(tile.k_first, tile.k_first + tile.k_count), self.place)
 

@@ -33,7 +33,7 @@ class TileCopies(Protocol):
 
 @dataclass(frozen=True)
 class OverwritingCopies:
-    """Those whose consumers read stages by plain loads. before: called with each step, before anything else."""
+    """Copies into stages that consumers read by plain loads. before: called with each step, before anything else."""
 
     steps: CursorRange
     start: Callable[[Ring, Int32, Int32], None]

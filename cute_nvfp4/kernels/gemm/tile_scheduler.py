@@ -1,8 +1,8 @@
 """What each cluster works on: tiles of the output, and the k-tiles of each.
 
-A scheduler deals from a range of integers, its cursor: with the static scheduler a value is a work tile of a cluster,
-dealt in turn; with stream-K it is a k-tile of a work tile, dealt in equal shares of consecutive ones, so that no
-cluster is idle while another has a whole tile more. Every role has the same loop::
+A scheduler distributes a range of integers, its cursor: with the static scheduler a value is a work tile, and
+clusters take them in turn; with stream-K it is a k-tile of a work tile, and each cluster has an equal share of
+consecutive ones, so that none is idle while another has a whole tile more. Every role has the same loop::
 
     cursor, end = scheduler.range()
     while cursor < end:
@@ -74,7 +74,7 @@ def k_slice(config: GemmConfig, place: CtaPlace, k_tiles: Int32) -> Share:
 
 @dataclass(frozen=True)
 class StaticScheduler:
-    """Work tiles dealt in turn. rest_m, rest_n: tiles of a cluster that cover the output; batch: matrices."""
+    """Distributes work tiles in turn. rest_m, rest_n: tiles of a cluster that cover the output; batch: matrices."""
 
     config: GemmConfig
     rest_m: Int32
@@ -112,7 +112,7 @@ class StaticScheduler:
 
 @dataclass(frozen=True)
 class StreamKScheduler(StaticScheduler):
-    """All k-tiles of all work tiles, dealt in equal shares."""
+    """Distributes all k-tiles of all work tiles in equal shares."""
 
     def share_of(self, worker: Int32) -> Share:
         """What cluster ``worker`` gets."""

@@ -85,7 +85,7 @@ class Target(NamedTuple):
         return Target(codes, self.scales + WARP * column_bytes)
 
 
-class Ring(NamedTuple):
+class RowRing(NamedTuple):
     """A warp's stages in shared memory, a row of each input, and the barriers of the rows that are fetched together.
 
     stages: the address of (ROW_BYTES, INPUTS, RING_ROWS). barriers: of (RING_ROWS / rows_together) mbarriers. As a
@@ -278,14 +278,14 @@ class QuantizeRow(QuantizeKernel):
         groups = ROW_STEP // self.config.warps
         return WarpRows(div(group, groups), mod(group, groups) * self.config.warps + warp)
 
-    def make_ring(self, smem: SmemAllocator, warp: Int32) -> Ring:
+    def make_ring(self, smem: SmemAllocator, warp: Int32) -> RowRing:
         """Allocates the stages and barriers of all warps; those of ``warp``."""
         cfg, warps = self.config, self.config.warps
         ring_bytes, phases = self.stage_bytes * cfg.ring_rows, cfg.ring_rows // cfg.rows_together
         # (STAGE_BYTES, RING_ROWS, WARPS) and (RING_ROWS / rows_together, WARPS)
         stages = smem.allocate_array(Uint8, ring_bytes * warps, byte_alignment=128)
         barriers = smem.allocate_array(Uint64, phases * warps, byte_alignment=8)
-        return Ring(stages.toint() + warp * ring_bytes, barriers.toint() + warp * (8 * phases))
+        return RowRing(stages.toint() + warp * ring_bytes, barriers.toint() + warp * (8 * phases))
 
     def source(self, matrices: Matrices, rows: WarpRows, chunk: Int32) -> Source:
         """Where the work tile of ``rows`` and the ``chunk``-th 32 blocks comes from."""
@@ -318,7 +318,7 @@ class QuantizeRow(QuantizeKernel):
             codes, scales = opaque(codes), opaque(scales)
         return Target(codes, scales)
 
-    def fetch(self, source: Source, matrices: Matrices, ring: Ring, phase: Any, first_row: Any = None) -> None:
+    def fetch(self, source: Source, matrices: Matrices, ring: RowRing, phase: Any, first_row: Any = None) -> None:
         """Starts the copies of the rows that are fetched together into the stages of ``phase``; one thread does this.
 
         first_row: of the work tile's; None: as many rows come before as stages.

@@ -31,7 +31,7 @@ from .kernel import Matrices, address_of
 from .row import QuantizeRow, WarpRows, with_byte
 
 
-class WorkTile(NamedTuple):
+class WarpTile(NamedTuple):
     """The rows of a work tile, and which 32 blocks of each."""
 
     rows: WarpRows
@@ -129,10 +129,10 @@ class QuantizeSearched(QuantizeRow):
                         scales = with_byte(scales, i, found.code)
         return scales
 
-    def work_tile(self, index: Int32, inner: Int32) -> WorkTile:
+    def work_tile(self, index: Int32, inner: Int32) -> WarpTile:
         """Work tile ``index``: the rows of an atom first, whose scales then fill whole lines at about the same time."""
         place = div(index, ROW_STEP)
-        return WorkTile(WarpRows(place // inner, mod(index, ROW_STEP)), place % inner)
+        return WarpTile(WarpRows(place // inner, mod(index, ROW_STEP)), place % inner)
 
     def second_half_first(self, lane: Int32) -> Int32:
         """1 where a lane reads the second half of its block first."""

@@ -102,7 +102,7 @@ def scale_offset(row: Int32) -> Int32:
     return inside * ATOM_STRIDE[0][0] + quarter * ATOM_STRIDE[0][1]
 
 
-class WorkTile(NamedTuple):
+class AtomTile(NamedTuple):
     """128 rows, those of scale atom ``atom``, and ``blocks_along_k`` blocks from column ``first`` on."""
 
     atom: Int32
@@ -150,7 +150,7 @@ class QuantizeTransposed(QuantizeKernel):
         first_block = mod(warp, along_k) * own_depth
 
         for number in cutlass.range(cta, walk.count, ctas, unroll=1):
-            tile = WorkTile(number % walk.inner, number // walk.inner * depth)
+            tile = AtomTile(number % walk.inner, number // walk.inner * depth)
             row = tile.atom * ATOM_ROWS + own_row
             line = Int64(batch) * Int64(rows) + Int64(row)
             lane_place = LanePlace(row, row < rows, tile.first + first_block + own_depth)
@@ -242,7 +242,7 @@ class QuantizeTransposed(QuantizeKernel):
             store_shared(self.place(codes, row, block * chunks + i), words[4 * i : 4 * i + 4])
 
     @cute.jit
-    def write_data(self, codes: Int32, thread: Int32, matrix: MatrixAddresses, tile: WorkTile):
+    def write_data(self, codes: Int32, thread: Int32, matrix: MatrixAddresses, tile: AtomTile):
         """Stores the codes of a work tile: as wide as their rows are aligned, a line of a row after the other."""
         cfg, data = self.config, matrix.data
         width = min(_CHUNK, cfg.out_bytes)
@@ -257,7 +257,7 @@ class QuantizeTransposed(QuantizeKernel):
                 store_global(data.start + place, words)
 
     @cute.jit
-    def write_scales(self, scale_atoms: Int32, thread: Int32, matrix: MatrixAddresses, tile: WorkTile):
+    def write_scales(self, scale_atoms: Int32, thread: Int32, matrix: MatrixAddresses, tile: AtomTile):
         """Stores the scales of a work tile."""
         cfg, scale = self.config, matrix.scale
         atoms = cfg.blocks_along_k // ATOM_COLS

@@ -26,10 +26,9 @@ from ...reference import GATES
 from ...runtime.backend import Backend, sm_count
 from ...runtime.kernel import Kernel
 from ...target import Target
-from ..calls import any_key
+from ..arguments import ACTIVATIONS, TENSOR, WEIGHT
 from ..checks import DTYPE_NAMES, check_gate, check_overlap, checked_output, factor, reads, split_alpha
 from ..dequantize import DecodedFirst, DequantizeCall
-from ..dispatch import by_operator, is_plain
 from ..operation import Operation
 from ..planned import PlannedCall
 from ..quantize import quantize
@@ -50,15 +49,7 @@ def prepared_gemm(
 ) -> Tensor:
     """``gemm`` with a prepared weight: out (M, N) = alpha · a (M, K) · bᵀ + bias; with a gate ``gated_gemm``:
     gate(alpha · a · gateᵀ) · (alpha · a · upᵀ)."""
-    return PREPARED_GEMM(a, b, alpha, bias, out, out_dtype, config, backend, gate)
-
-
-def _recorded(a: X, b: PreparedWeight, alpha: Any, bias: Any, out: Any, *options: Any) -> bool:
-    """``by_operator``, which most calls need not ask."""
-    if alpha is bias is None and b.up_global_scale is None and is_plain(a, out, b.global_scale):
-        return False
-    operands, floats = ((b,), a) if isinstance(a, Tensor) else ((a, b), None)
-    return by_operator(operands, floats, alpha, bias, out, b.up_global_scale)
+    return PREPARED_GEMM.call(a, b, alpha, bias, out, out_dtype, config, backend, gate)
 
 
 def _check(r: Any) -> Tensor:
@@ -118,7 +109,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
             k=weight.k,
             ctas=plan.workers,
         )
-        return PREPARED_GEMM.call(STREAM, config, target, arguments, r, **options)
+        return PREPARED_GEMM.planned(STREAM, config, target, arguments, r, **options)
     arguments = WgmmaArguments(
         weight=PackedWeight("b.packed", weight.rows, k_tiles, 0),
         x=Activations(floats, m, stride, 0),
@@ -132,7 +123,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         batch=1,
         workers=plan.workers,
     )
-    return PREPARED_GEMM.call(WGMMA, config, target, arguments, r, **options)
+    return PREPARED_GEMM.planned(WGMMA, config, target, arguments, r, **options)
 
 
 def _scratch(size: Any, target: Target, device: torch.device, given: tuple, kept: bool) -> Scratch:
@@ -171,12 +162,10 @@ WGMMA = Kernel("wgmma_gemm", WgmmaArguments, _wgmma, can_wgmma)
 STREAM = Kernel("stream_gemm", StreamArguments, _stream, can_stream)
 PREPARED_GEMM = Operation(
     prepared_gemm,
+    {"a": ACTIVATIONS, "b": WEIGHT, "alpha": TENSOR, "bias": TENSOR},
     check=_check,
     reference=_reference,
     plan=_plan,
-    tensors=("alpha", "bias"),
-    keys={"a": any_key},
-    recorded=_recorded,
 )
 
 
@@ -201,7 +190,7 @@ def gated_prepared_gemm(
         expected = "a prepared weight alone, which has both"
         raise OperandError.of("weights", got=got, expected=expected, hint="prepare_weight(gate, up) makes one.")
     if out_global_scale is None and not isinstance(out, BlockScaledTensor):
-        return PREPARED_GEMM(a, b1, alpha, None, out, out_dtype, config, backend, gate)
+        return PREPARED_GEMM.call(a, b1, alpha, None, out, out_dtype, config, backend, gate)
     if b1.rows % NVFP4.block and out_dtype is None:
         raise OperandError.of("N of a quantized result", got=b1.rows, expected=f"a multiple of {NVFP4.block}")
     scale = quantized_scale(out, out_dtype, out_global_scale)

@@ -21,10 +21,9 @@ from ...reference import GATES
 from ...runtime.backend import Backend, sm_count
 from ...runtime.kernel import Kernel
 from ...target import Target
-from ..calls import tensor_key
+from ..arguments import ACTIVATIONS, STATUS, TENSOR, WEIGHT
 from ..checks import DTYPE_NAMES, checked_output, reads, split_alpha
-from ..dispatch import by_operator
-from ..grouped_rows import GroupedRows, checked_offsets, checked_status, clamped, wrong_offset
+from ..grouped_rows import GroupedRows, checked_offsets, checked_status, clamped, status_of, wrong_offset
 from ..groups import alpha_of_group, store_rows
 from ..operation import Operation
 from ..planned import PlannedCall
@@ -60,11 +59,6 @@ def offsets_of(a: Rows, offsets: Sequence[int] | torch.Tensor | None) -> torch.T
     if offsets is None:
         raise OperandError.of("offsets", got="None", expected="E + 1 numbers of rows, for a of numbers")
     return checked_offsets(offsets, a)
-
-
-def _recorded(a: Rows, b: PreparedWeight, offsets: Any, alpha: Any, out: Any, *options: Any) -> bool:
-    operands, floats = ((b,), a) if isinstance(a, torch.Tensor) else ((a, b), None)
-    return by_operator(operands, floats, alpha, out, b.up_global_scale)
 
 
 def _check(r: Any) -> torch.Tensor:
@@ -123,7 +117,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
     if not floats:
         like = torch.empty((rows, b.k), dtype=dtype, device="meta")
         extra = "decoded", lambda given, kept: decoded(given[0], dtype, backend), like
-    return PREPARED_ROWS.call(KERNEL, plan.config, target, arguments, r, extra=extra)
+    return PREPARED_ROWS.planned(KERNEL, plan.config, target, arguments, r, new=status_of(b.device), extra=extra)
 
 
 def _reference(r: Any) -> tuple[Sequence[int], torch.Tensor]:
@@ -155,15 +149,9 @@ KERNEL = Kernel("grouped_wgmma", GroupedWgmmaArguments, _host, can_implement_gro
 compile_grouped_wgmma = KERNEL.compile
 PREPARED_ROWS = Operation(
     prepared_rows,
+    {"a": ACTIVATIONS, "b": WEIGHT, "offsets": TENSOR, "alpha": TENSOR, "status": STATUS},
     check=_check,
     reference=_reference,
     plan=_plan,
     store=store_rows,
-    tensors=("alpha",),
-    keys={
-        "a": lambda a: a.key if isinstance(a, GroupedRows) else tensor_key(a),
-        "offsets": tensor_key,
-        "status": tensor_key,
-    },
-    recorded=_recorded,
 )

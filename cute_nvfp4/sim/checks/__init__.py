@@ -17,6 +17,7 @@ from functools import partial
 from cute_nvfp4.sim.checks import kernel as facts
 from cute_nvfp4.sim.checks.asynchronous import AsynchronousAccesses
 from cute_nvfp4.sim.checks.barrier_use import BarrierUse
+from cute_nvfp4.sim.checks.cluster_start import ClusterStart
 from cute_nvfp4.sim.checks.dependency import Dependency, Earlier
 from cute_nvfp4.sim.checks.ending import Ending
 from cute_nvfp4.sim.checks.exchanges import Exchanges
@@ -26,11 +27,12 @@ from cute_nvfp4.sim.checks.foreign import Left
 from cute_nvfp4.sim.checks.generic import GenericAccesses
 from cute_nvfp4.sim.checks.global_memory import GlobalShadows
 from cute_nvfp4.sim.checks.memory import Shadows
+from cute_nvfp4.sim.checks.named_barriers import NamedBarriers
 from cute_nvfp4.sim.checks.report import Labels
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.checks.strict import Strict
 from cute_nvfp4.sim.checks.synchronisation import Synchronisation
-from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
+from cute_nvfp4.sim.checks.tensor_maps import Changes, TensorMaps
 from cute_nvfp4.sim.checks.tensor_memory import TensorMemoryUse
 from cute_nvfp4.sim.checks.unwritten import Unwritten
 from cute_nvfp4.sim.checks.warpgroups import WarpgroupRegisters
@@ -62,7 +64,7 @@ class Checks:
         self._globals = GlobalShadows(memory, grain, unwritten.written)
         self._self_completing = facts.self_completing(kernel)
         self._exchanges = exchanges_of(kernel)
-        self._map_versions: dict[int, int] = {}
+        self._map_versions: dict[int, Changes] = {}
 
     def listeners(self, wave: Wave) -> list[Listener]:
         """The parts, for one wave."""
@@ -70,12 +72,14 @@ class Checks:
         shadows = Shadows(state, self._globals, self._shared_grain, partial(self._unwritten.read, next(self._waves)))
         exchanges = Exchanges(state, self._exchanges) if self._exchanges else None
         barriers, dependency = BarrierUse(state), Dependency(state, self._earlier)
+        start = ClusterStart(state)
         maps = TensorMaps(state, shadows, self._map_versions, dependency)
         return [
             *([exchanges] if exchanges else []),
-            GenericAccesses(state, shadows, maps, exchanges),
-            AsynchronousAccesses(state, shadows, barriers, self._self_completing),
-            Synchronisation(state, shadows, barriers, maps),
+            GenericAccesses(state, shadows, maps, exchanges, start),
+            AsynchronousAccesses(state, shadows, barriers, start, self._self_completing),
+            NamedBarriers(state),
+            Synchronisation(state, shadows, barriers, maps, start),
             *([dependency] if self._earlier is not None else []),
             *([Strict(state)] if self._findings.strict else []),
             maps,

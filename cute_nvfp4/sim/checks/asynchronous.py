@@ -12,6 +12,7 @@ import numpy as np
 
 from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.barrier_use import BarrierUse
+from cute_nvfp4.sim.checks.cluster_start import ClusterStart
 from cute_nvfp4.sim.checks.memory import Shadows
 from cute_nvfp4.sim.checks.shadow import Actor
 from cute_nvfp4.sim.checks.spaces import CHUNK
@@ -44,7 +45,15 @@ class AsynchronousAccesses(Listener):
     """Checks operations when they are issued. ``self_completing`` are identities of tcgen05.ld instructions whose end
     nobody waits for."""
 
-    def __init__(self, state: State, shadows: Shadows, barriers: BarrierUse, self_completing: frozenset[int]) -> None:
+    def __init__(
+        self,
+        state: State,
+        shadows: Shadows,
+        barriers: BarrierUse,
+        start: ClusterStart,
+        self_completing: frozenset[int],
+    ) -> None:
+        self.start = start
         self.wave, self.clocks, self.labels = state.wave, state.clocks, state.labels
         self.cluster_of_warp, self.flying, self.flying_at = state.cluster_of_warp, state.flying, state.flying_at
         self.shadows, self.barriers, self.self_completing = shadows, barriers, self_completing
@@ -90,6 +99,7 @@ class AsynchronousAccesses(Listener):
     def _committed(self, pending: Pending) -> None:
         """tcgen05.commit: what the thread knew, and its operations so far, come with the arrival."""
         c, warps = self.clocks, pending.warps
+        self.start.needed(pending.instruction, warps[pending.issuer], pending.target)
         slot = self.barriers.slots(pending.instruction.where(), pending.target, pending.offset)
         self.barriers.ready(pending.instruction, warps[pending.issuer], pending.target, slot, proxy=True)
         component, clock = c.component("tensor", warps), c.open["tensor"][warps]
@@ -109,6 +119,7 @@ class AsynchronousAccesses(Listener):
         done = pending.completion
         slot = self.barriers.slots(pending.instruction.where(), done.cta, done.offset)
         issuer = issuer_of(pending, None, len(done.cta))
+        self.start.needed(pending.instruction, pending.warps[issuer], done.cta)
         generic = pending.instruction.base in _SYNCHRONOUS
         self.barriers.ready(pending.instruction, pending.warps[issuer], done.cta, slot, proxy=not generic)
         b = self.clocks.first_barrier + self.clocks.barrier(done.cta, slot)
@@ -169,6 +180,8 @@ class AsynchronousAccesses(Listener):
     def _touch(self, pending: Pending, one: Footprint, agents: _Agents, rows, reads: bool) -> None:
         cta = one.cta[rows]
         who = self._who(pending, agents, rows, one.space == "global")
+        if one.space != "global":
+            self.start.needed(pending.instruction, who.warps[:, 0], cta)
         if one.space == "tensor":
             lanes, columns = one.place
             index = self.shadows.tensor.index(cta, lanes, columns if len(columns) == 1 else columns[rows])

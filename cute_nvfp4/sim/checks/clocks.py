@@ -6,8 +6,9 @@ asynchronous pipe that the kernel uses, and each mbarrier, whose clock counts it
 clocks, one a component; twice, because the asynchronous proxy sees generic writes only after a proxy fence:
 ``known[warp, 0]`` is what happened before, ``known[warp, 1]`` what of it the asynchronous proxy may read.
 
-A thread's clock advances when it releases. ``known[warp, 0, own]`` is not that clock but its value at the last time
-the lanes of the warp met (bar.warp.sync or a barrier): what lanes did since is not ordered among them.
+A thread's clock begins with 2, so that 1 says no more than that the thread has started, and advances when it releases.
+``known[warp, 0, own]`` is not that clock but its value at the last time the lanes of the warp met (bar.warp.sync or a
+barrier): what lanes did since is not ordered among them.
 """
 
 from __future__ import annotations
@@ -46,12 +47,16 @@ class Clocks:
         self.first_barrier = len(kinds) * self.per_cluster
         self.barriers = slots * cluster_size
         self.room = self.first_barrier + self.barriers
-        self.now = np.ones(warps, np.int32)
+        self.now = np.full(warps, 2, np.int32)
+        # whether a warp has waited at the cluster's barrier, so that all CTAs of the cluster have started
+        self.met = np.zeros(warps, bool)
         self.open = {kind: np.ones(warps, np.int32) for kind in kinds}
         self.published = np.zeros(warps, np.int32)
         self.known = np.zeros((warps, 2, self.room), np.int32)
-        # relaxed mbarrier operations: what waits have seen, and what fences have prepared for arrivals
+        # relaxed mbarrier operations: what waits have seen, and what fences have prepared for arrivals; ``far`` and
+        # ``wide`` are the same where threads of other CTAs take part, for which the fences' scope must be wide enough
         self.seen, self.prepared = np.zeros_like(self.known), np.zeros_like(self.known)
+        self.far, self.wide = np.zeros_like(self.known), np.zeros_like(self.known)
         self.named = np.zeros((self.ctas, NAMED_BARRIERS, 2, self.room), np.int32)
         self.cluster = np.zeros((self.clusters, 2, 2, self.room), np.int32)
         self.gathering = np.zeros((self.clusters, self.barriers, 2, self.room), np.int32)
@@ -59,6 +64,9 @@ class Clocks:
         self.signals = np.zeros((self.clusters, self.barriers, self.room), np.int32)
         self.sender = np.zeros((self.clusters, self.barriers, self.room), np.uint16)
         self.initialised = np.zeros((self.clusters, self.barriers), np.uint64)
+        # whether a thread of another CTA has arrived in the phase under way, and in the last one
+        self.visited = np.zeros((self.clusters, self.barriers), bool)
+        self.visited_before = np.zeros_like(self.visited)
         self.last_use = np.zeros((self.clusters, self.barriers), np.uint16)
         self.exit = np.zeros((self.ctas, self.room), np.int32)
         self.flat = self.known.reshape(-1)
@@ -70,13 +78,18 @@ class Clocks:
         more = max(self.barriers, (slot + 1) * self.cluster_size - self.barriers)
         self.barriers += more
         self.room += more
-        for name in ("gathering", "ended", "signals", "sender", "initialised", "last_use"):
+        for name in (
+            *("gathering", "ended", "signals", "sender", "initialised", "last_use"),
+            *("visited", "visited_before"),
+        ):
             a = getattr(self, name)
             setattr(self, name, np.pad(a, [(0, 0), (0, more)] + [(0, 0)] * (a.ndim - 2)))
         for name in (
             "known",
             "seen",
             "prepared",
+            "far",
+            "wide",
             "named",
             "cluster",
             "gathering",
@@ -145,23 +158,32 @@ class Clocks:
 
     def named_open(self, warps: np.ndarray, ident: np.ndarray) -> None:
         """Named barriers open; ``warps`` are all that have waited there."""
-        cta = warps // self.warps_per_cta
-        self.acquire(warps, self.named[cta, ident])
+        self.acquire(warps, self.named[warps // self.warps_per_cta, ident])
+
+    def named_end(self, cta: np.ndarray, ident: np.ndarray) -> None:
+        """The phases are over; the next ones begin with nothing."""
         self.named[cta, ident] = 0
 
     def cluster_arrive(self, warps: np.ndarray, parity: np.ndarray, release: bool) -> None:
-        """barrier.cluster.arrive in a phase of this parity. A relaxed arrival carries only mbarrier initialisations
-        that fence.mbarrier_init has published."""
+        """barrier.cluster.arrive in a phase of this parity. A relaxed arrival carries what a fence before it
+        has prepared, and mbarrier initialisations that fence.mbarrier_init has published."""
         cluster = warps // self.per_cluster
         if release:
             rows = self.release(warps)
             join(self.cluster.reshape(self.clusters * 2, -1), cluster * 2 + parity, rows.reshape(len(warps), -1))
-        elif "init" in self.kinds:
+            return
+        join(
+            self.cluster.reshape(self.clusters * 2, -1), cluster * 2 + parity, self.wide[warps].reshape(len(warps), -1)
+        )
+        if "init" in self.kinds:
             at = (cluster, parity, slice(None), self.component("init", warps))
             self.cluster[at] = np.maximum(self.cluster[at], self.published[warps][:, None])
 
     def cluster_wait(self, warps: np.ndarray, parity: np.ndarray) -> None:
         self.acquire(warps, self.cluster[warps // self.per_cluster, parity])
+        first = self.known[warps, 0, : self.per_cluster]
+        self.known[warps, 0, : self.per_cluster] = np.maximum(first, 1)
+        self.met[warps] = True
 
     # mbarriers
 
@@ -189,25 +211,41 @@ class Clocks:
         cluster, b = cta // self.cluster_size, self.barrier(cta, slot)
         self.gathering[cluster, b, :, self.first_barrier + b] = phase[:, None]
         self.ended[cluster, b] = self.gathering[cluster, b]
+        self.visited_before[cluster, b], self.visited[cluster, b] = self.visited[cluster, b], False
 
     def pass_phase(self, warps: np.ndarray, cta: np.ndarray, slot: np.ndarray, acquire: bool = True) -> None:
         """The warps have seen the last phase end; without ``acquire`` they know what it says after a fence."""
-        rows = self.ended[cta // self.cluster_size, self.barrier(cta, slot)].reshape(len(warps), -1)
-        join((self.known if acquire else self.seen).reshape(self.warps, -1), warps, rows)
+        at = cta // self.cluster_size, self.barrier(cta, slot)
+        rows = self.ended[at].reshape(len(warps), -1)
+        if acquire:
+            join(self.known.reshape(self.warps, -1), warps, rows)
+            return
+        visited = self.visited_before[at]
+        for seen, some in ((self.seen, ~visited), (self.far, visited)):
+            if some.any():
+                join(seen.reshape(self.warps, -1), warps[some], rows[some])
 
     # fences and groups
 
-    def fence(self, warps: np.ndarray, tensor: bool) -> None:
-        """A fence: what relaxed waits have seen is known now, and what is known now goes with relaxed arrivals. With
-        ``tensor`` (tcgen05.fence) that goes for operations on tensor memory only."""
-        rows, seen = self.snapshot(warps), self.seen[warps]
+    def fence(
+        self, warps: np.ndarray, wide: bool, takes: bool = True, gives: bool = True, tensor: bool = False
+    ) -> None:
+        """A fence, whose scope has the whole cluster if it is ``wide``: what relaxed waits have seen is known now (it
+        ``takes``), and what is known now goes with relaxed arrivals (it ``gives``). With ``tensor`` (tcgen05.fence)
+        that goes for operations on tensor memory only."""
+        rows, seen = self.snapshot(warps), self.seen[warps] if takes else np.zeros_like(self.seen[warps])
+        if takes and wide and self.cluster_size > 1:
+            seen = np.maximum(seen, self.far[warps])
         if tensor:
             other = np.ones(self.room, bool)
             for kind in self.kinds.keys() & {"tensor", "tmem_load", "tmem_store"}:
                 first = self.kinds[kind] * self.per_cluster
                 other[first : first + self.per_cluster] = False
             rows[..., other] = seen[..., other] = 0
-        self.prepared[warps] = np.maximum(self.prepared[warps], np.maximum(rows, seen))
+        if gives:
+            ready = np.maximum(rows, seen)
+            for prepared in (self.prepared, self.wide) if wide and self.cluster_size > 1 else (self.prepared,):
+                prepared[warps] = np.maximum(prepared[warps], ready)
         self.known[warps] = np.maximum(self.known[warps], seen)
         self.now[warps] += 1
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from cute_nvfp4.sim.errors import (
+    BarrierMisuse,
     BrokenRule,
     CopiesInFlight,
     Hazard,
@@ -33,11 +34,15 @@ CLASSES: dict[str, type[Hazard]] = {
     "mbarrier-bytes": MbarrierMisuse,
     "mbarrier-inval": MbarrierMisuse,
     "phase-overrun": MbarrierMisuse,
+    "barrier-count": BarrierMisuse,
+    "barrier-phase": BarrierMisuse,
     "bulk-store-at-exit": CopiesInFlight,
     "tensor-work-at-exit": CopiesInFlight,
     "wgmma-at-exit": CopiesInFlight,
     "arrival-at-exit": CopiesInFlight,
     "access-at-exit": CopiesInFlight,
+    "access-before-start": Race,
+    "constant-changes": Race,
     "register-in-flight": Race,
     "wgmma-fence": BrokenRule,
     "mbarrier-init-fence": BrokenRule,

@@ -22,13 +22,27 @@ MOST_NOTES = 1 << 24
 
 
 class Watched(Shadow):
-    """One tensor; ``wrote`` and ``read_by`` (granules,) are labels of the instructions of the last accesses."""
+    """One tensor; ``wrote`` and ``read_by`` (granules,) are labels of the instructions of the last accesses,
+    ``constant`` those of the last loads of what the launch must not write, None before there is one."""
 
     def __init__(self, region: Region, grain: int, report: Callable[..., None], foreign: Callable) -> None:
         self.region, self.grain, self.start = region, grain, region.base & ~15
         size = -(-(region.end - self.start) // grain)
         super().__init__(size, partial(report, self), foreign)
         self.wrote, self.read_by = np.zeros(size, np.uint16), np.zeros(size, np.uint16)
+        self.constant: np.ndarray | None = None
+
+    def changes(self, index: np.ndarray, who: Actor, write: bool, label: int) -> None:
+        """Granules that one instruction reads as constant (ld.global.nc, ldu) and one writes: a hazard, whatever
+        orders the two (PTX ISA, "ld.global.nc": "the data should be read-only within the kernel")."""
+        if write:
+            found = self.constant
+        else:
+            found = self.wrote
+            self.constant = np.zeros_like(self.wrote) if self.constant is None else self.constant
+            self.constant[index] = label
+        if found is not None and (bad := found.take(index) != 0).any():
+            self.report("constant", who, index, bad, self.last.take(index))
 
 
 Enter = Callable[[Watched], tuple[np.ndarray, Actor, int]]
@@ -55,21 +69,23 @@ class GlobalShadows:
     def __init__(self, memory: GlobalMemory, grain: int, written: Callable[[Region], None]) -> None:
         self.memory, self.grain, self.written = memory, min(grain, 16), written
         self.watched: dict[int, Watched] = {}
-        self.notes: dict[int, list[tuple[int, Enter]]] = {}
+        self.notes: dict[int, list[tuple[int, Enter, bool]]] = {}
         self.noted = 0
         self.report: Callable[..., None] = lambda *a: None
         self.foreign: Callable | None = None
 
-    def touch(self, region: Region, write: bool, lanes: int, enter: Enter) -> None:
-        """An access to ``region`` by ``lanes`` lanes."""
+    def touch(self, region: Region, write: bool, lanes: int, enter: Enter, constant: bool = False) -> None:
+        """An access to ``region`` by ``lanes`` lanes; ``constant``: a load of what nobody may write."""
         watched = self.watched.get(region.base)
         if watched is None:
             if not write:
                 if region.writable:
-                    self._note(region, lanes, enter)
+                    self._note(region, lanes, enter, constant)
                 return
             watched = self._watch(region)
         index, who, label = enter(watched)
+        if constant or (write and watched.constant is not None):
+            watched.changes(index, who, write, label)
         if write:
             watched.write(index, who)
             watched.wrote[index] = label
@@ -77,8 +93,8 @@ class GlobalShadows:
             watched.read(index, who, initialised=True)
             watched.read_by[index] = label
 
-    def _note(self, region: Region, lanes: int, enter: Enter) -> None:
-        self.notes.setdefault(region.base, []).append((lanes, enter))
+    def _note(self, region: Region, lanes: int, enter: Enter, constant: bool) -> None:
+        self.notes.setdefault(region.base, []).append((lanes, enter, constant))
         self.noted += lanes
         while self.noted > MOST_NOTES:
             most = max(self.notes.values(), key=len)
@@ -88,8 +104,10 @@ class GlobalShadows:
         self.written(region)
         watched = Watched(region, self.grain, self._report, self._foreign)
         self.watched[region.base] = watched
-        for lanes, enter in self.notes.pop(region.base, []):
+        for lanes, enter, constant in self.notes.pop(region.base, []):
             index, who, label = enter(watched)
+            if constant:
+                watched.changes(index, who, False, label)
             blind = replace(who, clocks=NoClocks(), base=np.zeros_like(who.base), distinct=False)
             watched.readers.place(index, blind)
             watched.read_by[index] = label

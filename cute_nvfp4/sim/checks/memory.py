@@ -87,5 +87,7 @@ class Shadows:
         at, granule, found = first(bad, index, epochs)
         address = max(watched.start + granule * watched.grain, watched.region.base)
         label = int((watched.read_by if kind == "write after read" else watched.wrote)[granule])
+        if kind == "constant" and not who.instruction.base.startswith("ld"):
+            label = int(watched.constant[granule])
         place = self.state.wave.run.memory.describe(address).partition(" is ")[2]
         self.state.reporter.conflict(kind, who, place, at, found, label)

@@ -88,6 +88,16 @@ class Reporter:
         if kind == "uninitialized":
             report("uninitialized-read", self.uninitialized(who, place, row), i)
             return
+        if kind == "constant":
+            there = self.labels.instruction(label).where()
+            does = ("read", "written") if i.base.startswith("ld") else ("written", "read")
+            report(
+                "constant-changes",
+                f"{kernel}: {place}\n  is {does[0]} by {mine}\n  and {does[1]} in the same launch by {there}; "
+                "ld.global.nc and ldu are for what no thread of the launch writes, whatever orders the two",
+                i,
+            )
+            return
         other = self.other(found, who, row, label)
         if kind == "proxy":
             report(

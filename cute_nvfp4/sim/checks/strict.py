@@ -109,10 +109,10 @@ class Strict(Listener):
             self._signal(i, warps, mine[warps])
         self._before(warps)
 
-    def barrier_arrived(self, warps: np.ndarray, ident: np.ndarray) -> None:
+    def barrier_arrived(self, g: Group, i: Instruction, ident: np.ndarray, count: np.ndarray) -> None:
         # these are mostly for shared memory, between warps that load
-        self._met(warps)
-        self._before(np.array([w for w in warps.tolist() if w in self.used and "st" in self.used[w].mods], np.int64))
+        self._met(g.warps)
+        self._before(np.array([w for w in g.warps.tolist() if w in self.used and "st" in self.used[w].mods], np.int64))
 
     def cluster_arrived(self, g: Group, lanes: np.ndarray, release: bool) -> None:
         self._met(g.warps)

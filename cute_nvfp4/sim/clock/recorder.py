@@ -275,14 +275,14 @@ class Recorder(Listener):
 
     # barriers
 
-    def barrier_arrived(self, warps: np.ndarray, ident: np.ndarray) -> None:
-        ctas = self._wave.cta_of_warp[warps]
-        for row, slot in zip(*self._rows(warps)):
+    def barrier_arrived(self, g: Group, i: Instruction, ident: np.ndarray, count: np.ndarray) -> None:
+        ctas = self._wave.cta_of_warp[g.warps]
+        for row, slot in zip(*self._rows(g.warps)):
             key = (self._name(ctas[row]), -1 - int(ident[row]), self._round[int(ctas[row]), int(ident[row])])
-            self._count_at(slot, self.kernel.blocks[self._lists[slot][-1].block].code[-1][0], key)
+            self._count_at(slot, i, key)
 
-    def barrier_opened(self, warps: np.ndarray, ident: np.ndarray) -> None:
-        for key in set(zip(self._wave.cta_of_warp[warps].tolist(), ident.tolist())):
+    def barrier_ended(self, cta: np.ndarray, ident: np.ndarray) -> None:
+        for key in zip(cta.tolist(), ident.tolist()):
             self._round[key] += 1
 
     def _count_at(self, slot: int, i: Instruction, key: Key) -> None:

@@ -112,8 +112,8 @@ class Causes(Listener):
 
     # other barriers
 
-    def barrier_arrived(self, warps: np.ndarray, ident: np.ndarray) -> None:
-        for warp, n in zip(warps.tolist(), ident.tolist()):
+    def barrier_arrived(self, g, i: Instruction, ident: np.ndarray, count: np.ndarray) -> None:
+        for warp, n in zip(g.warps.tolist(), ident.tolist()):
             cta = int(self.wave.cta_of_warp[warp])
             if self.known[warp, self._named(cta, n)] < self.generation[cta, n]:
                 self.doubts.add(f"named barrier {n}: a warp may arrive before the barrier has opened for the others")
@@ -170,7 +170,7 @@ class Causes(Listener):
             flag.passed[warp] = int(row[warp % self.per_cluster])
 
     def store(self, g, a: Access, space: str, host: np.ndarray, mask, values) -> None:
-        release = a.instruction.opcode == FLAG_WRITE
+        release = FLAG_WRITE.fullmatch(a.instruction.opcode) is not None
         if space != "global" or not (release or (self.flags and a.total == 4)):
             return
         for warp, address, value in self._rows(g, mask, host, values[0]):

@@ -71,7 +71,10 @@ def _access(i: Instruction, m: Mods, k: Kernel, kind: str, address: int) -> tupl
     if space == "param" and isinstance(operand.base, Symbol) and operand.base.name not in {p.name for p in k.params}:
         raise m.refuse(f"{operand.base.name} is not a kernel parameter")
     element, count = (8, 2) if t == "b128" else (bits(t) // 8, count)
-    a = Access(i, space, element, count, kind, (*([order] if order else []), *policy))
+    constant = i.base == "ldu" or "nc" in policy
+    if constant and (kind == "store" or space not in ("global", "generic") or order):
+        raise m.refuse("ld.nc and ldu are weak loads of global memory")
+    a = Access(i, space, element, count, kind, (*([order] if order else []), *policy), constant=constant)
     return a, t, ("b64",) if "L2::cache_hint" in policy else ()
 
 

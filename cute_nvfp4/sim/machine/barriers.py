@@ -1,7 +1,8 @@
 """Named barriers of a CTA (PTX ISA, "barrier{.cta}" and "bar").
 
-Threads are counted, not warps, as on sm_70 and later. A barrier without a thread count waits for every thread of the
-CTA that has not exited. Reductions (``bar.red``) combine the predicates of everybody who took part.
+Threads are counted, not warps, as on sm_70 and later. A phase ends with the arrival that makes its number complete, and
+who comes after that is in the next one. A barrier without a thread count waits for every thread of the CTA that has not
+exited. Reductions (``bar.red``) combine the predicates of everybody who took part.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import numpy as np
 
 from cute_nvfp4.sim.errors import Deadlock
 from cute_nvfp4.sim.frontend.flow import Block
+from cute_nvfp4.sim.frontend.model import Instruction
 from cute_nvfp4.sim.machine.wave import Group, Wave
 
 BARRIERS = 16
@@ -29,13 +31,16 @@ class Waiting:
 
 
 class Barriers:
-    """The barriers of every CTA of a wave; ``arrived`` counts (CTA, barrier) arrivals of threads that did not stop to
-    wait."""
+    """The barriers of every CTA of a wave. Of the phase under way of each (CTA, barrier): ``came`` counts the threads
+    that have arrived, waiting or not, ``count`` is the largest number of threads that one of them has named, and
+    ``everybody`` says whether one has named none."""
 
     def __init__(self, wave: Wave) -> None:
         self.wave = wave
         self.waiting: list[Waiting] = []
-        self.arrived = np.zeros((wave.count, BARRIERS), np.int64)
+        self.came = np.zeros((wave.count, BARRIERS), np.int64)
+        self.count = np.zeros_like(self.came)
+        self.everybody = np.zeros(self.came.shape, bool)
 
     def arrive(self, group: Group, block: Block, operands: tuple, live: np.ndarray) -> list[Group]:
         """Takes a group that executed a barrier; returns the groups that may go on."""
@@ -44,13 +49,40 @@ class Barriers:
         instruction = block.code[-1][0]
         if ident.max() >= BARRIERS:
             raise Deadlock(f"{instruction.where()}: barrier {int(ident.max())} does not exist, a CTA has {BARRIERS}")
-        self.wave.events.barrier_arrived(group.warps, ident)
+        comes = Waiting(group, block, ident, count, rest[0] if rest else None)
+        if group.n == 1 or not self._too_many(comes, live):
+            return self._take(comes, instruction, live)
+        # a phase ends among these warps: they come one after the other
+        parts = [self._part(comes, np.array([k])) for k in range(group.n)]
+        return [g for part in parts for g in self._take(part, instruction, live)]
+
+    def _too_many(self, comes: Waiting, live: np.ndarray) -> bool:
+        """Whether more threads come to a barrier than its phase still wants."""
+        at = (self.wave.cta_of_warp[comes.group.warps], comes.ident)
+        came, count, everybody = self.came.copy(), self.count.copy(), self.everybody.copy()
+        self._add(at, comes, came, count, everybody)
+        return bool((came > self._wanted(count, everybody, live))[at].any())
+
+    @staticmethod
+    def _add(at: tuple, comes: Waiting, came: np.ndarray, count: np.ndarray, everybody: np.ndarray) -> None:
+        """Adds the warps that come to the three numbers of the phases under way."""
+        np.add.at(came, at, comes.group.lanes().sum(axis=1))
+        np.maximum.at(count, at, comes.count)
+        everybody[at] |= comes.count == 0
+
+    def _wanted(self, count: np.ndarray, everybody: np.ndarray, live: np.ndarray) -> np.ndarray:
+        """(CTA, barrier) how many threads end the phase under way."""
+        return np.where(everybody, np.maximum(count, live.reshape(self.wave.count, -1).sum(axis=1)[:, None]), count)
+
+    def _take(self, comes: Waiting, instruction: Instruction, live: np.ndarray) -> list[Group]:
+        group, ident = comes.group, comes.ident
+        self.wave.events.barrier_arrived(group, instruction, ident, comes.count)
+        self._add((self.wave.cta_of_warp[group.warps], ident), comes, self.came, self.count, self.everybody)
         if "arrive" in instruction.mods:
-            np.add.at(self.arrived, (self.wave.cta_of_warp[group.warps], ident), group.lanes().sum(axis=1))
-            group.block = block.next
+            group.block = comes.block.next
             return [group, *self.release(live)]
         self.wave.events.parked(group, instruction, None)
-        self.waiting.append(Waiting(group, block, ident, count, rest[0] if rest else None))
+        self.waiting.append(comes)
         return self.release(live)
 
     def _per_warp(self, group: Group, value: np.ndarray) -> np.ndarray:
@@ -60,16 +92,7 @@ class Barriers:
 
     def release(self, live: np.ndarray) -> list[Group]:
         """Opens every barrier whose threads have all come."""
-        if not self.waiting:
-            return []
-        here = self.arrived.copy()
-        want = np.zeros_like(here)
-        cta_threads = live.reshape(self.wave.count, -1).sum(axis=1)
-        for w in self.waiting:
-            cta = self.wave.cta_of_warp[w.group.warps]
-            np.add.at(here, (cta, w.ident), w.group.lanes().sum(axis=1))
-            np.maximum.at(want, (cta, w.ident), np.where(w.count > 0, w.count, cta_threads[cta]))
-        open_ = (here >= want) & (want > 0)
+        open_ = (self.came > 0) & (self.came >= self._wanted(self.count, self.everybody, live))
         if not open_.any():
             return []
         reduced = self._reduce(open_.shape)
@@ -81,11 +104,13 @@ class Barriers:
                 self._finish(out[-1], reduced)
             if not goes.all():
                 still.append(self._part(w, np.flatnonzero(~goes)))
-        self.arrived[open_] = 0
+        for state in (self.came, self.count, self.everybody):
+            state[open_] = 0
         self.waiting = still
         events = self.wave.events
-        if events.hears("barrier_opened"):
+        if out and events.hears("barrier_opened"):
             events.barrier_opened(*(np.concatenate(part) for part in zip(*((w.group.warps, w.ident) for w in out))))
+        events.barrier_ended(*np.nonzero(open_))
         for w in out:
             events.resumed(w.group, w.block.code[-1][0])
         return [w.group for w in out]

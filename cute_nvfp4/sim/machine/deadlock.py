@@ -81,9 +81,7 @@ def _for_lanes(wave: Wave, unmet: list[Group]) -> Iterator[Reason]:
 
 
 def _at_barriers(wave: Wave, barriers: Barriers) -> Iterator[Reason]:
-    here = barriers.arrived.copy()
-    for w in barriers.waiting:
-        np.add.at(here, (wave.cta_of_warp[w.group.warps], w.ident), w.group.lanes().sum(axis=1))
+    here = barriers.came
     for w in barriers.waiting:
         where = w.block.code[-1][0].where()
         for warp, ident, count in zip(w.group.warps.tolist(), w.ident.tolist(), w.count.tolist()):

@@ -81,11 +81,15 @@ class Listener:
     def warp_synced(self, g: Group, mask: Mask) -> None:
         """bar.warp.sync."""
 
-    def barrier_arrived(self, warps: Warps, ident: np.ndarray) -> None:
-        """Warps (k,) come to named barriers (k,) of their CTAs, to wait there or not."""
+    def barrier_arrived(self, g: Group, i: Instruction, ident: np.ndarray, count: np.ndarray) -> None:
+        """The warps of a group come to named barriers (n,) of their CTAs, to wait there or not, each for ``count``
+        (n,) threads, 0 for all."""
 
     def barrier_opened(self, warps: Warps, ident: np.ndarray) -> None:
         """Named barriers open; ``warps`` (k,) are all that waited at one of them."""
+
+    def barrier_ended(self, cta: np.ndarray, ident: np.ndarray) -> None:
+        """The phases of named barriers (k,) of CTAs (k,) are over, after ``barrier_opened`` for those who waited."""
 
     def cluster_arrived(self, g: Group, lanes: np.ndarray, release: bool) -> None:
         """barrier.cluster.arrive by lanes (n, 32), after it has been counted."""

@@ -12,7 +12,8 @@ from cute_nvfp4.sim.frontend.model import Instruction
 @dataclass(frozen=True)
 class Access:
     """``count`` elements of ``element`` bytes in ``space``; ``kind`` is "load", "store" or "atomic"; ``policy`` has the
-    cache qualifiers as written. ``counted`` is false for a part of an access that is announced as a whole."""
+    cache qualifiers as written. ``counted`` is false for a part of an access that is announced as a whole.
+    ``constant``: a load of what the launch must not write (ld.global.nc, ldu)."""
 
     instruction: Instruction
     space: str
@@ -21,6 +22,7 @@ class Access:
     kind: str
     policy: tuple[str, ...] = ()
     counted: bool = True
+    constant: bool = False
 
     @property
     def total(self) -> int:

@@ -14,9 +14,10 @@ from support.roads import Roads, table
 
 from cute_nvfp4 import PreparedWeight, gemm, grouped_gemm, prepare_weight, quantize, simulating
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.ops.prepared_weight import repeated
+from cute_nvfp4.ops import grouped_gemm as grouped_gemm_module
+from cute_nvfp4.ops import list_fast_path
+from cute_nvfp4.ops.grouped_gemm import GROUPED
 from cute_nvfp4.ops.prepared_weight.gemm import PREPARED_GEMM
-from cute_nvfp4.ops.prepared_weight.groups import PREPARED_GROUPS
 
 pytestmark = [pytest.mark.kernels, pytest.mark.sim_only("CPU tensors")]
 
@@ -25,7 +26,7 @@ pytestmark = [pytest.mark.kernels, pytest.mark.sim_only("CPU tensors")]
 def simulator() -> Iterator[None]:
     with simulating("sm_90a"):
         yield
-    for calls in (PREPARED_GEMM.calls, PREPARED_GROUPS.calls, repeated._calls):
+    for calls in (PREPARED_GEMM.calls, GROUPED.calls, list_fast_path.CALLS):
         calls.clear()
 
 
@@ -79,7 +80,7 @@ def test_groups() -> None:
     weight, x = prepare_weight(packed_input.W), packed_input.X
     pairs, rows = [(x, weight)] * 2, torch.empty(12, 32, dtype=torch.bfloat16)
     good = [lambda: grouped_gemm(pairs), lambda: grouped_gemm(pairs, out=[rows[:4], rows[4:8]])]
-    roads = Roads(PREPARED_GROUPS.calls, good, repeated._calls)
+    roads = Roads(GROUPED.calls, good, list_fast_path.CALLS)
     over = torch.tensor([], dtype=torch.bfloat16).set_(weight.packed.untyped_storage(), 0, (4, 32))
     unaligned = torch.zeros(4 * 64 + 1, dtype=torch.bfloat16)[1:].view(4, 64)
     for problems, out, message in (
@@ -88,7 +89,7 @@ def test_groups() -> None:
         (pairs, [rows[:4], rows[4:9]], "shape of out"),
         (pairs, [rows[:4], rows[4:8].float()], "group 1"),
         (pairs, [rows[:4], rows[2:6]], "memory of out"),
-        (pairs, [rows[:4], over], "memory of an operand"),
+        (pairs, [rows[:4], over], "memory of packed of b"),
         (pairs, [rows[:4], 5], "out: got int"),
         (pairs, rows[:8].view(2, 4, 32), "out: got Tensor"),
         ([(x, weight), (x.clone().requires_grad_(), weight)], [rows[:4], rows[4:8]], "grad"),
@@ -149,13 +150,13 @@ def test_groups_again(scales: str, shared: bool, out: bool, gate: str, monkeypat
     slow: list[int] = []
 
     class Counted:
-        found = PREPARED_GROUPS.found
+        found = GROUPED.found
 
-        def __call__(self, *given):
+        def call(self, *given):
             slow.append(1)
-            return PREPARED_GROUPS(*given)
+            return GROUPED(*given)
 
-    monkeypatch.setattr(repeated, "PREPARED_GROUPS", Counted())
+    monkeypatch.setattr(grouped_gemm_module, "GROUPED", Counted())
     first, second = (Groups(seed, scales, shared, out, gate) for seed in (0, 1))
     for problem in (first, first, second, first):
         assert problem.right()

@@ -184,6 +184,7 @@ def mutant(name: str, change: Change, noticed: str, archs: tuple[str, ...] = BOT
 
 MUTANTS = (
     mutant("no barrier after the maxima", at("barrier.cluster", drop(), slice(-2, None)), "Race"),
+    mutant("a CTA that has not started", at("barrier.cluster", drop(), slice(0, 2)), "Race"),
     mutant("nothing released", at("barrier.cluster.arrive", become("arrive", "arrive.relaxed"), LAST), "Race"),
     mutant("half of the CTAs get no maximum", Source(amax, "remote_address", half_remote_address), ""),
     mutant("the maximum of a CTA is lost", Source(amax, "store_remote", store_remote_without_one), "wrong"),

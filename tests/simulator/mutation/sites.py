@@ -13,13 +13,14 @@ _PREDICATED = re.compile(r"^(@!?\S+\s+)?(.*)$", re.S)
 @dataclass(frozen=True)
 class Mutant:
     """One change of one instruction. ``line`` counts from 1; ``new`` replaces the whole line; ``ordinal`` counts the
-    mutants of the kind in the kernel."""
+    mutants of the kind in the kernel. ``also``: further lines, of which nothing is left."""
 
     kind: str
     line: int
     old: str
     new: str
     ordinal: int = 1
+    also: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -29,6 +30,8 @@ class Mutant:
         lines = ptx.split("\n")
         assert self.old in lines[self.line - 1]
         lines[self.line - 1] = self.new
+        for line in self.also:
+            lines[line - 1] = ""
         return "\n".join(lines)
 
 
@@ -45,6 +48,21 @@ def mutants(ptx: str) -> Iterator[Mutant]:
                 for kind, new in rule.change(text, found):
                     seen[kind] = seen.get(kind, 0) + 1
                     yield Mutant(kind, number, text, new, seen[kind])
+    yield from _meetings(ptx)
+
+
+def _meetings(ptx: str) -> Iterator[Mutant]:
+    """A meeting of the cluster left out: an arrival at its barrier, and the wait that follows in the text."""
+    arrived, count = 0, 0
+    lines = ptx.split("\n")
+    for number, line in enumerate(lines, 1):
+        if re.search(r"barrier\.cluster\.arrive", line):
+            arrived = number
+        elif arrived and re.search(r"barrier\.cluster\.wait", line):
+            count += 1
+            old = _COMMENT.sub("", lines[arrived - 1]).strip()
+            yield Mutant("drop cluster meeting", arrived, old, "", count, (number,))
+            arrived = 0
 
 
 def unfolded(ptx: str) -> str:
@@ -197,6 +215,13 @@ def _rules() -> Iterator[Rule]:
     yield from rule(r"^(@\S+\s+)?fence\.", _drop("fence"))
     yield from rule(r"^(@\S+\s+)?bar\.(sync|arrive)|^(@\S+\s+)?barrier\.sync", _drop("barrier"))
     yield from rule(r"^bar\.sync\s+\S+, \S+;", _operand("a warp more at the barrier", 1, 32, add(32)))
+    counted = r"^(@\S+\s+)?(bar|barrier)(\.cta)?\.(sync|arrive)\S*\s+\S+, \S+;"
+    yield from rule(counted, _operand("a warp less at the barrier", 1, 32, add(-32)))
+    yield from rule(counted, _operand("one warp at the barrier", 1, 32, "mov.u32 {new}, 32;"))
+    yield from rule(
+        r"^(@\S+\s+)?(bar|barrier)(\.cta)?\.sync\S*\s+[^,]+;",
+        _text("one warp at the barrier of all", ";$", ", 32;"),
+    )
     yield from rule(r"bar\.warp\.sync", _drop("warp barrier"))
     yield from rule(r"barrier\.cluster\.(arrive|wait)", _drop(r"cluster \1"))
     yield from rule(r"cp\.async\.bulk\.(tensor|shared|global)|cp\.reduce\.async", _drop("copy"))
@@ -259,6 +284,10 @@ def _rules() -> Iterator[Rule]:
         _operand("remote store 16 bytes on", 0, 32, add(16)),
         _operand("remote store signals the next barrier", 2, 32, add(8)),
     )
+    yield from rule(r"^(@\S+\s+)?ld\.global\.", _text("load as constant", r"ld\.global\.", "ld.global.nc."))
+    only = r"^(?!.*(?:mbarrier_init|sync_restrict))(@\S+\s+)?"
+    scoped = only + r"(fence|membar|ld|st|red|atom|mbarrier|tensormap)\.\S*\.(cluster|gpu|gl|sys)(?=[\s.;])"
+    yield from rule(scoped, _text("scope of the CTA", r"\.(cluster|gpu|gl|sys)(?=[\s.;])", ".cta"))
     yield from rule(r"^ld\.acquire", _text("load without acquire", r"ld\.acquire", "ld.relaxed"))
     yield from rule(r"^st\.release", _drop("flag"), _text("flag without release", r"st\.release", "st.relaxed"))
     yield from rule(r"tensormap\.(replace|cp_fenceproxy)", _drop(r"tensormap.\1"))

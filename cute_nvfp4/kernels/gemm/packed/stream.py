@@ -31,7 +31,7 @@ from .decode import decode_step, load_lane, sum_factors
 from .pipelines import stream_pipelines
 from .stream_arguments import StreamArguments
 from .stream_config import LOADING_WARPS, MMA_COLUMNS, WARP, StreamConfig
-from .stream_shares import Segment, Segments, Shares, deal
+from .stream_shares import Segment, Segments, Shares, shares_of
 from .stream_sums import Sums
 from .stream_x import SharedX, StageX, TmaCopy, X
 
@@ -77,7 +77,7 @@ class Stream:
         """Launches ``arguments.ctas`` CTAs."""
         cfg, x = self.config, arguments.x
         work_tiles = cute.ceil_div(arguments.weight.rows, cfg.out_rows)
-        shares = deal(work_tiles, arguments.weight.k_tiles // cfg.stage_tiles, arguments.ctas)
+        shares = shares_of(work_tiles, arguments.weight.k_tiles // cfg.stage_tiles, arguments.ctas)
         # what only the host uses does not become a parameter of the kernel
         passed = arguments._replace(x=x._replace(data=None, row_stride=None), k=None, ctas=None)
         self.kernel(self.x.describe(x, arguments.k), shares, passed).launch(

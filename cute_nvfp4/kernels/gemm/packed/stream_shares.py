@@ -87,8 +87,8 @@ class Segments(NamedTuple):
         return cursor + tile.count
 
 
-def deal(work_tiles: Int32, k_steps: Int32, ctas: Int32) -> Shares:
-    """On the host."""
+def shares_of(work_tiles: Int32, k_steps: Int32, ctas: Int32) -> Shares:
+    """The shares of ``ctas`` CTAs, computed on the host."""
     whole = work_tiles // ctas
     cut = work_tiles - whole * ctas
     total = cut * k_steps

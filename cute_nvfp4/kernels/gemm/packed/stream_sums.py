@@ -1,4 +1,4 @@
-"""From the accumulators of the streaming GEMM to the output: over warps in shared memory, over CTAs in global memory.
+"""The output, from the accumulators of the streaming GEMM: over warps in shared memory, over CTAs in global memory.
 
 Sums of a work tile are fp32 (ROW, COLUMN), columns being rows of x; a slot in global memory has ``config.columns``
 columns of ``config.rows`` floats. A thread takes four neighbours of a column of the output: of a gated GEMM these are

@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
 from cutlass import Int16, Int32
 
-from ....scale_layout import ATOM_ROWS
 from ..barriers import Barriers
 from ..config import GemmConfig
 from ..operands import Loads
 from ..problem import Problem, Scheduler
-from ..stage_copies import CtaTile, Slot, TmaLoader
+from ..stage_copies import CtaTile, Slot, TmaLoader, first_atom
 from ..tile_scheduler import CtaPlace, WorkTile
 from .operands import make_mma, shared_operands
 
@@ -59,8 +59,9 @@ class MulticastLoader(TmaLoader):
         (cm, cn), ctas = config.cluster, config.ctas
         for_a, for_sfb = Slot(place.y, cn, masks.a), Slot(place.x, cm, masks.sfb)
         for_b = Slot(place.x // ctas, cm // ctas, masks.b)
-        yield CtaTile(part.partition_A, config.tile_m, work.m // ctas, for_a, work.m, for_a)
-        yield CtaTile(part.partition_B, config.tile_n, work.n, for_b, work.n * config.tile_n // ATOM_ROWS, for_sfb)
+        yield CtaTile(part.partition_A, config.tile_m, work.m // ctas, for_a, lambda: work.m, for_a)
+        atom_b = partial(first_atom, work.n, config.tile_n)
+        yield CtaTile(part.partition_B, config.tile_n, work.n, for_b, atom_b, for_sfb)
 
 
 @cute.jit

@@ -66,7 +66,7 @@ class StageDescriptors:
 @dataclass(frozen=True)
 class DescriptorBase:
     """What the descriptors of all stages have in common: bits 63:32 for swizzled data and for scale atoms, bits 31:0 of
-    the first stage, and units of 16 bytes from a stage's start to its first scale atom."""
+    the first stage, and how many times 16 bytes lie from a stage's start to its first scale atom."""
 
     upper_data: Int32
     upper_scales: Int32
@@ -74,7 +74,7 @@ class DescriptorBase:
     to_scales: int
 
     def stage(self, offset: Int32) -> StageDescriptors:
-        """Those of the stage that starts ``offset`` units of 16 bytes after the first."""
+        """The descriptors of the stage that starts ``offset`` times 16 bytes after the first."""
         start = self.lower + offset
         return StageDescriptors(
             tcgen05.descriptor(start, self.upper_data), tcgen05.descriptor(start + self.to_scales, self.upper_scales)

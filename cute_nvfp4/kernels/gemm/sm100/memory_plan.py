@@ -18,7 +18,7 @@ ATOM_COLUMNS = 4
 
 @dataclass(frozen=True)
 class SharedPlan(shared_plan.SharedPlan):
-    """That of a tcgen05 kernel."""
+    """The shared memory of a tcgen05 kernel."""
 
     def graph(self, stages: int) -> tuple[Edge, ...]:
         return pipelines(self.config, stages)

@@ -27,7 +27,7 @@ LANE_BYTES = COLUMN_BYTES << 16
 class MmaTensors(NamedTuple):
     """Tensors of a stage's operands and scales, one for each matrix; and of tensor memory.
 
-    tCr…: matrix descriptors, in units of 16 bytes. tCs…: where ``tcgen05.cp`` finds scale atoms, in the same units.
+    tCr…: matrix descriptors, which count 16 bytes. tCs…: where ``tcgen05.cp`` finds scale atoms, counted alike.
     tCt…: tensor memory, in bytes for scales (four make a column) and in columns for accumulators.
     """
 

@@ -1,4 +1,4 @@
-"""From registers to the output by TMA through shared memory: TMA turns 128 rows of an epilogue tile into one box, and
+"""The output, stored by TMA through shared memory: TMA turns 128 rows of an epilogue tile into one box, and
 clips it at the output's edge.
 """
 
@@ -34,8 +34,8 @@ def staged_layout(config: GemmConfig) -> cute.ComposedLayout:
 
 def describe_store(config: GemmConfig, out: Output, m: Int32, n: Int32, batch: Int32) -> TmaCopy:
     """TMA store of epilogue tiles of a row-major output."""
-    unit = VECTOR_BYTES // config.out_bytes
-    strides = (cute.assume(out.stride, unit), 1, cute.assume(out.batch_stride, unit))
+    aligned = VECTOR_BYTES // config.out_bytes
+    strides = (cute.assume(out.stride, aligned), 1, cute.assume(out.batch_stride, aligned))
     tensor = cute.make_tensor(out.pointer, cute.make_layout((m, n, batch), stride=strides))  # (M, N, L)
     one = cute.slice_(staged_layout(config), (None, None, 0))
     made = cpasync.make_tiled_tma_atom(cpasync.CopyBulkTensorTileS2GOp(), tensor, one, (CTA_ROWS, config.epi_tile_n))

@@ -1,4 +1,4 @@
-"""From accumulators in registers to the output: a lane takes a run of a row at a time, and needs no other lane."""
+"""The output, from accumulators in registers: a lane takes a run of a row at a time, and needs no other lane."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def in_order(values: list[Float32], turn: Int32) -> list[Float32]:
 
 
 @dataclass(frozen=True)
-class Epilogue:
+class WarpEpilogue:
     """What a lane of a multiplying warp stores with."""
 
     config: GemmConfig
@@ -63,19 +63,19 @@ class Epilogue:
 
 
 @dataclass(frozen=True)
-class WholeTile:
+class WholeWarpTile:
     """All sums of a work tile are here."""
 
-    def store(self, e: Epilogue, acc: cute.Tensor, work: WorkTile, result: Result, cursor: Int32) -> None:
+    def store(self, e: WarpEpilogue, acc: cute.Tensor, work: WorkTile, result: Result, cursor: Int32) -> None:
         for m, row in e.rows:
             e.write(e.run(acc, m, row), m, row, work, result)
 
 
 @dataclass(frozen=True)
-class StreamK(WorkspaceExchange):
+class WarpStreamK(WorkspaceExchange):
     """Work tiles are shared with other CTAs, through the workspace."""
 
-    def store(self, e: Epilogue, acc: cute.Tensor, work: WorkTile, result: Result, cursor: Int32) -> None:
+    def store(self, e: WarpEpilogue, acc: cute.Tensor, work: WorkTile, result: Result, cursor: Int32) -> None:
         columns = range(0, len(e.rows) * e.tile.run, e.tile.run)
 
         def write(number: int, values: list[cute.Tensor]) -> None:
@@ -84,10 +84,10 @@ class StreamK(WorkspaceExchange):
         self.finish(work, cursor, columns, lambda number: e.run(acc, *e.rows[number]), write)
 
 
-def divided_k(e: Epilogue, partials: PartialSums | None, scheduler: Scheduler) -> WholeTile | StreamK:
+def divided_k(e: WarpEpilogue, partials: PartialSums | None, scheduler: Scheduler) -> WholeWarpTile | WarpStreamK:
     """How the sums of a work tile come together."""
     if partials is None:
-        return WholeTile()
+        return WholeWarpTile()
     thread = e.warp * WARP + e.tile.lane
     addresses = partials.workspace.toint(), partials.flags.toint()
-    return StreamK(e.config, len(e.rows) * e.tile.run, thread, e.warp, scheduler, *addresses)
+    return WarpStreamK(e.config, len(e.rows) * e.tile.run, thread, e.warp, scheduler, *addresses)

@@ -15,7 +15,7 @@ from ..output import thread_store
 from ..pipeline_graph import barrier_words
 from ..problem import Problem, Scheduler
 from ..shared_plan import SWIZZLE_BYTES
-from .epilogue import Epilogue, divided_k
+from .epilogue import WarpEpilogue, divided_k
 from .loader import TileLoader, shared_operands
 from .mainloop import make_accumulators, multiply
 from .memory_plan import LOAD_WARP, MMA_WARPS, SharedPlan, pipelines
@@ -61,7 +61,7 @@ def multiply_and_store(
     """The loop of the warps that multiply. base: shared address of the stages."""
     tile = warp_tile(config, warp, cute.arch.lane_idx())
     store = thread_store(config, problem.arguments.out)
-    epilogue = Epilogue(config, tile, problem.epilogue_function(), store, warp)
+    epilogue = WarpEpilogue(config, tile, problem.epilogue_function(), store, warp)
     results = problem.results()
     divided = divided_k(epilogue, problem.partials, scheduler)
     acc = make_accumulators(config, tile)  # (RESULT, PAIR, HALF, MMA_M, PRODUCT)

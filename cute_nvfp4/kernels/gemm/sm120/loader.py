@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import cutlass.cute as cute
 from cutlass import Int16, Int32
 from cutlass.cute.nvgpu import cpasync, tcgen05
 
-from ....scale_layout import ATOM_ROWS
 from .. import operands
 from ..arguments import Operand
 from ..config import CTA_ROWS, GemmConfig
 from ..operands import OperandLoad, SharedOperands, TmaCopy, element_types
-from ..stage_copies import CtaTile, Slot, TmaLoader
+from ..stage_copies import CtaTile, Slot, TmaLoader, first_atom
 from ..tile_scheduler import WorkTile
 from .memory_plan import SharedPlan
 
@@ -52,4 +52,4 @@ class TileLoader(TmaLoader):
     def tiles(self, work: WorkTile) -> Iterator[CtaTile]:
         only = Slot(Int32(0), 1, Int16(0))
         for rows, index in ((CTA_ROWS, work.m), (self.config.tile_n, work.n)):
-            yield CtaTile(lambda x: x, rows, index, only, index * rows // ATOM_ROWS, only)
+            yield CtaTile(lambda x: x, rows, index, only, partial(first_atom, index, rows), only)

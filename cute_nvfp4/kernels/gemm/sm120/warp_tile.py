@@ -79,7 +79,7 @@ class WarpTile:
 
     @property
     def group(self) -> Int32:
-        """Its eight rows of every block."""
+        """The warp's eight rows of every block."""
         return self.m & 3
 
     def row(self, m_tile: int, half: int) -> Int32:
@@ -119,8 +119,8 @@ class WarpTile:
 
     @property
     def b_offset(self) -> Int32:
-        """The same from B, for instructions (x, t) = (0, 0) and (0, 1): matrices are the two halves of K of the first,
-        then of the second."""
+        """Bytes from B to such a row, for instructions (x, t) = (0, 0) and (0, 1): matrices are the two halves of K of
+        the first, then of the second."""
         i, matrix = self.lane & 7, self.lane >> 3
         run, within = i >> 1, i & 1
         first = run * (self.config.tile_n // 4) + self.n * self.run
@@ -161,5 +161,6 @@ def warps_m(config: GemmConfig) -> int:
 
 
 def warp_tile(config: GemmConfig, warp: Int32, lane: Int32) -> WarpTile:
+    """The part of a lane of a warp."""
     along_m = warps_m(config)
     return WarpTile(config, warp & (along_m - 1), warp // along_m if along_m < MMA_WARPS else Int32(0), lane)

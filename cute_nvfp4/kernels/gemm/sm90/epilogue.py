@@ -1,4 +1,4 @@
-"""From the registers of a warpgroup to the output: partial sums, alpha and gate, and rows of x that are columns of the
+"""The output, from the registers of a warpgroup: partial sums, alpha and gate, and rows of x that are columns of the
 MMA.
 
 A thread has rows g and g + 8 of its warp's slab, in pairs of registers. In a gated GEMM these are a row of each
@@ -32,7 +32,7 @@ VECTOR_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Epilogue:
+class WarpgroupEpilogue:
     """What a thread of a warpgroup needs to store its accumulators. factors: of each product (``sum_factors``).
     thread: in the warpgroup."""
 

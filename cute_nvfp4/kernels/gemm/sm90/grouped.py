@@ -34,7 +34,7 @@ from ..stage_loader import OverwritingCopies, fill_stages
 from ..tile_scheduler import WorkTile
 from .arguments import Activations
 from .config import LOADING_WARPS, STAGE_TILES, WARPGROUP
-from .epilogue import Epilogue
+from .epilogue import WarpgroupEpilogue
 from .exchange import ClusterSums
 from .grouped_arguments import GroupedWgmmaArguments, PackedGroupTable
 from .grouped_config import GroupedWgmmaConfig
@@ -252,6 +252,7 @@ class GroupedWgmma(WgmmaGemm):
                     done = scheduler.tile(cursor, end)
                     config, factors = replace(cfg, tile_n=cfg.widths[i]), scheduler.groups.factors(done.group)
                     arguments, rows = arguments_of(scheduler.groups, done), done.x_rows - done.x_row
-                    epilogue = Epilogue(config, arguments, rows, factors, memory.epilogue, scheduler, group, own, sums)
+                    places = scheduler, group, own, sums
+                    epilogue = WarpgroupEpilogue(config, arguments, rows, factors, memory.epilogue, *places)
                     epilogue.store(products.acc, WorkTile(done.m, zero, zero, done.k_first, done.k_count))
             cursor = scheduler.after(cursor, tile)

@@ -118,7 +118,7 @@ class PackedParameters(PackedGroups, ParameterMaps):
 
 @dataclass(frozen=True)
 class PackedWorkspace(PackedGroups, WorkspaceMaps):
-    """The same in global memory, and a tensor map for each, which another kernel writes."""
+    """Such problems in global memory, with a tensor map for each, which another kernel writes."""
 
 
 @dataclass(frozen=True)
@@ -177,8 +177,8 @@ class PackedRows(PackedGroups):
 
 @dataclass(frozen=True)
 class GroupScheduler:
-    """Work tiles of all groups, dealt in turn to ``workers`` CTAs: to the first to the last, to the last to the first,
-    and so on, so that where they get cheaper none has the dearest of every round."""
+    """Distributes work tiles of all groups to ``workers`` CTAs: to the first to the last, to the last to the first, and
+    so on, so that where they get cheaper none has the dearest of every round."""
 
     groups: PackedGroups
     worker: Int32

@@ -25,7 +25,7 @@ from ..stage_loader import Filled, OverwritingCopies, fill_tile
 from ..tile_scheduler import CursorRange, StaticScheduler, WorkTile
 from .arguments import WgmmaArguments
 from .config import WARPGROUP, WgmmaConfig
-from .epilogue import Epilogue
+from .epilogue import WarpgroupEpilogue
 from .exchange import ClusterSums
 from .wgmma import SharedMemory, WgmmaGemm
 
@@ -129,7 +129,7 @@ class OverlappedWgmma(WgmmaGemm):
         sums = ClusterSums(cfg, part, memory.barriers.partials, memory.received, operands.weights, group, own)
         factors = sum_factors(arguments, cfg.weights)
         half = replace(cfg, tile_n=columns)
-        epilogue = Epilogue(half, arguments, x_rows, factors, memory.epilogue, scheduler, group, own, sums)
+        epilogue = WarpgroupEpilogue(half, arguments, x_rows, factors, memory.epilogue, scheduler, group, own, sums)
         sums.announce()
         cursor, end = scheduler.range()
         tile = scheduler.tile(cursor, end)

@@ -31,7 +31,7 @@ class _OneColumn:
 
 @dataclass(frozen=True)
 class StaticTiles(_OneColumn, StaticScheduler):
-    """Work tiles dealt in turn."""
+    """Distributes work tiles in turn."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class DescendingStreamK(_OneColumn, StreamKScheduler):
 
 @dataclass(frozen=True)
 class HelpedScheduler(StaticTiles):
-    """A work tile for each cluster but the first ones, whose CTAs are helpers: dealt in turn, these multiply the last
+    """A work tile for each cluster but the first ones, whose CTAs are helpers: in turn, these multiply the last
     ``helped`` k-tiles of every work tile. Few sums go through global memory, and most of them early."""
 
     helped: Int32 | None = None

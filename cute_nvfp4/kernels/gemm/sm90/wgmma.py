@@ -27,7 +27,7 @@ from ..stage_loader import fill_stages
 from ..tile_scheduler import CtaPlace, StaticScheduler
 from .arguments import WgmmaArguments
 from .config import LOADING_WARPS, WARPGROUP, WgmmaConfig
-from .epilogue import Epilogue
+from .epilogue import WarpgroupEpilogue
 from .exchange import ClusterSums
 from .products import TYPES, wgmma_products, x_layout
 from .scheduler import SCHEDULERS
@@ -184,7 +184,7 @@ class WgmmaGemm:
         joined = memory.operands.sX.iterator.toint()
         sums = ClusterSums(cfg, part, memory.barriers.partials, memory.received, joined, group, own)
         factors = sum_factors(arguments, cfg.weights)
-        epilogue = Epilogue(cfg, arguments, x_rows, factors, memory.epilogue, scheduler, group, own, sums)
+        epilogue = WarpgroupEpilogue(cfg, arguments, x_rows, factors, memory.epilogue, scheduler, group, own, sums)
         if cutlass.const_expr(cfg.split_k > 1):
             sums.announce()
         at = memory.operands.ring.start(first)

@@ -1,4 +1,4 @@
-"""Tensors that are like those of an earlier call, which torch's guards say in C++ of all at once."""
+"""Guards of tensors: whether others are like them, which torch says in C++ of all at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from ..runtime.torch_private import guards
 
 
-class Alike:
+class TensorGuards:
     """Dtypes, shapes, strides, devices and gradients of ``tensors``, and which of them are the same; addresses are not
     compared."""
 

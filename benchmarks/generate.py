@@ -1,0 +1,189 @@
+"""How fast a model decodes and reads its prompt: NVFP4 weights beside bf16, end to end.
+
+The model is a Llama of drawn weights (``generate_model.py``): embedding, RMSNorm, rotary positions, attention by
+torch's SDPA with a static cache, MLP, head, the most likely token. All contestants have the same weights, the same
+attention and the same operations between products, compiled by torch where it can.
+
+``decode``: a step of one token for each sequence, in a CUDA graph, attending to all ``--context`` tokens. ``products``:
+its linear layers alone, in a graph of their own. ``prefill``: one prompt, in a graph. Contestants take turns, L2 cold;
+medians. A step's tokens a second are sequences divided by its time. It needs torch and this package.
+
+    python benchmarks/generate.py --quick
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import torch
+from common import Captured, capture, gpu_target, machine, results_path, take_turns, write
+from generate_model import LLAMA_8B, Between, Cache, Decoder, Shape, add_norm, models
+
+from cute_nvfp4.harness.timing import ColdL2
+
+NAMES = ["bf16", "w4a16", "w4a16, head too", "w4a4"]
+BATCHES, PROMPTS = (1, 16, 64), (2048, 8192)
+CLOSE = 0.1
+"""The largest relative distance of logits, W4A16 beside bf16: the same weights, differently rounded sums."""
+
+
+def step(model: Decoder, tokens: torch.Tensor, cache: Cache, position: torch.Tensor) -> torch.Tensor:
+    """One step of generation: the most likely tokens (B, 1) take the place of those that were read. Their logits."""
+    logits = model(tokens, cache, position)
+    tokens.copy_(logits.argmax(-1, keepdim=True))
+    return logits
+
+
+def products(model: Decoder, rows: int, device: torch.device | str) -> Callable[[], None]:
+    """The linear layers of a step with ``rows`` sequences, head included, and nothing else."""
+    shape = model.shape
+    widths = shape.hidden, shape.heads * shape.head_dim, shape.intermediate
+    inputs = [torch.randn(rows, 1, width, device=device).bfloat16() for width in widths]
+
+    def run() -> None:
+        for layer in model.layers:
+            layer.products(*inputs)
+        model.head(inputs[0][:, 0])
+
+    return run
+
+
+def distances(made: Mapping[str, Decoder], device: torch.device | str, length: int = 16) -> dict[str, float]:
+    """How far the logits of each model are from those of bf16, after one prompt: |difference| / |logits|."""
+    shape = next(iter(made.values())).shape
+    tokens = torch.randint(shape.vocabulary, (1, length), generator=torch.Generator().manual_seed(1)).to(device)
+    cache = Cache.empty(shape, 1, length, device)
+    logits = {name: model(tokens, cache).double() for name, model in made.items()}
+    exact = logits.get("bf16")
+    return {} if exact is None else {n: float((x - exact).norm() / exact.norm()) for n, x in logits.items()}
+
+
+def compiled_between() -> tuple[Between, str]:
+    """Operations between products, compiled if a trial of one compiles; and what was done."""
+    x = torch.ones(1, 1, 64, dtype=torch.bfloat16, device="cuda")
+    try:
+        torch.compile(add_norm, fullgraph=True, dynamic=False)(x, x, x[0, 0])
+    except Exception as error:
+        print(f"torch.compile does not work here, all run uncompiled: {error}"[:300], file=sys.stderr)
+        return Between(), "eager"
+    torch._dynamo.config.cache_size_limit = 64
+    return Between().compiled(), "compiled"
+
+
+def timed(calls: dict[str, Captured], rounds: int) -> dict[str, list[float]]:
+    """Microseconds of each: quartiles."""
+    found = take_turns(calls, rounds, ColdL2())
+    return {name: statistics.quantiles(times, n=4) for name, times in found.items()}
+
+
+def decode_rows(made: Mapping[str, Decoder], batch: int, context: int, rounds: int) -> list[dict]:
+    """A record for each contestant, of steps and of their products."""
+    shape = next(iter(made.values())).shape
+    cache, position = Cache.empty(shape, batch, context, "cuda"), torch.tensor([context - 1], device="cuda")
+    steps, alone = {}, {}
+    for name, model in made.items():
+        tokens = torch.arange(batch, device="cuda")[:, None] % shape.vocabulary
+        steps[name] = capture(lambda m=model, t=tokens: step(m, t, cache, position))
+        alone[name] = capture(products(model, batch, "cuda"))
+    times, shares = timed(steps, rounds), timed(alone, rounds)
+    return [
+        {"what": "decode", "contestant": name, "batch": batch, "context": context, "us": middle}
+        | {"quartiles_us": [low, high], "products_us": shares[name][1], "tokens_s": batch / middle * 1e6}
+        for name, (low, middle, high) in times.items()
+    ]
+
+
+def prefill_rows(made: Mapping[str, Decoder], length: int, rounds: int) -> list[dict]:
+    """A record for each contestant."""
+    shape = next(iter(made.values())).shape
+    cache = Cache.empty(shape, 1, length, "cuda")
+    tokens = torch.arange(length, device="cuda")[None] % shape.vocabulary
+    calls = {name: capture(lambda m=model: m(tokens, cache)) for name, model in made.items()}
+    return [
+        {"what": "prefill", "contestant": name, "tokens": length, "us": middle, "quartiles_us": [low, high]}
+        | {"tokens_s": length / middle * 1e6}
+        for name, (low, middle, high) in timed(calls, rounds).items()
+    ]
+
+
+def table(rows: Sequence[dict], names: Sequence[str]) -> str:
+    """Milliseconds and times faster than bf16, a line for each measurement; of steps those of their products, too."""
+    groups: dict[tuple[str, int], dict[str, dict]] = {}
+    for row in rows:
+        groups.setdefault((row["what"], row.get("batch", row.get("tokens"))), {})[row["contestant"]] = row
+    lines = ["| | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for (what, size), group in groups.items():
+        kinds = ("us", "products_us") if what == "decode" else ("us",)
+        for kind in kinds:
+            base = group.get("bf16", {}).get(kind)
+            cells = []
+            for name in names:
+                us = group[name][kind]
+                cells.append(f"{us / 1e3:.2f} ms" + (f" ({base / us:.2f} ×)" if base and name != "bf16" else ""))
+            label = {"decode": f"decode, batch {size}", "prefill": f"prefill, {size} tokens"}[what]
+            lines.append(f"| {'… its products' if kind == 'products_us' else label} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def weight_bytes(model: Decoder) -> int:
+    """Bytes of all matrices but the embedding."""
+    found = sum(x.nbytes for name, x in model.named_buffers() if name not in ("embedding", "frequencies"))
+    gated = [getattr(layer.gated, "weight", None) for layer in model.layers]
+    return found + sum(x.packed.nbytes for x in gated if hasattr(x, "packed"))
+
+
+def measure(shape: Shape, names: list[str], options: argparse.Namespace) -> dict:
+    """The record of all measurements."""
+    begin = time.perf_counter()
+    between, how = (Between(), "eager") if options.eager else compiled_between()
+    made = models(shape, names, "cuda", between)
+    found = distances(made, "cuda")
+    print(f"models made in {time.perf_counter() - begin:.0f} s; distances of logits from bf16: {found}", flush=True)
+    if any(distance > CLOSE for name, distance in found.items() if name.startswith("w4a16")):
+        raise SystemExit(f"logits are further than {CLOSE} from those of bf16, which has the same weights")
+    rounds = 10 if options.quick else 30
+    record = machine() | {"shape": shape._asdict(), "between": how, "distances": found, "rows": []}
+    record["weight_bytes"] = {name: weight_bytes(model) for name, model in made.items()}
+    for batch in options.batches:
+        record["rows"] += decode_rows(made, batch, options.context, rounds)
+        print(f"{time.perf_counter() - begin:.0f} s: decoded with batch {batch}", flush=True)
+    for length in options.prompts:
+        record["rows"] += prefill_rows(made, length, max(rounds // 3, 3))
+        print(f"{time.perf_counter() - begin:.0f} s: read {length} tokens", flush=True)
+    return record
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--output", type=Path, help="results file (default: benchmarks/results/generate_<gpu>.json)")
+    parser.add_argument("--quick", action="store_true", help="fewer rounds, no w4a4: about three minutes")
+    parser.add_argument("--context", type=int, default=1024, help="tokens that a decoded one attends to")
+    parser.add_argument("--batches", type=int, nargs="*", default=BATCHES)
+    parser.add_argument("--prompts", type=int, nargs="*", default=PROMPTS)
+    parser.add_argument("--names", nargs="*", choices=NAMES, help="contestants (default: all; --quick: without w4a4)")
+    parser.add_argument("--layers", type=int, default=LLAMA_8B.layers, help="fewer layers, for a trial")
+    parser.add_argument("--eager", action="store_true", help="do not compile the operations between products")
+    return parser.parse_args(arguments)
+
+
+@torch.inference_mode()
+def main() -> int:
+    options = parse()
+    gpu_target("tests/unit/test_generate_benchmark.py runs its model on a CPU.")
+    names = options.names or [name for name in NAMES if not (options.quick and name == "w4a4")]
+    record = measure(LLAMA_8B._replace(layers=options.layers), names, options)
+    write(record, options.output or results_path("generate"))
+    sizes = ", ".join(f"{name} {size / 1e9:.2f}" for name, size in record["weight_bytes"].items())
+    print(f"{record['gpu']}, {record['date']}, {record['shape']['name']} of {options.layers} layers, drawn weights")
+    print(f"GB: {sizes}; context {options.context}, operations between products {record['between']}")
+    print(table(record["rows"], names))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,66 @@
+"""What a layer's product runs, and why: the answer before the call."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from cute_nvfp4.formats import NVFP4
+from cute_nvfp4.planning.packed_problem import PackedProblem, can_take
+from cute_nvfp4.runtime.backend import Backend, resolve
+
+_NAMES = {torch.bfloat16: "bfloat16", torch.float16: "float16", torch.float32: "float32"}
+
+
+class KernelChoice(NamedTuple):
+    """backend: "cuda", "sim" or "reference". kernel: what multiplies. reason: why it is this one."""
+
+    backend: str
+    kernel: str
+    reason: str
+
+
+def explain_product(
+    rows: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype,
+    *,
+    input_rule: str | None,
+    backend: Backend,
+    device: torch.device,
+    released: torch.dtype | None = None,
+) -> KernelChoice:
+    """The choice of ``NVFP4Linear`` for x (rows, k) of ``dtype`` and a weight (n, k).
+
+    released: the dtype that a weight is prepared for where that is its only copy.
+    """
+    target = resolve(backend, device)
+    hopper, x = target.arch.generation == "sm90", _NAMES.get(dtype, str(dtype))
+    product = torch.float16 if input_rule is not None else dtype
+    if target.backend == "reference":
+        where = "backend='reference'" if backend == "reference" else f"tensors on {device.type} and no simulator"
+        return KernelChoice("reference", "exact torch", where)
+    if input_rule is None:
+        if not hopper:
+            why = f"{target.arch.name} has no kernel of 16-bit x for weights that are not prepared"
+            return KernelChoice(target.backend, "torch's linear, weight decoded for each call", why)
+        if product not in (torch.bfloat16, torch.float16):
+            return KernelChoice(target.backend, "torch's linear, weight decoded for each call", f"x is {x}")
+    if released is not None and released is not product:
+        why = f"x is {x}, and the weight's only copy is prepared for {_NAMES[released]}: prepare() again"
+        return KernelChoice(target.backend, "torch's linear, weight decoded for each call", why)
+    if rows == 1 and input_rule is not None and released is None:
+        return KernelChoice(target.backend, "gemv", "one row, quantized: the weight is read once as it is")
+    if not hopper:
+        return KernelChoice(target.backend, "gemm", f"block-scaled products of {target.arch.name}")
+    padded = -(-k // NVFP4.block) * NVFP4.block
+    problem = PackedProblem(
+        m=rows, n=n, k=padded, dtype=_NAMES[product], out=x, quantized=input_rule is not None, vector=True, factors=1
+    )
+    if can_take(problem):
+        why = f"few rows ({rows}): they take the time of the weight's bytes"
+        return KernelChoice(target.backend, "packed streaming gemm", why)
+    why = f"{rows} rows, K {padded}: the tensor cores of {target.arch.name}"
+    return KernelChoice(target.backend, "packed WGMMA gemm", why)

@@ -1,0 +1,91 @@
+"""GPTQ for NVFP4: weights rounded one column after the other, each error made up for by the columns still to come.
+
+Frantar, Ashkboos, Hoefler and Alistarh, "GPTQ" (2022); with a target of its own, which makes up for the errors of the
+activations, too: Li et al., "GPTAQ" (2025), where this is derived as asymmetric calibration.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from cute_nvfp4.formats import NVFP4, decode_e2m1, decode_e4m3, pack_e2m1
+from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.ops.quantize import quantize
+from cute_nvfp4.quantization.blocks import global_scale_from_amax
+from cute_nvfp4.quantization.rounding import encode, reciprocal
+from cute_nvfp4.quantization.rules import resolve_rule
+
+_BLOCK = NVFP4.block
+_LAZY = 128
+"""Columns that are updated one by one; those after them once for all of these."""
+
+
+def target(weight: torch.Tensor, hessian: torch.Tensor, cross: torch.Tensor, damping: float = 0.01) -> torch.Tensor:
+    """The weight W' (N, K) whose products with the activations there will be are closest to those of ``weight`` with
+    the activations there were: the least squares of X Wᵀ − X̂ W'ᵀ, pulled a little to W.
+
+    hessian: X̂ᵀX̂ (K, K). cross: X̂ᵀX (K, K). damping: of the pull, as a share of the mean of the
+    Hessian's diagonal.
+    """
+    ridge = damping * _mean_diagonal(hessian)
+    eye = torch.eye(len(hessian), dtype=hessian.dtype, device=hessian.device)
+    right = (cross + ridge * eye) @ weight.to(hessian.dtype).T
+    return torch.linalg.solve(hessian + ridge * eye, right).T.contiguous()
+
+
+def gptq(
+    weight: torch.Tensor,
+    hessian: torch.Tensor,
+    rule: str = "max",
+    *,
+    global_scale: torch.Tensor | None = None,
+    damping: float = 0.01,
+) -> BlockScaledTensor:
+    """``weight`` (N, K) in NVFP4 with the least error of its products with activations, as GPTQ finds it.
+
+    hessian: XᵀX (K, K) of the activations, in float32 or float64. rule: how a block's scale follows from what its 16
+    columns are when their turn comes. global_scale: that of ``rule`` for the weight by default. damping: added to the
+    Hessian's diagonal, a share of its mean. K is a multiple of 16. Scales are row-major.
+    """
+    w, (rows, k) = weight.to(torch.float32).clone(), weight.shape
+    if global_scale is None:
+        global_scale = global_scale_from_amax(w.abs().amax(), resolve_rule(rule, NVFP4))
+    upper = _inverse_factor(hessian, damping).to(torch.float32)
+    codes = torch.empty((rows, k), dtype=torch.uint8, device=w.device)
+    scales = torch.empty((rows, k // _BLOCK), dtype=torch.uint8, device=w.device)
+    for first in range(0, k, _LAZY):
+        last = min(first + _LAZY, k)
+        errors = torch.empty((rows, last - first), device=w.device)
+        for column in range(first, last):
+            if column % _BLOCK == 0:
+                block = w[:, column : column + _BLOCK].contiguous()
+                options = {"global_scale": global_scale, "scale_layout": "rowmajor", "backend": "reference"}
+                scales[:, column // _BLOCK] = quantize(block, rule=rule, **options).scale[:, 0]
+                scale = decode_e4m3(scales[:, column // _BLOCK]) * global_scale
+                inverse = torch.where(scale == 0, 0.0, reciprocal(scale))
+            codes[:, column] = encode(w[:, column] * inverse, "e2m1")
+            error = (w[:, column] - decode_e2m1(codes[:, column]) * scale) / upper[column, column]
+            w[:, column:last] -= error[:, None] * upper[column, column:last]
+            errors[:, column - first] = error
+        w[:, last:] -= errors @ upper[first:last, last:]
+    return BlockScaledTensor(pack_e2m1(codes), scales, global_scale)
+
+
+def output_error(weight: torch.Tensor, quantized: torch.Tensor, hessian: torch.Tensor) -> float:
+    """|X Wᵀ − X W'ᵀ| / |X Wᵀ| of activations with this Hessian."""
+    exact, other = weight.to(hessian.dtype), (weight - quantized).to(hessian.dtype)
+    squares = [float(((x @ hessian) * x).sum().clamp(min=0)) for x in (other, exact)]
+    return (squares[0] / squares[1]) ** 0.5 if squares[1] else 0.0
+
+
+def _mean_diagonal(hessian: torch.Tensor) -> torch.Tensor:
+    """It is at least tiny, so that activations of zeros divide by something."""
+    return hessian.diagonal().mean().clamp(min=torch.finfo(torch.float32).tiny)
+
+
+def _inverse_factor(hessian: torch.Tensor, damping: float) -> torch.Tensor:
+    """The upper triangular U with UᵀU = (H + damping)⁻¹: row j has what column j's error does to the later ones."""
+    wide = hessian.to(torch.float64)
+    wide = wide + damping * _mean_diagonal(wide) * torch.eye(len(wide), dtype=wide.dtype, device=wide.device)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky(wide))
+    return torch.linalg.cholesky(inverse, upper=True)

@@ -1,0 +1,144 @@
+"""What calibration collects: magnitudes and second moments of the inputs of linear layers, a block of the model at a
+time.
+
+The blocks of a transformer run one after the other on all batches. Each runs twice: as it was, on what it was given in
+the model as it was, and on what the blocks before it give now that they are quantized. So a layer is fitted to the
+activations that it will have, and what is kept is the hidden state of each batch and the moments of one block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+
+from cute_nvfp4.errors import OperandError
+from cute_nvfp4.nn.calibration import AmaxObserver
+from cute_nvfp4.nn.training import fake_quantize
+
+
+class Moments:
+    """The largest magnitude of the inputs x (…, K) of a layer, and x̂ᵀx̂ and x̂ᵀx in float32.
+
+    x̂ is the input as it will be: of the quantized model, and quantized by ``input_rule`` unless that is None.
+    """
+
+    def __init__(self, input_rule: str | None) -> None:
+        self.input_rule = input_rule
+        self.amax = AmaxObserver()
+        self.rows = 0
+        self.hessian: torch.Tensor | None = None
+        self.cross: torch.Tensor | None = None
+
+    def add(self, now: torch.Tensor, before: torch.Tensor | None = None) -> None:
+        """Takes in a batch: the input now, and what it was in the model as it was."""
+        now = now.detach().reshape(-1, now.shape[-1])
+        self.rows += now.shape[0]
+        if self.input_rule is not None:
+            self.amax.observe(now)
+        x = now.float() if self.input_rule is None else fake_quantize(now.float(), rule=self.input_rule)
+        was = now if before is None else before.detach().reshape(-1, before.shape[-1])
+        self.hessian = _sum(self.hessian, x.T @ x)
+        self.cross = _sum(self.cross, x.T @ was.float())
+
+
+def _sum(total: torch.Tensor | None, more: torch.Tensor) -> torch.Tensor:
+    return more if total is None else total.add_(more)
+
+
+@contextlib.contextmanager
+def inputs_of(layers: Mapping[str, torch.nn.Module]) -> Iterator[dict[str, torch.Tensor]]:
+    """The last input of each layer that was called within, by name."""
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(name: str) -> Callable:
+        return lambda module, arguments: found.__setitem__(name, arguments[0])
+
+    handles = [layer.register_forward_pre_hook(keep(name)) for name, layer in layers.items()]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def call(model: torch.nn.Module, batch: Any) -> Any:
+    """The model's result for a batch: a tensor, a tuple of arguments, or a dict of named ones."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    return model(*batch) if isinstance(batch, (tuple, list)) else model(batch)
+
+
+def main_blocks(model: torch.nn.Module, names: Iterable[str]) -> tuple[str, list[torch.nn.Module]]:
+    """The name and the modules of the list of blocks that most of the layers ``names`` are in; "" and none without."""
+    names, best, found = list(names), 0, ("", [])
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.ModuleList):
+            inside = sum(x.startswith(f"{name}.") for x in names)
+            # the outermost of equals: experts are a list within a block
+            if inside > best:
+                best, found = inside, (name, list(module))
+    return found
+
+
+class Run:
+    """The calls of a block for each batch: hidden states of the model as it was, and as it is now."""
+
+    def __init__(self, model: torch.nn.Module, blocks: list[torch.nn.Module], batches: Iterable[Any]) -> None:
+        self.before: list[torch.Tensor] = []
+        self._arguments: list[list[tuple[tuple, dict[str, Any]]]] = []
+        places = {id(block): i for i, block in enumerate(blocks)}
+
+        def keep(block: torch.nn.Module, arguments: tuple, named: dict[str, Any]) -> None:
+            if not arguments:
+                raise OperandError.of("block", got="hidden states by name", expected="the first positional argument")
+            if places[id(block)] == 0:
+                self.before.append(arguments[0].detach())
+                self._arguments.append([])
+            # a block that ran before would find its own keys there
+            named = {name: None if name == "past_key_values" else value for name, value in named.items()}
+            self._arguments[-1].append((arguments[1:], named))
+
+        handles = [block.register_forward_pre_hook(keep, with_kwargs=True) for block in blocks]
+        try:
+            for batch in batches:
+                call(model, batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+        if any(len(kept) != len(blocks) for kept in self._arguments):
+            raise OperandError.of("blocks of the model", got="some that are not called once", expected="one call each")
+        self.now = list(self.before)
+
+    def collect(
+        self, index: int, block: torch.nn.Module, layers: Mapping[str, torch.nn.Module], make: Callable[[], Moments]
+    ) -> dict[str, Moments]:
+        """The moments of the inputs of ``layers``, those of layers with one input once. Runs block ``index`` as it was
+        on both hidden states; its results on what was take the place of that."""
+        moments: dict[str, Moments] = {}
+        for batch, was in enumerate(self.before):
+            with inputs_of(layers) as found:
+                self.before[batch] = self._call(index, block, batch, was)
+                exact = dict(found)
+                found.clear()
+                self._call(index, block, batch, self.now[batch])
+            shared: dict[int, Moments] = {}
+            added: set[int] = set()
+            for name, x in found.items():
+                own = moments.setdefault(name, shared.get(id(x)) or make())
+                shared[id(x)] = own
+                if id(own) not in added:
+                    own.add(x, exact.get(name))
+                    added.add(id(own))
+        return moments
+
+    def advance(self, index: int, block: torch.nn.Module) -> None:
+        """Runs block ``index`` as it is now: what the next one will get."""
+        self.now = [self._call(index, block, batch, x) for batch, x in enumerate(self.now)]
+
+    def _call(self, index: int, block: torch.nn.Module, batch: int, hidden: torch.Tensor) -> torch.Tensor:
+        arguments, named = self._arguments[batch][index]
+        result = block(hidden, *arguments, **named)
+        return (result[0] if isinstance(result, tuple) else result).detach()

@@ -1,0 +1,211 @@
+"""``quantize_model``: a model whose linear layers have NVFP4 weights, and what that did to each of them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from cute_nvfp4.errors import OperandError
+from cute_nvfp4.formats import NVFP4
+from cute_nvfp4.nn.gptq import gptq, output_error, target
+from cute_nvfp4.nn.linear import NVFP4Linear
+from cute_nvfp4.nn.moments import Moments, Run, call, inputs_of, main_blocks
+from cute_nvfp4.nn.report import LayerReport, ModelReport
+from cute_nvfp4.nn.selection import Selection, select_linears
+from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.ops.quantize import quantize
+from cute_nvfp4.quantization.rules import resolve_rule
+from cute_nvfp4.runtime.backend import Backend
+
+METHODS = ("nearest", "gptq")
+
+
+class QuantizedModel(NamedTuple):
+    """The model that was given, with other layers, and the report."""
+
+    model: torch.nn.Module
+    report: ModelReport
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How layers are quantized: the options of ``quantize_model``."""
+
+    rule: str = "max"
+    method: str = "nearest"
+    input_rule: str | None = None
+    damping: float = 0.01
+    backend: Backend = "auto"
+
+    def __post_init__(self) -> None:
+        if self.method not in METHODS:
+            raise OperandError.of("method", got=repr(self.method), expected=f"one of {', '.join(METHODS)}")
+        for name, rule in (("rule", self.rule), ("input_rule", self.input_rule)):
+            if rule is not None and resolve_rule(rule, NVFP4).choice == "hessian":
+                hint = "method='gptq' weighs errors by activations."
+                raise OperandError.of(name, got="'hessian'", expected="a rule that needs only values", hint=hint)
+
+    def weight(self, weight: torch.Tensor, moments: Moments | None) -> BlockScaledTensor:
+        """The quantized weight (N, K padded to a multiple of 16)."""
+        if self.method == "nearest":
+            return quantize(weight, rule=self.rule, pad=True)
+        hessian, cross, k = moments.hessian, moments.cross, weight.shape[1]
+        wanted = target(weight.float(), hessian, cross, self.damping)
+        extra = -k % NVFP4.block
+        if extra:
+            wanted = torch.nn.functional.pad(wanted, (0, extra))
+            hessian = torch.nn.functional.pad(hessian, (0, extra, 0, extra))
+        return gptq(wanted, hessian, self.rule, damping=self.damping)
+
+    def layer(self, linear: torch.nn.Linear, moments: Moments | None) -> NVFP4Linear:
+        """The layer in the place of ``linear``, which keeps its tensors."""
+        scale = None
+        if self.input_rule is not None and moments is not None:
+            scale = moments.amax.global_scale(self.input_rule)
+        bias = None if linear.bias is None else linear.bias.detach().clone()
+        made = NVFP4Linear(
+            self.weight(linear.weight.detach(), moments),
+            bias,
+            in_features=linear.in_features,
+            input_rule=self.input_rule,
+            input_global_scale=scale,
+            backend=self.backend,
+        )
+        return made.requires_grad_(False).train(linear.training)
+
+    def report(self, name: str, linear: torch.nn.Linear, made: NVFP4Linear, moments: Moments | None) -> LayerReport:
+        """What was done to ``linear``; before ``made`` is prepared."""
+        weight, decoded = linear.weight.detach().float(), made.weight.dequantize()[:, : linear.in_features]
+        scale = weight.norm()
+        choice = made.explain_backend()
+        measured = moments is not None and moments.hessian is not None
+        return LayerReport(
+            name=name,
+            rows=made.out_features,
+            k=made.in_features,
+            method=self.method,
+            error=float((weight - decoded).norm() / scale) if scale > 0 else 0.0,
+            output_error=output_error(weight, decoded, moments.hessian) if measured else None,
+            bytes=made.weight_data.nbytes + made.weight_scale.nbytes,
+            bytes_before=linear.weight.nbytes,
+            backend=choice.backend,
+            kernel=choice.kernel,
+            reason=choice.reason,
+        )
+
+
+def quantize_model(
+    model: torch.nn.Module,
+    rule: str = "max",
+    *,
+    method: str = "nearest",
+    input_rule: str | None = None,
+    calibration: Iterable[Any] | None = None,
+    ignore: Sequence[str] = (),
+    untie: bool = False,
+    damping: float = 0.01,
+    backend: Backend = "auto",
+    prepare: bool = True,
+    progress: Callable[[LayerReport], None] = lambda report: None,
+) -> QuantizedModel:
+    """Puts an ``NVFP4Linear`` in the place of each linear layer of ``model``, in place: ``(model, report)``.
+
+    Args:
+        rule: how scales of weights are chosen (docs/quantization.md).
+        method: "nearest" rounds to nearest; "gptq" makes up for errors by the columns and layers that follow, and
+            needs ``calibration``.
+        input_rule: how activations are quantized (W4A4); None leaves them in 16 bits (W4A16).
+        calibration: batches, each what the model is called with: a tensor, a tuple of arguments, or a dict of named
+            ones. With "nearest" it gives W4A4 its input scales; without it each batch computes its own.
+        ignore: layers that stay, by patterns as ``select_linears`` takes them ("lm_head", "*.gate", "re:.*vision.*").
+        untie: quantizes layers whose weight another module has, too: a head that is the embedding.
+        damping: of GPTQ's Hessians, a share of the mean of their diagonals.
+        backend: of the layers. prepare: calls ``NVFP4Linear.prepare`` on each, which is one copy on Hopper.
+        progress: is called with each layer's report.
+
+    Memory: one layer's weights more than the model, with calibration the second moments of one block and the hidden
+    states of all batches.
+
+    Raises:
+        OperandError: an unknown rule or method, a pattern that matches nothing, GPTQ without calibration.
+    """
+    recipe = Recipe(rule, method, input_rule, damping, backend)
+    if method == "gptq" and calibration is None:
+        raise OperandError.of("calibration", got="None", expected="batches: GPTQ asks for activations")
+    layers, report = select_linears(model, ignore, untie=untie), ModelReport()
+    report.skipped = layers.skipped
+
+    def replace(name: str, moments: Moments | None) -> None:
+        linear = layers.pop(name)
+        made = recipe.layer(linear, moments)
+        report.layers.append(recipe.report(name, linear, made, moments))
+        parent, _, child = name.rpartition(".")
+        setattr(model.get_submodule(parent), child, made)
+        if prepare:
+            made.prepare(linear.weight.dtype if linear.weight.dtype is torch.float16 else torch.bfloat16)
+        progress(report.layers[-1])
+
+    with torch.no_grad():
+        if calibration is not None:
+            with _without_cache(model):
+                _calibrated(model, layers, list(calibration), lambda: Moments(input_rule), replace)
+        for name in list(layers):
+            replace(name, None)
+    return QuantizedModel(model, report)
+
+
+def _calibrated(
+    model: torch.nn.Module, layers: Selection, batches: list[Any], make: Callable[[], Moments], replace: Callable
+) -> None:
+    """Replaces all layers: those of each block after it ran, others after the last block."""
+    if not batches:
+        raise OperandError.of("calibration", got="no batch", expected="one at least")
+    prefix, blocks = main_blocks(model, layers)
+    inside = {i: {n: x for n, x in layers.items() if n.startswith(f"{prefix}.{i}.")} for i in range(len(blocks))}
+    if blocks:
+        run = Run(model, blocks, batches)
+    for i, block in enumerate(blocks):
+        moments = run.collect(i, block, inside[i], make)
+        for name in inside[i]:
+            replace(name, _reached(moments, name))
+        run.advance(i, block)
+    outside, moments = dict(layers), {}
+    for batch in batches if outside else ():
+        with inputs_of(outside) as found:
+            call(model, batch)
+        for name, x in found.items():
+            moments.setdefault(name, make()).add(x)
+    for name in outside:
+        replace(name, _reached(moments, name))
+
+
+def _reached(moments: dict[str, Moments], name: str) -> Moments:
+    if name not in moments or not moments[name].rows:
+        raise OperandError.of(
+            "calibration",
+            got=f"no row for {name}",
+            expected="batches that reach every layer",
+            hint="More text, or the layer's name in ignore.",
+        )
+    return moments[name]
+
+
+@contextlib.contextmanager
+def _without_cache(model: torch.nn.Module) -> Iterator[None]:
+    """A transformers model keeps no keys and values within: blocks run again and again."""
+    config = getattr(model, "config", None)
+    before = getattr(config, "use_cache", None)
+    if before is not None:
+        config.use_cache = False
+    training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(training)
+        if before is not None:
+            config.use_cache = before

@@ -1,0 +1,64 @@
+"""What quantizing a model gave, layer by layer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class LayerReport:
+    """One layer.
+
+    error: |W − W'| / |W|. output_error: the same of its products with the calibration's activations, None without.
+    bytes, bytes_before: of its weight. backend, kernel, reason: what one row of x runs, and why
+    (``NVFP4Linear.explain_backend``). method: "nearest" or "gptq".
+    """
+
+    name: str
+    rows: int
+    k: int
+    method: str
+    error: float
+    output_error: float | None
+    bytes: int
+    bytes_before: int
+    backend: str
+    kernel: str
+    reason: str
+
+
+@dataclass
+class ModelReport:
+    """All layers, and those that stay as they were with the reason."""
+
+    layers: list[LayerReport] = field(default_factory=list)
+    skipped: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of the quantized weights."""
+        return sum(layer.bytes for layer in self.layers)
+
+    @property
+    def bytes_before(self) -> int:
+        """The bytes of the same weights before."""
+        return sum(layer.bytes_before for layer in self.layers)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The report for JSON."""
+        layers = [asdict(layer) for layer in self.layers]
+        return {"bytes": self.bytes, "bytes_before": self.bytes_before, "layers": layers, "skipped": self.skipped}
+
+    def __str__(self) -> str:
+        """A line for each layer."""
+        width = max((len(layer.name) for layer in self.layers), default=0)
+        lines = []
+        for x in self.layers:
+            products = "" if x.output_error is None else format(x.output_error, ".4f")
+            lines.append(
+                f"{x.name:{width}} {x.rows:>7} x {x.k:<6} {x.method:8} {x.error:8.4f} {products:>8} {x.bytes:>12}  "
+                f"{x.backend}, {x.kernel}"
+            )
+        lines += [f"{name:{width}} as it was: {reason}" for name, reason in self.skipped.items()]
+        return "\n".join([*lines, f"{self.bytes_before} bytes became {self.bytes}"])

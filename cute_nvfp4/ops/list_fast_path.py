@@ -1,0 +1,120 @@
+"""The fast path of grouped_gemm, where operands are like those of an earlier call of one launch.
+
+Keys of operands say that they are of the same kind; of bare tensors torch's own guards say it in C++, of all at once:
+dtypes, shapes, strides, devices and gradients are those of a call that was planned and checked. What neither sees are
+addresses, which are compared with those of earlier calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import reduce
+from operator import add, or_
+from typing import Any
+
+from torch import Tensor, is_grad_enabled
+from torch.compiler import is_dynamo_compiling
+
+from ..operand import span_bytes
+from ..runtime.apart import overlap
+from ..runtime.bounded import Bounded
+from ..runtime.simulating import world
+from .dispatch import increment_versions, modes
+from .groups import GroupsCall
+from .list_launch import NO_ROOM, Pair
+from .tensor_guards import TensorGuards
+
+CALLS = Bounded()
+"""The last call that was planned or looked up, of those with the same ``_key``."""
+
+
+def repeated(problems: Any, gate: str, out: Any, out_dtype: Any, backend: Any) -> list[Tensor] | None:
+    """Results, if operands are like those of the last call of their kind, and apart; None: look closer."""
+    if is_dynamo_compiling() or modes() or not (out is None or type(out) is list or type(out) is tuple):
+        return None
+    try:
+        call = CALLS.get(_key(problems, gate, out, out_dtype, backend))
+    except (AttributeError, IndexError, TypeError, ValueError):
+        # no pairs of operands, or something unhashable: refused by the call
+        return None
+    return None if call is None else call(problems, out)
+
+
+def remember(call: Any, results: list[Tensor], problems: Any, gate: str, out: Any, *options: Any) -> None:
+    """Keeps ``call``, which gave ``results``, if later ones of its kind can be as short."""
+    if isinstance(call, GroupsCall) and call.whole and call.before is None and call.launch.only_addresses:
+        again = RepeatedCall(call, problems, results, out is not None)
+        if again.usable:
+            CALLS[_key(problems, gate, out, *options)] = again
+
+
+def _key(problems: Sequence[Pair], gate: str, out: Any, out_dtype: Any, backend: Any) -> tuple:
+    kinds = [b.key if type(a) is Tensor else (a.key, b.key) for a, b in problems]
+    count = None if out is None else len(out)
+    return *kinds, gate, out_dtype, backend, count, world(problems[0][1].key.on_cpu)
+
+
+class RepeatedCall:
+    """A call whose groups all have rows, for operands like those of ``problems``. usable: whether those are aligned."""
+
+    def __init__(self, call: GroupsCall, problems: Sequence[Pair], outs: list[Tensor], given: bool) -> None:
+        launch = self._launch = call.launch
+        self._run, self._new = getattr(launch.launch, "of_values", None), call.new
+        self._parts, n = launch.operands, len(problems)
+        self._scale_parts = [part for part, how in zip(launch.scale_parts, launch.scales) if how != "none"]
+        # of each product
+        place = {part: i * n for i, part in enumerate(self._scale_parts)}
+        of_a, *of_b = launch.scale_parts
+        self._factors = [place[part] for one in of_b for part in (of_a, one) if part in place]
+        self._floats = [part.of for part in self._parts if part.name is None]
+        self._count = n * (len(self._parts) + 1)
+        tensors = [part.of(pair) for part in self._parts for pair in problems]
+        scales = [part.of(pair) for part in self._scale_parts for pair in problems]
+        guarded = self._guarded(problems, outs if given else (), scales)
+        self._same_kind = TensorGuards(guarded).check if guarded else lambda tensors: True
+        self._groups = n
+        every = (*tensors, *outs, *scales)
+        self._sizes = [span_bytes(x) for x in every]
+        self._written = [x in range(len(tensors), self._count) for x in range(len(every))]
+        places = [x.data_ptr() for x in every]
+        self._steps = self._steps_of(places)
+        self._known = Bounded()
+        self.usable = self._values(places, given) is not None
+
+    def _guarded(self, problems: Sequence[Pair], outs: Sequence[Tensor], scales: Sequence[Tensor]) -> list[Tensor]:
+        return [*[part(pair) for part in self._floats for pair in problems], *outs, *scales]
+
+    def __call__(self, problems: Sequence[Pair], out: Sequence[Tensor] | None) -> list[Tensor] | None:
+        """Results, or None if it is not sure that all is as it must be."""
+        scales = [part.of(pair) for part in self._scale_parts for pair in problems]
+        if not self._same_kind(self._guarded(problems, out or (), scales)):
+            return None
+        outs = self._new() if out is None else list(out)
+        tensors = [part.of(pair) for part in self._parts for pair in problems]
+        places = tuple(map(Tensor.data_ptr, (*tensors, *outs, *scales)))
+        values = self._known.get(places)
+        if values is None:
+            values = self._values(places, out is not None)
+            if values is None:
+                return None
+            self._known[places] = values
+        if self._run is None:
+            self._launch.launch(values, (problems, outs, None, NO_ROOM, None))
+        else:
+            self._run(values)
+        if out is not None and is_grad_enabled():
+            increment_versions(tuple(outs))
+        return outs
+
+    def _values(self, places: Sequence[int], given: bool) -> tuple | None:
+        """What the launch varies, with tensors at ``places``; None unless they are aligned, and given outputs apart."""
+        if reduce(or_, places[: self._count]) % 16 or self._steps_of(places) != self._steps:
+            return None
+        if given and overlap(zip(places, map(add, places, self._sizes), self._written)):
+            return None
+        return (*self._launch.ordered(places), 1.0, *(places[self._count + i] for i in self._factors))
+
+    def _steps_of(self, places: Sequence[int]) -> list[int]:
+        """How far the global scales of groups are from the first one's."""
+        scales, n = places[self._count :], self._groups
+        return [x - scales[i - i % n] for i, x in enumerate(scales)]

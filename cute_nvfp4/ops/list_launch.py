@@ -1,0 +1,266 @@
+"""The launches of a list of products, planned: what the kernels for block-scaled and for prepared weights share."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from operator import itemgetter
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+
+from ..kernels.gemm.arguments import MAP_BYTES, GroupFactor
+from ..runtime.kernel import Kernel
+from ..runtime.launch import SimLauncher, Tensors
+from ..target import Target
+from .calls import addresses
+from .checks import tensors
+from .dequantize import ListDequantizeCall
+
+Pair = tuple[Any, Any]
+Owners = tuple[Sequence[Pair], Sequence[torch.Tensor], "torch.Tensor | None"]
+"""Groups, outputs, and alpha if it is a tensor."""
+_TABLES = 64
+"""Tables of groups that are kept on the device."""
+
+
+class Part(NamedTuple):
+    """One tensor of each group: the part ``name`` of its a (side 0) or b (side 1); None: the operand is a tensor."""
+
+    side: int
+    name: str | None
+
+    def of(self, pair: Pair) -> Any:
+        """The tensor of a group, or None."""
+        x = pair[self.side]
+        return x if self.name is None else getattr(x, self.name, None)
+
+    def __str__(self) -> str:
+        return "ab"[self.side] + (f".{self.name}" if self.name else "")
+
+
+class Room(NamedTuple):
+    """Memory of a call's own: decoded matrices, tensor maps, and the global scales of each part that are gathered."""
+
+    decoded: torch.Tensor | None
+    maps: torch.Tensor | None
+    scales: tuple[torch.Tensor | None, ...]
+
+
+NO_ROOM = Room(None, None, ())
+
+
+class ListLaunch:
+    """The launches for a list of groups, all with rows, planned: operands that the kernel does not read as they are are
+    decoded, global scales that are apart are gathered, and the groups multiplied.
+
+    A subclass says what its kernel is given of a group. ``_plan`` chooses how groups are multiplied, with factors of
+    these strides for each product, and in which order; ``_record`` is a group without addresses, ``_row`` its row of a
+    table on the device, and ``_arguments`` the kernel's record.
+
+    scale_parts: the global scales: of a, and of b for each product. operands: the parts of a group that are read, in
+    the order of its record, which ends with its output. names_an_output: whether the first group's output is given once
+    more, where groups are parameters. only_addresses: whether a call is one launch that needs nothing but addresses.
+    ordered: from the addresses of all groups' first part, of their second, and so on, to their order in the launch.
+    scales: how the global scales of each part lie (``arranged``). outs_at, alpha_at: places among the ``values``.
+    """
+
+    kernel: ClassVar[Kernel]
+    scale_parts: tuple[Part, ...] = (Part(0, "global_scale"), Part(1, "global_scale"))
+    operands: tuple[Part, ...]
+    names_an_output: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        pairs: Sequence[Pair],
+        outs: Sequence[torch.Tensor],
+        alpha: torch.Tensor | None,
+        target: Target,
+        config: Any,
+        gate: str,
+    ) -> None:
+        n = self._count = len(pairs)
+        self._device = outs[0].device
+        self._decode = self._decoder(pairs, target)
+        self.scales = of_a, *of_b = [arranged([part.of(pair) for pair in pairs]) for part in self.scale_parts]
+        of_all = [] if alpha is None else [int(alpha.shape[0] > 1)]
+        # of each product
+        strides = [of_all + [int(found != "one") for found in (of_a, one) if found != "none"] for one in of_b]
+        plan, self._order = self._plan(pairs, outs, strides, target, config, gate)
+        self._groups = [self._record(plan, *pairs[i], outs[i]) for i in self._order]
+        self._maps = 0 if plan.config.maps == "parameters" else n * len(plan.config.tensor_maps)
+        # slots that no group has are another without rows
+        padding = 0 if self._maps else plan.config.slots - n
+        factors = tuple(tuple(GroupFactor(0, stride) for stride in some) for some in strides)
+        arguments = self._arguments(plan, factors, padding)
+        self.launch = self.kernel.launcher(plan.config, target, self._device, arguments, self._touched)
+        self.outs_at = n * len(self.operands)
+        self.alpha_at = self.outs_at + n
+        # of a group in a launch, its output the last
+        self._columns = len(self.operands) + 1 if self._decode is None else 3
+        order = [*self._order, *[self._order[0]] * padding]
+        places = [column * n + i for i in order for column in range(self._columns)]
+        self.ordered = itemgetter(*places, *places[self._columns - 1 : self._columns][: self.names_an_output])
+        self.gathers = "apart" in self.scales
+        self.only_addresses = not (self._decode or self._maps or self.gathers)
+
+    def _decoder(self, pairs: Sequence[Pair], target: Target) -> ListDequantizeCall | None:
+        """What decodes all a, whose data and scales are then the last operands."""
+        return None
+
+    def __call__(
+        self, pairs: Sequence[Pair], outs: Sequence[torch.Tensor], scalar: float, alpha: torch.Tensor | None
+    ) -> None:
+        """Launches for groups like the planned ones."""
+        self.run(self.values(pairs, outs, scalar, alpha), (pairs, outs, alpha))
+
+    def values(
+        self, pairs: Sequence[Pair], outs: Sequence[torch.Tensor], scalar: float, alpha: torch.Tensor | None
+    ) -> tuple:
+        """What varies: addresses of all groups' parts, one part after the other, and of all outputs; alpha; for each
+        product the addresses of its factors: of alpha's tensor, and of the first group's global scales, of which those
+        that are gathered are 0."""
+        read = [part.of(pair) for part in self.operands for pair in pairs]
+        of_a, *of_b = [
+            () if how == "none" else (0,) if how == "apart" else addresses(part.of(pairs[0]))
+            for how, part in zip(self.scales, self.scale_parts)
+        ]
+        factors = [place for one in of_b for place in (*addresses(alpha), *of_a, *one)]
+        return (*addresses(*read, *outs), scalar, *factors)
+
+    def run(self, values: tuple, owners: Owners) -> None:
+        """Launches. owners: of the memory at the addresses."""
+        if self.only_addresses:
+            self.launch((*self.ordered(values), *values[self.alpha_at :]), (*owners, NO_ROOM, None))
+            return
+        room = self._room()
+        self._gather(owners, room)
+        if self._decode is not None:
+            self._decode(values[self._count : self.outs_at], room.decoded, [a for a, _ in owners[0]])
+        self.launch(*self._of_kernel(values, room, owners))
+
+    def fixed(self, values: tuple, owners: Owners) -> Callable[[], None]:
+        """``run`` with these values, in memory of its own."""
+        room, decode = self._room(), []
+        if self._decode is not None:
+            places = values[self._count : self.outs_at]
+            decode = self._decode.fixed(places, room.decoded, [a for a, _ in owners[0]])
+        final, kept = self._of_kernel(values, room, owners)
+        launch = self.launch.fixed(final, kept)
+        if self._maps and self._device.type == "cuda":
+            # calls on other streams find the table there
+            torch.cuda.current_stream(self._device).synchronize()
+
+        def call(kept: tuple = kept) -> None:
+            self._gather(owners, room)
+            for one in decode:
+                one()
+            launch()
+
+        return call
+
+    @property
+    def reads_owners(self) -> bool:
+        """Whether a launch needs more than addresses."""
+        return self.gathers or isinstance(self.launch, SimLauncher)
+
+    def _room(self) -> Room:
+        decoded = None if self._decode is None else self._decode.new()
+        maps = room_for_maps(self._maps, self._device) if self._maps else None
+        apart = (how == "apart" for how in self.scales)
+        scales = [torch.empty(self._count, device=self._device) if one else None for one in apart]
+        return Room(decoded, maps, tuple(scales))
+
+    def _gather(self, owners: Owners, room: Room) -> None:
+        for part, memory in zip(self.scale_parts, room.scales):
+            if memory is not None:
+                gathered([part.of(pair) for pair in owners[0]], memory)
+
+    def _of_kernel(self, values: tuple, room: Room, owners: Owners) -> tuple[tuple, tuple]:
+        """What the product's launcher takes."""
+        n, rest, table = self._count, values[self.alpha_at :], None
+        if self.gathers:
+            of_a, *of_b = [() if how == "none" else (own,) for how, own in zip(self.scales, room.scales)]
+            alpha = () if owners[2] is None else (None,)
+            places = [None, *[x for one in of_b for x in (*alpha, *of_a, *one)]]
+            rest = [x if memory is None else memory.data_ptr() for x, memory in zip(rest, places)]
+        operands = values[: self.alpha_at]
+        if self._decode is not None:
+            operands = (*values[:n], *self._decode.numbers(room.decoded), *values[self.outs_at : self.alpha_at])
+        if not self._maps:
+            return (*self.ordered(operands), *rest), (*owners, room, None)
+        groups = [operands[i::n] for i in self._order]
+        rows = tuple(self._row(group, places) for group, places in zip(self._groups, groups))
+        table = table_on_device(rows, self._device)
+        return (*addresses(table, room.maps), *groups[0], *rest), (*owners, room, table)
+
+    def tensors(self, pairs: Sequence[Pair]) -> Iterator[tuple[str, int, torch.Tensor]]:
+        """Every tensor of the groups' operands: the name of its part, its group, and itself."""
+        for part in (*self.operands, *self.scale_parts):
+            for i, pair in enumerate(pairs):
+                x = part.of(pair)
+                if x is not None:
+                    yield str(part), i, x
+
+    def _touched(
+        self,
+        pairs: Sequence[Pair],
+        outs: Sequence[torch.Tensor],
+        alpha: torch.Tensor | None,
+        room: Room,
+        table: torch.Tensor | None,
+    ) -> Tensors:
+        read = {f"group {i}: {name}": x for name, i, x in self.tensors(pairs)}
+        read |= {"decoded": room.decoded, "table of groups": table, "alpha": alpha}
+        read |= {f"gathered scales {i}": x for i, x in enumerate(room.scales)}
+        return tensors(read, {f"out[{i}]": x for i, x in enumerate(outs)} | {"tensor maps": room.maps})
+
+
+def arranged(scales: Sequence[torch.Tensor | None]) -> str:
+    """How a kernel finds the global scales of groups: "none", "one" that all share, "row" (one after the other in
+    memory, as elements of one tensor are), or "apart": they are gathered first."""
+    if not any(x is not None for x in scales):
+        return "none"
+    if any(x is None for x in scales):
+        return "apart"
+    places = addresses(*scales)
+    if places.count(places[0]) == len(places):
+        return "one"
+    return "row" if places == tuple(range(places[0], places[0] + 4 * len(places), 4)) else "apart"
+
+
+def gathered(scales: Sequence[torch.Tensor | None], out: torch.Tensor) -> None:
+    """Writes the groups' global scales to one tensor; 1 for those that have none."""
+    one = torch.ones(1, dtype=torch.float32, device=out.device) if any(x is None for x in scales) else None
+    torch.cat([one if x is None else x.reshape(1) for x in scales], out=out)
+
+
+_tables: OrderedDict[tuple, tuple[torch.Tensor, torch.Tensor]] = OrderedDict()
+_captured: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+
+def room_for_maps(count: int, device: torch.device) -> torch.Tensor:
+    """Memory in which a kernel writes tensor maps."""
+    words = MAP_BYTES // 8
+    maps = torch.empty((count + 1) * words, dtype=torch.int64, device=device)
+    # the host's allocator aligns less than a GPU's does
+    return maps[-maps.data_ptr() // 8 % words :]
+
+
+def table_on_device(rows: tuple[tuple[int, ...], ...], device: torch.device) -> torch.Tensor:
+    """``rows`` on the device, copied there without waiting; the same rows are copied once while they are remembered."""
+    host = torch.tensor(rows, dtype=torch.int64, pin_memory=device.type == "cuda")
+    if device.type != "cuda":
+        return host
+    stream = torch.cuda.current_stream(device).cuda_stream
+    if torch.cuda.is_current_stream_capturing():
+        # a graph copies again, from the same memory, whenever it runs
+        _captured.append((host, host.to(device, non_blocking=True)))
+        return _captured[-1][1]
+    key = (device, stream, rows)
+    if key not in _tables:
+        _tables[key] = host, host.to(device, non_blocking=True)
+        if len(_tables) > _TABLES:
+            _tables.popitem(last=False)
+    _tables.move_to_end(key)
+    return _tables[key][1]

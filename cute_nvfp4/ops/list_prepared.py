@@ -1,0 +1,86 @@
+"""A list of products, planned, for ``prepare``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ..errors import OperandError
+from ..operand import span_bytes
+from ..runtime.apart import Apart
+from .calls import as_alpha
+from .groups import GroupsCall, rows_of
+from .list_launch import ListLaunch, Pair
+from .planned import Preparation
+
+
+class PreparedLaunches:
+    """The launches of a list, as ``prepare`` makes them."""
+
+    def __init__(self, made: ListLaunch) -> None:
+        self.reads_owners, self.fixed, self._run = made.reads_owners, made.fixed, made.run
+
+    def __call__(self, values: tuple, owners: tuple) -> None:
+        self._run(values, owners)
+
+
+def preparation_of_list(
+    problems: Sequence[Pair], out: Sequence[torch.Tensor] | None, alpha: Any, call: GroupsCall
+) -> Preparation:
+    """The planned ``call`` with these. Its operands "a", "b" and "out" are lists."""
+    if not call.whole:
+        empty = next(i for i, (x, _) in enumerate(problems) if not rows_of(x))
+        hint = "Leave the group out: it has no result."
+        raise OperandError.of(f"group {empty}: rows of a of a prepared call", got=0, expected="at least 1", hint=hint)
+    launch: ListLaunch = call.launch
+    scalar, alpha = as_alpha(alpha)
+    alpha = None if alpha is None else alpha.reshape(-1)
+    outs = call.new() if out is None else list(out)
+    slots, sizes, apart = _places(launch, problems, alpha)
+    first = launch.outs_at
+    written = [(first + i, span_bytes(x)) for i, x in enumerate(outs)]
+    return Preparation(
+        PreparedLaunches(launch),
+        (*launch.values(problems, outs, scalar, alpha), *(x.data_ptr() for x in apart)),
+        {"a": [a for a, _ in problems], "b": [b for _, b in problems], "out": outs},
+        slots | {"out": [[(None, first + i)] for i in range(len(outs))]},
+        Apart(sizes, written),
+        lambda given: ([*zip(given["a"], given["b"])], given["out"], alpha),
+    )
+
+
+def _places(
+    launch: ListLaunch, pairs: Sequence[Pair], alpha: torch.Tensor | None
+) -> tuple[dict[str, list], dict[int, int], list[torch.Tensor]]:
+    """For a and b of each group, their parts and the places of those among the values; bytes of all that is read, by
+    place; global scales that are gathered, whose addresses follow the values."""
+    n, sizes, apart = len(pairs), {}, []
+    slots: dict[str, list] = {name: [[] for _ in pairs] for name in "ab"}
+    for column, part in enumerate(launch.operands):
+        for i, pair in enumerate(pairs):
+            slots["ab"[part.side]][i].append((part.name, column * n + i))
+            sizes[column * n + i] = span_bytes(part.of(pair))
+    of_a, *of_b = zip(launch.scale_parts, launch.scales)
+    factors = [factor for one in of_b for factor in ([None] * (alpha is not None) + [of_a, one])]
+    factors = [factor for factor in factors if factor is None or factor[1] != "none"]
+    first = launch.alpha_at + 1
+    last = first + len(factors)
+    for at, factor in enumerate(factors, first):
+        if factor is None:
+            sizes[at] = span_bytes(alpha)
+            continue
+        part, how = factor
+        side = slots["ab"[part.side]]
+        if how != "apart":
+            side[0].append((part.name, at))
+            sizes[at] = 4 * n if how == "row" else 4
+            continue
+        for i, pair in enumerate(pairs):
+            scale = part.of(pair)
+            if scale is not None:
+                side[i].append((part.name, last + len(apart)))
+                sizes[last + len(apart)] = 4
+                apart.append(scale)
+    return slots, sizes, apart

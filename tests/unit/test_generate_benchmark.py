@@ -1,0 +1,102 @@
+"""What ``benchmarks/generate.py`` does without a GPU: its model in every contestant's form, its step, its table."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+
+import generate as benchmark
+from generate_model import TINY, Between, Cache, Decoder, models
+
+TOKENS = torch.randint(TINY.vocabulary, (2, 9), generator=torch.Generator().manual_seed(2))
+
+
+@pytest.fixture(scope="module")
+def made() -> dict[str, Decoder]:
+    with torch.inference_mode():
+        return models(TINY, benchmark.NAMES, "cpu", Between())
+
+
+def exact(model: Decoder, tokens: torch.Tensor) -> torch.Tensor:
+    """Logits of all tokens in float64, by formulas and nothing of the model but its weights."""
+    shape, length = model.shape, tokens.shape[1]
+
+    def normed(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight.double()
+
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        rates = shape.theta ** (-torch.arange(0, shape.head_dim, 2).double() / shape.head_dim)
+        turn = torch.polar(torch.ones(()).double(), torch.arange(length).double()[:, None] * rates)[:, None]
+        half = shape.head_dim // 2
+        y = torch.complex(x[..., :half], x[..., half:]) * turn
+        return torch.cat((y.real, y.imag), -1)
+
+    x = model.embedding[tokens].double()
+    for layer in model.layers:
+        h = normed(x, layer.norms[0]) @ layer.qkv.weight.double().T
+        q, k, v = h.unflatten(-1, (-1, shape.head_dim)).split((shape.heads, shape.kv_heads, shape.kv_heads), dim=2)
+        k, v = (y.repeat_interleave(shape.heads // shape.kv_heads, dim=2) for y in (turned(k), v))
+        weights = torch.einsum("bqhd,bkhd->bhqk", turned(q), k) * shape.head_dim**-0.5
+        weights = weights.masked_fill(torch.ones(length, length).triu(1).bool(), -torch.inf).softmax(-1)
+        x = x + torch.einsum("bhqk,bkhd->bqhd", weights, v).flatten(2) @ layer.output.weight.double().T
+        gate, up = (normed(x, layer.norms[1]) @ layer.gated.weight.double().T).chunk(2, -1)
+        x = x + (gate * gate.sigmoid() * up) @ layer.down.weight.double().T
+    return normed(x, model.norm) @ model.head.weight.double().T
+
+
+def distance(x: torch.Tensor, y: torch.Tensor) -> float:
+    return float((x.double() - y).norm() / y.norm())
+
+
+@torch.inference_mode()
+def test_the_model_is_a_llama(made: dict[str, Decoder]) -> None:
+    """Prompts, and steps after them with the cache, beside float64."""
+    want = exact(made["bf16"], TOKENS)
+    for name in ("bf16", "w4a16", "w4a16, head too"):
+        cache = Cache.empty(TINY, 2, 9, "cpu")
+        assert distance(made[name](TOKENS[:, :8], cache), want[:, 7]) < 0.03, name
+        step = made[name](TOKENS[:, 8:], cache, torch.tensor([8]))
+        assert distance(step, want[:, 8]) < 0.03, name
+        # the cache, the positions and the mask matter
+        wrong = made[name](TOKENS[:, 8:], cache, torch.tensor([7]))
+        assert distance(wrong, want[:, 8]) > 0.1, name
+
+
+@torch.inference_mode()
+def test_a_step_writes_the_next_tokens(made: dict[str, Decoder]) -> None:
+    cache, tokens = Cache.empty(TINY, 2, 4, "cpu"), TOKENS[:, :1].clone()
+    logits = benchmark.step(made["w4a4"], tokens, cache, torch.tensor([3]))
+    assert tokens.equal(logits.argmax(-1, keepdim=True)) and logits.isfinite().all()
+    benchmark.products(made["w4a16"], 2, "cpu")()
+
+
+@torch.inference_mode()
+def test_distances_show_other_weights(made: dict[str, Decoder]) -> None:
+    found = benchmark.distances(made, "cpu")
+    assert found["bf16"] == 0 and found["w4a16"] < benchmark.CLOSE and found["w4a4"] > 0
+    other = models(TINY, ["w4a16"], "cpu", Between(), seed=1)
+    assert benchmark.distances({"bf16": made["bf16"], **other}, "cpu")["w4a16"] > benchmark.CLOSE
+
+
+def test_weights_take_the_bytes_of_four_bits(made: dict[str, Decoder]) -> None:
+    plain, packed = (benchmark.weight_bytes(made[name]) for name in ("bf16", "w4a16, head too"))
+    # tiles of 128 × 128 are larger than these matrices
+    assert 2 * TINY.linear_weights < plain and 9 / 16 * TINY.linear_weights < packed < plain
+
+
+def test_table() -> None:
+    row = {"what": "decode", "batch": 16, "us": 4000.0, "products_us": 3000.0, "contestant": "bf16"}
+    rows = [row, row | {"contestant": "w4a16", "us": 2000.0, "products_us": 1000.0}]
+    rows += [{"what": "prefill", "tokens": 2048, "contestant": name, "us": 5e4} for name in ("bf16", "w4a16")]
+    lines = benchmark.table(rows, ["bf16", "w4a16"]).splitlines()
+    assert lines[2:] == [
+        "| decode, batch 16 | 4.00 ms | 2.00 ms (2.00 ×) |",
+        "| … its products | 3.00 ms | 1.00 ms (3.00 ×) |",
+        "| prefill, 2048 tokens | 50.00 ms | 50.00 ms (1.00 ×) |",
+    ]
+    assert benchmark.parse(["--quick", "--batches", "1", "--prompts"]).prompts == []
