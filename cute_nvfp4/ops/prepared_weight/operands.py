@@ -10,13 +10,29 @@ from ...errors import OperandError, OperandTypeError
 from ...formats import NVFP4
 from ...operand import BlockScaledTensor, is_wrapper, row_alignment
 from ...prepared_weight import PreparedWeight
+from ...row_scaled import RowScaledTensor
 from ...runtime.backend import Backend
 from ..checks import check_dtype, check_format, check_gate, factors_of
 from ..dequantize import dequantize
 from ..grouped_rows import GroupedRows
+from ..operator import refuse_gradients
+from ..quantize_rows import quantize_rows
 
-X = torch.Tensor | BlockScaledTensor
-"""Numbers of the weight's dtype, or block-scaled."""
+X = torch.Tensor | BlockScaledTensor | RowScaledTensor
+"""Numbers of the weight's dtype, block-scaled, or rows in FP8."""
+
+
+def in_fp8(x: X, backend: Backend) -> X:
+    """x of a product with a weight for E4M3: rows in 16 bits are quantized, by a launch of their own.
+
+    Raises:
+        OperandError: a gradient of x is asked for, which rounding has none of.
+    """
+    if not isinstance(x, torch.Tensor):
+        return x
+    if torch.is_grad_enabled():
+        refuse_gradients({"a": x})
+    return quantize_rows(x, backend)
 
 
 def check_products(weight: PreparedWeight, gate: str) -> None:
@@ -36,6 +52,11 @@ def check_products(weight: PreparedWeight, gate: str) -> None:
 def check_decodable(x: Any, weight: PreparedWeight) -> None:
     """Raises unless numbers of the weight's dtype can be all values of a block-scaled x."""
     check_format("a", x)
+    if weight.dtype is torch.float8_e4m3fn:
+        hint = 'quantize(x, "fp8_e4m3") makes one.'
+        raise OperandTypeError.of(
+            "a", got=x.format.name, expected=f"rows in FP8 for a weight in {weight.dtype}", hint=hint
+        )
     if x.format is not NVFP4 and weight.dtype is not torch.bfloat16:
         raise OperandTypeError.of(
             f"dtype of a weight prepared for {x.format.name}",
@@ -51,7 +72,14 @@ def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
         expected = "a stack (E, N, K)" if stack else "a matrix (N, K)"
         hint = "prepare_weight takes stacks." if stack else "A stack is for grouped_gemm_contiguous."
         raise OperandError.of("b", got=repr(weight), expected=expected, hint=hint)
-    if isinstance(x, BlockScaledTensor):
+    if isinstance(x, RowScaledTensor):
+        if weight.dtype is not torch.float8_e4m3fn:
+            hint = "prepare_weight(weight, dtype=torch.float8_e4m3fn)."
+            raise OperandTypeError.of(
+                "dtype of a weight for rows in FP8", got=weight.dtype, expected="torch.float8_e4m3fn", hint=hint
+            )
+        shape, device = (x.rows, x.k), x.device
+    elif isinstance(x, BlockScaledTensor):
         check_decodable(x, weight)
         shape, device = ((x.batch,) if x.is_batched else ()) + (x.rows, x.k), x.device
         if x.scale_layout != "blocked":
