@@ -63,7 +63,7 @@ def device_scalar(pointer: cute.Pointer) -> Any:
 def product_factors(
     alpha: Float32, factors: tuple[tuple[cute.Pointer, ...], ...], power: float = 1.0
 ) -> list[Factor]:
-    """For each product alpha times ``power`` and its device scalars."""
+    """alpha times ``power`` and the device scalars of each product."""
     return [factor_of(alpha, [device_scalar(x) for x in pointers], power) for pointers in factors]
 
 
