@@ -20,7 +20,7 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.integrations.layout_configs import compressed_tensors_config, is_nvfp4, modelopt_config
+from cute_nvfp4.nn.layout_configs import compressed_tensors_config, is_nvfp4, modelopt_config
 from cute_nvfp4.nn.layouts import LAYOUTS, tensors_of
 from cute_nvfp4.nn.quantize_model import Recipe, quantize_model
 from cute_nvfp4.nn.stored import StoredLayers, StoredLinear, linears

@@ -19,7 +19,7 @@ from transformers.quantizers import auto  # noqa: E402
 from cute_nvfp4 import NVFP4Linear  # noqa: E402
 from cute_nvfp4.errors import OperandError  # noqa: E402
 from cute_nvfp4.integrations import transformers as module  # noqa: E402
-from cute_nvfp4.integrations.layout_configs import compressed_tensors_config, modelopt_config  # noqa: E402
+from cute_nvfp4.nn.layout_configs import compressed_tensors_config, modelopt_config  # noqa: E402
 
 LAYOUTS = ["modelopt", "compressed-tensors"]
 IGNORED, FP8 = "model.layers.1.self_attn.o_proj", "model.layers.0.self_attn.q_proj"

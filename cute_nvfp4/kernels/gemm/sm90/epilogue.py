@@ -18,6 +18,7 @@ from ....ptx.matrix import store_matrices_transposed
 from ....ptx.memory import load_flag, load_global, load_shared, store_flag, store_global
 from ....ptx.move import f32_from_bits
 from ....weight_layout import SLAB_ROWS
+from ...factors import Factor, apply_shift
 from ..arguments import OUT_DTYPES
 from ..epilogue import device_scalar
 from ..gates import GATES
@@ -34,19 +35,19 @@ VECTOR_BYTES = 16
 
 @dataclass(frozen=True)
 class WarpgroupEpilogue:
-    """What a thread of a warpgroup needs to store its accumulators. alphas: of each product (``product_alphas``).
+    """What a thread of a warpgroup needs to store its accumulators. factors: of each product (``sum_factors``).
     thread: in the warpgroup."""
 
     config: WgmmaConfig
     arguments: WgmmaArguments
     x_rows: Int32
-    alphas: tuple[Float32, ...]
+    factors: tuple[Factor, ...]
     shared: Int32
     scheduler: StaticScheduler
     group: Int32
     thread: Int32
     sums: ClusterSums
-    factors: RowFactors | None = None
+    rows: RowFactors | None = None
 
     def of_tile(self, tile: WorkTile) -> WarpgroupEpilogue:
         """The epilogue of a work tile, for which the factors of rows are asked for now, if there are."""
@@ -56,13 +57,12 @@ class WarpgroupEpilogue:
         row = self.first_packed_row(tile) + self.thread % WARP // 4
         columns = tile.n * cfg.tile_n, self.x_rows
         place = self.shared + cfg.epilogue_bytes + self.group * (4 * cfg.tile_n)
-        factors = row_factors(cfg, self.arguments.row_scales, self.alphas, row, columns, place, self.thread)
-        return replace(self, factors=factors, alphas=(Float32(1.0),) * cfg.products)
+        return replace(self, rows=row_factors(cfg, self.arguments.row_scales, row, columns, place, self.thread))
 
     def share_factors(self) -> None:
         """Makes the factors of rows known to the warpgroup."""
-        if self.factors is not None:
-            self.factors.share(self.group + 1)
+        if self.rows is not None:
+            self.rows.share(self.group + 1)
 
     @cute.jit
     def store(self, acc: cute.Tensor, tile: WorkTile):
@@ -135,20 +135,27 @@ class WarpgroupEpilogue:
         """alpha · acc, or both products joined: columns ``begin`` to ``end`` of the tile."""
         cfg = self.config
         if cutlass.const_expr(cfg.fp8):
-            self.factors.scale(acc, begin, end)
-        elif cutlass.const_expr(not cfg.gate):
+            self.rows.scale(acc, begin, end)
+        self.shift(acc, begin, end)
+        if cutlass.const_expr(not cfg.gate):
             self.scale(acc, begin, end)
         if cutlass.const_expr(cfg.bias):
             self.add_bias(acc, tile, begin, end)
         self.store_columns(acc, tile, begin, end)
 
+    def shift(self, acc: cute.Tensor, begin: int, end: int) -> None:
+        """What ``alpha`` of the factors leaves out of these columns."""
+        registers = range(begin // 2, end // 2)
+        for p, factor in enumerate(self.factors):
+            apply_shift(acc, factor, registers if len(self.factors) == 1 else [i for i in registers if i // 2 % 2 == p])
+
     def scale(self, acc: cute.Tensor, begin: int, end: int) -> None:
         for i in range(begin // 2, end // 2):
-            acc[i] = acc[i] * self.alphas[0]
+            acc[i] = acc[i] * self.factors[0].alpha
 
     def join(self, acc: cute.Tensor, begin: int, end: int) -> None:
         """gate(alpha · first) · (alpha · second) of these columns, in place of the first."""
-        gate, (alpha, other) = GATES[self.config.gate], self.alphas
+        gate, (alpha, other) = GATES[self.config.gate], (x.alpha for x in self.factors)
         for i in range(begin // 2, end // 2, 4):
             for j in range(i, i + 2):
                 acc[j] = gate(acc[j] * alpha) * (acc[j + 2] * other)

@@ -21,7 +21,7 @@ from .config import WARPGROUP, WgmmaConfig
 
 @dataclass(frozen=True)
 class RowFactors:
-    """Factors that a thread has asked for. of_weight: of its rows g and g + 8, times alpha. of_x: of columns ``thread``
+    """Factors that a thread has asked for. of_weight: of its rows g and g + 8. of_x: of columns ``thread``
     and every 128th after it. shared: the warpgroup's place for those of all columns."""
 
     config: WgmmaConfig
@@ -55,7 +55,6 @@ class RowFactors:
 def row_factors(
     config: WgmmaConfig,
     scales: RowScales,
-    alphas: tuple[Float32, ...],
     row: Int32,
     columns: tuple[Int32, Int32],
     shared: Int32,
@@ -64,8 +63,7 @@ def row_factors(
     """Asks for the factors of a work tile. row: the thread's first, of the packed weight. columns: the first row of x,
     and how many rows x has."""
     first, rows = columns
-    of_weight = [device_scalar(scales.weight + (row + 8 * half)) for half in range(2)]
-    of_weight = tuple(factor * alphas[half if config.gate else 0] for half, factor in enumerate(of_weight))
+    of_weight = device_scalar(scales.weight + row), device_scalar(scales.weight + (row + 8))
     places = [first + thread + i * WARPGROUP for i in range(-(-config.tile_n // WARPGROUP))]
     of_x = tuple(device_scalar(scales.x + cutlass.min(place, rows - 1)) for place in places)
     return RowFactors(config, of_weight, of_x, shared, thread)
