@@ -66,7 +66,7 @@ def enter(folder: Path, judge: int) -> list[str]:
     if version > 0:
         _landlock(folder, version)
         layers.append(f"landlock {version}")
-    elif os.geteuid() == 0:
+    elif os.geteuid() == 0 and all(map(_readable_for_all, (Path(os.__file__), Path(__file__)))):
         os.chown(folder, _OTHER_USER, _OTHER_USER)
         os.setgroups([])
         os.setresgid(*[_OTHER_USER] * 3)
@@ -75,6 +75,11 @@ def enter(folder: Path, judge: int) -> list[str]:
     if not _reaches(judge):
         layers.append(OUT_OF_REACH)
     return layers
+
+
+def _readable_for_all(path: Path) -> bool:
+    """Whether another user could read the file: Python goes on importing when the user has changed."""
+    return all(parent.stat().st_mode & 0o005 == 0o005 for parent in path.resolve().parents)
 
 
 def _landlock(folder: Path, version: int) -> None:
