@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -16,11 +17,12 @@ SCRIPT = """
 import os, sys, tempfile
 from pathlib import Path
 from cute_nvfp4.harness import sandbox
-landlock, shielded = (word == "True" for word in sys.argv[1:])
+landlock, shielded, root, other_user = (word == "True" for word in sys.argv[1:])
 folder = Path(tempfile.mkdtemp())
 if not landlock:
     sandbox._CREATE_RULESET = 9999  # a system call that no kernel has
-    if os.geteuid() == 0:
+    sandbox._readable_for_all = lambda path: other_user
+    if os.geteuid() == 0 and not root:
         os.chmod(folder, 0o777)
         os.setresgid(64999, 64999, 64999)
         os.setresuid(64999, 64999, 64999)
@@ -45,8 +47,8 @@ YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 HAS_LANDLOCK = sandbox._libc.syscall(sandbox._CREATE_RULESET, None, 0, 1) > 0
 
 
-def tried(landlock: bool, shielded: bool) -> str:
-    command = [sys.executable, "-c", SCRIPT, str(landlock), str(shielded)]
+def tried(landlock: bool, shielded: bool, root: bool = False, other_user: bool = False) -> str:
+    command = [sys.executable, "-c", SCRIPT, *map(str, (landlock, shielded, root, other_user))]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
 
 
@@ -64,6 +66,13 @@ def test_a_judge_that_is_not_dumpable_is_out_of_reach_for_its_own_user():
 @pytest.mark.skipif(YAMA.exists() and YAMA.read_text().strip() != "0", reason="Yama keeps processes apart")
 def test_without_any_layer_it_is_said_that_there_is_none():
     assert tried(False, False).startswith("[]")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="the user is not root")
+@pytest.mark.parametrize("other_user,layer", [(True, "user 65000"), (False, "root without capabilities")])
+def test_a_judge_that_is_root_is_out_of_reach_without_landlock(other_user, layer):
+    said = tried(False, True, True, other_user)
+    assert layer in said and sandbox.OUT_OF_REACH in said and said.split()[-2] == "True"
 
 
 def test_a_process_that_has_left_its_parents_is_found_by_its_mark():
