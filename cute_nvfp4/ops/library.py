@@ -204,7 +204,8 @@ TABLE = {
     "packed_gemm": Operator(
         "packed_gemm",
         PREPARED_GEMM,
-        f"Tensor a, Tensor? a_scale, Tensor b, {_PREPARED_SCALES}, Tensor? bias=None, *, {_PREPARED_OPTIONS}",
+        f"Tensor a, Tensor? a_scale, Tensor b, {_PREPARED_SCALES}, Tensor? bias=None, "
+        f"Tensor? row_factor=None, *, {_PREPARED_OPTIONS}, bool promoted=False",
         gradient=gradients.PREPARED,
     ),
     "grouped_gemm": ListOutput(

@@ -12,8 +12,36 @@ from ..scale_layout import blocked_bytes, blocked_flat
 from .dequantize import dequantize
 from .operator import Gradient, define, operand
 from .quantize import quantize
+from .quantize_rows import check_rows, quantize_rows
 
 _OPS = torch.ops.cute_nvfp4
+
+
+def _quantize_rows(
+    x: torch.Tensor, *, backend: str = "auto", out: torch.Tensor | None = None, out_scale: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """Rows in E4M3, and their scales."""
+    found = quantize_rows(x, backend)
+    if out is None:
+        return found.data, found.scale
+    out.copy_(found.data)
+    out_scale.copy_(found.scale)
+    return None
+
+
+def _fake_quantize_rows(x: torch.Tensor, **options: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    check_rows(x)
+    return x.new_empty(x.shape, dtype=torch.float8_e4m3fn), x.new_empty(x.shape[0], dtype=torch.float32)
+
+
+define(
+    "quantize_rows",
+    'Tensor x, *, str backend="auto"',
+    "(Tensor, Tensor)",
+    {"out": "Tensor(a!)", "out_scale": "Tensor(b!)"},
+    _quantize_rows,
+    _fake_quantize_rows,
+)
 
 
 def _quantize(

@@ -14,6 +14,7 @@ from ..operand import PLAIN, BlockScaledTensor
 from ..quantization import philox
 from ..quantization.hadamard import Hadamard, resolve_hadamard
 from ..quantization.slabs import Source, amax, quantize_slabs
+from ..row_scaled import FP8, RowScaledTensor
 from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
@@ -34,6 +35,7 @@ from .quantize_request import (
     hessian_blocks,
     matrices,
 )
+from .quantize_rows import check_no_options, quantize_rows
 
 
 def quantize(
@@ -53,13 +55,14 @@ def quantize(
     scale_layout: str = "blocked",
     out: BlockScaledTensor | None = None,
     backend: Backend = "auto",
-) -> BlockScaledTensor:
+) -> BlockScaledTensor | RowScaledTensor:
     """``x`` in a block-scaled format: data and scales as ``uint8``, ready for the products of this library.
 
     Args:
         x: float32, float16 or bfloat16; (MN, K) or (L, MN, K), or (K,), which is taken as (1, K) because operands are
             matrices; any strides. Its gradient is not followed (``fake_quantize`` has one).
-        format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", or a ``Format``.
+        format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", or a ``Format``. "fp8_e4m3" gives a ``RowScaledTensor``:
+            rows (M, K) of bfloat16 or float16 in E4M3, each with a scale; it takes no other argument but ``backend``.
         rule: how a block's scale is chosen (docs/quantization.md). For NVFP4: "max", "max_normal", "static_4",
             "four_six_mse", "four_six_mae", "four_six_abs_max", "optimal", "hessian". For MX: "max", which is "rceil",
             "floor", "ceil", "even"; for MXFP4 also "static_4", "optimal", "hessian".
@@ -99,6 +102,9 @@ def quantize(
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
     options = (block_2d, rounding, hadamard, transpose, axis, pad, scale_layout)
+    if format == FP8:
+        check_no_options((rule, global_scale, generator, hessian, out, *options))
+        return quantize_rows(x, backend)
     call = None
     if hessian is None:
         call = planned(x, format, rule, global_scale, generator, out, backend, options)

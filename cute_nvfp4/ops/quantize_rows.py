@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from ..errors import OperandError, OperandTypeError
 from ..kernels.quantize.fp8_config import (
-    KINDS,
     MAX_THREADS,
     MAX_VECTORS,
     VECTOR,
@@ -17,7 +16,7 @@ from ..kernels.quantize.fp8_config import (
     Fp8RowsConfig,
     can_implement,
 )
-from ..operand import row_alignment
+from ..operand import address_of, is_wrapper, row_alignment
 from ..row_scaled import FP8, RowScaledTensor, by_rows
 from ..runtime.backend import Backend, resolve
 from ..runtime.bounded import Bounded
@@ -34,32 +33,43 @@ MAX_K = MAX_THREADS * MAX_VECTORS * VECTOR
 
 
 def quantize_rows(x: torch.Tensor, backend: Backend = "auto") -> RowScaledTensor:
-    """Rows of x (M, K), bfloat16 or float16, in E4M3: a row's largest magnitude becomes 448.
+    """Rows of x (M, K), bfloat16 or float16, in E4M3: a row's largest magnitude becomes 448. No gradient is followed.
 
     Raises:
         OperandError, OperandTypeError: another shape or dtype; K that is no multiple of 16.
     """
     if not isinstance(x, torch.Tensor):
         raise OperandTypeError.of("x", got=type(x).__name__, expected="torch.Tensor")
+    if by_operator((x,), follows=False):
+        return RowScaledTensor(*torch.ops.cute_nvfp4.quantize_rows(x, backend=backend))
     found = TENSOR(x), backend, world(not x.is_cuda)
     call = _calls.find(found)
     if call is None:
-        _check(x)
+        check_rows(x)
         target = resolve(backend, x.device)
         call = _calls[found] = by_rows if target.backend == "reference" else QuantizeRowsCall(x, target)
-    # what torch records is done by torch
-    return by_rows(x) if by_operator((x,)) else call(x)
+    return call(x.detach())
 
 
-def _check(x: torch.Tensor) -> None:
+def check_no_options(given: Sequence[Any]) -> None:
+    """Raises unless the arguments of ``quantize`` that rows in FP8 do not have are left out.
+
+    given: rule, global scale, generator, Hessian, out, and the options.
+    """
+    if tuple(given) != ("max", "auto", None, None, None, False, "nearest", None, False, None, False, "blocked"):
+        expected = "none but backend"
+        raise OperandError.of(f"arguments of quantize for {FP8}", got=repr(tuple(given)), expected=expected)
+
+
+def check_rows(x: torch.Tensor) -> None:
     """Raises unless the kernel takes x."""
     if x.dtype not in (torch.bfloat16, torch.float16):
         raise OperandTypeError.of(f"dtype of x for {FP8}", got=x.dtype, expected="torch.bfloat16 or torch.float16")
     if x.ndim != 2 or x.shape[0] < 1 or not 0 < x.shape[1] <= MAX_K or x.shape[1] % VECTOR:
         expected = f"(M, K), K a multiple of {VECTOR}, at most {MAX_K}"
         raise OperandError.of(f"shape of x for {FP8}", got=tuple(x.shape), expected=expected)
-    if x.stride(1) != 1 or row_alignment(x, 16) < 16:
-        got = f"strides {x.stride()}, address {x.data_ptr():#x}"
+    if x.stride(1) != 1 or (not is_wrapper(x) and row_alignment(x, 16) < 16):
+        got = f"strides {x.stride()}, address {address_of(x):#x}"
         raise OperandError.of(
             "x", got=got, expected="1 along K, rows at multiples of 16 bytes", hint=".clone() aligns."
         )
@@ -102,4 +112,3 @@ def _host(config: Fp8RowsConfig) -> Callable[..., Any]:
 
 _calls = Bounded()
 KERNEL = Kernel("quantize_fp8_rows", Fp8RowsArguments, _host, can_implement)
-__all__ = ["KERNEL", "KINDS", "quantize_rows"]

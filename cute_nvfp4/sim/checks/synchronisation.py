@@ -7,6 +7,7 @@ import numpy as np
 from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.barrier_use import BarrierUse
 from cute_nvfp4.sim.checks.cluster_start import ClusterStart
+from cute_nvfp4.sim.checks.kernel import fenced_space
 from cute_nvfp4.sim.checks.memory import Shadows
 from cute_nvfp4.sim.checks.scopes import CLUSTER, CTA, scope_of, written_scope
 from cute_nvfp4.sim.checks.state import State
@@ -32,8 +33,17 @@ class Synchronisation(Listener):
 
     # barriers
 
-    def warp_synced(self, g: Group, mask: Mask) -> None:
-        self.clocks.meet(self._active(g, mask))
+    def warp_synced(self, g: Group, mask: Mask, members: Mask) -> None:
+        """Lanes that the mask leaves out have not met the others."""
+        warps = self._active(g, mask)
+        if members is None or members.all():
+            self.clocks.meet(warps)
+            return
+        here = np.broadcast_to(members, (g.n, 32))[np.searchsorted(g.warps, warps)]
+        whole = (here | ~self.wave.live[warps]).all(axis=1)
+        self.clocks.meet(warps[whole])
+        for warp, lanes in zip(warps[~whole].tolist(), here[~whole]):
+            self.clocks.meet_some(warp, lanes)
 
     def barrier_arrived(self, g: Group, i: Instruction, ident: np.ndarray, count: np.ndarray) -> None:
         warps = g.warps
@@ -179,8 +189,8 @@ class Synchronisation(Listener):
             if "init" in self.clocks.kinds:
                 self.clocks.fence_init(warps)
         elif "proxy" in words:
-            if any(w.startswith("async") for w in words):
-                self.clocks.fence_async(warps)
+            if (space := fenced_space(i)) is not None:
+                self.clocks.fence_async(warps, space)
             elif address:
                 self.maps.acquired(i, g, mask, *address)
         else:
