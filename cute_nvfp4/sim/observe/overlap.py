@@ -41,7 +41,7 @@ class Overlap:
 
 
 class Noted(Touched):
-    """What a launch touches, and how it deals with the launches beside it: ``lets_begin`` says whether it executes
+    """What a launch touches, and when the launches beside it run: ``lets_begin`` says whether it executes
     griddepcontrol.launch_dependents, ``waited`` whether each CTA has waited before that, or before its end."""
 
     def __init__(self, memory: GlobalMemory) -> None:
