@@ -32,8 +32,9 @@ def judged(folder: Path, text: str, backend: str = "sim", **options):
 def test_utils_are_those_of_the_public_evaluator(tmp_path):
     run = judged(
         tmp_path,
-        "from honest import gemv\nfrom task import TestSpec\nfrom utils import DeterministicContext, set_seed\n"
-        "from utils import make_match_reference, verbose_allclose\n\ncheck = make_match_reference(gemv, rtol=1e-3, atol=1e-3)\n\n"
+        "from honest import gemv\nfrom task import TestSpec\n"
+        "from utils import DeterministicContext, make_match_reference, set_seed, verbose_allclose\n\n"
+        "check = make_match_reference(gemv, rtol=1e-3, atol=1e-3)\n\n"
         "def custom_kernel(data):\n    set_seed(1)\n    with DeterministicContext():\n        out = gemv(data)\n"
         "    assert check(data, out) == (True, ''), check(data, out)\n"
         "    good, lines = verbose_allclose(out, out + 1)\n    assert not good and len(lines) == 6\n    return out\n",
