@@ -85,6 +85,15 @@ class Synchronisation(Listener):
         c.initialised[cta // c.cluster_size, c.barrier(cta, slot)] = epochs
         self.barrier_words.set(cta, offset, True)
 
+    def mbarrier_replaced(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
+        name = self.wave.mbarriers.name(int(cta[0]), int(self.wave.mbarriers.slots(offset)[0]))
+        who = self.reporter.thread(int(g.warps[rows[0]]), int(lanes[0]))
+        self.findings.hazard(
+            "mbarrier-again",
+            f"{self.title}: {name}\n  is initialised again by {who} at {i.where()} without mbarrier.inval before",
+            i,
+        )
+
     def mbarrier_invalidated(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
         """All arrivals, and all that the barrier has told of, must have come."""
         c, warps = self.clocks, g.warps[rows]
@@ -101,6 +110,13 @@ class Synchronisation(Listener):
                 i,
             )
         self.barrier_words.set(cta, offset, False)
+
+    def mbarrier_counted(self, g: Group, i: Instruction, rows, cta: np.ndarray, offset: np.ndarray) -> None:
+        c, warps = self.clocks, g.warps[rows]
+        self.start.needed(i, warps, cta)
+        slot = self.barriers.slots(i.where(), cta, offset)
+        self.barriers.ready(i, warps, cta, slot, proxy=False)
+        c.signal(cta, slot, c.component("thread", warps), c.now[warps], self.labels.label(i))
 
     def mbarrier_arrives(self, g: Group, i: Instruction, rows, lanes, cta, offset: np.ndarray, release: bool) -> None:
         """A relaxed arrival carries what a fence before it has prepared."""

@@ -102,11 +102,17 @@ class Listener:
     def mbarrier_initialised(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
         """mbarrier.init, after it."""
 
+    def mbarrier_replaced(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
+        """mbarrier.init where an mbarrier was live, after it."""
+
     def mbarrier_invalidated(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
         """mbarrier.inval, before it."""
 
     def mbarrier_arrives(self, g: Group, i: Instruction, rows, lanes, cta, offset: np.ndarray, release: bool) -> None:
         """An arrival, before it is counted."""
+
+    def mbarrier_counted(self, g: Group, i: Instruction, rows, cta: np.ndarray, offset: np.ndarray) -> None:
+        """mbarrier.expect_tx or .complete_tx, before it is counted: no arrival."""
 
     def phase_ended(self, cta: np.ndarray, slot: np.ndarray, phase: np.ndarray) -> None:
         """Mbarriers (k,), each once, have ended their ``phase``-th phase."""
@@ -127,6 +133,9 @@ class Listener:
 
     def dependency_waited(self, g: Group, mask: Mask) -> None:
         """griddepcontrol.wait."""
+
+    def dependents_launched(self, g: Group, mask: Mask) -> None:
+        """griddepcontrol.launch_dependents."""
 
     def tensor_fenced(self, g: Group, i: Instruction, mask: Mask) -> None:
         """tcgen05.fence."""
