@@ -203,7 +203,7 @@ def w4a8(problem: Problem, quantizes: bool) -> list[Call]:
 
 def scaled_mm(problem: Problem) -> list[Call]:
     """torch's FP8 product of operands that are E4M3 in memory, a scale a row, fast sums: twice the bytes, a ceiling."""
-    if torch.cuda.get_device_capability() < (8, 9):
+    if not torch.cuda.is_available() or torch.cuda.get_device_capability() < (8, 9):
         raise NotAvailableError("FP8 products need a GPU of compute capability 8.9")
     x, weight = nv.quantize(problem.x[0], "fp8_e4m3"), in_e4m3(problem.dense[0])
     scales, options = (x.scale[:, None], weight.scale[None]), {"out_dtype": torch.bfloat16, "use_fast_accum": True}
@@ -223,11 +223,11 @@ OURS = (
     Contestant("w4a16-plain", "W4A16", "bf16", lambda p: ours(p, "bf16", False)),
     Contestant("w4a4-plain", "W4A4", "nvfp4", lambda p: ours(p, "nvfp4", False)),
     Contestant("gemv", "GEMV (W4A4)", "nvfp4", gemv, lambda shape: shape.problem == "dense" and shape.m == (1,)),
+    Contestant("scaled_mm", "torch FP8 x FP8", "fp8 weights", scaled_mm, of_one),
 )
 PEERS = (
     Contestant("cublas", "cuBLAS bf16", "bf16", cublas),
     Contestant("grouped_mm", "torch grouped", "bf16", grouped_mm, lambda shape: shape.problem == "grouped"),
-    Contestant("scaled_mm", "torch FP8 x FP8", "fp8 weights", scaled_mm, of_one),
     Contestant("quack", "quack W4A16", "bf16", quack),
     Contestant("triton", "Triton W4A16", "bf16", triton),
 )
