@@ -1,4 +1,4 @@
-"""Gradients of products: of bias, and of x of products with prepared weights, which are frozen.
+"""Gradients: of a global scale, of bias, and of x of products with prepared weights, which are frozen.
 
 Those of x are products with the decoded weights, in float32, and rounded once.
 """
@@ -16,6 +16,21 @@ from .grouped_rows import clamped
 from .operator import LIBRARY, NAMESPACE, TAGS, Gradient, weight_of
 
 _WEIGHT = ("b", "b_global_scale", "up_global_scale", "alpha_tensor")
+
+
+def _keep_operand(ctx: Any, given: dict[str, Any], options: dict[str, Any]) -> None:
+    ctx.save_for_backward(given["data"], given["scale"])
+    ctx.shape, ctx.format = given["global_scale"].shape, options["format"]
+
+
+def _of_global_scale(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor]:
+    """Values are linear in the global scale: Σ gradient · element · scale, in float64."""
+    dequantize = torch.ops.cute_nvfp4.dequantize.default
+    values = dequantize(*ctx.saved_tensors, format=ctx.format, out_dtype=torch.float64)
+    return ((values * dy).sum().to(torch.float32).reshape(ctx.shape),)
+
+
+GLOBAL_SCALE = Gradient(("global_scale",), _keep_operand, _of_global_scale)
 
 
 def _keep_bias(ctx: Any, given: dict[str, Any], options: dict[str, Any]) -> None:

@@ -14,7 +14,8 @@ from ..errors import OperandError
 from ..formats import NVFP4
 from ..operand import BlockScaledTensor
 from ..scale_layout import blocked_flat, blocked_view
-from . import gradients, library_fused, library_quantization
+from . import gradients
+from .dequantize import DEQUANTIZE
 from .dispatch import requires_grad
 from .gated_gemm import GATED
 from .gemm import GEMM
@@ -24,9 +25,11 @@ from .grouped_gemm_contiguous import CONTIGUOUS
 from .operator import Operator, rebuilt, refuse_gradients, weight_of
 from .prepared_weight.gemm import PREPARED_GEMM, quantized_scale
 from .prepared_weight.rows import PREPARED_ROWS
-from .quantize_request import checked_global_scale
-
-__all__ = ["TABLE", "library_fused", "library_quantization"]
+from .quantize import QUANTIZE, request_of
+from .quantize_request import checked_global_scale, choose_backend
+from .quantized_operators import DequantizedValues, QuantizedParts, Quantizer, SiluMulParts
+from .rmsnorm_quantize import RMSNORM
+from .silu_mul_quantize import SILU_MUL
 
 
 class QuantizedOutput(Operator):
@@ -185,7 +188,43 @@ _PREPARED_SCALES = (
     "Tensor? a_global_scale=None, Tensor? b_global_scale=None, Tensor? up_global_scale=None, Tensor? alpha_tensor=None"
 )
 
+_QUANTIZATION = (
+    'bool compute_global_scale=False, str format="nvfp4", str rule="max", {}str scale_layout="blocked", '
+    '{}str backend="auto"'
+)
+_FUSED = _QUANTIZATION.format("", "bool return_values=False, ")
+_OUT_PARTS = {"out": "Tensor(a!)", "out_scale": "Tensor(b!)", "out_global_scale": "Tensor(c!)?"}
+
 TABLE = {
+    "quantize": Quantizer(
+        "quantize",
+        QUANTIZE,
+        "Tensor x, Tensor? global_scale=None, *, "
+        + _QUANTIZATION.format("SymInt? seed=None, int[]? signs=None, bool block_2d=False, ", ""),
+        "(Tensor, Tensor, Tensor)",
+        _OUT_PARTS,
+    ),
+    "rmsnorm_quantize": QuantizedParts(
+        "rmsnorm_quantize",
+        RMSNORM,
+        "Tensor x, Tensor? weight=None, Tensor? residual=None, Tensor? global_scale=None, *, float eps=1e-06, "
+        + _FUSED,
+        "(Tensor, Tensor, Tensor, Tensor, Tensor)",
+        {**_OUT_PARTS, "values_out": "Tensor(d!)?", "residual_out": "Tensor(e!)?"},
+    ),
+    "silu_mul_quantize": SiluMulParts(
+        "silu_mul_quantize",
+        SILU_MUL,
+        f"Tensor gate, Tensor? up=None, Tensor? global_scale=None, *, {_FUSED}",
+        "(Tensor, Tensor, Tensor, Tensor)",
+        {**_OUT_PARTS, "values_out": "Tensor(d!)?"},
+    ),
+    "dequantize": DequantizedValues(
+        "dequantize",
+        DEQUANTIZE,
+        'Tensor data, Tensor scale, Tensor? global_scale=None, *, str format="nvfp4", ScalarType? out_dtype=None',
+        gradient=gradients.GLOBAL_SCALE,
+    ),
     "gemv": Operator("gemv", GEMV, f"{_PAIR}, *, float alpha=1.0, {_LAST}"),
     "gemm": Operator(
         "gemm",
@@ -250,7 +289,15 @@ def _gated(request: Any) -> Operator:
     return TABLE["gated_gemm_quantized" if quantized else "gated_gemm"]
 
 
+def _quantize(request: Any) -> Operator | None:
+    """None where exact torch runs, whose operations a graph records one by one."""
+    kernels = choose_backend(request.backend, request_of(request)).backend != "reference"
+    return TABLE["quantize"] if kernels else None
+
+
 for _row in TABLE.values():
     _row.serve()
+QUANTIZE.operator = _quantize
+DEQUANTIZE.operator = lambda request: None
 GATED.operator = _gated
 GROUPED.operator = lambda r: TABLE["packed_grouped_gemm" if is_prepared(r.problems) else "grouped_gemm"]

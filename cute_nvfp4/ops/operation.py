@@ -119,12 +119,13 @@ class Operation:
     ) -> None:
         self._signature = inspect.signature(function)
         self.name, self.fields = function.__name__, tuple(self._signature.parameters)
-        self.defaults = {name: x.default for name, x in self._signature.parameters.items()}
+        parameters = self._signature.parameters.items()
+        self.defaults = {name: None if x.default is x.empty else x.default for name, x in parameters}
         self.request = namedtuple("Request", self.fields)
         self._check, self._reference, self._plan, self._store = check, reference, plan, store
         self._overlaps, self._vary, self._instead, self._prepared = overlaps, vary, instead, prepared
         self._target = target or _target_of_output
-        self._follows, self._outs, self._written = follows, [self.fields.index(name) for name in outs], written
+        self._follows, self._outs, self._written = follows, outs, written
         self.calls = Bounded()
         kinds = dict.fromkeys(self.fields, VALUE) | {"out": OUTPUT} | dict(arguments)
         self._followed = [i for i, kind in enumerate(kinds.values()) if kind.plain or kind.followed]
@@ -182,7 +183,13 @@ class Operation:
 
     def count_written(self, *given: Any) -> None:
         """Tells autograd what a call wrote."""
-        written_to(*(self._written(self.request(*given)) if self._written else [given[i] for i in self._outs]))
+        written_to(
+            *(
+                self._written(self.request(*given))
+                if self._written
+                else [given[self.fields.index(x)] for x in self._outs]
+            )
+        )
 
     def found(self, *given: Any) -> Any:
         """The call that was planned for arguments like these, or None."""
@@ -272,7 +279,7 @@ class Operation:
             fields, example = (*fields, extra[0]), (*example, extra[2])
             options |= {"extra": extra[1], "closely": extra[0] == "decoded"}
         launch = PlannedLaunch(kernel, config, target, out.device, arguments, fields, example, read_only, decoded)
-        return PlannedCall(launch, new, self.overlapping, **options)
+        return PlannedCall(launch, new, self._outs, self.overlapping, **options)
 
 
 def _target_of_output(request: Any, out: Any) -> Target:
