@@ -29,7 +29,7 @@ def allocator(like: torch.Tensor) -> Callable[[], torch.Tensor]:
 
 
 def addresses(*given: torch.Tensor | None) -> tuple[int, ...]:
-    """The addresses of those tensors that there are."""
+    """The addresses of the tensors, without those that are None."""
     return tuple([x.data_ptr() for x in given if x is not None])
 
 

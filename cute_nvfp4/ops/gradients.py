@@ -39,7 +39,7 @@ def _keep_bias(ctx: Any, given: dict[str, Any], options: dict[str, Any]) -> None
 
 
 def _of_bias(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor]:
-    """That of bias, (N,) or (L, N), of the result's, (M, N) or (L, M, N)."""
+    """The gradient of bias, (N,) or (L, N), from the result's, (M, N) or (L, M, N)."""
     ndim, dtype = ctx.like
     return (dy.sum(-2 if ndim == 2 else tuple(range(dy.ndim - 1)), dtype=torch.float32).to(dtype),)
 
@@ -125,7 +125,7 @@ def _rows_gradient(
     k: int,
     **options: Any,
 ) -> torch.Tensor:
-    """That of a (T, K), zeros for rows of no group. Waits for the device: a group's rows are a host's loop."""
+    """The gradient of a (T, K), zeros for rows of no group. Waits for the device: a group's rows are a host's loop."""
     found = dy.new_zeros((dy.shape[0], k), dtype=options["dtype"])
     for e, (start, end) in enumerate(pairwise(clamped(offsets, dy.shape[0]).tolist())):
         if start < end:

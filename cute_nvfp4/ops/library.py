@@ -13,6 +13,7 @@ import torch
 from ..errors import OperandError
 from ..formats import NVFP4
 from ..operand import BlockScaledTensor
+from ..prepared_weight import PreparedWeight
 from ..scale_layout import blocked_flat, blocked_view
 from . import gradients
 from .dequantize import DEQUANTIZE
@@ -24,7 +25,6 @@ from .grouped_gemm import GROUPED, is_prepared
 from .grouped_gemm_contiguous import CONTIGUOUS
 from .operator import Operator, rebuilt, refuse_gradients, weight_of
 from .prepared_weight.gemm import PREPARED_GEMM, quantized_scale
-from .prepared_weight.rows import PREPARED_ROWS
 from .quantize import QUANTIZE, request_of
 from .quantize_request import checked_global_scale, choose_backend
 from .quantized_operators import DequantizedValues, QuantizedParts, Quantizer, SiluMulParts
@@ -113,7 +113,7 @@ def check_one_format(name: str, side: list) -> None:
 
 
 class PreparedListOutput(ListOutput):
-    """That of prepared weights."""
+    """The operator of a list of products with prepared weights."""
 
     def check(self, request: Any, a: list, b: list) -> None:
         formats = {x.format.name for x in a if isinstance(x, BlockScaledTensor)}
@@ -141,13 +141,9 @@ class StatusOutput(Operator):
         return request.b.device, request.b.batch
 
     def adapted(self, request: Any) -> Any:
-        if not hasattr(request, "offsets"):
-            request = namedtuple("Rows", (*request._fields, "offsets"))(*request, request.a.offsets)
         if request.out is None and request.status is not None:
-            operation = self._operation
-            plain = operation.request(*request[: len(operation.fields)])
-            request = request._replace(out=operation.checked(plain))
-        return request
+            request = request._replace(out=self._operation.checked(request))
+        return request._replace(offsets=request.a.offsets) if request.offsets is None else request
 
     def written(self, request: Any) -> dict[str, Any] | None:
         if request.out is None:
@@ -164,6 +160,9 @@ class StatusOutput(Operator):
     def given(self, values: dict[str, Any]) -> None:
         if values["status"] is None:
             values["status"] = values["offsets"].new_empty(1)
+        if "rows" not in values:
+            # of a, which has them
+            values["a"], values["offsets"] = rebuilt("a", values), None
 
 
 def _flat(scale: torch.Tensor) -> torch.Tensor:
@@ -275,7 +274,7 @@ TABLE = {
     ),
     "packed_grouped_gemm_contiguous": StatusOutput(
         "packed_grouped_gemm_contiguous",
-        PREPARED_ROWS,
+        CONTIGUOUS,
         f"Tensor a, Tensor? a_scale, Tensor offsets, Tensor b, {_PREPARED_SCALES}, *, {_PREPARED_OPTIONS}",
         "(Tensor, Tensor)",
         _OUT_STATUS,
@@ -300,4 +299,7 @@ for _row in TABLE.values():
 QUANTIZE.operator = _quantize
 DEQUANTIZE.operator = lambda request: None
 GATED.operator = _gated
+CONTIGUOUS.operator = lambda r: TABLE[
+    "packed_grouped_gemm_contiguous" if isinstance(r.b, PreparedWeight) else "grouped_gemm_contiguous"
+]
 GROUPED.operator = lambda r: TABLE["packed_grouped_gemm" if is_prepared(r.problems) else "grouped_gemm"]

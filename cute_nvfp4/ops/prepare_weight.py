@@ -138,8 +138,8 @@ def packed_by_torch(weight: BlockScaledTensor, dtype: torch.dtype) -> torch.Tens
 
 
 class Powers(NamedTuple):
-    """Of a weight of MX codes (…, N, K), and (…, N, K / 32) scales, times 2**shift, and blocks that are NaN: what
-    ``pack_powers`` takes."""
+    """What ``pack_powers`` takes of a weight of MX: codes (…, N, K), (…, N, K / 32) scales, times 2**shift, and blocks
+    that are NaN."""
 
     codes: torch.Tensor
     scales: torch.Tensor

@@ -37,6 +37,7 @@ from .quantize_launch import (
     readable,
 )
 from .quantize_request import (
+    COUNT_RESULT,
     MATRIX,
     RESULT,
     SCALE,
@@ -152,7 +153,7 @@ def plan_quantize(r: Any, target: Target, cluster: int | None = None) -> Callabl
     x, (batch, rows, k), device = request.source.matrices, request.source.matrices.shape, r.x.device
     transposed = lies_transposed(x, request.tile, request.rule.choice)
     if not transposed and readable(x) is not x:
-        return _CopiedFirst()
+        return CopiedFirst()
     in_memory = x.transpose(1, 2) if transposed else x
     results = Results(request, r.global_scale)
     problem = QuantizeProblem(
@@ -190,7 +191,7 @@ def plan_quantize(r: Any, target: Target, cluster: int | None = None) -> Callabl
     return QUANTIZE.planned(KERNEL, plan.config, target, arguments, r._replace(out=out), **options)
 
 
-class _CopiedFirst:
+class CopiedFirst:
     """A planned call that copies x, and quantizes the copy."""
 
     def __call__(self, *given: Any) -> BlockScaledTensor:
@@ -220,13 +221,6 @@ def _overlaps(r: Any) -> None:
     """Checks memory, which a tensor that stands for others has not."""
     if not request_of(r).recorded:
         _check_memory(r)
-
-
-def _written(r: Any) -> tuple[torch.Tensor | None, ...]:
-    """What a call writes: a global scale that was given is only read."""
-    if r.out is None:
-        return ()
-    return r.out.data, r.out.scale, r.out.global_scale if type(r.global_scale) is str else None
 
 
 def _prepared(r: Any, call: Any) -> Preparation:
@@ -265,7 +259,7 @@ QUANTIZE = Operation(
     store=None,
     overlaps=_overlaps,
     follows=False,
-    written=_written,
+    count=COUNT_RESULT,
     instead=_refuse_options,
     prepared=_prepared,
     preparable=True,

@@ -35,6 +35,11 @@ SCALE = Argument(
 """A global scale: a word, a number, or a tensor, which may be that of ``out``."""
 RESULT = Argument("(None if {x} is None else ({x}.key, getattr({x}.global_scale, 'requires_grad', False)))")
 """A ``BlockScaledTensor`` that is written, or None."""
+COUNT_RESULT = (
+    "increment_versions((out.data, out.scale, out.global_scale)"
+    " if type(global_scale) is str and out.global_scale is not None else (out.data, out.scale))"
+)
+"""Tells autograd that ``out`` was written; a global scale that was given is only read."""
 _HINT = "backend='auto' or 'reference' does it by torch, with the bits that the kernels would give."
 
 

@@ -38,7 +38,7 @@ from .fused import (
 )
 from .operation import Operation
 from .quantize_launch import Results, quantize_arguments, quantized_output
-from .quantize_request import MATRIX, RESULT, SCALE
+from .quantize_request import COUNT_RESULT, MATRIX, RESULT, SCALE
 
 
 class RmsnormQuantized(NamedTuple):
@@ -270,4 +270,5 @@ RMSNORM = Operation(
     overlaps=_check_memory,
     follows=False,
     outs=("out", "residual_out"),
+    count=f"(out and {COUNT_RESULT}, None if residual_out is None else increment_versions((residual_out,)))",
 )

@@ -35,7 +35,7 @@ from .fused import (
 )
 from .operation import Operation
 from .quantize_launch import Results, quantize_arguments, quantized_output
-from .quantize_request import MATRIX, RESULT, SCALE
+from .quantize_request import COUNT_RESULT, MATRIX, RESULT, SCALE
 
 
 class SiluMulQuantized(NamedTuple):
@@ -200,4 +200,5 @@ SILU_MUL = Operation(
     store=None,
     overlaps=_check_memory,
     follows=False,
+    count=COUNT_RESULT,
 )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -142,6 +143,41 @@ def _with(run: Callable[..., object], *given: object) -> Callable[[], object]:
 @pytest.mark.parametrize("name", PREPARED)
 def test_a_prepared_call_is_nothing_but_a_launch(name: str) -> None:
     assert operations(PREPARED[name]()) == []
+
+
+ROOT = str(Path(nv.__file__).parent)
+ROAD = {"gemv": 6, "gemm": 6, "gated_gemm": 6, "quantize, scale given": 6, "silu_mul_quantize": 6}
+"""Functions of a warm call: the public one, those compiled for the operation and the plan, overlap, the launch."""
+
+
+def functions(call: Callable[[], object]) -> list[str]:
+    """The functions of the package that a warm call runs, and those it compiled, but for where CPU tensors are run."""
+    call(), call()
+    found: list[str] = []
+
+    def note(frame: Any, event: str, argument: Any) -> None:
+        path = frame.f_code.co_filename
+        if event == "call" and (path == "<string>" or path.startswith(ROOT)) and "simulating" not in path:
+            found.append(frame.f_code.co_name)
+
+    before = sys.getprofile()
+    sys.setprofile(note)
+    try:
+        call()
+    finally:
+        sys.setprofile(before)
+    return found
+
+
+@pytest.mark.parametrize("name", ROAD)
+def test_a_warm_call_is_a_straight_road(name: str) -> None:
+    found = functions(WITH_OUT[name])
+    assert len(found) <= ROAD[name], found
+
+
+def test_a_detour_is_counted() -> None:
+    x = nv.quantize(X, backend="reference")
+    assert len(functions(lambda: nv.gemv(x, x, backend="reference"))) > 20
 
 
 def test_what_is_counted() -> None:

@@ -19,6 +19,7 @@ ROOMS = (
     "cli",
     "kernels",
     "nn",
+    "ops",
     "planning",
     "ptx",
     "quantization",
