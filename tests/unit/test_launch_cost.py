@@ -146,7 +146,7 @@ def test_a_prepared_call_is_nothing_but_a_launch(name: str) -> None:
 
 
 ROOT = str(Path(nv.__file__).parent)
-ROAD = {"gemv": 6, "gemm": 6, "gated_gemm": 6, "quantize, scale given": 6, "silu_mul_quantize": 6}
+ROAD = {"gemv": 6, "gemm": 6, "gated_gemm": 6, "quantize, scale given": 6, "silu_mul_quantize": 7}
 """Functions of a warm call: the public one, those compiled for the operation and the plan, overlap, the launch."""
 
 
