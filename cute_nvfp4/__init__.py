@@ -4,7 +4,11 @@ The public names are imported on first use, so that ``import cute_nvfp4`` costs 
 ``cute_nvfp4.formats`` needs neither the CuTe DSL nor a GPU.
 """
 
-from __future__ import annotations
+import sys
+
+if sys.argv[0] == "-m" and sys.path and any(word.partition(".")[0] == "cute_nvfp4" for word in sys.orig_argv):
+    # ``python -m cute_nvfp4…`` is the judge of what lies in the current folder: nothing is imported from there
+    del sys.path[0]
 
 from .lazy import lazy_names
 

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
-from cute_nvfp4.weight_layout import PACKINGS, Packing, packed_rows, separated, tiles, unpack
+from cute_nvfp4.weight_layout import PACKINGS, SLAB_ROWS, Packing, packed_rows, separated, tiles, unpack
+from cute_nvfp4.weight_layout_fp8 import unpack_rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +24,7 @@ class WeightKey:
     has_global_scale: bool
     gated: bool
     packing: str
+    promoted: bool
     on_cpu: bool
 
 
@@ -35,9 +37,12 @@ class PreparedWeight:
     of sm_90a.
 
     packed: (row tiles, K tiles, bytes), of a stack (L, …), of uint8 (:mod:`.weight_layout`). rows, k: N and K. dtype:
-    bfloat16 or float16, what tensor cores multiply it in, exactly; that of x where x is not quantized. global_scale:
+    bfloat16 or float16, what tensor cores multiply it in, exactly, and that of x where x is not quantized; or
+    float8_e4m3fn, to which each element is rounded once. global_scale:
     None, or one float32 number on the same device that multiplies every value. gated: each is two matrices (N, K), gate
     and up, for gated products; global_scale is then that of gate. packing: which of ``weight_layout.PACKINGS`` it has.
+    row_factor: for float8_e4m3fn, float32 powers of two that multiply the rows, of packed rows padded to 16, of a stack
+    (L, rows). promoted: whether sums of its FP8 products are added in fp32 after every 128 of K.
 
     Raises:
         OperandError, OperandTypeError: tensors that no ``prepare_weight`` gives.
@@ -51,6 +56,8 @@ class PreparedWeight:
     gated: bool = False
     up_global_scale: torch.Tensor | None = None
     packing: str = "nvfp4"
+    row_factor: torch.Tensor | None = None
+    promoted: bool = False
 
     def __post_init__(self) -> None:
         if self.packing not in PACKINGS:
@@ -68,12 +75,27 @@ class PreparedWeight:
                 expected=f"contiguous torch.uint8 of shape {expected}, or of a stack of such",
                 hint="prepare_weight makes one.",
             )
+        self._check_row_factor()
         if (self.up_global_scale is not None) != (self.gated and self.global_scale is not None):
             raise OperandError.of(
                 "global scales of gate and up",
                 got=" and ".join("none" if x is None else "one" for x in (self.global_scale, self.up_global_scale)),
                 expected="one for each of a gated weight, or none",
             )
+
+    def _check_row_factor(self) -> None:
+        """Raises unless there are factors of rows where there must be."""
+        factor, shape = self.row_factor, None
+        if self.layout.by_table:
+            rows = packed_rows(self.rows, self.gated)
+            shape = (*self.packed.shape[:-3], -(-rows // SLAB_ROWS) * SLAB_ROWS)
+        if self.promoted and shape is None:
+            raise OperandError.of("promoted sums", got=f"a weight for {self.dtype}", expected="torch.float8_e4m3fn")
+        good = shape is None if factor is None else factor.dtype is torch.float32 and factor.is_contiguous()
+        if not good or (factor is not None and (factor.shape != shape or factor.device != self.device)):
+            got = None if factor is None else f"{factor.dtype}, shape {tuple(factor.shape)}, {factor.device}"
+            expected = None if shape is None else f"contiguous torch.float32 of shape {shape}, {self.device}"
+            raise OperandError.of(f"factors of the rows of a weight for {self.dtype}", got=got, expected=expected)
 
     @property
     def layout(self) -> Packing:
@@ -105,13 +127,17 @@ class PreparedWeight:
         """The key that plans for this weight are cached by."""
         stack = self.batch if self.is_batched else 0
         device, scaled = self.packed.device, self.global_scale is not None
-        found = (self.rows, self.k, stack, self.dtype, device, scaled, self.gated, self.packing)
+        found = (self.rows, self.k, stack, self.dtype, device, scaled, self.gated, self.packing, self.promoted)
         return _keys.setdefault(found, WeightKey(*found, device.type == "cpu"))
 
     def dequantize(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
         """Values (N, K), gated (2, N, K), of a stack (L, …), exact in float32 and float64 but for one rounding by the
         global scale."""
-        values = unpack(self.packed if self.is_batched else self.packed.unsqueeze(0), self.layout)
+        packed = self.packed if self.is_batched else self.packed.unsqueeze(0)
+        values = unpack_rows(packed, self.layout) if self.layout.by_table else unpack(packed, self.layout)
+        if self.row_factor is not None:
+            factors = self.row_factor.to(torch.float64).reshape(len(packed), -1, 1)
+            values = values[:, : factors.shape[1]] * factors
         values = (separated(values) if self.gated else values)[..., : self.rows, : self.k]
         values = values if self.is_batched else values[0]
         wide = values.to(torch.float64 if dtype is torch.float64 else torch.float32)

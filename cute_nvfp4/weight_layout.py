@@ -72,9 +72,9 @@ class Packing(NamedTuple):
     dtype: torch.dtype
     element_bits: int
     block_steps: int
-    mask: int
-    registers: tuple[tuple[Shift, ...], ...]
-    scale_shift: int
+    mask: int = 0
+    registers: tuple[tuple[Shift, ...], ...] = ()
+    scale_shift: int = 0
     scale_bits: int = 0
     least_scale: int = 0
     boost: int = 0
@@ -82,6 +82,11 @@ class Packing(NamedTuple):
     exponents: tuple[int, int] | None = None
     exponent_bias: int = 0
     special: int = 0
+
+    @property
+    def by_table(self) -> bool:
+        """Whether elements are looked up in a table of their block (``weight_layout_fp8``)."""
+        return self.dtype is torch.float8_e4m3fn
 
     @property
     def word_elements(self) -> int:
@@ -120,7 +125,7 @@ class Packing(NamedTuple):
         return self.code_bytes + self.scale_bytes
 
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float8_e4m3fn": torch.float8_e4m3fn}
 _WORD = Shift("left", 0)
 _E2M1_BF16 = 0x81C081C0, ((_WORD,), (Shift("left", 6),), (Shift("rotate", 4),), (Shift("left", 2), Shift("right", 6)))
 _E2M1_FP16 = (
@@ -133,11 +138,12 @@ _E5M2_BF16 = 0x8FE08FE0, ((_WORD,), (Shift("left", 3), Shift("rotate", 8)))
 _E5M2_FP16 = 0xFF00FF00, ((_WORD,), (Shift("left", 8),))
 _FIVE_BITS = {"scale_shift": 10, "exponent_bias": 27}
 _POWERS = {"scale_shift": 7, "least_scale": 0x40}
-_BF16, _FP16 = torch.bfloat16, torch.float16
+_BF16, _FP16, _E4M3 = torch.bfloat16, torch.float16, torch.float8_e4m3fn
 PACKINGS = {
     "nvfp4": {
         _BF16: Packing(_BF16, 4, 1, *_E2M1_BF16, 4, 0x7000, factor=2.0**7, exponents=(0, 30), exponent_bias=22),
         _FP16: Packing(_FP16, 4, 1, *_E2M1_FP16, 7, factor=2.0**7, exponents=(6, 30), exponent_bias=22),
+        _E4M3: Packing(_E4M3, 4, 1),
     },
     "mxfp4": {_BF16: Packing(_BF16, 4, 2, *_E2M1_BF16, **_POWERS, boost=126)},
     "mxfp8": {
@@ -149,7 +155,8 @@ PACKINGS = {
         _FP16: Packing(_FP16, 8, 2, *_E5M2_FP16, **_FIVE_BITS, factor=2.0**-12, exponents=(7, 15), special=0x7C),
     },
 }
-"""By format and dtype. MXFP4 whose scales fit is packed as NVFP4, which takes fewer instructions."""
+"""By format and dtype. MXFP4 whose scales fit is packed as NVFP4, which takes fewer instructions. Weights for E4M3 are
+decoded by tables (``weight_layout_fp8``)."""
 
 
 def shifted(word: Any, shift: Shift) -> Any:
@@ -286,8 +293,8 @@ def _tiled(codes: torch.Tensor, scales: torch.Tensor, packing: Packing) -> torch
     batch, rows, k = codes.shape
     row_tiles, k_tiles = tiles(rows, k)
     blocks = STEPS // packing.block_steps
-    scales = _padded(scales, row_tiles * TILE_ROWS, k_tiles * blocks)
-    codes = _padded(codes, row_tiles * TILE_ROWS, k_tiles * TILE_K)
+    scales = padded(scales, row_tiles * TILE_ROWS, k_tiles * blocks)
+    codes = padded(codes, row_tiles * TILE_ROWS, k_tiles * TILE_K)
     # (L, row tile, slab, row half, g; K tile, load, step, column half, c, e): from matrices to fragments
     loads = packing.step_words
     codes = codes.view(batch, row_tiles, SLABS, 2, 8, k_tiles, loads, STEPS // loads, 2, 4, 2)
@@ -299,11 +306,18 @@ def _tiled(codes: torch.Tensor, scales: torch.Tensor, packing: Packing) -> torch
     words = torch.zeros(codes.shape[:-1], dtype=torch.int64, device=codes.device)
     for element in range(packing.word_elements):
         words ^= table[element][codes[..., element].int()]
-    packed = _low_words(words)
-    scales = scales.view(batch, row_tiles, SLABS, 2, 8, k_tiles, blocks // 2, 2)
+    return joined(words, scales, packing)
+
+
+def joined(words: torch.Tensor, scales: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """Tiles (L, row tiles, K tiles, bytes) of words of codes (L, row tiles, K tiles, …) in their order, and scale bytes
+    (L, padded rows, blocks of padded K)."""
+    batch, row_tiles, k_tiles = words.shape[:3]
+    scales = scales.view(batch, row_tiles, SLABS, 2, 8, k_tiles, -1, 2)
     # (L, row tile, K tile, slab, g, pair of blocks, row half, block)
     scales = scales.permute(0, 1, 5, 2, 4, 6, 3, 7).reshape(batch, row_tiles, k_tiles, packing.scale_bytes)
-    return torch.cat([packed.view(torch.uint8).view(batch, row_tiles, k_tiles, packing.code_bytes), scales], dim=-1)
+    codes = _low_words(words).view(torch.uint8).view(batch, row_tiles, k_tiles, packing.code_bytes)
+    return torch.cat([codes, scales], dim=-1)
 
 
 def _low_words(words: torch.Tensor) -> torch.Tensor:
@@ -320,7 +334,7 @@ def _scale_bytes(scales: torch.Tensor) -> torch.Tensor:
     return torch.where(magnitude == 0x7F, 0xFF, found)
 
 
-def _padded(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+def padded(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
     """``x`` with zeros after its rows and columns; always memory of its own."""
     out = torch.zeros((x.shape[0], rows, columns), dtype=torch.uint8, device=x.device)
     out[:, : x.shape[1], : x.shape[2]] = x
@@ -330,7 +344,7 @@ def _padded(x: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
 def unpack(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
     """Values (L, padded rows, padded K) in float64 of tiles, without a global scale: what was packed."""
     values = _from_bits(_element_bits(packed, packing), packing.dtype) * 2.0**packing.boost
-    scales = _scale_matrix(packed, packing).to(torch.int64) << packing.scale_shift | packing.scale_bits
+    scales = scale_matrix(packed, packing).to(torch.int64) << packing.scale_shift | packing.scale_bits
     scales = _from_bits(scales.clamp(min=packing.least_scale), packing.dtype)
     return values * scales.repeat_interleave(STEP_K * packing.block_steps, dim=-1) * packing.factor
 
@@ -347,7 +361,7 @@ def unpack_nvfp4(packed: torch.Tensor, packing: Packing) -> tuple[torch.Tensor, 
     scales = torch.arange(0x80, dtype=torch.uint8, device=packed.device)
     table = torch.zeros(256, dtype=torch.uint8, device=packed.device)
     table[_scale_bytes(scales).int()] = scales
-    return codes, table[_scale_matrix(packed, packing).int()]
+    return codes, table[scale_matrix(packed, packing).int()]
 
 
 def _element_bits(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
@@ -363,7 +377,7 @@ def _element_bits(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
     return halves.reshape(batch, row_tiles * TILE_ROWS, k_tiles * TILE_K)
 
 
-def _scale_matrix(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
+def scale_matrix(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
     """Scale bytes (L, padded rows, blocks) of tiles."""
     batch, row_tiles, k_tiles, _ = packed.shape
     scales = packed[..., packing.code_bytes :].reshape(batch, row_tiles, k_tiles, SLABS, 8, -1, 2, 2)

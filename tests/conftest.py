@@ -21,7 +21,7 @@ import torch
 from support import backends, forked, sampling
 
 from cute_nvfp4 import simulating
-from cute_nvfp4.harness import runner
+from cute_nvfp4.harness import process
 from cute_nvfp4.runtime.cache import CompiledKernel
 from cute_nvfp4.runtime.simulating import SimulatedLaunch
 
@@ -138,7 +138,7 @@ def _simulated(request: pytest.FixtureRequest) -> Iterator[None]:
 def _forked_workers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The harness's workers are forked, which is quicker than to start them."""
     if backends.backend() == "sim" and request.path.parent.name in ("harness", "cheats"):
-        monkeypatch.setattr(runner, "subprocess", forked.SUBPROCESS)
+        monkeypatch.setattr(process, "subprocess", forked.SUBPROCESS)
 
 
 @pytest.fixture

@@ -98,7 +98,7 @@ def evaluate(
             return Evaluation(replace(options, submission=path))
 
         if several or html:
-            passed = _compare(paths or [prepare(None).submission], prepare, task_of(options), json, html)
+            passed = _compare(paths or [prepare(None).submission.path], prepare, task_of(options), json, html)
         else:
             passed = _judge(prepare(paths[0] if paths else None), json)
     if not passed:

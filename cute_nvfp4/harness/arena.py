@@ -1,12 +1,13 @@
-"""Memory that the harness shares with the process of a submission: one call's buffers and room for its results.
+"""Memory that the judge shares with the process of a submission: the tensors of its calls, and room for more.
 
-It only carries contents from one process to the other: the submission's tensors lie in its process's
-:class:`~cute_nvfp4.harness.workspace.Workspace`. The harness keeps its own copy of what it wrote and compares.
+On a CPU and in the simulated GPU the tensors that a submission is called with lie in it: the judge writes inputs and
+NaN into them, and reads outputs from them itself. On a GPU it only carries contents. The judge reads and writes the
+file; the other processes map it (``mapped``).
 """
 
 from __future__ import annotations
 
-import mmap
+import fcntl
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,45 +15,47 @@ from math import prod
 
 import torch
 
+from .errors import HarnessError
 from .problem import Buffer, Problem
 from .schema import Case
 
 ALIGNMENT = 4096  # of every buffer, in bytes
+GAP = 1 << 16
+"""Bytes between two tensors: an access that runs past the end of one does not reach the next."""
+HEAP = 64 << 30
+"""Bytes for what a submission allocates in the simulated GPU; memory is taken when it is written."""
+
+_ADD_SEALS, _SEAL_SIZE = 1033, 0x1 | 0x2 | 0x4  # Linux: no more seals, not shrunk, not grown
 
 
 @dataclass(frozen=True)
 class Slot:
-    """Where a buffer lies in the arena, or in one call's part of the workspace."""
+    """Where a buffer lies in a call's part of the arena."""
 
     buffer: Buffer
     offset: int
     nbytes: int
 
 
-def _slots(buffers: Sequence[Buffer], start: int) -> tuple[list[Slot], int]:
-    slots, offset = [], start
-    for buffer in buffers:
-        nbytes = prod(buffer.shape) * getattr(torch, buffer.dtype).itemsize
-        slots.append(Slot(buffer, offset, nbytes))
-        offset += -(-nbytes // ALIGNMENT) * ALIGNMENT
-    return slots, offset
-
-
 @dataclass(frozen=True)
 class Layout:
-    """A case's buffers (``buffer_nbytes`` together), and after them the places its outputs are copied to."""
+    """A call's buffers, and after them the places its outputs are copied to where they lie elsewhere."""
 
     buffers: list[Slot]
     results: list[Slot]
-    buffer_nbytes: int
     nbytes: int
 
     @classmethod
     def of(cls, problem: Problem, case: Case) -> Layout:
-        buffers, buffer_nbytes = _slots(problem.buffers(case), 0)
         shapes = enumerate(problem.output_shapes(case))
-        results, end = _slots([Buffer(f"result{i}", shape, dtype, True) for i, (shape, dtype) in shapes], buffer_nbytes)
-        return cls(buffers, results, buffer_nbytes, end)
+        results = [Buffer(f"result{i}", shape, dtype, True) for i, (shape, dtype) in shapes]
+        slots, offset = [], 0
+        for buffer in [*problem.buffers(case), *results]:
+            nbytes = prod(buffer.shape) * getattr(torch, buffer.dtype).itemsize
+            slots.append(Slot(buffer, offset, nbytes))
+            offset += -(-nbytes // ALIGNMENT) * ALIGNMENT + GAP
+        count = len(slots) - len(results)
+        return cls(slots[:count], slots[count:], offset)
 
     @property
     def inputs(self) -> list[Slot]:
@@ -70,23 +73,44 @@ def tensor_at(memory: torch.Tensor, slot: Slot, start: int = 0) -> torch.Tensor:
 
 
 class Arena:
-    """A shared mapping; ``fd`` is inherited by the worker, which opens it by number."""
+    """The judge's side: a file in memory. ``calls`` bytes are for tensors of calls, the rest is a heap."""
 
-    def __init__(self, nbytes: int, fd: int | None = None) -> None:
-        self.nbytes = nbytes
-        self._owner = fd is None
-        if fd is None:
-            fd = os.memfd_create("cute_nvfp4_harness")
-            os.ftruncate(fd, nbytes)
-        self.fd = fd
-        self._map = mmap.mmap(fd, nbytes)
-        self._bytes = torch.frombuffer(self._map, dtype=torch.uint8)
+    def __init__(self, calls: int) -> None:
+        self.calls = calls
+        self.nbytes = calls + HEAP
+        self.fd = os.memfd_create("cute_nvfp4_harness", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(self.fd, self.nbytes)
+        fcntl.fcntl(self.fd, _ADD_SEALS, _SEAL_SIZE)  # a file cut short would end the device, which maps it
 
-    def tensor(self, slot: Slot) -> torch.Tensor:
-        """The buffer as a contiguous CPU tensor over the shared memory."""
-        return tensor_at(self._bytes, slot)
+    def write(self, offset: int, tensor: torch.Tensor) -> None:
+        """Writes the bytes of a contiguous tensor of the CPU."""
+        data = memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy())
+        while len(data):
+            done = os.pwrite(self.fd, data, offset)
+            data, offset = data[done:], offset + done
+
+    def read(self, offset: int, shape: Sequence[int], dtype: str, stride: Sequence[int] | None = None) -> torch.Tensor:
+        """A private copy of the tensor at ``offset``; ``stride`` in elements, contiguous by default.
+
+        Raises:
+            HarnessError: it is not in the arena.
+        """
+        kind = getattr(torch, dtype)
+        steps = stride if stride is not None else torch.empty(tuple(shape), device="meta").stride()
+        nbytes = span(shape, steps, kind.itemsize)
+        if min(0, offset, *steps) < 0 or offset + nbytes > self.nbytes:
+            raise HarnessError(f"{nbytes} bytes at {offset} are not in the memory that was handed over")
+        data = torch.empty(nbytes, dtype=torch.uint8)
+        view, at = memoryview(data.numpy()), 0
+        while at < nbytes:
+            at += os.preadv(self.fd, [view[at:]], offset + at)
+        return torch.as_strided(data.view(kind), tuple(shape), tuple(steps))
 
     def close(self) -> None:
-        """Closes the descriptor; the mapping goes with its last tensor."""
-        if self._owner:
-            os.close(self.fd)
+        """Closes the file; its memory goes with the last process that maps it."""
+        os.close(self.fd)
+
+
+def span(shape: Sequence[int], stride: Sequence[int], size: int) -> int:
+    """Bytes from the first element to the end of the last one, of elements of ``size`` bytes."""
+    return (sum((n - 1) * s for n, s in zip(shape, stride)) + 1) * size if prod(shape) else 0

@@ -17,8 +17,13 @@ class HarnessError(CuteNvfp4Error):
     exit_code = EXIT_USAGE
 
 
-class StoppedLaunch(CuteNvfp4Error):
-    """A launch of a submission that the simulator stopped, and why."""
+class CallFailed(Exception):
+    """A call that is no pass: ``verdict`` (of ``results.VERDICTS``) says in which way, ``details`` has the submission's
+    traceback and what it printed; ``unordered`` are hazards between streams that were found before it failed."""
+
+    def __init__(self, message: str, details: str = "", verdict: str = "refused", unordered: str = "") -> None:
+        super().__init__(message)
+        self.details, self.verdict, self.unordered = details, verdict, unordered
 
 
 class TaskFileError(HarnessError):

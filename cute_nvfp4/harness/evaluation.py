@@ -1,14 +1,11 @@
-"""The modes of a run: what is called, checked and timed, and how often."""
+"""A run: what is asked for, whether that can be, and every case of it, one after the other or shared out."""
 
 from __future__ import annotations
 
-import math
 import os
 import platform
-import random
 import secrets
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib import metadata
@@ -17,27 +14,26 @@ from typing import Any
 
 import torch
 
-from .checker import Check
+from . import sandbox
 from .errors import HarnessError, TaskFileError
-from .problem import DATA_KINDS, MODES, DataKind, Problem, get_problem, mix_seed
+from .modes import Modes, Pace, Progress
+from .problem import DATA_KINDS, MODES, DataKind, Problem, get_problem, mix_seed, problem_name
 from .results import CaseResult, RunResult
-from .runner import CallFailed, Outcome, Runner, check_bandwidth, check_samples
+from .runner import Runner
 from .schema import Case, Task, load_task
-from .submission import directives, read_submission
-from .timing import L2_CLEAR_BYTES, ColdL2, StopRule, Timing, copy_bandwidth, geometric_mean, time_cuda
+from .submission import Submission
+from .timing import ColdL2, copy_bandwidth, geometric_mean
 
 SEED_VARIABLE = "POPCORN_SEED"
 _BACKENDS = ("auto", "cuda", "sim", "reference")
 _GPU_MODES = ("benchmark", "leaderboard")
-_ODDS_OF_A_SHORT_BATCH = 0.25
-
-Progress = Callable[[CaseResult, str], None]
 
 
 @dataclass(frozen=True)
 class Options:
     """What to run. ``case`` picks one case; ``seed`` replaces every case's own; ``timeout`` is seconds a request;
-    ``jobs`` processes share the cases (mode test without a GPU).
+    ``jobs`` processes share the cases (mode test without a GPU); with ``dsl_compat``, names that the DSL has
+    dropped are there (``dsl_compat``).
 
     In the simulator: ``schedules`` is how many adversarial schedules each case runs under (mode test), ``schedule`` one
     of one's own, ``trace`` a file for the timeline of the first case's first call; hazards of the classes ``allow`` are
@@ -63,6 +59,7 @@ class Options:
     strict: bool = False
     inspect: bool = False
     jobs: int = 1
+    dsl_compat: bool = False
 
 
 def task_of(options: Options) -> Task:
@@ -89,19 +86,18 @@ class Evaluation:
         self.options = options
         self.problem: Problem = get_problem(options.problem)
         self.task = task_of(options)
-        if self.task.name != options.problem:
+        if self.task.name != self.problem.name:
             raise TaskFileError(f"{options.task_file} is for problem {self.task.name!r}, not {options.problem!r}")
-        self.submission = options.submission or self.problem.folder / "submission.py"
-        named = directives(read_submission(self.submission)).get("leaderboard", options.problem)
-        if named != options.problem:
+        self.submission = Submission.read(options.submission or self.problem.folder / "submission.py")
+        named = self.submission.leaderboard
+        if named is not None and problem_name(named) != self.problem.name:
             raise HarnessError(
-                f"{self.submission} is a submission to {named!r} (its #!POPCORN line), not {options.problem!r}"
+                f"{self.submission.path} is a submission to {named!r} (its #!POPCORN line), not {options.problem!r}"
             )
         self.backend = _choose_backend(options.backend)
         self.device = "cuda" if self.backend == "cuda" else "cpu"
         self.arch = _choose_arch(self.backend, options.arch)
         self.numbered = self._select(cases)
-        self.timeout = options.timeout or self.task.limits.timeout_seconds
         self.batch = self._batch()
         self.schedules = self._schedules()
         self._check_hazards()
@@ -109,9 +105,8 @@ class Evaluation:
         full = options.data == "full"
         self.tolerances = self.task.full_range_tolerances if full else self.task.tolerances
         self._mixed = _environment_seed()
-        if self._mixed is None and options.mode == "leaderboard" and options.seed is None:
-            self._mixed = secrets.randbits(32)  # a submission must not know the data of a ranked run
-        self._clear: ColdL2 | None = None
+        if self._mixed is None and options.mode in _GPU_MODES and options.seed is None:
+            self._mixed = secrets.randbits(32)  # a submission must not know the data of a run with a score
 
     def _select(self, cases: list[Case] | None) -> list[tuple[int, Case]]:
         if cases is None:
@@ -184,33 +179,49 @@ class Evaluation:
             arch=self.arch,
             device=torch.cuda.get_device_name() if self.device == "cuda" else f"cpu ({platform.machine()})",
             data=self.options.data,
-            submission=str(self.submission),
+            submission=str(self.submission.path),
             seed=self._mixed,
             versions=_versions(),
             clock=self.clock,
         )
-        if self.device == "cuda" and self.options.mode in _GPU_MODES:
-            run.copy_bytes_s = copy_bandwidth()
-            self._clear = ColdL2()
         for index, case in self.numbered:
             result = CaseResult(index, case, self._seed(case), useful_bytes=self.problem.useful_bytes(case))
             result.batch = self.batch
             run.cases.append(result)
-        todo, jobs = iter(run.cases), min(self.options.jobs, len(run.cases))
-        if jobs == 1:
-            self._work(todo, run.copy_bytes_s, progress)
-        else:
-            with ThreadPoolExecutor(jobs) as pool:
-                list(pool.map(lambda _: self._work(todo, None, progress), range(jobs)))
+        modes, todo, jobs = self._modes(run), iter(run.cases), min(self.options.jobs, len(run.cases))
+        with sandbox.shielded(), ThreadPoolExecutor(jobs) as pool:
+            list(pool.map(lambda _: self._work(todo, modes, run, progress), range(jobs)))
+        out_of_reach = sandbox.OUT_OF_REACH in run.isolation
         means = [case.gpu.mean / 1e3 for case in run.cases if case.gpu]
-        if run.passed and len(means) == len(run.cases):
+        if run.passed and out_of_reach and len(means) == len(run.cases):
             run.score_us = geometric_mean(means)
-        modelled = [case.modelled_us for case in run.cases if case.modelled_us is not None]
-        if run.passed and len(modelled) == len(run.cases):
+        modelled = [case.modelled_us for case in run.cases if case.modelled_us is not None and not case.unscored]
+        if run.passed and out_of_reach and len(modelled) == len(run.cases):
             run.modelled_score_us = geometric_mean(modelled)
         return run
 
-    def _work(self, todo: Iterator[CaseResult], copy_bytes_s: float | None, progress: Progress) -> None:
+    def _modes(self, run: RunResult) -> Modes:
+        """What runs the cases; on a GPU what they are timed with is measured first."""
+        limits = self.task.limits
+        modes = Modes(
+            problem=self.problem,
+            mode=self.options.mode,
+            gpu=self.device == "cuda",
+            limits=limits,
+            pace=Pace(limits, self.options.timeout),
+            batch=self.batch,
+            schedules=self.schedules,
+            smallest=min(self.numbered, key=lambda numbered: self.problem.flops(numbered[1]))[0],
+            first=self.numbered[0][0],
+            cases=len(self.numbered),
+            trace=self.options.trace,
+        )
+        if modes.gpu and self.options.mode in _GPU_MODES:
+            modes.copy_bytes_s = run.copy_bytes_s = copy_bandwidth()
+            modes.clear = ColdL2()
+        return modes
+
+    def _work(self, todo: Iterator[CaseResult], modes: Modes, run: RunResult, progress: Progress) -> None:
         """Runs cases in a process of the submission until none is left to do."""
         with Runner(
             self.problem,
@@ -221,115 +232,15 @@ class Evaluation:
             tolerances=self.tolerances,
             data=self.options.data,
             batch=self.batch,
-            timeout=self.timeout,
+            timeout=self.options.timeout or self.task.limits.timeout_seconds,
             simulation=self._simulation(),
+            aliases=self.options.dsl_compat,
         ) as runner:
+            run.isolation = runner.layers
             for result in todo:  # a list's iterator gives each to one thread
                 progress(result, "start")
-                try:
-                    self._run_case(runner, result, copy_bytes_s)
-                    result.passed = not result.error
-                except CallFailed as failure:
-                    result.error, result.details = str(failure), failure.details
+                modes.run(runner, result)
                 progress(result, "done")
-
-    def _run_case(self, runner: Runner, result: CaseResult, copy_bytes_s: float | None) -> None:
-        modes = {
-            "test": self._test,
-            "benchmark": self._benchmark,
-            "leaderboard": self._leaderboard,
-            "profile": self._profile,
-        }
-        modes[self.options.mode](runner, result)
-        if result.gpu is not None and copy_bytes_s is not None:
-            check_bandwidth(result.useful_bytes, result.gpu.mean, copy_bytes_s)
-
-    def _checked(
-        self, runner: Runner, result: CaseResult, seed: int, *, calls: int = 1, timed: bool = False, schedule: str = ""
-    ) -> Outcome:
-        first = result.index == self.numbered[0][0] and not result.calls_checked
-        trace = str(self.options.trace.resolve()) if first and self.options.trace else ""
-        outcome = runner.call(result.case, seed, calls=calls, timed=timed, schedule=schedule, trace=trace)
-        _record(result, outcome.check, calls)
-        if self.device == "cpu" and result.wall_s is None:
-            result.wall_s = outcome.wall_s
-            result.add_launches(outcome.launches)
-        return outcome
-
-    def _test(self, runner: Runner, result: CaseResult) -> None:
-        for schedule in self.schedules:
-            self._checked(runner, result, result.seed, schedule=schedule)
-        if result.case == min((case for _, case in self.numbered), key=self.problem.flops):
-            # new contents at the same addresses: shows results that are kept from call to call
-            self._checked(runner, result, mix_seed(result.seed, 1))
-
-    def _benchmark(self, runner: Runner, result: CaseResult) -> None:
-        self._checked(runner, result, result.seed, timed=self.device == "cpu")
-        samples, check = runner.measure(result.case, mix_seed(result.seed, 1), self._rule(), calls=self.batch)
-        _record(result, check, self.batch)
-        if self.device == "cuda":
-            result.gpu = Timing.of(samples)
-            self._time_peer(result)
-        else:
-            result.wall_s = min(samples) * 1e-9  # the checked call before it may have compiled
-        self._checked(runner, result, mix_seed(result.seed, 2))
-
-    def _leaderboard(self, runner: Runner, result: CaseResult) -> None:
-        rule, samples = self._rule(), []
-        begin, drawn = time.perf_counter(), random.Random(result.seed)
-        while not rule.done(samples, time.perf_counter() - begin):
-            # The first of these warms up. Batches of other lengths come between the timed ones, so that a submission
-            # which puts work off until it has seen a whole batch is caught.
-            if not samples or (self.batch > 1 and drawn.random() < _ODDS_OF_A_SHORT_BATCH):
-                fewer = drawn.randint(2, self.batch - 1) if self.batch > 2 else 1
-                self._checked(runner, result, mix_seed(result.seed, 0, len(samples)), calls=fewer)
-            seed = mix_seed(result.seed, 1, len(samples))
-            outcome = self._checked(runner, result, seed, calls=self.batch, timed=True)
-            samples.append(outcome.wall_s * 1e9 if outcome.gpu_ns is None else outcome.gpu_ns)
-        if self.device == "cuda":
-            check_samples([self.batch * sample for sample in samples], time.perf_counter() - begin)
-            result.gpu = Timing.of(samples)
-            self._time_peer(result)
-
-    def _profile(self, runner: Runner, result: CaseResult) -> None:
-        result.profile, launches = runner.profile(result.case, result.seed)
-        result.add_launches(launches)
-        self._checked(runner, result, mix_seed(result.seed, 1))
-
-    def _rule(self) -> StopRule:
-        limits = self.task.limits
-        if self.device == "cpu":
-            return StopRule(limits.cpu_repeats, limits.relative_error, limits.seconds)
-        return StopRule(limits.repeats, limits.relative_error, limits.seconds)
-
-    def _time_peer(self, result: CaseResult) -> None:
-        """Times the library call as the submission is timed, on enough different inputs to leave nothing in L2."""
-        count = min(self.batch, -(-L2_CLEAR_BYTES // result.useful_bytes))
-        named = [self.problem.peer(result.case, torch.device(self.device)) for _ in range(count)]
-        result.peer_name = named[0][0]
-
-        def calls() -> None:
-            for index in range(self.batch):
-                named[index % count][1]()
-
-        samples = time_cuda(calls, rule=StopRule(50, 0.001, 10.0), clear=self._clear)
-        result.peer = Timing.of([sample / self.batch for sample in samples])
-
-
-def _record(result: CaseResult, check: Check, calls: int) -> None:
-    """Adds the verdict on ``calls`` calls to ``result``; raises CallFailed if it is not a pass."""
-    first = result.calls_checked + 1
-    result.calls_checked += calls
-    result.max_abs = _larger(result.max_abs, check.max_abs)
-    result.max_rel = _larger(result.max_rel, check.max_rel)
-    if not check.passed:
-        numbers = f"call {first}" if calls == 1 else f"calls {first} to {first + calls - 1}"
-        raise CallFailed(check.message + (f" ({numbers}, fresh data)" if first > 1 else ""))
-
-
-def _larger(before: float | None, now: float) -> float | None:
-    """The larger error of two; None where it is not a number."""
-    return None if math.isnan(now) else max(before or 0.0, now)
 
 
 def percent_of_copy(result: CaseResult, copy_bytes_s: float) -> float:

@@ -1,17 +1,17 @@
-"""Notices a submission that replaces what it is judged with.
+"""Notices a submission that replaces what it is timed with, in its own process.
 
-Verdicts are reached in the harness's own process, which a submission cannot touch. What does run beside the
-submission (the clock, CUDA events, copies of tensors) is called through references taken before the submission is
-imported, and this snapshot tells whether anything of it was replaced meanwhile. What no in-process check can
-exclude is a submission that rewrites the worker's memory to shade its own times by a little; times that are not
-possible (too long for the request, too short for DRAM, too many) are refused by the runner.
+Verdicts, findings and counts are the judge's and the device's, which a submission cannot reach. What does run beside
+it (on a GPU the clock, CUDA events, copies of tensors) is called through references taken before the submission is
+imported, and this snapshot tells whether anything of it was replaced meanwhile. A submission that rewrites the memory
+of its process can shade its GPU times; times that are not possible (too long for the request, too short for DRAM) are
+refused by the judge (docs/threat_model.md).
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import torch
 
@@ -34,8 +34,7 @@ _STREAM = ("__new__", "record_event", "synchronize", "wait_event", "wait_stream"
 
 
 def _watched_modules() -> list[ModuleType]:
-    judging = "cute_nvfp4.harness", "cute_nvfp4.sim."
-    own = [module for name, module in sorted(sys.modules.items()) if name.startswith(judging)]
+    own = [module for name, module in sorted(sys.modules.items()) if name.startswith("cute_nvfp4.harness")]
     main = sys.modules.get("__main__")  # the worker itself runs under this name
     return [time, *own, *([main] if main is not None else [])]
 
@@ -49,6 +48,9 @@ class Snapshot:
             for name, value in list(vars(module).items()):
                 if callable(value):
                     self._entries.append((module, name, value))
+                if isinstance(value, type) and value.__module__ == module.__name__:
+                    own = ((n, v) for n, v in vars(value).items() if isinstance(v, FunctionType))
+                    self._entries += [(value, method, function) for method, function in own]
         # a simulated GPU has events and streams of its own
         for owner, names in {**_TORCH, torch.cuda.Event: _EVENT, torch.cuda.Stream: _STREAM}.items():
             self._entries += [(owner, name, getattr(owner, name)) for name in names]

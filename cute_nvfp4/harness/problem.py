@@ -20,6 +20,8 @@ DataKind = Literal["public", "full"]
 DATA_KINDS = ("public", "full")
 MODES = ("test", "benchmark", "leaderboard", "profile")
 
+_ALSO_CALLED = {"modal_nvfp4_dual_gemm": "nvfp4_dual_gemm"}
+"""Other public names of problems, which leaderboards and first comments of submissions use."""
 _FOLDER = Path(__file__).parent / "problems"
 
 
@@ -90,15 +92,21 @@ def known_problems() -> list[str]:
     return sorted(path.parent.name for path in _FOLDER.glob("*/task.yml"))
 
 
+def problem_name(name: str) -> str:
+    """The problem's name here, of one that it also has elsewhere."""
+    return _ALSO_CALLED.get(name, name)
+
+
 def get_problem(name: str) -> Problem:
-    """The problem called ``name``.
+    """The problem called ``name``, here or elsewhere.
 
     Raises:
         HarnessError: no such problem; the known ones are listed.
     """
-    known = known_problems()
+    known, asked = known_problems(), name
+    name = problem_name(name)
     if name not in known:
-        raise HarnessError(f"unknown problem {name!r}; known problems: {', '.join(known)}")
+        raise HarnessError(f"unknown problem {asked!r}; known problems: {', '.join(known)}")
     return importlib.import_module(f"cute_nvfp4.harness.problems.{name}.reference").PROBLEM
 
 

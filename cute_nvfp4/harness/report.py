@@ -11,6 +11,7 @@ from rich.text import Text
 from .counters import Launch
 from .evaluation import percent_of_copy
 from .results import CaseResult, RunResult
+from .sandbox import OUT_OF_REACH
 from .schema import Case, Task, spec
 
 _KERNEL_WIDTH = 32
@@ -68,7 +69,7 @@ def _check_table(run: RunResult, task: Task) -> Table:
         what = "simulation" if run.backend == "sim" else "CPU call"
         table.add_column(f"{what},\nwall s", justify="right")
     for case in run.cases:
-        verdict = Text("pass", "green") if case.passed else Text("FAIL", "bold red")
+        verdict = Text(case.verdict, "green" if case.passed else "bold red")
         row = [str(case.index), shape_text(case.case, task), str(case.seed), str(case.calls_checked), verdict]
         row += [_number(case.max_abs), _number(case.max_rel)]
         table.add_row(*row, *([_number(case.wall_s)] if cpu else []))
@@ -208,8 +209,6 @@ def print_run(run: RunResult, task: Task, console: Console) -> None:
     console.print(_check_table(run, task))
     if run.backend == "sim" and run.mode == "test":
         console.print("Wall times are of the simulation, with compiling; they say nothing of a GPU.")
-        if run.passed and not any(case.launches for case in run.cases):
-            console.print("No kernel was launched: torch did all of the work, on the CPU.", style="yellow")
     if any(case.gpu for case in run.cases):
         console.print(_time_table(run, task))
         if run.copy_bytes_s:
@@ -231,6 +230,12 @@ def print_run(run: RunResult, task: Task, console: Console) -> None:
             console.print(Text(f"case {case.index} · {spec(case.case)}\n{case.profile}"), soft_wrap=True)
         if case.error:
             console.print(_failure(case))
+    for case in run.cases:
+        if case.unscored:
+            console.print(Text(f"case {case.index} has no part in a score: {case.unscored}", "yellow"), soft_wrap=True)
+    console.print(Text(f"between submission and judge: {', '.join(run.isolation) or 'nothing'}", "dim"))
+    if OUT_OF_REACH not in run.isolation:
+        console.print("The submission can reach the judge's memory here: there is no score.", style="yellow")
     passed = sum(case.passed for case in run.cases)
     style = "bold green" if run.passed else "bold red"
     console.print(f"{passed} of {len(run.cases)} cases passed: {run.submission}", style=style, soft_wrap=True)

@@ -9,21 +9,27 @@ from .counters import Launch, totals
 from .schema import Case, spec
 from .timing import Timing
 
+VERDICTS = ("right", "launched-nothing", "wrong", "hazard", "refused")
+"""What is said of a case; only the first is a pass. ``launched-nothing``: the numbers are right, and no launch can have
+made them. ``refused``: there is no answer, or a rule was broken."""
+
 
 @dataclass
 class CaseResult:
-    """One case. ``gpu`` holds GPU times; ``wall_s`` is the wall time of the checked call on a CPU backend.
+    """One case. ``verdict`` is one of ``VERDICTS``, "" before it is known.
 
-    Both are of one call: of a timed repeat, which makes ``batch`` calls, they are the mean. The two never stand in for
-    one another: on a CPU backend ``gpu`` is None, on CUDA ``wall_s`` is None. ``launches`` are those of one call in the
-    simulator, with their counters; ``counters`` are their number and the sums. ``modelled_us`` is what the clock says
-    of them, and stands in for neither.
+    ``gpu`` holds GPU times; ``wall_s`` is the wall time of the checked call on a CPU backend. Both are of one call: of
+    a timed repeat, which makes ``batch`` calls, they are the mean. The two never stand in for one another: on a CPU
+    backend ``gpu`` is None, on CUDA ``wall_s`` is None. ``launches`` are those of one call in the simulator, with their
+    counters; ``counters`` are their number and the sums. ``modelled_us`` is what the clock says of them, and stands in
+    for neither. ``nothing`` says how little launches did of a right answer, ``unscored`` why a case that passes has no
+    part in a modelled score.
     """
 
     index: int
     case: Case
     seed: int
-    passed: bool = False
+    verdict: str = ""
     error: str = ""
     details: str = ""
     max_abs: float | None = None
@@ -38,7 +44,13 @@ class CaseResult:
     counters: dict[str, int] = field(default_factory=dict)
     launches: list[Launch] = field(default_factory=list)
     modelled_us: float | None = None
+    nothing: str = ""
+    unscored: str = ""
     profile: str = ""
+
+    @property
+    def passed(self) -> bool:
+        return self.verdict == "right"
 
     def add_launches(self, launches: Sequence[Launch]) -> None:
         """Notes what a call launched in the simulator, with the sums of its counters."""
@@ -48,12 +60,13 @@ class CaseResult:
 
     def to_dict(self) -> dict:
         own = asdict(replace(self, launches=[]))
-        return own | {"spec": spec(self.case), "launches": [launch.model_dump() for launch in self.launches]}
+        own |= {"passed": self.passed, "spec": spec(self.case)}
+        return own | {"launches": [launch.model_dump() for launch in self.launches]}
 
 
 @dataclass
 class RunResult:
-    """A run of one submission in one mode."""
+    """A run of one submission in one mode; ``isolation`` are the layers between it and the judge (``sandbox``)."""
 
     problem: str
     mode: str
@@ -69,6 +82,7 @@ class RunResult:
     score_us: float | None = None
     modelled_score_us: float | None = None
     clock: str = ""
+    isolation: list[str] = field(default_factory=list)
 
     @property
     def passed(self) -> bool:

@@ -1,85 +1,45 @@
 """Runs a submission in a process of its own and judges what comes back.
 
-The runner draws the data, keeps a private copy, and computes the exact answer; the submission's process sees only
-the shared arena. That holds one call at a time: the calls of a batch are staged and collected one by one. A crash,
-a hang or an exception costs one case: the next one gets a fresh process.
+The runner draws the data, keeps a private copy, and computes the exact answer; the submission's process sees only the
+arena (``process``). A crash, a hang or an exception costs one case: the next one gets a fresh process.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import random
-import signal
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from multiprocessing import Pipe
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ValidationError
 
-from .arena import Arena, Layout
+from .arena import Arena, Layout, span
 from .checker import Check, check_output
 from .counters import Launch
-from .errors import SubmissionError
+from .errors import CallFailed, HarnessError, SubmissionError
 from .problem import DataKind, Problem, mix_seed
+from .process import Answer, Found, Output, Processes
 from .schema import Case, Tolerances
-from .timing import StopRule
+from .submission import Submission
+from .work import Told
 
-ARCH_VARIABLE = "CUTE_NVFP4_ARCH"
-_CAPTURE_TAIL = 4000
-_START_TIMEOUT_S = 120.0
 # A GEMV cannot read DRAM faster than a copy does; this leaves room for the noise of both measurements.
 IMPLAUSIBLE_BANDWIDTH = 1.5
-
-
-class CallFailed(Exception):
-    """A call gave no output to check; ``details`` is the submission's traceback and what it printed."""
-
-    def __init__(self, message: str, details: str = "") -> None:
-        super().__init__(message)
-        self.details = details
-
-
-class _Output(BaseModel):
-    """What the worker says of one returned object."""
-
-    type: str
-    shape: tuple[int, ...] = ()
-    dtype: str = ""
-    device: str = ""
-    strided: bool = False
-    broadcast: bool = False
-    aliases: list[str] = []
-
-
-class _Answer(BaseModel):
-    """An answer of the worker, which a submission could have forged: validated like any input."""
-
-    outputs: list[_Output] = []
-    wall_ns: float = 0.0
-    gpu_ns: float | None = None
-    launches: list[Launch] = []
-    samples: list[float] = []
-    table: str = ""
+_HAZARDS = {"inspect": False, "allow": (), "collect": False, "strict": False, "clock": ""}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """Checked calls: the verdict on all, times of one (their mean), and the simulated launches of the last."""
+    """Checked calls: the verdict on all, times of one (their mean), the simulated launches of the last, and what all
+    launches did of the work."""
 
     check: Check
     calls: int
     wall_s: float
     gpu_ns: float | None
     launches: list[Launch] = field(default_factory=list)
+    work: Told | None = None
 
 
 class Runner:
@@ -88,14 +48,15 @@ class Runner:
     ``backend`` is where the submission's kernels run: ``cuda``, ``sim`` (a simulated GPU of ``arch``, which serves
     device "cuda") or ``reference`` (tensors are on the CPU). ``arch`` is also what the process finds in
     ``CUTE_NVFP4_ARCH``; ``batch`` is how many calls, each on inputs of its own, are made together at most; ``timeout``
-    (seconds) bounds every request (without a GPU, every call). ``simulation`` are options of the simulated GPU
-    (``simulation.Simulation``).
+    (seconds) bounds every request (without a GPU, every call), of which ``expected`` seconds are no surprise.
+    ``simulation`` are options of the simulated GPU
+    (``device.Device.configure``); ``aliases``: names that the DSL has dropped are there.
     """
 
     def __init__(
         self,
         problem: Problem,
-        submission: Path,
+        submission: Submission,
         cases: Sequence[Case],
         *,
         backend: str,
@@ -105,17 +66,18 @@ class Runner:
         batch: int = 1,
         timeout: float = 180.0,
         simulation: dict[str, Any] | None = None,
+        aliases: bool = False,
     ) -> None:
         self._problem, self._submission = problem, submission
-        self._simulate = arch if backend == "sim" else ""
-        self._arch, self._device = arch, "cpu" if backend == "reference" else "cuda"
-        self._simulation = simulation or {}
+        self._simulated, self._device = backend == "sim", "cpu" if backend == "reference" else "cuda"
         self._home = "cuda" if backend == "cuda" else "cpu"  # where its inputs are kept and compared
-        self._tolerances, self._data, self._batch, self._timeout = tolerances, data, batch, timeout
-        self._arena = Arena(max(Layout.of(problem, case).nbytes for case in cases))
-        self._process: subprocess.Popen | None = None
-        self._connection = None
-        self._log = tempfile.TemporaryFile()
+        self._tolerances, self._data, self._batch = tolerances, data, batch
+        self.timeout, self.expected = timeout, None
+        places = 1 if self._home == "cuda" else batch
+        self._arena = Arena(places * max(Layout.of(problem, case).nbytes for case in cases))
+        simulate, hazards = arch if self._simulated else "", _HAZARDS | (simulation or {})
+        self._processes = Processes(submission, self._arena, arch, simulate, hazards)
+        self._load = {"problem": problem.name, "device": self._device, "aliases": aliases}
 
     def __enter__(self) -> Runner:
         try:
@@ -126,11 +88,13 @@ class Runner:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stop()
-        self._log.close()
+        self._processes.close()
         self._arena.close()
 
-    # process
+    @property
+    def layers(self) -> list[str]:
+        """What keeps the submission's process from the judge's (``sandbox``)."""
+        return self._processes.layers
 
     def start(self) -> None:
         """Starts the process and loads the submission.
@@ -138,98 +102,11 @@ class Runner:
         Raises:
             SubmissionError: it cannot be imported, or has no ``custom_kernel``.
         """
-        ours, theirs = Pipe()
-        self._log.seek(0)
-        self._log.truncate()
-        environment = dict(os.environ)
-        environment.pop("POPCORN_FD", None)  # results are ours to write
-        environment["PYTHONUNBUFFERED"] = "1"
-        if self._arch is not None:
-            environment[ARCH_VARIABLE] = self._arch
-        if self._simulate:
-            # the simulator's products are small: numpy's threads only fight with torch's for the cores
-            environment.setdefault("OPENBLAS_NUM_THREADS", "1")
-        root = str(Path(__file__).resolve().parents[2])
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
-        command = [sys.executable, "-m", "cute_nvfp4.harness.worker"]
-        command += [str(theirs.fileno()), str(self._arena.fd), str(self._arena.nbytes)]
-        self._process = subprocess.Popen(
-            command,
-            pass_fds=(theirs.fileno(), self._arena.fd),
-            stdin=subprocess.DEVNULL,
-            stdout=self._log,
-            stderr=self._log,
-            env=environment,
-            start_new_session=True,
-        )
-        theirs.close()
-        self._connection = ours
         try:
-            self._receive(_START_TIMEOUT_S, "starting its process")
-            where = {"device": self._device, "simulate": self._simulate, "options": self._simulation}
-            request = {"op": "load", "problem": self._problem.name, "path": str(self._submission), **where}
-            self._ask(request, "loading the submission")
+            self._watched(lambda: self._processes.start(self._load))
         except CallFailed as error:
             details = f"\n{error.details}" if error.details else ""
-            raise SubmissionError(f"{self._submission.name}: {error}{details}") from error
-
-    def _stop(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
-        process, self._process = self._process, None
-        if process is None:
-            return
-        try:
-            process.wait(timeout=2.0)
-        except subprocess.TimeoutExpired:
-            _kill_group(process)
-
-    def _receive(self, timeout: float, doing: str) -> _Answer:
-        assert self._connection is not None and self._process is not None
-        process = self._process
-        try:
-            ready = self._connection.poll(timeout)
-            answer = json.loads(self._connection.recv_bytes()) if ready else None
-        except (EOFError, ConnectionResetError):
-            code = process.wait()
-            self._stop()
-            raise CallFailed(f"the process died while {doing} ({_exit_reason(code)})", self._captured()) from None
-        except ValueError as error:
-            self._kill()
-            raise CallFailed(f"the process sent an unreadable answer while {doing}: {error}") from error
-        if answer is None:
-            self._kill()
-            raise CallFailed(f"timed out after {timeout:g} s while {doing}", self._captured())
-        if isinstance(answer, dict) and "error" in answer:
-            details = "\n".join(filter(None, (str(answer.get("traceback", "")), self._captured())))
-            raise CallFailed(str(answer["error"]), details)
-        try:
-            return _Answer.model_validate(answer)
-        except ValidationError as error:
-            self._kill()
-            raise CallFailed(f"the process sent an answer of the wrong form while {doing}") from error
-
-    def _ask(self, request: dict, doing: str, timeout: float | None = None) -> _Answer:
-        if self._process is None:
-            self.start()
-        try:
-            self._connection.send_bytes(json.dumps(request).encode())
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # it died since its last answer: receiving says how
-        return self._receive(timeout or self._timeout, doing)
-
-    def _kill(self) -> None:
-        if self._process is not None:
-            _kill_group(self._process)
-        self._stop()
-
-    def _captured(self) -> str:
-        """The end of what the process printed."""
-        size = self._log.seek(0, os.SEEK_END)
-        self._log.seek(max(0, size - _CAPTURE_TAIL))
-        text = self._log.read().decode(errors="replace").strip()
-        return f"its output:\n{text}" if text else ""
+            raise SubmissionError(f"{self._submission.path.name}: {error}{details}") from error
 
     # requests
 
@@ -243,37 +120,78 @@ class Runner:
         Raises:
             CallFailed: one raised, died, hung, or returned something that is not an output.
         """
+        self._started()
         staged = self._stage(case, seed, calls)
-        request = {"op": "call", "order": list(staged), "timed": timed, "schedule": schedule, "trace": trace}
-        answer = self._ask(request, "running custom_kernel", self._timeout_of(calls))
+        request = {"op": "call", "case": _shape(case), "batch": self._batch, "order": list(staged), "timed": timed}
+        how = {"schedule": schedule, "trace": trace, "clocked": timed, "parts": self._parts(case, staged)}
+        timeout = self._timeout_of(calls)
+        answer, found = self._watched(lambda: self._ask(request, "running custom_kernel", timeout), **how)
+        check = self._judge(case, staged, answer)
         gpu_ns = None if answer.gpu_ns is None else answer.gpu_ns / calls
-        check = self._judge(case, staged)
-        return Outcome(check, calls, answer.wall_ns * 1e-9 / calls, gpu_ns, answer.launches)
-
-    def measure(self, case: Case, seed: int, rule: StopRule, *, calls: int = 1) -> tuple[list[float], Check]:
-        """Times (ns, of one call) of repeats of ``calls`` calls on fresh data, and the verdict on all of a last repeat.
-
-        GPU times on CUDA, wall times otherwise. Outputs are filled with NaN before every repeat.
-        """
-        staged = self._stage(case, seed, calls)
-        request = {"op": "measure", "order": list(staged), "repeats": rule.repeats}
-        request |= {"relative_error": rule.relative_error, "seconds": rule.seconds}
-        begin = time.perf_counter()
-        samples = self._ask(request, "timing", self._timeout_of(calls) + rule.seconds).samples
-        check_samples(samples, time.perf_counter() - begin)
-        if len(samples) > rule.repeats:
-            raise CallFailed(f"the timer was tampered with: {len(samples)} times for at most {rule.repeats} repeats")
-        return [sample / calls for sample in samples], self._judge(case, staged)
+        work = found.work if self._simulated else None
+        return Outcome(check, calls, answer.wall_ns * 1e-9 / calls, gpu_ns, found.launches, work)
 
     def profile(self, case: Case, seed: int) -> tuple[str, list[Launch]]:
         """One call under torch's profiler: its table, and its launches where they were simulated."""
+        self._started()
         staged = self._stage(case, seed, 1)
-        answer = self._ask({"op": "profile", "order": list(staged)}, "profiling custom_kernel")
-        return answer.table, answer.launches
+        request = {"op": "profile", "case": _shape(case), "order": list(staged)}
+        parts = self._parts(case, staged)
+        answer, found = self._watched(lambda: self._ask(request, "profiling custom_kernel"), parts=parts)
+        return answer.table, found.launches[len(found.launches) // 2 :]
+
+    def _started(self) -> None:
+        if not self._processes.running:
+            self.start()
+
+    def _ask(self, request: dict, doing: str, timeout: float | None = None) -> Answer:
+        return self._processes.ask(request, doing, timeout or self.timeout)
+
+    def _watched(self, request, *, schedule: str = "", trace: str = "", clocked: bool = False, parts=()) -> Any:
+        """The answer to a request, and what the device found while the submission worked on it.
+
+        Raises:
+            CallFailed: a hazard, whatever the submission made of it; else what the request raises; else that it has
+                left something behind.
+        """
+        processes, answer, failure, found = self._processes, None, None, Found()
+        if self._simulated and processes.running:
+            told = processes.device("begin", schedule=schedule, trace=trace, clocked=clocked, parts=list(parts))
+            if told["late"]:
+                raise self._refusal(f"{told['late']} launches came after custom_kernel had returned")
+        try:
+            answer = request()
+        except CallFailed as error:
+            failure = error
+        if self._simulated and processes.running:
+            found = Found.model_validate(processes.device("end"))
+        self._check_hazards(found, answer, failure)
+        if failure is not None:
+            raise failure
+        left = processes.left_behind()
+        if answer.threads:
+            left = f"custom_kernel left {answer.threads} thread{'s' if answer.threads > 1 else ''} running"
+        if left:
+            raise self._refusal(left)
+        return answer, found
+
+    def _check_hazards(self, found: Found, answer: Answer | None, failure: CallFailed | None) -> None:
+        """Raises CallFailed for what the device stopped, and for hazards between streams."""
+        details = failure.details if failure else answer.traceback
+        shown = self._processes.shown
+        stopped, unordered = shown(found.stopped), failure.unordered if failure else shown(answer.unordered)
+        if stopped or unordered:
+            verdict = "hazard" if unordered or stopped.startswith("hazard") else "refused"
+            raise CallFailed("\n".join(filter(None, (stopped, unordered))), details, verdict)
+
+    def _refusal(self, message: str) -> CallFailed:
+        """The submission broke a rule; its process is not used any more."""
+        self._processes.stop()
+        return CallFailed(message)
 
     def _timeout_of(self, calls: int) -> float:
         """A GPU is far quicker than the timeout of a call; on a CPU every call may take that long."""
-        return self._timeout if self._home == "cuda" else self._timeout * calls
+        return self.timeout if self._home == "cuda" else self.timeout * calls
 
     # staging
 
@@ -287,49 +205,101 @@ class Runner:
         staged = {}
         for number, place in enumerate(places):
             inputs = self._problem.generate(case, mix_seed(seed, -number) if number else seed, self._data)
+            start = 0 if self._home == "cuda" else place * layout.nbytes
             for slot in layout.inputs:
-                self._arena.tensor(slot).copy_(inputs[slot.buffer.name])
-            self._ask({"op": "stage", "case": case, "index": place, "batch": self._batch}, "taking its inputs")
+                self._arena.write(start + slot.offset, inputs[slot.buffer.name])
+            if self._home == "cuda":
+                request = {"op": "stage", "case": _shape(case), "index": place, "batch": self._batch}
+                self._ask(request, "taking its inputs")
+            else:
+                for slot in [*layout.outputs, *layout.results]:
+                    self._arena.write(start + slot.offset, _nan(slot.buffer.shape, slot.buffer.dtype))
             staged[place] = {name: tensor.to(self._home) for name, tensor in inputs.items()}
         return staged
 
-    def _judge(self, case: Case, staged: dict[int, dict[str, torch.Tensor]]) -> Check:
-        """The verdict on every call of a batch, or on those up to the first that is wrong."""
+    def _parts(self, case: Case, staged: dict[int, Any]) -> list[tuple[int, int, str, bool]]:
+        """What kernels may touch of the arena: the tensors of the calls, which lie apart."""
+        layout, found = Layout.of(self._problem, case), []
+        for place in staged if self._simulated else ():
+            for slot in layout.buffers:
+                name = slot.buffer.name + (f" of place {place} in the batch" if len(staged) > 1 else "")
+                found.append((place * layout.nbytes + slot.offset, slot.nbytes, name, slot.buffer.output))
+        return found
+
+    # judging
+
+    def _judge(self, case: Case, staged: dict[int, dict[str, torch.Tensor]], answer: Answer) -> Check:
+        """The verdict on every call of a batch, or on those up to the first that is wrong.
+
+        Outputs are taken at once, before any is looked at: what is written later is not in them.
+        """
+        returned: list[list[Output] | None] = list(answer.outputs) or [None] * len(staged)
+        if len(returned) != len(staged):
+            raise self._refusal("the process sent an answer of the wrong form while running custom_kernel")
+        taken = [None if outputs is None else self._take(case, outputs) for outputs in returned]
         checks = []
         for number, (place, inputs) in enumerate(staged.items()):
             where = f"call {number + 1} of {len(staged)} in the batch: " if len(staged) > 1 else ""
             try:
-                check = self._judge_call(case, place, inputs)
+                check = self._judge_call(case, place, inputs, returned[number], taken[number])
             except CallFailed as error:
-                raise CallFailed(where + str(error), error.details) from error
+                raise CallFailed(where + str(error), error.details, error.verdict) from error
             checks.append(replace(check, message=where + check.message) if check.message else check)
             if not check.passed:
                 break
-        return _worst(checks)
+        return worst(checks)
 
-    def _judge_call(self, case: Case, place: int, inputs: dict[str, torch.Tensor]) -> Check:
-        """Inputs unchanged, outputs of the right kind, values right; from what the arena holds once collected."""
+    def _judge_call(
+        self,
+        case: Case,
+        place: int,
+        inputs: dict[str, torch.Tensor],
+        outputs: list[Output] | None,
+        contents: list[torch.Tensor] | None,
+    ) -> Check:
+        """Inputs unchanged, outputs of the right kind, values right."""
         layout = Layout.of(self._problem, case)
-        for slot in layout.results:
-            self._arena.tensor(slot).fill_(float("nan"))
-        outputs = self._ask({"op": "collect", "index": place}, "handing over its outputs").outputs
+        start = 0 if outputs is None else place * layout.nbytes
+        if outputs is None:  # on a GPU: now the arena is this call's
+            for slot in layout.results:
+                self._arena.write(slot.offset, _nan(slot.buffer.shape, slot.buffer.dtype))
+            collected = self._ask({"op": "collect", "index": place}, "handing over its outputs").outputs
+            outputs = collected[0] if collected else []
+            contents = self._take(case, outputs)
         changed = [
             slot.buffer.name
             for slot in layout.inputs
-            if not torch.equal(self._arena.tensor(slot).to(self._home), inputs[slot.buffer.name])
+            if not torch.equal(self._read(start, slot).to(self._home), inputs[slot.buffer.name])
         ]
         if changed:
             raise CallFailed(f"custom_kernel changed its inputs: {', '.join(changed)}")
         self._check_description(case, outputs)
         expected = self._problem.reference(case, inputs, magnitude=self._tolerances.sum_rtol > 0)
         checks = []
-        for index, (slot, exact) in enumerate(zip(layout.results, expected)):
-            check = check_output(self._arena.tensor(slot).numpy(), exact, self._tolerances)
+        for index, (content, exact) in enumerate(zip(contents, expected)):
+            check = check_output(content.numpy(), exact, self._tolerances)
             named = f"output {index}: {check.message}" if check.message and len(expected) > 1 else check.message
             checks.append(replace(check, message=named))
-        return _worst(checks)
+        return worst(checks)
 
-    def _check_description(self, case: Case, outputs: list[_Output]) -> None:
+    def _read(self, start: int, slot) -> torch.Tensor:
+        return self._arena.read(start + slot.offset, slot.buffer.shape, slot.buffer.dtype)
+
+    def _take(self, case: Case, outputs: list[Output]) -> list[torch.Tensor]:
+        """Copies of the outputs that are what they should be; the rest is for ``_check_description`` to refuse."""
+        wanted = self._problem.output_shapes(case)
+        if any((out.shape, out.dtype, out.device) != (*kind, self._device) for out, kind in zip(outputs, wanted)):
+            return []
+        try:
+            return [
+                self._arena.read(-1 if out.at is None else out.at, out.shape, out.dtype, out.stride)
+                for out in outputs[: len(wanted)]
+                if out.strided and not out.broadcast
+            ]
+        except HarnessError as error:
+            raise self._refusal(f"the process described an output that is not one: {error}") from error
+
+    def _check_description(self, case: Case, outputs: list[Output]) -> None:
         expected = self._problem.output_shapes(case)
         if len(outputs) != len(expected):
             raise CallFailed(f"custom_kernel returned {len(outputs)} outputs, expected {len(expected)}")
@@ -343,10 +313,35 @@ class Runner:
                 raise CallFailed(
                     f"{name} is {got[1]} {list(got[0])} on {got[2]}, expected {dtype} {list(shape)} on {self._device}"
                 )
-            if out.aliases:
-                raise CallFailed(f"the {name} shares memory with the input {', '.join(out.aliases)}")
-            if out.broadcast:
+            aliases = out.aliases or self._shared_with(case, out)
+            if aliases:
+                raise CallFailed(f"the {name} shares memory with the input {', '.join(aliases)}")
+            if out.broadcast or any(s == 0 and n > 1 for n, s in zip(shape, out.stride or ())):
                 raise CallFailed(f"the {name} is a broadcast view; elements share memory")
+
+    def _shared_with(self, case: Case, out: Output) -> list[str]:
+        """Names of the inputs, of any call, that an output in the arena overlaps."""
+        if out.stride is None or self._home == "cuda":
+            return []
+        layout = Layout.of(self._problem, case)
+        last = out.at + span(out.shape, out.stride, getattr(torch, out.dtype).itemsize)
+        starts = [place * layout.nbytes for place in range(self._batch)]
+        both = (
+            slot
+            for at in starts
+            for slot in layout.inputs
+            if out.at < at + slot.offset + slot.nbytes and at + slot.offset < last
+        )
+        return list(dict.fromkeys(slot.buffer.name for slot in both))
+
+
+def _shape(case: Case) -> Case:
+    """What the submission's process may know of a case: not its seed."""
+    return {name: value for name, value in case.items() if name != "seed"}
+
+
+def _nan(shape: Sequence[int], dtype: str) -> torch.Tensor:
+    return torch.full(tuple(shape), float("nan"), dtype=getattr(torch, dtype))
 
 
 def check_samples(samples: Sequence[float], elapsed: float) -> None:
@@ -366,22 +361,11 @@ def check_bandwidth(useful_bytes: int, mean_ns: float, copy_bytes_s: float) -> N
         )
 
 
-def _worst(checks: Sequence[Check]) -> Check:
+def worst(checks: Sequence[Check]) -> Check:
+    """The verdict on several outputs: their messages, their largest errors."""
     return Check(
         all(check.passed for check in checks),
         "; ".join(check.message for check in checks if check.message),
         max(check.max_abs for check in checks),
         max(check.max_rel for check in checks),
     )
-
-
-def _kill_group(process: subprocess.Popen) -> None:
-    try:
-        os.killpg(process.pid, signal.SIGKILL)  # its own session: it and what it started
-    except ProcessLookupError:
-        pass
-    process.wait()
-
-
-def _exit_reason(code: int) -> str:
-    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

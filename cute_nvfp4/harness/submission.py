@@ -1,11 +1,73 @@
-"""A submission's file, as far as it can be read without running it."""
+"""A submission as it was read before anything ran: its file, and what lies beside it."""
 
 from __future__ import annotations
 
 import ast
+import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from .errors import HarnessError, SubmissionError
+
+MOST_BYTES = 16 << 20
+"""Of a submission's files together."""
+
+
+@dataclass(frozen=True)
+class Submission:
+    """``source`` is that of the file at ``path``; ``files`` are it and those beside and below it, by relative name."""
+
+    path: Path
+    source: str
+    files: dict[Path, bytes]
+
+    @classmethod
+    def read(cls, path: Path) -> Submission:
+        """Reads a submission; raises as ``read_submission`` does.
+
+        What lies beside it is read while it is together at most ``MOST_BYTES``: Python's files first, others by size.
+        """
+        source, folder = read_submission(path), path.resolve().parent
+        found = {Path(path.name): path.read_bytes()}
+        names = [name for name in _files_below(folder) if (folder / name).is_file()]
+        names.sort(key=lambda name: (name.suffix != ".py", (folder / name).stat().st_size))
+        left = MOST_BYTES
+        for name in names:
+            left -= (folder / name).stat().st_size
+            if left < 0:
+                break
+            try:
+                found.setdefault(name, (folder / name).read_bytes())
+            except OSError:
+                continue  # not ours to read: it is missing for the submission, too
+        return cls(path, source, found)
+
+    def copy_to(self, folder: Path) -> Path:
+        """Writes all files below ``folder``; returns where the submission's own is."""
+        for name, content in self.files.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(content)
+        return folder / self.path.name
+
+    @property
+    def leaderboard(self) -> str | None:
+        """The problem that its first comment names."""
+        return directives(self.source).get("leaderboard")
+
+
+_DEEPEST, _MOST_FILES = 3, 1000
+
+
+def _files_below(folder: Path) -> list[Path]:
+    """Relative names of files, without hidden ones and caches of Python."""
+    found: list[Path] = []
+    for here, folders, files in os.walk(folder):
+        depth = len(Path(here).relative_to(folder).parts)
+        shown = [name for name in sorted(folders) if not name.startswith((".", "__pycache__"))]
+        folders[:] = shown if depth < _DEEPEST else []
+        found += [Path(here, name).relative_to(folder) for name in sorted(files) if not name.startswith(".")]
+    found.sort(key=lambda name: len(name.parts))
+    return found[:_MOST_FILES]
 
 
 def read_submission(path: Path) -> str:

@@ -1,16 +1,17 @@
 """The tensors that a submission is called with, in its own process: those of every call of a batch.
 
-They lie in one block of memory that is kept from case to case, so contents change under addresses that a submission
-may have seen before.
+They keep their addresses from case to case, so contents change under addresses that a submission may have seen before.
+On a GPU they lie in one block of its memory; elsewhere they are the arena itself, which the judge fills and reads.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 
 import torch
 
-from .arena import ALIGNMENT, Arena, Layout, Slot, tensor_at
+from .arena import ALIGNMENT, Layout, tensor_at
+from .mapped import BASE, Mapped
 from .problem import Problem
 from .schema import Case
 
@@ -20,89 +21,93 @@ _copy = torch.Tensor.copy_
 
 
 class Workspace:
-    """Tensors for up to ``batch`` calls on one case, on ``device``; the arena is how their contents come and go.
+    """Tensors for up to ``batch`` calls on one case. ``adopt`` makes a tensor in the arena one of the device that the
+    submission finds; None: that is a GPU, and the arena only carries contents."""
 
-    ``gap`` bytes (a multiple of the alignment) follow each tensor and belong to none.
-    """
-
-    def __init__(self, problem: Problem, device: torch.device, arena: Arena, gap: int = 0) -> None:
-        self._problem, self._device, self._arena, self._gap = problem, device, arena, gap
-        self._memory = torch.empty(0, dtype=torch.uint8, device=device)
+    def __init__(
+        self, problem: Problem, memory: Mapped, adopt: Callable[[torch.Tensor], torch.Tensor] | None = None
+    ) -> None:
+        self._problem, self._adopt = problem, adopt
+        self._arena = torch.from_numpy(memory.bytes_at(0, memory.nbytes))
+        self._memory = memory
+        self._block = torch.empty(0, dtype=torch.uint8, device="cuda" if adopt is None else "cpu")
         self._laid_out: tuple[Case, int] | None = None
         self._calls: list[dict[str, torch.Tensor]] = []
         self.layout: Layout
 
-    def lay_out(self, case: Case, batch: int) -> bool:
-        """Makes room for ``batch`` calls on ``case``; what the tensors hold is then undefined.
-
-        False where it was laid out so before, and nothing changed.
-        """
+    def lay_out(self, case: Case, batch: int) -> None:
+        """Makes the tensors for ``batch`` calls on ``case``, unless they are there."""
         if (case, batch) == self._laid_out:
-            return False
-        self.layout = Layout.of(self._problem, case)
-        each = self.layout.buffer_nbytes + len(self.layout.buffers) * self._gap
-        needed = batch * each + ALIGNMENT
-        if self._memory.numel() < needed:
-            self._calls, self._memory = [], None  # the old memory goes first
-            self._memory = torch.empty(needed, dtype=torch.uint8, device=self._device)
-        first = -self._memory.data_ptr() % ALIGNMENT
-        self._calls = [
-            {
-                slot.buffer.name: tensor_at(self._memory, slot, first + call * each + index * self._gap)
-                for index, slot in enumerate(self.layout.buffers)
-            }
-            for call in range(batch)
-        ]
+            return
+        self.layout = layout = Layout.of(self._problem, case)
+        self._calls = []
+        if self._adopt is None:
+            needed = batch * layout.nbytes + ALIGNMENT
+            if self._block.numel() < needed:
+                self._block = None  # the old memory goes first
+                self._block = torch.empty(needed, dtype=torch.uint8, device="cuda")
+            first = -self._block.data_ptr() % ALIGNMENT
+            starts = [first + call * layout.nbytes for call in range(batch)]
+            self._calls = [{s.buffer.name: tensor_at(self._block, s, at) for s in layout.buffers} for at in starts]
+        else:
+            self._calls = [{s.buffer.name: self._in_arena(s, call) for s in layout.buffers} for call in range(batch)]
         self._laid_out = case, batch
-        return True
 
-    @property
-    def memory(self) -> torch.Tensor:
-        """The block of memory that holds all of them."""
-        return self._memory
-
-    def tensors(self) -> Iterator[tuple[int, Slot, torch.Tensor]]:
-        """Every tensor, with the number of its call and its place in the layout."""
-        for number, tensors in enumerate(self._calls):
-            for slot in self.layout.buffers:
-                yield number, slot, tensors[slot.buffer.name]
+    def _in_arena(self, slot, call: int) -> torch.Tensor:
+        """A tensor with a storage of its own."""
+        raw = torch.from_numpy(self._memory.bytes_at(call * self.layout.nbytes + slot.offset, slot.nbytes))
+        return self._adopt(raw.view(getattr(torch, slot.buffer.dtype)).view(slot.buffer.shape))
 
     def data(self, index: int) -> tuple:
         """The ``data`` tuple of call ``index``, newly made."""
         return self._problem.views(self._calls[index])
 
     def take_inputs(self, index: int) -> None:
-        """Fills the inputs of call ``index`` from the arena."""
+        """Fills the inputs of call ``index`` from the arena's first call; on a GPU only."""
         for slot in self.layout.inputs:
-            _copy(self._calls[index][slot.buffer.name], self._arena.tensor(slot))
+            _copy(self._calls[index][slot.buffer.name], tensor_at(self._arena, slot))
 
     def give_inputs(self, index: int) -> None:
-        """Writes the inputs of call ``index`` to the arena, as the submission left them."""
+        """Writes the inputs of call ``index`` there, as the submission left them."""
         for slot in self.layout.inputs:
-            _copy(self._arena.tensor(slot), self._calls[index][slot.buffer.name])
+            _copy(tensor_at(self._arena, slot), self._calls[index][slot.buffer.name])
+
+    def result(self, index: int, number: int) -> tuple[torch.Tensor, int]:
+        """The place for output ``number`` of call ``index`` in the arena, and its offset."""
+        slot, start = self.layout.results[number], 0 if self._adopt is None else index * self.layout.nbytes
+        return tensor_at(self._arena, slot, start), start + slot.offset
 
     def poison(self) -> None:
-        """Fills every output with NaN."""
-        for tensors in self._calls:
+        """Fills every output with NaN; on a GPU only, as the judge does it elsewhere."""
+        for tensors in self._calls if self._adopt is None else ():
             for slot in self.layout.outputs:
                 _fill(tensors[slot.buffer.name], float("nan"))
 
+    def offset(self, tensor: torch.Tensor) -> int | None:
+        """Where ``tensor`` begins in the arena; None where it lies elsewhere."""
+        at = tensor.data_ptr() - BASE
+        return at if 0 <= at < self._memory.nbytes else None
+
     def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether ``tensor`` begins in this memory."""
-        first = self._memory.data_ptr()
-        return first <= tensor.data_ptr() < first + self._memory.numel()
+        """Whether ``tensor`` lies in the tensors of calls (or what is left of other cases')."""
+        storage = tensor.untyped_storage().data_ptr()
+        block = self._block.data_ptr()
+        inside = any(storage == t.untyped_storage().data_ptr() for call in self._calls for t in call.values())
+        return inside or block <= storage < block + self._block.numel()
 
     def aliases(self, tensor: torch.Tensor) -> list[str]:
-        """Names of the inputs, of any call, whose memory ``tensor`` overlaps."""
-        if tensor.numel() == 0:
-            return []
-        first = tensor.data_ptr()
-        reach = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) + 1
-        last = first + reach * tensor.element_size()
-        found = {}
-        for tensors in self._calls:
+        """Names of the inputs that ``tensor`` shares bytes with."""
+        first, last = _span(tensor)
+        found = []
+        for call in self._calls:
             for slot in self.layout.inputs:
-                begin = tensors[slot.buffer.name].data_ptr()
-                if first < begin + slot.nbytes and begin < last:
-                    found[slot.buffer.name] = True
-        return list(found)
+                begin, end = _span(call[slot.buffer.name])
+                if first < end and begin < last:
+                    found.append(slot.buffer.name)
+        return list(dict.fromkeys(found))
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """Addresses of its first byte and behind its last one."""
+    last = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride())) + 1 if tensor.numel() else 0
+    return tensor.data_ptr(), tensor.data_ptr() + last * tensor.element_size()

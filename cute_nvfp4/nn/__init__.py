@@ -9,7 +9,7 @@ from ..lazy import lazy_names
 
 _PUBLIC = {
     "AmaxObserver": "calibration",
-    "CheckpointLayer": "checkpoint",
+    "CheckpointLayer": "layouts",
     "LinearRecipe": "training",
     "ModelReport": "report",
     "NVFP4Linear": "linear",

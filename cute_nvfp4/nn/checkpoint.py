@@ -1,16 +1,5 @@
-"""NVFP4 checkpoints in safetensors, as published by NVIDIA's ModelOpt and by compressed-tensors (LLM Compressor).
-
-Both store a linear layer ``X`` with W (N, K) as packed E2M1, low nibble first, and row-major E4M3 scales; they differ
-in names, and in whether a global scale multiplies or divides:
-
-| | ModelOpt | compressed-tensors |
-|---|---|---|
-| E2M1, uint8 (N, K/2) | X.weight | X.weight_packed |
-| scales, float8_e4m3fn (N, K/16) | X.weight_scale | X.weight_scale |
-| global scale, float32, one element | X.weight_scale_2, multiplies | X.weight_global_scale, divides |
-| global scale of activations, optional | X.input_scale, multiplies | X.input_global_scale, divides |
-| (K,) to multiply activations by, optional | X.pre_quant_scale | |
-| (N,), optional | X.bias | X.bias |
+"""NVFP4 checkpoints in safetensors, as published by NVIDIA's ModelOpt and by compressed-tensors (LLM Compressor):
+the names and conventions are in ``layouts``.
 """
 
 from __future__ import annotations
@@ -18,64 +7,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
 import torch
 
-from cute_nvfp4.errors import OperandError, OperandTypeError
-from cute_nvfp4.formats import NVFP4
-from cute_nvfp4.nn.linear import NVFP4Linear
-from cute_nvfp4.operand import BlockScaledTensor
+from cute_nvfp4.errors import OperandError
+from cute_nvfp4.nn.layouts import CheckpointLayer, Layout, quantized_layers, read_layer
 from cute_nvfp4.runtime.backend import Backend
 
-
-@dataclass(frozen=True)
-class _Convention:
-    """The names of a publisher's tensors, and whether its global scales divide."""
-
-    name: str
-    weight: str
-    global_scale: str
-    input_global_scale: str
-    divides: bool
-
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """The names of everything that belongs to a layer."""
-        return self.weight, "weight_scale", self.global_scale, self.input_global_scale, "pre_quant_scale", "bias"
-
-
-_CONVENTIONS = (
-    _Convention("modelopt", "weight", "weight_scale_2", "input_scale", divides=False),
-    _Convention("compressed-tensors", "weight_packed", "weight_global_scale", "input_global_scale", divides=True),
-)
 _INDEX = "model.safetensors.index.json"
-_ALIGNMENT = 16
-
-
-@dataclass(frozen=True)
-class CheckpointLayer:
-    """A linear layer of a checkpoint. Global scales multiply, whatever the file's did."""
-
-    name: str
-    convention: str
-    weight: BlockScaledTensor
-    input_global_scale: torch.Tensor | None
-    input_scale: torch.Tensor | None
-    bias: torch.Tensor | None
-
-    def linear(self, *, input_rule: str | None = "max", backend: Backend = "auto") -> NVFP4Linear:
-        """The layer as a module."""
-        return NVFP4Linear(
-            self.weight,
-            self.bias,
-            input_rule=input_rule,
-            input_global_scale=self.input_global_scale,
-            input_scale=self.input_scale,
-            backend=backend,
-        )
 
 
 def read_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Iterator[CheckpointLayer]:
@@ -84,12 +25,12 @@ def read_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Ite
     path: a .safetensors file, a ``model.safetensors.index.json``, or a folder with either.
 
     Raises:
-        OperandError, OperandTypeError: tensors that are missing, or not of the shapes and dtypes in this module's
-            table. A quantized layer is never left out quietly.
+        OperandError, OperandTypeError: tensors that are missing, or not of the shapes and dtypes in the table of
+            ``layouts``. A quantized layer is never left out quietly.
     """
-    with _Tensors(path, device) as tensors:
-        for name, convention in _quantized_layers(tensors.names):
-            yield _layer(name, convention, tensors)
+    with Tensors(path, device) as tensors:
+        for name, layout in quantized_layers(tensors.names):
+            yield read_layer(name, layout, tensors.of_layer(name, layout))
 
 
 def load_checkpoint(
@@ -110,13 +51,13 @@ def load_checkpoint(
     modules = dict(model.named_modules())
     state = model.state_dict(keep_vars=True)
     device = next((tensor.device for tensor in state.values()), torch.device("cpu"))
-    with _Tensors(path, device) as tensors:
+    with Tensors(path, device) as tensors:
         names = [name for name in tensors.names if not any(fnmatchcase(name, pattern) for pattern in ignore)]
-        quantized = dict(_quantized_layers(names))
-        taken = {f"{layer}.{part}" for layer, convention in quantized.items() for part in convention.parts}
+        quantized = dict(quantized_layers(names))
+        taken = {f"{layer}.{part}" for layer, layout in quantized.items() for part in layout.parts}
         plain = [name for name in names if name not in taken]
         _check_places(quantized, plain, modules, state)
-        layers = {name: _layer(name, convention, tensors) for name, convention in quantized.items()}
+        layers = {n: read_layer(n, layout, tensors.of_layer(n, layout)) for n, layout in quantized.items()}
         values = {name: tensors.read(name) for name in plain}
     for name, layer in layers.items():
         _check_fits(modules[name], layer)
@@ -133,7 +74,7 @@ def load_checkpoint(
     return list(linears)
 
 
-class _Tensors:
+class Tensors:
     """The tensors of one or several safetensors files by name, read when asked for."""
 
     def __init__(self, path: str | Path, device: torch.device | str) -> None:
@@ -142,7 +83,7 @@ class _Tensors:
         self._stack = ExitStack()
         self._readers: dict[str, Callable[[str], torch.Tensor]] = {}
 
-    def __enter__(self) -> _Tensors:
+    def __enter__(self) -> Tensors:
         from safetensors import safe_open
 
         for file in self._files:
@@ -158,15 +99,16 @@ class _Tensors:
 
     @property
     def names(self) -> list[str]:
+        """The names of all tensors, sorted."""
         return sorted(self._readers)
 
     def read(self, name: str) -> torch.Tensor:
-        if name not in self._readers:
-            raise OperandError.of("checkpoint", got=f"no tensor {name!r}", expected="one, beside its layer's")
+        """The tensor ``name``."""
         return self._readers[name](name)
 
-    def read_if_present(self, name: str) -> torch.Tensor | None:
-        return self.read(name) if name in self._readers else None
+    def of_layer(self, name: str, layout: Layout) -> dict[str, torch.Tensor]:
+        """A layer's tensors that the file has, by their names within it."""
+        return {part: self.read(f"{name}.{part}") for part in layout.parts if f"{name}.{part}" in self._readers}
 
 
 def _files(path: Path) -> list[Path]:
@@ -185,50 +127,8 @@ def _files(path: Path) -> list[Path]:
     return [path]
 
 
-def _quantized_layers(names: list[str]) -> Iterator[tuple[str, _Convention]]:
-    """Layers that have the global scale of either convention."""
-    for name in names:
-        for convention in _CONVENTIONS:
-            suffix = f".{convention.global_scale}"
-            if name.endswith(suffix):
-                yield name.removesuffix(suffix), convention
-
-
-def _layer(name: str, convention: _Convention, tensors: _Tensors) -> CheckpointLayer:
-    data = tensors.read(f"{name}.{convention.weight}")
-    scale = tensors.read(f"{name}.weight_scale")
-    for what, tensor, dtype in (("weight", data, torch.uint8), ("weight_scale", scale, NVFP4.scale_dtype)):
-        if tensor.dtype is not dtype:
-            raise OperandTypeError.of(f"{what} of {name}", got=tensor.dtype, expected=dtype)
-    global_scale = tensors.read(f"{name}.{convention.global_scale}")
-    input_global_scale = tensors.read_if_present(f"{name}.{convention.input_global_scale}")
-    return CheckpointLayer(
-        name,
-        convention.name,
-        BlockScaledTensor(
-            # a file need not align its tensors
-            data if data.data_ptr() % _ALIGNMENT == 0 else data.clone(),
-            scale.view(torch.uint8),
-            _multiplier(f"{name}, weights", global_scale, convention),
-        ),
-        None if input_global_scale is None else _multiplier(f"{name}, inputs", input_global_scale, convention),
-        tensors.read_if_present(f"{name}.pre_quant_scale"),
-        tensors.read_if_present(f"{name}.bias"),
-    )
-
-
-def _multiplier(what: str, value: torch.Tensor, convention: _Convention) -> torch.Tensor:
-    """A stored global scale as the number that multiplies."""
-    if value.numel() != 1:
-        raise OperandError.of(f"global scale of {what}", got=f"shape {tuple(value.shape)}", expected="one element")
-    value = value.to(torch.float32).reshape(())
-    if not (torch.isfinite(value) and value > 0):
-        raise OperandError.of(f"global scale of {what}", got=float(value), expected="a positive number")
-    return 1.0 / value if convention.divides else value
-
-
 def _check_places(
-    quantized: dict[str, _Convention], plain: list[str], modules: dict[str, torch.nn.Module], state: dict
+    quantized: dict[str, Layout], plain: list[str], modules: dict[str, torch.nn.Module], state: dict
 ) -> None:
     """Raises unless every tensor of the checkpoint has a place in the model, and the other way round."""
     for name in quantized:

@@ -60,6 +60,7 @@ class HeldWeight(torch.nn.Module):
     _kept: _Kept | None = None
     _prepared_from: tuple[torch.Tensor | None, ...] = (None, None)
     _released: torch.dtype | None = None
+    _wanted: torch.dtype | None = None
     _sole: PreparedWeight | None = None
 
     def __init__(self, weight: BlockScaledTensor, in_features: int, input_rule: str | None, backend: Backend) -> None:
@@ -104,7 +105,8 @@ class HeldWeight(torch.nn.Module):
 
     def prepare(self, dtype: torch.dtype = torch.bfloat16, *, release: bool = True) -> Self:
         """Repacks the weight for Hopper's tensor cores now, where it is: before a graph is captured or a model is
-        compiled, where the layer cannot. Elsewhere than on Hopper it does nothing. Returns the layer.
+        compiled, where the layer cannot. Elsewhere than on Hopper it waits until the layer moves there. Returns the
+        layer.
 
         dtype: of x where x is not quantized, bfloat16 or float16. ``load_state_dict`` writes the packed weight, too;
         who writes to the buffers otherwise while gradients are off (inference mode, ``.data``) calls this again.
@@ -112,6 +114,7 @@ class HeldWeight(torch.nn.Module):
         do ``weight`` and moves to other devices. One row of x is then multiplied by ``gemm``, and x in another dtype by
         a weight that is decoded for each call. False keeps both; a layer that released them stays so.
         """
+        self._wanted = dtype if release else None
         if not self._on_hopper(self._weight_device()):
             return self
         dtype = torch.float16 if self.input_rule is not None else dtype
@@ -231,8 +234,11 @@ class HeldWeight(torch.nn.Module):
         if self._released is None:
             self._forget()
         super()._apply(fn, recurse)
-        if self._released is not None and not self._on_hopper(self._weight_device()):
+        there = self._on_hopper(self._weight_device())
+        if self._released is not None and not there:
             self._restore()
+        elif there and self._wanted is not None:
+            self.prepare(self._wanted)
         return self
 
     def _forget(self) -> None:

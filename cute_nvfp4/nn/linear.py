@@ -41,7 +41,11 @@ class NVFP4Linear(HeldWeight):
     input_global_scale: x's, calibrated; None computes it for each batch.
     input_scale: (K,) multiplies x first (what AWQ moved out of the weights); None for none.
     backend: of the product, as for ``gemm``. With "reference" x is quantized by torch, too, else by "auto".
+
+    ``stored`` has the layout of the checkpoint that a layer was read from, and its small tensors (``nn.layouts``).
     """
+
+    stored: tuple[str, dict[str, torch.Tensor]] = ("", {})
 
     def __init__(
         self,

@@ -18,6 +18,9 @@ from cute_nvfp4.errors import OperandError
 from cute_nvfp4.nn.calibration import AmaxObserver
 from cute_nvfp4.nn.training import fake_quantize
 
+_CACHES = ("past_key_values", "cache")
+"""Arguments of blocks of transformers models: keys and values of tokens before."""
+
 
 class Moments:
     """The largest magnitude of the inputs x (…, K) of a layer, and x̂ᵀx̂ and x̂ᵀx in float32.
@@ -98,7 +101,7 @@ class Run:
                 self.before.append(arguments[0].detach())
                 self._arguments.append([])
             # a block that ran before would find its own keys there
-            named = {name: None if name == "past_key_values" else value for name, value in named.items()}
+            named = {name: None if name in _CACHES else value for name, value in named.items()}
             self._arguments[-1].append((arguments[1:], named))
 
         handles = [block.register_forward_pre_hook(keep, with_kwargs=True) for block in blocks]

@@ -138,7 +138,7 @@ def inputs(**named: Any) -> dict[str, torch.Tensor | None]:
         if isinstance(x, torch.Tensor):
             found[name] = x
         else:
-            parts = ("data", "packed", "scale", "offsets", "global_scale", "up_global_scale")
+            parts = ("data", "packed", "scale", "offsets", "global_scale", "up_global_scale", "row_factor")
             found |= {f"{name}.{part}": getattr(x, part) for part in parts if hasattr(x, part)}
     return found
 

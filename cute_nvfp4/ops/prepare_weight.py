@@ -17,7 +17,8 @@ from ..prepared_weight import PreparedWeight
 from ..runtime.backend import Backend, resolve
 from ..runtime.kernel import Kernel
 from ..target import Target
-from ..weight_layout import PACKINGS, Packing, interleaved, pack, pack_powers, tiles
+from ..weight_layout import PACKINGS, SLAB_ROWS, Packing, interleaved, pack, pack_powers, tiles
+from ..weight_layout_fp8 import LEAST, by_row, pack_rows
 from .arguments import OPERAND
 from .checks import DTYPE_NAMES, check_format
 from .operation import Operation
@@ -29,6 +30,7 @@ def prepare_weight(
     up: BlockScaledTensor | None = None,
     *,
     dtype: torch.dtype = torch.bfloat16,
+    promoted: bool = False,
     backend: Backend = "auto",
 ) -> PreparedWeight:
     """Repacks a weight (N, K) for ``gemm(x, weight)`` on a Hopper GPU, once, when a model is loaded;
@@ -43,7 +45,12 @@ def prepare_weight(
             E5M2 2**8. For bfloat16 they may have any value. Of a block of MXFP8 with a NaN or infinity all becomes NaN.
         up: another like it: the result is both, for ``gated_gemm(x, result)``; the gate takes the product of
             ``weight``. Both have a global scale, each its own, or none.
-        dtype: bfloat16 or float16: that of the x it will be multiplied with. An NVFP4 x takes float16.
+        dtype: bfloat16 or float16: that of the x it will be multiplied with. An NVFP4 x takes float16. float8_e4m3fn is
+            for x in FP8 (``RowScaledTensor``), on sm_90a: elements of NVFP4 times their scales are rounded to E4M3 when
+            they are multiplied, as the result's ``dequantize`` says; MXFP4 stays exact, and is refused where scales of
+            a row are more than 2**11 apart. A NaN scale makes all of its row NaN.
+        promoted: for float8_e4m3fn, whether sums are added in fp32 after every 128 of K. Tensor cores keep about 14
+            bits of them otherwise.
         backend: where no scales are read a kernel packs on a GPU, in one launch, to the bits of torch.
 
     Raises:
@@ -57,6 +64,10 @@ def prepare_weight(
         raise OperandTypeError.of("dtype", got=dtype, expected=" or ".join(map(str, PACKINGS[name])))
     if up is not None:
         _check_pair(weight, up)
+    if PACKINGS[name][dtype].by_table:
+        return _rounded(weight, up, promoted)
+    if promoted:
+        raise OperandError.of("promoted sums", got=f"a weight for {dtype}", expected="dtype=torch.float8_e4m3fn")
     if weight.format != NVFP4 and PACKINGS[name][dtype].exponents is not None:
         packed, factors = _packed_powers(list(weights.values()), PACKINGS[name][dtype])
     else:
@@ -65,6 +76,33 @@ def prepare_weight(
         factors = [x.global_scale for x in weights.values()]
     gate, of_up = (*factors, None)[:2]
     return PreparedWeight(packed, weight.rows, weight.k, dtype, gate, up is not None, of_up, name)
+
+
+def _rounded(weight: BlockScaledTensor, up: BlockScaledTensor | None, promoted: bool) -> PreparedWeight:
+    """A weight whose values are E4M3 times a power of two for each row.
+
+    Raises:
+        OperandError: blocks of MXFP4 that E4M3 cannot hold exactly beside the largest of their rows.
+    """
+    given, batched = [x for x in (weight, up) if x is not None], weight.is_batched
+    codes = [unpack_e2m1(x.data) if batched else unpack_e2m1(x.data).unsqueeze(0) for x in given]
+    scales = [weight.format.decode_scale(x.rowmajor_scale(), torch.float64) for x in given]
+    scales = [x.repeat_interleave(weight.format.block // NVFP4.block, dim=-1) for x in scales]
+    one, other = (x[0] if up is None else interleaved(*x) for x in (codes, scales))
+    rows, packing = by_row(one, other), PACKINGS["nvfp4"][torch.float8_e4m3fn]
+    if weight.format is MXFP4 and (least := float(rows.least)) < LEAST:
+        raise OperandError.of(
+            "scales in a row of an MXFP4 weight for torch.float8_e4m3fn",
+            got=f"2**{6 - int(math.log2(least))} apart",
+            expected=f"at most 2**{6 - int(math.log2(LEAST))}, where a block is not zero",
+            hint="dtype=torch.bfloat16 takes 2**30.",
+        )
+    packed = pack_rows(rows, packing)
+    factor = torch.nn.functional.pad(rows.factor, (0, -rows.factor.shape[-1] % SLAB_ROWS), value=1.0)
+    packed, factor = (packed, factor) if batched else (packed[0], factor[0])
+    gate, of_up = (*(x.global_scale for x in given), None)[:2]
+    options = {"global_scale": gate, "gated": up is not None, "up_global_scale": of_up, "promoted": promoted}
+    return PreparedWeight(packed, weight.rows, weight.k, packing.dtype, row_factor=factor.contiguous(), **options)
 
 
 def _check(name: str, weight: BlockScaledTensor) -> None:

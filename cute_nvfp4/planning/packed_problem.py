@@ -10,7 +10,7 @@ from ..kernels.gemm.packed.stream_config import StreamConfig
 from ..kernels.gemm.packed.stream_config import can_implement as can_stream
 from ..kernels.gemm.sm90.config import MMA_ROWS, STAGE_TILES, WgmmaConfig
 from ..kernels.gemm.sm90.config import can_implement as can_wgmma
-from ..weight_layout import TILE_K, packed_rows
+from ..weight_layout import DTYPES, PACKINGS, TILE_K, packed_rows
 from ..weight_layout import tiles as packed_tiles
 
 STREAM_ROWS = 16
@@ -21,7 +21,7 @@ STREAM_ROWS = 16
 class PackedProblem:
     """out (m, n) = x (m, k) · weight (n, k)ᵀ, or two such products, joined by ``gate``. quantized: x is NVFP4. vector:
     rows of the output start at multiples of 16 bytes. factors: device scalars that multiply alpha, of each product.
-    bias: its dtype, or "". packing: of the weight."""
+    bias: its dtype, or "". packing: of the weight. promoted: as in ``WgmmaConfig``."""
 
     m: int
     n: int
@@ -34,6 +34,7 @@ class PackedProblem:
     bias: str = ""
     gate: str = ""
     packing: str = "nvfp4"
+    promoted: bool = False
 
     @property
     def rows(self) -> int:
@@ -151,7 +152,8 @@ def helped_steps(p: PackedProblem, plan: PackedPlan) -> int:
 
 def can_take(p: PackedProblem) -> bool:
     """Whether the streaming kernel takes the problem: NVFP4 x must have scales for every tile of the weight."""
-    return p.m <= STREAM_ROWS and not p.bias and not (p.quantized and p.k % (STAGE_TILES * TILE_K))
+    fp8 = PACKINGS[p.packing][DTYPES[p.dtype]].by_table
+    return p.m <= STREAM_ROWS and not (p.bias or fp8) and not (p.quantized and p.k % (STAGE_TILES * TILE_K))
 
 
 def decided(p: PackedProblem, streams: bool) -> dict[str, Any]:
@@ -161,4 +163,4 @@ def decided(p: PackedProblem, streams: bool) -> dict[str, Any]:
         # rows that are aligned may still end within a vector: a single one, or those of a slice
         vector = p.vector and p.n % 4 == 0
         return found | {"columns": 8 if p.m <= 8 else 16, "quantized_x": p.quantized, "vector": vector}
-    return found | {"vector": p.vector and p.out != "float32", "bias": p.bias}
+    return found | {"vector": p.vector and p.out != "float32", "bias": p.bias, "promoted": p.promoted}

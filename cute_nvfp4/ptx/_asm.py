@@ -23,6 +23,9 @@ _LETTER = {
     cutlass.Float32: "f",
 }
 
+HALVES = {"float16": "f16", "bfloat16": "bf16"}
+"""How PTX calls the 16-bit floating-point types."""
+
 
 def _call_site() -> ir.Location:
     """Where code outside this package calls one of its functions: the line that line information names."""

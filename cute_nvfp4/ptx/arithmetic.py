@@ -99,8 +99,12 @@ def add_by_fma(a: Uint32, b: Any, one: Uint32) -> Uint32:
     return asm("mad.lo.u32 $0, $1, $2, $3;", [Uint32], [Uint32(a), Uint32(one), Uint32(b)])[0]
 
 
-def and_or(word: Uint32, mask: int, bits: int) -> Uint32:
-    """(word & mask) | bits, in one instruction: ``lop3.b32`` (PTX 4.3, sm_50 or later)."""
-    if not bits:
-        return word & Uint32(mask)
-    return asm(f"lop3.b32 $0, $1, 0x{mask:X}, $2, 0xEA;", [Uint32], [Uint32(word), Uint32(bits)])[0]
+def add_product_of_half(halves: Uint32, factors: Uint32, addend: Uint32) -> Uint32:
+    """addend + low half · byte 0 + high half · byte 1 of ``factors``. PTX 5.0: ``dp2a.lo.u32.u32``."""
+    return asm("dp2a.lo.u32.u32 $0, $1, $2, $3;", [Uint32], [Uint32(x) for x in (halves, factors, addend)])[0]
+
+
+def select_bits(a: Uint32, b: Uint32, mask: int) -> Uint32:
+    """The bits of ``b`` under ``mask``, those of ``a`` elsewhere, in one instruction: ``lop3.b32`` (PTX 4.3, sm_50 or
+    later)."""
+    return asm(f"lop3.b32 $0, $1, $2, 0x{mask:X}, 0xD8;", [Uint32], [Uint32(a), Uint32(b)])[0]

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from cutlass import Float32, Uint16, Uint32
 
 from ..target import Architecture
-from ._asm import asm, literal
+from ._asm import HALVES, asm, literal
 
 # 1.5 · 2**23: added to a number below 2**22 it rounds it to an integer, ties to even, and shows it in its low bits
 _ROUNDER = 1.5 * 2.0**23
@@ -42,12 +42,12 @@ def f32_to_f16_twice(a: Float32) -> Uint32:
     return asm("cvt.rn.f16x2.f32 $0, $1, $1;", [Uint32], [Float32(a)])[0]
 
 
-def f32x2_to_16bit(low: Float32, high: Float32, kind: str) -> Uint32:
-    """Two numbers as ``kind``, "f16" or "bf16", to nearest, ties to even; beyond its range infinity.
+def f32x2_to_16bit(low: Float32, high: Float32, dtype: str) -> Uint32:
+    """Two numbers as ``dtype``, "float16" or "bfloat16", to nearest, ties to even; beyond its range infinity.
 
     PTX 7.0, sm_80 or later: ``cvt.rn.f16x2.f32``, ``cvt.rn.bf16x2.f32``.
     """
-    return asm(f"cvt.rn.{kind}x2.f32 $0, $1, $2;", [Uint32], [Float32(high), Float32(low)])[0]
+    return asm(f"cvt.rn.{HALVES[dtype]}x2.f32 $0, $1, $2;", [Uint32], [Float32(high), Float32(low)])[0]
 
 
 def pack_e2m1_halves(halves: Sequence[Uint32]) -> Uint32:

@@ -15,7 +15,7 @@ from typing import Any
 from cutlass import Float32, Uint32
 
 from ..target import Architecture
-from ._asm import asm
+from ._asm import HALVES, asm
 from .convert import e2m1x8_to_f16x2
 
 
@@ -54,11 +54,12 @@ def distance_from_halves(a: Uint32, least: Uint32) -> Uint32:
     return asm(text, [Uint32], [Uint32(a), Uint32(least)])[0]
 
 
-def max_abs_halves(words: Sequence[Uint32], half: str) -> Float32:
-    """The largest magnitude in a power of two of words of ``half`` ("f16", "bf16") pairs, in fp32; NaN if there is one.
+def max_abs_halves(words: Sequence[Uint32], dtype: str) -> Float32:
+    """The largest magnitude in a power of two of words of pairs of ``dtype``, in fp32; NaN if there is one.
 
     ``max.NaN.xorsign.abs.{f16x2,bf16x2}``: PTX 7.2, sm_86 or later.
     """
+    half = HALVES[dtype]
     text = f"{{ .reg .b32 m<{len(words)}>; .reg .b16 a, b; "
     text += "".join(f"mov.b32 m{i}, ${1 + i}; " for i in range(len(words)))
     distance = len(words) // 2
@@ -117,10 +118,9 @@ def multiply_by_half(pair: Uint32, factors: Uint32, high: int, dtype: str) -> Ui
     dtype: "bfloat16" (``mul.rn.bf16x2``, PTX 7.8, sm_90 or later) or "float16". ptxas picks the half in the
     instruction: HMUL2 with ``.H0_H0`` or ``.H1_H1``.
     """
-    suffix = {"bfloat16": "bf16x2", "float16": "f16x2"}[dtype]
     half = "hi" if high else "lo"
     text = (
         "{ .reg .b16 lo, hi; .reg .b32 both; mov.b32 {lo, hi}, $2; "
-        f"mov.b32 both, {{{half}, {half}}}; mul.rn.{suffix} $0, $1, both; }}"
+        f"mov.b32 both, {{{half}, {half}}}; mul.rn.{HALVES[dtype]}x2 $0, $1, both; }}"
     )
     return asm(text, [Uint32], [Uint32(pair), Uint32(factors)])[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cutlass import Float32, Int32, Uint32
+from cutlass import Int32, Uint32
 
 from ._asm import asm
 
@@ -17,9 +17,3 @@ def store_matrices_transposed(address: Int32, matrices: Sequence[Any]) -> None:
     """
     text = "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [$0], {$1, $2, $3, $4};"
     asm(text, [], [Int32(address), *map(Uint32, matrices)], volatile=True)
-
-
-def pack_pair(low: Float32, high: Float32, dtype: str) -> Uint32:
-    """Two numbers rounded to nearest, ties to even, to "bfloat16" (PTX 7.0, sm_80 or later) or "float16"."""
-    kind = {"bfloat16": "bf16x2", "float16": "f16x2"}[dtype]
-    return asm(f"cvt.rn.{kind}.f32 $0, $1, $2;", [Uint32], [Float32(high), Float32(low)])[0]

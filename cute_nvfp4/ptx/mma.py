@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import cutlass
 from cutlass import Float32, Int32, Uint32
 
-from ._asm import asm, refs
+from ._asm import HALVES, asm, refs
 
 MINUS_ONE_F16 = 0xBC00
 
@@ -42,7 +42,7 @@ def mma_m16n8k16(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any], dtype: st
     ``mma.sync.aligned.m16n8k16.row.col``. Lane t holds, with g = t // 4 and q = t % 4: a = A[g, 2q…2q+1], A[g+8, 2q…],
     A[g, 8+2q…], A[g+8, 8+2q…]; b = B[2q…2q+1, g], B[8+2q…, g]; c, d = [g, 2q], [g, 2q+1], [g+8, 2q], [g+8, 2q+1].
     """
-    half = {"float16": "f16", "bfloat16": "bf16"}[dtype]
+    half = HALVES[dtype]
     text = f"mma.sync.aligned.m16n8k16.row.col.f32.{half}.{half}.f32 "
     text += f"{refs(0, 4)}, {refs(4, 4)}, {refs(8, 2)}, {refs(10, 4)};"
     return asm(text, [Float32] * 4, [*map(Uint32, a), *map(Uint32, b), *map(Float32, c)])

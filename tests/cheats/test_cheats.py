@@ -37,7 +37,6 @@ CHEATS = [
     ("stale_output", "test", "call 2, fresh data"),
     ("cache_by_pointer", "leaderboard", "call 2, fresh data"),
     ("cache_by_pointer", "benchmark", "call 2, fresh data"),
-    ("idle_when_timed", "benchmark", "may never have been written"),
     ("cache_by_shape", "leaderboard", "call 2, fresh data"),
     ("input_mutation", "test", "changed its inputs: sfa"),
     ("input_view", "test", "shares memory with the input a"),
@@ -45,7 +44,6 @@ CHEATS = [
     ("untouched", "test", "may never have been written"),
     ("partial_output", "leaderboard", "may never have been written"),
     ("patched_worker", "benchmark", "replaced __main__._clock"),
-    ("patched_samples", "benchmark", "timer was tampered with"),
     ("forged_answer", "test", "may never have been written"),
     ("forged_nonsense", "test", "sent an answer of the wrong form"),
     ("exit_zero", "test", "the process died while running custom_kernel (exit code 0)"),
@@ -83,9 +81,9 @@ def test_public_draws_alone_do_not_see_ignored_elements():
     assert run("even_elements", "test").passed
 
 
-def test_an_honest_submission_passes_in_the_simulated_gpu():
-    result = run("own_output", "leaderboard", "full", "sim")
-    assert result.passed, result.cases[0].error
+def test_a_right_answer_without_a_launch_is_no_pass_in_the_simulated_gpu():
+    (case,) = run("own_output", "leaderboard", "full", "sim").cases
+    assert case.verdict == "launched-nothing" and "no kernel was launched" in case.error, case.error
 
 
 @pytest.mark.parametrize(
@@ -94,7 +92,6 @@ def test_an_honest_submission_passes_in_the_simulated_gpu():
         ("stale_output", "test", "call 2, fresh data"),
         ("input_mutation", "test", "changed its inputs: sfa"),
         ("lazy_output", "test", "returned a Lazy, expected a torch.Tensor"),
-        ("disarmed", "test", "replaced cute_nvfp4.sim.session.session.run"),
     ],
 )
 def test_cheat_is_caught_in_the_simulated_gpu(name, mode, message):

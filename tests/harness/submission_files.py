@@ -6,5 +6,6 @@ from pathlib import Path
 
 CHEATS = Path(__file__).parents[1] / "cheats"
 HONEST = CHEATS / "submissions" / "honest.py"
+KERNEL = Path(__file__).parent / "own_kernels" / "gemv_shared.py"
 ZEROS = CHEATS / "submissions" / "zeros.py"
 TINY = CHEATS / "tiny.yml"

@@ -36,9 +36,8 @@ def contestant(
     """A submission that was counted in some cases and, with ``micros``, measured."""
     run = RunResult("nvfp4_gemv", "test", "sim", "sm_100a", "a device", "public", f"{name}.py", None, {"torch": "2"})
     for index, count in enumerate(instructions):
-        case = CaseResult(
-            index, TASK.tests[index], 1111, passed=index != failed, error="" if index != failed else "bad"
-        )
+        verdict = "right" if index != failed else "wrong"
+        case = CaseResult(index, TASK.tests[index], 1111, verdict=verdict, error="" if index != failed else "bad")
         counters = {"instructions": count, "load_requests": 10, "load_sectors": 25, "shared_passes": 0}
         extent = (1, 1, 1)
         case.add_launches(

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from submission_files import HONEST, TINY, ZEROS
+from submission_files import HONEST, KERNEL, TINY, ZEROS
 from typer.testing import CliRunner
 
 from cute_nvfp4.cli.main import app
@@ -156,7 +156,7 @@ def test_bad_environment(monkeypatch):
 def folder(tmp_path_factory):
     """What the public evaluator sees: a submission and a list of cases."""
     path = tmp_path_factory.mktemp("evaluator")
-    (path / "submission.py").write_text("#!POPCORN leaderboard nvfp4_gemv\n" + HONEST.read_text())
+    (path / "submission.py").write_text("#!POPCORN leaderboard nvfp4_gemv\n" + KERNEL.read_text())
     (path / "good.txt").write_text("m: 5; k: 32; l: 2; seed: 11\n\nm: 7; k: 64; l: 1; seed: 3\n")
     (path / "bad.txt").write_text("m: 5; k: 32\n")
     (path / "uneven.txt").write_text("m: 5; k: 40; l: 1; seed: 1\n")

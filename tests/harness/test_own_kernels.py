@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -116,9 +117,11 @@ def test_an_answer_left_on_another_stream_fails_the_case(tmp_path):
     assert "on stream" in case.error and "and read by torch's clone on the default stream" in case.error
 
 
-def test_tensor_cores_are_counted():
-    """All ten shapes of the problem pass; they take some 35 s together."""
-    case = judge(KERNELS / "gemm_tcgen05.py", problem="nvfp4_gemm", data="full")
+def test_tensor_cores_are_counted(tmp_path):
+    """All ten shapes of the problem pass; they take some 35 s together. The kernel's files lie beside it."""
+    shutil.copytree(KERNELS.parents[1] / "simulator" / "blackwell", tmp_path / "blackwell")
+    shutil.copy(KERNELS / "gemm_tcgen05.py", tmp_path)
+    case = judge(tmp_path / "gemm_tcgen05.py", problem="nvfp4_gemm", data="full")
     assert case.passed, case.error
     (launch,) = case.launches
     assert launch.counters["mma_multiply_adds"] == 128 * 256 * 256

@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from submission_files import HONEST
+from submission_files import KERNEL
 
 from cute_nvfp4.harness import evaluator
 
@@ -18,16 +18,14 @@ SUBMISSION = """#!POPCORN leaderboard nvfp4_gemv
 # the file of a submission may import others beside it, and read them
 from pathlib import Path
 
-from arithmetic import gemv
+from arithmetic import custom_kernel as gemv
 from task import input_t, output_t
 
 assert Path("constants.txt").read_text() == Path(__file__).with_name("constants.txt").read_text() == "2\\n"
 
 
 def custom_kernel(data: input_t) -> output_t:
-    c = data[-1]
-    c.copy_(gemv(data))
-    return c
+    return gemv(data)
 """
 
 
@@ -36,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A submission of three files, and a list of cases."""
     path = tmp_path_factory.mktemp("submission")
     (path / "submission.py").write_text(SUBMISSION)
-    (path / "arithmetic.py").write_text(HONEST.read_text())
+    (path / "arithmetic.py").write_text(KERNEL.read_text())
     (path / "constants.txt").write_text("2\n")
     (path / "cases.txt").write_text(CASES)
     return path
@@ -85,7 +83,7 @@ def test_mode_profile_hands_over_the_profile(folder: Path, monkeypatch: pytest.M
 
 def test_a_wrong_answer_is_told(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for file in folder.glob("*.*"):
-        (tmp_path / file.name).write_text(file.read_text().replace("c.copy_(gemv(data))", "c.zero_()"))
+        (tmp_path / file.name).write_text(file.read_text().replace("return gemv(data)", "return data[-1].zero_()"))
     code, found = heard("benchmark", tmp_path, monkeypatch)
     assert code == 112 and found["check"] == "fail" and found["benchmark.1.status"] == "fail"
     assert "of 7 elements are wrong" in found["benchmark.1.error"]

@@ -29,7 +29,7 @@ def a_run(backend: str, **changes) -> RunResult:
     gpu = backend == "cuda"
     run = RunResult("nvfp4_gemv", "benchmark", backend, "sm_90a", "a device", "public", "mine.py", None, {"torch": "2"})
     for index, case in enumerate(TASK.benchmarks):
-        result = CaseResult(index, case, 1111, True, max_abs=0.0, max_rel=0.0, calls_checked=3)
+        result = CaseResult(index, case, 1111, "right", max_abs=0.0, max_rel=0.0, calls_checked=3)
         result.useful_bytes = PROBLEM.useful_bytes(case)
         if gpu:
             result.gpu, result.peer, result.peer_name = TIMES, replace(TIMES, mean=63_000.0), "torch bf16 bmm"
@@ -84,9 +84,9 @@ def test_a_simulation_shows_counters_and_wall_time_and_no_gpu_time():
 
 def test_failures_are_shown_with_their_details():
     run = a_run("sim")
-    run.cases[1].passed, run.cases[1].error, run.cases[1].details = False, "[red]wrong[/red]", "Traceback: line 3"
+    run.cases[1].verdict, run.cases[1].error, run.cases[1].details = "wrong", "[red]wrong[/red]", "Traceback: line 3"
     text = printed(run)
-    assert "FAIL" in text and "[red]wrong[/red]" in text and "Traceback: line 3" in text
+    assert "wrong" in text and "[red]wrong[/red]" in text and "Traceback: line 3" in text
     assert "2 of 3 cases passed" in text
 
 
@@ -112,7 +112,7 @@ def grouped_run() -> tuple[RunResult, Task]:
     task = load_task(problem.folder / "task.yml")
     run = RunResult("nvfp4_group_gemm", "benchmark", "cuda", "sm_100a", "a device", "public", "mine.py", None, {})
     for index, case in enumerate(task.benchmarks):
-        result = CaseResult(index, case, 1111, True, max_abs=0.0, max_rel=0.0, calls_checked=17, batch=15, gpu=TIMES)
+        result = CaseResult(index, case, 1111, "right", max_abs=0.0, max_rel=0.0, calls_checked=17, batch=15, gpu=TIMES)
         result.useful_bytes, result.peer, result.peer_name = problem.useful_bytes(case), TIMES, "loop of torch bf16 mm"
         run.cases.append(result)
     return run, task
@@ -137,7 +137,7 @@ def test_protocol_lines_of_a_grouped_problem():
 
 def test_protocol_errors_are_one_line():
     run = a_run("cuda")
-    run.cases[0].passed, run.cases[0].error = False, "wrong\n  at row 3"
+    run.cases[0].verdict, run.cases[0].error = "wrong", "wrong\n  at row 3"
     found = lines(run)
     assert "benchmark.0.error: wrong at row 3" in found and "check: fail" in found
     assert not [line for line in found if line.startswith("benchmark.0.mean")]
@@ -147,7 +147,7 @@ def test_json_is_whole():
     content = json.loads(json.dumps(a_run("cuda").to_dict()))
     assert content["cases"][0]["gpu"]["mean"] == 21_000
     assert content["cases"][0]["spec"].startswith("m: 7168")
-    assert content["passed"] is True
+    assert content["passed"] is True and content["cases"][0]["verdict"] == "right"
 
 
 def test_percent_of_copy():

@@ -123,6 +123,27 @@ def test_atomics_are_made_visible_to_the_asynchronous_proxy() -> None:
     go(body.replace("fence.proxy.async; ", ""))
 
 
+SPACES = {"": "both", ".shared::cta": "shared", ".shared::cluster": "shared", ".global": "global"}
+FROM_GLOBAL = INIT.format(1, "fence.mbarrier_init.release.cluster;") + "st.global.b32 [%rd2], %r1; FENCE bar.sync 1;"
+FROM_GLOBAL += COPY + wait("%r5", "0")
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("written", SPACES)
+@pytest.mark.parametrize("also", ["", "fence.proxy.async.shared::cta;", "fence.proxy.async.global;"])
+def test_a_proxy_fence_is_for_its_space(also: str, written: str, strict: bool) -> None:
+    """What is read of shared or of global memory; ``also`` is executed before the bytes are written."""
+    fence = f"fence.proxy.async{written};"
+    kernels = {"shared": f"{also} st.shared.b32 [%r7], %r1; {fence} bar.sync 0; {STORE}"}
+    kernels["global"] = also + FROM_GLOBAL.replace("FENCE", fence)
+    for space, body in kernels.items():
+        if SPACES[written] in ("both", space):
+            go(body, strict=strict)
+        else:
+            with pytest.raises(MissingProxyFence, match=r"fence\.proxy\.async"):
+                go(body, strict=strict)
+
+
 def test_atomics_after_a_bulk_copy_need_no_proxy_fence() -> None:
     """The wait for its mbarrier makes what the asynchronous proxy has written visible (PTX ISA, "Async proxy")."""
     body = LOADED + wait("%r5", "0") + "and.b32 %r13, %r6, 60; add.s32 %r13, %r4, %r13; red.shared.add.u32 [%r13], 1;"

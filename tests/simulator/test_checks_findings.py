@@ -14,7 +14,7 @@ TAIL = "@%q1 mbarrier.arrive.expect_tx.shared.b64 _, [bar], 64;"
 COPY = "@%q1 cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [cell], [%p0], 64, [bar];"
 FENCE = "fence.mbarrier_init.release.cluster;"
 STORE = """st.shared.b32 [%r7], %r1; fence.proxy.async.shared::cta; bar.sync 1;
-    @%q1 cp.async.bulk.global.shared::cta.bulk_group [%p0], [cell], 128; cp.async.bulk.commit_group;"""
+    @%q1 cp.async.bulk.global.shared::cta.bulk_group [%p0+512], [cell], 128; cp.async.bulk.commit_group;"""
 SKEWED = "st.shared.b32 [%r7], %r1; ld.shared.b32 %r12, [%r9];" + OUT
 
 

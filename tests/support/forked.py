@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 from multiprocessing.reduction import DupFd
 from types import SimpleNamespace
 
-_IMPORTED = ["torch", "cutlass.cute", "cute_nvfp4.harness.workspace", "cute_nvfp4.harness.simulation"]
+_IMPORTED = ["torch", "cutlass.cute", "cute_nvfp4.harness.workspace", "cute_nvfp4.harness.remote"]
 
 
 class Descriptor:
@@ -50,13 +50,14 @@ def _key() -> bytes | None:
 
 
 class Process:
-    """What the runner uses of ``subprocess.Popen``, for a command that starts a worker."""
+    """What ``harness.process`` uses of ``subprocess.Popen``, for a command that starts a worker or a device."""
 
     def __init__(
-        self, command: Sequence[str], *, pass_fds: tuple[int, int], stdout: object, env: Mapping[str, str], **_: object
+        self, command: Sequence[str], *, pass_fds: tuple[int, ...], stdout: object, env: Mapping[str, str], **_: object
     ) -> None:
         descriptors = [Descriptor(number) for number in (*pass_fds, stdout.fileno())]
-        self._process = _context().Process(target=_work, args=(*descriptors, command[-1], os.getcwd(), dict(env)))
+        words = list(command[2:])  # the interpreter and -m come first
+        self._process = _context().Process(target=_work, args=(descriptors, words, os.getcwd(), dict(env)))
         self._process.start()
         self.pid = self._process.pid
 
@@ -131,17 +132,19 @@ def _enter(folder: str, environment: dict[str, str]) -> None:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # the environment says where, and may say another place than that of the server
 
 
-def _work(control: int, arena: int, log: int, nbytes: str, folder: str, environment: dict[str, str]) -> None:
-    """What the forked process does: it is the worker."""
+def _work(descriptors: list[int], words: list[str], folder: str, environment: dict[str, str]) -> None:
+    """What the forked process does: it is the worker or the device. ``words`` are module, descriptors and the rest."""
     _enter(folder, environment)
+    *passed, log = descriptors
     for output in (1, 2):
         os.dup2(log, output)
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(write_through=True)
-    sys.argv = ["worker", str(control), str(arena), nbytes]
-    runpy.run_module("cute_nvfp4.harness.worker", run_name="__main__", alter_sys=True)
+    sys.argv = [words[0], *map(str, passed), *words[1 + len(passed) :]]
+    runpy.run_module(words[0], run_name="__main__", alter_sys=True)
 
 
 def _execute(out: int, err: int, key: bytes | None, words: list[str], folder: str, environment: dict[str, str]) -> None:
@@ -165,10 +168,10 @@ def _fork_what_it_starts(key: bytes | None) -> None:
     import torch
 
     from cute_nvfp4.cli import sim_schedules
-    from cute_nvfp4.harness import runner
+    from cute_nvfp4.harness import process
 
     torch.set_num_threads(1)
-    runner.subprocess = SUBPROCESS
+    process.subprocess = SUBPROCESS
     sim_schedules.subprocess = SUBPROCESS
     # it knows the server that it comes from; without this it would start another one
     forkserver._forkserver.ensure_running = lambda: None
@@ -186,4 +189,4 @@ def _serve(told: Connection, key: bytes | None, arguments: list[str], folder: st
 
 
 SUBPROCESS = SimpleNamespace(**vars(subprocess) | {"Popen": Process, "run": run})
-"""For ``runner.subprocess`` and ``sim_schedules.subprocess``."""
+"""For ``process.subprocess`` and ``sim_schedules.subprocess``."""

@@ -19,6 +19,8 @@ NOUNS = (
     "formats",
     "scale_layout",
     "weight_layout",
+    "weight_layout_fp8",
+    "row_scaled",
     "prepared_weight",
     "operand",
     "reference",
@@ -44,13 +46,14 @@ MAY_IMPORT = {
     "planning": PLANNING,
     "ops": OPS,
     "nn": NN,
+    "integrations": ("integrations", *NN),
     "harness": HARNESS,
-    "cli": ("cli", *HARNESS),
+    "cli": ("cli", "integrations", *HARNESS),
     "sim": ("sim", "errors"),
     "__main__": ("cli",),
     "__init__": HARNESS,
 }
-"""Downwards: cli → harness → nn → ops → planning → kernels → ptx → nouns; runtime is below kernels."""
+"""Downwards: cli → harness, integrations → nn → ops → planning → kernels → ptx → nouns; runtime is below kernels."""
 LAZILY = {"runtime": ("sim",)}
 """What a room may import besides, but not while the package is loaded: where it is asked for."""
 ASKED_FOR = (f"{NAME}.runtime.session",)

@@ -15,8 +15,8 @@ from cutlass import Boolean, Float32, Int32, Int64, Uint16, Uint32
 
 from ...ptx.arithmetic import mul_rn
 from ...ptx.convert import e2m1x8_to_f16x2, e4m3x2_to_f16x2, e5m2x2_to_f16x2, f16x2_to_f32
+from ...ptx.encode import f32x2_to_16bit
 from ...ptx.half import multiply_by_half
-from ...ptx.matrix import pack_pair
 from ...ptx.memory import load_global, load_global_byte_if, load_global_if, store_global
 from ...ptx.move import f32_bits, f32_from_bits
 from ...scale_layout import ATOM_BYTES, ATOM_COLS, ATOM_ROWS, ATOM_SHAPE
@@ -154,7 +154,7 @@ class Dequantize:
             numbers = [mul_rn(x, factor) for x in numbers]
         if cfg.out == "float32":
             return [f32_bits(x) for x in numbers]
-        return [pack_pair(low, high, cfg.out) for low, high in zip(numbers[::2], numbers[1::2])]
+        return [f32x2_to_16bit(low, high, cfg.out) for low, high in zip(numbers[::2], numbers[1::2])]
 
     def pairs(self, words: list[Uint32], column: Int32) -> list[Uint32]:
         """A lane's elements in pairs of binary16."""

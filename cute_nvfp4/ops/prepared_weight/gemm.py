@@ -15,7 +15,7 @@ from ...kernels.gemm.arguments import PartialSums
 from ...kernels.gemm.packed.stream_arguments import FewRows, StreamArguments
 from ...kernels.gemm.packed.stream_config import StreamConfig
 from ...kernels.gemm.packed.stream_config import can_implement as can_stream
-from ...kernels.gemm.sm90.arguments import Activations, Bias, PackedWeight, Result, WgmmaArguments
+from ...kernels.gemm.sm90.arguments import Activations, Bias, PackedWeight, Result, RowScales, WgmmaArguments
 from ...kernels.gemm.sm90.config import WgmmaConfig
 from ...kernels.gemm.sm90.config import can_implement as can_wgmma
 from ...operand import BlockScaledTensor, row_alignment
@@ -23,9 +23,11 @@ from ...planning.packed import PackedPlan, PackedProblem, choose
 from ...planning.packed_problem import helped_steps
 from ...prepared_weight import PreparedWeight
 from ...reference import GATES
+from ...row_scaled import RowScaledTensor
 from ...runtime.backend import Backend, sm_count
 from ...runtime.kernel import Kernel
 from ...target import Target
+from ...weight_layout import DTYPES
 from ..arguments import ACTIVATIONS, TENSOR, WEIGHT
 from ..checks import DTYPE_NAMES, check_gate, check_overlap, checked_output, factor, reads, split_alpha
 from ..dequantize import DecodedFirst
@@ -34,6 +36,8 @@ from ..planned import PlannedCall
 from ..quantize import quantize
 from ..scratch import LikeScratch, Scratch, new_scratch, scratch_of
 from .operands import X, check_bias, check_products, check_x, factors_of_products, row_stride
+
+MMA_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 
 
 def prepared_gemm(
@@ -58,7 +62,8 @@ def _check(r: Any) -> Tensor:
     m = check_x(r.a, weight)
     split_alpha(r.alpha, weight.device)
     check_bias(r.bias, weight)
-    dtype = weight.dtype if r.out is None and r.out_dtype is None else r.out_dtype
+    fp8 = weight.dtype is torch.float8_e4m3fn
+    dtype = (torch.bfloat16 if fp8 else weight.dtype) if r.out is None and r.out_dtype is None else r.out_dtype
     out = checked_output(reads(r), weight.device, (m, weight.rows), r.out, dtype)
     if weight.rows > 1 and out.stride(1) != 1:
         raise OperandError.of("strides of out", got=out.stride(), expected="1 along N, the rows of a prepared weight")
@@ -75,7 +80,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         m=out.shape[0],
         n=weight.rows,
         k=weight.k,
-        dtype=DTYPE_NAMES[weight.dtype],
+        dtype=MMA_DTYPES[weight.dtype],
         out=DTYPE_NAMES[out.dtype],
         quantized=quantized,
         vector=row_alignment(out, 16) >= 16,
@@ -83,14 +88,16 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         bias="" if bias is None else DTYPE_NAMES[bias.dtype],
         gate=r.gate,
         packing=weight.packing,
+        promoted=weight.promoted,
     )
     plan = choose(problem, target.arch, sm_count(target, weight.device), r.config)
     config, m, k_tiles = plan.config, out.shape[0], weight.packed.shape[1]
     # all else is decoded first, exactly; its global scale is a factor
     decodes = block_scaled and not (quantized and plan.streams)
-    stride = weight.k if decodes else row_stride((x.data if block_scaled else x).stride(0), m, weight.k)
+    row_scaled = isinstance(x, RowScaledTensor)
+    stride = weight.k if decodes else row_stride((x if isinstance(x, Tensor) else x.data).stride(0), m, weight.k)
     size, options = plan.scratch(weight.rows), {}
-    floats = "decoded" if decodes else "a"
+    floats = "decoded" if decodes else "a.data" if row_scaled else "a"
     if decodes:
         decode = functools.partial(DecodedFirst, x, weight.dtype, target)
         options["decoded"] = ("a.data", "a.scale"), decode
@@ -116,6 +123,7 @@ def _plan(r: Any, target: Target) -> PlannedCall:
         out=Result("out", out.stride(0), 0),
         bias=None if bias is None else Bias("bias"),
         alpha=scalar,
+        row_scales=RowScales("b.row_factor", "a.scale") if row_scaled else None,
         factors=factors,
         partials=None if config.scheduler == "static" else sums,
         helped=helped_steps(problem, plan) if config.scheduler == "helped" else None,

@@ -10,6 +10,7 @@ from ...errors import OperandError, OperandTypeError
 from ...formats import NVFP4
 from ...operand import BlockScaledTensor, is_wrapper, row_alignment
 from ...prepared_weight import PreparedWeight
+from ...row_scaled import RowScaledTensor
 from ...runtime.backend import Backend
 from ..checks import check_dtype, check_format, check_gate, factors_of
 from ..dequantize import dequantize
@@ -51,7 +52,14 @@ def check_x(x: X, weight: PreparedWeight, stack: bool = False) -> int:
         expected = "a stack (E, N, K)" if stack else "a matrix (N, K)"
         hint = "prepare_weight takes stacks." if stack else "A stack is for grouped_gemm_contiguous."
         raise OperandError.of("b", got=repr(weight), expected=expected, hint=hint)
-    if isinstance(x, BlockScaledTensor):
+    if isinstance(x, RowScaledTensor):
+        if weight.dtype is not torch.float8_e4m3fn:
+            hint = "prepare_weight(weight, dtype=torch.float8_e4m3fn)."
+            raise OperandTypeError.of(
+                "dtype of a weight for rows in FP8", got=weight.dtype, expected="torch.float8_e4m3fn", hint=hint
+            )
+        shape, device = (x.rows, x.k), x.device
+    elif isinstance(x, BlockScaledTensor):
         check_decodable(x, weight)
         shape, device = ((x.batch,) if x.is_batched else ()) + (x.rows, x.k), x.device
         if x.scale_layout != "blocked":

@@ -17,6 +17,7 @@ from functools import partial
 from cute_nvfp4.sim.checks import kernel as facts
 from cute_nvfp4.sim.checks.asynchronous import AsynchronousAccesses
 from cute_nvfp4.sim.checks.barrier_use import BarrierUse
+from cute_nvfp4.sim.checks.clocks import Layers
 from cute_nvfp4.sim.checks.cluster_start import ClusterStart
 from cute_nvfp4.sim.checks.dependency import Dependency, Earlier
 from cute_nvfp4.sim.checks.ending import Ending
@@ -32,7 +33,7 @@ from cute_nvfp4.sim.checks.report import Labels
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.checks.strict import Strict
 from cute_nvfp4.sim.checks.synchronisation import Synchronisation
-from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
+from cute_nvfp4.sim.checks.tensor_maps import Changes, TensorMaps
 from cute_nvfp4.sim.checks.tensor_memory import TensorMemoryUse
 from cute_nvfp4.sim.checks.unwritten import Unwritten
 from cute_nvfp4.sim.checks.warpgroups import WarpgroupRegisters
@@ -59,16 +60,16 @@ class Checks:
         self._findings, self._unwritten, self._waves = findings, unwritten, itertools.count()
         self._labels = Labels()
         self._left: dict[int, list[Left]] = {}
-        self._kinds = facts.kinds(kernel.source)
+        self._kinds, self._layers = facts.kinds(kernel.source), Layers.of(facts.fenced_spaces(kernel.source))
         self._shared_grain, grain = facts.grains(kernel.source)
         self._globals = GlobalShadows(memory, grain, unwritten.written)
         self._self_completing = facts.self_completing(kernel)
         self._exchanges = exchanges_of(kernel)
-        self._map_versions: dict[int, int] = {}
+        self._map_versions: dict[int, Changes] = {}
 
     def listeners(self, wave: Wave) -> list[Listener]:
         """The parts, for one wave."""
-        state = State(wave, self._labels, self._left, self._kinds, self._findings)
+        state = State(wave, self._labels, self._left, self._kinds, self._layers, self._findings)
         shadows = Shadows(state, self._globals, self._shared_grain, partial(self._unwritten.read, next(self._waves)))
         exchanges = Exchanges(state, self._exchanges) if self._exchanges else None
         barriers, dependency = BarrierUse(state), Dependency(state, self._earlier)

@@ -238,6 +238,7 @@ class AsynchronousAccesses(Listener):
             cluster=cluster,
             strong=strong,
             proxy=agents.proxy,
+            layer=c.layers.global_ if by_cluster else c.layers.shared,
         )
 
 

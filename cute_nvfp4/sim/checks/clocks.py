@@ -4,7 +4,8 @@ Clocks are kept by cluster: warps of different clusters can only meet in global 
 something whose operations are ordered among themselves, or end together: per warp the thread itself and each
 asynchronous pipe that the kernel uses, and each mbarrier, whose clock counts its phases. What a warp knows is a row of
 clocks, one a component; twice, because the asynchronous proxy sees generic writes only after a proxy fence:
-``known[warp, 0]`` is what happened before, ``known[warp, 1]`` what of it the asynchronous proxy may read.
+``known[warp, 0]`` is what happened before, ``known[warp, 1]`` what of it the asynchronous proxy may read in shared
+memory. What it may read in global memory is the same, or ``known[warp, 2]`` where fences name a space (``Layers``).
 
 A thread's clock begins with 2, so that 1 says no more than that the thread has started, and advances when it releases.
 ``known[warp, 0, own]`` is not that clock but its value at the last time the lanes of the warp met (bar.warp.sync or a
@@ -13,7 +14,12 @@ barrier): what lanes did since is not ordered among them.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from typing import NamedTuple
+
 import numpy as np
+
+from cute_nvfp4.sim.checks.epoch import MANY
 
 GENERIC = ("thread",)
 """Kinds of components whose writes the asynchronous proxy sees only after a proxy fence. cp.async is not among them:
@@ -22,6 +28,21 @@ OWN = ("thread", "load")
 """Kinds whose clock is that of the thread itself. What it loads from shared memory is told apart in kernels where wgmma
 takes A from registers: the end of a wgmma is the end of the loads that its registers came from."""
 NAMED_BARRIERS = 16
+
+
+class Layers(NamedTuple):
+    """Which layer of ``known`` says what the asynchronous proxy may read of each space; 0: it may read nothing, for no
+    fence of the kernel is for that space."""
+
+    shared: int = 1
+    global_: int = 1
+
+    @staticmethod
+    def of(spaces: Collection[str]) -> Layers:
+        """The layers for the ``spaces`` that fences of the kernel name: "shared", "global", or "" for both."""
+        if set(spaces) <= {""}:
+            return Layers()
+        return Layers(1, 0) if set(spaces) == {"shared"} else Layers(1, 2)
 
 
 def join(target: np.ndarray, index: np.ndarray, rows: np.ndarray) -> None:
@@ -37,7 +58,16 @@ def join(target: np.ndarray, index: np.ndarray, rows: np.ndarray) -> None:
 class Clocks:
     """``kinds`` are the components each warp has; ``room`` of the last axis grows with the mbarriers."""
 
-    def __init__(self, warps: int, warps_per_cta: int, cluster_size: int, kinds: tuple[str, ...], slots: int = 8):
+    def __init__(
+        self,
+        warps: int,
+        warps_per_cta: int,
+        cluster_size: int,
+        kinds: tuple[str, ...],
+        slots: int = 8,
+        layers: Layers = Layers(),  # noqa: B008 (it is immutable)
+    ):
+        self.layers, depth = layers, 1 + max(layers)
         self.warps, self.cluster_size, self.warps_per_cta = warps, cluster_size, warps_per_cta
         self.per_cluster = warps_per_cta * cluster_size
         self.clusters, self.ctas = warps // self.per_cluster, warps // warps_per_cta
@@ -52,16 +82,23 @@ class Clocks:
         self.met = np.zeros(warps, bool)
         self.open = {kind: np.ones(warps, np.int32) for kind in kinds}
         self.published = np.zeros(warps, np.int32)
-        self.known = np.zeros((warps, 2, self.room), np.int32)
-        # relaxed mbarrier operations: what waits have seen, and what fences have prepared for arrivals
+        # of warps whose lanes have met in part since they have all met: the clock, and which lanes (32,)
+        self.met_lanes: dict[int, list[tuple[int, np.ndarray]]] = {}
+        self.known = np.zeros((warps, depth, self.room), np.int32)
+        # relaxed mbarrier operations: what waits have seen, and what fences have prepared for arrivals; ``far`` and
+        # ``wide`` are the same where threads of other CTAs take part, for which the fences' scope must be wide enough
         self.seen, self.prepared = np.zeros_like(self.known), np.zeros_like(self.known)
-        self.named = np.zeros((self.ctas, NAMED_BARRIERS, 2, self.room), np.int32)
-        self.cluster = np.zeros((self.clusters, 2, 2, self.room), np.int32)
-        self.gathering = np.zeros((self.clusters, self.barriers, 2, self.room), np.int32)
+        self.far, self.wide = np.zeros_like(self.known), np.zeros_like(self.known)
+        self.named = np.zeros((self.ctas, NAMED_BARRIERS, depth, self.room), np.int32)
+        self.cluster = np.zeros((self.clusters, 2, depth, self.room), np.int32)
+        self.gathering = np.zeros((self.clusters, self.barriers, depth, self.room), np.int32)
         self.ended = np.zeros_like(self.gathering)
         self.signals = np.zeros((self.clusters, self.barriers, self.room), np.int32)
         self.sender = np.zeros((self.clusters, self.barriers, self.room), np.uint16)
         self.initialised = np.zeros((self.clusters, self.barriers), np.uint64)
+        # whether a thread of another CTA has arrived in the phase under way, and in the last one
+        self.visited = np.zeros((self.clusters, self.barriers), bool)
+        self.visited_before = np.zeros_like(self.visited)
         self.last_use = np.zeros((self.clusters, self.barriers), np.uint16)
         self.exit = np.zeros((self.ctas, self.room), np.int32)
         self.flat = self.known.reshape(-1)
@@ -73,13 +110,18 @@ class Clocks:
         more = max(self.barriers, (slot + 1) * self.cluster_size - self.barriers)
         self.barriers += more
         self.room += more
-        for name in ("gathering", "ended", "signals", "sender", "initialised", "last_use"):
+        for name in (
+            *("gathering", "ended", "signals", "sender", "initialised", "last_use"),
+            *("visited", "visited_before"),
+        ):
             a = getattr(self, name)
             setattr(self, name, np.pad(a, [(0, 0), (0, more)] + [(0, 0)] * (a.ndim - 2)))
         for name in (
             "known",
             "seen",
             "prepared",
+            "far",
+            "wide",
             "named",
             "cluster",
             "gathering",
@@ -106,13 +148,13 @@ class Clocks:
         return slot * self.cluster_size + cta % self.cluster_size
 
     def base(self, warps: np.ndarray) -> np.ndarray:
-        """Where a warp's row of ``known`` begins in ``flat``; what the asynchronous proxy sees is ``room`` further."""
-        return warps * (2 * self.room)
+        """Where a warp's row of ``known`` begins in ``flat``; the next layer is ``room`` further."""
+        return warps * (self.known.shape[1] * self.room)
 
     # what a warp gives and takes
 
     def snapshot(self, warps: np.ndarray) -> np.ndarray:
-        """(k, 2, room): what the warps know, their own clocks included."""
+        """(k, layers, room): what the warps know, their own clocks included."""
         rows = self.known[warps]
         for first in self.own:
             rows[np.arange(len(warps)), 0, first + warps % self.per_cluster] = self.now[warps]
@@ -135,8 +177,23 @@ class Clocks:
 
     # barriers
 
+    def meet_some(self, warp: int, lanes: np.ndarray) -> None:
+        """bar.warp.sync of some ``lanes`` (32,) of a warp."""
+        self.met_lanes.setdefault(warp, []).append((int(self.now[warp]), lanes))
+        self.now[warp] += 1
+
+    def some_met(self, warp: int, clock: int, one: int, other: int) -> bool:
+        """Whether two lanes of a warp, ``MANY`` for several, have met since a clock without all the others."""
+        return any(
+            clock <= when and all(lane >= MANY or lanes[lane] for lane in (one, other))
+            for when, lanes in self.met_lanes.get(warp, ())
+        )
+
     def meet(self, warps: np.ndarray) -> None:
-        """bar.warp.sync."""
+        """bar.warp.sync of all lanes."""
+        if self.met_lanes:
+            for warp in warps.tolist():
+                self.met_lanes.pop(warp, None)
         for first in self.own:
             self.known[warps, 0, first + warps % self.per_cluster] = self.now[warps]
         self.now[warps] += 1
@@ -155,13 +212,17 @@ class Clocks:
         self.named[cta, ident] = 0
 
     def cluster_arrive(self, warps: np.ndarray, parity: np.ndarray, release: bool) -> None:
-        """barrier.cluster.arrive in a phase of this parity. A relaxed arrival carries only mbarrier initialisations
-        that fence.mbarrier_init has published."""
+        """barrier.cluster.arrive in a phase of this parity. A relaxed arrival carries what a fence before it
+        has prepared, and mbarrier initialisations that fence.mbarrier_init has published."""
         cluster = warps // self.per_cluster
         if release:
             rows = self.release(warps)
             join(self.cluster.reshape(self.clusters * 2, -1), cluster * 2 + parity, rows.reshape(len(warps), -1))
-        elif "init" in self.kinds:
+            return
+        join(
+            self.cluster.reshape(self.clusters * 2, -1), cluster * 2 + parity, self.wide[warps].reshape(len(warps), -1)
+        )
+        if "init" in self.kinds:
             at = (cluster, parity, slice(None), self.component("init", warps))
             self.cluster[at] = np.maximum(self.cluster[at], self.published[warps][:, None])
 
@@ -181,7 +242,7 @@ class Clocks:
         return clock
 
     def gather(self, rows: np.ndarray, cta: np.ndarray, slot: np.ndarray) -> None:
-        """Adds (k, 2, room) to what the ends of the phases under way will say."""
+        """Adds (k, layers, room) to what the ends of the phases under way will say."""
         at = cta // self.cluster_size * self.barriers + self.barrier(cta, slot)
         join(self.gathering.reshape(self.clusters * self.barriers, -1), at, rows.reshape(len(at), -1))
 
@@ -197,31 +258,51 @@ class Clocks:
         cluster, b = cta // self.cluster_size, self.barrier(cta, slot)
         self.gathering[cluster, b, :, self.first_barrier + b] = phase[:, None]
         self.ended[cluster, b] = self.gathering[cluster, b]
+        self.visited_before[cluster, b], self.visited[cluster, b] = self.visited[cluster, b], False
 
     def pass_phase(self, warps: np.ndarray, cta: np.ndarray, slot: np.ndarray, acquire: bool = True) -> None:
         """The warps have seen the last phase end; without ``acquire`` they know what it says after a fence."""
-        rows = self.ended[cta // self.cluster_size, self.barrier(cta, slot)].reshape(len(warps), -1)
-        join((self.known if acquire else self.seen).reshape(self.warps, -1), warps, rows)
+        at = cta // self.cluster_size, self.barrier(cta, slot)
+        rows = self.ended[at].reshape(len(warps), -1)
+        if acquire:
+            join(self.known.reshape(self.warps, -1), warps, rows)
+            return
+        visited = self.visited_before[at]
+        for seen, some in ((self.seen, ~visited), (self.far, visited)):
+            if some.any():
+                join(seen.reshape(self.warps, -1), warps[some], rows[some])
 
     # fences and groups
 
-    def fence(self, warps: np.ndarray, tensor: bool) -> None:
-        """A fence: what relaxed waits have seen is known now, and what is known now goes with relaxed arrivals. With
-        ``tensor`` (tcgen05.fence) that goes for operations on tensor memory only."""
-        rows, seen = self.snapshot(warps), self.seen[warps]
+    def fence(
+        self, warps: np.ndarray, wide: bool, takes: bool = True, gives: bool = True, tensor: bool = False
+    ) -> None:
+        """A fence, whose scope has the whole cluster if it is ``wide``: what relaxed waits have seen is known now (it
+        ``takes``), and what is known now goes with relaxed arrivals (it ``gives``). With ``tensor`` (tcgen05.fence)
+        that goes for operations on tensor memory only."""
+        rows, seen = self.snapshot(warps), self.seen[warps] if takes else np.zeros_like(self.seen[warps])
+        if takes and wide and self.cluster_size > 1:
+            seen = np.maximum(seen, self.far[warps])
         if tensor:
             other = np.ones(self.room, bool)
             for kind in self.kinds.keys() & {"tensor", "tmem_load", "tmem_store"}:
                 first = self.kinds[kind] * self.per_cluster
                 other[first : first + self.per_cluster] = False
             rows[..., other] = seen[..., other] = 0
-        self.prepared[warps] = np.maximum(self.prepared[warps], np.maximum(rows, seen))
+        if gives:
+            ready = np.maximum(rows, seen)
+            for prepared in (self.prepared, self.wide) if wide and self.cluster_size > 1 else (self.prepared,):
+                prepared[warps] = np.maximum(prepared[warps], ready)
         self.known[warps] = np.maximum(self.known[warps], seen)
         self.now[warps] += 1
 
-    def fence_async(self, warps: np.ndarray) -> None:
-        """fence.proxy.async: the asynchronous proxy sees what the warps know."""
-        self.known[warps, 1] = self.snapshot(warps)[:, 0]
+    def fence_async(self, warps: np.ndarray, space: str = "") -> None:
+        """fence.proxy.async: the asynchronous proxy sees what the warps know, in ``space`` or everywhere."""
+        seen = self.snapshot(warps)[:, 0]
+        for layer in {"shared": {self.layers.shared}, "global": {self.layers.global_}}.get(space, set(self.layers)) - {
+            0
+        }:
+            self.known[warps, layer] = seen
         self.now[warps] += 1
 
     def fence_init(self, warps: np.ndarray) -> None:

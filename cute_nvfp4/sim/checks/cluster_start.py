@@ -32,7 +32,8 @@ class ClusterStart:
             return
         warps, cta = warps[other], cta[other]
         of = (cta % c.cluster_size * c.warps_per_cta)[:, None] + np.arange(c.warps_per_cta)
-        late = ~(np.maximum(c.known[warps[:, None], 0, of], c.seen[warps[:, None], 0, of]) > 0).any(axis=1)
+        told = np.maximum(c.known[warps[:, None], 0, of], c.far[warps[:, None], 0, of])
+        late = ~(told > 0).any(axis=1)
         if late.any():
             k = int(late.argmax())
             name = self.state.wave.cta_name(int(cta[k]))

@@ -1,7 +1,8 @@
 """Order made through memory: releases and acquires, and what warps know of other clusters.
 
-A release leaves the clocks of the warp at an address; an acquire that reads it takes them. Fences turn relaxed and
-volatile accesses into releases and acquires (PTX ISA, "Memory Consistency Model": release and acquire patterns).
+A release leaves the clocks of the warp at an address; an acquire that reads it takes them, if the scopes of both
+include the other thread. Fences turn relaxed and volatile accesses into releases and acquires (PTX ISA, "Memory
+Consistency Model": release and acquire patterns); then the scopes of the fence and of the access count, both.
 Within a cluster that is a join of clocks. Knowledge of other clusters is rare, so it is kept in dictionaries, which
 travel with every later synchronisation of the warps that have some.
 """
@@ -13,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cute_nvfp4.sim.checks.clocks import Clocks
+from cute_nvfp4.sim.checks.scopes import CLUSTER, CTA, GPU
 
 Knowledge = dict[int, np.ndarray]
 """Clocks (room,) by cluster of the launch."""
@@ -20,9 +22,13 @@ Knowledge = dict[int, np.ndarray]
 
 @dataclass
 class Left:
-    """What a release left at an address: the clocks (2, room) of a cluster, and foreign knowledge."""
+    """What a release left at an address: the clocks (2, room) of a cluster, and foreign knowledge.
+
+    ``rank`` is that of its CTA in the cluster; ``scope`` says who may take it."""
 
     cluster: int
+    rank: int
+    scope: int
     clocks: np.ndarray
     foreign: Knowledge = field(default_factory=dict)
 
@@ -48,13 +54,14 @@ def merge(into: Knowledge, more: Knowledge) -> None:
 
 class Foreign:
     """Order through memory in one wave. ``left`` has the releases of the launch by host address; ``cluster_of_warp``
-    numbers its clusters."""
+    numbers its clusters. ``fenced`` has for a warp, by scope, what each fence has prepared for relaxed writes, of those
+    whose scope is wider than that of all later ones."""
 
     def __init__(self, clocks: Clocks, left: dict[int, list[Left]], cluster_of_warp: np.ndarray) -> None:
         self.clocks, self.left, self.cluster_of_warp = clocks, left, cluster_of_warp
         self.of_warp: dict[int, Knowledge] = {}
         self.at_barrier: dict[tuple, Knowledge] = {}
-        self.fenced: dict[int, tuple[np.ndarray, Knowledge]] = {}
+        self.fenced: dict[int, dict[int, tuple[np.ndarray, Knowledge]]] = {}
         self.seen: dict[int, list[Left]] = {}
 
     def ordered(self, warps, clusters, components, clocks) -> np.ndarray:
@@ -70,48 +77,68 @@ class Foreign:
 
     # memory operations: warps (k,) and host addresses (k,)
 
-    def wrote(self, warps: np.ndarray, addresses: np.ndarray, release: bool, update: bool) -> None:
+    def wrote(self, warps: np.ndarray, addresses: np.ndarray, release: bool, update: bool, scope: int) -> None:
         """Strong writes. A plain strong write ends what was released before at the address, an ``update`` adds."""
         if not (release or self.fenced or (self.left and not update)):
             return
         rows = self.clocks.snapshot(warps) if release else None
         for j, (w, at) in enumerate(zip(warps.tolist(), addresses.tolist())):
             if release:
-                gives = Left(int(self.cluster_of_warp[w]) & 0xFFFF, rows[j], self.of_warp.get(w, {}))
-            elif w in self.fenced:
-                clocks, foreign = self.fenced[w]
-                gives = Left(int(self.cluster_of_warp[w]) & 0xFFFF, clocks, foreign)
+                gives = [self._left(w, scope, rows[j], self.of_warp.get(w, {}))]
             else:
-                gives = None
+                gives = [self._left(w, min(scope, s), *kept) for s, kept in self.fenced.get(w, {}).items()]
             if not update:
                 self.left.pop(at, None)
-            if gives is not None:
-                self.left.setdefault(at, []).append(gives)
+            if gives:
+                self.left.setdefault(at, []).extend(gives)
                 if len(self.left[at]) > 8:
                     self.left[at] = _compact(self.left[at])
         if release:
             self.clocks.now[warps] += 1
 
-    def read(self, warps: np.ndarray, addresses: np.ndarray, acquire: bool) -> None:
+    def _left(self, warp: int, scope: int, clocks: np.ndarray, foreign: Knowledge) -> Left:
+        return Left(int(self.cluster_of_warp[warp]) & 0xFFFF, self._rank(warp), scope, clocks, foreign)
+
+    def _rank(self, warp: int) -> int:
+        return warp % self.clocks.per_cluster // self.clocks.warps_per_cta
+
+    def _includes(self, scope: int, warp: int, left: Left) -> bool:
+        """Whether a scope has both the warp and the thread that left something in it."""
+        if left.cluster != int(self.cluster_of_warp[warp]) & 0xFFFF:
+            return scope >= GPU
+        return scope >= (CTA if left.rank == self._rank(warp) else CLUSTER)
+
+    def read(self, warps: np.ndarray, addresses: np.ndarray, acquire: bool, scope: int) -> None:
         """Strong reads."""
         if not self.left:
             return
         for w, at in zip(warps.tolist(), addresses.tolist()):
             for left in self.left.get(at, ()):
+                if not self._includes(min(scope, left.scope), w, left):
+                    continue
                 if acquire:
                     self._take(w, left)
                 else:
                     self.seen.setdefault(w, []).append(left)
 
-    def fence(self, warps: np.ndarray) -> None:
-        """fence.acq_rel, fence.sc, membar."""
-        if self.seen:
+    def fence(self, warps: np.ndarray, scope: int, takes: bool = True, gives: bool = True) -> None:
+        """fence.acq_rel, fence.sc, membar; one of .acquire or .release only ``takes`` or ``gives``."""
+        if self.seen and takes:
             for w in warps.tolist():
+                later = []
                 for left in self.seen.pop(w, ()):
-                    self._take(w, left)
+                    if self._includes(scope, w, left):
+                        self._take(w, left)
+                    else:
+                        later.append(left)
+                if later:
+                    self.seen[w] = later
+        if not gives:
+            return
         rows = self.clocks.release(warps)
         for j, w in enumerate(warps.tolist()):
-            self.fenced[w] = (rows[j], dict(self.of_warp.get(w, {})))
+            wider = {s: kept for s, kept in self.fenced.get(w, {}).items() if s > scope}
+            self.fenced[w] = {**wider, scope: (rows[j], dict(self.of_warp.get(w, {})))}
 
     def _take(self, warp: int, left: Left) -> None:
         own = int(self.cluster_of_warp[warp]) & 0xFFFF
@@ -141,12 +168,13 @@ class Foreign:
 
 
 def _compact(left: list[Left]) -> list[Left]:
-    """``left`` with its knowledge merged into one entry a cluster."""
-    by: dict[int, Left] = {}
+    """``left`` with its knowledge merged into one entry for each CTA and scope."""
+    by: dict[tuple[int, int, int], Left] = {}
     for one in left:
-        have = by.get(one.cluster)
+        key = one.cluster, one.rank, one.scope
+        have = by.get(key)
         if have is None:
-            by[one.cluster] = Left(one.cluster, one.clocks, dict(one.foreign))
+            by[key] = Left(*key, one.clocks, dict(one.foreign))
         else:
             have.clocks = _larger(have.clocks, one.clocks)
             merge(have.foreign, one.foreign)

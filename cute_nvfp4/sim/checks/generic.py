@@ -10,6 +10,7 @@ from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.cluster_start import ClusterStart
 from cute_nvfp4.sim.checks.exchanges import Exchanges
 from cute_nvfp4.sim.checks.memory import Shadows
+from cute_nvfp4.sim.checks.scopes import CLUSTER, GPU, scope_of
 from cute_nvfp4.sim.checks.shadow import Actor
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
@@ -65,7 +66,8 @@ class GenericAccesses(Listener):
             return
         how = order(a)
         if how != "weak":
-            self.foreign.read(*self._threads(g, host, mask), how in ("acquire", "acq_rel", "sc"))
+            who = self._threads(g, host, mask)
+            self.foreign.read(*who, how in ("acquire", "acq_rel", "sc"), scope_of(a.instruction))
         self._access(g, a, space, host, mask, write=False, strong=how != "weak")
 
     def store(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask, values: Values) -> None:
@@ -74,16 +76,16 @@ class GenericAccesses(Listener):
         how = order(a)
         self._access(g, a, space, host, mask, write=True, strong=how != "weak", values=values)
         if a.instruction.base == "tensormap" and space == "global":
-            self.maps.written(self._threads(g, host, mask)[1])
+            self.maps.written(a.instruction, *self._threads(g, host, mask))
         if how != "weak":
-            self.foreign.wrote(*self._threads(g, host, mask), how == "release", update=False)
+            self.foreign.wrote(*self._threads(g, host, mask), how == "release", False, scope_of(a.instruction))
 
     def atomic(self, g: Group, a: Access, space: str, host: np.ndarray, mask: Mask) -> None:
-        how = order(a)
+        how, scope = order(a), scope_of(a.instruction)
         who = self._threads(g, host, mask)
-        self.foreign.read(*who, how in ("acquire", "acq_rel", "sc"))
+        self.foreign.read(*who, how in ("acquire", "acq_rel", "sc"), scope)
         self._access(g, a, space, host, mask, write=True, strong=True)
-        self.foreign.wrote(*who, how in ("release", "acq_rel", "sc"), update=True)
+        self.foreign.wrote(*who, how in ("release", "acq_rel", "sc"), True, scope)
 
     def _threads(self, g: Group, host: np.ndarray, mask: Mask) -> tuple[np.ndarray, np.ndarray]:
         """(warps, addresses), each pair once."""
@@ -95,6 +97,16 @@ class GenericAccesses(Listener):
     def _access(self, g, a, space, host, mask, write: bool, strong: bool, values: Values = ()) -> None:
         if space not in ("shared", "cluster", "global"):
             return
+        if not strong or scope_of(a.instruction) >= GPU or len(ctas := np.unique(g.ctas())) == 1:
+            self._part(g, a, space, host, mask, write, strong, values)
+            return
+        # of CTAs that execute together each is asked about the others
+        for cta in ctas.tolist():
+            part = g.lanes(mask) & (g.ctas() == cta)[:, None]
+            if part.any():
+                self._part(g, a, space, host, part, write, strong, values)
+
+    def _part(self, g, a, space, host, mask, write: bool, strong: bool, values: Values) -> None:
         if space != "global":
             address, who, _ = self._actor(g, a, host, mask, strong, False, values)
             byte = address - self.wave.shared.base
@@ -156,7 +168,8 @@ class GenericAccesses(Listener):
         clock = (c.now[warps] if now is None else now)[:, None]
         apart = a.kind == "load" and not by_cluster and "load" in c.kinds
         own = c.component("load", warps)[:, None] if apart else thread
-        row = ep.pack(label if cluster is None else cluster, own, clock, 0, strong)
+        narrow = strong and scope_of(a.instruction) < (GPU if by_cluster else CLUSTER)
+        row = ep.pack(label if cluster is None else cluster, own, clock, 0, strong, narrow)
         who = Actor(
             c,
             a.instruction,
@@ -167,6 +180,7 @@ class GenericAccesses(Listener):
             lane=lanes,
             cluster=cluster,
             strong=strong,
+            narrow=narrow,
             distinct=False,
             unchanged=(lambda: self._unchanged(g, a, host, mask, values)) if values else None,
             clash=(lambda: self._clash(g, a, host, mask, values)) if values and not strong else None,

@@ -52,7 +52,7 @@ Enter = Callable[[Watched], tuple[np.ndarray, Actor, int]]
 class NoClocks:
     """Knows nothing, so that a noted read replaces no other."""
 
-    room, generic = 0, 0
+    room, generic, met_lanes = 0, 0, ()
     flat = np.zeros(1 << 16, np.int32)
 
     @staticmethod

@@ -32,6 +32,21 @@ def kinds(kernel: Kernel) -> tuple[str, ...]:
     return ("thread", *(kind for kind, test in _KIND_OF.items() if any(test(i) for i in kernel.code)))
 
 
+def fenced_space(i: Instruction) -> str | None:
+    """The state space for which a fence joins the generic and the asynchronous proxy: "shared", "global", "" for both;
+    None where it does not."""
+    words = set(i.mods)
+    if i.base not in ("fence", "membar") or "proxy" not in words or not words & {"async", "async::generic"}:
+        return None
+    shared = {"shared::cta", "shared::cluster"} & words or "async::generic" in words
+    return "global" if "global" in words else "shared" if shared else ""
+
+
+def fenced_spaces(kernel: Kernel) -> set[str]:
+    """The spaces of all such fences of a kernel."""
+    return {space for i in kernel.code if (space := fenced_space(i)) is not None}
+
+
 def grains(kernel: Kernel) -> tuple[int, int]:
     """(shared, global): bytes of the narrowest write of a single access, at most 16."""
     shared = wide = 16

@@ -30,7 +30,9 @@ class Actor:
     ``epoch``: the epochs to write down. ``base``: where the agents' clocks begin in ``Clocks.flat``. ``warps``: the
     warps that issue. ``thread`` and ``lane``: the component and lane of the thread itself, whose earlier accesses are
     in order (lane None: they are not told apart). ``own``: components of which the agents know everything.
-    ``cluster``: cluster of the launch, for global memory. ``proxy``: the access is of the asynchronous proxy.
+    ``strong``: of two strong accesses neither races, unless one is ``narrow`` and the other of another CTA (in shared
+    memory) or cluster (in global memory). ``cluster``: cluster of the launch, for global memory. ``proxy``: the access
+    is of the asynchronous proxy, whose ``layer`` of the clocks says what it may read.
     ``distinct``: no granule appears twice. ``unchanged``: whether all that is written is there already; ``clash``:
     whether two lanes write different values to one place, which ``together`` says may be although no granule is
     named twice. ``depends`` leaves out reads that what is written depends on.
@@ -46,7 +48,9 @@ class Actor:
     own: tuple[np.ndarray, ...] = ()
     cluster: np.ndarray | None = None
     strong: bool = False
+    narrow: bool = False
     proxy: bool = False
+    layer: int = 1
     distinct: bool = True
     unchanged: Callable[[], bool] | None = None
     clash: Callable[[], bool] | None = None
@@ -91,14 +95,36 @@ class Actor:
         if self.lane is not None:
             same = same & (ep.lanes(found) == self.lane) & (self.lane != ep.MANY)
         bad = bad & ~same
+        if self.clocks.met_lanes and self.lane is not None and bad.any():
+            bad = self._met(found, clocks, component, bad, mine)
         if self.strong:
-            bad = bad & ~ep.strong(found)
+            bad = bad & ~(ep.strong(found) & self._in_scope(found, component))
         if foreign is not None and self.cluster is not None and bad.any():
             where = np.nonzero(bad & (ep.labels(found) != (self.cluster & 0xFFFF)))
             # ``found`` may have one column, and ``bad`` one for each lane
             each = (np.broadcast_to(x, bad.shape)[where] for x in (self.warps, ep.labels(found), component, clocks))
             bad[where] = ~foreign(*each)
         return bad if bad.any() else None
+
+    def _met(self, found, clocks, component, bad, mine) -> np.ndarray:
+        """Takes out of ``bad`` what a lane of the warp has done that has met this one since, without all others."""
+        bad = np.array(bad)
+        where = np.nonzero(bad & (self.clocks.thread_of(component) == self.thread) & mine)
+        parts = (self.warps, clocks, ep.lanes(found), self.lane)
+        each = zip(*(np.broadcast_to(x, bad.shape)[where].tolist() for x in parts))
+        bad[where] = [not self.clocks.some_met(*one) for one in each]
+        return bad
+
+    def _in_scope(self, found: np.ndarray, component: np.ndarray) -> np.ndarray | bool:
+        """Whether both accesses, if they are strong, name scopes that include the other thread."""
+        narrow = ep.narrow(found) | self.narrow
+        if not narrow.any():
+            return True
+        if self.cluster is not None:
+            return ~narrow | (ep.labels(found) == (self.cluster & 0xFFFF))
+        per = self.clocks.warps_per_cta
+        theirs, mine = (x % self.clocks.per_cluster // per for x in (component.astype(np.int64), self.thread))
+        return ~narrow | (theirs == mine)
 
     def unseen(self, found: np.ndarray, reads: bool = False) -> np.ndarray | None:
         """Which generic writes, or ``reads``, among ``found`` no proxy fence has put before the asynchronous proxy."""
@@ -110,7 +136,8 @@ class Actor:
             generic &= ep.labels(found) == (self.cluster & 0xFFFF)
         if not generic.any():
             return None
-        bad = generic & (ep.clocks(found) > self.clocks.flat.take(self.base + self.clocks.room + component))
+        seen = self.clocks.flat.take(self.base + self.layer * self.clocks.room + component) if self.layer else 0
+        bad = generic & (ep.clocks(found) > seen)
         return bad if bad.any() else None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cute_nvfp4.sim.checks.clocks import Clocks
+from cute_nvfp4.sim.checks.clocks import Clocks, Layers
 from cute_nvfp4.sim.checks.findings import Findings
 from cute_nvfp4.sim.checks.foreign import Foreign, Left
 from cute_nvfp4.sim.checks.report import Labels, Reporter
@@ -19,11 +19,17 @@ class State:
     """
 
     def __init__(
-        self, wave: Wave, labels: Labels, left: dict[int, list[Left]], kinds: tuple[str, ...], findings: Findings
+        self,
+        wave: Wave,
+        labels: Labels,
+        left: dict[int, list[Left]],
+        kinds: tuple[str, ...],
+        layers: Layers,
+        findings: Findings,
     ) -> None:
         self.wave, self.labels, self.title, self.findings = wave, labels, wave.run.launch.title, findings
         slots = max(8, len(wave.mbarriers.offset_of))
-        self.clocks = Clocks(wave.warps, wave.warps_per_cta, wave.cluster_size, kinds, slots)
+        self.clocks = Clocks(wave.warps, wave.warps_per_cta, wave.cluster_size, kinds, slots, layers)
         self.reporter = Reporter(wave, self.clocks, labels, findings)
         self.cluster_of_warp = wave.cluster_index[wave.cta_of_warp]
         self.foreign = Foreign(self.clocks, left, self.cluster_of_warp)

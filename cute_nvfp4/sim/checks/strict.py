@@ -87,8 +87,12 @@ class Strict(Listener):
                 "lane-signal", warp, i, "signals for other lanes too, which bar.warp.sync would have to come before"
             )
 
-    def warp_synced(self, g: Group, mask: Mask) -> None:
-        self._met(g.warps[g.lanes(mask).any(axis=1)])
+    def warp_synced(self, g: Group, mask: Mask, members: Mask) -> None:
+        warps = g.warps[g.lanes(mask).any(axis=1)]
+        if members is None:
+            self._met(warps)
+        else:
+            self.touched[g.warps] &= ~(members & g.lanes(mask).any(axis=1, keepdims=True))
 
     def tensor_waited(self, g: Group, mask: Mask, kind: str) -> None:
         self._met(g.warps)

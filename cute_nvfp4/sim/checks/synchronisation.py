@@ -7,7 +7,9 @@ import numpy as np
 from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.barrier_use import BarrierUse
 from cute_nvfp4.sim.checks.cluster_start import ClusterStart
+from cute_nvfp4.sim.checks.kernel import fenced_space
 from cute_nvfp4.sim.checks.memory import Shadows
+from cute_nvfp4.sim.checks.scopes import CLUSTER, CTA, scope_of, written_scope
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.checks.tensor_maps import TensorMaps
 from cute_nvfp4.sim.frontend.model import Instruction
@@ -31,8 +33,17 @@ class Synchronisation(Listener):
 
     # barriers
 
-    def warp_synced(self, g: Group, mask: Mask) -> None:
-        self.clocks.meet(self._active(g, mask))
+    def warp_synced(self, g: Group, mask: Mask, members: Mask) -> None:
+        """Lanes that the mask leaves out have not met the others."""
+        warps = self._active(g, mask)
+        if members is None or members.all():
+            self.clocks.meet(warps)
+            return
+        here = np.broadcast_to(members, (g.n, 32))[np.searchsorted(g.warps, warps)]
+        whole = (here | ~self.wave.live[warps]).all(axis=1)
+        self.clocks.meet(warps[whole])
+        for warp, lanes in zip(warps[~whole].tolist(), here[~whole]):
+            self.clocks.meet_some(warp, lanes)
 
     def barrier_arrived(self, g: Group, i: Instruction, ident: np.ndarray, count: np.ndarray) -> None:
         warps = g.warps
@@ -103,8 +114,33 @@ class Synchronisation(Listener):
             new[1:] = (warps[1:] != warps[:-1]) | (cta[1:] != cta[:-1]) | (slot[1:] != slot[:-1])
             warps, cta, slot = warps[new], cta[new], slot[new]
         self.foreign.give("gather", warps, cta, slot)
-        c.gather(c.release(warps) if release else c.prepared[warps], cta, slot)
+        rows = c.release(warps) if release else c.prepared[warps]
+        if (far := warps // c.warps_per_cta != cta).any():
+            self._far(i, warps, cta, slot, far, rows, release)
+        c.gather(rows, cta, slot)
         c.signal(cta, slot, c.component("thread", warps), c.now[warps] - int(release), self.labels.label(i))
+
+    def _far(self, i: Instruction, warps, cta, slot, far: np.ndarray, rows: np.ndarray, release: bool) -> None:
+        """Arrivals at mbarriers of other CTAs (``far`` of all) tell the threads there of nothing if their scope leaves
+        those out. That of most is not written: then it is the CTA (PTX ISA, "mbarrier.arrive"), but NVIDIA's kernels
+        rely on that they tell."""
+        c, scope = self.clocks, written_scope(i)
+        c.visited[cta[far] // c.cluster_size, c.barrier(cta[far], slot[far])] = True
+        if scope == CTA:
+            rows[far] = 0
+        elif not release:
+            rows[far] = c.wide[warps[far]]
+        # that it has started is told by any arrival
+        own = c.component("thread", warps[far])
+        rows[far, 0, own] = np.maximum(rows[far, 0, own], 1)
+        if release and not scope and self.findings.strict:
+            k = int(far.argmax())
+            self._narrow(i, int(warps[k]), "arrives at an mbarrier of another CTA")
+
+    def _narrow(self, i: Instruction, warp: int, what: str) -> None:
+        who = self.reporter.thread(warp, ep.MANY)
+        text = f"{self.title}: {who} {what} at {i.where()}, whose scope is the CTA: .cluster would have to be written"
+        self.findings.warn("mbarrier-scope", text, i)
 
     def phase_ended(self, cta: np.ndarray, slot: np.ndarray, phase: np.ndarray) -> None:
         self.clocks.ensure(int(slot.max()))
@@ -129,7 +165,11 @@ class Synchronisation(Listener):
         self.clocks.ensure(int(slot.max()))
         self.barriers.ready(i, warps, cta, slot, proxy=False)
         self.foreign.take("ended", warps, cta, slot)
-        self.clocks.pass_phase(warps, cta, slot, acquire)
+        c = self.clocks
+        if self.findings.strict and acquire and c.cluster_size > 1 and written_scope(i) < CLUSTER:
+            if (far := c.visited_before[cta // c.cluster_size, c.barrier(cta, slot)]).any():
+                self._narrow(i, int(warps[int(far.argmax())]), "waits for arrivals of other CTAs")
+        c.pass_phase(warps, cta, slot, acquire)
 
     # fences and groups
 
@@ -140,16 +180,17 @@ class Synchronisation(Listener):
             if "init" in self.clocks.kinds:
                 self.clocks.fence_init(warps)
         elif "proxy" in words:
-            if any(w.startswith("async") for w in words):
-                self.clocks.fence_async(warps)
+            if (space := fenced_space(i)) is not None:
+                self.clocks.fence_async(warps, space)
             elif address:
-                self.maps.acquired(g, mask, *address)
+                self.maps.acquired(i, g, mask, *address)
         else:
-            self.clocks.fence(warps, tensor=False)
-            self.foreign.fence(warps)
+            scope, takes, gives = scope_of(i), "release" not in words, "acquire" not in words
+            self.clocks.fence(warps, scope >= CLUSTER, takes, gives)
+            self.foreign.fence(warps, scope, takes, gives)
 
     def tensor_fenced(self, g: Group, i: Instruction, mask: Mask) -> None:
-        self.clocks.fence(self._active(g, mask), tensor=True)
+        self.clocks.fence(self._active(g, mask), True, tensor=True)
 
     def group_waited(self, g: Group, lanes: np.ndarray, kind: str, until: np.ndarray, read: bool) -> None:
         """Lanes of a warp are not told apart."""

@@ -1,16 +1,20 @@
 """Tensor maps that the device changes: the tensormap proxy must be told (PTX ISA, "fence.proxy.tensormap").
 
 A map in global memory that the launch has written needs, before a copy uses it, fence.proxy.tensormap::generic.acquire
-by the thread that issues the copy, after the write has happened before it.
+by the thread that issues the copy, after the write has happened before it; the scopes of that fence and of the release
+(of tensormap.cp_fenceproxy) must both include the other thread.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import numpy as np
 
 from cute_nvfp4.sim.checks import epoch as ep
 from cute_nvfp4.sim.checks.dependency import MAP_BYTES, Dependency
 from cute_nvfp4.sim.checks.memory import Shadows
+from cute_nvfp4.sim.checks.scopes import CLUSTER, CTA, GPU, scope_of
 from cute_nvfp4.sim.checks.shadow import Actor
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.frontend.model import Instruction
@@ -19,30 +23,55 @@ from cute_nvfp4.sim.machine.layout import WINDOW_SHIFT
 from cute_nvfp4.sim.machine.wave import Group
 
 
+@dataclass
+class Changes:
+    """How often a map was changed, and of the last change who may know of it: the cluster and the CTA that made it, and
+    the scope of the release."""
+
+    count: int = 0
+    cluster: int = -1
+    rank: int = -1
+    scope: int = GPU
+
+    def reaches(self, cluster: int, rank: int, scope: int) -> bool:
+        """Whether an acquire of this scope in a CTA is one of the last change."""
+        scope = min(scope, self.scope)
+        if self.cluster in (-1, cluster):
+            return self.cluster == -1 or scope >= (CTA if rank == self.rank else CLUSTER)
+        return scope >= GPU
+
+
 class TensorMaps(Listener):
-    """``versions`` counts the changes of each map of the launch, by address; ``seen`` has the version that
+    """``versions`` has the changes of each map of the launch, by address; ``seen`` has the version that
     (warp, address) has acquired. A map that a launch wrote which may still run (``dependency``) has been changed once,
     and is acquired after the wait for that launch."""
 
-    def __init__(self, state: State, shadows: Shadows, versions: dict[int, int], dependency: Dependency) -> None:
+    def __init__(self, state: State, shadows: Shadows, versions: dict[int, Changes], dependency: Dependency) -> None:
         self.state, self.shadows, self.versions, self.dependency = state, shadows, versions, dependency
         self.seen: dict[tuple[int, int], int] = {}
 
-    def written(self, addresses: np.ndarray) -> None:
-        """tensormap.cp_fenceproxy or tensormap.replace on global memory."""
-        for at in np.unique(addresses // MAP_BYTES * MAP_BYTES).tolist():
-            self.versions[at] = self.versions.get(at, 0) + 1
+    def written(self, i: Instruction, warps: np.ndarray, addresses: np.ndarray) -> None:
+        """tensormap.cp_fenceproxy or tensormap.replace on global memory, by warps (k,)."""
+        for warp, at in zip(warps.tolist(), (addresses // MAP_BYTES * MAP_BYTES).tolist()):
+            before = self.versions.get(at, Changes())
+            self.versions[at] = Changes(before.count + 1, *self._place(warp), scope_of(i))
+
+    def _place(self, warp: int) -> tuple[int, int]:
+        c = self.state.clocks
+        return int(self.state.cluster_of_warp[warp]), warp % c.per_cluster // c.warps_per_cta
 
     def _version(self, at: int) -> int:
-        return self.versions.get(at, 0) + self.dependency.wrote(at)
+        return self.versions.get(at, Changes()).count + self.dependency.wrote(at)
 
-    def acquired(self, g: Group, mask: np.ndarray | None, addr: np.ndarray, off: int) -> None:
+    def acquired(self, i: Instruction, g: Group, mask: np.ndarray | None, addr: np.ndarray, off: int) -> None:
         """fence.proxy.tensormap::generic.acquire of the maps at ``addr + off``."""
         if not self.versions and self.dependency.earlier is None:
             return
         rows, cols = np.nonzero(g.lanes(mask))
         addresses = np.broadcast_to(addr, (g.n, 32))[rows, cols].astype(np.int64) + off
         for pair in {*zip(g.warps[rows].tolist(), addresses.tolist())}:
+            if not self.versions.get(pair[1], Changes()).reaches(*self._place(pair[0]), scope_of(i)):
+                continue
             if not self.dependency.wrote(pair[1]) or not self.dependency.early(np.array(pair[:1])).any():
                 self.seen[pair] = self._version(pair[1])
 
@@ -60,7 +89,8 @@ class TensorMaps(Listener):
                     "tensor-map-fence",
                     f"{self.state.title}: the tensor map at {where} has been changed by the kernel, or by one that "
                     f"may still run, and {self.state.reporter.thread(w, ep.MANY)} uses it at {i.where()} without "
-                    "fence.proxy.tensormap::generic.acquire after the change",
+                    "fence.proxy.tensormap::generic.acquire after the change, whose scope, and that of the release, "
+                    "includes the other thread",
                     i,
                 )
         if len(warps):

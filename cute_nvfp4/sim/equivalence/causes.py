@@ -170,7 +170,7 @@ class Causes(Listener):
             flag.passed[warp] = int(row[warp % self.per_cluster])
 
     def store(self, g, a: Access, space: str, host: np.ndarray, mask, values) -> None:
-        release = a.instruction.opcode == FLAG_WRITE
+        release = FLAG_WRITE.fullmatch(a.instruction.opcode) is not None
         if space != "global" or not (release or (self.flags and a.total == 4)):
             return
         for warp, address, value in self._rows(g, mask, host, values[0]):

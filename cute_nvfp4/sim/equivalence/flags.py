@@ -18,7 +18,10 @@ _UNDECIDED = re.compile(
     r"|mbarrier\.(?:test|try)_wait(?!\S*parity)"
 )
 _CHANGING = re.compile(r"%(?:clock|globaltimer|smid|nsmid|warpid)")
-FLAG_READ, FLAG_WRITE = "ld.acquire.gpu.global.b32", "st.release.gpu.global.b32"
+_SCOPE = r"(?:cta|cluster|gpu|sys)"
+FLAG_READ = re.compile(rf"ld\.acquire\.{_SCOPE}\.global\.[bu]32")
+FLAG_WRITE = re.compile(rf"st\.release\.{_SCOPE}\.global\.[bu]32")
+"""Whether the scope has both threads in it is what the checks ask; where it leaves one out they find a race."""
 
 
 @lru_cache(maxsize=8)
@@ -27,7 +30,7 @@ def undecided(kernel: CompiledKernel) -> dict[int, str]:
     found, polls = {}, flag_polls(kernel)
     for block in kernel.blocks:
         for i, _ in block.code:
-            if i.opcode != FLAG_WRITE and id(i) not in polls:
+            if not FLAG_WRITE.fullmatch(i.opcode) and id(i) not in polls:
                 if _UNDECIDED.match(i.opcode) or _CHANGING.search(i.text):
                     found[block.index] = i.where()
     return found
@@ -56,7 +59,13 @@ def _asked(block: Block) -> tuple[int, int]:
     if len(block.code) < 3 or block.control != "branch":
         return -1, -1
     load, compare, branch = (i for i, _ in block.code[-3:])
-    if load.opcode != FLAG_READ or load.guard or compare.guard or branch.guard is None or branch.guard.negated:
+    if (
+        not FLAG_READ.fullmatch(load.opcode)
+        or load.guard
+        or compare.guard
+        or branch.guard is None
+        or branch.guard.negated
+    ):
         return -1, -1
     if compare.opcode not in ("setp.eq.b32", "setp.ne.b32") or compare.operands[1:] != (load.operands[0], Imm(0)):
         return -1, -1

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from cute_nvfp4.sim.errors import InvalidLanes
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, Kernel, Reg
 from cute_nvfp4.sim.frontend.opcodes import Mods, Op, opcode
 from cute_nvfp4.sim.isa.cluster import cluster_barrier
+from cute_nvfp4.sim.isa.warp import participants
 from cute_nvfp4.sim.machine.engine import RowWait
+from cute_nvfp4.sim.numerics.lanes import members
 
 _ALL = Imm(0)
 """The thread count that stands for every live thread of the CTA."""
@@ -42,7 +45,7 @@ def _trap(i: Instruction, m: Mods, k: Kernel) -> Op:
 def _bar(i: Instruction, m: Mods, k: Kernel) -> Op:
     if m.take("warp"):
         m.take("sync", required=True)
-        return Op(_warp_sync, (), ("b32",), "barrier", context=True, converge=0)
+        return _warp_sync(i)
     if m.flag("cluster"):
         return cluster_barrier(i, m)
     m.flag("cta")
@@ -64,8 +67,25 @@ def _bar(i: Instruction, m: Mods, k: Kernel) -> Op:
     return Op(None, (), ("u32", "u32"), "barrier", control="barrier", converge=converge)
 
 
-def _warp_sync(g, mask, members) -> None:
-    g.wave.events.warp_synced(g, mask)
+def _warp_sync(i: Instruction) -> Op:
+    """bar.warp.sync: lanes wait for those of their mask, which must name the same one."""
+
+    def fn(g, mask, member_mask):
+        lanes = participants(g, mask, member_mask, i)
+        if member_mask.shape[1] == 1:
+            g.wave.events.warp_synced(g, mask, members(member_mask))
+            return
+        for own in np.unique(member_mask[lanes]).tolist():
+            mine = lanes & (member_mask == own)
+            named = members(np.full((1, 1), own, "u4")) & mine.any(axis=1, keepdims=True)
+            other = named & lanes & ~mine
+            if other.any():
+                raise InvalidLanes(
+                    f"{i.where()}: {g.thread(other)} is waited for with another member mask than its own"
+                )
+            g.wave.events.warp_synced(g, mine, named)
+
+    return Op(fn, (), ("b32",), "barrier", context=True, converge=0)
 
 
 @opcode("nanosleep", "pmevent")

@@ -101,6 +101,6 @@ def _copy(i: Instruction, m: Mods) -> Op:
         first[np.arange(g.n), lanes.argmax(axis=1)] = True
         access.store(g, write, first, dst, dst_off, access.load(g, read, lanes, src, src_off))
         # No lane goes on before all have executed it (.sync).
-        g.wave.events.warp_synced(g, None)
+        g.wave.events.warp_synced(g, None, None)
 
     return Op(fn, (), ("addr", "addr", "static"), "tensormap", context=True, converge=-1)

@@ -78,8 +78,8 @@ class Listener:
 
     # barriers
 
-    def warp_synced(self, g: Group, mask: Mask) -> None:
-        """bar.warp.sync."""
+    def warp_synced(self, g: Group, mask: Mask, members: Mask) -> None:
+        """bar.warp.sync; ``members`` (n or 1, 32) are the lanes that it names, None for all."""
 
     def barrier_arrived(self, g: Group, i: Instruction, ident: np.ndarray, count: np.ndarray) -> None:
         """The warps of a group come to named barriers (n,) of their CTAs, to wait there or not, each for ``count``

@@ -5,8 +5,8 @@
 
 from __future__ import annotations
 
+from cute_nvfp4.sim.outcome import outcome_of
 from cute_nvfp4.sim.session.memory import Part
-from cute_nvfp4.sim.session.outcome import outcome_of
 from cute_nvfp4.sim.session.session import LaunchRecord, Session, current_session, simulated_gpu
 
 __all__ = ["LaunchRecord", "Part", "Session", "current_session", "outcome_of", "simulated_gpu"]

@@ -129,9 +129,10 @@ class DslHooks:
             ffi_option, keep = options.options[EnableTVMFFI], options.options[KeepPTX]
             self._ffi_asked = bool(ffi_option.value) or self._ffi_always
             ffi_option.value = False
-            if not keep.value:
+            # options may be those of an earlier compilation, with what was set here
+            if not keep.value or getattr(keep, "sim_set", False):
                 self._compiled += 1
-                keep.value = True
+                keep.value = keep.sim_set = True
                 arch = options.gpu_arch or envar.arch
                 keep.dump_path = os.path.join(self._folder.name, f"f{self._compiled}")
                 keep.full_ptx_path = f"{keep.dump_path}.{arch}.ptx"

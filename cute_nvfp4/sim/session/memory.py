@@ -51,11 +51,18 @@ class _Block(NamedTuple):
         return self.data.ctypes.data
 
 
-def aligned_buffer(size: int) -> np.ndarray:
-    """``size`` bytes at an address of the promised alignment; they are not cleared."""
-    data = np.empty(size + ALIGNMENT, np.uint8)
-    start = -data.ctypes.data % ALIGNMENT
-    return data[start : start + size]
+class Heap:
+    """Host memory that plays the part of device memory."""
+
+    def buffer(self, size: int) -> np.ndarray:
+        """``size`` bytes at an address of the promised alignment; they are not cleared."""
+        data = np.empty(size + ALIGNMENT, np.uint8)
+        start = -data.ctypes.data % ALIGNMENT
+        return data[start : start + size]
+
+    def fits(self, address: int) -> bool:
+        """Whether a storage at ``address`` may stay where it is."""
+        return address % ALIGNMENT == 0
 
 
 def tensors_in(value: object, depth: int = 0) -> Iterator[torch.Tensor]:
@@ -87,7 +94,8 @@ class DeviceMemory:
     but kernels may use them.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, heap: Heap | None = None) -> None:
+        self._heap = heap or Heap()
         self._tensors: dict[int, _Entry] = {}
         self._pinned: dict[int, _Entry] = {}
         self._blocks: dict[int, _Block] = {}
@@ -121,17 +129,17 @@ class DeviceMemory:
         entry = self._pinned.get(storage_key(tensor) or 0)
         return entry is not None and not entry.storage.expired()
 
-    def adopt(self, tensor: torch.Tensor, index: int = 0, *, pinned: bool = False, in_place: bool = False) -> None:
+    def adopt(self, tensor: torch.Tensor, index: int = 0, *, pinned: bool = False) -> None:
         """Makes the storage of ``tensor`` device memory (or pinned memory).
 
-        A storage that torch has just made is replaced by one of the promised alignment, unless ``in_place``.
+        A storage that torch has just made is replaced by one of the heap.
         """
         key = storage_key(tensor)
         entries = self._pinned if pinned else self._tensors
         if key is None or key in entries:
             return
         storage = tensor.untyped_storage()
-        if not in_place and storage.nbytes() and storage.data_ptr() % ALIGNMENT:
+        if storage.nbytes() and not self._heap.fits(storage.data_ptr()):
             with torch._C.DisableTorchFunction():
                 storage = self._move(tensor, storage)
         self._made += 1
@@ -142,7 +150,7 @@ class DeviceMemory:
         entries[storage._cdata] = entry
 
     def _move(self, tensor: torch.Tensor, old: torch.UntypedStorage) -> torch.UntypedStorage:
-        new = torch.from_numpy(aligned_buffer(old.nbytes())).untyped_storage()
+        new = torch.from_numpy(self._heap.buffer(old.nbytes())).untyped_storage()
         new.copy_(old)
         moved = torch.empty(0, dtype=tensor.dtype).set_(new, tensor.storage_offset(), tensor.shape, tensor.stride())
         if tensor.is_conj():
@@ -165,7 +173,7 @@ class DeviceMemory:
 
     def allocate(self, size: int, label: str) -> int:
         """A block of ``size`` bytes; returns its address."""
-        data = aligned_buffer(max(size, 1))
+        data = self._heap.buffer(max(size, 1))
         self._blocks[data.ctypes.data] = _Block(data, label, Uses())
         return data.ctypes.data
 

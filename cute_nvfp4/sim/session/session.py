@@ -13,16 +13,15 @@ from typing import Any
 
 from cute_nvfp4.errors import TargetError
 from cute_nvfp4.sim.checks.findings import Finding
+from cute_nvfp4.sim.execution import Execution, Here, Issued
 from cute_nvfp4.sim.host.device import DEFAULT_ARCH, Device
 from cute_nvfp4.sim.machine.launch import Launch
-from cute_nvfp4.sim.observe.overlap import Overlap
 from cute_nvfp4.sim.observe.result import Result
 from cute_nvfp4.sim.program import Program
-from cute_nvfp4.sim.runner import run
 from cute_nvfp4.sim.session import driver, extensions
 from cute_nvfp4.sim.session.children import install as install_children
 from cute_nvfp4.sim.session.dsl import DslHooks
-from cute_nvfp4.sim.session.memory import DeviceMemory
+from cute_nvfp4.sim.session.memory import DeviceMemory, Heap
 from cute_nvfp4.sim.session.order import Timeline
 from cute_nvfp4.sim.session.patches import Patches
 from cute_nvfp4.sim.session.runtime import Runtime
@@ -58,7 +57,8 @@ class Session:
     hazard (``on_hazard="collect"``), and its error, even where the program went on; the launch is None for a hazard
     between streams that torch's own work has. ``between`` are the hazards between streams. ``options`` are passed to
     ``sim.run``. ``observe`` is called before a launch runs and, with its result in place, after it. With
-    ``execute=False`` launches are recorded and not run. ``number`` is the session's own in this process.
+    ``execute=False`` launches are recorded and not run; ``execution`` runs them, on the memory of ``heap``. ``number``
+    is the session's own in this process.
     """
 
     device: Device
@@ -67,6 +67,8 @@ class Session:
     options: dict[str, Any] = field(default_factory=dict)
     observe: Callable[[LaunchRecord], None] | None = None
     host_operators: Mapping[Any, Callable[..., Any]] = field(default_factory=dict)
+    execution: Execution = field(default_factory=Here)
+    heap: Heap = field(default_factory=Heap)
     launches: list[LaunchRecord] = field(default_factory=list)
     failure: tuple[LaunchRecord | None, Exception] | None = None
     between: dict[str, Finding] = field(default_factory=dict)
@@ -74,8 +76,7 @@ class Session:
     number: int = field(default_factory=itertools.count(1).__next__)
 
     def __post_init__(self) -> None:
-        self.memory = DeviceMemory()
-        self._overlaps: dict[Timeline, tuple[int, Overlap]] = {}
+        self.memory = DeviceMemory(self.heap)
         self.runtime = Runtime(self.device, self.memory)
         self.streams = self.runtime.streams
         self.streams.report, self.streams.on = self._unordered, lambda: bool(self.options.get("checks", True))
@@ -137,12 +138,6 @@ class Session:
             if self.options.get("on_hazard") != "collect":
                 raise finding.error()
 
-    def _overlap(self, timeline: Timeline, number: int) -> Overlap:
-        """The launches on a timeline up to work ``number``; other work before it keeps it from overlapping them."""
-        last, overlap = self._overlaps.get(timeline, (0, Overlap()))
-        self._overlaps[timeline] = number, overlap if number == last + 1 else Overlap()
-        return self._overlaps[timeline][1]
-
     def _run(self, program: Program, launch: Launch, frame: Any, stream: Timeline) -> None:
         record = LaunchRecord(len(self.launches), launch)
         self.launches.append(record)
@@ -152,13 +147,10 @@ class Session:
             memory = self.memory.snapshot(frame)
             begin, issued = time.perf_counter(), self.runtime.order.issue(stream)
             what = f"launch {record.number} ({launch.title})"
-            earlier = touched = None
-            if self.streams.on():
-                earlier, touched = self._overlap(*issued[:2]).begin(launch, what, memory)
-            others = [touched] if touched is not None else []
             try:
                 options = {"sm_count": self.device.sm_count, **self.options}
-                record.result = run(program, launch, memory, others=others, earlier=earlier, **options)
+                how = Issued(what, *issued[:2]), self.streams.on(), options
+                record.result, touched = self.execution(program, launch, memory, *how)
                 if touched is not None:
                     self.streams.launched(what, place(frame), touched, issued)
             except Exception as error:
@@ -194,6 +186,8 @@ def simulated_gpu(
     observe: Callable[[LaunchRecord], None] | None = None,
     host_operators: Mapping[Any, Callable[..., Any]] | None = None,
     opener: str = "cute_nvfp4.sim.session",
+    execution: Execution | None = None,
+    heap: Heap | None = None,
     **options: Any,
 ) -> Iterator[Session]:
     """Within it, torch and CuTe DSL programs find a GPU of ``arch``, and their kernels run in the simulator.
@@ -203,7 +197,8 @@ def simulated_gpu(
     step_limit, …). ``benchmarks`` is "once" (the DSL's benchmark helpers run their function once) or "full".
     ``lineinfo`` puts source lines into the PTX, so that hazards can name them. ``host_operators`` adds operators of
     torch that only a GPU has, by what computes them on host tensors. Python processes started within it are in a
-    session too, which the ``simulated_gpu`` of the module ``opener`` opens. Everything is as before when it ends.
+    session too, which the ``simulated_gpu`` of the module ``opener`` opens. ``execution`` runs the launches in another
+    place than this process, which then has to share the memory of ``heap``. Everything is as before when it ends.
 
     Raises:
         TargetError: an unknown architecture, or a session inside another.
@@ -213,7 +208,16 @@ def simulated_gpu(
         raise TargetError("a simulated session is already active")
     if benchmarks not in ("once", "full"):
         raise TargetError(f"benchmarks: got {benchmarks!r}, expected 'once' or 'full'")
-    session = Session(Device.of(arch), benchmarks, execute, options, observe, host_operators or {})
+    session = Session(
+        Device.of(arch),
+        benchmarks,
+        execute,
+        options,
+        observe,
+        host_operators or {},
+        execution or Here(),
+        heap or Heap(),
+    )
     hooks, patches = DslHooks(session, lineinfo), Patches()
     try:
         hooks.install(patches)

@@ -2,19 +2,14 @@
 #!POPCORN gpu B200
 """A GEMM on tensor cores with a kernel of its own (TMA, tcgen05, tensor memory), in files beside it; compiled once."""
 
-import sys
-from pathlib import Path
-
 import cutlass
 import cutlass.cute as cute
 import torch
+from blackwell.gemm import Gemm
+from blackwell.tile import Tile
 from cuda.bindings import driver
 from cutlass.cute.runtime import make_ptr
 from task import input_t, output_t
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "simulator"))
-from blackwell.gemm import Gemm
-from blackwell.tile import Tile
 
 _compiled = None
 

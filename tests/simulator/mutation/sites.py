@@ -213,6 +213,13 @@ def _rules() -> Iterator[Rule]:
         _operand("one arrival less", 1, 32, add(-1)),
     )
     yield from rule(r"^(@\S+\s+)?fence\.", _drop("fence"))
+    yield from rule(
+        r"fence\.proxy\.async[.;]",
+        _text("the other space", r"async\.shared::\w+;", "async.global;"),
+        _text("the other space", r"async\.global;", "async.shared::cta;"),
+        _text("global memory only", r"async;", "async.global;"),
+        _text("shared memory only", r"async;", "async.shared::cta;"),
+    )
     yield from rule(r"^(@\S+\s+)?bar\.(sync|arrive)|^(@\S+\s+)?barrier\.sync", _drop("barrier"))
     yield from rule(r"^bar\.sync\s+\S+, \S+;", _operand("a warp more at the barrier", 1, 32, add(32)))
     counted = r"^(@\S+\s+)?(bar|barrier)(\.cta)?\.(sync|arrive)\S*\s+\S+, \S+;"
@@ -223,6 +230,11 @@ def _rules() -> Iterator[Rule]:
         _text("one warp at the barrier of all", ";$", ", 32;"),
     )
     yield from rule(r"bar\.warp\.sync", _drop("warp barrier"))
+    yield from rule(
+        r"bar\.warp\.sync\s+(-1|0xffffffff|4294967295);",
+        _text("lane 0 alone at the warp barrier", r"\s\S+;$", " 1;"),
+        _text("half of the lanes at the warp barrier", r"\s\S+;$", " 0xffff;"),
+    )
     yield from rule(r"barrier\.cluster\.(arrive|wait)", _drop(r"cluster \1"))
     yield from rule(r"cp\.async\.bulk\.(tensor|shared|global)|cp\.reduce\.async", _drop("copy"))
     yield from rule(
@@ -285,6 +297,9 @@ def _rules() -> Iterator[Rule]:
         _operand("remote store signals the next barrier", 2, 32, add(8)),
     )
     yield from rule(r"^(@\S+\s+)?ld\.global\.", _text("load as constant", r"ld\.global\.", "ld.global.nc."))
+    only = r"^(?!.*(?:mbarrier_init|sync_restrict))(@\S+\s+)?"
+    scoped = only + r"(fence|membar|ld|st|red|atom|mbarrier|tensormap)\.\S*\.(cluster|gpu|gl|sys)(?=[\s.;])"
+    yield from rule(scoped, _text("scope of the CTA", r"\.(cluster|gpu|gl|sys)(?=[\s.;])", ".cta"))
     yield from rule(r"^ld\.acquire", _text("load without acquire", r"ld\.acquire", "ld.relaxed"))
     yield from rule(r"^st\.release", _drop("flag"), _text("flag without release", r"st\.release", "st.relaxed"))
     yield from rule(r"tensormap\.(replace|cp_fenceproxy)", _drop(r"tensormap.\1"))

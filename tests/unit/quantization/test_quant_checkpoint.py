@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import safetensors.torch as safetensors
 import torch
+from support.checkpoints import pack, stored, values
 
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.nn.checkpoint import (
@@ -20,7 +21,6 @@ from cute_nvfp4.ops.quantize import (
     quantize,
 )
 
-E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
 CONVENTIONS = ["modelopt", "compressed-tensors"]
 
 
@@ -40,39 +40,10 @@ class Model(torch.nn.Module):
 QUANTIZED = ("block.down", "block.up")
 
 
-def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
-    """E2M1 bytes, E4M3 scales and amax of a matrix, by the publishers' formulas and nothing of this library."""
-    amax = float(weight.abs().max())
-    blocks = weight.unflatten(1, (-1, 16))
-    scale = (blocks.abs().amax(-1) / 6 * (2688 / amax)).clamp(max=448).to(torch.float8_e4m3fn)
-    y = blocks / (scale.float() * (amax / 2688)).unsqueeze(-1)
-    index = (y.abs().unsqueeze(-1) - torch.tensor(E2M1)).abs().argmin(-1) + 8 * torch.signbit(y)
-    index = index.flatten(1).to(torch.uint8)
-    return index[:, 0::2] | index[:, 1::2] << 4, scale, amax
-
-
-def values(data: torch.Tensor, scale: torch.Tensor, amax: float) -> torch.Tensor:
-    """What the packed tensors mean."""
-    codes = torch.stack((data & 15, data >> 4), -1).flatten(1).long()
-    numbers = torch.tensor(E2M1 + [-value for value in E2M1])[codes]
-    return (numbers.unflatten(1, (-1, 16)) * scale.float().unsqueeze(-1)).flatten(1) * (amax / 2688)
-
-
 def tensors_of(model: Model, convention: str, *, inputs: bool = True) -> dict[str, torch.Tensor]:
     state = dict(model.state_dict())
     for name in QUANTIZED:
-        data, scale, amax = pack(state.pop(f"{name}.weight"))
-        state[f"{name}.weight_scale"] = scale
-        if convention == "modelopt":
-            state[f"{name}.weight"] = data
-            state[f"{name}.weight_scale_2"] = torch.tensor(amax / 2688)
-            extra = {f"{name}.input_scale": torch.tensor(4.0 / 2688)}
-        else:
-            state[f"{name}.weight_packed"] = data
-            state[f"{name}.weight_global_scale"] = torch.tensor([2688 / amax])
-            extra = {f"{name}.input_global_scale": torch.tensor([2688 / 4.0])}
-        if inputs:
-            state |= extra
+        state |= stored(name, state.pop(f"{name}.weight"), convention, 4.0 if inputs else None)
     return {name: tensor.contiguous() for name, tensor in state.items()}
 
 

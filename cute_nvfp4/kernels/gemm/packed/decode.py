@@ -7,11 +7,12 @@ from typing import Any, NamedTuple
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 
-from ....ptx.arithmetic import multiply_add
+from ....ptx.arithmetic import multiply_add, select_bits
 from ....ptx.half import max_u16x2, mul_bf16x2, multiply_by_half
 from ....ptx.memory import load_shared
 from ....ptx.move import prmt
 from ....weight_layout import DTYPES, LANES, LOAD_BYTES, STEPS, Packing, Shift
+from ....weight_layout_fp8 import HALF_WORD, MAGNITUDES, SIGN_SHIFT, SIGNS, TABLES
 from ..epilogue import scaled_alphas
 
 ROW_LANES = 4
@@ -76,8 +77,30 @@ def decode_step(packed: PackedLane, step: int, packing: Packing) -> list[Uint32]
     return [multiply_by_half(pair, scale, i % 2, dtype) for i, pair in enumerate(pairs)]
 
 
+def decode_block(packed: PackedLane, block: int) -> list[Uint32]:
+    """The registers of A of rows g and g + 8 of one block: four E4M3 elements each, by the tables of both rows.
+
+    A table is two multiply-adds, of a pipe that decoding leaves free; PRMT takes codes for selectors.
+    """
+    word, scales = packed.codes[block], packed.scales[block // 2]
+    selectors, found = word & Uint32(MAGNITUDES), []
+    for row in range(2):
+        scale = prmt(scales, Uint32(0), 0x4440 + 2 * row + block % 2)
+        lower, upper = (multiply_add(scale, Uint32(factor), Uint32(addend)) for factor, addend in TABLES)
+        magnitudes = prmt(lower, upper, selectors >> Uint32(HALF_WORD * row))
+        signs = word << Uint32(SIGN_SHIFT * row)
+        # bits 7 of the table's bytes are anything
+        found.append(select_bits(magnitudes, signs, SIGNS))
+    return found
+
+
 def decode_tile(tCrA: cute.Tensor, packed: PackedLane, packing: Packing) -> None:
     """Decodes a lane's part of one tile into ``tCrA`` (REGISTER, STEP), 32-bit words."""
+    if packing.by_table:
+        for block in range(STEPS):
+            for row, register in enumerate(decode_block(packed, block)):
+                tCrA[block % 2 * 2 + row, block // 2] = register
+        return
     for step in range(STEPS):
         for i, register in enumerate(decode_step(packed, step, packing)):
             tCrA[i, step] = register

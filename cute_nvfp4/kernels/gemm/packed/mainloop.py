@@ -64,6 +64,10 @@ class Products:
         """Decodes packed tile ``tile`` of a k-tile, which is ``part`` of a stage, and adds its products."""
         raise NotImplementedError
 
+    def promote(self) -> None:
+        """Adds the sums of a k-tile in fp32, where ``config.promoted`` says so."""
+        raise NotImplementedError
+
     @cute.jit
     def release(self, stage: Int32):
         """This warp has read a stage: its lanes by loads, its warpgroup's MMAs by themselves."""
@@ -142,8 +146,12 @@ class Mainloop:
                 if cutlass.const_expr(part == config.stage_tiles - 1):
                     if tile + 1 < STAGE_TILES or k_tile + 1 < k_tiles:
                         packed = self.take(following)
-                # all but the group just committed have been done: the stage before this one is free
-                warpgroup.wait_group(1)
+                if cutlass.const_expr(config.promoted and tile == STAGE_TILES - 1):
+                    warpgroup.wait_group(0)
+                    products.promote()
+                else:
+                    # all but the group just committed have been done: the stage before this one is free
+                    warpgroup.wait_group(1)
                 if cutlass.const_expr(part == 0):
                     if tile > 0 or k_tile > 0:
                         products.release(last)

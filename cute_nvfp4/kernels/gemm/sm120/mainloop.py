@@ -35,13 +35,27 @@ def clear(acc: cute.Tensor) -> None:
 
 
 class LaneOffsets(NamedTuple):
-    """Bytes from a stage to what this lane reads of each A, each B, and the scales of each. Data is swizzled, and has
-    an offset for each k-block (and two instructions along N): ptxas would compute them again in each stage."""
+    """Bytes from a stage to what this lane reads: constants of a work tile, which registers keep. Data is swizzled, and
+    has an offset for each k-block (and two instructions along N): ptxas would compute them again in each stage."""
 
-    a: list[list[Int32]]  # [operand][k-block]
-    b: list[list[list[Int32]]]  # [operand][k-block][two instructions]
-    sfa: list[Int32]
-    sfb: list[Int32]
+    tAsA: cute.Tensor  # (MMA_K, A)
+    tBsB: cute.Tensor  # (PAIR / 2, MMA_K, B)
+    tAsSFA: cute.Tensor  # (A)
+    tBsSFB: cute.Tensor  # (B)
+
+
+class ScaleFragments(NamedTuple):
+    """A lane's words of scales, for the k-blocks of an atom."""
+
+    tCrSFA: cute.Tensor  # (A)
+    tCrSFB: cute.Tensor  # (HALF, B)
+
+
+class Fragments(NamedTuple):
+    """A lane's operands of the instructions of a k-block, in words."""
+
+    tCrA: cute.Tensor  # (WORD, MMA_M, A)
+    tCrB: cute.Tensor  # (WORD, PAIR, HALF, B)
 
 
 @dataclass(frozen=True)
@@ -54,43 +68,54 @@ class Multiplier:
     base: Int32
     offsets: LaneOffsets
 
-    def scale_words(self, stage: Int32, atom: int) -> tuple[list[Uint32], list[list[Uint32]]]:
-        """The words of scales of each A, and of the halves of each B."""
+    def scale_fragments(self, stage: Int32, atom: int) -> ScaleFragments:
+        """The scales of an atom along K."""
+        (count_a, count_b), tile = self.config.counts, self.tile
+        tCrSFA = cute.make_rmem_tensor(cute.make_layout(count_a), Uint32)  # (A)
+        tCrSFB = cute.make_rmem_tensor(cute.make_layout((tile.halves, count_b)), Uint32)  # (HALF, B)
         at = atom * ATOM_BYTES
-        sfa = [load_shared(stage + x + at, 4)[0] for x in self.offsets.sfa]
-        steps = [at + x * self.tile.sfb_step for x in range(self.tile.halves)]
-        return sfa, [[load_shared(stage + x + step, 4)[0] for step in steps] for x in self.offsets.sfb]
+        for i in range(count_a):
+            tCrSFA[i] = load_shared(stage + self.offsets.tAsSFA[i] + at, 4)[0]
+        for i in range(count_b):
+            for half in range(tile.halves):
+                tCrSFB[half, i] = load_shared(stage + self.offsets.tBsSFB[i] + (at + half * tile.sfb_step), 4)[0]
+        return ScaleFragments(tCrSFA, tCrSFB)
 
-    def fragments(self, stage: Int32, k: int) -> tuple[list, list]:
-        """The fragments for k-block ``k``: of each A [m_tile], four words; of each B [half][pair], two words. Stages
-        start where the swizzle repeats, so that what it changes in an offset leaves them alone."""
-        tile, a, b = self.tile, [], []
-        for offset in self.offsets.a:
-            a.append([load_matrices(stage + offset[k] + i * tile.a_step) for i in range(tile.m_tiles)])
-        for offset in self.offsets.b:
-            halves = [[] for _ in range(tile.halves)]
-            for first in offset[k]:
+    def fragments(self, stage: Int32, k: int) -> Fragments:
+        """The operands for k-block ``k``. Stages start where the swizzle repeats, so that what it changes in an offset
+        leaves them alone."""
+        (count_a, count_b), tile = self.config.counts, self.tile
+        tCrA = cute.make_rmem_tensor(cute.make_layout((4, tile.m_tiles, count_a)), Uint32)  # (WORD, MMA_M, A)
+        # (WORD, PAIR, HALF, B)
+        tCrB = cute.make_rmem_tensor(cute.make_layout((2, tile.pairs, tile.halves, count_b)), Uint32)
+        for i in range(count_a):
+            for m in range(tile.m_tiles):
+                for w, word in enumerate(load_matrices(stage + self.offsets.tAsA[k, i] + m * tile.a_step)):
+                    tCrA[w, m, i] = word
+        for i in range(count_b):
+            for two in range(tile.pairs // 2):
                 for half in range(tile.halves):
-                    words = load_matrices(stage + first + half * tile.b_step)
-                    halves[half] += [words[:2], words[2:]]
-            b.append(halves)
-        return a, b
+                    words = load_matrices(stage + self.offsets.tBsB[two, k, i] + half * tile.b_step)
+                    for w, word in enumerate(words):
+                        tCrB[w % 2, 2 * two + w // 2, half, i] = word
+        return Fragments(tCrA, tCrB)
 
-    def multiply_block(self, k: int, a: list, b: list, sfa: list, sfb: list, acc: cute.Tensor) -> None:
+    def multiply_block(self, k: int, operands: Fragments, scales: ScaleFragments, acc: cute.Tensor) -> None:
         """The MMAs of k-block ``k`` of every product."""
-        config = self.config
+        config, (tCrA, tCrB) = self.config, operands
         byte = k * config.kind.scales % ATOM_COLS
         formats = config.a_format, config.b_format
         for p in range(config.products):
-            ia, ib = (min(p, count - 1) for count in config.counts)
+            a, b = (min(p, count - 1) for count in config.counts)
             for half in range(self.tile.halves):
                 for pair in range(self.tile.pairs):
                     for m in range(self.tile.m_tiles):
-                        before = [acc[i, pair, half, m, p] for i in range(4)]
-                        scales = ScaleWord(sfa[ia], byte, m), ScaleWord(sfb[ib][half], byte, pair)
-                        found = mma_block_scaled(config.kind, formats, a[ia][m], b[ib][half][pair], before, *scales)
-                        for i in range(4):
-                            acc[i, pair, half, m, p] = found[i]
+                        left, right = [tCrA[w, m, a] for w in range(4)], [tCrB[w, pair, half, b] for w in range(2)]
+                        sfa = ScaleWord(scales.tCrSFA[a], byte, m)
+                        sfb = ScaleWord(scales.tCrSFB[half, b], byte, pair)
+                        sums = [acc[i, pair, half, m, p] for i in range(4)]
+                        for i, x in enumerate(mma_block_scaled(config.kind, formats, left, right, sums, sfa, sfb)):
+                            acc[i, pair, half, m, p] = x
 
     @cute.jit
     def release(self, stage: Int32):
@@ -105,22 +130,31 @@ class Multiplier:
         for k in range(self.config.blocks_k):
             atom, byte = divmod(k * self.config.kind.scales, ATOM_COLS)
             if byte == 0:
-                sfa, sfb = self.scale_words(stage, atom)
-            a, b = self.fragments(stage, k)
-            self.multiply_block(k, a, b, sfa, sfb, acc)
+                scales = self.scale_fragments(stage, atom)
+            self.multiply_block(k, self.fragments(stage, k), scales, acc)
         self.release(index)
 
 
 def lane_offsets(config: GemmConfig, tile: WarpTile, tile_n: Int32) -> LaneOffsets:
-    """``tile_n``: which tile along N."""
-    at = StagePlan(config).offsets
-    blocks, twos = range(config.blocks_k), range(tile.pairs // 2)
-    a = [[x + (tile.a_offset ^ tile.k_bits(k)) for k in blocks] for x in at.a]
-    b = [[[x + (tile.b_offset ^ (tile.k_bits(k) ^ tile.pair_bits(i))) for i in twos] for k in blocks] for x in at.b]
-    sfa, sfb = (
-        [x + offset for x in places] for places, offset in zip(at[2:], (tile.sfa_offset, tile.sfb_offset(tile_n)))
-    )
-    return LaneOffsets(a, b, sfa, sfb)
+    """The offsets of a lane in tile ``tile_n`` along N."""
+    at, blocks, twos = StagePlan(config).offsets, config.blocks_k, tile.pairs // 2
+    count_a, count_b = config.counts
+    tAsA = cute.make_rmem_tensor(cute.make_layout((blocks, count_a)), Int32)  # (MMA_K, A)
+    tBsB = cute.make_rmem_tensor(cute.make_layout((twos, blocks, count_b)), Int32)  # (PAIR / 2, MMA_K, B)
+    tAsSFA = cute.make_rmem_tensor(cute.make_layout(count_a), Int32)  # (A)
+    tBsSFB = cute.make_rmem_tensor(cute.make_layout(count_b), Int32)  # (B)
+    for i, first in enumerate(at.a):
+        for k in range(blocks):
+            tAsA[k, i] = first + (tile.a_offset ^ tile.k_bits(k))
+    for i, first in enumerate(at.b):
+        for k in range(blocks):
+            for two in range(twos):
+                tBsB[two, k, i] = first + (tile.b_offset ^ (tile.k_bits(k) ^ tile.pair_bits(two)))
+    for i, first in enumerate(at.sfa):
+        tAsSFA[i] = first + tile.sfa_offset
+    for i, first in enumerate(at.sfb):
+        tBsSFB[i] = first + tile.sfb_offset(tile_n)
+    return LaneOffsets(tAsA, tBsB, tAsSFA, tBsSFB)
 
 
 @cute.jit

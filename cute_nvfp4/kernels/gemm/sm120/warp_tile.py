@@ -13,6 +13,9 @@ so that shared memory is read without bank conflicts and a lane ends up with nei
   of one half, and those of 16 runs of two pairs, of which tile t takes pair t ^ (q / 2).
 
 Warps lie 4 along M and 2 along N where a tile has 128 columns, and 8 along M where it has fewer.
+
+Rows are (ROW, GROUP, BLOCK) : (1, 8, 32), columns (COLUMN, WARP, RUN) : (1, run, tile_n / 4). Written so in CuTe they
+take one to three more instructions before the loop, or the same ones in another order; sums are as short as they get.
 """
 
 from __future__ import annotations

@@ -8,6 +8,8 @@ from ....runtime.signature import INT32, INT64, VARYING_FLOAT32, PerConfig, Poin
 from ..arguments import OUT_DTYPES, PartialSums
 from ..config import OUT_BYTES
 
+X_DTYPES = OUT_DTYPES | {"float8_e4m3fn": "Float8E4M3FN"}
+
 
 class PackedWeight(NamedTuple):
     """(L, row tiles, K tiles) packed tiles (``weight_layout``) of ``rows`` rows, or of so many pairs of rows,
@@ -20,9 +22,9 @@ class PackedWeight(NamedTuple):
 
 
 class Activations(NamedTuple):
-    """x: (L, rows, K) numbers, strides in elements, multiples of eight."""
+    """x: (L, rows, K) numbers, strides in elements, multiples of 16 bytes."""
 
-    data: Pointer = Pointer(lambda c: OUT_DTYPES[c.dtype], 16)
+    data: Pointer = Pointer(lambda c: X_DTYPES[c.dtype], 16)
     rows: Scalar = INT32
     row_stride: Scalar = INT64
     batch_stride: Scalar = INT64
@@ -42,15 +44,24 @@ class Bias(NamedTuple):
     pointer: Pointer = Pointer(lambda c: OUT_DTYPES[c.bias], lambda c: int(OUT_BYTES[c.bias]))
 
 
+class RowScales(NamedTuple):
+    """Float32 factors of the rows of the packed weight and of x, both in FP8."""
+
+    weight: Pointer = Pointer("Float32", 4)
+    x: Pointer = Pointer("Float32", 4)
+
+
 class WgmmaArguments(NamedTuple):
-    """out = alpha · x · weightᵀ + bias, or gate(alpha · x · gateᵀ) · (alpha · x · upᵀ). factors: of each product the
-    device scalars that multiply alpha. helped: k-tiles of each tile that helpers multiply. batch: L. workers: clusters.
+    """out = alpha · x · weightᵀ + bias, or gate(alpha · x · gateᵀ) · (alpha · x · upᵀ). row_scales: where both are FP8.
+    factors: of each product the device scalars that multiply alpha. helped: k-tiles of each tile that helpers multiply.
+    batch: L. workers: clusters.
     """
 
     weight: PackedWeight = PackedWeight()
     x: Activations = Activations()
     out: Result = Result()
     bias: Bias | None = PerConfig(lambda c: Bias() if c.bias else None)
+    row_scales: RowScales | None = PerConfig(lambda c: RowScales() if c.fp8 else None)
     alpha: Scalar = VARYING_FLOAT32
     factors: tuple[tuple[Pointer, ...], ...] = PerConfig(lambda c: ((Pointer("Float32", 4),) * c.factors,) * c.products)
     partials: PartialSums | None = PerConfig(lambda c: PartialSums() if c.scheduler != "static" else None)

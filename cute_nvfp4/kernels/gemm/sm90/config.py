@@ -26,6 +26,8 @@ RESERVED_SHARED = 1024
 ALIGNMENT = 256
 """Bytes that the alignment of what lies in shared memory may cost."""
 MAX_STAGES = 16
+PROMOTED_COLUMNS = {2: 128, 3: 64, 4: 32}
+"""By warpgroups, the columns of a tile up to which registers hold its sums twice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +44,8 @@ class WgmmaConfig:
     "stream_k", or "helped": a CTA, or a cluster, for each tile, and others that multiply the ends of K.
     factors: device scalars that multiply alpha. vector: whether rows of the output are 16-bit numbers and start at
     multiples of 16 bytes. bias: its dtype, or "". gate: "" for one product; else the weight has rows of two in turn,
-    eight of each, and the output is gate(first) · second: ``factors`` are of each of them.
+    eight of each, and the output is gate(first) · second: ``factors`` are of each of them. promoted: whether sums of
+    FP8 products, of which tensor cores keep about 14 bits, are added in fp32 after each k-tile.
     """
 
     dtype: str = "bfloat16"
@@ -63,6 +66,7 @@ class WgmmaConfig:
     vector: bool = True
     bias: str = ""
     gate: str = ""
+    promoted: bool = False
     arch: Architecture = ARCHITECTURES["sm_90a"]
 
     # for the tile schedulers
@@ -130,6 +134,26 @@ class WgmmaConfig:
         return PACKINGS[self.packing][DTYPES[self.dtype]]
 
     @property
+    def fp8(self) -> bool:
+        """Whether both operands are E4M3, and rows of both have factors."""
+        return self.weights.by_table
+
+    @property
+    def mma_k(self) -> int:
+        """Elements of K of one wgmma: 32 bytes."""
+        return 32 // self.x_item
+
+    @property
+    def tile_steps(self) -> int:
+        """wgmmas along K of a packed tile."""
+        return TILE_K // self.mma_k
+
+    @property
+    def x_item(self) -> int:
+        """Bytes of an element of x."""
+        return self.weights.dtype.itemsize
+
+    @property
     def tile_bytes(self) -> int:
         """Bytes of the packed tiles of a stage that are neighbours along K."""
         return self.stage_tiles * self.weights.tile_bytes
@@ -142,7 +166,7 @@ class WgmmaConfig:
     @property
     def x_bytes(self) -> int:
         """Bytes of x in a stage."""
-        return self.tile_n * self.stage_k * 2
+        return self.tile_n * self.stage_k * self.x_item
 
     @property
     def stage_bytes(self) -> int:
@@ -218,12 +242,17 @@ class WgmmaConfig:
 
 def can_implement(c: WgmmaConfig) -> str:
     """Why no kernel can be made of ``c``, or an empty string."""
-    return _architecture(c) or _tile(c) or _schedule(c) or _output(c) or _stages(c)
+    return _architecture(c) or _tile(c) or _sums(c) or _schedule(c) or _output(c) or _stages(c)
 
 
 def _architecture(c: WgmmaConfig) -> str:
     if c.arch.generation not in ("sm90", "sm120"):
         return explain("architecture of packed weights", got=c.arch.name, expected="sm_90a, sm_120a or sm_121a")
+    if DTYPES[c.dtype] not in PACKINGS[c.packing]:
+        expected = " or ".join(str(dtype)[6:] for dtype in PACKINGS[c.packing])
+        return explain(f"dtype of weights packed as {c.packing}", got=c.dtype, expected=expected)
+    if c.fp8 and c.arch.generation != "sm90":
+        return explain(f"dtype of packed weights on {c.arch.name}", got=c.dtype, expected="bfloat16 or float16")
     if c.arch.generation == "sm120" and (
         c.clustered or c.warpgroups != 2 or c.k_groups > 1 or c.tile_n > 128 or c.scheduler == "helped"
     ):
@@ -246,6 +275,21 @@ def _tile(c: WgmmaConfig) -> str:
     if c.ctas_per_sm not in (1, 2) or (c.ctas_per_sm == 2 and (c.warpgroups != 2 or c.tile_n > 64)):
         got = f"{c.ctas_per_sm} with {c.warpgroups} warpgroups and tiles of {c.tile_n} columns"
         return explain("ctas_per_sm", got=got, expected="1, or 2 with 2 warpgroups and at most 64 columns")
+    return ""
+
+
+def _sums(c: WgmmaConfig) -> str:
+    """Limits of sums in fp32 beside those of the tensor cores, which take as many registers."""
+    if not c.promoted:
+        return ""
+    if not c.fp8:
+        return explain("promoted sums", got=f"products of {c.dtype}", expected="float8_e4m3fn")
+    most = 32 if c.ctas_per_sm == 2 else PROMOTED_COLUMNS[c.warpgroups]
+    if c.tile_n > most or c.overlap:
+        got = f"tiles of {c.tile_n} columns, overlap {c.overlap}"
+        return explain(
+            "promoted sums", got=got, expected=f"at most {most} columns for {c.warpgroups} warpgroups, overlap 0"
+        )
     return ""
 
 

@@ -13,7 +13,8 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64, Uint32
 
-from ....ptx.matrix import pack_pair, store_matrices_transposed
+from ....ptx.encode import f32x2_to_16bit
+from ....ptx.matrix import store_matrices_transposed
 from ....ptx.memory import load_flag, load_global, load_shared, store_flag, store_global
 from ....ptx.move import f32_from_bits
 from ....weight_layout import SLAB_ROWS
@@ -78,9 +79,18 @@ class WarpgroupEpilogue:
 
     def first_row(self, tile: WorkTile) -> Int32:
         """The first row of the warp's slab: a column of the output."""
+        return tile.m * self.config.out_rows + self.slab * (8 * self.slab_parts)
+
+    def first_packed_row(self, tile: WorkTile) -> Int32:
+        """The slab's first row in the packed weight; of one beyond its end, of the last slab."""
+        count = cute.ceil_div(self.arguments.weight.rows, 8 * self.slab_parts) * SLAB_ROWS
+        return cutlass.min(tile.m * self.config.tile_m + self.slab * SLAB_ROWS, count - SLAB_ROWS)
+
+    @property
+    def slab(self) -> Int32:
+        """The warp's slab in the work tile."""
         group = self.group % self.config.row_groups if self.config.k_groups > 1 else self.group
-        slab = group * (MMA_ROWS // SLAB_ROWS) + self.thread // WARP
-        return tile.m * self.config.out_rows + slab * (8 * self.slab_parts)
+        return group * (MMA_ROWS // SLAB_ROWS) + self.thread // WARP
 
     @cute.jit
     def share_tile(self, acc: cute.Tensor, tile: WorkTile):
@@ -103,6 +113,8 @@ class WarpgroupEpilogue:
     def store_tile(self, acc: cute.Tensor, tile: WorkTile, begin: cutlass.Constexpr[int], end: cutlass.Constexpr[int]):
         """alpha · acc, or both products joined: columns ``begin`` to ``end`` of the tile."""
         cfg = self.config
+        if cutlass.const_expr(cfg.fp8):
+            self.scale_rows(acc, tile, begin, end)
         if cutlass.const_expr(not cfg.gate):
             self.scale(acc, begin, end)
         if cutlass.const_expr(cfg.bias):
@@ -112,6 +124,19 @@ class WarpgroupEpilogue:
     def scale(self, acc: cute.Tensor, begin: int, end: int) -> None:
         for i in range(begin // 2, end // 2):
             acc[i] = acc[i] * self.alphas[0]
+
+    def scale_rows(self, acc: cute.Tensor, tile: WorkTile, begin: int, end: int) -> None:
+        """acc times the factors of rows of the weight, of which a thread has two, and of rows of x, its columns."""
+        cfg, lane, scales = self.config, self.thread % WARP, self.arguments.row_scales
+        row = self.first_packed_row(tile) + lane // 4
+        of_weight = [device_scalar(scales.weight + (row + 8 * half)) for half in range(2)]
+        for i in range(begin // 8, end // 8):
+            for j in range(2):
+                m = cutlass.min(tile.n * cfg.tile_n + (8 * i + j) + lane % 4 * 2, self.x_rows - 1)
+                of_x = device_scalar(scales.x + m)
+                for half in range(2):
+                    at = 4 * i + 2 * half + j
+                    acc[at] = acc[at] * (of_weight[half] * of_x)
 
     def join(self, acc: cute.Tensor, begin: int, end: int) -> None:
         """gate(alpha · first) · (alpha · second) of these columns, in place of the first."""
@@ -169,7 +194,7 @@ class WarpgroupEpilogue:
         own = self.shared + (self.group * 4 + self.thread // WARP) * (cfg.epilogue_columns * cfg.epilogue_pitch)
         # parts of eight columns, of each those of the rows; a part beyond the end is stored, not copied
         at = [min((column // 8 + i // parts) * 4 + 2 * (i % parts), size - 2) for i in range(4)]
-        words = [pack_pair(acc[i], acc[i + 1], cfg.out) for i in at]
+        words = [f32x2_to_16bit(acc[i], acc[i + 1], cfg.out) for i in at]
         matrix = lane // 8
         place = own + (lane % 8 + matrix // parts * 8) * cfg.epilogue_pitch + matrix % parts * VECTOR_BYTES
         store_matrices_transposed(place, words)

@@ -10,27 +10,33 @@ import cutlass.cute as cute
 from cutlass import Float32, Int32, Uint32
 from cutlass.cute.nvgpu import OperandMajorMode, warpgroup
 
-from ....weight_layout import STEPS, TILE_K
-from ..arguments import OUT_DTYPES
+from ....weight_layout import TILE_K
 from ..packed.decode import PackedLane, decode_tile
 from ..packed.mainloop import Memory, Products
+from .arguments import X_DTYPES
 from .config import MMA_ROWS, STAGE_TILES, WARPGROUP, WgmmaConfig
 
-TYPES = {name: getattr(cutlass, dtype) for name, dtype in OUT_DTYPES.items()}
+TYPES = {name: getattr(cutlass, dtype) for name, dtype in X_DTYPES.items()}
+"""Of x, and of operand A."""
+SWIZZLES = {64: warpgroup.SmemLayoutAtomKind.K_SW64, 128: warpgroup.SmemLayoutAtomKind.K_SW128}
+"""By the bytes of a row of x that lie together."""
 
 
 def make_mma(config: WgmmaConfig) -> cute.TiledMma:
     """A from registers, 64 rows a warpgroup."""
-    dtype, k_major = TYPES[config.dtype], OperandMajorMode.K
-    op = warpgroup.MmaF16BF16Op(
-        dtype, Float32, (MMA_ROWS, config.tile_n, 16), warpgroup.OperandSource.RMEM, k_major, k_major
-    )
+    dtype, k_major, registers = TYPES[config.dtype], OperandMajorMode.K, warpgroup.OperandSource.RMEM
+    shape = (MMA_ROWS, config.tile_n, config.mma_k)
+    if config.fp8:
+        op = warpgroup.MmaF8Op(dtype, dtype, Float32, shape, registers, k_major, k_major)
+    else:
+        op = warpgroup.MmaF16BF16Op(dtype, Float32, shape, registers, k_major, k_major)
     return cute.make_tiled_mma(cute.make_mma_atom(op), (config.row_groups, 1, 1))
 
 
 def x_layout(config: WgmmaConfig) -> Any:
     """x in shared memory: (tile_n, stage_k, STAGE), swizzled."""
-    atom = warpgroup.make_smem_layout_atom(warpgroup.SmemLayoutAtomKind.K_SW128, TYPES[config.dtype])
+    swizzle = SWIZZLES[min(config.stage_k * config.x_item, 128)]
+    atom = warpgroup.make_smem_layout_atom(swizzle, TYPES[config.dtype])
     return cute.tile_to_shape(atom, (config.tile_n, config.stage_k, config.ring_stages), order=(0, 1, 2))
 
 
@@ -43,19 +49,29 @@ class WgmmaProducts(Products):
     mma: cute.TiledMma
     tCrX: cute.Tensor  # (MMA, MMA_N, MMA_K, STAGE)
     fragments: tuple[cute.Tensor, ...]  # (MMA, MMA_M, STEP) each
+    first: cute.TiledMma | None = None  # of a k-tile, where sums are promoted: it adds to nothing
+    part: cute.Tensor | None = None  # the sums of a k-tile, (MMA, MMA_M, MMA_N)
 
     def multiply(self, packed: PackedLane, tile: int, part: int, stage: Int32) -> None:
         """Decodes packed tile ``tile`` of a k-tile, which is ``part`` of a stage, and starts its products."""
-        fragment = self.fragments[tile % STAGE_TILES]
+        fragment, steps = self.fragments[tile % STAGE_TILES], self.config.tile_steps
         words = cute.make_tensor(
-            cute.recast_ptr(fragment.iterator, dtype=Uint32), cute.make_layout((4, STEPS))
+            cute.recast_ptr(fragment.iterator, dtype=Uint32), cute.make_layout((4, steps))
         )  # (REGISTER, STEP)
         decode_tile(words, packed, self.config.weights)
         warpgroup.fence()
-        for step in range(STEPS):
-            k_block = (None, None, part * STEPS + step, stage)
-            cute.gemm(self.mma, self.acc, fragment[None, None, step], self.tCrX[k_block], self.acc)
+        for step in range(steps):
+            k_block = (None, None, part * steps + step, stage)
+            mma, acc = self.mma, self.acc
+            if self.config.promoted:
+                mma, acc = self.first if tile == step == 0 else self.mma, self.part
+            cute.gemm(mma, acc, fragment[None, None, step], self.tCrX[k_block], acc)
         warpgroup.commit_group()
+
+    def promote(self) -> None:
+        """Adds the sums of a k-tile, whose products are done, in fp32."""
+        for i in range(cute.size(self.acc)):
+            self.acc[i] = self.acc[i] + self.part[i]
 
     def of_columns(self, columns: int) -> WgmmaProducts:
         """The products of the first ``columns`` rows of x in a stage, in the first registers of the accumulators."""
@@ -94,4 +110,8 @@ def wgmma_products(config: WgmmaConfig, memory: Memory, columns: int, group: Int
     row_tile, slab = group // 2, (group % 2) * 4 + (thread % WARPGROUP) // 32
     if config.half_tiles:
         row_tile, slab = group, (thread % WARPGROUP) // 32
-    return WgmmaProducts(config, memory, row_tile, slab, thread, acc, mma, tCrX, fragments)
+    first = part_acc = None
+    if config.promoted:
+        first, part_acc = make_mma(replace(config, tile_n=columns)), cute.make_rmem_tensor(acc.layout, Float32)
+        first.set(warpgroup.Field.ACCUMULATE, False)
+    return WgmmaProducts(config, memory, row_tile, slab, thread, acc, mma, tCrX, fragments, first, part_acc)

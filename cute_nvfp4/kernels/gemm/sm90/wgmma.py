@@ -54,7 +54,8 @@ class WgmmaGemm:
     def __call__(self, arguments: WgmmaArguments, stream: CUstream):
         """Launches ``arguments.workers`` clusters."""
         cfg, x = self.config, arguments.x
-        row_stride, batch_stride = cute.assume(x.row_stride, 8), cute.assume(x.batch_stride, 8)
+        each = 16 // cfg.x_item
+        row_stride, batch_stride = cute.assume(x.row_stride, each), cute.assume(x.batch_stride, each)
         layout = cute.make_layout((x.rows, arguments.k, arguments.batch), stride=(row_stride, 1, batch_stride))
         tensor = cute.make_tensor(x.data, layout)  # (M, K, L)
         one_stage = cute.slice_(x_layout(replace(cfg, tile_n=cfg.box_rows)), (None, None, 0))

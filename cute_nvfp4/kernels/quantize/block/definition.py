@@ -35,8 +35,7 @@ def from_f32(config: QuantizeConfig, values: Sequence[Float32]) -> tuple[Uint32,
     """The words of elements: ``values`` rounded once to the dtype of x."""
     if config.dtype == "float32":
         return tuple(f32_bits(x) for x in values)
-    kind = "bf16" if config.dtype == "bfloat16" else "f16"
-    return tuple(f32x2_to_16bit(low, high, kind) for low, high in zip(values[0::2], values[1::2]))
+    return tuple(f32x2_to_16bit(low, high, config.dtype) for low, high in zip(values[0::2], values[1::2]))
 
 
 def max_abs(values: Sequence[Float32]) -> Float32:
@@ -48,7 +47,7 @@ def largest_magnitude(config: QuantizeConfig, words: Sequence[Uint32]) -> Float3
     """The largest magnitude of a block, NaN if it holds one."""
     if config.dtype == "float32":
         return max_abs(to_f32(config, words))
-    return max_abs_halves(words, "bf16" if config.dtype == "bfloat16" else "f16")
+    return max_abs_halves(words, config.dtype)
 
 
 def wanted_scale(config: QuantizeConfig, largest: Float32, factor: GlobalFactor) -> Float32:

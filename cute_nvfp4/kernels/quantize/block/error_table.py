@@ -24,10 +24,9 @@ import cutlass.cute as cute
 from cutlass import Boolean, Float32, Int32, Uint32
 from cutlass.memory import SmemAllocator
 
-from ....ptx.arithmetic import add_rn, mul_rn, sub_rn
+from ....ptx.arithmetic import add_product_of_half, add_rn, mul_rn, sub_rn
 from ....ptx.encode import f32x2_to_16bit
 from ....ptx.half import max_u16x2
-from ....ptx.integer import add_product_of_half
 from ....ptx.memory import load_shared, store_shared
 from ....ptx.mma import diagonal, mma_m16n8k8_f16, sum_halves
 from ....ptx.move import f32_bits, f32_from_bits
@@ -106,7 +105,7 @@ def fill_error_table(
     for entry in cutlass.range(first_entry, ENTRIES, WARP * parts, unroll=1):
         x = f32_from_bits((least + Uint32(entry)) << Uint32(16))
         found = _squares(cutlass.select_(entry == 0, Float32(0.0), x), inverses, factors)
-        words = [f32x2_to_16bit(found[i], found[i + 1], "f16") for i in range(0, count + 2, 2)]
+        words = [f32x2_to_16bit(found[i], found[i + 1], "float16") for i in range(0, count + 2, 2)]
         item = first * ENTRIES + entry
         store_shared(errors + item * _ENTRY_BYTES, words[:4])
         store_shared(lower + item * _LOWER_BYTES, words[4:])

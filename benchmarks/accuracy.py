@@ -1,0 +1,233 @@
+"""What NVFP4 costs a real language model: perplexity and divergence of SmolLM2-135M, by rule and method.
+
+    python benchmarks/accuracy.py --model SmolLM2-135M-Instruct.Q4_1.gguf --text britannica-11th.txt
+
+The model is that of ``smollm2.py``, decoded to float32. The text is prose that it was not fitted to here: windows of
+``--length`` tokens at even distances; calibration takes windows that lie between those. All linear layers of all blocks
+are quantized; the embedding, which is the head, stays. The first token of a window predicts nothing.
+
+A record has, for each case: perplexity; the difference of the mean loss from the reference's, and the mean divergence
+KL(reference ‖ quantized) in nats a token, each with the standard error over windows; how often the most likely token is
+the reference's; and the mean error of the layers' weights (``error``), by which methods would be ranked without a text.
+Products are those of exact torch on a CPU: kernels sum in another order. The table of docs/models.md is written from
+the record (``--table``). It needs ``cute_nvfp4[transformers]``, and some minutes a case on a processor core.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import math
+import statistics
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from smollm2 import load
+from torch.nn import functional as F
+
+from cute_nvfp4 import quantize_model
+from cute_nvfp4.nn.linear import NVFP4Linear
+from cute_nvfp4.nn.report import ModelReport
+from cute_nvfp4.nn.training import fake_quantize
+
+RESULTS = Path(__file__).resolve().parent / "results" / "accuracy_smollm2.json"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
+BEGIN, END = "<!-- accuracy: begin -->", "<!-- accuracy: end -->"
+
+
+class Case(NamedTuple):
+    """A row of the table: the options of ``quantize_model``."""
+
+    rule: str
+    method: str = "nearest"
+    input_rule: str | None = None
+
+    @property
+    def activations(self) -> str:
+        return "W4A16" if self.input_rule is None else "W4A4"
+
+    @property
+    def name(self) -> str:
+        rules = self.rule if self.input_rule is None else f"{self.rule}, activations {self.input_rule}"
+        return f"{self.activations} {self.method}, {rules}"
+
+
+CASES = (
+    Case("max"),
+    Case("four_six_mse"),
+    Case("optimal"),
+    Case("max", "gptq"),
+    Case("four_six_mse", "gptq"),
+    Case("optimal", "gptq"),
+    Case("max", input_rule="max"),
+    Case("four_six_mse", input_rule="four_six_mse"),
+    Case("max", "gptq", "max"),
+    Case("four_six_mse", "gptq", "four_six_mse"),
+    Case("optimal", "gptq", "four_six_mse"),
+)
+
+
+class Emulated(torch.nn.Module):
+    """An ``NVFP4Linear`` with its weight decoded once: the same values, in float32."""
+
+    def __init__(self, layer: NVFP4Linear) -> None:
+        super().__init__()
+        self.weight, self.rule, self.scale = layer._decoded(torch.float32), layer.input_rule, layer.input_global_scale
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.rule is not None:
+            x = fake_quantize(x, rule=self.rule, global_scale="auto" if self.scale is None else self.scale)
+        return F.linear(x, self.weight)
+
+
+def emulate(model: torch.nn.Module) -> torch.nn.Module:
+    """Puts ``Emulated`` layers in the place of quantized ones."""
+    for name, module in list(model.named_modules()):
+        if isinstance(module, NVFP4Linear):
+            parent, _, child = name.rpartition(".")
+            setattr(model.get_submodule(parent), child, Emulated(module))
+    return model
+
+
+class Sample(NamedTuple):
+    """Tokens (windows, length) to judge by, and others to calibrate with."""
+
+    judged: torch.Tensor
+    calibration: torch.Tensor
+
+
+def sample(ids: Sequence[int], count: int, length: int, between: int) -> Sample:
+    """``count`` windows at even distances, and ``between`` each of them and the next as many for calibration."""
+    distance = len(ids) // count
+    step = distance // (between + 1)
+    if step < length:
+        raise SystemExit(f"{len(ids)} tokens have no room for {count * (between + 1)} windows of {length}")
+    starts = [[i * distance + j * step for j in range(between + 1)] for i in range(count)]
+    found = torch.stack([torch.tensor(ids[start : start + length]) for row in starts for start in row])
+    found = found.view(count, between + 1, length)
+    return Sample(found[:, 0], found[:, 1:].flatten(0, 1))
+
+
+class Outcome(NamedTuple):
+    """Of one model on the windows: losses (W, T - 1), log probabilities (W, T - 1, V) in bfloat16."""
+
+    losses: torch.Tensor
+    logs: torch.Tensor
+
+
+@torch.inference_mode()
+def run(model: torch.nn.Module, tokens: torch.Tensor) -> Outcome:
+    """The model on all windows, one at a time."""
+    losses, logs = [], []
+    for window in tokens:
+        found = model(window[None]).logits[0, :-1].float().log_softmax(-1)
+        losses.append(-found.gather(1, window[1:, None])[:, 0])
+        logs.append(found.to(torch.bfloat16))
+    return Outcome(torch.stack(losses), torch.stack(logs))
+
+
+def mean_and_error(values: torch.Tensor) -> list[float]:
+    """The mean of windows' means (W,), and its standard error."""
+    found = values.tolist()
+    return [statistics.fmean(found), statistics.stdev(found) / math.sqrt(len(found)) if len(found) > 1 else 0.0]
+
+
+def compared(outcome: Outcome, reference: Outcome) -> dict[str, Any]:
+    """The figures of a record."""
+    divergences, agreements = [], []
+    for found, exact in zip(outcome.logs, reference.logs):
+        found, exact = found.float(), exact.float()
+        divergences.append((exact.exp() * (exact - found)).sum(-1).mean())
+        agreements.append((found.argmax(-1) == exact.argmax(-1)).float().mean())
+    return {
+        "perplexity": math.exp(float(outcome.losses.mean())),
+        "loss": mean_and_error((outcome.losses - reference.losses).mean(1)),
+        "divergence": mean_and_error(torch.stack(divergences)),
+        "agreement": mean_and_error(torch.stack(agreements)),
+    }
+
+
+def quantized(model: torch.nn.Module, case: Case, calibration: torch.Tensor) -> tuple[torch.nn.Module, ModelReport]:
+    """A copy of ``model``, quantized; four windows are one batch."""
+    batches = list(calibration.split(4)) if case.method != "nearest" or case.input_rule is not None else None
+    options = {"method": case.method, "input_rule": case.input_rule, "calibration": batches}
+    return quantize_model(copy.deepcopy(model), case.rule, ignore=["lm_head"], prepare=False, **options)
+
+
+def row_of(model: torch.nn.Module, case: Case, tokens, calibration, reference: Outcome) -> dict[str, Any]:
+    begin = time.perf_counter()
+    made, report = quantized(model, case, calibration)
+    spent = time.perf_counter() - begin
+    errors = [layer.error for layer in report.layers]
+    found = compared(run(emulate(made), tokens), reference)
+    return case._asdict() | found | {"error": statistics.fmean(errors), "seconds": spent}
+
+
+def table(record: dict[str, Any]) -> str:
+    """The rows as a page has them, in the order of ``CASES``."""
+    lines = [
+        f"| weights and activations | rule | perplexity ({record['reference']:.2f} in float32) | loss, more by "
+        "| KL, nats a token | same first token | mean error of weights |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    found = {Case(*(row[name] for name in Case._fields)): row for row in record["rows"]}
+    for case in (case for case in CASES if case in found):
+        row = found[case]
+        (loss, loss_error), (kl, kl_error) = row["loss"], row["divergence"]
+        method = {"nearest": "to nearest", "gptq": "GPTQ"}[case.method]
+        rules = case.rule if case.input_rule in (None, case.rule) else f"{case.rule}, activations {case.input_rule}"
+        lines.append(
+            f"| {case.activations}, {method} | `{rules}` | {row['perplexity']:.2f} | {loss:.3f} ± {loss_error:.3f} "
+            f"| {kl:.3f} ± {kl_error:.3f} | {100 * row['agreement'][0]:.1f} % | {row['error']:.4f} |"
+        )
+    return "\n".join(lines)
+
+
+def write_table(record: dict[str, Any], page: Path = PAGE) -> None:
+    """Puts the table between the page's two marks."""
+    text = page.read_text()
+    before, rest = text.split(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n{table(record)}\n{END}{rest.split(END)[1]}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, help="the GGUF file")
+    parser.add_argument("--text", type=Path, help="a file of prose")
+    parser.add_argument("--windows", type=int, default=6)
+    parser.add_argument("--length", type=int, default=384)
+    parser.add_argument("--between", type=int, default=2, help="windows to calibrate with, after each judged one")
+    parser.add_argument("--cases", type=int, nargs="*", default=range(len(CASES)), help="places in CASES")
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="only write the page's table from the record")
+    options = parser.parse_args()
+    record = json.loads(options.output.read_text()) if options.output.exists() else {"rows": []}
+    if not options.table:
+        model, tokenizer = load(options.model)
+        ids = tokenizer.encode(options.text.read_text(errors="replace")).ids
+        tokens, calibration = sample(ids, options.windows, options.length, options.between)
+        reference = run(model, tokens)
+        settings = {"text": options.text.name, "windows": list(tokens.shape), "calibration": list(calibration.shape)}
+        settings |= {"model": options.model.name, "reference": math.exp(float(reference.losses.mean()))}
+        if {name: record.get(name) for name in ("text", "windows", "calibration", "model")} != {
+            name: settings[name] for name in ("text", "windows", "calibration", "model")
+        }:
+            record = {"rows": []}
+        record |= settings | {"torch": torch.__version__}
+        print(f"reference {record['reference']:.2f}", flush=True)
+        for case in (CASES[i] for i in options.cases):
+            row = row_of(model, case, tokens, calibration, reference)
+            record["rows"] = [x for x in record["rows"] if any(x[n] != row[n] for n in Case._fields)] + [row]
+            options.output.write_text(json.dumps(record, indent=1) + "\n")
+            print(f"{case.name}: {row['perplexity']:.2f}, {row['seconds']:.0f} s", flush=True)
+    write_table(record)
+    print(table(record))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

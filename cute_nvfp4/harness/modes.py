@@ -1,0 +1,202 @@
+"""What each mode does with one case: what is called, checked and timed, and how often."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from .checker import Check
+from .errors import CallFailed
+from .problem import Problem, mix_seed
+from .results import CaseResult
+from .runner import Outcome, Runner, check_bandwidth, check_samples
+from .schema import Limits
+from .timing import L2_CLEAR_BYTES, ColdL2, StopRule, Timing, time_cuda
+
+_ODDS_OF_A_SHORT_BATCH = 0.25
+_SLOWER = 10
+"""How many times longer than expected a case may take."""
+NOTHING = (
+    "right, but {what}: torch or the host has made the answer. Launch a kernel for this shape; on a GPU, where all "
+    "work is timed, --backend cuda takes the submission as it is"
+)
+
+
+@dataclass
+class Pace:
+    """How fast the cases of a run go without a GPU: limits and estimates grow with a case's work.
+
+    ``seconds`` a case may take as the user has said; None: by its work.
+    """
+
+    limits: Limits
+    seconds: float | None
+    _rates: list[float] = field(default_factory=list)
+
+    def note(self, flops: int, seconds: float) -> None:
+        """A call of so much work has taken so long."""
+        self._rates.append(seconds / flops)
+
+    def expected(self, flops: int) -> float | None:
+        """Seconds that a call may be expected to take, from those that have been made; None before the first."""
+        return statistics.median(self._rates) * flops if self._rates else None
+
+    def limit(self, flops: int) -> float:
+        """Seconds that a call may take."""
+        if self.seconds is not None:
+            return self.seconds
+        by_work = self.limits.timeout_seconds + flops / self.limits.cpu_flop_s
+        return max(by_work, _SLOWER * (self.expected(flops) or 0.0))
+
+
+@dataclass
+class Modes:
+    """Runs cases of ``problem`` in ``mode``. ``smallest`` is the case that is called a second time in mode test, and
+    ``trace`` a file for the timeline of case ``first``."""
+
+    problem: Problem
+    mode: str
+    gpu: bool
+    limits: Limits
+    pace: Pace
+    batch: int
+    schedules: list[str]
+    smallest: int
+    first: int
+    cases: int
+    trace: Path | None = None
+    clear: ColdL2 | None = None
+    copy_bytes_s: float | None = None
+
+    def run(self, runner: Runner, result: CaseResult) -> None:
+        """Runs one case and notes what was found in ``result``."""
+        flops = self.problem.flops(result.case)
+        if not self.gpu:
+            runner.timeout, runner.expected = self.pace.limit(flops), self.pace.expected(flops)
+        try:
+            getattr(self, f"_{self.mode}")(runner, result)
+            if self.gpu and result.gpu is not None and self.copy_bytes_s is not None:
+                check_bandwidth(result.useful_bytes, result.gpu.mean, self.copy_bytes_s)
+            if result.nothing:
+                raise CallFailed(NOTHING.format(what=result.nothing), verdict="launched-nothing")
+            result.verdict = "right"
+        except CallFailed as failure:
+            result.error, result.details, result.verdict = str(failure), failure.details, failure.verdict
+
+    def _checked(
+        self, runner: Runner, result: CaseResult, seed: int, *, calls: int = 1, timed: bool = False, schedule: str = ""
+    ) -> Outcome:
+        first = result.index == self.first and not result.calls_checked
+        trace = str(self.trace.resolve()) if first and self.trace else ""
+        outcome = runner.call(result.case, seed, calls=calls, timed=timed, schedule=schedule, trace=trace)
+        _record(result, outcome.check, calls)
+        self._look_at_work(result, outcome)
+        if not self.gpu:
+            if result.wall_s is None or timed:
+                result.wall_s = outcome.wall_s
+                result.add_launches(outcome.launches)
+            self.pace.note(self.problem.flops(result.case), outcome.wall_s)
+        return outcome
+
+    def _look_at_work(self, result: CaseResult, outcome: Outcome) -> None:
+        """Notes where the launches cannot have made the answer; no score where they did not do all."""
+        work, case = outcome.work, result.case
+        if work is None:
+            return
+        shapes = self.problem.output_shapes(case)
+        outputs = sum(math.prod(shape) * getattr(torch, dtype).itemsize for shape, dtype in shapes)
+        bytes_, sums = result.useful_bytes - outputs, self.problem.flops(case) // 2
+        what = ""
+        if not outcome.launches:
+            what = "no kernel was launched"
+        elif work.read < bytes_ * outcome.calls:
+            what = f"the launches read {work.read:,} bytes, the operands have {bytes_ * outcome.calls:,}"
+        elif work.multiply_adds < sums * outcome.calls:
+            what = f"the launches have {work.multiply_adds:,} multiply-adds at most, of {sums * outcome.calls:,}"
+        result.nothing = result.nothing or what
+        if work.by_host:
+            result.unscored = f"{work.by_host}: torch's or the host's work has no modelled time"
+
+    def _test(self, runner: Runner, result: CaseResult) -> None:
+        for schedule in self.schedules:
+            self._checked(runner, result, result.seed, schedule=schedule)
+        if result.index == self.smallest:
+            # new contents at the same addresses: shows results that are kept from call to call
+            self._checked(runner, result, mix_seed(result.seed, 1))
+
+    def _benchmark(self, runner: Runner, result: CaseResult) -> None:
+        self._checked(runner, result, result.seed)
+        if self.gpu:
+            self._repeat(runner, result, StopRule(self.limits.repeats, self.limits.relative_error, self.limits.seconds))
+        elif self.batch > 1:
+            self._checked(runner, result, mix_seed(result.seed, 1), calls=self.batch)
+        # the first call may have compiled, and allocated what the next ones use again
+        self._checked(runner, result, mix_seed(result.seed, 2), timed=not self.gpu)
+
+    def _leaderboard(self, runner: Runner, result: CaseResult) -> None:
+        seconds = self.limits.ranked_seconds / self.cases if self.gpu else self.limits.seconds
+        repeats = self.limits.repeats if self.gpu else self.limits.cpu_repeats
+        self._repeat(runner, result, StopRule(repeats, self.limits.relative_error, seconds))
+
+    def _repeat(self, runner: Runner, result: CaseResult, rule: StopRule) -> None:
+        """Timed repeats, each on fresh data and checked: answers that are kept from one to the next are of no use."""
+        samples: list[float] = []
+        begin, drawn = time.perf_counter(), random.Random(result.seed)
+        while not rule.done(samples, time.perf_counter() - begin):
+            # The first of these warms up. Batches of other lengths come between the timed ones, so that a submission
+            # which puts work off until it has seen a whole batch is caught.
+            if not samples or (self.batch > 1 and drawn.random() < _ODDS_OF_A_SHORT_BATCH):
+                fewer = drawn.randint(2, self.batch - 1) if self.batch > 2 else 1
+                self._checked(runner, result, mix_seed(result.seed, 0, len(samples)), calls=fewer)
+            seed = mix_seed(result.seed, 1, len(samples))
+            outcome = self._checked(runner, result, seed, calls=self.batch, timed=self.gpu)
+            samples.append(outcome.wall_s * 1e9 if outcome.gpu_ns is None else outcome.gpu_ns)
+        if self.gpu:
+            check_samples([self.batch * sample for sample in samples], time.perf_counter() - begin)
+            result.gpu = Timing.of(samples)
+            self._time_peer(result)
+
+    def _profile(self, runner: Runner, result: CaseResult) -> None:
+        result.profile, launches = runner.profile(result.case, result.seed)
+        result.add_launches(launches)
+        self._checked(runner, result, mix_seed(result.seed, 1))
+
+    def _time_peer(self, result: CaseResult) -> None:
+        """Times the library call as the submission is timed, on enough different inputs to leave nothing in L2."""
+        count = min(self.batch, -(-L2_CLEAR_BYTES // result.useful_bytes))
+        named = [self.problem.peer(result.case, torch.device("cuda")) for _ in range(count)]
+        result.peer_name = named[0][0]
+
+        def calls() -> None:
+            for index in range(self.batch):
+                named[index % count][1]()
+
+        samples = time_cuda(calls, rule=StopRule(50, 0.001, 2.0), clear=self.clear)
+        result.peer = Timing.of([sample / self.batch for sample in samples])
+
+
+Progress = Callable[[CaseResult, str], None]
+
+
+def _record(result: CaseResult, check: Check, calls: int) -> None:
+    """Adds the verdict on ``calls`` calls to ``result``; raises CallFailed if it is not a pass."""
+    first = result.calls_checked + 1
+    result.calls_checked += calls
+    result.max_abs = _larger(result.max_abs, check.max_abs)
+    result.max_rel = _larger(result.max_rel, check.max_rel)
+    if not check.passed:
+        numbers = f"call {first}" if calls == 1 else f"calls {first} to {first + calls - 1}"
+        text = check.message + (f" ({numbers}, fresh data)" if first > 1 else "")
+        raise CallFailed(text, verdict="wrong")
+
+
+def _larger(before: float | None, now: float) -> float | None:
+    """The larger error of two; None where it is not a number."""
+    return None if math.isnan(now) else max(before or 0.0, now)

@@ -1,0 +1,271 @@
+"""The processes of one submission as the judge sees them: the worker that runs it, and the device that it launches on.
+
+The worker has a folder of its own, with a copy of the submission as it was read before any ran (``submission``); what
+comes from it is validated like any input.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from . import sandbox
+from .arena import Arena
+from .counters import Launch
+from .errors import CallFailed
+from .submission import Submission
+from .work import Told
+
+ARCH_VARIABLE = "CUTE_NVFP4_ARCH"
+_CAPTURE_TAIL = 4000
+_START_TIMEOUT_S = 120.0
+_MOST_BYTES = 64 << 20
+"""Of an answer."""
+_SECRETS = ("POPCORN_FD", "POPCORN_SEED")
+_CACHED = "caches"
+_CACHES = {"XDG_CACHE_HOME": "", "TRITON_CACHE_DIR": "triton", "TORCHINDUCTOR_CACHE_DIR": "inductor"}
+_CACHES |= {"TORCH_EXTENSIONS_DIR": "extensions", "CUDA_CACHE_PATH": "nv", "CUTE_DSL_CACHE_DIR": "cute"}
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class Output(BaseModel):
+    """What the worker says of one returned object."""
+
+    type: str
+    shape: tuple[int, ...] = ()
+    dtype: str = ""
+    device: str = ""
+    strided: bool = False
+    broadcast: bool = False
+    aliases: list[str] = []
+    at: int | None = None
+    stride: tuple[int, ...] | None = None
+
+
+class Answer(BaseModel):
+    """An answer of the worker, which a submission could have forged."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    outputs: list[list[Output]] = []
+    wall_ns: float = 0.0
+    gpu_ns: float | None = None
+    threads: int = 0
+    unordered: str = ""
+    table: str = ""
+    traceback: str = ""
+    layers: list[str] = []
+
+
+class Found(BaseModel):
+    """What the device found in a call: why a launch was stopped, the launches, what they did of the work."""
+
+    stopped: str = ""
+    launches: list[Launch] = []
+    work: Told = Told()
+
+
+class Processes:
+    """Worker and, with ``simulate`` (an architecture), device of one submission; ``hazards`` are its options."""
+
+    def __init__(self, submission: Submission, arena: Arena, arch: str | None, simulate: str, hazards: dict) -> None:
+        self._submission, self._arena, self._arch = submission, arena, arch
+        self._simulate, self._hazards = simulate, hazards
+        self._log = tempfile.TemporaryFile()
+        self._folder: tempfile.TemporaryDirectory | None = None
+        self._worker: subprocess.Popen | None = None
+        self._device: subprocess.Popen | None = None
+        self.layers: list[str] = []
+
+    # their life
+
+    @property
+    def running(self) -> bool:
+        return self._worker is not None
+
+    def start(self, load: dict) -> Answer:
+        """Starts both, and has the worker ``load`` the submission. Raises ``CallFailed``."""
+        self._log.seek(0)
+        self._log.truncate()
+        self._folder = tempfile.TemporaryDirectory(prefix="cute_nvfp4-submission-", ignore_cleanup_errors=True)
+        path = self._submission.copy_to(Path(self._folder.name))
+        self._mark = secrets.token_hex(8)
+        (self._control, control), (self._gpu, gpu) = Pipe(), Pipe()
+        launches, ours = Pipe()
+        nbytes, calls = str(self._arena.nbytes), str(self._arena.calls)
+        told = [str(connection.fileno()) for connection in (control, launches)]
+        self._worker = self._popen(
+            ["cute_nvfp4.harness.worker", *told, str(self._arena.fd), nbytes, calls, self._folder.name],
+            (control.fileno(), launches.fileno(), self._arena.fd),
+            self._environment(Path(self._folder.name)),
+        )
+        if self._simulate:
+            told = [str(connection.fileno()) for connection in (gpu, ours)]
+            self._device = self._popen(
+                ["cute_nvfp4.harness.device", *told, str(self._arena.fd), nbytes, calls],
+                (gpu.fileno(), ours.fileno(), self._arena.fd),
+                dict(os.environ) | {"OPENBLAS_NUM_THREADS": "1"},
+            )
+        for connection in (control, launches, gpu, ours):
+            connection.close()
+        self.layers = self._receive(_START_TIMEOUT_S, "starting its process").layers
+        if self._simulate:
+            self.device("configure", arch=self._simulate, **self._hazards)
+        hazards = {name: self._hazards[name] for name in ("allow", "collect")} if self._simulate else {}
+        if self._simulate:
+            self.device("begin", schedule="", trace="", clocked=False, parts=[])  # launches while it is imported
+        request = {"op": "load", "path": str(path), "simulate": self._simulate, "hazards": hazards}
+        answer = self.ask(request | load, "loading the submission", _START_TIMEOUT_S)
+        self._files = self._own_files()
+        return answer
+
+    def _popen(self, module: list[str], descriptors: tuple[int, ...], environment: dict[str, str]) -> subprocess.Popen:
+        root = str(Path(__file__).resolve().parents[2])
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, environment.get("PYTHONPATH"))))
+        words = [*module, str(os.getpid())] if module[0].endswith("worker") else module
+        return subprocess.Popen(
+            [sys.executable, "-m", *words],
+            pass_fds=descriptors,
+            stdin=subprocess.DEVNULL,
+            stdout=self._log,
+            stderr=self._log,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def _environment(self, folder: Path) -> dict[str, str]:
+        """The worker's: nothing that is the judge's to know, and every cache in its folder."""
+        found = {name: value for name, value in os.environ.items() if name not in _SECRETS}
+        caches = folder / _CACHED
+        caches.mkdir()
+        found |= {name: str(caches / place) for name, place in _CACHES.items()}
+        found |= {"PYTHONUNBUFFERED": "1", "PYTHONDONTWRITEBYTECODE": "1", sandbox.MARK: self._mark}
+        found |= {"TMPDIR": str(caches), "TORCHINDUCTOR_COMPILE_THREADS": "1"} | (
+            {ARCH_VARIABLE: self._arch} if self._arch is not None else {}
+        )
+        if self._simulate:
+            # the simulator's products are small: numpy's threads only fight with torch's for the cores
+            found.setdefault("OPENBLAS_NUM_THREADS", "1")
+        return found
+
+    def stop(self) -> None:
+        """Ends both, and whatever the submission has started."""
+        worker, device, self._worker, self._device = self._worker, self._device, None, None
+        if worker is None:
+            return
+        left = sandbox.strays(worker.pid, self._mark)
+        self._control.close()
+        self._gpu.close()
+        try:
+            worker.wait(timeout=2.0)
+        except subprocess.TimeoutExpired:
+            pass
+        sandbox.end([*left, *sandbox.strays(worker.pid, self._mark)])
+        for process in filter(None, (worker, device)):
+            _kill_group(process)
+        self._folder.cleanup()
+
+    def close(self) -> None:
+        """Ends everything."""
+        self.stop()
+        self._log.close()
+
+    # what is said
+
+    def ask(self, request: dict, doing: str, timeout: float) -> Answer:
+        """The worker's answer. Raises ``CallFailed`` where there is none."""
+        try:
+            self._control.send_bytes(json.dumps(request).encode())
+        except (BrokenPipeError, ConnectionResetError):
+            pass  # it died since its last answer: receiving says how
+        return self._receive(timeout, doing)
+
+    def device(self, operation: str, **arguments: Any) -> dict:
+        """The device's answer, which waits for nothing but a launch. Raises ``CallFailed``."""
+        try:
+            self._gpu.send_bytes(json.dumps({"op": operation} | arguments).encode())
+            told = json.loads(self._gpu.recv_bytes()) if self._gpu.poll(_START_TIMEOUT_S) else {"error": "no answer"}
+        except (EOFError, OSError) as error:
+            told = {"error": type(error).__name__, "text": "it has ended"}
+        if "error" in told:
+            captured = self._captured()
+            self.stop()
+            raise CallFailed(f"the simulated GPU failed: {told['error']}: {told.get('text', '')}", captured)
+        return told
+
+    def left_behind(self) -> str:
+        """What a call has left: processes, and files that are no cache; "" if nothing. Processes are ended."""
+        left = sandbox.strays(self._worker.pid, self._mark)
+        if left:
+            sandbox.end(left)
+            return f"the submission left {len(left)} process{'es' if len(left) > 1 else ''} running"
+        new = sorted(self._own_files() - self._files)
+        return f"custom_kernel wrote files: {', '.join(new[:3])}" if new else ""
+
+    def _own_files(self) -> set[str]:
+        """What lies in the worker's folder and is no cache."""
+        folder = Path(self._folder.name)
+        caches = folder / _CACHED
+        files = (path for path in folder.rglob("*") if path.is_file() and caches not in path.parents)
+        return {str(path.relative_to(folder)) for path in files}
+
+    def _receive(self, timeout: float, doing: str) -> Answer:
+        worker = self._worker
+        try:
+            ready = self._control.poll(timeout)
+            answer = json.loads(self._control.recv_bytes(_MOST_BYTES)) if ready else None
+        except (EOFError, ConnectionResetError):
+            code = worker.wait()
+            self.stop()
+            raise CallFailed(f"the process died while {doing} ({_exit_reason(code)})", self._captured()) from None
+        except (ValueError, OSError) as error:
+            self.stop()
+            raise CallFailed(f"the process sent an unreadable answer while {doing}: {error}") from error
+        if answer is None:
+            self.stop()
+            raise CallFailed(f"timed out after {timeout:g} s while {doing}", self._captured())
+        if isinstance(answer, dict) and "error" in answer:
+            details = "\n".join(filter(None, (str(answer.get("traceback", "")), self._captured())))
+            unordered = self.shown(str(answer.get("unordered", "")))
+            raise CallFailed(self.shown(str(answer["error"])), self.shown(details), unordered=unordered)
+        try:
+            return Answer.model_validate(answer)
+        except ValidationError as error:
+            self.stop()
+            raise CallFailed(f"the process sent an answer of the wrong form while {doing}") from error
+
+    def _captured(self) -> str:
+        """The end of what the processes printed."""
+        size = self._log.seek(0, os.SEEK_END)
+        self._log.seek(max(0, size - _CAPTURE_TAIL))
+        text = self.shown(self._log.read().decode(errors="replace").strip())
+        return f"its output:\n{text}" if text else ""
+
+    def shown(self, text: str) -> str:
+        """``text`` for the user: with the submission's own folder, and without what a terminal would obey."""
+        if self._folder is not None:
+            text = text.replace(self._folder.name, str(self._submission.path.resolve().parent))
+        return _UNPRINTABLE.sub("\ufffd", text)
+
+
+def _kill_group(process: subprocess.Popen) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)  # its own session: it and what it started
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def _exit_reason(code: int) -> str:
+    return f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -1,0 +1,54 @@
+"""The configurations that ModelOpt and compressed-tensors write into a checkpoint's ``config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cute_nvfp4.formats import NVFP4
+
+_FORMAT = "nvfp4-pack-quantized"
+
+
+def modelopt_config(ignore: Sequence[str], quantizes_inputs: bool) -> dict[str, Any]:
+    """The dict that ModelOpt's exporter writes. ignore: names of linear layers that are not quantized."""
+    weights = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": NVFP4.block}
+    group: dict[str, Any] = {"weights": weights, "targets": ["Linear"]}
+    if quantizes_inputs:
+        group["input_activations"] = dict(weights)
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": "NVFP4" if quantizes_inputs else "W4A16_NVFP4",
+        "producer": {"name": "cute_nvfp4"},
+        "config_groups": {"group_0": group},
+        "ignore": list(ignore),
+    }
+
+
+def compressed_tensors_config(ignore: Sequence[str], quantizes_inputs: bool) -> dict[str, Any]:
+    """The dict that LLM Compressor writes."""
+    common = {"num_bits": 4, "type": "float", "symmetric": True, "strategy": "tensor_group", "group_size": NVFP4.block}
+    inputs = common | {"dynamic": "local", "observer": "minmax"} if quantizes_inputs else None
+    group = {
+        "targets": ["Linear"],
+        "weights": common | {"dynamic": False, "observer": "minmax"},
+        "input_activations": inputs,
+        "output_activations": None,
+        "format": _FORMAT,
+    }
+    return {
+        "quant_method": "compressed-tensors",
+        "format": _FORMAT,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": list(ignore),
+        "kv_cache_scheme": None,
+        "global_compression_ratio": None,
+    }
+
+
+def is_nvfp4(config: dict[str, Any]) -> bool:
+    """Whether a configuration of compressed-tensors has a group of layers in NVFP4."""
+    groups = config.get("config_groups") or {}
+    formats = [config.get("format"), *(group.get("format") for group in groups.values() if isinstance(group, dict))]
+    return _FORMAT in formats

@@ -1,0 +1,248 @@
+"""NVFP4 checkpoints in transformers: ``import cute_nvfp4.integrations.transformers``, and ``from_pretrained`` runs
+them in 4 bits.
+
+The import registers two quantization methods, which transformers has not: "modelopt" (NVIDIA's checkpoints; its own
+loader takes packed bytes for weights) and "cute_nvfp4" (:class:`CuteNvfp4Config`, which also quantizes while it loads).
+``register(compressed_tensors=True)`` takes the NVFP4 checkpoints of compressed-tensors, too, which transformers would
+decode. What a file has decides which layers are quantized, so that ``ignore`` lists and FP8 layers of mixed checkpoints
+are what they are in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.quantizers import auto
+from transformers.quantizers.base import HfQuantizer
+from transformers.utils.quantization_config import QuantizationConfigMixin
+
+from cute_nvfp4.errors import OperandError
+from cute_nvfp4.integrations.layout_configs import compressed_tensors_config, is_nvfp4, modelopt_config
+from cute_nvfp4.nn.layouts import LAYOUTS, tensors_of
+from cute_nvfp4.nn.quantize_model import Recipe, quantize_model
+from cute_nvfp4.nn.stored import StoredLayers, StoredLinear, linears
+from cute_nvfp4.runtime.backend import Backend
+
+METHOD = "cute_nvfp4"
+_COMPRESSED = "compressed-tensors"
+
+
+class _Defaults:
+    """How checkpoints run that other libraries wrote: what ``register`` sets."""
+
+    input_rule: str | None = None
+    backend: Backend = "auto"
+
+
+class CuteNvfp4Config(QuantizationConfigMixin):
+    """How a model is quantized while it is loaded, and how its checkpoint is written.
+
+    rule, input_rule, ignore, untie, backend: as ``quantize_model`` has them, to nearest. ignore None leaves the head
+    (``lm_head``). layout: of the tensors in a checkpoint, "modelopt" or "compressed-tensors".
+    """
+
+    def __init__(
+        self,
+        rule: str = "max",
+        input_rule: str | None = None,
+        ignore: Sequence[str] | None = None,
+        untie: bool = False,
+        backend: Backend = "auto",
+        layout: str = "modelopt",
+        **unused: Any,
+    ) -> None:
+        Recipe(rule, input_rule=input_rule, backend=backend)
+        if layout not in LAYOUTS:
+            raise OperandError.of("layout", got=repr(layout), expected=" or ".join(LAYOUTS))
+        self.quant_method = METHOD
+        self.rule, self.input_rule, self.backend, self.layout, self.untie = rule, input_rule, backend, layout, untie
+        self.ignore = None if ignore is None else list(ignore)
+
+
+class PublishedConfig(QuantizationConfigMixin):
+    """The configuration of a checkpoint that another library wrote: kept, and written again, as it is."""
+
+    def __init__(self, **fields: Any) -> None:
+        self.__dict__.update(fields)
+
+    @property
+    def input_rule(self) -> str | None:
+        """What ``register`` was told."""
+        return _Defaults.input_rule
+
+    @property
+    def backend(self) -> Backend:
+        """What ``register`` was told."""
+        return _Defaults.backend
+
+    @property
+    def layout(self) -> str:
+        """The name of the layout that its library writes."""
+        return self.quant_method
+
+
+class CuteNvfp4Quantizer(HfQuantizer):
+    """Loads, quantizes and saves models with ``NVFP4Linear`` layers."""
+
+    def validate_environment(self, *args: Any, **options: Any) -> None:
+        """Refuses what these layers cannot be: split over GPUs while they are loaded."""
+        if options.get("tp_plan") is not None or options.get("device_mesh") is not None:
+            raise ValueError("cute_nvfp4 layers are not split while they are loaded: drop tp_plan and device_mesh")
+
+    def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **options: Any) -> Any:
+        self._places: dict[str, torch.nn.Linear] = {}
+        if not self.pre_quantized:
+            return model
+        if not checkpoint_files:
+            raise OperandError.of("checkpoint", got="no files", expected="safetensors with quantized layers")
+        stored = StoredLayers.read(checkpoint_files)
+        if not stored.nvfp4:
+            raise OperandError.of("checkpoint", got="no layer in NVFP4", expected="one", hint=str(checkpoint_files))
+        modules = dict(model.named_modules())
+        for name, parts in stored.tensors.items():
+            place = _place(name, modules, model.base_model_prefix)
+            if not isinstance(modules.get(place), torch.nn.Linear):
+                got = type(modules[place]).__name__ if place in modules else "no such module"
+                raise OperandError.of(f"module {name!r} of the model", got=got, expected="torch.nn.Linear")
+            self._places[place] = modules[place]
+            model.set_submodule(place, StoredLinear(place, stored.nvfp4.get(name), parts))
+            _untie(model, place)
+        return model
+
+    def param_needs_quantization(self, model: Any, param_name: str, **options: Any) -> bool:
+        """True of a stored layer's tensors: their shapes are those of the file."""
+        return isinstance(model.get_submodule(param_name.rpartition(".")[0]), StoredLinear)
+
+    def _process_model_after_weight_loading(self, model: Any, **options: Any) -> Any:
+        config = self.quantization_config
+        for place, old in self._places.items():
+            made = model.get_submodule(place).made(old, config.input_rule, config.backend).requires_grad_(False)
+            model.set_submodule(place, made.eval())
+        if not self.pre_quantized:
+            ignore = config.ignore
+            if ignore is None:
+                ignore = ["lm_head"] if any(name == "lm_head" for name, _ in model.named_modules()) else []
+            options = {"input_rule": config.input_rule, "untie": config.untie, "backend": config.backend}
+            model, model.quantization_report = quantize_model(model, config.rule, ignore=ignore, **options)
+            for name in linears(model):
+                _untie(model, name)
+        half = model.dtype if model.dtype in (torch.float16, torch.bfloat16) else torch.bfloat16
+        for layer in linears(model).values():
+            layer.prepare(half)
+        return model
+
+    def get_state_dict_and_metadata(self, model: Any) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+        """The tensors of a checkpoint in the layout of the configuration."""
+        layers, layout = linears(model), LAYOUTS[self.quantization_config.layout]
+        prefixes = tuple(f"{name}." for name in layers)
+        found = {name: x for name, x in model.state_dict().items() if not name.startswith(prefixes)}
+        for name, layer in layers.items():
+            found |= {f"{name}.{part}": x for part, x in tensors_of(layer, layout).items()}
+        return found, {}
+
+    def is_serializable(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def is_trainable(self) -> bool:
+        """Codes have no derivative."""
+        return False
+
+    @property
+    def is_compileable(self) -> bool:
+        """One graph, without breaks."""
+        return True
+
+    def _dequantize(self, model: Any, dtype: torch.dtype | None = None) -> Any:
+        # a configuration that was saved has a dtype's name
+        wide = dtype if isinstance(dtype, torch.dtype) else model.dtype
+        for name, layer in linears(model).items():
+            made = torch.nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, device="meta")
+            made.weight = torch.nn.Parameter(layer._decoded(wide), requires_grad=False)
+            if layer.bias is not None:
+                made.bias = torch.nn.Parameter(layer.bias.detach().to(made.weight.dtype), requires_grad=False)
+            model.set_submodule(name, made.eval())
+        return model
+
+
+def _untie(model: Any, name: str) -> None:
+    """A quantized layer has a weight of its own, also where that was another module's."""
+    if model.all_tied_weights_keys.pop(f"{name}.weight", None) is not None:
+        model.config.tie_word_embeddings = False
+
+
+def _place(name: str, modules: dict[str, Any], prefix: str) -> str:
+    """The model's name of a checkpoint's layer: with the base model's prefix, or without."""
+    others = f"{prefix}.{name}", name.removeprefix(f"{prefix}.")
+    return next((other for other in (name, *others) if other in modules), name)
+
+
+class _ModelOptConfig(PublishedConfig):
+    @classmethod
+    def from_dict(cls, config_dict: dict, return_unused_kwargs: bool = False, **options: Any) -> Any:
+        algorithm = config_dict.get("quant_algo", "NVFP4")
+        if "NVFP4" not in str(algorithm) and algorithm != "MIXED_PRECISION":
+            raise OperandError.of("quant_algo", got=algorithm, expected="one with NVFP4 layers")
+        return super().from_dict(config_dict, return_unused_kwargs, **options)
+
+
+def save_pretrained(model: Any, folder: str | Path, layout: str = "modelopt", **options: Any) -> None:
+    """Writes a model of ours so that the library of ``layout`` reads it: tensors, and the configuration it looks for.
+
+    options: those of the model's own ``save_pretrained``, which writes the layout that the model was loaded in.
+    """
+    names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
+    quantizes = any(layer.input_global_scale is not None for layer in linears(model).values())
+    make = {"modelopt": modelopt_config, _COMPRESSED: compressed_tensors_config}
+    if layout not in make:
+        raise OperandError.of("layout", got=repr(layout), expected=" or ".join(make))
+    fields = make[layout](names, quantizes)
+    before = getattr(model, "hf_quantizer", None), getattr(model.config, "quantization_config", None)
+    model.config.quantization_config = PublishedConfig(**fields)
+    model.hf_quantizer = CuteNvfp4Quantizer(model.config.quantization_config)
+    try:
+        model.save_pretrained(folder, **options)
+    finally:
+        model.hf_quantizer, model.config.quantization_config = before
+        if before[0] is None:
+            del model.hf_quantizer, model.config.quantization_config
+
+
+def register(*, compressed_tensors: bool = False, input_rule: str | None = None, backend: Backend = "auto") -> None:
+    """Says how checkpoints run that other libraries wrote.
+
+    compressed_tensors: takes the NVFP4 checkpoints of that library, too; its others stay transformers'. input_rule:
+    how activations are quantized; None leaves them in 16 bits, whatever the checkpoint would have them. backend: of
+    the layers.
+    """
+    Recipe(input_rule=input_rule, backend=backend)
+    _Defaults.input_rule, _Defaults.backend = input_rule, backend
+    for method, config in ((METHOD, CuteNvfp4Config), ("modelopt", _ModelOptConfig)):
+        if method not in auto.AUTO_QUANTIZATION_CONFIG_MAPPING:
+            auto.register_quantization_config(method)(config)
+            auto.register_quantizer(method)(CuteNvfp4Quantizer)
+    theirs = auto.AUTO_QUANTIZER_MAPPING[_COMPRESSED]
+    if compressed_tensors and not isinstance(theirs, _Choice):
+        config = auto.AUTO_QUANTIZATION_CONFIG_MAPPING[_COMPRESSED]
+        auto.AUTO_QUANTIZATION_CONFIG_MAPPING[_COMPRESSED] = _Choice(config)
+        auto.AUTO_QUANTIZER_MAPPING[_COMPRESSED] = _Choice(theirs)
+
+
+class _Choice:
+    """A class of transformers for compressed-tensors, or ours where the checkpoint has NVFP4."""
+
+    def __init__(self, theirs: type) -> None:
+        self.theirs = theirs
+
+    def from_dict(self, config_dict: dict, **options: Any) -> Any:
+        return (PublishedConfig if is_nvfp4(config_dict) else self.theirs).from_dict(config_dict, **options)
+
+    def __call__(self, config: Any, **options: Any) -> HfQuantizer:
+        return (CuteNvfp4Quantizer if isinstance(config, PublishedConfig) else self.theirs)(config, **options)
+
+
+register()

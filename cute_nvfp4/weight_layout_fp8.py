@@ -1,0 +1,129 @@
+"""Weights in four bits that are decoded to E4M3, for FP8 tensor cores with operand A in registers.
+
+Tiles and their sizes are those of ``weight_layout``. A decoded element is the E2M1 code times its block's scale, times
+a power of two for the row that brings the row's largest product under 448, rounded to E4M3 (nearest, ties to even).
+The eight magnitudes of a block are eight bytes of two registers, {0, s/2, s, r} and {2s, 2r, 4s, 4r} with r = 1.5 s
+rounded: where s/2 is no subnormal, a factor of two is eight more in the byte, and r is s + 4, or s + 5 where 1.5 s is
+rounded up. So a scale is a byte: s, and in bit 7 whether r is s + 5; both registers are it times a constant, plus a
+constant (``TABLES``), in which bit 7 carries into the byte of r. Bits 7 of the table's bytes are anything: signs take
+their place.
+
+* codes (SLAB, LANE, BLOCK) of words: what lane 4·g + c holds of A for a block of 16 columns (PTX ISA, "wgmma, register
+  fragments for m64k32"), columns 4c to 4c + 3 of row g, and of row g + 8. The magnitudes of row g are bits 0 to 2 of
+  the four low nibbles, those of row g + 8 of the high ones: selectors of PRMT. The signs of row g are bits 7, 15, 23
+  and 31, those of row g + 8 bits 3, 11, 19 and 27.
+* scales are bytes in the order of ``weight_layout``.
+
+s is 72 at most, whose 6 s are 432, and 2**-5 at least: blocks of NVFP4 whose scales are less than that, 2**-11 of the
+row's largest, are rounded to E2M1 times 2**-5. That moves an element by less than 2**-12 of the row's largest. Blocks
+of MXFP4 must not be moved: ``Rows.least`` says how far down a row's scales go.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from cute_nvfp4.formats import decode_e2m1, encode_e2m1
+from cute_nvfp4.weight_layout import (
+    SLABS,
+    STEP_K,
+    STEPS,
+    TILE_K,
+    TILE_ROWS,
+    Packing,
+    joined,
+    padded,
+    scale_matrix,
+    tiles,
+)
+
+MMA_K = 2 * STEP_K
+"""Columns of one MMA: two blocks."""
+LEAST, MOST = 2.0**-5, 72.0
+"""Scales of a block, times the row's power of two."""
+TABLES = (0x01010100, 0x047FF800), (0x01010101, 0x14900C88)
+"""What a scale byte is multiplied with, and what is added, to be the lower and the upper four magnitudes."""
+MAGNITUDES = 0x77777777
+"""Selectors in a word of codes."""
+SIGNS = 0x80808080
+HALF_WORD, SIGN_SHIFT = 16, 4
+"""Bits from what is row g's in a word to row g + 8's: selectors to the right, signs to the left."""
+
+
+class Rows(NamedTuple):
+    """Weights (L, N, K) of codes, one a byte, and float64 scales (L, N, K / 16), each row times a power of two.
+
+    factor: (L, N), float32, what the decoded row is multiplied with; NaN where a scale of the row is NaN. least: the
+    smallest scale of a block that is not zero, relative to the row's largest possible: below ``LEAST`` codes change.
+    """
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+    factor: torch.Tensor
+    least: torch.Tensor
+
+
+def by_row(codes: torch.Tensor, scales: torch.Tensor) -> Rows:
+    """Codes (L, N, K) of E2M1 and scales (L, N, K / 16) of either sign, zero or NaN, with powers of two found."""
+    blocks = codes.unflatten(-1, (-1, STEP_K))
+    used = (blocks & 7).ne(0).any(-1)
+    magnitude = scales.to(torch.float64).abs()
+    nan = magnitude.isnan() | magnitude.isinf()
+    magnitude = torch.where(used & ~nan, magnitude, 0.0)
+    # the largest power of two that leaves the row's largest scale at most 72 = 9/16 · 2**7
+    mantissa, exponent = torch.frexp(magnitude.amax(-1))
+    shift = torch.where(mantissa > 0, torch.where(mantissa <= MOST / 128, 7, 6) - exponent, 0)
+    scaled = torch.ldexp(magnitude, shift.unsqueeze(-1))
+    factor = torch.where(nan.any(-1), float("nan"), torch.ldexp(torch.ones_like(mantissa), -shift))
+    codes = blocks ^ (scales.signbit().to(torch.uint8) << 3).unsqueeze(-1)
+    codes = torch.where((scaled == 0).unsqueeze(-1), 0, codes)
+    small = (scaled < LEAST).unsqueeze(-1)
+    moved = encode_e2m1((decode_e2m1(codes, torch.float64) * (scaled / LEAST).unsqueeze(-1)).to(torch.float32))
+    codes = torch.where(small, moved, codes).flatten(-2)
+    least = torch.where(scaled > 0, scaled, MOST).amin()
+    return Rows(codes, scaled.clamp(min=LEAST), factor.to(torch.float32), least)
+
+
+def pack_rows(rows: Rows, packing: Packing) -> torch.Tensor:
+    """Tiles (L, row tiles, K tiles, bytes)."""
+    batch, count, k = rows.codes.shape
+    row_tiles, k_tiles = tiles(count, k)
+    bytes_of = rows.scales.to(torch.float32).to(torch.float8_e4m3fn).view(torch.uint8)
+    mantissa = bytes_of & 7
+    # 1.5 times 9, 10, 11, 12 and 13 eighths is rounded up or carries: 13.5, 15, 16.5, 18 and 19.5 to 14 … 20
+    bytes_of = bytes_of | ((mantissa >= 1) & (mantissa <= 5)).to(torch.uint8) << 7
+    scales = padded(bytes_of, row_tiles * TILE_ROWS, k_tiles * STEPS)
+    codes = padded(rows.codes, row_tiles * TILE_ROWS, k_tiles * TILE_K).to(torch.int64)
+    # (L, row tile, slab, row half, g; K tile, block, c, i)
+    codes = codes.view(batch, row_tiles, SLABS, 2, 8, k_tiles, STEPS, 4, 4)
+    # (L, row tile, K tile, slab, g, c, block; row half, i)
+    codes = codes.permute(0, 1, 5, 2, 4, 7, 6, 3, 8)
+    selectors = torch.arange(8, device=codes.device).view(2, 4) * 4
+    signs = torch.arange(4, device=codes.device) * 8 + torch.tensor([[7], [3]], device=codes.device)
+    words = ((codes & 7) << selectors | (codes >> 3) << signs).sum((-1, -2))
+    return joined(words, scales, packing)
+
+
+def tables(scale: Any) -> tuple[Any, Any]:
+    """Two registers of four magnitudes each, of a scale byte (an integer, or a tensor of int64)."""
+    lower, upper = ((scale * factor + addend) & 0xFFFFFFFF for factor, addend in TABLES)
+    return lower, upper
+
+
+def unpack_rows(packed: torch.Tensor, packing: Packing) -> torch.Tensor:
+    """Values (L, padded rows, padded K) in float64 of tiles, without the rows' factors: what tensor cores multiply."""
+    batch, row_tiles, k_tiles, _ = packed.shape
+    words = packed[..., : packing.code_bytes].contiguous().view(torch.int32).to(torch.int64) & 0xFFFFFFFF
+    words = words.view(batch, row_tiles, k_tiles, SLABS, 8, 4, STEPS, 1, 1)
+    selectors = torch.arange(8, device=packed.device).view(2, 4) * 4
+    signs = torch.arange(4, device=packed.device) * 8 + torch.tensor([[7], [3]], device=packed.device)
+    # (L, row tile, K tile, slab, g, c, block, row half, i)
+    magnitudes, negative = words >> selectors & 7, words >> signs & 1
+    shape = batch, row_tiles * TILE_ROWS, k_tiles * TILE_K
+    magnitudes, negative = (x.permute(0, 1, 3, 7, 4, 2, 6, 5, 8).reshape(shape) for x in (magnitudes, negative))
+    scale = scale_matrix(packed, packing).to(torch.int64).repeat_interleave(STEP_K, dim=-1)
+    lower, upper = tables(scale)
+    chosen = torch.where(magnitudes < 4, lower, upper) >> (magnitudes % 4 * 8) & 0x7F | negative << 7
+    return chosen.to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float64)

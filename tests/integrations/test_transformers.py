@@ -1,0 +1,239 @@
+"""transformers runs, saves and makes NVFP4 checkpoints with this package's layers. No model comes from a hub."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch as safetensors
+import torch
+from support.checkpoints import pack, stored, values
+
+transformers = pytest.importorskip("transformers", reason="transformers is not installed: cute_nvfp4[transformers]")
+
+from transformers.quantizers import auto  # noqa: E402
+
+from cute_nvfp4 import NVFP4Linear  # noqa: E402
+from cute_nvfp4.errors import OperandError  # noqa: E402
+from cute_nvfp4.integrations import transformers as module  # noqa: E402
+from cute_nvfp4.integrations.layout_configs import compressed_tensors_config, modelopt_config  # noqa: E402
+
+LAYOUTS = ["modelopt", "compressed-tensors"]
+IGNORED, FP8 = "model.layers.1.self_attn.o_proj", "model.layers.0.self_attn.q_proj"
+NVFP4 = "model.layers.1.mlp.down_proj"
+IDS = torch.randint(96, (2, 12), generator=torch.Generator().manual_seed(0))
+Tensors = dict[str, torch.Tensor]
+
+
+@pytest.fixture(autouse=True)
+def registries(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Those of transformers are as they were, after each test."""
+    for name in ("AUTO_QUANTIZER_MAPPING", "AUTO_QUANTIZATION_CONFIG_MAPPING"):
+        monkeypatch.setattr(auto, name, dict(getattr(auto, name)))
+    yield
+    module.register()
+
+
+def small(tied: bool = False, **options: Any) -> Any:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 96}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(**sizes, **heads, tie_word_embeddings=tied, **options)
+    model = transformers.LlamaForCausalLM(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(3 if parameter.ndim > 1 else 1)
+    return model
+
+
+def projections(model: Any) -> list[str]:
+    return [name for name, layer in model.named_modules() if isinstance(layer, torch.nn.Linear) and name != "lm_head"]
+
+
+def published(folder: Path, layout: str, model: Any | None = None, *, mixed: bool = True) -> tuple[Any, Tensors]:
+    """Writes a checkpoint as another library would; the model with its decoded weights, and its tensors."""
+    model = small(attention_bias=True) if model is None else model
+    state = {name: x.detach().clone() for name, x in model.state_dict().items()}
+    if model.config.tie_word_embeddings:
+        del state["lm_head.weight"]
+    for name in projections(model):
+        weight, place = model.get_submodule(name).weight, f"{name}.weight"
+        if mixed and name == FP8:
+            scale = weight.detach().abs().max() / 448
+            state[place], state[f"{name}.weight_scale"] = (weight.detach() / scale).to(torch.float8_e4m3fn), scale
+            weight.data = state[place].float() * scale
+        elif not (mixed and name == IGNORED):
+            state |= stored(name, state.pop(place), layout)
+            weight.data = values(*pack(weight.detach()))
+    if mixed:
+        state["model.layers.0.self_attn.k_proj.k_scale"] = torch.tensor(0.5)
+    folder.mkdir(exist_ok=True)
+    safetensors.save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    make = modelopt_config if layout == "modelopt" else compressed_tensors_config
+    config = model.config.to_dict() | {"quantization_config": make(["lm_head"], True), "dtype": "float32"}
+    config["architectures"] = ["LlamaForCausalLM"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return model, state
+
+
+def load(folder: Path, **options: Any) -> Any:
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, **options)
+
+
+def tensors(folder: Path) -> Tensors:
+    return safetensors.load_file(folder / "model.safetensors")
+
+
+def same_bits(found: Tensors, want: Tensors) -> bool:
+    alike = found.keys() == want.keys() and all(found[n].dtype is x.dtype for n, x in want.items())
+    return alike and all(
+        found[n].shape == x.shape and found[n].view(torch.uint8).equal(x.view(torch.uint8)) if x.ndim else found[n] == x
+        for n, x in want.items()
+    )
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_published_checkpoints(layout: str, tmp_path: Path) -> None:
+    """Loaded, run, generated from; saved and loaded again; every bit of every tensor is what it was."""
+    if layout != "modelopt":
+        module.register(compressed_tensors=True)
+    exact, written = published(tmp_path / "given", layout)
+    model, report = load(tmp_path / "given", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"))
+    kinds = {name: type(model.get_submodule(name)) for name in projections(exact)}
+    assert kinds.pop(IGNORED) is torch.nn.Linear and kinds.pop(FP8) is torch.nn.Linear
+    assert set(kinds.values()) == {NVFP4Linear} and not model.training
+    torch.testing.assert_close(model(IDS).logits, exact(IDS).logits, rtol=1e-4, atol=1e-4)
+    options = {"max_new_tokens": 6, "do_sample": False}
+    assert model.generate(IDS[:1], **options).equal(exact.generate(IDS[:1], **options))
+    model.save_pretrained(tmp_path / "saved")
+    saved, weight = tensors(tmp_path / "saved"), f"{FP8}.weight"
+    # an FP8 layer was decoded: it is saved as it runs
+    assert saved.pop(weight).equal(exact.get_submodule(FP8).weight) and written.pop(weight) is not None
+    del written[f"{FP8}.weight_scale"]
+    assert same_bits(saved, written)
+    given, again = (json.loads((tmp_path / x / "config.json").read_text()) for x in ("given", "saved"))
+    assert again["quantization_config"] == given["quantization_config"]
+    assert load(tmp_path / "saved")(IDS).logits.equal(model(IDS).logits)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("source, target", [LAYOUTS, LAYOUTS[::-1]])
+def test_from_one_layout_to_the_other(source: str, target: str, tmp_path: Path) -> None:
+    module.register(compressed_tensors=True)
+    exact, _ = published(tmp_path / "given", source, mixed=False)
+    model = load(tmp_path / "given")
+    module.save_pretrained(model, tmp_path / "saved", target)
+    assert model.config.quantization_config.quant_method == source
+    _, want = published(tmp_path / "want", target, small(attention_bias=True), mixed=False)
+    saved = tensors(tmp_path / "saved")
+    assert saved.keys() == want.keys()
+    # a reciprocal rounds
+    assert all(torch.allclose(saved[n].float(), x.float(), rtol=1e-6, atol=0) for n, x in want.items())
+    torch.testing.assert_close(load(tmp_path / "saved")(IDS).logits, exact(IDS).logits, rtol=1e-4, atol=1e-4)
+
+
+@torch.inference_mode()
+def test_quantized_while_loading(tmp_path: Path) -> None:
+    small().save_pretrained(tmp_path / "given")
+    config = module.CuteNvfp4Config("four_six_mse", input_rule="max", ignore=["lm_head", "*.o_proj"])
+    model = load(tmp_path / "given", quantization_config=config)
+    assert len(model.quantization_report.layers) == 12
+    assert model.quantization_report.skipped["lm_head"] == "ignored: lm_head"
+    model.save_pretrained(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert again.config.quantization_config.rule == "four_six_mse"
+    assert again(IDS).logits.equal(model(IDS).logits)
+    assert again.model.layers[0].mlp.up_proj.input_rule == "max"
+    again.save_pretrained(tmp_path / "again")
+    assert same_bits(tensors(tmp_path / "again"), tensors(tmp_path / "saved"))
+    plain = again.dequantize()
+    assert not any(isinstance(x, NVFP4Linear) for x in plain.modules())
+    assert not torch.equal(plain(IDS).logits, model(IDS).logits)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("untie", [False, True])
+def test_a_head_that_is_the_embedding(untie: bool, tmp_path: Path) -> None:
+    small(tied=True).save_pretrained(tmp_path / "given")
+    config = module.CuteNvfp4Config(ignore=[] if untie else None, untie=untie)
+    model = load(tmp_path / "given", quantization_config=config)
+    assert isinstance(model.lm_head, NVFP4Linear) == untie
+    model.save_pretrained(tmp_path / "saved")
+    again = load(tmp_path / "saved")
+    assert again(IDS).logits.equal(model(IDS).logits)
+    assert ("lm_head.weight_scale" in tensors(tmp_path / "saved")) == untie
+
+
+@torch.inference_mode()
+def test_activations_and_backend_as_registered(tmp_path: Path) -> None:
+    exact, _ = published(tmp_path, "modelopt", mixed=False)
+    module.register(input_rule="max")
+    model = load(tmp_path)
+    layer = model.get_submodule(NVFP4)
+    assert layer.input_rule == "max" and float(layer.input_global_scale) == pytest.approx(4 / 2688)
+    distance = (model(IDS).logits - exact(IDS).logits).norm() / exact(IDS).logits.norm()
+    assert 0.01 < distance < 0.5
+
+
+@torch.inference_mode()
+def test_one_graph_with_a_static_cache(tmp_path: Path) -> None:
+    published(tmp_path, "modelopt", mixed=False)
+    model = load(tmp_path)
+    torch._dynamo.reset()
+    compiled = torch.compile(model.forward, fullgraph=True, backend="eager")
+    caches = [transformers.StaticCache(config=model.config, max_cache_len=16) for _ in range(2)]
+    want = model(IDS[:1], past_key_values=caches[0]).logits
+    torch.testing.assert_close(compiled(IDS[:1], past_key_values=caches[1]).logits, want, rtol=1e-4, atol=1e-4)
+    torch._dynamo.reset()
+
+
+def spoil(folder: Path, change: Any) -> None:
+    found = tensors(folder)
+    change(found)
+    safetensors.save_file(found, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+BAD = {
+    "no scale": (lambda t: t.pop(f"{NVFP4}.weight_scale"), f"no tensor '{NVFP4}.weight_scale'"),
+    "another shape": (
+        lambda t: t.update({f"{NVFP4}.{part}": t[f"{NVFP4}.{part}"][:32] for part in ("weight", "weight_scale")}),
+        rf"weight of {NVFP4}: got \(32, 96\), expected \(64, 96\)",
+    ),
+    "no such layer": (lambda t: t.update({"gone.weight_scale_2": torch.ones(())}), "module 'gone' of the model"),
+    "nothing in NVFP4": (lambda t: [t.pop(n) for n in list(t) if "weight_scale_2" in n], "no layer in NVFP4"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_checkpoints_that_do_not_fit(case: str, tmp_path: Path) -> None:
+    change, message = BAD[case]
+    published(tmp_path, "modelopt", mixed=False)
+    spoil(tmp_path, change)
+    with pytest.raises(OperandError, match=message):
+        load(tmp_path)
+
+
+def test_a_swapped_nibble_is_noticed(tmp_path: Path) -> None:
+    """Must fail: a file that has the other nibble first."""
+    exact, _ = published(tmp_path, "modelopt", mixed=False)
+    name = f"{NVFP4}.weight"
+    spoil(tmp_path, lambda t: t.update({name: t[name] >> 4 | t[name] << 4}))
+    with torch.inference_mode():
+        assert not torch.allclose(load(tmp_path)(IDS).logits, exact(IDS).logits, rtol=1e-2, atol=1e-2)
+
+
+def test_other_checkpoints_of_compressed_tensors_stay_theirs() -> None:
+    module.register(compressed_tensors=True)
+    module.register(compressed_tensors=True)
+    choice = auto.AUTO_QUANTIZATION_CONFIG_MAPPING["compressed-tensors"]
+    assert isinstance(choice.from_dict(compressed_tensors_config([], False)), module.PublishedConfig)
+    assert choice.theirs is transformers.CompressedTensorsConfig
+    with pytest.raises(OperandError, match="quant_algo: got FP8"):
+        auto.AutoQuantizationConfig.from_dict({"quant_method": "modelopt", "quant_algo": "FP8"})
+    with pytest.raises(OperandError, match="layout: got 'gguf'"):
+        module.CuteNvfp4Config(layout="gguf")

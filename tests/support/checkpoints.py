@@ -1,0 +1,39 @@
+"""NVFP4 weights by the publishers' formulas and nothing of this library."""
+
+from __future__ import annotations
+
+import torch
+
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+def pack(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, float]:
+    """E2M1 bytes, E4M3 scales and amax of a matrix, by the publishers' formulas and nothing of this library."""
+    amax = float(weight.abs().max())
+    blocks = weight.unflatten(1, (-1, 16))
+    scale = (blocks.abs().amax(-1) / 6 * (2688 / amax)).clamp(max=448).to(torch.float8_e4m3fn)
+    y = blocks / (scale.float() * (amax / 2688)).unsqueeze(-1)
+    index = (y.abs().unsqueeze(-1) - torch.tensor(E2M1)).abs().argmin(-1) + 8 * torch.signbit(y)
+    index = index.flatten(1).to(torch.uint8)
+    return index[:, 0::2] | index[:, 1::2] << 4, scale, amax
+
+
+def values(data: torch.Tensor, scale: torch.Tensor, amax: float) -> torch.Tensor:
+    """What the packed tensors mean."""
+    codes = torch.stack((data & 15, data >> 4), -1).flatten(1).long()
+    numbers = torch.tensor(E2M1 + [-value for value in E2M1])[codes]
+    return (numbers.unflatten(1, (-1, 16)) * scale.float().unsqueeze(-1)).flatten(1) * (amax / 2688)
+
+
+def stored(name: str, weight: torch.Tensor, convention: str, amax_of_x: float | None = 4.0) -> dict[str, torch.Tensor]:
+    """The tensors of a layer without its bias, as "modelopt" or "compressed-tensors" publishes them."""
+    data, scale, amax = pack(weight)
+    found = {"weight_scale": scale}
+    if convention == "modelopt":
+        found |= {"weight": data, "weight_scale_2": torch.tensor(amax / 2688)}
+        inputs = {"input_scale": torch.tensor((amax_of_x or 0) / 2688)}
+    else:
+        found |= {"weight_packed": data, "weight_global_scale": torch.tensor([2688 / amax])}
+        inputs = {"input_global_scale": torch.tensor([2688 / (amax_of_x or 1)])}
+    found |= inputs if amax_of_x is not None else {}
+    return {f"{name}.{part}": x.contiguous() for part, x in found.items()}
