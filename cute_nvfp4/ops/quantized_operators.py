@@ -40,7 +40,7 @@ class QuantizedParts(Operator):
         else:
             parts = self.new(values)
             if out is not None:
-                data, scale = (x[None] if x.ndim < values["ndim"] else x for x in (out.data, _flat(out.scale)))
+                data, scale = (x[None] if x.ndim == 2 < values["ndim"] else x for x in (out.data, _flat(out.scale)))
                 parts |= {"out": data, "out_scale": scale, "out_global_scale": out.global_scale}
             if residual_out is not None:
                 parts["residual_out"] = residual_out
