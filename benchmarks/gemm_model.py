@@ -72,7 +72,8 @@ def simulated(plan: Plan, problem: GemmProblem, sm_count: int) -> Prediction:
 def row(case: Case, prediction: Prediction, plan: Plan, source: str) -> dict:
     """One line of the record. ``source``: "analytic" or "simulator", where bytes and matrix work were counted."""
     p, least = case.problem, case.problem.minimum
-    terms = {k: round(v, 4) if isinstance(v, float) else v for k, v in dataclasses.asdict(prediction).items()}
+    told = {"us": prediction.us, **dataclasses.asdict(prediction), "bound": prediction.bound}
+    terms = {k: round(v, 4) if isinstance(v, float) else v for k, v in told.items()}
     return {
         "benchmark": case.benchmark,
         "shape": {"m": p.m, "n": p.n, "k": p.k, "l": p.batch},

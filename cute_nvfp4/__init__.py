@@ -25,6 +25,7 @@ _PUBLIC = {
     "NVFP4": "formats",
     "PreparedWeight": "prepared_weight",
     "NVFP4Linear": "nn.linear",
+    "RowScaledTensor": "row_scaled",
     "dequantize": "ops.dequantize",
     "explain_backend": "ops.quantize",
     "export": "ops.export",

@@ -1,4 +1,4 @@
-"""Pictures of what ``kernels/gemm`` plans, for ``03_gemm.ipynb``: memory, pipelines, scales, clusters, tiles."""
+"""Pictures of what ``kernels/gemm`` plans, for notebooks 03 and 08: memory, pipelines, scales, clusters, tiles."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
 
 from cute_nvfp4.kernels.gemm import pipeline_graph as graph
 from cute_nvfp4.kernels.gemm.config import GemmConfig
+from cute_nvfp4.kernels.gemm.packed.pipelines import wgmma_pipelines as wgmma_graph
 from cute_nvfp4.kernels.gemm.shared_plan import OUT_STAGES, StagePlan
+from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
 from cute_nvfp4.kernels.gemm.sm100 import loader, memory_plan
 from cute_nvfp4.kernels.gemm.sm100.memory_plan import ATOM_COLUMNS, TMEM_COLUMNS, SharedPlan, TensorPlan
 from cute_nvfp4.kernels.gemm.sm100.warp_roles import ROLES
@@ -76,31 +78,47 @@ def tensor_memory(ax: Any, configs: list[GemmConfig], labels: list[str]) -> None
 
 
 def pipelines(ax: Any, config: GemmConfig) -> None:
-    """The pipeline graph: roles, rings of buffers between them, and the count of every barrier."""
+    """The pipeline graph of a tcgen05 kernel: roles, rings of buffers between them, and the count of every barrier."""
     roles = {
-        "load": (0.0, f"load\nwarp {ROLES.load_warp}"),
-        "mma": (4.0, f"MMA\nwarp {ROLES.mma_warp}"),
-        "epilogue": (8.0, f"epilogue\nwarps 0 to {ROLES.epilogue - 1}"),
+        "load": f"load\nwarp {ROLES.load_warp}",
+        "mma": f"MMA\nwarp {ROLES.mma_warp}",
+        "epilogue": f"epilogue\nwarps 0 to {ROLES.epilogue - 1}",
     }
-    for x, text in roles.values():
+    draw_graph(ax, memory_plan.pipelines(config), roles, f"pipelines of {config}")
+
+
+def wgmma_pipelines(ax: Any, config: WgmmaConfig, title: str) -> None:
+    """The pipeline graph of Hopper's kernel: its warpgroups multiply, and are their own epilogue."""
+    threads = f"warpgroups\n1 to {config.warpgroups}"
+    roles = {"load": "load\nwarps 0, 1", "mma": f"MMA\n{threads}"}
+    roles |= {"epilogue": f"epilogue\n{threads}"} if config.split_k > 1 else {}
+    draw_graph(ax, wgmma_graph(config), roles, title)
+
+
+def draw_graph(ax: Any, edges: tuple[graph.Edge, ...], roles: dict[str, str], title: str) -> None:
+    """Roles from left to right, and each edge's ring of buffers with what completes a phase of its barriers."""
+    places = {name: 4.0 * i for i, name in enumerate(roles)}
+    for name, text in roles.items():
+        x = places[name]
         ax.add_patch(FancyBboxPatch((x - 0.55, -0.45), 1.1, 0.9, boxstyle="round,pad=0.05", fc="0.93", ec="0.4"))
-        ax.text(x, 0, text, ha="center", va="center")
-    for edge in memory_plan.pipelines(config):
-        left, right = roles[edge.producer][0], roles[edge.consumer][0]
+        ax.text(x, 0, text, ha="center", va="center", fontsize=10 if text.count("\n") < 2 else 8)
+    last = 8.8
+    for edge in edges:
+        left, right = places[edge.producer], places[edge.consumer]
         if left == right:  # epilogue to epilogue of another CTA
-            left, right = left + 0.65, left + 3.2
+            left, right, last = left + 0.65, left + 3.2, 12.5
             ax.text(right + 0.1, 0, "epilogue\nof other\nCTAs", ha="left", va="center", color="0.4")
         else:
             left, right = left + 0.65, right - 0.65
         _edge(ax, left, right, edge, edge.stages)
-    last = 12.5 if config.split_k > 1 else 8.8
-    ax.set(xlim=(-0.8, last), ylim=(-1.5, 1.5), title=f"pipelines of {config}")
+    ax.set(xlim=(-0.8, last), ylim=(-1.5, 1.5), title=title)
     ax.axis("off")
 
 
 def _edge(ax: Any, left: float, right: float, edge: graph.Edge, depth: int) -> None:
     middle = (left + right) / 2
-    for start, end, bend in (((left, 0.3), (right, 0.3), -0.3), ((right, -0.3), (left, -0.3), -0.3)):
+    ways = (((left, 0.3), (right, 0.3), -0.3), ((right, -0.3), (left, -0.3), -0.3))
+    for start, end, bend in ways[: len(edge.arrivals)]:
         arrow = FancyArrowPatch(start, end, connectionstyle=f"arc3,rad={bend}", arrowstyle="->", mutation_scale=12)
         ax.add_patch(arrow)
     size = min(0.22, (right - left - 0.6) / depth)
@@ -108,12 +126,10 @@ def _edge(ax: Any, left: float, right: float, edge: graph.Edge, depth: int) -> N
         x = middle + (i - depth / 2) * size
         ax.add_patch(plt.Rectangle((x, -size / 2), size * 0.85, size, fc="tab:blue", alpha=0.5))
     ax.text(middle, 0.22, f"{edge.name}: {depth} buffer{'s' if depth > 1 else ''}", ha="center", fontsize=8)
-    count = edge.full.count
-    text = f"full: {count} arrival{'s' if count > 1 else ''}"
-    text += f" + {edge.full.tx_bytes} bytes" if edge.full.tx_bytes else ""
-    ax.text(middle, 0.98, text, ha="center", fontsize=8)
-    count = edge.empty.count
-    ax.text(middle, -0.98, f"empty: {count} arrival{'s' if count > 1 else ''}", ha="center", va="top", fontsize=8)
+    for (barrier, arrivals), y, va in zip(edge.arrivals.items(), (0.98, -0.98), ("bottom", "top")):
+        text = f"{barrier}: {arrivals.count} arrival{'s' if arrivals.count > 1 else ''}"
+        text += f" + {arrivals.tx_bytes} bytes" if arrivals.tx_bytes else ""
+        ax.text(middle, y, text, ha="center", va=va, fontsize=8)
 
 
 def edges_table(config: GemmConfig) -> list[list[str]]:

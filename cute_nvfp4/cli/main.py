@@ -12,6 +12,7 @@ from .eval import evaluate
 from .inspect import inspect
 from .new import new
 from .output import JsonCommand
+from .quantize import quantize
 from .sim import SETTINGS, sim
 from .tune import tune
 
@@ -27,6 +28,7 @@ app.command("new")(new)
 app.command("inspect", cls=JsonCommand)(inspect)
 app.command("sim", context_settings=SETTINGS)(sim)
 app.command("tune", cls=JsonCommand)(tune)
+app.command("quantize", cls=JsonCommand)(quantize)
 app.command("doctor", cls=JsonCommand)(doctor)
 
 

@@ -52,6 +52,11 @@ def stderr() -> Console:
     return Console(stderr=True, highlight=False)
 
 
+def say(text: str, style: str | None = None) -> None:
+    """Prints a line to standard error as it is: nothing in it is markup, and only the terminal folds it."""
+    stderr().print(text, style=style, markup=False, soft_wrap=True)
+
+
 def write_json(content: dict, where: str) -> None:
     """Writes ``content`` to standard output (``-``) or to the file ``where``."""
     text = json.dumps(content, indent=2, default=str, allow_nan=False)
@@ -80,9 +85,8 @@ def check_writable(option: str, path: str) -> None:
 
 def fail(message: str, code: int) -> None:
     """Shows an error and ends the process with ``code``."""
-    console = stderr()
-    console.print("error: ", style="bold red", end="")
-    console.print(message, markup=False, soft_wrap=True)
+    stderr().print("error: ", style="bold red", end="")
+    say(message)
     raise typer.Exit(code)
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .output import check_writable, fail, shown_errors, stderr, write_json
+from .output import check_writable, fail, say, shown_errors, stderr, write_json
 from .sim_findings import show_findings
 from .sim_options import Options
 from .sim_outcome import EXIT_HAZARD, EXIT_INTERNAL, EXIT_NOT_MODELLED, launch_line, show_outcome
@@ -202,12 +202,16 @@ def _run(options: Options) -> int:
     )
     show_findings(session, options.quiet)
     if options.counters:
-        _show_counters(session)
-    if options.clock:
-        _show_times(session)
-        if options.trace:
-            from .sim_times import time_line
+        from .sim_counters import counter_lines
 
+        for line in counter_lines(session, stderr().width):
+            say(line)
+    if options.clock:
+        from .sim_times import time_line, time_lines
+
+        for line in time_lines(session):
+            say(line)
+        if options.trace:
             write_json(time_line(session), options.trace)
     if not options.quiet:
         _show_summary(options, session, status, outcome)
@@ -223,32 +227,15 @@ def _run(options: Options) -> int:
 
 def _write_trace(trace: Trace, path: str) -> None:
     """Writes the timeline; where the disk does not take it, the program's own outcome is still told."""
-    console = stderr()
     try:
         trace.write(path)
     except OSError as error:
-        console.print(f"the trace was not written: {error}", style="red", markup=False, soft_wrap=True)
+        say(f"the trace was not written: {error}", "red")
         return
-    text = f"trace: {path} (open it at https://ui.perfetto.dev; its time is logical)"
-    console.print(text, markup=False, soft_wrap=True)
+    say(f"trace: {path} (open it at https://ui.perfetto.dev; its time is logical)")
     missing = [f"{count:,} {what}" for what, count in trace.left_out.items() if count]
     if missing:
-        console.print(f"trace: left out {' and '.join(missing)}", markup=False, soft_wrap=True)
-
-
-def _show_counters(session: Session) -> None:
-    from .sim_counters import counter_lines
-
-    console = stderr()
-    for line in counter_lines(session, console.width):
-        console.print(line, markup=False, soft_wrap=True)
-
-
-def _show_times(session: Session) -> None:
-    from .sim_times import time_lines
-
-    for line in time_lines(session):
-        stderr().print(line, markup=False, soft_wrap=True)
+        say(f"trace: left out {' and '.join(missing)}")
 
 
 def _show_summary(options: Options, session: Session, status: int, outcome: str) -> None:
@@ -263,7 +250,7 @@ def _show_summary(options: Options, session: Session, status: int, outcome: str)
         launches += (", no hazard found" if options.checks else ", checks off") if count else ""
     else:
         launches += ", not run"
-    stderr().print(f"status {status}: {launches}", style="dim", markup=False, soft_wrap=True)
+    say(f"status {status}: {launches}", "dim")
 
 
 class _Progress:
@@ -283,7 +270,7 @@ class _Progress:
                 self._status.start()
         else:
             counts = f"{record.seconds:.2f} s, {record.instructions:,} warp instructions"
-            self._console.print(f"{launch_line(record)}: {counts}", style="dim", markup=False, soft_wrap=True)
+            say(f"{launch_line(record)}: {counts}", "dim")
 
     def close(self) -> None:
         if self._status is not None:

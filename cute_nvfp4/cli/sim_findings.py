@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from .output import stderr
+from .output import say
 
 if TYPE_CHECKING:
     from ..sim.checks.findings import Finding
@@ -16,17 +16,17 @@ def show_findings(session: Session, quiet: bool) -> None:
     """Every class of hazard in full with its first message, and, unless ``quiet``, a line for each class of warning."""
     from ..sim.checks.findings import grouped
 
-    console, found = stderr(), session.findings()
+    found = session.findings()
     told = "" if session.failure is None else str(session.failure[1])
     for text in grouped(found, "hazard"):
         if not told or not text.removeprefix("hazard: ").startswith(told.rpartition(" [")[0]):
-            console.print(text, style="red", markup=False, soft_wrap=True)
+            say(text, "red")
     hazards = [f for f in found if f.severity == "hazard"]
     if hazards:
         where = sorted({f"{f.rule} at {place(f)}" for f in hazards})
-        console.print(f"{len(where)} hazard(s): {'; '.join(where)}", style="red", markup=False, soft_wrap=True)
+        say(f"{len(where)} hazard(s): {'; '.join(where)}", "red")
     for line in [] if quiet else warning_lines(found):
-        console.print(line, style="dim", markup=False, soft_wrap=True)
+        say(line, "dim")
 
 
 def warning_lines(found: list[Finding]) -> list[str]:

@@ -9,7 +9,7 @@ import traceback
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-from .output import stderr
+from .output import say, stderr
 
 if TYPE_CHECKING:
     from ..sim.session import LaunchRecord, Session
@@ -108,11 +108,9 @@ def _advice(found: BaseException, outcome: str) -> list[str]:
 
 
 def _show(outcome: str, message: str, lines: list[str]) -> None:
-    console = stderr()
-    console.print(outcome, style="bold red", end=": ")
-    console.print(message, markup=False, soft_wrap=True)
-    for line in lines:
-        console.print("  " + line, markup=False, soft_wrap=True)
+    stderr().print(outcome, style="bold red", end=": ")
+    for line in (message, *("  " + line for line in lines)):
+        say(line)
 
 
 def _comes_from(error: BaseException, cause: BaseException) -> bool:

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .output import stderr, write_json
+from .output import say, stderr, write_json
 from .sim_options import Options
 from .sim_outcome import EXIT_HAZARD, EXIT_INTERNAL, EXIT_NOT_MODELLED
 from .sim_report import SCHEMA
@@ -21,7 +21,7 @@ def run_schedules(options: Options, count: int, seed: int) -> int:
     """Runs the program under ``count`` schedules and stops at the first that does not end well; its exit status."""
     from ..sim.machine.schedule import adversarial
 
-    console, reports = stderr(), []
+    reports = []
     begin, status, number, schedule = time.perf_counter(), 0, 0, ""
     with tempfile.TemporaryDirectory() as folder:
         for number, chosen in enumerate(adversarial(count, seed), 1):
@@ -31,17 +31,15 @@ def run_schedules(options: Options, count: int, seed: int) -> int:
             status = done.returncode
             found = _read(Path(folder), {"schedule": schedule, "status": status})
             reports.append(found)
-            console.print(f"{label}: {_words(found)}, {seconds:.1f} s", markup=False, soft_wrap=True)
+            say(f"{label}: {_words(found)}, {seconds:.1f} s")
             if status:
                 _show_output(done)
                 break
     if not status:
-        total = f"{time.perf_counter() - begin:.1f} s"
-        console.print(f"all {count} schedules ended well, {total}", style="green", soft_wrap=True)
+        say(f"all {count} schedules ended well, {time.perf_counter() - begin:.1f} s", "green")
     elif status not in (EXIT_HAZARD, EXIT_NOT_MODELLED, EXIT_INTERNAL):
         # the others said so themselves
-        command = shlex.join(options.command(schedule))
-        console.print(f"  repeat with: {command}", markup=False, soft_wrap=True)
+        say(f"  repeat with: {shlex.join(options.command(schedule))}")
     if options.json:
         asked = {"script": options.script, "arguments": options.arguments, "arch": options.arch}
         write_json({"schema": SCHEMA, **asked, "status": status, "schedules": reports}, options.json)

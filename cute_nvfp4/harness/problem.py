@@ -65,6 +65,9 @@ class Problem(Protocol):
     def generate(self, case: Case, seed: int, kind: DataKind) -> dict[str, torch.Tensor]:
         """The contents of the input buffers, drawn on the CPU: the same bits whatever device runs the case."""
 
+    def vary(self, contents: Mapping[str, torch.Tensor], seed: int, kind: DataKind) -> dict[str, torch.Tensor]:
+        """Other contents like those that ``generate`` has drawn, cheaper than new ones."""
+
     def views(self, tensors: Mapping[str, torch.Tensor]) -> tuple:
         """The ``data`` tuple of the protocol: views of the buffers, no copies."""
 

@@ -120,10 +120,11 @@ class Worker:
         left = len(set(_frames()) - threads)
         return {"wall_ns": wall, "gpu_ns": gpu_ns, "outputs": described, "threads": left} | self._told()
 
-    def collect(self, *, index: int) -> dict:
-        """Describes what call ``index`` returned; hands it over with that call's inputs as they are now."""
+    def collect(self, *, index: int, inputs: bool) -> dict:
+        """Describes what call ``index`` returned; hands it over, with that call's ``inputs`` as they are now."""
         described = self._describe(index, *self._outputs.pop(index))
-        self._workspace.give_inputs(index)
+        if inputs:
+            self._workspace.give_inputs(index)
         self._synchronize()
         return {"outputs": [described]}
 

@@ -10,6 +10,7 @@ are what they are in it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,15 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from cute_nvfp4.errors import OperandError
-from cute_nvfp4.integrations.layout_configs import compressed_tensors_config, is_nvfp4, modelopt_config
+from cute_nvfp4.nn.experts import fused_experts, why_not
+from cute_nvfp4.nn.layout_configs import compressed_tensors_config, is_nvfp4, modelopt_config
 from cute_nvfp4.nn.layouts import LAYOUTS, tensors_of
 from cute_nvfp4.nn.quantize_model import Recipe, quantize_model
-from cute_nvfp4.nn.stored import StoredLayers, StoredLinear, linears
+from cute_nvfp4.nn.stored import StoredExperts, StoredLayers, StoredLinear, linears
 from cute_nvfp4.runtime.backend import Backend
 
 METHOD = "cute_nvfp4"
+_EXPERT = re.compile(r"(?P<experts>.*\.experts)\.(?P<expert>\d+)\.(?P<projection>\w+)")
 _COMPRESSED = "compressed-tensors"
 
 
@@ -94,6 +97,7 @@ class CuteNvfp4Quantizer(HfQuantizer):
 
     def _process_model_before_weight_loading(self, model: Any, checkpoint_files: Any = None, **options: Any) -> Any:
         self._places: dict[str, torch.nn.Linear] = {}
+        self._experts: set[str] = set()
         if not self.pre_quantized:
             return model
         if not checkpoint_files:
@@ -104,6 +108,8 @@ class CuteNvfp4Quantizer(HfQuantizer):
         modules = dict(model.named_modules())
         for name, parts in stored.tensors.items():
             place = _place(name, modules, model.base_model_prefix)
+            if self._is_expert(model, name, place, modules, StoredLinear(place, stored.nvfp4.get(name), parts)):
+                continue
             if not isinstance(modules.get(place), torch.nn.Linear):
                 got = type(modules[place]).__name__ if place in modules else "no such module"
                 raise OperandError.of(f"module {name!r} of the model", got=got, expected="torch.nn.Linear")
@@ -111,6 +117,25 @@ class CuteNvfp4Quantizer(HfQuantizer):
             model.set_submodule(place, StoredLinear(place, stored.nvfp4.get(name), parts))
             _untie(model, place)
         return model
+
+    def _is_expert(self, model: Any, name: str, place: str, modules: dict[str, Any], layer: StoredLinear) -> bool:
+        """Whether a layer is one of experts that the model has in two tensors: it is put among them."""
+        match = _EXPERT.fullmatch(name)
+        if match is None or place in modules:
+            return False
+        parent = _place(match["experts"], modules, model.base_model_prefix)
+        if parent not in modules or not (parent in self._experts or fused_experts(modules[parent])):
+            return False
+        if parent not in self._experts:
+            reason = why_not(modules[parent])
+            if reason:
+                raise OperandError.of(parent, got=reason, expected="[gate; up] (E, 2 I, H), down (E, H, I), no bias")
+            self._experts.add(parent)
+            modules[parent] = StoredExperts(parent, modules[parent])
+            model.set_submodule(parent, modules[parent])
+        layer.name = f"{parent}.{match['expert']}.{match['projection']}"
+        modules[parent].add(match["expert"], match["projection"], layer)
+        return True
 
     def param_needs_quantization(self, model: Any, param_name: str, **options: Any) -> bool:
         """True of a stored layer's tensors: their shapes are those of the file."""
@@ -120,6 +145,9 @@ class CuteNvfp4Quantizer(HfQuantizer):
         config = self.quantization_config
         for place, old in self._places.items():
             made = model.get_submodule(place).made(old, config.input_rule, config.backend).requires_grad_(False)
+            model.set_submodule(place, made.eval())
+        for place in self._experts:
+            made = model.get_submodule(place).made(config.input_rule, config.backend).requires_grad_(False)
             model.set_submodule(place, made.eval())
         if not self.pre_quantized:
             ignore = config.ignore

@@ -16,7 +16,7 @@ from cute_nvfp4.errors import OperandError
 from cute_nvfp4.nn.layouts import CheckpointLayer, Layout, quantized_layers, read_layer
 from cute_nvfp4.runtime.backend import Backend
 
-_INDEX = "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
 
 
 def read_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Iterator[CheckpointLayer]:
@@ -78,7 +78,7 @@ class Tensors:
     """The tensors of one or several safetensors files by name, read when asked for."""
 
     def __init__(self, path: str | Path, device: torch.device | str) -> None:
-        self._files = _files(Path(path))
+        self._files = checkpoint_files(Path(path))
         self._device = str(device)
         self._stack = ExitStack()
         self._readers: dict[str, Callable[[str], torch.Tensor]] = {}
@@ -111,11 +111,11 @@ class Tensors:
         return {part: self.read(f"{name}.{part}") for part in layout.parts if f"{name}.{part}" in self._readers}
 
 
-def _files(path: Path) -> list[Path]:
-    """The safetensors files that make up a checkpoint."""
+def checkpoint_files(path: Path) -> list[Path]:
+    """The safetensors files of a checkpoint: a folder, an index or a file."""
     if path.is_dir():
-        if (path / _INDEX).exists():
-            path = path / _INDEX
+        if (path / INDEX).exists():
+            path = path / INDEX
         else:
             found = sorted(path.glob("*.safetensors"))
             if not found:

@@ -11,13 +11,15 @@ import torch
 
 from cute_nvfp4.errors import OperandError
 from cute_nvfp4.formats import NVFP4
+from cute_nvfp4.nn.experts import PROJECTIONS, NVFP4Experts, fused_experts, quantized_experts, why_not
 from cute_nvfp4.nn.gptq import gptq, output_error, target
 from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.nn.moments import Moments, Run, call, inputs_of, main_blocks
 from cute_nvfp4.nn.report import LayerReport, ModelReport
-from cute_nvfp4.nn.selection import Selection, select_linears
+from cute_nvfp4.nn.selection import Selection, matches, select_linears
 from cute_nvfp4.operand import BlockScaledTensor
-from cute_nvfp4.ops.quantize import quantize
+from cute_nvfp4.ops.quantize import quantize, tensor_amax
+from cute_nvfp4.quantization.blocks import global_scale_from_amax
 from cute_nvfp4.quantization.rules import resolve_rule
 from cute_nvfp4.runtime.backend import Backend
 
@@ -77,6 +79,31 @@ class Recipe:
         )
         return made.requires_grad_(False).train(linear.training)
 
+    def expert(self, weight: torch.Tensor, other: torch.Tensor | None) -> NVFP4Linear:
+        """The layer of an expert's matrix, to nearest; ``other`` has the same global scale."""
+        amax = torch.stack([tensor_amax(x) for x in (weight, other) if x is not None]).amax()
+        scale = global_scale_from_amax(amax, resolve_rule(self.rule, NVFP4))
+        made = quantize(weight, rule=self.rule, global_scale=scale, pad=True)
+        layer = NVFP4Linear(made, in_features=weight.shape[1], input_rule=self.input_rule, backend=self.backend)
+        return layer.requires_grad_(False)
+
+    def report_experts(self, name: str, exact: dict[str, torch.Tensor], made: NVFP4Experts) -> list[LayerReport]:
+        """What was done to the two tensors of all experts; before they are prepared."""
+        found = []
+        for part, projections in (("gate_up_proj", PROJECTIONS[:2]), ("down_proj", PROJECTIONS[2:])):
+            squares, size, weight = [0.0, 0.0], 0, exact[part]
+            for i in range(made.num_experts):
+                layers = [made.get_submodule(f"{i}.{projection}") for projection in projections]
+                decoded = torch.cat([layer.weight.dequantize()[:, : layer.in_features] for layer in layers])
+                squares[0] += float((weight[i].float() - decoded).square().sum())
+                squares[1] += float(weight[i].float().square().sum())
+                size += sum(layer.weight_data.nbytes + layer.weight_scale.nbytes for layer in layers)
+            error = (squares[0] / squares[1]) ** 0.5 if squares[1] else 0.0
+            sizes = weight.shape[0] * weight.shape[1], weight.shape[2]
+            choice = layers[0].explain_backend()
+            found.append(LayerReport(f"{name}.{part}", *sizes, "nearest", error, None, size, weight.nbytes, *choice))
+        return found
+
     def report(self, name: str, linear: torch.nn.Linear, made: NVFP4Linear, moments: Moments | None) -> LayerReport:
         """What was done to ``linear``; before ``made`` is prepared."""
         weight, decoded = linear.weight.detach().float(), made.weight.dequantize()[:, : linear.in_features]
@@ -127,6 +154,8 @@ def quantize_model(
         backend: of the layers. prepare: calls ``NVFP4Linear.prepare`` on each, which is one copy on Hopper.
         progress: is called with each layer's report.
 
+    Experts that have all matrices in two tensors become ``NVFP4Experts``, to nearest whatever the method.
+
     Memory: one layer's weights more than the model, with calibration the second moments of one block and the hidden
     states of all batches.
 
@@ -155,7 +184,38 @@ def quantize_model(
                 _calibrated(model, layers, list(calibration), lambda: Moments(input_rule), replace)
         for name in list(layers):
             replace(name, None)
+        _replace_experts(model, recipe, ignore, prepare, report, progress)
     return QuantizedModel(model, report)
+
+
+def _replace_experts(
+    model: torch.nn.Module,
+    recipe: Recipe,
+    ignore: Sequence[str],
+    prepare: bool,
+    report: ModelReport,
+    progress: Callable[[LayerReport], None],
+) -> None:
+    """Puts ``NVFP4Experts`` in the place of experts that have all matrices in two tensors: to nearest."""
+    for name, module in list(model.named_modules()):
+        if not fused_experts(module):
+            continue
+        pattern = next((x for x in ignore if matches(name, x)), None)
+        reason = f"ignored: {pattern}" if pattern is not None else why_not(module)
+        if reason:
+            report.skipped[name] = reason
+            continue
+        exact = {part: getattr(module, part).detach() for part in ("gate_up_proj", "down_proj")}
+        made = quantized_experts(module, recipe.expert).train(module.training)
+        report.layers += recipe.report_experts(name, exact, made)
+        if prepare:
+            dtype = exact["down_proj"].dtype
+            for layer in made.modules():
+                if isinstance(layer, NVFP4Linear):
+                    layer.prepare(dtype if dtype is torch.float16 else torch.bfloat16)
+        model.set_submodule(name, made)
+        for layer in report.layers[-2:]:
+            progress(layer)
 
 
 def _calibrated(

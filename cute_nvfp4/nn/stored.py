@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from cute_nvfp4.errors import OperandError
+from cute_nvfp4.nn.experts import PROJECTIONS, NVFP4Experts, join_of
 from cute_nvfp4.nn.layouts import Layout, quantized_layers, read_layer
 from cute_nvfp4.nn.linear import NVFP4Linear
 from cute_nvfp4.runtime.backend import Backend
@@ -107,6 +108,41 @@ class StoredLinear(torch.nn.Module):
         if "bias" in tensors:
             made.bias = torch.nn.Parameter(tensors["bias"].to(old.weight.dtype), requires_grad=False)
         return made
+
+
+class StoredExperts(torch.nn.Module):
+    """Experts' tensors as a file has them, each expert a child with its layers; ``old`` has all of them in two."""
+
+    def __init__(self, name: str, old: torch.nn.Module) -> None:
+        super().__init__()
+        self.name, self.count, self.sizes = name, old.gate_up_proj.shape[0], tuple(old.down_proj.shape[1:])
+        self.dtype = old.down_proj.dtype
+        self.join = join_of(old)
+
+    def add(self, expert: str, projection: str, layer: StoredLinear) -> None:
+        """Takes in a layer of an expert."""
+        if expert not in self._modules:
+            self.add_module(expert, torch.nn.ModuleDict())
+        self._modules[expert][projection] = layer
+
+    def made(self, input_rule: str | None, backend: Backend) -> NVFP4Experts:
+        """The experts that multiply.
+
+        Raises:
+            OperandError: experts or layers that the file lacks, or that do not fit.
+        """
+        hidden, inner = self.sizes
+        experts = []
+        for i in range(self.count):
+            layers = dict(self._modules[str(i)].items()) if str(i) in self._modules else {}
+            missing = [name for name in PROJECTIONS if name not in layers]
+            if missing:
+                got = f"no {missing} of expert {i} in NVFP4 or FP8"
+                raise OperandError.of(f"experts {self.name}", got=got, expected="all layers of all experts")
+            sizes = {"gate_proj": (hidden, inner), "up_proj": (hidden, inner), "down_proj": (inner, hidden)}
+            olds = {name: torch.nn.Linear(*size, device="meta", dtype=self.dtype) for name, size in sizes.items()}
+            experts.append({name: layers[name].made(olds[name], input_rule, backend) for name in PROJECTIONS})
+        return NVFP4Experts(experts, self.join)
 
 
 def linears(model: torch.nn.Module) -> dict[str, NVFP4Linear]:

@@ -62,7 +62,7 @@ def gated_gemm(
             b2 None: b1 is both, 2N rows with N a multiple of 128: first all rows of B1, then all of B2, or
             ``interleaved``: 128 rows of B1, 128 of B2, and so on (``interleave`` makes it). Neither is copied.
             Or b1 is a gated ``PreparedWeight`` on sm_90a, both weights in one: a (M, K) is then numbers of its dtype,
-            or block-scaled, and the result has that dtype by default, or is quantized by a launch of its own.
+            or as for ``gemm``, and the result has that dtype by default, or is quantized by a launch of its own.
         gate: "silu" (SwiGLU), "gelu_tanh" or "gelu_erf" (GEGLU), "relu", or "identity" (the product alone).
         alpha: a number, or a float32 tensor of one element: multiplies A, and so both products before the gate; so do
             the global scales of a and b1, or of a and b2. None is 1.

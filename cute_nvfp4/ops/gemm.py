@@ -14,6 +14,7 @@ from ..operand import BlockScaledTensor
 from ..planning.gemm import GemmProblem, Plan
 from ..prepared_weight import PreparedWeight
 from ..reference import gemm_reference
+from ..row_scaled import RowScaledTensor
 from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
 from ..target import Target
@@ -34,12 +35,13 @@ from .operands import check_operands, operand_record
 from .operation import Operation
 from .planned import Preparation
 from .prepared_weight.gemm import PREPARED_GEMM
+from .prepared_weight.operands import in_fp8
 from .prepared_weight.pack_then_multiply import PackThenMultiply
 
 
 def gemm(
-    a: BlockScaledTensor,
-    b: BlockScaledTensor,
+    a: BlockScaledTensor | RowScaledTensor | torch.Tensor,
+    b: BlockScaledTensor | PreparedWeight,
     *,
     alpha: float | torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
@@ -55,8 +57,9 @@ def gemm(
             be mixed). K is a multiple of 32, scales are blocked (``scale_layout.to_blocked``). A block-scaled MMA reads
             scales of NVFP4 as unsigned: they must not be negative. Padding of scales along K meets zeros, so it must be
             finite (``to_blocked`` writes zeros). Global scales multiply the result. Or b is a
-            ``PreparedWeight`` (N, K) on sm_90a, and a (M, K) is numbers of its dtype, or block-scaled. Where b is none,
-            each call packs b there.
+            ``PreparedWeight`` (N, K) on sm_90a, and a (M, K) is numbers of its dtype, or block-scaled; or for a weight
+            in float8_e4m3fn a ``RowScaledTensor``, or bfloat16 or float16, of which a launch before makes one. Where b
+            is none, each call packs b there.
         alpha: a number, or a float32 tensor of one element on the operands' device; None is 1.
         bias: (N,), or (L, N) for a batch: float16, bfloat16 or float32, contiguous along N; added in float32.
         out: where to put the result: of that shape, float16, bfloat16 or float32, contiguous along N or along M, rows
@@ -76,6 +79,8 @@ def gemm(
         TargetError: the backend cannot run tensors of this device, or is unknown.
     """
     if isinstance(b, PreparedWeight):
+        if b.row_factor is not None:
+            a = in_fp8(a, backend)
         return PREPARED_GEMM.call(a, b, alpha, bias, out, out_dtype, config, backend, "")
     return GEMM.call(a, b, alpha, bias, out, out_dtype, config, backend)
 

@@ -27,7 +27,8 @@ from .operator import Operator, rebuilt, refuse_gradients, weight_of
 from .prepared_weight.gemm import PREPARED_GEMM, quantized_scale
 from .quantize import QUANTIZE, request_of
 from .quantize_request import checked_global_scale, choose_backend
-from .quantized_operators import DequantizedValues, QuantizedParts, Quantizer, SiluMulParts
+from .quantize_rows import QUANTIZE_ROWS
+from .quantized_operators import DequantizedValues, QuantizedParts, Quantizer, RowsInFp8, SiluMulParts
 from .rmsnorm_quantize import RMSNORM
 from .silu_mul_quantize import SILU_MUL
 
@@ -203,6 +204,13 @@ TABLE = {
         "(Tensor, Tensor, Tensor)",
         _OUT_PARTS,
     ),
+    "quantize_rows": RowsInFp8(
+        "quantize_rows",
+        QUANTIZE_ROWS,
+        'Tensor x, *, str backend="auto"',
+        "(Tensor, Tensor)",
+        {"out": "Tensor(a!)", "out_scale": "Tensor(b!)"},
+    ),
     "rmsnorm_quantize": QuantizedParts(
         "rmsnorm_quantize",
         RMSNORM,
@@ -242,7 +250,8 @@ TABLE = {
     "packed_gemm": Operator(
         "packed_gemm",
         PREPARED_GEMM,
-        f"Tensor a, Tensor? a_scale, Tensor b, {_PREPARED_SCALES}, Tensor? bias=None, *, {_PREPARED_OPTIONS}",
+        f"Tensor a, Tensor? a_scale, Tensor b, {_PREPARED_SCALES}, Tensor? bias=None, "
+        f"Tensor? row_factor=None, *, {_PREPARED_OPTIONS}, bool promoted=False",
         gradient=gradients.PREPARED,
     ),
     "grouped_gemm": ListOutput(

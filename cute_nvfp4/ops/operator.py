@@ -20,6 +20,7 @@ from ..formats import FORMATS
 from ..operand import BlockScaledTensor
 from ..prepared_weight import PreparedWeight
 from ..quantization.rules import resolve_format
+from ..row_scaled import RowScaledTensor
 from ..scale_layout import blocked_flat
 from .checks import number, split_alpha
 from .dispatch import requires_grad, written_to
@@ -29,7 +30,7 @@ NAMESPACE = "cute_nvfp4"
 LIBRARY = torch.library.Library(NAMESPACE, "FRAGMENT")
 # compilers keep the strides that were traced: rows of an operand are contiguous
 TAGS = (torch.Tag.pt2_compliant_tag, torch.Tag.needs_exact_strides)
-OF_WEIGHT = ("rows", "k", "dtype", "packing", "up_global_scale")
+OF_WEIGHT = ("rows", "k", "dtype", "packing", "up_global_scale", "row_factor", "promoted")
 
 
 def define(
@@ -226,7 +227,7 @@ def part(request: Any, name: str) -> Any:
         return _each(getattr(request, name), functools.partial(_main, name))
     if name in OF_WEIGHT:
         found = _each(request.b, lambda weight: getattr(weight, name))
-        return found[0] if name in ("dtype", "packing") and isinstance(found, list) else found
+        return found[0] if name in ("dtype", "packing", "promoted") and isinstance(found, list) else found
     for suffix in ("_global_scale", "_scale", "_format"):
         if name.endswith(suffix):
             owner = name.removesuffix(suffix)
@@ -246,6 +247,8 @@ def _main(name: str, x: Any) -> Any:
     """The tensor that an argument is, or data or bytes of an operand."""
     if isinstance(x, PreparedWeight):
         return x.packed
+    if isinstance(x, RowScaledTensor):
+        return x.data
     if not hasattr(x, "scale_layout"):
         return x
     if FORMATS.get(x.format.name) != x.format:
@@ -273,6 +276,8 @@ def rebuilt(name: str, values: Mapping[str, Any]) -> Any:
         return x
     format = values.get(f"{name}_format") or values.get(f"{name[0]}_format", "nvfp4")
     scale, factor = values[f"{name}_scale"], values[f"{name}_global_scale"]
+    if x.dtype is torch.float8_e4m3fn and scale.dtype is torch.float32:
+        return RowScaledTensor(x, scale)
     if values.get("offsets") is not None:
         if name == "a":
             return GroupedRows(x, scale, values["offsets"], factor, resolve_format(format))
@@ -288,9 +293,12 @@ def operand(
 
 def weight_of(packed: Any, rows: int, k: int, factor: Any, up: Any, values: Mapping[str, Any]) -> PreparedWeight:
     """The prepared weight that an operator's arguments describe."""
-    return PreparedWeight(packed, rows, k, values["dtype"], factor, bool(values["gate"]), up, values["packing"])
+    of_fp8 = values.get("row_factor"), values.get("promoted", False)
+    return PreparedWeight(
+        packed, rows, k, values["dtype"], factor, bool(values["gate"]), up, values["packing"], *of_fp8
+    )
 
 
 def elements(a: torch.Tensor, scale: torch.Tensor | None, format: str) -> int:
-    """K, of floats or of bytes of elements."""
-    return a.shape[-1] * (1 if scale is None else FORMATS[format].elements_per_byte)
+    """K, of floats or of bytes of elements; rows in FP8 have scales in float32."""
+    return a.shape[-1] * (1 if scale is None or scale.dtype is torch.float32 else FORMATS[format].elements_per_byte)

@@ -12,6 +12,7 @@ from torch.compiler import is_dynamo_compiling
 from ..errors import OperandError
 from ..operand import BlockScaledTensor
 from ..prepared_weight import PreparedWeight
+from ..row_scaled import RowScaledTensor
 from ..runtime.bounded import Bounded
 from .list_launch import arranged
 from .operation import PREPARED
@@ -150,7 +151,7 @@ class _ListKey(NamedTuple):
 def _key(x: Any, alignment: int = 32) -> Any:
     """All that a plan depends on of an operand, of its address what matters up to ``alignment``; of what is none, its
     type."""
-    if isinstance(x, (BlockScaledTensor, PreparedWeight)):
+    if isinstance(x, (BlockScaledTensor, PreparedWeight, RowScaledTensor)):
         return x.key
     if isinstance(x, (list, tuple)):
         parts = ([getattr(y, name, None) for y in x] for name in ("global_scale", "up_global_scale"))

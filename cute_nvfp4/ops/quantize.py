@@ -15,6 +15,7 @@ from ..planning.quantize import QuantizeProblem, choose
 from ..quantization import philox
 from ..quantization.hadamard import Hadamard, resolve_hadamard
 from ..quantization.slabs import Source, amax, quantize_slabs
+from ..row_scaled import FP8, RowScaledTensor
 from ..runtime.backend import Backend, resolve, sm_count
 from ..scale_layout import to_blocked
 from ..target import Target
@@ -22,9 +23,7 @@ from .arguments import TENSOR, TYPED, Argument
 from .checks import DTYPE_NAMES
 from .operation import Operation
 from .planned import PlannedCall, Preparation
-from .quantize_launch import (
-    QUANTIZE as KERNEL,
-)
+from .quantize_launch import QUANTIZE as KERNEL
 from .quantize_launch import (
     Maker,
     Results,
@@ -52,6 +51,7 @@ from .quantize_request import (
     hessian_blocks,
     matrices,
 )
+from .quantize_rows import check_no_options, quantize_rows
 
 
 def quantize(
@@ -71,13 +71,14 @@ def quantize(
     scale_layout: str = "blocked",
     out: BlockScaledTensor | None = None,
     backend: Backend = "auto",
-) -> BlockScaledTensor:
+) -> BlockScaledTensor | RowScaledTensor:
     """``x`` in a block-scaled format: data and scales as ``uint8``, ready for the products of this library.
 
     Args:
         x: float32, float16 or bfloat16; (MN, K) or (L, MN, K), or (K,), which is taken as (1, K) because operands are
             matrices; any strides. Its gradient is not followed (``fake_quantize`` has one).
-        format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", or a ``Format``.
+        format: "nvfp4", "mxfp4", "mxfp8_e4m3", "mxfp8_e5m2", or a ``Format``. "fp8_e4m3" gives a ``RowScaledTensor``:
+            rows (M, K) of bfloat16 or float16 in E4M3, each with a scale; it takes no other argument but ``backend``.
         rule: how a block's scale is chosen (docs/quantization.md). For NVFP4: "max", "max_normal", "static_4",
             "four_six_mse", "four_six_mae", "four_six_abs_max", "optimal", "hessian". For MX: "max", which is "rceil",
             "floor", "ceil", "even"; for MXFP4 also "static_4", "optimal", "hessian".
@@ -116,6 +117,10 @@ def quantize(
             cannot do, where they are asked for by name.
         TargetError: an unknown backend, or one that cannot run tensors of this device.
     """
+    if format == FP8:
+        options = block_2d, rounding, hadamard, transpose, axis, pad, scale_layout
+        check_no_options((rule, global_scale, generator, hessian, out, *options))
+        return quantize_rows(x, backend)
     if rounding == "stochastic":
         generator = philox.resolve_seed(generator)
     options = block_2d, rounding, generator, hadamard, hessian, transpose, axis, pad, scale_layout

@@ -40,10 +40,9 @@ class Prediction:
     """A modelled time in microseconds, and what it is made of (see the module). ``label`` is always "model".
 
     steps: k-tiles of the busiest CTA, one after the other; waves: tiles of the busiest CTA; ctas: that run at
-    once; bytes_in_flight: of all their rings; bound: the largest term of the mainloop ("latency", "dram", "mma", "l2").
+    once; bytes_in_flight: of all their rings.
     """
 
-    us: float
     start_us: float
     round_trip_us: float
     mainloop_us: float
@@ -60,8 +59,17 @@ class Prediction:
     bytes_in_flight: int
     dram_bytes: float
     flops: float
-    bound: str
     label: str = LABEL
+
+    @property
+    def us(self) -> float:
+        """The whole time."""
+        return self.start_us + self.round_trip_us + self.mainloop_us + self.reduction_us + self.epilogue_us
+
+    @property
+    def bound(self) -> str:
+        """The largest term of the mainloop."""
+        return max(("mma", "l2", "latency", "dram"), key=lambda term: getattr(self, f"{term}_us"))
 
 
 @dataclass(frozen=True)
@@ -215,9 +223,7 @@ def predict(
     exposed = epilogue if stage.acc_stages == 1 else max(0.0, epilogue - mainloop / max(waves, 1.0))
     epilogue += max(0.0, math.ceil(waves) - 1) * exposed
     start = rates.START_US + (rates.CLUSTER_US if c.cluster_size > 1 else 0.0)
-    terms = {"mma": mma, "l2": l2, "latency": latency, "dram": dram}
     return Prediction(
-        us=start + round_trip + mainloop + reduction + epilogue,
         start_us=start,
         round_trip_us=round_trip,
         mainloop_us=mainloop,
@@ -234,7 +240,6 @@ def predict(
         bytes_in_flight=ctas * min(stage.stages, steps) * stage.loaded,
         dram_bytes=dram_bytes,
         flops=flops,
-        bound=max(terms, key=terms.__getitem__),
     )
 
 

@@ -64,13 +64,10 @@ def predict(
     columns = config.products * config.tile_n / 128
     epilogue = math.ceil(waves) * columns * EPILOGUE_CYCLES / part.clock_ghz * 1e-3
     reduction = 2 * LATENCY_US if stream and steps % k_tiles else 0.0
-    terms = {"mma": mma, "latency": latency, "dram": dram}
-    mainloop = max(terms.values())
     return Prediction(
-        us=START_US + round_trip + mainloop + reduction + epilogue,
         start_us=START_US,
         round_trip_us=round_trip,
-        mainloop_us=mainloop,
+        mainloop_us=max(mma, latency, dram),
         latency_us=latency,
         dram_us=dram,
         mma_us=mma,
@@ -84,7 +81,6 @@ def predict(
         bytes_in_flight=ctas * min(stages, steps) * loaded,
         dram_bytes=dram_bytes,
         flops=flops,
-        bound=max(terms, key=terms.__getitem__),
     )
 
 

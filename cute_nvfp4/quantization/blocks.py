@@ -29,9 +29,9 @@ _NAN_E4M3, _NAN_UE8M0 = 0x7F, 0xFF
 
 
 def global_scale_from_amax(amax: torch.Tensor, rule: Rule) -> torch.Tensor:
-    """The global scale with which the largest block's scale is ``rule.top_scale``: 1 / (full scale / amax).
+    """The global scale with which the largest block's scale is ``rule.top_scale``: amax / full scale.
 
-    ``amax`` is a float32 tensor of one element. Two roundings, as fouroversix has it. At least 2**-100 (also for a
+    ``amax`` is a float32 tensor of one element, divided in float32: one rounding. At least 2**-100 (also for a
     tensor of zeros), so that nothing overflows; NaN stays.
     """
     largest = amax.clamp(min=rule.full_scale * SMALLEST_GLOBAL_SCALE)

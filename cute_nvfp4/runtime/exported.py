@@ -19,6 +19,7 @@ from ..errors import OperandError, TargetError
 from ..formats import FORMATS
 from ..operand import BlockScaledTensor, OperandKey
 from ..prepared_weight import PreparedWeight
+from ..row_scaled import FP8, RowScaledTensor
 from ..scale_layout import blocked_shape, blocked_stride
 from .apart import Apart
 from .backend import device_index, resolve
@@ -121,7 +122,10 @@ class Exported:
         for name, x in given.items():
             parts = {name: x}
             if isinstance(x, PreparedWeight):
-                parts = {f"{name}.{part}": getattr(x, part) for part in ("packed", "global_scale", "up_global_scale")}
+                names = ("packed", "global_scale", "up_global_scale", "row_factor")
+                parts = {f"{name}.{part}": getattr(x, part) for part in names}
+            if isinstance(x, RowScaledTensor):
+                parts = {f"{name}.{part}": getattr(x, part) for part in ("data", "scale")}
             if isinstance(x, BlockScaledTensor):
                 parts = {f"{name}.{part}": getattr(x, part) for part in ("data", "scale", "global_scale")}
             found |= {key: (tensor, name == "out") for key, tensor in parts.items() if tensor is not None}
@@ -139,11 +143,13 @@ def described(x: Any) -> dict[str, Any]:
             del key["scale_alignment"]
         key |= {name: list(key[name]) for name in ("strides", "scale_strides")}
         return {"format": x.format.name, **key}
-    bits = x.data_ptr() | _WIDEST_LOAD
+    if isinstance(x, RowScaledTensor):
+        return {"rows in": FP8, "rows": x.rows, "k": x.k, "stride": x.key.stride, "alignment": x.key.alignment}
     if isinstance(x, PreparedWeight):
         dtype = str(x.dtype).removeprefix("torch.")
         found = {"prepared": dtype, "rows": x.rows, "k": x.k, "has_global_scale": x.global_scale is not None}
-        return found | {"gated": x.gated, "packing": x.packing}
+        return found | {"gated": x.gated, "packing": x.packing, "promoted": x.promoted}
+    bits = x.data_ptr() | _WIDEST_LOAD
     return {
         "dtype": str(x.dtype).removeprefix("torch."),
         "shape": list(x.shape),

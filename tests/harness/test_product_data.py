@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from cute_nvfp4.harness.problem import get_problem
+from cute_nvfp4.harness.problem import get_problem, known_problems
 from cute_nvfp4.harness.problems import data
 
 # Two atoms of scales along M, two along K (both with padding), odd N; L where the problem has one.
@@ -290,3 +290,26 @@ def test_draws_repeat_with_the_seed_and_differ_without(name, kind):
 def test_k_must_be_whole_blocks(name, case, message):
     with pytest.raises(ValueError, match=message):
         get_problem(name).validate(case)
+
+
+@pytest.mark.parametrize("name", known_problems())
+@kinds
+def test_varied_data_is_of_its_kind_and_new(name, kind):
+    """Every element and every scale is one that could have been drawn; scales in both layouts are the same."""
+    problem = get_problem(name)
+    case = {"m": 40, "n": 24, "k": 64, "l": 2, "seed": 1} if name != "nvfp4_group_gemm" else None
+    case = case or {"m": [40, 8], "n": [24, 16], "k": [64, 32], "seed": 1}
+    case = {key: value for key, value in case.items() if key != "n" or name != "nvfp4_gemv"}
+    drawn = problem.generate(case, 5, kind)
+    varied = problem.vary(drawn, 6, kind)
+    assert set(varied) == set(drawn)
+    for operand in (key for key in drawn if f"sf{key}" in drawn):
+        before, after = drawn[operand], varied[operand]
+        assert after.shape == before.shape and not torch.equal(after, before)
+        mask = 0xFF if kind == "full" else 3 if name == "nvfp4_gemv" else data.PUBLIC_MASK
+        assert int((after & (0xFF ^ mask)).max()) == 0
+        scales = varied[f"sf{operand}"]
+        assert torch.equal(scales.flatten(1).sort().values, drawn[f"sf{operand}"].flatten(1).sort().values)
+        assert torch.equal(data.blocked_storage(scales), varied[f"sf{operand}_permuted"])
+    exact = [problem.reference(case, contents)[0].value for contents in (drawn, varied)]
+    assert np.isfinite(exact[1]).all() and np.abs(exact[1]).max() < 65504 and not np.array_equal(*exact)

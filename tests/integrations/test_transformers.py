@@ -19,7 +19,7 @@ from transformers.quantizers import auto  # noqa: E402
 from cute_nvfp4 import NVFP4Linear  # noqa: E402
 from cute_nvfp4.errors import OperandError  # noqa: E402
 from cute_nvfp4.integrations import transformers as module  # noqa: E402
-from cute_nvfp4.integrations.layout_configs import compressed_tensors_config, modelopt_config  # noqa: E402
+from cute_nvfp4.nn.layout_configs import compressed_tensors_config, modelopt_config  # noqa: E402
 
 LAYOUTS = ["modelopt", "compressed-tensors"]
 IGNORED, FP8 = "model.layers.1.self_attn.o_proj", "model.layers.0.self_attn.q_proj"
@@ -237,3 +237,85 @@ def test_other_checkpoints_of_compressed_tensors_stay_theirs() -> None:
         auto.AutoQuantizationConfig.from_dict({"quant_method": "modelopt", "quant_algo": "FP8"})
     with pytest.raises(OperandError, match="layout: got 'gguf'"):
         module.CuteNvfp4Config(layout="gguf")
+
+
+EXPERT = "model.layers.{}.mlp.experts.{}.{}"
+
+
+def mixture() -> Any:
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 96, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
+    experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32, "norm_topk_prob": True}
+    torch.manual_seed(0)
+    model = transformers.Qwen3MoeForCausalLM(transformers.Qwen3MoeConfig(**sizes, **heads, **experts)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(std=0.15) if parameter.ndim > 1 else None
+    return model
+
+
+def published_mixture(folder: Path, layout: str) -> tuple[Any, Tensors]:
+    """A checkpoint of a small mixture, each expert by itself; attention of its first layer stays."""
+    model = mixture()
+    state = {name: x.detach().clone() for name, x in model.state_dict().items() if ".experts." not in name}
+    for name in projections(model):
+        if ".1." in name:
+            weight = model.get_submodule(name).weight
+            state |= stored(name, state.pop(f"{name}.weight"), layout)
+            weight.data = values(*pack(weight.detach()))
+    for i, layer in enumerate(model.model.layers):
+        experts = layer.mlp.experts
+        for e in range(4):
+            gate, up = experts.gate_up_proj.data[e].chunk(2)
+            for part, weight in (("gate_proj", gate), ("up_proj", up), ("down_proj", experts.down_proj.data[e])):
+                state |= stored(EXPERT.format(i, e, part), weight.clone(), layout)
+                weight.copy_(values(*pack(weight.clone())))
+    folder.mkdir()
+    safetensors.save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    make = modelopt_config if layout == "modelopt" else compressed_tensors_config
+    config = model.config.to_dict() | {"quantization_config": make(["lm_head"], True), "dtype": "float32"}
+    config["architectures"] = ["Qwen3MoeForCausalLM"]
+    (folder / "config.json").write_text(json.dumps(config))
+    return model, state
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_experts(layout: str, tmp_path: Path) -> None:
+    module.register(compressed_tensors=True)
+    exact, written = published_mixture(tmp_path / "given", layout)
+    model, report = load(tmp_path / "given", output_loading_info=True)
+    assert not any(report[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys", "error_msgs"))
+    assert isinstance(model.get_submodule(EXPERT.format(1, 3, "down_proj")), NVFP4Linear)
+    torch.testing.assert_close(model(IDS).logits, exact(IDS).logits, rtol=1e-4, atol=1e-4)
+    model.save_pretrained(tmp_path / "saved")
+    assert same_bits(tensors(tmp_path / "saved"), written)
+    # experts in another order are noticed
+    first, second = (EXPERT.format(0, e, "down_proj.weight" + "_packed" * (layout != "modelopt")) for e in (0, 1))
+    spoil(tmp_path / "given", lambda t: t.update({first: t[second], second: t[first]}))
+    assert not torch.allclose(load(tmp_path / "given")(IDS).logits, exact(IDS).logits, rtol=1e-2, atol=1e-2)
+
+
+def test_an_expert_that_a_file_lacks(tmp_path: Path) -> None:
+    published_mixture(tmp_path / "given", "modelopt")
+    spoil(tmp_path / "given", lambda t: [t.pop(name) for name in list(t) if EXPERT.format(0, 2, "up_proj") in name])
+    with pytest.raises(OperandError, match=r"no \['up_proj'\] of expert 2"):
+        load(tmp_path / "given")
+
+
+@torch.inference_mode()
+def test_experts_quantized_while_loading(tmp_path: Path) -> None:
+    """The same values as those of the command, which reads the experts one by one."""
+    mixture().save_pretrained(tmp_path / "given")
+    model = load(tmp_path / "given", quantization_config=module.CuteNvfp4Config("four_six_mse"))
+    names = [layer.name for layer in model.quantization_report.layers]
+    parts = ("gate_up_proj", "down_proj")
+    assert {f"model.layers.{i}.mlp.experts.{part}" for i in (0, 1) for part in parts} <= {*names}
+    assert all(0.05 < layer.error < 0.15 for layer in model.quantization_report.layers)
+    model.save_pretrained(tmp_path / "saved")
+    assert load(tmp_path / "saved")(IDS).logits.equal(model(IDS).logits)
+    from cute_nvfp4.nn.quantize_files import FileRecipe, quantize_files
+
+    quantize_files(tmp_path / "given", tmp_path / "files", FileRecipe("four_six_mse"))
+    layers = [load(tmp_path / folder).get_submodule(EXPERT.format(1, 2, "up_proj")) for folder in ("saved", "files")]
+    assert all(layers[0].state_dict()[name].equal(x) for name, x in layers[1].state_dict().items())

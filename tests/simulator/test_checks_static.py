@@ -72,6 +72,9 @@ def test_the_count_of_a_reducing_barrier_is_its_third_operand() -> None:
     assert found(text.replace("COUNT", "40")) == [("hazard", "barrier-thread-count")]
 
 
-def test_packing_before_the_wait_is_told_only_if_asked_for() -> None:
-    packs = LOAD + "mov.b64 %rd1, {%r2, %r2}; tcgen05.wait::ld.sync.aligned; st.global.b64 [%p0], %rd1;"
-    assert found(packs, strict=False) == [] and found(packs) == [("warning", "tensor-load-wait")]
+def test_computing_before_the_wait_is_told_only_if_asked_for() -> None:
+    """Packing is no use: ptxas makes no instruction of it. What is packed is."""
+    packs = LOAD + "mov.b64 %rd1, {%r2, %r2}; USE tcgen05.wait::ld.sync.aligned; st.global.b64 [%p0], %rd1;"
+    assert found(packs.replace("USE", "")) == []
+    used = packs.replace("USE", "add.s64 %rd1, %rd1, 1;")
+    assert found(used, strict=False) == [] and found(used) == [("warning", "tensor-load-wait")]

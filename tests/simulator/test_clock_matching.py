@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 from clock_lab import clocked, h200, needs_ptxas
+from ptx_lab import launch_kernel, module
 
+from cute_nvfp4.sim import Program
 from cute_nvfp4.sim.clock.matching import match
 from cute_nvfp4.sim.clock.notes import Passes, Request
-from cute_nvfp4.sim.clock.sass import Placed, Slot
+from cute_nvfp4.sim.clock.sass import Placed, Slot, numbered
 from cute_nvfp4.sim.clock.steps import stepper
 
 
@@ -48,3 +51,30 @@ def test_a_wait_for_scoreboards():
     step = stepper(h200())
     assert (step(listed).kind, step(listed).waits) == ("plain", (5, 3, 0))
     assert (step(copies).kind, step(copies).waits) == ("copies_wait", ())
+
+
+def test_local_memory_is_declared_for_the_assembler_too() -> None:
+    """``.loc`` and ``.file`` are left out, for a place of our own; ``.local`` begins like one of them."""
+    body = """.loc 1 5 3
+        mov.u64 %rd1, depot; cvta.local.u64 %rd1, %rd1;
+        .loc 1 6 3
+        st.u32 [%rd1], 7; ld.u32 %r1, [%rd1]; st.global.u32 [%p0], %r1;"""
+    text = module(body, 1, "\n.local .align 4 .b8 depot[16];\n")
+    (kernel,) = Program.parse(text).kernels.values()
+    out = numbered(text, kernel)
+    assert (
+        ".local .align 4 .b8 depot[16]" in out and ".loc 1 5 3" not in out and out.count(".loc 1 ") == len(kernel.code)
+    )
+
+
+@needs_ptxas
+def test_a_kernel_with_local_memory_has_a_time() -> None:
+    text = module(
+        "mov.u64 %rd1, depot; cvta.local.u64 %rd1, %rd1; st.volatile.u32 [%rd1], 7; ld.volatile.u32 %r1, [%rd1]; "
+        "st.global.u32 [%p0], %r1;",
+        1,
+        "\n.local .align 4 .b8 depot[16];\n",
+    )
+    out = np.zeros(1, "u4")
+    result = launch_kernel(text.replace("sm_100a", "sm_90a"), [out], clock="h200")
+    assert out[0] == 7 and result.timing.microseconds > 1

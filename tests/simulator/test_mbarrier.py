@@ -76,7 +76,6 @@ def test_a_missing_arrival_is_a_deadlock_with_a_picture() -> None:
         ),
         (("[bar], 32;", "[bar], 0;"), "with a count of 0"),
         (("[bar], 32;", "[bar+4], 32;"), "aligned to 8 bytes"),
-        (("[bar], 32;", "[bar], 32; mbarrier.init.shared::cta.b64 [bar], 32;"), "initialised again"),
         (("END:", "END: mbarrier.inval.shared::cta.b64 [bar+16];"), "holds no mbarrier"),
     ],
 )
@@ -84,6 +83,19 @@ def test_misuse_is_named(change: tuple[str, str], message: str) -> None:
     assert change[0] in RING
     with pytest.raises(MbarrierMisuse, match=message):
         launch_kernel(module(RING.replace(*change, 1), 1, BARRIER), [np.zeros(32, "u4")], block=(64, 1, 1))
+
+
+def test_an_mbarrier_that_is_initialised_again_can_be_gone_past() -> None:
+    """Without checks, or where the class is allowed: it begins anew."""
+    twice = module(RING.replace("[bar], 32;", "[bar], 32; mbarrier.init.shared::cta.b64 [bar], 32;", 1), 1, BARRIER)
+    once, expected = module(RING, 1, BARRIER), np.zeros(32, "u4")
+    launch_kernel(once, [expected], block=(64, 1, 1))
+    with pytest.raises(MbarrierMisuse, match=r"initialised again .* without mbarrier.inval before \[mbarrier-again\]"):
+        launch_kernel(twice, [np.zeros(32, "u4")], block=(64, 1, 1), checks=True)
+    for options in ({"checks": False}, {"checks": True, "allow": ("mbarrier-again",)}):
+        out = np.zeros(32, "u4")
+        launch_kernel(twice, [out], block=(64, 1, 1), **options)
+        assert (out == expected).all() and out.any()
 
 
 def test_state_tokens_and_pending_counts() -> None:

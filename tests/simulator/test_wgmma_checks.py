@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from ptx_lab import launch_kernel, module
 
-from cute_nvfp4.sim import BrokenRule, CopiesInFlight, MissingProxyFence, Race, Schedule
+from cute_nvfp4.sim import BrokenRule, CopiesInFlight, MissingProxyFence, Race, Schedule, UninitializedRead
 from cute_nvfp4.sim.errors import DivergentBarrier, InvalidLanes
 from cute_nvfp4.sim.machine.schedule import adversarial
 
@@ -98,6 +98,16 @@ def go(body: str, how: Schedule | None = None, block: int = 128) -> tuple[np.nda
 def test_the_kernel_in_order(how) -> None:
     found, want = go(BODY, how)
     np.testing.assert_array_equal(found, want)
+
+
+def test_rows_of_a_that_nobody_has_written_may_be_read_for_a_product_that_nobody_stores() -> None:
+    """Of A in shared memory rows 32 to 63 are missing: a hazard only where their products are stored."""
+    some = "setp.lt.u32 %q1, %t, 64; @%q1 "
+    body = BODY.replace(STORE_A, some + STORE_A)
+    found, want = go(body.replace("st.global.v4.f32 [%rd1]", "@%q1 st.global.v4.f32 [%rd1]"))
+    np.testing.assert_array_equal(found[:32], want[:32])
+    with pytest.raises(UninitializedRead, match=r"nobody has written it;\n  its value decides"):
+        go(body)
 
 
 def test_two_warpgroups_in_order() -> None:

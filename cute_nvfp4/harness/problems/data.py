@@ -185,9 +185,9 @@ def blocked_view(storage: torch.Tensor) -> torch.Tensor:
     return storage.view(torch.float8_e4m3fn).permute(3, 4, 1, 5, 2, 0)
 
 
-def stored(operand: Operand, elements: torch.Tensor, scales: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The contents of an operand's three buffers."""
-    return {operand.name: elements, f"sf{operand.name}": scales, f"sf{operand.name}_permuted": blocked_storage(scales)}
+def stored(name: str, elements: torch.Tensor, scales: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The contents of the three buffers of the operand ``name``."""
+    return {name: elements, f"sf{name}": scales, f"sf{name}_permuted": blocked_storage(scales)}
 
 
 # draws
@@ -224,6 +224,21 @@ def partner_limit(codes: torch.Tensor, bound: float | torch.Tensor) -> torch.Ten
     return torch.searchsorted(table[:E4M3_MAGNITUDES], largest, right=True)
 
 
+def varied(contents: Mapping[str, torch.Tensor], mask: int, roll: bool, seed: int) -> dict[str, torch.Tensor]:
+    """Other contents of the same kind, far cheaper than new draws: each column of bytes of an operand is exclusive-ored
+    with a byte under ``mask``, and its rows change places if ``roll``. No answer to the old contents helps."""
+    generator, found = torch.Generator().manual_seed(seed), {}
+    for name in [name for name in contents if f"sf{name}" in contents]:
+        elements, scales = contents[name], contents[f"sf{name}"]
+        batch, rows, columns = elements.shape
+        by = int(torch.randint(rows, (), generator=generator)) if roll else 0
+        flips = draw_bytes((batch, 1, columns), mask, generator)
+        wide = torch.int64 if columns % 8 == 0 else torch.uint8
+        changed = elements.roll(by, 1).view(wide).bitwise_xor_(flips.view(wide)).view(torch.uint8)
+        found |= stored(name, changed, scales.roll(by, 1))
+    return found
+
+
 def draw_operands(
     a: Operand,
     bs: Iterable[Operand],
@@ -251,5 +266,5 @@ def draw_operands(
     mask = PUBLIC_MASK if kind == "public" else ANY_BYTE
     contents: dict[str, torch.Tensor] = {}
     for operand, scale in zip(operands, scales):
-        contents |= stored(operand, draw_bytes(operand.elements_shape, mask, generator), scale)
+        contents |= stored(operand.name, draw_bytes(operand.elements_shape, mask, generator), scale)
     return contents

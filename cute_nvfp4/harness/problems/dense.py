@@ -11,6 +11,8 @@ import torch
 from ..problem import Buffer, DataKind, Expected
 from ..schema import Case
 from .data import (
+    ANY_BYTE,
+    PUBLIC_MASK,
     SCALE_PRODUCT_BOUND,
     Operand,
     blocked_view,
@@ -21,6 +23,7 @@ from .data import (
     exact_product,
     expected,
     scales_view,
+    varied,
 )
 
 
@@ -39,6 +42,8 @@ class DenseProblem:
     public_scales: Callable[[tuple[int, ...], torch.Generator], torch.Tensor] = staticmethod(
         partial(draw_integer_scales, 0, 2)
     )
+
+    public_mask = PUBLIC_MASK
 
     def validate(self, case: Case) -> None:
         check_k(case["k"])
@@ -61,6 +66,11 @@ class DenseProblem:
         a, *bs = self.operands(case)
         generator = torch.Generator().manual_seed(seed)
         return draw_operands(a, bs, kind, self.public_scales, self.scale_product_bound, generator)
+
+    def vary(self, contents: Mapping[str, torch.Tensor], seed: int, kind: DataKind) -> dict[str, torch.Tensor]:
+        """See ``varied``; rows stay where they are in ``full`` data, whose scales fit one another by row."""
+        public = kind == "public"
+        return varied(contents, self.public_mask if public else ANY_BYTE, public, seed)
 
     def views(self, tensors: Mapping[str, torch.Tensor]) -> tuple:
         """(a, b, sfa, sfb, sfa_permuted, sfb_permuted, c) as the protocol shapes them; for each B if there are two."""

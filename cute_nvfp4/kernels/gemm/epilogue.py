@@ -12,6 +12,7 @@ import cutlass
 import cutlass.cute as cute
 from cutlass import Float32, Int32, Int64
 
+from ..factors import Factor, apply_shift, factor_of
 from .arguments import OUT_DTYPES, Bias, GroupFactor
 from .config import GemmConfig
 from .gates import GATES
@@ -41,7 +42,7 @@ class Result(NamedTuple):
     """Where the output of a work tile is, and for each product the factor of its sums."""
 
     out: OutputMatrix
-    alphas: list[Float32]
+    factors: list[Factor]
 
 
 @dataclass(frozen=True)
@@ -59,22 +60,16 @@ def device_scalar(pointer: cute.Pointer) -> Any:
     return cute.make_tensor(pointer, cute.make_layout(1))[0]
 
 
-def scaled_alphas(alpha: Float32, factors: tuple[tuple[cute.Pointer, ...], ...]) -> list[Float32]:
-    """alpha times the device scalars of each product."""
-    alphas = []
-    for pointers in factors:
-        product = alpha
-        for pointer in pointers:
-            product = product * device_scalar(pointer)
-        alphas.append(product)
-    return alphas
+def product_factors(
+    alpha: Float32, factors: tuple[tuple[cute.Pointer, ...], ...], power: float = 1.0
+) -> list[Factor]:
+    """alpha times ``power`` and the device scalars of each product."""
+    return [factor_of(alpha, [device_scalar(x) for x in pointers], power) for pointers in factors]
 
 
-def group_alpha(alpha: Float32, factors: tuple[GroupFactor, ...], group: Int32) -> Float32:
-    """alpha times the device scalars of a group."""
-    for factor in factors:
-        alpha = alpha * device_scalar(factor.pointer + group * factor.stride)
-    return alpha
+def group_factor(alpha: Float32, factors: tuple[GroupFactor, ...], group: Int32, power: float = 1.0) -> Factor:
+    """alpha times ``power`` and the device scalars of a group."""
+    return factor_of(alpha, [device_scalar(x.pointer + group * x.stride) for x in factors], power)
 
 
 @cute.jit
@@ -119,7 +114,9 @@ class EpilogueFunction:
 
     def __call__(self, values: list[cute.Tensor], result: Result, at: Position) -> cute.Tensor:
         """The output values of an epilogue tile, in fp32 registers."""
-        outputs, alphas = cute.make_rmem_tensor(values[0].layout, Float32), result.alphas
+        outputs, alphas = cute.make_rmem_tensor(values[0].layout, Float32), [x.alpha for x in result.factors]
+        for sums, factor in zip(values, result.factors):
+            apply_shift(sums, factor, range(cute.size(sums)))
         if self.config.products == 1:
             outputs.store(values[0].load() * alphas[0])
         else:

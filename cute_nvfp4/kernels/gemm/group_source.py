@@ -19,7 +19,7 @@ from cutlass.cute.nvgpu import cpasync
 from ...scale_layout import ATOM_ROWS
 from ..arith import ceil_div
 from .arguments import MAP_BYTES, GroupedArguments
-from .epilogue import OUT_TYPES, EpilogueFunction, OutputMatrix, Result, group_alpha
+from .epilogue import OUT_TYPES, EpilogueFunction, OutputMatrix, Result, group_factor
 from .grouped_config import WINDOW, GroupedConfig, GroupTableConfig
 from .grouped_scheduler import GroupedScheduler, GroupSizes, Table, tiles_of
 from .operand_source import OperandMaps, Origin, Origins, address_of_map, map_pointer
@@ -151,7 +151,7 @@ class GroupSource:
 
     def of(self, group: Int32) -> Result:
         """The output and the factor of a group."""
-        return Result(self.output(group), [group_alpha(self.arguments.alpha, self.arguments.factors, group)])
+        return Result(self.output(group), [group_factor(self.arguments.alpha, self.arguments.factors, group)])
 
     def scheduler(self) -> GroupedScheduler:
         """Once the table is written."""

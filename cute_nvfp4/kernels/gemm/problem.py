@@ -13,7 +13,7 @@ from cutlass import Int32
 
 from .arguments import GemmArguments, PartialSums
 from .config import GemmConfig
-from .epilogue import EpilogueFunction, OneResult, OutputMatrix, Result, scaled_alphas
+from .epilogue import EpilogueFunction, OneResult, OutputMatrix, Result, product_factors
 from .group_source import GroupSource
 from .grouped_scheduler import GroupedScheduler
 from .operand_source import Origin, Origins
@@ -51,7 +51,7 @@ class OneProblem:
         """Reads the device scalars."""
         out = self.arguments.out
         matrix = OutputMatrix(out.pointer, self.m, self.n, out.stride, out.batch_stride)
-        return OneResult(Result(matrix, scaled_alphas(self.arguments.alpha, self.arguments.factors)))
+        return OneResult(Result(matrix, product_factors(self.arguments.alpha, self.arguments.factors)))
 
     def epilogue_function(self) -> EpilogueFunction:
         return EpilogueFunction(self.config, self.arguments.bias)

@@ -15,6 +15,7 @@ from ...ptx.memory import load_shared
 from ...ptx.move import f32_bits, f32_from_bits
 from ...ptx.warp import sum_lanes
 from ..arith import div, mod
+from ..factors import Factor, factor_of, scaled
 from .arguments import GemvArguments
 from .config import TILE_ROWS, GemvConfig
 from .dot import QUAD
@@ -102,6 +103,12 @@ class Epilogue:
             if mod(output, QUAD) == 0:
                 store_async_word(target + output, f32_bits(total), barrier)
 
+    def sum_factor(self, arguments: GemvArguments) -> Factor:
+        """Alpha, the global scales, and what the dot engine and the scales' decoding leave out."""
+        given = [(self.config.a_global, arguments.a_global), (self.config.b_global, arguments.b_global)]
+        scalars = [cute.make_tensor(pointer, cute.make_layout(1))[0] for there, pointer in given if there]
+        return factor_of(arguments.alpha, scalars, SCALE_SHIFT * self.factor)
+
     @cute.jit
     def store(
         self,
@@ -114,11 +121,7 @@ class Epilogue:
     ):
         """Sums over lanes, warps and CTAs, scales and stores the rows of the cluster's tiles."""
         cfg = self.config
-        factor = arguments.alpha * Float32(SCALE_SHIFT * self.factor)
-        if cutlass.const_expr(cfg.a_global):
-            factor = factor * cute.make_tensor(arguments.a_global, cute.make_layout(1))[0]
-        if cutlass.const_expr(cfg.b_global):
-            factor = factor * cute.make_tensor(arguments.b_global, cute.make_layout(1))[0]
+        factor = self.sum_factor(arguments)
         out_layout = cute.make_layout(arguments.m, stride=arguments.c_strides.row)  # (M) of this batch
         out = cute.make_tensor(arguments.c + Int64(batch) * arguments.c_strides.batch, out_layout)
         for output in cutlass.range(thread, tiles.count * TILE_ROWS * QUAD, cfg.threads, unroll=1):
@@ -130,4 +133,4 @@ class Epilogue:
                 total = total + f32_from_bits(word)
             row = tile_row(tiles.first + tile_of_cta, mod(row_of_tile, 8), div(row_of_tile, 8))
             if row < arguments.m and mod(output, QUAD) == 0:
-                out[row] = (total * factor).to(arguments.c.dtype)
+                out[row] = scaled(total, factor).to(arguments.c.dtype)

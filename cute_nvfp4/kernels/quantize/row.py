@@ -42,6 +42,7 @@ from ..arith import div, mod
 from .arguments import QuantizeArguments
 from .block.four_six_by_warp import by_whole_warp
 from .block.four_six_fast_path import four_six
+from .block.optimal_definition import lowest_bit
 from .block.quantize_block import quantize_block
 from .block.records import BlockContext
 from .config import ROW_STEP, WARP, WARP_ROWS, QuantizeConfig
@@ -214,12 +215,7 @@ class QuantizeRow(QuantizeKernel):
                         line = Int64(batch) * Int64(matrices.rows) + Int64(row)
                         index = (line * Int64(matrices.columns) + Int64(column)) * cfg.block
                     code, out = quantize_block(cfg, words, context, index)
-                if cutlass.const_expr(cfg.ragged):
-                    code = cutlass.select_(exists, code, Uint32(0))
-                    if exists:
-                        self.store(target.codes, out)
-                else:
-                    self.store(target.codes, out)
+                code = self.store_block(target.codes, code, out, exists)
                 scales = scales + code * (Uint32(1) << Uint32(8 * i))
                 target = target._replace(codes=target.codes + ROW_STEP * arguments.data_strides.row)
             if cutlass.const_expr(cfg.defers_undecided):
@@ -234,6 +230,17 @@ class QuantizeRow(QuantizeKernel):
                 self.store_scales(matrices, rows, column, self.target(matrices, rows, chunk, lane).scales, word)
             group, chunk = next_group, next_chunk
             parity = parity ^ 1
+
+    @cute.jit
+    def store_block(self, address: Int64, code: Uint32, words: tuple[Uint32, ...], exists: Boolean) -> Uint32:
+        """Stores the codes of a block that exists; its scale, or 0."""
+        if cutlass.const_expr(self.config.ragged):
+            code = cutlass.select_(exists, code, Uint32(0))
+            if exists:
+                self.store(address, words)
+        else:
+            self.store(address, words)
+        return code
 
     @cute.jit
     def decide(
@@ -261,8 +268,7 @@ class QuantizeRow(QuantizeKernel):
                         self.store(address_of(matrices.mData, (row, column * slow.out_bytes)), out)
                         scales = with_byte(scales, i, code)
                 while left != Uint32(0):
-                    # the lowest bit that is set
-                    owner = Int32(cute.arch.popc((left & (~left + Uint32(1))) - Uint32(1)))
+                    owner = lowest_bit(left)
                     block = column - lane + owner
                     found = by_whole_warp(slow, address_of(matrices.mX, (row, block)), lane, context.factor)
                     if lane == owner:

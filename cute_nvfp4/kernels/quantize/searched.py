@@ -92,12 +92,7 @@ class QuantizeSearched(QuantizeRow):
                 found = estimated_block(cfg, words, context)
                 out = tuple(cutlass.select_(exchanged, b, a) for a, b in zip(found.words, found.words[::-1]))
                 code, exists = found.code, matrices.has(rows.base + i * ROW_STEP, column)
-                if cutlass.const_expr(cfg.ragged):
-                    code = cutlass.select_(exists, code, Uint32(0))
-                    if exists:
-                        self.store(codes, out)
-                else:
-                    self.store(codes, out)
+                code = self.store_block(codes, code, out, exists)
                 undecided = undecided | cutlass.select_(found.decided, Int32(0), Int32(1) << i)
                 scales = scales + code * (Uint32(1) << Uint32(8 * i))
                 codes = codes + ROW_STEP * arguments.data_strides.row

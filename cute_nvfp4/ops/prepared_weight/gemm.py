@@ -35,7 +35,7 @@ from ..operation import Operation
 from ..planned import PlannedCall
 from ..quantize import quantize
 from ..scratch import LikeScratch, Scratch, new_scratch, scratch_of
-from .operands import X, check_bias, check_products, check_x, factors_of_products, row_stride
+from .operands import X, check_bias, check_products, check_x, factors_of_products, in_fp8, row_stride
 
 MMA_DTYPES = {dtype: name for name, dtype in DTYPES.items()}
 
@@ -193,6 +193,8 @@ def gated_prepared_gemm(
     """``gated_gemm`` of a weight that is both, (M, N); quantized by a launch of its own: the float32 result, what a
     kernel that did both would write."""
     check_gate(gate)
+    if b1.row_factor is not None:
+        a = in_fp8(a, backend)
     if b2 is not None or interleaved:
         got = "b2" if b2 is not None else "interleaved=True"
         expected = "a prepared weight alone, which has both"

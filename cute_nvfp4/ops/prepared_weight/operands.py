@@ -15,9 +15,24 @@ from ...runtime.backend import Backend
 from ..checks import check_dtype, check_format, check_gate, factors_of
 from ..dequantize import dequantize
 from ..grouped_rows import GroupedRows
+from ..operator import refuse_gradients
+from ..quantize_rows import quantize_rows
 
-X = torch.Tensor | BlockScaledTensor
-"""Numbers of the weight's dtype, or block-scaled."""
+X = torch.Tensor | BlockScaledTensor | RowScaledTensor
+"""Numbers of the weight's dtype, block-scaled, or rows in FP8."""
+
+
+def in_fp8(x: X, backend: Backend) -> X:
+    """x of a product with a weight for E4M3: rows in 16 bits are quantized, by a launch of their own.
+
+    Raises:
+        OperandError: a gradient of x is asked for, which rounding has none of.
+    """
+    if not isinstance(x, torch.Tensor):
+        return x
+    if torch.is_grad_enabled():
+        refuse_gradients({"a": x})
+    return quantize_rows(x, backend)
 
 
 def check_products(weight: PreparedWeight, gate: str) -> None:
@@ -37,6 +52,11 @@ def check_products(weight: PreparedWeight, gate: str) -> None:
 def check_decodable(x: Any, weight: PreparedWeight) -> None:
     """Raises unless numbers of the weight's dtype can be all values of a block-scaled x."""
     check_format("a", x)
+    if weight.dtype is torch.float8_e4m3fn:
+        hint = 'quantize(x, "fp8_e4m3") makes one.'
+        raise OperandTypeError.of(
+            "a", got=x.format.name, expected=f"rows in FP8 for a weight in {weight.dtype}", hint=hint
+        )
     if x.format is not NVFP4 and weight.dtype is not torch.bfloat16:
         raise OperandTypeError.of(
             f"dtype of a weight prepared for {x.format.name}",

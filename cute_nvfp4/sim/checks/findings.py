@@ -33,6 +33,7 @@ CLASSES: dict[str, type[Hazard]] = {
     "undefined-register": UndefinedRegister,
     "mbarrier-bytes": MbarrierMisuse,
     "mbarrier-inval": MbarrierMisuse,
+    "mbarrier-again": MbarrierMisuse,
     "phase-overrun": MbarrierMisuse,
     "barrier-count": BarrierMisuse,
     "barrier-phase": BarrierMisuse,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 
 from cute_nvfp4.sim.frontend.flow import Block, registers, successors
 from cute_nvfp4.sim.frontend.in_flight import fragment, is_wgmma
@@ -80,16 +80,66 @@ def _width(i: Instruction) -> int | None:
 
 @lru_cache(maxsize=64)
 def self_completing(kernel: CompiledKernel) -> frozenset[int]:
-    """Identities of tcgen05.ld instructions whose results are used before any tcgen05.wait::ld.
+    """Identities of tcgen05.ld instructions with whose results something is computed before any tcgen05.wait::ld, and
+    before the thread tells others anything.
 
     Compiled DSL kernels rely on that the hardware waits for a register that is still to be loaded: for them the load
-    is over when its registers are read, which is taken to be at once.
+    is over when it is computed with, which is taken to be at once. A ``mov`` is no such use: ptxas makes no instruction
+    of the packing that compilers put in front of the wait.
     """
-    out = set()
-    for block, at, i, results in tensor_loads(kernel):
-        if first_on_the_way(kernel, block, at + 1, _is_load_wait, partial(_reads, results), results):
-            out.add(id(i))
-    return frozenset(out)
+
+    def ends(i: Instruction) -> bool:
+        return is_tcgen05(i, "wait::ld") or _tells(i)
+
+    loads = tensor_loads(kernel)
+    return frozenset(id(i) for block, at, i, values in loads if first_use(kernel, block, at + 1, values, ends))
+
+
+def _tells(i: Instruction) -> bool:
+    """Whether an instruction is an arrival or a release."""
+    if i.base in ("bar", "barrier"):
+        return "warp" not in i.mods and "wait" not in i.mods
+    words = {"release", "acq_rel", "sc"}
+    return (i.base == "mbarrier" and i.mods[0].startswith("arrive")) or (
+        i.base in ("st", "red", "atom") and not words.isdisjoint(i.mods)
+    )
+
+
+def first_use(
+    kernel: CompiledKernel,
+    block: Block,
+    at: int,
+    values: frozenset[str],
+    ends: Callable[[Instruction], bool],
+    uses: Callable[[Instruction], bool] = lambda i: i.base != "mov",
+) -> Instruction | None:
+    """The first instruction that ``uses`` the registers ``values`` on some way from a place in the code, before any
+    that ``ends`` it. Results of others that read them count as they do."""
+    known: dict[int, frozenset[str]] = {}
+    todo = [(block.index, at, values)]
+    while todo:
+        index, start, now = todo.pop()
+        for i, op in kernel.blocks[index].code[start:]:
+            if ends(i):
+                break
+            split = len(op.dst)
+            results = frozenset(n for o in i.operands[:split] for n in registers(o))
+            guarded = i.guard is not None
+            if now.isdisjoint(n for o in i.operands[split:] for n in registers(o)) and not (
+                guarded and i.guard.name in now
+            ):
+                now = now if guarded else now - results
+            elif uses(i):
+                return i
+            else:
+                now |= results
+        else:
+            for s in successors(kernel.blocks[index]):
+                live = now & kernel.blocks[s].live_in
+                if not live <= known.get(s, frozenset()):
+                    known[s] = known.get(s, frozenset()) | live
+                    todo.append((s, 0, known[s]))
+    return None
 
 
 def tensor_loads(kernel: CompiledKernel) -> Iterator[tuple[Block, int, Instruction, frozenset[str]]]:
@@ -100,11 +150,8 @@ def tensor_loads(kernel: CompiledKernel) -> Iterator[tuple[Block, int, Instructi
                 yield block, at, i, frozenset(n for o in i.operands[: len(op.dst)] for n in registers(o))
 
 
-def first_on_the_way(
-    kernel: CompiledKernel, block: Block, at: int, ends: Test, target: Test, live: frozenset[str] | None = None
-) -> Instruction | None:
-    """The first ``target`` on some way from a place in the code that no ``ends`` comes before. With ``live`` only ways
-    on which one of these registers is still needed count."""
+def first_on_the_way(kernel: CompiledKernel, block: Block, at: int, ends: Test, target: Test) -> Instruction | None:
+    """The first ``target`` on some way from a place in the code that no ``ends`` comes before."""
     seen: set[int] = set()
     todo = [(block.index, at)]
     while todo:
@@ -116,7 +163,7 @@ def first_on_the_way(
                 return i
         else:
             for s in successors(kernel.blocks[index]):
-                if s not in seen and (live is None or live & kernel.blocks[s].live_in):
+                if s not in seen:
                     seen.add(s)
                     todo.append((s, 0))
     return None
@@ -125,12 +172,3 @@ def first_on_the_way(
 def is_tcgen05(i: Instruction, *operations: str) -> bool:
     """Whether the instruction is one of these operations of tcgen05."""
     return i.base == "tcgen05" and i.mods[0] in operations
-
-
-def _is_load_wait(i: Instruction, op: Op) -> bool:
-    return is_tcgen05(i, "wait::ld")
-
-
-def _reads(values: frozenset[str], i: Instruction, op: Op) -> bool:
-    read = {n for o in i.operands[len(op.dst) :] for n in registers(o)}
-    return bool(read & values) or (i.guard is not None and i.guard.name in values)

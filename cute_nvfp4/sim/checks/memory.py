@@ -15,8 +15,8 @@ from cute_nvfp4.sim.checks.spaces import CHUNK, SharedShadow, TensorShadow
 from cute_nvfp4.sim.checks.state import State
 from cute_nvfp4.sim.machine.layout import SHARED_BASE
 
-_LOADS = ("ld", "ldu", "ldmatrix")
-"""What loads registers: of what nobody has written, that may go nowhere."""
+_MAY_GO_NOWHERE = ("ld", "ldu", "ldmatrix", "tcgen05", "wgmma")
+"""What reads into registers, tensor memory or products: of what nobody has written, that may be stored nowhere."""
 
 
 class Shadows:
@@ -63,7 +63,7 @@ class Shadows:
         at, granule, found = first(bad, index, epochs)
         cta, byte = divmod(granule * size, self.state.wave.shared_stride)
         place = f"byte {byte} of the shared memory (address {byte + SHARED_BASE:#x}) of {self.state.wave.cta_name(cta)}"
-        if kind == "uninitialized" and who.instruction.base in _LOADS:
+        if kind == "uninitialized" and who.instruction.base in _MAY_GO_NOWHERE:
             bad, index = np.broadcast_arrays(bad, index)
             bytes_ = (index[bad][:, None] * size + np.arange(size)).ravel()
             say = partial(self.state.reporter.uninitialized, who, place, at)
@@ -75,7 +75,7 @@ class Shadows:
         at, granule, found = first(bad, index, epochs)
         cta, lane, column = self.tensor.place(granule)
         place = f"tensor memory of {self.state.wave.cta_name(cta)}, lanes {lane}..{lane + 15}, column {column}"
-        if kind == "uninitialized" and "ld" in who.instruction.mods:
+        if kind == "uninitialized":
             bad, index = np.broadcast_arrays(bad, index)
             say = partial(self.state.reporter.uninitialized, who, place, at)
             tmem = self.state.wave.tmem

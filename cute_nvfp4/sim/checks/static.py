@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache
 
 from cute_nvfp4.sim.checks.findings import Finding
-from cute_nvfp4.sim.checks.kernel import first_on_the_way, is_tcgen05, self_completing, tensor_loads
+from cute_nvfp4.sim.checks.kernel import first_on_the_way, first_use, is_tcgen05, tensor_loads
 from cute_nvfp4.sim.checks.wgmma_fence import unfenced
-from cute_nvfp4.sim.frontend.flow import Block, registers, successors
+from cute_nvfp4.sim.frontend.flow import registers
 from cute_nvfp4.sim.frontend.model import Imm, Instruction, clipped
 from cute_nvfp4.sim.frontend.opcodes import Op
 from cute_nvfp4.sim.machine.kernel import CompiledKernel
@@ -63,11 +63,15 @@ def _freed(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
 
 
 def _loads_waited_for(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
-    """Registers of a tcgen05.ld that are read before tcgen05.wait::ld."""
-    early = self_completing(kernel)
-    for _, _, i, _ in tensor_loads(kernel):
-        if id(i) in early:
-            yield "warning", i, "its registers are read before tcgen05.wait::ld"
+    """Something is computed with registers of a tcgen05.ld before tcgen05.wait::ld."""
+    for block, at, i, results in tensor_loads(kernel):
+        use = first_use(kernel, block, at + 1, results, _load_wait)
+        if use is not None:
+            yield "warning", i, f"its registers are used by {use.where()} before tcgen05.wait::ld"
+
+
+def _load_wait(i: Instruction) -> bool:
+    return is_tcgen05(i, "wait::ld")
 
 
 def _loads_stored(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
@@ -79,34 +83,13 @@ def _loads_stored(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, st
     if not any(is_tcgen05(i, "wait::ld") for b in kernel.blocks for i, _ in b.code):
         return
     for block, at, i, results in tensor_loads(kernel):
-        store = _first_store(kernel, block, at + 1, results)
+        store = first_use(kernel, block, at + 1, results, _load_wait, _stores)
         if store is not None:
             yield "warning", i, f"what it loads is stored by {store.where()} without tcgen05.wait::ld"
 
 
-def _first_store(kernel: CompiledKernel, block: Block, at: int, values: frozenset[str]) -> Instruction | None:
-    """A store of what has been computed from the registers ``values``, before any tcgen05.wait::ld."""
-    known: dict[int, frozenset[str]] = {}
-    todo = [(block.index, at, values)]
-    while todo:
-        index, start, now = todo.pop()
-        for i, op in kernel.blocks[index].code[start:]:
-            if is_tcgen05(i, "wait::ld"):
-                break
-            split = len(op.dst)
-            if now.isdisjoint(n for o in i.operands[split:] for n in registers(o)):
-                now -= {n for o in i.operands[:split] for n in registers(o) if i.guard is None}
-            elif i.base in ("st", "red", "atom", "stmatrix"):
-                return i
-            else:
-                now |= {n for o in i.operands[:split] for n in registers(o)}
-        else:
-            for s in successors(kernel.blocks[index]):
-                live = now & kernel.blocks[s].live_in
-                if not live <= known.get(s, frozenset()):
-                    known[s] = known.get(s, frozenset()) | live
-                    todo.append((s, 0, known[s]))
-    return None
+def _stores(i: Instruction) -> bool:
+    return i.base in ("st", "red", "atom", "stmatrix")
 
 
 def _answers_heard(kernel: CompiledKernel) -> Iterator[tuple[str, Instruction, str]]:
@@ -147,4 +130,4 @@ RULES: dict[str, Rule] = {
     "wgmma-fence": unfenced,
 }
 STRICT = frozenset({"tensor-load-wait"})
-"""Rules that nearly every compiled kernel with tensor memory trips: compilers pack registers in front of the wait."""
+"""Rules that compiled kernels break and hardware is known to bear: compilers compute in front of the wait."""

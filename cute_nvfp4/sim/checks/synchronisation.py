@@ -85,6 +85,15 @@ class Synchronisation(Listener):
         c.initialised[cta // c.cluster_size, c.barrier(cta, slot)] = epochs
         self.barrier_words.set(cta, offset, True)
 
+    def mbarrier_replaced(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
+        name = self.wave.mbarriers.name(int(cta[0]), int(self.wave.mbarriers.slots(offset)[0]))
+        who = self.reporter.thread(int(g.warps[rows[0]]), int(lanes[0]))
+        self.findings.hazard(
+            "mbarrier-again",
+            f"{self.title}: {name}\n  is initialised again by {who} at {i.where()} without mbarrier.inval before",
+            i,
+        )
+
     def mbarrier_invalidated(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
         """All arrivals, and all that the barrier has told of, must have come."""
         c, warps = self.clocks, g.warps[rows]

@@ -43,13 +43,14 @@ class Placed(NamedTuple):
 
 
 _HEAD = re.compile(r"^(?:[{}\s]|[\w$%]+:(?!:))*")
+_PLACE = re.compile(r"\s*\.(?:loc|file)\b")  # and not .local
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 
 
 def numbered(ptx: str, kernel: Kernel) -> str:
     """``ptx`` with a ``.loc`` for each instruction of ``kernel``: the line is its index, from 1."""
     text = _COMMENT.sub("", ptx)
-    text = "\n".join(line for line in text.split("\n") if not line.lstrip().startswith((".loc", ".file")))
+    text = "\n".join(line for line in text.split("\n") if not _PLACE.match(line))
     text, _, _ = text.partition(".section")
     start = re.search(r"\.entry\s+" + re.escape(kernel.name) + r"\b", text)
     if start is None:

@@ -135,4 +135,4 @@ def _dependency(i: Instruction, m: Mods, k: Kernel) -> Op:
     """Launches run one after another, so the kernel before has always ended; checks follow what the ISA orders."""
     if m.take("launch_dependents", "wait", required=True) == "wait":
         return Op(lambda g, mask: g.wave.events.dependency_waited(g, mask), (), (), "control", context=True)
-    return Op(lambda g, mask: None, (), (), "control", context=True)
+    return Op(lambda g, mask: g.wave.events.dependents_launched(g, mask), (), (), "control", context=True)

@@ -80,7 +80,9 @@ def _init(i: Instruction, m: Mods, kind: str) -> Op:
 
     def fn(g, mask, addr, off, count):
         rows, lanes, cta, offset = _where(g, mask, addr, off, i, "shared")
-        g.wave.mbarriers.init(i.where(), cta, offset, _at(count, g, rows, lanes))
+        again = g.wave.mbarriers.init(i.where(), cta, offset, _at(count, g, rows, lanes))
+        if again.any():
+            g.wave.events.mbarrier_replaced(g, i, rows[again], lanes[again], cta[again], offset[again])
         g.wave.events.mbarrier_initialised(g, i, rows, lanes, cta, offset)
 
     return Op(fn, (), ("addr", "u32"), "mbarrier", context=True)

@@ -102,6 +102,9 @@ class Listener:
     def mbarrier_initialised(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
         """mbarrier.init, after it."""
 
+    def mbarrier_replaced(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
+        """mbarrier.init where an mbarrier was live, after it."""
+
     def mbarrier_invalidated(self, g: Group, i: Instruction, rows, lanes, cta: np.ndarray, offset: np.ndarray) -> None:
         """mbarrier.inval, before it."""
 
@@ -127,6 +130,9 @@ class Listener:
 
     def dependency_waited(self, g: Group, mask: Mask) -> None:
         """griddepcontrol.wait."""
+
+    def dependents_launched(self, g: Group, mask: Mask) -> None:
+        """griddepcontrol.launch_dependents."""
 
     def tensor_fenced(self, g: Group, i: Instruction, mask: Mask) -> None:
         """tcgen05.fence."""

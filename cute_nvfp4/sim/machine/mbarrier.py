@@ -47,8 +47,8 @@ class Mbarriers:
             return np.full(offset.shape, self.slot_of.get(first, -1), np.int64)
         return np.array([self.slot_of.get(o, -1) for o in offset.tolist()], np.int64)
 
-    def init(self, where: str, cta: np.ndarray, offset: np.ndarray, count: np.ndarray) -> None:
-        """mbarrier.init; ``count`` is 1 .. 2^20 - 1."""
+    def init(self, where: str, cta: np.ndarray, offset: np.ndarray, count: np.ndarray) -> np.ndarray:
+        """mbarrier.init; ``count`` is 1 .. 2^20 - 1. Returns which of the barriers were live before it."""
         bad = (count < 1) | (count > MAX_COUNT)
         if bad.any():
             raise MbarrierMisuse(
@@ -65,17 +65,13 @@ class Mbarriers:
         self._new_slots(offset)
         slot = self.slots(offset)
         again = self.valid[cta, slot]
-        if again.any():
-            k = int(again.argmax())
-            raise MbarrierMisuse(
-                f"{where}: {self.name(int(cta[k]), int(slot[k]))} is initialised again without mbarrier.inval"
-            )
         self.valid[cta, slot] = True
         self.count[cta, slot] = self.pending[cta, slot] = count
         self.tx[cta, slot] = 0
         # After mbarrier.inval phases go on from an even number, which nobody can tell from 0: the checks count them.
         self.phase[cta, slot] += self.phase[cta, slot] & 1
         self.wave.progress += 1
+        return again
 
     def invalidate(self, where: str, cta: np.ndarray, offset: np.ndarray) -> None:
         """mbarrier.inval."""

@@ -52,12 +52,7 @@ def to_bfloat(x: np.ndarray, mode: str = "rn") -> np.ndarray:
     """f32/f64 to bf16 bits. Binary64 goes to f32 by rounding to odd first, so that one rounding remains."""
     if x.dtype == np.float64:
         near = x.astype("f4")
-        error = x - near.astype("f8")
-        bits = near.view("i4")
-        away = (error > 0) == (near > 0)
-        odd = np.where((error != 0) & (bits & 1 == 0) & np.isfinite(near), np.where(away, bits + 1, bits - 1), bits)
-        odd = np.where((near == 0) & (error != 0), np.where(error > 0, np.int32(1), np.int32(-(2**31) + 1)), odd)
-        x = odd.view("f4")
+        x = round_to_odd(near, x - near.astype("f8"))
     u = x.view("u4")
     if mode == "rn":
         out = (u + (np.uint32(0x7FFF) + (u >> np.uint32(16) & np.uint32(1)))) >> np.uint32(16)

@@ -54,15 +54,16 @@ def two_sum(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def round_to_odd(s: np.ndarray, error: np.ndarray) -> np.ndarray:
-    """``s`` + ``error`` rounded to odd in binary64: an inexact result gets an odd last bit, so that a later rounding
-    to at most 51 bits is the rounding of the exact value (Boldo and Melquiond)."""
-    bits = s.view("i8")
+    """``s`` + ``error`` rounded to odd in the type of ``s``, binary64 or binary32: an inexact result gets an odd last
+    bit, so that a later rounding to two bits less is the rounding of the exact value (Boldo and Melquiond)."""
+    bits = s.view(f"i{s.dtype.itemsize}")
+    least = bits.dtype.type(1), bits.dtype.type(np.iinfo(bits.dtype).min + 1)
     inexact = (error != 0) & np.isfinite(s) & (bits & 1 == 0)
     # The error points away from zero or toward it; the neighbour on that side is odd.
     away = (error > 0) == (s > 0)
     moved = np.where(away, bits + 1, bits - 1)
-    moved = np.where(s == 0, np.where(error > 0, np.int64(1), np.int64(-(2**63) + 1)), moved)
-    return np.where(inexact, moved, bits).view("f8")
+    moved = np.where(s == 0, np.where(error > 0, *least), moved)
+    return np.where(inexact, moved, bits).view(s.dtype)
 
 
 def to_single(x: np.ndarray, mode: str) -> np.ndarray:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
+from cute_nvfp4.sim.machine.events import Listener, Mask
 from cute_nvfp4.sim.machine.global_memory import GlobalMemory
 from cute_nvfp4.sim.machine.launch import Launch
+from cute_nvfp4.sim.machine.wave import Group, Wave
 from cute_nvfp4.sim.observe.touched import Runs, Touched
 
 _MOST = 4
@@ -13,18 +17,59 @@ _MOST = 4
 
 
 class Overlap:
-    """The launches of one stream, in their order; those that may still run when the next one begins are kept."""
+    """The launches of one stream, in their order; those that may still run when the next one begins are kept.
+
+    A launch that lets no dependents begin has ended by then (PTX ISA, "griddepcontrol"); those before it have, if each
+    of its CTAs has waited for them before it lets dependents begin, or ends.
+    """
 
     def __init__(self) -> None:
-        self._running: list[tuple[str, Touched]] = []
+        self._running: list[tuple[str, Noted]] = []
 
-    def begin(self, launch: Launch, what: str, memory: GlobalMemory) -> tuple[EarlierLaunches | None, Touched]:
+    def begin(self, launch: Launch, what: str, memory: GlobalMemory) -> tuple[EarlierLaunches | None, Noted]:
         """What may still run when ``launch``, which ``what`` names, begins; and a client that it must have."""
+        if self._running:
+            last = self._running[-1][1]
+            last.wave_over()
+            before = [] if last.waited else self._running[:-1]
+            self._running = [*before, *(self._running[-1:] if last.lets_begin else [])]
         if not launch.programmatic:
             self._running = []
-        earlier, touched = EarlierLaunches(self._running) if self._running else None, Touched(memory)
-        self._running = [*self._running, (what, touched)][-_MOST:]
-        return earlier, touched
+        earlier, noted = EarlierLaunches(self._running) if self._running else None, Noted(memory)
+        self._running = [*self._running, (what, noted)][-_MOST:]
+        return earlier, noted
+
+
+class Noted(Touched):
+    """What a launch touches, and when the launches beside it run: ``lets_begin`` says whether it executes
+    griddepcontrol.launch_dependents, ``waited`` whether each CTA has waited before that, or before its end."""
+
+    def __init__(self, memory: GlobalMemory) -> None:
+        super().__init__(memory)
+        self.lets_begin, self.waited = False, True
+        self._waited: np.ndarray | None = None
+
+    def listeners(self, wave: Wave) -> Iterable[Listener]:
+        self.wave_over()
+        self._waited = np.zeros(wave.count, bool)
+        return super().listeners(wave)
+
+    def dependency_waited(self, g: Group, mask: Mask) -> None:
+        self._waited[self._ctas(g, mask)] = True
+
+    def dependents_launched(self, g: Group, mask: Mask) -> None:
+        ctas = self._ctas(g, mask)
+        self.lets_begin |= len(ctas) > 0
+        self.waited &= bool(self._waited[ctas].all())
+
+    def _ctas(self, g: Group, mask: Mask) -> np.ndarray:
+        return g.wave.cta_of_warp[g.warps[g.lanes(mask).any(axis=1)]]
+
+    def wave_over(self) -> None:
+        """The wave that was heard last has ended."""
+        if self._waited is not None:
+            self.waited &= bool(self._waited.all())
+            self._waited = None
 
 
 class EarlierLaunches:

@@ -59,7 +59,7 @@ def output_without_end(right: Callable) -> Callable:
     return output
 
 
-def alpha_of_the_first(right: Callable) -> Callable:
+def factor_of_the_first(right: Callable) -> Callable:
     return lambda alpha, factors, group: right(alpha, factors, Int32(0))
 
 
@@ -127,8 +127,8 @@ MUTANTS = (
     made("output of the first group", GroupSource, "output", output_of_the_first, LIST, "Race"),
     made("one row too many", GroupSource, "output", output_without_end, LIST, "OutOfBounds"),
     made("one row too many, dealt", ContiguousRows, "output", output_without_end, DEALT, "Race"),
-    made("alpha of the first group", group_source, "group_alpha", alpha_of_the_first, LIST),
-    made("alpha of the first group, dealt", group_source, "group_alpha", alpha_of_the_first, DEALT),
+    made("alpha of the first group", group_source, "group_factor", factor_of_the_first, LIST),
+    made("alpha of the first group, dealt", group_source, "group_factor", factor_of_the_first, DEALT),
     made("data of the first group", GroupSource, "origins", data_of_the_first, LIST),
     made("scales of the first group", GroupSource, "origins", scales_of_the_first, LIST),
     made("data of the first group, workspace", GroupSource, "origins", data_of_the_first, MANY),

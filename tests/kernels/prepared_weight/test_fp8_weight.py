@@ -11,7 +11,19 @@ from support import backends
 from support.mutants import LAST, Source, at, drop, instead, outcome
 from support.packed_problems import gated_product, operand, run
 
-from cute_nvfp4 import BlockScaledTensor, gated_gemm, gemm, prepare_weight, quantize, simulating, to_blocked
+from cute_nvfp4 import (
+    BlockScaledTensor,
+    RowScaledTensor,
+    export,
+    gated_gemm,
+    gemm,
+    load_exported,
+    prepare,
+    prepare_weight,
+    quantize,
+    simulating,
+    to_blocked,
+)
 from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import MXFP4, decode_e2m1
 from cute_nvfp4.kernels.gemm.packed import decode
@@ -19,7 +31,7 @@ from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig, can_implement
 from cute_nvfp4.ops.quantize_rows import quantize_rows
 from cute_nvfp4.planning.packed import PackedPlan
 from cute_nvfp4.prepared_weight import PreparedWeight
-from cute_nvfp4.row_scaled import RowScaledTensor, by_rows
+from cute_nvfp4.row_scaled import by_rows
 from cute_nvfp4.sim import adversarial
 from cute_nvfp4.weight_layout import PACKINGS
 from cute_nvfp4.weight_layout_fp8 import LEAST, by_row, pack_rows, unpack_rows
@@ -237,6 +249,45 @@ def test_rows_are_quantized_as_torch_does(dtype: torch.dtype, k: int) -> None:
     assert torch.equal(found[:, :k], expected[:, :k]) and torch.equal(*scales.nan_to_num(-1.0))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_rows_in_16_bits_are_quantized_first(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(8)
+    weight = prepare_weight(operand((40, 64), generator), dtype=E4M3)
+    x = torch.randn(20, 64, generator=generator).to(dtype).to(backends.device())
+
+    class Both:
+        def run(self) -> torch.Tensor:
+            return torch.stack([gemm(x, weight), gemm(quantize(x, "fp8_e4m3"), weight)])
+
+    found = run(Both())
+    assert torch.equal(*found) and found.dtype is torch.bfloat16
+    with pytest.raises(OperandError, match="requires a gradient"):
+        gemm(x.clone().requires_grad_(), weight)
+
+
+@pytest.mark.sim_only("runs exact torch")
+def test_traced() -> None:
+    weight, x = prepare_weight(W, dtype=E4M3), torch.randn(5, 64).bfloat16()
+
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return gemm(x, weight, alpha=0.5) * 2
+
+    assert torch.equal(torch.compile(twice, fullgraph=True, backend="aot_eager")(x), twice(x))
+
+
+def test_prepared_and_exported_calls(tmp_path) -> None:
+    problem, other = Problem(CASES[0]), Problem(CASES[0])
+    out = torch.empty(40, 130, dtype=torch.bfloat16, device=problem.exact.device)
+    with simulating():
+        step = prepare(gemm, problem.x, problem.weight, alpha=0.75, vary=("a", "out"))
+        assert problem.right(step(other.x, out))
+        export(tmp_path / "product", gemm, problem.x, problem.weight, alpha=0.75)
+        loaded = load_exported(tmp_path / "product")
+        assert problem.right(loaded(a=problem.x, b=problem.weight))
+        with pytest.raises(OperandError, match="a: got"):
+            loaded(a=by_rows(torch.zeros(41, 272)), b=problem.weight)
+
+
 MUTANTS = (
     ("a step dropped", at("wgmma.mma_async", drop(), LAST)),
     ("magnitudes of the other row", at("prmt.b32", instead("prmt.b32 {0}, {1}, {2}, 0x3210;"), LAST)),
@@ -264,6 +315,8 @@ BAD = (
     (lambda w: RowScaledTensor(X8.data, torch.ones(5)), OperandError, "scale"),
     (lambda w: RowScaledTensor(X8.data.float(), X8.scale), OperandTypeError, "data of rows in FP8"),
     (lambda w: RowScaledTensor(torch.zeros(4, 65).to(E4M3)[:, 1:], X8.scale), OperandError, "alignment"),
+    (lambda w: gemm(quantize(torch.ones(4, 64)), w), OperandTypeError, "rows in FP8 for a weight"),
+    (lambda w: quantize(torch.zeros(4, 32).half(), "fp8_e4m3", "optimal"), OperandError, "arguments of quantize"),
     (lambda w: quantize_rows(torch.zeros(4, 20).half()), OperandError, "multiple of 16"),
     (lambda w: quantize_rows(torch.zeros(4, 32)), OperandTypeError, "dtype of x"),
 )

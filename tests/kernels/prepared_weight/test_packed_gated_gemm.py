@@ -25,7 +25,7 @@ from cute_nvfp4.errors import OperandError, OperandTypeError
 from cute_nvfp4.formats import MXFP8, MXFP8_E5M2, NVFP4, Format
 from cute_nvfp4.kernels.gemm.gates import gelu_tanh
 from cute_nvfp4.kernels.gemm.packed import stream, stream_sums
-from cute_nvfp4.kernels.gemm.packed.decode import product_alphas
+from cute_nvfp4.kernels.gemm.packed.decode import sum_factors
 from cute_nvfp4.kernels.gemm.packed.stream_config import StreamConfig
 from cute_nvfp4.kernels.gemm.sm90 import wgmma as wgmma_kernel
 from cute_nvfp4.kernels.gemm.sm90.config import WgmmaConfig
@@ -291,12 +291,12 @@ def test_plans_are_those_of_twice_the_rows(m: int) -> None:
 
 
 def _of_gate(arguments: Any, packing: Packing) -> tuple:
-    return product_alphas(arguments, packing)[:1] * 2
+    return sum_factors(arguments, packing)[:1] * 2
 
 
 MUTANTS = (
-    ("up has the scale of gate", CUT, Source(wgmma_kernel, "product_alphas", _of_gate), "wrong"),
-    ("streamed up has the scale of gate", CASES[0], Source(stream, "product_alphas", _of_gate), "wrong"),
+    ("up has the scale of gate", CUT, Source(wgmma_kernel, "sum_factors", _of_gate), "wrong"),
+    ("streamed up has the scale of gate", CASES[0], Source(stream, "sum_factors", _of_gate), "wrong"),
     ("rows not turned", CUT, at("stmatrix", become(".trans", "")), "wrong"),
     ("another gate", CASES[0], Source(stream_sums, "GATES", {"silu": gelu_tanh}), "wrong"),
     ("flags not waited for", CUT, at("ld.acquire.gpu", instead("mov.b32 {0}, 1;")), "Race"),

@@ -13,14 +13,14 @@ _PREDICATED = re.compile(r"^(@!?\S+\s+)?(.*)$", re.S)
 @dataclass(frozen=True)
 class Mutant:
     """One change of one instruction. ``line`` counts from 1; ``new`` replaces the whole line; ``ordinal`` counts the
-    mutants of the kind in the kernel. ``also``: further lines, of which nothing is left."""
+    mutants of the kind in the kernel. ``also``: further lines (number, text) that are changed."""
 
     kind: str
     line: int
     old: str
     new: str
     ordinal: int = 1
-    also: tuple[int, ...] = ()
+    also: tuple[tuple[int, str], ...] = ()
 
     @property
     def name(self) -> str:
@@ -30,8 +30,8 @@ class Mutant:
         lines = ptx.split("\n")
         assert self.old in lines[self.line - 1]
         lines[self.line - 1] = self.new
-        for line in self.also:
-            lines[line - 1] = ""
+        for line, text in self.also:
+            lines[line - 1] = text
         return "\n".join(lines)
 
 
@@ -49,6 +49,7 @@ def mutants(ptx: str) -> Iterator[Mutant]:
                     seen[kind] = seen.get(kind, 0) + 1
                     yield Mutant(kind, number, text, new, seen[kind])
     yield from _meetings(ptx)
+    yield from _late_waits(ptx)
 
 
 def _meetings(ptx: str) -> Iterator[Mutant]:
@@ -61,8 +62,26 @@ def _meetings(ptx: str) -> Iterator[Mutant]:
         elif arrived and re.search(r"barrier\.cluster\.wait", line):
             count += 1
             old = _COMMENT.sub("", lines[arrived - 1]).strip()
-            yield Mutant("drop cluster meeting", arrived, old, "", count, (number,))
+            yield Mutant("drop cluster meeting", arrived, old, "", count, ((number, ""),))
             arrived = 0
+
+
+def _late_waits(ptx: str) -> Iterator[Mutant]:
+    """A tcgen05.wait::ld behind the next arrival at an mbarrier; where one lane arrives, behind the label at which the
+    others meet it."""
+    lines, count = ptx.split("\n"), 0
+    for number, line in enumerate(lines, 1):
+        if "tcgen05.wait::ld" not in line:
+            continue
+        later = range(number, len(lines))
+        arrival = next((j for j in later if re.search(r"mbarrier\.arrive\.(?!expect_tx)", lines[j])), None)
+        if arrival is None:
+            continue
+        if re.match(r"\s*\S+:", lines[arrival + 1]):
+            arrival += 1
+        count += 1
+        old = _COMMENT.sub("", line).strip()
+        yield Mutant("wait::ld behind the arrival", number, old, "", count, ((arrival + 1, f"{lines[arrival]} {old}"),))
 
 
 def unfolded(ptx: str) -> str:

@@ -31,13 +31,14 @@ from ..data import (
 from ..dense import DenseProblem
 
 B_ROWS = 128
-_PUBLIC_MASK = 3  # bytes 0 to 3: every odd element is zero
 _ELEMENTS_AT_ONCE = 1 << 21  # elements of A decoded to float64 at a time
 
 
 class GemvProblem(DenseProblem):
     name = "nvfp4_gemv"
     folder = Path(__file__).parent
+
+    public_mask = 3  # bytes 0 to 3: every odd element is zero
 
     def columns(self, case: Case) -> int:
         return 1
@@ -54,14 +55,14 @@ class GemvProblem(DenseProblem):
         """
         a, b = self.operands(case)
         generator = torch.Generator().manual_seed(seed)
-        mask = _PUBLIC_MASK if kind == "public" else ANY_BYTE
+        mask = self.public_mask if kind == "public" else ANY_BYTE
         elements_a, elements_b = (draw_bytes(operand.elements_shape, mask, generator) for operand in (a, b))
         if kind == "public":
             sfa, sfb = (draw_integer_scales(0, 2, operand.scales_shape, generator) for operand in (a, b))
         else:
             sfb = _draw_signed(torch.full(b.scales_shape, E4M3_MAGNITUDES), generator)
             sfa = _draw_signed(partner_limit(sfb[:, :1], SCALE_PRODUCT_BOUND).expand(a.scales_shape), generator)
-        return stored(a, elements_a, sfa) | stored(b, elements_b, sfb)
+        return stored("a", elements_a, sfa) | stored("b", elements_b, sfb)
 
     def reference(self, case: Case, tensors: Mapping[str, torch.Tensor], *, magnitude: bool = True) -> list[Expected]:
         """Products and sums in float64 (exact for these draws) from the row-major scales."""

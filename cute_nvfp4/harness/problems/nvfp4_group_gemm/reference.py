@@ -15,6 +15,8 @@ import torch
 from ...problem import Buffer, DataKind, Expected
 from ...schema import Case
 from ..data import (
+    ANY_BYTE,
+    PUBLIC_MASK,
     SCALE_PRODUCT_BOUND,
     Operand,
     blocked_view,
@@ -25,6 +27,7 @@ from ..data import (
     exact_product,
     expected,
     scales_view,
+    varied,
 )
 
 PUBLIC_SCALES = partial(draw_integer_scales, 1, 3)
@@ -65,6 +68,11 @@ class GroupGemmProblem:
         for a, b in self._groups(case):
             contents |= draw_operands(a, [b], kind, PUBLIC_SCALES, SCALE_PRODUCT_BOUND, generator)
         return contents
+
+    def vary(self, contents: Mapping[str, torch.Tensor], seed: int, kind: DataKind) -> dict[str, torch.Tensor]:
+        """See ``varied``."""
+        public = kind == "public"
+        return varied(contents, PUBLIC_MASK if public else ANY_BYTE, public, seed)
 
     def views(self, tensors: Mapping[str, torch.Tensor]) -> tuple:
         """([(a, b, c), ...], [(sfa, sfb), ...], [(sfa, sfb) blocked, ...], [(m, n, k, l), ...])."""

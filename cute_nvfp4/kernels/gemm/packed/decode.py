@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Uint32
+from cutlass import Int32, Uint32
 
 from ....ptx.arithmetic import multiply_add, select_bits
 from ....ptx.half import max_u16x2, mul_bf16x2, multiply_by_half
@@ -13,7 +13,8 @@ from ....ptx.memory import load_shared
 from ....ptx.move import prmt
 from ....weight_layout import DTYPES, LANES, LOAD_BYTES, STEPS, Packing, Shift
 from ....weight_layout_fp8 import HALF_WORD, MAGNITUDES, SIGN_SHIFT, SIGNS, TABLES
-from ..epilogue import scaled_alphas
+from ...factors import Factor
+from ..epilogue import product_factors
 
 ROW_LANES = 4
 """Lanes that have elements of one row."""
@@ -106,9 +107,9 @@ def decode_tile(tCrA: cute.Tensor, packed: PackedLane, packing: Packing) -> None
             tCrA[i, step] = register
 
 
-def product_alphas(arguments: Any, packing: Packing) -> tuple[Float32, ...]:
+def sum_factors(arguments: Any, packing: Packing) -> tuple[Factor, ...]:
     """The factors of each product's sums: alpha, device scalars, and what decoding leaves out.
 
     To be asked for before it is needed: each device scalar is as far away as memory.
     """
-    return tuple(scaled_alphas(arguments.alpha * Float32(packing.factor), arguments.factors))
+    return tuple(product_factors(arguments.alpha, arguments.factors, packing.factor))

@@ -27,7 +27,7 @@ from ...arith import div, mod
 from ..barriers import Barriers, Ring, initialise_in_turn, make_barriers
 from ..pipeline_graph import barrier_words
 from ..stage_loader import Filled, OverwritingCopies, fill_stages, fill_tile
-from .decode import decode_step, load_lane, product_alphas
+from .decode import decode_step, load_lane, sum_factors
 from .pipelines import stream_pipelines
 from .stream_arguments import StreamArguments
 from .stream_config import LOADING_WARPS, MMA_COLUMNS, WARP, StreamConfig
@@ -124,7 +124,7 @@ class Stream:
     def sums(self, arguments: StreamArguments, memory: Memory, shares: Shares, cta: Int32, thread: Int32) -> Sums:
         own = thread - LOADING_WARPS * WARP
         return Sums(
-            self.config, arguments, shares, cta, memory.sums, own, product_alphas(arguments, self.config.weights)
+            self.config, arguments, shares, cta, memory.sums, own, sum_factors(arguments, self.config.weights)
         )
 
     def allocate(self) -> Memory:

@@ -17,6 +17,7 @@ from cutlass import Float32, Int32, Int64
 from ....ptx.memory import load_flag, load_shared_floats, store_flag
 from ....weight_layout import SLAB_ROWS
 from ...arith import div, mod
+from ...factors import Factor, apply_shift
 from ..arguments import OUT_DTYPES
 from ..gates import GATES
 from .stream_arguments import StreamArguments
@@ -31,8 +32,8 @@ SUMS_BARRIER = 2
 
 @dataclass(frozen=True)
 class Sums:
-    """What a thread needs to add up its CTA's work tiles. shared: address of (ROW, COLUMN, WARP_K) sums. alphas: of
-    each product (``product_alphas``)."""
+    """What a thread needs to add up its CTA's work tiles. shared: address of (ROW, COLUMN, WARP_K) sums. factors:
+    of each product (``sum_factors``)."""
 
     config: StreamConfig
     arguments: StreamArguments
@@ -40,7 +41,7 @@ class Sums:
     cta: Int32
     shared: Int32
     thread: Int32
-    alphas: tuple[Float32, ...]
+    factors: tuple[Factor, ...]
 
     def together(self) -> None:
         """All threads of the warps that multiply meet."""
@@ -167,11 +168,16 @@ class Sums:
         """alpha · values, or gate(alpha · first) · (alpha · second): four neighbours of a row of the output."""
         cfg, arguments = self.config, self.arguments
         dtype = getattr(cutlass, OUT_DTYPES[cfg.out])
+        sums = cute.make_rmem_tensor((FLOATS, cfg.products), Float32)
+        for p in cutlass.range_constexpr(cfg.products):
+            for i in cutlass.range_constexpr(FLOATS):
+                sums[i, p] = values[p][i]
+            apply_shift(sums, self.factors[p], range(p * FLOATS, (p + 1) * FLOATS))
         numbers = cute.make_rmem_tensor(FLOATS, dtype)
         for i in cutlass.range_constexpr(FLOATS):
-            number = values[0][i] * self.alphas[0]
+            number = sums[i, 0] * self.factors[0].alpha
             if cutlass.const_expr(cfg.gate):
-                number = GATES[cfg.gate](number) * (values[1][i] * self.alphas[1])
+                number = GATES[cfg.gate](number) * (sums[i, 1] * self.factors[1].alpha)
             numbers[i] = number.to(dtype)
         first = work_tile * cfg.out_rows + row
         target = arguments.out + (Int64(column) * arguments.out_stride + first)

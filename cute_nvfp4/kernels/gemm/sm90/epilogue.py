@@ -18,6 +18,7 @@ from ....ptx.matrix import store_matrices_transposed
 from ....ptx.memory import load_flag, load_global, load_shared, store_flag, store_global
 from ....ptx.move import f32_from_bits
 from ....weight_layout import SLAB_ROWS
+from ...factors import Factor, apply_shift
 from ..arguments import OUT_DTYPES
 from ..epilogue import device_scalar
 from ..gates import GATES
@@ -33,13 +34,13 @@ VECTOR_BYTES = 16
 
 @dataclass(frozen=True)
 class WarpgroupEpilogue:
-    """What a thread of a warpgroup needs to store its accumulators. alphas: of each product (``product_alphas``).
+    """What a thread of a warpgroup needs to store its accumulators. factors: of each product (``sum_factors``).
     thread: in the warpgroup."""
 
     config: WgmmaConfig
     arguments: WgmmaArguments
     x_rows: Int32
-    alphas: tuple[Float32, ...]
+    factors: tuple[Factor, ...]
     shared: Int32
     scheduler: StaticScheduler
     group: Int32
@@ -115,15 +116,22 @@ class WarpgroupEpilogue:
         cfg = self.config
         if cutlass.const_expr(cfg.fp8):
             self.scale_rows(acc, tile, begin, end)
+        self.shift(acc, begin, end)
         if cutlass.const_expr(not cfg.gate):
             self.scale(acc, begin, end)
         if cutlass.const_expr(cfg.bias):
             self.add_bias(acc, tile, begin, end)
         self.store_columns(acc, tile, begin, end)
 
+    def shift(self, acc: cute.Tensor, begin: int, end: int) -> None:
+        """What ``alpha`` of the factors leaves out of these columns."""
+        registers = range(begin // 2, end // 2)
+        for p, factor in enumerate(self.factors):
+            apply_shift(acc, factor, registers if len(self.factors) == 1 else [i for i in registers if i // 2 % 2 == p])
+
     def scale(self, acc: cute.Tensor, begin: int, end: int) -> None:
         for i in range(begin // 2, end // 2):
-            acc[i] = acc[i] * self.alphas[0]
+            acc[i] = acc[i] * self.factors[0].alpha
 
     def scale_rows(self, acc: cute.Tensor, tile: WorkTile, begin: int, end: int) -> None:
         """acc times the factors of rows of the weight, of which a thread has two, and of rows of x, its columns."""
@@ -140,7 +148,7 @@ class WarpgroupEpilogue:
 
     def join(self, acc: cute.Tensor, begin: int, end: int) -> None:
         """gate(alpha · first) · (alpha · second) of these columns, in place of the first."""
-        gate, (alpha, other) = GATES[self.config.gate], self.alphas
+        gate, (alpha, other) = GATES[self.config.gate], (x.alpha for x in self.factors)
         for i in range(begin // 2, end // 2, 4):
             for j in range(i, i + 2):
                 acc[j] = gate(acc[j] * alpha) * (acc[j + 2] * other)

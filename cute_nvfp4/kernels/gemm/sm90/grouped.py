@@ -250,9 +250,9 @@ class GroupedWgmma(WgmmaGemm):
                     at = Mainloop(products).run(at, tile.k_count)
                     # asked for again: there are no registers to keep it meanwhile
                     done = scheduler.tile(cursor, end)
-                    config, alphas = replace(cfg, tile_n=cfg.widths[i]), scheduler.groups.alphas(done.group)
+                    config, factors = replace(cfg, tile_n=cfg.widths[i]), scheduler.groups.factors(done.group)
                     arguments, rows = arguments_of(scheduler.groups, done), done.x_rows - done.x_row
                     places = scheduler, group, own, sums
-                    epilogue = WarpgroupEpilogue(config, arguments, rows, alphas, memory.epilogue, *places)
+                    epilogue = WarpgroupEpilogue(config, arguments, rows, factors, memory.epilogue, *places)
                     epilogue.store(products.acc, WorkTile(done.m, zero, zero, done.k_first, done.k_count))
             cursor = scheduler.after(cursor, tile)

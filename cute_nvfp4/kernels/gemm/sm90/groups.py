@@ -11,10 +11,11 @@ from typing import ClassVar, NamedTuple
 
 import cutlass
 import cutlass.cute as cute
-from cutlass import Float32, Int32, Int64
+from cutlass import Int32, Int64
 
 from ....weight_layout import TILE_ROWS
-from ..epilogue import OutputMatrix, group_alpha
+from ...factors import Factor
+from ..epilogue import OutputMatrix, group_factor
 from ..group_source import LAST, GroupSource, ParameterMaps, Window, WorkspaceMaps, clamped, enter
 from ..grouped_config import WINDOW
 from ..grouped_scheduler import group_of
@@ -96,10 +97,10 @@ class PackedGroups(GroupSource):
     def x(self, group: Int32) -> PlaceOfX:
         return PlaceOfX(Int32(0), map_pointer(self.maps(group)[0]))
 
-    def alphas(self, group: Int32) -> tuple[Float32, ...]:
+    def factors(self, group: Int32) -> tuple[Factor, ...]:
         """The factors of a group's sums, one for each product."""
-        alpha = self.arguments.alpha * Float32(self.config.weights.factor)
-        return tuple(group_alpha(alpha, factors, group) for factors in self.arguments.factors)
+        alpha, power = self.arguments.alpha, self.config.weights.factor
+        return tuple(group_factor(alpha, factors, group, power) for factors in self.arguments.factors)
 
     def row_tiles(self, group: Int32) -> Int32:
         """Rows of packed tiles of a group's weight."""

@@ -18,7 +18,7 @@ from cutlass import Int32
 from ....ptx import mbarrier
 from ..barriers import Ring
 from ..operands import TmaCopy
-from ..packed.decode import product_alphas
+from ..packed.decode import sum_factors
 from ..packed.loaders import StageOrder, XSlices, partition
 from ..packed.mainloop import Mainloop, Memory
 from ..stage_loader import Filled, OverwritingCopies, fill_tile
@@ -127,9 +127,9 @@ class OverlappedWgmma(WgmmaGemm):
         columns, operands = cfg.part_columns, memory.operands
         products = self.products(operands, cfg.tile_n, group, thread)
         sums = ClusterSums(cfg, part, memory.barriers.partials, memory.received, operands.weights, group, own)
-        alphas = product_alphas(arguments, cfg.weights)
+        factors = sum_factors(arguments, cfg.weights)
         half = replace(cfg, tile_n=columns)
-        epilogue = WarpgroupEpilogue(half, arguments, x_rows, alphas, memory.epilogue, scheduler, group, own, sums)
+        epilogue = WarpgroupEpilogue(half, arguments, x_rows, factors, memory.epilogue, scheduler, group, own, sums)
         sums.announce()
         cursor, end = scheduler.range()
         tile = scheduler.tile(cursor, end)

@@ -18,7 +18,7 @@ from cutlass.memory import SmemAllocator
 
 from ..barriers import Barriers, initialise_in_turn, make_barriers
 from ..operands import TmaCopy
-from ..packed.decode import product_alphas
+from ..packed.decode import sum_factors
 from ..packed.loaders import StageOrder, weight_copies, x_copies
 from ..packed.mainloop import Mainloop, Memory, Products
 from ..packed.pipelines import wgmma_pipelines
@@ -184,8 +184,8 @@ class WgmmaGemm:
             part = part * cfg.k_groups + first
         joined = memory.operands.sX.iterator.toint()
         sums = ClusterSums(cfg, part, memory.barriers.partials, memory.received, joined, group, own)
-        alphas = product_alphas(arguments, cfg.weights)
-        epilogue = WarpgroupEpilogue(cfg, arguments, x_rows, alphas, memory.epilogue, scheduler, group, own, sums)
+        factors = sum_factors(arguments, cfg.weights)
+        epilogue = WarpgroupEpilogue(cfg, arguments, x_rows, factors, memory.epilogue, scheduler, group, own, sums)
         if cutlass.const_expr(cfg.split_k > 1):
             sums.announce()
         at = memory.operands.ring.start(first)

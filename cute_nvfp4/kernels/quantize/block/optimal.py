@@ -32,6 +32,7 @@ from ....ptx.move import f32_bits, f32_from_bits
 from ...arith import mod
 from ..config import QuantizeConfig
 from .definition import to_f32
+from .error_table import SIGNIFICANDS
 from .fast_path import cut_to_f16
 from .optimal_by_table import by_table
 from .optimal_definition import LARGEST_CODE, encode, search_by_lanes
@@ -48,11 +49,11 @@ from .optimal_estimates import (
     power,
     products,
     squares,
+    two_least,
 )
 from .records import BlockContext, Draw, GlobalFactor, OptimalScales
 from .scale_table import NONE, ODD, RAISING, scale_value
 
-_SIGNIFICANDS = range(8, 16)
 # products of this magnitude and more would round to more than E2M1 has
 _LARGEST_PRODUCT = 7.0
 _NAN = 0x7FFFFFFF
@@ -105,7 +106,7 @@ def optimal_scales(config: QuantizeConfig, factor: GlobalFactor, lane: Int32) ->
     """What depends on the global scale alone. Only one significand of elements can give a tie under a scale."""
     divisor = mul_rn(factor.value, (mod(lane, 8) + 8).to(Float32))
     inverse = rcp_rn(divisor)
-    all_inverses = tuple(cute.arch.shuffle_sync(inverse, i) for i in range(len(_SIGNIFICANDS)))
+    all_inverses = tuple(cute.arch.shuffle_sync(inverse, i) for i in range(len(SIGNIFICANDS)))
     if config.item_bytes == 4:
         return OptimalScales(all_inverses, inverse, Uint32(_Tie.HALF_UP))
     spare = 16 if config.dtype == "bfloat16" else 13
@@ -133,7 +134,7 @@ def _window(
     scale = power((3 + UNIT_EXPONENT) - exponent)
     half = cutlass.select_(exponent == _LARGEST_EXPONENT, nan, mul_rn(scale, Float32(0.5)))
     keys = []
-    for i, m in enumerate(_SIGNIFICANDS):
+    for i, m in enumerate(SIGNIFICANDS):
         low = significand <= Float32(float(m))
         chosen = cutlass.select_(low, scale, half)
         if m == 15:
@@ -144,10 +145,7 @@ def _window(
         error = mul_rn(squares(x, mul_rn(inverses[i], chosen), units), weight)
         # the lowest bits say which
         keys.append((f32_bits(error) & Uint32(0xFFFFFFF8)) | Uint32(i))
-    best, second = cutlass.min(keys[0], keys[1]), cutlass.max(keys[0], keys[1])
-    for key in keys[2:]:
-        second = cutlass.min(second, cutlass.max(best, key))
-        best = cutlass.min(best, key)
+    best, second = two_least(keys)
     unit = power(exponent - 3)
     unit = mul_rn(unit, unit)
     lowest = _code_from(bits)

@@ -9,8 +9,8 @@ from cutlass import Boolean, Float32, Int32, Uint32
 from ....ptx.arithmetic import fma_rn, mul_rn
 from ....ptx.move import f32_bits, f32_from_bits
 from .error_table import ERROR_UNIT, SIGNIFICANDS, lookup, lower_errors, octave_errors
-from .optimal_definition import ERROR_MARGIN, LARGEST_CODE
-from .optimal_estimates import INFINITY, UNIT_EXPONENT, Estimated, Units, below, error_of, power
+from .optimal_definition import ERROR_MARGIN, LARGEST_CODE, lowest_bit
+from .optimal_estimates import INFINITY, UNIT_EXPONENT, Estimated, Units, below, error_of, power, two_least
 from .records import BlockContext
 from .scale_table import scale_value
 
@@ -48,10 +48,7 @@ def by_table(
     unit = mul_rn(power(-exponent), Float32(ERROR_UNIT**0.5))
     found = lookup(words, lowest, regular, context.factor, table)
     keys = [(f32_bits(e) & Uint32(0xFFFFFFF8)) | Uint32(i) for i, e in enumerate(octave_errors(found, table))]
-    least, second = cutlass.min(keys[0], keys[1]), cutlass.max(keys[0], keys[1])
-    for key in keys[2:]:
-        second = cutlass.min(second, cutlass.max(least, key))
-        least = cutlass.min(least, key)
+    least, second = two_least(keys)
     code = lowest + Int32((least - Uint32(lowest)) & Uint32(7))
     best, next_best = f32_from_bits(least), f32_from_bits(second)
 
@@ -100,7 +97,7 @@ def _nearest(x: tuple[Float32, ...], lowest: Int32, mask: Uint32, inverses: Floa
     infinity = f32_from_bits(Uint32(INFINITY))
     code, best, next_best = Int32(64), infinity, infinity
     while cute.arch.vote_any_sync(mask != 0):
-        bit = Int32(cute.arch.popc((mask & (~mask + Uint32(1))) - Uint32(1)))
+        bit = lowest_bit(mask)
         place = cutlass.select_(bit < len(SIGNIFICANDS), (bit - lowest) & 7, Int32(len(SIGNIFICANDS) - 1) - bit)
         tried = cutlass.select_(mask != 0, cutlass.min(lowest + place, LARGEST_CODE), Int32(64))
         error = cutlass.select_(mask != 0, error_of(x, tried, inverses, units), infinity)

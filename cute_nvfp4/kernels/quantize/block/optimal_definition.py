@@ -96,7 +96,7 @@ def _search_by_warp(
     found = Uint32(0)
     left = Uint32(cute.arch.vote_ballot_sync(wanted))
     while left != Uint32(0):
-        owner = _lowest_bit(left)
+        owner = lowest_bit(left)
         x = to_f32(config, tuple(cute.arch.shuffle_sync(word, owner) for word in words))
         block_largest = cute.arch.shuffle_sync(largest, owner)
         best, least, code = _start(config, x, block_largest, factor, Int32(0))
@@ -109,7 +109,7 @@ def _search_by_warp(
             # of equals the smallest scale; those past the last are the last
             better = Uint32(cute.arch.vote_ballot_sync((bits == smallest) & (smallest != Uint32(_NONE))))
             any_better = better != Uint32(0)
-            winner = cutlass.min(code + _lowest_bit(better), LARGEST_CODE)
+            winner = cutlass.min(code + lowest_bit(better), LARGEST_CODE)
             best = Uint32(cutlass.select_(any_better, Uint32(winner), best))
             least = cutlass.select_(any_better, f32_from_bits(smallest), least)
             over = cute.arch.vote_any_sync(_no_larger_one(candidate, lost, least, block_largest, factor))
@@ -156,7 +156,7 @@ def _no_larger_one(candidate: Uint32, lost: Float32, least: Float32, largest: Fl
     return (lost > mul_rn(least, Float32(ERROR_MARGIN))) | nothing
 
 
-def _lowest_bit(mask: Uint32) -> Int32:
+def lowest_bit(mask: Uint32) -> Int32:
     """The number of the lowest bit that is set; 32 if there is none."""
     return Int32(cute.arch.popc((mask & (~mask + Uint32(1))) - Uint32(1)))
 

@@ -49,6 +49,15 @@ def power(exponent: Int32) -> Float32:
     return f32_from_bits(Uint32(exponent + BIAS) << Uint32(MANTISSA_BITS))
 
 
+def two_least(keys: Sequence[Uint32]) -> tuple[Uint32, Uint32]:
+    """The least of ``keys``, and the next."""
+    least, second = cutlass.min(keys[0], keys[1]), cutlass.max(keys[0], keys[1])
+    for key in keys[2:]:
+        second = cutlass.min(second, cutlass.max(least, key))
+        least = cutlass.min(least, key)
+    return least, second
+
+
 def products(x: Sequence[Float32], multiplier: Float32) -> list[Float32]:
     """x · multiplier, in units of 2**-14."""
     return [mul_rn(a, multiplier) for a in x]
