@@ -32,7 +32,7 @@ from ...target import Target
 from ...weight_layout import DTYPES
 from ..arguments import ACTIVATIONS, TENSOR, WEIGHT
 from ..checks import DTYPE_NAMES, check_gate, check_overlap, checked_output, factor, reads, split_alpha
-from ..dequantize import DecodedFirst, DequantizeCall
+from ..dequantize import DecodedFirst
 from ..operation import Operation
 from ..planned import PlannedCall
 from ..quantize import quantize
@@ -102,8 +102,8 @@ def _plan(r: Any, target: Target) -> PlannedCall:
     size, options = plan.scratch(weight.rows), {}
     floats = "decoded" if decodes else "a"
     if decodes:
-        first = DequantizeCall(x.key, weight.dtype, target, scaled=False)
-        options["decoded"] = ("a.data", "a.scale"), lambda launch, place: DecodedFirst(first, launch, place)
+        decode = functools.partial(DecodedFirst, x, weight.dtype, target)
+        options["decoded"] = ("a.data", "a.scale"), decode
     fp8 = quantized_first = None
     if weight.dtype is torch.float8_e4m3fn:
         floats, fp8 = "a.data", RowScales("b.row_factor", "a.scale")
