@@ -174,8 +174,8 @@ def _multiplying(p: PackedProblem, arch: Architecture, sm_count: int) -> Iterato
 
 def staged(p: PackedProblem, tiling: dict[str, int]) -> dict[str, int]:
     """``tiling``, but with stages of two packed tiles where x is in FP8, of which twice as many fit: only sums that
-    travel need short ones."""
-    short = "overlap" in tiling or p.dtype != "float8_e4m3fn"
+    travel, and the widest tiles beside sums of another CTA, need short ones."""
+    short = "overlap" in tiling or tiling.get("tile_n") == 2 * WIDE or p.dtype != "float8_e4m3fn"
     return {name: value for name, value in tiling.items() if short or name != "stage_tiles"}
 
 
