@@ -185,6 +185,8 @@ def test_a_layer_that_no_batch_reaches() -> None:
 KERNELS = {"packed streaming gemm": "stream", "packed WGMMA gemm": "wgmma", "gemv": "gemv", "gemm": "gemm"}
 
 
+@pytest.mark.kernels("sm_90a", "sm_100a")
+@pytest.mark.sim_only("looks at the simulator's launches")
 @pytest.mark.parametrize("rows", [1, 4, 20])
 @pytest.mark.parametrize("arch, rule, released", [("sm_90a", None, 1), ("sm_90a", "max", 0), ("sm_100a", "max", 0)])
 def test_what_is_explained_is_what_runs(arch: str, rule: str | None, released: bool, rows: int) -> None:
