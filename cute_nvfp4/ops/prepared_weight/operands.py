@@ -28,8 +28,16 @@ def check_no_gradient(x: X) -> None:
         refuse_gradients({"a": x})
 
 
-def check_products(weight: PreparedWeight, gate: str) -> None:
-    """Raises unless a gated weight comes to a gated product, another to one without a gate."""
+def check_products(weight: PreparedWeight, gate: str, groups: bool = False) -> None:
+    """Raises unless a gated weight comes to a gated product, another to one without a gate. groups: of a grouped
+    product, which takes no weights in E4M3."""
+    if groups and weight.row_factor is not None:
+        raise OperandTypeError.of(
+            "dtype of a weight of a grouped product",
+            got=weight.dtype,
+            expected="torch.bfloat16 or torch.float16",
+            hint="gemm and gated_gemm take weights for FP8.",
+        )
     if gate:
         check_gate(gate)
     if weight.gated != bool(gate):
