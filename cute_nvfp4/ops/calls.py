@@ -36,7 +36,7 @@ def addresses(*given: torch.Tensor | None) -> tuple[int, ...]:
 def scalar_key(x: object) -> object:
     """What a plan depends on of a device scalar, a number or None."""
     if isinstance(x, torch.Tensor):
-        return x.dtype, x.shape, x.device
+        return x.dtype, None if x.is_nested else x.shape, x.device, x.is_neg()
     return None if x is None else type(x)
 
 

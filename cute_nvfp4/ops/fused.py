@@ -22,6 +22,7 @@ from ..runtime.launch import SimLauncher
 from ..runtime.torch_private import is_exporting
 from ..scale_layout import blocked_bytes, blocked_flat, blocked_view
 from ..target import Target
+from ..tensors import check_dense
 from .calls import allocator
 from .checks import DTYPE_NAMES, check_overlap
 from .planned import PlannedLaunch
@@ -303,14 +304,17 @@ def recorded(
 def matrix_key(x: Any) -> tuple | type | None:
     """All that a plan depends on of a matrix, or of what is none."""
     if isinstance(x, torch.Tensor):
-        return x.dtype, x.shape, x.stride(), x.device, x.data_ptr() & 31
+        try:
+            return x.dtype, x.shape, x.stride(), x.device, (x.data_ptr() or 1) & 31, x.is_neg()
+        except RuntimeError:
+            # without strides or an address, which the checks refuse
+            return type(x), id(x)
     return None if x is None else type(x)
 
 
 def checked_matrix(name: str, x: torch.Tensor, like: torch.Tensor | None = None) -> torch.Tensor:
     """A view of ``x`` as (M, K), without a gradient; ``like``: what it must match in shape, dtype and device."""
-    if not isinstance(x, torch.Tensor):
-        raise OperandTypeError.of(name, got=type(x).__name__, expected="torch.Tensor")
+    check_dense(name, x)
     if x.dtype not in DTYPE_NAMES:
         raise OperandTypeError.of(f"dtype of {name}", got=x.dtype, expected=" or ".join(map(str, DTYPE_NAMES)))
     if x.ndim not in (1, 2) or x.numel() == 0:

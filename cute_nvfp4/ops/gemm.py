@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..errors import OperandError, OperandTypeError
+from ..errors import OperandError
 from ..kernels.gemm.arguments import Bias, GemmArguments
 from ..kernels.gemm.limits import can_implement
 from ..operand import BlockScaledTensor
@@ -18,6 +18,7 @@ from ..row_scaled import RowScaledTensor
 from ..runtime.backend import Backend
 from ..runtime.kernel import Kernel
 from ..target import Target
+from ..tensors import check_dense
 from .arguments import OPERAND, TENSOR
 from .checks import (
     DTYPE_NAMES,
@@ -129,8 +130,7 @@ def _plan(r: Any, target: Target) -> Callable[..., torch.Tensor]:
 def _check_bias(bias: torch.Tensor | None, a: BlockScaledTensor, b: BlockScaledTensor) -> None:
     if bias is None:
         return
-    if not isinstance(bias, torch.Tensor):
-        raise OperandTypeError.of("bias", got=type(bias).__name__, expected="torch.Tensor")
+    check_dense("bias", bias)
     check_dtype("dtype of bias", bias.dtype)
     shapes = [(b.rows,)] + ([(a.batch, b.rows)] if a.is_batched else [])
     if bias.shape not in shapes:

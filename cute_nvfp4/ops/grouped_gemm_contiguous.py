@@ -18,7 +18,16 @@ from ..reference import gemm_reference
 from ..runtime.backend import Backend
 from ..target import Target
 from .arguments import OPERAND, STATUS, TENSOR
-from .checks import DTYPE_NAMES, check_format, checked_output, factors_of, reads, refuse_gate, split_alpha
+from .checks import (
+    DTYPE_NAMES,
+    check_format,
+    check_formats,
+    checked_output,
+    factors_of,
+    reads,
+    refuse_gate,
+    split_alpha,
+)
 from .grouped_launch import KERNEL, aligned, group_record, planned_groups
 from .grouped_rows import GroupedRows, checked_status, clamped, status_of, wrong_offset
 from .groups import alpha_of_group, check_rows, store_rows
@@ -98,6 +107,7 @@ def _check(r: Any) -> torch.Tensor:
             raise OperandError.of(what, got=f"{left} and {right}", expected="the same")
     for name, operand in (("a", a), ("b", b)):
         check_format(name, operand)
+    check_formats("a", a, "b", b)
     split_alpha(r.alpha, a.device, a.groups)
     out = checked_output(reads(r), a.device, (a.rows, b.rows), r.out, r.out_dtype)
     check_rows("out", out)

@@ -20,6 +20,7 @@ from ..runtime.bounded import Bounded
 from ..runtime.simulating import world
 from ..runtime.torch_private import is_exporting
 from ..scale_layout import blocked_flat, blocked_view, to_blocked
+from ..tensors import is_dense
 from .calls import operand_key, scalar_key
 from .dispatch import recording
 from .operation import PREPARED, kernels_only
@@ -126,7 +127,7 @@ def planned(
 ) -> QuantizeCall | None:
     """The kernels' call: the one that was planned for others like it, or a new one; None where exact torch runs, or a
     graph is traced. options: those of ``_PLANNED``."""
-    if recording() or type(x) not in PLAIN or x.layout is not torch.strided:
+    if recording() or type(x) not in PLAIN or not is_dense(x):
         return None
     _, _, hadamard, _, axis, _, _ = options
     # all that a plan depends on; 1, 1.0 and True are equal

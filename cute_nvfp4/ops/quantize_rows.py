@@ -24,6 +24,7 @@ from ..runtime.kernel import Kernel
 from ..runtime.launch import Tensors
 from ..runtime.simulating import world
 from ..target import Target
+from ..tensors import check_dense
 from .arguments import TENSOR
 from .calls import allocator
 from .checks import DTYPE_NAMES, tensors
@@ -38,8 +39,7 @@ def quantize_rows(x: torch.Tensor, backend: Backend = "auto") -> RowScaledTensor
     Raises:
         OperandError, OperandTypeError: another shape or dtype; K that is no multiple of 16.
     """
-    if not isinstance(x, torch.Tensor):
-        raise OperandTypeError.of("x", got=type(x).__name__, expected="torch.Tensor")
+    check_dense("x", x)
     if by_operator((x,), follows=False):
         return RowScaledTensor(*torch.ops.cute_nvfp4.quantize_rows(x, backend=backend))
     found = TENSOR(x), backend, world(not x.is_cuda)

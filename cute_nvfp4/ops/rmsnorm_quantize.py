@@ -23,6 +23,7 @@ from ..runtime.compile import CompiledKernel
 from ..runtime.kernel import Kernel
 from ..runtime.simulating import world
 from ..target import architecture
+from ..tensors import check_dense
 from .calls import operand_key, scalar_key
 from .checks import DTYPE_NAMES
 from .dispatch import is_recorded, written_to
@@ -257,6 +258,7 @@ def _check_weight(weight: torch.Tensor | None, x: torch.Tensor) -> None:
         return
     if not isinstance(weight, torch.Tensor):
         raise OperandTypeError.of("weight", got=type(weight).__name__, expected="torch.Tensor or None")
+    check_dense("weight", weight)
     if weight.dtype not in (x.dtype, torch.float32):
         raise OperandTypeError.of("dtype of weight", got=weight.dtype, expected=f"{x.dtype} or torch.float32")
     if tuple(weight.shape) != (x.shape[1],):

@@ -104,8 +104,8 @@ def gated(x: Expected, y: Expected, gate: str) -> Expected:
 def wrong(result: torch.Tensor, expected: Expected) -> str:
     """What is wrong with a result, in words; nothing where it is right.
 
-    Where the exact value is NaN, NaN; where it is within the error of the largest number of the output's dtype, about
-    that value or infinity; beyond it infinity with its sign; else the value within the error, half a unit of the
+    Where the exact value is NaN, NaN or infinity; where it is about the largest number of the output's dtype, that
+    value or infinity; beyond it infinity with its sign; else the value within the error, half a unit of the
     output, and its least subnormal number.
     """
     dtype, got, (exact, error, free) = result.dtype, result.double(), expected
@@ -117,7 +117,7 @@ def wrong(result: torch.Tensor, expected: Expected) -> str:
     infinite = got.isinf() & (got.sign() == exact.sign())
     right = torch.where(exact.abs() - error > most, infinite, near | infinite)
     right = torch.where(exact.abs() + error < most, near, right)
-    right = torch.where(exact.isnan(), got.isnan(), right)
+    right = torch.where(exact.isnan(), ~got.isfinite(), right)
     if free is not None:
         right = right | free
     if right.all():
